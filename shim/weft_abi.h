@@ -168,6 +168,10 @@
 #define WEFT_ATTR_RATE_LIMIT 0x10000
 #define WEFT_ATTR_ALL 0x1ffff
 
+/* atomic_cap: atomic among this device's queue pairs, or with the CPU too */
+#define WEFT_ATOMIC_HCA 1
+#define WEFT_ATOMIC_GLOB 2
+
 /* types of GID */
 #define WEFT_GID_TYPE_ROCE_V2 2
 
@@ -412,6 +416,7 @@ struct weft_ctrl_hdr {
 	uint8_t command;
 };
 
+/* from max_srq on valid with the capability bit that each belongs to, else 0 */
 struct weft_res_query_device {
 	uint64_t device_cap_flags;
 	uint64_t max_mr_size;
@@ -429,7 +434,15 @@ struct weft_res_query_device {
 	uint32_t max_ah;
 	uint8_t local_ca_ack_delay;
 	uint8_t padding[3];
-	uint32_t reserved[14];
+	uint32_t max_srq;
+	uint32_t max_srq_wr;
+	uint32_t max_srq_sge;
+	uint32_t max_mw;
+	uint32_t max_fast_reg_pages;
+	uint32_t atomic_cap;
+	uint32_t max_inline;
+	uint32_t active_mtu;
+	uint32_t reserved[6];
 };
 
 struct weft_res_query_port {
@@ -986,7 +999,15 @@ WEFT_ABI_AT(weft_res_query_device, max_qp_init_rd_atom, 60);
 WEFT_ABI_AT(weft_res_query_device, max_ah, 64);
 WEFT_ABI_AT(weft_res_query_device, local_ca_ack_delay, 68);
 WEFT_ABI_AT(weft_res_query_device, padding, 69);
-WEFT_ABI_AT(weft_res_query_device, reserved, 72);
+WEFT_ABI_AT(weft_res_query_device, max_srq, 72);
+WEFT_ABI_AT(weft_res_query_device, max_srq_wr, 76);
+WEFT_ABI_AT(weft_res_query_device, max_srq_sge, 80);
+WEFT_ABI_AT(weft_res_query_device, max_mw, 84);
+WEFT_ABI_AT(weft_res_query_device, max_fast_reg_pages, 88);
+WEFT_ABI_AT(weft_res_query_device, atomic_cap, 92);
+WEFT_ABI_AT(weft_res_query_device, max_inline, 96);
+WEFT_ABI_AT(weft_res_query_device, active_mtu, 100);
+WEFT_ABI_AT(weft_res_query_device, reserved, 104);
 WEFT_ABI_SIZE(weft_res_query_port, 32);
 WEFT_ABI_AT(weft_res_query_port, gid_tbl_len, 0);
 WEFT_ABI_AT(weft_res_query_port, max_msg_sz, 4);

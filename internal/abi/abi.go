@@ -13,4 +13,17 @@
 // One schema, in gen, produces the Go codecs and shim/weft_abi.h.
 package abi
 
-//go:generate go run ./gen -header ../../shim/weft_abi.h
+//go:generate go run ./gen -dir . -header ../../shim/weft_abi.h
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrLength is returned where the bytes given have not the length of the
+// structure. A caller that must tolerate a longer request cuts it first.
+var ErrLength = errors.New("wrong length")
+
+func lengthError(what string, got, want int) error {
+	return fmt.Errorf("%s of %d bytes, want %d: %w", what, got, want, ErrLength)
+}

@@ -135,7 +135,7 @@ var layouts = []layout{
 	{"ctrl_hdr", "CtrlHeader", 2, "first bytes of every control command", `
 		0 cls u8
 		1 command u8:Cmd`},
-	{"res_query_device", "QueryDeviceResult", 128, "", `
+	{"res_query_device", "QueryDeviceResult", 128, "from max_srq on valid with the capability bit that each belongs to, else 0", `
 		0 device_cap_flags u64
 		8 max_mr_size u64
 		16 page_size_cap u64
@@ -152,7 +152,15 @@ var layouts = []layout{
 		64 max_ah u32
 		68 local_ca_ack_delay u8
 		69 padding u8[3]
-		72 reserved u32[14]`},
+		72 max_srq u32
+		76 max_srq_wr u32
+		80 max_srq_sge u32
+		84 max_mw u32
+		88 max_fast_reg_pages u32
+		92 atomic_cap u32
+		96 max_inline u32
+		100 active_mtu u32
+		104 reserved u32[6]`},
 	{"res_query_port", "QueryPortResult", 32, "", `
 		0 gid_tbl_len u32
 		4 max_msg_sz u32
@@ -537,6 +545,8 @@ var constants = []constGroup{
 		{"ATTR_SQ_PSN", "AttrSQPSN", 1 << 12}, {"ATTR_MAX_DEST_RD_ATOMIC", "AttrMaxDestRdAtomic", 1 << 13},
 		{"ATTR_CAP", "AttrCap", 1 << 14}, {"ATTR_DEST_QPN", "AttrDestQPN", 1 << 15},
 		{"ATTR_RATE_LIMIT", "AttrRateLimit", 1 << 16}, {"ATTR_ALL", "AttrAll", 0x1ffff}}},
+	{"atomic_cap: atomic among this device's queue pairs, or with the CPU too", "", []constant{
+		{"ATOMIC_HCA", "AtomicHCA", 1}, {"ATOMIC_GLOB", "AtomicGlob", 2}}},
 	{"types of GID", "", []constant{{"GID_TYPE_ROCE_V2", "GIDTypeRoCEv2", 2}}},
 	{"opcodes of send elements", "", []constant{
 		{"OP_RDMA_WRITE", "OpWrite", 0}, {"OP_RDMA_WRITE_IMM", "OpWriteImm", 1}, {"OP_SEND", "OpSend", 2},
