@@ -225,7 +225,23 @@ func TestVerifyAnyID(t *testing.T) {
 			t.Errorf("%d bytes accepted", n)
 		}
 	}
-	if _, ok := s.VerifyAnyID(0, make([]byte, 65528)); ok {
+	// A difference that is no identification's, by a single bit above it.
+	v6 := NewSeed(ib.GID{0: 0x20}, ib.GID{0: 0x20, 15: 1}, 0xc001, UDPPort)
+	for bit := range 32 {
+		diff := feed(1<<bit, make([]byte, 2+22+60))
+		PutICRC(p[60:], s.Sum(7, p[:60])^diff)
+		if _, ok := s.VerifyAnyID(7, p); ok != (bit < 16) {
+			t.Errorf("difference of bit %d: accepted %v", bit, ok)
+		}
+		PutICRC(p[60:], v6.Sum(0, p[:60])^diff)
+		if _, ok := v6.VerifyAnyID(0, p); ok {
+			t.Errorf("difference of bit %d accepted over IPv6", bit)
+		}
+	}
+	// One byte more than a UDP datagram holds; the CRC is right but for that.
+	long := make([]byte, 65528)
+	PutICRC(long[65524:], s.Sum(0, long[:65524]))
+	if _, ok := s.VerifyAnyID(0, long); ok || s.Verify(0, long) {
 		t.Error("more than a UDP datagram accepted")
 	}
 }

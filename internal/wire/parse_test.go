@@ -99,6 +99,8 @@ func TestParseRefusals(t *testing.T) {
 		{"empty", "", Short},
 		{"BTH without ICRC", "0400ffff0000001180000001", Short},
 		{"SEND Only, nothing in it", "0400ffff0000001180000001 00000000", OK},
+		{"one byte over", "0400ffff0000001180000001 00 00000000", Unaligned},
+		{"two bytes over", "0400ffff0000001180000001 0000 00000000", Unaligned},
 		{"three bytes over", "0400ffff0000001180000001 000000 00000000", Unaligned},
 		{"transport version 1", "0401ffff0000001180000001 00000000", TransportVersion},
 		{"transport version before opcode", "15f1ffff0000001180000001 00000000", TransportVersion},
