@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package procmem
+
+import "unsafe"
+
+// address returns where mapped memory lies.
+func address(b []byte) uint64 {
+	// Safe: the pointer is only looked at as a number, of memory that the
+	// collector does not move.
+	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
+
+// textAddress returns the address of this program's text, which every process
+// of this binary has mapped there.
+func textAddress() uint64 {
+	f := textAddress
+	// Safe: a func value points to a record whose first word is the address of
+	// the code; both are only read.
+	return uint64(**(**uintptr)(unsafe.Pointer(&f)))
+}
