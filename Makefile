@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# make demo and make test are all a new machine needs: both install the Debian
+# packages of test/packages.txt that are missing.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DEFAULT_GOAL := build
+.PHONY: build shim check unit sim fuzz e2e interop bench demo test soak clean deps-build deps-demo deps-test
+
+GO      ?= go
+GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
+RACE    := CGO_ENABLED=1 $(GO) test -race -shuffle=on -tags invariants
+FUZZTIME ?= 4s
+SHIM_SRC := $(wildcard shim/*.c shim/*.h shim/*.map)
+CFLAGS  ?= -O2 -g
+SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
+
+# What users run.
+
+build: deps-build bin/libweft-verbs.so
+	$(GOBUILD) -o bin/weft ./cmd/weft
+
+bin/libweft-verbs.so: $(SHIM_SRC) Makefile
+	@mkdir -p bin
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -shared -o $@ $(filter %.c,$^) \
+	  $(patsubst %,-Wl$(comma)--version-script=%,$(filter %.map,$^)) -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
+comma := ,
+
+demo: deps-demo build
+	@scripts/demo
+
+# What CI runs: every part, the fast ones first.
+
+test: check unit sim fuzz e2e interop
+
+check: deps-build
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
+	$(GO) mod tidy -diff
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) test ./internal/arch
+
+unit: deps-build
+	$(RACE) ./internal/... ./cmd/...
+
+sim:
+	$(GO) test -count=1 ./internal/simfab/...
+
+fuzz:
+	@scripts/fuzz $(FUZZTIME)
+
+e2e: deps-test build
+	$(GO) test -count=1 -timeout 20m ./test/e2e/...
+
+interop: deps-test build
+	$(GO) test -count=1 -timeout 20m ./test/interop/...
+
+# What is measured, and what takes long.
+
+bench: deps-test build
+	@bench/run
+
+soak: deps-test build
+	WEFT_SOAK=1 $(RACE) -count=20 -timeout 2h ./internal/...
+	@scripts/fuzz 5m
+	WEFT_SOAK=1 $(GO) test -count=1 -timeout 4h ./test/...
+
+deps-build deps-demo deps-test: deps-%:
+	@scripts/deps $*
+
+clean:
+	rm -rf bin build

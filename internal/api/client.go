@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"strconv"
+	"syscall"
+)
+
+// maxAnswer bounds an answer: the resources of a full node are some 10 MiB.
+const maxAnswer = 256 << 20
+
+// Client talks to the node behind one control socket. Methods may be called
+// from several goroutines. Every error is an *Error.
+type Client struct {
+	http http.Client
+}
+
+// NewClient returns a client of the socket at path. It connects on use.
+// dialed, if not nil, sees each new connection before it is used.
+func NewClient(path string, dialed func(*net.UnixConn) error) *Client {
+	return &Client{http: http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			c, err := d.DialContext(ctx, "unix", path)
+			if err != nil || dialed == nil {
+				return c, err
+			}
+			if err := dialed(c.(*net.UnixConn)); err != nil {
+				c.Close()
+				return nil, err
+			}
+			return c, nil
+		},
+	}}}
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Status returns the node's status.
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	err = c.do(ctx, "cannot read the status", "GET", "/status", nil, &s)
+	return s, err
+}
+
+// Devices returns the node's devices.
+func (c *Client) Devices(ctx context.Context) (d []Device, err error) {
+	err = c.do(ctx, "cannot list devices", "GET", "/devices", nil, &d)
+	return d, err
+}
+
+// Resources returns the objects of all sessions.
+func (c *Client) Resources(ctx context.Context) (r Resources, err error) {
+	err = c.do(ctx, "cannot list resources", "GET", "/resources", nil, &r)
+	return r, err
+}
+
+// Counters returns every counter of the node.
+func (c *Client) Counters(ctx context.Context) (n []Counter, err error) {
+	err = c.do(ctx, "cannot read counters", "GET", "/counters", nil, &n)
+	return n, err
+}
+
+// Faults returns the active faults.
+func (c *Client) Faults(ctx context.Context) (f []Fault, err error) {
+	err = c.do(ctx, "cannot list faults", "GET", "/faults", nil, &f)
+	return f, err
+}
+
+// AddFault activates a fault.
+func (c *Client) AddFault(ctx context.Context, spec FaultSpec) (f Fault, err error) {
+	err = c.do(ctx, "cannot add the fault", "POST", "/faults", spec, &f)
+	return f, err
+}
+
+// DelFault ends a fault.
+func (c *Client) DelFault(ctx context.Context, id int) error {
+	return c.do(ctx, "cannot delete the fault", "DELETE", "/faults/"+strconv.Itoa(id), nil, nil)
+}
+
+// Shutdown asks the node to end; it returns before the node has.
+func (c *Client) Shutdown(ctx context.Context) error {
+	return c.do(ctx, "cannot stop the node", "POST", "/shutdown", nil, nil)
+}
+
+// do performs one request. Unknown fields of an answer are ignored: a newer
+// node may say more.
+func (c *Client) do(ctx context.Context, what, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return asError(what, err)
+		}
+		body = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://weft/"+Version+path, body)
+	if err != nil {
+		return asError(what, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return dialError(what, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return asError(what, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		e := &Error{}
+		if json.Unmarshal(b, e) != nil || e.Code == "" {
+			e = &Error{Code: CodeInternal, Why: fmt.Sprintf("the socket answered %s, not as a node does", resp.Status)}
+		}
+		if e.What == "" {
+			e.What = what
+		}
+		return e
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, out); err != nil {
+		return asError(what, fmt.Errorf("the node's answer is not valid: %w", err))
+	}
+	return nil
+}
+
+// dialError sorts what http.Client.Do returned: only a socket that is missing
+// or that nobody listens on means that there is no node.
+func dialError(what string, err error) *Error {
+	e := &Error{Code: CodeInternal, What: what, err: err}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		e.Code, e.Why = CodeNoNode, "no node runs there"
+	case errors.Is(err, fs.ErrPermission):
+		e.Code, e.Why = CodeRefused, "this user may not connect to the node"
+		e.Fix = "run the command as the node's user or as root"
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Code, e.Why = CodeNotReady, "the node did not answer in time"
+	default:
+		var op *net.OpError
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		e.Why = err.Error()
+	}
+	return e
+}

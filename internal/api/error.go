@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"net/http"
+)
+
+// Code says what kind of failure an Error is.
+type Code string
+
+// Codes.
+const (
+	CodeInvalid  Code = "invalid"   // the request can never work
+	CodeNotFound Code = "not_found" // it names something that does not exist
+	CodeRefused  Code = "refused"   // the caller may not
+	CodeNotReady Code = "not_ready" // the node is starting or ending
+	CodeNoNode   Code = "no_node"   // nothing answers; made by the client only
+	CodeInternal Code = "internal"
+)
+
+// Error is a failure in the form people read: "what: why. fix: command".
+// A Backend returns one where it knows the kind or the fix; any other error
+// is CodeInternal.
+type Error struct {
+	Code Code   `json:"code"`
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Fix  string `json:"fix"`
+	err  error
+}
+
+func (e *Error) Error() string {
+	s := e.What
+	if e.Why != "" {
+		s += ": " + e.Why
+	}
+	if e.Fix != "" {
+		s += ". fix: " + e.Fix
+	}
+	return s
+}
+
+// Unwrap returns the cause on the side where it happened.
+func (e *Error) Unwrap() error { return e.err }
+
+// httpStatus maps codes to statuses; the client decides by the code alone.
+func (e *Error) httpStatus() int {
+	switch e.Code {
+	case CodeInvalid:
+		return http.StatusBadRequest
+	case CodeNotFound:
+		return http.StatusNotFound
+	case CodeRefused:
+		return http.StatusForbidden
+	case CodeNotReady:
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// asError returns err as an *Error, wrapping what is none.
+func asError(what string, err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &Error{Code: CodeInternal, What: what, Why: err.Error(), err: err}
+}

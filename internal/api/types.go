@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api is the control interface of a node: its types, its server on
+// the node's Unix socket and the client the command line uses.
+//
+// What comes in: requests of a person's tools; what goes out: snapshots of
+// the node's state, as the same JSON that `weft … -o json` prints. Field names
+// are stable and the set only grows. The node implements Backend and owns the
+// listener. The package never touches the packet path and keeps no state of
+// its own (docs/adr/0005-control-api.md).
+package api
+
+import "time"
+
+// Version is the version of the interface, the first element of every path.
+const Version = "v1"
+
+// Status is one screen of truth about a node.
+type Status struct {
+	Ready     bool          `json:"ready"`
+	Version   string        `json:"version"`
+	PID       int           `json:"pid"`
+	UID       int           `json:"uid"`
+	Dir       string        `json:"dir"`
+	StartedAt time.Time     `json:"started_at"`
+	UptimeNS  time.Duration `json:"uptime_ns"`
+	WireLocal bool          `json:"wire_local"`
+	// IdleExitNS is how long after its last session the node ends; 0: never.
+	IdleExitNS time.Duration   `json:"idle_exit_ns"`
+	Devices    []DeviceSummary `json:"devices"`
+	Lanes      []Lane          `json:"lanes"`
+	Sessions   []Session       `json:"sessions"`
+	Faults     []Fault         `json:"faults"`
+	Degraded   []Degraded      `json:"degraded"`
+}
+
+// DeviceSummary is a device's line in the status.
+type DeviceSummary struct {
+	Name      string `json:"name"`
+	PortState string `json:"port_state"` // verbs name: ACTIVE, DOWN, …
+	ActiveMTU int    `json:"active_mtu"` // bytes
+	GIDs      int    `json:"gids"`
+}
+
+// Lane is one event loop of the node.
+type Lane struct {
+	ID       int  `json:"id"`
+	Sessions int  `json:"sessions"`
+	Polling  bool `json:"polling"`  // false: asleep until a doorbell, a packet or a deadline
+	RealTime bool `json:"realtime"` // its thread has real-time priority
+}
+
+// Owner says whose an object is.
+type Owner struct {
+	Device  string `json:"device"`
+	Session uint32 `json:"session"`
+	PID     int    `json:"pid"`
+	Comm    string `json:"comm"`
+	UID     int    `json:"uid"`
+}
+
+// Session is one program's connection to a door.
+type Session struct {
+	Owner
+	Lane int `json:"lane"`
+	// Memory is how the node reaches registered memory: "mapped", "process"
+	// or "none" (only the arena).
+	Memory  string `json:"memory"`
+	Objects int    `json:"objects"`
+}
+
+// Degraded is something that works less well than it could, or not at all.
+type Degraded struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Fix  string `json:"fix"`
+}
+
+// Device is a verbs device.
+type Device struct {
+	Name         string `json:"name"`
+	Index        int    `json:"index"`
+	NodeGUID     string `json:"node_guid"`
+	SysImageGUID string `json:"sys_image_guid"`
+	NodeType     string `json:"node_type"`
+	Firmware     string `json:"fw_ver"`
+	Ports        []Port `json:"ports"`
+}
+
+// Port is a port of a device.
+type Port struct {
+	Number    int    `json:"number"`
+	State     string `json:"state"`
+	PhysState string `json:"phys_state"`
+	LinkLayer string `json:"link_layer"`
+	NetDev    string `json:"netdev"`
+	MaxMTU    int    `json:"max_mtu"`    // bytes
+	ActiveMTU int    `json:"active_mtu"` // bytes
+	LID       uint16 `json:"lid"`
+	GIDs      []GID  `json:"gids"`
+}
+
+// GID is one used entry of a port's GID table.
+type GID struct {
+	Index   int    `json:"index"`
+	GID     string `json:"gid"`
+	Address string `json:"address"`
+	Type    string `json:"type"`
+	NetDev  string `json:"netdev"`
+}
+
+// Resources are the objects of every session, with the columns of the rdma
+// tool where it has them.
+type Resources struct {
+	PDs  []PD  `json:"pd"`
+	MRs  []MR  `json:"mr"`
+	CQs  []CQ  `json:"cq"`
+	QPs  []QP  `json:"qp"`
+	SRQs []SRQ `json:"srq"`
+	AHs  []AH  `json:"ah"`
+}
+
+// PD is a protection domain.
+type PD struct {
+	Owner
+	PDN   uint32 `json:"pdn"`
+	Users int    `json:"users"`
+}
+
+// MR is a memory region. Its keys are secrets of its owner and not shown.
+type MR struct {
+	Owner
+	MRN    uint32   `json:"mrn"`
+	PDN    uint32   `json:"pdn"`
+	IOVA   uint64   `json:"iova"`
+	Length uint64   `json:"mrlen"`
+	Access []string `json:"access"`
+	Memory string   `json:"memory"` // "mapped" or "process"
+}
+
+// CQ is a completion queue.
+type CQ struct {
+	Owner
+	CQN     uint32 `json:"cqn"`
+	CQE     int    `json:"cqe"`
+	Users   int    `json:"users"`
+	Armed   bool   `json:"armed"`
+	Overrun bool   `json:"overrun"`
+}
+
+// QP is a queue pair.
+type QP struct {
+	Owner
+	LQPN      uint32 `json:"lqpn"`
+	RQPN      uint32 `json:"rqpn"`
+	Type      string `json:"type"`
+	State     string `json:"state"`
+	RQPSN     uint32 `json:"rq_psn"`
+	SQPSN     uint32 `json:"sq_psn"`
+	PDN       uint32 `json:"pdn"`
+	SendCQN   uint32 `json:"send_cqn"`
+	RecvCQN   uint32 `json:"recv_cqn"`
+	SRQN      uint32 `json:"srqn"`
+	PathMTU   int    `json:"path_mtu"` // bytes
+	LocalGID  string `json:"local_gid"`
+	RemoteGID string `json:"remote_gid"`
+	SameNode  bool   `json:"same_node"` // payload goes straight from memory to memory
+}
+
+// SRQ is a shared receive queue.
+type SRQ struct {
+	Owner
+	SRQN        uint32 `json:"srqn"`
+	PDN         uint32 `json:"pdn"`
+	MaxWR       int    `json:"max_wr"`
+	Outstanding int    `json:"outstanding"`
+	Limit       int    `json:"limit"`
+}
+
+// AH is an address handle.
+type AH struct {
+	Owner
+	AHN       uint32 `json:"ahn"`
+	PDN       uint32 `json:"pdn"`
+	RemoteGID string `json:"remote_gid"`
+}
+
+// Counter scopes.
+const (
+	ScopeNode    = "node"
+	ScopeLane    = "lane"
+	ScopeLink    = "link"
+	ScopeSession = "session"
+	ScopeQP      = "qp"
+)
+
+// Counter is one named count since its scope's start.
+type Counter struct {
+	Scope string `json:"scope"`
+	// Instance tells scopes of one kind apart: a lane's or a session's number,
+	// a link's name; empty for the node.
+	Instance string `json:"instance"`
+	Name     string `json:"name"`
+	Value    uint64 `json:"value"`
+}
+
+// FaultSpec is what a fault does to outgoing packets of a link. Percentages
+// are 0 … 100 of packets, independent of each other.
+type FaultSpec struct {
+	Drop      float64       `json:"drop"`
+	Duplicate float64       `json:"duplicate"`
+	Reorder   float64       `json:"reorder"`
+	Corrupt   float64       `json:"corrupt"`
+	DelayNS   time.Duration `json:"delay_ns"`
+	// Seed fixes the sequence of decisions; the node draws one when it is 0.
+	Seed uint64 `json:"seed"`
+	// Device and Peer narrow the fault down; empty means all. Peer is an IP
+	// address.
+	Device string `json:"device"`
+	Peer   string `json:"peer"`
+}
+
+// Fault is an active fault and what it has done.
+type Fault struct {
+	ID int `json:"id"`
+	FaultSpec
+	Packets    uint64 `json:"packets"` // seen
+	Dropped    uint64 `json:"dropped"`
+	Duplicated uint64 `json:"duplicated"`
+	Reordered  uint64 `json:"reordered"`
+	Corrupted  uint64 `json:"corrupted"`
+	Delayed    uint64 `json:"delayed"`
+}
+
+// list returns s so that it encodes as a JSON list even when it is nil.
+func list[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
+func (s Status) withLists() Status {
+	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
+	s.Faults, s.Degraded = list(s.Faults), list(s.Degraded)
+	return s
+}
+
+func (r Resources) withLists() Resources {
+	r.PDs, r.MRs, r.CQs = list(r.PDs), list(r.MRs), list(r.CQs)
+	r.QPs, r.SRQs, r.AHs = list(r.QPs), list(r.SRQs), list(r.AHs)
+	for i := range r.MRs {
+		r.MRs[i].Access = list(r.MRs[i].Access)
+	}
+	return r
+}
+
+func withLists(d []Device) []Device {
+	for i := range d {
+		d[i].Ports = list(d[i].Ports)
+		for j := range d[i].Ports {
+			d[i].Ports[j].GIDs = list(d[i].Ports[j].GIDs)
+		}
+	}
+	return list(d)
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package arch
+
+import (
+	"bytes"
+	"encoding/json"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// tiers is the order of the tree, below "weft/": a package may import its own
+// tier (but for tier 1) and those above it in this list. The first pattern
+// that matches counts; "x/..." means x and all below it.
+var tiers = [][]string{
+	0: {"internal/mono", "internal/ib", "internal/pkt", "internal/mem", "internal/wire", "internal/mad", "internal/abi"},
+	1: {"internal/transport", "internal/vswitch", "internal/vnic", "internal/ipoib", "internal/cm", "internal/sm"},
+	2: {"internal/hca"},
+	3: {"internal/virtio/...", "internal/vhost", "internal/rdmadev", "internal/ethdev", "internal/procmem", "internal/link/...",
+		"internal/hostnet", "internal/rundir", "internal/sysfs"},
+	4: {"internal/agent", "internal/store/...", "internal/manager", "internal/config", "internal/api", "internal/cli"},
+	5: {"internal/abi/gen", "internal/node/...", "internal/simfab/...", "internal/arch", "cmd/...", "test/...", "bench/...", "docs/...", "shim/..."},
+}
+
+// mayCallSystem are the packages that may use golang.org/x/sys/unix; their
+// files named *_unsafe.go may use unsafe. Package node may only do the former.
+var mayCallSystem = []string{"internal/virtio/...", "internal/vhost", "internal/rdmadev", "internal/ethdev", "internal/procmem",
+	"internal/link/...", "internal/hostnet", "internal/rundir", "internal/node/..."}
+
+// pureForbidden are the imports of the world that tiers 0 and 1 must not know.
+var pureForbidden = []string{"os", "os/exec", "net", "net/http", "log", "log/slog", "sync", "context", "io/fs", "syscall", "os/signal"}
+
+// pureAllowed are the exceptions, with their reason.
+var pureAllowed = map[string]string{
+	"internal/mem sync": "a slice has no atomic read-modify-write on bytes: a lock orders RDMA atomics of several lanes",
+}
+
+type pkg struct {
+	ImportPath, Dir, Name                        string
+	GoFiles, IgnoredGoFiles                      []string
+	TestGoFiles, XTestGoFiles                    []string
+	Imports, TestImports, XTestImports, CgoFiles []string
+}
+
+func (p pkg) rel() string { return strings.TrimPrefix(p.ImportPath, "weft/") }
+
+func matches(patterns []string, rel string) bool {
+	return slices.ContainsFunc(patterns, func(pat string) bool {
+		base, tree := strings.CutSuffix(pat, "/...")
+		return rel == base || tree && strings.HasPrefix(rel, base+"/")
+	})
+}
+
+func tierOf(rel string) int {
+	return slices.IndexFunc(tiers, func(pats []string) bool { return matches(pats, rel) })
+}
+
+func root(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out)))
+}
+
+func packages(t *testing.T, args ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json"}, append(args, "./...")...)...)
+	cmd.Dir = root(t)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pkgs []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); dec.More(); {
+		var p pkg
+		if err := dec.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, p)
+	}
+	if len(pkgs) < 5 {
+		t.Fatalf("go list found %d packages", len(pkgs))
+	}
+	return pkgs
+}
+
+func TestTiers(t *testing.T) {
+	for _, p := range packages(t) {
+		tier := tierOf(p.rel())
+		if tier < 0 {
+			t.Errorf("%s is in no tier: add it to the table in internal/arch and to ARCHITECTURE.md", p.rel())
+			continue
+		}
+		for _, imp := range p.Imports {
+			rel, own := strings.CutPrefix(imp, "weft/")
+			if !own {
+				continue
+			}
+			switch other := tierOf(rel); {
+			case other > tier:
+				t.Errorf("%s (tier %d) imports %s (tier %d): imports point down only; declare an interface here and let the caller pass it in", p.rel(), tier, rel, other)
+			case tier == 1 && other == 1:
+				t.Errorf("%s imports its sibling %s: protocol cores do not know each other; move what both need to tier 0", p.rel(), rel)
+			case strings.HasPrefix(rel, "cmd/") || strings.HasPrefix(rel, "test/") || strings.HasSuffix(rel, "test") && tier < 5:
+				t.Errorf("%s imports %s: only tests may", p.rel(), rel)
+			}
+		}
+		if len(p.CgoFiles) > 0 {
+			t.Errorf("%s uses cgo: the binary is built without; C lives in shim/", p.rel())
+		}
+	}
+}
+
+func TestPureTiersKnowNoWorld(t *testing.T) {
+	for _, p := range packages(t) {
+		if tierOf(p.rel()) > 1 {
+			continue
+		}
+		for _, imp := range p.Imports {
+			if slices.Contains(pureForbidden, imp) && pureAllowed[p.rel()+" "+imp] == "" {
+				t.Errorf("%s imports %q: tiers 0 and 1 have no goroutine, lock, clock, log or socket; let the caller pass in what it needs", p.rel(), imp)
+			}
+		}
+	}
+	// The clock and goroutines have no import of their own.
+	clock := regexp.MustCompile(`\btime\.(Now|Since|Until|Sleep|After|AfterFunc|Tick|NewTimer|NewTicker)\(|^\s*go (func\b|\w+[.(])`)
+	eachGoFile(t, func(p pkg, name string, src []byte) {
+		if tierOf(p.rel()) > 1 || strings.HasSuffix(name, "_test.go") {
+			return
+		}
+		for i, line := range strings.Split(string(src), "\n") {
+			if clock.MatchString(line) {
+				t.Errorf("%s/%s:%d: tiers 0 and 1 start no goroutine and read no clock: take now as an argument", p.rel(), name, i+1)
+			}
+		}
+	})
+}
+
+func eachGoFile(t *testing.T, f func(p pkg, name string, src []byte)) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, tags := range []string{"", "invariants"} {
+		for _, p := range packages(t, "-tags="+tags) {
+			for _, name := range slices.Concat(p.GoFiles, p.IgnoredGoFiles, p.TestGoFiles, p.XTestGoFiles) {
+				full := filepath.Join(p.Dir, name)
+				if seen[full] {
+					continue
+				}
+				seen[full] = true
+				src, err := os.ReadFile(full)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f(p, name, src)
+			}
+		}
+	}
+}
+
+func TestUnsafeAndSystemCalls(t *testing.T) {
+	fset := token.NewFileSet()
+	eachGoFile(t, func(p pkg, name string, src []byte) {
+		file, err := parser.ParseFile(fset, name, src, parser.ImportsOnly)
+		if err != nil {
+			t.Errorf("%s/%s: %v", p.rel(), name, err)
+			return
+		}
+		test := strings.HasSuffix(name, "_test.go")
+		for _, imp := range file.Imports {
+			switch imp.Path.Value {
+			case `"unsafe"`:
+				if !matches(mayCallSystem, p.rel()) || p.rel() == "internal/node" {
+					t.Errorf("%s/%s imports unsafe: only tier 3 may", p.rel(), name)
+				} else if !strings.HasSuffix(strings.TrimSuffix(name, "_test.go"), "_unsafe") && !strings.HasSuffix(name, "_unsafe.go") {
+					t.Errorf("%s/%s imports unsafe: move it to a file named *_unsafe.go", p.rel(), name)
+				}
+			case `"golang.org/x/sys/unix"`:
+				if !matches(mayCallSystem, p.rel()) && !test && tierOf(p.rel()) < 5 {
+					t.Errorf("%s/%s imports x/sys/unix: only tier 3 and node may; put the call where its edge is", p.rel(), name)
+				}
+			case `"C"`:
+				t.Errorf("%s/%s uses cgo: C lives in shim/", p.rel(), name)
+			}
+		}
+	})
+}
+
+func TestEachPackageHasOneComment(t *testing.T) {
+	fset := token.NewFileSet()
+	for _, p := range packages(t) {
+		var with []string
+		for _, name := range p.GoFiles {
+			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file.Doc != nil {
+				with = append(with, name)
+			}
+		}
+		switch {
+		case len(p.GoFiles) == 0: // tests only
+		case len(with) == 0:
+			t.Errorf("%s has no package comment: say what comes in, what goes out, who calls it and what it must never do", p.rel())
+		case len(with) > 1:
+			t.Errorf("%s has a package comment in %s: keep one", p.rel(), strings.Join(with, " and "))
+		}
+	}
+}
+
+func TestNoPackageIsCalledAfterNothing(t *testing.T) {
+	for _, p := range packages(t) {
+		switch path.Base(p.rel()) {
+		case "util", "utils", "common", "helpers", "helper", "types", "base", "misc":
+			t.Errorf("%s: name the package after what it does, or put its parts where their only caller is", p.rel())
+		}
+	}
+}
+
+// tracked returns the files of the repository that are in git, or would be.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	cmd := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard")
+	cmd.Dir = root(t)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v: the test needs a git checkout", err)
+	}
+	return strings.Fields(string(out))
+}
+
+var spdx = "SPDX-License-Identifier: " + "Apache-2.0"
+
+func TestEachFileHasOneLicenseLine(t *testing.T) {
+	dir := root(t)
+	for _, name := range tracked(t) {
+		shell := strings.HasPrefix(name, "scripts/") || strings.HasPrefix(name, ".ci/")
+		if !slices.Contains([]string{".go", ".c", ".h"}, path.Ext(name)) && !shell {
+			continue
+		}
+		src, err := os.ReadFile(filepath.Join(dir, name))
+		if os.IsNotExist(err) {
+			continue // deleted, not yet committed
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := strings.Join(strings.SplitN(string(src), "\n", 4)[:min(3, bytes.Count(src, []byte("\n")))], "\n")
+		if n := strings.Count(head, spdx); n != 1 {
+			t.Errorf("%s: want the line %q once in its first three; found %d", name, spdx, n)
+		}
+	}
+}
+
+func TestNoForeignWords(t *testing.T) {
+	dir := root(t)
+	// Spelled in parts, so that this file does not match itself.
+	forbidden := regexp.MustCompile(`(^|[^a-zA-Z0-9._-])/(work|farm|root)/|proxy\.golang` + `\.org|deb\.debian` + `\.org|registry\.npm` + `js|\bTO` + `DO\b|\bFIX` + `ME\b|fact ` + `sheet`)
+	for _, name := range tracked(t) {
+		if name == "go.sum" || strings.Contains(name, "/testdata/") || path.Ext(name) == ".pcapng" || path.Ext(name) == ".json" {
+			continue
+		}
+		src, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || bytes.IndexByte(src, 0) >= 0 {
+			continue
+		}
+		for i, line := range strings.Split(string(src), "\n") {
+			if m := forbidden.FindString(line); m != "" {
+				t.Errorf("%s:%d: %q must not stand in the project", name, i+1, m)
+			}
+		}
+	}
+}

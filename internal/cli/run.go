@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/api"
+	"weft/internal/config"
+)
+
+// shimName is the preload library that speaks verbs to the node.
+const shimName = "libweft-verbs.so"
+
+// autoIdleExit ends a node that "weft run" started, after its last session.
+const autoIdleExit = 10 * time.Minute
+
+func (a *app) run() *cobra.Command {
+	var device, arena string
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG…]",
+		Short: "run an unmodified verbs program on a node",
+		Long: `Run an unmodified verbs program on a node.
+
+Without --dir and WEFT_DIR, and when no node runs in the default directory, it
+starts one there in the background, which ends ten minutes after its last
+session.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage("weft run -- ibv_devinfo", "weft run needs a command")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch arena {
+			case "off", "on", "only":
+			default:
+				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
+			}
+			return a.exec(cmd.Context(), args, device, arena)
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what follows the command's name is the command's
+	f.StringVar(&device, "device", "", "show the program only this device")
+	f.StringVar(&arena, "arena", "off", "large buffers in memory the node maps: on; only: refuse to register any other")
+	f.Lookup("arena").NoOptDefVal = "on"
+	return cmd
+}
+
+// exec replaces this process by the command, with the shim loaded.
+func (a *app) exec(ctx context.Context, args []string, device, arena string) error {
+	what := "cannot run " + args[0]
+	path, err := exec.LookPath(args[0])
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return &codeError{ExitNotFound, &api.Error{What: what, Why: "there is no such command", Fix: "install it, or give its path"}}
+	case err != nil && !errors.Is(err, exec.ErrDot):
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "make it executable"}}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	shim, err := findShim(exe)
+	if err != nil {
+		return &api.Error{What: what, Why: err.Error(), Fix: "make build, or install weft and " + shimName + " together"}
+	}
+	dir, named, err := a.nodeDir()
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
+		return err
+	}
+	if why := ignoresPreload(path); why != "" {
+		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: run a dynamically linked build of it\n", args[0], why)
+	}
+	env := childEnv(os.Environ(), shim, dir, device, arena)
+	if err := syscall.Exec(path, args, env); err != nil {
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "run it without weft to see whether it works at all"}}
+	}
+	return nil
+}
+
+// childEnv returns env with what the shim needs.
+func childEnv(env []string, shim, dir, device, arena string) []string {
+	preload := shim
+	for _, kv := range env {
+		if old, ok := strings.CutPrefix(kv, "LD_PRELOAD="); ok && old != "" && !slices.Contains(strings.FieldsFunc(old, isPreloadSep), shim) {
+			preload = shim + ":" + old
+		} else if ok && old != "" {
+			preload = old // weft run within weft run
+		}
+	}
+	env = withoutEnv(env, "LD_PRELOAD", config.EnvName("dir"), "WEFT_ARENA")
+	env = append(env, "LD_PRELOAD="+preload, config.EnvName("dir")+"="+dir)
+	switch arena {
+	case "on":
+		env = append(env, "WEFT_ARENA=1")
+	case "only":
+		env = append(env, "WEFT_ARENA=only")
+	}
+	if device != "" {
+		env = append(withoutEnv(env, "WEFT_DEVICE"), "WEFT_DEVICE="+device)
+	}
+	return env
+}
+
+// isPreloadSep reports whether the loader splits LD_PRELOAD at r.
+func isPreloadSep(r rune) bool { return r == ':' || r == ' ' }
+
+// findShim looks beside the program and in ../lib/weft.
+func findShim(exe string) (string, error) {
+	exe, err := filepath.EvalSymlinks(exe)
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Dir(exe)
+	places := []string{bin, filepath.Join(filepath.Dir(bin), "lib", "weft")}
+	for _, p := range places {
+		name := filepath.Join(p, shimName)
+		if st, err := os.Stat(name); err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		if strings.ContainsFunc(name, isPreloadSep) {
+			return "", fmt.Errorf("the loader cannot preload %q, its path has a space or a colon", name)
+		}
+		return name, nil
+	}
+	return "", fmt.Errorf("%s is neither in %s nor in %s", shimName, places[0], places[1])
+}
+
+// ignoresPreload says why the loader will not preload anything into the
+// program at path, or nothing. A script is judged by nobody: its programs may
+// be fine.
+func ignoresPreload(path string) string {
+	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
+		return "it is set-uid or set-gid"
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return "it is statically linked"
+	}
+	return ""
+}
+
+// needNode returns when a ready node runs in dir, starting one if the caller
+// named none.
+func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) error {
+	c := dial(dir)
+	defer c.Close()
+	s, err := c.Status(ctx)
+	var e *api.Error
+	switch {
+	case err == nil && s.Ready:
+		return nil
+	case errors.As(err, &e) && e.Code == api.CodeNoNode && named:
+		return &api.Error{Code: api.CodeNoNode, What: what, Why: "no node runs in " + dir, Fix: "weft up --dir " + dir}
+	case errors.As(err, &e) && e.Code == api.CodeNoNode:
+		cmd := exec.CommandContext(ctx, exe, "up", "--detach", "--dir="+dir, "--idle-exit="+autoIdleExit.String())
+		cmd.Args[0] = "weft"
+		cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD")
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Run(); err == nil {
+			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %v after its last session\n", dir, autoIdleExit)
+			return nil
+		} else if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != ExitOwned {
+			why := strings.TrimPrefix(strings.TrimSpace(said.String()), "weft: ")
+			if why == "" {
+				why = err.Error()
+			}
+			return fmt.Errorf("%s: %s", what, why)
+		}
+		// Another "weft run" was faster: its node will do.
+	case errors.As(err, &e) && e.Code == api.CodeRefused:
+		return &api.Error{Code: e.Code, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
+			Fix: fmt.Sprintf("start it with --allow-uid %d, or run a node of your own", os.Geteuid())}
+	case errors.As(err, &e) && e.Code != api.CodeNotReady:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if _, err := await(ctx, c, startTimeout, isReady); err != nil {
+		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready", Fix: "weft status --dir " + dir}
+	}
+	return nil
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/api"
+)
+
+// show is a command that prints what get returns.
+func (a *app) show(cmd *cobra.Command, get func(cmd *cobra.Command, args []string, print func(v any, people func()) error) error) *cobra.Command {
+	var print func(v any, people func()) error
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return get(cmd, args, print) }
+	print = output(cmd, a.env.Out)
+	return cmd
+}
+
+func (a *app) status() *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "status",
+		Short: "show the node's state, what is degraded and how to mend it",
+		Long:  "Show the node's state, what is degraded and how to mend it. The exit code is 0 only when the node is ready.",
+		Args:  cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
+		return a.query(func(c *api.Client) error {
+			s, err := c.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := print(s, func() { printStatus(a.env.Out, s) }); err != nil {
+				return err
+			}
+			if !s.Ready {
+				return &codeError{code: ExitNotReady}
+			}
+			return nil
+		})
+	})
+}
+
+func printStatus(w io.Writer, s api.Status) {
+	state := "starting"
+	if s.Ready {
+		state = "ready"
+	}
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-9s %s\n", name, printable(fmt.Sprintf(format, args...)))
+	}
+	line("node", "%s, up %v, pid %d, uid %d, weft %s", state, round(s.UptimeNS), s.PID, s.UID, s.Version)
+	line("dir", "%s", s.Dir)
+	for _, d := range s.Devices {
+		line("device", "%s: port %s, mtu %d, %s", d.Name, d.PortState, d.ActiveMTU, plural(d.GIDs, "gid"))
+	}
+	var polling, realtime int
+	for _, l := range s.Lanes {
+		if l.Polling {
+			polling++
+		}
+		if l.RealTime {
+			realtime++
+		}
+	}
+	line("lanes", "%d, %d polling, %d with real-time priority", len(s.Lanes), polling, realtime)
+	line("sessions", "%s", sessionList(s.Sessions))
+	if s.WireLocal {
+		line("path", "traffic within the node takes the full packet path (--wire-local)")
+	}
+	if s.IdleExitNS > 0 {
+		line("end", "%v after the last session", s.IdleExitNS)
+	}
+	for _, f := range s.Faults {
+		line("fault", "%d: %s", f.ID, faultText(f.FaultSpec))
+	}
+	for _, d := range s.Degraded {
+		line("degraded", "%s: %s. fix: %s", d.What, d.Why, d.Fix)
+	}
+	if len(s.Faults)+len(s.Degraded) == 0 {
+		line("health", "nothing is degraded, no fault is injected")
+	}
+}
+
+// sessionList names the programs, most sessions first.
+func sessionList(sessions []api.Session) string {
+	if len(sessions) == 0 {
+		return "none"
+	}
+	count := map[string]int{}
+	var names []string
+	for _, s := range sessions {
+		if count[s.Comm] == 0 {
+			names = append(names, s.Comm)
+		}
+		count[s.Comm]++
+	}
+	slices.SortFunc(names, func(x, y string) int {
+		if count[x] != count[y] {
+			return count[y] - count[x]
+		}
+		return strings.Compare(x, y)
+	})
+	const most = 6
+	var parts []string
+	for i, n := range names {
+		if i == most {
+			parts = append(parts, "…")
+			break
+		}
+		if count[n] > 1 {
+			n = fmt.Sprintf("%s ×%d", n, count[n])
+		}
+		parts = append(parts, n)
+	}
+	return fmt.Sprintf("%d (%s)", len(sessions), strings.Join(parts, ", "))
+}
+
+func (a *app) devices() *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "dev",
+		Short: "show devices, ports and GIDs",
+		Args:  cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
+		return a.query(func(c *api.Client) error {
+			devs, err := c.Devices(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return print(devs, func() { printDevices(a.env.Out, devs) })
+		})
+	})
+}
+
+func printDevices(w io.Writer, devs []api.Device) {
+	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">MTU", "NETDEV", "NODE GUID"}}
+	gids := table{heads: []string{"DEVICE", ">PORT", ">GID", "ADDRESS", "TYPE", "NETDEV", "VALUE"}}
+	for _, d := range devs {
+		for _, p := range d.Ports {
+			ports.row(d.Name, p.Number, p.State, p.PhysState, p.LinkLayer, p.ActiveMTU, p.NetDev, d.NodeGUID)
+			for _, g := range p.GIDs {
+				gids.row(d.Name, p.Number, g.Index, g.Address, g.Type, g.NetDev, g.GID)
+			}
+		}
+	}
+	ports.write(w)
+	if len(gids.rows) > 0 {
+		fmt.Fprintln(w)
+	}
+	gids.write(w)
+}
+
+func (a *app) counters() *cobra.Command {
+	var all bool
+	var scope string
+	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopeSession, api.ScopeQP}
+	cmd := a.show(&cobra.Command{
+		Use:   "stat",
+		Short: "show counters",
+		Args:  cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
+		if scope != "" && !slices.Contains(scopes, scope) {
+			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "), scope)
+		}
+		return a.query(func(c *api.Client) error {
+			n, err := c.Counters(cmd.Context())
+			if err != nil {
+				return err
+			}
+			n = slices.DeleteFunc(n, func(c api.Counter) bool { return scope != "" && c.Scope != scope })
+			return print(n, func() {
+				t := table{heads: []string{"SCOPE", "INSTANCE", "COUNTER", ">VALUE"}}
+				for _, c := range n {
+					if c.Value != 0 || all {
+						t.row(c.Scope, c.Instance, c.Name, c.Value)
+					}
+				}
+				if len(t.rows) == 0 {
+					fmt.Fprintln(a.env.Out, "every counter is zero")
+				}
+				t.write(a.env.Out)
+			})
+		})
+	})
+	cmd.Flags().BoolVar(&all, "all", false, "also those that are zero")
+	cmd.Flags().StringVar(&scope, "scope", "", "only one kind: "+strings.Join(scopes, ", "))
+	return cmd
+}
+
+// Build says what this program is.
+type Build struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision"`
+	Modified bool   `json:"modified"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+// ThisBuild returns what the linker noted.
+func ThisBuild() Build {
+	b := Build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		b.Version = info.Main.Version
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				b.Revision = s.Value
+			case "vcs.modified":
+				b.Modified = s.Value == "true"
+			}
+		}
+	}
+	return b
+}
+
+func (a *app) version() *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "version",
+		Short: "show the version of this program",
+		Args:  cobra.NoArgs,
+	}, func(_ *cobra.Command, _ []string, print func(any, func()) error) error {
+		b := ThisBuild()
+		return print(b, func() { fmt.Fprintf(a.env.Out, "weft %s, %s, %s\n", b.Version, b.Go, b.Platform) })
+	})
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config is what a node can be told: one struct with its defaults and
+// its checks, filled from flags, environment, file and defaults in that order
+// of precedence.
+//
+// What comes in: the four sources; what goes out: a checked Config. Called by
+// cli, and by node for the type. It starts nothing, and opens no file but the
+// one it is given.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"time"
+)
+
+// RoCEPort is the UDP port of RoCEv2 (IBA annex A17).
+const RoCEPort = 4791
+
+// Limits of what Validate accepts.
+const (
+	MaxLanes = 64
+	MaxSpin  = 100 * time.Millisecond
+)
+
+// Config is the configuration of a node. The tags are the keys of the file;
+// the environment variable of key "roce-port" is WEFT_ROCE_PORT, its flag
+// --roce-port.
+type Config struct {
+	// Dir is the node's directory, an absolute path; set by the caller.
+	Dir string `koanf:"dir" yaml:"dir"`
+	// Device is the name of the verbs device.
+	Device string `koanf:"device" yaml:"device"`
+	// Lanes is the number of lanes; 0 means one per CPU, at most 4.
+	Lanes int `koanf:"lanes" yaml:"lanes"`
+	// RoCEPort is the UDP port of RoCEv2.
+	RoCEPort int `koanf:"roce-port" yaml:"roce-port"`
+	// WireLocal sends traffic within the node through the full packet path.
+	WireLocal bool `koanf:"wire-local" yaml:"wire-local"`
+	// Spin is how long a lane polls after its last work before it sleeps.
+	Spin time.Duration `koanf:"spin" yaml:"spin"`
+	// IdleExit ends the node so long after its last session; 0 means never.
+	IdleExit time.Duration `koanf:"idle-exit" yaml:"idle-exit"`
+	// AllowUIDs may use the door and read the state, besides root and the
+	// node's own user.
+	AllowUIDs []int `koanf:"allow-uid" yaml:"allow-uid"`
+	// LogLevel is debug, info, warn or error.
+	LogLevel string `koanf:"log-level" yaml:"log-level"`
+}
+
+// Default returns the configuration of a node that was told nothing; Dir is
+// left to the caller.
+func Default() Config {
+	return Config{
+		Device:   "weft0",
+		RoCEPort: RoCEPort,
+		Spin:     50 * time.Microsecond,
+		LogLevel: "info",
+	}
+}
+
+var deviceName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]{0,62}$`) // 63 bytes and a zero fit struct ibv_device
+
+// Validate reports everything that is wrong with c, joined, one line each.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s %s", key, fmt.Sprintf(format, args...)))
+	}
+	if !filepath.IsAbs(c.Dir) {
+		bad("dir", "must be an absolute path, not %q", c.Dir)
+	} else if n := len(filepath.Join(c.Dir, "door", c.Device+".sock")); n > 107 {
+		bad("dir", "is too long: the door's socket path has %d bytes, at most 107 fit", n)
+	}
+	if !deviceName.MatchString(c.Device) {
+		bad("device", "must be a letter and up to 62 letters, digits or ._-, not %q", c.Device)
+	}
+	if c.Lanes < 0 || c.Lanes > MaxLanes {
+		bad("lanes", "must be 0 (one per CPU, at most 4) to %d, not %d", MaxLanes, c.Lanes)
+	}
+	if c.RoCEPort < 1 || c.RoCEPort > 65535 {
+		bad("roce-port", "must be 1 to 65535, not %d", c.RoCEPort)
+	}
+	if c.Spin < 0 || c.Spin > MaxSpin {
+		bad("spin", "must be 0s to %v, not %v", MaxSpin, c.Spin)
+	}
+	if c.IdleExit < 0 {
+		bad("idle-exit", "must not be negative, not %v", c.IdleExit)
+	}
+	for _, uid := range c.AllowUIDs {
+		if uid < 0 || int64(uid) >= 1<<32-1 {
+			bad("allow-uid", "must be a user id, not %d", uid)
+		}
+	}
+	if _, err := c.Level(); err != nil {
+		bad("log-level", "must be debug, info, warn or error, not %q", c.LogLevel)
+	}
+	return errors.Join(errs...)
+}
+
+// LaneCount returns the number of lanes with 0 resolved.
+func (c Config) LaneCount() int {
+	if c.Lanes > 0 {
+		return c.Lanes
+	}
+	return min(runtime.NumCPU(), 4)
+}
+
+// Level returns the log level.
+func (c Config) Level() (slog.Level, error) {
+	switch c.LogLevel {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, fmt.Errorf("unknown level %q", c.LogLevel)
+}
+
+// DirPerm returns the permissions of the node's directory: its owner's alone,
+// or open to look into where other users may have business. The door and the
+// control socket check who calls in either case.
+func (c Config) DirPerm(uid int) fs.FileMode {
+	if uid == 0 || len(c.AllowUIDs) > 0 {
+		return 0o755
+	}
+	return 0o700
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rundir is a node's directory: where it is, who may enter it, which
+// process owns it, and who is at the other end of its sockets.
+//
+// What comes in: a path, or none; what goes out: a locked Dir for the node
+// and small questions answered for the command line. Called by node and cli.
+// It must never kill a process or remove what another node owns. The files
+// below the directory are listed in docs/notes/abi.md.
+package rundir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names below a node's directory.
+const (
+	LockFile    = "lock"
+	ControlSock = "control.sock"
+	DoorDir     = "door"
+	TreeDir     = "tree"
+	LogFile     = "node.log"
+)
+
+// Default returns the directory of the node that needs no name: /run/weft for
+// root, $XDG_RUNTIME_DIR/weft, else /tmp/weft-<uid>.
+func Default(uid int, getenv func(string) string) string {
+	if uid == 0 {
+		return "/run/weft"
+	}
+	if x := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(x) {
+		return filepath.Join(x, "weft")
+	}
+	return "/tmp/weft-" + strconv.Itoa(uid)
+}
+
+// LockedError says that another process owns the directory.
+type LockedError struct {
+	Dir string
+	PID int // 0 when the owner did not write it yet
+}
+
+func (e *LockedError) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("another process owns %s", e.Dir)
+	}
+	return fmt.Sprintf("process %d already runs a node in %s", e.PID, e.Dir)
+}
+
+// Dir is a directory owned by this process until Close.
+type Dir struct {
+	path string
+	lock *os.File
+}
+
+// Ensure creates path with the given permissions if it is missing and checks
+// that nobody but its owner, who is this user or root, can change it. An
+// existing directory of this user gets the permissions asked for.
+func Ensure(path string, perm fs.FileMode) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%s is not an absolute path", path)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	err := os.Mkdir(path, perm)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return &fs.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	switch uid := os.Geteuid(); {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s is not a directory", path)
+	case int(st.Uid) != uid && st.Uid != 0:
+		return fmt.Errorf("%s belongs to uid %d", path, st.Uid)
+	case int(st.Uid) != uid:
+		return fmt.Errorf("%s belongs to root", path)
+	}
+	return os.Chmod(path, perm) // umask, or an earlier node's choice
+}
+
+// Acquire makes the directory, takes its lock and writes this process's pid
+// into it. The lock ends with the process, so a dead owner never blocks. The
+// error is a *LockedError when another process has it.
+func Acquire(path string, perm fs.FileMode) (*Dir, error) {
+	if err := Ensure(path, perm); err != nil {
+		return nil, err
+	}
+	name := filepath.Join(path, LockFile)
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, &fs.PathError{Op: "flock", Path: name, Err: err}
+		}
+		buf := make([]byte, 16)
+		n, _ := f.ReadAt(buf, 0) // a short or empty file leaves the pid unknown
+		pid, _ := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+		return nil, &LockedError{Dir: path, PID: pid}
+	}
+	if err := f.Truncate(0); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &Dir{path: path, lock: f}, nil
+}
+
+// Path returns the directory.
+func (d *Dir) Path() string { return d.path }
+
+// Close gives the directory up. The lock file stays: removing it would let
+// two processes hold two locks of one name.
+func (d *Dir) Close() error { return d.lock.Close() }
+
+// Listen opens the stream socket name below the directory, replacing what a
+// dead owner left, with the given permissions. Closing the listener removes
+// the socket.
+func (d *Dir) Listen(name string, perm fs.FileMode) (*net.UnixListener, error) {
+	path := filepath.Join(d.path, name)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, perm); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// Peer is who holds the other end of a Unix socket, as the kernel knows it.
+type Peer struct{ PID, UID int }
+
+// PeerOf returns the peer of c at the time it connected.
+func PeerOf(c *net.UnixConn) (Peer, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return Peer{}, err
+	}
+	var cred *unix.Ucred
+	var serr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, serr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return Peer{}, err
+	}
+	if serr != nil {
+		return Peer{}, fmt.Errorf("read the peer's credentials: %w", serr)
+	}
+	return Peer{PID: int(cred.Pid), UID: int(cred.Uid)}, nil
+}
+
+// OpenProcess returns a descriptor that becomes readable when the process
+// ends. The caller closes it.
+func OpenProcess(pid int) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	return os.NewFile(uintptr(fd), "pidfd"), nil
+}
+
+// WaitProcess waits until the process behind f (from OpenProcess) ended, or
+// for at most millis milliseconds, and reports whether it ended.
+func WaitProcess(f *os.File, millis int) (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
+	for {
+		n, err := unix.Poll(fds, millis)
+		if errors.Is(err, unix.EINTR) {
+			continue // restarts the full wait: an upper bound for people, not a deadline
+		}
+		return n > 0, err
+	}
+}
