@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package roce
+
+import (
+	"golang.org/x/sys/unix"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/pkt"
+	"weft/internal/wire"
+)
+
+// inMessage is the memory that one message of recvmmsg fills, and the path
+// that its packets share.
+type inMessage struct {
+	iov  unix.Iovec
+	path ib.Path
+	name [nameLen]byte
+	ctrl [ctrlLen + 24]byte
+	data [recvBytes]byte
+}
+
+func (l *Link) initRecv() {
+	l.inMsg = new([recvMessages]inMessage)
+	for i := range l.in {
+		h, m := &l.in[i].hdr, &l.inMsg[i]
+		m.iov.Base = &m.data[0]
+		m.iov.SetLen(len(m.data))
+		h.Iov = &m.iov
+		h.SetIovlen(1)
+		h.Name, h.Control = &m.name[0], &m.ctrl[0]
+	}
+	l.runs = make([]pkt.Run, recvRuns)
+	l.segs = make([]mem.Seg, 0, recvRuns)
+}
+
+// Recv returns received runs. Consecutive packets of one message come as one
+// run, which ends at a packet that asks for an acknowledgement. Runs, their
+// paths and payload are the Link's and stay valid until the next Recv. more
+// says that there may be more to receive at once; without it the caller waits
+// for input. Of a run of one packet MTU is the length of its payload.
+func (l *Link) Recv() (runs []pkt.Run, more bool) {
+	l.nruns, l.segs = 0, l.segs[:0]
+	// Bounded, lest a flood of what is refused holds the lane.
+	for range 8 {
+		if l.cur == l.got {
+			if l.nruns != 0 {
+				return l.runs[:l.nruns], true // the buffers are in use
+			}
+			if !l.read() {
+				return nil, false
+			}
+		}
+		for l.cur < l.got {
+			if !l.cut() {
+				return l.runs[:l.nruns], true
+			}
+		}
+	}
+	return l.runs[:l.nruns], true
+}
+
+// read fills the receive buffers from the socket whose turn it is, or else the
+// other.
+func (l *Link) read() bool {
+	l.cur, l.got = 0, 0
+	for range l.recv {
+		r := &l.recv[l.turn]
+		l.turn ^= 1
+		if r.fd < 0 {
+			continue
+		}
+		for i := range l.in {
+			h := &l.in[i].hdr
+			h.Namelen = nameLen
+			h.SetControllen(len(l.inMsg[i].ctrl))
+		}
+		n, e := recvmmsg(r.fd, l.in[:])
+		if n > 0 {
+			l.got = n
+			l.c.RcvdCalls++
+			l.from = r
+			l.begin()
+			return true
+		}
+		if e != unix.EAGAIN && e != unix.EINTR {
+			l.c.RcvErrors++
+		}
+	}
+	return false
+}
+
+// begin goes, from l.cur on, to the next message that can be cut.
+func (l *Link) begin() {
+	for ; l.cur < l.got; l.cur++ {
+		h, m := &l.in[l.cur], &l.inMsg[l.cur]
+		l.c.RcvdMessages++
+		l.at.parse(m.name[:min(h.hdr.Namelen, nameLen)], m.ctrl[:min(int(h.hdr.Controllen), len(m.ctrl))])
+		if l.at.hasLost {
+			l.c.RcvBufOverflow += uint64(l.at.lost - l.from.lost)
+			l.from.lost = l.at.lost
+		}
+		if !l.arrived(int(h.n), int(h.hdr.Flags)) {
+			continue
+		}
+		m.path = l.at.path
+		return
+	}
+}
+
+// arrived prepares the cutting of a message of n bytes that l.at describes,
+// or counts why not.
+func (l *Link) arrived(n, flags int) bool {
+	switch {
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || !l.at.known:
+		l.c.DropTruncated++
+		return false
+	case !l.at.here:
+		l.c.DropNotLocal++
+		return false
+	}
+	if l.at.segment <= 0 || l.at.segment >= n {
+		l.at.segment = n
+	} else {
+		l.c.RcvdGRO++
+	}
+	l.off, l.hint = 0, 0
+	l.inSeed = wire.NewSeed(l.at.path.SGID, l.at.path.DGID, l.at.path.SrcPort, l.port)
+	return true
+}
+
+// cut turns the packets of the current message into runs and goes to the next
+// message. It returns false when there is no room for more runs.
+func (l *Link) cut() bool {
+	m := &l.inMsg[l.cur]
+	n := int(l.in[l.cur].n)
+	if !l.packets(m.data[:n], &m.path) {
+		return false
+	}
+	l.cur++
+	l.begin()
+	return true
+}
+
+// packets cuts data from l.off on. A datagram without bytes is one packet too.
+func (l *Link) packets(data []byte, path *ib.Path) bool {
+	for first := true; l.off < len(data) || first && len(data) == 0; first = false {
+		if l.nruns == len(l.runs) || len(l.segs)+2 > cap(l.segs) {
+			return false
+		}
+		end := min(l.off+l.at.segment, len(data))
+		l.packet(data[l.off:end:end], path)
+		l.off = end
+	}
+	return true
+}
+
+// packet checks one packet and appends it to the newest run, or as a new one.
+func (l *Link) packet(p []byte, path *ib.Path) {
+	r := &l.runs[l.nruns]
+	payload, why := r.Headers.Parse(p)
+	if why == wire.OK {
+		var ok bool
+		if l.hint, ok = l.inSeed.VerifyAnyID(l.hint, p); !ok {
+			why = wire.BadICRC
+		}
+	}
+	l.hint++ // as the next packet of a train bears
+	if why != wire.OK {
+		l.c.DropRefusal[why]++
+		return
+	}
+	l.c.RcvdPackets++
+	l.c.RcvdBytes += uint64(len(p))
+	r.Count, r.MTU, r.Path, r.IPv4, r.Fault = 1, uint32(len(payload)), path, l.at.ipv4, false
+	r.Data = mem.BytesPayload(payload)
+	if l.nruns > 0 && l.join(&l.runs[l.nruns-1], r) {
+		return
+	}
+	l.nruns++
+	l.c.RcvdRuns++
+}
+
+// join appends the packet n to the run r if it continues it: same flow and
+// queue pair, next sequence number, next in the message, nothing in the run so
+// far that belongs to a last packet, and full packets so far.
+func (l *Link) join(r, n *pkt.Run) bool {
+	op, ok := joined(r.Opcode, n.Opcode)
+	if !ok || n.PSN != r.PSN.Add(r.Count) || n.DestQPN != r.DestQPN || n.PKey != r.PKey ||
+		r.AckReq || r.SE || n.MigReq != r.MigReq || n.FECN != r.FECN || n.BECN != r.BECN ||
+		!wholeMTU(r.MTU) || n.MTU == 0 || n.MTU > r.MTU || n.MTU < r.MTU && !n.Opcode.Info().Last ||
+		r.Path != n.Path && *r.Path != *n.Path {
+		return false
+	}
+	if r.Data.Segs == nil {
+		l.addSeg(r.Data.Bytes)
+		r.Data.Bytes = nil
+	}
+	l.addSeg(n.Data.Bytes)
+	r.Count++
+	// Invariant: a run's segments are the newest ones, as only the newest run
+	// grows.
+	r.Data.Segs = l.segs[len(l.segs)-int(r.Count):]
+	r.Data.Len += n.Data.Len
+	r.Opcode, r.SE, r.AckReq, r.PadCnt = op, n.SE, n.AckReq, 0
+	switch ext := n.Opcode.Info().Ext; {
+	case ext&ib.ExtImm != 0:
+		r.Imm = n.Imm
+	case ext&ib.ExtIETH != 0:
+		r.InvKey = n.InvKey
+	case ext&ib.ExtAETH != 0:
+		r.Syndrome, r.MSN = n.Syndrome, n.MSN // the newest credits
+	}
+	return true
+}
+
+func (l *Link) addSeg(b []byte) { l.segs = append(l.segs, mem.Seg{Len: uint64(len(b)), Bytes: b}) }
+
+// wholeMTU reports whether n is a path MTU in bytes.
+func wholeMTU(n uint32) bool { return n >= 256 && n <= 4096 && n&(n-1) == 0 }
+
+// joined returns the opcode of a run of opcode r with the packet n behind it;
+// it is the inverse of Opcode.Split.
+func joined(r, n ib.Opcode) (ib.Opcode, bool) {
+	i, j := r.Info(), n.Info()
+	if i.Last || j.First || r.Service() != n.Service() || i.Send != j.Send || i.Write != j.Write || i.ReadResp != j.ReadResp {
+		return 0, false
+	}
+	if !j.Last {
+		return r, true
+	}
+	if !i.First {
+		return n, true
+	}
+	svc := n.Service()
+	switch n.Op() {
+	case ib.SendLast:
+		return svc | ib.SendOnly, true
+	case ib.SendLastImm:
+		return svc | ib.SendOnlyImm, true
+	case ib.SendLastInv:
+		return svc | ib.SendOnlyInv, true
+	case ib.WriteLast:
+		return svc | ib.WriteOnly, true
+	case ib.WriteLastImm:
+		return svc | ib.WriteOnlyImm, true
+	case ib.ReadRespLast:
+		return ib.ReadRespOnly, true
+	}
+	return 0, false
+}

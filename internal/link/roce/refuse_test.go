@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package roce
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/pkt"
+	"weft/internal/wire"
+)
+
+// ack is an acknowledgement with a sequence number of its own.
+func ack(psn uint32, p *ib.Path) pkt.Run {
+	return pkt.Run{Headers: wire.Headers{Opcode: ib.Acknowledge, PKey: 0xffff, DestQPN: 5, PSN: ib.PSN(psn), Syndrome: 0x1f}, Count: 1, Path: p}
+}
+
+func TestShareMessages(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	for i := range uint32(200) {
+		r := ack(i, paths[0].path)
+		if err := a.Send(&r, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.Flush()
+	got := await(t, b, 200)
+	for i, r := range got {
+		if r.PSN != ib.PSN(i) {
+			t.Fatalf("packet %d has PSN %d: out of order", i, r.PSN)
+		}
+	}
+	if c := a.Counters(); c.SentMessages != 4 || c.SentPackets != 200 || c.SentCalls != 1 {
+		t.Errorf("200 acknowledgements took %d messages in %d calls, want 4 in 1", c.SentMessages, c.SentCalls)
+	}
+}
+
+func TestTwoMessagesPer64KiB(t *testing.T) {
+	for _, mtu := range []uint32{1024, 4096} {
+		a, b := pair(t)
+		batch := mem.NewBatch(4096)
+		r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 65536 / mtu, MTU: mtu,
+			Path: paths[0].path, Data: mem.BytesPayload(random(65536))}
+		if err := a.Send(&r, batch); err != nil {
+			t.Fatal(err)
+		}
+		a.Flush()
+		await(t, b, r.Count)
+		if c := a.Counters(); c.SentMessages != 2 || c.SentCalls != 1 {
+			t.Errorf("MTU %d: a 64 KiB WRITE took %d messages in %d calls, want 2 in 1", mtu, c.SentMessages, c.SentCalls)
+		}
+		a.Close()
+		b.Close()
+	}
+}
+
+// TestDifferentPathsStayApart sends to two addresses by turns: each packet must
+// arrive at its own.
+func TestDifferentPathsStayApart(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	ps := []*ib.Path{path("127.0.0.1", "127.0.0.2"), path("127.0.0.3", "127.0.0.4"), path("127.0.0.1", "127.0.0.4"), path("::1", "::1")}
+	ps[1].SrcPort++
+	want := map[ib.PSN]*ib.Path{}
+	for i := range uint32(100) {
+		p := ps[i*i%7%4]
+		r := ack(i, p)
+		want[ib.PSN(i)] = p
+		if err := a.Send(&r, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.Flush()
+	for _, r := range await(t, b, 100) {
+		if w := want[r.PSN]; r.path.SGID != w.SGID || r.path.DGID != w.DGID {
+			t.Errorf("PSN %d came from %v to %v, want %v to %v", r.PSN, r.path.SGID.Addr(), r.path.DGID.Addr(), w.SGID.Addr(), w.DGID.Addr())
+		}
+	}
+}
+
+func TestRunsEndAtAcknowledgeRequest(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	send := func(op ib.Opcode, psn ib.PSN, ack bool, n int) {
+		r := pkt.Run{Headers: wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: ack}, Count: 1, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(random(n))}
+		if err := a.Send(&r, batch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(ib.SendFirst, 1, false, 1024)
+	send(ib.SendMiddle, 2, true, 1024)
+	send(ib.SendMiddle, 3, false, 1024)
+	send(ib.SendLast, 4, true, 7)
+	send(ib.SendLast, 5, true, 8)      // a stray one: not after a Last
+	send(ib.SendFirst, 6, false, 1000) // not a path MTU
+	send(ib.SendMiddle, 7, false, 1000)
+	send(ib.SendFirst, 8, false, 1024)
+	send(ib.SendMiddle, 10, false, 1024) // a gap
+	send(ib.WriteMiddle, 11, false, 1024)
+	send(ib.WriteLast, 12, false, 1024)
+	a.Flush()
+	var s strings.Builder
+	for _, r := range await(t, b, 11) {
+		fmt.Fprintf(&s, "%v psn %d count %d len %d ack %v\n", r.Opcode, r.PSN, r.Count, len(r.data), r.AckReq)
+	}
+	want := `RC SEND First psn 1 count 2 len 2048 ack true
+RC SEND Last psn 3 count 2 len 1031 ack true
+RC SEND Last psn 5 count 1 len 8 ack true
+RC SEND First psn 6 count 1 len 1000 ack false
+RC SEND Middle psn 7 count 1 len 1000 ack false
+RC SEND First psn 8 count 1 len 1024 ack false
+RC SEND Middle psn 10 count 1 len 1024 ack false
+RC WRITE Last psn 11 count 2 len 2048 ack false
+`
+	if s.String() != want {
+		t.Errorf("got:\n%swant:\n%s", s.String(), want)
+	}
+}
+
+// TestSplitAndJoin checks that joined inverts Split for every opcode that can
+// be cut.
+func TestSplitAndJoin(t *testing.T) {
+	for o := range 256 {
+		op := ib.Opcode(o)
+		i := op.Info()
+		if !i.Send && !i.Write && !i.ReadResp || op.Service() == ib.ServiceUD {
+			continue
+		}
+		for n := uint32(2); n < 5; n++ {
+			r, ok := op.Split(0, n), true
+			for k := uint32(1); k < n && ok; k++ {
+				r, ok = joined(r, op.Split(k, n))
+			}
+			if !ok || r != op {
+				t.Errorf("%v in %d packets joins to %v, %v", op, n, r, ok)
+			}
+		}
+	}
+}
+
+type faultSpace struct{ mem.Space }
+
+func (faultSpace) View(addr, n uint64) []byte          { return nil }
+func (faultSpace) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
+
+func TestSourceFaultSendsNothing(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	one, two := ack(1, paths[0].path), ack(2, paths[0].path)
+	if err := a.Send(&one, batch); err != nil {
+		t.Fatal(err)
+	}
+	segs := []mem.Seg{{Region: &mem.Region{Space: faultSpace{}, Len: 1 << 20}, Len: 65536}}
+	r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	if err := a.Send(&r, batch); err != ErrSource {
+		t.Fatalf("got %v, want %v", err, ErrSource)
+	}
+	if err := a.Send(&two, batch); err != nil {
+		t.Fatal(err)
+	}
+	a.Flush()
+	got := await(t, b, 2)
+	if got[0].PSN != 1 || got[1].PSN != 2 || a.Counters().SentMessages != 1 || a.Counters().DropSourceFault != 64 {
+		t.Errorf("got %+v, counters %+v", got, a.Counters())
+	}
+}
+
+func TestSendRefusals(t *testing.T) {
+	a, _ := pair(t)
+	batch := mem.NewBatch(4096)
+	for _, c := range []struct {
+		name string
+		path *ib.Path
+		want error
+		n    func(*Counters) uint64
+	}{
+		{"mixed families", &ib.Path{SGID: gid("127.0.0.1"), DGID: gid("::1")}, ErrPath, func(c *Counters) uint64 { return c.DropPath }},
+		{"no source", &ib.Path{DGID: gid("::1")}, ErrPath, func(c *Counters) uint64 { return c.DropPath }},
+		// Kernels differ in the error.
+		{"foreign source IPv4", path("203.0.113.9", "127.0.0.1"), nil, func(c *Counters) uint64 { return c.DropBadSource + c.DropNoRoute }},
+		{"foreign source IPv6", path("2001:db8::9", "::1"), nil, func(c *Counters) uint64 { return c.DropBadSource }},
+		{"broadcast", path("127.0.0.1", "127.255.255.255"), nil, func(c *Counters) uint64 { return c.DropDenied }},
+	} {
+		a.c = Counters{}
+		r := ack(1, c.path)
+		if err := a.Send(&r, batch); err != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
+		}
+		a.Flush()
+		if got := a.Counters(); c.n(&got) != 1 || got.SentPackets != 0 {
+			t.Errorf("%s: counters %+v", c.name, got)
+		}
+	}
+	for _, r := range []pkt.Run{
+		{Headers: wire.Headers{Opcode: 0x15}, Count: 1},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 0},
+		{Headers: wire.Headers{Opcode: ib.Acknowledge}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 2048))},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 1024))},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 2049))},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: MaxCount + 1, MTU: 256, Data: mem.BytesPayload(make([]byte, 256*MaxCount+1))},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 1, Data: mem.BytesPayload(make([]byte, 4097))},
+	} {
+		r.Path = paths[0].path
+		if err := a.Send(&r, batch); err != ErrRun {
+			t.Errorf("%v of %d packets, %d bytes: got %v, want %v", r.Opcode, r.Count, r.Data.Len, err, ErrRun)
+		}
+	}
+}
+
+// raw sends datagrams from a plain socket.
+func raw(t *testing.T, to *Link, v6 bool, data ...[]byte) {
+	t.Helper()
+	fd, err := newSocket(!v6, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var sa unix.Sockaddr = &unix.SockaddrInet4{Port: int(to.port), Addr: [4]byte{127, 0, 0, 1}}
+	if v6 {
+		sa = &unix.SockaddrInet6{Port: int(to.port), Addr: [16]byte{15: 1}}
+	}
+	for _, d := range data {
+		if err := unix.Sendto(fd, d, 0, sa); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRecvRefusals(t *testing.T) {
+	good := func(op ib.Opcode, n int) []byte {
+		b := make([]byte, 64+n)
+		h := wire.Headers{Opcode: op, PKey: 0xffff}
+		return b[:h.Put(b)+n+wire.ICRCLen]
+	}
+	for _, c := range []struct {
+		why  wire.Refusal
+		data []byte
+	}{
+		{wire.Short, nil},
+		{wire.Short, make([]byte, 12)},
+		{wire.Unaligned, make([]byte, 17)},
+		{wire.BadOpcode, append([]byte{0x15}, make([]byte, 19)...)},
+		{wire.Congestion, append([]byte{0x81}, make([]byte, 31)...)},
+		{wire.TransportVersion, append([]byte{4, 1}, make([]byte, 18)...)},
+		{wire.BadICRC, good(ib.SendOnly, 64)},
+		{wire.Surplus, good(ib.Acknowledge, 4)},
+	} {
+		for _, v6 := range []bool{false, true} {
+			l := open(t, Config{Port: 46795})
+			raw(t, l, v6, c.data)
+			for l.Counters().RcvdMessages == 0 {
+				if runs, _ := l.Recv(); len(runs) != 0 {
+					t.Fatalf("%v: accepted", c.why)
+				}
+			}
+			if n := l.Counters().DropRefusal[c.why]; n != 1 {
+				t.Errorf("%v: counted %d, want 1: %+v", c.why, n, l.Counters())
+			}
+			l.Close()
+		}
+	}
+}
+
+// TestSinglesAfterRefusedTrain forces what an interface without checksum
+// offload does: the train is sent packet by packet, with other ICRCs.
+func TestSinglesAfterRefusedTrain(t *testing.T) {
+	for _, p := range paths {
+		a, b := pair(t)
+		batch := mem.NewBatch(4096)
+		data := random(30000)
+		for _, noGSO := range []bool{false, true} {
+			r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 30, MTU: 1024, Path: p.path, Data: mem.BytesPayload(data)}
+			a.noGSO = noGSO
+			if err := a.Send(&r, batch); err != nil {
+				t.Fatal(err)
+			}
+			if !noGSO {
+				s, _ := a.route(p.path)
+				for i := range s.n {
+					if !a.refused(&s.msg[i], unix.EIO) {
+						t.Fatal("a train refused for lack of checksum offload is lost")
+					}
+				}
+			}
+			a.Flush()
+			got := await(t, b, 30)
+			var all []byte
+			for _, g := range got {
+				all = append(all, g.data...)
+			}
+			if string(all) != string(data) || a.Counters().SentGSO != 0 {
+				t.Errorf("%s: wrong bytes or counters %+v", p.name, a.Counters())
+			}
+		}
+		// On the wire each packet bears identification 0, so none needed a search.
+		if d := a.Degraded(); len(d) == 0 || d[len(d)-1].Name != "no_gso" {
+			t.Errorf("degraded states %v lack no_gso", d)
+		}
+		a.Close()
+		b.Close()
+	}
+}
+
+func TestSendCorrupt(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	n := uint64(0)
+	for bit := uint32(0); bit < 8*24; bit += 5 {
+		if bit/8 == 4 {
+			continue // FECN, BECN and reserved bits are not covered by the ICRC
+		}
+		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: paths[1].path, Data: mem.BytesPayload(random(8))}
+		if err := a.SendCorrupt(&r, batch, bit); err != nil {
+			t.Fatal(err)
+		}
+		a.Flush()
+		n++
+	}
+	r := ack(9, paths[1].path)
+	if err := a.Send(&r, batch); err != nil {
+		t.Fatal(err)
+	}
+	a.Flush()
+	if got := await(t, b, 1); len(got) != 1 || got[0].PSN != 9 {
+		t.Errorf("a corrupted packet was accepted: %+v", got)
+	}
+	c := b.Counters()
+	var refused uint64
+	for _, v := range c.DropRefusal {
+		refused += v
+	}
+	if refused != n || c.DropRefusal[wire.BadICRC] < n/2 {
+		t.Errorf("%d of %d corrupted packets were refused: %+v", refused, n, c)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	l := open(t, Config{Port: 46795})
+	comm, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(Config{Port: l.Port()})
+	want := fmt.Sprintf("held by %s (pid %d)", strings.TrimSpace(string(comm)), os.Getpid())
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--roce-port 46797") {
+		t.Errorf("got %v, want %q and a fix", err, want)
+	}
+}
+
+// TestPortOwner covers sockets of the kernel, which no process holds.
+func TestPortOwner(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "thread-self/net/udp")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const udp = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n" +
+		" 1201: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 0 2 0000000000000000 0\n"
+	if err := os.WriteFile(file, []byte(udp), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := portOwner(dir, 4791); !strings.Contains(got, "soft-RoCE") {
+		t.Errorf("got %q", got)
+	}
+	if got := portOwner(dir, 4792); got != "" {
+		t.Errorf("a free port is held by %q", got)
+	}
+}
+
+func TestAllocations(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(64 << 10)
+	data := random(65536)
+	r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(data)}
+	k := ack(0, paths[1].path)
+	var got uint32
+	n := testing.AllocsPerRun(100, func() {
+		if a.Send(&r, batch) != nil || a.Send(&k, batch) != nil {
+			t.Fatal("refused")
+		}
+		a.Flush()
+		for want := got + 65; got < want; {
+			runs, _ := b.Recv()
+			for i := range runs {
+				got += runs[i].Count
+			}
+		}
+	})
+	if n != 0 {
+		t.Errorf("%v allocations for 65 packets sent and received, want 0", n)
+	}
+}
