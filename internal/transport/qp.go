@@ -16,7 +16,13 @@
 //	Next     until false: acknowledgements, responses, requests, resends
 //	Deadline when to call Next again if nothing else happens
 //
-// so that no completion and no acknowledgement ever overtakes its data.
+// so that no completion and no acknowledgement ever overtakes its data. The
+// payload of a run that Next produced must have been read (and, where another
+// queue pair handled it, flushed) before the next Commit of the queue pair
+// that produced it; SourceFault for it comes before that Commit. Unreliable
+// sends complete in that Commit, so it is owed to every queue pair whose Next
+// returned true. Commit without anything to do is cheap. Modify, Destroy,
+// Post and RecvPosted are not called between Handle and Commit.
 package transport
 
 import (
@@ -53,8 +59,9 @@ type SendWR struct {
 	segs              []mem.Seg
 	length            uint64
 	firstPSN, lastPSN ib.PSN
-	ssn               uint32
-	started, resolved bool
+	readPSN           ib.PSN    // READ: where it was last resumed
+	status            ib.Status // a local error, reported when everything earlier is done
+	started           bool      // has its PSNs
 }
 
 // RecvWR is one receive work request. It belongs to the receive queue; a

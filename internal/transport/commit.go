@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/mono"
+)
+
+// stageDepth bounds the receive completions that wait for Commit; when it is
+// reached Handle flushes and delivers by itself.
+const stageDepth = 64
+
+// stagedRecv is a receive completion whose data may still fail to arrive.
+type stagedRecv struct {
+	wr *RecvWR
+	c  Completion
+}
+
+// stage appends a completion. Preconditions: makeRoom, or at most one since.
+func (q *QP) stage(wr *RecvWR, c Completion) {
+	p := &q.rsp
+	p.staged[(p.stageHead+p.nstaged)%stageDepth] = stagedRecv{wr, c}
+	p.nstaged++
+}
+
+// makeRoom keeps one entry free beyond the one about to be used: for the
+// error of the message that follows.
+func (q *QP) makeRoom(b *mem.Batch) {
+	p := &q.rsp
+	if p.nstaged < stageDepth-1 {
+		return
+	}
+	b.Flush()
+	if !p.placeFailed {
+		q.deliverRecv()
+		p.safePSN = p.ePSN
+		return
+	}
+	// Commit will refuse all of this; entries are only given back there.
+	q.failRecv()
+}
+
+func (q *QP) deliverRecv() {
+	p := &q.rsp
+	for ; p.nstaged > 0; p.nstaged-- {
+		st := &p.staged[p.stageHead%stageDepth]
+		p.stageHead++
+		q.comp = st.c
+		wr := st.wr
+		st.wr = nil
+		q.recvDone(wr, &q.comp)
+	}
+}
+
+// Commit makes visible what Handle staged: everything placed was flushed. It
+// must follow Handle before anything but Handle is called, and follow the
+// consumption of what Next produced.
+func (q *QP) Commit(now mono.Time) {
+	p, s := &q.rsp, &q.req
+	if p.placeFailed {
+		q.failRecv()
+	}
+	if s.placeFailed {
+		s.placeFailed = false
+		q.failPlacement()
+	}
+	p.safePSN = p.ePSN
+	if p.nstaged != 0 || s.head != s.ack || q.attr.State >= ib.SQE {
+		q.deliver()
+	}
+	if s.draining {
+		q.checkDrained()
+	}
+}
+
+// failRecv takes back everything since the last Commit: a copy of it failed,
+// and which one is not known. The oldest message reports it.
+func (q *QP) failRecv() {
+	p := &q.rsp
+	p.placeFailed = false
+	status := ib.LocProtErr
+	for i := range p.nstaged {
+		st := &p.staged[(p.stageHead+i)%stageDepth]
+		st.c = Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement}
+		status = ib.WRFlushErr
+	}
+	if q.attr.State == ib.Err {
+		return
+	}
+	for p.recTail != p.recHead && p.recs[(p.recTail-1)%uint32(len(p.recs))].first.Diff(p.safePSN) >= 0 {
+		p.recTail--
+		p.recs[p.recTail%uint32(len(p.recs))].pending = false
+	}
+	p.ePSN = p.safePSN
+	if q.cfg.Type == ib.RC {
+		st := ib.LocProtErr
+		if status == ib.WRFlushErr || p.write && p.open {
+			st = ib.Success // reported above, or no receive request is concerned
+		}
+		q.refuse(ib.SynNAKRemOp, st, p.safePSN, ReasonPlacement)
+		return
+	}
+	if p.recv != nil && status == ib.LocProtErr && (p.open || q.datagram()) {
+		wr := p.recv
+		p.recv = nil
+		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement})
+	}
+	p.open = false
+	q.enterErr(false)
+}
+
+// RecvPosted tells that the receive queue got requests: in ERR the next Next
+// flushes them.
+func (q *QP) RecvPosted(now mono.Time) {
+	if q.attr.State == ib.Err && !q.cfg.SRQ {
+		q.rsp.recvPosted = true
+	}
+}

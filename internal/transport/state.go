@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"math/bits"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+)
+
+// QP is one queue pair. It is not safe for concurrent use: its lane owns it.
+type QP struct {
+	cfg  Config
+	env  Env
+	svc  ib.Opcode // service bits of the opcodes it sends and accepts
+	attr Attr      // attr.State is the current state
+	mtu  uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
+	req  requester
+	rsp  responder
+	comp Completion // what callbacks are shown; a field, so that it never escapes
+	ctr  Counters
+}
+
+// Defaults of Config.
+const (
+	defaultWindow = 1 << 20
+	initialWindow = 64 << 10
+)
+
+// minAckTimeout is the shortest local ACK timeout that is honoured: a peer in
+// software is scheduled, and below this a busy processor looks like loss.
+const minAckTimeout = time.Millisecond
+
+// New returns a queue pair in state RESET. cfg is copied; its key table is
+// shared and must not change under the queue pair's feet without Modify.
+// Allocation of everything the queue pair ever needs happens here.
+func New(cfg *Config, env Env) *QP {
+	q := &QP{cfg: *cfg, env: env, svc: ib.ServiceOf(cfg.Type)}
+	if q.cfg.Window == 0 {
+		q.cfg.Window = defaultWindow
+	}
+	if !q.cfg.PortMTU.Valid() {
+		q.cfg.PortMTU = ib.MTU1024
+	}
+	n := uint32(1)
+	if c := cfg.Cap.MaxSendWR; c > 1 {
+		n = 1 << bits.Len32(c-1)
+	}
+	sges := int(cfg.Cap.MaxSendSGE)
+	q.req.sq = make([]SendWR, n)
+	q.req.mask = n - 1
+	sge := make([]ib.SGE, int(n)*sges)
+	segs := make([]mem.Seg, int(n)*sges)
+	for i := range q.req.sq {
+		q.req.sq[i].SGE = sge[i*sges : i*sges : (i+1)*sges]
+		q.req.sq[i].segs = segs[i*sges : i*sges : (i+1)*sges]
+	}
+	q.rsp.staged = make([]stagedRecv, stageDepth)
+	if cfg.Type == ib.RC {
+		q.rsp.recs = make([]record, max(1, int(cfg.MaxRdAtomic)))
+	}
+	q.reset()
+	return q
+}
+
+// State returns the current state.
+func (q *QP) State() ib.QPState { return q.attr.State }
+
+// Type returns the service.
+func (q *QP) Type() ib.QPType { return q.cfg.Type }
+
+// QPN returns the number as it stands on the wire.
+func (q *QP) QPN() ib.QPN { return q.cfg.QPN }
+
+// Counters returns the live counters; they survive RESET.
+func (q *QP) Counters() *Counters { return &q.ctr }
+
+// PathOf returns the path of a connected queue pair, nil before RTR and for
+// datagram service.
+func (q *QP) PathOf() *ib.Path { return q.attr.Path }
+
+// DestQPN returns the peer's queue pair of a connected queue pair.
+func (q *QP) DestQPN() ib.QPN { return q.attr.DestQPN }
+
+// Query stores the current attributes in a.
+func (q *QP) Query(a *Attr) {
+	*a = q.attr
+	a.SQDraining = q.req.draining
+}
+
+// datagram reports whether the service is UD or one of its special cases.
+func (q *QP) datagram() bool { return q.svc == ib.ServiceUD }
+
+func (q *QP) pkey() ib.PKey {
+	if int(q.attr.PKeyIndex) < len(q.cfg.PKeys) {
+		return q.cfg.PKeys[q.attr.PKeyIndex]
+	}
+	return 0
+}
+
+// reset is the state of a new queue pair; queues must have been discarded.
+func (q *QP) reset() {
+	s, p := &q.req, &q.rsp
+	*s = requester{sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
+	clear(p.recs)
+	clear(p.staged)
+	*p = responder{recs: p.recs, staged: p.staged}
+	q.attr = Attr{State: ib.Reset}
+	q.mtu = uint32(q.cfg.PortMTU.Bytes())
+	if q.cfg.Type == ib.GSI {
+		q.attr.QKey = ib.GSIQKey
+	}
+}
+
+// discard gives every work request back without a completion.
+func (q *QP) discard() {
+	q.comp = Completion{Discard: true}
+	s := &q.req
+	for s.head != s.tail {
+		wr := &s.sq[s.head&s.mask]
+		q.env.SendDone(wr, false, &q.comp)
+		s.head++
+	}
+	p := &q.rsp
+	for ; p.nstaged > 0; p.nstaged-- {
+		st := &p.staged[p.stageHead%stageDepth]
+		p.stageHead++
+		q.recvDone(st.wr, &q.comp)
+		st.wr = nil
+	}
+	if p.recv != nil {
+		q.recvDone(p.recv, &q.comp)
+		p.recv = nil
+	}
+	if q.cfg.SRQ {
+		return
+	}
+	for wr := q.env.TakeRecv(); wr != nil; wr = q.env.TakeRecv() {
+		q.recvDone(wr, &q.comp)
+	}
+}
+
+func (q *QP) recvDone(wr *RecvWR, c *Completion) { q.env.RecvDone(wr, c) }
+
+// Destroy discards everything; the queue pair is in RESET afterwards and must
+// not be used again.
+func (q *QP) Destroy() {
+	q.discard()
+	q.reset()
+}
+
+// enterErr moves the queue pair to ERR. What is staged is delivered by the
+// next deliver. Answers that are owed are dropped unless the responder itself
+// refused something: its NAK, and what precedes it, is still sent.
+func (q *QP) enterErr(sendNak bool) {
+	if q.attr.State == ib.Err {
+		return
+	}
+	q.attr.State = ib.Err
+	q.req.ackAt, q.req.rnrAt = 0, 0
+	q.req.draining = false
+	if !sendNak {
+		q.rsp.silence()
+	}
+}
+
+// failSend completes the oldest unacknowledged request with status: RC goes to
+// ERR, the other services to SQE.
+func (q *QP) failSend(status ib.Status, reason uint32) {
+	q.req.failStatus, q.req.failReason = status, reason
+	if q.cfg.Type == ib.RC {
+		q.enterErr(false)
+		return
+	}
+	if q.attr.State != ib.Err {
+		q.attr.State = ib.SQE
+		q.req.draining = false
+	}
+}
+
+// deliver makes staged completions visible and, in the error states, flushes.
+// Preconditions: everything placed was flushed.
+func (q *QP) deliver() {
+	q.deliverRecv()
+	s := &q.req
+	for s.head != s.ack {
+		wr := &s.sq[s.head&s.mask]
+		q.comp = Completion{Op: wr.Op.WCOp(), ByteLen: uint32(wr.length)}
+		q.env.SendDone(wr, q.cfg.SigAll || wr.Flags&ib.Signaled != 0, &q.comp)
+		s.head++
+	}
+	if q.attr.State != ib.Err && q.attr.State != ib.SQE {
+		return
+	}
+	for s.head != s.tail {
+		wr := &s.sq[s.head&s.mask]
+		q.comp = Completion{Op: wr.Op.WCOp(), Status: ib.WRFlushErr}
+		if s.failStatus != ib.Success {
+			q.comp.Status, q.comp.VendorErr = s.failStatus, s.failReason
+			s.failStatus = ib.Success
+		}
+		q.env.SendDone(wr, true, &q.comp)
+		s.head++
+	}
+	// Numbers go on where the queue was cut off: nothing is outstanding now.
+	s.ack, s.tx, s.fresh = s.tail, s.tail, s.tail
+	s.una, s.txPSN = s.maxPSN, s.maxPSN
+	s.reads = 0
+	if q.attr.State == ib.Err {
+		q.flushRecv()
+	}
+}
+
+// flushRecv completes every receive request of the queue pair in ERR.
+func (q *QP) flushRecv() {
+	p := &q.rsp
+	q.comp = Completion{Op: ib.WCRecv, Status: ib.WRFlushErr}
+	if p.recv != nil {
+		wr := p.recv
+		p.recv = nil
+		q.recvDone(wr, &q.comp)
+	}
+	p.recvPosted = false
+	if q.cfg.SRQ {
+		if !p.lastWQE {
+			p.lastWQE = true
+			q.env.Event(ib.EventLastWQEReached)
+		}
+		return
+	}
+	for wr := q.env.TakeRecv(); wr != nil; wr = q.env.TakeRecv() {
+		q.comp = Completion{Op: ib.WCRecv, Status: ib.WRFlushErr}
+		q.recvDone(wr, &q.comp)
+	}
+}
