@@ -15,6 +15,8 @@ require (
 	golang.org/x/sys v0.49.0
 )
 
+require go.uber.org/goleak v1.3.0
+
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect

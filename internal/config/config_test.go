@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "weft.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func env(kv map[string]string) func(string) string {
+	return func(k string) string { return kv[k] }
+}
+
+func TestPrecedence(t *testing.T) {
+	name := file(t, "lanes: 3\nroce-port: 5000\nspin: 1ms\nallow-uid: [1, 2]\ndevice: file0\n")
+	vars := env(map[string]string{"WEFT_LANES": "2", "WEFT_ROCE_PORT": "6000", "WEFT_ALLOW_UID": "7", "WEFT_IDLE_EXIT": ""})
+	got, err := Load(Sources{Flags: map[string]any{"lanes": 1}, Getenv: vars, File: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Lanes = 1               // flag over environment over file
+	want.RoCEPort = 6000         // environment over file
+	want.Spin = time.Millisecond // file over default
+	want.Device = "file0"
+	want.AllowUIDs = []int{7} // a list replaces, it does not merge
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEverySettingFromEverySource(t *testing.T) {
+	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, WireLocal: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug"}
+	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "wire-local": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug"}
+	vars, yaml := map[string]string{}, ""
+	for _, k := range Keys {
+		vars[EnvName(k)] = text[k]
+		v := text[k]
+		if k == "allow-uid" {
+			v = "[" + v + "]"
+		}
+		yaml += k + ": " + v + "\n"
+	}
+	if n := reflect.TypeFor[Config]().NumField(); n != len(Keys) {
+		t.Errorf("Config has %d fields, Keys %d", n, len(Keys))
+	}
+	for name, s := range map[string]Sources{
+		"environment": {Getenv: env(vars)},
+		"file":        {Getenv: env(nil), File: file(t, yaml)},
+		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "wire-local": true,
+			"spin": "1ms", "idle-exit": "1h", "allow-uid": []int{1, 1000}, "log-level": "debug"}},
+	} {
+		got, err := Load(s)
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%s: %v\n%s", name, err, diff)
+		}
+	}
+}
+
+func TestStrictFile(t *testing.T) {
+	for _, x := range []struct{ text, want string }{
+		{"lane: 3\n", "line 1: lane is not a setting"},
+		{"lanes: 3\nspim: 1ms\n", "line 2: spim is not a setting"},
+		{"lanes: 3\nlanes: 4\n", `line 2: mapping key "lanes" already defined at line 1`},
+		{"lanes: many\n", "line 1: cannot unmarshal !!str `many` into int"},
+		{"spin: 5 apples\n", "5 apples"},
+		{"lanes: 1\n---\nlanes: 2\n", "more than one document"},
+		{"lanes: [\n", "line "},
+		{"- lanes\n", "line 1: cannot unmarshal !!seq"},
+	} {
+		_, err := Load(Sources{Getenv: env(nil), File: file(t, x.text)})
+		if err == nil || !strings.Contains(err.Error(), x.want) || !strings.Contains(err.Error(), "weft.yaml") {
+			t.Errorf("%q: want the file and %q, got %v", x.text, x.want, err)
+		}
+	}
+	for _, text := range []string{"", "# nothing\n"} {
+		if got, err := Load(Sources{Getenv: env(nil), File: file(t, text)}); err != nil || !reflect.DeepEqual(got, Default()) {
+			t.Errorf("%q: %v %+v", text, err, got)
+		}
+	}
+	if _, err := Load(Sources{Getenv: env(nil), File: "/nonexistent.yaml"}); !os.IsNotExist(err) {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestWrongEnvironmentIsNamed(t *testing.T) {
+	_, err := Load(Sources{Getenv: env(map[string]string{"WEFT_LANES": "x", "WEFT_SPIN": "5", "WEFT_ALLOW_UID": "1,,2", "WEFT_WIRE_LOCAL": "maybe"})})
+	for _, name := range []string{"WEFT_LANES", "WEFT_SPIN", "WEFT_ALLOW_UID", "WEFT_WIRE_LOCAL"} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not name %s", err, name)
+		}
+	}
+}
+
+func TestValidateReportsAllFaults(t *testing.T) {
+	c := Default()
+	c.Dir = "/run/weft"
+	if err := c.Validate(); err != nil {
+		t.Errorf("the defaults are wrong: %v", err)
+	}
+	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud"}
+	err := bad.Validate()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, key := range Keys {
+		if key != "wire-local" && !strings.Contains("\n"+err.Error(), "\n"+key+" must") {
+			t.Errorf("%v does not name %s", err, key)
+		}
+	}
+	c.Dir = "/" + strings.Repeat("x", 100)
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("a socket path that does not fit: %v", err)
+	}
+}
+
+func TestDirPerm(t *testing.T) {
+	for _, x := range []struct {
+		uid   int
+		allow []int
+		want  os.FileMode
+	}{{1000, nil, 0o700}, {0, nil, 0o755}, {1000, []int{1}, 0o755}} {
+		if got := (Config{AllowUIDs: x.allow}).DirPerm(x.uid); got != x.want {
+			t.Errorf("uid %d, allow %v: %o", x.uid, x.allow, got)
+		}
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	f.Add("lanes: 3\nspin: 1ms\nallow-uid: [1]\n")
+	f.Add("? {a: b}\n: c\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := Load(Sources{Getenv: env(nil), File: file(t, text)})
+		if err == nil && c.Validate() == nil && !filepath.IsAbs(c.Dir) {
+			t.Errorf("%q gave an unusable configuration %+v", text, c)
+		}
+	})
+}
