@@ -80,6 +80,15 @@ const (
 	MaxCQE         = 0x3fffff
 )
 
+// Flags of split rings.
+const (
+	DescFlagNext     = 1
+	DescFlagWrite    = 2
+	DescFlagIndirect = 4
+	AvailNoInterrupt = 1
+	UsedNoNotify     = 1
+)
+
 // Control command classes.
 const (
 	ClassRoCE = 6

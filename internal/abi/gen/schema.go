@@ -502,8 +502,8 @@ var constants = []constGroup{
 		{"MAX_RING_NUM", "MaxRingNum", 32768}, {"MAX_CTRL_CMD", "MaxCtrlCmd", 2048},
 		{"MAX_INLINE_RFC", "MaxInlineRFC", 512}, {"MAX_CQE", "MaxCQE", 4194303}}},
 	{"flags of split rings", "", []constant{
-		{"VRING_DESC_NEXT", "", 1}, {"VRING_DESC_WRITE", "", 2}, {"VRING_DESC_INDIRECT", "", 4},
-		{"VRING_AVAIL_NO_INTERRUPT", "", 1}, {"VRING_USED_NO_NOTIFY", "", 1}}},
+		{"VRING_DESC_NEXT", "DescFlagNext", 1}, {"VRING_DESC_WRITE", "DescFlagWrite", 2}, {"VRING_DESC_INDIRECT", "DescFlagIndirect", 4},
+		{"VRING_AVAIL_NO_INTERRUPT", "AvailNoInterrupt", 1}, {"VRING_USED_NO_NOTIFY", "UsedNoNotify", 1}}},
 	{"control command classes", "", []constant{{"CLASS_ROCE", "ClassRoCE", 6}}},
 	{"control commands", "Cmd", []constant{
 		{"CMD_QUERY_DEVICE", "CmdQueryDevice", 0}, {"CMD_QUERY_PORT", "CmdQueryPort", 1},

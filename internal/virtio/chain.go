@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package virtio
+
+import (
+	"weft/internal/abi"
+)
+
+// desc is a private copy of one descriptor.
+type desc struct {
+	addr  uint64
+	len   uint32
+	flags uint16
+	next  uint16
+}
+
+// descriptor copies entry i of a table; i is inside.
+func (q *Queue) descriptor(table []byte, i uint32) desc {
+	lo := load64(table, i*abi.VringDescSize)
+	hi := load64(table, i*abi.VringDescSize+8)
+	return desc{addr: lo, len: uint32(hi), flags: uint16(hi >> 32), next: uint16(hi >> 48)}
+}
+
+// Chain is one element as pieces of shared memory, readable ones first. The
+// slices are reused by the next Pop into the same Chain.
+type Chain struct {
+	Head              uint16
+	Read, Write       [][]byte
+	ReadLen, WriteLen int
+}
+
+// Pop takes the next element, however it is framed. ok is false where there is
+// none.
+func (q *Queue) Pop(c *Chain) (ok bool, err error) {
+	if q.lastAvail == q.availIdx || q.fault != FaultNone {
+		if n, err := q.Avail(); n == 0 {
+			return false, err
+		}
+	}
+	head, err := q.head()
+	if err != nil {
+		return false, err
+	}
+	if err := q.walk(head, q.descriptor(q.desc, uint32(head)), c); err != nil {
+		return false, err
+	}
+	q.lastAvail++
+	return true, nil
+}
+
+// walk collects the pieces of the element whose first descriptor is d. Each
+// descriptor is read once.
+func (q *Queue) walk(head uint16, d desc, c *Chain) error {
+	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen = head, c.Read[:0], c.Write[:0], 0, 0
+	table, size, indirect := q.desc, q.num, false
+	for n := uint32(1); ; n++ {
+		if d.flags&abi.DescFlagIndirect != 0 {
+			// A chain may end in a table, a table holds no table and is the
+			// end; its write flag means nothing (virtio 1.x, 2.7.5.3).
+			if indirect || d.flags&abi.DescFlagNext != 0 {
+				return q.fail(FaultIndirect)
+			}
+			t, err := q.table(d)
+			if err != nil {
+				return err
+			}
+			table, size, indirect, n = t, uint32(len(t)/abi.VringDescSize), true, 0
+			d = q.descriptor(table, 0)
+			continue
+		}
+		if err := q.add(c, d); err != nil {
+			return err
+		}
+		if d.flags&abi.DescFlagNext == 0 {
+			return nil
+		}
+		if uint32(d.next) >= size {
+			return q.fail(FaultNext)
+		}
+		if n+1 > size {
+			return q.fail(FaultLoop)
+		}
+		d = q.descriptor(table, uint32(d.next))
+	}
+}
+
+// table returns a private copy of an indirect table, which may lie at any
+// alignment and across regions.
+func (q *Queue) table(d desc) ([]byte, error) {
+	if d.len == 0 || d.len%abi.VringDescSize != 0 || d.len > maxIndirect*abi.VringDescSize {
+		return nil, q.fail(FaultIndirect)
+	}
+	t := make([]byte, 0, d.len)
+	for left, addr := uint64(d.len), d.addr; left > 0; {
+		b := q.mem.Prefix(addr, left)
+		if len(b) == 0 {
+			return nil, q.fail(FaultAddress)
+		}
+		t = append(t, b...)
+		addr, left = addr+uint64(len(b)), left-uint64(len(b))
+	}
+	return t, nil
+}
+
+// add appends the pieces of one buffer.
+func (q *Queue) add(c *Chain, d desc) error {
+	list, total := &c.Read, &c.ReadLen
+	if d.flags&abi.DescFlagWrite != 0 {
+		list, total = &c.Write, &c.WriteLen
+	} else if len(c.Write) > 0 {
+		return q.fail(FaultDirection) // readable after writable
+	}
+	if uint64(d.addr)+uint64(d.len) < d.addr {
+		return q.fail(FaultAddress)
+	}
+	for addr, left := d.addr, uint64(d.len); left > 0; {
+		b := q.mem.Prefix(addr, left)
+		if len(b) == 0 {
+			return q.fail(FaultAddress)
+		}
+		if len(c.Read)+len(c.Write) == maxSegments || *total > 1<<32 {
+			return q.fail(FaultLength)
+		}
+		*list = append(*list, b)
+		*total += len(b)
+		addr, left = addr+uint64(len(b)), left-uint64(len(b))
+	}
+	return nil
+}
+
+// ReadAt copies the readable bytes from offset off on into p and returns how
+// many there were.
+func (c *Chain) ReadAt(p []byte, off int) (n int) {
+	for _, s := range c.Read {
+		if off >= len(s) {
+			off -= len(s)
+			continue
+		}
+		n += copy(p[n:], s[off:])
+		off = 0
+		if n == len(p) {
+			break
+		}
+	}
+	return n
+}
+
+// WriteAt copies p to the writable bytes from offset off on and returns how
+// many fit.
+func (c *Chain) WriteAt(p []byte, off int) (n int) {
+	for _, s := range c.Write {
+		if off >= len(s) {
+			off -= len(s)
+			continue
+		}
+		n += copy(s[off:], p[n:])
+		off = 0
+		if n == len(p) {
+			break
+		}
+	}
+	return n
+}

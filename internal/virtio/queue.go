@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package virtio
+
+import (
+	"encoding/binary"
+	"math/bits"
+
+	"weft/internal/abi"
+)
+
+// Config places a ring.
+type Config struct {
+	Num      uint32 // entries
+	Desc     uint64 // descriptor table
+	Driver   uint64 // available ring, written by the driver
+	Device   uint64 // used ring, written by the device
+	EventIdx bool   // VIRTIO_RING_F_EVENT_IDX was negotiated
+	// Base is the index of the first element to take. Resume continues a ring
+	// that another device used before: the used index is then taken from
+	// memory, once, and where it differs from Base it wins, because what was
+	// taken but not used is to be taken again. Without Resume the used index
+	// starts at Base.
+	Base   uint16
+	Resume bool
+}
+
+// maxIndirect bounds the entries of an indirect table, maxSegments the pieces
+// of one element: hostile drivers get no more.
+const (
+	maxIndirect = 1024
+	maxSegments = 4096
+)
+
+// Queue is the device's side of one ring. All state that decides anything is
+// private; shared memory gets copies.
+type Queue struct {
+	mem         Memory
+	desc        []byte
+	avail, used []byte
+	mask        uint16
+	num         uint32
+	eventIdx    bool
+	noKick      uint16 // shadow of used.flags
+
+	lastAvail uint16 // next element to take
+	availIdx  uint16 // the driver's index as last loaded
+	usedIdx   uint16 // next used entry to write
+	published uint16 // the used index the driver sees
+	signalled bool   // a first publication has been announced
+	fault     Fault
+
+	gather  Chain  // of an element in several pieces
+	scratch []byte // its bytes
+}
+
+// New checks the addresses of a ring and returns it. An error is a Fault.
+func New(m Memory, c Config) (*Queue, error) {
+	if c.Num == 0 || c.Num > abi.MaxRingNum || bits.OnesCount32(c.Num) != 1 {
+		return nil, FaultSize
+	}
+	event := uint64(0)
+	if c.EventIdx {
+		event = 2
+	}
+	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base}
+	n := uint64(c.Num)
+	for _, t := range []struct {
+		view        *[]byte
+		addr, size  uint64
+		align, host uint64
+	}{
+		{&q.desc, c.Desc, abi.VringDescSize * n, 16, 8},
+		{&q.avail, c.Driver, abi.VringAvailRing + 2*n + event, 2, 2},
+		{&q.used, c.Device, abi.VringUsedRing + abi.VringUsedElemSize*n + event, 4, 4},
+	} {
+		if t.addr%t.align != 0 {
+			return nil, FaultAlign
+		}
+		b := m.Prefix(t.addr, t.size)
+		if uint64(len(b)) != t.size {
+			return nil, FaultRingMemory
+		}
+		if !aligned(b, uintptr(t.host)) {
+			return nil, FaultAlign
+		}
+		*t.view = b[:len(b):len(b)]
+	}
+	if c.Resume {
+		q.lastAvail = uint16(load32(q.used, abi.VringUsedFlags) >> 16)
+	}
+	q.availIdx, q.usedIdx, q.published = q.lastAvail, q.lastAvail, q.lastAvail
+	q.storeUsed()
+	return q, nil
+}
+
+// storeUsed publishes the shadow of used.flags and used.idx, which the device
+// owns both.
+func (q *Queue) storeUsed() {
+	store32(q.used, abi.VringUsedFlags, uint32(q.noKick)|uint32(q.published)<<16)
+}
+
+// Num returns the size of the ring.
+func (q *Queue) Num() int { return int(q.num) }
+
+// Err returns the Fault that broke the ring, nil while it works. A broken ring
+// gives no more elements.
+func (q *Queue) Err() error {
+	if q.fault == FaultNone {
+		return nil
+	}
+	return q.fault
+}
+
+func (q *Queue) fail(f Fault) error {
+	q.fault = f
+	return f
+}
+
+// Avail returns how many elements may be taken, having looked at the driver's
+// index.
+func (q *Queue) Avail() (int, error) {
+	if q.fault != FaultNone {
+		return 0, q.fault
+	}
+	q.availIdx = load16(q.avail, abi.VringAvailIdx)
+	n := uint32(q.availIdx - q.lastAvail)
+	// Invariant: what is out and what is available never exceed the ring.
+	if n+uint32(q.lastAvail-q.usedIdx) > q.num {
+		return 0, q.fail(FaultIndexJump)
+	}
+	return int(n), nil
+}
+
+// Elem is one element.
+type Elem struct {
+	Head uint16
+	// Gathered tells that the element lay in several pieces and Data is the
+	// queue's scratch memory: valid until the next element is taken from this
+	// queue, and private. Else Data is shared memory of the driver: copy what
+	// decides anything before looking at it.
+	Gathered bool
+	Data     []byte
+}
+
+// Next takes the next element, which must be readable as a whole (want
+// readable) or writable as a whole. ok is false where there is none. The
+// driver gets the element back by PushUsed. It allocates nothing, except the
+// first time an element comes in several pieces.
+func (q *Queue) Next(writable bool) (e Elem, ok bool, err error) {
+	if e, ok, err = q.Peek(writable); ok {
+		q.lastAvail++
+	}
+	return e, ok, err
+}
+
+// Peek is Next but leaves the element in the ring.
+func (q *Queue) Peek(writable bool) (e Elem, ok bool, err error) {
+	if q.lastAvail == q.availIdx || q.fault != FaultNone {
+		if n, err := q.Avail(); n == 0 {
+			return e, false, err
+		}
+	}
+	head, err := q.head()
+	if err != nil {
+		return e, false, err
+	}
+	d := q.descriptor(q.desc, uint32(head))
+	want := uint16(0)
+	if writable {
+		want = abi.DescFlagWrite
+	}
+	if d.flags&(abi.DescFlagNext|abi.DescFlagIndirect) == 0 {
+		if d.flags&abi.DescFlagWrite != want {
+			return e, false, q.fail(FaultDirection)
+		}
+		b := q.mem.Prefix(d.addr, uint64(d.len))
+		if uint64(len(b)) == uint64(d.len) {
+			return Elem{Head: head, Data: b}, true, nil
+		}
+	}
+	data, err := q.collect(head, d, writable)
+	return Elem{Head: head, Gathered: true, Data: data}, err == nil, err
+}
+
+// maxElement bounds an element that comes in several pieces.
+const maxElement = 64 << 10
+
+// collect makes one piece of an element in several.
+func (q *Queue) collect(head uint16, d desc, writable bool) ([]byte, error) {
+	c := &q.gather
+	if err := q.walk(head, d, c); err != nil {
+		return nil, err
+	}
+	n := c.ReadLen
+	if writable {
+		n = c.WriteLen
+	}
+	if writable && len(c.Read) > 0 || !writable && len(c.Write) > 0 {
+		return nil, q.fail(FaultDirection)
+	}
+	if n > maxElement {
+		return nil, q.fail(FaultLength)
+	}
+	if n > len(q.scratch) {
+		q.scratch = make([]byte, 1<<bits.Len(uint(n-1)))
+	}
+	data := q.scratch[:n:n]
+	if writable {
+		clear(data)
+	} else {
+		c.ReadAt(data, 0)
+	}
+	return data, nil
+}
+
+// head loads the head at lastAvail.
+func (q *Queue) head() (uint16, error) {
+	h := binary.LittleEndian.Uint16(q.avail[abi.VringAvailRing+2*uint32(q.lastAvail&q.mask):])
+	if uint32(h) >= q.num {
+		return 0, q.fail(FaultHead)
+	}
+	return h, nil
+}
+
+// Rewind gives back the newest n elements taken: they will be taken again.
+// None of them may have been used.
+func (q *Queue) Rewind(n int) { q.lastAvail -= uint16(n) }
+
+// PushUsed writes a used entry; the driver sees it after Publish. n is the
+// number of bytes written to the element.
+func (q *Queue) PushUsed(head uint16, n uint32) {
+	e := q.used[abi.VringUsedRing+abi.VringUsedElemSize*uint32(q.usedIdx&q.mask):][:abi.VringUsedElemSize]
+	binary.LittleEndian.PutUint32(e[abi.VringUsedElemID:], uint32(head))
+	binary.LittleEndian.PutUint32(e[abi.VringUsedElemLen:], n)
+	q.usedIdx++
+}
+
+// PushElem is PushUsed of a writable element of which n bytes were written to
+// Data. It must precede the next Next where the element is Gathered.
+func (q *Queue) PushElem(e Elem, n int) {
+	if e.Gathered {
+		q.gather.WriteAt(e.Data[:n], 0)
+	}
+	q.PushUsed(e.Head, uint32(n))
+}
+
+// Staged returns how many used entries wait for Publish.
+func (q *Queue) Staged() int { return int(q.usedIdx - q.published) }
+
+// Publish lets the driver see all used entries, with one store, and reports
+// whether the driver asks to be notified of them.
+func (q *Queue) Publish() (notify bool) {
+	old := q.published
+	if q.usedIdx == old {
+		return false
+	}
+	q.published = q.usedIdx
+	q.storeUsed()
+	if !q.eventIdx {
+		return load16(q.avail, abi.VringAvailFlags)&abi.AvailNoInterrupt == 0
+	}
+	event := load16(q.avail, abi.VringAvailRing+2*q.num)
+	if !q.signalled {
+		q.signalled = true // no earlier index to compare with
+		return true
+	}
+	return q.published-event-1 < q.published-old
+}
+
+// EnableKick asks the driver for a kick when it adds elements, and reports
+// whether there are some already: then no kick will come for them.
+func (q *Queue) EnableKick() (pending bool, err error) {
+	q.noKick = 0
+	if q.eventIdx {
+		binary.LittleEndian.PutUint16(q.used[abi.VringUsedRing+abi.VringUsedElemSize*q.num:], q.lastAvail)
+	}
+	q.storeUsed() // full barrier between the request and the look
+	n, err := q.Avail()
+	return n > 0, err
+}
+
+// DisableKick tells the driver that kicks are not needed. With EVENT_IDX the
+// driver kicks once more at the index it was last asked for, and then not
+// again.
+func (q *Queue) DisableKick() {
+	if q.noKick == 0 && !q.eventIdx {
+		q.noKick = abi.UsedNoNotify
+		q.storeUsed()
+	}
+}
+
+// State returns the ring state for GET_VRING_BASE: the first element that is
+// not used yet, so that a later device takes again what was only taken.
+func (q *Queue) State() uint32 { return uint32(q.usedIdx) }
+
+// Taken returns the index of the next element to take, which is the state of a
+// ring whose elements are used out of order.
+func (q *Queue) Taken() uint16 { return q.lastAvail }
+
+// Outstanding returns how many elements are taken and not used.
+func (q *Queue) Outstanding() int { return int(q.lastAvail - q.usedIdx) }
+
+// Reset sets all indices to zero, as both sides do when the object behind the
+// ring is destroyed (virtio RoCE RFC v2, DESTROY_QP and DESTROY_CQ).
+func (q *Queue) Reset() {
+	q.lastAvail, q.availIdx, q.usedIdx, q.published, q.signalled = 0, 0, 0, 0, false
+	q.storeUsed()
+}
