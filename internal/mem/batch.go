@@ -146,7 +146,7 @@ func (b *Batch) write(o Owner, dst *Region, addr uint64, p []byte) Result {
 			copy(v, p[:c])
 		} else {
 			if b.space != dst.Space || len(b.writes) == maxPending {
-				b.Flush()
+				b.flush(b.tell) // p may lie in scratch: that is not free yet
 				b.space = dst.Space
 			}
 			b.writes = append(b.writes, Write{Addr: a, Data: p[:c]})
@@ -203,7 +203,13 @@ func (b *Batch) flush(fail func(i int)) {
 	clear(b.writes)
 	clear(b.owners)
 	b.writes, b.owners, b.space = b.writes[:0], b.owners[:0], nil
-	b.used = 0
+}
+
+// CopyOut fills dst with the start of a payload.
+func CopyOut(dst []byte, src *Payload) Result {
+	var b Batch
+	b.one[0] = dst
+	return b.Gather(b.one[:], src, 0)
 }
 
 // Gather fills the slices of dst, one after the other, from offset off of the
