@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hca is the channel adapter: sessions with their protection domains,
+// memory regions, completion queues, queue pairs, shared receive queues and
+// address handles, and the engine that drives queue pairs.
+//
+// What comes in: verbs of clients (from rdmadev), runs of packets (from links
+// and from queue pairs of the same node) and the time; what goes out: runs,
+// completions and events. Package node owns the goroutine of every Lane and
+// calls it; simfab calls the same code under a virtual clock. The package must
+// never do I/O, read a clock or start a goroutine.
+//
+// Ownership: a Session and everything in it belongs to one Lane. Only the
+// Adapter's tables are shared, as immutable snapshots.
+package hca
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"weft/internal/ib"
+)
+
+// GIDEntry is one entry of a port's GID table.
+type GIDEntry struct {
+	GID     ib.GID
+	NetDev  string // interface that holds the address
+	IfIndex int
+	// LocalOnly marks an address that no packet can leave the node with.
+	LocalOnly bool
+}
+
+// Port is what the port of a function looks like; immutable once published.
+type Port struct {
+	State     uint8 // IBA port state: 4 active, 1 down
+	MTU       ib.MTU
+	MaxMTU    ib.MTU
+	GIDs      []GIDEntry // unset entries are zero; an index is stable while its entry exists
+	PKeys     []ib.PKey
+	WireLocal bool // also traffic within the node takes the wire path
+	// MaxRun bounds the payload of a run towards other nodes, MaxLocalRun
+	// within the node.
+	MaxRun, MaxLocalRun uint32
+}
+
+// Lookup returns the index of gid in the table, or -1.
+func (p *Port) Lookup(gid ib.GID) int {
+	for i := range p.GIDs {
+		if p.GIDs[i].GID == gid && !gid.IsZero() {
+			return i
+		}
+	}
+	return -1
+}
+
+// Limits are quotas. Each refusal on their account is ENOSPC or, for the size
+// of one object, EINVAL.
+type Limits struct {
+	Sessions                int
+	PD, MR, CQ, QP, SRQ, AH uint32 // per session
+	QPWR, CQE, SRQWR, SGE   uint32 // per object
+	Inline                  uint32
+	RdAtomic                uint8
+	Window, MinWindow       uint32 // transport's, bytes
+}
+
+// DefaultLimits fit a program with thousands of queue pairs.
+var DefaultLimits = Limits{
+	Sessions: maxSessions, PD: 4096, MR: 65536, CQ: 16384, QP: 16384, SRQ: 4096, AH: 65536,
+	QPWR: 32768, CQE: 4194303, SRQWR: 32768, SGE: 32, Inline: 1024, RdAtomic: 128,
+	Window: 1 << 20, MinWindow: 8 << 10,
+}
+
+const (
+	slotBits    = 14 // of a queue pair number on the wire: the session's slot
+	slotMask    = 1<<slotBits - 1
+	maxSessions = 1 << (24 - slotBits)
+)
+
+// Adapter is what the sessions of a node share: the identity of its port and
+// the numbers under which sessions are found.
+type Adapter struct {
+	Limits   Limits
+	port     atomic.Pointer[Port]
+	sessions atomic.Pointer[[maxSessions]*Session]
+	next     int // where the search for a free session number starts
+}
+
+// NewAdapter returns an adapter with the given port and quotas.
+func NewAdapter(p *Port, l Limits) *Adapter {
+	a := &Adapter{Limits: l}
+	a.port.Store(p)
+	a.sessions.Store(new([maxSessions]*Session))
+	return a
+}
+
+// Port returns the current port description.
+func (a *Adapter) Port() *Port { return a.port.Load() }
+
+// SetPort publishes a new port description. Sessions are told by the caller
+// through Session.PortChanged, each on its lane.
+func (a *Adapter) SetPort(p *Port) { a.port.Store(p) }
+
+// ErrNoSession is returned when every session number is taken.
+var ErrNoSession = errors.New("no session number free")
+
+// Attach gives s a number, from which its queue pair numbers follow. Calls of
+// Attach and Detach must not overlap: the node serialises them. Numbers are
+// used in turn, so that one is not reused soon.
+func (a *Adapter) Attach(s *Session) error {
+	old := a.sessions.Load()
+	for i := range maxSessions {
+		n := (a.next + i) % maxSessions
+		if n == 0 && s.num == 0 {
+			// Number 0 is for a function with addresses of its own.
+			continue
+		}
+		if old[n] == nil && i < a.Limits.Sessions {
+			t := *old
+			s.num = uint16(n)
+			t[n] = s
+			a.next = n + 1
+			a.sessions.Store(&t)
+			return nil
+		}
+	}
+	return ErrNoSession
+}
+
+// Detach ends the number of s: packets for it find nobody.
+func (a *Adapter) Detach(s *Session) {
+	t := *a.sessions.Load()
+	if t[s.num] == s {
+		t[s.num] = nil
+		a.sessions.Store(&t)
+	}
+}
+
+// Session returns the session that owns the queue pair number, or nil.
+func (a *Adapter) Session(qpn ib.QPN) *Session {
+	return a.sessions.Load()[(qpn&ib.QPNMask)>>slotBits]
+}

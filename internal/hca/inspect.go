@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/transport"
+)
+
+// PDInfo, MRInfo, … describe the objects of a session for people; keys are
+// left out, they are secrets of their owner.
+type (
+	// PDInfo is a protection domain.
+	PDInfo struct {
+		PDN   uint32
+		Users int
+	}
+	// MRInfo is a memory region.
+	MRInfo struct {
+		MRN, PDN   uint32
+		Start, Len uint64
+		Access     ib.Access
+		Space      mem.Space
+	}
+	// CQInfo is a completion queue.
+	CQInfo struct {
+		CQN     uint32
+		Depth   uint32
+		Users   int
+		Overrun bool
+	}
+	// QPInfo is a queue pair.
+	QPInfo struct {
+		Num            ib.QPN
+		Type           ib.QPType
+		PDN            uint32
+		SendCQ, RecvCQ uint32
+		SRQN           uint32
+		Attr           transport.Attr
+		Counters       transport.Counters
+	}
+	// SRQInfo is a shared receive queue.
+	SRQInfo struct {
+		SRQN, PDN    uint32
+		MaxWR, Limit uint32
+		Outstanding  uint32
+	}
+	// AHInfo is an address handle.
+	AHInfo struct {
+		AHN, PDN uint32
+		DGID     ib.GID
+	}
+)
+
+// Info lists the objects of a session.
+type Info struct {
+	PDs  []PDInfo
+	MRs  []MRInfo
+	CQs  []CQInfo
+	QPs  []QPInfo
+	SRQs []SRQInfo
+	AHs  []AHInfo
+}
+
+// Objects returns the number of objects of all kinds.
+func (s *Session) Objects() int {
+	return len(s.pds.m) + len(s.mrs.m) + len(s.cqs.m) + len(s.qps.m) + len(s.ahs.m)
+}
+
+// Inspect describes every object of the session, in no order.
+func (s *Session) Inspect() (i Info) {
+	for h, p := range s.pds.m {
+		i.PDs = append(i.PDs, PDInfo{h, p.refs})
+	}
+	for h, m := range s.mrs.m {
+		r := m.region
+		i.MRs = append(i.MRs, MRInfo{h, m.pd.handle, r.Start, r.Len, r.Access, r.Space})
+	}
+	for h, c := range s.cqs.m {
+		i.CQs = append(i.CQs, CQInfo{h, c.depth, c.refs, c.failed})
+	}
+	for h, a := range s.ahs.m {
+		i.AHs = append(i.AHs, AHInfo{h, a.pd.handle, a.path.DGID})
+	}
+	for h, q := range s.qps.m {
+		if q.t == nil {
+			i.SRQs = append(i.SRQs, SRQInfo{h, q.pd.handle, q.cfg.Cap.MaxRecvWR, q.limit, q.Outstanding()})
+			continue
+		}
+		info := QPInfo{Num: q.num, Type: q.cfg.Type, PDN: q.pd.handle, SendCQ: q.sendCQ.handle, RecvCQ: q.recvCQ.handle,
+			Counters: *q.t.Counters()}
+		if q.srq != nil {
+			info.SRQN = q.srq.slot
+		}
+		q.t.Query(&info.Attr)
+		i.QPs = append(i.QPs, info)
+	}
+	return i
+}

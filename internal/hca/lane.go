@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"container/heap"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+	"weft/internal/transport"
+)
+
+// Link carries runs to other nodes.
+type Link interface {
+	// Send puts a run into the batch being built; payload is gathered before
+	// it returns. SourceFault tells that it could not be read.
+	Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result
+	// Blocked reports that the link takes no more until it has drained.
+	Blocked() bool
+	// Flush hands the batch to the kernel.
+	Flush(now mono.Time)
+}
+
+// LaneStats count what a lane saw; every refusal has a name.
+type LaneStats struct {
+	LocalRuns, WireRuns, RcvdRuns, ForeignRuns uint64
+	DropNoQP, DropForeignFull, CQOverrun       uint64
+	Rounds                                     uint64
+}
+
+// Lane drives the queue pairs of its sessions. It has no goroutine: the owner
+// calls Receive for what arrived and Run for everything else, from one
+// goroutine.
+type Lane struct {
+	ID       int
+	Stats    LaneStats
+	a        *Adapter
+	link     Link
+	batch    *mem.Batch
+	sessions []*Session
+	// foreign takes runs for sessions of other lanes; false: no room.
+	foreign func(to *Lane, r *pkt.Run) bool
+
+	ready, running []*QP // to be given a turn
+	handled        []*QP // got a run since the last commit
+	dirtyQPs       []*QP
+	dirtyCQs       []*CQ
+	waitingCQs     []*CQ // have a backlog
+	failedCQs      []*CQ
+	timers         timerHeap
+	run            pkt.Run
+	cqe            CQE
+}
+
+// NewLane returns a lane of the adapter. foreign may be nil where there is one
+// lane only.
+func NewLane(a *Adapter, id int, link Link, foreign func(to *Lane, r *pkt.Run) bool) *Lane {
+	return &Lane{ID: id, a: a, link: link, foreign: foreign, batch: mem.NewBatch(128 << 10)}
+}
+
+// Batch returns the lane's batch of placements.
+func (l *Lane) Batch() *mem.Batch { return l.batch }
+
+// Sessions returns the lane's sessions; the slice is the lane's.
+func (l *Lane) Sessions() []*Session { return l.sessions }
+
+const (
+	turnRuns  = 64 // runs of one queue pair per turn
+	maxRounds = 16 // turns between two looks at rings and sockets
+)
+
+// Receive takes one inbound run, from a link or from another lane. The run
+// and its payload must stay valid until Run returns.
+func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
+	l.Stats.RcvdRuns++
+	s := l.a.Session(r.DestQPN)
+	if s == nil {
+		l.Stats.DropNoQP++
+		return
+	}
+	if s.lane != l {
+		l.forward(s.lane, r)
+		return
+	}
+	l.handle(now, s, r)
+}
+
+func (l *Lane) forward(to *Lane, r *pkt.Run) {
+	l.Stats.ForeignRuns++
+	if l.foreign == nil || !l.foreign(to, r) {
+		l.Stats.DropForeignFull++
+	}
+}
+
+func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
+	slot := uint32(r.DestQPN) & slotMask
+	if slot >= uint32(len(s.slots)) || s.slots[slot] == nil {
+		l.Stats.DropNoQP++
+		return
+	}
+	q := s.slots[slot]
+	q.t.Handle(now, r, l.batch)
+	l.owe(q)
+}
+
+// owe makes sure that the queue pair gets its Commit.
+func (l *Lane) owe(q *QP) {
+	if !q.handled {
+		q.handled = true
+		l.handled = append(l.handled, q)
+	}
+}
+
+// Run gives every ready queue pair its turns, makes all effects visible and
+// reports whether work remains. Rings must have been told (SendPosted) and
+// inbound runs handed over (Receive) before.
+func (l *Lane) Run(now mono.Time) bool {
+	for len(l.timers) > 0 && l.timers[0].timer.Due(now) {
+		q := l.timers[0]
+		l.timers.remove(q)
+		q.schedule()
+	}
+	l.settle(now)
+	for i := 0; len(l.ready) > 0 && i < maxRounds; i++ {
+		l.Stats.Rounds++
+		l.ready, l.running = l.running[:0], l.ready
+		for _, q := range l.running {
+			q.active = false
+			if q.handled {
+				q.schedule() // it must commit before it posts
+			} else if !q.dead {
+				l.turn(now, q)
+			}
+		}
+		l.settle(now)
+	}
+	l.link.Flush(now)
+	l.publish(now)
+	return len(l.ready) > 0 && !l.link.Blocked()
+}
+
+// turn lets one queue pair produce runs.
+func (l *Lane) turn(now mono.Time, q *QP) {
+	q.fetch(now)
+	r := &l.run
+	for range turnRuns {
+		if p := q.t.PathOf(); (p == nil || !p.Local) && l.link.Blocked() {
+			q.schedule() // the lane waits for the link
+			return
+		}
+		*r = pkt.Run{}
+		if !q.t.Next(now, r) {
+			l.arm(q)
+			return
+		}
+		l.owe(q)
+		l.transmit(now, q, r)
+	}
+	q.schedule()
+}
+
+// transmit hands a run to whoever is at the other end of its path.
+func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
+	if !r.Path.Local {
+		l.Stats.WireRuns++
+		if l.link.Send(now, r, l.batch) == mem.SourceFault {
+			q.t.SourceFault(now, r)
+		}
+		return
+	}
+	l.Stats.LocalRuns++
+	r.IPv4 = r.Path.DGID.IsIPv4()
+	s := l.a.Session(r.DestQPN)
+	switch {
+	case s == nil:
+		l.Stats.DropNoQP++
+	case s.lane != l:
+		l.forward(s.lane, r)
+	default:
+		l.handle(now, s, r)
+		if r.Fault {
+			q.t.SourceFault(now, r)
+		}
+	}
+}
+
+// settle puts payload in place and then lets its effects be seen.
+func (l *Lane) settle(now mono.Time) {
+	l.batch.Flush()
+	for i := 0; i < len(l.handled); i++ {
+		q := l.handled[i]
+		q.handled = false
+		if q.dead {
+			continue
+		}
+		q.t.Commit(now)
+		if q.more || q.t.Pending() {
+			q.schedule()
+		}
+		l.arm(q)
+	}
+	l.handled = l.handled[:0]
+	for len(l.failedCQs) > 0 {
+		c := l.failedCQs[0]
+		l.failedCQs = l.failedCQs[1:]
+		c.s.events.Event(ib.EventCQErr, c.handle)
+		for q := range c.users {
+			q.fail(now)
+		}
+	}
+}
+
+var errAttr = transport.Attr{State: ib.Err}
+
+// fail moves a queue pair to ERR.
+func (q *QP) fail(now mono.Time) {
+	if q.dead || q.t.State() == ib.Err || q.t.State() == ib.Reset {
+		return
+	}
+	if q.t.Modify(now, &errAttr, ib.AttrState) == nil {
+		q.Event(ib.EventQPFatal)
+		q.more = q.send != nil
+		q.schedule()
+	}
+}
+
+// publish makes used elements and then completions visible.
+func (l *Lane) publish(now mono.Time) {
+	for _, q := range l.dirtyQPs {
+		q.dirty = false
+		if q.send != nil {
+			q.send.Publish()
+		}
+		if q.recv != nil {
+			q.recv.Publish()
+		}
+	}
+	l.dirtyQPs = l.dirtyQPs[:0]
+	for _, c := range l.dirtyCQs {
+		c.dirty = false
+		if len(c.backlog) > 0 && c.drain() {
+			l.waitingCQs = append(l.waitingCQs, c)
+		}
+		if c.ring != nil {
+			c.ring.Publish(c.solicited)
+			c.solicited = false
+		}
+	}
+	l.dirtyCQs = l.dirtyCQs[:0]
+}
+
+// RetryCQs looks for buffers for completions that wait for one; drivers give
+// buffers back without a kick. It reports whether some still wait.
+func (l *Lane) RetryCQs() bool {
+	for _, c := range l.waitingCQs {
+		c.touch()
+	}
+	l.waitingCQs = l.waitingCQs[:0]
+	l.publish(0)
+	return len(l.waitingCQs) > 0
+}
+
+// Deadline returns when Run must be called next if nothing else happens.
+func (l *Lane) Deadline() mono.Time {
+	if len(l.timers) == 0 {
+		return 0
+	}
+	return l.timers[0].timer
+}
+
+// arm keeps the queue pair's place among the timers. A deadline that moved
+// away is left in place and found early: that is cheaper than moving it with
+// every acknowledgement.
+func (l *Lane) arm(q *QP) {
+	d := q.t.Deadline()
+	if d == 0 || q.dead || q.heapIdx >= 0 && q.timer <= d {
+		return
+	}
+	q.timer = d
+	if q.heapIdx >= 0 {
+		heap.Fix(&l.timers, q.heapIdx)
+	} else {
+		heap.Push(&l.timers, q)
+	}
+}
+
+func (l *Lane) unschedule(q *QP) { l.timers.remove(q) }
+
+// forget drops a closed session from the lane's lists.
+func (l *Lane) forget(s *Session) {
+	for i, o := range l.sessions {
+		if o == s {
+			l.sessions = append(l.sessions[:i], l.sessions[i+1:]...)
+			break
+		}
+	}
+	keepQ := func(qs []*QP) []*QP {
+		out := qs[:0]
+		for _, q := range qs {
+			if q.s != s {
+				out = append(out, q)
+			}
+		}
+		clear(qs[len(out):])
+		return out
+	}
+	keepC := func(cs []*CQ) []*CQ {
+		out := cs[:0]
+		for _, c := range cs {
+			if c.s != s {
+				out = append(out, c)
+			}
+		}
+		clear(cs[len(out):])
+		return out
+	}
+	l.ready, l.handled, l.dirtyQPs = keepQ(l.ready), keepQ(l.handled), keepQ(l.dirtyQPs)
+	l.dirtyCQs, l.waitingCQs, l.failedCQs = keepC(l.dirtyCQs), keepC(l.waitingCQs), keepC(l.failedCQs)
+}
+
+// Recover puts the lane in order after a memory fault unwound it in the
+// middle of its work: every queue pair gets a turn and every queue is
+// published. Copies that are pending stay so: they are system calls, which
+// report a fault instead of raising it.
+func (l *Lane) Recover() {
+	l.ready, l.running, l.handled, l.dirtyQPs, l.dirtyCQs = l.ready[:0], l.running[:0], l.handled[:0], l.dirtyQPs[:0], l.dirtyCQs[:0]
+	for _, s := range l.sessions {
+		for _, q := range s.qps.m {
+			q.active, q.dirty = false, false
+			q.touch()
+			if q.t == nil {
+				continue
+			}
+			q.schedule()
+			q.more = q.send != nil
+			q.handled = true
+			l.handled = append(l.handled, q)
+		}
+		for _, c := range s.cqs.m {
+			c.dirty = false
+			c.touch()
+		}
+	}
+}
+
+// timerHeap orders queue pairs by the time they must run again.
+type timerHeap []*QP
+
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].timer < h[j].timer }
+func (h timerHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = i, j
+}
+
+// Push implements heap.Interface.
+func (h *timerHeap) Push(x any) {
+	q := x.(*QP)
+	q.heapIdx = len(*h)
+	*h = append(*h, q)
+}
+
+// Pop implements heap.Interface.
+func (h *timerHeap) Pop() any {
+	old := *h
+	q := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	q.heapIdx = -1
+	return q
+}
+
+func (h *timerHeap) remove(q *QP) {
+	if q.heapIdx >= 0 {
+		heap.Remove(h, q.heapIdx)
+	}
+}

@@ -1,0 +1,488 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"errors"
+	"syscall"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/mono"
+	"weft/internal/transport"
+)
+
+// SendRing is where a queue pair's send requests come from.
+type SendRing interface {
+	// Fetch copies the next request into wr; false where there is none.
+	Fetch(wr *transport.SendWR) bool
+	// Done gives back the ring element that cookie names; Publish makes all
+	// that were given back visible.
+	Done(cookie uint32)
+	Publish()
+}
+
+// RecvRing is where receive requests come from, of a queue pair or of an SRQ.
+type RecvRing interface {
+	Fetch(wr *transport.RecvWR) bool
+	Done(cookie uint32)
+	Publish()
+	// Len returns how many requests wait.
+	Len() int
+}
+
+// QPConfig describes a queue pair to create.
+type QPConfig struct {
+	Type   ib.QPType
+	PD     uint32
+	SendCQ uint32
+	RecvCQ uint32
+	SRQ    uint32 // handle + 1; 0: none
+	Cap    transport.Cap
+	SigAll bool
+}
+
+// QP is a queue pair, or with no transport an SRQ: both live in a slot. It is
+// the Env of its transport.
+type QP struct {
+	s    *Session
+	slot uint32
+	num  ib.QPN
+	pd   *pd
+	t    *transport.QP
+	ahv  AHAttr // the address vector as it was stated
+	cfg  QPConfig
+
+	sendCQ, recvCQ *CQ
+	srq            *QP
+	send           SendRing
+	recv           RecvRing
+	limit          uint32 // SRQ: limit event when fewer requests wait; 0 disarmed
+	users          int    // SRQ: queue pairs
+	free           []*transport.RecvWR
+
+	lastLocal, lastRemote *mr
+
+	active, handled, dirty, dead bool
+	more                         bool // the send ring may hold requests not fetched yet
+	timer                        mono.Time
+	heapIdx                      int
+}
+
+var _ transport.Env = (*QP)(nil)
+
+// CreateQP makes a queue pair in state RESET and returns its slot and its
+// number on the wire.
+func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
+	l := &s.a.Limits
+	p, err := s.pds.get(c.PD)
+	if err != nil {
+		return nil, err
+	}
+	scq, err := s.cqs.get(c.SendCQ)
+	if err != nil {
+		return nil, err
+	}
+	rcq, err := s.cqs.get(c.RecvCQ)
+	if err != nil {
+		return nil, err
+	}
+	switch c.Type {
+	case ib.RC, ib.UC, ib.UD:
+	default:
+		return nil, syscall.EOPNOTSUPP
+	}
+	if c.Cap.MaxSendWR > l.QPWR || c.Cap.MaxRecvWR > l.QPWR || c.Cap.MaxSendSGE > l.SGE || c.Cap.MaxRecvSGE > l.SGE ||
+		c.Cap.MaxInline > l.Inline {
+		return nil, syscall.EINVAL
+	}
+	q := &QP{s: s, pd: p, sendCQ: scq, recvCQ: rcq, cfg: *c, heapIdx: -1}
+	if c.SRQ != 0 {
+		if q.srq, err = s.SRQ(c.SRQ - 1); err != nil {
+			return nil, err
+		}
+	}
+	slot, err := s.qps.add(q)
+	if err != nil {
+		return nil, err
+	}
+	q.slot, q.num = slot, s.wireQPN(slot)
+	port := s.a.Port()
+	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
+		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow}, q)
+	s.slots[slot] = q
+	p.refs++
+	scq.use(q)
+	rcq.use(q)
+	if q.srq != nil {
+		q.srq.users++
+	}
+	return q, nil
+}
+
+// QP returns the queue pair in slot h.
+func (s *Session) QP(h uint32) (*QP, error) {
+	q, err := s.qps.get(h)
+	if err == nil && q.t == nil {
+		err = syscall.ENOENT
+	}
+	return q, err
+}
+
+// DestroyQP discards what is outstanding, without completions.
+func (s *Session) DestroyQP(h uint32) error {
+	q, err := s.QP(h)
+	if err != nil {
+		return err
+	}
+	s.dropQP(q)
+	q.pd.refs--
+	q.sendCQ.unuse(q)
+	q.recvCQ.unuse(q)
+	if q.srq != nil {
+		q.srq.users--
+	}
+	s.qps.del(h)
+	return nil
+}
+
+// dropQP ends all work of a queue pair or SRQ.
+func (s *Session) dropQP(q *QP) {
+	s.slots[q.slot] = nil
+	if q.t != nil {
+		s.lane.batch.Flush()
+		q.t.Destroy()
+		if q.send != nil {
+			q.send.Publish()
+		}
+		if q.srq != nil {
+			q.srq.touch()
+		}
+	}
+	q.dead = true
+	s.lane.unschedule(q)
+	q.send, q.recv = nil, nil
+}
+
+// Slot returns the handle, Num the number on the wire.
+func (q *QP) Slot() uint32 { return q.slot }
+
+// Num returns the queue pair number on the wire.
+func (q *QP) Num() ib.QPN { return q.num }
+
+// Transport returns the state machine, for queries.
+func (q *QP) Transport() *transport.QP { return q.t }
+
+// Config returns what the queue pair was created with.
+func (q *QP) Config() *QPConfig { return &q.cfg }
+
+// AH returns the address vector as it was stated.
+func (q *QP) AH() *AHAttr { return &q.ahv }
+
+// SetSendRing starts (nil: stops) fetching send requests.
+func (q *QP) SetSendRing(r SendRing) {
+	q.send, q.more = r, r != nil
+	if r != nil && q.t != nil {
+		q.schedule()
+	}
+}
+
+// SetRecvRing starts (nil: stops) fetching receive requests.
+func (q *QP) SetRecvRing(r RecvRing) { q.recv = r }
+
+// Modify changes attributes (verbs rules); av is used with AttrAV.
+func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMask) error {
+	if mask&ib.AttrAV != 0 {
+		p, err := q.s.path(av)
+		if err != nil {
+			return err
+		}
+		dest := a.DestQPN
+		if mask&ib.AttrDestQPN == 0 {
+			var cur transport.Attr
+			q.t.Query(&cur)
+			dest = cur.DestQPN
+		}
+		setSrcPort(p, q.num, dest)
+		a.Path = p
+	}
+	if err := q.t.Modify(now, a, mask); err != nil {
+		var e syscall.Errno
+		if errors.As(err, &e) {
+			return e
+		}
+		return syscall.EINVAL
+	}
+	if mask&ib.AttrAV != 0 {
+		q.ahv = *av
+	}
+	if q.t.State() == ib.Reset {
+		q.discardRing()
+	}
+	q.more = q.send != nil
+	q.touch()
+	q.schedule()
+	return nil
+}
+
+// discardRing consumes what waits in the rings of a queue pair that was reset.
+func (q *QP) discardRing() {
+	if q.send != nil {
+		for wr := q.t.SendSlot(); wr != nil && q.send.Fetch(wr); wr = q.t.SendSlot() {
+			q.send.Done(wr.Cookie)
+		}
+	}
+	if q.recv != nil {
+		for wr := q.recvWR(); ; {
+			if !q.recv.Fetch(wr) {
+				q.free = append(q.free, wr)
+				break
+			}
+			q.recv.Done(wr.Cookie)
+		}
+	}
+}
+
+// SendPosted tells that the send ring has new requests.
+func (q *QP) SendPosted() {
+	q.more = true
+	q.schedule()
+}
+
+// RecvPosted tells that the receive ring has new requests.
+func (q *QP) RecvPosted(now mono.Time) {
+	if q.t != nil {
+		q.t.RecvPosted(now)
+		q.schedule()
+	}
+}
+
+// fetch moves requests from the send ring into the queue pair.
+func (q *QP) fetch(now mono.Time) {
+	if !q.more || q.send == nil {
+		return
+	}
+	switch q.t.State() {
+	case ib.Reset, ib.Init, ib.RTR:
+		return // requests stay in the ring; Modify resumes
+	}
+	for {
+		wr := q.t.SendSlot()
+		if wr == nil {
+			return // SendDone resumes: more stays set
+		}
+		if !q.send.Fetch(wr) {
+			q.more = false
+			return
+		}
+		q.t.Post(now)
+	}
+}
+
+// Path returns the path of an address handle of the queue pair's domain, or
+// nil.
+func (q *QP) Path(h uint32) *ib.Path {
+	v, err := q.s.ahs.get(h)
+	if err != nil || v.pd != q.pd {
+		return nil
+	}
+	return v.path
+}
+
+// LocalRegion implements transport.Env.
+func (q *QP) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
+	m := q.lastLocal
+	if m == nil || m.region.LKey != lkey {
+		if m = q.s.keys[lkey]; m == nil {
+			return nil
+		}
+		q.lastLocal = m
+	}
+	if m.pd != q.pd || !m.region.Allows(addr, n, need) {
+		return nil
+	}
+	return m.region
+}
+
+// RemoteRegion implements transport.Env.
+func (q *QP) RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
+	m := q.lastRemote
+	if m == nil || m.region.RKey != rkey {
+		if m = q.s.keys[rkey]; m == nil {
+			return nil
+		}
+		q.lastRemote = m
+	}
+	if m.pd != q.pd || !m.region.Allows(addr, n, need) {
+		return nil
+	}
+	return m.region
+}
+
+// recvWR returns an unused receive request.
+func (q *QP) recvWR() *transport.RecvWR {
+	if n := len(q.free); n > 0 {
+		wr := q.free[n-1]
+		q.free = q.free[:n-1]
+		return wr
+	}
+	return &transport.RecvWR{SGE: make([]ib.SGE, 0, q.s.a.Limits.SGE)}
+}
+
+// TakeRecv implements transport.Env.
+func (q *QP) TakeRecv() *transport.RecvWR {
+	src := q
+	if q.srq != nil {
+		src = q.srq
+	}
+	if src.recv == nil {
+		return nil
+	}
+	wr := src.recvWR()
+	if !src.recv.Fetch(wr) {
+		src.free = append(src.free, wr)
+		return nil
+	}
+	if src.limit != 0 && uint32(src.recv.Len()) < src.limit {
+		src.limit = 0
+		q.s.events.Event(ib.EventSRQLimit, src.slot)
+	}
+	return wr
+}
+
+// SendDone implements transport.Env.
+func (q *QP) SendDone(wr *transport.SendWR, signal bool, c *transport.Completion) {
+	if q.send != nil {
+		q.send.Done(wr.Cookie)
+	}
+	q.touch()
+	if signal && !c.Discard {
+		q.complete(q.sendCQ, wr.ID, c)
+	}
+}
+
+// RecvDone implements transport.Env.
+func (q *QP) RecvDone(wr *transport.RecvWR, c *transport.Completion) {
+	src := q
+	if q.srq != nil {
+		src = q.srq
+	}
+	if src.recv != nil {
+		src.recv.Done(wr.Cookie)
+	}
+	src.touch()
+	if !c.Discard {
+		q.complete(q.recvCQ, wr.ID, c)
+	}
+	src.free = append(src.free, wr)
+}
+
+// complete puts an entry into a completion queue, by way of the lane's one
+// scratch entry: an entry on the stack would escape to the heap.
+func (q *QP) complete(cq *CQ, id uint64, c *transport.Completion) {
+	e := &q.s.lane.cqe
+	e.Completion, e.WRID, e.QPN = *c, id, q.num
+	cq.push(e)
+}
+
+// Event implements transport.Env.
+func (q *QP) Event(e ib.Event) { q.s.events.Event(e, uint32(q.num)) }
+
+// touch makes the lane publish the rings at the end of its round.
+func (q *QP) touch() {
+	if !q.dirty {
+		q.dirty = true
+		q.s.lane.dirtyQPs = append(q.s.lane.dirtyQPs, q)
+	}
+}
+
+func (q *QP) schedule() {
+	if !q.active && !q.dead && q.t != nil {
+		q.active = true
+		q.s.lane.ready = append(q.s.lane.ready, q)
+	}
+}
+
+// SRQConfig describes a shared receive queue.
+type SRQConfig struct{ PD, MaxWR, MaxSGE, Limit uint32 }
+
+// CreateSRQ makes a shared receive queue; it takes the slot of a queue pair.
+func (s *Session) CreateSRQ(c SRQConfig) (*QP, error) {
+	p, err := s.pds.get(c.PD)
+	if err != nil {
+		return nil, err
+	}
+	l := &s.a.Limits
+	if c.MaxWR == 0 || c.MaxWR > l.SRQWR || c.MaxSGE > l.SGE || c.Limit > c.MaxWR {
+		return nil, syscall.EINVAL
+	}
+	if uint32(s.srqs) >= l.SRQ {
+		return nil, syscall.ENOSPC
+	}
+	q := &QP{s: s, pd: p, limit: c.Limit, heapIdx: -1}
+	q.cfg.Cap = transport.Cap{MaxRecvWR: c.MaxWR, MaxRecvSGE: c.MaxSGE}
+	if q.slot, err = s.qps.add(q); err != nil {
+		return nil, err
+	}
+	s.srqs++
+	p.refs++
+	return q, nil
+}
+
+// SRQ returns the shared receive queue with handle h.
+func (s *Session) SRQ(h uint32) (*QP, error) {
+	q, err := s.qps.get(h)
+	if err == nil && q.t != nil {
+		err = syscall.ENOENT
+	}
+	return q, err
+}
+
+// ModifySRQ sets the limit. The capacity is fixed: another one is EOPNOTSUPP.
+func (s *Session) ModifySRQ(h uint32, setMax, setLimit bool, maxWR, limit uint32) error {
+	q, err := s.SRQ(h)
+	if err != nil {
+		return err
+	}
+	if setMax && maxWR != q.cfg.Cap.MaxRecvWR {
+		return syscall.EOPNOTSUPP
+	}
+	if setLimit {
+		if limit > q.cfg.Cap.MaxRecvWR {
+			return syscall.EINVAL
+		}
+		q.limit = limit
+		if limit != 0 && q.Outstanding() < limit {
+			q.limit = 0
+			s.events.Event(ib.EventSRQLimit, q.slot)
+		}
+	}
+	return nil
+}
+
+// Limit returns the armed limit, 0 where none is.
+func (q *QP) Limit() uint32 { return q.limit }
+
+// Outstanding returns how many receive requests wait.
+func (q *QP) Outstanding() uint32 {
+	if q.recv == nil {
+		return 0
+	}
+	return uint32(q.recv.Len())
+}
+
+// DestroySRQ is EBUSY while a queue pair uses it.
+func (s *Session) DestroySRQ(h uint32) error {
+	q, err := s.SRQ(h)
+	if err != nil {
+		return err
+	}
+	if q.users != 0 {
+		return syscall.EBUSY
+	}
+	s.dropQP(q)
+	q.pd.refs--
+	s.srqs--
+	s.qps.del(h)
+	return nil
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"syscall"
+
+	"weft/internal/ib"
+	"weft/internal/mem"
+)
+
+// EventSink receives a session's asynchronous events. object is a queue pair
+// number on the wire, a CQ or SRQ number, or a port.
+type EventSink interface {
+	Event(e ib.Event, object uint32)
+}
+
+// Session is one client's view of the adapter: all its objects. It belongs to
+// one lane; no method is safe for concurrent use. Methods return syscall.Errno
+// values, which travel to the client as they are.
+type Session struct {
+	a      *Adapter
+	lane   *Lane
+	num    uint16
+	events EventSink
+	// strict marks a plain RFC session: its GID table is its own, filled by
+	// ADD_GID with addresses the port holds.
+	gids   []ib.GID
+	strict bool
+
+	pds    table[*pd]
+	mrs    table[*mr]
+	ahs    table[*ah]
+	cqs    table[*CQ]
+	qps    table[*QP] // queue pairs and SRQs share their slots
+	slots  []*QP      // by slot, for the packet path
+	srqs   int
+	keys   map[ib.Key]*mr
+	keySrc keySource
+	closed bool
+}
+
+// NewSession returns a session of lane l that is attached to the adapter.
+// maxQP and maxCQ bound its slots, for a door with fewer rings than the quota.
+func (l *Lane) NewSession(events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
+	lim := &l.a.Limits
+	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
+	s := &Session{a: l.a, lane: l, events: events, strict: strict,
+		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), ahs: newTable[*ah](1, lim.AH),
+		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[ib.Key]*mr),
+		slots: make([]*QP, maxQP)}
+	if strict {
+		s.gids = make([]ib.GID, 256)
+	}
+	l.sessions = append(l.sessions, s)
+	return s
+}
+
+// Number returns the session's number within its network identity.
+func (s *Session) Number() uint16 { return s.num }
+
+// Lane returns the lane that owns the session.
+func (s *Session) Lane() *Lane { return s.lane }
+
+// wireQPN returns the number on the wire of the queue pair in slot n.
+func (s *Session) wireQPN(slot uint32) ib.QPN {
+	if slot == uint32(ib.QPNGSI) {
+		return ib.QPNGSI
+	}
+	return ib.QPN(uint32(s.num)<<slotBits | slot)
+}
+
+// Close destroys every object. Afterwards nothing is written to the client's
+// memory on this session's behalf, save by copies that other lanes are in the
+// middle of.
+func (s *Session) Close() {
+	if s.closed {
+		return
+	}
+	s.closed = true
+	for _, q := range s.qps.m {
+		s.dropQP(q)
+	}
+	for _, m := range s.mrs.m {
+		m.region.Revoke()
+	}
+	s.lane.forget(s)
+}
+
+// CreatePD returns the handle of a new protection domain.
+func (s *Session) CreatePD() (uint32, error) {
+	p := &pd{}
+	h, err := s.pds.add(p)
+	p.handle = h
+	return h, err
+}
+
+// DestroyPD is EBUSY while anything uses the domain.
+func (s *Session) DestroyPD(h uint32) error {
+	p, err := s.pds.get(h)
+	if err != nil {
+		return err
+	}
+	if p.refs != 0 {
+		return syscall.EBUSY
+	}
+	s.pds.del(h)
+	return nil
+}
+
+const accessMask = ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic | ib.MWBind | ib.ZeroBased
+
+// MRResult is what a registration yields.
+type MRResult struct {
+	Handle     uint32
+	LKey, RKey ib.Key
+}
+
+func checkAccess(a ib.Access) error {
+	if a&^accessMask != 0 || a&(ib.RemoteWrite|ib.RemoteAtomic) != 0 && a&ib.LocalWrite == 0 {
+		return syscall.EINVAL
+	}
+	return nil
+}
+
+// RegisterMR makes r a memory region of domain pdn: r has Space, Start, Len,
+// Base or Pages, and Access set; the keys are drawn here.
+func (s *Session) RegisterMR(pdn uint32, r *mem.Region) (MRResult, error) {
+	p, err := s.pds.get(pdn)
+	if err != nil {
+		return MRResult{}, err
+	}
+	if err := checkAccess(r.Access); err != nil {
+		return MRResult{}, err
+	}
+	if r.Len != 0 && (r.Start+r.Len-1 < r.Start || r.Base+r.Len-1 < r.Base) {
+		return MRResult{}, syscall.EINVAL
+	}
+	m := &mr{region: r, pd: p}
+	h, err := s.mrs.add(m)
+	if err != nil {
+		return MRResult{}, err
+	}
+	m.handle = h
+	p.refs++
+	s.key(m)
+	return MRResult{h, r.LKey, r.RKey}, nil
+}
+
+// key gives the region of m its keys.
+func (s *Session) key(m *mr) {
+	k := s.newKey()
+	s.keys[k] = m
+	m.region.LKey = k
+	if m.region.Access&(ib.RemoteRead|ib.RemoteWrite|ib.RemoteAtomic) != 0 {
+		m.region.RKey = k
+	}
+}
+
+// DeregisterMR ends a region: its keys name nothing any more when it returns.
+func (s *Session) DeregisterMR(h uint32) error {
+	m, err := s.mrs.get(h)
+	if err != nil {
+		return err
+	}
+	s.unkey(m)
+	m.pd.refs--
+	s.mrs.del(h)
+	return nil
+}
+
+func (s *Session) unkey(m *mr) {
+	m.region.Revoke()
+	delete(s.keys, m.region.LKey)
+	s.lane.batch.Flush()
+}
+
+// Re-registration flags (verbs names).
+const (
+	ReregTranslation = 1
+	ReregPD          = 2
+	ReregAccess      = 4
+)
+
+// ReregisterMR replaces translation, domain or access of a region. build makes
+// the new Region from the old one; the keys change. On an error the old
+// registration stands.
+func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region) (*mem.Region, error)) (MRResult, error) {
+	m, err := s.mrs.get(h)
+	if err != nil {
+		return MRResult{}, err
+	}
+	if flags == 0 || flags&^(ReregTranslation|ReregPD|ReregAccess) != 0 {
+		return MRResult{}, syscall.EINVAL
+	}
+	p := m.pd
+	if flags&ReregPD != 0 {
+		if p, err = s.pds.get(pdn); err != nil {
+			return MRResult{}, err
+		}
+	}
+	r, err := build(m.region)
+	if err == nil {
+		err = checkAccess(r.Access)
+	}
+	if err != nil {
+		return MRResult{}, err
+	}
+	s.unkey(m)
+	m.pd.refs--
+	p.refs++
+	m.pd, m.region = p, r
+	s.key(m)
+	return MRResult{h, r.LKey, r.RKey}, nil
+}
+
+// AHAttr is an address vector as a client states it.
+type AHAttr struct {
+	DGID         ib.GID
+	FlowLabel    uint32
+	SGIDIndex    uint8
+	HopLimit     uint8
+	TrafficClass uint8
+	SL           uint8
+	Global       bool // has a GRH; an Ethernet port requires one
+}
+
+// path resolves an address vector against the port's GID table.
+func (s *Session) path(v *AHAttr) (*ib.Path, error) {
+	port := s.a.Port()
+	sgid, err := s.GID(uint32(v.SGIDIndex))
+	if err != nil || !v.Global || v.DGID.IsZero() {
+		return nil, syscall.EINVAL
+	}
+	if sgid.IsIPv4() != v.DGID.IsIPv4() {
+		return nil, syscall.EINVAL // no route from one family to the other
+	}
+	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
+		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun}
+	if port.Lookup(v.DGID) >= 0 && !port.WireLocal {
+		p.Local, p.MaxRun = true, port.MaxLocalRun
+	}
+	return p, nil
+}
+
+// setSrcPort derives the UDP source port as soft-RoCE does: from the flow
+// label, or from the two queue pair numbers where that is zero.
+func setSrcPort(p *ib.Path, lqpn, rqpn ib.QPN) {
+	fl := p.FlowLabel
+	if fl == 0 {
+		v := uint64(lqpn) * uint64(rqpn)
+		v ^= v >> 20
+		v ^= v >> 40
+		fl = uint32(v & 0xfffff)
+	}
+	p.SrcPort = uint16(fl&0x3fff^fl>>14) | 0xc000
+}
+
+// CreateAH makes an address handle: a snapshot of the attributes and the
+// source GID of this moment.
+func (s *Session) CreateAH(pdn uint32, v *AHAttr) (uint32, error) {
+	p, err := s.pds.get(pdn)
+	if err != nil {
+		return 0, err
+	}
+	path, err := s.path(v)
+	if err != nil {
+		return 0, err
+	}
+	setSrcPort(path, 0, 0)
+	h, err := s.ahs.add(&ah{pd: p, path: path})
+	if err == nil {
+		p.refs++
+	}
+	return h, err
+}
+
+// DestroyAH ends an address handle. Work requests fetched before keep their
+// snapshot.
+func (s *Session) DestroyAH(pdn, h uint32) error {
+	v, err := s.ahs.get(h)
+	if err != nil {
+		return err
+	}
+	if pdn != 0 && v.pd.handle != pdn {
+		return syscall.EINVAL
+	}
+	v.pd.refs--
+	s.ahs.del(h)
+	return nil
+}
+
+// GID returns entry i of the session's GID table.
+func (s *Session) GID(i uint32) (ib.GID, error) {
+	var g ib.GID
+	if s.strict {
+		if i < uint32(len(s.gids)) {
+			g = s.gids[i]
+		}
+	} else if gids := s.a.Port().GIDs; i < uint32(len(gids)) {
+		g = gids[i].GID
+	}
+	if g.IsZero() {
+		return g, syscall.EINVAL
+	}
+	return g, nil
+}
+
+// AddGID fills entry i of a plain RFC session's table. On the host's segment
+// only addresses of the host can be used.
+func (s *Session) AddGID(i uint32, g ib.GID) error {
+	if !s.strict || i >= uint32(len(s.gids)) || s.a.Port().Lookup(g) < 0 {
+		return syscall.EINVAL
+	}
+	s.gids[i] = g
+	return nil
+}
+
+// DelGID empties entry i; an empty entry is no error. Queue pairs that took
+// the GID keep it.
+func (s *Session) DelGID(i uint32) error {
+	if !s.strict || i >= uint32(len(s.gids)) {
+		return syscall.EINVAL
+	}
+	s.gids[i] = ib.GID{}
+	return nil
+}
+
+// PortChanged tells the client about a new GID table or port state.
+func (s *Session) PortChanged(e ib.Event) { s.events.Event(e, 1) }
