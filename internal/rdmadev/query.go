@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdmadev
+
+import (
+	"encoding/binary"
+	"syscall"
+
+	"weft/internal/abi"
+	"weft/internal/ib"
+	"weft/internal/transport"
+)
+
+func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+func (d *Device) queryDevice(_, res []byte) error {
+	l := &d.adapter.Limits
+	r := abi.QueryDeviceResult{
+		DeviceCapFlags: 1<<abi.CapRNRNAK | d.offered(), MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1,
+		MaxQPWR: l.QPWR, MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE,
+		MaxMR: l.MR, MaxPD: l.PD, MaxQPRdAtom: uint32(l.RdAtomic), MaxQPInitRdAtom: uint32(l.RdAtomic), MaxAH: l.AH,
+		LocalCAAckDelay: 15,
+	}
+	if d.offered() != 0 {
+		r.MaxSRQ, r.MaxSRQWR, r.MaxSRQSGE = l.SRQ, l.SRQWR, l.SGE
+		r.AtomicCap, r.MaxInline, r.ActiveMTU = abi.AtomicHCA, l.Inline, uint32(d.adapter.Port().MTU)
+	}
+	put(res, r.Append(nil))
+	return nil
+}
+
+func (d *Device) queryPort(_, res []byte) error {
+	put(res, abi.QueryPortResult{GIDTblLen: gidTableSize, MaxMsgSz: ib.MaxMessage}.Append(nil))
+	return nil
+}
+
+// gidTableSize is the length of the GID table that clients see; sgid_index
+// has eight bits.
+const gidTableSize = 256
+
+// Port attributes that never change (verbs numbers).
+const (
+	linkLayerEthernet = 2
+	physLinkUp        = 5
+	physDisabled      = 3
+	width1X           = 1
+	speedSDR          = 1
+	portGRHRequired   = 1
+	portCapIPBasedGID = 1 << 26
+)
+
+func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
+	if v.Port != 1 {
+		return syscall.EINVAL
+	}
+	p := d.adapter.Port()
+	phys := uint8(physLinkUp)
+	if p.State != portActive {
+		phys = physDisabled
+	}
+	put(res, abi.QueryPortExResult{State: p.State, MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: phys,
+		LinkLayer: linkLayerEthernet, ActiveWidth: width1X, ActiveSpeed: speedSDR, GIDTblLen: gidTableSize,
+		PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage, PortCapFlags: portCapIPBasedGID,
+		Flags: portGRHRequired}.Append(nil))
+	return nil
+}
+
+const portActive = 4
+
+func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
+	if v.Index >= gidTableSize {
+		return syscall.EINVAL
+	}
+	r := abi.QueryGIDResult{Type: abi.GIDTypeRoCEv2}
+	if gids := d.adapter.Port().GIDs; v.Index < uint32(len(gids)) && !gids[v.Index].GID.IsZero() {
+		r.GID, r.IfIndex, r.Valid = gids[v.Index].GID, uint32(gids[v.Index].IfIndex), 1
+	}
+	put(res, r.Append(nil))
+	return nil
+}
+
+func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	if v.AttrMask&abi.AttrCap != 0 {
+		if transportCap(v.Cap) != q.Config().Cap {
+			return syscall.EINVAL
+		}
+		v.AttrMask &^= abi.AttrCap
+	}
+	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, MaxRdAtomic: v.MaxRdAtomic,
+		MaxDestRdAtomic: v.MaxDestRdAtomic, MinRNRTimer: v.MinRNRTimer, Timeout: v.Timeout, RetryCnt: v.RetryCnt,
+		RNRRetry: v.RNRRetry, QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask,
+		DestQPN: v.DestQPNum, Access: v.QPAccessFlags, Port: 1}
+	mask, known := v.AttrMask.Verbs()
+	if !known || mask&ib.AttrRateLimit != 0 {
+		return syscall.EINVAL
+	}
+	// The RFC's device has one port and one partition key: what verbs asks
+	// for besides is implied.
+	if mask&ib.AttrState != 0 && a.State == ib.Init {
+		if cur := q.Transport().State(); cur == ib.Reset {
+			mask |= ib.AttrPKeyIndex | ib.AttrPort
+		}
+	}
+	return q.Modify(d.now(), &a, ahAttr(&v.AHAttr, true), mask)
+}
+
+func (d *Device) queryQP(v abi.QueryQP, res []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	var a transport.Attr
+	q.Transport().Query(&a)
+	put(res, abi.QueryQPResult{QPState: a.State, PathMTU: a.PathMTU, SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
+		RNRRetry: a.RNRRetry, QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
+		Cap: abiCap(q.Config().Cap), AHAttr: abiAH(q.AH())}.Append(nil))
+	return nil
+}
+
+func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, PathMigState: v.PathMigState,
+		QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask, DestQPN: v.DestQPNum, Access: v.Access &^ optionalAccess,
+		PKeyIndex: v.PKeyIndex, EnSQDAsyncNotify: v.EnSQDAsyncNotify != 0, MaxRdAtomic: v.MaxRdAtomic,
+		MaxDestRdAtomic: v.MaxDestRdAtomic, MinRNRTimer: v.MinRNRTimer, Port: v.Port, Timeout: v.Timeout,
+		RetryCnt: v.RetryCnt, RNRRetry: v.RNRRetry}
+	av := ahAttr(&v.AHAttr, v.IsGlobal != 0)
+	av.SL = v.SL
+	return q.Modify(d.now(), &a, av, v.AttrMask)
+}
+
+func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	var a transport.Attr
+	q.Transport().Query(&a)
+	c := q.Config()
+	put(res, abi.QPAttrEx{QPN: q.Slot(), QPState: a.State, CurQPState: a.State, PathMTU: a.PathMTU, PathMigState: a.PathMigState,
+		QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, Access: a.Access, PKeyIndex: a.PKeyIndex,
+		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
+		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),
+		AHAttr: abiAH(q.AH()), SL: q.AH().SL, QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
+	return nil
+}
+
+func b2u(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
