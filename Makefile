@@ -13,7 +13,7 @@ GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
 RACE    := CGO_ENABLED=1 $(GO) test -race -shuffle=on -tags invariants
 FUZZTIME ?= 4s
-SHIM_SRC := $(wildcard shim/*.c shim/*.h shim/*.map)
+SHIM_SRC := $(wildcard shim/*.c shim/*.h)
 CFLAGS  ?= -O2 -g
 SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
 
@@ -25,8 +25,8 @@ build: deps-build bin/libweft-verbs.so
 bin/libweft-verbs.so: $(SHIM_SRC) Makefile
 	@mkdir -p bin
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -shared -o $@ $(filter %.c,$^) \
-	  $(patsubst %,-Wl$(comma)--version-script=%,$(filter %.map,$^)) -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
-comma := ,
+	  -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
+	@shim/check-exports.sh $@
 
 demo: deps-demo build
 	@scripts/demo

@@ -1,0 +1,56 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Proves that the preload library defines every public function of the
+# installed libibverbs that takes an object: one that is missing would run in
+# the real library on objects it does not know. Also proves that the library
+# carries no version nodes and needs no library besides libc's own.
+#
+# usage: check-exports.sh libweft-verbs.so [libibverbs.so.1]
+set -eu
+
+lib=$1
+real=${2:-$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')}
+[ -n "$real" ] && [ -e "$real" ] || {
+	echo "check exports: libibverbs.so.1 not found. fix: apt-get install libibverbs1" >&2
+	exit 1
+}
+
+# Pure helpers, left to the real library: they look at values only. The driver
+# registration is between the real library and its providers.
+pure='ibv_wc_status_str|ibv_event_type_str|ibv_node_type_str|ibv_port_state_str
+|ibv_rate_to_mult|mult_to_ibv_rate|ibv_rate_to_mbps|mbps_to_ibv_rate
+|ibv_copy_ah_attr_from_kern|ibv_copy_path_rec_from_kern|ibv_copy_path_rec_to_kern|ibv_copy_qp_attr_from_kern
+|ibv_dontfork_range|ibv_dofork_range
+|ibv_get_sysfs_path|ibv_read_sysfs_file|ibv_register_driver'
+pure=$(echo "$pure" | tr -d '\n')
+
+want=$(nm -D --defined-only "$real" | awk '$2 == "T" { print $3 }' | grep -v PRIVATE |
+	sed 's/@.*//' | sort -u | grep -Evx "$pure")
+# Private, yet called by ibv_devinfo.
+want="$want
+ibv_query_gid_type"
+have=$(nm -D --defined-only "$lib" | awk '{ print $3 }' | sort -u)
+
+bad=0
+for f in $want; do
+	echo "$have" | grep -qx "$f" || {
+		echo "check exports: $lib lacks $f of $real" >&2
+		bad=1
+	}
+done
+if nm -D --defined-only "$lib" | grep -q '@'; then
+	echo "check exports: $lib has versioned symbols; they would not satisfy other versions" >&2
+	bad=1
+fi
+needed=$(readelf -d "$lib" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
+for n in $needed; do
+	case $n in
+	libc.so.*|libdl.so.*|libpthread.so.*|ld-linux*) ;;
+	*)
+		echo "check exports: $lib needs $n; only libc is allowed" >&2
+		bad=1
+		;;
+	esac
+done
+[ $bad = 0 ] && echo "check exports: $(echo "$want" | wc -l) functions of $real are defined"
+exit $bad

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Events. A completion channel is a pipe whose records are CQ generation and
+ * number; asynchronous events come through a ring, with a pipe that holds one
+ * record for each so that it is readable exactly while events wait.
+ */
+#include "weft.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+
+#define EVQ_NUM  256u
+#define EVQ_SLOT 64u
+
+/* Records of the asynchronous pipe. */
+enum { TOKEN_RING = 1, TOKEN_FATAL = 2 };
+
+/* The record of a channel whose node is gone. It stays in the pipe. */
+#define CHANNEL_FATAL 0ull
+
+/* An event taken out of the ring and not yet delivered. */
+struct weft_async {
+	struct weft_async *next;
+	void *obj;               /* the QP, CQ or SRQ, or NULL */
+	uint32_t *delivered;     /* its count, or NULL */
+	struct ibv_async_event ev;
+};
+
+/* ---- asynchronous events ---- */
+
+static struct weft_async *decode(struct weft_ctx *ctx, const struct weft_event *e)
+{
+	static const struct {
+		uint8_t verbs;
+		char kind;       /* cq, qp, srq, port, device */
+	} map[] = {
+		[WEFT_EVENT_CQ_ERR] = { IBV_EVENT_CQ_ERR, 'c' },
+		[WEFT_EVENT_QP_FATAL] = { IBV_EVENT_QP_FATAL, 'q' },
+		[WEFT_EVENT_QP_REQ_ERR] = { IBV_EVENT_QP_REQ_ERR, 'q' },
+		[WEFT_EVENT_QP_ACCESS_ERR] = { IBV_EVENT_QP_ACCESS_ERR, 'q' },
+		[WEFT_EVENT_COMM_EST] = { IBV_EVENT_COMM_EST, 'q' },
+		[WEFT_EVENT_SQ_DRAINED] = { IBV_EVENT_SQ_DRAINED, 'q' },
+		[WEFT_EVENT_LAST_WQE_REACHED] = { IBV_EVENT_QP_LAST_WQE_REACHED, 'q' },
+		[WEFT_EVENT_SRQ_ERR] = { IBV_EVENT_SRQ_ERR, 's' },
+		[WEFT_EVENT_SRQ_LIMIT] = { IBV_EVENT_SRQ_LIMIT_REACHED, 's' },
+		[WEFT_EVENT_PORT_ACTIVE] = { IBV_EVENT_PORT_ACTIVE, 'p' },
+		[WEFT_EVENT_PORT_DOWN] = { IBV_EVENT_PORT_ERR, 'p' },
+		[WEFT_EVENT_GID_CHANGE] = { IBV_EVENT_GID_CHANGE, 'p' },
+		[WEFT_EVENT_DEVICE_FATAL] = { IBV_EVENT_DEVICE_FATAL, 'd' },
+	};
+	struct weft_async *a;
+	struct weft_srq *s;
+	struct weft_qp *q;
+	struct weft_cq *c;
+
+	if (e->type >= sizeof(map) / sizeof(map[0]) || !map[e->type].kind)
+		return NULL;
+	a = calloc(1, sizeof(*a));
+	if (!a)
+		return NULL;
+	a->ev.event_type = map[e->type].verbs;
+	switch (map[e->type].kind) {
+	case 'c':
+		c = e->object < ctx->max_cqs ? ctx->cqs[e->object] : NULL;
+		if (!c)
+			goto gone;
+		a->obj = a->ev.element.cq = &c->cq;
+		a->delivered = &c->async_delivered;
+		break;
+	case 'q':
+		q = (e->object & 0x3fff) < ctx->max_qps ? ctx->qps[e->object & 0x3fff] : NULL;
+		if (!q || q->qp.qp_num != e->object)
+			goto gone;
+		a->obj = a->ev.element.qp = &q->qp;
+		a->delivered = &q->async_delivered;
+		break;
+	case 's':
+		s = e->object < ctx->max_qps ? ctx->srqs[e->object] : NULL;
+		if (!s)
+			goto gone;
+		a->obj = a->ev.element.srq = &s->srq;
+		a->delivered = &s->async_delivered;
+		break;
+	case 'p':
+		a->ev.element.port_num = (int)e->object;
+		break;
+	}
+	return a;
+gone:
+	free(a);
+	return NULL;
+}
+
+/* Moves events from the ring to the list, naming objects while they still are
+ * what the node meant. obj is held. */
+static void pull(struct weft_ctx *ctx)
+{
+	struct weft_ring *r = &ctx->evq;
+
+	if (atomic_load(&ctx->dead) == WEFT_FORKED || !r->num)
+		return;
+	while (weft_used_idx(r) != (uint16_t)r->tail) {
+		struct weft_event e;
+		struct weft_async *a;
+
+		memcpy(&e, weft_slot(r, r->tail), sizeof(e));
+		r->tail++;
+		r->head++;
+		weft_ring_publish(r);
+		a = decode(ctx, &e);
+		if (a) {
+			*ctx->async_tail = a;
+			ctx->async_tail = &a->next;
+		}
+	}
+}
+
+void weft_async_purge(struct weft_ctx *ctx, const void *obj)
+{
+	weft_lock(&ctx->obj);
+	pull(ctx);
+	for (struct weft_async **at = &ctx->async_head, *a; (a = *at);) {
+		if (a->obj != obj) {
+			at = &a->next;
+			continue;
+		}
+		*at = a->next;
+		if (!*at)
+			ctx->async_tail = at;
+		free(a);
+	}
+	weft_unlock(&ctx->obj);
+}
+
+WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_event *event)
+{
+	struct weft_ctx *ctx;
+
+	WEFT_FORWARD(c, -1, ibv_get_async_event, c, event);
+	ctx = weft_ctx(c);
+	for (;;) {
+		struct weft_async *a;
+		uint64_t token;
+
+		if (atomic_load(&ctx->dead) == WEFT_FORKED) {
+			errno = EIO;
+			return -1;
+		}
+		if (weft_sys_read(c->async_fd, &token, sizeof(token)) != sizeof(token))
+			return -1;
+		if (token == TOKEN_FATAL) {
+			*event = (struct ibv_async_event){ .event_type = IBV_EVENT_DEVICE_FATAL };
+			return 0;
+		}
+		weft_lock(&ctx->obj);
+		pull(ctx);
+		a = ctx->async_head;
+		if (a) {
+			ctx->async_head = a->next;
+			if (!a->next)
+				ctx->async_tail = &ctx->async_head;
+			if (a->delivered)
+				++*a->delivered;
+			*event = a->ev;
+		}
+		weft_unlock(&ctx->obj);
+		if (a) {
+			free(a);
+			return 0;
+		}
+		/* Its object was destroyed in the meantime. */
+	}
+}
+
+static void ack(pthread_mutex_t *m, pthread_cond_t *c, uint32_t *completed, uint32_t n)
+{
+	pthread_mutex_lock(m);
+	*completed += n;
+	pthread_cond_signal(c);
+	pthread_mutex_unlock(m);
+}
+
+WEFT_PUBLIC void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	struct ibv_qp *qp = event->element.qp;
+	struct ibv_cq *cq = event->element.cq;
+	struct ibv_srq *srq = event->element.srq;
+
+	switch (event->event_type) {
+	case IBV_EVENT_CQ_ERR:
+		WEFT_FORWARD(cq->context, , ibv_ack_async_event, event);
+		ack(&cq->mutex, &cq->cond, &cq->async_events_completed, 1);
+		return;
+	case IBV_EVENT_QP_FATAL:
+	case IBV_EVENT_QP_REQ_ERR:
+	case IBV_EVENT_QP_ACCESS_ERR:
+	case IBV_EVENT_COMM_EST:
+	case IBV_EVENT_SQ_DRAINED:
+	case IBV_EVENT_PATH_MIG:
+	case IBV_EVENT_PATH_MIG_ERR:
+	case IBV_EVENT_QP_LAST_WQE_REACHED:
+		WEFT_FORWARD(qp->context, , ibv_ack_async_event, event);
+		ack(&qp->mutex, &qp->cond, &qp->events_completed, 1);
+		return;
+	case IBV_EVENT_SRQ_ERR:
+	case IBV_EVENT_SRQ_LIMIT_REACHED:
+		WEFT_FORWARD(srq->context, , ibv_ack_async_event, event);
+		ack(&srq->mutex, &srq->cond, &srq->events_completed, 1);
+		return;
+	default:
+		return; /* of the port or the device: nobody waits */
+	}
+}
+
+void weft_await_acks(struct weft_ctx *ctx, pthread_mutex_t *m, pthread_cond_t *c,
+		     const uint32_t *completed, const uint32_t *delivered)
+{
+	if (atomic_load(&ctx->dead) == WEFT_FORKED)
+		return;
+	pthread_mutex_lock(m);
+	while (*completed != *delivered)
+		pthread_cond_wait(c, m);
+	pthread_mutex_unlock(m);
+}
+
+int weft_events_open(struct weft_ctx *ctx)
+{
+	struct weft_cmd_create_cq mk = { .cqe = EVQ_NUM };
+	struct weft_res_create_cq made;
+	struct weft_cmd_set_evq set = { 0 };
+	int fd[2], err;
+
+	ctx->async_tail = &ctx->async_head;
+	if (pipe2(fd, O_CLOEXEC))
+		return errno;
+	ctx->vctx.context.async_fd = fd[0];
+	ctx->async_wr = fd[1];
+	fcntl(fd[1], F_SETFL, O_NONBLOCK);
+	if ((err = weft_command(ctx, WEFT_CMD_CREATE_CQ, &mk, sizeof(mk), &made, sizeof(made))) ||
+	    (err = weft_ring_init(ctx, &ctx->evq, EVQ_NUM, EVQ_SLOT, true)))
+		return err;
+	ctx->evq.head = EVQ_NUM;
+	weft_ring_publish(&ctx->evq);
+	set.cqn = made.cqn;
+	if ((err = weft_ring_set(ctx, &ctx->evq, 3 + made.cqn, fd[1], TOKEN_RING)))
+		return err;
+	return weft_command(ctx, WEFT_CMD_SET_EVQ, &set, sizeof(set), NULL, 0);
+}
+
+void weft_events_close(struct weft_ctx *ctx)
+{
+	struct weft_async *a;
+
+	while ((a = ctx->async_head)) {
+		ctx->async_head = a->next;
+		free(a);
+	}
+	if (atomic_load(&ctx->dead) == WEFT_FORKED)
+		return; /* closed when the child was born */
+	weft_sys_close(ctx->vctx.context.async_fd);
+	weft_sys_close(ctx->async_wr);
+}
+
+static void put_record(int fd, uint64_t record)
+{
+	int saved = errno;
+
+	weft_sys_write(fd, &record, sizeof(record));
+	errno = saved;
+}
+
+void weft_events_fatal(struct weft_ctx *ctx)
+{
+	weft_lock(&ctx->obj);
+	if (ctx->async_wr >= 0)
+		put_record(ctx->async_wr, TOKEN_FATAL);
+	for (struct weft_channel *ch = ctx->channels; ch; ch = ch->next)
+		put_record(ch->wr, CHANNEL_FATAL);
+	weft_unlock(&ctx->obj);
+}
+
+/* ---- completion channels ---- */
+
+WEFT_PUBLIC struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c)
+{
+	struct weft_channel *ch;
+	struct weft_ctx *ctx;
+	int fd[2];
+
+	WEFT_FORWARD(c, NULL, ibv_create_comp_channel, c);
+	ctx = weft_ctx(c);
+	if (weft_dead(ctx)) {
+		errno = EIO;
+		return NULL;
+	}
+	ch = calloc(1, sizeof(*ch));
+	if (!ch)
+		return NULL;
+	if (pipe2(fd, O_CLOEXEC)) {
+		free(ch);
+		return NULL;
+	}
+	fcntl(fd[1], F_SETFL, O_NONBLOCK);
+	ch->ch.context = c;
+	ch->ch.fd = fd[0];
+	ch->wr = fd[1];
+	weft_lock(&ctx->obj);
+	ch->next = ctx->channels;
+	ctx->channels = ch;
+	if (weft_dead(ctx))
+		put_record(ch->wr, CHANNEL_FATAL);
+	weft_unlock(&ctx->obj);
+	return &ch->ch;
+}
+
+WEFT_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *c)
+{
+	struct weft_channel *ch = weft_container(c, struct weft_channel, ch);
+	struct weft_ctx *ctx;
+
+	WEFT_FORWARD(c->context, errno, ibv_destroy_comp_channel, c);
+	ctx = weft_ctx(c->context);
+	weft_lock(&ctx->obj);
+	if (ch->ch.refcnt) {
+		weft_unlock(&ctx->obj);
+		return weft_ret(EBUSY);
+	}
+	for (struct weft_channel **at = &ctx->channels; *at; at = &(*at)->next) {
+		if (*at == ch) {
+			*at = ch->next;
+			break;
+		}
+	}
+	weft_unlock(&ctx->obj);
+	if (atomic_load(&ctx->dead) != WEFT_FORKED) {
+		weft_sys_close(ch->ch.fd);
+		weft_sys_close(ch->wr);
+	}
+	free(ch);
+	return 0;
+}
+
+static uint64_t cookie(const struct weft_cq *cq)
+{
+	return (uint64_t)cq->gen << 32 | cq->cq.handle;
+}
+
+void weft_raise(struct weft_cq *cq)
+{
+	struct weft_channel *ch = weft_container(cq->cq.channel, struct weft_channel, ch);
+	uint64_t record = cookie(cq);
+	int saved = errno;
+
+	if (weft_sys_write(ch->wr, &record, sizeof(record)) < 0 && errno == EAGAIN) {
+		atomic_store(&cq->stalled, true);
+		atomic_store(&ch->stalled, true);
+	}
+	errno = saved;
+}
+
+/* The pipe has room again: writes what found none. */
+static void unstall(struct weft_ctx *ctx, struct weft_channel *ch)
+{
+	if (!atomic_exchange(&ch->stalled, false))
+		return;
+	weft_lock(&ctx->obj);
+	for (uint32_t i = 0; i < ctx->max_cqs; i++) {
+		struct weft_cq *cq = ctx->cqs[i];
+
+		if (cq && cq->cq.channel == &ch->ch && atomic_exchange(&cq->stalled, false))
+			weft_raise(cq);
+	}
+	weft_unlock(&ctx->obj);
+}
+
+WEFT_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *c, struct ibv_cq **cq, void **cq_context)
+{
+	struct weft_channel *ch = weft_container(c, struct weft_channel, ch);
+	struct weft_ctx *ctx;
+
+	WEFT_FORWARD(c->context, -1, ibv_get_cq_event, c, cq, cq_context);
+	ctx = weft_ctx(c->context);
+	for (;;) {
+		struct weft_cq *q = NULL;
+		uint64_t record;
+
+		if (atomic_load(&ctx->dead) == WEFT_FORKED) {
+			errno = EIO;
+			return -1;
+		}
+		if (weft_sys_read(c->fd, &record, sizeof(record)) != sizeof(record))
+			return -1;
+		if (record == CHANNEL_FATAL) {
+			put_record(ch->wr, CHANNEL_FATAL);
+			errno = EIO;
+			return -1;
+		}
+		unstall(ctx, ch);
+		weft_lock(&ctx->obj);
+		if ((uint32_t)record < ctx->max_cqs)
+			q = ctx->cqs[(uint32_t)record];
+		if (q && cookie(q) == record) {
+			q->comp_delivered++;
+			*cq = &q->cq;
+			*cq_context = q->cq.cq_context;
+		} else {
+			q = NULL; /* destroyed since */
+		}
+		weft_unlock(&ctx->obj);
+		if (q)
+			return 0;
+	}
+}
+
+WEFT_PUBLIC void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
+{
+	WEFT_FORWARD(cq->context, , ibv_ack_cq_events, cq, n);
+	ack(&cq->mutex, &cq->cond, &cq->comp_events_completed, n);
+}
+
+/* Takes the records of a CQ that is gone out of its channel, so that nobody is
+ * woken for nothing. Kernels before 6.4 cannot read a pipe without risk of
+ * waiting behind another reader; there the records go when they are read. */
+void weft_channel_purge(struct weft_cq *cq)
+{
+	struct weft_channel *ch = weft_container(cq->cq.channel, struct weft_channel, ch);
+	uint64_t record, gone = cookie(cq);
+	struct iovec iov = { &record, sizeof(record) };
+	int bytes = 0;
+
+	weft_lock(&ch->lock);
+	if (ioctl(ch->ch.fd, FIONREAD, &bytes))
+		bytes = 0;
+	for (; bytes >= (int)sizeof(record); bytes -= (int)sizeof(record)) {
+		if (preadv2(ch->ch.fd, &iov, 1, -1, RWF_NOWAIT) != sizeof(record))
+			break;
+		if (record != gone)
+			put_record(ch->wr, record);
+	}
+	weft_unlock(&ch->lock);
+}

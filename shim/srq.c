@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Shared receive queues. Their elements are used in any order, so the slots
+ * that are free are kept in a list. */
+#include "weft.h"
+
+static struct weft_srq *to_weft_srq(struct ibv_srq *s)
+{
+	return weft_container(s, struct weft_srq, srq);
+}
+
+WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
+{
+	struct weft_cmd_create_srq in = { .pdn = pd->handle };
+	struct weft_cmd_destroy_srq rm;
+	struct weft_res_create_srq made;
+	struct weft_ctx *ctx;
+	struct weft_srq *s;
+	uint32_t num;
+	int err;
+
+	WEFT_FORWARD(pd->context, NULL, ibv_create_srq, pd, attr);
+	ctx = weft_ctx(pd->context);
+	if (!(ctx->ext & 1ull << WEFT_CAP_SRQ)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (!attr->attr.max_wr || attr->attr.max_wr > ctx->attr.max_srq_wr ||
+	    attr->attr.max_sge > ctx->attr.max_srq_sge) {
+		errno = EINVAL;
+		return NULL;
+	}
+	s = calloc(1, sizeof(*s));
+	if (!s)
+		return NULL;
+	num = weft_pow2(attr->attr.max_wr < 4 ? 4 : attr->attr.max_wr);
+	s->max_wr = num < ctx->attr.max_srq_wr ? num : ctx->attr.max_srq_wr;
+	s->max_sge = attr->attr.max_sge;
+	s->free = malloc(num * sizeof(*s->free));
+	if (!s->free) {
+		err = ENOMEM;
+		goto fail;
+	}
+	for (uint32_t i = 0; i < num; i++)
+		s->free[s->nfree++] = (uint16_t)(num - 1 - i);
+	err = weft_ring_init(ctx, &s->rq, num,
+			     (uint32_t)((sizeof(struct weft_rq_hdr) + 16 * s->max_sge + 63) & ~63ul),
+			     false);
+	if (err)
+		goto fail;
+	in.max_wr = s->max_wr;
+	in.max_sge = s->max_sge;
+	in.limit = attr->attr.srq_limit;
+	err = weft_command(ctx, WEFT_CMD_CREATE_SRQ, &in, sizeof(in), &made, sizeof(made));
+	if (err)
+		goto fail;
+	s->srqn = made.srqn;
+	if (made.srqn >= ctx->max_qps)
+		err = EPROTO;
+	else
+		err = weft_ring_set(ctx, &s->rq, made.ring_index, -1, 0);
+	if (err) {
+		rm.srqn = made.srqn;
+		weft_command(ctx, WEFT_CMD_DESTROY_SRQ, &rm, sizeof(rm), NULL, 0);
+		goto fail;
+	}
+	s->srq.context = pd->context;
+	s->srq.srq_context = attr->srq_context;
+	s->srq.pd = pd;
+	s->srq.handle = made.srqn;
+	pthread_mutex_init(&s->srq.mutex, NULL);
+	pthread_cond_init(&s->srq.cond, NULL);
+	weft_lock(&ctx->obj);
+	ctx->srqs[made.srqn] = s;
+	weft_unlock(&ctx->obj);
+	attr->attr.max_wr = s->max_wr;
+	return &s->srq;
+fail:
+	weft_ring_free(ctx, &s->rq);
+	free(s->free);
+	free(s);
+	errno = err;
+	return NULL;
+}
+
+struct ibv_srq *weft_create_srq_ex(struct ibv_context *c, struct ibv_srq_init_attr_ex *a)
+{
+	(void)c;
+	/* A basic queue does not come this way (verbs.h), unless with more. */
+	if (a->comp_mask & ~(uint32_t)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) ||
+	    (a->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && a->srq_type != IBV_SRQT_BASIC)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	if (!(a->comp_mask & IBV_SRQ_INIT_ATTR_PD) || !a->pd) {
+		errno = EINVAL;
+		return NULL;
+	}
+	/* The plain attributes come first in the extended ones. */
+	return ibv_create_srq(a->pd, (struct ibv_srq_init_attr *)a);
+}
+
+int weft_get_srq_num(struct ibv_srq *srq, uint32_t *num)
+{
+	*num = to_weft_srq(srq)->srqn;
+	return 0;
+}
+
+WEFT_PUBLIC int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *a, int mask)
+{
+	struct weft_cmd_modify_srq in = { .srqn = srq->handle };
+
+	WEFT_FORWARD(srq->context, errno, ibv_modify_srq, srq, a, mask);
+	/* Queues are not resized (IBV_DEVICE_SRQ_RESIZE is not set). */
+	if (mask & ~IBV_SRQ_LIMIT)
+		return weft_ret(mask & IBV_SRQ_MAX_WR ? EOPNOTSUPP : EINVAL);
+	if (!mask)
+		return 0;
+	if (a->srq_limit > to_weft_srq(srq)->max_wr)
+		return weft_ret(EINVAL);
+	in.mask = WEFT_SRQ_LIMIT;
+	in.limit = a->srq_limit;
+	return weft_ret(weft_command(weft_ctx(srq->context), WEFT_CMD_MODIFY_SRQ, &in, sizeof(in),
+				     NULL, 0));
+}
+
+WEFT_PUBLIC int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *a)
+{
+	struct weft_cmd_query_srq in = { .srqn = srq->handle };
+	struct weft_res_query_srq r;
+	int err;
+
+	WEFT_FORWARD(srq->context, errno, ibv_query_srq, srq, a);
+	err = weft_command(weft_ctx(srq->context), WEFT_CMD_QUERY_SRQ, &in, sizeof(in), &r,
+			   sizeof(r));
+	if (err)
+		return weft_ret(err);
+	a->max_wr = r.max_wr;
+	a->max_sge = r.max_sge;
+	a->srq_limit = r.limit;
+	return 0;
+}
+
+WEFT_PUBLIC int ibv_destroy_srq(struct ibv_srq *srq)
+{
+	struct weft_cmd_destroy_srq rm = { .srqn = srq->handle };
+	struct weft_srq *s = to_weft_srq(srq);
+	struct weft_ctx *ctx;
+	int err;
+
+	WEFT_FORWARD(srq->context, errno, ibv_destroy_srq, srq);
+	ctx = weft_ctx(srq->context);
+	if (!weft_dead(ctx)) {
+		err = weft_command(ctx, WEFT_CMD_DESTROY_SRQ, &rm, sizeof(rm), NULL, 0);
+		if (err && !weft_dead(ctx))
+			return weft_ret(err);
+		weft_ring_stop(ctx, s->rq.index);
+	}
+	weft_lock(&ctx->obj);
+	if (ctx->srqs[s->srqn] == s)
+		ctx->srqs[s->srqn] = NULL;
+	weft_unlock(&ctx->obj);
+	weft_async_purge(ctx, srq);
+	weft_await_acks(ctx, &srq->mutex, &srq->cond, &srq->events_completed, &s->async_delivered);
+	weft_ring_free(ctx, &s->rq);
+	free(s->free);
+	free(s);
+	return 0;
+}
+
+/* Takes back the slots of elements the node is done with. The lock is held. */
+static void reap(struct weft_srq *s)
+{
+	struct weft_ring *r = &s->rq;
+	uint32_t from = r->tail;
+
+	weft_ring_reap(r);
+	for (; from != r->tail; from++)
+		s->free[s->nfree++] = (uint16_t)(r->used->ring[from & r->mask].id & r->mask);
+}
+
+int weft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	struct weft_srq *s = to_weft_srq(srq);
+	struct weft_ctx *ctx = weft_ctx(srq->context);
+	struct weft_ring *r = &s->rq;
+	int err = 0;
+
+	if (unlikely(weft_dead(ctx))) {
+		*bad = wr;
+		return EIO;
+	}
+	weft_lock(&s->lock);
+	for (; wr; wr = wr->next) {
+		struct weft_rq_hdr *e;
+		uint16_t slot;
+
+		if (!s->nfree)
+			reap(s);
+		if (unlikely((uint32_t)wr->num_sge > s->max_sge))
+			err = EINVAL;
+		else if (unlikely(!s->nfree))
+			err = ENOMEM;
+		if (unlikely(err)) {
+			*bad = wr;
+			break;
+		}
+		slot = s->free[--s->nfree];
+		e = (struct weft_rq_hdr *)(void *)weft_slot(r, slot);
+		e->wr_id = wr->wr_id;
+		e->num_sge = (uint32_t)wr->num_sge;
+		memcpy(e->sge, wr->sg_list, (size_t)wr->num_sge * sizeof(*wr->sg_list));
+		r->avail->ring[r->head & r->mask] = slot;
+		r->head++;
+	}
+	if (likely((uint16_t)r->head != r->avail->idx)) {
+		weft_ring_publish(r);
+		weft_ring_bell(ctx, r->index);
+	}
+	weft_unlock(&s->lock);
+	return err;
+}
