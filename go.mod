@@ -15,7 +15,10 @@ require (
 	golang.org/x/sys v0.49.0
 )
 
-require go.uber.org/goleak v1.3.0
+require (
+	github.com/rogpeppe/go-internal v1.16.0
+	go.uber.org/goleak v1.3.0
+)
 
 require github.com/vishvananda/netlink v1.3.1
 

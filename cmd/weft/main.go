@@ -15,11 +15,16 @@ import (
 
 	"weft/internal/cli"
 	"weft/internal/config"
+	"weft/internal/rundir"
 )
 
 func main() {
 	os.Exit(cli.Run(context.Background(), os.Args[1:], cli.Env{
-		Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Node: run,
+		Out:        os.Stdout,
+		Err:        os.Stderr,
+		Getenv:     os.Getenv,
+		DefaultDir: rundir.Default(os.Geteuid(), os.Getenv),
+		Node:       run,
 	}))
 }
 

@@ -16,7 +16,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -46,9 +45,10 @@ type Runner func(ctx context.Context, c config.Config, ready func(), log *slog.L
 
 // Env is what a command touches of the world.
 type Env struct {
-	Out, Err io.Writer
-	Getenv   func(string) string
-	Node     Runner
+	Out, Err   io.Writer
+	Getenv     func(string) string
+	DefaultDir string // of the node nobody named, from rundir.Default
+	Node       Runner
 }
 
 // codeError carries an exit code besides the message.
@@ -189,25 +189,30 @@ func flagError(cmd *cobra.Command, err error) error {
 	return usage(fix, "%v", err)
 }
 
-// editDistance is the number of inserted, deleted or changed bytes between
-// two flag names.
+// editDistance is the number of bytes inserted, deleted, changed or swapped
+// with their neighbour between two flag names.
 func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
+	d := make([][]int, len(a)+1)
+	for i := range d {
+		d[i] = make([]int, len(b)+1)
+		d[i][0] = i
 	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
+	for j := range d[0] {
+		d[0][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		for j := 1; j <= len(b); j++ {
+			change := d[i-1][j-1]
+			if a[i-1] != b[j-1] {
+				change++
 			}
-			diag, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, diag+cost)
+			d[i][j] = min(change, d[i-1][j]+1, d[i][j-1]+1)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d[i][j] = min(d[i][j], d[i-2][j-2]+1)
+			}
 		}
 	}
-	return row[len(b)]
+	return d[len(a)][len(b)]
 }
 
 // nodeDir returns the node's directory and whether the caller named it.
@@ -217,7 +222,7 @@ func (a *app) nodeDir() (dir string, named bool, err error) {
 		dir = a.env.Getenv(config.EnvName("dir"))
 	}
 	if dir == "" {
-		dir, named = rundir.Default(os.Geteuid(), a.env.Getenv), false
+		dir, named = a.env.DefaultDir, false
 	}
 	abs, err := filepath.Abs(dir)
 	return abs, named, err

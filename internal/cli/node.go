@@ -125,22 +125,24 @@ var errNotYet = errors.New("it is starting")
 
 // await polls the node until is holds, and returns the last status and why it
 // was not enough.
-func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (api.Status, error) {
+func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (last api.Status, why error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		s, err := c.Status(ctx)
-		if err == nil {
-			if is(s) {
-				return s, nil
-			}
-			err = errNotYet
+		switch {
+		case err == nil && is(s):
+			return s, nil
+		case err == nil:
+			last, why = s, errNotYet
+		case ctx.Err() == nil || why == nil:
+			last, why = s, err
 		}
 		select {
 		case <-ctx.Done():
-			return s, err
+			return last, why
 		case <-tick.C:
 		}
 	}

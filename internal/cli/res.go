@@ -111,7 +111,7 @@ func resourceTable(r api.Resources, kind string) (any, *table) {
 	case "mr":
 		heads(">MRN", ">PDN", ">IOVA", ">LENGTH", "MEMORY", "ACCESS")
 		for _, x := range r.MRs {
-			row(x.Owner, x.MRN, x.PDN, fmt.Sprintf("%#x", x.IOVA), bytes(x.Length), x.Memory, strings.Join(x.Access, ","))
+			row(x.Owner, x.MRN, x.PDN, fmt.Sprintf("%#x", x.IOVA), sizeText(x.Length), x.Memory, strings.Join(x.Access, ","))
 		}
 		return r.MRs, t
 	case "cq":

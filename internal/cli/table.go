@@ -87,9 +87,9 @@ func round(d time.Duration) time.Duration {
 	return d
 }
 
-// bytes prints a size in the largest binary unit that divides it, or with one
+// sizeText prints a size in the largest binary unit that divides it, or with one
 // decimal.
-func bytes(n uint64) string {
+func sizeText(n uint64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	i, f := 0, float64(n)
 	for f >= 1024 && i < len(units)-1 {

@@ -95,7 +95,7 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 		return c, usage(fix, "%s: %v", what, err)
 	}
 	if c.Dir == "" {
-		c.Dir = rundir.Default(os.Geteuid(), a.env.Getenv)
+		c.Dir = a.env.DefaultDir
 	}
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return c, err

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/rundir"
+)
+
+// TestMain runs this binary as the weft command, with a fake node, when a
+// script calls it by that name.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"weft": func() {
+		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv,
+			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode}))
+	}})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("TEST_DEFAULT_DIR", filepath.Join(e.WorkDir, "default"))
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector delays every exit by a second
+			e.Defer(func() { // a script that failed leaves its nodes behind
+				for _, name := range []string{"n", "default"} {
+					stop(context.Background(), filepath.Join(e.WorkDir, name), time.Second)
+				}
+			})
+			return nil
+		},
+	})
+}
+
+// fakeNode is a node without a data path. FAKE_NODE steers it: "fail" ends it
+// at once, "hang" never lets it become ready, "down" leaves its port down,
+// "empty" has no sessions, "bind" fails as a taken port does.
+func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logger) error {
+	mode := os.Getenv("FAKE_NODE")
+	if mode == "fail" {
+		return errors.New("no network interface has an address")
+	}
+	d, err := rundir.Acquire(c.Dir, c.DirPerm(os.Geteuid()))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if mode == "bind" {
+		return &api.Error{What: "cannot run the node", Why: "UDP port 4791 is taken by process 7 (weft)", Fix: "weft up --roce-port 4792"}
+	}
+	l, err := d.Listen(rundir.ControlSock, 0o666)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	b := &fakeBackend{c: c, mode: mode, stop: cancel}
+	s := api.NewServer(b, api.PeerAccess(os.Geteuid(), c.AllowUIDs), log)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	if mode != "hang" {
+		ready()
+	}
+	<-ctx.Done()
+	log.Info("ending")
+	if err := s.Shutdown(context.Background()); err != nil {
+		return err
+	}
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+type fakeBackend struct {
+	c    config.Config
+	mode string
+	stop func()
+
+	mu     sync.Mutex
+	faults []api.Fault
+	next   int
+}
+
+var _ api.Backend = (*fakeBackend)(nil)
+
+func (b *fakeBackend) owner(n uint32) api.Owner {
+	return api.Owner{Device: b.c.Device, Session: n, PID: 4000 + int(n), Comm: "ib_write_bw", UID: 1000}
+}
+
+func (b *fakeBackend) Status(context.Context) (api.Status, error) {
+	s := api.Status{Ready: b.mode != "hang", Version: "v0", PID: os.Getpid(), UID: 1000, Dir: b.c.Dir, UptimeNS: 192 * time.Second,
+		WireLocal: b.c.WireLocal, IdleExitNS: b.c.IdleExit, Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true}, {ID: 1}}}
+	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2}
+	if b.mode == "down" {
+		dev.PortState = "DOWN"
+		s.Degraded = []api.Degraded{{What: b.c.Device + " port 1 is down", Why: "interface eth0 has no carrier", Fix: "ip link set eth0 up"}}
+	}
+	s.Devices = []api.DeviceSummary{dev}
+	if b.mode != "empty" {
+		s.Sessions = []api.Session{{Owner: b.owner(1), Memory: "process", Objects: 5}, {Owner: b.owner(2)}, {Owner: api.Owner{Comm: "evil\x1b[2J"}}}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.Faults = append(s.Faults, b.faults...)
+	return s, nil
+}
+
+func (b *fakeBackend) Devices(context.Context) ([]api.Device, error) {
+	return []api.Device{{Name: b.c.Device, NodeGUID: "0252:54ff:fe00:0001", NodeType: "CA", Ports: []api.Port{{
+		Number: 1, State: "ACTIVE", PhysState: "LINK_UP", LinkLayer: "Ethernet", NetDev: "eth0", MaxMTU: 4096, ActiveMTU: 1024,
+		GIDs: []api.GID{
+			{Index: 0, GID: "fe80:0000:0000:0000:5054:00ff:fe00:0001", Address: "fe80::5054:ff:fe00:1", Type: "RoCE v2", NetDev: "eth0"},
+			{Index: 1, GID: "0000:0000:0000:0000:0000:ffff:0a00:0001", Address: "10.0.0.1", Type: "RoCE v2", NetDev: "eth0"},
+		}}}}}, nil
+}
+
+func (b *fakeBackend) Resources(context.Context) (api.Resources, error) {
+	if b.mode == "empty" {
+		return api.Resources{}, nil
+	}
+	o := b.owner(1)
+	return api.Resources{
+		PDs:  []api.PD{{Owner: o, PDN: 1, Users: 3}, {Owner: b.owner(2), PDN: 1}},
+		MRs:  []api.MR{{Owner: o, MRN: 9, PDN: 1, IOVA: 0x7f0000001000, Length: 65536, Memory: "process", Access: []string{"local_write", "remote_write"}}},
+		CQs:  []api.CQ{{Owner: o, CQN: 1, CQE: 255, Users: 1, Armed: true}},
+		QPs:  []api.QP{{Owner: o, LQPN: 16385, RQPN: 32769, Type: "RC", State: "RTS", SQPSN: 77, RQPSN: 5, PathMTU: 1024, RemoteGID: "10.0.0.2"}, {Owner: o, LQPN: 16386, Type: "UD", State: "INIT"}},
+		SRQs: []api.SRQ{{Owner: o, SRQN: 3, PDN: 1, MaxWR: 512, Outstanding: 500, Limit: 16}},
+		AHs:  []api.AH{{Owner: o, AHN: 2, PDN: 1, RemoteGID: "10.0.0.2"}},
+	}, nil
+}
+
+func (b *fakeBackend) Counters(context.Context) ([]api.Counter, error) {
+	if b.mode == "empty" {
+		return []api.Counter{{Scope: api.ScopeNode, Name: "sessions_refused"}}, nil
+	}
+	return []api.Counter{
+		{Scope: api.ScopeNode, Name: "sessions_refused"},
+		{Scope: api.ScopeLink, Instance: "roce", Name: "tx_bytes", Value: 123456789012},
+		{Scope: api.ScopeQP, Instance: "16385", Name: "retries", Value: 4},
+	}, nil
+}
+
+func (b *fakeBackend) Faults(context.Context) ([]api.Fault, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]api.Fault(nil), b.faults...), nil
+}
+
+func (b *fakeBackend) AddFault(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if spec.Seed == 0 {
+		spec.Seed = 42
+	}
+	b.next++
+	f := api.Fault{ID: b.next, FaultSpec: spec}
+	b.faults = append(b.faults, f)
+	return f, nil
+}
+
+func (b *fakeBackend) DelFault(_ context.Context, id int) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, f := range b.faults {
+		if f.ID == id {
+			b.faults = append(b.faults[:i:i], b.faults[i+1:]...)
+			return nil
+		}
+	}
+	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
+}
+
+func (b *fakeBackend) Shutdown(context.Context) error { b.stop(); return nil }
+
+func TestChildEnv(t *testing.T) {
+	for _, x := range []struct {
+		name, device, arena string
+		env, want           []string
+	}{
+		{"plain", "", "off", []string{"A=1", "WEFT_ARENA=only", "WEFT_DIR=/old"}, []string{"A=1", "LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+		{"other preload", "", "on", []string{"LD_PRELOAD=/x.so /y.so"}, []string{"LD_PRELOAD=/b/s.so:/x.so /y.so", "WEFT_DIR=/d", "WEFT_ARENA=1"}},
+		{"weft run in weft run", "w1", "only", []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DEVICE=w0"}, []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DIR=/d", "WEFT_ARENA=only", "WEFT_DEVICE=w1"}},
+		{"empty preload", "", "off", []string{"LD_PRELOAD="}, []string{"LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+	} {
+		if diff := cmp.Diff(x.want, childEnv(x.env, "/b/s.so", "/d", x.device, x.arena)); diff != "" {
+			t.Errorf("%s:\n%s", x.name, diff)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	tb := table{heads: []string{"NAME", ">SIZE", "NOTE"}}
+	tb.row("größe", 5, "")
+	tb.row("x", 12345, "esc\x1b[0m\n")
+	var b bytes.Buffer
+	tb.write(&b)
+	want := "" +
+		"NAME    SIZE  NOTE\n" +
+		"größe      5  -\n" +
+		"x      12345  esc?[0m?\n"
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestText(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 31: "2 GiB", 1<<64 - 1: "16 EiB"} {
+		if got := sizeText(n); got != want {
+			t.Errorf("%d: want %q, got %q", n, want, got)
+		}
+	}
+	for _, x := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"lane", "lanes", 1}, {"dri", "dir", 1}, {"dorp", "drop", 1}, {"spin", "", 4}, {"abc", "xbz", 2}} {
+		if got := editDistance(x.a, x.b); got != x.want {
+			t.Errorf("%s to %s: want %d, got %d", x.a, x.b, x.want, got)
+		}
+	}
+	if got := round(192*time.Second + 7*time.Millisecond); got != 192*time.Second {
+		t.Error(got)
+	}
+	var many []api.Session
+	for i := range 9 {
+		many = append(many, api.Session{Owner: api.Owner{Comm: string(rune('a' + i))}}, api.Session{Owner: api.Owner{Comm: "z"}})
+	}
+	if got, want := sessionList(many), "18 (z ×9, a, b, c, d, e, …)"; got != want {
+		t.Errorf("want %q, got %q", want, got)
+	}
+}
+
+func TestIgnoresPreload(t *testing.T) {
+	if why := ignoresPreload("/proc/self/exe"); strings.Contains(why, "set-uid") {
+		t.Errorf("this test: %q", why)
+	}
+	if why := ignoresPreload("/bin/sh"); why != "" {
+		t.Errorf("/bin/sh: %q", why)
+	}
+}
