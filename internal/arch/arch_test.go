@@ -33,7 +33,7 @@ var tiers = [][]string{
 // mayCallSystem are the packages that may use golang.org/x/sys/unix; their
 // files named *_unsafe.go may use unsafe. Package node may only do the former.
 var mayCallSystem = []string{"internal/virtio/...", "internal/vhost", "internal/rdmadev", "internal/ethdev", "internal/procmem",
-	"internal/link/...", "internal/hostnet", "internal/rundir", "internal/node/..."}
+	"internal/link/...", "internal/hostnet", "internal/rundir", "internal/sysfs", "internal/node/..."}
 
 // pureForbidden are the imports of the world that tiers 0 and 1 must not know.
 var pureForbidden = []string{"os", "os/exec", "net", "net/http", "log", "log/slog", "sync", "context", "io/fs", "syscall", "os/signal"}
