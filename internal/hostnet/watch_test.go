@@ -31,31 +31,22 @@ func TestReadThisHost(t *testing.T) {
 	}
 }
 
-// namespace runs f on a thread in a network namespace of its own, which ends
-// with the thread.
-func namespace(t *testing.T, f func()) {
-	t.Helper()
-	skipped := make(chan error, 1)
-	go func() {
-		defer close(skipped)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+// namespace runs f as a test on a thread in a network namespace of its own,
+// which ends with the thread.
+func namespace(t *testing.T, f func(t *testing.T)) {
+	t.Run("namespace", func(t *testing.T) {
+		runtime.LockOSThread() // never unlocked: the thread ends with the test's goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			skipped <- err
-			return
+			if os.Getenv("REQUIRE_E2E") == "1" {
+				t.Fatalf("no network namespace: %v", err)
+			}
+			t.Skipf("needs CAP_SYS_ADMIN for a network namespace: %v", err)
 		}
-		f()
-	}()
-	if err := <-skipped; err != nil {
-		if os.Getenv("REQUIRE_E2E") == "1" {
-			t.Fatalf("no network namespace: %v", err)
-		}
-		t.Skipf("needs CAP_SYS_ADMIN for a network namespace: %v", err)
-	}
+		f(t)
+	})
 }
 
-func TestWatch(t *testing.T) {
-	namespace(t, func() { watchAll(t) })
-}
+func TestWatch(t *testing.T) { namespace(t, watchAll) }
 
 func watchAll(t *testing.T) {
 	check := func(err error) {
