@@ -45,6 +45,20 @@ func onWire(t *testing.T, mtu int, f func(t *testing.T, c *cable)) {
 			}
 			t.Skipf("needs CAP_SYS_ADMIN for a network namespace: %v", err)
 		}
+		// The ends of a cable pass packets over a queue of the processor they are
+		// sent on: with one processor order is kept.
+		var all, one unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &all); err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; one.Count() == 0; i++ {
+			if all.IsSet(i) {
+				one.Set(i)
+			}
+		}
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			t.Fatal(err)
+		}
 		f(t, newCable(t, mtu))
 	})
 }
@@ -70,19 +84,6 @@ func newCable(t *testing.T, mtu int) *cable {
 	check(netlink.LinkSetUp(far))
 	check(netlink.LinkSetUp(near))
 	c.near, c.far = near.Attrs().Index, far.Attrs().Index
-	// The kernel drops what is sent before it has noticed the carrier.
-	for _, i := range []int{c.near, c.far} {
-		for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-			l, err := netlink.LinkByIndex(i)
-			check(err)
-			if l.Attrs().OperState == netlink.OperUp {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s is not up: %v", l.Attrs().Name, l.Attrs().OperState)
-			}
-		}
-	}
 	for _, a := range []struct {
 		near, far string
 		bits      int
@@ -92,6 +93,28 @@ func newCable(t *testing.T, mtu int) *cable {
 		addr.Flags = unix.IFA_F_NODAD
 		check(netlink.AddrAdd(near, addr))
 		check(netlink.NeighAdd(&netlink.Neigh{LinkIndex: c.near, State: unix.NUD_PERMANENT, IP: net.ParseIP(a.far), HardwareAddr: c.farMAC}))
+	}
+	// The kernel drops what is sent before it has noticed the carrier, and what
+	// arrives before it has made a route of an IPv6 address, which it does then.
+	wait := func(what string, ready func() bool) {
+		t.Helper()
+		for end := time.Now().Add(5 * time.Second); !ready(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s is not ready", what)
+			}
+		}
+	}
+	for _, i := range []int{c.near, c.far} {
+		wait("the cable", func() bool {
+			l, err := netlink.LinkByIndex(i)
+			return err == nil && l.Attrs().OperState == netlink.OperUp
+		})
+	}
+	for _, a := range []string{nearV4, nearV6, nearLL} {
+		wait(a, func() bool {
+			r, err := netlink.RouteGetWithOptions(net.ParseIP(a), &netlink.RouteGetOptions{OifIndex: c.near})
+			return err == nil && len(r) == 1 && r[0].Type == unix.RTN_LOCAL
+		})
 	}
 	c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	check(err)
