@@ -36,11 +36,11 @@ func benchLink(b *testing.B, mtu, size int, op ib.Opcode) {
 	b.ReportAllocs()
 	for b.Loop() {
 		for range each {
-			if err := tx.Send(&r, batch); err != nil {
-				b.Fatal(err)
+			if res := tx.Send(0, &r, batch); res != mem.OK {
+				b.Fatal(res)
 			}
 		}
-		tx.Flush()
+		tx.Flush(0)
 		for got := uint32(0); got < r.Count*uint32(each); {
 			runs, _ := rx.Recv()
 			for i := range runs {
@@ -70,7 +70,7 @@ func benchRaw(b *testing.B, mtu int) {
 			tx.open = nil
 			want += k * size
 		}
-		tx.Flush()
+		tx.Flush(0)
 		for want > 0 {
 			for i := range rx.in {
 				h := &rx.in[i].hdr

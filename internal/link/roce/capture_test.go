@@ -197,8 +197,8 @@ func capture(t *testing.T, c *cable) {
 				r := pkt.Run{Headers: wire.Headers{Opcode: s.op, PKey: 0xffff, DestQPN: 0x11, PSN: psn, AckReq: true}, Path: p,
 					Count: packets(s.size, pathMTU), MTU: uint32(pathMTU), Data: mem.BytesPayload(data)}
 				set(&r.Headers)
-				if err := l.Send(&r, batch); err != nil {
-					t.Fatal(err)
+				if res := l.Send(0, &r, batch); res != mem.OK {
+					t.Fatal(res)
 				}
 				for k := range r.Count {
 					n := min(s.size-int(k)*pathMTU, pathMTU)
@@ -206,7 +206,7 @@ func capture(t *testing.T, c *cable) {
 				}
 				psn = psn.Add(r.Count)
 			}
-			l.Flush()
+			l.Flush(0)
 			if c := l.Counters(); noGSO != (c.SentGSO == 0) {
 				t.Errorf("GSO used %d times", c.SentGSO)
 			}
@@ -235,10 +235,10 @@ func TestTooBigForPath(t *testing.T) {
 			l.c, l.tooBig = Counters{}, tooBig{}
 			for _, n := range []int{1, 8} {
 				r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: p, Count: uint32(n), MTU: 4096, Data: mem.BytesPayload(random(n * 4096))}
-				if err := l.Send(&r, mem.NewBatch(4096)); err != nil {
-					t.Fatal(err)
+				if res := l.Send(0, &r, mem.NewBatch(4096)); res != mem.OK {
+					t.Fatal(res)
 				}
-				l.Flush()
+				l.Flush(0)
 			}
 			if got := l.Counters(); got.DropTooBig != 9 || got.SentPackets != 0 {
 				t.Errorf("%+v", got)
@@ -336,10 +336,10 @@ func TestMulticastOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: p, Data: mem.BytesPayload(random(100))}
-			if err := l.Send(&r, batch); err != nil {
-				t.Fatal(err)
+			if res := l.Send(0, &r, batch); res != mem.OK {
+				t.Fatal(res)
 			}
-			l.Flush()
+			l.Flush(0)
 			if f := c.capture(t, 1)[0]; f.ip.Dst != p.DGID || f.ip.Src != p.SGID || f.ip.HopLimit != p.HopLimit {
 				t.Errorf("%+v, want %+v", f.ip, p)
 			}
@@ -379,7 +379,7 @@ func TestBlocked(t *testing.T) {
 				if _, err := unix.Poll(p, 1000); err != nil && err != unix.EINTR {
 					t.Fatal(err)
 				}
-				l.Flush()
+				l.Flush(0)
 				if time.Now().After(end) {
 					t.Fatalf("still blocked: %+v", l.Counters())
 				}
@@ -388,18 +388,12 @@ func TestBlocked(t *testing.T) {
 				}
 			}
 			r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, PSN: ib.PSN(i * 64)}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
-			switch err := l.Send(&r, batch); err {
-			case nil:
-				i++
-			case ErrBlocked:
-				if !l.Blocked() {
-					t.Fatal("ErrBlocked, but not Blocked")
-				}
-			default:
-				t.Fatal(err)
+			if res := l.Send(0, &r, batch); res != mem.OK {
+				t.Fatal(res)
 			}
+			i++
 			if i == runs {
-				l.Flush()
+				l.Flush(0)
 			}
 		}
 		for i, f := range c.capture(t, runs*64) {
@@ -407,8 +401,15 @@ func TestBlocked(t *testing.T) {
 				t.Fatalf("frame %d has PSN %d", i, f.h.PSN)
 			}
 		}
-		if blocked == 0 || l.Counters().SendBlocked == 0 {
-			t.Error("the test never blocked")
+		if c := l.Counters(); blocked == 0 || c.SendBlocked == 0 || c.DropBlocked != 0 {
+			t.Errorf("blocked %d times: %+v", blocked, c)
+		}
+		// Who sends in spite of it loses what finds no room, by name.
+		for i := 0; l.Counters().DropBlocked == 0; i++ {
+			r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
+			if l.Send(0, &r, batch) != mem.OK || i > 1000 {
+				t.Fatalf("after %d runs: %+v", i, l.Counters())
+			}
 		}
 	})
 }

@@ -35,6 +35,8 @@ type Counters struct {
 
 	// Lost on the way out; the reliable service recovers or reports.
 	DropPath        uint64 // the path has no usable pair of addresses or no socket
+	DropBlocked     uint64 // sent in spite of Blocked
+	DropRun         uint64 // the run breaks the contract of pkt.Run or a limit of this package
 	DropSourceFault uint64 // the payload could not be read
 	DropTooBig      uint64 // EMSGSIZE: larger than the path's MTU
 	DropNoRoute     uint64 // ENETUNREACH, EHOSTUNREACH, ENETDOWN, ENODEV
@@ -76,7 +78,8 @@ func (c *Counters) Each(f func(name string, v uint64)) {
 		{"rcvd_messages", c.RcvdMessages}, {"rcvd_gro", c.RcvdGRO}, {"rcvd_runs", c.RcvdRuns},
 		{"drop_not_local", c.DropNotLocal}, {"drop_truncated", c.DropTruncated},
 		{"rcvbuf_overflow", c.RcvBufOverflow}, {"rcv_errors", c.RcvErrors},
-		{"drop_path", c.DropPath}, {"drop_source_fault", c.DropSourceFault}, {"drop_too_big", c.DropTooBig},
+		{"drop_path", c.DropPath}, {"drop_blocked", c.DropBlocked}, {"drop_run", c.DropRun},
+		{"drop_source_fault", c.DropSourceFault}, {"drop_too_big", c.DropTooBig},
 		{"drop_no_route", c.DropNoRoute}, {"drop_denied", c.DropDenied}, {"drop_bad_source", c.DropBadSource},
 		{"drop_no_memory", c.DropNoMemory}, {"drop_send_error", c.DropSendError},
 	} {

@@ -11,11 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
 )
+
+var _ hca.Link = (*Link)(nil)
 
 // pair opens two links that send to each other.
 func pair(t testing.TB) (a, b *Link) {
@@ -137,10 +140,10 @@ func TestLoopback(t *testing.T) {
 				h := wire.Headers{Opcode: c.op, AckReq: true, SE: true, MigReq: true, PKey: 0xffff, DestQPN: 0x123456, PSN: 0xfffffe}
 				set(&h)
 				r := pkt.Run{Headers: h, Count: packets(c.size, c.mtu), MTU: uint32(c.mtu), Path: p.path, Data: mem.BytesPayload(data)}
-				if err := a.Send(&r, batch); err != nil {
-					t.Fatalf("%v of %d: %v", c.op, c.size, err)
+				if res := a.Send(0, &r, batch); res != mem.OK {
+					t.Fatalf("%v of %d: %v", c.op, c.size, res)
 				}
-				a.Flush()
+				a.Flush(0)
 				got := await(t, b, r.Count)
 				if len(got) != 1 {
 					t.Fatalf("%v of %d bytes came in %d runs, want 1; %+v", c.op, c.size, len(got), b.Counters())

@@ -3,28 +3,13 @@
 package roce
 
 import (
-	"errors"
-
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
 	"weft/internal/mem"
+	"weft/internal/mono"
 	"weft/internal/pkt"
 	"weft/internal/wire"
-)
-
-// Errors of Send. The run was not taken, not even in part.
-var (
-	// ErrBlocked asks the caller to send the run again once the link is no
-	// longer Blocked. Nothing is lost.
-	ErrBlocked = errors.New("link is blocked")
-	// ErrSource: the payload cannot be read; its queue pair must be told.
-	ErrSource = errors.New("payload not readable")
-	// ErrPath: source and destination are not a pair of addresses this link
-	// can use. Counted as lost, like a packet without a route.
-	ErrPath = errors.New("path has no usable pair of addresses")
-	// ErrRun: the run breaks the contract of pkt.Run or a limit of this package.
-	ErrRun = errors.New("run is malformed")
 )
 
 // sendBuffer is the wanted socket send buffer: some 60 trains.
@@ -97,53 +82,67 @@ func initSender(fd int, port uint16) *sender {
 
 // Send queues the packets of a run; Flush sends them, and Send itself does
 // when enough are waiting. Payload is copied before Send returns, by one
-// Gather. Path must name one of the host's addresses as SGID, and all runs of
+// Gather; SourceFault tells that it could not be read, and then nothing of the
+// run is sent. Whatever else stands in the way is counted as a loss by its
+// name. Path must name one of the host's addresses as SGID, and all runs of
 // one queue pair the same SrcPort, which picks the socket and so keeps their
 // order. The MTU of the run is not checked against the path's: an oversized
 // packet is refused by the kernel and counted.
 //
-// Errors are ErrBlocked, ErrSource, ErrPath and ErrRun.
-func (l *Link) Send(r *pkt.Run, b *mem.Batch) error {
+// A Link that is not Blocked has room for a run; one that is may have none,
+// and the run is lost. The time is of no use here.
+func (l *Link) Send(_ mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
 	s, v4 := l.route(r.Path)
-	if s == nil {
-		l.c.DropPath += uint64(r.Count)
-		return ErrPath
-	}
-	if !valid(r) {
-		return ErrRun
-	}
-	if !l.room(s, r) {
-		l.Flush()
-		if !l.room(s, r) {
-			return ErrBlocked
+	var lost *uint64
+	switch {
+	case s == nil:
+		lost = &l.c.DropPath
+	case !valid(r):
+		lost = &l.c.DropRun
+	case !l.room(s, r):
+		lost = &l.c.DropBlocked
+	case !l.lay(s, v4, r, b):
+		l.c.DropSourceFault += uint64(r.Count)
+		return mem.SourceFault
+	default:
+		l.seal(r.Count)
+		l.c.SentRuns++
+		// Invariant: unless blocked there is room for another run, of any
+		// flow, when Send returns.
+		if !l.blocked && (l.tail >= flushBytes || s.n > sendMessages-runMessages) {
+			l.flush()
 		}
+		return mem.OK
 	}
-	if err := l.lay(s, v4, r, b); err != nil {
-		return err
-	}
-	l.seal(r.Count)
-	l.c.SentRuns++
-	if l.tail >= flushBytes && !l.blocked {
-		l.Flush()
-	}
-	return nil
+	*lost += uint64(max(1, r.Count))
+	return mem.OK
 }
 
-// SendCorrupt is Send of a run of one packet with one bit inverted after the
-// ICRC was computed, so that the peer must refuse it: bit counts from the
-// start of the BTH and wraps at the packet's end. Package fault uses it.
-func (l *Link) SendCorrupt(r *pkt.Run, b *mem.Batch, bit uint32) error {
+// SendCorrupt is Send of a run of one packet, with one bit inverted after the
+// ICRC was computed so that the peer must refuse it. bit counts from the start
+// of the BTH and wraps at the packet's end; where the ICRC does not notice
+// that one, the next is inverted. Package fault uses it.
+func (l *Link) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
-		return ErrRun
+		l.c.DropRun += uint64(r.Count)
+		return mem.OK
 	}
-	l.Flush() // so that Send finds room and does not flush the packet at once
-	if err := l.Send(r, b); err != nil {
-		return err
+	l.flush() // lest Send sends the packet at once
+	before := l.c.SentRuns
+	if res := l.Send(now, r, b); res != mem.OK || l.c.SentRuns == before {
+		return res
 	}
-	p := &l.pieces[0]
-	bit %= uint32(p.size) * 8
-	l.buf[p.off+int(bit/8)] ^= 1 << (bit % 8)
-	return nil
+	at := l.pieces[0]
+	p := l.buf[at.off : at.off+at.size]
+	for {
+		bit %= uint32(len(p)) * 8
+		p[bit/8] ^= 1 << (bit % 8)
+		if _, ok := l.seed.VerifyAnyID(at.id, p); !ok {
+			return mem.OK
+		}
+		p[bit/8] ^= 1 << (bit % 8)
+		bit++
+	}
 }
 
 // route returns the socket for a path, or nil.
@@ -177,8 +176,9 @@ func (l *Link) room(s *sender, r *pkt.Run) bool {
 }
 
 // lay writes headers and payload of a run's packets into the transmit buffer
-// and leaves room for the ICRCs. On failure all is as before.
-func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) error {
+// and leaves room for the ICRCs. If the payload cannot be read it reports so and
+// all is as before.
+func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) bool {
 	tail, open, n := l.tail, l.open, s.n
 	var grown message // what of the open message changes
 	if open == s {
@@ -203,15 +203,14 @@ func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) error {
 		l.tail += end
 	}
 	if r.Data.Len == 0 || b.Gather(l.dst[:r.Count], &r.Data, 0) == mem.OK {
-		return nil
+		return true
 	}
 	l.tail, l.open, s.n = tail, open, n
 	if open == s {
 		m := &s.msg[n-1]
 		m.end, m.segs, m.short = grown.end, grown.segs, grown.short
 	}
-	l.c.DropSourceFault += uint64(r.Count)
-	return ErrSource
+	return false
 }
 
 // place adds a packet of size bytes at l.tail to the open message, or to a new
@@ -267,7 +266,9 @@ func (l *Link) seal(n uint32) {
 func (l *Link) Blocked() bool { return l.blocked }
 
 // Flush sends everything that is queued, as far as the sockets take it.
-func (l *Link) Flush() {
+func (l *Link) Flush(mono.Time) { l.flush() }
+
+func (l *Link) flush() {
 	l.open, l.blocked = nil, false
 	for f := range l.send {
 		for _, s := range l.send[f] {
