@@ -43,6 +43,7 @@ check: deps-build
 	$(GO) test ./internal/arch
 
 unit: deps-build
+	shim/test/run.sh
 	$(RACE) ./internal/... ./cmd/...
 
 sim:
