@@ -18,28 +18,26 @@ type stagedRecv struct {
 	c  Completion
 }
 
-// stage appends a completion. Preconditions: makeRoom, or at most one since.
+// stage appends a completion. Handle keeps room for the one of the run at hand
+// and for one error.
 func (q *QP) stage(wr *RecvWR, c Completion) {
 	p := &q.rsp
 	p.staged[(p.stageHead+p.nstaged)%stageDepth] = stagedRecv{wr, c}
 	p.nstaged++
 }
 
-// makeRoom keeps one entry free beyond the one about to be used: for the
-// error of the message that follows.
-func (q *QP) makeRoom(b *mem.Batch) {
+// makeRoom delivers what is staged, after a flush of its data. False says that
+// some of it failed and the queue pair is in ERR.
+func (q *QP) makeRoom(b *mem.Batch) bool {
 	p := &q.rsp
-	if p.nstaged < stageDepth-1 {
-		return
-	}
 	b.Flush()
-	if !p.placeFailed {
-		q.deliverRecv()
-		p.safePSN = p.ePSN
-		return
+	if p.placeFailed {
+		q.failRecv()
+		return false
 	}
-	// Commit will refuse all of this; entries are only given back there.
-	q.failRecv()
+	q.deliverRecv()
+	p.safePSN, p.safeMSN = p.ePSN, p.msn
+	return true
 }
 
 func (q *QP) deliverRecv() {
@@ -66,12 +64,18 @@ func (q *QP) Commit(now mono.Time) {
 		s.placeFailed = false
 		q.failPlacement()
 	}
-	p.safePSN = p.ePSN
+	if s.owed {
+		s.owed, s.stalled = false, false
+	}
+	p.safePSN, p.safeMSN = p.ePSN, p.msn
 	if p.nstaged != 0 || s.head != s.ack || q.attr.State >= ib.SQE {
 		q.deliver()
 	}
 	if s.draining {
 		q.checkDrained()
+	}
+	if invariants {
+		q.verify()
 	}
 }
 
@@ -87,13 +91,17 @@ func (q *QP) failRecv() {
 		status = ib.WRFlushErr
 	}
 	if q.attr.State == ib.Err {
+		if p.nak != 0 {
+			// A later packet was refused: the NAK must not acknowledge this one.
+			p.nak, p.nakPSN = ib.SynNAKRemOp, p.safePSN
+		}
 		return
 	}
-	for p.recTail != p.recHead && p.recs[(p.recTail-1)%uint32(len(p.recs))].first.Diff(p.safePSN) >= 0 {
+	for p.recTail != p.recHead && p.recs[(p.recTail-1)&p.recMask].first.Diff(p.safePSN) >= 0 {
 		p.recTail--
-		p.recs[p.recTail%uint32(len(p.recs))].pending = false
+		p.recs[p.recTail&p.recMask].pending = false
 	}
-	p.ePSN = p.safePSN
+	p.ePSN, p.msn = p.safePSN, p.safeMSN
 	if q.cfg.Type == ib.RC {
 		st := ib.LocProtErr
 		if status == ib.WRFlushErr || p.write && p.open {

@@ -263,7 +263,7 @@ func (q *QP) onReadResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batc
 		return
 	}
 	at := dist(psn, wr.firstPSN)
-	start := s.readChunk != 0 && at%s.readChunk == 0 || at == 0
+	start := s.chunkStart(at)
 	end := s.chunkEnd(wr, at)
 	off := uint64(at) * uint64(q.mtu)
 	want := uint64(count) * uint64(q.mtu)

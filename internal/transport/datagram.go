@@ -38,7 +38,7 @@ func (q *QP) emitDatagram(wr *SendWR, r *pkt.Run) {
 	s.txPSN = s.txPSN.Add(1)
 	s.maxPSN, s.una = s.txPSN, s.txPSN
 	s.tx++
-	s.ack = s.tx
+	s.ack, s.owed = s.tx, true
 }
 
 // handleDatagram is the UD responder: whatever does not fit is dropped and
@@ -58,7 +58,6 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	}
 	q.ctr.RcvdPackets++
 	q.ctr.RcvdBytes += uint64(r.Data.Len)
-	q.established()
 	if !q.takeRecv() {
 		q.ctr.DropNoRecv++
 		return
@@ -68,7 +67,7 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	n := wire.GRHLen + r.Data.Len
 	switch {
 	case p.recv.BadWQE:
-		q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE, b)
+		q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE)
 		return
 	case uint64(n) > p.recvCap:
 		q.ctr.DropLength++
@@ -80,17 +79,17 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	wire.PutGRHArea(head, r.Path, r.IPv4 || r.Path.DGID.IsIPv4(), udp)
 	data := mem.BytesPayload(head)
 	if _, bad := q.scatter(b, &data, 0, wire.GRHLen); bad {
-		q.failUnreliable(ib.LocProtErr, ReasonPlacement, b)
+		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return
 	}
 	if res, bad := q.scatter(b, &r.Data, 0, r.Data.Len); bad {
-		q.failUnreliable(ib.LocProtErr, ReasonPlacement, b)
+		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return
 	} else if res == mem.SourceFault {
 		r.Fault = true
 		return
 	}
-	q.received(&in, ib.WCRecv, uint64(n), b)
+	q.received(&in, ib.WCRecv, uint64(n))
 	st := &p.staged[(p.stageHead+p.nstaged-1)%stageDepth]
 	st.c.Flags |= ib.WCGRH
 	st.c.SrcQPN, st.c.SL = r.SrcQPN, r.Path.SL
@@ -115,9 +114,8 @@ func (q *QP) keyAccepted(k ib.PKey) bool {
 
 // failUnreliable completes the receive request at hand with status; the queue
 // pair goes to ERR.
-func (q *QP) failUnreliable(status ib.Status, reason uint32, b *mem.Batch) {
+func (q *QP) failUnreliable(status ib.Status, reason uint32) {
 	p := &q.rsp
-	q.makeRoom(b)
 	wr := p.recv
 	p.recv, p.open = nil, false
 	q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: reason})
@@ -167,7 +165,7 @@ func (q *QP) unreliableSend(in *inbound, b *mem.Batch) bool {
 		}
 		q.openRecv()
 		if p.recv.BadWQE {
-			q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE, b)
+			q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE)
 			return false
 		}
 	}
@@ -178,7 +176,7 @@ func (q *QP) unreliableSend(in *inbound, b *mem.Batch) bool {
 	}
 	res, bad := q.scatter(b, &in.Data, 0, n)
 	if bad {
-		q.failUnreliable(ib.LocProtErr, ReasonPlacement, b)
+		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return false
 	}
 	if res == mem.SourceFault {
@@ -186,7 +184,7 @@ func (q *QP) unreliableSend(in *inbound, b *mem.Batch) bool {
 		return false
 	}
 	if p.recvLen += uint64(n); in.info.Last {
-		q.received(in, ib.WCRecv, p.recvLen, b)
+		q.received(in, ib.WCRecv, p.recvLen)
 	}
 	return true
 }
@@ -218,7 +216,7 @@ func (q *QP) unreliableWrite(in *inbound, b *mem.Batch) bool {
 		return false
 	}
 	if imm && p.recv.BadWQE {
-		q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE, b)
+		q.failUnreliable(ib.LocQPOpErr, ReasonBadWQE)
 		return false
 	}
 	if n != 0 {
@@ -232,7 +230,7 @@ func (q *QP) unreliableWrite(in *inbound, b *mem.Batch) bool {
 		}
 	}
 	if p.done += uint64(n); imm {
-		q.received(in, ib.WCRecvWithImm, p.length, b)
+		q.received(in, ib.WCRecvWithImm, p.length)
 	}
 	return true
 }

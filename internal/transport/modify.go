@@ -112,6 +112,9 @@ func (q *QP) Modify(now mono.Time, a *Attr, mask ib.AttrMask) error {
 	}
 	q.apply(a, mask)
 	q.enter(from, to)
+	if invariants {
+		q.verify()
+	}
 	return nil
 }
 
@@ -213,7 +216,7 @@ func (q *QP) apply(a *Attr, mask ib.AttrMask) {
 func (q *QP) enter(from, to ib.QPState) {
 	q.attr.State = to
 	s := &q.req
-	s.stalled = false
+	s.stalled = !s.rnrAt.IsZero()
 	switch {
 	case to == ib.RTR && from == ib.Init:
 		q.openWindow()

@@ -28,6 +28,7 @@ type requester struct {
 	stalled                    bool   // Next cannot go on before a response, a timer or Modify
 	retrying                   bool   // went back to una and saw no progress since
 	placeFailed                bool   // a response's data did not reach its buffer
+	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
 	retries, rnrs              uint8
 	ackAt, rnrAt               mono.Time
@@ -94,10 +95,8 @@ func (q *QP) Pending() bool {
 	switch q.attr.State {
 	case ib.RTS, ib.SQD:
 		return s.tx != s.tail && !s.stalled
-	case ib.SQE:
-		return s.head != s.tail
-	case ib.Err:
-		return s.head != s.tail || q.rsp.recvPosted
+	case ib.SQE, ib.Err:
+		return !s.owed && (s.head != s.tail || q.rsp.recvPosted)
 	}
 	return false
 }
@@ -109,6 +108,14 @@ func (q *QP) Deadline() mono.Time { return mono.Min(q.req.ackAt, q.req.rnrAt) }
 // Next stores the next run to send in r and reports whether there was one. It
 // also runs the timers that are due and flushes queues in the error states.
 func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
+	more := q.next(now, r)
+	if invariants {
+		q.verify()
+	}
+	return more
+}
+
+func (q *QP) next(now mono.Time, r *pkt.Run) bool {
 	s := &q.req
 	if s.ackAt.Due(now) || s.rnrAt.Due(now) {
 		q.runTimers(now)
@@ -124,7 +131,7 @@ func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
 			return true
 		}
 	case ib.SQE, ib.Err:
-		if s.head != s.tail || q.rsp.recvPosted {
+		if !s.owed && (s.head != s.tail || q.rsp.recvPosted) {
 			q.deliver()
 		}
 	}
@@ -146,7 +153,7 @@ func (q *QP) nextRequest(now mono.Time, r *pkt.Run) bool {
 	}
 	if wr.status != ib.Success {
 		// Everything earlier comes first, and may fail first.
-		if s.ack != s.tx {
+		if s.ack != s.tx || s.owed {
 			s.stalled = true
 			return false
 		}
@@ -312,6 +319,7 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 	if q.cfg.Type == ib.UC {
 		s.txPSN = s.txPSN.Add(count)
 		s.maxPSN, s.una = s.txPSN, s.txPSN
+		s.owed = true
 		if pos&2 != 0 {
 			s.tx++
 			s.ack = s.tx
@@ -344,11 +352,16 @@ func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 	r.Data = mem.Payload{}
 	if fresh {
 		s.reads++
-	} else {
+	} else if !s.chunkStart(at) {
 		wr.readPSN = s.txPSN
 	}
 	q.advance(now, wr, n)
 	return true
+}
+
+// chunkStart reports whether a READ request of its own starts at offset at.
+func (s *requester) chunkStart(at uint32) bool {
+	return at == 0 || s.readChunk != 0 && at%s.readChunk == 0
 }
 
 // chunkEnd returns the offset in packets of the end of the READ request that
@@ -438,7 +451,7 @@ func (q *QP) openWindow() {
 	}
 	s.cwnd = max(min(initialWindow, q.cfg.Window), q.mtu)
 	s.ssthresh = q.cfg.Window
-	s.readChunk = max(min(initialWindow, q.cfg.Window)/q.mtu, 1)
+	s.readChunk = max(min(initialWindow, q.cfg.Window/4)/q.mtu, 1)
 }
 
 // SourceFault tells that the payload of r, a run that this queue pair
@@ -464,7 +477,7 @@ func (q *QP) SourceFault(now mono.Time, r *pkt.Run) {
 			return
 		}
 		if int32(i-s.ack) >= 0 && int32(i-s.tx) <= 0 {
-			s.tx, s.txPSN, s.stalled = i, r.PSN, false
+			s.tx, s.txPSN, s.stalled = i, r.PSN, !s.rnrAt.IsZero()
 		}
 		return
 	}

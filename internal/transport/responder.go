@@ -12,8 +12,9 @@ import (
 // responder is the receiving half.
 type responder struct {
 	ePSN    ib.PSN // expected
-	safePSN ib.PSN // ePSN at the last Commit: what precedes it is in place
 	msn     uint32
+	safePSN ib.PSN // ePSN at the last Commit: what precedes it is in place
+	safeMSN uint32
 	open    bool // a message is in progress …
 	write   bool // … and it is a WRITE, else a SEND
 	commEst bool // COMM_EST was raised
@@ -31,15 +32,15 @@ type responder struct {
 
 	// Answers, in the order they must leave: pending records, the NAK, else
 	// the ACK.
-	work     bool // one of them is due
-	recs     []record
-	recHead  uint32
-	recTail  uint32
-	nak      ib.Syndrome // zero for none
-	nakPSN   ib.PSN
-	ackOwed  bool
-	nakSent  bool // silent until ePSN arrives in order
-	refusing bool // in ERR, with answers still to send
+	work    bool     // one of them is due
+	recs    []record // a ring of a power of two
+	recMask uint32
+	recHead uint32
+	recTail uint32
+	nak     ib.Syndrome // zero for none
+	nakPSN  ib.PSN
+	ackOwed bool
+	nakSent bool // silent until ePSN arrives in order
 
 	staged      []stagedRecv
 	stageHead   uint32
@@ -77,7 +78,7 @@ func (p *responder) silence() {
 	for i := range p.recs {
 		p.recs[i].pending = false
 	}
-	p.nak, p.ackOwed, p.work, p.refusing = 0, false, false, false
+	p.nak, p.ackOwed, p.work = 0, false, false
 }
 
 // tail returns the opcode of what is left of a run of opcode o when its first
@@ -103,6 +104,13 @@ func shape(r *pkt.Run, i *ib.OpInfo, mtu uint32) bool {
 // follows from it is visible after the flush and Commit. r.Fault is set where
 // the payload could not be read, and then the run counts as lost.
 func (q *QP) Handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
+	q.handle(now, r, b)
+	if invariants {
+		q.verify()
+	}
+}
+
+func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 	i := r.Opcode.Info()
 	if !i.Valid || r.Opcode.Service() != q.svc {
 		q.ctr.DropOpcode++
@@ -116,6 +124,10 @@ func (q *QP) Handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 	}
 	if r.Count == 0 || r.Count > maxOutstanding || !i.Payload && (r.Count != 1 || r.Data.Len != 0) {
 		q.ctr.DropLength++
+		return
+	}
+	if q.rsp.nstaged >= stageDepth-2 && !q.makeRoom(b) {
+		q.ctr.DropState++
 		return
 	}
 	if q.datagram() {
@@ -179,9 +191,7 @@ func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 		in.info = in.op.Info()
 	}
 	p.nakSent = false
-	if p.nak != 0 {
-		p.nak = 0
-	}
+	p.nak = 0
 	if in.op == ib.SendLastInv || in.op == ib.SendOnlyInv {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonOpcode)
 		return
@@ -229,6 +239,9 @@ func (q *QP) accept(n uint32, last, ack bool) {
 // refuse answers with a fatal NAK for psn, completes the receive request at
 // hand with status (or raises the event of that class) and goes to ERR.
 func (q *QP) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32) {
+	if q.attr.State == ib.Err {
+		return
+	}
 	p := &q.rsp
 	event := ib.EventQPFatal
 	switch syn {
@@ -241,10 +254,7 @@ func (q *QP) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32
 	default:
 		q.ctr.RemoteOpErr++
 	}
-	if q.attr.State == ib.Err {
-		return
-	}
-	p.nak, p.nakPSN, p.work, p.refusing, p.ackOwed = syn, psn, true, true, false
+	p.nak, p.nakPSN, p.work, p.ackOwed = syn, psn, true, false
 	p.open = false
 	q.enterErr(true)
 	if p.recv != nil && status != ib.Success {
@@ -353,18 +363,17 @@ func (q *QP) onSend(in *inbound, b *mem.Batch) {
 	p.open, p.write = !in.info.Last, false
 	q.accept(in.count, in.info.Last, in.AckReq)
 	if in.info.Last {
-		q.received(in, ib.WCRecv, p.recvLen, b)
+		q.received(in, ib.WCRecv, p.recvLen)
 	}
 }
 
 // received stages the completion of the receive request at hand.
-func (q *QP) received(in *inbound, op ib.WCOp, n uint64, b *mem.Batch) {
+func (q *QP) received(in *inbound, op ib.WCOp, n uint64) {
 	p := &q.rsp
 	c := Completion{Op: op, ByteLen: uint32(n), Solicited: in.SE}
 	if in.info.Ext&ib.ExtImm != 0 {
 		c.Flags, c.Imm = ib.WCWithImm, in.Imm
 	}
-	q.makeRoom(b)
 	wr := p.recv
 	p.recv = nil
 	q.stage(wr, c)
@@ -429,7 +438,7 @@ func (q *QP) onWrite(in *inbound, b *mem.Batch) {
 	if waits {
 		q.notReady()
 	} else if imm {
-		q.received(in, ib.WCRecvWithImm, p.length, b)
+		q.received(in, ib.WCRecvWithImm, p.length)
 	}
 }
 
@@ -437,12 +446,12 @@ func (q *QP) onWrite(in *inbound, b *mem.Batch) {
 // has more outstanding than was granted.
 func (q *QP) allocRecord() *record {
 	p := &q.rsp
-	depth := min(uint32(q.attr.MaxDestRdAtomic), uint32(len(p.recs)))
+	depth := uint32(q.attr.MaxDestRdAtomic)
 	if depth == 0 {
 		return nil
 	}
 	for p.recTail-p.recHead >= depth {
-		old := &p.recs[p.recHead%uint32(len(p.recs))]
+		old := &p.recs[p.recHead&p.recMask]
 		// A replay loses to a new request: a requester that sends one has
 		// what the replay is for.
 		if old.pending && !old.replay {
@@ -451,7 +460,7 @@ func (q *QP) allocRecord() *record {
 		old.pending = false
 		p.recHead++
 	}
-	rec := &p.recs[p.recTail%uint32(len(p.recs))]
+	rec := &p.recs[p.recTail&p.recMask]
 	p.recTail++
 	*rec = record{pending: true}
 	p.work = true
@@ -531,7 +540,7 @@ func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
 		return
 	}
 	for k := p.recHead; k != p.recTail; k++ {
-		rec := &p.recs[k%uint32(len(p.recs))]
+		rec := &p.recs[k&p.recMask]
 		at := dist(r.PSN, rec.first)
 		if at > dist(rec.last, rec.first) {
 			continue
@@ -573,7 +582,7 @@ func (q *QP) replayRead(rec *record, r *pkt.Run, off uint64) bool {
 func (q *QP) nextResponse(r *pkt.Run) bool {
 	p := &q.rsp
 	for k := p.recHead; k != p.recTail; k++ {
-		if rec := &p.recs[k%uint32(len(p.recs))]; rec.pending {
+		if rec := &p.recs[k&p.recMask]; rec.pending {
 			q.emitRecord(rec, r)
 			return true
 		}
@@ -623,6 +632,9 @@ func (q *QP) emitRecord(rec *record, r *pkt.Run) {
 		}
 		rec.at += n
 		rec.pending = !last
+	}
+	if !rec.pending && rec.last.Add(1) == q.rsp.ePSN {
+		q.rsp.ackOwed = false // a response acknowledges everything before it
 	}
 	if r.Opcode.Info().Ext&ib.ExtAETH != 0 {
 		r.Syndrome, r.MSN = ib.SynACKNoCredit, q.rsp.msn

@@ -59,7 +59,8 @@ func New(cfg *Config, env Env) *QP {
 	}
 	q.rsp.staged = make([]stagedRecv, stageDepth)
 	if cfg.Type == ib.RC {
-		q.rsp.recs = make([]record, max(1, int(cfg.MaxRdAtomic)))
+		q.rsp.recs = make([]record, 1<<bits.Len8(max(cfg.MaxRdAtomic, 1)-1))
+		q.rsp.recMask = uint32(len(q.rsp.recs) - 1)
 	}
 	q.reset()
 	return q
@@ -106,7 +107,7 @@ func (q *QP) reset() {
 	*s = requester{sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
 	clear(p.recs)
 	clear(p.staged)
-	*p = responder{recs: p.recs, staged: p.staged}
+	*p = responder{recs: p.recs, recMask: p.recMask, staged: p.staged}
 	q.attr = Attr{State: ib.Reset}
 	q.mtu = uint32(q.cfg.PortMTU.Bytes())
 	if q.cfg.Type == ib.GSI {
