@@ -66,7 +66,11 @@ func (s *side) RecvDone(wr *RecvWR, c *Completion) {
 	s.free = append(s.free, wr)
 }
 
-func (s *side) Event(e ib.Event) { s.log("%s event %v", s.name, e) }
+func (s *side) Event(e ib.Event) {
+	if !s.quiet {
+		s.log("%s event %v", s.name, e)
+	}
+}
 
 func describe(c *Completion) string {
 	if c.Discard {
@@ -89,10 +93,13 @@ func describe(c *Completion) string {
 }
 
 func newSide(name string, cfg Config, size int, log func(string, ...any)) *side {
-	s := &side{name: name, buf: make([]byte, size), batch: mem.NewBatch(64 << 10), log: log}
+	s := &side{name: name, buf: make([]byte, size), log: log}
 	s.region = &mem.Region{Space: mem.NewSlice(base, s.buf), Start: base, Base: base, Len: uint64(size), LKey: testKey, RKey: testKey,
 		Access: ib.LocalWrite | ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic}
 	s.q = New(&cfg, s)
+	if log != nil {
+		s.batch = mem.NewBatch(64 << 10)
+	}
 	return s
 }
 
