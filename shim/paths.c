@@ -27,6 +27,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "paths.h"
@@ -59,7 +60,8 @@ ssize_t __readlinkat_chk(int dir, const char *path, char *buf, size_t size, size
 	X(access) X(faccessat) X(eaccess) X(euidaccess) \
 	X(opendir) X(scandir) X(scandir64) X(scandirat) X(scandirat64) \
 	X(readlink) X(readlinkat) X(__readlink_chk) X(__readlinkat_chk) \
-	X(realpath) X(__realpath_chk) X(canonicalize_file_name)
+	X(realpath) X(__realpath_chk) X(canonicalize_file_name) \
+	X(getxattr) X(lgetxattr)
 
 static struct {
 #define X(f) __typeof__(f) *p_##f;
@@ -417,3 +419,9 @@ DEFINE(ssize_t, -1, __readlinkat_chk,
 DEFINE(char *, NULL, realpath, (const char *path, char *to), (path, to))
 DEFINE(char *, NULL, __realpath_chk, (const char *path, char *to, size_t len), (path, to, len))
 DEFINE(char *, NULL, canonicalize_file_name, (const char *path), (path))
+
+/* ls -l asks for these and complains where they say the file is missing. */
+DEFINE(ssize_t, -1, getxattr, (const char *path, const char *name, void *v, size_t size),
+       (path, name, v, size))
+DEFINE(ssize_t, -1, lgetxattr, (const char *path, const char *name, void *v, size_t size),
+       (path, name, v, size))

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "../paths.h"
@@ -189,6 +190,10 @@ static void with_tree(const char *dir)
 	p = canonicalize_file_name(SYS);
 	CHECK(p && !strcmp(p, want));
 	free(p);
+
+	/* attributes: none, but the file is there */
+	CHECK(getxattr(DEV, "user.x", b, sizeof(b)) == -1 && errno != ENOENT);
+	CHECK(lgetxattr(DEV, "user.x", b, sizeof(b)) == -1 && errno != ENOENT);
 
 	/* the exported rewriting: size counts the terminator */
 	snprintf(want, sizeof(want), "%s%s", tree, DEV);

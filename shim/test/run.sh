@@ -10,11 +10,10 @@ out=${OUT:-$(mktemp -d)}
 cc=${CC:-gcc}
 flags="-std=gnu11 -g -Wall -Wextra -Werror -pthread"
 
-for t in paths arena; do
-	[ -f "$here/${t}_test.c" ] || continue
-	$cc $flags -O2 "$here/${t}_test.c" "$shim/$t.c" -o "$out/${t}_test"
-	"$out/${t}_test"
-done
+$cc $flags -O2 "$here/paths_test.c" "$shim/paths.c" -o "$out/paths_test"
+"$out/paths_test"
+$cc $flags -O2 "$here/arena_test.c" "$shim/arena.c" "$shim/arena_libc.c" -o "$out/arena_test"
+"$out/arena_test"
 
 # NULL paths are passed on purpose.
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize=nonnull-attribute \
@@ -23,3 +22,57 @@ $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize=nonnull-attribute \
 if command -v valgrind >/dev/null; then
 	valgrind -q --suppressions="$here/valgrind.supp" --trace-children=yes --error-exitcode=9 "$out/paths_test"
 fi
+
+# The sanitizers have an allocator of their own, so this is the core alone.
+for s in address,undefined thread; do
+	$cc $flags -O1 -fsanitize=$s -fno-sanitize-recover=all -DCORE_ONLY \
+		"$here/arena_test.c" "$shim/arena.c" -o "$out/arena_core_test"
+	"$out/arena_core_test"
+done
+
+# Programs that know nothing of all this, with both parts preloaded.
+$cc -std=gnu11 -O2 -fPIC -shared -fvisibility=hidden -Wall -Wextra -Werror -pthread \
+	"$shim/paths.c" "$shim/arena.c" "$shim/arena_libc.c" -Wl,-z,now,-z,nodelete -o "$out/parts.so"
+mkdir -p "$out/node/tree/dev/infiniband" "$out/node/tree/sys/class/infiniband/weft0"
+: >"$out/node/tree/dev/infiniband/uverbs0"
+echo 1.2.3 >"$out/node/tree/sys/class/infiniband/weft0/fw_ver"
+smoke() {
+	got=$(WEFT_DIR="$out/node" WEFT_ARENA="$1" LD_PRELOAD="$out/parts.so" "$2" -c "$3" 2>&1) || true
+	[ "$got" = "$4" ] || { echo "smoke: WEFT_ARENA='$1' $2 -c '$3': got '$got', want '$4'" >&2; exit 1; }
+}
+for mode in "" 1 only; do
+	smoke "$mode" sh 'ls /sys/class/infiniband /dev/infiniband | tr "\n" " "' \
+		"/dev/infiniband: uverbs0  /sys/class/infiniband: weft0 "
+	smoke "$mode" sh 'ls -l /dev/infiniband/uverbs0 | cut -c1; test -c /dev/infiniband/uverbs0 && echo y' "c
+y"
+	smoke "$mode" bash 'read x </sys/class/infiniband/weft0/fw_ver; echo $x; cat /sys/class/infiniband/weft0/fw_ver' "1.2.3
+1.2.3"
+	smoke "$mode" sh 'echo "int main(void){return 0;}" >'"$out"'/p.c && gcc -O2 -o '"$out"'/p '"$out"'/p.c && '"$out"'/p && echo y' y
+	smoke "$mode" sh 'seq 200000 | sort -r | sort -n | tail -1' 200000
+	command -v python3 >/dev/null || continue
+	smoke "$mode" python3 'import os, stat
+print(os.listdir("/sys/class/infiniband"), stat.S_ISCHR(os.stat("/dev/infiniband/uverbs0").st_mode),
+      os.path.realpath("/sys/class/infiniband/weft0") != "", open("/sys/class/infiniband/weft0/fw_ver").read())' \
+		"['weft0'] True True 1.2.3"
+	smoke "$mode" python3 'import os, threading, subprocess
+def work(seed):
+    held = []
+    for i in range(400):
+        held.append(bytearray(b"%c" % (seed + i % 7)) * (1000 + (i * 7919 * seed) % 900000))
+        if len(held) > 20:
+            b = held.pop((i * seed) % 20); assert b.count(b[0]) == len(b)
+ts = [threading.Thread(target=work, args=(s,)) for s in (65, 70, 75)]
+[t.start() for t in ts]
+big = bytearray(b"x" * (30 << 20))
+for i in range(5):
+    pid = os.fork()
+    if pid == 0:
+        ok = big.count(b"x") == len(big); big[:] = b"y" * len(big)
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0 and big.count(b"x") == len(big)
+[t.join() for t in ts]
+in_arena = "weft-arena" in open("/proc/self/maps").read()
+print(subprocess.check_output(["echo", "done"]).decode().strip(), in_arena == bool(os.environ.get("WEFT_ARENA")))' \
+		"done True"
+done
+echo "smoke: ok"
