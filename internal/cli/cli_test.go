@@ -39,7 +39,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("TEST_DEFAULT_DIR", filepath.Join(e.WorkDir, "default"))
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector delays every exit by a second
-			e.Defer(func() { // a script that failed leaves its nodes behind
+			e.Defer(func() {                        // a script that failed leaves its nodes behind
 				for _, name := range []string{"n", "default"} {
 					stop(context.Background(), filepath.Join(e.WorkDir, name), time.Second)
 				}
