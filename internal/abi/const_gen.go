@@ -11,6 +11,7 @@ const (
 
 // Feature bits of the device.
 const (
+	FeatureEventIdx = 29
 	FeatureCtrlVQ   = 17
 	FeatureProtocol = 30
 	FeatureVersion1 = 32
@@ -50,6 +51,19 @@ const (
 	ReqGetFeatures         = 1
 	ReqSetFeatures         = 2
 	ReqSetOwner            = 3
+	ReqResetOwner          = 4
+	ReqSetMemTable         = 5
+	ReqSetVringNum         = 8
+	ReqSetVringAddr        = 9
+	ReqSetVringBase        = 10
+	ReqGetVringBase        = 11
+	ReqSetVringKick        = 12
+	ReqSetVringCall        = 13
+	ReqSetVringErr         = 14
+	ReqGetQueueNum         = 17
+	ReqSetVringEnable      = 18
+	ReqSetConfig           = 25
+	ReqResetDevice         = 34
 	ReqGetProtocolFeatures = 15
 	ReqSetProtocolFeatures = 16
 	ReqGetConfig           = 24

@@ -56,14 +56,33 @@ type Queue struct {
 
 // New checks the addresses of a ring and returns it. An error is a Fault.
 func New(m Memory, c Config) (*Queue, error) {
+	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base}
+	if err := q.place(c); err != nil {
+		return nil, err
+	}
+	if c.Resume {
+		q.lastAvail = uint16(load32(q.used, abi.VringUsedFlags) >> 16)
+	}
+	q.availIdx, q.usedIdx, q.published = q.lastAvail, q.lastAvail, q.lastAvail
+	q.storeUsed()
+	return q, nil
+}
+
+// Check tells whether New would accept c, without touching the ring.
+func Check(m Memory, c Config) error {
+	q := Queue{mem: m}
+	return q.place(c)
+}
+
+// place finds the three tables, each inside one region of memory.
+func (q *Queue) place(c Config) error {
 	if c.Num == 0 || c.Num > abi.MaxRingNum || bits.OnesCount32(c.Num) != 1 {
-		return nil, FaultSize
+		return FaultSize
 	}
 	event := uint64(0)
 	if c.EventIdx {
 		event = 2
 	}
-	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base}
 	n := uint64(c.Num)
 	for _, t := range []struct {
 		view        *[]byte
@@ -75,23 +94,18 @@ func New(m Memory, c Config) (*Queue, error) {
 		{&q.used, c.Device, abi.VringUsedRing + abi.VringUsedElemSize*n + event, 4, 4},
 	} {
 		if t.addr%t.align != 0 {
-			return nil, FaultAlign
+			return FaultAlign
 		}
-		b := m.Prefix(t.addr, t.size)
+		b := q.mem.Prefix(t.addr, t.size)
 		if uint64(len(b)) != t.size {
-			return nil, FaultRingMemory
+			return FaultRingMemory
 		}
 		if !aligned(b, uintptr(t.host)) {
-			return nil, FaultAlign
+			return FaultAlign
 		}
 		*t.view = b[:len(b):len(b)]
 	}
-	if c.Resume {
-		q.lastAvail = uint16(load32(q.used, abi.VringUsedFlags) >> 16)
-	}
-	q.availIdx, q.usedIdx, q.published = q.lastAvail, q.lastAvail, q.lastAvail
-	q.storeUsed()
-	return q, nil
+	return nil
 }
 
 // storeUsed publishes the shadow of used.flags and used.idx, which the device

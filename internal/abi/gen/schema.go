@@ -474,6 +474,7 @@ type constGroup struct {
 var constants = []constGroup{
 	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 1}}},
 	{"feature bits of the device", "", []constant{
+		{"F_RING_EVENT_IDX", "FeatureEventIdx", 29},
 		{"F_CTRL_VQ", "FeatureCtrlVQ", 17}, {"F_PROTOCOL_FEATURES", "FeatureProtocol", 30},
 		{"F_VERSION_1", "FeatureVersion1", 32}, {"F_ROCE", "FeatureRoCE", 55}}},
 	{"vhost-user protocol feature bits", "", []constant{
@@ -488,7 +489,14 @@ var constants = []constGroup{
 		{"VU_VERSION", "VUVersion", 1}, {"VU_REPLY", "VUReply", 4}, {"VU_NEED_REPLY", "VUNeedReply", 8}}},
 	{"vhost-user requests", "", []constant{
 		{"VU_GET_FEATURES", "ReqGetFeatures", 1}, {"VU_SET_FEATURES", "ReqSetFeatures", 2},
-		{"VU_SET_OWNER", "ReqSetOwner", 3}, {"VU_GET_PROTOCOL_FEATURES", "ReqGetProtocolFeatures", 15},
+		{"VU_SET_OWNER", "ReqSetOwner", 3}, {"VU_RESET_OWNER", "ReqResetOwner", 4},
+		{"VU_SET_MEM_TABLE", "ReqSetMemTable", 5}, {"VU_SET_VRING_NUM", "ReqSetVringNum", 8},
+		{"VU_SET_VRING_ADDR", "ReqSetVringAddr", 9}, {"VU_SET_VRING_BASE", "ReqSetVringBase", 10},
+		{"VU_GET_VRING_BASE", "ReqGetVringBase", 11}, {"VU_SET_VRING_KICK", "ReqSetVringKick", 12},
+		{"VU_SET_VRING_CALL", "ReqSetVringCall", 13}, {"VU_SET_VRING_ERR", "ReqSetVringErr", 14},
+		{"VU_GET_QUEUE_NUM", "ReqGetQueueNum", 17}, {"VU_SET_VRING_ENABLE", "ReqSetVringEnable", 18},
+		{"VU_SET_CONFIG", "ReqSetConfig", 25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
+		{"VU_GET_PROTOCOL_FEATURES", "ReqGetProtocolFeatures", 15},
 		{"VU_SET_PROTOCOL_FEATURES", "ReqSetProtocolFeatures", 16}, {"VU_GET_CONFIG", "ReqGetConfig", 24},
 		{"VU_GET_MAX_MEM_SLOTS", "ReqGetMaxMemSlots", 36}, {"VU_ADD_MEM_REG", "ReqAddMemReg", 37},
 		{"VU_REM_MEM_REG", "ReqRemMemReg", 38}, {"VU_SET_STATUS", "ReqSetStatus", 39},

@@ -77,3 +77,9 @@ func (m *Memory) Prefix(gpa, n uint64) []byte {
 	off := gpa - m.Base
 	return m.Bytes[off:][:min(n, size-off)]
 }
+
+// StoreWord stores an aligned 32-bit word atomically.
+func (m *Memory) StoreWord(gpa uint64, v uint32) { word(m.At(gpa, 4), 0).Store(v) }
+
+// LoadWord loads an aligned 32-bit word atomically.
+func (m *Memory) LoadWord(gpa uint64) uint32 { return word(m.At(gpa, 4), 0).Load() }

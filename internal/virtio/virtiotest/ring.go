@@ -4,6 +4,7 @@ package virtiotest
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"weft/internal/abi"
 	"weft/internal/virtio"
@@ -64,6 +65,10 @@ func (r *Ring) SetAvail(i uint16, head uint16) {
 	binary.LittleEndian.PutUint16(r.mem.At(r.Avail+abi.VringAvailRing+2*uint64(int(i)%r.Num), 2), head)
 }
 
+// Next returns the head that Add or AddIndirect will use next; there must be a
+// free descriptor.
+func (r *Ring) Next() uint16 { return r.free[len(r.free)-1] }
+
 // Free returns how many descriptors are free.
 func (r *Ring) Free() int { return len(r.free) }
 
@@ -72,6 +77,7 @@ func (r *Ring) Free() int { return len(r.free) }
 func (r *Ring) Add(read, write []Buf) uint16 {
 	all := append(append([]Buf{}, read...), write...)
 	heads := append([]uint16{}, r.free[len(r.free)-len(all):]...)
+	slices.Reverse(heads)
 	r.free = r.free[:len(r.free)-len(all)]
 	for i, b := range all {
 		flags, next := flagsOf(i, len(read), len(all)), uint16(0)

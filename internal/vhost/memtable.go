@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vhost
+
+import (
+	"slices"
+	"sort"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/abi"
+	"weft/internal/mem"
+	"weft/internal/virtio"
+)
+
+// MemTable is the memory a front-end announced, addressed by guest physical
+// address. Look-ups may come from any lane at any time; changes come from the
+// session's goroutine. What a look-up returned stays mapped until the unmap
+// function given to retire has run.
+//
+// Memory of a file that its owner may shrink can vanish under a reader
+// (SIGBUS): lanes run with debug.SetPanicOnFault. Sealed tells.
+type MemTable struct {
+	snap   atomic.Pointer[snapshot]
+	retire func(unmap func())
+	max    uint64
+}
+
+var (
+	_ mem.Space     = (*MemTable)(nil)
+	_ virtio.Memory = (*MemTable)(nil)
+)
+
+// snapshot is one immutable state of the table.
+type snapshot struct {
+	regions []*region     // by GPA
+	last    atomic.Uint32 // index of the region last found, only a hint
+}
+
+// region is one piece of announced memory.
+type region struct {
+	gpa, size, user, offset uint64
+	dev, ino                uint64 // of the file
+	sealed                  bool
+	data                    []byte // the region
+	mapping                 []byte // the mapping around it
+}
+
+// maxMemory bounds what one session may announce.
+const maxMemory = 1 << 42
+
+func newMemTable(retire func(unmap func())) *MemTable {
+	t := &MemTable{retire: retire, max: maxMemory}
+	t.snap.Store(&snapshot{})
+	return t
+}
+
+// find returns the region that holds gpa, or nil.
+func (s *snapshot) find(gpa uint64) *region {
+	if i := int(s.last.Load()); i < len(s.regions) {
+		if r := s.regions[i]; gpa-r.gpa < r.size {
+			return r
+		}
+	}
+	lo, hi := 0, len(s.regions)
+	for lo < hi {
+		if m := int(uint(lo+hi) >> 1); s.regions[m].gpa <= gpa {
+			lo = m + 1
+		} else {
+			hi = m
+		}
+	}
+	if lo == 0 || gpa-s.regions[lo-1].gpa >= s.regions[lo-1].size {
+		return nil
+	}
+	s.last.Store(uint32(lo - 1))
+	return s.regions[lo-1]
+}
+
+// Prefix implements virtio.Memory.
+func (t *MemTable) Prefix(gpa, n uint64) []byte {
+	r := t.snap.Load().find(gpa)
+	if r == nil {
+		return nil
+	}
+	off := gpa - r.gpa
+	n = min(n, r.size-off)
+	return r.data[off : off+n : off+n]
+}
+
+// View implements mem.Space.
+func (t *MemTable) View(addr, n uint64) []byte {
+	if b := t.Prefix(addr, n); uint64(len(b)) == n {
+		return b
+	}
+	return nil
+}
+
+// ReadV implements mem.Space.
+func (t *MemTable) ReadV(addr uint64, dst [][]byte) error {
+	for _, d := range dst {
+		for len(d) > 0 {
+			b := t.Prefix(addr, uint64(len(d)))
+			if len(b) == 0 {
+				return mem.ErrFault
+			}
+			d, addr = d[copy(d, b):], addr+uint64(len(b))
+		}
+	}
+	return nil
+}
+
+// WriteV implements mem.Space. A write whose range is not mapped as a whole
+// writes nothing.
+func (t *MemTable) WriteV(w []mem.Write) (int, error) {
+	for i := range w {
+		if !t.write(w[i].Addr, w[i].Data) {
+			return i, mem.ErrFault
+		}
+	}
+	return len(w), nil
+}
+
+func (t *MemTable) write(addr uint64, p []byte) bool {
+	if b := t.View(addr, uint64(len(p))); b != nil || len(p) == 0 {
+		copy(b, p)
+		return true
+	}
+	if !t.Contains(addr, uint64(len(p))) {
+		return false
+	}
+	for len(p) > 0 {
+		b := t.Prefix(addr, uint64(len(p)))
+		if len(b) == 0 {
+			return false
+		}
+		p, addr = p[copy(b, p):], addr+uint64(len(b))
+	}
+	return true
+}
+
+// Contains reports whether all of [addr, addr+n) is announced, in however many
+// regions.
+func (t *MemTable) Contains(addr, n uint64) bool {
+	for n > 0 {
+		b := t.Prefix(addr, n)
+		if len(b) == 0 {
+			return false
+		}
+		addr, n = addr+uint64(len(b)), n-uint64(len(b))
+	}
+	return true
+}
+
+// CompareSwap implements mem.Space.
+func (t *MemTable) CompareSwap(addr, compare, swap uint64) (uint64, error) {
+	w := atomicWord(t.View(addr, 8))
+	if w == nil {
+		return 0, mem.ErrFault
+	}
+	for {
+		old := w.Load()
+		if old != compare || w.CompareAndSwap(old, swap) {
+			return old, nil
+		}
+	}
+}
+
+// FetchAdd implements mem.Space.
+func (t *MemTable) FetchAdd(addr, add uint64) (uint64, error) {
+	w := atomicWord(t.View(addr, 8))
+	if w == nil {
+		return 0, mem.ErrFault
+	}
+	return w.Add(add) - add, nil
+}
+
+// Sealed reports whether no announced file can shrink.
+func (t *MemTable) Sealed() bool {
+	for _, r := range t.snap.Load().regions {
+		if !r.sealed {
+			return false
+		}
+	}
+	return true
+}
+
+// fromUser translates a front-end's own address range to guest physical; it
+// must lie in one region.
+func (t *MemTable) fromUser(addr, n uint64) (uint64, bool) {
+	for _, r := range t.snap.Load().regions {
+		if off := addr - r.user; off < r.size && n <= r.size-off {
+			return r.gpa + off, true
+		}
+	}
+	return 0, false
+}
+
+// check validates the numbers of a region that a front-end announces.
+func check(m abi.VUMemReg) error {
+	if m.Size == 0 || m.GPA+m.Size < m.GPA || m.UserAddr+m.Size < m.UserAddr || m.MmapOffset+m.Size < m.MmapOffset ||
+		m.MmapOffset+m.Size > 1<<62 {
+		return fatal(BadMemory, "region %#x+%#x user %#x offset %#x", m.GPA, m.Size, m.UserAddr, m.MmapOffset)
+	}
+	return nil
+}
+
+func overlap(a, an, b, bn uint64) bool { return a < b+bn && b < a+an }
+
+// same reports whether r is exactly what m announces, apart from the file.
+func (r *region) same(m abi.VUMemReg) bool {
+	return r.gpa == m.GPA && r.size == m.Size && r.user == m.UserAddr && r.offset == m.MmapOffset
+}
+
+// mapRegion maps a region. The descriptor stays the caller's.
+func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, &end{Reason: BadMemory, cause: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size < 0 || uint64(st.Size) < m.MmapOffset+m.Size {
+		return nil, fatal(BadMemory, "file of %d bytes, mode %o, for region %#x+%#x at offset %#x", st.Size, st.Mode, m.GPA, m.Size, m.MmapOffset)
+	}
+	// Huge pages want the offset and the length in their own unit.
+	unit := uint64(unix.Getpagesize())
+	if b := uint64(st.Blksize); b > unit && b&(b-1) == 0 && b <= 1<<30 {
+		unit = b
+	}
+	start := m.MmapOffset &^ (unit - 1)
+	length := (m.MmapOffset + m.Size - start + unit - 1) &^ (unit - 1)
+	b, err := unix.Mmap(fd, int64(start), int(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, &end{Reason: BadMemory, detail: "mmap", cause: err}
+	}
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	skip := m.MmapOffset - start
+	return &region{
+		gpa: m.GPA, size: m.Size, user: m.UserAddr, offset: m.MmapOffset, dev: uint64(st.Dev), ino: st.Ino,
+		sealed: err == nil && seals&unix.F_SEAL_SHRINK != 0,
+		data:   b[skip : skip+m.Size : skip+m.Size], mapping: b,
+	}, nil
+}
+
+func (r *region) unmap() { unix.Munmap(r.mapping) }
+
+// sameFile reports whether fd is the file r maps.
+func (r *region) sameFile(fd int) bool {
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && uint64(st.Dev) == r.dev && st.Ino == r.ino
+}
+
+// add announces one more region. An exact repetition succeeds and changes
+// nothing: front-ends announce memory once per queue pair.
+func (t *MemTable) add(m abi.VUMemReg, fd int) error {
+	if err := check(m); err != nil {
+		return err
+	}
+	old := t.snap.Load().regions
+	total := m.Size
+	for _, r := range old {
+		if r.same(m) && r.sameFile(fd) {
+			return nil
+		}
+		if overlap(r.gpa, r.size, m.GPA, m.Size) || overlap(r.user, r.size, m.UserAddr, m.Size) {
+			return fatal(BadMemory, "region %#x+%#x overlaps %#x+%#x", m.GPA, m.Size, r.gpa, r.size)
+		}
+		total += r.size
+	}
+	if len(old) >= abi.MaxMemRegions || total > t.max {
+		return unix.ENOSPC
+	}
+	r, err := mapRegion(m, fd)
+	if err != nil {
+		return err
+	}
+	t.store(append(slices.Clone(old), r))
+	return nil
+}
+
+func (t *MemTable) store(regions []*region) {
+	sort.Slice(regions, func(i, j int) bool { return regions[i].gpa < regions[j].gpa })
+	t.snap.Store(&snapshot{regions: regions})
+}
+
+// lookup returns the region that m names exactly, or nil.
+func (t *MemTable) lookup(m abi.VUMemReg) *region {
+	for _, r := range t.snap.Load().regions {
+		if r.gpa == m.GPA && r.size == m.Size && r.user == m.UserAddr {
+			return r
+		}
+	}
+	return nil
+}
+
+// drop takes regions out of the table and unmaps them when nothing can use
+// them any more.
+func (t *MemTable) drop(gone ...*region) {
+	if len(gone) == 0 {
+		return
+	}
+	t.store(slices.DeleteFunc(slices.Clone(t.snap.Load().regions), func(r *region) bool { return slices.Contains(gone, r) }))
+	t.retire(func() {
+		for _, r := range gone {
+			r.unmap()
+		}
+	})
+}
+
+// replace makes the table what list says. Regions that stay keep their
+// mapping; stop is called for each that goes, before it goes.
+func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) error {
+	old := t.snap.Load().regions
+	var fresh, next []*region
+	undo := func(err error) error {
+		for _, r := range fresh {
+			r.unmap()
+		}
+		return err
+	}
+	total := uint64(0)
+	for i, m := range list {
+		if err := check(m); err != nil {
+			return undo(err)
+		}
+		if total += m.Size; total > t.max || m.Size > t.max {
+			return undo(unix.ENOSPC)
+		}
+		for _, o := range next {
+			if overlap(o.gpa, o.size, m.GPA, m.Size) || overlap(o.user, o.size, m.UserAddr, m.Size) {
+				return undo(fatal(BadMemory, "regions %#x+%#x and %#x+%#x overlap", m.GPA, m.Size, o.gpa, o.size))
+			}
+		}
+		k := slices.IndexFunc(old, func(r *region) bool { return r.same(m) && r.sameFile(fds[i]) })
+		if k >= 0 {
+			next = append(next, old[k])
+			continue
+		}
+		r, err := mapRegion(m, fds[i])
+		if err != nil {
+			return undo(err)
+		}
+		fresh, next = append(fresh, r), append(next, r)
+	}
+	var gone []*region
+	for _, r := range old {
+		if !slices.Contains(next, r) {
+			stop(r)
+			gone = append(gone, r)
+		}
+	}
+	t.store(next)
+	if len(gone) > 0 {
+		t.retire(func() {
+			for _, r := range gone {
+				r.unmap()
+			}
+		})
+	}
+	return nil
+}
+
+// close forgets everything.
+func (t *MemTable) close() { t.drop(t.snap.Load().regions...) }
