@@ -81,8 +81,10 @@ static inline void translate(struct ibv_wc *wc, const struct weft_cqe *e)
 /* How many completions wait, those kept over a resize included. */
 static inline uint32_t waiting(const struct weft_cq *cq)
 {
-	return cq->carry_n - cq->carry_at +
-	       (uint16_t)(weft_used_idx(&cq->ring) - (uint16_t)cq->ring.tail);
+	return __atomic_load_n(&cq->carry_n, __ATOMIC_RELAXED) -
+	       __atomic_load_n(&cq->carry_at, __ATOMIC_RELAXED) +
+	       (uint16_t)(weft_used_idx(&cq->ring) -
+			  (uint16_t)__atomic_load_n(&cq->ring.tail, __ATOMIC_RELAXED));
 }
 
 /* The completion at position i of those waiting. */
@@ -109,18 +111,13 @@ static inline void consume(struct weft_ctx *ctx, struct weft_cq *cq, uint32_t n)
 	if (unlikely(kept)) {
 		uint32_t k = n < kept ? n : kept;
 
-		cq->carry_at += k;
+		__atomic_store_n(&cq->carry_at, cq->carry_at + k, __ATOMIC_RELAXED);
 		n -= k;
-		if (cq->carry_at == cq->carry_n) {
-			free(cq->carry);
-			cq->carry = NULL;
-			cq->carry_at = cq->carry_n = 0;
-		}
 	}
 	if (!n)
 		return;
 	before = (uint16_t)r->head;
-	r->tail += n;
+	__atomic_store_n(&r->tail, r->tail + n, __ATOMIC_RELAXED);
 	r->head += n;
 	weft_ring_publish(r);
 	atomic_thread_fence(memory_order_seq_cst);
@@ -131,7 +128,10 @@ static inline void consume(struct weft_ctx *ctx, struct weft_cq *cq, uint32_t n)
 /* Called without locks after a poll that found nothing. */
 static int found_nothing(struct weft_ctx *ctx, struct weft_cq *cq)
 {
-	if (++cq->empty > EMPTY_SPINS)
+	uint32_t n = __atomic_load_n(&cq->empty, __ATOMIC_RELAXED) + 1;
+
+	__atomic_store_n(&cq->empty, n, __ATOMIC_RELAXED);
+	if (n > EMPTY_SPINS)
 		sched_yield();
 	return weft_dead(ctx) ? -EIO : 0;
 }
@@ -156,7 +156,7 @@ int weft_poll_cq(struct ibv_cq *c, int max, struct ibv_wc *wc)
 		translate(&wc[i], at(cq, i));
 	consume(ctx, cq, n);
 	weft_unlock(&cq->lock);
-	cq->empty = 0;
+	__atomic_store_n(&cq->empty, 0, __ATOMIC_RELAXED);
 	return (int)n;
 }
 
@@ -219,7 +219,7 @@ static int start_poll(struct ibv_cq_ex *c, struct ibv_poll_cq_attr *attr)
 		weft_unlock(&cq->lock);
 		return ENOENT;
 	}
-	cq->empty = 0;
+	__atomic_store_n(&cq->empty, 0, __ATOMIC_RELAXED);
 	cq->ex_pos = 0;
 	load(cq);
 	return 0;
@@ -452,8 +452,8 @@ static void keep(struct weft_cq *cq, struct weft_cqe *room)
 		room[i] = *at(cq, i);
 	free(cq->carry);
 	cq->carry = room;
-	cq->carry_at = 0;
-	cq->carry_n = n;
+	__atomic_store_n(&cq->carry_at, 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&cq->carry_n, n, __ATOMIC_RELAXED);
 }
 
 WEFT_PUBLIC int ibv_resize_cq(struct ibv_cq *c, int cqe)

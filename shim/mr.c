@@ -107,7 +107,7 @@ static void leave(struct weft_ctx *ctx, struct weft_mr *m)
 			}
 		}
 	}
-	if (!atomic_fetch_add(&ctx->mr_gen, 1) + 1)
+	if (atomic_fetch_add(&ctx->mr_gen, 1) == UINT32_MAX)
 		atomic_store(&ctx->mr_gen, 1); /* zero means no hint */
 	weft_unlock(&ctx->mr_lock);
 }

@@ -76,3 +76,14 @@ print(subprocess.check_output(["echo", "done"]).decode().strip(), in_arena == bo
 		"done True"
 done
 echo "smoke: ok"
+
+# The verbs, against a fake node: the library preloaded into an ordinary program,
+# and its parts linked in with the sanitizers (without the interposed malloc).
+verbs="$here/verbs_test.c $here/fake_node.c"
+$cc $flags -O1 $verbs -libverbs -o "$out/verbs_test"
+$cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/verbs.so"
+"$out/verbs_test" "$out/verbs.so"
+parts=$(ls "$shim"/*.c | grep -v arena_libc)
+$cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \
+	-libverbs -ldl -o "$out/verbs_asan"
+"$out/verbs_asan" ""

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The node's side of the door, as little of it as the shim's tests need: one
+ * session, in a thread of the tested process itself, so that announced
+ * addresses can be used as they are. It executes what the ABI says on queue
+ * pairs connected to each other and is strict about what it is sent.
+ */
+#ifndef FAKE_NODE_H
+#define FAKE_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Makes a node's directory, sets WEFT_DIR to it, and runs the program again with
+ * the library preloaded. Returns at once in that second run. */
+void fake_exec(char **argv, const char *preload);
+/* Starts the node's thread. */
+void fake_start(void);
+
+/* Closes the session as a node that dies does. */
+void fake_kill(void);
+
+/* Takes no element off the send rings while set. */
+extern _Atomic bool fake_hold;
+/* Uses receive elements of shared queues in the order of their arrival, two by
+ * two swapped, while set. */
+extern _Atomic bool fake_swap;
+
+/* What the fake has seen. */
+extern _Atomic uint32_t fake_inline_elements, fake_list_elements, fake_kicks, fake_bells;
+
+/* Raises an asynchronous event. */
+void fake_event(uint32_t type, uint32_t object);
+
+#endif
