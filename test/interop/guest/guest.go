@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Config says how to boot. The zero values of MAC, MemMB and Boot mean
+// 52:54:00:00:00:02, 768 and 90 s.
+type Config struct {
+	Image Image
+	NetNS string            // network namespace of the TAP; empty: the caller's own
+	Tap   string            // TAP that is the guest's eth0; empty: no cable
+	MAC   string            // of eth0
+	IP    string            // address/length of eth0
+	IP6   string            // IPv6 address/length of eth0; empty: link-local only
+	MTU   int               // of eth0; 0: leave 1500
+	MemMB int               // memory
+	Files map[string]string // path in the guest -> file of the host
+	Boot  time.Duration     // longest time until the guest answers
+}
+
+// Guest is a running guest. Its methods must not be called concurrently.
+type Guest struct {
+	cmd     *exec.Cmd
+	conn    net.Conn
+	r       *bufio.Reader
+	dir     string
+	console string
+	exited  chan error
+}
+
+// Start boots a guest and returns when its network and the device rxe0 are up.
+// The guest ends with Close, or when ctx does.
+func Start(ctx context.Context, c Config) (*Guest, error) {
+	if c.MAC == "" {
+		c.MAC = "52:54:00:00:00:02"
+	}
+	if c.MemMB == 0 {
+		c.MemMB = 768
+	}
+	if c.Boot == 0 {
+		c.Boot = 90 * time.Second
+	}
+	dir, err := os.MkdirTemp("", "weft-guest-")
+	if err != nil {
+		return nil, err
+	}
+	g := &Guest{dir: dir, console: filepath.Join(dir, "console"), exited: make(chan error, 1)}
+	if err := g.start(ctx, c); err != nil {
+		err = fmt.Errorf("boot guest: %w%s", err, g.Console())
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+func (g *Guest) start(ctx context.Context, c Config) error {
+	initrd := filepath.Join(g.dir, "initrd")
+	root, err := os.ReadFile(c.Image.Initrd)
+	if err != nil {
+		return err
+	}
+	more, err := extra(c.Files)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(initrd, append(root, more...), 0o600); err != nil {
+		return err
+	}
+	sock := filepath.Join(g.dir, "shell")
+	ln, err := net.Listen("unix", sock)
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+
+	cmdline := "console=ttyS0 quiet panic=-1 random.trust_cpu=1"
+	for _, kv := range [][2]string{{"ip", c.IP}, {"ip6", c.IP6}} {
+		if kv[1] != "" {
+			cmdline += " " + kv[0] + "=" + kv[1]
+		}
+	}
+	if c.MTU != 0 {
+		cmdline += " mtu=" + strconv.Itoa(c.MTU)
+	}
+	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-m", strconv.Itoa(c.MemMB), "-smp", "1",
+		"-display", "none", "-nodefaults", "-no-reboot", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
+		"-serial", "file:" + g.console, "-chardev", "socket,id=shell,path=" + sock, "-serial", "chardev:shell"}
+	netdev := "user,id=n0,restrict=on" // a card without a cable: rxe needs an interface
+	if c.Tap != "" {
+		netdev = "tap,id=n0,ifname=" + c.Tap + ",script=no,downscript=no"
+	}
+	args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC)
+	if c.NetNS != "" {
+		args = append([]string{"ip", "netns", "exec", c.NetNS}, args...)
+	}
+	g.cmd = exec.CommandContext(ctx, args[0], args[1:]...)
+	g.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var stderr strings.Builder
+	g.cmd.Stderr = &stderr
+	if err := g.cmd.Start(); err != nil {
+		g.cmd = nil
+		return err
+	}
+	go func() { g.exited <- g.cmd.Wait() }()
+
+	deadline := time.Now().Add(c.Boot)
+	ln.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second))
+	if g.conn, err = ln.Accept(); err != nil {
+		return fmt.Errorf("qemu did not start: %w: %s", err, stderr.String())
+	}
+	g.r = bufio.NewReader(g.conn)
+	g.conn.SetReadDeadline(deadline)
+	for {
+		line, err := g.r.ReadString('\n')
+		if err != nil {
+			return fmt.Errorf("no answer: %w: %s", err, stderr.String())
+		}
+		if strings.HasPrefix(line, "GUEST-READY") {
+			break
+		}
+	}
+	if log := g.Console(); strings.Contains(log, "GUEST-FAIL") {
+		return errors.New("init failed")
+	}
+	return nil
+}
+
+// Run executes script with the guest's shell and returns what it printed,
+// standard error included. What the script leaves running in the background
+// must have its output redirected. An error is a non-zero exit status or that
+// limit ran out, after which the guest is of no use any more.
+func (g *Guest) Run(script string, limit time.Duration) (string, error) {
+	g.conn.SetDeadline(time.Now().Add(limit))
+	defer g.conn.SetDeadline(time.Time{})
+	script = "exec 2>&1\n" + script + "\n"
+	if _, err := fmt.Fprintf(g.conn, "%d\n%s", len(script), script); err != nil {
+		return "", fmt.Errorf("guest: %w%s", err, g.Console())
+	}
+	var out strings.Builder
+	for {
+		line, err := g.r.ReadString('\n')
+		if err != nil {
+			return out.String() + line, fmt.Errorf("guest did not finish within %v: %w%s", limit, err, g.Console())
+		}
+		if i := strings.Index(line, "GUEST-STEP "); i >= 0 {
+			out.WriteString(line[:i])
+			rc := strings.TrimSpace(line[i+len("GUEST-STEP "):])
+			if rc != "0" {
+				return out.String(), fmt.Errorf("guest: exit status %s", rc)
+			}
+			return out.String(), nil
+		}
+		out.WriteString(line)
+	}
+}
+
+// Console returns what the guest's kernel and init have printed so far, on
+// lines of its own.
+func (g *Guest) Console() string {
+	b, _ := os.ReadFile(g.console)
+	if len(b) == 0 {
+		return ""
+	}
+	return "\n-- console --\n" + string(b)
+}
+
+// Close ends the guest at once and removes its files.
+func (g *Guest) Close() {
+	if g.conn != nil {
+		g.conn.Close()
+	}
+	if g.cmd != nil {
+		g.cmd.Process.Kill()
+		<-g.exited
+	}
+	os.RemoveAll(g.dir)
+}

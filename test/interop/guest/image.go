@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guest boots a stock Debian kernel with Linux soft-RoCE (rdma_rxe) in
+// QEMU, so that tests have a genuine RDMA peer on any machine.
+//
+// In: Debian packages of the host, files a test wants in the guest, a TAP in a
+// network namespace of the caller's. Out: a running guest that executes shell
+// commands and returns what they print. Called by the interop tests and by
+// cmd/guest. It must never need KVM, touch the host's own network, or leave a
+// process behind.
+package guest
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"sort"
+	"strings"
+)
+
+// Image is a bootable kernel and its root file system.
+type Image struct {
+	Kernel string // path of the uncompressed boot image
+	Initrd string // path of a newc archive
+}
+
+// packages are the Debian packages whose programs the guest runs. The kernel
+// is only unpacked, never installed.
+var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest"}
+
+// programs go into every guest with the libraries they load.
+var programs = []string{
+	"/usr/bin/rdma", "/sbin/ip",
+	"/usr/bin/ibv_devices", "/usr/bin/ibv_devinfo",
+	"/usr/bin/ibv_rc_pingpong", "/usr/bin/ibv_uc_pingpong", "/usr/bin/ibv_ud_pingpong", "/usr/bin/ibv_srq_pingpong",
+	"/usr/bin/ib_send_bw", "/usr/bin/ib_write_bw", "/usr/bin/ib_read_bw", "/usr/bin/ib_atomic_bw",
+	"/usr/bin/ib_send_lat", "/usr/bin/ib_write_lat", "/usr/bin/ib_read_lat", "/usr/bin/ib_atomic_lat",
+}
+
+// modules are loaded by the guest's init, each after what it depends on.
+var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth"}
+
+const initScript = `#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /root
+/bin/busybox --install -s /bin
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin HOME=/root
+mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+mkdir -p /dev/shm; mount -t tmpfs tmpfs /dev/shm
+ulimit -l unlimited
+while read -r m; do insmod $m || echo "GUEST-FAIL insmod $m"; done </lib/modules/order
+for a in $(cat /proc/cmdline); do case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac; done
+ip link set lo up
+[ -n "$MTU" ] && ip link set eth0 mtu $MTU
+ip link set eth0 up
+[ -n "$IP" ] && ip addr add $IP dev eth0
+[ -n "$IP6" ] && ip -6 addr add $IP6 dev eth0 nodad
+rdma link add rxe0 type rxe netdev eth0 || echo "GUEST-FAIL rxe0"
+exec </dev/ttyS1 >/dev/ttyS1 2>&1
+stty raw -echo
+echo GUEST-READY
+while read -r n; do
+	head -c $n >/tmp/step
+	sh /tmp/step </dev/null 2>&1
+	echo "GUEST-STEP $?"
+done
+poweroff -f
+`
+
+// Build returns the guest's image, made in cacheDir when it is not there yet
+// or when a file that goes into it changed. An empty cacheDir means
+// weft-guest in the user's cache directory. It installs missing Debian
+// packages, which needs root, and names them when it cannot.
+func Build(ctx context.Context, cacheDir string) (Image, error) {
+	if cacheDir == "" {
+		base, err := os.UserCacheDir()
+		if err != nil {
+			base = os.TempDir()
+		}
+		cacheDir = filepath.Join(base, "weft-guest")
+	}
+	if err := install(ctx, packages); err != nil {
+		return Image{}, err
+	}
+	kdir, err := unpackKernel(ctx, cacheDir)
+	if err != nil {
+		return Image{}, err
+	}
+	kernels, _ := filepath.Glob(filepath.Join(kdir, "boot", "vmlinuz-*"))
+	if len(kernels) != 1 {
+		return Image{}, fmt.Errorf("kernel in %s: %d boot images. fix: remove the directory", kdir, len(kernels))
+	}
+	var a archive
+	if err := a.fill(kdir); err != nil {
+		return Image{}, fmt.Errorf("guest root: %w", err)
+	}
+	root := a.close()
+	sum := sha256.Sum256(root)
+	initrd := filepath.Join(cacheDir, "initrd-"+hex.EncodeToString(sum[:8]))
+	if _, err := os.Stat(initrd); errors.Is(err, fs.ErrNotExist) {
+		old, _ := filepath.Glob(filepath.Join(cacheDir, "initrd-*"))
+		for _, f := range old {
+			os.Remove(f)
+		}
+		if err := writeFile(initrd, root); err != nil {
+			return Image{}, err
+		}
+	}
+	return Image{Kernel: kernels[0], Initrd: initrd}, nil
+}
+
+// writeFile makes name appear whole or not at all, so that a second builder
+// never boots half a file.
+func writeFile(name string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+func install(ctx context.Context, pkgs []string) error {
+	var missing []string
+	for _, p := range pkgs {
+		out, err := exec.CommandContext(ctx, "dpkg-query", "-W", "-f", "${db:Status-Status}", p).Output()
+		if err != nil || string(out) != "installed" {
+			missing = append(missing, p)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("guest: packages missing. fix: sudo apt-get install %s", strings.Join(missing, " "))
+	}
+	return apt(ctx, "", append([]string{"install", "-y", "-q", "--no-install-recommends"}, missing...)...)
+}
+
+// apt runs apt-get in dir, refreshing the package lists if they turn out to be
+// missing or stale.
+func apt(ctx context.Context, dir string, args ...string) error {
+	run := func(args ...string) error {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
+		}
+		return nil
+	}
+	if run(args...) == nil {
+		return nil
+	}
+	if err := run("update", "-q"); err != nil {
+		return err
+	}
+	return run(args...)
+}
+
+// unpackKernel returns a directory with boot/vmlinuz-* and lib/modules of
+// Debian's current kernel.
+func unpackKernel(ctx context.Context, cacheDir string) (string, error) {
+	if k, _ := filepath.Glob(filepath.Join(cacheDir, "linux-image-*", "boot", "vmlinuz-*")); len(k) > 0 {
+		return filepath.Dir(filepath.Dir(k[len(k)-1])), nil
+	}
+	name := func() string {
+		out, _ := exec.CommandContext(ctx, "apt-cache", "depends", "linux-image-amd64").Output()
+		for line := range strings.Lines(string(out)) {
+			if p, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: linux-image-"); ok {
+				return "linux-image-" + p
+			}
+		}
+		return ""
+	}
+	pkg := name()
+	if pkg == "" {
+		if err := apt(ctx, "", "update", "-q"); err != nil {
+			return "", err
+		}
+		if pkg = name(); pkg == "" {
+			return "", errors.New("kernel package: apt knows no linux-image-amd64. fix: check /etc/apt/sources.list")
+		}
+	}
+	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
+		return "", err
+	}
+	dl, err := os.MkdirTemp(cacheDir, ".kernel-*")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dl)
+	if err := apt(ctx, dl, "download", "-q", pkg); err != nil {
+		return "", err
+	}
+	debs, _ := filepath.Glob(filepath.Join(dl, "*.deb"))
+	if len(debs) != 1 {
+		return "", fmt.Errorf("download %s: %d files", pkg, len(debs))
+	}
+	root := filepath.Join(dl, "root")
+	if out, err := exec.CommandContext(ctx, "dpkg-deb", "-x", debs[0], root).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("unpack %s: %w: %s", pkg, err, out)
+	}
+	final := filepath.Join(cacheDir, pkg)
+	os.RemoveAll(final)
+	return final, os.Rename(root, final)
+}
+
+// fill adds everything that every guest has.
+func (a *archive) fill(kdir string) error {
+	for _, d := range []string{"dev", "proc", "sys", "tmp"} {
+		a.dir(d)
+	}
+	a.file("init", 0o755, []byte(initScript))
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return err
+	}
+	if err := a.host("bin/busybox", busybox); err != nil {
+		return err
+	}
+	for _, p := range programs {
+		if err := a.program(p); err != nil {
+			return err
+		}
+	}
+	const lib = "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"
+	drivers, _ := filepath.Glob(lib)
+	if len(drivers) == 0 {
+		return fmt.Errorf("%s: not found. fix: apt-get install ibverbs-providers", lib)
+	}
+	for _, d := range drivers {
+		if err := a.program(d); err != nil {
+			return err
+		}
+	}
+	if err := a.host("etc/libibverbs.d/rxe.driver", "/etc/libibverbs.d/rxe.driver"); err != nil {
+		return err
+	}
+	return a.modules(kdir)
+}
+
+// program adds an executable or shared object and all that it loads.
+func (a *archive) program(file string) error {
+	if err := a.host(file, file); err != nil {
+		return err
+	}
+	out, err := exec.Command("ldd", file).Output()
+	if err != nil {
+		return fmt.Errorf("ldd %s: %w", file, err)
+	}
+	for _, w := range strings.Fields(string(out)) {
+		if strings.HasPrefix(w, "/") {
+			if err := a.host(w, w); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// modules adds the modules of the list, what they depend on, and
+// /lib/modules/order for init. Dependencies are read from the modules
+// themselves, so the host needs no depmod.
+func (a *archive) modules(kdir string) error {
+	files := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(kdir, "lib", "modules"), func(p string, d fs.DirEntry, err error) error {
+		if name, ok := strings.CutSuffix(filepath.Base(p), ".ko"); ok {
+			files[strings.ReplaceAll(name, "-", "_")] = p
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var order []string
+	done := map[string]bool{}
+	var add func(name string) error
+	add = func(name string) error {
+		name = strings.ReplaceAll(name, "-", "_")
+		file, ok := files[name]
+		if done[name] || !ok { // built into the kernel
+			return nil
+		}
+		done[name] = true
+		deps, err := dependencies(file)
+		if err != nil {
+			return fmt.Errorf("module %s: %w", name, err)
+		}
+		for _, d := range deps {
+			if err := add(d); err != nil {
+				return err
+			}
+		}
+		order = append(order, "/lib/modules/"+name+".ko")
+		return a.host("lib/modules/"+name+".ko", file)
+	}
+	for _, m := range modules {
+		if err := add(m); err != nil {
+			return err
+		}
+	}
+	if !done["rdma_rxe"] {
+		return fmt.Errorf("kernel in %s has no rdma_rxe module", kdir)
+	}
+	a.file("lib/modules/order", 0o644, []byte(strings.Join(order, "\n")+"\n"))
+	return nil
+}
+
+// dependencies returns the modules that a module names in its modinfo. A soft
+// dependency on a provider of crc32 is covered by the list itself.
+func dependencies(file string) ([]string, error) {
+	f, err := elf.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	s := f.Section(".modinfo")
+	if s == nil {
+		return nil, errors.New("no .modinfo section")
+	}
+	b, err := s.Data()
+	if err != nil {
+		return nil, err
+	}
+	for _, kv := range strings.Split(string(b), "\x00") {
+		if v, ok := strings.CutPrefix(kv, "depends="); ok && v != "" {
+			return strings.Split(v, ","), nil
+		}
+	}
+	return nil, nil
+}
+
+// archive builds a cpio archive in the "newc" format, which the kernel unpacks
+// as its first root. Same input, same bytes.
+type archive struct {
+	buf  bytes.Buffer
+	seen map[string]bool
+	ino  int
+}
+
+const (
+	modeDir  = 0o040755
+	modeFile = 0o100000
+)
+
+func (a *archive) entry(name string, mode int, data []byte) {
+	if a.seen == nil {
+		a.seen = map[string]bool{}
+	}
+	if a.seen[name] {
+		return
+	}
+	a.seen[name] = true
+	a.ino++
+	fmt.Fprintf(&a.buf, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
+		a.ino, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0, name)
+	a.pad()
+	a.buf.Write(data)
+	a.pad()
+}
+
+func (a *archive) pad() {
+	for a.buf.Len()%4 != 0 {
+		a.buf.WriteByte(0)
+	}
+}
+
+// dir adds a directory and its parents.
+func (a *archive) dir(name string) {
+	if parent := path.Dir(name); parent != "." && parent != "/" {
+		a.dir(parent)
+	}
+	a.entry(name, modeDir, nil)
+}
+
+func (a *archive) file(name string, perm int, data []byte) {
+	name = strings.TrimPrefix(path.Clean(name), "/")
+	if parent := path.Dir(name); parent != "." {
+		a.dir(parent)
+	}
+	a.entry(name, modeFile|perm, data)
+}
+
+// host adds the host's file src, links resolved.
+func (a *archive) host(name, src string) error {
+	f, err := os.Open(src)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return err
+	}
+	a.file(name, int(st.Mode().Perm()), b)
+	return nil
+}
+
+// close ends the archive; another one may follow it in the same file.
+func (a *archive) close() []byte {
+	a.entry("TRAILER!!!", 0, nil)
+	return a.buf.Bytes()
+}
+
+// extra returns an archive of host files, keyed by their path in the guest.
+func extra(files map[string]string) ([]byte, error) {
+	var a archive
+	names := make([]string, 0, len(files))
+	for n := range files {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	for _, n := range names {
+		if err := a.host(n, files[n]); err != nil {
+			return nil, err
+		}
+	}
+	return a.close(), nil
+}
