@@ -144,7 +144,8 @@ static void transitions(int type)
 					must(&c, from, to, r->need & ~bit, EINVAL, "a needed attribute missing");
 				else if (!(r->may & bit))
 					must(&c, from, to, r->need | bit, EINVAL, "an attribute too many");
-				else if (!(bit & (ALT | MIG))) { /* alternate paths are optional features */
+				else if (!(bit & (ALT | MIG)) && /* alternate paths are optional features */
+					 !(A->rxe && type == IBV_QPT_UC && from == SQD && bit == AV)) { /* the kernel adds PORT, then refuses it */
 					must(&c, from, to, r->need | bit, 0, "with an allowed attribute");
 					bring(&c, from);
 				}
@@ -177,10 +178,16 @@ static void values(void)
 	if (!e->rxe)
 		REFUSE(attr_init, a.pkey_index = 30000);
 	to_state(&c, 0, IBV_QPS_INIT);
-	REFUSE(attr_rtr, a.path_mtu = e->h.active_mtu + 1);
-	REFUSE(attr_rtr, a.path_mtu = 0);
-	REFUSE(attr_rtr, a.max_dest_rd_atomic = 255);
-	REFUSE(attr_rtr, a.ah_attr.grh.sgid_index = 255);
+	if (!e->rxe) { /* which checks fewer */
+		if (e->h.active_mtu < IBV_MTU_4096)
+			REFUSE(attr_rtr, a.path_mtu = e->h.active_mtu + 1);
+		REFUSE(attr_rtr, a.path_mtu = 0);
+		REFUSE(attr_rtr, a.max_dest_rd_atomic = 255);
+	}
+	attr_rtr(&c, 0, &a, &mask);
+	a.ah_attr.grh.sgid_index = 255;
+	int no_gid = try_modify(e, qp, &a, mask);
+	CHECK(no_gid == EINVAL || no_gid == ENODATA, "GID index 255: %s", errname(no_gid));
 	REFUSE(attr_rtr, a.ah_attr.port_num = e->h.dev.phys_port_cnt + 1);
 	if (!port_is_ib())
 		REFUSE(attr_rtr, a.ah_attr.is_global = 0);
@@ -252,9 +259,11 @@ static void posting(void)
 	want_wc(A, c.s[0].rcq, r.wr_id, IBV_WC_WR_FLUSH_ERR);
 	OK(try_post_send(A, c.s[0].qp, &w, 1, &bad));
 	want_wc(A, c.s[0].scq, w.wr_id, IBV_WC_WR_FLUSH_ERR);
-	OK(try_post_recv(A, c.s[0].qp, &r, 1, &bad));
-	want_wc(A, c.s[0].rcq, r.wr_id, IBV_WC_WR_FLUSH_ERR);
-	want_none(A, c.s[0].scq, 20);
+	if (!A->rxe) { /* does not notice a receive posted in this state */
+		OK(try_post_recv(A, c.s[0].qp, &r, 1, &bad));
+		want_wc(A, c.s[0].rcq, r.wr_id, IBV_WC_WR_FLUSH_ERR);
+		want_none(A, c.s[0].scq, 20); /* where soft-RoCE may flush the same request twice */
+	}
 	want_none(A, c.s[0].rcq, 0);
 }
 
@@ -325,6 +334,10 @@ static void sqd(void)
 		ping(&c, 1);
 		a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS };
 		OK(try_modify(A, c.s[0].qp, &a, IBV_QP_STATE));
+		if (A->rxe) { /* goes on only when something is posted */
+			struct swr kick = swr(&c, IBV_WR_RDMA_WRITE, 0);
+			post(&c, 0, &kick);
+		}
 		for (int k = before; k < 9; k++)
 			want_ok(&c, 0, &w[k], 0);
 		for (int k = 0; k < 8; k++)
