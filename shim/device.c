@@ -191,6 +191,7 @@ static int list_names(const char *dir, char (*names)[IBV_SYSFS_NAME_MAX])
 WEFT_PUBLIC struct ibv_device **ibv_get_device_list(int *num)
 {
 	char names[MAX_DEVICES][IBV_SYSFS_NAME_MAX], dir[256];
+	const char *only = getenv("WEFT_DEVICE"); /* weft run --device */
 	struct ibv_device **list;
 	int n, k = 0;
 
@@ -210,8 +211,11 @@ WEFT_PUBLIC struct ibv_device **ibv_get_device_list(int *num)
 		return NULL;
 	weft_lock(&devices_lock);
 	for (int i = 0; i < n; i++) {
-		struct weft_device *w = device(dir, names[i], i);
+		struct weft_device *w;
 
+		if (only && *only && strcmp(names[i], only))
+			continue;
+		w = device(dir, names[i], i);
 		if (w)
 			list[k++] = &w->dev;
 	}

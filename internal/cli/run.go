@@ -86,6 +86,9 @@ func (a *app) exec(ctx context.Context, args []string, device, arena string) err
 	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
 		return err
 	}
+	if err := a.needDevice(ctx, what, dir, device); err != nil {
+		return err
+	}
 	if why := ignoresPreload(path); why != "" {
 		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: run a dynamically linked build of it\n", args[0], why)
 	}
@@ -201,4 +204,28 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready", Fix: "weft status --dir " + dir}
 	}
 	return nil
+}
+
+// needDevice checks that the node in dir has the device the caller named.
+func (a *app) needDevice(ctx context.Context, what, dir, device string) error {
+	if device == "" {
+		return nil
+	}
+	c := dial(dir)
+	defer c.Close()
+	s, err := c.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	var names []string
+	for _, d := range s.Devices {
+		names = append(names, d.Name)
+	}
+	if slices.Contains(names, device) {
+		return nil
+	}
+	if len(names) == 0 {
+		return &api.Error{What: what, Why: "the node has no device", Fix: "weft status --dir " + dir}
+	}
+	return &api.Error{What: what, Why: fmt.Sprintf("the node has no device %s, but %s", device, strings.Join(names, ", ")), Fix: "weft run --device " + names[0]}
 }
