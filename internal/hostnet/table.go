@@ -43,12 +43,16 @@ type Table struct {
 	Left int
 }
 
-// Lookup returns the index of a GID.
+// Lookup returns the index of a GID, of an address of this host before one
+// that is made up.
 func (t *Table) Lookup(g ib.GID) (index int, ok bool) {
 	if g.IsZero() {
 		return 0, false
 	}
-	i := slices.IndexFunc(t.Entries, func(e Entry) bool { return e.GID == g })
+	i := slices.IndexFunc(t.Entries, func(e Entry) bool { return e.GID == g && !e.LocalOnly })
+	if i < 0 {
+		i = slices.IndexFunc(t.Entries, func(e Entry) bool { return e.GID == g })
+	}
 	return i, i >= 0
 }
 

@@ -199,4 +199,13 @@ func TestLookup(t *testing.T) {
 			t.Errorf("IfIndex(%d, %v) = %d, want %d", c.index, c.gid, n, c.want)
 		}
 	}
+	// The first of them goes: the entry of the other stays where it is, and is
+	// found before the one at index 0, which is made up of the same MAC.
+	got = build(got, []link{lo, vlan}, "")
+	if e := got.Entries[0]; !e.LocalOnly || e.GID != ll {
+		t.Errorf("index 0 is %+v", e)
+	}
+	if i, ok := got.Lookup(ll); i != second || !ok || got.Entries[second].IfIndex != 9 {
+		t.Errorf("Lookup = %d, %v, want %d:\n%s", i, ok, second, got.dump())
+	}
 }

@@ -90,7 +90,6 @@ type Link struct {
 	inMsg    *[recvMessages]inMessage
 	got, cur int // messages received, and the one being cut
 	off      int // where in it
-	seg      int // index of that packet in its message
 	hint     uint16
 	at       arrival
 	inSeed   wire.Seed

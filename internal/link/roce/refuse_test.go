@@ -107,9 +107,13 @@ func TestRunsEndAtAcknowledgeRequest(t *testing.T) {
 	send(ib.SendMiddle, 10, false, 1024) // a gap
 	send(ib.WriteMiddle, 11, false, 1024)
 	send(ib.WriteLast, 12, false, 1024)
+	send(ib.SendFirst, 13, false, 1024)
+	send(ib.SendMiddle, 14, false, 512) // a short one in the middle
+	send(ib.SendFirst, 15, false, 1024)
+	send(ib.SendLast, 16, false, 2048) // more than the MTU so far
 	a.Flush(0)
 	var s strings.Builder
-	for _, r := range await(t, b, 11) {
+	for _, r := range await(t, b, 15) {
 		fmt.Fprintf(&s, "%v psn %d count %d len %d ack %v\n", r.Opcode, r.PSN, r.Count, len(r.data), r.AckReq)
 	}
 	want := `RC SEND First psn 1 count 2 len 2048 ack true
@@ -120,6 +124,10 @@ RC SEND Middle psn 7 count 1 len 1000 ack false
 RC SEND First psn 8 count 1 len 1024 ack false
 RC SEND Middle psn 10 count 1 len 1024 ack false
 RC WRITE Last psn 11 count 2 len 2048 ack false
+RC SEND First psn 13 count 1 len 1024 ack false
+RC SEND Middle psn 14 count 1 len 512 ack false
+RC SEND First psn 15 count 1 len 1024 ack false
+RC SEND Last psn 16 count 1 len 2048 ack false
 `
 	if s.String() != want {
 		t.Errorf("got:\n%swant:\n%s", s.String(), want)
