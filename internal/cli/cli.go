@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -225,8 +226,19 @@ func (a *app) nodeDir() (dir string, named bool, err error) {
 		dir, named = a.env.DefaultDir, false
 	}
 	abs, err := filepath.Abs(dir)
-	return abs, named, err
+	if err != nil {
+		return "", named, err
+	}
+	if n := len(filepath.Join(abs, rundir.ControlSock)); n > maxSocketPath {
+		return "", named, usage("choose a shorter --dir", "directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
+	}
+	return abs, named, nil
 }
+
+const (
+	maxSocketPath = 107              // of struct sockaddr_un, without the final zero
+	queryTimeout  = 10 * time.Second // a node that takes longer hangs
+)
 
 // dirFlag returns " --dir DIR" for a fix, or nothing for the default.
 func dirFlag(dir string, named bool) string {
@@ -255,12 +267,14 @@ func explain(err error, dir string, named bool) error {
 }
 
 // query runs f with a client of the node the caller means.
-func (a *app) query(f func(c *api.Client) error) error {
+func (a *app) query(ctx context.Context, f func(ctx context.Context, c *api.Client) error) error {
 	dir, named, err := a.nodeDir()
 	if err != nil {
 		return err
 	}
 	c := dial(dir)
 	defer c.Close()
-	return explain(f(c), dir, named)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
+	return explain(f(ctx, c), dir, named)
 }

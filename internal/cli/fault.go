@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strconv"
@@ -58,8 +59,8 @@ func (a *app) faultAdd() *cobra.Command {
 		if err := spec.Validate(); err != nil {
 			return usage("weft fault add --help", "cannot add the fault: %v", err)
 		}
-		return a.query(func(c *api.Client) error {
-			f, err := c.AddFault(cmd.Context(), spec)
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			f, err := c.AddFault(ctx, spec)
 			if err != nil {
 				return err
 			}
@@ -84,8 +85,8 @@ func (a *app) faultList() *cobra.Command {
 		Short: "list the active faults and what they did",
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(func(c *api.Client) error {
-			faults, err := c.Faults(cmd.Context())
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			faults, err := c.Faults(ctx)
 			if err != nil {
 				return err
 			}
@@ -136,13 +137,13 @@ func (a *app) faultDel() *cobra.Command {
 		Short: "end faults",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(func(c *api.Client) error {
-				ids, err := faultIDs(cmd, c, args)
+			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+				ids, err := faultIDs(ctx, c, args)
 				if err != nil {
 					return err
 				}
 				for _, id := range ids {
-					if err := c.DelFault(cmd.Context(), id); err != nil {
+					if err := c.DelFault(ctx, id); err != nil {
 						return err
 					}
 				}
@@ -153,10 +154,10 @@ func (a *app) faultDel() *cobra.Command {
 	}
 }
 
-func faultIDs(cmd *cobra.Command, c *api.Client, args []string) ([]int, error) {
+func faultIDs(ctx context.Context, c *api.Client, args []string) ([]int, error) {
 	var ids []int
 	if len(args) == 1 && args[0] == "all" {
-		faults, err := c.Faults(cmd.Context())
+		faults, err := c.Faults(ctx)
 		for _, f := range faults {
 			ids = append(ids, f.ID)
 		}

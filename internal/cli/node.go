@@ -48,6 +48,8 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return err
 	})
 	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
 	if _, err := c.Status(ctx); err != nil {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeNotReady {
@@ -98,6 +100,8 @@ func (a *app) wait() *cobra.Command {
 			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout), Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
 			var ae *api.Error
 			switch {
+			case refused(err):
+				return err
 			case errors.As(err, &ae) && ae.Code == api.CodeNoNode:
 				e.Why, e.Fix = "no node runs in "+dir, "weft up"+dirFlag(dir, named)
 			case errors.As(err, &ae):
@@ -121,6 +125,12 @@ func isActive(s api.Status) bool {
 		!slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool { return d.PortState != "ACTIVE" })
 }
 
+// refused reports whether the node will not talk to this user, ever.
+func refused(err error) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == api.CodeRefused
+}
+
 var errNotYet = errors.New("it is starting")
 
 // await polls the node until is holds, and returns the last status and why it
@@ -137,6 +147,8 @@ func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(ap
 			return s, nil
 		case err == nil:
 			last, why = s, errNotYet
+		case refused(err):
+			return s, err
 		case ctx.Err() == nil || why == nil:
 			last, why = s, err
 		}

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -29,8 +30,8 @@ func (a *app) resources() *cobra.Command {
 			return nil
 		},
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(func(c *api.Client) error {
-			r, err := c.Resources(cmd.Context())
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			r, err := c.Resources(ctx)
 			if err != nil {
 				return err
 			}

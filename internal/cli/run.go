@@ -83,6 +83,8 @@ func (a *app) exec(ctx context.Context, args []string, device, arena string) err
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
+	defer cancel()
 	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
 		return err
 	}
@@ -194,8 +196,8 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 			return fmt.Errorf("%s: %s", what, why)
 		}
 		// Another "weft run" was faster: its node will do.
-	case errors.As(err, &e) && e.Code == api.CodeRefused:
-		return &api.Error{Code: e.Code, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
+	case refused(err):
+		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
 			Fix: fmt.Sprintf("start it with --allow-uid %d, or run a node of your own", os.Geteuid())}
 	case errors.As(err, &e) && e.Code != api.CodeNotReady:
 		return fmt.Errorf("%s: %w", what, err)

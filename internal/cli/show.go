@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"runtime"
@@ -30,8 +31,8 @@ func (a *app) status() *cobra.Command {
 		Long:  "Show the node's state, what is degraded and how to mend it. The exit code is 0 only when the node is ready.",
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(func(c *api.Client) error {
-			s, err := c.Status(cmd.Context())
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			s, err := c.Status(ctx)
 			if err != nil {
 				return err
 			}
@@ -127,8 +128,8 @@ func (a *app) devices() *cobra.Command {
 		Short: "show devices, ports and GIDs",
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(func(c *api.Client) error {
-			devs, err := c.Devices(cmd.Context())
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			devs, err := c.Devices(ctx)
 			if err != nil {
 				return err
 			}
@@ -167,8 +168,8 @@ func (a *app) counters() *cobra.Command {
 		if scope != "" && !slices.Contains(scopes, scope) {
 			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "), scope)
 		}
-		return a.query(func(c *api.Client) error {
-			n, err := c.Counters(cmd.Context())
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			n, err := c.Counters(ctx)
 			if err != nil {
 				return err
 			}
