@@ -26,19 +26,19 @@ type held struct {
 
 // hold takes a copy of a packet.
 func (s *Stage) hold(now mono.Time, r *pkt.Run, v *verdict, b *mem.Batch) mem.Result {
-	h := s.take(r)
+	h := s.spare(r)
 	if h == nil {
 		v.by.Overflow++
 		return mem.OK
 	}
-	h.run, h.path = *r, *r.Path
-	h.run.Path = &h.path
 	data := h.data[:r.Data.Len]
 	s.one[0] = data
 	if len(data) > 0 && b.Gather(s.one[:], &r.Data, 0) != mem.OK {
-		s.free = append(s.free, h)
 		return mem.SourceFault
 	}
+	s.free = s.free[:len(s.free)-1] // not before Gather, which may raise a memory fault
+	h.run, h.path = *r, *r.Path
+	h.run.Path = &h.path
 	h.run.Data = mem.BytesPayload(data)
 	h.due, h.corrupt, h.bit, h.pass = now.Add(v.hold), v.corrupt, v.bit, 0
 	if v.pass > 0 {
@@ -51,18 +51,20 @@ func (s *Stage) hold(now mono.Time, r *pkt.Run, v *verdict, b *mem.Batch) mem.Re
 	return mem.OK
 }
 
-// take returns a free packet; nil where there is none, or r is too large.
-func (s *Stage) take(r *pkt.Run) *held {
-	if n := len(s.free); n > 0 && r.Data.Len <= len(held{}.data) {
-		h := s.free[n-1]
-		s.free = s.free[:n-1]
-		return h
-	}
-	if s.count == MaxHeld || r.Data.Len > len(held{}.data) {
+// spare returns the packet at the end of the free list, which it stays in; nil
+// where there is none, or r is too large.
+func (s *Stage) spare(r *pkt.Run) *held {
+	if r.Data.Len > len(held{}.data) {
 		return nil
 	}
-	s.count++
-	return new(held)
+	if len(s.free) == 0 {
+		if s.count == MaxHeld {
+			return nil
+		}
+		s.count++
+		s.free = append(s.free, new(held))
+	}
+	return s.free[len(s.free)-1]
 }
 
 func (s *Stage) release(now mono.Time, h *held) {

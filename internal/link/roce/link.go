@@ -44,7 +44,8 @@ type Config struct {
 	// 4791, and Port, if 0. Peers other than tests use one port for both.
 	Port, PeerPort uint16
 	// SourcePorts is the number of transmit sockets per family, each with a
-	// source port of its own in 0xC000 … 0xFFFF; 4 if 0.
+	// source port of its own in 0xC000 … 0xFFFF; 4 if 0. If negative there are
+	// none and packets leave from Port, for firewalls that want it so.
 	SourcePorts int
 	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
 	// 16 MiB if 0. Degraded tells if the system allows much less.
@@ -78,6 +79,7 @@ type Link struct {
 	open    *sender // the newest message is its last and may still grow
 	seed    wire.Seed
 	blocked bool
+	undo    undo
 	noGSO   bool
 	dst     [MaxCount][]byte
 	pieces  [MaxCount]piece

@@ -182,6 +182,121 @@ func TestSourceFaultSendsNothing(t *testing.T) {
 	}
 }
 
+// crashSpace stands for mapped memory whose file was cut short: touching it
+// raises a fault in the middle of a copy.
+type crashSpace struct{ mem.Space }
+
+func (crashSpace) View(addr, n uint64) []byte          { return nil }
+func (crashSpace) ReadV(addr uint64, d [][]byte) error { panic("fault") }
+
+func TestMemoryFaultSendsNothing(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	segs := []mem.Seg{{Region: &mem.Region{Space: crashSpace{}, Len: 1 << 20}, Len: 65536}}
+	bad := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	crash := func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("no fault")
+			}
+		}()
+		a.Send(0, &bad, batch)
+	}
+	for i := range uint32(3) {
+		r := ack(i, paths[0].path)
+		if res := a.Send(0, &r, batch); res != mem.OK {
+			t.Fatal(res)
+		}
+		crash()
+		if i == 1 {
+			a.Flush(0)
+		}
+	}
+	a.Flush(0)
+	for i, r := range await(t, b, 3) {
+		if r.PSN != ib.PSN(i) || r.Opcode != ib.Acknowledge {
+			t.Errorf("packet %d: %+v", i, r.Headers)
+		}
+	}
+	if c := a.Counters(); c.SentPackets != 3 || c.SentMessages != 2 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// countSpace counts the calls that read it.
+type countSpace struct {
+	mem.Space
+	data  []byte
+	calls int
+}
+
+func (s *countSpace) View(addr, n uint64) []byte { return nil }
+func (s *countSpace) ReadV(addr uint64, d [][]byte) error {
+	s.calls++
+	p := s.data[addr:]
+	for _, b := range d {
+		p = p[copy(b, p):]
+	}
+	return nil
+}
+
+// TestOneReadPerRun: memory that only a system call reaches is read by one
+// call per run, straight into the packets.
+func TestOneReadPerRun(t *testing.T) {
+	a, b := pair(t)
+	sp := &countSpace{data: random(100 << 10)}
+	segs := []mem.Seg{{Region: &mem.Region{Space: sp, Len: 100 << 10}, Len: 100 << 10}}
+	r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 777, 65536)}
+	if res := a.Send(0, &r, mem.NewBatch(4096)); res != mem.OK || sp.calls != 1 {
+		t.Fatalf("%v after %d calls, want 1", res, sp.calls)
+	}
+	a.Flush(0)
+	if got := await(t, b, 64); len(got) != 1 || string(got[0].data) != string(sp.data[777:][:65536]) {
+		t.Error("other bytes arrived")
+	}
+}
+
+// TestNoSourcePorts sends from the port that receives, as happens where every
+// other one is taken.
+func TestNoSourcePorts(t *testing.T) {
+	a := open(t, Config{Port: 46791, PeerPort: 46793, SourcePorts: -1})
+	b := open(t, Config{Port: 46793, PeerPort: 46791, SourcePorts: -1})
+	for _, p := range paths {
+		for _, dir := range [][2]*Link{{a, b}, {b, a}} {
+			r := ack(1, p.path)
+			if res := dir[0].Send(0, &r, mem.NewBatch(4096)); res != mem.OK {
+				t.Fatal(res)
+			}
+			dir[0].Flush(0)
+			if got := await(t, dir[1], 1)[0]; got.path.SrcPort != dir[0].Port() {
+				t.Errorf("came from port %d, want %d", got.path.SrcPort, dir[0].Port())
+			}
+		}
+	}
+}
+
+// TestSendersAreDeaf: what is sent to a source port is not kept.
+func TestSendersAreDeaf(t *testing.T) {
+	a, b := pair(t)
+	for _, s := range []*sender{a.send[0][0], a.send[1][0]} {
+		b.peer = s.port
+		r := ack(1, paths[0].path)
+		if s == a.send[1][0] {
+			r = ack(1, paths[1].path)
+		}
+		if res := b.Send(0, &r, mem.NewBatch(4096)); res != mem.OK {
+			t.Fatal(res)
+		}
+		b.Flush(0)
+		if n, _, err := unix.Recvfrom(s.fd, make([]byte, 100), unix.MSG_DONTWAIT); err != unix.EAGAIN {
+			t.Errorf("read %d bytes, %v", n, err)
+		}
+	}
+	if c := b.Counters(); c.SentPackets != 2 {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestSendRefusals(t *testing.T) {
 	a, _ := pair(t)
 	batch := mem.NewBatch(4096)

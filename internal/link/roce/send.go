@@ -92,6 +92,9 @@ func initSender(fd int, port uint16) *sender {
 // A Link that is not Blocked has room for a run; one that is may have none,
 // and the run is lost. The time is of no use here.
 func (l *Link) Send(_ mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+	if l.undo.armed {
+		l.rollback()
+	}
 	s, v4 := l.route(r.Path)
 	var lost *uint64
 	switch {
@@ -175,15 +178,35 @@ func (l *Link) room(s *sender, r *pkt.Run) bool {
 	return len(l.buf)-l.tail >= r.Data.Len+int(r.Count)*perPacket && sendMessages-s.n >= runMessages
 }
 
+// undo is how things were before a run was laid out.
+type undo struct {
+	armed     bool
+	tail, n   int
+	s, open   *sender
+	end, segs int // of the open message
+	short     bool
+}
+
+// rollback removes a run that was laid out but not completed.
+func (l *Link) rollback() {
+	u := &l.undo
+	u.armed = false
+	l.tail, l.open, u.s.n = u.tail, u.open, u.n
+	if u.open == u.s {
+		m := &u.s.msg[u.n-1]
+		m.end, m.segs, m.short = u.end, u.segs, u.short
+	}
+}
+
 // lay writes headers and payload of a run's packets into the transmit buffer
 // and leaves room for the ICRCs. If the payload cannot be read it reports so and
-// all is as before.
+// all is as before. It is also if reading raises a memory fault that the lane
+// survives: then the next call finds undo armed.
 func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) bool {
-	tail, open, n := l.tail, l.open, s.n
-	var grown message // what of the open message changes
-	if open == s {
-		m := &s.msg[n-1]
-		grown.end, grown.segs, grown.short = m.end, m.segs, m.short
+	l.undo = undo{armed: true, tail: l.tail, n: s.n, s: s, open: l.open}
+	if l.open == s {
+		m := &s.msg[s.n-1]
+		l.undo.end, l.undo.segs, l.undo.short = m.end, m.segs, m.short
 	}
 	left := r.Data.Len
 	for k := range r.Count {
@@ -202,15 +225,12 @@ func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) bool {
 		l.pieces[k] = piece{l.tail, end, l.place(s, r.Path, v4, end)}
 		l.tail += end
 	}
-	if r.Data.Len == 0 || b.Gather(l.dst[:r.Count], &r.Data, 0) == mem.OK {
-		return true
+	if r.Data.Len != 0 && b.Gather(l.dst[:r.Count], &r.Data, 0) != mem.OK {
+		l.rollback()
+		return false
 	}
-	l.tail, l.open, s.n = tail, open, n
-	if open == s {
-		m := &s.msg[n-1]
-		m.end, m.segs, m.short = grown.end, grown.segs, grown.short
-	}
-	return false
+	l.undo.armed = false
+	return true
 }
 
 // place adds a packet of size bytes at l.tail to the open message, or to a new
@@ -269,6 +289,9 @@ func (l *Link) Blocked() bool { return l.blocked }
 func (l *Link) Flush(mono.Time) { l.flush() }
 
 func (l *Link) flush() {
+	if l.undo.armed {
+		l.rollback()
+	}
 	l.open, l.blocked = nil, false
 	for f := range l.send {
 		for _, s := range l.send[f] {
