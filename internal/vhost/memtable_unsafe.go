@@ -18,3 +18,15 @@ func atomicWord(b []byte) *atomic.Uint64 {
 	}
 	return (*atomic.Uint64)(unsafe.Pointer(&b[0]))
 }
+
+// Owns reports whether p, the address of a memory fault, lies in memory that
+// is mapped for this table.
+func (t *MemTable) Owns(p uintptr) bool {
+	for _, r := range t.snap.Load().regions {
+		// Safe: the address is only compared.
+		if at := uintptr(unsafe.Pointer(&r.mapping[0])); p >= at && p-at < uintptr(len(r.mapping)) {
+			return true
+		}
+	}
+	return false
+}

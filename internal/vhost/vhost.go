@@ -53,9 +53,10 @@ type Device interface {
 	// SetDoorbell says where the program rings (abi.md, section 3). The kick
 	// is valid until Closed.
 	SetDoorbell(gpa uint64, nbits uint32, kick *Kick) error
-	// ProcMem hands over the memory of the process, verified. The device owns
+	// ProcMem hands over the memory of the process, verified: the word at
+	// probeAddr reads as probeValue while the process lives. The device owns
 	// f from here on, whatever it returns.
-	ProcMem(f *os.File) error
+	ProcMem(f *os.File, probeAddr, probeValue uint64) error
 	// Reset forgets everything but the session's memory and features.
 	Reset()
 	// Retire calls unmap once nothing can use any more what it looked up in

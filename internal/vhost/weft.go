@@ -118,5 +118,5 @@ func (s *Session) procMem(m *message) error {
 	if err != nil {
 		return err
 	}
-	return s.dev.ProcMem(f)
+	return s.dev.ProcMem(f, p.ProbeAddr, p.ProbeValue)
 }
