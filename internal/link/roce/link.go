@@ -47,6 +47,8 @@ type Config struct {
 	// source port of its own in 0xC000 … 0xFFFF; 4 if 0. If negative there are
 	// none and packets leave from Port, for firewalls that want it so.
 	SourcePorts int
+	// SendOnly opens no socket to receive on: another Link of the process does.
+	SendOnly bool
 	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
 	// 16 MiB if 0. Degraded tells if the system allows much less.
 	RecvBuffer int
@@ -168,16 +170,10 @@ func openError(port uint16, err error) error {
 
 func (l *Link) openFamily(f int, cfg Config) error {
 	v4 := f == 0
-	fd, err := newSocket(v4, cfg.Port, common(v4), receiving(v4))
-	if err != nil {
-		return err
-	}
-	l.recv[f].fd = fd
-	// Half of it may be refused, silently; less than two trains per peer of a
-	// small fabric costs retransmissions.
-	if n := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
-		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
-			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
+	if !cfg.SendOnly {
+		if err := l.openRecv(f, cfg); err != nil {
+			return err
+		}
 	}
 	// Spread over the range, from a place that differs between nodes of one
 	// network namespace.
@@ -197,12 +193,32 @@ func (l *Link) openFamily(f int, cfg Config) error {
 			break
 		}
 	}
+	if len(l.send[f]) == 0 && cfg.SendOnly {
+		return fmt.Errorf("no UDP port in 0xC000-0xFFFF is free: %w", unix.EADDRINUSE)
+	}
 	if len(l.send[f]) < cfg.SourcePorts {
 		l.degrade("few_source_ports_"+family(f), fmt.Sprintf("%d of %d %s source ports in 0xC000-0xFFFF are free: fewer paths through the network are used", len(l.send[f]), cfg.SourcePorts, family(f)),
 			"stop programs that hold UDP ports 49152-65535 (ss -ulpn)")
 	}
-	if len(l.send[f]) == 0 {
-		l.send[f] = append(l.send[f], initSender(fd, cfg.Port))
+	if len(l.send[f]) == 0 && !cfg.SendOnly {
+		l.send[f] = append(l.send[f], initSender(l.recv[f].fd, cfg.Port))
+	}
+	return nil
+}
+
+// openRecv binds the socket that receives for one family.
+func (l *Link) openRecv(f int, cfg Config) error {
+	v4 := f == 0
+	fd, err := newSocket(v4, cfg.Port, common(v4), receiving(v4))
+	if err != nil {
+		return err
+	}
+	l.recv[f].fd = fd
+	// Half of it may be refused, silently; less than two trains per peer of a
+	// small fabric costs retransmissions.
+	if n := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
+		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
+			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
 	}
 	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer)
 	return nil
