@@ -40,8 +40,7 @@ type Lane struct {
 	link     Link
 	batch    *mem.Batch
 	sessions []*Session
-	// foreign takes runs for sessions of other lanes; false: no room.
-	foreign func(to *Lane, r *pkt.Run) bool
+	others   Others
 
 	ready, running []*QP // to be given a turn
 	handled        []*QP // got a run since the last commit
@@ -54,10 +53,23 @@ type Lane struct {
 	cqe            CQE
 }
 
-// NewLane returns a lane of the adapter. foreign may be nil where there is one
+// Others is a lane's way to the other lanes of its node.
+type Others interface {
+	// Forward takes a run for a session of another lane; false where there is
+	// no room, and the run is lost. from is the queue pair in whose memory the
+	// payload lies, nil where the payload is bytes at hand.
+	Forward(to *Lane, r *pkt.Run, from *QP) bool
+	// Room reports whether Forward would take any run now.
+	Room(to *Lane) bool
+	// Quiesce returns when every other lane has finished the copies it was
+	// making when it was called.
+	Quiesce()
+}
+
+// NewLane returns a lane of the adapter. others may be nil where there is one
 // lane only.
-func NewLane(a *Adapter, id int, link Link, foreign func(to *Lane, r *pkt.Run) bool) *Lane {
-	return &Lane{ID: id, a: a, link: link, foreign: foreign, batch: mem.NewBatch(128 << 10)}
+func NewLane(a *Adapter, id int, link Link, others Others) *Lane {
+	return &Lane{ID: id, a: a, link: link, others: others, batch: mem.NewBatch(128 << 10)}
 }
 
 // Batch returns the lane's batch of placements.
@@ -81,16 +93,38 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 		return
 	}
 	if s.lane != l {
-		l.forward(s.lane, r)
+		l.forward(s.lane, r, nil)
 		return
 	}
 	l.handle(now, s, r)
 }
 
-func (l *Lane) forward(to *Lane, r *pkt.Run) {
+func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
 	l.Stats.ForeignRuns++
-	if l.foreign == nil || !l.foreign(to, r) {
+	if l.others == nil || !l.others.Forward(to, r, from) {
 		l.Stats.DropForeignFull++
+	}
+}
+
+// held reports whether the queue pair must wait before it produces a run: for
+// the link, or for room on the way to the lane of its peer.
+func (l *Lane) held(q *QP) bool {
+	p := q.t.PathOf()
+	if p == nil || !p.Local {
+		return l.link.Blocked()
+	}
+	if l.others == nil {
+		return false
+	}
+	s := l.a.Session(q.t.DestQPN())
+	return s != nil && s.lane != l && !l.others.Room(s.lane)
+}
+
+// quiesce waits until no other lane copies through what was just revoked.
+func (l *Lane) quiesce() {
+	l.batch.Flush()
+	if l.others != nil {
+		l.others.Quiesce()
 	}
 }
 
@@ -146,8 +180,8 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 	q.fetch(now)
 	r := &l.run
 	for range turnRuns {
-		if p := q.t.PathOf(); (p == nil || !p.Local) && l.link.Blocked() {
-			q.schedule() // the lane waits for the link
+		if l.held(q) {
+			q.schedule()
 			return
 		}
 		*r = pkt.Run{}
@@ -177,7 +211,7 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 	case s == nil:
 		l.Stats.DropNoQP++
 	case s.lane != l:
-		l.forward(s.lane, r)
+		l.forward(s.lane, r, q)
 	default:
 		l.handle(now, s, r)
 		if r.Fault {

@@ -9,6 +9,7 @@ import (
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/mono"
+	"weft/internal/pkt"
 	"weft/internal/transport"
 )
 
@@ -150,7 +151,7 @@ func (s *Session) DestroyQP(h uint32) error {
 func (s *Session) dropQP(q *QP) {
 	s.slots[q.slot] = nil
 	if q.t != nil {
-		s.lane.batch.Flush()
+		s.lane.quiesce()
 		q.t.Destroy()
 		if q.send != nil {
 			q.send.Publish()
@@ -162,6 +163,15 @@ func (s *Session) dropQP(q *QP) {
 	q.dead = true
 	s.lane.unschedule(q)
 	q.send, q.recv = nil, nil
+}
+
+// SourceFault tells the queue pair that another lane could not read the
+// payload of its run r.
+func (q *QP) SourceFault(now mono.Time, r *pkt.Run) {
+	if !q.dead {
+		q.t.SourceFault(now, r)
+		q.schedule()
+	}
 }
 
 // Slot returns the handle, Num the number on the wire.
@@ -451,11 +461,7 @@ func (s *Session) ModifySRQ(h uint32, setMax, setLimit bool, maxWR, limit uint32
 		if limit > q.cfg.Cap.MaxRecvWR {
 			return syscall.EINVAL
 		}
-		q.limit = limit
-		if limit != 0 && q.Outstanding() < limit {
-			q.limit = 0
-			s.events.Event(ib.EventSRQLimit, q.slot)
-		}
+		q.limit = limit // looked at when a request is taken, as soft-RoCE does
 	}
 	return nil
 }

@@ -172,7 +172,7 @@ func (s *Session) DeregisterMR(h uint32) error {
 func (s *Session) unkey(m *mr) {
 	m.region.Revoke()
 	delete(s.keys, m.region.LKey)
-	s.lane.batch.Flush()
+	s.lane.quiesce()
 }
 
 // Re-registration flags (verbs names).

@@ -9,15 +9,17 @@ import (
 	"weft/internal/abi"
 	"weft/internal/hca"
 	"weft/internal/ib"
+	"weft/internal/virtio"
 )
 
 // cqRing delivers completions into the buffers of a completion virtqueue.
 type cqRing struct {
 	*ring
 	cqn     uint32
-	arm     uint32  // by command
-	armed   armWord // in shared memory, where the client gave one
-	pending bool    // put since the last publish
+	arm     uint32 // by command
+	shared  bool   // … or, where the client gave one, by a word in its memory
+	word    virtio.Word
+	pending bool // put since the last publish
 }
 
 func (d *Device) bindCQ(cqn uint32) {
@@ -74,7 +76,7 @@ func (c *cqRing) Publish(solicited bool) {
 		c.arm = abi.ArmNone
 	}
 	// Whoever takes the word back first, the client or the node, tells.
-	if c.armed.w != nil && qualifies(c.armed.load()) && c.armed.take() != abi.ArmNone {
+	if c.shared && qualifies(c.word.Load()) && c.word.Swap(abi.ArmNone) != abi.ArmNone {
 		tell = true
 	}
 	if tell {
@@ -106,15 +108,12 @@ func (d *Device) setArmArea(v abi.SetArmArea, _ []byte) error {
 	if c == nil {
 		return syscall.ENOENT
 	}
-	b := d.guest.View(v.GPA, 4)
-	if v.Flags != 0 || b == nil {
+	w, err := virtio.NewWord(d.guest, v.GPA)
+	if v.Flags != 0 || err != nil {
 		return syscall.EINVAL
 	}
-	w, err := newArmWord(b)
-	if err == nil {
-		c.armed = w
-	}
-	return err
+	c.word, c.shared = w, true
+	return nil
 }
 
 // eventQueue writes asynchronous events into the ring of a completion queue

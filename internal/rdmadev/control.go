@@ -250,7 +250,7 @@ func (d *Device) regionVA(va, length, iova uint64, access ib.Access) (*mem.Regio
 		return nil, syscall.EINVAL
 	}
 	space := mem.Space(d.guest)
-	if length != 0 && !d.guest.Covers(va, length) {
+	if length != 0 && !d.guest.Contains(va, length) {
 		if d.proc == nil {
 			return nil, syscall.EPERM
 		}
@@ -314,7 +314,7 @@ func (d *Device) regUserMR(req, res []byte) error {
 		if p&(page-1) != 0 {
 			return syscall.EINVAL
 		}
-		if !d.guest.Covers(p, min(page, left)) {
+		if !d.guest.Contains(p, min(page, left)) {
 			return syscall.EFAULT
 		}
 		r.Pages[i] = p

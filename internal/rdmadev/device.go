@@ -28,8 +28,9 @@ import (
 // Guest is the memory a client announced.
 type Guest interface {
 	mem.Space
-	// Covers reports whether [addr, addr+n) lies within announced memory.
-	Covers(addr, n uint64) bool
+	virtio.Memory
+	// Contains reports whether [addr, addr+n) lies within announced memory.
+	Contains(addr, n uint64) bool
 }
 
 // Caller notifies a client.
@@ -73,9 +74,9 @@ type Device struct {
 	rings   map[uint32]*ring
 	cqs     map[uint32]*cqRing
 	evq     *eventQueue
-	bell    *doorbell
-	onBell  func(i uint32)
-	owing   []*ring // have notifications that found no room
+	bell    *virtio.Doorbell
+	rung    []uint32 // rings whose bell was rung, one turn's
+	owing   []*ring  // have notifications that found no room
 	chain   virtio.Chain
 	ctrl    []byte // a copy of the command in execution
 	scratch [1024]byte
@@ -83,13 +84,13 @@ type Device struct {
 	dead    bool
 }
 
-// New makes a device with a session of its own, attached to the adapter.
-func New(c Config) (*Device, error) {
+// New makes a device with a session of its own; the caller attaches it to the
+// adapter.
+func New(c Config) *Device {
 	d := &Device{cfg: c, adapter: c.Adapter, guest: c.Guest, log: c.Log,
 		rings: make(map[uint32]*ring), cqs: make(map[uint32]*cqRing)}
-	d.onBell = d.Kick
 	d.sess = c.Lane.NewSession(d, c.MaxCQ, c.MaxQP, !c.Verbs)
-	return d, nil
+	return d
 }
 
 // Session returns the adapter's session.
@@ -202,14 +203,8 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 	return q
 }
 
-// SetDoorbell lays the shared doorbell over b.
-func (d *Device) SetDoorbell(b []byte, n uint32) error {
-	bell, err := newDoorbell(b, n)
-	if err == nil {
-		d.bell = bell
-	}
-	return err
-}
+// SetDoorbell tells the device where the client rings.
+func (d *Device) SetDoorbell(b *virtio.Doorbell) { d.bell = b }
 
 // Kick looks at ring i, to which the client has posted.
 func (d *Device) Kick(i uint32) {
@@ -223,21 +218,24 @@ func (d *Device) Poll() bool {
 	if len(d.owing) > 0 {
 		d.settle()
 	}
-	if d.bell == nil || d.dead || !d.bell.rung() {
+	if d.bell == nil || d.dead {
 		return false
 	}
-	d.bell.take(d.onBell)
-	return true
+	d.rung = d.bell.Rings(d.rung[:0])
+	for _, i := range d.rung {
+		d.Kick(i)
+	}
+	return len(d.rung) > 0
 }
 
 // Sleep asks for a kick; false where there is work already. Owed notifications
 // count as work that has to be tried again soon.
-func (d *Device) Sleep() bool { return d.bell == nil || d.dead || d.bell.sleep() }
+func (d *Device) Sleep() bool { return d.bell == nil || d.dead || !d.bell.Sleep() }
 
 // Wake takes the request for a kick back.
 func (d *Device) Wake() {
 	if d.bell != nil {
-		d.bell.wake()
+		d.bell.Wake()
 	}
 }
 
