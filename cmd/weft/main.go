@@ -9,12 +9,10 @@ package main
 
 import (
 	"context"
-	"errors"
-	"log/slog"
 	"os"
 
 	"weft/internal/cli"
-	"weft/internal/config"
+	"weft/internal/node"
 	"weft/internal/rundir"
 )
 
@@ -24,10 +22,6 @@ func main() {
 		Err:        os.Stderr,
 		Getenv:     os.Getenv,
 		DefaultDir: rundir.Default(os.Geteuid(), os.Getenv),
-		Node:       run,
+		Node:       node.Run,
 	}))
-}
-
-func run(context.Context, config.Config, func(), *slog.Logger) error {
-	return errors.New("this build has no node")
 }

@@ -111,8 +111,8 @@ func (d *fake) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) (err error) 
 	return err
 }
 func (d *fake) ProcMem(f *os.File, _, _ uint64) error { d.locked(func() { d.proc = f }); return nil }
-func (d *fake) Reset()                   { d.locked(func() { d.note("reset") }) }
-func (d *fake) Retire(unmap func())      { d.locked(func() { d.note("retire"); unmap() }) }
+func (d *fake) Reset()                                { d.locked(func() { d.note("reset") }) }
+func (d *fake) Retire(unmap func())                   { d.locked(func() { d.note("retire"); unmap() }) }
 func (d *fake) Closed(error) {
 	d.locked(func() {
 		d.closed = true

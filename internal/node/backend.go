@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"weft/internal/api"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	wirefmt "weft/internal/wire"
+)
+
+var _ api.Backend = (*Node)(nil)
+
+// Shutdown implements api.Backend.
+func (n *Node) Shutdown(context.Context) error {
+	n.stop(errEnd)
+	return nil
+}
+
+// buildVersion is the version the linker noted.
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// snapshot lists the sessions in a stable order.
+func (n *Node) snapshot() []*door {
+	n.mu.Lock()
+	list := n.doors()
+	n.mu.Unlock()
+	slices.SortFunc(list, func(a, b *door) int { return cmp.Compare(a.serial, b.serial) })
+	return list
+}
+
+// Status implements api.Backend.
+func (n *Node) Status(ctx context.Context) (api.Status, error) {
+	n.mu.Lock()
+	ready := n.ready
+	n.mu.Unlock()
+	s := api.Status{Ready: ready, Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
+		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, IdleExitNS: n.cfg.IdleExit}
+	p := n.adapter.Port()
+	gids := 0
+	for _, g := range p.GIDs {
+		if !g.GID.IsZero() {
+			gids++
+		}
+	}
+	s.Devices = []api.DeviceSummary{{Name: n.cfg.Device, PortState: portState(p.State), ActiveMTU: p.MTU.Bytes(), GIDs: gids}}
+	for i, l := range n.lanes {
+		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})
+	}
+	for _, d := range n.snapshot() {
+		row := api.Session{Owner: n.owner(d), Lane: d.lane.hca.ID, Memory: d.memory()}
+		if err := d.lane.do(func() { row.Objects = d.dev.Session().Objects() }); err != nil {
+			return s, err
+		}
+		s.Sessions = append(s.Sessions, row)
+	}
+	var err error
+	s.Degraded, err = n.degraded()
+	if err == nil {
+		s.Faults, err = n.Faults(ctx)
+	}
+	return s, err
+}
+
+func portState(s uint8) string {
+	if s == 4 {
+		return "ACTIVE"
+	}
+	return "DOWN"
+}
+
+func (n *Node) laneSessions(l *lane) (c int) {
+	for _, d := range n.snapshot() {
+		if d.lane == l {
+			c++
+		}
+	}
+	return c
+}
+
+func (n *Node) owner(d *door) api.Owner {
+	return api.Owner{Device: n.cfg.Device, Session: d.serial, PID: d.pid, Comm: d.comm, UID: d.uid}
+}
+
+// degraded lists every state in which the node works less well than it could.
+func (n *Node) degraded() (list []api.Degraded, err error) {
+	for i, l := range n.lanes {
+		err = errors.Join(err, l.do(func() {
+			for _, d := range n.links[i].Degraded() {
+				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+			}
+		}))
+	}
+	for _, d := range n.snapshot() {
+		if m := d.slow(); m != "" {
+			list = append(list, api.Degraded{What: "slow_memory_access", Why: fmt.Sprintf("%s (pid %d): %s", d.comm, d.pid, m),
+				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.table.Left > 0 {
+		list = append(list, api.Degraded{What: "gid_table_full", Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", n.table.Left),
+			Fix: "remove addresses that are not needed"})
+	}
+	return list, err
+}
+
+// Devices implements api.Backend.
+func (n *Node) Devices(context.Context) ([]api.Device, error) {
+	n.mu.Lock()
+	t := n.table
+	n.mu.Unlock()
+	p := n.adapter.Port()
+	port := api.Port{Number: 1, State: portState(p.State), PhysState: "LINK_UP", LinkLayer: "Ethernet",
+		MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes()}
+	for i, e := range t.Entries {
+		if e.Free() {
+			continue
+		}
+		if port.NetDev == "" && !e.LocalOnly {
+			port.NetDev = e.Interface
+		}
+		port.GIDs = append(port.GIDs, api.GID{Index: i, GID: e.GID.String(), Address: e.GID.Addr().String(), Type: "RoCE v2", NetDev: e.Interface})
+	}
+	guid := t.NodeGUID.String()
+	return []api.Device{{Name: n.cfg.Device, NodeGUID: guid, SysImageGUID: guid, NodeType: "CA", Firmware: buildVersion(), Ports: []api.Port{port}}}, nil
+}
+
+// Resources implements api.Backend.
+func (n *Node) Resources(context.Context) (r api.Resources, err error) {
+	for _, d := range n.snapshot() {
+		var i hca.Info
+		if err := d.lane.do(func() { i = d.dev.Session().Inspect() }); err != nil {
+			return r, err
+		}
+		n.resources(&r, n.owner(d), d, &i)
+	}
+	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
+	return r, nil
+}
+
+var accessNames = []struct {
+	bit  ib.Access
+	name string
+}{{ib.LocalWrite, "local_write"}, {ib.RemoteWrite, "remote_write"}, {ib.RemoteRead, "remote_read"},
+	{ib.RemoteAtomic, "remote_atomic"}, {ib.MWBind, "mw_bind"}, {ib.ZeroBased, "zero_based"}}
+
+func (n *Node) resources(r *api.Resources, o api.Owner, d *door, i *hca.Info) {
+	for _, v := range i.PDs {
+		r.PDs = append(r.PDs, api.PD{Owner: o, PDN: v.PDN, Users: v.Users})
+	}
+	for _, v := range i.MRs {
+		m := api.MR{Owner: o, MRN: v.MRN, PDN: v.PDN, IOVA: v.Start, Length: v.Len, Memory: d.kind(v.Space)}
+		for _, a := range accessNames {
+			if v.Access&a.bit != 0 {
+				m.Access = append(m.Access, a.name)
+			}
+		}
+		r.MRs = append(r.MRs, m)
+	}
+	for _, v := range i.CQs {
+		r.CQs = append(r.CQs, api.CQ{Owner: o, CQN: v.CQN, CQE: int(v.Depth), Users: v.Users, Overrun: v.Overrun})
+	}
+	for _, v := range i.SRQs {
+		r.SRQs = append(r.SRQs, api.SRQ{Owner: o, SRQN: v.SRQN, PDN: v.PDN, MaxWR: int(v.MaxWR), Outstanding: int(v.Outstanding), Limit: int(v.Limit)})
+	}
+	for _, v := range i.AHs {
+		r.AHs = append(r.AHs, api.AH{Owner: o, AHN: v.AHN, PDN: v.PDN, RemoteGID: v.DGID.String()})
+	}
+	for _, v := range i.QPs {
+		q := api.QP{Owner: o, LQPN: uint32(v.Num), RQPN: uint32(v.Attr.DestQPN), Type: v.Type.String(), State: v.Attr.State.String(),
+			RQPSN: uint32(v.Attr.RQPSN), SQPSN: uint32(v.Attr.SQPSN), PDN: v.PDN, SendCQN: v.SendCQ, RecvCQN: v.RecvCQ, SRQN: v.SRQN}
+		if v.Attr.PathMTU.Valid() {
+			q.PathMTU = v.Attr.PathMTU.Bytes()
+		}
+		if p := v.Attr.Path; p != nil {
+			q.LocalGID, q.RemoteGID, q.SameNode = p.SGID.String(), p.DGID.String(), p.Local
+		}
+		r.QPs = append(r.QPs, q)
+	}
+}
+
+// Counters implements api.Backend.
+func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
+	add := func(scope, instance, name string, v uint64) {
+		list = append(list, api.Counter{Scope: scope, Instance: instance, Name: name, Value: v})
+	}
+	n.mu.Lock()
+	add(api.ScopeNode, "", "sessions", uint64(len(n.sessions)))
+	n.mu.Unlock()
+	for why, c := range n.server.Ends() {
+		add(api.ScopeNode, "", "session_end_"+why, c)
+	}
+	for i, l := range n.lanes {
+		err = l.do(func() {
+			fields(add, api.ScopeLane, strconv.Itoa(i), &l.hca.Stats)
+			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
+			c := n.links[i].Counters()
+			fields(add, api.ScopeLink, "roce"+strconv.Itoa(i), &c)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range n.snapshot() {
+		err := d.lane.do(func() {
+			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.dev.Stats)
+			for _, q := range d.dev.Session().Inspect().QPs {
+				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(list, func(a, b api.Counter) int {
+		return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Name, b.Name))
+	})
+	return list, nil
+}
+
+// fields adds every uint64 field of a struct of counters under its name in
+// snake case; an array counts packets by why they were refused.
+func fields(add func(scope, instance, name string, v uint64), scope, instance string, counters any) {
+	v := reflect.ValueOf(counters).Elem()
+	for i := range v.NumField() {
+		name := snake(v.Type().Field(i).Name)
+		switch f := v.Field(i); f.Kind() {
+		case reflect.Uint64:
+			add(scope, instance, name, f.Uint())
+		case reflect.Array:
+			for j := range f.Len() {
+				add(scope, instance, fmt.Sprintf("%s_%s", name, wirefmt.Refusal(j)), f.Index(j).Uint())
+			}
+		}
+	}
+}
+
+// snake turns RNRNakSent into rnr_nak_sent.
+func snake(s string) string {
+	var b strings.Builder
+	r := []rune(s)
+	for i, c := range r {
+		if unicode.IsUpper(c) {
+			if i > 0 && (unicode.IsLower(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
+				b.WriteByte('_')
+			}
+			c = unicode.ToLower(c)
+		}
+		b.WriteRune(c)
+	}
+	return b.String()
+}

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/abi"
+	"weft/internal/mem"
+	"weft/internal/procmem"
+	"weft/internal/rdmadev"
+	"weft/internal/vhost"
+	"weft/internal/virtio"
+)
+
+// door is one client's session: a vhost-user connection on one side, a device
+// on a lane on the other. Its methods are called by the session's goroutine;
+// what touches the device goes through the lane.
+type door struct {
+	n      *Node
+	s      *vhost.Session
+	lane   *lane
+	dev    *rdmadev.Device // made when it is known what kind of client this is
+	mem    *vhost.MemTable
+	serial uint32
+	pid    int
+	uid    int
+	comm   string
+	verbs  bool
+	proc   *procmem.Space // the session's goroutine sets it, the lane reads it
+	bell   *virtio.Doorbell
+	rings  map[int]*vhostRing // the lane's
+}
+
+// vhostRing is a ring as the session set it up.
+type vhostRing struct {
+	vhost.Ring
+	q       *virtio.Queue
+	running bool
+}
+
+var _ vhost.Device = (*door)(nil)
+
+// Ring numbers of the two kinds of session: a plain vhost-user front-end can
+// name 256 rings.
+const (
+	rfcCQs, rfcQPs     = 64, 64
+	verbsCQs, verbsQPs = abi.MaxObjectRings, abi.MaxObjectRings
+)
+
+// Features implements vhost.Device.
+func (d *door) Features() uint64 {
+	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1
+}
+
+// device makes the device at the first request that needs to know its kind: a
+// program has said WEFT_HELLO by then.
+func (d *door) device() (err error) {
+	if d.dev != nil {
+		return nil
+	}
+	d.verbs = d.s.Weft()
+	if e := d.lane.do(func() {
+		if err = d.renew(); err == nil {
+			d.lane.addDoor(d)
+		}
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+// Config implements vhost.Device.
+func (d *door) Config() abi.Config {
+	d.verbs = d.s.Weft()
+	c := abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: rfcQPs, MaxRDMACQs: rfcCQs}
+	if d.verbs {
+		c.MaxRDMAQPs, c.MaxRDMACQs = verbsQPs, verbsCQs
+	}
+	return c
+}
+
+// Rings implements vhost.Device.
+func (d *door) Rings() int {
+	if err := d.device(); err != nil {
+		d.fail(err)
+		return 0
+	}
+	return int(d.dev.Rings())
+}
+
+// SetFeatures implements vhost.Device.
+func (d *door) SetFeatures(f uint64) error {
+	const need = 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1
+	if f&need != need {
+		return fmt.Errorf("features %#x lack some of %#x: %w", f, uint64(need), unix.EINVAL)
+	}
+	return d.device()
+}
+
+// SetStatus implements vhost.Device.
+func (d *door) SetStatus(status uint8) error {
+	if status == 0 && d.dev != nil {
+		return d.reset(false)
+	}
+	return nil
+}
+
+// caller is a vhost.Call as the device wants it.
+type caller struct{ c *vhost.Call }
+
+// Call implements rdmadev.Caller. A client that has closed its end hears
+// nothing any more; its session is about to end.
+func (c caller) Call() (again bool) { return c.c.Write() == vhost.Again }
+
+// SetRing implements vhost.Device.
+func (d *door) SetRing(i int, r vhost.Ring) (err error) {
+	if e := d.lane.do(func() {
+		v := &vhostRing{Ring: r}
+		if v.q, err = virtio.New(d.mem, r.Config); err != nil {
+			return
+		}
+		d.rings[i] = v
+		err = d.start(i, v)
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+// start lets the device use a ring that is enabled; it runs on the lane.
+func (d *door) start(i int, v *vhostRing) error {
+	if v.Kick != nil {
+		if err := d.lane.watchKick(d, i, v.Kick); err != nil {
+			return err
+		}
+	}
+	if !v.Enabled {
+		return nil
+	}
+	v.running = true
+	var c rdmadev.Caller
+	if v.Call != nil {
+		c = caller{v.Call}
+	}
+	d.dev.StartRing(uint32(i), v.q, c)
+	return nil
+}
+
+// halt takes a ring away from the device; it runs on the lane.
+func (d *door) halt(i int, v *vhostRing) {
+	if v.Kick != nil {
+		d.lane.unwatchKick(v.Kick.FD())
+	}
+	if v.running {
+		v.running = false
+		d.dev.StopRing(uint32(i))
+	}
+}
+
+// ChangeRing implements vhost.Device.
+func (d *door) ChangeRing(i int, r vhost.Ring) {
+	d.lane.do(func() {
+		v := d.rings[i]
+		if v == nil {
+			return
+		}
+		d.halt(i, v)
+		v.Kick, v.Call, v.Enabled = r.Kick, r.Call, r.Enabled
+		if err := d.start(i, v); err != nil {
+			d.fail(err)
+		}
+	})
+}
+
+// StopRing implements vhost.Device.
+func (d *door) StopRing(i int) (state uint32) {
+	d.lane.do(func() {
+		if v := d.rings[i]; v != nil {
+			d.halt(i, v)
+			state = v.q.State()
+			delete(d.rings, i)
+		}
+	})
+	return state
+}
+
+// SetDoorbell implements vhost.Device.
+func (d *door) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
+	if err := d.device(); err != nil {
+		return err
+	}
+	bell, err := virtio.NewDoorbell(d.mem, gpa, nbits)
+	if err != nil {
+		return err
+	}
+	e := d.lane.do(func() {
+		if err = d.lane.watchKick(d, -1, k); err == nil {
+			d.bell = bell
+			d.dev.SetDoorbell(bell)
+		}
+	})
+	return errors.Join(e, err)
+}
+
+// ProcMem implements vhost.Device.
+func (d *door) ProcMem(f *os.File, addr, value uint64) error {
+	if d.proc != nil {
+		f.Close()
+		return unix.EBUSY
+	}
+	s, err := procmem.New(procmem.Config{Mem: f, PID: d.pid, UID: uint32(d.uid), Mapped: d.mem, ProbeAddr: addr, ProbeValue: value})
+	if err != nil {
+		return err
+	}
+	if e := d.lane.do(func() { d.proc = s; d.dev.SetProc(s) }); e != nil {
+		s.Close()
+		return e
+	}
+	d.n.log.Debug("process memory", "pid", d.pid, "method", s.Method())
+	return nil
+}
+
+// Reset implements vhost.Device: objects and rings go, memory and features
+// stay.
+func (d *door) Reset() {
+	if d.dev != nil {
+		if err := d.reset(true); err != nil {
+			d.fail(err)
+		}
+	}
+}
+
+// reset replaces the device by a fresh one. Rings stay known to the session
+// unless they are to be forgotten: their state is still asked for.
+func (d *door) reset(forget bool) (err error) {
+	e := d.lane.do(func() {
+		for i, v := range d.rings {
+			d.halt(i, v)
+			if forget {
+				delete(d.rings, i)
+			}
+		}
+		err = d.renew()
+	})
+	return errors.Join(e, err)
+}
+
+// renew gives the door a fresh device; it runs on the lane.
+func (d *door) renew() error {
+	old := d.dev
+	cqs, qps := uint32(rfcCQs), uint32(rfcQPs)
+	if d.verbs {
+		cqs, qps = verbsCQs, verbsQPs
+	}
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.n.adapter, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
+		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail})
+	if d.proc != nil {
+		dev.SetProc(d.proc)
+	}
+	if d.bell != nil {
+		dev.SetDoorbell(d.bell)
+	}
+	d.n.mu.Lock()
+	if old != nil {
+		d.n.adapter.Detach(old.Session())
+	}
+	err := d.n.adapter.Attach(dev.Session())
+	d.n.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	d.dev = dev
+	return err
+}
+
+// Retire implements vhost.Device.
+func (d *door) Retire(unmap func()) {
+	d.n.quiesce()
+	unmap()
+}
+
+// quiesce returns when every lane has finished what it was doing; it must not
+// be called on a lane.
+func (n *Node) quiesce() {
+	for _, l := range n.lanes {
+		l.do(func() {})
+	}
+}
+
+// fail ends the session from its lane.
+func (d *door) fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
+
+// owns reports whether addr lies in the client's mapped memory.
+func (d *door) owns(addr uintptr) bool { return d.mem.Owns(addr) }
+
+// Closed implements vhost.Device.
+func (d *door) Closed(reason error) {
+	n := d.n
+	d.lane.do(func() {
+		for i, v := range d.rings {
+			d.halt(i, v)
+		}
+		d.lane.removeDoor(d)
+		if d.dev != nil {
+			n.mu.Lock()
+			n.adapter.Detach(d.dev.Session())
+			n.mu.Unlock()
+			d.dev.Close()
+		}
+	})
+	n.quiesce()
+	if d.proc != nil {
+		d.proc.Close()
+	}
+}
+
+// memory says how the client's registered memory is reached, for people.
+func (d *door) memory() string {
+	if d.proc != nil {
+		return "process"
+	}
+	return "none"
+}
+
+// kind says how one region is reached.
+func (d *door) kind(s mem.Space) string {
+	if s == mem.Space(d.mem) {
+		return "mapped"
+	}
+	return "process"
+}
+
+// slow says why the client's memory is reached by a slower way than usual, or
+// nothing.
+func (d *door) slow() string {
+	if d.proc == nil {
+		return ""
+	}
+	if m := d.proc.Method(); m != "process_vm" {
+		return m
+	}
+	return ""
+}
+
+// comm reads the name of a process.
+func comm(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

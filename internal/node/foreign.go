@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"sync/atomic"
+
+	"weft/internal/hca"
+	"weft/internal/mem"
+	"weft/internal/pkt"
+)
+
+const (
+	pipeSlots = 256
+	pipeSegs  = 32 // pieces of one run's gather list
+	pipeBytes = 1 << 20
+)
+
+// transfer is one run on its way to a queue pair of another lane. Pieces of
+// regions go by reference; bytes at hand, which the sending lane is about to
+// reuse, are copied.
+type transfer struct {
+	run  pkt.Run
+	from *hca.QP // whose memory the payload is in; nil for bytes
+	segs [pipeSegs]mem.Seg
+	held uint32 // bytes of the pipe's buffer
+}
+
+// pipe carries runs from one lane to one other: a ring with a single writer
+// and a single reader, so that neither takes a lock.
+type pipe struct {
+	slots [pipeSlots]transfer
+	buf   []byte
+	// head is moved by the reader, tail by the writer; freed is the number of
+	// buffer bytes given back so far, used those taken so far.
+	head, tail atomic.Uint32
+	freed      atomic.Uint64
+	used       uint64
+	taken      uint32 // reader: handed over but not given back
+}
+
+func newPipe() *pipe { return &pipe{buf: make([]byte, pipeBytes)} }
+
+// room reports whether a run with n bytes at hand surely fits.
+func (p *pipe) room(n int) bool {
+	return p.tail.Load()-p.head.Load() < pipeSlots && p.used+2*uint64(n)-p.freed.Load() <= pipeBytes
+}
+
+// put copies a run in; false where there is no room.
+func (p *pipe) put(r *pkt.Run, from *hca.QP) bool {
+	tail := p.tail.Load()
+	if tail-p.head.Load() == pipeSlots {
+		return false
+	}
+	t := &p.slots[tail%pipeSlots]
+	t.run, t.from, t.held = *r, from, 0
+	if !p.payload(t, &r.Data) {
+		return false
+	}
+	p.tail.Store(tail + 1)
+	return true
+}
+
+// payload fills in the payload of t from d: references where the pieces are
+// regions and few enough, else a copy.
+func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
+	if d.Len == 0 {
+		t.run.Data = mem.Payload{}
+		return true
+	}
+	refs := d.Segs != nil && len(d.Segs) <= pipeSegs
+	for i := range d.Segs {
+		refs = refs && d.Segs[i].Region != nil
+	}
+	if refs {
+		n := copy(t.segs[:], d.Segs)
+		t.run.Data.Segs = t.segs[:n]
+		return true
+	}
+	t.from = nil
+	n := uint64(d.Len)
+	at := p.used % pipeBytes
+	skip := uint64(0)
+	if at+n > pipeBytes {
+		skip = pipeBytes - at // a payload stays in one piece
+		at = 0
+	}
+	if n > pipeBytes || p.used+skip+n-p.freed.Load() > pipeBytes {
+		return false
+	}
+	dst := p.buf[at : at+n : at+n]
+	if mem.CopyOut(dst, d) != mem.OK {
+		return false
+	}
+	p.used += skip + n
+	t.held = uint32(skip + n)
+	t.run.Data = mem.BytesPayload(dst)
+	return true
+}
+
+// each hands every waiting run to fn. They stay valid until done.
+func (p *pipe) each(fn func(t *transfer)) bool {
+	head, tail := p.head.Load(), p.tail.Load()
+	for i := head + p.taken; i != tail; i++ {
+		p.taken++
+		fn(&p.slots[i%pipeSlots])
+	}
+	return p.taken != 0
+}
+
+// done gives back what each handed over.
+func (p *pipe) done() {
+	head := p.head.Load()
+	freed := p.freed.Load()
+	for i := range p.taken {
+		t := &p.slots[(head+i)%pipeSlots]
+		freed += uint64(t.held)
+		t.from, t.run = nil, pkt.Run{}
+	}
+	p.freed.Store(freed)
+	p.head.Store(head + p.taken)
+	p.taken = 0
+}

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/hca"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+	"weft/internal/vhost"
+)
+
+// wire is the lane's view of a link with sockets.
+type wire interface {
+	hca.Link
+	// Recv returns runs that arrived; they stay valid until the next Recv.
+	// more tells that there may be others at once.
+	Recv() (runs []pkt.Run, more bool)
+	Deadline() mono.Time
+}
+
+// lane is the goroutine around an hca.Lane: it alone touches the sessions,
+// queue pairs and sockets of the lane. Others reach it through do.
+type lane struct {
+	hca    *hca.Lane
+	clock  func() mono.Time
+	spin   time.Duration
+	log    *slog.Logger
+	link   wire
+	doors  []*door
+	kicks  map[int32]kick // by descriptor
+	epfd   int
+	bell   int       // eventfd: something is in the inbox
+	timer  int       // timerfd: the nearest deadline
+	recvAt mono.Time // when the sockets were last found empty
+
+	mu     sync.Mutex // guards inbox and closed
+	inbox  []func()
+	closed bool
+	posted atomic.Bool // inbox is not empty
+	asleep atomic.Bool
+	// realTime tells that the thread has real-time priority.
+	realTime atomic.Bool
+	stop     bool
+	// neighbours are the other lanes of the node, nil where there are none.
+	neighbours *neighbours
+	turns      atomic.Uint64 // turns begun
+	parked     atomic.Bool   // waits for another lane and copies nothing
+
+	taken  []func() // from inbox; those before next have run
+	next   int
+	done   chan struct{}
+	events [64]unix.EpollEvent
+	stats  laneStats
+}
+
+// laneStats are read by other goroutines through do.
+type laneStats struct{ Sleeps, Spins, Faults, Loops uint64 }
+
+var errLaneStopped = errors.New("the node is shutting down")
+
+// newLane returns a lane that does not run yet. in and out are the sockets of
+// link.
+func newLane(h *hca.Lane, link wire, in, out []int, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
+	l := &lane{hca: h, clock: clock, spin: spin, log: log, link: link,
+		kicks: make(map[int32]kick), done: make(chan struct{}), bell: -1, timer: -1}
+	var err error
+	if l.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, err
+	}
+	if l.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		l.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	}
+	// Output wakes the lane only when a full socket has room again.
+	events := map[int]uint32{l.bell: unix.EPOLLIN, l.timer: unix.EPOLLIN}
+	for _, fd := range out {
+		events[fd] = unix.EPOLLOUT | unix.EPOLLET
+	}
+	for _, fd := range in {
+		events[fd] |= unix.EPOLLIN
+	}
+	for fd, ev := range events {
+		if err == nil {
+			err = l.watch(fd, ev)
+		}
+	}
+	if err != nil {
+		l.closeFDs()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *lane) closeFDs() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for _, fd := range []int{l.epfd, l.bell, l.timer} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+func (l *lane) watch(fd int, events uint32) error {
+	return unix.EpollCtl(l.epfd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
+}
+
+// do runs f on the lane and waits for it. It is how every other goroutine
+// reaches what the lane owns; it fails only when the lane has ended.
+func (l *lane) do(f func()) error {
+	ran := make(chan struct{})
+	if !l.post(func() {
+		// A fault inside f must not leave its caller waiting.
+		defer close(ran)
+		f()
+	}) {
+		return errLaneStopped
+	}
+	select {
+	case <-ran:
+		return nil
+	case <-l.done:
+		return errLaneStopped
+	}
+}
+
+// post lets the lane run f soon; false where the lane has ended.
+func (l *lane) post(f func()) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.inbox = append(l.inbox, f)
+	l.posted.Store(true)
+	if l.asleep.Load() {
+		l.ring()
+	}
+	return true
+}
+
+func (l *lane) ring() { unix.Write(l.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+// drain runs what other goroutines asked for. A function that faults is not
+// run again; those behind it are, by the next drain.
+func (l *lane) drain() bool {
+	if l.next == len(l.taken) {
+		if !l.posted.Load() {
+			return false
+		}
+		l.mu.Lock()
+		l.inbox, l.taken = l.taken[:0], l.inbox
+		l.posted.Store(false)
+		l.mu.Unlock()
+		l.next = 0
+	}
+	for l.next < len(l.taken) {
+		f := l.taken[l.next]
+		l.taken[l.next] = nil
+		l.next++
+		f()
+	}
+	return true
+}
+
+// kick says which ring a kick descriptor belongs to; ring -1 is the doorbell.
+type kick struct {
+	d    *door
+	ring int
+	fd   *vhost.Kick
+}
+
+// addDoor, removeDoor, watchKick and unwatchKick run on the lane.
+func (l *lane) addDoor(d *door) { l.doors = append(l.doors, d) }
+
+func (l *lane) removeDoor(d *door) {
+	for i, o := range l.doors {
+		if o == d {
+			l.doors = append(l.doors[:i], l.doors[i+1:]...)
+			break
+		}
+	}
+	for fd, k := range l.kicks {
+		if k.d == d {
+			l.unwatchKick(int(fd))
+		}
+	}
+}
+
+// watchKick listens to a kick for ring i of d (-1: the doorbell).
+func (l *lane) watchKick(d *door, i int, k *vhost.Kick) error {
+	if err := l.watch(k.FD(), unix.EPOLLIN); err != nil {
+		return err
+	}
+	l.kicks[int32(k.FD())] = kick{d, i, k}
+	return nil
+}
+
+func (l *lane) unwatchKick(fd int) {
+	if _, ok := l.kicks[int32(fd)]; ok {
+		delete(l.kicks, int32(fd))
+		unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+}
+
+// loop is the lane's goroutine. Memory that a client takes away under it
+// faults; the client's session ends, the lane goes on.
+func (l *lane) loop() {
+	runtime.LockOSThread()
+	l.realTime.Store(raisePriority(l.log))
+	debug.SetPanicOnFault(true)
+	defer close(l.done)
+	defer l.closeFDs()
+	for !l.stop {
+		l.guarded()
+	}
+}
+
+func (l *lane) guarded() {
+	defer func() {
+		if r := recover(); r != nil {
+			l.recovered(r)
+		}
+	}()
+	for !l.stop {
+		l.once()
+	}
+}
+
+// recovered attributes a memory fault to the session whose memory it was in.
+// Any other panic is a bug of ours and goes on.
+func (l *lane) recovered(r any) {
+	e, ok := r.(interface {
+		error
+		Addr() uintptr
+	})
+	if !ok {
+		panic(r)
+	}
+	for _, d := range l.doors {
+		if d.owns(e.Addr()) {
+			l.stats.Faults++
+			l.hca.Recover()
+			d.fail(fmt.Errorf("memory taken away while it was in use: %w", e))
+			return
+		}
+	}
+	panic(r)
+}
+
+// once is one turn: everything that waits, then sleep if there was nothing.
+func (l *lane) once() {
+	if l.work(l.clock()) {
+		return
+	}
+	// Spin: a client that posts soon finds the lane awake and needs no system
+	// call. Others get the processor meanwhile.
+	for start := l.clock(); l.spin > 0; {
+		unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		now := l.clock()
+		if l.work(now) {
+			l.stats.Spins++
+			return
+		}
+		if now.Sub(start) > l.spin {
+			break
+		}
+	}
+	l.sleep()
+}
+
+// recvPause is how long a lane with other work leaves empty sockets alone: a
+// look costs two system calls.
+const recvPause = 10 * time.Microsecond
+
+func (l *lane) work(now mono.Time) bool {
+	l.stats.Loops++
+	busy := l.drain()
+	for _, d := range l.doors {
+		if d.dev.Poll() {
+			busy = true
+		}
+	}
+	if now.Sub(l.recvAt) >= recvPause {
+		runs, more := l.link.Recv()
+		for i := range runs {
+			l.hca.Receive(now, &runs[i])
+		}
+		if len(runs) > 0 || more {
+			busy = true
+		} else {
+			l.recvAt = now
+		}
+	}
+	if l.neighbours == nil {
+		return l.hca.Run(now) || busy
+	}
+	l.turns.Add(1)
+	if l.neighbours.receive(now) {
+		busy = true
+	}
+	busy = l.hca.Run(now) || busy
+	l.neighbours.settled()
+	l.turns.Add(1)
+	return busy
+}
+
+// sleep waits for a kick, a packet, the bell or the nearest deadline.
+func (l *lane) sleep() {
+	l.asleep.Store(true)
+	ready := !l.posted.Load() && (l.neighbours == nil || l.neighbours.empty())
+	for _, d := range l.doors {
+		if !d.dev.Sleep() {
+			ready = false
+		}
+	}
+	timeout := 0
+	if ready && l.setTimer() {
+		timeout = -1
+		l.stats.Sleeps++
+	}
+	n, err := unix.EpollWait(l.epfd, l.events[:], timeout)
+	if err != nil {
+		n = 0
+	}
+	l.asleep.Store(false)
+	for _, d := range l.doors {
+		d.dev.Wake()
+	}
+	l.recvAt = 0
+	var b [8]byte
+	for _, e := range l.events[:n] {
+		if k, ok := l.kicks[e.Fd]; ok {
+			k.fd.Clear()
+			if e.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+				l.unwatchKick(int(e.Fd)) // a pipe closed at the other end is ready for ever
+			}
+			if k.ring >= 0 {
+				k.d.dev.Kick(uint32(k.ring))
+			}
+		} else if e.Fd == int32(l.bell) || e.Fd == int32(l.timer) {
+			unix.Read(int(e.Fd), b[:])
+		}
+	}
+	if l.link.Blocked() {
+		l.link.Flush(l.clock())
+	}
+}
+
+// cqRetry is how often a lane looks whether a client has made room, for
+// completions or for notifications, which it may do without a kick.
+const cqRetry = 200 * time.Microsecond
+
+// setTimer makes the timer descriptor readable at the nearest deadline and
+// reports false where that is now.
+func (l *lane) setTimer() bool {
+	d := mono.Min(l.hca.Deadline(), l.link.Deadline())
+	now := l.clock()
+	retry := l.hca.RetryCQs()
+	for _, o := range l.doors {
+		retry = retry || o.dev.Owing()
+	}
+	if retry {
+		d = mono.Min(d, now.Add(cqRetry))
+	}
+	if d.Due(now) {
+		return false
+	}
+	if d != 0 {
+		// A timer still running from before only wakes the lane early.
+		t := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d.Sub(now)))}
+		unix.TimerfdSettime(l.timer, 0, &t, nil)
+	}
+	return true
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"runtime"
+
+	"weft/internal/hca"
+	"weft/internal/link/roce"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+)
+
+// neighbours is one lane's side of the pipes to and from every other lane of
+// its node. in[i] comes from lane i, out[i] leads to it.
+type neighbours struct {
+	self  *lane
+	lanes []*lane
+	in    []*pipe
+	out   []*pipe
+}
+
+var _ hca.Others = (*neighbours)(nil)
+
+// Forward implements hca.Others.
+func (n *neighbours) Forward(to *hca.Lane, r *pkt.Run, from *hca.QP) bool {
+	if !n.out[to.ID].put(r, from) {
+		return false
+	}
+	if l := n.lanes[to.ID]; l.asleep.Load() {
+		l.ring()
+	}
+	return true
+}
+
+// Room implements hca.Others.
+func (n *neighbours) Room(to *hca.Lane) bool { return n.out[to.ID].room(localRun) }
+
+// Quiesce implements hca.Others. While it waits this lane copies nothing
+// itself, so two lanes that wait for each other both go on.
+func (n *neighbours) Quiesce() {
+	n.self.parked.Store(true)
+	defer n.self.parked.Store(false)
+	for _, o := range n.lanes {
+		if o == n.self {
+			continue
+		}
+		for turn := o.turns.Load(); o.turns.Load() == turn && !o.parked.Load() && !o.asleep.Load(); {
+			runtime.Gosched()
+		}
+	}
+}
+
+// receive hands over what other lanes sent; the runs stay valid until settled.
+func (n *neighbours) receive(now mono.Time) (busy bool) {
+	for i, p := range n.in {
+		if p == nil {
+			continue
+		}
+		if p.each(func(t *transfer) {
+			n.self.hca.Receive(now, &t.run)
+			if t.run.Fault && t.from != nil {
+				n.fault(n.lanes[i], t.from, t.run)
+			}
+		}) {
+			busy = true
+		}
+	}
+	return busy
+}
+
+// fault tells the lane of from that its memory could not be read. r is a copy:
+// the transfer is about to be reused.
+func (n *neighbours) fault(owner *lane, from *hca.QP, r pkt.Run) {
+	owner.post(func() { from.SourceFault(owner.clock(), &r) })
+}
+
+func (n *neighbours) settled() {
+	for _, p := range n.in {
+		if p != nil {
+			p.done()
+		}
+	}
+}
+
+// empty reports that nothing waits in the pipes to this lane.
+func (n *neighbours) empty() bool {
+	for _, p := range n.in {
+		if p != nil && p.head.Load() != p.tail.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// openLanes makes the lanes, the pipes between them and their links. Lane 0
+// receives from the network; every lane sends by itself.
+func (n *Node) openLanes() error {
+	count := n.cfg.LaneCount()
+	pipes := make([][]*pipe, count) // [from][to]
+	for from := range pipes {
+		pipes[from] = make([]*pipe, count)
+		for to := range pipes[from] {
+			if from != to {
+				pipes[from][to] = newPipe()
+			}
+		}
+	}
+	n.lanes = make([]*lane, count)
+	for i := range n.lanes {
+		link, err := roce.Open(roce.Config{Port: uint16(n.cfg.RoCEPort), IfIndex: n.ifIndex, SendOnly: i > 0})
+		if err != nil {
+			n.lanes = n.lanes[:i]
+			return err
+		}
+		n.links = append(n.links, link)
+		nb := &neighbours{lanes: n.lanes, out: pipes[i]}
+		for from := range pipes {
+			nb.in = append(nb.in, pipes[from][i])
+		}
+		var others hca.Others
+		if count > 1 {
+			others = nb
+		}
+		in, out := link.FDs()
+		l, err := newLane(hca.NewLane(n.adapter, i, roceLink{link}, others), roceLink{link}, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
+		if err != nil {
+			n.lanes = n.lanes[:i]
+			return fmt.Errorf("start lane %d: %w", i, err)
+		}
+		nb.self = l
+		if count > 1 {
+			l.neighbours = nb
+		}
+		n.lanes[i] = l
+	}
+	for _, l := range n.lanes {
+		go l.loop() // ends with close
+	}
+	return nil
+}

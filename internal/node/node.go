@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node builds a node from its configuration and runs it: it owns
+// every goroutine, every clock read, every descriptor, and the order in which
+// they end.
+//
+// What comes in: a config.Config; what goes out: the files of a node's
+// directory (docs/notes/abi.md, section 1), doors for clients, and RoCEv2 on
+// the host's addresses. Command line and tests call Run. The packet path is in
+// the lanes; nothing else here may touch what a lane owns except through
+// lane.do.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/hca"
+	"weft/internal/hostnet"
+	"weft/internal/ib"
+	"weft/internal/link/roce"
+	"weft/internal/mono"
+	"weft/internal/rundir"
+	"weft/internal/sysfs"
+	"weft/internal/vhost"
+)
+
+// Node is a running node.
+type Node struct {
+	cfg     config.Config
+	log     *slog.Logger
+	dir     *rundir.Dir
+	started time.Time
+	base    time.Time
+	adapter *hca.Adapter
+	lanes   []*lane
+	links   []*roce.Link // by lane
+	server  *vhost.Server
+	stop    context.CancelCauseFunc
+
+	mu       sync.Mutex // guards what follows; never held while waiting for a lane
+	table    *hostnet.Table
+	sessions map[*vhost.Session]*door
+	idle     time.Time // when the last session ended
+	ready    bool
+	serial   uint32
+}
+
+// Run runs a node until ctx ends, its idle time is over, or it fails, and
+// returns when nothing of it is left. ready is called once programs can use
+// it.
+func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger) (err error) {
+	dir, err := rundir.Acquire(cfg.Dir, cfg.DirPerm(os.Geteuid()))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	now := time.Now()
+	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
+		sessions: make(map[*vhost.Session]*door), idle: now}
+	if err := n.open(); err != nil {
+		return err
+	}
+	defer n.close()
+	return n.serve(ctx, ready)
+}
+
+// now is the node's clock. It starts above zero, which means "none".
+func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
+
+const (
+	roceRun  = 61 << 10 // payload of a run on the wire: one GSO call at every path MTU
+	localRun = 256 << 10
+)
+
+// open reads the host's addresses and builds adapter, link and lanes.
+func (n *Node) open() (err error) {
+	if n.table, err = hostnet.Read(nil); err != nil {
+		return fmt.Errorf("read the host's addresses: %w", err)
+	}
+	n.adapter = hca.NewAdapter(n.port(n.table), hca.DefaultLimits)
+	if err := n.openLanes(); err != nil {
+		n.closeLinks()
+		for _, l := range n.lanes {
+			l.closeFDs()
+		}
+		return err
+	}
+	return nil
+}
+
+func (n *Node) closeLinks() {
+	for _, l := range n.links {
+		l.Close()
+	}
+}
+
+// ifIndex tells the link the interface of a local address; it is called on a
+// lane.
+func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
+	p := n.adapter.Port()
+	if i := p.Lookup(g); i >= 0 {
+		return uint32(p.GIDs[i].IfIndex)
+	}
+	return 0
+}
+
+// port describes the port that a table of addresses gives the node.
+func (n *Node) port(t *hostnet.Table) *hca.Port {
+	p := &hca.Port{State: 4, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
+		MaxRun: roceRun, MaxLocalRun: localRun}
+	for _, e := range t.Entries {
+		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, LocalOnly: e.LocalOnly})
+	}
+	return p
+}
+
+// serve opens the doors and waits for the end.
+func (n *Node) serve(ctx context.Context, ready func()) error {
+	if err := n.writeTree(n.table); err != nil {
+		return err
+	}
+	defer sysfs.Remove(n.treeDir())
+	doorPerm, treePerm := os.FileMode(0o600), os.FileMode(0o700)
+	if len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0 {
+		doorPerm, treePerm = 0o666, 0o755 // who calls is checked by its credentials
+	}
+	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), treePerm); err != nil {
+		return err
+	}
+	control, err := n.dir.Listen(rundir.ControlSock, doorPerm)
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	server := api.NewServer(n, n.access, n.log)
+	wg.Go(func() {
+		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
+			n.stop(fmt.Errorf("control socket: %w", err))
+		}
+	})
+	defer server.Close()
+	n.server, err = vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, n.cfg.Device+".sock"), doorPerm, vhost.Config{
+		New: n.admit, OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
+		MaxSessions: n.adapter.Limits.Sessions})
+	if err != nil {
+		return err
+	}
+	defer n.server.Close()
+	wg.Go(func() {
+		if err := hostnet.Watch(ctx, n.table, n.addressesChanged); err != nil && ctx.Err() == nil {
+			n.log.Warn("addresses are not followed any more", "err", err)
+		}
+	})
+	if n.cfg.IdleExit > 0 {
+		wg.Go(func() { n.watchIdle(ctx) })
+	}
+	n.mu.Lock()
+	n.ready = true
+	n.mu.Unlock()
+	ready()
+	<-ctx.Done()
+	n.stop(nil)
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, errEnd) {
+		return err
+	}
+	return nil
+}
+
+var errEnd = errors.New("the node was asked to end")
+
+// close ends the lanes, then the link they used.
+func (n *Node) close() {
+	for _, l := range n.lanes {
+		l.do(func() { l.stop = true })
+		<-l.done
+	}
+	n.closeLinks()
+}
+
+// watchIdle ends a node that nobody has used for a while.
+func (n *Node) watchIdle(ctx context.Context) {
+	t := time.NewTicker(max(n.cfg.IdleExit/10, 10*time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		n.mu.Lock()
+		idle := len(n.sessions) == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.mu.Unlock()
+		if idle {
+			n.log.Info("nobody uses the node: it ends", "idle", n.cfg.IdleExit)
+			n.stop(errEnd)
+			return
+		}
+	}
+}
+
+// addressesChanged publishes a new GID table and tells the clients.
+func (n *Node) addressesChanged(t *hostnet.Table) {
+	n.mu.Lock()
+	n.table = t
+	doors := n.doors()
+	n.mu.Unlock()
+	n.adapter.SetPort(n.port(t))
+	if err := n.writeTree(t); err != nil {
+		n.log.Warn("the tree of files for programs is out of date", "err", err)
+	}
+	n.log.Info("addresses changed", "gids", len(t.Entries), "mtu", t.MTU.Bytes())
+	for _, d := range doors {
+		d.lane.do(func() { d.dev.Session().PortChanged(ib.EventGIDChange) })
+	}
+}
+
+// doors lists the sessions; the caller holds mu.
+func (n *Node) doors() []*door {
+	list := make([]*door, 0, len(n.sessions))
+	for _, d := range n.sessions {
+		if d.dev != nil {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+// admit makes the door of a client that has connected.
+func (n *Node) admit(s *vhost.Session) (vhost.Device, error) {
+	p := s.Peer()
+	if !n.allowed(int(p.Uid)) {
+		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
+	}
+	d := &door{n: n, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.serial++
+	d.serial, d.lane = n.serial, n.quietest()
+	n.sessions[s] = d
+	return d, nil
+}
+
+// quietest returns the lane with the fewest sessions; the caller holds mu.
+func (n *Node) quietest() *lane {
+	count := make([]int, len(n.lanes))
+	for _, d := range n.sessions {
+		count[d.lane.hca.ID]++
+	}
+	best := 0
+	for i := range count {
+		if count[i] < count[best] {
+			best = i
+		}
+	}
+	return n.lanes[best]
+}
+
+// ended notes the end of a session.
+func (n *Node) ended(s *vhost.Session, reason error) {
+	n.mu.Lock()
+	d := n.sessions[s]
+	delete(n.sessions, s)
+	n.idle = time.Now()
+	n.mu.Unlock()
+	if d == nil || reason == nil || errors.Is(reason, vhost.Gone) || errors.Is(reason, vhost.Shutdown) {
+		return
+	}
+	n.log.Warn("session ended", "session", d.serial, "pid", d.pid, "program", d.comm, "reason", reason)
+}
+
+// allowed reports whether a user may use the node: its own, root, and those
+// the configuration names.
+func (n *Node) allowed(uid int) bool {
+	if uid == 0 || uid == os.Geteuid() {
+		return true
+	}
+	for _, u := range n.cfg.AllowUIDs {
+		if u == uid {
+			return true
+		}
+	}
+	return false
+}
+
+// access says what the peer of a control connection may do.
+func (n *Node) access(c net.Conn) (api.Access, error) {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return api.NoAccess, errors.New("not a Unix socket")
+	}
+	p, err := rundir.PeerOf(u)
+	switch {
+	case err != nil:
+		return api.NoAccess, err
+	case p.UID == 0 || p.UID == os.Geteuid():
+		return api.FullAccess, nil
+	case n.allowed(p.UID):
+		return api.ReadAccess, nil
+	}
+	return api.NoAccess, fmt.Errorf("uid %d may not use this node. fix: weft up --allow-uid %d", p.UID, p.UID)
+}
