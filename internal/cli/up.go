@@ -57,7 +57,7 @@ roce-port), else from its default.`,
 	f.StringVar(&file, "config", "", "YAML file with settings (WEFT_CONFIG)")
 	f.BoolVar(&detach, "detach", false, "start the node in the background, wait until it is ready; its log is node.log in its directory")
 	f.String("device", d.Device, "name of the verbs device")
-	f.Int("lanes", d.Lanes, "event loops; 0: one per CPU, at most 4")
+	f.Int("lanes", d.Lanes, "event loops; 0: one per two CPUs, at most 4")
 	f.Int("roce-port", d.RoCEPort, "UDP port of RoCEv2")
 	f.Bool("wire-local", d.WireLocal, "send traffic within the node through the full packet path")
 	f.Duration("spin", d.Spin, "how long a lane polls after its last work")

@@ -37,7 +37,8 @@ type Config struct {
 	Dir string `koanf:"dir" yaml:"dir"`
 	// Device is the name of the verbs device.
 	Device string `koanf:"device" yaml:"device"`
-	// Lanes is the number of lanes; 0 means one per CPU, at most 4.
+	// Lanes is the number of lanes; 0 means one per two CPUs, at most 4: the
+	// programs want the others.
 	Lanes int `koanf:"lanes" yaml:"lanes"`
 	// RoCEPort is the UDP port of RoCEv2.
 	RoCEPort int `koanf:"roce-port" yaml:"roce-port"`
@@ -82,7 +83,7 @@ func (c Config) Validate() error {
 		bad("device", "must be a letter and up to 62 letters, digits or ._-, not %q", c.Device)
 	}
 	if c.Lanes < 0 || c.Lanes > MaxLanes {
-		bad("lanes", "must be 0 (one per CPU, at most 4) to %d, not %d", MaxLanes, c.Lanes)
+		bad("lanes", "must be 0 (one per two CPUs, at most 4) to %d, not %d", MaxLanes, c.Lanes)
 	}
 	if c.RoCEPort < 1 || c.RoCEPort > 65535 {
 		bad("roce-port", "must be 1 to 65535, not %d", c.RoCEPort)
@@ -109,7 +110,7 @@ func (c Config) LaneCount() int {
 	if c.Lanes > 0 {
 		return c.Lanes
 	}
-	return min(runtime.NumCPU(), 4)
+	return min(max(runtime.NumCPU()/2, 1), 4)
 }
 
 // Level returns the log level.

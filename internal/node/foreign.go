@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	pipeSlots = 256
-	pipeSegs  = 32 // pieces of one run's gather list
-	pipeBytes = 1 << 20
+	pipeSlots = 2048
+	pipeSegs  = 4 // pieces of one run's gather list; longer ones are copied
+	pipeBytes = 4 << 20
 )
 
 // transfer is one run on its way to a queue pair of another lane. Pieces of
@@ -41,9 +41,10 @@ type pipe struct {
 
 func newPipe() *pipe { return &pipe{buf: make([]byte, pipeBytes)} }
 
-// room reports whether a run with n bytes at hand surely fits.
+// room reports whether runs with n bytes at hand in all surely fit, whatever
+// their number up to half the slots.
 func (p *pipe) room(n int) bool {
-	return p.tail.Load()-p.head.Load() < pipeSlots && p.used+2*uint64(n)-p.freed.Load() <= pipeBytes
+	return p.tail.Load()-p.head.Load() <= pipeSlots/2 && p.used+2*uint64(n)-p.freed.Load() <= pipeBytes
 }
 
 // put copies a run in; false where there is no room.

@@ -292,7 +292,9 @@ func (l *lane) work(now mono.Time) bool {
 			busy = true
 		}
 	}
-	if now.Sub(l.recvAt) >= recvPause {
+	if l.neighbours != nil && l.neighbours.congested() {
+		busy = true
+	} else if now.Sub(l.recvAt) >= recvPause {
 		runs, more := l.link.Recv()
 		for i := range runs {
 			l.hca.Receive(now, &runs[i])

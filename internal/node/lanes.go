@@ -52,6 +52,20 @@ func (n *neighbours) Quiesce() {
 	}
 }
 
+// recvBytes is the most that one look at the sockets brings.
+const recvBytes = 1 << 20
+
+// congested reports that some lane has not yet taken in what it was sent:
+// what waits in the sockets had better wait there.
+func (n *neighbours) congested() bool {
+	for _, p := range n.out {
+		if p != nil && !p.room(recvBytes) {
+			return true
+		}
+	}
+	return false
+}
+
 // receive hands over what other lanes sent; the runs stay valid until settled.
 func (n *neighbours) receive(now mono.Time) (busy bool) {
 	for i, p := range n.in {
