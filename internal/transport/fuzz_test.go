@@ -38,7 +38,6 @@ type fuzzer struct {
 	s     *side
 	posts int
 	taken int
-	used  uint32 // next PSN it may expect, roughly
 }
 
 func (z *fuzzer) byte() byte {
