@@ -39,10 +39,12 @@ func oneOperation(t *testing.T, typ ib.QPType, op ib.WROp, maxRun uint32, n uint
 	var log []string
 	a.log = func(f string, args ...any) { log = append(log, fmt.Sprintf(f, args...)) }
 	b.log = a.log
-	for i := range a.buf {
-		a.buf[i], b.buf[i] = byte(i*7+i>>8), 0xa5
-	}
 	const src, dst = 1000, 200000
+	for i := range 66000 {
+		a.buf[src+i] = byte(i*7 + i>>8)
+	}
+	dirty := bytes.Repeat([]byte{0xa5}, 100000)
+	copy(b.buf[dst:], dirty)
 	b.recv(9, dst, 100000)
 	if op.IsAtomic() {
 		n = 8

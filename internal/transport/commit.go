@@ -57,6 +57,7 @@ func (q *QP) deliverRecv() {
 // consumption of what Next produced.
 func (q *QP) Commit(now mono.Time) {
 	p, s := &q.rsp, &q.req
+	q.dirty = false
 	if p.placeFailed {
 		q.failRecv()
 	}

@@ -114,7 +114,7 @@ func (q *QP) progress(now mono.Time, n uint32) {
 		s.txPSN, s.tx = s.una, s.ack
 	}
 	s.retries, s.rnrs = q.attr.RetryCnt, q.attr.RNRRetry
-	s.retrying, s.stalled = false, false
+	s.retrying, s.twice, s.stalled = false, false, false
 	s.rnrAt = 0
 	if s.una == s.maxPSN {
 		s.ackAt = 0
@@ -154,7 +154,9 @@ func (q *QP) cutWindow(timeout bool) {
 	if q.attr.Path.Local {
 		return
 	}
-	floor := max(q.cfg.MinWindow, q.mtu)
+	// Several packets at least: with one, every lost packet or ACK would cost
+	// a timeout.
+	floor := max(q.cfg.MinWindow, 4*q.mtu)
 	if !s.recovering {
 		s.recovering, s.recover = true, s.maxPSN
 		s.cwnd = max(s.cwnd/2, floor)
@@ -176,6 +178,9 @@ func (q *QP) retry(now mono.Time) {
 	s.retries--
 	q.cutWindow(false)
 	q.goBack()
+	// A retry that got lost itself: on a path this bad, one packet per timeout
+	// would use up the retries of an honest connection.
+	s.twice = s.retrying && !q.attr.Path.Local
 	s.retrying = true
 	q.armAck(now)
 }

@@ -171,7 +171,7 @@ func pump(now mono.Time, a, b *side) {
 func pair(t testing.TB, typ ib.QPType, mtu ib.MTU, maxRun uint32, local bool) (a, b *side) {
 	t.Helper()
 	log := func(f string, args ...any) { t.Logf(f, args...) }
-	a, b = newSide("A", testConfig(typ, 17), 1<<20, log), newSide("B", testConfig(typ, 18), 1<<20, log)
+	a, b = newSide("A", testConfig(typ, 17), 300000, log), newSide("B", testConfig(typ, 18), 300000, log)
 	if err := up(a, 1, 2, 18, mtu, maxRun, local); err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ type requester struct {
 	reads                      uint32 // READ requests and atomics without their response
 	stalled                    bool   // Next cannot go on before a response, a timer or Modify
 	retrying                   bool   // went back to una and saw no progress since
+	twice                      bool   // the run at una is to leave twice
 	placeFailed                bool   // a response's data did not reach its buffer
 	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
@@ -107,6 +108,8 @@ func (q *QP) Deadline() mono.Time { return mono.Min(q.req.ackAt, q.req.rnrAt) }
 
 // Next stores the next run to send in r and reports whether there was one. It
 // also runs the timers that are due and flushes queues in the error states.
+// Between Handle and Commit there is nothing to send, even to a queue pair that
+// is its own peer.
 func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
 	more := q.next(now, r)
 	if invariants {
@@ -117,6 +120,9 @@ func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
 
 func (q *QP) next(now mono.Time, r *pkt.Run) bool {
 	s := &q.req
+	if q.dirty {
+		return false // an answer must not overtake the data it answers for
+	}
 	if s.ackAt.Due(now) || s.rnrAt.Due(now) {
 		q.runTimers(now)
 	}
@@ -416,6 +422,10 @@ func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
 	}
 	if s.ackAt.IsZero() {
 		q.armAck(now)
+	}
+	if s.twice {
+		s.twice = false
+		q.goBack()
 	}
 }
 

@@ -122,6 +122,7 @@ func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 		q.ctr.DropState++
 		return
 	}
+	q.dirty = true
 	if r.Count == 0 || r.Count > maxOutstanding || !i.Payload && (r.Count != 1 || r.Data.Len != 0) {
 		q.ctr.DropLength++
 		return

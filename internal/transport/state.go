@@ -12,15 +12,16 @@ import (
 
 // QP is one queue pair. It is not safe for concurrent use: its lane owns it.
 type QP struct {
-	cfg  Config
-	env  Env
-	svc  ib.Opcode // service bits of the opcodes it sends and accepts
-	attr Attr      // attr.State is the current state
-	mtu  uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
-	req  requester
-	rsp  responder
-	comp Completion // what callbacks are shown; a field, so that it never escapes
-	ctr  Counters
+	cfg   Config
+	env   Env
+	svc   ib.Opcode // service bits of the opcodes it sends and accepts
+	attr  Attr      // attr.State is the current state
+	mtu   uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
+	req   requester
+	rsp   responder
+	dirty bool       // handled a run since the last Commit: nothing may leave
+	comp  Completion // what callbacks are shown; a field, so that it never escapes
+	ctr   Counters
 }
 
 // Defaults of Config.
@@ -108,7 +109,7 @@ func (q *QP) reset() {
 	clear(p.recs)
 	clear(p.staged)
 	*p = responder{recs: p.recs, recMask: p.recMask, staged: p.staged}
-	q.attr = Attr{State: ib.Reset}
+	q.attr, q.dirty = Attr{State: ib.Reset}, false
 	q.mtu = uint32(q.cfg.PortMTU.Bytes())
 	if q.cfg.Type == ib.GSI {
 		q.attr.QKey = ib.GSIQKey

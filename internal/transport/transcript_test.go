@@ -324,7 +324,7 @@ func (s *script) newSide(name, state string, a *args) error {
 	cfg.PortMTU = ib.MTU(a.num("portmtu", uint64(ib.MTU1024)))
 	cfg.Window = uint32(a.num("window", 64<<10))
 	cfg.Cap.MaxSendWR = uint32(a.num("sendwr", 16))
-	x := newSide(name, cfg, 1<<20, s.printf)
+	x := newSide(name, cfg, 1<<17, s.printf)
 	for i := range x.buf {
 		x.buf[i] = byte(i) ^ byte(i>>8) ^ byte(self)
 	}
