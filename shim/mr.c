@@ -295,7 +295,7 @@ WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *
 	int err;
 
 	WEFT_FORWARD(pd->context, NULL, ibv_create_ah, pd, a);
-	if (!a->is_global || a->port_num > 1) {
+	if (!a->is_global || a->port_num != 1) {
 		errno = EINVAL;
 		return NULL;
 	}
@@ -393,6 +393,7 @@ WEFT_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *c, uint8_t port, struct 
 		mapped(a->grh.dgid.raw, h + 32);
 		mapped(dst, h + 36);
 		a->grh.traffic_class = h[21];
+		a->grh.hop_limit = h[28];
 	} else {
 		uint32_t word = be32toh(grh->version_tclass_flow);
 
@@ -400,8 +401,8 @@ WEFT_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *c, uint8_t port, struct 
 		memcpy(dst, grh->dgid.raw, sizeof(dst));
 		a->grh.traffic_class = (uint8_t)(word >> 20);
 		a->grh.flow_label = word & 0xfffff;
+		a->grh.hop_limit = grh->hop_limit;
 	}
-	a->grh.hop_limit = 0xff;
 	index = source_index(weft_ctx(c), dst, v4);
 	if (index < 0) {
 		errno = ENODATA;

@@ -241,6 +241,9 @@ WEFT_PUBLIC int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask
 
 	WEFT_FORWARD(qp->context, errno, ibv_modify_qp, qp, a, mask);
 	ctx = weft_ctx(qp->context);
+	/* One port, which the ABI's address vector need not name. */
+	if (mask & IBV_QP_AV && a->ah_attr.port_num != 1)
+		return weft_ret(EINVAL);
 	in.qp_state = (uint8_t)a->qp_state;
 	in.cur_qp_state = (uint8_t)a->cur_qp_state;
 	in.path_mtu = (uint8_t)a->path_mtu;

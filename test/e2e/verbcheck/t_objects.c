@@ -276,14 +276,14 @@ static void sq_full(void)
 	int n = ia.cap.max_send_wr, bad, left;
 	CHECK(n >= 8 && n < MAX_WRS, "granted %d sends, asked 8", n);
 	struct swr w[MAX_WRS];
+	uint64_t seed = rnd();
+	fill(A, c.s[0].tx, 0, 4, seed); /* the device may read it as soon as it is posted */
 	for (int i = 0; i <= n; i++) { /* nothing can leave: there is no receive */
 		w[i] = swr(&c, IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED);
 		add(&w[i], c.s[0].txm, 0, 4);
 	}
 	EXPECT_RC(ENOMEM, try_post_send(A, c.s[0].qp, w, n + 1, &bad));
 	CHECK(bad == n, "bad_wr is request %d, want %d", bad, n);
-	uint64_t seed = rnd();
-	fill(A, c.s[0].tx, 0, 4, seed);
 	expect(B, c.s[1].rx, 0, 4, seed, 0);
 	for (left = 0; left < n; left++) {
 		struct rwr r = rwr(&c);
