@@ -19,7 +19,6 @@ import (
 	"weft/internal/api"
 	"weft/internal/hca"
 	"weft/internal/ib"
-	wirefmt "weft/internal/wire"
 )
 
 var _ api.Backend = (*Node)(nil)
@@ -104,7 +103,7 @@ func (n *Node) owner(d *door) api.Owner {
 func (n *Node) degraded() (list []api.Degraded, err error) {
 	for i, l := range n.lanes {
 		err = errors.Join(err, l.do(func() {
-			for _, d := range n.links[i].Degraded() {
+			for _, d := range n.links[i].roce.Degraded() {
 				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 			}
 		}))
@@ -214,8 +213,8 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		err = l.do(func() {
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.hca.Stats)
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
-			c := n.links[i].Counters()
-			fields(add, api.ScopeLink, "roce"+strconv.Itoa(i), &c)
+			c := n.links[i].roce.Counters()
+			c.Each(func(name string, v uint64) { add(api.ScopeLink, "roce"+strconv.Itoa(i), name, v) })
 		})
 		if err != nil {
 			return nil, err
@@ -238,20 +237,12 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	return list, nil
 }
 
-// fields adds every uint64 field of a struct of counters under its name in
-// snake case; an array counts packets by why they were refused.
+// fields adds every field of a struct of counters under its name in snake
+// case.
 func fields(add func(scope, instance, name string, v uint64), scope, instance string, counters any) {
 	v := reflect.ValueOf(counters).Elem()
 	for i := range v.NumField() {
-		name := snake(v.Type().Field(i).Name)
-		switch f := v.Field(i); f.Kind() {
-		case reflect.Uint64:
-			add(scope, instance, name, f.Uint())
-		case reflect.Array:
-			for j := range f.Len() {
-				add(scope, instance, fmt.Sprintf("%s_%s", name, wirefmt.Refusal(j)), f.Index(j).Uint())
-			}
-		}
+		add(scope, instance, snake(v.Type().Field(i).Name), v.Field(i).Uint())
 	}
 }
 

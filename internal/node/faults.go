@@ -5,12 +5,96 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
 
 	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/link/fault"
 )
 
-func (n *Node) Faults(context.Context) ([]api.Fault, error) { return nil, nil }
-func (n *Node) AddFault(context.Context, api.FaultSpec) (api.Fault, error) {
-	return api.Fault{}, errors.New("x")
+// Faults implements api.Backend: the rules, and what they did on all lanes.
+func (n *Node) Faults(context.Context) ([]api.Fault, error) {
+	n.mu.Lock()
+	list := append([]api.Fault(nil), n.faults...)
+	n.mu.Unlock()
+	for i, l := range n.lanes {
+		err := l.do(func() {
+			for _, s := range n.links[i].Rules() {
+				for j := range list {
+					if f := &list[j]; f.ID == s.ID {
+						f.Packets += s.Packets
+						f.Dropped += s.Dropped + s.Overflow
+						f.Duplicated += s.Duplicated
+						f.Reordered += s.Reordered
+						f.Corrupted += s.Corrupted
+						f.Delayed += s.Delayed
+					}
+				}
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
 }
-func (n *Node) DelFault(context.Context, int) error { return errors.New("x") }
+
+// AddFault implements api.Backend. Every lane gets the rule with a seed of its
+// own that follows from the one given.
+func (n *Node) AddFault(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
+	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt, Delay: spec.DelayNS}
+	if spec.Device != "" && spec.Device != n.cfg.Device {
+		return api.Fault{}, &api.Error{Code: api.CodeNotFound, What: "cannot add the fault", Why: fmt.Sprintf("there is no device %q", spec.Device), Fix: "weft dev"}
+	}
+	if spec.Peer != "" {
+		a, err := netip.ParseAddr(spec.Peer)
+		if err != nil {
+			return api.Fault{}, err
+		}
+		r.Peer = ib.GIDFromAddr(a)
+	}
+	if spec.Seed == 0 {
+		spec.Seed = rand.Uint64()
+	}
+	if err := r.Validate(); err != nil {
+		return api.Fault{}, err
+	}
+	n.mu.Lock()
+	n.faultID++
+	f := api.Fault{ID: n.faultID, FaultSpec: spec}
+	n.faults = append(n.faults, f)
+	n.mu.Unlock()
+	r.ID = f.ID
+	for i, l := range n.lanes {
+		r.Seed = spec.Seed + uint64(i)
+		if err := l.do(func() { n.links[i].Add(r) }); err != nil {
+			return f, err
+		}
+	}
+	n.log.Info("fault added", "id", f.ID, "spec", spec)
+	return f, nil
+}
+
+// DelFault implements api.Backend.
+func (n *Node) DelFault(_ context.Context, id int) error {
+	n.mu.Lock()
+	found := false
+	for i, f := range n.faults {
+		if f.ID == id {
+			n.faults = append(n.faults[:i:i], n.faults[i+1:]...)
+			found = true
+			break
+		}
+	}
+	n.mu.Unlock()
+	if !found {
+		return &api.Error{Code: api.CodeNotFound, What: "cannot delete the fault", Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
+	}
+	var errs []error
+	for i, l := range n.lanes {
+		errs = append(errs, l.do(func() { n.links[i].Remove(id) }))
+	}
+	return errors.Join(errs...)
+}

@@ -128,7 +128,8 @@ func (n *Node) openLanes() error {
 			n.lanes = n.lanes[:i]
 			return err
 		}
-		n.links = append(n.links, link)
+		nl := newNetLink(link)
+		n.links = append(n.links, nl)
 		nb := &neighbours{lanes: n.lanes, out: pipes[i]}
 		for from := range pipes {
 			nb.in = append(nb.in, pipes[from][i])
@@ -138,7 +139,7 @@ func (n *Node) openLanes() error {
 			others = nb
 		}
 		in, out := link.FDs()
-		l, err := newLane(hca.NewLane(n.adapter, i, roceLink{link}, others), roceLink{link}, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
+		l, err := newLane(hca.NewLane(n.adapter, i, nl, others), nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
 		if err != nil {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)

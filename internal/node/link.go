@@ -3,12 +3,19 @@
 package node
 
 import (
+	"weft/internal/link/fault"
 	"weft/internal/link/roce"
-	"weft/internal/mono"
+	"weft/internal/pkt"
 )
 
-// roceLink is a lane's way to other nodes. It holds nothing back.
-type roceLink struct{ *roce.Link }
+// netLink is a lane's way to other nodes: RoCEv2 behind a stage that injects
+// the faults a user asked for. It belongs to the lane.
+type netLink struct {
+	*fault.Stage
+	roce *roce.Link
+}
 
-// Deadline implements wire.
-func (roceLink) Deadline() mono.Time { return 0 }
+func newNetLink(l *roce.Link) *netLink { return &netLink{fault.New(l), l} }
+
+// Recv implements wire.
+func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.roce.Recv() }

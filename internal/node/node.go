@@ -28,7 +28,6 @@ import (
 	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
-	"weft/internal/link/roce"
 	"weft/internal/mono"
 	"weft/internal/rundir"
 	"weft/internal/sysfs"
@@ -44,7 +43,7 @@ type Node struct {
 	base    time.Time
 	adapter *hca.Adapter
 	lanes   []*lane
-	links   []*roce.Link // by lane
+	links   []*netLink // by lane
 	server  *vhost.Server
 	stop    context.CancelCauseFunc
 
@@ -54,6 +53,8 @@ type Node struct {
 	idle     time.Time // when the last session ended
 	ready    bool
 	serial   uint32
+	faults   []api.Fault // their counters are with the links
+	faultID  int
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -103,7 +104,7 @@ func (n *Node) open() (err error) {
 
 func (n *Node) closeLinks() {
 	for _, l := range n.links {
-		l.Close()
+		l.roce.Close()
 	}
 }
 
