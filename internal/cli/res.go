@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -137,7 +138,7 @@ func resourceTable(r api.Resources, kind string) (any, *table) {
 	case "ah":
 		heads(">AHN", ">PDN", "REMOTE")
 		for _, x := range r.AHs {
-			row(x.Owner, x.AHN, x.PDN, x.RemoteGID)
+			row(x.Owner, x.AHN, x.PDN, gidAddress(x.RemoteGID))
 		}
 		return r.AHs, t
 	}
@@ -150,7 +151,16 @@ func resourceTable(r api.Resources, kind string) (any, *table) {
 		if x.RemoteGID == "" {
 			path = ""
 		}
-		row(x.Owner, x.LQPN, x.Type, x.State, x.RQPN, x.SQPSN, x.RQPSN, x.PathMTU, path, x.RemoteGID)
+		row(x.Owner, x.LQPN, x.Type, x.State, x.RQPN, x.SQPSN, x.RQPSN, x.PathMTU, path, gidAddress(x.RemoteGID))
 	}
 	return r.QPs, t
+}
+
+// gidAddress returns the address a RoCEv2 GID stands for, or gid itself.
+func gidAddress(gid string) string {
+	a, err := netip.ParseAddr(gid)
+	if err != nil {
+		return gid
+	}
+	return a.Unmap().String()
 }
