@@ -33,5 +33,6 @@ func accessOf(uid, self int, allow []int) (Access, error) {
 	case slices.Contains(allow, uid):
 		return ReadAccess, nil
 	}
-	return NoAccess, fmt.Errorf("the node does not serve uid %d", uid)
+	return NoAccess, &Error{Code: CodeRefused, Why: fmt.Sprintf("the node does not serve uid %d", uid),
+		Fix: fmt.Sprintf("as its user, weft up --allow-uid %d", uid)}
 }

@@ -58,7 +58,7 @@ type Server struct {
 type accessKey struct{}
 
 // NewServer returns a server for b. allow is asked once per connection what
-// its peer may do; an error counts as NoAccess and its text is the answer.
+// its peer may do; NoAccess comes with an error, which is the answer.
 func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger) *Server {
 	s := &Server{allow: allow}
 	mux := http.NewServeMux()
@@ -172,13 +172,15 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h handler) serve(r *http.Request) (any, error) {
 	g, ok := r.Context().Value(accessKey{}).(grant)
 	if !ok || g.err != nil || g.access < h.need {
-		why := "this user may not"
+		e := Error{Code: CodeRefused, Why: "this user may only read", Fix: "run the command as the node's user or as root"}
 		if g.err != nil {
-			why = g.err.Error()
-		} else if g.access == ReadAccess {
-			why = "this user may only read"
+			e.Why = g.err.Error()
+			var known *Error
+			if errors.As(g.err, &known) {
+				e = *known
+			}
 		}
-		return nil, &Error{Code: CodeRefused, Why: why, Fix: "run the command as the node's user or as root"}
+		return nil, &e
 	}
 	return h.call(r)
 }

@@ -84,7 +84,7 @@ func round(d time.Duration) time.Duration {
 	case d >= time.Second:
 		return d.Round(100 * time.Millisecond)
 	}
-	return d
+	return d.Round(time.Millisecond)
 }
 
 // sizeText prints a size in the largest binary unit that divides it, or with one

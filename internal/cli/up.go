@@ -119,6 +119,7 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 		fmt.Fprintf(a.env.Out, "weft: ready: device %s in %s, pid %d\n", c.Device, c.Dir, os.Getpid())
 	}, log)
 	var locked *rundir.LockedError
+	var place *rundir.PlaceError
 	var known *api.Error
 	switch {
 	case err == nil, errors.As(err, &known):
@@ -126,7 +127,7 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	case errors.As(err, &locked):
 		return &codeError{ExitOwned, &api.Error{What: "cannot start a node", Why: locked.Error(),
 			Fix: fmt.Sprintf("weft down --dir %s, or give this one another --dir", locked.Dir)}}
-	case errors.Is(err, os.ErrPermission):
+	case errors.As(err, &place), errors.Is(err, os.ErrPermission):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir that this user owns"}
 	}
 	return fmt.Errorf("cannot run the node: %w", err)

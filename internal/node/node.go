@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -147,7 +146,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	server := api.NewServer(n, n.access, n.log)
+	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
 	wg.Go(func() {
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			n.stop(fmt.Errorf("control socket: %w", err))
@@ -295,22 +294,4 @@ func (n *Node) allowed(uid int) bool {
 		}
 	}
 	return false
-}
-
-// access says what the peer of a control connection may do.
-func (n *Node) access(c net.Conn) (api.Access, error) {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return api.NoAccess, errors.New("not a Unix socket")
-	}
-	p, err := rundir.PeerOf(u)
-	switch {
-	case err != nil:
-		return api.NoAccess, err
-	case p.UID == 0 || p.UID == os.Geteuid():
-		return api.FullAccess, nil
-	case n.allowed(p.UID):
-		return api.ReadAccess, nil
-	}
-	return api.NoAccess, fmt.Errorf("uid %d may not use this node. fix: weft up --allow-uid %d", p.UID, p.UID)
 }

@@ -56,6 +56,11 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("process %d already runs a node in %s", e.PID, e.Dir)
 }
 
+// PlaceError says that a path cannot be a node's directory for this user.
+type PlaceError struct{ Path, Why string }
+
+func (e *PlaceError) Error() string { return e.Path + " " + e.Why }
+
 // Dir is a directory owned by this process until Close.
 type Dir struct {
 	path string
@@ -63,11 +68,11 @@ type Dir struct {
 }
 
 // Ensure creates path with the given permissions if it is missing and checks
-// that nobody but its owner, who is this user or root, can change it. An
-// existing directory of this user gets the permissions asked for.
+// that it is this user's, which then gets the permissions asked for. A place
+// that cannot serve is a *PlaceError.
 func Ensure(path string, perm fs.FileMode) error {
 	if !filepath.IsAbs(path) {
-		return fmt.Errorf("%s is not an absolute path", path)
+		return &PlaceError{path, "is not an absolute path"}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -82,11 +87,11 @@ func Ensure(path string, perm fs.FileMode) error {
 	}
 	switch uid := os.Geteuid(); {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is not a directory", path)
-	case int(st.Uid) != uid && st.Uid != 0:
-		return fmt.Errorf("%s belongs to uid %d", path, st.Uid)
+		return &PlaceError{path, "is not a directory"}
+	case int(st.Uid) != uid && st.Uid == 0:
+		return &PlaceError{path, "belongs to root"}
 	case int(st.Uid) != uid:
-		return fmt.Errorf("%s belongs to root", path)
+		return &PlaceError{path, fmt.Sprintf("belongs to uid %d", st.Uid)}
 	}
 	return os.Chmod(path, perm) // umask, or an earlier node's choice
 }
