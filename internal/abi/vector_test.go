@@ -31,6 +31,14 @@ type vector struct {
 	ToDevice string `json:"driver_to_device_hex"`
 	ToDriver string `json:"device_to_driver_hex"`
 	Ack      byte
+
+	N, M, L  int
+	CQN, QPN uint32
+	CtrlVQ   int `json:"ctrl_vq"`
+	CQVQ     int `json:"cq_vq"`
+	SQVQ     int `json:"sq_vq"`
+	RQVQ     int `json:"rq_vq"`
+	TotalVQs int `json:"total_vqs"`
 }
 
 func vectors(t testing.TB, kind string) []vector {

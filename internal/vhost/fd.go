@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -144,7 +145,11 @@ func processMemory(fd int, addr, value uint64) (*os.File, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if fs.Type != unix.PROC_SUPER_MAGIC || st.Mode&unix.S_IFMT != unix.S_IFREG || flags&unix.O_ACCMODE != unix.O_RDWR {
+	name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		return fail(err)
+	}
+	if fs.Type != unix.PROC_SUPER_MAGIC || !strings.HasSuffix(name, "/mem") || st.Mode&unix.S_IFMT != unix.S_IFREG || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return fail(unix.EPERM)
 	}
 	var word [8]byte

@@ -3,8 +3,8 @@
 package vhost
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -35,8 +35,13 @@ var (
 // snapshot is one immutable state of the table.
 type snapshot struct {
 	regions []*region     // by GPA
-	last    atomic.Uint32 // index of the region last found, only a hint
+	spans   []span        // of regions, together for the search
+	last    atomic.Uint32 // of many regions, the index of the one last found; only a hint
 }
+
+// fewRegions is how many are searched one by one: below it, sharing a hint
+// costs more than it saves.
+const fewRegions = 8
 
 // region is one piece of announced memory.
 type region struct {
@@ -58,20 +63,26 @@ func newMemTable(retire func(unmap func())) *MemTable {
 
 // find returns the region that holds gpa, or nil.
 func (s *snapshot) find(gpa uint64) *region {
-	if i := int(s.last.Load()); i < len(s.regions) {
-		if r := s.regions[i]; gpa-r.gpa < r.size {
-			return r
+	if len(s.spans) <= fewRegions {
+		for i := range s.spans {
+			if gpa-s.spans[i].gpa < s.spans[i].size {
+				return s.regions[i]
+			}
 		}
+		return nil
 	}
-	lo, hi := 0, len(s.regions)
+	if i := int(s.last.Load()); gpa-s.spans[i].gpa < s.spans[i].size {
+		return s.regions[i]
+	}
+	lo, hi := 0, len(s.spans)
 	for lo < hi {
-		if m := int(uint(lo+hi) >> 1); s.regions[m].gpa <= gpa {
+		if m := int(uint(lo+hi) >> 1); s.spans[m].gpa <= gpa {
 			lo = m + 1
 		} else {
 			hi = m
 		}
 	}
-	if lo == 0 || gpa-s.regions[lo-1].gpa >= s.regions[lo-1].size {
+	if lo == 0 || gpa-s.spans[lo-1].gpa >= s.spans[lo-1].size {
 		return nil
 	}
 	s.last.Store(uint32(lo - 1))
@@ -279,8 +290,12 @@ func (t *MemTable) add(m abi.VUMemReg, fd int) error {
 }
 
 func (t *MemTable) store(regions []*region) {
-	sort.Slice(regions, func(i, j int) bool { return regions[i].gpa < regions[j].gpa })
-	t.snap.Store(&snapshot{regions: regions})
+	slices.SortFunc(regions, func(a, b *region) int { return cmp.Compare(a.gpa, b.gpa) })
+	spans := make([]span, len(regions))
+	for i, r := range regions {
+		spans[i] = span{r.gpa, r.size}
+	}
+	t.snap.Store(&snapshot{regions: regions, spans: spans})
 }
 
 // lookup returns the region that m names exactly, or nil.

@@ -143,7 +143,7 @@ func (s *Session) run() error {
 		if v := s.verdict.Load(); v != nil {
 			return v
 		}
-		if errors.Is(err, io.EOF) {
+		if err == io.EOF { // between messages, so not wrapped
 			return Gone
 		}
 		if errors.Is(err, net.ErrClosed) {

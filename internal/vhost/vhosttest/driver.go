@@ -84,7 +84,7 @@ func Connect(t testing.TB, path string, o Options) (*Driver, error) {
 	if err := d.announce(t); err != nil || o.NoRings {
 		return d, err
 	}
-	if d.ctrl, err = d.startRing(t, 2, 1, true); err != nil {
+	if d.ctrl, err = d.startRing(t, d.Rings().Control(), 1, true); err != nil {
 		return nil, err
 	}
 	d.buf = virtiotest.Buf{GPA: d.Mem.Alloc(abi.MaxCtrlCmd, 8), Len: abi.MaxCtrlCmd}
@@ -158,6 +158,11 @@ func (d *Driver) negotiate() error {
 	return err
 }
 
+// Rings numbers the device's rings; there is one Ethernet pair.
+func (d *Driver) Rings() abi.Rings {
+	return abi.Rings{Pairs: 1, CQs: int(d.Config.MaxRDMACQs), QPs: int(d.Config.MaxRDMAQPs)}
+}
+
 // announce gives the device memory, doorbell and the process.
 func (d *Driver) announce(t testing.TB) error {
 	m := abi.VUMemReg{GPA: d.Mem.Base, Size: uint64(len(d.Mem.Bytes)), UserAddr: d.Mem.Base}
@@ -167,7 +172,7 @@ func (d *Driver) announce(t testing.TB) error {
 	if d.Opt.Plain {
 		return nil
 	}
-	d.bell = virtiotest.NewDoorbell(d.Mem, uint32(3+d.Config.MaxRDMACQs+2*d.Config.MaxRDMAQPs))
+	d.bell = virtiotest.NewDoorbell(d.Mem, uint32(d.Rings().Total()))
 	d.kick = Eventfd(t)
 	if err := d.Do(abi.ReqSetDoorbell, abi.SetDoorbell{GPA: d.bell.GPA, NBits: d.bell.NBits}.Append(nil), d.kick); err != nil {
 		return fmt.Errorf("set doorbell: %w", err)
@@ -253,6 +258,10 @@ func (d *Driver) attach(t testing.TB, r *ring, callValue uint64) error {
 	}
 	return nil
 }
+
+// ReplaceControlKick makes the driver kick the control queue through fd, after
+// a test replaced the descriptor.
+func (d *Driver) ReplaceControlKick(fd int) { d.ctrl.kick = fd }
 
 // detach stops a ring.
 func (d *Driver) detach(r *ring) error {

@@ -96,12 +96,6 @@ func (d *Driver) DeregMR(mrn uint32) error {
 	return err
 }
 
-// cqRing is the ring of completion queue c; Ethernet has one pair.
-func (d *Driver) cqRing(c uint32) int { return 3 + int(c) }
-
-// qpRing is the send ring of queue pair q; the receive ring follows.
-func (d *Driver) qpRing(q uint32) int { return 3 + int(d.Config.MaxRDMACQs) + 2*int(q) }
-
 // CreateCQ returns a completion queue with its ring running and full of
 // buffers, armed for nothing.
 func (d *Driver) CreateCQ(t testing.TB, cqe int) (*CQ, error) {
@@ -112,7 +106,7 @@ func (d *Driver) CreateCQ(t testing.TB, cqe int) (*CQ, error) {
 	}
 	c := &CQ{Num: r.CQN, d: d}
 	c.buf = d.Mem.Alloc(d.Opt.RingNum*abi.CQESize, 64)
-	if c.ring, err = d.startRing(t, d.cqRing(r.CQN), 1, true); err != nil {
+	if c.ring, err = d.startRing(t, d.Rings().CQ(r.CQN), 1, true); err != nil {
 		return nil, fmt.Errorf("completion ring: %w", err)
 	}
 	for range c.ring.Num {
@@ -248,12 +242,12 @@ func (d *Driver) CreateQP(t testing.TB, o QPOptions) (*QP, error) {
 	q.slot = q.form.Head + max(MaxSGE*abi.SGESize, maxInline)
 	q.rslot = abi.RQSize + MaxSGE*abi.SGESize
 	q.sq = d.Mem.Alloc(d.Opt.RingNum*q.slot, 64)
-	if q.send, err = d.startRing(t, d.qpRing(q.Num), 1, false); err != nil {
+	if q.send, err = d.startRing(t, d.Rings().SQ(q.Num), 1, false); err != nil {
 		return nil, fmt.Errorf("send ring: %w", err)
 	}
 	if o.SRQ == nil {
 		q.rq = d.Mem.Alloc(d.Opt.RingNum*q.rslot, 64)
-		if q.recv, err = d.startRing(t, d.qpRing(q.Num)+1, 1, false); err != nil {
+		if q.recv, err = d.startRing(t, d.Rings().RQ(q.Num), 1, false); err != nil {
 			return nil, fmt.Errorf("receive ring: %w", err)
 		}
 	}
