@@ -144,6 +144,12 @@ func (r *Ring) SetUsedEvent(v uint16) {
 	binary.LittleEndian.PutUint16(r.mem.At(r.Avail+abi.VringAvailRing+2*uint64(r.Num), 2), v)
 }
 
+// Fence orders what the driver stored before what it loads afterwards.
+func (r *Ring) Fence() {
+	w := word(r.mem.At(r.Avail, 4), 0)
+	w.Store(w.Load())
+}
+
 // AvailEvent is the index at which the device asked for a kick.
 func (r *Ring) AvailEvent() uint16 {
 	return binary.LittleEndian.Uint16(r.mem.At(r.Used+abi.VringUsedRing+abi.VringUsedElemSize*uint64(r.Num), 2))
