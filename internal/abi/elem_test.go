@@ -69,6 +69,9 @@ func TestSendVectors(t *testing.T) {
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("encoding (-want +got):\n%s", d)
 			}
+			if _, ok := f["rdma.rkey"]; ok && (w.RKey() != ib.Key(num(t, f["rdma.rkey"])) || w.RemoteAddr() != num(t, f["rdma.remote_addr"])) {
+				t.Error("WRITE and READ accessors disagree with the vector")
+			}
 			var back Send
 			back.Parse(want, &SendRFC)
 			if d := cmp.Diff(w, back); d != "" {

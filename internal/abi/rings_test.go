@@ -31,3 +31,12 @@ func TestRingVectors(t *testing.T) {
 		}
 	}
 }
+
+func TestCmdString(t *testing.T) {
+	if s := CmdRegMRVA.String(); s != "REG_MR_VA" {
+		t.Error(s)
+	}
+	if s := Cmd(69).String(); s != "Cmd(69)" {
+		t.Error(s)
+	}
+}

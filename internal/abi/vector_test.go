@@ -361,6 +361,72 @@ func TestExtensionGolden(t *testing.T) {
 		if d := cmp.Diff(tc.want, tc.v.Append(nil)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, d)
 		}
+		c, ok := byType()[reflect.TypeOf(tc.v)]
+		if !ok {
+			t.Fatalf("%s has no codec", tc.name)
+		}
+		if back, err := c.parse(tc.want); err != nil || !reflect.DeepEqual(back, tc.v) {
+			t.Errorf("%s: decoded %+v, %v", tc.name, back, err)
+		}
+	}
+}
+
+// byType returns every codec once.
+func byType() map[reflect.Type]codec {
+	all := map[reflect.Type]codec{}
+	for _, c := range others {
+		all[reflect.TypeOf(c.zero)] = c
+	}
+	for _, pair := range codecs {
+		for _, c := range pair {
+			if c.parse != nil {
+				all[reflect.TypeOf(c.zero)] = c
+			}
+		}
+	}
+	return all
+}
+
+// TestEveryField gives each byte of each field of each structure a value of
+// its own and expects all of them back.
+func TestEveryField(t *testing.T) {
+	for typ, c := range byType() {
+		v := reflect.New(typ).Elem()
+		next := uint64(0)
+		number(v, &next)
+		b := v.Interface().(appender).Append(nil)
+		back, err := c.parse(b)
+		if err != nil || !reflect.DeepEqual(back, v.Interface()) {
+			t.Errorf("%s (%v):\n%+v became\n%+v", typ, err, v.Interface(), back)
+		}
+		for n := range len(b) + 2 {
+			if _, err := c.parse(make([]byte, n)); (err == nil) != (n == len(b)) {
+				t.Errorf("%s: %d bytes of %d: %v", typ, n, len(b), err)
+			}
+		}
+		if p := poisoned(c, len(b)); p != "" {
+			t.Errorf("%s: %s", typ, p)
+		}
+	}
+}
+
+func number(v reflect.Value, next *uint64) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			number(v.Field(i), next)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			number(v.Index(i), next)
+		}
+	default:
+		x := uint64(0)
+		for range v.Type().Size() {
+			*next++
+			x = x<<8 | *next&0xff
+		}
+		v.SetUint(x)
 	}
 }
 

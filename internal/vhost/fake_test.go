@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -69,6 +70,12 @@ func (d *fake) locked(f func()) {
 }
 
 func (d *fake) note(format string, a ...any) { d.calls = append(d.calls, fmt.Sprintf(format, a...)) }
+
+// log returns the calls there were.
+func (d *fake) log() (list []string) {
+	d.locked(func() { list = slices.Clone(d.calls) })
+	return list
+}
 
 func (d *fake) Features() uint64 {
 	return 1<<abi.FeatureVersion1 | 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureEventIdx

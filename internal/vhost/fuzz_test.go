@@ -5,6 +5,7 @@ package vhost_test
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"testing"
@@ -168,6 +169,9 @@ func FuzzMessages(f *testing.F) {
 			}
 			sent++
 		}
+		// Closing now would reset the connection under the answers.
+		c.Conn.CloseWrite()
+		io.Copy(io.Discard, c.Conn)
 		c.Close()
 		reason := door.settled(t)
 		var r vhost.Reason

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -279,6 +280,53 @@ func TestRetire(t *testing.T) {
 		f()
 	}
 	tab.close()
+}
+
+// TestConcurrentLookups: lanes look up while the session changes the table.
+func TestConcurrentLookups(t *testing.T) {
+	var unmaps []func()
+	tab := newMemTable(func(f func()) { unmaps = append(unmaps, f) })
+	fd := memfd(t, 32*page, unix.F_SEAL_SHRINK)
+	at := func(i uint64) abi.VUMemReg {
+		return abi.VUMemReg{GPA: i * page, Size: page, UserAddr: i * page, MmapOffset: i * page}
+	}
+	stop := make(chan struct{})
+	var lanes sync.WaitGroup
+	for range 2 {
+		lanes.Go(func() {
+			for i := uint64(0); ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if b := tab.Prefix(i%32*page+page-1, 8); len(b) != 0 && len(b) != 1 {
+					t.Errorf("%d bytes at the end of a page", len(b))
+				}
+				if _, err := tab.FetchAdd(i%32*page, 1); err != nil && err != mem.ErrFault {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for round := range uint64(50) {
+		for i := range uint64(32) {
+			if err := tab.add(at(i), fd); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range uint64(32) {
+			tab.drop(tab.lookup(at((i*5 + round) % 32)))
+		}
+	}
+	close(stop)
+	lanes.Wait()
+	if len(unmaps) != 50*32 {
+		t.Errorf("%d unmaps", len(unmaps))
+	}
+	for _, f := range unmaps {
+		f()
+	}
 }
 
 // TestReplaceIsAtomic: a table with one bad region changes nothing.

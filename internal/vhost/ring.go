@@ -157,7 +157,7 @@ func (s *Session) getVringBase(m *message) error {
 	if err := s.reply(m, st.Append(nil)); err != nil {
 		return err
 	}
-	return answered
+	return errAnswered
 }
 
 // vringFD returns the ring that a KICK, CALL or ERR request means, and its

@@ -69,15 +69,15 @@ const (
 
 // handler serves one request. size is the payload's length, -1 where the
 // handler checks it; fds the number of descriptors, -1 likewise. weft marks
-// private requests. A handler that answers itself returns answered.
+// private requests. A handler that answers itself returns errAnswered.
 type handler struct {
 	size, fds int
 	weft      bool
 	do        func(s *Session, m *message) error
 }
 
-// answered tells the dispatcher that the reply is already on its way.
-var answered = errors.New("answered")
+// errAnswered tells the dispatcher that the reply is already on its way.
+var errAnswered = errors.New("errAnswered")
 
 var handlers map[uint32]handler
 
@@ -129,7 +129,7 @@ func (s *Session) answer(m *message, v uint64) error {
 	if err := s.replyU64(m, v); err != nil {
 		return err
 	}
-	return answered
+	return errAnswered
 }
 
 // run serves the connection until it ends and returns why.
@@ -168,7 +168,7 @@ func (s *Session) handle(m *message) error {
 	case h.fds >= 0 && len(m.fds) != h.fds:
 		return fatal(BadDescriptors, "request %#x has %d descriptors, want %d", m.Request, len(m.fds), h.fds)
 	default:
-		if err = h.do(s, m); err == answered {
+		if err = h.do(s, m); err == errAnswered {
 			return nil
 		}
 	}
@@ -285,14 +285,14 @@ func (s *Session) getConfig(m *message) error {
 		if err := s.reply(m, nil); err != nil { // the protocol's error answer
 			return err
 		}
-		return answered
+		return errAnswered
 	}
 	space := make([]byte, maxConfig)
 	s.dev.Config().Append(space[:0])
 	if err := s.reply(m, append(c.Append(nil), space[c.Offset:][:c.Size]...)); err != nil {
 		return err
 	}
-	return answered
+	return errAnswered
 }
 
 func (s *Session) resetDevice(*message) error {

@@ -411,7 +411,7 @@ func TestStandardRing(t *testing.T) {
 	}
 	d.Close()
 	door.settled(t)
-	got := slices.DeleteFunc(dev.calls, func(s string) bool { return strings.HasPrefix(s, "features") })
+	got := slices.DeleteFunc(dev.log(), func(s string) bool { return strings.HasPrefix(s, "features") })
 	want := []string{"status 0x1", "status 0x3", "status 0xb", "set ring 2", "change ring 2", "status 0xf",
 		"change ring 2", "change ring 2", "change ring 2", "status 0x0", "stop ring 2", "set ring 2", "stop ring 2", "reset", "retire"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -433,8 +433,8 @@ func TestMemoryOfRunningRing(t *testing.T) {
 	if err := d.Do(abi.ReqRemMemReg, m.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(dev.calls); dev.calls[n-2] != "stop ring 2" || dev.calls[n-1] != "retire" {
-		t.Errorf("calls %v", dev.calls)
+	if log := dev.log(); log[len(log)-2] != "stop ring 2" || log[len(log)-1] != "retire" {
+		t.Errorf("calls %v", log)
 	}
 	var b [8]byte
 	if n, err := unix.Read(errFD, b[:]); n != 8 {
@@ -475,7 +475,7 @@ func TestSetMemTable(t *testing.T) {
 	if dev.s.Mem().Contains(0, 1) || !dev.s.Mem().Contains(1<<20, 1<<16) {
 		t.Error("table not replaced")
 	}
-	if diff := cmp.Diff([]string{"retire"}, dev.calls); diff != "" {
+	if diff := cmp.Diff([]string{"retire"}, dev.log()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
 	if n, err := f.GetU64(abi.ReqGetMaxMemSlots); n != abi.MaxMemRegions || err != nil {

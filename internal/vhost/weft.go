@@ -27,7 +27,7 @@ func (s *Session) hello(m *message) error {
 		return fatal(BadVersion, "process %d speaks version %d with flags %#x, this node version %d", h.PID, h.ABI, h.Flags, abi.Version)
 	}
 	s.weft = true
-	return answered
+	return errAnswered
 }
 
 func (s *Session) setDoorbell(m *message) error {

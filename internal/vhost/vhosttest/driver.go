@@ -322,8 +322,11 @@ func (d *Driver) Control(c abi.Cmd, request []byte, room int) ([]byte, error) {
 // ControlClass is Control of any class.
 func (d *Driver) ControlClass(class uint8, c abi.Cmd, request []byte, room int) ([]byte, error) {
 	head := abi.CtrlHeader{Cls: class, Command: c}.Append(nil)
-	if len(head)+len(request) > d.buf.Len || 1+room > d.ans.Len {
-		d.buf = virtiotest.Buf{GPA: d.Mem.Alloc(len(head)+len(request), 8), Len: len(head) + len(request)}
+	if n := len(head) + len(request); n > d.buf.Len {
+		d.buf = virtiotest.Buf{GPA: d.Mem.Alloc(n, 8), Len: n}
+	}
+	if n := 1 + room; n > d.ans.Len {
+		d.ans = virtiotest.Buf{GPA: d.Mem.Alloc(n, 8), Len: n}
 	}
 	in := d.Mem.At(d.buf.GPA, d.buf.Len)
 	copy(in[copy(in, head):], request)

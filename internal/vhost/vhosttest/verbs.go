@@ -134,7 +134,7 @@ func (c *CQ) Poll(n int) ([]abi.CQE, error) {
 		if !ok {
 			break
 		}
-		if size != abi.CQESize && size != abi.EventSize {
+		if size != abi.CQESize {
 			return list, fmt.Errorf("completion of %d bytes", size)
 		}
 		e, err := abi.ParseCQE(c.d.Mem.At(c.buf+uint64(head)*abi.CQESize, abi.CQESize))
@@ -340,7 +340,7 @@ func (q *QP) to(s ib.QPState, mask abi.AttrMask, a abi.ModifyQP) error {
 // PostSend posts one send request. s.Num is set from the list, or from inline,
 // which is used where s.Flags has Inline.
 func (q *QP) PostSend(s abi.Send, list []ib.SGE, inline []byte) error {
-	q.reclaim(q.send)
+	reclaim(q.send)
 	if q.send.Free() == 0 {
 		return errors.New("send queue full")
 	}
@@ -361,29 +361,24 @@ func (q *QP) PostSend(s abi.Send, list []ib.SGE, inline []byte) error {
 		abi.PutSGEs(b[n:], list)
 		n += len(list) * abi.SGESize
 	}
-	q.post(q.send, slot, n)
+	q.d.post(q.send, slot, n)
 	return nil
 }
 
 // PostRaw posts any bytes as a send element.
 func (q *QP) PostRaw(b []byte) {
-	q.reclaim(q.send)
+	reclaim(q.send)
 	gpa := q.d.Mem.Alloc(len(b), 8)
 	copy(q.d.Mem.At(gpa, len(b)), b)
-	q.post(q.send, gpa, len(b))
+	q.d.post(q.send, gpa, len(b))
 }
 
-// post gives one element to the device. Send elements and receive elements
-// carry data to the device, so they are readable.
-func (q *QP) post(r *ring, gpa uint64, n int) { q.d.post(r, gpa, n) }
-
+// post gives one readable element to the device.
 func (d *Driver) post(r *ring, gpa uint64, n int) {
 	r.Add([]virtiotest.Buf{{GPA: gpa, Len: n}}, nil)
 	r.Publish()
 	d.ringBell(r)
 }
-
-func (q *QP) reclaim(r *ring) { reclaim(r) }
 
 // reclaim frees the slots the device has used.
 func reclaim(r *ring) {
