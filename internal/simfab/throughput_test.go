@@ -21,7 +21,7 @@ var rewrite = flag.Bool("rewrite", false, "write testdata/throughput.txt")
 func TestThroughput(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# MB/s of virtual time: 10 Gb/s, 10 µs one way, path MTU 1024, messages of 64 KiB, 8 posted,\n")
-	b.WriteString("# timeout 8 (1.05 ms), window 512 KiB. go test ./internal/simfab -run Throughput -rewrite\n")
+	b.WriteString("# timeout 14 (67 ms), window 512 KiB. go test ./internal/simfab -run Throughput -rewrite\n")
 	fmt.Fprintf(&b, "%-8s", "loss")
 	ops := []ib.WROp{ib.WRWrite, ib.WRSend, ib.WRRead}
 	for _, op := range ops {
@@ -58,7 +58,7 @@ func throughput(t *testing.T, perMille int, op ib.WROp) float64 {
 	}
 	s := New(1, Faults{Drop: perMille, Delay: 10 * time.Microsecond, Rate: 1.25e9})
 	a, b := s.AddNode(size), s.AddNode(size)
-	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 63 << 10, Timeout: 8, Retry: 7, RNRRetry: 7, MinRNR: 1, RdAtomic: 16,
+	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 63 << 10, Timeout: 14, Retry: 7, RNRRetry: 7, MinRNR: 1, RdAtomic: 16,
 		Window: 512 << 10, SendWR: 8, RecvWR: 8})
 	if err != nil {
 		t.Fatal(err)

@@ -98,15 +98,24 @@ func oneOperation(t *testing.T, typ ib.QPType, op ib.WROp, maxRun uint32, n uint
 }
 
 func TestRoundTripAllocs(t *testing.T) {
-	for _, op := range []ib.WROp{ib.WRWrite, ib.WRSend, ib.WRRead, ib.WRFetchAdd} {
-		a, b := pair(t, ib.RC, ib.MTU1024, 1<<20, true)
-		a.quiet, b.quiet = true, true
-		b.recv(1, 0, 4096)
-		if n := testing.AllocsPerRun(100, func() { roundTrip(a, b, op, 4096) }); n != 0 {
-			t.Errorf("%v: %v allocations per round trip", op, n)
+	for _, typ := range []ib.QPType{ib.RC, ib.UC, ib.UD} {
+		for op := ib.WRWrite; op <= ib.WRFetchAdd; op++ {
+			if !op.AllowedOn(typ) {
+				continue
+			}
+			for _, local := range []bool{true, false} {
+				a, b := pair(t, typ, ib.MTU1024, 2048, local)
+				a.quiet, b.quiet = true, true
+				b.recv(1, 0, 8192)
+				if n := testing.AllocsPerRun(100, func() { roundTrip(a, b, op, 4096) }); n != 0 {
+					t.Errorf("%v %v: %v allocations per round trip", typ, op, n)
+				}
+			}
 		}
 	}
 }
+
+var datagramPath = &ib.Path{SGID: gid(1), DGID: gid(2)}
 
 // roundTrip posts one request and runs both sides until it is done.
 func roundTrip(a, b *side, op ib.WROp, n uint64) {
@@ -115,7 +124,8 @@ func roundTrip(a, b *side, op ib.WROp, n uint64) {
 	}
 	b.recvs = append(b.recvs, b.free...)
 	b.free = b.free[:0]
-	a.post(1, op, ib.Signaled, 0, n, 0)
+	wr := a.post(1, op, ib.Signaled, 0, n, 0)
+	wr.Path, wr.DestQPN, wr.QKey = datagramPath, 18, 0x11
 	a.q.Post(1)
 	done := a.sends
 	pump(1, a, b)

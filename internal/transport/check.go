@@ -21,6 +21,8 @@ func (q *QP) check() error {
 		return fmt.Errorf("sequence numbers: una %d next %d highest %d", s.una, s.txPSN, s.maxPSN)
 	case s.rnrAt != 0 && !s.stalled:
 		return fmt.Errorf("sending while the RNR timer runs")
+	case q.cfg.Type == ib.RC && q.attr.Path != nil && !q.attr.Path.Local && s.cwnd < q.mtu:
+		return fmt.Errorf("window of %d bytes", s.cwnd)
 	case q.cfg.Type == ib.RC && s.reads > uint32(q.attr.MaxRdAtomic) && q.attr.State != ib.SQD:
 		return fmt.Errorf("%d reads outstanding of %d", s.reads, q.attr.MaxRdAtomic)
 	case p.nstaged > stageDepth:

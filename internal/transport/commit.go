@@ -100,7 +100,7 @@ func (q *QP) failRecv() {
 	}
 	for p.recTail != p.recHead && p.recs[(p.recTail-1)&p.recMask].first.Diff(p.safePSN) >= 0 {
 		p.recTail--
-		p.recs[p.recTail&p.recMask].pending = false
+		p.settle(&p.recs[p.recTail&p.recMask])
 	}
 	p.ePSN, p.msn = p.safePSN, p.safeMSN
 	if q.cfg.Type == ib.RC {

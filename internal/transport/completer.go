@@ -4,6 +4,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"time"
 
 	"weft/internal/ib"
 	"weft/internal/mem"
@@ -109,15 +110,18 @@ func (q *QP) progress(now mono.Time, n uint32) {
 	}
 	s := &q.req
 	behind := dist(s.txPSN, s.una) < n // sent again, and answered meanwhile
+	if !s.sampleAt.IsZero() && dist(s.samplePSN, s.una) <= n {
+		q.measured(now.Sub(s.sampleAt))
+	}
 	s.una = s.una.Add(n)
 	if behind {
 		s.txPSN, s.tx = s.una, s.ack
 	}
 	s.retries, s.rnrs = q.attr.RetryCnt, q.attr.RNRRetry
-	s.retrying, s.twice, s.stalled = false, false, false
+	s.retrying, s.twice, s.stalled, s.probes = false, false, false, 0
 	s.rnrAt = 0
 	if s.una == s.maxPSN {
-		s.ackAt = 0
+		s.ackAt, s.probeAt = 0, 0
 	} else {
 		q.armAck(now)
 	}
@@ -129,9 +133,59 @@ func (q *QP) progress(now mono.Time, n uint32) {
 
 // armAck starts the local ACK timer.
 func (q *QP) armAck(now mono.Time) {
+	s := &q.req
 	if d := ib.AckTimeout(q.attr.Timeout); d != 0 {
-		q.req.ackAt = now.Add(max(d, minAckTimeout))
+		s.ackAt = now.Add(max(d, minAckTimeout))
+		q.armProbe(now)
 	}
+}
+
+// probeSlack is what a probe allows for scheduling at both ends, beyond what
+// round trips show.
+const probeSlack = 2 * time.Millisecond
+
+// firstProbe is when to probe before the first round trip was measured.
+const firstProbe = 16 * time.Millisecond
+
+// armProbe sets the time of the next probe: far longer than round trips take,
+// twice as long after each probe without progress.
+func (q *QP) armProbe(now mono.Time) {
+	s := &q.req
+	if s.probeAt = 0; q.attr.Path.Local {
+		return
+	}
+	d := firstProbe
+	if s.rtt != 0 {
+		d = probeSlack + 2*s.rtt + 4*s.rttVar
+	}
+	s.probeAt = now.Add(d << min(s.probes, 6))
+}
+
+// measured takes one round trip (RFC 6298, section 2).
+func (q *QP) measured(d time.Duration) {
+	s := &q.req
+	s.sampleAt = 0
+	d = max(d, 1)
+	if s.rtt == 0 {
+		s.rtt, s.rttVar = d, d/2
+		return
+	}
+	s.rttVar += ((s.rtt - d).Abs() - s.rttVar) / 4
+	s.rtt += (d - s.rtt) / 8
+}
+
+// probe goes back when nothing came back for long: the loss of a tail, of a
+// NAK or of what was sent again draws no NAK, and the local ACK timeout is
+// mostly thousands of round trips. It is no retry: only the timeout counts
+// against retry_cnt.
+func (q *QP) probe(now mono.Time) {
+	s := &q.req
+	q.ctr.Probes++
+	q.cutWindow(s.probes > 0)
+	s.probes++
+	q.goBack()
+	s.retrying = true
+	q.armProbe(now)
 }
 
 // growWindow opens the window by what was acknowledged: as fast while it was
@@ -188,6 +242,7 @@ func (q *QP) retry(now mono.Time) {
 func (q *QP) goBack() {
 	s := &q.req
 	s.txPSN, s.tx, s.stalled = s.una, s.ack, false
+	s.sampleAt = 0
 }
 
 // onRNR waits as long as the responder asked for, then sends again from the
@@ -206,7 +261,7 @@ func (q *QP) onRNR(now mono.Time, code uint8) {
 		}
 		s.rnrs--
 	}
-	s.rnrAt, s.ackAt = now.Add(ib.RNRTimer(code)), 0
+	s.rnrAt, s.ackAt, s.probeAt = now.Add(ib.RNRTimer(code)), 0, 0
 	q.goBack()
 	s.stalled = true
 }
@@ -216,6 +271,9 @@ func (q *QP) runTimers(now mono.Time) {
 	s := &q.req
 	if s.rnrAt.Due(now) {
 		s.rnrAt, s.stalled = 0, false
+	}
+	if s.probeAt.Due(now) && !s.ackAt.Due(now) {
+		q.probe(now)
 	}
 	if s.ackAt.Due(now) {
 		s.ackAt = 0

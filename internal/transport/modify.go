@@ -87,7 +87,7 @@ func buildTransitions() (t [7][7][5]attrSet) {
 
 // Modify changes attributes and state as verbs' modify_qp: everything is
 // checked first, and nothing changes where an error is returned. a.Path stands
-// for the address vector. It is not called between Handle and Commit.
+// for the address vector; sequence numbers are cut to 24 bits, as adapters do. It is not called between Handle and Commit.
 func (q *QP) Modify(now mono.Time, a *Attr, mask ib.AttrMask) error {
 	from, to := q.attr.State, q.attr.State
 	if mask&ib.AttrState != 0 {
@@ -111,7 +111,7 @@ func (q *QP) Modify(now mono.Time, a *Attr, mask ib.AttrMask) error {
 		return nil
 	}
 	q.apply(a, mask)
-	q.enter(from, to)
+	q.enter(from, to, mask)
 	if invariants {
 		q.verify()
 	}
@@ -162,8 +162,6 @@ func (q *QP) checkValues(a *Attr, mask ib.AttrMask) error {
 		{ib.AttrTimeout, a.Timeout <= 31, "timeout"},
 		{ib.AttrRetryCnt, a.RetryCnt <= 7, "retry_cnt"},
 		{ib.AttrRNRRetry, a.RNRRetry <= 7, "rnr_retry"},
-		{ib.AttrRQPSN, a.RQPSN <= ib.PSNMask, "rq_psn"},
-		{ib.AttrSQPSN, a.SQPSN <= ib.PSNMask, "sq_psn"},
 		{ib.AttrMaxQPRdAtomic, a.MaxRdAtomic <= q.cfg.MaxRdAtomic, "max_rd_atomic"},
 		{ib.AttrMaxDestRdAtomic, a.MaxDestRdAtomic <= q.cfg.MaxRdAtomic, "max_dest_rd_atomic"},
 		{ib.AttrMinRNRTimer, a.MinRNRTimer <= 31, "min_rnr_timer"},
@@ -195,8 +193,11 @@ func (q *QP) apply(a *Attr, mask ib.AttrMask) {
 		{ib.AttrTimeout, func() { t.Timeout = a.Timeout }},
 		{ib.AttrRetryCnt, func() { t.RetryCnt = a.RetryCnt; q.req.retries = a.RetryCnt }},
 		{ib.AttrRNRRetry, func() { t.RNRRetry = a.RNRRetry; q.req.rnrs = a.RNRRetry }},
-		{ib.AttrRQPSN, func() { t.RQPSN = a.RQPSN; q.rsp.ePSN, q.rsp.safePSN = a.RQPSN, a.RQPSN }},
-		{ib.AttrSQPSN, func() { t.SQPSN = a.SQPSN; q.req.una, q.req.txPSN, q.req.maxPSN = a.SQPSN, a.SQPSN, a.SQPSN }},
+		{ib.AttrRQPSN, func() { t.RQPSN = a.RQPSN & ib.PSNMask; q.rsp.ePSN, q.rsp.safePSN = t.RQPSN, t.RQPSN }},
+		{ib.AttrSQPSN, func() {
+			t.SQPSN = a.SQPSN & ib.PSNMask
+			q.req.una, q.req.txPSN, q.req.maxPSN = t.SQPSN, t.SQPSN, t.SQPSN
+		}},
 		{ib.AttrMaxQPRdAtomic, func() { t.MaxRdAtomic = a.MaxRdAtomic }},
 		{ib.AttrMaxDestRdAtomic, func() { t.MaxDestRdAtomic = a.MaxDestRdAtomic }},
 		{ib.AttrMinRNRTimer, func() { t.MinRNRTimer = a.MinRNRTimer }},
@@ -213,14 +214,14 @@ func (q *QP) apply(a *Attr, mask ib.AttrMask) {
 }
 
 // enter takes the actions of a state change.
-func (q *QP) enter(from, to ib.QPState) {
+func (q *QP) enter(from, to ib.QPState, mask ib.AttrMask) {
 	q.attr.State = to
 	s := &q.req
 	s.stalled = !s.rnrAt.IsZero()
-	switch {
-	case to == ib.RTR && from == ib.Init:
+	if mask&ib.AttrAV != 0 {
 		q.openWindow()
-	case to == ib.SQD && from == ib.RTS:
+	}
+	if to == ib.SQD && from == ib.RTS {
 		s.draining = true
 		q.checkDrained()
 	}

@@ -93,7 +93,7 @@ func wantTransitions(t *testing.T) map[transition][2]ib.AttrMask {
 
 func validAttr(from, to ib.QPState) Attr {
 	return Attr{State: to, CurState: from, Port: 1, Path: &ib.Path{}, PathMTU: ib.MTU1024, Timeout: 31, RetryCnt: 7, RNRRetry: 7,
-		RQPSN: 0xffffff, SQPSN: 0xffffff, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 31, DestQPN: 0xfffffe, QKey: 5}
+		RQPSN: 0x1ffffff, SQPSN: 0x1ffffff, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 31, DestQPN: 0xfffffe, QKey: 5}
 }
 
 // TestModifyMask tries every transition of every type with the required
@@ -130,6 +130,7 @@ func tryModify(t *testing.T, typ ib.QPType, from, to ib.QPState, m ib.AttrMask, 
 	t.Helper()
 	q := New(&Config{Type: typ, QPN: 17, PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: 4}, &side{log: t.Logf})
 	q.attr.State, q.attr.Path = from, &ib.Path{}
+	q.openWindow()
 	a := validAttr(from, to)
 	var before, after Attr
 	q.Query(&before)
@@ -157,6 +158,8 @@ func tryModify(t *testing.T, typ ib.QPType, from, to ib.QPState, m ib.AttrMask, 
 	switch {
 	case err != nil && before != after:
 		t.Fatalf("%v %v→%v mask %#x: refused, and yet changed\n%+v\n%+v", typ, from, to, uint32(m), before, after)
+	case err == nil && m&ib.AttrSQPSN != 0 && after.SQPSN != 0xffffff:
+		t.Fatalf("SQ PSN %#x", after.SQPSN)
 	case err == nil && after.State != to:
 		t.Fatalf("%v %v→%v mask %#x: is in %v", typ, from, to, uint32(m), after.State)
 	}
@@ -182,7 +185,6 @@ func TestModifyValues(t *testing.T) {
 		{"mtu 0", rtr, 0, func(a *Attr) { a.PathMTU = 0 }, ErrValue},
 		{"mtu 6", rtr, 0, func(a *Attr) { a.PathMTU = 6 }, ErrValue},
 		{"mtu above the port's", rtr, 0, func(a *Attr) { a.PathMTU = ib.MTU4096 }, ErrValue},
-		{"rq_psn", rtr, 0, func(a *Attr) { a.RQPSN = 1 << 24 }, ErrValue},
 		{"dest_qp_num multicast", rtr, 0, func(a *Attr) { a.DestQPN = ib.QPNMulticast }, ErrValue},
 		{"dest_qp_num", rtr, 0, func(a *Attr) { a.DestQPN = 1 << 24 }, ErrValue},
 		{"max_dest_rd_atomic", rtr, 0, func(a *Attr) { a.MaxDestRdAtomic = 5 }, ErrValue},
@@ -190,7 +192,6 @@ func TestModifyValues(t *testing.T) {
 		{"timeout", rts, 0, func(a *Attr) { a.Timeout = 32 }, ErrValue},
 		{"retry_cnt", rts, 0, func(a *Attr) { a.RetryCnt = 8 }, ErrValue},
 		{"rnr_retry", rts, 0, func(a *Attr) { a.RNRRetry = 8 }, ErrValue},
-		{"sq_psn", rts, 0, func(a *Attr) { a.SQPSN = 1 << 24 }, ErrValue},
 		{"max_rd_atomic", rts, 0, func(a *Attr) { a.MaxRdAtomic = 5 }, ErrValue},
 		{"cur_state RESET", rts, ib.AttrCurState, func(a *Attr) { a.CurState = ib.Reset }, ErrValue},
 		{"cur_state wrong", rts, ib.AttrCurState, func(a *Attr) { a.CurState = ib.SQD }, ErrTransition},

@@ -164,7 +164,7 @@ type Counters struct {
 	SentPackets, RcvdPackets, SentBytes, RcvdBytes      uint64
 	DuplicateRequest, OutOfSequence                     uint64
 	RNRNakSent, RNRNakRcvd, SeqNakSent, SeqNakRcvd      uint64
-	LocalAckTimeout, Retransmits                        uint64
+	LocalAckTimeout, Retransmits, Probes                uint64
 	RetryExceeded, RNRRetryExceeded                     uint64
 	DropState, DropPKey, DropQKey, DropPath, DropNoRecv uint64
 	DropLength, DropOpcode, DropPSN, BadResponse        uint64

@@ -3,6 +3,8 @@
 package transport
 
 import (
+	"time"
+
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/mono"
@@ -32,7 +34,12 @@ type requester struct {
 	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
 	retries, rnrs              uint8
+	probes                     uint8 // since the last progress
 	ackAt, rnrAt               mono.Time
+	probeAt                    mono.Time // when to look for the loss of what was sent last; zero: not now
+	sampleAt                   mono.Time // when the packet before samplePSN left, once and for the first time
+	samplePSN                  ib.PSN
+	rtt, rttVar                time.Duration // smoothed round trip and its deviation; rtt 0 is unknown
 	failStatus                 ib.Status
 	failReason                 uint32
 	cwnd, ssthresh             uint32 // bytes, on paths that can lose packets
@@ -104,7 +111,9 @@ func (q *QP) Pending() bool {
 
 // Deadline returns when Next wants to be called at the latest; the zero Time
 // is never. Work that is ready now is told by Pending alone.
-func (q *QP) Deadline() mono.Time { return mono.Min(q.req.ackAt, q.req.rnrAt) }
+func (q *QP) Deadline() mono.Time {
+	return mono.Min(mono.Min(q.req.ackAt, q.req.rnrAt), q.req.probeAt)
+}
 
 // Next stores the next run to send in r and reports whether there was one. It
 // also runs the timers that are due and flushes queues in the error states.
@@ -123,7 +132,7 @@ func (q *QP) next(now mono.Time, r *pkt.Run) bool {
 	if q.dirty {
 		return false // an answer must not overtake the data it answers for
 	}
-	if s.ackAt.Due(now) || s.rnrAt.Due(now) {
+	if s.ackAt.Due(now) || s.rnrAt.Due(now) || s.probeAt.Due(now) {
 		q.runTimers(now)
 	}
 	if q.rsp.work && q.nextResponse(r) {
@@ -412,6 +421,8 @@ func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
 	end := s.txPSN.Add(n)
 	if s.txPSN != s.maxPSN {
 		q.ctr.Retransmits += uint64(min(n, dist(s.maxPSN, s.txPSN)))
+	} else if s.sampleAt.IsZero() && !q.attr.Path.Local {
+		s.sampleAt, s.samplePSN = now, s.txPSN.Add(1)
 	}
 	if dist(end, s.una) > dist(s.maxPSN, s.una) {
 		s.maxPSN = end
@@ -455,7 +466,7 @@ func (q *QP) room() uint64 {
 // openWindow sets the window and READ chunk of a fresh connection.
 func (q *QP) openWindow() {
 	s := &q.req
-	s.readChunk = 0
+	s.readChunk, s.rtt = 0, 0
 	if q.cfg.Type != ib.RC || q.attr.Path.Local {
 		return
 	}

@@ -35,6 +35,7 @@ type responder struct {
 	work    bool     // one of them is due
 	recs    []record // a ring of a power of two
 	recMask uint32
+	pending uint32 // records that wait for their answer
 	recHead uint32
 	recTail uint32
 	nak     ib.Syndrome // zero for none
@@ -76,7 +77,7 @@ type recvCursor struct {
 
 func (p *responder) silence() {
 	for i := range p.recs {
-		p.recs[i].pending = false
+		p.settle(&p.recs[i])
 	}
 	p.nak, p.ackOwed, p.work = 0, false, false
 }
@@ -458,14 +459,23 @@ func (q *QP) allocRecord() *record {
 		if old.pending && !old.replay {
 			return nil
 		}
-		old.pending = false
+		p.settle(old)
 		p.recHead++
 	}
 	rec := &p.recs[p.recTail&p.recMask]
 	p.recTail++
 	*rec = record{pending: true}
+	p.pending++
 	p.work = true
 	return rec
+}
+
+// settle says that rec waits for nothing any more.
+func (p *responder) settle(rec *record) {
+	if rec.pending {
+		rec.pending = false
+		p.pending--
+	}
 }
 
 // onReadRequest accepts a READ; Next sends the response.
@@ -522,7 +532,7 @@ func (q *QP) onAtomic(r *pkt.Run, b *mem.Batch) {
 		rec.orig, err = region.FetchAdd(r.VA, r.SwapAdd)
 	}
 	if err != nil {
-		rec.pending = false
+		p.settle(rec)
 		p.recTail--
 		q.refuse(ib.SynNAKRemOp, ib.Success, p.ePSN, ReasonPlacement)
 		return
@@ -554,6 +564,7 @@ func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
 		}
 		if !rec.pending {
 			rec.pending, rec.replay = true, true
+			p.pending++
 		}
 		p.work = true
 		return
@@ -582,7 +593,7 @@ func (q *QP) replayRead(rec *record, r *pkt.Run, off uint64) bool {
 // nextResponse produces the next answer of the responder.
 func (q *QP) nextResponse(r *pkt.Run) bool {
 	p := &q.rsp
-	for k := p.recHead; k != p.recTail; k++ {
+	for k := p.recHead; p.pending > 0 && k != p.recTail; k++ {
 		if rec := &p.recs[k&p.recMask]; rec.pending {
 			q.emitRecord(rec, r)
 			return true
@@ -612,7 +623,7 @@ func (q *QP) emitRecord(rec *record, r *pkt.Run) {
 	if rec.atomic {
 		q.header(r, ib.AtomicAck, rec.first, 1)
 		r.Orig, r.Data = rec.orig, mem.Payload{}
-		rec.pending = false
+		q.rsp.settle(rec)
 	} else {
 		n, last := rec.end-rec.at, true
 		if run := max(uint64(q.attr.Path.MaxRun)&^uint64(q.mtu-1), uint64(q.mtu)); n > run {
@@ -632,7 +643,9 @@ func (q *QP) emitRecord(rec *record, r *pkt.Run) {
 			r.Data = mem.ListPayload(rec.seg[:], rec.at, int(n))
 		}
 		rec.at += n
-		rec.pending = !last
+		if last {
+			q.rsp.settle(rec)
+		}
 	}
 	if !rec.pending && rec.last.Add(1) == q.rsp.ePSN {
 		q.rsp.ackOwed = false // a response acknowledges everything before it

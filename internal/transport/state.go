@@ -86,10 +86,17 @@ func (q *QP) PathOf() *ib.Path { return q.attr.Path }
 // DestQPN returns the peer's queue pair of a connected queue pair.
 func (q *QP) DestQPN() ib.QPN { return q.attr.DestQPN }
 
-// Query stores the current attributes in a.
+// Query stores the current attributes in a. The sequence numbers are those of
+// the next packet to send and to receive.
 func (q *QP) Query(a *Attr) {
 	*a = q.attr
-	a.SQDraining = q.req.draining
+	a.CurState, a.SQDraining = a.State, q.req.draining
+	if a.State >= ib.RTR {
+		a.RQPSN = q.rsp.ePSN
+	}
+	if a.State >= ib.RTS {
+		a.SQPSN = q.req.maxPSN
+	}
 }
 
 // datagram reports whether the service is UD or one of its special cases.
@@ -161,7 +168,7 @@ func (q *QP) enterErr(sendNak bool) {
 		return
 	}
 	q.attr.State = ib.Err
-	q.req.ackAt, q.req.rnrAt = 0, 0
+	q.req.ackAt, q.req.rnrAt, q.req.probeAt = 0, 0, 0
 	q.req.draining = false
 	if !sendNak {
 		q.rsp.silence()

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"weft/internal/ib"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+)
+
+// huge makes a side whose region pretends to be 16 GiB long; nothing may touch
+// what is beyond its bytes.
+func huge(t *testing.T, log func(string, ...any)) *side {
+	t.Helper()
+	s := newSide("A", testConfig(ib.RC, 17), 4096, log)
+	s.region.Len = 16 << 30
+	if err := up(s, 1, 2, 18, ib.MTU256, 1<<30, true); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestOutstandingLimit: a READ of 2^31 bytes at an MTU of 256 takes all 2^23
+// sequence numbers that may be outstanding; the next request waits for it.
+func TestOutstandingLimit(t *testing.T) {
+	s := huge(t, t.Logf)
+	for range 2 {
+		wr := s.q.SendSlot()
+		wr.Op, wr.RemoteVA, wr.RKey = ib.WRRead, base, testKey
+		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 1 << 31, LKey: testKey})
+		s.q.Post(1)
+	}
+	var r pkt.Run
+	if !s.q.Next(1, &r) || r.DMALen != 1<<31 || s.q.Next(1, &r) {
+		t.Fatalf("%+v", r)
+	}
+	if got := dist(s.q.req.maxPSN, s.q.req.una); got != maxOutstanding {
+		t.Fatalf("%d outstanding", got)
+	}
+	if err := s.q.check(); err != nil {
+		t.Fatal(err)
+	}
+	// The newest PSN is still told from one that was never sent.
+	last := r.PSN.Add(maxOutstanding - 1)
+	s.q.onAck(1, &pkt.Run{})
+	if s.q.ctr.DropPSN != 1 {
+		t.Fatal("a ghost was taken for an answer")
+	}
+	if dist(last, s.q.req.una) >= dist(s.q.req.maxPSN, s.q.req.una) {
+		t.Fatal("the newest PSN is outside the window")
+	}
+}
+
+// TestWriteOutstandingLimit: the same bound cuts what a WRITE may send.
+func TestWriteOutstandingLimit(t *testing.T) {
+	s := huge(t, t.Logf)
+	for range 2 {
+		wr := s.q.SendSlot()
+		wr.Op, wr.RemoteVA, wr.RKey = ib.WRWrite, base, testKey
+		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 3 << 29, LKey: testKey})
+		s.q.Post(1)
+	}
+	var r pkt.Run
+	packets := uint32(0)
+	for s.q.Next(1, &r) {
+		packets += r.Count
+	}
+	if packets != maxOutstanding {
+		t.Fatalf("%d packets left", packets)
+	}
+}
+
+// TestMessageLength: 2^31 bytes are a message, one more is not; lengths are
+// summed without wrapping at 2^32.
+func TestMessageLength(t *testing.T) {
+	for _, c := range []struct {
+		sges []uint32
+		want string
+	}{
+		{[]uint32{1 << 31}, ""},
+		{[]uint32{1 << 30, 1 << 30}, ""},
+		{[]uint32{1<<31 + 1}, "LOC_LEN_ERR"},
+		{[]uint32{1 << 31, 1}, "LOC_LEN_ERR"},
+		{[]uint32{1 << 31, 1 << 31, 8}, "LOC_LEN_ERR"},
+	} {
+		var log []string
+		s := huge(t, func(f string, a ...any) { log = append(log, fmt.Sprintf(f, a...)) })
+		wr := s.q.SendSlot()
+		wr.Op, wr.RemoteVA, wr.RKey = ib.WRWrite, base, testKey
+		for _, n := range c.sges {
+			wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: n, LKey: testKey})
+		}
+		s.q.Post(1)
+		var r pkt.Run
+		sent := s.q.Next(1, &r)
+		if sent != (c.want == "") || !strings.Contains(strings.Join(log, " "), c.want) {
+			t.Errorf("%v: sent %v, %v", c.sges, sent, log)
+		}
+	}
+}
+
+// TestPathChangeInSQD: an address vector that SQD replaces gets a window.
+func TestPathChangeInSQD(t *testing.T) {
+	a, b := pair(t, ib.RC, ib.MTU256, 1024, true)
+	for _, to := range []ib.QPState{ib.SQD, ib.SQD, ib.RTS} {
+		at := Attr{State: to, Path: &ib.Path{SGID: gid(1), DGID: gid(2), MaxRun: 1024}}
+		mask := ib.AttrState
+		if to == a.q.State() {
+			mask |= ib.AttrAV
+		}
+		if err := a.q.Modify(1, &at, mask); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.post(1, ib.WRWrite, ib.Signaled, 0, 9000, 0)
+	a.q.Post(1)
+	pump(1, a, b)
+	if err := a.q.check(); err != nil || a.sends != 1 {
+		t.Fatalf("%d completions, %v", a.sends, err)
+	}
+}
+
+// TestStageFills: more messages in one round than completions can be staged
+// for; none is lost, none is visible before its data.
+func TestStageFills(t *testing.T) {
+	var log []string
+	s := newSide("B", testConfig(ib.RC, 17), 4096, func(f string, a ...any) { log = append(log, fmt.Sprintf(f, a...)) })
+	if err := up(s, 2, 1, 18, ib.MTU256, 256, true); err != nil {
+		t.Fatal(err)
+	}
+	const n = 3*stageDepth + 5
+	for i := range uint64(n) {
+		s.recv(i, 0, 8)
+	}
+	psn := ib.PSN(1) << 8
+	for i := range uint32(n) {
+		r := &pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
+		r.Opcode, r.PSN, r.PKey, r.AckReq = ib.SendOnly, psn.Add(i), ib.DefaultPKey, true
+		s.q.Handle(1, r, s.batch)
+	}
+	s.batch.Flush()
+	s.q.Commit(1)
+	if len(log) != n {
+		t.Fatalf("%d completions", len(log))
+	}
+	for i, l := range log {
+		if l != fmt.Sprintf("B recv id=%d SUCCESS op=128 len=0", i) {
+			t.Fatalf("completion %d: %s", i, l)
+		}
+	}
+	var r pkt.Run
+	if !s.q.Next(mono.Time(1), &r) || r.PSN != psn.Add(n-1) || s.q.Next(1, &r) {
+		t.Fatalf("%+v", r)
+	}
+}
+
+// TestNextWaitsForCommit: an answer never overtakes the data it answers for.
+func TestNextWaitsForCommit(t *testing.T) {
+	a, b := pair(t, ib.RC, ib.MTU256, 1024, true)
+	a.quiet, b.quiet = true, true
+	a.post(1, ib.WRWrite, ib.Signaled, 0, 9, 0)
+	a.q.Post(1)
+	var r pkt.Run
+	if !a.q.Next(1, &r) {
+		t.Fatal("nothing sent")
+	}
+	b.q.Handle(1, &r, b.batch)
+	if b.q.Next(1, &r) {
+		t.Fatal("answered before the flush")
+	}
+	b.batch.Flush()
+	b.q.Commit(1)
+	if !b.q.Next(1, &r) || r.Opcode != ib.Acknowledge {
+		t.Fatalf("%+v", r)
+	}
+}
