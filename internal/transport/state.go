@@ -231,7 +231,7 @@ func (q *QP) flushRecv() {
 		p.recv = nil
 		q.recvDone(wr, &q.comp)
 	}
-	p.recvPosted = false
+	p.recvPosted, p.open = false, false
 	if q.cfg.SRQ {
 		if !p.lastWQE {
 			p.lastWQE = true
