@@ -60,6 +60,7 @@ roce-port), else from its default.`,
 	f.Int("lanes", d.Lanes, "event loops; 0: one per two CPUs, at most 4")
 	f.Int("roce-port", d.RoCEPort, "UDP port of RoCEv2")
 	f.Bool("wire-local", d.WireLocal, "send traffic within the node through the full packet path")
+	f.Bool("real-time", d.RealTime, "run the lanes with real-time priority")
 	f.Duration("spin", d.Spin, "how long a lane polls after its last work")
 	f.Duration("idle-exit", d.IdleExit, "end so long after the last session; 0: never")
 	f.IntSlice("allow-uid", nil, "users who may use the node besides root and its own")

@@ -44,6 +44,10 @@ type Config struct {
 	RoCEPort int `koanf:"roce-port" yaml:"roce-port"`
 	// WireLocal sends traffic within the node through the full packet path.
 	WireLocal bool `koanf:"wire-local" yaml:"wire-local"`
+	// RealTime asks for real-time priority for the lanes (CAP_SYS_NICE or
+	// RLIMIT_RTPRIO). Without it they take a short slice and, where allowed, a
+	// strongly negative nice value.
+	RealTime bool `koanf:"real-time" yaml:"real-time"`
 	// Spin is how long a lane polls after its last work before it sleeps.
 	Spin time.Duration `koanf:"spin" yaml:"spin"`
 	// IdleExit ends the node so long after its last session; 0 means never.

@@ -45,8 +45,8 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestEverySettingFromEverySource(t *testing.T) {
-	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, WireLocal: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug"}
-	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "wire-local": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug"}
+	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, WireLocal: true, RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug"}
+	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "wire-local": "true", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug"}
 	vars, yaml := map[string]string{}, ""
 	for _, k := range Keys {
 		vars[EnvName(k)] = text[k]
@@ -62,7 +62,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 	for name, s := range map[string]Sources{
 		"environment": {Getenv: env(vars)},
 		"file":        {Getenv: env(nil), File: file(t, yaml)},
-		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "wire-local": true,
+		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "wire-local": true, "real-time": true,
 			"spin": "1ms", "idle-exit": "1h", "allow-uid": []int{1, 1000}, "log-level": "debug"}},
 	} {
 		got, err := Load(s)
@@ -119,7 +119,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, key := range Keys {
-		if key != "wire-local" && !strings.Contains("\n"+err.Error(), "\n"+key+" must") {
+		if key != "wire-local" && key != "real-time" && !strings.Contains("\n"+err.Error(), "\n"+key+" must") {
 			t.Errorf("%v does not name %s", err, key)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 // Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "spin", "idle-exit", "allow-uid", "log-level"}
+var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level"}
 
 // EnvName returns the environment variable of a key.
 func EnvName(key string) string {
@@ -121,7 +121,7 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 		switch key {
 		case "lanes", "roce-port":
 			v, err = strconv.Atoi(s)
-		case "wire-local":
+		case "wire-local", "real-time":
 			v, err = strconv.ParseBool(s)
 		case "spin", "idle-exit":
 			v, err = time.ParseDuration(s)

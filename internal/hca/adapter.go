@@ -62,13 +62,16 @@ type Limits struct {
 	Inline                  uint32
 	RdAtomic                uint8
 	Window, MinWindow       uint32 // transport's, bytes
+	// Memory bounds the bytes of the node that one session's work queues,
+	// page lists and waiting completions take; beyond it is ENOMEM.
+	Memory int64
 }
 
 // DefaultLimits fit a program with thousands of queue pairs.
 var DefaultLimits = Limits{
 	Sessions: maxSessions, PD: 4096, MR: 65536, CQ: 16384, QP: 16384, SRQ: 4096, AH: 65536,
 	QPWR: 32768, CQE: 4194303, SRQWR: 32768, SGE: 32, Inline: 1024, RdAtomic: 128,
-	Window: 1 << 20, MinWindow: 8 << 10,
+	Window: 1 << 20, MinWindow: 8 << 10, Memory: 1 << 30,
 }
 
 const (

@@ -37,7 +37,8 @@ type CQ struct {
 	ring      CQRing
 	held      bool // the ring is being replaced: everything goes to the backlog
 	backlog   []CQE
-	refs      int // queue pairs, each end counted
+	charged   int64 // of the session's memory quota
+	refs      int   // queue pairs, each end counted
 	users     map[*QP]int
 	solicited bool // of the entries put since the last publish
 	dirty     bool
@@ -72,6 +73,7 @@ func (s *Session) DestroyCQ(h uint32) error {
 		return syscall.EBUSY
 	}
 	c.ring = nil
+	s.charge(-c.charged)
 	s.cqs.del(h)
 	return nil
 }
@@ -125,13 +127,35 @@ func (c *CQ) push(e *CQE) {
 	if c.elastic || c.held || c.ring == nil {
 		limit = int(c.depth)
 	}
-	if len(c.backlog) >= limit {
+	if len(c.backlog) >= limit || c.grow() != nil {
 		c.failed = true
 		c.s.lane.failedCQs = append(c.s.lane.failedCQs, c)
 		c.s.lane.Stats.CQOverrun++
 		return
 	}
 	c.backlog = append(c.backlog, *e)
+}
+
+// A backlog starts with minBacklog entries and doubles; cqeBytes is what the
+// quota is charged for one.
+const (
+	minBacklog = 64
+	cqeBytes   = 64
+)
+
+// grow makes room for one more entry of the backlog.
+func (c *CQ) grow() error {
+	n := cap(c.backlog)
+	if len(c.backlog) < n {
+		return nil
+	}
+	more := max(n, minBacklog)
+	if err := c.s.charge(int64(more) * cqeBytes); err != nil {
+		return err
+	}
+	c.charged += int64(more) * cqeBytes
+	c.backlog = append(make([]CQE, 0, n+more), c.backlog...)
+	return nil
 }
 
 // drain moves the backlog into buffers that have become free and reports

@@ -347,6 +347,35 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
+// TestMemoryQuota creates queue pairs with deep queues until the session's
+// quota is used up, and gets it back by destroying them.
+func TestMemoryQuota(t *testing.T) {
+	l := newNode(t)
+	l.a.Limits.Memory = 64 << 20
+	c := newClient(t, l, 4096)
+	cfg := QPConfig{Type: ib.RC, PD: c.pd, SendCQ: c.cq, RecvCQ: c.cq, Cap: transport.Cap{MaxSendWR: 16384, MaxSendSGE: 8}}
+	var made []*QP
+	for len(made) < 64 {
+		q, err := c.s.CreateQP(&cfg)
+		if err != nil {
+			if !errors.Is(err, syscall.ENOMEM) {
+				t.Fatal(err)
+			}
+			break
+		}
+		made = append(made, q)
+	}
+	if len(made) == 0 || len(made) == 64 {
+		t.Fatalf("%d queue pairs fit", len(made))
+	}
+	for _, q := range made {
+		c.must(c.s.DestroyQP(q.Slot()))
+	}
+	if c.s.memory != 0 {
+		t.Errorf("%d bytes still charged", c.s.memory)
+	}
+}
+
 func TestRoundAllocatesNothing(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	wr := []transport.SendWR{{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)}}

@@ -103,8 +103,12 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 			return nil, err
 		}
 	}
+	if err := s.charge(transport.Memory(&c.Cap)); err != nil {
+		return nil, err
+	}
 	slot, err := s.qps.add(q)
 	if err != nil {
+		s.charge(-transport.Memory(&c.Cap))
 		return nil, err
 	}
 	q.slot, q.num = slot, s.wireQPN(slot)
@@ -137,6 +141,7 @@ func (s *Session) DestroyQP(h uint32) error {
 		return err
 	}
 	s.dropQP(q)
+	s.charge(-transport.Memory(&q.cfg.Cap))
 	q.pd.refs--
 	q.sendCQ.unuse(q)
 	q.recvCQ.unuse(q)

@@ -37,6 +37,7 @@ type Session struct {
 	srqs   int
 	keys   map[ib.Key]*mr
 	keySrc keySource
+	memory int64 // bytes charged
 	closed bool
 }
 
@@ -85,6 +86,16 @@ func (s *Session) Close() {
 		m.region.Revoke()
 	}
 	s.lane.forget(s)
+}
+
+// charge takes n bytes of the session's memory quota; a negative n gives them
+// back.
+func (s *Session) charge(n int64) error {
+	if n > 0 && s.memory+n > s.a.Limits.Memory {
+		return syscall.ENOMEM
+	}
+	s.memory += n
+	return nil
 }
 
 // CreatePD returns the handle of a new protection domain.
@@ -136,9 +147,13 @@ func (s *Session) RegisterMR(pdn uint32, r *mem.Region) (MRResult, error) {
 	if r.Len != 0 && (r.Start+r.Len-1 < r.Start || r.Base+r.Len-1 < r.Base) {
 		return MRResult{}, syscall.EINVAL
 	}
+	if err := s.charge(pageBytes(r)); err != nil {
+		return MRResult{}, err
+	}
 	m := &mr{region: r, pd: p}
 	h, err := s.mrs.add(m)
 	if err != nil {
+		s.charge(-pageBytes(r))
 		return MRResult{}, err
 	}
 	m.handle = h
@@ -146,6 +161,9 @@ func (s *Session) RegisterMR(pdn uint32, r *mem.Region) (MRResult, error) {
 	s.key(m)
 	return MRResult{h, r.LKey, r.RKey}, nil
 }
+
+// pageBytes is what the page list of a region takes.
+func pageBytes(r *mem.Region) int64 { return 8 * int64(len(r.Pages)) }
 
 // key gives the region of m its keys.
 func (s *Session) key(m *mr) {
@@ -164,6 +182,7 @@ func (s *Session) DeregisterMR(h uint32) error {
 		return err
 	}
 	s.unkey(m)
+	s.charge(-pageBytes(m.region))
 	m.pd.refs--
 	s.mrs.del(h)
 	return nil
@@ -207,6 +226,7 @@ func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region)
 		return MRResult{}, err
 	}
 	s.unkey(m)
+	s.charge(-pageBytes(m.region)) // the new one names memory by address
 	m.pd.refs--
 	p.refs++
 	m.pd, m.region = p, r

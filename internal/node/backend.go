@@ -102,6 +102,10 @@ func (n *Node) owner(d *door) api.Owner {
 // degraded lists every state in which the node works less well than it could.
 func (n *Node) degraded() (list []api.Degraded, err error) {
 	for i, l := range n.lanes {
+		if e := l.noRT.Load(); e != nil {
+			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, *e),
+				Fix: "give the node CAP_SYS_NICE or a limit (ulimit -r 1), or leave --real-time out"})
+		}
 		err = errors.Join(err, l.do(func() {
 			for _, d := range n.links[i].roce.Degraded() {
 				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})

@@ -34,7 +34,8 @@ type wire interface {
 type lane struct {
 	hca    *hca.Lane
 	clock  func() mono.Time
-	spin   time.Duration
+	spin   time.Duration // the longest spin
+	window time.Duration // the spin that pays at present
 	log    *slog.Logger
 	link   wire
 	doors  []*door
@@ -49,8 +50,11 @@ type lane struct {
 	closed bool
 	posted atomic.Bool // inbox is not empty
 	asleep atomic.Bool
-	// realTime tells that the thread has real-time priority.
+	// wantRT asks for real-time priority; realTime tells that the thread has
+	// it, noRT why not.
+	wantRT   bool
 	realTime atomic.Bool
+	noRT     atomic.Pointer[error]
 	stop     bool
 	// neighbours are the other lanes of the node, nil where there are none.
 	neighbours *neighbours
@@ -72,7 +76,7 @@ var errLaneStopped = errors.New("the node is shutting down")
 // newLane returns a lane that does not run yet. in and out are the sockets of
 // link.
 func newLane(h *hca.Lane, link wire, in, out []int, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
-	l := &lane{hca: h, clock: clock, spin: spin, log: log, link: link,
+	l := &lane{hca: h, clock: clock, spin: spin, window: spin, log: log, link: link,
 		kicks: make(map[int32]kick), done: make(chan struct{}), bell: -1, timer: -1}
 	var err error
 	if l.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -218,7 +222,11 @@ func (l *lane) unwatchKick(fd int) {
 // faults; the client's session ends, the lane goes on.
 func (l *lane) loop() {
 	runtime.LockOSThread()
-	l.realTime.Store(raisePriority(l.log))
+	err, rt := raisePriority(l.wantRT)
+	l.realTime.Store(rt)
+	if err != nil {
+		l.noRT.Store(&err)
+	}
 	debug.SetPanicOnFault(true)
 	defer close(l.done)
 	defer l.closeFDs()
@@ -259,24 +267,35 @@ func (l *lane) recovered(r any) {
 	panic(r)
 }
 
+// minSpin is how long a lane spins even where spinning has not paid of late:
+// about what falling asleep and waking up costs.
+const minSpin = 5 * time.Microsecond
+
 // once is one turn: everything that waits, then sleep if there was nothing.
+//
+// Before it sleeps the lane spins: a client that posts soon finds it awake and
+// needs no system call. It does not yield meanwhile; a thread that yields
+// beside a busy one gets its processor back milliseconds later, one that
+// sleeps is woken at once. Where clients and lanes share processors spinning
+// only keeps the client from posting, so the window shrinks each time it was
+// in vain and grows back when it pays.
 func (l *lane) once() {
-	if l.work(l.clock()) {
+	start := l.clock()
+	if l.work(start) {
 		return
 	}
-	// Spin: a client that posts soon finds the lane awake and needs no system
-	// call. Others get the processor meanwhile.
-	for start := l.clock(); l.spin > 0; {
-		unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	for {
 		now := l.clock()
-		if l.work(now) {
-			l.stats.Spins++
-			return
-		}
-		if now.Sub(start) > l.spin {
+		if now.Sub(start) > l.window {
 			break
 		}
+		if l.work(now) {
+			l.stats.Spins++
+			l.window = min(2*l.window, max(l.spin, minSpin))
+			return
+		}
 	}
+	l.window = max(l.window/2, min(minSpin, l.spin))
 	l.sleep()
 }
 

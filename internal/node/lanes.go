@@ -144,6 +144,7 @@ func (n *Node) openLanes() error {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)
 		}
+		l.wantRT = n.cfg.RealTime
 		nb.self = l
 		if count > 1 {
 			l.neighbours = nb

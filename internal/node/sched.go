@@ -3,23 +3,35 @@
 package node
 
 import (
-	"log/slog"
+	"fmt"
 
 	"golang.org/x/sys/unix"
 )
 
-// raisePriority asks for what makes a lane run soon after it is kicked: real
-// time where that is allowed, else a short slice, which a fair scheduler
-// (Linux 6.12 and later) takes as "prefer this thread when it wakes". Both are
-// per thread; failing is normal and costs latency only.
-func raisePriority(log *slog.Logger) (realTime bool) {
-	fifo := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
-	if err := unix.SchedSetAttr(0, &fifo, 0); err == nil {
-		return true
+// niceLane is the nice value a lane asks for: it works for every program of
+// the node and sleeps when none of them wants anything.
+const niceLane = -15
+
+// raisePriority makes the calling thread run soon after it is woken. A short
+// slice is what a fair scheduler (Linux 6.12 and later) takes as "prefer this
+// thread when it wakes"; it needs no privilege. Real time is for those who ask:
+// a lane that spins then keeps everybody else off its processor.
+func raisePriority(realTime bool) (error, bool) {
+	if realTime {
+		a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+		if err := unix.SchedSetAttr(0, &a, 0); err != nil {
+			return fmt.Errorf("real-time priority: %w", err), false
+		}
+		return nil, true
 	}
-	short := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Runtime: 100_000}
-	if err := unix.SchedSetAttr(0, &short, 0); err != nil {
-		log.Debug("lane keeps the default scheduling slice", "err", err)
+	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceLane, Runtime: shortSlice}
+	if unix.SchedSetAttr(0, &a, 0) == nil {
+		return nil, false
 	}
-	return false
+	a.Nice = 0
+	unix.SchedSetAttr(0, &a, 0) // an older kernel refuses the slice: all is as usual then
+	return nil, false
 }
+
+// shortSlice is the shortest the kernel grants, in nanoseconds.
+const shortSlice = 100_000

@@ -34,6 +34,17 @@ const (
 // software is scheduled, and below this a busy processor looks like loss.
 const minAckTimeout = time.Millisecond
 
+// Memory returns about how many bytes a queue pair with capacities c takes, for
+// quotas.
+func Memory(c *Cap) int64 {
+	n := int64(1)
+	if c.MaxSendWR > 1 {
+		n = 1 << bits.Len32(c.MaxSendWR-1)
+	}
+	const wr, sge, rest = 256, 16 + 64, 32 << 10
+	return n*(wr+int64(c.MaxSendSGE)*sge) + rest
+}
+
 // New returns a queue pair in state RESET. cfg is copied; its key table is
 // shared and must not change under the queue pair's feet without Modify.
 // Allocation of everything the queue pair ever needs happens here.
