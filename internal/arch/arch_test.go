@@ -72,9 +72,17 @@ func root(t *testing.T) string {
 	return filepath.Dir(strings.TrimSpace(string(out)))
 }
 
-func packages(t *testing.T, args ...string) []pkg {
+// listed keeps what go list said, by build tag: it is the slow part.
+var listed = map[string][]pkg{}
+
+func packages(t *testing.T) []pkg { return tagged(t, "") }
+
+func tagged(t *testing.T, tag string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", append([]string{"list", "-json"}, append(args, "./...")...)...)
+	if pkgs, ok := listed[tag]; ok {
+		return pkgs
+	}
+	cmd := exec.Command("go", "list", "-json", "-tags="+tag, "./...")
 	cmd.Dir = root(t)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
@@ -92,6 +100,7 @@ func packages(t *testing.T, args ...string) []pkg {
 	if len(pkgs) < 5 {
 		t.Fatalf("go list found %d packages", len(pkgs))
 	}
+	listed[tag] = pkgs
 	return pkgs
 }
 
@@ -150,8 +159,8 @@ func TestPureTiersKnowNoWorld(t *testing.T) {
 func eachGoFile(t *testing.T, f func(p pkg, name string, src []byte)) {
 	t.Helper()
 	seen := map[string]bool{}
-	for _, tags := range []string{"", "invariants"} {
-		for _, p := range packages(t, "-tags="+tags) {
+	for _, tag := range []string{"", "invariants"} {
+		for _, p := range tagged(t, tag) {
 			for _, name := range slices.Concat(p.GoFiles, p.IgnoredGoFiles, p.TestGoFiles, p.XTestGoFiles) {
 				full := filepath.Join(p.Dir, name)
 				if seen[full] {
