@@ -36,6 +36,10 @@ func TestOperations(t *testing.T) {
 
 func oneOperation(t *testing.T, typ ib.QPType, op ib.WROp, maxRun uint32, n uint64) {
 	a, b := pair(t, typ, ib.MTU256, maxRun, maxRun == 1<<20)
+	if maxRun == 1024 {
+		a.opaque()
+		b.opaque()
+	}
 	var log []string
 	a.log = func(f string, args ...any) { log = append(log, fmt.Sprintf(f, args...)) }
 	b.log = a.log

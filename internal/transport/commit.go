@@ -103,21 +103,24 @@ func (q *QP) failRecv() {
 		p.settle(&p.recs[p.recTail&p.recMask])
 	}
 	p.ePSN, p.msn = p.safePSN, p.safeMSN
+	reported := status == ib.WRFlushErr
+	inRecv := p.recv != nil && (q.datagram() || p.open && !p.write)
+	event := ib.EventQPFatal
 	if q.cfg.Type == ib.RC {
-		st := ib.LocProtErr
-		if status == ib.WRFlushErr || p.write && p.open {
-			st = ib.Success // reported above, or no receive request is concerned
-		}
-		q.refuse(ib.SynNAKRemOp, st, p.safePSN, ReasonPlacement)
-		return
+		event = q.refusal(ib.SynNAKRemOp, p.safePSN)
+	} else {
+		p.open = false
+		q.enterErr(false)
 	}
-	if p.recv != nil && status == ib.LocProtErr && (p.open || q.datagram()) {
+	switch {
+	case reported:
+	case inRecv:
 		wr := p.recv
 		p.recv = nil
 		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement})
+	default:
+		q.env.Event(event)
 	}
-	p.open = false
-	q.enterErr(false)
 }
 
 // RecvPosted tells that the receive queue got requests: in ERR the next Next

@@ -32,6 +32,32 @@ type side struct {
 	quiet  bool
 }
 
+// opaque is memory that only calls reach, as that of another process; writes
+// at or above bad fail.
+type opaque struct {
+	*mem.Slice
+	bad uint64
+}
+
+func (o *opaque) View(addr, n uint64) []byte { return nil }
+
+func (o *opaque) WriteV(w []mem.Write) (int, error) {
+	for i := range w {
+		if o.bad != 0 && w[i].Addr+uint64(len(w[i].Data)) > o.bad {
+			n, _ := o.Slice.WriteV(w[:i])
+			return n, mem.ErrFault
+		}
+	}
+	return o.Slice.WriteV(w)
+}
+
+// opaque makes the side's memory reachable by calls only.
+func (s *side) opaque() *opaque {
+	o := &opaque{Slice: mem.NewSlice(base, s.buf)}
+	s.region.Space = o
+	return o
+}
+
 func (s *side) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
 	if lkey != testKey || !s.region.Allows(addr, n, need) {
 		return nil

@@ -178,3 +178,43 @@ func TestNextWaitsForCommit(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 }
+
+// TestPlacementFails: memory that vanishes between check and copy is found at
+// the flush, through the batch.
+func TestPlacementFails(t *testing.T) {
+	for _, c := range []struct {
+		op   ib.WROp
+		want []string
+	}{
+		{ib.WRSend, []string{"B recv id=1 SUCCESS op=128 len=64", "A send id=1 signal=true SUCCESS op=0 len=64", "B recv id=2 LOC_PROT_ERR", "B recv id=3 WR_FLUSH_ERR",
+			"A send id=2 signal=true REM_OP_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
+		{ib.WRWrite, []string{"A send id=1 signal=true SUCCESS op=1 len=64", "B event QP_FATAL", "B recv id=1 WR_FLUSH_ERR", "B recv id=2 WR_FLUSH_ERR", "B recv id=3 WR_FLUSH_ERR",
+			"A send id=2 signal=true REM_OP_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
+		{ib.WRRead, []string{"A send id=1 signal=true SUCCESS op=2 len=64", "A send id=2 signal=true LOC_PROT_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
+	} {
+		t.Run(c.op.String(), func(t *testing.T) {
+			var log []string
+			a, b := pair(t, ib.RC, ib.MTU256, 1024, true)
+			a.log = func(f string, args ...any) { log = append(log, fmt.Sprintf(f, args...)) }
+			b.log = a.log
+			a.opaque().bad, b.opaque().bad = base+64, base+64
+			for i := range uint64(3) {
+				off := uint64(0)
+				if i == 1 {
+					off = 64
+				}
+				b.recv(i+1, off, 64)
+				a.post(i+1, c.op, ib.Signaled, off, 64, off)
+				a.q.Post(1)
+				if i == 0 {
+					pump(1, a, b)
+				}
+			}
+			pump(1, a, b)
+			a.q.Next(1, &pkt.Run{})
+			if got, want := strings.Join(log, "\n"), strings.Join(c.want, "\n"); got != want {
+				t.Fatalf("want\n%s\ngot\n%s", want, got)
+			}
+		})
+	}
+}

@@ -68,6 +68,10 @@ func runModel(t *testing.T, seed uint64) {
 		binary.NativeEndian.PutUint64(m.a.buf[i:], rng.Uint64())
 		binary.NativeEndian.PutUint64(m.b.buf[i:], rng.Uint64())
 	}
+	if seed%2 == 1 {
+		m.a.opaque()
+		m.b.opaque()
+	}
 	if err := up(m.a, 1, 2, 18, ib.MTU256, maxRun, false); err != nil {
 		t.Fatal(err)
 	}

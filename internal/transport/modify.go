@@ -222,6 +222,9 @@ func (q *QP) enter(from, to ib.QPState, mask ib.AttrMask) {
 		q.openWindow()
 	}
 	if to == ib.SQD && from == ib.RTS {
+		if mask&ib.AttrEnSQDAsyncNotify == 0 {
+			q.attr.EnSQDAsyncNotify = false
+		}
 		s.draining = true
 		q.checkDrained()
 	}

@@ -238,14 +238,25 @@ func (q *QP) accept(n uint32, last, ack bool) {
 	}
 }
 
-// refuse answers with a fatal NAK for psn, completes the receive request at
-// hand with status (or raises the event of that class) and goes to ERR.
+// refuse answers with a fatal NAK for psn and goes to ERR; the receive request
+// at hand reports status, or an event does where there is none.
 func (q *QP) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32) {
 	if q.attr.State == ib.Err {
 		return
 	}
+	event := q.refusal(syn, psn)
 	p := &q.rsp
-	event := ib.EventQPFatal
+	if p.recv != nil && status != ib.Success {
+		wr := p.recv
+		p.recv = nil
+		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: reason})
+		return
+	}
+	q.env.Event(event)
+}
+
+// refusal prepares a fatal NAK, goes to ERR and returns the event of its class.
+func (q *QP) refusal(syn ib.Syndrome, psn ib.PSN) (event ib.Event) {
 	switch syn {
 	case ib.SynNAKInvReq:
 		q.ctr.RemoteInvalidReq++
@@ -255,17 +266,13 @@ func (q *QP) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32
 		event = ib.EventQPAccessErr
 	default:
 		q.ctr.RemoteOpErr++
+		event = ib.EventQPFatal
 	}
+	p := &q.rsp
 	p.nak, p.nakPSN, p.work, p.ackOwed = syn, psn, true, false
 	p.open = false
 	q.enterErr(true)
-	if p.recv != nil && status != ib.Success {
-		wr := p.recv
-		p.recv = nil
-		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: reason})
-		return
-	}
-	q.env.Event(event)
+	return event
 }
 
 // notReady answers that no receive request is there; the packet at ePSN is to
@@ -606,7 +613,7 @@ func (q *QP) nextResponse(r *pkt.Run) bool {
 		r.Syndrome = p.nak
 		p.nak, p.ackOwed = 0, false
 	case p.ackOwed:
-		q.header(r, ib.Acknowledge, p.ePSN.Add(ib.PSNMask), 1)
+		q.header(r, ib.Acknowledge, p.ackPSN(), 1)
 		r.Syndrome = ib.SynACKNoCredit
 		p.ackOwed = false
 	default:
@@ -614,6 +621,21 @@ func (q *QP) nextResponse(r *pkt.Run) bool {
 	}
 	r.MSN, r.Data = p.msn, mem.Payload{}
 	return true
+}
+
+// ackPSN returns the newest PSN that an ACK may bear. READs and atomics at the
+// end are acknowledged by their responses alone: a peer that still waits for
+// one must not be given an ACK in its place.
+func (p *responder) ackPSN() ib.PSN {
+	psn := p.ePSN.Add(ib.PSNMask)
+	for k := p.recTail; k != p.recHead; k-- {
+		rec := &p.recs[(k-1)&p.recMask]
+		if rec.last != psn {
+			break
+		}
+		psn = rec.first.Add(ib.PSNMask)
+	}
+	return psn
 }
 
 // emitRecord produces the next run of a READ response, or an atomic
