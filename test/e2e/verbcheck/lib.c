@@ -413,7 +413,7 @@ void connect_pair(struct conn *c, const struct opt *want)
 	DEFAULT(cqe, o->depth * 2);
 	DEFAULT(rcqe, o->depth * 2);
 	DEFAULT(rd, 4);
-	DEFAULT(timeout, 18);
+	DEFAULT(timeout, opt_timeout);
 	DEFAULT(retry, 7);
 	DEFAULT(rnr, 7);
 	DEFAULT(min_rnr, 1);

@@ -17,6 +17,7 @@ struct end *A, *B;
 int wait_ms = 10000;
 bool opt_big;
 uint64_t opt_seed;
+int opt_timeout = 18;
 int test_line;
 
 static jmp_buf escape;
@@ -110,6 +111,7 @@ static const char usage[] =
 	"  -x GLOB     leave these out; may be repeated\n"
 	"  -l          list the tests\n"
 	"  -w SECONDS  how long an expected event may take (default 10)\n"
+	"  -T CODE     local ACK timeout of reliable queue pairs, 4.096 us << CODE (default 18; less for lossy links)\n"
 	"  -s SEED     of sizes and contents (default: from the clock)\n"
 	"  --big       also messages up to 2 GiB\n"
 	"  --peer=rxe  accept what Linux soft-RoCE does differently, at the ends that are soft-RoCE\n";
@@ -155,6 +157,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(a, "-s")) opt_seed = strtoull(value(argc, argv, &i), NULL, 0);
 		else if (!strcmp(a, "-t") && nonly < 32) only[nonly++] = value(argc, argv, &i);
 		else if (!strcmp(a, "-x") && nwithout < 32) without[nwithout++] = value(argc, argv, &i);
+		else if (!strcmp(a, "-T")) opt_timeout = atoi(value(argc, argv, &i));
 		else if (!strcmp(a, "-6")) v6 = true;
 		else if (!strcmp(a, "-l")) list = true;
 		else if (!strcmp(a, "--local")) local = true;

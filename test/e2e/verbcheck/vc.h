@@ -118,6 +118,7 @@ extern struct end *A, *B;
 extern int wait_ms;             /* how long an expected event may take */
 extern bool opt_big;
 extern uint64_t opt_seed;
+extern int opt_timeout;         /* local ACK timeout unless a test says otherwise */
 
 _Noreturn void fail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

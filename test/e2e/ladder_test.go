@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/test/lab"
+)
+
+// rung is one invocation of a program of Debian.
+type rung struct {
+	program string
+	args    string
+	basic   bool // part of the short list
+}
+
+func (r rung) name() string {
+	if r.args == "" {
+		return r.program
+	}
+	return r.program + " " + r.args
+}
+
+// pingpongs check contents (-c) wherever they can. %[1]d is the port's MTU.
+var pingpongs = []rung{
+	{"ibv_rc_pingpong", "-c", true},
+	{"ibv_rc_pingpong", "-c -e", true},
+	{"ibv_rc_pingpong", "-c -s 1", false},
+	{"ibv_rc_pingpong", "-c -s 12345 -m %[1]d", true},
+	{"ibv_rc_pingpong", "-c -s 1000003 -n 50 -r 20", false},
+	{"ibv_rc_pingpong", "", false},
+	{"ibv_rc_pingpong", "-t", false},
+	{"ibv_rc_pingpong", "-N -c", false},
+	{"ibv_uc_pingpong", "-c", true},
+	{"ibv_uc_pingpong", "-c -e", false},
+	{"ibv_uc_pingpong", "-c -s 7777", false},
+	{"ibv_ud_pingpong", "-c -s 1000", true},
+	{"ibv_ud_pingpong", "-c -e -s 1000", false},
+	{"ibv_ud_pingpong", "-c -s 333", false},
+	{"ibv_ud_pingpong", "-c -s %[1]d", true},
+	{"ibv_srq_pingpong", "-c", true},
+	{"ibv_srq_pingpong", "-c -e", false},
+	{"ibv_srq_pingpong", "-c -s 6001 -q 4", false},
+}
+
+var perftests = []rung{
+	{"ib_send_bw", "-n 1000", true},
+	{"ib_send_bw", "-a -n 20", false},
+	{"ib_send_bw", "-c UC -n 1000", false},
+	{"ib_send_bw", "-c UD -n 1000", true},
+	{"ib_send_bw", "-q 8 -n 500", false},
+	{"ib_send_bw", "-b -n 1000", false},
+	{"ib_send_bw", "-e -n 1000", true},
+	{"ib_send_bw", "-e -c UD -n 1000", false},
+	{"ib_send_bw", "-I 64 -s 64 -n 1000", false},
+	{"ib_send_bw", "-r 64 --use-srq -n 1000", false},
+	{"ib_send_bw", "-s 1048576 -n 100", false},
+	{"ib_send_bw", "-D 1", false},
+	{"ib_write_bw", "-n 1000", true},
+	{"ib_write_bw", "-a -n 20", true},
+	{"ib_write_bw", "-c UC -n 1000", false},
+	{"ib_write_bw", "-c UC -b -n 1000", false},
+	{"ib_write_bw", "-q 8 -n 500", true},
+	{"ib_write_bw", "-b -n 1000", false},
+	{"ib_write_bw", "-I 64 -s 64 -n 1000", false},
+	{"ib_read_bw", "-n 1000", true},
+	{"ib_read_bw", "-a -n 20", false},
+	{"ib_read_bw", "-q 8 -n 500", false},
+	{"ib_read_bw", "-b -n 1000", false},
+	{"ib_read_bw", "-e -n 1000", false},
+	{"ib_read_bw", "-o 4 -n 1000", false},
+	{"ib_atomic_bw", "-n 1000", true},
+	{"ib_atomic_bw", "-A CMP_AND_SWAP -n 1000", false},
+	{"ib_atomic_bw", "-q 8 -n 500", false},
+	{"ib_atomic_bw", "-b -n 1000", false},
+	{"ib_atomic_bw", "-e -n 1000", false},
+	{"ib_send_lat", "-n 1000", true},
+	{"ib_send_lat", "-a -n 20", false},
+	{"ib_send_lat", "-c UC -n 1000", false},
+	{"ib_send_lat", "-c UD -n 1000", false},
+	{"ib_send_lat", "-e -n 1000", false},
+	{"ib_send_lat", "-I 64 -s 64 -n 1000", false},
+	{"ib_write_lat", "-n 1000", true},
+	{"ib_write_lat", "-a -n 20", false},
+	{"ib_write_lat", "-c UC -n 1000", false},
+	{"ib_write_lat", "-I 64 -s 64 -n 1000", false},
+	{"ib_read_lat", "-n 1000", true},
+	{"ib_read_lat", "-a -n 20", false},
+	{"ib_read_lat", "-e -n 1000", false},
+	{"ib_atomic_lat", "-n 1000", true},
+	{"ib_atomic_lat", "-A CMP_AND_SWAP -n 1000", false},
+	{"ib_atomic_lat", "-e -n 1000", false},
+}
+
+// climb runs the list, or its basic part.
+func climb(t *testing.T, b *bed, full bool) {
+	for _, r := range append(append([]rung{}, pingpongs...), perftests...) {
+		if !full && !r.basic && !*soak {
+			continue
+		}
+		t.Run(r.name(), func(t *testing.T) {
+			args := r.args
+			if strings.Contains(args, "%") {
+				args = fmt.Sprintf(args, b.mtu)
+			}
+			out := b.pair(t, 90*time.Second, r.program, append(strings.Fields(args), extraArgs(r.program)...)...)
+			if why := judge(r.program, out); why != "" {
+				t.Fatalf("%s\n%s", why, out)
+			}
+		})
+	}
+}
+
+func extraArgs(program string) []string {
+	if strings.HasPrefix(program, "ib_") {
+		return []string{"-F"} // no warning about the CPU's clock
+	}
+	return nil
+}
+
+var iterations = regexp.MustCompile(`(?m)^(\d+) iters in [0-9.]+ seconds`)
+
+// judge says what is wrong with a client's output, or nothing.
+func judge(program, out string) string {
+	if strings.HasPrefix(program, "ibv_") {
+		if !iterations.MatchString(out) {
+			return "no result line"
+		}
+		if strings.Contains(out, "invalid data") {
+			return "wrong contents"
+		}
+		return ""
+	}
+	rows := 0
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		if _, err := strconv.Atoi(f[0]); err != nil {
+			continue
+		}
+		v, err := strconv.ParseFloat(f[3], 64)
+		if err != nil || v <= 0 {
+			return "a row without a result: " + line
+		}
+		rows++
+	}
+	if rows == 0 {
+		return "no result row"
+	}
+	return ""
+}
+
+// list runs the programs that only look.
+func list(t *testing.T, b *bed) {
+	see := func(t *testing.T, want []string, args ...string) {
+		t.Helper()
+		out, err := lab.Run(b.server.Program(args...), 20*time.Second)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for _, w := range want {
+			if !regexp.MustCompile(w).MatchString(out) {
+				t.Errorf("no %q in:\n%s", w, out)
+			}
+		}
+	}
+	t.Run("ibv_devices", func(t *testing.T) { see(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`}, "ibv_devices") })
+	t.Run("ibv_devinfo -v", func(t *testing.T) {
+		see(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`, fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
+			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.server.NetNS.V4) + `, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
+			`phys_state:\s*LINK_UP`}, "ibv_devinfo", "-v")
+	})
+	t.Run("ibstat", func(t *testing.T) {
+		see(t, []string{`CA 'weft0'`, `State: Active`, `Physical state: LinkUp`, `Link layer: Ethernet`}, "ibstat")
+	})
+}
+
+func TestOneNode(t *testing.T) {
+	b := open(t, 9000, true, 0)
+	list(t, b)
+	climb(t, b, true)
+}
+
+// An ordinary user: no capability, no memory to lock, a node of its own.
+func TestUnprivileged(t *testing.T) {
+	b := open(t, 9000, true, lab.Nobody)
+	list(t, b)
+	climb(t, b, false)
+}
+
+// A node of root that lets a user in.
+func TestOtherUser(t *testing.T) {
+	b := open(t, 9000, true, 0, "--allow-uid", strconv.Itoa(lab.Nobody))
+	other := *b.client
+	other.UID = lab.Nobody
+	b.client = &other
+	defer func() { b.client = b.server }()
+	out := b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+	if why := judge("ibv_rc_pingpong", out); why != "" {
+		t.Errorf("%s\n%s", why, out)
+	}
+}
+
+func TestWireLocal(t *testing.T) {
+	climb(t, open(t, 9000, true, 0, "--wire-local"), false)
+}
+
+func TestTwoNodes9000(t *testing.T) { climb(t, open(t, 9000, false, 0), true) }
+func TestTwoNodes1500(t *testing.T) { climb(t, open(t, 1500, false, 0), false) }
+
+func TestTwoNodesUnprivileged(t *testing.T) {
+	if !*soak {
+		b := open(t, 9000, false, lab.Nobody)
+		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+		return
+	}
+	climb(t, open(t, 9000, false, lab.Nobody), true)
+}
+
+// Large buffers in memory that the node maps.
+func TestArena(t *testing.T) {
+	b := open(t, 9000, true, 0)
+	for _, flag := range []string{"--arena", "--arena=only"} {
+		for _, r := range []rung{{"ib_write_bw", "-a -n 20", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
+			t.Run(flag+" "+r.name(), func(t *testing.T) {
+				args := append(strings.Fields(r.args), "-F")
+				if why := judge(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program, args...)); why != "" {
+					t.Fatal(why)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft/test/lab"
+)
+
+// 64 pairs of programs at once on one node, all contents checked.
+func TestManyPairs(t *testing.T) {
+	b := open(t, 9000, true, 0)
+	const pairs = 64
+	var begun64 [pairs]begun
+	defer func() {
+		for _, p := range begun64 {
+			if p.server != nil {
+				p.kill()
+			}
+		}
+	}()
+	for i := range begun64 {
+		var err error
+		kind := []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"}[i%4]
+		args := []string{"-c", "-e", "-n", "300"}
+		if i%4 == 2 {
+			args = append(args, "-s", "1000")
+		}
+		if begun64[i], err = b.start(nil, kind, args...); err != nil {
+			t.Fatalf("pair %d: %v", i, err)
+		}
+	}
+	for i, p := range begun64 {
+		errC, errS := p.client.Wait(120*time.Second), p.server.Wait(10*time.Second)
+		if why := judge("ibv_", p.client.Output()); errC != nil || errS != nil || why != "" {
+			t.Errorf("pair %d: client: %v, server: %v %s\n%s", i, errC, errS, why, p.outputs())
+		}
+	}
+}
+
+func TestManyQueuePairs(t *testing.T) {
+	for _, oneNode := range []bool{true, false} {
+		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
+			b := open(t, 9000, oneNode, 0)
+			for _, r := range []rung{{"ib_write_bw", "-q 200 -n 50 -s 4096", true}, {"ib_send_bw", "-q 200 -n 20 -s 1024 -r 20", true}, {"ib_read_bw", "-q 200 -n 20 -s 4096", true}} {
+				t.Run(r.name(), func(t *testing.T) {
+					out := b.pair(t, 120*time.Second, r.program, append(strings.Fields(r.args), "-F")...)
+					if why := judge(r.program, out); why != "" {
+						t.Fatalf("%s\n%s", why, out)
+					}
+				})
+			}
+		})
+	}
+}
+
+// Programs die at random moments while others work: the others' data stays
+// right, the dead ones' peers end, nothing of them remains.
+func TestKills(t *testing.T) {
+	for _, oneNode := range []bool{true, false} {
+		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
+			kills := 100
+			if !oneNode && !*soak {
+				kills = 30
+			}
+			killSome(t, open(t, 9000, oneNode, 0), kills)
+		})
+	}
+}
+
+func killSome(t *testing.T, b *bed, kills int) {
+	seed := uint64(time.Now().UnixNano())
+	rng := rand.New(rand.NewPCG(seed, 1))
+	t.Logf("seed %d", seed)
+
+	// The others: one after the other, as long as there are kills.
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	rounds := 0
+	others.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			p, err := b.start(nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
+			if err != nil {
+				t.Errorf("other program: %v", err)
+				return
+			}
+			errC, errS := p.client.Wait(60*time.Second), p.server.Wait(10*time.Second)
+			if why := judge("ibv_", p.client.Output()); errC != nil || errS != nil || why != "" {
+				t.Errorf("other programs, undisturbed: client: %v, server: %v %s\n%s", errC, errS, why, p.outputs())
+				p.kill()
+				return
+			}
+			rounds++
+		}
+	})
+	before, err := b.server.Descriptors()
+	if err != nil {
+		t.Error(err)
+	}
+
+	victims := []rung{
+		{"ib_write_bw", "-D 30 -s 65536", true}, {"ib_send_bw", "-D 30 -s 4096", true}, {"ib_read_bw", "-D 30 -s 65536", true}, {"ib_atomic_bw", "-D 30", true},
+		{"ib_send_bw", "-D 30 -e", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576", true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
+		{"ibv_srq_pingpong", "-n 10000000 -e", true}, {"ib_write_lat", "-n 100000000 -t 100", true},
+	}
+	const atOnce = 2
+	type job struct {
+		rung   rung
+		delay  time.Duration
+		server bool
+	}
+	jobs := make(chan job)
+	var killers sync.WaitGroup
+	for range atOnce {
+		killers.Go(func() {
+			for j := range jobs {
+				killOne(t, b, j.rung, j.delay, j.server)
+			}
+		})
+	}
+	for range kills {
+		jobs <- job{victims[rng.IntN(len(victims))], time.Duration(rng.IntN(250)) * time.Millisecond, rng.IntN(2) == 0}
+	}
+	close(jobs)
+	killers.Wait()
+	close(stop)
+	others.Wait()
+	if rounds == 0 {
+		t.Error("the other programs never finished a round")
+	}
+	t.Logf("%d kills, %d rounds of other programs meanwhile", kills, rounds)
+
+	b.check(t)
+	end := time.Now().Add(5 * time.Second)
+	for {
+		after, err := b.server.Descriptors()
+		if err == nil && after <= before {
+			break
+		}
+		if time.Now().After(end) {
+			t.Errorf("the node has %d open descriptors, %d before (%v)", after, before, err)
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+}
+
+// killOne starts a pair, kills one side after a while and wants the other to
+// end by itself.
+func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
+	p, err := b.start(nil, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
+	if err != nil {
+		t.Errorf("%s: %v", r.name(), err)
+		return
+	}
+	defer p.kill()
+	time.Sleep(delay) // the random moment
+	victim, other := p.client, p.server
+	if server {
+		victim, other = other, victim
+	}
+	select {
+	case <-victim.Done():
+		t.Errorf("%s ended before it was killed\n%s", r.name(), p.outputs())
+		return
+	default:
+	}
+	victim.Kill()
+	// Some programs of perftest do not look at their peer at all: they may be
+	// told to end, but must then end.
+	if r.program == "ib_write_lat" || strings.Contains(r.args, "UD") || strings.HasPrefix(r.args, "-D") && other == p.server {
+		other.Signal(syscall.SIGTERM)
+	}
+	if err := other.Wait(30 * time.Second); errors.Is(err, lab.ErrTimeout) {
+		t.Errorf("%s: the peer of a killed program: %v\n%s", r.name(), err, p.outputs())
+	}
+}
+
+// A node that is told to end does so while programs are at work, and they
+// learn of it.
+func TestNodeEnds(t *testing.T) {
+	b := open(t, 9000, true, 0)
+	p, err := b.start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.kill()
+	out := lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "down", "--dir", b.server.Dir}}
+	if s, err := lab.Run(out, 20*time.Second); err != nil {
+		t.Errorf("weft down: %v\n%s", err, s)
+	}
+	if err := b.server.Proc.Wait(20 * time.Second); err != nil {
+		t.Errorf("the node: %v", err)
+	}
+	for _, x := range []*lab.Proc{p.client, p.server} {
+		if err := x.Wait(20 * time.Second); errors.Is(err, lab.ErrTimeout) || err == nil {
+			t.Errorf("a program whose node ended: %v\n%s", err, x.Output())
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(b.server.Dir, "*.sock"))
+	if len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	// A new one in the same place works at once.
+	again, err := lab.Start(lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.server.Dir}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.server.Proc = again
+	if _, err := again.Expect("weft: ready", 20*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+}
+
+// A node that is killed outright: its programs learn of it, and the next node
+// takes the directory over.
+func TestNodeKilled(t *testing.T) {
+	b := open(t, 9000, true, 0)
+	p, err := b.start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.kill()
+	b.server.Proc.Kill()
+	for _, x := range []*lab.Proc{p.client, p.server} {
+		if err := x.Wait(20 * time.Second); errors.Is(err, lab.ErrTimeout) || err == nil {
+			t.Errorf("a program whose node was killed: %v\n%s", err, x.Output())
+		}
+	}
+	again, err := lab.Start(lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.server.Dir}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.server.Proc = again
+	if _, err := again.Expect("weft: ready", 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, again.Output())
+	}
+	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+}
+
+// weft run starts a node of the user's own when there is none, and says so.
+func TestAutoStart(t *testing.T) {
+	needRoot(t)
+	ns, other, err := lab.Joined(9000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	defer other.Close()
+	home := t.TempDir()
+	for d := home; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(home, lab.Nobody, lab.Nobody); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WEFT_DIR="}
+	cmd := func(args ...string) lab.Cmd {
+		return lab.Cmd{NetNS: ns.Name, UID: lab.Nobody, Env: env, Args: append([]string{lab.Bin("weft")}, args...)}
+	}
+	defer func() {
+		if out, err := lab.Run(cmd("down"), 20*time.Second); err != nil {
+			t.Errorf("weft down: %v\n%s", err, out)
+		}
+	}()
+	out, err := lab.Run(cmd("run", "--", "ibv_devices"), 30*time.Second)
+	if err != nil || !strings.Contains(out, "weft0") || !strings.Contains(out, "weft: started a node in ") {
+		t.Fatalf("first weft run: %v\n%s", err, out)
+	}
+	out, err = lab.Run(cmd("run", "--", "ibv_devices"), 30*time.Second)
+	if err != nil || !strings.Contains(out, "weft0") || strings.Contains(out, "started a node") {
+		t.Errorf("second weft run: %v\n%s", err, out)
+	}
+	if out, err = lab.Run(cmd("status"), 20*time.Second); err != nil {
+		t.Errorf("weft status: %v\n%s", err, out)
+	}
+}
+
+// Mistakes of a user: one line that names the fix.
+func TestMistakes(t *testing.T) {
+	b := open(t, 1500, true, 0)
+	empty := t.TempDir()
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"second node in one directory", []string{"up", "--dir", b.server.Dir}, 4, "fix: "},
+		{"second node in one namespace", []string{"up", "--dir", filepath.Join(empty, "second")}, 1, "fix: "},
+		{"unknown flag", []string{"up", "--no-such-flag"}, 2, "fix: "},
+		{"flag out of range", []string{"up", "--roce-port", "70000", "--dir", filepath.Join(empty, "x")}, 2, "fix: "},
+		{"unknown command", []string{"upp"}, 2, "fix: "},
+		{"no node", []string{"run", "--dir", filepath.Join(empty, "none"), "--", "ibv_devices"}, 3, "fix: weft up --dir "},
+		{"status without a node", []string{"status", "--dir", filepath.Join(empty, "none")}, 3, "fix: "},
+		{"no command", []string{"run", "--dir", b.server.Dir, "--", "no-such-program"}, 127, "fix: "},
+		{"fault out of range", []string{"fault", "add", "--drop", "101", "--dir", b.server.Dir}, 2, "fix: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := lab.Run(lab.Cmd{NetNS: b.server.NetNS.Name, Args: append([]string{lab.Bin("weft")}, c.args...)}, 20*time.Second)
+			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("exit status %d", c.code)) {
+				t.Errorf("%v, want exit status %d", err, c.code)
+			}
+			if !strings.Contains(out, c.want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+				t.Errorf("want one line with %q, got:\n%s", c.want, out)
+			}
+		})
+	}
+	// None of it disturbed the node.
+	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
+}

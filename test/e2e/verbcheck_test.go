@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"weft/test/lab"
+)
+
+// verbcheck runs the program between the bed's nodes, one row per check.
+func verbcheck(t *testing.T, b *bed, limit time.Duration, flags []string, args ...string) {
+	t.Helper()
+	p, err := b.start(flags, lab.Bin("verbcheck"), args...)
+	defer func() {
+		if p.server != nil {
+			p.kill()
+		}
+	}()
+	if err != nil {
+		if p.server != nil {
+			t.Fatalf("%v\n%s", err, p.outputs())
+		}
+		t.Fatal(err)
+	}
+	errC := p.client.Wait(limit)
+	errS := p.server.Wait(5 * time.Second)
+	rows(t, p.client.Output())
+	if errC != nil && !t.Failed() || errS != nil {
+		t.Errorf("client: %v, server: %v\n%s", errC, errS, p.outputs())
+	}
+}
+
+// rows makes a subtest of each line of verbcheck's.
+func rows(t *testing.T, output string) {
+	t.Helper()
+	passed, failed, skipped := lab.Verdicts(output)
+	for _, name := range passed {
+		t.Run(name, func(*testing.T) {})
+	}
+	for name, why := range failed {
+		t.Run(name, func(t *testing.T) { t.Error(why) })
+	}
+	for name, why := range skipped {
+		t.Run(name, func(t *testing.T) { t.Errorf("skipped, though Weft should do it: %s", why) })
+	}
+	if len(passed) == 0 {
+		t.Errorf("nothing passed:\n%s", tail(output, 40))
+	}
+}
+
+func big(args ...string) []string {
+	if *soak {
+		return append(args, "--big")
+	}
+	return args
+}
+
+func TestVerbcheckOneNode(t *testing.T) {
+	verbcheck(t, open(t, 9000, true, 0), 3*time.Minute, nil, big()...)
+}
+
+// Both ends in one process, of a user without rights.
+func TestVerbcheckLocal(t *testing.T) {
+	b := open(t, 9000, true, lab.Nobody)
+	out, err := lab.Run(b.server.Program(lab.Bin("verbcheck"), "--local"), 3*time.Minute)
+	rows(t, out)
+	if err != nil && !t.Failed() {
+		t.Errorf("%v\n%s", err, tail(out, 20))
+	}
+}
+
+func TestVerbcheckArena(t *testing.T) {
+	verbcheck(t, open(t, 9000, true, 0), 3*time.Minute, []string{"--arena"})
+}
+
+// One node, but every message through the full packet path.
+func TestVerbcheckWireLocal(t *testing.T) {
+	verbcheck(t, open(t, 1500, true, 0, "--wire-local"), 3*time.Minute, nil)
+}
+
+func TestVerbcheckTwoNodes(t *testing.T) {
+	verbcheck(t, open(t, 9000, false, 0), 3*time.Minute, nil, big()...)
+}
+
+func TestVerbcheckTwoNodesIPv6(t *testing.T) {
+	b := open(t, 1500, false, 0)
+	b.v6 = true
+	verbcheck(t, b, 3*time.Minute, nil)
+}
+
+// Reliable traffic over links that lose, double, reorder and damage packets.
+func TestVerbcheckFaults(t *testing.T) {
+	for _, f := range [][]string{
+		{"--drop", "1%", "--seed", "7"},
+		{"--duplicate", "5%", "--reorder", "5%", "--corrupt", "1%", "--seed", "8"},
+	} {
+		t.Run(f[0], func(t *testing.T) {
+			b := open(t, 9000, false, 0)
+			for _, n := range []*lab.Node{b.server, b.client} {
+				if _, err := n.Weft(append([]string{"fault", "add"}, f...)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// What may be lost for good is left out, and what needs an answer within one try.
+			verbcheck(t, b, 4*time.Minute, nil, "-T", "12", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rkey.*", "-t", "err.recover", "-t", "err.rnr.forever")
+			s, err := b.client.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.Faults) != 1 || s.Faults[0].Packets == 0 || s.Faults[0].Dropped+s.Faults[0].Duplicated+s.Faults[0].Reordered == 0 {
+				t.Errorf("status shows no fault at work: %+v", s.Faults)
+			}
+		})
+	}
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"weft/internal/api"
+)
+
+const limitQuick = 20 * time.Second // for what takes no time
+
+// Node is a running node and where its programs run.
+type Node struct {
+	Dir   string
+	NetNS *NetNS // nil: the test's own namespace
+	UID   int
+	Proc  *Proc
+}
+
+// StartNode starts `weft up` in a new directory and returns when it is ready.
+func StartNode(ns *NetNS, uid int, flags ...string) (*Node, error) {
+	dir, err := os.MkdirTemp("", "weft-node-")
+	if err != nil {
+		return nil, err
+	}
+	// A temporary directory is private; the node's own comes below it.
+	err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, uidOr(uid), -1))
+	n := &Node{Dir: filepath.Join(dir, "node"), NetNS: ns, UID: uid}
+	if err == nil {
+		n.Proc, err = Start(Cmd{NetNS: n.netns(), UID: uid, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir}, flags...)})
+	}
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	if _, err := n.Proc.Expect("weft: ready", limitQuick); err != nil {
+		n.Proc.Kill()
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("%w; it printed:\n%s", err, n.Proc.Output())
+	}
+	return n, nil
+}
+
+func uidOr(uid int) int {
+	if uid == 0 {
+		return os.Getuid()
+	}
+	return uid
+}
+
+func (n *Node) netns() string {
+	if n.NetNS == nil {
+		return ""
+	}
+	return n.NetNS.Name
+}
+
+// Close ends the node as a user would and reports if it did not end cleanly.
+func (n *Node) Close() error {
+	n.Proc.Signal(syscall.SIGTERM)
+	err := n.Proc.Wait(limitQuick)
+	if err == nil {
+		if left, _ := os.ReadDir(n.Dir); len(left) > 0 {
+			for _, f := range left {
+				if strings.HasSuffix(f.Name(), ".sock") {
+					err = fmt.Errorf("the node left %s behind", f.Name())
+				}
+			}
+		}
+	}
+	return errors.Join(err, os.RemoveAll(filepath.Dir(n.Dir)))
+}
+
+// Program returns the command that runs a verbs program on the node. Words
+// before "--" are flags of weft run.
+func (n *Node) Program(args ...string) Cmd {
+	var flags []string
+	for i, a := range args {
+		if a == "--" {
+			flags, args = args[:i], args[i+1:]
+			break
+		}
+	}
+	v := append([]string{Bin("weft"), "run", "--dir", n.Dir}, flags...)
+	return Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append(v, "--"), args...)}
+}
+
+// Weft runs a command of the command line on the node and returns what it
+// printed.
+func (n *Node) Weft(args ...string) (string, error) {
+	c := Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append([]string{Bin("weft")}, args...), "--dir", n.Dir)}
+	out, err := Run(c, limitQuick)
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	return out, err
+}
+
+func (n *Node) query(v any, args ...string) error {
+	out, err := n.Weft(append(args, "-o", "json")...)
+	if err == nil {
+		err = json.Unmarshal([]byte(out), v)
+	}
+	return err
+}
+
+// Objects returns how many verbs objects the node has.
+func (n *Node) Objects() (int, error) {
+	var r api.Resources
+	err := n.query(&r, "res")
+	return len(r.PDs) + len(r.MRs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs), err
+}
+
+// Status returns the node's status.
+func (n *Node) Status() (api.Status, error) {
+	var s api.Status
+	err := n.query(&s, "status")
+	return s, err
+}
+
+// Counters returns the node's counters.
+func (n *Node) Counters() ([]api.Counter, error) {
+	var c []api.Counter
+	err := n.query(&c, "stat")
+	return c, err
+}
+
+// GID returns the index of the GID of an address.
+func (n *Node) GID(address string) (int, error) {
+	want, err := netip.ParseAddr(address)
+	if err != nil {
+		return 0, err
+	}
+	var devices []api.Device
+	if err := n.query(&devices, "dev"); err != nil {
+		return 0, err
+	}
+	for _, d := range devices {
+		for _, p := range d.Ports {
+			for _, g := range p.GIDs {
+				if a, err := netip.ParseAddr(g.Address); err == nil && a.Unmap().WithZone("") == want {
+					return g.Index, nil
+				}
+			}
+		}
+	}
+	return 0, fmt.Errorf("no GID of %s on the node in %s", address, n.Dir)
+}
+
+// Descriptors returns how many descriptors the node's process has open.
+func (n *Node) Descriptors() (int, error) {
+	d, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.Proc.PID()))
+	return len(d), err
+}

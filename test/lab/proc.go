@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lab sets up what end-to-end tests and benchmarks need: network
+// namespaces, links, nodes and programs on them, all bounded in time.
+//
+// In: what to run, where and as whom. Out: running processes, what they
+// printed, how they ended. Called by test/e2e, test/interop and bench. It must
+// never touch an interface, a process or a file that it did not make, and
+// leaves none behind once everything is closed.
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Root returns the top directory of the module's source.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+}
+
+// Nobody is a user without capabilities and without a right to lock memory.
+const Nobody = 1000
+
+// Cmd is a program to run. The zero Env and Dir are the test's own.
+type Cmd struct {
+	NetNS string   // network namespace; empty: the test's own
+	UID   int      // user; 0: the test's own. Any other loses all capabilities and gets RLIMIT_MEMLOCK 0
+	Env   []string // beside the test's own environment
+	Args  []string
+}
+
+func (c Cmd) String() string { return strings.Join(c.Args, " ") }
+
+// argv returns the command line that becomes the program, by way of programs
+// that only ever exec the next: so the process's number is the program's.
+func (c Cmd) argv() []string {
+	var v []string
+	if c.NetNS != "" {
+		v = append(v, "ip", "netns", "exec", c.NetNS)
+	}
+	if c.UID != 0 {
+		id := strconv.Itoa(c.UID)
+		v = append(v, "prlimit", "--memlock=0:0", "setpriv", "--reuid="+id, "--regid="+id, "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--")
+	}
+	return append(v, c.Args...)
+}
+
+// Proc is a started program. Its methods may be called concurrently.
+type Proc struct {
+	cmd  *exec.Cmd
+	name string
+	out  output
+	done chan struct{}
+	err  error // valid once done is closed
+}
+
+// Start starts a program in a process group of its own.
+func Start(c Cmd) (*Proc, error) {
+	argv := c.argv()
+	p := &Proc{cmd: exec.Command(argv[0], argv[1:]...), name: c.String(), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), c.Env...)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
+	p.cmd.WaitDelay = time.Second // for children that keep its output open
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", p.name, err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// PID returns the program's process number.
+func (p *Proc) PID() int { return p.cmd.Process.Pid }
+
+// Output returns what the program has printed so far.
+func (p *Proc) Output() string { return p.out.String() }
+
+// Done is closed when the program has ended.
+func (p *Proc) Done() <-chan struct{} { return p.done }
+
+// Signal sends a signal to the program alone.
+func (p *Proc) Signal(s syscall.Signal) {
+	select {
+	case <-p.done:
+	default:
+		p.cmd.Process.Signal(s)
+	}
+}
+
+// Kill ends the program and all its children at once and waits.
+func (p *Proc) Kill() {
+	select {
+	case <-p.done:
+		return
+	default:
+	}
+	syscall.Kill(-p.PID(), syscall.SIGKILL)
+	<-p.done
+}
+
+// ErrTimeout is what Wait wraps when a program did not end by itself.
+var ErrTimeout = errors.New("did not end in time")
+
+// Wait waits for the end of the program, at most limit, after which it is
+// killed. The error says how it ended if not with exit status 0.
+func (p *Proc) Wait(limit time.Duration) error {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-p.done:
+	case <-t.C:
+		p.Kill()
+		return fmt.Errorf("%s: %w (%v)", p.name, ErrTimeout, limit)
+	}
+	if p.err != nil {
+		return fmt.Errorf("%s: %w", p.name, p.err)
+	}
+	return nil
+}
+
+// Listening returns when the program, or what it became, listens on a TCP
+// port, or with an error when it has ended or limit ran out.
+func (p *Proc) Listening(port int, limit time.Duration) error {
+	end := time.Now().Add(limit)
+	for time.Now().Before(end) {
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s ended before it listened: %v", p.name, p.err)
+		default:
+		}
+		if listens(p.PID(), port) {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return fmt.Errorf("%s does not listen on port %d after %v", p.name, port, limit)
+}
+
+// listens reports whether anything listens on the port in the network
+// namespace of the process.
+func listens(pid, port int) bool {
+	for _, table := range []string{"tcp", "tcp6"} {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+		if err != nil {
+			continue
+		}
+		for line := range bytes.Lines(b) {
+			f := strings.Fields(string(line))
+			if len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Expect waits until the program has printed a line that contains text and
+// returns the line.
+func (p *Proc) Expect(text string, limit time.Duration) (string, error) {
+	end := time.Now().Add(limit)
+	for {
+		ended := false
+		select {
+		case <-p.done:
+			ended = true
+		default:
+		}
+		s := bufio.NewScanner(strings.NewReader(p.Output()))
+		for s.Scan() {
+			if strings.Contains(s.Text(), text) {
+				return s.Text(), nil
+			}
+		}
+		if ended {
+			return "", fmt.Errorf("%s ended without saying %q: %v", p.name, text, p.err)
+		}
+		if time.Now().After(end) {
+			return "", fmt.Errorf("%s did not say %q within %v", p.name, text, limit)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Run runs a program to its end and returns what it printed.
+func Run(c Cmd, limit time.Duration) (string, error) {
+	p, err := Start(c)
+	if err != nil {
+		return "", err
+	}
+	err = p.Wait(limit)
+	return p.Output(), err
+}
+
+// output keeps the first and the last part of what a program prints, so that
+// a program gone mad cannot fill memory.
+type output struct {
+	mu   sync.Mutex
+	head []byte
+	tail []byte
+	lost int
+}
+
+const keep = 1 << 20
+
+var _ io.Writer = (*output)(nil)
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := len(b)
+	if room := keep - len(o.head); room > 0 {
+		k := min(room, len(b))
+		o.head = append(o.head, b[:k]...)
+		b = b[k:]
+	}
+	o.tail = append(o.tail, b...)
+	if over := len(o.tail) - keep; over > 0 {
+		o.lost += over
+		o.tail = append(o.tail[:0], o.tail[over:]...)
+	}
+	return n, nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.lost > 0 {
+		return fmt.Sprintf("%s\n[%d bytes left out]\n%s", o.head, o.lost, o.tail)
+	}
+	return string(o.head) + string(o.tail)
+}
