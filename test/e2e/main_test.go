@@ -194,9 +194,9 @@ func (p begun) kill() {
 }
 
 func (p begun) outputs() string {
-	s := "-- server --\n" + tail(p.server.Output(), 40)
+	s := "-- server --\n" + tail(p.server.Output(), 12)
 	if p.client != nil {
-		s += "\n-- client --\n" + tail(p.client.Output(), 40)
+		s += "\n-- client --\n" + tail(p.client.Output(), 12)
 	}
 	return s
 }
@@ -222,6 +222,14 @@ func (b *bed) start(flags []string, program string, args ...string) (begun, erro
 	}
 	p.client, err = lab.Start(b.client.Program(argv(1, host)...))
 	return p, err
+}
+
+// working waits until both programs are connected.
+func (b *bed) working(p begun) error {
+	if err := b.server.Working(p.server, 20*time.Second); err != nil {
+		return err
+	}
+	return b.client.Working(p.client, 20*time.Second)
 }
 
 // addresses returns where a client connects to, and the GID indexes of server

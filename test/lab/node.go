@@ -120,6 +120,32 @@ func (n *Node) Objects() (int, error) {
 	return len(r.PDs) + len(r.MRs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs), err
 }
 
+// Working returns when the process has a queue pair that can at least receive;
+// the passive side of a bandwidth test stays in RTR.
+func (n *Node) Working(p *Proc, limit time.Duration) error {
+	end := time.Now().Add(limit)
+	for {
+		var r api.Resources
+		if err := n.query(&r, "res"); err != nil {
+			return err
+		}
+		for _, q := range r.QPs {
+			if q.PID == p.PID() && (q.State == "RTS" || q.State == "RTR") {
+				return nil
+			}
+		}
+		select {
+		case <-p.Done():
+			return fmt.Errorf("%s ended before its queue pair was connected: %v", p.name, p.err)
+		default:
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s has no connected queue pair after %v", p.name, limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // Status returns the node's status.
 func (n *Node) Status() (api.Status, error) {
 	var s api.Status
