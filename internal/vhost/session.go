@@ -77,52 +77,48 @@ type handler struct {
 }
 
 // errAnswered tells the dispatcher that the reply is already on its way.
-var errAnswered = errors.New("errAnswered")
+var errAnswered = errors.New("answered")
 
-var handlers map[uint32]handler
-
-func init() { // not a literal: handlers refer to methods that refer to it
-	handlers = map[uint32]handler{
-		abi.ReqGetFeatures: {0, 0, false, func(s *Session, m *message) error {
-			return s.answer(m, s.offer())
-		}},
-		abi.ReqSetFeatures:  {8, 0, false, (*Session).setFeatures},
-		abi.ReqSetOwner:     {0, 0, false, func(*Session, *message) error { return nil }},
-		abi.ReqResetOwner:   {0, 0, false, func(*Session, *message) error { return nil }},
-		abi.ReqSetMemTable:  {-1, -1, false, (*Session).setMemTable},
-		abi.ReqSetVringNum:  {abi.VUVringStateSize, 0, false, (*Session).setVringNum},
-		abi.ReqSetVringAddr: {abi.VUVringAddrSize, 0, false, (*Session).setVringAddr},
-		abi.ReqSetVringBase: {abi.VUVringStateSize, 0, false, (*Session).setVringBase},
-		abi.ReqGetVringBase: {abi.VUVringStateSize, 0, false, (*Session).getVringBase},
-		abi.ReqSetVringKick: {8, -1, false, (*Session).setVringKick},
-		abi.ReqSetVringCall: {8, -1, false, (*Session).setVringCall},
-		abi.ReqSetVringErr:  {8, -1, false, (*Session).setVringErr},
-		abi.ReqGetProtocolFeatures: {0, 0, false, func(s *Session, m *message) error {
-			return s.answer(m, s.offerProto())
-		}},
-		abi.ReqSetProtocolFeatures: {8, 0, false, (*Session).setProtocolFeatures},
-		abi.ReqGetQueueNum: {0, 0, false, func(s *Session, m *message) error {
-			return s.answer(m, max(1, uint64(s.dev.Config().MaxVirtqueuePairs)))
-		}},
-		abi.ReqSetVringEnable: {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
-		abi.ReqGetConfig:      {-1, 0, false, (*Session).getConfig},
-		abi.ReqSetConfig:      {-1, 0, false, func(*Session, *message) error { return unix.EOPNOTSUPP }},
-		abi.ReqResetDevice:    {0, 0, false, (*Session).resetDevice},
-		abi.ReqGetMaxMemSlots: {0, 0, false, func(s *Session, m *message) error {
-			return s.answer(m, abi.MaxMemRegions)
-		}},
-		abi.ReqAddMemReg: {abi.VUMemRegSize, 1, false, (*Session).addMemReg},
-		abi.ReqRemMemReg: {abi.VUMemRegSize, -1, false, (*Session).remMemReg},
-		abi.ReqSetStatus: {8, 0, false, (*Session).setStatus},
-		abi.ReqGetStatus: {0, 0, false, func(s *Session, m *message) error {
-			return s.answer(m, uint64(s.status.Load()))
-		}},
-		abi.ReqHello:       {abi.HelloSize, 0, false, (*Session).hello},
-		abi.ReqSetDoorbell: {abi.SetDoorbellSize, 1, true, (*Session).setDoorbell},
-		abi.ReqSetRing:     {abi.SetRingSize, -1, true, (*Session).setRing},
-		abi.ReqStopRing:    {abi.StopRingSize, 0, true, (*Session).stopRing},
-		abi.ReqProcMem:     {abi.ProcMemSize, 1, true, (*Session).procMem},
-	}
+var handlers = map[uint32]handler{
+	abi.ReqGetFeatures: {0, 0, false, func(s *Session, m *message) error {
+		return s.answer(m, s.offer())
+	}},
+	abi.ReqSetFeatures:  {8, 0, false, (*Session).setFeatures},
+	abi.ReqSetOwner:     {0, 0, false, func(*Session, *message) error { return nil }},
+	abi.ReqResetOwner:   {0, 0, false, func(*Session, *message) error { return nil }},
+	abi.ReqSetMemTable:  {-1, -1, false, (*Session).setMemTable},
+	abi.ReqSetVringNum:  {abi.VUVringStateSize, 0, false, (*Session).setVringNum},
+	abi.ReqSetVringAddr: {abi.VUVringAddrSize, 0, false, (*Session).setVringAddr},
+	abi.ReqSetVringBase: {abi.VUVringStateSize, 0, false, (*Session).setVringBase},
+	abi.ReqGetVringBase: {abi.VUVringStateSize, 0, false, (*Session).getVringBase},
+	abi.ReqSetVringKick: {8, -1, false, (*Session).setVringKick},
+	abi.ReqSetVringCall: {8, -1, false, (*Session).setVringCall},
+	abi.ReqSetVringErr:  {8, -1, false, (*Session).setVringErr},
+	abi.ReqGetProtocolFeatures: {0, 0, false, func(s *Session, m *message) error {
+		return s.answer(m, s.offerProto())
+	}},
+	abi.ReqSetProtocolFeatures: {8, 0, false, (*Session).setProtocolFeatures},
+	abi.ReqGetQueueNum: {0, 0, false, func(s *Session, m *message) error {
+		return s.answer(m, max(1, uint64(s.dev.Config().MaxVirtqueuePairs)))
+	}},
+	abi.ReqSetVringEnable: {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
+	abi.ReqGetConfig:      {-1, 0, false, (*Session).getConfig},
+	abi.ReqSetConfig:      {-1, 0, false, func(*Session, *message) error { return unix.EOPNOTSUPP }},
+	abi.ReqResetDevice:    {0, 0, false, (*Session).resetDevice},
+	abi.ReqGetMaxMemSlots: {0, 0, false, func(s *Session, m *message) error {
+		return s.answer(m, abi.MaxMemRegions)
+	}},
+	abi.ReqAddMemReg: {abi.VUMemRegSize, 1, false, (*Session).addMemReg},
+	abi.ReqRemMemReg: {abi.VUMemRegSize, -1, false, (*Session).remMemReg},
+	abi.ReqSetStatus: {8, 0, false, (*Session).setStatus},
+	abi.ReqGetStatus: {0, 0, false, func(s *Session, m *message) error {
+		return s.answer(m, uint64(s.status.Load()))
+	}},
+	abi.ReqHello:       {abi.HelloSize, 0, false, (*Session).hello},
+	abi.ReqSetDoorbell: {abi.SetDoorbellSize, 1, true, (*Session).setDoorbell},
+	abi.ReqSetRing:     {abi.SetRingSize, -1, true, (*Session).setRing},
+	abi.ReqStopRing:    {abi.StopRingSize, 0, true, (*Session).stopRing},
+	abi.ReqProcMem:     {abi.ProcMemSize, 1, true, (*Session).procMem},
 }
 
 func (s *Session) answer(m *message, v uint64) error {
