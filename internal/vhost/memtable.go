@@ -5,6 +5,7 @@ package vhost
 import (
 	"cmp"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -20,11 +21,22 @@ import (
 // function given to retire has run.
 //
 // Memory of a file that its owner may shrink can vanish under a reader
-// (SIGBUS): lanes run with debug.SetPanicOnFault. Sealed tells.
+// (SIGBUS): lanes run with debug.SetPanicOnFault and Owns names the culprit.
+// Programs must seal theirs (mustSeal).
+//
+// Memory taken away during a session is not unmapped at once but buried: empty
+// private pages take its place, so that whatever still points there (an arm
+// word, inline data of a request on its way) meets neither a fault nor, worse,
+// somebody else's mapping. The end of the session unmaps.
 type MemTable struct {
-	snap   atomic.Pointer[snapshot]
-	retire func(unmap func())
-	max    uint64
+	snap     atomic.Pointer[snapshot]
+	retire   func(unmap func())
+	max      uint64
+	mustSeal bool
+
+	mu     sync.Mutex
+	mapped []*region // all that has an address range here, buried ones too
+	closed bool
 }
 
 var (
@@ -52,8 +64,12 @@ type region struct {
 	mapping                 []byte // the mapping around it
 }
 
-// maxMemory bounds what one session may announce.
-const maxMemory = 1 << 42
+// maxMemory bounds what one session may announce, maxMapped how many regions
+// it may have had in all: each buried one keeps its address range.
+const (
+	maxMemory = 1 << 42
+	maxMapped = 4 * abi.MaxMemRegions
+)
 
 func newMemTable(retire func(unmap func())) *MemTable {
 	t := &MemTable{retire: retire, max: maxMemory}
@@ -253,7 +269,51 @@ func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 	}, nil
 }
 
-func (r *region) unmap() { unix.Munmap(r.mapping) }
+// mapRegion maps a region that the table may hold; drop or close undoes it.
+func (t *MemTable) mapRegion(m abi.VUMemReg, fd int) (*region, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.mapped) >= maxMapped {
+		return nil, unix.ENOSPC
+	}
+	r, err := mapRegion(m, fd)
+	if err != nil {
+		return nil, err
+	}
+	if t.mustSeal && !r.sealed {
+		unix.Munmap(r.mapping)
+		return nil, fatal(BadMemory, "region %#x+%#x is of a file that can shrink", m.GPA, m.Size)
+	}
+	t.mapped = append(t.mapped, r)
+	return r, nil
+}
+
+// release undoes mapRegion of a region that no snapshot ever held.
+func (t *MemTable) release(list []*region) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range list {
+		t.mapped = slices.DeleteFunc(t.mapped, func(x *region) bool { return x == r })
+		unix.Munmap(r.mapping)
+	}
+}
+
+// bury replaces memory that went by empty pages, and retires it.
+func (t *MemTable) bury(gone []*region) {
+	if len(gone) == 0 {
+		return
+	}
+	t.retire(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.closed {
+			return
+		}
+		for _, r := range gone {
+			overlay(r.mapping)
+		}
+	})
+}
 
 // sameFile reports whether fd is the file r maps.
 func (r *region) sameFile(fd int) bool {
@@ -281,7 +341,7 @@ func (t *MemTable) add(m abi.VUMemReg, fd int) error {
 	if len(old) >= abi.MaxMemRegions || total > t.max {
 		return unix.ENOSPC
 	}
-	r, err := mapRegion(m, fd)
+	r, err := t.mapRegion(m, fd)
 	if err != nil {
 		return err
 	}
@@ -308,18 +368,10 @@ func (t *MemTable) lookup(m abi.VUMemReg) *region {
 	return nil
 }
 
-// drop takes regions out of the table and unmaps them when nothing can use
-// them any more.
-func (t *MemTable) drop(gone ...*region) {
-	if len(gone) == 0 {
-		return
-	}
-	t.store(slices.DeleteFunc(slices.Clone(t.snap.Load().regions), func(r *region) bool { return slices.Contains(gone, r) }))
-	t.retire(func() {
-		for _, r := range gone {
-			r.unmap()
-		}
-	})
+// drop takes a region out of the table.
+func (t *MemTable) drop(gone *region) {
+	t.store(slices.DeleteFunc(slices.Clone(t.snap.Load().regions), func(r *region) bool { return r == gone }))
+	t.bury([]*region{gone})
 }
 
 // replace makes the table what list says. Regions that stay keep their
@@ -328,9 +380,7 @@ func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) e
 	old := t.snap.Load().regions
 	var fresh, next []*region
 	undo := func(err error) error {
-		for _, r := range fresh {
-			r.unmap()
-		}
+		t.release(fresh)
 		return err
 	}
 	total := uint64(0)
@@ -351,7 +401,7 @@ func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) e
 			next = append(next, old[k])
 			continue
 		}
-		r, err := mapRegion(m, fds[i])
+		r, err := t.mapRegion(m, fds[i])
 		if err != nil {
 			return undo(err)
 		}
@@ -365,15 +415,26 @@ func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) e
 		}
 	}
 	t.store(next)
-	if len(gone) > 0 {
-		t.retire(func() {
-			for _, r := range gone {
-				r.unmap()
-			}
-		})
-	}
+	t.bury(gone)
 	return nil
 }
 
-// close forgets everything.
-func (t *MemTable) close() { t.drop(t.snap.Load().regions...) }
+// close forgets everything and unmaps it when nothing can use it any more.
+func (t *MemTable) close() {
+	t.store(nil)
+	t.mu.Lock()
+	none := len(t.mapped) == 0
+	t.mu.Unlock()
+	if none {
+		return
+	}
+	t.retire(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.closed = true
+		for _, r := range t.mapped {
+			unix.Munmap(r.mapping)
+		}
+		t.mapped = nil
+	})
+}

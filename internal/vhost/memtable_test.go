@@ -271,15 +271,63 @@ func TestRetire(t *testing.T) {
 	if len(unmaps) != 1 {
 		t.Fatalf("%d unmaps", len(unmaps))
 	}
+	file := tab.View(4*page, 8) // the same file, announced elsewhere
+	unmaps[0]()
+	goes[1] = 2 // buried: whoever still points there harms nobody
+	if goes[0] != 0 || file[0] != 1 || file[1] != 0 {
+		t.Errorf("buried memory reads % x, the file % x", goes, file)
+	}
+	at := addressOf(goes)
+	if !tab.Owns(at) || !tab.Owns(addressOf(stays)) || tab.Owns(at+1<<40) {
+		t.Error("ownership of addresses is wrong")
+	}
 	tab.close()
 	stays[0] = 1
-	if len(unmaps) != 2 || tab.View(0, 1) != nil {
+	if len(unmaps) != 2 || tab.View(0, 1) != nil || !tab.Owns(at) {
 		t.Errorf("%d unmaps after close", len(unmaps))
 	}
-	for _, f := range unmaps {
-		f()
+	unmaps[1]()
+	if tab.Owns(at) {
+		t.Error("still mapped")
 	}
 	tab.close()
+	if len(unmaps) != 2 {
+		t.Errorf("%d unmaps", len(unmaps))
+	}
+}
+
+// TestBuryLimit: a front-end cannot use up the node's address space by
+// announcing and removing.
+func TestBuryLimit(t *testing.T) {
+	tab := table(t)
+	fd := memfd(t, page, 0)
+	m := abi.VUMemReg{GPA: 0, Size: page}
+	for range maxMapped {
+		if err := tab.add(m, fd); err != nil {
+			t.Fatal(err)
+		}
+		tab.drop(tab.lookup(m))
+	}
+	if err := tab.add(m, fd); err != unix.ENOSPC {
+		t.Errorf("%v", err)
+	}
+	if err := tab.replace([]abi.VUMemReg{m}, []int{fd}, func(*region) {}); err != unix.ENOSPC {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestProgramsMustSeal(t *testing.T) {
+	tab := table(t)
+	tab.mustSeal = true
+	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, memfd(t, page, unix.F_SEAL_GROW)); !errors.Is(err, BadMemory) {
+		t.Errorf("%v", err)
+	}
+	if len(tab.mapped) != 0 || tab.View(0, 1) != nil {
+		t.Error("mapped nevertheless")
+	}
+	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, memfd(t, page, unix.F_SEAL_SHRINK)); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestConcurrentLookups: lanes look up while the session changes the table.
@@ -309,7 +357,7 @@ func TestConcurrentLookups(t *testing.T) {
 			}
 		})
 	}
-	for round := range uint64(50) {
+	for round := range uint64(30) {
 		for i := range uint64(32) {
 			if err := tab.add(at(i), fd); err != nil {
 				t.Fatal(err)
@@ -321,9 +369,10 @@ func TestConcurrentLookups(t *testing.T) {
 	}
 	close(stop)
 	lanes.Wait()
-	if len(unmaps) != 50*32 {
+	if len(unmaps) != 30*32 {
 		t.Errorf("%d unmaps", len(unmaps))
 	}
+	tab.close()
 	for _, f := range unmaps {
 		f()
 	}

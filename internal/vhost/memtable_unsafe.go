@@ -5,6 +5,8 @@ package vhost
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // atomicWord returns b, 8 bytes of mapped memory, as a word, or nil where they
@@ -20,13 +22,26 @@ func atomicWord(b []byte) *atomic.Uint64 {
 }
 
 // Owns reports whether p, the address of a memory fault, lies in memory that
-// is mapped for this table.
+// is mapped for this table, be it taken away already.
 func (t *MemTable) Owns(p uintptr) bool {
-	for _, r := range t.snap.Load().regions {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range t.mapped {
 		// Safe: the address is only compared.
 		if at := uintptr(unsafe.Pointer(&r.mapping[0])); p >= at && p-at < uintptr(len(r.mapping)) {
 			return true
 		}
 	}
 	return false
+}
+
+// overlay puts empty private pages over a mapping. Where the kernel refuses,
+// the mapping stays as it is, which is no worse than before.
+//
+// Safe: the range is a mapping of this process made by mapRegion, whole pages,
+// and still ours; MAP_FIXED replaces it in one step, so nobody else's mapping
+// can come between.
+func overlay(m []byte) {
+	unix.MmapPtr(-1, 0, unsafe.Pointer(&m[0]), uintptr(len(m)), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED|unix.MAP_NORESERVE)
 }

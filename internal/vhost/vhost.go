@@ -59,9 +59,10 @@ type Device interface {
 	ProcMem(f *os.File, probeAddr, probeValue uint64) error
 	// Reset forgets everything but the session's memory and features.
 	Reset()
-	// Retire calls unmap once nothing can use any more what it looked up in
-	// the memory table before this call. It may be called from any goroutine
-	// and after Closed.
+	// Retire calls unmap once no lane is in the midst of using what it looked
+	// up in the memory table before this call. What is kept for longer is safe
+	// while the session lives (MemTable); after Closed nothing may be. It may
+	// be called from any goroutine but a lane, and after Closed.
 	Retire(unmap func())
 	// Closed tells that the session ended and why. When it returns the
 	// device uses neither rings nor descriptors of the session.

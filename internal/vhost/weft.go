@@ -26,7 +26,7 @@ func (s *Session) hello(m *message) error {
 	if h.ABI != abi.Version || h.Flags != 0 {
 		return fatal(BadVersion, "process %d speaks version %d with flags %#x, this node version %d", h.PID, h.ABI, h.Flags, abi.Version)
 	}
-	s.weft = true
+	s.weft, s.table.mustSeal = true, true
 	return errAnswered
 }
 
