@@ -76,7 +76,8 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	head := b.Scratch(wire.GRHLen)
 	const icrc = 4
 	udp := int(in.info.HdrLen) + (r.Data.Len+3)&^3 + icrc
-	wire.PutGRHArea(head, r.Path, r.IPv4 || r.Path.DGID.IsIPv4(), udp)
+	ipv4 := r.IPv4 || r.Path.DGID.IsIPv4()
+	wire.PutGRHArea(head, r.Path, ipv4, udp)
 	data := mem.BytesPayload(head)
 	if _, bad := q.scatter(b, &data, 0, wire.GRHLen); bad {
 		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
@@ -92,8 +93,19 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	q.received(&in, ib.WCRecv, uint64(n))
 	st := &p.staged[(p.stageHead+p.nstaged-1)%stageDepth]
 	st.c.Flags |= ib.WCGRH
-	st.c.SrcQPN, st.c.SL = r.SrcQPN, r.Path.SL
+	// RoCE has no service level. Programs find here what the 40 bytes hold,
+	// numbered as Linux numbers network types (UCX drops what says otherwise).
+	st.c.SrcQPN, st.c.SL = r.SrcQPN, slIPv6
+	if ipv4 {
+		st.c.SL = slIPv4
+	}
 }
+
+// Service levels of datagram completions (docs/notes/abi.md, section 5).
+const (
+	slIPv6 = 1
+	slIPv4 = 2
+)
 
 // keyAccepted is the partition check of datagrams: QP1 accepts any key of the
 // port, QP0 every key (IBA volume 1, 10.9.3 and 10.9.4).

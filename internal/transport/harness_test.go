@@ -110,7 +110,7 @@ func describe(c *Completion) string {
 		t += fmt.Sprintf(" imm=%#x", c.Imm)
 	}
 	if c.Flags&ib.WCGRH != 0 {
-		t += fmt.Sprintf(" grh src=%d", c.SrcQPN)
+		t += fmt.Sprintf(" grh src=%d sl=%d", c.SrcQPN, c.SL)
 	}
 	if c.Solicited {
 		t += " solicited"

@@ -587,6 +587,11 @@ struct ibv_wc want_recv(struct conn *c, int i, const struct rwr *w, const struct
 	if (ud) {
 		CHECK(wc.wc_flags & IBV_WC_GRH, "UD completion at %s without the GRH flag", s->e->name);
 		CHECK(wc.src_qp == c->s[!i].qpn, "UD completion at %s: src_qp %06x, want %06x", s->e->name, wc.src_qp, c->s[!i].qpn);
+		if (!s->e->rxe) { /* what the 40 bytes hold; UCX believes it */
+			bool v4 = !memcmp(s->e->h.gid.raw, "\0\0\0\0\0\0\0\0\0\0\377\377", 12);
+
+			CHECK(wc.sl == (v4 ? 2 : 1), "UD completion at %s: sl %u over IPv%d", s->e->name, wc.sl, v4 ? 4 : 6);
+		}
 		CHECK(wc.pkey_index == 0, "UD completion at %s: pkey_index %u", s->e->name, wc.pkey_index);
 	}
 	return wc;
