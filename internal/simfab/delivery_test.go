@@ -25,9 +25,12 @@ const (
 )
 
 // campaign returns the seeds that each case runs with: as many as
-// WEFT_SIM_SEEDS says, by default one.
+// WEFT_SIM_SEEDS says; by default one, and five in a soak (WEFT_SOAK).
 func campaign(t testing.TB) []uint64 {
 	n := 1
+	if os.Getenv("WEFT_SOAK") != "" {
+		n = 5
+	}
 	if v := os.Getenv("WEFT_SIM_SEEDS"); v != "" {
 		var err error
 		if n, err = strconv.Atoi(v); err != nil {
