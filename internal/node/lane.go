@@ -32,18 +32,19 @@ type wire interface {
 // lane is the goroutine around an hca.Lane: it alone touches the sessions,
 // queue pairs and sockets of the lane. Others reach it through do.
 type lane struct {
-	hca    *hca.Lane
-	clock  func() mono.Time
-	spin   time.Duration // the longest spin
-	window time.Duration // the spin that pays at present
-	log    *slog.Logger
-	link   wire
-	doors  []*door
-	kicks  map[int32]kick // by descriptor
-	epfd   int
-	bell   int       // eventfd: something is in the inbox
-	timer  int       // timerfd: the nearest deadline
-	recvAt mono.Time // when the sockets were last found empty
+	hca           *hca.Lane
+	clock         func() mono.Time
+	spin          time.Duration // the longest spin
+	window        time.Duration // the spin that pays at present
+	penalty, fine int           // sleeps to come without a yield, and what the next loss costs
+	log           *slog.Logger
+	link          wire
+	doors         []*door
+	kicks         map[int32]kick // by descriptor
+	epfd          int
+	bell          int       // eventfd: something is in the inbox
+	timer         int       // timerfd: the nearest deadline
+	recvAt        mono.Time // when the sockets were last found empty
 
 	mu     sync.Mutex // guards inbox and closed
 	inbox  []func()
@@ -69,7 +70,7 @@ type lane struct {
 }
 
 // laneStats are read by other goroutines through do.
-type laneStats struct{ Sleeps, Spins, Faults, Loops uint64 }
+type laneStats struct{ Sleeps, Spins, Yields, LostYields, Faults, Loops uint64 }
 
 var errLaneStopped = errors.New("the node is shutting down")
 
@@ -267,28 +268,35 @@ func (l *lane) recovered(r any) {
 	panic(r)
 }
 
-// minSpin is how long a lane spins even where spinning has not paid of late:
-// about what falling asleep and waking up costs.
-const minSpin = 5 * time.Microsecond
+const (
+	// minSpin is how long a lane spins even where spinning has not paid of
+	// late: about what falling asleep and waking up costs.
+	minSpin = 5 * time.Microsecond
+	// patience is how long a lane may be kept from its processor by a yield
+	// before that counts as a loss; a scheduling slice is far longer.
+	patience = 200 * time.Microsecond
+	// A loss is paid for by so many sleeps without a yield.
+	minPenalty, maxPenalty = 64, 1 << 14
+)
 
 // once is one turn: everything that waits, then sleep if there was nothing.
 //
-// Before it sleeps the lane spins: a client that posts soon finds it awake and
-// needs no system call. It does not yield meanwhile; a thread that yields
-// beside a busy one gets its processor back milliseconds later, one that
-// sleeps is woken at once. Where clients and lanes share processors spinning
-// only keeps the client from posting, so the window shrinks each time it was
-// in vain and grows back when it pays.
+// Three ways to be idle, each right for someone. Spinning: a client that posts
+// soon finds the lane awake and needs no system call; the window shrinks each
+// time it was in vain and grows back when it pays. Yielding: where a client
+// shares the processor and yields too, it posts a whole batch and gives the
+// processor back, while a lane that slept would be woken for every request.
+// Sleeping: beside a thread that does not yield, a sleeper is woken at once
+// while one that yielded gets its processor back milliseconds later. So the
+// lane yields as long as it gets the processor back soon.
 func (l *lane) once() {
 	start := l.clock()
 	if l.work(start) {
 		return
 	}
-	for {
-		now := l.clock()
-		if now.Sub(start) > l.window {
-			break
-		}
+	now := start
+	for now.Sub(start) <= l.window {
+		now = l.clock()
 		if l.work(now) {
 			l.stats.Spins++
 			l.window = min(2*l.window, max(l.spin, minSpin))
@@ -296,7 +304,30 @@ func (l *lane) once() {
 		}
 	}
 	l.window = max(l.window/2, min(minSpin, l.spin))
+	if l.yield(now) {
+		return
+	}
 	l.sleep()
+}
+
+// yield lets others run and reports whether there was work afterwards.
+func (l *lane) yield(now mono.Time) bool {
+	if l.penalty > 0 {
+		l.penalty--
+		return false
+	}
+	unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	back := l.clock()
+	busy := l.work(back)
+	if back.Sub(now) > patience {
+		l.fine = min(max(2*l.fine, minPenalty), maxPenalty)
+		l.penalty = l.fine
+		l.stats.LostYields++
+	} else if busy {
+		l.fine = max(l.fine-1, 0)
+		l.stats.Yields++
+	}
+	return busy
 }
 
 // recvPause is how long a lane with other work leaves empty sockets alone: a

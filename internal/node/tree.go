@@ -19,7 +19,7 @@ const portCapMask = 1<<16 | 1<<19 | 1<<26
 
 // writeTree writes the files that programs read below /sys and /dev.
 func (n *Node) writeTree(t *hostnet.Table) error {
-	port := sysfs.Port{State: sysfs.PortActive, Phys: sysfs.PhysLinkUp, LinkLayer: "Ethernet", Rate: "2.5 Gb/sec (1X SDR)",
+	port := sysfs.Port{State: sysfs.PortActive, Phys: sysfs.PhysLinkUp, LinkLayer: "Ethernet", Rate: "25 Gb/sec (1X EDR)",
 		CapMask: portCapMask, PKeys: []ib.PKey{ib.DefaultPKey}}
 	var devs []string
 	for _, e := range t.Entries {

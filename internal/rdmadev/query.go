@@ -44,7 +44,7 @@ const (
 	physLinkUp        = 5
 	physDisabled      = 3
 	width1X           = 1
-	speedSDR          = 1
+	speedEDR          = 32
 	portGRHRequired   = 1
 	portCapIPBasedGID = 1 << 26
 )
@@ -59,7 +59,7 @@ func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 		phys = physDisabled
 	}
 	put(res, abi.QueryPortExResult{State: p.State, MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: phys,
-		LinkLayer: linkLayerEthernet, ActiveWidth: width1X, ActiveSpeed: speedSDR, GIDTblLen: gidTableSize,
+		LinkLayer: linkLayerEthernet, ActiveWidth: width1X, ActiveSpeed: speedEDR, GIDTblLen: gidTableSize,
 		PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage, PortCapFlags: portCapIPBasedGID,
 		Flags: portGRHRequired}.Append(nil))
 	return nil
