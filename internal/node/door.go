@@ -125,8 +125,9 @@ func (d *door) SetRing(i int, r vhost.Ring) (err error) {
 		if v.q, err = virtio.New(d.mem, r.Config); err != nil {
 			return
 		}
-		d.rings[i] = v
-		err = d.start(i, v)
+		if err = d.start(i, v); err == nil {
+			d.rings[i] = v
+		}
 	}); e != nil {
 		return e
 	}

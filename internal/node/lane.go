@@ -51,6 +51,9 @@ type lane struct {
 	closed bool
 	posted atomic.Bool // inbox is not empty
 	asleep atomic.Bool
+	// ownerOf finds the session, of any lane, whose memory holds an address.
+	ownerOf func(addr uintptr) *door
+
 	// wantRT asks for real-time priority; realTime tells that the thread has
 	// it, noRT why not.
 	wantRT   bool
@@ -257,13 +260,11 @@ func (l *lane) recovered(r any) {
 	if !ok {
 		panic(r)
 	}
-	for _, d := range l.doors {
-		if d.owns(e.Addr()) {
-			l.stats.Faults++
-			l.hca.Recover()
-			d.fail(fmt.Errorf("memory taken away while it was in use: %w", e))
-			return
-		}
+	if d := l.ownerOf(e.Addr()); d != nil {
+		l.stats.Faults++
+		l.hca.Recover()
+		d.fail(fmt.Errorf("memory taken away while it was in use: %w", e))
+		return
 	}
 	panic(r)
 }

@@ -108,6 +108,18 @@ func (n *neighbours) empty() bool {
 	return true
 }
 
+// ownerOf finds the session whose mapped memory holds addr, or nil.
+func (n *Node) ownerOf(addr uintptr) *door {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, d := range n.sessions {
+		if d.owns(addr) {
+			return d
+		}
+	}
+	return nil
+}
+
 // openLanes makes the lanes, the pipes between them and their links. Lane 0
 // receives from the network; every lane sends by itself.
 func (n *Node) openLanes() error {
@@ -144,7 +156,7 @@ func (n *Node) openLanes() error {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)
 		}
-		l.wantRT = n.cfg.RealTime
+		l.wantRT, l.ownerOf = n.cfg.RealTime, n.ownerOf
 		nb.self = l
 		if count > 1 {
 			l.neighbours = nb
