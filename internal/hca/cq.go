@@ -43,6 +43,7 @@ type CQ struct {
 	solicited bool // of the entries put since the last publish
 	dirty     bool
 	failed    bool
+	reserved  bool // not for queue pairs
 	// elastic lets the backlog grow to depth although a ring is there: the
 	// rule of the RFC, whose drivers return buffers without a kick.
 	elastic bool
@@ -75,6 +76,17 @@ func (s *Session) DestroyCQ(h uint32) error {
 	c.ring = nil
 	s.charge(-c.charged)
 	s.cqs.del(h)
+	return nil
+}
+
+// Reserve sets an unused completion queue aside: its ring is used for something
+// else, and no queue pair can have it. EBUSY while one does.
+func (c *CQ) Reserve() error {
+	if c.refs != 0 {
+		return syscall.EBUSY
+	}
+	c.SetRing(nil)
+	c.reserved = true
 	return nil
 }
 
@@ -117,10 +129,8 @@ func (c *CQ) push(e *CQE) {
 		return
 	}
 	c.touch()
-	if e.Solicited || e.Status != ib.Success {
-		c.solicited = true
-	}
-	if len(c.backlog) == 0 && c.ring != nil && c.ring.Put(e) {
+	// What waits goes first; a ring that just came back has room for it.
+	if c.ring != nil && (len(c.backlog) == 0 || !c.drain()) && c.put(e) {
 		return
 	}
 	limit := 0
@@ -158,6 +168,17 @@ func (c *CQ) grow() error {
 	return nil
 }
 
+// put writes an entry into a buffer of the client, where there is one.
+func (c *CQ) put(e *CQE) bool {
+	if !c.ring.Put(e) {
+		return false
+	}
+	if e.Solicited || e.Status != ib.Success {
+		c.solicited = true
+	}
+	return true
+}
+
 // drain moves the backlog into buffers that have become free and reports
 // whether some remains.
 func (c *CQ) drain() bool {
@@ -165,7 +186,7 @@ func (c *CQ) drain() bool {
 		return false // SetRing resumes
 	}
 	n := 0
-	for n < len(c.backlog) && c.ring.Put(&c.backlog[n]) {
+	for n < len(c.backlog) && c.put(&c.backlog[n]) {
 		n++
 	}
 	if n == len(c.backlog) {

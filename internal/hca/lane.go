@@ -272,6 +272,11 @@ func (l *Lane) publish(now mono.Time) {
 		}
 	}
 	l.dirtyQPs = l.dirtyQPs[:0]
+	// Clients give buffers back without a kick: look whenever there is a chance.
+	for _, c := range l.waitingCQs {
+		c.touch()
+	}
+	l.waitingCQs = l.waitingCQs[:0]
 	for _, c := range l.dirtyCQs {
 		c.dirty = false
 		if len(c.backlog) > 0 && c.drain() {
@@ -288,10 +293,6 @@ func (l *Lane) publish(now mono.Time) {
 // RetryCQs looks for buffers for completions that wait for one; drivers give
 // buffers back without a kick. It reports whether some still wait.
 func (l *Lane) RetryCQs() bool {
-	for _, c := range l.waitingCQs {
-		c.touch()
-	}
-	l.waitingCQs = l.waitingCQs[:0]
 	l.publish(0)
 	return len(l.waitingCQs) > 0
 }

@@ -88,6 +88,9 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	if err != nil {
 		return nil, err
 	}
+	if scq.reserved || rcq.reserved {
+		return nil, syscall.EINVAL
+	}
 	switch c.Type {
 	case ib.RC, ib.UC, ib.UD:
 	default:

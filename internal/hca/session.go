@@ -127,11 +127,24 @@ type MRResult struct {
 	LKey, RKey ib.Key
 }
 
-func checkAccess(a ib.Access) error {
-	if a&^accessMask != 0 || a&(ib.RemoteWrite|ib.RemoteAtomic) != 0 && a&ib.LocalWrite == 0 {
+func (s *Session) checkAccess(a ib.Access) error {
+	mask := accessMask
+	if s.strict {
+		mask = ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead // the rights the RFC knows
+	}
+	if a&^mask != 0 || a&(ib.RemoteWrite|ib.RemoteAtomic) != 0 && a&ib.LocalWrite == 0 {
 		return syscall.EINVAL
 	}
 	return nil
+}
+
+// checkRegion refuses a region that wraps around an end of its addresses, or
+// that gives rights which do not go together.
+func (s *Session) checkRegion(r *mem.Region) error {
+	if r.Len != 0 && (r.Start+r.Len-1 < r.Start || r.Base+r.Len-1 < r.Base) {
+		return syscall.EINVAL
+	}
+	return s.checkAccess(r.Access)
 }
 
 // RegisterMR makes r a memory region of domain pdn: r has Space, Start, Len,
@@ -141,11 +154,8 @@ func (s *Session) RegisterMR(pdn uint32, r *mem.Region) (MRResult, error) {
 	if err != nil {
 		return MRResult{}, err
 	}
-	if err := checkAccess(r.Access); err != nil {
+	if err := s.checkRegion(r); err != nil {
 		return MRResult{}, err
-	}
-	if r.Len != 0 && (r.Start+r.Len-1 < r.Start || r.Base+r.Len-1 < r.Base) {
-		return MRResult{}, syscall.EINVAL
 	}
 	if err := s.charge(pageBytes(r)); err != nil {
 		return MRResult{}, err
@@ -220,13 +230,13 @@ func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region)
 	}
 	r, err := build(m.region)
 	if err == nil {
-		err = checkAccess(r.Access)
+		err = s.checkRegion(r)
 	}
 	if err != nil {
 		return MRResult{}, err
 	}
 	s.unkey(m)
-	s.charge(-pageBytes(m.region)) // the new one names memory by address
+	s.charge(pageBytes(r) - pageBytes(m.region)) // never more than before
 	m.pd.refs--
 	p.refs++
 	m.pd, m.region = p, r
@@ -242,7 +252,8 @@ type AHAttr struct {
 	HopLimit     uint8
 	TrafficClass uint8
 	SL           uint8
-	Global       bool // has a GRH; an Ethernet port requires one
+	DMAC         [6]byte // kept for queries: the kernel resolves addresses itself
+	Global       bool    // has a GRH; an Ethernet port requires one
 }
 
 // path resolves an address vector against the port's GID table.

@@ -120,8 +120,11 @@ func (d *Device) setArmArea(v abi.SetArmArea, _ []byte) error {
 // that is set aside for them.
 type eventQueue struct {
 	*ring
-	cqn  uint32
-	wait []abi.Event // found no buffer; the newest of each kind and object
+	cqn uint32
+	// wait holds the events that found no buffer, each kind of each object
+	// once, which bounds it; waits is the same as a set.
+	wait  []abi.Event
+	waits map[abi.Event]bool
 }
 
 func (d *Device) setEVQ(v abi.SetEVQ, _ []byte) error {
@@ -132,9 +135,11 @@ func (d *Device) setEVQ(v abi.SetEVQ, _ []byte) error {
 	if v.Flags != 0 || d.evq != nil {
 		return syscall.EINVAL
 	}
+	if err := cq.Reserve(); err != nil {
+		return err
+	}
 	r := d.ring(d.cqRing(v.CQN))
-	e := &eventQueue{ring: r, cqn: v.CQN}
-	cq.SetRing(nil)
+	e := &eventQueue{ring: r, cqn: v.CQN, waits: make(map[abi.Event]bool)}
 	r.posted = e.drain
 	r.started, r.stopped = e.drain, func() {}
 	d.evq = e
@@ -149,12 +154,10 @@ func (d *Device) Event(e ib.Event, object uint32) {
 		return // the client did not ask to be told
 	}
 	ev := abi.Event{Type: uint32(e), Object: object}
-	for _, w := range d.evq.wait {
-		if w == ev {
-			return
-		}
+	if d.evq.waits[ev] {
+		return
 	}
-	d.evq.wait = append(d.evq.wait, ev)
+	d.evq.wait, d.evq.waits[ev] = append(d.evq.wait, ev), true
 	d.evq.drain()
 }
 
@@ -169,6 +172,7 @@ func (e *eventQueue) drain() {
 			return
 		}
 		copy(el.Data, e.wait[0].Append(nil))
+		delete(e.waits, e.wait[0])
 		e.wait = e.wait[1:]
 		e.vq.PushElem(el, abi.EventSize)
 		e.vq.Publish()

@@ -66,11 +66,11 @@ func init() {
 			})},
 		abi.CmdDestroyCQ: {req: abi.DestroyCQSize, run: parsed(abi.ParseDestroyCQ,
 			func(d *Device, v abi.DestroyCQ, _ []byte) error {
-				if d.evq != nil && d.evq.cqn == v.CQN {
-					d.evq = nil
-				}
 				err := d.sess.DestroyCQ(v.CQN)
 				if err == nil {
+					if d.evq != nil && d.evq.cqn == v.CQN {
+						d.evq = nil
+					}
 					d.resetRing(d.cqRing(v.CQN))
 				}
 				return err
@@ -211,7 +211,7 @@ func (d *Device) execute(in []byte, room int) []byte {
 	if errors.As(err, &e) && d.ext&extErrno != 0 && e < 256 {
 		ack = byte(e)
 	}
-	d.log.Debug("control command refused", "command", in, "err", err)
+	d.log.Debug("control command refused", "command", in[:min(len(in), 64)], "err", err)
 	return append(d.answer[:0], ack)
 }
 
@@ -265,14 +265,15 @@ func (d *Device) regionVA(va, length, iova uint64, access ib.Access) (*mem.Regio
 
 func (d *Device) reregMR(v abi.ReregMR, res []byte) error {
 	m, err := d.sess.ReregisterMR(v.MRN, v.Flags, v.PDN, func(old *mem.Region) (*mem.Region, error) {
-		va, length, iova, access := old.Base, old.Len, old.Start, old.Access
-		if v.Flags&abi.ReregTranslation != 0 {
-			va, length, iova = v.VA, v.Length, v.IOVA
-		}
+		access := old.Access
 		if v.Flags&abi.ReregAccess != 0 {
-			access = v.Access
+			access = v.Access &^ optionalAccess
 		}
-		return d.regionVA(va, length, iova, access)
+		if v.Flags&abi.ReregTranslation != 0 {
+			return d.regionVA(v.VA, v.Length, v.IOVA, access)
+		}
+		return &mem.Region{Space: old.Space, Start: old.Start, Len: old.Len, Base: old.Base, Access: access,
+			Pages: old.Pages, PageShift: old.PageShift, FirstOff: old.FirstOff}, nil
 	})
 	put(res, abi.MRResult{MRN: m.Handle, LKey: m.LKey, RKey: m.RKey}.Append(nil))
 	return err
@@ -325,11 +326,11 @@ func (d *Device) regUserMR(req, res []byte) error {
 
 func ahAttr(v *abi.AHAttr, global bool) *hca.AHAttr {
 	return &hca.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit,
-		TrafficClass: v.TrafficClass, Global: global}
+		TrafficClass: v.TrafficClass, DMAC: v.DMAC, Global: global}
 }
 
 func abiAH(v *hca.AHAttr) abi.AHAttr {
-	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit, TrafficClass: v.TrafficClass}
+	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit, TrafficClass: v.TrafficClass, DMAC: v.DMAC}
 }
 
 func transportCap(c abi.QPCap) transport.Cap {

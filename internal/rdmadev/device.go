@@ -17,6 +17,7 @@ package rdmadev
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"weft/internal/abi"
 	"weft/internal/hca"
@@ -173,7 +174,7 @@ func (d *Device) resetRing(i uint32) {
 	if r == nil {
 		return
 	}
-	r.posted, r.started, r.stopped = nil, nil, nil
+	r.posted, r.started, r.stopped, r.owed = nil, nil, nil, 0
 	if r.vq != nil {
 		r.vq.Reset()
 	}
@@ -184,6 +185,9 @@ func (d *Device) resetRing(i uint32) {
 func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r := d.ring(i)
 	r.vq, r.call = q, call
+	if r.owed > 0 {
+		d.owing = append(d.owing, r)
+	}
 	if r.started != nil {
 		r.started()
 	}
@@ -199,7 +203,9 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 	if r.stopped != nil {
 		r.stopped()
 	}
-	r.vq = nil
+	// The session closes the descriptor: its number may soon mean another file.
+	r.vq, r.call = nil, nil
+	d.owing = slices.DeleteFunc(d.owing, func(o *ring) bool { return o == r })
 	return q
 }
 
@@ -290,13 +296,11 @@ func (r *ring) notify() {
 func (d *Device) settle() {
 	left := d.owing[:0]
 	for _, r := range d.owing {
-		for r.owed > 0 && r.call != nil && !r.call.Call() {
+		for r.owed > 0 && !r.call.Call() {
 			r.owed--
 		}
-		if r.owed > 0 && r.call != nil {
+		if r.owed > 0 {
 			left = append(left, r)
-		} else {
-			r.owed = 0
 		}
 	}
 	d.owing = left

@@ -95,7 +95,7 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 
 // malformed makes wr a request that can only fail.
 func (s *sendRing) malformed(wr *transport.SendWR) {
-	wr.ID, wr.BadWQE, wr.Flags, wr.SGE, wr.InlineData = 0, true, 0, wr.SGE[:0], nil
+	wr.ID, wr.Op, wr.BadWQE, wr.Flags, wr.SGE, wr.InlineData = 0, ib.WRSend, true, 0, wr.SGE[:0], nil
 }
 
 // sges copies n list entries out of shared memory and appends them to dst,
