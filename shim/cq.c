@@ -6,6 +6,7 @@
 #include <time.h>
 
 #define CQ_SLOT 64u
+#define NO_QP   UINT32_MAX   /* queue pair numbers have 24 bits */
 
 /* Polls in a row that may find nothing before the processor is offered to
  * whoever would produce something. */
@@ -102,11 +103,22 @@ static inline const struct weft_cqe *at(const struct weft_cq *cq, uint32_t i)
  * and looks again when its bell rings: it ran out if it has used everything
  * that was available before this call.
  */
+static inline void release(struct weft_ctx *ctx, struct weft_ring *r, uint32_t n)
+{
+	uint16_t before = (uint16_t)r->head;
+
+	__atomic_store_n(&r->tail, r->tail + n, __ATOMIC_RELAXED);
+	r->head += n;
+	weft_ring_publish(r);
+	atomic_thread_fence(memory_order_seq_cst);
+	if (unlikely(__atomic_load_n(&r->used->idx, __ATOMIC_RELAXED) == before))
+		weft_ring_bell(ctx, r->index);
+}
+
+/* Takes the first n of what waits. */
 static inline void consume(struct weft_ctx *ctx, struct weft_cq *cq, uint32_t n)
 {
-	struct weft_ring *r = &cq->ring;
 	uint32_t kept = cq->carry_n - cq->carry_at;
-	uint16_t before;
 
 	if (unlikely(kept)) {
 		uint32_t k = n < kept ? n : kept;
@@ -114,15 +126,8 @@ static inline void consume(struct weft_ctx *ctx, struct weft_cq *cq, uint32_t n)
 		__atomic_store_n(&cq->carry_at, cq->carry_at + k, __ATOMIC_RELAXED);
 		n -= k;
 	}
-	if (!n)
-		return;
-	before = (uint16_t)r->head;
-	__atomic_store_n(&r->tail, r->tail + n, __ATOMIC_RELAXED);
-	r->head += n;
-	weft_ring_publish(r);
-	atomic_thread_fence(memory_order_seq_cst);
-	if (unlikely(__atomic_load_n(&r->used->idx, __ATOMIC_RELAXED) == before))
-		weft_ring_bell(ctx, r->index);
+	if (n)
+		release(ctx, &cq->ring, n);
 }
 
 /* Called without locks after a poll that found nothing. */
@@ -442,18 +447,39 @@ struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_at
 	return &cq->ex;
 }
 
-/* Moves what waits to room, where it outlives the ring. The lock is held and
- * the ring is stopped. */
-static void keep(struct weft_cq *cq, struct weft_cqe *room)
+/* Moves the first n completions that wait to room, where they outlive the
+ * ring, but for those of queue pair drop. The lock is held. */
+static void keep(struct weft_cq *cq, struct weft_cqe *room, uint32_t n, uint32_t drop)
 {
-	uint32_t n = waiting(cq);
+	uint32_t kept = 0;
 
 	for (uint32_t i = 0; i < n; i++)
-		room[i] = *at(cq, i);
+		if (at(cq, i)->qp_num != drop)
+			room[kept++] = *at(cq, i);
 	free(cq->carry);
 	cq->carry = room;
 	__atomic_store_n(&cq->carry_at, 0, __ATOMIC_RELAXED);
-	__atomic_store_n(&cq->carry_n, n, __ATOMIC_RELAXED);
+	__atomic_store_n(&cq->carry_n, kept, __ATOMIC_RELAXED);
+}
+
+void weft_cq_forget(struct ibv_cq *c, uint32_t qp_num)
+{
+	struct weft_cq *cq = to_weft_cq(c);
+	uint32_t n, from_ring;
+	struct weft_cqe *room;
+	bool any = false;
+
+	weft_lock(&cq->lock);
+	n = waiting(cq);
+	for (uint32_t i = 0; i < n && !any; i++)
+		any = at(cq, i)->qp_num == qp_num;
+	room = any ? malloc(n * sizeof(*room)) : NULL;
+	if (room) {
+		from_ring = n - (cq->carry_n - cq->carry_at);
+		keep(cq, room, n, qp_num);
+		release(weft_ctx(c->context), &cq->ring, from_ring);
+	}
+	weft_unlock(&cq->lock);
 }
 
 WEFT_PUBLIC int ibv_resize_cq(struct ibv_cq *c, int cqe)
@@ -491,7 +517,7 @@ WEFT_PUBLIC int ibv_resize_cq(struct ibv_cq *c, int cqe)
 		free(room);
 		goto out;
 	}
-	keep(cq, room);
+	keep(cq, room, waiting(cq), NO_QP);
 	old = cq->ring;
 	cq->ring = now;
 	now = old;

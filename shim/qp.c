@@ -273,6 +273,13 @@ WEFT_PUBLIC int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask
 	err = weft_command(ctx, WEFT_CMD_MODIFY_QP_EX, &in, sizeof(in), NULL, 0);
 	if (!err && mask & IBV_QP_STATE)
 		__atomic_store_n(&qp->state, a->qp_state, __ATOMIC_RELEASE);
+	if (!err && mask & IBV_QP_STATE && a->qp_state == IBV_QPS_RESET) {
+		/* Its number lives on: what is left of its former life would be
+		 * taken for the new one's. */
+		weft_cq_forget(qp->send_cq, qp->qp_num);
+		if (qp->recv_cq != qp->send_cq)
+			weft_cq_forget(qp->recv_cq, qp->qp_num);
+	}
 	return weft_ret(err);
 }
 

@@ -470,6 +470,8 @@ int weft_query_rt_values(struct ibv_context *c, struct ibv_values_ex *v);
 int weft_gid(struct weft_ctx *ctx, uint32_t index, struct weft_res_query_gid *out);
 struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_attr_ex *attr);
 int weft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+/* Drops the completions of a queue pair that was reset. */
+void weft_cq_forget(struct ibv_cq *cq, uint32_t qp_num);
 struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *attr);
 int weft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int weft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

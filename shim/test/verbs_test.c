@@ -207,6 +207,12 @@ static void test_rc(void)
 	move(b, IBV_QPS_ERR, 0);
 	CHECK(!recv_one(b, 55, buf, 8));
 	CHECK(await(cq, wc, 1) == 1 && wc[0].status == IBV_WC_WR_FLUSH_ERR);
+	/* A reset takes back the completions of this queue pair, of no other. */
+	CHECK(!recv_one(b, 56, buf, 8) && !post(a, IBV_WR_RDMA_WRITE, buf, 8, buf + 512, 0));
+	usleep(20000);
+	CHECK(!recv_one(b, 57, buf, 8));
+	move(b, IBV_QPS_RESET, 0);
+	CHECK(await(cq, wc, 1) == 1 && wc[0].qp_num == a->qp_num && ibv_poll_cq(cq, 1, wc) == 0);
 	CHECK(ibv_destroy_cq(cq) == EBUSY);
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(cq));
 }
