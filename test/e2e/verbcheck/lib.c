@@ -631,6 +631,8 @@ int sizes(struct conn *c, uint64_t *out)
 	uint64_t max = c->o.type == IBV_QPT_UD ? m : c->o.room;
 	int n = 0;
 
+	if (c->o.type == IBV_QPT_UC && is_rxe(c) && A->fd != B->fd && max > 65537)
+		max = 65537; /* more than the queue of a slow guest's card holds at once would be lost */
 	for (unsigned i = 0; i < sizeof all / sizeof *all; i++) {
 		bool seen = all[i] > max;
 		for (int k = 0; k < n; k++)

@@ -27,6 +27,9 @@ enum { PASSED, FAILED, SKIPPED };
 void fail(const char *file, int line, const char *fmt, ...)
 {
 	va_list ap;
+	const char *base = strrchr(file, '/');
+
+	file = base ? base + 1 : file;
 	va_start(ap, fmt);
 	int n = vsnprintf(verdict, sizeof verdict, fmt, ap);
 	va_end(ap);

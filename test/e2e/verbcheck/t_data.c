@@ -627,7 +627,7 @@ static void rc_atomic_contention(void)
 	struct swr w[N];
 
 	for (int q = 0; q < Q; q++)
-		connect_pair(&c[q], &(struct opt){ .end = { q & 1 ? B : A, B }, .rd = 1 + q, .room = 4096, .sig_all = true });
+		connect_pair(&c[q], &(struct opt){ .end = { q & 1 ? B : A, B }, .rd = 1 << q % 3, .room = 4096, .sig_all = true });
 	/* The word is in the B side's buffer of pair 0, reached through one key of a region in each pair's PD. */
 	struct side *owner = &c[0].s[1];
 	uint64_t at = aligned(owner->rx), base = 0xfffffffffffffff0;

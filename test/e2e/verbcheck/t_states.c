@@ -322,10 +322,12 @@ static void sqd(void)
 		target(&w[8], &c, 0, c.s[1].rxm, 900000);
 		for (int k = 0; k < before; k++)
 			expect(B, c.s[1].rx, k * 100000, 90000, seed, k * 100000);
-		verify(B, c.s[1].rx, 0, "memory when the send queue has drained");
+		if (!A->rxe) /* which may stop in the middle of a message */
+			verify(B, c.s[1].rx, 0, "memory when the send queue has drained");
 		post(&c, 0, &w[8]);
 		want_none(A, c.s[0].scq, 50);
-		verify(B, c.s[1].rx, 0, "memory while the send queue is drained");
+		if (!A->rxe)
+			verify(B, c.s[1].rx, 0, "memory while the send queue is drained");
 		struct ibv_qp_attr q;
 		struct ibv_qp_init_attr ia;
 		OK(try_query(A, c.s[0].qp, &q, &ia));

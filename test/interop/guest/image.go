@@ -53,17 +53,19 @@ var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmu
 const initScript = `#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root
 /bin/busybox --install -s /bin
-export PATH=/bin:/sbin:/usr/bin:/usr/sbin HOME=/root
+export PATH=/sbin:/usr/bin:/bin HOME=/root
+ip() { /sbin/ip "$@"; } # busybox's shell would take its own
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 mkdir -p /dev/shm; mount -t tmpfs tmpfs /dev/shm
 ulimit -l unlimited
 while read -r m; do insmod $m || echo "GUEST-FAIL insmod $m"; done </lib/modules/order
 for a in $(cat /proc/cmdline); do case $a in ip=*) IP=${a#ip=};; ip6=*) IP6=${a#ip6=};; mtu=*) MTU=${a#mtu=};; esac; done
-ip link set lo up
-[ -n "$MTU" ] && ip link set eth0 mtu $MTU
-ip link set eth0 up
-[ -n "$IP" ] && ip addr add $IP dev eth0
-[ -n "$IP6" ] && ip -6 addr add $IP6 dev eth0 nodad
+{ ip link set lo up &&
+  { [ -z "$MTU" ] || ip link set eth0 mtu $MTU; } &&
+  ip link set eth0 up &&
+  { [ -z "$IP" ] || ip addr add $IP dev eth0; } &&
+  { [ -z "$IP6" ] || ip -6 addr add $IP6 dev eth0 nodad; }
+} || echo "GUEST-FAIL eth0"
 rdma link add rxe0 type rxe netdev eth0 || echo "GUEST-FAIL rxe0"
 exec </dev/ttyS1 >/dev/ttyS1 2>&1
 stty raw -echo

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package interop runs Weft against Linux soft-RoCE: a stock Debian kernel in
+// QEMU, on a TAP in a network namespace, Weft as client and as server.
+//
+// In: the built weft, root, Debian's packages. Out: one row per program and
+// direction, and a capture of all of it in which every packet must parse and
+// bear the right ICRC. Called by `make interop`. It must never need KVM.
+package interop
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft/test/interop/guest"
+	"weft/test/lab"
+)
+
+var soak = flag.Bool("soak", os.Getenv("WEFT_SOAK") == "1", "more iterations, every verbcheck test both ways")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	cleanup, err := lab.Setup()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "interop:", err)
+		return 1
+	}
+	defer cleanup()
+	return m.Run()
+}
+
+// bench is one node and one guest at the two ends of a TAP.
+type bench struct {
+	t      *testing.T
+	ns     *lab.NetNS
+	node   *lab.Node
+	guest  *guest.Guest
+	v4, v6 string // the guest's addresses
+	port   int
+}
+
+func skipOrFail(t *testing.T, err error) {
+	t.Helper()
+	if os.Getenv("REQUIRE_E2E") == "1" {
+		t.Fatal(err)
+	}
+	t.Skip(err)
+}
+
+// up boots the guest and starts the node; both end with the test.
+func up(t *testing.T, mtu int) *bench {
+	t.Helper()
+	if err := lab.MayMakeNetNS(); err != nil {
+		skipOrFail(t, err)
+	}
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		skipOrFail(t, errors.New("a TAP needs /dev/net/tun"))
+	}
+	image, err := guest.Build(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, port: 19000}
+	if b.ns, b.v4, b.v6, err = lab.WithTap(mtu); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.ns.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	// Not the test's context: the guest is closed after the rest.
+	b.guest, err = guest.Start(context.Background(), guest.Config{Image: image, NetNS: b.ns.Name, Tap: "eth0", IP: b.v4 + "/24", IP6: b.v6 + "/64", MTU: mtu,
+		Files: map[string]string{"/bin/verbcheck": lab.Bin("verbcheck")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.guest.Close)
+	b.answers()
+	if b.node, err = lab.StartNode(b.ns, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.node.Close(); err != nil {
+			t.Errorf("%v\n%s", err, b.node.Proc.Output())
+		}
+		if t.Failed() {
+			t.Logf("node printed:\n%s", b.node.Proc.Output())
+		}
+	})
+	return b
+}
+
+// answers waits until the two kernels reach each other.
+func (b *bench) answers() {
+	b.t.Helper()
+	for _, a := range []string{b.ns.V4, b.ns.V6} {
+		if out, err := b.guest.Run("for i in $(seq 50); do ping -c 1 -W 1 "+a+" >/dev/null && exit 0; usleep 50000; done; ip addr; exit 1", time.Minute); err != nil {
+			b.t.Fatalf("the guest does not reach %s: %v\n%s", a, err, out)
+		}
+	}
+}
+
+// guestGID returns the index of the guest's GID of an address as ibv_devinfo
+// prints it.
+func (b *bench) guestGID(address string) string {
+	b.t.Helper()
+	out, err := b.guest.Run("ibv_devinfo -v | grep GID", 20*time.Second)
+	if err != nil {
+		b.t.Fatalf("%v\n%s", err, out)
+	}
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, address+",") {
+			_, rest, _ := strings.Cut(line, "[")
+			index, _, _ := strings.Cut(rest, "]")
+			return strings.TrimSpace(index)
+		}
+	}
+	b.t.Fatalf("the guest has no GID of %s:\n%s", address, out)
+	return ""
+}
+
+// gids returns the indexes of Weft's and the guest's GID. Whatever the packets
+// are, programs find each other over IPv4.
+func (b *bench) gids(t *testing.T, v6 bool) (weft int, guest string) {
+	t.Helper()
+	mine, theirs := b.ns.V4, "::ffff:"+b.v4
+	if v6 {
+		mine, theirs = b.ns.V6, b.v6
+	}
+	weft, err := b.node.GID(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return weft, b.guestGID(theirs)
+}
+
+// program is one to run both ways.
+type program struct {
+	name, args string
+	check      func(weftOutput, rxeOutput string) string
+}
+
+func gidFlag(name string) string {
+	if strings.HasPrefix(name, "ib_") {
+		return "-x"
+	}
+	return "-g"
+}
+
+// both runs p with Weft as client of the guest, then as its server.
+func (b *bench) both(t *testing.T, p program, v6 bool) {
+	gid, guestGID := b.gids(t, v6)
+	base, over := filepath.Base(p.name), ""
+	if v6 {
+		over = " over IPv6"
+	}
+	const limit = 2 * time.Minute
+	for _, client := range []bool{true, false} {
+		b.port++
+		local := append([]string{p.name, "-d", "weft0", gidFlag(base), fmt.Sprint(gid), "-p", fmt.Sprint(b.port)}, strings.Fields(p.args)...)
+		remote := fmt.Sprintf("%s -d rxe0 %s %s -p %d %s", base, gidFlag(base), guestGID, b.port, p.args)
+		t.Run(base+" "+p.args+over+map[bool]string{true: " weft as client", false: " weft as server"}[client], func(t *testing.T) {
+			var weftOut, rxeOut string
+			var weftErr, rxeErr error
+			if client {
+				if out, err := b.guest.Run(fmt.Sprintf("%s >/tmp/out 2>&1 & echo $! >/tmp/pid; for i in $(seq 200); do netstat -ltn | grep -q ':%d ' && exit 0; usleep 50000; done; cat /tmp/out; exit 1", remote, b.port), 30*time.Second); err != nil {
+					t.Fatalf("server in the guest: %v\n%s", err, out)
+				}
+				weftOut, weftErr = lab.Run(b.node.Program(append(local, b.v4)...), limit)
+				// The shell that started it is gone, so its end shows in /proc alone.
+				rxeOut, rxeErr = b.guest.Run("for i in $(seq 100); do [ -d /proc/$(cat /tmp/pid) ] || break; usleep 50000; done; cat /tmp/out; [ ! -d /proc/$(cat /tmp/pid) ] || { kill -9 $(cat /tmp/pid); echo still running; exit 1; }", 30*time.Second)
+			} else {
+				server, err := lab.Start(b.node.Program(local...))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer server.Kill()
+				if err := server.Listening(b.port, 20*time.Second); err != nil {
+					t.Fatalf("%v\n%s", err, server.Output())
+				}
+				rxeOut, rxeErr = b.guest.Run(fmt.Sprintf("timeout 100 %s %s", remote, b.ns.V4), limit)
+				weftErr = server.Wait(10 * time.Second)
+				weftOut = server.Output()
+			}
+			why := ""
+			if weftErr == nil && rxeErr == nil && p.check != nil {
+				why = p.check(weftOut, rxeOut)
+			}
+			if weftErr != nil || rxeErr != nil || why != "" {
+				t.Fatalf("weft: %v, guest: %v %s\n-- weft --\n%s\n-- guest --\n%s", weftErr, rxeErr, why, weftOut, rxeOut)
+			}
+		})
+	}
+}
+
+// Contents are checked at both ends.
+func pingpong(weftOut, rxeOut string) string {
+	for _, out := range []string{weftOut, rxeOut} {
+		if !strings.Contains(out, " iters in ") {
+			return "no result"
+		}
+		if strings.Contains(out, "invalid data") {
+			return "wrong contents"
+		}
+	}
+	return ""
+}
+
+func (b *bench) capture(t *testing.T) (file string, stop func()) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "tap.pcap")
+	p, err := lab.Start(lab.Cmd{NetNS: b.ns.Name, Args: []string{"dumpcap", "-q", "-P", "-i", "eth0", "-B", "64", "-f", "udp port 4791", "-w", file}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Kill)
+	if _, err := p.Expect("File:", 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, p.Output())
+	}
+	return file, func() {
+		p.Signal(syscall.SIGINT)
+		if err := p.Wait(20 * time.Second); err != nil {
+			t.Errorf("%v\n%s", err, p.Output())
+		}
+	}
+}
+
+func TestSoftRoCE(t *testing.T) {
+	b := up(t, 1500)
+	file, stop := b.capture(t)
+	n, bw := "-n 100", "-n 100 -s 16384 -F"
+	if *soak {
+		n, bw = "-n 1000", "-n 2000 -s 65536 -F"
+	}
+	for _, p := range []program{
+		{"ibv_rc_pingpong", "-c " + n, pingpong},
+		{"ibv_rc_pingpong", "-c -e -s 5001 " + n, pingpong},
+		{"ibv_uc_pingpong", "-c " + n, pingpong},
+		{"ibv_ud_pingpong", "-c -s 1000 " + n, pingpong},
+		{"ibv_srq_pingpong", "-c " + n, pingpong},
+		{"ib_send_bw", bw, nil},
+		{"ib_write_bw", bw, nil},
+		{"ib_read_bw", bw, nil},
+		{"ib_atomic_bw", "-n 100 -F", nil},
+		{"ib_send_bw", "-c UD -s 1000 -n 100 -F", nil},
+		{"ib_send_lat", "-n 100 -F", nil},
+		{"ib_write_lat", "-n 100 -F", nil},
+	} {
+		b.both(t, p, false)
+	}
+	b.both(t, program{"ibv_rc_pingpong", "-c " + n, pingpong}, true)
+	b.both(t, program{"ibv_ud_pingpong", "-c -s 1000 " + n, pingpong}, true)
+	stop()
+	t.Run("capture", func(t *testing.T) { checkCapture(t, file, b) })
+}
+
+// Every byte and every error between the two, each in both roles.
+func TestVerbcheck(t *testing.T) {
+	b := up(t, 1500)
+	check := func(t *testing.T, client bool, v6 bool) {
+		gid, guestGID := b.gids(t, v6)
+		b.port++
+		args := "--peer=rxe -w 20"
+		var out string
+		var err error
+		if client {
+			if o, err := b.guest.Run(fmt.Sprintf("verbcheck -d rxe0 -g %s -p %d -w 20 >/tmp/out 2>&1 & for i in $(seq 200); do grep -q waiting /tmp/out && exit 0; usleep 50000; done; cat /tmp/out; exit 1", guestGID, b.port), 30*time.Second); err != nil {
+				t.Fatalf("server in the guest: %v\n%s", err, o)
+			}
+			argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)}, strings.Fields(args)...)
+			out, err = lab.Run(b.node.Program(append(argv, b.v4)...), 5*time.Minute)
+		} else {
+			server, serr := lab.Start(b.node.Program(lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port), "-w", "20"))
+			if serr != nil {
+				t.Fatal(serr)
+			}
+			defer server.Kill()
+			if _, err := server.Expect("waiting", 20*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			out, err = b.guest.Run(fmt.Sprintf("timeout 280 verbcheck -d rxe0 -g %s -p %d %s %s", guestGID, b.port, args, b.ns.V4), 5*time.Minute)
+		}
+		passed, failed, skipped := lab.Verdicts(out)
+		for _, name := range passed {
+			t.Run(name, func(*testing.T) {})
+		}
+		for name, why := range failed {
+			t.Run(name, func(t *testing.T) { t.Error(why) })
+		}
+		t.Logf("%d passed, %d failed; soft-RoCE cannot do: %v", len(passed), len(failed), skipped)
+		if err != nil && len(failed) == 0 || len(passed) < 100 {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+	t.Run("weft as client", func(t *testing.T) { check(t, true, false) })
+	t.Run("weft as server", func(t *testing.T) { check(t, false, false) })
+	if *soak {
+		t.Run("weft as client over IPv6", func(t *testing.T) { check(t, true, true) })
+	}
+}
