@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# fabric.sh is sourced by the demo and the benchmark: nodes, namespaces and
+# pairs of programs, and their end. The caller sets name to what its errors
+# start with.
+
+weft=$PWD/bin/weft
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/weft-$name.XXXXXX")
+ns_a=weft-$name-$$-a ns_b=weft-$name-$$-b
+port=18515
+dirs=() namespaces=() servers=() run_flags=()
+
+cleanup() {
+  local s d n
+  for s in "${servers[@]}"; do kill "$s" 2>/dev/null || true; done
+  for d in "${dirs[@]}"; do "$weft" down --dir "$d" >/dev/null 2>&1 || true; done
+  for n in "${namespaces[@]}"; do ip netns del "$n" 2>/dev/null || true; done
+  rm -rf "$tmp"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+fail() { # WHAT FILE…
+  echo "$name: $1 failed. What it printed:" >&2
+  tail -n 20 "${@:2}" >&2
+  exit 1
+}
+
+# in_ns NAMESPACE COMMAND…: runs the command there, or here if it is "-".
+in_ns() {
+  local ns=$1; shift
+  if [ "$ns" = - ]; then "$@"; else ip netns exec "$ns" "$@"; fi
+}
+
+# two_namespaces: $ns_a and $ns_b, joined by a veth of MTU 9000, 10.77.0.1 and
+# 10.77.0.2, without any way to the host's network.
+two_namespaces() {
+  local n
+  for n in "$ns_a" "$ns_b"; do ip netns add "$n"; namespaces+=("$n"); done
+  ip -n "$ns_a" link add eth0 mtu 9000 type veth peer name eth0 mtu 9000 netns "$ns_b"
+  ip -n "$ns_a" addr add 10.77.0.1/24 dev eth0
+  ip -n "$ns_b" addr add 10.77.0.2/24 dev eth0
+  for n in "$ns_a" "$ns_b"; do ip -n "$n" link set lo up; ip -n "$n" link set eth0 up; done
+}
+
+# start NAMESPACE DIR [FLAG…]: a node, active when this returns.
+start() {
+  dirs+=("$2")
+  in_ns "$1" "$weft" up --detach --dir "$2" "${@:3}" >"$tmp/up.log" 2>&1 || fail 'weft up' "$tmp/up.log"
+  "$weft" wait --for=active --timeout 20s --dir "$2"
+}
+
+# gid DIR: the index of the first IPv4 entry of the GID table.
+gid() { "$weft" dev --dir "$1" | awk '$3 ~ /^[0-9]+$/ && $4 ~ /^[0-9.]+$/ { print $3; exit }'; }
+
+# both NS1 NS2 SERVER… --then CLIENT…: starts the server in NS1, waits until
+# it listens on TCP $port, runs the client in NS2 and waits for both. The
+# client's output is left in $tmp/client.
+both() {
+  local ns1=$1 ns2=$2 server=() pid; shift 2
+  while [ "$1" != --then ]; do server+=("$1"); shift; done; shift
+  in_ns "$ns1" timeout 60 "${server[@]}" >"$tmp/server" 2>&1 &
+  pid=$!
+  servers=("$pid")
+  until in_ns "$ns1" ss -Hltn "sport = :$port" | grep -q .; do
+    kill -0 "$pid" 2>/dev/null || fail "${server[*]}" "$tmp/server"
+  done
+  in_ns "$ns2" timeout 60 "$@" >"$tmp/client" 2>&1 || fail "$*" "$tmp/client" "$tmp/server"
+  wait "$pid" || fail "${server[*]}" "$tmp/server"
+  servers=()
+}
+
+# pair NS1 DIR1 NS2 DIR2 HOST PROGRAM…: a verbs program over Weft, server on the
+# node of DIR1, client on that of DIR2. ${run_flags[@]} go to weft run.
+pair() {
+  local ns1=$1 dir1=$2 ns2=$3 dir2=$4 host=$5 gid_flag=-g; shift 5
+  case $1 in ib_*) gid_flag=-x ;; esac
+  port=$((port + 1))
+  both "$ns1" "$ns2" "$weft" run "${run_flags[@]}" --dir "$dir1" -- "$@" -d weft0 $gid_flag "$(gid "$dir1")" -p $port --then \
+    "$weft" run "${run_flags[@]}" --dir "$dir2" -- "$@" -d weft0 $gid_flag "$(gid "$dir2")" -p $port "$host"
+}
+
+# measure PARSER PAIR-ARGUMENT…: runs the pair and leaves the number in $value.
+# perftest times with the processor's counter, whose frequency it measures
+# itself. On a busy machine it gives up and prints inf or 0: then once more.
+measure() {
+  local parser=$1 try; shift
+  for try in 1 2 3; do
+    pair "$@"
+    value=$($parser)
+    case $value in '' | inf | *nan | 0) value='?' ;; *) return ;; esac
+  done
+}
+
+# The numbers in what perftest prints, with --report_gbits.
+bandwidth() { awk '$1 ~ /^[0-9]+$/ && NF == 5 { printf "%.3g", $4 / 8 }' "$tmp/client"; } # GB/s
+rate()      { awk '$1 ~ /^[0-9]+$/ && NF == 5 { printf "%.3g", $5 }' "$tmp/client"; }     # million/s
+latency()   { awk '$1 ~ /^[0-9]+$/ && NF >= 9 { printf "%.3g", $5 }' "$tmp/client"; }     # µs, typical
