@@ -27,6 +27,7 @@ import (
 	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
+	"weft/internal/link/roce"
 	"weft/internal/mono"
 	"weft/internal/rundir"
 	"weft/internal/sysfs"
@@ -81,7 +82,7 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
 
 const (
-	roceRun  = 61 << 10 // payload of a run on the wire: one GSO call at every path MTU
+	roceRun  = roce.MaxRun // payload of a run: what the link gathers with one call
 	localRun = 256 << 10
 )
 

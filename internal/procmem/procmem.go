@@ -22,6 +22,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,6 +71,9 @@ type Space struct {
 	pid    int // 0: process_vm calls are not used
 	why    string
 
+	start  time.Time
+	probed atomic.Int64 // when alive last looked, since start; not before the first look
+
 	closed atomic.Bool
 	users  atomic.Int32 // calls that use fd, and one for Close to give back
 }
@@ -80,7 +84,8 @@ var _ mem.Space = (*Space)(nil)
 // and finds out which system calls reach that process. The errors are meant
 // for the operator of the node.
 func New(c Config) (*Space, error) {
-	s := &Space{mem: c.Mem, fd: int(c.Mem.Fd()), mapped: c.Mapped, probe: c.ProbeAddr}
+	s := &Space{mem: c.Mem, fd: int(c.Mem.Fd()), mapped: c.Mapped, probe: c.ProbeAddr, start: time.Now()}
+	s.probed.Store(int64(-probeEvery))
 	s.users.Store(1)
 	link, err := checkMem(c.Mem)
 	if err == nil {
@@ -235,12 +240,25 @@ func tracesAny() (bool, error) {
 	return d[0].Effective&(1<<unix.CAP_SYS_PTRACE) != 0, nil
 }
 
+// probeEvery is for how long a successful probe is believed. A probe is a
+// system call of its own, a fifth of what copying 64 KiB costs; an exec takes
+// longer than this, and its session ends with it.
+const probeEvery = 50 * time.Microsecond
+
 // alive fails once the image that handed over the descriptor is gone, by exit
 // or exec. process_vm calls are made only after it (writes) or believed only
 // after it (reads).
 func (s *Space) alive() bool {
+	now := time.Since(s.start)
+	if now-time.Duration(s.probed.Load()) < probeEvery {
+		return true
+	}
 	var b [1]byte
-	return s.read(s.probe, b[:])
+	if !s.read(s.probe, b[:]) {
+		return false
+	}
+	s.probed.Store(int64(now))
+	return true
 }
 
 // View returns the n bytes at addr if they are mapped here, else nil.
