@@ -79,3 +79,27 @@ func TestToursNameRealFunctions(t *testing.T) {
 		}
 	}
 }
+
+// TestReadmeNamesRealTests looks for every `TestName` in README.md.
+func TestReadmeNamesRealTests(t *testing.T) {
+	dir := root(t)
+	text, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tests strings.Builder
+	for _, name := range tracked(t) {
+		if strings.HasSuffix(name, "_test.go") {
+			src, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				continue
+			}
+			tests.Write(src)
+		}
+	}
+	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(string(text), -1) {
+		if !strings.Contains(tests.String(), "\nfunc "+m[1]+"(") {
+			t.Errorf("README.md names %s, which does not exist", m[1])
+		}
+	}
+}
