@@ -339,7 +339,7 @@ static int new_ring(struct weft_ctx *ctx, struct weft_ring *r, uint32_t cqe)
 static int set_ring(struct weft_ctx *ctx, struct weft_cq *cq, struct weft_ring *r)
 {
 	struct ibv_comp_channel *c = cq->cq.channel;
-	int call = c ? weft_container(c, struct weft_channel, ch)->wr : -1;
+	int call = c ? weft_container(c, struct weft_channel, ch)->wr.fd : -1;
 
 	return weft_ring_set(ctx, r, 3 + cq->cq.handle, call,
 			     (uint64_t)cq->gen << 32 | cq->cq.handle);

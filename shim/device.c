@@ -54,14 +54,14 @@ static void after_fork_child(void)
 	while ((c = weft_contexts)) {
 		weft_contexts = c->next;
 		atomic_store(&c->dead, WEFT_FORKED);
-		weft_sys_close(c->sock);
-		weft_sys_close(c->kick);
-		weft_sys_close(c->call);
-		weft_sys_close(c->vctx.context.async_fd);
-		weft_sys_close(c->async_wr);
+		weft_fd_close(&c->sock);
+		weft_fd_close(&c->kick);
+		weft_fd_close(&c->call);
+		weft_fd_close(&c->async_rd);
+		weft_fd_close(&c->async_wr);
 		for (struct weft_channel *ch = c->channels; ch; ch = ch->next) {
-			weft_sys_close(ch->ch.fd);
-			weft_sys_close(ch->wr);
+			weft_fd_close(&ch->rd);
+			weft_fd_close(&ch->wr);
 		}
 		c->obj = c->ctl = c->mr_lock = c->mem.lock = (struct weft_lock){ 0 };
 	}
@@ -323,7 +323,8 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	if (!ctx)
 		return NULL;
 	ctx->vctx.context.device = d;
-	ctx->vctx.context.async_fd = ctx->async_wr = -1;
+	ctx->vctx.context.async_fd = -1;
+	ctx->async_rd = ctx->async_wr = WEFT_NO_FD;
 	ctx->vctx.context.num_comp_vectors = 1;
 	pthread_mutex_init(&ctx->vctx.context.mutex, NULL);
 	ctx->arena_gen = ~0ull;
@@ -337,7 +338,7 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 		errno = err;
 		return NULL;
 	}
-	ctx->vctx.context.cmd_fd = ctx->sock;
+	ctx->vctx.context.cmd_fd = ctx->sock.fd;
 	ctx->qps = calloc(ctx->max_qps, sizeof(*ctx->qps));
 	ctx->srqs = calloc(ctx->max_qps, sizeof(*ctx->srqs));
 	ctx->cqs = calloc(ctx->max_cqs, sizeof(*ctx->cqs));

@@ -13,7 +13,6 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
 #define CTL_NUM      4u
@@ -28,15 +27,6 @@
 #define NEED_EXT (1ull << WEFT_CAP_ERRNO_ACK | 1ull << WEFT_CAP_SG_WQE | 1ull << WEFT_CAP_VERBS | \
 		  1ull << WEFT_CAP_ARM_DOORBELL | 1ull << WEFT_CAP_ASYNC_EVQ)
 #define KNOWN_EXT (NEED_EXT | 1ull << WEFT_CAP_ATOMIC | 1ull << WEFT_CAP_SRQ)
-
-/* A program may close all its descriptors and open others under the same
- * numbers: nothing must be sent into those. */
-static uint64_t inode_of(int fd)
-{
-	struct stat st;
-
-	return syscall(SYS_fstat, fd, &st) ? 0 : (uint64_t)st.st_ino;
-}
 
 static int send_all(int sock, const struct weft_vu_hdr *h, const void *payload, int fd)
 {
@@ -109,11 +99,11 @@ static int exchange(struct weft_ctx *ctx, uint32_t request, uint32_t flags, cons
 	uint64_t code;
 	int err;
 
-	if (weft_dead(ctx) || inode_of(ctx->sock) != ctx->sock_ino)
+	if (weft_dead(ctx) || !weft_fd_good(&ctx->sock))
 		goto lost;
-	err = send_all(ctx->sock, &h, payload, fd);
+	err = send_all(ctx->sock.fd, &h, payload, fd);
 	if (!err && replylen)
-		err = recv_all(ctx->sock, &h, sizeof(h));
+		err = recv_all(ctx->sock.fd, &h, sizeof(h));
 	if (err)
 		goto lost;
 	if (!replylen)
@@ -121,10 +111,10 @@ static int exchange(struct weft_ctx *ctx, uint32_t request, uint32_t flags, cons
 	if (h.request != request || !(h.flags & WEFT_VU_REPLY))
 		goto lost;
 	if (h.size == replylen)
-		return recv_all(ctx->sock, reply, replylen) ? EIO : 0;
+		return recv_all(ctx->sock.fd, reply, replylen) ? EIO : 0;
 	if (h.size == sizeof(code)) {
 		/* An errno where another answer was due. */
-		if (recv_all(ctx->sock, &code, sizeof(code)))
+		if (recv_all(ctx->sock.fd, &code, sizeof(code)))
 			goto lost;
 		return code && code < 4096 ? (int)code : EPROTO;
 	}
@@ -183,14 +173,14 @@ static int await_answer(struct weft_ctx *ctx)
 	}
 	while (!answered(ctx)) {
 		struct pollfd p[2] = {
-			{ .fd = ctx->call, .events = POLLIN },
-			{ .fd = ctx->sock, .events = POLLRDHUP },
+			{ .fd = ctx->call.fd, .events = POLLIN },
+			{ .fd = ctx->sock.fd, .events = POLLRDHUP },
 		};
 
 		if (poll(p, 2, -1) < 0 && errno != EINTR)
 			return EIO;
 		if (p[0].revents & POLLIN)
-			weft_sys_read(ctx->call, &n, sizeof(n));
+			weft_sys_read(ctx->call.fd, &n, sizeof(n));
 		if ((p[1].revents || (p[0].revents & ~POLLIN)) && !answered(ctx)) {
 			weft_door_lost(ctx);
 			return EIO;
@@ -208,6 +198,10 @@ int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen
 
 	if (weft_dead(ctx) || 2 + inlen > CTL_RESULT || 1 + outlen > CTL_SLOT - CTL_RESULT)
 		return EIO;
+	if (!weft_fd_good(&ctx->sock) || !weft_fd_good(&ctx->call)) {
+		weft_door_lost(ctx);
+		return EIO;
+	}
 	weft_lock(&ctx->ctl);
 	req = weft_slot(r, 0);
 	res = req + CTL_RESULT;
@@ -248,7 +242,7 @@ static int control_queue(struct weft_ctx *ctx)
 	r->desc[1].flags = WEFT_VRING_DESC_WRITE;
 	for (uint32_t i = 0; i < CTL_NUM; i++)
 		r->avail->ring[i] = 0;
-	return weft_ring_set(ctx, r, 2, ctx->call, 1);
+	return weft_ring_set(ctx, r, 2, ctx->call.fd, 1);
 }
 
 /* ---- session ---- */
@@ -271,14 +265,13 @@ static int connect_to(struct weft_ctx *ctx, const char *path, struct ucred *cred
 	if (strlen(path) >= sizeof(sa.sun_path))
 		return ENAMETOOLONG;
 	strcpy(sa.sun_path, path);
-	ctx->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (ctx->sock < 0)
+	ctx->sock = weft_fd_of(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+	if (ctx->sock.fd < 0)
 		return errno;
-	ctx->sock_ino = inode_of(ctx->sock);
-	while (connect(ctx->sock, (struct sockaddr *)&sa, sizeof(sa)))
+	while (connect(ctx->sock.fd, (struct sockaddr *)&sa, sizeof(sa)))
 		if (errno != EINTR)
 			return errno;
-	if (getsockopt(ctx->sock, SOL_SOCKET, SO_PEERCRED, cred, &len))
+	if (getsockopt(ctx->sock.fd, SOL_SOCKET, SO_PEERCRED, cred, &len))
 		return errno;
 	if (!trusted(cred)) {
 		weft_log("%s: the node runs as uid %u, which this program does not trust. "
@@ -351,11 +344,13 @@ static int doorbell_area(struct weft_ctx *ctx)
 		return errno;
 	ctx->db_block = (nbits / 64 + 63) / 64;
 	m.gpa = (uintptr_t)ctx->db;
-	ctx->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	ctx->call = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (ctx->kick < 0 || ctx->call < 0)
+	ctx->kick = weft_fd_of(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+	if (ctx->kick.fd < 0)
 		return errno;
-	return weft_door_request(ctx, WEFT_VU_SET_DOORBELL, &m, sizeof(m), ctx->kick);
+	ctx->call = weft_fd_of(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+	if (ctx->call.fd < 0)
+		return errno;
+	return weft_door_request(ctx, WEFT_VU_SET_DOORBELL, &m, sizeof(m), ctx->kick.fd);
 }
 
 /* Hands over this process's memory, unless the user wants the arena only. A
@@ -387,7 +382,7 @@ static void *watch(void *arg)
 	struct weft_ctx *ctx = arg;
 
 	for (;;) {
-		struct pollfd p = { .fd = ctx->sock, .events = POLLRDHUP };
+		struct pollfd p = { .fd = ctx->sock.fd, .events = POLLRDHUP };
 
 		if (poll(&p, 1, -1) < 0) {
 			if (errno == EINTR)
@@ -425,7 +420,7 @@ int weft_door_open(struct weft_ctx *ctx, const char *path)
 	uint64_t mask;
 	int err;
 
-	ctx->sock = ctx->kick = ctx->call = -1;
+	ctx->sock = ctx->kick = ctx->call = WEFT_NO_FD;
 	if ((err = connect_to(ctx, path, &node)) || (err = negotiate(ctx)) ||
 	    (err = doorbell_area(ctx)) || (err = process_memory(ctx, &node)) ||
 	    (err = control_queue(ctx)) ||
@@ -455,19 +450,18 @@ void weft_door_close(struct weft_ctx *ctx)
 {
 	if (atomic_load(&ctx->dead) != WEFT_FORKED) {
 		__atomic_store_n(&ctx->closing, true, __ATOMIC_RELEASE);
-		if (inode_of(ctx->sock) == ctx->sock_ino && ctx->sock >= 0) {
-			shutdown(ctx->sock, SHUT_RDWR);
+		if (weft_fd_good(&ctx->sock)) {
+			shutdown(ctx->sock.fd, SHUT_RDWR);
 			if (ctx->watched)
 				pthread_join(ctx->watcher, NULL);
 		} else if (ctx->watched) {
-			/* The descriptor is gone, so nothing can wake the thread: it
-			 * keeps what it needs, and the process ends it. */
+			/* The program closed the socket, so nothing can wake the
+			 * thread: it keeps what it needs until the process ends. */
 			ctx->leaked = true;
 		}
-		if (inode_of(ctx->sock) == ctx->sock_ino)
-			weft_sys_close(ctx->sock);
-		weft_sys_close(ctx->kick);
-		weft_sys_close(ctx->call);
+		weft_fd_close(&ctx->sock);
+		weft_fd_close(&ctx->kick);
+		weft_fd_close(&ctx->call);
 	}
 	atomic_store(&ctx->dead, WEFT_FORKED == atomic_load(&ctx->dead) ? WEFT_FORKED : WEFT_LOST);
 	weft_shm_destroy(ctx);
@@ -488,7 +482,10 @@ void weft_kick(struct weft_ctx *ctx)
 	uint64_t one = 1;
 	int saved = errno;
 
-	weft_sys_write(ctx->kick, &one, sizeof(one));
+	if (weft_fd_good(&ctx->kick))
+		weft_sys_write(ctx->kick.fd, &one, sizeof(one));
+	else
+		weft_door_lost(ctx);
 	errno = saved;
 }
 

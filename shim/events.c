@@ -147,7 +147,11 @@ WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_even
 			errno = EIO;
 			return -1;
 		}
-		if (weft_sys_read(c->async_fd, &token, sizeof(token)) != sizeof(token))
+		if (!weft_fd_good(&ctx->async_rd)) {
+			errno = EBADF;
+			return -1;
+		}
+		if (weft_sys_read(ctx->async_rd.fd, &token, sizeof(token)) != sizeof(token))
 			return -1;
 		if (token == TOKEN_FATAL) {
 			*event = (struct ibv_async_event){ .event_type = IBV_EVENT_DEVICE_FATAL };
@@ -235,7 +239,8 @@ int weft_events_open(struct weft_ctx *ctx)
 	if (pipe2(fd, O_CLOEXEC))
 		return errno;
 	ctx->vctx.context.async_fd = fd[0];
-	ctx->async_wr = fd[1];
+	ctx->async_rd = weft_fd_of(fd[0]);
+	ctx->async_wr = weft_fd_of(fd[1]);
 	fcntl(fd[1], F_SETFL, O_NONBLOCK);
 	if ((err = weft_command(ctx, WEFT_CMD_CREATE_CQ, &mk, sizeof(mk), &made, sizeof(made))) ||
 	    (err = weft_ring_init(ctx, &ctx->evq, EVQ_NUM, EVQ_SLOT, true)))
@@ -258,25 +263,27 @@ void weft_events_close(struct weft_ctx *ctx)
 	}
 	if (atomic_load(&ctx->dead) == WEFT_FORKED)
 		return; /* closed when the child was born */
-	weft_sys_close(ctx->vctx.context.async_fd);
-	weft_sys_close(ctx->async_wr);
+	weft_fd_close(&ctx->async_rd);
+	weft_fd_close(&ctx->async_wr);
 }
 
-static void put_record(int fd, uint64_t record)
+/* Returns false where there is no room. A pipe that is gone needs no record. */
+static bool put_record(const struct weft_fd *f, uint64_t record)
 {
 	int saved = errno;
+	bool full = weft_fd_good(f) && weft_sys_write(f->fd, &record, sizeof(record)) < 0 &&
+		    errno == EAGAIN;
 
-	weft_sys_write(fd, &record, sizeof(record));
 	errno = saved;
+	return !full;
 }
 
 void weft_events_fatal(struct weft_ctx *ctx)
 {
 	weft_lock(&ctx->obj);
-	if (ctx->async_wr >= 0)
-		put_record(ctx->async_wr, TOKEN_FATAL);
+	put_record(&ctx->async_wr, TOKEN_FATAL);
 	for (struct weft_channel *ch = ctx->channels; ch; ch = ch->next)
-		put_record(ch->wr, CHANNEL_FATAL);
+		put_record(&ch->wr, CHANNEL_FATAL);
 	weft_unlock(&ctx->obj);
 }
 
@@ -304,12 +311,13 @@ WEFT_PUBLIC struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context 
 	fcntl(fd[1], F_SETFL, O_NONBLOCK);
 	ch->ch.context = c;
 	ch->ch.fd = fd[0];
-	ch->wr = fd[1];
+	ch->rd = weft_fd_of(fd[0]);
+	ch->wr = weft_fd_of(fd[1]);
 	weft_lock(&ctx->obj);
 	ch->next = ctx->channels;
 	ctx->channels = ch;
 	if (weft_dead(ctx))
-		put_record(ch->wr, CHANNEL_FATAL);
+		put_record(&ch->wr, CHANNEL_FATAL);
 	weft_unlock(&ctx->obj);
 	return &ch->ch;
 }
@@ -334,8 +342,8 @@ WEFT_PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *c)
 	}
 	weft_unlock(&ctx->obj);
 	if (atomic_load(&ctx->dead) != WEFT_FORKED) {
-		weft_sys_close(ch->ch.fd);
-		weft_sys_close(ch->wr);
+		weft_fd_close(&ch->rd);
+		weft_fd_close(&ch->wr);
 	}
 	free(ch);
 	return 0;
@@ -349,14 +357,11 @@ static uint64_t cookie(const struct weft_cq *cq)
 void weft_raise(struct weft_cq *cq)
 {
 	struct weft_channel *ch = weft_container(cq->cq.channel, struct weft_channel, ch);
-	uint64_t record = cookie(cq);
-	int saved = errno;
 
-	if (weft_sys_write(ch->wr, &record, sizeof(record)) < 0 && errno == EAGAIN) {
+	if (!put_record(&ch->wr, cookie(cq))) {
 		atomic_store(&cq->stalled, true);
 		atomic_store(&ch->stalled, true);
 	}
-	errno = saved;
 }
 
 /* The pipe has room again: writes what found none. */
@@ -389,10 +394,14 @@ WEFT_PUBLIC int ibv_get_cq_event(struct ibv_comp_channel *c, struct ibv_cq **cq,
 			errno = EIO;
 			return -1;
 		}
-		if (weft_sys_read(c->fd, &record, sizeof(record)) != sizeof(record))
+		if (!weft_fd_good(&ch->rd)) {
+			errno = EBADF;
+			return -1;
+		}
+		if (weft_sys_read(ch->rd.fd, &record, sizeof(record)) != sizeof(record))
 			return -1;
 		if (record == CHANNEL_FATAL) {
-			put_record(ch->wr, CHANNEL_FATAL);
+			put_record(&ch->wr, CHANNEL_FATAL);
 			errno = EIO;
 			return -1;
 		}
@@ -430,13 +439,13 @@ void weft_channel_purge(struct weft_cq *cq)
 	int bytes = 0;
 
 	weft_lock(&ch->lock);
-	if (ioctl(ch->ch.fd, FIONREAD, &bytes))
+	if (!weft_fd_good(&ch->rd) || ioctl(ch->rd.fd, FIONREAD, &bytes))
 		bytes = 0;
 	for (; bytes >= (int)sizeof(record); bytes -= (int)sizeof(record)) {
-		if (preadv2(ch->ch.fd, &iov, 1, -1, RWF_NOWAIT) != sizeof(record))
+		if (preadv2(ch->rd.fd, &iov, 1, -1, RWF_NOWAIT) != sizeof(record))
 			break;
 		if (record != gone)
-			put_record(ch->wr, record);
+			put_record(&ch->wr, record);
 	}
 	weft_unlock(&ch->lock);
 }

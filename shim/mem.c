@@ -104,7 +104,8 @@ static int add_chunk(struct weft_ctx *ctx, size_t need)
 fail:
 	if (base != MAP_FAILED)
 		munmap(base, len);
-	weft_sys_close(fd);
+	if (fd >= 0)
+		weft_sys_close(fd);
 	free(c);
 	free(e);
 	return err;

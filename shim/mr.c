@@ -191,6 +191,7 @@ WEFT_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_
 		.rkey = made.rkey,
 	};
 	m->iova = in.iova;
+	m->access = in.access;
 	enter(ctx, m);
 	return &m->mr;
 fail:
@@ -224,6 +225,7 @@ WEFT_PUBLIC int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, vo
 	WEFT_FORWARD(mr->context, IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr, mr, flags, pd, addr, length,
 		     access);
 	ctx = weft_ctx(mr->context);
+	in.access = m->access;
 	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED ||
 	    (flags & IBV_REREG_MR_CHANGE_PD && !pd))
 		err = EINVAL;
@@ -256,6 +258,7 @@ WEFT_PUBLIC int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, vo
 	}
 	mr->lkey = made.lkey;
 	mr->rkey = made.rkey;
+	m->access = in.access;
 	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
 		mr->addr = addr;
 		mr->length = length;

@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 void weft_lock_slow(struct weft_lock *l)
 {
@@ -35,6 +36,33 @@ void weft_unlock_slow(struct weft_lock *l)
 
 	syscall(SYS_futex, &l->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 	errno = saved;
+}
+
+static uint64_t inode_of(int fd)
+{
+	int saved = errno;
+	struct stat st;
+	uint64_t ino = syscall(SYS_fstat, fd, &st) ? 0 : (uint64_t)st.st_ino;
+
+	errno = saved;
+	return ino;
+}
+
+struct weft_fd weft_fd_of(int fd)
+{
+	return (struct weft_fd){ fd, fd < 0 ? 0 : inode_of(fd) };
+}
+
+bool weft_fd_good(const struct weft_fd *f)
+{
+	return f->fd >= 0 && inode_of(f->fd) == f->ino;
+}
+
+void weft_fd_close(struct weft_fd *f)
+{
+	if (weft_fd_good(f))
+		weft_sys_close(f->fd);
+	*f = WEFT_NO_FD;
 }
 
 void weft_log(const char *fmt, ...)

@@ -126,10 +126,25 @@ static inline void weft_sys_close(int fd)
 {
 	int saved = errno;
 
-	if (fd >= 0)
-		syscall(SYS_close, fd);
+	syscall(SYS_close, fd);
 	errno = saved;
 }
+
+/*
+ * A program may close all descriptors, those of this library included, and open
+ * others under the same numbers. So what a descriptor is gets remembered, and
+ * nothing is written to, read from or closed that is no longer it.
+ */
+struct weft_fd {
+	int fd;
+	uint64_t ino;
+};
+
+#define WEFT_NO_FD ((struct weft_fd){ -1, 0 })
+
+struct weft_fd weft_fd_of(int fd);
+bool weft_fd_good(const struct weft_fd *f);
+void weft_fd_close(struct weft_fd *f);
 
 /* Prints one line to standard error when WEFT_DEBUG=1. */
 void weft_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -227,8 +242,7 @@ struct weft_ctx {
 	struct weft_ctx *next;         /* list of all contexts, for fork */
 	_Atomic int dead;              /* WEFT_ALIVE … */
 	bool closing, watched, leaked;
-	int sock, kick, call;
-	uint64_t sock_ino;             /* tells whether sock still is our socket */
+	struct weft_fd sock, kick, call;
 	pthread_t watcher;
 	struct weft_mem mem;
 	struct weft_lock ctl;
@@ -257,7 +271,7 @@ struct weft_ctx {
 	uint32_t mr_hash_mask, mr_count;
 	_Atomic uint32_t mr_gen;       /* changes when a key stops meaning what it did */
 
-	int async_wr;                  /* write end of async_fd */
+	struct weft_fd async_rd, async_wr; /* the ends of async_fd */
 	bool fatal_reported;
 	uint32_t evq_cqn;
 	struct weft_ring evq;
@@ -356,6 +370,7 @@ struct weft_mr {
 	struct ibv_mr mr;
 	struct weft_mr *next;    /* in mr_hash */
 	uint64_t iova;           /* address of the first byte in work requests */
+	uint32_t access;
 };
 
 /* What a send queue remembers of a region it has sent from. */
@@ -372,7 +387,7 @@ bool weft_mr_lookup(struct weft_ctx *ctx, uint32_t lkey, struct weft_mr_hint *ou
 struct weft_channel {
 	struct ibv_comp_channel ch;
 	struct weft_channel *next;
-	int wr;                  /* write end of ch.fd, non-blocking */
+	struct weft_fd rd, wr;   /* ch.fd and its write end, which is non-blocking */
 	struct weft_lock lock;   /* one drain or write-back at a time */
 	_Atomic bool stalled;    /* some CQ could not write its event */
 };

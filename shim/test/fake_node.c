@@ -746,6 +746,15 @@ void fake_kill(void)
 	shutdown(n.sock, SHUT_RDWR);
 }
 
+bool fake_owns(int fd)
+{
+	bool own = fd == n.listener || fd == n.sock || fd == n.kick;
+
+	for (uint32_t i = 0; i < RINGS; i++)
+		own |= n.ring[i].on && n.ring[i].call == fd;
+	return own;
+}
+
 void fake_event(uint32_t type, uint32_t object)
 {
 	pthread_mutex_lock(&event_mu);

@@ -20,6 +20,9 @@ void fake_start(void);
 /* Closes the session as a node that dies does. */
 void fake_kill(void);
 
+/* Whether the fake uses this descriptor. */
+bool fake_owns(int fd);
+
 /* Takes no element off the send rings while set. */
 extern _Atomic bool fake_hold;
 /* Uses receive elements of shared queues in the order of their arrival, two by

@@ -83,6 +83,7 @@ verbs="$here/verbs_test.c $here/fake_node.c"
 $cc $flags -O1 $verbs -libverbs -o "$out/verbs_test"
 $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/verbs.so"
 "$out/verbs_test" "$out/verbs.so"
+"$out/verbs_test" "$out/verbs.so" closed
 parts=$(ls "$shim"/*.c | grep -v arena_libc)
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \
 	-libverbs -ldl -o "$out/verbs_asan"

@@ -593,6 +593,35 @@ static void test_lost(void)
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd));
 }
 
+/* A program that closes all descriptors and goes on: errors, no hang, and not a
+ * byte into the files it opens under the same numbers. */
+static void test_closed(void)
+{
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(ctx);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, ch, 0), *ev;
+	char name[] = "/tmp/weft-closed-XXXXXX";
+	struct ibv_async_event e;
+	struct ibv_wc wc;
+	void *cookie;
+	int file;
+
+	for (int i = 3; i < 256; i++)
+		if (!fake_owns(i))
+			close(i);
+	file = mkstemp(name);
+	unlink(name);
+	while (dup(file) < 64)
+		;
+	usleep(50000); /* the node sleeps: only a descriptor could wake it */
+	CHECK(!ibv_alloc_pd(ctx) && errno == EIO);
+	CHECK(ibv_poll_cq(cq, 1, &wc) < 0 && ibv_req_notify_cq(cq, 0) == EIO);
+	CHECK(ibv_get_cq_event(ch, &ev, &cookie) == -1 && ibv_get_async_event(ctx, &e) == -1);
+	CHECK(!ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(ch));
+	CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(pd) && !ibv_close_device(ctx));
+	CHECK(lseek(file, 0, SEEK_END) == 0);
+	free(buf);
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_device **list, **again;
@@ -618,6 +647,10 @@ int main(int argc, char **argv)
 	buf = calloc(1, BUF);
 	mr = ibv_reg_mr(pd, buf, BUF, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
 	CHECK(pd && mr);
+	if (argc > 2) {
+		test_closed();
+		return finish("verbs, descriptors closed");
+	}
 	test_queries();
 	test_rc();
 	test_small_cq();
