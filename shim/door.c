@@ -299,7 +299,6 @@ static int negotiate(struct weft_ctx *ctx)
 		weft_log("the node refused ABI version %u: %s", WEFT_ABI_VERSION, strerror(err));
 		return err ? err : EPROTO;
 	}
-	ctx->spin_us = welcome.spin_us;
 
 	if ((err = get_u64(ctx, WEFT_VU_GET_FEATURES, &v)))
 		return err;

@@ -248,8 +248,6 @@ struct weft_ctx {
 	struct weft_lock ctl;
 	struct weft_ring ctlq;
 	uint32_t max_qps, max_cqs;     /* L and M of the config space */
-	uint32_t spin_us;
-	uint64_t caps;                 /* device_cap_flags */
 	uint64_t ext;                  /* extensions in force */
 	struct weft_res_query_device attr; /* answer of QUERY_DEVICE */
 	struct weft_doorbell *db;
