@@ -71,6 +71,9 @@ func (s *Session) wireQPN(slot uint32) ib.QPN {
 	return ib.QPN(uint32(s.num)<<slotBits | slot)
 }
 
+// Slot returns the handle of the queue pair that qpn names on the wire.
+func Slot(qpn ib.QPN) ib.QPN { return qpn & slotMask }
+
 // Close destroys every object. Afterwards nothing is written to the client's
 // memory on this session's behalf, save by copies that other lanes are in the
 // middle of.

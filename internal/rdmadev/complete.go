@@ -54,6 +54,9 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 	if c.d.ext&extVerbs != 0 {
 		w.SL = e.SL
 	}
+	if !c.d.cfg.Verbs {
+		w.QPN = hca.Slot(e.QPN) // a plain driver knows the pair by no other number
+	}
 	w.Put(el.Data)
 	c.vq.PushElem(el, abi.CQESize)
 	c.pending = true

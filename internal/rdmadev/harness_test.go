@@ -382,6 +382,7 @@ type qp struct {
 	d          *driver
 	num        uint32
 	wire       ib.QPN
+	told       ib.QPN // what completions call it
 	typ        ib.QPType
 	form       *abi.SendForm
 	send, recv *ring
@@ -416,10 +417,11 @@ func (d *driver) qp(o qpOpt) *qp {
 	b := d.must(abi.CmdCreateQP, m.Append(nil), size)
 	if d.verbs {
 		r := parse(d, b, abi.ParseCreateQPResultEx)
-		q.num, q.wire = r.QPN, r.WireQPN
+		q.num, q.wire, q.told = r.QPN, r.WireQPN, r.WireQPN
 	} else {
 		q.num = parse(d, b, abi.ParseCreateQPResult).QPN
 		q.wire = ib.QPN(uint32(d.dev.Session().Number())<<14 | q.num)
+		q.told = ib.QPN(q.num)
 	}
 	if !o.unattached {
 		q.send = d.start(3 + maxCQ + 2*q.num)
