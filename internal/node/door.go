@@ -32,7 +32,7 @@ type door struct {
 	uid    int
 	comm   string
 	verbs  bool
-	proc   *procmem.Space // the session's goroutine sets it, the lane reads it
+	proc   *procmem.Space // set once on the lane, under the node's mu like dev; others read it by process
 	bell   *virtio.Doorbell
 	rings  map[int]*vhostRing // the lane's
 }
@@ -219,7 +219,12 @@ func (d *door) ProcMem(f *os.File, addr, value uint64) error {
 	if err != nil {
 		return err
 	}
-	if e := d.lane.do(func() { d.proc = s; d.dev.SetProc(s) }); e != nil {
+	if e := d.lane.do(func() {
+		d.n.mu.Lock()
+		d.proc = s
+		d.n.mu.Unlock()
+		d.dev.SetProc(s)
+	}); e != nil {
 		s.Close()
 		return e
 	}
@@ -272,11 +277,11 @@ func (d *door) renew() error {
 		d.n.adapter.Detach(old.Session())
 	}
 	err := d.n.adapter.Attach(dev.Session())
+	d.dev = dev
 	d.n.mu.Unlock()
 	if old != nil {
 		old.Close()
 	}
-	d.dev = dev
 	return err
 }
 
@@ -321,9 +326,16 @@ func (d *door) Closed(reason error) {
 	}
 }
 
+// process returns how the client's process is reached, nil where it is not.
+func (d *door) process() *procmem.Space {
+	d.n.mu.Lock()
+	defer d.n.mu.Unlock()
+	return d.proc
+}
+
 // memory says how the client's registered memory is reached, for people.
 func (d *door) memory() string {
-	if d.proc != nil {
+	if d.process() != nil {
 		return "process"
 	}
 	return "none"
@@ -340,10 +352,11 @@ func (d *door) kind(s mem.Space) string {
 // slow says why the client's memory is reached by a slower way than usual, or
 // nothing.
 func (d *door) slow() string {
-	if d.proc == nil {
+	p := d.process()
+	if p == nil {
 		return ""
 	}
-	if m := d.proc.Method(); m != "process_vm" {
+	if m := p.Method(); m != "process_vm" {
 		return m
 	}
 	return ""

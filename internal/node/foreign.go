@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"weft/internal/hca"
+	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 )
@@ -23,7 +24,8 @@ type transfer struct {
 	run  pkt.Run
 	from *hca.QP // whose memory the payload is in; nil for bytes
 	segs [pipeSegs]mem.Seg
-	held uint32 // bytes of the pipe's buffer
+	path ib.Path // of a run from a link, which reuses its own
+	held uint32  // bytes of the pipe's buffer
 }
 
 // pipe carries runs from one lane to one other: a ring with a single writer
@@ -57,6 +59,10 @@ func (p *pipe) put(r *pkt.Run, from *hca.QP) bool {
 	t.run, t.from, t.held = *r, from, 0
 	if !p.payload(t, &r.Data) {
 		return false
+	}
+	if from == nil && r.Path != nil {
+		t.path = *r.Path
+		t.run.Path = &t.path
 	}
 	p.tail.Store(tail + 1)
 	return true

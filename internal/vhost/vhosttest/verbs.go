@@ -373,6 +373,9 @@ func (q *QP) PostRaw(b []byte) {
 	q.d.post(q.send, gpa, len(b))
 }
 
+// PostHostile posts a send element of any address.
+func (q *QP) PostHostile(gpa uint64, n int) { q.d.post(q.send, gpa, n) }
+
 // post gives one readable element to the device.
 func (d *Driver) post(r *ring, gpa uint64, n int) {
 	r.Add([]virtiotest.Buf{{GPA: gpa, Len: n}}, nil)

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"weft/internal/abi"
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/ib"
+	"weft/internal/vhost/vhosttest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// limit bounds every wait of these tests.
+const limit = 20 * time.Second
+
+// eventually waits until what happens on other goroutines has happened.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// logs keeps what a node logged.
+type logs struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// count returns how many lines hold all words.
+func (l *logs) count(words ...string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+next:
+	for _, line := range strings.Split(l.b.String(), "\n") {
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				continue next
+			}
+		}
+		n++
+	}
+	return n
+}
+
+// running is a node that runs in this process.
+type running struct {
+	t    testing.TB
+	cfg  config.Config
+	cli  *api.Client
+	logs *logs
+	stop context.CancelFunc
+	done chan error
+}
+
+// run starts a node in a directory of its own and waits until it is ready. It
+// ends with the test at the latest.
+func run(t testing.TB, change func(*config.Config)) *running {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "weft") // short: it holds sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cfg := config.Default()
+	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, freePort(t), 1
+	if change != nil {
+		change(&cfg)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	r := &running{t: t, cfg: cfg, logs: &logs{}, stop: stop, done: make(chan error, 1)}
+	ready := make(chan struct{})
+	go func() {
+		r.done <- Run(ctx, cfg, func() { close(ready) }, slog.New(slog.NewTextHandler(r.logs, nil)))
+	}()
+	select {
+	case <-ready:
+	case err := <-r.done:
+		t.Fatalf("the node ended at once: %v", err)
+	case <-time.After(limit):
+		t.Fatal("the node does not come up")
+	}
+	r.cli = api.NewClient(filepath.Join(dir, "control.sock"), nil)
+	t.Cleanup(func() {
+		r.cli.Close()
+		stop()
+		select {
+		case err := <-r.done:
+			if err != nil {
+				t.Errorf("the node ended: %v", err)
+			}
+		case <-time.After(limit):
+			t.Error("the node does not end")
+		}
+	})
+	return r
+}
+
+// freePort returns a UDP port that nobody has now.
+func freePort(t testing.TB) int {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).Port
+}
+
+func (r *running) door() string {
+	return filepath.Join(r.cfg.Dir, "door", r.cfg.Device+".sock")
+}
+
+func (r *running) status() api.Status {
+	r.t.Helper()
+	s, err := r.cli.Status(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+// counter sums a counter over its instances.
+func (r *running) counter(scope, name string) (sum uint64) {
+	r.t.Helper()
+	list, err := r.cli.Counters(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	found := false
+	for _, c := range list {
+		if c.Scope == scope && c.Name == name {
+			sum, found = sum+c.Value, true
+		}
+	}
+	if !found {
+		r.t.Fatalf("no counter %s %s", scope, name)
+	}
+	return sum
+}
+
+// quiet waits until no session is left.
+func (r *running) quiet() {
+	r.t.Helper()
+	eventually(r.t, "the sessions end", func() bool { return r.counter(api.ScopeNode, "sessions") == 0 })
+}
+
+// client is a driver with one of everything.
+type client struct {
+	*vhosttest.Driver
+	t    testing.TB
+	r    *running
+	pd   uint32
+	cq   *vhosttest.CQ
+	buf  []byte
+	at   uint64
+	mr   abi.MRResult
+	qp   *vhosttest.QP
+	gid  ib.GID
+	slot uint8 // of gid in the table
+}
+
+const clientMemory = 4 << 20
+
+func (r *running) client(t testing.TB, o vhosttest.Options) *client {
+	t.Helper()
+	o.MemSize = clientMemory
+	c := &client{Driver: vhosttest.NewDriver(t, r.door(), o), t: t, r: r}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	c.pd, err = c.CreatePD()
+	must(err)
+	c.cq, err = c.CreateCQ(t, 64)
+	must(err)
+	c.buf, c.at = c.Buffer(64 << 10)
+	access := ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead
+	c.mr, err = c.RegMR(c.pd, c.at, uint64(len(c.buf)), access)
+	must(err)
+	c.gid, c.slot = r.address(t)
+	if o.Plain {
+		_, err = c.Control(abi.CmdAddGID, abi.AddGID{Index: uint16(c.slot), GID: c.gid}.Append(nil), 0)
+		must(err)
+	}
+	return c
+}
+
+// address returns an IPv4 address of the node and its place in the table.
+func (r *running) address(t testing.TB) (ib.GID, uint8) {
+	t.Helper()
+	devs, err := r.cli.Devices(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range devs[0].Ports[0].GIDs {
+		if a := net.ParseIP(g.Address).To4(); a != nil {
+			v := ib.GID{10: 0xff, 11: 0xff}
+			copy(v[12:], a)
+			return v, uint8(g.Index)
+		}
+	}
+	t.Fatal("this host has no IPv4 address")
+	return ib.GID{}, 0
+}
+
+// pair connects a queue pair of a with one of b.
+func pair(t testing.TB, typ ib.QPType, a, b *client) {
+	t.Helper()
+	for _, c := range []*client{a, b} {
+		before := c.numbers()
+		q, err := c.CreateQP(t, vhosttest.QPOptions{Type: typ, PD: c.pd, Send: c.cq, Recv: c.cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.qp = q
+		if c.Opt.Plain {
+			// Only a driver with addresses of its own can know its numbers on
+			// the wire from what it is told; this one asks.
+			for n := range c.numbers() {
+				if !before[n] {
+					q.Wire = n
+				}
+			}
+		}
+	}
+	a.connect(b)
+	b.connect(a)
+}
+
+// numbers returns the numbers of all queue pairs of the node.
+func (c *client) numbers() map[ib.QPN]bool {
+	c.t.Helper()
+	res, err := c.r.cli.Resources(context.Background())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	list := map[ib.QPN]bool{}
+	for _, q := range res.QPs {
+		list[ib.QPN(q.LQPN)] = true
+	}
+	return list
+}
+
+// connect takes a client's queue pair to RTS towards that of peer.
+func (c *client) connect(peer *client) {
+	c.t.Helper()
+	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		RQPSN: 5, SQPSN: 5, DestQPNum: peer.qp.Wire, QPAccessFlags: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead,
+		AHAttr: abi.AHAttr{DGID: peer.gid, SGIDIndex: c.slot, HopLimit: 64}}
+	masks := map[ib.QPType][3]abi.AttrMask{ib.RC: {0x5, 0xaa31, 0x15c1}, ib.UC: {0x5, 0x8231, 0x1001}}[c.qp.Type]
+	for i, s := range []ib.QPState{ib.Init, ib.RTR, ib.RTS} {
+		a.QPState, a.AttrMask = s, masks[i]
+		if c.Caps&(1<<abi.CapVerbs) == 0 {
+			if err := c.qp.Modify(a); err != nil {
+				c.t.Fatalf("to %v: %v", s, err)
+			}
+			continue
+		}
+		v, _ := a.AttrMask.Verbs()
+		if s == ib.Init {
+			v |= ib.AttrPKeyIndex | ib.AttrPort
+		}
+		if err := c.qp.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPNum,
+			Access: a.QPAccessFlags, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Port: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+			IsGlobal: 1, AHAttr: a.AHAttr}); err != nil {
+			c.t.Fatalf("to %v: %v", s, err)
+		}
+	}
+}
+
+// write writes n bytes at the start of a's buffer to b's and checks them.
+func write(a, b *client, seed byte, n int) error {
+	if err := post(a, b, seed, n); err != nil {
+		return err
+	}
+	if !bytes.Equal(a.buf[:n], b.buf[:n]) {
+		return fmt.Errorf("%d bytes arrived as others", n)
+	}
+	return nil
+}
+
+// post is write until it is completed, however much of it arrived.
+func post(a, b *client, seed byte, n int) error {
+	for i := range a.buf[:n] {
+		a.buf[i] = byte(i) ^ byte(i>>8) ^ seed
+	}
+	s := abi.Send{WRID: uint64(seed), Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
+	s.SetRDMA(b.at, b.mr.RKey)
+	if err := a.qp.PostSend(s, []ib.SGE{{Addr: a.at, Len: uint32(n), LKey: a.mr.LKey}}, nil); err != nil {
+		return err
+	}
+	list, err := a.cq.Wait(1)
+	if err != nil {
+		return err
+	}
+	if list[0].Status != 0 || list[0].WRID != uint64(seed) {
+		return fmt.Errorf("completion %+v", list[0])
+	}
+	return nil
+}
+
+func mustWrite(t testing.TB, a, b *client, seed byte, n int) {
+	t.Helper()
+	if err := write(a, b, seed, n); err != nil {
+		t.Fatal(err)
+	}
+}
