@@ -162,7 +162,7 @@ func judge(program, out string) string {
 func list(t *testing.T, b *bed) {
 	see := func(t *testing.T, want []string, args ...string) {
 		t.Helper()
-		out, err := lab.Run(b.server.Program(args...), 20*time.Second)
+		out, err := lab.Run(b.Server.Program(args...), 20*time.Second)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -175,7 +175,7 @@ func list(t *testing.T, b *bed) {
 	t.Run("ibv_devices", func(t *testing.T) { see(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`}, "ibv_devices") })
 	t.Run("ibv_devinfo -v", func(t *testing.T) {
 		see(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`, fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
-			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.server.NetNS.V4) + `, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
+			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.Server.NetNS.V4) + `, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
 			`phys_state:\s*LINK_UP`}, "ibv_devinfo", "-v")
 	})
 	t.Run("ibstat", func(t *testing.T) {
@@ -199,10 +199,10 @@ func TestUnprivileged(t *testing.T) {
 // A node of root that lets a user in.
 func TestOtherUser(t *testing.T) {
 	b := open(t, 9000, true, 0, "--allow-uid", strconv.Itoa(lab.Nobody))
-	other := *b.client
+	other := *b.Client
 	other.UID = lab.Nobody
-	b.client = &other
-	defer func() { b.client = b.server }()
+	b.Client = &other
+	defer func() { b.Client = b.Server }()
 	out := b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 	if why := judge("ibv_rc_pingpong", out); why != "" {
 		t.Errorf("%s\n%s", why, out)

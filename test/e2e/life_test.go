@@ -21,29 +21,27 @@ import (
 func TestManyPairs(t *testing.T) {
 	b := open(t, 9000, true, 0)
 	const pairs = 64
-	var begun64 [pairs]begun
+	var running [pairs]lab.Pair
 	defer func() {
-		for _, p := range begun64 {
-			if p.server != nil {
-				p.kill()
-			}
+		for _, p := range running {
+			p.Kill()
 		}
 	}()
-	for i := range begun64 {
+	for i := range running {
 		var err error
 		kind := []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"}[i%4]
 		args := []string{"-c", "-e", "-n", "300"}
 		if i%4 == 2 {
 			args = append(args, "-s", "1000")
 		}
-		if begun64[i], err = b.start(nil, kind, args...); err != nil {
+		if running[i], err = b.Start(nil, kind, args...); err != nil {
 			t.Fatalf("pair %d: %v", i, err)
 		}
 	}
-	for i, p := range begun64 {
-		errC, errS := p.client.Wait(120*time.Second), p.server.Wait(10*time.Second)
-		if why := judge("ibv_", p.client.Output()); errC != nil || errS != nil || why != "" {
-			t.Errorf("pair %d: client: %v, server: %v %s\n%s", i, errC, errS, why, p.outputs())
+	for i, p := range running {
+		errC, errS := p.Wait(120 * time.Second)
+		if why := judge("ibv_", p.Client.Output()); errC != nil || errS != nil || why != "" {
+			t.Errorf("pair %d: client: %v, server: %v %s\n%s", i, errC, errS, why, p.Outputs())
 		}
 	}
 }
@@ -94,21 +92,21 @@ func killSome(t *testing.T, b *bed, kills int) {
 				return
 			default:
 			}
-			p, err := b.start(nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
+			p, err := b.Start(nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
 			if err != nil {
 				t.Errorf("other program: %v", err)
 				return
 			}
-			errC, errS := p.client.Wait(60*time.Second), p.server.Wait(10*time.Second)
-			if why := judge("ibv_", p.client.Output()); errC != nil || errS != nil || why != "" {
-				t.Errorf("other programs, undisturbed: client: %v, server: %v %s\n%s", errC, errS, why, p.outputs())
-				p.kill()
+			errC, errS := p.Wait(60 * time.Second)
+			if why := judge("ibv_", p.Client.Output()); errC != nil || errS != nil || why != "" {
+				t.Errorf("other programs, undisturbed: client: %v, server: %v %s\n%s", errC, errS, why, p.Outputs())
+				p.Kill()
 				return
 			}
 			rounds++
 		}
 	})
-	before, err := b.server.Descriptors()
+	before, err := b.Server.Descriptors()
 	if err != nil {
 		t.Error(err)
 	}
@@ -148,7 +146,7 @@ func killSome(t *testing.T, b *bed, kills int) {
 	b.check(t)
 	end := time.Now().Add(5 * time.Second)
 	for {
-		after, err := b.server.Descriptors()
+		after, err := b.Server.Descriptors()
 		if err == nil && after <= before {
 			break
 		}
@@ -164,27 +162,27 @@ func killSome(t *testing.T, b *bed, kills int) {
 // killOne starts a pair, kills one side after a while and wants the other to
 // end by itself.
 func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
-	p, err := b.start(nil, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
+	p, err := b.Start(nil, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
 	if err != nil {
 		t.Errorf("%s: %v", r.name(), err)
 		return
 	}
-	defer p.kill()
+	defer p.Kill()
 	early := delay%5 == 0 // while they set up; the other may then wait for ever
 	if !early {
-		if err := b.working(p); err != nil {
-			t.Errorf("%v\n%s", err, p.outputs())
+		if err := b.Working(p); err != nil {
+			t.Errorf("%v\n%s", err, p.Outputs())
 			return
 		}
 	}
 	time.Sleep(delay) // the random moment
-	victim, other := p.client, p.server
+	victim, other := p.Client, p.Server
 	if server {
 		victim, other = other, victim
 	}
 	select {
 	case <-victim.Done():
-		t.Errorf("%s ended before it was killed\n%s", r.name(), p.outputs())
+		t.Errorf("%s ended before it was killed\n%s", r.name(), p.Outputs())
 		return
 	default:
 	}
@@ -195,11 +193,11 @@ func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
 	// Who has requests on their way to the dead learns of it. Who only waits
 	// for a message, or for memory to change, does not, as on any RC network:
 	// it is told to end, and must then leave nothing either.
-	if other == p.server || !strings.HasSuffix(r.program, "_bw") || strings.Contains(r.args, "UD") {
+	if other == p.Server || !strings.HasSuffix(r.program, "_bw") || strings.Contains(r.args, "UD") {
 		other.Signal(syscall.SIGTERM)
 	}
 	if err := other.Wait(30 * time.Second); errors.Is(err, lab.ErrTimeout) {
-		t.Errorf("%s: the peer of a killed program: %v\n%s", r.name(), err, p.outputs())
+		t.Errorf("%s: the peer of a killed program: %v\n%s", r.name(), err, p.Outputs())
 	}
 }
 
@@ -207,36 +205,36 @@ func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
 // learn of it.
 func TestNodeEnds(t *testing.T) {
 	b := open(t, 9000, true, 0)
-	p, err := b.start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
+	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.kill()
-	if err := b.working(p); err != nil {
+	defer p.Kill()
+	if err := b.Working(p); err != nil {
 		t.Fatal(err)
 	}
-	out := lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "down", "--dir", b.server.Dir}}
+	out := lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "down", "--dir", b.Server.Dir}}
 	if s, err := lab.Run(out, 20*time.Second); err != nil {
 		t.Errorf("weft down: %v\n%s", err, s)
 	}
-	if err := b.server.Proc.Wait(20 * time.Second); err != nil {
+	if err := b.Server.Proc.Wait(20 * time.Second); err != nil {
 		t.Errorf("the node: %v", err)
 	}
-	for _, x := range []*lab.Proc{p.client, p.server} {
+	for _, x := range []*lab.Proc{p.Client, p.Server} {
 		if err := x.Wait(20 * time.Second); errors.Is(err, lab.ErrTimeout) || err == nil {
 			t.Errorf("a program whose node ended: %v\n%s", err, x.Output())
 		}
 	}
-	left, _ := filepath.Glob(filepath.Join(b.server.Dir, "*.sock"))
+	left, _ := filepath.Glob(filepath.Join(b.Server.Dir, "*.sock"))
 	if len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	// A new one in the same place works at once.
-	again, err := lab.Start(lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.server.Dir}})
+	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.Server.Dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.server.Proc = again
+	b.Server.Proc = again
 	if _, err := again.Expect("weft: ready", 20*time.Second); err != nil {
 		t.Fatal(err)
 	}
@@ -247,25 +245,25 @@ func TestNodeEnds(t *testing.T) {
 // takes the directory over.
 func TestNodeKilled(t *testing.T) {
 	b := open(t, 9000, true, 0)
-	p, err := b.start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
+	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.kill()
-	if err := b.working(p); err != nil {
+	defer p.Kill()
+	if err := b.Working(p); err != nil {
 		t.Fatal(err)
 	}
-	b.server.Proc.Kill()
-	for _, x := range []*lab.Proc{p.client, p.server} {
+	b.Server.Proc.Kill()
+	for _, x := range []*lab.Proc{p.Client, p.Server} {
 		if err := x.Wait(20 * time.Second); errors.Is(err, lab.ErrTimeout) || err == nil {
 			t.Errorf("a program whose node was killed: %v\n%s", err, x.Output())
 		}
 	}
-	again, err := lab.Start(lab.Cmd{NetNS: b.server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.server.Dir}})
+	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.Server.Dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.server.Proc = again
+	b.Server.Proc = again
 	if _, err := again.Expect("weft: ready", 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, again.Output())
 	}
@@ -322,18 +320,18 @@ func TestMistakes(t *testing.T) {
 		code int
 		want string
 	}{
-		{"second node in one directory", []string{"up", "--dir", b.server.Dir}, 4, "fix: "},
+		{"second node in one directory", []string{"up", "--dir", b.Server.Dir}, 4, "fix: "},
 		{"second node in one namespace", []string{"up", "--dir", filepath.Join(empty, "second")}, 1, "fix: "},
 		{"unknown flag", []string{"up", "--no-such-flag"}, 2, "fix: "},
 		{"flag out of range", []string{"up", "--roce-port", "70000", "--dir", filepath.Join(empty, "x")}, 2, "fix: "},
 		{"unknown command", []string{"upp"}, 2, "fix: "},
 		{"no node", []string{"run", "--dir", filepath.Join(empty, "none"), "--", "ibv_devices"}, 3, "fix: weft up --dir "},
 		{"status without a node", []string{"status", "--dir", filepath.Join(empty, "none")}, 3, "fix: "},
-		{"no command", []string{"run", "--dir", b.server.Dir, "--", "no-such-program"}, 127, "fix: "},
-		{"fault out of range", []string{"fault", "add", "--drop", "101", "--dir", b.server.Dir}, 2, "fix: "},
+		{"no command", []string{"run", "--dir", b.Server.Dir, "--", "no-such-program"}, 127, "fix: "},
+		{"fault out of range", []string{"fault", "add", "--drop", "101", "--dir", b.Server.Dir}, 2, "fix: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := lab.Run(lab.Cmd{NetNS: b.server.NetNS.Name, Args: append([]string{lab.Bin("weft")}, c.args...)}, 20*time.Second)
+			out, err := lab.Run(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: append([]string{lab.Bin("weft")}, c.args...)}, 20*time.Second)
 			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("exit status %d", c.code)) {
 				t.Errorf("%v, want exit status %d", err, c.code)
 			}

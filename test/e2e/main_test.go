@@ -12,9 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,10 +59,9 @@ func needRoot(t *testing.T) {
 
 // bed is where a server and a client run: nodes, namespaces, users.
 type bed struct {
-	server, client *lab.Node
-	mtu            int // of the ports, in bytes
-	spaces         []*lab.NetNS
-	v6             bool
+	lab.Bed
+	mtu    int // of the ports, in bytes
+	spaces []*lab.NetNS
 }
 
 var beds []*bed // all that are open
@@ -76,8 +73,8 @@ func (b *bed) close() error {
 			first = err
 		}
 	}
-	nodes := []*lab.Node{b.server, b.client}
-	if b.server == b.client {
+	nodes := []*lab.Node{b.Server, b.Client}
+	if b.Server == b.Client {
 		nodes = nodes[:1]
 	}
 	for _, n := range nodes {
@@ -114,19 +111,19 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 			t.Error(err)
 		}
 		if t.Failed() {
-			for _, n := range []*lab.Node{b.server, b.client} {
+			for _, n := range []*lab.Node{b.Server, b.Client} {
 				if n != nil {
-					t.Logf("node in %s printed:\n%s", n.Dir, tail(n.Proc.Output(), 60))
+					t.Logf("node in %s printed:\n%s", n.Dir, lab.Tail(n.Proc.Output(), 60))
 				}
 			}
 		}
 	})
-	if b.server, err = lab.StartNode(a, uid, flags...); err != nil {
+	if b.Server, err = lab.StartNode(a, uid, flags...); err != nil {
 		t.Fatal(err)
 	}
-	b.client = b.server
+	b.Client = b.Server
 	if !oneNode {
-		if b.client, err = lab.StartNode(c, uid, flags...); err != nil {
+		if b.Client, err = lab.StartNode(c, uid, flags...); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,7 +133,7 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 // check wants all nodes alive and without objects of programs that have ended.
 func (b *bed) check(t *testing.T) {
 	t.Helper()
-	for _, n := range []*lab.Node{b.server, b.client} {
+	for _, n := range []*lab.Node{b.Server, b.Client} {
 		if n == nil {
 			continue
 		}
@@ -166,87 +163,6 @@ func portMTU(mtu int) int {
 	return 256
 }
 
-var lastPort atomic.Int32
-
-// port returns a TCP port for the next pair of programs; every test has
-// namespaces of its own, so only tests share the numbers.
-func port() int { return 20000 + int(lastPort.Add(1))%20000 }
-
-// gidFlag is how a program is told the index of its GID.
-func gidFlag(program string) string {
-	if strings.HasPrefix(program, "ib_") {
-		return "-x"
-	}
-	return "-g"
-}
-
-// begun is a pair of programs on their way.
-type begun struct {
-	server, client *lab.Proc
-}
-
-func (p begun) kill() {
-	for _, x := range []*lab.Proc{p.client, p.server} {
-		if x != nil {
-			x.Kill()
-		}
-	}
-}
-
-func (p begun) outputs() string {
-	s := "-- server --\n" + tail(p.server.Output(), 12)
-	if p.client != nil {
-		s += "\n-- client --\n" + tail(p.client.Output(), 12)
-	}
-	return s
-}
-
-// start starts a program as server and, once it listens, as client. flags are
-// those of weft run.
-func (b *bed) start(flags []string, program string, args ...string) (begun, error) {
-	var p begun
-	host, gids, err := b.addresses()
-	if err != nil {
-		return p, err
-	}
-	tcp := port()
-	argv := func(i int, more ...string) []string {
-		v := append(append([]string{}, flags...), "--", program, "-d", "weft0", gidFlag(program), fmt.Sprint(gids[i]), "-p", fmt.Sprint(tcp))
-		return append(append(v, args...), more...)
-	}
-	if p.server, err = lab.Start(b.server.Program(argv(0)...)); err != nil {
-		return p, err
-	}
-	if err := p.server.Listening(tcp, 20*time.Second); err != nil {
-		return p, err
-	}
-	p.client, err = lab.Start(b.client.Program(argv(1, host)...))
-	return p, err
-}
-
-// working waits until both programs are connected.
-func (b *bed) working(p begun) error {
-	if err := b.server.Working(p.server, 20*time.Second); err != nil {
-		return err
-	}
-	return b.client.Working(p.client, 20*time.Second)
-}
-
-// addresses returns where a client connects to, and the GID indexes of server
-// and client.
-func (b *bed) addresses() (host string, gids [2]int, err error) {
-	for i, n := range []*lab.Node{b.server, b.client} {
-		a := n.NetNS.V4
-		if b.v6 {
-			a = n.NetNS.V6
-		}
-		if gids[i], err = n.GID(a); err != nil {
-			return "", gids, err
-		}
-	}
-	return b.server.NetNS.V4, gids, nil
-}
-
 // pair runs a program as server and as client and wants both to succeed. It
 // returns what the client printed.
 func (b *bed) pair(t *testing.T, limit time.Duration, program string, args ...string) string {
@@ -256,31 +172,13 @@ func (b *bed) pair(t *testing.T, limit time.Duration, program string, args ...st
 
 func (b *bed) pairWith(t *testing.T, limit time.Duration, flags []string, program string, args ...string) string {
 	t.Helper()
-	p, err := b.start(flags, program, args...)
-	defer func() {
-		if p.server != nil {
-			p.kill()
-		}
-	}()
+	p, err := b.Start(flags, program, args...)
+	defer p.Kill()
 	if err != nil {
-		if p.server != nil {
-			t.Fatalf("%v\n%s", err, p.outputs())
-		}
-		t.Fatal(err)
+		t.Fatalf("%v%s", err, p.Outputs())
 	}
-	errC := p.client.Wait(limit)
-	errS := p.server.Wait(5 * time.Second)
-	if errC != nil || errS != nil {
-		t.Fatalf("client: %v, server: %v\n%s", errC, errS, p.outputs())
+	if client, server := p.Wait(limit); client != nil || server != nil {
+		t.Fatalf("client: %v, server: %v%s", client, server, p.Outputs())
 	}
-	return p.client.Output()
-}
-
-// tail returns the last n lines of s.
-func tail(s string, n int) string {
-	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
-	if len(lines) > n {
-		lines = append([]string{"…"}, lines[len(lines)-n:]...)
-	}
-	return strings.Join(lines, "\n")
+	return p.Client.Output()
 }

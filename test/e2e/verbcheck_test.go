@@ -12,23 +12,15 @@ import (
 // verbcheck runs the program between the bed's nodes, one row per check.
 func verbcheck(t *testing.T, b *bed, limit time.Duration, flags []string, args ...string) {
 	t.Helper()
-	p, err := b.start(flags, lab.Bin("verbcheck"), args...)
-	defer func() {
-		if p.server != nil {
-			p.kill()
-		}
-	}()
+	p, err := b.Start(flags, lab.Bin("verbcheck"), args...)
+	defer p.Kill()
 	if err != nil {
-		if p.server != nil {
-			t.Fatalf("%v\n%s", err, p.outputs())
-		}
-		t.Fatal(err)
+		t.Fatalf("%v%s", err, p.Outputs())
 	}
-	errC := p.client.Wait(limit)
-	errS := p.server.Wait(5 * time.Second)
-	rows(t, p.client.Output())
-	if errC != nil && !t.Failed() || errS != nil {
-		t.Errorf("client: %v, server: %v\n%s", errC, errS, p.outputs())
+	client, server := p.Wait(limit)
+	rows(t, p.Client.Output())
+	if client != nil && !t.Failed() || server != nil {
+		t.Errorf("client: %v, server: %v%s", client, server, p.Outputs())
 	}
 }
 
@@ -46,7 +38,7 @@ func rows(t *testing.T, output string) {
 		t.Run(name, func(t *testing.T) { t.Errorf("skipped, though Weft should do it: %s", why) })
 	}
 	if len(passed) == 0 {
-		t.Errorf("nothing passed:\n%s", tail(output, 40))
+		t.Errorf("nothing passed:\n%s", lab.Tail(output, 40))
 	}
 }
 
@@ -64,10 +56,10 @@ func TestVerbcheckOneNode(t *testing.T) {
 // Both ends in one process, of a user without rights.
 func TestVerbcheckLocal(t *testing.T) {
 	b := open(t, 9000, true, lab.Nobody)
-	out, err := lab.Run(b.server.Program(lab.Bin("verbcheck"), "--local"), 3*time.Minute)
+	out, err := lab.Run(b.Server.Program(lab.Bin("verbcheck"), "--local"), 3*time.Minute)
 	rows(t, out)
 	if err != nil && !t.Failed() {
-		t.Errorf("%v\n%s", err, tail(out, 20))
+		t.Errorf("%v\n%s", err, lab.Tail(out, 20))
 	}
 }
 
@@ -86,7 +78,7 @@ func TestVerbcheckTwoNodes(t *testing.T) {
 
 func TestVerbcheckTwoNodesIPv6(t *testing.T) {
 	b := open(t, 1500, false, 0)
-	b.v6 = true
+	b.V6 = true
 	verbcheck(t, b, 3*time.Minute, nil)
 }
 
@@ -98,14 +90,14 @@ func TestVerbcheckFaults(t *testing.T) {
 	} {
 		t.Run(f[0], func(t *testing.T) {
 			b := open(t, 9000, false, 0)
-			for _, n := range []*lab.Node{b.server, b.client} {
+			for _, n := range []*lab.Node{b.Server, b.Client} {
 				if _, err := n.Weft(append([]string{"fault", "add"}, f...)...); err != nil {
 					t.Fatal(err)
 				}
 			}
 			// What may be lost for good is left out, and what needs an answer within one try.
 			verbcheck(t, b, 4*time.Minute, nil, "-T", "12", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rkey.*", "-t", "err.recover", "-t", "err.rnr.forever")
-			s, err := b.client.Status()
+			s, err := b.Client.Status()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Bed is where a server and a client run: on two nodes, or both on one.
+type Bed struct {
+	Server, Client *Node
+	V6             bool // packets are IPv6; programs find each other over IPv4 all the same
+}
+
+// Pair is a program running as server and as client.
+type Pair struct {
+	Server, Client *Proc // nil: not started
+}
+
+var lastPort atomic.Int32
+
+// port returns a TCP port that no other pair of this process has. Beds are in
+// namespaces of this process, so nobody else is there.
+func port() int { return 20000 + int(lastPort.Add(1))%20000 }
+
+// Start starts a program as server and, once it listens, as client, both told
+// device, GID and port. Flags are those of weft run. What has been started is
+// in the pair even if there is an error.
+func (b *Bed) Start(flags []string, program string, args ...string) (Pair, error) {
+	var p Pair
+	var gids [2]int
+	for i, n := range []*Node{b.Server, b.Client} {
+		a := n.NetNS.V4
+		if b.V6 {
+			a = n.NetNS.V6
+		}
+		var err error
+		if gids[i], err = n.GID(a); err != nil {
+			return p, err
+		}
+	}
+	gidFlag := "-g"
+	if strings.HasPrefix(filepath.Base(program), "ib_") {
+		gidFlag = "-x"
+	}
+	tcp := port()
+	argv := func(i int, more ...string) []string {
+		v := append(append([]string{}, flags...), "--", program, "-d", "weft0", gidFlag, fmt.Sprint(gids[i]), "-p", fmt.Sprint(tcp))
+		return append(append(v, args...), more...)
+	}
+	var err error
+	if p.Server, err = Start(b.Server.Program(argv(0)...)); err != nil {
+		return p, err
+	}
+	if err := p.Server.Listening(tcp, limitQuick); err != nil {
+		return p, err
+	}
+	p.Client, err = Start(b.Client.Program(argv(1, b.Server.NetNS.V4)...))
+	return p, err
+}
+
+// Working waits until both programs are connected.
+func (b *Bed) Working(p Pair) error {
+	if err := b.Server.Working(p.Server, limitQuick); err != nil {
+		return err
+	}
+	return b.Client.Working(p.Client, limitQuick)
+}
+
+// Wait waits for both programs, the server a moment longer than the client.
+func (p Pair) Wait(limit time.Duration) (client, server error) {
+	client = p.Client.Wait(limit)
+	return client, p.Server.Wait(5 * time.Second)
+}
+
+// Kill ends both.
+func (p Pair) Kill() {
+	for _, x := range []*Proc{p.Client, p.Server} {
+		if x != nil {
+			x.Kill()
+		}
+	}
+}
+
+// Outputs returns the end of what both have printed.
+func (p Pair) Outputs() string {
+	s := ""
+	for _, x := range []struct {
+		name string
+		p    *Proc
+	}{{"server", p.Server}, {"client", p.Client}} {
+		if x.p != nil {
+			s += "\n-- " + x.name + " --\n" + Tail(x.p.Output(), 12)
+		}
+	}
+	return s
+}
+
+// Tail returns the last n lines of s.
+func Tail(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	if len(lines) > n {
+		lines = append([]string{"…"}, lines[len(lines)-n:]...)
+	}
+	return strings.Join(lines, "\n")
+}
