@@ -20,6 +20,12 @@ type rung struct {
 	basic   bool // part of the short list
 }
 
+// slow reports whether r takes so long that one bed is enough for it: the
+// latency of every size.
+func (r rung) slow() bool {
+	return strings.HasSuffix(r.program, "_lat") && strings.Contains(r.args, "-a")
+}
+
 func (r rung) name() string {
 	if r.args == "" {
 		return r.program
@@ -63,7 +69,7 @@ var perftests = []rung{
 	{"ib_send_bw", "-s 1048576 -n 100", false},
 	{"ib_send_bw", "-D 1", false},
 	{"ib_write_bw", "-n 1000", true},
-	{"ib_write_bw", "-a -n 20", true},
+	{"ib_write_bw", "-a -n 20", false},
 	{"ib_write_bw", "-c UC -n 1000", false},
 	{"ib_write_bw", "-c UC -b -n 1000", false},
 	{"ib_write_bw", "-q 8 -n 500", true},
@@ -98,10 +104,16 @@ var perftests = []rung{
 	{"ib_atomic_lat", "-e -n 1000", false},
 }
 
-// climb runs the list, or its basic part.
-func climb(t *testing.T, b *bed, full bool) {
+// How much of the list is run; a soak runs all of it everywhere.
+const (
+	basic = iota
+	most  // all but the slow ones
+	all
+)
+
+func climb(t *testing.T, b *bed, how int) {
 	for _, r := range append(append([]rung{}, pingpongs...), perftests...) {
-		if !full && !r.basic && !*soak {
+		if !*soak && (how == basic && !r.basic || how != all && r.slow()) {
 			continue
 		}
 		t.Run(r.name(), func(t *testing.T) {
@@ -137,7 +149,9 @@ func judge(program, out string) string {
 		}
 		return ""
 	}
-	rows := 0
+	// A row of a few bytes, or few iterations, may read 0.00 or worse; some row
+	// must have a result.
+	rows, results := 0, 0
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
 		if len(f) < 5 {
@@ -146,14 +160,17 @@ func judge(program, out string) string {
 		if _, err := strconv.Atoi(f[0]); err != nil {
 			continue
 		}
-		v, err := strconv.ParseFloat(f[3], 64)
-		if err != nil || v <= 0 {
-			return "a row without a result: " + line
+		average, err := strconv.ParseFloat(f[3], 64)
+		if err != nil {
+			continue
 		}
 		rows++
+		if average > 0 {
+			results++
+		}
 	}
-	if rows == 0 {
-		return "no result row"
+	if results == 0 {
+		return fmt.Sprintf("%d rows, none with a result", rows)
 	}
 	return ""
 }
@@ -186,14 +203,14 @@ func list(t *testing.T, b *bed) {
 func TestOneNode(t *testing.T) {
 	b := open(t, 9000, true, 0)
 	list(t, b)
-	climb(t, b, true)
+	climb(t, b, all)
 }
 
 // An ordinary user: no capability, no memory to lock, a node of its own.
 func TestUnprivileged(t *testing.T) {
 	b := open(t, 9000, true, lab.Nobody)
 	list(t, b)
-	climb(t, b, false)
+	climb(t, b, basic)
 }
 
 // A node of root that lets a user in.
@@ -210,11 +227,11 @@ func TestOtherUser(t *testing.T) {
 }
 
 func TestWireLocal(t *testing.T) {
-	climb(t, open(t, 9000, true, 0, "--wire-local"), false)
+	climb(t, open(t, 9000, true, 0, "--wire-local"), basic)
 }
 
-func TestTwoNodes9000(t *testing.T) { climb(t, open(t, 9000, false, 0), true) }
-func TestTwoNodes1500(t *testing.T) { climb(t, open(t, 1500, false, 0), false) }
+func TestTwoNodes9000(t *testing.T) { climb(t, open(t, 9000, false, 0), most) }
+func TestTwoNodes1500(t *testing.T) { climb(t, open(t, 1500, false, 0), basic) }
 
 func TestTwoNodesUnprivileged(t *testing.T) {
 	if !*soak {
@@ -222,14 +239,14 @@ func TestTwoNodesUnprivileged(t *testing.T) {
 		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 		return
 	}
-	climb(t, open(t, 9000, false, lab.Nobody), true)
+	climb(t, open(t, 9000, false, lab.Nobody), all)
 }
 
 // Large buffers in memory that the node maps.
 func TestArena(t *testing.T) {
 	b := open(t, 9000, true, 0)
 	for _, flag := range []string{"--arena", "--arena=only"} {
-		for _, r := range []rung{{"ib_write_bw", "-a -n 20", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
+		for _, r := range []rung{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
 			t.Run(flag+" "+r.name(), func(t *testing.T) {
 				args := append(strings.Fields(r.args), "-F")
 				if why := judge(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program, args...)); why != "" {
