@@ -400,6 +400,11 @@ struct weft_cq {
 	struct weft_ring ring;
 	uint32_t empty;          /* polls in a row that found nothing */
 	uint32_t *arm;           /* in shared memory */
+	/* Counts of completions since creation: taken; told of by an event (at
+	 * least); there when last armed. */
+	uint32_t taken, told, armed_at;
+	bool armed;              /* and not known to have fired */
+	bool owed;               /* armed over completions told of before */
 	_Atomic bool stalled;    /* owes its channel an event */
 	uint32_t gen;
 	uint32_t comp_delivered, async_delivered;
