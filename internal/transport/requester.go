@@ -493,7 +493,7 @@ func (q *QP) SourceFault(now mono.Time, r *pkt.Run) {
 		wr.status, s.failReason = ib.LocProtErr, ReasonSourceFault
 		if q.cfg.Type != ib.RC {
 			// Nothing later may complete as if it had been sent.
-			s.ack, s.tx, s.fresh = i, i, i+1
+			s.ack, s.tx, s.fresh, s.una = i, i, i+1, r.PSN
 			q.failSend(ib.LocProtErr, ReasonSourceFault)
 			return
 		}
