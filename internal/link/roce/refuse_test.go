@@ -160,6 +160,31 @@ type faultSpace struct{ mem.Space }
 func (faultSpace) View(addr, n uint64) []byte          { return nil }
 func (faultSpace) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
 
+// TestSourceFaultKeepsTheOpenFlow: a run to one peer that is taken back does
+// not change the ICRC of what another peer is sent next in the same message.
+func TestSourceFaultKeepsTheOpenFlow(t *testing.T) {
+	a, b := pair(t)
+	batch := mem.NewBatch(4096)
+	near, far := paths[0].path, path("127.0.0.1", "127.0.0.9")
+	revoked := &mem.Region{Space: mem.NewSlice(0, make([]byte, 4096)), Len: 4096}
+	revoked.Revoke()
+	send := func(r pkt.Run, want mem.Result) {
+		t.Helper()
+		if res := a.Send(0, &r, batch); res != want {
+			t.Fatalf("got %v, want %v", res, want)
+		}
+	}
+	send(ack(1, near), mem.OK)
+	send(pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: far,
+		Data: mem.ListPayload([]mem.Seg{{Region: revoked, Len: 1024}}, 0, 1024)}, mem.SourceFault)
+	send(ack(2, near), mem.OK)
+	a.Flush(0)
+	got := await(t, b, 2)
+	if got[0].PSN != 1 || got[1].PSN != 2 {
+		t.Errorf("got PSN %d and %d, want 1 and 2", got[0].PSN, got[1].PSN)
+	}
+}
+
 func TestSourceFaultSendsNothing(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)

@@ -183,7 +183,8 @@ type undo struct {
 	armed     bool
 	tail, n   int
 	s, open   *sender
-	end, segs int // of the open message
+	seed      wire.Seed // of the open message's flow
+	end, segs int       // of the open message
 	short     bool
 }
 
@@ -191,7 +192,7 @@ type undo struct {
 func (l *Link) rollback() {
 	u := &l.undo
 	u.armed = false
-	l.tail, l.open, u.s.n = u.tail, u.open, u.n
+	l.tail, l.open, l.seed, u.s.n = u.tail, u.open, u.seed, u.n
 	if u.open == u.s {
 		m := &u.s.msg[u.n-1]
 		m.end, m.segs, m.short = u.end, u.segs, u.short
@@ -203,7 +204,7 @@ func (l *Link) rollback() {
 // all is as before. It is also if reading raises a memory fault that the lane
 // survives: then the next call finds undo armed.
 func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) bool {
-	l.undo = undo{armed: true, tail: l.tail, n: s.n, s: s, open: l.open}
+	l.undo = undo{armed: true, tail: l.tail, n: s.n, s: s, open: l.open, seed: l.seed}
 	if l.open == s {
 		m := &s.msg[s.n-1]
 		l.undo.end, l.undo.segs, l.undo.short = m.end, m.segs, m.short
