@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"weft/internal/ib"
+	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/pkt"
 )
@@ -216,5 +217,54 @@ func TestPlacementFails(t *testing.T) {
 				t.Fatalf("want\n%s\ngot\n%s", want, got)
 			}
 		})
+	}
+}
+
+// TestRecordsOutliveTheirNumbers: 2^24 packets after a READ its record bears
+// the numbers of a newer one, and a duplicate of the newer one must be
+// answered from the newer one.
+func TestRecordsOutliveTheirNumbers(t *testing.T) {
+	s := newSide("B", testConfig(ib.RC, 17), 4096, t.Logf)
+	if err := up(s, 2, 1, 18, ib.MTU256, 256, true); err != nil {
+		t.Fatal(err)
+	}
+	psn := ib.PSN(1) << 8
+	read := func(off uint64) pkt.Run {
+		r := pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
+		r.Opcode, r.PSN, r.PKey, r.VA, r.RKey, r.DMALen = ib.ReadRequest, psn, ib.DefaultPKey, base+off, testKey, 8
+		s.q.Handle(1, &r, s.batch)
+		s.q.Commit(1)
+		var got pkt.Run
+		s.q.Next(1, &got)
+		return got
+	}
+	read(0)
+	s.q.rsp.ePSN = psn // 2^24 packets later
+	for _, try := range []string{"first", "duplicate"} {
+		if r := read(512); r.Opcode != ib.ReadRespOnly || r.PSN != psn || r.Data.Off != 0 || r.Data.Segs[0].Addr != base+512 {
+			t.Errorf("%s: %+v", try, r)
+		}
+	}
+}
+
+// TestReceiveLength: a message has at most 2^31 bytes, whatever the request
+// that receives it has room for: its length is told in 32 bits.
+func TestReceiveLength(t *testing.T) {
+	var log []string
+	s := huge(t, func(f string, a ...any) { log = append(log, fmt.Sprintf(f, a...)) })
+	wr := &RecvWR{ID: 1}
+	for range 3 {
+		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 1 << 31, LKey: testKey})
+	}
+	s.recvs = append(s.recvs, wr)
+	s.q.rsp.recv, s.recvs = wr, nil
+	s.q.openRecv()
+	s.q.rsp.open, s.q.rsp.recvLen = true, 1<<31
+	r := pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(2), DGID: gid(1)}, Data: mem.BytesPayload(make([]byte, 8))}
+	r.Opcode, r.PSN, r.PKey = ib.SendLast, ib.PSN(2)<<8, ib.DefaultPKey
+	s.q.Handle(1, &r, mem.NewBatch(64))
+	s.q.Commit(1)
+	if got := strings.Join(log, " "); !strings.Contains(got, "LOC_LEN_ERR") {
+		t.Error(got)
 	}
 }

@@ -302,6 +302,7 @@ func (q *QP) openRecv() {
 	for i := range p.recv.SGE {
 		p.recvCap += uint64(p.recv.SGE[i].Len)
 	}
+	p.recvCap = min(p.recvCap, ib.MaxMessage) // which ByteLen can tell
 }
 
 // scatter places n bytes of src at the receive cursor. bad says that the
@@ -557,8 +558,10 @@ func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
 		p.ackOwed, p.work = true, true
 		return
 	}
-	for k := p.recHead; k != p.recTail; k++ {
-		rec := &p.recs[k&p.recMask]
+	// The newest first: numbers come back after 2^24 packets, records may last
+	// longer.
+	for k := p.recTail; k != p.recHead; k-- {
+		rec := &p.recs[(k-1)&p.recMask]
 		at := dist(r.PSN, rec.first)
 		if at > dist(rec.last, rec.first) {
 			continue
