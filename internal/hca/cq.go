@@ -133,7 +133,7 @@ func (c *CQ) push(e *CQE) {
 	if c.ring != nil && (len(c.backlog) == 0 || !c.drain()) && c.put(e) {
 		return
 	}
-	limit := 0
+	limit := max(int(c.depth)-maxRing, 0)
 	if c.elastic || c.held || c.ring == nil {
 		limit = int(c.depth)
 	}
@@ -145,6 +145,10 @@ func (c *CQ) push(e *CQE) {
 	}
 	c.backlog = append(c.backlog, *e)
 }
+
+// maxRing is how many buffers a ring has at most (virtio 1.2, 2.7): of a deeper
+// queue the rest waits in the backlog.
+const maxRing = 32768
 
 // A backlog starts with minBacklog entries and doubles; cqeBytes is what the
 // quota is charged for one.
