@@ -53,6 +53,9 @@ func (p *Port) Lookup(gid ib.GID) int {
 	return -1
 }
 
+// own reports whether traffic with gid never leaves the node.
+func (p *Port) own(gid ib.GID) bool { return !p.WireLocal && p.Lookup(gid) >= 0 }
+
 // Limits are quotas. Each refusal on their account is ENOSPC or, for the size
 // of one object, EINVAL.
 type Limits struct {

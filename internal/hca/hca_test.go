@@ -288,6 +288,56 @@ func TestCQOverflow(t *testing.T) {
 	}
 }
 
+// TestDeepCQ: what is deeper than a ring can be waits in the node.
+func TestDeepCQ(t *testing.T) {
+	l, a, b := pair(t, 1<<16)
+	c, err := a.s.CQ(a.cq)
+	if err == nil {
+		err = c.Resize(maxRing + 3)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{5, 6} { // of which the ring takes two
+		a.room = 2
+		for range n {
+			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+		}
+		drive(t, l)
+		if over := n == 6; c.Backlog() != 3 || c.Failed() != over {
+			t.Fatalf("%d posted: %d wait, failed %v", n, c.Backlog(), c.Failed())
+		}
+		if n == 5 {
+			a.room = 3
+			l.RetryCQs()
+			a.expect(ib.Success, ib.Success, ib.Success, ib.Success, ib.Success)
+		}
+	}
+}
+
+// TestOwnSourceOverTheNetwork: any program of the host can send UDP from the
+// host's addresses; between queue pairs of the node it is not believed.
+func TestOwnSourceOverTheNetwork(t *testing.T) {
+	l, _, b := pair(t, 1<<16)
+	b.postRecv(1, 0, 64)
+	var at transport.Attr
+	b.q.Transport().Query(&at)
+	forge := func(src ib.GID) {
+		r := pkt.Run{Count: 1, MTU: 8, Path: &ib.Path{SGID: src, DGID: at.Path.SGID, HopLimit: 64}, Data: mem.BytesPayload(make([]byte, 8))}
+		r.Opcode, r.PKey, r.DestQPN, r.PSN = ib.SendOnly, ib.DefaultPKey, b.q.Num(), at.RQPSN
+		l.Receive(1, &r)
+		drive(t, l)
+	}
+	forge(at.Path.DGID)
+	if b.expect(); l.Stats.DropOwnSource != 1 {
+		t.Errorf("%+v", l.Stats)
+	}
+	forge(ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 99})
+	if b.expect(); l.Stats.DropOwnSource != 1 || b.q.Transport().Counters().DropPath != 1 {
+		t.Errorf("%+v, %+v", l.Stats, b.q.Transport().Counters())
+	}
+}
+
 // TestDestroyMeetsTraffic destroys one end while requests are queued: the
 // other gets the error hardware would give, after its retries.
 func TestDestroyMeetsTraffic(t *testing.T) {

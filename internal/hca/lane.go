@@ -27,6 +27,7 @@ type Link interface {
 type LaneStats struct {
 	LocalRuns, WireRuns, RcvdRuns, ForeignRuns uint64
 	DropNoQP, DropForeignFull, CQOverrun       uint64
+	DropOwnSource                              uint64 // claimed to come from this node, over the network
 	Rounds                                     uint64
 }
 
@@ -87,6 +88,11 @@ const (
 // and its payload must stay valid until Run returns.
 func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 	l.Stats.RcvdRuns++
+	// What this node sends itself takes no socket: another program's doing.
+	if !r.Path.Local && l.a.Port().own(r.Path.SGID) {
+		l.Stats.DropOwnSource++
+		return
+	}
 	s := l.a.Session(r.DestQPN)
 	if s == nil {
 		l.Stats.DropNoQP++

@@ -271,7 +271,7 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 	}
 	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
 		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun}
-	if port.Lookup(v.DGID) >= 0 && !port.WireLocal {
+	if port.own(v.DGID) {
 		p.Local, p.MaxRun = true, port.MaxLocalRun
 	}
 	return p, nil
