@@ -80,15 +80,37 @@ func (f *fabric) pass(d time.Duration) {
 	f.run()
 }
 
-// guest is memory that a client announced, one region.
+// guest is memory that a client announced: the first size bytes of Memory, one
+// region.
 type guest struct {
 	*mem.Slice
 	*virtiotest.Memory
+	size uint64
 }
 
 func (g guest) Contains(addr, n uint64) bool {
-	size := uint64(len(g.Bytes))
-	return addr >= g.Base && addr-g.Base <= size && n <= size-(addr-g.Base)
+	return addr >= g.Base && addr-g.Base <= g.size && n <= g.size-(addr-g.Base)
+}
+
+// Prefix implements virtio.Memory.
+func (g guest) Prefix(addr, n uint64) []byte {
+	if addr < g.Base || addr-g.Base >= g.size {
+		return nil
+	}
+	return g.Memory.Prefix(addr, min(n, g.size-(addr-g.Base)))
+}
+
+// guard is memory behind what is announced, which nothing may touch.
+const guard = 64 << 10
+
+// guarded reports whether it is untouched.
+func (d *driver) guarded() bool {
+	for _, b := range d.mem.Bytes[d.guest.size:] {
+		if b != 0x5a {
+			return false
+		}
+	}
+	return true
 }
 
 // bell is a Caller that counts, and has no room while full.
@@ -142,17 +164,39 @@ const (
 // newDriver makes a client with size bytes of memory whose control queue runs.
 func (f *fabric) newDriver(verbs bool, size int) *driver {
 	f.t.Helper()
-	d := &driver{t: f.t, f: f, verbs: verbs, mem: virtiotest.NewMemory(f.t, size)}
+	d := &driver{t: f.t, f: f, verbs: verbs, mem: virtiotest.NewMemory(f.t, size+guard)}
 	d.mem.Base = lowBase
-	d.guest = guest{mem.NewSlice(lowBase, d.mem.Bytes), d.mem}
+	d.guest = guest{mem.NewSlice(lowBase, d.mem.Bytes[:size:size]), d.mem, uint64(size)}
+	for i := size; i < size+guard; i++ {
+		d.mem.Bytes[i] = 0x5a
+	}
+	f.t.Cleanup(func() {
+		if !d.guarded() {
+			f.t.Error("memory that was not announced was written")
+		}
+	})
+	d.open()
+	return d
+}
+
+// open gives the client a device, a fresh one after a reset.
+func (d *driver) open() {
+	f, verbs := d.f, d.verbs
+	f.t.Helper()
+	d.fault = nil
 	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane, Guest: d.guest, Now: func() mono.Time { return f.clock },
 		Log: slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs,
 		Fail: func(err error) { d.fault = err }})
 	if err := f.adapter.Attach(d.dev.Session()); err != nil {
 		f.t.Fatal(err)
 	}
-	d.ctrl = d.start(2)
-	d.buf, d.ans = d.mem.Alloc(bufSize, 8), d.mem.Alloc(ansSize, 8)
+	if d.ctrl == nil {
+		d.ctrl = d.start(2)
+		d.buf, d.ans = d.mem.Alloc(bufSize, 8), d.mem.Alloc(ansSize, 8)
+	} else {
+		d.ctrl.Reset()
+		d.attach(d.ctrl)
+	}
 	if verbs {
 		d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(0)}.Append(nil), abi.ExtEnableSize)
 	} else {
@@ -160,7 +204,47 @@ func (f *fabric) newDriver(verbs bool, size int) *driver {
 			d.must(abi.CmdAddGID, abi.AddGID{Index: i, GID: f.adapter.Port().GIDs[i].GID}.Append(nil), 0)
 		}
 	}
-	return d
+}
+
+// close ends the client's session, as its disconnection does.
+func (d *driver) close() {
+	d.f.adapter.Detach(d.dev.Session())
+	d.dev.Close()
+}
+
+// consistent reports what is wrong with the counts that objects keep of each
+// other, or nothing.
+func (d *driver) consistent() error {
+	i := d.dev.Session().Inspect()
+	pds, cqs := map[uint32]int{}, map[uint32]int{}
+	for _, v := range i.MRs {
+		pds[v.PDN]++
+	}
+	for _, v := range i.AHs {
+		pds[v.PDN]++
+	}
+	for _, v := range i.SRQs {
+		pds[v.PDN]++
+	}
+	for _, v := range i.QPs {
+		pds[v.PDN]++
+		cqs[v.SendCQ]++
+		cqs[v.RecvCQ]++
+	}
+	for _, v := range i.PDs {
+		if v.Users != pds[v.PDN] {
+			return fmt.Errorf("domain %d counts %d users, there are %d", v.PDN, v.Users, pds[v.PDN])
+		}
+	}
+	for _, v := range i.CQs {
+		if v.Users != cqs[v.CQN] {
+			return fmt.Errorf("completion queue %d counts %d users, there are %d", v.CQN, v.Users, cqs[v.CQN])
+		}
+	}
+	if n, all := d.dev.Session().Objects(), len(i.PDs)+len(i.MRs)+len(i.CQs)+len(i.QPs)+len(i.SRQs)+len(i.AHs); n != all {
+		return fmt.Errorf("%d objects counted, there are %d", n, all)
+	}
+	return nil
 }
 
 // modes runs a test for a plain RFC device and for a program's.
