@@ -12,7 +12,7 @@ SHELL := /bin/bash
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
 RACE    := CGO_ENABLED=1 $(GO) test -race -shuffle=on -tags invariants
-FUZZTIME ?= 4s
+FUZZTIME ?= 30000x
 SHIM_SRC := $(wildcard shim/*.c shim/*.h)
 CFLAGS  ?= -O2 -g
 SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthread
@@ -65,7 +65,7 @@ bench: deps-test build
 
 soak: deps-test build
 	WEFT_SOAK=1 $(RACE) -count=20 -timeout 2h ./internal/...
-	@scripts/fuzz 5m
+	@scripts/fuzz 10000000x
 	WEFT_SOAK=1 $(GO) test -count=1 -timeout 4h ./test/...
 
 deps-build deps-demo deps-test: deps-%:
