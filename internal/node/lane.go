@@ -240,6 +240,7 @@ func (l *lane) loop() {
 }
 
 func (l *lane) guarded() {
+	l.asleep.Store(false) // a fault may have unwound it on its way to sleep
 	defer func() {
 		if r := recover(); r != nil {
 			l.recovered(r)

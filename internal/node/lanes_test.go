@@ -76,6 +76,17 @@ func TestQuiesceWaits(t *testing.T) {
 	<-both
 }
 
+// TestAwakeAfterFault: a fault may unwind a lane on its way to sleep. It copies
+// afterwards, and Quiesce must not take it for one that sleeps.
+func TestAwakeAfterFault(t *testing.T) {
+	l := &lane{stop: true}
+	l.asleep.Store(true)
+	l.guarded()
+	if l.asleep.Load() {
+		t.Error("a lane that works counts as asleep")
+	}
+}
+
 // TestNothingIsWrittenAfterDeregistration: when DEREG_MR is answered, no lane
 // writes to the memory any more, whatever is on its way.
 func TestNothingIsWrittenAfterDeregistration(t *testing.T) {

@@ -441,3 +441,34 @@ func TestDoorbell(t *testing.T) {
 	a.cq.expect(ok(1)...)
 	f.run()
 }
+
+// TestShortBuffers: a buffer too small for a completion or an event ends the
+// session; nothing is written beyond it.
+func TestShortBuffers(t *testing.T) {
+	f, a, b := pair(t, true, ib.RC)
+	c := a.d.start(a.cq.index)
+	c.Add(nil, []virtiotest.Buf{{GPA: c.slots, Len: abi.CQESize - 1}})
+	c.Publish()
+	a.writes(b, 1, 1)
+	f.run()
+	if a.d.fault == nil {
+		t.Error("a completion found no place and nobody noticed")
+	}
+	for i, v := range a.d.mem.At(c.slots, 2*abi.CQESize) {
+		if v != 0 {
+			t.Fatalf("byte %d was written", i)
+		}
+	}
+	d := f.newDriver(true, 4<<20)
+	ev := d.evq()
+	e := d.start(ev.index)
+	e.Add(nil, []virtiotest.Buf{{GPA: e.slots, Len: abi.EventSize - 1}})
+	e.Publish()
+	d.dev.Event(ib.EventGIDChange, 1)
+	if d.fault == nil {
+		t.Error("an event found no place and nobody noticed")
+	}
+	if b.d.fault != nil {
+		t.Error(b.d.fault)
+	}
+}
