@@ -195,12 +195,16 @@ int weft_req_notify_cq(struct ibv_cq *c, int solicited_only)
 {
 	struct weft_cq *cq = to_weft_cq(c);
 	uint32_t want = solicited_only ? WEFT_ARM_SOLICITED : WEFT_ARM_NEXT, now, n;
+	bool mine;
 
 	if (weft_dead(weft_ctx(c->context)))
 		return EIO;
 	if (!c->channel)
 		return 0;
-	weft_lock(&cq->lock);
+	/* Between start_poll and end_poll this thread holds the lock already. */
+	mine = __atomic_load_n(&cq->poller, __ATOMIC_RELAXED) == pthread_self();
+	if (!mine)
+		weft_lock(&cq->lock);
 	now = __atomic_load_n(cq->arm, __ATOMIC_RELAXED);
 	if (now == WEFT_ARM_NONE && cq->armed) {
 		/* The node fired, for the first completion after the arming or
@@ -224,7 +228,8 @@ int weft_req_notify_cq(struct ibv_cq *c, int solicited_only)
 		cq->armed = true;
 		cq->owed = n;
 	}
-	weft_unlock(&cq->lock);
+	if (!mine)
+		weft_unlock(&cq->lock);
 	return 0;
 }
 
@@ -265,6 +270,7 @@ static int start_poll(struct ibv_cq_ex *c, struct ibv_poll_cq_attr *attr)
 	}
 	__atomic_store_n(&cq->empty, 0, __ATOMIC_RELAXED);
 	cq->ex_pos = 0;
+	__atomic_store_n(&cq->poller, pthread_self(), __ATOMIC_RELAXED);
 	load(cq);
 	return 0;
 }
@@ -286,6 +292,7 @@ static void end_poll(struct ibv_cq_ex *c)
 
 	consume(weft_ctx(c->context), cq, cq->ex_pos + 1);
 	cq->cur = NULL;
+	__atomic_store_n(&cq->poller, 0, __ATOMIC_RELAXED);
 	weft_unlock(&cq->lock);
 }
 

@@ -381,7 +381,8 @@ static void test_srq(void)
 
 static void test_ex(void)
 {
-	struct ibv_cq_init_attr_ex ca = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
+	struct ibv_comp_channel *ch = ibv_create_comp_channel(ctx);
+	struct ibv_cq_init_attr_ex ca = { .cqe = 16, .channel = ch, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
 	struct ibv_cq_ex *cq = ibv_create_cq_ex(ctx, &ca);
 	struct ibv_qp_init_attr_ex qa = { .qp_type = IBV_QPT_RC, .pd = pd, .cap = { 8, 8, 2, 2, 32 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
@@ -424,6 +425,8 @@ static void test_ex(void)
 				CHECK(cq->wr_id == (ibv_wc_read_opcode(cq) == IBV_WC_SEND ? 22u : 21u));
 		}
 		CHECK(err == ENOENT);
+		/* Arming in the middle of a poll is legal and must not wait for it. */
+		CHECK(!ibv_req_notify_cq(ibv_cq_ex_to_cq(cq), 0));
 		ibv_end_poll(cq);
 	}
 	CHECK(n == 3 && !memcmp(buf + 4096, "abcdef", 6) && !memcmp(buf, buf + 9000, 2000));
@@ -440,7 +443,7 @@ static void test_ex(void)
 	CHECK(ibv_start_poll(cq, &pa) == ENOENT);
 	qa.send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE;
 	CHECK(!ibv_create_qp_ex(ctx, &qa) && errno == EOPNOTSUPP);
-	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) && !ibv_destroy_comp_channel(ch));
 }
 
 static void test_ud(void)
