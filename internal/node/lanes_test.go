@@ -94,7 +94,7 @@ func TestNothingIsWrittenAfterDeregistration(t *testing.T) {
 		r := run(t, func(cfg *config.Config) { cfg.Lanes = lanes })
 		a, b := r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})
 		refused := 0
-		for i := range 20 {
+		for i := 0; i < 60 && refused < 10; i++ {
 			pair(t, ib.RC, a, b)
 			m, err := a.RegMR(a.pd, a.at, uint64(len(a.buf)), ib.LocalWrite|ib.RemoteWrite)
 			if err != nil {

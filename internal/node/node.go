@@ -161,8 +161,9 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		return err
 	}
 	defer n.server.Close()
+	table := n.table // addressesChanged replaces it
 	wg.Go(func() {
-		if err := hostnet.Watch(ctx, n.table, n.addressesChanged); err != nil && ctx.Err() == nil {
+		if err := hostnet.Watch(ctx, table, n.addressesChanged); err != nil && ctx.Err() == nil {
 			n.log.Warn("addresses are not followed any more", "err", err)
 		}
 	})
