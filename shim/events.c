@@ -92,14 +92,56 @@ gone:
 	return NULL;
 }
 
-/* Moves events from the ring to the list, naming objects while they still are
- * what the node meant. obj is held. */
-static void pull(struct weft_ctx *ctx)
+/* Returns false where there is no room. A pipe that is gone needs no record. */
+static bool put_record(const struct weft_fd *f, uint64_t record)
+{
+	int saved = errno;
+	bool full = weft_fd_good(f) && weft_sys_write(f->fd, &record, sizeof(record)) < 0 &&
+		    errno == EAGAIN;
+
+	errno = saved;
+	return !full;
+}
+
+/* Takes a record out of a pipe; false where there is none. Kernels before 6.4
+ * cannot read a pipe without risk of waiting behind another reader: there the
+ * answer is always false. */
+static bool take_record(const struct weft_fd *f, uint64_t *record)
+{
+	struct iovec iov = { record, sizeof(*record) };
+	int saved = errno;
+	bool got = weft_fd_good(f) &&
+		   preadv2(f->fd, &iov, 1, -1, RWF_NOWAIT) == (ssize_t)sizeof(*record);
+
+	errno = saved;
+	return got;
+}
+
+/* Takes the record of an event that is dropped out of the pipe: a program that
+ * finds the pipe readable must not wait in ibv_get_async_event. */
+static void drop_token(struct weft_ctx *ctx)
+{
+	bool fatal = false;
+	uint64_t token;
+
+	while (take_record(&ctx->async_rd, &token) && token == TOKEN_FATAL)
+		fatal = true;
+	if (fatal)
+		put_record(&ctx->async_wr, TOKEN_FATAL);
+}
+
+/*
+ * Moves events from the ring to the list, naming objects while they still are
+ * what the node meant. obj is held. True asks the caller to ring the bell of
+ * the event ring once obj is free: the node had run out of buffers.
+ */
+static bool pull(struct weft_ctx *ctx)
 {
 	struct weft_ring *r = &ctx->evq;
+	uint16_t before = (uint16_t)r->head;
 
 	if (atomic_load(&ctx->dead) == WEFT_FORKED || !r->num)
-		return;
+		return false;
 	while (weft_used_idx(r) != (uint16_t)r->tail) {
 		struct weft_event e;
 		struct weft_async *a;
@@ -107,19 +149,27 @@ static void pull(struct weft_ctx *ctx)
 		memcpy(&e, weft_slot(r, r->tail), sizeof(e));
 		r->tail++;
 		r->head++;
-		weft_ring_publish(r);
 		a = decode(ctx, &e);
 		if (a) {
 			*ctx->async_tail = a;
 			ctx->async_tail = &a->next;
+		} else {
+			drop_token(ctx);
 		}
 	}
+	if ((uint16_t)r->head == before)
+		return false;
+	weft_ring_publish(r);
+	atomic_thread_fence(memory_order_seq_cst);
+	return weft_used_idx(r) == before;
 }
 
 void weft_async_purge(struct weft_ctx *ctx, const void *obj)
 {
+	bool dry;
+
 	weft_lock(&ctx->obj);
-	pull(ctx);
+	dry = pull(ctx);
 	for (struct weft_async **at = &ctx->async_head, *a; (a = *at);) {
 		if (a->obj != obj) {
 			at = &a->next;
@@ -129,8 +179,11 @@ void weft_async_purge(struct weft_ctx *ctx, const void *obj)
 		if (!*at)
 			ctx->async_tail = at;
 		free(a);
+		drop_token(ctx);
 	}
 	weft_unlock(&ctx->obj);
+	if (dry)
+		weft_ring_bell(ctx, ctx->evq.index);
 }
 
 WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_event *event)
@@ -142,6 +195,7 @@ WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_even
 	for (;;) {
 		struct weft_async *a;
 		uint64_t token;
+		bool dry;
 
 		if (atomic_load(&ctx->dead) == WEFT_FORKED) {
 			errno = EIO;
@@ -158,7 +212,7 @@ WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_even
 			return 0;
 		}
 		weft_lock(&ctx->obj);
-		pull(ctx);
+		dry = pull(ctx);
 		a = ctx->async_head;
 		if (a) {
 			ctx->async_head = a->next;
@@ -169,6 +223,8 @@ WEFT_PUBLIC int ibv_get_async_event(struct ibv_context *c, struct ibv_async_even
 			*event = a->ev;
 		}
 		weft_unlock(&ctx->obj);
+		if (dry)
+			weft_ring_bell(ctx, ctx->evq.index);
 		if (a) {
 			free(a);
 			return 0;
@@ -265,17 +321,6 @@ void weft_events_close(struct weft_ctx *ctx)
 		return; /* closed when the child was born */
 	weft_fd_close(&ctx->async_rd);
 	weft_fd_close(&ctx->async_wr);
-}
-
-/* Returns false where there is no room. A pipe that is gone needs no record. */
-static bool put_record(const struct weft_fd *f, uint64_t record)
-{
-	int saved = errno;
-	bool full = weft_fd_good(f) && weft_sys_write(f->fd, &record, sizeof(record)) < 0 &&
-		    errno == EAGAIN;
-
-	errno = saved;
-	return !full;
 }
 
 void weft_events_fatal(struct weft_ctx *ctx)
@@ -429,20 +474,18 @@ WEFT_PUBLIC void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
 }
 
 /* Takes the records of a CQ that is gone out of its channel, so that nobody is
- * woken for nothing. Kernels before 6.4 cannot read a pipe without risk of
- * waiting behind another reader; there the records go when they are read. */
+ * woken for nothing. Where that cannot be (take_record) they go when read. */
 void weft_channel_purge(struct weft_cq *cq)
 {
 	struct weft_channel *ch = weft_container(cq->cq.channel, struct weft_channel, ch);
 	uint64_t record, gone = cookie(cq);
-	struct iovec iov = { &record, sizeof(record) };
 	int bytes = 0;
 
 	weft_lock(&ch->lock);
 	if (!weft_fd_good(&ch->rd) || ioctl(ch->rd.fd, FIONREAD, &bytes))
 		bytes = 0;
 	for (; bytes >= (int)sizeof(record); bytes -= (int)sizeof(record)) {
-		if (preadv2(ch->rd.fd, &iov, 1, -1, RWF_NOWAIT) != sizeof(record))
+		if (!take_record(&ch->rd, &record))
 			break;
 		if (record != gone)
 			put_record(&ch->wr, record);

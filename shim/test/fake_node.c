@@ -79,7 +79,9 @@ static struct {
 
 static pthread_mutex_t event_mu = PTHREAD_MUTEX_INITIALIZER;
 static struct weft_event pending;
-static _Atomic bool have_pending;
+/* Events to be raised; dry: they found no buffer and wait for a bell. */
+static _Atomic uint32_t have_pending;
+static _Atomic bool dry;
 
 static bool inside(uint64_t addr, uint64_t len)
 {
@@ -343,15 +345,20 @@ static bool work(void)
 	for (uint32_t c = 0; c < CQS; c++)
 		if (n.cq[c].on)
 			flush(c);
-	if (have_pending) {
+	if (have_pending && !dry) {
 		struct ring *r = &n.ring[3 + n.evq];
 		uint16_t id;
 
 		pthread_mutex_lock(&event_mu);
-		memcpy(pop(r, &id, NULL), &pending, sizeof(pending));
-		push(r, id, sizeof(pending));
-		call(r);
-		have_pending = false;
+		if (available(r)) {
+			memcpy(pop(r, &id, NULL), &pending, sizeof(pending));
+			push(r, id, sizeof(pending));
+			call(r);
+			have_pending--;
+		} else {
+			dry = true;
+		}
+		any |= have_pending && !dry;
 		pthread_mutex_unlock(&event_mu);
 	}
 	return any;
@@ -677,7 +684,7 @@ static void *run(void *arg)
 
 		if (n.db && ++idle > 20) {
 			__atomic_store_n(&n.db->sleeping, 1, __ATOMIC_SEQ_CST);
-			if (!__atomic_load_n(&n.db->summary, __ATOMIC_SEQ_CST) && !have_pending)
+			if (!__atomic_load_n(&n.db->summary, __ATOMIC_SEQ_CST) && (!have_pending || dry))
 				wait = 20;
 		}
 		need(poll(p, 2, n.db ? wait : -1) >= 0 || errno == EINTR);
@@ -690,11 +697,12 @@ static void *run(void *arg)
 		/* Only rings whose bell rang have work: a lost bell must show. */
 		if (n.db && bells()) {
 			idle = 0;
+			dry = false;
 			while (commands())
 				;
 			while (work())
 				;
-		} else if (have_pending) {
+		} else if (have_pending && !dry) {
 			work();
 		}
 	}
@@ -755,12 +763,17 @@ bool fake_owns(int fd)
 	return own;
 }
 
-void fake_event(uint32_t type, uint32_t object)
+void fake_events(uint32_t type, uint32_t object, uint32_t count)
 {
 	pthread_mutex_lock(&event_mu);
 	pending = (struct weft_event){ .type = type, .object = object };
-	have_pending = true;
+	have_pending = count;
 	pthread_mutex_unlock(&event_mu);
-	while (have_pending)
+	while (have_pending && !dry)
 		usleep(100);
+}
+
+void fake_event(uint32_t type, uint32_t object)
+{
+	fake_events(type, object, 1);
 }

@@ -34,5 +34,8 @@ extern _Atomic uint32_t fake_inline_elements, fake_list_elements, fake_kicks, fa
 
 /* Raises an asynchronous event. */
 void fake_event(uint32_t type, uint32_t object);
+/* Raises it count times, those that find no buffer when the bell of the event
+ * ring has rung. */
+void fake_events(uint32_t type, uint32_t object, uint32_t count);
 
 #endif

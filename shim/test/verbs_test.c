@@ -328,8 +328,9 @@ static void test_async(void)
 	CHECK(!readable(ctx->async_fd, 0));
 	fake_event(WEFT_EVENT_COMM_EST, b->qp_num);
 	CHECK(readable(ctx->async_fd, 2000));
-	/* Its object is destroyed undelivered: dropped. */
+	/* Its object is destroyed undelivered: dropped, and nobody is woken. */
 	CHECK(!ibv_destroy_qp(b));
+	CHECK(!readable(ctx->async_fd, 0));
 	fake_event(WEFT_EVENT_QP_FATAL, a->qp_num);
 	CHECK(!ibv_get_async_event(ctx, &e) && e.event_type == IBV_EVENT_QP_FATAL && e.element.qp == a);
 	ibv_ack_async_event(&e);
@@ -340,6 +341,14 @@ static void test_async(void)
 	CHECK(!ibv_get_async_event(ctx, &e) && e.event_type == IBV_EVENT_CQ_ERR && e.element.cq == cq);
 	ibv_ack_async_event(&e);
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_cq(cq));
+	/* More than the ring has buffers for. */
+	fake_events(WEFT_EVENT_PORT_ACTIVE, 1, 600);
+	for (int i = 0; i < 600; i++) {
+		CHECK(readable(ctx->async_fd, 2000));
+		CHECK(!ibv_get_async_event(ctx, &e) && e.event_type == IBV_EVENT_PORT_ACTIVE);
+		ibv_ack_async_event(&e);
+	}
+	CHECK(!readable(ctx->async_fd, 0));
 }
 
 static void test_srq(void)
