@@ -359,6 +359,52 @@ func TestDestroyMeetsTraffic(t *testing.T) {
 	}
 }
 
+// endless is a ring whose client posts as fast as requests are taken.
+type endless struct {
+	t     *testing.T
+	taken int
+}
+
+func (e *endless) take() bool {
+	if e.taken++; e.taken > 10*transport.MaxFlush {
+		e.t.Fatal("the lane belongs to one client")
+	}
+	return true
+}
+
+type endlessSends struct{ endless }
+
+func (e *endlessSends) Fetch(wr *transport.SendWR) bool {
+	wr.BadWQE = true
+	return e.take()
+}
+func (e *endlessSends) Done(uint32) {}
+func (e *endlessSends) Publish()    {}
+
+type endlessRecvs struct{ endless }
+
+func (e *endlessRecvs) Fetch(wr *transport.RecvWR) bool { return e.take() }
+func (e *endlessRecvs) Done(uint32)                     {}
+func (e *endlessRecvs) Publish()                        {}
+func (e *endlessRecvs) Len() int                        { return 1 }
+
+// TestEndlessRings: whoever refills its rings while they are flushed gets no
+// more than a ring's worth at a time.
+func TestEndlessRings(t *testing.T) {
+	for _, state := range []ib.QPState{ib.Err, ib.Reset} {
+		t.Run(state.String(), func(t *testing.T) {
+			l, a, _ := pair(t, 1<<16)
+			a.q.SetSendRing(&endlessSends{endless{t: t}})
+			a.q.SetRecvRing(&endlessRecvs{endless{t: t}})
+			a.must(a.q.Modify(2, &transport.Attr{State: state}, nil, ib.AttrState))
+			l.Run(2)
+			a.q.RecvPosted(2)
+			l.Run(2)
+			a.must(a.s.DestroyQP(a.q.Slot()))
+		})
+	}
+}
+
 // TestHandlesAreNotReusedSoon creates and destroys objects.
 func TestHandlesAreNotReusedSoon(t *testing.T) {
 	l := newNode(t)

@@ -243,21 +243,27 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 	return nil
 }
 
-// discardRing consumes what waits in the rings of a queue pair that was reset.
+// discardRing consumes what waits in the rings of a queue pair that was reset,
+// but no more than a ring holds: the client may go on posting.
 func (q *QP) discardRing() {
 	if q.send != nil {
-		for wr := q.t.SendSlot(); wr != nil && q.send.Fetch(wr); wr = q.t.SendSlot() {
+		for range transport.MaxFlush {
+			wr := q.t.SendSlot()
+			if wr == nil || !q.send.Fetch(wr) {
+				break
+			}
 			q.send.Done(wr.Cookie)
 		}
 	}
 	if q.recv != nil {
-		for wr := q.recvWR(); ; {
+		wr := q.recvWR()
+		for range transport.MaxFlush {
 			if !q.recv.Fetch(wr) {
-				q.free = append(q.free, wr)
 				break
 			}
 			q.recv.Done(wr.Cookie)
 		}
+		q.free = append(q.free, wr)
 	}
 }
 

@@ -348,6 +348,31 @@ func TestCallsAreOwed(t *testing.T) {
 	}
 }
 
+// TestOwedToNobody: a ring that comes back without a descriptor ends what was
+// owed to the one before.
+func TestOwedToNobody(t *testing.T) {
+	f, a, b := pair(t, true, ib.RC)
+	word := a.d.mem.Alloc(4, 4)
+	a.d.must(abi.CmdSetArmArea, abi.SetArmArea{CQN: a.cq.num, GPA: word}.Append(nil), 0)
+	a.cq.bell.full = true
+	a.d.mem.StoreWord(word, abi.ArmNext)
+	a.writes(b, 1, 1)
+	f.run()
+	q := a.d.dev.StopRing(a.cq.index)
+	a.d.dev.StartRing(a.cq.index, q, nil)
+	a.d.dev.Poll()
+	if a.d.dev.Owing() {
+		t.Error("a notification is owed to nobody")
+	}
+	a.d.dev.StopRing(a.cq.index)
+	a.cq.bell.full = false
+	a.d.dev.StartRing(a.cq.index, q, a.cq.bell)
+	a.d.dev.Poll()
+	if a.cq.bell.calls != 0 {
+		t.Errorf("%d calls for what happened before", a.cq.bell.calls)
+	}
+}
+
 // TestSRQ: two pairs share a queue; the limit event comes once, when fewer wait
 // than the limit.
 func TestSRQ(t *testing.T) {

@@ -552,3 +552,43 @@ func TestReregPages(t *testing.T) {
 		t.Error("the bytes of other pages arrived")
 	}
 }
+
+// TestCommandsTakeTurns: a queue full of commands costs several turns, and the
+// device does not sleep in between.
+func TestCommandsTakeTurns(t *testing.T) {
+	modes(t, func(t *testing.T, verbs bool) {
+		d := newFabric(t).newDriver(verbs, 1<<20)
+		const count = 32
+		copy(d.mem.At(d.buf, bufSize), abi.CtrlHeader{Cls: abi.ClassRoCE, Command: abi.CmdQueryPort}.Append(nil))
+		answers := d.mem.Alloc(count*ansSize, 8)
+		for i := range uint64(count) {
+			d.ctrl.Add([]virtiotest.Buf{{GPA: d.buf, Len: bufSize}}, []virtiotest.Buf{{GPA: answers + i*ansSize, Len: ansSize}})
+		}
+		d.ctrl.Publish()
+		d.dev.Kick(d.ctrl.index)
+		done, turns := 0, 1
+		for ; ; turns++ {
+			for {
+				if _, _, ok := d.ctrl.Reap(); !ok {
+					break
+				}
+				done++
+			}
+			if done == count {
+				break
+			}
+			if d.dev.Sleep() {
+				t.Fatalf("sleeps after %d of %d commands", done, count)
+			}
+			if d.dev.Wake(); !d.dev.Poll() {
+				t.Fatalf("no work after %d of %d commands", done, count)
+			}
+		}
+		if turns < 3 {
+			t.Errorf("%d commands of %d bytes in %d turns", count, bufSize, turns)
+		}
+		if d.dev.Poll() || !d.dev.Sleep() {
+			t.Error("not at rest afterwards")
+		}
+	})
+}

@@ -83,6 +83,7 @@ type Device struct {
 	scratch [1024]byte
 	answer  [256]byte
 	dead    bool
+	behind  bool // the control queue has commands left for the next turn
 }
 
 // New makes a device with a session of its own; the caller attaches it to the
@@ -185,7 +186,10 @@ func (d *Device) resetRing(i uint32) {
 func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r := d.ring(i)
 	r.vq, r.call = q, call
-	if r.owed > 0 {
+	switch {
+	case call == nil:
+		r.owed = 0 // nobody listens any more
+	case r.owed > 0:
 		d.owing = append(d.owing, r)
 	}
 	if r.started != nil {
@@ -224,19 +228,29 @@ func (d *Device) Poll() bool {
 	if len(d.owing) > 0 {
 		d.settle()
 	}
+	busy := d.behind
+	if busy {
+		d.behind = false
+		d.Kick(ctrlRing)
+	}
 	if d.bell == nil || d.dead {
-		return false
+		return busy
 	}
 	d.rung = d.bell.Rings(d.rung[:0])
 	for _, i := range d.rung {
 		d.Kick(i)
 	}
-	return len(d.rung) > 0
+	return busy || len(d.rung) > 0
 }
 
 // Sleep asks for a kick; false where there is work already. Owed notifications
 // count as work that has to be tried again soon.
-func (d *Device) Sleep() bool { return d.bell == nil || d.dead || !d.bell.Sleep() }
+func (d *Device) Sleep() bool {
+	if d.dead {
+		return true
+	}
+	return !d.behind && (d.bell == nil || !d.bell.Sleep())
+}
 
 // Wake takes the request for a kick back.
 func (d *Device) Wake() {
@@ -321,9 +335,21 @@ func (r *ring) waiting() int {
 // maxCommand bounds a control command; only a page list is that long.
 const maxCommand = 2 + abi.RegUserMRSize + 8*maxPages
 
-// control executes the commands that wait in the control queue, in order.
+// A turn spends ctrlBudget on control commands: one costs ctrlCost and its
+// bytes. A client that posts faster than they execute must not keep the lane.
+const (
+	ctrlBudget = 64 << 10
+	ctrlCost   = 1 << 10
+)
+
+// control executes the commands that wait in the control queue, in order, and
+// leaves to the next turn what goes beyond the budget.
 func (d *Device) control(r *ring) {
-	for r.vq != nil && !d.dead {
+	for spent := 0; r.vq != nil && !d.dead; {
+		if spent >= ctrlBudget {
+			d.behind = true
+			break
+		}
 		ok, err := r.vq.Pop(&d.chain)
 		if err != nil {
 			d.fail("control queue: %w", err)
@@ -335,6 +361,7 @@ func (d *Device) control(r *ring) {
 		c := &d.chain
 		d.Stats.Commands++
 		n := min(c.ReadLen, maxCommand)
+		spent += ctrlCost + n
 		if cap(d.ctrl) < n {
 			d.ctrl = make([]byte, n)
 		}

@@ -157,10 +157,19 @@ func (q *QP) discard() {
 	if q.cfg.SRQ {
 		return
 	}
-	for wr := q.env.TakeRecv(); wr != nil; wr = q.env.TakeRecv() {
+	for range MaxFlush {
+		wr := q.env.TakeRecv()
+		if wr == nil {
+			return
+		}
 		q.recvDone(wr, &q.comp)
 	}
 }
+
+// MaxFlush bounds the receive requests that one flush takes: the entries of
+// the largest ring. A client that posts as fast as they are flushed gets no
+// more; it tells of what it posts (RecvPosted), and the next flush takes that.
+const MaxFlush = 1 << 15
 
 func (q *QP) recvDone(wr *RecvWR, c *Completion) { q.env.RecvDone(wr, c) }
 
@@ -250,7 +259,11 @@ func (q *QP) flushRecv() {
 		}
 		return
 	}
-	for wr := q.env.TakeRecv(); wr != nil; wr = q.env.TakeRecv() {
+	for range MaxFlush {
+		wr := q.env.TakeRecv()
+		if wr == nil {
+			return
+		}
 		q.comp = Completion{Op: ib.WCRecv, Status: ib.WRFlushErr}
 		q.recvDone(wr, &q.comp)
 	}
