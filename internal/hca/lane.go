@@ -58,7 +58,9 @@ type Lane struct {
 type Others interface {
 	// Forward takes a run for a session of another lane; false where there is
 	// no room, and the run is lost. from is the queue pair in whose memory the
-	// payload lies, nil where the payload is bytes at hand.
+	// payload lies, nil where the payload is bytes at hand. Where that memory
+	// cannot be read it may set r.Fault at once, or call from.SourceFault later.
+	// What an unreliable service sends must have been read when it returns.
 	Forward(to *Lane, r *pkt.Run, from *QP) bool
 	// Room reports whether Forward would take any run now.
 	Room(to *Lane) bool
@@ -220,9 +222,9 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 		l.forward(s.lane, r, q)
 	default:
 		l.handle(now, s, r)
-		if r.Fault {
-			q.t.SourceFault(now, r)
-		}
+	}
+	if r.Fault {
+		q.t.SourceFault(now, r)
 	}
 }
 

@@ -18,8 +18,10 @@ const (
 )
 
 // transfer is one run on its way to a queue pair of another lane. Pieces of
-// regions go by reference; bytes at hand, which the sending lane is about to
-// reuse, are copied.
+// regions go by reference where the sender's request stays outstanding until
+// the other lane has answered; what an unreliable service sends, complete at
+// once, and bytes at hand, which the sending lane is about to reuse, are
+// copied.
 type transfer struct {
 	run  pkt.Run
 	from *hca.QP // whose memory the payload is in; nil for bytes
@@ -49,7 +51,8 @@ func (p *pipe) room(n int) bool {
 	return p.tail.Load()-p.head.Load() <= pipeSlots/2 && p.used+2*uint64(n)-p.freed.Load() <= pipeBytes
 }
 
-// put copies a run in; false where there is no room.
+// put copies a run in; false where there is no room, or the payload cannot be
+// read: then r.Fault is set.
 func (p *pipe) put(r *pkt.Run, from *hca.QP) bool {
 	tail := p.tail.Load()
 	if tail-p.head.Load() == pipeSlots {
@@ -58,6 +61,7 @@ func (p *pipe) put(r *pkt.Run, from *hca.QP) bool {
 	t := &p.slots[tail%pipeSlots]
 	t.run, t.from, t.held = *r, from, 0
 	if !p.payload(t, &r.Data) {
+		r.Fault = t.run.Fault
 		return false
 	}
 	if from == nil && r.Path != nil {
@@ -75,7 +79,7 @@ func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
 		t.run.Data = mem.Payload{}
 		return true
 	}
-	refs := d.Segs != nil && len(d.Segs) <= pipeSegs
+	refs := d.Segs != nil && len(d.Segs) <= pipeSegs && t.run.Opcode.Service() == ib.ServiceRC
 	for i := range d.Segs {
 		refs = refs && d.Segs[i].Region != nil
 	}
@@ -97,6 +101,7 @@ func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
 	}
 	dst := p.buf[at : at+n : at+n]
 	if mem.CopyOut(dst, d) != mem.OK {
+		t.run.Fault = true
 		return false
 	}
 	p.used += skip + n

@@ -193,3 +193,33 @@ func TestPipeBetweenGoroutines(t *testing.T) {
 		p.done()
 	}
 }
+
+// TestUnreliablePayloadIsCopied: an unreliable send completes before the other
+// lane has looked at it, and its buffer is the program's again.
+func TestUnreliablePayloadIsCopied(t *testing.T) {
+	for _, tc := range []struct {
+		service ib.Opcode
+		want    byte
+	}{{ib.ServiceRC, 2}, {ib.ServiceUC, 1}, {ib.ServiceUD, 1}} {
+		buf := []byte{1}
+		region := &mem.Region{Space: mem.NewSlice(0, buf), Len: 1}
+		p := newPipe()
+		r := pkt.Run{Count: 1, Data: mem.ListPayload([]mem.Seg{{Region: region, Len: 1}}, 0, 1)}
+		r.Opcode = tc.service | ib.SendOnly
+		if !p.put(&r, nil) {
+			t.Fatal("no room in an empty pipe")
+		}
+		buf[0] = 2
+		p.each(func(x *transfer) {
+			var got [1]byte
+			if res := mem.CopyOut(got[:], &x.run.Data); res != mem.OK || got[0] != tc.want {
+				t.Errorf("service %#x: read %d (%v), want %d", tc.service, got[0], res, tc.want)
+			}
+		})
+		p.done()
+		region.Revoke()
+		if ok := p.put(&r, nil); ok != (tc.service == ib.ServiceRC) || r.Fault == ok {
+			t.Errorf("service %#x, memory that went: taken %v, fault %v", tc.service, ok, r.Fault)
+		}
+	}
+}
