@@ -36,6 +36,7 @@ type MemTable struct {
 
 	mu     sync.Mutex
 	mapped []*region // all that has an address range here, buried ones too
+	bytes  uint64    // of their mappings
 	closed bool
 }
 
@@ -64,12 +65,46 @@ type region struct {
 	mapping                 []byte // the mapping around it
 }
 
-// maxMemory bounds what one session may announce, maxMapped how many regions
-// it may have had in all: each buried one keeps its address range.
+// maxMemory bounds what one session may announce and what of it may be mapped
+// here, maxMapped how many regions it may have had in all: each buried one
+// keeps its address range.
 const (
 	maxMemory = 1 << 42
 	maxMapped = 4 * abi.MaxMemRegions
+	// Mappings are of whole pages, of 1 GiB at the most, around their regions.
+	pageSlack = 1 << 31
 )
+
+// room is what the mappings of all sessions together may take of this
+// process: half its addresses (47 bits on amd64), and half the mappings that
+// Linux allows a process by default (65530). The Go runtime cannot live
+// without the rest.
+var room = budget{bytes: 1 << 46, regions: 1 << 15}
+
+// budget is what is left to map.
+type budget struct {
+	mu      sync.Mutex
+	bytes   uint64
+	regions int
+}
+
+func (b *budget) take(bytes uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.regions == 0 || bytes > b.bytes {
+		return false
+	}
+	b.regions--
+	b.bytes -= bytes
+	return true
+}
+
+func (b *budget) give(bytes uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.regions++
+	b.bytes += bytes
+}
 
 func newMemTable(retire func(unmap func())) *MemTable {
 	t := &MemTable{retire: retire, max: maxMemory}
@@ -240,8 +275,15 @@ func (r *region) same(m abi.VUMemReg) bool {
 	return r.gpa == m.GPA && r.size == m.Size && r.user == m.UserAddr && r.offset == m.MmapOffset
 }
 
-// mapRegion maps a region. The descriptor stays the caller's.
+// mapRegion maps a region. The descriptor stays the caller's. Only files of
+// memory have seals; a file of a file system could make whoever touches its
+// pages wait, for a disk or for a program. The seals are read before the size
+// is: a file sealed against shrinking keeps the size it has then.
 func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return nil, &end{Reason: BadMemory, detail: "not a file of shared memory or of huge pages", cause: err}
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, &end{Reason: BadMemory, cause: err}
@@ -260,11 +302,10 @@ func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 	if err != nil {
 		return nil, &end{Reason: BadMemory, detail: "mmap", cause: err}
 	}
-	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	skip := m.MmapOffset - start
 	return &region{
 		gpa: m.GPA, size: m.Size, user: m.UserAddr, offset: m.MmapOffset, dev: uint64(st.Dev), ino: st.Ino,
-		sealed: err == nil && seals&unix.F_SEAL_SHRINK != 0,
+		sealed: seals&unix.F_SEAL_SHRINK != 0,
 		data:   b[skip : skip+m.Size : skip+m.Size], mapping: b,
 	}, nil
 }
@@ -273,19 +314,33 @@ func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 func (t *MemTable) mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.mapped) >= maxMapped {
+	if len(t.mapped) >= maxMapped || m.Size > t.max {
 		return nil, unix.ENOSPC
 	}
 	r, err := mapRegion(m, fd)
 	if err != nil {
 		return nil, err
 	}
-	if t.mustSeal && !r.sealed {
+	n := uint64(len(r.mapping))
+	if t.bytes+n > t.max+pageSlack || !room.take(n) {
 		unix.Munmap(r.mapping)
+		return nil, unix.ENOSPC
+	}
+	t.bytes += n
+	if t.mustSeal && !r.sealed {
+		t.unmap(r)
 		return nil, fatal(BadMemory, "region %#x+%#x is of a file that can shrink", m.GPA, m.Size)
 	}
 	t.mapped = append(t.mapped, r)
 	return r, nil
+}
+
+// unmap gives the address range of r back; the caller holds mu.
+func (t *MemTable) unmap(r *region) {
+	n := uint64(len(r.mapping))
+	unix.Munmap(r.mapping)
+	t.bytes -= n
+	room.give(n)
 }
 
 // release undoes mapRegion of a region that no snapshot ever held.
@@ -294,7 +349,7 @@ func (t *MemTable) release(list []*region) {
 	defer t.mu.Unlock()
 	for _, r := range list {
 		t.mapped = slices.DeleteFunc(t.mapped, func(x *region) bool { return x == r })
-		unix.Munmap(r.mapping)
+		t.unmap(r)
 	}
 }
 
@@ -318,6 +373,9 @@ func (t *MemTable) bury(gone []*region) {
 // sameFile reports whether fd is the file r maps.
 func (r *region) sameFile(fd int) bool {
 	var st unix.Stat_t
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil {
+		return false
+	}
 	return unix.Fstat(fd, &st) == nil && uint64(st.Dev) == r.dev && st.Ino == r.ino
 }
 
@@ -433,7 +491,7 @@ func (t *MemTable) close() {
 		defer t.mu.Unlock()
 		t.closed = true
 		for _, r := range t.mapped {
-			unix.Munmap(r.mapping)
+			t.unmap(r)
 		}
 		t.mapped = nil
 	})

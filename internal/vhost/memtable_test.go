@@ -443,3 +443,57 @@ func BenchmarkPrefix(b *testing.B) {
 		})
 	}
 }
+
+// TestBuriedMemoryIsBounded: announcing and taking away again does not use up
+// the addresses of this process, and the end of a session gives all back.
+func TestBuriedMemoryIsBounded(t *testing.T) {
+	left, regions := room.bytes, room.regions
+	tab := table(t)
+	const size = 1 << 40
+	fd := memfd(t, size, unix.F_SEAL_SHRINK) // empty: it costs addresses only
+	m := abi.VUMemReg{GPA: 0, Size: size, UserAddr: 0}
+	n := 0
+	for ; n < 100; n++ {
+		if err := tab.add(m, fd); err == unix.ENOSPC {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		tab.drop(tab.lookup(m))
+	}
+	if n != maxMemory/size {
+		t.Errorf("%d times %d bytes", n, size)
+	}
+	if room.bytes != left-uint64(n)*size || room.regions != regions-n {
+		t.Errorf("left are %d bytes and %d regions", room.bytes, room.regions)
+	}
+	tab.close()
+	if room.bytes != left || room.regions != regions {
+		t.Errorf("after the end %d bytes and %d regions are missing", left-room.bytes, regions-room.regions)
+	}
+}
+
+// TestBudgetOfAll: the last mapping is refused, whoever asks.
+func TestBudgetOfAll(t *testing.T) {
+	b := budget{bytes: 10, regions: 2}
+	if b.take(11) || !b.take(6) || b.take(5) || !b.take(4) || b.take(0) {
+		t.Error("more than there is")
+	}
+	if b.give(6); !b.take(6) {
+		t.Error("what was given back is lost")
+	}
+}
+
+// TestFileOfFileSystem: memory whose pages a file system brings could make a
+// lane wait.
+func TestFileOfFileSystem(t *testing.T) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	tab := table(t)
+	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, int(f.Fd())); !errors.Is(err, BadMemory) || !errors.Is(err, unix.EINVAL) {
+		t.Errorf("a program's file as memory: %v", err)
+	}
+}

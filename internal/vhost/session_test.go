@@ -536,6 +536,37 @@ func TestFail(t *testing.T) {
 	}
 }
 
+// TestHelloComesFirst: what an ordinary front-end set up, a device of its kind
+// or memory that can shrink, is no beginning of a program's session.
+func TestHelloComesFirst(t *testing.T) {
+	for _, before := range []func(f *vhosttest.Front) error{
+		func(f *vhosttest.Front) error { return f.Do(abi.ReqSetVringNum, put(2, 64)) },
+		func(f *vhosttest.Front) error {
+			fd, err := unix.MemfdCreate("unsealed", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.Ftruncate(fd, 4096); err != nil {
+				return err
+			}
+			return f.Do(abi.ReqAddMemReg, abi.VUMemReg{Size: 4096}.Append(nil), fd)
+		},
+	} {
+		door := newDoor(t)
+		f, _ := door.enter(t, fresh)
+		if err := before(f); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Send(abi.ReqHello, abi.VUVersion, abi.Hello{ABI: abi.Version}.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := door.settled(t); !errors.Is(err, vhost.BadState) {
+			t.Errorf("ended: %v", err)
+		}
+	}
+}
+
 // TestReconnects: what a session had is gone with it, however it ends.
 func TestReconnects(t *testing.T) {
 	door := newDoor(t)

@@ -16,7 +16,9 @@ func (s *Session) hello(m *message) error {
 	if err != nil {
 		return err
 	}
-	if s.proto != 0 || s.running() {
+	// What came before would be an ordinary front-end's: its device, its
+	// unsealed memory.
+	if s.proto != 0 || s.features != 0 || len(s.rings) != 0 || len(s.table.snap.Load().regions) != 0 {
 		return fatal(BadState, "WEFT_HELLO after negotiation")
 	}
 	answer := abi.HelloReply{ABI: abi.Version, NodeUID: s.server.config.NodeUID, SpinUs: s.server.config.SpinUs}
