@@ -405,6 +405,52 @@ func TestEndlessRings(t *testing.T) {
 	}
 }
 
+// TestLargeMessagesTakeTurns: pairs with much to move do not keep the lane from
+// looking at the rings of others, and each gets its share.
+func TestLargeMessagesTakeTurns(t *testing.T) {
+	const size, pairs, messages = 1 << 20, 16, 4
+	l := newNode(t)
+	ca, cb := newClient(t, l, size), newClient(t, l, size)
+	var from []*endpoint
+	for range pairs {
+		a, b := ca.qp(QPConfig{Type: ib.RC}), cb.qp(QPConfig{Type: ib.RC})
+		a.connect(b)
+		b.connect(a)
+		for range messages {
+			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: cb.mr.RKey, SGE: a.sge(0, size)})
+		}
+		from = append(from, a)
+	}
+	sent := func(e *endpoint) uint64 { return e.q.Transport().Counters().SentBytes }
+	for looks := 1; ; looks++ {
+		if looks > 1000 {
+			t.Fatal("the lane never comes to rest")
+		}
+		before := uint64(0)
+		for _, e := range from {
+			before += sent(e)
+		}
+		more := l.Run(2)
+		after, least, most := uint64(0), ^uint64(0), uint64(0)
+		for _, e := range from {
+			n := sent(e)
+			after, least, most = after+n, min(least, n), max(most, n)
+		}
+		if after-before > lookBytes+turnBytes {
+			t.Fatalf("look %d: %d bytes at once", looks, after-before)
+		}
+		if most-least > 2*turnBytes {
+			t.Fatalf("look %d: one pair sent %d bytes, another %d", looks, most, least)
+		}
+		if !more {
+			break
+		}
+	}
+	if n := len(ca.cqes); n != pairs*messages {
+		t.Errorf("%d of %d messages", n, pairs*messages)
+	}
+}
+
 // TestHandlesAreNotReusedSoon creates and destroys objects.
 func TestHandlesAreNotReusedSoon(t *testing.T) {
 	l := newNode(t)

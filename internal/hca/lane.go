@@ -4,6 +4,7 @@ package hca
 
 import (
 	"container/heap"
+	"slices"
 
 	"weft/internal/ib"
 	"weft/internal/mem"
@@ -52,6 +53,7 @@ type Lane struct {
 	timers         timerHeap
 	run            pkt.Run
 	cqe            CQE
+	moved          int // bytes since the last look at rings and sockets
 }
 
 // Others is a lane's way to the other lanes of its node.
@@ -84,6 +86,11 @@ func (l *Lane) Sessions() []*Session { return l.sessions }
 const (
 	turnRuns  = 64 // runs of one queue pair per turn
 	maxRounds = 16 // turns between two looks at rings and sockets
+	// Bytes of one queue pair per turn, and of all between two looks: what a
+	// lane moves in tenths of a millisecond. Else many pairs with large
+	// messages keep whoever else wants the lane waiting for seconds.
+	turnBytes = 2 << 20
+	lookBytes = 8 << 20
 )
 
 // Receive takes one inbound run, from a link or from another lane. The run
@@ -165,10 +172,16 @@ func (l *Lane) Run(now mono.Time) bool {
 		q.schedule()
 	}
 	l.settle(now)
-	for i := 0; len(l.ready) > 0 && i < maxRounds; i++ {
+	l.moved = 0
+	for i := 0; len(l.ready) > 0 && i < maxRounds && l.moved < lookBytes; i++ {
 		l.Stats.Rounds++
 		l.ready, l.running = l.running[:0], l.ready
-		for _, q := range l.running {
+		for i, q := range l.running {
+			if l.moved >= lookBytes {
+				// Whoever had no turn has the first ones next time.
+				l.ready = slices.Insert(l.ready, 0, l.running[i:]...)
+				break
+			}
 			q.active = false
 			if q.handled {
 				q.schedule() // it must commit before it posts
@@ -187,7 +200,7 @@ func (l *Lane) Run(now mono.Time) bool {
 func (l *Lane) turn(now mono.Time, q *QP) {
 	q.fetch(now)
 	r := &l.run
-	for range turnRuns {
+	for i, end := 0, l.moved+turnBytes; i < turnRuns && l.moved < end; i++ {
 		if l.held(q) {
 			q.schedule()
 			return
@@ -198,6 +211,7 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 			return
 		}
 		l.owe(q)
+		l.moved += r.Data.Len
 		l.transmit(now, q, r)
 	}
 	q.schedule()
