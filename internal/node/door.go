@@ -215,6 +215,10 @@ func (d *door) ProcMem(f *os.File, addr, value uint64) error {
 		f.Close()
 		return unix.EBUSY
 	}
+	if err := d.device(); err != nil {
+		f.Close()
+		return err
+	}
 	s, err := procmem.New(procmem.Config{Mem: f, PID: d.pid, UID: uint32(d.uid), Mapped: d.mem, ProbeAddr: addr, ProbeValue: value})
 	if err != nil {
 		return err

@@ -40,6 +40,8 @@ type pipe struct {
 	head, tail atomic.Uint32
 	freed      atomic.Uint64
 	used       uint64
+	gather     mem.Batch // the writer's, and dst: what they take from the heap, once
+	dst        [1][]byte
 	taken      uint32 // reader: handed over but not given back
 }
 
@@ -100,7 +102,8 @@ func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
 		return false
 	}
 	dst := p.buf[at : at+n : at+n]
-	if mem.CopyOut(dst, d) != mem.OK {
+	p.dst[0] = dst
+	if p.gather.Gather(p.dst[:], d, 0) != mem.OK {
 		t.run.Fault = true
 		return false
 	}

@@ -148,20 +148,21 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
-	wg.Go(func() {
-		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
-			n.stop(fmt.Errorf("control socket: %w", err))
-		}
-	})
-	defer server.Close()
+	defer server.Close() // after the door: whoever asked for the end hears the answer
 	n.server, err = vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, n.cfg.Device+".sock"), doorPerm, vhost.Config{
 		New: n.admit, OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
 		MaxSessions: n.adapter.Limits.Sessions})
 	if err != nil {
+		control.Close()
 		return err
 	}
 	defer n.server.Close()
 	table := n.table // addressesChanged replaces it
+	wg.Go(func() {   // not before the door is there, whose counters it tells
+		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
+			n.stop(fmt.Errorf("control socket: %w", err))
+		}
+	})
 	wg.Go(func() {
 		if err := hostnet.Watch(ctx, table, n.addressesChanged); err != nil && ctx.Err() == nil {
 			n.log.Warn("addresses are not followed any more", "err", err)
