@@ -65,8 +65,8 @@ func newFake(s *vhost.Session) (*fake, error) {
 func (d *fake) locked(f func()) {
 	d.mu.Lock()
 	f()
-	d.mu.Unlock()
 	unix.Write(d.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	d.mu.Unlock()
 }
 
 func (d *fake) note(format string, a ...any) { d.calls = append(d.calls, fmt.Sprintf(format, a...)) }
@@ -127,8 +127,10 @@ func (d *fake) Closed(error) {
 		d.bell, d.kick = nil, nil
 	})
 	<-d.done
+	d.mu.Lock()
 	unix.Close(d.wake)
 	d.wake = -1 // Retire follows
+	d.mu.Unlock()
 	if d.proc != nil {
 		d.proc.Close()
 	}
