@@ -54,9 +54,7 @@ static void after_fork_child(void)
 	while ((c = weft_contexts)) {
 		weft_contexts = c->next;
 		atomic_store(&c->dead, WEFT_FORKED);
-		weft_fd_close(&c->sock);
-		weft_fd_close(&c->kick);
-		weft_fd_close(&c->call);
+		weft_door_drop(c);
 		weft_fd_close(&c->async_rd);
 		weft_fd_close(&c->async_wr);
 		for (struct weft_channel *ch = c->channels; ch; ch = ch->next) {

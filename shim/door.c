@@ -445,6 +445,16 @@ fail:
 	return err;
 }
 
+void weft_door_drop(struct weft_ctx *ctx)
+{
+	/* All eventfds are one inode: the socket tells whether they are ours. */
+	if (!weft_fd_good(&ctx->sock))
+		ctx->kick = ctx->call = WEFT_NO_FD;
+	weft_fd_close(&ctx->sock);
+	weft_fd_close(&ctx->kick);
+	weft_fd_close(&ctx->call);
+}
+
 void weft_door_close(struct weft_ctx *ctx)
 {
 	if (atomic_load(&ctx->dead) != WEFT_FORKED) {
@@ -458,9 +468,7 @@ void weft_door_close(struct weft_ctx *ctx)
 			 * thread: it keeps what it needs until the process ends. */
 			ctx->leaked = true;
 		}
-		weft_fd_close(&ctx->sock);
-		weft_fd_close(&ctx->kick);
-		weft_fd_close(&ctx->call);
+		weft_door_drop(ctx);
 	}
 	atomic_store(&ctx->dead, WEFT_FORKED == atomic_load(&ctx->dead) ? WEFT_FORKED : WEFT_LOST);
 	weft_shm_destroy(ctx);
@@ -481,7 +489,8 @@ void weft_kick(struct weft_ctx *ctx)
 	uint64_t one = 1;
 	int saved = errno;
 
-	if (weft_fd_good(&ctx->kick))
+	/* As in weft_door_drop. */
+	if (weft_fd_good(&ctx->sock) && weft_fd_good(&ctx->kick))
 		weft_sys_write(ctx->kick.fd, &one, sizeof(one));
 	else
 		weft_door_lost(ctx);

@@ -316,6 +316,8 @@ static inline bool weft_dead(const struct weft_ctx *ctx)
 int weft_door_open(struct weft_ctx *ctx, const char *path);
 /* Ends the session. The watcher thread has ended when it returns. */
 void weft_door_close(struct weft_ctx *ctx);
+/* Closes the descriptors of the session that the program has not closed. */
+void weft_door_drop(struct weft_ctx *ctx);
 /* Marks a context lost, once, and raises DEVICE_FATAL. */
 void weft_door_lost(struct weft_ctx *ctx);
 
