@@ -210,9 +210,12 @@ func (q *QP) failSend(status ib.Status, reason uint32) {
 }
 
 // deliver makes staged completions visible and, in the error states, flushes.
+// Sends come first: a message that arrived together with the acknowledgement
+// of ours may be its answer, but ours, posted before either was visible, is
+// never caused by that message. Programs that wait for both with one
+// completion channel depend on that order.
 // Preconditions: everything placed was flushed.
 func (q *QP) deliver() {
-	q.deliverRecv()
 	s := &q.req
 	for s.head != s.ack {
 		wr := &s.sq[s.head&s.mask]
@@ -220,6 +223,7 @@ func (q *QP) deliver() {
 		q.env.SendDone(wr, q.cfg.SigAll || wr.Flags&ib.Signaled != 0, &q.comp)
 		s.head++
 	}
+	q.deliverRecv()
 	if q.attr.State != ib.Err && q.attr.State != ib.SQE {
 		return
 	}
