@@ -51,6 +51,7 @@ type Lane struct {
 	waitingCQs     []*CQ // have a backlog
 	failedCQs      []*CQ
 	timers         timerHeap
+	stuck          int // queue pairs that waited for the link in the last round
 	run            pkt.Run
 	cqe            CQE
 	moved          int // bytes since the last look at rings and sockets
@@ -126,7 +127,11 @@ func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
 func (l *Lane) held(q *QP) bool {
 	p := q.t.PathOf()
 	if p == nil || !p.Local {
-		return l.link.Blocked()
+		if l.link.Blocked() {
+			l.stuck++
+			return true
+		}
+		return false
 	}
 	if l.others == nil {
 		return false
@@ -172,9 +177,10 @@ func (l *Lane) Run(now mono.Time) bool {
 		q.schedule()
 	}
 	l.settle(now)
-	l.moved = 0
+	l.moved, l.stuck = 0, 0
 	for i := 0; len(l.ready) > 0 && i < maxRounds && l.moved < lookBytes; i++ {
 		l.Stats.Rounds++
+		l.stuck = 0
 		l.ready, l.running = l.running[:0], l.ready
 		for i, q := range l.running {
 			if l.moved >= lookBytes {
@@ -193,12 +199,12 @@ func (l *Lane) Run(now mono.Time) bool {
 	}
 	l.link.Flush(now)
 	l.publish(now)
-	return len(l.ready) > 0 && !l.link.Blocked()
+	return len(l.ready) > l.stuck || len(l.ready) > 0 && !l.link.Blocked()
 }
 
 // turn lets one queue pair produce runs.
 func (l *Lane) turn(now mono.Time, q *QP) {
-	q.fetch(now)
+	more := q.fetch(now)
 	r := &l.run
 	for i, end := 0, l.moved+turnBytes; i < turnRuns && l.moved < end; i++ {
 		if l.held(q) {
@@ -208,6 +214,9 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 		*r = pkt.Run{}
 		if !q.t.Next(now, r) {
 			l.arm(q)
+			if more {
+				q.schedule()
+			}
 			return
 		}
 		l.owe(q)

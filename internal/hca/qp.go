@@ -281,26 +281,32 @@ func (q *QP) RecvPosted(now mono.Time) {
 	}
 }
 
-// fetch moves requests from the send ring into the queue pair.
-func (q *QP) fetch(now mono.Time) {
+// fetchMost bounds the requests fetched per turn: what one costs is up to the
+// client, who may spread it over many descriptors.
+const fetchMost = 512
+
+// fetch moves requests from the send ring into the queue pair and reports
+// whether it stopped before the ring or the queue did.
+func (q *QP) fetch(now mono.Time) (more bool) {
 	if !q.more || q.send == nil {
-		return
+		return false
 	}
 	switch q.t.State() {
 	case ib.Reset, ib.Init, ib.RTR:
-		return // requests stay in the ring; Modify resumes
+		return false // requests stay in the ring; Modify resumes
 	}
-	for {
+	for range fetchMost {
 		wr := q.t.SendSlot()
 		if wr == nil {
-			return // SendDone resumes: more stays set
+			return false // SendDone resumes: q.more stays set
 		}
 		if !q.send.Fetch(wr) {
 			q.more = false
-			return
+			return false
 		}
 		q.t.Post(now)
 	}
+	return true
 }
 
 // Path returns the path of an address handle of the queue pair's domain, or

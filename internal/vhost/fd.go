@@ -19,13 +19,18 @@ type Kick struct{ fd int }
 // FD returns the descriptor, to wait on.
 func (k *Kick) FD() int { return k.fd }
 
-// Clear reads what was written, so that the descriptor is quiet again.
+// Clear reads what was written, so that the descriptor is quiet again. It never
+// blocks, whatever the client does to the flags it shares with an eventfd.
 func (k *Kick) Clear() {
 	var b [512]byte // one read empties an eventfd, a few empty a pipe
+	iov := [][]byte{b[:]}
 	for range 16 {
-		n, err := unix.Read(k.fd, b[:])
+		n, err := unix.Preadv2(k.fd, iov, -1, unix.RWF_NOWAIT)
 		if err == unix.EINTR {
 			continue
+		}
+		if err == unix.EOPNOTSUPP || err == unix.ENOSYS { // an older kernel: not for this kind of file
+			n, err = unix.Read(k.fd, b[:])
 		}
 		if n < len(b) || err != nil {
 			return
@@ -54,6 +59,9 @@ type Call struct {
 // Write notifies the driver, without blocking. A full eventfd is a
 // notification that has not been read yet, so Sent.
 func (c *Call) Write() Outcome {
+	if c.event && !c.room() {
+		return Sent
+	}
 	for {
 		_, err := unix.Write(c.fd, c.value[:])
 		switch {
@@ -67,36 +75,57 @@ func (c *Call) Write() Outcome {
 	}
 }
 
+// room asks an eventfd first: the client shares its flags and may have made it
+// blocking. (Between this and the write it still could, with care; a pipe is
+// opened anew and has flags of its own.)
+func (c *Call) room() bool {
+	p := [1]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(p[:], 0)
+	return n == 1 && err == nil && p[0].Revents&unix.POLLOUT != 0
+}
+
 // FD returns the descriptor, to wait for room.
 func (c *Call) FD() int { return c.fd }
 
 var errKind = errors.New("descriptor is neither eventfd nor pipe")
 
 // notifier checks that fd is an eventfd or a pipe and makes it non-blocking:
-// nothing else is known to be writable or readable without blocking a lane.
-func notifier(fd int) (event bool, err error) {
+// nothing else is known to be writable or readable without blocking a lane. It
+// takes over fd, also on error, and returns the descriptor to use: a pipe is
+// opened anew with the given mode, because the flags of the client's own
+// opening are the client's to change.
+func notifier(fd, mode int) (own int, event bool, err error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return false, err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFIFO {
-		name, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-		if err != nil {
-			return false, err
+	name := "/proc/self/fd/" + strconv.Itoa(fd)
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+		own, err = unix.Open(name, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			unix.Close(fd)
+			return own, false, nil
 		}
-		if name != "anon_inode:[eventfd]" {
-			return false, errKind
+		// Another user's pipe may not be opened: its own opening has to do.
+		if err = unix.SetNonblock(fd, true); err == nil {
+			return fd, false, nil
 		}
-		event = true
+	} else if err == nil {
+		var link string
+		if link, err = os.Readlink(name); err == nil && link != "anon_inode:[eventfd]" {
+			err = errKind
+		}
+		if err == nil {
+			if err = unix.SetNonblock(fd, true); err == nil {
+				return fd, true, nil
+			}
+		}
 	}
-	return event, unix.SetNonblock(fd, true)
+	unix.Close(fd)
+	return -1, false, err
 }
 
 // newCall takes over fd, also on error. value is what one notification writes.
 func newCall(fd int, value uint64) (*Call, error) {
-	event, err := notifier(fd)
+	fd, event, err := notifier(fd, unix.O_WRONLY)
 	if err != nil {
-		unix.Close(fd)
 		return nil, err
 	}
 	c := &Call{fd: fd, event: event}
@@ -106,8 +135,8 @@ func newCall(fd int, value uint64) (*Call, error) {
 
 // newKick takes over fd, also on error.
 func newKick(fd int) (*Kick, error) {
-	if _, err := notifier(fd); err != nil {
-		unix.Close(fd)
+	fd, _, err := notifier(fd, unix.O_RDONLY)
+	if err != nil {
 		return nil, err
 	}
 	return &Kick{fd}, nil
