@@ -168,6 +168,7 @@ func (s *Session) handle(m *message) error {
 			return nil
 		}
 	}
+	m.close() // before the answer: who has it may count on that
 	var e *end
 	if errors.As(err, &e) {
 		return err
