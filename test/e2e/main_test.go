@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -175,7 +176,7 @@ func (b *bed) pairWith(t *testing.T, limit time.Duration, flags []string, progra
 	// On a busy machine perftest can fail to measure the processor's clock, and
 	// then prints zeros for a run that went well. Such a run is repeated.
 	for range 3 {
-		if out = b.once(t, limit, flags, program, args...); judge(program, out) == "" {
+		if out = b.once(t, limit, flags, program, args...); !strings.HasPrefix(program, "ib_") || judge(program, out) == "" {
 			break
 		}
 		t.Logf("%s printed no result", program)
