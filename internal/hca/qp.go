@@ -321,27 +321,23 @@ func (q *QP) Path(h uint32) *ib.Path {
 
 // LocalRegion implements transport.Env.
 func (q *QP) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
-	m := q.lastLocal
-	if m == nil || m.region.LKey != lkey {
-		if m = q.s.keys[lkey]; m == nil {
-			return nil
-		}
-		q.lastLocal = m
-	}
-	if m.pd != q.pd || !m.region.Allows(addr, n, need) {
-		return nil
-	}
-	return m.region
+	return q.region(&q.lastLocal, lkey, addr, n, need)
 }
 
 // RemoteRegion implements transport.Env.
 func (q *QP) RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
-	m := q.lastRemote
-	if m == nil || m.region.RKey != rkey {
-		if m = q.s.keys[rkey]; m == nil {
+	return q.region(&q.lastRemote, rkey, addr, n, need)
+}
+
+// region looks a key up, the one of the last time without a table. Local and
+// remote key of a region are one number; what it is good for the rights say.
+func (q *QP) region(last **mr, key ib.Key, addr, n uint64, need ib.Access) *mem.Region {
+	m := *last
+	if m == nil || m.region.LKey != key {
+		if m = q.s.keys[key]; m == nil {
 			return nil
 		}
-		q.lastRemote = m
+		*last = m
 	}
 	if m.pd != q.pd || !m.region.Allows(addr, n, need) {
 		return nil
