@@ -78,11 +78,17 @@ func (d *door) device() (err error) {
 // Config implements vhost.Device.
 func (d *door) Config() abi.Config {
 	d.verbs = d.s.Weft()
-	c := abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: rfcQPs, MaxRDMACQs: rfcCQs}
+	cqs, qps := d.queues()
+	return abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: qps, MaxRDMACQs: cqs}
+}
+
+// queues returns how many completion queues and queue pairs this kind of
+// client has rings for.
+func (d *door) queues() (cqs, qps uint32) {
 	if d.verbs {
-		c.MaxRDMAQPs, c.MaxRDMACQs = verbsQPs, verbsCQs
+		return verbsCQs, verbsQPs
 	}
-	return c
+	return rfcCQs, rfcQPs
 }
 
 // Rings implements vhost.Device.
@@ -264,10 +270,7 @@ func (d *door) reset(forget bool) (err error) {
 // renew gives the door a fresh device; it runs on the lane.
 func (d *door) renew() error {
 	old := d.dev
-	cqs, qps := uint32(rfcCQs), uint32(rfcQPs)
-	if d.verbs {
-		cqs, qps = verbsCQs, verbsQPs
-	}
+	cqs, qps := d.queues()
 	dev := rdmadev.New(rdmadev.Config{Adapter: d.n.adapter, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail})
 	if d.proc != nil {

@@ -250,16 +250,27 @@ func (s *Session) launch(i int, r *ring) error {
 	return nil
 }
 
+// vringCall takes over the descriptor of a standard ring's notification; there
+// is none where fd is negative.
+func vringCall(fd int) (*Call, error) {
+	if fd < 0 {
+		return nil, nil
+	}
+	c, err := newCall(fd, 1)
+	if err != nil {
+		return nil, &end{Reason: BadKind, cause: err}
+	}
+	return c, nil
+}
+
 func (s *Session) setVringCall(m *message) error {
 	i, r, fd, err := s.vringFD(m)
 	if err != nil {
 		return err
 	}
-	var c *Call
-	if fd >= 0 {
-		if c, err = newCall(fd, 1); err != nil {
-			return &end{Reason: BadKind, cause: err}
-		}
+	c, err := vringCall(fd)
+	if err != nil {
+		return err
 	}
 	old := r.Call
 	r.Call = c
@@ -275,11 +286,9 @@ func (s *Session) setVringErr(m *message) error {
 	if err != nil {
 		return err
 	}
-	var c *Call
-	if fd >= 0 {
-		if c, err = newCall(fd, 1); err != nil {
-			return &end{Reason: BadKind, cause: err}
-		}
+	c, err := vringCall(fd)
+	if err != nil {
+		return err
 	}
 	r.errFD.close()
 	r.errFD = c
