@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
@@ -73,16 +74,16 @@ func benchRaw(b *testing.B, mtu int) {
 		tx.Flush(0)
 		for want > 0 {
 			for i := range rx.in {
-				h := &rx.in[i].hdr
-				h.Namelen = nameLen
+				h := &rx.in[i].Hdr
+				h.Namelen = udpsock.NameLen
 				h.SetControllen(len(rx.inMsg[i].ctrl))
 			}
-			k, e := recvmmsg(rx.recv[0].fd, rx.in[:])
+			k, e := udpsock.Recv(rx.recv[0].fd, rx.in[:])
 			if e != 0 && e != unix.EAGAIN {
 				b.Fatal(e)
 			}
 			for i := range k {
-				want -= int(rx.in[i].n)
+				want -= int(rx.in[i].N)
 			}
 		}
 	}

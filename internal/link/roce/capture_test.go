@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
@@ -374,7 +375,7 @@ func blocked(t *testing.T, c *cable, singles bool) {
 	l := open(t, Config{})
 	_, out := l.FDs()
 	for _, fd := range out {
-		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, 128<<10)
+		udpsock.SetSendBuffer(fd, 128<<10)
 	}
 	batch := mem.NewBatch(4096)
 	data := random(65536)

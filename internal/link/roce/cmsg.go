@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 )
 
 // Socket addresses and control messages are written as the kernel lays them
@@ -18,21 +19,10 @@ var (
 )
 
 const (
-	cmsgHdrLen = 16 // struct cmsghdr of 64-bit Linux
-	nameLen    = unix.SizeofSockaddrInet6
 	// Room for packet info, type of service, hop limit and segment size; and
 	// when receiving also the overflow counter.
 	ctrlLen = 40 + 24 + 24 + 24 + 24
 )
-
-// putCmsg appends one control message with an uninitialised body of n bytes at
-// offset off of b and returns the body and the offset behind it.
-func putCmsg(b []byte, off int, level, typ uint32, n int) (body []byte, next int) {
-	ne.PutUint64(b[off:], uint64(cmsgHdrLen+n))
-	ne.PutUint32(b[off+8:], level)
-	ne.PutUint32(b[off+12:], typ)
-	return b[off+cmsgHdrLen : off+cmsgHdrLen+n], off + (cmsgHdrLen+n+7)&^7
-}
 
 // putDest writes the destination address of path to name and the control
 // messages that set source address, traffic class and hop limit to ctrl, and
@@ -44,14 +34,14 @@ func putDest(name, ctrl []byte, path *ib.Path, v4 bool, port uint16, ifindex uin
 	if v4 {
 		ne.PutUint16(name, unix.AF_INET)
 		copy(name[4:8], path.DGID[12:])
-		body, off := putCmsg(ctrl, 0, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
+		body, off := udpsock.PutCmsg(ctrl, 0, unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
 		clear(body)
 		ne.PutUint32(body, ifindex)
 		copy(body[4:8], path.SGID[12:])
-		body, off = putCmsg(ctrl, off, unix.IPPROTO_IP, unix.IP_TOS, 4)
+		body, off = udpsock.PutCmsg(ctrl, off, unix.IPPROTO_IP, unix.IP_TOS, 4)
 		ne.PutUint32(body, uint32(path.TClass))
 		if path.HopLimit != 0 {
-			body, off = putCmsg(ctrl, off, unix.IPPROTO_IP, unix.IP_TTL, 4)
+			body, off = udpsock.PutCmsg(ctrl, off, unix.IPPROTO_IP, unix.IP_TTL, 4)
 			ne.PutUint32(body, uint32(path.HopLimit))
 		}
 		return unix.SizeofSockaddrInet4, off
@@ -59,24 +49,16 @@ func putDest(name, ctrl []byte, path *ib.Path, v4 bool, port uint16, ifindex uin
 	ne.PutUint16(name, unix.AF_INET6)
 	copy(name[8:24], path.DGID[:])
 	ne.PutUint32(name[24:], ifindex)
-	body, off := putCmsg(ctrl, 0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
+	body, off := udpsock.PutCmsg(ctrl, 0, unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
 	copy(body, path.SGID[:])
 	ne.PutUint32(body[16:], ifindex)
-	body, off = putCmsg(ctrl, off, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4)
+	body, off = udpsock.PutCmsg(ctrl, off, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4)
 	ne.PutUint32(body, uint32(path.TClass))
 	if path.HopLimit != 0 {
-		body, off = putCmsg(ctrl, off, unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4)
+		body, off = udpsock.PutCmsg(ctrl, off, unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4)
 		ne.PutUint32(body, uint32(path.HopLimit))
 	}
 	return unix.SizeofSockaddrInet6, off
-}
-
-// putSegment appends the control message that makes one send many datagrams
-// of size bytes.
-func putSegment(ctrl []byte, off, size int) int {
-	body, off := putCmsg(ctrl, off, unix.IPPROTO_UDP, unix.UDP_SEGMENT, 2)
-	ne.PutUint16(body, uint16(size))
-	return off
 }
 
 // arrival is what a received message's address and control messages say.
@@ -110,13 +92,13 @@ func (a *arrival) parse(name, ctrl []byte) {
 	default:
 		return
 	}
-	for len(ctrl) >= cmsgHdrLen {
-		n := ne.Uint64(ctrl)
-		if n < cmsgHdrLen || n > uint64(len(ctrl)) {
+	for {
+		level, typ, body, rest, ok := udpsock.NextCmsg(ctrl)
+		if !ok {
 			return
 		}
-		a.cmsg(ne.Uint32(ctrl[8:]), ne.Uint32(ctrl[12:]), ctrl[cmsgHdrLen:n])
-		ctrl = ctrl[min(int(n+7)&^7, len(ctrl)):]
+		a.cmsg(level, typ, body)
+		ctrl = rest
 	}
 }
 

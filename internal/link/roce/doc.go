@@ -21,6 +21,4 @@
 // see the peer's identification and accepts any with which the CRC is right
 // (wire.Seed.VerifyAnyID), which still rejects all but one in 65,536 of the
 // corrupted packets; over IPv6 nothing is hidden.
-//
-// The layout of control messages below is that of 64-bit Linux.
 package roce

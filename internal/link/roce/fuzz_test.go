@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/wire"
 )
@@ -98,10 +99,10 @@ func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
 
 // FuzzArrival parses arbitrary addresses and control messages.
 func FuzzArrival(f *testing.F) {
-	name, ctrl := make([]byte, nameLen), make([]byte, 2*ctrlLen)
+	name, ctrl := make([]byte, udpsock.NameLen), make([]byte, 2*ctrlLen)
 	for _, p := range []*ib.Path{path("10.0.0.1", "10.0.0.2"), path("fd00::1", "fd00::2")} {
 		n, c := putDest(name, ctrl, p, p.DGID.IsIPv4(), 4791, 3)
-		c = putSegment(ctrl, c, 1040)
+		c = udpsock.PutSegment(ctrl, c, 1040)
 		f.Add(bytes.Clone(name[:n]), bytes.Clone(ctrl[:c]))
 	}
 	f.Fuzz(func(t *testing.T, name, ctrl []byte) {
@@ -125,7 +126,7 @@ func TestTrainInPieces(t *testing.T) {
 	m := &l.inMsg[0]
 	copy(m.data[:], data)
 	l.at = arrival{path: *p, segment: 20, ipv4: true, here: true, known: true}
-	l.in[0].n = uint32(len(data))
+	l.in[0].N = uint32(len(data))
 	l.got, l.recv[0].fd, l.recv[1].fd = 1, -1, -1
 	if !l.arrived(len(data), 0) {
 		t.Fatal("refused")

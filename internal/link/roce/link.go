@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
@@ -90,7 +91,7 @@ type Link struct {
 	recv     [2]receiver
 	from     *receiver // of the messages at hand
 	turn     int       // which of the two is next
-	in       [recvMessages]mmsghdr
+	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
 	got, cur int // messages received, and the one being cut
 	off      int // where in it
@@ -130,7 +131,7 @@ func Open(cfg Config) (*Link, error) {
 	var absent [2]error
 	for f := range l.recv {
 		if err := l.openFamily(f, cfg); err != nil {
-			if !unsupported(err) {
+			if !udpsock.Unsupported(err) {
 				l.Close()
 				return nil, openError(cfg.Port, err)
 			}
@@ -161,7 +162,7 @@ func openError(port uint16, err error) error {
 	if !errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("open RoCE port %d: %w", port, err)
 	}
-	who := portOwner("/proc", port)
+	who := udpsock.PortOwner("/proc", port)
 	if who == "" {
 		who = "an unknown process"
 	}
@@ -209,18 +210,18 @@ func (l *Link) openFamily(f int, cfg Config) error {
 // openRecv binds the socket that receives for one family.
 func (l *Link) openRecv(f int, cfg Config) error {
 	v4 := f == 0
-	fd, err := newSocket(v4, cfg.Port, common(v4), receiving(v4))
+	fd, err := udpsock.Open(v4, cfg.Port, common(v4), receiving(v4))
 	if err != nil {
 		return err
 	}
 	l.recv[f].fd = fd
 	// Half of it may be refused, silently; less than two trains per peer of a
 	// small fabric costs retransmissions.
-	if n := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
+	if n := udpsock.SetRecvBuffer(fd, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
 		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
 			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
 	}
-	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer)
+	udpsock.SetSendBuffer(fd, sendBuffer)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
@@ -16,7 +17,7 @@ import (
 type inMessage struct {
 	iov  unix.Iovec
 	path ib.Path
-	name [nameLen]byte
+	name [udpsock.NameLen]byte
 	ctrl [ctrlLen + 24]byte
 	data [recvBytes]byte
 }
@@ -24,7 +25,7 @@ type inMessage struct {
 func (l *Link) initRecv() {
 	l.inMsg = new([recvMessages]inMessage)
 	for i := range l.in {
-		h, m := &l.in[i].hdr, &l.inMsg[i]
+		h, m := &l.in[i].Hdr, &l.inMsg[i]
 		m.iov.Base = &m.data[0]
 		m.iov.SetLen(len(m.data))
 		h.Iov = &m.iov
@@ -72,11 +73,11 @@ func (l *Link) read() bool {
 			continue
 		}
 		for i := range l.in {
-			h := &l.in[i].hdr
-			h.Namelen = nameLen
+			h := &l.in[i].Hdr
+			h.Namelen = udpsock.NameLen
 			h.SetControllen(len(l.inMsg[i].ctrl))
 		}
-		n, e := recvmmsg(r.fd, l.in[:])
+		n, e := udpsock.Recv(r.fd, l.in[:])
 		if n > 0 {
 			l.got = n
 			l.c.RcvdCalls++
@@ -96,12 +97,12 @@ func (l *Link) begin() {
 	for ; l.cur < l.got; l.cur++ {
 		h, m := &l.in[l.cur], &l.inMsg[l.cur]
 		l.c.RcvdMessages++
-		l.at.parse(m.name[:min(h.hdr.Namelen, nameLen)], m.ctrl[:min(int(h.hdr.Controllen), len(m.ctrl))])
+		l.at.parse(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)], m.ctrl[:min(int(h.Hdr.Controllen), len(m.ctrl))])
 		if l.at.hasLost {
 			l.c.RcvBufOverflow += uint64(l.at.lost - l.from.lost)
 			l.from.lost = l.at.lost
 		}
-		if !l.arrived(int(h.n), int(h.hdr.Flags)) {
+		if !l.arrived(int(h.N), int(h.Hdr.Flags)) {
 			continue
 		}
 		m.path = l.at.path
@@ -134,7 +135,7 @@ func (l *Link) arrived(n, flags int) bool {
 // message. It returns false when there is no room for more runs.
 func (l *Link) cut() bool {
 	m := &l.inMsg[l.cur]
-	n := int(l.in[l.cur].n)
+	n := int(l.in[l.cur].N)
 	if !l.packets(m.data[:n], &m.path) {
 		return false
 	}

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
@@ -367,7 +367,7 @@ func TestSendRefusals(t *testing.T) {
 // raw sends datagrams from a plain socket.
 func raw(t *testing.T, to *Link, v6 bool, data ...[]byte) {
 	t.Helper()
-	fd, err := newSocket(!v6, 0)
+	fd, err := udpsock.Open(!v6, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -498,26 +498,6 @@ func TestPortTaken(t *testing.T) {
 	want := fmt.Sprintf("held by %s (pid %d)", strings.TrimSpace(string(comm)), os.Getpid())
 	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--roce-port 46797") {
 		t.Errorf("got %v, want %q and a fix", err, want)
-	}
-}
-
-// TestPortOwner covers sockets of the kernel, which no process holds.
-func TestPortOwner(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "thread-self/net/udp")
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	const udp = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n" +
-		" 1201: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 0 2 0000000000000000 0\n"
-	if err := os.WriteFile(file, []byte(udp), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if got := portOwner(dir, 4791); !strings.Contains(got, "soft-RoCE") {
-		t.Errorf("got %q", got)
-	}
-	if got := portOwner(dir, 4792); got != "" {
-		t.Errorf("a free port is held by %q", got)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/pkt"
@@ -36,7 +37,7 @@ type message struct {
 	single   bool // packets are sent one by one …
 	next     int  // … from this one
 	ctrlLen  int  // without segment size
-	name     [nameLen]byte
+	name     [udpsock.NameLen]byte
 	ctrl     [ctrlLen]byte
 }
 
@@ -45,7 +46,7 @@ type sender struct {
 	fd      int
 	port    uint16
 	head, n int
-	hdr     [sendMessages]mmsghdr
+	hdr     [sendMessages]udpsock.Message
 	iov     [sendMessages]unix.Iovec
 	msg     [sendMessages]message
 }
@@ -57,22 +58,22 @@ type piece struct {
 }
 
 func newSender(v4 bool, port uint16) (*sender, error) {
-	fd, err := newSocket(v4, port, common(v4))
+	fd, err := udpsock.Open(v4, port, common(v4))
 	if err != nil {
 		return nil, err
 	}
-	if err := deaf(fd); err != nil {
+	if err := udpsock.Deafen(fd); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
-	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer)
+	udpsock.SetSendBuffer(fd, sendBuffer)
 	return initSender(fd, port), nil
 }
 
 func initSender(fd int, port uint16) *sender {
 	s := &sender{fd: fd, port: port}
 	for i := range s.hdr {
-		h, m := &s.hdr[i].hdr, &s.msg[i]
+		h, m := &s.hdr[i].Hdr, &s.msg[i]
 		h.Name, h.Control = &m.name[0], &m.ctrl[0]
 		h.Iov = &s.iov[i]
 		h.SetIovlen(1)
@@ -262,7 +263,7 @@ func (l *Link) place(s *sender, p *ib.Path, v4 bool, size int) uint16 {
 		ifindex = l.ifindex(p.SGIDIndex, p.SGID)
 	}
 	n, c := putDest(m.name[:], m.ctrl[:], p, v4, l.peer, ifindex)
-	s.hdr[s.n].hdr.Namelen = uint32(n)
+	s.hdr[s.n].Hdr.Namelen = uint32(n)
 	m.ctrlLen = c
 	m.flow, m.seed = fl, l.seed
 	m.off, m.end, m.size, m.segs = l.tail, l.tail+size, size, 1
@@ -318,7 +319,7 @@ func (l *Link) drain(s *sender) bool {
 			s.head++
 			continue
 		}
-		n, e := sendmmsg(s.fd, s.hdr[s.head:end])
+		n, e := udpsock.Send(s.fd, s.hdr[s.head:end])
 		switch e {
 		case 0:
 			l.c.SentCalls++
@@ -350,9 +351,9 @@ func (l *Link) prepare(s *sender) (end int) {
 		}
 		c := m.ctrlLen
 		if m.segs > 1 {
-			c = putSegment(m.ctrl[:], c, m.size)
+			c = udpsock.PutSegment(m.ctrl[:], c, m.size)
 		}
-		s.hdr[end].hdr.SetControllen(c)
+		s.hdr[end].Hdr.SetControllen(c)
 		s.iov[end].Base = &l.buf[m.off]
 		s.iov[end].SetLen(m.end - m.off)
 	}
@@ -400,9 +401,9 @@ func (l *Link) sendSingles(s *sender, i int) bool {
 		p := l.buf[off:min(off+m.size, m.end)]
 		s.iov[i].Base = &p[0]
 		s.iov[i].SetLen(len(p))
-		s.hdr[i].hdr.SetControllen(m.ctrlLen)
+		s.hdr[i].Hdr.SetControllen(m.ctrlLen)
 		for {
-			_, e := sendmmsg(s.fd, s.hdr[i:i+1])
+			_, e := udpsock.Send(s.fd, s.hdr[i:i+1])
 			if e == unix.EINTR {
 				continue
 			}

@@ -9,105 +9,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ib"
+	"weft/internal/link/udpsock"
 )
-
-// opt is one socket option; what says what fails without it.
-type opt struct {
-	level, name, value int
-	what               string
-}
 
 // common are options of every socket of a family: no fragmentation, which
 // also makes the IPv4 identification known; the others keep our own multicast
 // off our own sockets (package hca delivers within the node).
-func common(v4 bool) []opt {
+func common(v4 bool) []udpsock.Option {
 	if v4 {
-		return []opt{
-			{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "forbid fragmentation"},
-			{unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP, 0, "stop multicast loopback"},
+		return []udpsock.Option{
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "forbid fragmentation"),
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP, 0, "stop multicast loopback"),
 		}
 	}
-	return []opt{
-		{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "keep IPv4 off an IPv6 socket"},
-		{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, "forbid fragmentation"},
-		{unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1, "forbid fragmentation"},
-		{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0, "stop multicast loopback"},
+	return []udpsock.Option{
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "keep IPv4 off an IPv6 socket"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO, "forbid fragmentation"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1, "forbid fragmentation"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0, "stop multicast loopback"),
 	}
 }
 
 // receiving are the options of the socket that receives.
-func receiving(v4 bool) []opt {
-	o := []opt{
-		{unix.IPPROTO_UDP, unix.UDP_GRO, 1, "receive coalesced datagrams"},
-		{unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "count overflows"},
+func receiving(v4 bool) []udpsock.Option {
+	o := []udpsock.Option{
+		udpsock.Opt(unix.IPPROTO_UDP, unix.UDP_GRO, 1, "receive coalesced datagrams"),
+		udpsock.Opt(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "count overflows"),
 	}
 	if v4 {
 		return append(o,
-			opt{unix.IPPROTO_IP, unix.IP_PKTINFO, 1, "learn destination addresses"},
-			opt{unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "learn the type of service"},
-			opt{unix.IPPROTO_IP, unix.IP_RECVTTL, 1, "learn the TTL"},
-			opt{unix.IPPROTO_IP, unix.IP_MULTICAST_ALL, 0, "receive only joined groups"})
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_PKTINFO, 1, "learn destination addresses"),
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "learn the type of service"),
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_RECVTTL, 1, "learn the TTL"),
+			udpsock.Opt(unix.IPPROTO_IP, unix.IP_MULTICAST_ALL, 0, "receive only joined groups"))
 	}
 	return append(o,
 		// soft-RoCE sends IPv6 datagrams without a UDP checksum.
-		opt{unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1, "receive IPv6 datagrams without checksum"},
-		opt{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1, "learn destination addresses"},
-		opt{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1, "learn the traffic class"},
-		opt{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1, "learn the hop limit"},
-		opt{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL, 0, "receive only joined groups"})
-}
-
-// newSocket returns a bound, unconnected, non-blocking UDP socket.
-func newSocket(v4 bool, port uint16, opts ...[]opt) (int, error) {
-	family := unix.AF_INET6
-	var addr unix.Sockaddr = &unix.SockaddrInet6{Port: int(port)}
-	if v4 {
-		family, addr = unix.AF_INET, &unix.SockaddrInet4{Port: int(port)}
-	}
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
-	if err != nil {
-		return -1, fmt.Errorf("socket: %w", err)
-	}
-	for _, list := range opts {
-		for _, o := range list {
-			if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
-				unix.Close(fd)
-				return -1, fmt.Errorf("%s: %w", o.what, err)
-			}
-		}
-	}
-	if err := unix.Bind(fd, addr); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("bind: %w", err)
-	}
-	return fd, nil
-}
-
-// setBuffer makes a socket buffer as large as want, or as large as may be, and
-// returns its size. The kernel doubles and reports what is set.
-func setBuffer(fd, force, option, want int) int {
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, want) != nil {
-		// Without privilege: bounded by net.core.rmem_max, silently.
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, want)
-	}
-	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
-	if err != nil {
-		return 0
-	}
-	return n / 2
-}
-
-// deaf lets a socket that only sends drop whatever arrives, so that nobody
-// can fill its buffer: a filter program that accepts zero bytes.
-func deaf(fd int) error {
-	code := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
-}
-
-// unsupported reports whether a family is absent from this host.
-func unsupported(err error) bool {
-	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EPROTONOSUPPORT)
+		udpsock.Opt(unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX, 1, "receive IPv6 datagrams without checksum"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1, "learn destination addresses"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1, "learn the traffic class"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1, "learn the hop limit"),
+		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL, 0, "receive only joined groups"))
 }
 
 // Join makes the link receive a multicast group on the interface ifindex

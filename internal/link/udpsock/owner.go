@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package roce
+package udpsock
 
 import (
 	"bufio"
@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// portOwner describes who holds a UDP port in this network namespace, as far
+// PortOwner describes who holds a UDP port in this network namespace, as far
 // as proc (usually /proc) tells; "" if nobody is found.
-func portOwner(proc string, port uint16) string {
+func PortOwner(proc string, port uint16) string {
 	inodes := map[string]bool{}
 	for _, f := range []string{"thread-self/net/udp", "thread-self/net/udp6"} {
 		addInodes(inodes, filepath.Join(proc, f), port)
