@@ -407,3 +407,24 @@ func TestNames(t *testing.T) {
 		t.Error("a constant has no name")
 	}
 }
+
+// TestSplitAndJoin checks that Join inverts Split for every opcode that can
+// be cut.
+func TestSplitAndJoin(t *testing.T) {
+	for o := range 256 {
+		op := Opcode(o)
+		i := op.Info()
+		if !i.Send && !i.Write && !i.ReadResp || op.Service() == ServiceUD {
+			continue
+		}
+		for n := uint32(2); n < 5; n++ {
+			r, ok := op.Split(0, n), true
+			for k := uint32(1); k < n && ok; k++ {
+				r, ok = r.Join(op.Split(k, n))
+			}
+			if !ok || r != op {
+				t.Errorf("%v in %d packets joins to %v, %v", op, n, r, ok)
+			}
+		}
+	}
+}

@@ -203,3 +203,34 @@ func (o Opcode) Split(k, n uint32) Opcode {
 	}
 	return m
 }
+
+// Join returns the opcode of a run of opcode o with the packet n behind it, and
+// false where n does not continue it. It is the inverse of Split.
+func (o Opcode) Join(n Opcode) (Opcode, bool) {
+	i, j := o.Info(), n.Info()
+	if i.Last || j.First || o.Service() != n.Service() || i.Send != j.Send || i.Write != j.Write || i.ReadResp != j.ReadResp {
+		return 0, false
+	}
+	if !j.Last {
+		return o, true
+	}
+	if !i.First {
+		return n, true
+	}
+	svc := n.Service()
+	switch n.Op() {
+	case SendLast:
+		return svc | SendOnly, true
+	case SendLastImm:
+		return svc | SendOnlyImm, true
+	case SendLastInv:
+		return svc | SendOnlyInv, true
+	case WriteLast:
+		return svc | WriteOnly, true
+	case WriteLastImm:
+		return svc | WriteOnlyImm, true
+	case ReadRespLast:
+		return ReadRespOnly, true
+	}
+	return 0, false
+}

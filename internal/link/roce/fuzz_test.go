@@ -62,12 +62,12 @@ func FuzzRecv(f *testing.F) {
 		}
 		want := max(1, (len(data)+l.at.segment-1)/max(1, l.at.segment))
 		for done := false; !done; {
-			l.nruns, l.segs = 0, l.segs[:0]
+			l.joiner.Reset()
 			done = l.packets(m.data[:len(data)], &m.path)
-			if !done && l.nruns == 0 {
+			if !done && len(l.joiner.Runs()) == 0 {
 				t.Fatal("no progress")
 			}
-			for i := range l.runs[:l.nruns] {
+			for i := range l.joiner.Runs() {
 				check(t, l, batch, i)
 			}
 		}
@@ -82,7 +82,7 @@ func FuzzRecv(f *testing.F) {
 }
 
 func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
-	r := &l.runs[i]
+	r := &l.joiner.Runs()[i]
 	got := make([]byte, r.Data.Len)
 	if batch.Gather([][]byte{got}, &r.Data, 0) != mem.OK {
 		t.Fatalf("run %d of %d bytes: payload is shorter", i, r.Data.Len)
@@ -96,6 +96,8 @@ func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
 		}
 	}
 }
+
+func wholeMTU(n uint32) bool { return n >= 256 && n <= 4096 && n&(n-1) == 0 }
 
 // FuzzArrival parses arbitrary addresses and control messages.
 func FuzzArrival(f *testing.F) {

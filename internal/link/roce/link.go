@@ -10,7 +10,6 @@ import (
 
 	"weft/internal/ib"
 	"weft/internal/link/udpsock"
-	"weft/internal/mem"
 	"weft/internal/pkt"
 	"weft/internal/wire"
 )
@@ -98,9 +97,7 @@ type Link struct {
 	hint     uint16
 	at       arrival
 	inSeed   wire.Seed
-	runs     []pkt.Run
-	segs     []mem.Seg
-	nruns    int
+	joiner   *pkt.Joiner
 }
 
 type receiver struct {

@@ -32,8 +32,7 @@ func (l *Link) initRecv() {
 		h.SetIovlen(1)
 		h.Name, h.Control = &m.name[0], &m.ctrl[0]
 	}
-	l.runs = make([]pkt.Run, recvRuns)
-	l.segs = make([]mem.Seg, 0, recvRuns)
+	l.joiner = pkt.NewJoiner(recvRuns)
 }
 
 // Recv returns received runs. Consecutive packets of one message come as one
@@ -42,12 +41,12 @@ func (l *Link) initRecv() {
 // says that there may be more to receive at once; without it the caller waits
 // for input. Of a run of one packet MTU is the length of its payload.
 func (l *Link) Recv() (runs []pkt.Run, more bool) {
-	l.nruns, l.segs = 0, l.segs[:0]
+	l.joiner.Reset()
 	// Bounded, lest a flood of what is refused holds the lane.
 	for range 8 {
 		if l.cur == l.got {
-			if l.nruns != 0 {
-				return l.runs[:l.nruns], true // the buffers are in use
+			if runs = l.joiner.Runs(); len(runs) != 0 {
+				return runs, true // the buffers are in use
 			}
 			if !l.read() {
 				return nil, false
@@ -55,11 +54,11 @@ func (l *Link) Recv() (runs []pkt.Run, more bool) {
 		}
 		for l.cur < l.got {
 			if !l.cut() {
-				return l.runs[:l.nruns], true
+				return l.joiner.Runs(), true
 			}
 		}
 	}
-	return l.runs[:l.nruns], true
+	return l.joiner.Runs(), true
 }
 
 // read fills the receive buffers from the socket whose turn it is, or else the
@@ -147,7 +146,7 @@ func (l *Link) cut() bool {
 // packets cuts data from l.off on. A datagram without bytes is one packet too.
 func (l *Link) packets(data []byte, path *ib.Path) bool {
 	for first := true; l.off < len(data) || first && len(data) == 0; first = false {
-		if l.nruns == len(l.runs) || len(l.segs)+2 > cap(l.segs) {
+		if l.joiner.Full() {
 			return false
 		}
 		end := min(l.off+l.at.segment, len(data))
@@ -159,7 +158,7 @@ func (l *Link) packets(data []byte, path *ib.Path) bool {
 
 // packet checks one packet and appends it to the newest run, or as a new one.
 func (l *Link) packet(p []byte, path *ib.Path) {
-	r := &l.runs[l.nruns]
+	r := l.joiner.Slot()
 	payload, why := r.Headers.Parse(p)
 	if why == wire.OK {
 		var ok bool
@@ -176,78 +175,7 @@ func (l *Link) packet(p []byte, path *ib.Path) {
 	l.c.RcvdBytes += uint64(len(p))
 	r.Count, r.MTU, r.Path, r.IPv4, r.Fault = 1, uint32(len(payload)), path, l.at.ipv4, false
 	r.Data = mem.BytesPayload(payload)
-	if l.nruns > 0 && l.join(&l.runs[l.nruns-1], r) {
-		return
+	if l.joiner.Add() {
+		l.c.RcvdRuns++
 	}
-	l.nruns++
-	l.c.RcvdRuns++
-}
-
-// join appends the packet n to the run r if it continues it: same flow and
-// queue pair, next sequence number, next in the message, nothing in the run so
-// far that belongs to a last packet, and full packets so far.
-func (l *Link) join(r, n *pkt.Run) bool {
-	op, ok := joined(r.Opcode, n.Opcode)
-	if !ok || n.PSN != r.PSN.Add(r.Count) || n.DestQPN != r.DestQPN || n.PKey != r.PKey ||
-		r.AckReq || r.SE || n.MigReq != r.MigReq || n.FECN != r.FECN || n.BECN != r.BECN ||
-		!wholeMTU(r.MTU) || n.MTU == 0 || n.MTU > r.MTU || n.MTU < r.MTU && !n.Opcode.Info().Last ||
-		r.Path != n.Path && *r.Path != *n.Path {
-		return false
-	}
-	if r.Data.Segs == nil {
-		l.addSeg(r.Data.Bytes)
-		r.Data.Bytes = nil
-	}
-	l.addSeg(n.Data.Bytes)
-	r.Count++
-	// Invariant: a run's segments are the newest ones, as only the newest run
-	// grows.
-	r.Data.Segs = l.segs[len(l.segs)-int(r.Count):]
-	r.Data.Len += n.Data.Len
-	r.Opcode, r.SE, r.AckReq, r.PadCnt = op, n.SE, n.AckReq, 0
-	switch ext := n.Opcode.Info().Ext; {
-	case ext&ib.ExtImm != 0:
-		r.Imm = n.Imm
-	case ext&ib.ExtIETH != 0:
-		r.InvKey = n.InvKey
-	case ext&ib.ExtAETH != 0:
-		r.Syndrome, r.MSN = n.Syndrome, n.MSN // the newest credits
-	}
-	return true
-}
-
-func (l *Link) addSeg(b []byte) { l.segs = append(l.segs, mem.Seg{Len: uint64(len(b)), Bytes: b}) }
-
-// wholeMTU reports whether n is a path MTU in bytes.
-func wholeMTU(n uint32) bool { return n >= 256 && n <= 4096 && n&(n-1) == 0 }
-
-// joined returns the opcode of a run of opcode r with the packet n behind it;
-// it is the inverse of Opcode.Split.
-func joined(r, n ib.Opcode) (ib.Opcode, bool) {
-	i, j := r.Info(), n.Info()
-	if i.Last || j.First || r.Service() != n.Service() || i.Send != j.Send || i.Write != j.Write || i.ReadResp != j.ReadResp {
-		return 0, false
-	}
-	if !j.Last {
-		return r, true
-	}
-	if !i.First {
-		return n, true
-	}
-	svc := n.Service()
-	switch n.Op() {
-	case ib.SendLast:
-		return svc | ib.SendOnly, true
-	case ib.SendLastImm:
-		return svc | ib.SendOnlyImm, true
-	case ib.SendLastInv:
-		return svc | ib.SendOnlyInv, true
-	case ib.WriteLast:
-		return svc | ib.WriteOnly, true
-	case ib.WriteLastImm:
-		return svc | ib.WriteOnlyImm, true
-	case ib.ReadRespLast:
-		return ib.ReadRespOnly, true
-	}
-	return 0, false
 }

@@ -134,27 +134,6 @@ RC SEND Last psn 16 count 1 len 2048 ack false
 	}
 }
 
-// TestSplitAndJoin checks that joined inverts Split for every opcode that can
-// be cut.
-func TestSplitAndJoin(t *testing.T) {
-	for o := range 256 {
-		op := ib.Opcode(o)
-		i := op.Info()
-		if !i.Send && !i.Write && !i.ReadResp || op.Service() == ib.ServiceUD {
-			continue
-		}
-		for n := uint32(2); n < 5; n++ {
-			r, ok := op.Split(0, n), true
-			for k := uint32(1); k < n && ok; k++ {
-				r, ok = joined(r, op.Split(k, n))
-			}
-			if !ok || r != op {
-				t.Errorf("%v in %d packets joins to %v, %v", op, n, r, ok)
-			}
-		}
-	}
-}
-
 type faultSpace struct{ mem.Space }
 
 func (faultSpace) View(addr, n uint64) []byte          { return nil }
