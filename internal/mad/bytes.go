@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mad
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"weft/internal/ib"
+)
+
+// ErrShort tells that a Parse was given fewer bytes than its structure has.
+// Parsers ignore bytes after the structure, and reserved bits; they never
+// allocate and never keep b.
+var ErrShort = errors.New("mad: too short")
+
+var be = binary.BigEndian
+
+// blank is what extend appends; the longest structure is a whole MAD.
+var blank [Len]byte
+
+// extend appends n zero bytes to b, at most Len, and returns b and the new part:
+// what the caller does not write is zero, whatever was in b's spare capacity.
+func extend(b []byte, n int) (whole, part []byte) {
+	whole = append(b, blank[:n]...)
+	return whole, whole[len(b):]
+}
+
+// flag returns a byte with bit n set if v.
+func flag(v bool, n uint) uint8 {
+	if v {
+		return 1 << n
+	}
+	return 0
+}
+
+// nibbles joins two 4-bit fields; excess bits are dropped.
+func nibbles(high, low uint8) uint8 { return high<<4 | low&0xf }
+
+func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v) }
+
+func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
+
+func getGID(b []byte) ib.GID { return ib.GID(b[:16]) }
