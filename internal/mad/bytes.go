@@ -5,8 +5,6 @@ package mad
 import (
 	"encoding/binary"
 	"errors"
-
-	"weft/internal/ib"
 )
 
 // ErrShort tells that a Parse was given fewer bytes than its structure has.
@@ -40,5 +38,3 @@ func nibbles(high, low uint8) uint8 { return high<<4 | low&0xf }
 func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v) }
 
 func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
-
-func getGID(b []byte) ib.GID { return ib.GID(b[:16]) }
