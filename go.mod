@@ -20,7 +20,10 @@ require (
 	go.uber.org/goleak v1.3.0
 )
 
-require github.com/vishvananda/netlink v1.3.1
+require (
+	github.com/vishvananda/netlink v1.3.1
+	pgregory.net/rapid v1.3.0
+)
 
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect

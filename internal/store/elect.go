@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// ElectionTTL is the time to live of a leader's lease: so long after its
+// process died, and about half a second, another is elected. The sum is
+// bounded by 3 s on a store that answers.
+const ElectionTTL = 2 * time.Second
+
+// retryEvery is how long a candidate waits before it asks a store again that
+// did not answer.
+const retryEvery = 200 * time.Millisecond
+
+// Leader is who leads an election. The zero Leader is nobody.
+type Leader struct {
+	Name    string `json:"name"`    // of the node
+	Address string `json:"address"` // where it is reached
+	Term    Rev    `json:"-"`       // the revision in which its term began
+}
+
+// electionKey is the one key of an election. It stands alone below its tree,
+// so that the tree can be watched.
+func electionKey(election string) string { return electionTree(election) + "/leader" }
+
+func electionTree(election string) string { return "election/" + election }
+
+func leaderOf(e Entry) (Leader, error) {
+	var l Leader
+	if err := json.Unmarshal(e.Value, &l); err != nil {
+		return Leader{}, fmt.Errorf("read the leader in %s: %w", e.Key, err)
+	}
+	l.Term = e.Created
+	return l, nil
+}
+
+// Term is a term of office: from a won election until it is resigned or lost.
+type Term struct {
+	s     Store
+	lease Lease
+	fence Fence
+
+	lost chan struct{}
+	stop context.CancelFunc // of the goroutine that watches the key
+	done sync.WaitGroup
+}
+
+// Campaign stands as a candidate until it is elected or ctx ends, also while
+// the store does not answer. Who is elected first among several waiting is
+// not defined. The caller ends the term with Resign, also a lost one.
+func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term, error) {
+	value, err := json.Marshal(who)
+	if err != nil {
+		return nil, err
+	}
+	if err := CheckKey(electionKey(election)); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop() // ends the watch
+	changes, err := s.Watch(ctx, electionTree(election))
+	if err != nil {
+		return nil, err
+	}
+	c := candidate{s: s, key: electionKey(election), value: value}
+	for {
+		term, err := c.stand(ctx)
+		if term != nil {
+			return term, nil
+		}
+		var again <-chan time.Time
+		switch {
+		case errors.Is(err, ErrUnavailable):
+			again = time.After(retryEvery)
+		case !isConflict(err) && !errors.Is(err, ErrFenced):
+			c.withdraw(ctx)
+			return nil, err
+		}
+		select {
+		case _, ok := <-changes:
+			if !ok {
+				c.withdraw(ctx)
+				return nil, cmp.Or(ctx.Err(), Closed())
+			}
+		case <-again:
+		case <-c.leaseLost():
+			c.lease = nil
+		}
+	}
+}
+
+// candidate is somebody in an election; its lease outlives the attempts.
+type candidate struct {
+	s     Store
+	key   string
+	value []byte
+	lease Lease
+}
+
+func (c *candidate) leaseLost() <-chan struct{} {
+	if c.lease == nil {
+		return nil
+	}
+	return c.lease.Lost()
+}
+
+// withdraw gives the lease back, also when ctx has ended.
+func (c *candidate) withdraw(ctx context.Context) {
+	if c.lease == nil {
+		return
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), ElectionTTL)
+	defer stop()
+	// Without an answer the lease ends by itself.
+	_ = c.lease.Revoke(ctx)
+}
+
+// stand tries once: ErrConflict when somebody else leads.
+func (c *candidate) stand(ctx context.Context) (*Term, error) {
+	if c.lease == nil {
+		l, err := c.s.Lease(ctx, ElectionTTL)
+		if err != nil {
+			return nil, err
+		}
+		c.lease = l
+	}
+	rev, err := c.s.Txn(ctx, Txn{If: []Cond{Absent(c.key)}, Do: []Op{{Key: c.key, Value: c.value, Lease: c.lease.ID()}}})
+	switch {
+	case isConflict(err):
+		// An attempt that got no answer may have been the one that won.
+		e, geterr := c.s.Get(ctx, c.key)
+		if geterr != nil || e.Lease != c.lease.ID() {
+			return nil, err
+		}
+		rev = e.Created
+	case errors.Is(err, ErrFenced):
+		c.lease = nil
+		return nil, err
+	case err != nil:
+		return nil, err
+	}
+	return c.begin(ctx, Fence{Key: c.key, Created: rev}), nil
+}
+
+// begin starts the term of a candidate that has been elected.
+func (c *candidate) begin(ctx context.Context, f Fence) *Term {
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	t := &Term{s: c.s, lease: c.lease, fence: f, lost: make(chan struct{}), stop: stop}
+	t.done.Go(func() {
+		defer close(t.lost)
+		t.watch(ctx)
+	})
+	return t
+}
+
+// watch returns when the term is over: its key is gone or another's, its
+// lease is lost, or ctx has ended.
+func (t *Term) watch(ctx context.Context) {
+	tree := t.fence.Key[:len(t.fence.Key)-len("/leader")]
+	changes, err := t.s.Watch(ctx, tree)
+	if err != nil {
+		return // the store is closed
+	}
+	for {
+		select {
+		case c, ok := <-changes:
+			if !ok || !t.holdsAfter(c) {
+				return
+			}
+		case <-t.lease.Lost():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (t *Term) holdsAfter(c Change) bool {
+	holds := !c.Reset // a Reset without the key says it is gone
+	for _, e := range c.Events {
+		if e.Key == t.fence.Key {
+			holds = !e.Deleted && e.Created == t.fence.Created
+		}
+	}
+	return holds
+}
+
+// Fence returns what makes a transaction fail once the term is over.
+func (t *Term) Fence() Fence { return t.fence }
+
+// Lost is closed when the term is over, as far as this node can know: another
+// may be elected from the same moment on, and writes then fail. A leader must
+// not rely on it alone: what it writes carries Fence.
+func (t *Term) Lost() <-chan struct{} { return t.lost }
+
+// Txn does x if the term still lasts, else ErrFenced.
+func (t *Term) Txn(ctx context.Context, x Txn) (Rev, error) {
+	x.Fence = t.fence
+	return t.s.Txn(ctx, x)
+}
+
+// Resign ends the term, so that another is elected at once. A term that was
+// lost before is resigned without error.
+func (t *Term) Resign(ctx context.Context) error {
+	err := t.lease.Revoke(ctx)
+	t.stop()
+	t.done.Wait()
+	return err
+}
+
+// LeaderOf returns who leads an election now; nobody is ErrNotFound.
+func LeaderOf(ctx context.Context, s Store, election string) (Leader, error) {
+	e, err := s.Get(ctx, electionKey(election))
+	if err != nil {
+		return Leader{}, err
+	}
+	return leaderOf(e)
+}
+
+// Observe tells who leads an election: first who does now, be it nobody, then
+// whenever that changes, until ctx or the store ends, which closes the
+// channel. A slow observer misses leaders in between, never the last. A
+// leader whose entry cannot be read has a Term and no Name.
+func Observe(ctx context.Context, s Store, election string) (<-chan Leader, error) {
+	key := electionKey(election)
+	if err := CheckKey(key); err != nil {
+		return nil, err
+	}
+	changes, err := s.Watch(ctx, electionTree(election))
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan Leader)
+	go observe(ctx, key, changes, out)
+	return out, nil
+}
+
+func observe(ctx context.Context, key string, changes <-chan Change, out chan<- Leader) {
+	defer close(out)
+	var now Leader
+	told, known := Leader{Term: -1}, false
+	for {
+		send := out
+		if !known || now == told {
+			send = nil
+		}
+		select {
+		case c, ok := <-changes:
+			if !ok {
+				return
+			}
+			known = true
+			if c.Reset {
+				now = Leader{}
+			}
+			for _, e := range c.Events {
+				if e.Key != key {
+					continue
+				}
+				now = Leader{}
+				if !e.Deleted {
+					now, _ = leaderOf(e.Entry)
+					now.Term = e.Created
+				}
+			}
+		case send <- now:
+			told = now
+		case <-ctx.Done():
+			return
+		}
+	}
+}
