@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import "weft/internal/ib"
+
+// Bounds of a Batch.
+const (
+	batchBytes = 1 << 20
+	maxTrains  = 256
+	maxPieces  = 4096
+	// What one packet may need besides its own length.
+	packetExtra  = HeaderLen + lengthLen + MaxFragments*(FragmentLen+1)
+	packetPieces = 2*MaxFragments + 1
+
+	maxTrain      = 64    // datagrams of one UDP_SEGMENT call: the kernel's limit
+	maxTrainBytes = 65000 // below 65535 - 20 - 8, the largest datagram
+)
+
+// Lost is why Reserve has no room for a packet.
+type Lost uint8
+
+// Reasons. NotLost is none.
+const (
+	NotLost Lost = iota
+	LostDown
+	LostTooLong // longer than MaxPacket, or the path MTU is below 576
+	LostFull    // what was committed before could not be sent yet
+	NumLost
+)
+
+var lost = [NumLost]string{"ok", "peer_down", "too_long", "full"}
+
+// String returns the name that counters use.
+func (l Lost) String() string {
+	if l < NumLost {
+		return lost[l]
+	}
+	return "unknown"
+}
+
+// Piece is a part of a train in the Batch's buffer.
+type Piece struct{ Off, Len int }
+
+// Train is one or more datagrams to one peer, of equal size but for the last,
+// which may be shorter. Its octets are those of its pieces in order.
+type Train struct {
+	Peer    int
+	Size    int // of each datagram but the last
+	Count   int // datagrams
+	Bytes   int // of all datagrams
+	Packets int // that end in it
+	first   int // its pieces
+	n       int
+}
+
+// Batch lays out the datagrams of one stream. Packets are built where they
+// will be sent from. It belongs to one goroutine.
+type Batch struct {
+	head Header // of the next datagram, but for To and Seq
+	seq  []uint32
+	buf  []byte
+	tail int
+
+	trains []Train
+	pieces []Piece
+	open   struct { // a data datagram that may grow; it ends at tail
+		packets int // 0: none
+		off     int
+		peer    int
+		to      Epoch
+	}
+	room struct { // for the packet that Reserve gave
+		n, peer int // n 0: none
+		r       Remote
+	}
+}
+
+// NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
+// epoch to any of so many peers.
+func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int) *Batch {
+	return &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers),
+		buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
+}
+
+// Reserve returns room for a packet of up to n octets to a peer, undefined in
+// content, or nil and why not. It is good until the next call; what is not
+// committed by then is forgotten.
+func (b *Batch) Reserve(peer int, r Remote, n int) ([]byte, Lost) {
+	b.room.n = 0
+	switch {
+	case r.To == 0:
+		return nil, LostDown
+	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
+		return nil, LostTooLong
+	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces || cap(b.trains)-len(b.trains) < 3:
+		return nil, LostFull
+	}
+	if o := &b.open; o.packets != 0 && (o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
+		b.seal()
+	}
+	b.room.n, b.room.peer, b.room.r = n, peer, r
+	at := b.start()
+	return b.buf[at : at+n : at+n], NotLost
+}
+
+// start returns where the packet at hand begins.
+func (b *Batch) start() int {
+	if b.open.packets != 0 {
+		return b.tail + lengthLen
+	}
+	return b.tail + HeaderLen + lengthLen
+}
+
+// Commit makes the first n octets of what Reserve returned a packet.
+// Preconditions: Reserve returned room, and n is 1 to its length.
+func (b *Batch) Commit(n int) {
+	m := &b.room
+	if n <= 0 || n > m.n {
+		panic("trunk: commit without room")
+	}
+	m.n = 0
+	at := b.start()
+	if b.open.packets == 0 {
+		if HeaderLen+lengthLen+n > m.r.Limit {
+			b.cut(at, n)
+			return
+		}
+		b.open.off, b.open.peer, b.open.to = b.tail, m.peer, m.r.To
+	}
+	b.open.packets++
+	be.PutUint16(b.buf[at-lengthLen:], uint16(n))
+	b.tail = at + n
+}
+
+// seal ends the open datagram.
+func (b *Batch) seal() {
+	o := &b.open
+	if o.packets == 0 {
+		return
+	}
+	b.header(Data, o.peer, o.to, o.off)
+	t := b.datagram(o.peer, b.tail-o.off)
+	b.piece(t, o.off, b.tail-o.off)
+	t.Packets += o.packets
+	o.packets = 0
+}
+
+// cut makes fragments of the packet of n octets at off. Their headers lie
+// behind it.
+func (b *Batch) cut(off, n int) {
+	m := &b.room
+	most := m.r.Limit - FragmentLen
+	p := piece{count: (n + most - 1) / most, length: n}
+	size := p.size()
+	end := off + size*p.count
+	clear(b.buf[off+n : end])
+	for ; p.index < p.count; p.index++ {
+		b.header(Fragment, m.peer, m.r.To, end)
+		p.put(b.buf[end+HeaderLen:])
+		t := b.datagram(m.peer, FragmentLen+size)
+		b.piece(t, end, FragmentLen)
+		b.piece(t, off+p.index*size, size)
+		if p.index == p.count-1 {
+			t.Packets++
+		}
+		end += FragmentLen
+	}
+	b.tail = end
+}
+
+func (b *Batch) header(k Kind, peer int, to Epoch, off int) {
+	h := &b.head
+	b.seq[peer]++
+	h.Kind, h.To, h.Seq = k, to, b.seq[peer]
+	h.Put(b.buf[off:])
+}
+
+// datagram adds one to the newest train, or to a new one.
+func (b *Batch) datagram(peer, size int) *Train {
+	if i := len(b.trains) - 1; i >= 0 {
+		// Invariant: every datagram of a train but the last is Size long.
+		t := &b.trains[i]
+		if t.Peer == peer && t.Bytes == t.Count*t.Size && size <= t.Size && t.Count < maxTrain && t.Bytes+size <= maxTrainBytes {
+			t.Count++
+			t.Bytes += size
+			return t
+		}
+	}
+	b.trains = append(b.trains, Train{Peer: peer, Size: size, Count: 1, Bytes: size, first: len(b.pieces)})
+	return &b.trains[len(b.trains)-1]
+}
+
+// piece adds one to the newest train, or to its newest piece.
+func (b *Batch) piece(t *Train, off, n int) {
+	if t.n > 0 {
+		if p := &b.pieces[len(b.pieces)-1]; p.Off+p.Len == off {
+			p.Len += n
+			return
+		}
+	}
+	b.pieces = append(b.pieces, Piece{off, n})
+	t.n++
+}
+
+// Waiting returns the number of octets committed since Reset, headers
+// included.
+func (b *Batch) Waiting() int { return b.tail }
+
+// Trains ends the open datagram and returns all that was committed since Reset,
+// in order; valid until the next Reserve.
+func (b *Batch) Trains() []Train {
+	b.seal()
+	return b.trains
+}
+
+// Pieces returns the parts of a train in Bytes.
+func (b *Batch) Pieces(t *Train) []Piece { return b.pieces[t.first : t.first+t.n] }
+
+// Bytes returns the buffer that pieces lie in.
+func (b *Batch) Bytes() []byte { return b.buf }
+
+// Reset forgets all that was committed or reserved.
+func (b *Batch) Reset() {
+	b.tail, b.trains, b.pieces = 0, b.trains[:0], b.pieces[:0]
+	b.open.packets, b.room.n = 0, 0
+}

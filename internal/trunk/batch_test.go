@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestRoundTrip sends packets of all kinds of lengths over all kinds of
+// underlays; what arrives must be equal, in order.
+func TestRoundTrip(t *testing.T) {
+	for _, limit := range []int{MinDatagram, 1472, 1452, 8972, MaxDatagram} {
+		for _, slack := range []int{0, 9, 2000} {
+			a, b := pair(t, limit)
+			var want [][]byte
+			for _, n := range []int{1, 2, 30, 30, 1060, 1060, 1060, 1446, 1447, 4178, 4178, 4178, 520, 521, 522, 523, 10240, MaxPacket, MaxPacket - 1, 7} {
+				want = append(want, random(n))
+			}
+			a.send(slack, want...)
+			for _, d := range a.datagrams() {
+				if len(d) > limit {
+					t.Errorf("limit %d: datagram of %d octets", limit, len(d))
+				}
+				b.handle(2*ms, d)
+			}
+			if d := cmp.Diff(want, b.got); d != "" {
+				t.Errorf("limit %d, slack %d: packets differ (-sent +received):\n%.1000s", limit, slack, d)
+			}
+			s := b.core.Status(0)
+			if s.Packets != uint64(len(want)) || s.Lost != 0 || s.Drop != [NumRefusals]uint64{} {
+				t.Errorf("limit %d: counters %+v", limit, s)
+			}
+		}
+	}
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+// windowSize is how far below the newest a sequence number may arrive.
+const windowSize = 1024
+
+// window is the receiver's account of one stream. The zero value has seen
+// nothing.
+type window struct {
+	begun bool
+	top   uint32                  // the highest number so far
+	seen  [windowSize / 64]uint64 // bit n%windowSize: n of (top-windowSize, top] arrived
+}
+
+// verdict is what a sequence number says of its datagram.
+type verdict struct {
+	why       Refusal // OK, Duplicate or TooOld
+	gap       uint32  // numbers skipped just now
+	reordered bool    // one of those skipped earlier
+}
+
+// take accounts for a datagram with number n.
+func (w *window) take(n uint32) (v verdict) {
+	if !w.begun {
+		// What came before the trunk did is not missing.
+		w.begun, w.top = true, n
+		for i := range w.seen {
+			w.seen[i] = ^uint64(0)
+		}
+		return v
+	}
+	d := n - w.top
+	if int32(d) > 0 {
+		w.forget(d)
+		w.top = n
+		w.set(n)
+		v.gap = d - 1
+		return v
+	}
+	switch {
+	case w.top-n >= windowSize:
+		v.why = TooOld
+	case w.has(n):
+		v.why = Duplicate
+	default:
+		w.set(n)
+		v.reordered = true
+	}
+	return v
+}
+
+// forget makes room for the d numbers above top.
+func (w *window) forget(d uint32) {
+	if d >= windowSize {
+		clear(w.seen[:])
+		return
+	}
+	for d > 0 {
+		first := (w.top + 1) % windowSize
+		k := min(d, 64-first%64) // to the end of the word
+		w.seen[first/64] &^= (1<<k - 1) << (first % 64)
+		w.top += k
+		d -= k
+	}
+}
+
+func (w *window) set(n uint32)      { w.seen[n%windowSize/64] |= 1 << (n % 64) }
+func (w *window) has(n uint32) bool { return w.seen[n%windowSize/64]>>(n%64)&1 != 0 }
