@@ -23,7 +23,7 @@ func (m *model) in(p int, key ib.PKey) Refusal {
 	switch {
 	case !ok:
 		return BadPort
-	case c.State != Active && c.State != Armed:
+	case c.State != ib.PortActive && c.State != ib.PortArmed:
 		return IngressState
 	case c.EnforceIn:
 		for _, k := range c.PKeys {
@@ -39,7 +39,7 @@ func (m *model) in(p int, key ib.PKey) Refusal {
 
 func (m *model) out(p int, key ib.PKey) Refusal {
 	c := m.ports[p]
-	if c.State != Active {
+	if c.State != ib.PortActive {
 		return EgressState
 	}
 	if c.EnforceOut {
@@ -132,9 +132,9 @@ func FuzzTable(f *testing.F) {
 		m := &model{n: min(int(n), MaxPorts), ports: map[int]Port{}, lft: map[ib.LID]int{}, member: map[ib.LID]map[int]bool{},
 			g: Globals{PrimaryPort: NoPort, NotPrimaryPort: NoPort}}
 		for p := range m.n + 1 {
-			m.ports[p] = Port{State: Down}
+			m.ports[p] = Port{State: ib.PortDown}
 		}
-		m.ports[0] = Port{State: Active}
+		m.ports[0] = Port{State: ib.PortActive}
 		uni := func() ib.LID { return ib.LID(next()) | ib.LID(next()%3)<<14 }
 		multi := func() ib.LID { return 0xc000 + ib.LID(next()%64) + ib.LID(next()%2)*0x3fc0 }
 		keyOf := func(c byte) ib.PKey { return ib.PKey(c&3) | ib.PKey(c>>7)<<15 }
@@ -151,7 +151,7 @@ func FuzzTable(f *testing.F) {
 			switch op := next(); op % 8 {
 			case 0:
 				p, c := next(), next()
-				port := Port{State: State(c&3) + 1, EnforceIn: c&4 != 0, EnforceOut: c&8 != 0}
+				port := Port{State: ib.PortState(c&3) + 1, EnforceIn: c&4 != 0, EnforceOut: c&8 != 0}
 				for range c >> 6 {
 					port.PKeys = append(port.PKeys, keyOf(next()))
 				}
@@ -195,7 +195,7 @@ func FuzzTable(f *testing.F) {
 				}
 				b.SetGlobals(m.g)
 			case 5:
-				p, s := next(), State(next()%4)+1
+				p, s := next(), ib.PortState(next()%4)+1
 				b.SetState(p, s)
 				if c, ok := m.ports[int(p)]; ok {
 					c.State = s

@@ -28,7 +28,7 @@ func fill(b *lftBlock) {
 
 // Port is what forwarding needs to know of one port.
 type Port struct {
-	State State
+	State ib.PortState
 	// EnforceIn and EnforceOut make the switch compare the partition key of
 	// packets that enter or leave by the port with PKeys. Entries with zero
 	// low bits are empty.
@@ -64,10 +64,10 @@ type Table struct {
 func (t *Table) NumPorts() int { return len(t.ports) - 1 }
 
 // Port returns the settings of port p; the caller must not change PKeys. A
-// port that does not exist is Down.
+// port that does not exist is down.
 func (t *Table) Port(p uint8) Port {
 	if int(p) >= len(t.ports) {
-		return Port{State: Down}
+		return Port{State: ib.PortDown}
 	}
 	return t.ports[p]
 }
@@ -101,7 +101,7 @@ func (t *Table) Management(in uint8, dlid ib.LID) (out uint8, why Refusal) {
 	if !t.up.Has(in) {
 		return NoPort, IngressState
 	}
-	if dlid == PermissiveLID {
+	if dlid == ib.LIDPermissive {
 		return 0, OK
 	}
 	if out, why = t.lookup(in, dlid); why != OK {
@@ -121,11 +121,11 @@ func (t *Table) Multicast(in uint8, mlid ib.LID, key ib.PKey) (out PortSet, why 
 	if why := t.ingress(in, key); why != OK {
 		return PortSet{}, why
 	}
-	if mlid < FirstMLID || mlid == PermissiveLID {
+	if mlid < ib.LIDMulticastFirst || mlid == ib.LIDPermissive {
 		return PortSet{}, BadLID
 	}
 	if t.MulticastTop == 0 || mlid <= t.MulticastTop {
-		m := int(mlid - FirstMLID)
+		m := int(mlid - ib.LIDMulticastFirst)
 		out = t.mft[m/BlockMLIDs][m%BlockMLIDs]
 	} else {
 		p := t.PrimaryPort
@@ -158,7 +158,7 @@ func (t *Table) Multicast(in uint8, mlid ib.LID, key ib.PKey) (out PortSet, why 
 
 // Route returns the egress ports of a data packet of either kind.
 func (t *Table) Route(in uint8, dlid ib.LID, key ib.PKey) (out PortSet, why Refusal) {
-	if dlid >= FirstMLID && dlid != PermissiveLID {
+	if dlid >= ib.LIDMulticastFirst && dlid != ib.LIDPermissive {
 		return t.Multicast(in, dlid, key)
 	}
 	p, why := t.Unicast(in, dlid, key)
@@ -184,7 +184,7 @@ func (t *Table) ingress(in uint8, key ib.PKey) Refusal {
 
 // lookup finds the port that the linear table names.
 func (t *Table) lookup(in uint8, dlid ib.LID) (uint8, Refusal) {
-	if dlid == 0 || dlid >= FirstMLID {
+	if dlid == 0 || dlid >= ib.LIDMulticastFirst {
 		return NoPort, BadLID
 	}
 	if dlid > t.LinearTop {
@@ -237,7 +237,7 @@ func (t *Table) LFT(n int) [BlockLIDs]uint8 {
 
 // Entry returns what the unicast table says of lid.
 func (t *Table) Entry(lid ib.LID) uint8 {
-	if lid >= FirstMLID || t.lft[lid/BlockLIDs] == nil {
+	if lid >= ib.LIDMulticastFirst || t.lft[lid/BlockLIDs] == nil {
 		return NoPort
 	}
 	return t.lft[lid/BlockLIDs][lid%BlockLIDs]
@@ -257,10 +257,10 @@ func (t *Table) MFT(n int, pos uint8) (m [BlockMLIDs]uint16) {
 
 // Members returns the ports that the multicast table names for mlid.
 func (t *Table) Members(mlid ib.LID) PortSet {
-	if mlid < FirstMLID || mlid == PermissiveLID || t.mft[0] == nil {
+	if mlid < ib.LIDMulticastFirst || mlid == ib.LIDPermissive || t.mft[0] == nil {
 		return PortSet{}
 	}
-	m := int(mlid - FirstMLID)
+	m := int(mlid - ib.LIDMulticastFirst)
 	return t.mft[m/BlockMLIDs][m%BlockMLIDs]
 }
 
@@ -275,7 +275,7 @@ type Builder struct {
 }
 
 // NewBuilder returns a switch with ports 0 … numPorts, at most MaxPorts: port
-// 0 ACTIVE, the others Down, tables empty.
+// 0 ACTIVE, the others down, tables empty.
 func NewBuilder(numPorts uint8) *Builder {
 	n := int(min(numPorts, MaxPorts)) + 1
 	b := &Builder{Table: Table{ports: make([]Port, n), Globals: Globals{PrimaryPort: NoPort, NotPrimaryPort: NoPort}}}
@@ -286,9 +286,9 @@ func NewBuilder(numPorts uint8) *Builder {
 		b.mft[i] = &noMLIDs
 	}
 	for i := range b.ports {
-		b.SetPort(uint8(i), Port{State: Down})
+		b.SetPort(uint8(i), Port{State: ib.PortDown})
 	}
-	b.SetPort(0, Port{State: Active})
+	b.SetPort(0, Port{State: ib.PortActive})
 	return b
 }
 
@@ -317,14 +317,14 @@ func (b *Builder) SetPort(p uint8, c Port) {
 			s.Add(p)
 		}
 	}
-	set(&b.send, c.State == Active)
-	set(&b.recv, c.State == Armed || c.State == Active)
-	set(&b.up, c.State >= Init && c.State <= Active)
+	set(&b.send, c.State == ib.PortActive)
+	set(&b.recv, c.State == ib.PortArmed || c.State == ib.PortActive)
+	set(&b.up, c.State >= ib.PortInit && c.State <= ib.PortActive)
 	set(&b.checkOut, c.EnforceOut)
 }
 
 // SetState replaces the state of port p alone.
-func (b *Builder) SetState(p uint8, s State) {
+func (b *Builder) SetState(p uint8, s ib.PortState) {
 	if int(p) < len(b.ports) {
 		c := b.ports[p]
 		c.State = s
@@ -346,7 +346,7 @@ func (b *Builder) SetLFT(n int, entries *[BlockLIDs]uint8) bool {
 // SetEntry replaces the entry of one unicast LID and reports whether lid is
 // one.
 func (b *Builder) SetEntry(lid ib.LID, port uint8) bool {
-	if lid >= FirstMLID {
+	if lid >= ib.LIDMulticastFirst {
 		return false
 	}
 	b.lftBlock(int(lid) / BlockLIDs)[lid%BlockLIDs] = port

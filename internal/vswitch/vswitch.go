@@ -30,34 +30,15 @@ const (
 	BlockMLIDs = 32
 	// LinearCap and MulticastCap are the entries of both tables, as SwitchInfo
 	// states them: every LID has one.
-	LinearCap    = int(FirstMLID)
-	MulticastCap = 0x10000 - int(FirstMLID) - 1
+	LinearCap    = int(ib.LIDMulticastFirst)
+	MulticastCap = 0x10000 - int(ib.LIDMulticastFirst) - 1
 	// Positions is how many 16-port parts a multicast entry has.
 	Positions = 16
-)
-
-// FirstMLID is the first multicast LID, PermissiveLID the one that every port
-// answers to.
-const (
-	FirstMLID     ib.LID = 0xc000
-	PermissiveLID ib.LID = 0xffff
 )
 
 const (
 	lftBlocks = LinearCap / BlockLIDs
 	mftBlocks = (MulticastCap + 1) / BlockMLIDs
-)
-
-// State is the logical state of a port, with the numbers of PortInfo. A port
-// whose link is not up is Down.
-type State uint8
-
-// Port states.
-const (
-	Down   State = 1
-	Init   State = 2
-	Armed  State = 3
-	Active State = 4
 )
 
 // Refusal names the rule that drops a packet. It is an index for the caller's
@@ -146,12 +127,12 @@ func (s *PortSet) SetPart(pos uint8, mask uint16) {
 // fabric has it.
 func LIDOf24(lid uint32) (l ib.LID, ok bool) {
 	switch {
-	case lid < uint32(FirstMLID):
+	case lid < uint32(ib.LIDMulticastFirst):
 		return ib.LID(lid), true
 	case lid >= 0xf00000 && lid < 0xf00000+uint32(MulticastCap):
-		return FirstMLID + ib.LID(lid-0xf00000), true
+		return ib.LIDMulticastFirst + ib.LID(lid-0xf00000), true
 	case lid == 0xffffff:
-		return PermissiveLID, true
+		return ib.LIDPermissive, true
 	}
 	return 0, false
 }
@@ -159,10 +140,10 @@ func LIDOf24(lid uint32) (l ib.LID, ok bool) {
 // LIDTo24 is the inverse of LIDOf24.
 func LIDTo24(l ib.LID) uint32 {
 	switch {
-	case l < FirstMLID:
+	case l < ib.LIDMulticastFirst:
 		return uint32(l)
-	case l == PermissiveLID:
+	case l == ib.LIDPermissive:
 		return 0xffffff
 	}
-	return 0xf00000 + uint32(l-FirstMLID)
+	return 0xf00000 + uint32(l-ib.LIDMulticastFirst)
 }

@@ -11,7 +11,7 @@ import (
 // lab is a switch with 6 ports: 1 … 3 ACTIVE, 4 ARMED, 5 INIT, 6 Down.
 func lab() *Builder {
 	b := NewBuilder(6)
-	for p, s := range map[uint8]State{1: Active, 2: Active, 3: Active, 4: Armed, 5: Init} {
+	for p, s := range map[uint8]ib.PortState{1: ib.PortActive, 2: ib.PortActive, 3: ib.PortActive, 4: ib.PortArmed, 5: ib.PortInit} {
 		b.SetPort(p, Port{State: s})
 	}
 	for lid, p := range map[ib.LID]uint8{1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: NoPort, 200: 1, 0xbfff: 2} {
@@ -70,7 +70,7 @@ func TestUnicast(t *testing.T) {
 	if _, why := b.Unicast(1, 4, full); why != AboveTop {
 		t.Errorf("above the top: %v", why)
 	}
-	b.SetState(0, Init) // an enhanced port 0 that nobody activated
+	b.SetState(0, ib.PortInit) // an enhanced port 0 that nobody activated
 	if _, why := b.Unicast(1, 1, full); why != EgressState {
 		t.Errorf("to an inactive port 0: %v", why)
 	}
@@ -118,9 +118,9 @@ func TestMulticast(t *testing.T) {
 	b := lab()
 	mft := func(mlid ib.LID, s PortSet) {
 		for pos := range uint8(Positions) {
-			m := b.MFT(int(mlid-FirstMLID)/BlockMLIDs, pos)
-			m[int(mlid-FirstMLID)%BlockMLIDs] = s.Part(pos)
-			if !b.SetMFT(int(mlid-FirstMLID)/BlockMLIDs, pos, &m) {
+			m := b.MFT(int(mlid-ib.LIDMulticastFirst)/BlockMLIDs, pos)
+			m[int(mlid-ib.LIDMulticastFirst)%BlockMLIDs] = s.Part(pos)
+			if !b.SetMFT(int(mlid-ib.LIDMulticastFirst)/BlockMLIDs, pos, &m) {
 				t.Fatalf("no entry for %#x", mlid)
 			}
 		}
@@ -155,7 +155,7 @@ func TestMulticast(t *testing.T) {
 		if out, why := b.Multicast(c.in, c.mlid, full); out != c.out || why != c.why {
 			t.Errorf("from port %d to %#x: %v, %v; want %v, %v", c.in, c.mlid, out, why, c.out, c.why)
 		}
-		if out, why := b.Route(c.in, c.mlid, full); c.mlid >= FirstMLID && (out != c.out || why != c.why) {
+		if out, why := b.Route(c.in, c.mlid, full); c.mlid >= ib.LIDMulticastFirst && (out != c.out || why != c.why) {
 			t.Errorf("Route from port %d to %#x: %v, %v", c.in, c.mlid, out, why)
 		}
 	}
@@ -196,10 +196,10 @@ func TestPartitionEnforcement(t *testing.T) {
 	}
 	m := [BlockMLIDs]uint16{0: 0b11110}
 	b.SetMFT(0, 0, &m)
-	b.SetPort(1, Port{State: Active, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{0, limA}})
-	b.SetPort(2, Port{State: Active, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{fullB, fullA}})
-	b.SetPort(3, Port{State: Active, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{limA, 0, 0x8000}})
-	b.SetPort(4, Port{State: Active, PKeys: []ib.PKey{fullB}}) // a trunk: holds keys, compares none
+	b.SetPort(1, Port{State: ib.PortActive, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{0, limA}})
+	b.SetPort(2, Port{State: ib.PortActive, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{fullB, fullA}})
+	b.SetPort(3, Port{State: ib.PortActive, EnforceIn: true, EnforceOut: true, PKeys: []ib.PKey{limA, 0, 0x8000}})
+	b.SetPort(4, Port{State: ib.PortActive, PKeys: []ib.PKey{fullB}}) // a trunk: holds keys, compares none
 	for _, c := range []struct {
 		in, to uint8
 		key    ib.PKey
@@ -238,7 +238,7 @@ func TestPartitionEnforcement(t *testing.T) {
 		{4, 0x8003, PortSet{}, PKeyOut},
 		{3, fullB, PortSet{}, PKeyIn},
 	} {
-		if out, why := b.Multicast(c.in, FirstMLID, c.key); out != c.out || why != c.why {
+		if out, why := b.Multicast(c.in, ib.LIDMulticastFirst, c.key); out != c.out || why != c.why {
 			t.Errorf("from %d with %#04x: %v, %v; want %v, %v", c.in, c.key, out, why, c.out, c.why)
 		}
 	}
@@ -252,13 +252,13 @@ func TestPartitionEnforcement(t *testing.T) {
 func TestSnapshotsDoNotChange(t *testing.T) {
 	b := NewBuilder(40)
 	keys := []ib.PKey{0x8001}
-	b.SetPort(1, Port{State: Active, EnforceIn: true, PKeys: keys})
+	b.SetPort(1, Port{State: ib.PortActive, EnforceIn: true, PKeys: keys})
 	b.SetEntry(5, 1)
 	m := [BlockMLIDs]uint16{3: 2}
 	b.SetMFT(1, 0, &m)
 	old := b.Snapshot()
 	keys[0] = 0x8002 // the caller's slice is the caller's
-	b.SetPort(1, Port{State: Down})
+	b.SetPort(1, Port{State: ib.PortDown})
 	b.SetEntry(5, 2)
 	b.SetLFT(1, &[BlockLIDs]uint8{1})
 	m[3] = 4
@@ -276,7 +276,7 @@ func TestSnapshotsDoNotChange(t *testing.T) {
 	if old.Members(0xc023) != set(1) || now.Members(0xc023) != set(2, 32) {
 		t.Errorf("multicast: %v %v", old.Members(0xc023), now.Members(0xc023))
 	}
-	if p := old.Port(1); p.State != Active || p.PKeys[0] != 0x8001 || now.Port(1).State != Down {
+	if p := old.Port(1); p.State != ib.PortActive || p.PKeys[0] != 0x8001 || now.Port(1).State != ib.PortDown {
 		t.Errorf("port: %+v", p)
 	}
 	if old.LinearTop != 0 || now.LinearTop != 77 {
@@ -310,30 +310,30 @@ func TestBounds(t *testing.T) {
 	if b.SetMFT(0, Positions, &[BlockMLIDs]uint16{1}) || b.MFT(0, Positions) != [BlockMLIDs]uint16{} {
 		t.Error("position 16 exists")
 	}
-	if b.SetEntry(FirstMLID, 1) || b.Entry(FirstMLID) != NoPort || !b.SetEntry(FirstMLID-1, 1) || b.Entry(FirstMLID-1) != 1 {
+	if b.SetEntry(ib.LIDMulticastFirst, 1) || b.Entry(ib.LIDMulticastFirst) != NoPort || !b.SetEntry(ib.LIDMulticastFirst-1, 1) || b.Entry(ib.LIDMulticastFirst-1) != 1 {
 		t.Error("the last unicast LID")
 	}
-	b.SetPort(255, Port{State: Active})
-	b.SetState(255, Active)
-	if b.Port(255).State != Down || b.Port(254).State != Down {
+	b.SetPort(255, Port{State: ib.PortActive})
+	b.SetState(255, ib.PortActive)
+	if b.Port(255).State != ib.PortDown || b.Port(254).State != ib.PortDown {
 		t.Error("port 255")
 	}
 	// Port 254 is in position 15.
-	b.SetState(254, Active)
-	b.SetState(1, Active)
+	b.SetState(254, ib.PortActive)
+	b.SetState(1, ib.PortActive)
 	b.SetMFT(0, 15, &[BlockMLIDs]uint16{0xffff})
-	if out, why := b.Multicast(1, FirstMLID, full); out != set(254) || why != OK {
+	if out, why := b.Multicast(1, ib.LIDMulticastFirst, full); out != set(254) || why != OK {
 		t.Errorf("%v %v", out, why)
 	}
 	var zero Table
 	if _, why := zero.Unicast(0, 1, full); why != BadPort || zero.Entry(1) != NoPort || zero.LFT(0) != noLIDs ||
-		zero.MFT(0, 0) != [BlockMLIDs]uint16{} || zero.Members(FirstMLID) != set() || zero.Port(0).State != Down {
+		zero.MFT(0, 0) != [BlockMLIDs]uint16{} || zero.Members(ib.LIDMulticastFirst) != set() || zero.Port(0).State != ib.PortDown {
 		t.Error("the zero table routes")
 	}
-	if _, why := zero.Multicast(0, FirstMLID, full); why != BadPort {
+	if _, why := zero.Multicast(0, ib.LIDMulticastFirst, full); why != BadPort {
 		t.Error("the zero table routes multicast")
 	}
-	if _, why := zero.Management(0, PermissiveLID); why != BadPort {
+	if _, why := zero.Management(0, ib.LIDPermissive); why != BadPort {
 		t.Error("the zero table routes management")
 	}
 }
@@ -400,7 +400,7 @@ func TestNames(t *testing.T) {
 
 func TestRoutingDoesNotAllocate(t *testing.T) {
 	b := lab()
-	b.SetPort(3, Port{State: Active, EnforceIn: true, EnforceOut: true, PKeys: make([]ib.PKey, 32)})
+	b.SetPort(3, Port{State: ib.PortActive, EnforceIn: true, EnforceOut: true, PKeys: make([]ib.PKey, 32)})
 	m := [BlockMLIDs]uint16{0: 0x7f}
 	b.SetMFT(0, 0, &m)
 	s := b.Snapshot()
@@ -408,7 +408,7 @@ func TestRoutingDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		p, _ := s.Unicast(1, 3, full)
 		q, _ := s.Management(1, 3)
-		set, _ := s.Route(1, FirstMLID, full)
+		set, _ := s.Route(1, ib.LIDMulticastFirst, full)
 		for r, ok := set.Next(); ok; r, ok = set.Next() {
 			sum += int(r)
 		}
