@@ -317,18 +317,23 @@ int get_async(struct end *e, int ms, int *element)
 	return m.id;
 }
 
-/* want_async takes the next event, which must be this one; what may come at
- * any time is passed over unless wanted. */
-void want_async(struct end *e, int type, int element)
+/* comes_async takes the next event, which must be this one; what may come at
+ * any time is passed over unless wanted. Says whether one came within ms. */
+bool comes_async(struct end *e, int type, int element, int ms)
 {
 	int got, el;
 
 	do
-		got = get_async(e, wait_ms, &el);
+		got = get_async(e, ms, &el);
 	while (got != type && (got == IBV_EVENT_COMM_EST || got == IBV_EVENT_PORT_ACTIVE || got == IBV_EVENT_GID_CHANGE));
-	CHECK(got != NONE, "no asynchronous event at %s, want %s", e->name, ibv_event_type_str(type));
-	CHECK(got == type && el == element, "asynchronous event at %s: %s of object %d, want %s of %d", e->name,
+	CHECK(got == NONE || (got == type && el == element), "asynchronous event at %s: %s of object %d, want %s of %d", e->name,
 	      ibv_event_type_str(got), el, ibv_event_type_str(type), element);
+	return got != NONE;
+}
+
+void want_async(struct end *e, int type, int element)
+{
+	CHECK(comes_async(e, type, element, wait_ms), "no asynchronous event at %s, want %s", e->name, ibv_event_type_str(type));
 }
 
 /* ---- connected pairs ---- */

@@ -293,10 +293,29 @@ static void reset(void)
 	}
 }
 
+/*
+ * drained waits for the event that says so. Where soft-RoCE lost it, requests
+ * that do nothing are posted until it comes: they wait behind all others, and
+ * each makes soft-RoCE look again whether all is drained. Says if that was
+ * needed.
+ */
+static bool drained(struct conn *c)
+{
+	int waited = 0, ms = A->rxe ? wait_ms / 4 : wait_ms;
+
+	for (; !comes_async(A, IBV_EVENT_SQ_DRAINED, c->s[0].qp, ms); waited += ms) {
+		CHECK(A->rxe && waited < wait_ms, "no event at %s that the send queue has drained", A->name);
+		struct swr kick = swr(c, IBV_WR_RDMA_WRITE, 0);
+		post(c, 0, &kick);
+	}
+	return waited > 0;
+}
+
 /* SQD: what was posted before drains, what is posted in it waits for RTS. */
 static void sqd(void)
 {
 	struct conn c;
+	int lost = 0;
 
 	connect_pair(&c, &(struct opt){ .room = 1 << 20 });
 	for (int round = 0; round < 3; round++) {
@@ -311,7 +330,7 @@ static void sqd(void)
 		OK(try_post_send(A, c.s[0].qp, w, 8, NULL));
 		struct ibv_qp_attr a = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
 		OK(try_modify(A, c.s[0].qp, &a, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
-		want_async(A, IBV_EVENT_SQ_DRAINED, c.s[0].qp);
+		lost += drained(&c);
 		/* Whatever had not begun may wait; nothing begins now. */
 		struct ibv_wc wc[16];
 		int before = poll_cq(A, c.s[0].scq, wc, 0, 16, 20);
@@ -347,6 +366,8 @@ static void sqd(void)
 		expect(B, c.s[1].rx, 900000, 5000, seed, 900000);
 		verify(B, c.s[1].rx, 0, "memory after the queue has run again");
 	}
+	if (lost) /* all else has been checked */
+		skip("soft-RoCE loses the drained event until something is posted");
 }
 
 const struct test state_tests[] = {

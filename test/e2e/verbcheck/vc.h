@@ -167,6 +167,7 @@ int try_post_send(struct end *e, int qp, struct swr *w, int n, int *bad);
 int try_post_recv(struct end *e, int qp, struct rwr *w, int n, int *bad);
 int try_post_srq(struct end *e, int srq, struct rwr *w, int n, int *bad);
 int get_async(struct end *e, int ms, int *element); /* event type, or NONE */
+bool comes_async(struct end *e, int type, int element, int ms);
 void want_async(struct end *e, int type, int element);
 
 /* A connected pair of queue pairs, one at each end (or both at one). */
@@ -230,6 +231,7 @@ extern int test_line;
 #ifndef VC_LIB
 #define AT(call) (test_line = __LINE__, call)
 #define verify(...) AT(verify(__VA_ARGS__))
+#define comes_async(...) AT(comes_async(__VA_ARGS__))
 #define want_async(...) AT(want_async(__VA_ARGS__))
 #define wait_state(...) AT(wait_state(__VA_ARGS__))
 #define post(...) AT(post(__VA_ARGS__))
