@@ -11,7 +11,7 @@
 // never do I/O, read a clock or start a goroutine.
 //
 // Ownership: a Session and everything in it belongs to one Lane. Only the
-// Adapter's tables are shared, as immutable snapshots.
+// tables of Functions and Adapters are shared, as immutable snapshots.
 package hca
 
 import (
@@ -20,41 +20,6 @@ import (
 
 	"weft/internal/ib"
 )
-
-// GIDEntry is one entry of a port's GID table.
-type GIDEntry struct {
-	GID     ib.GID
-	NetDev  string // interface that holds the address
-	IfIndex int
-	// LocalOnly marks an address that no packet can leave the node with.
-	LocalOnly bool
-}
-
-// Port is what the port of a function looks like; immutable once published.
-type Port struct {
-	State     uint8 // IBA port state: 4 active, 1 down
-	MTU       ib.MTU
-	MaxMTU    ib.MTU
-	GIDs      []GIDEntry // unset entries are zero; an index is stable while its entry exists
-	PKeys     []ib.PKey
-	WireLocal bool // also traffic within the node takes the wire path
-	// MaxRun bounds the payload of a run towards other nodes, MaxLocalRun
-	// within the node.
-	MaxRun, MaxLocalRun uint32
-}
-
-// Lookup returns the index of gid in the table, or -1.
-func (p *Port) Lookup(gid ib.GID) int {
-	for i := range p.GIDs {
-		if p.GIDs[i].GID == gid && !gid.IsZero() {
-			return i
-		}
-	}
-	return -1
-}
-
-// own reports whether traffic with gid never leaves the node.
-func (p *Port) own(gid ib.GID) bool { return !p.WireLocal && p.Lookup(gid) >= 0 }
 
 // Limits are quotas. Each refusal on their account is ENOSPC or, for the size
 // of one object, EINVAL.
@@ -83,16 +48,21 @@ const (
 	maxSessions = 1 << (24 - slotBits)
 )
 
-// Adapter is what the sessions of a node share: the identity of its port and
-// the numbers under which sessions are found.
+// Adapter is one function of the node: the identity of its port, its quotas and
+// the numbers under which its sessions are found.
 type Adapter struct {
+	Name     string
+	NodeGUID ib.GUID
 	Limits   Limits
+	num      uint16
+	all      *Functions
 	port     atomic.Pointer[Port]
 	sessions atomic.Pointer[[maxSessions]*Session]
 	next     int // where the search for a free session number starts
 }
 
-// NewAdapter returns an adapter with the given port and quotas.
+// NewAdapter returns a function with the given port and quotas. It can be used
+// once it has its number (Functions.Add).
 func NewAdapter(p *Port, l Limits) *Adapter {
 	a := &Adapter{Limits: l}
 	a.port.Store(p)
@@ -100,12 +70,21 @@ func NewAdapter(p *Port, l Limits) *Adapter {
 	return a
 }
 
+// Number returns the number of the function within its node.
+func (a *Adapter) Number() uint16 { return a.num }
+
 // Port returns the current port description.
 func (a *Adapter) Port() *Port { return a.port.Load() }
 
-// SetPort publishes a new port description. Sessions are told by the caller
-// through Session.PortChanged, each on its lane.
-func (a *Adapter) SetPort(p *Port) { a.port.Store(p) }
+// SetPort publishes a new port description: lanes follow with their next turn.
+// Sessions are told by the caller through Session.PortChanged, each on its
+// lane; Port.Changes says of what. Calls must not overlap.
+func (a *Adapter) SetPort(p *Port) {
+	a.port.Store(p)
+	if a.all != nil {
+		a.all.generation.Add(1)
+	}
+}
 
 // ErrNoSession is returned when every session number is taken.
 var ErrNoSession = errors.New("no session number free")

@@ -57,15 +57,19 @@ const base = 0x10000
 var testGIDs = []GIDEntry{{}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 1}}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 2}}}
 
 func newNode(t testing.TB) *Lane {
-	a := NewAdapter(&Port{State: 4, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
+	a := NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
 		MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, DefaultLimits)
-	return NewLane(a, 0, noLink{t}, nil)
+	return NewLane(NewFunctions(a), 0, noLink{t}, nil)
 }
 
 func newClient(t testing.TB, l *Lane, size int) *client {
+	return newClientOf(t, l, l.all.At(0), size)
+}
+
+func newClientOf(t testing.TB, l *Lane, a *Adapter, size int) *client {
 	c := &client{t: t, mem: make([]byte, size), room: 1 << 30}
-	c.s = l.NewSession(c, 64, 64, false)
-	c.must(l.a.Attach(c.s))
+	c.s = l.NewSession(a, c, 64, 64, false)
+	c.must(a.Attach(c.s))
 	var err error
 	c.pd, err = c.s.CreatePD()
 	c.must(err)
@@ -99,6 +103,7 @@ func (s *sendQ) Fetch(wr *transport.SendWR) bool {
 	p := &s.wrs[0]
 	wr.ID, wr.Op, wr.Flags, wr.Imm, wr.RemoteVA, wr.RKey = p.ID, p.Op, p.Flags, p.Imm, p.RemoteVA, p.RKey
 	wr.Compare, wr.SwapAdd, wr.InlineData, wr.BadWQE = p.Compare, p.SwapAdd, p.InlineData, p.BadWQE
+	wr.Path, wr.DestQPN, wr.QKey = p.Path, p.DestQPN, p.QKey
 	wr.SGE = append(wr.SGE[:0], p.SGE...)
 	s.wrs = s.wrs[1:]
 	return true
@@ -344,7 +349,7 @@ func TestDestroyMeetsTraffic(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
 	b.s.Close()
-	l.a.Detach(b.s)
+	l.all.At(0).Detach(b.s)
 	now := mono.Time(2)
 	for range 40 {
 		l.Run(now)
@@ -493,7 +498,7 @@ func TestQuotas(t *testing.T) {
 // quota is used up, and gets it back by destroying them.
 func TestMemoryQuota(t *testing.T) {
 	l := newNode(t)
-	l.a.Limits.Memory = 64 << 20
+	l.all.At(0).Limits.Memory = 64 << 20
 	c := newClient(t, l, 4096)
 	cfg := QPConfig{Type: ib.RC, PD: c.pd, SendCQ: c.cq, RecvCQ: c.cq, Cap: transport.Cap{MaxSendWR: 16384, MaxSendSGE: 8}}
 	var made []*QP

@@ -29,6 +29,8 @@ type LaneStats struct {
 	LocalRuns, WireRuns, RcvdRuns, ForeignRuns uint64
 	DropNoQP, DropForeignFull, CQOverrun       uint64
 	DropOwnSource                              uint64 // claimed to come from this node, over the network
+	DropPort                                   uint64 // the port it left or came by was not active, or not the one meant
+	DropNoFunction                             uint64
 	Rounds                                     uint64
 }
 
@@ -38,8 +40,12 @@ type LaneStats struct {
 type Lane struct {
 	ID       int
 	Stats    LaneStats
-	a        *Adapter
+	all      *Functions
+	seen     uint64 // the generation of all that sessions follow
+	ports    []PortCounters
 	link     Link
+	fabric   Link // nil: InfiniBand ports reach this node only
+	manage   func(now mono.Time, r *pkt.Run)
 	batch    *mem.Batch
 	sessions []*Session
 	others   Others
@@ -51,7 +57,7 @@ type Lane struct {
 	waitingCQs     []*CQ // have a backlog
 	failedCQs      []*CQ
 	timers         timerHeap
-	stuck          int // queue pairs that waited for the link in the last round
+	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
 	run            pkt.Run
 	cqe            CQE
 	moved          int // bytes since the last look at rings and sockets
@@ -72,11 +78,25 @@ type Others interface {
 	Quiesce()
 }
 
-// NewLane returns a lane of the adapter. others may be nil where there is one
+// NewLane returns a lane that serves sessions of any of the functions. link
+// takes what RoCE sends to other nodes. others may be nil where there is one
 // lane only.
-func NewLane(a *Adapter, id int, link Link, others Others) *Lane {
-	return &Lane{ID: id, a: a, link: link, others: others, batch: mem.NewBatch(128 << 10)}
+func NewLane(all *Functions, id int, link Link, others Others) *Lane {
+	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10)}
+	l.refresh()
+	return l
 }
+
+// SetFabric gives the lane the link that takes what InfiniBand ports send and
+// what does not go straight to another queue pair of the node. It is called
+// before the lane runs.
+func (l *Lane) SetFabric(f Link) { l.fabric = f }
+
+// SetManagement gives the lane the taker of datagrams for queue pair 1 of one
+// of the node's InfiniBand ports, which r.Path.Function names. The payload must
+// be read before it returns; where that fails it sets r.Fault. It is called
+// before the lane runs.
+func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Run)) { l.manage = take }
 
 // Batch returns the lane's batch of placements.
 func (l *Lane) Batch() *mem.Batch { return l.batch }
@@ -97,22 +117,45 @@ const (
 // Receive takes one inbound run, from a link or from another lane. The run
 // and its payload must stay valid until Run returns.
 func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
+	l.refresh()
 	l.Stats.RcvdRuns++
+	a := l.all.At(r.Path.Function)
+	if a == nil {
+		l.Stats.DropNoFunction++
+		return
+	}
 	// What this node sends itself takes no socket: another program's doing.
-	if !r.Path.Local && l.a.Port().own(r.Path.SGID) {
+	if !r.Path.Local && !r.Path.Native() && a.Port().own(r.Path.SGID) {
 		l.Stats.DropOwnSource++
 		return
 	}
-	s := l.a.Session(r.DestQPN)
-	if s == nil {
+	l.dispatch(now, a, r, nil)
+}
+
+// dispatch hands a run to the queue pair of function a that it is for. from is
+// the sender where that is a queue pair of this lane.
+func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
+	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
+		if p := a.Port(); l.arrive(a, p, p.State == ib.PortActive, r) {
+			l.manage(now, r)
+		}
+		return
+	}
+	s := a.Session(r.DestQPN)
+	switch {
+	case s == nil:
 		l.Stats.DropNoQP++
-		return
+	case s.lane != l:
+		l.forward(s.lane, r, from)
+	case r.Path.Native():
+		if l.arrive(s.a, s.port, s.up, r) {
+			l.handle(now, s, r)
+		}
+	case !s.up:
+		l.Stats.DropPort++
+	default:
+		l.handle(now, s, r)
 	}
-	if s.lane != l {
-		l.forward(s.lane, r, nil)
-		return
-	}
-	l.handle(now, s, r)
 }
 
 func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
@@ -122,13 +165,31 @@ func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
 	}
 }
 
+// The links that a queue pair may wait for.
+const (
+	toLink = iota
+	toFabric
+)
+
+// blocked reports whether a link takes nothing now.
+func (l *Lane) blocked(to int) bool {
+	if to == toFabric {
+		return l.fabric != nil && l.fabric.Blocked()
+	}
+	return l.link.Blocked()
+}
+
 // held reports whether the queue pair must wait before it produces a run: for
 // the link, or for room on the way to the lane of its peer.
 func (l *Lane) held(q *QP) bool {
 	p := q.t.PathOf()
 	if p == nil || !p.Local {
-		if l.link.Blocked() {
-			l.stuck++
+		to := toLink
+		if q.s.port.native() {
+			to = toFabric
+		}
+		if l.blocked(to) {
+			l.stuck[to]++
 			return true
 		}
 		return false
@@ -136,8 +197,24 @@ func (l *Lane) held(q *QP) bool {
 	if l.others == nil {
 		return false
 	}
-	s := l.a.Session(q.t.DestQPN())
+	a := l.all.At(p.Function)
+	if a == nil {
+		return false
+	}
+	s := a.Session(q.t.DestQPN())
 	return s != nil && s.lane != l && !l.others.Room(s.lane)
+}
+
+// refresh lets the sessions follow what has become of functions and ports.
+func (l *Lane) refresh() {
+	g := l.all.generation.Load()
+	if g == l.seen {
+		return
+	}
+	l.seen = g
+	for _, s := range l.sessions {
+		s.follow()
+	}
 }
 
 // quiesce waits until no other lane copies through what was just revoked.
@@ -155,7 +232,16 @@ func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
 		return
 	}
 	q := s.slots[slot]
-	q.t.Handle(now, r, l.batch)
+	if r.Path.Native() {
+		k := q.t.Counters()
+		pkeys, qkeys := k.DropPKey, k.DropQKey
+		q.t.Handle(now, r, l.batch)
+		c := l.counters(s.a.num)
+		c.PKeyViolations += k.DropPKey - pkeys
+		c.QKeyViolations += k.DropQKey - qkeys
+	} else {
+		q.t.Handle(now, r, l.batch)
+	}
 	l.owe(q)
 }
 
@@ -171,16 +257,17 @@ func (l *Lane) owe(q *QP) {
 // reports whether work remains. Rings must have been told (SendPosted) and
 // inbound runs handed over (Receive) before.
 func (l *Lane) Run(now mono.Time) bool {
+	l.refresh()
 	for len(l.timers) > 0 && l.timers[0].timer.Due(now) {
 		q := l.timers[0]
 		l.timers.remove(q)
 		q.schedule()
 	}
 	l.settle(now)
-	l.moved, l.stuck = 0, 0
+	l.moved, l.stuck = 0, [2]int{}
 	for i := 0; len(l.ready) > 0 && i < maxRounds && l.moved < lookBytes; i++ {
 		l.Stats.Rounds++
-		l.stuck = 0
+		l.stuck = [2]int{}
 		l.ready, l.running = l.running[:0], l.ready
 		for i, q := range l.running {
 			if l.moved >= lookBytes {
@@ -198,8 +285,17 @@ func (l *Lane) Run(now mono.Time) bool {
 		l.settle(now)
 	}
 	l.link.Flush(now)
+	if l.fabric != nil {
+		l.fabric.Flush(now)
+	}
 	l.publish(now)
-	return len(l.ready) > l.stuck || len(l.ready) > 0 && !l.link.Blocked()
+	able := len(l.ready)
+	for to, n := range l.stuck {
+		if n > 0 && l.blocked(to) {
+			able -= n
+		}
+	}
+	return able > 0
 }
 
 // turn lets one queue pair produce runs.
@@ -228,23 +324,30 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 
 // transmit hands a run to whoever is at the other end of its path.
 func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
-	if !r.Path.Local {
+	native := r.Path.Native()
+	switch {
+	case native && !l.leave(q.s, r):
+		return
+	case !q.s.up:
+		l.Stats.DropPort++
+		return
+	case !r.Path.Local:
 		l.Stats.WireRuns++
-		if l.link.Send(now, r, l.batch) == mem.SourceFault {
+		link := l.link
+		if native {
+			link = l.fabric
+		}
+		if link.Send(now, r, l.batch) == mem.SourceFault {
 			q.t.SourceFault(now, r)
 		}
 		return
 	}
 	l.Stats.LocalRuns++
-	r.IPv4 = r.Path.DGID.IsIPv4()
-	s := l.a.Session(r.DestQPN)
-	switch {
-	case s == nil:
-		l.Stats.DropNoQP++
-	case s.lane != l:
-		l.forward(s.lane, r, q)
-	default:
-		l.handle(now, s, r)
+	r.IPv4 = !native && r.Path.DGID.IsIPv4()
+	if a := l.all.At(r.Path.Function); a != nil {
+		l.dispatch(now, a, r, q)
+	} else {
+		l.Stats.DropNoFunction++
 	}
 	if r.Fault {
 		q.t.SourceFault(now, r)

@@ -398,6 +398,9 @@ func (q *QP) RecvDone(wr *transport.RecvWR, c *transport.Completion) {
 	}
 	src.touch()
 	if !c.Discard {
+		if c.PathBits != 0 {
+			c.PathBits &= 1<<q.s.port.LMC - 1
+		}
 		q.complete(q.recvCQ, wr.ID, c)
 	}
 	src.free = append(src.free, wr)

@@ -15,13 +15,15 @@ type EventSink interface {
 	Event(e ib.Event, object uint32)
 }
 
-// Session is one client's view of the adapter: all its objects. It belongs to
+// Session is one client's view of a function: all its objects. It belongs to
 // one lane; no method is safe for concurrent use. Methods return syscall.Errno
 // values, which travel to the client as they are.
 type Session struct {
 	a      *Adapter
 	lane   *Lane
 	num    uint16
+	port   *Port // as the lane last saw it: what the packet path goes by
+	up     bool  // it is active
 	events EventSink
 	// strict marks a plain RFC session: its GID table is its own, filled by
 	// ADD_GID with addresses the port holds.
@@ -41,24 +43,30 @@ type Session struct {
 	closed bool
 }
 
-// NewSession returns a session of lane l that is attached to the adapter.
-// maxQP and maxCQ bound its slots, for a door with fewer rings than the quota.
-func (l *Lane) NewSession(events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
-	lim := &l.a.Limits
+// NewSession returns a session of function a on lane l, which the caller
+// attaches to a. maxQP and maxCQ bound its slots, for a door with fewer rings
+// than the quota.
+func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
+	lim := &a.Limits
 	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
-	s := &Session{a: l.a, lane: l, events: events, strict: strict,
+	s := &Session{a: a, lane: l, events: events, strict: strict,
 		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), ahs: newTable[*ah](1, lim.AH),
 		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[ib.Key]*mr),
 		slots: make([]*QP, maxQP)}
 	if strict {
 		s.gids = make([]ib.GID, 256)
 	}
+	s.follow()
 	l.sessions = append(l.sessions, s)
+	l.refresh()
 	return s
 }
 
 // Number returns the session's number within its network identity.
 func (s *Session) Number() uint16 { return s.num }
+
+// Adapter returns the function the session uses.
+func (s *Session) Adapter() *Adapter { return s.a }
 
 // Lane returns the lane that owns the session.
 func (s *Session) Lane() *Lane { return s.lane }
@@ -247,83 +255,6 @@ func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region)
 	return MRResult{h, r.LKey, r.RKey}, nil
 }
 
-// AHAttr is an address vector as a client states it.
-type AHAttr struct {
-	DGID         ib.GID
-	FlowLabel    uint32
-	SGIDIndex    uint8
-	HopLimit     uint8
-	TrafficClass uint8
-	SL           uint8
-	DMAC         [6]byte // kept for queries: the kernel resolves addresses itself
-	Global       bool    // has a GRH; an Ethernet port requires one
-}
-
-// path resolves an address vector against the port's GID table.
-func (s *Session) path(v *AHAttr) (*ib.Path, error) {
-	port := s.a.Port()
-	sgid, err := s.GID(uint32(v.SGIDIndex))
-	if err != nil || !v.Global || v.DGID.IsZero() {
-		return nil, syscall.EINVAL
-	}
-	if sgid.IsIPv4() != v.DGID.IsIPv4() {
-		return nil, syscall.EINVAL // no route from one family to the other
-	}
-	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
-		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun}
-	if port.own(v.DGID) {
-		p.Local, p.MaxRun = true, port.MaxLocalRun
-	}
-	return p, nil
-}
-
-// setSrcPort derives the UDP source port as soft-RoCE does: from the flow
-// label, or from the two queue pair numbers where that is zero.
-func setSrcPort(p *ib.Path, lqpn, rqpn ib.QPN) {
-	fl := p.FlowLabel
-	if fl == 0 {
-		v := uint64(lqpn) * uint64(rqpn)
-		v ^= v >> 20
-		v ^= v >> 40
-		fl = uint32(v & 0xfffff)
-	}
-	p.SrcPort = uint16(fl&0x3fff^fl>>14) | 0xc000
-}
-
-// CreateAH makes an address handle: a snapshot of the attributes and the
-// source GID of this moment.
-func (s *Session) CreateAH(pdn uint32, v *AHAttr) (uint32, error) {
-	p, err := s.pds.get(pdn)
-	if err != nil {
-		return 0, err
-	}
-	path, err := s.path(v)
-	if err != nil {
-		return 0, err
-	}
-	setSrcPort(path, 0, 0)
-	h, err := s.ahs.add(&ah{pd: p, path: path})
-	if err == nil {
-		p.refs++
-	}
-	return h, err
-}
-
-// DestroyAH ends an address handle. Work requests fetched before keep their
-// snapshot.
-func (s *Session) DestroyAH(pdn, h uint32) error {
-	v, err := s.ahs.get(h)
-	if err != nil {
-		return err
-	}
-	if pdn != 0 && v.pd.handle != pdn {
-		return syscall.EINVAL
-	}
-	v.pd.refs--
-	s.ahs.del(h)
-	return nil
-}
-
 // GID returns entry i of the session's GID table.
 func (s *Session) GID(i uint32) (ib.GID, error) {
 	var g ib.GID
@@ -360,5 +291,42 @@ func (s *Session) DelGID(i uint32) error {
 	return nil
 }
 
-// PortChanged tells the client about a new GID table or port state.
-func (s *Session) PortChanged(e ib.Event) { s.events.Event(e, 1) }
+// PortChanged tells the client that its port has changed.
+func (s *Session) PortChanged(e ib.Event) {
+	s.lane.refresh()
+	s.events.Event(e, portNumber)
+}
+
+// portNumber is the number of the only port that a function has.
+const portNumber = 1
+
+// follow takes in the port as it is now: what the packet path goes by, and on
+// an InfiniBand port what queue pairs and address handles took from it.
+func (s *Session) follow() {
+	s.port = s.a.Port()
+	s.up = s.port.State == ib.PortActive
+	if !s.port.native() {
+		return
+	}
+	for _, q := range s.qps.m {
+		if q.t == nil {
+			continue
+		}
+		q.t.SetPort(s.port.MTU, s.port.PKeys)
+		// A connected pair stays with the way it was given: whoever moves a LID
+		// to another port breaks its connections.
+		if p := q.t.PathOf(); p != nil && p.Native() {
+			if slid := s.port.LID | ib.LID(q.ahv.SrcPathBits); slid != p.SLID {
+				n := *p
+				n.SLID = slid
+				q.t.SetPath(&n)
+			}
+		}
+	}
+	for _, h := range s.ahs.m {
+		// Where it fails the old path stays, and the lane refuses its packets.
+		if p, err := s.path(&h.attr); err == nil {
+			h.path = p
+		}
+	}
+}

@@ -88,4 +88,5 @@ type pd struct {
 type ah struct {
 	pd   *pd
 	path *ib.Path
+	attr AHAttr // as it was stated
 }

@@ -397,13 +397,14 @@ func TestNames(t *testing.T) {
 		"ERR": QPState(6), "QPState(7)": QPState(7),
 		"SMI": QPType(0), "GSI": QPType(1), "RC": QPType(2), "UC": QPType(3), "UD": QPType(4), "QPType(9)": QPType(9),
 		"WRITE": WROp(0), "SEND_INV": WROp(9), "WROp(10)": WROp(10),
-		"CQ_ERR": Event(1), "DEVICE_FATAL": Event(13), "Event(0)": Event(0), "Event(14)": Event(14),
+		"CQ_ERR": Event(1), "DEVICE_FATAL": Event(13), "Event(0)": Event(0), "CLIENT_REREGISTER": Event(17), "Event(18)": Event(18),
+		"InfiniBand": LinkLayer(1), "Ethernet": LinkLayer(2), "Unspecified": LinkLayer(0),
 	} {
 		if v.String() != want {
 			t.Errorf("%T prints %q, want %q", v, v, want)
 		}
 	}
-	if len(statusNames) != int(GeneralErr)+1 || len(stateNames) != int(Err)+1 || len(eventNames) != int(EventDeviceFatal)+1 {
+	if len(statusNames) != int(GeneralErr)+1 || len(stateNames) != int(Err)+1 || len(eventNames) != int(EventReregister)+1 {
 		t.Error("a constant has no name")
 	}
 }
@@ -426,5 +427,22 @@ func TestSplitAndJoin(t *testing.T) {
 				t.Errorf("%v in %d packets joins to %v, %v", op, n, r, ok)
 			}
 		}
+	}
+}
+
+// TestOwnedLIDs checks what an LMC adds to a LID.
+func TestOwnedLIDs(t *testing.T) {
+	for _, c := range []struct {
+		base LID
+		lmc  uint8
+		dlid LID
+		want bool
+	}{{5, 0, 5, true}, {5, 0, 4, false}, {8, 2, 11, true}, {8, 2, 12, false}, {0, 0, 0, false}, {0, 7, 3, false}, {0x80, 7, 0xff, true}} {
+		if got := c.base.Owns(c.lmc, c.dlid); got != c.want {
+			t.Errorf("LID %#x with LMC %d and %#x: %v", c.base, c.lmc, c.dlid, got)
+		}
+	}
+	if p := (&Path{DLID: 1}); !p.Native() || (&Path{}).Native() {
+		t.Error("what is native?")
 	}
 }

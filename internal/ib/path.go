@@ -19,7 +19,21 @@ type Path struct {
 	MaxRun uint32
 	// Local marks a path within the node, which neither loses nor reorders.
 	Local bool
+
+	// Global tells that a GRH goes along on an InfiniBand port's path; GIDs,
+	// FlowLabel, TClass and HopLimit mean nothing there without. RoCE paths
+	// always have addresses and leave it unset.
+	Global bool
+	// Function is the function of this node that a local path leads to, or
+	// that a received packet arrived at.
+	Function uint16
+	// DLID and SLID are those of an InfiniBand port's path, zero on RoCE paths.
+	DLID, SLID LID
+	StaticRate Rate // 0: that of the port
 }
+
+// Native reports whether p is a path of an InfiniBand port, by LIDs.
+func (p *Path) Native() bool { return p.DLID != 0 }
 
 // SGE is one entry of a scatter/gather list as a work request states it.
 type SGE struct {

@@ -50,6 +50,10 @@ func (g GUID) String() string {
 // LID is a 16-bit local identifier.
 type LID uint16
 
+// Owns reports whether a port with base LID l and mask count lmc answers to
+// dlid. A port without a LID answers to none.
+func (l LID) Owns(lmc uint8, dlid LID) bool { return l != 0 && (l^dlid)>>lmc == 0 }
+
 // PKey is a partition key; bit 15 is full membership.
 type PKey uint16
 
@@ -197,3 +201,22 @@ const (
 	MWBind       Access = 1 << 4
 	ZeroBased    Access = 1 << 5
 )
+
+// LinkLayer is what a port is plugged into, with verbs numbers.
+type LinkLayer uint8
+
+// Link layers.
+const (
+	LinkInfiniBand LinkLayer = 1
+	LinkEthernet   LinkLayer = 2
+)
+
+func (l LinkLayer) String() string {
+	switch l {
+	case LinkInfiniBand:
+		return "InfiniBand"
+	case LinkEthernet:
+		return "Ethernet"
+	}
+	return "Unspecified"
+}

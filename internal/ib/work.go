@@ -174,10 +174,15 @@ const (
 	EventPortDown       Event = 11
 	EventGIDChange      Event = 12
 	EventDeviceFatal    Event = 13
+	EventLIDChange      Event = 14
+	EventPKeyChange     Event = 15
+	EventSMChange       Event = 16
+	EventReregister     Event = 17
 )
 
 var eventNames = [...]string{"", "CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED",
-	"LAST_WQE_REACHED", "SRQ_ERR", "SRQ_LIMIT", "PORT_ACTIVE", "PORT_DOWN", "GID_CHANGE", "DEVICE_FATAL"}
+	"LAST_WQE_REACHED", "SRQ_ERR", "SRQ_LIMIT", "PORT_ACTIVE", "PORT_DOWN", "GID_CHANGE", "DEVICE_FATAL",
+	"LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "CLIENT_REREGISTER"}
 
 func (e Event) String() string {
 	if int(e) < len(eventNames) && e != 0 {

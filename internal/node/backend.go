@@ -79,8 +79,14 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	return s, err
 }
 
-func portState(s uint8) string {
-	if s == 4 {
+// portState is the name that verbs has for a port state.
+func portState(s ib.PortState) string {
+	switch s {
+	case ib.PortInit:
+		return "INIT"
+	case ib.PortArmed:
+		return "ARMED"
+	case ib.PortActive:
 		return "ACTIVE"
 	}
 	return "DOWN"

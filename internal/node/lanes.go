@@ -151,7 +151,7 @@ func (n *Node) openLanes() error {
 			others = nb
 		}
 		in, out := link.FDs()
-		l, err := newLane(hca.NewLane(n.adapter, i, nl, others), nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
+		l, err := newLane(hca.NewLane(n.all, i, nl, others), nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
 		if err != nil {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)

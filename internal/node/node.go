@@ -41,7 +41,8 @@ type Node struct {
 	dir     *rundir.Dir
 	started time.Time
 	base    time.Time
-	adapter *hca.Adapter
+	adapter *hca.Adapter   // function 0: the host's addresses
+	all     *hca.Functions // every function
 	lanes   []*lane
 	links   []*netLink // by lane
 	server  *vhost.Server
@@ -92,6 +93,7 @@ func (n *Node) open() (err error) {
 		return fmt.Errorf("read the host's addresses: %w", err)
 	}
 	n.adapter = hca.NewAdapter(n.port(n.table), hca.DefaultLimits)
+	n.all = hca.NewFunctions(n.adapter)
 	if err := n.openLanes(); err != nil {
 		n.closeLinks()
 		for _, l := range n.lanes {
@@ -120,7 +122,7 @@ func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
 
 // port describes the port that a table of addresses gives the node.
 func (n *Node) port(t *hostnet.Table) *hca.Port {
-	p := &hca.Port{State: 4, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
+	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
 		MaxRun: roceRun, MaxLocalRun: localRun}
 	for _, e := range t.Entries {
 		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, LocalOnly: e.LocalOnly})

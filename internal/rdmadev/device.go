@@ -91,7 +91,7 @@ type Device struct {
 func New(c Config) *Device {
 	d := &Device{cfg: c, adapter: c.Adapter, guest: c.Guest, log: c.Log,
 		rings: make(map[uint32]*ring), cqs: make(map[uint32]*cqRing)}
-	d.sess = c.Lane.NewSession(d, c.MaxCQ, c.MaxQP, !c.Verbs)
+	d.sess = c.Lane.NewSession(c.Adapter, d, c.MaxCQ, c.MaxQP, !c.Verbs)
 	return d
 }
 

@@ -55,17 +55,15 @@ func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 	}
 	p := d.adapter.Port()
 	phys := uint8(physLinkUp)
-	if p.State != portActive {
+	if p.State != ib.PortActive {
 		phys = physDisabled
 	}
-	put(res, abi.QueryPortExResult{State: p.State, MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: phys,
+	put(res, abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: phys,
 		LinkLayer: linkLayerEthernet, ActiveWidth: width1X, ActiveSpeed: speedEDR, GIDTblLen: gidTableSize,
 		PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage, PortCapFlags: portCapIPBasedGID,
 		Flags: portGRHRequired}.Append(nil))
 	return nil
 }
-
-const portActive = 4
 
 func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
 	if v.Index >= gidTableSize {

@@ -3,6 +3,8 @@
 package transport
 
 import (
+	"slices"
+
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/pkt"
@@ -45,8 +47,9 @@ func (q *QP) emitDatagram(wr *SendWR, r *pkt.Run) {
 // counted, and costs no receive request.
 func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 	p := &q.rsp
+	key := q.keyAccepted(r.PKey)
 	switch {
-	case !q.keyAccepted(r.PKey):
+	case key < 0:
 		q.ctr.DropPKey++
 		return
 	case r.QKey != q.attr.QKey && q.cfg.Type != ib.SMI:
@@ -73,13 +76,7 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 		q.ctr.DropLength++
 		return
 	}
-	head := b.Scratch(wire.GRHLen)
-	const icrc = 4
-	udp := int(in.info.HdrLen) + (r.Data.Len+3)&^3 + icrc
-	ipv4 := r.IPv4 || r.Path.DGID.IsIPv4()
-	wire.PutGRHArea(head, r.Path, ipv4, udp)
-	data := mem.BytesPayload(head)
-	if _, bad := q.scatter(b, &data, 0, wire.GRHLen); bad {
+	if q.putHead(&in, b) {
 		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return
 	}
@@ -91,14 +88,52 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 		return
 	}
 	q.received(&in, ib.WCRecv, uint64(n))
-	st := &p.staged[(p.stageHead+p.nstaged-1)%stageDepth]
-	st.c.Flags |= ib.WCGRH
+	c := &p.staged[(p.stageHead+p.nstaged-1)%stageDepth].c
+	c.SrcQPN, c.PKeyIndex = r.SrcQPN, uint16(key)
+	if r.Path.Native() {
+		c.SL, c.SLID, c.PathBits = r.Path.SL, r.Path.SLID, uint8(r.Path.DLID&maxPathBits)
+		if r.Path.DLID.IsMulticast() {
+			c.PathBits = 0
+		}
+		if r.Path.Global {
+			c.Flags |= ib.WCGRH
+		}
+		return
+	}
+	c.Flags |= ib.WCGRH
 	// RoCE has no service level. Programs find here what the 40 bytes hold,
 	// numbered as Linux numbers network types (UCX drops what says otherwise).
-	st.c.SrcQPN, st.c.SL = r.SrcQPN, slIPv6
-	if ipv4 {
-		st.c.SL = slIPv4
+	c.SL = slIPv6
+	if isIPv4(r) {
+		c.SL = slIPv4
 	}
+}
+
+// maxPathBits is the path bits of the largest LMC.
+const maxPathBits = 1<<7 - 1
+
+func isIPv4(r *pkt.Run) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
+
+// putHead fills the first 40 bytes of the receive request at hand: with the
+// GRH, with what RoCE has in its place, or, where a native packet came without
+// one, not at all. bad says that the request's own list is at fault.
+func (q *QP) putHead(in *inbound, b *mem.Batch) (bad bool) {
+	const icrc = 4
+	behind := int(in.info.HdrLen) + (in.Data.Len+3)&^3 + icrc
+	if in.Path.Native() && !in.Path.Global {
+		return q.skip(wire.GRHLen)
+	}
+	head := b.Scratch(wire.GRHLen)
+	if in.Path.Native() {
+		g := wire.GRH{IPVer: 6, TClass: in.Path.TClass, FlowLabel: in.Path.FlowLabel, PayLen: uint16(behind), NxtHdr: wire.NxtHdrIBA,
+			HopLimit: in.Path.HopLimit, SGID: in.Path.SGID, DGID: in.Path.DGID}
+		g.Put(head)
+	} else {
+		wire.PutGRHArea(head, in.Path, isIPv4(in.Run), behind)
+	}
+	data := mem.BytesPayload(head)
+	_, bad = q.scatter(b, &data, 0, wire.GRHLen)
+	return bad
 }
 
 // Service levels of datagram completions (docs/notes/abi.md, section 5).
@@ -108,20 +143,19 @@ const (
 )
 
 // keyAccepted is the partition check of datagrams: QP1 accepts any key of the
-// port, QP0 every key (IBA volume 1, 10.9.3 and 10.9.4).
-func (q *QP) keyAccepted(k ib.PKey) bool {
+// port, QP0 every key (IBA volume 1, 10.9.3 and 10.9.4). It returns the index
+// of the key that matched, -1 where none did.
+func (q *QP) keyAccepted(k ib.PKey) int {
 	switch q.cfg.Type {
 	case ib.SMI:
-		return true
+		return 0
 	case ib.GSI:
-		for _, own := range q.cfg.PKeys {
-			if own.Match(k) {
-				return true
-			}
-		}
-		return false
+		return slices.IndexFunc(q.cfg.PKeys, k.Match)
 	}
-	return q.pkey().Match(k)
+	if !q.pkey().Match(k) {
+		return -1
+	}
+	return int(q.attr.PKeyIndex)
 }
 
 // failUnreliable completes the receive request at hand with status; the queue

@@ -84,7 +84,13 @@ type Completion struct {
 	SrcQPN    ib.QPN
 	Solicited bool   // the message asked for a solicited event
 	VendorErr uint32 // why, for people: one of the Reason constants
+	// Of a datagram: SL, and from an InfiniBand port where the sender is, which
+	// of the table's keys matched, and the DLID's low bits, of which the port's
+	// LMC says how many count.
 	SL        uint8
+	SLID      ib.LID
+	PathBits  uint8
+	PKeyIndex uint16
 	// Discard marks a request that was dropped without a completion: RESET
 	// or destruction. Only the ring element is to be given back.
 	Discard bool

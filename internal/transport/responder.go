@@ -136,8 +136,7 @@ func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 		q.handleDatagram(r, b)
 		return
 	}
-	if r.Path.SGID != q.attr.Path.DGID || r.Path.DGID != q.attr.Path.SGID {
-		// Inbound, the source is the peer: a path stands as its sender sees it.
+	if !q.fromPeer(r.Path) {
 		q.ctr.DropPath++
 		return
 	}
@@ -157,6 +156,26 @@ func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 		return
 	}
 	q.handleRequest(r, i, b)
+}
+
+// fromPeer reports whether an inbound path is the way from the peer. Inbound,
+// the source is the peer: a path stands as its sender sees it.
+func (q *QP) fromPeer(p *ib.Path) bool {
+	own := q.attr.Path
+	if own.DLID != 0 || p.DLID != 0 {
+		// Local identifiers must match, and a GRH be there and match where the
+		// address vector has one (IBA volume 1, 9.6.1.5 and 9.6.1.2).
+		if p.SLID != own.DLID || p.DLID != own.SLID {
+			return false
+		}
+		if !own.Global {
+			return true
+		}
+		if !p.Global {
+			return false
+		}
+	}
+	return p.SGID == own.DGID && p.DGID == own.SGID
 }
 
 // established raises COMM_EST for the first packet in RTR.
@@ -329,6 +348,28 @@ func (q *QP) scatter(b *mem.Batch, src *mem.Payload, from, n int) (res mem.Resul
 		from, n = from+c, n-c
 	}
 	return mem.OK, false
+}
+
+// skip moves the receive cursor over n bytes without writing them; bad says
+// that the request's own list is at fault.
+func (q *QP) skip(n int) (bad bool) {
+	at := &q.rsp.recvAt
+	for list := q.rsp.recv.SGE; n > 0; {
+		g := &list[at.i]
+		if at.off == g.Len {
+			*at = recvCursor{i: at.i + 1}
+			continue
+		}
+		if at.region == nil {
+			if at.region = q.env.LocalRegion(g.LKey, g.Addr, uint64(g.Len), ib.LocalWrite); at.region == nil {
+				return true
+			}
+		}
+		c := min(n, int(g.Len-at.off))
+		at.off += uint32(c)
+		n -= c
+	}
+	return false
 }
 
 // responseOwner is the queue pair as the owner of received data.

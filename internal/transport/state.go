@@ -46,7 +46,7 @@ func Memory(c *Cap) int64 {
 }
 
 // New returns a queue pair in state RESET. cfg is copied; its key table is
-// shared and must not change under the queue pair's feet without Modify.
+// shared and must not change: SetPort brings another one.
 // Allocation of everything the queue pair ever needs happens here.
 func New(cfg *Config, env Env) *QP {
 	q := &QP{cfg: *cfg, env: env, svc: ib.ServiceOf(cfg.Type)}
@@ -77,6 +77,21 @@ func New(cfg *Config, env Env) *QP {
 	q.reset()
 	return q
 }
+
+// SetPort tells the queue pair that its port has another MTU or another table
+// of partition keys. A path MTU that was agreed on stays; datagrams follow.
+func (q *QP) SetPort(mtu ib.MTU, keys []ib.PKey) {
+	q.cfg.PortMTU, q.cfg.PKeys = mtu, keys
+	if q.datagram() {
+		q.mtu = uint32(mtu.Bytes())
+	}
+}
+
+// SetPath replaces the path of a connected queue pair by one that leads to the
+// same place and differs in what the sending port's LID gives it. Runs that are
+// under way keep the old one.
+// Preconditions: there is a path, and p.Local is as it was.
+func (q *QP) SetPath(p *ib.Path) { q.attr.Path = p }
 
 // State returns the current state.
 func (q *QP) State() ib.QPState { return q.attr.State }

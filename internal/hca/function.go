@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"weft/internal/ib"
+)
+
+// maxFunctions bounds the functions a node makes in its life.
+const maxFunctions = 1 << 10
+
+// Functions is the node's table of functions by number. Readers see immutable
+// snapshots and may be anywhere; the node serialises Add, Remove and SetPort.
+type Functions struct {
+	table      atomic.Pointer[[]*Adapter]
+	generation atomic.Uint64 // rises with every change of the table or of a port
+}
+
+// NewFunctions returns a table of the given functions, numbered from 0.
+func NewFunctions(list ...*Adapter) *Functions {
+	f := &Functions{}
+	f.table.Store(new([]*Adapter))
+	for _, a := range list {
+		if err := f.Add(a); err != nil {
+			panic(err) // more than maxFunctions: a bug of the caller
+		}
+	}
+	return f
+}
+
+// ErrNoFunction is returned when every function number was used.
+var ErrNoFunction = errors.New("no function number is left")
+
+// ErrInUse is returned for a function that still has sessions.
+var ErrInUse = errors.New("the function has sessions")
+
+// Add gives a the next number. Numbers are not used again.
+func (f *Functions) Add(a *Adapter) error {
+	old := *f.table.Load()
+	if len(old) == maxFunctions {
+		return ErrNoFunction
+	}
+	t := append(make([]*Adapter, 0, len(old)+1), old...)
+	a.num, a.all = uint16(len(old)), f
+	t = append(t, a)
+	f.table.Store(&t)
+	f.generation.Add(1)
+	return nil
+}
+
+// Remove takes a out: packets for it find nobody. It is ErrInUse while a
+// session is attached.
+func (f *Functions) Remove(a *Adapter) error {
+	for _, s := range a.sessions.Load() {
+		if s != nil {
+			return ErrInUse
+		}
+	}
+	t := append([]*Adapter(nil), *f.table.Load()...)
+	t[a.num] = nil
+	f.table.Store(&t)
+	f.generation.Add(1)
+	return nil
+}
+
+// At returns function n, or nil.
+func (f *Functions) At(n uint16) *Adapter {
+	if t := *f.table.Load(); int(n) < len(t) {
+		return t[n]
+	}
+	return nil
+}
+
+// All returns the table: functions by number, nil where one was removed. It
+// must not be changed.
+func (f *Functions) All() []*Adapter { return *f.table.Load() }
+
+// Owner returns the function whose InfiniBand port answers to a unicast LID,
+// or nil. Where several claim it, it is the first.
+func (f *Functions) Owner(lid ib.LID) *Adapter {
+	for _, a := range f.All() {
+		if a == nil {
+			continue
+		}
+		if p := a.Port(); p.native() && p.LID.Owns(p.LMC, lid) {
+			return a
+		}
+	}
+	return nil
+}
