@@ -2,7 +2,10 @@
 
 package trunk
 
-import "weft/internal/ib"
+import (
+	"weft/internal/ib"
+	"weft/internal/mono"
+)
 
 // Bounds of a Batch.
 const (
@@ -54,11 +57,29 @@ type Train struct {
 	n       int
 }
 
+// Injector decides on packets that are about to go, for tests: link/fault has
+// one. It belongs to the Batch's goroutine.
+type Injector interface {
+	// Pass decides on packet p to a peer, which it may change in place, and
+	// returns how many copies of it go now. Of one that is to go later it has
+	// taken a copy.
+	Pass(now mono.Time, peer int, p []byte) (copies int)
+	// Release calls send with each packet whose time has come.
+	Release(now mono.Time, send func(peer int, p []byte))
+	// Deadline is when Release has something next, 0: never.
+	Deadline() mono.Time
+}
+
 // Batch lays out the datagrams of one stream. Packets are built where they
 // will be sent from. It belongs to one goroutine.
 type Batch struct {
-	head Header // of the next datagram, but for To and Seq
-	seq  []uint32
+	head   Header // of the next datagram, but for To and Seq
+	seq    []uint32
+	lost   [][NumLost]uint64
+	remote func(peer int) Remote
+	inject Injector
+	send   func(peer int, p []byte)
+
 	buf  []byte
 	tail int
 
@@ -77,31 +98,46 @@ type Batch struct {
 }
 
 // NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
-// epoch to any of so many peers.
-func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int) *Batch {
-	return &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers),
-		buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
+// epoch to any of so many peers. remote is asked at each Reserve.
+func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int, remote func(peer int) Remote) *Batch {
+	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers), lost: make([][NumLost]uint64, peers),
+		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
+	b.send = b.copyOut
+	return b
 }
 
+// Inject makes i decide on every packet; nil ends it. What the Injector before
+// holds is lost.
+func (b *Batch) Inject(i Injector) { b.inject = i }
+
+// Lost returns how many packets to a peer Reserve refused, by reason.
+func (b *Batch) Lost(peer int) [NumLost]uint64 { return b.lost[peer] }
+
 // Reserve returns room for a packet of up to n octets to a peer, undefined in
-// content, or nil and why not. It is good until the next call; what is not
+// content; nil is a counted loss. It is good until the next call; what is not
 // committed by then is forgotten.
-func (b *Batch) Reserve(peer int, r Remote, n int) ([]byte, Lost) {
+func (b *Batch) Reserve(peer, n int) []byte {
 	b.room.n = 0
+	r := b.remote(peer)
+	why := NotLost
 	switch {
 	case r.To == 0:
-		return nil, LostDown
+		why = LostDown
 	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
-		return nil, LostTooLong
+		why = LostTooLong
 	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces || cap(b.trains)-len(b.trains) < 3:
-		return nil, LostFull
+		why = LostFull
+	}
+	if why != NotLost {
+		b.lost[peer][why]++
+		return nil
 	}
 	if o := &b.open; o.packets != 0 && (o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
 		b.seal()
 	}
 	b.room.n, b.room.peer, b.room.r = n, peer, r
 	at := b.start()
-	return b.buf[at : at+n : at+n], NotLost
+	return b.buf[at : at+n : at+n]
 }
 
 // start returns where the packet at hand begins.
@@ -112,13 +148,54 @@ func (b *Batch) start() int {
 	return b.tail + HeaderLen + lengthLen
 }
 
-// Commit makes the first n octets of what Reserve returned a packet.
-// Preconditions: Reserve returned room, and n is 1 to its length.
-func (b *Batch) Commit(n int) {
-	m := &b.room
-	if n <= 0 || n > m.n {
+// Commit makes the first n octets of what Reserve returned a packet, and asks
+// the Injector. Preconditions: Reserve returned room, and n is 1 to its length.
+func (b *Batch) Commit(now mono.Time, n int) {
+	if n <= 0 || n > b.room.n {
 		panic("trunk: commit without room")
 	}
+	if b.inject == nil {
+		b.commit(n)
+		return
+	}
+	peer, at := b.room.peer, b.start()
+	p := b.buf[at : at+n : at+n]
+	switch copies := b.inject.Pass(now, peer, p); {
+	case copies == 0:
+		b.room.n = 0
+	default:
+		b.commit(n)
+		for range copies - 1 {
+			b.copyOut(peer, p)
+		}
+	}
+	b.Release(now)
+}
+
+// Release sends what the Injector held until now.
+func (b *Batch) Release(now mono.Time) {
+	if b.inject != nil {
+		b.inject.Release(now, b.send)
+	}
+}
+
+// Deadline returns when Release must be called next; 0: never.
+func (b *Batch) Deadline() mono.Time {
+	if b.inject == nil {
+		return 0
+	}
+	return b.inject.Deadline()
+}
+
+func (b *Batch) copyOut(peer int, p []byte) {
+	if r := b.Reserve(peer, len(p)); r != nil {
+		copy(r, p)
+		b.commit(len(p))
+	}
+}
+
+func (b *Batch) commit(n int) {
+	m := &b.room
 	m.n = 0
 	at := b.start()
 	if b.open.packets == 0 {

@@ -3,9 +3,9 @@
 package trunk
 
 import (
+	"bytes"
+	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // TestRoundTrip sends packets of all kinds of lengths over all kinds of
@@ -25,8 +25,8 @@ func TestRoundTrip(t *testing.T) {
 				}
 				b.handle(2*ms, d)
 			}
-			if d := cmp.Diff(want, b.got); d != "" {
-				t.Errorf("limit %d, slack %d: packets differ (-sent +received):\n%.1000s", limit, slack, d)
+			if !slices.EqualFunc(want, b.got, bytes.Equal) {
+				t.Errorf("limit %d, slack %d: %d packets sent, %d received, or they differ", limit, slack, len(want), len(b.got))
 			}
 			s := b.core.Status(0)
 			if s.Packets != uint64(len(want)) || s.Lost != 0 || s.Drop != [NumRefusals]uint64{} {

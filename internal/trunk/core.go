@@ -50,6 +50,8 @@ type Event struct {
 	Peer int
 	Up   bool
 	Node ib.GUID // of the peer
+	// Epoch is the peer's, for a Remote; 0 if down.
+	Epoch Epoch
 	// Restarted: the peer has another epoch than before. If it was up, a down
 	// and an up event follow each other.
 	Restarted bool
@@ -155,9 +157,6 @@ func (c *Core) Status(peer int) Status {
 	s.GaveUp = p.parts.gaveUp
 	return s
 }
-
-// Epoch returns the epoch of a peer that is up, else 0.
-func (c *Core) Epoch(peer int) Epoch { return c.peers[peer].status.Epoch }
 
 // Handle takes a datagram that came from the address of a peer and delivers
 // its packets, each valid until deliver returns; deliver may use a Batch, not the
@@ -278,7 +277,7 @@ func (c *Core) alive(now mono.Time, i int, h *Header) {
 	s.Ups++
 	p.hello = true // it may wait for this to send
 	c.turn = 0
-	c.cfg.Event(Event{Peer: i, Up: true, Node: h.Node, Restarted: restarted})
+	c.cfg.Event(Event{Peer: i, Up: true, Node: h.Node, Epoch: h.From, Restarted: restarted})
 }
 
 func (c *Core) down(now mono.Time, i int, restarted bool) {

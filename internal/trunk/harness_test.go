@@ -27,7 +27,8 @@ type end struct {
 
 func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
 	t.Helper()
-	e := &end{t: t, limit: limit, batch: NewBatch(node, epoch, 3, 1)}
+	e := &end{t: t, limit: limit}
+	e.batch = NewBatch(node, epoch, 3, 1, func(int) Remote { return Remote{To: e.core.Status(0).Epoch, Limit: e.limit} })
 	core, err := New(Config{Node: node, Epoch: epoch, Peers: []ib.GUID{0}, Event: func(ev Event) {
 		e.events = append(e.events, fmt.Sprintf("up=%v node=%x restarted=%v", ev.Up, uint64(ev.Node), ev.Restarted))
 	}})
@@ -54,18 +55,16 @@ func (e *end) control(now mono.Time) (out [][]byte) {
 	}
 }
 
-func (e *end) remote() Remote { return Remote{To: e.core.Epoch(0), Limit: e.limit} }
-
 // send commits packets, each reserved with slack octets too many.
 func (e *end) send(slack int, packets ...[]byte) {
 	e.t.Helper()
 	for _, p := range packets {
-		b, why := e.batch.Reserve(0, e.remote(), min(len(p)+slack, MaxPacket))
-		if why != NotLost {
-			e.t.Fatalf("no room for %d octets: %v", len(p), why)
+		b := e.batch.Reserve(0, min(len(p)+slack, MaxPacket))
+		if b == nil {
+			e.t.Fatalf("no room for %d octets: %v", len(p), e.batch.Lost(0))
 		}
 		copy(b, p)
-		e.batch.Commit(len(p))
+		e.batch.Commit(ms, len(p))
 	}
 }
 

@@ -5,7 +5,8 @@
 //
 // What comes in: runs of packets from a lane, rules, the time; what goes out:
 // the same runs, or the packets of them that a rule spares, to a Link. A lane
-// owns a Stage and calls it like the link it wraps. Decisions depend on a
+// owns a Stage and calls it like the link it wraps; Packets is the same for
+// packets in their bytes, on trunks. Decisions depend on a
 // rule's seed and the sequence of packets that match it, on nothing else, so a
 // failure can be repeated. The package never reads a clock, and without a
 // matching rule it does not look at a packet.
@@ -118,11 +119,14 @@ type active struct {
 	rng *rand.Rand
 }
 
+// rules are the rules of a stage, in the order they were added.
+type rules []*active
+
 // Stage applies rules to what is sent through it. It belongs to one lane.
 type Stage struct {
+	rules
 	link  Link
-	rules []*active
-	held  heldHeap
+	held  waitHeap[*held]
 	count int // packets held or free
 	free  []*held
 	seq   uint64 // of held packets, for a stable order
@@ -139,24 +143,24 @@ type Stage struct {
 func New(l Link) *Stage { return &Stage{link: l, next: math.MaxUint64, batch: mem.NewBatch(4096)} }
 
 // Add adds a rule, which must be valid, or replaces the one with its ID.
-func (s *Stage) Add(r Rule) {
+func (s *rules) Add(r Rule) {
 	s.Remove(r.ID)
 	r.Sources = slices.Clone(r.Sources)
-	s.rules = append(s.rules, &active{Status{Rule: r}, rand.New(rand.NewPCG(r.Seed, 0x77656674))})
+	*s = append(*s, &active{Status{Rule: r}, rand.New(rand.NewPCG(r.Seed, 0x77656674))})
 }
 
 // Remove removes a rule and reports whether it was there. Packets that are
 // held stay so until their time.
-func (s *Stage) Remove(id int) bool {
-	n := len(s.rules)
-	s.rules = slices.DeleteFunc(s.rules, func(a *active) bool { return a.ID == id })
-	return len(s.rules) != n
+func (s *rules) Remove(id int) bool {
+	n := len(*s)
+	*s = slices.DeleteFunc(*s, func(a *active) bool { return a.ID == id })
+	return len(*s) != n
 }
 
 // Rules lists the rules with their counters, in the order they were added.
-func (s *Stage) Rules() []Status {
-	out := make([]Status, len(s.rules))
-	for i, a := range s.rules {
+func (s rules) Rules() []Status {
+	out := make([]Status, len(s))
+	for i, a := range s {
 		out[i] = a.Status
 	}
 	return out
@@ -176,10 +180,15 @@ type verdict struct {
 
 func (v *verdict) clean() bool { return !v.drop && !v.twice && !v.corrupt && v.hold == 0 }
 
+// match reports whether there is a rule for packets on path p.
+func (s rules) match(p *ib.Path) bool {
+	return slices.ContainsFunc(s, func(a *active) bool { return a.matches(p) })
+}
+
 // decide draws the fate of the next packet on path p. Each rule draws the same
 // number of values for each packet, so that its decisions do not shift.
-func (s *Stage) decide(p *ib.Path) (v verdict) {
-	for _, a := range s.rules {
+func (s rules) decide(p *ib.Path) (v verdict) {
+	for _, a := range s {
 		if !a.matches(p) {
 			continue
 		}
@@ -219,7 +228,7 @@ func (a *active) chance(percent float64) bool { return a.rng.Float64()*100 < per
 // may be, and deals with the others. SourceFault is told of any packet whose
 // payload could not be read; those before it were sent.
 func (s *Stage) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
-	if !slices.ContainsFunc(s.rules, func(a *active) bool { return a.matches(r.Path) }) {
+	if !s.match(r.Path) {
 		res := s.link.Send(now, r, b)
 		s.passed(now, uint64(r.Count))
 		return res

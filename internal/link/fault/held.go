@@ -14,12 +14,10 @@ import (
 
 // held is a packet that waits: a run of one packet with its own copies.
 type held struct {
+	wait
 	run     pkt.Run
 	path    ib.Path
 	data    [4096]byte
-	due     mono.Time
-	seq     uint64
-	pass    uint64 // goes when Stage.sent has reached this; 0: no matter
 	corrupt bool
 	bit     uint32
 }
@@ -99,23 +97,34 @@ func (s *Stage) passed(now mono.Time, n uint64) {
 	}
 }
 
-// heldHeap orders packets by the time they go.
-type heldHeap []*held
-
-func (h heldHeap) Len() int { return len(h) }
-func (h heldHeap) Less(i, j int) bool {
-	return h[i].due < h[j].due || h[i].due == h[j].due && h[i].seq < h[j].seq
+// wait is how long something is held.
+type wait struct {
+	due  mono.Time
+	seq  uint64 // for a stable order
+	pass uint64 // goes when so many others were sent; 0: no matter
 }
-func (h heldHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+
+func (w *wait) waits() *wait { return w }
+
+// waitHeap orders what is held by the time it goes.
+type waitHeap[T interface{ waits() *wait }] []T
+
+func (h waitHeap[T]) Len() int { return len(h) }
+func (h waitHeap[T]) Less(i, j int) bool {
+	a, b := h[i].waits(), h[j].waits()
+	return a.due < b.due || a.due == b.due && a.seq < b.seq
+}
+func (h waitHeap[T]) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 
 // Push implements heap.Interface.
-func (h *heldHeap) Push(x any) { *h = append(*h, x.(*held)) }
+func (h *waitHeap[T]) Push(x any) { *h = append(*h, x.(T)) }
 
 // Pop implements heap.Interface.
-func (h *heldHeap) Pop() any {
+func (h *waitHeap[T]) Pop() any {
 	old := *h
 	p := old[len(old)-1]
-	old[len(old)-1] = nil
+	var none T
+	old[len(old)-1] = none
 	*h = old[:len(old)-1]
 	return p
 }

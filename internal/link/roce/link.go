@@ -59,11 +59,7 @@ type Config struct {
 }
 
 // Degraded is a state in which a Link works, but less well than it could.
-type Degraded struct {
-	Name   string // stable, for programs
-	Detail string // what it means, for people
-	Fix    string
-}
+type Degraded = udpsock.Degraded
 
 // Link is a RoCEv2 endpoint on the host's own addresses. See the package
 // comment for who may call it.
@@ -152,7 +148,7 @@ func Open(cfg Config) (*Link, error) {
 func family(f int) string { return [2]string{"ipv4", "ipv6"}[f] }
 
 func (l *Link) degrade(name, detail, fix string) {
-	l.degraded = append(l.degraded, Degraded{name, detail, fix})
+	l.degraded = append(l.degraded, Degraded{Name: name, Detail: detail, Fix: fix})
 }
 
 func openError(port uint16, err error) error {
@@ -264,12 +260,12 @@ func (l *Link) Counters() Counters { return l.c }
 func (l *Link) Degraded() []Degraded {
 	d := append([]Degraded(nil), l.degraded...)
 	if l.noGSO {
-		d = append(d, Degraded{"no_gso", "the kernel refused to cut datagrams (no checksum offload on an interface): every packet is sent by itself",
-			"ethtool -K DEV tx on, or a kernel of 6.11 or later"})
+		d = append(d, Degraded{Name: "no_gso", Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every packet is sent by itself",
+			Fix: "ethtool -K DEV tx on, or a kernel of 6.11 or later"})
 	}
 	if l.tooBig.n > 0 {
-		d = append(d, Degraded{"path_mtu", fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
-			"raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
+		d = append(d, Degraded{Name: "path_mtu", Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
+			Fix: "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
 	}
 	return d
 }

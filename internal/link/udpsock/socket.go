@@ -78,3 +78,10 @@ func Deafen(fd int) error {
 func Unsupported(err error) bool {
 	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EPROTONOSUPPORT)
 }
+
+// Degraded is a state in which a link works, but less well than it could.
+type Degraded struct {
+	Name   string // stable, for programs
+	Detail string // what it means, for people
+	Fix    string
+}

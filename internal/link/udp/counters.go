@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udp
+
+import (
+	"golang.org/x/sys/unix"
+
+	"weft/internal/trunk"
+)
+
+// Counters count what a Link received that belongs to no peer, and its hellos.
+// trunk.Counters has the rest.
+type Counters struct {
+	RcvdCalls    uint64 // recvmmsg calls that received something
+	RcvdMessages uint64
+	RcvdGRO      uint64 // of these, trains that the kernel joined
+	RcvErrors    uint64 // failed receive calls
+	// RcvBufOverflow are datagrams the kernel dropped because the receive
+	// buffer was full.
+	RcvBufOverflow uint64
+	DropUnknown    uint64 // datagrams from an address that is no peer's
+	DropTruncated  uint64 // messages that did not fit their buffer
+	SentHellos     uint64 // and replies
+	LostHellos     uint64 // the socket did not take them
+}
+
+// SendCounters count what a Sender sent to one peer.
+type SendCounters struct {
+	Packets, Datagrams uint64
+	Bytes              uint64 // of UDP payload
+	Messages           uint64 // datagrams or trains of datagrams handed to the kernel
+	GSO                uint64 // of these, trains that the kernel cut
+	Blocked            uint64 // the socket was full; nothing was lost
+	// Lost are packets that Reserve had no room for, by trunk.Lost.
+	Lost [trunk.NumLost]uint64
+	// Datagrams that the kernel refused; the reliable service recovers.
+	DropTooBig   uint64 // EMSGSIZE: larger than the path's MTU, which has just shrunk
+	DropNoRoute  uint64 // ENETUNREACH, EHOSTUNREACH, ENETDOWN, ENODEV
+	DropDenied   uint64 // EPERM, EACCES: a firewall
+	DropSource   uint64 // EINVAL, EADDRNOTAVAIL: the source address is not this host's
+	DropNoMemory uint64 // ENOBUFS, ENOMEM
+	DropError    uint64 // any other error
+}
+
+// lost counts n datagrams that a send call refused.
+func (c *SendCounters) lost(e unix.Errno, n uint64) {
+	switch e {
+	case unix.EMSGSIZE:
+		c.DropTooBig += n
+	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.ENODEV:
+		c.DropNoRoute += n
+	case unix.EPERM, unix.EACCES:
+		c.DropDenied += n
+	case unix.EINVAL, unix.EADDRNOTAVAIL:
+		c.DropSource += n
+	case unix.ENOBUFS, unix.ENOMEM:
+		c.DropNoMemory += n
+	default:
+		c.DropError += n
+	}
+}
