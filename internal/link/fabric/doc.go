@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fabric carries runs between InfiniBand ports as native packets (9B):
+// through the node's vswitch, and over trunks to the vswitches of other nodes.
+//
+// What comes in: runs of a lane's queue pairs, management datagrams, and
+// packets from trunks; what goes out: packets to trunks, runs for functions of
+// this node, and datagrams for the management goroutine. A lane owns a Link
+// and calls it as it calls its RoCEv2 link. Forwarding decisions are those of
+// the shared vswitch.Table and nothing else; the package keeps no table of its
+// own, opens no socket, and never lets a packet past the table.
+//
+// Layouts and both CRCs are those of IBA volume 1, 7.7, 7.8 and 8.3;
+// docs/notes/fabric.md tells the whole way.
+package fabric
+
+import (
+	"sync/atomic"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+	"weft/internal/vswitch"
+	"weft/internal/wire"
+)
+
+// Trunk carries packets to other nodes; udp.Sender is one. It belongs to the
+// lane.
+type Trunk interface {
+	// Reserve returns room for a packet of n octets to a peer, nil where there
+	// is none, which it counts.
+	Reserve(peer, n int) []byte
+	// Commit sends what Reserve returned last, its first n octets.
+	Commit(now mono.Time, n int)
+	Flush(now mono.Time)
+	Blocked() bool
+	Deadline() mono.Time
+}
+
+// Source brings packets from other nodes; udp.Link is one. Only one lane has
+// it.
+type Source interface {
+	// Recv calls f for each packet that has arrived; more tells that there may
+	// be others at once. Packets stay valid until the next Recv.
+	Recv(now mono.Time, f func(peer int, packet []byte)) (more bool)
+	Tick(now mono.Time)
+	Deadline() mono.Time
+}
+
+// What is plugged into a port of the vswitch.
+const (
+	Nothing = iota
+	Function
+	Peer
+)
+
+// Plug is one end of a cable at the vswitch.
+type Plug struct {
+	Kind   uint8
+	Number uint16 // of the function, or of the trunk's peer
+}
+
+// Wiring says what is plugged where. It is immutable once shared.
+type Wiring struct {
+	Port  [vswitch.MaxPorts + 1]Plug
+	Trunk []uint8 // by peer: its port
+}
+
+// PortOf returns the port of a peer, false where it has none.
+func (w *Wiring) PortOf(peer int) (uint8, bool) {
+	if peer < 0 || peer >= len(w.Trunk) || w.Trunk[peer] == 0 {
+		return 0, false
+	}
+	return w.Trunk[peer], true
+}
+
+// Multicast is the Function of an inbound run to a multicast LID: the adapter
+// looks up who is in the group.
+const Multicast = 0xffff
+
+// Config describes a Link.
+type Config struct {
+	Table  *atomic.Pointer[vswitch.Table]
+	Wiring *atomic.Pointer[Wiring]
+	Trunk  Trunk  // nil: there are no trunks
+	Source Source // nil: another lane receives
+	// Manage takes a datagram to queue pair 0 or 1 that came in by d.Port of the
+	// vswitch and is for this node. It is valid until Manage returns, which must
+	// not wait.
+	Manage func(d *mad.Datagram)
+}
+
+// Counters count what a Link did and, each by its name, what it dropped.
+type Counters struct {
+	SentPackets, SentBytes, RcvdPackets, RcvdBytes   uint64
+	Forwarded, LoopedBack, ToManagement              uint64
+	DropRun, DropSourceFault, DropNoRoom, DropNoPlug uint64
+	DropRefusal                                      [wire.NumRefusals]uint64
+	DropRoute                                        [vswitch.NumRefusals]uint64
+}
+
+// Each calls f with the name and value of every counter.
+func (c *Counters) Each(f func(name string, v uint64)) {
+	f("sent_packets", c.SentPackets)
+	f("sent_bytes", c.SentBytes)
+	f("rcvd_packets", c.RcvdPackets)
+	f("rcvd_bytes", c.RcvdBytes)
+	f("forwarded", c.Forwarded)
+	f("looped_back", c.LoopedBack)
+	f("to_management", c.ToManagement)
+	f("drop_run", c.DropRun)
+	f("drop_source_fault", c.DropSourceFault)
+	f("drop_no_room", c.DropNoRoom)
+	f("drop_no_plug", c.DropNoPlug)
+	for i, v := range c.DropRefusal {
+		if wire.Refusal(i) != wire.OK {
+			f("drop_"+wire.Refusal(i).String(), v)
+		}
+	}
+	for i, v := range c.DropRoute {
+		if vswitch.Refusal(i) != vswitch.OK {
+			f("drop_route_"+vswitch.Refusal(i).String(), v)
+		}
+	}
+}
+
+// Limits.
+const (
+	// MaxRun bounds the payload bytes of a run, MaxCount its packets.
+	MaxRun   = 64 << 10
+	MaxCount = MaxRun/256 + 1
+	// loopBytes bounds what waits to come back in.
+	loopBytes = 1 << 20
+	recvRuns  = 1024
+)
+
+// Link is a lane's way into the subnet.
+type Link struct {
+	cfg   Config
+	c     Counters
+	psn   ib.PSN // of datagrams sent
+	stage []byte // payload of a run on its way into packets
+	one   [1][]byte
+	d     mad.Datagram
+
+	loop, looping []byte // packets to functions of this node: to come, being delivered; each behind its length
+	joiner        *pkt.Joiner
+	paths         []ib.Path
+	npaths        int
+	recv          func(peer int, packet []byte)
+	now           mono.Time
+}
+
+// New returns a link. Several links, one per lane, share table and wiring.
+func New(cfg Config) *Link {
+	l := &Link{cfg: cfg, stage: make([]byte, MaxRun), joiner: pkt.NewJoiner(recvRuns), paths: make([]ib.Path, recvRuns)}
+	l.recv = l.fromTrunk
+	return l
+}
+
+// Counters returns a copy of the counters.
+func (l *Link) Counters() Counters { return l.c }
