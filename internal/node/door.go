@@ -35,6 +35,7 @@ type door struct {
 	proc   *procmem.Space // set once on the lane, under the node's mu like dev; others read it by process
 	bell   *virtio.Doorbell
 	rings  map[int]*vhostRing // the lane's
+	gather virtio.Scratch     // of all rings, the lane's too
 }
 
 // vhostRing is a ring as the session set it up.
@@ -128,6 +129,7 @@ func (c caller) Call() (again bool) { return c.c.Write() == vhost.Again }
 func (d *door) SetRing(i int, r vhost.Ring) (err error) {
 	if e := d.lane.do(func() {
 		v := &vhostRing{Ring: r}
+		r.Scratch = &d.gather
 		if v.q, err = virtio.New(d.mem, r.Config); err != nil {
 			return
 		}

@@ -41,7 +41,7 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := q.walk(head, q.descriptor(q.desc, uint32(head)), c); err != nil {
+	if err := q.walk(head, q.descriptor(q.desc, uint32(head)), c, maxSegments); err != nil {
 		return false, err
 	}
 	q.lastAvail++
@@ -49,11 +49,11 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 }
 
 // walk collects the pieces of the element whose first descriptor is d. Each
-// descriptor is read once.
-func (q *Queue) walk(head uint16, d desc, c *Chain) error {
+// descriptor is read once; there may be most of them, and of pieces.
+func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
 	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen = head, c.Read[:0], c.Write[:0], 0, 0
 	table, size, indirect := q.desc, q.num, false
-	for n := uint32(1); ; n++ {
+	for n, all := uint32(1), 1; ; n, all = n+1, all+1 {
 		if d.flags&abi.DescFlagIndirect != 0 {
 			// A chain may end in a table, a table holds no table and is the
 			// end; its write flag means nothing (virtio 1.x, 2.7.5.3).
@@ -68,7 +68,7 @@ func (q *Queue) walk(head uint16, d desc, c *Chain) error {
 			d = q.descriptor(table, 0)
 			continue
 		}
-		if err := q.add(c, d); err != nil {
+		if err := q.add(c, d, most); err != nil {
 			return err
 		}
 		if d.flags&abi.DescFlagNext == 0 {
@@ -79,6 +79,9 @@ func (q *Queue) walk(head uint16, d desc, c *Chain) error {
 		}
 		if n+1 > size {
 			return q.fail(FaultLoop)
+		}
+		if all == most {
+			return q.fail(FaultLength)
 		}
 		d = q.descriptor(table, uint32(d.next))
 	}
@@ -103,7 +106,7 @@ func (q *Queue) table(d desc) ([]byte, error) {
 }
 
 // add appends the pieces of one buffer.
-func (q *Queue) add(c *Chain, d desc) error {
+func (q *Queue) add(c *Chain, d desc, most int) error {
 	list, total := &c.Read, &c.ReadLen
 	if d.flags&abi.DescFlagWrite != 0 {
 		list, total = &c.Write, &c.WriteLen
@@ -118,7 +121,7 @@ func (q *Queue) add(c *Chain, d desc) error {
 		if len(b) == 0 {
 			return q.fail(FaultAddress)
 		}
-		if len(c.Read)+len(c.Write) == maxSegments || *total > 1<<32 {
+		if len(c.Read)+len(c.Write) == most || *total > 1<<32 {
 			return q.fail(FaultLength)
 		}
 		*list = append(*list, b)

@@ -23,13 +23,28 @@ type Config struct {
 	// starts at Base.
 	Base   uint16
 	Resume bool
+	// Scratch is where Next and Peek gather elements that come in pieces; nil
+	// gives the queue one of its own.
+	Scratch *Scratch
 }
 
-// maxIndirect bounds the entries of an indirect table, maxSegments the pieces
-// of one element: hostile drivers get no more.
+// Scratch is memory in which elements are gathered, one at a time. The queues
+// of one session share one, so that their number costs the node nothing.
+type Scratch struct {
+	chain Chain
+	data  []byte
+}
+
+// What hostile drivers get and no more: maxIndirect entries of an indirect
+// table; maxSegments descriptors and as many pieces of a chain that Pop takes,
+// which may be a list of pages; maxPieces and maxElement bytes of an element
+// that Next has to gather, which no driver needs to cut more than twice. Empty
+// descriptors count: they cost as much as others.
 const (
 	maxIndirect = 1024
 	maxSegments = 4096
+	maxPieces   = 64
+	maxElement  = 4 << 10
 )
 
 // Queue is the device's side of one ring. All state that decides anything is
@@ -50,13 +65,15 @@ type Queue struct {
 	signalled bool   // a first publication has been announced
 	fault     Fault
 
-	gather  Chain  // of an element in several pieces
-	scratch []byte // its bytes
+	scratch *Scratch
 }
 
 // New checks the addresses of a ring and returns it. An error is a Fault.
 func New(m Memory, c Config) (*Queue, error) {
-	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base}
+	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base, scratch: c.Scratch}
+	if q.scratch == nil {
+		q.scratch = &Scratch{}
+	}
 	if err := q.place(c); err != nil {
 		return nil, err
 	}
@@ -149,9 +166,9 @@ func (q *Queue) Avail() (int, error) {
 // Elem is one element.
 type Elem struct {
 	Head uint16
-	// Gathered tells that the element lay in several pieces and Data is the
-	// queue's scratch memory: valid until the next element is taken from this
-	// queue, and private. Else Data is shared memory of the driver: copy what
+	// Gathered tells that the element lay in several pieces and Data is scratch
+	// memory: private, and valid until the next element is taken from this or
+	// any queue with the same Scratch. Else Data is shared memory of the driver: copy what
 	// decides anything before looking at it.
 	Gathered bool
 	Data     []byte
@@ -197,13 +214,10 @@ func (q *Queue) Peek(writable bool) (e Elem, ok bool, err error) {
 	return Elem{Head: head, Gathered: true, Data: data}, err == nil, err
 }
 
-// maxElement bounds an element that comes in several pieces.
-const maxElement = 64 << 10
-
 // collect makes one piece of an element in several.
 func (q *Queue) collect(head uint16, d desc, writable bool) ([]byte, error) {
-	c := &q.gather
-	if err := q.walk(head, d, c); err != nil {
+	c := &q.scratch.chain
+	if err := q.walk(head, d, c, maxPieces); err != nil {
 		return nil, err
 	}
 	n := c.ReadLen
@@ -216,10 +230,10 @@ func (q *Queue) collect(head uint16, d desc, writable bool) ([]byte, error) {
 	if n > maxElement {
 		return nil, q.fail(FaultLength)
 	}
-	if n > len(q.scratch) {
-		q.scratch = make([]byte, 1<<bits.Len(uint(n-1)))
+	if n > len(q.scratch.data) {
+		q.scratch.data = make([]byte, 1<<bits.Len(uint(n-1)))
 	}
-	data := q.scratch[:n:n]
+	data := q.scratch.data[:n:n]
 	if writable {
 		clear(data)
 	} else {
@@ -251,10 +265,11 @@ func (q *Queue) PushUsed(head uint16, n uint32) {
 }
 
 // PushElem is PushUsed of a writable element of which n bytes were written to
-// Data. It must precede the next Next where the element is Gathered.
+// Data. Where the element is Gathered, no other may have been taken with its
+// Scratch since.
 func (q *Queue) PushElem(e Elem, n int) {
 	if e.Gathered {
-		q.gather.WriteAt(e.Data[:n], 0)
+		q.scratch.chain.WriteAt(e.Data[:n], 0)
 	}
 	q.PushUsed(e.Head, uint32(n))
 }
