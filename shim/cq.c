@@ -423,11 +423,12 @@ static struct weft_cq *create_cq(struct ibv_context *c, uint32_t cqe, void *cq_c
 		mk.cqe = ring_num(cqe) < ctx->attr.max_cqe ? ring_num(cqe) : ctx->attr.max_cqe;
 	if ((err = new_ring(ctx, &cq->ring, cqe)))
 		goto free_cq;
+	weft_lock(&ctx->numbers);
 	if ((err = weft_command(ctx, WEFT_CMD_CREATE_CQ, &mk, sizeof(mk), &made, sizeof(made))))
-		goto free_ring;
+		goto unlock;
 	if (made.cqn >= ctx->max_cqs) {
 		err = EPROTO;
-		goto free_ring;
+		goto unlock;
 	}
 	cq->cq.context = c;
 	cq->cq.channel = channel;
@@ -441,6 +442,7 @@ static struct weft_cq *create_cq(struct ibv_context *c, uint32_t cqe, void *cq_c
 	while (!cq->gen);
 	if ((err = set_ring(ctx, cq, &cq->ring)) || (channel && (err = arm_area(ctx, cq))))
 		goto destroy;
+	weft_unlock(&ctx->numbers);
 	weft_lock(&ctx->obj);
 	ctx->cqs[made.cqn] = cq;
 	if (channel)
@@ -452,7 +454,8 @@ destroy:
 	weft_command(ctx, WEFT_CMD_DESTROY_CQ, &rm, sizeof(rm), NULL, 0);
 	weft_ring_stop(ctx, 3 + made.cqn);
 	weft_shm_free(ctx, cq->arm, 64);
-free_ring:
+unlock:
+	weft_unlock(&ctx->numbers);
 	weft_ring_free(ctx, &cq->ring);
 free_cq:
 	free(cq);
@@ -590,10 +593,13 @@ WEFT_PUBLIC int ibv_destroy_cq(struct ibv_cq *c)
 	WEFT_FORWARD(c->context, errno, ibv_destroy_cq, c);
 	ctx = weft_ctx(c->context);
 	if (!weft_dead(ctx)) {
+		weft_lock(&ctx->numbers);
 		err = weft_command(ctx, WEFT_CMD_DESTROY_CQ, &rm, sizeof(rm), NULL, 0);
+		if (!err)
+			weft_ring_stop(ctx, 3 + c->handle);
+		weft_unlock(&ctx->numbers);
 		if (err && !weft_dead(ctx))
 			return weft_ret(err);
-		weft_ring_stop(ctx, 3 + c->handle);
 	}
 	weft_lock(&ctx->obj);
 	if (ctx->cqs[c->handle] == cq)

@@ -61,7 +61,7 @@ static void after_fork_child(void)
 			weft_fd_close(&ch->rd);
 			weft_fd_close(&ch->wr);
 		}
-		c->obj = c->ctl = c->mr_lock = c->mem.lock = (struct weft_lock){ 0 };
+		c->obj = c->ctl = c->numbers = c->mr_lock = c->mem.lock = (struct weft_lock){ 0 };
 	}
 	weft_contexts_lock = devices_lock = (struct weft_lock){ 0 };
 }

@@ -98,11 +98,12 @@ static int create(struct weft_ctx *ctx, struct ibv_qp_init_attr_ex *a, struct we
 	uint32_t base = 3 + ctx->max_cqs;
 	int err;
 
+	weft_lock(&ctx->numbers);
 	err = weft_command(ctx, WEFT_CMD_CREATE_QP, &in, sizeof(in), &made, sizeof(made));
+	if (!err && made.qpn >= ctx->max_qps)
+		err = EPROTO;
 	if (err)
-		return err;
-	if (made.qpn >= ctx->max_qps)
-		return EPROTO;
+		goto out;
 	q->slot = made.qpn;
 	q->qp.handle = made.qpn;
 	q->qp.qp_num = made.wire_qpn;
@@ -110,9 +111,13 @@ static int create(struct weft_ctx *ctx, struct ibv_qp_init_attr_ex *a, struct we
 	    (!a->srq && (err = weft_ring_set(ctx, &q->rq, base + 2 * made.qpn + 1, -1, 0)))) {
 		rm.qpn = made.qpn;
 		weft_command(ctx, WEFT_CMD_DESTROY_QP, &rm, sizeof(rm), NULL, 0);
-		return err;
+		/* One of them may be set; stopping the other is refused. */
+		weft_ring_stop(ctx, base + 2 * made.qpn);
+		weft_ring_stop(ctx, base + 2 * made.qpn + 1);
 	}
-	return 0;
+out:
+	weft_unlock(&ctx->numbers);
+	return err;
 }
 
 static struct weft_qp *create_qp(struct ibv_qp_init_attr_ex *a)
@@ -354,12 +359,16 @@ WEFT_PUBLIC int ibv_destroy_qp(struct ibv_qp *qp)
 	WEFT_FORWARD(qp->context, errno, ibv_destroy_qp, qp);
 	ctx = weft_ctx(qp->context);
 	if (!weft_dead(ctx)) {
+		weft_lock(&ctx->numbers);
 		err = weft_command(ctx, WEFT_CMD_DESTROY_QP, &rm, sizeof(rm), NULL, 0);
+		if (!err) {
+			weft_ring_stop(ctx, q->sq.index);
+			if (!qp->srq)
+				weft_ring_stop(ctx, q->rq.index);
+		}
+		weft_unlock(&ctx->numbers);
 		if (err && !weft_dead(ctx))
 			return weft_ret(err);
-		weft_ring_stop(ctx, q->sq.index);
-		if (!qp->srq)
-			weft_ring_stop(ctx, q->rq.index);
 	}
 	weft_lock(&ctx->obj);
 	if (ctx->qps[q->slot] == q)

@@ -50,9 +50,12 @@ WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_ini
 	in.max_wr = s->max_wr;
 	in.max_sge = s->max_sge;
 	in.limit = attr->attr.srq_limit;
+	weft_lock(&ctx->numbers);
 	err = weft_command(ctx, WEFT_CMD_CREATE_SRQ, &in, sizeof(in), &made, sizeof(made));
-	if (err)
+	if (err) {
+		weft_unlock(&ctx->numbers);
 		goto fail;
+	}
 	s->srqn = made.srqn;
 	if (made.srqn >= ctx->max_qps)
 		err = EPROTO;
@@ -61,8 +64,10 @@ WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_ini
 	if (err) {
 		rm.srqn = made.srqn;
 		weft_command(ctx, WEFT_CMD_DESTROY_SRQ, &rm, sizeof(rm), NULL, 0);
-		goto fail;
 	}
+	weft_unlock(&ctx->numbers);
+	if (err)
+		goto fail;
 	s->srq.context = pd->context;
 	s->srq.srq_context = attr->srq_context;
 	s->srq.pd = pd;
@@ -150,10 +155,13 @@ WEFT_PUBLIC int ibv_destroy_srq(struct ibv_srq *srq)
 	WEFT_FORWARD(srq->context, errno, ibv_destroy_srq, srq);
 	ctx = weft_ctx(srq->context);
 	if (!weft_dead(ctx)) {
+		weft_lock(&ctx->numbers);
 		err = weft_command(ctx, WEFT_CMD_DESTROY_SRQ, &rm, sizeof(rm), NULL, 0);
+		if (!err)
+			weft_ring_stop(ctx, s->rq.index);
+		weft_unlock(&ctx->numbers);
 		if (err && !weft_dead(ctx))
 			return weft_ret(err);
-		weft_ring_stop(ctx, s->rq.index);
 	}
 	weft_lock(&ctx->obj);
 	if (ctx->srqs[s->srqn] == s)

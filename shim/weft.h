@@ -247,6 +247,10 @@ struct weft_ctx {
 	struct weft_mem mem;
 	struct weft_lock ctl;
 	struct weft_ring ctlq;
+	/* Held from the command that makes or destroys an object with rings until
+	 * these are set or stopped: the number of an object that is gone may be the
+	 * next one's at once, and its rings go by that number. Taken before ctl. */
+	struct weft_lock numbers;
 	uint32_t max_qps, max_cqs;     /* L and M of the config space */
 	uint64_t ext;                  /* extensions in force */
 	struct weft_res_query_device attr; /* answer of QUERY_DEVICE */

@@ -628,6 +628,7 @@ static bool message(void)
 		     inside(s->desc, 16ull * s->num) && inside(s->avail, 6 + 2ull * s->num) &&
 		     inside(s->used, 6 + 8ull * s->num) && !(s->desc % 16) && !(s->used % 4));
 		need((s->flags & WEFT_RING_CALL) == (fd >= 0));
+		need(!n.ring[s->index].on);
 		n.ring[s->index] = (struct ring){ true, s->num, (void *)(uintptr_t)s->desc,
 			(void *)(uintptr_t)s->avail, (void *)(uintptr_t)s->used, fd, s->call_value, 0, 0 };
 		fd = -1;
@@ -636,6 +637,7 @@ static bool message(void)
 	case WEFT_VU_STOP_RING: {
 		struct weft_stop_ring *s = (void *)body;
 
+		need(s->index < RINGS && n.ring[s->index].on);
 		if (n.ring[s->index].call >= 0)
 			close(n.ring[s->index].call);
 		n.ring[s->index] = (struct ring){ .call = -1 };

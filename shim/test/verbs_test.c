@@ -553,6 +553,37 @@ static void test_threads(void)
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_cq(cq));
 }
 
+static void *maker(void *arg)
+{
+	struct ibv_srq_init_attr at = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_cq *cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
+
+	(void)arg;
+	CHECK(cq);
+	for (int i = 0; i < 500; i++) {
+		struct ibv_cq *c = ibv_create_cq(ctx, 4, NULL, NULL, 0);
+		struct ibv_srq *s = ibv_create_srq(pd, &at);
+		struct ibv_qp *q = new_qp(IBV_QPT_RC, cq, NULL, 4);
+
+		CHECK(c && s && q);
+		CHECK(!ibv_destroy_qp(q) && !ibv_destroy_srq(s) && !ibv_destroy_cq(c));
+	}
+	CHECK(!ibv_destroy_cq(cq));
+	return NULL;
+}
+
+/* The node uses numbers of what was destroyed at once: its rings must be gone
+ * before another thread's object gets them. */
+static void test_numbers(void)
+{
+	pthread_t t[4];
+
+	for (int i = 0; i < 4; i++)
+		CHECK(!pthread_create(&t[i], NULL, maker, NULL));
+	for (int i = 0; i < 4; i++)
+		pthread_join(t[i], NULL);
+}
+
 static void test_fork(void)
 {
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(ctx);
@@ -688,6 +719,7 @@ int main(int argc, char **argv)
 	test_ud();
 	test_mr();
 	test_threads();
+	test_numbers();
 	test_fork();
 	test_lost();
 	CHECK(!ibv_close_device(ctx));
