@@ -56,6 +56,7 @@ type Node struct {
 	serial   uint32
 	faults   []api.Fault // their counters are with the links
 	faultID  int
+	lines    lines // of the log, about sessions
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -284,7 +285,22 @@ func (n *Node) ended(s *vhost.Session, reason error) {
 	if d == nil || reason == nil || errors.Is(reason, vhost.Gone) || errors.Is(reason, vhost.Shutdown) {
 		return
 	}
-	n.log.Warn("session ended", "session", d.serial, "pid", d.pid, "program", d.comm, "reason", reason)
+	n.complain("session ended", "session", d.serial, "pid", d.pid, "program", d.comm, "reason", reason)
+}
+
+// complain logs what a client did wrong, unless there is too much of it; the
+// counters know all.
+func (n *Node) complain(msg string, args ...any) {
+	n.mu.Lock()
+	held, ok := n.lines.take(time.Now())
+	n.mu.Unlock()
+	if !ok {
+		return
+	}
+	if held > 0 {
+		args = append(args, "not_logged", held)
+	}
+	n.log.Warn(msg, args...)
 }
 
 // allowed reports whether a user may use the node: its own, root, and those
