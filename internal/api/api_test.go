@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -354,5 +355,45 @@ func TestPeerAccessOfThisProcess(t *testing.T) {
 	defer y.Close()
 	if a, err := PeerAccess(os.Geteuid(), nil)(x); a != NoAccess || err == nil {
 		t.Errorf("a peer nobody knows: %d %v", a, err)
+	}
+}
+
+// TestNoAnswer: a node that accepts and says nothing costs a caller a bounded
+// time, whatever its context, and an error with the process and a fix.
+func TestNoAnswer(t *testing.T) {
+	for _, c := range []struct{ name, says string }{
+		{"silent", ""},
+		{"cut off", "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held := make(chan net.Conn, 1)
+			go func() {
+				conn, err := l.Accept()
+				if err == nil {
+					conn.Write([]byte(c.says))
+				}
+				held <- conn
+			}()
+			t.Cleanup(func() {
+				if conn := <-held; conn != nil {
+					conn.Close()
+				}
+				l.Close()
+			})
+			cl := client(t, path)
+			cl.timeout = 50 * time.Millisecond
+			_, err = cl.Status(context.Background())
+			pid := strconv.Itoa(os.Getpid())
+			want := "cannot read the status: the node, process " + pid + ", does not answer. fix: read its log; kill -9 " + pid + " ends it"
+			var e *Error
+			if !errors.As(err, &e) || e.Code != CodeNoAnswer || e.Error() != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		})
 	}
 }

@@ -13,35 +13,54 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"syscall"
+	"time"
+
+	"weft/internal/rundir"
 )
 
 // maxAnswer bounds an answer: the resources of a full node are some 10 MiB.
 const maxAnswer = 256 << 20
 
+// answerTime is how long a call waits: a node answers in milliseconds, one that
+// takes longer is stopped or hangs.
+const answerTime = 10 * time.Second
+
 // Client talks to the node behind one control socket. Methods may be called
-// from several goroutines. Every error is an *Error.
+// from several goroutines and return after answerTime at the latest, whatever
+// their context says. Every error is an *Error.
 type Client struct {
-	http http.Client
+	http    http.Client
+	timeout time.Duration
+	peer    atomic.Int64 // process id of the node that took the last connection
 }
 
 // NewClient returns a client of the socket at path. It connects on use.
 // dialed, if not nil, sees each new connection before it is used.
 func NewClient(path string, dialed func(*net.UnixConn) error) *Client {
-	return &Client{http: http.Client{Transport: &http.Transport{
+	c := &Client{timeout: answerTime}
+	c.http.Transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
-			c, err := d.DialContext(ctx, "unix", path)
-			if err != nil || dialed == nil {
-				return c, err
-			}
-			if err := dialed(c.(*net.UnixConn)); err != nil {
-				c.Close()
+			conn, err := d.DialContext(ctx, "unix", path)
+			if err != nil {
 				return nil, err
 			}
-			return c, nil
+			u := conn.(*net.UnixConn)
+			if p, err := rundir.PeerOf(u); err == nil {
+				c.peer.Store(int64(p.PID)) // for people only
+			}
+			if dialed != nil {
+				if err := dialed(u); err != nil {
+					u.Close()
+					return nil, err
+				}
+			}
+			return u, nil
 		},
-	}}}
+	}
+	return c
 }
 
 // Close drops idle connections.
@@ -96,6 +115,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 // do performs one request. Unknown fields of an answer are ignored: a newer
 // node may say more.
 func (c *Client) do(ctx context.Context, what, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
 	var body io.Reader
 	if in != nil {
 		b, err := json.Marshal(in)
@@ -110,12 +131,12 @@ func (c *Client) do(ctx context.Context, what, method, path string, in, out any)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return dialError(what, err)
+		return c.failed(what, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return asError(what, err)
+		return c.failed(what, err)
 	}
 	if resp.StatusCode != http.StatusOK {
 		e := &Error{}
@@ -136,9 +157,9 @@ func (c *Client) do(ctx context.Context, what, method, path string, in, out any)
 	return nil
 }
 
-// dialError sorts what http.Client.Do returned: only a socket that is missing
-// or that nobody listens on means that there is no node.
-func dialError(what string, err error) *Error {
+// failed sorts what a request ended with: only a socket that is missing or that
+// nobody listens on means that there is no node.
+func (c *Client) failed(what string, err error) *Error {
 	e := &Error{Code: CodeInternal, What: what, err: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
@@ -147,7 +168,15 @@ func dialError(what string, err error) *Error {
 		e.Code, e.Why = CodeRefused, "this user may not connect to the node"
 		e.Fix = "run the command as the node's user or as root"
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Code, e.Why = CodeNotReady, "the node did not answer in time"
+		e.Code, e.Why = CodeNoAnswer, "the node does not answer"
+		if pid := int(c.peer.Load()); pid > 0 {
+			e.Why = fmt.Sprintf("the node, process %d, does not answer", pid)
+			e.Fix = fmt.Sprintf("read its log; kill -9 %d ends it", pid)
+			if rundir.Stopped(pid) {
+				e.Why = fmt.Sprintf("the node, process %d, is stopped", pid)
+				e.Fix = fmt.Sprintf("kill -CONT %d", pid)
+			}
+		}
 	default:
 		var op *net.OpError
 		if errors.As(err, &op) {

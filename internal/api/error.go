@@ -16,7 +16,8 @@ const (
 	CodeNotFound Code = "not_found" // it names something that does not exist
 	CodeRefused  Code = "refused"   // the caller may not
 	CodeNotReady Code = "not_ready" // the node is starting or ending
-	CodeNoNode   Code = "no_node"   // nothing answers; made by the client only
+	CodeNoNode   Code = "no_node"   // no node runs there; made by the client only
+	CodeNoAnswer Code = "no_answer" // a node is there but does not answer; made by the client only
 	CodeInternal Code = "internal"
 )
 

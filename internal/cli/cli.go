@@ -18,7 +18,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -34,7 +33,7 @@ const (
 	ExitOK         = 0
 	ExitFailed     = 1
 	ExitUsage      = 2 // wrong flags, arguments or configuration
-	ExitNotReady   = 3 // no node runs there, or it is not ready
+	ExitNotReady   = 3 // no node runs there, it is not ready, or it does not answer
 	ExitOwned      = 4 // another node owns the directory
 	ExitCannotExec = 126
 	ExitNotFound   = 127
@@ -84,7 +83,7 @@ func Run(ctx context.Context, args []string, env Env) int {
 	switch {
 	case errors.As(err, &ce):
 		code, err = ce.code, ce.err
-	case errors.As(err, &ae) && (ae.Code == api.CodeNoNode || ae.Code == api.CodeNotReady):
+	case errors.As(err, &ae) && (ae.Code == api.CodeNoNode || ae.Code == api.CodeNotReady || ae.Code == api.CodeNoAnswer):
 		code = ExitNotReady
 	case errors.As(err, &ae) && ae.Code == api.CodeInvalid:
 		code = ExitUsage
@@ -111,7 +110,7 @@ A node lives in a directory: --dir, else $WEFT_DIR, else /run/weft for root,
 $XDG_RUNTIME_DIR/weft or /tmp/weft-<uid> for others.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no node runs
-there or it is not ready, 4 another node owns the directory. "weft run" ends
+there, or it is not ready or does not answer, 4 another node owns the directory. "weft run" ends
 with the code of its command, 126 if that cannot be executed, 127 if there is
 none of that name.`
 
@@ -235,10 +234,7 @@ func (a *app) nodeDir() (dir string, named bool, err error) {
 	return abs, named, nil
 }
 
-const (
-	maxSocketPath = 107              // of struct sockaddr_un, without the final zero
-	queryTimeout  = 10 * time.Second // a node that takes longer hangs
-)
+const maxSocketPath = 107 // of struct sockaddr_un, without the final zero
 
 // dirFlag returns " --dir DIR" for a fix, or nothing for the default.
 func dirFlag(dir string, named bool) string {
@@ -274,7 +270,5 @@ func (a *app) query(ctx context.Context, f func(ctx context.Context, c *api.Clie
 	}
 	c := dial(dir)
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
 	return explain(f(ctx, c), dir, named)
 }

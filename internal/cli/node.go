@@ -48,8 +48,6 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return err
 	})
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
 	if _, err := c.Status(ctx); err != nil {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeNotReady {
@@ -106,6 +104,9 @@ func (a *app) wait() *cobra.Command {
 				e.Why, e.Fix = "no node runs in "+dir, "weft up"+dirFlag(dir, named)
 			case errors.As(err, &ae):
 				e.Why = ae.Why
+				if ae.Fix != "" {
+					e.Fix = ae.Fix
+				}
 			case last.Ready:
 				e.Why = "not every port is active"
 			}

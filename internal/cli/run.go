@@ -196,6 +196,8 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 			return fmt.Errorf("%s: %s", what, why)
 		}
 		// Another "weft run" was faster: its node will do.
+	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
+		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
 	case refused(err):
 		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
 			Fix: fmt.Sprintf("start it with --allow-uid %d, or run a node of your own", os.Geteuid())}

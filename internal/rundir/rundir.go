@@ -177,6 +177,19 @@ func PeerOf(c *net.UnixConn) (Peer, error) {
 	return Peer{PID: int(cred.Pid), UID: int(cred.Uid)}, nil
 }
 
+// Stopped reports whether a process is stopped, by a signal or a debugger: it
+// will do nothing until it is continued.
+func Stopped(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// "pid (name) state …"; the name may hold anything.
+	s := string(b)
+	s = s[strings.LastIndexByte(s, ')')+1:]
+	return len(s) > 1 && (s[1] == 'T' || s[1] == 't')
+}
+
 // OpenProcess returns a descriptor that becomes readable when the process
 // ends. The caller closes it.
 func OpenProcess(pid int) (*os.File, error) {

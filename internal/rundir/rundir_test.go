@@ -9,7 +9,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 func TestDefault(t *testing.T) {
@@ -153,5 +155,31 @@ func TestWaitProcess(t *testing.T) {
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestStopped(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	pid := cmd.Process.Pid
+	for _, c := range []struct {
+		sig  os.Signal
+		want bool
+	}{{syscall.SIGSTOP, true}, {syscall.SIGCONT, false}} {
+		if err := cmd.Process.Signal(c.sig); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(10 * time.Second); Stopped(pid) != c.want; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("after %v: stopped %v", c.sig, !c.want)
+			}
+		}
+	}
+	if Stopped(os.Getpid()) {
+		t.Error("this process is stopped")
 	}
 }
