@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 
 #define EVQ_NUM  256u
@@ -18,6 +19,15 @@ enum { TOKEN_RING = 1, TOKEN_FATAL = 2 };
 
 /* The record of a channel whose node is gone. It stays in the pipe. */
 #define CHANNEL_FATAL 0ull
+
+/* The node opens its end of a pipe anew, so that the flags are its own; one that
+ * runs as another user needs the permission. Nobody else gains any: the way to
+ * the pipe is a descriptor, or this process's /proc/self/fd. */
+static void let_node_open(int fd)
+{
+	fcntl(fd, F_SETFL, O_NONBLOCK);
+	fchmod(fd, 0622);
+}
 
 /* An event taken out of the ring and not yet delivered. */
 struct weft_async {
@@ -297,7 +307,7 @@ int weft_events_open(struct weft_ctx *ctx)
 	ctx->vctx.context.async_fd = fd[0];
 	ctx->async_rd = weft_fd_of(fd[0]);
 	ctx->async_wr = weft_fd_of(fd[1]);
-	fcntl(fd[1], F_SETFL, O_NONBLOCK);
+	let_node_open(fd[1]);
 	if ((err = weft_command(ctx, WEFT_CMD_CREATE_CQ, &mk, sizeof(mk), &made, sizeof(made))) ||
 	    (err = weft_ring_init(ctx, &ctx->evq, EVQ_NUM, EVQ_SLOT, true)))
 		return err;
@@ -353,7 +363,7 @@ WEFT_PUBLIC struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context 
 		free(ch);
 		return NULL;
 	}
-	fcntl(fd[1], F_SETFL, O_NONBLOCK);
+	let_node_open(fd[1]);
 	ch->ch.context = c;
 	ch->ch.fd = fd[0];
 	ch->rd = weft_fd_of(fd[0]);

@@ -19,6 +19,7 @@ import (
 	"weft/internal/api"
 	"weft/internal/hca"
 	"weft/internal/ib"
+	"weft/internal/vhost"
 )
 
 var _ api.Backend = (*Node)(nil)
@@ -117,6 +118,10 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 			}
 		}))
+	}
+	if e := vhost.SharedCalls(); e != nil {
+		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
+			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
 	}
 	for _, d := range n.snapshot() {
 		if m := d.slow(); m != "" {

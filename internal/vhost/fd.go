@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,19 +52,30 @@ const (
 // Call is the descriptor by which the device notifies a driver: an eventfd or
 // the write end of a pipe, non-blocking. The session owns it.
 type Call struct {
-	fd    int
-	event bool
-	value [8]byte
+	fd     int
+	event  bool
+	shared bool       // a pipe whose flags are the client's as well
+	signal *signaller // of an eventfd; nil where the kernel has none
+	value  [8]byte
+	iov    [1][]byte // of value
 }
 
 // Write notifies the driver, without blocking. A full eventfd is a
 // notification that has not been read yet, so Sent.
 func (c *Call) Write() Outcome {
+	if c.signal != nil {
+		return c.signal.signal()
+	}
 	if c.event && !c.room() {
 		return Sent
 	}
 	for {
-		_, err := unix.Write(c.fd, c.value[:])
+		var err error
+		if c.shared {
+			_, err = unix.Pwritev2(c.fd, c.iov[:], -1, unix.RWF_NOWAIT)
+		} else {
+			_, err = unix.Write(c.fd, c.value[:])
+		}
 		switch {
 		case err == nil || err == unix.EAGAIN && c.event:
 			return Sent
@@ -76,8 +88,8 @@ func (c *Call) Write() Outcome {
 }
 
 // room asks an eventfd first: the client shares its flags and may have made it
-// blocking. (Between this and the write it still could, with care; a pipe is
-// opened anew and has flags of its own.)
+// blocking. Between this and the write it still could, so this is only for
+// kernels without a signaller (SharedCalls).
 func (c *Call) room() bool {
 	p := [1]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLOUT}}
 	n, err := unix.Poll(p[:], 0)
@@ -87,25 +99,50 @@ func (c *Call) room() bool {
 // FD returns the descriptor, to wait for room.
 func (c *Call) FD() int { return c.fd }
 
-var errKind = errors.New("descriptor is neither eventfd nor pipe")
+var (
+	errKind   = errors.New("descriptor is neither eventfd nor pipe")
+	errShared = errors.New("the node may not open this user's pipe anew, and this kernel has no write to a pipe that surely does not wait")
+)
+
+// pipesNowait reports whether the kernel (Linux 6.4 and later) knows reads and
+// writes of pipes that do not wait, whatever the flags of the opening say.
+var pipesNowait = sync.OnceValue(func() bool {
+	var p [2]int
+	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
+		return false
+	}
+	defer unix.Close(p[0])
+	defer unix.Close(p[1])
+	n, err := unix.Pwritev2(p[1], [][]byte{{0}}, -1, unix.RWF_NOWAIT)
+	return n == 1 && err == nil
+})
+
+// kind is what a descriptor for notifications is.
+type kind uint8
+
+const (
+	ownPipe    kind = iota // opened by the node: its flags are the node's own
+	sharedPipe             // another user's: only calls with RWF_NOWAIT do not wait
+	eventfd
+)
 
 // notifier checks that fd is an eventfd or a pipe and makes it non-blocking:
 // nothing else is known to be writable or readable without blocking a lane. It
 // takes over fd, also on error, and returns the descriptor to use: a pipe is
 // opened anew with the given mode, because the flags of the client's own
 // opening are the client's to change.
-func notifier(fd, mode int) (own int, event bool, err error) {
+func notifier(fd, mode int) (own int, k kind, err error) {
 	var st unix.Stat_t
 	name := "/proc/self/fd/" + strconv.Itoa(fd)
 	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
 		own, err = unix.Open(name, mode|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err == nil {
 			unix.Close(fd)
-			return own, false, nil
+			return own, ownPipe, nil
 		}
-		// Another user's pipe may not be opened: its own opening has to do.
-		if err = unix.SetNonblock(fd, true); err == nil {
-			return fd, false, nil
+		// Another user's pipe may not be opened.
+		if err = errShared; pipesNowait() {
+			return fd, sharedPipe, nil
 		}
 	} else if err == nil {
 		var link string
@@ -114,22 +151,27 @@ func notifier(fd, mode int) (own int, event bool, err error) {
 		}
 		if err == nil {
 			if err = unix.SetNonblock(fd, true); err == nil {
-				return fd, true, nil
+				return fd, eventfd, nil
 			}
 		}
 	}
 	unix.Close(fd)
-	return -1, false, err
+	return -1, 0, err
 }
 
-// newCall takes over fd, also on error. value is what one notification writes.
+// newCall takes over fd, also on error. value is what one notification writes
+// to a pipe; an eventfd counts them.
 func newCall(fd int, value uint64) (*Call, error) {
-	fd, event, err := notifier(fd, unix.O_WRONLY)
+	fd, k, err := notifier(fd, unix.O_WRONLY)
 	if err != nil {
 		return nil, err
 	}
-	c := &Call{fd: fd, event: event}
+	c := &Call{fd: fd, event: k == eventfd, shared: k == sharedPipe}
+	if c.event {
+		c.signal, _ = newSignaller(fd) // SharedCalls tells why not
+	}
 	binary.NativeEndian.PutUint64(c.value[:], value)
+	c.iov[0] = c.value[:]
 	return c, nil
 }
 

@@ -3,6 +3,8 @@
 package vhost
 
 import (
+	"encoding/binary"
+	"runtime"
 	"testing"
 	"time"
 
@@ -90,5 +92,155 @@ func TestFullEventfd(t *testing.T) {
 		case <-deadline:
 			t.Fatal("the lane would block")
 		}
+	}
+}
+
+// flip makes a descriptor blocking again and again, as fast as it can, until
+// the returned function is called.
+func flip(fd int) (stop func()) {
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				unix.SetNonblock(fd, false)
+			}
+		}
+	}()
+	return func() { close(end); <-done }
+}
+
+// TestEventfdMadeBlocking: a client fills its eventfd at any moment, so that
+// also a look before the write helps nothing.
+func TestEventfdMadeBlocking(t *testing.T) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := unix.Dup(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(client)
+	c, err := newCall(fd, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.signal == nil {
+		t.Fatal(SharedCalls())
+	}
+	if err := unix.SetNonblock(client, false); err != nil {
+		t.Fatal(err)
+	}
+	full := []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	if _, err := unix.Write(client, full); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan Outcome, 1)
+	go func() {
+		// What Write does once it has looked and found room.
+		for range 3 * aioDepth {
+			if o := c.signal.signal(); o != Sent {
+				done <- o
+				return
+			}
+		}
+		done <- Sent
+	}()
+	select {
+	case o := <-done:
+		if o != Sent {
+			t.Errorf("a full eventfd is %v, want Sent", o)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the notification waits")
+	}
+	var v [8]byte
+	if n, err := unix.Read(client, v[:]); n != 8 || err != nil {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	for range 1000 { // counts exactly where there is room
+		c.Write()
+	}
+	if n, err := unix.Read(client, v[:]); n != 8 || err != nil || binary.NativeEndian.Uint64(v[:]) != 1000 {
+		t.Errorf("after 1000 notifications: %d bytes, %v, count %d", n, err, binary.NativeEndian.Uint64(v[:]))
+	}
+	c.close()
+}
+
+// TestForeignPipe: the node may not open another user's pipe anew; its writes
+// come back all the same.
+func TestForeignPipe(t *testing.T) {
+	if !pipesNowait() {
+		t.Skip("needs writes to pipes that do not wait: Linux 6.4")
+	}
+	if unix.Geteuid() != 0 {
+		t.Skip("needs root, to be another user for a moment")
+	}
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(p[0])
+	client, err := unix.Dup(p[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(client)
+	var c *Call
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		if _, err := unix.SetfsuidRetUid(65534); err != nil {
+			made <- err
+			return
+		}
+		var err error
+		c, err = newCall(p[1], 7)
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	if !c.shared {
+		t.Fatal("the pipe was opened anew")
+	}
+	defer flip(client)()
+	done := make(chan Outcome, 1)
+	go func() {
+		for range 1 << 17 { // more than any pipe takes
+			if o := c.Write(); o != Sent {
+				done <- o
+				return
+			}
+		}
+		done <- Sent
+	}()
+	select {
+	case o := <-done:
+		if o != Again {
+			t.Errorf("a full pipe is %v, want Again", o)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the write waits")
+	}
+}
+
+func TestCallDoesNotAllocate(t *testing.T) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCall(fd, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	if n := testing.AllocsPerRun(3*aioDepth, func() { c.Write() }); n != 0 {
+		t.Errorf("a notification allocates %v times", n)
 	}
 }
