@@ -7,13 +7,43 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"weft/internal/store"
 )
 
-// maxTakeover bounds how long the fabric has no master after one died.
-const maxTakeover = 5 * time.Second
+// MaxTakeover bounds how long the fabric has no master after one died, on a
+// machine that runs what is ready to run.
+const MaxTakeover = 5 * time.Second
+
+// Stall watches until the test ends how well the machine keeps time. The
+// function it returns tells the sum of delays of more than 50 ms so far, by
+// which a bound on elapsed time has to be wider.
+func Stall(t testing.TB) func() time.Duration {
+	var sum atomic.Int64
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for last := time.Now(); ; {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			now := time.Now()
+			if late := now.Sub(last); late > 50*time.Millisecond {
+				sum.Add(int64(late))
+			}
+			last = now
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+	})
+	return func() time.Duration { return time.Duration(sum.Load()) }
+}
 
 func (e *env) lease(s store.Store, ttl time.Duration) store.Lease {
 	e.Helper()
@@ -76,13 +106,14 @@ func testLeaseExpires(e *env) {
 	e.leased(s, l, "t/k")
 	w := e.watch(other, "t")
 	next(e, w)
+	stalled := Stall(e)
 	began := time.Now()
 	e.site.Kill(e, s)
 	c := next(e, w)
 	if len(c.Events) != 1 || !c.Events[0].Deleted {
 		e.Errorf("expiry became %+v", c)
 	}
-	if took := time.Since(began); took > maxTakeover {
+	if took := time.Since(began); took > MaxTakeover+stalled() {
 		e.Errorf("a lease of 1s took %v to expire", took)
 	}
 	ends(e, "the lease", l.Lost())
@@ -93,12 +124,12 @@ func testLeaseExpires(e *env) {
 // testLeaseIsRenewed outlasts the time to live: that is what it is about.
 func testLeaseIsRenewed(e *env) {
 	s := e.open()
-	l := e.lease(s, time.Second)
+	l := e.lease(s, 4*time.Second)
 	e.leased(s, l, "k")
 	select {
 	case <-l.Lost():
 		e.Error("a lease of a living client was lost")
-	case <-time.After(3500 * time.Millisecond):
+	case <-time.After(6 * time.Second):
 	}
 	e.get(s, "k")
 }
@@ -183,13 +214,15 @@ func testTakeoverAfterDeath(e *env) {
 	first := e.campaign(a, "a")
 	elected := make(chan *store.Term, 1)
 	go func() { elected <- e.campaign(b, "b") }()
+	stalled := Stall(e)
 	began := time.Now()
 	e.site.Kill(e, a)
 	second := next(e, elected)
 	took := time.Since(began)
+	most := MaxTakeover + stalled()
 	e.Logf("takeover after %v", took.Round(time.Millisecond))
-	if took > maxTakeover {
-		e.Errorf("takeover took %v, at most %v may pass", took, maxTakeover)
+	if took > most {
+		e.Errorf("takeover took %v, at most %v may pass", took, most)
 	}
 	ends(e, "the term of the dead", first.Lost())
 	e.want(first.Resign(e.ctx), store.ErrUnavailable)

@@ -65,7 +65,8 @@ func Run(t *testing.T, site func(t testing.TB) Site) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			ctx, stop := context.WithTimeout(t.Context(), 2*patience)
+			t.Parallel()
+			ctx, stop := context.WithTimeout(t.Context(), 4*patience)
 			defer stop()
 			tt.f(&env{T: t, ctx: ctx, site: site(t)})
 		})

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// bridge makes a zap logger, which etcd wants, of a slog one. etcd tells much
+// that only its developers need: each level is taken one lower. Where etcd
+// would end the process or panic, the logger calls fatal (nil: nothing) and
+// ends the goroutine.
+func bridge(log *slog.Logger, fatal func(why string)) *zap.Logger {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	hook := goexit{fatal}
+	return zap.New(&core{h: log.Handler()}, zap.WithFatalHook(hook), zap.WithPanicHook(hook))
+}
+
+// goexit is what happens after a message of etcd's end.
+type goexit struct{ fatal func(why string) }
+
+func (g goexit) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
+	if g.fatal != nil {
+		why := e.Message
+		for _, f := range fields {
+			if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
+				why += ": " + err.Error()
+			}
+		}
+		g.fatal(why)
+	}
+	zapcore.WriteThenGoexit.OnWrite(e, fields)
+}
+
+// core is a zapcore.Core over a slog handler.
+type core struct{ h slog.Handler }
+
+func level(l zapcore.Level) slog.Level {
+	switch {
+	case l <= zapcore.DebugLevel:
+		return slog.LevelDebug - 4
+	case l == zapcore.InfoLevel:
+		return slog.LevelDebug
+	case l == zapcore.WarnLevel:
+		return slog.LevelInfo
+	case l == zapcore.ErrorLevel:
+		return slog.LevelWarn
+	}
+	return slog.LevelError
+}
+
+func attrs(fields []zapcore.Field) []slog.Attr {
+	var as []slog.Attr
+	for _, f := range fields {
+		enc := zapcore.NewMapObjectEncoder()
+		f.AddTo(enc)
+		for k, v := range enc.Fields {
+			as = append(as, slog.Any(k, v))
+		}
+	}
+	return as
+}
+
+func (c *core) Enabled(l zapcore.Level) bool { return c.h.Enabled(context.Background(), level(l)) }
+
+func (c *core) With(fields []zapcore.Field) zapcore.Core { return &core{c.h.WithAttrs(attrs(fields))} }
+
+func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) {
+		return ce.AddCore(e, c)
+	}
+	return ce
+}
+
+func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	r := slog.NewRecord(e.Time, level(e.Level), "etcd: "+e.Message, 0)
+	r.AddAttrs(attrs(fields)...)
+	return c.h.Handle(context.Background(), r)
+}
+
+func (c *core) Sync() error { return nil }
