@@ -96,7 +96,7 @@ func TestLayouts(t *testing.T) {
 	for _, l := range layouts {
 		t.Run(l.name, func(t *testing.T) {
 			in := make([]byte, len(l.mask)+3)
-			for range 200 {
+			for range 40 {
 				for i := range in {
 					in[i] = byte(rng.Uint32())
 				}

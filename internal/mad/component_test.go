@@ -203,7 +203,7 @@ func TestMatch(t *testing.T) {
 	}
 	for attr := range components {
 		matches := 0
-		for range 2000 {
+		for range 300 {
 			a := make([]byte, RecordLen(attr))
 			for i := range a {
 				a[i] = byte(rng.Uint32())
@@ -221,7 +221,7 @@ func TestMatch(t *testing.T) {
 				matches++
 			}
 		}
-		if matches == 0 || matches == 2000 {
+		if matches == 0 || matches == 300 {
 			t.Errorf("attribute %#x: %d matches prove nothing", attr, matches)
 		}
 		if full := make([]byte, RecordLen(attr)); Match(attr, 0, 0, full, full[1:]) || Match(attr, 0, 0, full[1:], full) {

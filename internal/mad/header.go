@@ -16,6 +16,8 @@ const (
 	ClassDevMgmt    Class = 0x06
 	ClassCM         Class = 0x07
 	ClassSNMP       Class = 0x08
+	ClassDevAdm     Class = 0x10
+	ClassBIS        Class = 0x12
 	ClassCongestion Class = 0x21
 	ClassPing       Class = 0x32 // vendor class of ibping, by its OUI
 	ClassSysStat    Class = 0x33 // vendor class of ibsysstat, by its OUI
@@ -33,8 +35,10 @@ const (
 func (c Class) IsSubn() bool { return c == ClassSubnLID || c == ClassSubnDR }
 
 // HasRMPP reports whether MADs of class c have an RMPP header: subnet
-// administration, device administration and vendor range 2.
-func (c Class) HasRMPP() bool { return c == ClassSA || c == 0x10 || c >= 0x30 && c <= 0x4f }
+// administration, device administration, BIS and vendor range 2.
+func (c Class) HasRMPP() bool {
+	return c == ClassSA || c == ClassDevAdm || c == ClassBIS || c >= 0x30 && c <= 0x4f
+}
 
 // Method is a management method with its response bit.
 type Method uint8

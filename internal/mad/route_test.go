@@ -132,7 +132,7 @@ func roundTrip(t *testing.T, f *fabric, from end, path []uint8) (delivered bool)
 // adapters on the way, lose the SMP; nothing else does.
 func TestDirectedRoutes(t *testing.T) {
 	delivered, lost := 0, 0
-	for seed := range uint64(150) {
+	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		f := randomFabric(rng, 1+rng.IntN(7))
 		for node := range f.ports {
@@ -153,7 +153,7 @@ func TestDirectedRoutes(t *testing.T) {
 			explore(nil)
 		}
 	}
-	if delivered < 20000 || lost < 20000 {
+	if delivered < 5000 || lost < 5000 {
 		t.Errorf("%d delivered, %d lost", delivered, lost)
 	}
 }
