@@ -113,7 +113,7 @@ const (
 
 func climb(t *testing.T, b *bed, how int) {
 	for _, r := range append(append([]rung{}, pingpongs...), perftests...) {
-		if !*soak && (how == basic && !r.basic || how != all && r.slow()) {
+		if !lab.Soak && (how == basic && !r.basic || how != all && r.slow()) {
 			continue
 		}
 		t.Run(r.name(), func(t *testing.T) {
@@ -234,7 +234,7 @@ func TestTwoNodes9000(t *testing.T) { climb(t, open(t, 9000, false, 0), most) }
 func TestTwoNodes1500(t *testing.T) { climb(t, open(t, 1500, false, 0), basic) }
 
 func TestTwoNodesUnprivileged(t *testing.T) {
-	if !*soak {
+	if !lab.Soak {
 		b := open(t, 9000, false, lab.Nobody)
 		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 		return

@@ -68,7 +68,7 @@ func TestKills(t *testing.T) {
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			kills := 100
-			if !oneNode && !*soak {
+			if !oneNode && !lab.Soak {
 				kills = 30
 			}
 			killSome(t, open(t, 9000, oneNode, 0), kills)
@@ -272,7 +272,7 @@ func TestNodeKilled(t *testing.T) {
 
 // weft run starts a node of the user's own when there is none, and says so.
 func TestAutoStart(t *testing.T) {
-	needRoot(t)
+	lab.NeedNetNS(t)
 	ns, other, err := lab.Joined(9000)
 	if err != nil {
 		t.Fatal(err)

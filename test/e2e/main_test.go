@@ -9,54 +9,16 @@
 package e2e
 
 import (
-	"flag"
-	"fmt"
+	"errors"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"weft/test/lab"
 )
 
-var soak = flag.Bool("soak", os.Getenv("WEFT_SOAK") == "1", "run the full matrices, which take long")
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	cleanup, err := lab.Setup()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "e2e:", err)
-		return 1
-	}
-	defer cleanup()
-	code := m.Run()
-	for _, b := range beds {
-		if err := b.close(); err != nil {
-			fmt.Fprintln(os.Stderr, "e2e: at the end:", err)
-			code = 1
-		}
-	}
-	return code
-}
-
-var netns = sync.OnceValue(lab.MayMakeNetNS)
-
-// needRoot skips a test that needs namespaces where they cannot be made; with
-// REQUIRE_E2E=1 that is a failure.
-func needRoot(t *testing.T) {
-	t.Helper()
-	if err := netns(); err != nil {
-		if os.Getenv("REQUIRE_E2E") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
+func TestMain(m *testing.M) { os.Exit(lab.Main(m, closeBeds)) }
 
 // bed is where a server and a client run: nodes, namespaces, users.
 type bed struct {
@@ -67,33 +29,32 @@ type bed struct {
 
 var beds []*bed // all that are open
 
+func closeBeds() error {
+	var err error
+	for _, b := range beds {
+		err = errors.Join(err, b.close())
+	}
+	return err
+}
+
 func (b *bed) close() error {
-	var first error
-	note := func(err error) {
-		if err != nil && first == nil {
-			first = err
-		}
-	}
-	nodes := []*lab.Node{b.Server, b.Client}
-	if b.Server == b.Client {
-		nodes = nodes[:1]
-	}
-	for _, n := range nodes {
-		if n != nil {
-			note(n.Close())
+	var err error
+	for i, n := range []*lab.Node{b.Server, b.Client} {
+		if n != nil && (i == 0 || n != b.Server) {
+			err = errors.Join(err, n.Close())
 		}
 	}
 	for _, s := range b.spaces {
-		note(s.Close())
+		err = errors.Join(err, s.Close())
 	}
-	return first
+	return err
 }
 
 // open makes a bed and closes it with the test, when every node must still be
 // in order.
 func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 	t.Helper()
-	needRoot(t)
+	lab.NeedNetNS(t)
 	a, c, err := lab.Joined(mtu)
 	if err != nil {
 		t.Fatal(err)

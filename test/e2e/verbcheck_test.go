@@ -43,7 +43,7 @@ func rows(t *testing.T, output string) {
 }
 
 func big(args ...string) []string {
-	if *soak {
+	if lab.Soak {
 		return append(args, "--big")
 	}
 	return args

@@ -11,7 +11,6 @@ package interop
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,22 +23,7 @@ import (
 	"weft/test/lab"
 )
 
-var soak = flag.Bool("soak", os.Getenv("WEFT_SOAK") == "1", "more iterations, every verbcheck test both ways")
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	cleanup, err := lab.Setup()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "interop:", err)
-		return 1
-	}
-	defer cleanup()
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(lab.Main(m, nil)) }
 
 // bench is one node and one guest at the two ends of a TAP.
 type bench struct {
@@ -51,22 +35,12 @@ type bench struct {
 	port   int
 }
 
-func skipOrFail(t *testing.T, err error) {
-	t.Helper()
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatal(err)
-	}
-	t.Skip(err)
-}
-
 // up boots the guest and starts the node; both end with the test.
 func up(t *testing.T, mtu int) *bench {
 	t.Helper()
-	if err := lab.MayMakeNetNS(); err != nil {
-		skipOrFail(t, err)
-	}
+	lab.NeedNetNS(t)
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		skipOrFail(t, errors.New("a TAP needs /dev/net/tun"))
+		lab.Lacks(t, errors.New("a TAP needs /dev/net/tun"))
 	}
 	image, err := guest.Build(t.Context(), "")
 	if err != nil {
@@ -242,7 +216,7 @@ func TestSoftRoCE(t *testing.T) {
 	b := up(t, 1500)
 	file, stop := b.capture(t)
 	n, bw := "-n 100", "-n 100 -s 16384 -F"
-	if *soak {
+	if lab.Soak {
 		n, bw = "-n 1000", "-n 2000 -s 65536 -F"
 	}
 	for _, p := range []program{
@@ -307,7 +281,7 @@ func TestVerbcheck(t *testing.T) {
 	}
 	t.Run("weft as client", func(t *testing.T) { check(t, true, false) })
 	t.Run("weft as server", func(t *testing.T) { check(t, false, false) })
-	if *soak {
+	if lab.Soak {
 		t.Run("weft as client over IPv6", func(t *testing.T) { check(t, true, true) })
 	}
 }
