@@ -9,6 +9,10 @@ import (
 	"weft/test/lab"
 )
 
+// How long a run may take on a machine that does much else. Within it verbcheck
+// bounds every wait itself.
+const verbcheckLimit = 10 * time.Minute
+
 // verbcheck runs the program between the bed's nodes, one row per check.
 func verbcheck(t *testing.T, b *bed, limit time.Duration, flags []string, args ...string) {
 	t.Helper()
@@ -50,13 +54,13 @@ func big(args ...string) []string {
 }
 
 func TestVerbcheckOneNode(t *testing.T) {
-	verbcheck(t, open(t, 9000, true, 0), 3*time.Minute, nil, big()...)
+	verbcheck(t, open(t, 9000, true, 0), verbcheckLimit, nil, big()...)
 }
 
 // Both ends in one process, of a user without rights.
 func TestVerbcheckLocal(t *testing.T) {
 	b := open(t, 9000, true, lab.Nobody)
-	out, err := lab.Run(b.Server.Program(lab.Bin("verbcheck"), "--local"), 3*time.Minute)
+	out, err := lab.Run(b.Server.Program(lab.Bin("verbcheck"), "--local"), verbcheckLimit)
 	rows(t, out)
 	if err != nil && !t.Failed() {
 		t.Errorf("%v\n%s", err, lab.Tail(out, 20))
@@ -64,22 +68,22 @@ func TestVerbcheckLocal(t *testing.T) {
 }
 
 func TestVerbcheckArena(t *testing.T) {
-	verbcheck(t, open(t, 9000, true, 0), 3*time.Minute, []string{"--arena"})
+	verbcheck(t, open(t, 9000, true, 0), verbcheckLimit, []string{"--arena"})
 }
 
 // One node, but every message through the full packet path.
 func TestVerbcheckWireLocal(t *testing.T) {
-	verbcheck(t, open(t, 1500, true, 0, "--wire-local"), 3*time.Minute, nil)
+	verbcheck(t, open(t, 1500, true, 0, "--wire-local"), verbcheckLimit, nil)
 }
 
 func TestVerbcheckTwoNodes(t *testing.T) {
-	verbcheck(t, open(t, 9000, false, 0), 3*time.Minute, nil, big()...)
+	verbcheck(t, open(t, 9000, false, 0), verbcheckLimit, nil, big()...)
 }
 
 func TestVerbcheckTwoNodesIPv6(t *testing.T) {
 	b := open(t, 1500, false, 0)
 	b.V6 = true
-	verbcheck(t, b, 3*time.Minute, nil)
+	verbcheck(t, b, verbcheckLimit, nil)
 }
 
 // Reliable traffic over links that lose, double, reorder and damage packets.
@@ -96,7 +100,7 @@ func TestVerbcheckFaults(t *testing.T) {
 				}
 			}
 			// What may be lost for good is left out: datagrams, and the refusal of a request, which is not repeated.
-			verbcheck(t, b, 4*time.Minute, nil, "-T", "12", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
+			verbcheck(t, b, verbcheckLimit, nil, "-T", "12", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
 			s, err := b.Client.Status()
 			if err != nil {
 				t.Fatal(err)

@@ -347,6 +347,7 @@ bool port_is_ib(void) { return A->h.link_layer == IBV_LINK_LAYER_INFINIBAND; }
 bool is_rxe(const struct conn *c) { return c->s[0].e->rxe || c->s[1].e->rxe; }
 
 uint64_t room(const struct conn *c) { return c->o.room; }
+uint64_t aligned(struct buf b) { return (8 - b.addr % 8) % 8 + 64; }
 
 void attr_ah(struct end *from, struct end *to, struct ibv_ah_attr *a)
 {

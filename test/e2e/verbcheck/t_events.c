@@ -335,7 +335,7 @@ static void resize(void)
 			target(&w[posted], &c, 0, c.s[1].rxm, 0);
 			post(&c, 0, &w[posted]);
 		}
-		/* all of them are in the queue when a later ping of the other direction is through */
+		/* most are in the queue when a later ping of the other direction is through */
 		if (step[s].post)
 			ping(&c, 1);
 		if (step[s].resize) {
@@ -347,13 +347,17 @@ static void resize(void)
 	}
 	CHECK(polled == posted, "test bug");
 	want_none(A, c.s[0].scq, 10);
-	/* Not below what it holds, nor to nothing. */
+	/* Not below what it holds, nor to nothing. The last one's bytes tell that B has executed, and so acknowledged, all
+	 * before it sends anything else. */
+	fill(A, c.s[0].tx, 16, 16, 2);
+	expect(B, c.s[1].rx, 16, 16, 2, 16);
 	for (int k = 0; k < 20; k++) {
 		w[k] = swr(&c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
-		add(&w[k], c.s[0].txm, 0, 16);
-		target(&w[k], &c, 0, c.s[1].rxm, 0);
+		add(&w[k], c.s[0].txm, k == 19 ? 16 : 0, 16);
+		target(&w[k], &c, 0, c.s[1].rxm, k == 19 ? 16 : 0);
 		post(&c, 0, &w[k]);
 	}
+	verify(B, c.s[1].rx, wait_ms, "target of the last write");
 	ping(&c, 1);
 	EXPECT_RC(EINVAL, try_resize(A, c.s[0].scq, 0, &got));
 	EXPECT_RC(EINVAL, try_resize(A, c.s[0].scq, A->h.dev.max_cqe + 1, &got));

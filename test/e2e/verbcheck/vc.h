@@ -222,6 +222,7 @@ void want_none(struct end *e, int cq, int ms);
 void ping(struct conn *c, int from);  /* a SEND that must arrive */
 int sizes(struct conn *c, uint64_t *out);
 uint64_t room(const struct conn *c);
+uint64_t aligned(struct buf b);  /* an offset fit for an atomic */
 bool is_rxe(const struct conn *c);
 const char *type_name(int type);
 bool port_is_ib(void);
@@ -251,6 +252,6 @@ struct test {
 	int flags;
 };
 enum { ASYNC = 1, BIG = 2 };
-extern const struct test object_tests[], data_tests[], error_tests[], event_tests[], state_tests[];
+extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], unreliable_tests[], event_tests[];
 
 #endif
