@@ -69,6 +69,14 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 			}
 		}
 		b.check(t)
+		if t.Failed() {
+			for _, n := range []*lab.Node{b.Server, b.Client} {
+				if n != nil {
+					out, err := n.Weft("stat")
+					t.Logf("node in %s counted (%v):\n%s", n.Dir, err, out)
+				}
+			}
+		}
 		if err := b.close(); err != nil {
 			t.Error(err)
 		}

@@ -100,7 +100,7 @@ func TestVerbcheckFaults(t *testing.T) {
 				}
 			}
 			// What may be lost for good is left out: datagrams, and the refusal of a request, which is not repeated.
-			verbcheck(t, b, verbcheckLimit, nil, "-T", "12", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
+			verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
 			s, err := b.Client.Status()
 			if err != nil {
 				t.Fatal(err)
