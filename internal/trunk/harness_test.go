@@ -28,7 +28,6 @@ type end struct {
 func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
 	t.Helper()
 	e := &end{t: t, limit: limit}
-	e.batch = NewBatch(node, epoch, 3, 1, func(int) Remote { return Remote{To: e.core.Status(0).Epoch, Limit: e.limit} })
 	core, err := New(Config{Node: node, Epoch: epoch, Peers: []ib.GUID{0}, Event: func(ev Event) {
 		e.events = append(e.events, fmt.Sprintf("up=%v node=%x restarted=%v", ev.Up, uint64(ev.Node), ev.Restarted))
 	}})
@@ -37,6 +36,14 @@ func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
 	}
 	e.core = core
 	return e
+}
+
+// newBatch makes the batch, which is large: an end that only receives has none.
+func (e *end) newBatch() {
+	if e.batch == nil {
+		c := &e.core.cfg
+		e.batch = NewBatch(c.Node, c.Epoch, 3, 1, func(int) Remote { return Remote{To: e.core.Status(0).Epoch, Limit: e.limit} })
+	}
 }
 
 func (e *end) handle(now mono.Time, d []byte) {
@@ -58,6 +65,7 @@ func (e *end) control(now mono.Time) (out [][]byte) {
 // send commits packets, each reserved with slack octets too many.
 func (e *end) send(slack int, packets ...[]byte) {
 	e.t.Helper()
+	e.newBatch()
 	for _, p := range packets {
 		b := e.batch.Reserve(0, min(len(p)+slack, MaxPacket))
 		if b == nil {

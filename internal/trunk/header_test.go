@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"bytes"
+	"encoding/hex"
+	"strings"
+	"testing"
+)
+
+func unhex(t testing.TB, s string) []byte {
+	t.Helper()
+	b, err := hex.DecodeString(strings.Join(strings.Fields(s), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// golden are headers in octets written by hand from docs/notes/trunk.md.
+var golden = []struct {
+	h Header
+	b string
+}{
+	{Header{Kind: Data, Stream: 5, From: 0x01020304, To: 0x05060708, Seq: 0x090a0b0c, Node: 0x1112131415161718},
+		"57 10 05 00 01020304 05060708 090a0b0c 1112131415161718"},
+	{Header{Kind: Fragment, Stream: 63, From: 1, To: 2, Seq: 0xffffffff, Node: 3},
+		"57 11 3f 00 00000001 00000002 ffffffff 0000000000000003"},
+	{Header{Kind: Hello, From: 0xffffffff, Seq: 1, Node: 0xfe00000000000000},
+		"57 12 00 00 ffffffff 00000000 00000001 fe00000000000000"},
+	{Header{Kind: HelloReply, From: 8, To: 9, Seq: 0x80000000, Node: 7},
+		"57 13 00 00 00000008 00000009 80000000 0000000000000007"},
+}
+
+func TestHeader(t *testing.T) {
+	for _, c := range golden {
+		want := unhex(t, c.b)
+		b := bytes.Repeat([]byte{0xa5}, HeaderLen+3)
+		c.h.Put(b)
+		if !bytes.Equal(b, append(want, 0xa5, 0xa5, 0xa5)) {
+			t.Errorf("%+v:\ngot  % x\nwant % x", c.h, b, want)
+		}
+		want[3] = 0xff // reserved
+		var h Header
+		body, why := h.Parse(append(want, 1, 2))
+		if why != OK || h != c.h || !bytes.Equal(body, []byte{1, 2}) {
+			t.Errorf("got %+v, body % x, %v; want %+v", h, body, why, c.h)
+		}
+		for n := range HeaderLen {
+			if _, why := h.Parse(want[:n]); why != Short {
+				t.Errorf("%d octets: %v, want %v", n, why, Short)
+			}
+		}
+	}
+}
+
+func TestHeaderRefusals(t *testing.T) {
+	for _, c := range []struct {
+		at   int
+		v    []byte
+		want Refusal
+	}{
+		{0, []byte{0x58}, BadMagic}, {1, []byte{0x20}, BadMagic}, {1, []byte{0x00}, BadMagic},
+		{1, []byte{0x14}, BadKind}, {1, []byte{0x1f}, BadKind},
+		{2, []byte{64}, BadStream}, {2, []byte{255}, BadStream},
+		{4, make([]byte, 4), BadIdentity}, {16, make([]byte, 8), BadIdentity},
+	} {
+		b := unhex(t, golden[0].b)
+		copy(b[c.at:], c.v)
+		var h Header
+		if _, why := h.Parse(b); why != c.want {
+			t.Errorf("% x at %d: %v, want %v", c.v, c.at, why, c.want)
+		}
+	}
+	for r := range NumRefusals + 1 {
+		if s := r.String(); s == "" || strings.Contains(s, " ") || (s == "unknown") != (r == NumRefusals) {
+			t.Errorf("refusal %d is called %q", r, s)
+		}
+	}
+	for l := range NumLost + 1 {
+		if s := l.String(); s == "" || (s == "unknown") != (l == NumLost) {
+			t.Errorf("loss %d is called %q", l, s)
+		}
+	}
+}
+
+func TestBoundaries(t *testing.T) {
+	big := append([]byte{0x40, 0x00}, make([]byte, MaxPacket)...)
+	for _, c := range []struct {
+		body []byte
+		want bool
+	}{
+		{nil, false},
+		{unhex(t, "00"), false},
+		{unhex(t, "0000"), false},
+		{unhex(t, "0001"), false},
+		{unhex(t, "0001aa"), true},
+		{unhex(t, "0001aabb"), false},
+		{unhex(t, "0001aa 0002bbcc"), true},
+		{unhex(t, "0001aa 0003bbcc"), false},
+		{unhex(t, "0001aa 00"), false},
+		{unhex(t, "0001aa 0000"), false},
+		{unhex(t, "ffffaa"), false},
+		{big, true},
+		{append([]byte{0x40, 0x01}, make([]byte, MaxPacket+1)...), false},
+	} {
+		if got := boundaries(c.body); got != c.want {
+			t.Errorf("% .20x, %d octets: %v", c.body, len(c.body), got)
+		}
+	}
+}
+
+func TestPiece(t *testing.T) {
+	b := bytes.Repeat([]byte{0xa5}, 6)
+	piece{index: 2, count: 3, length: 0x1052}.put(b)
+	if !bytes.Equal(b, unhex(t, "02 03 1052 a5a5")) {
+		t.Errorf("got % x", b)
+	}
+	for _, c := range []struct {
+		head string
+		n    int // octets behind it
+		want bool
+	}{
+		{"00 03 1052", 1393, true}, {"02 03 1052", 1393, true}, // 4178 octets
+		{"02 03 1052", 1394, false}, {"02 03 1052", 1392, false}, {"02 03 1052", 0, false},
+		{"03 03 1052", 1393, false}, // index
+		{"00 01 0010", 16, false},   // one fragment is none
+		{"00 00 0010", 16, false},
+		{"00 20 4000", 512, true},
+		{"00 21 4000", 497, false},  // too many
+		{"00 02 4001", 8193, false}, // too long
+		{"00 02 0000", 0, false},
+		{"00 02 0002", 1, true},
+		{"00 04 0005", 2, false}, // the last would be empty
+		{"00 02 0001", 1, false},
+	} {
+		body := append(unhex(t, c.head), make([]byte, c.n)...)
+		p, data, ok := parsePiece(body)
+		if ok != c.want || ok && len(data) != p.size() {
+			t.Errorf("%s and %d octets: %v", c.head, c.n, ok)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// TestAnyOrder reassembles packets whose fragments come in any order, several
+// packets at a time.
+func TestAnyOrder(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, limit := range []int{MinDatagram, 1472} {
+		a, b := pair(t, limit)
+		for round := range 50 {
+			b.got = nil
+			want := map[string]bool{}
+			for i := range 8 {
+				p := random(limit + r.IntN(MaxPacket-limit))
+				p[0], p[1] = byte(round), byte(i) // no two are equal
+				want[string(p)] = true
+				a.send(0, p)
+			}
+			d := a.datagrams()
+			r.Shuffle(len(d), func(i, j int) { d[i], d[j] = d[j], d[i] })
+			for _, x := range d {
+				b.handle(2*ms, x)
+			}
+			for _, p := range b.got {
+				if !want[string(p)] {
+					t.Fatalf("round %d: a packet that was not sent, or twice", round)
+				}
+				delete(want, string(p))
+			}
+			// A first datagram that was overtaken at the very start counts as seen.
+			if len(want) > 0 && round > 0 {
+				t.Fatalf("round %d: %d packets missing: %+v", round, len(want), b.core.Status(0))
+			}
+		}
+	}
+}
+
+// fragment is a datagram of pair's a to its b.
+func fragment(stream uint8, seq uint32, p piece, data []byte) []byte {
+	d := make([]byte, FragmentLen, FragmentLen+len(data))
+	h := Header{Kind: Fragment, Stream: stream, From: 0x11111111, To: 0x22222222, Seq: seq, Node: 0xa0}
+	h.Put(d)
+	p.put(d[HeaderLen:])
+	return append(d, data...)
+}
+
+// TestHostileFragments begins far more packets than may be in reassembly, of
+// every length, on every stream: memory and packets stay bounded, the oldest
+// give way, and what is whole still arrives.
+func TestHostileFragments(t *testing.T) {
+	_, b := pair(t, 1472)
+	const n = 10000
+	for i := range uint32(n) {
+		b.handle(2*ms, fragment(uint8(i%MaxStreams), 100+i/MaxStreams*40, piece{0, 32, MaxPacket}, make([]byte, 512)))
+	}
+	parts := &b.core.peers[0].parts
+	if parts.used != MaxPartial || parts.gaveUp != n-MaxPartial {
+		t.Errorf("%d in reassembly, %d given up, want %d and %d", parts.used, parts.gaveUp, MaxPartial, n-MaxPartial)
+	}
+	memory := 0
+	for i := range parts.slot {
+		memory += len(parts.slot[i].data)
+	}
+	if memory > 520<<10 {
+		t.Errorf("%d octets in use", memory)
+	}
+	// The newest is among those that stayed.
+	last := uint32(n - 1)
+	for i := 1; i < 32; i++ {
+		b.handle(2*ms, fragment(uint8(last%MaxStreams), 100+last/MaxStreams*40+uint32(i), piece{i, 32, MaxPacket}, make([]byte, 512)))
+	}
+	if len(b.got) != 1 || parts.used != MaxPartial-1 {
+		t.Errorf("%d packets, %d in reassembly", len(b.got), parts.used)
+	}
+	// All others are given up in time, by Tick alone.
+	b.core.Tick(1 * ms.Add(PartialAge))
+	b.core.Tick(150 * ms)
+	b.core.Tick(250 * ms)
+	if parts.used != 0 || b.core.Status(0).GaveUp != n-1 {
+		t.Errorf("%d in reassembly, %d given up", parts.used, b.core.Status(0).GaveUp)
+	}
+}
+
+// TestFragmentsThatDiffer: a fragment must agree with the first of its packet;
+// one that does not changes nothing.
+func TestFragmentsThatDiffer(t *testing.T) {
+	_, b := pair(t, 1472)
+	want := []byte{1, 2, 3, 4, 5, 6}
+	b.handle(2*ms, fragment(3, 10, piece{0, 3, 6}, want[:2]))
+	for i, bad := range [][]byte{
+		fragment(3, 11, piece{1, 3, 5}, []byte{9, 9}),
+		fragment(3, 12, piece{2, 4, 8}, []byte{9, 9}),
+	} {
+		b.handle(2*ms, bad)
+		if got := b.core.Status(0).Drop[BadFragment]; got != uint64(i+1) {
+			t.Errorf("fragment %d: %d refused", i, got)
+		}
+	}
+	// The same numbers on another stream are another packet.
+	b.handle(2*ms, fragment(4, 11, piece{1, 3, 6}, []byte{8, 8}))
+	if len(b.got) != 0 {
+		t.Fatal("a packet came of fragments that differ")
+	}
+	b.handle(2*ms, fragment(3, 20, piece{0, 3, 6}, want[:2]))
+	b.handle(2*ms, fragment(3, 22, piece{2, 3, 6}, want[4:]))
+	b.handle(2*ms, fragment(3, 21, piece{1, 3, 6}, want[2:4]))
+	if len(b.got) != 1 || !bytes.Equal(b.got[0], want) {
+		t.Errorf("got % x", b.got)
+	}
+}
+
+// TestAge: a packet waits so long for its fragments and no longer.
+func TestAge(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		a, b := pair(t, 1472)
+		a.send(0, random(2000))
+		d := a.datagrams()
+		b.handle(1*ms, d[0])
+		at := ms.Add(PartialAge)
+		if late {
+			b.core.Tick(at.Add(time.Millisecond))
+		}
+		b.handle(at.Add(time.Millisecond), d[1])
+		if (len(b.got) == 0) != late || (b.core.Status(0).GaveUp == 1) != late {
+			t.Errorf("late=%v: %d packets, %+v", late, len(b.got), b.core.Status(0))
+		}
+	}
+}
+
+// TestDownClears: what is in reassembly when the trunk goes down is given up.
+func TestDownClears(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.send(0, random(2000))
+	d := a.datagrams()
+	b.handle(2*ms, d[0])
+	b.core.Tick(500 * ms)
+	if s := b.core.Status(0); s.Up || s.GaveUp != 1 || b.core.peers[0].parts.used != 0 {
+		t.Errorf("%+v", s)
+	}
+}

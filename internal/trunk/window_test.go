@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// model is the account of a stream kept in a map.
+type model struct {
+	first, top int64
+	seen       map[int64]bool
+}
+
+func (m *model) take(n int64) verdict {
+	if m.seen == nil {
+		m.seen, m.first, m.top = map[int64]bool{n: true}, n, n
+		return verdict{}
+	}
+	switch {
+	case n > m.top:
+		v := verdict{gap: uint32(n - m.top - 1)}
+		m.top, m.seen[n] = n, true
+		return v
+	case m.top-n >= windowSize:
+		return verdict{why: TooOld}
+	case m.seen[n] || n < m.first:
+		return verdict{why: Duplicate}
+	}
+	m.seen[n] = true
+	return verdict{reordered: true}
+}
+
+// TestWindow compares the window with the model, over the wrap of the
+// sequence numbers.
+func TestWindow(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var w window
+		var m model
+		for range rapid.IntRange(1, 300).Draw(t, "datagrams") {
+			step := rapid.OneOf(rapid.Int64Range(-3, 4), rapid.Int64Range(-1100, 1100), rapid.Int64Range(-200, 70)).Draw(t, "step")
+			at := m.top + step
+			if m.seen == nil {
+				at = 1<<33 - 500 + step
+			}
+			if got, want := w.take(uint32(at)), m.take(at); got != want {
+				t.Fatalf("%d after %d: got %+v, want %+v", at, m.top, got, want)
+			}
+		}
+	})
+}
