@@ -77,6 +77,7 @@ func FuzzBatch(f *testing.F) {
 	f.Add(uint16(1472), []byte{0x10, 0x52, 0x10, 0x52, 0x00, 0x1e, 0x80, 0x40, 0x27, 0x00})
 	f.Add(uint16(548), bytes.Repeat([]byte{0x3f, 0xff}, 20))
 	f.Add(uint16(65000), bytes.Repeat([]byte{0x10, 0x52}, 40))
+	pattern := random(MaxPacket + 300)
 	f.Fuzz(func(t *testing.T, limit uint16, in []byte) {
 		a, b := pair(t, min(max(int(limit), MinDatagram), MaxDatagram))
 		a.newBatch()
@@ -104,9 +105,7 @@ func FuzzBatch(f *testing.F) {
 			case 2: // shorter than reserved
 				n = n/2 + 1
 			}
-			for i := range p {
-				p[i] = byte(len(want)) + byte(i>>3)
-			}
+			copy(p, pattern[len(want):])
 			want = append(want, bytes.Clone(p[:n]))
 			a.batch.Commit(ms, n)
 			if v>>14 == 3 {
