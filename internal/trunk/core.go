@@ -272,6 +272,12 @@ func (c *Core) alive(now mono.Time, i int, h *Header) {
 	}
 	if h.From != p.last {
 		p.before, p.last = p.last, h.From
+		// Within an epoch numbers go on, whatever the trunk does.
+		for _, w := range p.streams {
+			if w != nil {
+				*w = window{}
+			}
+		}
 	}
 	s.Up, s.Node, s.Epoch, s.Since = true, h.Node, h.From, now
 	s.Ups++
@@ -285,11 +291,6 @@ func (c *Core) down(now mono.Time, i int, restarted bool) {
 	s := &p.status
 	s.Up, s.Epoch, s.Since, s.RTT = false, 0, now, 0
 	s.Downs++
-	for _, w := range p.streams {
-		if w != nil {
-			*w = window{}
-		}
-	}
 	p.parts.clear()
 	c.cfg.Event(Event{Peer: i, Node: s.Node, Restarted: restarted})
 }
@@ -303,8 +304,10 @@ func (p *peer) sequence(h *Header) Refusal {
 	}
 	v := w.take(h.Seq)
 	p.status.Lost += uint64(v.gap)
-	if v.reordered {
+	if v.late {
 		p.status.Reordered++
+	}
+	if v.filled {
 		p.status.Lost--
 	}
 	return v.why

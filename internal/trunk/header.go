@@ -36,7 +36,7 @@ const (
 	MinDatagram = 548
 	MaxDatagram = 65000
 	// MaxPartial bounds the packets of a peer in reassembly.
-	MaxPartial = 32
+	MaxPartial = 128
 )
 
 // Times, of a Config that does not say otherwise.

@@ -2,11 +2,14 @@
 
 package trunk
 
-import "weft/internal/mono"
+import (
+	"math/bits"
+
+	"weft/internal/mono"
+)
 
 // partial is a packet in reassembly.
 type partial struct {
-	used   bool
 	stream uint8
 	id     uint32 // sequence number of the first fragment
 	count  uint8
@@ -14,15 +17,15 @@ type partial struct {
 	got    uint32    // bit i: fragment i is there
 	since  mono.Time // arrival of the first that came
 	order  uint64    // of that arrival
-	data   []byte    // MaxPacket octets and room for the last fragment's padding
+	data   []byte    // room for the packet and the last fragment's padding
 }
 
 // partials are the packets of one peer in reassembly. Memory is taken when it
 // is first needed and kept.
 type partials struct {
-	slot   [MaxPartial]partial
-	recent int // index of the one that the next fragment is likely for
+	slot   [MaxPartial]*partial // those in use come first; behind them nil, or free
 	used   int
+	recent int // index of the one that the next fragment is likely for
 	order  uint64
 	// gaveUp counts packets whose other fragments did not come in time, or
 	// before too many others began.
@@ -33,10 +36,12 @@ type partials struct {
 // the next call. why is BadFragment where it is not like the others.
 func (r *partials) add(now mono.Time, stream uint8, seq uint32, p piece, data []byte) (whole []byte, why Refusal) {
 	id := seq - uint32(p.index)
-	s := r.find(stream, id)
-	if s == nil {
-		s = r.begin(now, stream, id, p)
-	} else if int(s.count) != p.count || int(s.length) != p.length {
+	i := r.find(stream, id)
+	if i < 0 {
+		i = r.begin(now, stream, id, p)
+	}
+	s := r.slot[i]
+	if int(s.count) != p.count || int(s.length) != p.length {
 		return nil, BadFragment
 	}
 	// Invariant: find tells packets apart by stream and id, and the sequence
@@ -46,77 +51,76 @@ func (r *partials) add(now mono.Time, stream uint8, seq uint32, p piece, data []
 	if s.got != 1<<s.count-1 {
 		return nil, OK
 	}
-	r.end(s)
+	r.end(i)
 	return s.data[:s.length:s.length], OK
 }
 
-func (r *partials) find(stream uint8, id uint32) *partial {
-	if r.used == 0 {
-		return nil
+// find returns the index of a packet, -1 if it is not there.
+func (r *partials) find(stream uint8, id uint32) int {
+	is := func(s *partial) bool { return s.id == id && s.stream == stream }
+	if r.recent < r.used && is(r.slot[r.recent]) {
+		return r.recent
 	}
-	for i := range r.slot {
-		k := (r.recent + i) % MaxPartial
-		if s := &r.slot[k]; s.used && s.id == id && s.stream == stream {
-			r.recent = k
-			return s
+	for i, s := range r.slot[:r.used] {
+		if is(s) {
+			r.recent = i
+			return i
 		}
 	}
-	return nil
+	return -1
 }
 
 // begin takes a free slot, or that of the oldest packet.
-func (r *partials) begin(now mono.Time, stream uint8, id uint32, p piece) *partial {
-	best := 0
-	for i := range r.slot {
-		s := &r.slot[i]
-		if !s.used {
-			best = i
-			break
+func (r *partials) begin(now mono.Time, stream uint8, id uint32, p piece) int {
+	if r.used == MaxPartial {
+		oldest := 0
+		for i, s := range r.slot {
+			if s.order < r.slot[oldest].order {
+				oldest = i
+			}
 		}
-		if s.order < r.slot[best].order {
-			best = i
-		}
+		r.giveUp(oldest)
 	}
-	s := &r.slot[best]
-	if s.used {
-		r.gaveUp++
-		r.end(s)
+	i := r.used
+	r.used++
+	if r.slot[i] == nil {
+		r.slot[i] = new(partial)
 	}
-	if s.data == nil {
-		s.data = make([]byte, MaxPacket+MaxFragments)
+	s := r.slot[i]
+	if n := p.size() * p.count; n > len(s.data) {
+		// In powers of two, so that this ends soon.
+		s.data = make([]byte, min(1<<bits.Len(uint(n-1)), MaxPacket+MaxFragments))
 	}
 	r.order++
-	r.used++
-	r.recent = best
-	s.used, s.stream, s.id, s.count, s.length = true, stream, id, uint8(p.count), uint16(p.length)
+	r.recent = i
+	s.stream, s.id, s.count, s.length = stream, id, uint8(p.count), uint16(p.length)
 	s.got, s.since, s.order = 0, now, r.order
-	return s
+	return i
 }
 
-func (r *partials) end(s *partial) {
-	s.used = false
+// end frees a slot; its data stays until the next begin.
+func (r *partials) end(i int) {
 	r.used--
+	r.slot[i], r.slot[r.used] = r.slot[r.used], r.slot[i]
+}
+
+func (r *partials) giveUp(i int) {
+	r.gaveUp++
+	r.end(i)
 }
 
 // expire gives up what is older than PartialAge.
 func (r *partials) expire(now mono.Time) {
-	if r.used == 0 {
-		return
-	}
-	for i := range r.slot {
-		if s := &r.slot[i]; s.used && now.Sub(s.since) >= PartialAge {
-			r.gaveUp++
-			r.end(s)
+	for i := r.used - 1; i >= 0; i-- {
+		if now.Sub(r.slot[i].since) >= PartialAge {
+			r.giveUp(i)
 		}
 	}
 }
 
 // clear gives up everything.
 func (r *partials) clear() {
-	for i := range r.slot {
-		if s := &r.slot[i]; s.used {
-			r.gaveUp++
-			r.end(s)
-		}
+	for r.used > 0 {
+		r.giveUp(r.used - 1)
 	}
 }

@@ -5,29 +5,29 @@ package trunk
 // windowSize is how far below the newest a sequence number may arrive.
 const windowSize = 1024
 
-// window is the receiver's account of one stream. The zero value has seen
-// nothing.
+// window is the receiver's account of one stream of one epoch. The zero value
+// has seen nothing.
 type window struct {
 	begun bool
+	young bool                    // first is less than windowSize below top
+	first uint32                  // the number that arrived first
 	top   uint32                  // the highest number so far
 	seen  [windowSize / 64]uint64 // bit n%windowSize: n of (top-windowSize, top] arrived
 }
 
 // verdict is what a sequence number says of its datagram.
 type verdict struct {
-	why       Refusal // OK, Duplicate or TooOld
-	gap       uint32  // numbers skipped just now
-	reordered bool    // one of those skipped earlier
+	why    Refusal // OK, Duplicate or TooOld
+	gap    uint32  // numbers skipped just now
+	late   bool    // below the top
+	filled bool    // and one of those skipped earlier
 }
 
 // take accounts for a datagram with number n.
 func (w *window) take(n uint32) (v verdict) {
 	if !w.begun {
-		// What came before the trunk did is not missing.
-		w.begun, w.top = true, n
-		for i := range w.seen {
-			w.seen[i] = ^uint64(0)
-		}
+		*w = window{begun: true, young: true, first: n, top: n}
+		w.set(n)
 		return v
 	}
 	d := n - w.top
@@ -35,6 +35,7 @@ func (w *window) take(n uint32) (v verdict) {
 		w.forget(d)
 		w.top = n
 		w.set(n)
+		w.young = w.young && d < windowSize && n-w.first < windowSize
 		v.gap = d - 1
 		return v
 	}
@@ -45,7 +46,9 @@ func (w *window) take(n uint32) (v verdict) {
 		v.why = Duplicate
 	default:
 		w.set(n)
-		v.reordered = true
+		v.late = true
+		// What was overtaken by the first was never missed.
+		v.filled = !w.young || int32(n-w.first) > 0
 	}
 	return v
 }

@@ -26,11 +26,11 @@ func (m *model) take(n int64) verdict {
 		return v
 	case m.top-n >= windowSize:
 		return verdict{why: TooOld}
-	case m.seen[n] || n < m.first:
+	case m.seen[n]:
 		return verdict{why: Duplicate}
 	}
 	m.seen[n] = true
-	return verdict{reordered: true}
+	return verdict{late: true, filled: n > m.first}
 }
 
 // TestWindow compares the window with the model, over the wrap of the
