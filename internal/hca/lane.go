@@ -61,6 +61,7 @@ type Lane struct {
 	run            pkt.Run
 	cqe            CQE
 	moved          int // bytes since the last look at rings and sockets
+	carried        uint64
 }
 
 // Others is a lane's way to the other lanes of its node.
@@ -98,6 +99,9 @@ func (l *Lane) SetFabric(f Link) { l.fabric = f }
 // before the lane runs.
 func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Run)) { l.manage = take }
 
+// Carried returns how many bytes of payload the lane has received and sent.
+func (l *Lane) Carried() uint64 { return l.carried }
+
 // Batch returns the lane's batch of placements.
 func (l *Lane) Batch() *mem.Batch { return l.batch }
 
@@ -119,6 +123,7 @@ const (
 func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 	l.refresh()
 	l.Stats.RcvdRuns++
+	l.carried += uint64(r.Data.Len)
 	a := l.all.At(r.Path.Function)
 	if a == nil {
 		l.Stats.DropNoFunction++
@@ -317,6 +322,7 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 		}
 		l.owe(q)
 		l.moved += r.Data.Len
+		l.carried += uint64(r.Data.Len)
 		l.transmit(now, q, r)
 	}
 	q.schedule()

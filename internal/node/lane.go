@@ -270,6 +270,16 @@ func (l *lane) recovered(r any) {
 	panic(r)
 }
 
+// lost reports whether a yield that kept the lane from its processor for away
+// was a loss, where it found n bytes to carry afterwards. A nanosecond per byte
+// is about what two nodes spend on one: whoever had the processor so long worked
+// for this lane, as the lane of a node does that sends to this one and shares
+// the processor. A thread that does not yield has it for a scheduling slice,
+// 1.4 ms or more, which no window of data makes good.
+func lost(away time.Duration, n uint64) bool {
+	return away > patience+time.Duration(n)
+}
+
 const (
 	// minSpin is how long a lane spins even where spinning has not paid of
 	// late: about what falling asleep and waking up costs.
@@ -319,9 +329,9 @@ func (l *lane) yield(now mono.Time) bool {
 		return false
 	}
 	unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
-	back := l.clock()
+	back, carried := l.clock(), l.hca.Carried()
 	busy := l.work(back)
-	if back.Sub(now) > patience {
+	if lost(back.Sub(now), l.hca.Carried()-carried) {
 		l.fine = min(max(2*l.fine, minPenalty), maxPenalty)
 		l.penalty = l.fine
 		l.stats.LostYields++
