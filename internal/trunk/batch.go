@@ -132,7 +132,7 @@ func (b *Batch) Reserve(peer, n int) []byte {
 		b.lost[peer][why]++
 		return nil
 	}
-	if o := &b.open; o.packets != 0 && (o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
+	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
 		b.seal()
 	}
 	b.room.n, b.room.peer, b.room.r = n, peer, r

@@ -120,6 +120,7 @@ type peer struct {
 type Core struct {
 	cfg   Config
 	peers []peer
+	pool  pool
 	next  mono.Time // of the hellos
 	// Peers before turn have been asked by Next since there was something new.
 	turn int
@@ -158,11 +159,14 @@ func (c *Core) Status(peer int) Status {
 	return s
 }
 
-// Handle takes a datagram that came from the address of a peer and delivers
-// its packets, each valid until deliver returns; deliver may use a Batch, not the
-// Core. What is refused is counted. Afterwards Next may have something.
-func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(peer int, packet []byte)) {
+// Handle takes a datagram that came from the address of a peer, delivers its
+// packets, at most MaxPackets, and returns their number. Each is part of the
+// datagram, or, of fragments, valid until Recycle. deliver may use a
+// Batch, not the Core. What is refused is counted. Afterwards Next may have
+// something.
+func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(peer int, packet []byte)) (delivered int) {
 	p := &c.peers[peer]
+	before := p.status.Packets
 	var h Header
 	body, why := h.Parse(datagram)
 	if why == OK {
@@ -182,11 +186,15 @@ func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(pee
 	}
 	if why != OK {
 		p.status.Drop[why]++
-		return
+		return 0
 	}
 	p.status.Datagrams++
 	p.status.Bytes += uint64(len(datagram))
+	return int(p.status.Packets - before)
 }
+
+// Recycle takes back the memory of the packets that Handle delivered.
+func (c *Core) Recycle() { c.pool.recycle() }
 
 // permitted judges whom the datagram is from and for, but for what hellos may
 // bring.
@@ -291,7 +299,7 @@ func (c *Core) down(now mono.Time, i int, restarted bool) {
 	s := &p.status
 	s.Up, s.Epoch, s.Since, s.RTT = false, 0, now, 0
 	s.Downs++
-	p.parts.clear()
+	p.parts.clear(&c.pool)
 	c.cfg.Event(Event{Peer: i, Node: s.Node, Restarted: restarted})
 }
 
@@ -341,7 +349,7 @@ func (c *Core) fragment(now mono.Time, i int, h *Header, body []byte, deliver fu
 		return why
 	}
 	p.heard = now
-	packet, why := p.parts.add(now, h.Stream, h.Seq, at, data)
+	packet, why := p.parts.add(now, &c.pool, h.Stream, h.Seq, at, data)
 	if packet != nil {
 		p.status.Packets++
 		p.status.Reassembled++
@@ -365,7 +373,7 @@ func (c *Core) Tick(now mono.Time) {
 	c.next = now.Add(c.cfg.HelloEvery)
 	for i := range c.peers {
 		c.peers[i].hello = true
-		c.peers[i].parts.expire(now)
+		c.peers[i].parts.expire(now, &c.pool)
 	}
 	c.turn = 0
 }

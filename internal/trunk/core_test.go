@@ -420,6 +420,7 @@ func TestHandleAllocatesNothing(t *testing.T) {
 			}
 			b.core.Handle(ms, 0, d[i], deliver)
 		}
+		b.core.Recycle()
 		first = false
 	})
 	if n != 0 || count != 3*51 {

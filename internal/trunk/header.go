@@ -24,6 +24,9 @@ const (
 	// MaxPacket bounds a native packet: what the length field of a 16B header
 	// can say, rounded up.
 	MaxPacket = 16384
+	// MaxPackets bounds the packets of a data datagram, so that a carrier can
+	// bound what it delivers at once.
+	MaxPackets = 64
 	// MaxFragments bounds the fragments of a packet.
 	MaxFragments = 32
 	// MaxStreams bounds the streams of a node, which are its lanes.
@@ -177,8 +180,8 @@ func boundaries(body []byte) bool {
 	if len(body) == 0 {
 		return false
 	}
-	for len(body) > 0 {
-		if len(body) < lengthLen {
+	for count := 0; len(body) > 0; count++ {
+		if count == MaxPackets || len(body) < lengthLen {
 			return false
 		}
 		n := int(be.Uint16(body))

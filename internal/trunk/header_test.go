@@ -102,6 +102,8 @@ func TestBoundaries(t *testing.T) {
 		{unhex(t, "0001aa 00"), false},
 		{unhex(t, "0001aa 0000"), false},
 		{unhex(t, "ffffaa"), false},
+		{bytes.Repeat(unhex(t, "0001aa"), MaxPackets), true},
+		{bytes.Repeat(unhex(t, "0001aa"), MaxPackets+1), false},
 		{big, true},
 		{append([]byte{0x40, 0x01}, make([]byte, MaxPacket+1)...), false},
 	} {

@@ -5,6 +5,7 @@ package trunk
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -64,12 +65,20 @@ func TestHostileFragments(t *testing.T) {
 	if parts.used != MaxPartial || parts.gaveUp != n-MaxPartial {
 		t.Errorf("%d in reassembly, %d given up, want %d and %d", parts.used, parts.gaveUp, MaxPartial, n-MaxPartial)
 	}
-	memory := 0
-	for _, s := range parts.slot {
-		memory += len(s.data)
+	memory := func() (n int) {
+		for _, s := range parts.slot[:parts.used] {
+			n += len(s.data)
+		}
+		for _, f := range append(b.core.pool.free[:], b.core.pool.done) {
+			for _, d := range f {
+				n += len(d)
+			}
+		}
+		return n
 	}
-	if memory > MaxPartial*(MaxPacket+MaxFragments) {
-		t.Errorf("%d octets in use", memory)
+	most := memory()
+	if most > (MaxPartial+1)*MaxPacket {
+		t.Errorf("%d octets in use", most)
 	}
 	// The newest is among those that stayed.
 	last := uint32(n - 1)
@@ -83,6 +92,9 @@ func TestHostileFragments(t *testing.T) {
 	b.core.Tick(1 * ms.Add(PartialAge))
 	b.core.Tick(150 * ms)
 	b.core.Tick(250 * ms)
+	if now := memory(); now != most {
+		t.Errorf("%d octets in use after %d: memory is lost or was taken twice", now, most)
+	}
 	if parts.used != 0 || b.core.Status(0).GaveUp != n-1 {
 		t.Errorf("%d in reassembly, %d given up", parts.used, b.core.Status(0).GaveUp)
 	}
@@ -143,5 +155,26 @@ func TestDownClears(t *testing.T) {
 	b.core.Tick(500 * ms)
 	if s := b.core.Status(0); s.Up || s.GaveUp != 1 || b.core.peers[0].parts.used != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestPacketsStay: packets stay as they are until Recycle, however many come.
+func TestPacketsStay(t *testing.T) {
+	a, b := pair(t, 1472)
+	var got, want [][]byte
+	for i := range 200 {
+		p := random(1500 + i)
+		want = append(want, p)
+		a.send(0, p)
+	}
+	for _, d := range a.datagrams() {
+		b.core.Handle(2*ms, 0, d, func(_ int, p []byte) { got = append(got, p) })
+	}
+	if !slices.EqualFunc(got, want, bytes.Equal) {
+		t.Errorf("%d packets of %d, or they changed", len(got), len(want))
+	}
+	b.core.Recycle()
+	if n := len(b.core.pool.free[class(1500)]) + len(b.core.pool.free[class(2049)]); n != 200 {
+		t.Errorf("%d buffers are free, want 200", n)
 	}
 }

@@ -172,10 +172,11 @@ func (l *Link) changed(e trunk.Event) {
 	}
 }
 
-// Recv delivers the packets of the next datagram that has arrived, each valid
-// until deliver returns, which may use a Sender, not the Link. more tells that
-// there was one.
+// Recv delivers the packets of the next datagram that has arrived. They stay
+// valid until the next Recv. deliver may use a Sender, not the Link. more tells
+// that there was one.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
+	l.core.Recycle()
 	if len(l.in) == 0 || l.in[0].due > now {
 		return false
 	}

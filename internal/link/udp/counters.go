@@ -19,7 +19,7 @@ type Counters struct {
 	// buffer was full.
 	RcvBufOverflow uint64
 	DropUnknown    uint64 // datagrams from an address that is no peer's
-	DropTruncated  uint64 // messages that did not fit their buffer
+	DropTruncated  uint64 // datagrams that did not fit their buffer
 	SentHellos     uint64 // and replies
 	LostHellos     uint64 // the socket did not take them
 }

@@ -18,6 +18,9 @@ import (
 	"weft/internal/trunk"
 )
 
+// MaxRecv bounds the packets that one Recv delivers.
+const MaxRecv = 512
+
 const (
 	sendBuffer   = 4 << 20 // of a socket, in bytes: some 60 trains
 	recvMessages = 16
@@ -80,10 +83,15 @@ type Link struct {
 	mtuAt    mono.Time
 
 	// Receiving.
-	turn  int // which of the two is next
-	lost  [2]uint32
-	in    [recvMessages]udpsock.Message
-	inMsg *[recvMessages]inMessage
+	turn     int // which of the two is next
+	lost     [2]uint32
+	family   int // of the messages at hand
+	got, cur int // messages received, and the one being cut
+	size     int // of each datagram in it, 0: not begun
+	n, off   int // its length, and where in it
+	peer     int // that it came from
+	in       [recvMessages]udpsock.Message
+	inMsg    *[recvMessages]inMessage
 	// Hellos and replies.
 	out    [1]udpsock.Message
 	outIov unix.Iovec

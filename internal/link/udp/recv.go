@@ -7,6 +7,7 @@ import (
 
 	"weft/internal/link/udpsock"
 	"weft/internal/mono"
+	"weft/internal/trunk"
 )
 
 // inMessage is the memory that one message of recvmmsg fills.
@@ -29,15 +30,44 @@ func (l *Link) initRecv() {
 	}
 }
 
-// Recv reads one batch of datagrams and delivers the packets in them with the
-// index of the peer they came from, each valid until deliver returns. deliver may use
-// a Sender, not the Link. more says that there may be more to receive at
-// once; without it the caller waits for input.
+// Recv delivers packets that arrived, at most MaxRecv, with the index of the
+// peer each came from. They stay valid until the next Recv. deliver may use a
+// Sender, not the Link. more says that there may be more to receive at once;
+// without it the caller waits for input.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
+	l.core.Recycle()
+	if l.cur == l.got && !l.read() {
+		return false
+	}
+	room := MaxRecv
+	for ; l.cur < l.got; l.cur++ {
+		if l.size == 0 && !l.begin() {
+			continue
+		}
+		m := l.inMsg[l.cur].data[:l.n]
+		// A datagram without octets is one too.
+		for first := l.off == 0; l.off < len(m) || first && l.off == len(m); first = false {
+			if room < trunk.MaxPackets {
+				l.control(now)
+				return true
+			}
+			end := min(l.off+l.size, len(m))
+			room -= l.core.Handle(now, l.peer, m[l.off:end:end], deliver)
+			l.off = end
+		}
+		l.size = 0
+	}
+	l.control(now)
+	return true
+}
+
+// read fills the receive buffers from the socket whose turn it is, or else the
+// other.
+func (l *Link) read() bool {
 	for range l.fd {
-		f := l.turn
+		l.family = l.turn
 		l.turn ^= 1
-		if l.fd[f] < 0 {
+		if l.fd[l.family] < 0 {
 			continue
 		}
 		for i := range l.in {
@@ -45,29 +75,26 @@ func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more 
 			h.Namelen = udpsock.NameLen
 			h.SetControllen(len(l.inMsg[i].ctrl))
 		}
-		n, e := udpsock.Recv(l.fd[f], l.in[:])
-		if n == 0 {
-			if e != unix.EAGAIN && e != unix.EINTR {
-				l.c.RcvErrors++
-			}
-			continue
+		n, e := udpsock.Recv(l.fd[l.family], l.in[:])
+		if n > 0 {
+			l.c.RcvdCalls++
+			l.cur, l.got, l.size = 0, n, 0
+			return true
 		}
-		l.c.RcvdCalls++
-		for i := range n {
-			l.message(now, f, i, deliver)
+		if e != unix.EAGAIN && e != unix.EINTR {
+			l.c.RcvErrors++
 		}
-		l.control(now)
-		return true
 	}
 	return false
 }
 
-// message cuts a message into the datagrams it was joined from.
-func (l *Link) message(now mono.Time, f, i int, deliver func(int, []byte)) {
-	h, m := &l.in[i], &l.inMsg[i]
+// begin looks at the address and the control messages of the current message
+// and reports whether its datagrams are to be handled.
+func (l *Link) begin() bool {
+	h, m := &l.in[l.cur], &l.inMsg[l.cur]
 	l.c.RcvdMessages++
-	n := min(int(h.N), len(m.data))
-	size := n
+	l.n, l.off = min(int(h.N), len(m.data)), 0
+	l.size = max(l.n, 1)
 	for ctrl := m.ctrl[:min(int(h.Hdr.Controllen), len(m.ctrl))]; ; {
 		level, typ, body, rest, ok := udpsock.NextCmsg(ctrl)
 		if !ok {
@@ -76,32 +103,28 @@ func (l *Link) message(now mono.Time, f, i int, deliver func(int, []byte)) {
 		ctrl = rest
 		switch {
 		case level == unix.IPPROTO_UDP && typ == unix.UDP_GRO && len(body) >= 4:
-			if s := int(int32(ne.Uint32(body))); s > 0 && s < n {
-				size = s
+			if s := int(int32(ne.Uint32(body))); s > 0 && s < l.n {
+				l.size = s
 				l.c.RcvdGRO++
 			}
 		case level == unix.SOL_SOCKET && typ == unix.SO_RXQ_OVFL && len(body) >= 4:
 			lost := ne.Uint32(body)
-			l.c.RcvBufOverflow += uint64(lost - l.lost[f])
-			l.lost[f] = lost
+			l.c.RcvBufOverflow += uint64(lost - l.lost[l.family])
+			l.lost[l.family] = lost
 		}
 	}
-	if h.Hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		l.c.DropTruncated++
-		return
+	datagrams := uint64(max(1, (l.n+l.size-1)/l.size))
+	var known bool
+	switch l.peer, known = l.byAddr[from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])]; {
+	case h.Hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+		l.c.DropTruncated += datagrams
+	case !known:
+		l.c.DropUnknown += datagrams
+	default:
+		return true
 	}
-	peer, known := l.byAddr[from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])]
-	if !known {
-		l.c.DropUnknown += uint64(max(1, (n+size-1)/max(size, 1)))
-		return
-	}
-	for off := 0; ; off += size {
-		end := min(off+size, n)
-		l.core.Handle(now, peer, m.data[off:end:end], deliver)
-		if end == n {
-			return
-		}
-	}
+	l.size = 0
+	return false
 }
 
 // from reads a socket address; one that is no UDP address is that of nobody.
