@@ -296,7 +296,8 @@ static int negotiate(struct weft_ctx *ctx)
 	err = exchange(ctx, WEFT_VU_HELLO, WEFT_VU_NEED_REPLY, &hello, sizeof(hello), -1, &welcome,
 		       sizeof(welcome));
 	if (err || welcome.abi != WEFT_ABI_VERSION) {
-		weft_log("the node refused ABI version %u: %s", WEFT_ABI_VERSION, strerror(err));
+		weft_log("the node refused a session of ABI version %u: %s. fix: weft status",
+			 WEFT_ABI_VERSION, strerror(err));
 		return err ? err : EPROTO;
 	}
 

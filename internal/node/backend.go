@@ -131,6 +131,7 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	list = append(list, n.shortages(time.Now())...)
 	if n.table.Left > 0 {
 		list = append(list, api.Degraded{What: "gid_table_full", Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", n.table.Left),
 			Fix: "remove addresses that are not needed"})
@@ -223,6 +224,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	n.mu.Unlock()
 	for why, c := range n.server.Ends() {
 		add(api.ScopeNode, "", "session_end_"+why, c)
+	}
+	for why, c := range n.server.Refusals() {
+		add(api.ScopeNode, "", "refused_"+why, c)
 	}
 	for i, l := range n.lanes {
 		err = l.do(func() {

@@ -57,6 +57,7 @@ type Node struct {
 	faults   []api.Fault // their counters are with the links
 	faultID  int
 	lines    lines // of the log, about sessions
+	noRoom   map[vhost.Quota]refusal
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -72,7 +73,7 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door), idle: now}
+		sessions: make(map[*vhost.Session]*door), idle: now, noRoom: make(map[vhost.Quota]refusal)}
 	if err := n.open(); err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer server.Close() // after the door: whoever asked for the end hears the answer
 	n.server, err = vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, n.cfg.Device+".sock"), doorPerm, vhost.Config{
 		New: n.admit, OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
-		MaxSessions: n.adapter.Limits.Sessions})
+		Limits: n.doorLimits(), OnRefuse: n.refusedRoom})
 	if err != nil {
 		control.Close()
 		return err

@@ -309,13 +309,18 @@ type door struct {
 
 func newDoor(t testing.TB) *door {
 	t.Helper()
+	return newLimitedDoor(t, vhost.Limits{})
+}
+
+func newLimitedDoor(t testing.TB, l vhost.Limits) *door {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vhost")
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &door{path: filepath.Join(dir, "door.sock"), made: make(chan *fake, 1024), ends: make(chan error, 1024)}
 	d.Server, err = vhost.Listen(d.path, 0o600, vhost.Config{
-		NodeUID: uint32(os.Getuid()), SpinUs: 50,
+		NodeUID: uint32(os.Getuid()), SpinUs: 50, Limits: l,
 		New: func(s *vhost.Session) (vhost.Device, error) {
 			f, err := newFake(s)
 			if err != nil {

@@ -17,18 +17,19 @@ import (
 // regions.
 const (
 	maxPayload = 4096
-	maxTable   = 32
-	scmMaxFD   = 253 // what the kernel lets one message carry
+	maxTable   = 32 // so many descriptors a message may bring, too
 )
 
 // message is one request; it owns its descriptors until take.
 type message struct {
 	abi.VUHeader
 	payload []byte
-	fds     []int
+	fds     []int // charged to s
+	s       *Session
+	over    error // a Quota: the descriptors were closed at once
 }
 
-// take hands descriptor i to the caller.
+// take hands descriptor i to the caller, who releases it in the end.
 func (m *message) take(i int) int {
 	fd := m.fds[i]
 	m.fds[i] = -1
@@ -40,6 +41,7 @@ func (m *message) close() {
 	for _, fd := range m.fds {
 		if fd >= 0 {
 			unix.Close(fd)
+			m.s.release(1)
 		}
 	}
 	m.fds = nil
@@ -48,7 +50,8 @@ func (m *message) close() {
 // reader reads messages off a connection.
 type reader struct {
 	conn *net.UnixConn
-	oob  [1 * (16 + 4*scmMaxFD + 4)]byte
+	s    *Session
+	oob  [16 + 4*maxTable]byte
 	head [abi.VUHeaderSize]byte
 	body [maxPayload]byte
 }
@@ -56,7 +59,7 @@ type reader struct {
 // next reads one message. Its payload is valid until the next call. io.EOF is
 // returned only between messages; whatever the error, no descriptor leaks.
 func (r *reader) next() (*message, error) {
-	m := &message{}
+	m := &message{s: r.s}
 	err := r.read(m)
 	if err != nil {
 		m.close()
@@ -120,9 +123,20 @@ func (m *message) adopt(oob []byte) error {
 			continue
 		}
 		fds, err := unix.ParseUnixRights(&list[i])
-		m.fds = append(m.fds, fds...)
 		if err != nil {
 			return &end{Reason: BadDescriptors, cause: err}
+		}
+		if len(m.fds)+len(fds) <= maxTable && m.over == nil {
+			if m.over = m.s.hold(len(fds)); m.over == nil {
+				m.fds = append(m.fds, fds...)
+				continue
+			}
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		if m.over == nil {
+			return fatal(BadDescriptors, "more than %d descriptors", maxTable)
 		}
 	}
 	return nil

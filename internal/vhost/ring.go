@@ -63,10 +63,10 @@ func (s *Session) halt(i int, r *ring) {
 		r.base = uint16(s.dev.StopRing(i))
 		r.running = false
 	}
-	r.Kick.close()
+	s.closeKick(r.Kick)
 	r.Kick = nil
 	if r.Weft {
-		r.Call.close()
+		s.closeCall(r.Call)
 		r.Call = nil
 	}
 }
@@ -197,6 +197,7 @@ func (s *Session) setVringKick(m *message) error {
 	var k *Kick
 	if fd >= 0 {
 		if k, err = newKick(fd); err != nil {
+			s.release(1)
 			return &end{Reason: BadKind, cause: err}
 		}
 	}
@@ -204,10 +205,10 @@ func (s *Session) setVringKick(m *message) error {
 	r.Kick = k
 	if r.running {
 		s.dev.ChangeRing(i, r.Ring)
-		old.close()
+		s.closeKick(old)
 		return nil
 	}
-	old.close()
+	s.closeKick(old)
 	return s.start(i, r)
 }
 
@@ -252,12 +253,13 @@ func (s *Session) launch(i int, r *ring) error {
 
 // vringCall takes over the descriptor of a standard ring's notification; there
 // is none where fd is negative.
-func vringCall(fd int) (*Call, error) {
+func (s *Session) vringCall(fd int) (*Call, error) {
 	if fd < 0 {
 		return nil, nil
 	}
 	c, err := newCall(fd, 1)
 	if err != nil {
+		s.release(1)
 		return nil, &end{Reason: BadKind, cause: err}
 	}
 	return c, nil
@@ -268,7 +270,7 @@ func (s *Session) setVringCall(m *message) error {
 	if err != nil {
 		return err
 	}
-	c, err := vringCall(fd)
+	c, err := s.vringCall(fd)
 	if err != nil {
 		return err
 	}
@@ -277,7 +279,7 @@ func (s *Session) setVringCall(m *message) error {
 	if r.running {
 		s.dev.ChangeRing(i, r.Ring)
 	}
-	old.close()
+	s.closeCall(old)
 	return nil
 }
 
@@ -286,11 +288,11 @@ func (s *Session) setVringErr(m *message) error {
 	if err != nil {
 		return err
 	}
-	c, err := vringCall(fd)
+	c, err := s.vringCall(fd)
 	if err != nil {
 		return err
 	}
-	r.errFD.close()
+	s.closeCall(r.errFD)
 	r.errFD = c
 	return nil
 }

@@ -12,17 +12,21 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft/internal/abi"
 )
 
 // Config is what a Server needs. New makes the device of a session; it must
 // keep no reference to it where it fails. OnEnd, if set, hears of the end of
 // every session, after the device was closed, on the session's goroutine.
 type Config struct {
-	New         func(s *Session) (Device, error)
-	OnEnd       func(s *Session, reason error)
-	NodeUID     uint32 // told to programs in the answer to WEFT_HELLO
-	SpinUs      uint32
-	MaxSessions int // zero means 1024
+	New     func(s *Session) (Device, error)
+	OnEnd   func(s *Session, reason error)
+	NodeUID uint32 // told to programs in the answer to WEFT_HELLO
+	SpinUs  uint32
+	Limits  Limits
+	// OnRefuse, if set, hears of a front-end that met a Quota, on its goroutine.
+	OnRefuse func(s *Session, q Quota)
 }
 
 // Server accepts front-ends on one socket.
@@ -31,11 +35,12 @@ type Server struct {
 	ln     *net.UnixListener
 	wg     sync.WaitGroup
 	ends   [numReasons]atomic.Uint64
-	full   atomic.Uint64
+	ledger ledger
 
-	mu       sync.Mutex
-	sessions map[*Session]struct{}
-	closed   bool
+	mu        sync.Mutex
+	sessions  map[*Session]struct{}
+	declining int // front-ends that are about to hear that there is no room
+	closed    bool
 }
 
 // Listen makes the socket, replacing a file that a dead node left, and serves
@@ -52,10 +57,7 @@ func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("set permissions of the door: %w", err)
 	}
-	if c.MaxSessions == 0 {
-		c.MaxSessions = 1024
-	}
-	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}}
+	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}, ledger: ledger{limits: c.Limits}}
 	s.wg.Go(s.accept)
 	return s, nil
 }
@@ -85,15 +87,60 @@ func (s *Server) start(conn *net.UnixConn) {
 		}
 		v.dev.Retire(unmap)
 	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || len(s.sessions) >= s.config.MaxSessions {
-		s.full.Add(1)
-		conn.Close()
+	if err := v.identify(); err != nil {
+		conn.Close() // it has gone already
 		return
 	}
-	s.sessions[v] = struct{}{}
-	s.wg.Go(func() { s.serve(v) })
+	over := s.ledger.open(v.peer.Uid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed || over != nil && s.declining == maxDeclining:
+		conn.Close()
+	case over != nil:
+		s.declining++
+		s.sessions[v] = struct{}{}
+		s.wg.Go(func() { s.decline(v, over) })
+		return
+	default:
+		s.sessions[v] = struct{}{}
+		s.wg.Go(func() { s.serve(v) })
+		return
+	}
+	var q Quota
+	if errors.As(over, &q) {
+		s.ledger.refused[q].Add(1)
+	} else {
+		s.ledger.sessions.give(v.peer.Uid, 1)
+	}
+}
+
+// Who finds no room is told so by the answer to the first message, but not
+// waited for long, nor by many.
+const (
+	maxDeclining = 16
+	declineTime  = time.Second
+)
+
+// decline tells a program that there is no room for its session. Other
+// front-ends know no answer that means this.
+func (s *Server) decline(v *Session, over error) {
+	v.conn.SetDeadline(time.Now().Add(declineTime))
+	r := &reader{conn: v.conn, s: v}
+	if m, err := r.next(); err == nil {
+		m.close()
+		if m.Request == abi.ReqHello {
+			v.replyU64(m, errno(over))
+		}
+	}
+	v.conn.Close()
+	s.mu.Lock()
+	delete(s.sessions, v)
+	s.declining--
+	s.mu.Unlock()
+	var q Quota
+	errors.As(over, &q)
+	v.refuse(q)
 }
 
 // serve runs one session from its first byte to the last descriptor.
@@ -103,6 +150,7 @@ func (s *Server) serve(v *Session) {
 		reason = v.run()
 	}
 	v.close(reason)
+	s.ledger.sessions.give(v.peer.Uid, 1)
 	r := Gone
 	errors.As(reason, &r)
 	s.ends[r].Add(1)
@@ -114,21 +162,25 @@ func (s *Server) serve(v *Session) {
 	}
 }
 
-// open learns who connected and makes the device.
-func (v *Session) open() error {
+// identify learns who connected.
+func (v *Session) identify() error {
 	raw, err := v.conn.SyscallConn()
 	if err != nil {
-		return &end{Reason: NoDevice, cause: err}
+		return err
 	}
 	var cred *unix.Ucred
 	var cerr error
 	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
 		cerr = err
 	}
-	if cerr != nil {
-		return &end{Reason: NoDevice, cause: cerr}
+	if cerr == nil {
+		v.peer = *cred
 	}
-	v.peer = *cred
+	return cerr
+}
+
+// open makes the device.
+func (v *Session) open() error {
 	dev, err := v.server.config.New(v)
 	if err != nil {
 		return &end{Reason: NoDevice, cause: err}
@@ -141,13 +193,21 @@ func (v *Session) open() error {
 func (s *Server) Sessions() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.sessions)
+	return len(s.sessions) - s.declining
 }
 
-// Ends returns how many sessions ended for each reason, by the reason's name,
-// and under "full" how many were never begun.
+// Refusals returns how often front-ends met each quota, by its name.
+func (s *Server) Refusals() map[string]uint64 {
+	m := make(map[string]uint64, numQuotas)
+	for q := range numQuotas {
+		m[q.Name()] = s.ledger.refused[q].Load()
+	}
+	return m
+}
+
+// Ends returns how many sessions ended for each reason, by the reason's name.
 func (s *Server) Ends() map[string]uint64 {
-	m := map[string]uint64{"full": s.full.Load()}
+	m := make(map[string]uint64, numReasons)
 	for r := range numReasons {
 		m[r.Name()] = s.ends[r].Load()
 	}

@@ -33,6 +33,7 @@ type Session struct {
 	rings    map[int]*ring
 	doorbell span // empty: none
 	kick     *Kick
+	held     int // descriptors: of messages, rings, the doorbell and the process
 
 	verdict atomic.Pointer[end]
 }
@@ -130,7 +131,7 @@ func (s *Session) answer(m *message, v uint64) error {
 
 // run serves the connection until it ends and returns why.
 func (s *Session) run() error {
-	r := &reader{conn: s.conn}
+	r := &reader{conn: s.conn, s: s}
 	for {
 		m, err := r.next()
 		if err == nil {
@@ -157,6 +158,11 @@ func (s *Session) handle(m *message) error {
 	h, ok := handlers[m.Request]
 	var err error
 	switch {
+	case m.over != nil:
+		err = m.over
+		var q Quota
+		errors.As(err, &q)
+		s.refuse(q)
 	case !ok || h.weft && s.proto&protoWeft == 0:
 		err = unix.EOPNOTSUPP
 	case h.size >= 0 && len(m.payload) != h.size:
@@ -377,11 +383,12 @@ func (s *Session) close(reason error) {
 		s.dev.Closed(reason)
 	}
 	for _, r := range s.rings {
-		r.Kick.close()
-		r.Call.close()
-		r.errFD.close()
+		s.closeKick(r.Kick)
+		s.closeCall(r.Call)
+		s.closeCall(r.errFD)
 	}
 	s.rings = nil
-	s.kick.close()
+	s.closeKick(s.kick)
+	s.release(s.held) // the device has closed the memory of the process
 	s.table.close()
 }

@@ -45,10 +45,11 @@ func (s *Session) setDoorbell(m *message) error {
 	}
 	k, err := newKick(m.take(0))
 	if err != nil {
+		s.release(1)
 		return &end{Reason: BadKind, cause: err}
 	}
 	if err := s.dev.SetDoorbell(d.GPA, d.NBits, k); err != nil {
-		k.close()
+		s.closeKick(k)
 		return err
 	}
 	s.kick, s.doorbell = k, span{d.GPA, virtio.DoorbellSize(d.NBits)}
@@ -79,16 +80,17 @@ func (s *Session) setRing(m *message) error {
 	var call *Call
 	if len(m.fds) == 1 {
 		if call, err = newCall(m.take(0), q.CallValue); err != nil {
+			s.release(1)
 			return &end{Reason: BadKind, cause: err}
 		}
 	}
 	// Whatever standard messages left behind is void.
-	r.Kick.close()
-	r.Call.close()
+	s.closeKick(r.Kick)
+	s.closeCall(r.Call)
 	r.Ring = Ring{Config: virtio.Config{Num: q.Num, Desc: q.Desc, Driver: q.Avail, Device: q.Used}, Call: call, Enabled: true, Weft: true}
 	r.base, r.addrSet = 0, false
 	if err := s.launch(int(q.Index), r); err != nil {
-		call.close()
+		s.closeCall(call)
 		r.Call = nil
 		return err
 	}
@@ -117,8 +119,11 @@ func (s *Session) procMem(m *message) error {
 		return err
 	}
 	f, err := processMemory(m.take(0), p.ProbeAddr, p.ProbeValue)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.dev.ProcMem(f, p.ProbeAddr, p.ProbeValue)
 	}
-	return s.dev.ProcMem(f, p.ProbeAddr, p.ProbeValue)
+	if err != nil {
+		s.release(1)
+	}
+	return err
 }
