@@ -73,6 +73,9 @@ func (f *fabric) carry(s *SMP, node int, h Hop) (at int, outcome Hop, err error)
 		if h.Action != Forward {
 			return node, h, nil
 		}
+		if h.Port == 0 || h.Port > f.ports[node] {
+			return 0, Hop{}, fmt.Errorf("leaves node %d by port %d of %d", node, h.Port, f.ports[node])
+		}
 		peer, cabled := f.link[end{node, h.Port}]
 		if !cabled {
 			return node, Hop{}, nil

@@ -18,6 +18,9 @@ type SMP struct {
 	// and not used; Header.Status is without the direction bit.
 	Header
 	MKey uint64
+	// Data is the attribute, whose Append fills it in place. What a shorter
+	// attribute leaves of another is cleared by
+	//	clear(s.Data[len(a.Append(s.Data[:0])):])
 	Data [SMPDataLen]byte
 
 	D              bool // direction: the SMP returns

@@ -219,6 +219,133 @@ func TestDoubleSided(t *testing.T) {
 	}
 }
 
+// hand passes what an endpoint sends now to another, which is at the other
+// end, and returns the segment numbers of data and the message, if one came whole.
+func hand(t *testing.T, from, to *Endpoint) (segments []uint32, m *Message) {
+	t.Helper()
+	for d := (mad.Datagram{}); from.Next(start, &d); {
+		if r := rmppOf(t, d.Data[:]); r.Type == mad.RMPPData {
+			segments = append(segments, r.Data1)
+		}
+		got, taken := to.Handle(start, &d)
+		if !taken {
+			t.Fatal("not taken")
+		}
+		if got != nil {
+			m = got
+		}
+	}
+	return segments, m
+}
+
+// TestGrantedWindow answers a double-sided question: the first segments of the answer take the
+// window that the requester granted, and an ABORT then ends the answer, not the question.
+func TestGrantedWindow(t *testing.T) {
+	client, server := NewEndpoint(Config{}), NewEndpoint(Config{})
+	d := datagram(0, 7, mad.MethodGetMulti)
+	asked := Active
+	if err := client.Send(&d, pattern(10), true, func(st State, _ Status) { asked = st }); err != nil {
+		t.Fatal(err)
+	}
+	_, question := hand(t, client, server)
+	hand(t, server, client)
+	if question == nil || asked != Complete {
+		t.Fatal("not asked")
+	}
+	// The client's own grant is one segment; this one is of another.
+	var grant mad.Datagram
+	if !client.Next(start, &grant) {
+		t.Fatal("no grant")
+	}
+	r := rmppOf(t, grant.Data[:])
+	r.Data2 = 3
+	r.Append(grant.Data[rmppAt:rmppAt])
+	server.Handle(start, &grant)
+	answer := question.Datagram.Reply()
+	answer.Data[3] = byte(mad.MethodGetMultiResp)
+	if err := server.Send(&answer, pattern(2000), false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if segments, _ := hand(t, server, client); !slices.Equal(segments, []uint32{1, 2, 3}) {
+		t.Errorf("the answer begins with segments %v", segments)
+	}
+	// An ABORT of the server as the sender of the answer.
+	control(&answer.Data, bytes.Clone(answer.Data[:mad.SAHeaderLen]), false, mad.RMPPAbort, AbortRetries, 0, 0)
+	client.Handle(start, &answer)
+	if client.Counters != (Counters{ReceivesFailed: 1}) || len(client.receivers) != 0 {
+		t.Errorf("%+v, %d answers under way", client.Counters, len(client.receivers))
+	}
+}
+
+// TestPeersAreApart gives equal transactions of different peers, ports and
+// directions transfers of their own.
+func TestPeersAreApart(t *testing.T) {
+	e := NewEndpoint(Config{})
+	n := 0
+	for _, edit := range []func(*mad.Datagram){
+		func(*mad.Datagram) {},
+		func(d *mad.Datagram) { d.Port = 2 },
+		func(d *mad.Datagram) { d.SLID = 9 },
+		func(d *mad.Datagram) { d.SrcQPN = 9 },
+		func(d *mad.Datagram) { d.Global, d.SGID = true, ib.GID{15: 1} },
+		func(d *mad.Datagram) { d.Global, d.SGID = true, ib.GID{15: 2} },
+		func(d *mad.Datagram) { d.Data[3] = byte(mad.MethodGetMulti) },
+		func(d *mad.Datagram) { d.Data[15] = 9 },
+		func(d *mad.Datagram) { d.Data[1] = byte(mad.ClassPing) },
+	} {
+		d := datagram(1, 1, mad.MethodGetTableResp)
+		r := mad.RMPP{Version: 1, Type: mad.RMPPData, Flags: mad.RMPPActive | mad.RMPPFirst, Data1: 1}
+		r.Append(d.Data[rmppAt:rmppAt])
+		edit(&d)
+		for range 2 {
+			e.Handle(start, &d)
+		}
+		if n++; len(e.receivers) != n {
+			t.Errorf("%d transfers, want %d", len(e.receivers), n)
+		}
+		// The acknowledgement goes back to where the segment came from.
+		var out mad.Datagram
+		if !e.Next(start, &out) || out.DLID != d.SLID || out.SLID != d.DLID || out.DstQPN != d.SrcQPN || out.Port != d.Port || out.DGID != d.SGID {
+			t.Errorf("acknowledges to %+v", out)
+		}
+	}
+}
+
+// TestTurns lets transfers share the wire segment by segment, also when one ends.
+func TestTurns(t *testing.T) {
+	e := NewEndpoint(Config{})
+	for tid := range uint64(4) {
+		d := datagram(0, tid, mad.MethodGetTableResp)
+		if err := e.Send(&d, pattern(2000), false, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send := func(want ...uint64) {
+		t.Helper()
+		for _, tid := range want {
+			var d mad.Datagram
+			var h mad.Header
+			if !e.Next(start, &d) || h.Parse(d.Data[:]) != nil || h.TransactionID != tid {
+				t.Fatalf("transaction %d has its turn, want %d", h.TransactionID, tid)
+			}
+		}
+	}
+	control := func(tid uint64, kind mad.RMPPType, seg, window uint32) {
+		d := datagram(1, tid, mad.MethodGetTableResp)
+		b := controlOf(kind, 0, seg, window)
+		copy(d.Data[:], b)
+		d.Data[15] = byte(tid)
+		e.Handle(start, &d)
+	}
+	send(0, 1, 2, 3)
+	for tid := range uint64(4) {
+		control(tid, mad.RMPPAck, 1, 10)
+	}
+	send(0, 1)
+	control(0, mad.RMPPStop, 0, 0)
+	send(2, 3, 1, 2, 3, 1)
+}
+
 // TestSchedules lets rapid choose the fate of every datagram, with few
 // retries. Whatever happens: a message arrives at most once and unchanged, a
 // sender that is told it is complete has delivered, everything comes to an

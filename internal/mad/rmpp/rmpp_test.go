@@ -166,6 +166,26 @@ func TestWindow(t *testing.T) {
 	expectSent(t, s, now.Add(time.Hour))
 }
 
+// TestOvertaken lets acknowledgements come late: after a repetition began, and with a
+// smaller window than one before.
+func TestOvertaken(t *testing.T) {
+	s := newSender(t, 9, false)
+	expectSent(t, s, start, 1)
+	s.Handle(start, ackOf(1, 4))
+	var b [mad.Len]byte
+	if !s.Next(start, &b) {
+		t.Fatal("does not send the second")
+	}
+	s.Handle(start, ackOf(2, 2))
+	expectSent(t, s, start, 3, 4)
+	now := s.Deadline()
+	if !s.Next(now, &b) || rmppOf(t, b[:]).Data1 != 3 {
+		t.Fatal("does not repeat the third")
+	}
+	s.Handle(now, ackOf(4, 6))
+	expectSent(t, s, now, 5, 6)
+}
+
 // TestResend lets acknowledgements get lost: after two seconds everything after the
 // last one goes out again, and after two times in vain the transfer is aborted.
 func TestResend(t *testing.T) {
@@ -490,6 +510,31 @@ func TestResponseWindow(t *testing.T) {
 	r.Handle(start, b[:])
 	if r.ResponseWindow() != 9 {
 		t.Errorf("window %d", r.ResponseWindow())
+	}
+}
+
+// TestNoAllocation: segments and acknowledgements cost no memory of their own,
+// but for what a receiver collects.
+func TestNoAllocation(t *testing.T) {
+	s, err := NewSender(Config{}, saHead(1, mad.MethodGetTableResp), pattern(200_000), 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := receiver(t, Config{}, segmented(t, Config{}, saHead(1, mad.MethodGetTableResp), pattern(200_000)))
+	r.data = make([]byte, 0, 200_000)
+	var b [mad.Len]byte
+	if n := testing.AllocsPerRun(500, func() {
+		for s.Next(start, &b) {
+			r.Handle(start, b[:])
+		}
+		for r.Next(start, &b) {
+			s.Handle(start, b[:])
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if st, _ := s.State(); st != Complete {
+		t.Error("proves nothing: not sent")
 	}
 }
 
