@@ -3,6 +3,8 @@
 package rmpp
 
 import (
+	"slices"
+
 	"weft/internal/mad"
 	"weft/internal/mono"
 )
@@ -172,7 +174,8 @@ func (r *Receiver) segment(now mono.Time, h *mad.RMPP, b []byte) {
 		return
 	}
 	if want := int(seg) * per; len(r.data) < want {
-		r.data = append(r.data, make([]byte, want-len(r.data))...)
+		// What lies in a gap is written before the message is complete.
+		r.data = slices.Grow(r.data, want-len(r.data))[:want]
 	}
 	copy(r.data[int(seg-1)*per:], b[r.headN:mad.Len])
 	r.deadline = now.Add(r.cfg.Stall)
