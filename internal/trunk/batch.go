@@ -32,7 +32,7 @@ const (
 	NumLost
 )
 
-var lost = [NumLost]string{"ok", "peer_down", "too_long", "full"}
+var lost = [NumLost]string{"ok", "trunk_down", "too_long", "full"}
 
 // String returns the name that counters use.
 func (l Lost) String() string {

@@ -79,6 +79,24 @@ type Counters struct {
 	Drop             [NumRefusals]uint64 // datagrams, by Refusal
 }
 
+// Each calls f with the snake-case name and the value of every counter, in a
+// fixed order.
+func (c *Counters) Each(f func(name string, v uint64)) {
+	for _, e := range [...]struct {
+		name string
+		v    uint64
+	}{
+		{"rcvd_datagrams", c.Datagrams}, {"rcvd_bytes", c.Bytes}, {"rcvd_packets", c.Packets}, {"reassembled", c.Reassembled},
+		{"lost", c.Lost}, {"reordered", c.Reordered}, {"reassembly_gave_up", c.GaveUp}, {"hellos", c.Hellos}, {"hello_replies", c.Replies},
+		{"ups", c.Ups}, {"downs", c.Downs}, {"restarts", c.Restarts},
+	} {
+		f(e.name, e.v)
+	}
+	for r := OK + 1; r < NumRefusals; r++ {
+		f("drop_"+r.String(), c.Drop[r])
+	}
+}
+
 // Status is the state of one trunk.
 type Status struct {
 	Up    bool

@@ -114,7 +114,7 @@ func TestCapture(t *testing.T) {
 				seq := uint32(0)
 				for len(got) < len(want) {
 					d := next(t, fd, mtu)
-					port, node, from, to := uint16(portA), uint64(0xa000), uint32(a.Epoch()), uint32(b.Epoch())
+					port, node, from, to := portA, uint64(0xa000), uint32(a.Epoch()), uint32(b.Epoch())
 					if d.srcPort == portB {
 						port, node, from, to = portB, 0xb000, to, from
 					}

@@ -24,6 +24,27 @@ type Counters struct {
 	LostHellos     uint64 // the socket did not take them
 }
 
+// Each calls f with the snake-case name and the value of every counter, in a
+// fixed order.
+func (c *Counters) Each(f func(name string, v uint64)) {
+	each(f, []counter{
+		{"rcvd_calls", c.RcvdCalls}, {"rcvd_messages", c.RcvdMessages}, {"rcvd_gro", c.RcvdGRO}, {"rcv_errors", c.RcvErrors},
+		{"rcvbuf_overflow", c.RcvBufOverflow}, {"drop_unknown_peer", c.DropUnknown}, {"drop_truncated", c.DropTruncated},
+		{"sent_hellos", c.SentHellos}, {"lost_hellos", c.LostHellos},
+	})
+}
+
+type counter struct {
+	name string
+	v    uint64
+}
+
+func each(f func(string, uint64), list []counter) {
+	for _, c := range list {
+		f(c.name, c.v)
+	}
+}
+
 // SendCounters count what a Sender sent to one peer.
 type SendCounters struct {
 	Packets, Datagrams uint64
@@ -58,4 +79,20 @@ func (c *SendCounters) lost(e unix.Errno, n uint64) {
 	default:
 		c.DropError += n
 	}
+}
+
+// Each calls f with the snake-case name and the value of every counter, in a
+// fixed order.
+func (c *SendCounters) Each(f func(name string, v uint64)) {
+	each(f, []counter{
+		{"sent_packets", c.Packets}, {"sent_datagrams", c.Datagrams}, {"sent_bytes", c.Bytes}, {"sent_messages", c.Messages},
+		{"sent_gso", c.GSO}, {"send_blocked", c.Blocked},
+	})
+	for l := trunk.NotLost + 1; l < trunk.NumLost; l++ {
+		f("drop_"+l.String(), c.Lost[l])
+	}
+	each(f, []counter{
+		{"drop_too_big", c.DropTooBig}, {"drop_no_route", c.DropNoRoute}, {"drop_denied", c.DropDenied}, {"drop_bad_source", c.DropSource},
+		{"drop_no_memory", c.DropNoMemory}, {"drop_send_error", c.DropError},
+	})
 }

@@ -90,6 +90,7 @@ type Link struct {
 	size     int // of each datagram in it, 0: not begun
 	n, off   int // its length, and where in it
 	peer     int // that it came from
+	stranger source
 	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
 	// Hellos and replies.
@@ -321,8 +322,10 @@ func (l *Link) Counters() Counters { return l.c }
 // Degraded lists every state in which the link works less well than it could.
 func (l *Link) Degraded() []udpsock.Degraded {
 	d := append([]udpsock.Degraded(nil), l.degraded...)
+	down := false
 	for i := range l.peers {
 		p := &l.peers[i]
+		down = down || p.to.Load() == 0
 		if n := p.limit.Load(); n < trunk.MinDatagram {
 			why, fix := "has no route", "ip route get "+p.cfg.Addr.Addr().String()
 			if n > 0 {
@@ -330,6 +333,11 @@ func (l *Link) Degraded() []udpsock.Degraded {
 			}
 			d = append(d, udpsock.Degraded{Name: "trunk_path", Detail: fmt.Sprintf("the trunk to %v %s: nothing can be sent", p.cfg.Addr, why), Fix: fix})
 		}
+	}
+	if down && l.c.DropUnknown > 0 {
+		// Most likely the peer that is missed, from another of its addresses.
+		d = append(d, udpsock.Degraded{Name: "trunk_stranger", Detail: fmt.Sprintf("a trunk is down, and %d datagrams came from addresses of no peer, the last from %v", l.c.DropUnknown, l.stranger),
+			Fix: "if that is the peer, give this address of it to --peer"})
 	}
 	return d
 }

@@ -9,9 +9,11 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -103,7 +105,11 @@ func (n *node) send(packets ...[]byte) {
 	n.Flush(n.now())
 }
 
-const portA, portB = 46801, 46803
+// Ports of this process: others may run the same tests.
+var (
+	portA = uint16(12000 + os.Getpid()%10000*2)
+	portB = portA + 1
+)
 
 // unopened returns the configurations of two nodes joined by a trunk.
 func unopened(host string) (a, b Config) {
@@ -329,15 +335,21 @@ func TestUnknownPeers(t *testing.T) {
 	h := trunk.Header{Kind: trunk.Hello, From: 7, To: a.Epoch(), Seq: 1, Node: 0xb000}
 	hello := make([]byte, trunk.HeaderLen)
 	h.Put(hello)
-	answered := raw(t, portB+2, portA, hello, hello, nil)
+	answered := raw(t, 0, portA, hello, hello, nil)
 	await(t, "the datagrams", func() bool { return a.Link.Counters().DropUnknown == 3 }, a)
 	if a.Status(0).Up || answered() || a.Status(0).Hellos != 0 {
 		t.Errorf("a stranger was heard: %+v", a.Status(0))
+	}
+	if d := a.Link.Degraded(); len(d) != 1 || d[0].Name != "trunk_stranger" || !strings.Contains(d[0].Detail, "3 datagrams") || !strings.Contains(d[0].Detail, "127.0.0.1:") {
+		t.Errorf("degraded states: %+v", d)
 	}
 	answered = raw(t, portB, portA, hello)
 	await(t, "the peer", func() bool { return a.Status(0).Up }, a)
 	if !answered() {
 		t.Error("the peer's hello was not answered")
+	}
+	if d := a.Link.Degraded(); len(d) != 0 {
+		t.Errorf("degraded states: %+v", d)
 	}
 }
 
@@ -371,7 +383,7 @@ func TestOpenErrors(t *testing.T) {
 	a := newNode(t, peers(Peer{Addr: ok}))
 	_, err := Open(peers(Peer{Addr: ok}))
 	want := fmt.Sprintf("(pid %d)", os.Getpid())
-	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--trunk-port 46803") {
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("--trunk-port %d", portA+2)) {
 		t.Errorf("got %v, want %q and a fix", err, want)
 	}
 	if a.Link.Port() != portA || a.Peers() != 1 {
@@ -479,5 +491,74 @@ func TestAllocations(t *testing.T) {
 				t.Errorf("%v allocations for 41 packets sent and received, want 0", n)
 			}
 		})
+	}
+}
+
+// TestLanes: each lane sends through its own Sender while the Link's receives
+// and answers; nothing is lost between them.
+func TestLanes(t *testing.T) {
+	inNamespace(t, "lo", 1500, false, func(t *testing.T, _ netlink.Link) {
+		a, b := pair(t, "127.0.0.1")
+		const lanes, each = 3, 300
+		var wg sync.WaitGroup
+		for i := range lanes {
+			s := a.Link.Sender(uint8(10 + i))
+			wg.Go(func() {
+				for k := range each {
+					p := random(100 + 40*k)
+					p[0], p[1], p[2] = byte(i), byte(k>>8), byte(k)
+					r := s.Reserve(0, len(p))
+					if r == nil {
+						t.Errorf("lane %d, packet %d: %+v", i, k, s.Counters(0))
+						return
+					}
+					copy(r, p)
+					s.Commit(0, len(p))
+					if k%7 == 0 {
+						s.Flush(0)
+					}
+				}
+				s.Flush(0)
+				if c := s.Counters(0); c.Packets != each || s.Blocked() {
+					t.Errorf("lane %d: %+v", i, c)
+				}
+			})
+		}
+		await(t, "packets", func() bool { return len(b.got) >= lanes*each || t.Failed() }, a, b)
+		wg.Wait()
+		// A lane that moves to another processor may overtake itself.
+		seen := map[[3]byte]bool{}
+		for _, p := range b.got {
+			k := int(p[1])<<8 | int(p[2])
+			if want := random(100 + 40*k); p[0] >= lanes || seen[[3]byte(p)] || !bytes.Equal(p[3:], want[3:]) {
+				t.Fatalf("lane %d: packet %d came twice, or differs", p[0], k)
+			}
+			seen[[3]byte(p)] = true
+		}
+		if s := b.Status(0); s.Lost != 0 || len(seen) != lanes*each {
+			t.Errorf("%d packets of %d: %+v", len(seen), lanes*each, s)
+		}
+	})
+}
+
+func TestCounterNames(t *testing.T) {
+	seen := map[string]bool{}
+	add := func(name string, _ uint64) {
+		if seen[name] || name == "" || strings.ContainsAny(name, " -") || strings.ToLower(name) != name {
+			t.Errorf("counter %q is there twice or no name", name)
+		}
+		seen[name] = true
+	}
+	(&trunk.Counters{}).Each(add)
+	(&Counters{}).Each(add)
+	(&SendCounters{}).Each(add)
+	// Every field is there: uint64s of the three structs but for index 0 of
+	// reasons, which is none.
+	n := -2
+	for _, c := range []any{trunk.Counters{}, Counters{}, SendCounters{}} {
+		n += int(reflect.TypeOf(c).Size() / 8)
+	}
+	if len(seen) != n {
+		t.Errorf("%d names for %d counters", len(seen), n)
 	}
 }

@@ -34,6 +34,11 @@ type source struct {
 	scope uint32
 }
 
+// String prints the address and port.
+func (s source) String() string {
+	return netip.AddrPortFrom(netip.AddrFrom16(s.addr).Unmap(), s.port).String()
+}
+
 // peer is what Link and Senders share of one peer. All but the atomics is
 // constant.
 type peer struct {

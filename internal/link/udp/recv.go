@@ -115,11 +115,13 @@ func (l *Link) begin() bool {
 	}
 	datagrams := uint64(max(1, (l.n+l.size-1)/l.size))
 	var known bool
-	switch l.peer, known = l.byAddr[from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])]; {
+	src := from(m.name[:min(h.Hdr.Namelen, udpsock.NameLen)])
+	switch l.peer, known = l.byAddr[src]; {
 	case h.Hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		l.c.DropTruncated += datagrams
 	case !known:
 		l.c.DropUnknown += datagrams
+		l.stranger = src
 	default:
 		return true
 	}
