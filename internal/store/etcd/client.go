@@ -21,6 +21,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/grpclog"
 
 	"weft/internal/store"
@@ -70,13 +72,19 @@ func Connect(c ClientConfig) (*Client, error) {
 	if len(c.Endpoints) == 0 {
 		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use a store", Why: "it has no address", Fix: "weft up --store http://10.0.0.1:2379"}
 	}
+	secure := strings.HasPrefix(c.Endpoints[0], "https:")
 	for _, e := range c.Endpoints {
 		if err := checkURL(e); err != nil {
 			return nil, err
 		}
+		// etcd's client would drop the certificate without a word.
+		if strings.HasPrefix(e, "https:") != secure || c.TLS != nil && !secure {
+			return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints, ","),
+				Why: "with a certificate, or https in one address, all must be https", Fix: "weft up --store https://10.0.0.1:2379"}
+		}
 	}
 	tlsConfig := c.TLS
-	if tlsConfig == nil && strings.HasPrefix(c.Endpoints[0], "https:") {
+	if tlsConfig == nil && secure {
 		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	cli, err := clientv3.New(clientv3.Config{
@@ -84,7 +92,15 @@ func Connect(c ClientConfig) (*Client, error) {
 		TLS:                  tlsConfig,
 		DialKeepAliveTime:    10 * time.Second, // less is not allowed by gRPC
 		DialKeepAliveTimeout: 3 * time.Second,
-		Logger:               bridge(c.Log, nil),
+		DialOptions: []grpc.DialOption{
+			grpc.WithChainUnaryInterceptor(explain),
+			// A store that is back is found within seconds, however long it was away.
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+				MinConnectTimeout: 3 * time.Second,
+			}),
+		},
+		Logger: bridge(c.Log, nil),
 	})
 	if err != nil {
 		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints, ","), Why: err.Error(),
@@ -113,6 +129,10 @@ func (c *Client) begin(ctx context.Context) (call context.Context, end func(), e
 	if err := ctx.Err(); err != nil {
 		c.calls.Done()
 		return nil, nil, err
+	}
+	if c.server != nil && c.server.down() != "" {
+		c.calls.Done()
+		return nil, nil, c.gaveUp()
 	}
 	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), c.timeout)
 	unhook := context.AfterFunc(c.ctx, cancel)

@@ -12,6 +12,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"weft/internal/store"
 )
@@ -52,7 +55,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	e := &store.Error{Kind: store.ErrUnavailable, What: "cannot " + what, Why: "the store does not answer: " + err.Error(), Err: err}
+	e := &store.Error{Kind: store.ErrUnavailable, What: "cannot " + what, Why: "the store does not answer: " + reason(err), Err: err}
 	embedded := c.server != nil
 	where := strings.Join(c.cli.Endpoints(), ",")
 	switch {
@@ -65,16 +68,51 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		e.Why, e.Fix = "etcd at "+where+" does not let this node: "+err.Error(), "give the node a certificate whose name may use "+c.namespace
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+" has no leader", "start its other members: etcdctl endpoint status --cluster"
+	case embedded && c.server.down() != "":
+		return c.gaveUp()
 	case embedded:
 		e.Fix = "weft store status says what is wrong with the store in " + c.server.dir
 	default:
-		e.Why = fmt.Sprintf("no answer from %s: %v", where, err)
+		e.Why = fmt.Sprintf("no answer from %s: %s", where, reason(err))
 		e.Fix = "start it or make it reachable, or name another with weft up --store"
 	}
-	if embedded && c.server.down() != "" {
-		e.Why = c.server.down()
-	}
 	return e
+}
+
+// gaveUp is the error of a client whose server in this process has ended.
+func (c *Client) gaveUp() error {
+	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir, Why: c.server.down(),
+		Fix: "see to its disk, then start the node again"}
+}
+
+// lastError is how gRPC begins to say what a call waited for in vain.
+const lastError = "latest balancer error: "
+
+// explain keeps why there was no connection, which etcd's client would replace
+// by "deadline exceeded".
+func explain(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := next(ctx, method, req, reply, cc, opts...)
+	if status.Code(err) == codes.DeadlineExceeded {
+		if _, why, ok := strings.Cut(status.Convert(err).Message(), lastError); ok {
+			return status.Error(codes.FailedPrecondition, why) // a code that is not tried again
+		}
+	}
+	return err
+}
+
+// reason is an error of gRPC without the wrapping that no person needs.
+func reason(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "it takes too long"
+	}
+	why := err.Error()
+	if st, ok := status.FromError(err); ok {
+		why = st.Message()
+	}
+	if _, desc, ok := strings.Cut(why, "desc = "); ok {
+		why = strings.Trim(desc, `"`)
+	}
+	return strings.TrimPrefix(why, "transport: ")
 }
 
 // checkURL accepts the addresses that clients and listeners may have.

@@ -4,10 +4,12 @@ package etcd_test
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -228,6 +230,10 @@ func TestListen(t *testing.T) {
 	want(t, err, store.ErrInvalid, "http://")
 	_, err = etcd.Connect(etcd.ClientConfig{})
 	want(t, err, store.ErrInvalid, "no address")
+	_, err = etcd.Connect(etcd.ClientConfig{Endpoints: []string{s.URL(), "https://127.0.0.1:1"}})
+	want(t, err, store.ErrInvalid, "all must be https")
+	_, err = etcd.Connect(etcd.ClientConfig{Endpoints: []string{s.URL()}, TLS: &tls.Config{}})
+	want(t, err, store.ErrInvalid, "all must be https")
 	_, err = etcd.Connect(etcd.ClientConfig{Endpoints: []string{s.URL()}, Namespace: "/"})
 	want(t, err, store.ErrInvalid)
 }
@@ -249,7 +255,8 @@ func TestAway(t *testing.T) {
 	dir := quick(t)
 	s := start(t, etcd.ServerConfig{Dir: dir, Listen: "http://127.0.0.1:0"})
 	url := s.URL()
-	c := connect(t, etcd.ClientConfig{Endpoints: []string{url}, Timeout: 500 * time.Millisecond})
+	c := connect(t, etcd.ClientConfig{Endpoints: []string{url}, Timeout: patience})
+	hasty := connect(t, etcd.ClientConfig{Endpoints: []string{url}, Timeout: 5 * time.Second})
 	put(t, c, "k", "1")
 	w, err := c.Watch(t.Context(), "")
 	if err != nil {
@@ -264,14 +271,19 @@ func TestAway(t *testing.T) {
 	}
 	s.Close()
 
-	_, err = c.Get(t.Context(), "k")
-	want(t, err, store.ErrUnavailable, url, "weft up --store")
-	_, err = store.Put(t.Context(), c, "k", nil)
-	want(t, err, store.ErrUnavailable, url)
-	_, err = c.Lease(t.Context(), time.Second)
-	want(t, err, store.ErrUnavailable, url)
-	if st := c.Status(t.Context()); !strings.Contains(st.Down, "fix: ") || st.Kind != "external" || len(st.Endpoints) != 1 {
-		t.Errorf("status of a store that is away: %+v", st)
+	var noGet, noPut, noLease error
+	var status store.Status
+	var all sync.WaitGroup
+	all.Go(func() { _, noGet = hasty.Get(t.Context(), "k") })
+	all.Go(func() { _, noPut = store.Put(t.Context(), hasty, "k", nil) })
+	all.Go(func() { _, noLease = hasty.Lease(t.Context(), time.Second) })
+	all.Go(func() { status = hasty.Status(t.Context()) })
+	all.Wait()
+	want(t, noGet, store.ErrUnavailable, url, "connection refused", "weft up --store")
+	want(t, noPut, store.ErrUnavailable, url, "connection refused")
+	want(t, noLease, store.ErrUnavailable, url, "connection refused")
+	if !strings.Contains(status.Down, "fix: ") || status.Kind != "external" || len(status.Endpoints) != 1 {
+		t.Errorf("status of a store that is away: %+v", status)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	if _, err := c.Get(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
@@ -284,9 +296,25 @@ func TestAway(t *testing.T) {
 		t.Error("a lease outlives its store")
 	}
 
+	// A candidate waits for the store.
+	elected := make(chan error, 1)
+	go func() {
+		term, err := store.Campaign(t.Context(), c, "master", store.Leader{Name: "patient"})
+		if err == nil {
+			err = term.Resign(t.Context())
+		}
+		elected <- err
+	}()
+
 	back := start(t, etcd.ServerConfig{Dir: dir, Listen: url})
+	if err := <-elected; err != nil {
+		t.Error(err)
+	}
 	put(t, client(t, back), "k", "2")
 	for c := range w {
+		if c.Reset {
+			t.Logf("reset to revision %d", c.Rev)
+		}
 		if len(c.Events) > 0 && string(c.Events[len(c.Events)-1].Value) == "2" {
 			break
 		}

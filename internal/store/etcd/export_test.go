@@ -2,9 +2,25 @@
 
 package etcd
 
+import (
+	"context"
+	"log/slog"
+
+	"go.uber.org/zap"
+)
+
 // Kill ends the client as the death of its process would: its leases are not
 // revoked, only no longer renewed.
 func (c *Client) Kill() { _ = c.end(false) }
 
 // WithMaxSize bounds a server more than usual.
 func (c ServerConfig) WithMaxSize(n int64) ServerConfig { c.maxSize = n; return c }
+
+// Compact forgets the history, as upkeep does.
+func (s *Server) Compact(ctx context.Context) error { return s.makeRoom(ctx, false) }
+
+// Fail makes the server one that etcd gave up.
+func (s *Server) Fail(why string) { s.fail(why) }
+
+// Bridge is bridge.
+func Bridge(log *slog.Logger, fatal func(string)) *zap.Logger { return bridge(log, fatal) }

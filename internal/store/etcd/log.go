@@ -78,8 +78,19 @@ func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.Checked
 	return ce
 }
 
+// usual are complaints of every first start: the version of the files is not
+// on disk yet when etcd looks for it, and is a moment later.
+var usual = map[string]bool{"Failed to detect schema version": true, "failed to update storage version": true}
+
 func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
-	r := slog.NewRecord(e.Time, level(e.Level), "etcd: "+e.Message, 0)
+	l := level(e.Level)
+	if usual[e.Message] {
+		l = slog.LevelDebug
+	}
+	if !c.h.Enabled(context.Background(), l) {
+		return nil
+	}
+	r := slog.NewRecord(e.Time, l, "etcd: "+e.Message, 0)
 	r.AddAttrs(attrs(fields)...)
 	return c.h.Handle(context.Background(), r)
 }

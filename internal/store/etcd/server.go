@@ -115,7 +115,7 @@ func (s *Server) open(ctx context.Context) error {
 	s.stop = stop
 	s.work.Go(func() { s.upkeep(run) })
 	if s.listener != nil {
-		s.serve()
+		s.serve(run)
 	}
 	return nil
 }
@@ -222,7 +222,7 @@ func (s *Server) newServer() error {
 
 		WarningApplyDuration:        time.Second,
 		WarningUnaryRequestDuration: time.Second,
-		AuthToken:                   "simple",
+		BcryptCost:                  10, // of passwords, which it has none of
 		StrictReconfigCheck:         true,
 		MaxLearners:                 membership.DefaultMaxLearners,
 		DowngradeCheckTime:          5 * time.Second,
@@ -277,7 +277,7 @@ func (s *Server) broken(why string, err error) error {
 }
 
 // serve answers other nodes.
-func (s *Server) serve() {
+func (s *Server) serve(run context.Context) {
 	s.rpc = v3rpc.Server(s.etcd, s.c.TLS, nil,
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -286,6 +286,13 @@ func (s *Server) serve() {
 	s.work.Go(func() {
 		if err := s.rpc.Serve(s.listener); err != nil {
 			s.fail("it does not answer at " + s.URL() + " any more: " + err.Error())
+		}
+	})
+	s.work.Go(func() {
+		select {
+		case <-s.failed: // others shall know it too
+			s.listener.Close()
+		case <-run.Done():
 		}
 	})
 }
@@ -324,15 +331,13 @@ func (s *Server) forget(c *Client) {
 	delete(s.clients, c)
 }
 
-// stopEtcd stops etcd and waits for it; one that gave up may never end.
-func (s *Server) stopEtcd() {
-	if s.etcd == nil {
-		return
-	}
+// finish runs what ends a part of etcd and waits for it: not for long if etcd
+// gave up, because what waits for its goroutines then never ends.
+func (s *Server) finish(end func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.etcd.Stop()
+		end()
 	}()
 	select {
 	case <-done:
@@ -358,12 +363,14 @@ func (s *Server) Close() error {
 		s.stop()
 	}
 	if s.rpc != nil {
-		s.rpc.Stop()
+		s.finish(s.rpc.Stop)
 	} else if s.listener != nil {
 		s.listener.Close()
 	}
 	s.work.Wait()
-	s.stopEtcd()
+	if s.etcd != nil {
+		s.finish(s.etcd.Stop)
+	}
 	if s.lock != nil {
 		s.lock.Close()
 		s.lock = nil

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,8 +54,8 @@ func master(where string) int {
 	}
 }
 
-// child starts a master and waits until it says something.
-func child(t *testing.T, where string) (*exec.Cmd, string) {
+// spawn starts a master; what it says comes line by line.
+func spawn(t *testing.T, where string) (*exec.Cmd, *bufio.Reader) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -70,11 +72,23 @@ func child(t *testing.T, where string) (*exec.Cmd, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { kill(cmd) })
-	line, err := bufio.NewReader(out).ReadString('\n')
+	return cmd, bufio.NewReader(out)
+}
+
+func line(t *testing.T, out *bufio.Reader) string {
+	t.Helper()
+	says, err := out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("child says %q, %v", line, err)
+		t.Fatalf("child says %q, %v", says, err)
 	}
-	return cmd, line
+	return says
+}
+
+// child starts a master and waits until it says something.
+func child(t *testing.T, where string) (*exec.Cmd, string) {
+	t.Helper()
+	cmd, out := spawn(t, where)
+	return cmd, line(t, out)
 }
 
 // masterChild starts a master and waits until it has written.
@@ -121,6 +135,39 @@ func TestTakeoverAfterKill(t *testing.T) {
 		if err := term.Resign(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestStoppedMasterIsFenced stops the process of a master until another is
+// elected, and lets it go on: its next write must fail.
+func TestStoppedMasterIsFenced(t *testing.T) {
+	s := start(t, etcd.ServerConfig{Dir: quick(t), Listen: "http://127.0.0.1:0"})
+	cmd, out := spawn(t, s.URL())
+	if says := line(t, out); says != "master\n" {
+		t.Fatalf("child says %q", says)
+	}
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c := client(t, s)
+	term, err := store.Campaign(t.Context(), c, "master", store.Leader{Name: "heir"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := term.Txn(t.Context(), store.Txn{Do: []store.Op{store.PutOp("n", []byte("mine"))}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if says := line(t, out); !strings.HasPrefix(says, "cannot write as the master of election/master/leader: ") {
+		t.Errorf("the stale master says %q", says)
+	}
+	if got := get(t, c, "n"); got != "mine" {
+		t.Errorf("the stale master wrote %s", got)
+	}
+	if err := term.Resign(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
