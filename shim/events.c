@@ -58,6 +58,10 @@ static struct weft_async *decode(struct weft_ctx *ctx, const struct weft_event *
 		[WEFT_EVENT_PORT_DOWN] = { IBV_EVENT_PORT_ERR, 'p' },
 		[WEFT_EVENT_GID_CHANGE] = { IBV_EVENT_GID_CHANGE, 'p' },
 		[WEFT_EVENT_DEVICE_FATAL] = { IBV_EVENT_DEVICE_FATAL, 'd' },
+		[WEFT_EVENT_LID_CHANGE] = { IBV_EVENT_LID_CHANGE, 'p' },
+		[WEFT_EVENT_PKEY_CHANGE] = { IBV_EVENT_PKEY_CHANGE, 'p' },
+		[WEFT_EVENT_SM_CHANGE] = { IBV_EVENT_SM_CHANGE, 'p' },
+		[WEFT_EVENT_CLIENT_REREGISTER] = { IBV_EVENT_CLIENT_REREGISTER, 'p' },
 	};
 	struct weft_async *a;
 	struct weft_srq *s;

@@ -298,7 +298,7 @@ WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *
 	int err;
 
 	WEFT_FORWARD(pd->context, NULL, ibv_create_ah, pd, a);
-	if (!a->is_global || a->port_num != 1) {
+	if (a->port_num != 1) {
 		errno = EINVAL;
 		return NULL;
 	}
@@ -310,6 +310,11 @@ WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *
 	in.ah_attr.sgid_index = a->grh.sgid_index;
 	in.ah_attr.hop_limit = a->grh.hop_limit;
 	in.ah_attr.traffic_class = a->grh.traffic_class;
+	in.ah_attr.flags = a->is_global ? 0 : WEFT_AH_NO_GRH;
+	in.ah_attr.sl = a->sl;
+	in.ah_attr.src_path_bits = a->src_path_bits;
+	in.ah_attr.dlid = a->dlid;
+	in.ah_attr.static_rate = a->static_rate;
 	err = weft_command(weft_ctx(pd->context), WEFT_CMD_CREATE_AH, &in, sizeof(in), &made,
 			   sizeof(made));
 	if (err) {
@@ -357,8 +362,8 @@ static void mapped(uint8_t gid[16], const uint8_t ip[4])
 	memcpy(gid + 12, ip, 4);
 }
 
-/* The index of the RoCE v2 GID that was the destination; for a multicast one,
- * the first of the same family. */
+/* The index of the GID that was the destination; for a multicast one, the first
+ * of the same family. */
 static int source_index(struct weft_ctx *ctx, const uint8_t gid[16], bool v4)
 {
 	static const uint8_t prefix[12] = { [10] = 0xff, [11] = 0xff };
@@ -366,7 +371,7 @@ static int source_index(struct weft_ctx *ctx, const uint8_t gid[16], bool v4)
 	struct weft_res_query_gid g;
 
 	for (uint32_t i = 0; i < 256 && !weft_gid(ctx, i, &g); i++) {
-		if (!g.valid || g.type != WEFT_GID_TYPE_ROCE_V2)
+		if (!g.valid)
 			continue;
 		if (multicast ? !memcmp(g.gid, prefix, 12) == v4 : !memcmp(g.gid, gid, 16))
 			return (int)i;
@@ -378,8 +383,9 @@ WEFT_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *c, uint8_t port, struct 
 				    struct ibv_grh *grh, struct ibv_ah_attr *a)
 {
 	const uint8_t *h = (const uint8_t *)grh;
+	struct ibv_port_attr link;
 	uint8_t dst[16];
-	int index;
+	int index, err;
 	bool v4;
 
 	WEFT_FORWARD(c, -1, ibv_init_ah_from_wc, c, port, wc, grh, a);
@@ -390,8 +396,13 @@ WEFT_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *c, uint8_t port, struct 
 	a->port_num = port;
 	if (!(wc->wc_flags & IBV_WC_GRH))
 		return 0;
+	err = weft_query_port(c, port, &link, sizeof(link));
+	if (err) {
+		errno = err;
+		return -1;
+	}
 	a->is_global = 1;
-	v4 = ipv4_header(h + 20);
+	v4 = link.link_layer == IBV_LINK_LAYER_ETHERNET && ipv4_header(h + 20);
 	if (v4) {
 		mapped(a->grh.dgid.raw, h + 32);
 		mapped(dst, h + 36);

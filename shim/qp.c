@@ -381,3 +381,25 @@ WEFT_PUBLIC int ibv_destroy_qp(struct ibv_qp *qp)
 	free(q);
 	return 0;
 }
+
+/* ---- multicast groups ---- */
+
+static int membership(struct ibv_qp *qp, uint8_t cmd, const union ibv_gid *gid, uint16_t lid)
+{
+	struct weft_cmd_attach_mcast in = { .qpn = qp->handle, .mlid = lid };
+
+	memcpy(in.gid, gid->raw, sizeof(in.gid));
+	return weft_ret(weft_command(weft_ctx(qp->context), cmd, &in, sizeof(in), NULL, 0));
+}
+
+WEFT_PUBLIC int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	WEFT_FORWARD(qp->context, errno, ibv_attach_mcast, qp, gid, lid);
+	return membership(qp, WEFT_CMD_ATTACH_MCAST, gid, lid);
+}
+
+WEFT_PUBLIC int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+	WEFT_FORWARD(qp->context, errno, ibv_detach_mcast, qp, gid, lid);
+	return membership(qp, WEFT_CMD_DETACH_MCAST, gid, lid);
+}

@@ -47,7 +47,10 @@ static void device_attr(struct weft_ctx *ctx, struct ibv_device_attr *a)
 	if (ctx->ext & 1ull << WEFT_CAP_ATOMIC)
 		a->atomic_cap = r->atomic_cap == 2 ? IBV_ATOMIC_GLOB :
 				r->atomic_cap == 1 ? IBV_ATOMIC_HCA : IBV_ATOMIC_NONE;
-	a->max_pkeys = 1;
+	a->max_pkeys = (uint16_t)r->max_pkeys;
+	a->max_mcast_grp = (int)r->max_mcast_grp;
+	a->max_mcast_qp_attach = (int)r->max_mcast_qp_attach;
+	a->max_total_mcast_qp_attach = (int)r->max_total_mcast_qp_attach;
 	a->local_ca_ack_delay = r->local_ca_ack_delay;
 	a->phys_port_cnt = 1;
 }

@@ -19,18 +19,6 @@ static int no(void)
 	return EOPNOTSUPP;
 }
 
-WEFT_PUBLIC int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
-{
-	WEFT_FORWARD(qp->context, errno, ibv_attach_mcast, qp, gid, lid);
-	return no();
-}
-
-WEFT_PUBLIC int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
-{
-	WEFT_FORWARD(qp->context, errno, ibv_detach_mcast, qp, gid, lid);
-	return no();
-}
-
 WEFT_PUBLIC struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
 					     uint64_t iova, int fd, int access)
 {

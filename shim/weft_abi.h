@@ -13,7 +13,7 @@
  */
 
 /* version of this ABI */
-#define WEFT_ABI_VERSION 1
+#define WEFT_ABI_VERSION 2
 
 /* feature bits of the device */
 #define WEFT_F_RING_EVENT_IDX 29
@@ -130,6 +130,8 @@
 #define WEFT_CMD_MODIFY_QP_EX 79
 #define WEFT_CMD_QUERY_QP_EX 80
 #define WEFT_CMD_QUERY_PKEY 81
+#define WEFT_CMD_ATTACH_MCAST 82
+#define WEFT_CMD_DETACH_MCAST 83
 
 /* ack byte without ERRNO_ACK; with it any positive errno stands for failure */
 #define WEFT_ACK_OK 0
@@ -147,6 +149,9 @@
 
 /* flags of CREATE_QP */
 #define WEFT_QP_SG_WQE 1
+
+/* flags of an address vector */
+#define WEFT_AH_NO_GRH 1
 
 /* mask of MODIFY_SRQ */
 #define WEFT_SRQ_MAX_WR 1
@@ -187,6 +192,7 @@
 #define WEFT_ATOMIC_GLOB 2
 
 /* types of GID */
+#define WEFT_GID_TYPE_IB 0
 #define WEFT_GID_TYPE_ROCE_V2 2
 
 /* opcodes of send elements */
@@ -249,6 +255,10 @@
 #define WEFT_EVENT_PORT_DOWN 11
 #define WEFT_EVENT_GID_CHANGE 12
 #define WEFT_EVENT_DEVICE_FATAL 13
+#define WEFT_EVENT_LID_CHANGE 14
+#define WEFT_EVENT_PKEY_CHANGE 15
+#define WEFT_EVENT_SM_CHANGE 16
+#define WEFT_EVENT_CLIENT_REREGISTER 17
 
 /* capacities of a queue pair */
 struct weft_qp_cap {
@@ -260,7 +270,7 @@ struct weft_qp_cap {
 	uint32_t padding;
 };
 
-/* address vector */
+/* address vector; from sl on valid in CREATE_AH with WEFT_VERBS, else 0 */
 struct weft_ah_attr {
 	uint8_t dgid[16];
 	uint32_t flow_label;
@@ -269,7 +279,12 @@ struct weft_ah_attr {
 	uint8_t traffic_class;
 	uint8_t padding;
 	uint8_t dmac[6];
-	uint8_t reserved[10];
+	uint8_t sl;
+	uint8_t src_path_bits;
+	uint16_t dlid;
+	uint8_t static_rate;
+	uint8_t flags;
+	uint8_t reserved[4];
 };
 
 /* result of every memory registration */
@@ -456,7 +471,11 @@ struct weft_res_query_device {
 	uint32_t atomic_cap;
 	uint32_t max_inline;
 	uint32_t active_mtu;
-	uint32_t reserved[6];
+	uint32_t max_mcast_grp;
+	uint32_t max_mcast_qp_attach;
+	uint32_t max_total_mcast_qp_attach;
+	uint32_t max_pkeys;
+	uint32_t reserved[2];
 };
 
 struct weft_res_query_port {
@@ -731,6 +750,14 @@ struct weft_res_query_gid {
 	uint32_t reserved;
 };
 
+/* also DETACH_MCAST */
+struct weft_cmd_attach_mcast {
+	uint32_t qpn;
+	uint16_t mlid;
+	uint16_t reserved;
+	uint8_t gid[16];
+};
+
 /* request of MODIFY_QP_EX, result of QUERY_QP_EX; attr_mask has verbs numbers */
 struct weft_qp_attr_ex {
 	uint32_t qpn;
@@ -897,7 +924,12 @@ WEFT_ABI_AT(weft_ah_attr, hop_limit, 21);
 WEFT_ABI_AT(weft_ah_attr, traffic_class, 22);
 WEFT_ABI_AT(weft_ah_attr, padding, 23);
 WEFT_ABI_AT(weft_ah_attr, dmac, 24);
-WEFT_ABI_AT(weft_ah_attr, reserved, 30);
+WEFT_ABI_AT(weft_ah_attr, sl, 30);
+WEFT_ABI_AT(weft_ah_attr, src_path_bits, 31);
+WEFT_ABI_AT(weft_ah_attr, dlid, 32);
+WEFT_ABI_AT(weft_ah_attr, static_rate, 34);
+WEFT_ABI_AT(weft_ah_attr, flags, 35);
+WEFT_ABI_AT(weft_ah_attr, reserved, 36);
 WEFT_ABI_SIZE(weft_mr_result, 12);
 WEFT_ABI_AT(weft_mr_result, mrn, 0);
 WEFT_ABI_AT(weft_mr_result, lkey, 4);
@@ -1021,7 +1053,11 @@ WEFT_ABI_AT(weft_res_query_device, max_fast_reg_pages, 88);
 WEFT_ABI_AT(weft_res_query_device, atomic_cap, 92);
 WEFT_ABI_AT(weft_res_query_device, max_inline, 96);
 WEFT_ABI_AT(weft_res_query_device, active_mtu, 100);
-WEFT_ABI_AT(weft_res_query_device, reserved, 104);
+WEFT_ABI_AT(weft_res_query_device, max_mcast_grp, 104);
+WEFT_ABI_AT(weft_res_query_device, max_mcast_qp_attach, 108);
+WEFT_ABI_AT(weft_res_query_device, max_total_mcast_qp_attach, 112);
+WEFT_ABI_AT(weft_res_query_device, max_pkeys, 116);
+WEFT_ABI_AT(weft_res_query_device, reserved, 120);
 WEFT_ABI_SIZE(weft_res_query_port, 32);
 WEFT_ABI_AT(weft_res_query_port, gid_tbl_len, 0);
 WEFT_ABI_AT(weft_res_query_port, max_msg_sz, 4);
@@ -1212,6 +1248,11 @@ WEFT_ABI_AT(weft_res_query_gid, type, 16);
 WEFT_ABI_AT(weft_res_query_gid, ifindex, 20);
 WEFT_ABI_AT(weft_res_query_gid, valid, 24);
 WEFT_ABI_AT(weft_res_query_gid, reserved, 28);
+WEFT_ABI_SIZE(weft_cmd_attach_mcast, 24);
+WEFT_ABI_AT(weft_cmd_attach_mcast, qpn, 0);
+WEFT_ABI_AT(weft_cmd_attach_mcast, mlid, 4);
+WEFT_ABI_AT(weft_cmd_attach_mcast, reserved, 6);
+WEFT_ABI_AT(weft_cmd_attach_mcast, gid, 8);
 WEFT_ABI_SIZE(weft_qp_attr_ex, 192);
 WEFT_ABI_AT(weft_qp_attr_ex, qpn, 0);
 WEFT_ABI_AT(weft_qp_attr_ex, attr_mask, 4);

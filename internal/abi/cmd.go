@@ -50,6 +50,8 @@ var cmdTable = [...]cmdInfo{
 	CmdQueryGID:    {name: "QUERY_GID", req: QueryGIDSize, res: QueryGIDResultSize, ext: CapVerbs},
 	CmdModifyQPEx:  {name: "MODIFY_QP_EX", req: QPAttrExSize, ext: CapVerbs},
 	CmdQueryQPEx:   {name: "QUERY_QP_EX", req: QueryQPExSize, res: QPAttrExSize, ext: CapVerbs},
+	CmdAttachMcast: {name: "ATTACH_MCAST", req: AttachMcastSize, ext: CapVerbs},
+	CmdDetachMcast: {name: "DETACH_MCAST", req: AttachMcastSize, ext: CapVerbs},
 	CmdQueryPKey:   {name: "QUERY_PKEY", req: QueryPKeySize, res: QueryPKeyResultSize, ext: CapVerbs},
 }
 

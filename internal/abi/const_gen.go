@@ -6,7 +6,7 @@ package abi
 
 // Version of this ABI.
 const (
-	Version = 1
+	Version = 2
 )
 
 // Feature bits of the device.
@@ -143,6 +143,8 @@ const (
 	CmdModifyQPEx  Cmd = 79
 	CmdQueryQPEx   Cmd = 80
 	CmdQueryPKey   Cmd = 81
+	CmdAttachMcast Cmd = 82
+	CmdDetachMcast Cmd = 83
 )
 
 // Ack byte without ERRNO_ACK; with it any positive errno stands for failure.
@@ -166,6 +168,11 @@ const (
 // Flags of CREATE_QP.
 const (
 	QPSGWQE = 1
+)
+
+// Flags of an address vector.
+const (
+	AHNoGRH = 1
 )
 
 // Mask of MODIFY_SRQ.
@@ -218,6 +225,7 @@ const (
 
 // Types of GID.
 const (
+	GIDTypeIB     = 0
 	GIDTypeRoCEv2 = 2
 )
 

@@ -54,7 +54,7 @@ func (v QPCap) Append(b []byte) []byte {
 // AHAttrSize is the length of a AHAttr.
 const AHAttrSize = 40
 
-// AHAttr is weft_ah_attr: address vector.
+// AHAttr is weft_ah_attr: address vector; from sl on valid in CREATE_AH with WEFT_VERBS, else 0.
 type AHAttr struct {
 	DGID         ib.GID
 	FlowLabel    uint32
@@ -62,6 +62,11 @@ type AHAttr struct {
 	HopLimit     uint8
 	TrafficClass uint8
 	DMAC         [6]uint8
+	SL           uint8
+	SrcPathBits  uint8
+	DLID         ib.LID
+	StaticRate   ib.Rate
+	Flags        uint8
 }
 
 // ParseAHAttr reads exactly AHAttrSize bytes; reserved ones are ignored.
@@ -81,6 +86,11 @@ func (v *AHAttr) decode(b []byte) {
 	v.HopLimit = b[21]
 	v.TrafficClass = b[22]
 	copy(v.DMAC[:], b[24:30])
+	v.SL = b[30]
+	v.SrcPathBits = b[31]
+	v.DLID = ib.LID(binary.LittleEndian.Uint16(b[32:]))
+	v.StaticRate = ib.Rate(b[34])
+	v.Flags = b[35]
 }
 
 // Append appends the 40 bytes of v to b, reserved ones zero.
@@ -92,7 +102,12 @@ func (v AHAttr) Append(b []byte) []byte {
 	b = append(b, v.TrafficClass)
 	b = append(b, make([]byte, 1)...)
 	b = append(b, v.DMAC[:]...)
-	b = append(b, make([]byte, 10)...)
+	b = append(b, v.SL)
+	b = append(b, v.SrcPathBits)
+	b = binary.LittleEndian.AppendUint16(b, uint16(v.DLID))
+	b = append(b, uint8(v.StaticRate))
+	b = append(b, v.Flags)
+	b = append(b, make([]byte, 4)...)
 	return b
 }
 
@@ -663,29 +678,33 @@ const QueryDeviceResultSize = 128
 
 // QueryDeviceResult is weft_res_query_device: from max_srq on valid with the capability bit that each belongs to, else 0.
 type QueryDeviceResult struct {
-	DeviceCapFlags  uint64
-	MaxMRSize       uint64
-	PageSizeCap     uint64
-	HWVer           uint32
-	MaxQPWR         uint32
-	MaxSendSGE      uint32
-	MaxRecvSGE      uint32
-	MaxSGERd        uint32
-	MaxCQE          uint32
-	MaxMR           uint32
-	MaxPD           uint32
-	MaxQPRdAtom     uint32
-	MaxQPInitRdAtom uint32
-	MaxAH           uint32
-	LocalCAAckDelay uint8
-	MaxSRQ          uint32
-	MaxSRQWR        uint32
-	MaxSRQSGE       uint32
-	MaxMW           uint32
-	MaxFastRegPages uint32
-	AtomicCap       uint32
-	MaxInline       uint32
-	ActiveMTU       uint32
+	DeviceCapFlags        uint64
+	MaxMRSize             uint64
+	PageSizeCap           uint64
+	HWVer                 uint32
+	MaxQPWR               uint32
+	MaxSendSGE            uint32
+	MaxRecvSGE            uint32
+	MaxSGERd              uint32
+	MaxCQE                uint32
+	MaxMR                 uint32
+	MaxPD                 uint32
+	MaxQPRdAtom           uint32
+	MaxQPInitRdAtom       uint32
+	MaxAH                 uint32
+	LocalCAAckDelay       uint8
+	MaxSRQ                uint32
+	MaxSRQWR              uint32
+	MaxSRQSGE             uint32
+	MaxMW                 uint32
+	MaxFastRegPages       uint32
+	AtomicCap             uint32
+	MaxInline             uint32
+	ActiveMTU             uint32
+	MaxMcastGrp           uint32
+	MaxMcastQPAttach      uint32
+	MaxTotalMcastQPAttach uint32
+	MaxPKeys              uint32
 }
 
 // ParseQueryDeviceResult reads exactly QueryDeviceResultSize bytes; reserved ones are ignored.
@@ -722,6 +741,10 @@ func (v *QueryDeviceResult) decode(b []byte) {
 	v.AtomicCap = binary.LittleEndian.Uint32(b[92:])
 	v.MaxInline = binary.LittleEndian.Uint32(b[96:])
 	v.ActiveMTU = binary.LittleEndian.Uint32(b[100:])
+	v.MaxMcastGrp = binary.LittleEndian.Uint32(b[104:])
+	v.MaxMcastQPAttach = binary.LittleEndian.Uint32(b[108:])
+	v.MaxTotalMcastQPAttach = binary.LittleEndian.Uint32(b[112:])
+	v.MaxPKeys = binary.LittleEndian.Uint32(b[116:])
 }
 
 // Append appends the 128 bytes of v to b, reserved ones zero.
@@ -750,7 +773,11 @@ func (v QueryDeviceResult) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, v.AtomicCap)
 	b = binary.LittleEndian.AppendUint32(b, v.MaxInline)
 	b = binary.LittleEndian.AppendUint32(b, v.ActiveMTU)
-	b = append(b, make([]byte, 24)...)
+	b = binary.LittleEndian.AppendUint32(b, v.MaxMcastGrp)
+	b = binary.LittleEndian.AppendUint32(b, v.MaxMcastQPAttach)
+	b = binary.LittleEndian.AppendUint32(b, v.MaxTotalMcastQPAttach)
+	b = binary.LittleEndian.AppendUint32(b, v.MaxPKeys)
+	b = append(b, make([]byte, 8)...)
 	return b
 }
 
@@ -2127,6 +2154,41 @@ func (v QueryGIDResult) Append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint32(b, v.IfIndex)
 	b = binary.LittleEndian.AppendUint32(b, v.Valid)
 	b = append(b, make([]byte, 4)...)
+	return b
+}
+
+// AttachMcastSize is the length of a AttachMcast.
+const AttachMcastSize = 24
+
+// AttachMcast is weft_cmd_attach_mcast: also DETACH_MCAST.
+type AttachMcast struct {
+	QPN  uint32
+	MLID ib.LID
+	GID  ib.GID
+}
+
+// ParseAttachMcast reads exactly AttachMcastSize bytes; reserved ones are ignored.
+func ParseAttachMcast(b []byte) (v AttachMcast, err error) {
+	if len(b) != AttachMcastSize {
+		return v, lengthError("AttachMcast", len(b), AttachMcastSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *AttachMcast) decode(b []byte) {
+	_ = b[23]
+	v.QPN = binary.LittleEndian.Uint32(b[0:])
+	v.MLID = ib.LID(binary.LittleEndian.Uint16(b[4:]))
+	copy(v.GID[:], b[8:24])
+}
+
+// Append appends the 24 bytes of v to b, reserved ones zero.
+func (v AttachMcast) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.QPN)
+	b = binary.LittleEndian.AppendUint16(b, uint16(v.MLID))
+	b = append(b, make([]byte, 2)...)
+	b = append(b, v.GID[:]...)
 	return b
 }
 

@@ -116,6 +116,8 @@ var codecs = map[Cmd][2]codec{
 	CmdModifyQPEx:  {of(ParseQPAttrEx), none},
 	CmdQueryQPEx:   {of(ParseQueryQPEx), of(ParseQPAttrEx)},
 	CmdQueryPKey:   {of(ParseQueryPKey), of(ParseQueryPKeyResult)},
+	CmdAttachMcast: {of(ParseAttachMcast), none},
+	CmdDetachMcast: {of(ParseAttachMcast), none},
 }
 
 // others are the structures that are not part of a control command.
@@ -304,7 +306,7 @@ func TestEveryCommandHasCodecs(t *testing.T) {
 			}
 		}
 	}
-	if assigned != 33 {
+	if assigned != 35 {
 		t.Errorf("%d commands", assigned)
 	}
 }

@@ -37,9 +37,11 @@ type Status struct {
 // DeviceSummary is a device's line in the status.
 type DeviceSummary struct {
 	Name      string `json:"name"`
+	LinkLayer string `json:"link_layer"`
 	PortState string `json:"port_state"` // verbs name: ACTIVE, DOWN, …
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	GIDs      int    `json:"gids"`
+	LID       uint16 `json:"lid"` // 0: none
 }
 
 // Lane is one event loop of the node.
@@ -97,7 +99,16 @@ type Port struct {
 	MaxMTU    int    `json:"max_mtu"`    // bytes
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	LID       uint16 `json:"lid"`
+	LMC       uint8  `json:"lmc"`
+	SMLID     uint16 `json:"sm_lid"`
 	GIDs      []GID  `json:"gids"`
+	PKeys     []PKey `json:"pkeys"` // of an InfiniBand port
+}
+
+// PKey is one used entry of a port's P_Key table.
+type PKey struct {
+	Index int    `json:"index"`
+	PKey  string `json:"pkey"`
 }
 
 // GID is one used entry of a port's GID table.
@@ -192,6 +203,7 @@ const (
 	ScopeLink    = "link"
 	ScopeSession = "session"
 	ScopeQP      = "qp"
+	ScopePort    = "port"
 )
 
 // Counter is one named count since its scope's start.
@@ -259,7 +271,7 @@ func withLists(d []Device) []Device {
 	for i := range d {
 		d[i].Ports = list(d[i].Ports)
 		for j := range d[i].Ports {
-			d[i].Ports[j].GIDs = list(d[i].Ports[j].GIDs)
+			d[i].Ports[j].GIDs, d[i].Ports[j].PKeys = list(d[i].Ports[j].GIDs), list(d[i].Ports[j].PKeys)
 		}
 	}
 	return list(d)

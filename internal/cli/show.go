@@ -58,7 +58,11 @@ func printStatus(w io.Writer, s api.Status) {
 	line("node", "%s, up %v, pid %d, uid %d, weft %s", state, round(s.UptimeNS), s.PID, s.UID, s.Version)
 	line("dir", "%s", s.Dir)
 	for _, d := range s.Devices {
-		line("device", "%s: port %s, mtu %d, %s", d.Name, d.PortState, d.ActiveMTU, plural(d.GIDs, "gid"))
+		kind, lid := "", ""
+		if d.LinkLayer == "InfiniBand" {
+			kind, lid = "InfiniBand ", fmt.Sprintf(", lid %d", d.LID)
+		}
+		line("device", "%s: %sport %s%s, mtu %d, %s", d.Name, kind, d.PortState, lid, d.ActiveMTU, plural(d.GIDs, "gid"))
 	}
 	var polling, realtime int
 	for _, l := range s.Lanes {
@@ -139,11 +143,11 @@ func (a *app) devices() *cobra.Command {
 }
 
 func printDevices(w io.Writer, devs []api.Device) {
-	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">MTU", "NETDEV", "NODE GUID"}}
+	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">LID", ">MTU", "NETDEV", "NODE GUID"}}
 	gids := table{heads: []string{"DEVICE", ">PORT", ">GID", "ADDRESS", "TYPE", "NETDEV", "VALUE"}}
 	for _, d := range devs {
 		for _, p := range d.Ports {
-			ports.row(d.Name, p.Number, p.State, p.PhysState, p.LinkLayer, p.ActiveMTU, p.NetDev, d.NodeGUID)
+			ports.row(d.Name, p.Number, p.State, p.PhysState, p.LinkLayer, p.LID, p.ActiveMTU, p.NetDev, d.NodeGUID)
 			for _, g := range p.GIDs {
 				gids.row(d.Name, p.Number, g.Index, g.Address, g.Type, g.NetDev, g.GID)
 			}
@@ -159,7 +163,7 @@ func printDevices(w io.Writer, devs []api.Device) {
 func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
-	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopeSession, api.ScopeQP}
+	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeSession, api.ScopeQP}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",

@@ -53,7 +53,7 @@ const (
 type Adapter struct {
 	Name     string
 	NodeGUID ib.GUID
-	Limits   Limits
+	limits   atomic.Pointer[Limits]
 	num      uint16
 	all      *Functions
 	port     atomic.Pointer[Port]
@@ -64,11 +64,19 @@ type Adapter struct {
 // NewAdapter returns a function with the given port and quotas. It can be used
 // once it has its number (Functions.Add).
 func NewAdapter(p *Port, l Limits) *Adapter {
-	a := &Adapter{Limits: l}
+	a := &Adapter{}
+	a.limits.Store(&l)
 	a.port.Store(p)
 	a.sessions.Store(new([maxSessions]*Session))
 	return a
 }
+
+// Limits returns the quotas, which must not be changed in place.
+func (a *Adapter) Limits() *Limits { return a.limits.Load() }
+
+// SetLimits changes the quotas. What exists beyond them stays, and sessions that
+// exist keep the number of handles they started with.
+func (a *Adapter) SetLimits(l Limits) { a.limits.Store(&l) }
 
 // Number returns the number of the function within its node.
 func (a *Adapter) Number() uint16 { return a.num }
@@ -93,14 +101,14 @@ var ErrNoSession = errors.New("no session number free")
 // Attach and Detach must not overlap: the node serialises them. Numbers are
 // used in turn, so that one is not reused soon.
 func (a *Adapter) Attach(s *Session) error {
-	old := a.sessions.Load()
+	old, limit := a.sessions.Load(), a.Limits().Sessions
 	for i := range maxSessions {
 		n := (a.next + i) % maxSessions
 		if n == 0 && s.num == 0 {
 			// Number 0 is for a function with addresses of its own.
 			continue
 		}
-		if old[n] == nil && i < a.Limits.Sessions {
+		if old[n] == nil && i < limit {
 			t := *old
 			s.num = uint16(n)
 			t[n] = s

@@ -52,7 +52,7 @@ type CQ struct {
 // CreateCQ makes a completion queue of at least cqe entries. Its ring comes
 // with SetRing.
 func (s *Session) CreateCQ(cqe uint32) (uint32, error) {
-	if cqe == 0 || cqe > s.a.Limits.CQE {
+	if cqe == 0 || cqe > s.a.Limits().CQE {
 		return 0, syscall.EINVAL
 	}
 	c := &CQ{s: s, depth: cqe, users: make(map[*QP]int), elastic: s.strict}
@@ -92,7 +92,7 @@ func (c *CQ) Reserve() error {
 
 // Resize changes the depth. Fewer entries than wait in the backlog is EINVAL.
 func (c *CQ) Resize(cqe uint32) error {
-	if cqe == 0 || cqe > c.s.a.Limits.CQE || uint32(len(c.backlog)) > cqe {
+	if cqe == 0 || cqe > c.s.a.Limits().CQE || uint32(len(c.backlog)) > cqe {
 		return syscall.EINVAL
 	}
 	c.depth = cqe

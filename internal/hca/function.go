@@ -17,12 +17,14 @@ const maxFunctions = 1 << 10
 type Functions struct {
 	table      atomic.Pointer[[]*Adapter]
 	generation atomic.Uint64 // rises with every change of the table or of a port
+	groups     atomic.Pointer[Groups]
 }
 
 // NewFunctions returns a table of the given functions, numbered from 0.
 func NewFunctions(list ...*Adapter) *Functions {
 	f := &Functions{}
 	f.table.Store(new([]*Adapter))
+	f.groups.Store(&Groups{ByMLID: map[ib.LID][]uint16{}, ByMGID: map[GroupKey][]Attachment{}})
 	for _, a := range list {
 		if err := f.Add(a); err != nil {
 			panic(err) // more than maxFunctions: a bug of the caller

@@ -498,7 +498,9 @@ func TestQuotas(t *testing.T) {
 // quota is used up, and gets it back by destroying them.
 func TestMemoryQuota(t *testing.T) {
 	l := newNode(t)
-	l.all.At(0).Limits.Memory = 64 << 20
+	lim := DefaultLimits
+	lim.Memory = 64 << 20
+	l.all.At(0).SetLimits(lim)
 	c := newClient(t, l, 4096)
 	cfg := QPConfig{Type: ib.RC, PD: c.pd, SendCQ: c.cq, RecvCQ: c.cq, Cap: transport.Cap{MaxSendWR: 16384, MaxSendSGE: 8}}
 	var made []*QP

@@ -52,7 +52,9 @@ type QP struct {
 	pd   *pd
 	t    *transport.QP
 	ahv  AHAttr // the address vector as it was stated
-	cfg  QPConfig
+	// groups are the multicast groups the queue pair is attached to.
+	groups []group
+	cfg    QPConfig
 
 	sendCQ, recvCQ *CQ
 	srq            *QP
@@ -75,7 +77,7 @@ var _ transport.Env = (*QP)(nil)
 // CreateQP makes a queue pair in state RESET and returns its slot and its
 // number on the wire.
 func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
-	l := &s.a.Limits
+	l := s.a.Limits()
 	p, err := s.pds.get(c.PD)
 	if err != nil {
 		return nil, err
@@ -137,11 +139,15 @@ func (s *Session) QP(h uint32) (*QP, error) {
 	return q, err
 }
 
-// DestroyQP discards what is outstanding, without completions.
+// DestroyQP discards what is outstanding, without completions. It is EBUSY
+// while the queue pair is in a multicast group.
 func (s *Session) DestroyQP(h uint32) error {
 	q, err := s.QP(h)
 	if err != nil {
 		return err
+	}
+	if len(q.groups) > 0 {
+		return syscall.EBUSY
 	}
 	s.dropQP(q)
 	s.charge(-transport.Memory(&q.cfg.Cap))
@@ -158,6 +164,10 @@ func (s *Session) DestroyQP(h uint32) error {
 // dropQP ends all work of a queue pair or SRQ.
 func (s *Session) dropQP(q *QP) {
 	s.slots[q.slot] = nil
+	if len(q.groups) > 0 {
+		q.leave(q.groups)
+		q.groups = nil
+	}
 	if q.t != nil {
 		s.lane.quiesce()
 		q.t.Destroy()
@@ -352,7 +362,7 @@ func (q *QP) recvWR() *transport.RecvWR {
 		q.free = q.free[:n-1]
 		return wr
 	}
-	return &transport.RecvWR{SGE: make([]ib.SGE, 0, q.s.a.Limits.SGE)}
+	return &transport.RecvWR{SGE: make([]ib.SGE, 0, q.cfg.Cap.MaxRecvSGE)}
 }
 
 // TakeRecv implements transport.Env.
@@ -441,7 +451,7 @@ func (s *Session) CreateSRQ(c SRQConfig) (*QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &s.a.Limits
+	l := s.a.Limits()
 	if c.MaxWR == 0 || c.MaxWR > l.SRQWR || c.MaxSGE > l.SGE || c.Limit > c.MaxWR {
 		return nil, syscall.EINVAL
 	}

@@ -47,7 +47,7 @@ type Session struct {
 // attaches to a. maxQP and maxCQ bound its slots, for a door with fewer rings
 // than the quota.
 func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
-	lim := &a.Limits
+	lim := a.Limits()
 	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
 	s := &Session{a: a, lane: l, events: events, strict: strict,
 		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), ahs: newTable[*ah](1, lim.AH),
@@ -102,7 +102,7 @@ func (s *Session) Close() {
 // charge takes n bytes of the session's memory quota; a negative n gives them
 // back.
 func (s *Session) charge(n int64) error {
-	if n > 0 && s.memory+n > s.a.Limits.Memory {
+	if n > 0 && s.memory+n > s.a.Limits().Memory {
 		return syscall.ENOMEM
 	}
 	s.memory += n

@@ -18,6 +18,7 @@ import (
 
 	"weft/internal/api"
 	"weft/internal/hca"
+	"weft/internal/hostnet"
 	"weft/internal/ib"
 	"weft/internal/vhost"
 )
@@ -54,14 +55,17 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	n.mu.Unlock()
 	s := api.Status{Ready: ready, Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
 		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, IdleExitNS: n.cfg.IdleExit}
-	p := n.adapter.Port()
-	gids := 0
-	for _, g := range p.GIDs {
-		if !g.GID.IsZero() {
-			gids++
+	for _, f := range n.functions() {
+		p := f.a.Port()
+		gids := 0
+		for _, g := range p.GIDs {
+			if !g.GID.IsZero() {
+				gids++
+			}
 		}
+		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
+			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID)})
 	}
-	s.Devices = []api.DeviceSummary{{Name: n.cfg.Device, PortState: portState(p.State), ActiveMTU: p.MTU.Bytes(), GIDs: gids}}
 	for i, l := range n.lanes {
 		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})
 	}
@@ -93,6 +97,25 @@ func portState(s ib.PortState) string {
 	return "DOWN"
 }
 
+// physState is the name that verbs has for a physical state.
+func physState(s ib.PhysState) string {
+	switch s {
+	case ib.PhysPolling:
+		return "POLLING"
+	case ib.PhysLinkUp:
+		return "LINK_UP"
+	}
+	return "DISABLED"
+}
+
+// whyNotActive says what an InfiniBand port waits for.
+func whyNotActive(p *hca.Port) string {
+	if p.Phys != ib.PhysLinkUp {
+		return "its link is down"
+	}
+	return "no subnet manager has made it active"
+}
+
 func (n *Node) laneSessions(l *lane) (c int) {
 	for _, d := range n.snapshot() {
 		if d.lane == l {
@@ -103,7 +126,7 @@ func (n *Node) laneSessions(l *lane) (c int) {
 }
 
 func (n *Node) owner(d *door) api.Owner {
-	return api.Owner{Device: n.cfg.Device, Session: d.serial, PID: d.pid, Comm: d.comm, UID: d.uid}
+	return api.Owner{Device: d.f.a.Name, Session: d.serial, PID: d.pid, Comm: d.comm, UID: d.uid}
 }
 
 // degraded lists every state in which the node works less well than it could.
@@ -129,6 +152,16 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
 		}
 	}
+	for _, f := range n.functions() {
+		p := f.a.Port()
+		switch {
+		case f.off():
+			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enable"})
+		case p.State != ib.PortActive:
+			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
+				Fix: "run a subnet manager on a node of this subnet"})
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	list = append(list, n.shortages(time.Now())...)
@@ -144,9 +177,30 @@ func (n *Node) Devices(context.Context) ([]api.Device, error) {
 	n.mu.Lock()
 	t := n.table
 	n.mu.Unlock()
-	p := n.adapter.Port()
-	port := api.Port{Number: 1, State: portState(p.State), PhysState: "LINK_UP", LinkLayer: "Ethernet",
-		MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes()}
+	list := []api.Device{}
+	for _, f := range n.functions() {
+		p := f.a.Port()
+		port := api.Port{Number: 1, State: portState(p.State), PhysState: physState(p.Phys), LinkLayer: p.Link.String(),
+			MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID), LMC: p.LMC, SMLID: uint16(p.SMLID)}
+		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion()}
+		if p.Link == ib.LinkEthernet {
+			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
+			ethernetGIDs(&port, t)
+		} else {
+			nativeTables(&port, p)
+		}
+		d.Ports = []api.Port{port}
+		list = append(list, d)
+	}
+	// Programs find them in lexical order.
+	slices.SortFunc(list, func(a, b api.Device) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range list {
+		list[i].Index = i
+	}
+	return list, nil
+}
+
+func ethernetGIDs(port *api.Port, t *hostnet.Table) {
 	for i, e := range t.Entries {
 		if e.Free() {
 			continue
@@ -156,8 +210,19 @@ func (n *Node) Devices(context.Context) ([]api.Device, error) {
 		}
 		port.GIDs = append(port.GIDs, api.GID{Index: i, GID: e.GID.String(), Address: e.GID.Addr().String(), Type: "RoCE v2", NetDev: e.Interface})
 	}
-	guid := t.NodeGUID.String()
-	return []api.Device{{Name: n.cfg.Device, NodeGUID: guid, SysImageGUID: guid, NodeType: "CA", Firmware: buildVersion(), Ports: []api.Port{port}}}, nil
+}
+
+func nativeTables(port *api.Port, p *hca.Port) {
+	for i, g := range p.GIDs {
+		if !g.GID.IsZero() {
+			port.GIDs = append(port.GIDs, api.GID{Index: i, GID: g.GID.String(), Address: g.GID.Addr().String(), Type: "IB"})
+		}
+	}
+	for i, k := range p.PKeys {
+		if k != 0 {
+			port.PKeys = append(port.PKeys, api.PKey{Index: i, PKey: fmt.Sprintf("0x%04x", uint16(k))})
+		}
+	}
 }
 
 // Resources implements api.Backend.
@@ -222,11 +287,21 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	n.mu.Lock()
 	add(api.ScopeNode, "", "sessions", uint64(len(n.sessions)))
 	n.mu.Unlock()
-	for why, c := range n.server.Ends() {
+	for why, c := range n.ends() {
 		add(api.ScopeNode, "", "session_end_"+why, c)
 	}
-	for why, c := range n.server.Refusals() {
+	for why, c := range n.refusals() {
 		add(api.ScopeNode, "", "refused_"+why, c)
+	}
+	for _, f := range n.functions() {
+		if f.a.Port().Link != ib.LinkInfiniBand {
+			continue // the counters of its link are those of the port
+		}
+		c, err := n.portCounters(f.a)
+		if err != nil {
+			return nil, err
+		}
+		fields(add, api.ScopePort, f.a.Name, &c)
 	}
 	for i, l := range n.lanes {
 		err = l.do(func() {

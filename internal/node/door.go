@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/abi"
+	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/procmem"
 	"weft/internal/rdmadev"
@@ -23,6 +24,7 @@ import (
 // what touches the device goes through the lane.
 type door struct {
 	n      *Node
+	f      *function
 	s      *vhost.Session
 	lane   *lane
 	dev    *rdmadev.Device // made when it is known what kind of client this is
@@ -271,9 +273,12 @@ func (d *door) reset(forget bool) (err error) {
 
 // renew gives the door a fresh device; it runs on the lane.
 func (d *door) renew() error {
+	if d.f.a.Port().Link == ib.LinkInfiniBand && !d.verbs {
+		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.f.a.Name, unix.EOPNOTSUPP)
+	}
 	old := d.dev
 	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.n.adapter, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.f.a, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail})
 	if d.proc != nil {
 		dev.SetProc(d.proc)
@@ -283,9 +288,9 @@ func (d *door) renew() error {
 	}
 	d.n.mu.Lock()
 	if old != nil {
-		d.n.adapter.Detach(old.Session())
+		d.f.a.Detach(old.Session())
 	}
-	err := d.n.adapter.Attach(dev.Session())
+	err := d.f.a.Attach(dev.Session())
 	d.dev = dev
 	d.n.mu.Unlock()
 	if old != nil {
@@ -324,7 +329,7 @@ func (d *door) Closed(reason error) {
 		d.lane.removeDoor(d)
 		if d.dev != nil {
 			n.mu.Lock()
-			n.adapter.Detach(d.dev.Session())
+			d.f.a.Detach(d.dev.Session())
 			n.mu.Unlock()
 			d.dev.Close()
 		}

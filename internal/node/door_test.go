@@ -49,7 +49,7 @@ func testNode(t *testing.T) (n *Node, path string, ends chan error) {
 	n.lanes = []*lane{l}
 	go l.loop()
 	path, ends = filepath.Join(t.TempDir(), "door.sock"), make(chan error, 1)
-	s, err := vhost.Listen(path, 0o600, vhost.Config{New: n.admit, OnEnd: func(s *vhost.Session, why error) {
+	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) { return n.admit(&function{n: n, a: n.adapter}, s) }, OnEnd: func(s *vhost.Session, why error) {
 		n.ended(s, why)
 		ends <- why
 	}})

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -73,6 +74,7 @@ type running struct {
 	cfg  config.Config
 	cli  *api.Client
 	logs *logs
+	node *Node // what no interface of it shows is not asked but to set up
 	stop context.CancelFunc
 	done chan error
 }
@@ -98,7 +100,7 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	r := &running{t: t, cfg: cfg, logs: &logs{}, stop: stop, done: make(chan error, 1)}
 	ready := make(chan struct{})
 	go func() {
-		r.done <- Run(ctx, cfg, func() { close(ready) }, slog.New(slog.NewTextHandler(r.logs, nil)))
+		r.done <- runNode(ctx, cfg, func(n *Node) { r.node = n; close(ready) }, slog.New(slog.NewTextHandler(r.logs, nil)))
 	}()
 	select {
 	case <-ready:
@@ -184,15 +186,22 @@ type client struct {
 	mr   abi.MRResult
 	qp   *vhosttest.QP
 	gid  ib.GID
-	slot uint8 // of gid in the table
+	slot uint8  // of gid in the table
+	lid  ib.LID // instead, where the port is an InfiniBand port
 }
 
 const clientMemory = 4 << 20
 
 func (r *running) client(t testing.TB, o vhosttest.Options) *client {
 	t.Helper()
+	return r.clientOf(t, r.door(), o)
+}
+
+// clientOf is client at any door.
+func (r *running) clientOf(t testing.TB, door string, o vhosttest.Options) *client {
+	t.Helper()
 	o.MemSize = clientMemory
-	c := &client{Driver: vhosttest.NewDriver(t, r.door(), o), t: t, r: r}
+	c := &client{Driver: vhosttest.NewDriver(t, door, o), t: t, r: r}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -223,7 +232,8 @@ func (r *running) address(t testing.TB) (ib.GID, uint8) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, g := range devs[0].Ports[0].GIDs {
+	i := slices.IndexFunc(devs, func(d api.Device) bool { return d.Name == r.cfg.Device })
+	for _, g := range devs[i].Ports[0].GIDs {
 		if a := net.ParseIP(g.Address).To4(); a != nil {
 			v := ib.GID{10: 0xff, 11: 0xff}
 			copy(v[12:], a)
@@ -293,10 +303,17 @@ func (c *client) connect(peer *client) {
 		}
 		if err := c.qp.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPNum,
 			Access: a.QPAccessFlags, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Port: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
-			IsGlobal: 1, AHAttr: a.AHAttr}); err != nil {
+			IsGlobal: b2u(c.lid == 0), AHAttr: a.AHAttr, DLID: peer.lid}); err != nil {
 			c.t.Fatalf("to %v: %v", s, err)
 		}
 	}
+}
+
+func b2u(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // write writes n bytes at the start of a's buffer to b's and checks them.

@@ -43,13 +43,24 @@ type Node struct {
 	base    time.Time
 	adapter *hca.Adapter   // function 0: the host's addresses
 	all     *hca.Functions // every function
-	lanes   []*lane
-	links   []*netLink // by lane
-	server  *vhost.Server
-	stop    context.CancelCauseFunc
+	// identity is the base of the node's GUIDs; board is where InfiniBand ports
+	// are plugged in, nil where the node is in no subnet.
+	identity ib.GUID
+	board    switchboard
+	lanes    []*lane
+	links    []*netLink // by lane
+	stop     context.CancelCauseFunc
+
+	// edits is held while functions come and go, ports while a port changes and
+	// whoever must know is told; in this order, and before mu. Nobody waits for
+	// another goroutine with ports held.
+	edits, ports sync.Mutex
 
 	mu       sync.Mutex // guards what follows; never held while waiting for a lane
 	table    *hostnet.Table
+	funcs    []*function       // in the order of their numbers; the first has the host's addresses
+	oldEnds  map[string]uint64 // ends of sessions at doors that are gone
+	serving  bool              // doors are open
 	sessions map[*vhost.Session]*door
 	idle     time.Time // when the last session ended
 	ready    bool
@@ -64,6 +75,11 @@ type Node struct {
 // returns when nothing of it is left. ready is called once programs can use
 // it.
 func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger) (err error) {
+	return runNode(ctx, cfg, func(*Node) { ready() }, log)
+}
+
+// runNode is Run that shows the node to whoever hears that it is ready.
+func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slog.Logger) (err error) {
 	dir, err := rundir.Acquire(cfg.Dir, cfg.DirPerm(os.Geteuid()))
 	if err != nil {
 		return err
@@ -73,12 +89,12 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+		sessions: make(map[*vhost.Session]*door), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
 	if err := n.open(); err != nil {
 		return err
 	}
 	defer n.close()
-	return n.serve(ctx, ready)
+	return n.serve(ctx, func() { ready(n) })
 }
 
 // now is the node's clock. It starts above zero, which means "none".
@@ -94,8 +110,13 @@ func (n *Node) open() (err error) {
 	if n.table, err = hostnet.Read(nil); err != nil {
 		return fmt.Errorf("read the host's addresses: %w", err)
 	}
+	if n.identity, err = n.dir.Identity(); err != nil {
+		return err
+	}
 	n.adapter = hca.NewAdapter(n.port(n.table), hca.DefaultLimits)
+	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, n.table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
+	n.funcs = []*function{{n: n, a: n.adapter}}
 	if err := n.openLanes(); err != nil {
 		n.closeLinks()
 		for _, l := range n.lanes {
@@ -134,13 +155,13 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 
 // serve opens the doors and waits for the end.
 func (n *Node) serve(ctx context.Context, ready func()) error {
-	if err := n.writeTree(n.table); err != nil {
+	if err := n.writeTree(); err != nil {
 		return err
 	}
 	defer sysfs.Remove(n.treeDir())
-	doorPerm, treePerm := os.FileMode(0o600), os.FileMode(0o700)
-	if len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0 {
-		doorPerm, treePerm = 0o666, 0o755 // who calls is checked by its credentials
+	doorPerm, treePerm := n.doorPerm(), os.FileMode(0o700)
+	if doorPerm != ownDoor {
+		treePerm = 0o755
 	}
 	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), treePerm); err != nil {
 		return err
@@ -153,16 +174,13 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer wg.Wait()
 	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
 	defer server.Close() // after the door: whoever asked for the end hears the answer
-	n.server, err = vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, n.cfg.Device+".sock"), doorPerm, vhost.Config{
-		New: n.admit, OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
-		Limits: n.doorLimits(), OnRefuse: n.refusedRoom})
-	if err != nil {
+	defer n.closeDoors()
+	if err := n.openDoors(); err != nil {
 		control.Close()
 		return err
 	}
-	defer n.server.Close()
 	table := n.table // addressesChanged replaces it
-	wg.Go(func() {   // not before the door is there, whose counters it tells
+	wg.Go(func() {   // not before the doors are there, whose counters it tells
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			n.stop(fmt.Errorf("control socket: %w", err))
 		}
@@ -223,16 +241,16 @@ func (n *Node) watchIdle(ctx context.Context) {
 func (n *Node) addressesChanged(t *hostnet.Table) {
 	n.mu.Lock()
 	n.table = t
-	doors := n.doors()
 	n.mu.Unlock()
-	n.adapter.SetPort(n.port(t))
-	if err := n.writeTree(t); err != nil {
-		n.log.Warn("the tree of files for programs is out of date", "err", err)
+	n.ports.Lock()
+	p := n.port(t)
+	if old := n.adapter.Port(); old.State != ib.PortActive {
+		p.State, p.Phys = old.State, old.Phys // somebody disabled it
 	}
+	n.adapter.SetPort(p)
+	n.ports.Unlock()
 	n.log.Info("addresses changed", "gids", len(t.Entries), "mtu", t.MTU.Bytes())
-	for _, d := range doors {
-		d.lane.do(func() { d.dev.Session().PortChanged(ib.EventGIDChange) })
-	}
+	n.portChanged(n.adapter, []ib.Event{ib.EventGIDChange})
 }
 
 // doors lists the sessions; the caller holds mu.
@@ -246,13 +264,13 @@ func (n *Node) doors() []*door {
 	return list
 }
 
-// admit makes the door of a client that has connected.
-func (n *Node) admit(s *vhost.Session) (vhost.Device, error) {
+// admit makes the door of a client that has connected to a function.
+func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
 	if !n.allowed(int(p.Uid)) {
 		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
-	d := &door{n: n, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
+	d := &door{n: n, f: f, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.serial++

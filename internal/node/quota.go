@@ -17,7 +17,7 @@ import (
 // may have everything; the others, each, half: nobody keeps them out. Half of
 // what one user may have is the most of one session.
 func (n *Node) doorLimits() vhost.Limits {
-	l := vhost.Limits{Sessions: n.adapter.Limits.Sessions, UserSessions: n.adapter.Limits.Sessions / 2, Free: n.own}
+	l := vhost.Limits{Sessions: n.adapter.Limits().Sessions, UserSessions: n.adapter.Limits().Sessions / 2, Free: n.own}
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
 		// The rest is for the sockets of sessions and for the node itself.

@@ -52,7 +52,7 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 		ByteLen: e.ByteLen, QPN: e.QPN, SrcQP: e.SrcQPN, Flags: e.Flags}
 	binary.BigEndian.PutUint32(w.Imm[:], e.Imm)
 	if c.d.ext&extVerbs != 0 {
-		w.SL = e.SL
+		w.SL, w.SLID, w.DLIDPathBits, w.PKeyIndex = e.SL, e.SLID, e.PathBits, e.PKeyIndex
 	}
 	if !c.d.cfg.Verbs {
 		w.QPN = hca.Slot(e.QPN) // a plain driver knows the pair by no other number

@@ -104,7 +104,7 @@ func init() {
 			})},
 		abi.CmdCreateAH: {req: abi.CreateAHSize, res: abi.CreateAHResultSize, run: parsed(abi.ParseCreateAH,
 			func(d *Device, v abi.CreateAH, res []byte) error {
-				n, err := d.sess.CreateAH(v.PDN, ahAttr(&v.AHAttr, true))
+				n, err := d.sess.CreateAH(v.PDN, d.handleAttr(&v.AHAttr))
 				put(res, abi.CreateAHResult{AH: n}.Append(nil))
 				return err
 			})},
@@ -114,6 +114,10 @@ func init() {
 			func(d *Device, v abi.AddGID, _ []byte) error { return d.sess.AddGID(uint32(v.Index), v.GID) })},
 		abi.CmdDelGID: {req: abi.DelGIDSize, run: parsed(abi.ParseDelGID,
 			func(d *Device, v abi.DelGID, _ []byte) error { return d.sess.DelGID(uint32(v.Index)) })},
+		abi.CmdAttachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast,
+			func(d *Device, v abi.AttachMcast, _ []byte) error { return d.membership(v, (*hca.QP).AttachMulticast) })},
+		abi.CmdDetachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast,
+			func(d *Device, v abi.AttachMcast, _ []byte) error { return d.membership(v, (*hca.QP).DetachMulticast) })},
 		abi.CmdReqNotifyCQ: {req: abi.ReqNotifyCQSize, run: parsed(abi.ParseReqNotifyCQ, (*Device).reqNotify)},
 
 		abi.CmdExtEnable: {req: abi.ExtEnableSize, res: abi.ExtEnableSize, run: parsed(abi.ParseExtEnable,
@@ -329,8 +333,26 @@ func ahAttr(v *abi.AHAttr, global bool) *hca.AHAttr {
 		TrafficClass: v.TrafficClass, DMAC: v.DMAC, Global: global}
 }
 
+// handleAttr is the address vector of CREATE_AH: clients with WEFT_VERBS state
+// the rest of it where the RFC has reserved octets.
+func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
+	a := ahAttr(v, true)
+	if d.ext&extVerbs != 0 {
+		a.Global, a.SL, a.SrcPathBits, a.DLID, a.StaticRate = v.Flags&abi.AHNoGRH == 0, v.SL, v.SrcPathBits, v.DLID, v.StaticRate
+	}
+	return a
+}
+
 func abiAH(v *hca.AHAttr) abi.AHAttr {
 	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit, TrafficClass: v.TrafficClass, DMAC: v.DMAC}
+}
+
+func (d *Device) membership(v abi.AttachMcast, change func(*hca.QP, ib.GID, ib.LID) error) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	return change(q, v.GID, v.MLID)
 }
 
 func transportCap(c abi.QPCap) transport.Cap {

@@ -75,7 +75,7 @@ func TestFraming(t *testing.T) {
 		}
 		// And every command that does not exist.
 		for c := range 256 {
-			if n := abi.Cmd(c); n <= abi.CmdReqNotifyCQ || n >= abi.CmdExtEnable && n <= abi.CmdDestroySRQ || n >= abi.CmdResizeCQ && n <= abi.CmdQueryPKey {
+			if n := abi.Cmd(c); n <= abi.CmdReqNotifyCQ || n >= abi.CmdExtEnable && n <= abi.CmdDestroySRQ || n >= abi.CmdResizeCQ && n <= abi.CmdDetachMcast {
 				continue
 			}
 			want := byte(abi.AckErr)
@@ -109,7 +109,7 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
 	want := uint64(1<<abi.CapAtomic | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs)
-	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits.SRQ || r.MaxInline != f.adapter.Limits.Inline || r.AtomicCap != abi.AtomicHCA {
+	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA {
 		t.Errorf("%+v", r)
 	}
 	enable := func(mask uint64) uint64 {
@@ -187,7 +187,7 @@ func TestRefusedRequests(t *testing.T) {
 		d := newFabric(t).newDriver(verbs, 8<<20)
 		pd := d.pd()
 		c := d.cq(16)
-		l := d.f.adapter.Limits
+		l := d.f.adapter.Limits()
 		for _, n := range []uint32{0, l.CQE + 1, ^uint32(0)} {
 			d.refused(abi.CmdCreateCQ, abi.CreateCQ{CQE: n}.Append(nil), abi.CreateCQResultSize, syscall.EINVAL)
 		}
@@ -226,6 +226,9 @@ func TestRefusedRequests(t *testing.T) {
 		}
 		ah(syscall.EINVAL, func(v *abi.AHAttr) { v.SGIDIndex = 0 })
 		ah(syscall.EINVAL, func(v *abi.AHAttr) { v.SGIDIndex = 200 })
+		if verbs {
+			ah(syscall.EINVAL, func(v *abi.AHAttr) { v.Flags = abi.AHNoGRH })
+		}
 		ah(syscall.EINVAL, func(v *abi.AHAttr) { v.DGID = ib.GID{} })
 		ah(syscall.EINVAL, func(v *abi.AHAttr) { v.DGID = ib.GID{0: 0xfe, 15: 1} }) // another family
 		d.refused(abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQN: c.num, Flags: 4}.Append(nil), 0, syscall.EINVAL)
@@ -473,7 +476,7 @@ func TestExtensionCommands(t *testing.T) {
 	srq := func(wr, sge, limit uint32) []byte {
 		return abi.CreateSRQ{PDN: pd, MaxWR: wr, MaxSGE: sge, Limit: limit}.Append(nil)
 	}
-	l := f.adapter.Limits
+	l := f.adapter.Limits()
 	for _, bad := range [][]byte{srq(0, 1, 0), srq(l.SRQWR+1, 1, 0), srq(1, l.SGE+1, 0), srq(1, 1, 2)} {
 		d.refused(abi.CmdCreateSRQ, bad, abi.CreateSRQResultSize, syscall.EINVAL)
 	}

@@ -45,7 +45,7 @@ var gid = ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 7}
 func newFabric(t testing.TB) *fabric {
 	l := hca.DefaultLimits
 	l.PD, l.AH = 64, 64
-	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
+	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
 		GIDs:   []hca.GIDEntry{{}, {GID: gid}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 192, 13: 168, 14: 100, 15: 1}}, {GID: ib.GID{0: 0xfe, 1: 0x80, 15: 9}}},
 		MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, l)
 	return &fabric{t: t, adapter: a, lane: hca.NewLane(hca.NewFunctions(a), 0, noLink{t}, nil), clock: mono.Time(time.Second)}

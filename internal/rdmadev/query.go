@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"weft/internal/abi"
+	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/transport"
 )
@@ -14,7 +15,7 @@ import (
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 func (d *Device) queryDevice(_, res []byte) error {
-	l := &d.adapter.Limits
+	l := d.adapter.Limits()
 	r := abi.QueryDeviceResult{
 		DeviceCapFlags: 1<<abi.CapRNRNAK | d.offered(), MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1,
 		MaxQPWR: l.QPWR, MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE,
@@ -23,7 +24,11 @@ func (d *Device) queryDevice(_, res []byte) error {
 	}
 	if d.offered() != 0 {
 		r.MaxSRQ, r.MaxSRQWR, r.MaxSRQSGE = l.SRQ, l.SRQWR, l.SGE
-		r.AtomicCap, r.MaxInline, r.ActiveMTU = abi.AtomicHCA, l.Inline, uint32(d.adapter.Port().MTU)
+		p := d.adapter.Port()
+		r.AtomicCap, r.MaxInline, r.ActiveMTU, r.MaxPKeys = abi.AtomicHCA, l.Inline, uint32(p.MTU), uint32(len(p.PKeys))
+		if p.Link == ib.LinkInfiniBand {
+			r.MaxMcastGrp, r.MaxMcastQPAttach, r.MaxTotalMcastQPAttach = hca.MaxAttachments, hca.MaxGroupAttachments, hca.MaxAttachments
+		}
 	}
 	put(res, r.Append(nil))
 	return nil
@@ -34,43 +39,68 @@ func (d *Device) queryPort(_, res []byte) error {
 	return nil
 }
 
-// gidTableSize is the length of the GID table that clients see; sgid_index
-// has eight bits.
+// gidTableSize is the length of an Ethernet port's GID table as clients see
+// it; sgid_index has eight bits.
 const gidTableSize = 256
 
-// Port attributes that never change (verbs numbers).
+// Port attributes with verbs numbers.
 const (
-	linkLayerEthernet = 2
-	physLinkUp        = 5
-	physDisabled      = 3
 	width1X           = 1
 	speedEDR          = 32
 	portGRHRequired   = 1
 	portCapIPBasedGID = 1 << 26
 )
 
+// portSpeed returns active_speed as verbs numbers it.
+func portSpeed(p *hca.Port) uint8 {
+	switch p.SpeedExt {
+	case ib.SpeedFDR:
+		return 16
+	case ib.SpeedEDR:
+		return speedEDR
+	case ib.SpeedHDR:
+		return 64
+	case ib.SpeedNDR:
+		return 128
+	}
+	return uint8(p.Speed)
+}
+
+// gidTableLen returns how many entries the port's GID table has for clients.
+func gidTableLen(p *hca.Port) uint32 {
+	if p.Link == ib.LinkInfiniBand {
+		return uint32(len(p.GIDs))
+	}
+	return gidTableSize
+}
+
 func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 	if v.Port != 1 {
 		return syscall.EINVAL
 	}
 	p := d.adapter.Port()
-	phys := uint8(physLinkUp)
-	if p.State != ib.PortActive {
-		phys = physDisabled
+	r := abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: uint8(p.Phys),
+		LinkLayer: uint8(p.Link), GIDTblLen: uint16(gidTableLen(p)), PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage}
+	if p.Link == ib.LinkInfiniBand {
+		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags = uint8(p.Width), portSpeed(p), p.CapMask
+		r.LID, r.LMC, r.SMLID, r.SMSL, r.SubnetTimeout, r.InitType = p.LID, p.LMC, p.SMLID, p.SMSL, p.SubnetTimeout, p.InitType
+	} else {
+		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags, r.Flags = width1X, speedEDR, portCapIPBasedGID, portGRHRequired
 	}
-	put(res, abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: phys,
-		LinkLayer: linkLayerEthernet, ActiveWidth: width1X, ActiveSpeed: speedEDR, GIDTblLen: gidTableSize,
-		PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage, PortCapFlags: portCapIPBasedGID,
-		Flags: portGRHRequired}.Append(nil))
+	put(res, r.Append(nil))
 	return nil
 }
 
 func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
-	if v.Index >= gidTableSize {
+	p := d.adapter.Port()
+	if v.Index >= gidTableLen(p) {
 		return syscall.EINVAL
 	}
 	r := abi.QueryGIDResult{Type: abi.GIDTypeRoCEv2}
-	if gids := d.adapter.Port().GIDs; v.Index < uint32(len(gids)) && !gids[v.Index].GID.IsZero() {
+	if p.Link == ib.LinkInfiniBand {
+		r.Type = abi.GIDTypeIB
+	}
+	if gids := p.GIDs; v.Index < uint32(len(gids)) && !gids[v.Index].GID.IsZero() {
 		r.GID, r.IfIndex, r.Valid = gids[v.Index].GID, uint32(gids[v.Index].IfIndex), 1
 	}
 	put(res, r.Append(nil))
@@ -131,7 +161,7 @@ func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
 		MaxDestRdAtomic: v.MaxDestRdAtomic, MinRNRTimer: v.MinRNRTimer, Port: v.Port, Timeout: v.Timeout,
 		RetryCnt: v.RetryCnt, RNRRetry: v.RNRRetry}
 	av := ahAttr(&v.AHAttr, v.IsGlobal != 0)
-	av.SL = v.SL
+	av.SL, av.SrcPathBits, av.DLID, av.StaticRate = v.SL, v.SrcPathBits, v.DLID, ib.Rate(v.StaticRate)
 	return q.Modify(d.now(), &a, av, v.AttrMask)
 }
 
@@ -148,7 +178,7 @@ func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
 		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
 		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),
-		AHAttr: abiAH(q.AH()), SL: q.AH().SL, QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
+		AHAttr: abiAH(q.AH()), SL: q.AH().SL, SrcPathBits: q.AH().SrcPathBits, DLID: q.AH().DLID, StaticRate: uint8(q.AH().StaticRate), QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
 	return nil
 }
 

@@ -112,7 +112,7 @@ func prepare(d *driver, id string) {
 	case "destroy-ah-1":
 		d.ah(d.pd())
 	case "err-create-pd-exhausted":
-		for range d.f.adapter.Limits.PD {
+		for range d.f.adapter.Limits().PD {
 			d.pd()
 		}
 	}
@@ -123,7 +123,7 @@ func prepare(d *driver, id string) {
 var own = map[string]func(t *testing.T, d *driver, got []byte){
 	"query-device-1": func(t *testing.T, d *driver, got []byte) {
 		r := parse(d, got[1:], abi.ParseQueryDeviceResult)
-		l := d.f.adapter.Limits
+		l := d.f.adapter.Limits()
 		want := abi.QueryDeviceResult{DeviceCapFlags: 1, MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1, MaxQPWR: l.QPWR,
 			MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE, MaxMR: l.MR, MaxPD: l.PD, MaxQPRdAtom: 128,
 			MaxQPInitRdAtom: 128, MaxAH: l.AH, LocalCAAckDelay: 15}

@@ -25,27 +25,6 @@ import (
 	"weft/internal/ib"
 )
 
-// PortState is a logical port state (IBA volume 1, 14.2.5.6).
-type PortState uint8
-
-// Port states.
-const (
-	PortDown   PortState = 1
-	PortInit   PortState = 2
-	PortArmed  PortState = 3
-	PortActive PortState = 4
-)
-
-// PhysState is a physical port state of the same attribute.
-type PhysState uint8
-
-// Physical port states.
-const (
-	PhysPolling  PhysState = 2
-	PhysDisabled PhysState = 3
-	PhysLinkUp   PhysState = 5
-)
-
 // Device describes one verbs device.
 type Device struct {
 	Name         string
@@ -62,8 +41,8 @@ type Device struct {
 
 // Port describes one port.
 type Port struct {
-	State     PortState
-	Phys      PhysState
+	State     ib.PortState
+	Phys      ib.PhysState
 	LinkLayer string // "Ethernet" or "InfiniBand"
 	Rate      string // as the kernel prints it: "100 Gb/sec (4X EDR)"
 	LID       ib.LID
@@ -233,27 +212,27 @@ func (w *writer) port(base string, p Port) {
 	}
 }
 
-func portStateName(s PortState) string {
+func portStateName(s ib.PortState) string {
 	switch s {
-	case PortDown:
+	case ib.PortDown:
 		return "DOWN"
-	case PortInit:
+	case ib.PortInit:
 		return "INIT"
-	case PortArmed:
+	case ib.PortArmed:
 		return "ARMED"
-	case PortActive:
+	case ib.PortActive:
 		return "ACTIVE"
 	}
 	return "<unknown>"
 }
 
-func physStateName(s PhysState) string {
+func physStateName(s ib.PhysState) string {
 	switch s {
-	case PhysPolling:
+	case ib.PhysPolling:
 		return "Polling"
-	case PhysDisabled:
+	case ib.PhysDisabled:
 		return "Disabled"
-	case PhysLinkUp:
+	case ib.PhysLinkUp:
 		return "LinkUp"
 	}
 	return "<unknown>"

@@ -22,7 +22,7 @@ func device(name string) Device {
 		Name: name, NodeGUID: 0x025254fffe000001, SysImageGUID: 0x025254fffe000002, NodeDesc: "weft on\nhost", Firmware: "0.1.0",
 		HCAType: "weft", BoardID: "WEFT1", NetDevs: []string{"eth0"}, CPUs: 2,
 		Ports: []Port{{
-			State: PortActive, Phys: PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)", CapMask: 0x10000, PKeys: []ib.PKey{ib.DefaultPKey},
+			State: ib.PortActive, Phys: ib.PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)", CapMask: 0x10000, PKeys: []ib.PKey{ib.DefaultPKey},
 			GIDs: []GID{
 				{GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::1")), Type: "RoCE v2", NetDev: "eth0"},
 				{GID: ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1")), Type: "RoCE v2", NetDev: "eth0"},
@@ -151,7 +151,7 @@ func TestReplaceAndRemove(t *testing.T) {
 func TestReadersSeeOneTree(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tree")
 	up, down := device("weft0"), device("weft0")
-	down.Ports[0].State = PortDown
+	down.Ports[0].State = ib.PortDown
 	if err := Write(dir, []Device{up}); err != nil {
 		t.Fatal(err)
 	}

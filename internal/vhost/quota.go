@@ -83,7 +83,7 @@ func (a *account) give(uid uint32, n int) {
 	}
 }
 
-// ledger is a server's accounts and what they refused.
+// ledger is the accounts of a server, or of several, and what they refused.
 type ledger struct {
 	limits      Limits
 	sessions    account
@@ -115,7 +115,7 @@ func (s *Session) hold(n int) error {
 	if n == 0 {
 		return nil
 	}
-	l := &s.server.ledger
+	l := s.server.ledger
 	if m := l.limits.SessionDescriptors; m > 0 && s.held+n > m {
 		return DescriptorsOfSession
 	}

@@ -5,6 +5,7 @@ package vhost_test
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -159,5 +160,23 @@ func TestManyDescriptors(t *testing.T) {
 	}
 	if n := descriptors(t); n > before {
 		t.Errorf("%d descriptors, %d before", n, before)
+	}
+}
+
+// TestSharedQuota: what one door gave, another that shares its accounts does
+// not have.
+func TestSharedQuota(t *testing.T) {
+	d := newLimitedDoor(t, vhost.Limits{Sessions: 1})
+	path := filepath.Join(t.TempDir(), "second.sock")
+	second, err := vhost.Listen(path, 0o600, vhost.Config{Share: d.Server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { second.Close() })
+	if _, err := hello(t, d.path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := hello(t, path); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("got %v, want %v", err, unix.ENOSPC)
 	}
 }

@@ -25,6 +25,8 @@ type Config struct {
 	NodeUID uint32 // told to programs in the answer to WEFT_HELLO
 	SpinUs  uint32
 	Limits  Limits
+	// Share, if set, is a server whose accounts and Limits hold for this one too.
+	Share *Server
 	// OnRefuse, if set, hears of a front-end that met a Quota, on its goroutine.
 	OnRefuse func(s *Session, q Quota)
 }
@@ -35,7 +37,7 @@ type Server struct {
 	ln     *net.UnixListener
 	wg     sync.WaitGroup
 	ends   [numReasons]atomic.Uint64
-	ledger ledger
+	ledger *ledger
 
 	mu        sync.Mutex
 	sessions  map[*Session]struct{}
@@ -57,7 +59,10 @@ func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("set permissions of the door: %w", err)
 	}
-	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}, ledger: ledger{limits: c.Limits}}
+	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}, ledger: &ledger{limits: c.Limits}}
+	if c.Share != nil {
+		s.ledger = c.Share.ledger
+	}
 	s.wg.Go(s.accept)
 	return s, nil
 }

@@ -491,6 +491,8 @@ static uint8_t control(uint8_t cmd, const uint8_t *in, uint32_t inlen, uint8_t *
 		return 0;
 	case WEFT_CMD_CREATE_AH:
 		NEED_IN(weft_cmd_create_ah);
+		if (IN(weft_cmd_create_ah).ah_attr.flags & WEFT_AH_NO_GRH)
+			return EINVAL;
 		RESULT((struct weft_res_create_ah){ 1 });
 	case WEFT_CMD_QUERY_PORT_EX:
 		RESULT((struct weft_res_query_port_ex){ .state = 4, .max_mtu = 5, .active_mtu = 3,
@@ -569,7 +571,7 @@ static bool message(void)
 	switch (h.request) {
 	case WEFT_VU_HELLO:
 		need(h.size == sizeof(struct weft_hello));
-		answer(h.request, &(struct weft_hello_reply){ .abi = 1, .spin_us = 50 }, 16);
+		answer(h.request, &(struct weft_hello_reply){ .abi = WEFT_ABI_VERSION, .spin_us = 50 }, 16);
 		return true;
 	case WEFT_VU_GET_FEATURES:
 		v = 1ull << 17 | 1ull << 30 | 1ull << 32 | 1ull << 55;

@@ -18,7 +18,7 @@ package abi
 
 // initialisms are spelled as the specifications do.
 var initialisms = map[string]string{
-	"qp": "QP", "cq": "CQ", "pd": "PD", "mr": "MR", "ah": "AH", "srq": "SRQ", "gid": "GID", "dgid": "DGID",
+	"qp": "QP", "cq": "CQ", "pd": "PD", "mr": "MR", "ah": "AH", "mlid": "MLID", "pkeys": "PKeys", "srq": "SRQ", "gid": "GID", "dgid": "DGID",
 	"sgid": "SGID", "mtu": "MTU", "psn": "PSN", "rq": "RQ", "sq": "SQ", "id": "ID", "qpn": "QPN", "qkey": "QKey",
 	"pkey": "PKey", "lkey": "LKey", "rkey": "RKey", "gpa": "GPA", "va": "VA", "iova": "IOVA", "mac": "MAC",
 	"dmac": "DMAC", "rnr": "RNR", "sge": "SGE", "wr": "WR", "mrn": "MRN", "pdn": "PDN", "cqn": "CQN", "srqn": "SRQN",

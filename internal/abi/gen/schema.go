@@ -24,7 +24,7 @@ var layouts = []layout{
 		12 max_recv_sge u32
 		16 max_inline_data u32
 		20 padding u32`},
-	{"ah_attr", "AHAttr", 40, "address vector", `
+	{"ah_attr", "AHAttr", 40, "address vector; from sl on valid in CREATE_AH with WEFT_VERBS, else 0", `
 		0 dgid u8[16]:ib.GID
 		16 flow_label u32
 		20 sgid_index u8
@@ -32,7 +32,12 @@ var layouts = []layout{
 		22 traffic_class u8
 		23 padding u8
 		24 dmac u8[6]
-		30 reserved u8[10]`},
+		30 sl u8
+		31 src_path_bits u8
+		32 dlid u16:ib.LID
+		34 static_rate u8:ib.Rate
+		35 flags u8
+		36 reserved u8[4]`},
 	{"mr_result", "MRResult", 12, "result of every memory registration", `
 		0 mrn u32
 		4 lkey u32:ib.Key
@@ -160,7 +165,11 @@ var layouts = []layout{
 		92 atomic_cap u32
 		96 max_inline u32
 		100 active_mtu u32
-		104 reserved u32[6]`},
+		104 max_mcast_grp u32
+		108 max_mcast_qp_attach u32
+		112 max_total_mcast_qp_attach u32
+		116 max_pkeys u32
+		120 reserved u32[2]`},
 	{"res_query_port", "QueryPortResult", 32, "", `
 		0 gid_tbl_len u32
 		4 max_msg_sz u32
@@ -352,6 +361,11 @@ var layouts = []layout{
 		20 ifindex u32
 		24 valid u32
 		28 reserved u32`},
+	{"cmd_attach_mcast", "AttachMcast", 24, "also DETACH_MCAST", `
+		0 qpn u32
+		4 mlid u16:ib.LID
+		6 reserved u16
+		8 gid u8[16]:ib.GID`},
 	{"qp_attr_ex", "QPAttrEx", 192, "request of MODIFY_QP_EX, result of QUERY_QP_EX; attr_mask has verbs numbers", `
 		0 qpn u32
 		4 attr_mask u32:ib.AttrMask
@@ -472,7 +486,7 @@ type constGroup struct {
 }
 
 var constants = []constGroup{
-	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 1}}},
+	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 2}}},
 	{"feature bits of the device", "", []constant{
 		{"F_RING_EVENT_IDX", "FeatureEventIdx", 29},
 		{"F_CTRL_VQ", "FeatureCtrlVQ", 17}, {"F_PROTOCOL_FEATURES", "FeatureProtocol", 30},
@@ -530,7 +544,8 @@ var constants = []constGroup{
 		{"CMD_REG_MR_VA", "CmdRegMRVA", 75}, {"CMD_REREG_MR", "CmdReregMR", 76},
 		{"CMD_QUERY_PORT_EX", "CmdQueryPortEx", 77}, {"CMD_QUERY_GID", "CmdQueryGID", 78},
 		{"CMD_MODIFY_QP_EX", "CmdModifyQPEx", 79}, {"CMD_QUERY_QP_EX", "CmdQueryQPEx", 80},
-		{"CMD_QUERY_PKEY", "CmdQueryPKey", 81}}},
+		{"CMD_QUERY_PKEY", "CmdQueryPKey", 81}, {"CMD_ATTACH_MCAST", "CmdAttachMcast", 82},
+		{"CMD_DETACH_MCAST", "CmdDetachMcast", 83}}},
 	{"ack byte without ERRNO_ACK; with it any positive errno stands for failure", "", []constant{
 		{"ACK_OK", "AckOK", 0}, {"ACK_ERR", "AckErr", 1}}},
 	{"device_cap_flags: bit numbers", "", []constant{
@@ -538,6 +553,7 @@ var constants = []constGroup{
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
 		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}}},
 	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}}},
+	{"flags of an address vector", "", []constant{{"AH_NO_GRH", "AHNoGRH", 1}}},
 	{"mask of MODIFY_SRQ", "", []constant{{"SRQ_MAX_WR", "SRQMaxWR", 1}, {"SRQ_LIMIT", "SRQLimit", 2}}},
 	{"flags of REREG_MR", "", []constant{
 		{"REREG_TRANSLATION", "ReregTranslation", 1}, {"REREG_PD", "ReregPD", 2}, {"REREG_ACCESS", "ReregAccess", 4}}},
@@ -555,7 +571,7 @@ var constants = []constGroup{
 		{"ATTR_RATE_LIMIT", "AttrRateLimit", 1 << 16}, {"ATTR_ALL", "AttrAll", 0x1ffff}}},
 	{"atomic_cap: atomic among this device's queue pairs, or with the CPU too", "", []constant{
 		{"ATOMIC_HCA", "AtomicHCA", 1}, {"ATOMIC_GLOB", "AtomicGlob", 2}}},
-	{"types of GID", "", []constant{{"GID_TYPE_ROCE_V2", "GIDTypeRoCEv2", 2}}},
+	{"types of GID", "", []constant{{"GID_TYPE_IB", "GIDTypeIB", 0}, {"GID_TYPE_ROCE_V2", "GIDTypeRoCEv2", 2}}},
 	{"opcodes of send elements", "", []constant{
 		{"OP_RDMA_WRITE", "OpWrite", 0}, {"OP_RDMA_WRITE_IMM", "OpWriteImm", 1}, {"OP_SEND", "OpSend", 2},
 		{"OP_SEND_IMM", "OpSendImm", 3}, {"OP_RDMA_READ", "OpRead", 4},
@@ -581,5 +597,6 @@ var constants = []constGroup{
 		{"EVENT_QP_ACCESS_ERR", "", 4}, {"EVENT_COMM_EST", "", 5}, {"EVENT_SQ_DRAINED", "", 6},
 		{"EVENT_LAST_WQE_REACHED", "", 7}, {"EVENT_SRQ_ERR", "", 8}, {"EVENT_SRQ_LIMIT", "", 9},
 		{"EVENT_PORT_ACTIVE", "", 10}, {"EVENT_PORT_DOWN", "", 11}, {"EVENT_GID_CHANGE", "", 12},
-		{"EVENT_DEVICE_FATAL", "", 13}}},
+		{"EVENT_DEVICE_FATAL", "", 13}, {"EVENT_LID_CHANGE", "", 14}, {"EVENT_PKEY_CHANGE", "", 15},
+		{"EVENT_SM_CHANGE", "", 16}, {"EVENT_CLIENT_REREGISTER", "", 17}}},
 }

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/rundir"
+	"weft/internal/vhost"
+)
+
+// function is a device of the node: a function of the adapter with its door.
+type function struct {
+	n        *Node
+	a        *hca.Adapter
+	door     *vhost.Server // nil before the node serves
+	disabled bool
+}
+
+// switchboard is where InfiniBand ports are plugged in. Calls come with edits
+// held, one at a time.
+type switchboard interface {
+	// plug connects the port of a function that was added.
+	plug(a *hca.Adapter) error
+	// unplug disconnects it before the function goes.
+	unplug(a *hca.Adapter)
+	// power says whether the port of a function may be up.
+	power(a *hca.Adapter, on bool)
+}
+
+// Errors of functions.
+var (
+	errNoFunction    = errors.New("there is no such device")
+	errFunctionThere = errors.New("a device has that name")
+	errPhysical      = errors.New("a device of the physical function cannot be deleted")
+)
+
+// Sizes of the tables of an InfiniBand port, which its subnet manager fills.
+const (
+	pkeyTable = 32
+	guidTable = 8
+)
+
+// newPort describes the InfiniBand port of a function that nobody manages yet.
+func (n *Node) newPort(guid ib.GUID) *hca.Port {
+	p := &hca.Port{Link: ib.LinkInfiniBand, State: ib.PortInit, Phys: ib.PhysLinkUp, MTU: ib.MTU4096, MaxMTU: ib.MTU4096,
+		Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR, SubnetTimeout: 18, GIDPrefix: ib.DefaultGIDPrefix,
+		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: n.cfg.WireLocal, MaxRun: roceRun, MaxLocalRun: localRun}
+	p.PKeys[0], p.GUIDs[0] = ib.DefaultPKey, guid
+	p.SetGIDs()
+	return p
+}
+
+// addFunction makes a function with an InfiniBand port, and its door if the
+// node serves already.
+func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
+	n.edits.Lock()
+	defer n.edits.Unlock()
+	if n.function(name) != nil {
+		return nil, errFunctionThere
+	}
+	a := hca.NewAdapter(n.newPort(0), limits)
+	a.Name = name
+	if err := n.all.Add(a); err != nil {
+		return nil, err
+	}
+	a.NodeGUID = n.identity + 2*ib.GUID(a.Number())
+	a.SetPort(n.newPort(a.NodeGUID + 1))
+	f := &function{n: n, a: a}
+	if n.board != nil {
+		if err := n.board.plug(a); err != nil {
+			return nil, errors.Join(err, n.all.Remove(a))
+		}
+	}
+	n.mu.Lock()
+	serving := n.serving
+	n.funcs = append(n.funcs, f)
+	n.mu.Unlock()
+	if !serving {
+		return f, nil
+	}
+	err := f.open()
+	if err == nil {
+		err = n.rewriteTree()
+	}
+	if err != nil {
+		return nil, errors.Join(err, n.drop(f))
+	}
+	return f, nil
+}
+
+// removeFunction ends the sessions of a function and the function.
+func (n *Node) removeFunction(name string) error {
+	n.edits.Lock()
+	defer n.edits.Unlock()
+	f := n.function(name)
+	switch {
+	case f == nil:
+		return errNoFunction
+	case f.a.Number() < virtualFunctions:
+		return errPhysical
+	}
+	return errors.Join(n.drop(f), n.rewriteTree())
+}
+
+// virtualFunctions is the number of the first function that is not the
+// physical function's.
+const virtualFunctions = 2
+
+// drop takes a function away; edits is held.
+func (n *Node) drop(f *function) error {
+	if f.door != nil {
+		f.door.Close()
+	}
+	if n.board != nil {
+		n.board.unplug(f.a)
+	}
+	n.mu.Lock()
+	n.funcs = slices.DeleteFunc(n.funcs, func(o *function) bool { return o == f })
+	if f.door != nil {
+		for why, c := range f.door.Ends() {
+			n.oldEnds[why] += c
+		}
+	}
+	n.mu.Unlock()
+	return n.all.Remove(f.a)
+}
+
+// enable lets the port of a function come up, or takes it down: queue pairs
+// stay, packets do not move.
+func (n *Node) enable(f *function, on bool) {
+	n.edits.Lock()
+	defer n.edits.Unlock()
+	n.mu.Lock()
+	same := f.disabled == !on
+	f.disabled = !on
+	n.mu.Unlock()
+	if same {
+		return
+	}
+	if f.a.Port().Link == ib.LinkInfiniBand && n.board != nil {
+		n.board.power(f.a, on)
+		return
+	}
+	n.ports.Lock()
+	defer n.ports.Unlock()
+	old := f.a.Port()
+	p := *old
+	p.State, p.Phys = ib.PortDown, ib.PhysDisabled
+	if on {
+		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
+		if p.Link == ib.LinkInfiniBand {
+			p.State = ib.PortInit
+		}
+	}
+	f.a.SetPort(&p)
+	n.tell(f.a, p.Changes(old))
+}
+
+// function returns the function with a name, or nil.
+func (n *Node) function(name string) *function {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	i := slices.IndexFunc(n.funcs, func(f *function) bool { return f.a.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return n.funcs[i]
+}
+
+// functions lists the functions in the order of their numbers.
+func (n *Node) functions() []*function {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	list := slices.Clone(n.funcs)
+	slices.SortFunc(list, func(a, b *function) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
+	return list
+}
+
+// off reports whether somebody disabled the function.
+func (f *function) off() bool {
+	f.n.mu.Lock()
+	defer f.n.mu.Unlock()
+	return f.disabled
+}
+
+// portChanged writes the files and tells the clients of a function after its
+// port was given another description.
+func (n *Node) portChanged(a *hca.Adapter, events []ib.Event) {
+	n.ports.Lock()
+	defer n.ports.Unlock()
+	n.tell(a, events)
+}
+
+// tell is portChanged with ports held. Files come first: who hears of a change
+// may look.
+func (n *Node) tell(a *hca.Adapter, events []ib.Event) {
+	if err := n.writeTree(); err != nil {
+		n.log.Warn("the tree of files for programs is out of date", "err", err)
+	}
+	n.mu.Lock()
+	doors := n.doors()
+	n.mu.Unlock()
+	for _, d := range doors {
+		if d.f.a != a {
+			continue
+		}
+		d.lane.post(func() {
+			for _, e := range events {
+				d.dev.Session().PortChanged(e)
+			}
+		})
+	}
+}
+
+// portCounters sums what the lanes counted for the port of a function. No lane
+// may call it.
+func (n *Node) portCounters(a *hca.Adapter) (sum hca.PortCounters, err error) {
+	for _, l := range n.lanes {
+		err = errors.Join(err, l.do(func() {
+			c := l.hca.PortCounters(a.Number())
+			sum.Add(&c)
+		}))
+	}
+	return sum, err
+}
+
+// rewriteTree is writeTree after functions came or went.
+func (n *Node) rewriteTree() error {
+	n.ports.Lock()
+	defer n.ports.Unlock()
+	return n.writeTree()
+}
+
+// ownDoor are the permissions of a door that only the node's user may enter.
+const ownDoor os.FileMode = 0o600
+
+// doorPerm returns the permissions of the node's doors.
+func (n *Node) doorPerm() os.FileMode {
+	if len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0 {
+		return 0o666 // who calls is checked by its credentials
+	}
+	return ownDoor
+}
+
+// open opens the function's door. All doors share the quotas of the first.
+func (f *function) open() error {
+	n := f.n
+	door, err := vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), n.doorPerm(), vhost.Config{
+		New:   func(s *vhost.Session) (vhost.Device, error) { return n.admit(f, s) },
+		OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
+		Limits: n.doorLimits(), OnRefuse: n.refusedRoom, Share: n.functions()[0].door})
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.a.Name, err)
+	}
+	n.mu.Lock()
+	f.door = door
+	n.mu.Unlock()
+	return nil
+}
+
+// openDoors opens the doors of the functions there are, and lets those that
+// are added open theirs.
+func (n *Node) openDoors() error {
+	n.edits.Lock()
+	defer n.edits.Unlock()
+	for _, f := range n.functions() {
+		if err := f.open(); err != nil {
+			return err
+		}
+	}
+	n.mu.Lock()
+	n.serving = true
+	n.mu.Unlock()
+	return nil
+}
+
+// closeDoors ends every session; no function can be added any more.
+func (n *Node) closeDoors() {
+	n.edits.Lock()
+	defer n.edits.Unlock()
+	n.mu.Lock()
+	n.serving = false
+	n.mu.Unlock()
+	for _, f := range n.functions() {
+		if f.door != nil {
+			f.door.Close()
+		}
+	}
+}
+
+// refusals counts what clients were refused on account of quotas, by name.
+func (n *Node) refusals() map[string]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.funcs[0].door.Refusals()
+}
+
+// ends counts the ends of sessions by reason, at all doors.
+func (n *Node) ends() map[string]uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	sum := make(map[string]uint64, len(n.oldEnds))
+	for why, c := range n.oldEnds {
+		sum[why] = c
+	}
+	for _, f := range n.funcs {
+		if f.door == nil {
+			continue
+		}
+		for why, c := range f.door.Ends() {
+			sum[why] += c
+		}
+	}
+	return sum
+}
