@@ -110,12 +110,13 @@ func (MinHop) Unicast(s *topo.Subnet) (*Tables, error) {
 		all[i] = NoPort
 	}
 	t.LFT = make([][]uint8, n)
-	var load [256]int // destinations by port
+	// Destinations by port: switches, which few talk to, do not count as ends.
+	var loads [2][256]int
 	var ways, lids []edge
 	for from := range n {
 		lft := all[from*width : (from+1)*width]
 		t.LFT[from] = lft
-		load = [256]int{}
+		loads = [2][256]int{}
 		for _, e := range at[from] {
 			for k := range e.count {
 				lft[int(e.lid)+k] = e.port
@@ -136,6 +137,7 @@ func (MinHop) Unicast(s *topo.Subnet) (*Tables, error) {
 			for _, e := range at[to] {
 				// The LIDs of one port take different ways as long as there are
 				// any.
+				load := &loads[min(e.port, 1)]
 				lids = append(lids[:0], ways...)
 				for k := range e.count {
 					if len(lids) == 0 {

@@ -196,6 +196,16 @@ func (s *Subnet) NodeByGUID(g ib.GUID) int32 {
 	return -1
 }
 
+// PortOf returns port n of the node with a node GUID, None if there is no such
+// node; the port may be one the node does not have.
+func (s *Subnet) PortOf(g ib.GUID, n uint8) Ref {
+	i := s.NodeByGUID(g)
+	if i < 0 {
+		return None
+	}
+	return Ref{i, n}
+}
+
 // PortByGUID returns the port with a port GUID.
 func (s *Subnet) PortByGUID(g ib.GUID) Ref {
 	if r, ok := s.byPort[g]; ok {

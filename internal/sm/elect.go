@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"slices"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/sm/topo"
+)
+
+// remote is another manager.
+type remote struct {
+	info mad.SMInfo
+	path []uint8
+	lid  ib.LID
+}
+
+// election is what a manager knows of others (IBA volume 1, 14.4).
+type election struct {
+	master   remote // whom a standby manager watches
+	others   []remote
+	polls    int // in a row without a master's answer
+	pollAt   mono.Time
+	handover handover
+}
+
+// handover is one that was asked for and not acknowledged.
+type handover struct {
+	to    ib.GUID
+	until mono.Time
+}
+
+// better reports whether a manager of this priority and GUID is to be master
+// before another.
+func better(p uint8, g ib.GUID, op uint8, og ib.GUID) bool { return p > op || p == op && g < og }
+
+// yields reports whether o is to be master before m.
+func (m *Manager) yields(o *remote) bool {
+	return better(o.info.Priority, o.info.GUID, m.cfg.Priority, m.cfg.PortGUID)
+}
+
+func (m *Manager) smInfo() mad.SMInfo {
+	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority, State: m.state}
+}
+
+// gotOther notes another manager.
+func (m *Manager) gotOther(_ mono.Time, r *request, a *mad.SMP) {
+	if a == nil || a.Status != mad.StatusOK {
+		return // its port says so, but there is none, or it is just starting
+	}
+	o := remote{path: slices.Clone(r.path), lid: m.sweep.t.Port(r.ref).Info.LID}
+	o.info.Parse(a.Data[:])
+	if o.info.GUID == m.cfg.PortGUID || o.info.State == mad.SMNotActive {
+		return
+	}
+	m.sweep.others = append(m.sweep.others, o)
+}
+
+// elect decides, with the subnet discovered, whether this manager is its
+// master. One that is stays so until it hands over.
+func (m *Manager) elect(now mono.Time) {
+	s := m.sweep
+	m.others = s.others
+	m.selfLID = s.t.Port(s.t.Self).Info.LID
+	if m.state == mad.SMMaster {
+		return
+	}
+	var ahead *remote
+	for i := range s.others {
+		o := &s.others[i]
+		isMaster := o.info.State == mad.SMMaster
+		switch {
+		case ahead != nil && ahead.info.State == mad.SMMaster && !isMaster:
+		case !isMaster && !m.yields(o):
+		case ahead == nil || isMaster && ahead.info.State != mad.SMMaster,
+			better(o.info.Priority, o.info.GUID, ahead.info.Priority, ahead.info.GUID):
+			ahead = o
+		}
+	}
+	if ahead != nil {
+		m.master = *ahead
+		m.logSweep(now, s)
+		m.become(now, mad.SMStandby, "the manager "+ahead.info.GUID.String()+" is before it")
+		return
+	}
+	m.note(now, "%s, was %s: no other is before it", stateName(mad.SMMaster), stateName(m.state))
+	m.state = mad.SMMaster
+}
+
+// handOver asks a better manager to take over, when everything is in order.
+func (m *Manager) handOver(now mono.Time, s *sweep) {
+	if m.handover.to != 0 {
+		return
+	}
+	var best *remote
+	for i := range s.others {
+		o := &s.others[i]
+		if (o.info.State == mad.SMStandby || o.info.State == mad.SMMaster) && m.yields(o) &&
+			(best == nil || better(o.info.Priority, o.info.GUID, best.info.Priority, best.info.GUID)) {
+			best = o
+		}
+	}
+	if best == nil {
+		return
+	}
+	m.note(now, "hands over to the manager %v", best.info.GUID)
+	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) + m.cfg.PollInterval)}
+	m.askSM(mad.MethodSet, mad.SMHandover, best, (*Manager).ignored)
+}
+
+// askSM sends a Get or Set of SMInfo to another manager: by LID if both have
+// one, because that way is kept up when the subnet changes.
+func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done func(*Manager, mono.Time, *request, *mad.SMP)) {
+	r := m.ask(method, mad.AttrSMInfo, mod, o.path, topo.None, done)
+	r.poll = true
+	if o.lid != 0 && m.ownLID() != 0 {
+		r.lid = o.lid
+	}
+	i := m.smInfo()
+	i.Append(r.data[:0])
+}
+
+func (m *Manager) ignored(mono.Time, *request, *mad.SMP) {}
+
+// ownLID is the LID of the manager's port, 0 if it has none.
+func (m *Manager) ownLID() ib.LID { return m.selfLID }
+
+// pollMaster asks the master of a standby manager whether it is still there.
+func (m *Manager) pollMaster(now mono.Time) {
+	if m.state != mad.SMStandby || !m.pollAt.Due(now) {
+		return
+	}
+	m.pollAt = now.Add(m.cfg.PollInterval)
+	m.actCount++
+	m.askSM(mad.MethodGet, 0, &m.master, (*Manager).gotPoll)
+}
+
+func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
+	if m.state != mad.SMStandby {
+		return
+	}
+	var i mad.SMInfo
+	if a != nil && a.Status == mad.StatusOK {
+		i.Parse(a.Data[:])
+	}
+	if i.State == mad.SMMaster && i.GUID == m.master.info.GUID {
+		m.master.info, m.polls = i, 0
+		return
+	}
+	if m.polls++; m.polls >= m.cfg.PollRetries {
+		m.become(now, mad.SMDiscovering, "the manager "+m.master.info.GUID.String()+" is not master any more, or does not answer")
+	}
+}
+
+// serveSMInfo answers another manager.
+func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
+	var from mad.SMInfo
+	from.Parse(s.Data[:])
+	back := remote{info: from, lid: d.SLID}
+	if s.Directed() {
+		back.lid = 0
+		for h := int(s.HopCount); h > 0; h-- {
+			back.path = append(back.path, s.ReturnPath[h])
+		}
+	}
+	status := mad.StatusOK
+	if s.Method == mad.MethodSet {
+		status = m.control(now, s.AttributeModifier, &back)
+	}
+	s.Data = [mad.SMPDataLen]byte{}
+	i := m.smInfo()
+	i.Append(s.Data[:0])
+	m.reply(d, s, status)
+}
+
+// control executes a Set of SMInfo (IBA volume 1, 14.4.3).
+func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
+	if !m.permitted || m.cfg.SMKey != 0 && from.info.SMKey != m.cfg.SMKey {
+		return mad.StatusInvalidValue
+	}
+	switch {
+	case mod == mad.SMHandover && m.state == mad.SMStandby:
+		m.become(now, mad.SMMaster, "the manager "+from.info.GUID.String()+" handed over")
+		m.heavyAt, m.heavyWhy, m.everSwept = now, "it was handed over", false
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+	case mod == mad.SMHandover && m.state == mad.SMMaster:
+		m.note(now, "the manager %v handed its part over", from.info.GUID)
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+		m.sweepSoon(now, "it was handed over")
+	case mod == mad.SMAcknowledge && m.state == mad.SMMaster && m.handover.to == from.info.GUID:
+		m.master = *from
+		m.master.info.State = mad.SMMaster
+		m.become(now, mad.SMStandby, "the manager "+from.info.GUID.String()+" took over")
+	case mod == mad.SMDisable && m.state == mad.SMStandby:
+		m.become(now, mad.SMNotActive, "the master disabled it")
+	case mod == mad.SMStandbyReq && m.state == mad.SMNotActive:
+		m.master = *from
+		m.become(now, mad.SMStandby, "the master enabled it")
+	case mod == mad.SMDiscover && m.state == mad.SMStandby:
+		m.become(now, mad.SMDiscovering, "the master asks it to discover")
+	default:
+		return mad.StatusInvalidValue
+	}
+	return mad.StatusOK
+}
+
+// maxReplies bounds the answers that wait to be sent.
+const maxReplies = 256
+
+func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status) {
+	if len(m.replies) >= maxReplies {
+		m.Drops++
+		return
+	}
+	s.Reply(status)
+	s.MKey = m.intent.MKey
+	r := d.Reply()
+	r.Port = 0
+	s.Append(r.Data[:0])
+	m.replies = append(m.replies, r)
+}
+
+// trapCount is how often a LID sent traps since a time.
+type trapCount struct {
+	since mono.Time
+	n     int
+}
+
+// A LID that sends as many traps in the window is not listened to.
+const (
+	trapWindow = time.Minute
+	trapMost   = 10
+)
+
+// trap answers a trap, and looks after what it tells.
+func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
+	if m.state != mad.SMMaster {
+		return
+	}
+	var n mad.Notice
+	n.Parse(s.Data[:])
+	s.Data = [mad.SMPDataLen]byte{}
+	n.Append(s.Data[:0])
+	m.reply(d, s, mad.StatusOK)
+	m.Traps++
+	if len(m.traps) > 4096 {
+		clear(m.traps)
+	}
+	c := m.traps[d.SLID]
+	if c.n == 0 || now.Sub(c.since) > trapWindow {
+		c = trapCount{since: now}
+	}
+	c.n++
+	m.traps[d.SLID] = c
+	switch {
+	case !n.Generic:
+	case n.TrapNumber == mad.TrapLinkState || n.TrapNumber == mad.TrapLocalChange || n.TrapNumber == mad.TrapSystemImageGUID:
+		if c.n <= trapMost {
+			m.sweepSoon(now, n.TrapNumber.String())
+		} else if c.n == trapMost+1 {
+			m.note(now, "LID %d sends too many traps: not listened to for a while", d.SLID)
+		}
+	default:
+		if c.n <= trapMost {
+			m.note(now, "LID %d: %v", d.SLID, n.TrapNumber)
+		}
+	}
+}
