@@ -141,7 +141,8 @@ type Agent struct {
 	lease    mono.Time        // when the M_Key's protection ends
 	traps    [numTraps]trap
 	trapTID  uint32
-	smp      mad.SMP // the one being handled
+	smp      mad.SMP   // the one being handled
+	now      mono.Time // when
 	Stats    Stats
 }
 

@@ -635,8 +635,13 @@ func TestPortStates(t *testing.T) {
 	if diff := cmp.Diff([]string{"port 2: changed 0x1"}, l.take()); diff != "" {
 		t.Error(diff)
 	}
-	// Switched off, whoever pulls or plugs.
+	// Switched off, whoever pulls or plugs. The link that goes down is news.
+	ask(t, sw, mad.MethodSet, mad.AttrSwitchInfo, 0, &mad.SwitchInfo{PortStateChange: true})
+	l.take()
 	do(0, ib.PhysDisabled, 0)
+	if !sw.SwitchInfo().PortStateChange {
+		t.Error("PortStateChange is not set")
+	}
 	is(ib.PortDown, ib.PhysDisabled)
 	do(0, ib.PhysDisabled, 0)
 	if diff := cmp.Diff([]string{"port 2: order 1", "port 2: changed 0x1"}, l.take()); diff != "" {

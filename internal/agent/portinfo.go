@@ -174,7 +174,11 @@ func (a *Agent) takeState(n uint8, p *port, state ib.PortState, phys ib.PhysStat
 		}
 		if i.PortPhysicalState != phys {
 			i.PortPhysicalState, i.PortState = phys, ib.PortDown
-			return ChangedState
+			if !up {
+				return ChangedState
+			}
+			// The neighbour is gone: whoever did not order it learns of it.
+			a.linkChanged(a.now, n)
 		}
 		return 0
 	case phys == ib.PhysPolling && p.off:

@@ -15,6 +15,7 @@ import (
 // forwarding tables say; of datagrams for queue pair 1 the agents answer those
 // of performance management.
 func (a *Agent) Handle(now mono.Time, d *mad.Datagram) Verdict {
+	a.now = now
 	p := a.external(d.Port)
 	if p == nil && !(a.isSwitch() && d.Port == 0) {
 		a.Stats.DropBadAddressed++
@@ -34,6 +35,7 @@ func (a *Agent) Handle(now mono.Time, d *mad.Datagram) Verdict {
 // a switch's leave from port 0, an adapter's from its port. What is for the
 // node itself is answered at once.
 func (a *Agent) Originate(now mono.Time, d *mad.Datagram) Verdict {
+	a.now = now
 	d.Port = a.endPort()
 	if d.DstQPN == ib.QPNSMI && mad.Class(d.Data[1]) == mad.ClassSubnDR {
 		s := &a.smp

@@ -68,7 +68,7 @@ type Node struct {
 	// GSI, if set, gets the datagrams of queue pair 1 that the agents do not
 	// answer; it may call Send.
 	GSI func(now mono.Time, d *mad.Datagram)
-	// Changed, if set, is told what managers change at the node.
+	// Changes, if set, is told what changes at the node.
 	Changes func(port uint8, what agent.Change)
 
 	f     *Fabric
@@ -406,7 +406,7 @@ func (n *Node) dispatch(d *mad.Datagram, v agent.Verdict) {
 			f.Stats.Lost++
 		default:
 			f.Stats.Carried++
-			f.push(event{at: f.Now.Add(f.hop), kind: arrival, node: e.node, port: e.port, epoch: e.epoch, d: d})
+			f.push(event{at: f.Now.Add(f.hop), kind: arrival, node: e.node, port: e.port, epoch: e.node.ends[e.port].epoch, d: d})
 			return
 		}
 	}
