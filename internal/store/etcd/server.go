@@ -67,6 +67,7 @@ type Server struct {
 	rpc      *grpc.Server
 	stop     context.CancelFunc // of the goroutines below
 	work     sync.WaitGroup
+	once     sync.Once // of Close
 
 	mu      sync.Mutex
 	clients map[*Client]struct{} // nil once closed
@@ -352,13 +353,20 @@ func (s *Server) finish(end func()) {
 // Close closes the clients of this process, then ends the server and waits
 // for it. What was put stays in the directory.
 func (s *Server) Close() error {
+	s.once.Do(s.close)
+	return nil
+}
+
+func (s *Server) close() {
 	s.mu.Lock()
 	clients := s.clients
 	s.clients = nil
 	s.mu.Unlock()
-	for c := range clients {
-		c.Close()
-	}
+	s.finish(func() {
+		for c := range clients {
+			c.Close()
+		}
+	})
 	if s.stop != nil {
 		s.stop()
 	}
@@ -367,13 +375,11 @@ func (s *Server) Close() error {
 	} else if s.listener != nil {
 		s.listener.Close()
 	}
-	s.work.Wait()
+	s.finish(s.work.Wait)
 	if s.etcd != nil {
 		s.finish(s.etcd.Stop)
 	}
 	if s.lock != nil {
 		s.lock.Close()
-		s.lock = nil
 	}
-	return nil
 }
