@@ -65,6 +65,14 @@ roce-port), else from its default.`,
 	f.Duration("idle-exit", d.IdleExit, "end so long after the last session; 0: never")
 	f.IntSlice("allow-uid", nil, "users who may use the node besides root and its own")
 	f.String("log-level", d.LogLevel, "debug, info, warn or error")
+	f.Bool("fabric", d.Fabric, "take part in a subnet: a switch, InfiniBand ports, trunks")
+	f.StringSlice("peer", nil, "a node to be joined to by a trunk: address, or address:port (may be repeated)")
+	f.Int("trunk-port", d.TrunkPort, "UDP port of trunks")
+	f.Int("switch-ports", d.SwitchPorts, "ports of the node's switch, for devices and trunks together")
+	f.String("sm", d.SM, "who manages the subnet: auto (this node, if no better one does), external (such as opensm), off")
+	f.Int("sm-priority", d.SMPriority, "priority in the election of the master manager, 0 to 15")
+	f.String("store", d.Store, "where the manager keeps its state: embedded, memory, or the URLs of an etcd cluster")
+	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")
 	return cmd
 }
 
@@ -81,6 +89,8 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 			continue
 		}
 		if v, err := flags.GetIntSlice(key); err == nil {
+			given[key] = v
+		} else if v, err := flags.GetStringSlice(key); err == nil {
 			given[key] = v
 		} else if v, err := flags.GetInt(key); err == nil {
 			given[key] = v

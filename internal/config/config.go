@@ -14,14 +14,21 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/netip"
+	"net/url"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strings"
 	"time"
 )
 
-// RoCEPort is the UDP port of RoCEv2 (IBA annex A17).
-const RoCEPort = 4791
+// RoCEPort is the UDP port of RoCEv2 (IBA annex A17), TrunkPort that of trunks
+// (docs/notes/trunk.md).
+const (
+	RoCEPort  = 4791
+	TrunkPort = 4792
+)
 
 // Limits of what Validate accepts.
 const (
@@ -57,7 +64,43 @@ type Config struct {
 	AllowUIDs []int `koanf:"allow-uid" yaml:"allow-uid"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `koanf:"log-level" yaml:"log-level"`
+
+	// Fabric gives the node a vswitch, InfiniBand ports and a place in a
+	// subnet (docs/notes/fabric.md).
+	Fabric bool `koanf:"fabric" yaml:"fabric"`
+	// Peers are the nodes that trunks lead to: address, or address:port.
+	Peers []string `koanf:"peer" yaml:"peer"`
+	// TrunkPort is the UDP port of trunks.
+	TrunkPort int `koanf:"trunk-port" yaml:"trunk-port"`
+	// SwitchPorts is the number of ports of the vswitch, for functions and
+	// trunks together.
+	SwitchPorts int `koanf:"switch-ports" yaml:"switch-ports"`
+	// SM says who manages the subnet: "auto", this node if no better one does;
+	// "external", a program such as opensm; "off", another node.
+	SM string `koanf:"sm" yaml:"sm"`
+	// SMPriority is the priority in the election of a master, 0 … 15; the
+	// highest wins.
+	SMPriority int `koanf:"sm-priority" yaml:"sm-priority"`
+	// Store is where the manager keeps what it knows: "embedded" (etcd in the
+	// node's directory), "memory", or URLs of an etcd cluster.
+	Store string `koanf:"store" yaml:"store"`
+	// StoreListen is the URL at which the embedded store serves other nodes;
+	// empty: none.
+	StoreListen string `koanf:"store-listen" yaml:"store-listen"`
 }
+
+// Who manages the subnet.
+const (
+	SMAuto     = "auto"
+	SMExternal = "external"
+	SMOff      = "off"
+)
+
+// Stores that need no URL.
+const (
+	StoreEmbedded = "embedded"
+	StoreMemory   = "memory"
+)
 
 // Default returns the configuration of a node that was told nothing; Dir is
 // left to the caller.
@@ -67,6 +110,12 @@ func Default() Config {
 		RoCEPort: RoCEPort,
 		Spin:     50 * time.Microsecond,
 		LogLevel: "info",
+
+		Fabric:      true,
+		TrunkPort:   TrunkPort,
+		SwitchPorts: 36,
+		SM:          SMAuto,
+		Store:       StoreEmbedded,
 	}
 }
 
@@ -106,8 +155,55 @@ func (c Config) Validate() error {
 	if _, err := c.Level(); err != nil {
 		bad("log-level", "must be debug, info, warn or error, not %q", c.LogLevel)
 	}
+	if c.TrunkPort < 1 || c.TrunkPort > 65535 {
+		bad("trunk-port", "must be 1 to 65535, not %d", c.TrunkPort)
+	}
+	for _, p := range c.Peers {
+		if _, err := c.PeerAddr(p); err != nil {
+			bad("peer", "must be an IP address, or address:port, not %q", p)
+		}
+	}
+	if c.SwitchPorts < 2 || c.SwitchPorts > 254 {
+		bad("switch-ports", "must be 2 to 254, not %d", c.SwitchPorts)
+	} else if len(c.Peers) >= c.SwitchPorts {
+		bad("switch-ports", "must be more than the %d trunks, not %d", len(c.Peers), c.SwitchPorts)
+	}
+	if c.SM != SMAuto && c.SM != SMExternal && c.SM != SMOff {
+		bad("sm", "must be auto, external or off, not %q", c.SM)
+	}
+	if c.SMPriority < 0 || c.SMPriority > 15 {
+		bad("sm-priority", "must be 0 to 15, not %d", c.SMPriority)
+	}
+	if c.Store != StoreEmbedded && c.Store != StoreMemory {
+		for _, u := range c.StoreURLs() {
+			if !httpURL(u) {
+				bad("store", "must be embedded, memory, or URLs such as http://10.0.0.1:2379, not %q", c.Store)
+				break
+			}
+		}
+	}
+	if c.StoreListen != "" && (c.Store != StoreEmbedded || !httpURL(c.StoreListen)) {
+		bad("store-listen", "must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
+	}
 	return errors.Join(errs...)
 }
+
+func httpURL(s string) bool {
+	u, err := url.Parse(s)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.Path == ""
+}
+
+// PeerAddr returns the address of a peer as Peers names it.
+func (c Config) PeerAddr(peer string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddrPort(peer); err == nil {
+		return a, nil
+	}
+	a, err := netip.ParseAddr(peer)
+	return netip.AddrPortFrom(a, uint16(c.TrunkPort)), err
+}
+
+// StoreURLs returns the URLs that Store names.
+func (c Config) StoreURLs() []string { return strings.Split(c.Store, ",") }
 
 // LaneCount returns the number of lanes with 0 resolved.
 func (c Config) LaneCount() int {

@@ -19,7 +19,8 @@ import (
 )
 
 // Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level"}
+var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level",
+	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "store", "store-listen"}
 
 // EnvName returns the environment variable of a key.
 func EnvName(key string) string {
@@ -119,12 +120,14 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 		var v any = s
 		var err error
 		switch key {
-		case "lanes", "roce-port":
+		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority":
 			v, err = strconv.Atoi(s)
-		case "wire-local", "real-time":
+		case "wire-local", "real-time", "fabric":
 			v, err = strconv.ParseBool(s)
 		case "spin", "idle-exit":
 			v, err = time.ParseDuration(s)
+		case "peer":
+			v = strings.Split(s, ",")
 		case "allow-uid":
 			var uids []int
 			for f := range strings.SplitSeq(s, ",") {

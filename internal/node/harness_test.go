@@ -89,6 +89,7 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	cfg := config.Default()
+	cfg.Fabric = false // tests of the subnet say so
 	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, freePort(t), 1
 	if change != nil {
 		change(&cfg)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/hca"
+	"weft/internal/link/fabric"
 	"weft/internal/mono"
 	"weft/internal/pkt"
 	"weft/internal/vhost"
@@ -39,6 +40,7 @@ type lane struct {
 	penalty, fine int           // sleeps to come without a yield, and what the next loss costs
 	log           *slog.Logger
 	link          wire
+	fab           *fabric.Link // nil: the node is in no subnet
 	doors         []*door
 	kicks         map[int32]kick // by descriptor
 	epfd          int
@@ -361,14 +363,22 @@ func (l *lane) work(now mono.Time) bool {
 		for i := range runs {
 			l.hca.Receive(now, &runs[i])
 		}
-		if len(runs) > 0 || more {
-			busy = true
-		} else {
+		idle := len(runs) == 0 && !more
+		if l.fab != nil {
+			runs, more = l.fab.Recv(now)
+			for i := range runs {
+				l.hca.Receive(now, &runs[i])
+			}
+			idle = idle && len(runs) == 0 && !more
+		}
+		if idle {
 			l.recvAt = now
+		} else {
+			busy = true
 		}
 	}
 	if l.neighbours == nil {
-		return l.hca.Run(now) || busy
+		return l.hca.Run(now) || busy || l.fab != nil && l.fab.Pending()
 	}
 	l.turns.Add(1)
 	if l.neighbours.receive(now) {
@@ -377,7 +387,7 @@ func (l *lane) work(now mono.Time) bool {
 	busy = l.hca.Run(now) || busy
 	l.neighbours.settled()
 	l.turns.Add(1)
-	return busy
+	return busy || l.fab != nil && l.fab.Pending()
 }
 
 // sleep waits for a kick, a packet, the bell or the nearest deadline.
@@ -420,6 +430,9 @@ func (l *lane) sleep() {
 	if l.link.Blocked() {
 		l.link.Flush(l.clock())
 	}
+	if l.fab != nil && l.fab.Blocked() {
+		l.fab.Flush(l.clock())
+	}
 }
 
 // cqRetry is how often a lane looks whether a client has made room, for
@@ -430,6 +443,9 @@ const cqRetry = 200 * time.Microsecond
 // reports false where that is now.
 func (l *lane) setTimer() bool {
 	d := mono.Min(l.hca.Deadline(), l.link.Deadline())
+	if l.fab != nil {
+		d = mono.Min(d, l.fab.Deadline())
+	}
 	now := l.clock()
 	retry := l.hca.RetryCQs()
 	for _, o := range l.doors {

@@ -151,11 +151,18 @@ func (n *Node) openLanes() error {
 			others = nb
 		}
 		in, out := link.FDs()
-		l, err := newLane(hca.NewLane(n.all, i, nl, others), nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
+		h := hca.NewLane(n.all, i, nl, others)
+		if n.sub != nil {
+			var fin, fout []int
+			nl.fabric, fin, fout = n.fabricLink(i, h)
+			in, out = append(in, fin...), append(out, fout...)
+		}
+		l, err := newLane(h, nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
 		if err != nil {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)
 		}
+		l.fab = nl.fabric
 		l.wantRT, l.ownerOf = n.cfg.RealTime, n.ownerOf
 		nb.self = l
 		if count > 1 {

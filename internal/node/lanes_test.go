@@ -153,6 +153,7 @@ func TestAddressesChanged(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	cfg := config.Default()
+	cfg.Fabric = false // tests of the subnet say so
 	cfg.Dir, cfg.RoCEPort, cfg.Lanes = dir, freePort(t), 2
 	rd, err := rundir.Acquire(dir, 0o700)
 	if err != nil {

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"weft/internal/link/fabric"
 	"weft/internal/link/fault"
 	"weft/internal/link/roce"
 	"weft/internal/pkt"
@@ -12,10 +13,11 @@ import (
 // the faults a user asked for. It belongs to the lane.
 type netLink struct {
 	*fault.Stage
-	roce *roce.Link
+	roce   *roce.Link
+	fabric *fabric.Link // nil: the node is in no subnet
 }
 
-func newNetLink(l *roce.Link) *netLink { return &netLink{fault.New(l), l} }
+func newNetLink(l *roce.Link) *netLink { return &netLink{Stage: fault.New(l), roce: l} }
 
 // Recv implements wire.
 func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.roce.Recv() }

@@ -28,6 +28,7 @@ import (
 	"weft/internal/hostnet"
 	"weft/internal/ib"
 	"weft/internal/link/roce"
+	"weft/internal/link/udp"
 	"weft/internal/mono"
 	"weft/internal/rundir"
 	"weft/internal/sysfs"
@@ -49,6 +50,10 @@ type Node struct {
 	board    switchboard
 	lanes    []*lane
 	links    []*netLink // by lane
+	host     string     // the host's name
+	sub      *subnet    // nil: the node is in no subnet
+	trunks   *udp.Link  // lane 0's; nil: there are no peers
+	senders  []*udp.Sender
 	stop     context.CancelCauseFunc
 
 	// edits is held while functions come and go, ports while a port changes and
@@ -94,6 +99,9 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 		return err
 	}
 	defer n.close()
+	if err := n.startSubnet(); err != nil {
+		return err
+	}
 	return n.serve(ctx, func() { ready(n) })
 }
 
@@ -117,6 +125,9 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, n.table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
+	if err := n.openSubnet(); err != nil {
+		return err
+	}
 	if err := n.openLanes(); err != nil {
 		n.closeLinks()
 		for _, l := range n.lanes {
@@ -130,6 +141,9 @@ func (n *Node) open() (err error) {
 func (n *Node) closeLinks() {
 	for _, l := range n.links {
 		l.roce.Close()
+	}
+	if n.trunks != nil {
+		n.trunks.Close()
 	}
 }
 
@@ -207,8 +221,12 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 
 var errEnd = errors.New("the node was asked to end")
 
-// close ends the lanes, then the link they used.
+// close ends the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
+	if n.sub != nil {
+		close(n.sub.end)
+		<-n.sub.done
+	}
 	for _, l := range n.lanes {
 		l.do(func() { l.stop = true })
 		<-l.done

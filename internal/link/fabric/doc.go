@@ -100,6 +100,14 @@ type Counters struct {
 	DropRoute                                        [vswitch.NumRefusals]uint64
 }
 
+// PeerCounters count what went over one trunk; data is in words of four bytes,
+// from the LRH through the ICRC (IBA volume 1, 16.1.3.5).
+type PeerCounters struct {
+	XmitData, RcvData, XmitPkts, RcvPkts uint64
+	MulticastXmit, MulticastRcv          uint64
+	XmitDiscards, RcvErrors              uint64
+}
+
 // Each calls f with the name and value of every counter.
 func (c *Counters) Each(f func(name string, v uint64)) {
 	f("sent_packets", c.SentPackets)
@@ -149,14 +157,26 @@ type Link struct {
 	paths         []ib.Path
 	npaths        int
 	recv          func(peer int, packet []byte)
+	peers         []PeerCounters
 	now           mono.Time
 }
 
-// New returns a link. Several links, one per lane, share table and wiring.
+// New returns a link. Several links, one per lane, share table and wiring,
+// which has all its trunks from the start.
 func New(cfg Config) *Link {
 	l := &Link{cfg: cfg, stage: make([]byte, MaxRun), joiner: pkt.NewJoiner(recvRuns), paths: make([]ib.Path, recvRuns)}
 	l.recv = l.fromTrunk
+	l.peers = make([]PeerCounters, len(cfg.Wiring.Load().Trunk))
 	return l
+}
+
+// PeerCounters returns what went over the trunk to a peer, zero where there is
+// none.
+func (l *Link) PeerCounters(peer int) (c PeerCounters) {
+	if peer >= 0 && peer < len(l.peers) {
+		c = l.peers[peer]
+	}
+	return c
 }
 
 // Counters returns a copy of the counters.

@@ -248,6 +248,11 @@ func TestForwarding(t *testing.T) {
 	if len(nodes[0].cable.queue) != 0 {
 		t.Error("a multicast packet came back")
 	}
+	words := uint64(len(sent)-wire.VCRCLen) / 4
+	c := nodes[1].PeerCounters(0)
+	if d := nodes[1].PeerCounters(1); c.RcvPkts != 2 || c.MulticastRcv != 1 || d.XmitPkts != 2 || d.MulticastXmit != 1 || c.RcvData != d.XmitData || c.RcvData <= words {
+		t.Errorf("the node in the middle counted %+v and %+v", c, d)
+	}
 }
 
 // TestDrops: what the table, the wiring or a full trunk refuses is counted by

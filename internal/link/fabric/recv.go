@@ -52,12 +52,19 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	if why == wire.OK && wire.VCRC(p[:len(p)-wire.VCRCLen]) != binary.BigEndian.Uint16(p[len(p)-wire.VCRCLen:]) {
 		why = wire.BadVCRC
 	}
+	pc := &l.peers[peer]
 	if why != wire.OK {
 		l.c.DropRefusal[why]++
+		pc.RcvErrors++
 		return
 	}
 	l.c.RcvdPackets++
 	l.c.RcvdBytes += uint64(len(p))
+	pc.RcvPkts++
+	pc.RcvData += uint64(lrh.PktLen)
+	if lrh.DLID.IsMulticast() {
+		pc.MulticastRcv++
+	}
 	table := l.cfg.Table.Load()
 	if lrh.VL == managementVL {
 		out, why := table.Management(in, lrh.DLID)
@@ -78,7 +85,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		to := w.Port[out]
 		switch qpn := binary.BigEndian.Uint32(t[4:]) & 0xffffff; {
 		case to.Kind == Peer:
-			l.forward(to, p)
+			l.forward(to, p, lrh.DLID)
 		case out == 0 || qpn <= uint32(ib.QPNGSI):
 			l.manage(w, in, out, p, &lrh, &grh, t)
 		case to.Kind == Function:
@@ -97,7 +104,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	for out, ok := set.Next(); ok; out, ok = set.Next() {
 		switch to := w.Port[out]; to.Kind {
 		case Peer:
-			l.forward(to, p)
+			l.forward(to, p, lrh.DLID)
 		case Function:
 			here = true
 		}
@@ -109,10 +116,10 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 
 // forward sends a packet on as it is: neither CRC changes with the hop, since
 // the virtual lane does not.
-func (l *Link) forward(to Plug, p []byte) {
+func (l *Link) forward(to Plug, p []byte, dlid ib.LID) {
 	if b := l.reserve(to, len(p)); b != nil {
 		copy(b, p)
-		l.commit(l.now, to, len(p))
+		l.commit(l.now, to, len(p), dlid)
 		l.c.Forwarded++
 	}
 }
@@ -120,7 +127,7 @@ func (l *Link) forward(to Plug, p []byte) {
 // manage hands over a packet for queue pair 0 or 1 of port out, or sends it on.
 func (l *Link) manage(w *Wiring, in, out uint8, p []byte, lrh *wire.LRH, grh *wire.GRH, t []byte) {
 	if to := w.Port[out]; to.Kind == Peer {
-		l.forward(to, p)
+		l.forward(to, p, lrh.DLID)
 		return
 	}
 	if !l.intact(p) {

@@ -93,7 +93,7 @@ func (l *Link) packets(now mono.Time, r *pkt.Run, b *mem.Batch, to Plug) mem.Res
 		}
 		clear(p[at+size : at+size+int(h.PadCnt)])
 		seal(p[:n])
-		l.commit(now, to, n)
+		l.commit(now, to, n, r.Path.DLID)
 		off += size
 	}
 	return mem.OK
@@ -123,7 +123,7 @@ func (l *Link) multicast(now mono.Time, r *pkt.Run, b *mem.Batch, w *Wiring, set
 		}
 		if c := l.reserve(to, len(built)); c != nil {
 			copy(c, built)
-			l.commit(now, to, len(built))
+			l.commit(now, to, len(built), r.Path.DLID)
 		}
 	}
 	return mem.OK
@@ -180,12 +180,15 @@ func (l *Link) reserve(to Plug, n int) (p []byte) {
 	}
 	if p == nil {
 		l.c.DropNoRoom++
+		if to.Kind == Peer {
+			l.peers[to.Number].XmitDiscards++
+		}
 	}
 	return p
 }
 
 // commit sends what reserve returned.
-func (l *Link) commit(now mono.Time, to Plug, n int) {
+func (l *Link) commit(now mono.Time, to Plug, n int, dlid ib.LID) {
 	if to.Kind == Function {
 		l.loop = binary.BigEndian.AppendUint16(l.loop, uint16(n))
 		l.loop = l.loop[:len(l.loop)+n]
@@ -195,6 +198,12 @@ func (l *Link) commit(now mono.Time, to Plug, n int) {
 	l.cfg.Trunk.Commit(now, n)
 	l.c.SentPackets++
 	l.c.SentBytes += uint64(n)
+	c := &l.peers[to.Number]
+	c.XmitPkts++
+	c.XmitData += uint64(n-wire.VCRCLen) / 4
+	if dlid.IsMulticast() {
+		c.MulticastXmit++
+	}
 }
 
 // SendMAD sends a datagram by port out of the vswitch: its trunk. It takes no
@@ -213,13 +222,16 @@ func (l *Link) SendMAD(now mono.Time, out uint8, d *mad.Datagram) {
 	}
 	PutMAD(p, d, l.psn)
 	l.psn = l.psn.Add(1)
-	l.commit(now, to, n)
+	l.commit(now, to, n, d.DLID)
 }
 
 // Blocked reports that the link takes no more until it has drained.
 func (l *Link) Blocked() bool {
 	return len(l.loop) > loopBytes/2 || l.cfg.Trunk != nil && l.cfg.Trunk.Blocked()
 }
+
+// Pending reports that Recv has packets of this link's own to deliver.
+func (l *Link) Pending() bool { return len(l.loop) > 0 }
 
 // Flush hands what is waiting to the network.
 func (l *Link) Flush(now mono.Time) {

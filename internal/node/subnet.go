@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft/internal/agent"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/link/fabric"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+	"weft/internal/trunk"
+	"weft/internal/vswitch"
+)
+
+// subnet is the node's place in a subnet (docs/notes/fabric.md): its switch,
+// the ports of its functions, and who manages them. One goroutine, run, owns
+// the agents and everything else here but what is said to be shared; it never
+// waits for a lane while a lane could wait for it.
+type subnet struct {
+	n    *Node
+	log  *slog.Logger
+	base ib.GUID
+
+	// Shared with the lanes.
+	table  atomic.Pointer[vswitch.Table]
+	wiring atomic.Pointer[fabric.Wiring]
+	inbox  chan inbound
+	lost   atomic.Uint64 // datagrams that found the inbox full
+
+	mu    sync.Mutex // guards calls
+	calls []func()
+	wake  chan struct{}
+	end   chan struct{} // closed to end run
+	done  chan struct{} // closed by run
+
+	sw      *agent.Agent
+	ports   map[uint8]*caPort  // by port of the switch
+	byFunc  map[uint16]*caPort // by function
+	peers   []trunkPort        // by peer
+	dirty   bool               // the switch's tables changed
+	changed map[*caPort]agent.Change
+	bounced []uint8 // ports of the switch whose link is to come up again
+	queue   []outbound
+	mgr     manager   // nil: none at this node
+	clients madClient // nil: no program speaks for a port
+}
+
+// manager is a subnet manager with its administration, behind port 0 of the
+// switch.
+type manager interface {
+	Handle(now mono.Time, d *mad.Datagram)
+	Next(now mono.Time, d *mad.Datagram) bool
+	Deadline() mono.Time
+}
+
+// madClient is the programs that speak for ports: function 0 stands for the
+// switch's port 0.
+type madClient interface {
+	// Receive offers a datagram; false where nobody takes it.
+	Receive(now mono.Time, function uint16, d *mad.Datagram) bool
+	// Next returns a datagram that a program sends, and for whom it speaks.
+	Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool)
+	Deadline() mono.Time
+}
+
+// caPort is a function with its InfiniBand port.
+type caPort struct {
+	s       *subnet
+	port    uint8 // of the switch
+	agent   *agent.Agent
+	adapter *hca.Adapter
+	off     bool // disabled by whoever runs the node
+}
+
+// trunkPort is the switch's end of a trunk.
+type trunkPort struct {
+	port uint8
+	up   bool
+	node ib.GUID
+}
+
+// inbound is a datagram from a lane: by a trunk for the switch, where function
+// is 0, else from within the node for a function.
+type inbound struct {
+	function uint16
+	d        mad.Datagram
+}
+
+// outbound is a datagram on its way between the agents of the node.
+type outbound struct {
+	to *caPort // nil: the switch
+	d  mad.Datagram
+}
+
+// inboxLen bounds the datagrams that wait for the management goroutine.
+const inboxLen = 1024
+
+// linkOf is what every link of the node agrees on: 4X EDR.
+var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
+
+func newSubnet(n *Node, base ib.GUID) *subnet {
+	s := &subnet{n: n, log: n.log.With("part", "subnet"), base: base, inbox: make(chan inbound, inboxLen), wake: make(chan struct{}, 1),
+		end: make(chan struct{}), done: make(chan struct{}), ports: map[uint8]*caPort{}, byFunc: map[uint16]*caPort{}, changed: map[*caPort]agent.Change{}}
+	caps := agent.DefaultCaps
+	s.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(n.cfg.SwitchPorts), SystemImageGUID: base, NodeGUID: base,
+		VendorID: vendorID, Description: n.host + " weft switch", Caps: caps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s}, switchCounters{s})
+	w := &fabric.Wiring{Trunk: make([]uint8, len(n.cfg.Peers))}
+	for i := range n.cfg.Peers {
+		p := uint8(n.cfg.SwitchPorts - i)
+		w.Trunk[i] = p
+		w.Port[p] = fabric.Plug{Kind: fabric.Peer, Number: uint16(i)}
+		s.peers = append(s.peers, trunkPort{port: p})
+	}
+	s.wiring.Store(w)
+	s.table.Store(s.sw.Forwarding().Snapshot())
+	return s
+}
+
+// vendorID is that of nobody: locally administered.
+const vendorID = 0x020000
+
+// post has f run by the management goroutine soon. It never waits.
+func (s *subnet) post(f func()) {
+	s.mu.Lock()
+	s.calls = append(s.calls, f)
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// do runs f on the management goroutine and waits for it; false where that has
+// ended. No lane may call it.
+func (s *subnet) do(f func()) bool {
+	ran := make(chan struct{})
+	s.post(func() { f(); close(ran) })
+	select {
+	case <-ran:
+		return true
+	case <-s.done:
+		return false
+	}
+}
+
+// arrived takes a datagram on a lane.
+func (s *subnet) arrived(in inbound) {
+	select {
+	case s.inbox <- in:
+	default:
+		s.lost.Add(1)
+	}
+}
+
+// take is arrived for a run within the node to queue pair 1 of a function.
+func (s *subnet) take(l *hca.Lane) func(mono.Time, *pkt.Run) {
+	return func(_ mono.Time, r *pkt.Run) {
+		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID, SL: r.Path.SL, SrcQPN: r.SrcQPN,
+			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit}}
+		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len != mad.Len {
+			return
+		}
+		if l.Batch().Gather([][]byte{in.d.Data[:]}, &r.Data, 0) != 0 {
+			r.Fault = true
+			return
+		}
+		s.arrived(in)
+	}
+}
+
+// run is the management goroutine.
+func (s *subnet) run() {
+	defer close(s.done)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		now := s.n.now()
+		s.turn(now)
+		wait := time.Hour
+		if d := s.deadline(); d != 0 {
+			wait = max(0, d.Sub(s.n.now()))
+		}
+		timer.Reset(wait)
+		select {
+		case <-s.end:
+			return
+		case in := <-s.inbox:
+			s.receive(s.n.now(), &in)
+		case <-s.wake:
+		case <-timer.C:
+		}
+		s.drain()
+	}
+}
+
+// drain takes what has come in meanwhile.
+func (s *subnet) drain() {
+	now := s.n.now()
+	for range inboxLen {
+		select {
+		case in := <-s.inbox:
+			s.receive(now, &in)
+			continue
+		default:
+		}
+		break
+	}
+	s.mu.Lock()
+	calls := s.calls
+	s.calls = nil
+	s.mu.Unlock()
+	for _, f := range calls {
+		f()
+	}
+}
+
+func (s *subnet) deadline() mono.Time {
+	d := s.sw.Deadline()
+	for _, c := range s.ports {
+		d = mono.Min(d, c.agent.Deadline())
+	}
+	if s.mgr != nil {
+		d = mono.Min(d, s.mgr.Deadline())
+	}
+	if s.clients != nil {
+		d = mono.Min(d, s.clients.Deadline())
+	}
+	return d
+}
+
+// turn lets everybody send what they have, until nobody has anything, and
+// then publishes what changed.
+func (s *subnet) turn(now mono.Time) {
+	for {
+		s.settle(now)
+		if !s.originate(now) {
+			break
+		}
+	}
+	s.publish()
+}
+
+// originate starts what agents, manager and clients send on their own.
+func (s *subnet) originate(now mono.Time) (any bool) {
+	var d mad.Datagram
+	for v := s.sw.Next(now, &d); v != agent.Done; v = s.sw.Next(now, &d) {
+		s.verdict(now, nil, v, &d)
+		any = true
+	}
+	for _, c := range s.ports {
+		for v := c.agent.Next(now, &d); v != agent.Done; v = c.agent.Next(now, &d) {
+			s.verdict(now, c, v, &d)
+			any = true
+		}
+	}
+	for s.mgr != nil && s.mgr.Next(now, &d) {
+		s.verdict(now, nil, s.sw.Originate(now, &d), &d)
+		any = true
+	}
+	for s.clients != nil {
+		f, ok := s.clients.Next(now, &d)
+		if !ok {
+			break
+		}
+		any = true
+		if c := s.byFunc[f]; c != nil {
+			s.verdict(now, c, c.agent.Originate(now, &d), &d)
+		} else if f == 0 {
+			s.verdict(now, nil, s.sw.Originate(now, &d), &d)
+		}
+	}
+	return any
+}
+
+// receive hands over a datagram that a lane brought.
+func (s *subnet) receive(now mono.Time, in *inbound) {
+	if in.function == 0 {
+		s.queue = append(s.queue, outbound{nil, in.d})
+	} else if c := s.byFunc[in.function]; c != nil {
+		s.queue = append(s.queue, outbound{c, in.d})
+	}
+	s.settle(now)
+}
+
+// settle moves datagrams between the agents of the node until none is left.
+func (s *subnet) settle(now mono.Time) {
+	for i := 0; i < len(s.queue); i++ {
+		q := s.queue[i]
+		if q.to == nil {
+			s.verdict(now, nil, s.sw.Handle(now, &q.d), &q.d)
+		} else {
+			s.verdict(now, q.to, q.to.agent.Handle(now, &q.d), &q.d)
+		}
+	}
+	s.queue = s.queue[:0]
+	s.links(now)
+}
+
+// verdict does with a datagram what the agent of c, or of the switch, said.
+func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datagram) {
+	switch {
+	case v == agent.Done:
+	case v == agent.Deliver && c == nil:
+		if s.mgr != nil {
+			s.mgr.Handle(now, d)
+		} else if s.clients != nil {
+			s.clients.Receive(now, 0, d)
+		}
+	case v == agent.Deliver:
+		if s.clients != nil {
+			s.clients.Receive(now, c.adapter.Number(), d)
+		}
+	case c != nil: // from the adapter's port into the switch
+		d.Port = c.port
+		s.queue = append(s.queue, outbound{nil, *d})
+	default:
+		switch plug := s.wiring.Load().Port[d.Port]; plug.Kind {
+		case fabric.Function:
+			if to := s.ports[d.Port]; to != nil {
+				d.Port = 1
+				s.queue = append(s.queue, outbound{to, *d})
+			}
+		case fabric.Peer:
+			l, out := s.n.lanes[0], *d
+			l.post(func() { s.n.links[0].fabric.SendMAD(l.clock(), out.Port, &out) })
+		}
+	}
+}
+
+// links brings links up again that a manager took down for a moment.
+func (s *subnet) links(now mono.Time) {
+	for len(s.bounced) > 0 {
+		p := s.bounced[0]
+		s.bounced = s.bounced[1:]
+		s.setLink(now, p, false)
+		s.setLink(now, p, s.peerUp(p))
+	}
+}
+
+// peerUp reports whether there is somebody at the other end of a port.
+func (s *subnet) peerUp(p uint8) bool {
+	if c := s.ports[p]; c != nil {
+		return !c.off && s.sw.Wants(p) && c.agent.Wants(1)
+	}
+	for _, t := range s.peers {
+		if t.port == p {
+			return t.up && s.sw.Wants(p)
+		}
+	}
+	return false
+}
+
+// setLink tells the agents at both ends of a port's link, as far as they are
+// the node's, whether it is up.
+func (s *subnet) setLink(now mono.Time, p uint8, up bool) {
+	c := s.ports[p]
+	if up {
+		s.sw.LinkUp(now, p, linkOf)
+		if c != nil {
+			c.agent.LinkUp(now, 1, linkOf)
+		}
+		return
+	}
+	s.sw.LinkDown(now, p)
+	if c != nil {
+		c.agent.LinkDown(now, 1)
+	}
+}
+
+// trunkEvent tells of a trunk that came up or went down; it is called on lane
+// 0.
+func (s *subnet) trunkEvent(e trunk.Event) {
+	s.post(func() {
+		t := &s.peers[e.Peer]
+		t.up, t.node = e.Up, e.Node
+		s.log.Info("trunk", "peer", s.n.cfg.Peers[e.Peer], "up", e.Up, "node", e.Node)
+		s.setLink(s.n.now(), t.port, s.peerUp(t.port))
+	})
+}
+
+// switchOwner and caOwner hear what managers change.
+type switchOwner struct{ s *subnet }
+
+// Changed implements agent.Owner.
+func (o switchOwner) Changed(port uint8, what agent.Change) { o.s.dirty = true }
+
+// Link implements agent.Owner.
+func (o switchOwner) Link(port uint8, order agent.Order) { o.s.bounced = append(o.s.bounced, port) }
+
+// Changed implements agent.Owner.
+func (c *caPort) Changed(_ uint8, what agent.Change) { c.s.changed[c] |= what }
+
+// Link implements agent.Owner.
+func (c *caPort) Link(uint8, agent.Order) { c.s.bounced = append(c.s.bounced, c.port) }
+
+// publish gives lanes, programs and files what has changed.
+func (s *subnet) publish() {
+	if s.dirty {
+		s.dirty = false
+		s.table.Store(s.sw.Forwarding().Snapshot())
+	}
+	for c, what := range s.changed {
+		delete(s.changed, c)
+		c.publish(what)
+	}
+}
+
+// publish makes the function's port what its agent says it is.
+func (c *caPort) publish(what agent.Change) {
+	old, i := c.adapter.Port(), c.agent.Port(1)
+	p := *old
+	p.State, p.Phys = i.PortState, i.PortPhysicalState
+	p.MTU, p.MaxMTU = i.NeighborMTU, i.MTUCap
+	p.LID, p.LMC, p.SMLID, p.SMSL = i.LID, i.LMC, i.MasterSMLID, i.MasterSMSL
+	p.SubnetTimeout, p.InitType = i.SubnetTimeOut, i.InitTypeReply
+	p.Width, p.Speed, p.SpeedExt = i.LinkWidthActive, i.LinkSpeedActive, i.LinkSpeedExtActive
+	p.CapMask, p.GIDPrefix = uint32(i.CapabilityMask), i.GIDPrefix
+	p.PKeys = append([]ib.PKey(nil), c.agent.PKeys(1)...)
+	p.GUIDs = append([]ib.GUID(nil), c.agent.GUIDs()...)
+	p.SetGIDs()
+	events := p.Changes(old)
+	if what&agent.ClientReregister != 0 {
+		events = append(events, ib.EventReregister)
+	}
+	c.adapter.SetPort(&p)
+	c.s.n.portChanged(c.adapter, events)
+}
+
+var _ switchboard = (*subnet)(nil)
+
+// plug implements switchboard: it gives a function's InfiniBand port a port of
+// the switch.
+func (s *subnet) plug(a *hca.Adapter) (err error) {
+	if !s.do(func() { err = s.add(a) }) {
+		return errLaneStopped
+	}
+	return err
+}
+
+func (s *subnet) add(a *hca.Adapter) error {
+	w := *s.wiring.Load()
+	var port uint8
+	for p := 1; p <= s.n.cfg.SwitchPorts; p++ {
+		if w.Port[p].Kind == fabric.Nothing {
+			port = uint8(p)
+			break
+		}
+	}
+	if port == 0 {
+		return errNoSwitchPort
+	}
+	c := &caPort{s: s, port: port, adapter: a}
+	c.agent = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, SystemImageGUID: s.base, NodeGUID: a.NodeGUID, PortGUID: a.NodeGUID + 1,
+		VendorID: vendorID, Description: s.n.host + " " + a.Name, Caps: agent.DefaultCaps}, c, caCounters{c})
+	w.Port[port] = fabric.Plug{Kind: fabric.Function, Number: a.Number()}
+	s.wiring.Store(&w)
+	s.ports[port], s.byFunc[a.Number()] = c, c
+	s.changed[c] |= agent.ChangedState
+	s.setLink(s.n.now(), port, true)
+	return nil
+}
+
+// unplug implements switchboard.
+func (s *subnet) unplug(a *hca.Adapter) {
+	s.do(func() {
+		c := s.byFunc[a.Number()]
+		if c == nil {
+			return
+		}
+		s.setLink(s.n.now(), c.port, false)
+		w := *s.wiring.Load()
+		w.Port[c.port] = fabric.Plug{}
+		s.wiring.Store(&w)
+		delete(s.ports, c.port)
+		delete(s.byFunc, a.Number())
+		delete(s.changed, c)
+	})
+}
+
+// power implements switchboard.
+func (s *subnet) power(a *hca.Adapter, on bool) {
+	s.do(func() {
+		if c := s.byFunc[a.Number()]; c != nil {
+			c.off = !on
+			s.setLink(s.n.now(), c.port, s.peerUp(c.port))
+		}
+	})
+}

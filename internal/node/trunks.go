@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"weft/internal/agent"
+	"weft/internal/hca"
+	"weft/internal/link/fabric"
+	"weft/internal/link/udp"
+	"weft/internal/mad"
+)
+
+var (
+	_ fabric.Trunk  = (*udp.Sender)(nil)
+	_ fabric.Source = (*udp.Link)(nil)
+)
+
+var errNoSwitchPort = errors.New("every port of the switch is taken")
+
+// openSubnet gives the node its switch and its trunks; lanes are made after
+// it.
+func (n *Node) openSubnet() error {
+	if !n.cfg.Fabric {
+		return nil
+	}
+	var err error
+	if n.host, err = os.Hostname(); err != nil {
+		return err
+	}
+	n.sub = newSubnet(n, n.identity)
+	n.board = n.sub
+	if len(n.cfg.Peers) == 0 {
+		return nil
+	}
+	c := udp.Config{Node: n.identity, Port: uint16(n.cfg.TrunkPort), Event: n.sub.trunkEvent}
+	for _, p := range n.cfg.Peers {
+		a, err := n.cfg.PeerAddr(p)
+		if err != nil {
+			return err
+		}
+		c.Peers = append(c.Peers, udp.Peer{Addr: a})
+	}
+	if n.trunks, err = udp.Open(c); err != nil {
+		return fmt.Errorf("open the trunks: %w", err)
+	}
+	return nil
+}
+
+// firstNative is the device of the physical function's InfiniBand port.
+const firstNative = "weft_ib0"
+
+// startSubnet starts the management goroutine, and plugs in the port of the
+// physical function. The lanes run.
+func (n *Node) startSubnet() error {
+	if n.sub == nil {
+		return nil
+	}
+	go n.sub.run() // ends with close
+	_, err := n.addFunction(firstNative, hca.DefaultLimits)
+	return err
+}
+
+// fabricLink makes the way of lane i into the subnet, and the descriptors it
+// is woken by. Lane 0 receives from the trunks; every lane sends by itself.
+func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
+	s := n.sub
+	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
+	if n.trunks != nil {
+		n.senders = append(n.senders, n.trunks.Sender(uint8(i)))
+		c.Trunk = n.senders[i]
+		in, out = n.trunks.FDs()
+		if i == 0 {
+			c.Source = n.trunks
+		} else {
+			in = nil
+		}
+	}
+	f = fabric.New(c)
+	h.SetFabric(f)
+	h.SetManagement(s.take(h))
+	return f, in, out
+}
+
+// switchCounters are the counters of the switch's ports: of a function's port
+// what the function counted, the other way round; of a trunk what its packets
+// were.
+type switchCounters struct{ s *subnet }
+
+// Counts implements agent.Counters.
+func (c switchCounters) Counts(port uint8, to *agent.Counts) {
+	if p := c.s.ports[port]; p != nil {
+		k, _ := c.s.n.portCounters(p.adapter) // fails where the node ends
+		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts, k.MulticastXmitPkts)
+		return
+	}
+	w := c.s.wiring.Load()
+	if int(port) >= len(w.Port) || w.Port[port].Kind != fabric.Peer {
+		return
+	}
+	for i, l := range c.s.n.lanes {
+		l.do(func() {
+			k := c.s.n.links[i].fabric.PeerCounters(int(w.Port[port].Number))
+			add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
+			to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
+			to.Values[mad.CounterRcvErrors] += k.RcvErrors
+		})
+	}
+}
+
+func add(to *agent.Counts, xd, rd, xp, rp, ux, ur, mx, mr uint64) {
+	to.Values[mad.CounterXmitData] += xd
+	to.Values[mad.CounterRcvData] += rd
+	to.Values[mad.CounterXmitPkts] += xp
+	to.Values[mad.CounterRcvPkts] += rp
+	to.UnicastXmit += ux
+	to.UnicastRcv += ur
+	to.MulticastXmit += mx
+	to.MulticastRcv += mr
+}
+
+// caCounters are the counters of a function's port.
+type caCounters struct{ c *caPort }
+
+// Counts implements agent.Counters.
+func (c caCounters) Counts(_ uint8, to *agent.Counts) {
+	k, _ := c.c.s.n.portCounters(c.c.adapter) // fails where the node ends
+	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts, k.MulticastRcvPkts)
+	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
+	to.Values[mad.CounterXmitConstraintErrors] += k.XmitConstraintErrors
+	to.Values[mad.CounterRcvErrors] += k.RcvErrors
+}
