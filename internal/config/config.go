@@ -111,7 +111,7 @@ func Default() Config {
 		Spin:     50 * time.Microsecond,
 		LogLevel: "info",
 
-		Fabric:      true,
+		Fabric:      false,
 		TrunkPort:   TrunkPort,
 		SwitchPorts: 36,
 		SM:          SMAuto,
