@@ -420,12 +420,12 @@ func TestValidate(t *testing.T) {
 // TestOnARealLink sends over loopback sockets: what is corrupted is refused by
 // its ICRC, and nothing else is lost.
 func TestOnARealLink(t *testing.T) {
-	a, err := roce.Open(roce.Config{Port: 46797, PeerPort: 46799, RecvBuffer: 8 << 20})
+	a, err := roce.Open(roce.Config{Port: 16797, PeerPort: 46799, RecvBuffer: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	z, err := roce.Open(roce.Config{Port: 46799, PeerPort: 46797, RecvBuffer: 8 << 20})
+	z, err := roce.Open(roce.Config{Port: 46799, PeerPort: 16797, RecvBuffer: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ var _ hca.Link = (*Link)(nil)
 // pair opens two links that send to each other.
 func pair(t testing.TB) (a, b *Link) {
 	t.Helper()
-	a, b = open(t, Config{Port: 46791, PeerPort: 46793}), open(t, Config{Port: 46793, PeerPort: 46791})
+	a, b = open(t, Config{Port: 16791, PeerPort: 16793}), open(t, Config{Port: 16793, PeerPort: 16791})
 	return a, b
 }
 

@@ -263,8 +263,8 @@ func TestOneReadPerRun(t *testing.T) {
 // TestNoSourcePorts sends from the port that receives, as happens where every
 // other one is taken.
 func TestNoSourcePorts(t *testing.T) {
-	a := open(t, Config{Port: 46791, PeerPort: 46793, SourcePorts: -1})
-	b := open(t, Config{Port: 46793, PeerPort: 46791, SourcePorts: -1})
+	a := open(t, Config{Port: 16791, PeerPort: 16793, SourcePorts: -1})
+	b := open(t, Config{Port: 16793, PeerPort: 16791, SourcePorts: -1})
 	for _, p := range paths {
 		for _, dir := range [][2]*Link{{a, b}, {b, a}} {
 			r := ack(1, p.path)
@@ -382,7 +382,7 @@ func TestRecvRefusals(t *testing.T) {
 		{wire.Surplus, good(ib.Acknowledge, 4)},
 	} {
 		for _, v6 := range []bool{false, true} {
-			l := open(t, Config{Port: 46795})
+			l := open(t, Config{Port: 16795})
 			raw(t, l, v6, c.data)
 			for l.Counters().RcvdMessages == 0 {
 				if runs, _ := l.Recv(); len(runs) != 0 {
@@ -468,14 +468,14 @@ func TestSendCorrupt(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
-	l := open(t, Config{Port: 46795})
+	l := open(t, Config{Port: 16795})
 	comm, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = Open(Config{Port: l.Port()})
 	want := fmt.Sprintf("held by %s (pid %d)", strings.TrimSpace(string(comm)), os.Getpid())
-	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--roce-port 46797") {
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--roce-port 16797") {
 		t.Errorf("got %v, want %q and a fix", err, want)
 	}
 }
