@@ -71,6 +71,10 @@ static const struct rule *rule(int type, int from, int to)
 /* bring takes side 0 from RESET to a state. */
 static void bring(struct conn *c, int st)
 {
+	struct side *s = &c->s[0];
+
+	if (s->e->rxe && state(s->e, s->qp) == IBV_QPS_SQD) /* which it leaves only once it has drained */
+		wait_state(s->e, s->qp, IBV_QPS_SQD);
 	to_state(c, 0, IBV_QPS_RESET);
 	if (st == ERR) {
 		to_state(c, 0, IBV_QPS_INIT);
@@ -80,7 +84,7 @@ static void bring(struct conn *c, int st)
 	for (int s = INIT; s <= st; s++)
 		to_state(c, 0, s);
 	if (st == SQD)
-		wait_state(c->s[0].e, c->s[0].qp, IBV_QPS_SQD);
+		wait_state(s->e, s->qp, IBV_QPS_SQD);
 }
 
 /* everything has a good value for every attribute. */

@@ -235,6 +235,7 @@ extern int test_line;
 #define comes_async(...) AT(comes_async(__VA_ARGS__))
 #define want_async(...) AT(want_async(__VA_ARGS__))
 #define wait_state(...) AT(wait_state(__VA_ARGS__))
+#define to_state(...) AT(to_state(__VA_ARGS__))
 #define post(...) AT(post(__VA_ARGS__))
 #define post_recv(...) AT(post_recv(__VA_ARGS__))
 #define one(...) AT(one(__VA_ARGS__))
