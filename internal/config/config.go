@@ -111,7 +111,7 @@ func Default() Config {
 		Spin:     50 * time.Microsecond,
 		LogLevel: "info",
 
-		Fabric:      false,
+		Fabric:      true,
 		TrunkPort:   TrunkPort,
 		SwitchPorts: 36,
 		SM:          SMAuto,

@@ -29,8 +29,11 @@ import (
 	"weft/internal/ib"
 	"weft/internal/link/roce"
 	"weft/internal/link/udp"
+	"weft/internal/manager"
 	"weft/internal/mono"
 	"weft/internal/rundir"
+	"weft/internal/store"
+	"weft/internal/store/etcd"
 	"weft/internal/sysfs"
 	"weft/internal/vhost"
 )
@@ -54,7 +57,12 @@ type Node struct {
 	sub      *subnet    // nil: the node is in no subnet
 	trunks   *udp.Link  // lane 0's; nil: there are no peers
 	senders  []*udp.Sender
-	stop     context.CancelCauseFunc
+
+	// Of the subnet manager; nil where another node, or a program, manages.
+	store       store.Store
+	storeServer *etcd.Server
+	manager     *manager.Manager
+	stop        context.CancelCauseFunc
 
 	// edits is held while functions come and go, ports while a port changes and
 	// whoever must know is told; in this order, and before mu. Nobody waits for
@@ -100,6 +108,9 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	}
 	defer n.close()
 	if err := n.startSubnet(); err != nil {
+		return err
+	}
+	if err := n.startManager(ctx); err != nil {
 		return err
 	}
 	return n.serve(ctx, func() { ready(n) })
@@ -169,7 +180,7 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 
 // serve opens the doors and waits for the end.
 func (n *Node) serve(ctx context.Context, ready func()) error {
-	if err := n.writeTree(); err != nil {
+	if err := n.rewriteTree(); err != nil {
 		return err
 	}
 	defer sysfs.Remove(n.treeDir())
@@ -221,8 +232,12 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 
 var errEnd = errors.New("the node was asked to end")
 
-// close ends the management goroutine, the lanes, then the links they used.
+// close ends the manager, the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
+	if n.manager != nil {
+		n.manager.Close()
+	}
+	n.closeStore()
 	if n.sub != nil {
 		close(n.sub.end)
 		<-n.sub.done

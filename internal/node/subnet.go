@@ -48,13 +48,13 @@ type subnet struct {
 	changed map[*caPort]agent.Change
 	bounced []uint8 // ports of the switch whose link is to come up again
 	queue   []outbound
-	mgr     manager   // nil: none at this node
-	clients madClient // nil: no program speaks for a port
+	mgr     portManager // nil: none at this node
+	clients madClient   // nil: no program speaks for a port
 }
 
-// manager is a subnet manager with its administration, behind port 0 of the
+// portManager is a subnet manager with its administration, behind port 0 of the
 // switch.
-type manager interface {
+type portManager interface {
 	Handle(now mono.Time, d *mad.Datagram)
 	Next(now mono.Time, d *mad.Datagram) bool
 	Deadline() mono.Time

@@ -29,6 +29,7 @@ const (
 	DoorDir     = "door"
 	TreeDir     = "tree"
 	LogFile     = "node.log"
+	StoreDir    = "store"
 )
 
 // Default returns the directory of the node that needs no name: /run/weft for

@@ -323,6 +323,10 @@ func (m *Manager) Observations() (Observations, uint64) {
 // Sweep asks for a heavy sweep.
 func (m *Manager) Sweep(now mono.Time) { m.sweepSoon(now, "asked for") }
 
+// Restore makes o what the manager knows of LIDs: an earlier master's word, for
+// one that is about to be permitted.
+func (m *Manager) Restore(o Observations) { m.lids.restore(o) }
+
 // sweepSoon makes a heavy sweep start a little later, so that news that comes
 // in numbers causes one.
 func (m *Manager) sweepSoon(now mono.Time, why string) {

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"weft/internal/sm"
+	"weft/internal/sm/sa"
+	"weft/internal/store"
+)
+
+func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
+func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }
+
+// govern stands in the election, term after term, and keeps what the manager
+// hands over while a term lasts.
+func (m *Manager) govern(ctx context.Context) {
+	for ctx.Err() == nil {
+		term, err := store.Campaign(ctx, m.cfg.Store, Election, store.Leader{Name: m.cfg.Node, Address: m.cfg.Address})
+		if err != nil {
+			if ctx.Err() == nil {
+				m.cfg.Log.Error("cannot stand in the election of a subnet manager", "err", err)
+				pause(ctx, time.Second)
+			}
+			continue
+		}
+		m.hold(ctx, term)
+		// A clean end lets another manager go on at once.
+		end, stop := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+		if err := term.Resign(end); err != nil {
+			m.cfg.Log.Debug("the term ends by itself", "err", err)
+		}
+		stop()
+	}
+}
+
+// hold is one term of office.
+func (m *Manager) hold(ctx context.Context, term *store.Term) {
+	var o sm.Observations
+	var clients sa.State
+	for {
+		err := m.load(ctx, KeyObservations, &o)
+		if err == nil {
+			err = m.load(ctx, KeyClients, &clients)
+		}
+		if err == nil {
+			break
+		}
+		m.cfg.Log.Warn("cannot read what the manager before observed", "err", err)
+		select {
+		case <-term.Lost():
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
+	token := uint64(term.Fence().Created)
+	begun := make(chan struct{})
+	m.cfg.Post(func() {
+		defer close(begun)
+		select { // of an earlier term
+		case <-m.keep:
+		default:
+		}
+		now := m.cfg.Now()
+		m.cfg.Log.Info("elected to manage the subnet", "term", token)
+		m.elected = true
+		m.sm.Restore(o)
+		m.sa.Restore(now, clients)
+		m.net = nil // the SA has what belongs to the subnet that was
+		m.sm.Permit(now, token)
+	})
+	defer m.cfg.Post(func() {
+		m.elected = false
+		m.sm.Revoke(m.cfg.Now())
+	})
+	select {
+	case <-begun:
+	case <-ctx.Done():
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-term.Lost():
+			m.cfg.Log.Warn("the term of the subnet manager is over")
+			return
+		case k := <-m.keep:
+			if !m.write(ctx, term, k) {
+				return
+			}
+		}
+	}
+}
+
+// write keeps k until it is in the store, or is not to be there any more.
+func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
+	for {
+		c, stop := context.WithTimeout(ctx, writeTimeout)
+		_, err := term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed), store.PutOp(KeyClients, k.clients)}})
+		stop()
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, store.ErrFenced), ctx.Err() != nil:
+			return false
+		}
+		m.cfg.Log.Warn("what was observed is not kept yet", "err", err)
+		select {
+		case <-term.Lost():
+			return false
+		case <-ctx.Done():
+			return false
+		case k = <-m.keep:
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// load reads a value of the store; one that is not there leaves v alone.
+func (m *Manager) load(ctx context.Context, key string, v any) error {
+	e, err := m.cfg.Store.Get(ctx, key)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(e.Value, v)
+}
+
+// follow hands every new intent to the management goroutine.
+func (m *Manager) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		changes, err := m.cfg.Store.Watch(ctx, "subnet")
+		if err != nil {
+			m.cfg.Log.Warn("the intent is not followed", "err", err)
+			pause(ctx, time.Second)
+			continue
+		}
+		for c := range changes {
+			for _, e := range c.Events {
+				if e.Key != KeyIntent {
+					continue
+				}
+				i := Intent{Version: IntentVersion}
+				if !e.Deleted {
+					if i, err = parseIntent(e.Value); err != nil {
+						m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "err", err)
+						continue
+					}
+				}
+				m.cfg.Post(func() { m.setIntent(i) })
+			}
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

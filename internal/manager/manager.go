@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package manager puts a subnet manager, its subnet administration and the
+// store together: who is elected in the store manages, what the subnet shall
+// be like comes from there, and what was observed goes there.
+//
+// What comes in: datagrams of the manager's port and the time, on the node's
+// management goroutine, and changes of the store, on goroutines of this
+// package; what goes out: datagrams, and writes that carry the proof of the
+// term of office. The management goroutine never waits for the store. The data
+// path does not know this package: it goes on without it.
+package manager
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/sm"
+	"weft/internal/sm/sa"
+	"weft/internal/sm/topo"
+	"weft/internal/store"
+)
+
+// Keys of the store.
+const (
+	KeyIntent       = "subnet/intent"   // Intent, written by whoever runs the fabric
+	KeyObservations = "subnet/observed" // sm.Observations, written by the master
+	KeyClients      = "subnet/clients"  // sa.State, written by the master
+	Election        = "subnet-manager"
+)
+
+// Intent is what the fabric shall be like, as the store keeps it.
+type Intent struct {
+	Version int `json:"version"` // IntentVersion
+	Subnet  sm.Intent
+	Groups  []sa.Group `json:",omitempty"` // that exist without members
+}
+
+// IntentVersion is the version of Intent that this package writes.
+const IntentVersion = 1
+
+// Config describes a manager.
+type Config struct {
+	Node     string // its name in the election
+	Address  string // where it is reached
+	PortGUID ib.GUID
+	Priority uint8
+	TIDs     uint32
+	Store    store.Store
+	Log      *slog.Logger
+	Now      func() mono.Time
+	// Post has f run on the management goroutine soon, without waiting.
+	Post func(f func())
+}
+
+// Manager is the manager of one node. What is not said to be safe elsewhere
+// belongs to the management goroutine.
+type Manager struct {
+	cfg Config
+	sm  *sm.Manager
+	sa  *sa.SA
+	net *topo.Subnet // as the SA knows it
+
+	intent  Intent
+	kept    uint64 // version of the observations that were handed to the keeper
+	dirty   bool   // the SA's state is to be handed over
+	keep    chan keeping
+	elected bool
+	cancel  context.CancelFunc
+	done    sync.WaitGroup
+}
+
+// keeping is what the keeper shall write next; the newest replaces others.
+type keeping struct {
+	observed, clients []byte
+}
+
+// New starts a manager. It takes part once the store has elected it.
+func New(c Config) (*Manager, error) {
+	m := &Manager{cfg: c, keep: make(chan keeping, 1)}
+	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true}, sm.Intent{}, sm.Observations{})
+	if err != nil {
+		return nil, err
+	}
+	m.sm = core
+	m.sa = sa.New(sa.Config{}, owner{m})
+	ctx, cancel := context.WithCancel(context.Background())
+	m.cancel = cancel
+	m.done.Go(func() { m.govern(ctx) })
+	m.done.Go(func() { m.follow(ctx) })
+	return m, nil
+}
+
+// Close ends the manager; another is elected at once. It must not be called on
+// the management goroutine.
+func (m *Manager) Close() {
+	m.cancel()
+	m.done.Wait()
+}
+
+// Handle takes a datagram that was delivered to the manager's port.
+func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
+	if mad.Class(d.Data[1]) == mad.ClassSA {
+		m.sa.Handle(now, d)
+		return
+	}
+	m.sm.Handle(now, d)
+	m.forward(now, d)
+}
+
+// forward reports a trap that the manager takes to those who subscribed.
+func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
+	var s mad.SMP
+	var n mad.Notice
+	if m.sm.State() != mad.SMMaster || s.Parse(d.Data[:]) != nil || s.Method != mad.MethodTrap || s.AttributeID != mad.AttrNotice ||
+		n.Parse(s.Data[:]) != nil || m.net == nil {
+		return
+	}
+	if r := m.net.PortByLID(d.SLID); !r.IsNone() {
+		m.sa.Notify(now, n, m.net.GID(r))
+	}
+}
+
+// Next produces the next datagram to send by the manager's port.
+func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
+	m.settle(now)
+	if m.sm.Next(now, d) {
+		return true
+	}
+	m.settle(now) // a sweep may have ended
+	return m.sa.Next(now, d)
+}
+
+// Deadline returns when Next has something to do if nothing arrives.
+func (m *Manager) Deadline() mono.Time { return mono.Min(m.sm.Deadline(), m.sa.Deadline()) }
+
+// settle lets the SA follow the manager, and the keeper both.
+func (m *Manager) settle(now mono.Time) {
+	master := m.sm.State() == mad.SMMaster && m.sm.Topo() != nil
+	m.sa.SetReady(master)
+	if t := m.sm.Topo(); master && t != m.net {
+		m.net = t
+		m.sa.SetSubnet(now, t)
+		m.ensureGroups(now)
+	}
+	if !m.elected {
+		return
+	}
+	o, version := m.sm.Observations()
+	if version == m.kept && !m.dirty {
+		return
+	}
+	m.kept, m.dirty = version, false
+	var k keeping
+	var err error
+	if k.observed, err = json.Marshal(o); err == nil {
+		k.clients, err = json.Marshal(m.sa.State(now))
+	}
+	if err != nil {
+		m.cfg.Log.Error("what was observed cannot be kept", "err", err)
+		return
+	}
+	select { // the newest replaces what still waits
+	case <-m.keep:
+	default:
+	}
+	m.keep <- k
+}
+
+// ensureGroups creates the groups that are there without members: those of
+// the intent, and the IPv4 broadcast group of each partition (RFC 4391).
+func (m *Manager) ensureGroups(now mono.Time) {
+	keys := []ib.PKey{ib.DefaultPKey}
+	for _, p := range m.intent.Subnet.Partitions {
+		keys = append(keys, p.PKey)
+	}
+	for _, k := range keys {
+		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: broadcastQKey, PKey: k | 0x8000, MTU: ib.MTU2048, Rate: ib.Rate10})
+	}
+	for _, g := range m.intent.Groups {
+		if !m.sa.Ensure(now, g) {
+			m.cfg.Log.Warn("there is no room for a group", "mgid", g.MGID)
+		}
+	}
+}
+
+// broadcastQKey is the Q_Key that subnet managers give broadcast groups.
+const broadcastQKey ib.QKey = 0x0b1b
+
+// BroadcastGroup returns the MGID of the IPv4 broadcast group of a partition
+// (RFC 4391, section 4).
+func BroadcastGroup(k ib.PKey) ib.GID {
+	k |= 0x8000
+	return ib.GID{0xff, 0x12, 0x40, 0x1b, byte(k >> 8), byte(k), 12: 0xff, 13: 0xff, 14: 0xff, 15: 0xff}
+}
+
+// owner is the manager as its SA sees it.
+type owner struct{ m *Manager }
+
+// GroupsChanged implements sa.Owner.
+func (o owner) GroupsChanged() {
+	var list []sm.Group
+	for _, g := range o.m.sa.Groups() {
+		c := sm.Group{MLID: g.MLID}
+		for _, x := range g.Members {
+			c.Members = append(c.Members, x.PortGUID)
+		}
+		list = append(list, c)
+	}
+	o.m.sm.SetGroups(o.m.cfg.Now(), list)
+}
+
+// Kept implements sa.Owner.
+func (o owner) Kept() { o.m.dirty = true }
+
+// Managers implements sa.Owner.
+func (o owner) Managers() (list []mad.SMInfoRecord) {
+	s := o.m.sm.Status()
+	list = append(list, mad.SMInfoRecord{LID: s.LID, SMInfo: mad.SMInfo{GUID: s.PortGUID, Priority: s.Priority, State: o.m.sm.State()}})
+	for _, x := range s.Others {
+		list = append(list, mad.SMInfoRecord{LID: x.LID, SMInfo: mad.SMInfo{GUID: x.GUID, Priority: x.Priority, State: mad.SMStandby}})
+	}
+	return list
+}
+
+// Status describes the manager, for people.
+type Status struct {
+	sm.Status
+	Elected bool         // by the store
+	Store   store.Status // filled in by who may wait for it
+	Groups  []*sa.Group
+	SA      sa.Counters
+}
+
+// Status returns what the manager does. The store's part is left out.
+func (m *Manager) Status() Status {
+	return Status{Status: m.sm.Status(), Elected: m.elected, Groups: m.sa.Groups(), SA: m.sa.Counters}
+}
+
+// Topo returns the subnet as the master last saw it, nil where this is no
+// master. It may be read on any goroutine.
+func (m *Manager) Topo() *topo.Subnet {
+	if m.sm.State() != mad.SMMaster {
+		return nil
+	}
+	return m.sm.Topo()
+}
+
+// Sweep asks for a heavy sweep.
+func (m *Manager) Sweep(now mono.Time) { m.sm.Sweep(now) }
+
+// Intent returns what the fabric shall be like, as this manager knows it.
+func (m *Manager) Intent() Intent { return m.intent }
+
+// setIntent takes a new intent on the management goroutine.
+func (m *Manager) setIntent(i Intent) {
+	now := m.cfg.Now()
+	if err := m.sm.SetIntent(now, i.Subnet); err != nil {
+		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "key", KeyIntent, "err", err)
+		return
+	}
+	for _, old := range m.intent.Groups {
+		stays := false
+		for _, g := range i.Groups {
+			stays = stays || g.MGID == old.MGID
+		}
+		if !stays {
+			m.sa.Release(now, old.MGID)
+		}
+	}
+	m.intent = i
+	if m.net != nil {
+		m.ensureGroups(now)
+	}
+}
+
+// EditIntent changes the intent in a store: edit gets it as it is, and may be
+// called several times. It may be called on any goroutine.
+func EditIntent(ctx context.Context, s store.Store, edit func(*Intent) error) error {
+	for {
+		i := Intent{Version: IntentVersion}
+		e, err := s.Get(ctx, KeyIntent)
+		there := err == nil
+		if there {
+			if i, err = parseIntent(e.Value); err != nil {
+				return err
+			}
+		} else if !isNotFound(err) {
+			return err
+		}
+		if err := edit(&i); err != nil {
+			return err
+		}
+		if err := i.Subnet.Validate(); err != nil {
+			return err
+		}
+		b, err := json.Marshal(i)
+		if err != nil {
+			return err
+		}
+		if there {
+			_, err = store.Update(ctx, s, e, b)
+		} else {
+			_, err = store.Create(ctx, s, KeyIntent, b)
+		}
+		if !isConflict(err) {
+			return err
+		}
+	}
+}
+
+func parseIntent(b []byte) (i Intent, err error) {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&i); err != nil {
+		return i, fmt.Errorf("read %s: %w", KeyIntent, err)
+	}
+	if i.Version != IntentVersion {
+		return i, fmt.Errorf("read %s: version %d, this program knows %d", KeyIntent, i.Version, IntentVersion)
+	}
+	return i, nil
+}
+
+// writeTimeout bounds one write of the keeper.
+const writeTimeout = 5 * time.Second
