@@ -67,6 +67,13 @@ func (m *Manager) elect(now mono.Time) {
 	m.others = s.others
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
 	if m.state == mad.SMMaster {
+		if slices.ContainsFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster && m.yields(&o) }) {
+			// Two subnets have become one, and the better master is to have it.
+			m.logSweep(now, s)
+			m.handOver(now, s)
+			m.sweep = nil
+			m.heavyAt, m.heavyWhy = now.Add(m.cfg.PollInterval), "there is another master"
+		}
 		return
 	}
 	var ahead *remote
@@ -112,12 +119,21 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 	m.askSM(mad.MethodSet, mad.SMHandover, best, (*Manager).ignored)
 }
 
-// askSM sends a Get or Set of SMInfo to another manager: by LID if both have
-// one, because that way is kept up when the subnet changes.
+// maxOrders bounds the requests to other managers at a time: who provokes them
+// cannot keep a sweep from being sent.
+const maxOrders = 4
+
+// askSM sends a Get or Set of SMInfo to another manager. Questions go by LID if
+// both have one, because that way is kept up when the subnet changes; orders
+// go the way that was just discovered.
 func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done func(*Manager, mono.Time, *request, *mad.SMP)) {
+	if m.orders >= maxOrders {
+		return
+	}
+	m.orders++
 	r := m.ask(method, mad.AttrSMInfo, mod, o.path, topo.None, done)
 	r.poll = true
-	if o.lid != 0 && m.ownLID() != 0 {
+	if o.lid != 0 && m.ownLID() != 0 && (method == mad.MethodGet || o.path == nil) {
 		r.lid = o.lid
 	}
 	i := m.smInfo()

@@ -53,6 +53,8 @@ type requests struct {
 	free  []*request
 	in    mad.SMP // being handled
 	out   mad.SMP // being sent
+	// orders are the requests to other managers among them.
+	orders int
 	// dead are routes beyond which nobody answers, in this sweep.
 	dead [][]uint8
 
@@ -186,6 +188,9 @@ func (m *Manager) expire(now mono.Time) {
 }
 
 func (m *Manager) finish(now mono.Time, r *request, s *mad.SMP) {
+	if r.poll {
+		m.orders--
+	}
 	r.done(m, now, r, s)
 	r.path, r.done = nil, nil
 	m.free = append(m.free, r)
@@ -207,7 +212,7 @@ func (q *requests) abandon() {
 		q.slots[i] = nil
 	}
 	clear(q.queue)
-	q.queue, q.head, q.flown, q.dead = q.queue[:0], 0, 0, nil
+	q.queue, q.head, q.flown, q.dead, q.orders = q.queue[:0], 0, 0, nil, 0
 }
 
 // deadline is when the oldest request is due.

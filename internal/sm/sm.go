@@ -381,7 +381,8 @@ func stateName(s mad.SMState) string {
 // one of its own, a question about SMInfo, or a trap.
 func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 	s := &m.in
-	if s.Parse(d.Data[:]) != nil || s.BaseVersion != mad.BaseVersion || !s.MgmtClass.IsSubn() {
+	if s.Parse(d.Data[:]) != nil || s.BaseVersion != mad.BaseVersion || !s.MgmtClass.IsSubn() ||
+		s.HopCount > mad.MaxHops {
 		m.Drops++
 		return
 	}

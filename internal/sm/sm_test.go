@@ -16,11 +16,15 @@ import (
 	"weft/internal/agent"
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mono"
 	"weft/internal/simfab/subnet"
 	"weft/internal/sm"
 )
 
-const hop = 2 * time.Microsecond
+const (
+	hop   = 2 * time.Microsecond
+	start = mono.Time(time.Second)
+)
 
 var rewrite = flag.Bool("rewrite", false, "write the transcripts anew")
 

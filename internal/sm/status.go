@@ -76,6 +76,12 @@ func (m *Manager) logSweep(now mono.Time, s *sweep) {
 		}
 	}
 	m.sweeps = keep(m.sweeps, r)
+	switch s.kind {
+	case heavy:
+		m.problems = s.problems
+	case groups:
+		m.problems = append(m.problems, s.problems...)
+	}
 }
 
 // OtherManager is another manager that the last sweep saw.

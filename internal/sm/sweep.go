@@ -64,6 +64,8 @@ type sweep struct {
 	failed  int            // requests given up, Sets refused
 	before  requestsCount
 	changes bool // light: something did
+
+	problems []Problem
 }
 
 type requestsCount struct{ sent, resent, unanswered uint64 }
@@ -109,7 +111,6 @@ func (m *Manager) startHeavy(now mono.Time, why string) {
 	s.t = &topo.Subnet{Prefix: m.intent.Prefix, Nodes: make([]topo.Node, 0, n+n/8)}
 	s.byGUID = make(map[ib.GUID]int32, n)
 	s.late = map[int32]bool{}
-	m.problems = nil
 	m.probe(nil, topo.None)
 }
 
@@ -171,8 +172,8 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 // problem notes what is wrong with the subnet.
 func (m *Manager) problem(where string, format string, args ...any) {
 	const most = 200
-	if len(m.problems) < most {
-		m.problems = append(m.problems, Problem{Where: where, What: fmt.Sprintf(format, args...)})
+	if m.sweep != nil && len(m.sweep.problems) < most {
+		m.sweep.problems = append(m.sweep.problems, Problem{Where: where, What: fmt.Sprintf(format, args...)})
 	}
 }
 
