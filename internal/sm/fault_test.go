@@ -133,6 +133,34 @@ func TestDuplicateGUID(t *testing.T) {
 	}
 }
 
+// TestDuplicatePortGUID gives ports of different nodes one GUID: they would get
+// the same LID.
+func TestDuplicatePortGUID(t *testing.T) {
+	for _, typ := range []mad.NodeType{mad.NodeCA, mad.NodeSwitch} {
+		s := newSmall(1)
+		c := s.c3.Agent.Config()
+		c.Type, c.NumPorts, c.NodeGUID = typ, 2, 0x77
+		thief := s.Add("thief", c)
+		s.Link(thief, 1, s.s2, 5)
+		m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
+		if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"sw2" port 5`, "two ports of one GUID") {
+			t.Errorf("%+v", m.Status())
+		}
+		if thief.Agent.LID() != 0 || s.c3.Agent.LID() == 0 {
+			t.Errorf("the thief has LID %d, host3 %d", thief.Agent.LID(), s.c3.Agent.LID())
+		}
+	}
+}
+
+// TestTooManyNodes bounds what a subnet can make a manager believe.
+func TestTooManyNodes(t *testing.T) {
+	s := newSmall(1)
+	m := s.Attach(s.c1, sm.Config{MaxNodes: 4}, sm.Intent{}, sm.Observations{})
+	if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, "", "one too many") || len(m.Topo().Nodes) != 4 {
+		t.Errorf("%+v", m.Status())
+	}
+}
+
 // TestOddCables plugs a cable from a switch to itself, and closes a circle of
 // switches.
 func TestOddCables(t *testing.T) {

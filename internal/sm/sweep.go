@@ -53,6 +53,8 @@ type sweep struct {
 	t       *topo.Subnet
 	tables  *route.Tables
 	byGUID  map[ib.GUID]int32
+	byPort  map[ib.GUID]topo.Ref
+	ports   int
 	times   []mono.Time // by node: when it answered last
 	links   int
 	others  []remote   // managers
@@ -93,6 +95,9 @@ func (s *sweep) heard(node int32) mono.Time {
 	return s.times[node]
 }
 
+// portsPerNode bounds, with Config.MaxNodes, the ports that are believed.
+const portsPerNode = 64
+
 func (m *Manager) begin(now mono.Time, k kind, why string) *sweep {
 	m.sweep = &sweep{kind: k, why: why, started: now, before: requestsCount{m.Sent, m.Resent, m.Unanswered}}
 	m.dead = m.dead[:0]
@@ -110,6 +115,7 @@ func (m *Manager) startHeavy(now mono.Time, why string) {
 	}
 	s.t = &topo.Subnet{Prefix: m.intent.Prefix, Nodes: make([]topo.Node, 0, n+n/8)}
 	s.byGUID = make(map[ib.GUID]int32, n)
+	s.byPort = make(map[ib.GUID]topo.Ref, n)
 	s.late = map[int32]bool{}
 	m.probe(nil, topo.None)
 }
@@ -265,14 +271,25 @@ func (m *Manager) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		s.failed++
 		m.problem(m.nameOf(from), "the node behind it has the GUID %v of %q: two nodes of one GUID", i.NodeGUID, s.t.Nodes[known].Description)
 		return
-	case !ok && len(s.t.Nodes) >= m.cfg.MaxNodes:
+	case !ok && (len(s.t.Nodes) >= m.cfg.MaxNodes || s.ports > portsPerNode*m.cfg.MaxNodes):
 		s.failed++
-		m.problem(m.nameOf(from), "the node behind it is one too many: there are %d", len(s.t.Nodes))
+		m.problem(m.nameOf(from), "the node behind it is one too many: there are %d with %d ports", len(s.t.Nodes), s.ports)
+		return
+	}
+	end := i.LocalPortNum
+	if isSwitch {
+		end = 0
+	}
+	// LIDs are given by port GUID.
+	if owner, taken := s.byPort[i.PortGUID]; taken && (!ok || owner != topo.Ref{Node: known, Port: end}) {
+		s.failed++
+		m.problem(m.nameOf(from), "the node behind it has the port GUID %v of %s: two ports of one GUID", i.PortGUID, m.nameOf(owner))
 		return
 	}
 	if !ok {
 		known = m.addNode(r, &i)
 	}
+	s.byPort[i.PortGUID] = topo.Ref{Node: known, Port: end}
 	n := &s.t.Nodes[known]
 	here := topo.Ref{Node: known, Port: i.LocalPortNum}
 	for len(n.Ports) <= int(here.Port) {
@@ -326,6 +343,7 @@ func (m *Manager) join(a, b topo.Ref) {
 func (m *Manager) addNode(r *request, i *mad.NodeInfo) int32 {
 	s := m.sweep
 	known := int32(len(s.t.Nodes))
+	s.ports += int(i.NumPorts)
 	s.byGUID[i.NodeGUID] = known
 	s.t.Nodes = append(s.t.Nodes, topo.Node{Info: *i, Path: slices.Clone(r.path)})
 	n := &s.t.Nodes[known]
