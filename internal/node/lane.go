@@ -44,9 +44,10 @@ type lane struct {
 	doors         []*door
 	kicks         map[int32]kick // by descriptor
 	epfd          int
-	bell          int       // eventfd: something is in the inbox
-	timer         int       // timerfd: the nearest deadline
-	recvAt        mono.Time // when the sockets were last found empty
+	bell          int         // eventfd: something is in the inbox
+	timer         int         // timerfd: the nearest deadline
+	recvAt        mono.Time   // when the sockets were last found empty
+	came          [2]arrivals // what the link brought last, and the switch
 
 	mu     sync.Mutex // guards inbox and closed
 	inbox  []func()
@@ -348,6 +349,14 @@ func (l *lane) yield(now mono.Time) bool {
 // look costs two system calls.
 const recvPause = 10 * time.Microsecond
 
+// arrivals are runs of which those from next on wait to be handled.
+type arrivals struct {
+	runs []pkt.Run
+	next int
+}
+
+func (a *arrivals) waits() bool { return a.next < len(a.runs) }
+
 func (l *lane) work(now mono.Time) bool {
 	l.stats.Loops++
 	busy := l.drain()
@@ -356,25 +365,30 @@ func (l *lane) work(now mono.Time) bool {
 			busy = true
 		}
 	}
-	if l.neighbours != nil && l.neighbours.congested() {
+	if l.came[0].waits() || l.came[1].waits() {
+		busy = true // a fault unwound the lane among them
+	} else if l.neighbours != nil && l.neighbours.congested() {
 		busy = true
 	} else if now.Sub(l.recvAt) >= recvPause {
 		runs, more := l.link.Recv()
-		for i := range runs {
-			l.hca.Receive(now, &runs[i])
-		}
-		idle := len(runs) == 0 && !more
+		l.came[0] = arrivals{runs: runs}
 		if l.fab != nil {
-			runs, more = l.fab.Recv(now)
-			for i := range runs {
-				l.hca.Receive(now, &runs[i])
-			}
-			idle = idle && len(runs) == 0 && !more
+			fabRuns, fabMore := l.fab.Recv(now)
+			l.came[1] = arrivals{runs: fabRuns}
+			more = more || fabMore
 		}
-		if idle {
-			l.recvAt = now
-		} else {
+		if more || l.came[0].waits() || l.came[1].waits() {
 			busy = true
+		} else {
+			l.recvAt = now
+		}
+	}
+	// A run that faults is not handled again; those behind it, of others who may
+	// not send them twice, are.
+	for i := range l.came {
+		for c := &l.came[i]; c.waits(); {
+			c.next++
+			l.hca.Receive(now, &c.runs[c.next-1])
 		}
 	}
 	if l.neighbours == nil {

@@ -16,8 +16,11 @@ import (
 	"weft/internal/abi"
 	"weft/internal/api"
 	"weft/internal/config"
+	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
+	"weft/internal/mono"
+	"weft/internal/pkt"
 	"weft/internal/rundir"
 	"weft/internal/vhost"
 	"weft/internal/vhost/vhosttest"
@@ -218,4 +221,52 @@ func TestAddressesChanged(t *testing.T) {
 		t.Errorf("no file tells of %v: %v, %v", fresh, len(gids), err)
 	}
 	mustWrite(t, a, b, 1, 1000) // what is connected stays so
+}
+
+// packets is a link that brings the same runs once.
+type packets struct {
+	wire
+	runs []pkt.Run
+}
+
+func (p *packets) Recv() ([]pkt.Run, bool) {
+	r := p.runs
+	p.runs = nil
+	return r, false
+}
+
+func (p *packets) Flush(mono.Time)     {}
+func (p *packets) Blocked() bool       { return false }
+func (p *packets) Deadline() mono.Time { return 0 }
+
+// TestFaultCostsOneRun: where the memory behind one run faults, the datagrams
+// that came with it still reach those they are for.
+func TestFaultCostsOneRun(t *testing.T) {
+	path := &ib.Path{SGID: ib.GID{15: 1}, DGID: ib.GID{15: 2}}
+	runs := make([]pkt.Run, 5)
+	for i := range runs {
+		runs[i] = pkt.Run{Count: 1, Path: path}
+		runs[i].DestQPN = 77 << 14
+	}
+	runs[1].Path = nil // faults where it is looked at
+	link := &packets{runs: runs}
+	a := hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)
+	l := &lane{hca: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link, recvAt: 1}
+	turn := func(now mono.Time) (faulted bool) {
+		defer func() { faulted = recover() != nil }()
+		l.work(now)
+		return
+	}
+	if !turn(1e9) {
+		t.Fatal("no fault")
+	}
+	if turn(1e9 + 1) { // at once: it must not wait for the next look at the sockets
+		t.Error("the run that faulted was handled again")
+	}
+	if got := l.hca.Stats.DropNoQP; got != uint64(len(runs)-1) {
+		t.Errorf("%d of %d other runs were handled", got, len(runs)-1)
+	}
+	if turn(2e9); l.hca.Stats.RcvdRuns != uint64(len(runs)) {
+		t.Errorf("%d runs handled in all, want %d", l.hca.Stats.RcvdRuns, len(runs))
+	}
 }
