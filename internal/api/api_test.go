@@ -36,6 +36,7 @@ type fake struct {
 	faults    []Fault
 	err       error
 	shutdowns int
+	uses      int
 }
 
 var _ Backend = (*fake)(nil)
@@ -63,6 +64,7 @@ func (f *fake) DelFault(_ context.Context, id int) error {
 	f.faults = nil
 	return f.err
 }
+func (f *fake) Use(context.Context) error      { f.uses++; return f.err }
 func (f *fake) Shutdown(context.Context) error { f.shutdowns++; return f.err }
 
 // serve runs a server for b until the test ends and returns its socket.
@@ -124,6 +126,9 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if err := c.DelFault(ctx, 1); err != nil || len(b.faults) != 0 {
 		t.Errorf("DelFault: %v", err)
+	}
+	if err := c.Use(ctx); err != nil || b.uses != 1 {
+		t.Errorf("Use: %v, %d calls", err, b.uses)
 	}
 	if err := c.Shutdown(ctx); err != nil || b.shutdowns != 1 {
 		t.Errorf("Shutdown: %v, %d calls", err, b.shutdowns)

@@ -107,6 +107,12 @@ func (c *Client) DelFault(ctx context.Context, id int) error {
 	return c.do(ctx, "cannot delete the fault", "DELETE", "/faults/"+strconv.Itoa(id), nil, nil)
 }
 
+// Use tells the node that a program is about to connect, so that it does not
+// end for lack of programs meanwhile. CodeNotReady: it ends already.
+func (c *Client) Use(ctx context.Context) error {
+	return c.do(ctx, "cannot use the node", "POST", "/use", nil, nil)
+}
+
 // Shutdown asks the node to end; it returns before the node has.
 func (c *Client) Shutdown(ctx context.Context) error {
 	return c.do(ctx, "cannot stop the node", "POST", "/shutdown", nil, nil)

@@ -28,6 +28,9 @@ type Backend interface {
 	Resources(ctx context.Context) (Resources, error)
 	Counters(ctx context.Context) ([]Counter, error)
 	Faults
+	// Use tells that a program is about to connect: a node that ends by itself
+	// waits its whole time from now on. Once it ends, CodeNotReady is the answer.
+	Use(ctx context.Context) error
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -101,6 +104,9 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 			return nil, &Error{Code: CodeInvalid, Why: fmt.Sprintf("%q is not a fault's number", r.PathValue("id"))}
 		}
 		return struct{}{}, b.DelFault(r.Context(), id)
+	}})
+	mux.Handle("POST /"+Version+"/use", handler{"cannot use the node", ReadAccess, func(r *http.Request) (any, error) {
+		return struct{}{}, b.Use(r.Context())
 	}})
 	mux.Handle("POST /"+Version+"/shutdown", handler{"cannot stop the node", FullAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Shutdown(r.Context())

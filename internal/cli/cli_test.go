@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -188,6 +189,7 @@ func (b *fakeBackend) DelFault(_ context.Context, id int) error {
 	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
 }
 
+func (b *fakeBackend) Use(context.Context) error      { return nil }
 func (b *fakeBackend) Shutdown(context.Context) error { b.stop(); return nil }
 
 func TestChildEnv(t *testing.T) {
@@ -253,5 +255,49 @@ func TestIgnoresPreload(t *testing.T) {
 	}
 	if why := ignoresPreload("/bin/sh"); why != "" {
 		t.Errorf("/bin/sh: %q", why)
+	}
+}
+
+// ender is a node that has decided to end when it is told of a program.
+type ender struct {
+	fakeBackend
+	uses chan int
+}
+
+func (e *ender) Use(context.Context) error {
+	n := <-e.uses
+	e.uses <- n + 1
+	if n < 2 {
+		return &api.Error{Code: api.CodeNotReady, Why: "the node is ending"}
+	}
+	return nil
+}
+
+// TestClaim: weft run tells the node that a program comes, and does not take one
+// that ends for one to use.
+func TestClaim(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &ender{uses: make(chan int, 1)}
+	e.uses <- 0
+	s := api.NewServer(e, api.PeerAccess(os.Geteuid(), nil), slog.New(slog.DiscardHandler))
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	defer func() { s.Close(); <-done }()
+	c := api.NewClient(path, nil)
+	defer c.Close()
+	if err := claim(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-e.uses; n != 3 {
+		t.Errorf("asked %d times, want 3", n)
+	}
+	none := api.NewClient(path+"none", nil)
+	defer none.Close()
+	if err := claim(t.Context(), none); err != nil {
+		t.Errorf("no node: %v", err)
 	}
 }

@@ -172,6 +172,9 @@ func ignoresPreload(path string) string {
 func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) error {
 	c := dial(dir)
 	defer c.Close()
+	if err := claim(ctx, c); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
 	s, err := c.Status(ctx)
 	var e *api.Error
 	switch {
@@ -208,6 +211,25 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready", Fix: "weft status --dir " + dir}
 	}
 	return nil
+}
+
+// claim tells the node, if there is one, that a program comes, and waits for the
+// end of one that ends for lack of programs. Other errors show again in what
+// is asked next.
+func claim(ctx context.Context, c *api.Client) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		var e *api.Error
+		if err := c.Use(ctx); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }
 
 // needDevice checks that the node in dir has the device the caller named.

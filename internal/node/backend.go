@@ -25,6 +25,19 @@ import (
 
 var _ api.Backend = (*Node)(nil)
 
+// Use implements api.Backend.
+func (n *Node) Use(context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ending {
+		return errEnding
+	}
+	n.idle = time.Now()
+	return nil
+}
+
+var errEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node", Why: "it ends, because nobody used it", Fix: "start another: weft up"}
+
 // Shutdown implements api.Backend.
 func (n *Node) Shutdown(context.Context) error {
 	n.stop(errEnd)

@@ -75,7 +75,8 @@ type Node struct {
 	oldEnds  map[string]uint64 // ends of sessions at doors that are gone
 	serving  bool              // doors are open
 	sessions map[*vhost.Session]*door
-	idle     time.Time // when the last session ended
+	idle     time.Time // when the last session ended, or somebody told that one would come
+	ending   bool      // nobody came
 	ready    bool
 	serial   uint32
 	faults   []api.Fault // their counters are with the links
@@ -260,7 +261,8 @@ func (n *Node) watchIdle(ctx context.Context) {
 		case <-t.C:
 		}
 		n.mu.Lock()
-		idle := len(n.sessions) == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.ending = len(n.sessions) == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		idle := n.ending
 		n.mu.Unlock()
 		if idle {
 			n.log.Info("nobody uses the node: it ends", "idle", n.cfg.IdleExit)
@@ -306,6 +308,9 @@ func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
 	d := &door{n: n, f: f, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.ending {
+		return nil, errEnding
+	}
 	n.serial++
 	d.serial, d.lane = n.serial, n.quietest()
 	n.sessions[s] = d

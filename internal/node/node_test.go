@@ -5,6 +5,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -19,6 +20,7 @@ import (
 	"weft/internal/api"
 	"weft/internal/config"
 	"weft/internal/ib"
+	"weft/internal/vhost"
 	"weft/internal/vhost/vhosttest"
 )
 
@@ -511,5 +513,45 @@ func TestStateUnderTraffic(t *testing.T) {
 	close(stop)
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUsePutsOffTheEnd: who is about to connect has the node's whole patience
+// from then on.
+func TestUsePutsOffTheEnd(t *testing.T) {
+	r := run(t, func(cfg *config.Config) { cfg.IdleExit = 500 * time.Millisecond })
+	var last time.Time
+	for start := time.Now(); time.Since(start) < 2*r.cfg.IdleExit; {
+		last = time.Now()
+		if err := r.cli.Use(context.Background()); err != nil {
+			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+		select {
+		case err := <-r.done:
+			t.Fatalf("the node ended although somebody was to come: %v", err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	select {
+	case err := <-r.done:
+		r.done <- err
+	case <-time.After(limit):
+		t.Fatal("the node stays although nobody came")
+	}
+	if d := time.Since(last); d < r.cfg.IdleExit {
+		t.Errorf("the node ended %v after somebody was to come", d)
+	}
+}
+
+// TestEndingRefuses: once the node has decided to end, nobody is let in to be
+// thrown out at once.
+func TestEndingRefuses(t *testing.T) {
+	n := &Node{ending: true, sessions: map[*vhost.Session]*door{}}
+	var e *api.Error
+	if err := n.Use(context.Background()); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+		t.Errorf("use: %v", err)
+	}
+	if _, err := n.admit(nil, &vhost.Session{}); !errors.As(err, &e) {
+		t.Errorf("admit: %v", err)
 	}
 }
