@@ -84,7 +84,11 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	}
 	for _, d := range n.snapshot() {
 		row := api.Session{Owner: n.owner(d), Lane: d.lane.hca.ID, Memory: d.memory()}
-		if err := d.lane.do(func() { row.Objects = d.dev.Session().Objects() }); err != nil {
+		objects := 0
+		switch err := d.lane.look(func() { objects = d.dev.Session().Objects() }); {
+		case err == nil:
+			row.Objects = objects
+		case !errors.Is(err, errLaneStuck): // which is told below
 			return s, err
 		}
 		s.Sessions = append(s.Sessions, row)
@@ -149,12 +153,19 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, *e),
 				Fix: "give the node CAP_SYS_NICE or a limit (ulimit -r 1), or leave --real-time out"})
 		}
-		err = errors.Join(err, l.do(func() {
+		var links []api.Degraded
+		switch e := l.look(func() {
 			for _, d := range n.links[i].roce.Degraded() {
-				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+				links = append(links, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 			}
-		}))
+		}); {
+		case e == nil:
+			list = append(list, links...)
+		case !errors.Is(e, errLaneStuck):
+			err = errors.Join(err, e)
+		}
 	}
+	list = append(list, n.stuck()...)
 	if e := vhost.SharedCalls(); e != nil {
 		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
 			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
@@ -242,7 +253,7 @@ func nativeTables(port *api.Port, p *hca.Port) {
 func (n *Node) Resources(context.Context) (r api.Resources, err error) {
 	for _, d := range n.snapshot() {
 		var i hca.Info
-		if err := d.lane.do(func() { i = d.dev.Session().Inspect() }); err != nil {
+		if err := d.lane.look(func() { i = d.dev.Session().Inspect() }); err != nil {
 			return r, err
 		}
 		n.resources(&r, n.owner(d), d, &i)
@@ -317,7 +328,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
 	for i, l := range n.lanes {
-		err = l.do(func() {
+		err = l.look(func() {
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.hca.Stats)
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
 			c := n.links[i].roce.Counters()
@@ -328,7 +339,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 	}
 	for _, d := range n.snapshot() {
-		err := d.lane.do(func() {
+		err := d.lane.look(func() {
 			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.dev.Stats)
 			for _, q := range d.dev.Session().Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)

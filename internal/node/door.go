@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -38,6 +39,7 @@ type door struct {
 	bell   *virtio.Doorbell
 	rings  map[int]*vhostRing // the lane's
 	gather virtio.Scratch     // of all rings, the lane's too
+	waits  atomic.Bool        // a copy waits for its memory
 }
 
 // vhostRing is a ring as the session set it up.

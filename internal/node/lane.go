@@ -53,6 +53,8 @@ type lane struct {
 	inbox  []func()
 	closed bool
 	posted atomic.Bool // inbox is not empty
+	probe  atomic.Bool // the watchdog waits for the lane to run a function
+	stuck  atomic.Bool // and has for long: the lane waits in a copy
 	asleep atomic.Bool
 	// ownerOf finds the session, of any lane, whose memory holds an address.
 	ownerOf func(addr uintptr) *door
@@ -143,6 +145,32 @@ func (l *lane) do(f func()) error {
 		return nil
 	case <-l.done:
 		return errLaneStopped
+	}
+}
+
+// look is do for people's questions: it gives up while the lane is stuck, and f
+// may then run later. What f changes must not be read after an error.
+func (l *lane) look(f func()) error {
+	ran := make(chan struct{})
+	if !l.post(func() {
+		defer close(ran)
+		f()
+	}) {
+		return errLaneStopped
+	}
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ran:
+			return nil
+		case <-l.done:
+			return errLaneStopped
+		case <-tick.C:
+			if l.stuck.Load() {
+				return errLaneStuck
+			}
+		}
 	}
 }
 

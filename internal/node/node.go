@@ -216,6 +216,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 			n.log.Warn("addresses are not followed any more", "err", err)
 		}
 	})
+	wg.Go(func() { n.watchLanes(ctx) })
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })
 	}
@@ -317,11 +318,17 @@ func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
 	return d, nil
 }
 
-// quietest returns the lane with the fewest sessions; the caller holds mu.
+// quietest returns the lane with the fewest sessions, one that stands still
+// only where all do; the caller holds mu.
 func (n *Node) quietest() *lane {
 	count := make([]int, len(n.lanes))
 	for _, d := range n.sessions {
 		count[d.lane.hca.ID]++
+	}
+	for i, l := range n.lanes {
+		if l.stuck.Load() {
+			count[i] += len(n.sessions) + 1
+		}
 	}
 	best := 0
 	for i := range count {

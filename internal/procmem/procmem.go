@@ -76,6 +76,7 @@ type Space struct {
 
 	closed atomic.Bool
 	users  atomic.Int32 // calls that use fd, and one for Close to give back
+	ended  atomic.Uint64
 }
 
 var _ mem.Space = (*Space)(nil)
@@ -127,7 +128,17 @@ func (s *Space) enter() bool {
 	}
 }
 
+// Calls returns how many calls into the process have ended, and whether some
+// are under way. One that stays under way waits for whoever serves the page it
+// has come to. Any goroutine may ask.
+func (s *Space) Calls() (ended uint64, busy bool) {
+	// In this order a call that ends in between is not taken for one that stays.
+	busy = s.users.Load() > 1
+	return s.ended.Load(), busy
+}
+
 func (s *Space) leave() {
+	s.ended.Add(1)
 	if s.users.Add(-1) == 0 {
 		s.mem.Close()
 	}

@@ -99,11 +99,12 @@ const (
 	Refused                      // the device refused, and no reply asked for
 	Truncated                    // connection ended within a message
 	NoDevice                     // the device could not be made
+	StuckMemory                  // a copy from or to the process did not end
 	numReasons
 )
 
 var reasonNames = [numReasons]string{"gone", "shutdown", "bad_header", "bad_size", "bad_descriptors", "bad_kind",
-	"bad_request", "bad_version", "bad_memory", "bad_ring", "bad_state", "broken_ring", "refused", "truncated", "no_device"}
+	"bad_request", "bad_version", "bad_memory", "bad_ring", "bad_state", "broken_ring", "refused", "truncated", "no_device", "stuck_memory"}
 
 // Name is the name of the counter.
 func (r Reason) Name() string {

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"weft/internal/abi"
+	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/vhost/vhosttest"
+)
+
+// TestStuckMemory: a copy that waits for a client's page holds its lane up,
+// which nobody can end. People learn whose it is, and it happens once.
+func TestStuckMemory(t *testing.T) {
+	r := run(t, nil)
+	a, b := r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
+	pair(t, ib.RC, a, b)
+	at, deliver := vhosttest.Undelivered(t, 1<<16)
+	m, err := a.RegMR(a.pd, at, 1<<16, ib.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := abi.Send{WRID: 1, Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
+	s.SetRDMA(b.at, b.mr.RKey)
+	if err := a.qp.PostSend(s, []ib.SGE{{Addr: at, Len: 6000, LKey: m.LKey}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]string{}
+	eventually(t, "the status tells of it", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		st, err := r.cli.Status(ctx)
+		if err != nil {
+			t.Fatalf("the node does not answer: %v", err)
+		}
+		for _, d := range st.Degraded {
+			told[d.What] = d.Why + d.Fix
+		}
+		return told["stuck_memory"] != "" && told["stuck_lane"] != ""
+	})
+	if !strings.Contains(told["stuck_memory"], "kill -9") {
+		t.Errorf("no fix: %v", told)
+	}
+	if _, err := a.Recv(abi.ReqGetStatus); !vhosttest.Closed(err) {
+		t.Errorf("the session goes on: %v", err)
+	}
+	deliver()
+	eventually(t, "the session ends", func() bool { return r.counter(api.ScopeNode, "session_end_stuck_memory") == 1 })
+	eventually(t, "all is well again", func() bool {
+		for _, d := range r.status().Degraded {
+			if strings.HasPrefix(d.What, "stuck_") {
+				return false
+			}
+		}
+		return true
+	})
+	c := r.client(t, vhosttest.Options{})
+	if err := b.qp.To(ib.Reset); err != nil {
+		t.Fatal(err)
+	}
+	pair(t, ib.RC, b, c)
+	mustWrite(t, b, c, 3, 700)
+}

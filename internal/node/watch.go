@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/vhost"
+)
+
+// A copy from or to the memory of a process waits for whoever serves the page:
+// a file system in user space or a handler of page faults may take for ever, and
+// the lane with it (docs/notes/process-memory.md). The watchdog notices, ends
+// the session, and lets people ask the node all the same.
+const (
+	watchPeriod = 250 * time.Millisecond
+	stuckAfter  = 3 * time.Second
+)
+
+var (
+	errLaneStuck   = errors.New("the lane waits for the memory of a program")
+	errMemoryStuck = fmt.Errorf("a copy from or to its memory has not ended after %v", stuckAfter)
+)
+
+// sample is what a process's memory looked like, and since when.
+type sample struct {
+	ended uint64
+	since time.Time
+}
+
+// watchLanes runs until ctx ends.
+func (n *Node) watchLanes(ctx context.Context) {
+	t := time.NewTicker(watchPeriod)
+	defer t.Stop()
+	probed := make([]time.Time, len(n.lanes))
+	copies := make(map[*door]sample)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		now := time.Now()
+		for i, l := range n.lanes {
+			probed[i] = l.check(now, probed[i])
+		}
+		n.checkCopies(now, copies)
+	}
+}
+
+// check asks the lane for a sign of life, but does not wake it, and notes
+// whether the last one is overdue. It returns when the open question was asked.
+func (l *lane) check(now, asked time.Time) time.Time {
+	if l.probe.Load() {
+		if now.Sub(asked) >= stuckAfter {
+			l.stuck.Store(true)
+		}
+		return asked
+	}
+	l.stuck.Store(false)
+	if !l.asleep.Load() {
+		l.probe.Store(true)
+		l.post(func() { l.probe.Store(false) })
+	}
+	return now
+}
+
+// checkCopies ends the sessions whose memory a copy waits for.
+func (n *Node) checkCopies(now time.Time, copies map[*door]sample) {
+	n.mu.Lock()
+	doors := n.doors()
+	n.mu.Unlock()
+	seen := make(map[*door]bool, len(doors))
+	for _, d := range doors {
+		p := d.process()
+		if p == nil {
+			continue
+		}
+		seen[d] = true
+		ended, busy := p.Calls()
+		s, known := copies[d]
+		switch {
+		case !known || !busy || ended != s.ended:
+			copies[d] = sample{ended, now}
+			d.waits.Store(false)
+		case now.Sub(s.since) >= stuckAfter && !d.waits.Swap(true):
+			d.s.Fail(vhost.StuckMemory, errMemoryStuck)
+		}
+	}
+	for d := range copies {
+		if !seen[d] {
+			delete(copies, d)
+		}
+	}
+}
+
+// stuck lists what waits, for people.
+func (n *Node) stuck() (list []api.Degraded) {
+	for _, d := range n.snapshot() {
+		if d.waits.Load() {
+			list = append(list, api.Degraded{What: "stuck_memory", Why: fmt.Sprintf("%s (pid %d): %v", d.comm, d.pid, errMemoryStuck),
+				Fix: fmt.Sprintf("kill -9 %d, and end what serves its memory: a file system in user space, or a handler of page faults", d.pid)})
+		}
+	}
+	for i, l := range n.lanes {
+		if l.stuck.Load() {
+			list = append(list, api.Degraded{What: "stuck_lane", Why: fmt.Sprintf("lane %d and its sessions stand still: %v, or for a processor", i, errLaneStuck),
+				Fix: "see stuck_memory; else give the node a processor"})
+		}
+	}
+	return list
+}
