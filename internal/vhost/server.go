@@ -59,6 +59,7 @@ func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("set permissions of the door: %w", err)
 	}
+	aio() // now: the descriptor it takes is the process's, not a session's
 	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}, ledger: &ledger{limits: c.Limits}}
 	if c.Share != nil {
 		s.ledger = c.Share.ledger
