@@ -282,6 +282,7 @@ static void table_of_operations(struct weft_ctx *ctx)
 	v->create_qp_ex = weft_create_qp_ex;
 	v->create_srq_ex = weft_create_srq_ex;
 	v->get_srq_num = weft_get_srq_num;
+	v->modify_qp_rate_limit = weft_modify_qp_rate_limit;
 	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v->context.ops._compat_query_device = ibv_query_device;
 	v->context.ops._compat_query_port = ibv_query_port;

@@ -288,6 +288,18 @@ WEFT_PUBLIC int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask
 	return weft_ret(err);
 }
 
+int weft_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *a)
+{
+	struct weft_qp_attr_ex in = { .qpn = qp->handle, .attr_mask = IBV_QP_RATE_LIMIT };
+
+	/* Bursts are as long as the node finds good. */
+	if (a->comp_mask)
+		return weft_ret(EINVAL);
+	in.rate_limit = a->rate_limit;
+	return weft_ret(weft_command(weft_ctx(qp->context), WEFT_CMD_MODIFY_QP_EX, &in, sizeof(in),
+				     NULL, 0));
+}
+
 WEFT_PUBLIC int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
 			     struct ibv_qp_init_attr *init)
 {

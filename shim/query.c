@@ -77,6 +77,9 @@ int weft_query_device_ex(struct ibv_context *c, const struct ibv_query_device_ex
 	a.hca_core_clock = 1000000; /* kHz */
 	a.device_cap_flags_ex = a.orig_attr.device_cap_flags;
 	a.phys_port_cnt_ex = 1;
+	a.packet_pacing_caps.qp_rate_limit_min = 1;
+	a.packet_pacing_caps.qp_rate_limit_max = UINT32_MAX;
+	a.packet_pacing_caps.supported_qpts = 1u << IBV_QPT_RC | 1u << IBV_QPT_UC | 1u << IBV_QPT_UD;
 	memset(attr, 0, len);
 	memcpy(attr, &a, len < sizeof(a) ? len : sizeof(a));
 	return 0;

@@ -503,6 +503,7 @@ int weft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr
 void weft_qp_ex_ops(struct weft_qp *q, uint64_t send_ops);
 struct ibv_srq *weft_create_srq_ex(struct ibv_context *c, struct ibv_srq_init_attr_ex *attr);
 int weft_get_srq_num(struct ibv_srq *srq, uint32_t *num);
+int weft_modify_qp_rate_limit(struct ibv_qp *qp, struct ibv_qp_rate_limit_attr *a);
 int weft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 
 /* Returns err, positive or zero, with errno set to it, as verbs do. */

@@ -37,6 +37,27 @@ type fake struct {
 	err       error
 	shutdowns int
 	uses      int
+	funcs     []Function
+}
+
+func (f *fake) Functions(context.Context) ([]Function, error) { return f.funcs, f.err }
+func (f *fake) AddFunction(_ context.Context, n NewFunction) (Function, error) {
+	v := Function{Name: n.Name, Weight: n.Weight, Enabled: n.Enabled == nil || *n.Enabled, QoS: []int{n.QoS[0]}, Quotas: n.Quotas}
+	f.funcs = append(f.funcs, v)
+	return v, f.err
+}
+func (f *fake) SetFunction(_ context.Context, name string, c FunctionChange) (Function, error) {
+	for i := range f.funcs {
+		if f.funcs[i].Name == name {
+			f.funcs[i].Weight = c.Weight
+			return f.funcs[i], f.err
+		}
+	}
+	return Function{}, &Error{Code: CodeNotFound, Why: "there is no device " + name}
+}
+func (f *fake) DelFunction(_ context.Context, name string) error {
+	f.funcs = nil
+	return f.err
 }
 
 var _ Backend = (*fake)(nil)
@@ -130,8 +151,47 @@ func TestRoundTrip(t *testing.T) {
 	if err := c.Use(ctx); err != nil || b.uses != 1 {
 		t.Errorf("Use: %v, %d calls", err, b.uses)
 	}
+	off := false
+	fn, err := c.AddFunction(ctx, NewFunction{Name: "vf", FunctionChange: FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{0: 9}, Quotas: Quotas{QPs: 5}}})
+	wantFn := Function{Name: "vf", Weight: 7, QoS: []int{9}, Quotas: Quotas{QPs: 5}}
+	if diff := cmp.Diff(wantFn, fn); err != nil || diff != "" {
+		t.Errorf("AddFunction: %v\n%s", err, diff)
+	}
+	wantFn.Weight = 8
+	if fn, err = c.SetFunction(ctx, "vf", FunctionChange{Weight: 8}); err != nil || cmp.Diff(wantFn, fn) != "" {
+		t.Errorf("SetFunction: %v, %+v", err, fn)
+	}
+	if list, err := c.Functions(ctx); err != nil || cmp.Diff([]Function{wantFn}, list) != "" {
+		t.Errorf("Functions: %v, %+v", err, list)
+	}
+	if err := c.DelFunction(ctx, "vf"); err != nil || len(b.funcs) != 0 {
+		t.Errorf("DelFunction: %v", err)
+	}
 	if err := c.Shutdown(ctx); err != nil || b.shutdowns != 1 {
 		t.Errorf("Shutdown: %v, %d calls", err, b.shutdowns)
+	}
+}
+
+// TestFunctionRequests checks what is refused before the node sees it.
+func TestFunctionRequests(t *testing.T) {
+	for _, bad := range []NewFunction{{}, {Name: "A"}, {Name: "a/b"}, {Name: "a" + strings.Repeat("b", 32)},
+		{Name: "a", FunctionChange: FunctionChange{Weight: -1}}, {Name: "a", FunctionChange: FunctionChange{Weight: 1001}},
+		{Name: "a", FunctionChange: FunctionChange{QoS: map[int]int{16: 1}}}, {Name: "a", FunctionChange: FunctionChange{QoS: map[int]int{1: 0}}},
+		{Name: "a", FunctionChange: FunctionChange{Quotas: Quotas{MemoryBytes: -1}}}} {
+		if bad.Validate() == nil {
+			t.Errorf("accepted %+v", bad)
+		}
+	}
+	good := NewFunction{Name: "vf_1", FunctionChange: FunctionChange{Weight: 1000, QoS: map[int]int{0: 1, 15: 1000}, Quotas: Quotas{QPs: 3}}}
+	if err := good.Validate(); err != nil {
+		t.Error(err)
+	}
+	path := serve(t, &fake{}, FullAccess, nil)
+	for _, x := range []struct{ method, url, body string }{{"POST", "/v1/functions", `{"name":"Bad"}`}, {"PATCH", "/v1/functions/a", `{"weight":-1}`},
+		{"PATCH", "/v1/functions/a", `{"wait":1}`}} {
+		if status, e := raw(t, path, x.method, x.url, x.body); status != 400 || e.Code != CodeInvalid {
+			t.Errorf("%s %s: %d %+v", x.method, x.body, status, e)
+		}
 	}
 }
 
@@ -270,7 +330,7 @@ func TestJSONNames(t *testing.T) {
 			walk(field.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Device{}, Resources{}, Counter{}, Fault{}, Error{}} {
+	for _, v := range []any{Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
 	for _, v := range []any{Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {

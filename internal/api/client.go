@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -111,6 +112,29 @@ func (c *Client) DelFault(ctx context.Context, id int) error {
 // end for lack of programs meanwhile. CodeNotReady: it ends already.
 func (c *Client) Use(ctx context.Context) error {
 	return c.do(ctx, "cannot use the node", "POST", "/use", nil, nil)
+}
+
+// Functions returns the devices as functions of the adapter.
+func (c *Client) Functions(ctx context.Context) (f []Function, err error) {
+	err = c.do(ctx, "cannot list devices", "GET", "/functions", nil, &f)
+	return f, err
+}
+
+// AddFunction adds a virtual function.
+func (c *Client) AddFunction(ctx context.Context, n NewFunction) (f Function, err error) {
+	err = c.do(ctx, "cannot add the device", "POST", "/functions", n, &f)
+	return f, err
+}
+
+// SetFunction changes a function.
+func (c *Client) SetFunction(ctx context.Context, name string, ch FunctionChange) (f Function, err error) {
+	err = c.do(ctx, "cannot change the device", "PATCH", "/functions/"+url.PathEscape(name), ch, &f)
+	return f, err
+}
+
+// DelFunction deletes a virtual function; its sessions end.
+func (c *Client) DelFunction(ctx context.Context, name string) error {
+	return c.do(ctx, "cannot delete the device", "DELETE", "/functions/"+url.PathEscape(name), nil, nil)
 }
 
 // Shutdown asks the node to end; it returns before the node has.

@@ -31,6 +31,7 @@ type Backend interface {
 	// Use tells that a program is about to connect: a node that ends by itself
 	// waits its whole time from now on. Once it ends, CodeNotReady is the answer.
 	Use(ctx context.Context) error
+	Functions
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -40,6 +41,15 @@ type Faults interface {
 	Faults(ctx context.Context) ([]Fault, error)
 	AddFault(ctx context.Context, spec FaultSpec) (Fault, error)
 	DelFault(ctx context.Context, id int) error
+}
+
+// Functions is the part of a Backend that adds, deletes and changes devices.
+// What it is given was checked.
+type Functions interface {
+	Functions(ctx context.Context) ([]Function, error)
+	AddFunction(ctx context.Context, f NewFunction) (Function, error)
+	SetFunction(ctx context.Context, name string, c FunctionChange) (Function, error)
+	DelFunction(ctx context.Context, name string) error
 }
 
 // Access is what a peer may do.
@@ -107,6 +117,27 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	}})
 	mux.Handle("POST /"+Version+"/use", handler{"cannot use the node", ReadAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Use(r.Context())
+	}})
+	get("/functions", "cannot list devices", func(ctx context.Context) (any, error) {
+		f, err := b.Functions(ctx)
+		return list(f), err
+	})
+	mux.Handle("POST /"+Version+"/functions", handler{"cannot add the device", FullAccess, func(r *http.Request) (any, error) {
+		var f NewFunction
+		if err := decodeValid(r.Body, &f, f.Validate); err != nil {
+			return nil, err
+		}
+		return b.AddFunction(r.Context(), f)
+	}})
+	mux.Handle("PATCH /"+Version+"/functions/{name}", handler{"cannot change the device", FullAccess, func(r *http.Request) (any, error) {
+		var c FunctionChange
+		if err := decodeValid(r.Body, &c, c.Validate); err != nil {
+			return nil, err
+		}
+		return b.SetFunction(r.Context(), r.PathValue("name"), c)
+	}})
+	mux.Handle("DELETE /"+Version+"/functions/{name}", handler{"cannot delete the device", FullAccess, func(r *http.Request) (any, error) {
+		return struct{}{}, b.DelFunction(r.Context(), r.PathValue("name"))
 	}})
 	mux.Handle("POST /"+Version+"/shutdown", handler{"cannot stop the node", FullAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Shutdown(r.Context())
@@ -189,6 +220,18 @@ func (h handler) serve(r *http.Request) (any, error) {
 		return nil, &e
 	}
 	return h.call(r)
+}
+
+// decodeValid is decodeStrict of something that must be valid.
+func decodeValid(r io.Reader, v any, validate func() error) error {
+	err := decodeStrict(r, v)
+	if err == nil {
+		err = validate()
+	}
+	if err != nil {
+		return &Error{Code: CodeInvalid, Why: err.Error()}
+	}
+	return nil
 }
 
 // decodeStrict reads exactly one JSON value without unknown fields.

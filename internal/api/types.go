@@ -216,6 +216,50 @@ type Counter struct {
 	Value    uint64 `json:"value"`
 }
 
+// Quotas bound what a device's clients may have: sessions for all, the rest for
+// each session. In a change 0 leaves a quota as it is.
+type Quotas struct {
+	Sessions    int   `json:"sessions"`
+	PDs         int   `json:"pd"`
+	MRs         int   `json:"mr"`
+	CQs         int   `json:"cq"`
+	QPs         int   `json:"qp"`
+	SRQs        int   `json:"srq"`
+	AHs         int   `json:"ah"`
+	MemoryBytes int64 `json:"memory_bytes"` // of the node, for queues and page lists
+}
+
+// Function is a device as a function of the node's adapter: what it may have
+// and its share of what the adapter sends.
+type Function struct {
+	Name      string `json:"name"`
+	Number    int    `json:"number"`
+	Virtual   bool   `json:"virtual"` // can be deleted
+	Enabled   bool   `json:"enabled"`
+	LinkLayer string `json:"link_layer"`
+	PortState string `json:"port_state"`
+	LID       uint16 `json:"lid"`
+	NodeGUID  string `json:"node_guid"`
+	Sessions  int    `json:"sessions"`
+	Weight    int    `json:"weight"`
+	QoS       []int  `json:"qos"` // weight of each level, by service level
+	Quotas    Quotas `json:"quotas"`
+}
+
+// FunctionChange is what to change of a function; what is not there stays.
+type FunctionChange struct {
+	Enabled *bool       `json:"enabled"`
+	Weight  int         `json:"weight"` // 0: as it is
+	QoS     map[int]int `json:"qos"`    // weights by level
+	Quotas  Quotas      `json:"quotas"`
+}
+
+// NewFunction is a device to add: a virtual function with an InfiniBand port.
+type NewFunction struct {
+	Name string `json:"name"`
+	FunctionChange
+}
+
 // FaultSpec is what a fault does to outgoing packets of a link. Percentages
 // are 0 … 100 of packets, independent of each other.
 type FaultSpec struct {

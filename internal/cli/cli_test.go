@@ -98,6 +98,7 @@ type fakeBackend struct {
 	mu     sync.Mutex
 	faults []api.Fault
 	next   int
+	funcs  []api.Function
 }
 
 var _ api.Backend = (*fakeBackend)(nil)
@@ -189,7 +190,69 @@ func (b *fakeBackend) DelFault(_ context.Context, id int) error {
 	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
 }
 
-func (b *fakeBackend) Use(context.Context) error      { return nil }
+func (b *fakeBackend) Use(context.Context) error { return nil }
+func (b *fakeBackend) Functions(context.Context) ([]api.Function, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return append([]api.Function{b.function(b.c.Device, 0)}, b.funcs...), nil
+}
+
+func (b *fakeBackend) function(name string, n int) api.Function {
+	f := api.Function{Name: name, Number: n, Virtual: n > 1, Enabled: true, LinkLayer: "Ethernet", PortState: "ACTIVE", NodeGUID: "0252:54ff:fe00:0001",
+		Weight: 100, QoS: make([]int, api.Levels), Quotas: api.Quotas{Sessions: 1024, QPs: 16384, MRs: 65536, MemoryBytes: 1 << 30}}
+	for i := range f.QoS {
+		f.QoS[i] = 100
+	}
+	return f
+}
+
+func (b *fakeBackend) AddFunction(ctx context.Context, r api.NewFunction) (api.Function, error) {
+	b.mu.Lock()
+	b.next++
+	f := b.function(r.Name, 1+b.next)
+	f.LinkLayer, f.PortState = "InfiniBand", "INIT"
+	b.funcs = append(b.funcs, f)
+	b.mu.Unlock()
+	return b.SetFunction(ctx, r.Name, r.FunctionChange)
+}
+
+func (b *fakeBackend) SetFunction(_ context.Context, name string, c api.FunctionChange) (api.Function, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.funcs {
+		f := &b.funcs[i]
+		if f.Name != name {
+			continue
+		}
+		if c.Weight != 0 {
+			f.Weight = c.Weight
+		}
+		for level, w := range c.QoS {
+			f.QoS[level] = w
+		}
+		if c.Enabled != nil {
+			f.Enabled = *c.Enabled
+		}
+		if c.Quotas.QPs != 0 {
+			f.Quotas.QPs = c.Quotas.QPs
+		}
+		return *f, nil
+	}
+	return api.Function{}, &api.Error{Code: api.CodeNotFound, Why: "there is no device " + name, Fix: "weft dev"}
+}
+
+func (b *fakeBackend) DelFunction(_ context.Context, name string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, f := range b.funcs {
+		if f.Name == name {
+			b.funcs = append(b.funcs[:i:i], b.funcs[i+1:]...)
+			return nil
+		}
+	}
+	return &api.Error{Code: api.CodeNotFound, Why: "there is no device " + name, Fix: "weft dev"}
+}
+
 func (b *fakeBackend) Shutdown(context.Context) error { b.stop(); return nil }
 
 func TestChildEnv(t *testing.T) {

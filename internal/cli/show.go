@@ -126,7 +126,7 @@ func sessionList(sessions []api.Session) string {
 	return fmt.Sprintf("%d (%s)", len(sessions), strings.Join(parts, ", "))
 }
 
-func (a *app) devices() *cobra.Command {
+func (a *app) devShow() *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "dev",
 		Short: "show devices, ports and GIDs",

@@ -54,6 +54,7 @@ type Adapter struct {
 	Name     string
 	NodeGUID ib.GUID
 	limits   atomic.Pointer[Limits]
+	shares   atomic.Pointer[Shares]
 	num      uint16
 	all      *Functions
 	port     atomic.Pointer[Port]
@@ -66,6 +67,7 @@ type Adapter struct {
 func NewAdapter(p *Port, l Limits) *Adapter {
 	a := &Adapter{}
 	a.limits.Store(&l)
+	a.shares.Store(&EqualShares)
 	a.port.Store(p)
 	a.sessions.Store(new([maxSessions]*Session))
 	return a
@@ -101,14 +103,17 @@ var ErrNoSession = errors.New("no session number free")
 // Attach and Detach must not overlap: the node serialises them. Numbers are
 // used in turn, so that one is not reused soon.
 func (a *Adapter) Attach(s *Session) error {
-	old, limit := a.sessions.Load(), a.Limits().Sessions
+	if a.Sessions() >= a.Limits().Sessions {
+		return ErrNoSession
+	}
+	old := a.sessions.Load()
 	for i := range maxSessions {
 		n := (a.next + i) % maxSessions
 		if n == 0 && s.num == 0 {
 			// Number 0 is for a function with addresses of its own.
 			continue
 		}
-		if old[n] == nil && i < limit {
+		if old[n] == nil {
 			t := *old
 			s.num = uint16(n)
 			t[n] = s
@@ -118,6 +123,16 @@ func (a *Adapter) Attach(s *Session) error {
 		}
 	}
 	return ErrNoSession
+}
+
+// Sessions returns how many sessions are attached.
+func (a *Adapter) Sessions() (n int) {
+	for _, s := range a.sessions.Load() {
+		if s != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // Detach ends the number of s: packets for it find nobody.

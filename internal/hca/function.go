@@ -56,10 +56,8 @@ func (f *Functions) Add(a *Adapter) error {
 // Remove takes a out: packets for it find nobody. It is ErrInUse while a
 // session is attached.
 func (f *Functions) Remove(a *Adapter) error {
-	for _, s := range a.sessions.Load() {
-		if s != nil {
-			return ErrInUse
-		}
+	if a.Sessions() > 0 {
+		return ErrInUse
 	}
 	t := append([]*Adapter(nil), *f.table.Load()...)
 	t[a.num] = nil

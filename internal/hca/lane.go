@@ -51,6 +51,7 @@ type Lane struct {
 	others   Others
 
 	ready, running []*QP // to be given a turn
+	sched          scheduler
 	handled        []*QP // got a run since the last commit
 	dirtyQPs       []*QP
 	dirtyCQs       []*CQ
@@ -170,44 +171,47 @@ func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
 	}
 }
 
-// The links that a queue pair may wait for.
+// What a queue pair may have to wait for before it produces a run: the two
+// links, or room on the way to the lane of its peer.
 const (
-	toLink = iota
-	toFabric
+	forLink = iota
+	forFabric
+	forLane
+	forNothing
 )
 
 // blocked reports whether a link takes nothing now.
-func (l *Lane) blocked(to int) bool {
-	if to == toFabric {
+func (l *Lane) blocked(link int) bool {
+	if link == forFabric {
 		return l.fabric != nil && l.fabric.Blocked()
 	}
 	return l.link.Blocked()
 }
 
-// held reports whether the queue pair must wait before it produces a run: for
-// the link, or for room on the way to the lane of its peer.
-func (l *Lane) held(q *QP) bool {
+// waits returns what the queue pair must wait for.
+func (l *Lane) waits(q *QP) int {
 	p := q.t.PathOf()
 	if p == nil || !p.Local {
-		to := toLink
+		link := forLink
 		if q.s.port.native() {
-			to = toFabric
+			link = forFabric
 		}
-		if l.blocked(to) {
-			l.stuck[to]++
-			return true
+		if l.blocked(link) {
+			return link
 		}
-		return false
+		return forNothing
 	}
 	if l.others == nil {
-		return false
+		return forNothing
 	}
 	a := l.all.At(p.Function)
 	if a == nil {
-		return false
+		return forNothing
 	}
-	s := a.Session(q.t.DestQPN())
-	return s != nil && s.lane != l && !l.others.Room(s.lane)
+	if s := a.Session(q.t.DestQPN()); s != nil && s.lane != l && !l.others.Room(s.lane) {
+		return forLane
+	}
+	return forNothing
 }
 
 // refresh lets the sessions follow what has become of functions and ports.
@@ -217,6 +221,7 @@ func (l *Lane) refresh() {
 		return
 	}
 	l.seen = g
+	l.sched.forget(l.all)
 	for _, s := range l.sessions {
 		s.follow()
 	}
@@ -269,46 +274,72 @@ func (l *Lane) Run(now mono.Time) bool {
 		q.schedule()
 	}
 	l.settle(now)
-	l.moved, l.stuck = 0, [2]int{}
-	for i := 0; len(l.ready) > 0 && i < maxRounds && l.moved < lookBytes; i++ {
+	l.moved, l.stuck, l.sched.held = 0, [2]int{}, [forNothing]int{}
+	for i := 0; len(l.ready)+l.sched.queued > 0 && i < maxRounds*l.sched.rounds() && l.moved < lookBytes; i++ {
 		l.Stats.Rounds++
 		l.stuck = [2]int{}
 		l.ready, l.running = l.running[:0], l.ready
-		for i, q := range l.running {
-			if l.moved >= lookBytes {
-				// Whoever had no turn has the first ones next time.
-				l.ready = slices.Insert(l.ready, 0, l.running[i:]...)
-				break
-			}
-			q.active = false
-			if q.handled {
-				q.schedule() // it must commit before it posts
-			} else if !q.dead {
-				l.turn(now, q)
-			}
+		if l.sched.busy > 1 {
+			l.shareRound(now)
+		} else {
+			l.round(now)
 		}
 		l.settle(now)
 	}
+	l.gather()
 	l.link.Flush(now)
 	if l.fabric != nil {
 		l.fabric.Flush(now)
 	}
 	l.publish(now)
 	able := len(l.ready)
-	for to, n := range l.stuck {
-		if n > 0 && l.blocked(to) {
+	for link, n := range l.stuck {
+		if n += l.sched.held[link]; n > 0 && l.blocked(link) {
 			able -= n
 		}
 	}
 	return able > 0
 }
 
-// turn lets one queue pair produce runs.
-func (l *Lane) turn(now mono.Time, q *QP) {
+// round gives every queue pair of running its turn.
+func (l *Lane) round(now mono.Time) {
+	if l.sched.queued > 0 {
+		// What was divided before is one class's now.
+		l.ready, l.running = l.running, l.ready
+		l.gather()
+		l.ready, l.running = l.running[:0], l.ready
+	}
+	for i, q := range l.running {
+		if l.moved >= lookBytes {
+			// Whoever had no turn has the first ones next time.
+			l.ready = slices.Insert(l.ready, 0, l.running[i:]...)
+			break
+		}
+		l.sched.dismiss(q)
+		if q.handled {
+			q.schedule() // it must commit before it posts
+		} else if !q.dead {
+			l.turn(now, q, turnBytes)
+		}
+	}
+}
+
+// turn lets one queue pair produce runs of about so many bytes.
+func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 	more := q.fetch(now)
 	r := &l.run
-	for i, end := 0, l.moved+turnBytes; i < turnRuns && l.moved < end; i++ {
-		if l.held(q) {
+	if q.pace.waiting {
+		q.release(now)
+	}
+	for i, end := 0, l.moved+bytes; i < turnRuns && l.moved < end; i++ {
+		if what := l.waits(q); what != forNothing {
+			if l.sched.sharing && i == 0 {
+				l.sched.setAside(q, what)
+				return
+			}
+			if what != forLane {
+				l.stuck[what]++
+			}
 			q.schedule()
 			return
 		}
@@ -322,7 +353,12 @@ func (l *Lane) turn(now mono.Time, q *QP) {
 		}
 		l.owe(q)
 		l.moved += r.Data.Len
-		l.carried += uint64(r.Data.Len)
+		if r.Path.SL&(Levels-1) != q.class.level {
+			q.classify(r.Path)
+		}
+		if q.pace.limit != 0 || r.Path.StaticRate != 0 {
+			q.spend(now, r)
+		}
 		l.transmit(now, q, r)
 	}
 	q.schedule()
@@ -450,6 +486,9 @@ func (l *Lane) Deadline() mono.Time {
 // every acknowledgement.
 func (l *Lane) arm(q *QP) {
 	d := q.t.Deadline()
+	if q.pace.waiting {
+		d = mono.Min(d, q.pace.nextAt)
+	}
 	if d == 0 || q.dead || q.heapIdx >= 0 && q.timer <= d {
 		return
 	}
@@ -493,6 +532,7 @@ func (l *Lane) forget(s *Session) {
 	}
 	l.ready, l.handled, l.dirtyQPs = keepQ(l.ready), keepQ(l.handled), keepQ(l.dirtyQPs)
 	l.dirtyCQs, l.waitingCQs, l.failedCQs = keepC(l.dirtyCQs), keepC(l.waitingCQs), keepC(l.failedCQs)
+	l.recount()
 }
 
 // Recover puts the lane in order after a memory fault unwound it in the
@@ -501,6 +541,13 @@ func (l *Lane) forget(s *Session) {
 // report a fault instead of raising it.
 func (l *Lane) Recover() {
 	l.ready, l.running, l.handled, l.dirtyQPs, l.dirtyCQs = l.ready[:0], l.running[:0], l.handled[:0], l.dirtyQPs[:0], l.dirtyCQs[:0]
+	for _, u := range l.sched.users {
+		for _, c := range u.classes {
+			c.queue, c.head = c.queue[:0], 0
+		}
+	}
+	l.sched.queued, l.sched.aside = 0, l.sched.aside[:0]
+	l.recount()
 	for _, s := range l.sessions {
 		for _, q := range s.qps.m {
 			q.active, q.dirty = false, false

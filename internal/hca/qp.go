@@ -66,6 +66,9 @@ type QP struct {
 
 	lastLocal, lastRemote *mr
 
+	class *class // of the send scheduler
+	pace  pace
+
 	active, handled, dirty, dead bool
 	more                         bool // the send ring may hold requests not fetched yet
 	timer                        mono.Time
@@ -120,6 +123,7 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	port := s.a.Port()
 	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
 		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow}, q)
+	q.classify(nil)
 	s.slots[slot] = q
 	p.refs++
 	scq.use(q)
@@ -218,6 +222,18 @@ func (q *QP) SetSendRing(r SendRing) {
 // SetRecvRing starts (nil: stops) fetching receive requests.
 func (q *QP) SetRecvRing(r RecvRing) { q.recv = r }
 
+// ModifyRate changes the rate limit, in kbit/s, of a queue pair in RTS; 0 ends
+// it.
+func (q *QP) ModifyRate(kbps uint32) error {
+	if q.t.State() != ib.RTS {
+		return syscall.EINVAL
+	}
+	q.pace.limit = kbps
+	q.setPace(q.t.PathOf())
+	q.schedule()
+	return nil
+}
+
 // Modify changes attributes (verbs rules); av is used with AttrAV.
 func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMask) error {
 	if mask&ib.AttrAV != 0 {
@@ -243,8 +259,12 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 	}
 	if mask&ib.AttrAV != 0 {
 		q.ahv = *av
+		q.classify(a.Path)
+		q.setPace(a.Path)
 	}
 	if q.t.State() == ib.Reset {
+		q.pace = pace{}
+		q.classify(nil)
 		q.discardRing()
 	}
 	q.more = q.send != nil
@@ -437,7 +457,7 @@ func (q *QP) touch() {
 
 func (q *QP) schedule() {
 	if !q.active && !q.dead && q.t != nil {
-		q.active = true
+		q.s.lane.sched.enlist(q)
 		q.s.lane.ready = append(q.s.lane.ready, q)
 	}
 }

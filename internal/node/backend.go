@@ -180,7 +180,7 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 		p := f.a.Port()
 		switch {
 		case f.off():
-			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enable"})
+			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
 		case p.State != ib.PortActive:
 			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
 				Fix: "run a subnet manager on a node of this subnet"})

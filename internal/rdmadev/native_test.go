@@ -108,3 +108,32 @@ func TestNativeDatagram(t *testing.T) {
 		t.Errorf("% x", b.mem[:140])
 	}
 }
+
+// TestRateLimitCommand sets a limit on the way to RTS and in RTS, and nowhere
+// else.
+func TestRateLimitCommand(t *testing.T) {
+	f := newNativeFabric(t)
+	e := f.newDriver(true, 4<<20).end(ib.UD, 4096)
+	limit := func(a abi.QPAttrEx) []byte {
+		a.QPN, a.AttrMask = e.num, a.AttrMask|ib.AttrRateLimit
+		return a.Append(nil)
+	}
+	e.d.refused(abi.CmdModifyQPEx, limit(abi.QPAttrEx{RateLimit: 5}), 0, syscall.EINVAL)
+	e.d.refused(abi.CmdModifyQPEx, limit(abi.QPAttrEx{RateLimit: 5, AttrMask: ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrQKey, QPState: ib.Init, Port: 1}), 0, syscall.EINVAL)
+	e.connect(nil)
+	e.d.must(abi.CmdModifyQPEx, limit(abi.QPAttrEx{RateLimit: 500}), 0)
+	query := func() uint32 {
+		return parse(e.d, e.d.must(abi.CmdQueryQPEx, abi.QueryQPEx{QPN: e.num}.Append(nil), abi.QPAttrExSize), abi.ParseQPAttrEx).RateLimit
+	}
+	if got := query(); got != 500 {
+		t.Errorf("%d", got)
+	}
+	e.d.must(abi.CmdModifyQPEx, limit(abi.QPAttrEx{RateLimit: 700, AttrMask: ib.AttrState | ib.AttrQKey, QPState: ib.RTS, QKey: qkey}), 0)
+	if got := query(); got != 700 {
+		t.Errorf("%d", got)
+	}
+	e.to(ib.Reset)
+	if got := query(); got != 0 {
+		t.Errorf("%d after RESET", got)
+	}
+}

@@ -162,7 +162,21 @@ func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
 		RetryCnt: v.RetryCnt, RNRRetry: v.RNRRetry}
 	av := ahAttr(&v.AHAttr, v.IsGlobal != 0)
 	av.SL, av.SrcPathBits, av.DLID, av.StaticRate = v.SL, v.SrcPathBits, v.DLID, ib.Rate(v.StaticRate)
-	return q.Modify(d.now(), &a, av, v.AttrMask)
+	if v.AttrMask&ib.AttrRateLimit == 0 {
+		return q.Modify(d.now(), &a, av, v.AttrMask)
+	}
+	// A limit is set in RTS, or on the way there.
+	to := q.Transport().State()
+	if v.AttrMask&ib.AttrState != 0 {
+		to = a.State
+	}
+	if to != ib.RTS {
+		return syscall.EINVAL
+	}
+	if err := q.Modify(d.now(), &a, av, v.AttrMask&^ib.AttrRateLimit); err != nil {
+		return err
+	}
+	return q.ModifyRate(v.RateLimit)
 }
 
 func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
@@ -175,7 +189,7 @@ func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
 	c := q.Config()
 	put(res, abi.QPAttrEx{QPN: q.Slot(), QPState: a.State, CurQPState: a.State, PathMTU: a.PathMTU, PathMigState: a.PathMigState,
 		QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, Access: a.Access, PKeyIndex: a.PKeyIndex,
-		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
+		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic, RateLimit: q.RateLimit(),
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
 		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),
 		AHAttr: abiAH(q.AH()), SL: q.AH().SL, SrcPathBits: q.AH().SrcPathBits, DLID: q.AH().DLID, StaticRate: uint8(q.AH().StaticRate), QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))

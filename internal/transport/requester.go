@@ -33,6 +33,7 @@ type requester struct {
 	placeFailed                bool   // a response's data did not reach its buffer
 	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
+	paused                     bool // Pause
 	retries, rnrs              uint8
 	probes                     uint8 // since the last progress
 	ackAt, rnrAt               mono.Time
@@ -102,12 +103,16 @@ func (q *QP) Pending() bool {
 	}
 	switch q.attr.State {
 	case ib.RTS, ib.SQD:
-		return s.tx != s.tail && !s.stalled
+		return s.tx != s.tail && !s.stalled && !s.paused
 	case ib.SQE, ib.Err:
 		return !s.owed && (s.head != s.tail || q.rsp.recvPosted)
 	}
 	return false
 }
+
+// Pause keeps Next from producing requests, until it is told otherwise or the
+// queue pair is reset; answers go on.
+func (q *QP) Pause(on bool) { q.req.paused = on }
 
 // Deadline returns when Next wants to be called at the latest; the zero Time
 // is never. Work that is ready now is told by Pending alone.
@@ -141,7 +146,7 @@ func (q *QP) next(now mono.Time, r *pkt.Run) bool {
 	}
 	switch q.attr.State {
 	case ib.RTS, ib.SQD:
-		if s.tx != s.tail && !s.stalled && q.nextRequest(now, r) {
+		if s.tx != s.tail && !s.stalled && !s.paused && q.nextRequest(now, r) {
 			q.sent(r)
 			return true
 		}

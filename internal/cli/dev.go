@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/api"
+)
+
+// devices is "weft dev" with its subcommands.
+func (a *app) devices() *cobra.Command {
+	cmd := a.devShow()
+	cmd.AddCommand(a.devList(), a.devAdd(), a.devSet(), a.devDel())
+	return cmd
+}
+
+func (a *app) devList() *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "list",
+		Short: "list devices with their quotas and shares",
+		Args:  cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			list, err := c.Functions(ctx)
+			if err != nil {
+				return err
+			}
+			return print(list, func() { printFunctions(a.env.Out, list) })
+		})
+	})
+}
+
+func printFunctions(w io.Writer, list []api.Function) {
+	t := table{heads: []string{"DEVICE", ">NUMBER", "KIND", "LINK", "STATE", ">LID", ">SESSIONS", ">OF", ">WEIGHT", "QOS", ">QP", ">MR", ">MEMORY"}}
+	for _, f := range list {
+		kind, state := "physical", f.PortState
+		if f.Virtual {
+			kind = "virtual"
+		}
+		if !f.Enabled {
+			state = "disabled"
+		}
+		t.row(f.Name, f.Number, kind, f.LinkLayer, state, f.LID, f.Sessions, f.Quotas.Sessions, f.Weight, qosText(f.QoS), f.Quotas.QPs, f.Quotas.MRs,
+			f.Quotas.MemoryBytes)
+	}
+	t.write(w)
+}
+
+// qosText prints the weights of levels, the common one once.
+func qosText(qos []int) string {
+	count := map[int]int{}
+	most := 0
+	for _, w := range qos {
+		if count[w]++; count[w] > count[most] {
+			most = w
+		}
+	}
+	parts := []string{strconv.Itoa(most)}
+	for level, w := range qos {
+		if w != most {
+			parts = append(parts, fmt.Sprintf("%d:%d", level, w))
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// changeFlags are the flags that state a change of a device.
+type changeFlags struct {
+	enabled bool
+	c       api.FunctionChange
+	qos     map[string]int
+}
+
+func (f *changeFlags) add(cmd *cobra.Command) {
+	l := cmd.Flags()
+	l.BoolVar(&f.enabled, "enabled", true, "let its port come up; false takes it down, queue pairs stay")
+	l.IntVar(&f.c.Weight, "weight", 0, fmt.Sprintf("its share of what the node sends, 1 to %d", api.MaxWeight))
+	l.StringToIntVar(&f.qos, "qos", nil, "shares of its QoS levels (service levels), such as 0=10,1=30")
+	q := &f.c.Quotas
+	l.IntVar(&q.Sessions, "sessions", 0, "most sessions")
+	l.IntVar(&q.PDs, "pd", 0, "most protection domains of a session")
+	l.IntVar(&q.MRs, "mr", 0, "most memory regions of a session")
+	l.IntVar(&q.CQs, "cq", 0, "most completion queues of a session")
+	l.IntVar(&q.QPs, "qp", 0, "most queue pairs of a session")
+	l.IntVar(&q.SRQs, "srq", 0, "most shared receive queues of a session")
+	l.IntVar(&q.AHs, "ah", 0, "most address handles of a session")
+	l.Int64Var(&q.MemoryBytes, "memory", 0, "most bytes of the node that the queues of a session take")
+}
+
+// change returns what the flags ask for.
+func (f *changeFlags) change(cmd *cobra.Command) (api.FunctionChange, error) {
+	if cmd.Flags().Changed("enabled") {
+		f.c.Enabled = &f.enabled
+	}
+	for level, w := range f.qos {
+		n, err := strconv.Atoi(level)
+		if err != nil {
+			return f.c, fmt.Errorf("%q is not a QoS level", level)
+		}
+		if f.c.QoS == nil {
+			f.c.QoS = map[int]int{}
+		}
+		f.c.QoS[n] = w
+	}
+	if cmd.Flags().Changed("weight") && f.c.Weight == 0 {
+		return f.c, fmt.Errorf("the weight must be 1 to %d, not 0", api.MaxWeight)
+	}
+	return f.c, nil
+}
+
+func (a *app) devAdd() *cobra.Command {
+	var flags changeFlags
+	cmd := a.show(&cobra.Command{
+		Use:   "add NAME",
+		Short: "add a virtual function: a device with an InfiniBand port",
+		Args:  cobra.ExactArgs(1),
+	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
+		change, err := flags.change(cmd)
+		n := api.NewFunction{Name: args[0], FunctionChange: change}
+		if err == nil {
+			err = n.Validate()
+		}
+		if err != nil {
+			return usage("weft dev add --help", "cannot add the device: %v", err)
+		}
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			f, err := c.AddFunction(ctx, n)
+			if err != nil {
+				return err
+			}
+			return print(f, func() { fmt.Fprintf(a.env.Out, "device %s: function %d, node GUID %s\n", f.Name, f.Number, f.NodeGUID) })
+		})
+	})
+	flags.add(cmd)
+	return cmd
+}
+
+func (a *app) devSet() *cobra.Command {
+	var flags changeFlags
+	cmd := a.show(&cobra.Command{
+		Use:   "set NAME",
+		Short: "change quotas and shares of a device, enable or disable it",
+		Long: `Change quotas and shares of a device, enable or disable it, while it is in use.
+
+  weft dev set weft_ib0 --weight 300 --qos 0=10,1=40
+  weft dev set weft0 --enabled=false`,
+		Args: cobra.ExactArgs(1),
+	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
+		change, err := flags.change(cmd)
+		if err == nil {
+			err = change.Validate()
+		}
+		if err != nil {
+			return usage("weft dev set --help", "cannot change the device: %v", err)
+		}
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			f, err := c.SetFunction(ctx, args[0], change)
+			if err != nil {
+				return err
+			}
+			return print(f, func() { printFunctions(a.env.Out, []api.Function{f}) })
+		})
+	})
+	flags.add(cmd)
+	return cmd
+}
+
+func (a *app) devDel() *cobra.Command {
+	return &cobra.Command{
+		Use:   "del NAME…",
+		Short: "delete virtual functions; their sessions end",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+				for _, name := range args {
+					if err := c.DelFunction(ctx, name); err != nil {
+						return err
+					}
+				}
+				fmt.Fprintf(a.env.Out, "deleted %s\n", plural(len(args), "device"))
+				return nil
+			})
+		},
+	}
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"weft/internal/abi"
+	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/vhost/vhosttest"
+)
+
+// TestFunctionsByCommand adds, changes and deletes devices as a person does.
+func TestFunctionsByCommand(t *testing.T) {
+	r := run(t, nil)
+	ctx := context.Background()
+	refused := func(err error, code api.Code) {
+		t.Helper()
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != code {
+			t.Errorf("%v, want %v", err, code)
+		}
+	}
+	add := func(name string, c api.FunctionChange) (api.Function, error) {
+		return r.cli.AddFunction(ctx, api.NewFunction{Name: name, FunctionChange: c})
+	}
+	if f, err := add("weft_ib0", api.FunctionChange{}); err != nil || f.Number != 1 || f.Virtual || f.PortState != "INIT" || !f.Enabled || f.Weight != 100 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	off := false
+	f, err := add("vf", api.FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{3: 5}, Quotas: api.Quotas{QPs: 4, Sessions: 2}})
+	if err != nil || f.Number != 2 || !f.Virtual || f.Enabled || f.PortState != "DOWN" || f.Weight != 7 || f.QoS[3] != 5 || f.QoS[2] != 100 || f.Quotas.QPs != 4 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	_, err = add("vf", api.FunctionChange{})
+	refused(err, api.CodeInvalid)
+	_, err = add("many", api.FunctionChange{Quotas: api.Quotas{QPs: 1 << 20}})
+	refused(err, api.CodeInvalid)
+	_, err = add("few", api.FunctionChange{Quotas: api.Quotas{CQs: 1}})
+	refused(err, api.CodeInvalid)
+	_, err = r.cli.SetFunction(ctx, "nobody", api.FunctionChange{})
+	refused(err, api.CodeNotFound)
+	_, err = r.cli.SetFunction(ctx, "vf", api.FunctionChange{Quotas: api.Quotas{MRs: 1 << 30}})
+	refused(err, api.CodeInvalid)
+	refused(r.cli.DelFunction(ctx, "nobody"), api.CodeNotFound)
+	refused(r.cli.DelFunction(ctx, "weft_ib0"), api.CodeInvalid)
+
+	// The quota of queue pairs counts the two that every session keeps.
+	c := vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	pd, err := c.CreatePD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := c.CreateCQ(t, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if _, err := c.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq}); (err != nil) != (i == 2) {
+			t.Errorf("queue pair %d: %v", i, err)
+		}
+	}
+	vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	if _, err := vhosttest.Connect(t, r.doorOf("vf"), vhosttest.Options{}); err == nil {
+		t.Error("a third session where there may be two")
+	}
+	on := true
+	if f, err = r.cli.SetFunction(ctx, "vf", api.FunctionChange{Enabled: &on, Quotas: api.Quotas{Sessions: 3}}); err != nil || !f.Enabled || f.PortState != "INIT" ||
+		f.Weight != 7 || f.Sessions != 2 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.GetU64(abi.ReqGetFeatures); err == nil {
+		t.Error("a session survived its function")
+	}
+	if list, err := r.cli.Functions(ctx); err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+}
