@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"weft/internal/agent"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/sm"
+	"weft/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// limit is how long a test waits for what must come.
+const limit = 30 * time.Second
+
+// node is a switch with a manager behind port 0 and an adapter at port 1. Its
+// goroutine is whoever calls pump.
+type node struct {
+	t      *testing.T
+	m      *Manager
+	sw, ca *agent.Agent
+	start  time.Time
+
+	mu    sync.Mutex
+	posts []func()
+}
+
+func (n *node) now() mono.Time { return mono.Time(time.Since(n.start)) + 1 }
+
+func (n *node) post(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.posts = append(n.posts, f)
+}
+
+const base = ib.GUID(0x0200000000010000)
+
+// begin starts the manager of one switch; several nodes stand for managers
+// that manage the same subnet after each other.
+func begin(t *testing.T, name string, s store.Store) *node {
+	t.Helper()
+	n := &node{t: t, start: time.Now()}
+	n.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: 4, NodeGUID: base, Caps: agent.DefaultCaps, EnhancedPort0: true}, nil, nil)
+	n.ca = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, NodeGUID: base + 2, PortGUID: base + 3, Caps: agent.DefaultCaps}, nil, nil)
+	up := agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
+	n.sw.LinkUp(n.now(), 1, up)
+	n.ca.LinkUp(n.now(), 1, up)
+	n.sw.SetCapability(n.now(), mad.CapIsSM, true)
+	m, err := New(Config{Node: name, PortGUID: base, Priority: 5, TIDs: 1, Store: s, Log: slog.New(slog.DiscardHandler), Now: n.now, Post: n.post})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.m = m
+	return n
+}
+
+// pump is the management goroutine: it runs what was posted and carries
+// datagrams until there are none.
+func (n *node) pump() {
+	n.mu.Lock()
+	posts := n.posts
+	n.posts = nil
+	n.mu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+	var d mad.Datagram
+	for n.m.Next(n.now(), &d) {
+		n.carry(n.sw, n.sw.Originate(n.now(), &d), d)
+	}
+}
+
+// carry moves a datagram on from where at said what to do with it.
+func (n *node) carry(at *agent.Agent, v agent.Verdict, d mad.Datagram) {
+	for {
+		switch {
+		case v == agent.Deliver && at == n.sw:
+			n.m.Handle(n.now(), &d)
+			return
+		case v != agent.Send || at == n.sw && d.Port != 1:
+			return
+		case at == n.sw:
+			at, d.Port = n.ca, 1
+		default:
+			at, d.Port = n.sw, 1
+		}
+		v = at.Handle(n.now(), &d)
+	}
+}
+
+// until pumps until ok, or fails.
+func (n *node) until(what string, ok func() bool) {
+	n.t.Helper()
+	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("no end of waiting: %s; %+v", what, n.m.Status())
+		}
+		n.pump()
+	}
+}
+
+func (n *node) active() bool { return n.ca.Port(1).PortState == ib.PortActive }
+
+func load[T any](t *testing.T, s store.Store, key string) (v T) {
+	t.Helper()
+	e, err := s.Get(context.Background(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(e.Value, &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestTakeover: the one who is elected brings the subnet up and keeps what it
+// observed; the next one gives the same LIDs; who was deposed writes no more.
+func TestTakeover(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	first := mem.Open()
+	a := begin(t, "a", first)
+	a.until("the first brings the port up", a.active)
+	a.until("what was observed is kept", func() bool {
+		_, err := mem.Get(context.Background(), KeyObservations)
+		return err == nil
+	})
+	lid := a.ca.LID()
+	if o := load[sm.Observations](t, mem, KeyObservations); len(o.LIDs) != 2 || o.Token == 0 {
+		t.Errorf("kept %+v", o)
+	}
+	leader, err := store.LeaderOf(context.Background(), mem, Election)
+	if err != nil || leader.Name != "a" {
+		t.Errorf("leader %+v, %v", leader, err)
+	}
+
+	second := mem.Open()
+	defer second.Close()
+	b := begin(t, "b", second)
+	defer b.m.Close()
+	for range 20 {
+		b.pump()
+		time.Sleep(time.Millisecond)
+	}
+	if b.m.Status().Elected || b.ca.LID() != 0 {
+		t.Fatal("two managers at a time")
+	}
+	first.Kill() // a's process dies without a word
+	b.until("the second takes over", b.active)
+	if got := b.ca.LID(); got != lid {
+		t.Errorf("LID %d, it was %d", got, lid)
+	}
+	a.until("the first notices", func() bool { return !a.m.Status().Elected })
+	if s := a.m.Status(); s.Permitted {
+		t.Errorf("the deposed manager goes on: %+v", s)
+	}
+	a.m.Close()
+}
+
+// TestIntent: an edit reaches the tables of the subnet; a wrong one is refused
+// where it is made, or, if it got into the store, changes nothing.
+func TestIntent(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	n := begin(t, "a", mem)
+	defer n.m.Close()
+	n.until("the port comes up", n.active)
+	ctx := context.Background()
+	add := func(k ib.PKey) func(*Intent) error {
+		return func(i *Intent) error {
+			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: "p", PKey: k, Members: []sm.Member{{PortGUID: base + 3, As: sm.Limited}}})
+			return nil
+		}
+	}
+	has := func(k ib.PKey) func() bool {
+		return func() bool {
+			for _, x := range n.ca.PKeys(1) {
+				if x == k {
+					return true
+				}
+			}
+			return false
+		}
+	}
+	if err := EditIntent(ctx, mem, add(0x8005)); err != nil {
+		t.Fatal(err)
+	}
+	n.until("the partition reaches the port", has(0x0005))
+	n.until("its broadcast group exists", func() bool {
+		for _, g := range n.m.Status().Groups {
+			if g.MGID == BroadcastGroup(5) {
+				return true
+			}
+		}
+		return false
+	})
+	if err := EditIntent(ctx, mem, add(0x8005)); err == nil {
+		t.Error("the same P_Key twice was taken")
+	}
+	refused := errors.New("no")
+	if err := EditIntent(ctx, mem, func(*Intent) error { return refused }); !errors.Is(err, refused) {
+		t.Errorf("%v", err)
+	}
+	for _, bad := range []string{`{`, `{"version":9}`, `{"version":1,"Surprise":1}`} {
+		if _, err := store.Put(ctx, mem, KeyIntent, []byte(bad)); err != nil {
+			t.Fatal(err)
+		}
+		if err := EditIntent(ctx, mem, add(0x8006)); err == nil {
+			t.Errorf("%s was read", bad)
+		}
+	}
+	for range 20 {
+		n.pump()
+		time.Sleep(time.Millisecond)
+	}
+	if !has(0x0005)() {
+		t.Error("a wrong intent took the partition away")
+	}
+	if _, err := store.Delete(ctx, mem, KeyIntent); err != nil {
+		t.Fatal(err)
+	}
+	n.until("without an intent the partition ends", func() bool { return !has(0x0005)() })
+}
+
+// TestBroadcastGroup checks an example of RFC 4391.
+func TestBroadcastGroup(t *testing.T) {
+	if g := BroadcastGroup(0x7fff).String(); g != "ff12:401b:ffff:0000:0000:0000:ffff:ffff" {
+		t.Error(g)
+	}
+}
