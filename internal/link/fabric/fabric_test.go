@@ -372,7 +372,11 @@ func FuzzRecv(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) {
 		e := nodes[1]
 		e.mads = nil
-		if len(p) > wire.LRHLen+wire.BTHLen+wire.ICRCLen+wire.VCRCLen {
+		need := wire.LRHLen + wire.BTHLen + wire.ICRCLen + wire.VCRCLen
+		if len(p) >= need && p[1]&3 == wire.LNHGlobal {
+			need += wire.GRHLen
+		}
+		if len(p) >= need {
 			p = bytes.Clone(p)
 			seal(p) // or nothing would get past the CRCs
 		}
