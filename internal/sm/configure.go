@@ -165,6 +165,9 @@ func (m *Manager) routes(s *sweep) {
 		m.problem("routing", "%s: %v; by least hops instead", m.engine.Name(), err)
 		t, _ = route.MinHop{}.Unicast(s.t) // never fails
 	}
+	for _, n := range t.Notes {
+		m.problem("routing", "%s", n)
+	}
 	s.tables = t
 	for rank, i := range s.t.Switches() {
 		n := &s.t.Nodes[i]
@@ -234,17 +237,11 @@ func (m *Manager) replicate(s *sweep) {
 	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
 	top := ib.LIDMulticastFirst
 	for _, g := range m.groups {
-		var members []topo.Ref
-		for _, guid := range g.Members {
-			if r := s.t.PortByGUID(guid); !r.IsNone() {
-				members = append(members, r)
-			}
-		}
-		if len(members) == 0 || !g.MLID.IsMulticast() {
+		ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
+		if len(ask.Members) == 0 || !g.MLID.IsMulticast() {
 			continue
 		}
-		slices.SortFunc(members, func(a, b topo.Ref) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Port, b.Port)) })
-		tree, err := m.engine.Multicast(s.t, s.tables, members)
+		tree, err := m.engine.Multicast(s.t, s.tables, ask)
 		if err != nil {
 			s.failed++
 			m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
@@ -303,6 +300,17 @@ func (m *Manager) replicate(s *sweep) {
 			}
 		}
 	}
+}
+
+// portsOf returns the ports that have the GUIDs, in the order of the model.
+func portsOf(t *topo.Subnet, guids []ib.GUID) (ports []topo.Ref) {
+	for _, guid := range guids {
+		if r := t.PortByGUID(guid); !r.IsNone() {
+			ports = append(ports, r)
+		}
+	}
+	slices.SortFunc(ports, func(a, b topo.Ref) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Port, b.Port)) })
+	return slices.Compact(ports)
 }
 
 // startGroups writes multicast tables without a sweep.

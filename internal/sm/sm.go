@@ -95,7 +95,10 @@ type Intent struct {
 	Enforce    bool        `json:",omitempty"`
 	Partitions []Partition `json:",omitempty"`
 	Lanes      *Lanes      `json:",omitempty"`
-	Engine     string      `json:",omitempty"` // of package route
+	// Engine names route engines, in the order of preference, with commas between
+	// them; minhop serves where none of them can. Roots are for updn.
+	Engine string    `json:",omitempty"`
+	Roots  []ib.GUID `json:",omitempty"`
 }
 
 // Partition is a partition with its members.
@@ -150,8 +153,8 @@ func (i *Intent) Validate() error {
 	if i.Prefix>>56 == 0xff {
 		fault("GID prefix %#x: it is that of multicast groups", i.Prefix)
 	}
-	if _, err := route.ByName(i.Engine); err != nil {
-		fault("engine %q: %w", i.Engine, err)
+	if _, err := route.ByName(i.Engine, i.Roots...); err != nil {
+		fault("engine: %w", err)
 	}
 	seen := map[ib.PKey]string{}
 	for _, p := range i.Partitions {
@@ -194,6 +197,7 @@ type LIDRecord struct {
 type Group struct {
 	MLID    ib.LID
 	Members []ib.GUID // port GUIDs
+	Senders []ib.GUID `json:",omitempty"` // that send, and get nothing
 }
 
 // Manager is a subnet manager. It has one owner goroutine.
@@ -260,7 +264,7 @@ func (m *Manager) setIntent(i Intent) {
 		i.SubnetTimeout = 18
 	}
 	m.intent = i
-	m.engine, _ = route.ByName(i.Engine) // judged by Validate
+	m.engine, _ = route.ByName(i.Engine, i.Roots...) // judged by Validate
 }
 
 // SetIntent replaces what is wanted; a heavy sweep brings it about.

@@ -101,8 +101,11 @@ type Status struct {
 	Permitted bool
 	Token     uint64 `json:",omitempty"`
 	// Master is whom a standby manager waits for.
-	Master   ib.GUID `json:",omitempty"`
+	Master ib.GUID `json:",omitempty"`
+	// Engine is what was asked for, Routed the engine that serves the subnet:
+	// another one if Problems say that those before it refused.
 	Engine   string
+	Routed   string         `json:",omitempty"`
 	Sweeping string         `json:",omitempty"` // why, while a sweep goes on
 	Sweeps   []SweepRecord  // the latest last
 	Problems []Problem      `json:",omitempty"`
@@ -119,6 +122,9 @@ func (m *Manager) Status() Status {
 		Problems: append([]Problem(nil), m.problems...), Notes: append([]Note(nil), m.notes...),
 		Counters: map[string]uint64{"sent": m.Sent, "resent": m.Resent, "answered": m.Answered, "unanswered": m.Unanswered, "stray": m.Stray,
 			"drops": m.Drops, "traps": m.Traps}}
+	if m.tables != nil {
+		s.Routed = m.tables.Engine
+	}
 	if m.sweep != nil {
 		s.Sweeping = m.sweep.why
 	}

@@ -10,52 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft/internal/ib"
-	"weft/internal/mad"
 	"weft/internal/sm/topo"
 )
-
-// plan is a subnet built by hand: nodes get LIDs 1, 2 … in their order.
-type plan struct{ topo.Subnet }
-
-func (p *plan) sw(ports int) int32 {
-	return p.add(mad.NodeSwitch, ports)
-}
-
-func (p *plan) ca() int32 { return p.add(mad.NodeCA, 1) }
-
-func (p *plan) add(t mad.NodeType, ports int) int32 {
-	i := int32(len(p.Nodes))
-	n := topo.Node{Info: mad.NodeInfo{NodeType: t, NodeGUID: ib.GUID(i + 1)}, Ports: make([]topo.Port, ports+1)}
-	for k := range n.Ports {
-		n.Ports[k].Peer = topo.None
-	}
-	end := 1
-	if t == mad.NodeSwitch {
-		n.Switch, end = &topo.Switch{}, 0
-	}
-	n.Ports[end].GUID, n.Ports[end].Info.LID = ib.GUID(i+1), ib.LID(i+1)
-	p.Nodes = append(p.Nodes, n)
-	return i
-}
-
-func (p *plan) link(a int32, ap uint8, b int32, bp uint8) {
-	p.Nodes[a].Ports[ap].Peer = topo.Ref{Node: b, Port: bp}
-	p.Nodes[b].Ports[bp].Peer = topo.Ref{Node: a, Port: ap}
-}
-
-// install puts tables into the model, so that Walk follows them.
-func (p *plan) install(t *Tables) {
-	for r, i := range p.Switches() {
-		p.Nodes[i].Switch.LFT = t.LFT[r]
-	}
-}
-
-func (p *plan) end(i int32) topo.Ref {
-	if p.Nodes[i].IsSwitch() {
-		return topo.Ref{Node: i}
-	}
-	return topo.Ref{Node: i, Port: 1}
-}
 
 func minHop(t *testing.T, p *plan) *Tables {
 	t.Helper()
@@ -81,7 +37,7 @@ func TestMinHopRow(t *testing.T) {
 	p.link(s3, 1, c5, 1)
 	tab := minHop(t, p)
 	const no = NoPort
-	want := &Tables{Top: 6, LFT: [][]uint8{
+	want := &Tables{Engine: "minhop", Top: 6, LFT: [][]uint8{
 		{no, 0, 1, 1, 3, 1, no},
 		{no, 2, 0, 3, 2, 3, no},
 		{no, 4, 4, 0, 4, 1, no},
@@ -96,13 +52,7 @@ func TestMinHopRow(t *testing.T) {
 	if _, ok := p.Walk(p.end(c4), 6, false); ok {
 		t.Error("there is a way to a port without a link")
 	}
-	tree, err := MinHop{}.Multicast(&p.Subnet, tab, []topo.Ref{p.end(c4), p.end(c5), p.end(s2)})
-	mask := func(ports ...uint8) (m topo.PortMask) {
-		for _, n := range ports {
-			m.Add(n)
-		}
-		return m
-	}
+	tree, err := MinHop{}.Multicast(&p.Subnet, tab, Group{Members: []topo.Ref{p.end(c4), p.end(c5), p.end(s2)}})
 	if diff := cmp.Diff(Tree{0: mask(3, 1), 1: mask(2, 3, 0), 2: mask(4, 1)}, tree); diff != "" || err != nil {
 		t.Error(diff, err)
 	}
@@ -238,7 +188,7 @@ func TestMinHopRandom(t *testing.T) {
 				}
 			}
 		}
-		tree, err := MinHop{}.Multicast(&p.Subnet, tab, members)
+		tree, err := MinHop{}.Multicast(&p.Subnet, tab, Group{Members: members})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,34 +204,4 @@ func TestMinHopRandom(t *testing.T) {
 			}
 		}
 	}
-}
-
-// flood counts the copies of a packet of from that arrive at each port.
-func flood(p *plan, tree Tree, from topo.Ref) map[topo.Ref]int {
-	got := map[topo.Ref]int{}
-	var visit func(in topo.Ref, depth int)
-	visit = func(in topo.Ref, depth int) {
-		if depth > 20 {
-			got[topo.None] = 2
-			return
-		}
-		m := tree[p.Nodes[in.Node].Switch.Rank]
-		for n := range uint8(41) {
-			if !m.Has(n) || n == in.Port {
-				continue
-			}
-			if n == 0 {
-				got[topo.Ref{Node: in.Node}]++
-				continue
-			}
-			peer := p.Nodes[in.Node].Ports[n].Peer
-			if p.Nodes[peer.Node].IsSwitch() {
-				visit(peer, depth+1)
-			} else {
-				got[peer]++
-			}
-		}
-	}
-	visit(p.Attached(from), 0)
-	return got
 }
