@@ -211,7 +211,11 @@ func (o owner) GroupsChanged() {
 	for _, g := range o.m.sa.Groups() {
 		c := sm.Group{MLID: g.MLID}
 		for _, x := range g.Members {
-			c.Members = append(c.Members, x.PortGUID)
+			if x.JoinState&(mad.JoinFull|mad.JoinNon) != 0 {
+				c.Members = append(c.Members, x.PortGUID)
+			} else {
+				c.Senders = append(c.Senders, x.PortGUID)
+			}
 		}
 		list = append(list, c)
 	}

@@ -154,7 +154,7 @@ func (i *Intent) Validate() error {
 		fault("GID prefix %#x: it is that of multicast groups", i.Prefix)
 	}
 	if _, err := route.ByName(i.Engine, i.Roots...); err != nil {
-		fault("engine: %w", err)
+		fault("%w", err)
 	}
 	seen := map[ib.PKey]string{}
 	for _, p := range i.Partitions {

@@ -5,6 +5,7 @@ package route
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -138,6 +139,9 @@ func TestMulticast(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(1, 3))
 	for _, s := range shapes {
+		if strings.HasPrefix(s.name, "72") {
+			continue // takes long, and adds nothing
+		}
 		for _, e := range []Engine{MinHop{}, UpDn{}, FTree{}} {
 			try(s.name, rng, s.plan().finish(0), e)
 		}

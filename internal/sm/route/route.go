@@ -111,7 +111,7 @@ func (c Chain) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 }
 
 // ErrEngine tells that there is no engine of that name.
-var ErrEngine = errors.New("no such route engine: want minhop, updn, ftree, or several in the order of preference")
+var ErrEngine = errors.New("there is no such one: want minhop, updn, ftree, or several with commas between them")
 
 // ByName returns the engine that names calls: one, or a Chain of several between
 // commas. Without a name it is MinHop. roots are the node GUIDs of the switches
@@ -130,7 +130,7 @@ func ByName(names string, roots ...ib.GUID) (Engine, error) {
 		case FTree{}.Name():
 			c = append(c, FTree{})
 		default:
-			return nil, fmt.Errorf("%q: %w", n, ErrEngine)
+			return nil, fmt.Errorf("engine %q: %w", n, ErrEngine)
 		}
 	}
 	return c, nil

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weft/internal/ib"
+	"weft/internal/simfab/subnet"
+	"weft/internal/sm"
+)
+
+// TestEngine checks which engine serves a ring and a fat tree, and that a
+// refusal is told.
+func TestEngine(t *testing.T) {
+	ring := func(f *subnet.Fabric) (cas []*subnet.Node) {
+		for range 5 {
+			f.Switch("sw", 4)
+		}
+		for i, s := range f.Nodes()[:5] {
+			f.Link(s, 1, f.Nodes()[(i+1)%5], 2)
+			cas = append(cas, f.CA("host"))
+			f.Link(cas[i], 1, s, 3)
+		}
+		return cas
+	}
+	tree := func(f *subnet.Fabric) []*subnet.Node { return subnet.FatTree(f, 4, 3, 2, 1) }
+	for _, c := range []struct {
+		name, engine string
+		roots        []ib.GUID
+		build        func(*subnet.Fabric) []*subnet.Node
+		routed       string
+		problems     []string // how each begins
+	}{
+		{"tree", "ftree,updn", nil, tree, "ftree", nil},
+		{"tree", "updn", nil, tree, "updn", nil},
+		{"tree", "", nil, tree, "minhop", nil},
+		{"ring", "ftree,updn", nil, ring, "updn", []string{"ftree: no fat tree: "}},
+		{"ring", "ftree", nil, ring, "minhop", []string{"ftree: no fat tree: "}},
+		{"ring", "updn", []ib.GUID{7}, ring, "minhop", []string{"updn: none of its roots is a switch"}},
+	} {
+		f := subnet.New(1, hop)
+		cas := c.build(f)
+		m := f.Attach(cas[0], sm.Config{}, sm.Intent{Engine: c.engine, Roots: c.roots}, sm.Observations{})
+		settle(t, f, m, time.Second)
+		walkAll(t, m.Topo(), cas)
+		s := m.Status()
+		if s.Routed != c.routed || len(s.Problems) != len(c.problems) || s.Sweeps[0].Failed != 0 {
+			t.Errorf("%s by %q: by %q, %+v", c.name, c.engine, s.Routed, s.Problems)
+			continue
+		}
+		for i, p := range c.problems {
+			if s.Problems[i].Where != "routing" || !strings.HasPrefix(s.Problems[i].What, p) {
+				t.Errorf("%s by %q: %+v", c.name, c.engine, s.Problems)
+			}
+		}
+	}
+	i := sm.Intent{Engine: "updn,fastest"}
+	if err := i.Validate(); err == nil || !strings.Contains(err.Error(), `engine "fastest": there is no such one`) {
+		t.Error(err)
+	}
+}
+
+// TestSenders lets a port send to a group without being sent to.
+func TestSenders(t *testing.T) {
+	f := newSmall(1)
+	m := f.Attach(f.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
+	settle(t, f.Fabric, m, time.Second)
+	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc003, Members: []ib.GUID{f.c1.PortGUID(), f.s2.PortGUID()}, Senders: []ib.GUID{f.c2.PortGUID(), f.c3.PortGUID()}}})
+	f.Poke(f.c1)
+	f.Run(time.Millisecond)
+	for _, from := range []*subnet.Node{f.c1, f.c2, f.c3, f.s2} {
+		want := map[string]int{f.c1.Name: 1, f.s2.Name: 1}
+		delete(want, from.Name)
+		if diff := cmp.Diff(want, copies(from, f.Fabric, m, 0xc003)); diff != "" {
+			t.Errorf("from %s: %s", from.Name, diff)
+		}
+	}
+}
