@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"weft/internal/hca/replicate"
 	"weft/internal/ib"
 )
 
@@ -18,13 +19,14 @@ type Functions struct {
 	table      atomic.Pointer[[]*Adapter]
 	generation atomic.Uint64 // rises with every change of the table or of a port
 	groups     atomic.Pointer[Groups]
+	ip         IPGroups // nil: groups of Ethernet ports reach this node only
 }
 
 // NewFunctions returns a table of the given functions, numbered from 0.
 func NewFunctions(list ...*Adapter) *Functions {
 	f := &Functions{}
 	f.table.Store(new([]*Adapter))
-	f.groups.Store(&Groups{ByMLID: map[ib.LID][]uint16{}, ByMGID: map[GroupKey][]Attachment{}})
+	f.groups.Store(&Groups{Groups: replicate.Groups{Functions: map[ib.LID][]uint16{}, Attached: map[replicate.GroupKey][]replicate.Dest{}}})
 	for _, a := range list {
 		if err := f.Add(a); err != nil {
 			panic(err) // more than maxFunctions: a bug of the caller

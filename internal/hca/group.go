@@ -7,33 +7,40 @@ import (
 	"slices"
 	"syscall"
 
+	"weft/internal/hca/replicate"
 	"weft/internal/ib"
 )
 
-// GroupKey names a multicast group within one function.
-type GroupKey struct {
-	Function uint16
-	MGID     ib.GID
-}
-
-// Attachment is one queue pair in a group, and where it is.
-type Attachment struct {
-	Function uint16
-	Lane     int
-	QPN      ib.QPN
-	MLID     ib.LID
-}
-
 // Groups say who of the node is in which multicast group. They are immutable:
-// what replicates packets holds on to one while it works.
+// what replicates packets holds on to one while it works. Functions of each
+// MLID are those that the node's switch leads it to, Attached the queue pairs
+// in the order in which they were attached.
 type Groups struct {
-	// ByMLID are the functions that have a queue pair attached to an MLID, in
-	// ascending order.
-	ByMLID map[ib.LID][]uint16
-	// ByMGID are the queue pairs attached to a group, in the order in which
-	// they were attached.
-	ByMGID map[GroupKey][]Attachment
-	total  int
+	replicate.Groups
+	total int // attachments
+}
+
+// IPGroups is the host's part in the groups of Ethernet ports: IGMP and MLD. It
+// is safe for concurrent use.
+type IPGroups interface {
+	// Join makes the host receive the packets of a group, until as many calls
+	// of Leave. An error is a syscall.Errno.
+	Join(group ib.GID) error
+	Leave(group ib.GID)
+}
+
+// SetIPGroups gives the node a way to join groups of Ethernet ports; without one
+// they reach this node only. It is called before lanes run.
+func (f *Functions) SetIPGroups(g IPGroups) { f.ip = g }
+
+// SetMulticastForwarding tells to which functions the node's switch leads each
+// multicast LID. The map and the slices in it, in ascending order, are f's from
+// then on.
+func (f *Functions) SetMulticastForwarding(functions map[ib.LID][]uint16) {
+	f.edit(func(n *Groups) bool {
+		n.Functions = functions
+		return true
+	})
 }
 
 // Groups returns the node's multicast groups as they are now.
@@ -53,99 +60,102 @@ type group struct {
 }
 
 // AttachMulticast makes the queue pair a member of a group (IBA volume 1,
-// 11.3.1). Only datagram queue pairs of InfiniBand ports can be, of MGIDs and
-// MLIDs of the multicast ranges: others are EINVAL, and EOPNOTSUPP on Ethernet
-// ports. To be a member already is no error; ENOMEM when there are too many.
+// 11.3.1). Only datagram queue pairs can be, of MGIDs and MLIDs of the multicast
+// ranges: others are EINVAL. On an Ethernet port the group is that of an IP
+// address, which the host joins, and the MLID means nothing. To be a member
+// already is no error; ENOMEM when there are too many.
 func (q *QP) AttachMulticast(mgid ib.GID, mlid ib.LID) error {
-	g := group{mgid, mlid}
+	g, native := q.group(mgid, mlid), q.s.a.Port().native()
 	switch {
-	case !q.s.a.Port().native():
-		return syscall.EOPNOTSUPP
-	case q.cfg.Type != ib.UD || mgid[0] != 0xff || !mlid.IsMulticast():
+	case q.cfg.Type != ib.UD, native && (mgid[0] != 0xff || !mlid.IsMulticast()), !native && !mgid.IsMulticast():
 		return syscall.EINVAL
 	case slices.Contains(q.groups, g):
 		return nil
 	}
-	if !q.s.lane.all.edit(func(n *Groups) bool {
-		k := GroupKey{q.s.a.num, mgid}
-		if n.total >= MaxAttachments || len(n.ByMGID[k]) >= MaxGroupAttachments {
+	all := q.s.lane.all
+	if !native && all.ip != nil {
+		if err := all.ip.Join(mgid); err != nil {
+			return err
+		}
+	}
+	if !all.edit(func(n *Groups) bool {
+		k := replicate.GroupKey{Function: q.s.a.num, MGID: mgid}
+		if n.total >= MaxAttachments || len(n.Attached[k]) >= MaxGroupAttachments {
 			return false
 		}
 		n.total++
-		n.ByMGID[k] = append(slices.Clip(n.ByMGID[k]), q.attachment(mlid))
-		if fs := n.ByMLID[mlid]; !slices.Contains(fs, k.Function) {
-			fs = append(slices.Clip(fs), k.Function)
-			slices.Sort(fs)
-			n.ByMLID[mlid] = fs
-		}
+		n.Attached = maps.Clone(n.Attached)
+		n.Attached[k] = append(slices.Clip(n.Attached[k]), q.dest(g.mlid))
 		return true
 	}) {
+		if !native && all.ip != nil {
+			all.ip.Leave(mgid)
+		}
 		return syscall.ENOMEM
 	}
 	q.groups = append(q.groups, g)
 	return nil
 }
 
-func (q *QP) attachment(mlid ib.LID) Attachment {
-	return Attachment{Function: q.s.a.num, Lane: q.s.lane.ID, QPN: q.num, MLID: mlid}
+// group is the membership that attaching to (mgid, mlid) makes.
+func (q *QP) group(mgid ib.GID, mlid ib.LID) group {
+	if !q.s.a.Port().native() {
+		mlid = 0
+	}
+	return group{mgid, mlid}
 }
 
-// DetachMulticast ends a membership. One that does not exist is EINVAL.
+func (q *QP) dest(mlid ib.LID) replicate.Dest {
+	return replicate.Dest{Function: q.s.a.num, Lane: uint8(q.s.lane.ID), QPN: q.num, MLID: mlid}
+}
+
+// DetachMulticast ends a membership. One that does not exist is EINVAL. No copy
+// comes after it.
 func (q *QP) DetachMulticast(mgid ib.GID, mlid ib.LID) error {
-	i := slices.Index(q.groups, group{mgid, mlid})
+	g := q.group(mgid, mlid)
+	i := slices.Index(q.groups, g)
 	if i < 0 {
 		return syscall.EINVAL
 	}
 	q.groups = slices.Delete(q.groups, i, i+1)
-	q.leave([]group{{mgid, mlid}})
+	q.leave([]group{g})
 	return nil
 }
 
 // leave takes the queue pair out of the node's tables for groups.
 func (q *QP) leave(groups []group) {
-	q.s.lane.all.edit(func(n *Groups) bool {
-		fn := q.s.a.num
+	all := q.s.lane.all
+	all.edit(func(n *Groups) bool {
+		n.Attached = maps.Clone(n.Attached)
 		for _, g := range groups {
-			k, a := GroupKey{fn, g.mgid}, q.attachment(g.mlid)
-			list := slices.DeleteFunc(slices.Clone(n.ByMGID[k]), func(o Attachment) bool { return o == a })
-			n.total -= len(n.ByMGID[k]) - len(list)
-			if n.ByMGID[k] = list; len(list) == 0 {
-				delete(n.ByMGID, k)
-			}
-			if n.has(fn, g.mlid) {
-				continue
-			}
-			fs := slices.DeleteFunc(slices.Clone(n.ByMLID[g.mlid]), func(f uint16) bool { return f == fn })
-			if n.ByMLID[g.mlid] = fs; len(fs) == 0 {
-				delete(n.ByMLID, g.mlid)
+			k, d := replicate.GroupKey{Function: q.s.a.num, MGID: g.mgid}, q.dest(g.mlid)
+			list := slices.DeleteFunc(slices.Clone(n.Attached[k]), func(o replicate.Dest) bool { return o == d })
+			n.total -= len(n.Attached[k]) - len(list)
+			if n.Attached[k] = list; len(list) == 0 {
+				delete(n.Attached, k)
 			}
 		}
 		return true
 	})
-}
-
-// has reports whether a queue pair of function fn is attached to mlid.
-func (n *Groups) has(fn uint16, mlid ib.LID) bool {
-	for k, list := range n.ByMGID {
-		if k.Function == fn && slices.ContainsFunc(list, func(a Attachment) bool { return a.MLID == mlid }) {
-			return true
+	for _, g := range groups {
+		if g.mlid == 0 && all.ip != nil {
+			all.ip.Leave(g.mgid)
 		}
 	}
-	return false
 }
 
-// edit publishes changed groups; change works on a copy of the maps and must
-// not write to the slices in them. Lanes call it at the same time, which is rare:
-// one that came too late does its work again. It returns what change did, and
+// edit publishes changed groups; change works on a copy and must not write to
+// the maps and slices in it. Lanes call it at the same time, which is rare: one
+// that came too late does its work again. It returns what change did, and
 // publishes nothing where that is false.
 func (f *Functions) edit(change func(n *Groups) bool) bool {
 	for {
 		old := f.groups.Load()
-		n := &Groups{ByMLID: maps.Clone(old.ByMLID), ByMGID: maps.Clone(old.ByMGID), total: old.total}
-		if !change(n) {
+		n := *old
+		if !change(&n) {
 			return false
 		}
-		if f.groups.CompareAndSwap(old, n) {
+		if f.groups.CompareAndSwap(old, &n) {
 			return true
 		}
 	}

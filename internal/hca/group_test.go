@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"weft/internal/hca/replicate"
 	"weft/internal/ib"
 )
 
@@ -34,37 +35,88 @@ func TestGroups(t *testing.T) {
 		{"again", a.q.AttachMulticast(mgid(1), 0xc001), nil},
 		{"another group", a.q.AttachMulticast(mgid(2), 0xc001), nil},
 		{"another function", b.q.AttachMulticast(mgid(1), 0xc001), nil},
-		{"on Ethernet", newClient(t, s.l, 4096).qp(QPConfig{Type: ib.UD}).q.AttachMulticast(mgid(1), 0xc001), syscall.EOPNOTSUPP},
 	} {
 		if !errors.Is(c.err, c.want) && c.err != c.want {
 			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
 		}
 	}
-	at := func(e *endpoint, fn uint16) Attachment { return Attachment{Function: fn, QPN: e.q.Num(), MLID: 0xc001} }
+	at := func(e *endpoint, fn uint16) replicate.Dest {
+		return replicate.Dest{Function: fn, QPN: e.q.Num(), MLID: 0xc001}
+	}
+	all.SetMulticastForwarding(map[ib.LID][]uint16{0xc001: {1, 2}})
 	first := all.Groups()
-	want := Groups{ByMLID: map[ib.LID][]uint16{0xc001: {1, 2}}, ByMGID: map[GroupKey][]Attachment{
-		{1, mgid(1)}: {at(a, 1)}, {1, mgid(2)}: {at(a, 1)}, {2, mgid(1)}: {at(b, 2)}}}
-	if d := cmp.Diff(want.ByMLID, first.ByMLID) + cmp.Diff(want.ByMGID, first.ByMGID); d != "" {
+	want := replicate.Groups{Functions: map[ib.LID][]uint16{0xc001: {1, 2}}, Attached: map[replicate.GroupKey][]replicate.Dest{
+		{Function: 1, MGID: mgid(1)}: {at(a, 1)}, {Function: 1, MGID: mgid(2)}: {at(a, 1)}, {Function: 2, MGID: mgid(1)}: {at(b, 2)}}}
+	if d := cmp.Diff(want, first.Groups); d != "" {
 		t.Error(d)
 	}
 	if err := a.s.DestroyQP(a.q.Slot()); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("destroying a member: %v", err)
 	}
 	a.must(a.q.DetachMulticast(mgid(1), 0xc001))
-	if got := all.Groups(); len(got.ByMLID[0xc001]) != 2 || len(got.ByMGID) != 2 {
+	if got := all.Groups(); got.total != 2 || len(got.Attached) != 2 {
 		t.Errorf("%+v", got)
 	}
 	b.s.Close()
-	if got := all.Groups(); len(got.ByMLID[0xc001]) != 1 || len(got.ByMGID) != 1 || got.total != 1 {
+	if got := all.Groups(); len(got.Attached) != 1 || got.total != 1 {
 		t.Errorf("a session that ended stays in its groups: %+v", got)
 	}
 	a.must(a.q.DetachMulticast(mgid(2), 0xc001))
 	a.must(a.s.DestroyQP(a.q.Slot()))
-	if got := all.Groups(); len(got.ByMLID)+len(got.ByMGID)+got.total != 0 {
+	if got := all.Groups(); len(got.Attached)+got.total != 0 {
 		t.Errorf("%+v", got)
 	}
-	if d := cmp.Diff(want.ByMLID, first.ByMLID) + cmp.Diff(want.ByMGID, first.ByMGID); d != "" {
+	if d := cmp.Diff(want, first.Groups); d != "" {
 		t.Errorf("a snapshot changed: %s", d)
+	}
+}
+
+// ipGroups is the host's part in groups: how often each was joined.
+type ipGroups struct {
+	joined map[ib.GID]int
+	refuse error
+}
+
+func (g *ipGroups) Join(group ib.GID) error {
+	if g.refuse == nil {
+		g.joined[group]++
+	}
+	return g.refuse
+}
+func (g *ipGroups) Leave(group ib.GID) { g.joined[group]-- }
+
+// TestEthernetGroups: the host joins for each queue pair and leaves again, a
+// group has no LID, and what the host refuses is no membership.
+func TestEthernetGroups(t *testing.T) {
+	l := newNode(t)
+	ip := &ipGroups{joined: map[ib.GID]int{}}
+	l.all.SetIPGroups(ip)
+	v4, v6 := ib.GID{10: 0xff, 11: 0xff, 12: 239, 15: 7}, ib.GID{0: 0xff, 1: 0x0e, 15: 9}
+	a, b := newClient(t, l, 4096).qp(QPConfig{Type: ib.UD}), newClient(t, l, 4096).qp(QPConfig{Type: ib.UD})
+	if err := a.q.AttachMulticast(testGIDs[1].GID, 0); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("a unicast address: %v", err)
+	}
+	a.must(a.q.AttachMulticast(v4, 0))
+	a.must(a.q.AttachMulticast(v4, 0xc000)) // the same group
+	a.must(b.q.AttachMulticast(v4, 0xc001))
+	a.must(b.q.AttachMulticast(v6, 0))
+	if ip.joined[v4] != 2 || ip.joined[v6] != 1 || len(l.all.Groups().Attached[replicate.GroupKey{MGID: v4}]) != 2 {
+		t.Errorf("joined %v, groups %+v", ip.joined, l.all.Groups())
+	}
+	ip.refuse = syscall.ENOBUFS
+	if err := a.q.AttachMulticast(v6, 0); !errors.Is(err, syscall.ENOBUFS) || len(l.all.Groups().Attached[replicate.GroupKey{MGID: v6}]) != 1 {
+		t.Errorf("refused by the host: %v, groups %+v", err, l.all.Groups())
+	}
+	ip.refuse = nil
+	l.all.edit(func(n *Groups) bool { n.total += MaxAttachments; return true })
+	if err := a.q.AttachMulticast(v6, 0); !errors.Is(err, syscall.ENOMEM) || ip.joined[v6] != 1 {
+		t.Errorf("too many: %v, joined %v", err, ip.joined)
+	}
+	l.all.edit(func(n *Groups) bool { n.total -= MaxAttachments; return true })
+	a.must(a.q.DetachMulticast(v4, 0xc009))
+	b.s.Close()
+	if ip.joined[v4]+ip.joined[v6] != 0 || len(l.all.Groups().Attached)+l.all.Groups().total != 0 {
+		t.Errorf("left behind: joined %v, groups %+v", ip.joined, l.all.Groups())
 	}
 }
 
@@ -101,7 +153,7 @@ func TestGroupsOfManyLanes(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if g := s.l.all.Groups(); g.total != 4 || len(g.ByMGID) != 2 || len(g.ByMLID) != 1 || len(g.ByMLID[0xc003]) != 2 {
+	if g := s.l.all.Groups(); g.total != 4 || len(g.Attached) != 2 {
 		t.Errorf("%+v", g)
 	}
 }

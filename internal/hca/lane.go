@@ -6,6 +6,7 @@ import (
 	"container/heap"
 	"slices"
 
+	"weft/internal/hca/replicate"
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/mono"
@@ -31,6 +32,9 @@ type LaneStats struct {
 	DropOwnSource                              uint64 // claimed to come from this node, over the network
 	DropPort                                   uint64 // the port it left or came by was not active, or not the one meant
 	DropNoFunction                             uint64
+	DropMulticast                              uint64 // to the queue pair number of groups, but not to a group
+	Copies                                     uint64 // of multicast packets, handed to a queue pair
+	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
 	Rounds                                     uint64
 }
 
@@ -47,6 +51,7 @@ type Lane struct {
 	fabric   Link // nil: InfiniBand ports reach this node only
 	manage   func(now mono.Time, r *pkt.Run)
 	batch    *mem.Batch
+	groups   *Multicast // nil: no copies are made of multicast packets
 	sessions []*Session
 	others   Others
 
@@ -60,6 +65,9 @@ type Lane struct {
 	timers         timerHeap
 	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
 	run            pkt.Run
+	reading        []replicate.Descriptor // their payloads are being copied out
+	outbound       pkt.Run                // and path: of a multicast packet on its way to the engine
+	outboundPath   ib.Path
 	cqe            CQE
 	moved          int // bytes since the last look at rings and sockets
 	carried        uint64
@@ -125,6 +133,10 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 	l.refresh()
 	l.Stats.RcvdRuns++
 	l.carried += uint64(r.Data.Len)
+	if r.DestQPN == ib.QPNMulticast {
+		l.inspect(r)
+		return
+	}
 	a := l.all.At(r.Path.Function)
 	if a == nil {
 		l.Stats.DropNoFunction++
@@ -241,12 +253,16 @@ func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
 		l.Stats.DropNoQP++
 		return
 	}
-	q := s.slots[slot]
+	l.hand(now, s.slots[slot], r)
+}
+
+// hand lets a queue pair handle a run.
+func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Run) {
 	if r.Path.Native() {
 		k := q.t.Counters()
 		pkeys, qkeys := k.DropPKey, k.DropQKey
 		q.t.Handle(now, r, l.batch)
-		c := l.counters(s.a.num)
+		c := l.counters(q.s.a.num)
 		c.PKeyViolations += k.DropPKey - pkeys
 		c.QKeyViolations += k.DropQKey - qkeys
 	} else {
@@ -274,6 +290,7 @@ func (l *Lane) Run(now mono.Time) bool {
 		q.schedule()
 	}
 	l.settle(now)
+	l.readOut() // what a memory fault kept from it
 	l.moved, l.stuck, l.sched.held = 0, [2]int{}, [forNothing]int{}
 	for i := 0; len(l.ready)+l.sched.queued > 0 && i < maxRounds*l.sched.rounds() && l.moved < lookBytes; i++ {
 		l.Stats.Rounds++
@@ -292,13 +309,14 @@ func (l *Lane) Run(now mono.Time) bool {
 		l.fabric.Flush(now)
 	}
 	l.publish(now)
+	more := l.replicate(now)
 	able := len(l.ready)
 	for link, n := range l.stuck {
 		if n += l.sched.held[link]; n > 0 && l.blocked(link) {
 			able -= n
 		}
 	}
-	return able > 0
+	return able > 0 || more
 }
 
 // round gives every queue pair of running its turn.
@@ -372,6 +390,9 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 		return
 	case !q.s.up:
 		l.Stats.DropPort++
+		return
+	case r.DestQPN == ib.QPNMulticast && groupPath(r.Path):
+		l.spread(now, q, r)
 		return
 	case !r.Path.Local:
 		l.Stats.WireRuns++
@@ -564,6 +585,9 @@ func (l *Lane) Recover() {
 			c.dirty = false
 			c.touch()
 		}
+	}
+	if l.owns() {
+		l.groups.engine.Recover()
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func (l *Lane) leave(s *Session, r *pkt.Run) bool {
 	c := l.counters(s.a.num)
 	switch {
-	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil:
+	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil && !r.Path.DLID.IsMulticast():
 		c.XmitDiscards += uint64(r.Count)
 		l.Stats.DropPort++
 		return false

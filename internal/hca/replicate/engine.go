@@ -60,6 +60,9 @@ type Pipeline interface {
 type Descriptor struct {
 	*Packet
 	Dest Dest
+	// First marks the first copy for its function: where the port counts the
+	// packet.
+	First bool
 	// Last marks the last copy of a packet, for which the payload reference
 	// count was not raised; a Dummy is no copy, it only gives the initial count
 	// back.
@@ -118,10 +121,11 @@ const NoFunction = 0xffff
 
 // request is an entry of the replication-request FIFO.
 type request struct {
-	dest Dest
-	p    *Packet
-	last bool // of the packet
-	none bool // no copy: the packet had no member
+	dest  Dest
+	p     *Packet
+	first bool // of the function
+	last  bool // of the packet
+	none  bool // no copy: the packet had no member
 }
 
 // Engine replicates the multicast packets of one adapter. It is not safe for
@@ -140,9 +144,11 @@ type Engine struct {
 	fn     int    // index into funcs
 	dests  []Dest // of funcs[fn]
 	next   int    // index into dests
+	first  bool   // the next member is the first of its function
 	busy   bool
 	held   request // found, and waiting to hear whether another follows
 	holds  bool
+	coming *Packet // taken from the store, its payload not read yet
 	one    [1]uint16
 	dst    [1][]byte
 }
@@ -177,11 +183,12 @@ func (e *Engine) Receive(r *pkt.Run, from uint16, b *mem.Batch) mem.Result {
 		return mem.OK
 	}
 	e.dst[0] = p.buf[:r.Data.Len]
+	e.coming = p
 	if r.Data.Len > 0 && b.Gather(e.dst[:], &r.Data, 0) != mem.OK {
-		p.Release()
-		e.Counters.DropFault++
+		e.Recover()
 		return mem.SourceFault
 	}
+	e.coming = nil
 	p.Headers, p.Path, p.IPv4, p.n = r.Headers, *r.Path, r.IPv4, r.Data.Len
 	p.Class = Classify(p.Payload())
 	e.details.push(p)
@@ -191,31 +198,68 @@ func (e *Engine) Receive(r *pkt.Run, from uint16, b *mem.Batch) mem.Result {
 	return mem.OK
 }
 
-// Run lets inspection and injection go on, with at most budget copies
-// injected, and reports whether work remains. g is who is in which group now;
-// a packet in inspection keeps what it began with.
+// Recover puts the engine in order after a memory fault unwound the lane while
+// Receive read a payload: that packet is lost, and nothing else.
+func (e *Engine) Recover() {
+	if e.coming != nil {
+		e.coming.Release()
+		e.coming = nil
+		e.Counters.DropFault++
+	}
+}
+
+// Close drops what has not been injected. Descriptors that were keep their
+// payloads until they are released.
+func (e *Engine) Close() {
+	e.Recover()
+	for e.details.len() > 0 {
+		// Its last copy was not injected: the initial count is still there.
+		(*e.details.front()).Release()
+		e.details.pop()
+	}
+	for e.infos.len() > 0 {
+		e.infos.pop()
+	}
+	for e.requests.len() > 0 {
+		e.requests.pop()
+	}
+	e.busy, e.holds, e.held, e.groups, e.dests = false, false, request{}, nil, nil
+}
+
+// Pending reports whether Run has anything to do.
+func (e *Engine) Pending() bool { return e.infos.len() > 0 || e.requests.len() > 0 }
+
+// Run lets inspection and injection go on, with at most budget requests
+// served, and reports whether work remains. g is who is in which group now; a
+// packet in inspection keeps what it began with.
 func (e *Engine) Run(g *Groups, budget int) (more bool) {
-	for budget > 0 {
+	// A copy is held until the next is known: inspection must get ahead.
+	for look := 2*budget + 2; budget > 0; {
 		n := e.inject(budget)
 		budget -= n
-		if !e.inspect(g) && n == 0 {
+		m := e.inspect(g, look)
+		if look -= m; n == 0 && m == 0 {
 			break
 		}
 	}
-	return e.infos.len() > 0 || e.busy || e.requests.len() > 0
+	return e.Pending()
 }
 
 // inspect is the inspection engine: it turns packets of the information FIFO
-// into requests while there are credits, and reports whether it did anything.
-func (e *Engine) inspect(g *Groups) (did bool) {
-	for e.requests.room() > 0 {
+// into requests while there are credits, in at most so many steps, and returns
+// how many it took.
+func (e *Engine) inspect(g *Groups, most int) (n int) {
+	for ; n < most; n++ {
+		if e.requests.room() == 0 {
+			e.Counters.CreditWaits++
+			return n
+		}
 		if !e.busy {
 			if e.infos.len() == 0 {
-				return did
+				return n
 			}
 			e.begin(g)
 		}
-		did = true
 		i := e.infos.front()
 		d, ok := e.member(i)
 		if ok {
@@ -223,7 +267,8 @@ func (e *Engine) inspect(g *Groups) (did bool) {
 			if e.holds {
 				e.requests.push(e.held)
 			}
-			e.held, e.holds = request{dest: d, p: i.p}, true
+			e.held, e.holds = request{dest: d, p: i.p, first: e.first}, true
+			e.first = false
 			e.Counters.Requested++
 			continue
 		}
@@ -238,14 +283,13 @@ func (e *Engine) inspect(g *Groups) (did bool) {
 		e.busy, e.holds, e.held = false, false, request{}
 		e.infos.pop()
 	}
-	e.Counters.CreditWaits++
-	return did
+	return n
 }
 
 // begin starts with the packet at the head of the information FIFO.
 func (e *Engine) begin(g *Groups) {
 	i := e.infos.front()
-	e.busy, e.groups, e.fn, e.dests, e.next = true, g, 0, nil, 0
+	e.busy, e.groups, e.fn, e.dests, e.next, e.first = true, g, 0, nil, 0, true
 	if i.mlid == 0 {
 		// A group of an Ethernet port has no LID: its function is known.
 		e.one[0] = i.p.Path.Function
@@ -276,21 +320,22 @@ func (e *Engine) member(i *info) (Dest, bool) {
 		if e.fn == len(e.funcs) {
 			return Dest{}, false
 		}
-		e.dests, e.next = e.groups.Attached[GroupKey{e.funcs[e.fn], i.mgid}], 0
+		e.dests, e.next, e.first = e.groups.Attached[GroupKey{e.funcs[e.fn], i.mgid}], 0, true
 		e.fn++
 	}
 }
 
-// inject sends up to budget copies up the pipeline and returns how many.
+// inject serves up to budget requests: it sends copies up the pipeline. It
+// returns how many it served.
 func (e *Engine) inject(budget int) (n int) {
-	for n < budget && e.requests.len() > 0 {
+	for ; n < budget && e.requests.len() > 0; n++ {
 		q := e.requests.front()
 		if !q.none {
 			last := q.last && !e.cfg.Dummy
 			if !last {
 				q.p.refs.Add(1)
 			}
-			if !e.pipe.Inject(Descriptor{Packet: q.p, Dest: q.dest, Last: last}) {
+			if !e.pipe.Inject(Descriptor{Packet: q.p, Dest: q.dest, First: q.first, Last: last}) {
 				if !last {
 					q.p.refs.Add(-1) // not the last: the initial count holds the payload
 				}
@@ -298,7 +343,6 @@ func (e *Engine) inject(budget int) (n int) {
 				return n
 			}
 			e.Counters.Injected++
-			n++
 		}
 		p, last, none := q.p, q.last, q.none
 		e.requests.pop()

@@ -228,6 +228,94 @@ type noMemory struct{ mem.Space }
 func (noMemory) View(addr, n uint64) []byte          { return nil }
 func (noMemory) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
 
+// TestClose: whatever is on its way when an engine ends, no count remains once
+// the descriptors that were injected are released.
+func TestClose(t *testing.T) {
+	forms(t, func(t *testing.T, c Config) {
+		for steps := range 20 {
+			p := newPipes(2, 3)
+			e := New(c, p)
+			g := groups(3, 2, 2)
+			for i := range uint64(4) {
+				r, _ := packet(i, 8)
+				e.Receive(r, NoFunction, mem.NewBatch(4096))
+			}
+			for range steps {
+				e.Run(g, 1)
+			}
+			if !e.Pending() {
+				t.Fatal("nothing was on its way")
+			}
+			e.Close()
+			for lane := range p.queue {
+				for len(p.queue[lane]) > 0 {
+					d := p.take(lane)
+					d.Release()
+				}
+			}
+			if e.Payloads() != 0 || e.Pending() || e.details.len() != 0 {
+				t.Fatalf("after %d steps: %d payloads, %d details", steps, e.Payloads(), e.details.len())
+			}
+			r, _ := packet(9, 8)
+			e.Receive(r, NoFunction, mem.NewBatch(4096))
+			for e.Run(&Groups{}, 1) {
+			}
+			if e.Payloads() != 0 {
+				t.Fatal("the engine does not work any more")
+			}
+		}
+	})
+}
+
+// TestFirst: the first copy of each function is marked, whichever copies came
+// before.
+func TestFirst(t *testing.T) {
+	g := groups(3, 3, 1)
+	g.Attached[GroupKey{2, testMGID}][0].MLID = 0xc002 // not of this group
+	p := newPipes(1, 100)
+	e := New(Config{Payloads: 2, Requests: 4}, p)
+	r, _ := packet(1, 8)
+	e.Receive(r, 3, mem.NewBatch(4096))
+	for e.Run(g, 1) {
+	}
+	var got []string
+	for _, d := range p.queue[0] {
+		got = append(got, fmt.Sprintf("%d/%d %v", d.Dest.Function, d.Dest.QPN, d.First))
+	}
+	want := []string{"3/2 true", "3/3 false", "3/4 false", "1/2 true", "1/3 false", "1/4 false", "2/3 true", "2/4 false"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestBudget: one call does no more than it was told, whatever waits.
+func TestBudget(t *testing.T) {
+	p := newPipes(1, 1000)
+	e := New(Config{Payloads: 100, Requests: 100}, p)
+	g := groups(8, 4, 1)
+	for i := range uint64(50) {
+		r, _ := packet(i, 8)
+		e.Receive(r, NoFunction, mem.NewBatch(4096))
+	}
+	for i := 1; i <= 10; i++ {
+		e.Run(g, 5)
+		if c := e.Counters; c.Injected > uint64(5*i) || c.Requested > uint64(12*i) {
+			t.Fatalf("call %d: %d injected, %d looked at", i, c.Injected, c.Requested)
+		}
+	}
+	for e.Run(&Groups{}, 5) { // those without members count too
+		if e.Counters.NoMembers > 12 {
+			break
+		}
+		if before := e.Counters.NoMembers; before > 0 {
+			e.Run(&Groups{}, 5)
+			if n := e.Counters.NoMembers - before; n > 12 {
+				t.Fatalf("%d packets in one call", n)
+			}
+		}
+	}
+}
+
 // TestSourceFault: a payload that cannot be read takes no place.
 func TestSourceFault(t *testing.T) {
 	e := New(Config{Payloads: 1, Requests: 1}, newPipes(1, 1))
