@@ -72,6 +72,9 @@ func (f *fake) Resources(context.Context) (Resources, error) {
 func (f *fake) Counters(context.Context) ([]Counter, error) {
 	return []Counter{{ScopeLink, "roce", "rx_packets", 1<<64 - 1}}, f.err
 }
+func (f *fake) Groups(context.Context) ([]Group, error) {
+	return []Group{{MLID: 0xc001, MGID: "ff12::1", QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, f.err
+}
 func (f *fake) Faults(context.Context) ([]Fault, error) { return f.faults, f.err }
 func (f *fake) AddFault(_ context.Context, s FaultSpec) (Fault, error) {
 	n := Fault{ID: len(f.faults) + 1, FaultSpec: s}
@@ -127,6 +130,10 @@ func TestRoundTrip(t *testing.T) {
 	n, err := c.Counters(ctx)
 	if diff := cmp.Diff([]Counter{{ScopeLink, "roce", "rx_packets", 1<<64 - 1}}, n); err != nil || diff != "" {
 		t.Errorf("Counters: %v\n%s", err, diff)
+	}
+	g, err := c.Groups(ctx)
+	if diff := cmp.Diff([]Group{{MLID: 0xc001, MGID: "ff12::1", Devices: []string{}, QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, g); err != nil || diff != "" {
+		t.Errorf("Groups: %v\n%s", err, diff)
 	}
 	r, err := c.Resources(ctx)
 	if err != nil || len(r.QPs) != 1 || r.QPs[0].PID != 7 || r.QPs[0].LQPN != 1<<14 || r.MRs[0].Length != 1<<40 {

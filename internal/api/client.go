@@ -91,6 +91,12 @@ func (c *Client) Counters(ctx context.Context) (n []Counter, err error) {
 	return n, err
 }
 
+// Groups returns the multicast groups that the node takes part in.
+func (c *Client) Groups(ctx context.Context) (g []Group, err error) {
+	err = c.do(ctx, "cannot list multicast groups", "GET", "/groups", nil, &g)
+	return g, err
+}
+
 // Faults returns the active faults.
 func (c *Client) Faults(ctx context.Context) (f []Fault, err error) {
 	err = c.do(ctx, "cannot list faults", "GET", "/faults", nil, &f)

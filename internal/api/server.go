@@ -27,6 +27,7 @@ type Backend interface {
 	Devices(ctx context.Context) ([]Device, error)
 	Resources(ctx context.Context) (Resources, error)
 	Counters(ctx context.Context) ([]Counter, error)
+	Groups(ctx context.Context) ([]Group, error)
 	Faults
 	// Use tells that a program is about to connect: a node that ends by itself
 	// waits its whole time from now on. Once it ends, CodeNotReady is the answer.
@@ -93,6 +94,10 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	get("/counters", "cannot read counters", func(ctx context.Context) (any, error) {
 		c, err := b.Counters(ctx)
 		return list(c), err
+	})
+	get("/groups", "cannot list multicast groups", func(ctx context.Context) (any, error) {
+		g, err := b.Groups(ctx)
+		return groupLists(g), err
 	})
 	get("/faults", "cannot list faults", func(ctx context.Context) (any, error) {
 		f, err := b.Faults(ctx)

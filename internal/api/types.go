@@ -196,6 +196,23 @@ type AH struct {
 	RemoteGID string `json:"remote_gid"`
 }
 
+// Group is a multicast group as far as this node takes part in it.
+type Group struct {
+	MLID    uint16 `json:"mlid"`    // 0: a group of an IP address
+	MGID    string `json:"mgid"`    // empty: the switch forwards the LID, and no queue pair has said of what group
+	Address string `json:"address"` // the MGID as an IP address
+	// Devices are those that the group's packets reach.
+	Devices []string  `json:"devices"`
+	QPs     []GroupQP `json:"qps"`
+}
+
+// GroupQP is a queue pair that is attached to a group.
+type GroupQP struct {
+	Owner
+	LQPN uint32 `json:"lqpn"`
+	Lane int    `json:"lane"`
+}
+
 // Counter scopes.
 const (
 	ScopeNode    = "node"
@@ -204,6 +221,7 @@ const (
 	ScopeSession = "session"
 	ScopeQP      = "qp"
 	ScopePort    = "port"
+	ScopeMcast   = "mcast"
 )
 
 // Counter is one named count since its scope's start.
@@ -309,6 +327,13 @@ func (r Resources) withLists() Resources {
 		r.MRs[i].Access = list(r.MRs[i].Access)
 	}
 	return r
+}
+
+func groupLists(g []Group) []Group {
+	for i := range g {
+		g[i].Devices, g[i].QPs = list(g[i].Devices), list(g[i].QPs)
+	}
+	return list(g)
 }
 
 func withLists(d []Device) []Device {

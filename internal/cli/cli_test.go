@@ -160,6 +160,18 @@ func (b *fakeBackend) Counters(context.Context) ([]api.Counter, error) {
 	}, nil
 }
 
+func (b *fakeBackend) Groups(context.Context) ([]api.Group, error) {
+	if b.mode == "empty" {
+		return nil, nil
+	}
+	return []api.Group{
+		{MGID: "0000:0000:0000:0000:0000:ffff:ef01:0203", Address: "239.1.2.3", Devices: []string{b.c.Device},
+			QPs: []api.GroupQP{{Owner: b.owner(1), LQPN: 16385}, {Owner: b.owner(2), LQPN: 32770, Lane: 1}}},
+		{MLID: 0xc000, MGID: "ff12:401b:ffff:0000:0000:0000:ffff:ffff", Address: "ff12:401b:ffff::ffff:ffff", Devices: []string{"weft_ib0", "weft_ib1"}},
+		{MLID: 0xc001, Devices: []string{"weft_ib1"}},
+	}, nil
+}
+
 func (b *fakeBackend) Faults(context.Context) ([]api.Fault, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

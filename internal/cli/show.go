@@ -163,7 +163,7 @@ func printDevices(w io.Writer, devs []api.Device) {
 func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
-	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeSession, api.ScopeQP}
+	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",

@@ -65,6 +65,8 @@ roce-port), else from its default.`,
 	f.Duration("idle-exit", d.IdleExit, "end so long after the last session; 0: never")
 	f.IntSlice("allow-uid", nil, "users who may use the node besides root and its own")
 	f.String("log-level", d.LogLevel, "debug, info, warn or error")
+	f.Int("mcast-payloads", d.McastPayloads, "multicast packets held at a time to be copied, of 4 KiB each")
+	f.Int("mcast-threshold", d.McastThreshold, "multicast packets whose members are to be found at a time, beyond which they are dropped; 0: as many as are held")
 	f.Bool("fabric", d.Fabric, "take part in a subnet: a switch, InfiniBand ports, trunks")
 	f.StringSlice("peer", nil, "a node to be joined to by a trunk: address, or address:port (may be repeated)")
 	f.Int("trunk-port", d.TrunkPort, "UDP port of trunks")

@@ -34,6 +34,8 @@ const (
 const (
 	MaxLanes = 64
 	MaxSpin  = 100 * time.Millisecond
+	// MaxMcastPayloads is 256 MiB.
+	MaxMcastPayloads = 1 << 16
 )
 
 // Config is the configuration of a node. The tags are the keys of the file;
@@ -64,6 +66,12 @@ type Config struct {
 	AllowUIDs []int `koanf:"allow-uid" yaml:"allow-uid"`
 	// LogLevel is debug, info, warn or error.
 	LogLevel string `koanf:"log-level" yaml:"log-level"`
+
+	// McastPayloads bounds the multicast packets the node holds for copying,
+	// McastThreshold those of them whose members are still to be found: one more
+	// is dropped. 0 is the maximum: none is dropped before the store is full.
+	McastPayloads  int `koanf:"mcast-payloads" yaml:"mcast-payloads"`
+	McastThreshold int `koanf:"mcast-threshold" yaml:"mcast-threshold"`
 
 	// Fabric gives the node a vswitch, InfiniBand ports and a place in a
 	// subnet (docs/notes/fabric.md).
@@ -111,6 +119,9 @@ func Default() Config {
 		Spin:     50 * time.Microsecond,
 		LogLevel: "info",
 
+		McastPayloads:  2048,
+		McastThreshold: 1024,
+
 		Fabric:      true,
 		TrunkPort:   TrunkPort,
 		SwitchPorts: 36,
@@ -154,6 +165,12 @@ func (c Config) Validate() error {
 	}
 	if _, err := c.Level(); err != nil {
 		bad("log-level", "must be debug, info, warn or error, not %q", c.LogLevel)
+	}
+	if c.McastPayloads < 1 || c.McastPayloads > MaxMcastPayloads {
+		bad("mcast-payloads", "must be 1 to %d, not %d", MaxMcastPayloads, c.McastPayloads)
+	}
+	if c.McastThreshold < 0 || c.McastThreshold > MaxMcastPayloads {
+		bad("mcast-threshold", "must be 0 (maximum) to %d, not %d", MaxMcastPayloads, c.McastThreshold)
 	}
 	if c.TrunkPort < 1 || c.TrunkPort > 65535 {
 		bad("trunk-port", "must be 1 to 65535, not %d", c.TrunkPort)

@@ -19,7 +19,7 @@ import (
 )
 
 // Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level",
+var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
 	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "store", "store-listen"}
 
 // EnvName returns the environment variable of a key.
@@ -120,7 +120,7 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 		var v any = s
 		var err error
 		switch key {
-		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority":
+		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority", "mcast-payloads", "mcast-threshold":
 			v, err = strconv.Atoi(s)
 		case "wire-local", "real-time", "fabric":
 			v, err = strconv.ParseBool(s)

@@ -82,6 +82,9 @@ func (s *Session) wireQPN(slot uint32) ib.QPN {
 // Slot returns the handle of the queue pair that qpn names on the wire.
 func Slot(qpn ib.QPN) ib.QPN { return qpn & slotMask }
 
+// SessionOf returns the number of the session that qpn names on the wire.
+func SessionOf(qpn ib.QPN) uint16 { return uint16(qpn & ib.QPNMask >> slotBits) }
+
 // Close destroys every object. Afterwards nothing is written to the client's
 // memory on this session's behalf, save by copies that other lanes are in the
 // middle of.

@@ -186,6 +186,7 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 				Fix: "run a subnet manager on a node of this subnet"})
 		}
 	}
+	list = append(list, n.groups.degraded()...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	list = append(list, n.shortages(time.Now())...)
@@ -329,6 +330,12 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	}
 	for i, l := range n.lanes {
 		err = l.look(func() {
+			if i == 0 {
+				c := n.mcast.Counters()
+				fields(add, api.ScopeMcast, "", &c.Counters)
+				add(api.ScopeMcast, "", "payloads", c.Payloads)
+				add(api.ScopeMcast, "", "high_queue", c.HighQueue)
+			}
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.hca.Stats)
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
 			c := n.links[i].roce.Counters()

@@ -435,7 +435,7 @@ func (l *lane) work(now mono.Time) bool {
 // sleep waits for a kick, a packet, the bell or the nearest deadline.
 func (l *lane) sleep() {
 	l.asleep.Store(true)
-	ready := !l.posted.Load() && (l.neighbours == nil || l.neighbours.empty())
+	ready := !l.posted.Load() && !l.hca.Replicating() && (l.neighbours == nil || l.neighbours.empty())
 	for _, d := range l.doors {
 		if !d.dev.Sleep() {
 			ready = false

@@ -7,6 +7,8 @@ import (
 	"runtime"
 
 	"weft/internal/hca"
+	"weft/internal/hca/replicate"
+	"weft/internal/ib"
 	"weft/internal/link/roce"
 	"weft/internal/mono"
 	"weft/internal/pkt"
@@ -134,6 +136,8 @@ func (n *Node) openLanes() error {
 		}
 	}
 	n.lanes = make([]*lane, count)
+	n.mcast = hca.NewMulticast(n.all, count, replicate.Config{Payloads: n.cfg.McastPayloads, Threshold: n.cfg.McastThreshold,
+		Requests: replicate.DefaultConfig.Requests}, n.wake)
 	for i := range n.lanes {
 		link, err := roce.Open(roce.Config{Port: uint16(n.cfg.RoCEPort), IfIndex: n.ifIndex, SendOnly: i > 0})
 		if err != nil {
@@ -152,6 +156,7 @@ func (n *Node) openLanes() error {
 		}
 		in, out := link.FDs()
 		h := hca.NewLane(n.all, i, nl, others)
+		h.SetMulticast(n.mcast)
 		if n.sub != nil {
 			var fin, fout []int
 			nl.fabric, fin, fout = n.fabricLink(i, h)
@@ -170,8 +175,18 @@ func (n *Node) openLanes() error {
 		}
 		n.lanes[i] = l
 	}
+	first := n.links[0].roce // which receives
+	n.groups = &ipGroups{port: n.adapter.Port, join: first.Join, quit: first.Leave, log: n.log, groups: map[ib.GID]*ipGroup{}}
+	n.all.SetIPGroups(n.groups)
 	for _, l := range n.lanes {
 		go l.loop() // ends with close
 	}
 	return nil
+}
+
+// wake rouses a lane that sleeps.
+func (n *Node) wake(lane int) {
+	if l := n.lanes[lane]; l.asleep.Load() {
+		l.ring()
+	}
 }

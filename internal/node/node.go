@@ -52,6 +52,8 @@ type Node struct {
 	identity ib.GUID
 	board    switchboard
 	lanes    []*lane
+	mcast    *hca.Multicast
+	groups   *ipGroups
 	links    []*netLink // by lane
 	host     string     // the host's name
 	sub      *subnet    // nil: the node is in no subnet
@@ -248,6 +250,7 @@ func (n *Node) close() {
 		l.do(func() { l.stop = true })
 		<-l.done
 	}
+	n.mcast.Close()
 	n.closeLinks()
 }
 
@@ -285,6 +288,7 @@ func (n *Node) addressesChanged(t *hostnet.Table) {
 	}
 	n.adapter.SetPort(p)
 	n.ports.Unlock()
+	n.groups.addressesChanged()
 	n.log.Info("addresses changed", "gids", len(t.Entries), "mtu", t.MTU.Bytes())
 	n.portChanged(n.adapter, []ib.Event{ib.EventGIDChange})
 }

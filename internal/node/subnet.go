@@ -405,6 +405,7 @@ func (s *subnet) publish() {
 	if s.dirty {
 		s.dirty = false
 		s.table.Store(s.sw.Forwarding().Snapshot())
+		s.n.all.SetMulticastForwarding(forwarding(s.table.Load(), s.wiring.Load()))
 	}
 	for c, what := range s.changed {
 		delete(s.changed, c)
@@ -461,6 +462,7 @@ func (s *subnet) add(a *hca.Adapter) error {
 		VendorID: vendorID, Description: s.n.host + " " + a.Name, Caps: agent.DefaultCaps}, c, caCounters{c})
 	w.Port[port] = fabric.Plug{Kind: fabric.Function, Number: a.Number()}
 	s.wiring.Store(&w)
+	s.dirty = true
 	s.ports[port], s.byFunc[a.Number()] = c, c
 	s.changed[c] |= agent.ChangedState
 	s.setLink(s.n.now(), port, true)
@@ -478,6 +480,7 @@ func (s *subnet) unplug(a *hca.Adapter) {
 		w := *s.wiring.Load()
 		w.Port[c.port] = fabric.Plug{}
 		s.wiring.Store(&w)
+		s.dirty = true
 		delete(s.ports, c.port)
 		delete(s.byFunc, a.Number())
 		delete(s.changed, c)

@@ -7,7 +7,7 @@
 // datagrams from the network; what goes out: datagrams, many per system call,
 // and received runs (Recv), cut at the transport's rules and no others. One
 // lane of package node owns a Link and calls it; a Link has no goroutine and no
-// lock, and must never be called concurrently.
+// lock, and must never be called concurrently, but for Join and Leave.
 // It must never know a queue pair, block, allocate per packet, or drop without
 // counting under a name.
 //

@@ -53,7 +53,8 @@ func receiving(v4 bool) []udpsock.Option {
 }
 
 // Join makes the link receive a multicast group on the interface ifindex
-// (IGMP or MLD do the rest), Leave ends it.
+// (IGMP or MLD do the rest), Leave ends it. Unlike everything else of a Link
+// both may be called from any goroutine until Close.
 func (l *Link) Join(group ib.GID, ifindex int) error { return l.member(group, ifindex, true) }
 
 // Leave ends a Join.
@@ -85,7 +86,7 @@ func (l *Link) member(group ib.GID, ifindex int, join bool) error {
 	}
 	switch {
 	case errors.Is(err, unix.ENOBUFS):
-		return fmt.Errorf("join %v: the host's limit of groups per socket is reached. fix: sysctl -w net.ipv4.igmp_max_memberships=1000", group.Addr())
+		return fmt.Errorf("join %v: the host's limit of groups per socket is reached: %w. fix: sysctl -w net.ipv4.igmp_max_memberships=1000", group.Addr(), err)
 	case err != nil:
 		return fmt.Errorf("%s %v on interface %d: %w", verb, group.Addr(), ifindex, err)
 	}

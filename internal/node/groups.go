@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+
+	"weft/internal/api"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/link/fabric"
+	"weft/internal/vswitch"
+)
+
+// ipGroups is the host's part in the multicast groups of its Ethernet port: it
+// joins each on every interface that holds an address of the group's family, and
+// follows the interfaces that come and go.
+type ipGroups struct {
+	port func() *hca.Port
+	join func(group ib.GID, ifindex int) error // of the link that receives
+	quit func(group ib.GID, ifindex int) error
+	log  *slog.Logger
+
+	mu     sync.Mutex // guards what follows; lanes hold it while the kernel joins
+	groups map[ib.GID]*ipGroup
+}
+
+// ipGroup is a group that count queue pairs are attached to.
+type ipGroup struct {
+	count int
+	on    map[int]error // by interface: nil where it is joined
+}
+
+var _ hca.IPGroups = (*ipGroups)(nil)
+
+// Join implements hca.IPGroups. To be joined on one interface is enough, and so
+// is a host without any: such groups reach this node.
+func (g *ipGroups) Join(group ib.GID) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := g.groups[group]
+	if v == nil {
+		v = &ipGroup{on: map[int]error{}}
+		g.follow(group, v)
+		if err := v.err(); err != nil {
+			g.log.Warn("a multicast group was refused", "group", group.Addr(), "err", err)
+			var e syscall.Errno
+			if errors.As(err, &e) {
+				return e
+			}
+			return syscall.EIO
+		}
+		g.groups[group] = v
+	}
+	v.count++
+	return nil
+}
+
+// err returns why the group is joined nowhere, or nil.
+func (v *ipGroup) err() (err error) {
+	for _, e := range v.on {
+		if e == nil {
+			return nil
+		}
+		err = e
+	}
+	return err
+}
+
+// Leave implements hca.IPGroups.
+func (g *ipGroups) Leave(group ib.GID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := g.groups[group]
+	if v.count--; v.count > 0 {
+		return
+	}
+	delete(g.groups, group)
+	for i, err := range v.on {
+		g.leave(group, i, err)
+	}
+}
+
+// leave ends a membership that Join or follow began with err. Where the
+// interface has gone, so has the membership.
+func (g *ipGroups) leave(group ib.GID, ifindex int, err error) {
+	if err != nil {
+		return
+	}
+	if err := g.quit(group, ifindex); err != nil && !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		g.log.Warn("a multicast group was not left", "group", group.Addr(), "err", err)
+	}
+}
+
+// follow joins a group where it can be joined now and is not.
+func (g *ipGroups) follow(group ib.GID, v *ipGroup) {
+	want := map[int]bool{}
+	for _, e := range g.port().GIDs {
+		if !e.GID.IsZero() && !e.LocalOnly && e.GID.IsIPv4() == group.IsIPv4() {
+			want[e.IfIndex] = true
+		}
+	}
+	for i, err := range v.on {
+		if !want[i] {
+			g.leave(group, i, err)
+			delete(v.on, i)
+		}
+	}
+	for i := range want {
+		if err, ok := v.on[i]; !ok || err != nil {
+			v.on[i] = g.join(group, i)
+		}
+	}
+}
+
+// addressesChanged follows the host's interfaces.
+func (g *ipGroups) addressesChanged() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for group, v := range g.groups {
+		g.follow(group, v)
+	}
+}
+
+// degraded lists the groups that are not joined everywhere.
+func (g *ipGroups) degraded() (list []api.Degraded) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for group, v := range g.groups {
+		for i, err := range v.on {
+			if err != nil {
+				list = append(list, api.Degraded{What: "multicast_group", Why: fmt.Sprintf("%v is not received on interface %d: %v", group.Addr(), i, err),
+					Fix: "sysctl -w net.ipv4.igmp_max_memberships=1000, if it is for their number, and attach again"})
+			}
+		}
+	}
+	return list
+}
+
+// forwarding returns the functions that the switch leads each multicast LID to.
+func forwarding(t *vswitch.Table, w *fabric.Wiring) map[ib.LID][]uint16 {
+	m := map[ib.LID][]uint16{}
+	for lid := ib.LIDMulticastFirst; lid <= ib.LIDMulticastLast; lid++ {
+		var fs []uint16
+		set := t.Members(lid)
+		for p, ok := set.Next(); ok; p, ok = set.Next() {
+			if int(p) < len(w.Port) && w.Port[p].Kind == fabric.Function {
+				fs = append(fs, w.Port[p].Number)
+			}
+		}
+		if len(fs) > 0 {
+			slices.Sort(fs)
+			m[lid] = fs
+		}
+	}
+	return m
+}
+
+// Groups implements api.Backend.
+func (n *Node) Groups(context.Context) ([]api.Group, error) {
+	g := n.all.Groups()
+	type key struct {
+		mlid ib.LID
+		mgid ib.GID
+	}
+	groups := map[key]*api.Group{}
+	for k, dests := range g.Attached {
+		for _, d := range dests {
+			at := key{d.MLID, k.MGID}
+			v := groups[at]
+			if v == nil {
+				v = &api.Group{MLID: uint16(d.MLID), MGID: k.MGID.String(), Address: k.MGID.Addr().String()}
+				groups[at] = v
+			}
+			v.QPs = append(v.QPs, api.GroupQP{Owner: api.Owner{Device: n.deviceName(d.Function)}, LQPN: uint32(d.QPN), Lane: int(d.Lane)})
+			if d.MLID == 0 && !slices.Contains(v.Devices, n.deviceName(d.Function)) {
+				v.Devices = append(v.Devices, n.deviceName(d.Function))
+			}
+		}
+	}
+	// A LID of which no queue pair is a member yet has no GID that the switch knows.
+	seen := map[ib.LID]bool{}
+	for k := range groups {
+		seen[k.mlid] = true
+	}
+	for lid := range g.Functions {
+		if !seen[lid] {
+			groups[key{mlid: lid}] = &api.Group{MLID: uint16(lid)}
+		}
+	}
+	for k, v := range groups {
+		for _, f := range g.Functions[k.mlid] {
+			v.Devices = append(v.Devices, n.deviceName(f))
+		}
+	}
+	if err := n.nameOwners(slices.Collect(maps.Values(groups))); err != nil {
+		return nil, err
+	}
+	list := make([]api.Group, 0, len(groups))
+	for _, v := range groups {
+		slices.SortFunc(v.QPs, func(a, b api.GroupQP) int {
+			return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.LQPN, b.LQPN))
+		})
+		list = append(list, *v)
+	}
+	slices.SortFunc(list, func(a, b api.Group) int { return cmp.Or(cmp.Compare(a.MLID, b.MLID), cmp.Compare(a.MGID, b.MGID)) })
+	return list, nil
+}
+
+func (n *Node) deviceName(function uint16) string {
+	if a := n.all.At(function); a != nil {
+		return a.Name
+	}
+	return fmt.Sprintf("function %d", function)
+}
+
+// nameOwners fills in whose the attached queue pairs are.
+func (n *Node) nameOwners(groups []*api.Group) error {
+	type key struct {
+		device  string
+		session uint32
+	}
+	owners := map[key]api.Owner{}
+	for _, d := range n.snapshot() {
+		o := n.owner(d)
+		if err := d.lane.look(func() { owners[key{o.Device, uint32(d.dev.Session().Number())}] = o }); err != nil {
+			return err
+		}
+	}
+	for _, g := range groups {
+		for i := range g.QPs {
+			q := &g.QPs[i]
+			if o, ok := owners[key{q.Device, uint32(hca.SessionOf(ib.QPN(q.LQPN)))}]; ok {
+				q.Owner = o
+			}
+		}
+	}
+	return nil
+}
