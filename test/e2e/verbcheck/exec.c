@@ -150,6 +150,12 @@ struct exec *exec_open(const char *dev, int port, int gid_index, bool v6)
 		fprintf(stderr, "verbcheck: query %s: %s\n", x->dev, strerror(rc));
 		return NULL;
 	}
+	if (gid_index == NONE && pa.link_layer == IBV_LINK_LAYER_INFINIBAND)
+		gid_index = 0;
+	if (opt_lid && (pa.link_layer != IBV_LINK_LAYER_INFINIBAND || !pa.lid)) {
+		fprintf(stderr, "verbcheck: %s has no LID. fix: give -d DEV with an active InfiniBand port\n", x->dev);
+		return NULL;
+	}
 	for (int i = 0; gid_index == NONE && i < pa.gid_tbl_len; i++) {
 		static const uint8_t mapped[12] = { [10] = 0xff, 0xff };
 		union ibv_gid g;

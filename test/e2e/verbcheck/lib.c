@@ -351,8 +351,12 @@ uint64_t aligned(struct buf b) { return (8 - b.addr % 8) % 8 + 64; }
 
 void attr_ah(struct end *from, struct end *to, struct ibv_ah_attr *a)
 {
-	*a = (struct ibv_ah_attr){ .is_global = 1, .port_num = from->h.port, .dlid = to->h.lid,
-		.grh = { .dgid = to->h.gid, .sgid_index = from->h.gid_index, .hop_limit = 64 } };
+	*a = (struct ibv_ah_attr){ .is_global = !opt_lid, .port_num = from->h.port, .dlid = to->h.lid };
+	if (!opt_lid) {
+		a->grh.dgid = to->h.gid;
+		a->grh.sgid_index = from->h.gid_index;
+		a->grh.hop_limit = 64;
+	}
 }
 
 void attr_init(struct conn *c, int i, struct ibv_qp_attr *a, int *mask)
@@ -591,9 +595,12 @@ struct ibv_wc want_recv(struct conn *c, int i, const struct rwr *w, const struct
 	if (imm)
 		CHECK(wc.imm_data == from->imm, "immediate data at %s: %08x, want %08x", s->e->name, be32toh(wc.imm_data), be32toh(from->imm));
 	if (ud) {
-		CHECK(wc.wc_flags & IBV_WC_GRH, "UD completion at %s without the GRH flag", s->e->name);
+		CHECK(!(wc.wc_flags & IBV_WC_GRH) == opt_lid, "UD completion at %s with%s the GRH flag", s->e->name, opt_lid ? "" : "out");
 		CHECK(wc.src_qp == c->s[!i].qpn, "UD completion at %s: src_qp %06x, want %06x", s->e->name, wc.src_qp, c->s[!i].qpn);
-		if (!s->e->rxe) { /* what the 40 bytes hold; UCX believes it */
+		if (port_is_ib()) {
+			CHECK(wc.slid == c->s[!i].e->h.lid && wc.sl == 0 && wc.dlid_path_bits == 0, "UD completion at %s: slid %u, want %u; sl %u, path bits %u",
+			      s->e->name, wc.slid, c->s[!i].e->h.lid, wc.sl, wc.dlid_path_bits);
+		} else if (!s->e->rxe) { /* what the 40 bytes hold; UCX believes it */
 			bool v4 = !memcmp(s->e->h.gid.raw, "\0\0\0\0\0\0\0\0\0\0\377\377", 12);
 
 			CHECK(wc.sl == (v4 ? 2 : 1), "UD completion at %s: sl %u over IPv%d", s->e->name, wc.sl, v4 ? 4 : 6);

@@ -15,7 +15,7 @@
 
 struct end *A, *B;
 int wait_ms = 10000;
-bool opt_big;
+bool opt_big, opt_lid;
 uint64_t opt_seed;
 int opt_timeout = 18;
 int test_line;
@@ -117,6 +117,7 @@ static const char usage[] =
 	"  -T CODE     local ACK timeout of reliable queue pairs, 4.096 us << CODE (default 18; less for lossy links)\n"
 	"  -s SEED     of sizes and contents (default: from the clock)\n"
 	"  --big       also messages up to 2 GiB\n"
+	"  --lid       address by LID alone, without a GRH; given at both ends\n"
 	"  --peer=rxe  accept what Linux soft-RoCE does differently, at the ends that are soft-RoCE\n";
 
 static _Noreturn void bad_usage(const char *what)
@@ -165,6 +166,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(a, "-l")) list = true;
 		else if (!strcmp(a, "--local")) local = true;
 		else if (!strcmp(a, "--big")) opt_big = true;
+		else if (!strcmp(a, "--lid")) opt_lid = true;
 		else if (!strcmp(a, "--peer=rxe")) rxe = true;
 		else if (!strcmp(a, "-h") || !strcmp(a, "--help")) return fputs(usage, stdout), 0;
 		else if (a[0] == '-' || server) bad_usage(a);
@@ -178,6 +180,8 @@ int main(int argc, char **argv)
 				puts(t->name);
 		return 0;
 	}
+	if (opt_lid && gid != NONE)
+		bad_usage("--lid takes no GID");
 	struct exec *x = exec_open(dev, ib_port, gid, v6);
 	if (!x)
 		return 2;

@@ -74,7 +74,7 @@ static int join(struct shared *s, struct ibv_qp *qp, uint32_t peer)
 		return rc;
 	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = s->h->active_mtu, .dest_qp_num = peer, .rq_psn = 1,
 		.max_dest_rd_atomic = 4, .min_rnr_timer = 1,
-		.ah_attr = { .is_global = 1, .port_num = s->h->port, .dlid = s->h->lid,
+		.ah_attr = { .is_global = !opt_lid, .port_num = s->h->port, .dlid = s->h->lid,
 			.grh = { .dgid = s->h->gid, .sgid_index = s->h->gid_index, .hop_limit = 64 } } };
 	rc = ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);

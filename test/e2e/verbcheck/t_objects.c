@@ -391,6 +391,13 @@ static void handles(void)
 		attr_ah(e, e, &a);
 		a.port_num = e->h.dev.phys_port_cnt + 1;
 		EXPECT_RC(EINVAL, try_ah(e, pd, &a, &ah));
+		if (port_is_ib()) {
+			attr_ah(e, e, &a);
+			a.dlid = 0;
+			EXPECT_RC(EINVAL, try_ah(e, pd, &a, &ah));
+		}
+		if (opt_lid)
+			continue;
 		attr_ah(e, e, &a);
 		a.grh.sgid_index = 255;
 		CHECK(try_ah(e, pd, &a, &ah), "an address handle with a GID index beyond the table");

@@ -188,10 +188,17 @@ static void values(void)
 		REFUSE(attr_rtr, a.path_mtu = 0);
 		REFUSE(attr_rtr, a.max_dest_rd_atomic = 255);
 	}
-	attr_rtr(&c, 0, &a, &mask);
-	a.ah_attr.grh.sgid_index = 255;
-	int no_gid = try_modify(e, qp, &a, mask);
-	CHECK(no_gid == EINVAL || no_gid == ENODATA, "GID index 255: %s", errname(no_gid));
+	if (!opt_lid) {
+		attr_rtr(&c, 0, &a, &mask);
+		a.ah_attr.grh.sgid_index = 255;
+		int no_gid = try_modify(e, qp, &a, mask);
+		CHECK(no_gid == EINVAL || no_gid == ENODATA, "GID index 255: %s", errname(no_gid));
+	}
+	if (port_is_ib()) {
+		REFUSE(attr_rtr, a.ah_attr.dlid = 0);
+		REFUSE(attr_rtr, a.ah_attr.dlid = 0xffff);
+		REFUSE(attr_rtr, a.ah_attr.sl = 16);
+	}
 	REFUSE(attr_rtr, a.ah_attr.port_num = e->h.dev.phys_port_cnt + 1);
 	if (!port_is_ib())
 		REFUSE(attr_rtr, a.ah_attr.is_global = 0);
@@ -233,8 +240,8 @@ static void query(void)
 	CHECK(a.qp_access_flags == want.qp_access_flags && a.port_num == want.port_num && a.pkey_index == 0, "access %x, port %d, P_Key index %d",
 	      a.qp_access_flags, a.port_num, a.pkey_index);
 	attr_rtr(&c, 0, &want, &mask);
-	CHECK(a.ah_attr.is_global && !memcmp(&a.ah_attr.grh.dgid, &want.ah_attr.grh.dgid, 16) && a.ah_attr.grh.sgid_index == want.ah_attr.grh.sgid_index &&
-	      a.ah_attr.grh.hop_limit == 64 && a.ah_attr.port_num == want.ah_attr.port_num, "address vector differs");
+	CHECK(a.ah_attr.is_global == !opt_lid && a.ah_attr.dlid == want.ah_attr.dlid && !memcmp(&a.ah_attr.grh.dgid, &want.ah_attr.grh.dgid, 16) && a.ah_attr.grh.sgid_index == want.ah_attr.grh.sgid_index &&
+	      a.ah_attr.grh.hop_limit == want.ah_attr.grh.hop_limit && a.ah_attr.port_num == want.ah_attr.port_num, "address vector differs");
 	CHECK(ia.qp_type == IBV_QPT_RC && ia.sq_sig_all, "type %d, sq_sig_all %d", ia.qp_type, ia.sq_sig_all);
 	CHECK(ia.cap.max_send_wr >= 64 && ia.cap.max_recv_wr >= 64 && ia.cap.max_send_sge >= 4 && ia.cap.max_recv_sge >= 4, "capacities shrank");
 	ping(&c, 0);

@@ -116,7 +116,7 @@ int call(struct end *e, struct msg *m, const void *in, size_t in_len, void *out,
 /* lib.c: what tests are written with. Those without "try" fail the test when the call does not succeed. */
 extern struct end *A, *B;
 extern int wait_ms;             /* how long an expected event may take */
-extern bool opt_big;
+extern bool opt_big, opt_lid;    /* opt_lid: address by LID, without a GRH */
 extern uint64_t opt_seed;
 extern int opt_timeout;         /* local ACK timeout unless a test says otherwise */
 
