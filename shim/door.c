@@ -249,7 +249,7 @@ static int control_queue(struct weft_ctx *ctx)
 
 /* The node gets a descriptor that rules this process, so it must be one the
  * user trusts with that anyway. */
-static bool trusted(const struct ucred *c)
+bool weft_trusted(const struct ucred *c)
 {
 	const char *t = getenv("WEFT_TRUST_UID");
 
@@ -273,7 +273,7 @@ static int connect_to(struct weft_ctx *ctx, const char *path, struct ucred *cred
 			return errno;
 	if (getsockopt(ctx->sock.fd, SOL_SOCKET, SO_PEERCRED, cred, &len))
 		return errno;
-	if (!trusted(cred)) {
+	if (!weft_trusted(cred)) {
 		weft_log("%s: the node runs as uid %u, which this program does not trust. "
 			 "fix: set WEFT_TRUST_UID=%u", path, cred->uid, cred->uid);
 		return EPERM;

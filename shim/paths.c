@@ -3,7 +3,7 @@
  * Path redirection. Programs and libraries (UCX, libibumad, ls) read below
  * /sys/class/infiniband and /dev/infiniband by themselves; on a host without
  * kernel RDMA these exist only in the tree the node writes. The functions below
- * stand in front of libc's and replace exactly four prefixes.
+ * stand in front of libc's and replace exactly five prefixes.
  *
  * These are hot functions of programs that never look at such a path, so two
  * characters decide first and everything else is out of line. Nothing here
@@ -156,6 +156,7 @@ static const struct prefix {
 	P("/dev/infiniband"),
 	P("/sys/class/infiniband"),
 	P("/sys/class/infiniband_verbs"),
+	P("/sys/class/infiniband_mad"),
 	P("/sys/class/misc/rdma_cm"),
 #undef P
 };

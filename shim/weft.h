@@ -317,6 +317,8 @@ static inline bool weft_dead(const struct weft_ctx *ctx)
 
 /* Opens the session of §2 of the ABI. Returns 0 or an errno; on failure
  * everything is released. */
+struct ucred;
+bool weft_trusted(const struct ucred *node);
 int weft_door_open(struct weft_ctx *ctx, const char *path);
 /* Ends the session. The watcher thread has ended when it returns. */
 void weft_door_close(struct weft_ctx *ctx);

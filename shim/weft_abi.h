@@ -241,6 +241,17 @@
 #define WEFT_WC_FLAG_GRH 1
 #define WEFT_WC_FLAG_WITH_IMM 2
 
+/* version of the records at umad.sock */
+#define WEFT_UMAD_VERSION 1
+
+/* what a first record at umad.sock asks for */
+#define WEFT_UMAD_OPEN 1
+#define WEFT_UMAD_OPEN_ISSM 2
+#define WEFT_UMAD_CONTROL 3
+
+/* flags of umad_open */
+#define WEFT_UMAD_NONBLOCK 1
+
 /* asynchronous events */
 #define WEFT_EVENT_CQ_ERR 1
 #define WEFT_EVENT_QP_FATAL 2
@@ -901,6 +912,39 @@ struct weft_event {
 	uint64_t reserved;
 };
 
+/* first record at umad.sock that opens a file of a device's port */
+struct weft_umad_open {
+	uint32_t op;
+	uint32_t version;
+	uint32_t flags;
+	uint32_t port;
+	uint8_t device[64];
+};
+
+/* its answer; what follows is the file's records */
+struct weft_umad_opened {
+	uint32_t error;
+	uint32_t header_len;
+	uint8_t token[16];
+};
+
+/* first and only record of a request that is made of an open file */
+struct weft_umad_control {
+	uint32_t op;
+	uint32_t version;
+	uint8_t token[16];
+	uint32_t number;
+	uint32_t length;
+	uint8_t arg[40];
+};
+
+/* its answer */
+struct weft_umad_controlled {
+	uint32_t error;
+	uint32_t header_len;
+	uint8_t arg[40];
+};
+
 /* Size of the doorbell area for nbits rings. */
 #define WEFT_DOORBELL_SIZE(nbits) (sizeof(struct weft_doorbell) + (size_t)((nbits) + 63) / 64 * 8)
 /* Bitmap words that one summary bit stands for: 1 up to 4096 rings. */
@@ -1356,6 +1400,27 @@ WEFT_ABI_SIZE(weft_event, 16);
 WEFT_ABI_AT(weft_event, type, 0);
 WEFT_ABI_AT(weft_event, object, 4);
 WEFT_ABI_AT(weft_event, reserved, 8);
+WEFT_ABI_SIZE(weft_umad_open, 80);
+WEFT_ABI_AT(weft_umad_open, op, 0);
+WEFT_ABI_AT(weft_umad_open, version, 4);
+WEFT_ABI_AT(weft_umad_open, flags, 8);
+WEFT_ABI_AT(weft_umad_open, port, 12);
+WEFT_ABI_AT(weft_umad_open, device, 16);
+WEFT_ABI_SIZE(weft_umad_opened, 24);
+WEFT_ABI_AT(weft_umad_opened, error, 0);
+WEFT_ABI_AT(weft_umad_opened, header_len, 4);
+WEFT_ABI_AT(weft_umad_opened, token, 8);
+WEFT_ABI_SIZE(weft_umad_control, 72);
+WEFT_ABI_AT(weft_umad_control, op, 0);
+WEFT_ABI_AT(weft_umad_control, version, 4);
+WEFT_ABI_AT(weft_umad_control, token, 8);
+WEFT_ABI_AT(weft_umad_control, number, 24);
+WEFT_ABI_AT(weft_umad_control, length, 28);
+WEFT_ABI_AT(weft_umad_control, arg, 32);
+WEFT_ABI_SIZE(weft_umad_controlled, 48);
+WEFT_ABI_AT(weft_umad_controlled, error, 0);
+WEFT_ABI_AT(weft_umad_controlled, header_len, 4);
+WEFT_ABI_AT(weft_umad_controlled, arg, 8);
 
 #undef WEFT_ABI_SIZE
 #undef WEFT_ABI_AT

@@ -270,3 +270,20 @@ const (
 	WCOpCmpSwap     = 64
 	WCOpFetchAdd    = 65
 )
+
+// Version of the records at umad.sock.
+const (
+	UmadVersion = 1
+)
+
+// What a first record at umad.sock asks for.
+const (
+	UmadOpOpen    UmadOp = 1
+	UmadOpIsSM    UmadOp = 2
+	UmadOpControl UmadOp = 3
+)
+
+// Flags of umad_open.
+const (
+	UmadNonblock = 1
+)

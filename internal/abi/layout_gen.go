@@ -2504,3 +2504,154 @@ func (v Event) Append(b []byte) []byte {
 	b = append(b, make([]byte, 8)...)
 	return b
 }
+
+// UmadOpenSize is the length of a UmadOpen.
+const UmadOpenSize = 80
+
+// UmadOpen is weft_umad_open: first record at umad.sock that opens a file of a device's port.
+type UmadOpen struct {
+	Op      UmadOp
+	Version uint32
+	Flags   uint32
+	Port    uint32
+	Device  [64]uint8
+}
+
+// ParseUmadOpen reads exactly UmadOpenSize bytes; reserved ones are ignored.
+func ParseUmadOpen(b []byte) (v UmadOpen, err error) {
+	if len(b) != UmadOpenSize {
+		return v, lengthError("UmadOpen", len(b), UmadOpenSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *UmadOpen) decode(b []byte) {
+	_ = b[79]
+	v.Op = UmadOp(binary.LittleEndian.Uint32(b[0:]))
+	v.Version = binary.LittleEndian.Uint32(b[4:])
+	v.Flags = binary.LittleEndian.Uint32(b[8:])
+	v.Port = binary.LittleEndian.Uint32(b[12:])
+	copy(v.Device[:], b[16:80])
+}
+
+// Append appends the 80 bytes of v to b, reserved ones zero.
+func (v UmadOpen) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(v.Op))
+	b = binary.LittleEndian.AppendUint32(b, v.Version)
+	b = binary.LittleEndian.AppendUint32(b, v.Flags)
+	b = binary.LittleEndian.AppendUint32(b, v.Port)
+	b = append(b, v.Device[:]...)
+	return b
+}
+
+// UmadOpenedSize is the length of a UmadOpened.
+const UmadOpenedSize = 24
+
+// UmadOpened is weft_umad_opened: its answer; what follows is the file's records.
+type UmadOpened struct {
+	Error     uint32
+	HeaderLen uint32
+	Token     [16]uint8
+}
+
+// ParseUmadOpened reads exactly UmadOpenedSize bytes; reserved ones are ignored.
+func ParseUmadOpened(b []byte) (v UmadOpened, err error) {
+	if len(b) != UmadOpenedSize {
+		return v, lengthError("UmadOpened", len(b), UmadOpenedSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *UmadOpened) decode(b []byte) {
+	_ = b[23]
+	v.Error = binary.LittleEndian.Uint32(b[0:])
+	v.HeaderLen = binary.LittleEndian.Uint32(b[4:])
+	copy(v.Token[:], b[8:24])
+}
+
+// Append appends the 24 bytes of v to b, reserved ones zero.
+func (v UmadOpened) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.Error)
+	b = binary.LittleEndian.AppendUint32(b, v.HeaderLen)
+	b = append(b, v.Token[:]...)
+	return b
+}
+
+// UmadControlSize is the length of a UmadControl.
+const UmadControlSize = 72
+
+// UmadControl is weft_umad_control: first and only record of a request that is made of an open file.
+type UmadControl struct {
+	Op      UmadOp
+	Version uint32
+	Token   [16]uint8
+	Number  uint32
+	Length  uint32
+	Arg     [40]uint8
+}
+
+// ParseUmadControl reads exactly UmadControlSize bytes; reserved ones are ignored.
+func ParseUmadControl(b []byte) (v UmadControl, err error) {
+	if len(b) != UmadControlSize {
+		return v, lengthError("UmadControl", len(b), UmadControlSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *UmadControl) decode(b []byte) {
+	_ = b[71]
+	v.Op = UmadOp(binary.LittleEndian.Uint32(b[0:]))
+	v.Version = binary.LittleEndian.Uint32(b[4:])
+	copy(v.Token[:], b[8:24])
+	v.Number = binary.LittleEndian.Uint32(b[24:])
+	v.Length = binary.LittleEndian.Uint32(b[28:])
+	copy(v.Arg[:], b[32:72])
+}
+
+// Append appends the 72 bytes of v to b, reserved ones zero.
+func (v UmadControl) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(v.Op))
+	b = binary.LittleEndian.AppendUint32(b, v.Version)
+	b = append(b, v.Token[:]...)
+	b = binary.LittleEndian.AppendUint32(b, v.Number)
+	b = binary.LittleEndian.AppendUint32(b, v.Length)
+	b = append(b, v.Arg[:]...)
+	return b
+}
+
+// UmadControlledSize is the length of a UmadControlled.
+const UmadControlledSize = 48
+
+// UmadControlled is weft_umad_controlled: its answer.
+type UmadControlled struct {
+	Error     uint32
+	HeaderLen uint32
+	Arg       [40]uint8
+}
+
+// ParseUmadControlled reads exactly UmadControlledSize bytes; reserved ones are ignored.
+func ParseUmadControlled(b []byte) (v UmadControlled, err error) {
+	if len(b) != UmadControlledSize {
+		return v, lengthError("UmadControlled", len(b), UmadControlledSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *UmadControlled) decode(b []byte) {
+	_ = b[47]
+	v.Error = binary.LittleEndian.Uint32(b[0:])
+	v.HeaderLen = binary.LittleEndian.Uint32(b[4:])
+	copy(v.Arg[:], b[8:48])
+}
+
+// Append appends the 48 bytes of v to b, reserved ones zero.
+func (v UmadControlled) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.Error)
+	b = binary.LittleEndian.AppendUint32(b, v.HeaderLen)
+	b = append(b, v.Arg[:]...)
+	return b
+}

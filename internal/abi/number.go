@@ -8,6 +8,10 @@ import (
 	"weft/internal/ib"
 )
 
+// UmadOp is what the first record of a connection to umad.sock asks for
+// (docs/notes/umad.md).
+type UmadOp uint32
+
 // AttrMask names queue pair attributes with the RFC's dense numbers.
 type AttrMask uint32
 

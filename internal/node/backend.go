@@ -20,6 +20,7 @@ import (
 	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
+	"weft/internal/umad"
 	"weft/internal/vhost"
 )
 
@@ -327,6 +328,13 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			return nil, err
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
+	}
+	if s := n.sub; s != nil {
+		s.do(func() {
+			if u, ok := s.clients.(*umad.Hub); ok {
+				fields(add, api.ScopeNode, "umad", &u.Stats)
+			}
+		})
 	}
 	for i, l := range n.lanes {
 		err = l.look(func() {

@@ -85,6 +85,7 @@ type Node struct {
 	faultID  int
 	lines    lines // of the log, about sessions
 	noRoom   map[vhost.Quota]refusal
+	umads    int // open files of user MADs
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -207,6 +208,14 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		control.Close()
 		return err
 	}
+	if n.sub != nil {
+		u, err := n.openUmad()
+		if err != nil {
+			control.Close()
+			return err
+		}
+		defer u.close()
+	}
 	table := n.table // addressesChanged replaces it
 	wg.Go(func() {   // not before the doors are there, whose counters it tells
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
@@ -265,7 +274,7 @@ func (n *Node) watchIdle(ctx context.Context) {
 		case <-t.C:
 		}
 		n.mu.Lock()
-		n.ending = len(n.sessions) == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.ending = len(n.sessions) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
 		idle := n.ending
 		n.mu.Unlock()
 		if idle {

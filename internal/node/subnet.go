@@ -68,6 +68,8 @@ type madClient interface {
 	// Next returns a datagram that a program sends, and for whom it speaks.
 	Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool)
 	Deadline() mono.Time
+	// Remove tells that the port of a function is no more.
+	Remove(now mono.Time, function uint16)
 }
 
 // caPort is a function with its InfiniBand port.
@@ -310,12 +312,12 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 	case v == agent.Deliver && c == nil:
 		if s.mgr != nil {
 			s.mgr.Handle(now, d)
-		} else if s.clients != nil {
-			s.clients.Receive(now, 0, d)
+		} else {
+			s.unclaimed(now, nil, s.sw, d)
 		}
 	case v == agent.Deliver:
-		if s.clients != nil {
-			s.clients.Receive(now, c.adapter.Number(), d)
+		if s.clients == nil || !s.clients.Receive(now, c.adapter.Number(), d) {
+			s.unclaimed(now, c, c.agent, d)
 		}
 	case c != nil: // from the adapter's port into the switch
 		d.Port = c.port
@@ -332,6 +334,20 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 			l.post(func() { s.n.links[0].fabric.SendMAD(l.clock(), out.Port, &out) })
 		}
 	}
+}
+
+// unclaimed answers a request of general services that nobody at the port of a
+// serves, so that who asked need not wait; anything else is dropped.
+func (s *subnet) unclaimed(now mono.Time, c *caPort, a *agent.Agent, d *mad.Datagram) {
+	var h mad.Header
+	h.Parse(d.Data[:])
+	if d.DstQPN != ib.QPNGSI || h.BaseVersion != mad.BaseVersion || h.Method != mad.MethodGet && h.Method != mad.MethodSet {
+		return
+	}
+	r := d.Reply()
+	h.Method, h.Status = h.Method.Response(), mad.StatusBadMethodAttr
+	h.Append(r.Data[:0])
+	s.verdict(now, c, a.Originate(now, &r), &r)
 }
 
 // links brings links up again that a manager took down for a moment.
@@ -484,6 +500,9 @@ func (s *subnet) unplug(a *hca.Adapter) {
 		delete(s.ports, c.port)
 		delete(s.byFunc, a.Number())
 		delete(s.changed, c)
+		if s.clients != nil {
+			s.clients.Remove(s.n.now(), a.Number())
+		}
 	})
 }
 

@@ -26,6 +26,7 @@ import (
 const (
 	LockFile    = "lock"
 	ControlSock = "control.sock"
+	UmadSock    = "umad.sock"
 	DoorDir     = "door"
 	TreeDir     = "tree"
 	LogFile     = "node.log"
@@ -141,11 +142,20 @@ func (d *Dir) Close() error { return d.lock.Close() }
 // dead owner left, with the given permissions. Closing the listener removes
 // the socket.
 func (d *Dir) Listen(name string, perm fs.FileMode) (*net.UnixListener, error) {
+	return d.listen("unix", name, perm)
+}
+
+// ListenRecords is Listen for a socket of records (SOCK_SEQPACKET).
+func (d *Dir) ListenRecords(name string, perm fs.FileMode) (*net.UnixListener, error) {
+	return d.listen("unixpacket", name, perm)
+}
+
+func (d *Dir) listen(network, name string, perm fs.FileMode) (*net.UnixListener, error) {
 	path := filepath.Join(d.path, name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	if err != nil {
 		return nil, err
 	}

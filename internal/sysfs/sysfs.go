@@ -129,13 +129,16 @@ func (w *writer) tree(devs []Device) {
 	const (
 		class  = "sys/class/infiniband"
 		verbs  = "sys/class/infiniband_verbs"
+		mads   = "sys/class/infiniband_mad"
 		parent = "sys/devices/virtual/weft"
 		dev    = "dev/infiniband"
 	)
-	for _, d := range []string{class, verbs, parent, dev} {
+	for _, d := range []string{class, verbs, mads, parent, dev} {
 		w.dir(d)
 	}
 	w.file(verbs+"/abi_version", "6")
+	w.file(mads+"/abi_version", "5")
+	umads := 0
 	devs = slices.Clone(devs)
 	slices.SortFunc(devs, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
 	for i, d := range devs {
@@ -149,12 +152,33 @@ func (w *writer) tree(devs []Device) {
 		w.dir(verbs + "/" + uverbs)
 		w.file(verbs+"/"+uverbs+"/ibdev", "%s", d.Name)
 		w.file(verbs+"/"+uverbs+"/abi_version", "1")
-		// UCX asks for read and write access before it uses a device. The
-		// shim reports the file as a character device.
-		if w.err == nil {
-			name := filepath.Join(w.root, dev, uverbs)
-			w.err = errors.Join(os.WriteFile(name, nil, 0o666), os.Chmod(name, 0o666))
+		w.node(dev + "/" + uverbs)
+		for k, p := range d.Ports {
+			if p.LinkLayer != infiniBand {
+				continue
+			}
+			for _, kind := range []string{"umad", "issm"} {
+				name := kind + strconv.Itoa(umads)
+				w.dir(mads + "/" + name)
+				w.file(mads+"/"+name+"/ibdev", "%s", d.Name)
+				w.file(mads+"/"+name+"/port", "%d", k+1)
+				w.node(dev + "/" + name)
+			}
+			umads++
 		}
+	}
+}
+
+// infiniBand is the link layer of ports with queue pairs 0 and 1 for programs
+// of management.
+const infiniBand = "InfiniBand"
+
+// node makes what stands for a character device; the shim reports it as one.
+// UCX asks for read and write access before it uses a device.
+func (w *writer) node(name string) {
+	if w.err == nil {
+		name = filepath.Join(w.root, name)
+		w.err = errors.Join(os.WriteFile(name, nil, 0o666), os.Chmod(name, 0o666))
 	}
 }
 

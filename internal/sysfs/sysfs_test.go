@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,6 +60,37 @@ func list(t *testing.T, dir string) map[string]string {
 	return m
 }
 
+// InfiniBand ports have files for user MADs, in the order of their devices.
+func TestMADFiles(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "tree")
+	native := func(name string) Device {
+		d := device(name)
+		d.Ports[0].LinkLayer = "InfiniBand"
+		return d
+	}
+	two := native("b")
+	two.Ports = append(two.Ports, two.Ports[0])
+	if err := Write(dir, []Device{native("c"), device("a"), two}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for name, text := range list(t, dir) {
+		if strings.HasPrefix(name, "sys/class/infiniband_mad/") || strings.HasPrefix(name, "dev/infiniband/") && !strings.HasPrefix(name, "dev/infiniband/uverbs") {
+			got[strings.TrimPrefix(name, "sys/class/infiniband_mad/")] = text
+		}
+	}
+	want := map[string]string{"abi_version": "5\n"}
+	for i, p := range []struct{ dev, port string }{{"b", "1"}, {"b", "2"}, {"c", "1"}} {
+		for _, kind := range []string{"umad", "issm"} {
+			n := kind + strconv.Itoa(i)
+			want[n+"/ibdev"], want[n+"/port"], want["dev/infiniband/"+n] = p.dev+"\n", p.port+"\n", ""
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestTree(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "tree")
 	if err := Write(dir, []Device{device("weft0")}); err != nil {
@@ -69,6 +101,7 @@ func TestTree(t *testing.T) {
 	want := map[string]string{
 		"dev/infiniband/uverbs0":                         "",
 		"sys/class/infiniband/weft0":                     " -> ../../devices/virtual/weft/weft0/infiniband/weft0",
+		"sys/class/infiniband_mad/abi_version":           "5\n",
 		"sys/class/infiniband_verbs/abi_version":         "6\n",
 		"sys/class/infiniband_verbs/uverbs0/ibdev":       "weft0\n",
 		"sys/class/infiniband_verbs/uverbs0/abi_version": "1\n",

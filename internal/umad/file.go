@@ -303,10 +303,11 @@ func (a *agent) address(d *mad.Datagram, h *Header, c mad.Class) Errno {
 		d.QKey = ib.GSIQKey
 	}
 	if h.GRH {
-		if int(h.GIDIndex) >= len(p.GIDs) || p.GIDs[h.GIDIndex].IsZero() {
+		own, ok := p.gid(h.GIDIndex)
+		if !ok {
 			return EINVAL
 		}
-		d.Global, d.SGID, d.DGID = true, p.GIDs[h.GIDIndex], h.GID
+		d.Global, d.SGID, d.DGID = true, own, h.GID
 		d.HopLimit, d.TClass, d.FlowLabel = h.HopLimit, h.TClass, h.FlowLabel
 	}
 	return OK
@@ -332,7 +333,7 @@ func (a *agent) deliver(d *mad.Datagram, data []byte) {
 		}
 		h.PKeyIndex = pkeyIndex(p.PKeys, d.PKey)
 		if d.Global {
-			h.GIDIndex = uint8(max(0, slices.Index(p.GIDs, d.DGID)))
+			h.GIDIndex = p.gidIndex(d.DGID)
 		}
 	}
 	if d.Global {

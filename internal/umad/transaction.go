@@ -106,7 +106,8 @@ func (a *agent) giveUp(t *transaction) {
 	a.file.give(&t.header, ETIMEDOUT, t.d.Data[:])
 }
 
-// expire repeats requests, or gives them up.
+// expire repeats requests, or gives them up. A message in segments is not
+// repeated.
 func (h *Hub) expire() {
 	for len(h.timers) > 0 && h.timers[0].due.Due(h.now) {
 		t := h.timers[0]
@@ -116,6 +117,12 @@ func (h *Hub) expire() {
 			continue
 		}
 		t.left--
+		if t.rmpp {
+			// Its receiver acknowledged it whole, and would take a repetition
+			// for one of its last segment.
+			h.timers.start(t, h.now.Add(t.timeout()))
+			continue
+		}
 		h.Stats.Retried++
 		if t.agent.transmit(t) != OK {
 			t.agent.giveUp(t)
@@ -132,8 +139,12 @@ func (a *agent) stir(m *mad.Header, d *mad.Datagram) {
 		return
 	}
 	h := a.file.hub
-	h.timers.start(t, max(t.due, h.now.Add(t.timeout())))
+	h.timers.start(t, max(t.due, h.now.Add(max(t.timeout(), segmentPatience))))
 }
+
+// segmentPatience is how long a request waits for the next segment of its
+// answer: longer than senders wait until they repeat one (2 s).
+const segmentPatience = 5 * time.Second
 
 // answered takes the request that a response answers off the list; false
 // where there is none, or no more.

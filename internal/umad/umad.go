@@ -16,6 +16,8 @@
 package umad
 
 import (
+	"slices"
+
 	"weft/internal/ib"
 	"weft/internal/mad"
 	"weft/internal/mad/rmpp"
@@ -59,7 +61,25 @@ type Port struct {
 	LID   ib.LID
 	LMC   uint8
 	PKeys []ib.PKey // the table, 0 where empty
-	GIDs  []ib.GID
+	// Of GIDs: the prefix, and the GUIDs by index, 0 where empty.
+	Prefix uint64
+	GUIDs  []ib.GUID
+}
+
+// gid returns an entry of the port's GID table.
+func (p *Port) gid(i uint8) (ib.GID, bool) {
+	if int(i) >= len(p.GUIDs) || p.GUIDs[i] == 0 {
+		return ib.GID{}, false
+	}
+	return ib.MakeGID(p.Prefix, p.GUIDs[i]), true
+}
+
+// gidIndex returns the index of a GID in the table, 0 where it is not there.
+func (p *Port) gidIndex(g ib.GID) uint8 {
+	if g.Prefix() != p.Prefix {
+		return 0
+	}
+	return uint8(max(0, slices.Index(p.GUIDs, g.GUID())))
 }
 
 // Ports is the ports that programs speak for, by number of their function.
@@ -76,6 +96,9 @@ type Sink interface {
 	// Put takes a record, which is its from then on, and returns at once;
 	// false where it has no room: the record is lost.
 	Put(record []byte) bool
+	// Gone tells that the file's port is no more: nothing comes and nothing
+	// goes.
+	Gone()
 }
 
 // Stats count what passed, and why MADs were refused or dropped.
@@ -86,6 +109,8 @@ type Stats struct {
 	// What arrived: of another base version; a response to nothing that waits
 	// for it; for nobody; a reader that does not read.
 	DropVersion, DropLate, DropUnclaimed, DropReaderFull uint64
+	// Records too long for the way to the program.
+	DropTooLong uint64
 }
 
 // Hub has the files of all ports. It has one owner goroutine.
@@ -140,15 +165,16 @@ func (h *Hub) port(function uint16) *port {
 	return p
 }
 
-// Remove closes the files of a port that is no more. Whoever reads them hears it
-// from the caller.
+// Remove closes the files of a port that is no more, and tells their sinks.
 func (h *Hub) Remove(now mono.Time, function uint16) {
 	p := h.ports[function]
 	if p == nil {
 		return
 	}
 	for len(p.files) > 0 {
-		p.files[0].Close()
+		f := p.files[0]
+		f.Close()
+		f.sink.Gone()
 	}
 	queue := p.queue
 	p.queue = nil

@@ -470,6 +470,28 @@ var layouts = []layout{
 		0 type u32
 		4 object u32
 		8 reserved u64`},
+
+	{"umad_open", "UmadOpen", 80, "first record at umad.sock that opens a file of a device's port", `
+		0 op u32:UmadOp
+		4 version u32
+		8 flags u32
+		12 port u32
+		16 device u8[64]`},
+	{"umad_opened", "UmadOpened", 24, "its answer; what follows is the file's records", `
+		0 error u32
+		4 header_len u32
+		8 token u8[16]`},
+	{"umad_control", "UmadControl", 72, "first and only record of a request that is made of an open file", `
+		0 op u32:UmadOp
+		4 version u32
+		8 token u8[16]
+		24 number u32
+		28 length u32
+		32 arg u8[40]`},
+	{"umad_controlled", "UmadControlled", 48, "its answer", `
+		0 error u32
+		4 header_len u32
+		8 arg u8[40]`},
 }
 
 // constant is one number of the ABI. The C name is WEFT_ + name; goName gives
@@ -592,6 +614,10 @@ var constants = []constGroup{
 		{"WC_OP_RECV", "WCOpRecv", 3}, {"WC_OP_RECV_RDMA_WITH_IMM", "WCOpRecvWithImm", 4},
 		{"WC_OP_CMP_SWP", "WCOpCmpSwap", 0x40}, {"WC_OP_FETCH_ADD", "WCOpFetchAdd", 0x41}}},
 	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}}},
+	{"version of the records at umad.sock", "", []constant{{"UMAD_VERSION", "UmadVersion", 1}}},
+	{"what a first record at umad.sock asks for", "UmadOp", []constant{
+		{"UMAD_OPEN", "UmadOpOpen", 1}, {"UMAD_OPEN_ISSM", "UmadOpIsSM", 2}, {"UMAD_CONTROL", "UmadOpControl", 3}}},
+	{"flags of umad_open", "", []constant{{"UMAD_NONBLOCK", "UmadNonblock", 1}}},
 	{"asynchronous events", "", []constant{
 		{"EVENT_CQ_ERR", "", 1}, {"EVENT_QP_FATAL", "", 2}, {"EVENT_QP_REQ_ERR", "", 3},
 		{"EVENT_QP_ACCESS_ERR", "", 4}, {"EVENT_COMM_EST", "", 5}, {"EVENT_SQ_DRAINED", "", 6},
