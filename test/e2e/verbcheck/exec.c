@@ -634,6 +634,9 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		keep(m, T(x, ah), ibv_create_ah_from_wc(GET(pd, m->i[0]), &wc, (void *)(uintptr_t)m->u[0], x->port));
 		break;
 	}
+	case OP_MCAST:
+		m->rc = m->i[0] ? ibv_attach_mcast(GET(qp, m->id), payload, m->i[1]) : ibv_detach_mcast(GET(qp, m->id), payload, m->i[1]);
+		break;
 	case OP_POST_SEND:
 		post_send_list(x, m, payload);
 		break;

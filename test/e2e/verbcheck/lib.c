@@ -286,6 +286,12 @@ int try_ah(struct end *e, int pd, struct ibv_ah_attr *a, int *ah)
 	return m.rc;
 }
 
+int try_mcast(struct end *e, int qp, bool attach, const union ibv_gid *g, uint16_t lid)
+{
+	struct msg m = { .op = OP_MCAST, .id = qp, .i = { attach, lid } };
+	return call(e, &m, g, sizeof *g, NULL, 0);
+}
+
 int try_post_send(struct end *e, int qp, struct swr *w, int n, int *bad)
 {
 	struct msg m = { .op = OP_POST_SEND, .i = { qp, n } };

@@ -116,6 +116,7 @@ static const char usage[] =
 	"  -w SECONDS  how long an expected event may take (default 10)\n"
 	"  -T CODE     local ACK timeout of reliable queue pairs, 4.096 us << CODE (default 18; less for lossy links)\n"
 	"  -s SEED     of sizes and contents (default: from the clock)\n"
+	"  -m LID      InfiniBand: LID of the multicast group ff12:401b:ffff::7665:7201, which both ends have joined\n"
 	"  --big       also messages up to 2 GiB\n"
 	"  --lid       address by LID alone, without a GRH; given at both ends\n"
 	"  --peer=rxe  accept what Linux soft-RoCE does differently, at the ends that are soft-RoCE\n";
@@ -146,7 +147,7 @@ int main(int argc, char **argv)
 	const char *dev = NULL, *port = "18550", *server = NULL, *only[32], *without[32];
 	int ib_port = 1, gid = NONE, nonly = 0, nwithout = 0, count[3] = { 0 };
 	bool v6 = false, local = false, list = false, rxe = false;
-	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, unreliable_tests, event_tests };
+	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, unreliable_tests, mcast_tests, event_tests };
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -162,6 +163,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(a, "-t") && nonly < 32) only[nonly++] = value(argc, argv, &i);
 		else if (!strcmp(a, "-x") && nwithout < 32) without[nwithout++] = value(argc, argv, &i);
 		else if (!strcmp(a, "-T")) opt_timeout = atoi(value(argc, argv, &i));
+		else if (!strcmp(a, "-m")) opt_mlid = strtoul(value(argc, argv, &i), NULL, 0);
 		else if (!strcmp(a, "-6")) v6 = true;
 		else if (!strcmp(a, "-l")) list = true;
 		else if (!strcmp(a, "--local")) local = true;

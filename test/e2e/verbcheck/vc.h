@@ -36,7 +36,7 @@ enum op {
 	OP_CQ, OP_CQ_FREE, OP_CQ_RESIZE, OP_ARM, OP_EVENT, OP_POLL,
 	OP_SRQ, OP_SRQ_FREE, OP_SRQ_MODIFY, OP_SRQ_QUERY,
 	OP_QP, OP_QP_FREE, OP_QP_MODIFY, OP_QP_QUERY,
-	OP_AH, OP_AH_FREE, OP_AH_FROM_WC,
+	OP_AH, OP_AH_FREE, OP_AH_FROM_WC, OP_MCAST,
 	OP_POST_SEND, OP_POST_RECV, OP_POST_SRQ, OP_ASYNC,
 	OP_STRESS,
 };
@@ -163,6 +163,7 @@ int try_query(struct end *e, int qp, struct ibv_qp_attr *a, struct ibv_qp_init_a
 enum ibv_qp_state state(struct end *e, int qp);
 void wait_state(struct end *e, int qp, enum ibv_qp_state s); /* SQD: until it has drained */
 int try_ah(struct end *e, int pd, struct ibv_ah_attr *a, int *ah);
+int try_mcast(struct end *e, int qp, bool attach, const union ibv_gid *g, uint16_t lid);
 int try_post_send(struct end *e, int qp, struct swr *w, int n, int *bad);
 int try_post_recv(struct end *e, int qp, struct rwr *w, int n, int *bad);
 int try_post_srq(struct end *e, int srq, struct rwr *w, int n, int *bad);
@@ -253,6 +254,7 @@ struct test {
 	int flags;
 };
 enum { ASYNC = 1, BIG = 2 };
-extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], unreliable_tests[], event_tests[];
+extern uint16_t opt_mlid;        /* t_mcast.c: of the group on InfiniBand ports */
+extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], unreliable_tests[], mcast_tests[], event_tests[];
 
 #endif
