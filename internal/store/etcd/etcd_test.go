@@ -190,7 +190,11 @@ func TestDirectoryHasOneServer(t *testing.T) {
 // what it panics for. The latter leaves a goroutine of etcd's that waits for
 // ever, so a child has it.
 func TestDamagedStoreEndsNothingElse(t *testing.T) {
-	for _, file := range []string{"etcd/member/wal/*.wal", "etcd/member/snap/db"} {
+	for _, damage := range []struct {
+		file string
+		from int
+	}{{"etcd/member/wal/*.wal", 0}, {"etcd/member/wal/*.wal", 64}, {"etcd/member/snap/db", 64}} {
+		file, from := damage.file, damage.from
 		dir := quick(t)
 		s := start(t, etcd.ServerConfig{Dir: dir})
 		put(t, client(t, s), "k", strings.Repeat("v", 5000))
@@ -203,7 +207,7 @@ func TestDamagedStoreEndsNothingElse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := 64; i < min(len(b), 16000); i++ {
+		for i := from; i < min(len(b), 16000); i++ {
 			b[i] ^= 0xff
 		}
 		if err := os.WriteFile(paths[0], b, 0o600); err != nil {
@@ -212,7 +216,7 @@ func TestDamagedStoreEndsNothingElse(t *testing.T) {
 		_, says := child(t, dir)
 		for _, w := range []string{"cannot start the store in " + dir + ": ", ". fix: ", "move the directory away"} {
 			if !strings.Contains(says, w) {
-				t.Errorf("with a damaged %s the child says %q, want %q", file, says, w)
+				t.Errorf("with %s damaged from octet %d on the child says %q, want %q", file, from, says, w)
 			}
 		}
 	}

@@ -236,6 +236,11 @@ func (s *Server) newServer() error {
 	}
 	made := make(chan result, 1)
 	go func() {
+		defer func() {
+			if r := recover(); r != nil { // a log without its beginning is more than etcd expects
+				s.fail(fmt.Sprintf("etcd cannot make sense of its files: %v", r))
+			}
+		}()
 		etcd, err := etcdserver.NewServer(cfg)
 		made <- result{etcd, err}
 	}()
