@@ -185,6 +185,7 @@ func TestDisable(t *testing.T) {
 		f    *function
 		a, b *client
 	}{{f, r.nativeClient(t, f), r.nativeClient(t, f)}, {r.node.function(r.cfg.Device), r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})}} {
+		dev.a.wait = 18 // 1 s, eight times: longer than whatever keeps this test from its processor
 		pair(t, ib.RC, dev.a, dev.b)
 		events, err := dev.a.CreateEVQ(t)
 		if err != nil {
@@ -199,10 +200,11 @@ func TestDisable(t *testing.T) {
 		}
 		s := abi.Send{WRID: 7, Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
 		s.SetRDMA(dev.b.at, dev.b.mr.RKey)
+		dropped := r.counter(api.ScopeLane, "drop_port")
 		if err := dev.a.qp.PostSend(s, []ib.SGE{{Addr: dev.a.at, Len: 8, LKey: dev.a.mr.LKey}}, nil); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "packets are dropped", func() bool { return r.counter(api.ScopeLane, "drop_port") > 0 })
+		eventually(t, "packets are dropped", func() bool { return r.counter(api.ScopeLane, "drop_port") > dropped })
 		r.node.enable(dev.f, true)
 		if dev.f == f {
 			if s := f.a.Port().State; s != ib.PortInit {

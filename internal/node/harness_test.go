@@ -4,6 +4,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -189,6 +190,7 @@ type client struct {
 	gid  ib.GID
 	slot uint8  // of gid in the table
 	lid  ib.LID // instead, where the port is an InfiniBand port
+	wait uint8  // for acknowledgements, as verbs has it; 0: so short that retries end within seconds
 }
 
 const clientMemory = 4 << 20
@@ -286,7 +288,7 @@ func (c *client) numbers() map[ib.QPN]bool {
 // connect takes a client's queue pair to RTS towards that of peer.
 func (c *client) connect(peer *client) {
 	c.t.Helper()
-	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: cmp.Or(c.wait, 14), RetryCnt: 7, RNRRetry: 7,
 		RQPSN: 5, SQPSN: 5, DestQPNum: peer.qp.Wire, QPAccessFlags: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead,
 		AHAttr: abi.AHAttr{DGID: peer.gid, SGIDIndex: c.slot, HopLimit: 64}}
 	masks := map[ib.QPType][3]abi.AttrMask{ib.RC: {0x5, 0xaa31, 0x15c1}, ib.UC: {0x5, 0x8231, 0x1001}}[c.qp.Type]
@@ -303,7 +305,7 @@ func (c *client) connect(peer *client) {
 			v |= ib.AttrPKeyIndex | ib.AttrPort
 		}
 		if err := c.qp.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPNum,
-			Access: a.QPAccessFlags, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Port: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+			Access: a.QPAccessFlags, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Port: 1, Timeout: cmp.Or(c.wait, 14), RetryCnt: 7, RNRRetry: 7,
 			IsGlobal: b2u(c.lid == 0), AHAttr: a.AHAttr, DLID: peer.lid}); err != nil {
 			c.t.Fatalf("to %v: %v", s, err)
 		}
