@@ -221,14 +221,16 @@ func (n *Node) tell(a *hca.Adapter, events []ib.Event) {
 	}
 }
 
-// portCounters sums what the lanes counted for the port of a function. No lane
-// may call it.
+// portCounters sums what the lanes counted for the port of a function, without
+// those that are stuck, which the error tells. No lane may call it.
 func (n *Node) portCounters(a *hca.Adapter) (sum hca.PortCounters, err error) {
 	for _, l := range n.lanes {
-		err = errors.Join(err, l.do(func() {
-			c := l.hca.PortCounters(a.Number())
-			sum.Add(&c)
-		}))
+		var c hca.PortCounters
+		if e := l.look(func() { c = l.hca.PortCounters(a.Number()) }); e != nil {
+			err = errors.Join(err, e)
+			continue
+		}
+		sum.Add(&c)
 	}
 	return sum, err
 }

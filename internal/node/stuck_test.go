@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -44,6 +45,13 @@ func TestStuckMemory(t *testing.T) {
 	})
 	if !strings.Contains(told["stuck_memory"], "kill -9") {
 		t.Errorf("no fix: %v", told)
+	}
+	var e *api.Error
+	if _, err := r.node.portCounters(r.node.adapter); !errors.Is(err, errLaneStuck) {
+		t.Errorf("the counters of a port: %v", err)
+	}
+	if _, err := r.cli.Counters(context.Background()); !errors.As(err, &e) || e.Fix != "weft status" {
+		t.Errorf("the counters: %v", err)
 	}
 	if _, err := a.Recv(abi.ReqGetStatus); !vhosttest.Closed(err) {
 		t.Errorf("the session goes on: %v", err)

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"weft/internal/agent"
+	"weft/internal/api"
 	"weft/internal/hca"
 	"weft/internal/link/fabric"
 	"weft/internal/link/udp"
@@ -60,6 +61,9 @@ func (n *Node) startSubnet() error {
 		return nil
 	}
 	go n.sub.run() // ends with close
+	if n.cfg.Device == firstNative {
+		return &api.Error{What: "cannot run the node", Why: firstNative + " is the name of its InfiniBand device", Fix: "give it another --device, or --fabric=false"}
+	}
 	_, err := n.addFunction(firstNative, hca.DefaultLimits)
 	return err
 }
@@ -93,7 +97,7 @@ type switchCounters struct{ s *subnet }
 // Counts implements agent.Counters.
 func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 	if p := c.s.ports[port]; p != nil {
-		k, _ := c.s.n.portCounters(p.adapter) // fails where the node ends
+		k, _ := c.s.n.portCounters(p.adapter) // of the lanes that answer
 		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts, k.MulticastXmitPkts)
 		return
 	}
@@ -102,12 +106,13 @@ func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 		return
 	}
 	for i, l := range c.s.n.lanes {
-		l.do(func() {
-			k := c.s.n.links[i].fabric.PeerCounters(int(w.Port[port].Number))
-			add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
-			to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
-			to.Values[mad.CounterRcvErrors] += k.RcvErrors
-		})
+		var k fabric.PeerCounters
+		if l.look(func() { k = c.s.n.links[i].fabric.PeerCounters(int(w.Port[port].Number)) }) != nil {
+			continue // the node ends, or the lane is stuck: the others' counts must do
+		}
+		add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
+		to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
+		to.Values[mad.CounterRcvErrors] += k.RcvErrors
 	}
 }
 
@@ -127,7 +132,7 @@ type caCounters struct{ c *caPort }
 
 // Counts implements agent.Counters.
 func (c caCounters) Counts(_ uint8, to *agent.Counts) {
-	k, _ := c.c.s.n.portCounters(c.c.adapter) // fails where the node ends
+	k, _ := c.c.s.n.portCounters(c.c.adapter) // of the lanes that answer
 	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts, k.MulticastRcvPkts)
 	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 	to.Values[mad.CounterXmitConstraintErrors] += k.XmitConstraintErrors

@@ -4,7 +4,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,8 +21,8 @@ const (
 )
 
 var (
-	errLaneStuck   = errors.New("the lane waits for the memory of a program")
-	errMemoryStuck = fmt.Errorf("a copy from or to its memory has not ended after %v", stuckAfter)
+	errLaneStuck   error = &api.Error{Code: api.CodeNotReady, Why: "a lane waits for the memory of a program", Fix: "weft status"}
+	errMemoryStuck       = fmt.Errorf("a copy from or to its memory has not ended after %v", stuckAfter)
 )
 
 // sample is what a process's memory looked like, and since when.
