@@ -172,6 +172,9 @@ func ignoresPreload(path string) string {
 func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) error {
 	c := dial(dir)
 	defer c.Close()
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+again:
 	if err := claim(ctx, c); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -198,7 +201,13 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 			}
 			return fmt.Errorf("%s: %s", what, why)
 		}
-		// Another "weft run" was faster: its node will do.
+		// Another "weft run" was faster, and its node will do; or a node that
+		// has stopped listening has not ended yet.
+		select {
+		case <-starting.Done():
+		case <-time.After(pollInterval):
+			goto again
+		}
 	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
 		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
 	case refused(err):
