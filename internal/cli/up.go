@@ -73,7 +73,7 @@ roce-port), else from its default.`,
 	f.Int("switch-ports", d.SwitchPorts, "ports of the node's switch, for devices and trunks together")
 	f.String("sm", d.SM, "who manages the subnet: auto (this node, if no better one does), external (such as opensm), off")
 	f.Int("sm-priority", d.SMPriority, "priority in the election of the master manager, 0 to 15")
-	f.String("store", d.Store, "where the manager keeps its state: embedded, memory, or the URLs of an etcd cluster")
+	f.String("store", d.Store, "where the manager keeps its state: embedded (etcd in the node's directory), memory, the URLs of an etcd cluster, or auto: memory with --idle-exit, else embedded")
 	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")
 	return cmd
 }
@@ -140,7 +140,9 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	case errors.As(err, &locked):
 		return &codeError{ExitOwned, &api.Error{What: "cannot start a node", Why: locked.Error(),
 			Fix: fmt.Sprintf("weft down --dir %s, or give this one another --dir", locked.Dir)}}
-	case errors.As(err, &place), errors.Is(err, os.ErrPermission):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "free space there, or give it a --dir elsewhere"}
+	case errors.As(err, &place), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir that this user owns"}
 	}
 	return fmt.Errorf("cannot run the node: %w", err)

@@ -90,7 +90,8 @@ type Config struct {
 	// highest wins.
 	SMPriority int `koanf:"sm-priority" yaml:"sm-priority"`
 	// Store is where the manager keeps what it knows: "embedded" (etcd in the
-	// node's directory), "memory", or URLs of an etcd cluster.
+	// node's directory), "memory", URLs of an etcd cluster, or "auto": memory
+	// where the node ends by itself, else embedded.
 	Store string `koanf:"store" yaml:"store"`
 	// StoreListen is the URL at which the embedded store serves other nodes;
 	// empty: none.
@@ -106,6 +107,7 @@ const (
 
 // Stores that need no URL.
 const (
+	StoreAuto     = "auto"
 	StoreEmbedded = "embedded"
 	StoreMemory   = "memory"
 )
@@ -126,7 +128,7 @@ func Default() Config {
 		TrunkPort:   TrunkPort,
 		SwitchPorts: 36,
 		SM:          SMAuto,
-		Store:       StoreEmbedded,
+		Store:       StoreAuto,
 	}
 }
 
@@ -191,15 +193,15 @@ func (c Config) Validate() error {
 	if c.SMPriority < 0 || c.SMPriority > 15 {
 		bad("sm-priority", "must be 0 to 15, not %d", c.SMPriority)
 	}
-	if c.Store != StoreEmbedded && c.Store != StoreMemory {
+	if store := c.StoreKind(); store != StoreEmbedded && store != StoreMemory {
 		for _, u := range c.StoreURLs() {
 			if !httpURL(u) {
-				bad("store", "must be embedded, memory, or URLs such as http://10.0.0.1:2379, not %q", c.Store)
+				bad("store", "must be auto, embedded, memory, or URLs such as http://10.0.0.1:2379, not %q", c.Store)
 				break
 			}
 		}
 	}
-	if c.StoreListen != "" && (c.Store != StoreEmbedded || !httpURL(c.StoreListen)) {
+	if c.StoreListen != "" && (c.StoreKind() != StoreEmbedded || !httpURL(c.StoreListen)) {
 		bad("store-listen", "must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
 	}
 	return errors.Join(errs...)
@@ -217,6 +219,18 @@ func (c Config) PeerAddr(peer string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddr(peer)
 	return netip.AddrPortFrom(a, uint16(c.TrunkPort)), err
+}
+
+// StoreKind returns Store with "auto" resolved. A node that somebody needs for
+// a while starts at once and leaves nothing behind.
+func (c Config) StoreKind() string {
+	switch {
+	case c.Store != StoreAuto:
+		return c.Store
+	case c.IdleExit > 0:
+		return StoreMemory
+	}
+	return StoreEmbedded
 }
 
 // StoreURLs returns the URLs that Store names.

@@ -95,7 +95,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		s.Sessions = append(s.Sessions, row)
 	}
 	var err error
-	s.Degraded, err = n.degraded()
+	s.Degraded, err = n.degraded(ctx)
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}
@@ -134,6 +134,17 @@ func whyNotActive(p *hca.Port) string {
 	return "no subnet manager has made it active"
 }
 
+// fixNotActive says what makes an InfiniBand port active.
+func (n *Node) fixNotActive() string {
+	switch {
+	case n.noManager != nil:
+		return "see no_manager"
+	case n.manager != nil:
+		return "weft wait --for=active; if that takes long, see store_down and the node's log"
+	}
+	return "run a subnet manager on a node of this subnet (weft up --sm=auto)"
+}
+
 func (n *Node) laneSessions(l *lane) (c int) {
 	for _, d := range n.snapshot() {
 		if d.lane == l {
@@ -148,7 +159,7 @@ func (n *Node) owner(d *door) api.Owner {
 }
 
 // degraded lists every state in which the node works less well than it could.
-func (n *Node) degraded() (list []api.Degraded, err error) {
+func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	for i, l := range n.lanes {
 		if e := l.noRT.Load(); e != nil {
 			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, *e),
@@ -167,6 +178,7 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 		}
 	}
 	list = append(list, n.stuck()...)
+	list = append(list, n.unmanaged(ctx)...)
 	if e := vhost.SharedCalls(); e != nil {
 		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
 			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
@@ -184,7 +196,7 @@ func (n *Node) degraded() (list []api.Degraded, err error) {
 			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
 		case p.State != ib.PortActive:
 			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
-				Fix: "run a subnet manager on a node of this subnet"})
+				Fix: n.fixNotActive()})
 		}
 	}
 	list = append(list, n.groups.degraded()...)

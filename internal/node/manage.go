@@ -4,9 +4,13 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
+	"time"
 
+	"weft/internal/api"
 	"weft/internal/config"
 	"weft/internal/mad"
 	"weft/internal/manager"
@@ -18,23 +22,35 @@ import (
 // openStore opens the store that the configuration names.
 func (n *Node) openStore(ctx context.Context) error {
 	log := n.log.With("part", "store")
-	switch n.cfg.Store {
+	switch n.cfg.StoreKind() {
 	case config.StoreMemory:
 		n.store = store.NewMemory()
 		return nil
 	case config.StoreEmbedded:
+		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+		defer cancel()
 		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Dir, rundir.StoreDir), Listen: n.cfg.StoreListen, Log: log})
 		if err != nil {
 			return err
 		}
 		n.storeServer = s
-		n.store, err = s.Client()
-		return err
+		c, err := s.Client()
+		if err != nil {
+			return err
+		}
+		n.store = c
+		return nil
 	}
 	s, err := etcd.Connect(etcd.ClientConfig{Endpoints: n.cfg.StoreURLs(), Log: log})
+	if err != nil {
+		return err
+	}
 	n.store = s
-	return err
+	return nil
 }
+
+// storeTimeout bounds the start of the embedded store.
+const storeTimeout = 10 * time.Second
 
 func (n *Node) closeStore() {
 	if n.store != nil {
@@ -46,12 +62,18 @@ func (n *Node) closeStore() {
 }
 
 // startManager opens the store and starts the subnet manager behind port 0 of
-// the switch. The management goroutine runs.
+// the switch. The management goroutine runs. Where the store cannot be used at
+// present the node serves without a manager, and says so.
 func (n *Node) startManager(ctx context.Context) error {
 	if n.sub == nil || n.cfg.SM != config.SMAuto {
 		return nil
 	}
-	if err := n.openStore(ctx); err != nil {
+	if err := n.openStore(ctx); errors.Is(err, store.ErrUnavailable) {
+		n.log.Error("no subnet manager", "err", err)
+		n.closeStore()
+		n.store, n.storeServer, n.noManager = nil, nil, err
+		return nil
+	} else if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
 	m, err := manager.New(manager.Config{Node: n.host + " " + n.identity.String(), PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
@@ -66,3 +88,28 @@ func (n *Node) startManager(ctx context.Context) error {
 	})
 	return nil
 }
+
+// unmanaged lists what keeps the manager of this node from its work.
+func (n *Node) unmanaged(ctx context.Context) []api.Degraded {
+	switch {
+	case n.noManager != nil:
+		why, fix, _ := strings.Cut(n.noManager.Error(), ". fix: ")
+		return []api.Degraded{{What: "no_manager", Why: why, Fix: fix}}
+	case n.manager == nil:
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storePatience)
+	defer cancel()
+	down := n.store.Status(ctx).Down
+	if down == "" {
+		return nil
+	}
+	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.StoreKind(), Fix: "start it or make it reachable, or name another with weft up --store"}
+	if ctx.Err() == nil {
+		d.Why, d.Fix, _ = strings.Cut(down, ". fix: ")
+	}
+	return []api.Degraded{d}
+}
+
+// storePatience bounds how long people wait for a store that is away.
+const storePatience = time.Second

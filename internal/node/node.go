@@ -64,6 +64,7 @@ type Node struct {
 	store       store.Store
 	storeServer *etcd.Server
 	manager     *manager.Manager
+	noManager   error // why there is none, though there should be
 	stop        context.CancelCauseFunc
 
 	// edits is held while functions come and go, ports while a port changes and
@@ -110,6 +111,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	if err := n.open(); err != nil {
 		return err
 	}
+	defer sysfs.Remove(n.treeDir()) // when nobody is left who writes it
 	defer n.close()
 	if err := n.startSubnet(); err != nil {
 		return err
@@ -187,7 +189,6 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.rewriteTree(); err != nil {
 		return err
 	}
-	defer sysfs.Remove(n.treeDir())
 	doorPerm, treePerm := n.doorPerm(), os.FileMode(0o700)
 	if doorPerm != ownDoor {
 		treePerm = 0o755
@@ -202,7 +203,12 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
-	defer server.Close() // after the door: whoever asked for the end hears the answer
+	defer func() { // after the door; whoever asked for the end hears the answer
+		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
+		defer cancel()
+		server.Shutdown(ctx)
+		server.Close()
+	}()
 	defer n.closeDoors()
 	if err := n.openDoors(); err != nil {
 		control.Close()
@@ -242,6 +248,9 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}
 	return nil
 }
+
+// lastAnswers is for how long a node that ends still answers who has asked.
+const lastAnswers = time.Second
 
 var errEnd = errors.New("the node was asked to end")
 

@@ -519,9 +519,9 @@ func TestStateUnderTraffic(t *testing.T) {
 // TestUsePutsOffTheEnd: who is about to connect has the node's whole patience
 // from then on.
 func TestUsePutsOffTheEnd(t *testing.T) {
-	r := run(t, func(cfg *config.Config) { cfg.IdleExit = 500 * time.Millisecond })
+	r := run(t, func(cfg *config.Config) { cfg.IdleExit = 2 * time.Second }) // more than any turn of the loop takes
 	var last time.Time
-	for start := time.Now(); time.Since(start) < 2*r.cfg.IdleExit; {
+	for start := time.Now(); time.Since(start) < r.cfg.IdleExit*3/2; {
 		last = time.Now()
 		if err := r.cli.Use(context.Background()); err != nil {
 			t.Fatalf("after %v: %v", time.Since(start), err)
