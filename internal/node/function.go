@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/hca"
 	"weft/internal/ib"
+	"weft/internal/link/fabric"
 	"weft/internal/rundir"
 	"weft/internal/vhost"
 )
@@ -53,7 +54,7 @@ const (
 func (n *Node) newPort(guid ib.GUID) *hca.Port {
 	p := &hca.Port{Link: ib.LinkInfiniBand, State: ib.PortInit, Phys: ib.PhysLinkUp, MTU: ib.MTU4096, MaxMTU: ib.MTU4096,
 		Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR, SubnetTimeout: 18, GIDPrefix: ib.DefaultGIDPrefix,
-		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: n.cfg.WireLocal, MaxRun: roceRun, MaxLocalRun: localRun}
+		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: n.cfg.WireLocal, MaxRun: fabric.MaxRun, MaxLocalRun: localRun}
 	p.PKeys[0], p.GUIDs[0] = ib.DefaultPKey, guid
 	p.SetGIDs()
 	return p

@@ -96,6 +96,7 @@ type Counters struct {
 	SentPackets, SentBytes, RcvdPackets, RcvdBytes   uint64
 	Forwarded, LoopedBack, ToManagement              uint64
 	DropRun, DropSourceFault, DropNoRoom, DropNoPlug uint64
+	DropOwnSource                                    uint64 // came over a trunk with a LID of this node as its source
 	DropRefusal                                      [wire.NumRefusals]uint64
 	DropRoute                                        [vswitch.NumRefusals]uint64
 }
@@ -121,6 +122,7 @@ func (c *Counters) Each(f func(name string, v uint64)) {
 	f("drop_source_fault", c.DropSourceFault)
 	f("drop_no_room", c.DropNoRoom)
 	f("drop_no_plug", c.DropNoPlug)
+	f("drop_own_source", c.DropOwnSource)
 	for i, v := range c.DropRefusal {
 		if wire.Refusal(i) != wire.OK {
 			f("drop_"+wire.Refusal(i).String(), v)
@@ -136,11 +138,14 @@ func (c *Counters) Each(f func(name string, v uint64)) {
 // Limits.
 const (
 	// MaxRun bounds the payload bytes of a run, MaxCount its packets.
-	MaxRun   = 64 << 10
+	MaxRun   = 256 << 10
 	MaxCount = MaxRun/256 + 1
-	// loopBytes bounds what waits to come back in.
+	// loopBytes bounds what waits to come back in; half of it holds a run.
 	loopBytes = 1 << 20
-	recvRuns  = 1024
+	// A Recv delivers at most loopPackets of those, and what the Source does
+	// (512): there is room for all.
+	loopPackets = 1024
+	recvRuns    = 2 * loopPackets
 )
 
 // Link is a lane's way into the subnet.
@@ -153,6 +158,7 @@ type Link struct {
 	d     mad.Datagram
 
 	loop, looping []byte // packets to functions of this node: to come, being delivered; each behind its length
+	rest          []byte // of looping: for the next Recv
 	joiner        *pkt.Joiner
 	paths         []ib.Path
 	npaths        int

@@ -141,7 +141,7 @@ func run(dlid ib.LID, op ib.Opcode, count, mtu, n int, global bool, b []byte) *p
 // TestRuns sends runs of every size around a packet from the first to the last
 // node of a line, past a switch in between: what arrives is what was sent.
 func TestRuns(t *testing.T) {
-	payload := make([]byte, 1<<16)
+	payload := make([]byte, MaxRun)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range payload {
 		payload[i] = byte(r.Uint32())
@@ -153,7 +153,7 @@ func TestRuns(t *testing.T) {
 		}{
 			{ib.ServiceRC | ib.SendOnly, 4096, 0}, {ib.ServiceRC | ib.SendOnly, 4096, 1}, {ib.ServiceRC | ib.SendOnly, 256, 255}, {ib.ServiceRC | ib.SendOnly, 256, 256},
 			{ib.ServiceRC | ib.SendOnly, 256, 257}, {ib.ServiceRC | ib.WriteOnlyImm, 1024, 3000}, {ib.ServiceRC | ib.SendMiddle, 4096, 8192},
-			{ib.ServiceUC | ib.WriteOnly, 4096, 65536}, {ib.ReadRespOnly, 2048, 65535}, {ib.ServiceUD | ib.SendOnly, 4096, 4096}, {ib.Acknowledge, 4096, 0},
+			{ib.ServiceUC | ib.WriteOnly, 4096, 65536}, {ib.ReadRespOnly, 2048, 65535}, {ib.ServiceRC | ib.WriteOnly, 4096, MaxRun}, {ib.ServiceUC | ib.SendOnly, 256, MaxRun - 1025}, {ib.ServiceUD | ib.SendOnly, 4096, 4096}, {ib.Acknowledge, 4096, 0},
 		} {
 			t.Run(fmt.Sprintf("%v_%d_%d_%v", x.op, x.mtu, x.len, global), func(t *testing.T) {
 				nodes := line(t, 2)
@@ -283,6 +283,23 @@ func TestDrops(t *testing.T) {
 	}
 }
 
+// TestOwnSource: nobody else speaks with a LID of this node.
+func TestOwnSource(t *testing.T) {
+	nodes := line(t, 2)
+	r := run(2, ib.ServiceRC|ib.SendOnly, 1, 256, 4, false, make([]byte, 4))
+	nodes[0].Send(1, r, mem.NewBatch(4096))
+	p := nodes[1].cable.queue[0].packet
+	for _, slid := range []byte{2, 1} {
+		p[7] = slid
+		seal(p)
+		nodes[1].cable.queue = []arrival{{0, p}}
+		runs, _ := nodes[1].Recv(1)
+		if got := len(runs); (got == 1) != (slid == 1) || nodes[1].Counters().DropOwnSource != 1 {
+			t.Errorf("source LID %d: %d runs, %+v", slid, got, nodes[1].Counters())
+		}
+	}
+}
+
 // TestLoop: what is for this node's own function comes back through packets.
 func TestLoop(t *testing.T) {
 	a := line(t, 1)[0]
@@ -294,6 +311,28 @@ func TestLoop(t *testing.T) {
 	}
 	if runs, _ = a.Recv(1); len(runs) != 0 {
 		t.Error("delivered twice")
+	}
+	// More packets than one Recv delivers: none is lost, and order stays.
+	small := run(1, ib.ServiceRC|ib.SendOnly, 1, 256, 4, false, body)
+	for i := range 3000 {
+		small.PSN = ib.PSN(i)
+		a.Send(1, small, mem.NewBatch(4096))
+	}
+	next := ib.PSN(0)
+	for range 3 {
+		if !a.Pending() {
+			t.Error("what waits is not told of")
+		}
+		runs, _ = a.Recv(1)
+		for i := range runs {
+			if runs[i].PSN != next {
+				t.Fatalf("packet %d, want %d", runs[i].PSN, next)
+			}
+			next++
+		}
+	}
+	if next != 3000 || a.Pending() {
+		t.Errorf("%d of 3000 packets arrived", next)
 	}
 	for !a.Blocked() {
 		a.Send(1, run(1, ib.ServiceRC|ib.SendOnly, 4, 1024, 4000, false, body), mem.NewBatch(4096))

@@ -22,11 +22,17 @@ func (l *Link) Recv(now mono.Time) (runs []pkt.Run, more bool) {
 	l.now = now
 	l.joiner.Reset()
 	l.npaths = 0
-	l.loop, l.looping = l.looping[:0], l.loop
-	for rest := l.looping; len(rest) > 0; {
-		n := int(binary.BigEndian.Uint16(rest))
-		l.deliver(rest[2 : 2+n])
-		rest = rest[2+n:]
+	if len(l.rest) == 0 {
+		l.loop, l.looping = l.looping[:0], l.loop
+		l.rest = l.looping
+	}
+	for range loopPackets {
+		if len(l.rest) == 0 {
+			break
+		}
+		n := int(binary.BigEndian.Uint16(l.rest))
+		l.deliver(l.rest[2 : 2+n])
+		l.rest = l.rest[2+n:]
 	}
 	if s := l.cfg.Source; s != nil {
 		more = s.Recv(now, l.recv)
@@ -66,6 +72,13 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		pc.MulticastRcv++
 	}
 	table := l.cfg.Table.Load()
+	if lrh.SLID.IsUnicast() {
+		if at := table.Entry(lrh.SLID); at == 0 || int(at) < len(w.Port) && w.Port[at].Kind == Function {
+			// Who is here does not send from elsewhere.
+			l.c.DropOwnSource++
+			return
+		}
+	}
 	if lrh.VL == managementVL {
 		out, why := table.Management(in, lrh.DLID)
 		if why != vswitch.OK {

@@ -231,7 +231,7 @@ func (l *Link) Blocked() bool {
 }
 
 // Pending reports that Recv has packets of this link's own to deliver.
-func (l *Link) Pending() bool { return len(l.loop) > 0 }
+func (l *Link) Pending() bool { return len(l.loop) > 0 || len(l.rest) > 0 }
 
 // Flush hands what is waiting to the network.
 func (l *Link) Flush(now mono.Time) {
