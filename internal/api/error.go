@@ -18,7 +18,9 @@ const (
 	CodeNotReady Code = "not_ready" // the node is starting or ending
 	CodeNoNode   Code = "no_node"   // no node runs there; made by the client only
 	CodeNoAnswer Code = "no_answer" // a node is there but does not answer; made by the client only
-	CodeInternal Code = "internal"
+	// CodeNotMaster: only the node whose manager is master can answer.
+	CodeNotMaster Code = "not_master"
+	CodeInternal  Code = "internal"
 )
 
 // Error is a failure in the form people read: "what: why. fix: command".
@@ -55,6 +57,8 @@ func (e *Error) httpStatus() int {
 		return http.StatusNotFound
 	case CodeRefused:
 		return http.StatusForbidden
+	case CodeNotMaster:
+		return http.StatusConflict
 	case CodeNotReady:
 		return http.StatusServiceUnavailable
 	}

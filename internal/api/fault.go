@@ -33,6 +33,9 @@ func (s FaultSpec) Validate() error {
 			errs = append(errs, fmt.Errorf("peer must be an IP address, not %q", s.Peer))
 		}
 	}
+	if s.Link != "" && s.Link != LinkRoCE && s.Link != LinkTrunk {
+		errs = append(errs, fmt.Errorf("link must be %s or %s, not %q", LinkRoCE, LinkTrunk, s.Link))
+	}
 	if !some {
 		errs = append(errs, errors.New("it does nothing: give at least one of drop, duplicate, reorder, corrupt and delay"))
 	}

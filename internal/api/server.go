@@ -33,6 +33,7 @@ type Backend interface {
 	// waits its whole time from now on. Once it ends, CodeNotReady is the answer.
 	Use(ctx context.Context) error
 	Functions
+	Fabric
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -147,6 +148,7 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	mux.Handle("POST /"+Version+"/shutdown", handler{"cannot stop the node", FullAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Shutdown(r.Context())
 	}})
+	serveFabric(mux, b)
 	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Why: "this node does not know " + r.Method + " " + r.URL.Path,
 			Fix: "use the weft command of the node's own version"}

@@ -31,7 +31,11 @@ type Status struct {
 	Lanes      []Lane          `json:"lanes"`
 	Sessions   []Session       `json:"sessions"`
 	Faults     []Fault         `json:"faults"`
-	Degraded   []Degraded      `json:"degraded"`
+	// Manager is what the subnet manager of the node is (Manager.State); empty
+	// where the node is in no subnet.
+	Manager  string     `json:"manager"`
+	Trunks   []Trunk    `json:"trunks"`
+	Degraded []Degraded `json:"degraded"`
 }
 
 // DeviceSummary is a device's line in the status.
@@ -222,6 +226,10 @@ const (
 	ScopeQP      = "qp"
 	ScopePort    = "port"
 	ScopeMcast   = "mcast"
+	ScopeTrunk   = "trunk" // by peer
+	ScopeAgent   = "agent" // of the switch, and of devices
+	ScopeSM      = "sm"
+	ScopeSA      = "sa"
 )
 
 // Counter is one named count since its scope's start.
@@ -292,7 +300,15 @@ type FaultSpec struct {
 	// address.
 	Device string `json:"device"`
 	Peer   string `json:"peer"`
+	// Link is LinkRoCE or LinkTrunk; empty means both.
+	Link string `json:"link"`
 }
+
+// Links that faults act on.
+const (
+	LinkRoCE  = "roce"
+	LinkTrunk = "trunk"
+)
 
 // Fault is an active fault and what it has done.
 type Fault struct {
@@ -316,7 +332,7 @@ func list[T any](s []T) []T {
 
 func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
-	s.Faults, s.Degraded = list(s.Faults), list(s.Degraded)
+	s.Faults, s.Degraded, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Trunks)
 	return s
 }
 

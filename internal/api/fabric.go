@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"time"
+)
+
+// Fabric is the part of a Backend that tells and changes what the subnet is.
+// Only the node whose manager is master knows the subnet: others answer
+// CodeNotMaster and say who is.
+type Fabric interface {
+	Subnet(ctx context.Context) (Subnet, error)
+	Routes(ctx context.Context) ([]SwitchRoutes, error)
+	// Path follows the forwarding tables between two ports, each named as a
+	// member of a partition is.
+	Path(ctx context.Context, from, to string) (Path, error)
+	Sweep(ctx context.Context) error
+	Manager(ctx context.Context) (Manager, error)
+	Trunks(ctx context.Context) ([]Trunk, error)
+
+	// What is wanted is kept in the store that the master was elected in.
+	Partitions(ctx context.Context) ([]Partition, error)
+	AddPartition(ctx context.Context, p Partition) (Partition, error)
+	// DelPartition takes members out of a partition, or deletes it if none is named.
+	DelPartition(ctx context.Context, pkey string, members []string) error
+
+	Groups(ctx context.Context) ([]Group, error)
+	JoinGroup(ctx context.Context, j GroupJoin) error
+	LeaveGroup(ctx context.Context, j GroupJoin) error
+
+	Store(ctx context.Context) (Store, error)
+	StoreEntries(ctx context.Context, tree string) ([]StoreEntry, error)
+}
+
+// Subnet is what the master's last sweep found.
+type Subnet struct {
+	Prefix string       `json:"prefix"`
+	Nodes  []FabricNode `json:"nodes"` // the manager's first
+	Links  []FabricLink `json:"links"`
+}
+
+// FabricNode is a switch, a channel adapter or a router.
+type FabricNode struct {
+	GUID        string       `json:"guid"`
+	SystemGUID  string       `json:"system_guid"`
+	Type        string       `json:"type"` // switch, ca, router
+	Description string       `json:"description"`
+	NumPorts    int          `json:"num_ports"`
+	Ports       []FabricPort `json:"ports"` // that have a LID or a link
+}
+
+// FabricPort is a port of a node.
+type FabricPort struct {
+	Number    int      `json:"number"`
+	GUID      string   `json:"guid"` // of a port that has LIDs
+	State     string   `json:"state"`
+	PhysState string   `json:"phys_state"`
+	LID       uint16   `json:"lid"`
+	LMC       uint8    `json:"lmc"`
+	MTU       int      `json:"mtu"` // bytes
+	Gbps      float64  `json:"gbps"`
+	PKeys     []string `json:"pkeys"`
+}
+
+// FabricEnd names one end of a link.
+type FabricEnd struct {
+	GUID        string `json:"guid"` // of the node
+	Port        int    `json:"port"`
+	LID         uint16 `json:"lid"` // of the port, or of the switch
+	Description string `json:"description"`
+}
+
+// FabricLink is a link with what both ends agreed on.
+type FabricLink struct {
+	A     FabricEnd `json:"a"`
+	B     FabricEnd `json:"b"`
+	State string    `json:"state"`
+	MTU   int       `json:"mtu"` // bytes
+	Gbps  float64   `json:"gbps"`
+}
+
+// SwitchRoutes are the forwarding tables of a switch.
+type SwitchRoutes struct {
+	Switch    FabricEnd        `json:"switch"`
+	Unicast   []Route          `json:"unicast"`
+	Multicast []MulticastRoute `json:"multicast"`
+}
+
+// Route says by which port a switch sends packets to a LID.
+type Route struct {
+	LID  uint16    `json:"lid"`
+	Port int       `json:"port"`
+	To   FabricEnd `json:"to"` // who has the LID
+	Hops int       `json:"hops"`
+}
+
+// MulticastRoute says by which ports a switch sends packets to a group.
+type MulticastRoute struct {
+	MLID  uint16 `json:"mlid"`
+	Ports []int  `json:"ports"`
+}
+
+// Path is a way through the subnet.
+type Path struct {
+	From FabricEnd   `json:"from"`
+	To   FabricEnd   `json:"to"`
+	MTU  int         `json:"mtu"` // bytes, the smallest on the way
+	Gbps float64     `json:"gbps"`
+	Hops []FabricEnd `json:"hops"` // the ports that packets leave by
+}
+
+// Manager is the subnet manager of a node.
+type Manager struct {
+	// State is off, external, or what the built-in manager is: not active,
+	// discovering, standby, master.
+	State    string `json:"state"`
+	PortGUID string `json:"port_guid"`
+	LID      uint16 `json:"lid"`
+	Priority int    `json:"priority"`
+	Elected  bool   `json:"elected"` // by its store
+	Term     uint64 `json:"term"`    // grows with every election
+	// Master is who manages the subnet, as far as this node knows.
+	Master   Master         `json:"master"`
+	Engine   string         `json:"engine"`
+	Sweeping string         `json:"sweeping"` // why, while a sweep goes on
+	Sweeps   []Sweep        `json:"sweeps"`   // the latest last
+	Problems []Problem      `json:"problems"`
+	Notes    []Note         `json:"notes"`
+	Others   []OtherManager `json:"others"`
+	Store    Store          `json:"store"`
+}
+
+// Master is who manages a subnet. What is not known is empty.
+type Master struct {
+	Name string `json:"name"` // host and GUID
+	GUID string `json:"guid"`
+	Dir  string `json:"dir"`  // the node's directory
+	Peer string `json:"peer"` // its address, where a trunk leads to it
+}
+
+// Sweep is one look of the manager at the subnet.
+type Sweep struct {
+	Kind       string        `json:"kind"` // heavy, light, groups
+	Why        string        `json:"why"`
+	StartedAt  time.Time     `json:"started_at"`
+	TookNS     time.Duration `json:"took_ns"`
+	Nodes      int           `json:"nodes"`
+	Switches   int           `json:"switches"`
+	Links      int           `json:"links"`
+	Sent       uint64        `json:"sent"`
+	Resent     uint64        `json:"resent"`
+	Unanswered uint64        `json:"unanswered"`
+	Failed     int           `json:"failed"`
+}
+
+// Problem is something wrong with the subnet.
+type Problem struct {
+	Where string `json:"where"`
+	What  string `json:"what"`
+}
+
+// Note is a line of the manager's log.
+type Note struct {
+	At   time.Time `json:"at"`
+	Text string    `json:"text"`
+}
+
+// OtherManager is another manager of the subnet.
+type OtherManager struct {
+	GUID     string `json:"guid"`
+	LID      uint16 `json:"lid"`
+	Priority int    `json:"priority"`
+	State    string `json:"state"`
+}
+
+// Trunk is this node's end of a trunk.
+type Trunk struct {
+	Peer      string        `json:"peer"`
+	Port      int           `json:"port"` // of the node's switch
+	Up        bool          `json:"up"`
+	Node      string        `json:"node"` // the peer's GUID; empty: not known yet
+	Since     time.Time     `json:"since"`
+	RTTNS     time.Duration `json:"rtt_ns"`
+	Limit     int           `json:"limit"` // bytes of a datagram; 0: there is no route
+	Sent      uint64        `json:"sent_packets"`
+	Received  uint64        `json:"rcvd_packets"`
+	Lost      uint64        `json:"lost"`      // datagrams that did not come
+	Reordered uint64        `json:"reordered"` // datagrams that came late
+	Downs     uint64        `json:"downs"`
+}
+
+// Memberships of a partition.
+const (
+	MemberFull    = "full"
+	MemberLimited = "limited"
+)
+
+// AllPorts is the member that stands for every port.
+const AllPorts = "ALL"
+
+// Partition is a partition as it is wanted.
+type Partition struct {
+	Name    string   `json:"name"`
+	PKey    string   `json:"pkey"`
+	Members []Member `json:"members"`
+}
+
+// Member is a member of a partition. To add one, Port is a port's GUID, a
+// device of the node asked, DEVICE@NODE with a node's host name or GUID, or
+// AllPorts; to show one, a GUID or AllPorts.
+type Member struct {
+	Port       string `json:"port"`
+	Membership string `json:"membership"`
+	Name       string `json:"name"` // of the port's node, where the node asked knows it
+}
+
+// Group is a multicast group that the master's SA keeps.
+type Group struct {
+	MGID      string        `json:"mgid"`
+	MLID      uint16        `json:"mlid"`
+	PKey      string        `json:"pkey"`
+	QKey      uint32        `json:"qkey"`
+	MTU       int           `json:"mtu"` // bytes
+	Gbps      float64       `json:"gbps"`
+	SL        int           `json:"sl"`
+	Permanent bool          `json:"permanent"` // it exists without members
+	Members   []GroupMember `json:"members"`
+}
+
+// GroupMember is a port in a group.
+type GroupMember struct {
+	PortGUID string   `json:"port_guid"`
+	Name     string   `json:"name"`
+	Join     []string `json:"join"` // full, non, send_only, send_only_full
+}
+
+// GroupJoin is who shall be in a multicast group for good, whether a program
+// asks for it or not. Without members the group alone is meant.
+type GroupJoin struct {
+	MGID string `json:"mgid"`
+	// PKey, QKey and MTU are of a group that does not exist yet; zero values
+	// are the default partition, its Q_Key and 2048.
+	PKey    string   `json:"pkey"`
+	QKey    uint32   `json:"qkey"`
+	MTU     int      `json:"mtu"`     // bytes
+	Members []string `json:"members"` // named as those of partitions
+}
+
+// Store is the state of the store that a node uses.
+type Store struct {
+	Kind      string   `json:"kind"` // memory, embedded, external; none
+	Version   string   `json:"version"`
+	Dir       string   `json:"dir"`
+	Endpoints []string `json:"endpoints"`
+	Leader    string   `json:"leader"`
+	Members   int      `json:"members"`
+	Revision  int64    `json:"revision"`
+	SizeBytes int64    `json:"size_bytes"`
+	UsedBytes int64    `json:"used_bytes"`
+	MaxBytes  int64    `json:"max_bytes"`
+	Down      string   `json:"down"` // why it cannot be used; empty when it can
+}
+
+// StoreEntry is a key of the store and its value.
+type StoreEntry struct {
+	Key      string `json:"key"`
+	Revision int64  `json:"revision"`
+	Size     int    `json:"size"`
+	Leased   bool   `json:"leased"` // it ends with who put it
+	Value    string `json:"value"`
+}
+
+func (s Subnet) withLists() Subnet {
+	s.Nodes, s.Links = list(s.Nodes), list(s.Links)
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		n.Ports = list(n.Ports)
+		for j := range n.Ports {
+			n.Ports[j].PKeys = list(n.Ports[j].PKeys)
+		}
+	}
+	return s
+}
+
+func (m Manager) withLists() Manager {
+	m.Sweeps, m.Problems, m.Notes, m.Others = list(m.Sweeps), list(m.Problems), list(m.Notes), list(m.Others)
+	m.Store = m.Store.withLists()
+	return m
+}
+
+func (s Store) withLists() Store {
+	s.Endpoints = list(s.Endpoints)
+	return s
+}
+
+func (p Partition) withLists() Partition {
+	p.Members = list(p.Members)
+	return p
+}
+
+func (g Group) withLists() Group {
+	g.Members = list(g.Members)
+	for i := range g.Members {
+		g.Members[i].Join = list(g.Members[i].Join)
+	}
+	return g
+}
+
+func (p Path) withLists() Path {
+	p.Hops = list(p.Hops)
+	return p
+}
+
+func (r SwitchRoutes) withLists() SwitchRoutes {
+	r.Unicast, r.Multicast = list(r.Unicast), list(r.Multicast)
+	for i := range r.Multicast {
+		r.Multicast[i].Ports = list(r.Multicast[i].Ports)
+	}
+	return r
+}
+
+// each is list of what has lists itself.
+func each[T interface{ withLists() T }](s []T) []T {
+	for i := range s {
+		s[i] = s[i].withLists()
+	}
+	return list(s)
+}
