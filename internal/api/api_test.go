@@ -32,6 +32,7 @@ func TestMain(m *testing.M) {
 
 // fake is a Backend with fixed answers.
 type fake struct {
+	fakeFabric
 	status    Status
 	faults    []Fault
 	err       error
@@ -337,10 +338,11 @@ func TestJSONNames(t *testing.T) {
 			walk(field.Type)
 		}
 	}
-	for _, v := range []any{Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
+	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{}, GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
-	for _, v := range []any{Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {
+	for _, v := range []any{Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}.withLists(), each([]SwitchRoutes{{Multicast: []MulticastRoute{{}}}}),
+		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}), each([]SubnetGroup{{Members: []GroupMember{{}}}}), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {
 		b, err := json.Marshal(v)
 		if err != nil || bytes.Contains(b, []byte("null")) {
 			t.Errorf("%s has a null list: %v", b, err)

@@ -26,7 +26,7 @@ type Fabric interface {
 	// DelPartition takes members out of a partition, or deletes it if none is named.
 	DelPartition(ctx context.Context, pkey string, members []string) error
 
-	Groups(ctx context.Context) ([]Group, error)
+	SubnetGroups(ctx context.Context) ([]SubnetGroup, error)
 	JoinGroup(ctx context.Context, j GroupJoin) error
 	LeaveGroup(ctx context.Context, j GroupJoin) error
 
@@ -113,8 +113,8 @@ type Path struct {
 
 // Manager is the subnet manager of a node.
 type Manager struct {
-	// State is off, external, or what the built-in manager is: not active,
-	// discovering, standby, master.
+	// State is off, external, failed (Store.Down says why), or what the built-in
+	// manager is: not active, discovering, standby, master.
 	State    string `json:"state"`
 	PortGUID string `json:"port_guid"`
 	LID      uint16 `json:"lid"`
@@ -216,8 +216,8 @@ type Member struct {
 	Name       string `json:"name"` // of the port's node, where the node asked knows it
 }
 
-// Group is a multicast group that the master's SA keeps.
-type Group struct {
+// SubnetGroup is a multicast group that the master's SA keeps.
+type SubnetGroup struct {
 	MGID      string        `json:"mgid"`
 	MLID      uint16        `json:"mlid"`
 	PKey      string        `json:"pkey"`
@@ -300,7 +300,7 @@ func (p Partition) withLists() Partition {
 	return p
 }
 
-func (g Group) withLists() Group {
+func (g SubnetGroup) withLists() SubnetGroup {
 	g.Members = list(g.Members)
 	for i := range g.Members {
 		g.Members[i].Join = list(g.Members[i].Join)

@@ -53,7 +53,7 @@ func serveFabric(mux *http.ServeMux, b Fabric) {
 		return each(l), err
 	})
 	get("/fabric/groups", whatGroups, func(r *http.Request) (any, error) {
-		l, err := b.Groups(r.Context())
+		l, err := b.SubnetGroups(r.Context())
 		return each(l), err
 	})
 	get("/store", whatStore, func(r *http.Request) (any, error) {
@@ -150,8 +150,8 @@ func (c *Client) DelPartition(ctx context.Context, pkey string, members []string
 	return c.do(ctx, whatDelPartition, "DELETE", path, nil, nil)
 }
 
-// Groups returns the multicast groups of the subnet.
-func (c *Client) Groups(ctx context.Context) (g []Group, err error) {
+// SubnetGroups returns the multicast groups of the subnet.
+func (c *Client) SubnetGroups(ctx context.Context) (g []SubnetGroup, err error) {
 	err = c.do(ctx, whatGroups, "GET", "/fabric/groups", nil, &g)
 	return g, err
 }

@@ -72,7 +72,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b := &fakeBackend{c: c, mode: mode, stop: cancel}
+	b := &fakeBackend{fakeFabric: fakeFabric{mode: mode}, c: c, mode: mode, stop: cancel}
 	s := api.NewServer(b, api.PeerAccess(os.Geteuid(), c.AllowUIDs), log)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -91,6 +91,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 }
 
 type fakeBackend struct {
+	fakeFabric
 	c    config.Config
 	mode string
 	stop func()

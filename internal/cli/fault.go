@@ -48,14 +48,14 @@ func (a *app) faultAdd() *cobra.Command {
 	var drop, duplicate, reorder, corrupt percent
 	var delay time.Duration
 	var seed uint64
-	var device, peer string
+	var device, peer, link string
 	cmd := a.show(&cobra.Command{
 		Use:   "add",
 		Short: "add a fault; its number goes to \"weft fault del\"",
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		spec := api.FaultSpec{Drop: float64(drop), Duplicate: float64(duplicate), Reorder: float64(reorder), Corrupt: float64(corrupt),
-			DelayNS: delay, Seed: seed, Device: device, Peer: peer}
+			DelayNS: delay, Seed: seed, Device: device, Peer: peer, Link: link}
 		if err := spec.Validate(); err != nil {
 			return usage("weft fault add --help", "cannot add the fault: %v", err)
 		}
@@ -76,6 +76,7 @@ func (a *app) faultAdd() *cobra.Command {
 	f.Uint64Var(&seed, "seed", 0, "of the random decisions; 0: draw one")
 	f.StringVar(&device, "device", "", "only of this device")
 	f.StringVar(&peer, "peer", "", "only to this IP address")
+	f.StringVar(&link, "link", "", "only on links of one kind: roce, or trunk (what InfiniBand devices send to other nodes)")
 	return cmd
 }
 
@@ -124,6 +125,9 @@ func faultText(s api.FaultSpec) string {
 	text := strings.Join(parts, ", ")
 	if s.Device != "" {
 		text += " on " + s.Device
+	}
+	if s.Link != "" {
+		text += " on " + s.Link + " links"
 	}
 	if s.Peer != "" {
 		text += " to " + s.Peer

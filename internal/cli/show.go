@@ -75,6 +75,18 @@ func printStatus(w io.Writer, s api.Status) {
 	}
 	line("lanes", "%d, %d polling, %d with real-time priority", len(s.Lanes), polling, realtime)
 	line("sessions", "%s", sessionList(s.Sessions))
+	if s.Manager != "" {
+		line("manager", "%s", s.Manager)
+	}
+	if len(s.Trunks) > 0 {
+		up := 0
+		for _, t := range s.Trunks {
+			if t.Up {
+				up++
+			}
+		}
+		line("trunks", "%d of %d up", up, len(s.Trunks))
+	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
 	}
@@ -163,7 +175,8 @@ func printDevices(w io.Writer, devs []api.Device) {
 func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
-	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP}
+	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP, api.ScopeTrunk,
+		api.ScopeAgent, api.ScopeSM, api.ScopeSA}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",

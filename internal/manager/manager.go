@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ const (
 type Intent struct {
 	Version int `json:"version"` // IntentVersion
 	Subnet  sm.Intent
-	Groups  []sa.Group `json:",omitempty"` // that exist without members
+	Groups  []sa.Group `json:",omitempty"` // that exist without members, and who is in them for good
 }
 
 // IntentVersion is the version of Intent that this package writes.
@@ -183,7 +184,7 @@ func (m *Manager) ensureGroups(now mono.Time) {
 		keys = append(keys, p.PKey)
 	}
 	for _, k := range keys {
-		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: broadcastQKey, PKey: k | 0x8000, MTU: ib.MTU2048, Rate: ib.Rate10})
+		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: BroadcastQKey, PKey: k | 0x8000, MTU: ib.MTU2048, Rate: ib.Rate10})
 	}
 	for _, g := range m.intent.Groups {
 		if !m.sa.Ensure(now, g) {
@@ -192,8 +193,8 @@ func (m *Manager) ensureGroups(now mono.Time) {
 	}
 }
 
-// broadcastQKey is the Q_Key that subnet managers give broadcast groups.
-const broadcastQKey ib.QKey = 0x0b1b
+// BroadcastQKey is the Q_Key that subnet managers give broadcast groups.
+const BroadcastQKey ib.QKey = 0x0b1b
 
 // BroadcastGroup returns the MGID of the IPv4 broadcast group of a partition
 // (RFC 4391, section 4).
@@ -272,12 +273,19 @@ func (m *Manager) setIntent(i Intent) {
 		return
 	}
 	for _, old := range m.intent.Groups {
-		stays := false
-		for _, g := range i.Groups {
-			stays = stays || g.MGID == old.MGID
+		k := slices.IndexFunc(i.Groups, func(g sa.Group) bool { return g.MGID == old.MGID })
+		for _, x := range old.Members {
+			if k < 0 || !slices.ContainsFunc(i.Groups[k].Members, func(y sa.Member) bool { return y.PortGUID == x.PortGUID }) {
+				m.sa.Remove(now, old.MGID, x.PortGUID)
+			}
 		}
-		if !stays {
+		if k < 0 {
 			m.sa.Release(now, old.MGID)
+		}
+	}
+	for _, old := range m.intent.Subnet.Partitions {
+		if !slices.ContainsFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) && old.PKey&0x7fff != 0x7fff {
+			m.sa.Release(now, BroadcastGroup(old.PKey))
 		}
 	}
 	m.intent = i
@@ -304,11 +312,14 @@ func EditIntent(ctx context.Context, s store.Store, edit func(*Intent) error) er
 			return err
 		}
 		if err := i.Subnet.Validate(); err != nil {
-			return err
+			return &InvalidError{err}
 		}
 		b, err := json.Marshal(i)
 		if err != nil {
 			return err
+		}
+		if there && bytes.Equal(b, e.Value) {
+			return nil
 		}
 		if there {
 			_, err = store.Update(ctx, s, e, b)
@@ -320,6 +331,26 @@ func EditIntent(ctx context.Context, s store.Store, edit func(*Intent) error) er
 		}
 	}
 }
+
+// LoadIntent reads the intent of a store. It may be called on any goroutine.
+func LoadIntent(ctx context.Context, s store.Store) (Intent, error) {
+	e, err := s.Get(ctx, KeyIntent)
+	if isNotFound(err) {
+		return Intent{Version: IntentVersion}, nil
+	}
+	if err != nil {
+		return Intent{}, err
+	}
+	return parseIntent(e.Value)
+}
+
+// InvalidError is an intent that a manager would refuse.
+type InvalidError struct{ Err error }
+
+func (e *InvalidError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *InvalidError) Unwrap() error { return e.Err }
 
 func parseIntent(b []byte) (i Intent, err error) {
 	dec := json.NewDecoder(bytes.NewReader(b))

@@ -17,6 +17,7 @@ import (
 	"unicode"
 
 	"weft/internal/api"
+	"weft/internal/config"
 	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
@@ -94,8 +95,17 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		}
 		s.Sessions = append(s.Sessions, row)
 	}
+	s.Manager = n.managerState()
 	var err error
+	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, errLaneStuck) {
+		return s, err
+	}
 	s.Degraded, err = n.degraded(ctx)
+	if err == nil {
+		var more []api.Degraded
+		more, err = n.fabricDegraded(ctx, s.Trunks)
+		s.Degraded = append(s.Degraded, more...)
+	}
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}
@@ -140,9 +150,11 @@ func (n *Node) fixNotActive() string {
 	case n.noManager != nil:
 		return "see no_manager"
 	case n.manager != nil:
-		return "weft wait --for=active; if that takes long, see store_down and the node's log"
+		return "weft wait --for=active; if that takes long, weft sm"
+	case n.cfg.SM == config.SMExternal:
+		return "weft run -- opensm"
 	}
-	return "run a subnet manager on a node of this subnet (weft up --sm=auto)"
+	return "weft up --sm auto, on this node or another of the subnet"
 }
 
 func (n *Node) laneSessions(l *lane) (c int) {
@@ -364,6 +376,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		if err != nil {
 			return nil, err
 		}
+	}
+	if err := n.fabricCounters(add); err != nil {
+		return nil, err
 	}
 	for _, d := range n.snapshot() {
 		err := d.lane.look(func() {

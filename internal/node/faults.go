@@ -48,8 +48,9 @@ func (n *Node) Faults(context.Context) ([]api.Fault, error) {
 // own that follows from the one given.
 func (n *Node) AddFault(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
 	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt, Delay: spec.DelayNS}
-	if spec.Device != "" && spec.Device != n.cfg.Device {
-		return api.Fault{}, &api.Error{Code: api.CodeNotFound, What: "cannot add the fault", Why: fmt.Sprintf("there is no device %q", spec.Device), Fix: "weft dev"}
+	onRoCE, onTrunks, err := n.faulty(&spec)
+	if err != nil {
+		return api.Fault{}, err
 	}
 	if spec.Peer != "" {
 		a, err := netip.ParseAddr(spec.Peer)
@@ -72,12 +73,40 @@ func (n *Node) AddFault(_ context.Context, spec api.FaultSpec) (api.Fault, error
 	r.ID = f.ID
 	for i, l := range n.lanes {
 		r.Seed = spec.Seed + uint64(i)
-		if err := l.do(func() { n.links[i].Add(r) }); err != nil {
+		err := l.do(func() {
+			if onRoCE {
+				n.links[i].Add(r)
+			}
+			if onTrunks {
+				n.links[i].addToTrunks(r)
+			}
+		})
+		if err != nil {
 			return f, err
 		}
 	}
 	n.log.Info("fault added", "id", f.ID, "spec", spec)
 	return f, nil
+}
+
+// faulty says which links a fault acts on: trunks belong to no device, what a
+// device sends over one cannot be told from what others do.
+func (n *Node) faulty(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
+	refuse := func(code api.Code, fix, format string, args ...any) error {
+		return &api.Error{Code: code, What: "cannot add the fault", Why: fmt.Sprintf(format, args...), Fix: fix}
+	}
+	f := n.function(spec.Device)
+	switch {
+	case spec.Device != "" && f == nil:
+		return false, false, refuse(api.CodeNotFound, "weft dev", "there is no device %q", spec.Device)
+	case spec.Device != "" && f.a != n.adapter:
+		return false, false, refuse(api.CodeInvalid, "weft fault add --link trunk, without --device", "a trunk carries what all InfiniBand devices send")
+	case spec.Link == api.LinkTrunk && spec.Device != "":
+		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks", spec.Device)
+	case spec.Link == api.LinkTrunk && n.trunks == nil:
+		return false, false, refuse(api.CodeNotFound, "weft up --peer ADDRESS", "the node has no trunk")
+	}
+	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && n.trunks != nil, nil
 }
 
 // DelFault implements api.Backend.
@@ -97,7 +126,10 @@ func (n *Node) DelFault(_ context.Context, id int) error {
 	}
 	var errs []error
 	for i, l := range n.lanes {
-		errs = append(errs, l.do(func() { n.links[i].Remove(id) }))
+		errs = append(errs, l.do(func() {
+			n.links[i].Remove(id)
+			n.links[i].removeFromTrunks(id)
+		}))
 	}
 	return errors.Join(errs...)
 }

@@ -76,7 +76,7 @@ func (n *Node) startManager(ctx context.Context) error {
 	} else if err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
-	m, err := manager.New(manager.Config{Node: n.host + " " + n.identity.String(), PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
+	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
 		TIDs: uint32(n.identity >> 16), Store: n.store, Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
 	if err != nil {
 		return err

@@ -10,7 +10,9 @@ import (
 	"weft/internal/agent"
 	"weft/internal/api"
 	"weft/internal/hca"
+	"weft/internal/ib"
 	"weft/internal/link/fabric"
+	"weft/internal/link/fault"
 	"weft/internal/link/udp"
 	"weft/internal/mad"
 )
@@ -76,6 +78,7 @@ func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 	if n.trunks != nil {
 		n.senders = append(n.senders, n.trunks.Sender(uint8(i)))
 		c.Trunk = n.senders[i]
+		n.links[i].trunks, n.links[i].packets = n.senders[i], fault.NewPackets(n.peerGIDs())
 		in, out = n.trunks.FDs()
 		if i == 0 {
 			c.Source = n.trunks
@@ -87,6 +90,14 @@ func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 	h.SetFabric(f)
 	h.SetManagement(s.take(h))
 	return f, in, out
+}
+
+// peerGIDs are the addresses of the trunks' other ends, as faults name them.
+func (n *Node) peerGIDs() (list []ib.GID) {
+	for i := range n.cfg.Peers {
+		list = append(list, ib.GIDFromAddr(n.trunks.Peer(i).Addr().WithZone("")))
+	}
+	return list
 }
 
 // switchCounters are the counters of the switch's ports: of a function's port

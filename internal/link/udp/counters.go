@@ -63,6 +63,20 @@ type SendCounters struct {
 	DropError    uint64 // any other error
 }
 
+// Add adds o to c.
+func (c *SendCounters) Add(o *SendCounters) {
+	for _, f := range []struct{ to, from *uint64 }{
+		{&c.Packets, &o.Packets}, {&c.Datagrams, &o.Datagrams}, {&c.Bytes, &o.Bytes}, {&c.Messages, &o.Messages}, {&c.GSO, &o.GSO},
+		{&c.Blocked, &o.Blocked}, {&c.DropTooBig, &o.DropTooBig}, {&c.DropNoRoute, &o.DropNoRoute}, {&c.DropDenied, &o.DropDenied},
+		{&c.DropSource, &o.DropSource}, {&c.DropNoMemory, &o.DropNoMemory}, {&c.DropError, &o.DropError},
+	} {
+		*f.to += *f.from
+	}
+	for i, v := range o.Lost {
+		c.Lost[i] += v
+	}
+}
+
 // lost counts n datagrams that a send call refused.
 func (c *SendCounters) lost(e unix.Errno, n uint64) {
 	switch e {

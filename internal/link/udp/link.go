@@ -310,6 +310,9 @@ func (l *Link) Epoch() trunk.Epoch { return l.epoch }
 // Peers returns the number of peers.
 func (l *Link) Peers() int { return len(l.peers) }
 
+// Peer returns the address of a peer. It may be called on any goroutine.
+func (l *Link) Peer(peer int) netip.AddrPort { return l.peers[peer].cfg.Addr }
+
 // Status returns the state of the trunk to a peer.
 func (l *Link) Status(peer int) Status {
 	p := &l.peers[peer]

@@ -388,7 +388,8 @@ func (a *SA) Groups() []*Group {
 }
 
 // Ensure makes a group that the configuration asks for, or changes one to what
-// it asks for. A zero MLID is chosen. It reports whether there was room.
+// it asks for; want.Members are put in, as far as they are in the subnet. A
+// zero MLID is chosen. It reports whether there was room.
 func (a *SA) Ensure(now mono.Time, want Group) bool {
 	g := a.groups[want.MGID]
 	if g == nil {
@@ -398,6 +399,7 @@ func (a *SA) Ensure(now mono.Time, want Group) bool {
 		if want.MLID == 0 || len(a.groups) >= a.cfg.Limits.Groups {
 			return false
 		}
+		members := want.Members
 		want.Members, want.Permanent, want.Scope = nil, true, want.MGID[1]&0xf
 		if want.Life == 0 {
 			want.Life = a.cfg.Life
@@ -405,13 +407,56 @@ func (a *SA) Ensure(now mono.Time, want Group) bool {
 		a.groups[want.MGID], a.mlids[want.MLID] = &want, &want
 		a.Notify(now, mad.GIDNotice(mad.TrapGroupCreated, a.selfLID(), want.MGID), a.selfGID())
 		a.owner.Kept()
-		return true
+		return a.enlist(&want, members)
 	}
 	if !g.Permanent {
 		g.Permanent = true
 		a.owner.Kept()
 	}
+	return a.enlist(g, want.Members)
+}
+
+// enlist puts ports into a group, as far as they are in the subnet and the
+// group's partition; false where there is no room.
+func (a *SA) enlist(g *Group, members []Member) bool {
+	changed := false
+	for _, m := range members {
+		r := a.net.PortByGUID(m.PortGUID)
+		if r.IsNone() || !inPartition(a.net.Port(r), g.PKey) {
+			continue // it comes with a later SetSubnet
+		}
+		i := g.member(m.PortGUID)
+		switch {
+		case i < 0 && len(g.Members) >= a.cfg.Limits.Members:
+			return false
+		case i < 0:
+			g.Members = append(g.Members, m)
+		case g.Members[i].JoinState|m.JoinState == g.Members[i].JoinState:
+			continue
+		default:
+			g.Members[i].JoinState |= m.JoinState
+		}
+		changed = true
+	}
+	if changed {
+		a.owner.GroupsChanged()
+		a.owner.Kept()
+	}
 	return true
+}
+
+// Remove takes a port out of a group, whoever put it there.
+func (a *SA) Remove(now mono.Time, mgid ib.GID, port ib.GUID) {
+	g := a.groups[mgid]
+	if g == nil {
+		return
+	}
+	if i := g.member(port); i >= 0 {
+		g.Members = slices.Delete(g.Members, i, i+1)
+		a.retire(now, g)
+		a.owner.GroupsChanged()
+		a.owner.Kept()
+	}
 }
 
 // Release ends a group's permanence: it lives on while it has members.

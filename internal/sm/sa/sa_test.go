@@ -643,3 +643,44 @@ func FuzzHandle(f *testing.F) {
 		}
 	})
 }
+
+// TestConfiguredMembers: ports that the configuration names are in a group as
+// soon as they are in the subnet and the group's partition, until they are
+// taken out.
+func TestConfiguredMembers(t *testing.T) {
+	f := start(t, 3, full)
+	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 15: 9}
+	want := Group{MGID: mgid, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10,
+		Members: []Member{{PortGUID: guid(1), JoinState: mad.JoinFull}, {PortGUID: guid(77), JoinState: mad.JoinFull}}}
+	members := func() (list []ib.GUID) {
+		for _, g := range f.a.Groups() {
+			if g.MGID == mgid {
+				for _, m := range g.Members {
+					list = append(list, m.PortGUID)
+				}
+			}
+		}
+		return list
+	}
+	changes := f.groups
+	if !f.a.Ensure(f.now, want) || !slices.Equal(members(), []ib.GUID{guid(1)}) || f.groups != changes+1 {
+		t.Fatalf("members %v, %d changes", members(), f.groups-changes)
+	}
+	if changes = f.groups; !f.a.Ensure(f.now, want) || f.groups != changes {
+		t.Error("the same once more is a change")
+	}
+	want.Members = append(want.Members, Member{PortGUID: guid(2), JoinState: mad.JoinFull})
+	if f.a.Ensure(f.now, want); !slices.Equal(members(), []ib.GUID{guid(1), guid(2)}) {
+		t.Errorf("members %v", members())
+	}
+	f.a.Remove(f.now, mgid, guid(1))
+	f.a.Remove(f.now, mgid, guid(77))
+	if !slices.Equal(members(), []ib.GUID{guid(2)}) {
+		t.Errorf("members %v after one was removed", members())
+	}
+	other := want
+	other.MGID[15], other.PKey = 10, 0x8005
+	if f.a.Ensure(f.now, other); f.a.groups[other.MGID] == nil || len(f.a.groups[other.MGID].Members) != 0 {
+		t.Error("a port is in a group of a partition that is not its own")
+	}
+}

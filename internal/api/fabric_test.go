@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// fakeFabric notes what it was asked for.
+type fakeFabric struct {
+	calls []string
+	fail  error
+}
+
+func (f *fakeFabric) note(words ...string) error {
+	f.calls = append(f.calls, words...)
+	return f.fail
+}
+
+func (f *fakeFabric) Subnet(context.Context) (Subnet, error) {
+	return Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}, f.note("subnet")
+}
+func (f *fakeFabric) Routes(context.Context) ([]SwitchRoutes, error) {
+	return []SwitchRoutes{{Unicast: []Route{{LID: 3, Port: 2}}}}, f.note("routes")
+}
+func (f *fakeFabric) Path(_ context.Context, from, to string) (Path, error) {
+	return Path{MTU: 4096}, f.note("path", from, to)
+}
+func (f *fakeFabric) Sweep(context.Context) error { return f.note("sweep") }
+func (f *fakeFabric) Manager(context.Context) (Manager, error) {
+	return Manager{State: "master"}, f.note("manager")
+}
+func (f *fakeFabric) Trunks(context.Context) ([]Trunk, error) { return nil, f.note("trunks") }
+func (f *fakeFabric) Partitions(context.Context) ([]Partition, error) {
+	return []Partition{{Name: "red"}}, f.note("partitions")
+}
+func (f *fakeFabric) AddPartition(_ context.Context, p Partition) (Partition, error) {
+	return p, f.note("add", p.PKey)
+}
+func (f *fakeFabric) DelPartition(_ context.Context, pkey string, members []string) error {
+	return f.note(append([]string{"del", pkey}, members...)...)
+}
+func (f *fakeFabric) SubnetGroups(context.Context) ([]SubnetGroup, error) {
+	return nil, f.note("groups")
+}
+func (f *fakeFabric) JoinGroup(_ context.Context, j GroupJoin) error {
+	return f.note("join", j.MGID)
+}
+func (f *fakeFabric) LeaveGroup(_ context.Context, j GroupJoin) error {
+	return f.note("leave", j.MGID)
+}
+func (f *fakeFabric) Store(context.Context) (Store, error) {
+	return Store{Kind: "memory"}, f.note("store")
+}
+func (f *fakeFabric) StoreEntries(_ context.Context, tree string) ([]StoreEntry, error) {
+	return nil, f.note("entries", tree)
+}
+
+// TestFabricRoundTrip: every call reaches the node with its arguments, and its
+// error comes back.
+func TestFabricRoundTrip(t *testing.T) {
+	b := &fake{}
+	c, ctx := client(t, serve(t, b, FullAccess, nil)), t.Context()
+	calls := []struct {
+		what string
+		do   func() error
+		want []string
+	}{
+		{"cannot show the fabric", func() error { _, err := c.Subnet(ctx); return err }, []string{"subnet"}},
+		{"cannot show the fabric", func() error { _, err := c.Routes(ctx); return err }, []string{"routes"}},
+		{"cannot show the fabric", func() error { _, err := c.Path(ctx, "a b", "c@d&e"); return err }, []string{"path", "a b", "c@d&e"}},
+		{"cannot sweep the subnet", func() error { return c.Sweep(ctx) }, []string{"sweep"}},
+		{"cannot show the subnet manager", func() error { _, err := c.Manager(ctx); return err }, []string{"manager"}},
+		{"cannot list trunks", func() error { _, err := c.Trunks(ctx); return err }, []string{"trunks"}},
+		{"cannot list partitions", func() error { _, err := c.Partitions(ctx); return err }, []string{"partitions"}},
+		{"cannot add to the partition", func() error { _, err := c.AddPartition(ctx, Partition{PKey: "0x8001"}); return err }, []string{"add", "0x8001"}},
+		{"cannot delete from the partition", func() error { return c.DelPartition(ctx, "0x1", []string{"x@y", "ALL"}) }, []string{"del", "0x1", "x@y", "ALL"}},
+		{"cannot delete from the partition", func() error { return c.DelPartition(ctx, "../x", nil) }, []string{"del", "../x"}},
+		{"cannot list multicast groups", func() error { _, err := c.SubnetGroups(ctx); return err }, []string{"groups"}},
+		{"cannot join the multicast group", func() error { return c.JoinGroup(ctx, GroupJoin{MGID: "ff12::1"}) }, []string{"join", "ff12::1"}},
+		{"cannot leave the multicast group", func() error { return c.LeaveGroup(ctx, GroupJoin{MGID: "ff12::1"}) }, []string{"leave", "ff12::1"}},
+		{"cannot show the store", func() error { _, err := c.Store(ctx); return err }, []string{"store"}},
+		{"cannot show the store", func() error { _, err := c.StoreEntries(ctx, "a/b"); return err }, []string{"entries", "a/b"}},
+	}
+	for _, x := range calls {
+		b.calls, b.fail = nil, nil
+		if err := x.do(); err != nil || !slices.Equal(b.calls, x.want) {
+			t.Errorf("%v: %v, the node was asked %q", x.want, err, b.calls)
+		}
+		b.fail = &Error{Code: CodeNotMaster, Why: "another is", Fix: "weft sm"}
+		checkError(t, x.do(), CodeNotMaster, x.what+": another is. fix: weft sm")
+	}
+}
+
+func TestFabricAccess(t *testing.T) {
+	b := &fake{}
+	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
+	for _, err := range []error{c.Sweep(ctx), c.DelPartition(ctx, "1", nil), c.JoinGroup(ctx, GroupJoin{}), c.LeaveGroup(ctx, GroupJoin{})} {
+		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
+			t.Errorf("a reader may change things: %v", err)
+		}
+	}
+	if _, err := c.AddPartition(ctx, Partition{}); err == nil || len(b.calls) > 0 {
+		t.Errorf("%v %v", err, b.calls)
+	}
+	s, err := c.Subnet(ctx)
+	if diff := cmp.Diff(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}.withLists(), s); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+}

@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/ib"
+	"weft/internal/link/udp"
+	"weft/internal/mad"
+	"weft/internal/manager"
+	"weft/internal/mono"
+	"weft/internal/sm/topo"
+	"weft/internal/store"
+)
+
+// storeWait bounds how long a command waits for the store.
+const storeWait = 2 * storePatience
+
+var errNoFabric = &api.Error{Code: api.CodeNotFound, Why: "the node is in no subnet", Fix: "weft up --fabric"}
+
+// Subnet implements api.Backend.
+func (n *Node) Subnet(ctx context.Context) (api.Subnet, error) {
+	t, err := n.topology(ctx, "weft fabric topo")
+	if err != nil {
+		return api.Subnet{}, err
+	}
+	return describeSubnet(t), nil
+}
+
+// topology returns what the master knows; command is what to ask it.
+func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, err error) {
+	if n.sub == nil {
+		return nil, errNoFabric
+	}
+	if n.manager != nil && !n.sub.do(func() { t = n.manager.Topo() }) {
+		return nil, errLaneStopped
+	}
+	if t == nil {
+		return nil, n.notMaster(ctx, command)
+	}
+	return t, nil
+}
+
+// notMaster says who is master, and how to ask that node.
+func (n *Node) notMaster(ctx context.Context, command string) error {
+	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet", Fix: "weft up --sm auto on a node of the subnet"}
+	if n.manager == nil {
+		switch {
+		case n.noManager != nil:
+			e.Why, e.Fix = "the node has no manager: "+n.noManager.Error(), "weft status"
+		case n.cfg.SM == config.SMExternal:
+			e.Why, e.Fix = "a program manages the subnet, not this node", "saquery or ibnetdiscover, with weft run"
+		case n.managedBy() != 0:
+			e.Why = fmt.Sprintf("this node has no manager; the one at LID %d is master", n.managedBy())
+			e.Fix = command + " on that node"
+		}
+		return e
+	}
+	m, err := n.Manager(ctx)
+	if err != nil {
+		return err
+	}
+	switch who := m.Master; {
+	case m.State == "discovering", m.State == "master":
+		e.Why, e.Fix = "the manager has not finished its first sweep", "weft wait --for=active"
+	case m.Store.Down != "":
+		e.Why, e.Fix = "the store does not answer: "+m.Store.Down, "weft store status"
+	case who.GUID != "" || who.Name != "":
+		name := who.Name
+		if name == "" {
+			name = "node " + who.GUID
+		}
+		if who.Peer != "" {
+			name += " at " + who.Peer
+		}
+		e.Why, e.Fix = "the master is "+name, command+" on that node"
+		if who.Dir != "" {
+			e.Fix = command + " --dir " + who.Dir + " on that node"
+		}
+	}
+	return e
+}
+
+// managedBy is the LID of the manager that gave a port of this node its LID.
+func (n *Node) managedBy() ib.LID {
+	for _, f := range n.functions() {
+		if p := f.a.Port(); p.Link == ib.LinkInfiniBand && p.State == ib.PortActive {
+			return p.SMLID
+		}
+	}
+	return 0
+}
+
+// describeSubnet turns a model into what people see of it.
+func describeSubnet(t *topo.Subnet) api.Subnet {
+	s := api.Subnet{Prefix: fmt.Sprintf("0x%016x", t.Prefix)}
+	for i := range t.Nodes {
+		n := &t.Nodes[i]
+		v := api.FabricNode{GUID: n.Info.NodeGUID.String(), SystemGUID: n.Info.SystemImageGUID.String(), Type: nodeType(n), Description: n.Description,
+			NumPorts: int(n.Info.NumPorts)}
+		for p := range n.Ports {
+			if n.Ports[p].GUID != 0 || !n.Ports[p].Peer.IsNone() {
+				v.Ports = append(v.Ports, describePort(p, &n.Ports[p]))
+			}
+		}
+		s.Nodes = append(s.Nodes, v)
+	}
+	for _, l := range t.Links() {
+		a, b := t.Port(l.A), t.Port(l.B)
+		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b), MTU: mtuBytes(a.Info.NeighborMTU), Gbps: gbps(a.Rate())})
+	}
+	return s
+}
+
+func nodeType(n *topo.Node) string {
+	switch {
+	case n.IsSwitch():
+		return "switch"
+	case n.Info.NodeType == mad.NodeCA:
+		return "ca"
+	}
+	return "router"
+}
+
+func describePort(number int, p *topo.Port) api.FabricPort {
+	v := api.FabricPort{Number: number, State: portState(p.Info.PortState), PhysState: physState(p.Info.PortPhysicalState),
+		LID: uint16(p.Info.LID), LMC: p.Info.LMC, MTU: mtuBytes(p.Info.NeighborMTU), Gbps: gbps(p.Rate())}
+	if p.GUID != 0 {
+		v.GUID = p.GUID.String()
+	}
+	for _, k := range p.PKeys {
+		if k != 0 {
+			v.PKeys = append(v.PKeys, pkeyText(k))
+		}
+	}
+	return v
+}
+
+// linkState is the lower state of the two ends: INIT for one that a manager
+// has not finished.
+func linkState(a, b *topo.Port) string { return portState(min(a.Info.PortState, b.Info.PortState)) }
+
+func pkeyText(k ib.PKey) string { return fmt.Sprintf("0x%04x", uint16(k)) }
+
+func mtuBytes(m ib.MTU) int {
+	if !m.Valid() {
+		return 0
+	}
+	return m.Bytes()
+}
+
+func gbps(r ib.Rate) float64 {
+	if !r.Valid() {
+		return 0
+	}
+	return float64(r.Tenths()) / 10
+}
+
+// endOf names a port, with the LID of its switch if it has none itself.
+func endOf(t *topo.Subnet, r topo.Ref) api.FabricEnd {
+	p := t.Port(r)
+	if p == nil {
+		return api.FabricEnd{}
+	}
+	n := &t.Nodes[r.Node]
+	e := api.FabricEnd{GUID: n.Info.NodeGUID.String(), Port: int(r.Port), LID: uint16(p.Info.LID), Description: n.Description}
+	if n.IsSwitch() && len(n.Ports) > 0 {
+		e.LID = uint16(n.Ports[0].Info.LID)
+	}
+	return e
+}
+
+// Routes implements api.Backend.
+func (n *Node) Routes(ctx context.Context) (list []api.SwitchRoutes, err error) {
+	t, err := n.topology(ctx, "weft fabric routes")
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range t.Switches() {
+		s := t.Nodes[i].Switch
+		v := api.SwitchRoutes{Switch: endOf(t, topo.Ref{Node: i})}
+		for lid, port := range s.LFT {
+			if port == 0xff {
+				continue
+			}
+			to := t.PortByLID(ib.LID(lid))
+			w, _ := t.Walk(topo.Ref{Node: i}, ib.LID(lid), false)
+			v.Unicast = append(v.Unicast, api.Route{LID: uint16(lid), Port: int(port), To: endOf(t, to), Hops: w.Hops})
+		}
+		for mlid := ib.LID(0xc000); mlid < 0xffff; mlid++ {
+			mask, ok := s.MFT[mlid]
+			if !ok {
+				continue
+			}
+			m := api.MulticastRoute{MLID: uint16(mlid)}
+			for p := range 256 {
+				if mask.Has(uint8(p)) {
+					m.Ports = append(m.Ports, p)
+				}
+			}
+			v.Multicast = append(v.Multicast, m)
+		}
+		list = append(list, v)
+	}
+	return list, nil
+}
+
+// Path implements api.Backend.
+func (n *Node) Path(ctx context.Context, from, to string) (v api.Path, err error) {
+	t, err := n.topology(ctx, "weft fabric routes "+from+" "+to)
+	if err != nil {
+		return v, err
+	}
+	var ends [2]topo.Ref
+	for i, name := range []string{from, to} {
+		guid, err := n.portNamed(name, t)
+		if err != nil {
+			return v, err
+		}
+		if ends[i] = t.PortByGUID(guid); ends[i].IsNone() {
+			return v, &api.Error{Code: api.CodeNotFound, Why: "the subnet has no port " + guid.String(), Fix: "weft fabric nodes"}
+		}
+	}
+	w, ok := t.Walk(ends[0], t.Port(ends[1]).Info.LID, true)
+	if !ok {
+		return v, &api.Error{Code: api.CodeNotFound, Why: "the forwarding tables do not lead from " + from + " to " + to, Fix: "weft fabric sweep"}
+	}
+	v = api.Path{From: endOf(t, ends[0]), To: endOf(t, ends[1]), MTU: mtuBytes(w.MTU), Gbps: gbps(w.Rate)}
+	for _, r := range w.Ports {
+		v.Hops = append(v.Hops, endOf(t, r))
+	}
+	return v, nil
+}
+
+// Sweep implements api.Backend.
+func (n *Node) Sweep(ctx context.Context) error {
+	if _, err := n.topology(ctx, "weft fabric sweep"); err != nil {
+		return err
+	}
+	if !n.sub.do(func() { n.manager.Sweep(n.now()) }) {
+		return errLaneStopped
+	}
+	return nil
+}
+
+// Manager implements api.Backend.
+func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
+	if n.sub == nil {
+		return v, errNoFabric
+	}
+	v.Store.Kind = "none"
+	if n.manager == nil {
+		v.State = n.managerState() // external, off or failed
+		if n.noManager != nil {
+			v.Store.Down = n.noManager.Error()
+		}
+		return v, nil
+	}
+	var s manager.Status
+	if !n.sub.do(func() { s = n.manager.Status() }) {
+		return v, errLaneStopped
+	}
+	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
+		Engine: s.Engine, Sweeping: s.Sweeping}
+	for _, r := range s.Sweeps {
+		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
+			Links: r.Links, Sent: r.Sent, Resent: r.Resent, Unanswered: r.Unanswered, Failed: r.Failed})
+	}
+	for _, p := range s.Problems {
+		v.Problems = append(v.Problems, api.Problem{Where: p.Where, What: p.What})
+	}
+	for _, p := range s.Notes {
+		v.Notes = append(v.Notes, api.Note{At: n.wall(p.At), Text: p.Text})
+	}
+	for _, o := range s.Others {
+		v.Others = append(v.Others, api.OtherManager{GUID: o.GUID.String(), LID: uint16(o.LID), Priority: int(o.Priority), State: o.State})
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	v.Store = describeStore(n.store.Status(ctx))
+	v.Master, err = n.master(ctx, &s, v.Store.Down == "")
+	return v, err
+}
+
+// wall is a time of the node's clock as people have it.
+func (n *Node) wall(t mono.Time) time.Time { return n.base.Add(time.Duration(t)) }
+
+// master says who manages the subnet: this node, the one that won the election
+// in the store, or the one that this manager stands by for.
+func (n *Node) master(ctx context.Context, s *manager.Status, reachable bool) (m api.Master, err error) {
+	guid := s.Master
+	switch {
+	case s.State == "master":
+		return api.Master{Name: n.name(), GUID: n.identity.String(), Dir: n.cfg.Dir}, nil
+	case !s.Elected && reachable:
+		l, err := store.LeaderOf(ctx, n.store, manager.Election)
+		if err != nil {
+			return m, nil // nobody is elected at the moment
+		}
+		m.Name, m.Dir = l.Name, l.Address
+		if _, text, ok := strings.Cut(l.Name, " "); ok {
+			guid, _ = parseGUID(text)
+		}
+	}
+	if guid == 0 {
+		return m, nil
+	}
+	m.GUID = guid.String()
+	trunks, err := n.Trunks(ctx)
+	for _, t := range trunks {
+		if t.Node == m.GUID {
+			m.Peer = t.Peer
+		}
+	}
+	return m, err
+}
+
+// name is what the node is called in elections.
+func (n *Node) name() string { return n.host + " " + n.identity.String() }
+
+// Trunks implements api.Backend.
+func (n *Node) Trunks(context.Context) ([]api.Trunk, error) {
+	if n.sub == nil {
+		return nil, errNoFabric
+	}
+	return n.trunkList()
+}
+
+// trunkList describes the trunks, none where the node has none.
+func (n *Node) trunkList() (list []api.Trunk, err error) {
+	if n.trunks == nil {
+		return nil, nil
+	}
+	w := n.sub.wiring.Load()
+	err = n.lanes[0].look(func() {
+		for i := range n.cfg.Peers {
+			s := n.trunks.Status(i)
+			t := api.Trunk{Peer: s.Addr.String(), Port: int(w.Trunk[i]), Up: s.Up, RTTNS: s.RTT, Limit: s.Limit, Received: s.Packets, Lost: s.Lost,
+				Reordered: s.Reordered, Downs: s.Downs}
+			if s.Node != 0 {
+				t.Node = s.Node.String()
+			}
+			if s.Since != 0 {
+				t.Since = n.wall(s.Since)
+			}
+			list = append(list, t)
+		}
+	})
+	for i, l := range n.lanes {
+		if err == nil {
+			err = l.look(func() {
+				for p := range list {
+					list[p].Sent += n.senders[i].Counters(p).Packets
+				}
+			})
+		}
+	}
+	return list, err
+}
+
+// fabricDegraded lists what is amiss with the node's place in the subnet.
+func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []api.Degraded, err error) {
+	if n.sub == nil {
+		return nil, nil
+	}
+	for _, t := range trunks {
+		if !t.Up {
+			host := t.Peer
+			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
+				host = a.Addr().String()
+			}
+			list = append(list, api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is heard from the node at %s", t.Peer),
+				Fix: "ping " + host + "; weft trunk, there"})
+		}
+	}
+	if n.trunks != nil {
+		err = n.lanes[0].look(func() {
+			for _, d := range n.trunks.Degraded() {
+				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+			}
+		})
+		seen := map[string]bool{}
+		for i, l := range n.lanes {
+			if err == nil {
+				err = l.look(func() {
+					for _, d := range n.senders[i].Degraded() {
+						if !seen[d.Name] {
+							seen[d.Name] = true
+							list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+						}
+					}
+				})
+			}
+		}
+	}
+	if n.manager == nil || err != nil {
+		return list, err
+	}
+	var elected bool
+	var problems int
+	n.sub.do(func() {
+		s := n.manager.Status()
+		elected, problems = s.Elected, len(s.Problems)
+	})
+	if problems > 0 {
+		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems), Fix: "weft sm"})
+	}
+	if elected {
+		return list, nil
+	}
+	ctx, stop := context.WithTimeout(ctx, storePatience)
+	defer stop()
+	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) { // unmanaged tells of a store that is down
+		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store", Fix: "weft sm"})
+	}
+	return list, nil
+}
+
+// managerState is the manager's state for the status.
+func (n *Node) managerState() (s string) {
+	switch {
+	case n.sub == nil:
+		return ""
+	case n.noManager != nil:
+		return "failed"
+	case n.manager == nil:
+		return n.cfg.SM
+	}
+	n.sub.do(func() { s = n.manager.Status().State })
+	return s
+}
+
+// fabricCounters adds the counters of fabric, trunks, agents, manager and its
+// administration.
+func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) error {
+	if n.sub == nil {
+		return nil
+	}
+	sent := make([]udp.SendCounters, len(n.cfg.Peers))
+	for i, l := range n.lanes {
+		err := l.look(func() {
+			c := n.links[i].fabric.Counters()
+			c.Each(func(name string, v uint64) { add(api.ScopeLink, fmt.Sprintf("fabric%d", i), name, v) })
+			if n.trunks == nil {
+				return
+			}
+			for p := range n.cfg.Peers {
+				c := n.senders[i].Counters(p)
+				sent[p].Add(&c)
+			}
+			if i != 0 {
+				return
+			}
+			t := n.trunks.Counters()
+			t.Each(func(name string, v uint64) { add(api.ScopeLink, "trunks", name, v) })
+			for p := range n.cfg.Peers {
+				s := n.trunks.Status(p)
+				s.Each(func(name string, v uint64) { add(api.ScopeTrunk, s.Addr.String(), name, v) })
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for p := range sent {
+		sent[p].Each(func(name string, v uint64) { add(api.ScopeTrunk, n.trunks.Peer(p).String(), name, v) })
+	}
+	n.sub.do(func() {
+		fields(add, api.ScopeAgent, "switch", &n.sub.sw.Stats)
+		for _, c := range n.sub.ports {
+			fields(add, api.ScopeAgent, c.adapter.Name, &c.agent.Stats)
+		}
+		if n.manager == nil {
+			return
+		}
+		s := n.manager.Status()
+		for name, v := range s.Counters {
+			add(api.ScopeSM, "", name, v)
+		}
+		fields(add, api.ScopeSA, "", &s.SA)
+	})
+	add(api.ScopeNode, "", "management_inbox_full", n.sub.lost.Load())
+	return nil
+}

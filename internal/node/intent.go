@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/manager"
+	"weft/internal/sm"
+	"weft/internal/sm/sa"
+	"weft/internal/sm/topo"
+	"weft/internal/store"
+)
+
+func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
+
+// invalid is the answer to a request that can never work.
+func invalid(fix, format string, args ...any) error {
+	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+// editable returns an error where what is wanted of the subnet is not kept in
+// this node's store: its own manager was elected there and is not the master.
+func (n *Node) editable(ctx context.Context, command string) error {
+	if n.sub == nil {
+		return errNoFabric
+	}
+	if n.manager == nil {
+		return n.notMaster(ctx, command)
+	}
+	var s manager.Status
+	if !n.sub.do(func() { s = n.manager.Status() }) {
+		return errLaneStopped
+	}
+	if s.Elected && s.State == "standby" {
+		return n.notMaster(ctx, command)
+	}
+	return nil
+}
+
+// known is the model of the subnet if this node has one, to name ports by.
+func (n *Node) known() (t *topo.Subnet) {
+	if n.manager != nil {
+		n.sub.do(func() { t = n.manager.Topo() })
+	}
+	return t
+}
+
+// Partitions implements api.Backend.
+func (n *Node) Partitions(ctx context.Context) (list []api.Partition, err error) {
+	i, err := n.intent(ctx, "weft pkey list")
+	if err != nil {
+		return nil, err
+	}
+	t := n.known()
+	for _, p := range i.Subnet.Partitions {
+		list = append(list, describePartition(&p, t))
+	}
+	return list, nil
+}
+
+// intent reads what is wanted from the store.
+func (n *Node) intent(ctx context.Context, command string) (i manager.Intent, err error) {
+	if err := n.editable(ctx, command); err != nil {
+		return i, err
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	return manager.LoadIntent(ctx, n.store)
+}
+
+func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {
+	v := api.Partition{Name: p.Name, PKey: pkeyText(p.PKey | 0x8000)}
+	if p.All != sm.NotMember {
+		v.Members = append(v.Members, api.Member{Port: api.AllPorts, Membership: membershipText(p.All)})
+	}
+	for _, m := range p.Members {
+		v.Members = append(v.Members, api.Member{Port: m.PortGUID.String(), Membership: membershipText(m.As), Name: portName(t, m.PortGUID)})
+	}
+	return v
+}
+
+func membershipText(m sm.Membership) string {
+	switch m {
+	case sm.Full:
+		return api.MemberFull
+	case sm.Limited:
+		return api.MemberLimited
+	}
+	return "not"
+}
+
+// portName is the description of a port's node, where t has it.
+func portName(t *topo.Subnet, g ib.GUID) string {
+	if t == nil {
+		return ""
+	}
+	if r := t.PortByGUID(g); !r.IsNone() {
+		return t.Nodes[r.Node].Description
+	}
+	return ""
+}
+
+// AddPartition implements api.Backend.
+func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partition, error) {
+	const help = "weft pkey add --help"
+	key, err := parsePKey(want.PKey)
+	if err != nil {
+		return want, invalid(help, "%v", err)
+	}
+	if err := n.editable(ctx, "weft pkey add"); err != nil {
+		return want, err
+	}
+	var members []sm.Member
+	all := sm.NotMember
+	t := n.known()
+	for _, m := range want.Members {
+		as := sm.Full
+		switch m.Membership {
+		case "", api.MemberFull:
+		case api.MemberLimited:
+			as = sm.Limited
+		default:
+			return want, invalid(help, "a member is full or limited, not %q", m.Membership)
+		}
+		if m.Port == api.AllPorts {
+			all = as
+			continue
+		}
+		guid, err := n.portNamed(m.Port, t)
+		if err != nil {
+			return want, err
+		}
+		members = append(members, sm.Member{PortGUID: guid, As: as})
+	}
+	var out sm.Partition
+	err = n.edit(ctx, func(i *manager.Intent) error {
+		j := partition(i, key)
+		if j < 0 {
+			name := want.Name
+			if name == "" {
+				name = pkeyText(key)
+			}
+			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: name, PKey: key})
+			j = len(i.Subnet.Partitions) - 1
+		}
+		p := &i.Subnet.Partitions[j]
+		if want.Name != "" {
+			p.Name = want.Name
+		}
+		if all != sm.NotMember {
+			p.All = all
+		}
+		for _, m := range members {
+			p.Members = slices.DeleteFunc(p.Members, func(o sm.Member) bool { return o.PortGUID == m.PortGUID })
+			p.Members = append(p.Members, m)
+		}
+		out = *p
+		return nil
+	})
+	if err != nil {
+		return want, err
+	}
+	n.log.Info("partition changed", "pkey", pkeyText(key), "name", out.Name, "members", len(out.Members))
+	return describePartition(&out, t), nil
+}
+
+// DelPartition implements api.Backend.
+func (n *Node) DelPartition(ctx context.Context, pkey string, names []string) error {
+	key, err := parsePKey(pkey)
+	if err != nil {
+		return invalid("weft pkey list", "%v", err)
+	}
+	if err := n.editable(ctx, "weft pkey del"); err != nil {
+		return err
+	}
+	t := n.known()
+	var guids []ib.GUID
+	all := false
+	for _, name := range names {
+		if name == api.AllPorts {
+			all = true
+			continue
+		}
+		guid, err := n.portNamed(name, t)
+		if err != nil {
+			return err
+		}
+		guids = append(guids, guid)
+	}
+	err = n.edit(ctx, func(i *manager.Intent) error {
+		j := partition(i, key)
+		if j < 0 {
+			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + pkeyText(key), Fix: "weft pkey list"}
+		}
+		if len(names) == 0 {
+			i.Subnet.Partitions = slices.Delete(i.Subnet.Partitions, j, j+1)
+			return nil
+		}
+		p := &i.Subnet.Partitions[j]
+		if all {
+			p.All = sm.NotMember
+		}
+		for _, g := range guids {
+			k := slices.IndexFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == g })
+			if k < 0 {
+				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v is no member of %s", g, p.Name), Fix: "weft pkey list"}
+			}
+			p.Members = slices.Delete(p.Members, k, k+1)
+		}
+		return nil
+	})
+	if err == nil {
+		n.log.Info("partition changed", "pkey", pkeyText(key), "removed", names)
+	}
+	return err
+}
+
+func partition(i *manager.Intent, key ib.PKey) int {
+	return slices.IndexFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
+}
+
+// edit changes what is wanted, in the store.
+func (n *Node) edit(ctx context.Context, f func(*manager.Intent) error) error {
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	err := manager.EditIntent(ctx, n.store, f)
+	var known *api.Error
+	var wrong *manager.InvalidError
+	switch {
+	case err == nil, errors.As(err, &known):
+		return err
+	case errors.As(err, &wrong):
+		return invalid("weft pkey list", "%v", wrong.Err)
+	}
+	return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+}
+
+func parsePKey(s string) (ib.PKey, error) {
+	v, err := strconv.ParseUint(s, 0, 16)
+	if err != nil || v&0x7fff == 0 {
+		return 0, fmt.Errorf("a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not %q", s)
+	}
+	return ib.PKey(v) | 0x8000, nil
+}
+
+// parseGUID reads a GUID as tools print it: with colons, or after 0x.
+func parseGUID(s string) (ib.GUID, bool) {
+	digits, hex := strings.CutPrefix(s, "0x")
+	if !hex {
+		digits = strings.ReplaceAll(s, ":", "")
+		if digits == s {
+			return 0, false
+		}
+	}
+	v, err := strconv.ParseUint(digits, 16, 64)
+	return ib.GUID(v), err == nil && v != 0
+}
+
+// portNamed returns the GUID of a port: the GUID itself, a device of this node,
+// or DEVICE@NODE with a host name, or the GUID of a node's switch.
+func (n *Node) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
+	if g, ok := parseGUID(name); ok {
+		return g, nil
+	}
+	device, host, remote := strings.Cut(name, "@")
+	own, isGUID := parseGUID(host)
+	if !remote || isGUID && own == n.identity {
+		f := n.function(device)
+		if f == nil || f.a.Port().Link != ib.LinkInfiniBand {
+			return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
+		}
+		return f.a.NodeGUID + 1, nil
+	}
+	if t == nil {
+		return 0, invalid("give the port's GUID, or ask the master (weft sm)", "this node does not know the devices of others: %q", name)
+	}
+	var found []ib.GUID
+	for r := range t.EndPorts() {
+		d := &t.Nodes[r.Node]
+		at, what, ok := strings.Cut(d.Description, " ")
+		if ok && what == device && (at == host || isGUID && d.Info.SystemImageGUID == own) {
+			found = append(found, t.Port(r).GUID)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no device %q", name), Fix: "weft fabric nodes"}
+	}
+	return 0, invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
+}
+
+// SubnetGroups implements api.Backend.
+func (n *Node) SubnetGroups(ctx context.Context) (list []api.SubnetGroup, err error) {
+	t, err := n.topology(ctx, "weft mcast groups")
+	if err != nil {
+		return nil, err
+	}
+	n.sub.do(func() {
+		for _, g := range n.manager.Status().Groups {
+			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: pkeyText(g.PKey), QKey: uint32(g.QKey), MTU: mtuBytes(g.MTU), Gbps: gbps(g.Rate),
+				SL: int(g.SL), Permanent: g.Permanent}
+			for _, m := range g.Members {
+				v.Members = append(v.Members, api.GroupMember{PortGUID: m.PortGUID.String(), Name: portName(t, m.PortGUID), Join: joinNames(m.JoinState)})
+			}
+			list = append(list, v)
+		}
+	})
+	return list, nil
+}
+
+func joinNames(state uint8) (names []string) {
+	for _, j := range []struct {
+		bit  uint8
+		name string
+	}{{mad.JoinFull, "full"}, {mad.JoinNon, "non"}, {mad.JoinSendOnlyNon, "send_only"}, {mad.JoinSendOnlyFull, "send_only_full"}} {
+		if state&j.bit != 0 {
+			names = append(names, j.name)
+		}
+	}
+	return names
+}
+
+// groupOf reads what a request says of a group.
+func (n *Node) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
+	const help = "weft mcast join --help"
+	a, err := netip.ParseAddr(j.MGID)
+	if err != nil || !a.Is6() || !a.IsMulticast() {
+		return g, invalid(help, "an MGID is a multicast address such as ff12:401b:ffff::1, not %q", j.MGID)
+	}
+	g = sa.Group{MGID: ib.GIDFromAddr(a), QKey: ib.QKey(j.QKey), PKey: ib.DefaultPKey, MTU: ib.MTU2048, Rate: ib.Rate10}
+	if j.PKey != "" {
+		if g.PKey, err = parsePKey(j.PKey); err != nil {
+			return g, invalid(help, "%v", err)
+		}
+	}
+	if j.QKey == 0 {
+		g.QKey = manager.BroadcastQKey
+	}
+	if j.MTU != 0 {
+		g.MTU = 0
+		for m := ib.MTU256; m <= ib.MTU4096; m++ {
+			if m.Bytes() == j.MTU {
+				g.MTU = m
+			}
+		}
+		if g.MTU == 0 {
+			return g, invalid(help, "the MTU must be 256, 512, 1024, 2048 or 4096, not %d", j.MTU)
+		}
+	}
+	t := n.known()
+	for _, name := range j.Members {
+		guid, err := n.portNamed(name, t)
+		if err != nil {
+			return g, err
+		}
+		g.Members = append(g.Members, sa.Member{PortGUID: guid, JoinState: mad.JoinFull})
+	}
+	return g, nil
+}
+
+// JoinGroup implements api.Backend.
+func (n *Node) JoinGroup(ctx context.Context, j api.GroupJoin) error {
+	if err := n.editable(ctx, "weft mcast join"); err != nil {
+		return err
+	}
+	g, err := n.groupOf(&j)
+	if err != nil {
+		return err
+	}
+	return n.edit(ctx, func(i *manager.Intent) error {
+		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
+		if k < 0 {
+			i.Groups = append(i.Groups, g)
+			return nil
+		}
+		for _, m := range g.Members {
+			o := &i.Groups[k]
+			o.Members = slices.DeleteFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
+			o.Members = append(o.Members, m)
+		}
+		return nil
+	})
+}
+
+// LeaveGroup implements api.Backend.
+func (n *Node) LeaveGroup(ctx context.Context, j api.GroupJoin) error {
+	if err := n.editable(ctx, "weft mcast leave"); err != nil {
+		return err
+	}
+	g, err := n.groupOf(&j)
+	if err != nil {
+		return err
+	}
+	return n.edit(ctx, func(i *manager.Intent) error {
+		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
+		if k < 0 {
+			return &api.Error{Code: api.CodeNotFound, Why: "no such group was asked for by weft mcast join", Fix: "weft mcast groups"}
+		}
+		if len(g.Members) == 0 {
+			i.Groups = slices.Delete(i.Groups, k, k+1)
+			return nil
+		}
+		for _, m := range g.Members {
+			o := &i.Groups[k]
+			x := slices.IndexFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
+			if x < 0 {
+				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v was not joined by weft mcast join", m.PortGUID), Fix: "weft mcast groups"}
+			}
+			o.Members = slices.Delete(o.Members, x, x+1)
+		}
+		return nil
+	})
+}
+
+var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager", Fix: "weft up --sm auto"}
+
+// Store implements api.Backend.
+func (n *Node) Store(ctx context.Context) (api.Store, error) {
+	if n.store == nil {
+		return api.Store{}, errNoStore
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	return describeStore(n.store.Status(ctx)), nil
+}
+
+func describeStore(s store.Status) api.Store {
+	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader, Members: s.Members, Revision: int64(s.Revision),
+		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: s.Down}
+}
+
+// StoreEntries implements api.Backend.
+func (n *Node) StoreEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
+	if n.store == nil {
+		return nil, errNoStore
+	}
+	if tree != "" {
+		if err := store.CheckTree(tree); err != nil {
+			return nil, invalid("weft store list", "%v", err)
+		}
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	l, err := n.store.List(ctx, tree)
+	if err != nil {
+		return nil, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	}
+	for _, e := range l.Entries {
+		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value), Leased: e.Lease != 0, Value: string(e.Value)})
+	}
+	return list, nil
+}
