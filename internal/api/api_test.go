@@ -341,8 +341,8 @@ func TestJSONNames(t *testing.T) {
 	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{}, GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
-	for _, v := range []any{Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}.withLists(), each([]SwitchRoutes{{Multicast: []MulticastRoute{{}}}}),
-		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}), each([]SubnetGroup{{Members: []GroupMember{{}}}}), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {
+	for _, v := range []any{Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}.withLists(), each([]SwitchRoutes{{Multicast: []MulticastRoute{{}}}}, SwitchRoutes.withLists),
+		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}, Partition.withLists), each([]SubnetGroup{{Members: []GroupMember{{}}}}, SubnetGroup.withLists), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {
 		b, err := json.Marshal(v)
 		if err != nil || bytes.Contains(b, []byte("null")) {
 			t.Errorf("%s has a null list: %v", b, err)

@@ -322,9 +322,9 @@ func (r SwitchRoutes) withLists() SwitchRoutes {
 }
 
 // each is list of what has lists itself.
-func each[T interface{ withLists() T }](s []T) []T {
+func each[T any](s []T, withLists func(T) T) []T {
 	for i := range s {
-		s[i] = s[i].withLists()
+		s[i] = withLists(s[i])
 	}
 	return list(s)
 }

@@ -34,7 +34,7 @@ func serveFabric(mux *http.ServeMux, b Fabric) {
 	})
 	get("/fabric/routes", whatSubnet, func(r *http.Request) (any, error) {
 		l, err := b.Routes(r.Context())
-		return each(l), err
+		return each(l, SwitchRoutes.withLists), err
 	})
 	get("/fabric/path", whatSubnet, func(r *http.Request) (any, error) {
 		p, err := b.Path(r.Context(), r.URL.Query().Get("from"), r.URL.Query().Get("to"))
@@ -50,11 +50,11 @@ func serveFabric(mux *http.ServeMux, b Fabric) {
 	})
 	get("/fabric/partitions", whatPartitions, func(r *http.Request) (any, error) {
 		l, err := b.Partitions(r.Context())
-		return each(l), err
+		return each(l, Partition.withLists), err
 	})
 	get("/fabric/groups", whatGroups, func(r *http.Request) (any, error) {
 		l, err := b.SubnetGroups(r.Context())
-		return each(l), err
+		return each(l, SubnetGroup.withLists), err
 	})
 	get("/store", whatStore, func(r *http.Request) (any, error) {
 		s, err := b.Store(r.Context())
