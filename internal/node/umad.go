@@ -186,8 +186,11 @@ func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
 		refuseUmad(c, umad.ENODEV)
 		return
 	}
-	u.count(1)
-	defer u.count(-1)
+	if !u.use() {
+		refuseUmad(c, umad.ENODEV)
+		return
+	}
+	defer u.unuse()
 	switch m.Op {
 	case abi.UmadOpOpen:
 		u.file(c, f.a.Number())
@@ -198,12 +201,23 @@ func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
 	}
 }
 
-// count counts open files: a node that is in use does not end by itself.
-func (u *umadDoor) count(d int) {
+// use counts an open file: a node that is in use does not end by itself. It is
+// false where the node ends already.
+func (u *umadDoor) use() bool {
 	u.n.mu.Lock()
-	u.n.umads += d
+	defer u.n.mu.Unlock()
+	if u.n.ending {
+		return false
+	}
+	u.n.umads++
+	return true
+}
+
+func (u *umadDoor) unuse() {
+	u.n.mu.Lock()
+	defer u.n.mu.Unlock()
+	u.n.umads--
 	u.n.idle = time.Now()
-	u.n.mu.Unlock()
 }
 
 // isSM serves an open issmN.
