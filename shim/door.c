@@ -247,16 +247,6 @@ static int control_queue(struct weft_ctx *ctx)
 
 /* ---- session ---- */
 
-/* The node gets a descriptor that rules this process, so it must be one the
- * user trusts with that anyway. */
-bool weft_trusted(const struct ucred *c)
-{
-	const char *t = getenv("WEFT_TRUST_UID");
-
-	return c->uid == 0 || c->uid == geteuid() ||
-	       (t && *t && strtoul(t, NULL, 10) == c->uid);
-}
-
 static int connect_to(struct weft_ctx *ctx, const char *path, struct ucred *cred)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };

@@ -146,6 +146,11 @@ struct weft_fd weft_fd_of(int fd);
 bool weft_fd_good(const struct weft_fd *f);
 void weft_fd_close(struct weft_fd *f);
 
+/* Whether the user trusts the process at the other end of a socket with what
+ * only a node may have. */
+struct ucred;
+bool weft_trusted(const struct ucred *node);
+
 /* Prints one line to standard error when WEFT_DEBUG=1. */
 void weft_log(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
@@ -317,8 +322,6 @@ static inline bool weft_dead(const struct weft_ctx *ctx)
 
 /* Opens the session of §2 of the ABI. Returns 0 or an errno; on failure
  * everything is released. */
-struct ucred;
-bool weft_trusted(const struct ucred *node);
 int weft_door_open(struct weft_ctx *ctx, const char *path);
 /* Ends the session. The watcher thread has ended when it returns. */
 void weft_door_close(struct weft_ctx *ctx);

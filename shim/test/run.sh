@@ -23,6 +23,14 @@ if command -v valgrind >/dev/null; then
 	valgrind -q --suppressions="$here/valgrind.supp" --trace-children=yes --error-exitcode=9 "$out/paths_test"
 fi
 
+umad="$here/umad_test.c $shim/umad.c $shim/paths.c $shim/util.c"
+$cc $flags -O2 $umad -ldl -o "$out/umad_test"
+"$out/umad_test"
+for s in address,undefined thread; do
+	$cc $flags -O1 -fsanitize=$s -fno-sanitize-recover=all $umad -ldl -o "$out/umad_test_$s"
+	"$out/umad_test_$s"
+done
+
 # The sanitizers have an allocator of their own, so this is the core alone.
 for s in address,undefined thread; do
 	$cc $flags -O1 -fsanitize=$s -fno-sanitize-recover=all -DCORE_ONLY \
