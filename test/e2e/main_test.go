@@ -11,6 +11,7 @@ package e2e
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,17 @@ func (b *bed) close() error {
 		err = errors.Join(err, s.Close())
 	}
 	return err
+}
+
+// peer stands, in the flags of a node, for the address of the other.
+const peer = "PEER"
+
+func flagsWith(flags []string, other *lab.NetNS) []string {
+	out := slices.Clone(flags)
+	for i := range out {
+		out[i] = strings.ReplaceAll(out[i], peer, other.V4)
+	}
+	return out
 }
 
 // open makes a bed and closes it with the test, when every node must still be
@@ -88,12 +100,12 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 			}
 		}
 	})
-	if b.Server, err = lab.StartNode(a, uid, flags...); err != nil {
+	if b.Server, err = lab.StartNode(a, uid, flagsWith(flags, c)...); err != nil {
 		t.Fatal(err)
 	}
 	b.Client = b.Server
 	if !oneNode {
-		if b.Client, err = lab.StartNode(c, uid, flags...); err != nil {
+		if b.Client, err = lab.StartNode(c, uid, flagsWith(flags, a)...); err != nil {
 			t.Fatal(err)
 		}
 	}
