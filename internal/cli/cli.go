@@ -110,9 +110,9 @@ A node lives in a directory: --dir, else $WEFT_DIR, else /run/weft for root,
 $XDG_RUNTIME_DIR/weft or /tmp/weft-<uid> for others.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no node runs
-there, or it is not ready or does not answer, 4 another node owns the directory. "weft run" ends
-with the code of its command, 126 if that cannot be executed, 127 if there is
-none of that name.`
+there, or it is not ready or does not answer, 4 another node owns the
+directory. "weft run" ends with the code of its command, 126 if that cannot be
+executed, 127 if there is none of that name.`
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{

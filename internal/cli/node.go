@@ -68,7 +68,7 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 	}
 	if !ended {
 		return 0, &api.Error{Code: api.CodeInternal, What: "cannot stop the node", Why: fmt.Sprintf("process %d has not ended after %v", peer.PID, timeout),
-			Fix: fmt.Sprintf("kill %d", peer.PID)}
+			Fix: fmt.Sprintf("read its log; kill -9 %d ends it", peer.PID)}
 	}
 	return peer.PID, nil
 }

@@ -172,9 +172,20 @@ func ignoresPreload(path string) string {
 func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) error {
 	c := dial(dir)
 	defer c.Close()
-	starting, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-again:
+	for end := time.Now().Add(startTimeout); ; time.Sleep(pollInterval) {
+		err := a.findNode(ctx, c, what, exe, dir, named)
+		var ce *codeError
+		if !errors.As(err, &ce) || ce.code != ExitOwned || time.Now().After(end) {
+			return err
+		}
+		// Another "weft run" was faster, and its node will do; or a node that
+		// has stopped listening has not ended yet.
+	}
+}
+
+// findNode is one try of needNode; the code of its error is ExitOwned where
+// another is worth it.
+func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string, named bool) error {
 	if err := claim(ctx, c); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
@@ -194,19 +205,15 @@ again:
 		if err := cmd.Run(); err == nil {
 			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %v after its last session\n", dir, autoIdleExit)
 			return nil
-		} else if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != ExitOwned {
-			why := strings.TrimPrefix(strings.TrimSpace(said.String()), "weft: ")
+		} else {
+			why, code := strings.TrimPrefix(strings.TrimSpace(said.String()), "weft: "), ExitFailed
 			if why == "" {
 				why = err.Error()
 			}
-			return fmt.Errorf("%s: %s", what, why)
-		}
-		// Another "weft run" was faster, and its node will do; or a node that
-		// has stopped listening has not ended yet.
-		select {
-		case <-starting.Done():
-		case <-time.After(pollInterval):
-			goto again
+			if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == ExitOwned {
+				code = ExitOwned
+			}
+			return &codeError{code, fmt.Errorf("%s: %s", what, why)}
 		}
 	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
 		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}

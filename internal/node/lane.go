@@ -151,6 +151,9 @@ func (l *lane) do(f func()) error {
 // look is do for people's questions: it gives up while the lane is stuck, and f
 // may then run later. What f changes must not be read after an error.
 func (l *lane) look(f func()) error {
+	if l.stuck.Load() {
+		return errLaneStuck // who asks again and again must not fill the inbox
+	}
 	ran := make(chan struct{})
 	if !l.post(func() {
 		defer close(ran)
