@@ -84,10 +84,18 @@ type keeping struct {
 	observed, clients []byte
 }
 
+// A master that does not answer for so long is lost to the managers that wait
+// for it: with stores of their own, they learn of it in no other way.
+const (
+	pollInterval = time.Second
+	pollRetries  = 2
+)
+
 // New starts a manager. It takes part once the store has elected it.
 func New(c Config) (*Manager, error) {
 	m := &Manager{cfg: c, keep: make(chan keeping, 1)}
-	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true}, sm.Intent{}, sm.Observations{})
+	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true,
+		PollInterval: pollInterval, PollRetries: pollRetries}, sm.Intent{}, sm.Observations{})
 	if err != nil {
 		return nil, err
 	}
