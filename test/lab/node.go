@@ -182,8 +182,15 @@ func (n *Node) GID(address string) (int, error) {
 	return 0, fmt.Errorf("no GID of %s on the node in %s", address, n.Dir)
 }
 
-// Descriptors returns how many descriptors the node's process has open.
-func (n *Node) Descriptors() (int, error) {
-	d, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.Proc.PID()))
-	return len(d), err
+// Descriptors returns what the descriptors are that the node's process has open.
+func (n *Node) Descriptors() ([]string, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", n.Proc.PID())
+	list, err := os.ReadDir(dir)
+	var open []string
+	for _, e := range list {
+		if to, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			open = append(open, to)
+		}
+	}
+	return open, err
 }
