@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -111,8 +112,12 @@ const (
 	all
 )
 
-func climb(t *testing.T, b *bed, how int) {
+// climb runs the ladder but for the rungs named in without.
+func climb(t *testing.T, b *bed, how int, without ...rung) {
 	for _, r := range append(append([]rung{}, pingpongs...), perftests...) {
+		if slices.Contains(without, r) {
+			continue
+		}
 		if !lab.Soak && (how == basic && !r.basic || how != all && r.slow()) {
 			continue
 		}
@@ -239,7 +244,9 @@ func TestTwoNodesUnprivileged(t *testing.T) {
 		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 		return
 	}
-	climb(t, open(t, 9000, false, lab.Nobody), all)
+	// A flood of an unreliable service loses packets in the receive buffer that a
+	// user may have (208 KiB), and this program's server waits for every one.
+	climb(t, open(t, 9000, false, lab.Nobody), all, rung{"ib_send_bw", "-c UC -n 1000", false})
 }
 
 // Large buffers in memory that the node maps.
