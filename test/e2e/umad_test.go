@@ -178,10 +178,31 @@ var fabricFlags = []string{"--fabric", "--peer", peer, "--store", "memory"}
 // TestDiagnostics runs Debian's infiniband-diags in a fabric that Weft
 // manages.
 func TestDiagnostics(t *testing.T) {
-	needs(t, "ibstat", "saquery", "ibtracert")
+	needs(t, "ibstat", "saquery", "ibtracert", "ibping")
 	m := &managed{bed: open(t, 1500, false, 0, fabricFlags...)}
 	m.awaitActive(t)
 	m.diagnose(t)
+	t.Run("ibping", m.ping)
+}
+
+// ping has a program on the second node answer MADs of a vendor class.
+func (m *managed) ping(t *testing.T) {
+	server, err := lab.Start(m.Client.Program("ibping", "-S"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Kill()
+	want := "2 packets transmitted, 2 received, 0% packet loss"
+	for end := time.Now().Add(diagLimit); ; {
+		// The server does not say when it has registered.
+		out := m.run(t, "ibping", "-c", "2", m.words.Replace("{lid2}"))
+		if strings.Contains(out, want) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no %q:\n%s\n%s", want, out, server.Output())
+		}
+	}
 }
 
 // TestOpenSM has Debian's OpenSM manage the fabric, and infiniband-diags look
