@@ -215,11 +215,21 @@ func mesh(w, h int, wrap bool) *plan {
 // several parts.
 func random(rng *rand.Rand) *plan {
 	p := &plan{}
-	n := 1 + rng.IntN(14)
-	for range n {
+	n, links := 1+rng.IntN(14), 0
+	if links = rng.IntN(3 * n); rng.IntN(4) == 0 { // a large one, with long ways
+		n = 10 + rng.IntN(30)
+		links = n/2 + rng.IntN(n)
+		for i := range n {
+			p.sw(120)
+			if i > 0 {
+				p.plug(int32(rng.IntN(i)), int32(i))
+			}
+		}
+	}
+	for len(p.Nodes) < n {
 		p.sw(120)
 	}
-	for range rng.IntN(3 * n) {
+	for range links {
 		p.plug(int32(rng.IntN(n)), int32(rng.IntN(n)))
 	}
 	for range rng.IntN(16) {
