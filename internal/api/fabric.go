@@ -122,8 +122,11 @@ type Manager struct {
 	Elected  bool   `json:"elected"` // by its store
 	Term     uint64 `json:"term"`    // grows with every election
 	// Master is who manages the subnet, as far as this node knows.
-	Master   Master         `json:"master"`
+	Master Master `json:"master"`
+	// Engine names the route engines asked for, Routed the one that serves:
+	// where it is a later one, Problems say why.
 	Engine   string         `json:"engine"`
+	Routed   string         `json:"routed"`
 	Sweeping string         `json:"sweeping"` // why, while a sweep goes on
 	Sweeps   []Sweep        `json:"sweeps"`   // the latest last
 	Problems []Problem      `json:"problems"`

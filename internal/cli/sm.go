@@ -67,7 +67,11 @@ func printManager(w io.Writer, m api.Manager) {
 	for _, o := range m.Others {
 		line("other", "%s, lid %d, priority %d, %s", o.GUID, o.LID, o.Priority, o.State)
 	}
-	line("routing", "%s", m.Engine)
+	if m.Routed == "" || m.Routed == m.Engine {
+		line("routing", "%s", m.Engine)
+	} else {
+		line("routing", "%s, of %s", m.Routed, m.Engine)
+	}
 	if m.Sweeping != "" {
 		line("sweeping", "%s", m.Sweeping)
 	}

@@ -268,7 +268,7 @@ func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
 		return v, errLaneStopped
 	}
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
-		Engine: s.Engine, Sweeping: s.Sweeping}
+		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping}
 	for _, r := range s.Sweeps {
 		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
 			Links: r.Links, Sent: r.Sent, Resent: r.Resent, Unanswered: r.Unanswered, Failed: r.Failed})
