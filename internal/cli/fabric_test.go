@@ -53,7 +53,7 @@ func (f *fakeFabric) Sweep(context.Context) error { return f.master() }
 
 func (f *fakeFabric) Manager(ctx context.Context) (api.Manager, error) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.Local)
-	m := api.Manager{State: "master", PortGUID: "02aa:0000:0001:0000", LID: 1, Elected: true, Term: 7, Engine: "minhop",
+	m := api.Manager{State: "master", PortGUID: "02aa:0000:0001:0000", LID: 1, Elected: true, Term: 7, Engine: "ftree,updn", Routed: "updn",
 		Master:   api.Master{Name: "h 02aa:0000:0001:0000", GUID: "02aa:0000:0001:0000", Dir: "/run/weft"},
 		Problems: []api.Problem{{Where: "h weft_ib0 port 1", What: "no answer"}}, Notes: []api.Note{{At: at, Text: "master, was discovering"}},
 		Sweeps: []api.Sweep{{Kind: "heavy", Why: "start", StartedAt: at, TookNS: 1234567, Nodes: 2, Switches: 1, Links: 1, Sent: 88}}}
