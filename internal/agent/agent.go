@@ -150,6 +150,7 @@ type Agent struct {
 type Stats struct {
 	Gets, Sets, Forwarded, Traps                                                          uint64
 	DropVersion, DropMethod, DropRoute, DropLID, DropPortDown, DropMKey, DropBadAddressed uint64
+	DropPKey, DropQKey                                                                    uint64 // of datagrams to queue pair 1
 }
 
 // New returns the agents of the node that c describes. counters may be nil:

@@ -26,9 +26,9 @@ func perf(t *testing.T, a *Agent, m mad.Method, attr mad.AttributeID, data attri
 	if data != nil {
 		data.Append(p.Data[:0])
 	}
-	d := mad.Datagram{SLID: 9, DLID: 9, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0x8005}
+	d := mad.Datagram{SLID: 9, DLID: 9, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0x7fff}
 	p.Append(d.Data[:0])
-	if v := a.Originate(start, &d); v != Deliver || d.PKey != 0x8005 || d.QKey != ib.GSIQKey {
+	if v := a.Originate(start, &d); v != Deliver || d.PKey != 0x7fff || d.QKey != ib.GSIQKey {
 		t.Fatalf("verdict %d, P_Key %#x, Q_Key %#x", v, d.PKey, d.QKey)
 	}
 	if err := p.Parse(d.Data[:]); err != nil || p.Method != mad.MethodGetResp || p.TransactionID != 5 {
@@ -149,7 +149,7 @@ func TestGeneralServices(t *testing.T) {
 		"another QP":      {mad.ClassPerf, mad.MethodGet, 1, 2, Done},
 		"GS on QP0":       {mad.ClassPerf, mad.MethodGet, 1, 0, Done},
 	} {
-		d := mad.Datagram{SLID: 1, DLID: 9, SrcQPN: 1, DstQPN: c.qpn, Port: 1}
+		d := mad.Datagram{SLID: 1, DLID: 9, SrcQPN: 1, DstQPN: c.qpn, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Port: 1}
 		h := mad.Header{BaseVersion: c.base, MgmtClass: c.class, ClassVersion: 1, Method: c.method, AttributeID: mad.AttrPortCounters}
 		h.Append(d.Data[:0])
 		if v := ca.Handle(start, &d); v != c.want {
@@ -159,5 +159,47 @@ func TestGeneralServices(t *testing.T) {
 	d := mad.Datagram{DLID: 9, DstQPN: 1, Port: 2}
 	if v := ca.Handle(start, &d); v != Done || ca.Stats.DropBadAddressed != 2 {
 		t.Errorf("by port 2 of an adapter: %d, %+v", v, ca.Stats)
+	}
+}
+
+// TestKeysOfGeneralServices checks what queue pair 1 takes: any partition of
+// the port's, its well-known Q_Key, and what becomes of the rest.
+func TestKeysOfGeneralServices(t *testing.T) {
+	for name, c := range map[string]struct {
+		key          ib.PKey
+		qkey         ib.QKey
+		want         Verdict
+		trap         mad.TrapNumber
+		pkeys, qkeys uint16
+	}{
+		"full member":              {0xffff, ib.GSIQKey, Send, 0, 0, 0},
+		"limited member":           {0x7fff, ib.GSIQKey, Send, 0, 0, 0},
+		"of another partition":     {0x8005, ib.GSIQKey, Send, 0, 0, 0},
+		"limited members":          {0x0006, ib.GSIQKey, Done, mad.TrapBadPKey, 1, 0},
+		"not the port's partition": {0x8007, ib.GSIQKey, Done, mad.TrapBadPKey, 1, 0},
+		"no key":                   {0x8000, ib.GSIQKey, Done, mad.TrapBadPKey, 1, 0},
+		"another Q_Key":            {0xffff, 0x0b1b, Done, mad.TrapBadQKey, 0, 1},
+	} {
+		ca, _ := newCA()
+		managed(ca)
+		ca.ports[1].pkeys[1], ca.ports[1].pkeys[2] = 0x0005, 0x0006
+		d := mad.Datagram{SLID: 3, DLID: 9, SrcQPN: 1, DstQPN: 1, QKey: c.qkey, PKey: c.key, Port: 1, SL: 2}
+		h := mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: mad.MethodSet, AttributeID: mad.AttrPortCounters}
+		h.Append(d.Data[:0])
+		if v := ca.Handle(start, &d); v != c.want {
+			t.Errorf("%s: verdict %d, want %d", name, v, c.want)
+		}
+		if i := ca.Port(1); i.PKeyViolations != c.pkeys || i.QKeyViolations != c.qkeys || ca.Stats.DropPKey != uint64(c.pkeys) || ca.Stats.DropQKey != uint64(c.qkeys) {
+			t.Errorf("%s: %d and %d violations, %+v", name, i.PKeyViolations, i.QKeyViolations, ca.Stats)
+		}
+		var s mad.SMP
+		var n mad.Notice
+		for d := (mad.Datagram{}); ca.Next(start, &d) != Done; {
+			s.Parse(d.Data[:])
+			n.Parse(s.Data[:])
+		}
+		if n.TrapNumber != c.trap {
+			t.Errorf("%s: trap %v, want %v", name, n.TrapNumber, c.trap)
+		}
 	}
 }

@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"slices"
+
 	"weft/internal/ib"
 	"weft/internal/mad"
 	"weft/internal/mono"
@@ -61,6 +63,9 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 	switch d.DstQPN {
 	case ib.QPNSMI:
 	case ib.QPNGSI:
+		if !a.admits(now, d) {
+			return Done
+		}
 		if mad.Class(d.Data[1]) == mad.ClassPerf && !mad.Method(d.Data[3]).IsResponse() {
 			return a.performance(d)
 		}
@@ -78,6 +83,25 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 		return a.hop(now, d, s.Receive(a.isSwitch(), d.Port, a.cfg.NumPorts))
 	}
 	return a.subnet(now, d)
+}
+
+// admits judges the keys of a datagram to queue pair 1: any partition of the
+// port will do, and one Q_Key (IBA volume 1, 10.2.4 and 10.9.4).
+func (a *Agent) admits(now mono.Time, d *mad.Datagram) bool {
+	k := mad.BadKey{LID1: d.SLID, LID2: d.DLID, SL: d.SL, QP1: d.SrcQPN, QP2: d.DstQPN, GID1: d.SGID, GID2: d.DGID}
+	switch {
+	case !slices.ContainsFunc(a.end().pkeys, d.PKey.Match):
+		a.Stats.DropPKey++
+		k.Key = uint32(d.PKey)
+		a.BadPKey(now, k)
+		return false
+	case d.QKey != ib.GSIQKey:
+		a.Stats.DropQKey++
+		k.Key = uint32(d.QKey)
+		a.BadQKey(now, k)
+		return false
+	}
+	return true
 }
 
 // hop does with the directed-route SMP in a.smp what its route says.

@@ -37,7 +37,7 @@ func TestSameSeed(t *testing.T) {
 func TestGeneralServices(t *testing.T) {
 	f := New(1, time.Microsecond)
 	cas := FatTree(f, 2, 1, 1, 1)
-	d := mad.Datagram{SLID: 0xffff, DLID: 1, SrcQPN: 1, DstQPN: 1, PKey: ib.DefaultPKey}
+	d := mad.Datagram{SLID: 0xffff, DLID: 1, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
 	h := mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: 2, Method: mad.MethodGet, TransactionID: 5}
 	h.Append(d.Data[:0])
 	var got []mad.Datagram
