@@ -48,9 +48,10 @@ func (m *Manager) number(s *sweep) {
 		}
 		want = append(want, w)
 	}
+	adopted := !m.everSwept && m.lids.adopt(want)
 	changed, lost := m.lids.assign(want)
 	m.selfLID = m.lids.of(m.cfg.PortGUID).LID
-	if changed {
+	if changed || adopted {
 		m.version++
 	}
 	for _, g := range lost {

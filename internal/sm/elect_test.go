@@ -159,6 +159,32 @@ func TestTwoSubnetsJoin(t *testing.T) {
 	walkAll(t, b.Topo(), s.ends())
 }
 
+// TestSecondMasterKeepsLIDs has a manager number a subnet of its own, stand by
+// when that becomes part of a larger one, and take over: what it knew of LIDs is
+// wrong by then.
+func TestSecondMasterKeepsLIDs(t *testing.T) {
+	s := newSmall(1)
+	s.Cut(s.s1, 8)
+	a := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
+	s.Attach(s.c3, sm.Config{Priority: 3}, sm.Intent{}, sm.Observations{})
+	s.Run(time.Second)
+	alone := s.c1.Agent.LID()
+	s.Link(s.s1, 8, s.s2, 7)
+	elected(t, s, 30*time.Second, s.c3, s.c1)
+	s.Run(time.Second)
+	before := lids(s.Fabric)
+	if s.c1.Agent.LID() == alone {
+		t.Fatal("both subnets had other LIDs: this tests nothing")
+	}
+	s.Detach(s.c3)
+	elected(t, s, 30*time.Second, s.c1)
+	if diff := cmp.Diff(before, lids(s.Fabric)); diff != "" {
+		t.Error(diff)
+	}
+	s.Run(time.Second)
+	walkAll(t, a.Topo(), s.ends())
+}
+
 // TestMasterIsLost cuts the master off: the other half gets a manager, and when
 // they come together again one of both is left.
 func TestMasterIsLost(t *testing.T) {

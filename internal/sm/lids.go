@@ -76,6 +76,42 @@ type lidWant struct {
 	current ib.LID
 }
 
+// adopt makes LIDs that ports have at the moment theirs, whatever was known of
+// them: who becomes master of a subnet that works, with a word of its own from
+// earlier, must not number it anew. Only a port that is in want and has the LID
+// as it is known keeps others from it.
+func (t *lidTable) adopt(want []lidWant) (changed bool) {
+	has := make(map[ib.GUID]ib.LID, len(want))
+	for _, w := range want {
+		has[w.guid] = w.current
+	}
+next:
+	for _, w := range want {
+		n := 1 << w.lmc
+		if r, ok := t.by[w.guid]; ok && r.LID == w.current && r.LMC == w.lmc ||
+			w.current == 0 || int(w.current)%n != 0 || int(w.current)+n > int(ib.LIDMulticastFirst) {
+			continue
+		}
+		var owners []ib.GUID
+		for k := range n {
+			g, used := t.owner[w.current+ib.LID(k)]
+			if used && g != w.guid && has[g] == t.by[g].LID {
+				continue next
+			}
+			if used {
+				owners = append(owners, g)
+			}
+		}
+		for _, g := range owners {
+			t.release(g)
+		}
+		t.release(w.guid)
+		t.take(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
+		changed = true
+	}
+	return changed
+}
+
 // assign gives every port its LIDs: those it had, else those it reports if they are
 // free, else the lowest free ones. Only when all are in use does a port that
 // is away lose its own. lost are ports for which none are left.

@@ -128,3 +128,37 @@ func TestPlace(t *testing.T) {
 		t.Error("two keys fit one entry")
 	}
 }
+
+// TestAdopt checks what a new master believes of the ports it finds.
+func TestAdopt(t *testing.T) {
+	known := []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {9, 8, 2}}
+	for name, c := range map[string]struct {
+		want    []lidWant
+		lids    []LIDRecord
+		changed bool
+	}{
+		"as known":             {[]lidWant{{1, 0, 1}, {2, 0, 2}}, known, false},
+		"started anew":         {[]lidWant{{1, 0, 0}, {2, 0, 0}}, known, false},
+		"of another master":    {[]lidWant{{1, 0, 3}, {2, 0, 4}, {3, 0, 5}}, []LIDRecord{{1, 3, 0}, {2, 4, 0}, {3, 5, 0}, {9, 8, 2}}, true},
+		"exchanged":            {[]lidWant{{1, 0, 2}, {2, 0, 1}}, []LIDRecord{{2, 1, 0}, {1, 2, 0}, {3, 3, 0}, {9, 8, 2}}, true},
+		"of one that is away":  {[]lidWant{{4, 0, 3}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {4, 3, 0}, {9, 8, 2}}, true},
+		"of one that has it":   {[]lidWant{{1, 0, 2}, {2, 0, 2}}, known, false},
+		"two of one":           {[]lidWant{{4, 0, 6}, {5, 0, 6}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {4, 6, 0}, {9, 8, 2}}, true},
+		"several over one":     {[]lidWant{{4, 1, 2}}, []LIDRecord{{1, 1, 0}, {4, 2, 1}, {9, 8, 2}}, true},
+		"within several":       {[]lidWant{{4, 0, 9}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {4, 9, 0}}, true},
+		"another LMC":          {[]lidWant{{9, 1, 8}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {9, 8, 1}}, true},
+		"not aligned, too far": {[]lidWant{{1, 1, 3}, {2, 0, 0xc000}, {3, 1, 0xbfff}}, known, false},
+	} {
+		var l lidTable
+		l.restore(Observations{LIDs: known})
+		if changed := l.adopt(c.want); changed != c.changed {
+			t.Errorf("%s: changed %v", name, changed)
+		}
+		consistent(t, &l)
+		if diff := cmp.Diff(c.lids, l.records()); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		l.assign(c.want)
+		consistent(t, &l)
+	}
+}
