@@ -130,13 +130,24 @@ func (u *umadDoor) admit(c *net.UnixConn) bool {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	own := p.UID == 0 || p.UID == unix.Geteuid()
+	own := ownUser(p.UID)
 	if u.closed || len(u.conns) >= umadConns || !own && u.users[p.UID] >= umadUserConn {
 		return false
 	}
 	u.conns[c] = p.UID
 	u.users[p.UID]++
 	return true
+}
+
+// ownUser reports whether a user is root or the node's own.
+func ownUser(uid int) bool { return uid == 0 || uid == unix.Geteuid() }
+
+// manages reports whether the user of a connection may manage the subnet. Others
+// who may use the node may look, as far as agents and administration let them.
+func (u *umadDoor) manages(c *net.UnixConn) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return ownUser(u.conns[c])
 }
 
 func (u *umadDoor) leave(c *net.UnixConn) {
@@ -225,6 +236,10 @@ func (u *umadDoor) isSM(c *net.UnixConn, function uint16, wait bool) {
 	var i *umad.IsSM
 	n := u.n
 	granted := func(why umad.Errno) { c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil)) }
+	if !u.manages(c) {
+		granted(umad.EPERM)
+		return
+	}
 	if !n.sub.do(func() { i = u.hub.OpenIsSM(n.now(), function, wait, granted) }) {
 		return
 	}
@@ -271,7 +286,12 @@ func (u *umadDoor) file(c *net.UnixConn, function uint16) {
 		}
 	})
 	why := umad.EIO
-	if !u.n.sub.do(func() { f.file, why = u.hub.Open(function, f) }) || why != umad.OK {
+	manages := u.manages(c)
+	if !u.n.sub.do(func() {
+		if f.file, why = u.hub.Open(function, f); why == umad.OK && !manages {
+			f.file.Restrict()
+		}
+	}) || why != umad.OK {
 		refuseUmad(c, why)
 		return
 	}

@@ -11,9 +11,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"weft/internal/abi"
 	"weft/internal/config"
@@ -210,6 +213,70 @@ func TestUmadRefuses(t *testing.T) {
 	m := abi.UmadControl{Op: abi.UmadOpControl, Version: abi.UmadVersion, Token: a.Token, Number: 3, Length: 41}
 	if got, err := abi.ParseUmadControlled(umadAsk(t, r.umadDial(), m.Append(nil))); err != nil || umad.Errno(got.Error) != umad.EINVAL {
 		t.Errorf("length 41: %+v, %v", got, err)
+	}
+}
+
+// TestUmadOfOtherUsers checks that who may use the node may not therefore
+// manage the subnet.
+func TestUmadOfOtherUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	const user = 12345
+	r := run(t, func(c *config.Config) {
+		c.Fabric, c.SM, c.Store, c.AllowUIDs = true, config.SMExternal, config.StoreMemory, []int{user}
+	})
+	dial := func() (c *net.UnixConn) {
+		done := make(chan struct{})
+		go func() { // on a thread that ends with it
+			runtime.LockOSThread()
+			defer close(done)
+			if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), user, ^uintptr(0)); e != 0 {
+				t.Error(e)
+				return
+			}
+			var err error
+			if c, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.UmadSock), Net: "unixpacket"}); err != nil {
+				t.Error(err)
+			}
+		}()
+		if <-done; c == nil {
+			t.FailNow()
+		}
+		t.Cleanup(func() { c.Close() })
+		c.SetDeadline(time.Now().Add(limit))
+		return c
+	}
+	for dir := r.cfg.Dir; dir != "/"; dir = filepath.Dir(dir) {
+		if i, err := os.Stat(dir); err != nil || i.Mode().Perm()&1 == 0 {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c := dial()
+	a, err := abi.ParseUmadOpened(umadAsk(t, c, umadOpening(abi.UmadOpOpen, firstNative, 0).Append(nil)))
+	if err != nil || a.Error != 0 {
+		t.Fatalf("open: %v, %+v", err, a)
+	}
+	r.smpAgent(a.Token)
+	m := smpGet(7, mad.AttrNodeInfo, 0)
+	for method, want := range map[mad.Method]umad.Errno{mad.MethodGet: umad.OK, mad.MethodSet: umad.EPERM} {
+		m[len(m)-mad.Len+3] = byte(method)
+		if _, err := c.Write(m); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 4096)
+		if n, err := c.Read(b); err != nil || n < umad.HeaderLen {
+			t.Fatal(n, err)
+		}
+		var h umad.Header
+		if h.Parse(b, umad.HeaderLen); h.Status != want {
+			t.Errorf("%v: status %d, want %d", method, h.Status, want)
+		}
+	}
+	if a, err = abi.ParseUmadOpened(umadAsk(t, dial(), umadOpening(abi.UmadOpIsSM, firstNative, 0).Append(nil))); err != nil || umad.Errno(a.Error) != umad.EPERM {
+		t.Errorf("issm: %v, %+v", err, a)
 	}
 }
 

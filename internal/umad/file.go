@@ -19,6 +19,7 @@ type File struct {
 	sink     Sink
 	agents   [maxAgents]*agent
 	pkeys    bool // the header has the P_Key index
+	readOnly bool // of subnet management
 	used     bool // somebody registered
 }
 
@@ -31,6 +32,10 @@ func (h *Hub) Open(function uint16, sink Sink) (*File, Errno) {
 	f.port.files = append(f.port.files, f)
 	return f, OK
 }
+
+// Restrict keeps f from managing the subnet: by queue pair 0 it may ask, but not
+// set anything, answer, or serve.
+func (f *File) Restrict() { f.readOnly = true }
 
 // Close ends all registrations and transactions of f.
 func (f *File) Close() {
@@ -131,6 +136,9 @@ func (f *File) Register(r Registration) (id uint32, err Errno) {
 	}
 	if err := r.check(); err != OK {
 		return 0, err
+	}
+	if f.readOnly && r.QPN == ib.QPNSMI && r.Methods != [2]uint64{} {
+		return 0, EPERM
 	}
 	h := f.hub
 	a := &agent{file: f, id: uint32(free), qpn: r.QPN, pending: map[pendingKey]*transaction{}}
@@ -248,6 +256,9 @@ func (f *File) write(h *Header, b []byte) Errno {
 	}
 	if len(b) < headers || m.BaseVersion != mad.BaseVersion {
 		return EINVAL
+	}
+	if f.readOnly && a.qpn == ib.QPNSMI && m.Method != mad.MethodGet {
+		return EPERM
 	}
 	if a.rmpp != nil && m.MgmtClass.HasRMPP() {
 		var r mad.RMPP

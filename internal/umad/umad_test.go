@@ -550,6 +550,42 @@ func TestRegister(t *testing.T) {
 	}
 }
 
+// TestRestrict checks what a program may do that may not manage the subnet.
+func TestRestrict(t *testing.T) {
+	b := newBench(t)
+	f, _ := b.open(1)
+	f.Restrict()
+	for _, c := range []mad.Class{mad.ClassSubnLID, mad.ClassSubnDR} {
+		if _, err := f.Register(Registration{QPN: 0, Class: c, Version: 1, Methods: methods(mad.MethodTrap)}); err != EPERM {
+			t.Errorf("serves class %#x: %d", c, err)
+		}
+	}
+	asks, general := b.register(f, smp), b.register(f, perf)
+	for _, c := range []struct {
+		agent  uint32
+		class  mad.Class
+		method mad.Method
+		want   Errno
+	}{
+		{asks, mad.ClassSubnLID, mad.MethodGet, OK}, {asks, mad.ClassSubnDR, mad.MethodGet, OK},
+		{asks, mad.ClassSubnLID, mad.MethodSet, EPERM}, {asks, mad.ClassSubnDR, mad.MethodSet, EPERM},
+		{asks, mad.ClassSubnLID, mad.MethodGetResp, EPERM}, {asks, mad.ClassSubnLID, mad.MethodTrap, EPERM},
+		{asks, mad.ClassSubnLID, mad.MethodTrapRepress, EPERM}, {general, mad.ClassPerf, mad.MethodSet, OK},
+	} {
+		h := Header{Agent: c.agent, LID: 0x20, TimeoutMS: 100}
+		if c.agent == general {
+			h.QPN, h.QKey = 1, ib.GSIQKey
+		}
+		if err := f.Write(b.now, record(h, request(c.class, 1, c.method, uint64(c.method)))); err != c.want {
+			t.Errorf("method %v of class %#x: %d, want %d", c.method, c.class, err, c.want)
+		}
+		if c.want == OK {
+			b.next(1)
+		}
+		b.idle()
+	}
+}
+
 func TestUnsolicited(t *testing.T) {
 	b := newBench(t)
 	f, r := b.open(1)
