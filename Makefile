@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit sim fuzz e2e interop bench demo test soak clean deps-build deps-demo deps-test
+.PHONY: build shim check unit sim fuzz e2e interop bench bench-mcast demo test soak clean deps-build deps-demo deps-test
 
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
@@ -62,6 +62,9 @@ interop: deps-test build
 
 bench: deps-test build
 	@bench/run
+
+bench-mcast: build
+	@bench/mcast/run
 
 soak: deps-test build
 	WEFT_SOAK=1 $(RACE) -count=20 -timeout 2h ./internal/...

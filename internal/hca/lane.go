@@ -66,6 +66,7 @@ type Lane struct {
 	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
 	run            pkt.Run
 	reading        []replicate.Descriptor // their payloads are being copied out
+	quiet          int                    // turns since there was unicast work
 	outbound       pkt.Run                // and path: of a multicast packet on its way to the engine
 	outboundPath   ib.Path
 	cqe            CQE
@@ -253,6 +254,7 @@ func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
 		l.Stats.DropNoQP++
 		return
 	}
+	l.quiet = 0
 	l.hand(now, s.slots[slot], r)
 }
 
@@ -395,6 +397,7 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 		l.spread(now, q, r)
 		return
 	case !r.Path.Local:
+		l.quiet = 0
 		l.Stats.WireRuns++
 		link := l.link
 		if native {

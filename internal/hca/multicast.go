@@ -37,8 +37,11 @@ const (
 	receiveSlots = 1024 // of a lane's receive queue
 	// copyTurn bounds the copies that the engine injects, and that a lane
 	// makes, between two looks at everything else: what a unicast packet may
-	// have to wait for.
-	copyTurn = 32
+	// have to wait for. Where none came for quietTurns looks the bound is
+	// copyTurnMost: calls that place many copies at once cost less each.
+	copyTurn     = 4
+	copyTurnMost = 64
+	quietTurns   = 16
 )
 
 // receiveQueue carries descriptors from lane 0 to a lane: a ring with a single
@@ -60,7 +63,7 @@ func NewMulticast(all *Functions, lanes int, cfg replicate.Config, wake func(lan
 // SetMulticast makes the lane a part of m. It is called before any lane runs.
 func (l *Lane) SetMulticast(m *Multicast) {
 	l.groups, m.lanes[l.ID] = m, l
-	l.reading = make([]replicate.Descriptor, 0, copyTurn)
+	l.reading = make([]replicate.Descriptor, 0, copyTurnMost)
 }
 
 // Counters is called on lane 0.
@@ -197,8 +200,12 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	if m == nil {
 		return false
 	}
+	turn := copyTurn
+	if l.quiet++; l.quiet > quietTurns {
+		turn = copyTurnMost
+	}
 	if l.owns() && m.engine.Pending() {
-		m.engine.Run(&m.all.Groups().Groups, copyTurn)
+		m.engine.Run(&m.all.Groups().Groups, turn)
 		for i, told := range m.told {
 			if told {
 				if m.told[i] = false; i != l.ID {
@@ -212,7 +219,7 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	if head == tail {
 		return l.owns() && m.engine.Pending()
 	}
-	for range copyTurn {
+	for range turn {
 		if head == tail {
 			break
 		}

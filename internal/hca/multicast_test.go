@@ -482,6 +482,55 @@ func TestMulticastSchedules(t *testing.T) {
 	}
 }
 
+// copiesAt notes how many copies had been made when its completions were shown.
+type copiesAt struct {
+	*client
+	l  *Lane
+	at uint64
+}
+
+func (c *copiesAt) Publish(bool) { c.at = c.l.Stats.Copies }
+
+// TestUnicastDoesNotWait: with thousands of copies to be made a unicast message
+// is sent, placed and completed within one turn and before any copy of that
+// turn, and a turn makes few.
+func TestUnicastDoesNotWait(t *testing.T) {
+	p := newParty(t, 1, 16, 4, replicate.Config{Payloads: 100, Requests: 64})
+	for _, m := range p.members {
+		m.give(100)
+	}
+	l := p.lanes[0]
+	a, b := p.join(p.members[0].s.a, l, 0), p.join(p.members[9].s.a, l, 0)
+	for _, m := range []*member{a, b} {
+		m.must(m.q.DetachMulticast(mgid(1), partyMLID))
+	}
+	cq, err := b.s.CQ(b.cq)
+	b.must(err)
+	seen := &copiesAt{client: b.client, l: l}
+	cq.SetRing(seen)
+	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: b.s.a.Port().LID})
+	a.must(err)
+	for range 50 {
+		p.arrive(100)
+	}
+	for i := range 200 {
+		b.give(1)
+		a.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: b.q.Num(), QKey: 0x11, SGE: a.sge(0, 64)})
+		before := l.Stats.Copies
+		l.Run(2)
+		b.expect(ib.Success)
+		if !l.Replicating() || l.Stats.Copies == before {
+			t.Fatalf("message %d: no copies were to be made", i)
+		}
+		if seen.at != before || l.Stats.Copies > before+copyTurn {
+			t.Fatalf("message %d: %d copies were made before it, %d in its turn", i, seen.at-before, l.Stats.Copies-before)
+		}
+		b.slots %= 64
+	}
+	p.drive()
+	p.empty()
+}
+
 // TestFaultWhileCopying: a fault while a copy is put in place, or while a
 // payload is read, leaves no count behind.
 func TestFaultWhileCopying(t *testing.T) {
