@@ -21,7 +21,12 @@ func (n *Node) Faults(context.Context) ([]api.Fault, error) {
 	n.mu.Unlock()
 	for i, l := range n.lanes {
 		var rules []fault.Status
-		err := l.look(func() { rules = n.links[i].Rules() })
+		err := l.look(func() {
+			rules = n.links[i].Rules()
+			if p := n.links[i].packets; p != nil {
+				rules = append(rules, p.Rules()...)
+			}
+		})
 		if errors.Is(err, errLaneStuck) {
 			continue // its counts are missing, which the status says
 		}

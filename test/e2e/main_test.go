@@ -19,7 +19,12 @@ import (
 	"weft/test/lab"
 )
 
-func TestMain(m *testing.M) { os.Exit(lab.Main(m, closeBeds)) }
+func TestMain(m *testing.M) {
+	if where := os.Getenv(storeEnv); where != "" {
+		os.Exit(serveStore(where))
+	}
+	os.Exit(lab.Main(m, closeBeds))
+}
 
 // bed is where a server and a client run: nodes, namespaces, users.
 type bed struct {

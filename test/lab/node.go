@@ -146,6 +146,24 @@ func (n *Node) Working(p *Proc, limit time.Duration) error {
 	}
 }
 
+// Query runs a command of the command line on the node and reads its JSON into
+// v.
+func (n *Node) Query(v any, args ...string) error { return n.query(v, args...) }
+
+// Again starts a node that has ended, in the same directory.
+func (n *Node) Again(flags ...string) error {
+	p, err := Start(Cmd{NetNS: n.netns(), UID: n.UID, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir}, flags...)})
+	if err != nil {
+		return err
+	}
+	n.Proc = p
+	if _, err := p.Expect("weft: ready", limitQuick); err != nil {
+		p.Kill()
+		return fmt.Errorf("%w; it printed:\n%s", err, p.Output())
+	}
+	return nil
+}
+
 // Status returns the node's status.
 func (n *Node) Status() (api.Status, error) {
 	var s api.Status

@@ -14,6 +14,9 @@ import (
 type Bed struct {
 	Server, Client *Node
 	V6             bool // packets are IPv6; programs find each other over IPv4 all the same
+	// Device is an InfiniBand device of both nodes, for which programs are told no
+	// GID; empty is weft0.
+	Device string
 }
 
 // Pair is a program running as server and as client.
@@ -32,25 +35,29 @@ func port() int { return 20000 + int(lastPort.Add(1))%20000 }
 // in the pair even if there is an error.
 func (b *Bed) Start(flags []string, program string, args ...string) (Pair, error) {
 	var p Pair
-	var gids [2]int
+	var address [2][]string
 	for i, n := range []*Node{b.Server, b.Client} {
-		a := n.NetNS.V4
+		if b.Device != "" {
+			address[i] = []string{"-d", b.Device}
+			continue
+		}
+		a, flag := n.NetNS.V4, "-g"
 		if b.V6 {
 			a = n.NetNS.V6
 		}
-		var err error
-		if gids[i], err = n.GID(a); err != nil {
+		if strings.HasPrefix(filepath.Base(program), "ib_") {
+			flag = "-x"
+		}
+		gid, err := n.GID(a)
+		if err != nil {
 			return p, err
 		}
-	}
-	gidFlag := "-g"
-	if strings.HasPrefix(filepath.Base(program), "ib_") {
-		gidFlag = "-x"
+		address[i] = []string{"-d", "weft0", flag, fmt.Sprint(gid)}
 	}
 	tcp := port()
 	argv := func(i int, more ...string) []string {
-		v := append(append([]string{}, flags...), "--", program, "-d", "weft0", gidFlag, fmt.Sprint(gids[i]), "-p", fmt.Sprint(tcp))
-		return append(append(v, args...), more...)
+		v := append(append(append([]string{}, flags...), "--", program), address[i]...)
+		return append(append(append(v, "-p", fmt.Sprint(tcp)), args...), more...)
 	}
 	var err error
 	if p.Server, err = Start(b.Server.Program(argv(0)...)); err != nil {
