@@ -12,6 +12,8 @@ import (
 // CodeNotMaster and say who is.
 type Fabric interface {
 	Subnet(ctx context.Context) (Subnet, error)
+	// SubnetText is the subnet in one of TextFormats.
+	SubnetText(ctx context.Context, format string) (Text, error)
 	Routes(ctx context.Context) ([]SwitchRoutes, error)
 	// Path follows the forwarding tables between two ports, each named as a
 	// member of a partition is.
@@ -32,6 +34,15 @@ type Fabric interface {
 
 	Store(ctx context.Context) (Store, error)
 	StoreEntries(ctx context.Context, tree string) ([]StoreEntry, error)
+}
+
+// TextFormats are the formats of SubnetText: that of ibnetdiscover, which
+// InfiniBand tools read, and that of Graphviz.
+var TextFormats = []string{"ibnetdiscover", "dot"}
+
+// Text is an answer that is for another program.
+type Text struct {
+	Text string `json:"text"`
 }
 
 // Subnet is what the master's last sweep found.

@@ -4,8 +4,10 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 )
 
 // What requests about the fabric are called in errors, at both ends.
@@ -31,6 +33,13 @@ func serveFabric(mux *http.ServeMux, b Fabric) {
 	get("/fabric/subnet", whatSubnet, func(r *http.Request) (any, error) {
 		s, err := b.Subnet(r.Context())
 		return s.withLists(), err
+	})
+	get("/fabric/text", whatSubnet, func(r *http.Request) (any, error) {
+		format := r.URL.Query().Get("format")
+		if !slices.Contains(TextFormats, format) {
+			return nil, &Error{Code: CodeInvalid, Why: fmt.Sprintf("there is no format %q", format), Fix: "weft fabric topo -o " + TextFormats[0]}
+		}
+		return b.SubnetText(r.Context(), format)
 	})
 	get("/fabric/routes", whatSubnet, func(r *http.Request) (any, error) {
 		l, err := b.Routes(r.Context())
@@ -98,6 +107,13 @@ func body[T any](f func(context.Context, T) (any, error)) func(*http.Request) (a
 func (c *Client) Subnet(ctx context.Context) (s Subnet, err error) {
 	err = c.do(ctx, whatSubnet, "GET", "/fabric/subnet", nil, &s)
 	return s, err
+}
+
+// SubnetText returns the subnet in one of TextFormats.
+func (c *Client) SubnetText(ctx context.Context, format string) (string, error) {
+	var t Text
+	err := c.do(ctx, whatSubnet, "GET", "/fabric/text?"+url.Values{"format": {format}}.Encode(), nil, &t)
+	return t.Text, err
 }
 
 // Routes returns the forwarding tables of every switch.

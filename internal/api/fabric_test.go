@@ -24,6 +24,9 @@ func (f *fakeFabric) note(words ...string) error {
 func (f *fakeFabric) Subnet(context.Context) (Subnet, error) {
 	return Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}, f.note("subnet")
 }
+func (f *fakeFabric) SubnetText(_ context.Context, format string) (Text, error) {
+	return Text{format}, f.note("text", format)
+}
 func (f *fakeFabric) Routes(context.Context) ([]SwitchRoutes, error) {
 	return []SwitchRoutes{{Unicast: []Route{{LID: 3, Port: 2}}}}, f.note("routes")
 }
@@ -71,6 +74,7 @@ func TestFabricRoundTrip(t *testing.T) {
 		want []string
 	}{
 		{"cannot show the fabric", func() error { _, err := c.Subnet(ctx); return err }, []string{"subnet"}},
+		{"cannot show the fabric", func() error { _, err := c.SubnetText(ctx, "dot"); return err }, []string{"text", "dot"}},
 		{"cannot show the fabric", func() error { _, err := c.Routes(ctx); return err }, []string{"routes"}},
 		{"cannot show the fabric", func() error { _, err := c.Path(ctx, "a b", "c@d&e"); return err }, []string{"path", "a b", "c@d&e"}},
 		{"cannot sweep the subnet", func() error { return c.Sweep(ctx) }, []string{"sweep"}},
@@ -94,6 +98,12 @@ func TestFabricRoundTrip(t *testing.T) {
 		b.fail = &Error{Code: CodeNotMaster, Why: "another is", Fix: "weft sm"}
 		checkError(t, x.do(), CodeNotMaster, x.what+": another is. fix: weft sm")
 	}
+}
+
+func TestNoSuchFormat(t *testing.T) {
+	c := client(t, serve(t, &fake{}, FullAccess, nil))
+	_, err := c.SubnetText(t.Context(), "xml")
+	checkError(t, err, CodeInvalid, `cannot show the fabric: there is no format "xml". fix: weft fabric topo -o ibnetdiscover`)
 }
 
 func TestFabricAccess(t *testing.T) {

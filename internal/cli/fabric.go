@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,13 +43,44 @@ func (a *app) fabric() *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	topo := look(a, &cobra.Command{Use: "topo", Short: "show nodes with what is at each of their ports"},
-		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return c.Subnet(ctx) }, printTopo)
 	nodes := look(a, &cobra.Command{Use: "nodes", Short: "list switches, devices and their LIDs"},
 		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return c.Subnet(ctx) }, printNodes)
 	links := look(a, &cobra.Command{Use: "links", Short: "list links"},
 		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return c.Subnet(ctx) }, printLinks)
-	cmd.AddCommand(topo, nodes, links, a.fabricRoutes(), a.sweep())
+	cmd.AddCommand(a.topo(), nodes, links, a.fabricRoutes(), a.sweep())
+	return cmd
+}
+
+func (a *app) topo() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use:   "topo",
+		Short: "show nodes with what is at each of their ports",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			formats := append([]string{"table", "json"}, api.TextFormats...)
+			if !slices.Contains(formats, format) {
+				return usage("weft fabric topo -o json", "-o must be one of %s, not %q", strings.Join(formats, ", "), format)
+			}
+			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+				if slices.Contains(api.TextFormats, format) {
+					text, err := c.SubnetText(ctx, format)
+					io.WriteString(a.env.Out, text)
+					return err
+				}
+				s, err := c.Subnet(ctx)
+				switch {
+				case err != nil:
+					return err
+				case format == "table":
+					printTopo(a.env.Out, s)
+					return nil
+				}
+				return printJSON(a.env.Out, s)
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json, ibnetdiscover (as that tool prints it) or dot (for Graphviz)")
 	return cmd
 }
 

@@ -40,6 +40,10 @@ func (f *fakeFabric) Subnet(context.Context) (api.Subnet, error) {
 		Links: []api.FabricLink{link(end(sw.GUID, 1, 1, sw.Description), end(ca.GUID, 1, 2, ca.Description))}}, f.master()
 }
 
+func (f *fakeFabric) SubnetText(_ context.Context, format string) (api.Text, error) {
+	return api.Text{Text: "as " + format + "\n"}, f.master()
+}
+
 func (f *fakeFabric) Routes(context.Context) ([]api.SwitchRoutes, error) {
 	return []api.SwitchRoutes{{Switch: api.FabricEnd{GUID: "02aa:0000:0001:0000", LID: 1, Description: "h weft switch"},
 		Unicast: []api.Route{{LID: 2, Port: 1, Hops: 1, To: api.FabricEnd{Description: "h weft_ib0"}}}, Multicast: []api.MulticastRoute{{MLID: 0xc000, Ports: []int{1, 36}}}}}, f.master()

@@ -124,8 +124,12 @@ func output(cmd *cobra.Command, w io.Writer) func(v any, people func()) error {
 			people()
 			return nil
 		}
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(v)
+		return printJSON(w, v)
 	}
+}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }

@@ -34,6 +34,18 @@ func (n *Node) Subnet(ctx context.Context) (api.Subnet, error) {
 	return describeSubnet(t), nil
 }
 
+// SubnetText implements api.Backend.
+func (n *Node) SubnetText(ctx context.Context, format string) (api.Text, error) {
+	t, err := n.topology(ctx, "weft fabric topo -o "+format)
+	if err != nil {
+		return api.Text{}, err
+	}
+	if format == "dot" {
+		return api.Text{Text: t.DOT()}, nil
+	}
+	return api.Text{Text: t.NetDiscover(time.Now())}, nil
+}
+
 // topology returns what the master knows; command is what to ask it.
 func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, err error) {
 	if n.sub == nil {

@@ -208,6 +208,14 @@ func TestFabric(t *testing.T) {
 	if masters != 1 {
 		t.Errorf("%d managers are master", masters)
 	}
+	t.Run("weft fabric topo -o", func(t *testing.T) {
+		n := s.nodes[s.master(0, 1, 2)]
+		for format, want := range map[string]string{"ibnetdiscover": "(?m)^Switch\\s+36 ", "dot": "(?m)^(di)?graph "} {
+			if out, err := n.Weft("fabric", "topo", "-o", format); err != nil || !regexp.MustCompile(want).MatchString(out) {
+				t.Errorf("%s: %v\n%s", format, err, out)
+			}
+		}
+	})
 	t.Run("ibv_devinfo", func(t *testing.T) {
 		p := s.device(0, native)
 		out, err := lab.Run(s.nodes[0].Program("ibv_devinfo", "-v", "-d", native), 20*time.Second)
@@ -235,7 +243,26 @@ func TestFabric(t *testing.T) {
 		})
 	}
 	t.Run("verbcheck by LID", func(t *testing.T) {
-		verbcheck(t, s.between(0, 1, native), verbcheckLimit, nil, big("--lid")...)
+		const group = "ff12:401b:ffff::7665:7201" // verbcheck's
+		m := s.master(0, 1, 2)
+		s.weft(m, "mcast", "join", group, guid(s.device(0, native)), guid(s.device(1, native)), "--mtu", "4096")
+		mlid := 0
+		s.until("copies for the group find their way", func() bool {
+			var g []api.SubnetGroup
+			var r []api.SwitchRoutes
+			if s.nodes[m].Query(&g, "mcast", "groups", group) != nil || len(g[0].Members) != 2 || s.nodes[m].Query(&r, "fabric", "routes") != nil {
+				return false
+			}
+			mlid = int(g[0].MLID)
+			routed := 0
+			for _, x := range r {
+				if slices.ContainsFunc(x.Multicast, func(v api.MulticastRoute) bool { return int(v.MLID) == mlid && len(v.Ports) > 0 }) {
+					routed++
+				}
+			}
+			return routed >= 2
+		})
+		verbcheck(t, s.between(0, 1, native), verbcheckLimit, nil, big("--lid", "-m", fmt.Sprint(mlid))...)
 	})
 }
 
