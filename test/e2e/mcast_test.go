@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,4 +58,49 @@ func TestMulticast(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestPerftestMulticast runs Debian's ib_send_bw with a multicast group, which
+// takes as long as every message has come: by LID between two nodes, where it
+// joins through the subnet administration and the switches have the way, and on
+// the Ethernet port of one.
+func TestPerftestMulticast(t *testing.T) {
+	needs(t, "ib_send_bw")
+	send := func(t *testing.T, b *bed, device string, gid int) {
+		args := []string{"ib_send_bw", "-d", device, "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-s", "256", "-n", "400", "-r", "512", "-F", "-p", "19850"}
+		server, err := lab.Start(b.Server.Program(args...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Kill()
+		if err := server.Listening(19850, diagLimit); err != nil {
+			t.Fatalf("%v\n%s", err, server.Output())
+		}
+		out, err := lab.Run(b.Client.Program(append(args, b.Server.NetNS.V4)...), diagLimit)
+		if err == nil {
+			err = server.Wait(diagLimit)
+		}
+		if err != nil || !strings.Contains(server.Output(), "Multicast Test") || judge("ib_send_bw", out) != "" {
+			t.Errorf("%v\n%s\n%s", err, out, server.Output())
+		}
+	}
+	t.Run("two nodes by LID", func(t *testing.T) {
+		m := &managed{bed: open(t, 9000, false, 0, fabricFlags...)}
+		m.awaitActive(t)
+		send(t, m.bed, nativeDevice, 0)
+		// Within one port a group needs no way through the switch.
+		out, err := lab.Run(m.Server.Program(lab.Bin("verbcheck"), "--local", "-d", nativeDevice, "-t", "mcast.*"), verbcheckLimit)
+		rows(t, out)
+		if err != nil && !t.Failed() {
+			t.Errorf("%v\n%s", err, lab.Tail(out, 20))
+		}
+	})
+	t.Run("one node, IPv6", func(t *testing.T) {
+		b := open(t, 9000, true, 0)
+		gid, err := b.Server.GID(b.Server.NetNS.V6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		send(t, b, "weft0", gid)
+	})
 }
