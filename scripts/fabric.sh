@@ -6,9 +6,10 @@
 
 weft=$PWD/bin/weft
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/weft-$name.XXXXXX")
-ns_a=weft-$name-$$-a ns_b=weft-$name-$$-b
+ns_a=weft-$name-$$-a ns_b=weft-$name-$$-b ns_c=weft-$name-$$-c
 port=18515
 dirs=() namespaces=() servers=() run_flags=()
+device=weft0 # of the pairs; another is an InfiniBand device, for which no GID is named
 
 cleanup() {
   local s d n
@@ -43,6 +44,22 @@ two_namespaces() {
   for n in "$ns_a" "$ns_b"; do ip -n "$n" link set lo up; ip -n "$n" link set eth0 up; done
 }
 
+# third_namespace: $ns_c, joined by veths to both others: 10.78.0.1 is $ns_a's end
+# and 10.79.0.1 $ns_b's, 10.78.0.2 and 10.79.0.2 are its own.
+third_namespace() {
+  local n
+  ip netns add "$ns_c"; namespaces+=("$ns_c")
+  ip -n "$ns_c" link set lo up
+  for n in "$ns_a 78" "$ns_b 79"; do
+    set -- $n
+    ip -n "$1" link add eth1 mtu 9000 type veth peer name "eth$2" mtu 9000 netns "$ns_c"
+    ip -n "$1" addr add "10.$2.0.1/24" dev eth1
+    ip -n "$ns_c" addr add "10.$2.0.2/24" dev "eth$2"
+    ip -n "$1" link set eth1 up
+    ip -n "$ns_c" link set "eth$2" up
+  done
+}
+
 # start NAMESPACE DIR [FLAG…]: a node, active when this returns.
 start() {
   dirs+=("$2")
@@ -71,13 +88,14 @@ both() {
 }
 
 # pair NS1 DIR1 NS2 DIR2 HOST PROGRAM…: a verbs program over Weft, server on the
-# node of DIR1, client on that of DIR2. ${run_flags[@]} go to weft run.
+# node of DIR1, client on that of DIR2, on $device. ${run_flags[@]} go to weft run.
 pair() {
-  local ns1=$1 dir1=$2 ns2=$3 dir2=$4 host=$5 gid_flag=-g; shift 5
+  local ns1=$1 dir1=$2 ns2=$3 dir2=$4 host=$5 gid_flag=-g gid1=() gid2=(); shift 5
   case $1 in ib_*) gid_flag=-x ;; esac
+  if [ "$device" = weft0 ]; then gid1=($gid_flag "$(gid "$dir1")") gid2=($gid_flag "$(gid "$dir2")"); fi
   port=$((port + 1))
-  both "$ns1" "$ns2" "$weft" run "${run_flags[@]}" --dir "$dir1" -- "$@" -d weft0 $gid_flag "$(gid "$dir1")" -p $port --then \
-    "$weft" run "${run_flags[@]}" --dir "$dir2" -- "$@" -d weft0 $gid_flag "$(gid "$dir2")" -p $port "$host"
+  both "$ns1" "$ns2" "$weft" run "${run_flags[@]}" --dir "$dir1" -- "$@" -d "$device" "${gid1[@]}" -p $port --then \
+    "$weft" run "${run_flags[@]}" --dir "$dir2" -- "$@" -d "$device" "${gid2[@]}" -p $port "$host"
 }
 
 # measure PARSER PAIR-ARGUMENT…: runs the pair and leaves the number in $value.
