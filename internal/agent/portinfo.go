@@ -107,11 +107,13 @@ func (a *Agent) takeEnd(i, w *mad.PortInfo) (what Change) {
 	if w.MKeyViolations == 0 {
 		i.MKeyViolations = 0
 	}
-	if w.PKeyViolations == 0 {
+	if w.PKeyViolations == 0 && i.PKeyViolations != 0 {
 		i.PKeyViolations = 0
+		what |= ChangedOther
 	}
-	if w.QKeyViolations == 0 {
+	if w.QKeyViolations == 0 && i.QKeyViolations != 0 {
 		i.QKeyViolations = 0
+		what |= ChangedOther
 	}
 	if w.ClientReregister && i.CapabilityMask&mad.CapClientReregistration != 0 {
 		what |= ClientReregister

@@ -93,12 +93,12 @@ func (a *Agent) admits(now mono.Time, d *mad.Datagram) bool {
 	case !slices.ContainsFunc(a.end().pkeys, d.PKey.Match):
 		a.Stats.DropPKey++
 		k.Key = uint32(d.PKey)
-		a.BadPKey(now, k)
+		a.BadPKey(now, k, 1)
 		return false
 	case d.QKey != ib.GSIQKey:
 		a.Stats.DropQKey++
 		k.Key = uint32(d.QKey)
-		a.BadQKey(now, k)
+		a.BadQKey(now, k, 1)
 		return false
 	}
 	return true

@@ -73,21 +73,20 @@ func (a *Agent) trapMKey(now mono.Time) {
 	a.raise(now, trapBadMKey, m.Notice(a.producer()))
 }
 
-// BadPKey tells of a packet that had a P_Key which its queue pair here does
-// not have.
-func (a *Agent) BadPKey(now mono.Time, k mad.BadKey) {
-	a.violation(now, trapBadPKey, mad.TrapBadPKey, &a.end().info.PKeyViolations, k)
+// BadPKey tells of n packets that had a P_Key which their queue pair here does
+// not have; k is the last of them.
+func (a *Agent) BadPKey(now mono.Time, k mad.BadKey, n uint64) {
+	a.violation(now, trapBadPKey, mad.TrapBadPKey, &a.end().info.PKeyViolations, k, n)
 }
 
-// BadQKey tells of a datagram with another Q_Key than its queue pair's.
-func (a *Agent) BadQKey(now mono.Time, k mad.BadKey) {
-	a.violation(now, trapBadQKey, mad.TrapBadQKey, &a.end().info.QKeyViolations, k)
+// BadQKey tells of n datagrams with another Q_Key than their queue pair's; k is
+// the last of them.
+func (a *Agent) BadQKey(now mono.Time, k mad.BadKey, n uint64) {
+	a.violation(now, trapBadQKey, mad.TrapBadQKey, &a.end().info.QKeyViolations, k, n)
 }
 
-func (a *Agent) violation(now mono.Time, kind int, number mad.TrapNumber, count *uint16, k mad.BadKey) {
-	if *count != math.MaxUint16 {
-		*count++
-	}
+func (a *Agent) violation(now mono.Time, kind int, number mad.TrapNumber, count *uint16, k mad.BadKey, n uint64) {
+	*count = uint16(min(uint64(*count)+n, math.MaxUint16))
 	a.raise(now, kind, k.Notice(number, a.producer(), a.LID()))
 }
 

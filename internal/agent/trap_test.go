@@ -261,8 +261,8 @@ func TestTrapsOfViolations(t *testing.T) {
 	ca, _ := newCA()
 	managed(ca)
 	k := mad.BadKey{LID1: 3, LID2: 9, Key: 0x8007, SL: 1, QP1: 0x11, QP2: 0x12, GID1: ib.GID{1}, GID2: ib.GID{2}}
-	ca.BadPKey(start, k)
-	ca.BadQKey(start, k)
+	ca.BadPKey(start, k, 1)
+	ca.BadQKey(start, k, 1)
 	ca.Port(1).MKey, ca.Port(1).MKeyProtectBits = 5, 3
 	d := request(mad.MethodGet, mad.AttrNodeInfo, 3, nil)
 	d.Port = 1
@@ -288,7 +288,7 @@ func TestTrapsOfViolations(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	ca.Port(1).PKeyViolations = 0xffff
-	ca.BadPKey(start, k)
+	ca.BadPKey(start, k, 1)
 	if ca.Port(1).PKeyViolations != 0xffff {
 		t.Error("violations wrapped")
 	}

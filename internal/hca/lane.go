@@ -70,7 +70,10 @@ type Lane struct {
 	outbound       pkt.Run                // and path: of a multicast packet on its way to the engine
 	outboundPath   ib.Path
 	cqe            CQE
-	moved          int // bytes since the last look at rings and sockets
+	bad            []violations // by function
+	tell           func(function uint16, pkeys, qkeys Violations)
+	told, tellAt   mono.Time // when violations were told last, and are to be
+	moved          int       // bytes since the last look at rings and sockets
 	carried        uint64
 }
 
@@ -265,8 +268,11 @@ func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Run) {
 		pkeys, qkeys := k.DropPKey, k.DropQKey
 		q.t.Handle(now, r, l.batch)
 		c := l.counters(q.s.a.num)
-		c.PKeyViolations += k.DropPKey - pkeys
-		c.QKeyViolations += k.DropQKey - qkeys
+		if pkeys, qkeys = k.DropPKey-pkeys, k.DropQKey-qkeys; pkeys|qkeys != 0 {
+			c.PKeyViolations += pkeys
+			c.QKeyViolations += qkeys
+			l.violated(now, q.s.a.num, r, pkeys, qkeys)
+		}
 	} else {
 		q.t.Handle(now, r, l.batch)
 	}
@@ -312,6 +318,9 @@ func (l *Lane) Run(now mono.Time) bool {
 	}
 	l.publish(now)
 	more := l.replicate(now)
+	if l.tellAt.Due(now) {
+		l.tellViolations(now)
+	}
 	able := len(l.ready)
 	for link, n := range l.stuck {
 		if n += l.sched.held[link]; n > 0 && l.blocked(link) {
@@ -500,9 +509,9 @@ func (l *Lane) RetryCQs() bool {
 // Deadline returns when Run must be called next if nothing else happens.
 func (l *Lane) Deadline() mono.Time {
 	if len(l.timers) == 0 {
-		return 0
+		return l.tellAt
 	}
-	return l.timers[0].timer
+	return mono.Min(l.timers[0].timer, l.tellAt)
 }
 
 // arm keeps the queue pair's place among the timers. A deadline that moved

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"weft/internal/ib"
+	"weft/internal/mad"
 	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/pkt"
@@ -359,6 +361,49 @@ func TestPortsDecidePerRun(t *testing.T) {
 		s.settleUntil(t, a, 1)
 		a.expect(ib.RetryExcErr)
 	})
+}
+
+// TestViolationsAreTold checks that the first is told at once, and a flood of them
+// once in a second, each counted.
+func TestViolationsAreTold(t *testing.T) {
+	s, a, b := datagrams(t)
+	type told struct {
+		function     uint16
+		pkeys, qkeys Violations
+	}
+	var got []told
+	s.l.SetViolations(func(f uint16, p, q Violations) { got = append(got, told{f, p, q}) })
+	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: lidB})
+	a.must(err)
+	send := func(q ib.QKey) {
+		a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: b.q.Num(), QKey: q, SGE: a.sge(0, 1)})
+	}
+	send(0x12)
+	now := mono.Time(2)
+	s.l.Run(now)
+	k := mad.BadKey{LID1: lidA, LID2: lidB, Key: 0x12, QP1: a.q.Num(), QP2: b.q.Num()}
+	if want := (told{2, Violations{}, Violations{1, k}}); len(got) != 1 || got[0] != want {
+		t.Fatalf("%+v, want %+v", got, want)
+	}
+	got = nil
+	s.edit(1, func(p *Port) { p.PKeys = []ib.PKey{ib.DefaultPKey, 0x8005} })
+	for i := range 3 {
+		send(ib.QKey(i))
+		s.l.Run(now.Add(time.Millisecond))
+	}
+	s.edit(1, func(p *Port) { p.PKeys = []ib.PKey{ib.DefaultPKey} })
+	at := s.l.Deadline()
+	s.l.Run(at - 1)
+	if len(got) != 0 || at != now.Add(time.Second) {
+		t.Errorf("%+v before %v", got, at)
+	}
+	s.l.Run(at)
+	if len(got) != 1 || got[0].pkeys.Count+got[0].qkeys.Count != 3 || s.l.Deadline() != 0 {
+		t.Errorf("%+v, %v", got, s.l.Deadline())
+	}
+	if n := testing.AllocsPerRun(10, func() { s.l.violated(at, 2, &pkt.Run{Path: &ib.Path{}}, 1, 1) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
 }
 
 // TestKeyTableChanges: what the subnet manager writes into the table counts

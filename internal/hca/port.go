@@ -44,7 +44,9 @@ type Port struct {
 	SpeedExt      ib.LinkSpeedExt
 	CapMask       uint32
 	GIDPrefix     uint64
-	GUIDs         []ib.GUID // of which SetGIDs makes the GID table
+	// Violations of keys since the subnet manager set them to 0 last.
+	PKeyViolations, QKeyViolations uint16
+	GUIDs                          []ib.GUID // of which SetGIDs makes the GID table
 }
 
 // native reports whether the port routes by LIDs.

@@ -281,3 +281,21 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	}
 	n.board = nil
 }
+
+// TestViolationsReachPrograms takes what a lane tells to the port that programs
+// see.
+func TestViolationsReachPrograms(t *testing.T) {
+	r := manageable(t)
+	f := r.node.function(firstNative)
+	c := r.nativeClient(t, f)
+	r.node.sub.violated(f.a.Number(), hca.Violations{Count: 3}, hca.Violations{Count: 70000})
+	r.node.sub.violated(99, hca.Violations{Count: 3}, hca.Violations{})
+	eventually(t, "the counts", func() bool { return f.a.Port().PKeyViolations == 3 && f.a.Port().QKeyViolations == 0xffff })
+	raw, err := c.Control(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := abi.ParseQueryPortExResult(raw); err != nil || p.BadPKeyCntr != 3 || p.QKeyViolCntr != 0xffff {
+		t.Errorf("%v, %+v", err, p)
+	}
+}

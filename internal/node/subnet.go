@@ -177,6 +177,25 @@ func (s *subnet) take(l *hca.Lane) func(mono.Time, *pkt.Run) {
 	}
 }
 
+// violated takes a lane's word of packets with keys that a function does not
+// have.
+func (s *subnet) violated(function uint16, pkeys, qkeys hca.Violations) {
+	s.post(func() {
+		c := s.byFunc[function]
+		if c == nil {
+			return
+		}
+		now := s.n.now()
+		if pkeys.Count != 0 {
+			c.agent.BadPKey(now, pkeys.Newest, pkeys.Count)
+		}
+		if qkeys.Count != 0 {
+			c.agent.BadQKey(now, qkeys.Newest, qkeys.Count)
+		}
+		s.changed[c] |= agent.ChangedOther
+	})
+}
+
 // run is the management goroutine.
 func (s *subnet) run() {
 	defer close(s.done)
@@ -438,6 +457,7 @@ func (c *caPort) publish(what agent.Change) {
 	p.LID, p.LMC, p.SMLID, p.SMSL = i.LID, i.LMC, i.MasterSMLID, i.MasterSMSL
 	p.SubnetTimeout, p.InitType = i.SubnetTimeOut, i.InitTypeReply
 	p.Width, p.Speed, p.SpeedExt = i.LinkWidthActive, i.LinkSpeedActive, i.LinkSpeedExtActive
+	p.PKeyViolations, p.QKeyViolations = i.PKeyViolations, i.QKeyViolations
 	p.CapMask, p.GIDPrefix = uint32(i.CapabilityMask), i.GIDPrefix
 	p.PKeys = append([]ib.PKey(nil), c.agent.PKeys(1)...)
 	p.GUIDs = append([]ib.GUID(nil), c.agent.GUIDs()...)

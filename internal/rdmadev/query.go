@@ -84,6 +84,7 @@ func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
 	if p.Link == ib.LinkInfiniBand {
 		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags = uint8(p.Width), portSpeed(p), p.CapMask
 		r.LID, r.LMC, r.SMLID, r.SMSL, r.SubnetTimeout, r.InitType = p.LID, p.LMC, p.SMLID, p.SMSL, p.SubnetTimeout, p.InitType
+		r.BadPKeyCntr, r.QKeyViolCntr = uint32(p.PKeyViolations), uint32(p.QKeyViolations)
 	} else {
 		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags, r.Flags = width1X, speedEDR, portCapIPBasedGID, portGRHRequired
 	}
