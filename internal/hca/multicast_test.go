@@ -27,6 +27,7 @@ import (
 type remote struct {
 	*mem.Slice
 	gone, faulty bool
+	writing      func() // called before each write
 }
 
 var errTaken = errors.New("memory taken away")
@@ -44,6 +45,9 @@ func (r *remote) ReadV(addr uint64, d [][]byte) error {
 	return r.Slice.ReadV(addr, d)
 }
 func (r *remote) WriteV(w []mem.Write) (int, error) {
+	if r.writing != nil {
+		r.writing()
+	}
 	if r.gone {
 		return 0, mem.ErrFault
 	}
@@ -266,6 +270,11 @@ func TestMulticast(t *testing.T) {
 					for _, m := range p.members {
 						if m != slow {
 							m.give(4)
+						}
+						m.space.writing = func() {
+							if p.m.Payloads() == 0 {
+								t.Error("a payload was released before it was read out")
+							}
 						}
 					}
 					before := last.lane.PortCounters(last.s.a.num)
@@ -565,6 +574,62 @@ func TestFaultWhileCopying(t *testing.T) {
 		if got := p.got(m); fmt.Sprint(got) != "[0]" {
 			t.Errorf("got %v", got)
 		}
+	}
+}
+
+// TestEndWhileCopying: lanes that end right after a fault leave no count behind.
+func TestEndWhileCopying(t *testing.T) {
+	p := newParty(t, 2, 2, 2, smallConfig)
+	for _, m := range p.members {
+		m.give(4)
+		m.space.faulty = true
+	}
+	p.arrive(50)
+	p.turn(0)
+	p.turn(1)
+	if len(p.lanes[0].reading) == 0 || len(p.lanes[1].reading) == 0 {
+		t.Fatal("no copy was being read out")
+	}
+	p.m.Close()
+	p.empty()
+}
+
+// TestLateCopies: no copy comes to a queue pair that left its group after the
+// descriptor was injected, nor to another that has its number now.
+func TestLateCopies(t *testing.T) {
+	p := newParty(t, 2, 1, 4, smallConfig)
+	left, replaced := p.members[1], p.members[3]
+	for _, m := range []*member{left, replaced} {
+		if m.lane != p.lanes[1] {
+			t.Fatal("not of the other lane")
+		}
+		m.give(2)
+	}
+	p.arrive(50)
+	p.turn(0)
+	if !p.lanes[1].Replicating() {
+		t.Fatal("no copies wait")
+	}
+	left.must(left.q.DetachMulticast(mgid(1), partyMLID))
+	num := replaced.q.Num()
+	replaced.must(replaced.q.DetachMulticast(mgid(1), partyMLID))
+	replaced.must(replaced.s.DestroyQP(replaced.q.Slot()))
+	var next *endpoint
+	for range 100 {
+		if next = replaced.client.qp(QPConfig{Type: ib.UD}); next.q.Num() == num {
+			break
+		}
+		next.must(next.s.DestroyQP(next.q.Slot()))
+	}
+	if next.q.Num() != num {
+		t.Fatal("the number does not come again")
+	}
+	next.must(next.up(nil, 0, 0))
+	next.postRecv(1, 0, 200)
+	p.drive()
+	p.empty()
+	if len(left.cqes)+len(next.cqes) != 0 || p.lanes[1].Stats.DropNotMember != 2 {
+		t.Errorf("%d and %d completions, %+v", len(left.cqes), len(next.cqes), p.lanes[1].Stats)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"weft/internal/api"
 	"weft/test/lab"
@@ -102,5 +103,36 @@ func TestPerftestMulticast(t *testing.T) {
 			t.Fatal(err)
 		}
 		send(t, b, "weft0", gid)
+		// A member that is killed leaves its group.
+		server, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-F", "-p", "19851", "-D", "30"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Kill()
+		if err := server.Listening(19851, diagLimit); err != nil {
+			t.Fatal(err)
+		}
+		client, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-F", "-p", "19851", "-D", "30", b.Server.NetNS.V4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Kill()
+		list := func(what string, want bool) {
+			for end := time.Now().Add(diagLimit); ; time.Sleep(20 * time.Millisecond) {
+				out, err := b.Server.Weft("mcast", "list")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if strings.Contains(out, "ff01:0:2:c985::") == want {
+					return
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%s:\n%s", what, out)
+				}
+			}
+		}
+		list("the group has no member", true)
+		server.Kill()
+		list("a member that was killed is in its group still", false)
 	})
 }
