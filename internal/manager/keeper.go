@@ -103,7 +103,15 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 	for {
 		c, stop := context.WithTimeout(ctx, writeTimeout)
-		_, err := term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed), store.PutOp(KeyClients, k.clients)}})
+		_, err := term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed)}})
+		if err == nil {
+			// By themselves: what clients registered may be too much for the store,
+			// and LIDs are not to be lost for it.
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err, store.ErrInvalid) {
+				m.cfg.Log.Error("groups, services and subscriptions are not kept: there are too many", "bytes", len(k.clients), "err", err)
+				err = nil
+			}
+		}
 		stop()
 		switch {
 		case err == nil:

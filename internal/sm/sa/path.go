@@ -37,6 +37,9 @@ func (a *SA) paths(d *mad.Datagram, t *table) mad.Status {
 	}
 	for _, f := range from {
 		for _, g := range to {
+			if t.full {
+				return mad.StatusOK // answer says so
+			}
 			a.between(t, &w, f, g, slid, dlid, most)
 		}
 	}
@@ -240,6 +243,9 @@ func (a *SA) multiPath(d *mad.Datagram, data []byte) {
 	t := &table{a: a, attr: mad.AttrPathRecord}
 	for _, f := range ports[:m.SGIDCount] {
 		for _, g := range ports[m.SGIDCount:] {
+			if t.full {
+				break
+			}
 			a.between(t, &w, f, g, 0, 0, most)
 		}
 	}

@@ -220,6 +220,10 @@ func TestPaths(t *testing.T) {
 	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, 0, nil); len(r.records) != 16 {
 		t.Errorf("%d paths, want 16", len(r.records))
 	}
+	f.a.cfg.Limits.Records = 15
+	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, 0, nil); r.Status != mad.StatusSANoResources || len(r.records) != 0 {
+		t.Errorf("more paths than an answer holds: %v, %d records", r.Status, len(r.records))
+	}
 }
 
 // TestPartitions: who shares no partition with a port does not hear of it.
