@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/ib"
+)
+
+func TestParseNames(t *testing.T) {
+	for s, want := range map[string]ib.GUID{"0x0002c90300000001": 0x2c90300000001, "02aa:bbcc:0001:0003": 0x02aabbcc00010003, "0x1": 1,
+		"weft_ib0": 0, "face": 0, "": 0, "0x": 0, "0x0": 0, "02aa:xxxx:0001:0003": 0, "1:2:3:4:5:6:7:8:9:a:b:c:d:e:f:0:1": 0} {
+		if g, ok := parseGUID(s); ok != (want != 0) || ok && g != want {
+			t.Errorf("%q: %v %v", s, g, ok)
+		}
+	}
+	for s, want := range map[string]ib.PKey{"0x8001": 0x8001, "1": 0x8001, "0x7fff": 0xffff, "0xffff": 0xffff, "0x8000": 0, "0": 0, "0x10000": 0, "-1": 0, "red": 0} {
+		if k, err := parsePKey(s); (err == nil) != (want != 0) || err == nil && k != want {
+			t.Errorf("%q: %#x %v", s, uint16(k), err)
+		}
+	}
+}
+
+// master runs a node that manages its own subnet, alone.
+func master(t *testing.T) *running {
+	r := run(t, func(c *config.Config) { c.Fabric, c.Store = true, config.StoreMemory })
+	eventually(t, "the port is active", func() bool {
+		s := r.status()
+		return len(s.Devices) == 2 && s.Devices[1].PortState == "ACTIVE" && s.Manager == "master"
+	})
+	return r
+}
+
+func code(err error) api.Code {
+	var e *api.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return ""
+}
+
+// TestEditIntent: what the control interface is told of partitions and groups
+// ends up in ports and in the SA, and can be undone.
+func TestEditIntent(t *testing.T) {
+	r, ctx := master(t), context.Background()
+	keys := func() (list []string) {
+		d, err := r.cli.Devices(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range d {
+			if d.Name == firstNative {
+				for _, k := range d.Ports[0].PKeys {
+					list = append(list, k.PKey)
+				}
+			}
+		}
+		return list
+	}
+	own := r.node.identity.String()
+	p, err := r.cli.AddPartition(ctx, api.Partition{Name: "red", PKey: "1", Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
+	if err != nil || p.PKey != "0x8001" || len(p.Members) != 2 || !strings.HasSuffix(p.Members[0].Name, firstNative) || p.Members[1].Membership != api.MemberLimited {
+		t.Fatalf("%v %+v", err, p)
+	}
+	eventually(t, "the key is in the port's table", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x8001"}) })
+	if _, err := r.cli.AddPartition(ctx, api.Partition{PKey: "0x8001", Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited}, {Port: api.AllPorts}}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the membership has changed", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x0001"}) })
+	list, err := r.cli.Partitions(ctx)
+	if err != nil || len(list) != 1 || list[0].Name != "red" || len(list[0].Members) != 3 || list[0].Members[0].Port != api.AllPorts {
+		t.Errorf("%v %+v", err, list)
+	}
+
+	const mgid = "ff12:401b:ffff::77"
+	if err := r.cli.JoinGroup(ctx, api.GroupJoin{MGID: mgid, MTU: 4096, Members: []string{firstNative}}); err != nil {
+		t.Fatal(err)
+	}
+	group := func(yes func(g api.SubnetGroup) bool) func() bool {
+		return func() bool {
+			g, err := r.cli.SubnetGroups(ctx)
+			return err == nil && slices.ContainsFunc(g, func(g api.SubnetGroup) bool {
+				return strings.HasSuffix(g.MGID, "0077") && strings.HasPrefix(g.MGID, "ff12:401b:ffff") && yes(g)
+			})
+		}
+	}
+	// A limited member of the default partition may be in a group of it.
+	eventually(t, "the port is in the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 1 && g.MTU == 4096 }))
+	if err := r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: mgid, Members: []string{firstNative}}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the port has left the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 0 }))
+	if err := r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: mgid}); err != nil {
+		t.Fatal(err)
+	}
+	gone := group(func(api.SubnetGroup) bool { return true })
+	eventually(t, "the group is gone", func() bool { return !gone() })
+
+	for what, c := range map[string]struct {
+		err  error
+		code api.Code
+	}{
+		"no such partition":   {r.cli.DelPartition(ctx, "0x8005", nil), api.CodeNotFound},
+		"no such member":      {r.cli.DelPartition(ctx, "0x8001", []string{"0x99"}), api.CodeNotFound},
+		"no key":              {r.cli.DelPartition(ctx, "0x8000", nil), api.CodeInvalid},
+		"no such device":      {r.cli.DelPartition(ctx, "0x8001", []string{"weft_ib7"}), api.CodeNotFound},
+		"no InfiniBand":       {r.cli.DelPartition(ctx, "0x8001", []string{r.cfg.Device}), api.CodeNotFound},
+		"no such node":        {r.cli.DelPartition(ctx, "0x8001", []string{"weft_ib0@nowhere"}), api.CodeNotFound},
+		"no multicast":        {r.cli.JoinGroup(ctx, api.GroupJoin{MGID: "fe80::1"}), api.CodeInvalid},
+		"no MTU":              {r.cli.JoinGroup(ctx, api.GroupJoin{MGID: mgid, MTU: 1500}), api.CodeInvalid},
+		"a group of nobody's": {r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: "ff12::9"}), api.CodeNotFound},
+	} {
+		if code(c.err) != c.code {
+			t.Errorf("%s: %v", what, c.err)
+		}
+	}
+	if err := r.cli.DelPartition(ctx, "0x0001", nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "everybody is a full member again", func() bool { return slices.Equal(keys(), []string{"0xffff"}) })
+}
+
+// TestFabricViews: the ways to look at a subnet agree with each other.
+func TestFabricViews(t *testing.T) {
+	r, ctx := master(t), context.Background()
+	s, err := r.cli.Subnet(ctx)
+	if err != nil || len(s.Nodes) != 2 || len(s.Links) != 1 || s.Links[0].State != "ACTIVE" || s.Nodes[0].GUID != r.node.identity.String() {
+		t.Fatalf("%v %+v", err, s)
+	}
+	lid := s.Nodes[1].Ports[0].LID
+	routes, err := r.cli.Routes(ctx)
+	if err != nil || len(routes) != 1 || !slices.ContainsFunc(routes[0].Unicast, func(v api.Route) bool { return v.LID == lid && v.To.LID == lid && v.Port == 1 }) {
+		t.Errorf("%v %+v", err, routes)
+	}
+	p, err := r.cli.Path(ctx, firstNative, s.Nodes[0].GUID)
+	if err != nil || p.From.LID != lid || len(p.Hops) != 1 || p.MTU != 4096 {
+		t.Errorf("%v %+v", err, p)
+	}
+	for _, format := range api.TextFormats {
+		if text, err := r.cli.SubnetText(ctx, format); err != nil || !strings.Contains(text, firstNative) {
+			t.Errorf("%s: %v\n%s", format, err, text)
+		}
+	}
+	m, err := r.cli.Manager(ctx)
+	if err != nil || m.State != "master" || m.Store.Kind != "memory" || len(m.Sweeps) == 0 || m.Master.Dir != r.cfg.Dir {
+		t.Errorf("%v %+v", err, m)
+	}
+	before := len(m.Sweeps)
+	if err := r.cli.Sweep(ctx); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the manager has swept", func() bool {
+		m, err := r.cli.Manager(ctx)
+		return err == nil && len(m.Sweeps) > before
+	})
+	if e, err := r.cli.StoreEntries(ctx, "subnet"); err != nil || len(e) == 0 {
+		t.Errorf("%v %+v", err, e)
+	}
+	if _, err := r.cli.StoreEntries(ctx, "a b"); code(err) != api.CodeInvalid {
+		t.Errorf("a tree that no key can have: %v", err)
+	}
+	if r.counter(api.ScopeSM, "answered") == 0 || r.counter(api.ScopeAgent, "gets") == 0 {
+		t.Error("manager and agents count nothing")
+	}
+}
+
+// TestNotMaster: a node that cannot answer says why, and what to do.
+func TestNotMaster(t *testing.T) {
+	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
+	_, err := r.cli.Subnet(ctx)
+	if code(err) != api.CodeNotMaster || !strings.Contains(err.Error(), "nobody is known to manage the subnet. fix: weft up --sm auto") {
+		t.Error(err)
+	}
+	if m, err := r.cli.Manager(ctx); err != nil || m.State != config.SMOff {
+		t.Errorf("%v %+v", err, m)
+	}
+	if _, err := r.cli.Store(ctx); code(err) != api.CodeNotFound {
+		t.Error(err)
+	}
+	if _, err := r.cli.AddFault(ctx, api.FaultSpec{Drop: 1, Link: api.LinkTrunk}); code(err) != api.CodeNotFound {
+		t.Error(err)
+	}
+	if _, err := r.cli.AddFault(ctx, api.FaultSpec{Drop: 1, Device: firstNative}); code(err) != api.CodeInvalid {
+		t.Error(err)
+	}
+	off := run(t, nil)
+	if _, err := off.cli.Trunks(ctx); code(err) != api.CodeNotFound {
+		t.Error(err)
+	}
+}
