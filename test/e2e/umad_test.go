@@ -21,7 +21,8 @@ import (
 // joined by a trunk.
 type managed struct {
 	*bed
-	words *strings.Replacer // {…} of the expectations
+	words    *strings.Replacer // {…} of the expectations
+	external bool              // a program manages
 }
 
 // nativeDevice is the device of a node's InfiniBand port.
@@ -83,7 +84,7 @@ func (m *managed) awaitActive(t *testing.T) {
 		sc, _ := sysfsFile(m.Client, "sm_lid")
 		// Until the trunk is up, and the managers agree who is the master, each
 		// node may be a subnet of its own, with the same LIDs.
-		if a == "4: ACTIVE" && c == a && la != lc && sa == sc {
+		if a == "4: ACTIVE" && c == a && la != lc && sa == sc && m.settled(t) {
 			break
 		}
 		if time.Now().After(end) {
@@ -123,6 +124,24 @@ func (m *managed) awaitActive(t *testing.T) {
 		words = append(words, "{swlid"+name+"}", lid[1])
 	}
 	m.words = strings.NewReplacer(words...)
+}
+
+// settled reports whether the built-in manager with the lower GUID is master and
+// the other waits for it: mastership is handed over until it is so.
+func (m *managed) settled(t *testing.T) bool {
+	if m.external {
+		return true
+	}
+	first, second := m.Server, m.Client
+	if identity(t, second) < identity(t, first) {
+		first, second = second, first
+	}
+	is := func(n *lab.Node, state string) bool {
+		out, err := n.Weft("sm", "status")
+		f := strings.Fields(out)
+		return err == nil && len(f) > 1 && strings.TrimSuffix(f[1], ",") == state
+	}
+	return is(first, "master") && is(second, "standby")
 }
 
 // diags are programs of infiniband-diags, and what they must print: regular
@@ -209,7 +228,7 @@ func (m *managed) ping(t *testing.T) {
 // at it.
 func TestOpenSM(t *testing.T) {
 	needs(t, "opensm", "ibstat", "saquery", "ibtracert")
-	m := &managed{bed: open(t, 1500, false, 0, append([]string{"--sm", "external"}, fabricFlags...)...)}
+	m := &managed{bed: open(t, 1500, false, 0, append([]string{"--sm", "external"}, fabricFlags...)...), external: true}
 	dir := t.TempDir()
 	opensm := func(more ...string) lab.Cmd {
 		guid := fmt.Sprintf("%#x", uint64(identity(t, m.Server))+3)

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 )
 
 // NetNS is a network namespace that this process made.
@@ -89,10 +90,33 @@ func Joined(mtu int) (a, b *NetNS, err error) {
 			err = n.addresses(77, i+1)
 		}
 	}
+	for _, n := range []*NetNS{a, b} {
+		if err == nil {
+			err = n.ready()
+		}
+	}
 	if err != nil {
 		return nil, nil, errors.Join(err, a.Close(), b.Close())
 	}
 	return a, b, nil
+}
+
+// ready waits until the kernel has noted that eth0 has a cable, which may be a
+// second after it was plugged in: until then IPv6 has no route for groups.
+func (n *NetNS) ready() error {
+	look := func(want string, args ...string) error {
+		out, err := exec.Command("ip", append([]string{"-n", n.Name}, args...)...).CombinedOutput()
+		if err == nil && !strings.Contains(string(out), want) {
+			err = fmt.Errorf("no %q in %q", want, out)
+		}
+		return err
+	}
+	for end := time.Now().Add(limitQuick); ; time.Sleep(10 * time.Millisecond) {
+		err := errors.Join(look("state UP", "link", "show", "eth0"), look("ff00::/8", "-6", "route", "show", "table", "local", "type", "multicast", "dev", "eth0"))
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // WithTap makes a namespace with a TAP named eth0 for a guest, and tells the
