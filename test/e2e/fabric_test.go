@@ -131,7 +131,7 @@ func (s *subnet) active(nodes ...int) {
 	}
 	s.until("the master knows every node and link as active", func() bool {
 		m := s.master(nodes...)
-		if m < 0 {
+		if m < 0 || !s.settled(m, nodes...) {
 			return false
 		}
 		var v api.Subnet
@@ -163,6 +163,23 @@ func (s *subnet) master(nodes ...int) int {
 		}
 	}
 	return -1
+}
+
+// settled reports whether mastership stays: the other managers wait, and where
+// no store elects the master it is the one of the lowest GUID, which the others
+// hand over to as they come to know it.
+func (s *subnet) settled(master int, nodes ...int) bool {
+	first := guid(s.device(master, native))
+	for _, i := range nodes {
+		if i == master {
+			continue
+		}
+		var m api.Manager
+		if s.nodes[i].Query(&m, "sm") != nil || m.State != "standby" || s.store == nil && guid(s.device(i, native)) < first {
+			return false
+		}
+	}
+	return true
 }
 
 // device returns the port of the node's InfiniBand device.
