@@ -90,8 +90,9 @@ type Node struct {
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
-// returns when nothing of it is left. ready is called once programs can use
-// it.
+// returns when nothing of it is left; but for a lane that waits for the memory
+// of a program and does not come back, which the error names and only the end of
+// this process ends. ready is called once programs can use the node.
 func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger) (err error) {
 	return runNode(ctx, cfg, func(*Node) { ready() }, log)
 }
@@ -111,6 +112,20 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	if err := n.open(); err != nil {
 		return err
 	}
+	lived := make(chan error, 1)
+	go func() { lived <- n.live(ctx, func() { ready(n) }) }()
+	over := make(chan struct{})
+	defer close(over)
+	select {
+	case err := <-lived:
+		return err
+	case err := <-n.heldUp(ctx, over):
+		return err
+	}
+}
+
+// live serves until ctx ends, and takes down all that open built and it added.
+func (n *Node) live(ctx context.Context, ready func()) error {
 	defer sysfs.Remove(n.treeDir()) // when nobody is left who writes it
 	defer n.close()
 	if err := n.startSubnet(); err != nil {
@@ -119,7 +134,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	if err := n.startManager(ctx); err != nil {
 		return err
 	}
-	return n.serve(ctx, func() { ready(n) })
+	return n.serve(ctx, ready)
 }
 
 // now is the node's clock. It starts above zero, which means "none".

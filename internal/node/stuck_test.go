@@ -5,8 +5,11 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"weft/internal/abi"
 	"weft/internal/api"
@@ -72,4 +75,40 @@ func TestStuckMemory(t *testing.T) {
 	}
 	pair(t, ib.RC, b, c)
 	mustWrite(t, b, c, 3, 700)
+}
+
+// TestEndWhileStuck: a lane that waits for a client's page does not keep the
+// node alive, and the error tells whose page it is.
+func TestEndWhileStuck(t *testing.T) {
+	r := run(t, nil)
+	a, b := r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
+	pair(t, ib.RC, a, b)
+	at, deliver := vhosttest.Undelivered(t, 1<<16)
+	m, err := a.RegMR(a.pd, at, 1<<16, ib.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := abi.Send{WRID: 1, Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
+	s.SetRDMA(b.at, b.mr.RKey)
+	if err := a.qp.PostSend(s, []ib.SGE{{Addr: at, Len: 6000, LKey: m.LKey}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	l := r.node.lanes[0]
+	eventually(t, "the lane is stuck", l.stuck.Load)
+	r.stop()
+	select {
+	case err = <-r.done:
+	case <-time.After(limit):
+		t.Fatal("the node does not end")
+	}
+	var e *api.Error
+	if !errors.As(err, &e) || !strings.Contains(e.Why, fmt.Sprintf("pid %d", os.Getpid())) || e.Fix == "" {
+		t.Errorf("the node ended with %v", err)
+	}
+	if l.ended() {
+		t.Error("the lane had ended: this tests nothing")
+	}
+	deliver()
+	<-l.done // what is left of the node ends as well
+	r.done <- nil
 }

@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"weft/internal/api"
@@ -18,6 +19,8 @@ import (
 const (
 	watchPeriod = 250 * time.Millisecond
 	stuckAfter  = 3 * time.Second
+	// endPatience is for how long a node that ends waits for a stuck lane.
+	endPatience = 5 * time.Second
 )
 
 var (
@@ -66,6 +69,69 @@ func (l *lane) check(now, asked time.Time) time.Time {
 		l.post(func() { l.probe.Store(false) })
 	}
 	return now
+}
+
+// heldUp tells, once ctx has ended, that lanes which are stuck keep the node
+// from its end: nothing but the end of the process frees them.
+func (n *Node) heldUp(ctx context.Context, over <-chan struct{}) <-chan error {
+	held := make(chan error, 1)
+	go func() {
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		t := time.NewTicker(watchPeriod)
+		defer t.Stop()
+		end := time.Now().Add(endPatience)
+		asked := make([]time.Time, len(n.lanes))
+		for i := range asked {
+			asked[i] = time.Now()
+		}
+		copies := make(map[*door]sample)
+		for {
+			select {
+			case <-over:
+				return
+			case <-t.C:
+			}
+			n.checkCopies(time.Now(), copies)
+			stuck := false
+			for i, l := range n.lanes {
+				asked[i] = l.check(time.Now(), asked[i])
+				stuck = stuck || l.stuck.Load() && !l.ended()
+			}
+			if stuck && time.Now().After(end) {
+				held <- &api.Error{Code: api.CodeInternal, What: "the node ends without its lanes", Why: n.culprits(), Fix: "end what serves the memory of that program: a file system in user space, or a handler of page faults"}
+				return
+			}
+		}
+	}()
+	return held
+}
+
+// culprits says what a lane waits for.
+func (n *Node) culprits() string {
+	var who []string
+	for _, d := range n.snapshot() {
+		if d.waits.Load() {
+			who = append(who, fmt.Sprintf("%s (pid %d)", d.comm, d.pid))
+		}
+	}
+	if who == nil {
+		return fmt.Sprintf("a lane has given no sign of life for %v", stuckAfter)
+	}
+	return fmt.Sprintf("a copy from or to the memory of %s has not ended", strings.Join(who, ", "))
+}
+
+// ended reports whether the lane runs no more.
+func (l *lane) ended() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // checkCopies ends the sessions whose memory a copy waits for.
