@@ -69,7 +69,7 @@ type Owner struct {
 type Session struct {
 	Owner
 	Lane int `json:"lane"`
-	// Memory is how the node reaches registered memory: "mapped", "process"
+	// Memory is how the node reaches registered memory: "mapped", "process", "node" (its own)
 	// or "none" (only the arena).
 	Memory  string `json:"memory"`
 	Objects int    `json:"objects"`
@@ -150,7 +150,7 @@ type MR struct {
 	IOVA   uint64   `json:"iova"`
 	Length uint64   `json:"mrlen"`
 	Access []string `json:"access"`
-	Memory string   `json:"memory"` // "mapped" or "process"
+	Memory string   `json:"memory"` // "mapped", "process", or "node": the node's own
 }
 
 // CQ is a completion queue.

@@ -21,6 +21,7 @@ import (
 	"weft/internal/hca"
 	"weft/internal/hostnet"
 	"weft/internal/ib"
+	"weft/internal/mem"
 	"weft/internal/umad"
 	"weft/internal/vhost"
 )
@@ -63,6 +64,13 @@ func (n *Node) snapshot() []*door {
 	return list
 }
 
+// residentList lists the node's own sessions in the order of their numbers.
+func (n *Node) residentList() []*resident {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.residents)
+}
+
 // Status implements api.Backend.
 func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	n.mu.Lock()
@@ -91,6 +99,15 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		case err == nil:
 			row.Objects = objects
 		case !errors.Is(err, errLaneStuck): // which is told below
+			return s, err
+		}
+		s.Sessions = append(s.Sessions, row)
+	}
+	for _, r := range n.residentList() {
+		row := api.Session{Owner: r.owner(), Lane: r.lane.hca.ID, Memory: "node"}
+		switch err := r.lane.look(func() { row.Objects = r.sess.Objects() }); {
+		case err == nil, errors.Is(err, errLaneStuck):
+		default:
 			return s, err
 		}
 		s.Sessions = append(s.Sessions, row)
@@ -160,6 +177,11 @@ func (n *Node) fixNotActive() string {
 func (n *Node) laneSessions(l *lane) (c int) {
 	for _, d := range n.snapshot() {
 		if d.lane == l {
+			c++
+		}
+	}
+	for _, r := range n.residentList() {
+		if r.lane == l {
 			c++
 		}
 	}
@@ -282,7 +304,14 @@ func (n *Node) Resources(context.Context) (r api.Resources, err error) {
 		if err := d.lane.look(func() { i = d.dev.Session().Inspect() }); err != nil {
 			return r, err
 		}
-		n.resources(&r, n.owner(d), d, &i)
+		n.resources(&r, n.owner(d), d.kind, &i)
+	}
+	for _, v := range n.residentList() {
+		var i hca.Info
+		if err := v.lane.look(func() { i = v.sess.Inspect() }); err != nil {
+			return r, err
+		}
+		n.resources(&r, v.owner(), func(mem.Space) string { return "node" }, &i)
 	}
 	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
 	return r, nil
@@ -294,12 +323,12 @@ var accessNames = []struct {
 }{{ib.LocalWrite, "local_write"}, {ib.RemoteWrite, "remote_write"}, {ib.RemoteRead, "remote_read"},
 	{ib.RemoteAtomic, "remote_atomic"}, {ib.MWBind, "mw_bind"}, {ib.ZeroBased, "zero_based"}}
 
-func (n *Node) resources(r *api.Resources, o api.Owner, d *door, i *hca.Info) {
+func (n *Node) resources(r *api.Resources, o api.Owner, kind func(mem.Space) string, i *hca.Info) {
 	for _, v := range i.PDs {
 		r.PDs = append(r.PDs, api.PD{Owner: o, PDN: v.PDN, Users: v.Users})
 	}
 	for _, v := range i.MRs {
-		m := api.MR{Owner: o, MRN: v.MRN, PDN: v.PDN, IOVA: v.Start, Length: v.Len, Memory: d.kind(v.Space)}
+		m := api.MR{Owner: o, MRN: v.MRN, PDN: v.PDN, IOVA: v.Start, Length: v.Len, Memory: kind(v.Space)}
 		for _, a := range accessNames {
 			if v.Access&a.bit != 0 {
 				m.Access = append(m.Access, a.name)
@@ -355,6 +384,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	}
 	if s := n.sub; s != nil {
 		s.do(func() {
+			fields(add, api.ScopeNode, "gsi", &s.gsi.stats)
 			if u, ok := s.clients.(*umad.Hub); ok {
 				fields(add, api.ScopeNode, "umad", &u.Stats)
 			}
@@ -388,6 +418,15 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			}
 		})
 		if err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range n.residentList() {
+		if err := r.lane.look(func() {
+			for _, q := range r.sess.Inspect().QPs {
+				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
+			}
+		}); err != nil {
 			return nil, err
 		}
 	}

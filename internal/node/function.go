@@ -208,7 +208,7 @@ func (n *Node) tell(a *hca.Adapter, events []ib.Event) {
 		n.log.Warn("the tree of files for programs is out of date", "err", err)
 	}
 	n.mu.Lock()
-	doors := n.doors()
+	doors, residents := n.doors(), slices.Clone(n.residents)
 	n.mu.Unlock()
 	for _, d := range doors {
 		if d.f.a != a {
@@ -217,6 +217,16 @@ func (n *Node) tell(a *hca.Adapter, events []ib.Event) {
 		d.lane.post(func() {
 			for _, e := range events {
 				d.dev.Session().PortChanged(e)
+			}
+		})
+	}
+	for _, r := range residents {
+		if r.f.a != a {
+			continue
+		}
+		r.lane.post(func() {
+			for _, e := range events {
+				r.sess.PortChanged(e)
 			}
 		})
 	}

@@ -235,6 +235,9 @@ func (n *Node) nameOwners(groups []*api.Group) error {
 			return err
 		}
 	}
+	for _, r := range n.residentList() {
+		owners[key{r.f.a.Name, uint32(r.sess.Number())}] = r.owner()
+	}
 	for _, g := range groups {
 		for i := range g.QPs {
 			q := &g.QPs[i]

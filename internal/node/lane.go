@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,7 @@ type lane struct {
 	link          wire
 	fab           *fabric.Link // nil: the node is in no subnet
 	doors         []*door
+	tenants       []tenant
 	kicks         map[int32]kick // by descriptor
 	epfd          int
 	bell          int         // eventfd: something is in the inbox
@@ -226,6 +228,15 @@ type kick struct {
 // addDoor, removeDoor, watchKick and unwatchKick run on the lane.
 func (l *lane) addDoor(d *door) { l.doors = append(l.doors, d) }
 
+// addTenant and removeTenant run on the lane.
+func (l *lane) addTenant(t tenant) { l.tenants = append(l.tenants, t) }
+
+func (l *lane) removeTenant(t tenant) {
+	if i := slices.Index(l.tenants, t); i >= 0 {
+		l.tenants = slices.Delete(slices.Clone(l.tenants), i, i+1)
+	}
+}
+
 func (l *lane) removeDoor(d *door) {
 	for i, o := range l.doors {
 		if o == d {
@@ -396,6 +407,11 @@ func (l *lane) work(now mono.Time) bool {
 			busy = true
 		}
 	}
+	for _, t := range l.tenants {
+		if t.Begin(now) {
+			busy = true
+		}
+	}
 	if l.came[0].waits() || l.came[1].waits() {
 		busy = true // a fault unwound the lane among them
 	} else if l.neighbours != nil && l.neighbours.congested() {
@@ -423,15 +439,21 @@ func (l *lane) work(now mono.Time) bool {
 		}
 	}
 	if l.neighbours == nil {
-		return l.hca.Run(now) || busy || l.fab != nil && l.fab.Pending()
+		busy = l.hca.Run(now) || busy
+	} else {
+		l.turns.Add(1)
+		if l.neighbours.receive(now) {
+			busy = true
+		}
+		busy = l.hca.Run(now) || busy
+		l.neighbours.settled()
+		l.turns.Add(1)
 	}
-	l.turns.Add(1)
-	if l.neighbours.receive(now) {
-		busy = true
+	for _, t := range l.tenants {
+		if t.Finish(now) {
+			busy = true
+		}
 	}
-	busy = l.hca.Run(now) || busy
-	l.neighbours.settled()
-	l.turns.Add(1)
 	return busy || l.fab != nil && l.fab.Pending()
 }
 
@@ -441,6 +463,11 @@ func (l *lane) sleep() {
 	ready := !l.posted.Load() && !l.hca.Replicating() && (l.neighbours == nil || l.neighbours.empty())
 	for _, d := range l.doors {
 		if !d.dev.Sleep() {
+			ready = false
+		}
+	}
+	for _, t := range l.tenants {
+		if !t.Sleep() {
 			ready = false
 		}
 	}
@@ -456,6 +483,9 @@ func (l *lane) sleep() {
 	l.asleep.Store(false)
 	for _, d := range l.doors {
 		d.dev.Wake()
+	}
+	for _, t := range l.tenants {
+		t.Wake()
 	}
 	l.recvAt = 0
 	var b [8]byte
@@ -490,6 +520,9 @@ func (l *lane) setTimer() bool {
 	d := mono.Min(l.hca.Deadline(), l.link.Deadline())
 	if l.fab != nil {
 		d = mono.Min(d, l.fab.Deadline())
+	}
+	for _, t := range l.tenants {
+		d = mono.Min(d, t.Deadline())
 	}
 	now := l.clock()
 	retry := l.hca.RetryCQs()

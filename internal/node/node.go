@@ -78,15 +78,17 @@ type Node struct {
 	oldEnds  map[string]uint64 // ends of sessions at doors that are gone
 	serving  bool              // doors are open
 	sessions map[*vhost.Session]*door
-	idle     time.Time // when the last session ended, or somebody told that one would come
-	ending   bool      // nobody came
-	ready    bool
-	serial   uint32
-	faults   []api.Fault // their counters are with the links
-	faultID  int
-	lines    lines // of the log, about sessions
-	noRoom   map[vhost.Quota]refusal
-	umads    int // open files of user MADs
+	// residents are sessions of the node itself.
+	residents []*resident
+	idle      time.Time // when the last session ended, or somebody told that one would come
+	ending    bool      // nobody came
+	ready     bool
+	serial    uint32
+	faults    []api.Fault // their counters are with the links
+	faultID   int
+	lines     lines // of the log, about sessions
+	noRoom    map[vhost.Quota]refusal
+	umads     int // open files of user MADs
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -298,7 +300,7 @@ func (n *Node) watchIdle(ctx context.Context) {
 		case <-t.C:
 		}
 		n.mu.Lock()
-		n.ending = len(n.sessions) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
 		idle := n.ending
 		n.mu.Unlock()
 		if idle {
@@ -362,9 +364,12 @@ func (n *Node) quietest() *lane {
 	for _, d := range n.sessions {
 		count[d.lane.hca.ID]++
 	}
+	for _, r := range n.residents {
+		count[r.lane.hca.ID]++
+	}
 	for i, l := range n.lanes {
 		if l.stuck.Load() {
-			count[i] += len(n.sessions) + 1
+			count[i] += len(n.sessions) + len(n.residents) + 1
 		}
 	}
 	best := 0

@@ -50,6 +50,7 @@ type subnet struct {
 	queue   []outbound
 	mgr     portManager // nil: none at this node
 	clients madClient   // nil: no program speaks for a port
+	gsi     *gsi
 }
 
 // portManager is a subnet manager with its administration, behind port 0 of the
@@ -110,6 +111,7 @@ var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.Spee
 func newSubnet(n *Node, base ib.GUID) *subnet {
 	s := &subnet{n: n, log: n.log.With("part", "subnet"), base: base, inbox: make(chan inbound, inboxLen), wake: make(chan struct{}, 1),
 		end: make(chan struct{}), done: make(chan struct{}), ports: map[uint8]*caPort{}, byFunc: map[uint16]*caPort{}, changed: map[*caPort]agent.Change{}}
+	s.gsi = newGSI(s)
 	caps := agent.DefaultCaps
 	s.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(n.cfg.SwitchPorts), SystemImageGUID: base, NodeGUID: base,
 		VendorID: vendorID, Description: n.host + " weft switch", Caps: caps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s}, switchCounters{s})
@@ -285,6 +287,12 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 		s.verdict(now, nil, s.sw.Originate(now, &d), &d)
 		any = true
 	}
+	for f, ok := s.gsi.next(&d); ok; f, ok = s.gsi.next(&d) {
+		any = true
+		if c := s.byFunc[f]; c != nil {
+			s.verdict(now, c, c.agent.Originate(now, &d), &d)
+		}
+	}
 	for s.clients != nil {
 		f, ok := s.clients.Next(now, &d)
 		if !ok {
@@ -335,6 +343,9 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 			s.unclaimed(now, nil, s.sw, d)
 		}
 	case v == agent.Deliver:
+		if s.gsi.receive(now, c.adapter.Number(), d) {
+			return
+		}
 		if s.clients == nil || !s.clients.Receive(now, c.adapter.Number(), d) {
 			s.unclaimed(now, c, c.agent, d)
 		}
@@ -520,6 +531,7 @@ func (s *subnet) unplug(a *hca.Adapter) {
 		delete(s.ports, c.port)
 		delete(s.byFunc, a.Number())
 		delete(s.changed, c)
+		s.gsi.remove(a.Number())
 		if s.clients != nil {
 			s.clients.Remove(s.n.now(), a.Number())
 		}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/transport"
+)
+
+const residentQKey ib.QKey = 0x0b1b
+
+// neighbour is a user in the node with a UD queue pair that echoes or counts.
+type neighbourQP struct {
+	t    *testing.T
+	r    *resident
+	pd   uint32
+	mr   *residentMR
+	cq   *residentCQ
+	qp   *residentQP
+	came []hca.CQE
+	done atomic.Int32 // completions of both kinds
+}
+
+// Begin, Finish, Sleep, Wake and Deadline implement tenant.
+func (u *neighbourQP) Begin(mono.Time) bool      { return false }
+func (u *neighbourQP) Finish(now mono.Time) bool { return u.r.complete(now) }
+func (u *neighbourQP) Sleep() bool               { return len(u.r.due) == 0 }
+func (u *neighbourQP) Wake()                     {}
+func (u *neighbourQP) Deadline() mono.Time       { return 0 }
+
+// slotLen is a datagram of the largest MTU with its GRH.
+const slotLen = 40 + 4096
+
+// settle makes a user of a device with 8 receives posted.
+func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
+	t.Helper()
+	res, err := r.node.newResident(r.node.function(device), name, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u := &neighbourQP{t: t, r: res}
+	t.Cleanup(func() {
+		res.lane.do(func() { res.lane.removeTenant(u) })
+		res.close()
+	})
+	u.do(func() (err error) {
+		res.lane.addTenant(u)
+		if u.pd, err = res.sess.CreatePD(); err != nil {
+			return err
+		}
+		if u.mr, err = res.registerMR(u.pd, 16*slotLen); err != nil {
+			return err
+		}
+		if u.cq, err = res.createCQ(32, u.completed); err != nil {
+			return err
+		}
+		if u.qp, err = res.createQP(u.pd, u.cq, u.cq, 8, 8); err != nil {
+			return err
+		}
+		now := r.node.now()
+		for _, s := range []struct {
+			a    transport.Attr
+			mask ib.AttrMask
+		}{{transport.Attr{State: ib.Init, QKey: residentQKey, Port: 1}, ib.AttrState | ib.AttrQKey | ib.AttrPKeyIndex | ib.AttrPort},
+			{transport.Attr{State: ib.RTR}, ib.AttrState}, {transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN}} {
+			if err := u.qp.modify(now, s.a, s.mask); err != nil {
+				return err
+			}
+		}
+		return u.recv(now, 8)
+	})
+	return u
+}
+
+// do runs f on the lane.
+func (u *neighbourQP) do(f func() error) {
+	u.t.Helper()
+	var err error
+	if e := u.r.lane.do(func() { err = f() }); e != nil || err != nil {
+		u.t.Fatal(e, err)
+	}
+}
+
+func (u *neighbourQP) recv(now mono.Time, n int) error {
+	for i := range n {
+		if u.qp.postRecv(now, []recvRequest{{id: uint64(i), addr: uint64(i) * slotLen, lkey: u.mr.lkey, length: slotLen}}) != 1 {
+			return fmt.Errorf("receive %d found no room", i)
+		}
+	}
+	return nil
+}
+
+func (u *neighbourQP) completed(mono.Time) {
+	var e [5]hca.CQE
+	for n := u.cq.poll(e[:]); n > 0; n = u.cq.poll(e[:]) {
+		u.came = append(u.came, e[:n]...)
+		u.done.Add(int32(n))
+	}
+}
+
+// path makes an address handle on the way to another user.
+func (u *neighbourQP) path(to *hca.AHAttr) (h uint32) {
+	u.t.Helper()
+	u.do(func() (err error) { h, err = u.r.sess.CreateAH(u.pd, to); return err })
+	return h
+}
+
+// send sends n datagrams of different lengths and content.
+func (u *neighbourQP) send(ah uint32, dest ib.QPN, n int) {
+	u.t.Helper()
+	u.do(func() error {
+		var list []sendRequest
+		for i := range n {
+			at := uint64(8+i) * slotLen
+			copy(u.mr.b[at:], bytes.Repeat([]byte{byte(i + 1)}, slotLen))
+			list = append(list, sendRequest{id: 100 + uint64(i), addr: at, lkey: u.mr.lkey, length: uint32(100 * (i + 1)), ah: ah, dest: dest, qkey: residentQKey,
+				signaled: true})
+		}
+		if got := u.qp.postSend(list); got != n {
+			return fmt.Errorf("%d of %d taken", got, n)
+		}
+		return nil
+	})
+}
+
+// twoNative is a node with two InfiniBand ports that are active.
+func twoNative(t *testing.T) *running {
+	t.Helper()
+	r := master(t)
+	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "vf"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second port is active", func() bool {
+		s := r.status()
+		return len(s.Devices) == 3 && s.Devices[2].PortState == "ACTIVE"
+	})
+	return r
+}
+
+func (u *neighbourQP) lid() ib.LID { return u.r.f.a.Port().LID }
+func (u *neighbourQP) gid() ib.GID { return u.r.f.a.Port().GIDs[0].GID }
+
+// TestResidents: two users in the node, each of a function of its own, exchange datagrams
+// through the calls that sessions of programs use, and people see them.
+func TestResidents(t *testing.T) {
+	r := twoNative(t)
+	a, b := r.settle(t, firstNative, "ipoib"), r.settle(t, "vf", "ipoib")
+	ah := a.path(&hca.AHAttr{DLID: b.lid(), DGID: b.gid(), Global: true})
+	for range 3 { // rings go round
+		before := [2]int32{a.done.Load(), b.done.Load()}
+		a.send(ah, b.qp.Num(), 8)
+		eventually(t, "both sides complete", func() bool { return a.done.Load() == before[0]+8 && b.done.Load() == before[1]+8 })
+		b.do(func() error {
+			for i, e := range b.came[len(b.came)-8:] {
+				if e.Status != ib.Success || e.Op != ib.WCRecv || e.WRID != uint64(i) || e.ByteLen != uint32(40+100*(i+1)) || e.SrcQPN != a.qp.Num() ||
+					e.SLID != a.lid() || e.Flags&ib.WCGRH == 0 {
+					return fmt.Errorf("completion %d: %+v", i, e)
+				}
+				at := i * slotLen
+				if got := b.mr.b[at+40 : at+int(e.ByteLen)]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)}, len(got))) {
+					return fmt.Errorf("datagram %d arrived as another", i)
+				}
+			}
+			return b.recv(r.node.now(), 8)
+		})
+	}
+	a.do(func() error {
+		if a.qp.sending != 0 || a.qp.postRecv(0, []recvRequest{{}}) != 0 {
+			return fmt.Errorf("%d sends are out, or a receive queue of 8 took 9", a.qp.sending)
+		}
+		return nil
+	})
+
+	res, err := r.cli.Resources(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range []*neighbourQP{a, b} {
+		name := u.r.f.a.Name
+		own := func(o api.Owner) bool { return o.Comm == "ipoib" && o.Device == name && o.Session == u.r.serial }
+		if !slices.ContainsFunc(res.QPs, func(q api.QP) bool {
+			return own(q.Owner) && q.LQPN == uint32(u.qp.Num()) && q.Type == "UD" && q.State == "RTS"
+		}) ||
+			!slices.ContainsFunc(res.MRs, func(m api.MR) bool { return own(m.Owner) && m.Length == 16*slotLen && m.Memory == "node" }) ||
+			!slices.ContainsFunc(res.CQs, func(c api.CQ) bool { return own(c.Owner) && c.CQE == 32 }) {
+			t.Errorf("weft res does not have the objects of %s: %+v", name, res)
+		}
+	}
+	s := r.status()
+	if i := slices.IndexFunc(s.Sessions, func(v api.Session) bool { return v.Comm == "ipoib" && v.Device == "vf" }); i < 0 || s.Sessions[i].Objects != 4 ||
+		s.Sessions[i].Memory != "node" {
+		t.Errorf("weft status: %+v", s.Sessions)
+	}
+}
+
+// TestResidentQuotas: a user in the node has the quotas of its function.
+func TestResidentQuotas(t *testing.T) {
+	r := master(t)
+	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "small", FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	u := r.settle(t, "small", "ipoib")
+	u.do(func() error {
+		if _, err := u.r.createQP(u.pd, u.cq, u.cq, 8, 8); !errors.Is(err, syscall.ENOSPC) {
+			return fmt.Errorf("a second queue pair: %v", err)
+		}
+		if err := u.mr.deregister(); err != nil {
+			return err
+		}
+		if err := u.cq.destroy(); !errors.Is(err, syscall.EBUSY) {
+			return fmt.Errorf("a completion queue in use: %v", err)
+		}
+		return errors.Join(u.qp.destroy(), u.cq.destroy(), u.r.sess.DestroyPD(u.pd))
+	})
+	if _, err := r.node.newResident(r.node.function("small"), "ipoib", nil); !errors.Is(err, hca.ErrNoSession) {
+		t.Errorf("a second session: %v", err)
+	}
+}
+
+// TestResidentAllocates: the way of a datagram, from the request to the completion at the
+// other side, needs no memory.
+func TestResidentAllocates(t *testing.T) {
+	r := twoNative(t)
+	a, b := r.settle(t, firstNative, "ipoib"), r.settle(t, "vf", "ipoib")
+	ah := a.path(&hca.AHAttr{DLID: b.lid()})
+	req := []sendRequest{{id: 1, lkey: a.mr.lkey, length: 1000, ah: ah, dest: b.qp.Num(), qkey: residentQKey, signaled: true}}
+	room := []recvRequest{{lkey: b.mr.lkey, length: slotLen}}
+	a.came, b.came = make([]hca.CQE, 0, 4096), make([]hca.CQE, 0, 4096)
+	n := 0.0
+	a.do(func() error {
+		n = testing.AllocsPerRun(500, func() {
+			a.qp.postSend(req)
+			for range 4 {
+				now := r.node.now()
+				a.r.lane.hca.Run(now)
+				a.Finish(now)
+				b.Finish(now)
+			}
+			b.qp.postRecv(0, room)
+		})
+		return nil
+	})
+	if b.done.Load() < 500 || n != 0 {
+		t.Errorf("%d datagrams, %v allocations each", b.done.Load(), n)
+	}
+}
+
+// asking waits for the answer to a request of a function's port.
+func (r *running) asking(t *testing.T, function uint16, m *mad.SA) (a mad.SA) {
+	t.Helper()
+	got := make(chan mad.SA, 2)
+	r.node.sub.gsi.ask(function, m, func(_ mono.Time, m *mad.SA) { got <- *m })
+	select {
+	case a = <-got:
+	case <-time.After(limit):
+		t.Fatal("no answer")
+	}
+	return a
+}
+
+func saRequest(method mad.Method, attr mad.AttributeID, mask mad.ComponentMask, record []byte) *mad.SA {
+	m := &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: attr}, ComponentMask: mask}}
+	copy(m.Data[:], record)
+	return m
+}
+
+// TestGSI: subnet administration answers the node's own users: paths, groups,
+// and notices of what happens to them.
+func TestGSI(t *testing.T) {
+	r := twoNative(t)
+	n := r.node
+	a, b := n.function(firstNative).a, n.function("vf").a
+	gid := func(a *hca.Adapter) ib.GID { return a.Port().GIDs[0].GID }
+
+	path := mad.PathRecord{DGID: gid(b), SGID: gid(a), NumbPath: 1, PKey: ib.DefaultPKey}
+	v := r.asking(t, a.Number(), saRequest(mad.MethodGet, mad.AttrPathRecord, mad.CompPathDGID|mad.CompPathSGID|mad.CompPathNumbPath|mad.CompPathPKey, path.Append(nil)))
+	if path.Parse(v.Data[:]); v.Status != mad.StatusOK || v.Method != mad.MethodGetResp || path.DLID != b.Port().LID || path.SLID != a.Port().LID {
+		t.Errorf("path: %v %+v", v.Status, path)
+	}
+
+	// Notices of groups that come and go.
+	heard := make(chan mad.Notice, 16)
+	l := n.sub.gsi.listen(b.Number(), func(_ mono.Time, n *mad.Notice) { heard <- *n })
+	for _, trap := range []mad.TrapNumber{66, 67} {
+		f := mad.InformInfo{LIDBegin: mad.InformAllLIDs, IsGeneric: 1, Subscribe: 1, Type: mad.InformAllTypes, TrapNumber: trap, Producer: mad.InformAllProducers}
+		if v := r.asking(t, b.Number(), saRequest(mad.MethodSet, mad.AttrInformInfo, 0, f.Append(nil))); v.Status != mad.StatusOK {
+			t.Errorf("subscription: %v", v.Status)
+		}
+	}
+	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 13: 1, 14: 2, 15: 3}
+	join := mad.MCMemberRecord{MGID: mgid, PortGID: gid(a), QKey: residentQKey, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
+	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCJoinState
+	v = r.asking(t, a.Number(), saRequest(mad.MethodSet, mad.AttrMCMemberRecord, mask, join.Append(nil)))
+	var got mad.MCMemberRecord
+	if got.Parse(v.Data[:]); v.Status != mad.StatusOK || !got.MLID.IsMulticast() || got.QKey != residentQKey {
+		t.Fatalf("join: %v %+v", v.Status, got)
+	}
+	v = r.asking(t, a.Number(), saRequest(mad.MethodDelete, mad.AttrMCMemberRecord, mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState, join.Append(nil)))
+	if v.Status != mad.StatusOK || v.Method != mad.MethodDeleteResp {
+		t.Errorf("leave: %v", v.Status)
+	}
+	for _, trap := range []mad.TrapNumber{66, 67} {
+		select {
+		case x := <-heard:
+			if x.TrapNumber != trap || x.GID() != mgid {
+				t.Errorf("notice %d of %v, want %d", x.TrapNumber, x.GID(), trap)
+			}
+		case <-time.After(limit):
+			t.Fatalf("no notice %d", trap)
+		}
+	}
+	n.sub.gsi.unlisten(b.Number(), l)
+
+	// What nobody can be asked, or no longer wants to know, ends quietly.
+	n.sub.gsi.ask(0, saRequest(mad.MethodGet, mad.AttrPathRecord, 0, nil), func(mono.Time, *mad.SA) { t.Error("an answer for the switch") })
+	n.sub.do(func() {
+		g := n.sub.gsi
+		i := g.ask(a.Number(), saRequest(mad.MethodGet, mad.AttrClassPortInfo, 0, nil), func(mono.Time, *mad.SA) { t.Error("an answer after cancel") })
+		i.cancel()
+	})
+	eventually(t, "drop_late, drop_no_port", func() bool {
+		var s gsiStats
+		waits := 0
+		n.sub.do(func() { s, waits = n.sub.gsi.stats, len(n.sub.gsi.asked) })
+		return s.DropLate == 1 && s.DropNoPort == 1 && waits == 0 && s.Answered == 5 && s.Notices == 2
+	})
+}
