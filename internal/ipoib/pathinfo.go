@@ -3,10 +3,9 @@
 package ipoib
 
 import (
-	"net/netip"
 	"syscall"
 
-	"weft/internal/ib"
+	"weft/internal/wire"
 )
 
 // Outcomes of asking for a path. They are syscall.Errno, so that errors.Is
@@ -19,26 +18,5 @@ const (
 	ErrNotSupp  = syscall.EOPNOTSUPP
 )
 
-// PathInfo is how packets travel to the node with an IP address. MTU, Rate and
-// PacketLifetime are codes of IBA volume 1.
-type PathInfo struct {
-	Addr           netip.Addr
-	DGID, SGID     ib.GID
-	DLID, SLID     ib.LID
-	FlowLabel      uint32
-	PKey           ib.PKey
-	SL             uint8
-	MTU            ib.MTU
-	Rate           ib.Rate
-	PacketLifetime uint8
-	HopLimit       uint8
-	TClass         uint8
-}
-
-// MTUBytes returns the payload that packets on the path may have.
-func (p *PathInfo) MTUBytes() int {
-	if !p.MTU.Valid() {
-		return 0
-	}
-	return p.MTU.Bytes()
-}
+// PathInfo is how packets travel to the node with an IP address.
+type PathInfo = wire.PathInfo
