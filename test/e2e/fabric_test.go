@@ -58,6 +58,15 @@ type subnet struct {
 // store of their own outside, it survives any of them.
 func openSubnet(t *testing.T, sharedStore bool) *subnet {
 	t.Helper()
+	s := startSubnet(t, sharedStore)
+	s.active(0, 1, 2)
+	return s
+}
+
+// startSubnet starts three nodes with these flags too, which are not a subnet
+// yet.
+func startSubnet(t *testing.T, sharedStore bool, more ...string) *subnet {
+	t.Helper()
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
 	if err != nil {
@@ -65,7 +74,6 @@ func openSubnet(t *testing.T, sharedStore bool) *subnet {
 	}
 	s := &subnet{Triangle: tri, t: t}
 	t.Cleanup(s.close)
-	var more []string
 	if sharedStore {
 		url := "http://" + s.Hub.V4 + ":2379"
 		exe, err := os.Executable()
@@ -79,7 +87,7 @@ func openSubnet(t *testing.T, sharedStore bool) *subnet {
 		if _, err := s.store.Expect("store ready", fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, s.store.Output())
 		}
-		more = []string{"--store", url}
+		more = append(more, "--store", url)
 	}
 	for i := range s.nodes {
 		s.flags[i] = append(s.Peers(i), more...)
@@ -87,7 +95,6 @@ func openSubnet(t *testing.T, sharedStore bool) *subnet {
 			t.Fatal(err)
 		}
 	}
-	s.active(0, 1, 2)
 	return s
 }
 
@@ -249,6 +256,10 @@ func TestFabric(t *testing.T) {
 		if err == nil || !strings.Contains(out, "the master is ") || !strings.Contains(out, peer) || !strings.Contains(out, "fix: weft fabric ") {
 			t.Errorf("%v, want %s in:\n%s", err, peer, out)
 		}
+	})
+	t.Run("diagnostics", func(t *testing.T) {
+		needs(t, "ibstat", "saquery", "ibtracert")
+		s.learn(t).diagnose(t)
 	})
 	for _, p := range pairsOfThree {
 		t.Run(fmt.Sprintf("%d-%d", p[0], p[1]), func(t *testing.T) {

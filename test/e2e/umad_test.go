@@ -21,8 +21,7 @@ import (
 // joined by a trunk.
 type managed struct {
 	*bed
-	words    *strings.Replacer // {…} of the expectations
-	external bool              // a program manages
+	words *strings.Replacer // {…} of the expectations
 }
 
 // nativeDevice is the device of a node's InfiniBand port.
@@ -129,9 +128,6 @@ func (m *managed) awaitActive(t *testing.T) {
 // settled reports whether the built-in manager with the lower GUID is master and
 // the other waits for it: mastership is handed over until it is so.
 func (m *managed) settled(t *testing.T) bool {
-	if m.external {
-		return true
-	}
 	first, second := m.Server, m.Client
 	if identity(t, second) < identity(t, first) {
 		first, second = second, first
@@ -220,62 +216,6 @@ func (m *managed) ping(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatalf("no %q:\n%s\n%s", want, out, server.Output())
-		}
-	}
-}
-
-// TestOpenSM has Debian's OpenSM manage the fabric, and infiniband-diags look
-// at it.
-func TestOpenSM(t *testing.T) {
-	needs(t, "opensm", "ibstat", "saquery", "ibtracert")
-	m := &managed{bed: open(t, 1500, false, 0, append([]string{"--sm", "external"}, fabricFlags...)...), external: true}
-	dir := t.TempDir()
-	opensm := func(more ...string) lab.Cmd {
-		guid := fmt.Sprintf("%#x", uint64(identity(t, m.Server))+3)
-		return m.Server.Program(append([]string{"env", "OSM_TMP_DIR=" + dir, "OSM_CACHE_DIR=" + dir, "opensm", "-e", "-D", "3", "-g", guid, "-f", dir + "/log"}, more...)...)
-	}
-	// The trunk may not be up yet: a sweep that runs once may not see it.
-	for end := time.Now().Add(diagLimit); ; {
-		out, err := lab.Run(opensm("-o"), diagLimit)
-		log, _ := os.ReadFile(dir + "/log")
-		if err != nil || !strings.Contains(string(log), "SUBNET UP") {
-			t.Fatalf("opensm -o: %v\n%s\n%s", err, out, lab.Tail(string(log), 40))
-		}
-		if s, _ := sysfsFile(m.Client, "state"); s == "4: ACTIVE" {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the port of the second node is not active\n%s", lab.Tail(string(log), 60))
-		}
-	}
-	p, err := lab.Start(opensm())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Kill()
-	if _, err := p.Expect("MASTER", diagLimit); err != nil {
-		t.Fatalf("%v\n%s", err, p.Output())
-	}
-	m.awaitActive(t)
-	// It is the master, and says so in its port's capabilities; but only when
-	// it is through its first sweep it answers.
-	for end := time.Now().Add(diagLimit); ; time.Sleep(50 * time.Millisecond) {
-		log, _ := os.ReadFile(dir + "/log")
-		if strings.Contains(string(log), "SUBNET UP") {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("opensm does not bring the subnet up\n%s", lab.Tail(string(log), 60))
-		}
-	}
-	m.diagnose(t)
-	p.Kill()
-	for end := time.Now().Add(diagLimit); ; time.Sleep(20 * time.Millisecond) {
-		mask, _ := sysfsFile(m.Server, "cap_mask")
-		if v, err := strconv.ParseUint(mask, 0, 32); err == nil && v&2 == 0 {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("opensm has ended, and the port still says that a manager is there: %s", mask)
 		}
 	}
 }
