@@ -364,6 +364,31 @@ func TestDestroyMeetsTraffic(t *testing.T) {
 	}
 }
 
+// TestAnswersGoBeforeCompletions: a program that has seen its last completion
+// takes the queue pair down, and its peer has the acknowledgement all the same;
+// also where the last byte came with the end of a turn.
+func TestAnswersGoBeforeCompletions(t *testing.T) {
+	const n = lookBytes
+	l, a, b := pair(t, n)
+	b.postRecv(2, 0, n)
+	a.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, SGE: a.sge(0, n)})
+	now := mono.Time(2)
+	for i := 0; len(b.cqes) == 0; i++ {
+		if i == 100 {
+			t.Fatal("the message does not arrive")
+		}
+		l.Run(now)
+	}
+	b.must(b.s.DestroyQP(b.q.Slot()))
+	for range 40 {
+		l.Run(now)
+		if d := l.Deadline(); d != 0 {
+			now = max(now, d)
+		}
+	}
+	a.expect(ib.Success)
+}
+
 // endless is a ring whose client posts as fast as requests are taken.
 type endless struct {
 	t     *testing.T

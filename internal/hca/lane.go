@@ -312,6 +312,7 @@ func (l *Lane) Run(now mono.Time) bool {
 		l.settle(now)
 	}
 	l.gather()
+	l.acknowledge(now)
 	l.link.Flush(now)
 	if l.fabric != nil {
 		l.fabric.Flush(now)
@@ -456,6 +457,27 @@ func (l *Lane) settle(now mono.Time) {
 }
 
 var errAttr = transport.Attr{State: ib.Err}
+
+// acknowledge sends the answers that queue pairs still owe when the budget of a
+// Run is used up: before completions become visible, as an adapter does, for a
+// program may destroy the queue pair as soon as it has seen its last one.
+func (l *Lane) acknowledge(now mono.Time) {
+	r := &l.run
+	for sent := true; sent; l.settle(now) { // again for those an answer kept from theirs
+		sent = false
+		for _, q := range l.ready {
+			for !q.dead && l.waits(q) == forNothing {
+				*r = pkt.Run{}
+				if !q.t.Acknowledge(r) {
+					break
+				}
+				sent = true
+				l.owe(q)
+				l.transmit(now, q, r)
+			}
+		}
+	}
+}
 
 // fail moves a queue pair to ERR.
 func (q *QP) fail(now mono.Time) {

@@ -641,6 +641,33 @@ func (q *QP) replayRead(rec *record, r *pkt.Run, off uint64) bool {
 	return true
 }
 
+// Acknowledge is Next for the answers alone that carry no payload: ACK, NAK and
+// atomic acknowledge, up to the next READ response. Whoever makes completions
+// visible asks for them first, so that a program which has seen its last one may
+// take the queue pair down and leave nobody waiting.
+func (q *QP) Acknowledge(r *pkt.Run) bool {
+	p := &q.rsp
+	if q.dirty || !p.work {
+		return false
+	}
+	for k := p.recHead; p.pending > 0 && k != p.recTail; k++ {
+		if rec := &p.recs[k&p.recMask]; rec.pending {
+			if !rec.atomic {
+				return false
+			}
+			break
+		}
+	}
+	if !q.nextResponse(r) {
+		return false
+	}
+	q.sent(r)
+	if invariants {
+		q.verify()
+	}
+	return true
+}
+
 // nextResponse produces the next answer of the responder.
 func (q *QP) nextResponse(r *pkt.Run) bool {
 	p := &q.rsp
