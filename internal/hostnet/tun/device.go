@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tun is the IP interface of an IPoIB link as a Linux TUN device.
+//
+// What comes in: packets of the host's IP stack, super-packets split to the
+// MTU, each with the next hop it is for; addresses, routes and the state of
+// the interface as the administrator changes them, from rtnetlink. What goes
+// out: packets from the fabric, segments of a flow merged again. Package node
+// opens one per link; ipoib.Link reads and writes it. It must never answer or
+// make a packet, and leaves nothing behind: with the descriptor goes the
+// interface, and with it its addresses and routes.
+//
+// The kernel runs neither ARP nor Neighbor Discovery on such a device, does
+// not show gateways in what it sends, and joins no group by itself
+// (docs/notes/ipoib.md): whoever uses this package does the former with the
+// addresses of State, and Device.ReadBatch the gateways.
+package tun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	wgtun "golang.zx2c4.com/wireguard/tun"
+
+	"weft/internal/ipoib"
+)
+
+const (
+	// BatchSize is the number of packets that one read may produce. Devices
+	// are told not to make super-packets of more segments.
+	BatchSize = 128
+	// MinOffset is the headroom that WriteBatch needs in front of each packet.
+	MinOffset = 10
+	// minMTU6 is the MTU below which the kernel has no IPv6 on an interface
+	// (RFC 8200 §5).
+	minMTU6 = 1280
+)
+
+// ErrGone means that somebody removed the interface.
+var ErrGone = errors.New("the interface was removed")
+
+// Config says what interface to make.
+type Config struct {
+	Name string // at most 15 characters
+	MTU  int    // of IP packets
+	// QueueLen is how many packets may wait to be read (the tx_queue_len of
+	// the interface); 0 means the kernel's default.
+	QueueLen int
+	// InfiniBand makes the interface one of type 32 (ARPHRD_INFINIBAND) to
+	// those who ask the kernel. Its hardware address still has no length.
+	InfiniBand bool
+	// LinkLocal is the link-local IPv6 address of the interface; if zero, the
+	// kernel makes one up.
+	LinkLocal netip.Addr
+	// Addrs and Routes are set whenever the interface comes up, which Up does
+	// at once; others may be added by ip(8) at any time.
+	Addrs  []netip.Prefix
+	Routes []Route
+	Up     bool
+	// Notify, unless nil, is told what State says, first and after changes, on a
+	// goroutine of the device. Close waits for it.
+	Notify func(ipoib.BackendEvent)
+}
+
+// Validate reports every fault of c.
+func (c Config) Validate() error {
+	var errs []error
+	if n := c.Name; n == "" || len(n) >= unix.IFNAMSIZ || n == "." || n == ".." || strings.ContainsAny(n, "/:% \t\n\x00") {
+		errs = append(errs, fmt.Errorf("name %q: want 1 to %d characters without '/', ':', '%%' or space", n, unix.IFNAMSIZ-1))
+	}
+	if c.MTU < 68 || c.MTU > 65535 { // RFC 791: every module forwards 68
+		errs = append(errs, fmt.Errorf("MTU %d: want 68 to 65535", c.MTU))
+	}
+	if c.QueueLen < 0 {
+		errs = append(errs, fmt.Errorf("queue length %d is negative", c.QueueLen))
+	}
+	if c.LinkLocal.IsValid() && (!c.LinkLocal.Is6() || !c.LinkLocal.IsLinkLocalUnicast() || c.LinkLocal.Zone() != "") {
+		errs = append(errs, fmt.Errorf("%s is not a link-local IPv6 address", c.LinkLocal))
+	}
+	for _, a := range c.Addrs {
+		if !a.IsValid() || a.Addr().IsMulticast() || a.Addr().IsUnspecified() {
+			errs = append(errs, fmt.Errorf("%s cannot be an interface's address", a))
+		}
+	}
+	for _, r := range c.Routes {
+		if !r.Dst.IsValid() || r.Dst != r.Dst.Masked() || len(r.Via) > 1 {
+			errs = append(errs, fmt.Errorf("route %s via %v: want a prefix without host bits, and at most one gateway", r.Dst, r.Via))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Counters are what was not carried, by reason, and what had to be mended.
+type Counters struct {
+	TooManySegments atomic.Uint64 // from the stack: super-packets cut off after BatchSize packets
+	Unusable        atomic.Uint64 // from the stack: longer than the caller's buffers, or offloaded in a way not asked for
+	NotIP           atomic.Uint64 // from the stack: neither IPv4 nor IPv6
+	NotDelivered    atomic.Uint64 // to the stack: refused by the kernel, as while the interface is down
+	MTURestored     atomic.Uint64 // somebody changed the MTU, and it was set again
+	Reconfigured    atomic.Uint64 // the interface came up again, and got its addresses and routes back
+}
+
+// Device is a TUN interface: an ipoib.Backend. One goroutine may call ReadBatch, one WriteBatch,
+// and any the others.
+type Device struct {
+	Counters Counters
+
+	cfg    Config
+	dev    wgtun.Device
+	nl     *netlink.Handle
+	link   netlink.Link // name and index only
+	events *os.File     // rtnetlink
+
+	state   atomic.Pointer[State]
+	closed  atomic.Bool
+	gone    atomic.Bool
+	watcher chan struct{} // closed when the watcher has ended
+	cancel  context.CancelFunc
+
+	mu      sync.Mutex // guards what follows, and orders changes of the interface
+	mtu     int        // what it shall be
+	ready   bool       // up since addresses were last set
+	ready6  bool       // and with an MTU that allows IPv6
+	problem string
+
+	merge     merger
+	lastTable *Routes // of the reader: NextHop of lastDst is lastHop
+	lastDst   netip.Addr
+	lastHop   netip.Addr
+}
+
+var _ ipoib.Backend = (*Device)(nil)
+
+// Open makes the interface in the network namespace of the calling thread. Its
+// carrier is off. On failure nothing is left of it.
+func Open(cfg Config) (*Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("make interface: %w", err)
+	}
+	d, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make interface %s: %w", cfg.Name, err)
+	}
+	return d, nil
+}
+
+func open(cfg Config) (_ *Device, err error) {
+	d := &Device{cfg: cfg, mtu: cfg.MTU, watcher: make(chan struct{})}
+	if d.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("rtnetlink: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			d.release()
+		}
+	}()
+	// Bound before there is anything to miss.
+	if d.events, err = subscribe(); err != nil {
+		return nil, err
+	}
+	if d.dev, err = create(cfg); err != nil {
+		return nil, err
+	}
+	if d.link, err = d.nl.LinkByName(cfg.Name); err != nil {
+		return nil, fmt.Errorf("find it: %w", err)
+	}
+	// A step that needs no undoing: all of it goes with the descriptor.
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"set MTU", func() error { return d.nl.LinkSetMTU(d.link, cfg.MTU) }},
+		{"limit segments", func() error { return d.nl.LinkSetGSOMaxSegs(d.link, BatchSize) }},
+		{"set queue length", func() error {
+			if cfg.QueueLen == 0 {
+				return nil
+			}
+			return d.nl.LinkSetTxQLen(d.link, cfg.QueueLen)
+		}},
+		{"keep the kernel from making a link-local address", d.noLinkLocal},
+		{"bring up", func() error {
+			if !cfg.Up {
+				return nil
+			}
+			return d.nl.LinkSetUp(d.link)
+		}},
+	}
+	for _, s := range steps {
+		if err := s.do(); err != nil {
+			return nil, explain(s.what, err)
+		}
+	}
+	if err := d.refresh(true); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	d.cancel = cancel
+	go d.watch(ctx)
+	return d, nil
+}
+
+// create makes the device without any address.
+func create(cfg Config) (wgtun.Device, error) {
+	const path = "/dev/net/tun"
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, explain("open "+path, err)
+	}
+	ok := false
+	defer func() {
+		if !ok {
+			unix.Close(fd)
+		}
+	}()
+	req, err := unix.NewIfreq(cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		return nil, explain("create it", err)
+	}
+	// What the constructor below does too: its failures would leave the
+	// descriptor to the garbage collector.
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6); err != nil {
+		return nil, explain("enable offloads", err)
+	}
+	if cfg.InfiniBand {
+		if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_INFINIBAND); err != nil {
+			return nil, explain("set device type 32", err)
+		}
+	}
+	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, 0); err != nil {
+		return nil, explain("turn carrier off", err)
+	}
+	ok = true // from here on fd belongs to the device
+	dev, _, err := wgtun.CreateUnmonitoredTUNFromFD(fd)
+	if err != nil {
+		return nil, fmt.Errorf("take it over: %w", err)
+	}
+	return dev, nil
+}
+
+// release closes what is open.
+func (d *Device) release() error {
+	var err error
+	if d.dev != nil {
+		err = d.dev.Close()
+	}
+	if d.events != nil {
+		d.events.Close()
+	}
+	d.nl.Close()
+	return err
+}
+
+// Close removes the interface and waits for the watcher. A ReadBatch in
+// progress returns os.ErrClosed.
+func (d *Device) Close() error {
+	if d.closed.Swap(true) {
+		return nil
+	}
+	d.cancel()
+	<-d.watcher
+	d.mu.Lock() // whoever changes the interface is done
+	defer d.mu.Unlock()
+	return d.release()
+}
+
+// Name is the interface's.
+func (d *Device) Name() string { return d.cfg.Name }
+
+// Index is the interface's, by which the kernel knows it.
+func (d *Device) Index() int { return d.link.Attrs().Index }
+
+// BatchSize is the number of buffers that ReadBatch wants.
+func (d *Device) BatchSize() int { return BatchSize }
+
+// ended is the error of a device that no longer works, for a read or write
+// that failed with err.
+func (d *Device) ended(err error) error {
+	switch {
+	case d.closed.Load():
+		return os.ErrClosed
+	case errors.Is(err, os.ErrClosed) || d.gone.Load():
+		return ErrGone
+	}
+	return err
+}
+
+// ReadBatch waits for packets from the IP stack and writes each to bufs[i]
+// from offset on, its length to sizes[i], and to hops[i] the address to
+// resolve for it: a gateway, or the packet's own destination. All slices have
+// at least BatchSize elements, and each buffer room for the MTU after offset.
+// What it returns is at least one packet, or an error after which there are no
+// more: os.ErrClosed, ErrGone, or the kernel's.
+func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+	if len(bufs) < BatchSize || len(sizes) < len(bufs) || len(hops) < len(bufs) {
+		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
+	}
+	for {
+		n, err := d.read(bufs, sizes, offset)
+		var path *os.PathError
+		switch {
+		case err == nil:
+		case errors.Is(err, wgtun.ErrTooManySegments):
+			d.Counters.TooManySegments.Add(1)
+		case errors.Is(err, os.ErrClosed), errors.As(err, &path):
+			return 0, d.ended(err)
+		default: // about this packet; the next may be good
+			d.Counters.Unusable.Add(1)
+			continue
+		}
+		if n = d.route(bufs, sizes, hops, n, offset); n > 0 {
+			return n, nil
+		}
+	}
+}
+
+var errOversize = errors.New("packet larger than the buffers")
+
+// read is one read of the device. Its splitting of super-packets relies on
+// buffers as long as the segments, which are of the interface's MTU: not of
+// ours, for the moment between somebody's change of it and its restoration.
+func (d *Device) read(bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, bounds := r.(runtime.Error); !bounds {
+				panic(r)
+			}
+			n, err = 0, errOversize
+		}
+	}()
+	return d.dev.Read(bufs, sizes, offset)
+}
+
+// route tells the next hop of each of n packets, and drops what is none.
+func (d *Device) route(bufs [][]byte, sizes []int, hops []netip.Addr, n, offset int) int {
+	table := d.state.Load().Routes
+	if table != d.lastTable {
+		d.lastTable, d.lastDst = table, netip.Addr{}
+	}
+	kept := 0
+	for i := range n {
+		dst, ok := destination(bufs[i][offset : offset+sizes[i]])
+		if !ok {
+			d.Counters.NotIP.Add(1)
+			continue
+		}
+		if dst != d.lastDst {
+			d.lastDst, d.lastHop = dst, table.NextHop(dst)
+		}
+		if kept != i {
+			bufs[kept], bufs[i] = bufs[i], bufs[kept]
+			sizes[kept] = sizes[i]
+		}
+		hops[kept] = d.lastHop
+		kept++
+	}
+	return kept
+}
+
+// WriteBatch hands packets to the IP stack, each bufs[i][offset:], which is
+// whole when the call returns and may have been overwritten from MinOffset
+// before it on, up to its capacity. offset is at least MinOffset. What the
+// kernel refuses is counted; an error means that there will be no more writes.
+func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
+	if offset < MinOffset {
+		return fmt.Errorf("write %s: offset %d is below %d", d.cfg.Name, offset, MinOffset)
+	}
+	if len(bufs) == 0 {
+		return nil
+	}
+	_, err := d.dev.Write(d.merge.prepare(bufs, offset), offset)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, os.ErrClosed) {
+		return d.ended(err)
+	}
+	lost := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		lost = joined.Unwrap()
+	}
+	d.Counters.NotDelivered.Add(uint64(len(lost)))
+	return nil
+}
+
+// control calls f with the descriptor.
+func (d *Device) control(f func(fd int) error) error {
+	conn, err := d.dev.File().SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := conn.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// SetCarrier tells the kernel whether the link carries packets.
+func (d *Device) SetCarrier(on bool) error {
+	v := 0
+	if on {
+		v = 1
+	}
+	err := d.control(func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, v) })
+	if err != nil {
+		return fmt.Errorf("carrier of %s: %w", d.cfg.Name, d.ended(err))
+	}
+	return nil
+}
+
+// SetMTU changes the MTU, and what it is set back to when somebody else
+// changes it. Below 1280 the kernel has no IPv6 on the interface, and addresses
+// and routes of that family that are not in Config are gone.
+func (d *Device) SetMTU(mtu int) error {
+	c := d.cfg
+	if c.MTU = mtu; c.Validate() != nil {
+		return fmt.Errorf("MTU of %s: %w", d.cfg.Name, c.Validate())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed.Load() {
+		return fmt.Errorf("MTU of %s: %w", d.cfg.Name, os.ErrClosed)
+	}
+	if err := d.nl.LinkSetMTU(d.link, mtu); err != nil {
+		return explain("MTU of "+d.cfg.Name, err)
+	}
+	d.mtu = mtu
+	return nil
+}

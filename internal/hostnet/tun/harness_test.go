@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tun
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// space is a network namespace: a thread that is in it.
+type space struct {
+	t     *testing.T
+	calls chan func()
+}
+
+// newSpace makes a namespace, which ends with the test.
+func newSpace(t *testing.T) *space {
+	t.Helper()
+	s := &space{t: t, calls: make(chan func())}
+	made := make(chan error)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		made <- err
+		if err != nil {
+			return
+		}
+		for f := range s.calls {
+			f()
+		}
+	}()
+	if err := <-made; err != nil {
+		lacks(t, "a network namespace needs CAP_SYS_ADMIN: %v", err)
+	}
+	t.Cleanup(func() {
+		close(s.calls)
+		<-ended
+	})
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		lacks(t, "no TUN driver: %v", err)
+	}
+	s.do(func() {
+		lo, err := netlink.LinkByName("lo")
+		if err == nil {
+			err = netlink.LinkSetUp(lo)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// lacks skips a test that needs what this machine has not; with REQUIRE_E2E=1
+// that is a failure.
+func lacks(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("REQUIRE_E2E") == "1" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// do calls f in the namespace.
+func (s *space) do(f func()) {
+	done := make(chan struct{})
+	s.calls <- func() { defer close(done); f() }
+	<-done
+}
+
+// must calls f in the namespace, and ends the test if it fails.
+func (s *space) must(f func() error) {
+	s.t.Helper()
+	var err error
+	s.do(func() { err = f() })
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// open makes a device in the namespace and closes it with the test.
+func (s *space) open(cfg Config) *Device {
+	s.t.Helper()
+	var d *Device
+	s.must(func() (err error) { d, err = Open(cfg); return err })
+	s.t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// await waits until the state of d is as ok wants it.
+func await(t *testing.T, d *Device, what string, ok func(*State) bool) *State {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		if s := d.State(); ok(s) {
+			return s
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within %s; state %+v", what, patience, *d.State())
+		}
+	}
+}
+
+func (s *State) has(a netip.Addr) bool {
+	return slices.ContainsFunc(s.Addrs, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
+// packet is one that a device gave out.
+type packet struct {
+	data []byte
+	hop  netip.Addr
+	of   int // packets of the same read
+}
+
+// reader reads d until it ends.
+func reader(t *testing.T, d *Device, to func(packet)) (ended chan error) {
+	ended = make(chan error, 1)
+	bufs, sizes, hops := buffers(headroom + d.cfg.MTU)
+	go func() {
+		for {
+			n, err := d.ReadBatch(bufs, sizes, hops, headroom)
+			if err != nil {
+				ended <- err
+				return
+			}
+			for i := range n {
+				to(packet{slices.Clone(bufs[i][headroom : headroom+sizes[i]]), hops[i], n})
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		d.Close()
+		<-ended
+		close(ended)
+	})
+	return ended
+}
+
+func buffers(size int) ([][]byte, []int, []netip.Addr) {
+	bufs := make([][]byte, BatchSize)
+	for i := range bufs {
+		bufs[i] = make([]byte, size)
+	}
+	return bufs, make([]int, BatchSize), make([]netip.Addr, BatchSize)
+}
+
+// within is a context as long as a test may wait.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (s *space) dialUDP(to netip.AddrPort) *net.UDPConn {
+	s.t.Helper()
+	var c *net.UDPConn
+	s.must(func() (err error) { c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); return err })
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
