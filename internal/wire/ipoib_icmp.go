@@ -26,8 +26,8 @@ const (
 // from address from, and returns its length: with mtu 0 that its next hop
 // cannot be reached (RFC 792, RFC 4443, 3.1), otherwise that it is longer than
 // mtu (RFC 1191, RFC 4443, 3.2). It returns 0, and nothing is to be sent,
-// where no error may answer p: a fragment behind the first, an ICMP error, a
-// packet from or to a group or nobody (but for a group of IPv6 that mtu is
+// where no error may answer p: a fragment behind the first, an ICMP error,
+// Neighbor Discovery, a packet from or to a group or nobody (but for a group of IPv6 that mtu is
 // too small for), a malformed one, or addresses of two families.
 //
 // from must not be an address of the host itself, which would take the error
@@ -76,7 +76,7 @@ func putICMPv6Error(b, p []byte, from netip.Addr, mtu int) int {
 	if !answerable(src) || !answerable(dst) && (mtu == 0 || !dst.IsMulticast()) {
 		return 0
 	}
-	if off, ok := ICMPv6(p); ok && (p[off] < 128 || p[off] == NDRedirect) {
+	if off, ok := ICMPv6(p); ok && (p[off] < 128 || IsND(p[off])) {
 		return 0
 	}
 	if p[6] == 44 && (len(p) < ipv6Len+8 || be.Uint16(p[ipv6Len+2:])&^7 != 0) {
