@@ -98,7 +98,10 @@ func (m *Manager) elect(now mono.Time) {
 	m.state = mad.SMMaster
 }
 
-// handOver asks a better manager to take over, when everything is in order.
+// handOver asks another manager to take over, when everything is in order: a
+// master that is better, for two are too many, or one that waits and has a
+// higher priority. Among equals who has the subnet keeps it, whatever its GUID:
+// every change of master costs a sweep, and clients their registrations.
 func (m *Manager) handOver(now mono.Time, s *sweep) {
 	if m.handover.to != 0 {
 		return
@@ -106,7 +109,7 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 	var best *remote
 	for i := range s.others {
 		o := &s.others[i]
-		if (o.info.State == mad.SMStandby || o.info.State == mad.SMMaster) && m.yields(o) &&
+		if (o.info.State == mad.SMMaster && m.yields(o) || o.info.State == mad.SMStandby && o.info.Priority > m.cfg.Priority) &&
 			(best == nil || better(o.info.Priority, o.info.GUID, best.info.Priority, best.info.GUID)) {
 			best = o
 		}

@@ -101,9 +101,14 @@ func TestElection(t *testing.T) {
 				t.Error(diff)
 			}
 			// It comes back. A manager that finds a master stands by; a master
-			// that finds a better one hands over.
+			// hands over to a higher priority, but not to its equal.
 			s.Attach(want, sm.Config{Priority: c.priority[c.want]}, sm.Intent{}, sm.Observations{})
-			elected(t, s, 30*time.Second, want, others...)
+			if next.Manager.Status().Priority == c.priority[c.want] {
+				s.Run(time.Minute)
+				elected(t, s, 0, next, want, last)
+			} else {
+				elected(t, s, 30*time.Second, want, others...)
+			}
 			if diff := cmp.Diff(before, lids(s.Fabric)); diff != "" {
 				t.Error(diff)
 			}

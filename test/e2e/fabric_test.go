@@ -136,19 +136,51 @@ func (s *subnet) active(nodes ...int) {
 			s.t.Fatalf("node %d: %v %s", i, err, out)
 		}
 	}
-	s.until("the master knows every node and link as active", func() bool {
-		m := s.master(nodes...)
-		if m < 0 || !s.settled(m, nodes...) {
+	var list []*lab.Node
+	for _, i := range nodes {
+		list = append(list, s.nodes[i])
+	}
+	s.until("one master knows every node and link as active", func() bool { return settled(list...) })
+}
+
+// settled reports whether one manager has the subnet of some nodes, each two
+// joined by a trunk: the others wait, and it knows every link as active and
+// every device with the LID it has.
+func settled(nodes ...*lab.Node) bool {
+	var v *api.Subnet
+	for _, n := range nodes {
+		var m api.Manager
+		switch {
+		case n.Query(&m, "sm") != nil:
+			return false
+		case m.State == "standby":
+		case m.State != "master" || v != nil:
+			return false
+		default:
+			v = new(api.Subnet)
+			if n.Query(v, "fabric", "topo") != nil {
+				return false
+			}
+		}
+	}
+	links := len(nodes) + len(nodes)*(len(nodes)-1)/2 // ports of devices, and trunks
+	if v == nil || len(v.Nodes) != 2*len(nodes) || len(v.Links) != links ||
+		slices.ContainsFunc(v.Links, func(l api.FabricLink) bool { return l.State != "ACTIVE" }) {
+		return false
+	}
+	lids := map[string]uint16{}
+	for _, n := range v.Nodes {
+		for _, p := range n.Ports {
+			lids[p.GUID] = p.LID
+		}
+	}
+	for _, n := range nodes {
+		p, err := portOf(n, native)
+		if err != nil || p.LID == 0 || lids[guid(p)] != p.LID {
 			return false
 		}
-		var v api.Subnet
-		if s.nodes[m].Query(&v, "fabric", "topo") != nil {
-			return false
-		}
-		links := len(nodes) + len(nodes)*(len(nodes)-1)/2 // ports of devices, and trunks
-		return len(v.Nodes) == 2*len(nodes) && len(v.Links) == links &&
-			!slices.ContainsFunc(v.Links, func(l api.FabricLink) bool { return l.State != "ACTIVE" })
-	})
+	}
+	return true
 }
 
 // until waits for a condition.
@@ -172,37 +204,28 @@ func (s *subnet) master(nodes ...int) int {
 	return -1
 }
 
-// settled reports whether mastership stays: the other managers wait, and where
-// no store elects the master it is the one of the lowest GUID, which the others
-// hand over to as they come to know it.
-func (s *subnet) settled(master int, nodes ...int) bool {
-	first := guid(s.device(master, native))
-	for _, i := range nodes {
-		if i == master {
-			continue
-		}
-		var m api.Manager
-		if s.nodes[i].Query(&m, "sm") != nil || m.State != "standby" || s.store == nil && guid(s.device(i, native)) < first {
-			return false
-		}
+// device returns the port of the node's InfiniBand device.
+func (s *subnet) device(i int, name string) api.Port {
+	s.t.Helper()
+	p, err := portOf(s.nodes[i], name)
+	if err != nil {
+		s.t.Fatalf("node %d: %v", i, err)
 	}
-	return true
+	return p
 }
 
-// device returns the port of the node's InfiniBand device.
-func (s *subnet) device(i int, name string) (p api.Port) {
-	s.t.Helper()
+// portOf returns the port of a device of a node.
+func portOf(n *lab.Node, device string) (p api.Port, err error) {
 	var list []api.Device
-	if err := s.nodes[i].Query(&list, "dev"); err != nil {
-		s.t.Fatal(err)
+	if err := n.Query(&list, "dev"); err != nil {
+		return p, err
 	}
 	for _, d := range list {
-		if d.Name == name {
-			return d.Ports[0]
+		if d.Name == device {
+			return d.Ports[0], nil
 		}
 	}
-	s.t.Fatalf("node %d has no %s", i, name)
-	return p
+	return p, fmt.Errorf("there is no %s", device)
 }
 
 // guid returns the GUID of a port: the lower half of its first GID.

@@ -89,8 +89,10 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 		if t.Failed() {
 			for _, n := range []*lab.Node{b.Server, b.Client} {
 				if n != nil {
-					out, err := n.Weft("stat")
-					t.Logf("node in %s counted (%v):\n%s", n.Dir, err, out)
+					for _, c := range []string{"stat", "sm", "status"} {
+						out, err := n.Weft(c)
+						t.Logf("node in %s, weft %s (%v):\n%s", n.Dir, c, err, out)
+					}
 				}
 			}
 		}

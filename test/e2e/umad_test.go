@@ -83,7 +83,7 @@ func (m *managed) awaitActive(t *testing.T) {
 		sc, _ := sysfsFile(m.Client, "sm_lid")
 		// Until the trunk is up, and the managers agree who is the master, each
 		// node may be a subnet of its own, with the same LIDs.
-		if a == "4: ACTIVE" && c == a && la != lc && sa == sc && m.settled(t) {
+		if a == "4: ACTIVE" && c == a && la != lc && sa == sc && settled(m.Server, m.Client) {
 			break
 		}
 		if time.Now().After(end) {
@@ -123,21 +123,6 @@ func (m *managed) awaitActive(t *testing.T) {
 		words = append(words, "{swlid"+name+"}", lid[1])
 	}
 	m.words = strings.NewReplacer(words...)
-}
-
-// settled reports whether the built-in manager with the lower GUID is master and
-// the other waits for it: mastership is handed over until it is so.
-func (m *managed) settled(t *testing.T) bool {
-	first, second := m.Server, m.Client
-	if identity(t, second) < identity(t, first) {
-		first, second = second, first
-	}
-	is := func(n *lab.Node, state string) bool {
-		out, err := n.Weft("sm", "status")
-		f := strings.Fields(out)
-		return err == nil && len(f) > 1 && strings.TrimSuffix(f[1], ",") == state
-	}
-	return is(first, "master") && is(second, "standby")
 }
 
 // diags are programs of infiniband-diags, and what they must print: regular
