@@ -62,7 +62,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if c.Rand == nil {
-		faults = append(faults, errors.New("Rand: not set"))
+		faults = append(faults, errors.New("no source of randomness in Rand"))
 	}
 	return errors.Join(faults...)
 }

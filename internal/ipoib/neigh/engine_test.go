@@ -34,8 +34,8 @@ var (
 
 const (
 	pkey  ib.PKey = 0x8014
-	scope         = 2
-	mtu           = 2044
+	scope uint8   = 2
+	mtu   int     = 2044
 )
 
 func mustHW(s string) wire.HWAddr {
@@ -125,15 +125,6 @@ type host struct {
 	now    mono.Time
 	log    []string
 	frames [][]byte
-	inside bool
-}
-
-func (h *host) enter() func() {
-	if h.inside {
-		h.t.Error("called from within a call")
-	}
-	h.inside = true
-	return func() { h.inside = false }
 }
 
 func (h *host) say(now mono.Time, format string, a ...any) {
