@@ -22,10 +22,7 @@ func (n *Node) Faults(context.Context) ([]api.Fault, error) {
 	for i, l := range n.lanes {
 		var rules []fault.Status
 		err := l.look(func() {
-			rules = n.links[i].Rules()
-			if p := n.links[i].packets; p != nil {
-				rules = append(rules, p.Rules()...)
-			}
+			rules = append(n.links[i].Rules(), n.links[i].trunkRules()...)
 		})
 		if errors.Is(err, errLaneStuck) {
 			continue // its counts are missing, which the status says

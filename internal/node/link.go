@@ -16,10 +16,13 @@ type netLink struct {
 	*fault.Stage
 	roce   *roce.Link
 	fabric *fabric.Link // nil: the node is in no subnet
-	// Faults of the trunks: the sender has packets only while there is a rule, or
-	// packets are held.
+	// Faults of the trunks: the stages are in the way only while there is a rule,
+	// or something is held.
 	trunks  *udp.Sender // nil: there are no trunks
 	packets *fault.Packets
+	// Of lane 0, which says hello.
+	greeter *udp.Link
+	hellos  *fault.Packets
 }
 
 func newNetLink(l *roce.Link) *netLink { return &netLink{Stage: fault.New(l), roce: l} }
@@ -28,13 +31,35 @@ func newNetLink(l *roce.Link) *netLink { return &netLink{Stage: fault.New(l), ro
 func (l *netLink) addToTrunks(r fault.Rule) {
 	l.packets.Add(r)
 	l.trunks.Inject(l.packets)
+	if l.greeter != nil {
+		l.hellos.Add(r)
+		l.greeter.Inject(l.hellos)
+	}
 }
 
-// removeFromTrunks ends a rule, and with the last one the stage.
+// removeFromTrunks ends a rule, and with the last one the stages.
 func (l *netLink) removeFromTrunks(id int) {
-	if l.packets != nil && l.packets.Remove(id) && len(l.packets.Rules()) == 0 && l.packets.Held() == 0 {
+	if ended(l.packets, id) {
 		l.trunks.Inject(nil)
 	}
+	if ended(l.hellos, id) {
+		l.greeter.Inject(nil)
+	}
+}
+
+// ended removes a rule and reports whether the stage has nothing left to do.
+func ended(s *fault.Packets, id int) bool {
+	return s != nil && s.Remove(id) && len(s.Rules()) == 0 && s.Held() == 0
+}
+
+// trunkRules are the rules of the lane's way into the trunks.
+func (l *netLink) trunkRules() (list []fault.Status) {
+	for _, s := range []*fault.Packets{l.packets, l.hellos} {
+		if s != nil {
+			list = append(list, s.Rules()...)
+		}
+	}
+	return list
 }
 
 // Recv implements wire.

@@ -81,6 +81,7 @@ func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 		n.links[i].trunks, n.links[i].packets = n.senders[i], fault.NewPackets(n.peerGIDs())
 		in, out = n.trunks.FDs()
 		if i == 0 {
+			n.links[i].greeter, n.links[i].hellos = n.trunks, fault.NewDatagrams(n.peerGIDs())
 			c.Source = n.trunks
 		} else {
 			in = nil

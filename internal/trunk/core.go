@@ -24,6 +24,10 @@ type Config struct {
 	// goroutine, within Handle or Tick. It must not call the Core. nil is told
 	// nothing.
 	Event func(Event)
+	// Read returns until when everything that came from a peer has been handled:
+	// it is not silence that a busy node has not read yet. nil: until Tick is
+	// called.
+	Read func(peer int) mono.Time
 }
 
 func (c *Config) validate() error {
@@ -317,6 +321,8 @@ func (c *Core) down(now mono.Time, i int, restarted bool) {
 	s := &p.status
 	s.Up, s.Epoch, s.Since, s.RTT = false, 0, now, 0
 	s.Downs++
+	p.hello = true // the other end may hear us still, and shall not think that we hear it
+	c.turn = 0
 	p.parts.clear(&c.pool)
 	c.cfg.Event(Event{Peer: i, Node: s.Node, Restarted: restarted})
 }
@@ -376,12 +382,19 @@ func (c *Core) fragment(now mono.Time, i int, h *Header, body []byte, deliver fu
 	return why
 }
 
+// read is until when everything that came from a peer has been handled.
+func (c *Core) read(now mono.Time, peer int) mono.Time {
+	if c.cfg.Read == nil {
+		return now
+	}
+	return c.cfg.Read(peer)
+}
+
 // Tick does what time asks for: hellos, and trunks that have not been heard of.
-// What waits at the carrier should be handled first. Afterwards Next may have
-// something.
+// Afterwards Next may have something.
 func (c *Core) Tick(now mono.Time) {
 	for i := range c.peers {
-		if p := &c.peers[i]; p.status.Up && now.Sub(p.heard) >= c.cfg.DownAfter {
+		if p := &c.peers[i]; p.status.Up && c.read(now, i).Sub(p.heard) >= c.cfg.DownAfter {
 			c.down(now, i, false)
 		}
 	}
@@ -391,12 +404,13 @@ func (c *Core) Tick(now mono.Time) {
 	c.next = now.Add(c.cfg.HelloEvery)
 	for i := range c.peers {
 		c.peers[i].hello = true
-		c.peers[i].parts.expire(now, &c.pool)
+		c.peers[i].parts.expire(c.read(now, i), &c.pool)
 	}
 	c.turn = 0
 }
 
-// Deadline returns when Tick must be called next; 0 where there is no peer.
+// Deadline returns when Tick must be called next, which is not later than now
+// while it waits for Config.Read; 0 where there is no peer.
 func (c *Core) Deadline() mono.Time {
 	if len(c.peers) == 0 {
 		return 0

@@ -17,12 +17,13 @@ import (
 // one lane.
 type Packets struct {
 	rules
-	paths []ib.Path // to the peers
-	held  waitHeap[*heldPacket]
-	free  []*heldPacket
-	seq   uint64
-	sent  uint64 // packets that passed, for those that wait to be overtaken
-	next  uint64 // when sent reaches this, one of those has been
+	summed bool      // a checksum below has the receiver's kernel drop what is corrupted
+	paths  []ib.Path // to the peers
+	held   waitHeap[*heldPacket]
+	free   []*heldPacket
+	seq    uint64
+	sent   uint64 // packets that passed, for those that wait to be overtaken
+	next   uint64 // when sent reaches this, one of those has been
 }
 
 // heldPacket is a packet that waits.
@@ -42,6 +43,15 @@ func NewPackets(peers []ib.GID) *Packets {
 	return s
 }
 
+// NewDatagrams returns such a stage for the datagrams of trunks that carry no
+// packets (udp.Link.Inject). One that is corrupted is lost, for UDP's checksum
+// tells.
+func NewDatagrams(peers []ib.GID) *Packets {
+	s := NewPackets(peers)
+	s.summed = true
+	return s
+}
+
 // Held returns the number of packets that are held back.
 func (s *Packets) Held() int { return len(s.held) }
 
@@ -53,7 +63,10 @@ func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
 		return 1
 	}
 	v := s.decide(path)
-	if v.corrupt {
+	switch {
+	case v.corrupt && s.summed:
+		return 0
+	case v.corrupt:
 		bit := v.bit % uint32(len(p)*8)
 		p[bit/8] ^= 1 << (bit % 8)
 	}

@@ -83,6 +83,7 @@ type Link struct {
 	mtuAt    mono.Time
 
 	// Receiving.
+	progress [2]progress
 	turn     int // which of the two is next
 	lost     [2]uint32
 	family   int // of the messages at hand
@@ -94,6 +95,8 @@ type Link struct {
 	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
 	// Hellos and replies.
+	inject trunk.Injector // nil: none
+	hello  func(peer int, datagram []byte)
 	out    [1]udpsock.Message
 	outIov unix.Iovec
 	outBuf [trunk.HeaderLen]byte
@@ -118,7 +121,8 @@ func Open(cfg Config) (*Link, error) {
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
-	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: l.changed}
+	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: l.changed, Read: l.read}
+	l.hello = l.sendHello
 	for _, p := range cfg.Peers {
 		core.Peers = append(core.Peers, p.Node)
 	}
@@ -165,8 +169,10 @@ func (l *Link) openFamily(f, recvBuffer int) error {
 		return err
 	}
 	l.fd[f] = fd
+	n := udpsock.SetRecvBuffer(fd, recvBuffer)
+	l.progress[f].most = uint64(4 * n) // the kernel doubles it, and may exceed it by a little
 	// Half of it may be refused, silently.
-	if n := udpsock.SetRecvBuffer(fd, recvBuffer); n < recvBuffer/2 {
+	if n < recvBuffer/2 {
 		l.degraded = append(l.degraded, udpsock.Degraded{Name: "small_trunk_rcvbuf_" + family(f),
 			Detail: fmt.Sprintf("the %s receive buffer of trunks is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, recvBuffer>>10),
 			Fix:    fmt.Sprintf("sysctl -w net.core.rmem_max=%d", recvBuffer)})
@@ -251,8 +257,13 @@ func (l *Link) changed(e trunk.Event) {
 	}
 }
 
+// Inject puts i, a stage of package fault, before the sockets for every hello
+// and reply; nil ends it, and what it holds is lost. Where hellos do not pass the
+// trunk goes down.
+func (l *Link) Inject(i trunk.Injector) { l.inject = i }
+
 // Tick sends hellos and looks at timeouts and path MTUs. Call it at Deadline,
-// after Recv: what waits in the sockets may keep a trunk up.
+// after Recv: what waits in the sockets keeps a trunk up until it was read.
 func (l *Link) Tick(now mono.Time) {
 	l.core.Tick(now)
 	l.control(now)
@@ -265,39 +276,59 @@ func (l *Link) Tick(now mono.Time) {
 }
 
 // Deadline returns when Tick must be called next; 0 without peers.
-func (l *Link) Deadline() mono.Time { return l.core.Deadline() }
+func (l *Link) Deadline() mono.Time {
+	d := l.core.Deadline()
+	if l.inject != nil {
+		d = mono.Min(d, l.inject.Deadline())
+	}
+	return d
+}
 
 // control sends the hellos and replies that are due.
 func (l *Link) control(now mono.Time) {
 	for {
 		i, n, ok := l.core.Next(now, l.outBuf[:])
 		if !ok {
-			return
-		}
-		p := &l.peers[i]
-		h := &l.out[0].Hdr
-		h.Name, h.Namelen = &p.name[0], p.nameLen
-		h.Control = nil
-		if p.ctrlLen > 0 {
-			h.Control = &p.ctrl[0]
-		}
-		h.SetControllen(p.ctrlLen)
-		l.outIov.Base = &l.outBuf[0]
-		l.outIov.SetLen(n)
-		h.Iov = &l.outIov
-		h.SetIovlen(1)
-		for {
-			_, e := udpsock.Send(l.fd[p.family], l.out[:])
-			switch e {
-			case 0:
-				l.c.SentHellos++
-			case unix.EINTR:
-				continue
-			default:
-				l.c.LostHellos++
-			}
 			break
 		}
+		copies := 1
+		if l.inject != nil {
+			copies = l.inject.Pass(now, i, l.outBuf[:n])
+		}
+		for range copies {
+			l.sendHello(i, l.outBuf[:n])
+		}
+	}
+	if l.inject != nil {
+		l.inject.Release(now, l.hello)
+	}
+}
+
+// sendHello sends a hello or a reply.
+func (l *Link) sendHello(peer int, datagram []byte) {
+	p := &l.peers[peer]
+	h := &l.out[0].Hdr
+	h.Name, h.Namelen = &p.name[0], p.nameLen
+	h.Control = nil
+	if p.ctrlLen > 0 {
+		h.Control = &p.ctrl[0]
+	}
+	h.SetControllen(p.ctrlLen)
+	l.outIov.Base = &datagram[0]
+	l.outIov.SetLen(len(datagram))
+	h.Iov = &l.outIov
+	h.SetIovlen(1)
+	for {
+		_, e := udpsock.Send(l.fd[p.family], l.out[:])
+		switch e {
+		case 0:
+			l.c.SentHellos++
+		case unix.EINTR:
+			continue
+		default:
+			l.c.LostHellos++
+		}
+		return
 	}
 }
 

@@ -405,7 +405,7 @@ func TestFaults(t *testing.T) {
 	a, b := pair(t, "127.0.0.1")
 	peer := ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1"))
 	stage := fault.NewPackets([]ib.GID{peer})
-	a.Inject(stage)
+	a.Sender.Inject(stage)
 	send := func(n int) {
 		t.Helper()
 		b.got = nil
@@ -463,6 +463,152 @@ func TestFaults(t *testing.T) {
 	await(t, "packets to another peer's rule", func() bool { return len(b.got) >= 3 }, a, b)
 	if s := b.Status(0); s.Lost != 0 || s.Drop[trunk.Duplicate] != 0 {
 		t.Errorf("faults on packets show in datagrams: %+v", s)
+	}
+}
+
+// TestHelloFaults: a fault that lets nothing pass takes the trunk down at both
+// ends, as pulling the cable would, and one that delays hellos does not.
+func TestHelloFaults(t *testing.T) {
+	a, b := unopened("127.0.0.1")
+	var nodes [2]*Link
+	for i, cfg := range []Config{a, b} {
+		l, err := Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		nodes[i] = l
+	}
+	now := mono.Time(1)
+	// live lets time pass, which is not the clock's.
+	live := func(d time.Duration) {
+		for end := now.Add(d); now < end; now = now.Add(10 * time.Millisecond) {
+			for _, l := range nodes {
+				for l.Recv(now, func(int, []byte) {}) {
+				}
+				if l.Deadline().Due(now) {
+					l.Tick(now)
+				}
+			}
+		}
+	}
+	up := func() [2]bool { return [2]bool{nodes[0].Status(0).Up, nodes[1].Status(0).Up} }
+	live(200 * time.Millisecond)
+	if up() != [2]bool{true, true} {
+		t.Fatalf("trunk is up: %v", up())
+	}
+	stage := fault.NewDatagrams([]ib.GID{ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1"))})
+	nodes[0].Inject(stage)
+	stage.Add(fault.Rule{ID: 1, Delay: 150 * time.Millisecond})
+	live(time.Second)
+	if nodes[1].Status(0).Downs != 0 || stage.Rules()[0].Delayed < 10 || nodes[0].Status(0).LastRTT != 0 && nodes[1].Status(0).LastRTT < 150*time.Millisecond {
+		t.Errorf("delayed: %+v, %+v", nodes[1].Status(0), stage.Rules())
+	}
+	for _, r := range []fault.Rule{{ID: 1, Drop: 100}, {ID: 1, Corrupt: 100}} {
+		stage.Add(r)
+		live(time.Second)
+		if up() != [2]bool{} {
+			t.Errorf("%+v: trunk is up: %v", r, up())
+		}
+		stage.Remove(1)
+		live(200 * time.Millisecond)
+		if up() != [2]bool{true, true} {
+			t.Errorf("%+v has ended: trunk is up: %v", r, up())
+		}
+	}
+	if s := nodes[1].Status(0); s.Drop != [trunk.NumRefusals]uint64{} || s.Restarts != 0 {
+		t.Errorf("what is corrupted comes to the peer: %+v", s)
+	}
+}
+
+// TestBusyIsNotSilence has a node that was not running for a while, with more
+// in its socket than one Recv takes: what another peer sent meanwhile lies
+// behind that and keeps its trunk up.
+func TestBusyIsNotSilence(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	ports := [3]uint16{portA, portB, portA + 20000}
+	var nodes [3]*Link
+	for i := range nodes {
+		cfg := Config{Node: ib.GUID(0xa000 + i), Port: ports[i], RecvBuffer: 8 << 20}
+		for j := range ports {
+			if j != i && (i == 0 || j == 0) {
+				cfg.Peers = append(cfg.Peers, Peer{Addr: netip.AddrPortFrom(lo, ports[j])})
+			}
+		}
+		l, err := Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		nodes[i] = l
+	}
+	now := mono.Time(1)
+	turn := func(list ...*Link) {
+		for _, l := range list {
+			for l.Recv(now, func(int, []byte) {}) {
+			}
+			if l.Deadline().Due(now) {
+				l.Tick(now)
+			}
+		}
+	}
+	for range 20 {
+		turn(nodes[:]...)
+		now = now.Add(10 * time.Millisecond)
+	}
+	l := nodes[0]
+	if !l.Status(0).Up || !l.Status(1).Up {
+		t.Fatal("trunks are not up")
+	}
+	s := nodes[1].Sender(0)
+	for i := range 400 {
+		b := s.Reserve(0, 1000+i%2*8) // no two of a size, so that nothing joins them
+		if b == nil {
+			t.Fatal(s.Counters(0))
+		}
+		s.Commit(now, len(b))
+		s.Flush(now)
+	}
+	now = now.Add(299 * time.Millisecond)
+	for _, n := range nodes[1:] {
+		n.Tick(now)
+	}
+	now = now.Add(99 * time.Millisecond)
+	if !l.Recv(now, func(int, []byte) {}) {
+		t.Fatal("one Recv read everything")
+	}
+	l.Tick(now)
+	if l.Status(1).Downs != 0 {
+		t.Error("a trunk went down for what waits in the socket")
+	}
+	turn(l)
+	if l.Status(0).Downs+l.Status(1).Downs != 0 {
+		t.Errorf("trunks went down: %+v", l.Status(1))
+	}
+	now = now.Add(300 * time.Millisecond)
+	turn(l)
+	if l.Status(0).Up || l.Status(1).Up {
+		t.Error("peers are silent, and their trunks up")
+	}
+}
+
+// TestFloodIsReadOn: a socket that is never empty does not keep peers up for
+// ever.
+func TestFloodIsReadOn(t *testing.T) {
+	p := progress{most: 10 * (1000 + perMessage)}
+	at := mono.Time(0)
+	for i := range 25 {
+		at = mono.Time(100 + i)
+		p.handled(at)
+		p.bytes += 1000 + perMessage
+	}
+	if p.until != 110 {
+		t.Errorf("read until %d", p.until)
+	}
+	p.empty(200)
+	p.handled(300)
+	if p.until != 200 || p.begun != 300 || p.bytes != 0 {
+		t.Errorf("%+v", p)
 	}
 }
 

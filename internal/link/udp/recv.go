@@ -18,6 +18,37 @@ type inMessage struct {
 	data [recvBytes]byte
 }
 
+// progress tells how far a socket has been read. A node that was not running
+// for a while finds in it what its peers sent meanwhile.
+type progress struct {
+	until mono.Time // what came by then has been handled
+	// Where the socket is never empty: what came before begun has been handled
+	// once as many bytes were read since as the socket can hold.
+	begun mono.Time // 0: it was empty
+	bytes uint64
+	most  uint64
+}
+
+// perMessage is what any message takes of a socket's buffer beside its octets,
+// at least.
+const perMessage = 256
+
+// empty notes that nothing was left at a time.
+func (p *progress) empty(now mono.Time) { p.until, p.begun = now, 0 }
+
+// handled notes that all that was read has been handled.
+func (p *progress) handled(now mono.Time) {
+	if p.begun != 0 && p.bytes >= p.most {
+		p.until, p.begun = p.begun, 0
+	}
+	if p.begun == 0 {
+		p.begun, p.bytes = now, 0
+	}
+}
+
+// read is trunk.Config.Read.
+func (l *Link) read(peer int) mono.Time { return l.progress[l.peers[peer].family].until }
+
 func (l *Link) initRecv() {
 	l.inMsg = new([recvMessages]inMessage)
 	for i := range l.in {
@@ -36,7 +67,7 @@ func (l *Link) initRecv() {
 // without it the caller waits for input.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
 	l.core.Recycle()
-	if l.cur == l.got && !l.read() {
+	if l.cur == l.got && !l.fill(now) {
 		return false
 	}
 	room := MaxRecv
@@ -61,9 +92,9 @@ func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more 
 	return true
 }
 
-// read fills the receive buffers from the socket whose turn it is, or else the
+// fill fills the receive buffers from the socket whose turn it is, or else the
 // other.
-func (l *Link) read() bool {
+func (l *Link) fill(now mono.Time) bool {
 	for range l.fd {
 		l.family = l.turn
 		l.turn ^= 1
@@ -75,13 +106,22 @@ func (l *Link) read() bool {
 			h.Namelen = udpsock.NameLen
 			h.SetControllen(len(l.inMsg[i].ctrl))
 		}
+		p := &l.progress[l.family]
+		p.handled(now)
 		n, e := udpsock.Recv(l.fd[l.family], l.in[:])
 		if n > 0 {
+			for i := range l.in[:n] {
+				p.bytes += uint64(l.in[i].N) + perMessage
+			}
 			l.c.RcvdCalls++
 			l.cur, l.got, l.size = 0, n, 0
 			return true
 		}
-		if e != unix.EAGAIN && e != unix.EINTR {
+		switch e {
+		case unix.EAGAIN:
+			p.empty(now)
+		case unix.EINTR:
+		default:
 			l.c.RcvErrors++
 		}
 	}
