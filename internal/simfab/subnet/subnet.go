@@ -21,6 +21,7 @@ import (
 	"weft/internal/mad"
 	"weft/internal/mono"
 	"weft/internal/sm"
+	"weft/internal/trunk"
 )
 
 // Fabric is a subnet, or several that cables may join.
@@ -57,6 +58,8 @@ type end struct {
 	node  *Node
 	port  uint8
 	epoch uint32 // counts cables: what was on its way over an earlier one is lost
+	trunk *Trunk // instead of a cable
+	side  int    // which end of it
 }
 
 // Node is a switch or an adapter.
@@ -71,10 +74,12 @@ type Node struct {
 	// Changes, if set, is told what changes at the node.
 	Changes func(port uint8, what agent.Change)
 
-	f     *Fabric
-	ends  []end
-	timer mono.Time // of the event that is queued
-	dead  bool
+	f       *Fabric
+	ends    []end
+	timer   mono.Time // of the event that is queued
+	dead    bool
+	stopped bool
+	waiting []event // what came meanwhile
 }
 
 // Switch adds a switch.
@@ -136,6 +141,10 @@ var edr = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedED
 // up brings the link at a port up, if both ends want it.
 func (f *Fabric) up(a *Node, ap uint8) {
 	e := a.ends[ap]
+	if e.trunk != nil {
+		e.trunk.link(e.side)
+		return
+	}
 	if e.node == nil || a.dead || e.node.dead || !a.Agent.Wants(ap) || !e.node.Agent.Wants(e.port) {
 		return
 	}
@@ -148,6 +157,11 @@ func (f *Fabric) up(a *Node, ap uint8) {
 // down takes the link at a port down.
 func (f *Fabric) down(a *Node, ap uint8) {
 	e := &a.ends[ap]
+	if e.trunk != nil {
+		a.Agent.LinkDown(f.Now, ap)
+		f.wake(a)
+		return
+	}
 	if e.node == nil {
 		return
 	}
@@ -172,8 +186,33 @@ func (f *Fabric) Cut(a *Node, ap uint8) (b *Node, bp uint8) {
 
 // Kill makes a node fall silent with its links up: nothing is answered or sent
 // on any more. Revive ends that.
-func (f *Fabric) Kill(n *Node)   { n.dead = true }
-func (f *Fabric) Revive(n *Node) { n.dead = false; f.wake(n) }
+func (f *Fabric) Kill(n *Node) { n.dead = true }
+func (f *Fabric) Revive(n *Node) {
+	n.dead = false
+	f.wake(n)
+	for p := range n.ends {
+		if n.ends[p].trunk != nil {
+			f.push(event{at: f.Now, kind: trunkTimer, node: n, port: uint8(p)})
+		}
+	}
+}
+
+// Stop makes a node not run, as a machine does that has no time for it. What
+// comes for it waits. Resume lets it go on: it takes what has come, then looks
+// at the time.
+func (f *Fabric) Stop(n *Node) { n.stopped = true }
+func (f *Fabric) Resume(n *Node) {
+	n.stopped = false
+	for _, late := range []bool{false, true} {
+		for _, e := range n.waiting {
+			if late == (e.kind == timer || e.kind == trunkTimer) {
+				e.at = f.Now
+				f.push(e)
+			}
+		}
+	}
+	n.waiting = nil
+}
 
 // Attach starts a subnet manager at a node.
 func (f *Fabric) Attach(n *Node, c sm.Config, i sm.Intent, o sm.Observations) *sm.Manager {
@@ -227,6 +266,8 @@ const (
 	timer
 	linkDown
 	linkUp
+	trunkTimer
+	trunkHello
 )
 
 type event struct {
@@ -289,9 +330,14 @@ func (f *Fabric) Step() bool {
 	e := f.pop()
 	f.Now = max(f.Now, e.at)
 	n := e.node
+	if n.stopped {
+		n.waiting = append(n.waiting, e)
+		return true
+	}
 	switch e.kind {
 	case arrival:
-		if n.dead || n.ends[e.port].epoch != e.epoch || n.ends[e.port].node == nil {
+		x := &n.ends[e.port]
+		if n.dead || x.epoch != e.epoch || x.node == nil || x.trunk != nil && !x.trunk.Up()[x.side] {
 			f.Stats.Cut++
 			f.free = append(f.free, e.d)
 			break
@@ -308,6 +354,11 @@ func (f *Fabric) Step() bool {
 		f.down(n, e.port)
 	case linkUp:
 		f.up(n, e.port)
+	case trunkTimer:
+		n.ends[e.port].trunk.tick(n.ends[e.port].side)
+	case trunkHello:
+		n.ends[e.port].trunk.hello(n.ends[e.port].side, e.d.Data[:trunk.HeaderLen])
+		f.free = append(f.free, e.d)
 	}
 	return true
 }
@@ -400,7 +451,7 @@ func (n *Node) dispatch(d *mad.Datagram, v agent.Verdict) {
 		}
 		e := n.ends[d.Port]
 		switch {
-		case e.node == nil:
+		case e.node == nil, e.trunk != nil && (!e.trunk.Up()[e.side] || e.trunk.Deaf[1-e.side]):
 			f.Stats.Cut++
 		case f.Loss > 0 && f.rng.IntN(1000) < f.Loss:
 			f.Stats.Lost++
