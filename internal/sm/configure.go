@@ -81,7 +81,10 @@ func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
 		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
 		w.GIDPrefix, w.SubnetTimeOut = m.intent.Prefix, m.intent.SubnetTimeout
 		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = m.intent.MKey, m.intent.MKeyProtect, m.intent.MKeyLease
-		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!m.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID)
+		// Who was away has lost its groups and subscriptions, though its port may
+		// not know that it was.
+		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!m.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
+			m.topo != nil && m.topo.PortByGUID(p.GUID).IsNone())
 	}
 	if n.IsSwitch() && r.Port == 0 {
 		return w

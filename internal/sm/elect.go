@@ -249,10 +249,20 @@ type trapCount struct {
 	n     int
 }
 
-// A LID that sends as many traps in the window is not listened to.
+// A LID that sends more traps than so many in the window, as that of a link that
+// comes and goes does, causes one sweep in a pause at most.
 const (
 	trapWindow = time.Minute
 	trapMost   = 10
+	trapPause  = time.Second
+)
+
+// An agent that has sent a trap keeps its peace for a second, whatever happens. So
+// the manager looks itself meanwhile: so many light sweeps, the first so soon, the
+// others after twice the time each.
+const (
+	watches    = 5
+	watchFirst = 50 * time.Millisecond
 )
 
 // trap answers a trap, and looks after what it tells.
@@ -279,10 +289,14 @@ func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	case !n.Generic:
 	case n.TrapNumber == mad.TrapLinkState || n.TrapNumber == mad.TrapLocalChange || n.TrapNumber == mad.TrapSystemImageGUID:
 		if c.n <= trapMost {
+			m.watch = watches
 			m.sweepSoon(now, n.TrapNumber.String())
-		} else if c.n == trapMost+1 {
-			m.note(now, "LID %d sends too many traps: not listened to for a while", d.SLID)
+			break
 		}
+		if c.n == trapMost+1 {
+			m.note(now, "LID %d sends many traps: they cause one sweep in %v at most", d.SLID, trapPause)
+		}
+		m.sweepAt(max(now.Add(m.cfg.Debounce), m.heavyWas.Add(trapPause)), n.TrapNumber.String())
 	default:
 		if c.n <= trapMost {
 			m.note(now, "LID %d: %v", d.SLID, n.TrapNumber)

@@ -223,6 +223,8 @@ type Manager struct {
 
 	lightAt  mono.Time // next light sweep
 	heavyAt  mono.Time // next heavy sweep
+	heavyWas mono.Time // end of the last one
+	watch    int       // light sweeps that a change of a link is good for still
 	groupsAt mono.Time // multicast tables are to be written
 	backoff  time.Duration
 	// Of the last heavy sweep: whether something failed, and where nobody
@@ -333,11 +335,13 @@ func (m *Manager) Restore(o Observations) { m.lids.restore(o) }
 
 // sweepSoon makes a heavy sweep start a little later, so that news that comes
 // in numbers causes one.
-func (m *Manager) sweepSoon(now mono.Time, why string) {
+func (m *Manager) sweepSoon(now mono.Time, why string) { m.sweepAt(now.Add(m.cfg.Debounce), why) }
+
+func (m *Manager) sweepAt(at mono.Time, why string) {
 	if m.heavyAt.IsZero() {
 		m.heavyWhy = why
 	}
-	m.heavyAt = mono.Min(m.heavyAt, now.Add(m.cfg.Debounce))
+	m.heavyAt = mono.Min(m.heavyAt, at)
 }
 
 // become changes the manager's state and ends what belonged to the former one.

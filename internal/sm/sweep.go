@@ -492,7 +492,7 @@ func (m *Manager) recheck(s *sweep) {
 // endHeavy publishes what a sweep found and did.
 func (m *Manager) endHeavy(now mono.Time) {
 	s := m.sweep
-	m.sweep = nil
+	m.sweep, m.heavyWas = nil, now
 	m.logSweep(now, s)
 	s.t.Index()
 	m.topo, m.tables, m.quiet, m.unfinished = s.t, s.tables, s.quiet, s.failed > 0
@@ -513,11 +513,15 @@ func (m *Manager) endHeavy(now mono.Time) {
 }
 
 // rest sets the time of the next light sweep: sooner than usual as long as the
-// last heavy one left something undone.
+// last heavy one left something undone, or a link has changed of late.
 func (m *Manager) rest(now mono.Time) {
 	m.lightAt = now.Add(m.cfg.SweepInterval)
 	if m.backoff > 0 {
 		m.lightAt = now.Add(m.backoff)
+	}
+	if m.watch > 0 {
+		m.lightAt = mono.Min(m.lightAt, now.Add(watchFirst<<(watches-m.watch)))
+		m.watch--
 	}
 }
 
