@@ -356,7 +356,6 @@ func (l *Link) finish(now mono.Time, force bool) {
 		return
 	}
 	l.closed = true
-	l.reclaim()
 	for _, q := range l.queries {
 		l.forget(q)
 	}
@@ -367,6 +366,7 @@ func (l *Link) finish(now mono.Time, force bool) {
 	}
 	l.registered, l.registering = false, false
 	l.undo()
+	l.reclaim() // of what is still posted only now that there is no queue pair any more
 	l.timers.stop(&l.drain)
 	l.runCalls()
 	l.dev.Closed(nil)

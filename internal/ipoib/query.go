@@ -50,10 +50,10 @@ func (l *Link) ask(now mono.Time, q *query) {
 	q.id = l.lastQuery
 	q.timer.fire = func(now mono.Time) { l.repeat(now, q) }
 	l.queries[q.id] = q
-	l.send1(now, q)
+	l.request(now, q)
 }
 
-func (l *Link) send1(now mono.Time, q *query) {
+func (l *Link) request(now mono.Time, q *query) {
 	q.tries--
 	l.timers.set(&q.timer, now.Add(q.wait))
 	q.wait = min(2*q.wait, max(q.limit, q.wait))
@@ -62,7 +62,7 @@ func (l *Link) send1(now mono.Time, q *query) {
 
 func (l *Link) repeat(now mono.Time, q *query) {
 	if q.tries > 0 {
-		l.send1(now, q)
+		l.request(now, q)
 		return
 	}
 	l.end(now, q, answer{silent: true})
@@ -91,4 +91,5 @@ func (l *Link) SAResponse(now mono.Time, id uint32, status mad.Status, record []
 		return
 	}
 	l.end(now, q, answer{status: status, record: record})
+	l.flush(now)
 }

@@ -220,6 +220,9 @@ func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
 		l.up(b)
 		return
 	}
+	if wc.GRH {
+		l.heardFrom(now, src, wc.SLID)
+	}
 	wire.PutHardHeader(b, &wire.HWAddr{}, &src, t)
 	if f := l.eng.Input(now, kind, b); f != nil {
 		l.up(f)

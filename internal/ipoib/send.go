@@ -124,7 +124,7 @@ func (l *Link) register() error {
 
 func (l *Link) deregister() {
 	l.al.Deregister()
-	l.txMem, l.rxMem, l.slots, l.free, l.wrs, l.recvs, l.rrs = nil, nil, nil, nil, nil, nil, nil
+	l.txMem, l.rxMem = nil, nil
 }
 
 // SendBatch sends packets of the IP stack: packet i is frames[i][Headroom:],

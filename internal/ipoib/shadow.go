@@ -46,6 +46,7 @@ type path struct {
 	valid   bool           // rec may be used for further entries
 	local   bool           // to the link's own port
 	q       *query
+	checked mono.Time // when it was asked for because of the sender's LID
 	entries []*entry
 }
 
@@ -327,6 +328,16 @@ func (l *Link) invalidatePaths() {
 func (l *Link) invalidateGID(gid ib.GID) {
 	if p := l.paths[gid]; p != nil {
 		p.invalidate()
+	}
+}
+
+// heardFrom compares the LID that a question or announcement came from with the path to
+// its sender: a port that moved is asked for again, in the background. Ports
+// may have several LIDs, so that is done once in a while only.
+func (l *Link) heardFrom(now mono.Time, src wire.HWAddr, lid ib.LID) {
+	if p := l.paths[src.GID()]; p != nil && p.valid && !p.local && p.rec.DLID != lid && now.Sub(p.checked) > time.Second {
+		p.checked = now
+		l.askPath(now, p)
 	}
 }
 

@@ -37,6 +37,12 @@ func (n *node) SA(r *SARequest) {
 		kept.Record = slices.Clone(r.Record)
 		s.requests = append(s.requests, kept)
 	}
+	if s.holdPaths && r.Attr == mad.AttrPathRecord {
+		if !slices.Contains(s.heldPaths, r.ID) {
+			s.heldPaths = append(s.heldPaths, r.ID)
+		}
+		return
+	}
 	if s.silent || n.port.State != ib.PortActive {
 		return
 	}
