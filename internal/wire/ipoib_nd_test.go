@@ -4,9 +4,11 @@ package wire
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"weft/internal/ib"
@@ -424,6 +426,30 @@ func TestReportRecords(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	diff(t, "in order", []GroupReport{{g4, true}, {g4, false}}, buf)
+}
+
+// Golden bytes: the layouts of RFC 3376, 4.1 and RFC 3810, 5.1, written by
+// hand; Linux 6.18 answered both with reports of its groups.
+func TestPutGroupQuery(t *testing.T) {
+	for typ, want := range map[EtherType]string{
+		EtherIPv4: "46c00024000000000102441300000000" + "e0000001" + "94040000" + "1101ec8100000000" + "027d0000",
+		EtherIPv6: "6000000000240001" + "fe800000000000000000000000000001" + "ff020000000000000000000000000001" +
+			"3a00050200000100" + "82007d4200640000" + strings.Repeat("00", 16) + "027d0000",
+	} {
+		b := dirty(GroupQueryLen + 1)
+		n := PutGroupQuery(b, typ)
+		golden, err := hex.DecodeString(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sameBytes(t, "query", golden, b[:n])
+		if b[n] != 0xa5 {
+			t.Error("wrote behind the query")
+		}
+		if r, ok := AppendReports(nil, b[:n]); !ok || len(r) > 0 {
+			t.Errorf("%v, %v", r, ok)
+		}
+	}
 }
 
 func FuzzReports(f *testing.F) {

@@ -27,8 +27,52 @@ const (
 	recToExclude = 4
 	recAllow     = 5
 
+	igmpQuery = 0x11
+	mldQuery  = 130
+
 	protoIGMP = 2
 )
+
+// GroupQueryLen bounds what PutGroupQuery writes.
+const GroupQueryLen = ipv6Len + 8 + 28
+
+// Fields of queries: robustness 2, an interval of 125 s; reports come within a
+// tenth of a second.
+const (
+	queryRobustness = 2
+	queryInterval   = 125
+	queryTenths     = 1
+)
+
+// PutGroupQuery writes to b a general query, of IGMPv3 or MLDv2 as typ says,
+// and returns its length. It asks the host that gets it which groups it wants.
+func PutGroupQuery(b []byte, typ EtherType) int {
+	if typ == EtherIPv4 { // from nobody, with a router alert option
+		b = b[:ipv4Len+4+12]
+		clear(b)
+		b[0], b[1], b[8], b[9] = 0x46, 0xc0, 1, protoIGMP
+		be.PutUint16(b[2:], uint16(len(b)))
+		copy(b[16:], []byte{224, 0, 0, 1, 0x94, 4})
+		be.PutUint16(b[10:], fold(sum(0, b[:ipv4Len+4])))
+		m := b[ipv4Len+4:]
+		m[0], m[1], m[8], m[9] = igmpQuery, queryTenths, queryRobustness, queryInterval
+		be.PutUint16(m[2:], fold(sum(0, m)))
+		return len(b)
+	}
+	b = b[:GroupQueryLen]
+	clear(b)
+	be.PutUint32(b, 6<<28)
+	be.PutUint16(b[4:], uint16(len(b)-ipv6Len))
+	b[6], b[7] = protoHopByHop, 1
+	copy(b[8:], []byte{0xfe, 0x80, 15: 1})
+	copy(b[24:], []byte{0xff, 0x02, 15: 1})
+	copy(b[ipv6Len:], []byte{protoICMPv6, 0, 5, 2, 0, 0, 1, 0}) // router alert: MLD
+	m := b[ipv6Len+8:]
+	m[0], m[24], m[25] = mldQuery, queryRobustness, queryInterval
+	be.PutUint16(m[4:], queryTenths*100)
+	sealICMPv6(b, ipv6Len+8)
+	return len(b)
+}
 
 // MayReport reports whether the IP packet p could hold reports of membership,
 // by its protocol field alone: what is worth AppendReports.

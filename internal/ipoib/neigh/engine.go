@@ -105,6 +105,8 @@ const (
 	detectTime    = time.Second
 	lockTime      = time.Second // a neighbour's new address is not believed sooner
 	defendTime    = 10 * time.Second
+	queryCount    = 2 // of the IP stack, which may have reported while there was no carrier
+	queryTime     = time.Second
 )
 
 // tickMax is how many timers one Tick serves, so that a lane is never held up
@@ -130,6 +132,8 @@ type Engine struct {
 	broadcast map[netip.Addr]struct{} // directed ones, of the prefixes on the link
 
 	unreachable, tooBig bucket
+	query               timer // asks the IP stack for its groups
+	queries             int   // still to come
 	scratch             [headroom + maxScratch]byte
 	reports             []wire.GroupReport
 	c                   Counters
@@ -174,7 +178,8 @@ func (e *Engine) SetLink(now mono.Time, l LinkInfo) {
 	}
 }
 
-// SetUp follows the carrier. Up checks and announces the addresses; down
+// SetUp follows the carrier. Up checks and announces the addresses and asks the
+// IP stack for its groups; down
 // forgets all neighbours but those set by hand, and everything that waits.
 //
 // Preconditions: SetLink was called.
@@ -188,6 +193,7 @@ func (e *Engine) SetUp(now mono.Time, up bool) {
 		for _, a := range e.addrs {
 			e.timers.set(&a.timer, 0)
 		}
+		e.timers.set(&e.query, 0)
 		return
 	}
 	if e.groups.byIP[allHosts] == nil || e.groups.byIP[allHosts].permanent == 0 {
@@ -197,6 +203,8 @@ func (e *Engine) SetUp(now mono.Time, up bool) {
 	for _, a := range e.sorted() {
 		e.start(now, a)
 	}
+	e.queries = queryCount
+	e.askStack(now)
 }
 
 // Deadline returns when Tick is due.
@@ -211,8 +219,10 @@ func (e *Engine) Tick(now mono.Time) {
 			return
 		case t.entry != nil:
 			e.expire(now, t.entry)
-		default:
+		case t.addr != nil:
 			e.addrExpire(now, t.addr)
+		default:
+			e.askStack(now)
 		}
 	}
 }

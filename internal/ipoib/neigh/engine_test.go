@@ -85,11 +85,20 @@ func tell(f []byte) string {
 		if p[9] == 1 && p[20] == 3 {
 			return fmt.Sprintf("icmp %d from %v to %v about %s", p[21], addr4(p[12:]), addr4(p[16:]), p[28+20:])
 		}
+		if p[9] == 2 && int(p[0]&0xf)*4 < len(p) && p[int(p[0]&0xf)*4] == 0x11 {
+			return "igmp query"
+		}
 		return fmt.Sprintf("%s%s", p[20:], to)
 	}
 	off, ok := wire.ICMPv6(p)
 	if !ok {
 		return fmt.Sprintf("%s%s", p[40:], to)
+	}
+	if p[off] == 130 {
+		return "mld query"
+	}
+	if p[off] >= 128 && !wire.IsND(p[off]) {
+		return fmt.Sprintf("icmp6 %d%s", p[off], to)
 	}
 	if !wire.IsND(p[off]) {
 		return fmt.Sprintf("icmp6 %d/%d from %v about %s", p[off], p[off+1], netip.AddrFrom16([16]byte(p[8:])), p[off+8+40:])
@@ -198,7 +207,7 @@ func (h *host) wait(d time.Duration) {
 // want compares what was written down since the last time.
 func (h *host) want(lines ...string) {
 	h.t.Helper()
-	if d := cmp.Diff(lines, h.log); d != "" {
+	if d := cmp.Diff(append([]string{}, lines...), append([]string{}, h.log...)); d != "" {
 		h.t.Errorf("(-want +got):\n%s", d)
 	}
 	h.log, h.frames = nil, nil

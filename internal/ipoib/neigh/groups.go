@@ -89,6 +89,24 @@ func (s *groups) report(e *Engine, now mono.Time, r wire.GroupReport) {
 	s.change(e, now, r.Group, func(g *group) { g.reported = r.Join })
 }
 
+// askStack has the IP stack report its groups, of which it said nothing that
+// arrived while the link was down. The questions go to the stack alone.
+func (e *Engine) askStack(now mono.Time) {
+	e.queries--
+	for _, typ := range [...]wire.EtherType{wire.EtherIPv4, wire.EtherIPv6} {
+		if typ == wire.EtherIPv6 && e.link.MTU < wire.IPv6MinMTU {
+			continue
+		}
+		wire.PutHardHeader(e.scratch[:], &e.link.HW, &wire.HWAddr{}, typ)
+		e.out.Deliver(now, e.scratch[:headroom+wire.PutGroupQuery(e.scratch[headroom:], typ)])
+	}
+	var again mono.Time
+	if e.queries > 0 {
+		again = now.Add(queryTime)
+	}
+	e.timers.set(&e.query, again)
+}
+
 // JoinGroup receives a group by hand, once more for each call, beside what the
 // IP stack wants. It reports false, and does nothing, where group is none or
 // there are too many.

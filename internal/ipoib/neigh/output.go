@@ -327,6 +327,28 @@ func (e *Engine) setState(now mono.Time, n *entry, s State) {
 	e.timers.set(&n.timer, after)
 }
 
+// Undeliverable takes back a frame that Xmit was given: there is no group as its
+// destination. A neighbour that was asked for by its solicited-node group does not
+// exist, then, and need not be waited for.
+func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
+	typ, p, why := wire.ParseFrame(frame[headroom-wire.EncapLen:])
+	if why != wire.FrameOK || typ != wire.EtherIPv6 {
+		return
+	}
+	off, ok := wire.ICMPv6(p)
+	if !ok || p[off] != wire.NDNeighborSolicit {
+		return
+	}
+	var nd wire.ND
+	if nd.Parse(p, off) != wire.FrameOK || nd.Src.IsUnspecified() {
+		return
+	}
+	if n := e.table.find(nd.Target); n != nil && n.state == Incomplete {
+		e.c.Failed++
+		e.remove(now, n, true)
+	}
+}
+
 // Forget drops the neighbours behind a GID that is out of service.
 func (e *Engine) Forget(now mono.Time, gid ib.GID) {
 	for n := range e.table.all() {

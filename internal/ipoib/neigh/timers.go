@@ -4,8 +4,8 @@ package neigh
 
 import "weft/internal/mono"
 
-// timer is a deadline of a neighbour or of an own address: exactly one of them
-// is set.
+// timer is a deadline of a neighbour, or of an own address; of the engine
+// where neither is set.
 type timer struct {
 	at    mono.Time
 	index int // in the heap, plus one; 0: not in it
