@@ -93,6 +93,9 @@ func (m *Manager) transmit(now mono.Time, d *mad.Datagram) bool {
 			r.due = now.Add(m.cfg.Timeout)
 			q.Resent++
 			m.build(r, d)
+			if r.probe {
+				m.askLink(r)
+			}
 			return true
 		}
 	}
@@ -213,6 +216,24 @@ func (q *requests) abandon() {
 	}
 	clear(q.queue)
 	q.queue, q.head, q.flown, q.dead, q.orders = q.queue[:0], 0, 0, nil, 0
+}
+
+// cancelProbe takes back the probe of who is behind a port, nil if none is on
+// its way.
+func (q *requests) cancelProbe(ref topo.Ref) *request {
+	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
+		r := q.slots[i]
+		if r == nil {
+			continue
+		}
+		if seen++; r.probe && r.ref == ref {
+			q.slots[i] = nil
+			q.flown--
+			q.Unanswered++
+			return r
+		}
+	}
+	return nil
 }
 
 // deadline is when the oldest request is due.

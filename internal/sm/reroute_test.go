@@ -9,6 +9,7 @@ import (
 
 	"weft/internal/agent"
 	"weft/internal/ib"
+	"weft/internal/mad"
 	"weft/internal/simfab/subnet"
 	"weft/internal/sm"
 )
@@ -104,6 +105,51 @@ func TestReroute(t *testing.T) {
 		}
 	}
 	t.Logf("rerouted after %v at most", worst)
+}
+
+// TestRerouteMeanwhile: the bound holds where a light sweep waits for a switch
+// behind the trunk, and where the far end of the trunk notices so much later
+// that discovery waits for who is behind it.
+func TestRerouteMeanwhile(t *testing.T) {
+	light := func(r *ring) {
+		// The next request for the switch behind the trunk is of a light sweep.
+		seen := false
+		r.Trace = func(from *subnet.Node, port uint8, d *mad.Datagram) { seen = seen || from == r.sw[0] && port == 36 }
+		if !r.Until(20*time.Second, func() bool { return seen }) {
+			t.Fatal("no light sweep")
+		}
+		r.Trace = nil
+		r.trunks[0].Cut(true)
+	}
+	late := func(r *ring) {
+		r.trunks[0].Deaf = [2]bool{true, false}
+		r.Run(180 * time.Millisecond)
+		r.trunks[0].Cut(true)
+	}
+	for name, cut := range map[string]func(r *ring){"light sweep": light, "far end": late} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, 3, 7*time.Millisecond)
+			at := r.Now
+			if name == "light sweep" {
+				r.Run(time.Second)
+			}
+			cut(r)
+			if name == "light sweep" {
+				at = r.Now
+			}
+			if !r.Until(10*time.Second, r.leads) {
+				t.Fatalf("no way around: %+v", r.m.Status())
+			}
+			took := r.Now.Sub(at)
+			if t.Logf("rerouted after %v", took); took > time.Second {
+				t.Errorf("%+v", r.m.Status())
+			}
+			r.Run(3 * time.Second)
+			if n := len(r.m.Status().Problems); n > 0 || !r.leads() {
+				t.Errorf("%+v", r.m.Status())
+			}
+		})
+	}
 }
 
 // TestStarvedNode has a node not run for a while, again and again: its trunks

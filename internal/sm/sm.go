@@ -435,6 +435,9 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 // Deadline returns when Next has something to do, zero for never.
 func (m *Manager) Deadline() mono.Time {
 	t := m.requests.deadline()
+	if m.sweep != nil && m.sweep.kind == light {
+		t = mono.Min(t, m.heavyAt)
+	}
 	if m.sweep == nil && m.permitted && (m.state == mad.SMMaster || m.state == mad.SMDiscovering) {
 		t = mono.Min(t, m.heavyAt)
 		if m.state == mad.SMMaster {
@@ -453,6 +456,11 @@ func (m *Manager) tick(now mono.Time) {
 	if m.handover.until.Due(now) {
 		m.note(now, "the manager %v did not take over", m.handover.to)
 		m.handover = handover{}
+	}
+	if m.sweep != nil && m.sweep.kind == light && m.heavyAt.Due(now) {
+		// It may wait for who is behind the link that the news is about.
+		m.abandon()
+		m.sweep = nil
 	}
 	if m.sweep != nil || !m.permitted || m.state != mad.SMMaster && m.state != mad.SMDiscovering {
 		return

@@ -238,6 +238,31 @@ func (m *Manager) probe(path []uint8, behind topo.Ref) {
 	}
 }
 
+// askLink asks whether the link is up still over which a probe gets no answer:
+// its end here may notice later than others that it is gone, and its trap not
+// come through.
+func (m *Manager) askLink(probe *request) {
+	if r := probe.ref; m.sweep != nil && m.sweep.kind == heavy && !r.IsNone() {
+		m.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.sweep.t, r), r, (*Manager).gotLink)
+	}
+}
+
+// gotLink ends the probe over a link that is down.
+func (m *Manager) gotLink(now mono.Time, r *request, a *mad.SMP) {
+	var i mad.PortInfo
+	if a == nil || a.Status != mad.StatusOK {
+		return
+	}
+	if i.Parse(a.Data[:]); i.PortState != ib.PortDown {
+		return
+	}
+	if p := m.cancelProbe(r.ref); p != nil {
+		m.sweep.t.Port(r.ref).Info = i
+		p.done = (*Manager).ignored
+		m.finish(now, p, nil)
+	}
+}
+
 // gotNodeInfo adds a node to the model, or a link to one that is there.
 func (m *Manager) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	s, from := m.sweep, r.ref
