@@ -126,6 +126,8 @@ type port struct {
 	vlarb  *[4]mad.VLArb
 	origin *origin // of its counters
 	off    bool    // disabled or asleep by order
+	// disabled is what whoever runs the node says: no manager is asked.
+	disabled bool
 }
 
 // Agent is the agents of one node. It has one owner goroutine.
@@ -299,7 +301,7 @@ type Link struct {
 // nothing to a port that is switched off by order, or up.
 func (a *Agent) LinkUp(now mono.Time, n uint8, l Link) {
 	p := a.external(n)
-	if p == nil || p.off || p.info.PortPhysicalState == ib.PhysLinkUp {
+	if p == nil || p.off || p.disabled || p.info.PortPhysicalState == ib.PhysLinkUp {
 		return
 	}
 	p.info.PortPhysicalState, p.info.PortState = ib.PhysLinkUp, ib.PortInit
@@ -317,6 +319,32 @@ func (a *Agent) LinkDown(now mono.Time, n uint8) {
 	a.linkChanged(now, n)
 }
 
+// Disable tells that whoever runs the node switched a port off: its physical
+// state is Disabled, and no manager brings its link up before Enable.
+func (a *Agent) Disable(now mono.Time, n uint8) {
+	p := a.external(n)
+	if p == nil || p.disabled {
+		return
+	}
+	p.disabled = true
+	p.info.PortState, p.info.PortPhysicalState = ib.PortDown, ib.PhysDisabled
+	a.linkChanged(now, n)
+}
+
+// Enable undoes Disable: the port waits for its link, unless a manager
+// switched it off too.
+func (a *Agent) Enable(now mono.Time, n uint8) {
+	p := a.external(n)
+	if p == nil || !p.disabled {
+		return
+	}
+	p.disabled = false
+	if !p.off {
+		p.info.PortPhysicalState = ib.PhysPolling
+		a.linkChanged(now, n)
+	}
+}
+
 // external returns a port that can have a link.
 func (a *Agent) external(n uint8) *port {
 	if n == 0 || int(n) >= len(a.ports) {
@@ -325,11 +353,10 @@ func (a *Agent) external(n uint8) *port {
 	return &a.ports[n]
 }
 
-// Wants reports whether the port takes part in links: it is not switched off
-// by order.
+// Wants reports whether the port takes part in links: nobody switched it off.
 func (a *Agent) Wants(n uint8) bool {
 	p := a.external(n)
-	return p != nil && !p.off
+	return p != nil && !p.off && !p.disabled
 }
 
 // linkChanged tells the owner and the manager about a link.

@@ -185,7 +185,9 @@ func (a *Agent) takeState(n uint8, p *port, state ib.PortState, phys ib.PhysStat
 		return 0
 	case phys == ib.PhysPolling && p.off:
 		p.off = false
-		i.PortPhysicalState = ib.PhysPolling
+		if !p.disabled {
+			i.PortPhysicalState = ib.PhysPolling
+		}
 		a.order(n, LinkEnable)
 		return ChangedState
 	case up && (phys == ib.PhysPolling || state == ib.PortDown):

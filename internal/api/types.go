@@ -28,9 +28,12 @@ type Status struct {
 	// IdleExitNS is how long after its last session the node ends; 0: never.
 	IdleExitNS time.Duration   `json:"idle_exit_ns"`
 	Devices    []DeviceSummary `json:"devices"`
-	Lanes      []Lane          `json:"lanes"`
-	Sessions   []Session       `json:"sessions"`
-	Faults     []Fault         `json:"faults"`
+	// AdapterEnabled is false where the physical function disabled the whole
+	// adapter: every port is down.
+	AdapterEnabled bool      `json:"adapter_enabled"`
+	Lanes          []Lane    `json:"lanes"`
+	Sessions       []Session `json:"sessions"`
+	Faults         []Fault   `json:"faults"`
 	// Manager is what the subnet manager of the node is (Manager.State); empty
 	// where the node is in no subnet.
 	Manager  string     `json:"manager"`
@@ -46,6 +49,9 @@ type DeviceSummary struct {
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	GIDs      int    `json:"gids"`
 	LID       uint16 `json:"lid"` // 0: none
+	// Enabled is false where the port is down on purpose: the device, or the
+	// whole adapter, was disabled.
+	Enabled bool `json:"enabled"`
 }
 
 // Lane is one event loop of the node.
@@ -90,7 +96,11 @@ type Device struct {
 	SysImageGUID string `json:"sys_image_guid"`
 	NodeType     string `json:"node_type"`
 	Firmware     string `json:"fw_ver"`
-	Ports        []Port `json:"ports"`
+	// Enabled is false of a device that was disabled, AdapterEnabled while the
+	// whole adapter is.
+	Enabled        bool   `json:"enabled"`
+	AdapterEnabled bool   `json:"adapter_enabled"`
+	Ports          []Port `json:"ports"`
 }
 
 // Port is a port of a device.
@@ -258,26 +268,36 @@ type Quotas struct {
 // Function is a device as a function of the node's adapter: what it may have
 // and its share of what the adapter sends.
 type Function struct {
-	Name      string `json:"name"`
-	Number    int    `json:"number"`
-	Virtual   bool   `json:"virtual"` // can be deleted
-	Enabled   bool   `json:"enabled"`
-	LinkLayer string `json:"link_layer"`
-	PortState string `json:"port_state"`
-	LID       uint16 `json:"lid"`
-	NodeGUID  string `json:"node_guid"`
-	Sessions  int    `json:"sessions"`
-	Weight    int    `json:"weight"`
-	QoS       []int  `json:"qos"` // weight of each level, by service level
-	Quotas    Quotas `json:"quotas"`
+	Name    string `json:"name"`
+	Number  int    `json:"number"`
+	Virtual bool   `json:"virtual"` // can be deleted
+	Enabled bool   `json:"enabled"`
+	// AdapterEnabled is false while the physical function has the whole adapter
+	// disabled: every port is down, whatever Enabled says.
+	AdapterEnabled bool   `json:"adapter_enabled"`
+	LinkLayer      string `json:"link_layer"`
+	PortState      string `json:"port_state"`
+	LID            uint16 `json:"lid"`
+	NodeGUID       string `json:"node_guid"`
+	Sessions       int    `json:"sessions"`
+	Weight         int    `json:"weight"`
+	QoS            []int  `json:"qos"` // weight of each level, by service level
+	// Kept says whether the device, and what was changed of it, is there when
+	// the node starts again; else NotKept says why not.
+	Kept    bool   `json:"kept"`
+	NotKept string `json:"not_kept"`
+	Quotas  Quotas `json:"quotas"`
 }
 
 // FunctionChange is what to change of a function; what is not there stays.
 type FunctionChange struct {
-	Enabled *bool       `json:"enabled"`
-	Weight  int         `json:"weight"` // 0: as it is
-	QoS     map[int]int `json:"qos"`    // weights by level
-	Quotas  Quotas      `json:"quotas"`
+	Enabled *bool `json:"enabled"`
+	// AdapterEnabled enables or disables the whole adapter; only a device of the
+	// physical function has it.
+	AdapterEnabled *bool       `json:"adapter_enabled"`
+	Weight         int         `json:"weight"` // 0: as it is
+	QoS            map[int]int `json:"qos"`    // weights by level
+	Quotas         Quotas      `json:"quotas"`
 }
 
 // NewFunction is a device to add: a virtual function with an InfiniBand port.

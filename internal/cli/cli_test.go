@@ -100,6 +100,7 @@ type fakeBackend struct {
 	faults []api.Fault
 	next   int
 	funcs  []api.Function
+	off    bool // the adapter
 }
 
 var _ api.Backend = (*fakeBackend)(nil)
@@ -111,7 +112,10 @@ func (b *fakeBackend) owner(n uint32) api.Owner {
 func (b *fakeBackend) Status(context.Context) (api.Status, error) {
 	s := api.Status{Ready: b.mode != "hang", Version: "v0", PID: os.Getpid(), UID: 1000, Dir: b.c.Dir, UptimeNS: 192 * time.Second,
 		WireLocal: b.c.WireLocal, IdleExitNS: b.c.IdleExit, Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true}, {ID: 1}}}
-	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2}
+	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2, Enabled: b.mode != "disabled"}
+	if b.mode == "disabled" {
+		dev.PortState = "DOWN"
+	}
 	if b.mode == "down" {
 		dev.PortState = "DOWN"
 		s.Degraded = []api.Degraded{{What: b.c.Device + " port 1 is down", Why: "interface eth0 has no carrier", Fix: "ip link set eth0 up"}}
@@ -127,7 +131,7 @@ func (b *fakeBackend) Status(context.Context) (api.Status, error) {
 }
 
 func (b *fakeBackend) Devices(context.Context) ([]api.Device, error) {
-	return []api.Device{{Name: b.c.Device, NodeGUID: "0252:54ff:fe00:0001", NodeType: "CA", Ports: []api.Port{{
+	return []api.Device{{Name: b.c.Device, NodeGUID: "0252:54ff:fe00:0001", NodeType: "CA", Enabled: b.mode != "disabled", AdapterEnabled: b.mode != "disabled", Ports: []api.Port{{
 		Number: 1, State: "ACTIVE", PhysState: "LINK_UP", LinkLayer: "Ethernet", NetDev: "eth0", MaxMTU: 4096, ActiveMTU: 1024,
 		GIDs: []api.GID{
 			{Index: 0, GID: "fe80:0000:0000:0000:5054:00ff:fe00:0001", Address: "fe80::5054:ff:fe00:1", Type: "RoCE v2", NetDev: "eth0"},
@@ -211,7 +215,7 @@ func (b *fakeBackend) Functions(context.Context) ([]api.Function, error) {
 }
 
 func (b *fakeBackend) function(name string, n int) api.Function {
-	f := api.Function{Name: name, Number: n, Virtual: n > 1, Enabled: true, LinkLayer: "Ethernet", PortState: "ACTIVE", NodeGUID: "0252:54ff:fe00:0001",
+	f := api.Function{Name: name, Number: n, Virtual: n > 1, Enabled: true, AdapterEnabled: !b.off, Kept: n == 0, NotKept: "the store is memory", LinkLayer: "Ethernet", PortState: "ACTIVE", NodeGUID: "0252:54ff:fe00:0001",
 		Weight: 100, QoS: make([]int, api.Levels), Quotas: api.Quotas{Sessions: 1024, QPs: 16384, MRs: 65536, MemoryBytes: 1 << 30}}
 	for i := range f.QoS {
 		f.QoS[i] = 100
@@ -232,6 +236,10 @@ func (b *fakeBackend) AddFunction(ctx context.Context, r api.NewFunction) (api.F
 func (b *fakeBackend) SetFunction(_ context.Context, name string, c api.FunctionChange) (api.Function, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if c.AdapterEnabled != nil {
+		b.off = !*c.AdapterEnabled
+		return b.function(b.c.Device, 0), nil
+	}
 	for i := range b.funcs {
 		f := &b.funcs[i]
 		if f.Name != name {

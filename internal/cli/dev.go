@@ -17,7 +17,7 @@ import (
 // devices is "weft dev" with its subcommands.
 func (a *app) devices() *cobra.Command {
 	cmd := a.devShow()
-	cmd.AddCommand(a.devList(), a.devAdd(), a.devSet(), a.devDel())
+	cmd.AddCommand(a.devDetails(), a.devList(), a.devAdd(), a.devSet(), a.devDel())
 	return cmd
 }
 
@@ -38,19 +38,32 @@ func (a *app) devList() *cobra.Command {
 }
 
 func printFunctions(w io.Writer, list []api.Function) {
-	t := table{heads: []string{"DEVICE", ">NUMBER", "KIND", "LINK", "STATE", ">LID", ">SESSIONS", ">OF", ">WEIGHT", "QOS", ">QP", ">MR", ">MEMORY"}}
+	t := table{heads: []string{"DEVICE", ">NUMBER", "KIND", "LINK", "STATE", ">LID", ">SESSIONS", ">OF", ">WEIGHT", "QOS", ">QP", ">MR", ">MEMORY", "KEPT"}}
 	for _, f := range list {
-		kind, state := "physical", f.PortState
+		kind, state, kept := "physical", f.PortState, "no"
 		if f.Virtual {
 			kind = "virtual"
 		}
-		if !f.Enabled {
+		switch {
+		case !f.Enabled:
 			state = "disabled"
+		case !f.AdapterEnabled:
+			state = "adapter disabled"
+		}
+		if f.Kept {
+			kept = "yes"
 		}
 		t.row(f.Name, f.Number, kind, f.LinkLayer, state, f.LID, f.Sessions, f.Quotas.Sessions, f.Weight, qosText(f.QoS), f.Quotas.QPs, f.Quotas.MRs,
-			f.Quotas.MemoryBytes)
+			f.Quotas.MemoryBytes, kept)
 	}
 	t.write(w)
+}
+
+// printNotKept says why the node will not know of a change when it starts again.
+func printNotKept(w io.Writer, f api.Function) {
+	if !f.Kept {
+		fmt.Fprintf(w, "note: this does not survive the node's end: %s\n", printable(f.NotKept))
+	}
 }
 
 // qosText prints the weights of levels, the common one once.
@@ -74,6 +87,7 @@ func qosText(qos []int) string {
 // changeFlags are the flags that state a change of a device.
 type changeFlags struct {
 	enabled bool
+	adapter string // enabled or disabled; empty: as it is
 	c       api.FunctionChange
 	qos     map[string]int
 }
@@ -98,6 +112,13 @@ func (f *changeFlags) add(cmd *cobra.Command) {
 func (f *changeFlags) change(cmd *cobra.Command) (api.FunctionChange, error) {
 	if cmd.Flags().Changed("enabled") {
 		f.c.Enabled = &f.enabled
+	}
+	if cmd.Flags().Changed("adapter") {
+		on := f.adapter == "enabled"
+		if !on && f.adapter != "disabled" {
+			return f.c, fmt.Errorf("--adapter must be enabled or disabled, not %q", f.adapter)
+		}
+		f.c.AdapterEnabled = &on
 	}
 	for level, w := range f.qos {
 		n, err := strconv.Atoi(level)
@@ -135,7 +156,10 @@ func (a *app) devAdd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return print(f, func() { fmt.Fprintf(a.env.Out, "device %s: function %d, node GUID %s\n", f.Name, f.Number, f.NodeGUID) })
+			return print(f, func() {
+				fmt.Fprintf(a.env.Out, "device %s: function %d, node GUID %s\n", f.Name, f.Number, f.NodeGUID)
+				printNotKept(a.env.Out, f)
+			})
 		})
 	})
 	flags.add(cmd)
@@ -146,11 +170,16 @@ func (a *app) devSet() *cobra.Command {
 	var flags changeFlags
 	cmd := a.show(&cobra.Command{
 		Use:   "set NAME",
-		Short: "change quotas and shares of a device, enable or disable it",
+		Short: "change quotas and shares of a device, enable or disable it or the adapter",
 		Long: `Change quotas and shares of a device, enable or disable it, while it is in use.
 
+A device of the physical function enables and disables the whole adapter: the ports of all devices go down, programs
+get IBV_EVENT_PORT_ERR, packets are dropped and counted (drop_port), and the subnet manager sees the ports leave. Queue
+pairs stay, and ports have the LIDs they had when the adapter is enabled again.
+
   weft dev set weft_ib0 --weight 300 --qos 0=10,1=40
-  weft dev set weft0 --enabled=false`,
+  weft dev set weft0 --enabled=false
+  weft dev set weft_ib0 --adapter=disabled`,
 		Args: cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		change, err := flags.change(cmd)
@@ -165,10 +194,14 @@ func (a *app) devSet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return print(f, func() { printFunctions(a.env.Out, []api.Function{f}) })
+			return print(f, func() {
+				printFunctions(a.env.Out, []api.Function{f})
+				printNotKept(a.env.Out, f)
+			})
 		})
 	})
 	flags.add(cmd)
+	cmd.Flags().StringVar(&flags.adapter, "adapter", "", "enabled or disabled: the whole adapter, through a device of the physical function")
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -93,6 +94,9 @@ func (a *app) wait() *cobra.Command {
 			defer c.Close()
 			last, err := await(cmd.Context(), c, timeout, is)
 			if err == nil {
+				if off := disabled(last); what == "active" && len(off) > 0 {
+					fmt.Fprintf(a.env.Out, "weft: did not wait for %s: disabled on purpose (weft status)\n", strings.Join(off, ", "))
+				}
 				return nil
 			}
 			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout), Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
@@ -114,16 +118,27 @@ func (a *app) wait() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&what, "for", "active", "active: every port is; ready: programs can use the node")
+	f.StringVar(&what, "for", "active", "active: every port is, but of devices that are disabled; ready: programs can use the node")
 	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait")
 	return cmd
 }
 
 func isReady(s api.Status) bool { return s.Ready }
 
+// isActive leaves out what was disabled: nobody waits for it to come up.
 func isActive(s api.Status) bool {
 	return s.Ready && len(s.Devices) > 0 &&
-		!slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool { return d.PortState != "ACTIVE" })
+		!slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" })
+}
+
+// disabled names the devices whose ports are down on purpose.
+func disabled(s api.Status) (names []string) {
+	for _, d := range s.Devices {
+		if !d.Enabled {
+			names = append(names, d.Name)
+		}
+	}
+	return names
 }
 
 // refused reports whether the node will not talk to this user, ever.

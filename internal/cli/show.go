@@ -62,7 +62,11 @@ func printStatus(w io.Writer, s api.Status) {
 		if d.LinkLayer == "InfiniBand" {
 			kind, lid = "InfiniBand ", fmt.Sprintf(", lid %d", d.LID)
 		}
-		line("device", "%s: %sport %s%s, mtu %d, %s", d.Name, kind, d.PortState, lid, d.ActiveMTU, plural(d.GIDs, "gid"))
+		state := d.PortState
+		if !d.Enabled {
+			state += ", disabled"
+		}
+		line("device", "%s: %sport %s%s, mtu %d, %s", d.Name, kind, state, lid, d.ActiveMTU, plural(d.GIDs, "gid"))
 	}
 	var polling, realtime int
 	for _, l := range s.Lanes {
@@ -154,6 +158,29 @@ func (a *app) devShow() *cobra.Command {
 	})
 }
 
+// devDetails is devShow by its full name, for all devices or one.
+func (a *app) devDetails() *cobra.Command {
+	return a.show(&cobra.Command{
+		Use:   "show [NAME]",
+		Short: "show devices, ports and GIDs, of all devices or one",
+		Args:  cobra.MaximumNArgs(1),
+	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
+		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			devs, err := c.Devices(ctx)
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				devs = slices.DeleteFunc(devs, func(d api.Device) bool { return d.Name != args[0] })
+				if len(devs) == 0 {
+					return &api.Error{Code: api.CodeNotFound, What: "cannot show the device", Why: "there is no device " + args[0], Fix: "weft dev"}
+				}
+			}
+			return print(devs, func() { printDevices(a.env.Out, devs) })
+		})
+	})
+}
+
 func printDevices(w io.Writer, devs []api.Device) {
 	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">LID", ">MTU", "NETDEV", "NODE GUID"}}
 	gids := table{heads: []string{"DEVICE", ">PORT", ">GID", "ADDRESS", "TYPE", "NETDEV", "VALUE"}}
@@ -170,6 +197,14 @@ func printDevices(w io.Writer, devs []api.Device) {
 		fmt.Fprintln(w)
 	}
 	gids.write(w)
+	if slices.ContainsFunc(devs, func(d api.Device) bool { return !d.AdapterEnabled }) {
+		fmt.Fprintln(w, "\nthe adapter is disabled: every port is down (weft status tells the fix)")
+	}
+	for _, d := range devs {
+		if !d.Enabled {
+			fmt.Fprintf(w, "\n%s is disabled: its port is down. fix: weft dev set %s --enabled\n", d.Name, d.Name)
+		}
+	}
 }
 
 func (a *app) counters() *cobra.Command {

@@ -19,7 +19,8 @@ type Functions struct {
 	table      atomic.Pointer[[]*Adapter]
 	generation atomic.Uint64 // rises with every change of the table or of a port
 	groups     atomic.Pointer[Groups]
-	ip         IPGroups // nil: groups of Ethernet ports reach this node only
+	ip         IPGroups           // nil: groups of Ethernet ports reach this node only
+	used       [maxFunctions]bool // numbers that functions have, had or are to have
 }
 
 // NewFunctions returns a table of the given functions, numbered from 0.
@@ -35,21 +36,43 @@ func NewFunctions(list ...*Adapter) *Functions {
 	return f
 }
 
-// ErrNoFunction is returned when every function number was used.
+// ErrNoFunction is returned when every function number, or the one asked for,
+// was used.
 var ErrNoFunction = errors.New("no function number is left")
 
 // ErrInUse is returned for a function that still has sessions.
 var ErrInUse = errors.New("the function has sessions")
 
-// Add gives a the next number. Numbers are not used again.
+// Add gives a the lowest number that was never used.
 func (f *Functions) Add(a *Adapter) error {
-	old := *f.table.Load()
-	if len(old) == maxFunctions {
+	for n, used := range f.used {
+		if !used {
+			return f.AddAt(a, uint16(n))
+		}
+	}
+	return ErrNoFunction
+}
+
+// Reserve keeps a number from being used by Add: who is to have it may come
+// later, by AddAt.
+func (f *Functions) Reserve(n uint16) {
+	if n < maxFunctions {
+		f.used[n] = true
+	}
+}
+
+// AddAt gives a a number of the caller's choice, which no function of the table
+// has. Numbers that were used and reserved ones are no obstacle.
+func (f *Functions) AddAt(a *Adapter, n uint16) error {
+	if n >= maxFunctions || f.At(n) != nil {
 		return ErrNoFunction
 	}
-	t := append(make([]*Adapter, 0, len(old)+1), old...)
-	a.num, a.all = uint16(len(old)), f
-	t = append(t, a)
+	f.used[n] = true
+	old := *f.table.Load()
+	t := make([]*Adapter, max(len(old), int(n)+1))
+	copy(t, old)
+	a.num, a.all = n, f
+	t[n] = a
 	f.table.Store(&t)
 	f.generation.Add(1)
 	return nil

@@ -642,3 +642,39 @@ func TestNativeRoundAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations per WRITE", n)
 	}
 }
+
+// TestFunctionNumbers: numbers are given once, by the table or by choice.
+func TestFunctionNumbers(t *testing.T) {
+	f := NewFunctions()
+	add := func() *Adapter { return NewAdapter(&Port{}, DefaultLimits) }
+	f.Reserve(1)
+	f.Reserve(maxFunctions)
+	a, b, c := add(), add(), add()
+	if f.Add(a) != nil || f.Add(b) != nil || f.AddAt(c, 5) != nil || a.Number() != 0 || b.Number() != 2 || c.Number() != 5 {
+		t.Errorf("%d, %d, %d", a.Number(), b.Number(), c.Number())
+	}
+	if f.At(5) != c || f.At(4) != nil || len(f.All()) != 6 {
+		t.Errorf("%v", f.All())
+	}
+	for _, n := range []uint16{5, maxFunctions, 0xffff} {
+		if err := f.AddAt(add(), n); !errors.Is(err, ErrNoFunction) {
+			t.Errorf("at %d: %v", n, err)
+		}
+	}
+	if err := f.Remove(b); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []uint16{3, 4, 6} { // not 1, not 2 again
+		if d := add(); f.Add(d) != nil || d.Number() != want {
+			t.Errorf("%d, want %d", d.Number(), want)
+		}
+	}
+	if d := add(); f.AddAt(d, 1) != nil || f.At(1) != d {
+		t.Error("a reserved number was not to be had")
+	}
+	for f.Add(add()) == nil {
+	}
+	if n := len(f.All()); n != maxFunctions {
+		t.Errorf("%d functions", n)
+	}
+}

@@ -77,7 +77,8 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	ready := n.ready
 	n.mu.Unlock()
 	s := api.Status{Ready: ready, Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
-		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, IdleExitNS: n.cfg.IdleExit}
+		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, IdleExitNS: n.cfg.IdleExit,
+		AdapterEnabled: !n.adapterIsOff()}
 	for _, f := range n.functions() {
 		p := f.a.Port()
 		gids := 0
@@ -86,8 +87,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 				gids++
 			}
 		}
+		off, _ := f.off()
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
-			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID)})
+			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Enabled: !off && s.AdapterEnabled})
 	}
 	for i, l := range n.lanes {
 		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})
@@ -213,6 +215,7 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	}
 	list = append(list, n.stuck()...)
 	list = append(list, n.unmanaged(ctx)...)
+	list = append(list, n.keeper.degraded()...)
 	if e := vhost.SharedCalls(); e != nil {
 		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
 			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
@@ -223,11 +226,17 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
 		}
 	}
+	adapterOff := n.adapterIsOff()
+	if adapterOff {
+		list = append(list, api.Degraded{What: "adapter_disabled", Why: "the physical function disabled the adapter: every port is down, nothing is sent or received",
+			Fix: "weft dev set " + n.physical() + " --adapter=enabled"})
+	}
 	for _, f := range n.functions() {
 		p := f.a.Port()
-		switch {
-		case f.off():
+		switch off, _ := f.off(); {
+		case off:
 			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
+		case adapterOff:
 		case p.State != ib.PortActive:
 			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
 				Fix: n.fixNotActive()})
@@ -254,7 +263,8 @@ func (n *Node) Devices(context.Context) ([]api.Device, error) {
 		p := f.a.Port()
 		port := api.Port{Number: 1, State: portState(p.State), PhysState: physState(p.Phys), LinkLayer: p.Link.String(),
 			MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID), LMC: p.LMC, SMLID: uint16(p.SMLID)}
-		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion()}
+		off, adapterOff := f.off()
+		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion(), Enabled: !off, AdapterEnabled: !adapterOff}
 		if p.Link == ib.LinkEthernet {
 			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
 			ethernetGIDs(&port, t)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"weft/internal/api"
 	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/link/fabric"
@@ -22,15 +23,17 @@ import (
 type function struct {
 	n        *Node
 	a        *hca.Adapter
-	door     *vhost.Server // nil before the node serves
-	disabled bool
+	door     *vhost.Server      // nil before the node serves
+	disabled bool               // by whoever runs the node; guarded by the node's mu
+	asked    api.FunctionChange // all that people asked for; guarded by the keeper
+	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
 }
 
 // switchboard is where InfiniBand ports are plugged in. Calls come with edits
 // held, one at a time.
 type switchboard interface {
-	// plug connects the port of a function that was added.
-	plug(a *hca.Adapter) error
+	// plug connects the port of a function that was added, on or off.
+	plug(a *hca.Adapter, on bool) error
 	// unplug disconnects it before the function goes.
 	unplug(a *hca.Adapter)
 	// power says whether the port of a function may be up.
@@ -60,24 +63,37 @@ func (n *Node) newPort(guid ib.GUID) *hca.Port {
 	return p
 }
 
-// addFunction makes a function with an InfiniBand port, and its door if the
-// node serves already.
+// addFunction makes a function with an InfiniBand port under the next number,
+// and its door if the node serves already.
 func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
 	n.edits.Lock()
 	defer n.edits.Unlock()
+	return n.makeFunction(name, limits, n.all.Add, true)
+}
+
+// makeFunction is addFunction with edits held; number gives the function its
+// number, and on says whether its port may come up.
+func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool) (*function, error) {
 	if n.function(name) != nil {
 		return nil, errFunctionThere
 	}
 	a := hca.NewAdapter(n.newPort(0), limits)
 	a.Name = name
-	if err := n.all.Add(a); err != nil {
+	if err := number(a); err != nil {
 		return nil, err
 	}
+	f := &function{n: n, a: a, disabled: !on}
+	n.mu.Lock()
+	f.down = f.disabled || n.adapterOff
+	n.mu.Unlock()
 	a.NodeGUID = n.identity + 2*ib.GUID(a.Number())
-	a.SetPort(n.newPort(a.NodeGUID + 1))
-	f := &function{n: n, a: a}
+	p := n.newPort(a.NodeGUID + 1)
+	if f.down {
+		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
+	}
+	a.SetPort(p)
 	if n.board != nil {
-		if err := n.board.plug(a); err != nil {
+		if err := n.board.plug(a, !f.down); err != nil {
 			return nil, errors.Join(err, n.all.Remove(a))
 		}
 	}
@@ -106,7 +122,7 @@ func (n *Node) removeFunction(name string) error {
 	switch {
 	case f == nil:
 		return errNoFunction
-	case f.a.Number() < virtualFunctions:
+	case !virtual(f.a):
 		return errPhysical
 	}
 	return errors.Join(n.drop(f), n.rewriteTree())
@@ -135,37 +151,6 @@ func (n *Node) drop(f *function) error {
 	return n.all.Remove(f.a)
 }
 
-// enable lets the port of a function come up, or takes it down: queue pairs
-// stay, packets do not move.
-func (n *Node) enable(f *function, on bool) {
-	n.edits.Lock()
-	defer n.edits.Unlock()
-	n.mu.Lock()
-	same := f.disabled == !on
-	f.disabled = !on
-	n.mu.Unlock()
-	if same {
-		return
-	}
-	if f.a.Port().Link == ib.LinkInfiniBand && n.board != nil {
-		n.board.power(f.a, on)
-		return
-	}
-	n.ports.Lock()
-	defer n.ports.Unlock()
-	old := f.a.Port()
-	p := *old
-	p.State, p.Phys = ib.PortDown, ib.PhysDisabled
-	if on {
-		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
-		if p.Link == ib.LinkInfiniBand {
-			p.State = ib.PortInit
-		}
-	}
-	f.a.SetPort(&p)
-	n.tell(f.a, p.Changes(old))
-}
-
 // function returns the function with a name, or nil.
 func (n *Node) function(name string) *function {
 	n.mu.Lock()
@@ -184,13 +169,6 @@ func (n *Node) functions() []*function {
 	list := slices.Clone(n.funcs)
 	slices.SortFunc(list, func(a, b *function) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
 	return list
-}
-
-// off reports whether somebody disabled the function.
-func (f *function) off() bool {
-	f.n.mu.Lock()
-	defer f.n.mu.Unlock()
-	return f.disabled
 }
 
 // portChanged writes the files and tells the clients of a function after its

@@ -226,8 +226,11 @@ type plugs struct {
 	err   error
 }
 
-func (p *plugs) plug(a *hca.Adapter) error { p.calls = append(p.calls, "plug "+a.Name); return p.err }
-func (p *plugs) unplug(a *hca.Adapter)     { p.calls = append(p.calls, "unplug "+a.Name) }
+func (p *plugs) plug(a *hca.Adapter, on bool) error {
+	p.calls = append(p.calls, "plug "+a.Name+map[bool]string{true: "", false: " off"}[on])
+	return p.err
+}
+func (p *plugs) unplug(a *hca.Adapter) { p.calls = append(p.calls, "unplug "+a.Name) }
 func (p *plugs) power(a *hca.Adapter, on bool) {
 	p.calls = append(p.calls, map[bool]string{true: "on ", false: "off "}[on]+a.Name)
 }

@@ -23,10 +23,12 @@ func (n *Node) Functions(context.Context) ([]api.Function, error) {
 // describe tells people about the function.
 func (f *function) describe() api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
-	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: a.Number() >= virtualFunctions, Enabled: !f.off(), LinkLayer: p.Link.String(),
+	off, adapterOff := f.off()
+	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off, AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(),
 		PortState: portState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
 		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
 			MemoryBytes: l.Memory}}
+	v.Kept, v.NotKept = f.n.keeper.kept()
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
 	}
@@ -34,42 +36,83 @@ func (f *function) describe() api.Function {
 }
 
 // AddFunction implements api.Backend.
-func (n *Node) AddFunction(_ context.Context, r api.NewFunction) (api.Function, error) {
+func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function, error) {
 	const what = "cannot add the device"
-	limits := hca.DefaultLimits
-	if err := applyQuotas(&limits, &r.Quotas); err != nil {
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
+	n.keeper.mu.Lock()
+	defer n.keeper.mu.Unlock()
+	if err := n.keeper.editable(what); err != nil {
+		return api.Function{}, err
 	}
-	f, err := n.addFunction(r.Name, limits)
+	if r.AdapterEnabled != nil {
+		return api.Function{}, notPhysical(what, r.Name, n.physical())
+	}
+	var wrong *quotaError
+	f, err := n.newFunction(&r, n.all.Add)
 	switch {
+	case errors.As(err, &wrong):
+		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
 	case errors.Is(err, errFunctionThere):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "there is a device " + r.Name, Fix: "choose another name"}
+	case errors.Is(err, errNoSwitchPort):
+		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "delete a device, or start the node with more --switch-ports"}
 	case errors.Is(err, hca.ErrNoFunction):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "the node has made as many devices as it can number", Fix: "start it again"}
 	case err != nil:
 		return api.Function{}, err
 	}
-	f.change(&r.FunctionChange)
+	n.keeper.forget(r.Name)
+	n.keeper.save(ctx)
 	return f.describe(), nil
+}
+
+// newFunction makes the function that r asks for; the keeper's mu is held.
+func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
+	limits := hca.DefaultLimits
+	if err := applyQuotas(&limits, &r.Quotas); err != nil {
+		return nil, err
+	}
+	n.edits.Lock()
+	f, err := n.makeFunction(r.Name, limits, number, r.Enabled == nil || *r.Enabled)
+	n.edits.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return f, f.change(&r.FunctionChange)
 }
 
 // SetFunction implements api.Backend.
-func (n *Node) SetFunction(_ context.Context, name string, c api.FunctionChange) (api.Function, error) {
+func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChange) (api.Function, error) {
+	const what = "cannot change the device"
+	n.keeper.mu.Lock()
+	defer n.keeper.mu.Unlock()
 	f := n.function(name)
 	if f == nil {
-		return api.Function{}, noDevice("cannot change the device", name)
+		return api.Function{}, noDevice(what, name)
 	}
-	limits := *f.a.Limits()
-	if err := applyQuotas(&limits, &c.Quotas); err != nil {
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: "cannot change the device", Why: err.Error()}
+	if err := n.keeper.editable(what); err != nil {
+		return api.Function{}, err
 	}
-	f.a.SetLimits(limits)
-	f.change(&c)
+	if c.AdapterEnabled != nil && virtual(f.a) {
+		return api.Function{}, notPhysical(what, name, n.physical())
+	}
+	if err := f.change(&c); err != nil {
+		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
+	}
+	if c.AdapterEnabled != nil {
+		n.enableAdapter(*c.AdapterEnabled)
+	}
+	n.keeper.save(ctx)
 	return f.describe(), nil
 }
 
-// change does what a change asks for besides quotas.
-func (f *function) change(c *api.FunctionChange) {
+// change does what a change asks of the function itself, and notes that it was
+// asked for; the keeper's mu is held. On an error nothing has changed.
+func (f *function) change(c *api.FunctionChange) error {
+	limits := *f.a.Limits()
+	if err := applyQuotas(&limits, &c.Quotas); err != nil {
+		return err
+	}
+	f.a.SetLimits(limits)
 	s := *f.a.Shares()
 	if c.Weight != 0 {
 		s.Weight = uint16(c.Weight)
@@ -81,19 +124,41 @@ func (f *function) change(c *api.FunctionChange) {
 	if c.Enabled != nil {
 		f.n.enable(f, *c.Enabled)
 	}
+	ask(&f.asked, c)
+	return nil
 }
 
 // DelFunction implements api.Backend.
-func (n *Node) DelFunction(_ context.Context, name string) error {
-	err := n.removeFunction(name)
-	switch {
-	case errors.Is(err, errNoFunction):
-		return noDevice("cannot delete the device", name)
-	case errors.Is(err, errPhysical):
-		return &api.Error{Code: api.CodeInvalid, What: "cannot delete the device", Why: name + " is a device of the physical function",
-			Fix: "weft dev set " + name + " --enabled=false"}
+func (n *Node) DelFunction(ctx context.Context, name string) error {
+	const what = "cannot delete the device"
+	n.keeper.mu.Lock()
+	defer n.keeper.mu.Unlock()
+	if err := n.keeper.editable(what); err != nil {
+		return err
 	}
-	return err
+	err := n.removeFunction(name)
+	switch forgotten := n.keeper.forget(name); {
+	case errors.Is(err, errPhysical):
+		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is a device of the physical function",
+			Fix: "weft dev set " + name + " --enabled=false"}
+	case errors.Is(err, errNoFunction) && !forgotten:
+		return noDevice(what, name)
+	case err != nil && !errors.Is(err, errNoFunction):
+		return err
+	}
+	n.keeper.save(ctx)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.keeper.dirty {
+		return &api.Error{Code: api.CodeInternal, What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
+			Why: n.keeper.err.Error(), Fix: "weft store status; the node tries again by itself"}
+	}
+	return nil
+}
+
+func notPhysical(what, name, physical string) error {
+	return &api.Error{Code: api.CodeInvalid, What: what, Why: "only the physical function enables and disables the adapter, and " + name + " is a virtual function",
+		Fix: "weft dev set " + physical + " --adapter=disabled"}
 }
 
 func noDevice(what, name string) error {
@@ -129,5 +194,11 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 	if l.QP < 3 || l.CQ < 2 {
 		errs = append(errs, errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"))
 	}
-	return errors.Join(errs...)
+	if len(errs) == 0 {
+		return nil
+	}
+	return &quotaError{errors.Join(errs...)}
 }
+
+// quotaError tells of quotas that cannot be.
+type quotaError struct{ error }

@@ -111,7 +111,7 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	case <-time.After(limit):
 		t.Fatal("the node does not come up")
 	}
-	r.cli = api.NewClient(filepath.Join(dir, "control.sock"), nil)
+	r.cli = api.NewClient(filepath.Join(cfg.Dir, "control.sock"), nil)
 	t.Cleanup(func() {
 		r.cli.Close()
 		stop()

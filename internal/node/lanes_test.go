@@ -166,9 +166,11 @@ func TestAddressesChanged(t *testing.T) {
 	ctx, stop := context.WithCancelCause(context.Background())
 	n := &Node{cfg: cfg, log: slog.New(slog.DiscardHandler), dir: rd, base: time.Now().Add(-time.Second), stop: stop,
 		sessions: make(map[*vhost.Session]*door)}
+	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		t.Fatal(err)
 	}
+	n.keeper.start(ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		err := n.serve(ctx, func() { close(ready) })

@@ -62,19 +62,26 @@ func (n *Node) closeStore() {
 }
 
 // startManager opens the store and starts the subnet manager behind port 0 of
-// the switch. The management goroutine runs. Where the store cannot be used at
+// the switch. A node that shall not manage has a store only if one is named. The management goroutine runs. Where the store cannot be used at
 // present the node serves without a manager, and says so.
 func (n *Node) startManager(ctx context.Context) error {
-	if n.sub == nil || n.cfg.SM != config.SMAuto {
+	manages := n.cfg.SM == config.SMAuto
+	if n.sub == nil || !manages && n.cfg.Store == config.StoreAuto {
 		return nil
 	}
 	if err := n.openStore(ctx); errors.Is(err, store.ErrUnavailable) {
-		n.log.Error("no subnet manager", "err", err)
+		n.log.Error("no store, and so no subnet manager", "err", err)
 		n.closeStore()
-		n.store, n.storeServer, n.noManager = nil, nil, err
+		n.store, n.storeServer, n.noStore = nil, nil, err
+		if manages {
+			n.noManager = err
+		}
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("open the store: %w", err)
+	}
+	if !manages {
+		return nil // the store keeps the node's devices
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
 		TIDs: uint32(n.identity >> 16), Store: n.store, Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
@@ -95,7 +102,7 @@ func (n *Node) unmanaged(ctx context.Context) []api.Degraded {
 	case n.noManager != nil:
 		why, fix, _ := strings.Cut(n.noManager.Error(), ". fix: ")
 		return []api.Degraded{{What: "no_manager", Why: why, Fix: fix}}
-	case n.manager == nil:
+	case n.store == nil:
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, storePatience)

@@ -65,6 +65,8 @@ type Node struct {
 	storeServer *etcd.Server
 	manager     *manager.Manager
 	noManager   error // why there is none, though there should be
+	noStore     error // why there is no store, though there should be
+	keeper      *keeper
 	stop        context.CancelCauseFunc
 
 	// edits is held while functions come and go, ports while a port changes and
@@ -72,12 +74,14 @@ type Node struct {
 	// another goroutine with ports held.
 	edits, ports sync.Mutex
 
-	mu       sync.Mutex // guards what follows; never held while waiting for a lane
-	table    *hostnet.Table
-	funcs    []*function       // in the order of their numbers; the first has the host's addresses
-	oldEnds  map[string]uint64 // ends of sessions at doors that are gone
-	serving  bool              // doors are open
-	sessions map[*vhost.Session]*door
+	mu      sync.Mutex // guards what follows; never held while waiting for a lane
+	table   *hostnet.Table
+	funcs   []*function       // in the order of their numbers; the first has the host's addresses
+	oldEnds map[string]uint64 // ends of sessions at doors that are gone
+	serving bool              // doors are open
+	// adapterOff: the physical function disabled the whole adapter.
+	adapterOff bool
+	sessions   map[*vhost.Session]*door
 	// residents are sessions of the node itself.
 	residents []*resident
 	idle      time.Time // when the last session ended, or somebody told that one would come
@@ -111,6 +115,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
 		sessions: make(map[*vhost.Session]*door), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
 	}
@@ -136,6 +141,7 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 	if err := n.startManager(ctx); err != nil {
 		return err
 	}
+	n.keeper.start(ctx)
 	return n.serve(ctx, ready)
 }
 
@@ -251,6 +257,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	})
 	wg.Go(func() { n.watchLanes(ctx) })
+	wg.Go(func() { n.keeper.run(ctx) })
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })
 	}

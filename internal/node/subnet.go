@@ -79,7 +79,6 @@ type caPort struct {
 	port    uint8 // of the switch
 	agent   *agent.Agent
 	adapter *hca.Adapter
-	off     bool // disabled by whoever runs the node
 }
 
 // trunkPort is the switch's end of a trunk.
@@ -393,7 +392,7 @@ func (s *subnet) links(now mono.Time) {
 // peerUp reports whether there is somebody at the other end of a port.
 func (s *subnet) peerUp(p uint8) bool {
 	if c := s.ports[p]; c != nil {
-		return !c.off && s.sw.Wants(p) && c.agent.Wants(1)
+		return s.sw.Wants(p) && c.agent.Wants(1)
 	}
 	for _, t := range s.peers {
 		if t.port == p {
@@ -485,14 +484,14 @@ var _ switchboard = (*subnet)(nil)
 
 // plug implements switchboard: it gives a function's InfiniBand port a port of
 // the switch.
-func (s *subnet) plug(a *hca.Adapter) (err error) {
-	if !s.do(func() { err = s.add(a) }) {
+func (s *subnet) plug(a *hca.Adapter, on bool) (err error) {
+	if !s.do(func() { err = s.add(a, on) }) {
 		return errLaneStopped
 	}
 	return err
 }
 
-func (s *subnet) add(a *hca.Adapter) error {
+func (s *subnet) add(a *hca.Adapter, on bool) error {
 	w := *s.wiring.Load()
 	var port uint8
 	for p := 1; p <= s.n.cfg.SwitchPorts; p++ {
@@ -512,7 +511,11 @@ func (s *subnet) add(a *hca.Adapter) error {
 	s.dirty = true
 	s.ports[port], s.byFunc[a.Number()] = c, c
 	s.changed[c] |= agent.ChangedState
-	s.setLink(s.n.now(), port, true)
+	if on {
+		s.setLink(s.n.now(), port, true)
+	} else {
+		c.agent.Disable(s.n.now(), 1)
+	}
 	return nil
 }
 
@@ -541,9 +544,15 @@ func (s *subnet) unplug(a *hca.Adapter) {
 // power implements switchboard.
 func (s *subnet) power(a *hca.Adapter, on bool) {
 	s.do(func() {
-		if c := s.byFunc[a.Number()]; c != nil {
-			c.off = !on
-			s.setLink(s.n.now(), c.port, s.peerUp(c.port))
+		c, now := s.byFunc[a.Number()], s.n.now()
+		switch {
+		case c == nil:
+			return
+		case on:
+			c.agent.Enable(now, 1)
+		default:
+			c.agent.Disable(now, 1)
 		}
+		s.setLink(now, c.port, s.peerUp(c.port))
 	})
 }

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/store"
+)
+
+// keeper keeps in the store what people want of the node's functions: which
+// there are, under which numbers, from which their GUIDs follow, and all that
+// was asked of each. A node that starts again reads it back
+// (docs/notes/fabric.md).
+type keeper struct {
+	n *Node
+	// mu is held from the look at functions to the answer of the store, so that
+	// what is newer is written later. It comes before edits, and guards asked of
+	// every function.
+	mu   sync.Mutex
+	wake chan struct{}
+	// Guarded by the node's mu.
+	never  error // why nothing is kept in this life of the node; nil: it is
+	loaded bool  // functions are those that were kept
+	dirty  bool  // the store has not got the last change
+	err    error // why not
+	failed []failedFunction
+}
+
+// failedFunction is a function of the store that could not be made. It stays in
+// the store.
+type failedFunction struct {
+	keptFunction
+	err error
+}
+
+// keptFunctions is what the store has of a node.
+type keptFunctions struct {
+	Version         int            `json:"version"` // keptVersion
+	AdapterDisabled bool           `json:"adapter_disabled,omitempty"`
+	Functions       []keptFunction `json:"functions"`
+}
+
+// keptFunction is a function that was added, or one that is always there and
+// was changed.
+type keptFunction struct {
+	Name   string             `json:"name"`
+	Number uint16             `json:"number"`
+	Asked  api.FunctionChange `json:"asked"`
+}
+
+const (
+	keptVersion = 1
+	// keepRetry is how long a store that did not answer is left alone.
+	keepRetry = time.Second
+)
+
+func newKeeper(n *Node) *keeper { return &keeper{n: n, wake: make(chan struct{}, 1)} }
+
+// keptKey is where the store has the functions of a node.
+func keptKey(identity ib.GUID) string { return fmt.Sprintf("node/%016x/functions", uint64(identity)) }
+
+// start finds out where functions are kept, and restores those there are. A
+// store that does not answer soon is asked again by run.
+func (k *keeper) start(ctx context.Context) {
+	n := k.n
+	var never error
+	switch {
+	case n.sub == nil:
+		never = errors.New("the node is in no subnet (--fabric=false)")
+	case n.noStore != nil:
+		never = fmt.Errorf("the store cannot be used: %w", n.noStore)
+	case n.store == nil:
+		never = fmt.Errorf("the node has no store, since it has no subnet manager (--sm %s) and --store names none", n.cfg.SM)
+	case n.cfg.StoreKind() == config.StoreMemory && n.cfg.Store == config.StoreAuto:
+		never = errors.New("the store of a node that ends by itself (--idle-exit) is its memory")
+	case n.cfg.StoreKind() == config.StoreMemory:
+		never = errors.New("the store is the node's memory (--store memory)")
+	}
+	n.mu.Lock()
+	k.never, k.loaded = never, never != nil
+	n.mu.Unlock()
+	if never != nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.attempt(ctx, storePatience)
+}
+
+// run does what the store could not be told or asked, until it can. It returns
+// when ctx ends.
+func (k *keeper) run(ctx context.Context) {
+	for {
+		var again <-chan time.Time
+		if k.pending() {
+			again = time.After(keepRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.wake:
+		case <-again:
+			k.mu.Lock()
+			k.attempt(ctx, storeWait)
+			k.mu.Unlock()
+		}
+	}
+}
+
+// pending reports whether the store is still to be read or written.
+func (k *keeper) pending() bool {
+	k.n.mu.Lock()
+	defer k.n.mu.Unlock()
+	return !k.loaded || k.dirty
+}
+
+// attempt reads from or writes to the store; mu is held.
+func (k *keeper) attempt(ctx context.Context, patience time.Duration) {
+	n := k.n
+	ctx, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	n.mu.Lock()
+	loaded, before := k.loaded, k.err
+	n.mu.Unlock()
+	var err error
+	if !loaded {
+		if err = k.load(ctx); err == nil {
+			loaded = true
+		}
+	} else {
+		err = k.write(ctx)
+	}
+	n.mu.Lock()
+	k.loaded, k.err, k.dirty = loaded, err, loaded && err != nil
+	n.mu.Unlock()
+	if err == nil {
+		return
+	}
+	if before == nil || before.Error() != err.Error() {
+		n.log.Error("the store does not have, or tell, what devices the node has", "err", err)
+	}
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// save writes the functions as they are; mu is held. What the store does not
+// take now it gets later: degraded tells of it until then.
+func (k *keeper) save(ctx context.Context) {
+	k.n.mu.Lock()
+	never := k.never
+	k.n.mu.Unlock()
+	if never == nil {
+		k.attempt(ctx, storeWait)
+	}
+}
+
+// write puts the functions into the store; mu is held.
+func (k *keeper) write(ctx context.Context) error {
+	n := k.n
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff()}
+	for _, f := range n.functions() {
+		if virtual(f.a) || asksAnything(&f.asked) {
+			v.Functions = append(v.Functions, keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked})
+		}
+	}
+	n.mu.Lock()
+	for _, f := range k.failed {
+		v.Functions = append(v.Functions, f.keptFunction)
+	}
+	n.mu.Unlock()
+	b, err := json.Marshal(v)
+	if err == nil {
+		_, err = store.Put(ctx, n.store, keptKey(n.identity), b)
+	}
+	return k.outOf(ctx, err)
+}
+
+// outOf names the store where all that is known is that it did not answer.
+func (k *keeper) outOf(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("no answer from the store (%s)", k.n.cfg.StoreKind())
+	}
+	return err
+}
+
+// load reads what was kept and makes it so; mu is held.
+func (k *keeper) load(ctx context.Context) error {
+	n := k.n
+	e, err := n.store.Get(ctx, keptKey(n.identity))
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return k.outOf(ctx, err)
+	}
+	var v keptFunctions
+	if err := json.Unmarshal(e.Value, &v); err != nil {
+		return fmt.Errorf("the store's entry %s is damaged: %w", e.Key, err)
+	}
+	if v.Version != keptVersion {
+		return fmt.Errorf("the store's entry %s has version %d, this node knows %d", e.Key, v.Version, keptVersion)
+	}
+	if v.AdapterDisabled {
+		n.enableAdapter(false)
+	}
+	n.edits.Lock()
+	for _, f := range v.Functions {
+		n.all.Reserve(f.Number)
+	}
+	n.edits.Unlock()
+	slices.SortStableFunc(v.Functions, func(a, b keptFunction) int { return int(a.Number) - int(b.Number) })
+	restored := 0
+	for _, f := range v.Functions {
+		if err := n.restore(&f); err != nil {
+			n.log.Error("a device is not restored", "device", f.Name, "err", err)
+			n.mu.Lock()
+			k.failed = append(k.failed, failedFunction{f, err})
+			n.mu.Unlock()
+			continue
+		}
+		restored++
+	}
+	n.log.Info("devices restored", "functions", restored, "adapter_disabled", v.AdapterDisabled)
+	return nil
+}
+
+var errNumber = errors.New("its number in the store is one that no added device has")
+
+// restore makes one function what it was.
+func (n *Node) restore(f *keptFunction) error {
+	want := api.NewFunction{Name: f.Name, FunctionChange: f.Asked}
+	if f.Number < virtualFunctions {
+		i := slices.IndexFunc(n.functions(), func(o *function) bool { return o.a.Number() == f.Number })
+		if i < 0 {
+			return errNumber
+		}
+		if err := f.Asked.Validate(); err != nil {
+			return err
+		}
+		return n.functions()[i].change(&f.Asked)
+	}
+	if err := want.Validate(); err != nil {
+		return err
+	}
+	_, err := n.newFunction(&want, func(a *hca.Adapter) error { return n.all.AddAt(a, f.Number) })
+	return err
+}
+
+// editable refuses changes before it is known what there is.
+func (k *keeper) editable(what string) error {
+	k.n.mu.Lock()
+	defer k.n.mu.Unlock()
+	if k.loaded {
+		return nil
+	}
+	return &api.Error{Code: api.CodeNotReady, What: what, Why: fmt.Sprintf("the store does not tell yet what devices the node has: %v", k.err),
+		Fix: "weft store status; then again"}
+}
+
+// kept reports whether what the node has now is there after it starts again,
+// and else why not.
+func (k *keeper) kept() (bool, string) {
+	k.n.mu.Lock()
+	defer k.n.mu.Unlock()
+	switch {
+	case k.never != nil:
+		return false, k.never.Error()
+	case !k.loaded, k.dirty:
+		return false, fmt.Sprintf("%v", k.err)
+	}
+	return true, ""
+}
+
+// forget drops a function that was not restored; false where there is none of
+// that name.
+func (k *keeper) forget(name string) bool {
+	k.n.mu.Lock()
+	defer k.n.mu.Unlock()
+	before := len(k.failed)
+	k.failed = slices.DeleteFunc(k.failed, func(f failedFunction) bool { return f.Name == name })
+	return len(k.failed) != before
+}
+
+// degraded lists what is amiss with what is kept.
+func (k *keeper) degraded() (list []api.Degraded) {
+	n := k.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	const fix = "weft store status"
+	switch {
+	case n.noStore != nil:
+		why, fix, _ := strings.Cut(n.noStore.Error(), ". fix: ")
+		list = append(list, api.Degraded{What: "devices_not_restored", Why: "devices that were added are not there, and changes of devices are not kept: " + why,
+			Fix: fix + "; then start the node again"})
+	case !k.loaded:
+		list = append(list, api.Degraded{What: "devices_not_restored", Why: fmt.Sprintf("devices that were added are not there yet: %v", k.err), Fix: fix})
+	case k.dirty:
+		list = append(list, api.Degraded{What: "devices_not_kept", Why: fmt.Sprintf("the last change of devices is not in the store yet: %v", k.err), Fix: fix})
+	}
+	for _, f := range k.failed {
+		d := api.Degraded{What: "device_not_restored", Why: fmt.Sprintf("%s: %v", f.Name, f.err), Fix: "weft dev del " + f.Name}
+		switch {
+		case errors.Is(f.err, errNoSwitchPort):
+			d.Fix = "start the node with more --switch-ports, or weft dev del " + f.Name
+		case errors.Is(f.err, errFunctionThere):
+			d.Fix = "start the node with another --device, or add it under another name"
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// ask adds what c asks for to what was asked before.
+func ask(of *api.FunctionChange, c *api.FunctionChange) {
+	if c.Enabled != nil {
+		on := *c.Enabled
+		of.Enabled = &on
+	}
+	if c.Weight != 0 {
+		of.Weight = c.Weight
+	}
+	for level, w := range c.QoS {
+		if of.QoS == nil {
+			of.QoS = map[int]int{}
+		}
+		of.QoS[level] = w
+	}
+	to, from := &of.Quotas, &c.Quotas
+	for _, q := range []struct {
+		to   *int
+		from int
+	}{{&to.Sessions, from.Sessions}, {&to.PDs, from.PDs}, {&to.MRs, from.MRs}, {&to.CQs, from.CQs}, {&to.QPs, from.QPs}, {&to.SRQs, from.SRQs},
+		{&to.AHs, from.AHs}} {
+		if q.from != 0 {
+			*q.to = q.from
+		}
+	}
+	if from.MemoryBytes != 0 {
+		to.MemoryBytes = from.MemoryBytes
+	}
+}
+
+// asksAnything reports whether c differs from no change.
+func asksAnything(c *api.FunctionChange) bool {
+	return c.Enabled != nil || c.Weight != 0 || len(c.QoS) != 0 || c.Quotas != (api.Quotas{})
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/ib"
+	"weft/internal/rundir"
+	"weft/internal/store"
+	"weft/internal/store/etcd"
+)
+
+// again starts a node in the directory of one that has ended.
+func (r *running) again(change func(*config.Config)) *running {
+	r.t.Helper()
+	return run(r.t, func(c *config.Config) {
+		c.Fabric, c.Dir = true, r.cfg.Dir
+		if change != nil {
+			change(c)
+		}
+	})
+}
+
+func (r *running) functions() map[string]api.Function {
+	r.t.Helper()
+	list, err := r.cli.Functions(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m := map[string]api.Function{}
+	for _, f := range list {
+		m[f.Name] = f
+	}
+	return m
+}
+
+func (r *running) add(name string, c api.FunctionChange) api.Function {
+	r.t.Helper()
+	f, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: name, FunctionChange: c})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return f
+}
+
+// TestFunctionsAreKept: what was asked of a node's functions is so when it
+// starts again, and what was deleted stays deleted.
+func TestFunctionsAreKept(t *testing.T) {
+	fabric := func(c *config.Config) { c.Fabric = true }
+	r := run(t, fabric)
+	ctx := context.Background()
+	r.add("gone", api.FunctionChange{})
+	v := r.add("vf", api.FunctionChange{Weight: 7, QoS: map[int]int{3: 5}, Quotas: api.Quotas{QPs: 64, MemoryBytes: 1 << 20}})
+	off := r.add("off", api.FunctionChange{Enabled: no()})
+	if v.Number != 3 || off.Number != 4 || !v.Kept || v.NotKept != "" {
+		t.Errorf("%+v, %+v", v, off)
+	}
+	if err := r.cli.DelFunction(ctx, "gone"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.set("vf", api.FunctionChange{QoS: map[int]int{4: 6}, Quotas: api.Quotas{Sessions: 9}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.set(firstNative, api.FunctionChange{Weight: 40}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.set(r.cfg.Device, api.FunctionChange{Enabled: no()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the port is active", func() bool { return r.node.function("vf").a.Port().State == ib.PortActive })
+	lid := r.device("vf").Ports[0].LID
+	r.end()
+
+	r = r.again(nil)
+	m := r.functions()
+	got := m["vf"]
+	if len(m) != 4 || got.Number != 3 || got.NodeGUID != v.NodeGUID || got.Weight != 7 || got.QoS[3] != 5 || got.QoS[4] != 6 || got.QoS[5] != 100 ||
+		got.Quotas.QPs != 64 || got.Quotas.MemoryBytes != 1<<20 || got.Quotas.Sessions != 9 || !got.Enabled || !got.Kept {
+		t.Errorf("%+v", m)
+	}
+	if m["off"].Enabled || m["off"].NodeGUID != off.NodeGUID || m["off"].PortState != "DOWN" || m[firstNative].Weight != 40 || m[r.cfg.Device].Enabled ||
+		m[r.cfg.Device].PortState != "DOWN" {
+		t.Errorf("%+v", m)
+	}
+	eventually(t, "the port is active again", func() bool { return r.node.function("vf").a.Port().State == ib.PortActive })
+	if got := r.device("vf").Ports[0].LID; got != lid {
+		t.Errorf("LID %d became %d", lid, got)
+	}
+	if f := r.add("new", api.FunctionChange{}); f.Number != 2 { // nobody has it any more
+		t.Errorf("%+v", f)
+	}
+	if _, err := r.set(firstNative, api.FunctionChange{AdapterEnabled: no()}); err != nil {
+		t.Fatal(err)
+	}
+	r.end()
+
+	// A switch with room for one device; the others stay in the store.
+	r = r.again(func(c *config.Config) { c.SwitchPorts = 2 })
+	m = r.functions()
+	if len(m) != 3 || m["new"].Number != 2 || m["new"].AdapterEnabled || r.status().AdapterEnabled || r.degraded("adapter_disabled").What == "" {
+		t.Errorf("%+v", m)
+	}
+	var missing []string
+	for _, d := range r.status().Degraded {
+		if d.What == "device_not_restored" {
+			missing = append(missing, d.Why+" | "+d.Fix)
+		}
+	}
+	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+errNoSwitchPort.Error()) || !strings.Contains(missing[0], "--switch-ports") {
+		t.Errorf("%q", missing)
+	}
+	if err := r.cli.DelFunction(ctx, "off"); err != nil { // one that is not there
+		t.Error(err)
+	}
+	if _, err := r.set(firstNative, api.FunctionChange{AdapterEnabled: yes()}); err != nil {
+		t.Fatal(err)
+	}
+	r.end()
+
+	r = r.again(nil)
+	m = r.functions()
+	if len(m) != 4 || m["vf"].NodeGUID != v.NodeGUID || m["vf"].Weight != 7 || m["new"].Number != 2 || !r.status().AdapterEnabled {
+		t.Errorf("%+v", m)
+	}
+}
+
+// TestNotKept: a node says that it forgets its functions, and why.
+func TestNotKept(t *testing.T) {
+	for _, c := range []struct {
+		why    string
+		change func(*config.Config)
+	}{
+		{"--fabric=false", func(c *config.Config) { c.Fabric = false }},
+		{"--store memory", func(c *config.Config) { c.Store = config.StoreMemory }},
+		{"--sm off", func(c *config.Config) { c.SM = config.SMOff }},
+		{"the store cannot be used", func(c *config.Config) {
+			if err := os.WriteFile(filepath.Join(c.Dir, rundir.StoreDir), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		r := run(t, func(cfg *config.Config) {
+			cfg.Fabric = true
+			c.change(cfg)
+		})
+		if !r.cfg.Fabric {
+			r.native(t, firstNative, 0) // function 1 is the physical function's
+		}
+		if f := r.add("vf", api.FunctionChange{}); f.Kept || !strings.Contains(f.NotKept, c.why) {
+			t.Errorf("%s: %+v", c.why, f)
+		}
+		if f, err := r.set("vf", api.FunctionChange{Weight: 3}); err != nil || f.Kept || f.Weight != 3 {
+			t.Errorf("%s: %+v, %v", c.why, f, err)
+		}
+		if err := r.cli.DelFunction(context.Background(), "vf"); err != nil {
+			t.Error(err)
+		}
+		if d := r.degraded("devices_not_restored"); (d.What != "") != strings.Contains(c.why, "cannot") {
+			t.Errorf("%s: %+v", c.why, d)
+		}
+		r.end()
+	}
+}
+
+// TestStoreComesLate: a node whose store does not answer at the start refuses to
+// change functions it does not know, and has them once the store answers.
+func TestStoreComesLate(t *testing.T) {
+	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)
+	serve := func() *etcd.Server {
+		s, err := etcd.Start(context.Background(), etcd.ServerConfig{Dir: dir, Listen: url})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	with := func(c *config.Config) { c.Fabric, c.Store, c.SM = true, url, config.SMOff }
+	s := serve()
+	r := run(t, with)
+	v := r.add("vf", api.FunctionChange{Weight: 9})
+	if !v.Kept {
+		t.Errorf("%+v", v)
+	}
+	s.Close()
+	// What is changed while the store is away is told, and kept when it is back.
+	if f, err := r.set("vf", api.FunctionChange{Weight: 8}); err != nil || f.Weight != 8 || f.Kept || !strings.Contains(f.NotKept, url) {
+		t.Errorf("%+v, %v", f, err)
+	}
+	if d := r.degraded("devices_not_kept"); !strings.Contains(d.Fix, "weft store status") {
+		t.Errorf("%+v", d)
+	}
+	s = serve()
+	eventually(t, "the store has the last change", func() bool { return r.functions()["vf"].Kept })
+	s.Close()
+	r.end()
+
+	r = r.again(with)
+	var e *api.Error
+	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "other"}); !errors.As(err, &e) || e.Code != api.CodeNotReady || !strings.Contains(e.Fix, "weft store status") {
+		t.Errorf("%v", err)
+	}
+	if _, err := r.set(firstNative, api.FunctionChange{Weight: 1}); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+		t.Errorf("%v", err)
+	}
+	if err := r.cli.DelFunction(context.Background(), "vf"); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+		t.Errorf("%v", err)
+	}
+	if d := r.degraded("devices_not_restored"); !strings.Contains(d.Why, url) {
+		t.Errorf("%+v", d)
+	}
+	s = serve()
+	defer s.Close()
+	eventually(t, "the device is back", func() bool { return r.functions()["vf"].Kept })
+	if f := r.functions()["vf"]; f.NodeGUID != v.NodeGUID || f.Weight != 8 {
+		t.Errorf("%+v", f)
+	}
+	if d := r.degraded("devices_not_restored"); d.What != "" {
+		t.Errorf("%+v", d)
+	}
+	r.end()
+}
+
+// TestForeignEntry: an entry of the store that this node does not understand is
+// left alone.
+func TestForeignEntry(t *testing.T) {
+	n := &Node{identity: 0x0211220000ab0000}
+	k := newKeeper(n)
+	if got := keptKey(n.identity); got != "node/0211220000ab0000/functions" {
+		t.Error(got)
+	}
+	for _, text := range []string{`{"version":2,"functions":[{"name":"a"}]}`, `{`, `[]`} {
+		n.store = memoryWith(t, keptKey(n.identity), text)
+		if err := k.load(context.Background()); err == nil || !strings.Contains(err.Error(), keptKey(n.identity)) {
+			t.Errorf("%s: %v", text, err)
+		}
+		n.store.Close()
+	}
+}
+
+// memoryWith is a store with one entry.
+func memoryWith(t *testing.T, key, value string) store.Store {
+	t.Helper()
+	s := store.NewMemory()
+	if _, err := store.Put(context.Background(), s, key, []byte(value)); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func freeTCP(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
