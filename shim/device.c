@@ -14,7 +14,7 @@ struct weft_device {
 	/* Other providers look behind ibv_device for a pointer of theirs. */
 	uint8_t zero[2048];
 	struct weft_device *next;
-	uint64_t guid;             /* network order */
+	uint64_t guid, image_guid; /* of node and system, network order */
 	int index;
 	char dir[256];             /* of the node */
 };
@@ -118,12 +118,12 @@ static bool read_attr(const char *dir, const char *dev, const char *name, char *
 	return true;
 }
 
-static uint64_t read_guid(const char *dir, const char *dev)
+static uint64_t read_guid(const char *dir, const char *dev, const char *name)
 {
 	unsigned g[4];
 	char s[64];
 
-	if (!read_attr(dir, dev, "node_guid", s, sizeof(s)) ||
+	if (!read_attr(dir, dev, name, s, sizeof(s)) ||
 	    sscanf(s, "%4x:%4x:%4x:%4x", &g[0], &g[1], &g[2], &g[3]) != 4)
 		return 0;
 	return htobe64((uint64_t)g[0] << 48 | (uint64_t)g[1] << 32 | (uint64_t)g[2] << 16 | g[3]);
@@ -154,7 +154,8 @@ static struct weft_device *device(const char *dir, const char *name, int index)
 	if (read_attr(dir, name, "node_type", s, sizeof(s)) && atoi(s) > 0)
 		w->dev.node_type = atoi(s);
 	w->index = index;
-	w->guid = read_guid(dir, name);
+	w->guid = read_guid(dir, name, "node_guid");
+	w->image_guid = read_guid(dir, name, "sys_image_guid");
 	snprintf(w->dev.dev_name, sizeof(w->dev.dev_name), "uverbs%d", index);
 	snprintf(w->dev.dev_path, sizeof(w->dev.dev_path), "/sys/class/infiniband_verbs/uverbs%d",
 		 index);
@@ -265,6 +266,11 @@ WEFT_PUBLIC int ibv_get_device_index(struct ibv_device *d)
 __be64 weft_device_guid(const struct ibv_device *d)
 {
 	return weft_container(d, struct weft_device, dev)->guid;
+}
+
+__be64 weft_device_image_guid(const struct ibv_device *d)
+{
+	return weft_container(d, struct weft_device, dev)->image_guid;
 }
 
 /* ---- contexts ---- */

@@ -98,6 +98,9 @@ static int create(struct weft_ctx *ctx, struct ibv_qp_init_attr_ex *a, struct we
 	uint32_t base = 3 + ctx->max_cqs;
 	int err;
 
+	if (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS &&
+	    a->create_flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)
+		in.qp_flags |= WEFT_QP_BLOCK_SELF_MCAST;
 	weft_lock(&ctx->numbers);
 	err = weft_command(ctx, WEFT_CMD_CREATE_QP, &in, sizeof(in), &made, sizeof(made));
 	if (!err && made.qpn >= ctx->max_qps)
@@ -189,7 +192,8 @@ struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 
 	/* The bits of send_ops_flags up to fetch-and-add are those of the opcodes. */
 	if (a->comp_mask & ~have || ops & ~(uint64_t)ops_of(weft_ctx(c), a->qp_type) ||
-	    (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && a->create_flags)) {
+	    (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS &&
+	     a->create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

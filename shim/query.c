@@ -15,7 +15,8 @@ static void device_attr(struct weft_ctx *ctx, struct ibv_device_attr *a)
 
 	memset(a, 0, sizeof(*a));
 	snprintf(a->fw_ver, sizeof(a->fw_ver), "%u.%u", WEFT_ABI_VERSION, r->hw_ver);
-	a->node_guid = a->sys_image_guid = weft_device_guid(ctx->vctx.context.device);
+	a->node_guid = weft_device_guid(ctx->vctx.context.device);
+	a->sys_image_guid = weft_device_image_guid(ctx->vctx.context.device);
 	a->max_mr_size = r->max_mr_size;
 	a->page_size_cap = r->page_size_cap;
 	a->vendor_id = VENDOR_ID;

@@ -493,6 +493,7 @@ extern struct weft_ctx *weft_contexts;
 
 /* Network order. */
 __be64 weft_device_guid(const struct ibv_device *d);
+__be64 weft_device_image_guid(const struct ibv_device *d);
 int weft_query_port(struct ibv_context *c, uint8_t port, struct ibv_port_attr *attr, size_t len);
 int weft_query_device_ex(struct ibv_context *c, const struct ibv_query_device_ex_input *in,
 			 struct ibv_device_attr_ex *attr, size_t len);

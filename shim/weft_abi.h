@@ -149,6 +149,7 @@
 
 /* flags of CREATE_QP */
 #define WEFT_QP_SG_WQE 1
+#define WEFT_QP_BLOCK_SELF_MCAST 2
 
 /* flags of an address vector */
 #define WEFT_AH_NO_GRH 1

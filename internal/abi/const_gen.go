@@ -167,7 +167,8 @@ const (
 
 // Flags of CREATE_QP.
 const (
-	QPSGWQE = 1
+	QPSGWQE          = 1
+	QPBlockSelfMcast = 2
 )
 
 // Flags of an address vector.

@@ -34,6 +34,7 @@ type LaneStats struct {
 	DropNoFunction                             uint64
 	DropMulticast                              uint64 // to the queue pair number of groups, but not to a group
 	Copies                                     uint64 // of multicast packets, handed to a queue pair
+	BlockedSelf                                uint64 // copies of its own packets that a queue pair does not want
 	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
 	Rounds                                     uint64
 }

@@ -271,6 +271,10 @@ func (l *Lane) copy(now mono.Time, d *replicate.Descriptor) {
 		l.Stats.DropNotMember++
 		return
 	}
+	if q.cfg.BlockSelf && d.Path.Local && d.Path.Function == d.Dest.Function && d.Headers.SrcQPN == q.num {
+		l.Stats.BlockedSelf++
+		return
+	}
 	l.Stats.Copies++
 	l.carried += uint64(r.Data.Len)
 	l.hand(now, q, r)

@@ -9,9 +9,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"weft/internal/hca/replicate"
 	"weft/internal/ib"
@@ -741,4 +745,48 @@ func TestMulticastDoesNotAllocate(t *testing.T) {
 		}
 	}
 	p.empty()
+}
+
+// TestBlockSelf: a queue pair that does not want what it sends itself gets
+// everything else, also from its number on other functions.
+func TestBlockSelf(t *testing.T) {
+	for _, lanes := range []int{1, 2} {
+		p := newParty(t, lanes, 2, 2, smallConfig)
+		deaf := p.members[0]
+		deaf.q.cfg.BlockSelf = true
+		p.members[3].q.cfg.BlockSelf = true
+		for _, m := range p.members {
+			m.give(8)
+		}
+		for _, m := range p.members {
+			p.send(m, 100)
+		}
+		p.arrive(50)
+		p.drive()
+		for i, m := range p.members {
+			want := []int{}
+			for n, from := range p.from {
+				if from != m || !m.q.cfg.BlockSelf {
+					want = append(want, n)
+				}
+			}
+			got := p.got(m)
+			slices.Sort(got)
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("member %d: %s", i, d)
+			}
+		}
+		var blocked uint64
+		for _, l := range p.lanes {
+			blocked += l.Stats.BlockedSelf
+		}
+		if blocked != 2 {
+			t.Errorf("%d copies blocked", blocked)
+		}
+		p.empty()
+	}
+	c := newParty(t, 1, 1, 1, smallConfig).members[0]
+	if _, err := c.s.CreateQP(&QPConfig{Type: ib.RC, PD: c.pd, BlockSelf: true}); !errors.Is(err, syscall.EINVAL) {
+		t.Errorf("RC: %v", err)
+	}
 }

@@ -41,6 +41,9 @@ type QPConfig struct {
 	SRQ    uint32 // handle + 1; 0: none
 	Cap    transport.Cap
 	SigAll bool
+	// BlockSelf keeps copies of multicast packets that the queue pair sent
+	// itself from it (verbs: BLOCK_SELF_MCAST_LB); only for UD.
+	BlockSelf bool
 }
 
 // QP is a queue pair, or with no transport an SRQ: both live in a slot. It is
@@ -100,6 +103,9 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	case ib.RC, ib.UC, ib.UD:
 	default:
 		return nil, syscall.EOPNOTSUPP
+	}
+	if c.BlockSelf && c.Type != ib.UD {
+		return nil, syscall.EINVAL
 	}
 	if c.Cap.MaxSendWR > l.QPWR || c.Cap.MaxRecvWR > l.QPWR || c.Cap.MaxSendSGE > l.SGE || c.Cap.MaxRecvSGE > l.SGE ||
 		c.Cap.MaxInline > l.Inline {

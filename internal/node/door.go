@@ -281,7 +281,8 @@ func (d *door) renew() error {
 	old := d.dev
 	cqs, qps := d.queues()
 	dev := rdmadev.New(rdmadev.Config{Adapter: d.f.a, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
-		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail})
+		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail,
+		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
 	if d.proc != nil {
 		dev.SetProc(d.proc)
 	}

@@ -368,7 +368,8 @@ func (d *Device) createQP(v abi.CreateQP, res []byte) error {
 	compact := false
 	if d.ext&extVerbs != 0 {
 		c.SRQ, compact = v.SRQN1, v.QPFlags&abi.QPSGWQE != 0
-		if v.QPFlags&^abi.QPSGWQE != 0 {
+		c.BlockSelf = v.QPFlags&abi.QPBlockSelfMcast != 0
+		if v.QPFlags&^(abi.QPSGWQE|abi.QPBlockSelfMcast) != 0 {
 			return syscall.EINVAL
 		}
 	}

@@ -595,3 +595,32 @@ func TestCommandsTakeTurns(t *testing.T) {
 		}
 	})
 }
+
+// TestControlledQKey: only the privileged give their queue pairs a Q_Key with
+// the top bit, by either command.
+func TestControlledQKey(t *testing.T) {
+	modes(t, func(t *testing.T, verbs bool) {
+		for _, privileged := range []bool{false, true} {
+			f := newFabric(t)
+			f.privileged = privileged
+			d := f.newDriver(verbs, 8<<20)
+			pd, c := d.pd(), d.cq(16)
+			q := d.qp(qpOpt{typ: ib.UD, pd: pd, scq: c, rcq: c})
+			a, mask := abi.ModifyQP{QPState: ib.Init, QKey: 0x80000000}, abi.AttrState|abi.AttrQKey
+			err := q.tryModify(a, mask)
+			switch {
+			case privileged && err != nil:
+				t.Errorf("privileged: %v", err)
+			case !privileged && verbs && err != error(ack(syscall.EPERM)), !privileged && err == nil:
+				t.Errorf("not privileged: %v", err)
+			}
+			if !privileged {
+				a.QKey = 0x7fffffff
+				q.modify(a, mask)
+			}
+			q.to(ib.RTR)
+			// Where the mask does not have it, it is not looked at.
+			q.modify(abi.ModifyQP{QPState: ib.RTS, QKey: 0xffffffff}, abi.AttrState|abi.AttrSQPSN)
+		}
+	})
+}

@@ -57,6 +57,8 @@ type Config struct {
 	MaxCQ, MaxQP uint32
 	// Verbs offers the extensions that programs need.
 	Verbs bool
+	// Privileged clients may give their queue pairs controlled Q_Keys.
+	Privileged bool
 	// Fail ends the session from within a turn; it must not call the device.
 	Fail func(reason error)
 }

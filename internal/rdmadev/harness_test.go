@@ -23,10 +23,11 @@ import (
 // fabric is a node without sockets: one lane, driven by the test, and a clock
 // that the test moves.
 type fabric struct {
-	t       testing.TB
-	adapter *hca.Adapter
-	lane    *hca.Lane
-	clock   mono.Time
+	t          testing.TB
+	adapter    *hca.Adapter
+	lane       *hca.Lane
+	clock      mono.Time
+	privileged bool // of drivers made from now on
 }
 
 // noLink refuses to be used: these tests stay within the node.
@@ -185,7 +186,7 @@ func (d *driver) open() {
 	f.t.Helper()
 	d.fault = nil
 	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane, Guest: d.guest, Now: func() mono.Time { return f.clock },
-		Log: slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs,
+		Log: slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
 		Fail: func(err error) { d.fault = err }})
 	if err := f.adapter.Attach(d.dev.Session()); err != nil {
 		f.t.Fatal(err)

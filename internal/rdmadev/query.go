@@ -108,10 +108,18 @@ func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
 	return nil
 }
 
+// mayHave reports whether the client may give a queue pair a Q_Key: controlled
+// ones (IBA volume 1, 10.2.4) are for the privileged, as with Linux, where they
+// take CAP_NET_RAW.
+func (d *Device) mayHave(k ib.QKey) bool { return d.cfg.Privileged || k&ib.QKeyControlled == 0 }
+
 func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
 	q, err := d.sess.QP(v.QPN)
 	if err != nil {
 		return err
+	}
+	if v.AttrMask&abi.AttrQKey != 0 && !d.mayHave(v.QKey) {
+		return syscall.EPERM
 	}
 	if v.AttrMask&abi.AttrCap != 0 {
 		if transportCap(v.Cap) != q.Config().Cap {
@@ -155,6 +163,9 @@ func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
 	q, err := d.sess.QP(v.QPN)
 	if err != nil {
 		return err
+	}
+	if v.AttrMask&ib.AttrQKey != 0 && !d.mayHave(v.QKey) {
+		return syscall.EPERM
 	}
 	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, PathMigState: v.PathMigState,
 		QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask, DestQPN: v.DestQPNum, Access: v.Access &^ optionalAccess,

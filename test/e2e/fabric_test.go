@@ -265,8 +265,12 @@ func TestFabric(t *testing.T) {
 	})
 	t.Run("ibv_devinfo", func(t *testing.T) {
 		p := s.device(0, native)
+		var devs []api.Device
+		if err := s.nodes[0].Query(&devs, "dev", "show", native); err != nil || len(devs) != 1 || devs[0].SysImageGUID == devs[0].NodeGUID {
+			t.Fatalf("%v, %+v", err, devs)
+		}
 		out, err := lab.Run(s.nodes[0].Program("ibv_devinfo", "-v", "-d", native), 20*time.Second)
-		for _, w := range []string{`link_layer:\s*InfiniBand`, `state:\s*PORT_ACTIVE`, fmt.Sprintf(`port_lid:\s*%d\n`, p.LID), fmt.Sprintf(`sm_lid:\s*%d\n`, p.SMLID)} {
+		for _, w := range []string{`node_guid:\s*` + devs[0].NodeGUID, `sys_image_guid:\s*` + devs[0].SysImageGUID, `link_layer:\s*InfiniBand`, `state:\s*PORT_ACTIVE`, fmt.Sprintf(`port_lid:\s*%d\n`, p.LID), fmt.Sprintf(`sm_lid:\s*%d\n`, p.SMLID)} {
 			if err != nil || p.LID == 0 || !regexp.MustCompile(w).MatchString(out) {
 				t.Errorf("no %q (%v):\n%s", w, err, out)
 			}

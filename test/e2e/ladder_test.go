@@ -229,6 +229,12 @@ func TestOtherUser(t *testing.T) {
 	if why := judge("ibv_rc_pingpong", out); why != "" {
 		t.Errorf("%s\n%s", why, out)
 	}
+	// What its node does not let it do.
+	out, err := lab.Run(other.Program(lab.Bin("verbcheck"), "--local", "--user", "-t", "err.ud.controlled"), verbcheckLimit)
+	rows(t, out)
+	if err != nil && !t.Failed() {
+		t.Errorf("%v\n%s", err, lab.Tail(out, 20))
+	}
 }
 
 func TestWireLocal(t *testing.T) {

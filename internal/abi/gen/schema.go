@@ -574,7 +574,7 @@ var constants = []constGroup{
 		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_SRQ", "CapSRQ", 43},
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
 		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}}},
-	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}}},
+	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}, {"QP_BLOCK_SELF_MCAST", "QPBlockSelfMcast", 2}}},
 	{"flags of an address vector", "", []constant{{"AH_NO_GRH", "AHNoGRH", 1}}},
 	{"mask of MODIFY_SRQ", "", []constant{{"SRQ_MAX_WR", "SRQMaxWR", 1}, {"SRQ_LIMIT", "SRQLimit", 2}}},
 	{"flags of REREG_MR", "", []constant{

@@ -606,7 +606,12 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		memcpy(&in, payload, sizeof in);
 		struct ibv_qp_init_attr a = { .qp_context = (void *)(intptr_t)slot(T(x, qp)), .send_cq = GET(cq, in.scq),
 			.recv_cq = GET(cq, in.rcq), .srq = GET(srq, in.srq), .cap = in.cap, .qp_type = in.type, .sq_sig_all = in.sig_all };
-		struct ibv_qp *qp = ibv_create_qp(GET(pd, in.pd), &a);
+		struct ibv_qp_init_attr_ex ex = { .qp_context = a.qp_context, .send_cq = a.send_cq, .recv_cq = a.recv_cq, .srq = a.srq, .cap = a.cap,
+			.qp_type = a.qp_type, .sq_sig_all = a.sq_sig_all, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
+			.pd = GET(pd, in.pd), .create_flags = in.create_flags };
+		struct ibv_qp *qp = in.create_flags ? ibv_create_qp_ex(x->ctx, &ex) : ibv_create_qp(ex.pd, &a);
+		if (in.create_flags)
+			a.cap = ex.cap;
 		keep(m, T(x, qp), qp);
 		m->u[0] = qp ? qp->qp_num : 0;
 		in.cap = a.cap;

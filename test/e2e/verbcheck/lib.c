@@ -457,6 +457,7 @@ void connect_pair(struct conn *c, const struct opt *want)
 			CHECK(!rc, "ibv_create_srq at %s: %s", e->name, errname(rc));
 		}
 		struct qp_init in = { .type = o->type, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = s->srq, .sig_all = o->sig_all,
+			.create_flags = o->create_flags[i],
 			.cap = { .max_send_wr = o->depth, .max_recv_wr = o->srq[i] ? 0 : o->depth, .max_send_sge = o->sge,
 				.max_recv_sge = o->srq[i] ? 0 : o->sge, .max_inline_data = o->inl } };
 		int rc = try_qp(e, &in, &s->qp, &s->qpn);

@@ -15,7 +15,7 @@
 
 struct end *A, *B;
 int wait_ms = 10000;
-bool opt_big, opt_lid;
+bool opt_big, opt_lid, opt_user;
 uint64_t opt_seed;
 int opt_timeout = 18;
 int test_line;
@@ -119,6 +119,7 @@ static const char usage[] =
 	"  -m LID      InfiniBand: LID of the multicast group ff12:401b:ffff::7665:7201, which both ends have joined\n"
 	"  --big       also messages up to 2 GiB\n"
 	"  --lid       address by LID alone, without a GRH; given at both ends\n"
+	"  --user      the programs are of another user than the nodes, and not root: they are refused what only they may do\n"
 	"  --peer=rxe  accept what Linux soft-RoCE does differently, at the ends that are soft-RoCE\n";
 
 static _Noreturn void bad_usage(const char *what)
@@ -169,6 +170,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(a, "--local")) local = true;
 		else if (!strcmp(a, "--big")) opt_big = true;
 		else if (!strcmp(a, "--lid")) opt_lid = true;
+		else if (!strcmp(a, "--user")) opt_user = true;
 		else if (!strcmp(a, "--peer=rxe")) rxe = true;
 		else if (!strcmp(a, "-h") || !strcmp(a, "--help")) return fputs(usage, stdout), 0;
 		else if (a[0] == '-' || server) bad_usage(a);

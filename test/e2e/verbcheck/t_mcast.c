@@ -39,6 +39,7 @@ static void able(void)
 struct party {
 	struct conn c[PAIRS];
 	bool in[MEMBERS], buffer[MEMBERS];
+	bool deaf[MEMBERS];     /* to what it sends itself */
 	union ibv_gid g;
 	int ah[MEMBERS];
 };
@@ -55,11 +56,17 @@ static int attach(struct party *p, int i, bool yes)
 	return rc;
 }
 
-static void gather(struct party *p)
+static void gather_but(struct party *p, unsigned deaf)
 {
 	*p = (struct party){ .g = group(1) };
-	for (int k = 0; k < PAIRS; k++)
-		connect_pair(&p->c[k], &(struct opt){ .type = IBV_QPT_UD, .room = SLOT });
+	for (int i = 0; i < MEMBERS; i++)
+		p->deaf[i] = deaf >> i & 1;
+	for (int k = 0; k < PAIRS; k++) {
+		struct opt o = { .type = IBV_QPT_UD, .room = SLOT };
+		for (int i = 0; i < 2; i++)
+			o.create_flags[i] = p->deaf[2 * k + i] ? IBV_QP_CREATE_BLOCK_SELF_MCAST_LB : 0;
+		connect_pair(&p->c[k], &o);
+	}
 	for (int i = 0; i < MEMBERS; i++) {
 		struct side *s = side(p, i);
 		struct ibv_ah_attr a = { .is_global = 1, .port_num = s->e->h.port, .dlid = mlid(),
@@ -69,6 +76,8 @@ static void gather(struct party *p)
 		p->buffer[i] = true;
 	}
 }
+
+static void gather(struct party *p) { gather_but(p, 0); }
 
 /* disperse leaves the groups: a queue pair in one is not destroyed. */
 static void disperse(struct party *p)
@@ -91,6 +100,12 @@ static void header(struct party *p, int i, struct side *from)
 	CHECK(!memcmp(dst, p->g.raw + 16 - n, n), "member %d: the header's destination is not the group", i);
 	CHECK(v4() ? h[20] == 0x45 : h[0] >> 4 == 6, "member %d: the header is of no IP version", i);
 	expect_bytes(s->e, s->rx, 0, h, 40);
+}
+
+/* gets tells whether member i must get what member `from` sends. */
+static bool gets(struct party *p, int i, int from, uint32_t key)
+{
+	return p->in[i] && key == qkey && !(i == from && p->deaf[i]);
 }
 
 /* spread has member `from` send n bytes, which each who is in must get. */
@@ -117,7 +132,7 @@ static void spread(struct party *p, int from, uint32_t n, uint32_t key)
 	want_ok(c, from % 2, &w, n);
 	for (int i = 0; i < MEMBERS; i++) {
 		struct side *s = side(p, i);
-		if (!p->in[i] || !p->buffer[i] || key != qkey)
+		if (!p->buffer[i] || !gets(p, i, from, key))
 			continue;
 		struct ibv_wc wc = one(s->e, s->rcq);
 		CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wr_id == r[i].wr_id, "member %d: %s, opcode %d, request %llx", i,
@@ -133,15 +148,15 @@ static void spread(struct party *p, int from, uint32_t n, uint32_t key)
 	}
 	for (int i = 0; i < MEMBERS; i++) {
 		struct side *s = side(p, i);
-		verify(s->e, s->rx, 0, p->in[i] ? "a member's copy" : "the buffer of one who is no member");
-		if (i < 2 || !p->in[i] || !p->buffer[i] || key != qkey) /* for the others time has passed */
+		verify(s->e, s->rx, 0, gets(p, i, from, key) ? "a member's copy" : "the buffer of one who gets none");
+		if (i < 2 || !p->buffer[i] || !gets(p, i, from, key)) /* for the others time has passed */
 			want_none(s->e, s->rcq, i < 2 || key != qkey ? 20 : 0);
 	}
 	/* Whoever was left out has its receive still: the next one would take it. */
 	for (int i = 0; i < MEMBERS; i++) {
 		struct side *s = side(p, i);
 		struct ibv_qp_attr e = { .qp_state = IBV_QPS_ERR };
-		if (!p->buffer[i] || (p->in[i] && key == qkey))
+		if (!p->buffer[i] || gets(p, i, from, key))
 			continue;
 		OK(try_modify(s->e, s->qp, &e, IBV_QP_STATE));
 		want_wc(s->e, s->rcq, r[i].wr_id, IBV_WC_WR_FLUSH_ERR);
@@ -193,6 +208,26 @@ static void wrong_qkey(void)
 	spread(&p, 0, 100, qkey ^ 4);
 	spread(&p, 1, 101, qkey);
 	disperse(&p);
+}
+
+/* Who does not want what it sends itself gets the others' all the same. */
+static void self(void)
+{
+	struct party p;
+
+	able();
+	gather_but(&p, 1 << 0 | 1 << 3);
+	for (int i = 0; i < MEMBERS; i++)
+		spread(&p, i, 70 + i, qkey);
+	disperse(&p);
+	/* It is for datagrams, and for creation. */
+	struct side *s = side(&p, 0);
+	struct qp_init in = { .type = IBV_QPT_RC, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = NONE,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 }, .create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB };
+	int qp;
+	EXPECT_RC(EINVAL, try_qp(A, &in, &qp, NULL));
+	in.type = IBV_QPT_UD, in.create_flags |= IBV_QP_CREATE_SCATTER_FCS;
+	EXPECT_RC(EOPNOTSUPP, try_qp(A, &in, &qp, NULL));
 }
 
 /* A burst: each copy in order, none twice, none lost that a buffer waits for. */
@@ -262,6 +297,7 @@ const struct test mcast_tests[] = {
 	{ "mcast.copies", copies, 0 },
 	{ "mcast.members", members, 0 },
 	{ "mcast.qkey", wrong_qkey, 0 },
+	{ "mcast.self", self, 0 },
 	{ "mcast.burst", burst, 0 },
 	{ "mcast.errors", errors, 0 },
 	{ 0 },

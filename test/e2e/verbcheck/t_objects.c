@@ -14,7 +14,7 @@ static void device(void)
 		struct ibv_device_attr d;
 		struct msg m = { .op = OP_QUERY_DEVICE };
 		OK(call(e, &m, NULL, 0, &d, sizeof d));
-		CHECK(d.node_guid && d.vendor_id, "no node GUID or vendor");
+		CHECK(d.node_guid && d.sys_image_guid && d.vendor_id, "no GUID or vendor");
 		CHECK(d.max_qp > 0 && d.max_cq > 0 && d.max_mr > 0 && d.max_pd > 0 && d.max_ah > 0 && d.max_srq > 0, "an object limit is zero");
 		CHECK(d.max_qp_wr >= 64 && d.max_sge >= 4 && d.max_cqe >= 256 && d.max_srq_wr >= 64 && d.max_srq_sge >= 4, "a queue limit is tiny");
 		CHECK(d.max_qp_rd_atom >= 1 && d.max_qp_init_rd_atom >= 1, "no READs");

@@ -155,6 +155,32 @@ static void ud_qkey(void)
 	verify(B, c.s[1].rx, 0, "datagram with the right Q_Key");
 }
 
+/* A Q_Key with the top bit is for the privileged; a connected queue pair has none. */
+static void ud_controlled(void)
+{
+	struct conn c;
+	struct ibv_qp_attr a;
+	int mask;
+
+	if (A->rxe)
+		skip("soft-RoCE asks for CAP_NET_RAW, which is not known here");
+	connect_pair(&c, &(struct opt){ .type = IBV_QPT_UD, .room = 4096, .until = NONE });
+	for (int i = 0; i < 2; i++) {
+		attr_init(&c, i, &a, &mask);
+		a.qkey = 0x80010000;
+		if (opt_user) {
+			EXPECT_RC(EPERM, try_modify(c.s[i].e, c.s[i].qp, &a, mask));
+			CHECK(state(c.s[i].e, c.s[i].qp) == IBV_QPS_RESET, "a refused change took effect");
+			a.qkey &= 0x7fffffff;
+		}
+		OK(try_modify(c.s[i].e, c.s[i].qp, &a, mask));
+		struct ibv_qp_init_attr ia;
+		struct ibv_qp_attr got;
+		OK(try_query(c.s[i].e, c.s[i].qp, &got, &ia));
+		CHECK(got.qkey == a.qkey, "Q_Key %#x, want %#x", got.qkey, a.qkey);
+	}
+}
+
 static void ud_drop(void)
 {
 	struct conn c, reliable;
@@ -235,6 +261,7 @@ const struct test unreliable_tests[] = {
 	{ "err.uc.sqe", uc_sqe, ASYNC },
 	{ "err.ud.sqe", ud_sqe, ASYNC },
 	{ "err.ud.qkey", ud_qkey, 0 },
+	{ "err.ud.controlled", ud_controlled, 0 },
 	{ "err.ud.drop", ud_drop, 0 },
 	{ "err.ud.long", ud_long, ASYNC },
 	{ 0 },

@@ -116,7 +116,7 @@ int call(struct end *e, struct msg *m, const void *in, size_t in_len, void *out,
 /* lib.c: what tests are written with. Those without "try" fail the test when the call does not succeed. */
 extern struct end *A, *B;
 extern int wait_ms;             /* how long an expected event may take */
-extern bool opt_big, opt_lid;    /* opt_lid: address by LID, without a GRH */
+extern bool opt_big, opt_lid, opt_user;    /* opt_lid: address by LID, without a GRH */
 extern uint64_t opt_seed;
 extern int opt_timeout;         /* local ACK timeout unless a test says otherwise */
 
@@ -155,6 +155,7 @@ int try_srq_modify(struct end *e, int srq, struct ibv_srq_attr *a, int mask);
 int try_srq_query(struct end *e, int srq, struct ibv_srq_attr *a);
 struct qp_init {
 	int type, pd, scq, rcq, srq, sig_all;
+	uint32_t create_flags;
 	struct ibv_qp_cap cap;
 };
 int try_qp(struct end *e, struct qp_init *in, int *qp, uint32_t *qpn); /* in->cap: what was granted */
@@ -175,6 +176,7 @@ void want_async(struct end *e, int type, int element);
 struct opt {
 	int type;               /* IBV_QPT_*; 0 means RC */
 	bool srq[2];
+	uint32_t create_flags[2];
 	bool sig_all, channels;
 	int depth, sge, inl, cqe, rcqe;
 	int rd, mtu;            /* outstanding READs; path MTU (enum) */
