@@ -40,12 +40,12 @@ func TestAdapterDisabled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The queue pairs wait long enough for the port (8 times 2.1 s).
-	p, err := s.between(n, o, native).Start(nil, "ib_write_bw", "-F", "-D", "5", "-u", "19", "-s", "4096")
+	p, err := s.between(o, n, native).Start(nil, "ib_write_bw", "-F", "-D", "8", "-u", "19", "-s", "4096")
 	defer p.Kill()
 	if err != nil {
 		t.Fatalf("%v%s", err, p.Outputs())
 	}
-	if err := s.between(n, o, native).Working(p); err != nil {
+	if err := s.between(o, n, native).Working(p); err != nil {
 		t.Fatalf("%v%s", err, p.Outputs())
 	}
 	if out, err := s.nodes[n].Weft("dev", "set", "vf1", "--adapter=disabled"); err == nil || !strings.Contains(out, "fix: weft dev set weft_ib0 --adapter=disabled") {
