@@ -72,6 +72,7 @@ func (l *Link) elsewhere(now mono.Time, g *group, frame []byte) {
 		}
 	}
 	l.txDrop(DropMcastNotJoined)
+	l.eng.Undeliverable(now, frame)
 }
 
 // sendOnlyFailed ends the try to join a group as a sender. Silence is met with one

@@ -15,7 +15,8 @@ import (
 )
 
 // Out is what the engine asks of its link. Frames start with a hard header and
-// are valid during the call. The link must not call the engine from within.
+// are valid during the call. The link must not call the engine from within, but
+// for Undeliverable.
 type Out interface {
 	// Xmit sends a frame to the destination in its hard header.
 	Xmit(now mono.Time, frame []byte)

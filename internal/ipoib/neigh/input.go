@@ -97,6 +97,7 @@ func (e *Engine) store(now mono.Time, n *entry, hw wire.HWAddr, confirmed bool) 
 		n.hw, n.updated = hw, now
 		n.makeHeader(&e.link.HW)
 	}
+	n.unasked = false
 	if confirmed {
 		e.setState(now, n, Reachable)
 	} else {

@@ -329,7 +329,7 @@ func (e *Engine) setState(now mono.Time, n *entry, s State) {
 
 // Undeliverable takes back a frame that Xmit was given: there is no group as its
 // destination. A neighbour that was asked for by its solicited-node group does not
-// exist, then, and need not be waited for.
+// exist, then, and is given up at the next Tick; so Xmit may call this.
 func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
 	typ, p, why := wire.ParseFrame(frame[headroom-wire.EncapLen:])
 	if why != wire.FrameOK || typ != wire.EtherIPv6 {
@@ -344,8 +344,8 @@ func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
 		return
 	}
 	if n := e.table.find(nd.Target); n != nil && n.state == Incomplete {
-		e.c.Failed++
-		e.remove(now, n, true)
+		n.probes = maxProbes
+		e.timers.set(&n.timer, now)
 	}
 }
 

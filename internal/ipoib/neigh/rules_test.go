@@ -826,6 +826,8 @@ func TestUndeliverable(t *testing.T) {
 	sent := h.frames[0]
 	h.log = nil
 	h.e.Undeliverable(h.now, sent)
+	h.want()
+	h.wait(0)
 	h.want("up icmp6 1/3 from fe80::f652:1403:7b:cba1 about f", "unresolved fe80::f652:1403:7b:cba1")
 	h.e.Undeliverable(h.now, sent) // known to nobody by now
 	h.send(llB, "f")
