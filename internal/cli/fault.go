@@ -22,6 +22,7 @@ func (a *app) fault() *cobra.Command {
 		Long: `Inject faults into links. A seed makes the sequence of decisions repeatable.
 
   weft fault add --drop 5 --reorder 1 --seed 7
+  weft fault add --link trunk --drop 100   # as if the cables were pulled
   weft fault del all`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,

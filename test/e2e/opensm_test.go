@@ -20,7 +20,9 @@ import (
 // opensm is Debian's subnet manager at work on a node.
 type opensm struct {
 	*lab.Proc
-	log string // its file
+	s     *subnet
+	log   string // its file
+	downs uint64 // of trunks before it was started
 }
 
 // startOpenSM starts OpenSM on a node, with its caches in dir, and returns when
@@ -29,7 +31,7 @@ type opensm struct {
 // of its log at once, with -t a busy machine does not pass for one that is gone.
 func (s *subnet) startOpenSM(node int, dir, name string) *opensm {
 	s.t.Helper()
-	o := &opensm{log: filepath.Join(dir, name)}
+	o := &opensm{s: s, log: filepath.Join(dir, name), downs: s.downs()}
 	guid := fmt.Sprintf("%#x", uint64(identity(s.t, s.nodes[node]))+3)
 	var err error
 	o.Proc, err = lab.Start(s.nodes[node].Program("env", "OSM_TMP_DIR="+dir, "OSM_CACHE_DIR="+dir, "opensm", "-d", "2", "-D", "3", "-t", "2000", "-g", guid, "-f", o.log))
@@ -58,14 +60,38 @@ func (o *opensm) text() string {
 	return string(b)
 }
 
-// errors are the lines of the log that are errors.
-func (o *opensm) errors() (list []string) {
+// faultless wants no error in the log, as long as no trunk has been down: on a
+// machine that is too busy for a third of a second trunks are, and requests on
+// their way are lost.
+func (o *opensm) faultless(t *testing.T) {
+	t.Helper()
+	var list []string
 	for line := range strings.Lines(o.text()) {
 		if strings.Contains(line, "ERR ") {
 			list = append(list, line)
 		}
 	}
-	return list
+	downs := o.s.downs()
+	if len(list) > 0 && downs == o.downs {
+		t.Errorf("opensm logs\n%s", strings.Join(list, ""))
+	} else if downs != o.downs {
+		t.Logf("trunks went down %d times meanwhile; opensm logs %d errors", downs-o.downs, len(list))
+	}
+}
+
+// downs is how often trunks went down.
+func (s *subnet) downs() (n uint64) {
+	s.t.Helper()
+	for i := range s.nodes {
+		var list []api.Trunk
+		if err := s.nodes[i].Query(&list, "trunk"); err != nil {
+			s.t.Fatal(err)
+		}
+		for _, t := range list {
+			n += t.Downs
+		}
+	}
+	return n
 }
 
 // trunksUp waits until each node hears both others.
@@ -106,9 +132,7 @@ func TestOpenSM(t *testing.T) {
 		needs(t, "ib_send_bw")
 		s.between(0, 2, native).multicast(t, native, 0)
 	})
-	if e := o.errors(); len(e) > 0 {
-		t.Errorf("opensm logs\n%s", strings.Join(e, ""))
-	}
+	o.faultless(t)
 
 	// Without a manager everything goes on, and the port says that there is none.
 	o.Kill()
@@ -126,9 +150,7 @@ func TestOpenSM(t *testing.T) {
 	o = s.startOpenSM(0, t.TempDir(), "third")
 	s.learn(t).same(t, f)
 	meet(t)
-	if e := o.errors(); len(e) > 0 {
-		t.Errorf("opensm logs\n%s", strings.Join(e, ""))
-	}
+	o.faultless(t)
 
 	// It is told of a trunk that goes, and finds the way over the third node.
 	if err := s.Cut(1, 2, true); err != nil {
