@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netstack is the IP stack of an IPoIB link in the process, for users
+// without privilege.
+//
+// What comes in: packets of the fabric, connections of the host's programs to
+// forwarded ports and to the SOCKS proxy, and what the node's own parts send.
+// What goes out: packets to the fabric, each with the next hop it is for, and
+// connections to the host's services. Package node opens one per link that has
+// no interface of the host; ipoib.Link reads and writes it. It must never
+// resolve a neighbor: its answers would have the wrong form, and are ended
+// below it (docs/notes/ipoib.md).
+//
+// The stack is gVisor's, of which no type leaves this package.
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	gvlog "gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/stack/gro"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"weft/internal/ipoib"
+)
+
+const (
+	// BatchSize is the number of packets that one read may produce.
+	BatchSize = 128
+	// maxIn and maxInBytes bound what was written and waits for the stack. What
+	// exceeds them is dropped, as by any interface.
+	maxIn      = 4096
+	maxInBytes = 16 << 20
+	// Buffers of a TCP connection in each direction: fabrics are fast.
+	tcpBuffer, maxTCPBuffer = 1 << 20, 8 << 20
+
+	nic = tcpip.NICID(1)
+)
+
+// The stack logs what peers send wrong, which it counts too.
+func init() { gvlog.SetTarget(silent{}) }
+
+type silent struct{}
+
+func (silent) Emit(int, gvlog.Level, time.Time, string, ...any) {}
+
+// Config says what stack to make.
+type Config struct {
+	Name string
+	MTU  int // of IP packets; below 1280 there is no IPv6
+	// LinkLocal is the link-local IPv6 address, if any.
+	LinkLocal netip.Addr
+	Addrs     []netip.Prefix
+	Routes    []Route
+	// Notify, unless nil, is told addresses, prefixes and MTU, first and after
+	// changes, on a goroutine of the device. Close waits for it.
+	Notify func(ipoib.BackendEvent)
+}
+
+// Route is a way to a prefix by a gateway.
+type Route struct {
+	Dst netip.Prefix
+	Via netip.Addr
+}
+
+// Validate reports every fault of c.
+func (c Config) Validate() error {
+	var errs []error
+	if c.MTU < header.IPv4MinimumMTU || c.MTU > ipoib.MaxPacket {
+		errs = append(errs, fmt.Errorf("MTU %d: want %d to %d", c.MTU, header.IPv4MinimumMTU, ipoib.MaxPacket))
+	}
+	if c.LinkLocal.IsValid() && (!c.LinkLocal.Is6() || !c.LinkLocal.IsLinkLocalUnicast() || c.LinkLocal.Zone() != "") {
+		errs = append(errs, fmt.Errorf("%s is not a link-local IPv6 address", c.LinkLocal))
+	}
+	for _, a := range c.Addrs {
+		if !a.IsValid() || a.Addr().IsMulticast() || a.Addr().IsUnspecified() || a.Addr().Is4In6() {
+			errs = append(errs, fmt.Errorf("%s cannot be an interface's address", a))
+		}
+	}
+	for _, r := range c.Routes {
+		if !r.Dst.IsValid() || r.Dst != r.Dst.Masked() || !r.Via.IsValid() || r.Via.Is4() != r.Dst.Addr().Is4() {
+			errs = append(errs, fmt.Errorf("route %s via %s: want a prefix without host bits and a gateway of its family", r.Dst, r.Via))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Counters are packets that were not carried, by reason.
+type Counters struct {
+	NoCarrier atomic.Uint64 // from the stack, while the link had no carrier
+	TooBig    atomic.Uint64 // from the stack: longer than the MTU, and not TCP
+	NotIP     atomic.Uint64 // to the stack: neither IPv4 nor IPv6
+	InFull    atomic.Uint64 // to the stack, which had too many to handle
+}
+
+// Device is a stack: an ipoib.Backend. One goroutine may call ReadBatch, one
+// WriteBatch, and any the others.
+type Device struct {
+	Counters Counters
+
+	cfg   Config
+	stack *stack.Stack
+	ep    *endpoint
+
+	ctx    context.Context // ends with the device; its services watch it
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // own goroutines
+	tell   chan struct{}
+	rejoin atomic.Bool // there is a carrier again
+
+	groups struct {
+		sync.Mutex // guards what follows
+		joined     map[netip.Addr]int
+	}
+
+	in struct {
+		sync.Mutex // guards what follows
+		ready      sync.Cond
+		pkts       []*stack.PacketBuffer
+		bytes      int
+		closed     bool
+	}
+
+	services struct {
+		sync.Mutex // guards what follows
+		open       map[*Service]struct{}
+		closed     bool
+	}
+
+	// Of the reader.
+	taken [32]*stack.PacketBuffer
+	first int // of taken, next to be sent
+	count int
+	seg   segmenter
+}
+
+var _ ipoib.Backend = (*Device)(nil)
+
+// Open makes a stack. Its carrier is off.
+func Open(cfg Config) (*Device, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("make stack %s: %w", cfg.Name, err)
+	}
+	d := &Device{cfg: cfg, tell: make(chan struct{}, 1)}
+	d.ep = newEndpoint(cfg.MTU, &d.Counters.NoCarrier)
+	d.in.ready.L = &d.in.Mutex
+	d.services.open = map[*Service]struct{}{}
+	d.groups.joined = map[netip.Addr]int{}
+	d.stack = stack.New(stack.Options{
+		NetworkProtocols: []stack.NetworkProtocolFactory{
+			ipv4.NewProtocolWithOptions(ipv4.Options{IGMP: ipv4.IGMPOptions{Enabled: true}}),
+			ipv6.NewProtocolWithOptions(ipv6.Options{MLD: ipv6.MLDOptions{Enabled: true}}),
+		},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
+		HandleLocal:        true,
+	})
+	if err := d.configure(); err != nil {
+		d.ep.shut()
+		d.stack.Destroy()
+		return nil, fmt.Errorf("make stack %s: %w", cfg.Name, err)
+	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.wg.Add(2)
+	go func() { defer d.wg.Done(); d.deliver() }()
+	go func() { defer d.wg.Done(); d.follow() }()
+	return d, nil
+}
+
+// configure sets the stack's options, addresses and routes.
+func (d *Device) configure() error {
+	sack := tcpip.TCPSACKEnabled(true)
+	// Without RACK: its timers cost more than early retransmission gains where
+	// the fabric loses little.
+	recovery := tcpip.TCPRecovery(0)
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: maxTCPBuffer}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: maxTCPBuffer}
+	moderate := tcpip.TCPModerateReceiveBufferOption(true)
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &recovery, &rcv, &snd, &moderate} {
+		if err := d.stack.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return fmt.Errorf("option %T: %s", o, err)
+		}
+	}
+	if err := d.stack.CreateNICWithOptions(nic, d.ep, stack.NICOptions{Name: d.cfg.Name}); err != nil {
+		return fmt.Errorf("interface: %s", err)
+	}
+	var routes []tcpip.Route
+	on := func(p netip.Prefix, via netip.Addr) {
+		r := tcpip.Route{Destination: subnet(p), NIC: nic}
+		if via.IsValid() {
+			r.Gateway = tcpip.AddrFromSlice(via.AsSlice())
+		}
+		routes = append(routes, r)
+	}
+	for _, a := range d.addrs() {
+		proto := protocol(a.Addr())
+		err := d.stack.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: proto,
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.Addr().AsSlice()), PrefixLen: a.Bits()}}, stack.AddressProperties{})
+		if err != nil {
+			return fmt.Errorf("address %s: %s", a, err)
+		}
+	}
+	for _, p := range d.onLink() {
+		on(p, netip.Addr{})
+	}
+	for _, p := range []string{"224.0.0.0/4", "255.255.255.255/32"} {
+		on(netip.MustParsePrefix(p), netip.Addr{})
+	}
+	if d.v6() {
+		on(netip.MustParsePrefix("ff00::/8"), netip.Addr{})
+	}
+	for _, r := range d.cfg.Routes {
+		if r.Dst.Addr().Is4() || d.v6() {
+			on(r.Dst, r.Via)
+		}
+	}
+	// The stack takes the first that matches and sorts by length itself.
+	for _, r := range routes {
+		d.stack.AddRoute(r)
+	}
+	return nil
+}
+
+// v6 reports whether there is IPv6 (RFC 8200 §5).
+func (d *Device) v6() bool { return d.cfg.MTU >= header.IPv6MinimumMTU }
+
+// addrs are the local addresses.
+func (d *Device) addrs() []netip.Prefix {
+	var out []netip.Prefix
+	if d.cfg.LinkLocal.IsValid() && d.v6() {
+		out = append(out, netip.PrefixFrom(d.cfg.LinkLocal, 64))
+	}
+	for _, a := range d.cfg.Addrs {
+		if a.Addr().Is4() || d.v6() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// onLink are the prefixes that need no gateway.
+func (d *Device) onLink() []netip.Prefix {
+	var out []netip.Prefix
+	for _, a := range d.addrs() {
+		if a.Bits() < a.Addr().BitLen() {
+			out = append(out, a.Masked())
+		}
+	}
+	return out
+}
+
+func protocol(a netip.Addr) tcpip.NetworkProtocolNumber {
+	if a.Is4() {
+		return ipv4.ProtocolNumber
+	}
+	return ipv6.ProtocolNumber
+}
+
+func subnet(p netip.Prefix) tcpip.Subnet {
+	return tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(p.Addr().AsSlice()), PrefixLen: p.Bits()}.Subnet()
+}
+
+// Close ends the services, connections and goroutines of the device and waits
+// for them. A ReadBatch in progress returns os.ErrClosed.
+func (d *Device) Close() error {
+	d.services.Lock()
+	closing := !d.services.closed
+	d.services.closed = true
+	var open []*Service
+	for s := range d.services.open {
+		open = append(open, s)
+	}
+	d.services.Unlock()
+	if !closing {
+		return nil
+	}
+	d.cancel()
+	d.ep.shut() // nobody waits in WritePackets, so that locks of the stack come free
+	for _, s := range open {
+		s.Close()
+	}
+	d.in.Lock()
+	d.in.closed = true
+	d.in.ready.Broadcast()
+	d.in.Unlock()
+	d.wg.Wait()
+	d.stack.Destroy()
+	return nil
+}
+
+// Name is the link's.
+func (d *Device) Name() string { return d.cfg.Name }
+
+// BatchSize is the number of buffers that ReadBatch wants.
+func (d *Device) BatchSize() int { return BatchSize }
+
+// ReadBatch waits for packets from the stack and writes each to bufs[i] from
+// offset on, its length to sizes[i], and to hops[i] the address to resolve for
+// it: a gateway, or the packet's own destination. Each buffer has room for the
+// MTU after offset. After Close it returns os.ErrClosed.
+func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, err error) {
+	room := ipoib.MaxPacket
+	for _, b := range bufs {
+		room = min(room, len(b)-offset)
+	}
+	if len(bufs) == 0 || len(sizes) < len(bufs) || len(hops) < len(bufs) || room < header.IPv4MinimumMTU {
+		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops, room for %d octets", d.cfg.Name, len(bufs), len(sizes), len(hops), room)
+	}
+	for n < len(bufs) {
+		if d.seg.pkt == nil {
+			if d.first == d.count {
+				if n > 0 {
+					return n, nil
+				}
+				d.first, d.count = 0, d.ep.take(d.taken[:])
+				if d.count == 0 {
+					return 0, os.ErrClosed
+				}
+			}
+			p := d.taken[d.first]
+			d.taken[d.first] = nil
+			d.first++
+			if !d.seg.start(p, min(room, int(d.ep.MTU()))) {
+				d.Counters.TooBig.Add(1)
+				continue
+			}
+		}
+		hops[n] = d.seg.hop
+		sizes[n] = d.seg.next(bufs[n][offset:])
+		n++
+	}
+	return n, nil
+}
+
+// WriteBatch hands packets, each bufs[i][offset:], to the stack, which handles
+// them on a goroutine of its own. They are copied.
+func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
+	d.in.Lock()
+	defer d.in.Unlock()
+	if d.in.closed {
+		return os.ErrClosed
+	}
+	for _, b := range bufs {
+		b = b[offset:]
+		var proto tcpip.NetworkProtocolNumber
+		switch {
+		case len(b) > 0 && b[0]>>4 == 4:
+			proto = ipv4.ProtocolNumber
+		case len(b) > 0 && b[0]>>4 == 6:
+			proto = ipv6.ProtocolNumber
+		default:
+			d.Counters.NotIP.Add(1)
+			continue
+		}
+		if len(d.in.pkts) == maxIn || d.in.bytes+len(b) > maxInBytes {
+			d.Counters.InFull.Add(1)
+			continue
+		}
+		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(b)})
+		p.NetworkProtocolNumber = proto
+		d.in.pkts = append(d.in.pkts, p)
+		d.in.bytes += len(b)
+	}
+	if len(d.in.pkts) > 0 {
+		d.in.ready.Signal()
+	}
+	return nil
+}
+
+// deliver takes what was written to the stack, segments of a connection joined.
+func (d *Device) deliver() {
+	var merge gro.GRO
+	merge.Init(true)
+	merge.Dispatcher = d.ep
+	var batch []*stack.PacketBuffer
+	for {
+		d.in.Lock()
+		for len(d.in.pkts) == 0 && !d.in.closed {
+			d.in.ready.Wait()
+		}
+		batch, d.in.pkts = d.in.pkts, batch[:0]
+		d.in.bytes = 0
+		closed := d.in.closed
+		d.in.Unlock()
+		for i, p := range batch {
+			if !closed {
+				merge.Enqueue(p)
+			}
+			p.DecRef()
+			batch[i] = nil
+		}
+		if closed {
+			return
+		}
+		merge.Flush()
+	}
+}
+
+// follow does what changes of carrier and MTU entail, and may wait.
+func (d *Device) follow() {
+	var told int
+	for {
+		if d.rejoin.Swap(false) {
+			d.rejoinGroups()
+		}
+		if mtu := int(d.ep.MTU()); mtu != told && d.cfg.Notify != nil {
+			told = mtu
+			d.cfg.Notify(ipoib.BackendEvent{Addrs: d.addrs(), OnLink: d.onLink(), MTU: mtu, Up: true})
+		}
+		select {
+		case <-d.tell:
+		case <-d.ctx.Done():
+			return
+		}
+	}
+}
+
+func (d *Device) changed() {
+	select {
+	case d.tell <- struct{}{}:
+	default: // one waits
+	}
+}
+
+// SetCarrier lets packets pass, or loses them.
+func (d *Device) SetCarrier(on bool) error {
+	d.ep.setCarrier(on)
+	if on {
+		d.rejoin.Store(true)
+		d.changed()
+	}
+	return nil
+}
+
+// SetMTU changes the MTU. Connections that exist follow it. Whether there is
+// IPv6 does not change.
+func (d *Device) SetMTU(mtu int) error {
+	c := d.cfg
+	if c.MTU = mtu; c.Validate() != nil {
+		return fmt.Errorf("MTU of %s: %w", d.cfg.Name, c.Validate())
+	}
+	d.ep.SetMTU(uint32(mtu))
+	d.changed()
+	return nil
+}
