@@ -3,6 +3,9 @@
 package node
 
 import (
+	"slices"
+	"time"
+
 	"weft/internal/ib"
 	"weft/internal/mad"
 	"weft/internal/mono"
@@ -10,30 +13,25 @@ import (
 
 // gsi is queue pair 1 of the node's InfiniBand ports for users that live in the
 // node: requests to subnet administration with their answers, and the notices
-// that it reports. The management goroutine's, but for ask and cancel.
+// that it reports. The management goroutine's, but for open and the calls of gsiUser.
 //
-// It sends a request once: when to repeat it and when to give it up is the
-// user's affair. What it holds is bounded by maxAsked.
+// It sends a request once and remembers nothing of it: the transaction identifier
+// names user and request. When to repeat one and when to give it up is the user's
+// affair.
 type gsi struct {
 	s     *subnet
 	stats gsiStats
-	tid   uint32
-	asked map[gsiKey]*question
+	last  uint32              // number of a user
+	users map[uint32]*gsiUser // by number
+	subs  map[uint16]*subscription
 	out   []gsiOutgoing
 	head  int // of out
-	// listeners hear the notices that are reported to a function's port.
-	listeners map[uint16][]*listener
 }
 
 // gsiStats count what passed, and what was refused by name.
 type gsiStats struct {
-	Sent, Answered, Notices        uint64
-	DropLate, DropFull, DropNoPort uint64
-}
-
-type gsiKey struct {
-	function uint16
-	tid      uint64
+	Sent, Answered, Notices         uint64
+	DropStray, DropFull, DropNoPort uint64
 }
 
 type gsiOutgoing struct {
@@ -41,103 +39,115 @@ type gsiOutgoing struct {
 	d        mad.Datagram
 }
 
-// question is a request that waits for its answer.
-type question struct {
-	key    gsiKey
-	answer func(now mono.Time, m *mad.SA)
-}
+// maxGSI bounds the datagrams that wait to be sent.
+const maxGSI = 4096
 
-// listener is somebody who hears notices.
-type listener struct {
-	notice func(now mono.Time, n *mad.Notice)
-}
-
-// maxAsked bounds the requests of all users that wait for an answer.
-const maxAsked = 16384
-
-// gsiTag is the upper half of the transaction identifiers: programs at the
-// user-MAD door get numbers from 1 up.
-const gsiTag = 0xfffffff0
+// The upper half of a transaction identifier is gsiTag and the user's number.
+// Programs at the user-MAD door get numbers from 1 up.
+const (
+	gsiTag     = 0xf0000000
+	gsiTagMask = 0xf0000000
+)
 
 func newGSI(s *subnet) *gsi {
-	return &gsi{s: s, asked: map[gsiKey]*question{}, listeners: map[uint16][]*listener{}}
+	return &gsi{s: s, users: map[uint32]*gsiUser{}, subs: map[uint16]*subscription{}}
 }
 
-// inquiry is a request under way, by which its user can cancel it.
-type inquiry struct {
-	g *gsi
-	q *question // the management goroutine's; nil: over
+// gsiUser is a user in the node of a function's port. answer and notice are called on
+// the management goroutine.
+type gsiUser struct {
+	g        *gsi
+	number   uint32 // the management goroutine's, as what follows
+	function uint16
+	answer   func(now mono.Time, id uint32, m *mad.SA)
+	notice   func(now mono.Time, n *mad.Notice)
 }
 
-// ask sends a request to the subnet administration of a function's port: m has
-// method, attribute, component mask and data. answer is called at most once, on the management
-// goroutine, with what came back, and not after cancel has returned there. ask never waits.
-func (g *gsi) ask(function uint16, m *mad.SA, answer func(now mono.Time, m *mad.SA)) *inquiry {
-	i, copied := &inquiry{g: g}, *m
-	g.s.post(func() { i.q = g.begin(function, &copied, answer) })
-	return i
-}
-
-// cancel ends the wait for the answer.
-func (i *inquiry) cancel() {
-	i.g.s.post(func() {
-		if i.q != nil && i.g.asked[i.q.key] == i.q {
-			delete(i.g.asked, i.q.key)
+// open adds a user of a function's port. answer hears of whatever the administration that
+// the port is under says in answer to ask; notice, where it is not nil, of groups that are
+// created and deleted and of ports that come and go (traps 64 to 67).
+func (g *gsi) open(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time, n *mad.Notice)) *gsiUser {
+	u := &gsiUser{g: g, function: function, answer: answer, notice: notice}
+	g.s.post(func() {
+		for u.number == 0 || g.users[u.number] != nil {
+			g.last = (g.last + 1) &^ gsiTagMask
+			u.number = g.last
 		}
-		i.q = nil
+		g.users[u.number] = u
+		g.follow(function)
+	})
+	return u
+}
+
+// close ends it: nothing is called once the management goroutine has heard of
+// it.
+func (u *gsiUser) close() {
+	u.g.s.post(func() {
+		delete(u.g.users, u.number)
+		u.g.follow(u.function)
 	})
 }
 
-// begin sends a request; nil where that is not possible now.
-func (g *gsi) begin(function uint16, m *mad.SA, answer func(mono.Time, *mad.SA)) *question {
+// ask sends a request: m has method, attribute, component mask and data. Requests with the
+// same id are one to the administration. It never waits.
+func (u *gsiUser) ask(id uint32, m *mad.SA) {
+	copied := *m
+	u.g.s.post(func() {
+		if u.g.users[u.number] == u {
+			u.g.ask(u.function, uint64(gsiTag|u.number)<<32|uint64(id), &copied)
+		}
+	})
+}
+
+// ask sends a request from a function's port; false where it cannot be sent
+// now.
+func (g *gsi) ask(function uint16, tid uint64, m *mad.SA) bool {
 	c := g.s.byFunc[function]
 	if c == nil {
 		g.stats.DropNoPort++
-		return nil
+		return false
 	}
 	p := c.agent.Port(1)
 	if p.PortState != ib.PortActive || !p.MasterSMLID.IsUnicast() {
 		g.stats.DropNoPort++
-		return nil
+		return false
 	}
-	if len(g.asked) >= maxAsked {
-		g.stats.DropFull++
-		return nil
-	}
-	g.tid++
-	m.BaseVersion, m.MgmtClass, m.ClassVersion = mad.BaseVersion, mad.ClassSA, mad.ClassVersionSA
-	m.TransactionID = gsiTag<<32 | uint64(g.tid)
+	m.BaseVersion, m.MgmtClass, m.ClassVersion, m.TransactionID = mad.BaseVersion, mad.ClassSA, mad.ClassVersionSA, tid
 	d := mad.Datagram{Port: 1, SLID: p.LID, DLID: p.MasterSMLID, SL: p.MasterSMSL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
-		PKey: g.pkey(c)}
+		PKey: managementPKey(c.agent.PKeys(1))}
 	m.Append(d.Data[:0])
-	q := &question{key: gsiKey{function, m.TransactionID}, answer: answer}
-	g.asked[q.key] = q
-	g.send(function, &d)
-	return q
+	return g.send(function, &d)
 }
 
-// pkey is the key that management of a port goes by: that of the default
-// partition, in which every port is a member.
-func (g *gsi) pkey(c *caPort) ib.PKey {
-	keys := c.agent.PKeys(1)
-	for _, k := range keys {
-		if (k^ib.DefaultPKey)&0x7fff == 0 {
-			return k
-		}
+// managementPKey is the key that requests to subnet administration go by: that of
+// the default partition, which every port is in.
+func managementPKey(table []ib.PKey) ib.PKey {
+	if i := slices.IndexFunc(table, func(k ib.PKey) bool { return (k^ib.DefaultPKey)&0x7fff == 0 }); i >= 0 {
+		return table[i]
 	}
-	if len(keys) > 0 && keys[0] != 0 {
-		return keys[0]
+	if len(table) > 0 && table[0] != 0 {
+		return table[0]
 	}
 	return ib.DefaultPKey
 }
 
-func (g *gsi) send(function uint16, d *mad.Datagram) {
+func (g *gsi) send(function uint16, d *mad.Datagram) bool {
+	if len(g.out)-g.head >= maxGSI {
+		g.stats.DropFull++
+		return false
+	}
 	g.out = append(g.out, gsiOutgoing{function, *d})
 	g.stats.Sent++
+	return true
 }
 
 // next returns a datagram to send, and from whose port.
-func (g *gsi) next(d *mad.Datagram) (function uint16, ok bool) {
+func (g *gsi) next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
+	for f, s := range g.subs {
+		if s.due.Due(now) {
+			g.subscribe(now, f, s)
+		}
+	}
 	if g.head == len(g.out) {
 		g.out, g.head = g.out[:0], 0
 		return 0, false
@@ -148,44 +158,54 @@ func (g *gsi) next(d *mad.Datagram) (function uint16, ok bool) {
 	return o.function, true
 }
 
-// receive offers a datagram that arrived at a function's port. It is taken
-// where it answers a request; a notice goes to programs too, which may have
-// asked for others.
+// deadline is when next has something to do if nothing else happens.
+func (g *gsi) deadline() (d mono.Time) {
+	for _, s := range g.subs {
+		d = mono.Min(d, s.due)
+	}
+	return d
+}
+
+// receive offers a datagram that arrived at a function's port. What answers a
+// request of a user is taken; a notice goes to programs too, which may have asked for others.
 func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (taken bool) {
 	if mad.Class(d.Data[1]) != mad.ClassSA || d.DstQPN != ib.QPNGSI {
 		return false
 	}
 	var m mad.SA
 	m.Parse(d.Data[:])
-	switch {
-	case m.Method == mad.MethodReport && m.AttributeID == mad.AttrNotice:
+	if m.Method == mad.MethodReport && m.AttributeID == mad.AttrNotice {
 		return g.report(now, function, d, &m)
-	case !m.Method.IsResponse() || m.TransactionID>>32 != gsiTag:
+	}
+	tag, id := uint32(m.TransactionID>>32), uint32(m.TransactionID)
+	if !m.Method.IsResponse() || tag&gsiTagMask != gsiTag {
 		return false
 	}
-	q := g.asked[gsiKey{function, m.TransactionID}]
-	if q == nil {
-		g.stats.DropLate++
+	// What does not come from the administration that the port is under is no
+	// answer; after a change of the master whoever asked asks again.
+	c := g.s.byFunc[function]
+	if c == nil || d.SrcQPN != ib.QPNGSI || d.SLID != c.agent.Port(1).MasterSMLID {
+		g.stats.DropStray++
 		return true
 	}
-	// What does not come from the administration that was asked is not its answer; a
-	// new master may have another LID, and is asked anew.
-	if c := g.s.byFunc[function]; c == nil || d.SrcQPN != ib.QPNGSI || d.SLID != c.agent.Port(1).MasterSMLID {
-		g.stats.DropLate++
+	if tag == gsiTag {
+		g.subscribed(function, id, &m)
 		return true
 	}
-	delete(g.asked, q.key)
+	u := g.users[tag&^gsiTagMask]
+	if u == nil || u.function != function {
+		g.stats.DropStray++
+		return true
+	}
 	g.stats.Answered++
-	q.answer(now, &m)
+	u.answer(now, id, &m)
 	return true
 }
 
-// report tells the listeners of a notice, and the administration that it
-// arrived.
+// report tells the users of a notice, and the administration that it arrived.
 func (g *gsi) report(now mono.Time, function uint16, d *mad.Datagram, m *mad.SA) bool {
-	list := g.listeners[function]
 	var n mad.Notice
-	if len(list) == 0 || n.Parse(m.Data[:]) != nil {
+	if g.subs[function] == nil || n.Parse(m.Data[:]) != nil {
 		return false
 	}
 	g.stats.Notices++
@@ -193,42 +213,88 @@ func (g *gsi) report(now mono.Time, function uint16, d *mad.Datagram, m *mad.SA)
 	m.Reply(mad.StatusOK)
 	m.Append(r.Data[:0])
 	g.send(function, &r)
-	for _, l := range list {
-		l.notice(now, &n)
+	for _, u := range g.users {
+		if u.function == function && u.notice != nil {
+			u.notice(now, &n)
+		}
 	}
-	return false // programs with subscriptions of their own hear it as well
+	return false
 }
 
-// listen has a function called for every notice reported to a port, on the
-// management goroutine. What it wants to hear its user subscribes to (InformInfo).
-func (g *gsi) listen(function uint16, notice func(now mono.Time, n *mad.Notice)) *listener {
-	l := &listener{notice: notice}
-	g.s.post(func() { g.listeners[function] = append(g.listeners[function], l) })
-	return l
+// subscription is to the notices of a function's port, of traps 64 to 67: bit n
+// of want is trap 64+n, of which the administration has not yet said that it knows.
+type subscription struct {
+	want  uint8
+	tries int
+	due   mono.Time // when to ask again; 0: there is no need
 }
 
-// unlisten ends it.
-func (g *gsi) unlisten(function uint16, l *listener) {
-	g.s.post(func() {
-		list := g.listeners[function]
-		for i, o := range list {
-			if o == l {
-				g.listeners[function] = append(list[:i:i], list[i+1:]...)
-				break
-			}
+const (
+	firstTrap = 64
+	allTraps  = 0xf
+	// An administration that does not answer is asked again after informWait,
+	// and ever more seldom, but after informMost at the latest.
+	informWait = time.Second
+	informMost = 30 * time.Second
+)
+
+// follow subscribes for a port as long as it has users who want notices.
+func (g *gsi) follow(function uint16) {
+	wanted := false
+	for _, u := range g.users {
+		wanted = wanted || u.function == function && u.notice != nil
+	}
+	switch s := g.subs[function]; {
+	case wanted && s == nil:
+		g.subs[function] = &subscription{}
+		g.renew(function)
+	case !wanted && s != nil:
+		delete(g.subs, function)
+		for i := range 4 {
+			g.inform(function, i, 0)
 		}
-		if len(g.listeners[function]) == 0 {
-			delete(g.listeners, function)
+	}
+}
+
+// renew subscribes anew: the administration may have forgotten, or be another.
+func (g *gsi) renew(function uint16) {
+	if s := g.subs[function]; s != nil {
+		s.want, s.tries, s.due = allTraps, 0, g.s.n.now()
+	}
+}
+
+func (g *gsi) subscribe(now mono.Time, function uint16, s *subscription) {
+	for i := range 4 {
+		if s.want>>i&1 != 0 {
+			g.inform(function, i, 1)
 		}
-	})
+	}
+	s.due = now.Add(min(informWait<<min(s.tries, 5), informMost))
+	s.tries++
+}
+
+// inform asks for the notices of a trap, or for no more of them.
+func (g *gsi) inform(function uint16, i int, on uint8) {
+	f := mad.InformInfo{LIDBegin: mad.InformAllLIDs, IsGeneric: 1, Subscribe: on, Type: mad.InformAllTypes, TrapNumber: firstTrap + mad.TrapNumber(i),
+		RespTime: 18, Producer: mad.InformAllProducers}
+	if on == 0 {
+		f.QPN = ib.QPNGSI
+	}
+	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodSet, AttributeID: mad.AttrInformInfo}}}
+	f.Append(m.Data[:0])
+	g.ask(function, gsiTag<<32|uint64(i), &m)
+}
+
+// subscribed takes the answer to inform.
+func (g *gsi) subscribed(function uint16, id uint32, m *mad.SA) {
+	s := g.subs[function]
+	if s == nil || id > 3 || m.Status != mad.StatusOK {
+		return
+	}
+	if s.want &^= 1 << id; s.want == 0 {
+		s.due = 0
+	}
 }
 
 // remove forgets a port that is no more.
-func (g *gsi) remove(function uint16) {
-	for k := range g.asked {
-		if k.function == function {
-			delete(g.asked, k)
-		}
-	}
-	delete(g.listeners, function)
-}
+func (g *gsi) remove(function uint16) { delete(g.subs, function) }

@@ -4,6 +4,7 @@ package node
 
 import (
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -254,7 +255,7 @@ func (s *subnet) deadline() mono.Time {
 	if s.clients != nil {
 		d = mono.Min(d, s.clients.Deadline())
 	}
-	return d
+	return mono.Min(d, s.gsi.deadline())
 }
 
 // turn lets everybody send what they have, until nobody has anything, and
@@ -286,7 +287,7 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 		s.verdict(now, nil, s.sw.Originate(now, &d), &d)
 		any = true
 	}
-	for f, ok := s.gsi.next(&d); ok; f, ok = s.gsi.next(&d) {
+	for f, ok := s.gsi.next(now, &d); ok; f, ok = s.gsi.next(now, &d) {
 		any = true
 		if c := s.byFunc[f]; c != nil {
 			s.verdict(now, c, c.agent.Originate(now, &d), &d)
@@ -477,7 +478,20 @@ func (c *caPort) publish(what agent.Change) {
 		events = append(events, ib.EventReregister)
 	}
 	c.adapter.SetPort(&p)
+	if slices.ContainsFunc(events, forgetful) {
+		c.s.gsi.renew(c.adapter.Number())
+	}
 	c.s.n.portChanged(c.adapter, events)
+}
+
+// forgetful reports whether the subnet administration may not know after e what
+// it was told for the port before.
+func forgetful(e ib.Event) bool {
+	switch e {
+	case ib.EventReregister, ib.EventSMChange, ib.EventLIDChange, ib.EventPortActive:
+		return true
+	}
+	return false
 }
 
 var _ switchboard = (*subnet)(nil)
