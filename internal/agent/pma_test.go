@@ -189,6 +189,10 @@ func TestKeysOfGeneralServices(t *testing.T) {
 		if v := ca.Handle(start, &d); v != c.want {
 			t.Errorf("%s: verdict %d, want %d", name, v, c.want)
 		}
+		// The answer bears the port's own key.
+		if own := map[ib.PKey]ib.PKey{0x7fff: 0xffff, 0xffff: 0xffff, 0x8005: 0x0005}[c.key]; c.want == Send && d.PKey != own {
+			t.Errorf("%s: answered with key %#x, want %#x", name, uint16(d.PKey), uint16(own))
+		}
 		if i := ca.Port(1); i.PKeyViolations != c.pkeys || i.QKeyViolations != c.qkeys || ca.Stats.DropPKey != uint64(c.pkeys) || ca.Stats.DropQKey != uint64(c.qkeys) {
 			t.Errorf("%s: %d and %d violations, %+v", name, i.PKeyViolations, i.QKeyViolations, ca.Stats)
 		}

@@ -137,6 +137,9 @@ func (a *Agent) hop(now mono.Time, d *mad.Datagram, h mad.Hop) Verdict {
 
 // depart sends what starts at this node by LID.
 func (a *Agent) depart(d *mad.Datagram) Verdict {
+	if d.SrcQPN == ib.QPNGSI {
+		d.PKey = a.key(d.PKey)
+	}
 	if a.isSwitch() {
 		return a.route(0, d)
 	}
@@ -146,6 +149,19 @@ func (a *Agent) depart(d *mad.Datagram) Verdict {
 	}
 	d.Port = 1
 	return Send
+}
+
+// key returns the port's own key of a partition: an answer has that, and not the
+// one of who asked, who may be a limited member.
+func (a *Agent) key(k ib.PKey) ib.PKey {
+	own := a.end().pkeys
+	if slices.Contains(own, k) {
+		return k
+	}
+	if i := slices.IndexFunc(own, func(o ib.PKey) bool { return o != 0 && (o^k)&0x7fff == 0 }); i >= 0 {
+		return own[i]
+	}
+	return k
 }
 
 // route sends a datagram by LID through the switch.
