@@ -33,6 +33,7 @@ func TestMain(m *testing.M) {
 // fake is a Backend with fixed answers.
 type fake struct {
 	fakeFabric
+	fakeIPoIB
 	status    Status
 	faults    []Fault
 	err       error

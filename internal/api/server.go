@@ -34,6 +34,7 @@ type Backend interface {
 	Use(ctx context.Context) error
 	Functions
 	Fabric
+	IPoIB
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -149,6 +150,7 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 		return struct{}{}, b.Shutdown(r.Context())
 	}})
 	serveFabric(mux, b)
+	serveIPoIB(mux, b)
 	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Why: "this node does not know " + r.Method + " " + r.URL.Path,
 			Fix: "use the weft command of the node's own version"}

@@ -38,6 +38,7 @@ type Status struct {
 	// where the node is in no subnet.
 	Manager  string     `json:"manager"`
 	Trunks   []Trunk    `json:"trunks"`
+	IPLinks  []IPLink   `json:"ip_links"`
 	Degraded []Degraded `json:"degraded"`
 }
 
@@ -240,6 +241,7 @@ const (
 	ScopeAgent   = "agent" // of the switch, and of devices
 	ScopeSM      = "sm"
 	ScopeSA      = "sa"
+	ScopeIPoIB   = "ipoib" // by link
 )
 
 // Counter is one named count since its scope's start.
@@ -353,6 +355,7 @@ func list[T any](s []T) []T {
 func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
 	s.Faults, s.Degraded, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Trunks)
+	s.IPLinks = each(s.IPLinks, IPLink.withLists)
 	return s
 }
 

@@ -92,6 +92,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 
 type fakeBackend struct {
 	fakeFabric
+	fakeIPoIB
 	c    config.Config
 	mode string
 	stop func()

@@ -91,6 +91,9 @@ func printStatus(w io.Writer, s api.Status) {
 		}
 		line("trunks", "%d of %d up", up, len(s.Trunks))
 	}
+	for _, l := range s.IPLinks {
+		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU, carrierText(l))
+	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
 	}
@@ -211,7 +214,7 @@ func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
 	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP, api.ScopeTrunk,
-		api.ScopeAgent, api.ScopeSM, api.ScopeSA}
+		api.ScopeAgent, api.ScopeSM, api.ScopeSA, api.ScopeIPoIB}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",

@@ -74,6 +74,10 @@ roce-port), else from its default.`,
 	f.String("sm", d.SM, "who manages the subnet: auto (this node, if no better one does), external (such as opensm), off")
 	f.Int("sm-priority", d.SMPriority, "priority in the election of the master manager, 0 to 15")
 	f.String("store", d.Store, "where the manager keeps its state: embedded (etcd in the node's directory), memory, the URLs of an etcd cluster, or auto: memory with --idle-exit, else embedded")
+	f.Bool("ipoib", d.IPoIB, "have IP links of every InfiniBand device, one for each partition with a broadcast group; takes CAP_NET_ADMIN")
+	f.StringSlice("ipoib-addr", nil, "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)")
+	f.String("ipoib-params", "", "file with parameters of IP links, NAME = VALUE lines")
+	f.StringSlice("ipoib-set", nil, "parameter of IP links: NAME=VALUE, before the file's (may be repeated)")
 	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")
 	return cmd
 }

@@ -96,6 +96,17 @@ type Config struct {
 	// StoreListen is the URL at which the embedded store serves other nodes;
 	// empty: none.
 	StoreListen string `koanf:"store-listen" yaml:"store-listen"`
+
+	// IPoIB has IP links of every InfiniBand device come and go with its
+	// partitions (docs/notes/ipoib.md).
+	IPoIB bool `koanf:"ipoib" yaml:"ipoib"`
+	// IPoIBParams is a file with the parameters of links, one NAME = VALUE per line; IPoIBSet are
+	// NAME=VALUE, which win.
+	IPoIBParams string   `koanf:"ipoib-params" yaml:"ipoib-params"`
+	IPoIBSet    []string `koanf:"ipoib-set" yaml:"ipoib-set"`
+	// IPoIBAddrs are LINK=ADDRESS/LENGTH: IP addresses that links of IPoIB have
+	// whenever they are there.
+	IPoIBAddrs []string `koanf:"ipoib-addr" yaml:"ipoib-addr"`
 }
 
 // Who manages the subnet.
@@ -203,6 +214,20 @@ func (c Config) Validate() error {
 	}
 	if c.StoreListen != "" && (c.StoreKind() != StoreEmbedded || !httpURL(c.StoreListen)) {
 		bad("store-listen", "must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
+	}
+	if c.IPoIB && !c.Fabric {
+		bad("ipoib", "must be false where fabric is")
+	}
+	for _, v := range c.IPoIBSet {
+		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {
+			bad("ipoib-set", "must be NAME=VALUE, not %q", v)
+		}
+	}
+	for _, v := range c.IPoIBAddrs {
+		link, addr, _ := strings.Cut(v, "=")
+		if _, err := netip.ParsePrefix(addr); err != nil || link == "" || !c.IPoIB {
+			bad("ipoib-addr", "must be LINK=ADDRESS/LENGTH of a link of ipoib, not %q", v)
+		}
 	}
 	return errors.Join(errs...)
 }

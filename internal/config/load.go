@@ -20,7 +20,7 @@ import (
 
 // Keys are the names of the settings, in the order of Config.
 var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
-	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "store", "store-listen"}
+	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr"}
 
 // EnvName returns the environment variable of a key.
 func EnvName(key string) string {
@@ -122,11 +122,11 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 		switch key {
 		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority", "mcast-payloads", "mcast-threshold":
 			v, err = strconv.Atoi(s)
-		case "wire-local", "real-time", "fabric":
+		case "wire-local", "real-time", "fabric", "ipoib":
 			v, err = strconv.ParseBool(s)
 		case "spin", "idle-exit":
 			v, err = time.ParseDuration(s)
-		case "peer":
+		case "peer", "ipoib-set", "ipoib-addr":
 			v = strings.Split(s, ",")
 		case "allow-uid":
 			var uids []int

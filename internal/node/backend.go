@@ -119,7 +119,11 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, errLaneStuck) {
 		return s, err
 	}
+	if s.IPLinks, err = n.IPLinks(ctx); err != nil && !errors.Is(err, errLaneStuck) {
+		return s, err
+	}
 	s.Degraded, err = n.degraded(ctx)
+	s.Degraded = append(s.Degraded, ipDegraded(s.IPLinks)...)
 	if err == nil {
 		var more []api.Degraded
 		more, err = n.fabricDegraded(ctx, s.Trunks)
@@ -419,6 +423,13 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	}
 	if err := n.fabricCounters(add); err != nil {
 		return nil, err
+	}
+	if n.ip != nil {
+		c, err := n.IPStats(context.Background(), "")
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, c...)
 	}
 	for _, d := range n.snapshot() {
 		err := d.lane.look(func() {

@@ -137,6 +137,9 @@ func (n *Node) drop(f *function) error {
 	if f.door != nil {
 		f.door.Close()
 	}
+	if n.ip != nil {
+		n.ip.leave(f)
+	}
 	if n.board != nil {
 		n.board.unplug(f.a)
 	}
@@ -156,6 +159,17 @@ func (n *Node) function(name string) *function {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	i := slices.IndexFunc(n.funcs, func(f *function) bool { return f.a.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return n.funcs[i]
+}
+
+// byNumber returns the function with a number, or nil.
+func (n *Node) byNumber(number uint16) *function {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	i := slices.IndexFunc(n.funcs, func(f *function) bool { return f.a.Number() == number })
 	if i < 0 {
 		return nil
 	}

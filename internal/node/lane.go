@@ -22,8 +22,8 @@ import (
 	"weft/internal/vhost"
 )
 
-// wire is the lane's view of a link with sockets.
-type wire interface {
+// socketLink is the lane's view of a link with sockets.
+type socketLink interface {
 	hca.Link
 	// Recv returns runs that arrived; they stay valid until the next Recv.
 	// more tells that there may be others at once.
@@ -40,7 +40,7 @@ type lane struct {
 	window        time.Duration // the spin that pays at present
 	penalty, fine int           // sleeps to come without a yield, and what the next loss costs
 	log           *slog.Logger
-	link          wire
+	link          socketLink
 	fab           *fabric.Link // nil: the node is in no subnet
 	doors         []*door
 	tenants       []tenant
@@ -86,7 +86,7 @@ var errLaneStopped = errors.New("the node is shutting down")
 
 // newLane returns a lane that does not run yet. in and out are the sockets of
 // link.
-func newLane(h *hca.Lane, link wire, in, out []int, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
+func newLane(h *hca.Lane, link socketLink, in, out []int, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
 	l := &lane{hca: h, clock: clock, spin: spin, window: spin, log: log, link: link,
 		kicks: make(map[int32]kick), done: make(chan struct{}), bell: -1, timer: -1}
 	var err error
@@ -483,9 +483,6 @@ func (l *lane) sleep() {
 	l.asleep.Store(false)
 	for _, d := range l.doors {
 		d.dev.Wake()
-	}
-	for _, t := range l.tenants {
-		t.Wake()
 	}
 	l.recvAt = 0
 	var b [8]byte

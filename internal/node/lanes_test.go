@@ -227,7 +227,7 @@ func TestAddressesChanged(t *testing.T) {
 
 // packets is a link that brings the same runs once.
 type packets struct {
-	wire
+	socketLink
 	runs []pkt.Run
 }
 

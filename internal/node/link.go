@@ -62,5 +62,5 @@ func (l *netLink) trunkRules() (list []fault.Status) {
 	return list
 }
 
-// Recv implements wire.
+// Recv implements socketLink.
 func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.roce.Recv() }

@@ -57,6 +57,7 @@ type Node struct {
 	links    []*netLink // by lane
 	host     string     // the host's name
 	sub      *subnet    // nil: the node is in no subnet
+	ip       *ipoibHost // nil: the same
 	trunks   *udp.Link  // lane 0's; nil: there are no peers
 	senders  []*udp.Sender
 
@@ -244,6 +245,11 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 			return err
 		}
 		defer u.close()
+		defer n.ip.close()
+		if err := n.ip.configured(); err != nil {
+			control.Close()
+			return err
+		}
 	}
 	table := n.table // addressesChanged replaces it
 	wg.Go(func() {   // not before the doors are there, whose counters it tells

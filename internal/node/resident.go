@@ -22,10 +22,9 @@ type tenant interface {
 	// do; Finish also where more remains than it did.
 	Begin(now mono.Time) bool
 	Finish(now mono.Time) bool
-	// Sleep asks to be woken for what comes in; false where something waits
-	// already. Wake takes that back.
+	// Sleep reports whether the lane may sleep: nothing waits. What comes from
+	// elsewhere later must ring the lane (lane.asleep).
 	Sleep() bool
-	Wake()
 	// Deadline is when the lane must turn if nothing else happens.
 	Deadline() mono.Time
 }
@@ -292,38 +291,29 @@ func (r *resident) createQP(pd uint32, sendCQ, recvCQ *residentCQ, sends, recvs 
 
 func (q *residentQP) destroy() error { return q.r.sess.DestroyQP(q.Slot()) }
 
-// postSend posts requests in order and returns how many there was room for.
-func (q *residentQP) postSend(list []sendRequest) (n int) {
-	for n < len(list) && q.sending < int(q.Config().Cap.MaxSendWR) {
-		p := q.send.push()
-		if p == nil {
-			break
-		}
-		*p = list[n]
+// sendSlot returns the next element of the send ring, which the caller fills in
+// before it calls SendPosted; nil where the ring is full.
+func (q *residentQP) sendSlot() *sendRequest {
+	if q.sending >= int(q.Config().Cap.MaxSendWR) {
+		return nil
+	}
+	p := q.send.push()
+	if p != nil {
 		q.sending++
-		n++
 	}
-	if n > 0 {
-		q.SendPosted()
-	}
-	return n
+	return p
 }
 
-// postRecv is postSend for receive requests.
-func (q *residentQP) postRecv(now mono.Time, list []recvRequest) (n int) {
-	for n < len(list) && q.receiving < int(q.Config().Cap.MaxRecvWR) {
-		p := q.recv.push()
-		if p == nil {
-			break
-		}
-		*p = list[n]
+// recvSlot is sendSlot for the receive ring, and RecvPosted.
+func (q *residentQP) recvSlot() *recvRequest {
+	if q.receiving >= int(q.Config().Cap.MaxRecvWR) {
+		return nil
+	}
+	p := q.recv.push()
+	if p != nil {
 		q.receiving++
-		n++
 	}
-	if n > 0 {
-		q.RecvPosted(now)
-	}
-	return n
+	return p
 }
 
 // modify changes the state as programs do.

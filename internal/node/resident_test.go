@@ -36,11 +36,10 @@ type neighbourQP struct {
 	done atomic.Int32 // completions of both kinds
 }
 
-// Begin, Finish, Sleep, Wake and Deadline implement tenant.
+// Begin, Finish, Sleep and Deadline implement tenant.
 func (u *neighbourQP) Begin(mono.Time) bool      { return false }
 func (u *neighbourQP) Finish(now mono.Time) bool { return u.r.complete(now) }
 func (u *neighbourQP) Sleep() bool               { return len(u.r.due) == 0 }
-func (u *neighbourQP) Wake()                     {}
 func (u *neighbourQP) Deadline() mono.Time       { return 0 }
 
 // slotLen is a datagram of the largest MTU with its GRH.
@@ -98,9 +97,12 @@ func (u *neighbourQP) do(f func() error) {
 
 func (u *neighbourQP) recv(now mono.Time, n int) error {
 	for i := range n {
-		if u.qp.postRecv(now, []recvRequest{{id: uint64(i), addr: uint64(i) * slotLen, lkey: u.mr.lkey, length: slotLen}}) != 1 {
+		p := u.qp.recvSlot()
+		if p == nil {
 			return fmt.Errorf("receive %d found no room", i)
 		}
+		*p = recvRequest{id: uint64(i), addr: uint64(i) * slotLen, lkey: u.mr.lkey, length: slotLen}
+		u.qp.RecvPosted(now)
 	}
 	return nil
 }
@@ -124,16 +126,16 @@ func (u *neighbourQP) path(to *hca.AHAttr) (h uint32) {
 func (u *neighbourQP) send(ah uint32, dest ib.QPN, n int) {
 	u.t.Helper()
 	u.do(func() error {
-		var list []sendRequest
 		for i := range n {
 			at := uint64(8+i) * slotLen
 			copy(u.mr.b[at:], bytes.Repeat([]byte{byte(i + 1)}, slotLen))
-			list = append(list, sendRequest{id: 100 + uint64(i), addr: at, lkey: u.mr.lkey, length: uint32(100 * (i + 1)), ah: ah, dest: dest, qkey: residentQKey,
-				signaled: true})
+			p := u.qp.sendSlot()
+			if p == nil {
+				return fmt.Errorf("send %d found no room", i)
+			}
+			*p = sendRequest{id: 100 + uint64(i), addr: at, lkey: u.mr.lkey, length: uint32(100 * (i + 1)), ah: ah, dest: dest, qkey: residentQKey, signaled: true}
 		}
-		if got := u.qp.postSend(list); got != n {
-			return fmt.Errorf("%d of %d taken", got, n)
-		}
+		u.qp.SendPosted()
 		return nil
 	})
 }
@@ -180,7 +182,7 @@ func TestResidents(t *testing.T) {
 		})
 	}
 	a.do(func() error {
-		if a.qp.sending != 0 || a.qp.postRecv(0, []recvRequest{{}}) != 0 {
+		if a.qp.sending != 0 || a.qp.recvSlot() != nil {
 			return fmt.Errorf("%d sends are out, or a receive queue of 8 took 9", a.qp.sending)
 		}
 		return nil
@@ -238,20 +240,20 @@ func TestResidentAllocates(t *testing.T) {
 	r := twoNative(t)
 	a, b := r.settle(t, firstNative, "ipoib"), r.settle(t, "vf", "ipoib")
 	ah := a.path(&hca.AHAttr{DLID: b.lid()})
-	req := []sendRequest{{id: 1, lkey: a.mr.lkey, length: 1000, ah: ah, dest: b.qp.Num(), qkey: residentQKey, signaled: true}}
-	room := []recvRequest{{lkey: b.mr.lkey, length: slotLen}}
 	a.came, b.came = make([]hca.CQE, 0, 4096), make([]hca.CQE, 0, 4096)
 	n := 0.0
 	a.do(func() error {
 		n = testing.AllocsPerRun(500, func() {
-			a.qp.postSend(req)
+			*a.qp.sendSlot() = sendRequest{id: 1, lkey: a.mr.lkey, length: 1000, ah: ah, dest: b.qp.Num(), qkey: residentQKey, signaled: true}
+			a.qp.SendPosted()
 			for range 4 {
 				now := r.node.now()
 				a.r.lane.hca.Run(now)
 				a.Finish(now)
 				b.Finish(now)
 			}
-			b.qp.postRecv(0, room)
+			*b.qp.recvSlot() = recvRequest{lkey: b.mr.lkey, length: slotLen}
+			b.qp.RecvPosted(r.node.now())
 		})
 		return nil
 	})

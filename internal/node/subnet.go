@@ -482,6 +482,7 @@ func (c *caPort) publish(what agent.Change) {
 		c.s.gsi.renew(c.adapter.Number())
 	}
 	c.s.n.portChanged(c.adapter, events)
+	c.s.n.ip.portChanged(c.adapter, events)
 }
 
 // forgetful reports whether the subnet administration may not know after e what

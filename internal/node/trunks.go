@@ -34,7 +34,12 @@ func (n *Node) openSubnet() error {
 	if n.host, err = os.Hostname(); err != nil {
 		return err
 	}
+	params, err := n.ipoibParams()
+	if err != nil {
+		return err
+	}
 	n.sub = newSubnet(n, n.identity)
+	n.ip = newIPoIB(n, params)
 	n.board = n.sub
 	if len(n.cfg.Peers) == 0 {
 		return nil

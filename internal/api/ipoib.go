@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// IPoIB is the part of a Backend about IP links (docs/notes/ipoib.md).
+type IPoIB interface {
+	IPLinks(ctx context.Context) ([]IPLink, error)
+	// AddIPLinks has links appear and vanish with partitions, as the request
+	// says; it returns what there is of it by then.
+	AddIPLinks(ctx context.Context, r IPRequest) ([]IPLink, error)
+	// DelIPLinks undoes AddIPLinks: name is that of a device or of a link.
+	DelIPLinks(ctx context.Context, name string) error
+	// What follows is of one link, or of all where none is named.
+	IPNeighbours(ctx context.Context, link string) ([]IPNeighbour, error)
+	IPShadow(ctx context.Context, link string) ([]IPShadow, error)
+	IPPaths(ctx context.Context, link string) ([]IPPath, error)
+	IPGroups(ctx context.Context, link string) ([]IPGroup, error)
+	IPStats(ctx context.Context, link string) ([]Counter, error)
+	IPParams(ctx context.Context, link string) ([]IPParam, error)
+	// IPEvents are those after number after, the oldest first. Where there are none it
+	// may wait for one until ctx ends, which is no error.
+	IPEvents(ctx context.Context, after uint64, wait bool) ([]IPEvent, error)
+	// IPPath resolves the path to an IP address.
+	IPPath(ctx context.Context, q IPPathQuery) (IPPathInfo, error)
+	// IPDo does one of the things of IPAction to a link.
+	IPDo(ctx context.Context, link string, a IPAction) error
+}
+
+// IPLink is an IP link: one interface, of a device's port in a partition.
+type IPLink struct {
+	Name     string   `json:"name"` // ibX_Y_Z
+	Device   string   `json:"device"`
+	Port     int      `json:"port"`
+	PKey     string   `json:"pkey"`
+	Backend  string   `json:"backend"` // tun or netstack
+	Type     int      `json:"type"`    // ARPHRD_INFINIBAND
+	Flags    []string `json:"flags"`
+	State    string   `json:"state"`
+	Carrier  bool     `json:"carrier"`
+	Reason   string   `json:"reason"` // of having no carrier
+	MTU      int      `json:"mtu"`
+	QueueLen int      `json:"tx_queue_len"`
+	// Address and Broadcast are hardware addresses.
+	Address   string   `json:"address"`
+	AddrLen   int      `json:"addr_len"`
+	Broadcast string   `json:"broadcast"`
+	MGID      string   `json:"broadcast_mgid"`
+	MLID      uint16   `json:"broadcast_mlid"`
+	Joined    bool     `json:"joined"`
+	QKey      uint32   `json:"qkey"`
+	QPN       uint32   `json:"qpn"`
+	Addrs     []string `json:"addresses"` // IP, with prefix length
+	Session   uint32   `json:"session"`
+	Lane      int      `json:"lane"`
+}
+
+// IPRequest asks for links. Of several partitions, each gets one.
+type IPRequest struct {
+	Device string `json:"device"` // empty: every InfiniBand device, also later ones
+	// PKeys are the partitions; none: every one that has a broadcast group.
+	PKeys   []string `json:"pkeys"`
+	Backend string   `json:"backend"` // tun, or netstack
+	// Addrs are IP addresses with prefix length, Routes PREFIX or PREFIX=GATEWAY, for a link
+	// of one partition.
+	Addrs  []string `json:"addresses"`
+	Routes []string `json:"routes"`
+	// Params are name=value; they win over the node's own.
+	Params []string `json:"params"`
+	// Forwards and SOCKS are of netstack.
+	Forwards []IPForward `json:"forwards"`
+	SOCKS    string      `json:"socks"` // address to listen at on this host
+}
+
+// Back ends of IP links.
+const (
+	BackendTUN      = "tun"
+	BackendNetstack = "netstack"
+)
+
+// IPForward passes connections or datagrams on, through a link's own IP stack.
+type IPForward struct {
+	Network string `json:"network"` // tcp or udp
+	Listen  string `json:"listen"`
+	To      string `json:"to"`
+	// Remote listens on the link and goes on to this host; else it is the
+	// other way round.
+	Remote bool `json:"remote"`
+}
+
+// Validate reports all that is wrong with the request.
+func (r *IPRequest) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, k := range r.PKeys {
+		if v, err := strconv.ParseUint(k, 0, 16); err != nil || v&0x7fff == 0 {
+			bad("a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not %q", k)
+		}
+	}
+	if r.Backend != BackendTUN && r.Backend != BackendNetstack {
+		bad("the back end must be %s or %s, not %q", BackendTUN, BackendNetstack, r.Backend)
+	}
+	for _, a := range r.Addrs {
+		if _, err := netip.ParsePrefix(a); err != nil {
+			bad("an address has a prefix length, such as 10.1.0.1/24, unlike %q", a)
+		}
+	}
+	for _, v := range r.Routes {
+		to, via, ok := strings.Cut(v, "=")
+		_, err := netip.ParsePrefix(to)
+		if ok && err == nil {
+			_, err = netip.ParseAddr(via)
+		}
+		if err != nil {
+			bad("a route is PREFIX or PREFIX=GATEWAY, not %q", v)
+		}
+	}
+	if len(r.Addrs)+len(r.Routes) > 0 && (r.Device == "" || len(r.PKeys) > 1) {
+		bad("addresses and routes are for one link: name its device, and one P_Key at most")
+	}
+	if r.Backend != BackendNetstack && (len(r.Forwards) > 0 || r.SOCKS != "") {
+		bad("forwards and SOCKS are for the back end %s", BackendNetstack)
+	}
+	for _, f := range r.Forwards {
+		if f.Network != "tcp" && f.Network != "udp" {
+			bad("a forward is of tcp or udp, not %q", f.Network)
+		}
+		for _, a := range []string{f.Listen, f.To} {
+			if _, err := netip.ParseAddrPort(a); err != nil {
+				bad("a forward goes from ADDRESS:PORT to ADDRESS:PORT, not %q", a)
+			}
+		}
+	}
+	if _, err := netip.ParseAddrPort(r.SOCKS); r.SOCKS != "" && err != nil {
+		bad("SOCKS listens at ADDRESS:PORT, not %q", r.SOCKS)
+	}
+	return errors.Join(errs...)
+}
+
+// IPNeighbour is an IP address of a link with what is known of it.
+type IPNeighbour struct {
+	Link      string        `json:"link"`
+	Addr      string        `json:"address"`
+	HWAddr    string        `json:"hw_address"` // empty: not known
+	State     string        `json:"state"`
+	Queued    int           `json:"queued"` // packets that wait
+	Probes    int           `json:"probes"`
+	ExpiresNS time.Duration `json:"expires_ns"` // until the state ends; 0: not by itself
+	Router    bool          `json:"router"`
+}
+
+// IPShadow is a hardware address with its address vector.
+type IPShadow struct {
+	Link   string        `json:"link"`
+	HWAddr string        `json:"hw_address"`
+	State  string        `json:"state"`
+	Addrs  []string      `json:"addresses"` // IP addresses that are at it
+	DLID   uint16        `json:"dlid"`
+	SL     int           `json:"sl"`
+	MTU    int           `json:"mtu"`
+	Gbps   float64       `json:"gbps"`
+	GRH    bool          `json:"grh"`
+	Queued int           `json:"queued"`
+	IdleNS time.Duration `json:"idle_ns"`
+}
+
+// IPPath is a path that a link keeps.
+type IPPath struct {
+	Link  string  `json:"link"`
+	DGID  string  `json:"dgid"`
+	State string  `json:"state"`
+	DLID  uint16  `json:"dlid"`
+	SL    int     `json:"sl"`
+	MTU   int     `json:"mtu"`
+	Gbps  float64 `json:"gbps"`
+	Users int     `json:"users"`
+}
+
+// IPGroup is a multicast group of a link.
+type IPGroup struct {
+	Link     string   `json:"link"`
+	MGID     string   `json:"mgid"`
+	MLID     uint16   `json:"mlid"`
+	Addrs    []string `json:"addresses"` // the IP groups that share it
+	State    string   `json:"state"`
+	SendOnly bool     `json:"send_only"`
+	Attached bool     `json:"attached"`
+	Queued   int      `json:"queued"`
+	Reason   string   `json:"reason"` // why it is not joined
+}
+
+// IPParam is a parameter of a link.
+type IPParam struct {
+	Link  string `json:"link"`
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	Help  string `json:"help"`
+}
+
+// IPEvent is something that happened to a link.
+type IPEvent struct {
+	Number uint64    `json:"number"`
+	At     time.Time `json:"at"`
+	Link   string    `json:"link"`
+	Kind   string    `json:"kind"`
+	Text   string    `json:"text"`
+}
+
+// IPPathQuery asks for the path to an IP address.
+type IPPathQuery struct {
+	Addr string `json:"address"`
+	Link string `json:"link"` // empty: the link whose prefixes have the address
+	// NonBlocking makes the answer EAGAIN while the path is not known.
+	NonBlocking bool          `json:"non_blocking"`
+	TimeoutNS   time.Duration `json:"timeout_ns"`
+}
+
+// IPPathInfo is the path to the node that has an IP address, or why there is none.
+type IPPathInfo struct {
+	Link string `json:"link"`
+	Addr string `json:"address"`
+	// Errno is 0, 6 (ENXIO), 11 (EAGAIN), 22 (EINVAL) or 100 (ENETDOWN), Error its
+	// meaning; what follows is set where it is 0.
+	Errno     int           `json:"errno"`
+	Error     string        `json:"error"`
+	DGID      string        `json:"dgid"`
+	SGID      string        `json:"sgid"`
+	DLID      uint16        `json:"dlid"`
+	SLID      uint16        `json:"slid"`
+	PKey      string        `json:"pkey"`
+	SL        int           `json:"sl"`
+	MTU       int           `json:"mtu"`
+	Gbps      float64       `json:"gbps"`
+	LifeNS    time.Duration `json:"packet_lifetime_ns"`
+	FlowLabel uint32        `json:"flow_label"`
+	HopLimit  int           `json:"hop_limit"`
+	TClass    int           `json:"traffic_class"`
+	// Image is the 72-octet record of SIOCGIPOIBPATH (docs/notes/ipoib.md).
+	Image []byte `json:"image"`
+}
+
+// IPAction is something to do to a link: Op with what it is about.
+type IPAction struct {
+	Op     string `json:"op"`
+	Addr   string `json:"address"`
+	HWAddr string `json:"hw_address"`
+	Mask   uint   `json:"mask"`
+}
+
+// Operations of IPAction.
+const (
+	IPFlushNeighbours = "neigh_flush"
+	IPProbe           = "neigh_probe" // Addr
+	IPAddNeighbour    = "neigh_add"   // Addr, HWAddr
+	IPFlushPaths      = "path_flush"
+	IPPurgeShadow     = "shadow_purge" // HWAddr
+	IPJoin            = "mcast_join"   // Addr
+	IPLeave           = "mcast_leave"  // Addr
+	IPDebug           = "debug"        // Mask
+)
+
+// What requests about IP links are called in errors, at both ends.
+const (
+	whatIPLinks  = "cannot list IP links"
+	whatIPAdd    = "cannot add IP links"
+	whatIPDel    = "cannot delete IP links"
+	whatIPTable  = "cannot show the IP link"
+	whatIPEvents = "cannot follow IP links"
+	whatIPPath   = "cannot resolve the path"
+	whatIPDo     = "cannot change the IP link"
+)
+
+// serveIPoIB adds what IPoIB has to the server's paths.
+func serveIPoIB(mux *http.ServeMux, b IPoIB) {
+	get := func(path, what string, f func(r *http.Request) (any, error)) {
+		mux.Handle("GET /"+Version+path, handler{what, ReadAccess, f})
+	}
+	get("/ipoib/links", whatIPLinks, func(r *http.Request) (any, error) {
+		l, err := b.IPLinks(r.Context())
+		return each(l, IPLink.withLists), err
+	})
+	table := func(name string, f func(ctx context.Context, link string) (any, error)) {
+		get("/ipoib/"+name, whatIPTable, func(r *http.Request) (any, error) { return f(r.Context(), r.URL.Query().Get("link")) })
+	}
+	table("neighbours", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPNeighbours(ctx, link)
+		return list(l), err
+	})
+	table("shadow", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPShadow(ctx, link)
+		return each(l, func(s IPShadow) IPShadow { s.Addrs = list(s.Addrs); return s }), err
+	})
+	table("paths", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPPaths(ctx, link)
+		return list(l), err
+	})
+	table("groups", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPGroups(ctx, link)
+		return each(l, func(g IPGroup) IPGroup { g.Addrs = list(g.Addrs); return g }), err
+	})
+	table("stats", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPStats(ctx, link)
+		return list(l), err
+	})
+	table("params", func(ctx context.Context, link string) (any, error) {
+		l, err := b.IPParams(ctx, link)
+		return list(l), err
+	})
+	get("/ipoib/events", whatIPEvents, func(r *http.Request) (any, error) {
+		after, err := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
+		if err != nil {
+			return nil, &Error{Code: CodeInvalid, Why: "after must be the number of an event"}
+		}
+		ctx, stop := context.WithTimeout(r.Context(), eventWait)
+		defer stop()
+		l, err := b.IPEvents(ctx, after, r.URL.Query().Get("wait") != "")
+		return list(l), err
+	})
+	mux.Handle("POST /"+Version+"/ipoib/links", handler{whatIPAdd, FullAccess, func(r *http.Request) (any, error) {
+		var v IPRequest
+		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
+			return nil, err
+		}
+		l, err := b.AddIPLinks(r.Context(), v)
+		return each(l, IPLink.withLists), err
+	}})
+	mux.Handle("DELETE /"+Version+"/ipoib/links/{name}", handler{whatIPDel, FullAccess, func(r *http.Request) (any, error) {
+		return struct{}{}, b.DelIPLinks(r.Context(), r.PathValue("name"))
+	}})
+	mux.Handle("POST /"+Version+"/ipoib/path", handler{whatIPPath, ReadAccess, body(func(ctx context.Context, q IPPathQuery) (any, error) {
+		return b.IPPath(ctx, q)
+	})})
+	mux.Handle("POST /"+Version+"/ipoib/links/{name}/do", handler{whatIPDo, FullAccess, func(r *http.Request) (any, error) {
+		var a IPAction
+		if err := decodeStrict(r.Body, &a); err != nil {
+			return nil, &Error{Code: CodeInvalid, Why: err.Error()}
+		}
+		return struct{}{}, b.IPDo(r.Context(), r.PathValue("name"), a)
+	}})
+}
+
+// eventWait is how long a question for events waits: less than a client does.
+const eventWait = answerTime / 2
+
+func (l IPLink) withLists() IPLink {
+	l.Flags, l.Addrs = list(l.Flags), list(l.Addrs)
+	return l
+}
+
+// IPLinks returns the IP links of the node.
+func (c *Client) IPLinks(ctx context.Context) (l []IPLink, err error) {
+	err = c.do(ctx, whatIPLinks, "GET", "/ipoib/links", nil, &l)
+	return l, err
+}
+
+// AddIPLinks asks for IP links.
+func (c *Client) AddIPLinks(ctx context.Context, r IPRequest) (l []IPLink, err error) {
+	err = c.do(ctx, whatIPAdd, "POST", "/ipoib/links", r, &l)
+	return l, err
+}
+
+// DelIPLinks undoes AddIPLinks.
+func (c *Client) DelIPLinks(ctx context.Context, name string) error {
+	return c.do(ctx, whatIPDel, "DELETE", "/ipoib/links/"+url.PathEscape(name), nil, nil)
+}
+
+// IPTable reads one of the tables of a link, or of all links where link is empty:
+// neighbours, shadow, paths, groups, stats or params.
+func IPTable[T any](ctx context.Context, c *Client, table, link string) (l []T, err error) {
+	err = c.do(ctx, whatIPTable, "GET", "/ipoib/"+table+"?link="+url.QueryEscape(link), nil, &l)
+	return l, err
+}
+
+// IPEvents returns the events after number after; where there are none it may
+// wait some seconds for one.
+func (c *Client) IPEvents(ctx context.Context, after uint64, wait bool) (l []IPEvent, err error) {
+	path := "/ipoib/events?after=" + strconv.FormatUint(after, 10)
+	if wait {
+		path += "&wait=1"
+	}
+	err = c.do(ctx, whatIPEvents, "GET", path, nil, &l)
+	return l, err
+}
+
+// IPPath resolves the path to an IP address.
+func (c *Client) IPPath(ctx context.Context, q IPPathQuery) (p IPPathInfo, err error) {
+	err = c.do(ctx, whatIPPath, "POST", "/ipoib/path", q, &p)
+	return p, err
+}
+
+// IPDo does something to a link.
+func (c *Client) IPDo(ctx context.Context, link string, a IPAction) error {
+	return c.do(ctx, whatIPDo, "POST", "/ipoib/links/"+url.PathEscape(link)+"/do", a, nil)
+}

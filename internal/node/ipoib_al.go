@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"syscall"
+
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/ipoib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/transport"
+)
+
+// ipoibAL is the access layer of a link: a session of the node's own, with one
+// PD, one MR, one completion queue and one datagram queue pair, and its function's
+// queue pair 1. The lane's.
+type ipoibAL struct {
+	*resident
+	gsi  *gsiUser
+	pd   uint32 // 0: none
+	mr   *residentMR
+	cq   *residentCQ
+	qp   *residentQP
+	recv uint64 // where the receive slots begin
+	wcs  [64]hca.CQE
+
+	intr   bool // completions wait for the link
+	broken bool // the queue pair went to ERR by itself
+}
+
+var _ ipoib.AL = (*ipoibAL)(nil)
+
+// recvID marks the identifiers of receive requests.
+const recvID = 1 << 63
+
+// domain makes the protection domain with the first object in it, and drops it with
+// the last.
+func (a *ipoibAL) domain() (err error) {
+	if a.pd == 0 {
+		a.pd, err = a.sess.CreatePD()
+	}
+	return err
+}
+
+func (a *ipoibAL) dropDomain() {
+	if a.pd != 0 && a.sess.DestroyPD(a.pd) == nil {
+		a.pd = 0
+	}
+}
+
+// CreateCQ implements ipoib.AL.
+func (a *ipoibAL) CreateCQ(depth int) (err error) {
+	a.cq, err = a.createCQ(uint32(depth), func(mono.Time) { a.intr = true })
+	return err
+}
+
+// DestroyCQ implements ipoib.AL.
+func (a *ipoibAL) DestroyCQ() {
+	if a.cq != nil {
+		a.must(a.cq.destroy())
+		a.cq, a.intr = nil, false
+	}
+}
+
+// must notes an error of a call that cannot fail when the link calls in order.
+func (a *ipoibAL) must(err error) {
+	if err != nil {
+		a.n.log.Error("a bug: an object of an IP link was not released", "device", a.f.a.Name, "err", err)
+	}
+}
+
+// CreateQP implements ipoib.AL.
+func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
+	if err := a.domain(); err != nil {
+		return 0, err
+	}
+	q, err := a.createQP(a.pd, a.cq, a.cq, uint32(sq), uint32(rq))
+	if err != nil {
+		a.dropDomain()
+		return 0, err
+	}
+	a.qp = q
+	return q.Num(), nil
+}
+
+// DestroyQP implements ipoib.AL.
+func (a *ipoibAL) DestroyQP() {
+	if a.qp != nil {
+		a.must(a.qp.destroy())
+		a.qp = nil
+		a.dropDomain()
+	}
+}
+
+// InitUD implements ipoib.AL.
+func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
+	now := a.n.now()
+	for _, s := range []struct {
+		attr transport.Attr
+		mask ib.AttrMask
+	}{
+		{transport.Attr{State: ib.Reset}, ib.AttrState},
+		{transport.Attr{State: ib.Init, PKeyIndex: pkeyIndex, Port: 1, QKey: qkey}, ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrQKey},
+		{transport.Attr{State: ib.RTR}, ib.AttrState},
+		{transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN},
+	} {
+		if err := a.qp.modify(now, s.attr, s.mask); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StopQP implements ipoib.AL.
+func (a *ipoibAL) StopQP() {
+	if a.qp != nil {
+		a.must(a.qp.modify(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
+	}
+}
+
+// SetQKey implements ipoib.AL.
+func (a *ipoibAL) SetQKey(qkey ib.QKey) error {
+	return a.qp.modify(a.n.now(), transport.Attr{QKey: qkey}, ib.AttrQKey)
+}
+
+// SetPKeyIndex implements ipoib.AL: by way of SQD, where the index may change.
+func (a *ipoibAL) SetPKeyIndex(i uint16) error {
+	now := a.n.now()
+	if err := a.qp.modify(now, transport.Attr{State: ib.SQD}, ib.AttrState); err != nil {
+		return err
+	}
+	err := a.qp.modify(now, transport.Attr{State: ib.SQD, PKeyIndex: i}, ib.AttrState|ib.AttrPKeyIndex)
+	return errors.Join(err, a.qp.modify(now, transport.Attr{State: ib.RTS}, ib.AttrState))
+}
+
+// Register implements ipoib.AL.
+func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err error) {
+	if err := a.domain(); err != nil {
+		return nil, nil, err
+	}
+	sends := tx * txLen
+	m, err := a.registerMR(a.pd, sends+rx*rxLen)
+	if err != nil {
+		a.dropDomain()
+		return nil, nil, err
+	}
+	a.mr, a.recv = m, uint64(sends)
+	return m.b[:sends:sends], m.b[sends:], nil
+}
+
+// Deregister implements ipoib.AL.
+func (a *ipoibAL) Deregister() {
+	if a.mr != nil {
+		a.must(a.mr.deregister())
+		a.mr = nil
+		a.dropDomain()
+	}
+}
+
+// Map implements ipoib.AL: frames come in memory that is not registered.
+func (a *ipoibAL) Map([]byte) (ref uint64, ok bool) { return 0, false }
+
+// Unmap implements ipoib.AL.
+func (a *ipoibAL) Unmap(uint64) {}
+
+// CreateAH implements ipoib.AL.
+func (a *ipoibAL) CreateAH(v *ipoib.AH) (ipoib.Handle, error) {
+	h, err := a.sess.CreateAH(a.pd, &hca.AHAttr{DLID: v.DLID, SL: v.SL, StaticRate: v.Rate, SrcPathBits: v.SrcPathBits, Global: v.Global, DGID: v.DGID,
+		FlowLabel: v.FlowLabel, HopLimit: v.HopLimit, TrafficClass: v.TClass})
+	return ipoib.Handle(h), err
+}
+
+// DestroyAH implements ipoib.AL.
+func (a *ipoibAL) DestroyAH(h ipoib.Handle) { a.must(a.sess.DestroyAH(a.pd, uint32(h))) }
+
+// Attach implements ipoib.AL.
+func (a *ipoibAL) Attach(mgid ib.GID, mlid ib.LID) error { return a.qp.AttachMulticast(mgid, mlid) }
+
+// Detach implements ipoib.AL.
+func (a *ipoibAL) Detach(mgid ib.GID, mlid ib.LID) {
+	if err := a.qp.DetachMulticast(mgid, mlid); !errors.Is(err, syscall.EINVAL) {
+		a.must(err)
+	}
+}
+
+// PostSend implements ipoib.AL.
+func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
+	for n < len(wrs) {
+		p := a.qp.sendSlot()
+		if p == nil {
+			break
+		}
+		w := &wrs[n]
+		*p = sendRequest{id: w.ID, addr: uint64(w.Off), lkey: a.mr.lkey, length: w.Len, ah: uint32(w.AH), dest: w.QPN, qkey: w.QKey, signaled: true}
+		n++
+	}
+	if n > 0 {
+		a.qp.SendPosted()
+	}
+	return n
+}
+
+// PostRecv implements ipoib.AL.
+func (a *ipoibAL) PostRecv(slots []ipoib.RecvWR) (n int) {
+	for n < len(slots) {
+		p := a.qp.recvSlot()
+		if p == nil {
+			break
+		}
+		s := &slots[n]
+		*p = recvRequest{id: s.ID | recvID, addr: a.recv + uint64(s.Off), lkey: a.mr.lkey, length: s.Len}
+		n++
+	}
+	if n > 0 {
+		a.qp.RecvPosted(a.n.now())
+	}
+	return n
+}
+
+// Poll implements ipoib.AL.
+func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
+	if a.cq == nil {
+		return 0
+	}
+	n := a.cq.poll(a.wcs[:min(len(a.wcs), len(wcs))])
+	for i := range a.wcs[:n] {
+		e := &a.wcs[i]
+		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen, GRH: e.Flags&ib.WCGRH != 0,
+			SrcQPN: e.SrcQPN, SLID: e.SLID}
+	}
+	return n
+}
+
+// SA implements ipoib.AL.
+func (a *ipoibAL) SA(r *ipoib.SARequest) {
+	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: r.Method, AttributeID: r.Attr}, ComponentMask: r.Mask}}
+	copy(m.Data[:], r.Record)
+	a.gsi.ask(r.ID, &m)
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	mrand "math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/ipoib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+)
+
+// ipLink is an IP link at work: an ipoib.Link on a lane, its session, and the
+// network device that stands for it. What may wait happens on a goroutine of its own, in
+// the order in which it was asked for.
+type ipLink struct {
+	h    *ipoibHost
+	q    *ipoibRequest
+	cfg  ipoib.LinkConfig
+	f    *function
+	work ordered
+
+	// Set by start, before the link is; lane under the host's mu.
+	lane *lane
+	al   *ipoibAL
+
+	// The lane's.
+	link   *ipoib.Link   // nil before it starts and after its end
+	feed   *ipoibFeed    // nil while there is no device
+	back   ipoib.Backend // nil while there is no device
+	made   uint64        // devices asked for, and taken away: names the present one
+	news   *ipoib.BackendEvent
+	opened bool // the device is set up
+
+	// work's.
+	device ipoib.Backend // the one made last
+	end    chan struct{} // closed for its reader
+	read   sync.WaitGroup
+	ending bool // it is to go
+
+	why string // under the host's mu: why it has not started
+}
+
+var (
+	_ tenant       = (*ipLink)(nil)
+	_ ipoib.Device = (*ipLink)(nil)
+)
+
+// start opens the session and begins the life of the link. It is called by
+// work.
+func (l *ipLink) start() {
+	if l.ending {
+		return
+	}
+	n := l.h.n
+	var al *ipoibAL
+	r, err := n.newResident(l.f, residentName, func(e ib.Event, _ uint32) { al.broken = al.broken || e == ib.EventQPFatal || e == ib.EventCQErr })
+	if err != nil {
+		l.h.failed(l, "no session: "+err.Error())
+		time.AfterFunc(sessionRetry, func() { l.work.post(l.start) })
+		return
+	}
+	l.h.failed(l, "")
+	al = &ipoibAL{resident: r}
+	l.h.mu.Lock()
+	l.lane, l.al = r.lane, al
+	l.h.mu.Unlock()
+	al.gsi = n.sub.gsi.open(l.f.a.Number(), l.answered, l.noticed)
+	var seed [16]byte
+	rand.Read(seed[:])
+	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
+	l.lane.do(func() {
+		l.link = ipoib.New(l.cfg, rnd, l.al, l)
+		l.lane.addTenant(l)
+		l.link.Start(l.lane.clock(), portOf(l.f.a))
+	})
+}
+
+const (
+	// residentName is what people see in place of a program's name.
+	residentName = "ipoib"
+	// sessionRetry is when a link that got no session tries again.
+	sessionRetry = time.Second
+)
+
+// onLane has f run on the lane with the link, if there is one then. It is
+// called after start.
+func (l *ipLink) onLane(f func(now mono.Time, link *ipoib.Link)) {
+	l.lane.post(func() {
+		if l.link != nil {
+			f(l.lane.clock(), l.link)
+		}
+	})
+}
+
+// setPort tells the link what has become of its port; it is called by work.
+func (l *ipLink) setPort(p ipoib.Port, events []ib.Event) {
+	if l.lane != nil {
+		l.onLane(func(now mono.Time, link *ipoib.Link) { link.SetPort(now, p, events...) })
+	}
+}
+
+// answered and noticed are called on the management goroutine.
+func (l *ipLink) answered(_ mono.Time, id uint32, m *mad.SA) {
+	status, record := m.Status, m.Data
+	l.onLane(func(now mono.Time, link *ipoib.Link) { link.SAResponse(now, id, status, record[:]) })
+}
+
+func (l *ipLink) noticed(_ mono.Time, n *mad.Notice) {
+	if trap := n.TrapNumber; n.Generic && trap >= firstTrap && trap < firstTrap+4 {
+		gid := n.GID()
+		l.onLane(func(now mono.Time, link *ipoib.Link) { link.Notice(now, trap, gid) })
+	}
+}
+
+// stop ends the link; it is called by work.
+func (l *ipLink) stop() {
+	switch {
+	case l.ending:
+	case l.lane == nil:
+		l.h.gone(l)
+	default:
+		l.onLane(func(now mono.Time, link *ipoib.Link) { link.Stop(now) })
+	}
+	l.ending = true
+}
+
+// Begin implements tenant: packets of the IP stack go to the link before queue
+// pairs run.
+func (l *ipLink) Begin(now mono.Time) bool {
+	return l.feed != nil && l.feed.send(now, l.link)
+}
+
+// Finish implements tenant: completions go to the link after queue pairs ran.
+func (l *ipLink) Finish(now mono.Time) bool {
+	busy := l.al.complete(now)
+	if l.link != nil && l.al.intr {
+		busy = true
+		l.al.intr = l.link.Interrupt(now)
+	}
+	if l.link != nil && l.al.broken {
+		l.al.broken, busy = false, true
+		l.link.QPError(now)
+	}
+	if l.link != nil && l.link.Deadline().Due(now) {
+		l.link.Tick(now)
+		busy = true
+	}
+	return busy
+}
+
+// Sleep implements tenant.
+func (l *ipLink) Sleep() bool {
+	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && (l.feed == nil || !l.feed.ready())
+}
+
+// Deadline implements tenant.
+func (l *ipLink) Deadline() mono.Time {
+	if l.link == nil {
+		return 0
+	}
+	return l.link.Deadline()
+}
+
+// rouse wakes the lane for packets that were read.
+func (l *ipLink) rouse() {
+	if l.lane.asleep.Load() {
+		l.lane.ring()
+	}
+}
+
+// Register implements ipoib.Device: the device is made elsewhere.
+func (l *ipLink) Register(d ipoib.DeviceInfo) {
+	l.made++
+	made := l.made
+	l.work.post(func() {
+		b, err := l.h.open(l.q, d, func(e ipoib.BackendEvent) { l.follow(made, e) })
+		if err != nil {
+			l.onLane(func(now mono.Time, link *ipoib.Link) { link.Registered(now, err) })
+			return
+		}
+		feed, end := newFeed(b.BatchSize(), l.rouse), make(chan struct{})
+		l.device, l.end = b, end
+		l.onLane(func(now mono.Time, link *ipoib.Link) {
+			if l.made != made {
+				return
+			}
+			l.back, l.feed = b, feed
+			link.Registered(now, nil)
+			l.take(now, link)
+		})
+		l.read.Go(func() {
+			if err := feed.read(b, end); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
+				l.h.n.sub.post(func() { l.h.lost(l, err) })
+			}
+		})
+	})
+}
+
+// follow hears what somebody changed of a device, on a goroutine of that.
+func (l *ipLink) follow(made uint64, e ipoib.BackendEvent) {
+	l.onLane(func(now mono.Time, link *ipoib.Link) {
+		if l.made != made {
+			return
+		}
+		if l.news = &e; l.back != nil {
+			l.take(now, link)
+		}
+	})
+}
+
+// take gives the link the news of its device, which it has registered.
+func (l *ipLink) take(now mono.Time, link *ipoib.Link) {
+	e := l.news
+	if e == nil {
+		return
+	}
+	l.news = nil
+	link.SetAddrs(now, e.Addrs, e.OnLink)
+	link.MTUChanged(now, e.MTU)
+	switch {
+	case e.Up && !l.opened:
+		link.Open(now)
+	case !e.Up && l.opened:
+		link.Close(now)
+	}
+	l.opened = e.Up
+}
+
+// Unregister implements ipoib.Device.
+func (l *ipLink) Unregister() {
+	l.made++
+	l.back, l.feed, l.news = nil, nil, nil
+	l.work.post(l.closeDevice)
+}
+
+// closeDevice takes the device away; it is called by work.
+func (l *ipLink) closeDevice() {
+	if l.device == nil {
+		return
+	}
+	close(l.end)
+	if err := l.device.Close(); err != nil {
+		l.h.n.log.Warn("an IP interface was not closed", "link", l.cfg.Name, "err", err)
+	}
+	l.read.Wait()
+	l.device = nil
+}
+
+// SetCarrier implements ipoib.Device.
+func (l *ipLink) SetCarrier(on bool, _ string) {
+	l.onDevice("carrier", func(b ipoib.Backend) error { return b.SetCarrier(on) })
+}
+
+// SetMTU implements ipoib.Device.
+func (l *ipLink) SetMTU(mtu int) {
+	l.onDevice("MTU", func(b ipoib.Backend) error { return b.SetMTU(mtu) })
+}
+
+// onDevice has work change the device.
+func (l *ipLink) onDevice(what string, f func(ipoib.Backend) error) {
+	l.work.post(func() {
+		if l.device == nil {
+			return
+		}
+		if err := f(l.device); err != nil {
+			l.h.event(l.cfg.Name, ipoib.EventLog.String(), what+" of the device: "+err.Error())
+		}
+	})
+}
+
+// Deliver implements ipoib.Device.
+func (l *ipLink) Deliver(packets [][]byte) (dropped int) {
+	if l.back == nil || l.back.WriteBatch(packets, ipoib.Headroom) != nil {
+		return len(packets)
+	}
+	return 0
+}
+
+// Wake implements ipoib.Device.
+func (l *ipLink) Wake() {
+	if l.feed != nil {
+		l.feed.held = false
+	}
+}
+
+// Event implements ipoib.Device.
+func (l *ipLink) Event(_ mono.Time, e ipoib.Event) {
+	text := e.Text
+	if e.Addr.IsValid() {
+		text = e.Addr.String() + " " + text
+	}
+	l.h.event(l.cfg.Name, e.Kind.String(), text)
+}
+
+// Closed implements ipoib.Device.
+func (l *ipLink) Closed(err error) {
+	if err != nil {
+		l.h.event(l.cfg.Name, ipoib.EventLog.String(), err.Error())
+	}
+	l.link, l.back, l.feed = nil, nil, nil
+	l.work.post(func() {
+		l.closeDevice()
+		l.al.gsi.close()
+		l.lane.do(func() { l.lane.removeTenant(l) })
+		l.al.close()
+		l.h.gone(l)
+	})
+}
+
+// portOf describes a function's port to a link.
+func portOf(a *hca.Adapter) ipoib.Port {
+	p := a.Port()
+	v := ipoib.Port{State: p.State, LID: p.LID, LMC: p.LMC, SMLID: p.SMLID, MTU: p.MTU, Rate: ib.RateOf(p.Width, p.Speed, p.SpeedExt), PKeys: p.PKeys}
+	if len(p.GIDs) > 0 {
+		v.GID = p.GIDs[0].GID
+	}
+	return v
+}

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/ipoib"
+)
+
+// ipStack is an IP stack of a test: packets that it is told to send, and those
+// that it got.
+type ipStack struct {
+	name string
+	info ipoib.DeviceInfo
+	send chan []byte
+	end  chan struct{}
+	once sync.Once
+
+	mu      sync.Mutex
+	got     [][]byte
+	keep    bool
+	count   atomic.Int64
+	carrier atomic.Bool
+}
+
+func (s *ipStack) Name() string   { return s.name }
+func (s *ipStack) BatchSize() int { return 8 }
+
+// ReadBatch implements ipoib.Backend: the next hop is the destination.
+func (s *ipStack) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+	select {
+	case p := <-s.send:
+		sizes[0] = copy(bufs[0][offset:], p)
+		hops[0] = netip.AddrFrom4([4]byte(p[16:]))
+		return 1, nil
+	case <-s.end:
+		return 0, net.ErrClosed
+	}
+}
+
+func (s *ipStack) WriteBatch(bufs [][]byte, offset int) error {
+	s.count.Add(int64(len(bufs)))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range bufs {
+		if s.keep {
+			s.got = append(s.got, bytes.Clone(b[offset:]))
+		}
+	}
+	return nil
+}
+
+func (s *ipStack) SetCarrier(on bool) error { s.carrier.Store(on); return nil }
+func (s *ipStack) SetMTU(int) error         { return nil }
+func (s *ipStack) Close() error             { s.once.Do(func() { close(s.end) }); return nil }
+
+// has reports whether a packet came.
+func (s *ipStack) has(p []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.got, func(g []byte) bool { return bytes.Equal(g, p) })
+}
+
+// ipv4 is a UDP packet with a body, without checksums.
+func ipv4(from, to string, body []byte) []byte {
+	p := make([]byte, 28, 28+len(body))
+	p[0], p[8], p[9] = 0x45, 64, 17
+	binary.BigEndian.PutUint16(p[2:], uint16(28+len(body)))
+	a, b := netip.MustParseAddr(from).As4(), netip.MustParseAddr(to).As4()
+	copy(p[12:], a[:])
+	copy(p[16:], b[:])
+	binary.BigEndian.PutUint16(p[24:], uint16(8+len(body)))
+	return append(p, body...)
+}
+
+// stacks has links get stacks of the test, by name of the link.
+type stacks struct {
+	mu sync.Mutex
+	m  map[string]*ipStack
+}
+
+func (r *running) stacks() *stacks {
+	s := &stacks{m: map[string]*ipStack{}}
+	r.node.ip.open = func(q *ipoibRequest, d ipoib.DeviceInfo, news func(ipoib.BackendEvent)) (ipoib.Backend, error) {
+		b := &ipStack{name: d.Name, info: d, send: make(chan []byte), end: make(chan struct{}), keep: true}
+		s.mu.Lock()
+		s.m[d.Name] = b
+		s.mu.Unlock()
+		e := ipoib.BackendEvent{Addrs: q.addrs, MTU: d.MTU, Up: true}
+		for _, p := range q.addrs {
+			e.OnLink = append(e.OnLink, p.Masked())
+		}
+		news(e) // also before the back end is there
+		return b, nil
+	}
+	return s
+}
+
+func (s *stacks) of(name string) *ipStack {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m[name]
+}
+
+// link asks for a link with an address, and waits for its carrier.
+func (r *running) link(t *testing.T, device, addr string, more ...string) {
+	t.Helper()
+	_, err := r.cli.AddIPLinks(context.Background(), api.IPRequest{Device: device, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "carrier", func() bool {
+		l, err := r.cli.IPLinks(context.Background())
+		return err == nil && slices.ContainsFunc(l, func(l api.IPLink) bool { return l.Device == device && l.Carrier && slices.Contains(l.Addrs, addr) })
+	})
+}
+
+// TestIPLinks: two functions of one node, a link each: packets go from stack to
+// stack, and people see all of it.
+func TestIPLinks(t *testing.T) {
+	r := twoNative(t)
+	s, ctx := r.stacks(), context.Background()
+	r.link(t, firstNative, "10.9.0.1/24")
+	r.link(t, "vf", "10.9.0.2/24")
+	a, b := s.of("ib0_1_7fff"), s.of("ib1_1_7fff")
+	if a == nil || b == nil {
+		t.Fatal("the links have other names")
+	}
+	if a.info.MTU != 2044 || a.info.QueueLen != 512 || !a.carrier.Load() {
+		t.Errorf("%+v", a.info)
+	}
+	exchange := func(from, to *ipStack, src, dst string, n int) {
+		t.Helper()
+		p := ipv4(src, dst, bytes.Repeat([]byte{byte(n)}, n))
+		from.send <- p
+		eventually(t, "the packet arrives as it was", func() bool { return to.has(p) })
+	}
+	for _, n := range []int{0, 1, 2, 3, 100, 2044 - 28} {
+		exchange(a, b, "10.9.0.1", "10.9.0.2", n)
+		exchange(b, a, "10.9.0.2", "10.9.0.1", n)
+	}
+
+	list, err := r.cli.IPLinks(ctx)
+	if err != nil || len(list) != 2 || list[0].State != "UP" || list[0].Type != 32 || list[0].AddrLen != 20 || !list[0].Joined || list[0].MLID < 0xc000 {
+		t.Errorf("%v %+v", err, list)
+	}
+	n, err := r.node.IPNeighbours(ctx, "ib0_1_7fff")
+	if err != nil || len(n) != 1 || n[0].Addr != "10.9.0.2" || n[0].HWAddr != list[1].Address {
+		t.Errorf("%v %+v", err, n)
+	}
+	if v, err := r.node.IPShadow(ctx, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.function("vf").a.Port().LID) {
+		t.Errorf("by the name with the membership bit: %v %+v", err, v)
+	}
+	if v, err := r.node.IPPaths(ctx, ""); err != nil || len(v) != 2 || v[0].State != "valid" {
+		t.Errorf("%v %+v", err, v)
+	}
+	if v, err := r.node.IPGroups(ctx, "ib1_1_7fff"); err != nil || !slices.ContainsFunc(v, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, "224.0.0.1") }) {
+		t.Errorf("%v %+v", err, v)
+	}
+	if r.counter(api.ScopeIPoIB, "tx_packets") == 0 {
+		t.Error("no counters")
+	}
+	if st := r.status(); len(st.IPLinks) != 2 || slices.ContainsFunc(st.Degraded, func(d api.Degraded) bool { return d.What == "ip_link" }) {
+		t.Errorf("%+v", st)
+	}
+
+	path := func(q api.IPPathQuery) api.IPPathInfo {
+		t.Helper()
+		p, err := r.cli.IPPath(ctx, q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := path(api.IPPathQuery{Addr: "10.9.0.2", Link: "ib0_1_7fff"})
+	if p.Errno != 0 || p.DLID != uint16(r.node.function("vf").a.Port().LID) || len(p.Image) != 72 {
+		t.Errorf("%+v", p)
+	}
+	if p := path(api.IPPathQuery{Addr: "10.9.0.77"}); p.Errno != int(syscall.ENXIO) { // nobody has it
+		t.Errorf("%+v", p)
+	}
+	if p := path(api.IPPathQuery{Addr: "10.9.0.78", NonBlocking: true}); p.Errno != int(syscall.EAGAIN) {
+		t.Errorf("%+v", p)
+	}
+	if p := path(api.IPPathQuery{Addr: "224.0.0.1", Link: "ib0_1_7fff"}); p.Errno != int(syscall.EINVAL) {
+		t.Errorf("%+v", p)
+	}
+	if _, err := r.cli.IPPath(ctx, api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
+		t.Errorf("an address of no link: %v", err)
+	}
+
+	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := r.cli.IPLinks(ctx); err != nil || len(l) != 1 {
+		t.Errorf("%v %+v", err, l)
+	}
+	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); code(err) != api.CodeNotFound {
+		t.Errorf("deleted twice: %v", err)
+	}
+	// With its device a link goes too.
+	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := r.cli.IPLinks(ctx); err != nil || len(l) != 0 {
+		t.Errorf("%v %+v", err, l)
+	}
+	events, err := r.cli.IPEvents(ctx, 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kinds []string
+	for _, e := range events {
+		if e.Link == "ib1_1_7fff" {
+			kinds = append(kinds, e.Kind)
+		}
+	}
+	if got := strings.Join(kinds, " "); got != "added up down removed" {
+		t.Errorf("events: %s", got)
+	}
+	if n := len(r.node.residentList()); n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+}
+
+// TestIPLinksFollowPartitions: links come and go with the P_Keys of the port,
+// under the same names, and say why they have no carrier.
+func TestIPLinksFollowPartitions(t *testing.T) {
+	r := master(t)
+	s, ctx := r.stacks(), context.Background()
+	if _, err := r.cli.AddIPLinks(ctx, api.IPRequest{Backend: api.BackendTUN}); err != nil {
+		t.Fatal(err)
+	}
+	names := func(want ...string) func() bool {
+		return func() bool {
+			l, err := r.cli.IPLinks(ctx)
+			var got []string
+			for _, l := range l {
+				if l.Carrier {
+					got = append(got, l.Name)
+				}
+			}
+			return err == nil && slices.Equal(got, want)
+		}
+	}
+	eventually(t, "the default partition's link", names("ib0_1_7fff"))
+	t.Cleanup(func() {
+		if t.Failed() {
+			l, _ := r.cli.IPLinks(ctx)
+			e, _ := r.cli.IPEvents(ctx, 0, false)
+			t.Logf("%+v\n%+v", l, e)
+		}
+	})
+	for range 2 {
+		if _, err := r.cli.AddPartition(ctx, api.Partition{PKey: "0x14", Members: []api.Member{{Port: firstNative}}}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the partition's link", func() bool { l := s.of("ib0_1_14"); return l != nil && l.carrier.Load() })
+		if err := r.cli.DelPartition(ctx, "0x14", nil); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it goes with the partition", names("ib0_1_7fff"))
+	}
+	if _, err := r.cli.AddIPLinks(ctx, api.IPRequest{Device: firstNative, Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
+		t.Errorf("asked for twice: %v", err)
+	}
+	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
+		t.Errorf("one of many: %v", err)
+	}
+	off := false
+	if _, err := r.cli.SetFunction(ctx, firstNative, api.FunctionChange{Enabled: &off}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "status says why there is no carrier", func() bool {
+		return slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
+			return d.What == "ip_link" && strings.Contains(d.Why, "port is Down") && d.Fix == "weft ipoib show ib0_1_7fff"
+		})
+	})
+	on := true
+	if _, err := r.cli.SetFunction(ctx, firstNative, api.FunctionChange{Enabled: &on}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the carrier comes back", names("ib0_1_7fff"))
+	if err := r.cli.DelIPLinks(ctx, "all"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no link is left", names())
+}
+
+// TestIPLinkRefusals: what makes no sense is refused with a reason.
+func TestIPLinkRefusals(t *testing.T) {
+	r, ctx := master(t), context.Background()
+	r.stacks()
+	for _, c := range []struct {
+		r    api.IPRequest
+		code api.Code
+	}{
+		{api.IPRequest{Device: "weft0", Backend: api.BackendTUN}, api.CodeNotFound},
+		{api.IPRequest{Backend: api.BackendTUN, Params: []string{"depth=7"}}, api.CodeInvalid},
+		{api.IPRequest{Backend: api.BackendTUN, Params: []string{"sq_depth"}}, api.CodeInvalid},
+	} {
+		if _, err := r.cli.AddIPLinks(ctx, c.r); code(err) != c.code {
+			t.Errorf("%+v: %v", c.r, err)
+		}
+	}
+	r.link(t, firstNative, "10.9.0.1/24", "sq_depth=1024")
+	for _, c := range []struct {
+		link string
+		a    api.IPAction
+		code api.Code
+	}{
+		{"ib9", api.IPAction{Op: api.IPFlushPaths}, api.CodeNotFound},
+		{"ib0_1_7fff", api.IPAction{Op: "paint"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPProbe, Addr: "x"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPProbe, Addr: "10.9.0.1"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPJoin, Addr: "10.9.0.7"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPAddNeighbour, Addr: "10.9.0.7"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPFlushPaths}, ""},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPFlushNeighbours}, ""},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPDebug, Mask: 15}, ""},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPJoin, Addr: "224.5.6.7"}, ""},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPLeave, Addr: "224.5.6.7"}, ""},
+	} {
+		if err := r.cli.IPDo(ctx, c.link, c.a); code(err) != c.code || c.code == "" && err != nil {
+			t.Errorf("%+v: %v", c.a, err)
+		}
+	}
+	p, err := r.node.IPParams(ctx, "ib0_1_7fff")
+	if err != nil || !slices.ContainsFunc(p, func(p api.IPParam) bool { return p.Link != "" && p.Name == "sq_depth" && p.Value == "1024" }) {
+		t.Errorf("%v %+v", err, p)
+	}
+}
