@@ -317,7 +317,8 @@ func verdict(b []byte) FrameRefusal {
 	return FrameOK
 }
 
-func TestVerdictVectors(t *testing.T) {
+// H-03: the encapsulation header tells the protocol.
+func TestH03_VerdictVectors(t *testing.T) {
 	for _, v := range ipoibVectors(t, "rx_verdict") {
 		var in, out struct {
 			Frame           hexBytes `json:"ud_payload_hex"`
@@ -342,7 +343,7 @@ func TestFrameRefusalNames(t *testing.T) {
 	diff(t, "out of range", "unknown", FrameRefusal(NumFrameRefusals).String())
 }
 
-func TestParseFrame(t *testing.T) {
+func TestH03_ParseFrame(t *testing.T) {
 	for s, want := range map[string]FrameRefusal{
 		"08000000":     FrameShort,
 		"0800000045":   FrameOK,
@@ -579,5 +580,89 @@ func TestIPoIBFrames(t *testing.T) {
 		diff(t, v.ID, lrh, l)
 		diff(t, v.ID, h, back)
 		sameBytes(t, v.ID, payload, got)
+	}
+}
+
+func TestConnectedModeVectors(t *testing.T) {
+	for _, v := range ipoibVectors(t, "cm_private_data") {
+		var in struct {
+			QPN num    `json:"ud_qpn"`
+			MTU uint32 `json:"receive_mtu"`
+		}
+		var out struct {
+			Hex hexBytes
+			IP  uint32 `json:"ip_mtu"`
+		}
+		v.decode(t, &in, &out)
+		b := dirty(CMPrivateLen + 1)
+		PutCMPrivate(b, ib.QPN(in.QPN), in.MTU)
+		sameBytes(t, v.ID, append(out.Hex, 0xa5), b)
+		qpn, mtu, ok := ParseCMPrivate(out.Hex)
+		if !ok || qpn != ib.QPN(in.QPN) || mtu != in.MTU || mtu-EncapLen != out.IP {
+			t.Errorf("%s: %#x, %d, %v", v.ID, qpn, mtu, ok)
+		}
+		for i := range out.Hex {
+			if _, _, ok := ParseCMPrivate(out.Hex[:i]); ok {
+				t.Errorf("%s: %d bytes accepted", v.ID, i)
+			}
+		}
+	}
+	if _, _, ok := ParseCMPrivate([]byte{0, 0, 0, 1, 0, 0, 0, 4}); ok {
+		t.Error("a receive MTU of 4 leaves no room for a packet")
+	}
+	for _, v := range ipoibVectors(t, "cm_service_id") {
+		var in struct {
+			QPN num `json:"ud_qpn"`
+		}
+		var out struct {
+			RFC   num `json:"rfc4755"`
+			Linux num `json:"ofed_linux"`
+		}
+		v.decode(t, &in, &out)
+		rfc, linux := CMServiceIDs(ib.QPN(in.QPN))
+		diff(t, v.ID, [2]uint64{uint64(out.RFC), uint64(out.Linux)}, [2]uint64{rfc, linux})
+	}
+}
+
+// Every kind of vector is somebody's: of this package, or of those that read them too.
+func TestIPoIBVectorKinds(t *testing.T) {
+	var f struct{ Vectors []ipoibVector }
+	loadJSON(t, "ipoib.json", &f)
+	here := []string{"ifname", "hwaddr", "link_local", "broadcast_gid", "mcast_v4", "bcast_v4", "mcast_v6", "arp_frame", "rx_verdict", "nd_frame",
+		"hard_header", "ib_frame", "snoop", "cm_private_data", "cm_service_id", "ipoib_path_info", "mtu"}
+	ofTheLink := []string{"ud_receive", "sa_mad", "sa_path_response", "shadow_trace", "event_trace", "getpath_trace"}
+	if len(f.Vectors) != 87 {
+		t.Errorf("%d vectors", len(f.Vectors))
+	}
+	for _, v := range f.Vectors {
+		if !slices.Contains(here, v.Kind) && !slices.Contains(ofTheLink, v.Kind) {
+			t.Errorf("%s: nobody tests vectors of kind %s", v.ID, v.Kind)
+		}
+	}
+}
+
+// H-09: addresses are stored whole, without a token in their place.
+func TestH09_WholeAddresses(t *testing.T) {
+	var h HWAddr
+	var whole [20]byte = h
+	if len(whole) != HWAddrLen || HardHeaderLen != 2*20+4 {
+		t.Error("20 bytes, and 44 of a hard header")
+	}
+	for i := range h {
+		h[i] = byte(i + 1)
+	}
+	b := make([]byte, HardHeaderLen)
+	PutHardHeader(b, &h, &h, EtherARP)
+	if hh := HardHeader(b); hh.Dst() != h || hh.Src() != h {
+		t.Error("an address is cut in the hard header")
+	}
+	a, back := ARP{SenderHW: h, TargetHW: h, SenderIP: netip.IPv4Unspecified(), TargetIP: netip.IPv4Unspecified()}, ARP{}
+	p := make([]byte, ARPLen)
+	a.Put(p)
+	if back.Parse(p) != FrameOK || back.SenderHW != h || back.TargetHW != h {
+		t.Error("an address is cut in ARP")
+	}
+	if text := h.String(); len(text) != 59 {
+		t.Errorf("%q", text)
 	}
 }

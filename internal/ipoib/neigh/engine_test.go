@@ -492,8 +492,8 @@ func TestReachableTimeIsSpread(t *testing.T) {
 	}
 }
 
-// Queues are bounded each, and all together.
-func TestQueueBounds(t *testing.T) {
+// H-26: what waits is bounded for each neighbour, and for all together.
+func TestH26_QueueBounds(t *testing.T) {
 	h := upHost(t, Config{})
 	for i := range 70 {
 		h.send(ipB, fmt.Sprint(i))
@@ -688,3 +688,15 @@ func (s *silent) Unresolved(mono.Time, netip.Addr)            {}
 func (s *silent) Join(mono.Time, netip.Addr)                  {}
 func (s *silent) Leave(mono.Time, netip.Addr)                 {}
 func (s *silent) Conflict(mono.Time, netip.Addr, wire.HWAddr) {}
+
+// BenchmarkOutput is what a packet to a known neighbour costs.
+func BenchmarkOutput(b *testing.B) {
+	h := upHost(b, Config{})
+	h.e.out = &silent{}
+	h.e.AddStatic(h.now, ipB, hwB)
+	f := packet(ipA, ipB, strings.Repeat("x", 1000))
+	b.ReportAllocs()
+	for b.Loop() {
+		h.e.Output(h.now, f, ipB)
+	}
+}
