@@ -28,17 +28,18 @@ type subnet struct {
 	groups map[ib.GID]*saGroup
 	lids   ib.LID // last multicast LID
 	// How the subnet administration answers.
-	delay     time.Duration
-	silent    bool
-	refuse    mad.Status // everything, if set
-	paths     func(r *mad.PathRecord) mad.Status
-	mtu       ib.MTU // of created broadcast groups
-	queue     []func()
-	asked     []string // requests, in words
-	holdPaths bool     // requests for paths wait for answerPath
-	heldPaths []uint32
-	requests  []SARequest
-	replies   []reply
+	delay      time.Duration
+	silent     bool
+	refuse     mad.Status // everything, if set
+	paths      func(r *mad.PathRecord) mad.Status
+	mtu        ib.MTU // of created broadcast groups
+	queue      []func()
+	asked      []string // requests, in words
+	askedTimes []mono.Time
+	holdPaths  bool // requests for paths wait for answerPath
+	heldPaths  []uint32
+	requests   []SARequest
+	replies    []reply
 }
 
 type saGroup struct {

@@ -32,6 +32,7 @@ func (n *node) SA(r *SARequest) {
 		}
 	}
 	s.asked = append(s.asked, n.name+" "+word)
+	s.askedTimes = append(s.askedTimes, s.now)
 	if len(s.requests) < 1000 {
 		kept := *r
 		kept.Record = slices.Clone(r.Record)
