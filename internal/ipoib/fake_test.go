@@ -408,8 +408,16 @@ func (s *subnet) carry(from *node, f *sentFrame) {
 	}
 }
 
+// pkey is the key that the queue pair works with, 0 where the table has none any more.
+func (n *node) pkey() ib.PKey {
+	if int(n.index) < len(n.port.PKeys) {
+		return n.port.PKeys[n.index]
+	}
+	return 0
+}
+
 func (n *node) receive(from *node, f *sentFrame) {
-	mine, theirs := n.port.PKeys[n.index], from.port.PKeys[from.index]
+	mine, theirs := n.pkey(), from.pkey()
 	switch {
 	case !mine.Match(theirs):
 		n.drops["pkey"]++

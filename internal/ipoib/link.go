@@ -187,8 +187,8 @@ func (l *Link) again(now mono.Time) {
 		l.why = ""
 		if l.broadcast.have != 0 {
 			if err := l.broadcastJoined(now); err != nil {
-				l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
 				l.broadcast.have = 0
+				l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
 			}
 		}
 		l.follow(now)
@@ -219,8 +219,8 @@ func (l *Link) Registered(now mono.Time, err error) {
 	l.event(now, EventAdded, netip.Addr{}, "")
 	l.postAll()
 	if err := l.broadcastReady(now); err != nil {
-		l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
 		l.broadcast.have = 0
+		l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
 	}
 	l.follow(now)
 	l.flush(now)

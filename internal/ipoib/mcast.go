@@ -47,6 +47,7 @@ type group struct {
 	sendOnly bool         // a frame was to be sent to it
 	have     uint8        // JoinState that works
 	told     uint8        // JoinState that the subnet administration may have
+	fresh    uint8        // what of it the last request would have added
 	rec      mad.MCMemberRecord
 	ah       *address // while frames can be sent
 	attached ib.LID   // the MLID by which the queue pair is attached; 0: it is not
@@ -149,13 +150,18 @@ func (l *Link) advance(now mono.Time, g *group) {
 			return
 		}
 		if g != l.broadcast && l.joins >= maxJoins {
+			if len(l.line) > 64+2*len(l.groups) { // most are gone
+				l.line = slices.DeleteFunc(l.line, func(g *group) bool { return l.groups[g.mgid] != g })
+			}
 			g.waits = true
 			l.line = append(l.line, g)
 			return
 		}
 		l.join(now, g, want)
-	case g.told&^want != 0 && l.port.State == ib.PortActive:
-		l.leave(now, g, g.told&^want)
+	case g.told&^want != 0:
+		if l.port.State == ib.PortActive { // else when it is again
+			l.leave(now, g, g.told&^want)
+		}
 	case want == 0:
 		l.drop(g)
 	}
@@ -209,6 +215,7 @@ func (l *Link) join(now mono.Time, g *group, state uint8) {
 		rec.MTUSelector, rec.MTU, rec.RateSelector, rec.Rate = mad.SelectExactly, b.MTU, mad.SelectExactly, b.Rate
 	}
 	tries := 1 + l.p.McastRetry
+	g.fresh = state &^ g.told
 	g.told |= state
 	g.leaving = false
 	g.q = &query{method: mad.MethodSet, attr: mad.AttrMCMemberRecord, mask: mask, record: rec.Append(nil), tries: tries, wait: l.p.McastWait,
@@ -238,15 +245,15 @@ func (l *Link) joinAnswer(now mono.Time, g *group, state uint8, a *answer) {
 	if why == "" {
 		g.have |= state
 		if err := l.joined(now, g, &rec); err != nil {
-			l.joinFailed(now, g, state, &answer{silent: true}, err.Error())
 			g.have &^= state
+			l.joinFailed(now, g, state, &answer{silent: true}, err.Error())
 		} else {
 			g.reason, g.failures, g.backoff, g.created = "", 0, 0, false
 			l.advance(now, g)
 		}
 	} else {
 		if !a.silent {
-			g.told &^= state
+			g.told &^= g.fresh
 		}
 		l.joinFailed(now, g, state, a, why)
 	}
@@ -383,6 +390,11 @@ func (l *Link) joinFailed(now mono.Time, g *group, state uint8, a *answer, why s
 		}
 	}
 	l.log(now, "group "+g.mgid.String(), "group %v: %s", g.mgid, g.reason)
+	l.wait(now, g)
+}
+
+// wait puts off what is next for a group, longer each time.
+func (l *Link) wait(now mono.Time, g *group) {
 	g.backoff = min(max(2*g.backoff, time.Second), maxBackoff)
 	l.timers.set(&g.timer, now.Add(g.backoff+time.Duration(l.rnd.Int64N(int64(time.Second)/4))))
 }
@@ -426,11 +438,18 @@ func (l *Link) leave(now mono.Time, g *group, state uint8) {
 		wait: leaveWait / leaveTries, done: func(now mono.Time, a answer) {
 			g.q = nil
 			g.leaving = false
-			g.told &^= state
-			if l.state == Destroyed {
+			if !a.silent {
+				g.told &^= state
+			}
+			switch {
+			case l.state == Destroyed:
 				l.leaves--
 				l.finish(now, false)
 				return
+			case a.silent: // it may still be in effect: once more, later
+				l.wait(now, g)
+			default:
+				g.backoff = 0
 			}
 			l.advance(now, g)
 			l.flush(now)
@@ -485,9 +504,7 @@ func (l *Link) dropMemberships(now mono.Time, keep bool) {
 		g.have, g.backoff, g.absent = 0, 0, 0
 		l.release(g.ah)
 		g.ah = nil
-		if keep {
-			g.told = 0
-		} else {
+		if !keep {
 			l.detach(g)
 			l.dropQueue(g)
 		}

@@ -344,7 +344,6 @@ func (l *Link) recover(now mono.Time) {
 			l.complete(now, l.wcs[:n])
 		}
 	}
-	l.reclaim()
 	err := l.initUD()
 	if l.broken = err != nil; l.broken {
 		l.log(now, "queue pair", "reset of the queue pair: %v", err)
@@ -352,6 +351,7 @@ func (l *Link) recover(now mono.Time) {
 		l.follow(now)
 		return
 	}
+	l.reclaim() // now that the queue pair has forgotten it
 	if l.registered {
 		l.postAll()
 	}

@@ -116,7 +116,7 @@ func (l *Link) groupDeleted(now mono.Time, mgid ib.GID) {
 		return
 	}
 	l.forgetQuery(g)
-	g.have, g.told = 0, 0
+	g.have = 0
 	l.release(g.ah)
 	g.ah = nil
 	l.detach(g)

@@ -46,6 +46,7 @@ type path struct {
 	valid   bool           // rec may be used for further entries
 	local   bool           // to the link's own port
 	q       *query
+	waits   bool      // to be asked for
 	checked mono.Time // when it was asked for because of the sender's LID
 	entries []*entry
 }
@@ -57,6 +58,8 @@ type shadow struct {
 	paths          map[ib.GID]*path
 	newest, oldest *entry
 	frameLimit     int // of a queue
+	asking         int // queries under way
+	unasked        []*path
 }
 
 func (s *shadow) init() {
@@ -195,7 +198,9 @@ func (l *Link) remove(now mono.Time, e *entry, why Drop) {
 	p := e.path
 	e.path = nil
 	p.entries = slices.DeleteFunc(p.entries, func(x *entry) bool { return x == e })
-	l.dropPath(p)
+	if len(p.entries) == 0 {
+		l.forgetPath(p)
+	}
 	delete(l.entries, e.hw)
 	l.unlink(e)
 	for _, f := range e.queue {
@@ -254,11 +259,21 @@ func (l *Link) unicast(now mono.Time, hw wire.HWAddr, frame []byte) {
 // stale reports whether e must not be used until its path was asked for again.
 func (l *Link) stale(e *entry) bool { return e.path.rec.DLID == 0 }
 
-// askPath queries the path of a GID, unless that is under way.
+// askPath queries the path of a GID, unless that is under way. When many are it
+// waits its turn.
 func (l *Link) askPath(now mono.Time, p *path) {
-	if p.q != nil {
+	if p.q != nil || p.waits {
 		return
 	}
+	if l.asking >= maxPathQueries {
+		if len(l.unasked) > 64+2*len(l.paths) { // most are not waited for any more
+			l.unasked = slices.DeleteFunc(l.unasked, func(p *path) bool { return !p.waits })
+		}
+		p.waits = true
+		l.unasked = append(l.unasked, p)
+		return
+	}
+	l.asking++
 	rec := mad.PathRecord{DGID: p.gid, SGID: l.port.GID, TClass: l.broadcast.rec.TClass, NumbPath: 1, PKey: l.pkey | 0x8000}
 	p.q = &query{method: mad.MethodGet, attr: mad.AttrPathRecord, record: rec.Append(nil), tries: pathTries, wait: pathWait, limit: pathWaitMax,
 		mask: mad.CompPathDGID | mad.CompPathSGID | mad.CompPathTClass | mad.CompPathNumbPath | mad.CompPathPKey,
@@ -268,8 +283,10 @@ func (l *Link) askPath(now mono.Time, p *path) {
 	l.ask(now, p.q)
 }
 
-// Times of a path query: 100, 200, 400 and 400 ms, 1.1 s in all.
+// Path queries: 100, 200, 400 and 400 ms, 1.1 s in all, and so many at a time.
 const (
+	maxPathQueries = 256
+
 	pathTries   = 4
 	pathWait    = 100 * time.Millisecond
 	pathWaitMax = 400 * time.Millisecond
@@ -279,6 +296,7 @@ const (
 // vector; without a path they are deleted, so that the next frame asks again.
 func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
 	p.q = nil
+	l.asking--
 	var rec mad.PathRecord
 	why := a.String()
 	ok := a.ok()
@@ -304,14 +322,30 @@ func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
 			l.resolve(now, e)
 		}
 	}
-	l.dropPath(p)
+	l.askNext(now)
 }
 
-// dropPath forgets a path that no entry is for and nobody asks about.
-func (l *Link) dropPath(p *path) {
-	if len(p.entries) == 0 && p.q == nil && l.paths[p.gid] == p {
-		delete(l.paths, p.gid)
+// askNext asks for paths that waited their turn.
+func (l *Link) askNext(now mono.Time) {
+	for len(l.unasked) > 0 && l.asking < maxPathQueries {
+		p := l.unasked[0]
+		l.unasked = l.unasked[1:]
+		if p.waits {
+			p.waits = false
+			l.askPath(now, p)
+		}
 	}
+}
+
+// forgetPath drops a path, and what was asked about it.
+func (l *Link) forgetPath(p *path) {
+	if p.q != nil {
+		l.forget(p.q)
+		p.q = nil
+		l.asking--
+	}
+	p.waits = false
+	delete(l.paths, p.gid)
 }
 
 // invalidate has a path asked for again before its next use.
@@ -346,6 +380,7 @@ func (l *Link) retryPath(now mono.Time, gid ib.GID) {
 	if p := l.paths[gid]; p != nil && p.q != nil {
 		l.forget(p.q)
 		p.q = nil
+		l.asking--
 		l.askPath(now, p)
 	}
 }
@@ -355,10 +390,7 @@ func (l *Link) flushShadow(now mono.Time) {
 	for l.oldest != nil {
 		l.remove(now, l.oldest, DropLinkDown)
 	}
-	for _, p := range l.paths {
-		l.forget(p.q)
-	}
-	clear(l.paths)
+	l.unasked = nil
 }
 
 // sweepShadow deletes entries that nothing was sent to for long: the net below purging

@@ -27,7 +27,7 @@ func (n *node) SA(r *SARequest) {
 		var m mad.MCMemberRecord
 		m.Parse(r.Record)
 		word = fmt.Sprintf("%s %v %d", map[mad.Method]string{mad.MethodSet: "join", mad.MethodDelete: "leave", mad.MethodGet: "get"}[r.Method], m.MGID, m.JoinState)
-		if !s.silent && s.refuse == 0 && n.port.State == ib.PortActive {
+		if !s.silent && (s.refuse == 0 || r.Method == mad.MethodDelete) && n.port.State == ib.PortActive {
 			rep.status, rep.record = s.member(r, &m)
 		}
 	}
@@ -47,7 +47,7 @@ func (n *node) SA(r *SARequest) {
 	if s.silent || n.port.State != ib.PortActive {
 		return
 	}
-	if s.refuse != 0 {
+	if s.refuse != 0 && r.Method != mad.MethodDelete {
 		rep.status, rep.record = s.refuse, nil
 	}
 	s.replies = append(s.replies, rep)
@@ -259,6 +259,18 @@ func (n *node) check() {
 	}
 	if joins != l.joins || joins > maxJoins+1 {
 		n.s.t.Fatalf("%s: %d joins, %d counted", n.name, joins, l.joins)
+	}
+	asking := 0
+	for gid, p := range l.paths {
+		if p.q != nil {
+			asking++
+		}
+		if p.gid != gid || len(p.entries) == 0 {
+			n.s.t.Fatalf("%s: path to %v is kept for nobody", n.name, gid)
+		}
+	}
+	if asking != l.asking || asking > maxPathQueries {
+		n.s.t.Fatalf("%s: %d path queries, %d counted", n.name, asking, l.asking)
 	}
 	if len(n.ahs) != l.addresses {
 		n.s.t.Fatalf("%s: %d address vectors, %d counted", n.name, len(n.ahs), l.addresses)

@@ -258,6 +258,10 @@ func trace(t *testing.T, id string) []traceStep {
 	return out.Steps
 }
 
+// TestTrace1 plays TR-1. H-04: each frame goes by the address vector of its
+// hardware address. H-42: frames wait and go in order. H-43: an inbound ARP
+// reply makes an entry. H-45: an outbound question by broadcast purges it. H-46: it
+// begins with a query. H-47: the answer resolves it. H-49: what waited is sent.
 func TestTrace1(t *testing.T) {
 	s, a := alone(t)
 	base := a.l.Counters()
@@ -282,6 +286,9 @@ func TestTrace1(t *testing.T) {
 	}
 }
 
+// TestTrace2 plays TR-2. H-26: what is beyond the bound of a holding queue is dropped.
+// H-48: a query that fails deletes the entry and is logged once, and the next
+// frame asks again. H-49: what waited is freed and counted.
 func TestTrace2(t *testing.T) {
 	s, a := alone(t)
 	base := a.l.Counters()
@@ -303,6 +310,8 @@ func TestTrace2(t *testing.T) {
 	}
 }
 
+// TestTrace4 plays TR-4. H-45: a question to one node refreshes its entry in the
+// background.
 func TestTrace4(t *testing.T) {
 	s, a := alone(t)
 	p1 := *pathSA6(t)
@@ -328,6 +337,7 @@ func TestTrace4(t *testing.T) {
 	}
 }
 
+// TestTrace5 plays TR-5: the subnet manager wants clients to register anew.
 func TestTrace5(t *testing.T) {
 	s, a := alone(t)
 	for _, g := range []string{"ff02::1", "ff02::1:ff0a:1b2d"} { // the trace has broadcast and 224.0.0.1
@@ -367,6 +377,7 @@ func TestTrace5(t *testing.T) {
 	}
 }
 
+// TestTrace3 plays TR-3. H-32, H-66, H-67: asking for the path to an IP address.
 func TestTrace3(t *testing.T) {
 	s := newSubnet(t)
 	a, b := s.add("ib0_1_14", 5, gidA, 0x48), s.add("ib1_1_14", 17, gidB, 0x208)
