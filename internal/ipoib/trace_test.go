@@ -102,7 +102,7 @@ func alone(t testing.TB, params ...string) (*subnet, *node) {
 	if !a.carrier {
 		t.Fatalf("no carrier: %s", a.reason)
 	}
-	a.keep = true
+	a.keep, a.got = true, nil // the IP stack was asked for its groups
 	s.holdPaths = true
 	s.asked, s.requests = nil, nil
 	return s, a
