@@ -110,7 +110,7 @@ func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
 }
 
 // setPort sets a port's PortInfo and its state; 0 leaves the state.
-func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortState) {
+func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
 	mod := uint32(r.Port)
 	// The capabilities of a switch's ports are at its port 0.
 	if (s.t.Nodes[r.Node].Ports[0].Info.CapabilityMask|s.t.Port(r).Info.CapabilityMask)&mad.CapExtendedSpeeds != 0 {
@@ -119,6 +119,7 @@ func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortSta
 	w.PortState, w.PortPhysicalState = state, ib.PhysNoChange
 	q := m.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, (*Manager).gotPortSet)
 	w.Append(q.data[:0])
+	return q
 }
 
 func (m *Manager) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {

@@ -187,13 +187,20 @@ func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 		}
 	}
 	status := mad.StatusOK
+	// Who gives orders shows that it is a manager of this subnet, if that has a
+	// key. One that takes over because it was asked to need not.
+	if s.Method == mad.MethodSet && m.intent.MKey != 0 && s.MKey != m.intent.MKey &&
+		!(s.AttributeModifier == mad.SMAcknowledge && m.handover.to == from.GUID && from.GUID != 0) {
+		m.DropMKey++
+		return
+	}
 	if s.Method == mad.MethodSet {
 		status = m.control(now, s.AttributeModifier, &back)
 	}
 	s.Data = [mad.SMPDataLen]byte{}
 	i := m.smInfo()
 	i.Append(s.Data[:0])
-	m.reply(d, s, status)
+	m.reply(d, s, status, 0)
 }
 
 // control executes a Set of SMInfo (IBA volume 1, 14.4.3).
@@ -230,13 +237,13 @@ func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
 // maxReplies bounds the answers that wait to be sent.
 const maxReplies = 256
 
-func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status) {
+func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status, mkey uint64) {
 	if len(m.replies) >= maxReplies {
 		m.Drops++
 		return
 	}
 	s.Reply(status)
-	s.MKey = m.intent.MKey
+	s.MKey = mkey
 	r := d.Reply()
 	r.Port = 0
 	s.Append(r.Data[:0])
@@ -274,8 +281,11 @@ func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	n.Parse(s.Data[:])
 	s.Data = [mad.SMPDataLen]byte{}
 	n.Append(s.Data[:0])
-	m.reply(d, s, mad.StatusOK)
+	m.reply(d, s, mad.StatusOK, m.shownBy(d.SLID))
 	m.Traps++
+	if n.Generic && n.TrapNumber == mad.TrapBadMKey {
+		m.BadMKeys++
+	}
 	if len(m.traps) > 4096 {
 		clear(m.traps)
 	}

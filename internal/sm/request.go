@@ -34,6 +34,8 @@ type request struct {
 	// What done needs to know.
 	ref   topo.Ref
 	block uint16
+	nth   int  // how many M_Keys were tried before
+	stern bool // no patience: silence is an answer
 	probe bool // goes to whoever is behind ref, not to ref's node
 	poll  bool // not of a sweep
 
@@ -71,7 +73,7 @@ func (m *Manager) ask(method mad.Method, attr mad.AttributeID, mod uint32, path 
 	} else {
 		r = new(request)
 	}
-	*r = request{method: method, attr: attr, mod: mod, mkey: m.intent.MKey, path: path, ref: ref, done: done, max: m.cfg.Retries}
+	*r = request{method: method, attr: attr, mod: mod, mkey: m.keyFor(ref), path: path, ref: ref, done: done, max: m.cfg.Retries}
 	m.queue = append(m.queue, r)
 	return r
 }
@@ -105,7 +107,7 @@ func (m *Manager) transmit(now mono.Time, d *mad.Datagram) bool {
 		if q.head++; q.head == len(q.queue) {
 			q.queue, q.head = q.queue[:0], 0
 		}
-		if q.isDead(r) {
+		if q.isDead(r) || m.barred(r) {
 			m.finish(now, r, nil)
 			continue
 		}
@@ -174,7 +176,7 @@ func (m *Manager) expire(now mono.Time) {
 			continue
 		}
 		// A node that answered others meanwhile is there: packets were lost.
-		if m.sweep != nil && !r.probe && !r.poll && m.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(m.cfg.Retries+1) {
+		if m.sweep != nil && !r.probe && !r.poll && !r.stern && m.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(m.cfg.Retries+1) {
 			r.max += m.cfg.Retries + 1
 			r.first = now
 			continue

@@ -20,6 +20,7 @@ package sm
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"weft/internal/ib"
@@ -83,13 +84,17 @@ func (c *Config) fill() {
 // Intent is what the subnet shall be like. It is plain data; the zero value is a
 // subnet with one partition of which everybody is a full member.
 type Intent struct {
-	Prefix        uint64 `json:",omitempty"` // GID prefix; 0 is the default one
-	LMC           uint8  `json:",omitempty"` // 2^LMC LIDs for each port of an adapter
-	MKey          uint64 `json:",omitempty"`
-	MKeyProtect   uint8  `json:",omitempty"`
-	MKeyLease     uint16 `json:",omitempty"` // seconds
-	SubnetTimeout uint8  `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
-	MaxMTU        ib.MTU `json:",omitempty"` // 0 is no limit
+	Prefix uint64 `json:",omitempty"` // GID prefix; 0 is the default one
+	LMC    uint8  `json:",omitempty"` // 2^LMC LIDs for each port of an adapter
+	// MKey guards every port against other managers; 0 is none. It is a secret
+	// and not written down with the rest. MKeysBefore are those that ports may
+	// still have.
+	MKey          uint64   `json:"-"`
+	MKeysBefore   []uint64 `json:"-"`
+	MKeyProtect   uint8    `json:",omitempty"`
+	MKeyLease     uint16   `json:",omitempty"` // seconds; 0 never ends
+	SubnetTimeout uint8    `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
+	MaxMTU        ib.MTU   `json:",omitempty"` // 0 is no limit
 	// Enforce makes switches drop packets of partitions that the adapter at their
 	// port is no member of.
 	Enforce    bool        `json:",omitempty"`
@@ -226,6 +231,7 @@ type Manager struct {
 	heavyWas mono.Time // end of the last one
 	watch    int       // light sweeps that a change of a link is good for still
 	groupsAt mono.Time // multicast tables are to be written
+	renewAt  mono.Time // ports are to hear from the holder of their M_Key
 	backoff  time.Duration
 	// Of the last heavy sweep: whether something failed, and where nobody
 	// answered.
@@ -264,6 +270,12 @@ func (m *Manager) setIntent(i Intent) {
 	}
 	if i.SubnetTimeout == 0 {
 		i.SubnetTimeout = 18
+	}
+	if i.MKey == 0 {
+		i.MKeyProtect, i.MKeyLease = 0, 0
+	}
+	if was := m.intent.MKey; was != 0 && was != i.MKey && !slices.Contains(i.MKeysBefore, was) {
+		i.MKeysBefore = append([]uint64{was}, i.MKeysBefore...)
 	}
 	m.intent = i
 	m.engine, _ = route.ByName(i.Engine, i.Roots...) // judged by Validate

@@ -16,6 +16,8 @@ type status struct {
 	sweeps   []SweepRecord
 	notes    []Note
 	Traps    uint64
+	BadMKeys uint64 // traps about SMPs with a wrong M_Key
+	DropMKey uint64 // orders of managers without the M_Key
 	lanesOf  *Lanes
 	selfLID  ib.LID
 }
@@ -104,13 +106,19 @@ type Status struct {
 	Master ib.GUID `json:",omitempty"`
 	// Engine is what was asked for, Routed the engine that serves the subnet:
 	// another one if Problems say that those before it refused.
-	Engine   string
-	Routed   string         `json:",omitempty"`
-	Sweeping string         `json:",omitempty"` // why, while a sweep goes on
-	Sweeps   []SweepRecord  // the latest last
-	Problems []Problem      `json:",omitempty"`
-	Notes    []Note         `json:",omitempty"`
-	Others   []OtherManager `json:",omitempty"`
+	Engine string
+	Roots  []ib.GUID `json:",omitempty"`
+	// Keyed tells that ports are guarded by an M_Key, with MKeyProtect and for
+	// MKeyLease seconds after the manager is gone.
+	Keyed       bool
+	MKeyProtect uint8          `json:",omitempty"`
+	MKeyLease   uint16         `json:",omitempty"`
+	Routed      string         `json:",omitempty"`
+	Sweeping    string         `json:",omitempty"` // why, while a sweep goes on
+	Sweeps      []SweepRecord  // the latest last
+	Problems    []Problem      `json:",omitempty"`
+	Notes       []Note         `json:",omitempty"`
+	Others      []OtherManager `json:",omitempty"`
 	// Counters by name.
 	Counters map[string]uint64
 }
@@ -118,10 +126,11 @@ type Status struct {
 // Status describes the manager. The slices are the caller's.
 func (m *Manager) Status() Status {
 	s := Status{State: stateName(m.state), PortGUID: m.cfg.PortGUID, LID: m.selfLID, Priority: m.cfg.Priority, Permitted: m.permitted,
-		Token: m.token, Engine: m.engine.Name(), Sweeps: append([]SweepRecord(nil), m.sweeps...),
+		Token: m.token, Engine: m.engine.Name(), Roots: append([]ib.GUID(nil), m.intent.Roots...),
+		Keyed: m.intent.MKey != 0, MKeyProtect: m.intent.MKeyProtect, MKeyLease: m.intent.MKeyLease, Sweeps: append([]SweepRecord(nil), m.sweeps...),
 		Problems: append([]Problem(nil), m.problems...), Notes: append([]Note(nil), m.notes...),
 		Counters: map[string]uint64{"sent": m.Sent, "resent": m.Resent, "answered": m.Answered, "unanswered": m.Unanswered, "stray": m.Stray,
-			"drops": m.Drops, "traps": m.Traps}}
+			"drops": m.Drops, "traps": m.Traps, "m_key_violations": m.BadMKeys, "drop_m_key": m.DropMKey}}
 	if m.tables != nil {
 		s.Routed = m.tables.Engine
 	}

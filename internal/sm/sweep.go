@@ -31,6 +31,7 @@ type phase uint8
 const (
 	discovering phase = iota
 	electing
+	claiming   // ports with another M_Key
 	clearing   // PortStateChange
 	rechecking // ports that were down when it was cleared late
 	partitioning
@@ -60,10 +61,12 @@ type sweep struct {
 	others  []remote   // managers
 	quiet   []topo.Ref // ports behind which nobody answers
 	late    map[int32]bool
-	trusted []*topo.Switch // by node: tables that the switch still has
-	unwrote map[int32]bool // nodes whose tables were not written in full
-	again   string         // why another sweep is needed at once
-	failed  int            // requests given up, Sets refused
+	trusted []*topo.Switch   // by node: tables that the switch still has
+	unwrote map[int32]bool   // nodes whose tables were not written in full
+	keys    map[int32]uint64 // M_Keys, other than the one wanted, that nodes answered to
+	guarded map[int32]bool   // nodes with an M_Key that is not known
+	again   string           // why another sweep is needed at once
+	failed  int              // requests given up, Sets refused
 	before  requestsCount
 	changes bool // light: something did
 
@@ -117,7 +120,8 @@ func (m *Manager) startHeavy(now mono.Time, why string) {
 	s.byGUID = make(map[ib.GUID]int32, n)
 	s.byPort = make(map[ib.GUID]topo.Ref, n)
 	s.late = map[int32]bool{}
-	m.probe(nil, topo.None)
+	s.keys, s.guarded = map[int32]uint64{}, map[int32]bool{}
+	m.probe(nil, topo.None, 0)
 }
 
 // advance begins the next phase when the present one has ended.
@@ -148,10 +152,12 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	switch s.phase {
 	case electing:
 		if len(s.t.Nodes) == 0 {
-			m.endFailed(now, "the manager's own port does not answer")
+			m.endFailed(now, "the manager's own port does not answer, or only to another M_Key")
 			return
 		}
 		m.elect(now)
+	case claiming:
+		m.claim(s)
 	case clearing:
 		m.clearChanges(s)
 	case rechecking:
@@ -188,7 +194,7 @@ func (m *Manager) gaveUp(r *request, s *mad.SMP) bool {
 	if s != nil && s.Status == mad.StatusOK {
 		return false
 	}
-	if m.sweep == nil {
+	if m.sweep == nil || m.barred(r) {
 		return true
 	}
 	m.sweep.failed++
@@ -227,10 +233,16 @@ func attrName(a mad.AttributeID) string {
 	return fmt.Sprintf("attribute %#x", uint16(a))
 }
 
-// probe asks who is behind a port, or with None who the manager's node is.
-func (m *Manager) probe(path []uint8, behind topo.Ref) {
+// probe asks who is behind a port, or with None who the manager's node is. nth
+// counts the M_Keys tried before.
+func (m *Manager) probe(path []uint8, behind topo.Ref, nth int) {
 	r := m.ask(mad.MethodGet, mad.AttrNodeInfo, 0, path, behind, (*Manager).gotNodeInfo)
 	r.probe = true
+	r.mkey, r.nth = m.knownKey(nth), nth
+	if nth > 0 {
+		m.dead = slices.DeleteFunc(m.dead, func(d []uint8) bool { return slices.Equal(d, path) })
+		return
+	}
 	// Nobody there, or packets lost: ports that were silent before get less
 	// patience.
 	if behind.IsNone() || !m.silent[silentKey{m.sweep.t.Nodes[behind.Node].Info.NodeGUID, behind.Port}] {
@@ -267,10 +279,13 @@ func (m *Manager) gotLink(now mono.Time, r *request, a *mad.SMP) {
 func (m *Manager) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	s, from := m.sweep, r.ref
 	switch {
+	case a == nil && r.nth < len(m.intent.MKeysBefore):
+		m.probe(r.path, from, r.nth+1)
+		return
 	case a == nil && !from.IsNone():
 		s.quiet = append(s.quiet, from)
 		m.silent[silentKey{s.t.Nodes[from.Node].Info.NodeGUID, from.Port}] = true
-		m.problem(m.nameOf(from), "its link is up, but nobody answers behind it")
+		m.problem(m.nameOf(from), "its link is up, but nobody answers behind it, or only to another M_Key")
 		return
 	case m.gaveUp(r, a):
 		return
@@ -325,7 +340,8 @@ func (m *Manager) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		if p.GUID == 0 {
 			p.GUID = i.PortGUID
 			p.Path = slices.Clone(r.path)
-			m.askEnd(here, n.Info.PartitionCap)
+			m.askPort(here)
+			m.askKeys(here, n.Info.PartitionCap)
 		} else if p.GUID != i.PortGUID {
 			s.failed++
 			m.problem(m.nameOf(here), "two ports with node GUID %v and port number %d", i.NodeGUID, here.Port)
@@ -370,6 +386,9 @@ func (m *Manager) addNode(r *request, i *mad.NodeInfo) int32 {
 	known := int32(len(s.t.Nodes))
 	s.ports += int(i.NumPorts)
 	s.byGUID[i.NodeGUID] = known
+	if r.nth > 0 {
+		s.keys[known] = r.mkey
+	}
 	s.t.Nodes = append(s.t.Nodes, topo.Node{Info: *i, Path: slices.Clone(r.path)})
 	n := &s.t.Nodes[known]
 	ref := topo.Ref{Node: known}
@@ -381,6 +400,7 @@ func (m *Manager) addNode(r *request, i *mad.NodeInfo) int32 {
 			n.Ports[p].Peer = topo.None
 		}
 		n.Ports[0].GUID = i.PortGUID
+		m.askPort(ref) // tells whether the switch takes orders
 		m.ask(mad.MethodGet, mad.AttrSwitchInfo, 0, n.Path, ref, (*Manager).gotSwitchInfo)
 	}
 	return known
@@ -403,12 +423,12 @@ func (m *Manager) gotSwitchInfo(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	n := &m.sweep.t.Nodes[r.ref.Node]
 	n.Switch.Info.Parse(a.Data[:])
-	if i := n.Switch.Info; i.PortStateChange && m.state == mad.SMMaster && r.method == mad.MethodGet {
+	if i := n.Switch.Info; i.PortStateChange && m.state == mad.SMMaster && r.method == mad.MethodGet && !isClosed(&n.Ports[0].Info) {
 		set := m.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, r.ref, (*Manager).gotSwitchInfo)
 		i.Append(set.data[:0])
 		return
 	}
-	m.askEnd(r.ref, n.Info.PartitionCap)
+	m.askKeys(r.ref, n.Info.PartitionCap)
 	for p := 1; p < len(n.Ports); p++ {
 		m.askPort(topo.Ref{Node: r.ref.Node, Port: uint8(p)})
 	}
@@ -427,9 +447,8 @@ func (m *Manager) askPort(r topo.Ref) {
 	m.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.sweep.t, r), r, (*Manager).gotPortInfo)
 }
 
-// askEnd asks for what only ports with LIDs have.
-func (m *Manager) askEnd(r topo.Ref, pkeys uint16) {
-	m.askPort(r)
+// askKeys asks for the P_Key table of a port with LIDs.
+func (m *Manager) askKeys(r topo.Ref, pkeys uint16) {
 	m.sweep.t.Port(r).PKeys = make([]ib.PKey, pkeys)
 	for b := 0; b*mad.PKeysPerBlock < int(pkeys); b++ {
 		q := m.ask(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(0, uint16(b)), pathTo(m.sweep.t, r), r, (*Manager).gotPKeys)
@@ -456,6 +475,9 @@ func (m *Manager) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 	s := m.sweep
 	p := s.t.Port(r.ref)
 	p.Info.Parse(a.Data[:])
+	if p.GUID != 0 && m.tryKey(r, &p.Info) {
+		return
+	}
 	n := &s.t.Nodes[r.ref.Node]
 	if p.GUID != 0 && p.Info.CapabilityMask&mad.CapIsSM != 0 && p.GUID != m.cfg.PortGUID {
 		m.ask(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r.ref), r.ref, (*Manager).gotOther)
@@ -478,7 +500,7 @@ func (m *Manager) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
 		m.problem(m.nameOf(r), "what is behind it is more than %d hops away", mad.MaxHops)
 		return
 	}
-	m.probe(append(path[:len(path):len(path)], r.Port), r)
+	m.probe(append(path[:len(path):len(path)], r.Port), r, 0)
 }
 
 // clearChanges clears PortStateChange of the switches where a manager that was
@@ -528,6 +550,7 @@ func (m *Manager) endHeavy(now mono.Time) {
 		}
 	}
 	m.everSwept = true
+	m.renewed(now)
 	if m.backoff = min(max(2*m.backoff, m.cfg.Backoff), m.cfg.SweepInterval); s.failed == 0 && len(s.quiet) == 0 {
 		m.backoff = 0
 	}
@@ -548,6 +571,7 @@ func (m *Manager) rest(now mono.Time) {
 		m.lightAt = mono.Min(m.lightAt, now.Add(watchFirst<<(watches-m.watch)))
 		m.watch--
 	}
+	m.lightAt = mono.Min(m.lightAt, m.renewAt)
 }
 
 // endFailed ends a sweep that came to nothing.
@@ -581,6 +605,7 @@ func (m *Manager) startLight(now mono.Time) {
 	}
 	r := m.topo.Self
 	m.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.topo, r), r, (*Manager).gotLightPort)
+	m.renew(now)
 }
 
 func (m *Manager) gotLightProbe(_ mono.Time, _ *request, a *mad.SMP) {
