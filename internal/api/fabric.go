@@ -4,6 +4,10 @@ package api
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -20,6 +24,8 @@ type Fabric interface {
 	Path(ctx context.Context, from, to string) (Path, error)
 	Sweep(ctx context.Context) error
 	Manager(ctx context.Context) (Manager, error)
+	// SetManager changes how the subnet is managed; a sweep follows at once.
+	SetManager(ctx context.Context, c ManagerChange) error
 	Trunks(ctx context.Context) ([]Trunk, error)
 
 	// What is wanted is kept in the store that the master was elected in.
@@ -136,14 +142,75 @@ type Manager struct {
 	Master Master `json:"master"`
 	// Engine names the route engines asked for, Routed the one that serves:
 	// where it is a later one, Problems say why.
-	Engine   string         `json:"engine"`
-	Routed   string         `json:"routed"`
-	Sweeping string         `json:"sweeping"` // why, while a sweep goes on
-	Sweeps   []Sweep        `json:"sweeps"`   // the latest last
-	Problems []Problem      `json:"problems"`
-	Notes    []Note         `json:"notes"`
-	Others   []OtherManager `json:"others"`
-	Store    Store          `json:"store"`
+	Engine string   `json:"engine"`
+	Routed string   `json:"routed"`
+	Roots  []string `json:"roots"` // GUIDs of switches, for updn
+	// MKey says where the M_Key is from that guards the ports: "store", "node"
+	// (its --m-key-file), or empty: there is none. MKeyProtect is its
+	// protection, MKeyLeaseS the seconds after which it lapses without a manager.
+	MKey        string         `json:"m_key"`
+	MKeyProtect int            `json:"m_key_protect"`
+	MKeyLeaseS  int            `json:"m_key_lease_s"`
+	Sweeping    string         `json:"sweeping"` // why, while a sweep goes on
+	Sweeps      []Sweep        `json:"sweeps"`   // the latest last
+	Problems    []Problem      `json:"problems"`
+	Notes       []Note         `json:"notes"`
+	Others      []OtherManager `json:"others"`
+	Store       Store          `json:"store"`
+}
+
+// ManagerChange is what shall be different; what is nil stays.
+type ManagerChange struct {
+	// Routing names route engines in the order of preference, with commas between
+	// them, Roots the switches that updn takes as roots, by GUID; none: it chooses.
+	Routing *string   `json:"routing,omitempty"`
+	Roots   *[]string `json:"roots,omitempty"`
+	// MKey is a number that is not 0, MKeyNone or MKeyRandom.
+	MKey        *string `json:"m_key,omitempty"`
+	MKeyProtect *int    `json:"m_key_protect,omitempty"`
+	MKeyLeaseS  *int    `json:"m_key_lease_s,omitempty"`
+}
+
+// M_Keys that are no number.
+const (
+	MKeyNone   = "none"
+	MKeyRandom = "random"
+)
+
+// ParseMKey reads an M_Key.
+func ParseMKey(s string) (uint64, error) {
+	k, err := strconv.ParseUint(strings.TrimSpace(s), 0, 64)
+	if err != nil || k == 0 {
+		return 0, errors.New("an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788") // not what it is: it may be one
+	}
+	return k, nil
+}
+
+// Bounds of an M_Key's lease, in seconds.
+const (
+	MinMKeyLease = 15
+	MaxMKeyLease = 65535
+)
+
+// Validate reports all that is wrong with the change but for names, which the
+// node knows.
+func (c *ManagerChange) Validate() error {
+	var errs []error
+	if *c == (ManagerChange{}) {
+		errs = append(errs, errors.New("nothing is to be changed"))
+	}
+	if c.MKey != nil && *c.MKey != MKeyNone && *c.MKey != MKeyRandom {
+		if _, err := ParseMKey(*c.MKey); err != nil {
+			errs = append(errs, fmt.Errorf("%w, or %s or %s", err, MKeyNone, MKeyRandom))
+		}
+	}
+	if p := c.MKeyProtect; p != nil && (*p < 1 || *p > 3) {
+		errs = append(errs, fmt.Errorf("the M_Key's protection must be 1 (others read) to 3, not %d", *p))
+	}
+	if s := c.MKeyLeaseS; s != nil && (*s < MinMKeyLease || *s > MaxMKeyLease) {
+		errs = append(errs, fmt.Errorf("the M_Key's lease must be %d to %d seconds, not %d", MinMKeyLease, MaxMKeyLease, *s))
+	}
+	return errors.Join(errs...)
 }
 
 // Master is who manages a subnet. What is not known is empty.
@@ -283,7 +350,7 @@ type StoreEntry struct {
 	Revision int64  `json:"revision"`
 	Size     int    `json:"size"`
 	Leased   bool   `json:"leased"` // it ends with who put it
-	Value    string `json:"value"`
+	Value    string `json:"value"`  // empty where it is a secret
 }
 
 func (s Subnet) withLists() Subnet {
@@ -299,7 +366,7 @@ func (s Subnet) withLists() Subnet {
 }
 
 func (m Manager) withLists() Manager {
-	m.Sweeps, m.Problems, m.Notes, m.Others = list(m.Sweeps), list(m.Problems), list(m.Notes), list(m.Others)
+	m.Sweeps, m.Problems, m.Notes, m.Others, m.Roots = list(m.Sweeps), list(m.Problems), list(m.Notes), list(m.Others), list(m.Roots)
 	m.Store = m.Store.withLists()
 	return m
 }

@@ -15,6 +15,7 @@ const (
 	whatSubnet       = "cannot show the fabric"
 	whatSweep        = "cannot sweep the subnet"
 	whatManager      = "cannot show the subnet manager"
+	whatSetManager   = "cannot change the subnet manager"
 	whatTrunks       = "cannot list trunks"
 	whatPartitions   = "cannot list partitions"
 	whatAddPartition = "cannot add to the partition"
@@ -77,6 +78,9 @@ func serveFabric(mux *http.ServeMux, b Fabric) {
 	mux.Handle("POST /"+Version+"/fabric/sweep", handler{whatSweep, FullAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Sweep(r.Context())
 	}})
+	mux.Handle("PATCH /"+Version+"/fabric/manager", handler{whatSetManager, FullAccess, body(func(ctx context.Context, c ManagerChange) (any, error) {
+		return struct{}{}, b.SetManager(ctx, c)
+	})})
 	mux.Handle("POST /"+Version+"/fabric/partitions", handler{whatAddPartition, FullAccess, body(func(ctx context.Context, p Partition) (any, error) {
 		p, err := b.AddPartition(ctx, p)
 		return p.withLists(), err
@@ -137,6 +141,11 @@ func (c *Client) Sweep(ctx context.Context) error {
 func (c *Client) Manager(ctx context.Context) (m Manager, err error) {
 	err = c.do(ctx, whatManager, "GET", "/fabric/manager", nil, &m)
 	return m, err
+}
+
+// SetManager changes how the subnet is managed.
+func (c *Client) SetManager(ctx context.Context, m ManagerChange) error {
+	return c.do(ctx, whatSetManager, "PATCH", "/fabric/manager", m, nil)
 }
 
 // Trunks returns the node's trunks.

@@ -37,6 +37,12 @@ func (f *fakeFabric) Sweep(context.Context) error { return f.note("sweep") }
 func (f *fakeFabric) Manager(context.Context) (Manager, error) {
 	return Manager{State: "master"}, f.note("manager")
 }
+func (f *fakeFabric) SetManager(_ context.Context, c ManagerChange) error {
+	if c.MKey == nil || c.Roots == nil || c.Routing != nil {
+		return f.note("set")
+	}
+	return f.note(append([]string{"set", *c.MKey}, *c.Roots...)...)
+}
 func (f *fakeFabric) Trunks(context.Context) ([]Trunk, error) { return nil, f.note("trunks") }
 func (f *fakeFabric) Partitions(context.Context) ([]Partition, error) {
 	return []Partition{{Name: "red"}}, f.note("partitions")
@@ -79,6 +85,10 @@ func TestFabricRoundTrip(t *testing.T) {
 		{"cannot show the fabric", func() error { _, err := c.Path(ctx, "a b", "c@d&e"); return err }, []string{"path", "a b", "c@d&e"}},
 		{"cannot sweep the subnet", func() error { return c.Sweep(ctx) }, []string{"sweep"}},
 		{"cannot show the subnet manager", func() error { _, err := c.Manager(ctx); return err }, []string{"manager"}},
+		{"cannot change the subnet manager", func() error {
+			key := "random"
+			return c.SetManager(ctx, ManagerChange{MKey: &key, Roots: &[]string{"a", "b"}})
+		}, []string{"set", "random", "a", "b"}},
 		{"cannot list trunks", func() error { _, err := c.Trunks(ctx); return err }, []string{"trunks"}},
 		{"cannot list partitions", func() error { _, err := c.Partitions(ctx); return err }, []string{"partitions"}},
 		{"cannot add to the partition", func() error { _, err := c.AddPartition(ctx, Partition{PKey: "0x8001"}); return err }, []string{"add", "0x8001"}},
@@ -109,7 +119,7 @@ func TestNoSuchFormat(t *testing.T) {
 func TestFabricAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
-	for _, err := range []error{c.Sweep(ctx), c.DelPartition(ctx, "1", nil), c.JoinGroup(ctx, GroupJoin{}), c.LeaveGroup(ctx, GroupJoin{})} {
+	for _, err := range []error{c.Sweep(ctx), c.SetManager(ctx, ManagerChange{}), c.DelPartition(ctx, "1", nil), c.JoinGroup(ctx, GroupJoin{}), c.LeaveGroup(ctx, GroupJoin{})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}
@@ -120,5 +130,39 @@ func TestFabricAccess(t *testing.T) {
 	s, err := c.Subnet(ctx)
 	if diff := cmp.Diff(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}.withLists(), s); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
+	}
+}
+
+// TestManagerChange judges what may be changed, and does not repeat keys.
+func TestManagerChange(t *testing.T) {
+	text := func(s string) *string { return &s }
+	number := func(n int) *int { return &n }
+	for _, x := range []struct {
+		c    ManagerChange
+		want string // empty: it is right
+	}{
+		{ManagerChange{Routing: text("")}, ""},
+		{ManagerChange{Roots: &[]string{}}, ""},
+		{ManagerChange{MKey: text("0x1122334455667788"), MKeyProtect: number(3), MKeyLeaseS: number(15)}, ""},
+		{ManagerChange{MKey: text("none")}, ""},
+		{ManagerChange{MKey: text("random"), MKeyLeaseS: number(65535)}, ""},
+		{ManagerChange{}, "nothing is to be changed"},
+		{ManagerChange{MKey: text("0")}, "an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788, or none or random"},
+		{ManagerChange{MKey: text("s3cret")}, "an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788, or none or random"},
+		{ManagerChange{MKeyProtect: number(0)}, "the M_Key's protection must be 1 (others read) to 3, not 0"},
+		{ManagerChange{MKeyProtect: number(4)}, "the M_Key's protection must be 1 (others read) to 3, not 4"},
+		{ManagerChange{MKeyLeaseS: number(14)}, "the M_Key's lease must be 15 to 65535 seconds, not 14"},
+		{ManagerChange{MKeyLeaseS: number(65536)}, "the M_Key's lease must be 15 to 65535 seconds, not 65536"},
+	} {
+		got := ""
+		if err := x.c.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != x.want {
+			t.Errorf("want %q, got %q", x.want, got)
+		}
+	}
+	if k, err := ParseMKey(" 0x10\n"); k != 16 || err != nil {
+		t.Error(k, err)
 	}
 }

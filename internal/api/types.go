@@ -40,6 +40,8 @@ type Status struct {
 	Trunks   []Trunk    `json:"trunks"`
 	IPLinks  []IPLink   `json:"ip_links"`
 	Degraded []Degraded `json:"degraded"`
+	// Notices are worth knowing, though all works as it shall.
+	Notices []Degraded `json:"notices"`
 }
 
 // DeviceSummary is a device's line in the status.
@@ -354,7 +356,7 @@ func list[T any](s []T) []T {
 
 func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
-	s.Faults, s.Degraded, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Trunks)
+	s.Faults, s.Degraded, s.Notices, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Notices), list(s.Trunks)
 	s.IPLinks = each(s.IPLinks, IPLink.withLists)
 	return s
 }

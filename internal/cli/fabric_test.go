@@ -4,7 +4,9 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"weft/internal/api"
@@ -58,6 +60,7 @@ func (f *fakeFabric) Sweep(context.Context) error { return f.master() }
 func (f *fakeFabric) Manager(ctx context.Context) (api.Manager, error) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.Local)
 	m := api.Manager{State: "master", PortGUID: "02aa:0000:0001:0000", LID: 1, Elected: true, Term: 7, Engine: "ftree,updn", Routed: "updn",
+		Roots: []string{"02aa:0000:0001:0000"}, MKey: "store", MKeyProtect: 1, MKeyLeaseS: 60,
 		Master:   api.Master{Name: "h 02aa:0000:0001:0000", GUID: "02aa:0000:0001:0000", Dir: "/run/weft"},
 		Problems: []api.Problem{{Where: "h weft_ib0 port 1", What: "no answer"}}, Notes: []api.Note{{At: at, Text: "master, was discovering"}},
 		Sweeps: []api.Sweep{{Kind: "heavy", Why: "start", StartedAt: at, TookNS: 1234567, Nodes: 2, Switches: 1, Links: 1, Sent: 88}}}
@@ -67,8 +70,31 @@ func (f *fakeFabric) Manager(ctx context.Context) (api.Manager, error) {
 		m = api.Manager{State: f.mode}
 	case "standby":
 		m.State, m.Elected, m.Master.Peer, m.Store.Down = "standby", false, "10.0.0.2:4792", "no route"
+		m.MKey = ""
 	}
 	return m, nil
+}
+
+func (f *fakeFabric) SetManager(_ context.Context, c api.ManagerChange) error {
+	var words []string
+	text := func(name string, s *string) {
+		if s != nil {
+			words = append(words, name+" "+*s)
+		}
+	}
+	number := func(name string, n *int) {
+		if n != nil {
+			words = append(words, fmt.Sprint(name, " ", *n))
+		}
+	}
+	text("routing", c.Routing)
+	if c.Roots != nil {
+		words = append(words, fmt.Sprintf("roots %q", *c.Roots))
+	}
+	text("m_key", c.MKey)
+	number("protect", c.MKeyProtect)
+	number("lease", c.MKeyLeaseS)
+	return &api.Error{Code: api.CodeInvalid, Why: strings.Join(words, "; "), Fix: "none"}
 }
 
 func (f *fakeFabric) Trunks(context.Context) ([]api.Trunk, error) {

@@ -106,6 +106,9 @@ func printStatus(w io.Writer, s api.Status) {
 	for _, d := range s.Degraded {
 		line("degraded", "%s: %s. fix: %s", d.What, d.Why, d.Fix)
 	}
+	for _, d := range s.Notices {
+		line("notice", "%s: %s. fix: %s", d.What, d.Why, d.Fix)
+	}
 	if len(s.Faults)+len(s.Degraded) == 0 {
 		line("health", "nothing is degraded, no fault is injected")
 	}

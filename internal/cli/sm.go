@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ func (a *app) sm() *cobra.Command {
 		}, func(ctx context.Context, c *api.Client) (api.Manager, error) { return c.Manager(ctx) }, printManager)
 	}
 	cmd := status("sm")
-	cmd.AddCommand(status("status"), a.sweep())
+	cmd.AddCommand(status("status"), a.smSet(), a.sweep())
 	return cmd
 }
 
@@ -72,6 +73,21 @@ func printManager(w io.Writer, m api.Manager) {
 	} else {
 		line("routing", "%s, of %s", m.Routed, m.Engine)
 	}
+	if len(m.Roots) > 0 {
+		line("roots", "%s", strings.Join(m.Roots, " "))
+	}
+	switch m.MKey {
+	case "":
+		none := "none: every node of the subnet may change its tables. fix: weft sm set --help"
+		if m.State != "master" {
+			none = "none at this node. fix, if the master has one: weft sm set --help"
+		}
+		line("m_key", "%s", none)
+	case "node":
+		line("m_key", "that of --m-key-file, %s", mkeyText(&m))
+	default:
+		line("m_key", "kept in the store, %s", mkeyText(&m))
+	}
 	if m.Sweeping != "" {
 		line("sweeping", "%s", m.Sweeping)
 	}
@@ -98,6 +114,76 @@ func printManager(w io.Writer, m api.Manager) {
 		}
 		t.write(w)
 	}
+}
+
+func mkeyText(m *api.Manager) string {
+	return fmt.Sprintf("protection %d, lapses %v after its managers are gone", m.MKeyProtect, time.Duration(m.MKeyLeaseS)*time.Second)
+}
+
+func (a *app) smSet() *cobra.Command {
+	var routing, key, file string
+	var roots []string
+	var protect int
+	var lease time.Duration
+	cmd := &cobra.Command{
+		Use:   "set",
+		Short: "change how the subnet is managed: routing, M_Key",
+		Long: `Change how the subnet is managed. It is kept in the store, and a sweep follows at once.
+
+  weft sm set --routing ftree,updn --roots 02aa:0000:0001:0000
+  weft sm set --m-key random --m-key-lease 30s
+
+Routing engines, in the order of preference; the first that can serve the subnet does, else minhop:
+  minhop   shortest ways
+  updn     up towards roots, then down: no deadlocks; without --roots it chooses them
+  ftree    fat trees of two and three levels
+
+The M_Key guards the ports: who does not have it reads them, and changes nothing. Managers that share a store draw one
+by themselves. Managers with stores of their own need the same one each: with this command on each of their nodes, or
+"weft up --m-key-file". One that does not know it can take over only when the lease has passed without a manager that does.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			const what, fix = "cannot change the subnet manager", "weft sm set --help"
+			var c api.ManagerChange
+			for name, set := range map[string]func(){
+				"routing": func() { c.Routing = &routing }, "roots": func() { c.Roots = &roots }, "m-key": func() { c.MKey = &key },
+				"m-key-file": func() { c.MKey = &key }, "m-key-protect": func() { c.MKeyProtect = &protect },
+				"m-key-lease": func() { s := int((lease + time.Second - 1) / time.Second); c.MKeyLeaseS = &s },
+			} {
+				if cmd.Flags().Changed(name) {
+					set()
+				}
+			}
+			if file != "" {
+				b, err := os.ReadFile(file)
+				if err != nil {
+					return usage(fix, "%s: %v", what, err)
+				}
+				key = strings.TrimSpace(string(b))
+			}
+			if err := c.Validate(); err != nil {
+				return usage(fix, "%s: %v", what, err)
+			}
+			return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
+				if err := cl.SetManager(ctx, c); err != nil {
+					return err
+				}
+				fmt.Fprintln(a.env.Out, "kept in the store; a sweep follows")
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&routing, "routing", "", "route engines, in the order of preference: minhop, updn, ftree")
+	f.StringSliceVar(&roots, "roots", nil, "GUIDs of the switches that updn takes as roots; \"\": it chooses")
+	f.StringVar(&key, "m-key", "", "a number such as 0x1122334455667788, random, or none")
+	f.StringVar(&file, "m-key-file", "", "file with the M_Key, for who does not want it in a command line")
+	f.IntVar(&protect, "m-key-protect", 1, "1: who does not have the key reads, but not the key; 2, 3: nor anything else")
+	f.DurationVar(&lease, "m-key-lease", time.Minute, "how long the key lasts without a manager, 15s or more")
+	cmd.MarkFlagsMutuallyExclusive("m-key", "m-key-file")
+	cmd.RegisterFlagCompletionFunc("routing", cobra.FixedCompletions([]string{"minhop", "updn", "ftree", "ftree,updn"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("m-key", cobra.FixedCompletions([]string{api.MKeyRandom, api.MKeyNone}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
 }
 
 func last[T any](s []T, n int) []T { return s[max(0, len(s)-n):] }

@@ -73,6 +73,7 @@ roce-port), else from its default.`,
 	f.Int("switch-ports", d.SwitchPorts, "ports of the node's switch, for devices and trunks together")
 	f.String("sm", d.SM, "who manages the subnet: auto (this node, if no better one does), external (such as opensm), off")
 	f.Int("sm-priority", d.SMPriority, "priority in the election of the master manager, 0 to 15")
+	f.String("m-key-file", d.MKeyFile, "file with the M_Key that guards ports against managers without it, as a number such as 0x1122334455667788")
 	f.String("store", d.Store, "where the manager keeps its state: embedded (etcd in the node's directory), memory, the URLs of an etcd cluster, or auto: memory with --idle-exit, else embedded")
 	f.Bool("ipoib", d.IPoIB, "have IP links of every InfiniBand device, one for each partition with a broadcast group; takes CAP_NET_ADMIN")
 	f.StringSlice("ipoib-addr", nil, "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)")

@@ -89,6 +89,9 @@ type Config struct {
 	// SMPriority is the priority in the election of a master, 0 … 15; the
 	// highest wins.
 	SMPriority int `koanf:"sm-priority" yaml:"sm-priority"`
+	// MKeyFile is a file with the M_Key that this node's manager guards ports
+	// with; empty: what the store says.
+	MKeyFile string `koanf:"m-key-file" yaml:"m-key-file"`
 	// Store is where the manager keeps what it knows: "embedded" (etcd in the
 	// node's directory), "memory", URLs of an etcd cluster, or "auto": memory
 	// where the node ends by itself, else embedded.
@@ -204,6 +207,9 @@ func (c Config) Validate() error {
 	if c.SMPriority < 0 || c.SMPriority > 15 {
 		bad("sm-priority", "must be 0 to 15, not %d", c.SMPriority)
 	}
+	if c.MKeyFile != "" && (c.SM != SMAuto || !c.Fabric) {
+		bad("m-key-file", "must not be given to a node without a manager of its own, not %q", c.MKeyFile)
+	}
 	if store := c.StoreKind(); store != StoreEmbedded && store != StoreMemory {
 		for _, u := range c.StoreURLs() {
 			if !httpURL(u) {
@@ -256,6 +262,12 @@ func (c Config) StoreKind() string {
 		return StoreMemory
 	}
 	return StoreEmbedded
+}
+
+// StoreShared reports whether managers of other nodes use the store as well.
+func (c Config) StoreShared() bool {
+	k := c.StoreKind()
+	return c.StoreListen != "" || k != StoreEmbedded && k != StoreMemory
 }
 
 // StoreURLs returns the URLs that Store names.

@@ -20,7 +20,7 @@ import (
 
 // Keys are the names of the settings, in the order of Config.
 var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
-	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr"}
+	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr"}
 
 // EnvName returns the environment variable of a key.
 func EnvName(key string) string {

@@ -42,10 +42,15 @@ func (m *Manager) govern(ctx context.Context) {
 func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	var o sm.Observations
 	var clients sa.State
+	var mkey MKey
+	var rev store.Rev
 	for {
 		err := m.load(ctx, KeyObservations, &o)
 		if err == nil {
 			err = m.load(ctx, KeyClients, &clients)
+		}
+		if err == nil {
+			mkey, rev, err = m.loadMKey(ctx, term)
 		}
 		if err == nil {
 			break
@@ -72,6 +77,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		m.elected = true
 		m.sm.Restore(o)
 		m.sa.Restore(now, clients)
+		m.setKey(mkey, rev)
 		m.net = nil // the SA has what belongs to the subnet that was
 		m.sm.Permit(now, token)
 	})
@@ -154,7 +160,19 @@ func (m *Manager) follow(ctx context.Context) {
 		}
 		for c := range changes {
 			for _, e := range c.Events {
-				if e.Key != KeyIntent {
+				switch e.Key {
+				case KeyIntent:
+				case KeyMKey:
+					var k MKey
+					if !e.Deleted {
+						if k, err = parseMKey(e.Value); err != nil {
+							m.cfg.Log.Error("the M_Key in the store is wrong: the one before stands", "err", err)
+							continue
+						}
+					}
+					m.cfg.Post(func() { m.setKey(k, e.Rev) })
+					continue
+				default:
 					continue
 				}
 				i := Intent{Version: IntentVersion}

@@ -56,8 +56,13 @@ type Config struct {
 	Priority uint8
 	TIDs     uint32
 	Store    store.Store
-	Log      *slog.Logger
-	Now      func() mono.Time
+	// Shared tells that other nodes' managers use the store too: they draw an
+	// M_Key together. MKey is one that was given to this node and goes before any
+	// in the store.
+	Shared bool
+	MKey   uint64
+	Log    *slog.Logger
+	Now    func() mono.Time
 	// Post has f run on the management goroutine soon, without waiting.
 	Post func(f func())
 }
@@ -71,8 +76,10 @@ type Manager struct {
 	net *topo.Subnet // as the SA knows it
 
 	intent  Intent
-	kept    uint64 // version of the observations that were handed to the keeper
-	dirty   bool   // the SA's state is to be handed over
+	key     MKey
+	keyRev  store.Rev // of key
+	kept    uint64    // version of the observations that were handed to the keeper
+	dirty   bool      // the SA's state is to be handed over
 	keep    chan keeping
 	elected bool
 	cancel  context.CancelFunc
@@ -94,8 +101,9 @@ const (
 // New starts a manager. It takes part once the store has elected it.
 func New(c Config) (*Manager, error) {
 	m := &Manager{cfg: c, keep: make(chan keeping, 1)}
+	w, _ := m.wanted()
 	core, err := sm.New(sm.Config{PortGUID: c.PortGUID, Priority: c.Priority, TIDs: c.TIDs, Gated: true,
-		PollInterval: pollInterval, PollRetries: pollRetries}, sm.Intent{}, sm.Observations{})
+		PollInterval: pollInterval, PollRetries: pollRetries}, w.Subnet, sm.Observations{})
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +138,7 @@ func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
 	var s mad.SMP
 	var n mad.Notice
 	if m.sm.State() != mad.SMMaster || s.Parse(d.Data[:]) != nil || s.Method != mad.MethodTrap || s.AttributeID != mad.AttrNotice ||
-		n.Parse(s.Data[:]) != nil || m.net == nil {
+		n.Parse(s.Data[:]) != nil || m.net == nil || n.Generic && n.TrapNumber == mad.TrapBadMKey { // it has a key in it
 		return
 	}
 	if r := m.net.PortByLID(d.SLID); !r.IsNone() {
@@ -247,15 +255,23 @@ func (o owner) Managers() (list []mad.SMInfoRecord) {
 // Status describes the manager, for people.
 type Status struct {
 	sm.Status
-	Elected bool         // by the store
-	Store   store.Status // filled in by who may wait for it
-	Groups  []*sa.Group
-	SA      sa.Counters
+	Elected bool // by the store
+	// MKeyFrom is MKeyOfNode or MKeyOfStore; empty where there is no M_Key.
+	MKeyFrom string
+	Switches int          // of the subnet, if this is the master
+	Store    store.Status // filled in by who may wait for it
+	Groups   []*sa.Group
+	SA       sa.Counters
 }
 
 // Status returns what the manager does. The store's part is left out.
 func (m *Manager) Status() Status {
-	return Status{Status: m.sm.Status(), Elected: m.elected, Groups: m.sa.Groups(), SA: m.sa.Counters}
+	s := Status{Status: m.sm.Status(), Elected: m.elected, Groups: m.sa.Groups(), SA: m.sa.Counters}
+	_, s.MKeyFrom = m.wanted()
+	if t := m.Topo(); t != nil {
+		s.Switches = len(t.Switches())
+	}
+	return s
 }
 
 // Topo returns the subnet as the master last saw it, nil where this is no
@@ -273,10 +289,27 @@ func (m *Manager) Sweep(now mono.Time) { m.sm.Sweep(now) }
 // Intent returns what the fabric shall be like, as this manager knows it.
 func (m *Manager) Intent() Intent { return m.intent }
 
+// setKey takes a new M_Key on the management goroutine, unless a newer one is
+// known.
+func (m *Manager) setKey(k MKey, rev store.Rev) {
+	if rev < m.keyRev {
+		return
+	}
+	m.keyRev = rev
+	if k.Key == m.key.Key && slices.Equal(k.Before, m.key.Before) {
+		return
+	}
+	m.key = k
+	w, _ := m.wanted()
+	if err := m.sm.SetIntent(m.cfg.Now(), w.Subnet); err != nil { // it was valid with another key
+		m.cfg.Log.Error("the M_Key in the store is wrong", "err", err)
+	}
+}
+
 // setIntent takes a new intent on the management goroutine.
 func (m *Manager) setIntent(i Intent) {
 	now := m.cfg.Now()
-	if err := m.sm.SetIntent(now, i.Subnet); err != nil {
+	if err := i.Subnet.Validate(); err != nil {
 		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "key", KeyIntent, "err", err)
 		return
 	}
@@ -297,6 +330,10 @@ func (m *Manager) setIntent(i Intent) {
 		}
 	}
 	m.intent = i
+	w, _ := m.wanted()
+	if err := m.sm.SetIntent(now, w.Subnet); err != nil {
+		m.cfg.Log.Error("the intent in the store is wrong", "key", KeyIntent, "err", err)
+	}
 	if m.net != nil {
 		m.ensureGroups(now)
 	}

@@ -50,7 +50,7 @@ const base = ib.GUID(0x0200000000010000)
 
 // begin starts the manager of one switch; several nodes stand for managers
 // that manage the same subnet after each other.
-func begin(t *testing.T, name string, s store.Store) *node {
+func begin(t *testing.T, name string, s store.Store, change ...func(*Config)) *node {
 	t.Helper()
 	n := &node{t: t, start: time.Now()}
 	n.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: 4, NodeGUID: base, Caps: agent.DefaultCaps, EnhancedPort0: true}, nil, nil)
@@ -59,7 +59,11 @@ func begin(t *testing.T, name string, s store.Store) *node {
 	n.sw.LinkUp(n.now(), 1, up)
 	n.ca.LinkUp(n.now(), 1, up)
 	n.sw.SetCapability(n.now(), mad.CapIsSM, true)
-	m, err := New(Config{Node: name, PortGUID: base, Priority: 5, TIDs: 1, Store: s, Log: slog.New(slog.DiscardHandler), Now: n.now, Post: n.post})
+	c := Config{Node: name, PortGUID: base, Priority: 5, TIDs: 1, Store: s, Log: slog.New(slog.DiscardHandler), Now: n.now, Post: n.post}
+	for _, f := range change {
+		f(&c)
+	}
+	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}

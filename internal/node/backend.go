@@ -129,6 +129,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		more, err = n.fabricDegraded(ctx, s.Trunks)
 		s.Degraded = append(s.Degraded, more...)
 	}
+	s.Notices = n.notices()
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}

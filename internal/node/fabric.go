@@ -280,7 +280,11 @@ func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
 		return v, errLaneStopped
 	}
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
-		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping}
+		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping,
+		MKey: s.MKeyFrom, MKeyProtect: int(s.MKeyProtect), MKeyLeaseS: int(s.MKeyLease)}
+	for _, g := range s.Roots {
+		v.Roots = append(v.Roots, g.String())
+	}
 	for _, r := range s.Sweeps {
 		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
 			Links: r.Links, Sent: r.Sent, Resent: r.Resent, Unanswered: r.Unanswered, Failed: r.Failed})
@@ -433,6 +437,20 @@ func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []a
 		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store", Fix: "weft sm"})
 	}
 	return list, nil
+}
+
+// notices lists what is worth knowing of the subnet.
+func (n *Node) notices() (list []api.Degraded) {
+	if n.sub == nil || n.manager == nil {
+		return nil
+	}
+	var s manager.Status
+	n.sub.do(func() { s = n.manager.Status() })
+	if s.Switches > 1 && !s.Keyed {
+		list = append(list, api.Degraded{What: "no_m_key", Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
+			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
+	}
+	return list
 }
 
 // managerState is the manager's state for the status.

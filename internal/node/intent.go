@@ -229,8 +229,14 @@ func partition(i *manager.Intent, key ib.PKey) int {
 	return slices.IndexFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
 }
 
-// edit changes what is wanted, in the store.
+// edit changes partitions and groups that are wanted, in the store.
 func (n *Node) edit(ctx context.Context, f func(*manager.Intent) error) error {
+	return n.editFor(ctx, "weft pkey list", f)
+}
+
+// editFor changes what is wanted, in the store; fix is for what a manager would
+// refuse.
+func (n *Node) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
 	ctx, stop := context.WithTimeout(ctx, storeWait)
 	defer stop()
 	err := manager.EditIntent(ctx, n.store, f)
@@ -240,7 +246,7 @@ func (n *Node) edit(ctx context.Context, f func(*manager.Intent) error) error {
 	case err == nil, errors.As(err, &known):
 		return err
 	case errors.As(err, &wrong):
-		return invalid("weft pkey list", "%v", wrong.Err)
+		return invalid(fix, "%v", wrong.Err)
 	}
 	return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 }
@@ -459,6 +465,9 @@ func (n *Node) StoreEntries(ctx context.Context, tree string) (list []api.StoreE
 	}
 	for _, e := range l.Entries {
 		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value), Leased: e.Lease != 0, Value: string(e.Value)})
+		if e.Key == manager.KeyMKey {
+			list[len(list)-1].Value = "" // who may look may not therefore manage
+		}
 	}
 	return list, nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -83,8 +84,12 @@ func (n *Node) startManager(ctx context.Context) error {
 	if !manages {
 		return nil // the store keeps the node's devices
 	}
+	key, err := n.nodeMKey()
+	if err != nil {
+		return err
+	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
-		TIDs: uint32(n.identity >> 16), Store: n.store, Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
+		TIDs: uint32(n.identity >> 16), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
 	if err != nil {
 		return err
 	}
@@ -94,6 +99,23 @@ func (n *Node) startManager(ctx context.Context) error {
 		n.sub.sw.SetCapability(n.now(), mad.CapIsSM, true)
 	})
 	return nil
+}
+
+// nodeMKey reads the M_Key that was given to this node, 0 if none was.
+func (n *Node) nodeMKey() (uint64, error) {
+	if n.cfg.MKeyFile == "" {
+		return 0, nil
+	}
+	const what, fix = "cannot read the M_Key", "write one number to it, such as 0x1122334455667788, readable by the node's user"
+	b, err := os.ReadFile(n.cfg.MKeyFile)
+	if err != nil {
+		return 0, &api.Error{What: what, Why: err.Error(), Fix: fix}
+	}
+	key, err := api.ParseMKey(string(b))
+	if err != nil {
+		return 0, &api.Error{What: what, Why: n.cfg.MKeyFile + ": " + err.Error(), Fix: fix}
+	}
+	return key, nil
 }
 
 // unmanaged lists what keeps the manager of this node from its work.

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/manager"
+)
+
+// SetManager implements api.Backend.
+func (n *Node) SetManager(ctx context.Context, c api.ManagerChange) error {
+	const fix = "weft sm set --help"
+	if err := c.Validate(); err != nil {
+		return invalid(fix, "%v", err)
+	}
+	if n.sub == nil {
+		return errNoFabric
+	}
+	if n.manager == nil {
+		return n.notMaster(ctx, "weft sm set")
+	}
+	if c.MKey != nil && n.cfg.MKeyFile != "" {
+		return invalid("change that file and start the node anew", "the M_Key of this node is that of its --m-key-file, %s", n.cfg.MKeyFile)
+	}
+	if c != (api.ManagerChange{MKey: c.MKey}) {
+		if err := n.editable(ctx, "weft sm set"); err != nil {
+			return err
+		}
+		if err := n.setSubnet(ctx, fix, &c); err != nil {
+			return err
+		}
+	}
+	if c.MKey == nil {
+		return nil
+	}
+	// Also where this manager stands by: it has to know the key when it follows.
+	var key uint64
+	switch *c.MKey {
+	case api.MKeyNone:
+	case api.MKeyRandom:
+		key = manager.RandomMKey()
+	default:
+		key, _ = api.ParseMKey(*c.MKey) // valid
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) { k.Set(key) }); err != nil {
+		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	}
+	n.log.Info("M_Key changed", "none", key == 0)
+	return nil
+}
+
+// setSubnet changes what of c is kept with partitions and groups.
+func (n *Node) setSubnet(ctx context.Context, fix string, c *api.ManagerChange) error {
+	var roots []ib.GUID
+	if c.Roots != nil {
+		for _, s := range *c.Roots {
+			g, ok := parseGUID(s)
+			if !ok {
+				return invalid("weft fabric nodes", "a root is the GUID of a switch, such as %v, not %q", n.identity, s)
+			}
+			if t := n.known(); t != nil {
+				if i := t.NodeByGUID(g); i < 0 || !t.Nodes[i].IsSwitch() {
+					return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no switch %v", g), Fix: "weft fabric nodes"}
+				}
+			}
+			roots = append(roots, g)
+		}
+	}
+	err := n.editFor(ctx, fix, func(i *manager.Intent) error {
+		s := &i.Subnet
+		if c.Routing != nil {
+			s.Engine = *c.Routing
+		}
+		if c.Roots != nil {
+			s.Roots = roots
+		}
+		if len(roots) > 0 && !slices.Contains(strings.Split(s.Engine, ","), "updn") {
+			return invalid("weft sm set --routing updn --roots …", "roots are for the engine updn, which the routing %q does not name", s.Engine)
+		}
+		if c.MKeyProtect != nil {
+			s.MKeyProtect = uint8(*c.MKeyProtect)
+		}
+		if c.MKeyLeaseS != nil {
+			s.MKeyLease = uint16(*c.MKeyLeaseS)
+		}
+		return nil
+	})
+	if err == nil {
+		n.log.Info("subnet settings changed")
+	}
+	return err
+}
