@@ -152,6 +152,7 @@ type Agent struct {
 type Stats struct {
 	Gets, Sets, Forwarded, Traps                                                          uint64
 	DropVersion, DropMethod, DropRoute, DropLID, DropPortDown, DropMKey, DropBadAddressed uint64
+	Refused                                                                               uint64 // answered with a status
 	DropPKey, DropQKey                                                                    uint64 // of datagrams to queue pair 1
 }
 
@@ -365,15 +366,6 @@ func (a *Agent) linkChanged(now mono.Time, n uint8) {
 	if a.isSwitch() {
 		a.info.PortStateChange = true
 		a.trapLinkState(now)
-	}
-}
-
-// DataArrived tells that a port in ARMED received its first data packet: its
-// neighbour is ACTIVE, and so is it from now on (IBA volume 1, 7.2.7).
-func (a *Agent) DataArrived(n uint8) {
-	if p := a.external(n); p != nil && p.info.PortState == ib.PortArmed {
-		p.info.PortState = ib.PortActive
-		a.changed(n, ChangedState)
 	}
 }
 

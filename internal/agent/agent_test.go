@@ -628,9 +628,7 @@ func TestPortStates(t *testing.T) {
 	is(ib.PortInit, ib.PhysLinkUp)
 	do(ib.PortArmed, 0, 0)
 	l.take()
-	sw.DataArrived(2)
-	sw.DataArrived(2)
-	sw.DataArrived(9)
+	do(ib.PortActive, 0, 0)
 	is(ib.PortActive, ib.PhysLinkUp)
 	if diff := cmp.Diff([]string{"port 2: changed 0x1"}, l.take()); diff != "" {
 		t.Error(diff)

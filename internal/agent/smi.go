@@ -63,6 +63,10 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 	switch d.DstQPN {
 	case ib.QPNSMI:
 	case ib.QPNGSI:
+		if mad.Class(d.Data[1]).IsSubn() { // those belong to queue pair 0, whose senders are judged
+			a.Stats.DropBadAddressed++
+			return Done
+		}
 		if !a.admits(now, d) {
 			return Done
 		}
@@ -225,6 +229,9 @@ func (a *Agent) subnet(now mono.Time, d *mad.Datagram) Verdict {
 func (a *Agent) respond(d *mad.Datagram, status mad.Status) Verdict {
 	s := &a.smp
 	s.Reply(status)
+	if status != mad.StatusOK {
+		a.Stats.Refused++
+	}
 	from := d.Port
 	d.SLID, d.DLID = d.DLID, d.SLID
 	d.SrcQPN, d.DstQPN = d.DstQPN, d.SrcQPN

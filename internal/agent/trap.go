@@ -34,9 +34,13 @@ type trap struct {
 	last    mono.Time // when one of its kind was sent
 }
 
+// minInterval bounds how often a trap is sent where a manager set SubnetTimeOut to
+// little or nothing: no answer comes within 4 µs.
+const minInterval = 10 * time.Millisecond
+
 // interval is how long a trap waits until it is sent again.
 func (a *Agent) interval() time.Duration {
-	return 4096 * time.Nanosecond << a.end().info.SubnetTimeOut
+	return max(4096*time.Nanosecond<<a.end().info.SubnetTimeOut, minInterval)
 }
 
 // raise makes a trap wait to be sent: at once, but no sooner than the interval

@@ -293,3 +293,35 @@ func TestTrapsOfViolations(t *testing.T) {
 		t.Error("violations wrapped")
 	}
 }
+
+// TestTrapIntervalIsBounded: a SubnetTimeOut of 0 is 4 µs, in which no manager answers.
+func TestTrapIntervalIsBounded(t *testing.T) {
+	ca, _ := newCA()
+	managed(ca)
+	ca.Port(1).SubnetTimeOut = 0
+	now := start
+	ca.SetDescription(now, "renamed")
+	for range 3 {
+		if got := sent(t, ca, now); len(got) != 1 || ca.Deadline() != now.Add(10*time.Millisecond) {
+			t.Errorf("%d traps, the next at %v", len(got), ca.Deadline())
+		}
+		now = ca.Deadline()
+	}
+}
+
+// TestSMPByQueuePair1 drops what only queue pair 0 may bring.
+func TestSMPByQueuePair1(t *testing.T) {
+	ca, _ := newCA()
+	managed(ca)
+	for _, class := range []mad.Class{mad.ClassSubnLID, mad.ClassSubnDR} {
+		d := request(mad.MethodSet, mad.AttrPortInfo, 0, nil)
+		d.SLID, d.DLID, d.Port, d.SrcQPN, d.DstQPN, d.QKey, d.PKey = 1, 9, 1, ib.QPNGSI, ib.QPNGSI, ib.GSIQKey, ib.DefaultPKey
+		d.Data[1] = byte(class)
+		if v := ca.Handle(start, &d); v != Done {
+			t.Errorf("%v: %v", class, v)
+		}
+	}
+	if ca.Stats.DropBadAddressed != 2 || ca.Port(1).LID != 9 {
+		t.Errorf("%+v", ca.Stats)
+	}
+}

@@ -274,6 +274,9 @@ func (m *Manager) Status() Status {
 	return s
 }
 
+// Records returns what the SA keeps for its clients.
+func (m *Manager) Records(now mono.Time) sa.State { return m.sa.State(now) }
+
 // Topo returns the subnet as the master last saw it, nil where this is no
 // master. It may be read on any goroutine.
 func (m *Manager) Topo() *topo.Subnet {

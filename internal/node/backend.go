@@ -397,6 +397,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
+	add(api.ScopeNode, "", "umad_strangers", n.strangers.Load())
 	if s := n.sub; s != nil {
 		s.do(func() {
 			fields(add, api.ScopeNode, "gsi", &s.gsi.stats)

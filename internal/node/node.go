@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/api"
@@ -69,6 +70,8 @@ type Node struct {
 	noStore     error // why there is no store, though there should be
 	keeper      *keeper
 	stop        context.CancelCauseFunc
+
+	strangers atomic.Uint64 // connections for user MADs of users whom the node does not serve
 
 	// edits is held while functions come and go, ports while a port changes and
 	// whoever must know is told; in this order, and before mu. Nobody waits for

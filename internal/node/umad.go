@@ -125,6 +125,7 @@ func (u *umadDoor) accept() {
 func (u *umadDoor) admit(c *net.UnixConn) bool {
 	p, err := rundir.PeerOf(c)
 	if err != nil || !u.n.allowed(p.UID) {
+		u.n.strangers.Add(1)
 		u.n.complain("user MADs refused", "pid", p.PID, "uid", p.UID)
 		return false
 	}
