@@ -22,6 +22,7 @@ type Message struct {
 // Counters count what an Endpoint refused or gave up.
 type Counters struct {
 	Full           uint64 // messages not taken because of too many transfers
+	PeerFull       uint64 // because of too many with their peer
 	Stray          uint64 // segments, acknowledgements and ends of no known transfer
 	SendsFailed    uint64
 	ReceivesFailed uint64
@@ -98,6 +99,10 @@ func (e *Endpoint) Send(d *mad.Datagram, data []byte, doubleSided bool, done fun
 	if len(e.senders) >= e.cfg.Transfers {
 		return ErrFull
 	}
+	if e.peerFull(e.senders, k.lid) {
+		e.Counters.PeerFull++
+		return ErrFull
+	}
 	window := uint32(1)
 	if r := e.receivers[k.turned()]; r != nil {
 		window = r.r.ResponseWindow()
@@ -155,6 +160,10 @@ func (e *Endpoint) data(now mono.Time, d *mad.Datagram, k key, r *mad.RMPP) *Mes
 			e.Counters.Full++
 			return nil
 		}
+		if e.peerFull(e.receivers, k.lid) {
+			e.Counters.PeerFull++
+			return nil
+		}
 		recv, err := NewReceiver(e.cfg, now, d.Data[:])
 		if err != nil {
 			e.Counters.Stray++
@@ -176,6 +185,21 @@ func (e *Endpoint) data(now mono.Time, d *mad.Datagram, k key, r *mad.RMPP) *Mes
 	n := copy(m.Datagram.Data[:], head)
 	clear(m.Datagram.Data[n+copy(m.Datagram.Data[n:], data):])
 	return m
+}
+
+// peerFull reports whether a LID has as many transfers as it may, those counted
+// that linger.
+func (e *Endpoint) peerFull(all map[key]*transfer, lid ib.LID) bool {
+	if e.cfg.PeerTransfers <= 0 {
+		return false
+	}
+	n := 0
+	for k := range all {
+		if k.lid == lid {
+			n++
+		}
+	}
+	return n >= e.cfg.PeerTransfers
 }
 
 func (t *transfer) handle(now mono.Time, d *mad.Datagram) {

@@ -91,6 +91,9 @@ type Config struct {
 	Linger    time.Duration // a receiver that is done acknowledges what still comes; 10 s
 	MaxBytes  int           // of a message; 4 MiB
 	Transfers int           // of an Endpoint, in each direction; 256
+	// PeerTransfers bounds those of them with one LID, whatever queue pairs it
+	// has: who does not finish leaves room for others. 0 is no bound.
+	PeerTransfers int
 }
 
 // WithDefaults returns c with its defaults filled in.

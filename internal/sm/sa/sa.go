@@ -62,6 +62,7 @@ type Counters struct {
 	Requests, Reports, ReportsLost                                 uint64
 	DropNotReady, DropVersion, DropKey, DropUnknown, DropTruncated uint64
 	Refused                                                        uint64 // answered with a status
+	DropTransfers                                                  uint64 // long requests of who has too many under way
 }
 
 // SA is the subnet administration of one subnet. It has one owner goroutine.
@@ -101,9 +102,16 @@ func New(cfg Config, owner Owner) *SA {
 	if cfg.ReportRetries == 0 {
 		cfg.ReportRetries = 3
 	}
+	if cfg.RMPP.PeerTransfers == 0 {
+		cfg.RMPP.PeerTransfers = peerTransfers
+	}
 	return &SA{cfg: cfg, owner: owner, net: &topo.Subnet{Self: topo.None}, rmpp: rmpp.NewEndpoint(cfg.RMPP),
 		groups: map[ib.GID]*Group{}, mlids: map[ib.LID]*Group{}, who: topo.None}
 }
+
+// peerTransfers is how many tables, and how many long requests, a LID may have
+// under way, of 256 in all.
+const peerTransfers = 32
 
 // SetReady says whether this is the master's SA and its subnet is up: until
 // then requests are dropped, and clients ask again.
@@ -141,7 +149,9 @@ func (a *SA) selfLID() ib.LID {
 
 // Handle takes a datagram of class 3.
 func (a *SA) Handle(now mono.Time, d *mad.Datagram) {
-	if m, part := a.rmpp.Handle(now, d); part {
+	m, part := a.rmpp.Handle(now, d)
+	a.Counters.DropTransfers = a.rmpp.Counters.Full + a.rmpp.Counters.PeerFull
+	if part {
 		if m == nil {
 			return
 		}

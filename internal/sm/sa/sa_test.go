@@ -688,3 +688,61 @@ func TestConfiguredMembers(t *testing.T) {
 		t.Error("a port is in a group of a partition that is not its own")
 	}
 }
+
+// TestClientsDoNotStarve: a client that asks for tables and acknowledges none, from as many
+// queue pairs as it likes, gets no more than its share; another one is served.
+func TestClientsDoNotStarve(t *testing.T) {
+	f := start(t, 20, full)
+	ask := func(lid ib.LID, qpn ib.QPN, method mad.Method, flags uint8) {
+		f.tid++
+		m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method,
+			TransactionID: f.tid, AttributeID: mad.AttrNodeRecord}}}
+		if flags != 0 { // the first segment of a request that does not end
+			m.RMPP = mad.RMPP{Version: mad.RMPPVersion, Type: mad.RMPPData, Flags: flags, Data1: 1, Data2: 100 * 220}
+			m.AttributeID = mad.AttrMultiPathRecord
+		}
+		d := mad.Datagram{SLID: lid, DLID: 1, SrcQPN: qpn, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0xffff}
+		m.Append(d.Data[:0])
+		f.a.Handle(f.now, &d)
+	}
+	sent := func() (segments, refused int) {
+		for d := (mad.Datagram{}); f.a.Next(f.now, &d); {
+			var m mad.SA
+			m.Parse(d.Data[:])
+			switch {
+			case d.DLID != 11:
+				t.Errorf("an answer to LID %d", d.DLID)
+			case m.Status == mad.StatusSANoResources:
+				refused++
+			case m.RMPP.Flags&mad.RMPPActive != 0 && m.RMPP.Type == mad.RMPPData:
+				segments++
+			}
+		}
+		return
+	}
+	for i := range 300 {
+		ask(11, ib.QPN(1+i%7), mad.MethodGetTable, 0)
+	}
+	if segments, refused := sent(); segments != 32 || refused != 268 {
+		t.Errorf("%d tables under way, %d refused", segments, refused)
+	}
+	for i := range 300 {
+		ask(11, ib.QPN(1+i%7), mad.MethodGetMulti, mad.RMPPActive|mad.RMPPFirst)
+	}
+	sent()
+	if c := f.a.Counters; c.DropTransfers != 268+268 {
+		t.Errorf("%+v", c)
+	}
+	if r := f.ask(12, mad.MethodGetTable, mad.AttrNodeRecord, 0, nil); r.Status != 0 || len(r.records) != 21 {
+		t.Errorf("another client: %v, %d records", r.Status, len(r.records))
+	}
+	// Those that were not acknowledged end, and there is room again.
+	for range 200 {
+		f.now = f.now.Add(time.Second)
+		sent()
+	}
+	ask(11, 1, mad.MethodGetTable, 0)
+	if segments, refused := sent(); segments != 1 || refused != 0 {
+		t.Errorf("later: %d segments, %d refused", segments, refused)
+	}
+}
