@@ -109,8 +109,13 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 	for {
 		c, stop := context.WithTimeout(ctx, writeTimeout)
-		_, err := term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed)}})
-		if err == nil {
+		var err error
+		if k.observed != nil {
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed)}}); err == nil {
+				k.observed = nil
+			}
+		}
+		if err == nil && k.clients != nil {
 			// By themselves: what clients registered may be too much for the store,
 			// and LIDs are not to be lost for it.
 			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err, store.ErrInvalid) {
@@ -131,7 +136,8 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 			return false
 		case <-ctx.Done():
 			return false
-		case k = <-m.keep:
+		case next := <-m.keep:
+			k = next.over(k)
 		case <-time.After(time.Second):
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -80,16 +81,34 @@ type Manager struct {
 	keyRev  store.Rev // of key
 	kept    uint64    // version of the observations that were handed to the keeper
 	dirty   bool      // the SA's state is to be handed over
+	keptAt  mono.Time // when something was
+	keepAt  mono.Time // when something is to be; 0: nothing is
 	keep    chan keeping
 	elected bool
 	cancel  context.CancelFunc
 	done    sync.WaitGroup
 }
 
-// keeping is what the keeper shall write next; the newest replaces others.
+// keeping is what the keeper shall write next; nil has not changed.
 type keeping struct {
 	observed, clients []byte
 }
+
+// over returns what is to be written after k if o was not written yet.
+func (k keeping) over(o keeping) keeping {
+	if k.observed == nil {
+		k.observed = o.observed
+	}
+	if k.clients == nil {
+		k.clients = o.clients
+	}
+	return k
+}
+
+// keepEvery is how often what changes all the time is handed to the keeper: a
+// thousand clients that join after another must not be written down a thousand
+// times. A manager that takes over has clients register anew anyway.
+const keepEvery = 200 * time.Millisecond
 
 // A master that does not answer for so long is lost to the managers that wait
 // for it: with stores of their own, they learn of it in no other way.
@@ -157,36 +176,54 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 }
 
 // Deadline returns when Next has something to do if nothing arrives.
-func (m *Manager) Deadline() mono.Time { return mono.Min(m.sm.Deadline(), m.sa.Deadline()) }
+func (m *Manager) Deadline() mono.Time {
+	return mono.Min(mono.Min(m.sm.Deadline(), m.sa.Deadline()), m.keepAt)
+}
 
 // settle lets the SA follow the manager, and the keeper both.
 func (m *Manager) settle(now mono.Time) {
 	master := m.sm.State() == mad.SMMaster && m.sm.Topo() != nil
 	m.sa.SetReady(master)
 	if t := m.sm.Topo(); master && t != m.net {
+		if m.net == nil { // of an earlier term something may not have been written
+			m.kept, m.dirty = math.MaxUint64, true
+		}
 		m.net = t
 		m.sa.SetSubnet(now, t)
 		m.ensureGroups(now)
 	}
-	if !m.elected {
+	m.handOver(now)
+}
+
+// handOver gives the keeper what has changed, if it is time.
+func (m *Manager) handOver(now mono.Time) {
+	m.keepAt = 0
+	version := m.sm.Version()
+	if !m.elected || version == m.kept && !m.dirty {
 		return
 	}
-	o, version := m.sm.Observations()
-	if version == m.kept && !m.dirty {
+	if at := m.keptAt.Add(keepEvery); m.keptAt != 0 && !at.Due(now) {
+		m.keepAt = at
 		return
 	}
-	m.kept, m.dirty = version, false
+	m.keptAt = now
 	var k keeping
 	var err error
-	if k.observed, err = json.Marshal(o); err == nil {
+	if version != m.kept {
+		o, _ := m.sm.Observations()
+		k.observed, err = json.Marshal(o)
+	}
+	if m.dirty && err == nil {
 		k.clients, err = json.Marshal(m.sa.State(now))
 	}
+	m.kept, m.dirty = version, false
 	if err != nil {
 		m.cfg.Log.Error("what was observed cannot be kept", "err", err)
 		return
 	}
-	select { // the newest replaces what still waits
-	case <-m.keep:
+	select {
+	case old := <-m.keep:
+		k = k.over(old)
 	default:
 	}
 	m.keep <- k

@@ -241,15 +241,25 @@ func (m *Manager) replicate(s *sweep) {
 	m.groupsAt = 0
 	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
 	top := ib.LIDMulticastFirst
+	m.trees.begin(s.tables)
 	for _, g := range m.groups {
-		ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
-		if len(ask.Members) == 0 || !g.MLID.IsMulticast() {
+		if !g.MLID.IsMulticast() {
 			continue
 		}
-		tree, err := m.engine.Multicast(s.t, s.tables, ask)
-		if err != nil {
-			s.failed++
-			m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
+		tree, ok := m.trees.of(&g)
+		if !ok {
+			ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
+			if len(ask.Members) > 0 {
+				var err error
+				if tree, err = m.engine.Multicast(s.t, s.tables, ask); err != nil {
+					s.failed++
+					m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
+					continue
+				}
+			}
+		}
+		m.trees.keep(g, tree)
+		if len(tree) == 0 {
 			continue
 		}
 		top = max(top, g.MLID)
@@ -306,6 +316,33 @@ func (m *Manager) replicate(s *sweep) {
 		}
 	}
 }
+
+// trees are those of multicast groups under the tables that they were made for: one
+// member more in one of a thousand groups must not cost a thousand trees.
+type trees struct {
+	tables    *route.Tables
+	old, kept map[ib.LID]groupTree
+}
+
+type groupTree struct {
+	group Group
+	tree  route.Tree
+}
+
+// begin makes what was kept the old ones, if they still hold.
+func (t *trees) begin(tables *route.Tables) {
+	t.old, t.kept = t.kept, make(map[ib.LID]groupTree, len(t.kept))
+	if tables != t.tables {
+		t.old, t.tables = nil, tables
+	}
+}
+
+func (t *trees) of(g *Group) (route.Tree, bool) {
+	o, ok := t.old[g.MLID]
+	return o.tree, ok && slices.Equal(o.group.Members, g.Members) && slices.Equal(o.group.Senders, g.Senders)
+}
+
+func (t *trees) keep(g Group, tree route.Tree) { t.kept[g.MLID] = groupTree{g, tree} }
 
 // portsOf returns the ports that have the GUIDs, in the order of the model.
 func portsOf(t *topo.Subnet, guids []ib.GUID) (ports []topo.Ref) {

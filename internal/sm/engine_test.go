@@ -3,6 +3,7 @@
 package sm_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"weft/internal/ib"
 	"weft/internal/simfab/subnet"
 	"weft/internal/sm"
+	"weft/internal/sm/route"
+	"weft/internal/sm/topo"
 )
 
 // TestEngine checks which engine serves a ring and a fat tree, and that a
@@ -79,5 +82,61 @@ func TestSenders(t *testing.T) {
 		if diff := cmp.Diff(want, copies(from, f.Fabric, m, 0xc003)); diff != "" {
 			t.Errorf("from %s: %s", from.Name, diff)
 		}
+	}
+}
+
+// counting is an engine that counts the trees it was asked for.
+type counting struct {
+	route.MinHop
+	trees *int
+}
+
+func (c counting) Multicast(s *topo.Subnet, t *route.Tables, g route.Group) (route.Tree, error) {
+	*c.trees++
+	return c.MinHop.Multicast(s, t, g)
+}
+
+// TestTreesAreKept: a group that changes costs its own tree; routes that change cost all.
+func TestTreesAreKept(t *testing.T) {
+	s := newSmall(1)
+	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
+	n := 0
+	m.SetEngine(s.Now, counting{trees: &n})
+	settle(t, s.Fabric, m, time.Second)
+	var groups []sm.Group
+	for i := range ib.LID(20) {
+		groups = append(groups, sm.Group{MLID: 0xc000 + i, Members: []ib.GUID{s.c1.PortGUID(), s.c2.PortGUID()}})
+	}
+	set := func(want int) {
+		t.Helper()
+		n = 0
+		m.SetGroups(s.Now, slices.Clone(groups))
+		s.Poke(s.c1)
+		s.Run(10 * time.Millisecond)
+		if n != want {
+			t.Errorf("%d trees, want %d", n, want)
+		}
+		for _, g := range groups {
+			to := map[string]int{s.c2.Name: 1}
+			if len(g.Members) == 3 {
+				to[s.c3.Name] = 1
+			}
+			if diff := cmp.Diff(to, copies(s.c1, s.Fabric, m, g.MLID)); diff != "" {
+				t.Errorf("%#x: %s", g.MLID, diff)
+			}
+		}
+	}
+	set(20)
+	groups[3].Members = append(slices.Clone(groups[3].Members), s.c3.PortGUID())
+	set(1)
+	set(0)
+	groups = groups[1:]
+	set(0)
+	n = 0
+	m.Sweep(s.Now)
+	s.Poke(s.c1)
+	settle(t, s.Fabric, m, time.Second)
+	if n != 19 {
+		t.Errorf("%d trees after a sweep", n)
 	}
 }

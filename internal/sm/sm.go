@@ -220,6 +220,7 @@ type Manager struct {
 	groups  []Group
 	topo    *topo.Subnet
 	tables  *route.Tables
+	trees   trees
 	trust   map[ib.GUID]bool // nodes whose tables are as topo has them
 
 	requests
@@ -337,6 +338,9 @@ func (m *Manager) Tables() *route.Tables { return m.tables }
 func (m *Manager) Observations() (Observations, uint64) {
 	return Observations{Token: m.token, LIDs: m.lids.records()}, m.version
 }
+
+// Version is the number that changes with Observations.
+func (m *Manager) Version() uint64 { return m.version }
 
 // Sweep asks for a heavy sweep.
 func (m *Manager) Sweep(now mono.Time) { m.sweepSoon(now, "asked for") }

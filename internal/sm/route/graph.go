@@ -167,7 +167,7 @@ func adapters(at [][]ends) []int {
 // newTables returns tables that lead from every switch to its own ends.
 func newTables(s *topo.Subnet, g *graph, at [][]ends, engine string) *Tables {
 	n := len(g.node)
-	t := &Tables{Engine: engine, Top: s.TopLID(), LFT: make([][]uint8, n)}
+	t := &Tables{Engine: engine, graph: g, Top: s.TopLID(), LFT: make([][]uint8, n)}
 	width := int(t.Top) + 1
 	all := make([]uint8, n*width)
 	for i := range all {

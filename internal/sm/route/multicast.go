@@ -9,7 +9,10 @@ import "weft/internal/sm/topo"
 // one that is nearest to them on average; of those the MLID chooses, so that
 // groups differ in it, and in the links that they use.
 func spanning(s *topo.Subnet, t *Tables, group Group) Tree {
-	g := newGraph(s)
+	g := t.graph
+	if g == nil {
+		g = newGraph(s)
+	}
 	tree := Tree{}
 	n := len(g.node)
 	// Ports at each switch that get copies, and that send.

@@ -36,6 +36,8 @@ type Tables struct {
 	// Notes say, for people, what is not as it was asked for: an engine that
 	// refused, a root that is not there, switches that do not reach each other.
 	Notes []string
+
+	graph *graph // of the subnet; nil where the tables were not made here
 }
 
 // Unreachable is the number of hops between switches that have no way to each

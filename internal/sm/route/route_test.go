@@ -24,6 +24,9 @@ func minHop(t *testing.T, p *plan) *Tables {
 	return tab
 }
 
+// asWritten compares tables as far as switches get them.
+var asWritten = cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".graph" }, cmp.Ignore())
+
 // TestMinHopRow writes the tables of a row of three switches out.
 func TestMinHopRow(t *testing.T) {
 	p := &plan{}
@@ -42,7 +45,7 @@ func TestMinHopRow(t *testing.T) {
 		{no, 2, 0, 3, 2, 3, no},
 		{no, 4, 4, 0, 4, 1, no},
 	}, Hops: [][]uint8{{0, 1, 2}, {1, 0, 1}, {2, 1, 0}}}
-	if diff := cmp.Diff(want, tab); diff != "" {
+	if diff := cmp.Diff(want, tab, asWritten); diff != "" {
 		t.Error(diff)
 	}
 	w, ok := p.Walk(p.end(c4), 5, true)
@@ -89,7 +92,7 @@ func TestMinHopSpreads(t *testing.T) {
 			t.Errorf("port %d: %d destinations", port, n)
 		}
 	}
-	if !cmp.Equal(minHop(t, p), tab) {
+	if !cmp.Equal(minHop(t, p), tab, asWritten) {
 		t.Error("the same subnet has other tables")
 	}
 }

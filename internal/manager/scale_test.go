@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"log/slog"
+	"testing"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/simfab/subnet"
+	"weft/internal/sm"
+	"weft/internal/sm/sa"
+)
+
+// large is a simulated fat tree whose manager, with its administration, sits at the
+// first adapter. It is elected; nothing is written to a store.
+type large struct {
+	*subnet.Fabric
+	m   *Manager
+	at  *subnet.Node
+	cas []*subnet.Node
+	tid uint64
+	ok  int // answers without an error
+}
+
+func newLarge(tb testing.TB, leaves, hosts, spines int) *large {
+	f := subnet.New(1, time.Microsecond)
+	l := &large{Fabric: f, cas: subnet.FatTree(f, leaves, hosts, spines, 1)}
+	l.at = l.cas[0]
+	core := f.Attach(l.at, sm.Config{}, sm.Intent{}, sm.Observations{})
+	if !f.Until(time.Minute, f.Active) || !f.Until(time.Second, func() bool { return core.Topo() != nil }) {
+		tb.Fatalf("not up: %+v", core.Status())
+	}
+	l.m = &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler), Now: func() mono.Time { return f.Now }}, sm: core, keep: make(chan keeping, 1), elected: true}
+	l.m.sa = sa.New(sa.Config{}, owner{l.m})
+	l.at.GSI = func(now mono.Time, d *mad.Datagram) { l.m.Handle(now, d) }
+	for _, c := range l.cas[1:] {
+		c.GSI = func(_ mono.Time, d *mad.Datagram) {
+			if binary.BigEndian.Uint16(d.Data[4:]) == 0 {
+				l.ok++
+			}
+		}
+	}
+	l.pump()
+	return l
+}
+
+// pump lets the administration answer and the manager act, as the management goroutine does.
+func (l *large) pump() {
+	l.m.settle(l.Now)
+	var d mad.Datagram
+	for l.m.sa.Next(l.Now, &d) {
+		l.at.Send(&d)
+	}
+	l.Poke(l.at)
+}
+
+// join has an adapter join a group, which it creates if there is none.
+func (l *large) join(c *subnet.Node, group uint32) {
+	m := mad.MCMemberRecord{MGID: ib.GID{0xff, 0x15, 0x40, 0x1b, 0xff, 0xff, 12: byte(group >> 24), 13: byte(group >> 16), 14: byte(group >> 8), 15: byte(group)},
+		PortGID: ib.MakeGID(ib.DefaultGIDPrefix, c.PortGUID()), JoinState: mad.JoinFull, QKey: 5, PKey: 0xffff}
+	l.tid++
+	var r mad.SA
+	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: mad.MethodSet, TransactionID: l.tid, AttributeID: mad.AttrMCMemberRecord}
+	r.ComponentMask = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCFlowLabel | mad.CompMCSL
+	m.Append(r.Data[:0])
+	d := mad.Datagram{SLID: c.Agent.LID(), DLID: l.at.Agent.LID(), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+	r.Append(d.Data[:0])
+	c.Send(&d)
+}
+
+func BenchmarkJoins(b *testing.B) {
+	for name, group := range map[string]func(i int) uint32{"one group": func(int) uint32 { return 1 }, "1000 groups": func(i int) uint32 { return uint32(1 + i) }} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				l := newLarge(b, 72, 18, 18)
+				b.StartTimer()
+				for i := range 1000 {
+					l.join(l.cas[1+i], group(i))
+					l.Run(200 * time.Microsecond)
+					l.pump()
+				}
+				l.Run(time.Second)
+				if l.ok != 1000 {
+					b.Fatalf("%d answers: %+v", l.ok, l.m.sa.Counters)
+				}
+			}
+		})
+	}
+}
+
+// TestManyJoins: groups that change after another are written down a few times, and the
+// last time as they are.
+func TestManyJoins(t *testing.T) {
+	l := newLarge(t, 4, 18, 2)
+	kept, n := keeping{}, 0
+	take := func() {
+		select {
+		case k := <-l.m.keep:
+			kept, n = k.over(kept), n+1
+		default:
+		}
+	}
+	const joins = 500
+	began := l.Now
+	for i := range joins {
+		l.join(l.cas[1+i%70], uint32(1+i%50))
+		l.Run(time.Millisecond)
+		l.pump()
+		take()
+	}
+	most := int(l.Now.Sub(began)/keepEvery) + 1
+	for d := l.m.Deadline(); l.m.keepAt != 0; d = l.m.Deadline() {
+		l.Run(d.Sub(l.Now))
+		l.pump()
+		take()
+	}
+	l.Run(time.Millisecond)
+	if l.ok != joins || n < 2 || n > most+1 {
+		t.Errorf("%d joins answered, %d times handed over, at most %d", l.ok, n, most+1)
+	}
+	want, err := json.Marshal(l.m.sa.State(l.Now))
+	if err != nil || string(want) != string(kept.clients) || kept.observed == nil {
+		t.Errorf("%v, kept\n%s\nwant\n%s", err, kept.clients, want)
+	}
+}
