@@ -358,7 +358,7 @@ func portsOf(t *topo.Subnet, guids []ib.GUID) (ports []topo.Ref) {
 // startGroups writes multicast tables without a sweep.
 func (m *Manager) startGroups(now mono.Time) {
 	s := m.begin(now, groups, "groups changed")
-	s.t, s.tables, s.unwrote = m.topo.Clone(), m.tables, map[int32]bool{}
+	s.t, s.tables, s.unwrote, s.guarded = m.topo.Clone(), m.tables, map[int32]bool{}, m.guarded
 	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
 	for _, i := range m.topo.Switches() {
 		if n := &m.topo.Nodes[i]; m.trust[n.Info.NodeGUID] {

@@ -3,6 +3,7 @@
 package sm_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -134,7 +135,15 @@ func TestMKeyTakeover(t *testing.T) {
 				}) {
 					t.Fatalf("%+v", m.Status())
 				}
-				s.Run(45 * time.Second)
+				m.SetGroups(s.Now, []sm.Group{{MLID: 0xc000, Members: []ib.GUID{s.c2.PortGUID(), s.c3.PortGUID()}}})
+				s.Poke(s.c2)
+				if !s.Until(4*time.Second, func() bool {
+					l := m.Status().Sweeps
+					return slices.ContainsFunc(l, func(r sm.SweepRecord) bool { return r.Kind == "groups" && r.Took < 10*time.Millisecond })
+				}) {
+					t.Errorf("groups wait for switches that do not obey: %+v", m.Status().Sweeps)
+				}
+				s.Run(40 * time.Second)
 				guardedBy(t, s, keyed(red))
 				if !s.Until(40*time.Second, func() bool { return len(m.Status().Problems) == 0 }) {
 					t.Fatalf("%+v", m.Status())

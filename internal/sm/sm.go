@@ -221,6 +221,7 @@ type Manager struct {
 	topo    *topo.Subnet
 	tables  *route.Tables
 	trees   trees
+	guarded map[int32]bool   // nodes of topo with an M_Key that is not known
 	trust   map[ib.GUID]bool // nodes whose tables are as topo has them
 
 	requests

@@ -542,7 +542,7 @@ func (m *Manager) endHeavy(now mono.Time) {
 	m.sweep, m.heavyWas = nil, now
 	m.logSweep(now, s)
 	s.t.Index()
-	m.topo, m.tables, m.quiet, m.unfinished = s.t, s.tables, s.quiet, s.failed > 0
+	m.topo, m.tables, m.quiet, m.unfinished, m.guarded = s.t, s.tables, s.quiet, s.failed > 0, s.guarded
 	clear(m.trust)
 	for i := range s.t.Nodes {
 		if n := &s.t.Nodes[i]; n.IsSwitch() && !s.unwrote[int32(i)] {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -202,5 +203,35 @@ func (m *managed) ping(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatalf("no %q:\n%s\n%s", want, out, server.Output())
 		}
+	}
+}
+
+// TestGuardedSubnet: with an M_Key the diagnostics show the fabric as they do without it;
+// who does not have it changes nothing, and does not learn it.
+func TestGuardedSubnet(t *testing.T) {
+	needs(t, "ibstat", "saquery", "ibtracert", "ibportstate")
+	const key = "0x1122334455667788"
+	file := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(file, []byte(key), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := &managed{bed: open(t, 1500, false, 0, append(slices.Clone(fabricFlags), "--m-key-file", file)...)}
+	m.awaitActive(t)
+	m.diagnose(t)
+	info := strings.Fields(m.words.Replace("smpquery -K portinfo {lid2} 1"))
+	shows := func(out, mkey string) {
+		t.Helper()
+		if !regexp.MustCompile(`Mkey:\.+`+mkey+`\n`).MatchString(out) || !regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
+			t.Errorf("no M_Key %s:\n%s", mkey, out)
+		}
+	}
+	shows(m.run(t, info...), "0x0+")
+	shows(m.run(t, append([]string{"smpquery", "-y", key}, info[1:]...)...), key)
+	set := strings.Fields(m.words.Replace("ibportstate {swlid2} 1 lid 77"))
+	if out, err := lab.Run(m.Server.Program(set...), diagLimit); err == nil {
+		t.Errorf("a Set without the M_Key was obeyed:\n%s", out)
+	}
+	if lid, err := sysfsFile(m.Client, "lid"); err != nil || lid != m.words.Replace("0x{xlid2}") {
+		t.Errorf("LID %q, %v", lid, err)
 	}
 }
