@@ -29,12 +29,13 @@ type opensm struct {
 // it has brought the subnet up. Without -g it takes the first port that is up,
 // in the order of device names: the Ethernet one. With -d 2 it writes every line
 // of its log at once, with -t a busy machine does not pass for one that is gone.
-func (s *subnet) startOpenSM(node int, dir, name string) *opensm {
+func (s *subnet) startOpenSM(node int, dir, name string, more ...string) *opensm {
 	s.t.Helper()
 	o := &opensm{s: s, log: filepath.Join(dir, name), downs: s.downs()}
 	guid := fmt.Sprintf("%#x", uint64(identity(s.t, s.nodes[node]))+3)
 	var err error
-	o.Proc, err = lab.Start(s.nodes[node].Program("env", "OSM_TMP_DIR="+dir, "OSM_CACHE_DIR="+dir, "opensm", "-d", "2", "-D", "3", "-t", "2000", "-g", guid, "-f", o.log))
+	args := append([]string{"env", "OSM_TMP_DIR=" + dir, "OSM_CACHE_DIR=" + dir, "opensm", "-d", "2", "-D", "3", "-t", "2000", "-g", guid, "-f", o.log}, more...)
+	o.Proc, err = lab.Start(s.nodes[node].Program(args...))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -165,6 +166,64 @@ func TestOpenSM(t *testing.T) {
 	want = f.way(1, 2)
 	s.until("opensm leads over the trunk again", func() bool { return slices.Equal(f.traced(t, 1, 2), want) })
 	s.learn(t).same(t, f)
+}
+
+// TestOpenSMGuards has OpenSM guard the nodes with an M_Key: it goes on to manage them, and
+// nobody else does.
+func TestOpenSMGuards(t *testing.T) {
+	needs(t, "opensm", "smpquery", "ibportstate")
+	const key = "0x1122334455667788"
+	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
+	s.trunksUp()
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "conf")
+	if err := os.WriteFile(conf, []byte("m_key "+key+"\nm_key_lease_period 60\nm_key_protection_level 1\nm_key_lookup FALSE\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := s.startOpenSM(1, dir, "log", "-F", conf)
+	f := s.learn(t)
+	guarded := func() {
+		t.Helper()
+		for i := range s.nodes {
+			for _, lid := range []string{f.lid[i], f.sw[i]} {
+				port := "1"
+				if lid == f.sw[i] {
+					port = "0"
+				}
+				out := f.run(t, 0, "smpquery", "-K", "-y", key, "portinfo", lid, port)
+				if !regexp.MustCompile(`Mkey:\.+`+key+`\n`).MatchString(out) || !regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
+					t.Errorf("LID %s is not guarded:\n%s", lid, out)
+				}
+				if out = f.run(t, 0, "smpquery", "-K", "portinfo", lid, port); strings.Contains(out, key) {
+					t.Errorf("LID %s shows its M_Key:\n%s", lid, out)
+				}
+			}
+		}
+	}
+	guarded()
+	for _, lid := range []string{f.sw[0], f.sw[2]} {
+		if out, err := lab.Run(s.nodes[0].Program("ibportstate", lid, "1", "disable"), diagLimit); err == nil {
+			t.Errorf("a Set without the M_Key was obeyed:\n%s", out)
+		}
+	}
+	s.between(0, 2, native).pair(t, 60*time.Second, "ibv_rc_pingpong", "-c")
+	if e := o.errors(); len(e) > 0 {
+		t.Errorf("opensm logs\n%s", strings.Join(e, ""))
+	}
+
+	// Its traps are answered with the key, and what it is told of is mended.
+	if err := s.Cut(0, 2, true); err != nil {
+		t.Fatal(err)
+	}
+	want := f.way(0, 1, 2)
+	s.until("opensm leads over the third node", func() bool { return slices.Equal(f.traced(t, 0, 2), want) })
+	if err := s.Cut(0, 2, false); err != nil {
+		t.Fatal(err)
+	}
+	want = f.way(0, 2)
+	s.until("opensm leads over the trunk again", func() bool { return slices.Equal(f.traced(t, 0, 2), want) })
+	s.learn(t).same(t, f)
+	guarded()
 }
 
 // known is the subnet of three nodes as programs show it.
