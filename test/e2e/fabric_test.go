@@ -153,7 +153,7 @@ func settled(nodes ...*lab.Node) bool {
 		switch {
 		case n.Query(&m, "sm") != nil:
 			return false
-		case m.State == "standby":
+		case m.State == "standby", m.State == "not active": // the latter where a store elects
 		case m.State != "master" || v != nil:
 			return false
 		default:
