@@ -2,12 +2,19 @@
 
 package ipoib
 
+import (
+	"slices"
+
+	"weft/internal/ipoib/neigh"
+)
+
 // Counters of a Link since it was made. Names are those of a Linux network
 // device where it has them. Octets are those of UD payloads: encapsulation header and packet.
 type Counters struct {
 	Net    NetCounters
 	Drops  [NumDrops]uint64
 	Driver DriverCounters
+	Neigh  neigh.Counters // of the engine; what is dropped there is in Net and Drops, too
 }
 
 // NetCounters are those of a network device.
@@ -110,7 +117,7 @@ func (c *Counters) List() []Counter {
 	for i, v := range c.Drops {
 		l = append(l, Counter{Drop(i).String(), v})
 	}
-	return append(l,
+	l = append(l,
 		Counter{"path_queries", d.PathQueries}, Counter{"path_failures", d.PathFailures}, Counter{"shadow_entries", d.ShadowEntries},
 		Counter{"shadow_created", d.ShadowCreated}, Counter{"shadow_purged", d.ShadowPurged}, Counter{"shadow_refreshed", d.ShadowRefreshed},
 		Counter{"mcast_joins", d.McastJoins}, Counter{"mcast_join_failures", d.McastJoinFailures}, Counter{"mcast_leaves", d.McastLeaves},
@@ -119,4 +126,10 @@ func (c *Counters) List() []Counter {
 		Counter{"cq_events", d.CQEvents}, Counter{"rejoins", d.Rejoins}, Counter{"carrier_changes", d.CarrierChanges},
 		Counter{"getpath_calls", d.GetPathCalls}, Counter{"getpath_enxio", d.GetPathENXIO}, Counter{"logged_errors", d.LoggedErrors},
 		Counter{"header_cache_hits", d.HeaderCacheHits})
+	for _, n := range c.Neigh.List() {
+		if !slices.ContainsFunc(l, func(x Counter) bool { return x.Name == n.Name }) {
+			l = append(l, Counter(n))
+		}
+	}
+	return l
 }

@@ -220,6 +220,7 @@ func (l *Link) Counters() Counters {
 	c, e := l.c, l.eng.Counters()
 	c.Driver.ShadowEntries = uint64(len(l.entries))
 	c.Driver.HeaderCacheHits = e.HeaderHits
+	c.Neigh = e
 	add := func(n uint64, to ...*uint64) {
 		for _, p := range to {
 			*p += n
