@@ -128,7 +128,9 @@ func (r *running) link(t *testing.T, device, addr string, more ...string) {
 }
 
 // TestIPLinks: two functions of one node, a link each: packets go from stack to
-// stack, and people see all of it.
+// stack, and people see all of it. H-65, H-67: a path is asked for by the
+// control interface, waiting for it or not.
+// H-68: links by hand.
 func TestIPLinks(t *testing.T) {
 	r := twoNative(t)
 	s, ctx := r.stacks(), context.Background()
@@ -236,7 +238,8 @@ func TestIPLinks(t *testing.T) {
 }
 
 // TestIPLinksFollowPartitions: links come and go with the P_Keys of the port,
-// under the same names, and say why they have no carrier.
+// under the same names, and say why they have no carrier. H-68: links by
+// themselves.
 func TestIPLinksFollowPartitions(t *testing.T) {
 	r := master(t)
 	s, ctx := r.stacks(), context.Background()
