@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipoib
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/wire"
+)
+
+// force completes a receive with what a peer, or a broken adapter, might bring:
+// b is the whole buffer, the area of the GRH first.
+func (n *node) force(wc WC, b []byte) {
+	n.s.t.Helper()
+	if len(n.recvq) == 0 {
+		n.s.t.Fatalf("%s: no receive buffer", n.name)
+	}
+	wr := n.recvq[0]
+	n.recvq = append(n.recvq[:0], n.recvq[1:]...)
+	copy(n.rx[wr.Off:][:wr.Len], b)
+	wc.ID, wc.Recv = wr.ID, true
+	n.cq = append(n.cq, wc)
+	n.s.step()
+}
+
+// bring forces a UD payload as from a queue pair behind gid; to a group if
+// mgid is one.
+func (n *node) bring(gid ib.GID, qpn ib.QPN, mgid ib.GID, payload []byte) {
+	b := make([]byte, grhLen, grhLen+len(payload))
+	(&wire.GRH{IPVer: 6, SGID: gid, DGID: mgid}).Put(b)
+	n.force(WC{ByteLen: uint32(grhLen + len(payload)), GRH: true, SrcQPN: qpn, SLID: 77}, append(b, payload...))
+}
+
+// frames are the UD payloads of the vectors, good and bad.
+func vectorFrames(t testing.TB) map[string][]byte {
+	raw, err := os.ReadFile(filepath.Join("..", "..", "test", "vectors", "ipoib.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f struct {
+		Vectors []struct {
+			ID            string
+			Input, Output struct {
+				Frame  string `json:"ud_payload_hex"`
+				Packet string `json:"ip_packet_hex"`
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &f); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, v := range f.Vectors {
+		text := v.Input.Frame + v.Output.Frame
+		if v.Input.Packet != "" {
+			text = map[bool]string{true: "08000000", false: "86dd0000"}[strings.HasPrefix(v.Input.Packet, "4")] + v.Input.Packet
+		}
+		if text == "" {
+			continue
+		}
+		b, err := hex.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[v.ID] = b
+	}
+	if len(out) < 25 {
+		t.Fatalf("%d frames", len(out))
+	}
+	return out
+}
+
+// received is how many frames a link has accounted for: taken, or dropped under
+// some name.
+func (n *node) received() (frames uint64) {
+	c := n.l.Counters()
+	frames = c.Net.RxPackets
+	for _, d := range []Drop{DropOwnEcho, DropUnknownEtherType, DropShort, DropVersion, DropRxStatus, DropLinkDown} {
+		frames += c.Drops[d]
+	}
+	return frames - n.engineShort()
+}
+
+// engineShort are frames that count as received and were found short by the
+// engine.
+func (n *node) engineShort() uint64 {
+	c := n.l.Engine().Counters()
+	return c.Refused[wire.FrameShort]
+}
+
+// stillTalks proves that packets pass both ways.
+func stillTalks(t *testing.T, s *subnet, a, b *node) {
+	t.Helper()
+	a.got, b.got = nil, nil
+	a.send(ipA, ipB, "there")
+	b.send(ipB, ipA, "back")
+	s.run(10 * time.Second)
+	if got := strings.Join(b.texts(), " "); got != "there" {
+		t.Errorf("there: %q", got)
+	}
+	if got := strings.Join(a.texts(), " "); got != "back" {
+		t.Errorf("back: %q", got)
+	}
+}
+
+// Every frame of the vectors, every truncation of it, with and without GRH, to
+// the node and to groups: each is accounted for once, and nothing breaks.
+func TestHostileFrames(t *testing.T) {
+	s, a, b := two(t)
+	a.discard = true
+	for id, f := range vectorFrames(t) {
+		for n := range len(f) + 1 {
+			for kind := range 4 {
+				before := a.received()
+				buf := make([]byte, grhLen, grhLen+n)
+				for i := range buf {
+					buf[i] = 0xa5
+				}
+				wc := WC{ByteLen: uint32(grhLen + n), SrcQPN: 0x208, SLID: 17}
+				if kind > 0 {
+					wc.GRH = true
+					dst := []ib.GID{gidA, wire.BroadcastGID(testPKey, 2), wire.GroupGID(netip.MustParseAddr("ff02::1"), testPKey, 2)}[kind-1]
+					(&wire.GRH{IPVer: 6, SGID: gidB, DGID: dst}).Put(buf)
+				}
+				a.force(wc, append(buf, f[:n]...))
+				if got := a.received(); got != before+1 {
+					t.Fatalf("%s, %d octets, kind %d: %d frames accounted for", id, n, kind, got-before)
+				}
+			}
+		}
+	}
+	a.discard = false
+	s.run(time.Minute)
+	stillTalks(t, s, a, b)
+}
+
+// Lengths and statuses that an adapter must not report.
+func TestHostileCompletions(t *testing.T) {
+	s, a, b := two(t)
+	arp := vectorFrames(t)["ARP-1"]
+	buf := append(make([]byte, grhLen), arp...)
+	for _, n := range []uint32{0, 1, 39, 40, 43, recvSlotLen + 1, 1 << 20, 1<<32 - 1} {
+		before := a.received()
+		a.force(WC{ByteLen: n, SrcQPN: 0x208, SLID: 17}, buf)
+		if got := a.received(); got != before+1 {
+			t.Errorf("length %d: %d frames accounted for", n, got-before)
+		}
+	}
+	for st := range ib.Status(24) {
+		if st != ib.Success && st != ib.WRFlushErr {
+			a.force(WC{Status: st, ByteLen: 100}, buf)
+		}
+	}
+	// Completions of what was never posted, or twice.
+	for _, id := range []uint64{0, 1, 1 << 20, idRecv, idRecv | 1<<20, 1 << 40, 1<<64 - 1} {
+		for _, gen := range []uint64{0, uint64(a.l.gen) << idGenShift} {
+			for _, recv := range []bool{false, true} {
+				a.cq = append(a.cq, WC{ID: gen | id&(1<<idGenShift-1), Recv: recv && id&idSlot >= uint64(len(a.l.recvs)), ByteLen: 100})
+			}
+		}
+	}
+	s.step()
+	s.run(time.Minute)
+	stillTalks(t, s, a, b)
+}
+
+// A peer that makes up nodes: what it costs is bounded, and those we talk to stay.
+func TestHostileStrangers(t *testing.T) {
+	s, a, b := two(t, "max_neigh=64")
+	stillTalks(t, s, a, b)
+	s.paths = func(r *mad.PathRecord) mad.Status {
+		if r.DGID != gidA && r.DGID != gidB {
+			return 0x0300 // no records
+		}
+		return mad.StatusOK
+	}
+	stranger := func(i int) (netip.Addr, wire.HWAddr) {
+		gid := gidB
+		binary.BigEndian.PutUint32(gid[12:], uint32(i))
+		return netip.AddrFrom4([4]byte{10, 20, 1 + byte(i>>8), byte(i)}), wire.MakeHWAddr(0, ib.QPN(1+i), gid)
+	}
+	s.delay = 300 * time.Millisecond
+	queries := a.counter("path_queries")
+	most := 0
+	for i := range 5000 {
+		ip, hw := stranger(i)
+		f := make([]byte, wire.EncapLen+wire.ARPLen)
+		wire.PutEncap(f, wire.EtherARP)
+		(&wire.ARP{Op: wire.ARPRequest, SenderHW: hw, SenderIP: ip, TargetIP: ipA}).Put(f[wire.EncapLen:])
+		a.bring(gidB, 0x208, wire.BroadcastGID(testPKey, 2), f)
+		most = max(most, len(a.l.queries))
+		if i%100 == 0 {
+			a.got, b.got = nil, nil
+			a.send(ipA, ipB, fmt.Sprint(i))
+			s.run(2 * time.Second) // strangers may have taken B's place: it is asked for again
+			if got := strings.Join(b.texts(), " "); got != fmt.Sprint(i) {
+				t.Fatalf("after %d strangers B got %q", i, got)
+			}
+		}
+		if len(a.l.entries) > 64 || len(a.l.paths) > 64 {
+			t.Fatalf("%d entries, %d paths", len(a.l.entries), len(a.l.paths))
+		}
+	}
+	if most > maxPathQueries+8 {
+		t.Errorf("%d queries at a time", most)
+	}
+	t.Logf("%d strangers cost %d path queries, %d at a time", 5000, a.counter("path_queries")-queries, most)
+	s.run(3 * time.Minute)
+	if len(a.l.queries) != 0 || a.l.pending != 0 {
+		t.Errorf("%d queries, %d octets are left", len(a.l.queries), a.l.pending)
+	}
+	stillTalks(t, s, a, b)
+}
+
+// A peer that says every moment to be somewhere else.
+func TestHostileMover(t *testing.T) {
+	s, a, b := two(t)
+	stillTalks(t, s, a, b)
+	before := a.counter("shadow_created")
+	for i := range 1000 {
+		f := make([]byte, wire.EncapLen+wire.ARPLen)
+		wire.PutEncap(f, wire.EtherARP)
+		(&wire.ARP{Op: wire.ARPRequest, SenderHW: wire.MakeHWAddr(0, ib.QPN(0x1000+i), gidB), SenderIP: ipB, TargetIP: ipB}).Put(f[wire.EncapLen:])
+		a.bring(gidB, 0x208, wire.BroadcastGID(testPKey, 2), f)
+		s.run(time.Millisecond)
+	}
+	if n := a.counter("shadow_created") - before; n > 3 {
+		t.Errorf("%d entries made in a second", n)
+	}
+}
+
+// Answers of a subnet administration that has gone mad.
+func TestHostileAdministration(t *testing.T) {
+	s, a, b := two(t)
+	stillTalks(t, s, a, b)
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 3000 {
+		rec := make([]byte, r.IntN(80))
+		for i := range rec {
+			rec[i] = byte(r.UintN(256))
+		}
+		if r.IntN(2) == 0 { // to what is being asked
+			a.l.FlushPaths()
+			s.silent = true
+			a.send(ipA, ipB, "x")
+			a.l.JoinGroup(s.now, netip.MustParseAddr("239.1.2.3"))
+			for id := range a.l.queries {
+				a.l.SAResponse(s.now, id, mad.Status(r.UintN(2)*r.UintN(1<<16)), rec)
+				break
+			}
+		} else {
+			a.l.SAResponse(s.now, r.Uint32(), 0, rec)
+		}
+		s.run(time.Duration(r.IntN(1000)) * time.Millisecond)
+	}
+	s.silent = false
+	a.l.LeaveGroup(s.now, netip.MustParseAddr("239.1.2.3"))
+	a.event(nil, ib.EventReregister)
+	s.run(2 * time.Minute)
+	stillTalks(t, s, a, b)
+}
