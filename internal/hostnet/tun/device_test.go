@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -454,35 +453,7 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 	if err := errors.Join(da.SetCarrier(true), db.SetCarrier(true)); err != nil {
 		t.Fatal(err)
 	}
-	var largest, packets atomic.Int64
-	cable := func(from, to *Device) {
-		bufs, sizes, hops := buffers(headroom + mtu)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			out := make([][]byte, BatchSize)
-			for {
-				n, err := from.ReadBatch(bufs, sizes, hops, headroom)
-				if err != nil {
-					return
-				}
-				for i := range n {
-					if sizes[i] > mtu {
-						t.Errorf("a packet of %d octets", sizes[i])
-					}
-					out[i] = bufs[i][:headroom+sizes[i]]
-				}
-				largest.Store(max(largest.Load(), int64(n)))
-				packets.Add(int64(n))
-				if to.WriteBatch(out[:n], headroom) != nil {
-					return
-				}
-			}
-		}()
-		t.Cleanup(func() { from.Close(); to.Close(); <-done })
-	}
-	cable(da, db)
-	cable(db, da)
+	c := join(t, da, db, mtu)
 
 	const size = 1 << 20
 	sent := make([]byte, size)
@@ -527,8 +498,8 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 	case <-time.After(patience):
 		t.Fatal("TCP does not end")
 	}
-	if largest.Load() < 4 {
-		t.Errorf("the largest batch was of %d packets: no segmentation offload", largest.Load())
+	if n := c.largest.Load(); n < 4 {
+		t.Errorf("the largest batch was of %d packets: no segmentation offload", n)
 	}
 	if n := da.Counters.TooManySegments.Load() + db.Counters.TooManySegments.Load(); n != 0 {
 		t.Errorf("%d super-packets were cut off", n)
@@ -542,8 +513,8 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 		return err
 	})
 	// What the stack was given are fewer packets than were carried.
-	if in := int64(at.Statistics.RxPackets); in == 0 || in >= packets.Load()/2 {
-		t.Errorf("%d packets carried, %d written to the stack: no receive offload", packets.Load(), in)
+	if in := int64(at.Statistics.RxPackets); in == 0 || in >= c.packets.Load()/2 {
+		t.Errorf("%d packets carried, %d written to the stack: no receive offload", c.packets.Load(), in)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,12 +24,12 @@ const patience = 20 * time.Second
 
 // space is a network namespace: a thread that is in it.
 type space struct {
-	t     *testing.T
+	t     testing.TB
 	calls chan func()
 }
 
 // newSpace makes a namespace, which ends with the test.
-func newSpace(t *testing.T) *space {
+func newSpace(t testing.TB) *space {
 	t.Helper()
 	s := &space{t: t, calls: make(chan func())}
 	made := make(chan error)
@@ -69,7 +70,7 @@ func newSpace(t *testing.T) *space {
 
 // lacks skips a test that needs what this machine has not; with REQUIRE_E2E=1
 // that is a failure.
-func lacks(t *testing.T, format string, args ...any) {
+func lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("REQUIRE_E2E") == "1" {
 		t.Fatalf(format, args...)
@@ -104,7 +105,7 @@ func (s *space) open(cfg Config) *Device {
 }
 
 // await waits until the state of d is as ok wants it.
-func await(t *testing.T, d *Device, what string, ok func(*State) bool) *State {
+func await(t testing.TB, d *Device, what string, ok func(*State) bool) *State {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
 		if s := d.State(); ok(s) {
@@ -160,7 +161,7 @@ func buffers(size int) ([][]byte, []int, []netip.Addr) {
 }
 
 // within is a context as long as a test may wait.
-func within(t *testing.T) context.Context {
+func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
@@ -171,5 +172,41 @@ func (s *space) dialUDP(to netip.AddrPort) *net.UDPConn {
 	var c *net.UDPConn
 	s.must(func() (err error) { c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); return err })
 	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// cable carries packets between two devices.
+type cable struct{ largest, packets atomic.Int64 }
+
+func join(t testing.TB, a, b *Device, mtu int) *cable {
+	t.Helper()
+	c := &cable{}
+	for _, ends := range [][2]*Device{{a, b}, {b, a}} {
+		from, to := ends[0], ends[1]
+		bufs, sizes, hops := buffers(headroom + mtu)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			out := make([][]byte, BatchSize)
+			for {
+				n, err := from.ReadBatch(bufs, sizes, hops, headroom)
+				if err != nil {
+					return
+				}
+				for i := range n {
+					if sizes[i] > mtu {
+						t.Errorf("a packet of %d octets", sizes[i])
+					}
+					out[i] = bufs[i][:headroom+sizes[i]]
+				}
+				c.largest.Store(max(c.largest.Load(), int64(n)))
+				c.packets.Add(int64(n))
+				if to.WriteBatch(out[:n], headroom) != nil {
+					return
+				}
+			}
+		}()
+		t.Cleanup(func() { from.Close(); to.Close(); <-done })
+	}
 	return c
 }
