@@ -26,6 +26,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -35,9 +36,11 @@ import (
 )
 
 const (
-	// BatchSize is the number of packets that one read may produce. Devices
-	// are told not to make super-packets of more segments.
+	// BatchSize is the number of packets that ReadBatch may produce.
 	BatchSize = 128
+	// maxSegments is how many of them one super-packet may have: devices are
+	// told so. Several may so be read at a time.
+	maxSegments = 64
 	// MinOffset is the headroom that WriteBatch needs in front of each packet.
 	MinOffset = 10
 	// minMTU6 is the MTU below which the kernel has no IPv6 on an interface
@@ -101,7 +104,7 @@ func (c Config) Validate() error {
 
 // Counters are what was not carried, by reason, and what had to be mended.
 type Counters struct {
-	TooManySegments atomic.Uint64 // from the stack: super-packets cut off after BatchSize packets
+	TooManySegments atomic.Uint64 // from the stack: super-packets cut off for want of buffers
 	Unusable        atomic.Uint64 // from the stack: longer than the caller's buffers, or offloaded in a way not asked for
 	NotIP           atomic.Uint64 // from the stack: neither IPv4 nor IPv6
 	NotDelivered    atomic.Uint64 // to the stack: refused by the kernel, as while the interface is down
@@ -132,8 +135,9 @@ type Device struct {
 	ready6  bool       // and with an MTU that allows IPv6
 	problem string
 
-	merge     merger
-	lastTable *Routes // of the reader: NextHop of lastDst is lastHop
+	out       [][]byte // of the writer
+	waits     waits    // of the reader, as the rest
+	lastTable *Routes  // NextHop of lastDst is lastHop
 	lastDst   netip.Addr
 	lastHop   netip.Addr
 }
@@ -170,6 +174,9 @@ func open(cfg Config) (_ *Device, err error) {
 	if d.dev, err = create(cfg); err != nil {
 		return nil, err
 	}
+	if err = d.waits.init(d.dev.File()); err != nil {
+		return nil, err
+	}
 	if d.link, err = d.nl.LinkByName(cfg.Name); err != nil {
 		return nil, fmt.Errorf("find it: %w", err)
 	}
@@ -179,7 +186,7 @@ func open(cfg Config) (_ *Device, err error) {
 		do   func() error
 	}{
 		{"set MTU", func() error { return d.nl.LinkSetMTU(d.link, cfg.MTU) }},
-		{"limit segments", func() error { return d.nl.LinkSetGSOMaxSegs(d.link, BatchSize) }},
+		{"limit segments", func() error { return d.nl.LinkSetGSOMaxSegs(d.link, maxSegments) }},
 		{"set queue length", func() error {
 			if cfg.QueueLen == 0 {
 				return nil
@@ -307,24 +314,47 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 	if len(bufs) < BatchSize || len(sizes) < len(bufs) || len(hops) < len(bufs) {
 		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
 	}
-	for {
-		n, err := d.read(bufs, sizes, offset)
+	n := 0
+	for n == 0 || n <= len(bufs)-maxSegments && d.waits.more() {
+		k, err := d.read(bufs[n:], sizes[n:], offset)
 		var path *os.PathError
 		switch {
 		case err == nil:
 		case errors.Is(err, wgtun.ErrTooManySegments):
 			d.Counters.TooManySegments.Add(1)
 		case errors.Is(err, os.ErrClosed), errors.As(err, &path):
+			if n > 0 {
+				return n, nil // the next read fails so too
+			}
 			return 0, d.ended(err)
 		default: // about this packet; the next may be good
 			d.Counters.Unusable.Add(1)
 			continue
 		}
-		if n = d.route(bufs, sizes, hops, n, offset); n > 0 {
-			return n, nil
-		}
+		n += d.route(bufs[n:], sizes[n:], hops[n:], k, offset)
 	}
+	return n, nil
 }
+
+// waits tells whether packets wait to be read.
+type waits struct {
+	conn  syscall.RawConn
+	fds   [1]unix.PollFd
+	look  func(fd uintptr)
+	ready bool
+}
+
+func (w *waits) init(f *os.File) (err error) {
+	w.look = func(fd uintptr) {
+		w.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+		n, err := unix.Poll(w.fds[:], 0)
+		w.ready = err == nil && n == 1 && w.fds[0].Revents == unix.POLLIN
+	}
+	w.conn, err = f.SyscallConn()
+	return err
+}
+
+func (w *waits) more() bool { return w.conn.Control(w.look) == nil && w.ready }
 
 var errOversize = errors.New("packet larger than the buffers")
 
@@ -371,8 +401,9 @@ func (d *Device) route(bufs [][]byte, sizes []int, hops []netip.Addr, n, offset 
 
 // WriteBatch hands packets to the IP stack, each bufs[i][offset:], which is
 // whole when the call returns and may have been overwritten from MinOffset
-// before it on, up to its capacity. offset is at least MinOffset. What the
-// kernel refuses is counted; an error means that there will be no more writes.
+// before it on, up to its capacity: segments of a connection are joined as far as
+// the capacity of the first allows. offset is at least MinOffset. What the kernel
+// refuses is counted; an error means that there will be no more writes.
 func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 	if offset < MinOffset {
 		return fmt.Errorf("write %s: offset %d is below %d", d.cfg.Name, offset, MinOffset)
@@ -380,7 +411,8 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 	if len(bufs) == 0 {
 		return nil
 	}
-	_, err := d.dev.Write(d.merge.prepare(bufs, offset), offset)
+	d.out = append(d.out[:0], bufs...) // their order and lengths change
+	_, err := d.dev.Write(d.out, offset)
 	if err == nil {
 		return nil
 	}

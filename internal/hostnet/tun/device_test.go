@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -56,7 +57,7 @@ func TestOpenMakesTheInterface(t *testing.T) {
 		})
 	}
 	look()
-	if at.MTU != 2044 || at.GSOMaxSegs != BatchSize || at.Index != d.Index() || d.Name() != cfg.Name {
+	if at.MTU != 2044 || at.GSOMaxSegs != maxSegments || at.Index != d.Index() || d.Name() != cfg.Name {
 		t.Errorf("MTU %d, segments %d", at.MTU, at.GSOMaxSegs)
 	}
 	t.Run("H-13", func(t *testing.T) {
@@ -428,6 +429,72 @@ func TestPacketsLongerThanBuffers(t *testing.T) {
 	}
 }
 
+// What has come while nobody read is read at once, super-packets (UDP_SEGMENT)
+// among single ones.
+func TestReadsAreBatched(t *testing.T) {
+	s := newSpace(t)
+	d := s.open(base)
+	if err := d.SetCarrier(true); err != nil {
+		t.Fatal(err)
+	}
+	c := s.dialUDP(netip.MustParseAddrPort("10.20.0.2:9"))
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	segment := func(size int) error {
+		var err error
+		return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size) }), err)
+	}
+	bufs, sizes, hops := buffers(headroom + 2044)
+	want := map[int]int{28 + 1: 20, 28 + 1000: 40, 28 + 7: 1} // by length
+	await(t, d, "a batch", func(*State) bool {                // the kernel drops packets until it has noted the carrier
+		for range 20 {
+			if _, err := c.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := segment(1000); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(make([]byte, 40007)); err != nil {
+			t.Fatal(err)
+		}
+		if err := segment(0); err != nil {
+			t.Fatal(err)
+		}
+		if !d.waits.more() {
+			return false
+		}
+		got := map[int]int{}
+		n, err := d.ReadBatch(bufs, sizes, hops, headroom)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, size := range sizes[:n] {
+			p := bufs[i][headroom : headroom+size]
+			if p[0]>>4 == 4 && p[9] == 17 {
+				got[size]++
+				if hops[i] != addr("10.20.0.2") || sum(p[:20]) != 0xffff {
+					t.Errorf("packet %d by %s: % x", i, hops[i], p[:28])
+				}
+				if want := sum(p[12:20], []byte{0, 17, p[24], p[25]}, p[20:]); want != 0xffff {
+					t.Errorf("checksum of packet %d: % x", i, p[20:28])
+				}
+			}
+		}
+		for d.waits.more() { // nothing of this turn is for the next
+			if _, err := d.ReadBatch(bufs, sizes, hops, headroom); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return maps.Equal(got, want)
+	})
+	if n := d.Counters.TooManySegments.Load() + d.Counters.Unusable.Load(); n != 0 {
+		t.Errorf("%d packets lost", n)
+	}
+}
+
 // TCP and UDP with offloads between two stacks: segments arrive whole, none is
 // longer than the MTU, and batches are batches.
 func TestOffloads(t *testing.T) {
@@ -523,7 +590,8 @@ func TestWriteAllocatesNothingPerPacket(t *testing.T) {
 	d := s.open(base)
 	var bufs [][]byte
 	for range 64 {
-		bufs = append(bufs, datagram("10.20.0.9", "10.20.0.1", 7, 2, 1000))
+		p := datagram("10.20.0.9", "10.20.0.1", 7, 2, 1000)
+		bufs = append(bufs, append(make([]byte, 0, headroom+ipoib.MaxPacket), p...))
 	}
 	write := func() {
 		if err := d.WriteBatch(bufs, headroom); err != nil {

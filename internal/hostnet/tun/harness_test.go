@@ -4,6 +4,7 @@ package tun
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
 	"net/netip"
 	"os"
@@ -16,11 +17,16 @@ import (
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"weft/internal/ipoib"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const (
+	patience = 20 * time.Second
+	headroom = ipoib.Headroom
+)
 
 // space is a network namespace: a thread that is in it.
 type space struct {
@@ -183,7 +189,7 @@ func join(t testing.TB, a, b *Device, mtu int) *cable {
 	c := &cable{}
 	for _, ends := range [][2]*Device{{a, b}, {b, a}} {
 		from, to := ends[0], ends[1]
-		bufs, sizes, hops := buffers(headroom + mtu)
+		bufs, sizes, hops := buffers(headroom + ipoib.MaxPacket) // with room for joining
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -209,4 +215,60 @@ func join(t testing.TB, a, b *Device, mtu int) *cable {
 		t.Cleanup(func() { from.Close(); to.Close(); <-done })
 	}
 	return c
+}
+
+// datagram builds a UDP packet without checksums, with headroom in front.
+func datagram(src, dst string, sport, dport uint16, payload int) []byte {
+	s, d := addr(src), addr(dst)
+	var b []byte
+	if s.Is4() {
+		b = make([]byte, headroom+28+payload)
+		p := b[headroom:]
+		p[0], p[8], p[9] = 0x45, 64, 17
+		binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
+		copy(p[12:], s.AsSlice())
+		copy(p[16:], d.AsSlice())
+		udp(p[20:], sport, dport)
+		binary.BigEndian.PutUint16(p[10:], ^sum(p[:20]))
+		return b
+	}
+	b = make([]byte, headroom+48+payload)
+	p := b[headroom:]
+	p[0], p[6], p[7] = 0x60, 17, 64
+	binary.BigEndian.PutUint16(p[4:], uint16(len(p)-40))
+	copy(p[8:], s.AsSlice())
+	copy(p[24:], d.AsSlice())
+	udp(p[40:], sport, dport)
+	var pseudo [8]byte
+	binary.BigEndian.PutUint32(pseudo[:], uint32(len(p)-40))
+	pseudo[7] = 17
+	binary.BigEndian.PutUint16(p[46:], ^sum(p[8:], pseudo[:]))
+	return b
+}
+
+func udp(p []byte, sport, dport uint16) {
+	binary.BigEndian.PutUint16(p, sport)
+	binary.BigEndian.PutUint16(p[2:], dport)
+	binary.BigEndian.PutUint16(p[4:], uint16(len(p)))
+	for i := range p[8:] {
+		p[8+i] = byte(i * 7)
+	}
+}
+
+// sum is the Internet checksum's sum of parts, each of even length but for
+// the last.
+func sum(parts ...[]byte) uint16 {
+	var s uint32
+	for _, p := range parts {
+		for i := 0; i+1 < len(p); i += 2 {
+			s += uint32(binary.BigEndian.Uint16(p[i:]))
+		}
+		if len(p)%2 == 1 {
+			s += uint32(p[len(p)-1]) << 8
+		}
+	}
+	for s>>16 != 0 {
+		s = s&0xffff + s>>16
+	}
+	return uint16(s)
 }
