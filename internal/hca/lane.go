@@ -66,9 +66,10 @@ type Lane struct {
 	timers         timerHeap
 	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
 	run            pkt.Run
-	reading        []replicate.Descriptor // their payloads are being copied out
-	quiet          int                    // turns since there was unicast work
-	outbound       pkt.Run                // and path: of a multicast packet on its way to the engine
+	reading        []replicate.Descriptor // taken from the receive queue: of the first copied the payload is being read out
+	copied         int
+	quiet          int     // turns since there was unicast work
+	outbound       pkt.Run // and path: of a multicast packet on its way to the engine
 	outboundPath   ib.Path
 	cqe            CQE
 	bad            []violations // by function
@@ -272,7 +273,7 @@ func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Run) {
 		if pkeys, qkeys = k.DropPKey-pkeys, k.DropQKey-qkeys; pkeys|qkeys != 0 {
 			c.PKeyViolations += pkeys
 			c.QKeyViolations += qkeys
-			l.violated(now, q.s.a.num, r, pkeys, qkeys)
+			l.violated(now, q, r, pkeys, qkeys)
 		}
 	} else {
 		q.t.Handle(now, r, l.batch)

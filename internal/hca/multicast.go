@@ -22,7 +22,6 @@ type Multicast struct {
 	lanes  []*Lane
 	queues []receiveQueue // by lane
 	wake   func(lane int)
-	told   []bool // by lane: has got descriptors that it may sleep through
 	high   uint64
 }
 
@@ -45,17 +44,27 @@ const (
 )
 
 // receiveQueue carries descriptors from lane 0 to a lane: a ring with a single
-// writer and a single reader.
+// writer and a single reader. The reader sees what was published.
 type receiveQueue struct {
 	ring       [receiveSlots]replicate.Descriptor
 	head, tail atomic.Uint32
+	next       uint32 // the writer's: where the next descriptor goes
+}
+
+// publish lets the lane see what was injected, and reports whether that is any.
+func (q *receiveQueue) publish() bool {
+	if q.next == q.tail.Load() {
+		return false
+	}
+	q.tail.Store(q.next)
+	return true
 }
 
 // NewMulticast returns the pipeline for so many lanes, each of which is given
 // it with SetMulticast. wake is called on lane 0 to tell another lane that
 // descriptors wait for it; it may be nil where there is one lane only.
 func NewMulticast(all *Functions, lanes int, cfg replicate.Config, wake func(lane int)) *Multicast {
-	m := &Multicast{all: all, lanes: make([]*Lane, lanes), queues: make([]receiveQueue, lanes), wake: wake, told: make([]bool, lanes)}
+	m := &Multicast{all: all, lanes: make([]*Lane, lanes), queues: make([]receiveQueue, lanes), wake: wake}
 	m.engine = replicate.New(cfg, injector{m})
 	return m
 }
@@ -81,9 +90,10 @@ func (m *Multicast) Close() {
 		if l == nil {
 			continue
 		}
+		l.copied = len(l.reading)
 		l.readOut()
 		q := &m.queues[i]
-		for head := q.head.Load(); head != q.tail.Load(); head++ {
+		for head := q.head.Load(); head != q.next; head++ {
 			q.ring[head%receiveSlots].Release()
 			q.head.Store(head + 1)
 		}
@@ -97,15 +107,13 @@ type injector struct{ m *Multicast }
 // Inject implements replicate.Pipeline.
 func (i injector) Inject(d replicate.Descriptor) bool {
 	q := &i.m.queues[d.Dest.Lane]
-	tail := q.tail.Load()
-	n := tail - q.head.Load()
+	n := q.next - q.head.Load()
 	if n == receiveSlots {
 		return false
 	}
-	q.ring[tail%receiveSlots] = d
-	q.tail.Store(tail + 1)
+	q.ring[q.next%receiveSlots] = d
+	q.next++
 	i.m.high = max(i.m.high, uint64(n+1))
-	i.m.told[d.Dest.Lane] = true
 	return true
 }
 
@@ -118,7 +126,7 @@ func (l *Lane) Replicating() bool {
 		return false
 	}
 	q := &l.groups.queues[l.ID]
-	return q.head.Load() != q.tail.Load() || l.owns() && l.groups.engine.Pending()
+	return len(l.reading) > 0 || q.head.Load() != q.tail.Load() || l.owns() && l.groups.engine.Pending()
 }
 
 // groupPath reports whether a path leads to a multicast group.
@@ -206,28 +214,26 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	}
 	if l.owns() && m.engine.Pending() {
 		m.engine.Run(&m.all.Groups().Groups, turn)
-		for i, told := range m.told {
-			if told {
-				if m.told[i] = false; i != l.ID {
-					m.wake(i)
-				}
+		for i := range m.queues {
+			if m.queues[i].publish() && i != l.ID {
+				m.wake(i)
 			}
 		}
 	}
-	q := &m.queues[l.ID]
-	head, tail := q.head.Load(), q.tail.Load()
-	if head == tail {
-		return l.owns() && m.engine.Pending()
-	}
-	for range turn {
-		if head == tail {
-			break
+	if len(l.reading) == 0 {
+		q := &m.queues[l.ID]
+		head := q.head.Load()
+		for n := min(q.tail.Load()-head, uint32(turn)); n > 0; n-- {
+			l.reading = append(l.reading, q.ring[head%receiveSlots])
+			head++
 		}
-		// Counted as being read before it is: a memory fault may unwind this.
-		l.reading = append(l.reading, q.ring[head%receiveSlots])
-		head++
+		if len(l.reading) == 0 {
+			return l.owns() && m.engine.Pending()
+		}
 		q.head.Store(head)
-		l.copy(now, &l.reading[len(l.reading)-1])
+	}
+	for l.copied < len(l.reading) {
+		l.copies(now)
 	}
 	l.settle(now)
 	l.readOut()
@@ -235,55 +241,76 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	return l.Replicating()
 }
 
-// copy hands one copy to its queue pair, which takes it as it takes a unicast
-// packet.
-func (l *Lane) copy(now mono.Time, d *replicate.Descriptor) {
-	a := l.all.At(d.Dest.Function)
-	if a == nil {
-		l.Stats.DropNoFunction++
-		return
+// copies hands the copies that come next, those in a row for one queue pair, to
+// it. It takes them as it takes unicast packets, each for itself; what makes it
+// the one they are for is looked up once.
+func (l *Lane) copies(now mono.Time) {
+	dest := l.reading[l.copied].Dest
+	a := l.all.At(dest.Function)
+	var p *Port
+	var q *QP
+	if a != nil {
+		p = a.Port()
+		q = l.memberAt(a, dest.QPN)
 	}
-	r := &l.run
-	*r = pkt.Run{Headers: d.Headers, Count: 1, MTU: uint32(len(d.Payload())), Path: &d.Path, IPv4: d.IPv4, Data: mem.BytesPayload(d.Payload())}
-	r.DestQPN = d.Dest.QPN
-	p := a.Port()
-	up := p.State == ib.PortActive
-	if p.native() && d.First {
-		if !l.arrive(a, p, up, r) {
-			return
+	native := p != nil && p.native()
+	up := p != nil && p.State == ib.PortActive
+	var key group
+	for l.copied < len(l.reading) && l.reading[l.copied].Dest == dest {
+		d := &l.reading[l.copied]
+		// Counted as made before it is: a memory fault may unwind this.
+		l.copied++
+		r := &d.Run
+		switch {
+		case a == nil:
+			l.Stats.DropNoFunction++
+			continue
+		case native && d.First:
+			if !l.arrive(a, p, up, r) {
+				continue
+			}
+		case !up:
+			l.Stats.DropPort++
+			continue
 		}
-	} else if !up {
-		l.Stats.DropPort++
-		return
+		if g := (group{r.Path.DGID, r.Path.DLID}); q != nil && g != key {
+			if !slices.Contains(q.groups, g) {
+				l.Stats.DropNotMember++
+				continue
+			}
+			key = g
+		}
+		if q == nil {
+			l.Stats.DropNotMember++
+			continue
+		}
+		if q.cfg.BlockSelf && r.Path.Local && r.Path.Function == dest.Function && r.SrcQPN == q.num {
+			l.Stats.BlockedSelf++
+			continue
+		}
+		l.Stats.Copies++
+		l.carried += uint64(r.Data.Len)
+		l.hand(now, q, r)
 	}
-	s := a.Session(r.DestQPN)
-	if s == nil || s.lane != l {
-		l.Stats.DropNotMember++
-		return
-	}
-	slot := int(r.DestQPN & slotMask)
-	if slot >= len(s.slots) {
-		l.Stats.DropNotMember++
-		return
-	}
-	q := s.slots[slot]
-	if q == nil || !slices.Contains(q.groups, group{d.Path.DGID, d.Path.DLID}) {
-		l.Stats.DropNotMember++
-		return
-	}
-	if q.cfg.BlockSelf && d.Path.Local && d.Path.Function == d.Dest.Function && d.Headers.SrcQPN == q.num {
-		l.Stats.BlockedSelf++
-		return
-	}
-	l.Stats.Copies++
-	l.carried += uint64(r.Data.Len)
-	l.hand(now, q, r)
 }
 
-// readOut releases the payloads that were copied: the batch is flushed.
+// memberAt returns the queue pair of the lane that has a number of function a,
+// nil where there is none.
+func (l *Lane) memberAt(a *Adapter, n ib.QPN) *QP {
+	s := a.Session(n)
+	slot := int(n & slotMask)
+	if s == nil || s.lane != l || slot >= len(s.slots) {
+		return nil
+	}
+	return s.slots[slot]
+}
+
+// readOut releases the payloads that were copied: the batch is flushed. What a
+// fault kept from being copied remains.
 func (l *Lane) readOut() {
-	for i := range l.reading {
+	for i := range l.reading[:l.copied] {
 		l.reading[i].Release()
 	}
-	l.reading = l.reading[:0]
+	l.reading = l.reading[:copy(l.reading, l.reading[l.copied:])]
+	l.copied = 0
 }

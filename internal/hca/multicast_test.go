@@ -581,6 +581,37 @@ func TestFaultWhileCopying(t *testing.T) {
 	}
 }
 
+// TestFaultAmongCopies: copies that a lane took from its receive queue together
+// with one that raises a fault are made all the same.
+func TestFaultAmongCopies(t *testing.T) {
+	for bad := range 4 {
+		p := newParty(t, 1, 1, 4, smallConfig)
+		for i, m := range p.members {
+			m.give(4)
+			m.space.faulty = i == bad
+		}
+		for range 3 {
+			p.arrive(50)
+		}
+		among := false
+		for range 20 {
+			p.turn(0)
+			among = among || p.lanes[0].copied < len(p.lanes[0].reading)
+		}
+		if !among && bad < 3 {
+			t.Fatal("no fault among copies")
+		}
+		p.members[bad].s.Close()
+		p.drive()
+		p.empty()
+		for i, m := range p.members {
+			if got := fmt.Sprint(p.got(m)); i != bad && got != "[0 1 2]" {
+				t.Errorf("member %d got %s beside member %d", i, got, bad)
+			}
+		}
+	}
+}
+
 // TestEndWhileCopying: lanes that end right after a fault leave no count behind.
 func TestEndWhileCopying(t *testing.T) {
 	p := newParty(t, 2, 2, 2, smallConfig)

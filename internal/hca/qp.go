@@ -309,11 +309,14 @@ func (q *QP) SendPosted() {
 	q.schedule()
 }
 
-// RecvPosted tells that the receive ring has new requests.
+// RecvPosted tells that the receive ring has new requests. They wait there for
+// a message; only where they are to be flushed there is something to do.
 func (q *QP) RecvPosted(now mono.Time) {
 	if q.t != nil {
 		q.t.RecvPosted(now)
-		q.schedule()
+		if q.t.Pending() {
+			q.schedule()
+		}
 	}
 }
 

@@ -29,16 +29,17 @@ const tellPeriod = time.Second
 // the lane, before which it must not run, and must not wait.
 func (l *Lane) SetViolations(tell func(function uint16, pkeys, qkeys Violations)) { l.tell = tell }
 
-// violated notes that a queue pair of a function refused packets of r.
-func (l *Lane) violated(now mono.Time, function uint16, r *pkt.Run, pkeys, qkeys uint64) {
+// violated notes that a queue pair refused packets of r.
+func (l *Lane) violated(now mono.Time, q *QP, r *pkt.Run, pkeys, qkeys uint64) {
 	if l.tell == nil {
 		return
 	}
+	function := q.s.a.num
 	if more := int(function) + 1 - len(l.bad); more > 0 {
 		l.bad = append(l.bad, make([]violations, more)...)
 	}
 	b, p := &l.bad[function], r.Path
-	k := mad.BadKey{LID1: p.SLID, LID2: p.DLID, SL: p.SL, QP1: r.SrcQPN, QP2: r.DestQPN}
+	k := mad.BadKey{LID1: p.SLID, LID2: p.DLID, SL: p.SL, QP1: r.SrcQPN, QP2: q.num}
 	if p.Global {
 		k.GID1, k.GID2 = p.SGID, p.DGID
 	}

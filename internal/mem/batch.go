@@ -79,6 +79,10 @@ func (b *Batch) Put(o Owner, dst *Region, addr uint64, src *Payload, off, n int)
 		return OK
 	}
 	if v := dst.View(addr, uint64(n)); v != nil {
+		if src.Segs == nil {
+			copy(v, src.Bytes[off:])
+			return OK
+		}
 		b.one[0] = v
 		return b.Gather(b.one[:], src, off)
 	}

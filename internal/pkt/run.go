@@ -36,9 +36,27 @@ type Run struct {
 	Path  *ib.Path // outbound: where to; inbound: how it came (SGID is the peer)
 	IPv4  bool     // inbound from a wire: came in an IPv4 packet
 	Data  mem.Payload
+	// Whole is, of a datagram of which many copies are made, what PutArea makes
+	// and the payload, side by side; nil elsewhere.
+	Whole []byte
 	// Fault is set by the receiver's Handle where the payload could not be
 	// read from the sender's memory: the sender's queue pair must be told.
 	Fault bool
+}
+
+// PutArea writes the 40 bytes that precede the payload of a datagram in a
+// receive buffer: the GRH, or what RoCE has in its place (IBA volume 1, 11.4.1.2
+// and annex A17). A native datagram that came without a GRH has none.
+func (r *Run) PutArea(b []byte) {
+	behind := int(r.Opcode.Info().HdrLen) + (r.Data.Len+3)&^3 + wire.ICRCLen
+	p := r.Path
+	if !p.Native() {
+		wire.PutGRHArea(b, p, r.IPv4 || p.DGID.IsIPv4(), behind)
+		return
+	}
+	g := wire.GRH{IPVer: 6, TClass: p.TClass, FlowLabel: p.FlowLabel, PayLen: uint16(behind), NxtHdr: wire.NxtHdrIBA,
+		HopLimit: p.HopLimit, SGID: p.SGID, DGID: p.DGID}
+	g.Put(b)
 }
 
 // LastPSN returns the sequence number of the run's last packet.

@@ -18,12 +18,14 @@ type stagedRecv struct {
 	c  Completion
 }
 
-// stage appends a completion. Handle keeps room for the one of the run at hand
-// and for one error.
-func (q *QP) stage(wr *RecvWR, c Completion) {
+// stage appends a completion, which the caller fills in. Handle keeps room for
+// the one of the run at hand and for one error.
+func (q *QP) stage(wr *RecvWR) *Completion {
 	p := &q.rsp
-	p.staged[(p.stageHead+p.nstaged)%stageDepth] = stagedRecv{wr, c}
+	st := &p.staged[(p.stageHead+p.nstaged)%stageDepth]
 	p.nstaged++
+	st.wr = wr
+	return &st.c
 }
 
 // makeRoom delivers what is staged, after a flush of its data. False says that
@@ -45,11 +47,11 @@ func (q *QP) deliverRecv() {
 	for ; p.nstaged > 0; p.nstaged-- {
 		st := &p.staged[p.stageHead%stageDepth]
 		p.stageHead++
-		q.comp = st.c
 		wr := st.wr
 		st.wr = nil
-		q.recvDone(wr, &q.comp)
+		q.recvDone(wr, &st.c)
 	}
+	p.stageHead = 0 // the same few entries again: they are at hand
 }
 
 // Commit makes visible what Handle staged: everything placed was flushed. It
@@ -117,7 +119,7 @@ func (q *QP) failRecv() {
 	case inRecv:
 		wr := p.recv
 		p.recv = nil
-		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement})
+		*q.stage(wr) = Completion{Op: ib.WCRecv, Status: status, VendorErr: ReasonPlacement}
 	default:
 		q.env.Event(event)
 	}

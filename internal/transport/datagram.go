@@ -76,19 +76,16 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 		q.ctr.DropLength++
 		return
 	}
-	if q.putHead(&in, b) {
+	res, bad := q.placeDatagram(r, b)
+	switch {
+	case bad:
 		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
 		return
-	}
-	if res, bad := q.scatter(b, &r.Data, 0, r.Data.Len); bad {
-		q.failUnreliable(ib.LocProtErr, ReasonPlacement)
-		return
-	} else if res == mem.SourceFault {
+	case res == mem.SourceFault:
 		r.Fault = true
 		return
 	}
-	q.received(&in, ib.WCRecv, uint64(n))
-	c := &p.staged[(p.stageHead+p.nstaged-1)%stageDepth].c
+	c := q.received(&in, ib.WCRecv, uint64(n))
 	c.SrcQPN, c.PKeyIndex = r.SrcQPN, uint16(key)
 	if r.Path.Native() {
 		c.SL, c.SLID, c.PathBits = r.Path.SL, r.Path.SLID, uint8(r.Path.DLID&maxPathBits)
@@ -114,26 +111,27 @@ const maxPathBits = 1<<7 - 1
 
 func isIPv4(r *pkt.Run) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
 
-// putHead fills the first 40 bytes of the receive request at hand: with the
-// GRH, with what RoCE has in its place, or, where a native packet came without
-// one, not at all. bad says that the request's own list is at fault.
-func (q *QP) putHead(in *inbound, b *mem.Batch) (bad bool) {
-	const icrc = 4
-	behind := int(in.info.HdrLen) + (in.Data.Len+3)&^3 + icrc
-	if in.Path.Native() && !in.Path.Global {
-		return q.skip(wire.GRHLen)
+// placeDatagram fills the receive request at hand: 40 bytes for the GRH or what
+// RoCE has in its place, which are left alone where a native packet came
+// without one, then the payload. bad says that the request's own list is at
+// fault.
+func (q *QP) placeDatagram(r *pkt.Run, b *mem.Batch) (res mem.Result, bad bool) {
+	if r.Whole != nil {
+		whole := mem.BytesPayload(r.Whole)
+		return q.scatter(b, &whole, 0, len(r.Whole))
 	}
-	head := b.Scratch(wire.GRHLen)
-	if in.Path.Native() {
-		g := wire.GRH{IPVer: 6, TClass: in.Path.TClass, FlowLabel: in.Path.FlowLabel, PayLen: uint16(behind), NxtHdr: wire.NxtHdrIBA,
-			HopLimit: in.Path.HopLimit, SGID: in.Path.SGID, DGID: in.Path.DGID}
-		g.Put(head)
+	if r.Path.Native() && !r.Path.Global {
+		bad = q.skip(wire.GRHLen)
 	} else {
-		wire.PutGRHArea(head, in.Path, isIPv4(in.Run), behind)
+		area := b.Scratch(wire.GRHLen)
+		r.PutArea(area)
+		data := mem.BytesPayload(area)
+		_, bad = q.scatter(b, &data, 0, wire.GRHLen)
 	}
-	data := mem.BytesPayload(head)
-	_, bad = q.scatter(b, &data, 0, wire.GRHLen)
-	return bad
+	if bad {
+		return mem.OK, true
+	}
+	return q.scatter(b, &r.Data, 0, r.Data.Len)
 }
 
 // Service levels of datagram completions (docs/notes/abi.md, section 5).
@@ -164,7 +162,7 @@ func (q *QP) failUnreliable(status ib.Status, reason uint32) {
 	p := &q.rsp
 	wr := p.recv
 	p.recv, p.open = nil, false
-	q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: reason})
+	*q.stage(wr) = Completion{Op: ib.WCRecv, Status: status, VendorErr: reason}
 	q.enterErr(false)
 }
 

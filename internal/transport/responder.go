@@ -268,7 +268,7 @@ func (q *QP) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason uint32
 	if p.recv != nil && status != ib.Success {
 		wr := p.recv
 		p.recv = nil
-		q.stage(wr, Completion{Op: ib.WCRecv, Status: status, VendorErr: reason})
+		*q.stage(wr) = Completion{Op: ib.WCRecv, Status: status, VendorErr: reason}
 		return
 	}
 	q.env.Event(event)
@@ -418,16 +418,16 @@ func (q *QP) onSend(in *inbound, b *mem.Batch) {
 	}
 }
 
-// received stages the completion of the receive request at hand.
-func (q *QP) received(in *inbound, op ib.WCOp, n uint64) {
+// received stages the completion of the receive request at hand and returns it.
+func (q *QP) received(in *inbound, op ib.WCOp, n uint64) *Completion {
 	p := &q.rsp
-	c := Completion{Op: op, ByteLen: uint32(n), Solicited: in.SE}
+	c := q.stage(p.recv)
+	*c = Completion{Op: op, ByteLen: uint32(n), Solicited: in.SE}
 	if in.info.Ext&ib.ExtImm != 0 {
 		c.Flags, c.Imm = ib.WCWithImm, in.Imm
 	}
-	wr := p.recv
 	p.recv = nil
-	q.stage(wr, c)
+	return c
 }
 
 // onWrite takes part of an RDMA WRITE.

@@ -23,6 +23,7 @@ import (
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/pkt"
+	"weft/internal/wire"
 )
 
 // Dest is where one copy goes: a queue pair of a function, and the lane that
@@ -51,7 +52,8 @@ type Groups struct {
 // Pipeline is the receive pipeline of the lanes, from the receive queue on.
 type Pipeline interface {
 	// Inject takes a descriptor for the lane of d.Dest, which owes it
-	// d.Release; false where that lane's receive queue has no room now.
+	// d.Release; false where that lane's receive queue has no room now. The
+	// lane may not see it before the end of the Run that calls.
 	Inject(d Descriptor) bool
 }
 
@@ -113,6 +115,7 @@ type info struct {
 	mlid ib.LID
 	mgid ib.GID
 	from uint16 // the function it was sent by, on this node; NoFunction where it came from elsewhere
+	fn   uint16 // the function whose Ethernet port it came to, where mlid is 0
 	p    *Packet
 }
 
@@ -128,6 +131,16 @@ type request struct {
 	none  bool // no copy: the packet had no member
 }
 
+// member is a queue pair that gets copies, as the inspection engine finds it.
+type member struct {
+	dest  Dest
+	first bool // of its function
+	none  bool // there is none
+}
+
+// maxBurst bounds the packets of one group that are inspected together.
+const maxBurst = 32
+
 // Engine replicates the multicast packets of one adapter. It is not safe for
 // concurrent use.
 type Engine struct {
@@ -138,19 +151,20 @@ type Engine struct {
 	infos    fifo[info]    // the multicast-information FIFO
 	details  fifo[*Packet] // packet-header details, in order of arrival
 	requests fifo[request] // the replication-request FIFO
-	// The packet in inspection: whose turn it is.
-	groups *Groups
-	funcs  []uint16
-	fn     int    // index into funcs
-	dests  []Dest // of funcs[fn]
-	next   int    // index into dests
-	first  bool   // the next member is the first of its function
-	busy   bool
-	held   request // found, and waiting to hear whether another follows
-	holds  bool
-	coming *Packet // taken from the store, its payload not read yet
-	one    [1]uint16
-	dst    [1][]byte
+	// The packets in inspection: the first n of the information FIFO, of one
+	// group and source. cur is the member whose copies are being asked for,
+	// at the next packet it gets one of; after is the one behind it.
+	groups     *Groups
+	n, at      int
+	cur, after member
+	funcs      []uint16
+	fn         int     // index into funcs
+	dests      []Dest  // of funcs[fn]
+	next       int     // index into dests
+	first      bool    // the next member is the first of its function
+	coming     *Packet // taken from the store, its payload not read yet
+	one        [1]uint16
+	dst        [1][]byte
 }
 
 // New returns an engine that injects into pipe.
@@ -182,17 +196,20 @@ func (e *Engine) Receive(r *pkt.Run, from uint16, b *mem.Batch) mem.Result {
 		e.Counters.DropPayload++
 		return mem.OK
 	}
-	e.dst[0] = p.buf[:r.Data.Len]
+	e.dst[0] = p.buf[wire.GRHLen : wire.GRHLen+r.Data.Len]
 	e.coming = p
 	if r.Data.Len > 0 && b.Gather(e.dst[:], &r.Data, 0) != mem.OK {
 		e.Recover()
 		return mem.SourceFault
 	}
 	e.coming = nil
-	p.Headers, p.Path, p.IPv4, p.n = r.Headers, *r.Path, r.IPv4, r.Data.Len
-	p.Class = Classify(p.Payload())
-	e.details.push(p)
-	e.infos.push(info{mlid: r.Path.DLID, mgid: r.Path.DGID, from: from, p: p})
+	p.fill(r)
+	*e.details.push() = p
+	i := info{mlid: r.Path.DLID, mgid: r.Path.DGID, from: from, p: p}
+	if i.mlid == 0 {
+		i.fn = r.Path.Function
+	}
+	*e.infos.push() = i
 	e.Counters.HighPayloads = max(e.Counters.HighPayloads, uint64(e.store.used()))
 	e.Counters.HighInspection = max(e.Counters.HighInspection, uint64(e.infos.len()))
 	return mem.OK
@@ -223,7 +240,7 @@ func (e *Engine) Close() {
 	for e.requests.len() > 0 {
 		e.requests.pop()
 	}
-	e.busy, e.holds, e.held, e.groups, e.dests = false, false, request{}, nil, nil
+	e.n, e.groups, e.dests = 0, nil, nil
 }
 
 // Pending reports whether Run has anything to do.
@@ -233,7 +250,7 @@ func (e *Engine) Pending() bool { return e.infos.len() > 0 || e.requests.len() >
 // served, and reports whether work remains. g is who is in which group now; a
 // packet in inspection keeps what it began with.
 func (e *Engine) Run(g *Groups, budget int) (more bool) {
-	// A copy is held until the next is known: inspection must get ahead.
+	// Packets without members are looked at too.
 	for look := 2*budget + 2; budget > 0; {
 		n := e.inject(budget)
 		budget -= n
@@ -246,53 +263,53 @@ func (e *Engine) Run(g *Groups, budget int) (more bool) {
 }
 
 // inspect is the inspection engine: it turns packets of the information FIFO
-// into requests while there are credits, in at most so many steps, and returns
-// how many it took.
+// into requests while there are credits, at most so many, and returns how many.
+//
+// Packets of one group that wait behind each other are inspected together, and
+// member after member gets a copy of each: who gets several in a row costs less
+// than by turns, and each gets them in order.
 func (e *Engine) inspect(g *Groups, most int) (n int) {
 	for ; n < most; n++ {
 		if e.requests.room() == 0 {
 			e.Counters.CreditWaits++
 			return n
 		}
-		if !e.busy {
+		if e.n == 0 {
 			if e.infos.len() == 0 {
 				return n
 			}
 			e.begin(g)
 		}
-		i := e.infos.front()
-		d, ok := e.member(i)
-		if ok {
-			// Whether a copy is the last shows with the next: it is held so long.
-			if e.holds {
-				e.requests.push(e.held)
-			}
-			e.held, e.holds = request{dest: d, p: i.p, first: e.first}, true
-			e.first = false
-			e.Counters.Requested++
-			continue
-		}
-		e.Counters.Inspected++
-		if e.holds {
-			e.held.last = true
-		} else {
+		last := e.after.none
+		*e.requests.push() = request{dest: e.cur.dest, p: e.infos.peek(e.at).p, first: e.cur.first, last: last, none: e.cur.none}
+		if e.cur.none {
 			e.Counters.NoMembers++
-			e.held = request{p: i.p, last: true, none: true}
+		} else {
+			e.Counters.Requested++
 		}
-		e.requests.push(e.held)
-		e.busy, e.holds, e.held = false, false, request{}
-		e.infos.pop()
+		if last {
+			e.Counters.Inspected++
+			e.infos.pop()
+			e.n--
+		} else if e.at++; e.at == e.n {
+			e.at, e.cur, e.after = 0, e.after, e.member()
+		}
 	}
 	return n
 }
 
-// begin starts with the packet at the head of the information FIFO.
+// begin starts with the packets at the head of the information FIFO.
 func (e *Engine) begin(g *Groups) {
 	i := e.infos.front()
-	e.busy, e.groups, e.fn, e.dests, e.next, e.first = true, g, 0, nil, 0, true
+	for e.n, e.at = 1, 0; e.n < min(maxBurst, e.infos.len()); e.n++ {
+		if o := e.infos.peek(e.n); o.mlid != i.mlid || o.mgid != i.mgid || o.from != i.from || o.fn != i.fn {
+			break
+		}
+	}
+	e.groups, e.fn, e.dests, e.next, e.first = g, 0, nil, 0, true
 	if i.mlid == 0 {
 		// A group of an Ethernet port has no LID: its function is known.
-		e.one[0] = i.p.Path.Function
+		e.one[0] = i.fn
 		e.funcs = e.one[:]
 	} else {
 		e.funcs = g.Functions[i.mlid]
@@ -302,23 +319,28 @@ func (e *Engine) begin(g *Groups) {
 	if i.from != NoFunction {
 		e.dests = g.Attached[GroupKey{i.from, i.mgid}]
 	}
+	e.cur = e.member()
+	e.after = e.member()
 }
 
-// member returns the next member of the packet in inspection.
-func (e *Engine) member(i *info) (Dest, bool) {
+// member returns the next member of the group in inspection.
+func (e *Engine) member() member {
+	i := e.infos.front()
 	for {
 		for e.next < len(e.dests) {
 			d := e.dests[e.next]
 			e.next++
 			if d.MLID == i.mlid {
-				return d, true
+				m := member{dest: d, first: e.first}
+				e.first = false
+				return m
 			}
 		}
 		for e.fn < len(e.funcs) && e.funcs[e.fn] == i.from {
 			e.fn++
 		}
 		if e.fn == len(e.funcs) {
-			return Dest{}, false
+			return member{none: true}
 		}
 		e.dests, e.next, e.first = e.groups.Attached[GroupKey{e.funcs[e.fn], i.mgid}], 0, true
 		e.fn++

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -288,6 +289,56 @@ func TestFirst(t *testing.T) {
 	}
 }
 
+// TestBurst: packets of one group that wait together go to member after member,
+// in order for each; another group, source or port waits its turn. Whatever the
+// order, the details are popped in that of arrival.
+func TestBurst(t *testing.T) {
+	forms(t, func(t *testing.T, c Config) {
+		c.Threshold = Maximum
+		g := groups(2, 1, 1)
+		other := testMGID
+		other[15] = 8
+		for f := range uint16(2) {
+			g.Attached[GroupKey{f + 1, other}] = []Dest{{Function: f + 1, QPN: 7, MLID: testMLID}}
+		}
+		p := newPipes(1, 100)
+		e := New(c, p)
+		for i, x := range []struct {
+			from uint16
+			mgid ib.GID
+		}{{NoFunction, testMGID}, {NoFunction, testMGID}, {NoFunction, other}, {2, other}, {2, other}, {NoFunction, testMGID}} {
+			r, _ := packet(uint64(i), 8)
+			r.Path.DGID = x.mgid
+			e.Receive(r, x.from, mem.NewBatch(4096))
+		}
+		for e.Run(g, 1) {
+			if front := e.details.len(); front > 0 && e.Counters.Popped != uint64((*e.details.front()).Run.PSN) {
+				t.Fatalf("%d popped, packet %d is the oldest", e.Counters.Popped, (*e.details.front()).Run.PSN)
+			}
+		}
+		var got []string
+		for p.waiting() > 0 {
+			d := p.take(0)
+			s := fmt.Sprintf("%d to %d/%d", d.Run.PSN, d.Dest.Function, d.Dest.QPN)
+			if d.Last {
+				s += " last"
+			}
+			got = append(got, s)
+			d.Release()
+		}
+		want := []string{"0 to 1/2", "1 to 1/2", "0 to 2/2 last", "1 to 2/2 last", "2 to 1/7", "2 to 2/7 last",
+			"3 to 2/7", "4 to 2/7", "3 to 1/7 last", "4 to 1/7 last", "5 to 1/2", "5 to 2/2 last"}
+		if c.Dummy {
+			for i := range want {
+				want[i] = strings.TrimSuffix(want[i], " last")
+			}
+		}
+		if !slices.Equal(got, want) || e.Payloads() != 0 {
+			t.Errorf("%q, want %q; %d payloads remain", got, want, e.Payloads())
+		}
+	})
+}
+
 // TestBudget: one call does no more than it was told, whatever waits.
 func TestBudget(t *testing.T) {
 	p := newPipes(1, 1000)
@@ -343,11 +394,11 @@ func TestSchedules(t *testing.T) {
 		got := map[string][]ib.PSN{}
 		read := func(lane int) {
 			d := p.take(lane)
-			if !bytes.Equal(d.Payload(), sent[d.Headers.PSN]) {
-				t.Fatalf("seed %d: packet %d: other bytes", seed, d.Headers.PSN)
+			if !bytes.Equal(d.Payload(), sent[d.Run.PSN]) {
+				t.Fatalf("seed %d: packet %d: other bytes", seed, d.Run.PSN)
 			}
 			k := fmt.Sprint(d.Dest.Function, d.Dest.QPN)
-			got[k] = append(got[k], d.Headers.PSN)
+			got[k] = append(got[k], d.Run.PSN)
 			d.Release()
 		}
 		for i := range uint64(60) {
@@ -414,8 +465,8 @@ func TestLanes(t *testing.T) {
 		wg.Go(func() {
 			for d := range ch {
 				for _, b := range d.Payload() {
-					if b != byte(d.Headers.PSN) {
-						t.Errorf("packet %d holds the bytes of another", d.Headers.PSN)
+					if b != byte(d.Run.PSN) {
+						t.Errorf("packet %d holds the bytes of another", d.Run.PSN)
 						break
 					}
 				}

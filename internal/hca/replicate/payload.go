@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 
 	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/pkt"
 	"weft/internal/wire"
 )
 
@@ -16,10 +18,12 @@ const MaxPayload = 4096
 // for each of its copies. All but the reference count is constant until the
 // count returns to zero.
 type Packet struct {
-	Headers wire.Headers // P_Key, Q_Key, source queue pair, immediate data, opcode
-	Path    ib.Path      // how it came: LIDs and GIDs of the sender
-	IPv4    bool
-	Class   Class
+	// Run is the packet as each of its queue pairs handles it, but for the
+	// destination, which the descriptor names: P_Key, Q_Key, source queue pair,
+	// immediate data, opcode, how it came, and the payload, whose bytes stand
+	// behind the 40 that precede it in every receive buffer. Nobody changes it.
+	Run   pkt.Run
+	Class Class
 
 	// refs is the payload reference count: 1 when the payload is stored, one
 	// more per copy injected (but for a marked last one), one less per copy read
@@ -27,12 +31,22 @@ type Packet struct {
 	refs  atomic.Int32
 	store *store
 	next  *Packet // in the free list
-	n     int
-	buf   [MaxPayload]byte
+	path  ib.Path
+	buf   [wire.GRHLen + MaxPayload]byte
 }
 
 // Payload returns the payload; it is valid until the Release of the copy.
-func (p *Packet) Payload() []byte { return p.buf[:p.n] }
+func (p *Packet) Payload() []byte { return p.Run.Data.Bytes }
+
+// fill makes the packet that of r, whose payload is in place.
+func (p *Packet) fill(r *pkt.Run) {
+	n := r.Data.Len
+	p.path = *r.Path
+	p.Run = pkt.Run{Headers: r.Headers, Count: 1, MTU: uint32(n), Path: &p.path, IPv4: r.IPv4,
+		Data: mem.BytesPayload(p.buf[wire.GRHLen : wire.GRHLen+n]), Whole: p.buf[:wire.GRHLen+n]}
+	p.Run.PutArea(p.buf[:wire.GRHLen])
+	p.Class = Classify(p.Payload())
+}
 
 // Release tells that one copy has been read out, on whatever lane; at zero the
 // payload's place is free.
@@ -91,27 +105,37 @@ func (s *store) used() int { return int(s.out.Load()) }
 
 // fifo is a bounded first-in first-out queue.
 type fifo[T any] struct {
-	ring       []T
-	head, tail int // free-running
+	ring       []T // its length a power of two
+	limit      uint32
+	head, tail uint32 // free-running
 }
 
-func newFIFO[T any](n int) fifo[T] { return fifo[T]{ring: make([]T, n)} }
+func newFIFO[T any](n int) fifo[T] {
+	size := 1
+	for size < n {
+		size *= 2
+	}
+	return fifo[T]{ring: make([]T, size), limit: uint32(n)}
+}
 
-func (f *fifo[T]) len() int  { return f.tail - f.head }
-func (f *fifo[T]) room() int { return len(f.ring) - f.len() }
+func (f *fifo[T]) len() int  { return int(f.tail - f.head) }
+func (f *fifo[T]) room() int { return int(f.limit) - f.len() }
 
-func (f *fifo[T]) push(v T) {
-	if f.room() == 0 {
+// at returns a place in the ring.
+func (f *fifo[T]) at(i uint32) *T { return &f.ring[int(i)&(len(f.ring)-1)] }
+
+// push appends an entry, which the caller fills in.
+func (f *fifo[T]) push() *T {
+	if f.tail-f.head >= f.limit {
 		panic("replicate: a queue with credits overran")
 	}
-	f.ring[f.tail%len(f.ring)] = v
 	f.tail++
+	return f.at(f.tail - 1)
 }
 
-func (f *fifo[T]) front() *T { return &f.ring[f.head%len(f.ring)] }
+// peek returns entry number i, the oldest being 0.
+func (f *fifo[T]) peek(i int) *T { return f.at(f.head + uint32(i)) }
 
-func (f *fifo[T]) pop() {
-	var zero T
-	*f.front() = zero
-	f.head++
-}
+func (f *fifo[T]) front() *T { return f.at(f.head) }
+
+func (f *fifo[T]) pop() { f.head++ }
