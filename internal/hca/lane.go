@@ -68,7 +68,7 @@ type Lane struct {
 	run            pkt.Run
 	reading        []replicate.Descriptor // taken from the receive queue: of the first copied the payload is being read out
 	copied         int
-	quiet          int     // turns since there was unicast work
+	quiet          int     // turns with copies since there was unicast work
 	outbound       pkt.Run // and path: of a multicast packet on its way to the engine
 	outboundPath   ib.Path
 	cqe            CQE

@@ -36,11 +36,13 @@ const (
 	receiveSlots = 1024 // of a lane's receive queue
 	// copyTurn bounds the copies that the engine injects, and that a lane
 	// makes, between two looks at everything else: what a unicast packet may
-	// have to wait for. Where none came for quietTurns looks the bound is
-	// copyTurnMost: calls that place many copies at once cost less each.
+	// have to wait for. Where none came for quietTurns turns with copies the
+	// bound doubles, time and again up to copyTurnMost: calls that place many
+	// copies at once cost less each.
 	copyTurn     = 4
-	copyTurnMost = 64
 	quietTurns   = 16
+	maxDoublings = 4
+	copyTurnMost = copyTurn << maxDoublings
 )
 
 // receiveQueue carries descriptors from lane 0 to a lane: a ring with a single
@@ -208,10 +210,7 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	if m == nil {
 		return false
 	}
-	turn := copyTurn
-	if l.quiet++; l.quiet > quietTurns {
-		turn = copyTurnMost
-	}
+	turn := copyTurn << min(l.quiet/quietTurns, maxDoublings)
 	if l.owns() && m.engine.Pending() {
 		m.engine.Run(&m.all.Groups().Groups, turn)
 		for i := range m.queues {
@@ -232,6 +231,7 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 		}
 		q.head.Store(head)
 	}
+	l.quiet++
 	for l.copied < len(l.reading) {
 		l.copies(now)
 	}

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mcast: what multicast costs, measured by one program on one node.
+ * latency: that of a unicast datagram between two queue pairs, alone and right
+ * behind multicast packets of which hundreds of copies are to be made, by turns
+ * in one run.
  *
- * First the latency of a unicast datagram between two queue pairs, alone and
- * right behind multicast packets of which hundreds of copies are to be made.
- * Then copies per second to the members of a group: made by the adapter, and
- * made by software, where every packet goes to one queue pair whose program
- * sends it on to each member.
- *
- * usage: mcast DEVICE GID-INDEX
+ * usage: latency DEVICE GID-INDEX
  */
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -17,14 +13,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { MEMBERS = 64, SIZE = 256, SLOT = SIZE + 40, SLOTS = 8192, PINGS = 2000, ROUNDS = 10, COPIES = 100000, QKEY = 0x11111111, BURST = 8 };
+enum { MEMBERS = 64, SIZE = 256, SLOT = SIZE + 40, SLOTS = 8192, PINGS = 2000, ROUNDS = 10, QKEY = 0x11111111, BURST = 8 };
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
 static struct ibv_srq *srq;
-static struct ibv_cq *scq, *mcq, *pcq, *ccq;
-static struct ibv_qp *member[MEMBERS], *sender, *pong, *collector;
+static struct ibv_cq *scq, *mcq, *pcq;
+static struct ibv_qp *member[MEMBERS], *sender, *pong;
 static struct ibv_ah *to_group, *to_self;
 static union ibv_gid gid, group = { .raw = { [10] = 0xff, 0xff, 239, 86, 1, 1 } };
 static char *buf;
@@ -32,7 +28,7 @@ static long received; /* copies */
 
 static void die(const char *what)
 {
-	fprintf(stderr, "mcast: %s: %s\n", what, strerror(errno));
+	fprintf(stderr, "latency: %s: %s\n", what, strerror(errno));
 	exit(1);
 }
 
@@ -89,21 +85,14 @@ static void give(struct ibv_qp *q, int slot)
 		die("post a receive");
 }
 
-/* send posts n datagrams, each with the bytes of slot, to the queue pairs of a list, or all to one number. */
-static void send_all(struct ibv_qp *q, struct ibv_ah *ah, struct ibv_qp **list, uint32_t qpn, int n, int slot)
+/* send posts one datagram with the bytes behind the receive slots. */
+static void send_one(struct ibv_qp *q, struct ibv_ah *ah, uint32_t qpn)
 {
-	static struct ibv_send_wr w[MEMBERS];
-	struct ibv_send_wr *bad;
-	struct ibv_sge s = { (uintptr_t)buf + (size_t)slot * SLOT + 40, SIZE, mr->lkey };
+	struct ibv_sge s = { (uintptr_t)buf + (size_t)SLOTS * SLOT + 40, SIZE, mr->lkey };
+	struct ibv_send_wr *bad, w = { .sg_list = &s, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED };
 
-	for (int i = 0; i < n; i++) {
-		w[i] = (struct ibv_send_wr){ .next = i + 1 < n ? &w[i + 1] : NULL, .sg_list = &s, .num_sge = 1, .opcode = IBV_WR_SEND,
-			.send_flags = i + 1 == n ? IBV_SEND_SIGNALED : 0 };
-		w[i].wr.ud.ah = ah;
-		w[i].wr.ud.remote_qpn = list ? list[i]->qp_num : qpn;
-		w[i].wr.ud.remote_qkey = QKEY;
-	}
-	if ((errno = ibv_post_send(q, w, &bad)))
+	w.wr.ud.ah = ah, w.wr.ud.remote_qpn = qpn, w.wr.ud.remote_qkey = QKEY;
+	if ((errno = ibv_post_send(q, &w, &bad)))
 		die("ibv_post_send");
 }
 
@@ -113,7 +102,7 @@ static int drain(struct ibv_cq *cq, struct ibv_wc *wc, int n)
 
 	for (int i = 0; i < got; i++)
 		if (wc[i].status) {
-			fprintf(stderr, "mcast: %s\n", ibv_wc_status_str(wc[i].status));
+			fprintf(stderr, "latency: %s\n", ibv_wc_status_str(wc[i].status));
 			exit(1);
 		}
 	return got;
@@ -142,7 +131,7 @@ static void await(long copies)
 	while (received < copies) {
 		collect();
 		if (now() - start > 10) {
-			fprintf(stderr, "mcast: %ld of %ld copies came\n", received, copies);
+			fprintf(stderr, "latency: %ld of %ld copies came\n", received, copies);
 			exit(1);
 		}
 	}
@@ -164,13 +153,13 @@ static void pings(double *t, int flood)
 		if (flood) {
 			if (want - received < BURST * MEMBERS) {
 				for (int k = 0; k < BURST; k++)
-					send_all(sender, to_group, NULL, 0xffffff, 1, SLOTS);
+					send_one(sender, to_group, 0xffffff);
 				want += BURST * MEMBERS;
 			}
 			collect();
 		}
 		double start = now();
-		send_all(sender, to_self, NULL, pong->qp_num, 1, SLOTS);
+		send_one(sender, to_self, pong->qp_num);
 		while (!drain(pcq, &wc, 1))
 			;
 		t[i] = (now() - start) * 1e6;
@@ -180,44 +169,14 @@ static void pings(double *t, int flood)
 	await(want);
 }
 
-static double report(const char *what, double *t)
+/* report prints percentiles and returns p50 and p99. */
+static void report(const char *what, double *t, double *p)
 {
 	int n = PINGS * ROUNDS;
 
 	qsort(t, n, sizeof *t, by_value);
 	printf("%-44s %8.2f %8.2f %8.2f\n", what, t[n / 2], t[n * 9 / 10], t[n * 99 / 100]);
-	return t[n / 2];
-}
-
-/* rate measures copies per second to n members. */
-static double rate(int n, int software)
-{
-	struct ibv_wc wc[64];
-	long packets = COPIES / n, sent = 0, base = received;
-	double start = now();
-
-	while (received - base < packets * n) {
-		while (sent < packets && sent * n - (received - base) < 2048) {
-			if (software)
-				send_all(sender, to_self, NULL, collector->qp_num, 1, SLOTS);
-			else
-				send_all(sender, to_group, NULL, 0xffffff, 1, SLOTS);
-			sent++;
-			if (sent % 16 == 0)
-				break;
-		}
-		int got = software ? drain(ccq, wc, 16) : 0;
-		for (int i = 0; i < got; i++) {
-			send_all(collector, to_self, member, 0, n, wc[i].wr_id);
-			give(collector, wc[i].wr_id); /* read before it is written again: its turn comes last */
-		}
-		collect();
-		if (now() - start > 60) {
-			fprintf(stderr, "mcast: %ld of %ld copies came\n", received - base, packets * n);
-			exit(1);
-		}
-	}
-	return packets * n / (now() - start);
+	p[0] = t[n / 2], p[1] = t[n * 99 / 100];
 }
 
 int main(int argc, char **argv)
@@ -229,27 +188,25 @@ int main(int argc, char **argv)
 		if (!strcmp(ibv_get_device_name(list[i]), argv[1]))
 			ctx = ibv_open_device(list[i]);
 	if (!ctx || ibv_query_gid(ctx, 1, index, &gid)) {
-		fprintf(stderr, "usage: mcast DEVICE GID-INDEX (of an IPv4 address)\n");
+		fprintf(stderr, "usage: latency DEVICE GID-INDEX (of an IPv4 address)\n");
 		return 2;
 	}
 	pd = ibv_alloc_pd(ctx);
-	buf = aligned_alloc(4096, (size_t)(SLOTS + 1024) * SLOT / 4096 * 4096 + 4096);
-	mr = ibv_reg_mr(pd, buf, (size_t)(SLOTS + 1024) * SLOT, IBV_ACCESS_LOCAL_WRITE);
+	buf = aligned_alloc(4096, (size_t)(SLOTS + 2) * SLOT / 4096 * 4096 + 4096);
+	mr = ibv_reg_mr(pd, buf, (size_t)(SLOTS + 2) * SLOT, IBV_ACCESS_LOCAL_WRITE);
 	if (!mr)
 		die("ibv_reg_mr");
-	scq = make_cq(8192), mcq = make_cq(16384), pcq = make_cq(64), ccq = make_cq(1024);
+	scq = make_cq(8192), mcq = make_cq(16384), pcq = make_cq(64);
 	struct ibv_srq_init_attr sa = { .attr = { .max_wr = SLOTS, .max_sge = 1 } };
 	if (!(srq = ibv_create_srq(pd, &sa)))
 		die("ibv_create_srq");
 	for (int i = 0; i < SLOTS; i++)
 		give(NULL, i);
-	sender = make_qp(pcq, NULL), pong = make_qp(pcq, NULL), collector = make_qp(ccq, NULL);
+	sender = make_qp(pcq, NULL), pong = make_qp(pcq, NULL);
 	to_group = make_ah(&group, index), to_self = make_ah(&gid, index);
 	for (int i = 0; i < MEMBERS; i++)
 		member[i] = make_qp(mcq, srq);
 	give(pong, SLOTS + 1);
-	for (int i = 0; i < 512; i++)
-		give(collector, SLOTS + 2 + i);
 
 	printf("%-44s %8s %8s %8s\n", "unicast datagram of 256 bytes, one way, us", "p50", "p90", "p99");
 	for (int i = 0; i < MEMBERS; i++)
@@ -260,21 +217,9 @@ int main(int argc, char **argv)
 	for (int i = 0; i < ROUNDS; i++) /* in turns: the machine may do other things at times */
 		for (int k = 0; k < 2; k++)
 			pings(t[k][i], k);
-	double alone = report("alone", t[0][0]), beside = report("behind up to 1024 copies", t[1][0]);
-	printf("p50 behind copies is %.2f of that alone\n\n", beside / alone);
-	for (int i = 0; i < MEMBERS; i++)
-		ibv_detach_mcast(member[i], &group, 0);
-
-	printf("%-44s %12s %12s\n", "copies per second of 256 bytes", "adapter", "software");
-	for (int n = 4; n <= MEMBERS; n *= 4) {
-		for (int i = 0; i < n; i++)
-			if ((errno = ibv_attach_mcast(member[i], &group, 0)))
-				die("ibv_attach_mcast");
-		double engine = rate(n, 0);
-		for (int i = 0; i < n; i++)
-			ibv_detach_mcast(member[i], &group, 0);
-		printf("%d members%*s %12.0f %12.0f\n", n, 35 - (n > 9), "", engine, rate(n, 1));
-		fflush(stdout);
-	}
+	double alone[2], beside[2];
+	report("alone", t[0][0], alone);
+	report("behind up to 1024 copies", t[1][0], beside);
+	printf("%-44s %8.2f %8s %8.2f\n", "times that alone", beside[0] / alone[0], "", beside[1] / alone[1]);
 	return 0;
 }
