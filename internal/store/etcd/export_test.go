@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.uber.org/zap"
 )
 
@@ -17,7 +18,19 @@ func (c *Client) Kill() { _ = c.end(false) }
 func (c ServerConfig) WithMaxSize(n int64) ServerConfig { c.maxSize = n; return c }
 
 // Compact forgets the history, as upkeep does.
-func (s *Server) Compact(ctx context.Context) error { return s.makeRoom(ctx, false) }
+func (s *Server) Compact(ctx context.Context) error {
+	_, err := s.makeRoom(ctx, false)
+	return err
+}
+
+// SayFull is what a put does that finds no room.
+func (s *Server) SayFull(ctx context.Context) error {
+	_, err := s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: uint64(s.etcd.MemberID())})
+	return err
+}
+
+// SaysFull reports whether puts are refused.
+func (s *Server) SaysFull() bool { return len(s.etcd.Alarms()) > 0 }
 
 // Fail makes the server one that etcd gave up.
 func (s *Server) Fail(why string) { s.fail(why) }

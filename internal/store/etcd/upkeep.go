@@ -36,31 +36,39 @@ func (s *Server) upkeep(ctx context.Context) {
 		loose := be.Size() > s.c.maxSize/4*3 && be.SizeInUse() < be.Size()/2
 		rev := store.Rev(s.etcd.KV().Rev())
 		if (full || loose) && rev != tried {
-			if err := s.makeRoom(ctx, full); err != nil && ctx.Err() == nil {
+			gained, err := s.makeRoom(ctx, full)
+			if err != nil && ctx.Err() == nil {
 				bridge(s.c.Log, nil).Error("cannot make room in the store: " + err.Error())
 			}
-			tried = rev
+			// A put that was refused meanwhile may say only now that the store is
+			// full: what helped once is tried again.
+			if err == nil && !gained {
+				tried = rev
+			}
 		}
 	}
 }
 
 // makeRoom forgets the history and writes the file anew. If that helps, puts
 // are taken again.
-func (s *Server) makeRoom(ctx context.Context, full bool) error {
+func (s *Server) makeRoom(ctx context.Context, full bool) (gained bool, err error) {
 	rev := s.etcd.KV().Rev()
 	ctx, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
-	_, err := s.etcd.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true})
+	_, err = s.etcd.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true})
 	if err != nil && !strings.Contains(err.Error(), "compacted") { // it is already
-		return err
+		return false, err
 	}
 	be := s.etcd.Backend()
 	if err := be.Defrag(); err != nil {
-		return err
+		return false, err
 	}
-	if !full || be.Size() > s.c.maxSize/10*9 {
-		return nil
+	if be.Size() > s.c.maxSize/10*9 {
+		return false, nil
+	}
+	if !full {
+		return true, nil
 	}
 	_, err = s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: uint64(s.etcd.MemberID())})
-	return err
+	return err == nil, err
 }

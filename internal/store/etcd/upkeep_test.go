@@ -54,6 +54,15 @@ func TestFullStoreMakesRoom(t *testing.T) {
 
 	// Full of history: nobody has to do anything.
 	fill(t, c, func(int) string { return "one" })
+	for until := time.Now().Add(patience); s.SaysFull(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatal("the store stays full")
+		}
+	}
+	// A put that was refused before there was room says so afterwards.
+	if err := s.SayFull(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	putSoon(t, c, "after")
 
 	// Full of entries: room comes with what is deleted.
