@@ -135,7 +135,7 @@ func (q *QP) progress(now mono.Time, n uint32) {
 func (q *QP) armAck(now mono.Time) {
 	s := &q.req
 	if d := ib.AckTimeout(q.attr.Timeout); d != 0 {
-		s.ackAt = now.Add(max(d, minAckTimeout))
+		s.ackAt = now.Add(max(ackTolerance*d, minAckTimeout))
 		q.armProbe(now)
 	}
 }

@@ -34,6 +34,12 @@ const (
 // software is scheduled, and below this a busy processor looks like loss.
 const minAckTimeout = time.Millisecond
 
+// ackTolerance is how many times its nominal value the local ACK timeout is: as
+// long as it may be (IBA volume 1, 9.7.6.1.3). Losses are found by probes; what is
+// left for the timeout is a peer that is gone, or one that does not run or has
+// no way for a moment, which the 0.5 s that most programs ask for would not cover.
+const ackTolerance = 4
+
 // Memory returns about how many bytes a queue pair with capacities c takes, for
 // quotas.
 func Memory(c *Cap) int64 {

@@ -115,10 +115,11 @@ func killSome(t *testing.T, b *bed, kills int) {
 		}
 	})
 
+	// -u 12: who is left finds out after half a second.
 	victims := []rung{
-		{"ib_write_bw", "-D 30 -s 65536", true}, {"ib_send_bw", "-D 30 -s 4096", true}, {"ib_read_bw", "-D 30 -s 65536", true}, {"ib_atomic_bw", "-D 30", true},
-		{"ib_send_bw", "-n 10000000 -e", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576", true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
-		{"ibv_srq_pingpong", "-n 10000000 -e", true}, {"ib_write_lat", "-n 100000000 -t 100", true},
+		{"ib_write_bw", "-D 30 -s 65536 -u 12", true}, {"ib_send_bw", "-D 30 -s 4096 -u 12", true}, {"ib_read_bw", "-D 30 -s 65536 -u 12", true}, {"ib_atomic_bw", "-D 30 -u 12", true},
+		{"ib_send_bw", "-n 10000000 -e -u 12", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576 -u 12", true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
+		{"ibv_srq_pingpong", "-n 10000000 -e", true}, {"ib_write_lat", "-n 100000000 -t 100 -u 12", true},
 	}
 	const atOnce = 3
 	type job struct {
