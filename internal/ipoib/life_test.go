@@ -4,6 +4,7 @@ package ipoib
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -420,5 +421,52 @@ func TestUnloadUnderLoad(t *testing.T) {
 		if len(g.members) != 0 {
 			t.Errorf("group %v has members", gid)
 		}
+	}
+}
+
+// TestCallsOutOfTurn: calls before the start and after the end do nothing.
+func TestCallsOutOfTurn(t *testing.T) {
+	all := func(s *subnet, a *node) {
+		a.l.SetPort(s.now, a.port, ib.EventReregister)
+		a.l.Registered(s.now, nil)
+		a.l.Notice(s.now, mad.TrapGroupCreated, gidA)
+		a.l.SAResponse(s.now, 1, 0, nil)
+		a.l.Interrupt(s.now)
+		a.l.Tick(s.now)
+		a.l.QPError(s.now)
+		a.l.MTUChanged(s.now, 5)
+		a.l.Close(s.now)
+		a.send(ipA, ipB, "x")
+		a.l.FlushPaths()
+		a.l.PurgeShadow(s.now, hwB)
+		if _, err := a.l.TryGetPath(s.now, ipB); err != ErrLinkDown {
+			t.Errorf("get-path: %v", err)
+		}
+		s.step()
+	}
+	s, a := one(t)
+	all(s, a)
+	if a.l.Info().State != Absent || len(a.log) != 0 || a.l.Info().Reason != "not started" {
+		t.Errorf("before the start: %v, %v", a.l.Info().State, a.log)
+	}
+	a.start()
+	a.l.Start(s.now, a.port)
+	s.run(time.Second)
+	a.l.Stop(s.now)
+	a.l.Stop(s.now)
+	s.run(time.Second)
+	a.log = nil
+	all(s, a)
+	a.l.Start(s.now, a.port)
+	if a.l.Open(s.now) != ErrLinkDown || a.l.JoinGroup(s.now, netip.MustParseAddr("224.0.0.9")) != ErrLinkDown || len(a.log) != 0 {
+		t.Errorf("after the end: %v", a.log)
+	}
+	a.gone()
+	b := s.add("ib1_1_14", 17, gidB, 0x208)
+	b.l.Stop(s.now) // never started
+	s.step()
+	b.gone()
+	if a.l.Info().State.String() != "DESTROYED" || State(99).String() != "UNKNOWN" || EventKind(99).String() != "unknown" || Drop(99).String() != "drop_unknown" {
+		t.Error("names")
 	}
 }

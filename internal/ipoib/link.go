@@ -87,6 +87,7 @@ type Link struct {
 	drain  timer
 	leaves int // unanswered, when the link ends
 	logged map[string]mono.Time
+	at     mono.Time // of the last call that may drop frames
 	c      Counters
 }
 
@@ -374,6 +375,7 @@ func (l *Link) finish(now mono.Time, force bool) {
 
 // Tick does what is due.
 func (l *Link) Tick(now mono.Time) {
+	l.at = now
 	l.timers.run(now)
 	if l.state != Destroyed {
 		l.eng.Tick(now)
@@ -408,14 +410,21 @@ func (l *Link) event(now mono.Time, k EventKind, a netip.Addr, text string) {
 // log tells of a failure, one of a cause within a while.
 func (l *Link) log(now mono.Time, cause, format string, args ...any) {
 	l.c.Driver.LoggedErrors++
+	if l.seldom(now, cause) {
+		l.event(now, EventLog, netip.Addr{}, fmt.Sprintf(format, args...))
+	}
+}
+
+// seldom reports whether something may be told, and that it was.
+func (l *Link) seldom(now mono.Time, cause string) bool {
 	if last, ok := l.logged[cause]; ok && now.Sub(last) < logEvery {
-		return
+		return false
 	}
 	if len(l.logged) > 256 {
 		clear(l.logged)
 	}
 	l.logged[cause] = now
-	l.event(now, EventLog, netip.Addr{}, fmt.Sprintf(format, args...))
+	return true
 }
 
 // debug tells what parameter debug asks for.

@@ -4,6 +4,7 @@ package ipoib
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -129,17 +130,24 @@ func TestH69_Effects(t *testing.T) {
 		}
 	})
 	t.Run("debug", func(t *testing.T) {
-		for _, word := range []string{"debug=0", "debug=1", "debug=2"} {
-			s, a := one(t, word)
-			a.start()
-			s.run(time.Second)
-			made, joining := false, false
-			for _, e := range a.events {
-				made = made || strings.HasPrefix(e.Text, "made: ")
-				joining = joining || strings.Contains(e.Text, "joining")
+		for mask := range uint(16) {
+			s, a := alone(t, fmt.Sprint("debug=", mask))
+			a.xmitText(hwB, "x")
+			for range 10 {
+				a.injectUnicast([]byte{1})
 			}
-			if made != (word == "debug=1") || joining != (word == "debug=2") {
-				t.Errorf("%s: events %v", word, a.events)
+			s.run(100 * time.Millisecond)
+			told := map[string]int{}
+			for _, e := range a.events {
+				for _, text := range []string{"made: ", "joining", "drop_short_frame", "asking"} {
+					if strings.Contains(e.Text, text) {
+						told[text]++
+					}
+				}
+			}
+			if told["made: "] != int(mask&1)*5 || (told["joining"] > 0) != (mask&2 != 0) || told["drop_short_frame"] != int(mask>>2&1) ||
+				told["asking"] != int(mask>>3&1) {
+				t.Errorf("debug %d: told %v", mask, told)
 			}
 		}
 	})

@@ -86,6 +86,7 @@ func (l *Link) forget(q *query) {
 // the call. An answer to what is not asked any more is ignored. A busy
 // administration is asked again at the usual time.
 func (l *Link) SAResponse(now mono.Time, id uint32, status mad.Status, record []byte) {
+	l.at = now
 	q := l.queries[id]
 	if q == nil || status&^mad.StatusClassSpecific == mad.StatusBusy {
 		return

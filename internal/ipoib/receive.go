@@ -75,6 +75,7 @@ func (l *Link) postRecvs() {
 // Interrupt is the one routine for completions, of sends and of receives. It
 // handles a batch, and reports whether there may be more.
 func (l *Link) Interrupt(now mono.Time) (more bool) {
+	l.at = now
 	if l.steps == 0 {
 		return false
 	}
@@ -132,7 +133,7 @@ func (l *Link) received(now mono.Time, wc *WC) {
 	default:
 		l.c.Net.RxErrors++
 		l.c.Net.RxFIFOErrors++
-		l.c.Drops[DropRxStatus]++
+		l.refuse(DropRxStatus)
 	}
 	l.repost(i)
 }
@@ -164,18 +165,18 @@ func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
 	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) {
 		l.c.Net.RxErrors++
 		l.c.Net.RxLengthErrors++
-		l.c.Drops[DropShort]++
+		l.refuse(DropShort)
 		return
 	}
 	if !l.carrier {
 		l.c.Net.RxDropped++
-		l.c.Drops[DropLinkDown]++
+		l.refuse(DropLinkDown)
 		return
 	}
 	b = b[:wc.ByteLen]
 	kind := l.kindOf(wc, b)
 	if l.echo(wc, b) {
-		l.c.Drops[DropOwnEcho]++
+		l.refuse(DropOwnEcho)
 		return
 	}
 	t, p, why := wire.ParseFrame(b[grhLen:])
@@ -184,17 +185,17 @@ func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
 	case wire.FrameEtherType:
 		l.c.Net.RxDropped++
 		l.c.Net.RxNoHandler++
-		l.c.Drops[DropUnknownEtherType]++
+		l.refuse(DropUnknownEtherType)
 		return
 	case wire.FrameVersion:
 		l.c.Net.RxErrors++
 		l.c.Net.RxFrameErrors++
-		l.c.Drops[DropVersion]++
+		l.refuse(DropVersion)
 		return
 	default:
 		l.c.Net.RxErrors++
 		l.c.Net.RxLengthErrors++
-		l.c.Drops[DropShort]++
+		l.refuse(DropShort)
 		return
 	}
 	var src wire.HWAddr // unknown without a GRH
@@ -274,5 +275,7 @@ func (l *Link) deliverOne(f []byte) {
 func (l *Link) dropUp(n int) {
 	l.c.Net.RxDropped += uint64(n)
 	l.c.Net.RxMissedErrors += uint64(n)
-	l.c.Drops[DropStackFull] += uint64(n)
+	for range n {
+		l.refuse(DropStackFull)
+	}
 }

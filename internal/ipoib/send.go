@@ -132,6 +132,7 @@ func (l *Link) deregister() {
 // send queue is full: Device.Wake tells when to go on with the rest. The
 // frames are the caller's again, but for what AL.Map took.
 func (l *Link) SendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int {
+	l.at = now
 	n := 0
 	for n < len(frames) {
 		if l.carrier && (len(l.free) <= 1 || l.head < len(l.backlog)) {
@@ -167,7 +168,16 @@ func (l *Link) txError(d Drop) {
 // txDrop counts a frame that is not sent.
 func (l *Link) txDrop(d Drop) {
 	l.c.Net.TxDropped++
+	l.refuse(d)
+}
+
+// refuse counts why a frame was dropped, and tells, as far as that is wanted, once in a
+// while.
+func (l *Link) refuse(d Drop) {
 	l.c.Drops[d]++
+	if l.p.Debug&DebugData != 0 && l.seldom(l.at, d.String()) {
+		l.event(l.at, EventLog, netip.Addr{}, d.String())
+	}
 }
 
 // transmit sends a frame, or holds it until there is a slot.
