@@ -145,8 +145,12 @@ func (l *Link) found(ip netip.Addr, e *entry) {
 	}
 }
 
-// notFound ends the waiting for an IP address that has no path.
+// notFound ends the waiting for an IP address that has no path; without carrier
+// nobody can tell.
 func (l *Link) notFound(ip netip.Addr, err error) {
+	if !l.carrier {
+		err = ErrLinkDown
+	}
 	for _, w := range l.take(ip) {
 		if err == ErrNoNode {
 			l.c.Driver.GetPathENXIO++

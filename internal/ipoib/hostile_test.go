@@ -271,3 +271,25 @@ func TestHostileAdministration(t *testing.T) {
 	s.run(2 * time.Minute)
 	stillTalks(t, s, a, b)
 }
+
+// A link that loses its carrier cannot tell that nobody is there: those who wait for
+// paths are told ENETDOWN, not ENXIO.
+func TestCarrierLostWhileResolving(t *testing.T) {
+	s, a, _ := two(t)
+	got := map[any]error{}
+	cb := func(status error, _ *PathInfo, ctx any) { got[ctx] = status }
+	s.silent = true
+	a.l.FlushPaths()
+	for i, ip := range []netip.Addr{ipB, netip.MustParseAddr("10.20.0.78")} {
+		if err := a.l.GetPathAsync(s.now, ip, &PathInfo{}, cb, i); err != ErrAgain {
+			t.Errorf("%v: %v", ip, err)
+		}
+	}
+	a.event(func(p *Port) { p.State = ib.PortDown })
+	s.run(time.Second)
+	for i := range 2 {
+		if err, told := got[i]; !told || err != ErrLinkDown {
+			t.Errorf("%d: told %v, %v", i, told, err)
+		}
+	}
+}
