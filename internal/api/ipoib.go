@@ -122,8 +122,8 @@ func (r *IPRequest) Validate() error {
 		if ok && err == nil {
 			_, err = netip.ParseAddr(via)
 		}
-		if err != nil {
-			bad("a route is PREFIX or PREFIX=GATEWAY, not %q", v)
+		if err != nil || !ok && r.Backend == BackendNetstack {
+			bad("a route is PREFIX=GATEWAY, or PREFIX where the back end is %s, not %q", BackendTUN, v)
 		}
 	}
 	if len(r.Addrs)+len(r.Routes) > 0 && (r.Device == "" || len(r.PKeys) > 1) {

@@ -108,7 +108,8 @@ func TestIPRequestValidate(t *testing.T) {
 		"a P_Key is":          {Backend: BackendTUN, PKeys: []string{"0x8000"}},
 		"the back end must":   {Backend: "tap"},
 		"has a prefix length": {Backend: BackendTUN, Device: "d", Addrs: []string{"10.0.0.1"}},
-		"a route is PREFIX":   {Backend: BackendTUN, Device: "d", Routes: []string{"10.0.0.0/8=gw"}},
+		"a route is PREFIX=":  {Backend: BackendTUN, Device: "d", Routes: []string{"10.0.0.0/8=gw"}},
+		"not \"10.0.0.0/8\"":  {Backend: BackendNetstack, Device: "d", Routes: []string{"10.0.0.0/8"}},
 		"are for one link":    {Backend: BackendTUN, Addrs: []string{"10.0.0.1/8"}},
 		"one P_Key at most":   {Backend: BackendTUN, Device: "d", PKeys: []string{"1", "2"}, Addrs: []string{"10.0.0.1/8"}},
 		"SOCKS are for":       {Backend: BackendTUN, SOCKS: "127.0.0.1:1"},
@@ -120,7 +121,7 @@ func TestIPRequestValidate(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", r, err, why)
 		}
 	}
-	ok := IPRequest{Device: "d", Backend: BackendNetstack, PKeys: []string{"0x14"}, Addrs: []string{"10.0.0.1/8", "fd00::1/64"}, Routes: []string{"0.0.0.0/0=10.0.0.9", "10.8.0.0/16"},
+	ok := IPRequest{Device: "d", Backend: BackendNetstack, PKeys: []string{"0x14"}, Addrs: []string{"10.0.0.1/8", "fd00::1/64"}, Routes: []string{"0.0.0.0/0=10.0.0.9"},
 		Forwards: []IPForward{{Network: "udp", Listen: "127.0.0.1:1", To: "[fd00::2]:2"}}, SOCKS: "127.0.0.1:1080"}
 	if err := ok.Validate(); err != nil {
 		t.Error(err)

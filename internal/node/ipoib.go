@@ -14,6 +14,7 @@ import (
 
 	"weft/internal/api"
 	"weft/internal/hca"
+	"weft/internal/hostnet/netstack"
 	"weft/internal/hostnet/tun"
 	"weft/internal/ib"
 	"weft/internal/ipoib"
@@ -126,8 +127,54 @@ func openDevice(q *ipoibRequest, d ipoib.DeviceInfo, news func(ipoib.BackendEven
 	if q.api.Device == "" {
 		addrs = q.h.addrsOf(d.Name)
 	}
+	if q.api.Backend == api.BackendNetstack {
+		return q.openStack(d, addrs, news)
+	}
 	return tun.Open(tun.Config{Name: d.Name, MTU: d.MTU, QueueLen: d.QueueLen, InfiniBand: true, LinkLocal: d.LinkLocal, Addrs: addrs, Routes: q.routes,
 		Up: true, Notify: news})
+}
+
+// openStack makes an IP stack in the node, with its ports and its proxy.
+func (q *ipoibRequest) openStack(d ipoib.DeviceInfo, addrs []netip.Prefix, news func(ipoib.BackendEvent)) (_ ipoib.Backend, err error) {
+	c := netstack.Config{Name: d.Name, MTU: d.MTU, LinkLocal: d.LinkLocal, Addrs: addrs, Notify: news}
+	for _, r := range q.routes {
+		v := netstack.Route{Dst: r.Dst}
+		if len(r.Via) > 0 {
+			v.Via = r.Via[0]
+		}
+		c.Routes = append(c.Routes, v)
+	}
+	s, err := netstack.Open(c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	for _, f := range q.api.Forwards {
+		v := netstack.Forward{Network: f.Network, Inward: f.Remote}
+		if v.Listen, err = netip.ParseAddrPort(f.Listen); err == nil {
+			v.To, err = netip.ParseAddrPort(f.To)
+		}
+		if err == nil {
+			_, err = s.Forward(v)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if q.api.SOCKS != "" {
+		at, err := netip.ParseAddrPort(q.api.SOCKS)
+		if err == nil {
+			_, err = s.SOCKS(netstack.SOCKS{Listen: at})
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // addrsOf are the addresses that the configuration has for a link.
