@@ -23,6 +23,9 @@ func TestMain(m *testing.M) {
 	if where := os.Getenv(storeEnv); where != "" {
 		os.Exit(serveStore(where))
 	}
+	if what := os.Getenv(groupEnv); what != "" {
+		os.Exit(serveGroup(what))
+	}
 	os.Exit(lab.Main(m, closeBeds))
 }
 
