@@ -50,6 +50,7 @@ type Lane struct {
 	ports    []PortCounters
 	link     Link
 	fabric   Link // nil: InfiniBand ports reach this node only
+	sw       Switch
 	manage   func(now mono.Time, r *pkt.Run)
 	batch    *mem.Batch
 	groups   *Multicast // nil: no copies are made of multicast packets
@@ -107,6 +108,10 @@ func NewLane(all *Functions, id int, link Link, others Others) *Lane {
 // what does not go straight to another queue pair of the node. It is called
 // before the lane runs.
 func (l *Lane) SetFabric(f Link) { l.fabric = f }
+
+// SetSwitch gives the lane the switch between the node's InfiniBand ports. It is
+// called before the lane runs.
+func (l *Lane) SetSwitch(s Switch) { l.sw = s }
 
 // SetManagement gives the lane the taker of datagrams for queue pair 1 of one
 // of the node's InfiniBand ports, which r.Path.Function names. The payload must
@@ -404,6 +409,8 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 		return
 	case !q.s.up:
 		l.Stats.DropPort++
+		return
+	case native && l.sw != nil && !l.passes(q, r):
 		return
 	case r.DestQPN == ib.QPNMulticast && groupPath(r.Path):
 		l.spread(now, q, r)

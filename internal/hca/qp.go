@@ -69,8 +69,9 @@ type QP struct {
 
 	lastLocal, lastRemote *mr
 
-	class *class // of the send scheduler
-	pace  pace
+	passed passage
+	class  *class // of the send scheduler
+	pace   pace
 
 	active, handled, dirty, dead bool
 	more                         bool // the send ring may hold requests not fetched yet

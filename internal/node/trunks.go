@@ -94,6 +94,7 @@ func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 	}
 	f = fabric.New(c)
 	h.SetFabric(f)
+	h.SetSwitch(f)
 	h.SetManagement(s.take(h))
 	h.SetViolations(s.violated)
 	return f, in, out

@@ -34,17 +34,43 @@ func (l *Link) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
 		}
 		return l.multicast(now, r, b, w, set)
 	}
-	out, why := t.Unicast(in, r.Path.DLID, r.PKey)
-	if why == vswitch.Loopback && w.Port[in].Kind == Function && t.Port(in).State == ib.PortActive {
-		// What an adapter sends to its own port never reaches the switch.
-		out, why = in, vswitch.OK
-	}
+	out, why := unicast(t, w, in, r.Path.DLID, r.PKey)
 	if why != vswitch.OK {
 		l.c.DropRoute[why] += uint64(r.Count)
 		return mem.OK
 	}
 	return l.packets(now, r, b, w.Port[out])
 }
+
+// unicast asks the switch where a packet goes that came in by port in.
+func unicast(t *vswitch.Table, w *Wiring, in uint8, dlid ib.LID, key ib.PKey) (out uint8, why vswitch.Refusal) {
+	out, why = t.Unicast(in, dlid, key)
+	if why == vswitch.Loopback && w.Port[in].Kind == Function && t.Port(in).State == ib.PortActive {
+		// What an adapter sends to its own port never reaches the switch.
+		return in, vswitch.OK
+	}
+	return out, why
+}
+
+// Table returns the tables that Send goes by now. They are others after every
+// change of what Judge says.
+func (l *Link) Table() *vswitch.Table { return l.cfg.Table.Load() }
+
+// Judge says what Send would do by a table with a run of this path and key, for
+// runs that go from function to function without it.
+func (l *Link) Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) (why vswitch.Refusal) {
+	in := t.Entry(p.SLID)
+	if p.DLID.IsMulticast() {
+		_, why = t.Multicast(in, p.DLID, key)
+	} else {
+		_, why = unicast(t, l.cfg.Wiring.Load(), in, p.DLID, key)
+	}
+	return why
+}
+
+// Refused counts packets that were dropped on account of Judge, as Send counts
+// them.
+func (l *Link) Refused(why vswitch.Refusal, packets uint32) { l.c.DropRoute[why] += uint64(packets) }
 
 func valid(r *pkt.Run) bool {
 	i, n := r.Opcode.Info(), r.Data.Len
