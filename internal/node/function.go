@@ -36,8 +36,9 @@ type switchboard interface {
 	plug(a *hca.Adapter, on bool) error
 	// unplug disconnects it before the function goes.
 	unplug(a *hca.Adapter)
-	// power says whether the port of a function may be up.
-	power(a *hca.Adapter, on bool)
+	// power says whether the ports of functions may be up; they are what it says
+	// when it returns, as far as they need nobody else to be.
+	power(list []*hca.Adapter, on bool)
 }
 
 // Errors of functions.
@@ -185,42 +186,55 @@ func (n *Node) functions() []*function {
 	return list
 }
 
+// portNews is what the clients of a function must hear of its port.
+type portNews struct {
+	a      *hca.Adapter
+	events []ib.Event
+}
+
 // portChanged writes the files and tells the clients of a function after its
 // port was given another description.
 func (n *Node) portChanged(a *hca.Adapter, events []ib.Event) {
-	n.ports.Lock()
-	defer n.ports.Unlock()
-	n.tell(a, events)
+	n.portsChanged([]portNews{{a, events}})
 }
 
-// tell is portChanged with ports held. Files come first: who hears of a change
+// portsChanged is portChanged for several functions.
+func (n *Node) portsChanged(news []portNews) {
+	n.ports.Lock()
+	defer n.ports.Unlock()
+	n.tell(news...)
+}
+
+// tell is portsChanged with ports held. Files come first: who hears of a change
 // may look.
-func (n *Node) tell(a *hca.Adapter, events []ib.Event) {
+func (n *Node) tell(news ...portNews) {
 	if err := n.writeTree(); err != nil {
 		n.log.Warn("the tree of files for programs is out of date", "err", err)
 	}
 	n.mu.Lock()
 	doors, residents := n.doors(), slices.Clone(n.residents)
 	n.mu.Unlock()
-	for _, d := range doors {
-		if d.f.a != a {
-			continue
-		}
-		d.lane.post(func() {
-			for _, e := range events {
-				d.dev.Session().PortChanged(e)
+	for _, p := range news {
+		for _, d := range doors {
+			if d.f.a != p.a {
+				continue
 			}
-		})
-	}
-	for _, r := range residents {
-		if r.f.a != a {
-			continue
+			d.lane.post(func() {
+				for _, e := range p.events {
+					d.dev.Session().PortChanged(e)
+				}
+			})
 		}
-		r.lane.post(func() {
-			for _, e := range events {
-				r.sess.PortChanged(e)
+		for _, r := range residents {
+			if r.f.a != p.a {
+				continue
 			}
-		})
+			r.lane.post(func() {
+				for _, e := range p.events {
+					r.sess.PortChanged(e)
+				}
+			})
+		}
 	}
 }
 

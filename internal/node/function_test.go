@@ -231,8 +231,10 @@ func (p *plugs) plug(a *hca.Adapter, on bool) error {
 	return p.err
 }
 func (p *plugs) unplug(a *hca.Adapter) { p.calls = append(p.calls, "unplug "+a.Name) }
-func (p *plugs) power(a *hca.Adapter, on bool) {
-	p.calls = append(p.calls, map[bool]string{true: "on ", false: "off "}[on]+a.Name)
+func (p *plugs) power(list []*hca.Adapter, on bool) {
+	for _, a := range list {
+		p.calls = append(p.calls, map[bool]string{true: "on ", false: "off "}[on]+a.Name)
+	}
 }
 
 // TestFunctionsComeAndGo adds and removes functions, one with a client.

@@ -26,27 +26,40 @@ func (n *Node) enableAdapter(on bool) {
 	n.mu.Lock()
 	n.adapterOff = !on
 	n.mu.Unlock()
-	for _, f := range n.functions() {
-		n.power(f)
+	n.power(n.functions()...)
+}
+
+// power makes the ports of functions what was decided for them; edits is held.
+func (n *Node) power(list ...*function) {
+	var plugged [2][]*hca.Adapter // off, on
+	for _, f := range list {
+		n.mu.Lock()
+		down := f.disabled || n.adapterOff
+		n.mu.Unlock()
+		if f.down == down {
+			continue
+		}
+		f.down = down
+		if f.a.Port().Link != ib.LinkInfiniBand || n.board == nil {
+			n.setDown(f.a, down)
+		} else if down {
+			plugged[0] = append(plugged[0], f.a)
+		} else {
+			plugged[1] = append(plugged[1], f.a)
+		}
+	}
+	for i, list := range plugged {
+		if len(list) > 0 {
+			n.board.power(list, i == 1)
+		}
 	}
 }
 
-// power makes the port of a function what was decided for it; edits is held.
-func (n *Node) power(f *function) {
-	n.mu.Lock()
-	down := f.disabled || n.adapterOff
-	n.mu.Unlock()
-	if f.down == down {
-		return
-	}
-	f.down = down
-	if f.a.Port().Link == ib.LinkInfiniBand && n.board != nil {
-		n.board.power(f.a, !down)
-		return
-	}
+// setDown changes the state of a port that no agent has.
+func (n *Node) setDown(a *hca.Adapter, down bool) {
 	n.ports.Lock()
 	defer n.ports.Unlock()
-	old := f.a.Port()
+	old := a.Port()
 	p := *old
 	p.State, p.Phys = ib.PortDown, ib.PhysDisabled
 	if !down {
@@ -55,8 +68,8 @@ func (n *Node) power(f *function) {
 			p.State = ib.PortInit
 		}
 	}
-	f.a.SetPort(&p)
-	n.tell(f.a, p.Changes(old))
+	a.SetPort(&p)
+	n.tell(portNews{a, p.Changes(old)})
 }
 
 // off reports whether somebody disabled the function, and whether the whole

@@ -453,14 +453,23 @@ func (s *subnet) publish() {
 		s.table.Store(s.sw.Forwarding().Snapshot())
 		s.n.all.SetMulticastForwarding(forwarding(s.table.Load(), s.wiring.Load()))
 	}
+	if len(s.changed) == 0 {
+		return
+	}
+	var news []portNews
 	for c, what := range s.changed {
 		delete(s.changed, c)
-		c.publish(what)
+		news = append(news, portNews{c.adapter, c.publish(what)})
+	}
+	s.n.portsChanged(news)
+	for _, p := range news {
+		s.n.ip.portChanged(p.a, p.events)
 	}
 }
 
-// publish makes the function's port what its agent says it is.
-func (c *caPort) publish(what agent.Change) {
+// publish makes the function's port what its agent says it is, and returns what
+// programs must hear.
+func (c *caPort) publish(what agent.Change) []ib.Event {
 	old, i := c.adapter.Port(), c.agent.Port(1)
 	p := *old
 	p.State, p.Phys = i.PortState, i.PortPhysicalState
@@ -481,8 +490,7 @@ func (c *caPort) publish(what agent.Change) {
 	if slices.ContainsFunc(events, forgetful) {
 		c.s.gsi.renew(c.adapter.Number())
 	}
-	c.s.n.portChanged(c.adapter, events)
-	c.s.n.ip.portChanged(c.adapter, events)
+	return events
 }
 
 // forgetful reports whether the subnet administration may not know after e what
@@ -557,17 +565,21 @@ func (s *subnet) unplug(a *hca.Adapter) {
 }
 
 // power implements switchboard.
-func (s *subnet) power(a *hca.Adapter, on bool) {
+func (s *subnet) power(list []*hca.Adapter, on bool) {
 	s.do(func() {
-		c, now := s.byFunc[a.Number()], s.n.now()
-		switch {
-		case c == nil:
-			return
-		case on:
-			c.agent.Enable(now, 1)
-		default:
-			c.agent.Disable(now, 1)
+		now := s.n.now()
+		for _, a := range list {
+			c := s.byFunc[a.Number()]
+			if c == nil {
+				continue
+			}
+			if on {
+				c.agent.Enable(now, 1)
+			} else {
+				c.agent.Disable(now, 1)
+			}
+			s.setLink(now, c.port, s.peerUp(c.port))
 		}
-		s.setLink(now, c.port, s.peerUp(c.port))
 	})
+	s.do(func() {}) // what the first one changed is published before the second
 }
