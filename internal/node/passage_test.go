@@ -43,7 +43,7 @@ func TestEnforcementWithinNode(t *testing.T) {
 			eventually(t, "the port is active", func() bool { return f.a.Port().State == ib.PortActive })
 		}
 		a, b := r.nativeClient(t, r.node.function(names[0])), r.nativeClient(t, r.node.function(names[1]))
-		a.wait, b.wait = 19, 19
+		a.wait, b.wait = 17, 17
 		pair(t, ib.RC, a, b)
 		mustWrite(t, a, b, 1, 5000)
 		local, wired := r.counter(api.ScopeLane, "local_runs"), r.counter(api.ScopeLane, "wire_runs")

@@ -85,7 +85,7 @@ func TestAdapter(t *testing.T) {
 		if events[i], err = x.CreateEVQ(t); err != nil {
 			t.Fatal(err)
 		}
-		x.wait = 19 // 2 s, eight times: longer than whatever keeps this test from its processor
+		x.wait = 17 // 2 s, eight times: longer than whatever keeps this test from its processor
 	}
 	pair(t, ib.RC, a, b)
 	pair(t, ib.RC, c, d)

@@ -40,7 +40,7 @@ func TestAdapterDisabled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The queue pairs wait long enough for the port (8 times 2.1 s).
-	p, err := s.between(o, n, native).Start(nil, "ib_write_bw", "-F", "-D", "8", "-u", "19", "-s", "4096")
+	p, err := s.between(o, n, native).Start(nil, "ib_write_bw", "-F", "-D", "8", "-u", "17", "-s", "4096")
 	defer p.Kill()
 	if err != nil {
 		t.Fatalf("%v%s", err, p.Outputs())
