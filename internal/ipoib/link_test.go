@@ -308,20 +308,24 @@ func TestShadowTable(t *testing.T) {
 			t.Error("the address vector is left")
 		}
 	})
-	t.Run("GRH", func(t *testing.T) {
+	t.Run("address vector", func(t *testing.T) {
 		for _, tc := range []struct {
 			hops   uint8
 			prefix uint64
 			want   bool
-		}{{0, ib.DefaultGIDPrefix, false}, {1, ib.DefaultGIDPrefix, true}, {0, 0xfec0000000000007, true}} {
+			rate   ib.Rate // held to
+		}{{0, ib.DefaultGIDPrefix, false, 0}, {1, ib.DefaultGIDPrefix, true, ib.Rate20}, {0, 0xfec0000000000007, true, 0}} {
 			s, a := alone(t)
 			gid := ib.MakeGID(tc.prefix, gidB.GUID())
 			a.xmitText(wire.MakeHWAddr(0, 0x208, gid), "x")
 			p := *pathSA6(t)
 			p.HopLimit, p.FlowLabel, p.TClass, p.SLID = tc.hops, 0x12345, 7, 6
 			a.l.port.LMC = 1
+			if tc.rate != 0 {
+				p.Rate = tc.rate
+			}
 			s.answerPath(a, &p, 0)
-			want := AH{DLID: 17, SL: 3, Rate: ib.Rate40, SrcPathBits: 0, Global: tc.want, DGID: gid, FlowLabel: 0x12345, HopLimit: tc.hops, TClass: 7}
+			want := AH{DLID: 17, SL: 3, Rate: tc.rate, SrcPathBits: 0, Global: tc.want, DGID: gid, FlowLabel: 0x12345, HopLimit: tc.hops, TClass: 7}
 			if d := cmp.Diff(want, a.sent[0].ah); d != "" {
 				t.Errorf("-want +got:\n%s", d)
 			}

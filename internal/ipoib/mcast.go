@@ -276,7 +276,7 @@ func (l *Link) joined(now mono.Time, g *group, rec *mad.MCMemberRecord) error {
 // where that is wanted.
 func (l *Link) activate(g *group) error {
 	r := &g.rec
-	ah, err := l.newAddress(&AH{DLID: r.MLID, SL: r.SL, Rate: r.Rate, Global: true, DGID: g.mgid, FlowLabel: r.FlowLabel,
+	ah, err := l.newAddress(&AH{DLID: r.MLID, SL: r.SL, Rate: l.staticRate(r.Rate), Global: true, DGID: g.mgid, FlowLabel: r.FlowLabel,
 		HopLimit: r.HopLimit, TClass: r.TClass})
 	if err != nil {
 		return fmt.Errorf("address vector: %w", err)

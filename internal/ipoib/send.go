@@ -48,6 +48,15 @@ func (l *Link) newAddress(a *AH) (*address, error) {
 	return &address{h: h, refs: 1}, nil
 }
 
+// staticRate is the rate that a path holds the port to: none where it is not
+// below the port's own.
+func (l *Link) staticRate(r ib.Rate) ib.Rate {
+	if r.Tenths() >= l.port.Rate.Tenths() {
+		return 0
+	}
+	return r
+}
+
 // release takes one holder off; nil has none.
 func (l *Link) release(a *address) {
 	if a == nil {

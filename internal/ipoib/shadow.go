@@ -166,7 +166,7 @@ func (l *Link) resolve(now mono.Time, e *entry) {
 	bits := uint8(r.SLID) & (1<<l.port.LMC - 1)
 	gid := e.hw.GID()
 	global := r.HopLimit > 0 || gid.Prefix() != l.port.GID.Prefix()
-	ah, err := l.newAddress(&AH{DLID: r.DLID, SL: r.SL, Rate: r.Rate, SrcPathBits: bits, Global: global, DGID: gid,
+	ah, err := l.newAddress(&AH{DLID: r.DLID, SL: r.SL, Rate: l.staticRate(r.Rate), SrcPathBits: bits, Global: global, DGID: gid,
 		FlowLabel: r.FlowLabel, HopLimit: r.HopLimit, TClass: r.TClass})
 	if err != nil {
 		l.log(now, "address vector", "address vector to %v: %v", gid, err)
