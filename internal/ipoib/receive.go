@@ -50,6 +50,9 @@ func (l *Link) repost(i uint32) {
 	}
 	l.recvs[i].posted = true
 	l.posted++
+	if invariants {
+		spoil(l.rxMem[i*recvSlotLen:][:recvSlotLen])
+	}
 	l.rrs = append(l.rrs, RecvWR{ID: uint64(l.gen)<<idGenShift | idRecv | uint64(i), Off: i * recvSlotLen, Len: uint32(l.recvLen())})
 }
 
@@ -259,6 +262,11 @@ func (l *Link) deliver() {
 		return
 	}
 	l.dropUp(l.dev.Deliver(l.out[:n]))
+	if invariants {
+		for i := range n {
+			spoil(l.outMem[i*(Headroom+MaxPacket):][:slotLen])
+		}
+	}
 }
 
 // deliverOne gives the IP stack one packet at once.

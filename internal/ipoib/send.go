@@ -270,6 +270,9 @@ func (l *Link) freeSlot(i uint32) {
 	}
 	l.release(s.to.ah)
 	*s = sendSlot{}
+	if invariants && len(l.txMem) > 0 {
+		spoil(l.txMem[i*slotLen:][:slotLen])
+	}
 	l.free = append(l.free, i)
 	l.inFlightN--
 }

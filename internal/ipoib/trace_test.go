@@ -150,15 +150,14 @@ func (s *subnet) answerPath(n *node, rec *mad.PathRecord, status mad.Status) {
 	s.step()
 }
 
-// inject has a datagram arrive, and returns the receive slot that it lies in.
-func (n *node) inject(wc WC, buf []byte) []byte {
+// inject has a datagram arrive.
+func (n *node) inject(wc WC, buf []byte) {
 	wr := n.recvq[0]
 	n.recvq = slices.Delete(n.recvq, 0, 1)
 	copy(n.rx[wr.Off:][:wr.Len], buf)
 	wc.ID, wc.Recv = wr.ID, true
 	n.cq = append(n.cq, wc)
 	n.s.step()
-	return n.rx[wr.Off:][:wr.Len]
 }
 
 // injectUnicast has a datagram arrive from host B, without a GRH.
