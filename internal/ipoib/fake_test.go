@@ -126,6 +126,9 @@ var (
 
 const testPKey ib.PKey = 0x8014
 
+// dirty fills buffers that should be written to.
+var dirty = bytes.Repeat([]byte{0xa5}, recvSlotLen)
+
 func newSubnet(t testing.TB) *subnet {
 	s := &subnet{t: t, now: mono.Time(time.Hour), groups: map[ib.GID]*saGroup{}, lids: 0xc000, mtu: ib.MTU2048}
 	s.permanent(testPKey)
@@ -437,9 +440,7 @@ func (n *node) receive(from *node, f *sentFrame) {
 		return
 	}
 	b := n.rx[wr.Off:][:wr.Len]
-	for i := range b {
-		b[i] = 0xa5
-	}
+	copy(b, dirty)
 	if f.ah.Global {
 		(&wire.GRH{IPVer: 6, SGID: from.port.GID, DGID: f.ah.DGID}).Put(b)
 	}
