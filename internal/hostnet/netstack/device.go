@@ -16,6 +16,7 @@ package netstack
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -27,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/pkg/buffer"
 	gvlog "gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
@@ -347,7 +349,8 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 }
 
 // WriteBatch hands packets, each bufs[i][offset:], to the stack, which handles
-// them on a goroutine of its own. They are copied.
+// them on a goroutine of its own. They are copied; one kind of ICMP error is
+// changed.
 func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 	d.in.Lock()
 	defer d.in.Unlock()
@@ -362,6 +365,7 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 			proto = ipv4.ProtocolNumber
 		case len(b) > 0 && b[0]>>4 == 6:
 			proto = ipv6.ProtocolNumber
+			understandable(b)
 		default:
 			d.Counters.NotIP.Add(1)
 			continue
@@ -379,6 +383,21 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 		d.in.ready.Signal()
 	}
 	return nil
+}
+
+// understandable makes of "address unreachable" (RFC 4443 §3.1, code 3), which
+// the stack ignores, so that a connection to a neighbor that nobody is would
+// wait for its timeout, "no route to destination" (code 0).
+func understandable(p []byte) {
+	const nextHeader, icmp, kind, code, sum = 6, 58, 40, 41, 42
+	if len(p) < header.IPv6MinimumSize+header.ICMPv6MinimumSize || p[nextHeader] != icmp || p[kind] != uint8(header.ICMPv6DstUnreachable) ||
+		p[code] != uint8(header.ICMPv6AddressUnreachable) {
+		return
+	}
+	// The sum loses the code, so that its complement gains it (RFC 1624).
+	old := binary.BigEndian.Uint16(p[sum:])
+	binary.BigEndian.PutUint16(p[sum:], checksum.Combine(old, uint16(p[code])))
+	p[code] = uint8(header.ICMPv6NetworkUnreachable)
 }
 
 // deliver takes what was written to the stack, segments of a connection joined.

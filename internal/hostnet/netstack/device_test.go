@@ -620,3 +620,47 @@ func TestCloseUnderLoad(t *testing.T) {
 		t.Errorf("forward: %v", err)
 	}
 }
+
+// An ICMP error for a neighbor that nobody is ends the attempt at once, as the
+// resolver below has it.
+func TestUnreachableNeighbor(t *testing.T) {
+	d := open(t, config(1, 2044))
+	be := binary.BigEndian
+	cable(t, d, nil, 2044, func(p []byte, _ netip.Addr) bool {
+		if !isTCP(p) {
+			return true
+		}
+		var e []byte
+		if p[0]>>4 == 4 { // RFC 792: host unreachable, with the header and 8 octets
+			e = make([]byte, headroom+20+8+28)
+			q := e[headroom:]
+			copy(q, []byte{0x45, 0, 0, 56, 0, 0, 0, 0, 64, 1})
+			copy(q[12:], p[16:20]) // from the neighbor: with our own address it would be dropped
+			copy(q[16:], p[12:16])
+			be.PutUint16(q[10:], ^sum(q[:20]))
+			q[20], q[21] = 3, 1
+			copy(q[28:], p[:28])
+			be.PutUint16(q[22:], ^sum(q[20:]))
+		} else { // RFC 4443: address unreachable
+			e = make([]byte, headroom+40+8+len(p))
+			q := e[headroom:]
+			copy(q, p[:40])
+			be.PutUint16(q[4:], uint16(8+len(p)))
+			q[6] = 58
+			copy(q[8:24], p[24:40])
+			copy(q[24:40], p[8:24])
+			q[40], q[41] = 1, 3
+			copy(q[48:], p)
+			be.PutUint16(q[42:], ^sum(q[8:40], be.AppendUint32(nil, uint32(8+len(p))), []byte{0, 0, 0, 58}, q[40:]))
+		}
+		if err := d.WriteBatch([][]byte{e}, headroom); err != nil && !errors.Is(err, os.ErrClosed) {
+			t.Error(err)
+		}
+		return true
+	})
+	for _, to := range []string{"10.20.0.99:80", "[2001:db8:20::99]:80"} {
+		if _, err := d.DialTCP(within(t), netip.MustParseAddrPort(to)); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+			t.Errorf("%s: %v", to, err)
+		}
+	}
+}
