@@ -293,12 +293,24 @@ func (d *Device) Index() int { return d.link.Attrs().Index }
 func (d *Device) BatchSize() int { return BatchSize }
 
 // ended is the error of a device that no longer works, for a read or write
-// that failed with err.
+// that failed with err. What the runtime makes of a descriptor whose interface
+// was removed depends on who notices first; the kernel is asked.
 func (d *Device) ended(err error) error {
+	gone := d.gone.Load() || errors.Is(err, os.ErrClosed)
+	if !gone {
+		asked := d.control(func(fd int) error {
+			req, err := unix.NewIfreq("")
+			if err != nil {
+				return err
+			}
+			return unix.IoctlIfreq(fd, unix.TUNGETIFF, req)
+		})
+		gone = errors.Is(asked, unix.EBADFD)
+	}
 	switch {
 	case d.closed.Load():
 		return os.ErrClosed
-	case errors.Is(err, os.ErrClosed) || d.gone.Load():
+	case gone:
 		return ErrGone
 	}
 	return err
