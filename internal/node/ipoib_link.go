@@ -86,6 +86,9 @@ func (l *ipLink) start() {
 }
 
 const (
+	// interrupts bounds the batches of completions of a turn: with those of
+	// sends, more than a turn brings (tenantRuns).
+	interrupts = 16
 	// residentName is what people see in place of a program's name.
 	residentName = "ipoib"
 	// sessionRetry is when a link that got no session tries again.
@@ -143,7 +146,10 @@ func (l *ipLink) Begin(now mono.Time) bool {
 // Finish implements tenant: completions go to the link after queue pairs ran.
 func (l *ipLink) Finish(now mono.Time) bool {
 	busy := l.al.complete(now)
-	if l.link != nil && l.al.intr {
+	for range interrupts {
+		if l.link == nil || !l.al.intr {
+			break
+		}
 		busy = true
 		l.al.intr = l.link.Interrupt(now)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -391,6 +392,10 @@ func (l *lane) yield(now mono.Time) bool {
 // look costs two system calls.
 const recvPause = 10 * time.Microsecond
 
+// tenantRuns bounds the runs of a turn where there are tenants: what comes in
+// one call of a socket may be thousands of datagrams.
+const tenantRuns = 256
+
 // arrivals are runs of which those from next on wait to be handled.
 type arrivals struct {
 	runs []pkt.Run
@@ -431,9 +436,14 @@ func (l *lane) work(now mono.Time) bool {
 		}
 	}
 	// A run that faults is not handled again; those behind it, of others who may
-	// not send them twice, are.
+	// not send them twice, are. Tenants post receives again with every turn, and
+	// one brings no more than they have room for.
+	most := math.MaxInt
+	if len(l.tenants) > 0 {
+		most = tenantRuns
+	}
 	for i := range l.came {
-		for c := &l.came[i]; c.waits(); {
+		for c := &l.came[i]; c.waits() && most > 0; most-- {
 			c.next++
 			l.hca.Receive(now, &c.runs[c.next-1])
 		}
