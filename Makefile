@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit sim fuzz e2e interop bench bench-mcast demo test soak clean deps-build deps-demo deps-test
+.PHONY: build shim check unit sim fuzz e2e interop bench bench-mcast demo test soak clean deps-build deps-demo deps-test deps-bench
 
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
@@ -60,7 +60,7 @@ interop: deps-test build
 
 # What is measured, and what takes long.
 
-bench: deps-test build
+bench: deps-bench build
 	@bench/run
 
 bench-mcast: build
@@ -71,7 +71,7 @@ soak: deps-test build
 	@scripts/fuzz 10000000x
 	WEFT_SOAK=1 $(GO) test -count=1 -timeout 4h ./test/...
 
-deps-build deps-demo deps-test: deps-%:
+deps-build deps-demo deps-test deps-bench: deps-%:
 	@scripts/deps $*
 
 clean:
