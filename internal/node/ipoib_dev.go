@@ -17,8 +17,13 @@ type ipoibFeed struct {
 	free, full chan *ipoibBatch
 	waiting    atomic.Int32 // batches in full
 	wake       func()       // rouses the lane
-	current    *ipoibBatch  // the lane's: partly sent
-	held       bool         // the lane's: the link takes nothing until Device.Wake
+
+	// The lane's.
+	current *ipoibBatch // partly sent
+	held    bool        // the link takes nothing until Device.Wake
+	from    polled      // nil: a reader fills batches
+	empty   mono.Time   // when nothing was there to read last
+	lost    func(error) // the back end has failed
 }
 
 // ipoibBatch is packets of one read: frames[next:n] are still to be sent.
@@ -70,21 +75,61 @@ func (f *ipoibFeed) read(from ipoib.Backend, end <-chan struct{}) error {
 		if err != nil {
 			return err
 		}
-		for i := range n {
-			b.frames[i] = b.bufs[i][:ipoib.Headroom+b.sizes[i]]
-		}
-		b.n, b.next = n, 0
+		b.fill(n)
 		f.waiting.Add(1)
 		f.full <- b // there is room for all batches
 		f.wake()
 	}
 }
 
+// polled is a back end that a lane can read by itself, without anybody between: each
+// packet wakes it directly.
+type polled interface {
+	ipoib.Backend
+	// TryReadBatch is ReadBatch that does not wait.
+	TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, err error)
+	// Control calls f with a descriptor that is readable while packets wait.
+	Control(f func(fd int) error) error
+}
+
+// poll reads what waits at a back end that no reader serves, and reports whether
+// that was anything. It is called on the lane.
+func (f *ipoibFeed) poll(now mono.Time) bool {
+	if f.from == nil || f.held || f.current != nil || now.Sub(f.empty) < recvPause {
+		return false
+	}
+	select {
+	case b := <-f.free:
+		n, err := f.from.TryReadBatch(b.bufs, b.sizes, b.hops, ipoib.Headroom)
+		if n == 0 {
+			f.free <- b
+			if f.empty = now; err != nil {
+				f.from = nil
+				f.lost(err)
+			}
+			return false
+		}
+		b.fill(n)
+		f.current = b
+		return true
+	default:
+		return false
+	}
+}
+
+// fill notes that n packets were read.
+func (b *ipoibBatch) fill(n int) {
+	for i := range n {
+		b.frames[i] = b.bufs[i][:ipoib.Headroom+b.sizes[i]]
+	}
+	b.n, b.next = n, 0
+}
+
 // send gives the link what was read, as far as it takes it, and reports
 // whether there was anything. It is called on the lane.
 func (f *ipoibFeed) send(now mono.Time, link packetSink) (busy bool) {
 	for !f.held {
-		if f.current == nil {
+		if f.current == nil && !f.poll(now) {
 			if f.waiting.Load() == 0 {
 				return busy
 			}

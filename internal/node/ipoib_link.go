@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/ipoib"
@@ -166,6 +168,9 @@ func (l *ipLink) Finish(now mono.Time) bool {
 
 // Sleep implements tenant.
 func (l *ipLink) Sleep() bool {
+	if l.feed != nil {
+		l.feed.empty = 0 // what wakes the lane may be a packet
+	}
 	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && (l.feed == nil || !l.feed.ready())
 }
 
@@ -196,19 +201,34 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 		}
 		feed, end := newFeed(b.BatchSize(), l.rouse), make(chan struct{})
 		l.device, l.end = b, end
+		lost := func(err error) {
+			if !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
+				l.h.n.sub.post(func() { l.h.lost(l, err) })
+			}
+		}
+		from, direct := b.(polled)
 		l.onLane(func(now mono.Time, link *ipoib.Link) {
 			if l.made != made {
 				return
+			}
+			if direct {
+				if err := from.Control(func(fd int) error { return l.lane.watch(fd, unix.EPOLLIN) }); err != nil {
+					link.Registered(now, err)
+					return
+				}
+				feed.from, feed.lost = from, lost
 			}
 			l.back, l.feed = b, feed
 			link.Registered(now, nil)
 			l.take(now, link)
 		})
-		l.read.Go(func() {
-			if err := feed.read(b, end); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
-				l.h.n.sub.post(func() { l.h.lost(l, err) })
-			}
-		})
+		if !direct {
+			l.read.Go(func() {
+				if err := feed.read(b, end); err != nil {
+					lost(err)
+				}
+			})
+		}
 	})
 }
 
@@ -245,8 +265,19 @@ func (l *ipLink) take(now mono.Time, link *ipoib.Link) {
 // Unregister implements ipoib.Device.
 func (l *ipLink) Unregister() {
 	l.made++
+	l.unwatch()
 	l.back, l.feed, l.news = nil, nil, nil
 	l.work.post(l.closeDevice)
+}
+
+// unwatch lets the lane listen to the device no longer: its descriptor is about
+// to be closed.
+func (l *ipLink) unwatch() {
+	if l.feed == nil || l.feed.from == nil {
+		return
+	}
+	l.feed.from.Control(func(fd int) error { return unix.EpollCtl(l.lane.epfd, unix.EPOLL_CTL_DEL, fd, nil) })
+	l.feed.from = nil
 }
 
 // closeDevice takes the device away; it is called by work.
@@ -313,6 +344,7 @@ func (l *ipLink) Closed(err error) {
 	if err != nil {
 		l.h.event(l.cfg.Name, ipoib.EventLog.String(), err.Error())
 	}
+	l.unwatch()
 	l.link, l.back, l.feed = nil, nil, nil
 	l.work.post(func() {
 		l.closeDevice()

@@ -323,11 +323,25 @@ func (d *Device) ended(err error) error {
 // What it returns is at least one packet, or an error after which there are no
 // more: os.ErrClosed, ErrGone, or the kernel's.
 func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+	return d.fill(bufs, sizes, hops, offset, true)
+}
+
+// TryReadBatch is ReadBatch that does not wait: it returns 0 where nothing is
+// there to be read.
+func (d *Device) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+	return d.fill(bufs, sizes, hops, offset, false)
+}
+
+// Control calls f with a descriptor that is readable while packets wait. It is the
+// device's.
+func (d *Device) Control(f func(fd int) error) error { return d.control(f) }
+
+func (d *Device) fill(bufs [][]byte, sizes []int, hops []netip.Addr, offset int, wait bool) (int, error) {
 	if len(bufs) < BatchSize || len(sizes) < len(bufs) || len(hops) < len(bufs) {
 		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
 	}
 	n := 0
-	for n == 0 || n <= len(bufs)-maxSegments && d.waits.more() {
+	for wait && n == 0 || n <= len(bufs)-maxSegments && d.waits.more() {
 		k, err := d.read(bufs[n:], sizes[n:], offset)
 		var path *os.PathError
 		switch {
