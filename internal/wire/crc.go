@@ -128,17 +128,21 @@ var vcrcTab = func() *[16][256]uint16 {
 // VCRC returns the variant CRC of a native packet, p being LRH … ICRC (IBA
 // volume 1, 7.8.2), as the big-endian number its two bytes read as.
 func VCRC(p []byte) uint16 {
-	t := vcrcTab
-	reg := uint16(0xffff)
+	reg, p := vcrcBlocks(0xffff, p)
 	for len(p) >= 16 {
-		q := (*[16]byte)(p)
-		reg = t[15][q[0]^byte(reg)] ^ t[14][q[1]^byte(reg>>8)] ^
-			t[13][q[2]] ^ t[12][q[3]] ^ t[11][q[4]] ^ t[10][q[5]] ^ t[9][q[6]] ^ t[8][q[7]] ^
-			t[7][q[8]] ^ t[6][q[9]] ^ t[5][q[10]] ^ t[4][q[11]] ^ t[3][q[12]] ^ t[2][q[13]] ^ t[1][q[14]] ^ t[0][q[15]]
+		reg = vcrcStep(reg, (*[16]byte)(p))
 		p = p[16:]
 	}
 	for _, b := range p {
-		reg = reg>>8 ^ t[0][byte(reg)^b]
+		reg = reg>>8 ^ vcrcTab[0][byte(reg)^b]
 	}
 	return bits.ReverseBytes16(^reg)
+}
+
+// vcrcStep returns the register behind sixteen bytes.
+func vcrcStep(reg uint16, q *[16]byte) uint16 {
+	t := vcrcTab
+	return t[15][q[0]^byte(reg)] ^ t[14][q[1]^byte(reg>>8)] ^
+		t[13][q[2]] ^ t[12][q[3]] ^ t[11][q[4]] ^ t[10][q[5]] ^ t[9][q[6]] ^ t[8][q[7]] ^
+		t[7][q[8]] ^ t[6][q[9]] ^ t[5][q[10]] ^ t[4][q[11]] ^ t[3][q[12]] ^ t[2][q[13]] ^ t[1][q[14]] ^ t[0][q[15]]
 }
