@@ -144,7 +144,8 @@ func until(condition string, limit time.Duration) string {
 // serve starts a server in the guest and returns when it is ready.
 func (b *bench) serve(t *testing.T, command, ready string) {
 	t.Helper()
-	out, err := b.guest.Run("rm -f /tmp/status; ("+command+" >/tmp/out 2>&1 & echo $! >/tmp/pid; wait $!; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+	// What the server before printed is no sign of this one.
+	out, err := b.guest.Run("rm -f /tmp/status; : >/tmp/out; ("+command+" >/tmp/out 2>&1 & echo $! >/tmp/pid; wait $!; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
 		until(ready, 20*time.Second)+" || { cat /tmp/out; exit 1; }", time.Minute)
 	if err != nil {
 		t.Fatalf("server in the guest: %v\n%s", err, out)
