@@ -78,12 +78,12 @@ func (r *ring) heavySweeps() (n int) {
 func TestReroute(t *testing.T) {
 	var worst time.Duration
 	for _, nodes := range []int{3, 5} {
-		for _, step := range []time.Duration{0, 7 * time.Millisecond, 37 * time.Millisecond} {
+		for _, step := range []time.Duration{7 * time.Millisecond, 37 * time.Millisecond} {
 			for way, deaf := range map[string][2]bool{"both": {true, true}, "forth": {false, true}, "back": {true, false}} {
 				for cut := range nodes {
 					r := newRing(t, nodes, step)
-					for k := range 5 {
-						r.Run(time.Duration(k) * 23 * time.Millisecond)
+					for k := range 2 {
+						r.Run(time.Duration(k) * 53 * time.Millisecond)
 						at := r.Now
 						r.trunks[cut].Deaf = deaf
 						if !r.Until(10*time.Second, r.leads) {
