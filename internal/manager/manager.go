@@ -107,7 +107,8 @@ func (k keeping) over(o keeping) keeping {
 
 // keepEvery is how often what changes all the time is handed to the keeper: a
 // thousand clients that join after another must not be written down a thousand
-// times. A manager that takes over has clients register anew anyway.
+// times. A manager that takes over has clients register anew anyway. LIDs do not
+// wait: programs use them at once.
 const keepEvery = 200 * time.Millisecond
 
 // A master that does not answer for so long is lost to the managers that wait
@@ -202,7 +203,7 @@ func (m *Manager) handOver(now mono.Time) {
 	if !m.elected || version == m.kept && !m.dirty {
 		return
 	}
-	if at := m.keptAt.Add(keepEvery); m.keptAt != 0 && !at.Due(now) {
+	if at := m.keptAt.Add(keepEvery); version == m.kept && m.keptAt != 0 && !at.Due(now) {
 		m.keepAt = at
 		return
 	}

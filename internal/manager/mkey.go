@@ -114,7 +114,9 @@ func (m *Manager) loadMKey(ctx context.Context, term *store.Term) (MKey, store.R
 		case err == nil:
 			k, err := parseMKey(e.Value)
 			if err != nil {
-				m.cfg.Log.Error("the M_Key in the store is wrong: ports get none", "err", err)
+				// Older than any: ports that are guarded stay so.
+				m.cfg.Log.Error("the M_Key in the store is wrong: the one before stands", "err", err)
+				return MKey{}, 0, nil
 			}
 			return k, e.Rev, nil
 		case !isNotFound(err):

@@ -65,6 +65,16 @@ func TestMKeyIsShared(t *testing.T) {
 	if err := EditMKey(ctx, mem, func(*MKey) {}); err == nil || strings.Contains(err.Error(), "Kee") {
 		t.Error(err)
 	}
+	// Nor where the manager reads it anew because its term begins.
+	damaged, rev, err := b.m.loadMKey(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.post(func() { b.m.setKey(damaged, rev) })
+	b.pump()
+	if s := b.m.Status(); !s.Keyed || s.MKeyFrom != MKeyOfStore {
+		t.Errorf("ports lose their M_Key for one that cannot be read: %+v", s)
+	}
 	off, _ := json.Marshal(MKey{Version: MKeyVersion, Off: true, Before: []uint64{77}})
 	if _, err := store.Put(ctx, mem, KeyMKey, off); err != nil {
 		t.Fatal(err)

@@ -130,3 +130,23 @@ func TestManyJoins(t *testing.T) {
 		t.Errorf("%v, kept\n%s\nwant\n%s", err, kept.clients, want)
 	}
 }
+
+// TestLIDsDoNotWait: what clients registered may wait to be written down, LIDs that ports
+// have from now on do not.
+func TestLIDsDoNotWait(t *testing.T) {
+	l := newLarge(t, 2, 2, 1)
+	<-l.m.keep
+	l.m.dirty = true
+	l.pump()
+	if len(l.m.keep) != 0 || l.m.keepAt == 0 {
+		t.Errorf("registrations do not wait: %d, %v", len(l.m.keep), l.m.keepAt)
+	}
+	l.m.kept-- // LIDs are others than those handed over
+	l.pump()
+	if len(l.m.keep) != 1 || l.m.keepAt != 0 {
+		t.Fatalf("LIDs wait until %v, it is %v", l.m.keepAt, l.Now)
+	}
+	if k := <-l.m.keep; k.observed == nil || k.clients == nil {
+		t.Errorf("%+v", k)
+	}
+}
