@@ -540,3 +540,44 @@ func BenchmarkReplicate(b *testing.B) {
 		})
 	}
 }
+
+// TestClassGoesWithEachCopy: what was found out about the payload once goes with every
+// copy, also with those of packets that were inspected together.
+func TestClassGoesWithEachCopy(t *testing.T) {
+	forms(t, func(t *testing.T, c Config) {
+		g, p, b := groups(3, 2, 1), newPipes(1, 100), mem.NewBatch(4096)
+		e := New(c, p)
+		var want []Class
+		for i := range 4 {
+			r, _ := packet(1, 8)
+			data := ip(t, "10.0.0.1", "239.1.2.3", protoUDP, 7, uint16(i), 20)
+			if i == 2 {
+				data[len(data)-1] ^= 1 // the checksum of UDP is wrong
+			}
+			r.Data = mem.BytesPayload(data)
+			if e.Receive(r, NoFunction, b) != mem.OK {
+				t.Fatal("not stored")
+			}
+			want = append(want, Classify(data))
+			if k := want[i]; k.Kind != UDPv4 || k.L4OK != (i != 2) || k.Hash == 0 {
+				t.Fatalf("%+v", k)
+			}
+		}
+		for e.Run(g, 3) {
+		}
+		got := map[Dest][]Class{}
+		for p.waiting() > 0 {
+			d := p.take(0)
+			got[d.Dest] = append(got[d.Dest], d.Class)
+			d.Release()
+		}
+		if len(got) != 6 {
+			t.Errorf("copies for %d queue pairs", len(got))
+		}
+		for dest, list := range got {
+			if !slices.Equal(list, want) {
+				t.Errorf("%+v: %+v, want %+v", dest, list, want)
+			}
+		}
+	})
+}
