@@ -77,6 +77,7 @@ roce-port), else from its default.`,
 	f.String("store", d.Store, "where the manager keeps its state: embedded (etcd in the node's directory), memory, the URLs of an etcd cluster, or auto: memory with --idle-exit, else embedded")
 	f.Bool("ipoib", d.IPoIB, "have IP links of every InfiniBand device, one for each partition with a broadcast group; takes CAP_NET_ADMIN")
 	f.StringSlice("ipoib-addr", nil, "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)")
+	f.Int("ipoib-mtu", d.IPoIBMTU, "MTU of the broadcast groups that this node's manager makes, 2048 or 4096; that of IP links is 4 less")
 	f.String("ipoib-params", "", "file with parameters of IP links, NAME = VALUE lines")
 	f.StringSlice("ipoib-set", nil, "parameter of IP links: NAME=VALUE, before the file's (may be repeated)")
 	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")

@@ -110,6 +110,9 @@ type Config struct {
 	// IPoIBAddrs are LINK=ADDRESS/LENGTH: IP addresses that links of IPoIB have
 	// whenever they are there.
 	IPoIBAddrs []string `koanf:"ipoib-addr" yaml:"ipoib-addr"`
+	// IPoIBMTU is the MTU of the broadcast groups that this node's manager makes as
+	// master, 2048 or 4096: that of IP links is 4 less.
+	IPoIBMTU int `koanf:"ipoib-mtu" yaml:"ipoib-mtu"`
 }
 
 // Who manages the subnet.
@@ -143,6 +146,8 @@ func Default() Config {
 		SwitchPorts: 36,
 		SM:          SMAuto,
 		Store:       StoreAuto,
+
+		IPoIBMTU: 2048,
 	}
 }
 
@@ -223,6 +228,9 @@ func (c Config) Validate() error {
 	}
 	if c.IPoIB && !c.Fabric {
 		bad("ipoib", "must be false where fabric is")
+	}
+	if c.IPoIBMTU != 2048 && c.IPoIBMTU != 4096 {
+		bad("ipoib-mtu", "must be 2048 or 4096, not %d", c.IPoIBMTU)
 	}
 	for _, v := range c.IPoIBSet {
 		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {

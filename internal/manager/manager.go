@@ -13,6 +13,7 @@ package manager
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -62,8 +63,11 @@ type Config struct {
 	// in the store.
 	Shared bool
 	MKey   uint64
-	Log    *slog.Logger
-	Now    func() mono.Time
+	// BroadcastMTU is the MTU of broadcast groups, and so, less 4, of the IP links
+	// on them; 0 means 2048, which every implementation has.
+	BroadcastMTU ib.MTU
+	Log          *slog.Logger
+	Now          func() mono.Time
 	// Post has f run on the management goroutine soon, without waiting.
 	Post func(f func())
 }
@@ -237,8 +241,9 @@ func (m *Manager) ensureGroups(now mono.Time) {
 	for _, p := range m.intent.Subnet.Partitions {
 		keys = append(keys, p.PKey)
 	}
+	mtu := cmp.Or(m.cfg.BroadcastMTU, ib.MTU2048)
 	for _, k := range keys {
-		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: BroadcastQKey, PKey: k | 0x8000, MTU: ib.MTU2048, Rate: ib.Rate10})
+		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: BroadcastQKey, PKey: k | 0x8000, MTU: mtu, Rate: ib.Rate10})
 	}
 	for _, g := range m.intent.Groups {
 		if !m.sa.Ensure(now, g) {

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"weft/internal/api"
+	"weft/internal/config"
 	"weft/internal/ipoib"
 )
 
@@ -300,6 +301,16 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "no link is left", names())
+}
+
+// TestIPLinkMTU: links have what the master's broadcast groups have.
+func TestIPLinkMTU(t *testing.T) {
+	r := run(t, func(c *config.Config) { c.Fabric, c.Store, c.IPoIBMTU = true, config.StoreMemory, 4096 })
+	s := r.stacks()
+	r.link(t, firstNative, "10.9.0.1/24")
+	if l, err := r.cli.IPLinks(context.Background()); err != nil || l[0].MTU != 4092 || s.of("ib0_1_7fff").info.MTU != 4092 {
+		t.Errorf("%v %+v", err, l)
+	}
 }
 
 // TestIPLinkRefusals: what makes no sense is refused with a reason.

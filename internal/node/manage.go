@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/api"
 	"weft/internal/config"
+	"weft/internal/ib"
 	"weft/internal/mad"
 	"weft/internal/manager"
 	"weft/internal/rundir"
@@ -89,7 +90,7 @@ func (n *Node) startManager(ctx context.Context) error {
 		return err
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
-		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
+		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.IPoIBMTU), Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
 	if err != nil {
 		return err
 	}
@@ -116,6 +117,14 @@ func (n *Node) nodeMKey() (uint64, error) {
 		return 0, &api.Error{What: what, Why: n.cfg.MKeyFile + ": " + err.Error(), Fix: fix}
 	}
 	return key, nil
+}
+
+// broadcastMTU is the code of an MTU in bytes that was checked.
+func broadcastMTU(bytes int) ib.MTU {
+	if bytes == 4096 {
+		return ib.MTU4096
+	}
+	return ib.MTU2048
 }
 
 // unmanaged lists what keeps the manager of this node from its work.
