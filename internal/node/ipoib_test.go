@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -301,6 +302,74 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "no link is left", names())
+}
+
+// pollStack is a stack that the lane reads by itself: what is in next, once.
+type pollStack struct {
+	*ipStack
+	pipe [2]int
+	next []byte // the lane's
+	hop  netip.Addr
+}
+
+var _ polled = (*pollStack)(nil)
+
+func (s *pollStack) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+	if s.next == nil {
+		return 0, nil
+	}
+	sizes[0], hops[0] = copy(bufs[0][offset:], s.next), s.hop
+	s.next = nil
+	return 1, nil
+}
+
+func (s *pollStack) Control(f func(fd int) error) error { return f(s.pipe[0]) }
+
+func (s *pollStack) Close() error {
+	syscall.Close(s.pipe[0])
+	syscall.Close(s.pipe[1])
+	return s.ipStack.Close()
+}
+
+// TestIPLinkAllocates: the way of a packet from a device that the lane reads, to the
+// link, and out of the other link's device needs no memory.
+func TestIPLinkAllocates(t *testing.T) {
+	r := twoNative(t)
+	s := r.stacks()
+	open := r.node.ip.open
+	r.node.ip.open = func(q *ipoibRequest, d ipoib.DeviceInfo, news func(ipoib.BackendEvent)) (ipoib.Backend, error) {
+		b, err := open(q, d, news)
+		p := &pollStack{ipStack: b.(*ipStack)}
+		p.keep = false
+		return p, errors.Join(err, syscall.Pipe(p.pipe[:]))
+	}
+	r.link(t, firstNative, "10.9.0.1/24")
+	r.link(t, "vf", "10.9.0.2/24")
+	from, to := r.node.ip.link("ib0_1_7fff"), s.of("ib1_1_7fff")
+	p, hop := ipv4("10.9.0.1", "10.9.0.2", make([]byte, 1000)), netip.MustParseAddr("10.9.0.2")
+	offer := func() {
+		b := from.back.(*pollStack)
+		b.next, b.hop = p, hop
+		from.feed.empty = 0
+	}
+	before := to.count.Load()
+	eventually(t, "the first packet arrives", func() bool {
+		from.lane.do(offer)
+		return to.count.Load() > before
+	})
+	before = to.count.Load()
+	n := 0.0
+	from.lane.do(func() {
+		n = testing.AllocsPerRun(500, func() {
+			offer()
+			for range 4 {
+				from.lane.work(from.lane.clock())
+			}
+		})
+	})
+	if got := to.count.Load() - before; got < 500 || n != 0 {
+		t.Errorf("%d packets, %v allocations each", got, n)
+	}
 }
 
 // TestIPLinkMTU: links have what the master's broadcast groups have.
