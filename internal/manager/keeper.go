@@ -45,9 +45,9 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	var mkey MKey
 	var rev store.Rev
 	for {
-		err := m.load(ctx, KeyObservations, &o)
+		err := recall(ctx, m, term, KeyObservations, &o)
 		if err == nil {
-			err = m.load(ctx, KeyClients, &clients)
+			err = recall(ctx, m, term, KeyClients, &clients)
 		}
 		if err == nil {
 			mkey, rev, err = m.loadMKey(ctx, term)
@@ -143,8 +143,14 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 	}
 }
 
-// load reads a value of the store; one that is not there leaves v alone.
-func (m *Manager) load(ctx context.Context, key string, v any) error {
+// Damaged is appended to the key of what could not be read.
+const Damaged = ".damaged"
+
+// recall reads what the manager before has written; v stays empty where there is
+// nothing. What cannot be read must not keep the subnet without a manager, for
+// it can be had anew: LIDs from the ports that bear them, registrations from
+// clients, which are asked for them. It is set aside under a key of its own.
+func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string, v *T) error {
 	e, err := m.cfg.Store.Get(ctx, key)
 	if isNotFound(err) {
 		return nil
@@ -152,7 +158,16 @@ func (m *Manager) load(ctx context.Context, key string, v any) error {
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(e.Value, v)
+	why := json.Unmarshal(e.Value, v)
+	if why == nil {
+		return nil
+	}
+	*v = *new(T)
+	if _, err := term.Txn(ctx, store.Txn{Do: []store.Op{store.PutOp(key+Damaged, e.Value)}}); err != nil {
+		return err
+	}
+	m.cfg.Log.Error("what the manager before observed cannot be read, and is asked for anew", "key", key, "kept", key+Damaged, "err", why)
+	return nil
 }
 
 // follow hands every new intent to the management goroutine.

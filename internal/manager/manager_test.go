@@ -174,6 +174,31 @@ func TestTakeover(t *testing.T) {
 	a.m.Close()
 }
 
+// TestDamagedObservations: what a manager cannot read of the one before keeps it
+// from nothing: ports keep the LIDs they have, and the damage is set aside.
+func TestDamagedObservations(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	ctx := context.Background()
+	for _, key := range []string{KeyObservations, KeyClients} {
+		if _, err := store.Put(ctx, mem, key, []byte("{\"LIDs\": \"none\"")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := begin(t, "a", mem)
+	defer n.m.Close()
+	n.until("the port comes up", n.active)
+	n.until("what is observed is kept", func() bool {
+		e, err := mem.Get(ctx, KeyObservations)
+		return err == nil && json.Valid(e.Value)
+	})
+	for _, key := range []string{KeyObservations, KeyClients} {
+		if e, err := mem.Get(ctx, key+Damaged); err != nil || json.Valid(e.Value) {
+			t.Errorf("%s: %q, %v", key, e.Value, err)
+		}
+	}
+}
+
 // TestIntent: an edit reaches the tables of the subnet; a wrong one is refused
 // where it is made, or, if it got into the store, changes nothing.
 func TestIntent(t *testing.T) {
