@@ -384,3 +384,49 @@ func TestH44_Dump(t *testing.T) {
 		t.Error("not purged")
 	}
 }
+
+// TestWatchdogCountsFromTheSend: a send after a quiet time has all of the
+// timeout to complete, whenever the watchdog was set before.
+func TestWatchdogCountsFromTheSend(t *testing.T) {
+	s, a, _ := two(t, "timeout=100")
+	a.send(ipA, ipB, "first")
+	s.run(3 * time.Second)
+	for range 20 { // as ping does, once a second
+		a.send(ipA, ipB, "x")
+		s.step()
+		s.now = s.now.Add(time.Second - time.Microsecond)
+		a.stall = true // completes a little later
+		a.send(ipA, ipB, "x")
+		s.run(10 * time.Millisecond)
+		a.stall = false
+		s.run(3 * time.Second)
+	}
+	if n := a.counter("tx_timeouts"); n != 0 {
+		t.Errorf("%d timeouts of sends that took 10 ms of 1 s", n)
+	}
+}
+
+// TestRecoverySendsWhatWaits: frames for which there was no slot when the queue
+// pair is reset are sent afterwards, in order (docs/notes/ipoib.md, 5).
+func TestRecoverySendsWhatWaits(t *testing.T) {
+	s, a, b := two(t, "sq_depth=128", "timeout=50")
+	a.send(ipA, ipB, "first")
+	s.run(time.Second)
+	b.got = nil
+	var want []string
+	for i := range 300 {
+		text := fmt.Sprint(i)
+		f := ipv4(ipA, ipB, text)
+		a.l.BuildHeader(f, b.l.hw, wire.EtherIPv4)
+		a.l.xmit(s.now, f)
+		if i >= 128 {
+			want = append(want, text)
+		}
+	}
+	a.l.flush(s.now)
+	a.l.QPError(s.now) // everything that is posted completes as flushed
+	s.run(time.Second)
+	if got := b.texts(); !slices.Equal(got, want) {
+		t.Errorf("%d of %d arrived: %v", len(got), len(want), got)
+	}
+}

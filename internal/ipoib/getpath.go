@@ -81,16 +81,12 @@ func (l *Link) getPath(now mono.Time, a netip.Addr, out *PathInfo, cb PathFunc, 
 		if e == nil {
 			return ErrNoNode
 		}
-		if e.resolved && e.path.valid {
+		if e.resolved && !l.stale(e) {
 			*out = l.pathInfo(a, e.path)
 			return nil
 		}
-		if e.resolved && l.stale(e) {
-			e.resolved = false
-		}
-		if !e.resolved {
-			l.askPath(now, e.path)
-		}
+		e.resolved = false
+		l.askPath(now, e.path)
 	}
 	if cb != nil {
 		l.waiters[a] = append(l.waiters[a], waiter{out, cb, ctx})

@@ -186,3 +186,61 @@ func TestH64_Image(t *testing.T) {
 		t.Errorf("-want +got:\n%s", d)
 	}
 }
+
+// TestGetPathIsAnswered: whatever happens to entries meanwhile, who waits for a path
+// hears how that ended.
+func TestGetPathIsAnswered(t *testing.T) {
+	other := wire.MakeHWAddr(0, 0x209, gidB) // another queue pair of b's port
+	ask := func(s *subnet, a *node) (calls *[]error) {
+		calls = new([]error)
+		if err := a.l.GetPathAsync(s.now, ipB, &PathInfo{}, func(err error, _ *PathInfo, _ any) { *calls = append(*calls, err) }, nil); err != ErrAgain {
+			*calls = append(*calls, err)
+		}
+		return calls
+	}
+	t.Run("path of a GID that another entry was purged of", func(t *testing.T) {
+		s, a, _ := two(t)
+		a.send(ipA, ipB, "x")
+		s.run(time.Second)
+		e := a.l.learned(s.now, netip.MustParseAddr("10.20.0.3"), other)
+		a.l.purge(s.now, e)
+		calls := ask(s, a)
+		s.run(5 * time.Second)
+		if !slices.Equal(*calls, []error{nil}) {
+			t.Errorf("told %v", *calls)
+		}
+	})
+	t.Run("the address moved to an entry that is resolved", func(t *testing.T) {
+		s, a, b := two(t)
+		a.send(ipA, ipB, "x")
+		s.run(time.Second)
+		gidC := ib.MakeGID(ib.DefaultGIDPrefix, 0x300)
+		s.holdPaths = true
+		a.l.PurgeShadow(s.now, wire.HWAddr{})
+		a.l.Engine().AddStatic(s.now, ipB, wire.MakeHWAddr(0, 0x300, gidC))
+		calls := ask(s, a)
+		s.holdPaths = false
+		a.l.learned(s.now, netip.MustParseAddr("10.20.0.3"), b.l.hw)
+		s.run(time.Second / 20)
+		a.l.Engine().AddStatic(s.now, ipB, b.l.hw)
+		s.run(5 * time.Second)
+		if !slices.Equal(*calls, []error{nil}) {
+			t.Errorf("told %v", *calls)
+		}
+	})
+	t.Run("more addresses than an entry keeps", func(t *testing.T) {
+		s, a, b := two(t)
+		a.send(ipA, ipB, "x")
+		s.run(time.Second)
+		a.l.PurgeShadow(s.now, wire.HWAddr{})
+		s.delay = time.Second / 10
+		calls := ask(s, a)
+		for i := range maxEntryIPs {
+			a.l.learned(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), b.l.hw)
+		}
+		s.run(5 * time.Second)
+		if len(*calls) != 1 {
+			t.Errorf("told %v", *calls)
+		}
+	})
+}

@@ -293,3 +293,28 @@ func TestCarrierLostWhileResolving(t *testing.T) {
 		}
 	}
 }
+
+// TestEvictionLetsOthersAsk: where strangers push out entries whose paths are being asked for,
+// those that wait for their turn get it.
+func TestEvictionLetsOthersAsk(t *testing.T) {
+	s, a := alone(t, "max_neigh=300")
+	s.holdPaths = true
+	stranger := func(i int) wire.HWAddr {
+		return wire.MakeHWAddr(0, 0x300, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x1000+i)))
+	}
+	for i := range 300 {
+		a.xmitText(stranger(i), "x")
+	}
+	if a.l.asking != maxPathQueries {
+		t.Fatalf("asks for %d paths", a.l.asking)
+	}
+	for i := range maxPathQueries {
+		a.l.learned(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i), a.port.GID))
+	}
+	s.run(5 * time.Second)
+	for _, e := range a.l.entries {
+		if !e.resolved {
+			t.Fatalf("%v waits for a path that nobody asks for", e.hw)
+		}
+	}
+}

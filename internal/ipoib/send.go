@@ -104,7 +104,8 @@ type sender struct {
 	watchdog  timer
 	progress  mono.Time // when a send completed last, or the first was posted
 	inFlightN int
-	broken    bool // the queue pair could not be made to work again
+	busy      bool // sends were posted at the last flush
+	broken    bool // the queue pair is being made to work again, or could not be
 	closed    bool
 }
 
@@ -191,7 +192,7 @@ func (l *Link) refuse(d Drop) {
 
 // transmit sends a frame, or holds it until there is a slot.
 func (l *Link) transmit(frame []byte, to dest) {
-	if l.head < len(l.backlog) || len(l.free) == 0 {
+	if l.broken || l.head < len(l.backlog) || len(l.free) == 0 {
 		if len(l.backlog)-l.head >= maxBacklog || !l.charge(len(frame)) {
 			l.c.Net.TxFIFOErrors++
 			l.txError(DropNoSlot)
@@ -256,8 +257,14 @@ func (l *Link) postBatch() {
 // watchdog, and calls those who wait for paths.
 func (l *Link) flush(now mono.Time) {
 	l.postBatch()
-	if l.inFlightN > 0 && l.watchdog.i == 0 && l.state != Destroyed {
-		l.progress = now
+	if l.inFlightN == 0 {
+		l.busy = false
+		return
+	}
+	if !l.busy {
+		l.busy, l.progress = true, now
+	}
+	if l.watchdog.i == 0 && l.state != Destroyed {
 		l.timers.set(&l.watchdog, now.Add(l.p.TxTimeout))
 	}
 }
@@ -306,6 +313,9 @@ func (l *Link) sent(now mono.Time, wc *WC) (failed bool) {
 // drainBacklog sends frames that waited for slots, in their order, and tells
 // when SendBatch takes packets again.
 func (l *Link) drainBacklog() {
+	if l.broken {
+		return
+	}
 	for l.head < len(l.backlog) && len(l.free) > 0 {
 		h := &l.backlog[l.head]
 		l.post(h.frame, h.to)
@@ -358,6 +368,7 @@ func (l *Link) watch(now mono.Time) {
 // recover takes the queue pair through ERR and RESET back to work. What was
 // posted is lost; what has no slot yet is sent.
 func (l *Link) recover(now mono.Time) {
+	l.broken = true
 	l.al.StopQP()
 	for range 2 + (len(l.slots)+len(l.recvs))/pollBatch {
 		if n := l.al.Poll(l.wcs[:]); n == 0 {

@@ -200,6 +200,7 @@ func (l *Link) remove(now mono.Time, e *entry, why Drop) {
 	p.entries = slices.DeleteFunc(p.entries, func(x *entry) bool { return x == e })
 	if len(p.entries) == 0 {
 		l.forgetPath(p)
+		l.askNext(now)
 	}
 	delete(l.entries, e.hw)
 	l.unlink(e)
@@ -387,10 +388,10 @@ func (l *Link) retryPath(now mono.Time, gid ib.GID) {
 
 // flushShadow deletes all entries and paths.
 func (l *Link) flushShadow(now mono.Time) {
+	l.unasked = nil
 	for l.oldest != nil {
 		l.remove(now, l.oldest, DropLinkDown)
 	}
-	l.unasked = nil
 }
 
 // sweepShadow deletes entries that nothing was sent to for long: the net below purging
@@ -418,6 +419,7 @@ func (l *Link) learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) *entry {
 	}
 	if len(e.ips) == maxEntryIPs {
 		delete(l.byIP, e.ips[0])
+		l.notFound(e.ips[0], ErrNoNode)
 		e.ips = slices.Delete(e.ips, 0, 1)
 	}
 	e.ips = append(e.ips, ip)

@@ -80,8 +80,15 @@ func (l *Link) watchQuestions(now mono.Time, t wire.EtherType, hw wire.HWAddr, p
 // Deliver implements neigh.Out.
 func (o out) Deliver(now mono.Time, frame []byte) { o.l.deliverOne(frame) }
 
-// Learned implements neigh.Out.
-func (o out) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) { o.l.learned(now, ip, hw) }
+// Learned implements neigh.Out. Who waits for the path to an address that is elsewhere
+// now goes on with the path to there.
+func (o out) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
+	if len(o.l.waiters[ip]) > 0 {
+		o.Resolved(now, ip, hw)
+		return
+	}
+	o.l.learned(now, ip, hw)
+}
 
 // Resolved implements neigh.Out: get-path goes on with the path.
 func (o out) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
