@@ -218,8 +218,10 @@ func (l *Link) join(now mono.Time, g *group, state uint8) {
 	g.fresh = state &^ g.told
 	g.told |= state
 	g.leaving = false
-	g.q = &query{method: mad.MethodSet, attr: mad.AttrMCMemberRecord, mask: mask, record: rec.Append(nil), tries: tries, wait: l.p.McastWait,
-		limit: l.p.McastWait, done: func(now mono.Time, a answer) { l.joinAnswer(now, g, state, &a) }}
+	q := &query{method: mad.MethodSet, attr: mad.AttrMCMemberRecord, mask: mask, record: rec.Append(nil), tries: tries, wait: l.p.McastWait,
+		limit: l.p.McastWait}
+	q.done = func(now mono.Time, a answer) { l.joinAnswer(now, g, state, &a, q.asked == 1) }
+	g.q = q
 	l.joins++
 	l.c.Driver.McastJoins++
 	if state != mad.JoinFull {
@@ -229,7 +231,9 @@ func (l *Link) join(now mono.Time, g *group, state uint8) {
 	l.ask(now, g.q)
 }
 
-func (l *Link) joinAnswer(now mono.Time, g *group, state uint8, a *answer) {
+// joinAnswer ends the request for a membership. Where it was asked for more than once, a
+// refusal may be of a repetition, and the answer that was lost was that of a join.
+func (l *Link) joinAnswer(now mono.Time, g *group, state uint8, a *answer, once bool) {
 	g.q = nil
 	l.joins--
 	var rec mad.MCMemberRecord
@@ -252,7 +256,7 @@ func (l *Link) joinAnswer(now mono.Time, g *group, state uint8, a *answer) {
 			l.advance(now, g)
 		}
 	} else {
-		if !a.silent {
+		if !a.silent && once {
 			g.told &^= g.fresh
 		}
 		l.joinFailed(now, g, state, a, why)

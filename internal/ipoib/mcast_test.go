@@ -460,3 +460,24 @@ func TestH16_MTU(t *testing.T) {
 		}
 	})
 }
+
+// TestLeaveAfterRefusedRepetition: a join whose answer was late and whose repetition was refused is
+// left all the same: the administration has it.
+func TestLeaveAfterRefusedRepetition(t *testing.T) {
+	s, a := alone(t)
+	group := netip.MustParseAddr("239.1.1.2")
+	s.delay = 10 * time.Second
+	if err := a.l.JoinGroup(s.now, group); err != nil {
+		t.Fatal(err)
+	}
+	s.run(time.Second / 2)
+	s.delay, s.refuse = 0, mad.StatusSANoResources
+	s.run(time.Second)
+	if err := a.l.LeaveGroup(s.now, group); err != nil {
+		t.Fatal(err)
+	}
+	s.run(5 * time.Second)
+	if g := s.groups[a.l.mgidOf(group)]; g != nil {
+		t.Errorf("the group has members %v", g.members)
+	}
+}

@@ -18,6 +18,7 @@ type query struct {
 	mask   mad.ComponentMask
 	record []byte
 	tries  int // left
+	asked  int // so far
 	wait   time.Duration
 	limit  time.Duration // wait doubles up to it
 	timer  timer
@@ -55,6 +56,7 @@ func (l *Link) ask(now mono.Time, q *query) {
 
 func (l *Link) request(now mono.Time, q *query) {
 	q.tries--
+	q.asked++
 	l.timers.set(&q.timer, now.Add(q.wait))
 	q.wait = min(2*q.wait, max(q.limit, q.wait))
 	l.al.SA(&SARequest{ID: q.id, Method: q.method, Attr: q.attr, Mask: q.mask, Record: q.record})

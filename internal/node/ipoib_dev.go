@@ -23,7 +23,7 @@ type ipoibFeed struct {
 	held    bool        // the link takes nothing until Device.Wake
 	from    polled      // nil: a reader fills batches
 	empty   mono.Time   // when nothing was there to read last
-	lost    func(error) // the back end has failed
+	lost    func(error) // the back end has failed; it ends polling
 }
 
 // ipoibBatch is packets of one read: frames[next:n] are still to be sent.
@@ -104,7 +104,6 @@ func (f *ipoibFeed) poll(now mono.Time) bool {
 		if n == 0 {
 			f.free <- b
 			if f.empty = now; err != nil {
-				f.from = nil
 				f.lost(err)
 			}
 			return false

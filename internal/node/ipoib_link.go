@@ -213,10 +213,11 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 			}
 			if direct {
 				if err := from.Control(func(fd int) error { return l.lane.watch(fd, unix.EPOLLIN) }); err != nil {
+					l.work.post(l.closeDevice)
 					link.Registered(now, err)
 					return
 				}
-				feed.from, feed.lost = from, lost
+				feed.from, feed.lost = from, func(err error) { l.unwatch(); lost(err) }
 			}
 			l.back, l.feed = b, feed
 			link.Registered(now, nil)

@@ -239,6 +239,15 @@ func TestIPoIB(t *testing.T) {
 		s.carrier(2, ipLink)
 		s.reaches(0, v4(2))
 	})
+	t.Run("removed by somebody", func(t *testing.T) {
+		before := s.qpn(2)
+		s.mustIn(2, "ip", "link", "del", ipLink)
+		s.until("the link is made anew", func() bool {
+			var list []api.IPLink
+			return s.nodes[2].Query(&list, "ipoib") == nil && len(list) == 1 && list[0].Carrier && list[0].QPN != before
+		})
+		s.reaches(0, v4(2))
+	})
 	t.Run("1000 groups", s.manyGroups)
 	t.Run("peer with another queue pair", func(t *testing.T) {
 		before := s.qpn(1)

@@ -362,7 +362,7 @@ func (d *Device) fill(bufs [][]byte, sizes []int, hops []netip.Addr, offset int,
 	return n, nil
 }
 
-// waits tells whether packets wait to be read.
+// waits tells whether packets wait to be read, or an error does.
 type waits struct {
 	conn  syscall.RawConn
 	fds   [1]unix.PollFd
@@ -374,7 +374,7 @@ func (w *waits) init(f *os.File) (err error) {
 	w.look = func(fd uintptr) {
 		w.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		n, err := unix.Poll(w.fds[:], 0)
-		w.ready = err == nil && n == 1 && w.fds[0].Revents == unix.POLLIN
+		w.ready = err == nil && n == 1
 	}
 	w.conn, err = f.SyscallConn()
 	return err

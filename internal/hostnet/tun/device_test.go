@@ -367,6 +367,25 @@ func TestRemovedInterface(t *testing.T) {
 	}
 }
 
+// TestRemovedInterfaceIsPolled: who does not wait in a read learns of it, too.
+func TestRemovedInterfaceIsPolled(t *testing.T) {
+	s := newSpace(t)
+	d := s.open(base)
+	bufs, sizes, hops := buffers(headroom + base.MTU)
+	s.must(func() error { return netlink.LinkDel(d.link) })
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		n, err := d.TryReadBatch(bufs, sizes, hops, headroom)
+		switch {
+		case errors.Is(err, ErrGone):
+			return
+		case err != nil:
+			t.Fatalf("read: %v", err)
+		case n == 0 && time.Now().After(end):
+			t.Fatal("there is nothing to read, and no error")
+		}
+	}
+}
+
 func TestCloseEndsRead(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
