@@ -49,7 +49,8 @@ type IPLink struct {
 	Flags    []string `json:"flags"`
 	State    string   `json:"state"`
 	Carrier  bool     `json:"carrier"`
-	Reason   string   `json:"reason"` // of having no carrier
+	Reason   string   `json:"reason"`  // of having no carrier
+	Problem  string   `json:"problem"` // what could not be set up of the interface
 	MTU      int      `json:"mtu"`
 	QueueLen int      `json:"tx_queue_len"`
 	// Address and Broadcast are hardware addresses.

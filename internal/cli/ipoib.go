@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft/internal/api"
+	"weft/internal/wire"
 )
 
 func (a *app) ipoib() *cobra.Command {
@@ -298,7 +299,11 @@ func (a *app) ipShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			i := slices.IndexFunc(list, func(l api.IPLink) bool { return l.Name == args[0] })
+			name := args[0]
+			if ca, port, k, err := wire.ParseIPoIBName(name); err == nil {
+				name = wire.IPoIBName(ca, port, k)
+			}
+			i := slices.IndexFunc(list, func(l api.IPLink) bool { return l.Name == name })
 			if i < 0 {
 				return &api.Error{Code: api.CodeNotFound, What: "cannot show the IP link", Why: "there is no link " + args[0], Fix: "weft ipoib"}
 			}
@@ -314,6 +319,9 @@ func printIPLink(w io.Writer, l api.IPLink) {
 	line("link", "%s, type %d, <%s>, on %s", l.Name, l.Type, strings.Join(l.Flags, ","), l.Backend)
 	line("of", "%s port %d, P_Key %s, session %d on lane %d", l.Device, l.Port, l.PKey, l.Session, l.Lane)
 	line("state", "%s, carrier %s", l.State, carrierText(l))
+	if l.Problem != "" {
+		line("problem", "%s", l.Problem)
+	}
 	line("mtu", "%d, queue of %d", l.MTU, l.QueueLen)
 	line("address", "%s (%d octets)", l.Address, l.AddrLen)
 	line("broadcast", "%s", l.Broadcast)
@@ -429,7 +437,7 @@ func (a *app) ipShadow() *cobra.Command {
 	cmd := ipTable(a, &cobra.Command{Use: "shadow [LINK]", Short: "show hardware addresses and the address vectors that lead to them"}, "shadow", "no entries",
 		[]string{"LINK", "HARDWARE ADDRESS", "STATE", "ADDRESSES", ">DLID", ">SL", ">MTU", ">GB/S", "GRH", ">QUEUED", ">IDLE"},
 		func(t *table, s api.IPShadow) {
-			t.row(s.Link, s.HWAddr, s.State, strings.Join(s.Addrs, ","), s.DLID, s.SL, s.MTU, s.Gbps, yes(s.GRH), s.Queued, round(s.IdleNS))
+			t.row(s.Link, s.HWAddr, s.State, strings.Join(s.Addrs, ","), s.DLID, s.SL, s.MTU, s.Gbps/8, yes(s.GRH), s.Queued, round(s.IdleNS))
 		})
 	cmd.AddCommand(a.ipDo("purge LINK HWADDRESS", "delete an entry", api.IPPurgeShadow, 1, withHW))
 	return cmd
@@ -564,7 +572,7 @@ node, 11 not known yet (--nonblock), 22 not the address of one node, 100 the lin
 	f.DurationVar(&q.TimeoutNS, "timeout", 5*time.Second, "how long to wait")
 	cmd.AddCommand(ipTable(a, &cobra.Command{Use: "list [LINK]", Short: "show the paths that links keep"}, "paths", "no paths",
 		[]string{"LINK", "DGID", "STATE", ">DLID", ">SL", ">MTU", ">GB/S", ">USED"}, func(t *table, p api.IPPath) {
-			t.row(p.Link, p.DGID, p.State, p.DLID, p.SL, p.MTU, p.Gbps, p.Users)
+			t.row(p.Link, p.DGID, p.State, p.DLID, p.SL, p.MTU, p.Gbps/8, p.Users)
 		}), a.ipDo("flush LINK", "forget the paths of a link", api.IPFlushPaths, 0, nil))
 	return cmd
 }

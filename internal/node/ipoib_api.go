@@ -5,10 +5,8 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -68,6 +66,9 @@ func (h *ipoibHost) describe(which func(*ipLink) bool) (list []api.IPLink, err e
 				v.MLID = uint16(g[0].MLID)
 			}
 			v.Session, v.Lane = l.al.serial, l.lane.hca.ID
+			if b, ok := l.back.(interface{ Problem() string }); ok {
+				v.Problem = b.Problem()
+			}
 		}); err != nil {
 			return nil, err
 		}
@@ -157,15 +158,11 @@ func (h *ipoibHost) find(name string) *ipLink {
 	if l := h.link(name); l != nil {
 		return l
 	}
-	i := strings.LastIndexByte(name, '_')
-	if i < 0 {
-		return nil
-	}
-	k, err := parsePKey("0x" + name[i+1:])
+	ca, port, k, err := wire.ParseIPoIBName(name)
 	if err != nil {
 		return nil
 	}
-	return h.link(fmt.Sprintf("%s_%x", name[:i], uint16(k&0x7fff)))
+	return h.link(wire.IPoIBName(ca, port, k))
 }
 
 var errNoIPLink = func(name string) error {

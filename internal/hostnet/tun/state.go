@@ -57,6 +57,9 @@ func (s *State) equal(o *State) bool {
 // State is the latest.
 func (d *Device) State() *State { return d.state.Load() }
 
+// Problem is that of State.
+func (d *Device) Problem() string { return d.State().Problem }
+
 // subscribe opens a socket of the calling thread's namespace that hears of
 // changes.
 func subscribe() (*os.File, error) {
