@@ -309,12 +309,12 @@ func TestFabric(t *testing.T) {
 	t.Run("verbcheck by LID", func(t *testing.T) {
 		const group = "ff12:401b:ffff::7665:7201" // verbcheck's
 		m := s.master(0, 1, 2)
-		s.weft(m, "mcast", "join", group, guid(s.device(0, native)), guid(s.device(1, native)), "--mtu", "4096")
+		s.weft(m, "mcast", "join", group, guid(s.device(0, native)), guid(s.device(1, native)), guid(s.device(2, native)), "--mtu", "4096")
 		mlid := 0
 		s.until("copies for the group find their way", func() bool {
 			var g []api.SubnetGroup
 			var r []api.SwitchRoutes
-			if s.nodes[m].Query(&g, "mcast", "groups", group) != nil || len(g[0].Members) != 2 || s.nodes[m].Query(&r, "fabric", "routes") != nil {
+			if s.nodes[m].Query(&g, "mcast", "groups", group) != nil || len(g[0].Members) != 3 || s.nodes[m].Query(&r, "fabric", "routes") != nil {
 				return false
 			}
 			mlid = int(g[0].MLID)
@@ -324,9 +324,13 @@ func TestFabric(t *testing.T) {
 					routed++
 				}
 			}
-			return routed >= 2
+			return routed >= 3
 		})
-		verbcheck(t, s.between(0, 1, native), verbcheckLimit, nil, big("--lid", "-m", fmt.Sprint(mlid))...)
+		for _, p := range pairsOfThree {
+			if p == pairsOfThree[0] || lab.Soak {
+				verbcheck(t, s.between(p[0], p[1], native), verbcheckLimit, nil, big("--lid", "-m", fmt.Sprint(mlid))...)
+			}
+		}
 	})
 }
 
