@@ -168,6 +168,16 @@ func (t *Table) Route(in uint8, dlid ib.LID, key ib.PKey) (out PortSet, why Refu
 	return out, why
 }
 
+// Route24 returns the egress ports of a 16B packet, whose destination LID has 24
+// bits.
+func (t *Table) Route24(in uint8, dlid uint32, key ib.PKey) (out PortSet, why Refusal) {
+	lid, ok := LIDOf24(dlid)
+	if !ok {
+		return PortSet{}, BadLID
+	}
+	return t.Route(in, lid, key)
+}
+
 // ingress judges what does not depend on the destination.
 func (t *Table) ingress(in uint8, key ib.PKey) Refusal {
 	if int(in) >= len(t.ports) {

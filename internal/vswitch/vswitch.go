@@ -49,7 +49,7 @@ type Refusal uint8
 const (
 	OK           Refusal = iota
 	BadPort              // the ingress port does not exist
-	BadLID               // the DLID is 0, or permissive on a data packet
+	BadLID               // the DLID is 0, or permissive on a data packet; 16B: or no LID of this fabric, or the SLID none of a port
 	IngressState         // the ingress port is not ARMED or ACTIVE (a management packet: its link is down)
 	EgressState          // the egress port, or every one of a multicast, is not ACTIVE (a management packet: its link is down)
 	AboveTop             // the DLID is above LinearFDBTop

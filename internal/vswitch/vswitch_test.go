@@ -384,6 +384,38 @@ func TestLIDOf24(t *testing.T) {
 	}
 }
 
+// TestRoute24: a 16B packet goes where a 9B packet to the same LID goes, under
+// the same rules; LIDs that only 24 bits can say lead nowhere.
+func TestRoute24(t *testing.T) {
+	b := lab()
+	var masks [BlockMLIDs]uint16
+	masks[1] = 1<<1 | 1<<2 | 1<<3
+	b.SetMFT(0, 0, &masks)
+	for _, enforced := range []bool{false, true} {
+		for p := uint8(1); p <= 3; p++ {
+			b.SetPort(p, Port{State: ib.PortActive, EnforceIn: enforced, EnforceOut: enforced, PKeys: []ib.PKey{0x8001 + ib.PKey(p&1)}})
+		}
+		for _, in := range []uint8{0, 1, 2, 4, 5, 7} {
+			for _, lid := range []ib.LID{0, 1, 2, 3, 4, 5, 9, 200, 0xbfff, 0xc000, 0xc001, 0xfffe, 0xffff} {
+				for _, key := range []ib.PKey{full, 0x8001, 0x8002, 0x0002, 0} {
+					out, why := b.Route24(in, LIDTo24(lid), key)
+					if want, whyWant := b.Route(in, lid, key); out != want || why != whyWant {
+						t.Errorf("from port %d to %#x with key %#x: %v, %v; as 9B %v, %v", in, lid, key, out, why, want, whyWant)
+					}
+				}
+			}
+		}
+	}
+	for _, lid := range []uint32{0xc000, 0xffff, 0x10002, 0xefffff, 0xf03fff, 0xfffffe, 0x1000002} {
+		if out, why := b.Route24(1, lid, full); why != BadLID || !out.Empty() {
+			t.Errorf("to %#x: %v, %v", lid, out, why)
+		}
+	}
+	if out, why := b.Route24(1, 0xf00001, 0x8002); why != OK || out != (PortSet{1 << 3}) {
+		t.Errorf("multicast: %v, %v", out, why)
+	}
+}
+
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
 	for r := range Refusal(NumRefusals) {

@@ -8,10 +8,11 @@
 //
 // A RoCEv2 receiver calls IPUDP.Parse where it sees the IP header, the flow's
 // Seed.Verify or VerifyAnyID, then Headers.Parse; a native one ParseIB,
-// VerifyIB, Headers.Parse. A sender calls Put in the same order and PutICRC
-// last. Each Parse checks every length once and gives a small value, or a
-// Refusal to count; nothing behind it looks at header bytes again. The package
-// must never allocate, keep state or know of queue pairs.
+// VerifyIB, Headers.Parse; one of 16B packets Parse16 and Verify16. A sender
+// calls Put in the same order and PutICRC (Seal16) last. Each Parse checks
+// every length once and gives a small value, or a Refusal to count; nothing
+// behind it looks at header bytes again. The package must never allocate, keep
+// state or know of queue pairs.
 package wire
 
 import "weft/internal/ib"

@@ -15,17 +15,17 @@ const (
 	TransportVersion         // BTH TVer is not 0
 	BadOpcode                // reserved, vendor's, or of an unsupported service
 	Congestion               // a congestion notification, which nothing here acts on
-	BadPad                   // more padding than payload
+	BadPad                   // more padding than payload (16B: or than seven bytes)
 	Surplus                  // payload behind an opcode that carries none
-	BadICRC                  // invariant CRC
+	BadICRC                  // invariant CRC, and that of a 16B packet
 	BadVCRC                  // variant CRC of a native packet
 	IPVersion                // neither IPv4 without options nor IPv6
 	IPLength                 // IP or UDP length field and bytes do not agree
 	IPChecksum               // IPv4 header checksum
 	IPFragment               // fragments are not reassembled
 	NotRoCE                  // not UDP, or to another port than 4791
-	LinkVersion              // LRH LVer or GRH IPVer is unknown
-	LinkLength               // LRH PktLen or GRH PayLen and bytes do not agree
+	LinkVersion              // LRH LVer, GRH IPVer or the link type of a 16B packet is unknown
+	LinkLength               // LRH PktLen, GRH PayLen or the length of a 16B header and bytes do not agree
 	NotTransport             // LRH LNH or GRH NxtHdr names another payload than IBA transport
 	NumRefusals      = iota
 )
