@@ -443,9 +443,13 @@ func (n *Node) IPDo(_ context.Context, name string, a api.IPAction) error {
 			return nil
 		}
 	case api.IPJoin:
-		do = func(now mono.Time, link *ipoib.Link) error { return link.JoinGroup(now, addr) }
+		do = func(now mono.Time, link *ipoib.Link) error {
+			return refused(link.Engine().JoinGroup(now, addr), "%v cannot be joined: it is no group, or there are too many", addr)
+		}
 	case api.IPLeave:
-		do = func(now mono.Time, link *ipoib.Link) error { return link.LeaveGroup(now, addr) }
+		do = func(now mono.Time, link *ipoib.Link) error {
+			return refused(link.Engine().LeaveGroup(now, addr), "%v was not joined by hand", addr)
+		}
 	case api.IPDebug:
 		do = func(_ mono.Time, link *ipoib.Link) error { link.SetDebug(a.Mask); return nil }
 	default:
@@ -463,10 +467,6 @@ func (n *Node) IPDo(_ context.Context, name string, a api.IPAction) error {
 	var err error
 	if e := n.onIPLinks(name, func(_ *ipLink, now mono.Time, link *ipoib.Link) { err = do(now, link) }); e != nil {
 		return e
-	}
-	var no syscall.Errno
-	if errors.As(err, &no) {
-		return invalid(help, "%v: %v", a.Addr, no)
 	}
 	return err
 }

@@ -409,6 +409,7 @@ func TestIPLinkRefusals(t *testing.T) {
 		{"ib0_1_7fff", api.IPAction{Op: api.IPProbe, Addr: "x"}, api.CodeInvalid},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPProbe, Addr: "10.9.0.1"}, api.CodeInvalid},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPJoin, Addr: "10.9.0.7"}, api.CodeInvalid},
+		{"ib0_1_7fff", api.IPAction{Op: api.IPLeave, Addr: "224.0.0.1"}, api.CodeInvalid}, // joined, but not by hand
 		{"ib0_1_7fff", api.IPAction{Op: api.IPAddNeighbour, Addr: "10.9.0.7"}, api.CodeInvalid},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPFlushPaths}, ""},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPFlushNeighbours}, ""},
