@@ -2,10 +2,12 @@
 
 // Package fabric carries runs between InfiniBand ports as native packets (9B):
 // through the node's vswitch, and over trunks to the vswitches of other nodes.
+// Whole 16B packets of functions go the same way.
 //
-// What comes in: runs of a lane's queue pairs, management datagrams, and
-// packets from trunks; what goes out: packets to trunks, runs for functions of
-// this node, and datagrams for the management goroutine. A lane owns a Link
+// What comes in: runs of a lane's queue pairs, 16B packets of functions,
+// management datagrams, and packets from trunks; what goes out: packets to
+// trunks, runs and 16B packets for functions of this node, and datagrams for
+// the management goroutine. A lane owns a Link
 // and calls it as it calls its RoCEv2 link. Forwarding decisions are those of
 // the shared vswitch.Table and nothing else; the package keeps no table of its
 // own, opens no socket, and never lets a packet past the table.
@@ -67,6 +69,14 @@ type Wiring struct {
 	Trunk []uint8 // by peer: its port
 }
 
+// At returns what is plugged into a port, Nothing where there is no such port.
+func (w *Wiring) At(port uint8) (p Plug) {
+	if int(port) < len(w.Port) {
+		p = w.Port[port]
+	}
+	return p
+}
+
 // PortOf returns the port of a peer, false where it has none.
 func (w *Wiring) PortOf(peer int) (uint8, bool) {
 	if peer < 0 || peer >= len(w.Trunk) || w.Trunk[peer] == 0 {
@@ -97,8 +107,12 @@ type Counters struct {
 	Forwarded, LoopedBack, ToManagement              uint64
 	DropRun, DropSourceFault, DropNoRoom, DropNoPlug uint64
 	DropOwnSource                                    uint64 // came over a trunk with a LID of this node as its source
-	DropRefusal                                      [wire.NumRefusals]uint64
-	DropRoute                                        [vswitch.NumRefusals]uint64
+	// Of 16B packets: given to a function; dropped because who they are for has
+	// no port for them, because they passed too many switches, and multicast
+	// packets on the service channel of management.
+	Taken16, Drop16NoPort, Drop16Age, Drop16SC uint64
+	DropRefusal                                [wire.NumRefusals]uint64
+	DropRoute                                  [vswitch.NumRefusals]uint64
 }
 
 // PeerCounters count what went over one trunk; data is in words of four bytes,
@@ -123,6 +137,10 @@ func (c *Counters) Each(f func(name string, v uint64)) {
 	f("drop_no_room", c.DropNoRoom)
 	f("drop_no_plug", c.DropNoPlug)
 	f("drop_own_source", c.DropOwnSource)
+	f("taken_16b", c.Taken16)
+	f("drop_16b_no_port", c.Drop16NoPort)
+	f("drop_16b_age", c.Drop16Age)
+	f("drop_16b_sc", c.Drop16SC)
 	for i, v := range c.DropRefusal {
 		if wire.Refusal(i) != wire.OK {
 			f("drop_"+wire.Refusal(i).String(), v)
@@ -164,6 +182,8 @@ type Link struct {
 	npaths        int
 	recv          func(peer int, packet []byte)
 	peers         []PeerCounters
+	take          Taker
+	head16        wire.Header16 // of the packet being taken
 	now           mono.Time
 }
 

@@ -49,6 +49,10 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		l.c.DropNoPlug++
 		return
 	}
+	if len(p) > 0 && p[0] == kind16 {
+		l.fromTrunk16(w, peer, in, p[1:])
+		return
+	}
 	var lrh wire.LRH
 	var grh wire.GRH
 	t, why := wire.ParseIB(p, &lrh, &grh)
@@ -72,12 +76,9 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		pc.MulticastRcv++
 	}
 	table := l.cfg.Table.Load()
-	if lrh.SLID.IsUnicast() {
-		if at := table.Entry(lrh.SLID); at == 0 || int(at) < len(w.Port) && w.Port[at].Kind == Function {
-			// Who is here does not send from elsewhere.
-			l.c.DropOwnSource++
-			return
-		}
+	if lrh.SLID.IsUnicast() && l.ours(table, w, lrh.SLID) {
+		l.c.DropOwnSource++
+		return
 	}
 	if lrh.VL == managementVL {
 		out, why := table.Management(in, lrh.DLID)
@@ -127,6 +128,13 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	}
 }
 
+// ours reports whether a LID is of this node: who is here does not send from
+// elsewhere.
+func (l *Link) ours(t *vswitch.Table, w *Wiring, slid ib.LID) bool {
+	at := t.Entry(slid)
+	return at == 0 || w.At(at).Kind == Function
+}
+
 // forward sends a packet on as it is: neither CRC changes with the hop, since
 // the virtual lane does not.
 func (l *Link) forward(to Plug, p []byte, dlid ib.LID) {
@@ -157,6 +165,10 @@ func (l *Link) manage(w *Wiring, in, out uint8, p []byte, lrh *wire.LRH, grh *wi
 
 // deliver takes in a packet that this link sent to a function of its own node.
 func (l *Link) deliver(p []byte) {
+	if p[0] == kind16 {
+		l.deliver16(p[1:])
+		return
+	}
 	var lrh wire.LRH
 	var grh wire.GRH
 	t, why := wire.ParseIB(p, &lrh, &grh)
@@ -165,7 +177,7 @@ func (l *Link) deliver(p []byte) {
 		return
 	}
 	// The tables may have changed since it was sent.
-	to := l.cfg.Wiring.Load().Port[l.cfg.Table.Load().Entry(lrh.DLID)]
+	to := l.cfg.Wiring.Load().At(l.cfg.Table.Load().Entry(lrh.DLID))
 	if to.Kind != Function {
 		l.c.DropNoPlug++
 		return

@@ -213,8 +213,13 @@ func (l *Link) reserve(to Plug, n int) (p []byte) {
 	return p
 }
 
-// commit sends what reserve returned.
+// commit sends what reserve returned, a 9B packet of n octets.
 func (l *Link) commit(now mono.Time, to Plug, n int, dlid ib.LID) {
+	l.commitWords(now, to, n, (n-wire.VCRCLen)/4, dlid.IsMulticast())
+}
+
+// commitWords sends n octets that reserve returned, a packet of so many words.
+func (l *Link) commitWords(now mono.Time, to Plug, n, words int, multicast bool) {
 	if to.Kind == Function {
 		l.loop = binary.BigEndian.AppendUint16(l.loop, uint16(n))
 		l.loop = l.loop[:len(l.loop)+n]
@@ -226,8 +231,8 @@ func (l *Link) commit(now mono.Time, to Plug, n int, dlid ib.LID) {
 	l.c.SentBytes += uint64(n)
 	c := &l.peers[to.Number]
 	c.XmitPkts++
-	c.XmitData += uint64(n-wire.VCRCLen) / 4
-	if dlid.IsMulticast() {
+	c.XmitData += uint64(words)
+	if multicast {
 		c.MulticastXmit++
 	}
 }

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"weft/internal/config"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/vswitch"
+	native "weft/internal/wire"
+)
+
+// port16 is a function's user of 16B packets, as an Ethernet port is one.
+type port16 struct {
+	*running
+	lid  ib.LID
+	mu   sync.Mutex
+	came map[uint16][][]byte // by entropy, which numbers packets here
+}
+
+// row is three nodes with trunks from each to the next; the first manages the
+// subnet.
+func row(t *testing.T) (nodes []*port16) {
+	t.Helper()
+	ports := []int{freePort(t), freePort(t), freePort(t)}
+	for i := range ports {
+		r := run(t, func(c *config.Config) {
+			c.Fabric, c.IPoIB, c.Store, c.TrunkPort = true, false, config.StoreMemory, ports[i]
+			if i > 0 {
+				c.SM = config.SMOff
+				c.Peers = append(c.Peers, fmt.Sprintf("127.0.0.1:%d", ports[i-1]))
+			}
+			if i < len(ports)-1 {
+				c.Peers = append(c.Peers, fmt.Sprintf("127.0.0.1:%d", ports[i+1]))
+			}
+		})
+		nodes = append(nodes, &port16{running: r, came: map[uint16][][]byte{}})
+	}
+	eventually(t, "all ports are active", func() bool {
+		ok := true
+		for _, n := range nodes {
+			n.node.sub.do(func() {
+				c := n.node.sub.byFunc[1]
+				ok = ok && c.agent.Port(1).PortState == ib.PortActive
+				n.lid = c.agent.LID()
+			})
+		}
+		return ok
+	})
+	for _, n := range nodes {
+		if err := n.node.lanes[0].look(func() {
+			n.node.links[0].fabric.SetTaker(func(_ mono.Time, function uint16, h *native.Header16, p []byte) bool {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				n.came[h.Entropy] = append(n.came[h.Entropy], bytes.Clone(p))
+				return function == 1
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return nodes
+}
+
+// send sends a packet as the function's user would.
+func (n *port16) send(p []byte) {
+	n.t.Helper()
+	l, f := n.node.lanes[0], n.node.links[0].fabric
+	if err := l.look(func() { f.Send16(l.clock(), p); f.Flush(l.clock()) }); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *port16) got(number uint16) [][]byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.came[number]
+}
+
+// dropped returns what the switch of a node dropped on account of partition keys.
+func (n *port16) dropped() (v uint64) {
+	n.t.Helper()
+	if err := n.node.lanes[0].look(func() {
+		c := n.node.links[0].fabric.Counters()
+		v = c.DropRoute[vswitch.PKeyIn] + c.DropRoute[vswitch.PKeyOut]
+	}); err != nil {
+		n.t.Fatal(err)
+	}
+	return v
+}
+
+// TestPackets16: functions of three nodes send each other 16B packets over the
+// trunks of a subnet under a manager: by LID, to a group joined in its
+// administration, and with a partition key that is not theirs.
+func TestPackets16(t *testing.T) {
+	nodes := row(t)
+	a, b, c := nodes[0], nodes[1], nodes[2]
+
+	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 15: 7}
+	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCJoinState
+	var mlid ib.LID
+	for _, n := range nodes {
+		f := n.node.function(firstNative).a
+		join := mad.MCMemberRecord{MGID: mgid, PortGID: f.Port().GIDs[0].GID, QKey: 5, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
+		asks := n.asker(t, f.Number(), false)
+		var got mad.MCMemberRecord
+		eventually(t, "a port joins", func() bool {
+			v := asks.ask(mad.MethodSet, mad.AttrMCMemberRecord, mask, join.Append(nil))
+			got.Parse(v.Data[:])
+			return v.Status == mad.StatusOK
+		})
+		mlid = got.MLID
+	}
+	if !mlid.IsMulticast() {
+		t.Fatalf("the group has LID %#x", mlid)
+	}
+	eventually(t, "the tree of the group", func() bool {
+		ok := true
+		for i, n := range nodes {
+			ok = ok && n.node.sub.table.Load().Members(mlid).Len() == []int{2, 3, 2}[i]
+		}
+		return ok
+	})
+
+	number := uint16(0)
+	build := func(from *port16, dlid uint32, key ib.PKey, frame int) []byte {
+		number++
+		p := bytes.Repeat([]byte{0xa5}, native.Len16(native.Ethernet16Len+frame))
+		h := native.Header16{SLID: uint32(from.lid), DLID: dlid, Length: uint16(len(p) / 8), L4: native.L4Ethernet, PKey: key, Entropy: number}
+		h.Put(p)
+		native.PutEthernet16(p[native.Header16Len:], 0x321)
+		for i := range frame {
+			p[native.Header16Len+native.Ethernet16Len+i] = byte(i*5 + frame)
+		}
+		native.Seal16(p, native.Ethernet16Len+frame)
+		return p
+	}
+	// arrive sends packets until one has come to all, for a trunk may lose some.
+	// Each comes once, and equal but for the switches that it passed.
+	arrive := func(from *port16, dlid uint32, frame int, hops map[*port16]uint8) {
+		t.Helper()
+		for end := time.Now().Add(limit); ; {
+			p := build(from, dlid, ib.DefaultPKey, frame)
+			from.send(p)
+			all := func() bool {
+				for n := range hops {
+					if len(n.got(number)) == 0 {
+						return false
+					}
+				}
+				return true
+			}
+			for wait := time.Now().Add(time.Second); !all() && time.Now().Before(wait); {
+				time.Sleep(time.Millisecond)
+			}
+			for _, n := range nodes {
+				got := n.got(number)
+				want := bytes.Clone(p)
+				age, member := hops[n]
+				native.SetAge16(want, age)
+				if len(got) > 1 || len(got) == 1 && (!member || !bytes.Equal(got[0], want)) {
+					t.Fatalf("%d octets from %d to %#x: %d has %d of % x", frame, from.lid, dlid, n.lid, len(got), got)
+				}
+			}
+			if all() {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d octets from %d to %#x do not arrive", frame, from.lid, dlid)
+			}
+		}
+	}
+	for _, frame := range []int{60, 61, 1514, 9014, native.MaxPayload16 - native.Ethernet16Len} {
+		arrive(a, uint32(b.lid), frame, map[*port16]uint8{b: 0})
+		arrive(a, uint32(c.lid), frame, map[*port16]uint8{c: 1})
+		arrive(c, uint32(a.lid), frame, map[*port16]uint8{a: 1})
+		arrive(a, vswitch.LIDTo24(mlid), frame, map[*port16]uint8{b: 0, c: 1})
+		arrive(b, vswitch.LIDTo24(mlid), frame, map[*port16]uint8{a: 0, c: 0})
+	}
+
+	// A partition key that a's port does not have gets no further than a's switch,
+	// where that enforces, or than c's.
+	for _, at := range []*port16{a, c} {
+		a.enforce(firstNative, at == a, false, ib.DefaultPKey)
+		c.enforce(firstNative, false, at == c, ib.DefaultPKey)
+		before := at.dropped()
+		var foreign []uint16
+		for n := range uint64(2) {
+			eventually(t, "packets with a foreign partition key are dropped", func() bool { // of some the trunk may lose
+				a.send(build(a, []uint32{uint32(c.lid), vswitch.LIDTo24(mlid)}[n], 0x8123, 60))
+				foreign = append(foreign, number)
+				return at.dropped() > before+n
+			})
+		}
+		arrive(a, uint32(c.lid), 60, map[*port16]uint8{c: 1}) // behind them
+		for _, i := range foreign {
+			if len(c.got(i)) != 0 || at == a && len(b.got(i)) != 0 {
+				t.Error("a packet with a foreign partition key arrived")
+			}
+		}
+	}
+
+	// Without an Ethernet port, packets for the function are a counted drop.
+	f := b.node.links[0].fabric
+	if err := b.node.lanes[0].look(func() { f.SetTaker(nil) }); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "packets for a function without a port for them are counted", func() bool {
+		a.send(build(a, uint32(b.lid), ib.DefaultPKey, 60))
+		var n uint64
+		if err := b.node.lanes[0].look(func() { n = f.Counters().Drop16NoPort }); err != nil {
+			t.Fatal(err)
+		}
+		return n > 0
+	})
+}
