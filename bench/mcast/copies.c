@@ -413,6 +413,7 @@ int main(int argc, char **argv)
 	slot_size = GRH + size;
 	sh = mmap(NULL, sizeof *sh, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sh->members = argc - 10;
+	atomic_store(&sh->way, IDLE); /* before anybody looks */
 	prctl(PR_SET_TIMERSLACK, 1000);
 	pids[NODE] = atoi(argv[1]);
 	if (start(RECEIVER, "receiver")) {
