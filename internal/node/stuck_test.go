@@ -17,11 +17,11 @@ import (
 	"weft/internal/vhost/vhosttest"
 )
 
-// TestStuckMemory: a copy that waits for a client's page holds its lane up,
-// which nobody can end. People learn whose it is, and it happens once.
-func TestStuckMemory(t *testing.T) {
-	r := run(t, nil)
-	a, b := r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
+// writeUndelivered has a client write to another from a page that comes only
+// when deliver is called.
+func (r *running) writeUndelivered(t *testing.T) (a, b *client, deliver func()) {
+	t.Helper()
+	a, b = r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
 	pair(t, ib.RC, a, b)
 	at, deliver := vhosttest.Undelivered(t, 1<<16)
 	m, err := a.RegMR(a.pd, at, 1<<16, ib.LocalWrite)
@@ -33,6 +33,14 @@ func TestStuckMemory(t *testing.T) {
 	if err := a.qp.PostSend(s, []ib.SGE{{Addr: at, Len: 6000, LKey: m.LKey}}, nil); err != nil {
 		t.Fatal(err)
 	}
+	return a, b, deliver
+}
+
+// TestStuckMemory: a copy that waits for a client's page holds its lane up,
+// which nobody can end. People learn whose it is, and it happens once.
+func TestStuckMemory(t *testing.T) {
+	r := run(t, nil)
+	a, b, deliver := r.writeUndelivered(t)
 	told := map[string]string{}
 	eventually(t, "the status tells of it", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -81,21 +89,11 @@ func TestStuckMemory(t *testing.T) {
 // node alive, and the error tells whose page it is.
 func TestEndWhileStuck(t *testing.T) {
 	r := run(t, nil)
-	a, b := r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
-	pair(t, ib.RC, a, b)
-	at, deliver := vhosttest.Undelivered(t, 1<<16)
-	m, err := a.RegMR(a.pd, at, 1<<16, ib.LocalWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := abi.Send{WRID: 1, Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
-	s.SetRDMA(b.at, b.mr.RKey)
-	if err := a.qp.PostSend(s, []ib.SGE{{Addr: at, Len: 6000, LKey: m.LKey}}, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, _, deliver := r.writeUndelivered(t)
 	l := r.node.lanes[0]
 	eventually(t, "the lane is stuck", l.stuck.Load)
 	r.stop()
+	var err error
 	select {
 	case err = <-r.done:
 	case <-time.After(limit):

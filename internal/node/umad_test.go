@@ -219,9 +219,7 @@ func TestUmadRefuses(t *testing.T) {
 // TestUmadOfOtherUsers checks that who may use the node may not therefore
 // manage the subnet.
 func TestUmadOfOtherUsers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be another user")
-	}
+	needRoot(t)
 	const user = 12345
 	r := run(t, func(c *config.Config) {
 		c.Fabric, c.SM, c.Store, c.AllowUIDs = true, config.SMExternal, config.StoreMemory, []int{user}

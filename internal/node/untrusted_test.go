@@ -268,9 +268,7 @@ func sealed(lrh native.LRH, h native.Headers, payload []byte) []byte {
 // TestUntrustedSources: nobody who is not the manager changes a table of a node, or a record
 // of subnet administration that is not their own. Every refusal has its counter.
 func TestUntrustedSources(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can be another user")
-	}
+	needRoot(t)
 	s := newSubnetOfTwo(t)
 	var of struct{ sw, port mad.PortInfo }
 	s.a.node.sub.do(func() { of.sw, of.port = *s.a.node.sub.sw.Port(0), *s.a.node.sub.byFunc[1].agent.Port(1) })
