@@ -388,39 +388,26 @@ func (m *Manager) setIntent(i Intent) {
 // EditIntent changes the intent in a store: edit gets it as it is, and may be
 // called several times. It may be called on any goroutine.
 func EditIntent(ctx context.Context, s store.Store, edit func(*Intent) error) error {
-	for {
+	return store.Edit(ctx, s, KeyIntent, func(value []byte) ([]byte, error) {
 		i := Intent{Version: IntentVersion}
-		e, err := s.Get(ctx, KeyIntent)
-		there := err == nil
-		if there {
-			if i, err = parseIntent(e.Value); err != nil {
-				return err
+		if value != nil {
+			var err error
+			if i, err = parseIntent(value); err != nil {
+				return nil, err
 			}
-		} else if !isNotFound(err) {
-			return err
 		}
 		if err := edit(&i); err != nil {
-			return err
+			return nil, err
 		}
 		if err := i.Subnet.Validate(); err != nil {
-			return &InvalidError{err}
+			return nil, &InvalidError{err}
 		}
 		b, err := json.Marshal(i)
-		if err != nil {
-			return err
+		if err != nil || bytes.Equal(b, value) {
+			return nil, err
 		}
-		if there && bytes.Equal(b, e.Value) {
-			return nil
-		}
-		if there {
-			_, err = store.Update(ctx, s, e, b)
-		} else {
-			_, err = store.Create(ctx, s, KeyIntent, b)
-		}
-		if !isConflict(err) {
-			return err
-		}
-	}
+		return b, nil
+	})
 }
 
 // LoadIntent reads the intent of a store. It may be called on any goroutine.

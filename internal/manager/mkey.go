@@ -78,31 +78,17 @@ func parseMKey(b []byte) (k MKey, err error) {
 // EditMKey changes the M_Key in a store: edit gets it as it is, and may be called
 // several times. It may be called on any goroutine.
 func EditMKey(ctx context.Context, s store.Store, edit func(*MKey)) error {
-	for {
+	return store.Edit(ctx, s, KeyMKey, func(value []byte) ([]byte, error) {
 		k := MKey{Version: MKeyVersion}
-		e, err := s.Get(ctx, KeyMKey)
-		there := err == nil
-		if there {
-			if k, err = parseMKey(e.Value); err != nil {
-				return err
+		if value != nil {
+			var err error
+			if k, err = parseMKey(value); err != nil {
+				return nil, err
 			}
-		} else if !isNotFound(err) {
-			return err
 		}
 		edit(&k)
-		b, err := json.Marshal(k)
-		if err != nil {
-			return err
-		}
-		if there {
-			_, err = store.Update(ctx, s, e, b)
-		} else {
-			_, err = store.Create(ctx, s, KeyMKey, b)
-		}
-		if !isConflict(err) {
-			return err
-		}
-	}
+		return json.Marshal(k)
+	})
 }
 
 // loadMKey reads the store's M_Key, and draws one first if the managers that

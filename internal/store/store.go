@@ -14,6 +14,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 )
 
@@ -217,6 +218,35 @@ func Create(ctx context.Context, s Store, key string, value []byte) (Rev, error)
 // changed it since: ErrConflict.
 func Update(ctx context.Context, s Store, e Entry, value []byte) (Rev, error) {
 	return s.Txn(ctx, Txn{If: []Cond{At(e)}, Do: []Op{{Key: e.Key, Value: value, Lease: e.Lease}}})
+}
+
+// Edit changes the value of a key, or makes it, whatever others do meanwhile:
+// change gets the value, nil where there is none, and is called again when
+// somebody was faster. What it returns is stored, nil leaves all as it is. Its
+// error ends the edit and is returned.
+func Edit(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error)) error {
+	for {
+		e, err := s.Get(ctx, key)
+		there := err == nil
+		if !there && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if there && e.Value == nil {
+			e.Value = []byte{} // empty is not absent
+		}
+		value, err := change(e.Value)
+		if err != nil || value == nil {
+			return err
+		}
+		if there {
+			_, err = Update(ctx, s, e, value)
+		} else {
+			_, err = Create(ctx, s, key, value)
+		}
+		if !isConflict(err) {
+			return err
+		}
+	}
 }
 
 // Delete removes a key; one that is not there is ErrNotFound.
