@@ -14,10 +14,10 @@ var ErrShort = errors.New("mad: too short")
 
 var be = binary.BigEndian
 
-// blank is what extend appends; the longest structure is a whole MAD.
-var blank [Len]byte
+// blank is what extend appends; the longest structure is a whole MAD of Omni-Path.
+var blank [OPALen]byte
 
-// extend appends n zero bytes to b, at most Len, and returns b and the new part:
+// extend appends n zero bytes to b, at most OPALen, and returns b and the new part:
 // what the caller does not write is zero, whatever was in b's spare capacity.
 func extend(b []byte, n int) (whole, part []byte) {
 	whole = append(b, blank[:n]...)

@@ -86,6 +86,24 @@ var layouts = []layout{
 	{"Perf", of[Perf](), without(without(mask(Len, nil), 18, 20), 24, 64)},
 	{"PortCounters", of[PortCounters](), mask(PortCountersLen, map[int]byte{0: 0})},
 	{"PortCountersExtended", of[PortCountersExtended](), mask(PortCountersExtendedLen, map[int]byte{0: 0})},
+	{"VEMA", of[VEMA](), mask(OPALen, map[int]byte{18: 0, 19: 0, 36: 0})},
+	{"VEMATrap", of[VEMATrap](), without(without(mask(VEMATrapLen, map[int]byte{18: 0, 19: 0, 36: 0}), 52, 56), 84, VEMATrapLen)},
+	{"VEMANotice", of[VEMANotice](), without(without(mask(VEMANoticeLen, nil), 12, 16), 44, VEMANoticeLen)},
+	{"VEMAClassPortInfo", of[VEMAClassPortInfo](), without(mask(VEMAClassPortInfoLen, map[int]byte{25: 0x0f, 32: 0xf8, 57: 0x0f, 76: 0xf8}), 77, 80)},
+	{"VESWPortInfo", of[VESWPortInfo](), mask(VESWPortInfoLen, nil)},
+	{"VESWMACEntries", of[VESWMACEntries](), mask(VESWMACEntriesLen, nil)},
+	{"VESWMACList", of[VESWMACList](), mask(VESWMACListLen, nil)},
+	{"VESWSummary", of[VESWSummary](), without(mask(VESWSummaryLen, nil), 232, VESWSummaryLen)},
+	{"VESWErrors", of[VESWErrors](), errorsMask()},
+}
+
+// errorsMask is the counters of a VESWErrors, between which there are reserved ones.
+func errorsMask() []byte {
+	m := mask(VESWErrorsLen, nil)
+	for _, at := range []int{24, 40, 48, 56, 72, 88, 112, 136, 168} {
+		clear(m[at : at+8])
+	}
+	return without(m, 176, VESWErrorsLen)
 }
 
 // TestLayouts proves of every structure: each bit that is not reserved comes
@@ -127,7 +145,7 @@ func check(t *testing.T, l layout, in []byte) {
 	for i := range want {
 		want[i] = in[i] & l.mask[i]
 	}
-	buf := bytes.Repeat([]byte{0xa5}, 600)
+	buf := bytes.Repeat([]byte{0xa5}, 2*OPALen)
 	got := c.Append(buf[:5])
 	if !bytes.Equal(got[5:], want) || !bytes.Equal(got[:5], buf[:5]) {
 		t.Fatalf("%s % x\nwant % x\n got % x", l.name, in, want, got)
@@ -208,11 +226,11 @@ func fill(v reflect.Value) {
 }
 
 func TestNoAllocation(t *testing.T) {
-	buf := make([]byte, 0, 2*Len)
+	buf := make([]byte, 0, 2*OPALen)
 	all := slices.Clone(layouts)
 	all = append(all, layout{"SMP", of[SMP](), mask(Len, nil)})
 	for _, l := range all {
-		c, in := l.new(), make([]byte, Len)
+		c, in := l.new(), make([]byte, OPALen)
 		in[1] = byte(ClassSubnDR)
 		if n := testing.AllocsPerRun(100, func() {
 			if c.Parse(in) != nil {

@@ -6,9 +6,19 @@
 // the user-MAD door call it. It keeps no state, sends nothing and waits for
 // nothing (protocols are in its sub-packages and in package sm). Layouts are
 // those of IBA volume 1, chapters 13 to 16.
+//
+// The class by which an Ethernet Manager configures virtual Ethernet ports
+// (ClassVEMA) is Omni-Path's. Its MADs, of OPALen bytes, are VEMA (NewVEMA
+// makes a request) with an attribute in Data: VEMAClassPortInfo, VESWPortInfo,
+// VESWMACEntries, VESWMACList, VESWSummary, VESWErrors; and VEMATrap. An
+// attribute is put there with a.Append(m.Data[:0]).
 package mad
 
-import "weft/internal/ib"
+import (
+	"slices"
+
+	"weft/internal/ib"
+)
 
 // Len is the length of a MAD of base version 1.
 const Len = 256
@@ -33,6 +43,45 @@ type Datagram struct {
 	FlowLabel  uint32
 	SGID, DGID ib.GID
 	Data       [Len]byte
+	// Long is the whole MAD where that has base version OPABaseVersion: HeaderLen to OPALen
+	// octets, of which Data then has the beginning. It does not change: who makes something
+	// else of a datagram gives it another (SetMAD).
+	Long []byte
+}
+
+// MAD returns the datagram's MAD. It must not be written to where it is Long.
+func (d *Datagram) MAD() []byte {
+	if d.Long != nil {
+		return d.Long
+	}
+	return d.Data[:]
+}
+
+// SetMAD makes a copy of b the datagram's MAD, by its base version Data alone or Long too;
+// false where b has not the length that goes with it, or is no multiple of 4, and then nothing
+// changes.
+func (d *Datagram) SetMAD(b []byte) bool {
+	if !MADLength(b) {
+		return false
+	}
+	d.Long = nil
+	if b[0] == OPABaseVersion {
+		d.Long = slices.Clone(b)
+	}
+	clear(d.Data[copy(d.Data[:], b):])
+	return true
+}
+
+// MADLength reports whether b can be a MAD by its length: Len octets, or of base version
+// OPABaseVersion HeaderLen to OPALen, a multiple of 4.
+func MADLength(b []byte) bool {
+	if len(b) < HeaderLen {
+		return false
+	}
+	if b[0] == OPABaseVersion {
+		return len(b) <= OPALen && len(b)%4 == 0
+	}
+	return len(b) == Len
 }
 
 // Reply returns a datagram that goes back where d came from, with the same

@@ -305,8 +305,8 @@ func TestTimeout(t *testing.T) {
 		b.idle()
 		b.now++
 		if try < 2 {
-			if d := b.next(1); d != first {
-				t.Errorf("a repetition differs: %s", cmp.Diff(first, d))
+			if d := cmp.Diff(first, b.next(1)); d != "" {
+				t.Errorf("a repetition differs: %s", d)
 			}
 		}
 	}
