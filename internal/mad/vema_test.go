@@ -91,11 +91,11 @@ func TestVEMASequence(t *testing.T) {
 		copy(m.Entries[:], e)
 		return m
 	}
-	summary := &VESWSummary{VPort: 1, VESWID: 2, OPAPort: 1, Values: [NumVESWCounters]uint64{1005, 1004, 1001, 1000, 1003, 1002}}
+	summary := &VESWSummary{VPort: 1, VESWID: 2, PortNum: 1, Values: [NumVESWCounters]uint64{1005, 1004, 1001, 1000, 1003, 1002}}
 	for c := VESWTxUnicast; c < NumVESWCounters; c++ {
 		summary.Values[c] = 1024 + uint64(c-VESWTxUnicast)
 	}
-	errs := &VESWErrors{VPort: 1, VESWID: 2, OPAPort: 1, TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047,
+	errs := &VESWErrors{VPort: 1, VESWID: 2, PortNum: 1, TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047,
 		RxBadVESWID: 1023, RxRunt: 1049, RxOversize: 1050, RxDropState: 1048, RxLogic: 1014}
 	steps := []step{
 		{"get_cpi_initial", MethodGet, AttrClassPortInfo, 0, nil, 0, &agents},
@@ -163,6 +163,59 @@ func TestVEMASequence(t *testing.T) {
 		if !IsVEMA(want.Request) || VEMAVPort(m.AttributeModifier) != uint8(s.modifier) {
 			t.Errorf("%s: not of the class", s.name)
 		}
+	}
+}
+
+// TestVESWMAC compares encoded MACs with those of opa16b.json, both ways.
+func TestVESWMAC(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join("..", "..", "test", "vectors", "opa16b.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var f struct {
+		Decisions struct {
+			MACs struct {
+				Cases []struct {
+					FabricID uint16 `json:"fabric_id"`
+					VESWID   uint16 `json:"vesw_id"`
+					LID      uint32
+					MAC      hexBytes
+				}
+			} `json:"mac_encoding"`
+		}
+	}
+	if err := json.Unmarshal(b, &f); err != nil || len(f.Decisions.MACs.Cases) < 3 {
+		t.Fatal(err, len(f.Decisions.MACs.Cases))
+	}
+	for _, c := range f.Decisions.MACs.Cases {
+		if mac := VESWMAC(c.FabricID, c.VESWID, c.LID); !bytes.Equal(mac[:], c.MAC) {
+			t.Errorf("%+v: % x", c, mac)
+		}
+		if fabric, vesw, lid, ok := ParseVESWMAC([6]byte(c.MAC)); fabric != c.FabricID || vesw != c.VESWID || lid != c.LID || !ok {
+			t.Errorf("%+v: %#x %#x %#x %v", c, fabric, vesw, lid, ok)
+		}
+	}
+	if VESWMAC(0xffff, 0, 0) != [6]byte{0xfe, 0x0f} || VESWMAC(0, 0xffff, 0) != [6]byte{2, 0xf0, 0xff} {
+		t.Error("a number too wide reaches its neighbour")
+	}
+	for _, m := range []byte{0, 1, 3} {
+		if _, _, _, ok := ParseVESWMAC([6]byte{m}); ok {
+			t.Errorf("%#x is taken for a port's", m)
+		}
+	}
+}
+
+// TestVESWFlood looks for the bit where it is agreed to be.
+func TestVESWFlood(t *testing.T) {
+	var i VESWPortInfo
+	i.VESW.Reserved4[5] = 0xf0
+	i.VESW.SetFlood(true)
+	if b := i.Append(nil); b[9] != 0xf1 || !i.VESW.Flood() {
+		t.Errorf("% x", b[:12])
+	}
+	i.VESW.SetFlood(false)
+	if b := i.Append(nil); b[9] != 0xf0 || i.VESW.Flood() {
+		t.Errorf("% x", b[:12])
 	}
 }
 

@@ -26,6 +26,30 @@ type VESW struct {
 	Reserved150     [2]byte
 }
 
+// veswFlood is the bit of the last octet of Reserved4 that asks for flooding: of this project
+// alone, and kept and returned by any agent.
+const veswFlood = 1
+
+// Flood reports whether unicast frames whose destination is unknown go to all ports of the VESW.
+func (v *VESW) Flood() bool { return v.Reserved4[5]&veswFlood != 0 }
+
+// SetFlood writes what Flood reads.
+func (v *VESW) SetFlood(on bool) { v.Reserved4[5] = v.Reserved4[5]&^veswFlood | flag(on, 0) }
+
+// VESWMAC returns the locally administered MAC that a port has by its place: numbers of the
+// fabric (10 bits) and of the VESW (12), and its LID (24). As a little-endian number its bits
+// are 0, 1, and these in this order.
+func VESWMAC(fabric, vesw uint16, lid uint32) [6]byte {
+	return [6]byte{byte(fabric)<<2 | 2, byte(vesw)<<4 | byte(fabric>>6)&0xf, byte(vesw >> 4), byte(lid), byte(lid >> 8), byte(lid >> 16)}
+}
+
+// ParseVESWMAC returns what VESWMAC made mac of; false where it is not locally administered, or
+// a group's.
+func ParseVESWMAC(mac [6]byte) (fabric, vesw uint16, lid uint32, ok bool) {
+	return uint16(mac[0]>>2) | uint16(mac[1]&0xf)<<6, uint16(mac[1]>>4) | uint16(mac[2])<<4,
+		uint32(mac[3]) | uint32(mac[4])<<8 | uint32(mac[5])<<16, mac[0]&3 == 2
+}
+
 // VESWPort is the part of a VESWPortInfo that is of one port. The manager writes all of it but
 // what is marked RO, which a Set ignores.
 type VESWPort struct {
@@ -330,9 +354,11 @@ const VESWSummaryLen = 360
 
 // VESWSummary is the counters of a vport. Nothing clears them.
 type VESWSummary struct {
-	VPort   uint16
-	VESWID  uint16
-	OPAPort uint32 // number of the port of the fabric, as the driver has it
+	VPort  uint16
+	VESWID uint16
+	// PortNum is the port's within the VESW; the driver's agent has that of the fabric's port
+	// instead.
+	PortNum uint32
 	Values  [NumVESWCounters]uint64
 }
 
@@ -341,7 +367,7 @@ func (s *VESWSummary) Append(b []byte) []byte {
 	b, p := extend(b, VESWSummaryLen)
 	be.PutUint16(p, s.VPort)
 	be.PutUint16(p[2:], s.VESWID)
-	be.PutUint32(p[4:], s.OPAPort)
+	be.PutUint32(p[4:], s.PortNum)
 	for i, v := range s.Values {
 		be.PutUint64(p[8+8*i:], v)
 	}
@@ -353,7 +379,7 @@ func (s *VESWSummary) Parse(b []byte) error {
 	if len(b) < VESWSummaryLen {
 		return ErrShort
 	}
-	s.VPort, s.VESWID, s.OPAPort = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
+	s.VPort, s.VESWID, s.PortNum = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
 	for i := range s.Values {
 		s.Values[i] = be.Uint64(b[8+8*i:])
 	}
@@ -367,7 +393,7 @@ const VESWErrorsLen = 304
 type VESWErrors struct {
 	VPort       uint16
 	VESWID      uint16
-	OPAPort     uint32
+	PortNum     uint32 // as in VESWSummary
 	TxErrors    uint64 // all that follow of this direction
 	RxErrors    uint64
 	TxSMACFilt  uint64 // always 0
@@ -399,7 +425,7 @@ func (e *VESWErrors) Append(b []byte) []byte {
 	b, p := extend(b, VESWErrorsLen)
 	be.PutUint16(p, e.VPort)
 	be.PutUint16(p[2:], e.VESWID)
-	be.PutUint32(p[4:], e.OPAPort)
+	be.PutUint32(p[4:], e.PortNum)
 	for _, f := range e.fields() {
 		be.PutUint64(p[f.at:], *f.v)
 	}
@@ -411,7 +437,7 @@ func (e *VESWErrors) Parse(b []byte) error {
 	if len(b) < VESWErrorsLen {
 		return ErrShort
 	}
-	e.VPort, e.VESWID, e.OPAPort = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
+	e.VPort, e.VESWID, e.PortNum = be.Uint16(b), be.Uint16(b[2:]), be.Uint32(b[4:])
 	for _, f := range e.fields() {
 		*f.v = be.Uint64(b[f.at:])
 	}
