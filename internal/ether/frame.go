@@ -33,9 +33,11 @@ const (
 // IP protocol numbers.
 const (
 	protoHopByHop = 0
+	protoICMP     = 1
 	protoTCP      = 6
 	protoUDP      = 17
 	protoFragment = 44
+	protoICMPv6   = 58
 )
 
 // Kind is what a frame carries, in the order of the slots of an Omni-Path routing
