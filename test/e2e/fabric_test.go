@@ -67,6 +67,12 @@ func openSubnet(t *testing.T, sharedStore bool) *subnet {
 // yet.
 func startSubnet(t *testing.T, sharedStore bool, more ...string) *subnet {
 	t.Helper()
+	return startNodes(t, sharedStore, func(int) []string { return more })
+}
+
+// startNodes starts three nodes, each with flags of its own.
+func startNodes(t *testing.T, sharedStore bool, flags func(node int) []string) *subnet {
+	t.Helper()
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
 	if err != nil {
@@ -74,6 +80,7 @@ func startSubnet(t *testing.T, sharedStore bool, more ...string) *subnet {
 	}
 	s := &subnet{Triangle: tri, t: t}
 	t.Cleanup(s.close)
+	var more []string
 	if sharedStore {
 		url := "http://" + s.Hub.V4 + ":2379"
 		exe, err := os.Executable()
@@ -87,10 +94,10 @@ func startSubnet(t *testing.T, sharedStore bool, more ...string) *subnet {
 		if _, err := s.store.Expect("store ready", fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, s.store.Output())
 		}
-		more = append(more, "--store", url)
+		more = []string{"--store", url}
 	}
 	for i := range s.nodes {
-		s.flags[i] = append(s.Peers(i), more...)
+		s.flags[i] = slices.Concat(s.Peers(i), flags(i), more)
 		if s.nodes[i], err = lab.StartNode(s.Spaces[i], 0, s.flags[i]...); err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +160,7 @@ func settled(nodes ...*lab.Node) bool {
 		switch {
 		case n.Query(&m, "sm") != nil:
 			return false
-		case m.State == "standby", m.State == "not active": // the latter where a store elects
+		case m.State == "standby", m.State == "not active", m.State == "external": // the second where a store elects
 		case m.State != "master" || v != nil:
 			return false
 		default:

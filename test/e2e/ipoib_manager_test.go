@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"weft/internal/api"
+	"weft/test/lab"
+)
+
+// stream is iperf3 at work between two nodes, until the test ends.
+type stream struct {
+	*subnet
+	server, client *lab.Proc
+}
+
+func (s *subnet) stream(t *testing.T, from, to int) *stream {
+	t.Helper()
+	x := &stream{subnet: s}
+	start := func(node int, args ...string) *lab.Proc {
+		t.Helper()
+		p, err := lab.Start(lab.Cmd{NetNS: s.Spaces[node].Name, Args: append([]string{"iperf3", "--forceflush"}, args...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Kill)
+		return p
+	}
+	x.server = start(to, "-s", "-1")
+	if _, err := x.server.Expect("Server listening", fabricLimit); err != nil {
+		t.Fatal(err)
+	}
+	x.client = start(from, "-c", v4(to), "-t", "600", "-b", "50M", "-i", "0.5")
+	x.more("iperf3 is at work", 2)
+	return x
+}
+
+// reports counts the intervals in which something arrived.
+func (x *stream) reports() (n int) {
+	for line := range strings.Lines(x.server.Output()) {
+		if strings.Contains(line, "bits/sec") && !strings.Contains(line, "0.00 bits/sec") {
+			n++
+		}
+	}
+	return n
+}
+
+// more waits until something has arrived in so many intervals more.
+func (x *stream) more(what string, n int) {
+	x.t.Helper()
+	had := x.reports()
+	x.until(what, func() bool { return x.reports() >= had+n })
+}
+
+// end wants the stream to have gone on all the time, and ends it.
+func (x *stream) end(t *testing.T) {
+	t.Helper()
+	select {
+	case <-x.client.Done():
+		t.Errorf("iperf3 ended: %s", x.client.Output())
+	default:
+		x.client.Signal(syscall.SIGINT)
+	}
+}
+
+// unbroken wants links of nodes that never lost their carriers.
+func (s *subnet) unbroken(t *testing.T, nodes ...int) {
+	t.Helper()
+	for _, i := range nodes {
+		var e []api.IPEvent
+		if err := s.nodes[i].Query(&e, "ipoib", "events"); err != nil || slices.ContainsFunc(e, func(e api.IPEvent) bool { return e.Kind == "down" }) {
+			t.Errorf("node %d lost its carrier: %v %+v", i, err, e)
+		}
+	}
+}
+
+// joins has a node join a group, which takes an administration that answers.
+func (s *subnet) joins(i int, group string) {
+	s.t.Helper()
+	s.weft(i, "ipoib", "mcast", "join", ipLink, group)
+	s.until(fmt.Sprintf("node %d is in %s", i, group), func() bool {
+		var g []api.IPGroup
+		return s.nodes[i].Query(&g, "ipoib", "mcast") == nil &&
+			slices.ContainsFunc(g, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, group) && g.State == "joined" })
+	})
+}
+
+// TestIPoIBMasterKilled: traffic goes on while another manager takes over.
+func TestIPoIBMasterKilled(t *testing.T) {
+	s := openSubnet(t, true)
+	m := s.master(0, 1, 2)
+	a, b := (m+1)%3, (m+2)%3
+	s.links(a, b)
+	s.reaches(a, v4(b))
+	x := s.stream(t, a, b)
+	s.nodes[m].Proc.Kill()
+	s.until("another manager is master", func() bool { return s.master(a, b) >= 0 })
+	x.more("iperf3 is at work under the new master", 3)
+	s.unbroken(t, a, b)
+	// New groups and new neighbours come by the new master.
+	s.joins(a, "239.9.9.9")
+	s.weft(a, "ipoib", "path", "flush", ipLink)
+	s.reaches(a, v6(b))
+	x.end(t)
+	if err := s.nodes[m].Again(s.flags[m]...); err != nil {
+		t.Fatal(err)
+	}
+	s.active(0, 1, 2)
+}
+
+// TestIPoIBMasterRestarted: the only manager, or one of three, ends in whatever way and
+// is started again in its directory. Traffic between other nodes goes on meanwhile and
+// afterwards, and every link is whole again: the manager's node's comes back by
+// itself, and the groups are what they were.
+func TestIPoIBMasterRestarted(t *testing.T) {
+	for name, others := range map[string]string{"the only one": "external", "one of three": "auto"} {
+		t.Run(name, func(t *testing.T) {
+			s := startNodes(t, false, func(i int) []string {
+				manager := "auto"
+				if i != 0 {
+					manager = others
+				}
+				return []string{"--sm", manager, "--ipoib", "--ipoib-addr", ipLink + "=" + v4(i) + "/24", "--ipoib-addr", ipLink + "=" + v6(i) + "/64"}
+			})
+			s.active(0, 1, 2)
+			m := s.master(0, 1, 2)
+			a, b := (m+1)%3, (m+2)%3
+			whole := func() {
+				t.Helper()
+				for i := range s.nodes {
+					s.carrier(i, ipLink)
+				}
+				for _, p := range pairsOfThree {
+					s.reaches(p[0], v4(p[1]))
+					s.reaches(p[1], v6(p[0]))
+				}
+				s.until("all are in the broadcast group", func() bool {
+					var g []api.SubnetGroup
+					i := s.master(0, 1, 2)
+					return i >= 0 && s.nodes[i].Query(&g, "mcast", "groups") == nil &&
+						slices.ContainsFunc(g, func(g api.SubnetGroup) bool { return strings.HasSuffix(g.MGID, ":ffff:ffff") && len(g.Members) == 3 })
+				})
+			}
+			whole()
+			x := s.stream(t, a, b)
+			for _, kill := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+				n := s.nodes[m]
+				n.Proc.Signal(kill)
+				<-n.Proc.Done()
+				x.more("iperf3 is at work without the manager", 2)
+				if err := n.Again(s.flags[m]...); err != nil {
+					t.Fatal(err)
+				}
+				s.active(0, 1, 2)
+				x.more("iperf3 is at work under the manager that came back", 3)
+				whole()
+				s.joins(a, fmt.Sprintf("239.9.9.%d", kill))
+				s.weft(a, "ipoib", "path", "flush", ipLink)
+				s.reaches(a, v6(b))
+			}
+			s.unbroken(t, a, b)
+			x.end(t)
+		})
+	}
+}
