@@ -16,17 +16,62 @@ import (
 // number: what only a kernel has.
 var kernelOnly = []string{"H-22"}
 
-// TestDemandsHaveTests reads the table of docs/notes/ipoib.md: each demand on IP links
-// has tests that exist and bear its number, but for those that only a kernel can meet.
+// TestDemandsHaveTests reads the tables of docs/notes/ipoib.md: each demand on IP links, and each
+// situation they must stand, has tests that exist and bear its number, but for demands that only a
+// kernel can meet.
 func TestDemandsHaveTests(t *testing.T) {
 	dir := root(t)
 	note, err := os.ReadFile(filepath.Join(dir, "docs/notes/ipoib.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A test with the comment in front of it.
+	tests := testsByName(t, dir)
+	named := regexp.MustCompile("`(Test\\w+)`(?: \\((\\w+)\\))?")
+	for letter, count := range map[string]int{"H": 70, "S": 15} {
+		rows := regexp.MustCompile(`(?m)^\| (`+letter+`-\d\d) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(string(note), -1)
+		if len(rows) != count {
+			t.Fatalf("docs/notes/ipoib.md has %d rows of %s, not %d", len(rows), letter, count)
+		}
+		for i, row := range rows {
+			no, cell := row[1], row[3]
+			if want := fmt.Sprintf("%s-%02d", letter, i+1); no != want {
+				t.Errorf("docs/notes/ipoib.md: %s stands where %s should", no, want)
+			}
+			exempt := strings.HasPrefix(cell, "kernel only: ")
+			if exempt != slices.Contains(kernelOnly, no) {
+				t.Errorf("docs/notes/ipoib.md: %s: kernel only is %v, which the list in this test does not say", no, exempt)
+			}
+			bears := exempt
+			for _, m := range named.FindAllStringSubmatch(cell, -1) {
+				key := m[1]
+				if m[2] != "" {
+					key = m[2] + " " + m[1]
+				}
+				if len(tests[key]) == 0 {
+					t.Errorf("docs/notes/ipoib.md: %s names %s, which does not exist", no, key)
+				}
+				bearsHere := false
+				for _, text := range tests[key] {
+					bearsHere = bearsHere || strings.Contains(text, no) || strings.Contains(m[1], strings.Replace(no, "-", "", 1))
+				}
+				if letter == "S" && !bearsHere {
+					t.Errorf("docs/notes/ipoib.md: %s names %s, which does not bear its number", no, key)
+				}
+				bears = bears || bearsHere
+			}
+			if !bears {
+				t.Errorf("docs/notes/ipoib.md: %s (%s): no test of %q bears its number", no, row[2], cell)
+			}
+		}
+	}
+}
+
+// testsByName returns the text of every test, with the comment in front of it, by its name and
+// by package and name; several packages may have a name.
+func testsByName(t *testing.T, dir string) map[string][]string {
+	t.Helper()
 	whole := regexp.MustCompile(`(?ms)((?:^//[^\n]*\n)*)^func (Test\w+)\(t \*testing\.T\) \{\n.*?^\}\n`)
-	tests := map[string][]string{} // package and name → text; several packages may have a name
+	tests := map[string][]string{}
 	for _, name := range tracked(t) {
 		if !strings.HasSuffix(name, "_test.go") {
 			continue
@@ -41,35 +86,5 @@ func TestDemandsHaveTests(t *testing.T) {
 			tests[m[2]] = append(tests[m[2]], m[0])
 		}
 	}
-	named := regexp.MustCompile("`(Test\\w+)`(?: \\((\\w+)\\))?")
-	rows := regexp.MustCompile(`(?m)^\| (H-\d\d) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(string(note), -1)
-	if len(rows) != 70 {
-		t.Fatalf("docs/notes/ipoib.md has %d demands, not 70", len(rows))
-	}
-	for i, row := range rows {
-		no, cell := row[1], row[3]
-		if want := fmt.Sprintf("H-%02d", i+1); no != want {
-			t.Errorf("docs/notes/ipoib.md: %s stands where %s should", no, want)
-		}
-		exempt := strings.HasPrefix(cell, "kernel only: ")
-		if exempt != slices.Contains(kernelOnly, no) {
-			t.Errorf("docs/notes/ipoib.md: %s: kernel only is %v, which the list in this test does not say", no, exempt)
-		}
-		bears := exempt
-		for _, m := range named.FindAllStringSubmatch(cell, -1) {
-			key := m[1]
-			if m[2] != "" {
-				key = m[2] + " " + m[1]
-			}
-			if len(tests[key]) == 0 {
-				t.Errorf("docs/notes/ipoib.md: %s names %s, which does not exist", no, key)
-			}
-			for _, text := range tests[key] {
-				bears = bears || strings.Contains(text, no) || strings.Contains(m[1], strings.Replace(no, "-", "", 1))
-			}
-		}
-		if !bears {
-			t.Errorf("docs/notes/ipoib.md: %s (%s): no test of %q bears its number", no, row[2], cell)
-		}
-	}
+	return tests
 }

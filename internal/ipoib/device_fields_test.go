@@ -184,7 +184,7 @@ func TestSendQueueFull(t *testing.T) {
 }
 
 // TestH54_NothingBlocks: with a subnet administration that answers late, or
-// never, sending returns at once, what waits is bounded, and its order is kept.
+// never, sending returns at once, what waits is bounded, and its order is kept (S-01).
 func TestH54_NothingBlocks(t *testing.T) {
 	s, a, b := two(t)
 	a.l.FlushPaths()

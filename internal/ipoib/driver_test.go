@@ -103,7 +103,7 @@ func TestH59_Events(t *testing.T) {
 }
 
 // TestPKeyRemovedAndAdded: the link vanishes and returns with the same name, but
-// not before it has gone.
+// not before it has gone (S-05).
 func TestPKeyRemovedAndAdded(t *testing.T) {
 	d, _, saw := drive()
 	d.AddCA(0)

@@ -358,7 +358,7 @@ func TestPortEvents(t *testing.T) {
 }
 
 // TestManagerRestart: while groups are joined anew nothing is sent with an old
-// multicast LID, broadcast comes first, and the carrier stays.
+// multicast LID, broadcast comes first, and the carrier stays (S-04).
 func TestManagerRestart(t *testing.T) {
 	s, a, b := two(t)
 	a.keep = true
@@ -393,6 +393,8 @@ func TestManagerRestart(t *testing.T) {
 	}
 }
 
+// TestUnloadUnderLoad: links end in less than six seconds whatever is under way, and leave
+// nothing (S-14).
 func TestUnloadUnderLoad(t *testing.T) {
 	s, a, b := two(t)
 	for range 300 {

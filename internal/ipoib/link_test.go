@@ -115,7 +115,7 @@ func TestOnePort(t *testing.T) {
 }
 
 // TestPeerRestarts: a peer that comes back with another queue pair number is
-// reached again with its announcement.
+// reached again with its announcement (S-03).
 func TestPeerRestarts(t *testing.T) {
 	s, a, b := two(t)
 	a.send(ipA, ipB, "before")
@@ -136,7 +136,7 @@ func TestPeerRestarts(t *testing.T) {
 }
 
 // TestPeerRestartsUnheard: the same where the announcements are lost: within one
-// cycle of unreachability detection.
+// cycle of unreachability detection (S-03).
 func TestPeerRestartsUnheard(t *testing.T) {
 	s, a, b := two(t)
 	a.send(ipA, ipB, "before")
@@ -160,7 +160,7 @@ func TestPeerRestartsUnheard(t *testing.T) {
 }
 
 // TestQueryFailsOnce: a lookup that fails does not leave a dead neighbour: the
-// next packet is sent.
+// next packet is sent (S-02).
 func TestQueryFailsOnce(t *testing.T) {
 	s, a, b := two(t)
 	fails := 1

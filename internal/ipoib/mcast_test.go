@@ -69,7 +69,7 @@ func TestSARecords(t *testing.T) {
 }
 
 // TestJoinBackoff: a request is repeated every mcast_timeout, mcast_retry_cnt times;
-// then after 1, 2, 4, 8, 16 and 16 s and a random part of a quarter of a second.
+// then after 1, 2, 4, 8, 16 and 16 s and a random part of a quarter of a second (S-15).
 func TestJoinBackoff(t *testing.T) {
 	s, a := one(t, "mcast_timeout=500", "mcast_retry_cnt=2")
 	s.silent = true
@@ -158,7 +158,7 @@ func TestH62_DynamicAndConfigured(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreExplained: a join that is refused says why, field by field.
+// TestRefusalsAreExplained: a join that is refused says why, field by field (S-15).
 func TestRefusalsAreExplained(t *testing.T) {
 	for want, prepare := range map[string]func(s *subnet, a *node, g *saGroup){
 		"MTU too large: group 4096, port 2048":          func(s *subnet, a *node, g *saGroup) { g.rec.MTU, a.port.MTU = ib.MTU4096, ib.MTU2048 },
@@ -373,7 +373,7 @@ func TestSendOnly(t *testing.T) {
 }
 
 // TestThousandGroups: joining and leaving many groups leaves the subnet
-// administration as it was.
+// administration as it was (S-07).
 func TestThousandGroups(t *testing.T) {
 	s, a := alone(t)
 	before := len(s.groups)

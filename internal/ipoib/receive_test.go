@@ -30,7 +30,7 @@ func numeral[T ~uint16 | ~uint32](t testing.TB, s string) T {
 }
 
 // TestH38_Source plays the receive vectors: the source of a frame is in the GRH
-// and the completion, and unknown without a GRH, whose octets mean nothing then.
+// and the completion, and unknown without a GRH, whose octets mean nothing then (S-08).
 func TestH38_Source(t *testing.T) {
 	for id, v := range vectors(t, "RX-") {
 		var in struct {

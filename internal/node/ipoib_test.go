@@ -239,6 +239,26 @@ func TestIPLinks(t *testing.T) {
 	}
 }
 
+// TestIPLinkEcho: a packet to a group comes to the other member, and back to the queue pair that
+// sent it, where it ends (S-08).
+func TestIPLinkEcho(t *testing.T) {
+	r := twoNative(t)
+	s := r.stacks()
+	r.link(t, firstNative, "10.9.0.1/24")
+	r.link(t, "vf", "10.9.0.2/24")
+	a, b := s.of("ib0_1_7fff"), s.of("ib1_1_7fff")
+	for i, to := range []string{"224.0.0.1", "255.255.255.255"} {
+		before := r.counter(api.ScopeIPoIB, "drop_own_echo")
+		p := ipv4("10.9.0.1", to, []byte{byte(i)})
+		a.send <- p
+		eventually(t, "the other has it", func() bool { return b.has(p) })
+		eventually(t, "it comes back and is dropped", func() bool { return r.counter(api.ScopeIPoIB, "drop_own_echo") > before })
+		if a.has(p) {
+			t.Errorf("the sender got its own packet to %s", to)
+		}
+	}
+}
+
 // TestIPLinksFollowPartitions: links come and go with the P_Keys of the port,
 // under the same names, and say why they have no carrier. H-68: links by
 // themselves.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"weft/internal/api"
 	"weft/test/lab"
@@ -116,7 +117,8 @@ func TestIPoIBMasterKilled(t *testing.T) {
 // TestIPoIBMasterRestarted: the only manager, or one of three, ends in whatever way and
 // is started again in its directory. Traffic between other nodes goes on meanwhile and
 // afterwards, and every link is whole again: the manager's node's comes back by
-// itself, and the groups are what they were.
+// itself, and the groups are what they were (S-04). At the end a link goes under load,
+// soon and with all it had (S-14).
 func TestIPoIBMasterRestarted(t *testing.T) {
 	for name, others := range map[string]string{"the only one": "external", "one of three": "auto"} {
 		t.Run(name, func(t *testing.T) {
@@ -164,6 +166,15 @@ func TestIPoIBMasterRestarted(t *testing.T) {
 				s.reaches(a, v6(b))
 			}
 			s.unbroken(t, a, b)
+			x.more("iperf3 is at work to the end", 1)
+			from := time.Now()
+			s.weft(b, "ipoib", "del", "all")
+			if took := time.Since(from); took > within(6*time.Second) {
+				t.Errorf("a link under load took %v to end", took)
+			}
+			if k, err := s.nodes[b].Objects(); err != nil || k != 0 {
+				t.Errorf("%d objects are left, %v", k, err)
+			}
 			x.end(t)
 		})
 	}

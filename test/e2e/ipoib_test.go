@@ -161,7 +161,8 @@ type iperfResult struct {
 	} `json:"end"`
 }
 
-// TestIPoIB: ordinary IP programs talk between three nodes.
+// TestIPoIB: ordinary IP programs talk between three nodes; S-03, S-07, S-11 and S-12 among what
+// they do.
 func TestIPoIB(t *testing.T) {
 	s := openSubnet(t, false)
 	s.links(0, 1, 2)
@@ -387,8 +388,8 @@ func (s *subnet) manyGroups(t *testing.T) {
 	s.reaches(0, v4(1))
 }
 
-// TestIPoIBPartitions: links follow the partitions of their ports, and nothing
-// passes from one to the other.
+// TestIPoIBPartitions: links follow the partitions of their ports (S-05), and nothing
+// passes from one to the other, nor between limited members (S-09).
 func TestIPoIBPartitions(t *testing.T) {
 	s := openSubnet(t, false)
 	m := s.master(0, 1, 2)
@@ -418,6 +419,7 @@ func TestIPoIBPartitions(t *testing.T) {
 			t.Errorf("blue knows red: %s", out)
 		}
 	})
+	t.Run("limited members", func(t *testing.T) { s.limited(t, m, g) })
 	t.Run("taken away and given back", func(t *testing.T) {
 		s.weft(m, "pkey", "del", "0x8014", g[1])
 		s.until("the link goes", func() bool { return slices.Equal(s.ipLinks(1), []string{blue}) })
@@ -431,8 +433,45 @@ func TestIPoIBPartitions(t *testing.T) {
 	})
 }
 
+// limited has two of three nodes be limited members of a partition: either of them
+// reaches the full member, and is found by its broadcast, but not the other.
+func (s *subnet) limited(t *testing.T, m int, g [3]string) {
+	const green = "ib0_1_16"
+	at := func(i int) string { return fmt.Sprintf("10.16.0.%d", i+1) }
+	s.weft(m, "pkey", "add", "0x8016", "--name", "green", g[0], g[1]+"=limited", g[2]+"=limited")
+	for i := range s.nodes {
+		s.weft(i, "ipoib", "add", native, "--pkey", "0x8016", "--addr", at(i)+"/24")
+		s.carrier(i, green)
+	}
+	s.reaches(1, at(0))
+	s.reaches(0, at(2)) // asked for by broadcast
+	for _, p := range [][2]int{{1, 2}, {2, 1}} {
+		if out, err := s.in(p[0], "ping", "-c", "2", "-i", "0.2", "-W", "1", at(p[1])); err == nil {
+			t.Errorf("a limited member reaches another:\n%s", out)
+		}
+		if out, err := s.nodes[p[0]].Weft("ipoib", "path", at(p[1]), "--link", green); err == nil || !strings.Contains(out, "no node has the address") {
+			t.Errorf("a limited member has a path to another: %v %s", err, out)
+		}
+	}
+	// Nor where it knows where the other is.
+	var links []api.IPLink
+	if err := s.nodes[2].Query(&links, "ipoib"); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(links, func(l api.IPLink) bool { return l.Name == green })
+	s.weft(1, "ipoib", "neigh", "add", green, at(2), links[i].Address)
+	if out, err := s.in(1, "ping", "-c", "2", "-i", "0.2", "-W", "1", at(2)); err == nil {
+		t.Errorf("a limited member reaches another that it knows:\n%s", out)
+	}
+	s.reaches(2, at(0))
+	for i := range s.nodes {
+		s.weft(i, "ipoib", "del", green)
+	}
+	s.weft(m, "pkey", "del", "0x8016")
+}
+
 // TestIPoIBNetstack: a user without any privilege moves a file between two
-// nodes of his own.
+// nodes of his own, by IPv4 and IPv6 (S-12).
 func TestIPoIBNetstack(t *testing.T) {
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
@@ -480,7 +519,7 @@ func TestIPoIBNetstack(t *testing.T) {
 	}
 	stack := func(i int, args ...string) *lab.Proc {
 		t.Helper()
-		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir, native, "--addr", v4(i) + "/24"}, args...)...))
+		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir, native, "--addr", v4(i) + "/24", "--addr", v6(i) + "/64"}, args...)...))
 		return p
 	}
 	// What is served is a file of the user's, by a server that only this host reaches.
@@ -496,19 +535,24 @@ func TestIPoIBNetstack(t *testing.T) {
 	if err := web.Listening(8000, fabricLimit); err != nil {
 		t.Fatal(err)
 	}
-	a := stack(0, "-R", "tcp:"+v4(0)+":80=127.0.0.1:8000")
-	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "--socks", "127.0.0.1:1080")
-	for end := time.Now().Add(fabricLimit); ; { // the first packets may be lost while the groups form
-		out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:8080/file"), fabricLimit)
-		if err == nil {
-			break
+	a := stack(0, "-R", "tcp:"+v4(0)+":80=127.0.0.1:8000", "-R", "tcp:["+v6(0)+"]:80=127.0.0.1:8000")
+	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "-L", "tcp:127.0.0.1:8081=["+v6(0)+"]:80", "--socks", "127.0.0.1:1080")
+	for _, port := range []string{"8080", "8081"} { // the neighbour found by ARP, and by Neighbor Discovery
+		for end := time.Now().Add(fabricLimit); ; { // the first packets may be lost while the groups form
+			out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:"+port+"/file"), fabricLimit)
+			if err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%v\n%s%s%s", err, out, a.Output(), b.Output())
+			}
 		}
-		if time.Now().After(end) {
-			t.Fatalf("%v\n%s%s%s", err, out, a.Output(), b.Output())
+		if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, file) {
+			t.Errorf("%d octets arrived as %d others: %v", len(file), len(got), err)
 		}
-	}
-	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, file) {
-		t.Errorf("%d octets arrived as %d others: %v", len(file), len(got), err)
+		if err := os.Remove(to); err != nil {
+			t.Error(err)
+		}
 	}
 	for i, p := range []*lab.Proc{a, b} {
 		p.Signal(syscall.SIGINT)

@@ -565,7 +565,7 @@ func TestConfigIsValidated(t *testing.T) {
 	}
 }
 
-// Close ends whatever is going on, from wherever.
+// Close ends whatever is going on, from wherever (S-14).
 func TestCloseUnderLoad(t *testing.T) {
 	a, b := pair(t, 2044)
 	l, err := b.ListenTCP(netip.AddrPortFrom(netip.Addr{}, 80))

@@ -166,7 +166,7 @@ func TestMissingPrivilegeIsExplained(t *testing.T) {
 }
 
 // A packet for a destination behind a gateway shows only the destination: the
-// next hop comes from the routes, and follows them.
+// next hop comes from the routes, and follows them (S-11).
 func TestNextHopFollowsRoutes(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
@@ -515,7 +515,7 @@ func TestReadsAreBatched(t *testing.T) {
 }
 
 // TCP and UDP with offloads between two stacks: segments arrive whole, none is
-// longer than the MTU, and batches are batches.
+// longer than the MTU, and batches are batches (S-10).
 func TestOffloads(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -204,7 +204,8 @@ func TestIPGoesUp(t *testing.T) {
 	}
 }
 
-// What is received by Neighbor Discovery (RFC 4861, 7.2.3 to 7.2.5).
+// What is received by Neighbor Discovery (RFC 4861, 7.2.3 to 7.2.5): questions and answers end here
+// (S-12).
 func TestNDRules(t *testing.T) {
 	solicit := func(src netip.Addr, hw *wire.HWAddr) wire.ND {
 		n := wire.ND{Type: wire.NDNeighborSolicit, Src: src, Dst: wire.SolicitedNode(llA), Target: llA}
@@ -390,7 +391,7 @@ func TestNDRules(t *testing.T) {
 }
 
 // Routers' messages pass between IP stack and link, with the option on the
-// link only.
+// link only (S-12).
 func TestRouterMessages(t *testing.T) {
 	h := upHost(t, Config{})
 	frame := append(make([]byte, headroom), vector(t, "ND-5")[wire.EncapLen:]...)
