@@ -21,7 +21,7 @@ import (
 // tier (but in tier 1 only parts of itself) and those above it in this list. The first pattern
 // that matches counts; "x/..." means x and all below it.
 var tiers = [][]string{
-	0: {"internal/mono", "internal/ib", "internal/pkt", "internal/mem", "internal/wire", "internal/ether", "internal/mad/...", "internal/abi"},
+	0: {"internal/mono", "internal/ib", "internal/pkt", "internal/mem", "internal/wire", "internal/ether", "internal/pcapng", "internal/mad/...", "internal/abi"},
 	1: {"internal/transport", "internal/vswitch", "internal/vnic/...", "internal/ipoib/...", "internal/cm", "internal/sm/...", "internal/trunk", "internal/umad"},
 	2: {"internal/hca/..."},
 	3: {"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev", "internal/procmem", "internal/link/...",

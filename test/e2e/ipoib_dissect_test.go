@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -17,6 +16,7 @@ import (
 	"weft/internal/ib"
 	"weft/internal/ipoib/neigh"
 	"weft/internal/mono"
+	"weft/internal/pcapng"
 	"weft/internal/wire"
 	"weft/test/lab"
 )
@@ -24,7 +24,7 @@ import (
 // dissected is the link of two engines, each of which gets what the other sends, and of all
 // of it a capture.
 type dissected struct {
-	file  bytes.Buffer
+	file  *pcapng.Writer
 	sides [2]*neigh.Engine
 	hw    [2]wire.HWAddr
 	queue []func()
@@ -39,12 +39,9 @@ type side struct {
 func (s side) Xmit(now mono.Time, frame []byte) {
 	h := wire.HardHeader(frame)
 	src, dst, f := s.hw[s.i], h.Dst(), bytes.Clone(frame)
-	// LINKTYPE_IPOIB: a GRH in whose octets 5 to 7 the source's queue pair is, and what
-	// begins with the encapsulation header.
-	var grh [40]byte
-	(&wire.GRH{IPVer: 6, NxtHdr: wire.NxtHdrIBA, SGID: src.GID(), DGID: dst.GID()}).Put(grh[:])
-	copy(grh[5:8], src[1:4])
-	s.record(append(grh[:], f[wire.HardHeaderLen-wire.EncapLen:]...))
+	if err := s.file.Write(0, time.Unix(0, int64(now)), pcapng.AppendIPoIB(nil, src, dst, f[wire.HardHeaderLen-wire.EncapLen:])); err != nil {
+		panic(err) // a file in memory
+	}
 	kind := neigh.Host
 	switch {
 	case dst == wire.PseudoBroadcast:
@@ -58,13 +55,6 @@ func (s side) Xmit(now mono.Time, frame []byte) {
 	})
 }
 
-func (s side) record(p []byte) {
-	for _, v := range []uint32{0, 0, uint32(len(p)), uint32(len(p))} {
-		s.file.Write(binary.LittleEndian.AppendUint32(nil, v))
-	}
-	s.file.Write(p)
-}
-
 func (side) Deliver(mono.Time, []byte)                   {}
 func (side) Learned(mono.Time, netip.Addr, wire.HWAddr)  {}
 func (side) Resolved(mono.Time, netip.Addr, wire.HWAddr) {}
@@ -76,10 +66,13 @@ func (side) Conflict(mono.Time, netip.Addr, wire.HWAddr) {}
 // TestIPoIBDissected: another's dissector finds no fault in what links say to each
 // other: questions, answers, announcements, and packets.
 func TestIPoIBDissected(t *testing.T) {
-	d := &dissected{}
-	for _, v := range []uint32{0xa1b2c3d4, 4<<16 | 2, 0, 0, 65535, 242} {
-		d.file.Write(binary.LittleEndian.AppendUint32(nil, v))
+	needs(t, "tshark")
+	var b bytes.Buffer
+	file, err := pcapng.NewWriter(&b, "weft", pcapng.Interface{Name: ipLink, Type: pcapng.LinkIPoIB})
+	if err != nil {
+		t.Fatal(err)
 	}
+	d := &dissected{file: file}
 	now := mono.Time(time.Hour)
 	for i := range d.sides {
 		d.hw[i] = wire.MakeHWAddr(0, ib.QPN(0x4002+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x02aa000000010003+i)))
@@ -112,29 +105,63 @@ func TestIPoIBDissected(t *testing.T) {
 	}
 	run(now.Add(20 * time.Second))
 
-	file := filepath.Join(t.TempDir(), "links.pcap")
-	if err := os.WriteFile(file, d.file.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	tshark := func(args ...string) string {
-		t.Helper()
-		out, err := lab.Run(lab.Cmd{Args: append([]string{"tshark", "-n", "-r", file, "-o", "ip.check_checksum:TRUE"}, args...)}, fabricLimit)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		return out
-	}
-	const warning = "0x600000"
-	if out := tshark("-Y", "_ws.malformed or _ws.expert.severity >= "+warning, "-V"); strings.Contains(out, "Frame ") {
-		t.Errorf("faults:\n%s", out)
-	}
-	fields := strings.Split(tshark("-T", "fields", "-e", "arp.opcode", "-e", "icmpv6.type"), "\n")
-	for i := range fields {
-		fields[i] = strings.TrimSpace(fields[i])
-	}
+	x := dissect(t, b.Bytes())
+	x.faultless(t)
+	fields := x.fields("arp.opcode", "icmpv6.type")
 	for what, field := range map[string]string{"ARP request": "1", "ARP reply": "2", "solicitation": "135", "advertisement": "136"} {
-		if !slices.Contains(fields, field) {
+		if !slices.Contains(fields, field) { // either protocol's alone
 			t.Errorf("there is no %s among %q", what, fields)
 		}
 	}
+}
+
+// capture is a file that tshark reads.
+type capture struct {
+	t    *testing.T
+	file string
+}
+
+func dissect(t *testing.T, octets []byte) capture {
+	t.Helper()
+	c := capture{t, filepath.Join(t.TempDir(), "capture.pcapng")}
+	if err := os.WriteFile(c.file, octets, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tshark has checksums checked, but not what a capture that begins and ends somewhere says of the
+// course of connections.
+func (c capture) tshark(args ...string) string {
+	c.t.Helper()
+	out, err := lab.Run(lab.Cmd{Args: append([]string{"tshark", "-n", "-r", c.file, "-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE",
+		"-o", "udp.check_checksum:TRUE", "-o", "tcp.analyze_sequence_numbers:FALSE"}, args...)}, fabricLimit)
+	if err != nil {
+		c.t.Fatalf("%v\n%s", err, out)
+	}
+	return out
+}
+
+// faultless wants nothing in the file that tshark finds malformed, or worth a warning.
+func (c capture) faultless(t *testing.T) {
+	t.Helper()
+	const warning = "0x600000"
+	if out := c.tshark("-Y", "_ws.malformed or _ws.expert.severity >= "+warning, "-V"); strings.Contains(out, "Frame ") {
+		t.Errorf("faults:\n%s", lab.Tail(out, 200))
+	}
+}
+
+// fields returns a line for each packet, with some fields of it.
+func (c capture) fields(names ...string) (lines []string) {
+	c.t.Helper()
+	args := []string{"-T", "fields"}
+	for _, n := range names {
+		args = append(args, "-e", n)
+	}
+	for line := range strings.Lines(c.tshark(args...)) {
+		if !strings.HasPrefix(line, "Running as user") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
 }
