@@ -13,8 +13,7 @@ import (
 // and encapsulation header when receiving.
 const Headroom = 44
 
-// MaxPacket is the longest packet of a back end, in octets: what a segment
-// joined from others may grow to.
+// MaxPacket is the longest packet of an IP stack, in octets.
 const MaxPacket = 65535
 
 // Device is what a Link tells the network device that stands for it: the glue
@@ -67,7 +66,7 @@ type Backend interface {
 	// BatchSize is how many buffers ReadBatch wants at least.
 	BatchSize() int
 	// WriteBatch gives packets to the IP stack: packet i is bufs[i][offset:]. It
-	// may write anywhere in bufs, up to their capacity, and keeps none of them.
+	// may write anywhere in bufs, within their lengths, and keeps none of them.
 	WriteBatch(bufs [][]byte, offset int) error
 	SetCarrier(on bool) error
 	SetMTU(mtu int) error

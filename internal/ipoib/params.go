@@ -64,7 +64,7 @@ const (
 // DefaultParams are the parameters when nobody says anything.
 func DefaultParams() Params {
 	return Params{SQDepth: 512, RQDepth: 1024, McastWait: time.Second, McastRetry: 3, TxTimeout: 100 * Jiffy,
-		TxCopybreak: math.MaxInt, Scope: 2, ShadowIdle: time.Minute, MaxNeigh: 16384}
+		TxCopybreak: 256, Scope: 2, ShadowIdle: time.Minute, MaxNeigh: 16384}
 }
 
 // params are the parameters by name. set stores a value that is a string as

@@ -21,20 +21,18 @@ type receiver struct {
 	rrs    []RecvWR // to post
 	posted int
 	wcs    [pollBatch]WC
-	outMem []byte // pollBatch packets of the greatest length
-	out    [pollBatch][]byte
-	outN   int
+	out    [][]byte // to be delivered, in receive slots that are not posted; room for pollBatch
 	one    [1][]byte
 }
 
 // makeDevice is the step of creating that allocates what the device needs: room
-// for a batch of packets, each of which may grow.
+// for a batch of packets.
 func (l *Link) makeDevice() error {
-	l.outMem = make([]byte, pollBatch*(Headroom+MaxPacket))
+	l.out = make([][]byte, 0, pollBatch)
 	return nil
 }
 
-func (l *Link) freeDevice() { l.outMem, l.out = nil, [pollBatch][]byte{} }
+func (l *Link) freeDevice() { l.out = nil }
 
 // postAll posts the receive slots that are not.
 func (l *Link) postAll() {
@@ -50,9 +48,6 @@ func (l *Link) repost(i uint32) {
 	}
 	l.recvs[i].posted = true
 	l.posted++
-	if invariants {
-		spoil(l.rxMem[i*recvSlotLen:][:recvSlotLen])
-	}
 	l.rrs = append(l.rrs, RecvWR{ID: uint64(l.gen)<<idGenShift | idRecv | uint64(i), Off: i * recvSlotLen, Len: uint32(l.recvLen())})
 }
 
@@ -67,6 +62,11 @@ func (l *Link) recvLen() int {
 func (l *Link) postRecvs() {
 	if len(l.rrs) == 0 {
 		return
+	}
+	if invariants {
+		for _, wr := range l.rrs {
+			spoil(l.rxMem[wr.Off:][:recvSlotLen])
+		}
 	}
 	for _, wr := range l.rrs[l.al.PostRecv(l.rrs):] {
 		l.recvs[wr.ID&idSlot].posted = false
@@ -109,15 +109,16 @@ func (l *Link) complete(now mono.Time, wcs []WC) (failed bool) {
 			failed = true
 		}
 	}
-	l.postRecvs()
 	l.deliver()
+	l.postRecvs()
 	if l.state != Destroyed {
 		l.drainBacklog()
 	}
 	return failed
 }
 
-// received handles the completion of a receive, and posts its slot again.
+// received handles the completion of a receive. Its slot is to be posted again, but not
+// before what lies there was delivered.
 func (l *Link) received(now mono.Time, wc *WC) {
 	i := uint32(wc.ID & idSlot)
 	if int(i) >= len(l.recvs) || !l.recvs[i].posted {
@@ -239,34 +240,22 @@ func resolves(p []byte) bool {
 	return ok && wire.IsND(p[off])
 }
 
-// up copies a packet to those that go to the IP stack.
+// up adds a packet, in a receive slot, to those that go to the IP stack.
 func (l *Link) up(f []byte) {
-	if l.outN == pollBatch {
-		l.deliver()
-	}
-	const stride = Headroom + MaxPacket
-	at := l.outN * stride
-	l.out[l.outN] = append(l.outMem[at:at:at+stride], f...)
-	l.outN++
+	l.out = append(l.out, f[:len(f):len(f)])
 }
 
 // deliver gives the IP stack what up has put together.
 func (l *Link) deliver() {
-	if l.outN == 0 {
+	if len(l.out) == 0 {
 		return
 	}
-	n := l.outN
-	l.outN = 0
-	if !l.registered {
-		l.dropUp(n)
-		return
+	if l.registered {
+		l.dropUp(l.dev.Deliver(l.out))
+	} else {
+		l.dropUp(len(l.out))
 	}
-	l.dropUp(l.dev.Deliver(l.out[:n]))
-	if invariants {
-		for i := range n {
-			spoil(l.outMem[i*(Headroom+MaxPacket):][:slotLen])
-		}
-	}
+	l.out = l.out[:0]
 }
 
 // deliverOne gives the IP stack one packet at once.

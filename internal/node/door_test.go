@@ -41,7 +41,7 @@ func testNode(t *testing.T) (n *Node, path string, ends chan error) {
 	n = &Node{log: log, base: time.Now().Add(-time.Second), sessions: make(map[*vhost.Session]*door)}
 	n.adapter = hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
 		MaxRun: roceRun, MaxLocalRun: localRun}, hca.DefaultLimits)
-	l, err := newLane(hca.NewLane(hca.NewFunctions(n.adapter), 0, nowhere{}, nil), nowhere{}, nil, nil, n.now, 0, log)
+	l, err := newLane(hca.NewLane(hca.NewFunctions(n.adapter), 0, nowhere{}, nil), nowhere{}, [2]sockets{}, n.now, 0, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,8 @@ type ipoibAL struct {
 	cq   *residentCQ
 	qp   *residentQP
 	recv uint64 // where the receive slots begin
+	fed  uint64 // where the feed's memory begins
+	feed *ipoibFeed
 	wcs  [64]hca.CQE
 
 	intr   bool // completions wait for the link
@@ -141,30 +143,34 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 	if err := a.domain(); err != nil {
 		return nil, nil, err
 	}
-	sends := tx * txLen
-	m, err := a.registerMR(a.pd, sends+rx*rxLen)
+	sends, slots := tx*txLen, tx*txLen+rx*rxLen
+	m, err := a.registerMR(a.pd, slots+feedMem)
 	if err != nil {
 		a.dropDomain()
 		return nil, nil, err
 	}
-	a.mr, a.recv = m, uint64(sends)
-	return m.b[:sends:sends], m.b[sends:], nil
+	a.mr, a.recv, a.fed = m, uint64(sends), uint64(slots)
+	a.feed = newFeed(m.b[slots:])
+	return m.b[:sends:sends], m.b[sends:slots:slots], nil
 }
 
 // Deregister implements ipoib.AL.
 func (a *ipoibAL) Deregister() {
 	if a.mr != nil {
 		a.must(a.mr.deregister())
-		a.mr = nil
+		a.mr, a.feed = nil, nil
 		a.dropDomain()
 	}
 }
 
-// Map implements ipoib.AL: frames come in memory that is not registered.
-func (a *ipoibAL) Map([]byte) (ref uint64, ok bool) { return 0, false }
+// Map implements ipoib.AL: frames of the IP stack come in memory that is registered.
+func (a *ipoibAL) Map(frame []byte) (ref uint64, ok bool) {
+	at, ok := a.feed.lend(frame)
+	return uint64(at), ok
+}
 
 // Unmap implements ipoib.AL.
-func (a *ipoibAL) Unmap(uint64) {}
+func (a *ipoibAL) Unmap(ref uint64) { a.feed.returned(int(ref)) }
 
 // CreateAH implements ipoib.AL.
 func (a *ipoibAL) CreateAH(v *ipoib.AH) (ipoib.Handle, error) {
@@ -194,7 +200,11 @@ func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 			break
 		}
 		w := &wrs[n]
-		*p = sendRequest{id: w.ID, addr: uint64(w.Off), lkey: a.mr.lkey, length: w.Len, ah: uint32(w.AH), dest: w.QPN, qkey: w.QKey, signaled: true}
+		addr := uint64(w.Off)
+		if w.Mapped {
+			addr += a.fed + w.Ref
+		}
+		*p = sendRequest{id: w.ID, addr: addr, lkey: a.mr.lkey, length: w.Len, ah: uint32(w.AH), dest: w.QPN, qkey: w.QKey, signaled: true}
 		n++
 	}
 	if n > 0 {

@@ -4,6 +4,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -12,53 +13,106 @@ import (
 )
 
 // ipoibFeed is the way of packets from a back end to the lane of a link: a few
-// batches of buffers, which a reader fills while the lane sends another.
+// batches of buffers, which a reader fills while the lane sends another. The buffers are
+// registered memory, out of which the adapter sends.
 type ipoibFeed struct {
+	batches    []*ipoibBatch
 	free, full chan *ipoibBatch
 	waiting    atomic.Int32 // batches in full
 	wake       func()       // rouses the lane
 
 	// The lane's.
 	current *ipoibBatch // partly sent
+	lending int         // where in current the next frame to be lent is expected
 	held    bool        // the link takes nothing until Device.Wake
 	from    polled      // nil: a reader fills batches
-	empty   mono.Time   // when nothing was there to read last
+	heard   bool        // from may have something
 	lost    func(error) // the back end has failed; it ends polling
 }
 
 // ipoibBatch is packets of one read: frames[next:n] are still to be sent.
 type ipoibBatch struct {
+	mem    []byte   // buffer i begins at i*feedBuffer
 	bufs   [][]byte // whole buffers
 	frames [][]byte // headroom and packet
 	sizes  []int
 	hops   []netip.Addr
 	n      int
 	next   int
+	lent   int  // frames that the adapter sends from where they are
+	sent   bool // all of it, but for what is lent
 }
 
 const (
 	// feedBatches is how many batches are under way: one that fills, one that
-	// is sent, and one that waits.
+	// is sent, and some that the adapter sends.
 	feedBatches = 4
+	// feedPackets is how many packets a batch has room for.
+	feedPackets = 128
 	// feedMTU is the longest packet: that of an MTU of 4096.
 	feedMTU = 4096 - 4
 	// feedTail is room behind each packet, which the link's engine may use.
-	feedTail = 64
+	feedTail   = 64
+	feedBuffer = (ipoib.Headroom + feedMTU + feedTail + 63) &^ 63
+	// feedMem is the memory of a feed.
+	feedMem = feedBatches * feedPackets * feedBuffer
 )
 
-// newFeed returns a feed of batches of count packets.
-func newFeed(count int, wake func()) *ipoibFeed {
-	f := &ipoibFeed{free: make(chan *ipoibBatch, feedBatches), full: make(chan *ipoibBatch, feedBatches), wake: wake}
-	const size = (ipoib.Headroom + feedMTU + feedTail + 63) &^ 63
+// newFeed returns a feed in mem, of length feedMem. It begins with reset.
+func newFeed(mem []byte) *ipoibFeed {
+	f := &ipoibFeed{}
 	for range feedBatches {
-		b := &ipoibBatch{bufs: make([][]byte, count), frames: make([][]byte, count), sizes: make([]int, count), hops: make([]netip.Addr, count)}
-		all := make([]byte, count*size)
+		b := &ipoibBatch{mem: mem[:feedPackets*feedBuffer], bufs: make([][]byte, feedPackets), frames: make([][]byte, feedPackets), sizes: make([]int, feedPackets),
+			hops: make([]netip.Addr, feedPackets)}
 		for i := range b.bufs {
-			b.bufs[i] = all[i*size : (i+1)*size : (i+1)*size]
+			b.bufs[i] = mem[i*feedBuffer : (i+1)*feedBuffer : (i+1)*feedBuffer]
 		}
-		f.free <- b
+		mem = mem[len(b.mem):]
+		f.batches = append(f.batches, b)
 	}
 	return f
+}
+
+// reset begins anew, for another back end. What was read is forgotten; what is lent
+// stays so.
+func (f *ipoibFeed) reset(wake func()) {
+	*f = ipoibFeed{batches: f.batches, free: make(chan *ipoibBatch, feedBatches), full: make(chan *ipoibBatch, feedBatches), wake: wake}
+	for _, b := range f.batches {
+		b.n, b.sent = 0, true
+		f.recycle(b)
+	}
+}
+
+// lend finds where in the feed's memory a frame lies that SendBatch was given, and keeps
+// its batch until returned is called with that; false where frame is another's.
+func (f *ipoibFeed) lend(frame []byte) (at int, ok bool) {
+	b := f.current
+	if b == nil {
+		return 0, false
+	}
+	for i := f.lending; i < b.n; i++ {
+		if &b.mem[i*feedBuffer] == &frame[0] {
+			f.lending = i + 1
+			b.lent++
+			return (slices.Index(f.batches, b)*feedPackets + i) * feedBuffer, true
+		}
+	}
+	return 0, false
+}
+
+// returned ends what lend began.
+func (f *ipoibFeed) returned(at int) {
+	b := f.batches[at/(feedPackets*feedBuffer)]
+	b.lent--
+	f.recycle(b)
+}
+
+// recycle gives a batch back of which nothing is needed any longer.
+func (f *ipoibFeed) recycle(b *ipoibBatch) {
+	if b.sent && b.lent == 0 {
+		b.sent = false
+		f.free <- b
+	}
 }
 
 // read moves packets from the back end into the feed until the back end ends, and returns
@@ -86,24 +140,25 @@ func (f *ipoibFeed) read(from ipoib.Backend, end <-chan struct{}) error {
 // packet wakes it directly.
 type polled interface {
 	ipoib.Backend
-	// TryReadBatch is ReadBatch that does not wait.
-	TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, err error)
+	// TryReadBatch is ReadBatch that does not wait. more tells that it left
+	// something.
+	TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, more bool, err error)
 	// Control calls f with a descriptor that is readable while packets wait.
 	Control(f func(fd int) error) error
 }
 
 // poll reads what waits at a back end that no reader serves, and reports whether
 // that was anything. It is called on the lane.
-func (f *ipoibFeed) poll(now mono.Time) bool {
-	if f.from == nil || f.held || f.current != nil || now.Sub(f.empty) < recvPause {
+func (f *ipoibFeed) poll() bool {
+	if !f.heard || f.from == nil || f.held || f.current != nil {
 		return false
 	}
 	select {
 	case b := <-f.free:
-		n, err := f.from.TryReadBatch(b.bufs, b.sizes, b.hops, ipoib.Headroom)
+		n, more, err := f.from.TryReadBatch(b.bufs, b.sizes, b.hops, ipoib.Headroom)
+		f.heard = more
 		if n == 0 {
-			f.free <- b
-			if f.empty = now; err != nil {
+			if f.free <- b; err != nil {
 				f.lost(err)
 			}
 			return false
@@ -128,7 +183,7 @@ func (b *ipoibBatch) fill(n int) {
 // whether there was anything. It is called on the lane.
 func (f *ipoibFeed) send(now mono.Time, link packetSink) (busy bool) {
 	for !f.held {
-		if f.current == nil && !f.poll(now) {
+		if f.current == nil && !f.poll() {
 			if f.waiting.Load() == 0 {
 				return busy
 			}
@@ -136,13 +191,14 @@ func (f *ipoibFeed) send(now mono.Time, link packetSink) (busy bool) {
 			f.waiting.Add(-1)
 		}
 		b := f.current
+		f.lending = b.next
 		b.next += link.SendBatch(now, b.frames[b.next:b.n], b.hops[b.next:b.n])
 		if busy = true; b.next < b.n {
 			f.held = true
 			return busy
 		}
-		f.current = nil
-		f.free <- b
+		f.current, b.sent = nil, true
+		f.recycle(b)
 	}
 	return busy
 }

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/ipoib"
@@ -168,9 +166,6 @@ func (l *ipLink) Finish(now mono.Time) bool {
 
 // Sleep implements tenant.
 func (l *ipLink) Sleep() bool {
-	if l.feed != nil {
-		l.feed.empty = 0 // what wakes the lane may be a packet
-	}
 	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && (l.feed == nil || !l.feed.ready())
 }
 
@@ -199,20 +194,27 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 			l.onLane(func(now mono.Time, link *ipoib.Link) { link.Registered(now, err) })
 			return
 		}
-		feed, end := newFeed(b.BatchSize(), l.rouse), make(chan struct{})
+		end := make(chan struct{})
 		l.device, l.end = b, end
 		lost := func(err error) {
 			if !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
 				l.h.n.sub.post(func() { l.h.lost(l, err) })
 			}
 		}
-		from, direct := b.(polled)
 		l.onLane(func(now mono.Time, link *ipoib.Link) {
 			if l.made != made {
 				return
 			}
-			if direct {
-				if err := from.Control(func(fd int) error { return l.lane.watch(fd, unix.EPOLLIN) }); err != nil {
+			feed := l.al.feed
+			feed.reset(l.rouse)
+			if from, direct := b.(polled); !direct {
+				l.read.Go(func() {
+					if err := feed.read(b, end); err != nil {
+						lost(err)
+					}
+				})
+			} else {
+				if err := from.Control(func(fd int) error { return l.lane.watchInput(fd, &feed.heard) }); err != nil {
 					l.work.post(l.closeDevice)
 					link.Registered(now, err)
 					return
@@ -223,13 +225,6 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 			link.Registered(now, nil)
 			l.take(now, link)
 		})
-		if !direct {
-			l.read.Go(func() {
-				if err := feed.read(b, end); err != nil {
-					lost(err)
-				}
-			})
-		}
 	})
 }
 
@@ -277,7 +272,7 @@ func (l *ipLink) unwatch() {
 	if l.feed == nil || l.feed.from == nil {
 		return
 	}
-	l.feed.from.Control(func(fd int) error { return unix.EpollCtl(l.lane.epfd, unix.EPOLL_CTL_DEL, fd, nil) })
+	l.feed.from.Control(func(fd int) error { l.lane.unwatchInput(fd); return nil })
 	l.feed.from = nil
 }
 

@@ -334,13 +334,13 @@ type pollStack struct {
 
 var _ polled = (*pollStack)(nil)
 
-func (s *pollStack) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
+func (s *pollStack) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, bool, error) {
 	if s.next == nil {
-		return 0, nil
+		return 0, false, nil
 	}
 	sizes[0], hops[0] = copy(bufs[0][offset:], s.next), s.hop
 	s.next = nil
-	return 1, nil
+	return 1, false, nil
 }
 
 func (s *pollStack) Control(f func(fd int) error) error { return f(s.pipe[0]) }
@@ -370,7 +370,7 @@ func TestIPLinkAllocates(t *testing.T) {
 	offer := func() {
 		b := from.back.(*pollStack)
 		b.next, b.hop = p, hop
-		from.feed.empty = 0
+		from.feed.heard = true
 	}
 	before := to.count.Load()
 	eventually(t, "the first packet arrives", func() bool {

@@ -47,10 +47,14 @@ type lane struct {
 	tenants       []tenant
 	kicks         map[int32]kick // by descriptor
 	epfd          int
-	bell          int         // eventfd: something is in the inbox
-	timer         int         // timerfd: the nearest deadline
-	recvAt        mono.Time   // when the sockets were last found empty
-	came          [2]arrivals // what the link brought last, and the switch
+	bell          int             // eventfd: something is in the inbox
+	timer         int             // timerfd: the nearest deadline
+	input         map[int32]*bool // by descriptor: what to note where it is readable
+	heard         [2]bool         // the sockets of the link, and of the switch, may have something
+	listenedAt    mono.Time       // when the kernel was last asked, 0: just now
+	came          [2]arrivals     // what the link brought last, and the switch
+	programAt     mono.Time       // when a program had work last
+	tenantAt      mono.Time       // and when a tenant had
 
 	mu     sync.Mutex // guards inbox and closed
 	inbox  []func()
@@ -85,11 +89,14 @@ type laneStats struct{ Sleeps, Spins, Yields, LostYields, Faults, Loops uint64 }
 
 var errLaneStopped = errors.New("the node is shutting down")
 
-// newLane returns a lane that does not run yet. in and out are the sockets of
-// link.
-func newLane(h *hca.Lane, link socketLink, in, out []int, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
+// sockets are the descriptors of a link: to be watched for input, and for room.
+type sockets struct{ in, out []int }
+
+// newLane returns a lane that does not run yet. of are the sockets of link, and of the
+// switch.
+func newLane(h *hca.Lane, link socketLink, of [2]sockets, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
 	l := &lane{hca: h, clock: clock, spin: spin, window: spin, log: log, link: link,
-		kicks: make(map[int32]kick), done: make(chan struct{}), bell: -1, timer: -1}
+		kicks: make(map[int32]kick), input: make(map[int32]*bool), done: make(chan struct{}), bell: -1, timer: -1}
 	var err error
 	if l.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, err
@@ -99,11 +106,16 @@ func newLane(h *hca.Lane, link socketLink, in, out []int, clock func() mono.Time
 	}
 	// Output wakes the lane only when a full socket has room again.
 	events := map[int]uint32{l.bell: unix.EPOLLIN, l.timer: unix.EPOLLIN}
-	for _, fd := range out {
-		events[fd] = unix.EPOLLOUT | unix.EPOLLET
+	for i := range of {
+		for _, fd := range of[i].out {
+			events[fd] = unix.EPOLLOUT | unix.EPOLLET
+		}
 	}
-	for _, fd := range in {
-		events[fd] |= unix.EPOLLIN
+	for i := range of {
+		for _, fd := range of[i].in {
+			events[fd] |= unix.EPOLLIN
+			l.input[int32(fd)] = &l.heard[i]
+		}
 	}
 	for fd, ev := range events {
 		if err == nil {
@@ -130,6 +142,21 @@ func (l *lane) closeFDs() {
 
 func (l *lane) watch(fd int, events uint32) error {
 	return unix.EpollCtl(l.epfd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
+}
+
+// watchInput has *heard set whenever fd is found readable. Whoever reads until nothing is left
+// clears it. unwatchInput ends that. Both run on the lane.
+func (l *lane) watchInput(fd int, heard *bool) error {
+	if err := l.watch(fd, unix.EPOLLIN); err != nil {
+		return err
+	}
+	l.input[int32(fd)] = heard
+	return nil
+}
+
+func (l *lane) unwatchInput(fd int) {
+	delete(l.input, int32(fd))
+	unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
 // do runs f on the lane and waits for it. It is how every other goroutine
@@ -353,7 +380,7 @@ func (l *lane) once() {
 		return
 	}
 	now := start
-	for now.Sub(start) <= l.window {
+	for !l.othersWait(now) && now.Sub(start) <= l.window {
 		now = l.clock()
 		if l.work(now) {
 			l.stats.Spins++
@@ -366,6 +393,14 @@ func (l *lane) once() {
 		return
 	}
 	l.sleep()
+}
+
+// othersWait reports whether all work of late was that of tenants, which is the
+// kernel's on one side or both: who waits for it sleeps, and needs a
+// processor to go on. A program that polls wants the lane to be awake when it posts.
+func (l *lane) othersWait(now mono.Time) bool {
+	const lately = 10 * time.Millisecond
+	return l.tenantAt != 0 && now.Sub(l.tenantAt) < lately && l.tenantAt.Sub(l.programAt) > time.Millisecond
 }
 
 // yield lets others run and reports whether there was work afterwards.
@@ -388,9 +423,9 @@ func (l *lane) yield(now mono.Time) bool {
 	return busy
 }
 
-// recvPause is how long a lane with other work leaves empty sockets alone: a
-// look costs two system calls.
-const recvPause = 10 * time.Microsecond
+// listenPause is how long a lane with other work leaves its descriptors alone: a
+// look costs a system call.
+const listenPause = 10 * time.Microsecond
 
 // tenantRuns bounds the runs of a turn where there are tenants: what comes in
 // one call of a socket may be thousands of datagrams.
@@ -409,31 +444,21 @@ func (l *lane) work(now mono.Time) bool {
 	busy := l.drain()
 	for _, d := range l.doors {
 		if d.dev.Poll() {
-			busy = true
+			l.programAt, busy = now, true
 		}
 	}
+	l.listen(now)
 	for _, t := range l.tenants {
 		if t.Begin(now) {
-			busy = true
+			l.tenantAt, busy = now, true
 		}
 	}
 	if l.came[0].waits() || l.came[1].waits() {
 		busy = true // a fault unwound the lane among them
 	} else if l.neighbours != nil && l.neighbours.congested() {
 		busy = true
-	} else if now.Sub(l.recvAt) >= recvPause {
-		runs, more := l.link.Recv()
-		l.came[0] = arrivals{runs: runs}
-		if l.fab != nil {
-			fabRuns, fabMore := l.fab.Recv(now)
-			l.came[1] = arrivals{runs: fabRuns}
-			more = more || fabMore
-		}
-		if more || l.came[0].waits() || l.came[1].waits() {
-			busy = true
-		} else {
-			l.recvAt = now
-		}
+	} else {
+		busy = l.receive(now) || busy
 	}
 	// A run that faults is not handled again; those behind it, of others who may
 	// not send them twice, are. Tenants post receives again with every turn, and
@@ -461,10 +486,25 @@ func (l *lane) work(now mono.Time) bool {
 	}
 	for _, t := range l.tenants {
 		if t.Finish(now) {
-			busy = true
+			l.tenantAt, busy = now, true
 		}
 	}
 	return busy || l.fab != nil && l.fab.Pending()
+}
+
+// receive takes in what has come, and reports whether that was anything, or may be.
+func (l *lane) receive(now mono.Time) (busy bool) {
+	if l.heard[0] || l.link.Deadline().Due(now) {
+		runs, more := l.link.Recv()
+		l.came[0], l.heard[0] = arrivals{runs: runs}, more
+		busy = more || len(runs) > 0
+	}
+	if l.fab != nil && (l.heard[1] || l.fab.Pending() || l.fab.Deadline().Due(now)) {
+		runs, more := l.fab.Recv(now)
+		l.came[1], l.heard[1] = arrivals{runs: runs}, more
+		busy = busy || more || len(runs) > 0
+	}
+	return busy
 }
 
 // sleep waits for a kick, a packet, the bell or the nearest deadline.
@@ -486,18 +526,46 @@ func (l *lane) sleep() {
 		timeout = -1
 		l.stats.Sleeps++
 	}
-	n, err := unix.EpollWait(l.epfd, l.events[:], timeout)
-	if err != nil {
-		n = 0
-	}
+	n := l.wait(timeout)
 	l.asleep.Store(false)
 	for _, d := range l.doors {
 		d.dev.Wake()
 	}
-	l.recvAt = 0
+	l.attend(n)
+	l.listenedAt = 0
+}
+
+// listen asks the kernel, once in a while, which descriptors have something.
+func (l *lane) listen(now mono.Time) {
+	switch {
+	case l.listenedAt == 0:
+		l.listenedAt = now
+	case now.Sub(l.listenedAt) >= listenPause:
+		l.listenedAt = now
+		if n := l.wait(0); n > 0 {
+			l.attend(n)
+		}
+	}
+}
+
+// wait is epoll_wait.
+func (l *lane) wait(timeout int) int {
+	n, err := unix.EpollWait(l.epfd, l.events[:], timeout)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// attend minds the first n events.
+func (l *lane) attend(n int) {
 	var b [8]byte
 	for _, e := range l.events[:n] {
-		if k, ok := l.kicks[e.Fd]; ok {
+		if heard, ok := l.input[e.Fd]; ok {
+			if e.Events&^unix.EPOLLOUT != 0 {
+				*heard = true
+			}
+		} else if k, ok := l.kicks[e.Fd]; ok {
 			k.fd.Clear()
 			if e.Events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 				l.unwatchKick(int(e.Fd)) // a pipe closed at the other end is ready for ever

@@ -154,15 +154,14 @@ func (n *Node) openLanes() error {
 		if count > 1 {
 			others = nb
 		}
-		in, out := link.FDs()
+		var of [2]sockets
+		of[0].in, of[0].out = link.FDs()
 		h := hca.NewLane(n.all, i, nl, others)
 		h.SetMulticast(n.mcast)
 		if n.sub != nil {
-			var fin, fout []int
-			nl.fabric, fin, fout = n.fabricLink(i, h)
-			in, out = append(in, fin...), append(out, fout...)
+			nl.fabric, of[1].in, of[1].out = n.fabricLink(i, h)
 		}
-		l, err := newLane(h, nl, in, out, n.now, n.cfg.Spin, n.log.With("lane", i))
+		l, err := newLane(h, nl, of, n.now, n.cfg.Spin, n.log.With("lane", i))
 		if err != nil {
 			n.lanes = n.lanes[:i]
 			return fmt.Errorf("start lane %d: %w", i, err)

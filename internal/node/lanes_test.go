@@ -253,7 +253,7 @@ func TestFaultCostsOneRun(t *testing.T) {
 	runs[1].Path = nil // faults where it is looked at
 	link := &packets{runs: runs}
 	a := hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)
-	l := &lane{hca: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link, recvAt: 1}
+	l := &lane{hca: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link, heard: [2]bool{true}}
 	turn := func(now mono.Time) (faulted bool) {
 		defer func() { faulted = recover() != nil }()
 		l.work(now)

@@ -22,15 +22,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	wgtun "golang.zx2c4.com/wireguard/tun"
 
 	"weft/internal/ipoib"
 )
@@ -41,8 +38,6 @@ const (
 	// maxSegments is how many of them one super-packet may have: devices are
 	// told so. Several may so be read at a time.
 	maxSegments = 64
-	// MinOffset is the headroom that WriteBatch needs in front of each packet.
-	MinOffset = 10
 	// minMTU6 is the MTU below which the kernel has no IPv6 on an interface
 	// (RFC 8200 §5).
 	minMTU6 = 1280
@@ -112,13 +107,13 @@ type Counters struct {
 	Reconfigured    atomic.Uint64 // the interface came up again, and got its addresses and routes back
 }
 
-// Device is a TUN interface: an ipoib.Backend. One goroutine may call ReadBatch, one WriteBatch,
-// and any the others.
+// Device is a TUN interface: an ipoib.Backend. One goroutine may call ReadBatch or TryReadBatch, one
+// WriteBatch, and any the others.
 type Device struct {
 	Counters Counters
 
 	cfg    Config
-	dev    wgtun.Device
+	q      queue
 	nl     *netlink.Handle
 	link   netlink.Link // name and index only
 	events *os.File     // rtnetlink
@@ -135,9 +130,7 @@ type Device struct {
 	ready6  bool       // and with an MTU that allows IPv6
 	problem string
 
-	out       [][]byte // of the writer
-	waits     waits    // of the reader, as the rest
-	lastTable *Routes  // NextHop of lastDst is lastHop
+	lastTable *Routes // of the reader, as the rest: NextHop of lastDst is lastHop
 	lastDst   netip.Addr
 	lastHop   netip.Addr
 }
@@ -171,10 +164,11 @@ func open(cfg Config) (_ *Device, err error) {
 	if d.events, err = subscribe(); err != nil {
 		return nil, err
 	}
-	if d.dev, err = create(cfg); err != nil {
+	fd, err := create(cfg)
+	if err != nil {
 		return nil, err
 	}
-	if err = d.waits.init(d.dev.File()); err != nil {
+	if err = d.q.init(fd); err != nil {
 		return nil, err
 	}
 	if d.link, err = d.nl.LinkByName(cfg.Name); err != nil {
@@ -216,11 +210,11 @@ func open(cfg Config) (_ *Device, err error) {
 }
 
 // create makes the device without any address.
-func create(cfg Config) (wgtun.Device, error) {
+func create(cfg Config) (fd int, err error) {
 	const path = "/dev/net/tun"
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, explain("open "+path, err)
+		return -1, explain("open "+path, err)
 	}
 	ok := false
 	defer func() {
@@ -230,39 +224,30 @@ func create(cfg Config) (wgtun.Device, error) {
 	}()
 	req, err := unix.NewIfreq(cfg.Name)
 	if err != nil {
-		return nil, err
+		return -1, err
 	}
 	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-		return nil, explain("create it", err)
+		return -1, explain("create it", err)
 	}
-	// What the constructor below does too: its failures would leave the
-	// descriptor to the garbage collector.
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6); err != nil {
-		return nil, explain("enable offloads", err)
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6|unix.TUN_F_TSO_ECN); err != nil {
+		return -1, explain("enable offloads", err)
 	}
 	if cfg.InfiniBand {
 		if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_INFINIBAND); err != nil {
-			return nil, explain("set device type 32", err)
+			return -1, explain("set device type 32", err)
 		}
 	}
 	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, 0); err != nil {
-		return nil, explain("turn carrier off", err)
+		return -1, explain("turn carrier off", err)
 	}
-	ok = true // from here on fd belongs to the device
-	dev, _, err := wgtun.CreateUnmonitoredTUNFromFD(fd)
-	if err != nil {
-		return nil, fmt.Errorf("take it over: %w", err)
-	}
-	return dev, nil
+	ok = true
+	return fd, nil
 }
 
 // release closes what is open.
 func (d *Device) release() error {
-	var err error
-	if d.dev != nil {
-		err = d.dev.Close()
-	}
+	err := d.q.close()
 	if d.events != nil {
 		d.events.Close()
 	}
@@ -298,7 +283,7 @@ func (d *Device) BatchSize() int { return BatchSize }
 func (d *Device) ended(err error) error {
 	gone := d.gone.Load() || errors.Is(err, os.ErrClosed)
 	if !gone {
-		asked := d.control(func(fd int) error {
+		asked := d.q.control(func(fd int) error {
 			req, err := unix.NewIfreq("")
 			if err != nil {
 				return err
@@ -323,147 +308,86 @@ func (d *Device) ended(err error) error {
 // What it returns is at least one packet, or an error after which there are no
 // more: os.ErrClosed, ErrGone, or the kernel's.
 func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
-	return d.fill(bufs, sizes, hops, offset, true)
+	for {
+		if n, _, err := d.TryReadBatch(bufs, sizes, hops, offset); n > 0 || err != nil {
+			return n, err
+		}
+		d.q.await()
+	}
 }
 
 // TryReadBatch is ReadBatch that does not wait: it returns 0 where nothing is
-// there to be read.
-func (d *Device) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
-	return d.fill(bufs, sizes, hops, offset, false)
-}
-
-// Control calls f with a descriptor that is readable while packets wait. It is the
-// device's.
-func (d *Device) Control(f func(fd int) error) error { return d.control(f) }
-
-func (d *Device) fill(bufs [][]byte, sizes []int, hops []netip.Addr, offset int, wait bool) (int, error) {
+// there to be read. more tells that it stopped before that was so.
+func (d *Device) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, more bool, err error) {
 	if len(bufs) < BatchSize || len(sizes) < len(bufs) || len(hops) < len(bufs) {
-		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
+		return 0, false, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
 	}
-	n := 0
-	for wait && n == 0 || n <= len(bufs)-maxSegments && d.waits.more() {
-		k, err := d.read(bufs[n:], sizes[n:], offset)
-		var path *os.PathError
-		switch {
-		case err == nil:
-		case errors.Is(err, wgtun.ErrTooManySegments):
-			d.Counters.TooManySegments.Add(1)
-		case errors.Is(err, os.ErrClosed), errors.As(err, &path):
-			if n > 0 {
-				return n, nil // the next read fails so too
-			}
-			return 0, d.ended(err)
-		default: // about this packet; the next may be good
-			d.Counters.Unusable.Add(1)
-			continue
-		}
-		n += d.route(bufs[n:], sizes[n:], hops[n:], k, offset)
+	if n, more, err = d.fill(bufs, sizes, hops, offset); n > 0 && err != nil {
+		return n, true, nil // the next read fails so too
+	} else if err != nil {
+		return 0, false, d.ended(err)
 	}
-	return n, nil
+	return n, more, nil
 }
 
-// waits tells whether packets wait to be read, or an error does.
-type waits struct {
-	conn  syscall.RawConn
-	fds   [1]unix.PollFd
-	look  func(fd uintptr)
-	ready bool
-}
-
-func (w *waits) init(f *os.File) (err error) {
-	w.look = func(fd uintptr) {
-		w.fds[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-		n, err := unix.Poll(w.fds[:], 0)
-		w.ready = err == nil && n == 1
-	}
-	w.conn, err = f.SyscallConn()
-	return err
-}
-
-func (w *waits) more() bool { return w.conn.Control(w.look) == nil && w.ready }
-
-var errOversize = errors.New("packet larger than the buffers")
-
-// read is one read of the device. Its splitting of super-packets relies on
-// buffers as long as the segments, which are of the interface's MTU: not of
-// ours, for the moment between somebody's change of it and its restoration.
-func (d *Device) read(bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			if _, bounds := r.(runtime.Error); !bounds {
-				panic(r)
-			}
-			n, err = 0, errOversize
-		}
-	}()
-	return d.dev.Read(bufs, sizes, offset)
-}
-
-// route tells the next hop of each of n packets, and drops what is none.
-func (d *Device) route(bufs [][]byte, sizes []int, hops []netip.Addr, n, offset int) int {
+func (d *Device) fill(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, more bool, err error) {
+	q := &d.q
+	q.mu.RLock()
+	defer q.mu.RUnlock()
 	table := d.state.Load().Routes
 	if table != d.lastTable {
 		d.lastTable, d.lastDst = table, netip.Addr{}
 	}
-	kept := 0
-	for i := range n {
-		dst, ok := destination(bufs[i][offset : offset+sizes[i]])
+	for n <= len(bufs)-maxSegments {
+		p, err := q.read()
+		if p == nil || err != nil {
+			return n, false, err
+		}
+		dst, ok := destination(p)
 		if !ok {
 			d.Counters.NotIP.Add(1)
+			continue
+		}
+		count, good := q.begin(p, len(bufs[n])-offset)
+		switch {
+		case !good:
+			d.Counters.Unusable.Add(1)
+			continue
+		case count > len(bufs)-n:
+			d.Counters.TooManySegments.Add(1)
 			continue
 		}
 		if dst != d.lastDst {
 			d.lastDst, d.lastHop = dst, table.NextHop(dst)
 		}
-		if kept != i {
-			bufs[kept], bufs[i] = bufs[i], bufs[kept]
-			sizes[kept] = sizes[i]
+		for range count {
+			sizes[n] = q.split.Len()
+			q.split.Next(bufs[n][offset:])
+			hops[n] = d.lastHop
+			n++
 		}
-		hops[kept] = d.lastHop
-		kept++
 	}
-	return kept
+	return n, true, nil
 }
 
-// WriteBatch hands packets to the IP stack, each bufs[i][offset:], which is
-// whole when the call returns and may have been overwritten from MinOffset
-// before it on, up to its capacity: segments of a connection are joined as far as
-// the capacity of the first allows. offset is at least MinOffset. What the kernel
-// refuses is counted; an error means that there will be no more writes.
+// Control calls f with a descriptor that is readable while packets wait. It is the
+// device's.
+func (d *Device) Control(f func(fd int) error) error { return d.q.control(f) }
+
+// WriteBatch hands packets to the IP stack, each bufs[i][offset:]. Segments of a
+// connection are joined. What the kernel refuses is counted; an error means that
+// there will be no more writes.
 func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
-	if offset < MinOffset {
-		return fmt.Errorf("write %s: offset %d is below %d", d.cfg.Name, offset, MinOffset)
+	for len(bufs) > 0 {
+		n := min(len(bufs), BatchSize)
+		lost, err := d.q.write(bufs[:n], offset)
+		d.Counters.NotDelivered.Add(uint64(lost))
+		if err != nil {
+			return d.ended(err)
+		}
+		bufs = bufs[n:]
 	}
-	if len(bufs) == 0 {
-		return nil
-	}
-	d.out = append(d.out[:0], bufs...) // their order and lengths change
-	_, err := d.dev.Write(d.out, offset)
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, os.ErrClosed) {
-		return d.ended(err)
-	}
-	lost := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		lost = joined.Unwrap()
-	}
-	d.Counters.NotDelivered.Add(uint64(len(lost)))
 	return nil
-}
-
-// control calls f with the descriptor.
-func (d *Device) control(f func(fd int) error) error {
-	conn, err := d.dev.File().SyscallConn()
-	if err != nil {
-		return err
-	}
-	var inner error
-	if err := conn.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
-		return err
-	}
-	return inner
 }
 
 // SetCarrier tells the kernel whether the link carries packets.
@@ -472,7 +396,7 @@ func (d *Device) SetCarrier(on bool) error {
 	if on {
 		v = 1
 	}
-	err := d.control(func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, v) })
+	err := d.q.control(func(fd int) error { return unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, v) })
 	if err != nil {
 		return fmt.Errorf("carrier of %s: %w", d.cfg.Name, d.ended(err))
 	}

@@ -308,9 +308,6 @@ func TestAddressesComeBackWithTheInterface(t *testing.T) {
 	if err := d.WriteBatch(nil, headroom); err != nil {
 		t.Error(err)
 	}
-	if err := d.WriteBatch([][]byte{make([]byte, 60)}, MinOffset-1); err == nil {
-		t.Error("a packet without headroom was accepted")
-	}
 }
 
 // What Notify is told is the whole of it: the first time what is so already,
@@ -374,7 +371,7 @@ func TestRemovedInterfaceIsPolled(t *testing.T) {
 	bufs, sizes, hops := buffers(headroom + base.MTU)
 	s.must(func() error { return netlink.LinkDel(d.link) })
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		n, err := d.TryReadBatch(bufs, sizes, hops, headroom)
+		n, _, err := d.TryReadBatch(bufs, sizes, hops, headroom)
 		switch {
 		case errors.Is(err, ErrGone):
 			return
@@ -482,11 +479,8 @@ func TestReadsAreBatched(t *testing.T) {
 		if err := segment(0); err != nil {
 			t.Fatal(err)
 		}
-		if !d.waits.more() {
-			return false
-		}
 		got := map[int]int{}
-		n, err := d.ReadBatch(bufs, sizes, hops, headroom)
+		n, more, err := d.TryReadBatch(bufs, sizes, hops, headroom)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -502,8 +496,8 @@ func TestReadsAreBatched(t *testing.T) {
 				}
 			}
 		}
-		for d.waits.more() { // nothing of this turn is for the next
-			if _, err := d.ReadBatch(bufs, sizes, hops, headroom); err != nil {
+		for more { // nothing of this turn is for the next
+			if _, more, err = d.TryReadBatch(bufs, sizes, hops, headroom); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -610,7 +604,7 @@ func TestWriteAllocatesNothingPerPacket(t *testing.T) {
 	var bufs [][]byte
 	for range 64 {
 		p := datagram("10.20.0.9", "10.20.0.1", 7, 2, 1000)
-		bufs = append(bufs, append(make([]byte, 0, headroom+ipoib.MaxPacket), p...))
+		bufs = append(bufs, p)
 	}
 	write := func() {
 		if err := d.WriteBatch(bufs, headroom); err != nil {
@@ -618,8 +612,8 @@ func TestWriteAllocatesNothingPerPacket(t *testing.T) {
 		}
 	}
 	write()
-	// A few per batch are those of joining, and of whatever else runs.
-	if n := testing.AllocsPerRun(100, write); n >= 32 {
+	// What follows the kernel's news of the interface allocates meanwhile.
+	if n := testing.AllocsPerRun(100, write); n >= 8 {
 		t.Errorf("%v allocations for 64 packets", n)
 	}
 	if n := d.Counters.NotDelivered.Load(); n != 0 {

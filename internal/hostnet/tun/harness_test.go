@@ -189,7 +189,7 @@ func join(t testing.TB, a, b *Device, mtu int) *cable {
 	c := &cable{}
 	for _, ends := range [][2]*Device{{a, b}, {b, a}} {
 		from, to := ends[0], ends[1]
-		bufs, sizes, hops := buffers(headroom + ipoib.MaxPacket) // with room for joining
+		bufs, sizes, hops := buffers(headroom + mtu)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
