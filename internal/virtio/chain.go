@@ -3,6 +3,8 @@
 package virtio
 
 import (
+	"math/bits"
+
 	"weft/internal/abi"
 )
 
@@ -15,7 +17,7 @@ type desc struct {
 }
 
 // descriptor copies entry i of a table; i is inside.
-func (q *Queue) descriptor(table []byte, i uint32) desc {
+func descriptor(table []byte, i uint32) desc {
 	lo := load64(table, i*abi.VringDescSize)
 	hi := load64(table, i*abi.VringDescSize+8)
 	return desc{addr: lo, len: uint32(hi), flags: uint16(hi >> 32), next: uint16(hi >> 48)}
@@ -27,6 +29,13 @@ type Chain struct {
 	Head              uint16
 	Read, Write       [][]byte
 	ReadLen, WriteLen int
+
+	at  []uint64 // GPA of each piece of Write, for log
+	log Log
+}
+
+func (c *Chain) reset(head uint16, log Log) {
+	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen, c.at, c.log = head, c.Read[:0], c.Write[:0], 0, 0, c.at[:0], log
 }
 
 // Pop takes the next element, however it is framed. ok is false where there is
@@ -41,7 +50,7 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if err := q.walk(head, q.descriptor(q.desc, uint32(head)), c, maxSegments); err != nil {
+	if err := q.walk(head, descriptor(q.desc, uint32(head)), c, q.most); err != nil {
 		return false, err
 	}
 	q.lastAvail++
@@ -51,7 +60,7 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 // walk collects the pieces of the element whose first descriptor is d. Each
 // descriptor is read once; there may be most of them, and of pieces.
 func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
-	c.Head, c.Read, c.Write, c.ReadLen, c.WriteLen = head, c.Read[:0], c.Write[:0], 0, 0
+	c.reset(head, q.log)
 	table, size, indirect := q.desc, q.num, false
 	for n, all := uint32(1), 1; ; n, all = n+1, all+1 {
 		if d.flags&abi.DescFlagIndirect != 0 {
@@ -60,16 +69,16 @@ func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
 			if indirect || d.flags&abi.DescFlagNext != 0 {
 				return q.fail(FaultIndirect)
 			}
-			t, err := q.table(d)
-			if err != nil {
-				return err
+			t, f := q.scratch.indirect(q.mem, d)
+			if f != FaultNone {
+				return q.fail(f)
 			}
 			table, size, indirect, n = t, uint32(len(t)/abi.VringDescSize), true, 0
-			d = q.descriptor(table, 0)
+			d = descriptor(table, 0)
 			continue
 		}
-		if err := q.add(c, d, most); err != nil {
-			return err
+		if f := c.add(q.mem, d, most); f != FaultNone {
+			return q.fail(f)
 		}
 		if d.flags&abi.DescFlagNext == 0 {
 			return nil
@@ -83,52 +92,58 @@ func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
 		if all == most {
 			return q.fail(FaultLength)
 		}
-		d = q.descriptor(table, uint32(d.next))
+		d = descriptor(table, uint32(d.next))
 	}
 }
 
-// table returns a private copy of an indirect table, which may lie at any
-// alignment and across regions.
-func (q *Queue) table(d desc) ([]byte, error) {
+// indirect returns a private copy of an indirect table, which may lie at any
+// alignment and across regions. It is valid until the next.
+func (s *Scratch) indirect(m Memory, d desc) ([]byte, Fault) {
 	if d.len == 0 || d.len%abi.VringDescSize != 0 || d.len > maxIndirect*abi.VringDescSize {
-		return nil, q.fail(FaultIndirect)
+		return nil, FaultIndirect
 	}
-	t := make([]byte, 0, d.len)
-	for left, addr := uint64(d.len), d.addr; left > 0; {
-		b := q.mem.Prefix(addr, left)
+	if uint64(cap(s.table)) < uint64(d.len) {
+		s.table = make([]byte, 1<<bits.Len32(d.len-1))
+	}
+	t := s.table[:d.len]
+	for done := uint64(0); done < uint64(d.len); {
+		b := m.Prefix(d.addr+done, uint64(d.len)-done)
 		if len(b) == 0 {
-			return nil, q.fail(FaultAddress)
+			return nil, FaultAddress
 		}
-		t = append(t, b...)
-		addr, left = addr+uint64(len(b)), left-uint64(len(b))
+		done += uint64(copy(t[done:], b))
 	}
-	return t, nil
+	return t, FaultNone
 }
 
 // add appends the pieces of one buffer.
-func (q *Queue) add(c *Chain, d desc, most int) error {
+func (c *Chain) add(m Memory, d desc, most int) Fault {
 	list, total := &c.Read, &c.ReadLen
-	if d.flags&abi.DescFlagWrite != 0 {
+	write := d.flags&abi.DescFlagWrite != 0
+	if write {
 		list, total = &c.Write, &c.WriteLen
 	} else if len(c.Write) > 0 {
-		return q.fail(FaultDirection) // readable after writable
+		return FaultDirection // readable after writable
 	}
-	if uint64(d.addr)+uint64(d.len) < d.addr {
-		return q.fail(FaultAddress)
+	if d.addr+uint64(d.len) < d.addr {
+		return FaultAddress
 	}
 	for addr, left := d.addr, uint64(d.len); left > 0; {
-		b := q.mem.Prefix(addr, left)
+		b := m.Prefix(addr, left)
 		if len(b) == 0 {
-			return q.fail(FaultAddress)
+			return FaultAddress
 		}
 		if len(c.Read)+len(c.Write) == most || *total > 1<<32 {
-			return q.fail(FaultLength)
+			return FaultLength
 		}
 		*list = append(*list, b)
+		if write && c.log != nil {
+			c.at = append(c.at, addr)
+		}
 		*total += len(b)
 		addr, left = addr+uint64(len(b)), left-uint64(len(b))
 	}
-	return nil
+	return FaultNone
 }
 
 // ReadAt copies the readable bytes from offset off on into p and returns how
@@ -151,12 +166,16 @@ func (c *Chain) ReadAt(p []byte, off int) (n int) {
 // WriteAt copies p to the writable bytes from offset off on and returns how
 // many fit.
 func (c *Chain) WriteAt(p []byte, off int) (n int) {
-	for _, s := range c.Write {
+	for i, s := range c.Write {
 		if off >= len(s) {
 			off -= len(s)
 			continue
 		}
-		n += copy(s[off:], p[n:])
+		k := copy(s[off:], p[n:])
+		if c.log != nil {
+			c.log.Dirty(c.at[i]+uint64(off), uint64(k))
+		}
+		n += k
 		off = 0
 		if n == len(p) {
 			break

@@ -12,20 +12,31 @@ import (
 // Config places a ring.
 type Config struct {
 	Num      uint32 // entries
-	Desc     uint64 // descriptor table
-	Driver   uint64 // available ring, written by the driver
-	Device   uint64 // used ring, written by the device
+	Desc     uint64 // descriptor table, or the descriptor ring of a packed one
+	Driver   uint64 // available ring, or event structure, written by the driver
+	Device   uint64 // used ring, or event structure, written by the device
 	EventIdx bool   // VIRTIO_RING_F_EVENT_IDX was negotiated
-	// Base is the index of the first element to take. Resume continues a ring
-	// that another device used before: the used index is then taken from
-	// memory, once, and where it differs from Base it wins, because what was
-	// taken but not used is to be taken again. Without Resume the used index
-	// starts at Base.
-	Base   uint16
+	Packed   bool   // VIRTIO_F_RING_PACKED was negotiated: Open makes a Packed
+	// Base says where to begin, as vhost-user has it: of a split ring the index
+	// of the first element to take; of a packed ring Position in the low half
+	// and the same for what is to be used next in the high half, where zero
+	// means equal. Resume continues a ring that another device used before. Of a
+	// split ring the used index is then taken from memory, once, and where it
+	// differs from Base it wins, because what was taken but not used is to be
+	// taken again; without Resume the used index starts at Base. Of a packed
+	// ring see Packed.
+	Base   uint32
 	Resume bool
-	// Scratch is where Next and Peek gather elements that come in pieces; nil
-	// gives the queue one of its own.
+	// Scratch is where Next and Peek gather elements that come in pieces, and
+	// where indirect tables are copied to; nil gives the queue one of its own.
 	Scratch *Scratch
+	// Log hears of what the device writes into guest memory by way of the ring;
+	// nil where nobody may ask for it. Elements that Next and Peek give are not
+	// logged: a device that logs takes them by Pop.
+	Log Log
+	// MaxChain bounds descriptors and pieces of a chain that Pop takes; 0 is
+	// the most there may be, which is enough for a list of pages.
+	MaxChain int
 }
 
 // Scratch is memory in which elements are gathered, one at a time. The queues
@@ -33,6 +44,7 @@ type Config struct {
 type Scratch struct {
 	chain Chain
 	data  []byte
+	table []byte
 }
 
 // What hostile drivers get and no more: maxIndirect entries of an indirect
@@ -56,7 +68,10 @@ type Queue struct {
 	mask        uint16
 	num         uint32
 	eventIdx    bool
+	most        int
 	noKick      uint16 // shadow of used.flags
+	usedAt      uint64 // GPA of used
+	log         Log
 
 	lastAvail uint16 // next element to take
 	availIdx  uint16 // the driver's index as last loaded
@@ -68,9 +83,10 @@ type Queue struct {
 	scratch *Scratch
 }
 
-// New checks the addresses of a ring and returns it. An error is a Fault.
+// New checks the addresses of a split ring and returns it. An error is a Fault.
 func New(m Memory, c Config) (*Queue, error) {
-	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: c.Base, scratch: c.Scratch}
+	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: uint16(c.Base), scratch: c.Scratch,
+		most: c.most(), usedAt: c.Device, log: c.Log}
 	if q.scratch == nil {
 		q.scratch = &Scratch{}
 	}
@@ -85,10 +101,35 @@ func New(m Memory, c Config) (*Queue, error) {
 	return q, nil
 }
 
-// Check tells whether New would accept c, without touching the ring.
-func Check(m Memory, c Config) error {
-	q := Queue{mem: m}
-	return q.place(c)
+// most is the bound of a chain.
+func (c *Config) most() int {
+	if c.MaxChain > 0 {
+		return min(c.MaxChain, maxSegments)
+	}
+	return maxSegments
+}
+
+// table is one of the areas of a ring.
+type table struct {
+	view        *[]byte
+	addr, size  uint64
+	align, host uint64
+}
+
+// place finds an area, inside one region of memory.
+func (t *table) place(m Memory) error {
+	if t.addr%t.align != 0 {
+		return FaultAlign
+	}
+	b := m.Prefix(t.addr, t.size)
+	if uint64(len(b)) != t.size {
+		return FaultRingMemory
+	}
+	if !aligned(b, uintptr(t.host)) {
+		return FaultAlign
+	}
+	*t.view = b[:len(b):len(b)]
+	return nil
 }
 
 // place finds the three tables, each inside one region of memory.
@@ -101,26 +142,14 @@ func (q *Queue) place(c Config) error {
 		event = 2
 	}
 	n := uint64(c.Num)
-	for _, t := range []struct {
-		view        *[]byte
-		addr, size  uint64
-		align, host uint64
-	}{
+	for _, t := range []table{
 		{&q.desc, c.Desc, abi.VringDescSize * n, 16, 8},
 		{&q.avail, c.Driver, abi.VringAvailRing + 2*n + event, 2, 2},
 		{&q.used, c.Device, abi.VringUsedRing + abi.VringUsedElemSize*n + event, 4, 4},
 	} {
-		if t.addr%t.align != 0 {
-			return FaultAlign
+		if err := t.place(q.mem); err != nil {
+			return err
 		}
-		b := q.mem.Prefix(t.addr, t.size)
-		if uint64(len(b)) != t.size {
-			return FaultRingMemory
-		}
-		if !aligned(b, uintptr(t.host)) {
-			return FaultAlign
-		}
-		*t.view = b[:len(b):len(b)]
 	}
 	return nil
 }
@@ -129,6 +158,9 @@ func (q *Queue) place(c Config) error {
 // owns both.
 func (q *Queue) storeUsed() {
 	store32(q.used, abi.VringUsedFlags, uint32(q.noKick)|uint32(q.published)<<16)
+	if q.log != nil {
+		q.log.Dirty(q.usedAt, abi.VringUsedRing)
+	}
 }
 
 // Num returns the size of the ring.
@@ -196,7 +228,7 @@ func (q *Queue) Peek(writable bool) (e Elem, ok bool, err error) {
 	if err != nil {
 		return e, false, err
 	}
-	d := q.descriptor(q.desc, uint32(head))
+	d := descriptor(q.desc, uint32(head))
 	want := uint16(0)
 	if writable {
 		want = abi.DescFlagWrite
@@ -258,10 +290,14 @@ func (q *Queue) Rewind(n int) { q.lastAvail -= uint16(n) }
 // PushUsed writes a used entry; the driver sees it after Publish. n is the
 // number of bytes written to the element.
 func (q *Queue) PushUsed(head uint16, n uint32) {
-	e := q.used[abi.VringUsedRing+abi.VringUsedElemSize*uint32(q.usedIdx&q.mask):][:abi.VringUsedElemSize]
+	at := abi.VringUsedRing + abi.VringUsedElemSize*uint32(q.usedIdx&q.mask)
+	e := q.used[at:][:abi.VringUsedElemSize]
 	binary.LittleEndian.PutUint32(e[abi.VringUsedElemID:], uint32(head))
 	binary.LittleEndian.PutUint32(e[abi.VringUsedElemLen:], n)
 	q.usedIdx++
+	if q.log != nil {
+		q.log.Dirty(q.usedAt+uint64(at), abi.VringUsedElemSize)
+	}
 }
 
 // PushElem is PushUsed of a writable element of which n bytes were written to
@@ -302,7 +338,11 @@ func (q *Queue) Publish() (notify bool) {
 func (q *Queue) EnableKick() (pending bool, err error) {
 	q.noKick = 0
 	if q.eventIdx {
-		binary.LittleEndian.PutUint16(q.used[abi.VringUsedRing+abi.VringUsedElemSize*q.num:], q.lastAvail)
+		at := abi.VringUsedRing + abi.VringUsedElemSize*q.num
+		binary.LittleEndian.PutUint16(q.used[at:], q.lastAvail)
+		if q.log != nil {
+			q.log.Dirty(q.usedAt+uint64(at), 2)
+		}
 	}
 	q.storeUsed() // full barrier between the request and the look
 	n, err := q.Avail()

@@ -9,16 +9,16 @@
 // concurrent use. It must never believe shared memory twice: an index, a
 // descriptor and a length are read once, checked, and used from the copy.
 //
-// Only split rings exist today. Config speaks of the driver and the device
-// area, State is the opaque ring state of vhost-user, and elements are opaque
-// heads, so that packed rings can come without a change of the callers.
+// Queue is a split ring, Packed a packed one; Ring is what they have in common.
+// RoCE rings are split: their lane calls Queue itself.
 //
 // Ordering (virtio 1.x, 2.7.13): the driver's index is loaded atomically
 // before ring entries and descriptors; used entries and data are stored before
 // the used index is; a suppression field is read only after an atomic store of
 // the used index, which is a full barrier (XCHG on amd64, STLR before LDAR on
 // arm64). Go's atomics on 32-bit words give all of that, 16-bit fields are
-// read from the aligned word that holds them.
+// read from the aligned word that holds them. In a packed ring (2.8) the word of
+// identifier and flags takes the place of both indices.
 package virtio
 
 import "fmt"
@@ -30,6 +30,71 @@ type Memory interface {
 	Prefix(gpa, n uint64) []byte
 }
 
+// Log hears which guest memory the device wrote, after it did; somebody may copy
+// it elsewhere at the same time. Calls come from the lane of the ring.
+type Log interface {
+	Dirty(gpa, n uint64)
+}
+
+// Ring is the device's side of a virtqueue of either format. It belongs to one
+// lane.
+type Ring interface {
+	// Num returns the size of the ring.
+	Num() int
+	// Pop takes the next element; ok is false where there is none. An error is
+	// a Fault: the ring is broken and gives no more.
+	Pop(c *Chain) (ok bool, err error)
+	// PushUsed gives an element back, n bytes of which were written; the driver
+	// sees it after Publish.
+	PushUsed(head uint16, n uint32)
+	// Publish lets the driver see at once all that was given back, and reports
+	// whether it asks to be notified.
+	Publish() (notify bool)
+	// EnableKick asks for a kick at the next element, and reports whether there
+	// is one already, for which none will come.
+	EnableKick() (pending bool, err error)
+	// DisableKick tells the driver that kicks are not needed.
+	DisableKick()
+	// State is the ring state of vhost-user (GET_VRING_BASE): the first element
+	// that is not used yet.
+	State() uint32
+	// Outstanding returns how many elements are taken and not used.
+	Outstanding() int
+	// Err returns the Fault that broke the ring, nil while it works.
+	Err() error
+}
+
+var (
+	_ Ring = (*Queue)(nil)
+	_ Ring = (*Packed)(nil)
+)
+
+// Open checks the addresses of a ring and returns it. An error is a Fault.
+func Open(m Memory, c Config) (Ring, error) {
+	if c.Packed {
+		q, err := NewPacked(m, c)
+		if err != nil {
+			return nil, err
+		}
+		return q, nil
+	}
+	q, err := New(m, c)
+	if err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+// Check tells whether Open would accept c, without touching the ring.
+func Check(m Memory, c Config) error {
+	if c.Packed {
+		q := Packed{mem: m}
+		return q.place(c)
+	}
+	q := Queue{mem: m}
+	return q.place(c)
+}
+
 // Fault is why a ring is broken; the driver's mistake, which ends its session.
 // The names are those of the counters.
 type Fault uint8
@@ -37,11 +102,11 @@ type Fault uint8
 // Faults of a ring.
 const (
 	FaultNone       Fault = iota
-	FaultSize             // ring size not a power of two between 1 and 32768
+	FaultSize             // ring size not between 1 and 32768, or a split one's no power of two
 	FaultAlign            // misaligned ring
 	FaultRingMemory       // ring not inside one region of announced memory
 	FaultIndexJump        // more elements made available than the ring holds
-	FaultHead             // head beyond the descriptor table
+	FaultHead             // head beyond the descriptor table, or an identifier that is out already
 	FaultNext             // descriptor chain leaves its table
 	FaultLoop             // chain longer than its table
 	FaultDirection        // readable after writable, or the wrong kind of element

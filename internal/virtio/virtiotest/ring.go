@@ -16,12 +16,13 @@ type Ring struct {
 	Desc, Avail, Used uint64 // GPAs
 	EventIdx          bool
 
-	mem      *Memory
-	availIdx uint16
-	flags    uint16
-	usedIdx  uint16
-	free     []uint16
-	chain    map[uint16][]uint16 // descriptors of each head that is out
+	mem       *Memory
+	availIdx  uint16
+	announced uint16 // availIdx at the last Offer
+	flags     uint16
+	usedIdx   uint16
+	free      []uint16
+	chain     map[uint16][]uint16 // descriptors of each head that is out
 }
 
 // Buf is one descriptor's buffer.
