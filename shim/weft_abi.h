@@ -16,15 +16,41 @@
 #define WEFT_ABI_VERSION 2
 
 /* feature bits of the device */
-#define WEFT_F_RING_EVENT_IDX 29
+#define WEFT_F_CSUM 0
+#define WEFT_F_GUEST_CSUM 1
+#define WEFT_F_MTU 3
+#define WEFT_F_MAC 5
+#define WEFT_F_GUEST_TSO4 7
+#define WEFT_F_GUEST_TSO6 8
+#define WEFT_F_GUEST_ECN 9
+#define WEFT_F_HOST_TSO4 11
+#define WEFT_F_HOST_TSO6 12
+#define WEFT_F_HOST_ECN 13
+#define WEFT_F_MRG_RXBUF 15
+#define WEFT_F_STATUS 16
 #define WEFT_F_CTRL_VQ 17
+#define WEFT_F_CTRL_RX 18
+#define WEFT_F_CTRL_VLAN 19
+#define WEFT_F_CTRL_RX_EXTRA 20
+#define WEFT_F_GUEST_ANNOUNCE 21
+#define WEFT_F_MQ 22
+#define WEFT_F_CTRL_MAC_ADDR 23
+#define WEFT_F_LOG_ALL 26
+#define WEFT_F_RING_INDIRECT_DESC 28
+#define WEFT_F_RING_EVENT_IDX 29
 #define WEFT_F_PROTOCOL_FEATURES 30
 #define WEFT_F_VERSION_1 32
+#define WEFT_F_RING_PACKED 34
+#define WEFT_F_RING_RESET 40
 #define WEFT_F_ROCE 55
+#define WEFT_F_HOST_USO 56
 
 /* vhost-user protocol feature bits */
 #define WEFT_PF_MQ 0
+#define WEFT_PF_LOG_SHMFD 1
+#define WEFT_PF_RARP 2
 #define WEFT_PF_REPLY_ACK 3
+#define WEFT_PF_MTU 4
 #define WEFT_PF_CONFIG 9
 #define WEFT_PF_RESET_DEVICE 13
 #define WEFT_PF_CONFIGURE_MEM_SLOTS 15
@@ -50,6 +76,8 @@
 #define WEFT_VU_SET_OWNER 3
 #define WEFT_VU_RESET_OWNER 4
 #define WEFT_VU_SET_MEM_TABLE 5
+#define WEFT_VU_SET_LOG_BASE 6
+#define WEFT_VU_SET_LOG_FD 7
 #define WEFT_VU_SET_VRING_NUM 8
 #define WEFT_VU_SET_VRING_ADDR 9
 #define WEFT_VU_SET_VRING_BASE 10
@@ -59,6 +87,8 @@
 #define WEFT_VU_SET_VRING_ERR 14
 #define WEFT_VU_GET_QUEUE_NUM 17
 #define WEFT_VU_SET_VRING_ENABLE 18
+#define WEFT_VU_SEND_RARP 19
+#define WEFT_VU_NET_SET_MTU 20
 #define WEFT_VU_SET_CONFIG 25
 #define WEFT_VU_RESET_DEVICE 34
 #define WEFT_VU_GET_PROTOCOL_FEATURES 15
@@ -94,6 +124,11 @@
 #define WEFT_VRING_USED_NO_NOTIFY 1
 
 /* control command classes */
+#define WEFT_CLASS_RX 0
+#define WEFT_CLASS_MAC 1
+#define WEFT_CLASS_VLAN 2
+#define WEFT_CLASS_ANNOUNCE 3
+#define WEFT_CLASS_MQ 4
 #define WEFT_CLASS_ROCE 6
 
 /* control commands */

@@ -11,17 +11,43 @@ const (
 
 // Feature bits of the device.
 const (
-	FeatureEventIdx = 29
-	FeatureCtrlVQ   = 17
-	FeatureProtocol = 30
-	FeatureVersion1 = 32
-	FeatureRoCE     = 55
+	FeatureCsum          = 0
+	FeatureGuestCsum     = 1
+	FeatureMTU           = 3
+	FeatureMAC           = 5
+	FeatureGuestTSO4     = 7
+	FeatureGuestTSO6     = 8
+	FeatureGuestECN      = 9
+	FeatureHostTSO4      = 11
+	FeatureHostTSO6      = 12
+	FeatureHostECN       = 13
+	FeatureMrgRxbuf      = 15
+	FeatureStatus        = 16
+	FeatureCtrlVQ        = 17
+	FeatureCtrlRX        = 18
+	FeatureCtrlVLAN      = 19
+	FeatureCtrlRXExtra   = 20
+	FeatureGuestAnnounce = 21
+	FeatureMQ            = 22
+	FeatureCtrlMACAddr   = 23
+	FeatureLogAll        = 26
+	FeatureIndirect      = 28
+	FeatureEventIdx      = 29
+	FeatureProtocol      = 30
+	FeatureVersion1      = 32
+	FeaturePacked        = 34
+	FeatureRingReset     = 40
+	FeatureRoCE          = 55
+	FeatureHostUSO       = 56
 )
 
 // Vhost-user protocol feature bits.
 const (
 	ProtoMQ                = 0
+	ProtoLogShmFD          = 1
+	ProtoRARP              = 2
 	ProtoReplyAck          = 3
+	ProtoMTU               = 4
 	ProtoConfig            = 9
 	ProtoResetDevice       = 13
 	ProtoConfigureMemSlots = 15
@@ -53,6 +79,8 @@ const (
 	ReqSetOwner            = 3
 	ReqResetOwner          = 4
 	ReqSetMemTable         = 5
+	ReqSetLogBase          = 6
+	ReqSetLogFD            = 7
 	ReqSetVringNum         = 8
 	ReqSetVringAddr        = 9
 	ReqSetVringBase        = 10
@@ -62,6 +90,8 @@ const (
 	ReqSetVringErr         = 14
 	ReqGetQueueNum         = 17
 	ReqSetVringEnable      = 18
+	ReqSendRARP            = 19
+	ReqNetSetMTU           = 20
 	ReqSetConfig           = 25
 	ReqResetDevice         = 34
 	ReqGetProtocolFeatures = 15
@@ -105,7 +135,12 @@ const (
 
 // Control command classes.
 const (
-	ClassRoCE = 6
+	ClassRX       = 0
+	ClassMAC      = 1
+	ClassVLAN     = 2
+	ClassAnnounce = 3
+	ClassMQ       = 4
+	ClassRoCE     = 6
 )
 
 // Control commands.

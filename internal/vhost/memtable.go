@@ -33,10 +33,13 @@ type MemTable struct {
 	retire   func(unmap func())
 	max      uint64
 	mustSeal bool
+	dirty    dirtyState // the session's goroutine's
+	active   atomic.Pointer[dirtyLog]
 
 	mu     sync.Mutex
-	mapped []*region // all that has an address range here, buried ones too
-	bytes  uint64    // of their mappings
+	mapped []*region   // all that has an address range here, buried ones too
+	logs   []*dirtyLog // and dirty logs
+	bytes  uint64      // of their mappings
 	closed bool
 }
 
@@ -480,6 +483,9 @@ func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) e
 // close forgets everything and unmaps it when nothing can use it any more.
 func (t *MemTable) close() {
 	t.store(nil)
+	if l := t.closeLog(); l != nil {
+		t.retire(func() { t.unmapLog(l) })
+	}
 	t.mu.Lock()
 	none := len(t.mapped) == 0
 	t.mu.Unlock()

@@ -32,6 +32,11 @@ func (t *MemTable) Owns(p uintptr) bool {
 			return true
 		}
 	}
+	for _, l := range t.logs {
+		if at := uintptr(unsafe.Pointer(&l.mapping[0])); p >= at && p-at < uintptr(len(l.mapping)) {
+			return true
+		}
+	}
 	return false
 }
 
@@ -44,4 +49,20 @@ func (t *MemTable) Owns(p uintptr) bool {
 func overlay(m []byte) {
 	unix.MmapPtr(-1, 0, unsafe.Pointer(&m[0]), uintptr(len(m)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED|unix.MAP_NORESERVE)
+}
+
+// setBit sets a bit of shared memory that somebody else sets and clears, too:
+// bits of a byte are numbered from the lowest.
+//
+// Safe: the index proves the byte to be inside. The word around it is aligned
+// and in the same page, so it is mapped; its other bytes are written as they
+// are. Little-endian, as package virtio demands.
+func setBit(b []byte, bit uint64) {
+	p := unsafe.Pointer(&b[bit/8])
+	at := uintptr(p) & 3
+	w := (*uint32)(unsafe.Add(p, -int(at)))
+	mask := uint32(1) << (8*at + uintptr(bit%8))
+	if atomic.LoadUint32(w)&mask == 0 {
+		atomic.OrUint32(w, mask)
+	}
 }

@@ -18,20 +18,25 @@ func hex(v uint32) string { return "0x" + strconv.FormatUint(uint64(v), 16) }
 type ring struct {
 	Ring
 	running bool
-	base    uint16
+	base    uint32
 	addr    abi.VUVringAddr // front-end addresses
 	addrSet bool
-	errFD   *Call
+}
+
+// sizes returns how long the tables of a ring are: descriptors, the driver's
+// and the device's.
+func (r *ring) sizes() (desc, driver, device uint64) {
+	n := uint64(r.Num)
+	if r.Packed {
+		return n * abi.VringDescSize, 4, 4
+	}
+	return n * abi.VringDescSize, abi.VringAvailRing + 2*n, abi.VringUsedRing + n*abi.VringUsedElemSize
 }
 
 // spans returns where the tables of a running ring lie.
 func (r *ring) spans() []span {
-	n := uint64(r.Num)
-	return []span{
-		{r.Desc, n * abi.VringDescSize},
-		{r.Driver, abi.VringAvailRing + 2*n},
-		{r.Device, abi.VringUsedRing + n*abi.VringUsedElemSize},
-	}
+	desc, driver, device := r.sizes()
+	return []span{{r.Desc, desc}, {r.Driver, driver}, {r.Device, device}}
 }
 
 // ring returns ring i, which the caller got from the front-end.
@@ -60,7 +65,7 @@ func (s *Session) running() bool {
 // halt stops a ring and closes its descriptors.
 func (s *Session) halt(i int, r *ring) {
 	if r.running {
-		r.base = uint16(s.dev.StopRing(i))
+		r.base = s.dev.StopRing(i)
 		r.running = false
 	}
 	s.closeKick(r.Kick)
@@ -73,8 +78,8 @@ func (s *Session) halt(i int, r *ring) {
 
 // broken tells the front-end that a ring is broken.
 func (s *Session) broken(r *ring) {
-	if r.errFD != nil {
-		r.errFD.Write()
+	if r.Err != nil {
+		r.Err.Write()
 	}
 	s.NeedsReset()
 }
@@ -104,7 +109,8 @@ func (s *Session) setVringNum(m *message) error {
 	if r.running {
 		return unix.EBUSY
 	}
-	if st.Num == 0 || st.Num > abi.MaxRingNum || st.Num&(st.Num-1) != 0 {
+	packed := s.features&(1<<abi.FeaturePacked) != 0
+	if st.Num == 0 || st.Num > abi.MaxRingNum || !packed && st.Num&(st.Num-1) != 0 {
 		return fatal(BadRing, "ring %d of %d entries", st.Index, st.Num)
 	}
 	r.Num = st.Num
@@ -140,10 +146,10 @@ func (s *Session) setVringBase(m *message) error {
 	if r.running {
 		return unix.EBUSY
 	}
-	if st.Num > 0xffff {
+	if st.Num > 0xffff && s.features&(1<<abi.FeaturePacked) == 0 {
 		return fatal(BadRing, "ring %d with base %#x", st.Index, st.Num)
 	}
-	r.base = uint16(st.Num)
+	r.base = st.Num
 	return nil
 }
 
@@ -153,7 +159,7 @@ func (s *Session) getVringBase(m *message) error {
 		return err
 	}
 	s.halt(int(st.Index), r)
-	st.Num = uint32(r.base)
+	st.Num = r.base
 	if err := s.reply(m, st.Append(nil)); err != nil {
 		return err
 	}
@@ -217,15 +223,20 @@ func (s *Session) start(i int, r *ring) error {
 	if r.Num == 0 || !r.addrSet {
 		return fatal(BadState, "ring %d started without size or addresses", i)
 	}
-	n := uint64(r.Num)
-	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0, Base: r.base, Resume: true}
+	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0, Packed: s.features&(1<<abi.FeaturePacked) != 0,
+		Base: r.base, Resume: true}
+	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
+		c.Log = s.table // whether it logs is asked for while the ring runs
+	}
+	r.Packed = c.Packed
+	desc, driver, device := r.sizes()
 	for _, t := range []struct {
 		gpa        *uint64
 		user, size uint64
 	}{
-		{&c.Desc, r.addr.Desc, n * abi.VringDescSize},
-		{&c.Driver, r.addr.Avail, abi.VringAvailRing + 2*n},
-		{&c.Device, r.addr.Used, abi.VringUsedRing + n*abi.VringUsedElemSize},
+		{&c.Desc, r.addr.Desc, desc},
+		{&c.Driver, r.addr.Avail, driver},
+		{&c.Device, r.addr.Used, device},
 	} {
 		gpa, ok := s.table.fromUser(t.user, t.size)
 		if !ok {
@@ -284,7 +295,7 @@ func (s *Session) setVringCall(m *message) error {
 }
 
 func (s *Session) setVringErr(m *message) error {
-	_, r, fd, err := s.vringFD(m)
+	i, r, fd, err := s.vringFD(m)
 	if err != nil {
 		return err
 	}
@@ -292,8 +303,12 @@ func (s *Session) setVringErr(m *message) error {
 	if err != nil {
 		return err
 	}
-	s.closeCall(r.errFD)
-	r.errFD = c
+	old := r.Err
+	r.Err = c
+	if r.running {
+		s.dev.ChangeRing(i, r.Ring)
+	}
+	s.closeCall(old)
 	return nil
 }
 

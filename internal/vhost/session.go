@@ -88,6 +88,8 @@ var handlers = map[uint32]handler{
 	abi.ReqSetOwner:     {0, 0, false, func(*Session, *message) error { return nil }},
 	abi.ReqResetOwner:   {0, 0, false, func(*Session, *message) error { return nil }},
 	abi.ReqSetMemTable:  {-1, -1, false, (*Session).setMemTable},
+	abi.ReqSetLogBase:   {16, 1, false, (*Session).setLogBase},
+	abi.ReqSetLogFD:     {0, 1, false, func(*Session, *message) error { return nil }}, // the log is polled by its owner
 	abi.ReqSetVringNum:  {abi.VUVringStateSize, 0, false, (*Session).setVringNum},
 	abi.ReqSetVringAddr: {abi.VUVringAddrSize, 0, false, (*Session).setVringAddr},
 	abi.ReqSetVringBase: {abi.VUVringStateSize, 0, false, (*Session).setVringBase},
@@ -103,6 +105,8 @@ var handlers = map[uint32]handler{
 		return s.answer(m, max(1, uint64(s.dev.Config().MaxVirtqueuePairs)))
 	}},
 	abi.ReqSetVringEnable: {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
+	abi.ReqSendRARP:       {8, 0, false, (*Session).sendRARP},
+	abi.ReqNetSetMTU:      {8, 0, false, (*Session).netSetMTU},
 	abi.ReqGetConfig:      {-1, 0, false, (*Session).getConfig},
 	abi.ReqSetConfig:      {-1, 0, false, func(*Session, *message) error { return unix.EOPNOTSUPP }},
 	abi.ReqResetDevice:    {0, 0, false, (*Session).resetDevice},
@@ -206,10 +210,17 @@ func errno(err error) uint64 {
 func (s *Session) offer() uint64 { return s.dev.Features() | 1<<abi.FeatureProtocol }
 
 func (s *Session) offerProto() uint64 {
+	f := uint64(protoAll)
 	if s.weft {
-		return protoAll | protoWeft
+		f |= protoWeft
 	}
-	return protoAll
+	if _, ok := s.dev.(Ethernet); ok {
+		f |= 1<<abi.ProtoRARP | 1<<abi.ProtoMTU
+	}
+	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
+		f |= 1 << abi.ProtoLogShmFD
+	}
+	return f
 }
 
 // setFeatures takes the driver's choice. Front-ends repeat it.
@@ -218,15 +229,23 @@ func (s *Session) setFeatures(m *message) error {
 	if f&^s.offer() != 0 {
 		return fatal(BadRequest, "features %#x of %#x", f, s.offer())
 	}
-	if s.running() && f != s.features {
+	const log = 1 << abi.FeatureLogAll
+	if s.running() && f&^log != s.features&^log {
 		return unix.EBUSY
 	}
+	turned := f&log != s.features&log
 	s.features = f
+	if turned {
+		s.table.logging(f&log != 0)
+		if s.running() {
+			return nil // nothing else changed
+		}
+	}
 	// A device without VERSION_1 is a legacy one, which this is not; ROCE
 	// needs its control queue. FEATURES_OK stays clear then.
 	s.refused = f&(1<<abi.FeatureVersion1) == 0 || f&(1<<abi.FeatureRoCE) != 0 && f&(1<<abi.FeatureCtrlVQ) == 0
 	if !s.refused {
-		s.refused = s.dev.SetFeatures(f&^(1<<abi.FeatureProtocol)) != nil
+		s.refused = s.dev.SetFeatures(f&^(1<<abi.FeatureProtocol|log)) != nil
 	}
 	if s.refused {
 		s.status.And(^uint32(abi.StatusFeaturesOK))
@@ -267,6 +286,44 @@ func (s *Session) setStatus(m *message) error {
 	// NEEDS_RESET is the device's and stays until a reset.
 	s.status.Store(uint32(st) | s.status.Load()&abi.StatusNeedsReset)
 	return nil
+}
+
+// sendRARP lets a guest that moved be found at once.
+func (s *Session) sendRARP(m *message) error {
+	e, ok := s.dev.(Ethernet)
+	if !ok || s.proto&(1<<abi.ProtoRARP) == 0 {
+		return unix.EOPNOTSUPP
+	}
+	e.Announce([6]byte(m.payload))
+	return nil
+}
+
+func (s *Session) netSetMTU(m *message) error {
+	e, ok := s.dev.(Ethernet)
+	if !ok || s.proto&(1<<abi.ProtoMTU) == 0 {
+		return unix.EOPNOTSUPP
+	}
+	v := binary.NativeEndian.Uint64(m.payload)
+	if v > 0xffff {
+		return unix.EINVAL
+	}
+	return e.SetMTU(uint16(v))
+}
+
+// setLogBase takes the memory in which pages that the device writes are
+// marked. It is answered whether or not an answer is asked for.
+func (s *Session) setLogBase(m *message) error {
+	if s.proto&(1<<abi.ProtoLogShmFD) == 0 {
+		return unix.EOPNOTSUPP
+	}
+	size, offset := binary.NativeEndian.Uint64(m.payload), binary.NativeEndian.Uint64(m.payload[8:])
+	err := s.table.setLog(m.fds[0], offset, size)
+	var e *end
+	if errors.As(err, &e) {
+		return err
+	}
+	m.close()
+	return s.answer(m, errno(err))
 }
 
 // maxConfig bounds the configuration space; what lies beyond its fields is
@@ -385,7 +442,7 @@ func (s *Session) close(reason error) {
 	for _, r := range s.rings {
 		s.closeKick(r.Kick)
 		s.closeCall(r.Call)
-		s.closeCall(r.errFD)
+		s.closeCall(r.Err)
 	}
 	s.rings = nil
 	s.closeKick(s.kick)

@@ -413,7 +413,7 @@ func TestStandardRing(t *testing.T) {
 	door.settled(t)
 	got := slices.DeleteFunc(dev.log(), func(s string) bool { return strings.HasPrefix(s, "features") })
 	want := []string{"status 0x1", "status 0x3", "status 0xb", "set ring 2", "change ring 2", "status 0xf",
-		"change ring 2", "change ring 2", "change ring 2", "status 0x0", "stop ring 2", "set ring 2", "stop ring 2", "reset", "retire"}
+		"change ring 2", "change ring 2", "change ring 2", "change ring 2", "status 0x0", "stop ring 2", "set ring 2", "stop ring 2", "reset", "retire"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}

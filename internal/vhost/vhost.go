@@ -11,8 +11,10 @@
 // ring, block a lane, or let a front-end's mistake cost more than its session.
 //
 // docs/notes/abi.md holds the private requests. Protocol features offered: MQ,
-// REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; and WEFT to a
-// front-end that said hello.
+// REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; WEFT to a
+// front-end that said hello; RARP and MTU for a device with an Ethernet half,
+// and LOG_SHMFD for one that offers to log. There is no region for requests in
+// flight: Ethernet rings have none, and those of RoCE do not survive a session.
 package vhost
 
 import (
@@ -41,14 +43,14 @@ type Device interface {
 	// SetStatus receives the device status; 0 is a reset of the device which
 	// keeps ring indices (they are still asked for).
 	SetStatus(status uint8) error
-	// SetRing starts ring i. Kick and Call of r belong to the session and are
+	// SetRing starts ring i. Kick, Call and Err of r belong to the session and are
 	// valid until ChangeRing or StopRing of the same ring returns, or Closed.
 	SetRing(i int, r Ring) error
-	// ChangeRing replaces Kick, Call and Enabled of a running ring. A kick may
+	// ChangeRing replaces Kick, Call, Err and Enabled of a running ring. A kick may
 	// have been lost: look at the ring.
 	ChangeRing(i int, r Ring)
 	// StopRing stops a running ring; nothing touches it afterwards. It returns
-	// virtio.Queue.State.
+	// virtio.Ring.State.
 	StopRing(i int) uint32
 	// SetDoorbell says where the program rings (abi.md, section 3). The kick
 	// is valid until Closed.
@@ -69,11 +71,20 @@ type Device interface {
 	Closed(reason error)
 }
 
+// Ethernet is what a Device also is that has an Ethernet half.
+type Ethernet interface {
+	// Announce tells the network where mac is, which has just moved here.
+	Announce(mac [6]byte)
+	// SetMTU receives the MTU that the driver was told; an error refuses it.
+	SetMTU(mtu uint16) error
+}
+
 // Ring is how to reach one ring.
 type Ring struct {
 	virtio.Config       // addresses are GPAs
 	Kick          *Kick // nil: a doorbell or polling instead
 	Call          *Call // nil: no notification
+	Err           *Call // to tell that the ring is broken; nil: nobody asks
 	Enabled       bool  // false: hold the ring, do not take elements
 	Weft          bool  // set by WEFT_SET_RING
 }

@@ -510,11 +510,18 @@ type constGroup struct {
 var constants = []constGroup{
 	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 2}}},
 	{"feature bits of the device", "", []constant{
-		{"F_RING_EVENT_IDX", "FeatureEventIdx", 29},
-		{"F_CTRL_VQ", "FeatureCtrlVQ", 17}, {"F_PROTOCOL_FEATURES", "FeatureProtocol", 30},
-		{"F_VERSION_1", "FeatureVersion1", 32}, {"F_ROCE", "FeatureRoCE", 55}}},
+		{"F_CSUM", "FeatureCsum", 0}, {"F_GUEST_CSUM", "FeatureGuestCsum", 1}, {"F_MTU", "FeatureMTU", 3}, {"F_MAC", "FeatureMAC", 5},
+		{"F_GUEST_TSO4", "FeatureGuestTSO4", 7}, {"F_GUEST_TSO6", "FeatureGuestTSO6", 8}, {"F_GUEST_ECN", "FeatureGuestECN", 9},
+		{"F_HOST_TSO4", "FeatureHostTSO4", 11}, {"F_HOST_TSO6", "FeatureHostTSO6", 12}, {"F_HOST_ECN", "FeatureHostECN", 13},
+		{"F_MRG_RXBUF", "FeatureMrgRxbuf", 15}, {"F_STATUS", "FeatureStatus", 16}, {"F_CTRL_VQ", "FeatureCtrlVQ", 17},
+		{"F_CTRL_RX", "FeatureCtrlRX", 18}, {"F_CTRL_VLAN", "FeatureCtrlVLAN", 19}, {"F_CTRL_RX_EXTRA", "FeatureCtrlRXExtra", 20},
+		{"F_GUEST_ANNOUNCE", "FeatureGuestAnnounce", 21}, {"F_MQ", "FeatureMQ", 22}, {"F_CTRL_MAC_ADDR", "FeatureCtrlMACAddr", 23},
+		{"F_LOG_ALL", "FeatureLogAll", 26}, {"F_RING_INDIRECT_DESC", "FeatureIndirect", 28}, {"F_RING_EVENT_IDX", "FeatureEventIdx", 29},
+		{"F_PROTOCOL_FEATURES", "FeatureProtocol", 30}, {"F_VERSION_1", "FeatureVersion1", 32}, {"F_RING_PACKED", "FeaturePacked", 34},
+		{"F_RING_RESET", "FeatureRingReset", 40}, {"F_ROCE", "FeatureRoCE", 55}, {"F_HOST_USO", "FeatureHostUSO", 56}}},
 	{"vhost-user protocol feature bits", "", []constant{
-		{"PF_MQ", "ProtoMQ", 0}, {"PF_REPLY_ACK", "ProtoReplyAck", 3}, {"PF_CONFIG", "ProtoConfig", 9},
+		{"PF_MQ", "ProtoMQ", 0}, {"PF_LOG_SHMFD", "ProtoLogShmFD", 1}, {"PF_RARP", "ProtoRARP", 2},
+		{"PF_REPLY_ACK", "ProtoReplyAck", 3}, {"PF_MTU", "ProtoMTU", 4}, {"PF_CONFIG", "ProtoConfig", 9},
 		{"PF_RESET_DEVICE", "ProtoResetDevice", 13}, {"PF_CONFIGURE_MEM_SLOTS", "ProtoConfigureMemSlots", 15},
 		{"PF_STATUS", "ProtoStatus", 16}, {"PF_WEFT", "ProtoWeft", 56}}},
 	{"bits of the device status", "", []constant{
@@ -526,12 +533,13 @@ var constants = []constGroup{
 	{"vhost-user requests", "", []constant{
 		{"VU_GET_FEATURES", "ReqGetFeatures", 1}, {"VU_SET_FEATURES", "ReqSetFeatures", 2},
 		{"VU_SET_OWNER", "ReqSetOwner", 3}, {"VU_RESET_OWNER", "ReqResetOwner", 4},
-		{"VU_SET_MEM_TABLE", "ReqSetMemTable", 5}, {"VU_SET_VRING_NUM", "ReqSetVringNum", 8},
+		{"VU_SET_MEM_TABLE", "ReqSetMemTable", 5}, {"VU_SET_LOG_BASE", "ReqSetLogBase", 6},
+		{"VU_SET_LOG_FD", "ReqSetLogFD", 7}, {"VU_SET_VRING_NUM", "ReqSetVringNum", 8},
 		{"VU_SET_VRING_ADDR", "ReqSetVringAddr", 9}, {"VU_SET_VRING_BASE", "ReqSetVringBase", 10},
 		{"VU_GET_VRING_BASE", "ReqGetVringBase", 11}, {"VU_SET_VRING_KICK", "ReqSetVringKick", 12},
 		{"VU_SET_VRING_CALL", "ReqSetVringCall", 13}, {"VU_SET_VRING_ERR", "ReqSetVringErr", 14},
 		{"VU_GET_QUEUE_NUM", "ReqGetQueueNum", 17}, {"VU_SET_VRING_ENABLE", "ReqSetVringEnable", 18},
-		{"VU_SET_CONFIG", "ReqSetConfig", 25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
+		{"VU_SEND_RARP", "ReqSendRARP", 19}, {"VU_NET_SET_MTU", "ReqNetSetMTU", 20}, {"VU_SET_CONFIG", "ReqSetConfig", 25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
 		{"VU_GET_PROTOCOL_FEATURES", "ReqGetProtocolFeatures", 15},
 		{"VU_SET_PROTOCOL_FEATURES", "ReqSetProtocolFeatures", 16}, {"VU_GET_CONFIG", "ReqGetConfig", 24},
 		{"VU_GET_MAX_MEM_SLOTS", "ReqGetMaxMemSlots", 36}, {"VU_ADD_MEM_REG", "ReqAddMemReg", 37},
@@ -548,7 +556,9 @@ var constants = []constGroup{
 	{"flags of split rings", "", []constant{
 		{"VRING_DESC_NEXT", "DescFlagNext", 1}, {"VRING_DESC_WRITE", "DescFlagWrite", 2}, {"VRING_DESC_INDIRECT", "DescFlagIndirect", 4},
 		{"VRING_AVAIL_NO_INTERRUPT", "AvailNoInterrupt", 1}, {"VRING_USED_NO_NOTIFY", "UsedNoNotify", 1}}},
-	{"control command classes", "", []constant{{"CLASS_ROCE", "ClassRoCE", 6}}},
+	{"control command classes", "", []constant{
+		{"CLASS_RX", "ClassRX", 0}, {"CLASS_MAC", "ClassMAC", 1}, {"CLASS_VLAN", "ClassVLAN", 2}, {"CLASS_ANNOUNCE", "ClassAnnounce", 3},
+		{"CLASS_MQ", "ClassMQ", 4}, {"CLASS_ROCE", "ClassRoCE", 6}}},
 	{"control commands", "Cmd", []constant{
 		{"CMD_QUERY_DEVICE", "CmdQueryDevice", 0}, {"CMD_QUERY_PORT", "CmdQueryPort", 1},
 		{"CMD_CREATE_CQ", "CmdCreateCQ", 2}, {"CMD_DESTROY_CQ", "CmdDestroyCQ", 3},
