@@ -24,7 +24,7 @@ var tiers = [][]string{
 	0: {"internal/mono", "internal/ib", "internal/pkt", "internal/mem", "internal/wire", "internal/ether", "internal/pcapng", "internal/mad/...", "internal/abi"},
 	1: {"internal/transport", "internal/vswitch", "internal/vnic/...", "internal/ipoib/...", "internal/cm", "internal/sm/...", "internal/trunk", "internal/umad"},
 	2: {"internal/hca/..."},
-	3: {"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev", "internal/procmem", "internal/link/...",
+	3: {"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev/...", "internal/procmem", "internal/link/...",
 		"internal/hostnet/...", "internal/rundir", "internal/sysfs"},
 	4: {"internal/agent", "internal/store/...", "internal/manager", "internal/config", "internal/api", "internal/cli"},
 	5: {"internal/abi/gen", "internal/node/...", "internal/simfab/...", "internal/arch", "cmd/...", "test/...", "bench/...", "docs/...", "shim/..."},
@@ -32,7 +32,7 @@ var tiers = [][]string{
 
 // mayCallSystem are the packages that may use golang.org/x/sys/unix; their
 // files named *_unsafe.go may use unsafe. Package node may only do the former.
-var mayCallSystem = []string{"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev", "internal/procmem",
+var mayCallSystem = []string{"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev/...", "internal/procmem",
 	"internal/link/...", "internal/hostnet/...", "internal/rundir", "internal/sysfs", "internal/node/..."}
 
 // pureForbidden are the imports of the world that tiers 0 and 1 must not know.

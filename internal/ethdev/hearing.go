@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ethdev
+
+// maxHeard bounds the addresses that are learnt of a guest: a bridge with
+// more behind it needs the switch to flood.
+const maxHeard = 16
+
+// hearing is the addresses of a guest: what it said by its control queue, and
+// what it sends from. Front-ends with a control queue of their own tell neither
+// its address nor what it listens to.
+type hearing struct {
+	own                [6]byte
+	unicast, multicast [][6]byte
+	heard              [maxHeard][6]byte
+	n                  int
+	last               [6]byte // who sent last
+}
+
+// heard notes that the guest sent from mac, which is not who sent last.
+func (p *Port) heard(mac [6]byte) {
+	h := &p.hear
+	h.last = mac
+	if mac == h.own || mac[0]&1 != 0 {
+		return
+	}
+	for _, m := range h.heard[:h.n] {
+		if m == mac {
+			return
+		}
+	}
+	if h.n == maxHeard {
+		return // until the next session
+	}
+	h.heard[h.n] = mac
+	h.n++
+	p.tell()
+}
+
+// lists returns the filters beyond the guest's own address; they are the
+// caller's.
+func (h *hearing) lists() (unicast, multicast [][6]byte) {
+	unicast = append(append(unicast, h.unicast...), h.heard[:h.n]...)
+	return unicast, append(multicast, h.multicast...)
+}
