@@ -2,13 +2,16 @@
 
 package wire
 
-import "math/bits"
+import (
+	"hash/crc32"
+	"math/bits"
+)
 
 // The ICRC is CRC-32 of Ethernet over a masked copy of the packet (IBA volume
 // 1, 7.8.1; annex A17 for RoCEv2). No copy is made here. A CRC register is
 // linear in everything fed to it: what one byte contributes, seen n bytes
 // later, is a table entry, and the entries of all bytes add up by exclusive
-// or. So the masked headers are a handful of look-ups, and hash/crc32 takes
+// or. So the masked headers are a handful of look-ups, and feedLong takes
 // over behind the BTH, where nothing is masked.
 //
 // "Register" below is the bare CRC register. hash/crc32 complements it at
@@ -42,8 +45,20 @@ func buildAfter() *[44][256]uint32 {
 	return t
 }
 
-// feed returns the register behind p, byte by byte: for the few bytes of a
-// header that are built on the stack. (hash/crc32 would move them to the heap.)
+// feedLong returns the register behind p: by a kernel where there is one, else
+// by hash/crc32, through which an array on the stack would escape to the heap.
+func feedLong(reg uint32, p []byte) uint32 {
+	if len(p) < 16 {
+		return feed(reg, p)
+	}
+	if r, ok := foldICRC(reg, p); ok {
+		return r
+	}
+	return ^crc32.Update(^reg, crc32.IEEETable, p)
+}
+
+// feed returns the register behind p, byte by byte: for few bytes, and for a
+// header that is built on the stack.
 func feed(reg uint32, p []byte) uint32 {
 	t := &after[0]
 	for _, b := range p {
@@ -105,15 +120,17 @@ func rewind(reg uint32, n int) uint32 {
 	return mul(reg, back[0][n&0xff])
 }
 
-// vcrcTab[n][b] is the CRC-16 register (x^16+x^12+x^3+x+1, reflected) that byte
-// b leaves n bytes later. Sixteen at once make the variant CRC about as cheap
-// as copying the packet: one dependent look-up per 16 bytes.
+// vcrcPoly is x^16+x^12+x^3+x+1, reflected.
+const vcrcPoly = 0xd008
+
+// vcrcTab[n][b] is the register of the variant CRC that byte b leaves n bytes
+// later. Sixteen at once take one dependent look-up.
 var vcrcTab = func() *[16][256]uint16 {
 	t := new([16][256]uint16)
 	for b := range t[0] {
 		r := uint16(b)
 		for range 8 {
-			r = r>>1 ^ 0xd008&-(r&1)
+			r = r>>1 ^ vcrcPoly&-(r&1)
 		}
 		t[0][b] = r
 	}
@@ -128,21 +145,25 @@ var vcrcTab = func() *[16][256]uint16 {
 // VCRC returns the variant CRC of a native packet, p being LRH … ICRC (IBA
 // volume 1, 7.8.2), as the big-endian number its two bytes read as.
 func VCRC(p []byte) uint16 {
-	reg, p := vcrcBlocks(0xffff, p)
-	for len(p) >= 16 {
-		reg = vcrcStep(reg, (*[16]byte)(p))
-		p = p[16:]
-	}
-	for _, b := range p {
-		reg = reg>>8 ^ vcrcTab[0][byte(reg)^b]
+	reg, ok := foldVCRC(0xffff, p)
+	if !ok {
+		reg = feedVCRC(reg, p)
 	}
 	return bits.ReverseBytes16(^reg)
 }
 
-// vcrcStep returns the register behind sixteen bytes.
-func vcrcStep(reg uint16, q *[16]byte) uint16 {
+// feedVCRC returns the register of the variant CRC behind p, by tables.
+func feedVCRC(reg uint16, p []byte) uint16 {
 	t := vcrcTab
-	return t[15][q[0]^byte(reg)] ^ t[14][q[1]^byte(reg>>8)] ^
-		t[13][q[2]] ^ t[12][q[3]] ^ t[11][q[4]] ^ t[10][q[5]] ^ t[9][q[6]] ^ t[8][q[7]] ^
-		t[7][q[8]] ^ t[6][q[9]] ^ t[5][q[10]] ^ t[4][q[11]] ^ t[3][q[12]] ^ t[2][q[13]] ^ t[1][q[14]] ^ t[0][q[15]]
+	for len(p) >= 16 {
+		q := (*[16]byte)(p)
+		reg = t[15][q[0]^byte(reg)] ^ t[14][q[1]^byte(reg>>8)] ^
+			t[13][q[2]] ^ t[12][q[3]] ^ t[11][q[4]] ^ t[10][q[5]] ^ t[9][q[6]] ^ t[8][q[7]] ^
+			t[7][q[8]] ^ t[6][q[9]] ^ t[5][q[10]] ^ t[4][q[11]] ^ t[3][q[12]] ^ t[2][q[13]] ^ t[1][q[14]] ^ t[0][q[15]]
+		p = p[16:]
+	}
+	for _, b := range p {
+		reg = reg>>8 ^ t[0][byte(reg)^b]
+	}
+	return reg
 }

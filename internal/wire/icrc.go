@@ -4,7 +4,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"math/bits"
 
 	"weft/internal/ib"
@@ -74,7 +73,7 @@ func (s Seed) Begin(ipID uint16, bth []byte, n int) uint32 {
 //
 // Preconditions: BTHLen ≤ len(pkt) ≤ 65535-12.
 func (s Seed) Sum(ipID uint16, pkt []byte) uint32 {
-	return crc32.Update(s.Begin(ipID, pkt, len(pkt)), crc32.IEEETable, pkt[BTHLen:])
+	return ^feedLong(^s.Begin(ipID, pkt, len(pkt)), pkt[BTHLen:])
 }
 
 // PutICRC stores sum in the four bytes behind pad. The ICRC is the one field
@@ -152,7 +151,7 @@ func SumIP(pkt []byte) uint32 {
 	copy(b[:], pkt[n:n+udpLen])
 	b[6], b[7] = 0xff, 0xff
 	reg = feedBTH(feed(reg, b[:]), pkt[n+udpLen:])
-	return crc32.Update(^reg, crc32.IEEETable, pkt[n+udpLen+BTHLen:])
+	return ^feedLong(reg, pkt[n+udpLen+BTHLen:])
 }
 
 // SumIB returns the ICRC of a native packet, pkt holding LRH … pad. Without a
@@ -167,11 +166,11 @@ func SumIB(pkt []byte) uint32 {
 		var b [8]byte
 		copy(b[:], bth)
 		b[0], b[1], b[2], b[3], b[7] = b[0]|0x0f, 0xff, 0xff, 0xff, 0xff
-		reg = ^crc32.Update(^feed(ones8, b[:]), crc32.IEEETable, bth[8:GRHLen])
+		reg = feedLong(feed(ones8, b[:]), bth[8:GRHLen])
 		bth = bth[GRHLen:]
 	} else {
 		reg = reg>>8 ^ after[0][byte(reg)^(pkt[0]|0xf0)]
 		reg = feed(reg, pkt[1:LRHLen])
 	}
-	return crc32.Update(^feedBTH(reg, bth), crc32.IEEETable, bth[BTHLen:])
+	return ^feedLong(feedBTH(reg, bth), bth[BTHLen:])
 }

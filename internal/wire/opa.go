@@ -4,7 +4,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 
 	"weft/internal/ib"
 )
@@ -123,12 +122,14 @@ func Parse16(p []byte, h *Header16) (payload []byte, why Refusal) {
 //
 // Preconditions: len(p) ≥ min16Len.
 func Sum16(p []byte) uint32 {
-	h := (*[Header16Len]byte)(p)
-	t, reg := &after[0], uint32(0xffffffff)
-	for i, b := range h {
-		reg = reg>>8 ^ t[byte(reg)^(b|mask16[i])]
+	h := [Header16Len]byte(p)
+	le.PutUint64(h[:], le.Uint64(h[:])|le.Uint64(mask16[:]))
+	le.PutUint64(h[8:], le.Uint64(h[8:])|le.Uint64(mask16[8:]))
+	reg, ok := foldICRC(0xffffffff, h[:])
+	if !ok {
+		reg = feed(reg, h[:])
 	}
-	return crc32.Update(^reg, crc32.IEEETable, p[Header16Len:len(p)-tail16Len])
+	return ^feedLong(reg, p[Header16Len:len(p)-tail16Len])
 }
 
 var mask16 = [Header16Len]byte{3: 0x80, 6: 0xf0, 7: 0x91, 14: 0xff}
