@@ -79,7 +79,7 @@ func (n *Node) startSubnet() error {
 // is woken by. Lane 0 receives from the trunks; every lane sends by itself.
 func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 	s := n.sub
-	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
+	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: n.cfg.WireLocal, Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
 	if n.trunks != nil {
 		n.senders = append(n.senders, n.trunks.Sender(uint8(i)))
 		c.Trunk = n.senders[i]

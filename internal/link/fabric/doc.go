@@ -2,7 +2,7 @@
 
 // Package fabric carries runs between InfiniBand ports as native packets (9B):
 // through the node's vswitch, and over trunks to the vswitches of other nodes.
-// Whole 16B packets of functions go the same way.
+// 16B packets of functions go the same way, built where they leave from.
 //
 // What comes in: runs of a lane's queue pairs, 16B packets of functions,
 // management datagrams, and packets from trunks; what goes out: packets to
@@ -95,6 +95,8 @@ type Config struct {
 	Wiring *atomic.Pointer[Wiring]
 	Trunk  Trunk  // nil: there are no trunks
 	Source Source // nil: another lane receives
+	// WireLocal has also 16B packets between functions of this node built.
+	WireLocal bool
 	// Manage takes a datagram to queue pair 0 or 1 that came in by d.Port of the
 	// vswitch and is for this node. It is valid until Manage returns, which must
 	// not wait.
