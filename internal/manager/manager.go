@@ -149,6 +149,9 @@ func (m *Manager) Close() {
 
 // Handle takes a datagram that was delivered to the manager's port.
 func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
+	if d.Long != nil { // of Omni-Path, which neither manager nor administration speak
+		return
+	}
 	if mad.Class(d.Data[1]) == mad.ClassSA {
 		m.sa.Handle(now, d)
 		return

@@ -129,7 +129,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		more, err = n.fabricDegraded(ctx, s.Trunks)
 		s.Degraded = append(s.Degraded, more...)
 	}
-	s.Notices = n.notices()
+	s.Notices = append(n.notices(), n.vemaNotices()...)
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}
@@ -401,6 +401,12 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	if s := n.sub; s != nil {
 		s.do(func() {
 			fields(add, api.ScopeNode, "gsi", &s.gsi.stats)
+			for _, c := range s.ports {
+				if a := c.ethernet(); a != nil {
+					k, _ := a.Stats()
+					fields(func(scope, instance, name string, v uint64) { add(scope, instance, "vema_"+name, v) }, api.ScopePort, c.adapter.Name, &k)
+				}
+			}
 			if u, ok := s.clients.(*umad.Hub); ok {
 				fields(add, api.ScopeNode, "umad", &u.Stats)
 			}

@@ -169,7 +169,7 @@ func (g *gsi) deadline() (d mono.Time) {
 // receive offers a datagram that arrived at a function's port. What answers a
 // request of a user is taken; a notice goes to programs too, which may have asked for others.
 func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (taken bool) {
-	if mad.Class(d.Data[1]) != mad.ClassSA || d.DstQPN != ib.QPNGSI {
+	if mad.Class(d.Data[1]) != mad.ClassSA || d.DstQPN != ib.QPNGSI || d.Long != nil {
 		return false
 	}
 	var m mad.SA

@@ -17,6 +17,7 @@ import (
 	"weft/internal/mono"
 	"weft/internal/pkt"
 	"weft/internal/trunk"
+	"weft/internal/vnic/vema"
 	"weft/internal/vswitch"
 )
 
@@ -80,6 +81,7 @@ type caPort struct {
 	port    uint8 // of the switch
 	agent   *agent.Agent
 	adapter *hca.Adapter
+	vema    *vema.Agent // nil: none yet; see ethernet
 }
 
 // trunkPort is the switch's end of a trunk.
@@ -168,14 +170,20 @@ func (s *subnet) take(l *hca.Lane) func(mono.Time, *pkt.Run) {
 	return func(_ mono.Time, r *pkt.Run) {
 		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID, SL: r.Path.SL, SrcQPN: r.SrcQPN,
 			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit}}
-		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len != mad.Len {
+		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len < mad.HeaderLen || r.Data.Len > mad.OPALen {
 			return
 		}
-		if l.Batch().Gather([][]byte{in.d.Data[:]}, &r.Data, 0) != 0 {
+		b := in.d.Data[:]
+		if r.Data.Len != mad.Len {
+			b = make([]byte, r.Data.Len)
+		}
+		if l.Batch().Gather([][]byte{b}, &r.Data, 0) != 0 {
 			r.Fault = true
 			return
 		}
-		s.arrived(in)
+		if in.d.SetMAD(b) {
+			s.arrived(in)
+		}
 	}
 }
 
@@ -248,6 +256,9 @@ func (s *subnet) deadline() mono.Time {
 	d := s.sw.Deadline()
 	for _, c := range s.ports {
 		d = mono.Min(d, c.agent.Deadline())
+		if a := c.ethernet(); a != nil {
+			d = mono.Min(d, a.Deadline())
+		}
 	}
 	if s.mgr != nil {
 		d = mono.Min(d, s.mgr.Deadline())
@@ -280,6 +291,10 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 	for _, c := range s.ports {
 		for v := c.agent.Next(now, &d); v != agent.Done; v = c.agent.Next(now, &d) {
 			s.verdict(now, c, v, &d)
+			any = true
+		}
+		for a := c.ethernet(); a != nil && a.Next(now, &d); {
+			s.verdict(now, c, c.agent.Originate(now, &d), &d)
 			any = true
 		}
 	}
@@ -337,12 +352,16 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 	switch {
 	case v == agent.Done:
 	case v == agent.Deliver && c == nil:
-		if s.mgr != nil {
+		if s.mgr != nil && (d.Long == nil || tellsManager(d)) {
 			s.mgr.Handle(now, d)
 		} else {
 			s.unclaimed(now, nil, s.sw, d)
 		}
 	case v == agent.Deliver:
+		if a := c.ethernet(); a != nil && a.Handle(now, d) {
+			s.verdict(now, c, c.agent.Originate(now, d), d)
+			return
+		}
 		if s.gsi.receive(now, c.adapter.Number(), d) {
 			return
 		}
@@ -367,16 +386,20 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 }
 
 // unclaimed answers a request of general services that nobody at the port of a
-// serves, so that who asked need not wait; anything else is dropped.
+// serves, so that who asked need not wait; anything else is dropped. The answer to a MAD of
+// Omni-Path is its header alone.
 func (s *subnet) unclaimed(now mono.Time, c *caPort, a *agent.Agent, d *mad.Datagram) {
 	var h mad.Header
 	h.Parse(d.Data[:])
-	if d.DstQPN != ib.QPNGSI || h.BaseVersion != mad.BaseVersion || h.Method != mad.MethodGet && h.Method != mad.MethodSet {
+	if d.DstQPN != ib.QPNGSI || h.BaseVersion != mad.BaseVersion && d.Long == nil || h.Method != mad.MethodGet && h.Method != mad.MethodSet {
 		return
 	}
 	r := d.Reply()
 	h.Method, h.Status = h.Method.Response(), mad.StatusBadMethodAttr
 	h.Append(r.Data[:0])
+	if d.Long != nil {
+		r.SetMAD(r.Data[:mad.HeaderLen])
+	}
 	s.verdict(now, c, a.Originate(now, &r), &r)
 }
 

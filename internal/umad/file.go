@@ -88,7 +88,7 @@ type Registration struct {
 
 // Limits of a registration.
 const (
-	maxVersion = 8    // class versions below
+	maxVersion = 0x83 // class versions below
 	maxClass   = 0x50 // classes below, and the directed routes
 )
 
@@ -254,8 +254,12 @@ func (f *File) write(h *Header, b []byte) Errno {
 	if n := rmpp.HeaderLen(m.MgmtClass); n != 0 {
 		headers = n
 	}
-	if len(b) < headers || m.BaseVersion != mad.BaseVersion {
+	long := m.BaseVersion == mad.OPABaseVersion && a.qpn == ib.QPNGSI
+	if len(b) < headers || m.BaseVersion != mad.BaseVersion && !long {
 		return EINVAL
+	}
+	if f.readOnly && m.MgmtClass == mad.ClassVEMA && m.Method != mad.MethodGet {
+		return EPERM
 	}
 	if f.readOnly && a.qpn == ib.QPNSMI && m.Method != mad.MethodGet {
 		return EPERM
@@ -265,7 +269,11 @@ func (f *File) write(h *Header, b []byte) Errno {
 		r.Parse(b[mad.HeaderLen:])
 		t.rmpp = r.Flags&mad.RMPPActive != 0
 	}
-	if t.rmpp {
+	if long {
+		if t.rmpp || !t.d.SetMAD(b) {
+			return EINVAL
+		}
+	} else if t.rmpp {
 		if len(b)-headers > MaxMessage {
 			return ENOMEM
 		}
@@ -284,6 +292,9 @@ func (f *File) write(h *Header, b []byte) Errno {
 	if !isResponse(&m) {
 		m.TransactionID = uint64(a.tag)<<32 | m.TransactionID&0xffffffff
 		be.PutUint64(t.d.Data[8:], m.TransactionID)
+		if long {
+			be.PutUint64(t.d.Long[8:], m.TransactionID)
+		}
 	}
 	return a.begin(t, &m)
 }
@@ -332,7 +343,7 @@ const ownQKey = 0x80000000
 // segments, nil of another.
 func (a *agent) deliver(d *mad.Datagram, data []byte) {
 	f := a.file
-	m := d.Data[:]
+	m := d.MAD()
 	if data != nil {
 		m = m[:rmpp.HeaderLen(mad.Class(m[1]))]
 	}

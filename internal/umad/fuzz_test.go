@@ -102,6 +102,9 @@ func FuzzHub(f *testing.F) {
 			return files[int(take())%len(files)]
 		}
 		classes := []mad.Class{mad.ClassSA, mad.ClassPerf, mad.ClassSubnLID, mad.ClassSubnDR, 0x32, 0, 0x60}
+		if long := mad.NewVEMA(mad.MethodGet, mad.AttrVESWPortInfo, 0, 9); len(in) > 0 && in[0] >= 0x80 {
+			file().Write(b.now, record(Header{Agent: uint32(take() % 4), TimeoutMS: 5, LID: 0x20, QPN: 1}, long.Append(nil)[:4*int(take())]))
+		}
 		for steps := 0; len(in) > 0 && steps < 500; steps++ {
 			switch take() % 11 {
 			case 0:
@@ -138,7 +141,7 @@ func FuzzHub(f *testing.F) {
 			case 5:
 				var d mad.Datagram
 				if fn, ok := b.hub.Next(b.now, &d); ok {
-					if d.SL > 15 || d.SrcQPN > 1 || d.DstQPN > maxQPN || d.FlowLabel > maxFlowLabel || d.Data[0] != 1 ||
+					if d.SL > 15 || d.SrcQPN > 1 || d.DstQPN > maxQPN || d.FlowLabel > maxFlowLabel || d.Data[0] != 1 && d.Long == nil || !mad.MADLength(d.MAD()) ||
 						mad.Class(d.Data[1]).IsSubn() != (d.SrcQPN == 0) {
 						t.Fatalf("sent %+v", d)
 					}

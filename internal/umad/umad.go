@@ -197,7 +197,7 @@ func (h *Hub) Receive(now mono.Time, function uint16, d *mad.Datagram) bool {
 	h.now = now
 	var m mad.Header
 	m.Parse(d.Data[:])
-	if m.BaseVersion != mad.BaseVersion {
+	if m.BaseVersion != mad.BaseVersion && d.Long == nil {
 		h.Stats.DropVersion++
 		return true
 	}
@@ -207,7 +207,7 @@ func (h *Hub) Receive(now mono.Time, function uint16, d *mad.Datagram) bool {
 		return false
 	}
 	var data []byte
-	if a.rmpp != nil {
+	if a.rmpp != nil && d.Long == nil {
 		a.stir(&m, d)
 		msg, ours := a.rmpp.Handle(now, d)
 		switch {

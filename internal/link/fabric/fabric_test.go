@@ -388,6 +388,49 @@ func TestDatagrams(t *testing.T) {
 	}
 }
 
+// TestLongDatagrams: MADs of Omni-Path have the lengths that they have, and only for queue pair 1.
+func TestLongDatagrams(t *testing.T) {
+	for _, c := range []struct {
+		n   int
+		qpn ib.QPN
+		ok  bool
+	}{{mad.OPALen, 1, true}, {mad.VEMATrapLen, 1, true}, {mad.Len, 1, true}, {mad.HeaderLen, 1, true}, {mad.OPALen + 4, 1, false}, {mad.OPALen + 1, 1, false},
+		{mad.HeaderLen - 4, 1, false}, {26, 1, false}, {4, 1, false}, {mad.OPALen, 0, false}, {mad.HeaderLen, 0, false}} {
+		nodes := line(t, 2)
+		long := bytes.Repeat([]byte{0xa5}, c.n)
+		long[0] = mad.OPABaseVersion
+		d := mad.Datagram{SLID: 1, DLID: 2, SrcQPN: c.qpn, DstQPN: c.qpn, PKey: 0xffff, Long: long}
+		for len(d.Long)%4 != 0 { // a packet of MADs has no padding, so that there is a length which is not theirs
+			d.Long = append(d.Long, 0)
+		}
+		nodes[0].SendMAD(1, 8, &d)
+		p := nodes[1].cable.queue[0].packet
+		if pad := len(d.Long) - c.n; pad != 0 {
+			p[wire.LRHLen+1] |= byte(pad) << 4
+			seal(p)
+		}
+		if why := wire.VerifyIB(p); why != wire.OK {
+			t.Fatalf("%d octets: %v", c.n, why)
+		}
+		nodes[1].Recv(1)
+		if got := len(nodes[1].mads); got != 0 != c.ok || got > 1 {
+			t.Errorf("%d octets to queue pair %d: %d datagrams", c.n, c.qpn, got)
+		} else if !c.ok {
+			if k := nodes[1].Counters().DropRefusal[wire.NotTransport]; k != 1 {
+				t.Errorf("%d octets to queue pair %d: not counted", c.n, c.qpn)
+			}
+			continue
+		} else if g := nodes[1].mads[0]; !bytes.Equal(g.Long, long) || !bytes.Equal(g.Data[:min(c.n, mad.Len)], long[:min(c.n, mad.Len)]) {
+			t.Errorf("%d octets: % x", c.n, g.Long)
+		}
+		kept := bytes.Clone(long)
+		clear(p) // what was received is not the packet
+		if !bytes.Equal(nodes[1].mads[0].Long, kept) {
+			t.Errorf("%d octets alias the packet", c.n)
+		}
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
 	a := line(t, 1)[0]
 	batch := mem.NewBatch(4096)
@@ -405,6 +448,11 @@ func FuzzRecv(f *testing.F) {
 	nodes := line(f, 2)
 	nodes[0].Send(1, run(2, ib.ServiceRC|ib.SendOnly, 1, 256, 9, true, make([]byte, 16)), mem.NewBatch(4096))
 	nodes[0].SendMAD(1, 8, &mad.Datagram{SLID: 1, DLID: 2})
+	for _, n := range []int{mad.OPALen, mad.VEMATrapLen, mad.HeaderLen, 20} {
+		long := make([]byte, n)
+		long[0] = mad.OPABaseVersion
+		nodes[0].SendMAD(1, 8, &mad.Datagram{SLID: 1, DLID: 2, SrcQPN: 1, DstQPN: 1, Long: long})
+	}
 	for _, a := range nodes[1].cable.queue {
 		f.Add(a.packet)
 	}

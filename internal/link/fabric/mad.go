@@ -18,7 +18,7 @@ const transportLen = wire.BTHLen + 8
 
 // MADLen returns the length of the packet of a datagram, LRH … VCRC.
 func MADLen(d *mad.Datagram) int {
-	n := wire.LRHLen + transportLen + mad.Len + wire.ICRCLen + wire.VCRCLen
+	n := wire.LRHLen + transportLen + len(d.MAD()) + wire.ICRCLen + wire.VCRCLen
 	if d.Global {
 		n += wire.GRHLen
 	}
@@ -41,24 +41,25 @@ func PutMAD(b []byte, d *mad.Datagram, psn ib.PSN) {
 	off := h.put(b, n)
 	t := wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}
 	off += t.Put(b[off:])
-	copy(b[off:], d.Data[:])
+	copy(b[off:], d.MAD())
 	seal(b)
 }
 
 // ParseMAD reads a packet that ParseIB accepted, t being its BTH … ICRC, as a
-// datagram; false where it is none: not a whole MAD to queue pair 0 or 1.
+// datagram; false where it is none: not a whole MAD to queue pair 0 or 1. Queue pair 0
+// takes those of 256 octets only, queue pair 1 also those of Omni-Path (mad.Datagram.Long).
 func ParseMAD(l *wire.LRH, g *wire.GRH, t []byte, d *mad.Datagram) bool {
 	var h wire.Headers
 	payload, why := h.Parse(t)
-	if why != wire.OK || h.Opcode != ib.ServiceUD|ib.SendOnly || h.DestQPN > ib.QPNGSI || len(payload) != mad.Len {
+	if why != wire.OK || h.Opcode != ib.ServiceUD|ib.SendOnly || h.DestQPN > ib.QPNGSI || !mad.MADLength(payload) ||
+		h.DestQPN == ib.QPNSMI && len(payload) != mad.Len {
 		return false
 	}
 	*d = mad.Datagram{SLID: l.SLID, DLID: l.DLID, SL: l.SL, SrcQPN: h.SrcQPN, DstQPN: h.DestQPN, QKey: h.QKey, PKey: h.PKey}
 	if l.LNH == wire.LNHGlobal {
 		d.Global, d.HopLimit, d.TClass, d.FlowLabel, d.SGID, d.DGID = true, g.HopLimit, g.TClass, g.FlowLabel, g.SGID, g.DGID
 	}
-	copy(d.Data[:], payload)
-	return true
+	return d.SetMAD(payload)
 }
 
 // native are the link and network headers of a packet.
