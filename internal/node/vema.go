@@ -65,7 +65,7 @@ func (n *Node) vemaNotices() (list []api.Degraded) {
 			}
 			if k, stranger := a.Stats(); k.Untrusted != 0 {
 				list = append(list, api.Degraded{What: "ethernet_strangers", Why: fmt.Sprintf("%s: %d orders of others than the Ethernet Manager refused, the last from LID %d",
-					c.adapter.Name, k.Untrusted, stranger), Fix: fmt.Sprintf("weft fabric show tells who has LID %d", stranger)})
+					c.adapter.Name, k.Untrusted, stranger), Fix: fmt.Sprintf("weft fabric nodes tells who has LID %d", stranger)})
 			}
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/pkt"
+	"weft/internal/umad"
 	"weft/internal/vnic"
 	"weft/internal/vnic/vema"
 	native "weft/internal/wire"
@@ -367,5 +368,38 @@ func TestMADsWithinNode(t *testing.T) {
 	}
 	if k := len(p.heard(1, 1)); k != 3 { // those that can be MADs
 		t.Errorf("%d refusals", k)
+	}
+}
+
+// TestUmadOfEthernet: a program asks the agent of another node, in records as long as the MADs.
+func TestUmadOfEthernet(t *testing.T) {
+	nodes := row(t)
+	to := nodes[1]
+	to.node.sub.do(func() {
+		to.node.sub.serveEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
+	})
+	r := nodes[0].running
+	c, a := r.umadOpen(firstNative)
+	if a := r.umadControl(a.Token, 3, nil); a.Error != 0 {
+		t.Fatalf("enable: %+v", a)
+	}
+	reg := make([]byte, 28)
+	copy(reg[20:], []byte{1, byte(mad.ClassVEMA), mad.VEMAClassVersion, 0x00, 0x06, 0x6a})
+	if a := r.umadControl(a.Token, 1, reg); a.Error != 0 {
+		t.Fatalf("register: %+v", a)
+	}
+	h := umad.Header{TimeoutMS: 500, Retries: 20, QPN: ib.QPNGSI, QKey: ib.GSIQKey, LID: to.lid}
+	m := mad.NewVEMA(mad.MethodGet, mad.AttrClassPortInfo, 0, 0x42)
+	if _, err := c.Write(m.Append(h.Append(nil, umad.HeaderLen))); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4096)
+	n, err := c.Read(b)
+	if err != nil || h.Parse(b[:n], umad.HeaderLen) != umad.OK || h.Status != umad.OK || n != umad.HeaderLen+mad.OPALen || int(h.Length) != n || h.LID != to.lid {
+		t.Fatalf("%d octets, %v, %+v", n, err, h)
+	}
+	var i mad.VEMAClassPortInfo
+	if m.Parse(b[umad.HeaderLen:n]); m.Method != mad.MethodGetResp || m.Status != 0 || uint32(m.TransactionID) != 0x42 || i.Parse(m.Data[:]) != nil || i.MaxVPorts() != 255 {
+		t.Errorf("%+v, %+v", m.Header, i)
 	}
 }
