@@ -2,7 +2,10 @@
 
 package ether
 
-import "testing"
+import (
+	"strconv"
+	"testing"
+)
 
 // stream is a segment of 45 frames of an MTU of 1500, and those frames.
 func stream(t testing.TB) (frame []byte, off Offload, in Info, cut [][]byte) {
@@ -39,11 +42,15 @@ func TestNothingIsAllocated(t *testing.T) {
 }
 
 func BenchmarkChecksum(b *testing.B) {
-	buf := make([]byte, 1448)
-	b.SetBytes(int64(len(buf)))
-	b.ReportAllocs()
-	for b.Loop() {
-		Checksum(buf)
+	for _, n := range []int{40, 256, 512, 1448, 4096, 9000, 65000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			buf := make([]byte, n)
+			b.SetBytes(int64(len(buf)))
+			b.ReportAllocs()
+			for b.Loop() {
+				Checksum(buf)
+			}
+		})
 	}
 }
 

@@ -8,10 +8,16 @@ import "math/bits"
 // at the end (RFC 1071): the order of octets changes nothing but the order of
 // those of the sum, so that nothing is swapped where it is stored the same way.
 
+// leastVector is the length from which vectors win, the rest that they leave included.
+const leastVector = 256
+
 // sum adds the words of b to s, an odd octet at the end as a word with a zero. Two
 // sums may be added with add.
 func sum(b []byte, s uint64) uint64 {
-	// One chain of carries per turn. More chains, or 32-bit halves without carries, are slower; so is
+	if len(b) >= leastVector {
+		s, b = sumVectors(b, s)
+	}
+	// One chain of carries per turn. In Go, more chains, or 32-bit halves without carries, are slower; so is
 	// copying in the same loop, next to copy and a sum of what is then in the cache.
 	var c uint64
 	for len(b) >= 128 {

@@ -3,6 +3,7 @@
 package ether
 
 import (
+	"bytes"
 	"encoding/hex"
 	"math/bits"
 	"strings"
@@ -175,7 +176,7 @@ func TestChecksum(t *testing.T) {
 		t.Errorf("%#x", got)
 	}
 	// By words, for every length and place.
-	buf := make([]byte, 300)
+	buf := make([]byte, 700)
 	for i := range buf {
 		buf[i] = byte(i*7) | 0x80
 	}
@@ -192,6 +193,21 @@ func TestChecksum(t *testing.T) {
 			if got := Checksum(b); got != ^uint16(s) {
 				t.Fatalf("%d octets at %d: %#04x, want %#04x", n, at, got, ^uint16(s))
 			}
+		}
+	}
+	// Ones make the most carries; zeros are the one sum that is zero.
+	for _, n := range []int{2, 64, 320, 1448, 1500, 4096, 65536, 1 << 20} {
+		b := bytes.Repeat([]byte{0xff}, n)
+		if got := fold(sum(b, ^uint64(0))); got != 0xffff {
+			t.Errorf("%d octets of ones: %#x", n, got)
+		}
+		b[n-1] = 0xfe
+		if got := Checksum(b); got != 1 {
+			t.Errorf("%d octets of ones but one: %#x", n, got)
+		}
+		clear(b)
+		if got := fold(sum(b, 0)); got != 0 {
+			t.Errorf("%d octets of zeros: %#x", n, got)
 		}
 	}
 	if got := fold(add(^uint64(0), ^uint64(0))); got != 0xffff {
