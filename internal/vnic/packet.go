@@ -45,12 +45,19 @@ func PacketLen(n int) int { return wire.Len16(wire.Ethernet16Len + max(n, MinFra
 // Cut is how many frames something is on the wire: Frames-1 of Len octets and one of Last.
 type Cut struct{ Frames, Len, Last int }
 
-// CutOf returns the Cut of a frame of n octets, one or what a Splitter makes of it.
+// CutOf returns the Cut of a frame of n octets: one, or what an ether.Splitter makes of it with this
+// MTU; 0: without a bound.
 //
-// Preconditions: Check of o accepted the frame.
-func CutOf(n int, o *ether.Offload) Cut {
-	head, size := int(o.HdrLen), int(o.GSOSize)
-	if o.Kind() == ether.GSONone || size == 0 || n-head <= size {
+// Preconditions: o.Check accepted the frame, in which ether.Classify found in.
+func CutOf(n int, o *ether.Offload, in *ether.Info, mtu int) Cut {
+	if o.Kind() == ether.GSONone {
+		return Cut{1, n, n}
+	}
+	head, size := int(in.Payload), int(o.GSOSize)
+	if o.Kind() != ether.GSOUDP && mtu > 0 {
+		size = min(size, max(mtu-(head-int(in.L3)), 1))
+	}
+	if n-head <= size {
 		return Cut{1, n, n}
 	}
 	frames := (n - head + size - 1) / size

@@ -94,6 +94,9 @@ func (p *Port) Sender() *Sender { return &Sender{p: p} }
 // Counters returns what was counted for frames that the port sent.
 func (s *Sender) Counters() Counters { return s.c }
 
+// MTU returns what the VESW lets follow an Ethernet header.
+func (s *Sender) MTU() int { return s.p.plan.Load().maxFrame - frameOverhead }
+
 // Decide makes all decisions for a frame, once, however many it is cut into. false: it is not to be
 // sent, which was counted. A frame that is sent must be counted with Sent.
 //

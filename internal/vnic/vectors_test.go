@@ -4,6 +4,7 @@ package vnic
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"testing"
 
 	"weft/internal/ether"
@@ -241,22 +242,66 @@ func TestLengths(t *testing.T) {
 	if got := PacketLen(MaxFrame); got != wire.MaxPacket16 {
 		t.Errorf("the longest packet is %d", got)
 	}
-	for _, x := range []struct {
-		n    int
-		o    ether.Offload
-		want Cut
-	}{
-		{1514, ether.Offload{}, Cut{1, 1514, 1514}},
-		{54 + 1460, ether.Offload{GSO: ether.GSOTCPv4, HdrLen: 54, GSOSize: 1460}, Cut{1, 1514, 1514}},
-		{54 + 1461, ether.Offload{GSO: ether.GSOTCPv4, HdrLen: 54, GSOSize: 1460}, Cut{2, 1514, 55}},
-		{54 + 65160, ether.Offload{GSO: ether.GSOTCPv4, HdrLen: 54, GSOSize: 1448}, Cut{45, 1502, 1502}},
-		{42 + 3000, ether.Offload{GSO: ether.GSOUDP, HdrLen: 42, GSOSize: 1000}, Cut{3, 1042, 1042}},
-	} {
-		if got := CutOf(x.n, &x.o); got != x.want {
-			t.Errorf("%d octets, %+v: %+v, want %+v", x.n, x.o, got, x.want)
-		}
-	}
 	if notifyLen != wire.Len16(wire.Ethernet16Len) {
 		t.Error("a notification is a packet without a frame")
+	}
+}
+
+// segment makes a TCP segment, or a UDP one, of so much payload.
+func segment(kind uint8, payload, gso, tags int) (f []byte, o ether.Offload) {
+	udp, v6 := kind == ether.GSOUDP, kind == ether.GSOTCPv6
+	f = frame([6]byte{2, 0, 0, 9}, [6]byte{2}, 14)[:12]
+	for range tags {
+		f = append(f, 0x81, 0, 0x60, 1)
+	}
+	head, proto := 20, byte(6)
+	if udp {
+		head, proto = 8, 17
+	}
+	n := head + payload
+	if v6 {
+		f = append(f, 0x86, 0xdd, 0x60, 0, 0, 0, byte(n>>8), byte(n), proto, 64)
+		f = append(f, make([]byte, 32)...)
+	} else {
+		f = append(f, 0x08, 0, 0x45, 0, byte((n+20)>>8), byte(n+20), 0, 0, 0, 0, 64, proto)
+		f = append(f, make([]byte, 10)...)
+	}
+	o = ether.Offload{Flags: ether.NeedsCsum, GSO: kind, GSOSize: uint16(gso), CsumStart: uint16(len(f)), CsumOffset: 16}
+	t := make([]byte, n)
+	if t[12] = 0x50; udp {
+		t[12] = 0
+		t[4], t[5] = byte(n>>8), byte(n)
+		o.CsumOffset = 6
+	}
+	return append(f, t...), o
+}
+
+// TestCut: a Cut is what a Splitter does.
+func TestCut(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 3000 {
+		kind := []uint8{ether.GSOTCPv4, ether.GSOTCPv6, ether.GSOUDP}[r.IntN(3)]
+		mtu := []int{0, 600, 1500, 9000}[r.IntN(4)]
+		f, o := segment(kind, 1+r.IntN(60000), 200+r.IntN(9000), r.IntN(3))
+		in := ether.Classify(f)
+		if why := o.Check(f, &in); why != ether.OK {
+			t.Fatalf("kind %d, %d octets: %v", kind, len(f), why)
+		}
+		var s ether.Splitter
+		n, why := s.Start(f, o, &in, mtu)
+		if why != ether.OK {
+			continue
+		}
+		got := Cut{Frames: n, Len: s.Len()}
+		for range n {
+			got.Last = s.Len()
+			s.Next(make([]byte, s.Len()))
+		}
+		if want := CutOf(len(f), &o, &in, mtu); got != want {
+			t.Fatalf("kind %d, %d octets of %d, MTU %d: %+v, and the Splitter makes %+v", kind, len(f), o.GSOSize, mtu, want, got)
+		}
+	}
+	if got := CutOf(77, &ether.Offload{}, &ether.Info{}, 1500); got != (Cut{1, 77, 77}) {
+		t.Errorf("%+v", got)
 	}
 }
