@@ -3,6 +3,7 @@
 package vhost
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -31,13 +32,16 @@ type Config struct {
 	OnRefuse func(s *Session, q Quota)
 }
 
-// Server accepts front-ends on one socket.
+// Server accepts front-ends on one socket (Listen), or connects to one (Dial).
 type Server struct {
 	config Config
-	ln     *net.UnixListener
-	wg     sync.WaitGroup
-	ends   [numReasons]atomic.Uint64
-	ledger *ledger
+	ln     *net.UnixListener // nil: a client, ended by cancel
+	cancel context.CancelFunc
+	// waiting is why a client has no session.
+	waiting atomic.Pointer[error]
+	wg      sync.WaitGroup
+	ends    [numReasons]atomic.Uint64
+	ledger  *ledger
 
 	mu        sync.Mutex
 	sessions  map[*Session]struct{}
@@ -60,12 +64,18 @@ func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
 		return nil, fmt.Errorf("set permissions of the door: %w", err)
 	}
 	aio() // now: the descriptor it takes is the process's, not a session's
-	s := &Server{config: c, ln: ln, sessions: map[*Session]struct{}{}, ledger: &ledger{limits: c.Limits}}
+	s := newServer(c)
+	s.ln = ln
+	s.wg.Go(s.accept)
+	return s, nil
+}
+
+func newServer(c Config) *Server {
+	s := &Server{config: c, sessions: map[*Session]struct{}{}, ledger: &ledger{limits: c.Limits}}
 	if c.Share != nil {
 		s.ledger = c.Share.ledger
 	}
-	s.wg.Go(s.accept)
-	return s, nil
+	return s
 }
 
 func (s *Server) accept() {
@@ -84,7 +94,8 @@ func (s *Server) accept() {
 	}
 }
 
-func (s *Server) start(conn *net.UnixConn) {
+// session makes a session of a connection.
+func (s *Server) session(conn *net.UnixConn) *Session {
 	v := &Session{conn: conn, server: s, rings: map[int]*ring{}}
 	v.table = newMemTable(func(unmap func()) {
 		if v.dev == nil {
@@ -93,6 +104,11 @@ func (s *Server) start(conn *net.UnixConn) {
 		}
 		v.dev.Retire(unmap)
 	})
+	return v
+}
+
+func (s *Server) start(conn *net.UnixConn) {
+	v := s.session(conn)
 	if err := v.identify(); err != nil {
 		conn.Close() // it has gone already
 		return
@@ -228,7 +244,12 @@ func (s *Server) Close() error {
 		v.Fail(Shutdown, nil)
 	}
 	s.mu.Unlock()
-	err := s.ln.Close()
+	var err error
+	if s.ln != nil {
+		err = s.ln.Close()
+	} else {
+		s.cancel()
+	}
 	s.wg.Wait()
 	return err
 }
