@@ -64,8 +64,7 @@ func (v *vesw) assign() {
 	}
 	most := int(cmp.Or(v.want.MaxMACs, DefaultMaxMACs))
 	type claim struct {
-		by     []*member
-		wanted bool
+		by []*member
 	}
 	claims := map[MAC]*claim{}
 	unread := map[ib.GUID]bool{}

@@ -39,20 +39,19 @@ type port struct {
 	caps  capabilities
 	gone  bool // it has left the subnet
 
-	state    agentState
-	everSet  bool      // the agent had our LID for its traps
-	trapSet  bool      // it has
-	trapAt   mono.Time // it is not to be set before
-	cpiAt    mono.Time // ClassPortInfo is to be read; 0: now, if nothing is known
-	noRemove bool      // the agent cannot remove vports
-	max      int       // vports
-	vports   map[uint8]*vport
-	scanned  bool // every vport that may be in use was read once
-	scanAt   int  // the next
-	empty    int  // in a row that do not exist
-	later    int  // that may be read at present of those that are hardly in use
-	laterAt  mono.Time
-	turn     uint8 // vport that had a request last
+	state   agentState
+	everSet bool      // the agent had our LID for its traps
+	trapSet bool      // it has
+	trapAt  mono.Time // it is not to be set before
+	cpiAt   mono.Time // ClassPortInfo is to be read; 0: now, if nothing is known
+	max     int       // vports
+	vports  map[uint8]*vport
+	scanned bool // every vport that may be in use was read once
+	scanAt  int  // the next
+	empty   int  // in a row that do not exist
+	later   int  // that may be read at present of those that are hardly in use
+	laterAt mono.Time
+	turn    uint8 // vport that had a request last
 
 	paid     mono.Time // runs ahead of the clock by what was asked lately
 	tries    int       // requests in a row without an answer
