@@ -380,7 +380,10 @@ func TestD12_Traps(t *testing.T) {
 	expect("the manager's doing", 3, 2)
 	i.Port.BaseMAC = [6]byte{2, 9}
 	h.SetInfo(now, 0, i)
-	expect("the manager's MAC in place of the user's", 4, 2) // another list, and no trap
+	expect("the manager's MAC in place of the user's", 4, 2)    // another list, and no trap
+	if _, total, _, _ := h.UnicastMACs(0, 0, nil); total != 1 { // the filter
+		t.Errorf("%d MACs besides the manager's", total)
+	}
 	h.Delete(now, 0)
 	expect("deleted", 4, 2)
 }
@@ -503,6 +506,26 @@ func TestD18_HostileNode(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestPartitionChanges: a port that changes its partition hears the new one and no longer the old.
+func TestPartitionChanges(t *testing.T) {
+	h := newHost(t, 2, nil)
+	i := h.Info(0)
+	i.VESW.PKey = 0x8123
+	if err := h.SetInfo(1, 0, &i); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []ib.PKey{testPKey, 0x8123} {
+		d := Decision{VESW: testVESW, Header: wire.Header16{SLID: 1, DLID: 2, L4: wire.L4Ethernet, PKey: key}}
+		d.ready()
+		if _, ok := h.take(t, seal(&d, frame([6]byte{2}, [6]byte{2, 1}, 60))); ok != (key == 0x8123) {
+			t.Errorf("P_Key %#x: %v", key, ok)
+		}
+	}
+	if _, head := h.packet(t, frame(mad.VESWMAC(testFabric, testVESW, 9), [6]byte{2}, 60)); head.PKey != 0x8123 {
+		t.Errorf("sends with %#x", head.PKey)
 	}
 }
 

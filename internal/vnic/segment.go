@@ -27,6 +27,13 @@ type Segment interface {
 	Close() error
 }
 
+// FrameWriter is a Segment that takes frames in the parts that an ether.Joiner leaves them in, which saves the copy that
+// puts them together. What holds for WriteBatch holds for WriteFrames.
+type FrameWriter interface {
+	Segment
+	WriteFrames(frames []ether.Frame) (dropped int)
+}
+
 // SegmentEvent is what the owner of an interface made of it. A Segment tells it by the function that it was made with,
 // from any goroutine: each time the whole of what is so now, and nothing that is older than the Device it was made with.
 type SegmentEvent struct {

@@ -175,6 +175,27 @@ func TestEgressRefusals(t *testing.T) {
 			t.Errorf("%s: functions %v, %v", x.name, here, drops)
 		}
 	}
+	// Two functions of a group get one packet each.
+	n := line(t, 1)
+	n[0].second(10)
+	w := *n[0].wiring.Load()
+	w.Port[3] = Plug{Function, 3}
+	n[0].wiring.Store(&w)
+	n[0].builder.SetPort(3, vswitch.Port{State: ib.PortActive})
+	n[0].builder.SetMFT(0, 0, &[vswitch.BlockMLIDs]uint16{1: 1<<1 | 1<<2 | 1<<3})
+	n[0].table.Store(n[0].builder.Snapshot())
+	if here := n[0].in(1, packet16(1, 0xf00001, 0xffff, 60, nil)); !slices.Equal(here, []uint16{2, 3}) {
+		t.Errorf("functions %v", here)
+	}
+	n[0].cfg.WireLocal = true
+	got := takers(n)
+	if here := n[0].in(1, packet16(1, 0xf00001, 0xffff, 60, nil)); here != nil {
+		t.Errorf("functions %v get what is in packets", here)
+	}
+	settle(t, n)
+	if len(got[0]) != 2 || got[0][0].function != 2 || got[0][1].function != 3 {
+		t.Errorf("%d packets", len(got[0]))
+	}
 	// Of a group's functions those get it whose partition it is.
 	e := line(t, 1)[0]
 	e.second(10)
