@@ -45,19 +45,25 @@ func PacketLen(n int) int { return wire.Len16(wire.Ethernet16Len + max(n, MinFra
 // Cut is how many frames something is on the wire: Frames-1 of Len octets and one of Last.
 type Cut struct{ Frames, Len, Last int }
 
-// CutOf returns the Cut of a frame of n octets: one, or what an ether.Splitter makes of it with this
-// MTU; 0: without a bound.
+// CutOf returns the Cut of a frame of n octets: one, or what an ether.Splitter without an MTU makes
+// of it.
 //
-// Preconditions: o.Check accepted the frame, in which ether.Classify found in.
-func CutOf(n int, o *ether.Offload, in *ether.Info, mtu int) Cut {
-	if o.Kind() == ether.GSONone {
-		return Cut{1, n, n}
+// Preconditions: o.Check accepted the frame, or an ether.Joiner made it.
+func CutOf(n int, o *ether.Offload) Cut { return cut(n, int(o.HdrLen), int(o.GSOSize), o) }
+
+// CutAt is CutOf for a Splitter with an MTU, which cuts TCP segments smaller than they ask for where they must be.
+//
+// Preconditions: o.Check accepted the frame, in which ether.Classify found in; mtu > 0.
+func CutAt(n int, o *ether.Offload, in *ether.Info, mtu int) Cut {
+	size := int(o.GSOSize)
+	if o.Kind() != ether.GSOUDP {
+		size = min(size, max(mtu-(int(o.HdrLen)-int(in.L3)), 1))
 	}
-	head, size := int(in.Payload), int(o.GSOSize)
-	if o.Kind() != ether.GSOUDP && mtu > 0 {
-		size = min(size, max(mtu-(head-int(in.L3)), 1))
-	}
-	if n-head <= size {
+	return cut(n, int(o.HdrLen), size, o)
+}
+
+func cut(n, head, size int, o *ether.Offload) Cut {
+	if o.Kind() == ether.GSONone || n-head <= size {
 		return Cut{1, n, n}
 	}
 	frames := (n - head + size - 1) / size

@@ -297,11 +297,18 @@ func TestCut(t *testing.T) {
 			got.Last = s.Len()
 			s.Next(make([]byte, s.Len()))
 		}
-		if want := CutOf(len(f), &o, &in, mtu); got != want {
+		want := CutOf(len(f), &o)
+		if mtu > 0 {
+			want = CutAt(len(f), &o, &in, mtu)
+		}
+		if got != want {
 			t.Fatalf("kind %d, %d octets of %d, MTU %d: %+v, and the Splitter makes %+v", kind, len(f), o.GSOSize, mtu, want, got)
 		}
 	}
-	if got := CutOf(77, &ether.Offload{}, &ether.Info{}, 1500); got != (Cut{1, 77, 77}) {
+	if got := CutOf(77, &ether.Offload{}); got != (Cut{1, 77, 77}) {
+		t.Errorf("%+v", got)
+	}
+	if got := CutAt(77, &ether.Offload{}, &ether.Info{}, 68); got != (Cut{1, 77, 77}) {
 		t.Errorf("%+v", got)
 	}
 }

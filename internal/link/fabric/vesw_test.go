@@ -71,7 +71,7 @@ func (s *station) send(t *testing.T, vport uint8, frame []byte, off ether.Offloa
 	if why := off.Check(frame, &in); why != ether.OK {
 		t.Fatal(why)
 	}
-	cut := vnic.CutOf(len(frame), &off, &in, tx.MTU())
+	cut := vnic.CutAt(len(frame), &off, &in, tx.MTU())
 	var d vnic.Decision
 	if !tx.Decide(frame, &in, cut, &d) {
 		return 0
