@@ -90,9 +90,9 @@ func (c udpConn) Close() error {
 
 // DialTCP connects to an address of the fabric. Errors satisfy errors.Is with
 // the errno of connect(2).
-func (d *Device) DialTCP(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+func (h *host) DialTCP(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	f, proto := full(to)
-	c, err := gonet.DialContextTCP(ctx, d.stack, f, proto)
+	c, err := gonet.DialContextTCP(ctx, h.stack, f, proto)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", to, named(err))
 	}
@@ -117,9 +117,9 @@ func (l listener) Close() error {
 
 // ListenTCP listens at an address of the link. An invalid address means all of
 // both families, an unspecified one all of its family.
-func (d *Device) ListenTCP(at netip.AddrPort) (net.Listener, error) {
+func (h *host) ListenTCP(at netip.AddrPort) (net.Listener, error) {
 	f, proto := full(at)
-	l, err := gonet.ListenTCP(d.stack, f, proto)
+	l, err := gonet.ListenTCP(h.stack, f, proto)
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", at, named(err))
 	}
@@ -127,9 +127,9 @@ func (d *Device) ListenTCP(at netip.AddrPort) (net.Listener, error) {
 }
 
 // DialUDP makes a socket that exchanges datagrams with one address.
-func (d *Device) DialUDP(to netip.AddrPort) (net.Conn, error) {
+func (h *host) DialUDP(to netip.AddrPort) (net.Conn, error) {
 	f, proto := full(to)
-	c, err := d.socketUDP(proto, func(ep tcpip.Endpoint) tcpip.Error { return ep.Connect(f) })
+	c, err := h.socketUDP(proto, func(ep tcpip.Endpoint) tcpip.Error { return ep.Connect(f) })
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", to, err)
 	}
@@ -138,9 +138,9 @@ func (d *Device) DialUDP(to netip.AddrPort) (net.Conn, error) {
 
 // ListenUDP makes a socket for datagrams to and from anybody. Addresses are as
 // for ListenTCP.
-func (d *Device) ListenUDP(at netip.AddrPort) (net.PacketConn, error) {
+func (h *host) ListenUDP(at netip.AddrPort) (net.PacketConn, error) {
 	f, proto := full(at)
-	c, err := d.socketUDP(proto, func(ep tcpip.Endpoint) tcpip.Error { return ep.Bind(f) })
+	c, err := h.socketUDP(proto, func(ep tcpip.Endpoint) tcpip.Error { return ep.Bind(f) })
 	if err != nil {
 		return nil, fmt.Errorf("listen at %s: %w", at, err)
 	}
@@ -148,9 +148,9 @@ func (d *Device) ListenUDP(at netip.AddrPort) (net.PacketConn, error) {
 }
 
 // socketUDP makes a socket that may send to broadcast addresses.
-func (d *Device) socketUDP(proto tcpip.NetworkProtocolNumber, start func(tcpip.Endpoint) tcpip.Error) (udpConn, error) {
+func (h *host) socketUDP(proto tcpip.NetworkProtocolNumber, start func(tcpip.Endpoint) tcpip.Error) (udpConn, error) {
 	var wq waiter.Queue
-	ep, err := d.stack.NewEndpoint(udp.ProtocolNumber, proto, &wq)
+	ep, err := h.stack.NewEndpoint(udp.ProtocolNumber, proto, &wq)
 	if err != nil {
 		return udpConn{}, named(errors.New(err.String()))
 	}
@@ -164,67 +164,67 @@ func (d *Device) socketUDP(proto tcpip.NetworkProtocolNumber, start func(tcpip.E
 
 // JoinGroup makes the stack a member of a group, which it reports to the link
 // by IGMP or MLD, and again when the carrier comes. Calls are counted.
-func (d *Device) JoinGroup(group netip.Addr) error {
-	d.groups.Lock()
-	defer d.groups.Unlock()
-	if err := d.stack.JoinGroup(protocol(group), nic, tcpip.AddrFromSlice(group.AsSlice())); err != nil {
+func (h *host) JoinGroup(group netip.Addr) error {
+	h.groups.Lock()
+	defer h.groups.Unlock()
+	if err := h.stack.JoinGroup(protocol(group), nic, tcpip.AddrFromSlice(group.AsSlice())); err != nil {
 		return fmt.Errorf("join %s: %s", group, err)
 	}
-	d.groups.joined[group]++
+	h.groups.joined[group]++
 	return nil
 }
 
 // LeaveGroup undoes one JoinGroup.
-func (d *Device) LeaveGroup(group netip.Addr) error {
-	d.groups.Lock()
-	defer d.groups.Unlock()
-	if d.groups.joined[group] == 0 {
+func (h *host) LeaveGroup(group netip.Addr) error {
+	h.groups.Lock()
+	defer h.groups.Unlock()
+	if h.groups.joined[group] == 0 {
 		return fmt.Errorf("leave %s: not joined", group)
 	}
-	if err := d.stack.LeaveGroup(protocol(group), nic, tcpip.AddrFromSlice(group.AsSlice())); err != nil {
+	if err := h.stack.LeaveGroup(protocol(group), nic, tcpip.AddrFromSlice(group.AsSlice())); err != nil {
 		return fmt.Errorf("leave %s: %s", group, err)
 	}
-	if d.groups.joined[group]--; d.groups.joined[group] == 0 {
-		delete(d.groups.joined, group)
+	if h.groups.joined[group]--; h.groups.joined[group] == 0 {
+		delete(h.groups.joined, group)
 	}
 	return nil
 }
 
 // rejoinGroups reports groups again: reports that were made without carrier
 // are lost.
-func (d *Device) rejoinGroups() {
-	d.groups.Lock()
-	defer d.groups.Unlock()
-	for group, n := range d.groups.joined {
+func (h *host) rejoinGroups() {
+	h.groups.Lock()
+	defer h.groups.Unlock()
+	for group, n := range h.groups.joined {
 		a := tcpip.AddrFromSlice(group.AsSlice())
 		// Neither fails for a group that was joined so before.
 		for range n {
-			_ = d.stack.LeaveGroup(protocol(group), nic, a)
+			_ = h.stack.LeaveGroup(protocol(group), nic, a)
 		}
 		for range n {
-			_ = d.stack.JoinGroup(protocol(group), nic, a)
+			_ = h.stack.JoinGroup(protocol(group), nic, a)
 		}
 	}
 }
 
 // Ping sends one echo request with size octets of payload and waits for its
 // answer, the time until which it returns.
-func (d *Device) Ping(ctx context.Context, to netip.Addr, size int) (time.Duration, error) {
-	rtt, err := d.ping(ctx, to, size)
+func (h *host) Ping(ctx context.Context, to netip.Addr, size int) (time.Duration, error) {
+	rtt, err := h.ping(ctx, to, size)
 	if err != nil {
 		return 0, fmt.Errorf("ping %s: %w", to, err)
 	}
 	return rtt, nil
 }
 
-func (d *Device) ping(ctx context.Context, to netip.Addr, size int) (time.Duration, error) {
+func (h *host) ping(ctx context.Context, to netip.Addr, size int) (time.Duration, error) {
 	f, proto := full(netip.AddrPortFrom(to, 0))
 	transport, head, answer := icmp.ProtocolNumber4, uint8(header.ICMPv4Echo), uint8(header.ICMPv4EchoReply)
 	if proto == ipv6.ProtocolNumber {
 		transport, head, answer = icmp.ProtocolNumber6, uint8(header.ICMPv6EchoRequest), uint8(header.ICMPv6EchoReply)
 	}
 	var wq waiter.Queue
-	ep, terr := d.stack.NewEndpoint(transport, proto, &wq)
+	ep, terr := h.stack.NewEndpoint(transport, proto, &wq)
 	if terr != nil {
 		return 0, named(errors.New(terr.String()))
 	}
@@ -268,7 +268,7 @@ func (d *Device) ping(ctx context.Context, to netip.Addr, size int) (time.Durati
 		case <-readable:
 		case <-ctx.Done():
 			return 0, ctx.Err()
-		case <-d.ctx.Done():
+		case <-h.ctx.Done():
 			return 0, net.ErrClosed
 		}
 	}

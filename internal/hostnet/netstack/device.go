@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netstack is the IP stack of an IPoIB link in the process, for users
-// without privilege.
+// Package netstack is IP stacks in the process, for users without privilege: of
+// an IPoIB link (Device) and of a VESW port (Ether).
 //
-// What comes in: packets of the fabric, connections of the host's programs to
+// What comes in: packets or frames of the fabric, connections of the host's programs to
 // forwarded ports and to the SOCKS proxy, and what the node's own parts send.
-// What goes out: packets to the fabric, each with the next hop it is for, and
-// connections to the host's services. Package node opens one per link that has
-// no interface of the host; ipoib.Link reads and writes it. It must never
+// What goes out: packets to the fabric, each with the next hop it is for, or frames, and
+// connections to the host's services. Package node opens one per link or port that has
+// no interface of the host; ipoib.Link, or a port's lane, reads and writes it. A Device must never
 // resolve a neighbor: its answers would have the wrong form, and are ended
-// below it (docs/notes/ipoib.md).
+// below it (docs/notes/ipoib.md). An Ether resolves its own.
 //
 // The stack is gVisor's, of which no type leaves this package.
 package netstack
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,9 +33,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/stack/gro"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"weft/internal/ipoib"
 )
@@ -115,34 +111,13 @@ type Counters struct {
 type Device struct {
 	Counters Counters
 
-	cfg   Config
-	stack *stack.Stack
-	ep    *endpoint
-
-	ctx    context.Context // ends with the device; its services watch it
-	cancel context.CancelFunc
+	host
+	cfg    Config
+	ep     *endpoint
+	in     *inbox
 	wg     sync.WaitGroup // own goroutines
 	tell   chan struct{}
 	rejoin atomic.Bool // there is a carrier again
-
-	groups struct {
-		sync.Mutex // guards what follows
-		joined     map[netip.Addr]int
-	}
-
-	in struct {
-		sync.Mutex // guards what follows
-		ready      sync.Cond
-		pkts       []*stack.PacketBuffer
-		bytes      int
-		closed     bool
-	}
-
-	services struct {
-		sync.Mutex // guards what follows
-		open       map[*Service]struct{}
-		closed     bool
-	}
 
 	// Of the reader.
 	taken [32]*stack.PacketBuffer
@@ -158,149 +133,26 @@ func Open(cfg Config) (*Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("make stack %s: %w", cfg.Name, err)
 	}
-	d := &Device{cfg: cfg, tell: make(chan struct{}, 1)}
+	d := &Device{cfg: cfg, tell: make(chan struct{}, 1), in: newInbox()}
 	d.ep = newEndpoint(cfg.MTU, &d.Counters.NoCarrier)
-	d.in.ready.L = &d.in.Mutex
-	d.services.open = map[*Service]struct{}{}
-	d.groups.joined = map[netip.Addr]int{}
-	d.stack = stack.New(stack.Options{
-		NetworkProtocols: []stack.NetworkProtocolFactory{
-			ipv4.NewProtocolWithOptions(ipv4.Options{IGMP: ipv4.IGMPOptions{Enabled: true}}),
-			ipv6.NewProtocolWithOptions(ipv6.Options{MLD: ipv6.MLDOptions{Enabled: true}}),
-		},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
-		HandleLocal:        true,
-	})
-	if err := d.configure(); err != nil {
+	p := plan{name: cfg.Name, v6: cfg.MTU >= header.IPv6MinimumMTU, linkLocal: cfg.LinkLocal, addrs: cfg.Addrs, routes: cfg.Routes}
+	if err := d.host.open(p, d.ep); err != nil {
 		d.ep.shut()
-		d.stack.Destroy()
 		return nil, fmt.Errorf("make stack %s: %w", cfg.Name, err)
 	}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.wg.Add(2)
 	go func() { defer d.wg.Done(); d.deliver() }()
 	go func() { defer d.wg.Done(); d.follow() }()
 	return d, nil
 }
 
-// configure sets the stack's options, addresses and routes.
-func (d *Device) configure() error {
-	sack := tcpip.TCPSACKEnabled(true)
-	// Without RACK: its timers cost more than early retransmission gains where
-	// the fabric loses little.
-	recovery := tcpip.TCPRecovery(0)
-	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: maxTCPBuffer}
-	snd := tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: tcpBuffer, Max: maxTCPBuffer}
-	moderate := tcpip.TCPModerateReceiveBufferOption(true)
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &recovery, &rcv, &snd, &moderate} {
-		if err := d.stack.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
-			return fmt.Errorf("option %T: %s", o, err)
-		}
-	}
-	if err := d.stack.CreateNICWithOptions(nic, d.ep, stack.NICOptions{Name: d.cfg.Name}); err != nil {
-		return fmt.Errorf("interface: %s", err)
-	}
-	var routes []tcpip.Route
-	on := func(p netip.Prefix, via netip.Addr) {
-		r := tcpip.Route{Destination: subnet(p), NIC: nic}
-		if via.IsValid() {
-			r.Gateway = tcpip.AddrFromSlice(via.AsSlice())
-		}
-		routes = append(routes, r)
-	}
-	for _, a := range d.addrs() {
-		proto := protocol(a.Addr())
-		err := d.stack.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: proto,
-			AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.Addr().AsSlice()), PrefixLen: a.Bits()}}, stack.AddressProperties{})
-		if err != nil {
-			return fmt.Errorf("address %s: %s", a, err)
-		}
-	}
-	for _, p := range d.onLink() {
-		on(p, netip.Addr{})
-	}
-	for _, p := range []string{"224.0.0.0/4", "255.255.255.255/32"} {
-		on(netip.MustParsePrefix(p), netip.Addr{})
-	}
-	if d.v6() {
-		on(netip.MustParsePrefix("ff00::/8"), netip.Addr{})
-	}
-	for _, r := range d.cfg.Routes {
-		if r.Dst.Addr().Is4() || d.v6() {
-			on(r.Dst, r.Via)
-		}
-	}
-	// The stack takes the first that matches and sorts by length itself.
-	for _, r := range routes {
-		d.stack.AddRoute(r)
-	}
-	return nil
-}
-
-// v6 reports whether there is IPv6 (RFC 8200 §5).
-func (d *Device) v6() bool { return d.cfg.MTU >= header.IPv6MinimumMTU }
-
-// addrs are the local addresses.
-func (d *Device) addrs() []netip.Prefix {
-	var out []netip.Prefix
-	if d.cfg.LinkLocal.IsValid() && d.v6() {
-		out = append(out, netip.PrefixFrom(d.cfg.LinkLocal, 64))
-	}
-	for _, a := range d.cfg.Addrs {
-		if a.Addr().Is4() || d.v6() {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// onLink are the prefixes that need no gateway.
-func (d *Device) onLink() []netip.Prefix {
-	var out []netip.Prefix
-	for _, a := range d.addrs() {
-		if a.Bits() < a.Addr().BitLen() {
-			out = append(out, a.Masked())
-		}
-	}
-	return out
-}
-
-func protocol(a netip.Addr) tcpip.NetworkProtocolNumber {
-	if a.Is4() {
-		return ipv4.ProtocolNumber
-	}
-	return ipv6.ProtocolNumber
-}
-
-func subnet(p netip.Prefix) tcpip.Subnet {
-	return tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(p.Addr().AsSlice()), PrefixLen: p.Bits()}.Subnet()
-}
-
 // Close ends the services, connections and goroutines of the device and waits
 // for them. A ReadBatch in progress returns os.ErrClosed.
 func (d *Device) Close() error {
-	d.services.Lock()
-	closing := !d.services.closed
-	d.services.closed = true
-	var open []*Service
-	for s := range d.services.open {
-		open = append(open, s)
-	}
-	d.services.Unlock()
-	if !closing {
-		return nil
-	}
-	d.cancel()
-	d.ep.shut() // nobody waits in WritePackets, so that locks of the stack come free
-	for _, s := range open {
-		s.Close()
-	}
-	d.in.Lock()
-	d.in.closed = true
-	d.in.ready.Broadcast()
-	d.in.Unlock()
-	d.wg.Wait()
-	d.stack.Destroy()
+	d.host.close(d.ep, func() {
+		d.in.close()
+		d.wg.Wait()
+	})
 	return nil
 }
 
@@ -352,11 +204,10 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 // them on a goroutine of its own. They are copied; one kind of ICMP error is
 // changed.
 func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
-	d.in.Lock()
-	defer d.in.Unlock()
-	if d.in.closed {
+	if !d.in.begin() {
 		return os.ErrClosed
 	}
+	defer d.in.end()
 	for _, b := range bufs {
 		b = b[offset:]
 		var proto tcpip.NetworkProtocolNumber
@@ -370,17 +221,12 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 			d.Counters.NotIP.Add(1)
 			continue
 		}
-		if len(d.in.pkts) == maxIn || d.in.bytes+len(b) > maxInBytes {
-			d.Counters.InFull.Add(1)
-			continue
-		}
 		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(b)})
 		p.NetworkProtocolNumber = proto
-		d.in.pkts = append(d.in.pkts, p)
-		d.in.bytes += len(b)
-	}
-	if len(d.in.pkts) > 0 {
-		d.in.ready.Signal()
+		if !d.in.put(p) {
+			p.DecRef()
+			d.Counters.InFull.Add(1)
+		}
 	}
 	return nil
 }
@@ -405,28 +251,7 @@ func (d *Device) deliver() {
 	var merge gro.GRO
 	merge.Init(true)
 	merge.Dispatcher = d.ep
-	var batch []*stack.PacketBuffer
-	for {
-		d.in.Lock()
-		for len(d.in.pkts) == 0 && !d.in.closed {
-			d.in.ready.Wait()
-		}
-		batch, d.in.pkts = d.in.pkts, batch[:0]
-		d.in.bytes = 0
-		closed := d.in.closed
-		d.in.Unlock()
-		for i, p := range batch {
-			if !closed {
-				merge.Enqueue(p)
-			}
-			p.DecRef()
-			batch[i] = nil
-		}
-		if closed {
-			return
-		}
-		merge.Flush()
-	}
+	d.in.each(merge.Enqueue, merge.Flush)
 }
 
 // follow does what changes of carrier and MTU entail, and may wait.

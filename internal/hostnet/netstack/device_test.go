@@ -74,7 +74,7 @@ func checkTCP(t *testing.T, p []byte) {
 func isTCP(p []byte) bool { return p[0]>>4 == 4 && p[9] == 6 || p[0]>>4 == 6 && p[6] == 6 }
 
 // exchange sends data by TCP both ways at once.
-func exchange(t *testing.T, from, to *Device, at netip.AddrPort, size int) {
+func exchange(t *testing.T, from, to connector, at netip.AddrPort, size int) {
 	t.Helper()
 	l, err := to.ListenTCP(at)
 	if err != nil {
@@ -573,7 +573,7 @@ func TestCloseUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
-	var moved atomic.Int64
+	var moved, connected atomic.Int64
 	wg.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -601,6 +601,7 @@ func TestCloseUnderLoad(t *testing.T) {
 				return
 			}
 			defer c.Close()
+			connected.Add(1)
 			for {
 				if _, err := c.Write(make([]byte, 1<<16)); err != nil {
 					return
@@ -608,7 +609,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	await(t, "load", func() bool { return moved.Load() > 1<<20 })
+	await(t, "load", func() bool { return moved.Load() > 1<<20 && connected.Load() == 4 })
 	wg.Go(func() { b.Close() })
 	a.Close()
 	l.Close()

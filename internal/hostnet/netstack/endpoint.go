@@ -21,11 +21,13 @@ const (
 	maxGSO = 65535
 )
 
-// endpoint is the stack's view of the link: a NIC without addresses of its own
-// that takes long TCP packets. Neighbors are found below it, so that it asks
-// for no resolution.
+// endpoint is the stack's view of the link: a NIC that takes long TCP packets. It asks
+// for no resolution: neighbors are found below it, or by the Ethernet endpoint around it, which alone
+// gives it an address.
 type endpoint struct {
 	mtu        atomic.Uint32
+	addr       atomic.Pointer[tcpip.LinkAddress]
+	wake       func() // unless nil, is called for the first packet after arm; it calls nothing here
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	noCarrier  *atomic.Uint64 // counts
 	// checked says that the packet being delivered has had its checksums
@@ -38,6 +40,7 @@ type endpoint struct {
 	head, n         int
 	bytes           int
 	carrier, closed bool
+	armed           bool
 }
 
 var (
@@ -77,6 +80,10 @@ func (e *endpoint) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) 
 		if e.n == 1 {
 			e.notEmpty.Signal()
 		}
+		if e.armed {
+			e.armed = false
+			e.wake()
+		}
 	}
 	return list.Len(), nil
 }
@@ -89,6 +96,18 @@ func (e *endpoint) take(to []*stack.PacketBuffer) int {
 	for e.n == 0 && !e.closed {
 		e.notEmpty.Wait()
 	}
+	return e.move(to)
+}
+
+// tryTake is take without waiting. open is false when the endpoint is closed.
+func (e *endpoint) tryTake(to []*stack.PacketBuffer) (n int, open bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.move(to), !e.closed
+}
+
+// move does what take says, with what there is. mu is held.
+func (e *endpoint) move(to []*stack.PacketBuffer) int {
 	if e.closed {
 		return 0
 	}
@@ -102,6 +121,14 @@ func (e *endpoint) take(to []*stack.PacketBuffer) int {
 	e.n -= n
 	e.space.Broadcast()
 	return n
+}
+
+// arm has wake called for the next packet, unless some wait already.
+func (e *endpoint) arm() (waiting bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.armed = e.n == 0
+	return !e.armed
 }
 
 // setCarrier lets packets pass, or loses them, with those that wait.
@@ -187,10 +214,15 @@ func (e *endpoint) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketB
 func (e *endpoint) MaxHeaderLength() uint16 { return 0 }
 
 // LinkAddress implements stack.LinkEndpoint.
-func (e *endpoint) LinkAddress() tcpip.LinkAddress { return "" }
+func (e *endpoint) LinkAddress() tcpip.LinkAddress {
+	if a := e.addr.Load(); a != nil {
+		return *a
+	}
+	return ""
+}
 
 // SetLinkAddress implements stack.LinkEndpoint.
-func (e *endpoint) SetLinkAddress(tcpip.LinkAddress) {}
+func (e *endpoint) SetLinkAddress(a tcpip.LinkAddress) { e.addr.Store(&a) }
 
 // ARPHardwareType implements stack.LinkEndpoint.
 func (e *endpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }

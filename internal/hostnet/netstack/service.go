@@ -72,7 +72,7 @@ type Service struct {
 	name   string
 	limits Limits
 	addr   net.Addr
-	d      *Device
+	h      *host
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -89,25 +89,25 @@ func (s *Service) Addr() net.Addr { return s.addr }
 func (s *Service) Close() error {
 	s.cancel()
 	s.wg.Wait()
-	s.d.services.Lock()
-	defer s.d.services.Unlock()
-	delete(s.d.services.open, s)
+	s.h.services.Lock()
+	defer s.h.services.Unlock()
+	delete(s.h.services.open, s)
 	return nil
 }
 
 // start makes a service of the device, whose loop is run, and which closes
 // listening when it ends.
-func (d *Device) start(name string, limits Limits, at net.Addr, listening io.Closer, run func(*Service)) (*Service, error) {
-	s := &Service{name: name, limits: limits, addr: at, d: d, slots: make(chan struct{}, limits.Conns)}
-	s.ctx, s.cancel = context.WithCancel(d.ctx)
-	d.services.Lock()
-	defer d.services.Unlock()
-	if d.services.closed {
+func (h *host) start(name string, limits Limits, at net.Addr, listening io.Closer, run func(*Service)) (*Service, error) {
+	s := &Service{name: name, limits: limits, addr: at, h: h, slots: make(chan struct{}, limits.Conns)}
+	s.ctx, s.cancel = context.WithCancel(h.ctx)
+	h.services.Lock()
+	defer h.services.Unlock()
+	if h.services.closed {
 		s.cancel()
 		listening.Close()
 		return nil, fmt.Errorf("%s: %w", name, os.ErrClosed)
 	}
-	d.services.open[s] = struct{}{}
+	h.services.open[s] = struct{}{}
 	s.wg.Go(func() {
 		stop := context.AfterFunc(s.ctx, func() { listening.Close() })
 		run(s)
@@ -274,21 +274,21 @@ func (f Forward) Validate() error {
 }
 
 // Forward starts a port forward, which listens when the call returns.
-func (d *Device) Forward(f Forward) (*Service, error) {
+func (h *host) Forward(f Forward) (*Service, error) {
 	if err := f.Validate(); err != nil {
 		return nil, fmt.Errorf("forward %s: %w", f, err)
 	}
 	if f.Network == "tcp" {
-		return d.forwardTCP(f)
+		return h.forwardTCP(f)
 	}
-	return d.forwardUDP(f)
+	return h.forwardUDP(f)
 }
 
-func (d *Device) forwardTCP(f Forward) (*Service, error) {
-	listen := func() (net.Listener, error) { return new(net.ListenConfig).Listen(d.ctx, "tcp", f.Listen.String()) }
-	dial := d.DialTCP
+func (h *host) forwardTCP(f Forward) (*Service, error) {
+	listen := func() (net.Listener, error) { return new(net.ListenConfig).Listen(h.ctx, "tcp", f.Listen.String()) }
+	dial := h.DialTCP
 	if f.Inward {
-		listen = func() (net.Listener, error) { return d.ListenTCP(f.Listen) }
+		listen = func() (net.Listener, error) { return h.ListenTCP(f.Listen) }
 		dial = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", to.String())
 		}
@@ -297,7 +297,7 @@ func (d *Device) forwardTCP(f Forward) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("forward %s: %w", f, err)
 	}
-	return d.start(f.String(), f.Limits.orDefaults(idleTCP), l.Addr(), l, func(s *Service) {
+	return h.start(f.String(), f.Limits.orDefaults(idleTCP), l.Addr(), l, func(s *Service) {
 		s.accept(l, func(client net.Conn) {
 			ctx, cancel := context.WithTimeout(s.ctx, s.limits.Dial)
 			server, err := dial(ctx, f.To)
@@ -311,20 +311,20 @@ func (d *Device) forwardTCP(f Forward) (*Service, error) {
 	})
 }
 
-func (d *Device) forwardUDP(f Forward) (*Service, error) {
+func (h *host) forwardUDP(f Forward) (*Service, error) {
 	listen := func() (net.PacketConn, error) {
-		return new(net.ListenConfig).ListenPacket(d.ctx, "udp", f.Listen.String())
+		return new(net.ListenConfig).ListenPacket(h.ctx, "udp", f.Listen.String())
 	}
-	dial := d.DialUDP
+	dial := h.DialUDP
 	if f.Inward {
-		listen = func() (net.PacketConn, error) { return d.ListenUDP(f.Listen) }
+		listen = func() (net.PacketConn, error) { return h.ListenUDP(f.Listen) }
 		dial = func(to netip.AddrPort) (net.Conn, error) { return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)) }
 	}
 	l, err := listen()
 	if err != nil {
 		return nil, fmt.Errorf("forward %s: %w", f, err)
 	}
-	return d.start(f.String(), f.Limits.orDefaults(idleUDP), l.LocalAddr(), l, func(s *Service) { s.datagrams(l, f.To, dial) })
+	return h.start(f.String(), f.Limits.orDefaults(idleUDP), l.LocalAddr(), l, func(s *Service) { s.datagrams(l, f.To, dial) })
 }
 
 // peers are the senders of datagrams that have a socket to the other side.

@@ -54,7 +54,7 @@ const (
 const greeting = 10 * time.Second
 
 // SOCKS starts a proxy, which listens when the call returns.
-func (d *Device) SOCKS(c SOCKS) (*Service, error) {
+func (h *host) SOCKS(c SOCKS) (*Service, error) {
 	name := fmt.Sprintf("socks host %s", c.Listen)
 	if !c.Listen.IsValid() {
 		return nil, fmt.Errorf("%s: no address to listen at", name)
@@ -62,11 +62,11 @@ func (d *Device) SOCKS(c SOCKS) (*Service, error) {
 	if err := c.Limits.validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	l, err := new(net.ListenConfig).Listen(d.ctx, "tcp", c.Listen.String())
+	l, err := new(net.ListenConfig).Listen(h.ctx, "tcp", c.Listen.String())
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return d.start(name, c.Limits.orDefaults(idleTCP), l.Addr(), l, func(s *Service) {
+	return h.start(name, c.Limits.orDefaults(idleTCP), l.Addr(), l, func(s *Service) {
 		s.accept(l, func(client net.Conn) { (&session{s, c.Resolve, client}).run() })
 	})
 }
@@ -238,7 +238,7 @@ func (s *session) dial(to netip.AddrPort, name string) (net.Conn, error) {
 	}
 	var first error
 	for _, a := range addrs {
-		c, err := s.d.DialTCP(ctx, netip.AddrPortFrom(a, to.Port()))
+		c, err := s.h.DialTCP(ctx, netip.AddrPortFrom(a, to.Port()))
 		if err == nil {
 			return c, nil
 		}
@@ -276,7 +276,7 @@ func (s *session) associate(from netip.AddrPort) {
 		return
 	}
 	defer host.Close()
-	fabric, err := s.d.ListenUDP(netip.AddrPort{})
+	fabric, err := s.h.ListenUDP(netip.AddrPort{})
 	if err != nil {
 		s.Counters.Failed.Add(1)
 		s.reply(replyFor(err), netip.AddrPort{})
