@@ -46,7 +46,7 @@ func newStation(e *end, function uint16, lid uint32) *station {
 }
 
 // join puts port vport into a virtual Ethernet switch.
-func (s *station) join(t *testing.T, vport uint8, vesw uint16, key ib.PKey, mtu int) {
+func (s *station) join(t testing.TB, vport uint8, vesw uint16, key ib.PKey, mtu int) {
 	t.Helper()
 	i := mad.DefaultVESWPortInfo()
 	i.VESW.VESWID, i.VESW.PKey, i.VESW.McastDLID, i.VESW.EthMTU = vesw, key, 0xf00001, uint16(mtu)
@@ -64,7 +64,7 @@ func (s *station) join(t *testing.T, vport uint8, vesw uint16, key ib.PKey, mtu 
 
 // send does with a frame of a segment what docs/notes/vesw.md 3 says. It returns how many packets
 // were built.
-func (s *station) send(t *testing.T, vport uint8, frame []byte, off ether.Offload) (packets int) {
+func (s *station) send(t testing.TB, vport uint8, frame []byte, off ether.Offload) (packets int) {
 	t.Helper()
 	tx := s.tx[vport]
 	in := ether.Classify(frame)
@@ -269,6 +269,16 @@ func packetWith(p []byte, spoil bool) []byte {
 	return p
 }
 
+// tcpSegment makes a TCP segment over IPv4 of so much payload, to be cut into so much each.
+func tcpSegment(dst [6]byte, payload, size int) ([]byte, ether.Offload) {
+	f := ethFrame(dst, 1, 14)[:12]
+	n := 40 + payload
+	f = append(f, 0x08, 0, 0x45, 0, byte(n>>8), byte(n&0xff), 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2)
+	f = append(f, make([]byte, 20+payload)...)
+	f[46] = 0x50
+	return f, ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, GSOSize: uint16(size), CsumStart: 34, CsumOffset: 16}
+}
+
 // TestSegments: a segment goes whole within a node and as frames of the MTU between nodes, and counts as these
 // at both ends.
 func TestSegments(t *testing.T) {
@@ -278,12 +288,7 @@ func TestSegments(t *testing.T) {
 		s.join(t, 3, 7, 0x8001, 1500)
 	}
 	const payload = 40000
-	f := ethFrame(mad.VESWMAC(0, 7, 10), 1, 14)[:12]
-	n := 40 + payload
-	f = append(f, 0x08, 0, 0x45, 0, byte(n>>8), byte(n&0xff), 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2)
-	f = append(f, make([]byte, 20+payload)...)
-	f[46] = 0x50
-	off := ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, GSOSize: 1448, CsumStart: 34, CsumOffset: 16}
+	f, off := tcpSegment(mad.VESWMAC(0, 7, 10), payload, 1448)
 	if built := all[0].send(t, 3, f, off); built != 0 || len(all[1].got[3]) != 1 || !bytes.Equal(all[1].got[3][0], f) {
 		t.Errorf("within the node: %d packets, %d frames", built, len(all[1].got[3]))
 	}
@@ -302,5 +307,49 @@ func TestSegments(t *testing.T) {
 	tx, near, far := all[0].tx[3].Counters().Tx, all[1].rx.Counters(3).Rx, all[2].rx.Counters(3).Rx
 	if tx != near || int(tx.Packets) != 2*frames || far.Packets*2 != tx.Packets || far.Bytes*2 != tx.Bytes || far.McastBcast != far.Packets {
 		t.Errorf("sent %+v\nhere %+v\nthere %+v", tx, near, far)
+	}
+}
+
+// BenchmarkVESW is what the network costs a frame between reading it at one segment and having it for the other:
+// a TCP segment of 64 KiB cut into packets, and these taken in again, each with its CRC.
+func BenchmarkVESW(b *testing.B) {
+	for _, mtu := range []int{1500, 9000} {
+		nodes := line(b, 2)
+		s, r := newStation(nodes[0], 1, 1), newStation(nodes[1], 1, 2)
+		s.join(b, 0, 7, 0x8001, mtu)
+		r.join(b, 0, 7, 0x8001, mtu)
+		f, off := tcpSegment(mad.VESWMAC(0, 7, 2), 65000, mtu-52)
+		b.Run(fmt.Sprintf("send_%d", mtu), func(b *testing.B) {
+			nodes[0].cfg.Trunk = &still{make([]byte, 1<<15)}
+			b.ReportAllocs()
+			b.SetBytes(int64(len(f)))
+			for b.Loop() {
+				s.send(b, 0, f, off)
+			}
+		})
+		b.Run(fmt.Sprintf("receive_%d", mtu), func(b *testing.B) {
+			nodes[0].cfg.Trunk = nodes[0].cable
+			nodes[1].cable.queue = nil
+			s.send(b, 0, f, off)
+			octets := 0
+			nodes[1].SetTaker(func(_ mono.Time, _ uint16, h *wire.Header16, p []byte) bool {
+				var in vnic.Inbound
+				if r.rx.Receive(h, p, &in) {
+					octets += len(in.Frame)
+				}
+				return true
+			})
+			queue := nodes[1].cable.queue
+			b.ReportAllocs()
+			b.SetBytes(int64(len(f)))
+			for b.Loop() {
+				for _, a := range queue {
+					nodes[1].fromTrunk(a.from, a.packet)
+				}
+			}
+			if octets < len(f) {
+				b.Error("nothing arrives")
+			}
+		})
 	}
 }
