@@ -21,15 +21,24 @@ import (
 // 52:54:00:00:00:02, 768 and 90 s.
 type Config struct {
 	Image Image
-	NetNS string            // network namespace of the TAP; empty: the caller's own
-	Tap   string            // TAP that is the guest's eth0; empty: no cable
-	MAC   string            // of eth0
-	IP    string            // address/length of eth0
-	IP6   string            // IPv6 address/length of eth0; empty: link-local only
-	MTU   int               // of eth0; 0: leave 1500
-	MemMB int               // memory
-	Files map[string]string // path in the guest -> file of the host
-	Boot  time.Duration     // longest time until the guest answers
+	NetNS string // network namespace of the TAP; empty: the caller's own
+	Tap   string // TAP that is the guest's eth0; empty: no cable
+	MAC   string // of eth0
+	IP    string // address/length of eth0
+	IP6   string // IPv6 address/length of eth0; empty: link-local only
+	MTU   int    // of eth0; 0: leave 1500
+	// Vhost is the socket of vhost-user that serves eth0 instead of a TAP. With Listen QEMU is its server, and
+	// the guest boots only when somebody connects. Queues is how many queue pairs eth0 has, 0: one; Device further
+	// properties of it, as ",packed=on".
+	Vhost  string
+	Listen bool
+	Queues int
+	Device string
+	CPUs   int               // 0: one
+	Reboot bool              // a reboot is no end
+	MemMB  int               // memory
+	Files  map[string]string // path in the guest -> file of the host
+	Boot   time.Duration     // longest time until the guest answers
 }
 
 // Guest is a running guest. Its methods must not be called concurrently.
@@ -39,6 +48,7 @@ type Guest struct {
 	r       *bufio.Reader
 	dir     string
 	console string
+	qmp     string
 	exited  chan error
 }
 
@@ -97,14 +107,33 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	if c.MTU != 0 {
 		cmdline += " mtu=" + strconv.Itoa(c.MTU)
 	}
-	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-m", strconv.Itoa(c.MemMB), "-smp", "1",
-		"-display", "none", "-nodefaults", "-no-reboot", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
+	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-m", strconv.Itoa(c.MemMB), "-smp", strconv.Itoa(max(1, c.CPUs)),
+		"-display", "none", "-nodefaults", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
 		"-serial", "file:" + g.console, "-chardev", "socket,id=shell,path=" + sock, "-serial", "chardev:shell"}
+	if !c.Reboot {
+		args = append(args, "-no-reboot")
+	}
 	netdev := "user,id=n0,restrict=on" // a card without a cable: rxe needs an interface
 	if c.Tap != "" {
 		netdev = "tap,id=n0,ifname=" + c.Tap + ",script=no,downscript=no"
 	}
-	args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC)
+	if c.Vhost != "" {
+		mode := ",reconnect=1"
+		if c.Listen {
+			mode = ",server=on,wait=off"
+		}
+		pairs := max(1, c.Queues)
+		netdev = fmt.Sprintf("vhost-user,id=n0,chardev=net,queues=%d", pairs)
+		// QEMU 7.2 without KVM fails with interrupts of queues (MSI-X) and vhost-user.
+		c.Device += ",vectors=0"
+		if pairs > 1 {
+			c.Device += ",mq=on"
+		}
+		args = append(args, "-chardev", "socket,id=net,path="+c.Vhost+mode,
+			"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemMB), "-numa", "node,memdev=mem")
+	}
+	g.qmp = filepath.Join(g.dir, "qmp")
+	args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device, "-qmp", "unix:"+g.qmp+",server=on,wait=off")
 	if c.NetNS != "" {
 		args = append([]string{"ip", "netns", "exec", c.NetNS}, args...)
 	}
@@ -124,11 +153,19 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		return fmt.Errorf("qemu did not start: %w: %s", err, stderr.String())
 	}
 	g.r = bufio.NewReader(g.conn)
+	if err := g.ready(deadline); err != nil {
+		return fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	return nil
+}
+
+// ready waits until the guest's shell answers.
+func (g *Guest) ready(deadline time.Time) error {
 	g.conn.SetReadDeadline(deadline)
 	for {
 		line, err := g.r.ReadString('\n')
 		if err != nil {
-			return fmt.Errorf("no answer: %w: %s", err, stderr.String())
+			return fmt.Errorf("no answer: %w", err)
 		}
 		if strings.HasPrefix(line, "GUEST-READY") {
 			break
@@ -139,6 +176,22 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	}
 	return nil
 }
+
+// Reboot starts the guest anew from within and returns when it answers again.
+// Files that Run made are gone.
+func (g *Guest) Reboot(limit time.Duration) error {
+	script := "reboot -f\n"
+	if _, err := fmt.Fprintf(g.conn, "%d\n%s", len(script), script); err != nil {
+		return err
+	}
+	if err := g.ready(time.Now().Add(limit)); err != nil {
+		return fmt.Errorf("reboot: %w%s", err, g.Console())
+	}
+	return nil
+}
+
+// QMP returns the socket of the machine's control protocol.
+func (g *Guest) QMP() string { return g.qmp }
 
 // Run executes script with the guest's shell and returns what it printed,
 // standard error included. What the script leaves running in the background

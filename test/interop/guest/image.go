@@ -36,11 +36,11 @@ type Image struct {
 
 // packages are the Debian packages whose programs the guest runs. The kernel
 // is only unpacked, never installed.
-var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest"}
+var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest", "iperf3", "ethtool"}
 
 // programs go into every guest with the libraries they load.
 var programs = []string{
-	"/usr/bin/rdma", "/sbin/ip",
+	"/usr/bin/rdma", "/sbin/ip", "/usr/bin/iperf3", "/usr/sbin/ethtool",
 	"/usr/bin/ibv_devices", "/usr/bin/ibv_devinfo",
 	"/usr/bin/ibv_rc_pingpong", "/usr/bin/ibv_uc_pingpong", "/usr/bin/ibv_ud_pingpong", "/usr/bin/ibv_srq_pingpong",
 	"/usr/bin/ib_send_bw", "/usr/bin/ib_write_bw", "/usr/bin/ib_read_bw", "/usr/bin/ib_atomic_bw",

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"weft/internal/ether"
+	"weft/test/lab"
+)
+
+// testpmd starts DPDK's test program with a virtio-user port on each socket, of which it
+// forwards to the other whatever comes. It ends with the test.
+func testpmd(t *testing.T, options string, paths ...string) {
+	t.Helper()
+	prefix := fmt.Sprintf("weft%d", os.Getpid())
+	args := []string{"--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--file-prefix", prefix, "--lcores", "0@(0-1),1@(0-1)"}
+	for i, p := range paths {
+		args = append(args, "--vdev", fmt.Sprintf("net_virtio_user%d,path=%s,queues=1%s", i, p, options))
+	}
+	args = append(args, "--", "--total-num-mbufs=4096", "--forward-mode=io", "--auto-start", "--no-flush-rx", "--no-mlockall")
+	cmd := exec.Command("dpdk-testpmd", args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		lab.Lacks(t, fmt.Errorf("dpdk-testpmd: %w", err))
+	}
+	t.Cleanup(func() {
+		io.WriteString(stdin, "\n") // enter ends it
+		stdin.Close()
+		kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+		err := cmd.Wait()
+		if kill.Stop(); err != nil {
+			t.Errorf("dpdk-testpmd: %v", err)
+		}
+		os.RemoveAll("/var/run/dpdk/" + prefix)
+		if t.Failed() {
+			t.Logf("dpdk-testpmd printed:\n%s", out.String())
+		}
+	})
+}
+
+// TestDPDKForwards: DPDK between two doors brings every frame from one to the other, in
+// order and whole, with rings of either kind.
+func TestDPDKForwards(t *testing.T) {
+	for _, tc := range []struct {
+		name, options string
+		dial          bool
+	}{
+		{"split", "", false},
+		{"packed", ",packed_vq=1", false},
+		{"packed, without mergeable buffers", ",packed_vq=1,mrg_rxbuf=0", false},
+		{"split, as the socket's server", ",server=1", true},
+		{"packed, as the socket's server", ",server=1,packed_vq=1", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHub(t)
+			in, out := h.add(tc.dial, false), h.add(tc.dial, false)
+			testpmd(t, tc.options, in.path, out.path)
+			wait(t, "both ports have a front-end", func() (ok bool) {
+				h.Do(func() { ok = in.Device() != nil && out.Device() != nil })
+				return ok
+			})
+			forward(t, h, in, out, 20000)
+			if tc.dial {
+				h.again(in)
+				h.again(out)
+				forward(t, h, in, out, 2000)
+				forward(t, h, out, in, 2000)
+			}
+			for _, d := range []*door{in, out} {
+				if s := h.stats(d); s.BrokenRings+s.TxShort+s.TxLong+s.TxWritable+s.RxOffload != 0 {
+					t.Errorf("%+v", s)
+				}
+			}
+		})
+	}
+}
+
+// forward sends frames into one door and expects them from the other. What is sent before
+// the program forwards is lost, so the count begins with the first that comes.
+func forward(t *testing.T, h *hub, in, out *door, total uint32) {
+	t.Helper()
+	const window = 64
+	frame := make([]byte, 1514)
+	copy(frame, []byte{2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1, 0x88, 0xb5})
+	frames, off := make([][]byte, 64), make([]ether.Offload, 64)
+	length := func(n uint32) int { return 60 + int(n%1455) }
+	send := func(round byte, n uint32) bool {
+		frame[14] = round
+		binary.BigEndian.PutUint32(frame[15:], n)
+		return in.WriteBatch([][]byte{frame[:length(n)]}, []ether.Offload{{}}) == 0
+	}
+	var sent, got uint32
+	began := false
+	fail := ""
+	turn := func() {
+		if _, err := in.TryReadBatch(frames, off); err != nil {
+			fail = err.Error()
+		}
+		n, err := out.TryReadBatch(frames, off)
+		if err != nil {
+			fail = err.Error()
+		}
+		for _, f := range frames[:n] {
+			if f[14] == 0 {
+				began = true
+				continue
+			}
+			if m := binary.BigEndian.Uint32(f[15:]); m != got || len(f) != length(m) {
+				fail = fmt.Sprintf("frame %d of %d octets, want %d of %d", m, len(f), got, length(got))
+			}
+			got++
+		}
+		for began && sent < total && sent-got < window && send(1, sent) {
+			sent++
+		}
+	}
+	for end := time.Now().Add(30 * time.Second); got < total && fail == ""; time.Sleep(100 * time.Microsecond) {
+		h.Do(func() {
+			if !began {
+				send(0, 0)
+			}
+			turn()
+		})
+		if time.Now().After(end) {
+			fail = "no more frames come"
+		}
+	}
+	if fail != "" {
+		t.Fatalf("%d frames of %d, %d sent: %s", got, total, sent, fail)
+	}
+}

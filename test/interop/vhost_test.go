@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft/internal/ethdev"
+	"weft/internal/ethdev/ethdevtest"
+	"weft/internal/vhost"
+	"weft/internal/vnic"
+	"weft/test/interop/guest"
+)
+
+// hub is a lane with doors for machines, and a switch between them that knows
+// nothing: what is tested is the door.
+type hub struct {
+	*ethdevtest.Hub
+	t    *testing.T
+	dir  string
+	door []*door
+}
+
+type door struct {
+	*ethdev.Port
+	server *vhost.Server
+	path   string
+}
+
+func newHub(t *testing.T) *hub {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "weft-doors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hub{t: t, dir: dir}
+	if h.Hub, err = ethdevtest.NewHub(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, d := range h.door {
+			d.server.Close()
+		}
+		h.Close()
+		os.RemoveAll(dir)
+	})
+	return h
+}
+
+// add makes a door; dial tells that the machine is the socket's server.
+func (h *hub) add(dial bool, plug bool) *door {
+	h.t.Helper()
+	d := &door{path: filepath.Join(h.dir, strconv.Itoa(len(h.door)))}
+	var err error
+	if d.Port, err = ethdev.New(ethdev.Config{Lane: h}); err != nil {
+		h.t.Fatal(err)
+	}
+	c := vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) {
+		v, err := d.Attach(s)
+		if err != nil {
+			return nil, err
+		}
+		return v, nil
+	}, OnEnd: func(_ *vhost.Session, reason error) { h.t.Logf("door %s: %v", filepath.Base(d.path), reason) }}
+	if dial {
+		d.server = vhost.Dial(d.path, c)
+	} else if d.server, err = vhost.Listen(d.path, 0o600, c); err != nil {
+		h.t.Fatal(err)
+	}
+	h.Do(func() {
+		d.Configure(vnic.Device{MAC: [6]byte{2, 0, 0, 0, 0, byte(len(h.door))}, MTU: 1500, MaxMTU: 9000, Carrier: true})
+	})
+	if plug {
+		if err := h.Add(d.Port); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	h.door = append(h.door, d)
+	return d
+}
+
+func (h *hub) stats(d *door) (s ethdev.Stats) {
+	h.Do(func() { s = d.Stats })
+	return s
+}
+
+// again ends the session at a door and waits for the next.
+func (h *hub) again(d *door) {
+	h.t.Helper()
+	var was *ethdev.Device
+	h.Do(func() {
+		if was = d.Device(); was != nil {
+			was.Fail(errors.New("the test wants a new session"))
+		}
+	})
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		var now *ethdev.Device
+		h.Do(func() { now = d.Device() })
+		if now != nil && now != was {
+			return
+		}
+		if time.Now().After(end) {
+			h.t.Fatalf("no front-end comes back: %v", d.server.Waiting())
+		}
+	}
+}
+
+// machine boots a stock Linux on a door.
+func machine(t *testing.T, c guest.Config) *guest.Guest {
+	g, err := guest.Start(context.Background(), c)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	t.Cleanup(g.Close)
+	return g
+}
+
+// TestGuestsOnDoors: two stock machines on doors of the device: one a client of its door with split
+// rings, one a server with packed rings and two queue pairs.
+func TestGuestsOnDoors(t *testing.T) {
+	image, err := guest.Build(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHub(t)
+	split, packed := h.add(false, true), h.add(true, true)
+	var a, b *guest.Guest
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		a = machine(t, guest.Config{Image: image, Vhost: split.path, MAC: "52:54:00:00:00:0a", IP: "10.99.0.1/24", IP6: "fd99::1/64"})
+	})
+	wg.Go(func() {
+		b = machine(t, guest.Config{Image: image, Vhost: packed.path, Listen: true, Device: ",packed=on", Queues: 2, CPUs: 2, Reboot: true,
+			MAC: "52:54:00:00:00:0b", IP: "10.99.0.2/24", IP6: "fd99::2/64"})
+	})
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	run := func(g *guest.Guest, script string) string {
+		t.Helper()
+		out, err := g.Run(script, time.Minute)
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+		return out
+	}
+	reaches := func(g *guest.Guest, addr string) {
+		t.Helper()
+		run(g, until("ping -c 1 -W 1 "+addr+" >/dev/null", 20*time.Second))
+	}
+
+	reaches(a, "10.99.0.2")
+	reaches(b, "fd99::1")
+	for _, size := range []int{0, 1, 1472, 1473, 8000, 60000} {
+		out := run(a, fmt.Sprintf("ping -c 5 -i 0.05 -W 5 -s %d 10.99.0.2", size))
+		if !strings.Contains(out, " 0% packet loss") {
+			t.Errorf("%d octets: %s", size, out)
+		}
+	}
+	if out := run(b, "/usr/sbin/ethtool -l eth0; /usr/sbin/ethtool -k eth0"); !regexp.MustCompile(`(?s)Current.*Combined:\s+2`).MatchString(out) ||
+		!strings.Contains(out, "tcp-segmentation-offload: on") {
+		t.Errorf("queue pairs or offloads: %s", out)
+	}
+
+	// TCP both ways, several flows at once: whole segments pass, and no frame is a lie.
+	run(b, "iperf3 -s -D; "+until("netstat -ltn | grep -q ':5201 '", 20*time.Second))
+	before := [2]ethdev.Stats{h.stats(split), h.stats(packed)}
+	for _, way := range []string{"", "-R"} {
+		out := run(a, "iperf3 -c 10.99.0.2 -t 2 -P 4 "+way)
+		t.Log(lastLine(out))
+	}
+	run(a, "iperf3 -u -b 20M -l 1400 -c 10.99.0.2 -t 1")
+	for i, d := range []*door{split, packed} {
+		s := h.stats(d)
+		if n := (s.TxBytes - before[i].TxBytes) / (s.TxFrames - before[i].TxFrames); n < 1600 {
+			t.Errorf("door %d: %d octets per frame: segments are cut by the guest", i, n)
+		}
+		if s.RxOffload+s.BrokenRings+s.TxShort+s.TxLong+s.TxWritable != 0 {
+			t.Errorf("door %d: %+v", i, s)
+		}
+	}
+	h.Do(func() {
+		if h.Refused != 0 {
+			t.Errorf("%d frames refused", h.Refused)
+		}
+	})
+
+	// The back-end goes and comes again under load, twenty times, with the machine as the server.
+	run(a, "ping -i 0.02 10.99.0.2 >/tmp/ping 2>&1 & echo $! >/tmp/pinger")
+	for range 20 {
+		h.again(packed)
+		n := h.stats(packed)
+		wait(t, "frames both ways after a new session", func() bool {
+			s := h.stats(packed)
+			return s.TxFrames > n.TxFrames && s.RxFrames > n.RxFrames
+		})
+	}
+	// And twice with the machine as the client, which waits a second.
+	for range 2 {
+		h.again(split)
+		n := h.stats(split)
+		wait(t, "frames both ways after a new session", func() bool {
+			s := h.stats(split)
+			return s.TxFrames > n.TxFrames && s.RxFrames > n.RxFrames
+		})
+	}
+	t.Log(lastLine(run(a, "kill -INT $(cat /tmp/pinger); sleep 1; cat /tmp/ping")))
+	run(a, "iperf3 -c 10.99.0.2 -t 1")
+
+	if err := b.Reboot(2 * time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	reaches(b, "10.99.0.1")
+	reaches(a, "fd99::2")
+	if s := h.stats(packed); s.BrokenRings != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// wait waits for a condition.
+func wait(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: never", what)
+		}
+	}
+}
+
+func lastLine(s string) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(lines[max(0, len(lines)-3):], "\n")
+}
