@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft/internal/sm"
+	"weft/internal/sm/em"
 	"weft/internal/sm/sa"
 	"weft/internal/store"
 )
@@ -44,10 +45,14 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	var clients sa.State
 	var mkey MKey
 	var rev store.Rev
+	var vesws []em.Observed
 	for {
 		err := recall(ctx, m, term, KeyObservations, &o)
 		if err == nil {
 			err = recall(ctx, m, term, KeyClients, &clients)
+		}
+		if err == nil {
+			vesws, err = m.recallVESWs(ctx, term)
 		}
 		if err == nil {
 			mkey, rev, err = m.loadMKey(ctx, term)
@@ -78,11 +83,13 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		m.sm.Restore(o)
 		m.sa.Restore(now, clients)
 		m.setKey(mkey, rev)
+		m.beginEthernet(vesws)
 		m.net = nil // the SA has what belongs to the subnet that was
 		m.sm.Permit(now, token)
 	})
 	defer m.cfg.Post(func() {
 		m.elected = false
+		m.endEthernet()
 		m.sm.Revoke(m.cfg.Now())
 	})
 	select {
@@ -121,6 +128,22 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err, store.ErrInvalid) {
 				m.cfg.Log.Error("groups, services and subscriptions are not kept: there are too many", "bytes", len(k.clients), "err", err)
 				err = nil
+			}
+		}
+		for key, b := range k.vesws {
+			if err != nil {
+				break
+			}
+			op := store.PutOp(key, b)
+			if b == nil {
+				op = store.DeleteOp(key)
+			}
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{op}}); errors.Is(err, store.ErrInvalid) {
+				m.cfg.Log.Error("what was observed of a virtual Ethernet switch is not kept", "key", key, "bytes", len(b), "err", err)
+				err = nil
+			}
+			if err == nil {
+				delete(k.vesws, key)
 			}
 		}
 		stop()
@@ -183,6 +206,16 @@ func (m *Manager) follow(ctx context.Context) {
 			for _, e := range c.Events {
 				switch e.Key {
 				case KeyIntent:
+				case KeyVESWs:
+					i := VESWs{Version: VESWsVersion}
+					if !e.Deleted {
+						if i, err = parseVESWs(e.Value); err != nil {
+							m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: those before stand", "err", err)
+							continue
+						}
+					}
+					m.cfg.Post(func() { m.setVESWs(i) })
+					continue
 				case KeyMKey:
 					var k MKey
 					if !e.Deleted {

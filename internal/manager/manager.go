@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manager puts a subnet manager, its subnet administration and the
-// store together: who is elected in the store manages, what the subnet shall
+// Package manager puts a subnet manager, its subnet administration, the
+// Ethernet Manager and the store together: who is elected in the store manages, what the subnet shall
 // be like comes from there, and what was observed goes there.
 //
 // What comes in: datagrams of the manager's port and the time, on the node's
@@ -27,6 +27,7 @@ import (
 	"weft/internal/mad"
 	"weft/internal/mono"
 	"weft/internal/sm"
+	"weft/internal/sm/em"
 	"weft/internal/sm/sa"
 	"weft/internal/sm/topo"
 	"weft/internal/store"
@@ -80,6 +81,7 @@ type Manager struct {
 	sa  *sa.SA
 	net *topo.Subnet // as the SA knows it
 
+	vesw
 	intent  Intent
 	key     MKey
 	keyRev  store.Rev // of key
@@ -96,6 +98,7 @@ type Manager struct {
 // keeping is what the keeper shall write next; nil has not changed.
 type keeping struct {
 	observed, clients []byte
+	vesws             map[string][]byte // by key
 }
 
 // over returns what is to be written after k if o was not written yet.
@@ -105,6 +108,14 @@ func (k keeping) over(o keeping) keeping {
 	}
 	if k.clients == nil {
 		k.clients = o.clients
+	}
+	for key, b := range o.vesws {
+		if _, newer := k.vesws[key]; !newer {
+			if k.vesws == nil {
+				k.vesws = map[string][]byte{}
+			}
+			k.vesws[key] = b
+		}
 	}
 	return k
 }
@@ -133,6 +144,7 @@ func New(c Config) (*Manager, error) {
 	}
 	m.sm = core
 	m.sa = sa.New(sa.Config{}, owner{m})
+	m.vesw = vesw{em: em.New(em.Config{TIDs: ^c.TIDs}, ethernet{m})}
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	m.done.Go(func() { m.govern(ctx) })
@@ -149,7 +161,8 @@ func (m *Manager) Close() {
 
 // Handle takes a datagram that was delivered to the manager's port.
 func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
-	if d.Long != nil { // of Omni-Path, which neither manager nor administration speak
+	if d.Long != nil {
+		m.handleEthernet(now, d)
 		return
 	}
 	if mad.Class(d.Data[1]) == mad.ClassSA {
@@ -168,6 +181,9 @@ func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
 		n.Parse(s.Data[:]) != nil || m.net == nil || n.Generic && n.TrapNumber == mad.TrapBadMKey { // it has a key in it
 		return
 	}
+	if n.Generic && n.TrapNumber == mad.TrapLocalChange {
+		m.em.Recheck(now, d.SLID)
+	}
 	if r := m.net.PortByLID(d.SLID); !r.IsNone() {
 		m.sa.Notify(now, n, m.net.GID(r))
 	}
@@ -180,12 +196,12 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 		return true
 	}
 	m.settle(now) // a sweep may have ended
-	return m.sa.Next(now, d)
+	return m.sa.Next(now, d) || m.nextEthernet(now, d)
 }
 
 // Deadline returns when Next has something to do if nothing arrives.
 func (m *Manager) Deadline() mono.Time {
-	return mono.Min(mono.Min(m.sm.Deadline(), m.sa.Deadline()), m.keepAt)
+	return mono.Min(mono.Min(m.sm.Deadline(), m.sa.Deadline()), mono.Min(m.em.Deadline(), m.keepAt))
 }
 
 // settle lets the SA follow the manager, and the keeper both.
@@ -199,6 +215,9 @@ func (m *Manager) settle(now mono.Time) {
 		m.net = t
 		m.sa.SetSubnet(now, t)
 		m.ensureGroups(now)
+		m.settleEthernet(now, t)
+	} else if !master {
+		m.endEthernet()
 	}
 	m.handOver(now)
 }
@@ -207,7 +226,7 @@ func (m *Manager) settle(now mono.Time) {
 func (m *Manager) handOver(now mono.Time) {
 	m.keepAt = 0
 	version := m.sm.Version()
-	if !m.elected || version == m.kept && !m.dirty {
+	if !m.elected || version == m.kept && !m.dirty && !m.vesw.dirty {
 		return
 	}
 	if at := m.keptAt.Add(keepEvery); version == m.kept && m.keptAt != 0 && !at.Due(now) {
@@ -224,7 +243,10 @@ func (m *Manager) handOver(now mono.Time) {
 	if m.dirty && err == nil {
 		k.clients, err = json.Marshal(m.sa.State(now))
 	}
-	m.kept, m.dirty = version, false
+	if m.vesw.dirty && err == nil {
+		k.vesws, err = m.observedVESWs()
+	}
+	m.kept, m.dirty, m.vesw.dirty = version, false, false
 	if err != nil {
 		m.cfg.Log.Error("what was observed cannot be kept", "err", err)
 		return
@@ -241,7 +263,7 @@ func (m *Manager) handOver(now mono.Time) {
 // the intent, and the IPv4 broadcast group of each partition (RFC 4391).
 func (m *Manager) ensureGroups(now mono.Time) {
 	keys := []ib.PKey{ib.DefaultPKey}
-	for _, p := range m.intent.Subnet.Partitions {
+	for _, p := range m.partitions() {
 		keys = append(keys, p.PKey)
 	}
 	mtu := cmp.Or(m.cfg.BroadcastMTU, ib.MTU2048)
@@ -374,7 +396,7 @@ func (m *Manager) setIntent(i Intent) {
 		}
 	}
 	for _, old := range m.intent.Subnet.Partitions {
-		if !slices.ContainsFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) && old.PKey&0x7fff != 0x7fff {
+		if !slices.ContainsFunc(m.partitionsWith(&i), func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) && old.PKey&0x7fff != 0x7fff {
 			m.sa.Release(now, BroadcastGroup(old.PKey))
 		}
 	}

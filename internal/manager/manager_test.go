@@ -32,7 +32,10 @@ type node struct {
 	t      *testing.T
 	m      *Manager
 	sw, ca *agent.Agent
+	more   map[uint8]*agent.Agent // adapters at further ports
 	start  time.Time
+	// ethernet is the agents of virtual Ethernet by port; an entry that is nil is an adapter without one.
+	ethernet map[uint8]*ports
 
 	mu    sync.Mutex
 	posts []func()
@@ -94,15 +97,40 @@ func (n *node) carry(at *agent.Agent, v agent.Verdict, d mad.Datagram) {
 		case v == agent.Deliver && at == n.sw:
 			n.m.Handle(n.now(), &d)
 			return
-		case v != agent.Send || at == n.sw && d.Port != 1:
+		case v == agent.Deliver:
+			r, ok := n.ethernet[n.portOf(at)].answer(&d)
+			if !ok {
+				return
+			}
+			d, v = r, at.Originate(n.now(), &r)
+			continue
+		case v != agent.Send || at == n.sw && n.adapter(d.Port) == nil:
 			return
 		case at == n.sw:
-			at, d.Port = n.ca, 1
+			at, d.Port = n.adapter(d.Port), 1
 		default:
-			at, d.Port = n.sw, 1
+			at, d.Port = n.sw, n.portOf(at)
 		}
 		v = at.Handle(n.now(), &d)
 	}
+}
+
+// adapter is what is at a port of the switch, nil for nothing.
+func (n *node) adapter(port uint8) *agent.Agent {
+	if port == 1 {
+		return n.ca
+	}
+	return n.more[port]
+}
+
+// portOf is the port of the switch that an adapter is at.
+func (n *node) portOf(a *agent.Agent) uint8 {
+	for p, x := range n.more {
+		if x == a {
+			return p
+		}
+	}
+	return 1
 }
 
 // until pumps until ok, or fails.

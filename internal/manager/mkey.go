@@ -132,6 +132,7 @@ const (
 func (m *Manager) wanted() (i Intent, source string) {
 	i = m.intent
 	s := &i.Subnet
+	s.Partitions = m.partitions()
 	s.MKey, source = m.key.Key, MKeyOfStore
 	s.MKeysBefore = slices.Clone(m.key.Before)
 	if own := m.cfg.MKey; own != 0 {

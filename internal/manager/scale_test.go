@@ -14,6 +14,7 @@ import (
 	"weft/internal/mono"
 	"weft/internal/simfab/subnet"
 	"weft/internal/sm"
+	"weft/internal/sm/em"
 	"weft/internal/sm/sa"
 )
 
@@ -38,6 +39,7 @@ func newLarge(tb testing.TB, leaves, hosts, spines int) *large {
 	}
 	l.m = &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler), Now: func() mono.Time { return f.Now }}, sm: core, keep: make(chan keeping, 1), elected: true}
 	l.m.sa = sa.New(sa.Config{}, owner{l.m})
+	l.m.vesw = vesw{em: em.New(em.Config{}, ethernet{l.m})}
 	l.at.GSI = func(now mono.Time, d *mad.Datagram) { l.m.Handle(now, d) }
 	for _, c := range l.cas[1:] {
 		c.GSI = func(_ mono.Time, d *mad.Datagram) {

@@ -37,10 +37,10 @@ func (c *caPort) ethernet() *vema.Agent {
 	return c.vema
 }
 
-// tellsManager reports whether a datagram of Omni-Path is what an Ethernet Manager hears: an answer, or a
-// trap.
+// tellsManager reports whether a datagram of Omni-Path is what an Ethernet Manager hears: an answer, which may be the
+// header alone of who does not serve the class, or a trap.
 func tellsManager(d *mad.Datagram) bool {
-	if !mad.IsVEMA(d.Long) {
+	if len(d.Long) < mad.HeaderLen || mad.Class(d.Long[1]) != mad.ClassVEMA {
 		return false
 	}
 	m := mad.Method(d.Long[3])

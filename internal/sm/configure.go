@@ -149,6 +149,9 @@ func (m *Manager) raisePorts(s *sweep, from, to ib.PortState) {
 			if to == ib.PortArmed {
 				w = m.desired(s, r)
 			}
+			if p.GUID != 0 && from == ib.PortInit && len(m.raised) < m.cfg.MaxNodes {
+				m.raised = append(m.raised, p.GUID)
+			}
 			w.ClientReregister = w.ClientReregister && to == ib.PortArmed
 			m.setPort(s, r, w, to)
 		}

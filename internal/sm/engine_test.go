@@ -85,6 +85,54 @@ func TestSenders(t *testing.T) {
 	}
 }
 
+// TestCarries: a group is carried to a port once all switches have said that they wrote their tables, and as long as they are believed to
+// have them.
+func TestCarries(t *testing.T) {
+	f := newSmall(1)
+	m := f.Attach(f.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
+	settle(t, f.Fabric, m, time.Second)
+	if raised := m.Raised(); len(raised) != 3 || len(m.Raised()) != 0 {
+		t.Errorf("%v were in INIT", raised)
+	}
+	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc003, Members: []ib.GUID{f.c1.PortGUID(), f.c3.PortGUID()}}})
+	if m.Carries(0xc003, f.c1.PortGUID()) {
+		t.Error("before it was written")
+	}
+	f.Poke(f.c1)
+	f.Run(time.Millisecond)
+	for _, c := range []struct {
+		mlid ib.LID
+		port ib.GUID
+		want bool
+	}{{0xc003, f.c1.PortGUID(), true}, {0xc003, f.c3.PortGUID(), true}, {0xc003, f.c2.PortGUID(), false}, {0xc004, f.c1.PortGUID(), false}, {0xc003, 99, false}} {
+		if got := m.Carries(c.mlid, c.port); got != c.want {
+			t.Errorf("%#x to %v: %v", uint16(c.mlid), c.port, got)
+		}
+	}
+	// A switch that does not answer when it shall write is not believed to have.
+	f.Stop(f.s2)
+	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc005, Members: []ib.GUID{f.c1.PortGUID(), f.c3.PortGUID()}}})
+	f.Poke(f.c1)
+	f.Run(1500 * time.Millisecond)
+	if m.Carries(0xc005, f.c1.PortGUID()) || m.Carries(0xc005, f.c3.PortGUID()) {
+		t.Error("a table that nobody acknowledged")
+	}
+	f.Resume(f.s2)
+	if !f.Until(20*time.Second, func() bool { return m.Carries(0xc005, f.c1.PortGUID()) && m.Carries(0xc005, f.c3.PortGUID()) }) {
+		t.Error("never written")
+	}
+}
+
+// TestApart: a partition of its own takes nobody out of the default one.
+func TestApart(t *testing.T) {
+	f := newSmall(1)
+	m := f.Attach(f.c1, sm.Config{}, sm.Intent{Partitions: []sm.Partition{{Name: "p", PKey: 0xc001, Apart: true, Members: []sm.Member{{PortGUID: f.c2.PortGUID(), As: sm.Full}}}}}, sm.Observations{})
+	settle(t, f.Fabric, m, time.Second)
+	if a, b := f.c2.Agent.PKeys(1), f.c3.Agent.PKeys(1); a[0] != 0xffff || a[1] != 0xc001 || b[0] != 0xffff || b[1] != 0 {
+		t.Errorf("%#x %#x", a[:2], b[:2])
+	}
+}
+
 // counting is an engine that counts the trees it was asked for.
 type counting struct {
 	route.MinHop

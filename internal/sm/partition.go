@@ -20,7 +20,7 @@ const defaultKey ib.PKey = 0x7fff
 // the manager, and not each other.
 func (m *Manager) keysOf(guid ib.GUID) (keys []ib.PKey) {
 	as := Full
-	if len(m.intent.Partitions) > 0 {
+	if slices.ContainsFunc(m.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
 		as = Limited
 	}
 	for i := range m.intent.Partitions {

@@ -110,6 +110,9 @@ type Intent struct {
 type Partition struct {
 	Name string
 	PKey ib.PKey // bit 15 is ignored
+	// Apart tells that the partition changes nothing for others: ports stay full members of the
+	// default one.
+	Apart bool `json:",omitempty"`
 	// All makes every port a member, but those that Members names.
 	All     Membership `json:",omitempty"`
 	Members []Member   `json:",omitempty"`
@@ -218,6 +221,7 @@ type Manager struct {
 	lids    lidTable
 	version uint64 // of the observations
 	groups  []Group
+	raised  []ib.GUID // ports that were in INIT, since Raised
 	topo    *topo.Subnet
 	tables  *route.Tables
 	trees   trees
@@ -303,6 +307,38 @@ func (m *Manager) SetEngine(now mono.Time, e route.Engine) {
 func (m *Manager) SetGroups(now mono.Time, g []Group) {
 	m.groups = g
 	m.groupsAt = now
+}
+
+// Raised returns the ports that this manager has found in INIT since it was called last: they, or their
+// nodes, were started anew or away.
+func (m *Manager) Raised() []ib.GUID {
+	list := m.raised
+	m.raised = nil
+	return list
+}
+
+// Carries reports whether the tables of all switches are written that take packets of a multicast
+// group to and from a port.
+func (m *Manager) Carries(mlid ib.LID, port ib.GUID) bool {
+	if m.topo == nil {
+		return false
+	}
+	at := m.topo.Attached(m.topo.PortByGUID(port))
+	if at.IsNone() {
+		return false
+	}
+	mask := m.topo.Nodes[at.Node].Switch.MFT[mlid]
+	if !mask.Has(at.Port) {
+		return false
+	}
+	for _, i := range m.topo.Switches() {
+		if n := &m.topo.Nodes[i]; !m.trust[n.Info.NodeGUID] {
+			if mask := n.Switch.MFT[mlid]; !mask.IsEmpty() {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Permit lets a gated manager take part, and be master. token grows with

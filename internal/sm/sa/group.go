@@ -36,6 +36,8 @@ type Group struct {
 	Members   []Member // in the order in which they joined
 	// Permanent groups are configured: they exist without members.
 	Permanent bool
+	// Closed groups are for those whom the configuration names: nobody else joins.
+	Closed bool `json:",omitempty"`
 }
 
 func (g *Group) member(guid ib.GUID) int {
@@ -120,6 +122,8 @@ func (a *SA) join(now mono.Time, d *mad.Datagram) {
 	created := g == nil
 	if created {
 		g, status = a.create(&m, mask, port)
+	} else if g.Closed && !a.trusted() && g.member(a.net.Port(port).GUID) < 0 {
+		status = mad.StatusSADenied
 	} else {
 		status = a.fits(g, &m, mask, port)
 	}
@@ -388,8 +392,8 @@ func (a *SA) Groups() []*Group {
 }
 
 // Ensure makes a group that the configuration asks for, or changes one to what
-// it asks for; want.Members are put in, as far as they are in the subnet. A
-// zero MLID is chosen. It reports whether there was room.
+// it asks for; want.Members are put in, as far as they are in the subnet, and of a closed group others
+// are taken out. A zero MLID is chosen. It reports whether there was room.
 func (a *SA) Ensure(now mono.Time, want Group) bool {
 	g := a.groups[want.MGID]
 	if g == nil {
@@ -409,11 +413,35 @@ func (a *SA) Ensure(now mono.Time, want Group) bool {
 		a.owner.Kept()
 		return a.enlist(&want, members)
 	}
-	if !g.Permanent {
-		g.Permanent = true
+	if !g.Permanent || g.Closed != want.Closed {
+		g.Permanent, g.Closed = true, want.Closed
 		a.owner.Kept()
 	}
+	if n := len(g.Members); want.Closed {
+		g.Members = slices.DeleteFunc(g.Members, func(m Member) bool {
+			return !slices.ContainsFunc(want.Members, func(w Member) bool { return w.PortGUID == m.PortGUID })
+		})
+		if len(g.Members) != n {
+			a.owner.GroupsChanged()
+			a.owner.Kept()
+		}
+	}
 	return a.enlist(g, want.Members)
+}
+
+// Group returns a group, nil for none; it is the SA's and must not be changed.
+func (a *SA) Group(mgid ib.GID) *Group { return a.groups[mgid] }
+
+// End removes a group with all its members, whoever made it.
+func (a *SA) End(now mono.Time, mgid ib.GID) {
+	g := a.groups[mgid]
+	if g == nil {
+		return
+	}
+	g.Permanent, g.Members = false, nil
+	a.retire(now, g)
+	a.owner.GroupsChanged()
+	a.owner.Kept()
 }
 
 // enlist puts ports into a group, as far as they are in the subnet and the

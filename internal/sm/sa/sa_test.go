@@ -746,3 +746,45 @@ func TestClientsDoNotStarve(t *testing.T) {
 		t.Errorf("later: %d segments, %d refused", segments, refused)
 	}
 }
+
+// TestClosedGroups: nobody joins a group that is for those whom the configuration names; whoever was in it before leaves; and it ends with
+// all in it.
+func TestClosedGroups(t *testing.T) {
+	f := start(t, 3, full)
+	m := member(1, mad.JoinFull)
+	ask := func(n int) mad.Status {
+		m := member(n, mad.JoinFull)
+		return f.ask(ib.LID(10+n), mad.MethodSet, mad.AttrMCMemberRecord, createMask, m.Append(nil)).Status
+	}
+	if s := ask(3); s != mad.StatusOK { // somebody was faster
+		t.Fatal(s)
+	}
+	want := Group{MGID: m.MGID, QKey: m.QKey, PKey: 0xffff, MTU: m.MTU, Rate: m.Rate, Closed: true, Members: []Member{{PortGUID: guid(1), JoinState: mad.JoinFull}}}
+	if !f.a.Ensure(f.now, want) {
+		t.Fatal("no room")
+	}
+	g := f.a.Group(m.MGID)
+	if len(g.Members) != 1 || g.Members[0].PortGUID != guid(1) || !g.Closed || !g.Permanent {
+		t.Errorf("%+v", g)
+	}
+	if s := ask(2); s != mad.StatusSADenied {
+		t.Error(s)
+	}
+	if s := ask(1); s != mad.StatusOK {
+		t.Error("a member:", s)
+	}
+	if s := f.a.State(f.now); len(s.Groups) != 1 || !s.Groups[0].Closed {
+		t.Errorf("%+v", s)
+	}
+	changes := f.groups
+	f.a.End(f.now, ib.GID{1})
+	if f.groups != changes {
+		t.Error("the end of no group is a change")
+	}
+	if f.a.End(f.now, m.MGID); f.a.Group(m.MGID) != nil || f.a.mlids[g.MLID] != nil || f.groups != changes+1 {
+		t.Error("it is there still")
+	}
+	if s := ask(2); s != mad.StatusOK {
+		t.Error("a new one:", s)
+	}
+}
