@@ -30,8 +30,8 @@ const maxChain = 1024
 // Device is one session's view of a Port; the vhost session drives it.
 type Device struct {
 	port *Port
-	s    *vhost.Session
-	mem  *vhost.MemTable
+	s    session
+	mem  memory
 
 	// The lane's.
 	features  uint64
@@ -56,6 +56,18 @@ var (
 	_ vhost.Ethernet = (*Device)(nil)
 )
 
+// session is what a Device needs of its vhost.Session.
+type session interface {
+	NeedsReset()
+	Fail(r vhost.Reason, cause error)
+}
+
+// memory is what a guest announced.
+type memory interface {
+	virtio.Memory
+	Owns(addr uintptr) bool
+}
+
 // ring is one virtqueue as the session set it up.
 type ring struct {
 	vhost.Ring
@@ -67,9 +79,8 @@ type ring struct {
 	touched bool
 }
 
-func newDevice(p *Port, s *vhost.Session) *Device {
-	d := &Device{port: p, s: s, mem: s.Mem(), rings: make([]*ring, 2*p.cfg.Pairs+1)}
-	return d
+func newDevice(p *Port, s session, m memory) *Device {
+	return &Device{port: p, s: s, mem: m, rings: make([]*ring, 2*p.cfg.Pairs+1)}
 }
 
 func (d *Device) do(f func()) error { return d.port.cfg.Lane.Do(f) }
@@ -275,11 +286,11 @@ func (d *Device) disarm() {
 func (d *Device) broken(v *ring, err error) {
 	d.port.Stats.BrokenRings++
 	d.port.cfg.Log.Warn("ring given up", "ring", v.index, "error", err)
+	v.halted = true
+	d.s.NeedsReset() // before the driver hears of it and asks
 	if v.Err != nil {
 		v.Err.Write()
 	}
-	d.s.NeedsReset()
-	v.halted = true
 }
 
 // publish lets the driver see what was used of a ring.

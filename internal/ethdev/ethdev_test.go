@@ -46,6 +46,15 @@ type port struct {
 	events []vnic.SegmentEvent
 }
 
+func (p *port) last() (e vnic.SegmentEvent, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.events) > 0 {
+		e = p.events[len(p.events)-1]
+	}
+	return e, len(p.events)
+}
+
 func newWorld(t testing.TB, doors int) *world {
 	t.Helper()
 	w := &world{t: t}
@@ -326,7 +335,15 @@ func TestTooFewBuffers(t *testing.T) {
 				t.Fatal(n, err)
 			}
 		}
-		if s := w.stats(0); s.RxNoBuffer != 1 || s.RxTooLong != 1 {
+		if write(5000) != 1 || write(102) != 0 || write(103) != 0 || write(104) != 1 {
+			t.Fatal("buffers were lost, or used twice")
+		}
+		for _, n := range []int{102, 103} {
+			if got, err := g.RX[0].Recv(limit); err != nil || !bytes.Equal(got.Frame, frame(n, byte(n))) {
+				t.Fatal(n, err)
+			}
+		}
+		if s := w.stats(0); s.RxNoBuffer != 2 || s.RxTooLong != 2 {
 			t.Errorf("%+v", s)
 		}
 	}

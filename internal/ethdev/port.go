@@ -211,7 +211,7 @@ func (p *Port) Attach(s *vhost.Session) (*Device, error) {
 	case <-time.After(takeover):
 		return nil, fmt.Errorf("the port is in use by another front-end")
 	}
-	d := newDevice(p, s)
+	d := newDevice(p, s, s.Mem())
 	if err := p.cfg.Lane.Do(func() {
 		p.dev = d
 		if p.hear.n == maxHeard {

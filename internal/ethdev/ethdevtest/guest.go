@@ -14,6 +14,7 @@ import (
 	"weft/internal/abi"
 	"weft/internal/ether"
 	"weft/internal/vhost/vhosttest"
+	"weft/internal/virtio"
 	"weft/internal/virtio/virtiotest"
 )
 
@@ -26,6 +27,7 @@ type Options struct {
 	BufLen   int    // of a receive buffer; 0 is 2048
 	MemSize  int    // 0 is 16 MiB
 	NoFill   bool   // post no receive buffers
+	Base     uint64 // where its memory begins; 0: somewhere
 }
 
 // HeaderLen is the length of a virtio_net_hdr.
@@ -46,7 +48,8 @@ type Guest struct {
 type Queue struct {
 	virtiotest.Vring
 	Index           int
-	Kick, Call, Err int // eventfds
+	Kick, Call, Err int            // eventfds
+	Area            virtiotest.Buf // where the receive buffers lie
 
 	g    *Guest
 	bufs map[uint16]virtiotest.Buf
@@ -77,45 +80,26 @@ func Begin(t testing.TB, f *vhosttest.Front, o Options) (*Guest, error) {
 	if o.MemSize == 0 {
 		o.MemSize = 16 << 20
 	}
-	g := &Guest{Front: f, Mem: virtiotest.NewMemory(t, o.MemSize), Opt: o}
+	g := &Guest{Front: f, Mem: virtiotest.NewMemory(t, o.MemSize)}
+	if o.Base != 0 {
+		g.Mem.Base = o.Base
+	}
 	o.Features |= 1<<abi.FeatureVersion1 | 1<<abi.FeatureProtocol
 	if o.Control {
 		o.Features |= 1 << abi.FeatureCtrlVQ
 	}
 	g.Opt = o
-	offered, err := f.GetU64(abi.ReqGetFeatures)
-	if err != nil {
+	if err := g.negotiate(); err != nil {
 		return nil, err
-	}
-	if o.Features&^offered != 0 {
-		return nil, fmt.Errorf("features %#x offered, %#x wanted", offered, o.Features)
-	}
-	proto, err := f.GetU64(abi.ReqGetProtocolFeatures)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range []struct {
-		request uint32
-		payload []byte
-		fds     []int
-	}{
-		{abi.ReqSetProtocolFeatures, vhosttest.U64(proto), nil}, {abi.ReqSetOwner, nil, nil},
-		{abi.ReqSetStatus, vhosttest.U64(3), nil},
-		{abi.ReqSetFeatures, vhosttest.U64(o.Features), nil},
-		{abi.ReqSetStatus, vhosttest.U64(0x0b), nil},
-		{abi.ReqAddMemReg, abi.VUMemReg{GPA: g.Mem.Base, Size: uint64(len(g.Mem.Bytes)), UserAddr: g.Mem.Base}.Append(nil), []int{g.Mem.FD}},
-	} {
-		if err := f.Do(m.request, m.payload, m.fds...); err != nil {
-			return nil, fmt.Errorf("request %d: %w", m.request, err)
-		}
 	}
 	for i := range 2 * o.Pairs {
 		q := g.queue(t, i)
 		if i%2 == 0 {
 			g.RX = append(g.RX, q)
 			if !o.NoFill {
-				for range o.Num {
-					q.free = append(q.free, virtiotest.Buf{GPA: g.Mem.Alloc(o.BufLen, 64), Len: o.BufLen})
+				q.Area = virtiotest.Buf{GPA: g.Mem.Alloc(o.BufLen*o.Num, 4096), Len: o.BufLen * o.Num}
+				for k := range o.Num {
+					q.free = append(q.free, virtiotest.Buf{GPA: q.Area.GPA + uint64(k*o.BufLen), Len: o.BufLen})
 				}
 				q.Fill()
 			}
@@ -141,6 +125,58 @@ func Begin(t testing.TB, f *vhosttest.Front, o Options) (*Guest, error) {
 		}
 	}
 	return g, f.Do(abi.ReqSetStatus, vhosttest.U64(0x0f))
+}
+
+// negotiate does everything up to the rings.
+func (g *Guest) negotiate() error {
+	o := g.Opt
+	offered, err := g.GetU64(abi.ReqGetFeatures)
+	if err != nil {
+		return err
+	}
+	if o.Features&^offered != 0 {
+		return fmt.Errorf("features %#x offered, %#x wanted", offered, o.Features)
+	}
+	proto, err := g.GetU64(abi.ReqGetProtocolFeatures)
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		request uint32
+		payload []byte
+		fds     []int
+	}{
+		{abi.ReqSetProtocolFeatures, vhosttest.U64(proto), nil}, {abi.ReqSetOwner, nil, nil},
+		{abi.ReqSetStatus, vhosttest.U64(3), nil},
+		{abi.ReqSetFeatures, vhosttest.U64(o.Features), nil},
+		{abi.ReqSetStatus, vhosttest.U64(0x0b), nil},
+		{abi.ReqAddMemReg, abi.VUMemReg{GPA: g.Mem.Base, Size: uint64(len(g.Mem.Bytes)), UserAddr: g.Mem.Base}.Append(nil), []int{g.Mem.FD}},
+	} {
+		if err := g.Do(m.request, m.payload, m.fds...); err != nil {
+			return fmt.Errorf("request %d: %w", m.request, err)
+		}
+	}
+	return nil
+}
+
+// Continue goes on with another back-end that knows nothing of the one before, as QEMU
+// does: a split ring at its used index, a packed one at its start.
+func (g *Guest) Continue(f *vhosttest.Front) error {
+	g.Front.Close()
+	g.Front = f
+	if err := g.negotiate(); err != nil {
+		return err
+	}
+	for _, q := range append(append([]*Queue{}, g.RX...), g.TX...) {
+		base := uint32(virtio.Start) | uint32(virtio.Start)<<16
+		if r, ok := q.Vring.(*virtiotest.Ring); ok {
+			base = uint32(r.UsedIdx())
+		}
+		if err := q.Resume(base); err != nil {
+			return err
+		}
+	}
+	return g.Do(abi.ReqSetStatus, vhosttest.U64(0x0f))
 }
 
 func (g *Guest) queue(t testing.TB, index int) *Queue {

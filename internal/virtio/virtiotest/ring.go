@@ -181,6 +181,9 @@ func (r *Ring) Reap() (head uint16, n uint32, ok bool) {
 	return uint16(id), binary.LittleEndian.Uint32(e[abi.VringUsedElemLen:]), true
 }
 
+// UsedIdx returns the device's index.
+func (r *Ring) UsedIdx() uint16 { return uint16(word(r.mem.At(r.Used, 4), 0).Load() >> 16) }
+
 // Outstanding returns how many elements the device holds.
 func (r *Ring) Outstanding() int { return len(r.chain) }
 
