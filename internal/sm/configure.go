@@ -241,7 +241,7 @@ func (m *Manager) gotTop(now mono.Time, r *request, a *mad.SMP) {
 
 // replicate computes the multicast trees and writes the blocks that differ.
 func (m *Manager) replicate(s *sweep) {
-	m.groupsAt = 0
+	m.groupsAt, s.groups = 0, m.groupsSet
 	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
 	top := ib.LIDMulticastFirst
 	m.trees.begin(s.tables)
@@ -342,7 +342,10 @@ func (t *trees) begin(tables *route.Tables) {
 
 func (t *trees) of(g *Group) (route.Tree, bool) {
 	o, ok := t.old[g.MLID]
-	return o.tree, ok && slices.Equal(o.group.Members, g.Members) && slices.Equal(o.group.Senders, g.Senders)
+	if !ok || !slices.Equal(o.group.Members, g.Members) || !slices.Equal(o.group.Senders, g.Senders) {
+		return nil, false
+	}
+	return o.tree, true
 }
 
 func (t *trees) keep(g Group, tree route.Tree) { t.kept[g.MLID] = groupTree{g, tree} }
@@ -375,7 +378,7 @@ func (m *Manager) endGroups(now mono.Time) {
 	s := m.sweep
 	m.sweep = nil
 	m.logSweep(now, s)
-	m.topo = s.t
+	m.topo, m.groupsWritten = s.t, s.groups
 	for i := range s.unwrote {
 		delete(m.trust, s.t.Nodes[i].Info.NodeGUID)
 	}

@@ -222,6 +222,9 @@ type Manager struct {
 	version uint64 // of the observations
 	groups  []Group
 	raised  []ib.GUID // ports that were in INIT, since Raised
+	// How often groups were set, and up to which of these they are written.
+	groupsSet, groupsWritten uint64
+
 	topo    *topo.Subnet
 	tables  *route.Tables
 	trees   trees
@@ -303,10 +306,13 @@ func (m *Manager) SetEngine(now mono.Time, e route.Engine) {
 	m.sweepSoon(now, "the route engine changed")
 }
 
-// SetGroups replaces the multicast groups, whose trees are written soon.
-func (m *Manager) SetGroups(now mono.Time, g []Group) {
+// SetGroups replaces the multicast groups, whose trees are written soon. It counts its
+// calls, and returns how many there were.
+func (m *Manager) SetGroups(now mono.Time, g []Group) uint64 {
 	m.groups = g
 	m.groupsAt = now
+	m.groupsSet++
+	return m.groupsSet
 }
 
 // Raised returns the ports that this manager has found in INIT since it was called last: they, or their
@@ -340,6 +346,10 @@ func (m *Manager) Carries(mlid ib.LID, port ib.GUID) bool {
 	}
 	return true
 }
+
+// GroupsWritten returns the number of the newest SetGroups whose trees are in the
+// tables of all switches, but those that did not answer.
+func (m *Manager) GroupsWritten() uint64 { return m.groupsWritten }
 
 // Permit lets a gated manager take part, and be master. token grows with
 // every permission: who has an older one must not write any more.

@@ -66,6 +66,7 @@ type sweep struct {
 	keys    map[int32]uint64 // M_Keys, other than the one wanted, that nodes answered to
 	guarded map[int32]bool   // nodes with an M_Key that is not known
 	again   string           // why another sweep is needed at once
+	groups  uint64           // number of the SetGroups whose trees it writes
 	failed  int              // requests given up, Sets refused
 	before  requestsCount
 	changes bool // light: something did
@@ -173,6 +174,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	case replicating:
 		m.replicate(s)
 	case arming:
+		m.groupsWritten = s.groups
 		m.raisePorts(s, ib.PortInit, ib.PortArmed)
 	case activating:
 		m.raisePorts(s, ib.PortArmed, ib.PortActive)
