@@ -208,6 +208,7 @@ func (m *Manager) Deadline() mono.Time {
 func (m *Manager) settle(now mono.Time) {
 	master := m.sm.State() == mad.SMMaster && m.sm.Topo() != nil
 	m.sa.SetReady(master)
+	m.sa.Written(m.sm.GroupsWritten())
 	if t := m.sm.Topo(); master && t != m.net {
 		if m.net == nil { // of an earlier term something may not have been written
 			m.kept, m.dirty = math.MaxUint64, true
@@ -291,7 +292,7 @@ func BroadcastGroup(k ib.PKey) ib.GID {
 type owner struct{ m *Manager }
 
 // GroupsChanged implements sa.Owner.
-func (o owner) GroupsChanged() {
+func (o owner) GroupsChanged() uint64 {
 	var list []sm.Group
 	for _, g := range o.m.sa.Groups() {
 		c := sm.Group{MLID: g.MLID}
@@ -304,7 +305,7 @@ func (o owner) GroupsChanged() {
 		}
 		list = append(list, c)
 	}
-	o.m.sm.SetGroups(o.m.cfg.Now(), list)
+	return o.m.sm.SetGroups(o.m.cfg.Now(), list)
 }
 
 // Kept implements sa.Owner.

@@ -156,11 +156,68 @@ func (a *SA) join(now mono.Time, d *mad.Datagram) {
 		a.Notify(now, mad.GIDNotice(mad.TrapGroupCreated, a.selfLID(), g.MGID), a.selfGID())
 	}
 	if created || g.Members[i].JoinState != before {
-		a.owner.GroupsChanged()
+		a.changes[g.MGID] = a.owner.GroupsChanged()
 		a.owner.Kept()
 	}
 	rec := g.record(a.net.Prefix, &g.Members[i])
-	a.reply(d, mad.StatusOK, rec.Append(nil))
+	a.joined(now, a.answerTo(d, mad.StatusOK, rec.Append(nil)), a.changes[g.MGID])
+}
+
+// waitingJoin is the answer to a join, and which tables it waits for until when.
+type waitingJoin struct {
+	tables uint64
+	until  mono.Time
+	d      mad.Datagram
+}
+
+// joined answers a join when switches have the tables of a number: what the client sends to
+// the group at once must find its way, and what is lost is repeated after a second
+// or never. A client that asks again meanwhile waits no longer.
+func (a *SA) joined(now mono.Time, d mad.Datagram, tables uint64) {
+	tid := func(d *mad.Datagram) uint64 { return binary.BigEndian.Uint64(d.Data[8:]) }
+	i := slices.IndexFunc(a.joins, func(j waitingJoin) bool { return j.d.DLID == d.DLID && j.d.DstQPN == d.DstQPN && tid(&j.d) == tid(&d) })
+	switch {
+	case tables <= a.written:
+		a.out = append(a.out, d)
+	case i >= 0:
+		a.joins[i].tables, a.joins[i].d = tables, d
+	case len(a.joins) >= a.cfg.Limits.Joins:
+		a.Counters.JoinsEarly++
+		a.out = append(a.out, d)
+	default:
+		a.joins = append(a.joins, waitingJoin{tables, now.Add(a.cfg.TableWait), d})
+	}
+}
+
+// Written tells up to which number of Owner.GroupsChanged switches have the tables: joins
+// that waited for them are answered.
+func (a *SA) Written(tables uint64) {
+	if tables <= a.written {
+		return
+	}
+	a.written = tables
+	for g, n := range a.changes {
+		if n <= tables {
+			delete(a.changes, g)
+		}
+	}
+	a.joins = slices.DeleteFunc(a.joins, func(j waitingJoin) bool {
+		if j.tables <= tables {
+			a.out = append(a.out, j.d)
+		}
+		return j.tables <= tables
+	})
+}
+
+// expireJoins answers joins that have waited for too long.
+func (a *SA) expireJoins(now mono.Time) {
+	n := 0
+	for n < len(a.joins) && a.joins[n].until.Due(now) {
+		a.out = append(a.out, a.joins[n].d)
+		n++
+	}
+	a.Counters.JoinsEarly += uint64(n)
+	a.joins = slices.Delete(a.joins, 0, n)
 }
 
 // fits reports whether a port may join a group that exists.

@@ -24,8 +24,10 @@ import (
 
 // Owner is the manager that the SA belongs to.
 type Owner interface {
-	// GroupsChanged tells that the multicast trees must be looked at again.
-	GroupsChanged()
+	// GroupsChanged tells that the multicast trees must be looked at again. The
+	// number it returns, greater than any before, is told to Written when switches
+	// have the tables.
+	GroupsChanged() uint64
 	// Kept tells that State has changed and is worth keeping.
 	Kept()
 	// Managers lists the managers of the subnet, this one first.
@@ -38,10 +40,11 @@ type Limits struct {
 	Services, Subscriptions int
 	Reports                 int // waiting for their answer
 	Records                 int // of one answer
+	Joins                   int // waiting for switches to have the group
 }
 
 // DefaultLimits fit a subnet of some thousand ports.
-var DefaultLimits = Limits{Groups: 8192, Members: 16384, Services: 4096, Subscriptions: 4096, Reports: 4096, Records: 65535}
+var DefaultLimits = Limits{Groups: 8192, Members: 16384, Services: 4096, Subscriptions: 4096, Reports: 4096, Records: 65535, Joins: 4096}
 
 // Config describes an SA.
 type Config struct {
@@ -54,7 +57,10 @@ type Config struct {
 	// sent again, ReportRetries how often.
 	ReportTimeout time.Duration
 	ReportRetries int
-	RMPP          rmpp.Config
+	// TableWait bounds how long a join is not answered because switches do not
+	// have the group yet.
+	TableWait time.Duration
+	RMPP      rmpp.Config
 }
 
 // Counters count what the SA did; every refusal has a name.
@@ -63,6 +69,7 @@ type Counters struct {
 	DropNotReady, DropVersion, DropKey, DropUnknown, DropTruncated uint64
 	Refused                                                        uint64 // answered with a status
 	DropTransfers                                                  uint64 // long requests of who has too many under way
+	JoinsEarly                                                     uint64 // answered before switches had the group
 }
 
 // SA is the subnet administration of one subnet. It has one owner goroutine.
@@ -83,6 +90,12 @@ type SA struct {
 	reports  []*report
 	tid      uint64
 
+	// Joins that wait: the oldest first. written is the newest number that
+	// Written was told, changes are the groups that need a newer one.
+	joins   []waitingJoin
+	written uint64
+	changes map[ib.GID]uint64
+
 	// The request in work.
 	req mad.SA
 	who topo.Ref // the port that asks
@@ -102,12 +115,18 @@ func New(cfg Config, owner Owner) *SA {
 	if cfg.ReportRetries == 0 {
 		cfg.ReportRetries = 3
 	}
+	if cfg.TableWait == 0 {
+		cfg.TableWait = tableWait
+	}
 	if cfg.RMPP.PeerTransfers == 0 {
 		cfg.RMPP.PeerTransfers = peerTransfers
 	}
 	return &SA{cfg: cfg, owner: owner, net: &topo.Subnet{Self: topo.None}, rmpp: rmpp.NewEndpoint(cfg.RMPP),
-		groups: map[ib.GID]*Group{}, mlids: map[ib.LID]*Group{}, who: topo.None}
+		groups: map[ib.GID]*Group{}, mlids: map[ib.LID]*Group{}, changes: map[ib.GID]uint64{}, who: topo.None}
 }
+
+// tableWait is less than clients wait before they ask again: 300 ms and more.
+const tableWait = 250 * time.Millisecond
 
 // peerTransfers is how many tables, and how many long requests, a LID may have
 // under way, of 256 in all.
@@ -115,7 +134,11 @@ const peerTransfers = 32
 
 // SetReady says whether this is the master's SA and its subnet is up: until
 // then requests are dropped, and clients ask again.
-func (a *SA) SetReady(on bool) { a.ready = on }
+func (a *SA) SetReady(on bool) {
+	if a.ready = on; !on {
+		a.joins = nil
+	}
+}
 
 // SetSubnet gives the SA a new model, which must be indexed. Ports that have
 // gone leave their groups; who subscribed hears of those that came and went.
@@ -242,6 +265,11 @@ func (a *SA) refuse(d *mad.Datagram, status mad.Status) {
 
 // reply answers the request in work with a single MAD.
 func (a *SA) reply(d *mad.Datagram, status mad.Status, record []byte) {
+	a.out = append(a.out, a.answerTo(d, status, record))
+}
+
+// answerTo makes the single MAD that answers the request in work.
+func (a *SA) answerTo(d *mad.Datagram, status mad.Status, record []byte) mad.Datagram {
 	s := &a.req
 	s.Reply(status)
 	s.AttributeOffset = 0
@@ -254,7 +282,7 @@ func (a *SA) reply(d *mad.Datagram, status mad.Status, record []byte) {
 	}
 	out := d.Reply()
 	s.Append(out.Data[:0])
-	a.out = append(a.out, out)
+	return out
 }
 
 // table is the records that answer a query.
@@ -321,6 +349,7 @@ func (a *SA) answer(d *mad.Datagram, t *table) {
 
 // Next writes the next datagram to send to d; false if there is none now.
 func (a *SA) Next(now mono.Time, d *mad.Datagram) bool {
+	a.expireJoins(now)
 	if len(a.out) > 0 {
 		*d = a.out[0]
 		a.out = a.out[1:]
@@ -339,6 +368,9 @@ func (a *SA) Next(now mono.Time, d *mad.Datagram) bool {
 // Deadline returns when Next has something to do if nothing arrives.
 func (a *SA) Deadline() mono.Time {
 	at := a.rmpp.Deadline()
+	if len(a.joins) > 0 {
+		at = mono.Min(at, a.joins[0].until)
+	}
 	for _, r := range a.reports {
 		at = mono.Min(at, r.due)
 	}

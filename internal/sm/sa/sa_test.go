@@ -66,14 +66,18 @@ type fixture struct {
 	a       *SA
 	now     mono.Time
 	groups  int
+	tables  uint64 // what groups that change wait for
 	kept    int
 	tid     uint64
 	clients map[ib.LID]*rmpp.Endpoint
 	reports []mad.Datagram
 }
 
-func (f *fixture) GroupsChanged() { f.groups++ }
-func (f *fixture) Kept()          { f.kept++ }
+func (f *fixture) GroupsChanged() uint64 {
+	f.groups++
+	return f.tables
+}
+func (f *fixture) Kept() { f.kept++ }
 func (f *fixture) Managers() []mad.SMInfoRecord {
 	return []mad.SMInfoRecord{{LID: 1, SMInfo: mad.SMInfo{GUID: 0x100, Priority: 5, State: mad.SMMaster, SMKey: smKey}}}
 }
@@ -787,4 +791,94 @@ func TestClosedGroups(t *testing.T) {
 	if s := ask(2); s != mad.StatusOK {
 		t.Error("a new one:", s)
 	}
+}
+
+// TestJoinsWaitForTables: a join is answered when switches have the group, or after a time that
+// clients do not notice.
+func TestJoinsWaitForTables(t *testing.T) {
+	group := func(n byte) ib.GID { return ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 15: n} }
+	join := func(f *fixture, lid ib.LID, n byte, more ...func(*mad.SA)) answer {
+		t.Helper()
+		m := mad.MCMemberRecord{MGID: group(n), PortGID: gid(int(lid) - 10), JoinState: mad.JoinFull, QKey: 5, PKey: 0xffff}
+		return f.ask(lid, mad.MethodSet, mad.AttrMCMemberRecord, compCreate, m.Append(nil), more...)
+	}
+	answered := func(what string, r answer, want bool) {
+		t.Helper()
+		if got := r.Method == mad.MethodGetResp && r.Status == mad.StatusOK; got != want {
+			t.Errorf("%s: answered %v, want %v (%v)", what, got, want, r.Status)
+		}
+	}
+	t.Run("written", func(t *testing.T) {
+		f := start(t, 3, full)
+		f.tables = 1
+		answered("a new group", join(f, 11, 1), false)
+		if d := f.a.Deadline(); d != f.now.Add(tableWait) {
+			t.Errorf("due at %v", d)
+		}
+		f.tables = 2
+		answered("its second member", join(f, 12, 1), false)
+		answered("another group", join(f, 13, 2), false)
+		f.a.Written(0)
+		f.a.Written(1)
+		answered("the first tables are written", f.collect(11), true)
+		f.a.Written(2)
+		f.a.Written(2)
+		var d mad.Datagram
+		lids := map[ib.LID]int{}
+		for f.a.Next(f.now, &d) {
+			lids[d.DLID]++
+		}
+		if len(lids) != 2 || lids[12] != 1 || lids[13] != 1 {
+			t.Errorf("answered %v", lids)
+		}
+		answered("joined again", join(f, 11, 1), true)
+		if c := f.a.Counters; c.JoinsEarly != 0 || f.a.Deadline() != 0 || len(f.a.changes) != 0 {
+			t.Errorf("%+v, due at %v, changes %v", c, f.a.Deadline(), f.a.changes)
+		}
+	})
+	t.Run("never written", func(t *testing.T) {
+		f := start(t, 3, full)
+		f.tables = 1
+		answered("asked", join(f, 11, 1), false)
+		f.now = f.now.Add(tableWait - time.Millisecond)
+		answered("before its time", f.collect(11), false)
+		again := func(m *mad.SA) { m.TransactionID = f.tid - 1 }
+		f.now = f.now.Add(time.Millisecond / 2)
+		answered("asked again", join(f, 11, 1, again), false)
+		f.now = f.now.Add(time.Millisecond / 2)
+		answered("after its time", f.collect(11), true)
+		answered("once", f.collect(11), false)
+		if f.a.Counters.JoinsEarly != 1 {
+			t.Errorf("%+v", f.a.Counters)
+		}
+	})
+	t.Run("refused at once", func(t *testing.T) {
+		f := start(t, 3, full)
+		f.tables = 1
+		join(f, 11, 1)
+		m := mad.MCMemberRecord{MGID: group(1), PortGID: gid(2), JoinState: mad.JoinFull, QKey: 6, PKey: 0xffff}
+		if r := f.ask(12, mad.MethodSet, mad.AttrMCMemberRecord, compCreate, m.Append(nil)); r.Status != mad.StatusSARequest {
+			t.Errorf("another Q_Key: %v", r.Status)
+		}
+	})
+	t.Run("bounded", func(t *testing.T) {
+		f := start(t, 3, full)
+		f.a.cfg.Limits.Joins = 2
+		f.tables = 1
+		answered("the first", join(f, 11, 1), false)
+		answered("the second", join(f, 12, 1), false)
+		answered("one too many", join(f, 13, 1), true)
+		if f.a.Counters.JoinsEarly != 1 {
+			t.Errorf("%+v", f.a.Counters)
+		}
+	})
+	t.Run("another master", func(t *testing.T) {
+		f := start(t, 3, full)
+		f.tables = 1
+		join(f, 11, 1)
+		f.a.SetReady(false)
+		f.a.Written(1)
+		f.now = f.now.Add(time.Second)
+		answered("by who is master no more", f.collect(11), false)
+	})
 }
