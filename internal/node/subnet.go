@@ -50,6 +50,7 @@ type subnet struct {
 	changed map[*caPort]agent.Change
 	bounced []uint8 // ports of the switch whose link is to come up again
 	queue   []outbound
+	leaving []outbound  // for others, once what changed is published
 	mgr     portManager // nil: none at this node
 	clients madClient   // nil: no program speaks for a port
 	gsi     *gsi
@@ -98,9 +99,10 @@ type inbound struct {
 	d        mad.Datagram
 }
 
-// outbound is a datagram on its way between the agents of the node.
+// outbound is a datagram on its way between the agents of the node, or from them
+// to others: to who is at a port, or by a trunk.
 type outbound struct {
-	to *caPort // nil: the switch
+	to *caPort // nil: the switch, or a trunk
 	d  mad.Datagram
 }
 
@@ -269,16 +271,55 @@ func (s *subnet) deadline() mono.Time {
 	return mono.Min(d, s.gsi.deadline())
 }
 
-// turn lets everybody send what they have, until nobody has anything, and
-// then publishes what changed.
+// turn lets everybody send what they have, until nobody has anything. What an agent says it
+// has done is done for the lanes before anybody hears of it: a program that was told that it is
+// in a group sends to it at once.
 func (s *subnet) turn(now mono.Time) {
 	for {
 		s.settle(now)
-		if !s.originate(now) {
-			break
+		if s.originate(now) {
+			continue
+		}
+		s.publish()
+		if !s.leave(now) {
+			return
 		}
 	}
-	s.publish()
+}
+
+// leave hands over what is for others, false where nothing is.
+func (s *subnet) leave(now mono.Time) bool {
+	if len(s.leaving) == 0 {
+		return false
+	}
+	list := s.leaving
+	s.leaving = nil
+	var trunks []mad.Datagram
+	for i := range list {
+		if c := list[i].to; c != nil {
+			s.deliver(now, c, &list[i].d)
+		} else {
+			trunks = append(trunks, list[i].d)
+		}
+	}
+	if len(trunks) > 0 {
+		l := s.n.lanes[0]
+		l.post(func() {
+			for i := range trunks {
+				s.n.links[0].fabric.SendMAD(l.clock(), trunks[i].Port, &trunks[i])
+			}
+		})
+	}
+	return true
+}
+
+// deliver gives a datagram to whoever speaks for a function's port.
+func (s *subnet) deliver(now mono.Time, c *caPort, d *mad.Datagram) {
+	f := c.adapter.Number()
+	if s.byFunc[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) {
+		return
+	}
+	s.unclaimed(now, c, c.agent, d)
 }
 
 // originate starts what agents, manager and clients send on their own.
@@ -362,12 +403,7 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 			s.verdict(now, c, c.agent.Originate(now, d), d)
 			return
 		}
-		if s.gsi.receive(now, c.adapter.Number(), d) {
-			return
-		}
-		if s.clients == nil || !s.clients.Receive(now, c.adapter.Number(), d) {
-			s.unclaimed(now, c, c.agent, d)
-		}
+		s.leaving = append(s.leaving, outbound{c, *d})
 	case c != nil: // from the adapter's port into the switch
 		d.Port = c.port
 		s.queue = append(s.queue, outbound{nil, *d})
@@ -379,8 +415,7 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 				s.queue = append(s.queue, outbound{to, *d})
 			}
 		case fabric.Peer:
-			l, out := s.n.lanes[0], *d
-			l.post(func() { s.n.links[0].fabric.SendMAD(l.clock(), out.Port, &out) })
+			s.leaving = append(s.leaving, outbound{nil, *d})
 		}
 	}
 }
