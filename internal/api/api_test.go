@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 type fake struct {
 	fakeFabric
 	fakeIPoIB
+	fakeVESWs
 	status    Status
 	faults    []Fault
 	err       error

@@ -243,6 +243,7 @@ const (
 	ScopeAgent   = "agent" // of the switch, and of devices
 	ScopeSM      = "sm"
 	ScopeSA      = "sa"
+	ScopeEM      = "em"    // the Ethernet Manager
 	ScopeIPoIB   = "ipoib" // by link
 )
 

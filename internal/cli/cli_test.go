@@ -93,6 +93,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 type fakeBackend struct {
 	fakeFabric
 	fakeIPoIB
+	fakeVESWs
 	c    config.Config
 	mode string
 	stop func()

@@ -425,6 +425,7 @@ func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []a
 		s := n.manager.Status()
 		elected, problems = s.Elected, len(s.Problems)
 	})
+	list = append(list, n.veswDegraded()...)
 	if problems > 0 {
 		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems), Fix: "weft sm"})
 	}
@@ -515,6 +516,9 @@ func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) 
 			add(api.ScopeSM, "", name, v)
 		}
 		fields(add, api.ScopeSA, "", &s.SA)
+		if e, master := n.manager.Ethernet(); master {
+			fields(add, api.ScopeEM, "", &e.Counters)
+		}
 	})
 	add(api.ScopeNode, "", "management_inbox_full", n.sub.lost.Load())
 	return nil

@@ -120,6 +120,9 @@ func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partit
 	if err := n.editable(ctx, "weft pkey add"); err != nil {
 		return want, err
 	}
+	if err := n.veswKeyTaken(ctx, key); err != nil {
+		return want, err
+	}
 	var members []sm.Member
 	all := sm.NotMember
 	t := n.known()

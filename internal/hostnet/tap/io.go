@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ether"
-	"weft/internal/hostnet/rawio"
 )
 
 const (
@@ -33,13 +32,14 @@ type lane struct {
 	n      int
 	err    error
 	hdr    [ether.OffloadLen]byte
-	iov    rawio.Vector
+	iov    []unix.Iovec
 	one    [1][]byte
 }
 
 func (l *lane) init() {
 	l.bufs = make([][]byte, BatchSize)
 	l.read, l.write = l.readAll, l.writeAll
+	l.iov = make([]unix.Iovec, 0, 1+MaxPieces)
 }
 
 // buffer is the i-th, made when it is needed first: few hosts ever have as many frames waiting.
@@ -70,7 +70,7 @@ func (l *lane) readAll(fd uintptr) {
 	octets := 0
 	for l.n < min(len(l.frames), len(l.off), BatchSize) && octets < batchOctets {
 		b := l.buffer(l.n)
-		n, err := rawio.Read(fd, b)
+		n, err := rawRead(fd, b)
 		switch err {
 		case 0:
 		case unix.EINTR:
@@ -135,13 +135,14 @@ func (l *lane) writeOne(fd uintptr, off *ether.Offload, parts [][]byte) {
 		return
 	}
 	off.Put(l.hdr[:])
-	l.iov.Reset()
-	l.iov.Add(l.hdr[:])
+	l.iov = append(l.iov[:0], iovec(l.hdr[:]))
 	for _, p := range parts {
-		l.iov.Add(p)
+		if len(p) > 0 {
+			l.iov = append(l.iov, iovec(p))
+		}
 	}
 	for {
-		switch l.iov.Write(fd) {
+		switch rawWritev(fd, l.iov) {
 		case 0:
 			l.n++
 			return

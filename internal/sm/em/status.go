@@ -45,7 +45,7 @@ type MemberStatus struct {
 	Member
 	Name    string // of the port's node; empty: it is not in the subnet
 	LID     ib.LID
-	Agent   string // asked, present, none, silent
+	Agent   string // asked, present, none, silent; empty: it is not in the subnet
 	BaseMAC MAC
 	// State is absent, waiting, configuring, dropping (configured, and not to forward yet), down (its interface or link
 	// is), or forwarding.
@@ -102,7 +102,7 @@ func (v *vesw) status() VESWStatus {
 		}
 	}
 	for _, mb := range v.list {
-		x := MemberStatus{Member: mb.is, State: mb.state(), Default: bits[mb.is.Port]&mask != 0, Agent: agentNames[agentUnknown]}
+		x := MemberStatus{Member: mb.is, State: mb.state(), Default: bits[mb.is.Port]&mask != 0}
 		if mb.p != nil {
 			x.Name, x.LID, x.BaseMAC, x.Agent = mb.p.name, mb.p.lid, v.base(mb), agentNames[mb.p.state]
 			x.MACs, x.Multicast = slices.Clone(mb.port.uc.macs), slices.Clone(mb.port.mc.macs)

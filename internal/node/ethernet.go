@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"weft/internal/api"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/manager"
+	"weft/internal/sm/em"
+	"weft/internal/sm/topo"
+)
+
+// VESWs implements api.Backend.
+func (n *Node) VESWs(ctx context.Context) (list []api.VESW, err error) {
+	i, err := n.wantedVESWs(ctx, "weft vesw list")
+	if err != nil {
+		return nil, err
+	}
+	s, master, t := n.ethernet()
+	for k := range i.VESWs {
+		list = append(list, describeVESW(&i, &i.VESWs[k], s, master, t))
+	}
+	return list, nil
+}
+
+// VESW implements api.Backend.
+func (n *Node) VESW(ctx context.Context, name string) (v api.VESW, err error) {
+	i, err := n.wantedVESWs(ctx, "weft vesw show "+name)
+	if err != nil {
+		return v, err
+	}
+	w, err := findVESW(&i, name)
+	if err != nil {
+		return v, err
+	}
+	s, master, t := n.ethernet()
+	return describeVESW(&i, w, s, master, t), nil
+}
+
+// findVESW finds one by name, or by identifier.
+func findVESW(i *em.Intent, name string) (*em.VESW, error) {
+	if w := i.Find(name); w != nil {
+		return w, nil
+	}
+	if id, err := strconv.ParseUint(name, 0, 16); err == nil {
+		if k := slices.IndexFunc(i.VESWs, func(v em.VESW) bool { return v.ID == uint16(id) }); k >= 0 {
+			return &i.VESWs[k], nil
+		}
+	}
+	return nil, noVESW(name)
+}
+
+func noVESW(name string) error {
+	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no virtual Ethernet switch %q", name), Fix: "weft vesw list"}
+}
+
+// wantedVESWs reads what is wanted from the store.
+func (n *Node) wantedVESWs(ctx context.Context, command string) (i em.Intent, err error) {
+	if err := n.editable(ctx, command); err != nil {
+		return i, err
+	}
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	if i, err = manager.LoadVESWs(ctx, n.store); err != nil {
+		err = &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	}
+	return i, err
+}
+
+// ethernet is what this node's Ethernet Manager knows, if it is the master.
+func (n *Node) ethernet() (s em.Status, master bool, t *topo.Subnet) {
+	n.sub.do(func() {
+		s, master = n.manager.Ethernet()
+		t = n.manager.Topo()
+	})
+	return s, master, t
+}
+
+// describeVESW puts together what is wanted and what became of it.
+func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Subnet) api.VESW {
+	v := api.VESW{Name: w.Name, ID: int(w.ID), PKey: pkeyText(w.Key()), OwnPartition: w.OwnPartition(), FabricID: int(i.FabricID), MTU: int(w.MTU), Flood: w.Flood,
+		UserMACs: !w.NoUserMACs, MaxMACs: int(w.MaxMACs), SL: int(w.SL), State: api.VESWUnknown}
+	if v.MTU == 0 {
+		v.MTU = mad.DefaultEthMTU
+	}
+	if v.MaxMACs == 0 {
+		v.MaxMACs = em.DefaultMaxMACs
+	}
+	if w.PCP != nil {
+		for _, sl := range w.PCP {
+			v.PCP = append(v.PCP, int(sl))
+		}
+	}
+	var is *em.VESWStatus
+	if k := slices.IndexFunc(s.VESWs, func(x em.VESWStatus) bool { return x.ID == w.ID && x.Name == w.Name }); master && k >= 0 {
+		is = &s.VESWs[k]
+		v.ActiveMTU, v.MACs, v.State = is.MTU, is.MACs, veswState(is)
+		if is.MLID != 0 {
+			v.MLID = fmt.Sprintf("0x%06x", 0xf00000+int(is.MLID-ib.LIDMulticastFirst))
+		}
+		for _, p := range is.Problems {
+			x := api.VESWProblem{What: p.What, Fix: p.Fix}
+			if p.Port != 0 {
+				x.Port = p.Port.String()
+			}
+			v.Problems = append(v.Problems, x)
+		}
+	}
+	for _, m := range w.Members {
+		p := api.VESWPort{GUID: m.Port.String(), VPort: int(m.Index), Number: int(m.Num), Gateway: m.Gateway, Name: portName(t, m.Port)}
+		if is != nil {
+			if k := slices.IndexFunc(is.Members, func(x em.MemberStatus) bool { return x.Port == m.Port }); k >= 0 {
+				x := &is.Members[k]
+				p.LID, p.Agent, p.State, p.Default = int(x.LID), x.Agent, x.State, x.Default
+				if x.BaseMAC != (em.MAC{}) {
+					p.BaseMAC = x.BaseMAC.String()
+				}
+				p.MACs, p.Groups = macTexts(x.MACs), macTexts(x.Multicast)
+			}
+		}
+		v.Ports = append(v.Ports, p)
+	}
+	return v
+}
+
+func macTexts(list []em.MAC) (texts []string) {
+	for _, m := range list {
+		texts = append(texts, m.String())
+	}
+	return texts
+}
+
+// veswState is the state of a VESW in a word.
+func veswState(s *em.VESWStatus) string {
+	if len(s.Problems) > 0 {
+		return api.VESWDegraded
+	}
+	for _, m := range s.Members {
+		switch m.State {
+		case em.StateWaiting, em.StateConfiguring, em.StateDropping:
+			return api.VESWConfiguring
+		}
+	}
+	return api.VESWUp
+}
+
+// editVESWs changes the virtual Ethernet switches that are wanted, and describes one of them.
+func (n *Node) editVESWs(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
+	var after em.Intent
+	edit, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	err = manager.EditVESWs(edit, n.store, func(i *em.Intent) error {
+		if err := f(i); err != nil {
+			return err
+		}
+		after = *i
+		return nil
+	})
+	var known *api.Error
+	var wrong *manager.InvalidError
+	switch {
+	case errors.As(err, &known):
+		return v, err
+	case errors.Is(err, em.ErrNoVESW):
+		return v, noVESW(name)
+	case errors.As(err, &wrong):
+		return v, invalid(help, "%v", wrong.Err)
+	case err != nil:
+		return v, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	}
+	if w := after.Find(name); w != nil {
+		s, master, t := n.ethernet()
+		v = describeVESW(&after, w, s, master, t)
+	}
+	return v, nil
+}
+
+// narrow turns numbers of a request into those of an intent; what does not fit is refused.
+func narrow[T uint8 | uint16](v int, what string) (T, error) {
+	if v < 0 || int(T(v)) != v {
+		return 0, fmt.Errorf("%s: %d is out of range", what, v)
+	}
+	return T(v), nil
+}
+
+// CreateVESW implements api.Backend.
+func (n *Node) CreateVESW(ctx context.Context, c api.VESWCreate) (api.VESW, error) {
+	const help = "weft vesw create --help"
+	w := em.VESW{Name: c.Name, Flood: c.Flood, NoUserMACs: c.NoUserMACs}
+	var errs [6]error
+	w.ID, errs[0] = narrow[uint16](c.ID, "id")
+	w.MTU, errs[1] = narrow[uint16](c.MTU, "MTU")
+	w.MaxMACs, errs[2] = narrow[uint16](c.MaxMACs, "number of MACs")
+	w.SL, errs[3] = narrow[uint8](c.SL, "service level")
+	if len(c.PCP) != 0 {
+		w.PCP = new([8]uint8)
+		if len(c.PCP) != len(w.PCP) {
+			errs[4] = fmt.Errorf("%d service levels by priority: want 8", len(c.PCP))
+		}
+		for k := range min(len(c.PCP), len(w.PCP)) {
+			var err error
+			if w.PCP[k], err = narrow[uint8](c.PCP[k], "service level"); err != nil {
+				errs[4] = err
+			}
+		}
+	}
+	if c.PKey != "" {
+		w.PKey, errs[5] = parsePKey(c.PKey)
+	}
+	if err := errors.Join(errs[:]...); err != nil {
+		return api.VESW{}, invalid(help, "%v", err)
+	}
+	if err := n.editable(ctx, "weft vesw create"); err != nil {
+		return api.VESW{}, err
+	}
+	others, err := n.intent(ctx, "weft vesw create")
+	if err != nil {
+		return api.VESW{}, err
+	}
+	v, err := n.editVESWs(ctx, help, c.Name, func(i *em.Intent) error {
+		if c.ByteIDs != nil {
+			i.ByteIDs = *c.ByteIDs
+		}
+		if c.FabricID != nil {
+			id, err := narrow[uint16](*c.FabricID, "fabric id")
+			if err != nil {
+				return invalid(help, "%v", err)
+			}
+			i.FabricID = id
+		}
+		if i.Find(c.Name) != nil {
+			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already", c.Name), Fix: "weft vesw set " + c.Name}
+		}
+		if err := i.Create(w); err != nil {
+			return invalid(help, "%v", err)
+		}
+		return partitionFree(&others, i.Find(c.Name))
+	})
+	if err == nil {
+		n.log.Info("virtual Ethernet switch created", "name", c.Name, "id", v.ID)
+	}
+	return v, err
+}
+
+// partitionFree refuses a VESW a partition of its own that others made, who would be in it with it.
+func partitionFree(i *manager.Intent, v *em.VESW) error {
+	if !v.OwnPartition() || partition(i, v.Key()) < 0 {
+		return nil
+	}
+	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", pkeyText(v.Key())),
+		Fix: "weft vesw create --id with another, or --pkey " + pkeyText(v.Key()) + " to share it"}
+}
+
+// ChangeVESW implements api.Backend.
+func (n *Node) ChangeVESW(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {
+	const help = "weft vesw set --help"
+	if err := n.editable(ctx, "weft vesw set"); err != nil {
+		return v, err
+	}
+	others, err := n.intent(ctx, "weft vesw set")
+	if err != nil {
+		return v, err
+	}
+	return n.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) (err error) {
+		if c.PKey != nil {
+			if w.PKey = 0; *c.PKey != "" {
+				if w.PKey, err = parsePKey(*c.PKey); err != nil {
+					return err
+				}
+			}
+			if err := partitionFree(&others, w); err != nil {
+				return err
+			}
+		}
+		if c.MTU != nil {
+			if w.MTU, err = narrow[uint16](*c.MTU, "MTU"); err != nil {
+				return err
+			}
+		}
+		if c.MaxMACs != nil {
+			if w.MaxMACs, err = narrow[uint16](*c.MaxMACs, "number of MACs"); err != nil {
+				return err
+			}
+		}
+		if c.SL != nil {
+			if w.SL, err = narrow[uint8](*c.SL, "service level"); err != nil {
+				return err
+			}
+		}
+		if c.Flood != nil {
+			w.Flood = *c.Flood
+		}
+		if c.UserMACs != nil {
+			w.NoUserMACs = !*c.UserMACs
+		}
+		return nil
+	})
+}
+
+// editNamed changes the VESW with a name or an identifier.
+func (n *Node) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW, error) {
+	i, err := n.wantedVESWs(ctx, strings.TrimSuffix(help, " --help"))
+	if err != nil {
+		return api.VESW{}, err
+	}
+	w, err := findVESW(&i, name)
+	if err != nil {
+		return api.VESW{}, err
+	}
+	name = w.Name
+	return n.editVESWs(ctx, help, name, func(i *em.Intent) error {
+		w := i.Find(name)
+		if w == nil {
+			return em.ErrNoVESW
+		}
+		err := f(i, w)
+		var known *api.Error
+		if err == nil || errors.As(err, &known) || errors.Is(err, em.ErrNoVESW) {
+			return err
+		}
+		return invalid(help, "%v", err)
+	})
+}
+
+// DeleteVESW implements api.Backend.
+func (n *Node) DeleteVESW(ctx context.Context, name string) error {
+	_, err := n.editNamed(ctx, "weft vesw list", name, func(i *em.Intent, w *em.VESW) error { return i.Delete(w.Name) })
+	if err == nil {
+		n.log.Info("virtual Ethernet switch deleted", "name", name)
+	}
+	return err
+}
+
+// AddVESWPort implements api.Backend.
+func (n *Node) AddVESWPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
+	const help = "weft vesw port add --help"
+	index := -1
+	if p.VPort != nil {
+		if index = *p.VPort; index < 0 || index > em.MaxIndex {
+			return v, invalid(help, "a vport is 0 to %d, not %d", em.MaxIndex, index)
+		}
+	}
+	if err := n.editable(ctx, "weft vesw port add"); err != nil {
+		return v, err
+	}
+	guid, err := n.portNamed(p.Port, n.known())
+	if err != nil {
+		return v, err
+	}
+	v, err = n.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) error {
+		_, err := i.Add(w.Name, guid, index, p.Gateway)
+		return err
+	})
+	if err == nil {
+		n.log.Info("port added to a virtual Ethernet switch", "name", v.Name, "port", guid)
+	}
+	return v, err
+}
+
+// DelVESWPort implements api.Backend.
+func (n *Node) DelVESWPort(ctx context.Context, name, port string, vport int) error {
+	if err := n.editable(ctx, "weft vesw port del"); err != nil {
+		return err
+	}
+	guid, err := n.portNamed(port, n.known())
+	if err != nil {
+		return err
+	}
+	_, err = n.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
+		if err := i.Remove(w.Name, guid, vport); err != nil {
+			return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %s is no member of %s", port, w.Name), Fix: "weft vesw show " + w.Name}
+		}
+		return nil
+	})
+	if err == nil {
+		n.log.Info("port taken out of a virtual Ethernet switch", "name", name, "port", guid)
+	}
+	return err
+}
+
+// veswDegraded names the virtual Ethernet switches that are not as they are wanted.
+func (n *Node) veswDegraded() (list []api.Degraded) {
+	if n.sub == nil || n.manager == nil {
+		return nil
+	}
+	s, master, t := n.ethernet()
+	if !master {
+		return nil
+	}
+	for k := range s.VESWs {
+		v := &s.VESWs[k]
+		if len(v.Problems) == 0 {
+			continue
+		}
+		p := v.Problems[0]
+		why := p.What
+		if p.Port != 0 {
+			who := p.Port.String()
+			if name := portName(t, p.Port); name != "" {
+				who = name
+			}
+			why = who + ": " + why
+		}
+		fix := p.Fix
+		if more := len(v.Problems) - 1; more > 0 {
+			why += fmt.Sprintf(", and %d more", more)
+			fix = "weft vesw show " + v.Name
+		}
+		list = append(list, api.Degraded{What: "vesw_" + v.Name, Why: why, Fix: fix})
+	}
+	return list
+}
+
+// veswKeyTaken refuses a partition to others that a VESW has for itself.
+func (n *Node) veswKeyTaken(ctx context.Context, key ib.PKey) error {
+	ctx, stop := context.WithTimeout(ctx, storeWait)
+	defer stop()
+	i, err := manager.LoadVESWs(ctx, n.store)
+	if err != nil {
+		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	}
+	for k := range i.VESWs {
+		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {
+			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("it is the partition that the virtual Ethernet switch %s has for itself", v.Name),
+				Fix: "another P_Key, or weft vesw port add " + v.Name}
+		}
+	}
+	return nil
+}

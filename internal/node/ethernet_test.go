@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/vnic"
+	"weft/internal/vnic/vema"
+)
+
+// netdevs are the netdevs of a function that carries nothing.
+type netdevs struct{ *vnic.Netdevs }
+
+func (n netdevs) AllocNetdev(vport uint8) (vnic.Netdev, error) { return n.Alloc(vport) }
+func (n netdevs) FreeNetdev(vport uint8)                       { n.Free(vport) }
+
+// serveVESW gives a function an agent and ports of its own.
+func (r *running) serveVESW(device string) *vnic.Ports {
+	p := vnic.New(vnic.Config{Function: netdevs{vnic.NewNetdevs(4)}, OPAPort: 1})
+	number := r.node.function(device).a.Number()
+	r.node.sub.do(func() {
+		p.SetLink(r.node.now(), true)
+		r.node.sub.serveEthernet(number, vema.New(vema.Config{Ports: p}))
+	})
+	return p
+}
+
+// TestEthernetManager: what the control interface is told of virtual Ethernet switches becomes of vports by MADs, and is shown and undone; what
+// cannot be is refused with the reason.
+func TestEthernetManager(t *testing.T) {
+	r, ctx := master(t), context.Background()
+	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "weft_ib1"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second port is active", func() bool {
+		s := r.status()
+		return len(s.Devices) == 3 && s.Devices[2].PortState == "ACTIVE"
+	})
+	ports := []*vnic.Ports{r.serveVESW(firstNative), r.serveVESW("weft_ib1")}
+	v, err := r.cli.CreateVESW(ctx, api.VESWCreate{Name: "lab", MTU: 9000, PCP: []int{0, 0, 0, 0, 0, 0, 7, 7}})
+	if err != nil || v.ID != 1 || v.PKey != "0xc001" || !v.OwnPartition || len(v.Ports) != 0 {
+		t.Fatalf("%v %+v", err, v)
+	}
+	zero := 0
+	if v, err = r.cli.AddVESWPort(ctx, "lab", api.VESWPortAdd{Port: firstNative, VPort: &zero}); err != nil || len(v.Ports) != 1 {
+		t.Fatalf("%v %+v", err, v)
+	}
+	if v, err = r.cli.AddVESWPort(ctx, "1", api.VESWPortAdd{Port: "weft_ib1@" + r.node.identity.String()}); err != nil || len(v.Ports) != 2 || !strings.HasSuffix(v.Ports[1].Name, "weft_ib1") {
+		t.Fatalf("%v %+v", err, v)
+	}
+	states := func(name string) (states []string) {
+		v, err := r.cli.VESW(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		states = []string{v.State}
+		for _, p := range v.Ports {
+			states = append(states, p.State)
+		}
+		return states
+	}
+	eventually(t, "the ports are configured, and their interfaces down", func() bool { return slices.Equal(states("lab"), []string{"up", "down", "down"}) })
+	r.node.sub.do(func() {
+		for _, p := range ports {
+			if i := p.Info(0); i.VESW.VESWID != 1 || i.VESW.EthMTU != 9000 || i.VESW.PKey != 0xc001 || i.Port.PCPToSCUc[6] != 7 || i.VESW.McastDLID < 0xf00000 {
+				t.Errorf("%+v", i)
+			}
+			p.Port(0).SetAdmin(r.node.now(), true)
+			if err := p.Port(0).SetMAC(r.node.now(), [6]byte{2, 0, 0, 0, 0, byte(p.Info(0).Port.PortNum)}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	eventually(t, "they forward", func() bool { return slices.Equal(states("lab"), []string{"up", "forwarding", "forwarding"}) })
+	eventually(t, "their MACs are known", func() bool {
+		v, err := r.cli.VESW(ctx, "lab")
+		return err == nil && v.MACs == 2 && slices.Equal(v.Ports[0].MACs, []string{"02:00:00:00:00:01"})
+	})
+	list, err := r.cli.VESWs(ctx)
+	if err != nil || len(list) != 1 || list[0].ActiveMTU != 9000 || list[0].MLID == "" || list[0].Ports[1].BaseMAC == "" {
+		t.Errorf("%v %+v", err, list)
+	}
+
+	for _, c := range []struct {
+		why string
+		err error
+	}{
+		{`there is a virtual Ethernet switch "lab" already`, second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "lab"}))},
+		{`there is no virtual Ethernet switch "none"`, second(r.cli.VESW(ctx, "none"))},
+		{`there is no virtual Ethernet switch "none"`, second(r.cli.AddVESWPort(ctx, "none", api.VESWPortAdd{Port: firstNative}))},
+		{`there is no virtual Ethernet switch "none"`, r.cli.DeleteVESW(ctx, "none")},
+		{"want 1 to 64 letters", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "a b"}))},
+		{"id: 70000 is out of range", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", ID: 70000}))},
+		{"ids that are one: 1", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", ID: 1}))},
+		{"want 8", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", PCP: []int{1}}))},
+		{"a P_Key is", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", PKey: "red"}))},
+		{"MTU 20000: want", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", MTU: 20000}))},
+		{"that lab has for itself", second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x", PKey: "0x4001"}))},
+		{"has for itself", second(r.cli.AddPartition(ctx, api.Partition{PKey: "0x4001"}))},
+		{"has no such InfiniBand device", second(r.cli.AddVESWPort(ctx, "lab", api.VESWPortAdd{Port: "weft9"}))},
+		{"it is a member already, as vport 0", second(r.cli.AddVESWPort(ctx, "lab", api.VESWPortAdd{Port: firstNative, VPort: &[]int{3}[0]}))},
+		{"a vport is 0 to 254", second(r.cli.AddVESWPort(ctx, "lab", api.VESWPortAdd{Port: firstNative, VPort: &[]int{255}[0]}))},
+		{"is no member of lab", r.cli.DelVESWPort(ctx, "lab", "0x77", -1)},
+		{"service level", second(r.cli.ChangeVESW(ctx, "lab", api.VESWChange{SL: &[]int{15}[0]}))},
+	} {
+		if c.err == nil || !strings.Contains(c.err.Error(), c.why) || !strings.Contains(c.err.Error(), ". fix: weft ") && !strings.Contains(c.err.Error(), ". fix: another") {
+			t.Errorf("want %q, have %v", c.why, c.err)
+		}
+	}
+
+	if _, err := r.cli.AddVESWPort(ctx, "lab", api.VESWPortAdd{Port: "0x77"}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a port that is not there is named", func() bool {
+		return slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
+			return d.What == "vesw_lab" && strings.Contains(d.Why, "the port is not in the subnet") && d.Fix == "weft fabric nodes"
+		})
+	})
+	if err := r.cli.DelVESWPort(ctx, "lab", "0x77", -1); err != nil {
+		t.Fatal(err)
+	}
+	mtu, no := 1400, false
+	if v, err := r.cli.ChangeVESW(ctx, "lab", api.VESWChange{MTU: &mtu, UserMACs: &no}); err != nil || v.MTU != 1400 || v.UserMACs {
+		t.Errorf("%v %+v", err, v)
+	}
+	eventually(t, "they have the new MTU, and forward still", func() bool {
+		v, err := r.cli.VESW(ctx, "lab")
+		return err == nil && v.ActiveMTU == 1400 && v.MACs == 0 && slices.Equal(states("lab"), []string{"up", "forwarding", "forwarding"})
+	})
+	if r.counter(api.ScopeEM, "sets") == 0 || r.counter(api.ScopeEM, "bounced") != 0 {
+		t.Error("counters of the Ethernet Manager")
+	}
+	if err := r.cli.DeleteVESW(ctx, "lab"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the vports are gone", func() (gone bool) {
+		r.node.sub.do(func() { gone = ports[0].Port(0) == nil && ports[1].Port(0) == nil })
+		return gone
+	})
+	eventually(t, "the partition is gone", func() bool {
+		d, err := r.cli.Devices(ctx)
+		return err == nil && !slices.ContainsFunc(d, func(d api.Device) bool {
+			return slices.ContainsFunc(d.Ports[0].PKeys, func(k api.PKey) bool { return k.PKey == "0xc001" })
+		})
+	})
+}
+
+// TestVESWsElsewhere: who has no manager says where to ask.
+func TestVESWsElsewhere(t *testing.T) {
+	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
+	for _, err := range []error{second(r.cli.VESWs(ctx)), second(r.cli.CreateVESW(ctx, api.VESWCreate{Name: "x"})), r.cli.DeleteVESW(ctx, "x")} {
+		if code(err) != api.CodeNotMaster {
+			t.Error(err)
+		}
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
