@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ether"
+	"weft/internal/hostnet/rawio"
 )
 
 const (
@@ -32,14 +33,13 @@ type lane struct {
 	n      int
 	err    error
 	hdr    [ether.OffloadLen]byte
-	iov    []unix.Iovec
+	iov    rawio.Vector
 	one    [1][]byte
 }
 
 func (l *lane) init() {
 	l.bufs = make([][]byte, BatchSize)
 	l.read, l.write = l.readAll, l.writeAll
-	l.iov = make([]unix.Iovec, 0, 1+MaxPieces)
 }
 
 // buffer is the i-th, made when it is needed first: few hosts ever have as many frames waiting.
@@ -70,7 +70,7 @@ func (l *lane) readAll(fd uintptr) {
 	octets := 0
 	for l.n < min(len(l.frames), len(l.off), BatchSize) && octets < batchOctets {
 		b := l.buffer(l.n)
-		n, err := rawRead(fd, b)
+		n, err := rawio.Read(fd, b)
 		switch err {
 		case 0:
 		case unix.EINTR:
@@ -135,14 +135,13 @@ func (l *lane) writeOne(fd uintptr, off *ether.Offload, parts [][]byte) {
 		return
 	}
 	off.Put(l.hdr[:])
-	l.iov = append(l.iov[:0], iovec(l.hdr[:]))
+	l.iov.Reset()
+	l.iov.Add(l.hdr[:])
 	for _, p := range parts {
-		if len(p) > 0 {
-			l.iov = append(l.iov, iovec(p))
-		}
+		l.iov.Add(p)
 	}
 	for {
-		switch rawWritev(fd, l.iov) {
+		switch l.iov.Write(fd) {
 		case 0:
 			l.n++
 			return
