@@ -227,7 +227,7 @@ func (m *Manager) settle(now mono.Time) {
 func (m *Manager) handOver(now mono.Time) {
 	m.keepAt = 0
 	version := m.sm.Version()
-	if !m.elected || version == m.kept && !m.dirty && !m.vesw.dirty {
+	if !m.elected || version == m.kept && !m.dirty && !m.veswsDirty() {
 		return
 	}
 	if at := m.keptAt.Add(keepEvery); version == m.kept && m.keptAt != 0 && !at.Due(now) {
@@ -244,10 +244,11 @@ func (m *Manager) handOver(now mono.Time) {
 	if m.dirty && err == nil {
 		k.clients, err = json.Marshal(m.sa.State(now))
 	}
-	if m.vesw.dirty && err == nil {
+	if m.veswsDirty() && err == nil {
 		k.vesws, err = m.observedVESWs()
+		m.vesw.dirty = false
 	}
-	m.kept, m.dirty, m.vesw.dirty = version, false, false
+	m.kept, m.dirty = version, false
 	if err != nil {
 		m.cfg.Log.Error("what was observed cannot be kept", "err", err)
 		return

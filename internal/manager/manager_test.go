@@ -208,7 +208,7 @@ func TestDamagedObservations(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()
 	ctx := context.Background()
-	for _, key := range []string{KeyObservations, KeyClients} {
+	for _, key := range []string{KeyObservations, KeyClients, veswKey(3)} {
 		if _, err := store.Put(ctx, mem, key, []byte("{\"LIDs\": \"none\"")); err != nil {
 			t.Fatal(err)
 		}

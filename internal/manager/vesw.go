@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 
 	"weft/internal/ib"
 	"weft/internal/mad"
@@ -163,11 +164,11 @@ func (m *Manager) endEthernet() {
 
 func veswKey(id uint16) string { return KeyVESWObserved + "/" + strconv.Itoa(int(id)) }
 
+// veswsDirty reports whether there is something to keep of VESWs: only a master knows.
+func (m *Manager) veswsDirty() bool { return m.vesw.dirty && m.em.Active() }
+
 // observedVESWs are the keys that have changed, with what they shall have; nil is nothing.
 func (m *Manager) observedVESWs() (map[string][]byte, error) {
-	if !m.em.Active() {
-		return nil, nil
-	}
 	changed, now := map[string][]byte{}, map[string][]byte{}
 	for _, o := range m.em.Observations() {
 		b, err := json.Marshal(o)
@@ -195,6 +196,9 @@ func (m *Manager) recallVESWs(ctx context.Context, term *store.Term) (list []em.
 		return nil, err
 	}
 	for _, e := range l.Entries {
+		if strings.HasSuffix(e.Key, Damaged) {
+			continue
+		}
 		var o em.Observed
 		if err := recall(ctx, m, term, e.Key, &o); err != nil {
 			return nil, err
@@ -209,9 +213,10 @@ func (m *Manager) recallVESWs(ctx context.Context, term *store.Term) (list []em.
 // partitions are those that are wanted: those of the intent, and those that VESWs have for themselves.
 func (m *Manager) partitions() []sm.Partition { return m.partitionsWith(&m.intent) }
 
-func (m *Manager) partitionsWith(i *Intent) []sm.Partition { return partitions(i, &m.vesws) }
+func (m *Manager) partitionsWith(i *Intent) []sm.Partition { return Partitions(i, &m.vesws) }
 
-func partitions(i *Intent, vesws *em.Intent) []sm.Partition {
+// Partitions are those of an intent, and those that VESWs have for themselves (sm.Partition.Apart).
+func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	list := slices.Clone(i.Subnet.Partitions)
 	for k := range vesws.VESWs {
 		v := &vesws.VESWs[k]

@@ -256,7 +256,7 @@ func TestPartitionsOfVESWs(t *testing.T) {
 	i := Intent{Subnet: sm.Intent{Partitions: []sm.Partition{{Name: "x", PKey: 0x4002, Members: []sm.Member{{PortGUID: 7, As: sm.Limited}}}}}}
 	v := em.Intent{VESWs: []em.VESW{{Name: "a", ID: 1, Members: []em.Member{{Port: 5, Num: 1}}}, {Name: "b", ID: 2, Members: []em.Member{{Port: 7, Num: 1}}},
 		{Name: "c", ID: 3, PKey: 0x7fff, Members: []em.Member{{Port: 9, Num: 1}}}}}
-	list := partitions(&i, &v)
+	list := Partitions(&i, &v)
 	if len(list) != 2 || list[0].Apart || list[0].Members[0].As != sm.Full || !list[1].Apart || list[1].PKey != 0xc001 || list[1].Name != "vesw-a" {
 		t.Errorf("%+v", list)
 	}

@@ -430,7 +430,7 @@ func (n *Node) veswKeyTaken(ctx context.Context, key ib.PKey) error {
 	for k := range i.VESWs {
 		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {
 			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("it is the partition that the virtual Ethernet switch %s has for itself", v.Name),
-				Fix: "another P_Key, or weft vesw port add " + v.Name}
+				Fix: "weft vesw show " + v.Name}
 		}
 	}
 	return nil

@@ -61,8 +61,12 @@ func (n *Node) Partitions(ctx context.Context) (list []api.Partition, err error)
 	if err != nil {
 		return nil, err
 	}
+	v, err := n.wantedVESWs(ctx, "weft pkey list")
+	if err != nil {
+		return nil, err
+	}
 	t := n.known()
-	for _, p := range i.Subnet.Partitions {
+	for _, p := range manager.Partitions(&i, &v) {
 		list = append(list, describePartition(&p, t))
 	}
 	return list, nil
@@ -200,8 +204,12 @@ func (n *Node) DelPartition(ctx context.Context, pkey string, names []string) er
 		}
 		guids = append(guids, guid)
 	}
+	taken := n.veswKeyTaken(ctx, key)
 	err = n.edit(ctx, func(i *manager.Intent) error {
 		j := partition(i, key)
+		if j < 0 && taken != nil {
+			return taken
+		}
 		if j < 0 {
 			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + pkeyText(key), Fix: "weft pkey list"}
 		}

@@ -207,6 +207,7 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 		}
 	}
 	seen := map[ib.GUID]bool{}
+	moved := false // who tables of MACs lead to
 	clear(m.byLID)
 	for r := range net.EndPorts() {
 		n, tp := &net.Nodes[r.Node], net.Port(r)
@@ -221,6 +222,7 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 		}
 		if p.lid != tp.Info.LID {
 			p.lid = tp.Info.LID
+			moved = true
 			m.cancel(p) // it was asked under another LID
 			p.cpiAt = now
 		}
@@ -237,7 +239,13 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 	}
 	for guid, p := range m.ports {
 		if !seen[guid] {
+			moved = true
 			m.forget(p)
+		}
+	}
+	if moved {
+		for _, v := range m.vesws {
+			v.stamp++
 		}
 	}
 	m.replan(now)
@@ -303,7 +311,6 @@ func (m *Manager) replan(now mono.Time) {
 	for _, v := range m.vesws {
 		v.enroll()
 		v.joined = nil // who left the subnet has left its groups
-		v.stamp++      // LIDs may be others
 	}
 	for _, v := range m.vesws {
 		v.plan(now)

@@ -16,9 +16,9 @@ import (
 // TestRandomLives drives managers through random lives, with losses, and compares what became of it with what was wanted, which is
 // easily said: every member that is there forwards in its VESW, sends each MAC of another to that one's LID, and nothing else is configured.
 func TestRandomLives(t *testing.T) {
-	seeds := uint64(60)
+	seeds := uint64(30)
 	if testing.Short() {
-		seeds = 30
+		seeds = 10
 	}
 	for seed := range seeds {
 		const n = 5
