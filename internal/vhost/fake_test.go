@@ -48,6 +48,7 @@ type fake struct {
 type fakeRing struct {
 	vhost.Ring
 	*virtio.Queue
+	packed virtio.Ring // instead of Queue: not worked on
 }
 
 func newFake(s *vhost.Session) (*fake, error) {
@@ -78,8 +79,10 @@ func (d *fake) log() (list []string) {
 }
 
 func (d *fake) Features() uint64 {
-	return 1<<abi.FeatureVersion1 | 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureEventIdx
+	return 1<<abi.FeatureVersion1 | 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureEventIdx | 1<<abi.FeaturePacked | 1<<abi.FeatureLogAll
 }
+func (d *fake) Announce(mac [6]byte)    { d.locked(func() { d.note("announce %x", mac) }) }
+func (d *fake) SetMTU(mtu uint16) error { d.locked(func() { d.note("mtu %d", mtu) }); return nil }
 func (d *fake) Config() abi.Config {
 	return abi.Config{MaxVirtqueuePairs: 1, MTU: 1500, MaxRDMAQPs: fakeQPs, MaxRDMACQs: fakeCQs}
 }
@@ -95,9 +98,16 @@ func (d *fake) SetRing(i int, r vhost.Ring) (err error) {
 		if err = d.refuse; err != nil {
 			return
 		}
+		if r.Packed {
+			q, e := virtio.Open(d.s.Mem(), r.Config)
+			if err = e; err == nil {
+				d.rings[i] = &fakeRing{Ring: r, packed: q}
+			}
+			return
+		}
 		q, e := virtio.New(d.s.Mem(), r.Config)
 		if err = e; err == nil {
-			d.rings[i] = &fakeRing{r, q}
+			d.rings[i] = &fakeRing{Ring: r, Queue: q}
 		}
 	})
 	return err
@@ -108,7 +118,11 @@ func (d *fake) ChangeRing(i int, r vhost.Ring) {
 func (d *fake) StopRing(i int) (state uint32) {
 	d.locked(func() {
 		d.note("stop ring %d", i)
-		state = d.rings[i].State()
+		if q := d.rings[i].packed; q != nil {
+			state = q.State()
+		} else {
+			state = d.rings[i].State()
+		}
 		delete(d.rings, i)
 	})
 	return state
@@ -153,7 +167,7 @@ func (d *fake) lane() {
 				fds = append(fds, unix.PollFd{Fd: int32(d.kick.FD()), Events: unix.POLLIN})
 			}
 			for _, r := range d.rings {
-				if r.Kick != nil {
+				if r.Kick != nil && r.packed == nil {
 					pending, _ := r.EnableKick()
 					work = work || pending && r.Enabled
 					fds = append(fds, unix.PollFd{Fd: int32(r.Kick.FD()), Events: unix.POLLIN})
@@ -170,7 +184,7 @@ func (d *fake) lane() {
 			d.kick.Clear()
 		}
 		for _, r := range d.rings {
-			if r.Kick != nil {
+			if r.Kick != nil && r.packed == nil {
 				r.Kick.Clear()
 				r.DisableKick()
 			}
@@ -188,7 +202,7 @@ func (d *fake) drain() (work bool) {
 		work = len(d.bell.Rings(nil)) > 0
 	}
 	for i, r := range d.rings {
-		if !r.Enabled {
+		if !r.Enabled || r.packed != nil {
 			continue
 		}
 		switch {

@@ -24,10 +24,11 @@ var known = []uint32{abi.ReqGetFeatures, abi.ReqSetFeatures, abi.ReqSetOwner, ab
 	abi.ReqSetVringNum, abi.ReqSetVringAddr, abi.ReqSetVringBase, abi.ReqGetVringBase, abi.ReqSetVringKick, abi.ReqSetVringCall,
 	abi.ReqSetVringErr, abi.ReqGetProtocolFeatures, abi.ReqSetProtocolFeatures, abi.ReqGetQueueNum, abi.ReqSetVringEnable,
 	abi.ReqGetConfig, abi.ReqSetConfig, abi.ReqResetDevice, abi.ReqGetMaxMemSlots, abi.ReqAddMemReg, abi.ReqRemMemReg,
-	abi.ReqSetStatus, abi.ReqGetStatus, abi.ReqHello, abi.ReqSetDoorbell, abi.ReqSetRing, abi.ReqStopRing, abi.ReqProcMem}
+	abi.ReqSetStatus, abi.ReqGetStatus, abi.ReqHello, abi.ReqSetDoorbell, abi.ReqSetRing, abi.ReqStopRing, abi.ReqProcMem,
+	abi.ReqSetLogBase, abi.ReqSetLogFD, abi.ReqSendRARP, abi.ReqNetSetMTU}
 
 // sizes are the payload lengths that are right for known.
-var sizes = []int{0, 8, 0, 0, 8 + 32, 8, 40, 8, 8, 8, 8, 8, 0, 8, 0, 8, 12 + 8, 12 + 8, 0, 0, 40, 40, 8, 0, 16, 16, 48, 8, 16}
+var sizes = []int{0, 8, 0, 0, 8 + 32, 8, 40, 8, 8, 8, 8, 8, 0, 8, 0, 8, 12 + 8, 12 + 8, 0, 0, 40, 40, 8, 0, 16, 16, 48, 8, 16, 16, 0, 8, 8}
 
 // writer makes a script of messages, as FuzzMessages reads it.
 type writer []byte
@@ -89,7 +90,23 @@ func seeds() (list []writer) {
 	weft.add(abi.ReqSetRing, 9, nil, abi.SetRing{Index: 11, Num: 4, Desc: fixed + 1024, Avail: fixed + 1280, Used: fixed + 1536}.Append(nil))
 	weft.add(abi.ReqStopRing, 9, nil, put(2, 0))
 	weft.add(abi.ReqSetStatus, 9, nil, vhosttest.U64(0))
-	return []writer{std, stop, table, weft}
+	log := start(false)
+	log.add(abi.ReqSetProtocolFeatures, 9, nil, vhosttest.U64(1<<abi.ProtoReplyAck|1<<abi.ProtoLogShmFD|1<<abi.ProtoRARP|1<<abi.ProtoMTU))
+	log.add(abi.ReqSetLogBase, 9, []byte{fdMem}, append(vhosttest.U64(1<<12), vhosttest.U64(64)...))
+	log.add(abi.ReqSetFeatures, 9, nil, vhosttest.U64(1<<32|1<<55|1<<17|1<<30|1<<abi.FeatureLogAll))
+	log.add(abi.ReqSetLogBase, 9, []byte{fdMem}, append(vhosttest.U64(1<<10), vhosttest.U64(0)...))
+	log.add(abi.ReqSetLogFD, 9, []byte{fdEvent}, nil)
+	log.add(abi.ReqSendRARP, 9, nil, vhosttest.U64(2))
+	log.add(abi.ReqNetSetMTU, 9, nil, vhosttest.U64(1500))
+	packed := start(false)
+	packed.add(abi.ReqSetFeatures, 9, nil, vhosttest.U64(1<<32|1<<55|1<<17|1<<30|1<<abi.FeaturePacked))
+	packed.add(abi.ReqSetVringNum, 9, nil, put(2, 3))
+	packed.add(abi.ReqSetVringBase, 9, nil, put(2, 0x80008000))
+	packed.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256, Used: fixed + 512}.Append(nil))
+	packed.add(abi.ReqSetVringKick, 9, []byte{fdEvent}, vhosttest.U64(2))
+	packed.add(abi.ReqSetVringEnable, 9, nil, put(2, 1))
+	packed.add(abi.ReqGetVringBase, 1, nil, put(2, 0))
+	return []writer{std, stop, table, weft, log, packed}
 }
 
 // FuzzMessages sends any sequence of messages with any descriptors. Whatever
