@@ -60,7 +60,7 @@ const (
 
 // Features implements vhost.Device.
 func (d *door) Features() uint64 {
-	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1
+	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1 | 1<<abi.FeatureIndirect | 1<<abi.FeatureRingReset
 }
 
 // device makes the device at the first request that needs to know its kind: a

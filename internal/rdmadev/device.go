@@ -155,6 +155,13 @@ type ring struct {
 	started func()
 	stopped func()
 	owed    int // notifications that found no room
+	// A ring that stops may go on later, as it was: what was taken from it stays
+	// with the device, and what is done of that meanwhile is given back then. Or
+	// it begins anew: then what was taken before is given back to nobody. gen
+	// tells the two apart, in the cookies of elements.
+	idle *virtio.Queue
+	late []uint16
+	gen  uint16
 }
 
 func (d *Device) ring(i uint32) *ring {
@@ -178,6 +185,7 @@ func (d *Device) resetRing(i uint32) {
 		return
 	}
 	r.posted, r.started, r.stopped, r.owed = nil, nil, nil, 0
+	r.idle, r.late, r.gen = nil, nil, r.gen+1
 	if r.vq != nil {
 		r.vq.Reset()
 	}
@@ -185,18 +193,29 @@ func (d *Device) resetRing(i uint32) {
 }
 
 // StartRing gives ring i a virtqueue; elements that wait in it are looked at.
+// One that stopped goes on, others begin: with other memory, or another size.
 func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r := d.ring(i)
-	r.vq, r.call = q, call
+	goesOn := r.idle != nil && q.Continue(r.idle)
+	if !goesOn {
+		r.gen++
+		r.late = r.late[:0]
+	}
+	r.idle, r.vq, r.call = nil, q, call
 	switch {
 	case call == nil:
 		r.owed = 0 // nobody listens any more
 	case r.owed > 0:
 		d.owing = append(d.owing, r)
 	}
+	for _, head := range r.late {
+		q.PushUsed(head, 0)
+	}
+	r.late = r.late[:0]
 	if r.started != nil {
 		r.started()
 	}
+	r.Publish()
 }
 
 // StopRing takes the virtqueue away and returns it; nil where there was none.
@@ -209,8 +228,9 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 	if r.stopped != nil {
 		r.stopped()
 	}
+	r.Publish()
 	// The session closes the descriptor: its number may soon mean another file.
-	r.vq, r.call = nil, nil
+	r.vq, r.idle, r.call = nil, q, nil
 	d.owing = slices.DeleteFunc(d.owing, func(o *ring) bool { return o == r })
 	return q
 }
@@ -280,10 +300,18 @@ func (r *ring) take(writable bool) (e virtio.Elem, ok bool) {
 	return e, ok
 }
 
-// Done gives an element back; the client sees it after Publish.
+// cookie names an element.
+func (r *ring) cookie(head uint16) uint32 { return uint32(head) | uint32(r.gen)<<16 }
+
+// Done gives an element back; the client sees it after Publish, or when the
+// ring goes on.
 func (r *ring) Done(cookie uint32) {
-	if r.vq != nil {
+	switch {
+	case uint16(cookie>>16) != r.gen: // of a ring that is no more
+	case r.vq != nil:
 		r.vq.PushUsed(uint16(cookie), 0)
+	case r.idle != nil:
+		r.late = append(r.late, uint16(cookie))
 	}
 }
 

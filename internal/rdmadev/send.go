@@ -33,7 +33,7 @@ func (d *Device) bindSend(q *hca.QP, compact bool) {
 	}
 	r.posted = q.SendPosted
 	r.started = func() { q.SetSendRing(s) }
-	r.stopped = func() { q.SetSendRing(nil) }
+	r.stopped = func() {} // there is nothing to fetch, as in state SQD, and what was fetched goes on
 	if r.vq != nil {
 		r.started()
 	}
@@ -48,7 +48,7 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 		return false
 	}
 	elem := el.Data
-	wr.Cookie = uint32(el.Head)
+	wr.Cookie = s.cookie(el.Head)
 	b := s.d.scratch[:s.form.Head]
 	if copy(b, elem) < s.form.Head {
 		s.malformed(wr)
@@ -119,7 +119,7 @@ func (d *Device) bindRecv(q *hca.QP) {
 	s := &recvRing{ring: r, maxSGE: q.Config().Cap.MaxRecvSGE}
 	r.posted = func() { q.RecvPosted(d.now()) }
 	r.started = func() { q.SetRecvRing(s); q.RecvPosted(d.now()) }
-	r.stopped = func() { q.SetRecvRing(nil) }
+	r.stopped = func() {} // there is nothing to fetch: to a peer, no buffer
 	if r.vq != nil {
 		r.started()
 	}
@@ -132,7 +132,7 @@ func (s *recvRing) Fetch(wr *transport.RecvWR) bool {
 		return false
 	}
 	elem := el.Data
-	wr.Cookie, wr.ID, wr.BadWQE, wr.SGE = uint32(el.Head), 0, true, wr.SGE[:0]
+	wr.Cookie, wr.ID, wr.BadWQE, wr.SGE = s.cookie(el.Head), 0, true, wr.SGE[:0]
 	b := s.d.scratch[:abi.RQSize]
 	if copy(b, elem) < abi.RQSize {
 		return true

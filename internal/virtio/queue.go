@@ -370,6 +370,21 @@ func (q *Queue) Taken() uint16 { return q.lastAvail }
 // Outstanding returns how many elements are taken and not used.
 func (q *Queue) Outstanding() int { return int(q.lastAvail - q.usedIdx) }
 
+// Continue makes q, which was made to resume a ring, go on where o stopped:
+// what o took and has not used stays taken. It reports false, and changes
+// nothing, where q is another ring: elsewhere, of another size, or begun anew.
+func (q *Queue) Continue(o *Queue) bool {
+	if q == o {
+		return true
+	}
+	if q.num != o.num || &q.desc[0] != &o.desc[0] || &q.avail[0] != &o.avail[0] || &q.used[0] != &o.used[0] || q.published != o.published ||
+		uint32(load16(q.avail, abi.VringAvailIdx)-o.usedIdx) > q.num || load16(q.avail, abi.VringAvailIdx)-o.usedIdx < o.lastAvail-o.usedIdx {
+		return false
+	}
+	q.lastAvail, q.availIdx, q.usedIdx, q.signalled = o.lastAvail, o.lastAvail, o.usedIdx, o.signalled
+	return true
+}
+
 // Reset sets all indices to zero, as both sides do when the object behind the
 // ring is destroyed (virtio RoCE RFC v2, DESTROY_QP and DESTROY_CQ).
 func (q *Queue) Reset() {
