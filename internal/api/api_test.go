@@ -35,6 +35,7 @@ type fake struct {
 	fakeFabric
 	fakeIPoIB
 	fakeVESWs
+	fakeVESW
 	status    Status
 	faults    []Fault
 	err       error

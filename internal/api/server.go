@@ -36,6 +36,7 @@ type Backend interface {
 	Fabric
 	IPoIB
 	VESWs
+	VESWInterfaces
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -153,6 +154,7 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	serveFabric(mux, b)
 	serveIPoIB(mux, b)
 	serveVESWs(mux, b)
+	serveVESWInterfaces(mux, b)
 	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Why: "this node does not know " + r.Method + " " + r.URL.Path,
 			Fix: "use the weft command of the node's own version"}

@@ -36,10 +36,12 @@ type Status struct {
 	Faults         []Fault   `json:"faults"`
 	// Manager is what the subnet manager of the node is (Manager.State); empty
 	// where the node is in no subnet.
-	Manager  string     `json:"manager"`
-	Trunks   []Trunk    `json:"trunks"`
-	IPLinks  []IPLink   `json:"ip_links"`
-	Degraded []Degraded `json:"degraded"`
+	Manager string   `json:"manager"`
+	Trunks  []Trunk  `json:"trunks"`
+	IPLinks []IPLink `json:"ip_links"`
+	// VESWInterfaces are the ports of virtual Ethernet switches.
+	VESWInterfaces []VESWInterface `json:"vesw_interfaces"`
+	Degraded       []Degraded      `json:"degraded"`
 	// Notices are worth knowing, though all works as it shall.
 	Notices []Degraded `json:"notices"`
 }
@@ -245,6 +247,7 @@ const (
 	ScopeSA      = "sa"
 	ScopeEM      = "em"    // the Ethernet Manager
 	ScopeIPoIB   = "ipoib" // by link
+	ScopeVESW    = "vesw"  // by interface, and by device
 )
 
 // Counter is one named count since its scope's start.
@@ -359,6 +362,7 @@ func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
 	s.Faults, s.Degraded, s.Notices, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Notices), list(s.Trunks)
 	s.IPLinks = each(s.IPLinks, IPLink.withLists)
+	s.VESWInterfaces = list(s.VESWInterfaces)
 	return s
 }
 

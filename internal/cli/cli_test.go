@@ -94,6 +94,7 @@ type fakeBackend struct {
 	fakeFabric
 	fakeIPoIB
 	fakeVESWs
+	fakeVESW
 	c    config.Config
 	mode string
 	stop func()

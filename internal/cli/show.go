@@ -94,6 +94,13 @@ func printStatus(w io.Writer, s api.Status) {
 	for _, l := range s.IPLinks {
 		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU, carrierText(l))
 	}
+	for _, v := range s.VESWInterfaces {
+		name := v.Name
+		if name == "" {
+			name = "port"
+		}
+		line("vesw port", "%s of %s, VESW %d: %s, mtu %d", name, v.Device, v.VESW, veswStateText(v), v.MTU)
+	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
 	}

@@ -24,13 +24,15 @@ another. The Ethernet Manager, which is part of the subnet manager, makes a port
   weft vesw create lab --mtu 9000
   weft vesw port add lab weft_ib0
   weft vesw port add lab weft_ib0@otherhost
-  weft vesw show lab`,
+  weft vesw show lab
+  weft vesw interfaces                            this node's ports, and why one carries nothing`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
 	list := look(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"},
 		func(ctx context.Context, c *api.Client) ([]api.VESW, error) { return c.VESWs(ctx) }, printVESWs)
 	cmd.AddCommand(list, a.veswShow(), a.veswCreate(), a.veswSet(), a.veswDelete(), a.veswPort())
+	cmd.AddCommand(a.veswLocal()...)
 	return cmd
 }
 

@@ -124,6 +124,11 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	}
 	s.Degraded, err = n.degraded(ctx)
 	s.Degraded = append(s.Degraded, ipDegraded(s.IPLinks)...)
+	var e error
+	if s.VESWInterfaces, e = n.VESWInterfaces(ctx); e != nil {
+		return s, e
+	}
+	s.Degraded = append(s.Degraded, veswDegraded(s.VESWInterfaces)...)
 	if err == nil {
 		var more []api.Degraded
 		more, err = n.fabricDegraded(ctx, s.Trunks)
@@ -439,6 +444,11 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 		list = append(list, c...)
 	}
+	more, err := n.VESWStats(context.Background(), "")
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, more...)
 	for _, d := range n.snapshot() {
 		err := d.lane.look(func() {
 			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.dev.Stats)

@@ -165,6 +165,16 @@ func (r *running) status() api.Status {
 	return s
 }
 
+// notices counts those of a kind.
+func (r *running) notices(what string) (n int) {
+	for _, d := range r.status().Notices {
+		if d.What == what {
+			n++
+		}
+	}
+	return n
+}
+
 // counter sums a counter over its instances.
 func (r *running) counter(scope, name string) (sum uint64) {
 	r.t.Helper()

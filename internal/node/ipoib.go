@@ -153,28 +153,7 @@ func (q *ipoibRequest) openStack(d ipoib.DeviceInfo, addrs []netip.Prefix, news 
 			s.Close()
 		}
 	}()
-	for _, f := range q.api.Forwards {
-		v := netstack.Forward{Network: f.Network, Inward: f.Remote}
-		if v.Listen, err = netip.ParseAddrPort(f.Listen); err == nil {
-			v.To, err = netip.ParseAddrPort(f.To)
-		}
-		if err == nil {
-			_, err = s.Forward(v)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	if q.api.SOCKS != "" {
-		at, err := netip.ParseAddrPort(q.api.SOCKS)
-		if err == nil {
-			_, err = s.SOCKS(netstack.SOCKS{Listen: at})
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return s, nil
+	return s, offer(s, q.api.Forwards, q.api.SOCKS)
 }
 
 // addrsOf are the addresses that the configuration has for a link.
@@ -294,18 +273,13 @@ func (h *ipoibHost) add(r api.IPRequest) (*ipoibRequest, error) {
 		q.addrs = append(q.addrs, v)
 	}
 	for _, s := range r.Routes {
-		to, via, gateway := strings.Cut(s, "=")
-		dst, err := netip.ParsePrefix(to)
+		dst, via, err := parseRoute(s)
 		if err != nil {
 			return nil, invalid(help, "%v", err)
 		}
-		v := tun.Route{Dst: dst.Masked()}
-		if gateway {
-			a, err := netip.ParseAddr(via)
-			if err != nil {
-				return nil, invalid(help, "%v", err)
-			}
-			v.Via = []netip.Addr{a}
+		v := tun.Route{Dst: dst}
+		if via.IsValid() {
+			v.Via = []netip.Addr{via}
 		}
 		q.routes = append(q.routes, v)
 	}

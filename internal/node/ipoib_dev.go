@@ -220,6 +220,13 @@ type ordered struct {
 	wg   *sync.WaitGroup
 }
 
+// wait returns when all that was posted has run.
+func (o *ordered) wait() {
+	done := make(chan struct{})
+	o.post(func() { close(done) })
+	<-done
+}
+
 // post has f run after those before it. It never waits.
 func (o *ordered) post(f func()) {
 	o.mu.Lock()

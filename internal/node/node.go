@@ -59,6 +59,7 @@ type Node struct {
 	host     string     // the host's name
 	sub      *subnet    // nil: the node is in no subnet
 	ip       *ipoibHost // nil: the same
+	vesw     *veswHost  // nil: the same
 	trunks   *udp.Link  // lane 0's; nil: there are no peers
 	senders  []*udp.Sender
 
@@ -248,6 +249,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 			return err
 		}
 		defer u.close()
+		defer n.vesw.close()
 		defer n.ip.close()
 		if err := n.ip.configured(); err != nil {
 			control.Close()

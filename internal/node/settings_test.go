@@ -42,7 +42,7 @@ func TestSetManager(t *testing.T) {
 		}
 		return m
 	}
-	if m := shown(); m.MKey != "" || m.Routed != "minhop" || len(r.status().Notices) != 0 {
+	if m := shown(); m.MKey != "" || m.Routed != "minhop" || r.notices("no_m_key") != 0 {
 		t.Errorf("%+v", m)
 	}
 	root := r.node.identity.String()

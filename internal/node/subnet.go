@@ -522,6 +522,7 @@ func (s *subnet) publish() {
 	s.n.portsChanged(news)
 	for _, p := range news {
 		s.n.ip.portChanged(p.a, p.events)
+		s.n.vesw.portChanged(p.a)
 	}
 }
 
@@ -597,16 +598,24 @@ func (s *subnet) add(a *hca.Adapter, on bool) error {
 	} else {
 		c.agent.Disable(s.n.now(), 1)
 	}
+	s.n.vesw.plugged(a)
 	return nil
 }
 
 // unplug implements switchboard.
 func (s *subnet) unplug(a *hca.Adapter) {
+	var busy []*ordered
+	defer func() {
+		for _, w := range busy {
+			w.wait()
+		}
+	}()
 	s.do(func() {
 		c := s.byFunc[a.Number()]
 		if c == nil {
 			return
 		}
+		busy = s.n.vesw.unplugged(a.Number())
 		s.setLink(s.n.now(), c.port, false)
 		w := *s.wiring.Load()
 		w.Port[c.port] = fabric.Plug{}

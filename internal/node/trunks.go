@@ -40,6 +40,7 @@ func (n *Node) openSubnet() error {
 	}
 	n.sub = newSubnet(n, n.identity)
 	n.ip = newIPoIB(n, params)
+	n.vesw = newVESW(n)
 	n.board = n.sub
 	if len(n.cfg.Peers) == 0 {
 		return nil
@@ -67,6 +68,9 @@ func (n *Node) startSubnet() error {
 	if n.sub == nil {
 		return nil
 	}
+	if err := n.lanes[0].do(func() { n.vesw.lane = newVESWLane(n.lanes[0], n.links[0].fabric) }); err != nil {
+		return err
+	}
 	go n.sub.run() // ends with close
 	if n.cfg.Device == firstNative {
 		return &api.Error{What: "cannot run the node", Why: firstNative + " is the name of its InfiniBand device", Fix: "give it another --device, or --fabric=false"}
@@ -79,7 +83,8 @@ func (n *Node) startSubnet() error {
 // is woken by. Lane 0 receives from the trunks; every lane sends by itself.
 func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
 	s := n.sub
-	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: n.cfg.WireLocal, Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
+	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: n.cfg.WireLocal,
+		Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
 	if n.trunks != nil {
 		n.senders = append(n.senders, n.trunks.Sender(uint8(i)))
 		c.Trunk = n.senders[i]

@@ -321,7 +321,7 @@ func (r *running) capMask() string {
 
 func TestUmadIsSM(t *testing.T) {
 	r := manageable(t)
-	const plain, sm = "0x0641c808", "0x0641c80a"
+	const plain, sm = "0x0651c808", "0x0651c80a"
 	if got := r.capMask(); got != plain {
 		t.Fatalf("capability mask %s", got)
 	}

@@ -153,6 +153,9 @@ func TestD14_EthernetAgents(t *testing.T) {
 	parties := []*party{join(nodes[0]), join(nodes[1]), join(nodes[2])}
 	manager, stranger := parties[0], parties[1]
 	smLID := manager.lidOf(0)
+	for _, p := range parties {
+		p.node.sub.do(func() { p.node.sub.serveEthernet(1, nil) }) // the node's own
+	}
 	ports := make([]*vnic.Ports, 3)
 	agents := make([]*vema.Agent, 3)
 	for i, p := range parties[1:] {
@@ -187,14 +190,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 		}
 		return m
 	}
-	notices := func(p *party, what string) (n int) {
-		for _, d := range p.status().Notices {
-			if d.What == what {
-				n++
-			}
-		}
-		return n
-	}
+	notices := func(p *party, what string) int { return p.notices(what) }
 
 	for i, p := range parties[1:] {
 		if c := p.capabilities(); c&mad.CapVendorClass == 0 {

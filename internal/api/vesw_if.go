@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// VESWInterfaces is the part of a Backend about this node's ports of virtual Ethernet switches
+// (docs/notes/vesw.md).
+type VESWInterfaces interface {
+	VESWInterfaces(ctx context.Context) ([]VESWInterface, error)
+	// AttachVESW says what the port of a device in a virtual Ethernet switch is for, whether it is
+	// there yet or not, and returns what is there of it soon after.
+	AttachVESW(ctx context.Context, r VESWRequest) ([]VESWInterface, error)
+	// DetachVESW undoes that: name is that of an interface, or DEVICE:ID.
+	DetachVESW(ctx context.Context, name string) error
+	// VESWStats are the counters of an interface, or of all where none is named.
+	VESWStats(ctx context.Context, name string) ([]Counter, error)
+}
+
+// VESWInterface is a port of a virtual Ethernet switch with its interface.
+type VESWInterface struct {
+	Name    string `json:"name"` // of the interface; empty: there is none
+	Device  string `json:"device"`
+	VPort   int    `json:"vport"`
+	VESW    int    `json:"vesw"`    // identifier; 0: in none
+	Backend string `json:"backend"` // tap or netstack
+	// State is forwarding, or drop_all for Reason.
+	State   string `json:"state"`
+	Reason  string `json:"reason"`
+	Config  string `json:"config"` // what the Ethernet Manager wants of the port: initial, drop_all, forwarding
+	Carrier bool   `json:"carrier"`
+	MAC     string `json:"mac"`
+	BaseMAC string `json:"base_mac"` // that the Ethernet Manager gave it
+	MTU     int    `json:"mtu"`
+	MaxMTU  int    `json:"max_mtu"`
+	PKey    string `json:"pkey"`
+	LID     int    `json:"lid"`  // frames are sent from it
+	MLID    string `json:"mlid"` // to which frames to groups go
+	// MACs is how many MACs the interface takes besides its own, Known how many the Ethernet Manager told of.
+	MACs  int `json:"macs"`
+	Known int `json:"known_macs"`
+	// Failed is why there is no interface, Problem what could not be set up of it.
+	Failed  string `json:"failed"`
+	Problem string `json:"problem"`
+}
+
+// Back ends of VESW ports.
+const (
+	BackendTAP = "tap"
+	// StateForwarding is the State of a port that carries frames.
+	StateForwarding = "forwarding"
+)
+
+// VESWRequest says what a port of this node in a virtual Ethernet switch is for, where it
+// is not a TAP device with the name of its device and port.
+type VESWRequest struct {
+	Device  string `json:"device"`
+	VESW    int    `json:"vesw"`    // identifier
+	Backend string `json:"backend"` // tap, or netstack
+	// Name is that of the interface; empty: its own.
+	Name string `json:"name"`
+	// Addrs are IP addresses with prefix length, Routes PREFIX=GATEWAY; they, Forwards and SOCKS are of netstack.
+	Addrs    []string    `json:"addresses"`
+	Routes   []string    `json:"routes"`
+	Forwards []IPForward `json:"forwards"`
+	SOCKS    string      `json:"socks"` // address to listen at on this host
+}
+
+// Validate reports all that is wrong with the request.
+func (r *VESWRequest) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if r.Device == "" {
+		bad("it needs a device")
+	}
+	if r.VESW < 1 || r.VESW > 4095 {
+		bad("the identifier of a virtual Ethernet switch is 1 to 4095, not %d", r.VESW)
+	}
+	if r.Name != "" && (len(r.Name) > 15 || r.Name == "." || r.Name == ".." || strings.ContainsAny(r.Name, "/:% \t\n")) {
+		bad("the name of an interface has at most 15 characters, none of them /, :, %% or space, unlike %q", r.Name)
+	}
+	switch r.Backend {
+	case BackendTAP:
+		if len(r.Addrs)+len(r.Routes)+len(r.Forwards) > 0 || r.SOCKS != "" {
+			bad("addresses, routes, forwards and SOCKS are for the back end %s", BackendNetstack)
+		}
+	case BackendNetstack:
+		ip := IPRequest{Device: r.Device, Backend: r.Backend, Addrs: r.Addrs, Routes: r.Routes, Forwards: r.Forwards, SOCKS: r.SOCKS}
+		if err := ip.Validate(); err != nil {
+			errs = append(errs, err)
+		}
+		if len(r.Addrs) == 0 {
+			bad("an IP stack of its own needs an address")
+		}
+	default:
+		bad("the back end must be %s or %s, not %q", BackendTAP, BackendNetstack, r.Backend)
+	}
+	return errors.Join(errs...)
+}
+
+// Key names the request among those of a node.
+func (r *VESWRequest) Key() string { return fmt.Sprintf("%s:%d", r.Device, r.VESW) }
+
+const (
+	whatVESWList   = "cannot list the ports"
+	whatVESWAttach = "cannot attach the port"
+	whatVESWDetach = "cannot detach the port"
+	whatVESWStats  = "cannot show the counters"
+)
+
+// serveVESWInterfaces adds what VESWInterfaces has to the server's paths.
+func serveVESWInterfaces(mux *http.ServeMux, b VESWInterfaces) {
+	const path = "/vesw/interfaces"
+	mux.Handle("GET /"+Version+path, handler{whatVESWList, ReadAccess, func(r *http.Request) (any, error) {
+		l, err := b.VESWInterfaces(r.Context())
+		return list(l), err
+	}})
+	mux.Handle("GET /"+Version+"/vesw/stats", handler{whatVESWStats, ReadAccess, func(r *http.Request) (any, error) {
+		l, err := b.VESWStats(r.Context(), r.URL.Query().Get("interface"))
+		return list(l), err
+	}})
+	mux.Handle("POST /"+Version+path, handler{whatVESWAttach, FullAccess, func(r *http.Request) (any, error) {
+		var v VESWRequest
+		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
+			return nil, err
+		}
+		l, err := b.AttachVESW(r.Context(), v)
+		return list(l), err
+	}})
+	mux.Handle("DELETE /"+Version+path+"/{name}", handler{whatVESWDetach, FullAccess, func(r *http.Request) (any, error) {
+		return struct{}{}, b.DetachVESW(r.Context(), r.PathValue("name"))
+	}})
+}
+
+// VESWInterfaces returns the node's ports of virtual Ethernet switches.
+func (c *Client) VESWInterfaces(ctx context.Context) (l []VESWInterface, err error) {
+	err = c.do(ctx, whatVESWList, "GET", "/vesw/interfaces", nil, &l)
+	return l, err
+}
+
+// AttachVESW says what a port is for.
+func (c *Client) AttachVESW(ctx context.Context, r VESWRequest) (l []VESWInterface, err error) {
+	err = c.do(ctx, whatVESWAttach, "POST", "/vesw/interfaces", r, &l)
+	return l, err
+}
+
+// DetachVESW undoes AttachVESW.
+func (c *Client) DetachVESW(ctx context.Context, name string) error {
+	return c.do(ctx, whatVESWDetach, "DELETE", "/vesw/interfaces/"+url.PathEscape(name), nil, nil)
+}
+
+// VESWStats returns the counters of an interface, or of all.
+func (c *Client) VESWStats(ctx context.Context, name string) (l []Counter, err error) {
+	err = c.do(ctx, whatVESWStats, "GET", "/vesw/stats?interface="+url.QueryEscape(name), nil, &l)
+	return l, err
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/ether"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/vnic"
+)
+
+// VESWInterfaces implements api.Backend.
+func (n *Node) VESWInterfaces(context.Context) ([]api.VESWInterface, error) {
+	if n.vesw == nil {
+		return nil, nil
+	}
+	return n.vesw.describe(func(*veswSlot) bool { return true })
+}
+
+// each calls f for every port, in the order of functions and numbers, on the management
+// goroutine.
+func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
+	if !h.n.sub.do(func() {
+		var list []*veswFunction
+		for _, x := range h.funcs {
+			list = append(list, x)
+		}
+		slices.SortFunc(list, func(a, b *veswFunction) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
+		for _, x := range list {
+			x.ports.Each(func(vport uint8, p *vnic.Port) { f(x.slots[vport], p) })
+		}
+	}) {
+		return errLaneStopped
+	}
+	return nil
+}
+
+// vportState names a state that an Ethernet Manager sets and ports have.
+func vportState(s mad.VESWState) string {
+	switch s {
+	case mad.VESWForwarding:
+		return api.StateForwarding
+	case mad.VESWDropAll:
+		return "drop_all"
+	}
+	return "initial"
+}
+
+// describe tells people about ports.
+func (h *veswHost) describe(which func(*veswSlot) bool) (list []api.VESWInterface, err error) {
+	err = h.each(func(s *veswSlot, p *vnic.Port) {
+		if which(s) {
+			list = append(list, s.describe(p))
+		}
+	})
+	return list, err
+}
+
+func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
+	i, d := p.Info(), p.Device()
+	v := api.VESWInterface{Name: s.name, Device: s.f.a.Name, VPort: int(s.vport), VESW: int(i.VESW.VESWID), Backend: api.BackendTAP,
+		State: vportState(i.Port.OperState), Reason: d.Reason, Config: vportState(i.Port.ConfigState), Carrier: d.Carrier,
+		MAC: net.HardwareAddr(d.MAC[:]).String(), BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(), MTU: d.MTU, MaxMTU: d.MaxMTU,
+		PKey: pkeyText(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
+	if s.with != nil {
+		v.Backend = s.with.Backend
+	}
+	_, v.MACs, _, _ = s.f.ports.UnicastMACs(s.vport, 0, nil)
+	v.Known = s.known()
+	if s.why != nil {
+		v.Failed = s.why.Error()
+		v.Reason = "there is no interface"
+	} else if s.seg == nil && s.vesw != 0 {
+		v.Reason = "the interface is being made"
+	}
+	if b, ok := s.seg.(interface{ Problem() string }); ok {
+		v.Problem = b.Problem()
+	}
+	return v
+}
+
+// known counts the MACs that the Ethernet Manager told of.
+func (s *veswSlot) known() (n int) {
+	var table [mad.VESWMaxMACs]mad.VESWMACEntry
+	if _, err := s.f.ports.MACEntries(s.vport, 0, table[:]); err != nil {
+		return 0
+	}
+	for i := range table {
+		if table[i].MAC != ([6]byte{}) {
+			n++
+		}
+	}
+	return n
+}
+
+// veswPatience is how long AttachVESW gives a port to come up before it tells what there is.
+const veswPatience = 3 * time.Second
+
+// AttachVESW implements api.Backend.
+func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
+	h := n.vesw
+	if h == nil {
+		return nil, errNoFabric
+	}
+	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device, Fix: "weft dev"}
+	}
+	h.mu.Lock()
+	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {
+		h.mu.Unlock()
+		return nil, invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
+	}
+	h.requests = append(h.requests, &r)
+	h.mu.Unlock()
+	n.log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
+	h.reconsider(r.Device, uint16(r.VESW))
+	own := func(s *veswSlot) bool { return s.with == &r }
+	ctx, stop := context.WithTimeout(ctx, veswPatience)
+	defer stop()
+	for {
+		h.mu.Lock()
+		more := h.more
+		h.mu.Unlock()
+		list, err := h.describe(own)
+		if err != nil || len(list) > 0 && list[0].Reason == "" {
+			return list, err
+		}
+		if len(list) > 0 && list[0].Failed != "" {
+			err := &api.Error{Code: api.CodeInvalid, Why: list[0].Failed}
+			if why, fix, ok := strings.Cut(list[0].Failed, ". fix: "); ok {
+				err.Why, err.Fix = why, fix
+			}
+			_ = n.DetachVESW(context.WithoutCancel(ctx), r.Key())
+			return nil, err
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return list, nil
+		}
+	}
+}
+
+// reconsider has a port asked for anew if what it is for is another now.
+func (h *veswHost) reconsider(device string, vesw uint16) {
+	h.n.sub.do(func() {
+		for _, f := range h.funcs {
+			for _, s := range f.slots {
+				if s != nil && s.port != nil && f.a.Name == device && s.vesw == vesw {
+					s.settle()
+				}
+			}
+		}
+	})
+}
+
+// DetachVESW implements api.Backend.
+func (n *Node) DetachVESW(_ context.Context, name string) error {
+	h := n.vesw
+	if h == nil {
+		return errNoFabric
+	}
+	var with *api.VESWRequest
+	var work *ordered
+	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
+		if s.name == name && s.with != nil {
+			with = s.with
+		}
+	}); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	i := slices.IndexFunc(h.requests, func(r *api.VESWRequest) bool { return r == with || r.Key() == name })
+	if i >= 0 {
+		with = h.requests[i]
+		h.requests = slices.Delete(h.requests, i, i+1)
+	}
+	h.mu.Unlock()
+	if i < 0 {
+		return &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + name + " is for", Fix: "weft vesw interfaces"}
+	}
+	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
+		if s.with == with {
+			work = &s.work
+			if s.vesw == 0 {
+				s.discard() // there is nothing to be instead
+			} else {
+				s.settle()
+			}
+		}
+	}); err != nil {
+		return err
+	}
+	if work != nil {
+		work.wait() // the name is free
+	}
+	return nil
+}
+
+// VESWStats implements api.Backend.
+func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, err error) {
+	if n.vesw == nil {
+		return nil, nil
+	}
+	found := false
+	type unknown struct {
+		device string
+		inlets *veswInlets
+	}
+	type port struct {
+		name string
+		port *veswPort
+	}
+	var ports []port
+	var funcs []unknown
+	if err := n.vesw.each(func(s *veswSlot, _ *vnic.Port) {
+		at := s.label()
+		if name == "" || name == at {
+			found = true
+			ports = append(ports, port{at, s.port})
+		}
+		if len(funcs) == 0 || funcs[len(funcs)-1].inlets != s.f.inlets {
+			funcs = append(funcs, unknown{s.f.a.Name, s.f.inlets})
+		}
+	}); err != nil {
+		return nil, err
+	}
+	if name != "" && !found {
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no port " + name, Fix: "weft vesw interfaces"}
+	}
+	err = n.lanes[0].look(func() {
+		for _, p := range ports {
+			c := p.port.counters()
+			c.Each(func(what string, v uint64) {
+				list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: p.name, Name: what, Value: v})
+			})
+			for why, v := range p.port.refusals {
+				if ether.Refusal(why) != ether.OK {
+					list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: p.name, Name: "tx_" + ether.Refusal(why).String(), Value: v})
+				}
+			}
+		}
+		for _, f := range funcs {
+			u := f.inlets.recv.Unknown()
+			if name == "" {
+				u.Each(func(what string, v uint64) {
+					list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: f.device, Name: what, Value: v})
+				})
+			}
+		}
+	})
+	return list, err
+}
+
+// label is what people know a port by.
+func (s *veswSlot) label() string {
+	if s.name != "" {
+		return s.name
+	}
+	return fmt.Sprintf("%s:v%d", s.f.a.Name, s.vport)
+}
+
+// veswDegraded lists ports that do not carry frames though they should.
+func veswDegraded(ports []api.VESWInterface) (list []api.Degraded) {
+	for _, v := range ports {
+		where := fmt.Sprintf("port %d of %s in VESW %d", v.VPort, v.Device, v.VESW)
+		switch {
+		case v.Failed != "":
+			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed,
+				Fix: fmt.Sprintf("weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
+			if why, fix, ok := strings.Cut(v.Failed, ". fix: "); ok {
+				d.Why, d.Fix = where+": "+why, fix+"; "+d.Fix
+			}
+			list = append(list, d)
+		case v.Problem != "":
+			list = append(list, api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem, Fix: "ip link show " + v.Name})
+		case v.VESW != 0 && v.Config == api.StateForwarding && v.State != api.StateForwarding && v.Reason != reasonDown:
+			list = append(list, api.Degraded{What: "vesw_port", Why: where + ": " + v.Reason, Fix: "weft vesw interfaces; weft status where the manager runs"})
+		}
+	}
+	return list
+}
+
+// reasonDown is that of a port whose interface somebody set down.
+const reasonDown = "the interface is set down"

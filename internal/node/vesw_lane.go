@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"os"
+
+	"weft/internal/ether"
+	"weft/internal/link/fabric"
+	"weft/internal/mono"
+	"weft/internal/vnic"
+	"weft/internal/wire"
+)
+
+// veswLane is what lane 0 does for the ports of virtual Ethernet switches of a node
+// (docs/notes/vesw.md, section 5): frames of segments become packets in the batch of a trunk, frames of packets are
+// joined and written to segments, and frames between two ports of the node go as they are. All of it belongs
+// to the lane.
+type veswLane struct {
+	lane  *lane
+	link  *fabric.Link
+	funcs map[uint16]*veswInlets
+	last  *veswInlets // of the packet before
+	ports []*veswPort // that have a segment
+	due   []*veswPort // that have frames to be written
+
+	// Of the frame, or the packet, being handled.
+	in    vnic.Inbound
+	d     vnic.Decision
+	info  ether.Info
+	split ether.Splitter
+	out   fabric.Egress16
+
+	read  veswFrames // of a segment
+	write veswFrames // to one
+	join  *ether.Joiner
+	room  []byte // for frames put together, or cut, for a segment
+	used  int    // of room
+}
+
+// veswFrames is a batch.
+type veswFrames struct {
+	frames [][]byte
+	off    []ether.Offload
+}
+
+func newVESWFrames() veswFrames {
+	return veswFrames{make([][]byte, veswBatch), make([]ether.Offload, veswBatch)}
+}
+
+const (
+	// veswBatch is how many frames are read or written at a time.
+	veswBatch = 64
+	// veswTurn is after how many octets of a segment others have their turn.
+	veswTurn = 256 << 10
+	// veswWaiting is how many frames of packets may wait to be written: more than a
+	// look at the sockets brings.
+	veswWaiting = 2048
+	// veswRoom is room for frames that are put together.
+	veswRoom = 8 * ether.MaxFrame
+)
+
+// veswInlets is the receiving side of a function.
+type veswInlets struct {
+	number uint16
+	recv   *vnic.Receiver
+	ports  [vnic.MaxNetdevs]*veswPort // by number, nil: it has no segment
+}
+
+// veswPort is a vport at work on the lane.
+type veswPort struct {
+	to       *veswInlets
+	function uint16
+	vport    uint8
+	sender   *vnic.Sender
+
+	seg    vnic.Segment
+	pieces vnic.FrameWriter // seg, if it takes frames in parts
+	fd     int
+	heard  bool // fd may have something
+	lost   func(error)
+
+	came     [][]byte // frames of packets, which wait for the end of the turn
+	whole    veswFrames
+	due      bool                      // it is in veswLane.due
+	refusals [ether.NumRefusals]uint64 // frames that the segment should not have given
+}
+
+var _ tenant = (*veswLane)(nil)
+
+func newVESWLane(l *lane, link *fabric.Link) *veswLane {
+	v := &veswLane{lane: l, link: link, funcs: map[uint16]*veswInlets{}, read: newVESWFrames(), write: newVESWFrames()}
+	v.write.frames, v.write.off = v.write.frames[:0], v.write.off[:0]
+	link.SetTaker(v.take)
+	return v
+}
+
+// addFunction and removeFunction begin and end receiving for a function.
+func (v *veswLane) addFunction(f *veswInlets) { v.funcs[f.number] = f }
+
+func (v *veswLane) removeFunction(f *veswInlets) {
+	delete(v.funcs, f.number)
+	v.last = nil
+}
+
+// attach puts a segment to work.
+func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error {
+	fd := seg.FD()
+	if fd >= 0 {
+		if err := v.lane.watchInput(fd, &p.heard); err != nil {
+			return err
+		}
+	}
+	if v.join == nil {
+		v.join = ether.NewJoiner(veswWaiting, false, 0)
+		v.room = make([]byte, veswRoom)
+	}
+	p.seg, p.fd, p.heard, p.lost = seg, fd, true, lost
+	p.pieces, _ = seg.(vnic.FrameWriter)
+	if p.came == nil {
+		p.came, p.whole = make([][]byte, 0, veswWaiting), newVESWFrames()
+		p.whole.frames, p.whole.off = p.whole.frames[:0], p.whole.off[:0]
+	}
+	p.to.ports[p.vport] = p
+	if v.ports = append(v.ports, p); len(v.ports) == 1 {
+		v.lane.addTenant(v)
+	}
+	return nil
+}
+
+// detach ends that. What waits for the segment is lost with it.
+func (v *veswLane) detach(p *veswPort) {
+	if p.seg == nil {
+		return
+	}
+	v.flush(p)
+	if p.fd >= 0 {
+		v.lane.unwatchInput(p.fd)
+	}
+	p.seg, p.pieces, p.lost = nil, nil, nil
+	p.to.ports[p.vport] = nil
+	for i, o := range v.ports {
+		if o == p {
+			v.ports = append(v.ports[:i:i], v.ports[i+1:]...)
+			break
+		}
+	}
+	if len(v.ports) == 0 {
+		v.lane.removeTenant(v)
+	}
+}
+
+// Begin implements tenant: frames of segments become packets before the trunks
+// are flushed.
+func (v *veswLane) Begin(now mono.Time) (busy bool) {
+	v.writeDue() // a fault may have unwound the lane before Finish
+	for _, p := range v.ports {
+		if v.pull(now, p) {
+			busy = true
+		}
+	}
+	return busy
+}
+
+// Finish implements tenant: frames that came are written while their packets are
+// valid.
+func (v *veswLane) Finish(mono.Time) bool { return v.writeDue() }
+
+// Sleep implements tenant.
+func (v *veswLane) Sleep() bool {
+	ready := len(v.due) == 0
+	blocked := v.link.Blocked()
+	for _, p := range v.ports {
+		if p.seg.Arm() && !blocked || p.heard && !blocked {
+			ready = false
+		}
+	}
+	return ready
+}
+
+// Deadline implements tenant.
+func (v *veswLane) Deadline() mono.Time { return 0 }
+
+// pull sends what waits at a segment, and reports whether there was anything.
+func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
+	for octets := 0; (p.heard || p.fd < 0) && octets < veswTurn && !v.link.Blocked(); {
+		n, err := p.seg.TryReadBatch(v.read.frames, v.read.off)
+		if n == 0 {
+			p.heard = false
+			if err != nil {
+				v.failed(p, err)
+			}
+			return busy
+		}
+		busy = true
+		batch := 0
+		for i := range n {
+			batch += len(v.read.frames[i])
+			v.send(now, p, v.read.frames[i], &v.read.off[i])
+		}
+		v.writeDue() // frames to ports of this node are the segment's memory
+		if batch < ether.MaxFrame && n < len(v.read.frames)/4 {
+			// Probably all of it. What is left keeps the descriptor readable.
+			p.heard = p.fd < 0
+			return true
+		}
+		octets += batch
+	}
+	return busy
+}
+
+// failed ends the work of a segment that is no more.
+func (v *veswLane) failed(p *veswPort, err error) {
+	lost := p.lost
+	v.detach(p)
+	if !errors.Is(err, os.ErrClosed) {
+		lost(err)
+	}
+}
+
+// send sends a frame of a port to where it goes: decisions are made once, however many
+// packets it becomes.
+func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Offload) {
+	in, d := &v.info, &v.d
+	*in = ether.Classify(frame)
+	if why := off.Check(frame, in); why != ether.OK {
+		p.refusals[why]++
+		return
+	}
+	c := vnic.CutOf(len(frame), off)
+	if !p.sender.Decide(frame, in, c, d) {
+		return
+	}
+	var ok bool
+	if v.out, ok = v.link.Open16(p.function, &d.Header); !ok {
+		p.sender.Refused(c.Frames)
+		return
+	}
+	for to, ok := v.out.Next(); ok; to, ok = v.out.Next() {
+		v.local(to, frame, off, c)
+	}
+	if !v.out.Packets() {
+		p.sender.Sent(d, c)
+		return
+	}
+	n, why := v.split.Start(frame, *off, in, 0)
+	if why != ether.OK {
+		p.refusals[why]++
+		return
+	}
+	for i := range n {
+		size := v.split.Len()
+		length := vnic.PacketLen(size)
+		b := v.link.Reserve16(&v.out, length)
+		if b == nil {
+			p.sender.Lost(n - i)
+			if i > 0 {
+				p.sender.Sent(d, vnic.Cut{Frames: i, Len: c.Len, Last: c.Len})
+			}
+			return
+		}
+		v.split.Next(b[vnic.HeaderLen:])
+		d.Seal(b, size)
+		v.link.Commit16(now, &v.out, length)
+	}
+	p.sender.Sent(d, c)
+}
+
+// local gives a frame to a port of another function of this node as it is.
+func (v *veswLane) local(function uint16, frame []byte, off *ether.Offload, c vnic.Cut) {
+	f := v.funcs[function]
+	if f == nil || !f.recv.Local(&v.d, frame, c, &v.in) {
+		return
+	}
+	p := f.ports[v.in.VPort]
+	if p == nil {
+		f.recv.Lost(v.in.VPort, frame, c)
+		return
+	}
+	if needs(off, &v.info)&^p.seg.Takes() != 0 {
+		v.cut(p, frame, off)
+		return
+	}
+	p.whole.frames, p.whole.off = append(p.whole.frames, frame), append(p.whole.off, *off)
+	v.mark(p)
+	if len(p.whole.frames) == veswBatch {
+		v.flushWhole(p)
+	}
+}
+
+// needs returns what a segment must take to take a frame as it is.
+func needs(off *ether.Offload, in *ether.Info) (f ether.Features) {
+	if off.Flags&ether.NeedsCsum != 0 {
+		f = ether.FeatureCsum
+	}
+	switch off.Kind() {
+	case ether.GSOTCPv4:
+		f |= ether.FeatureTSO4
+	case ether.GSOTCPv6:
+		f |= ether.FeatureTSO6
+	case ether.GSOUDP:
+		if f |= ether.FeatureUSO4; in.Kind >= ether.IPv6 {
+			f = f&^ether.FeatureUSO4 | ether.FeatureUSO6
+		}
+	}
+	if off.GSO&ether.GSOECN != 0 {
+		f |= ether.FeatureECN
+	}
+	return f
+}
+
+// cut gives a port of this node a frame in the frames that the network would have made
+// of it.
+func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
+	v.flushWhole(p)
+	n, why := v.split.Start(frame, *off, &v.info, 0)
+	if why != ether.OK {
+		return
+	}
+	for range n {
+		size := v.split.Len()
+		b := v.take1(p, size)
+		v.split.Next(b)
+	}
+	v.flushWrite(p)
+}
+
+// take1 returns room for one more frame of n octets in the batch that flushWrite writes.
+func (v *veswLane) take1(p *veswPort, n int) []byte {
+	if v.used+n > len(v.room) || len(v.write.frames) == cap(v.write.frames) {
+		v.flushWrite(p)
+	}
+	b := v.room[v.used : v.used+n : v.used+n]
+	v.used += n
+	v.write.frames, v.write.off = append(v.write.frames, b), append(v.write.off, ether.Offload{})
+	return b
+}
+
+// take is the link's fabric.Taker.
+func (v *veswLane) take(now mono.Time, function uint16, h *wire.Header16, p []byte) bool {
+	f := v.last
+	if f == nil || f.number != function {
+		if f = v.funcs[function]; f == nil {
+			return false
+		}
+		v.last = f
+	}
+	if !f.recv.Receive(h, p, &v.in) {
+		return true
+	}
+	if v.in.Notify != nil {
+		v.link.Send16(now, v.in.Notify)
+	}
+	to := f.ports[v.in.VPort]
+	if to == nil {
+		f.recv.Lost(v.in.VPort, v.in.Frame, vnic.CutOf(len(v.in.Frame), &ether.Offload{}))
+		return true
+	}
+	if len(to.came) == cap(to.came) {
+		v.flushCame(to)
+	}
+	to.came = append(to.came, v.in.Frame)
+	v.mark(to)
+	return true
+}
+
+// mark has a port's frames written before they are no longer valid.
+func (v *veswLane) mark(p *veswPort) {
+	if !p.due {
+		p.due = true
+		v.due = append(v.due, p)
+	}
+}
+
+// writeDue writes all frames that wait, and reports whether there were any.
+func (v *veswLane) writeDue() bool {
+	if len(v.due) == 0 {
+		return false
+	}
+	for _, p := range v.due {
+		p.due = false
+		v.flush(p)
+	}
+	clear(v.due)
+	v.due = v.due[:0]
+	return true
+}
+
+func (v *veswLane) flush(p *veswPort) {
+	v.flushWhole(p)
+	v.flushCame(p)
+}
+
+// flushWhole writes frames of other ports of this node.
+func (v *veswLane) flushWhole(p *veswPort) {
+	w := &p.whole
+	if len(w.frames) == 0 {
+		return
+	}
+	if p.seg != nil {
+		v.writeBatch(p, w)
+	}
+	clear(w.frames)
+	w.frames, w.off = w.frames[:0], w.off[:0]
+}
+
+// flushCame writes frames of packets, those of a flow joined as far as the segment
+// takes that.
+func (v *veswLane) flushCame(p *veswPort) {
+	if len(p.came) == 0 {
+		return
+	}
+	if p.seg != nil {
+		list := v.join.Join(p.came, p.seg.Takes())
+		if p.pieces != nil {
+			if lost := p.pieces.WriteFrames(list); lost > 0 {
+				for i := range list[len(list)-lost:] {
+					f := &list[len(list)-lost+i]
+					p.to.recv.Lost(p.vport, f.Parts[0], vnic.CutOf(f.Len, &f.Off))
+				}
+			}
+		} else {
+			v.assemble(p, list)
+		}
+	}
+	clear(p.came)
+	p.came = p.came[:0]
+}
+
+// assemble writes frames in pieces to a segment that takes them in one.
+func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
+	for i := range list {
+		f := &list[i]
+		if len(f.Parts) > 1 {
+			f.Append(v.take1(p, f.Len)[:0])
+			v.write.off[len(v.write.off)-1] = f.Off
+			continue
+		}
+		if len(v.write.frames) == cap(v.write.frames) {
+			v.flushWrite(p)
+		}
+		v.write.frames, v.write.off = append(v.write.frames, f.Parts[0]), append(v.write.off, f.Off)
+	}
+	v.flushWrite(p)
+}
+
+// flushWrite writes the batch that was put together.
+func (v *veswLane) flushWrite(p *veswPort) {
+	w := &v.write
+	if len(w.frames) > 0 {
+		v.writeBatch(p, w)
+	}
+	clear(w.frames)
+	w.frames, w.off, v.used = w.frames[:0], w.off[:0], 0
+}
+
+// writeBatch writes frames, and counts those that found no room.
+func (v *veswLane) writeBatch(p *veswPort, w *veswFrames) {
+	lost := p.seg.WriteBatch(w.frames, w.off)
+	for i := len(w.frames) - lost; i < len(w.frames); i++ {
+		p.to.recv.Lost(p.vport, w.frames[i], vnic.CutOf(len(w.frames[i]), &w.off[i]))
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+
+	"weft/internal/api"
+	"weft/internal/hostnet/netstack"
+	"weft/internal/hostnet/tap"
+	"weft/internal/vnic"
+)
+
+// openSegment makes what was asked for, or a TAP device with the name of its function and port.
+func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
+	name := tap.Name(s.f.a.Number(), s.vport)
+	if r != nil && r.Name != "" {
+		name = r.Name
+	}
+	if r != nil && r.Backend == api.BackendNetstack {
+		seg, err := openVESWStack(name, r, d, wake, news)
+		return seg, name, err
+	}
+	seg, err := tap.Open(tap.Config{Name: name, Device: d, QueueLen: veswQueueLen, Up: true, Notify: news})
+	return seg, name, err
+}
+
+// veswQueueLen is how many frames wait for the lane, segments counting as one.
+const veswQueueLen = 1000
+
+// openVESWStack makes an IP stack in the node, with its ports and its proxy.
+func openVESWStack(name string, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (_ vnic.Segment, err error) {
+	c := netstack.EtherConfig{Name: name, Device: d, Wake: wake, Notify: news}
+	var errs []error
+	for _, v := range r.Addrs {
+		p, err := netip.ParsePrefix(v)
+		errs = append(errs, err)
+		c.Addrs = append(c.Addrs, p)
+	}
+	for _, v := range r.Routes {
+		to, via, err := parseRoute(v)
+		errs = append(errs, err)
+		c.Routes = append(c.Routes, netstack.Route{Dst: to, Via: via})
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	s, err := netstack.OpenEther(c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	return s, offer(s, r.Forwards, r.SOCKS)
+}
+
+// offering is an IP stack of the node that passes connections on.
+type offering interface {
+	Forward(netstack.Forward) (*netstack.Service, error)
+	SOCKS(netstack.SOCKS) (*netstack.Service, error)
+}
+
+// offer begins with what an IP stack passes on.
+func offer(s offering, forwards []api.IPForward, socks string) (err error) {
+	for _, f := range forwards {
+		v := netstack.Forward{Network: f.Network, Inward: f.Remote}
+		if v.Listen, err = netip.ParseAddrPort(f.Listen); err == nil {
+			v.To, err = netip.ParseAddrPort(f.To)
+		}
+		if err == nil {
+			_, err = s.Forward(v)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if socks == "" {
+		return nil
+	}
+	at, err := netip.ParseAddrPort(socks)
+	if err == nil {
+		_, err = s.SOCKS(netstack.SOCKS{Listen: at})
+	}
+	return err
+}
+
+// parseRoute reads PREFIX=GATEWAY, or PREFIX alone.
+func parseRoute(s string) (to netip.Prefix, via netip.Addr, err error) {
+	dst, gateway, ok := strings.Cut(s, "=")
+	if to, err = netip.ParsePrefix(dst); err != nil || !ok {
+		return to.Masked(), via, err
+	}
+	via, err = netip.ParseAddr(gateway)
+	return to.Masked(), via, err
+}
