@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"weft/internal/agent"
 	"weft/internal/ib"
@@ -25,6 +26,7 @@ type ports struct {
 	macs  [][6]byte
 	table map[int]mad.VESWMACEntry
 	sets  int // of vports
+	asked int // whether it is there
 	bad   []string
 }
 
@@ -43,6 +45,8 @@ func (p *ports) serve(q *mad.VEMA) *mad.VEMA {
 		var c mad.VEMAClassPortInfo
 		if c.Parse(q.Data[:]); isSet {
 			p.trap = c.Trap.LID
+		} else {
+			p.asked++
 		}
 		c = mad.VEMAClassPortInfo{BaseVersion: mad.OPABaseVersion, ClassVersion: mad.VEMAClassVersion, CapabilityMask: 0xff01, RespTimeValue: 18}
 		c.Trap.LID = p.trap
@@ -248,6 +252,46 @@ func TestVESW(t *testing.T) {
 		}
 	}
 	b.m.Close()
+}
+
+// TestRestartedNode: a node that was started anew gets its ports back at once, not with the next poll, and nobody else is touched.
+func TestRestartedNode(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	lan := []*ports{newPorts(), newPorts()}
+	n := ethernetNode(t, "a", mem, lan)
+	defer n.m.Close()
+	n.until("the ports come up", n.active)
+	err := EditVESWs(context.Background(), mem, func(i *em.Intent) error {
+		return i.Create(em.VESW{Name: "lan", Members: []em.Member{{Port: base + 3, Num: 1}, {Port: base + 5, Num: 2}}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forwards := func() bool {
+		a, b := lan[0].info[0], lan[1].info[0]
+		return a != nil && b != nil && a.Port.ConfigState == mad.VESWForwarding && b.Port.ConfigState == mad.VESWForwarding
+	}
+	n.until("both forward", forwards)
+	for range 50 { // what is left to do is done
+		n.pump()
+		time.Sleep(time.Millisecond)
+	}
+	asked, sets := lan[0].asked, lan[1].sets
+	*lan[0] = *newPorts()
+	n.sw.LinkDown(n.now(), 1)
+	n.ca = agent.New(n.ca.Config(), nil, nil)
+	up := agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
+	n.sw.LinkUp(n.now(), 1, up)
+	n.ca.LinkUp(n.now(), 1, up)
+	n.m.Sweep(n.now()) // for the trap of the switch
+	n.until("both forward again", forwards)
+	if lan[0].asked == 0 || asked == 0 {
+		t.Error("it was not asked whether it is there")
+	}
+	if lan[1].sets != sets || len(lan[1].bad) != 0 {
+		t.Errorf("the other port: %d Sets, %v", lan[1].sets-sets, lan[1].bad)
+	}
 }
 
 // TestPartitionsOfVESWs: a partition that somebody made gets the members of the VESW that has its P_Key, and nobody else is taken out of
