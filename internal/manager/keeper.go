@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"weft/internal/sm"
@@ -46,6 +47,10 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 	var mkey MKey
 	var rev store.Rev
 	var vesws []em.Observed
+	var intent Intent
+	var wanted VESWs
+	var intentRev, wantedRev store.Rev
+	var readable bool
 	for {
 		err := recall(ctx, m, term, KeyObservations, &o)
 		if err == nil {
@@ -53,6 +58,12 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		}
 		if err == nil {
 			vesws, err = m.recallVESWs(ctx, term)
+		}
+		if err == nil {
+			intent, intentRev, err = m.loadIntent(ctx)
+		}
+		if err == nil {
+			wanted, wantedRev, readable, err = m.loadVESWs(ctx)
 		}
 		if err == nil {
 			mkey, rev, err = m.loadMKey(ctx, term)
@@ -85,6 +96,13 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		m.setKey(mkey, rev)
 		m.beginEthernet(vesws)
 		m.net = nil // the SA has what belongs to the subnet that was
+		// What is wanted is known before anything is done, so that nothing is taken away that is wanted.
+		if intentRev != 0 {
+			m.setIntent(intent, intentRev)
+		}
+		if readable {
+			m.setVESWs(wanted, wantedRev)
+		}
 		m.sm.Permit(now, token)
 	})
 	defer m.cfg.Post(func() {
@@ -193,6 +211,23 @@ func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string
 	return nil
 }
 
+// loadIntent reads what is wanted, for a term that begins. The revision is 0 where there is
+// nothing, or nothing that can be read.
+func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err error) {
+	e, err := m.cfg.Store.Get(ctx, KeyIntent)
+	if isNotFound(err) {
+		return i, 0, nil
+	}
+	if err != nil {
+		return i, 0, err
+	}
+	if i, err = parseIntent(e.Value); err != nil {
+		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "err", err)
+		return i, 0, nil
+	}
+	return i, e.Rev, nil
+}
+
 // follow hands every new intent to the management goroutine.
 func (m *Manager) follow(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -203,6 +238,9 @@ func (m *Manager) follow(ctx context.Context) {
 			continue
 		}
 		for c := range changes {
+			if c.Reset && !slices.ContainsFunc(c.Events, func(e store.Event) bool { return e.Key == KeyVESWs }) {
+				m.cfg.Post(func() { m.setVESWs(VESWs{Version: VESWsVersion}, c.Rev) })
+			}
 			for _, e := range c.Events {
 				switch e.Key {
 				case KeyIntent:
@@ -214,7 +252,7 @@ func (m *Manager) follow(ctx context.Context) {
 							continue
 						}
 					}
-					m.cfg.Post(func() { m.setVESWs(i) })
+					m.cfg.Post(func() { m.setVESWs(i, e.Rev) })
 					continue
 				case KeyMKey:
 					var k MKey
@@ -236,7 +274,7 @@ func (m *Manager) follow(ctx context.Context) {
 						continue
 					}
 				}
-				m.cfg.Post(func() { m.setIntent(i) })
+				m.cfg.Post(func() { m.setIntent(i, e.Rev) })
 			}
 		}
 	}

@@ -82,17 +82,19 @@ type Manager struct {
 	net *topo.Subnet // as the SA knows it
 
 	vesw
-	intent  Intent
-	key     MKey
-	keyRev  store.Rev // of key
-	kept    uint64    // version of the observations that were handed to the keeper
-	dirty   bool      // the SA's state is to be handed over
-	keptAt  mono.Time // when something was
-	keepAt  mono.Time // when something is to be; 0: nothing is
-	keep    chan keeping
-	elected bool
-	cancel  context.CancelFunc
-	done    sync.WaitGroup
+	intent Intent
+	// intentRev is that of the intent in the store, the last that was seen.
+	intentRev store.Rev
+	key       MKey
+	keyRev    store.Rev // of key
+	kept      uint64    // version of the observations that were handed to the keeper
+	dirty     bool      // the SA's state is to be handed over
+	keptAt    mono.Time // when something was
+	keepAt    mono.Time // when something is to be; 0: nothing is
+	keep      chan keeping
+	elected   bool
+	cancel    context.CancelFunc
+	done      sync.WaitGroup
 }
 
 // keeping is what the keeper shall write next; nil has not changed.
@@ -379,8 +381,12 @@ func (m *Manager) setKey(k MKey, rev store.Rev) {
 	}
 }
 
-// setIntent takes a new intent on the management goroutine.
-func (m *Manager) setIntent(i Intent) {
+// setIntent takes a new intent on the management goroutine, unless a newer one is known.
+func (m *Manager) setIntent(i Intent, rev store.Rev) {
+	if rev <= m.intentRev {
+		return
+	}
+	m.intentRev = rev
 	now := m.cfg.Now()
 	if err := i.Subnet.Validate(); err != nil {
 		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "key", KeyIntent, "err", err)

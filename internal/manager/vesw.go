@@ -44,6 +44,8 @@ const DefaultFabricID = 1
 type vesw struct {
 	em    *em.Manager
 	vesws em.Intent
+	rev   store.Rev // of vesws
+	read  bool      // vesws is what the store has, or had when it could be read
 	// known is what a manager before knew, to be used with the next term.
 	known   []em.Observed
 	dirty   bool              // there is something to keep
@@ -142,6 +144,9 @@ func (m *Manager) beginEthernet(known []em.Observed) {
 
 // settleEthernet gives the Ethernet Manager the subnet, of which this is the master.
 func (m *Manager) settleEthernet(now mono.Time, t *topo.Subnet) {
+	if !m.vesw.read { // nothing is taken away for want of knowing what is wanted
+		return
+	}
 	if !m.em.Active() {
 		m.em.Activate(now, m.known)
 	}
@@ -239,16 +244,40 @@ func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	return list
 }
 
-// setVESWs takes new virtual Ethernet switches on the management goroutine.
-func (m *Manager) setVESWs(i VESWs) {
+// loadVESWs reads what is wanted, for a term that begins: ok is false where it cannot be read.
+func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, ok bool, err error) {
+	e, err := m.cfg.Store.Get(ctx, KeyVESWs)
+	if isNotFound(err) {
+		return VESWs{Version: VESWsVersion}, 0, true, nil
+	}
+	if err != nil {
+		return i, 0, false, err
+	}
+	i, err = parseVESWs(e.Value)
+	if err != nil {
+		m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: ports stay as they are", "err", err)
+		return i, 0, false, nil
+	}
+	return i, e.Rev, true, nil
+}
+
+// setVESWs takes new virtual Ethernet switches on the management goroutine, unless newer ones are known.
+func (m *Manager) setVESWs(i VESWs, rev store.Rev) {
+	if m.vesw.read && rev <= m.vesw.rev {
+		return
+	}
 	now := m.cfg.Now()
 	before := m.partitions()
 	if err := i.Ethernet.Validate(); err != nil {
 		m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: those before stand", "key", KeyVESWs, "err", err)
 		return
 	}
-	m.vesws = i.Ethernet
+	m.vesws, m.vesw.rev = i.Ethernet, rev
 	m.em.SetIntent(now, i.Ethernet) // it was judged
+	if !m.vesw.read {
+		m.vesw.read = true
+		m.net = nil // the Ethernet Manager gets it with the next settle
+	}
 	m.vesw.dirty = true
 	after := m.partitions()
 	if reflect.DeepEqual(before, after) {

@@ -294,6 +294,35 @@ func TestRestartedNode(t *testing.T) {
 	}
 }
 
+// TestUnreadableVESWs: where it cannot be read which switches are wanted, their ports stay as they are, also under a manager that knew
+// them never.
+func TestUnreadableVESWs(t *testing.T) {
+	mem := store.NewMemory()
+	defer mem.Close()
+	ctx := context.Background()
+	left := newPorts()
+	i := mad.DefaultVESWPortInfo()
+	i.VESW.VESWID, i.Port.ConfigState = 7, mad.VESWForwarding
+	left.info[0] = &i
+	if _, err := store.Put(ctx, mem, KeyVESWs, []byte(`{"version":9}`)); err != nil {
+		t.Fatal(err)
+	}
+	n := ethernetNode(t, "a", mem, []*ports{left, newPorts()})
+	defer n.m.Close()
+	n.until("the ports come up", n.active)
+	for range 50 {
+		n.pump()
+		time.Sleep(time.Millisecond)
+	}
+	if _, ok := n.m.Ethernet(); ok || left.sets+left.asked != 0 {
+		t.Errorf("%d Sets, asked %d times", left.sets, left.asked)
+	}
+	if _, err := store.Delete(ctx, mem, KeyVESWs); err != nil {
+		t.Fatal(err)
+	}
+	n.until("what nobody wants is gone", func() bool { return left.info[0] == nil })
+}
+
 // TestPartitionsOfVESWs: a partition that somebody made gets the members of the VESW that has its P_Key, and nobody else is taken out of
 // the default partition by a VESW.
 func TestPartitionsOfVESWs(t *testing.T) {
