@@ -66,6 +66,7 @@ type session interface {
 type memory interface {
 	virtio.Memory
 	Owns(addr uintptr) bool
+	Logging() bool
 }
 
 // ring is one virtqueue as the session set it up.
@@ -367,6 +368,10 @@ func (d *Device) SetMTU(mtu uint16) error {
 
 // Owns reports whether addr, of a memory fault, lies in the guest's memory.
 func (d *Device) Owns(addr uintptr) bool { return d.mem.Owns(addr) }
+
+// Logging reports whether the guest is being moved: what is written to it is
+// kept in a log.
+func (d *Device) Logging() bool { return d.mem.Logging() }
 
 // Fail ends the session because of what its front-end did. On the lane.
 func (d *Device) Fail(reason error) { d.fail(reason) }

@@ -21,6 +21,7 @@ func (alone) Unwatch(*vhost.Kick)      {}
 func (alone) Quiesce()                 {}
 func (alone) NeedsReset()              {}
 func (alone) Fail(vhost.Reason, error) {}
+func (alone) Logging() bool            { return false }
 func (alone) Owns(uintptr) bool        { return false }
 
 // guestMemory is memory at an address.

@@ -229,6 +229,79 @@ func TestGuestsOnDoors(t *testing.T) {
 	}
 }
 
+// TestMovingGuest: a machine moves from one door to another while it is sent to, and
+// while it sends: what the device writes meanwhile moves with it, and its flows go on.
+func TestMovingGuest(t *testing.T) {
+	image, err := guest.Build(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := newHub(t)
+	from, peer, to := h.add(false, true), h.add(false, true), h.add(false, true)
+	moving := guest.Config{Image: image, Vhost: from.path, MAC: "52:54:00:00:00:0a", IP: "10.99.0.1/24", MemMB: 384}
+	var a, b, c *guest.Guest
+	var wg sync.WaitGroup
+	wg.Go(func() { a = machine(t, moving) })
+	wg.Go(func() {
+		b = machine(t, guest.Config{Image: image, Vhost: peer.path, MAC: "52:54:00:00:00:0b", IP: "10.99.0.2/24", MemMB: 384})
+	})
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	// What is received is compared with what was sent: every page counts.
+	data := "/bin/busybox"
+	sum, err := b.Run("httpd -p 5000 -h /bin && md5sum <"+data, time.Minute)
+	if err != nil {
+		t.Fatal(err, sum)
+	}
+	loop := "n=0; while [ ! -e /tmp/stop ]; do wget -q -O /tmp/got http://10.99.0.2:5000/busybox && [ \"$(md5sum </tmp/got)\" = \"" + strings.TrimSpace(sum) +
+		"\" ] && n=$((n+1)) && echo $n >/tmp/n || echo bad >>/tmp/bad; done"
+	if out, err := a.Run("("+loop+") >/dev/null 2>&1 & "+until("[ -s /tmp/n ]", time.Minute), 2*time.Minute); err != nil {
+		t.Fatal(err, out)
+	}
+	moving.Vhost, moving.Incoming = to.path, filepath.Join(h.dir, "moving")
+	if c = machine(t, moving); c == nil {
+		return
+	}
+	wait(t, "the other machine waits", func() bool { _, err := os.Stat(moving.Incoming); return err == nil })
+	for _, command := range []string{`{"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": 1000000000, "downtime-limit": 2000}}`,
+		`{"execute": "migrate", "arguments": {"uri": "unix:` + moving.Incoming + `"}}`} {
+		if out, err := a.Command(command); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	var logged bool
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		h.Do(func() {
+			if d := from.Device(); d != nil {
+				logged = logged || d.Logging()
+			}
+		})
+		out, err := a.Command(`{"execute": "query-migrate"}`)
+		if err != nil || strings.Contains(out, `"failed"`) || time.Now().After(end) {
+			t.Fatal(err, out)
+		}
+		if strings.Contains(out, `"completed"`) {
+			break
+		}
+	}
+	if !logged {
+		t.Error("the device never kept a log")
+	}
+	out, err := c.Run("old=$(cat /tmp/n); "+until("[ $(cat /tmp/n) -ge $((old+3)) ]", time.Minute)+"; touch /tmp/stop; cat /tmp/bad 2>/dev/null; cat /tmp/n", 2*time.Minute)
+	if err != nil || strings.Contains(out, "bad\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Logf("%s transfers", strings.TrimSpace(out))
+	if s := h.stats(to); s.BrokenRings != 0 || s.TxFrames == 0 || s.RxFrames == 0 {
+		t.Errorf("%+v", s)
+	}
+	if s := h.stats(from); s.BrokenRings != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // wait waits for a condition.
 func wait(t *testing.T, what string, f func() bool) {
 	t.Helper()

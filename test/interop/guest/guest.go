@@ -34,11 +34,13 @@ type Config struct {
 	Listen bool
 	Queues int
 	Device string
-	CPUs   int               // 0: one
-	Reboot bool              // a reboot is no end
-	MemMB  int               // memory
-	Files  map[string]string // path in the guest -> file of the host
-	Boot   time.Duration     // longest time until the guest answers
+	CPUs   int  // 0: one
+	Reboot bool // a reboot is no end
+	// Incoming is the socket on which the guest waits for another that moves here; it answers only then.
+	Incoming string
+	MemMB    int               // memory
+	Files    map[string]string // path in the guest -> file of the host
+	Boot     time.Duration     // longest time until the guest answers
 }
 
 // Guest is a running guest. Its methods must not be called concurrently.
@@ -132,6 +134,9 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		args = append(args, "-chardev", "socket,id=net,path="+c.Vhost+mode,
 			"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemMB), "-numa", "node,memdev=mem")
 	}
+	if c.Incoming != "" {
+		args = append(args, "-incoming", "unix:"+c.Incoming)
+	}
 	g.qmp = filepath.Join(g.dir, "qmp")
 	args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device, "-qmp", "unix:"+g.qmp+",server=on,wait=off")
 	if c.NetNS != "" {
@@ -153,6 +158,9 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		return fmt.Errorf("qemu did not start: %w: %s", err, stderr.String())
 	}
 	g.r = bufio.NewReader(g.conn)
+	if c.Incoming != "" {
+		return nil
+	}
 	if err := g.ready(deadline); err != nil {
 		return fmt.Errorf("%w: %s", err, stderr.String())
 	}
@@ -190,8 +198,38 @@ func (g *Guest) Reboot(limit time.Duration) error {
 	return nil
 }
 
-// QMP returns the socket of the machine's control protocol.
-func (g *Guest) QMP() string { return g.qmp }
+// Command executes a command of the machine's control protocol, such as
+// {"execute": "query-migrate"}, and returns the answer.
+func (g *Guest) Command(command string) (string, error) {
+	c, err := net.DialTimeout("unix", g.qmp, 10*time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(30 * time.Second))
+	r := bufio.NewReader(c)
+	if _, err := r.ReadString('\n'); err != nil { // the greeting
+		return "", err
+	}
+	answer := ""
+	for _, s := range []string{`{"execute": "qmp_capabilities"}`, command} {
+		if _, err := fmt.Fprintln(c, s); err != nil {
+			return "", err
+		}
+		for {
+			if answer, err = r.ReadString('\n'); err != nil {
+				return "", err
+			}
+			if strings.HasPrefix(answer, `{"error"`) {
+				return "", fmt.Errorf("%s: %s", s, answer)
+			}
+			if strings.HasPrefix(answer, `{"return"`) {
+				break
+			} // else an event
+		}
+	}
+	return answer, nil
+}
 
 // Run executes script with the guest's shell and returns what it printed,
 // standard error included. What the script leaves running in the background
