@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	if what := os.Getenv(groupEnv); what != "" {
 		os.Exit(serveGroup(what))
 	}
+	if what := os.Getenv(framesEnv); what != "" {
+		os.Exit(serveFrames(what))
+	}
 	os.Exit(lab.Main(m, closeBeds))
 }
 
