@@ -298,6 +298,7 @@ const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's ho
 func (a *app) veswPort() *cobra.Command {
 	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or take them out", Args: cobra.ArbitraryArgs, RunE: group}
 	var gateway bool
+	var tap string
 	add := a.show(&cobra.Command{
 		Use:   "add NAME PORT…",
 		Short: "make ports of devices ports of a virtual Ethernet switch",
@@ -305,7 +306,8 @@ func (a *app) veswPort() *cobra.Command {
 
 ` + veswPortHelp + `
 Without it, the lowest is taken that no virtual Ethernet switch has. A gateway gets frames to MACs that nobody has; a port that is in the
-switch already becomes one, or with --gateway=false none.
+switch already becomes one, or with --gateway=false none. --tap names the interface of a device of this node: another node's weft vesw attach
+does that there.
 
   weft vesw port add lab weft_ib0 weft_ib0@otherhost
   weft vesw port add lab 0200:5e00:53ff:0003 --gateway`,
@@ -320,6 +322,9 @@ switch already becomes one, or with --gateway=false none.
 			p.Gateway = gateway
 			list = append(list, p)
 		}
+		if tap != "" && (len(list) != 1 || strings.ContainsAny(list[0].Port, "@:")) {
+			return usage("weft vesw attach --help", "cannot add the port to the virtual Ethernet switch: --tap is for one device of this node")
+		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 			var v api.VESW
 			for _, p := range list {
@@ -328,10 +333,16 @@ switch already becomes one, or with --gateway=false none.
 					return err
 				}
 			}
+			if tap != "" { // it takes longer to make the port
+				if _, err := c.AttachVESW(ctx, api.VESWRequest{Device: list[0].Port, VESW: v.ID, Backend: api.BackendTAP, Name: tap}); err != nil {
+					return err
+				}
+			}
 			return print(v, func() { printVESW(a.env.Out, v) })
 		})
 	})
 	add.Flags().BoolVar(&gateway, "gateway", false, "frames to MACs that nobody has go there")
+	add.Flags().StringVar(&tap, "tap", "", "name of the interface, of a device of this node; without it opaFvV")
 	del := &cobra.Command{
 		Use: "del NAME PORT…", Short: "take ports out of a virtual Ethernet switch", Long: "Take ports out of a virtual Ethernet switch: their interfaces go.\n\n" + veswPortHelp,
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs,

@@ -245,3 +245,67 @@ func TestDeactivated(t *testing.T) {
 		t.Error("still active")
 	}
 }
+
+// TestRandomAgents: whatever the agent of one member answers, as far as an answer goes by its transaction, the other two come up and
+// hear of each other, and what is kept of it stays within its bounds.
+func TestRandomAgents(t *testing.T) {
+	for seed := range uint64(200) {
+		w := newWorld(t, 1, 3)
+		at := 0
+		rng := rand.New(rand.NewPCG(seed, 3))
+		b := make([]byte, 1+rng.IntN(400))
+		for i := range b {
+			b[i] = byte(rng.Uint32()) >> rng.IntN(8)
+		}
+		next := func() byte {
+			if at < len(b) {
+				at++
+				return b[at-1]
+			}
+			return 0
+		}
+		w.agents[portGUID(2)].twist = func(q, a *mad.VEMA) *mad.VEMA {
+			switch k := next(); k % 8 {
+			case 1:
+				a.Status = mad.Status(next())
+			case 2:
+				return nil
+			case 3, 4, 5:
+				for range int(next()) {
+					a.Data[(int(next())<<3|int(k>>5))%mad.VEMADataLen] = next()
+				}
+			case 6:
+				for i := range a.Data {
+					a.Data[i] ^= b[i%len(b)]
+				}
+			}
+			return a
+		}
+		w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1, 2)}})
+		w.start(nil)
+		w.until(20*time.Second, "the others forward", func() bool { return w.forwards(1, 0, 1) })
+		w.setMACs(0, 0, MAC{0, 1})
+		w.until(10*time.Second, "a MAC is known", func() bool { return w.at(1, 0).lookup(MAC{0, 1}) == 11 })
+		w.run(12*time.Second, nil)
+		if !w.forwards(1, 0, 1) || w.at(1, 0).lookup(MAC{0, 1}) != 11 {
+			t.Error("the others have lost it")
+		}
+		for _, o := range w.bounces() {
+			if o.port != portGUID(2) {
+				t.Error("bounced", o)
+			}
+		}
+		if t.Failed() {
+			t.Fatal("seed", seed)
+		}
+		p := w.m.ports[portGUID(2)]
+		if len(p.vports) > MaxIndex+1 || w.requests > 20000 {
+			t.Errorf("%d vports, %d requests", len(p.vports), w.requests)
+		}
+		for _, v := range p.vports {
+			if len(v.uc.macs)+len(v.uc.part) > 2*maxList || len(v.table.has) > mad.VESWMaxMACs {
+				t.Errorf("%d MACs, %d slots", len(v.uc.macs), len(v.table.has))
+			}
+		}
+	}
+}
