@@ -183,7 +183,7 @@ func (a *app) mcastJoin() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&j.PKey, "pkey", "", "partition of a new group; the default one if not given")
-	f.Uint32Var(&j.QKey, "qkey", 0, "Q_Key of a new group; that of broadcast groups if not given")
+	f.Uint32Var(&j.QKey, "qkey", 0, "Q_Key of a new group; if not given 0x0b1b, or for groups of IP links that of their broadcast group")
 	f.IntVar(&j.MTU, "mtu", 0, "MTU of a new group in bytes; 2048 if not given")
 	return cmd
 }

@@ -78,6 +78,8 @@ roce-port), else from its default.`,
 	f.Bool("ipoib", d.IPoIB, "have IP links of every InfiniBand device, one for each partition with a broadcast group; takes CAP_NET_ADMIN")
 	f.StringSlice("ipoib-addr", nil, "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)")
 	f.Int("ipoib-mtu", d.IPoIBMTU, "MTU of the broadcast groups that this node's manager makes, 2048 or 4096; that of IP links is 4 less")
+	f.Int("ipoib-qkey", d.IPoIBQKey, "Q_Key of these groups; OpenSM's is 0x0b1b, which programs without privilege may use, too")
+	f.Lookup("ipoib-qkey").DefValue = fmt.Sprintf("%#x", d.IPoIBQKey)
 	f.String("ipoib-params", "", "file with parameters of IP links, NAME = VALUE lines")
 	f.StringSlice("ipoib-set", nil, "parameter of IP links: NAME=VALUE, before the file's (may be repeated)")
 	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")

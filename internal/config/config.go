@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net/netip"
 	"net/url"
 	"path/filepath"
@@ -113,6 +114,9 @@ type Config struct {
 	// IPoIBMTU is the MTU of the broadcast groups that this node's manager makes as
 	// master, 2048 or 4096: that of IP links is 4 less.
 	IPoIBMTU int `koanf:"ipoib-mtu" yaml:"ipoib-mtu"`
+	// IPoIBQKey is their Q_Key: of IP links, and of all groups that links create.
+	// With bit 31 set no program without privilege sends or receives by it.
+	IPoIBQKey int `koanf:"ipoib-qkey" yaml:"ipoib-qkey"`
 }
 
 // Who manages the subnet.
@@ -147,7 +151,7 @@ func Default() Config {
 		SM:          SMAuto,
 		Store:       StoreAuto,
 
-		IPoIBMTU: 2048,
+		IPoIBMTU: 2048, IPoIBQKey: 0x80000b1b,
 	}
 }
 
@@ -231,6 +235,9 @@ func (c Config) Validate() error {
 	}
 	if c.IPoIBMTU != 2048 && c.IPoIBMTU != 4096 {
 		bad("ipoib-mtu", "must be 2048 or 4096, not %d", c.IPoIBMTU)
+	}
+	if c.IPoIBQKey < 1 || c.IPoIBQKey > math.MaxUint32 {
+		bad("ipoib-qkey", "must be a number of 32 bits such as 0x80000b1b, not %#x", c.IPoIBQKey)
 	}
 	for _, v := range c.IPoIBSet {
 		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {

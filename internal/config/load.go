@@ -20,7 +20,7 @@ import (
 
 // Keys are the names of the settings, in the order of Config.
 var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
-	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr", "ipoib-mtu"}
+	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr", "ipoib-mtu", "ipoib-qkey"}
 
 // EnvName returns the environment variable of a key.
 func EnvName(key string) string {
@@ -122,6 +122,10 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 		switch key {
 		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority", "mcast-payloads", "mcast-threshold", "ipoib-mtu":
 			v, err = strconv.Atoi(s)
+		case "ipoib-qkey":
+			var n int64
+			n, err = strconv.ParseInt(s, 0, 0)
+			v = int(n)
 		case "wire-local", "real-time", "fabric", "ipoib":
 			v, err = strconv.ParseBool(s)
 		case "spin", "idle-exit":

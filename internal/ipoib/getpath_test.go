@@ -14,6 +14,7 @@ import (
 
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mono"
 	"weft/internal/wire"
 )
 
@@ -243,4 +244,33 @@ func TestGetPathIsAnswered(t *testing.T) {
 			t.Errorf("told %v", *calls)
 		}
 	})
+}
+
+// TestGetPathWithoutGroup: an IPv6 address whose solicited-node group does not exist is
+// nobody's, at once; where the group exists, its member is asked three times.
+func TestGetPathWithoutGroup(t *testing.T) {
+	s, a := alone(t)
+	ask := func(ip string) (took time.Duration, status error) {
+		t.Helper()
+		began, done := s.now, mono.Time(0)
+		var out PathInfo
+		if err := a.l.GetPathAsync(s.now, netip.MustParseAddr(ip), &out, func(err error, _ *PathInfo, _ any) { done, status = s.now, err }, nil); err != ErrAgain {
+			t.Fatalf("%s: %v", ip, err)
+		}
+		for range 100 {
+			if s.run(100 * time.Millisecond); done != 0 {
+				break
+			}
+		}
+		return done.Sub(began), status
+	}
+	if took, err := ask("fe80::99"); took != 0 || err != ErrNoNode {
+		t.Errorf("without a group: %v after %v", err, took)
+	}
+	mgid := wire.GroupGID(wire.SolicitedNode(netip.MustParseAddr("fe80::77")), testPKey, 2)
+	s.groups[mgid] = &saGroup{members: map[ib.GID]uint8{gidB: mad.JoinFull}, rec: mad.MCMemberRecord{MGID: mgid, QKey: 0x0b1b, MLID: s.newMLID(),
+		MTUSelector: mad.SelectExactly, MTU: s.mtu, PKey: testPKey, RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
+	if took, err := ask("fe80::77"); took < 2*time.Second || took > 4*time.Second || err != ErrNoNode {
+		t.Errorf("with a silent member: %v after %v", err, took)
+	}
 }

@@ -67,8 +67,10 @@ type Config struct {
 	// BroadcastMTU is the MTU of broadcast groups, and so, less 4, of the IP links
 	// on them; 0 means 2048, which every implementation has.
 	BroadcastMTU ib.MTU
-	Log          *slog.Logger
-	Now          func() mono.Time
+	// BroadcastQKey is their Q_Key; 0 means DefaultBroadcastQKey.
+	BroadcastQKey ib.QKey
+	Log           *slog.Logger
+	Now           func() mono.Time
 	// Post has f run on the management goroutine soon, without waiting.
 	Post func(f func())
 }
@@ -270,19 +272,39 @@ func (m *Manager) ensureGroups(now mono.Time) {
 	for _, p := range m.partitions() {
 		keys = append(keys, p.PKey)
 	}
-	mtu := cmp.Or(m.cfg.BroadcastMTU, ib.MTU2048)
+	mtu, qkey := cmp.Or(m.cfg.BroadcastMTU, ib.MTU2048), cmp.Or(m.cfg.BroadcastQKey, DefaultBroadcastQKey)
 	for _, k := range keys {
-		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: BroadcastQKey, PKey: k | 0x8000, MTU: mtu, Rate: ib.Rate10})
+		m.sa.Ensure(now, sa.Group{MGID: BroadcastGroup(k), QKey: qkey, PKey: k | 0x8000, MTU: mtu, Rate: ib.Rate10})
 	}
 	for _, g := range m.intent.Groups {
+		if g.QKey == 0 {
+			g.QKey = m.groupQKey(&g)
+		}
 		if !m.sa.Ensure(now, g) {
 			m.cfg.Log.Warn("there is no room for a group", "mgid", g.MGID)
 		}
 	}
 }
 
-// BroadcastQKey is the Q_Key that subnet managers give broadcast groups.
-const BroadcastQKey ib.QKey = 0x0b1b
+// groupQKey chooses the Q_Key of a group: IP links have one for all their groups.
+func (m *Manager) groupQKey(g *sa.Group) ib.QKey {
+	sig := uint16(g.MGID[2])<<8 | uint16(g.MGID[3])
+	if b := m.sa.Group(BroadcastGroup(g.PKey)); b != nil && (sig == 0x401b || sig == 0x601b) {
+		return b.QKey
+	}
+	return GroupQKey
+}
+
+// Q_Keys of groups.
+const (
+	// DefaultBroadcastQKey is that of broadcast groups, which IP links have from them: a
+	// controlled one, so that no program without privilege can forge packets of a
+	// link (RFC 4391, 4). OpenSM gives GroupQKey to them. Links take whatever the group has.
+	DefaultBroadcastQKey = ib.QKeyControlled | GroupQKey
+	// GroupQKey is that of groups that people ask for without saying it: programs are to use
+	// them.
+	GroupQKey ib.QKey = 0x0b1b
+)
 
 // BroadcastGroup returns the MGID of the IPv4 broadcast group of a partition
 // (RFC 4391, section 4).

@@ -18,6 +18,7 @@ import (
 	"weft/internal/mad"
 	"weft/internal/mono"
 	"weft/internal/sm"
+	"weft/internal/sm/sa"
 	"weft/internal/store"
 )
 
@@ -296,5 +297,25 @@ func TestIntent(t *testing.T) {
 func TestBroadcastGroup(t *testing.T) {
 	if g := BroadcastGroup(0x7fff).String(); g != "ff12:401b:ffff:0000:0000:0000:ffff:ffff" {
 		t.Error(g)
+	}
+}
+
+// TestQKeys: the Q_Key of broadcast groups is a controlled one, unless it is given; groups of IP
+// links have that of their partition's, others the common one.
+func TestQKeys(t *testing.T) {
+	for given, want := range map[ib.QKey]ib.QKey{0: 0x80000b1b, 0x0b1b: 0x0b1b, 0x80001234: 0x80001234} {
+		l := newLarge(t, 2, 2, 1)
+		l.m.cfg.BroadcastQKey = given
+		ip6, other := ib.GID{0xff, 0x12, 0x60, 0x1b, 0xff, 0xff, 15: 9}, ib.GID{0xff, 0x12, 0xa0, 0x1c, 15: 9}
+		own := ib.GID{0xff, 0x12, 0x60, 0x1b, 0xff, 0xff, 15: 10}
+		l.m.sa.End(l.Now, BroadcastGroup(0x7fff))
+		l.m.intent.Groups = []sa.Group{{MGID: ip6, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10}, {MGID: other, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10},
+			{MGID: own, QKey: 7, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10}}
+		l.m.ensureGroups(l.Now)
+		for g, want := range map[ib.GID]ib.QKey{BroadcastGroup(0x7fff): want, ip6: want, other: 0x0b1b, own: 7} {
+			if got := l.m.sa.Group(g); got == nil || got.QKey != want {
+				t.Errorf("given %#x: %v is %+v, want %#x", uint32(given), g, got, uint32(want))
+			}
+		}
 	}
 }

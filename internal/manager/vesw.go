@@ -59,7 +59,7 @@ var _ em.Fabric = ethernet{}
 
 // Join implements em.Fabric.
 func (e ethernet) Join(now mono.Time, g em.Group) ib.LID {
-	want := sa.Group{MGID: g.MGID, MLID: g.MLID, QKey: BroadcastQKey, PKey: g.PKey, MTU: ib.MTU2048, Rate: ib.Rate10, SL: g.SL, Closed: true}
+	want := sa.Group{MGID: g.MGID, MLID: g.MLID, QKey: GroupQKey, PKey: g.PKey, MTU: ib.MTU2048, Rate: ib.Rate10, SL: g.SL, Closed: true}
 	for _, p := range g.Members {
 		want.Members = append(want.Members, sa.Member{PortGUID: p, JoinState: mad.JoinFull})
 	}

@@ -362,9 +362,6 @@ func (n *Node) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 			return g, invalid(help, "%v", err)
 		}
 	}
-	if j.QKey == 0 {
-		g.QKey = manager.BroadcastQKey
-	}
 	if j.MTU != 0 {
 		g.MTU = 0
 		for m := ib.MTU256; m <= ib.MTU4096; m++ {
