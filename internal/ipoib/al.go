@@ -40,7 +40,8 @@ type AL interface {
 	Deregister()
 	// Map makes a frame outside of that memory fit to be sent from where it
 	// is, false where that cannot be. After true the frame must not be touched
-	// until Unmap with the same reference.
+	// until Unmap with the same reference, which may come after Deregister when
+	// sends do not complete.
 	Map(frame []byte) (ref uint64, ok bool)
 	Unmap(ref uint64)
 

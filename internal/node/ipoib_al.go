@@ -169,8 +169,13 @@ func (a *ipoibAL) Map(frame []byte) (ref uint64, ok bool) {
 	return uint64(at), ok
 }
 
-// Unmap implements ipoib.AL.
-func (a *ipoibAL) Unmap(ref uint64) { a.feed.returned(int(ref)) }
+// Unmap implements ipoib.AL. A link whose sends did not complete in time takes their
+// frames back when their memory is gone already.
+func (a *ipoibAL) Unmap(ref uint64) {
+	if a.feed != nil {
+		a.feed.returned(int(ref))
+	}
+}
 
 // CreateAH implements ipoib.AL.
 func (a *ipoibAL) CreateAH(v *ipoib.AH) (ipoib.Handle, error) {

@@ -180,9 +180,13 @@ func (b *ipoibBatch) fill(n int) {
 }
 
 // send gives the link what was read, as far as it takes it, and reports
-// whether there was anything. It is called on the lane.
+// whether there was anything. It is called on the lane, which it leaves to others after
+// feedBatches batches: a link that drops all it is given never has enough.
 func (f *ipoibFeed) send(now mono.Time, link packetSink) (busy bool) {
-	for !f.held {
+	for range feedBatches {
+		if f.held {
+			break
+		}
 		if f.current == nil && !f.poll() {
 			if f.waiting.Load() == 0 {
 				return busy

@@ -317,7 +317,8 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 }
 
 // TryReadBatch is ReadBatch that does not wait: it returns 0 where nothing is
-// there to be read. more tells that it stopped before that was so.
+// there to be read, or nothing but what is refused. more tells that it stopped
+// before all was read.
 func (d *Device) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, more bool, err error) {
 	if len(bufs) < BatchSize || len(sizes) < len(bufs) || len(hops) < len(bufs) {
 		return 0, false, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops: want %d of each", d.cfg.Name, len(bufs), len(sizes), len(hops), BatchSize)
@@ -338,7 +339,8 @@ func (d *Device) fill(bufs [][]byte, sizes []int, hops []netip.Addr, offset int)
 	if table != d.lastTable {
 		d.lastTable, d.lastDst = table, netip.Addr{}
 	}
-	for n <= len(bufs)-maxSegments {
+	// Bounded, lest a flood of what is refused holds the caller.
+	for reads := 0; reads < BatchSize && n <= len(bufs)-maxSegments; reads++ {
 		p, err := q.read()
 		if p == nil || err != nil {
 			return n, false, err

@@ -620,3 +620,61 @@ func TestWriteAllocatesNothingPerPacket(t *testing.T) {
 		t.Errorf("%d packets refused", n)
 	}
 }
+
+// TestRefusedPacketsAreBounded: one call reads no more than so many packets that are not IP.
+func TestRefusedPacketsAreBounded(t *testing.T) {
+	s := newSpace(t)
+	d := s.open(Config{Name: "t0", MTU: 1500, QueueLen: 1000, Up: true})
+	if err := d.SetCarrier(true); err != nil {
+		t.Fatal(err)
+	}
+	await(t, d, "up", func(v *State) bool { return v.Up })
+	send := func(count int) {
+		t.Helper()
+		s.must(func() error {
+			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			for range count {
+				if err := unix.Sendto(fd, make([]byte, 30), 0, &unix.SockaddrLinklayer{Protocol: 0xb588, Ifindex: d.Index()}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	bufs, sizes, hops := make([][]byte, BatchSize), make([]int, BatchSize), make([]netip.Addr, BatchSize)
+	for i := range bufs {
+		bufs[i] = make([]byte, 2000)
+	}
+	// read reads all, and tells how many packets were refused in each call.
+	read := func() (refused []uint64) {
+		t.Helper()
+		for more := true; more; {
+			var err error
+			before := d.Counters.NotIP.Load()
+			if _, more, err = d.TryReadBatch(bufs, sizes, hops, 0); err != nil {
+				t.Fatal(err)
+			}
+			refused = append(refused, d.Counters.NotIP.Load()-before)
+		}
+		return refused
+	}
+	// The kernel queues packets some time after there is a carrier.
+	for end := time.Now().Add(patience); d.Counters.NotIP.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("no packet arrives")
+		}
+		send(1)
+		read()
+	}
+	const count = 2*BatchSize + 10
+	before := d.Counters.NotIP.Load()
+	send(count)
+	refused := read()
+	if slices.Max(refused) > BatchSize || d.Counters.NotIP.Load()-before != count {
+		t.Errorf("%d packets refused, in each call %d; want %d, at most %d in each", d.Counters.NotIP.Load()-before, refused, count, BatchSize)
+	}
+}

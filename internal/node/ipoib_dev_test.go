@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"net/netip"
+	"testing"
+
+	"weft/internal/ipoib"
+	"weft/internal/mono"
+)
+
+// endless is a back end whose packets never end.
+type endless struct {
+	ipoib.Backend
+	reads int
+}
+
+func (e *endless) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, bool, error) {
+	e.reads++
+	for i := range bufs {
+		sizes[i] = 20
+	}
+	return len(bufs), true, nil
+}
+
+func (e *endless) Control(func(fd int) error) error { return nil }
+
+// taker is a link that takes everything and sends nothing, as to neighbours that do not answer,
+// for so many batches.
+type taker struct {
+	t     *testing.T
+	limit int
+}
+
+func (k *taker) SendBatch(_ mono.Time, frames [][]byte, _ []netip.Addr) int {
+	if k.limit--; k.limit < 0 {
+		k.t.Fatal("a turn of the lane does not end while packets come")
+	}
+	return len(frames)
+}
+
+// TestFeedSharesTheLane: a back end that always has packets, of which the link keeps none, leaves
+// the lane to others after a bounded number of them, and has more in the next turn.
+func TestFeedSharesTheLane(t *testing.T) {
+	f, from := newFeed(make([]byte, feedMem)), &endless{}
+	f.reset(func() {})
+	f.from, f.heard = from, true
+	for range 3 {
+		before := from.reads
+		if !f.send(1, &taker{t, 100}) {
+			t.Error("idle while packets wait")
+		}
+		if n := from.reads - before; n == 0 || n > feedBatches {
+			t.Errorf("%d batches in a turn", n)
+		}
+		if !f.heard {
+			t.Error("does not know that more waits")
+		}
+	}
+}
+
+// TestFramesComeBackLate: a link that ends although its sends do not complete gives
+// frames back after their memory.
+func TestFramesComeBackLate(t *testing.T) {
+	a := &ipoibAL{feed: newFeed(make([]byte, feedMem))}
+	a.feed.reset(func() {})
+	b := <-a.feed.free
+	b.sizes[0] = 1000
+	b.fill(1)
+	a.feed.current = b
+	ref, ok := a.Map(b.frames[0])
+	if !ok {
+		t.Fatal("a frame of the feed is not lent")
+	}
+	a.feed = nil // as Deregister leaves it
+	a.Unmap(ref)
+}
+
+// sink is a link that has frames lent, as ipoib.Link has, up to so many.
+type sink struct {
+	al   *ipoibAL
+	refs []uint64
+	room int
+}
+
+func (k *sink) SendBatch(_ mono.Time, frames [][]byte, _ []netip.Addr) int {
+	for i, f := range frames {
+		if len(k.refs) == k.room {
+			return i
+		}
+		if ref, ok := k.al.Map(f); ok {
+			k.refs = append(k.refs, ref)
+		}
+	}
+	return len(frames)
+}
+
+// TestLentFramesStay: what is lent is read over by nothing, another back end included, until it
+// comes back, and then is room again.
+func TestLentFramesStay(t *testing.T) {
+	a := &ipoibAL{feed: newFeed(make([]byte, feedMem))}
+	f, from, link := a.feed, &endless{}, &sink{al: a, room: 3*feedPackets + 7}
+	f.reset(func() {})
+	f.from, f.heard = from, true
+	for range feedBatches {
+		f.send(1, link)
+	}
+	if len(link.refs) != link.room || !f.held || from.reads != feedBatches {
+		t.Fatalf("%d frames lent of %d, %d reads, held: %v", len(link.refs), link.room, from.reads, f.held)
+	}
+	seen := map[uint64]bool{}
+	for _, r := range link.refs {
+		if seen[r] || r%feedBuffer != 0 || r >= feedMem {
+			t.Fatalf("frame %d is lent twice, or none", r)
+		}
+		seen[r] = true
+	}
+	f.reset(func() {})
+	if len(f.free) != 0 {
+		t.Fatalf("%d batches are free while all have frames lent", len(f.free))
+	}
+	f.from, f.heard = from, true
+	if f.send(1, link); from.reads != feedBatches {
+		t.Fatal("read into frames that are lent")
+	}
+	for i, r := range link.refs {
+		a.Unmap(r)
+		if want := (i + 1) / feedPackets; i < 3*feedPackets && len(f.free) != want {
+			t.Fatalf("%d batches free after %d frames came back", len(f.free), i+1)
+		}
+	}
+	if len(f.free) != feedBatches {
+		t.Fatalf("%d batches free", len(f.free))
+	}
+	link.refs = nil
+	if f.send(1, link); !f.held || len(link.refs) != link.room {
+		t.Fatalf("%d frames lent by the next back end", len(link.refs))
+	}
+}
