@@ -164,11 +164,11 @@ func open(cfg Config) (_ *Device, err error) {
 	if d.events, err = subscribe(); err != nil {
 		return nil, err
 	}
-	fd, err := create(cfg)
+	fd, udp, err := create(cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err = d.q.init(fd); err != nil {
+	if err = d.q.init(fd, udp); err != nil {
 		return nil, err
 	}
 	if d.link, err = d.nl.LinkByName(cfg.Name); err != nil {
@@ -209,12 +209,13 @@ func open(cfg Config) (_ *Device, err error) {
 	return d, nil
 }
 
-// create makes the device without any address.
-func create(cfg Config) (fd int, err error) {
+// create makes the device without any address, and tells whether segments of UDP go
+// through it whole.
+func create(cfg Config) (fd int, udp bool, err error) {
 	const path = "/dev/net/tun"
 	fd, err = unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return -1, explain("open "+path, err)
+		return -1, false, explain("open "+path, err)
 	}
 	ok := false
 	defer func() {
@@ -224,25 +225,31 @@ func create(cfg Config) (fd int, err error) {
 	}()
 	req, err := unix.NewIfreq(cfg.Name)
 	if err != nil {
-		return -1, err
+		return -1, false, err
 	}
 	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_TUN_EXCL)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-		return -1, explain("create it", err)
+		return -1, false, explain("create it", err)
 	}
-	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4|unix.TUN_F_TSO6|unix.TUN_F_TSO_ECN); err != nil {
-		return -1, explain("enable offloads", err)
+	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETVNETLE, 1); err != nil {
+		return -1, false, explain("set the byte order of offloads", err)
+	}
+	const offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN
+	if udp = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads|unix.TUN_F_USO4|unix.TUN_F_USO6) == nil; !udp { // before Linux 6.2
+		if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
+			return -1, false, explain("enable offloads", err)
+		}
 	}
 	if cfg.InfiniBand {
 		if err := unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_INFINIBAND); err != nil {
-			return -1, explain("set device type 32", err)
+			return -1, false, explain("set device type 32", err)
 		}
 	}
 	if err := unix.IoctlSetPointerInt(fd, unix.TUNSETCARRIER, 0); err != nil {
-		return -1, explain("turn carrier off", err)
+		return -1, false, explain("turn carrier off", err)
 	}
 	ok = true
-	return fd, nil
+	return fd, udp, nil
 }
 
 // release closes what is open.

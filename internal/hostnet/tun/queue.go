@@ -30,18 +30,19 @@ type queue struct {
 	split ether.Splitter
 
 	join    *ether.Joiner
+	joins   ether.Features // what the kernel takes joined
 	packets [][]byte
 	hdr     [ether.OffloadLen]byte
 	parts   [][]byte
 	iov     []unix.Iovec
 }
 
-// joins is what the kernel takes joined.
-const joins = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN
-
-// init takes fd over, also where it fails.
-func (q *queue) init(fd int) (err error) {
-	q.fd = fd
+// init takes fd over, also where it fails. udp tells that the kernel takes segments of UDP.
+func (q *queue) init(fd int, udp bool) (err error) {
+	q.fd, q.joins = fd, ether.FeatureCsum|ether.FeatureTSO4|ether.FeatureTSO6|ether.FeatureECN
+	if udp {
+		q.joins |= ether.FeatureUSO4 | ether.FeatureUSO6
+	}
 	if q.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		unix.Close(fd)
 		q.fd = -1
@@ -135,7 +136,7 @@ func (q *queue) write(bufs [][]byte, offset int) (lost int, err error) {
 	}
 	q.mu.RLock()
 	defer q.mu.RUnlock()
-	for _, f := range q.join.Join(q.packets, joins) {
+	for _, f := range q.join.Join(q.packets, q.joins) {
 		if q.fd < 0 {
 			return lost, os.ErrClosed
 		}
