@@ -103,7 +103,7 @@ func (h *hub) again(d *door) {
 			was.Fail(errors.New("the test wants a new session"))
 		}
 	})
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		var now *ethdev.Device
 		h.Do(func() { now = d.Device() })
 		if now != nil && now != was {
@@ -305,7 +305,7 @@ func TestMovingGuest(t *testing.T) {
 // wait waits for a condition.
 func wait(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: never", what)
 		}
