@@ -475,3 +475,7 @@ func TestNoAnswer(t *testing.T) {
 		})
 	}
 }
+
+func (f *fake) VMs(context.Context) ([]VM, error)            { return nil, f.err }
+func (f *fake) AddVM(_ context.Context, v NewVM) (VM, error) { return VM{NewVM: v}, f.err }
+func (f *fake) DelVM(context.Context, string) error          { return f.err }

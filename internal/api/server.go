@@ -37,6 +37,7 @@ type Backend interface {
 	IPoIB
 	VESWs
 	VESWInterfaces
+	VMs
 	// Shutdown asks the node to end and returns before it has.
 	Shutdown(ctx context.Context) error
 }
@@ -155,6 +156,7 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	serveIPoIB(mux, b)
 	serveVESWs(mux, b)
 	serveVESWInterfaces(mux, b)
+	serveVMs(mux, b)
 	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
 		return nil, &Error{Code: CodeNotFound, Why: "this node does not know " + r.Method + " " + r.URL.Path,
 			Fix: "use the weft command of the node's own version"}

@@ -41,6 +41,7 @@ type Status struct {
 	IPLinks []IPLink `json:"ip_links"`
 	// VESWInterfaces are the ports of virtual Ethernet switches.
 	VESWInterfaces []VESWInterface `json:"vesw_interfaces"`
+	VMs            []VM            `json:"vms"`
 	Degraded       []Degraded      `json:"degraded"`
 	// Notices are worth knowing, though all works as it shall.
 	Notices []Degraded `json:"notices"`
@@ -247,6 +248,7 @@ const (
 	ScopeSA      = "sa"
 	ScopeEM      = "em"    // the Ethernet Manager
 	ScopeIPoIB   = "ipoib" // by link
+	ScopeVM      = "vm"    // by virtual machine
 	ScopeVESW    = "vesw"  // by interface, and by device
 )
 
@@ -361,7 +363,7 @@ func list[T any](s []T) []T {
 func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
 	s.Faults, s.Degraded, s.Notices, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Notices), list(s.Trunks)
-	s.IPLinks = each(s.IPLinks, IPLink.withLists)
+	s.IPLinks, s.VMs = each(s.IPLinks, IPLink.withLists), list(s.VMs)
 	s.VESWInterfaces = list(s.VESWInterfaces)
 	return s
 }

@@ -30,7 +30,7 @@ type VESWInterface struct {
 	Device  string `json:"device"`
 	VPort   int    `json:"vport"`
 	VESW    int    `json:"vesw"`    // identifier; 0: in none
-	Backend string `json:"backend"` // tap or netstack
+	Backend string `json:"backend"` // tap, netstack or vm
 	// State is forwarding, or drop_all for Reason.
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
@@ -54,6 +54,7 @@ type VESWInterface struct {
 // Back ends of VESW ports.
 const (
 	BackendTAP = "tap"
+	BackendVM  = "vm" // the guest of weft vm
 	// StateForwarding is the State of a port that carries frames.
 	StateForwarding = "forwarding"
 )

@@ -133,7 +133,7 @@ func (a *app) root() *cobra.Command {
 	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.AddCommand(a.up(), a.down(), a.wait(), a.run(), a.status(), a.devices(), a.resources(), a.counters(), a.mcast(), a.fault(),
-		a.fabric(), a.sm(), a.trunks(), a.pkey(), a.store(), a.ipoib(), a.vesw(), a.version())
+		a.fabric(), a.sm(), a.trunks(), a.pkey(), a.store(), a.ipoib(), a.vm(), a.vesw(), a.version())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

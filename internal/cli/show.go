@@ -101,6 +101,9 @@ func printStatus(w io.Writer, s api.Status) {
 		}
 		line("vesw port", "%s of %s, VESW %d: %s, mtu %d", name, v.Device, v.VESW, veswStateText(v), v.MTU)
 	}
+	for _, v := range s.VMs {
+		line("vm", "%s: guest %s, carrier %s", v.Name, vmGuest(v), vmCarrier(v))
+	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
 	}

@@ -373,6 +373,9 @@ func (d *Device) Owns(addr uintptr) bool { return d.mem.Owns(addr) }
 // kept in a log.
 func (d *Device) Logging() bool { return d.mem.Logging() }
 
+// Running reports whether a driver uses the device: it has started a ring. On the lane.
+func (d *Device) Running() bool { return len(d.rx)+len(d.tx) > 0 }
+
 // Fail ends the session because of what its front-end did. On the lane.
 func (d *Device) Fail(reason error) { d.fail(reason) }
 

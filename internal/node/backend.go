@@ -135,6 +135,10 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		s.Degraded = append(s.Degraded, more...)
 	}
 	s.Notices = append(n.notices(), n.vemaNotices()...)
+	if s.VMs, e = n.VMs(ctx); e != nil {
+		return s, e
+	}
+	s.Notices = append(s.Notices, vmNotices(s.VMs)...)
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}
@@ -403,6 +407,11 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
 	add(api.ScopeNode, "", "umad_strangers", n.strangers.Load())
+	for _, m := range n.machines() {
+		if err := m.counters(add); err != nil {
+			return nil, err
+		}
+	}
 	if s := n.sub; s != nil {
 		s.do(func() {
 			fields(add, api.ScopeNode, "gsi", &s.gsi.stats)

@@ -24,6 +24,7 @@ type function struct {
 	n        *Node
 	a        *hca.Adapter
 	door     *vhost.Server      // nil before the node serves
+	vm       *machine           // whose network card it is, nil: nobody's; guarded by the node's mu
 	disabled bool               // by whoever runs the node; guarded by the node's mu
 	asked    api.FunctionChange // all that people asked for; guarded by the keeper
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
@@ -138,6 +139,10 @@ func (n *Node) drop(f *function) error {
 	if f.door != nil {
 		f.door.Close()
 	}
+	if f.vm != nil {
+		f.vm.close()
+		n.forgetMachine(f.vm)
+	}
 	if n.ip != nil {
 		n.ip.leave(f)
 	}
@@ -146,8 +151,8 @@ func (n *Node) drop(f *function) error {
 	}
 	n.mu.Lock()
 	n.funcs = slices.DeleteFunc(n.funcs, func(o *function) bool { return o == f })
-	if f.door != nil {
-		for why, c := range f.door.Ends() {
+	for _, s := range f.servers() {
+		for why, c := range s.Ends() {
 			n.oldEnds[why] += c
 		}
 	}
@@ -270,6 +275,14 @@ func (n *Node) doorPerm() os.FileMode {
 	return ownDoor
 }
 
+// treePerm returns the permissions of directories with doors.
+func (n *Node) treePerm() os.FileMode {
+	if n.doorPerm() == ownDoor {
+		return 0o700
+	}
+	return 0o755
+}
+
 // open opens the function's door. All doors share the quotas of the first.
 func (f *function) open() error {
 	n := f.n
@@ -296,6 +309,9 @@ func (n *Node) openDoors() error {
 			return err
 		}
 	}
+	for _, m := range n.machines() {
+		m.openLate()
+	}
 	n.mu.Lock()
 	n.serving = true
 	n.mu.Unlock()
@@ -313,6 +329,9 @@ func (n *Node) closeDoors() {
 		if f.door != nil {
 			f.door.Close()
 		}
+	}
+	for _, m := range n.machines() {
+		m.close()
 	}
 }
 
@@ -332,12 +351,25 @@ func (n *Node) ends() map[string]uint64 {
 		sum[why] = c
 	}
 	for _, f := range n.funcs {
-		if f.door == nil {
-			continue
-		}
-		for why, c := range f.door.Ends() {
-			sum[why] += c
+		for _, s := range f.servers() {
+			for why, c := range s.Ends() {
+				sum[why] += c
+			}
 		}
 	}
 	return sum
+}
+
+// servers are the doors of the function, also that for a guest; the caller holds the node's
+// mu.
+func (f *function) servers() (list []*vhost.Server) {
+	if f.door != nil {
+		list = append(list, f.door)
+	}
+	if f.vm != nil {
+		if s := f.vm.socket(); s != nil {
+			list = append(list, s)
+		}
+	}
+	return list
 }

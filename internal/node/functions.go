@@ -136,6 +136,9 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	if err := n.keeper.editable(what); err != nil {
 		return err
 	}
+	if n.machine(name) != nil {
+		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine", Fix: "weft vm del " + name}
+	}
 	err := n.removeFunction(name)
 	switch forgotten := n.keeper.forget(name); {
 	case errors.Is(err, errPhysical):

@@ -58,6 +58,7 @@ type keptFunction struct {
 	Name   string             `json:"name"`
 	Number uint16             `json:"number"`
 	Asked  api.FunctionChange `json:"asked"`
+	VM     *api.NewVM         `json:"vm,omitempty"` // whose network card it is
 }
 
 const (
@@ -174,7 +175,11 @@ func (k *keeper) write(ctx context.Context) error {
 	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff()}
 	for _, f := range n.functions() {
 		if virtual(f.a) || asksAnything(&f.asked) {
-			v.Functions = append(v.Functions, keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked})
+			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
+			if m := n.machine(f.a.Name); m != nil {
+				k.VM = &m.want
+			}
+			v.Functions = append(v.Functions, k)
 		}
 	}
 	n.mu.Lock()
@@ -256,7 +261,12 @@ func (n *Node) restore(f *keptFunction) error {
 	if err := want.Validate(); err != nil {
 		return err
 	}
-	_, err := n.newFunction(&want, func(a *hca.Adapter) error { return n.all.AddAt(a, f.Number) })
+	number := func(a *hca.Adapter) error { return n.all.AddAt(a, f.Number) }
+	if f.VM != nil {
+		_, err := n.makeMachine(*f.VM, &f.Asked, number)
+		return err
+	}
+	_, err := n.newFunction(&want, number)
 	return err
 }
 

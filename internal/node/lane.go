@@ -64,7 +64,7 @@ type lane struct {
 	stuck  atomic.Bool // and has for long: the lane waits in a copy
 	asleep atomic.Bool
 	// ownerOf finds the session, of any lane, whose memory holds an address.
-	ownerOf func(addr uintptr) *door
+	ownerOf func(addr uintptr) culprit
 
 	// wantRT asks for real-time priority; realTime tells that the thread has
 	// it, noRT why not.
@@ -323,6 +323,9 @@ func (l *lane) guarded() {
 		l.once()
 	}
 }
+
+// culprit is a session that ends because of what its client did.
+type culprit interface{ fail(reason error) }
 
 // recovered attributes a memory fault to the session whose memory it was in.
 // Any other panic is a bug of ours and goes on.

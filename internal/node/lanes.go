@@ -111,12 +111,17 @@ func (n *neighbours) empty() bool {
 }
 
 // ownerOf finds the session whose mapped memory holds addr, or nil.
-func (n *Node) ownerOf(addr uintptr) *door {
+func (n *Node) ownerOf(addr uintptr) culprit {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, d := range n.sessions {
 		if d.owns(addr) {
 			return d
+		}
+	}
+	for _, m := range n.vms {
+		if m.owns(addr) {
+			return m
 		}
 	}
 	return nil

@@ -87,6 +87,7 @@ type Node struct {
 	// adapterOff: the physical function disabled the whole adapter.
 	adapterOff bool
 	sessions   map[*vhost.Session]*door
+	vms        map[string]*machine // by name
 	// residents are sessions of the node itself.
 	residents []*resident
 	idle      time.Time // when the last session ended, or somebody told that one would come
@@ -119,7 +120,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
@@ -217,11 +218,8 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.rewriteTree(); err != nil {
 		return err
 	}
-	doorPerm, treePerm := n.doorPerm(), os.FileMode(0o700)
-	if doorPerm != ownDoor {
-		treePerm = 0o755
-	}
-	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), treePerm); err != nil {
+	doorPerm := n.doorPerm()
+	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), n.treePerm()); err != nil {
 		return err
 	}
 	control, err := n.dir.Listen(rundir.ControlSock, doorPerm)
@@ -318,7 +316,7 @@ func (n *Node) watchIdle(ctx context.Context) {
 		case <-t.C:
 		}
 		n.mu.Lock()
-		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && len(n.vms) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
 		idle := n.ending
 		n.mu.Unlock()
 		if idle {

@@ -74,6 +74,9 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	if s.with != nil {
 		v.Backend = s.with.Backend
 	}
+	if s.f.h.n.machine(v.Device) != nil {
+		v.Backend = api.BackendVM
+	}
 	_, v.MACs, _, _ = s.f.ports.UnicastMACs(s.vport, 0, nil)
 	v.Known = s.known()
 	if s.why != nil {
@@ -113,6 +116,9 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	}
 	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
 		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device, Fix: "weft dev"}
+	}
+	if n.machine(r.Device) != nil {
+		return nil, invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
 	}
 	h.mu.Lock()
 	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {

@@ -15,6 +15,10 @@ import (
 
 // openSegment makes what was asked for, or a TAP device with the name of its function and port.
 func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
+	if m := h.n.machine(s.f.a.Name); m != nil {
+		seg, err := m.segment(d, news)
+		return seg, m.want.Name, err
+	}
 	name := tap.Name(s.f.a.Number(), s.vport)
 	if r != nil && r.Name != "" {
 		name = r.Name

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+)
+
+// Bounds of a virtual machine's network card.
+const (
+	MaxVMQueues = 32
+	// maxVMSocket is what a socket's address has room for.
+	maxVMSocket = 107
+)
+
+// NewVM is a network card of a virtual machine that is wanted: a function of the
+// node whose frames are the machine's, by vhost-user.
+type NewVM struct {
+	Name string `json:"name"`
+	// VESW is the virtual Ethernet switch that it is to be in, by name or number; empty: whoever manages those says.
+	VESW string `json:"vesw"`
+	// MAC is the card's address; empty: the node chooses one, for good.
+	MAC string `json:"mac"`
+	// Queues is how many queue pairs it has; 0: 1.
+	Queues int `json:"queues"`
+	// Socket is where the machine's emulator connects; empty: one below the node's directory.
+	Socket string `json:"socket"`
+	// Connect is, instead, where the emulator listens, and the node connects.
+	Connect string `json:"connect"`
+	// Packed has the machine use packed rings.
+	Packed bool `json:"packed"`
+}
+
+// Validate reports all that is wrong with the request.
+func (v *NewVM) Validate() error {
+	var errs []error
+	if !functionName.MatchString(v.Name) {
+		errs = append(errs, fmt.Errorf("the name must be a letter and up to 31 letters, digits or underscores, all lower case, not %q", v.Name))
+	}
+	if v.MAC != "" {
+		if _, err := ParseMAC(v.MAC); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if v.Queues < 0 || v.Queues > MaxVMQueues {
+		errs = append(errs, fmt.Errorf("queue pairs must be 1 to %d, not %d", MaxVMQueues, v.Queues))
+	}
+	if v.Socket != "" && v.Connect != "" {
+		errs = append(errs, errors.New("either the node listens (socket) or the emulator does (connect), not both"))
+	}
+	for _, s := range []string{v.Socket, v.Connect} {
+		switch {
+		case s == "":
+		case !filepath.IsAbs(s):
+			errs = append(errs, fmt.Errorf("the path of a socket must begin with /, %q does not", s))
+		case len(s) > maxVMSocket:
+			errs = append(errs, fmt.Errorf("the path of a socket has %d bytes at most, %q has %d", maxVMSocket, s, len(s)))
+		case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f }):
+			errs = append(errs, fmt.Errorf("the path of a socket must be without blanks and commas, not %q", s))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ParseMAC reads the address of a station.
+func ParseMAC(s string) (mac [6]byte, err error) {
+	b, err := net.ParseMAC(s)
+	if err != nil || len(b) != len(mac) {
+		return mac, fmt.Errorf("%q is no MAC address", s)
+	}
+	copy(mac[:], b)
+	if mac[0]&1 != 0 || mac == ([6]byte{}) {
+		return mac, fmt.Errorf("%s is not the MAC address of a station", s)
+	}
+	return mac, nil
+}
+
+// VM is a network card of a virtual machine as it is. What NewVM leaves open is filled in.
+type VM struct {
+	NewVM
+	Number   int    `json:"number"` // of its function
+	PortGUID string `json:"port_guid"`
+	// Guest reports whether an emulator is connected; Reason says why none is.
+	Guest  bool   `json:"guest"`
+	Reason string `json:"reason"`
+	PID    int    `json:"pid"` // of the emulator
+	UID    int    `json:"uid"`
+	// Running reports whether the machine's driver uses the card.
+	Running  bool `json:"running"`
+	Sessions int  `json:"sessions"` // that there have been
+	// VESWNumber is the virtual Ethernet switch that it is in, 0: none, VPort its port of the function.
+	VESWNumber int  `json:"vesw_number"`
+	VPort      int  `json:"vport"`
+	MTU        int  `json:"mtu"` // the longest, 0: not known
+	Carrier    bool `json:"carrier"`
+	// CarrierReason says why no frames flow.
+	CarrierReason string `json:"carrier_reason"`
+	// Kept is whether it is there after the node starts again, NotKept why not.
+	Kept    bool   `json:"kept"`
+	NotKept string `json:"not_kept"`
+}
+
+// VMs is the part of a Backend that gives virtual machines network cards. What
+// it is given was checked.
+type VMs interface {
+	VMs(ctx context.Context) ([]VM, error)
+	AddVM(ctx context.Context, v NewVM) (VM, error)
+	DelVM(ctx context.Context, name string) error
+}
+
+const (
+	whatVMs   = "cannot list virtual machines"
+	whatAddVM = "cannot add the virtual machine"
+	whatDelVM = "cannot delete the virtual machine"
+)
+
+// serveVMs adds what VMs has to the server's paths.
+func serveVMs(mux *http.ServeMux, b VMs) {
+	mux.Handle("GET /"+Version+"/vms", handler{whatVMs, ReadAccess, func(r *http.Request) (any, error) {
+		l, err := b.VMs(r.Context())
+		return list(l), err
+	}})
+	mux.Handle("POST /"+Version+"/vms", handler{whatAddVM, FullAccess, func(r *http.Request) (any, error) {
+		var v NewVM
+		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
+			return nil, err
+		}
+		return b.AddVM(r.Context(), v)
+	}})
+	mux.Handle("DELETE /"+Version+"/vms/{name}", handler{whatDelVM, FullAccess, func(r *http.Request) (any, error) {
+		return struct{}{}, b.DelVM(r.Context(), r.PathValue("name"))
+	}})
+}
+
+// VMs returns the network cards of virtual machines.
+func (c *Client) VMs(ctx context.Context) (l []VM, err error) {
+	err = c.do(ctx, whatVMs, "GET", "/vms", nil, &l)
+	return l, err
+}
+
+// AddVM gives a virtual machine a network card.
+func (c *Client) AddVM(ctx context.Context, v NewVM) (out VM, err error) {
+	err = c.do(ctx, whatAddVM, "POST", "/vms", v, &out)
+	return out, err
+}
+
+// DelVM takes it away.
+func (c *Client) DelVM(ctx context.Context, name string) error {
+	return c.do(ctx, whatDelVM, "DELETE", "/vms/"+url.PathEscape(name), nil, nil)
+}
+
+// QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each. memory is the machine's, as
+// -m takes it: the node has to share it.
+func (v *VM) QEMU(memory string) []string {
+	chardev := fmt.Sprintf("socket,id=chr-%s,path=%s", v.Name, v.Socket)
+	if v.Connect != "" {
+		chardev = fmt.Sprintf("socket,id=chr-%s,path=%s,server=on,wait=off", v.Name, v.Connect)
+	} else {
+		chardev += ",reconnect=1"
+	}
+	netdev := fmt.Sprintf("vhost-user,id=net-%s,chardev=chr-%[1]s", v.Name)
+	device := fmt.Sprintf("virtio-net-pci,netdev=net-%s,mac=%s,rx_queue_size=1024,tx_queue_size=1024", v.Name, v.MAC)
+	if v.Queues > 1 {
+		netdev += fmt.Sprintf(",queues=%d", v.Queues)
+		device += fmt.Sprintf(",mq=on,vectors=%d", 2*v.Queues+2)
+	}
+	if v.Packed {
+		device += ",packed=on"
+	}
+	if v.MTU != 0 && v.MTU != defaultMTU {
+		device += fmt.Sprintf(",host_mtu=%d", v.MTU)
+	}
+	return []string{
+		"-m " + memory,
+		fmt.Sprintf("-object memory-backend-memfd,id=mem-%s,size=%s,share=on", v.Name, memory),
+		"-machine memory-backend=mem-" + v.Name,
+		"-chardev " + chardev,
+		"-netdev " + netdev,
+		"-device " + device,
+	}
+}
+
+// defaultMTU is that of an Ethernet interface nobody told anything.
+const defaultMTU = 1500
+
+// Libvirt returns what a domain of libvirt needs for the card.
+func (v *VM) Libvirt() string {
+	path, mode := v.Socket, "client"
+	if v.Connect != "" {
+		path, mode = v.Connect, "server"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `<memoryBacking>
+  <source type='memfd'/>
+  <access mode='shared'/>
+</memoryBacking>
+<interface type='vhostuser'>
+  <mac address='%s'/>
+`, v.MAC)
+	if mode == "client" {
+		fmt.Fprintf(&b, "  <source type='unix' path='%s' mode='client'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n", xmlText(path))
+	} else {
+		fmt.Fprintf(&b, "  <source type='unix' path='%s' mode='server'/>\n", xmlText(path))
+	}
+	b.WriteString("  <model type='virtio'/>\n  <driver")
+	if v.Queues > 1 {
+		fmt.Fprintf(&b, " queues='%d'", v.Queues)
+	}
+	b.WriteString(" rx_queue_size='1024' tx_queue_size='1024'")
+	if v.Packed {
+		b.WriteString(" packed='on'")
+	}
+	b.WriteString("/>\n")
+	if v.MTU != 0 && v.MTU != defaultMTU {
+		fmt.Fprintf(&b, "  <mtu size='%d'/>\n", v.MTU)
+	}
+	b.WriteString("</interface>\n")
+	return b.String()
+}
+
+var xmlText = strings.NewReplacer("&", "&amp;", "<", "&lt;", "'", "&apos;").Replace

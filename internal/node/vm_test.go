@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/abi"
+	"weft/internal/api"
+	"weft/internal/config"
+	"weft/internal/ethdev/ethdevtest"
+	"weft/internal/ether"
+	"weft/internal/ib"
+	"weft/internal/vhost/vhosttest"
+	"weft/internal/virtio/virtiotest"
+)
+
+// vm returns what the node tells of a virtual machine.
+func (r *running) vm(name string) api.VM {
+	r.t.Helper()
+	list, err := r.cli.VMs(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	i := slices.IndexFunc(list, func(v api.VM) bool { return v.Name == name })
+	if i < 0 {
+		return api.VM{}
+	}
+	return list[i]
+}
+
+func (r *running) addVM(v api.NewVM) api.VM {
+	r.t.Helper()
+	got, err := r.cli.AddVM(context.Background(), v)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return got
+}
+
+// TestVM: the rings of a guest are a port of a VESW; another node's port gets its frames, cut and with
+// checksums, and it gets those of that one.
+func TestVM(t *testing.T) {
+	nodes := veswPair(t)
+	n, far := nodes[0], nodes[1]
+	n.node.sub.do(func() { n.node.vesw.open = n.node.vesw.openSegment })
+	v := n.addVM(api.NewVM{Name: "web", MAC: "52:54:00:00:00:09"})
+	if v.Number != 3 || v.Guest || !strings.Contains(v.Reason, v.Socket) || v.Carrier || v.CarrierReason != "it is in no VESW" || v.Queues != 1 || v.PortGUID == "" {
+		t.Errorf("%+v", v)
+	}
+	if s := n.status(); len(s.VMs) != 1 || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
+		return d.What == "vm_without_guest" && strings.HasPrefix(d.Why, "web: nobody")
+	}) {
+		t.Errorf("%+v %+v", s.VMs, s.Notices)
+	}
+	number := uint16(v.Number)
+	eventually(t, "its port is active", func() bool { return n.node.function("web").a.Port().State == ib.PortActive })
+	n.node.sub.do(func() { n.node.sub.serveEthernet(number, nil) })
+	n.vport(number, 0, 5, 9000)
+	far.vport(1, 0, 5, 9000)
+	there := far.made(0)
+	far.forwards("plug0")
+	eventually(t, "the card has a carrier", func() bool { return n.vm("web").Carrier })
+	if v := n.vm("web"); v.VESWNumber != 5 || v.VPort != 0 || v.MTU != 9000 {
+		t.Errorf("%+v", v)
+	}
+
+	guest, err := ethdevtest.NewGuest(t, v.Socket, ethdevtest.Options{Features: 1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureCsum | 1<<abi.FeatureHostTSO4 |
+		1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the guest runs", func() bool { v := n.vm("web"); return v.Guest && v.Running && v.PID == os.Getpid() })
+	if d := n.status().Notices; slices.ContainsFunc(d, func(d api.Degraded) bool { return d.What == "vm_without_guest" }) {
+		t.Errorf("%+v", d)
+	}
+
+	own := [6]byte{0x52, 0x54, 0, 0, 0, 9}
+	f, o := tcpSegment(far.mac(1, 5), own, 20000, 1460)
+	if err := guest.TX[0].Send([][]byte{f}, []ether.Offload{o}); err != nil {
+		t.Fatal(err)
+	}
+	var got [][]byte
+	eventually(t, "the segment arrives", func() bool {
+		came, _ := there.came()
+		got = append(got, came...)
+		return len(payloads(t, got)) == 20000
+	})
+	if !bytes.Equal(payloads(t, got), f[54:]) {
+		t.Error("other octets arrive")
+	}
+	if err := guest.TX[0].Done(); err != nil {
+		t.Error(err)
+	}
+	// Its own MAC is not that of its LID: without a manager that tells of it, frames go to all or nobody; the one
+	// that the manager gave the port is in the destination.
+	back, o := tcpSegment(n.mac(number, 5), far.mac(1, 5), 5000, 9999)
+	there.send(back, o)
+	r, err := guest.RX[0].Recv(vhosttest.Limit)
+	if err != nil || !bytes.Equal(r.Frame[54:], back[54:]) {
+		t.Errorf("%d octets, %v", len(r.Frame), err)
+	}
+
+	// A card has one port.
+	n.vport(number, 1, 6, 1500)
+	eventually(t, "another port is refused", func() bool { return n.logs.count("the virtual machine's card is in another VESW") > 0 })
+
+	// The guest leaves, and another comes; the port stays as it is.
+	guest.Close()
+	eventually(t, "the guest is gone", func() bool { v := n.vm("web"); return !v.Guest && v.Carrier })
+	again, err := ethdevtest.NewGuest(t, v.Socket, ethdevtest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	there.send(back[:1000:1000], ether.Offload{})
+	if r, err := again.RX[0].Recv(vhosttest.Limit); err != nil || len(r.Frame) != 1000 {
+		t.Errorf("%d octets, %v", len(r.Frame), err)
+	}
+	if v := n.vm("web"); v.Sessions != 2 {
+		t.Errorf("%+v", v)
+	}
+
+	// A guest whose memory goes loses its session, nobody else anything.
+	fd, err := unix.MemfdCreate("shrinks", unix.MFD_CLOEXEC)
+	if err == nil {
+		defer unix.Close(fd)
+		err = unix.Ftruncate(fd, 4096)
+	}
+	const gpa = 0x10_0000_0000
+	if err == nil {
+		err = again.Do(abi.ReqAddMemReg, abi.VUMemReg{GPA: gpa, Size: 4096, UserAddr: gpa}.Append(nil), fd)
+	}
+	if err == nil {
+		err = unix.Ftruncate(fd, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	faults, ends := n.counter(api.ScopeLane, "faults"), n.counter(api.ScopeNode, "session_end_broken_ring")
+	again.TX[0].Raw([]virtiotest.Buf{{GPA: gpa, Len: 1000}}, nil)
+	eventually(t, "the session ends", func() bool { return !n.vm("web").Guest })
+	if n.counter(api.ScopeLane, "faults") != faults+1 || n.counter(api.ScopeNode, "session_end_broken_ring") != ends+1 {
+		t.Error("the fault, or the end of the session, is not counted")
+	}
+	third, err := ethdevtest.NewGuest(t, v.Socket, ethdevtest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	there.send(back[:1000:1000], ether.Offload{})
+	if _, err := third.RX[0].Recv(vhosttest.Limit); err != nil {
+		t.Error(err)
+	}
+
+	if err := n.cli.DelFunction(t.Context(), "web"); !isInvalid(err) || !strings.Contains(err.Error(), "weft vm del web") {
+		t.Errorf("%v", err)
+	}
+	if err := n.cli.DelVM(t.Context(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	if v := n.vm("web"); v.Name != "" || n.node.function("web") != nil {
+		t.Errorf("%+v", v)
+	}
+	if _, err := os.Lstat(v.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket: %v", err)
+	}
+	if err := n.cli.DelVM(t.Context(), "web"); err == nil || !strings.Contains(err.Error(), "there is no virtual machine web") {
+		t.Errorf("%v", err)
+	}
+}
+
+func isInvalid(err error) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == api.CodeInvalid
+}
+
+// TestVMsAreKept: cards are there after the node starts again, with their addresses and sockets, and
+// a card of whose socket the emulator is the server is connected again.
+func TestVMsAreKept(t *testing.T) {
+	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
+	path := filepath.Join(r.cfg.Dir, "qemu.sock")
+	ln, err := unixListener(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ln)
+	a := r.addVM(api.NewVM{Name: "a", Queues: 4, Packed: true})
+	b := r.addVM(api.NewVM{Name: "b", Connect: path})
+	if !a.Kept || a.MAC == b.MAC || !strings.HasPrefix(a.MAC, "52:54:00:") {
+		t.Errorf("%+v %+v", a, b)
+	}
+	eventually(t, "the node connects", func() bool { return r.vm("b").Guest })
+	for _, v := range []api.NewVM{{Name: "a"}, {Name: firstNative}, {Name: "c", Socket: a.Socket}, {Name: "c", Connect: path},
+		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}} {
+		if _, err := r.cli.AddVM(t.Context(), v); !isInvalid(err) {
+			t.Errorf("%+v: %v", v, err)
+		}
+	}
+	r.end()
+	r = r.again(func(c *config.Config) { c.IPoIB = false })
+	for _, was := range []api.VM{a, b} {
+		now := r.vm(was.Name)
+		if now.NewVM != was.NewVM || now.Number != was.Number || now.PortGUID != was.PortGUID || !now.Kept {
+			t.Errorf("%+v became %+v", was, now)
+		}
+	}
+	eventually(t, "the node connects again", func() bool { return r.vm("b").Guest })
+	if _, err := ethdevtest.NewGuest(t, a.Socket, ethdevtest.Options{Pairs: 4, Features: 1 << abi.FeaturePacked}); err != nil {
+		t.Error(err)
+	}
+	if err := r.cli.DelVM(t.Context(), "b"); err != nil {
+		t.Error(err)
+	}
+	r.end()
+	r = r.again(func(c *config.Config) { c.IPoIB = false })
+	if r.vm("a").Name == "" || r.vm("b").Name != "" {
+		t.Errorf("%+v %+v", r.vm("a"), r.vm("b"))
+	}
+}
+
+// unixListener listens and never accepts: whoever connects is content.
+func unixListener(path string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 8)
+	}
+	return fd, err
+}
