@@ -30,7 +30,7 @@ type VESWInterface struct {
 	Device  string `json:"device"`
 	VPort   int    `json:"vport"`
 	VESW    int    `json:"vesw"`    // identifier; 0: in none
-	Backend string `json:"backend"` // tap, netstack or vm
+	Backend string `json:"backend"` // tap, netstack, gateway or vm
 	// State is forwarding, or drop_all for Reason.
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
@@ -53,8 +53,9 @@ type VESWInterface struct {
 
 // Back ends of VESW ports.
 const (
-	BackendTAP = "tap"
-	BackendVM  = "vm" // the guest of weft vm
+	BackendTAP     = "tap"
+	BackendGateway = "gateway" // to the network at an interface of the host
+	BackendVM      = "vm"      // the guest of weft vm
 	// StateForwarding is the State of a port that carries frames.
 	StateForwarding = "forwarding"
 )
@@ -64,8 +65,8 @@ const (
 type VESWRequest struct {
 	Device  string `json:"device"`
 	VESW    int    `json:"vesw"`    // identifier
-	Backend string `json:"backend"` // tap, or netstack
-	// Name is that of the interface; empty: its own.
+	Backend string `json:"backend"` // tap, netstack or gateway
+	// Name is that of the interface; empty: its own. A gateway's is there already.
 	Name string `json:"name"`
 	// Addrs are IP addresses with prefix length, Routes PREFIX=GATEWAY; they, Forwards and SOCKS are of netstack.
 	Addrs    []string    `json:"addresses"`
@@ -88,7 +89,10 @@ func (r *VESWRequest) Validate() error {
 		bad("the name of an interface has at most 15 characters, none of them /, :, %% or space, unlike %q", r.Name)
 	}
 	switch r.Backend {
-	case BackendTAP:
+	case BackendTAP, BackendGateway:
+		if r.Backend == BackendGateway && r.Name == "" {
+			bad("a gateway needs an interface")
+		}
 		if len(r.Addrs)+len(r.Routes)+len(r.Forwards) > 0 || r.SOCKS != "" {
 			bad("addresses, routes, forwards and SOCKS are for the back end %s", BackendNetstack)
 		}
@@ -101,7 +105,7 @@ func (r *VESWRequest) Validate() error {
 			bad("an IP stack of its own needs an address")
 		}
 	default:
-		bad("the back end must be %s or %s, not %q", BackendTAP, BackendNetstack, r.Backend)
+		bad("the back end must be %s, %s or %s, not %q", BackendTAP, BackendNetstack, BackendGateway, r.Backend)
 	}
 	return errors.Join(errs...)
 }

@@ -62,9 +62,10 @@ func TestVESWInterfaces(t *testing.T) {
 		"of tcp or udp": func(r *VESWRequest) {
 			r.Forwards = []IPForward{{Network: "sctp", Listen: "1.1.1.1:1", To: "1.1.1.1:1"}}
 		},
-		"SOCKS listens":      func(r *VESWRequest) { r.SOCKS = "1080" },
-		"are for the back":   func(r *VESWRequest) { r.Backend = BackendTAP },
-		"must be tap or net": func(r *VESWRequest) { r.Backend = "tun" },
+		"SOCKS listens":    func(r *VESWRequest) { r.SOCKS = "1080" },
+		"gateway needs":    func(r *VESWRequest) { *r = VESWRequest{Device: "d", VESW: 1, Backend: BackendGateway} },
+		"are for the back": func(r *VESWRequest) { r.Backend = BackendTAP },
+		"must be tap, net": func(r *VESWRequest) { r.Backend = "tun" },
 	} {
 		r := r
 		change(&r)

@@ -84,16 +84,25 @@ func (a *app) completePorts(cmd *cobra.Command, args []string, _ string) (names 
 
 func (a *app) veswAttach() *cobra.Command {
 	r := api.VESWRequest{Backend: api.BackendTAP}
+	outside := ""
 	cmd := a.show(&cobra.Command{
-		Use:   "attach DEVICE --vesw ID --name INTERFACE",
-		Short: "name the interface of this node's port in a virtual Ethernet switch",
-		Long: `Name the interface of this node's port in a virtual Ethernet switch, by the identifier of that, before the port is there or
-later. Without this command the port is a TAP device opaFvV of this host by itself, of function F and port V there.
+		Use:   "attach DEVICE --vesw ID --name INTERFACE | --gateway INTERFACE",
+		Short: "say what this node's port in a virtual Ethernet switch is for",
+		Long: `Say what this node's port in a virtual Ethernet switch is for, by the identifier of that, before the port is there or
+later. Without this command the port is a TAP device opaFvV of this host by itself, of function F and port V there. --name names
+the device; --gateway makes the port a gateway to the network at an interface of the host, which weft vesw port add --gateway tells the manager.
 
-  weft vesw attach weft_ib0 --vesw 5 --name lab0`,
+  weft vesw attach weft_ib0 --vesw 5 --name lab0
+  weft vesw attach weft_ib0 --vesw 5 --gateway eth1`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDevices,
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		r.Device = args[0]
+		if outside != "" {
+			if r.Name != "" {
+				return usage("weft vesw attach --help", "cannot attach the port: --name is of a device that is made, --gateway of one that is there")
+			}
+			r.Backend, r.Name = api.BackendGateway, outside
+		}
 		if err := r.Validate(); err != nil {
 			return usage("weft vesw attach --help", "cannot attach the port: %v", err)
 		}
@@ -113,6 +122,7 @@ later. Without this command the port is a TAP device opaFvV of this host by itse
 	})
 	cmd.Flags().IntVar(&r.VESW, "vesw", 0, "identifier of the virtual Ethernet switch (weft vesw list)")
 	cmd.Flags().StringVar(&r.Name, "name", "", "name of the interface")
+	cmd.Flags().StringVar(&outside, "gateway", "", "interface of the host with the network that the port is a gateway to")
 	return cmd
 }
 

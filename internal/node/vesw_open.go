@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"weft/internal/api"
+	"weft/internal/hostnet/gateway"
 	"weft/internal/hostnet/netstack"
 	"weft/internal/hostnet/tap"
 	"weft/internal/vnic"
@@ -25,6 +26,10 @@ func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, w
 	}
 	if r != nil && r.Backend == api.BackendNetstack {
 		seg, err := openVESWStack(name, r, d, wake, news)
+		return seg, name, err
+	}
+	if r != nil && r.Backend == api.BackendGateway {
+		seg, err := gateway.Open(gateway.Config{Interface: name, Device: d, Now: h.n.now, Notify: news})
 		return seg, name, err
 	}
 	seg, err := tap.Open(tap.Config{Name: name, Device: d, QueueLen: veswQueueLen, Up: true, Notify: news})

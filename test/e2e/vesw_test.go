@@ -318,6 +318,7 @@ func TestVESW(t *testing.T) {
 		s.weft(1, "vesw", "detach", "lab0")
 		s.until("the port has its own name again", func() bool { return s.portIn(1, blue).Name == second })
 	})
+	t.Run("gateway", s.veswGateway)
 	t.Run("delete", func(t *testing.T) {
 		s.weft(m, "vesw", "delete", "blue")
 		for i := range 2 {
@@ -328,6 +329,38 @@ func TestVESW(t *testing.T) {
 		}
 		s.reaches(0, v4(1))
 	})
+}
+
+// veswGateway has a host that is not on the fabric reached by a gateway, and reach others.
+func (s *subnet) veswGateway(t *testing.T) {
+	m := s.master(0, 1, 2)
+	s.mustIn(2, "ip", "link", "add", "out0", "type", "veth", "peer", "name", "host0", "netns", s.Hub.Name)
+	defer s.in(2, "ip", "link", "del", "out0")
+	outside := func(args ...string) (string, error) {
+		return lab.Run(lab.Cmd{NetNS: s.Hub.Name, Args: args}, fabricLimit)
+	}
+	for _, args := range [][]string{{"ip", "addr", "add", "10.98.0.9/24", "dev", "host0"}, {"ip", "link", "set", "host0", "up"}} {
+		if out, err := outside(args...); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	s.mustIn(2, "ip", "link", "set", "out0", "up")
+	id := s.vesw(m, "campus", nil, 0)
+	s.weft(2, "vesw", "attach", native, "--vesw", fmt.Sprint(id), "--gateway", "out0")
+	s.weft(m, "vesw", "port", "add", "--gateway", "campus", guid(s.device(2, native)))
+	s.forwards(2, id)
+	name := s.portIn(0, id).Name
+	s.addressed(0, name, 0, "10.98.0.1/24")
+	s.reaches(0, "10.98.0.9")
+	if out, err := outside("ping", "-c", "3", "-i", "0.05", "10.98.0.1"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if v := s.portIn(2, id); v.Backend != api.BackendGateway || v.Name != "out0" {
+		t.Errorf("%+v", v)
+	}
+	s.weft(m, "vesw", "delete", "campus")
+	s.until("the gateway goes", func() bool { return s.portIn(2, id).VESW == 0 })
+	s.mustIn(2, "ip", "link", "show", "out0") // which was there before
 }
 
 // apartVESWs has frames to all pass both switches, each of which is heard on its own alone.
