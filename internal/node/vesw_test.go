@@ -23,6 +23,7 @@ import (
 	"weft/internal/mad"
 	"weft/internal/mono"
 	"weft/internal/vnic"
+	native "weft/internal/wire"
 )
 
 // plug is a segment whose frames a test sends and sees.
@@ -203,13 +204,16 @@ func (n *veswNode) lid(function uint16) (lid uint32) {
 
 func (n *veswNode) mac(function, vesw uint16) [6]byte { return mad.VESWMAC(0, vesw, n.lid(function)) }
 
-// vport makes a port what an Ethernet Manager would make it.
-func (n *veswNode) vport(function uint16, vport uint8, vesw uint16, mtu int) {
+// vport makes a port what an Ethernet Manager would make it, in the default partition or that of key.
+func (n *veswNode) vport(function uint16, vport uint8, vesw uint16, mtu int, key ...ib.PKey) {
 	n.t.Helper()
 	lid := n.lid(function)
 	n.node.sub.do(func() {
 		c := mad.DefaultVESWPortInfo()
 		c.VESW.VESWID, c.VESW.PKey, c.VESW.EthMTU = vesw, ib.DefaultPKey, uint16(mtu)
+		for _, k := range key {
+			c.VESW.PKey = k
+		}
 		c.Port.EncapSLID, c.Port.BaseMAC, c.Port.ConfigState = lid, mad.VESWMAC(0, vesw, lid), mad.VESWForwarding
 		if err := n.node.vesw.funcs[function].ports.SetInfo(n.node.now(), vport, &c); err != nil {
 			n.t.Error(err)
@@ -432,6 +436,37 @@ func TestVESWApart(t *testing.T) {
 	}
 	if c := b.counter(api.ScopeVESW, "rx_bad_veswid"); c == 0 {
 		t.Errorf("%d counted", c)
+	}
+}
+
+// TestVESWForged: a hostile node, which builds its packets itself, reaches no port of a VESW by a key that it
+// has. That it can use no other is what TestPackets16 shows.
+func TestVESWForged(t *testing.T) {
+	nodes := veswPair(t)
+	hostile, b := nodes[0], nodes[1]
+	b.vport(1, 0, 5, 1500, 0xc005)
+	there := b.made(0)
+	b.forwards("plug0")
+	frame, _ := tcpSegment(b.mac(1, 5), hostile.mac(1, 5), 100, 1448)
+	slid, dlid := hostile.lid(1), b.lid(1)
+	forge := func() {
+		p := make([]byte, vnic.PacketLen(len(frame)))
+		h := native.Header16{SLID: slid, DLID: dlid, Length: uint16(len(p) / 8), L4: native.L4Ethernet, PKey: ib.DefaultPKey}
+		h.Put(p)
+		native.PutEthernet16(p[native.Header16Len:], 5)
+		copy(p[vnic.HeaderLen:], frame)
+		native.Seal16(p, native.Ethernet16Len+len(frame))
+		l, f := hostile.node.lanes[0], hostile.node.links[0].fabric
+		if err := l.look(func() { f.Send16(l.clock(), p); f.Flush(l.clock()) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "a packet with another key is refused", func() bool {
+		forge()
+		return b.stat("plug0", "rx_bad_pkey") > 0
+	})
+	if f, _ := there.came(); len(f) > 0 {
+		t.Error("a forged frame was delivered")
 	}
 }
 
