@@ -518,6 +518,7 @@ func TestVESWMasterKilled(t *testing.T) {
 	s.active(0, 1, 2)
 	s.forwards(m, red)
 	s.addressed(m, first, 0, v4(m)+"/24")
+	s.mustIn(a, "ip", "neigh", "flush", "dev", first) // its MAC is another now
 	s.reaches(a, v4(m))
 }
 
