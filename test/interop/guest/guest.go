@@ -34,6 +34,8 @@ type Config struct {
 	Listen bool
 	Queues int
 	Device string
+	// Card is, instead of all that, options of QEMU that give it a card and its memory, as weft vm show prints them.
+	Card   []string
 	CPUs   int  // 0: one
 	Reboot bool // a reboot is no end
 	// Incoming is the socket on which the guest waits for another that moves here; it answers only then.
@@ -109,7 +111,7 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	if c.MTU != 0 {
 		cmdline += " mtu=" + strconv.Itoa(c.MTU)
 	}
-	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-m", strconv.Itoa(c.MemMB), "-smp", strconv.Itoa(max(1, c.CPUs)),
+	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-smp", strconv.Itoa(max(1, c.CPUs)),
 		"-display", "none", "-nodefaults", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
 		"-serial", "file:" + g.console, "-chardev", "socket,id=shell,path=" + sock, "-serial", "chardev:shell"}
 	if !c.Reboot {
@@ -138,7 +140,12 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		args = append(args, "-incoming", "unix:"+c.Incoming)
 	}
 	g.qmp = filepath.Join(g.dir, "qmp")
-	args = append(args, "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device, "-qmp", "unix:"+g.qmp+",server=on,wait=off")
+	if c.Card != nil {
+		args = append(args, c.Card...)
+	} else {
+		args = append(args, "-m", strconv.Itoa(c.MemMB), "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device)
+	}
+	args = append(args, "-qmp", "unix:"+g.qmp+",server=on,wait=off")
 	if c.NetNS != "" {
 		args = append([]string{"ip", "netns", "exec", c.NetNS}, args...)
 	}

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"weft/internal/api"
+	"weft/test/interop/guest"
+	"weft/test/lab"
+)
+
+// fleet is two nodes with a virtual Ethernet switch, a TAP device of it on each, and a guest
+// on each.
+type fleet struct {
+	t      *testing.T
+	spaces [2]*lab.NetNS
+	nodes  [2]*lab.Node
+	flags  [2][]string
+	guests [2]*guest.Guest
+	vms    [2]api.VM
+}
+
+const (
+	veswLimit = 30 * time.Second
+	veswTap   = "opa1v0"
+)
+
+func hostAddr(i int) string   { return fmt.Sprintf("10.78.0.%d", i+1) }
+func guestAddr(i int) string  { return fmt.Sprintf("10.78.0.%d", i+11) }
+func guestAddr6(i int) string { return fmt.Sprintf("fd78::%d", i+11) }
+
+// newFleet starts the nodes and boots the guests: the first is a client of its node with split rings, the
+// second a server with packed ones, two queue pairs and two processors.
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	lab.NeedNetNS(t)
+	image, err := guest.Build(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fleet{t: t}
+	f.spaces[0], f.spaces[1], err = lab.Joined(9000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.close)
+	for i := range f.nodes {
+		f.flags[i] = []string{"--peer", f.spaces[1-i].V4}
+		if i == 1 {
+			f.flags[i] = append(f.flags[i], "--sm", "off", "--store", "embedded")
+		}
+		if f.nodes[i], err = lab.StartNode(f.spaces[i], 0, f.flags[i]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range f.nodes {
+		f.weft(i, "wait", "--for=active", "--timeout", "20s")
+	}
+	f.weft(0, "vesw", "create", "lab")
+	for i := range f.nodes {
+		f.weft(0, "vesw", "port", "add", "lab", f.port(i, "weft_ib0"))
+	}
+	qemu := filepath.Join(filepath.Dir(f.nodes[1].Dir), "qemu.sock")
+	f.query(0, &f.vms[0], "vm", "add", "g0", "--vesw", "lab")
+	f.query(1, &f.vms[1], "vm", "add", "g1", "--connect", qemu, "--packed", "--queues", "2")
+	f.weft(0, "vesw", "port", "add", "lab", f.vms[1].PortGUID)
+	var wg sync.WaitGroup
+	for i := range f.guests {
+		wg.Go(func() {
+			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: card(&f.vms[i]), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
+				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			f.guests[i] = g
+		})
+	}
+	for i := range f.nodes {
+		f.tap(i)
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	return f
+}
+
+// card is what weft vm show prints, for QEMU 7.2 without KVM.
+func card(v *api.VM) []string {
+	words := strings.Fields(strings.Join(v.QEMU("512M"), " "))
+	last := &words[len(words)-1]
+	*last = regexp.MustCompile(`,vectors=\d+`).ReplaceAllString(*last, "") + ",vectors=0"
+	return words
+}
+
+func (f *fleet) close() {
+	for _, g := range f.guests {
+		if g != nil {
+			g.Close()
+		}
+	}
+	for i, n := range f.nodes {
+		if n == nil {
+			continue
+		}
+		if f.t.Failed() {
+			for _, c := range [][]string{{"vesw", "list"}, {"vesw", "interfaces"}, {"vesw", "stats"}, {"vm"}, {"status"}, {"trunk"}, {"stat", "--scope", "vm"}} {
+				out, err := n.Weft(c...)
+				f.t.Logf("node %d, weft %v (%v):\n%s", i, c, err, out)
+			}
+		}
+		if err := n.Close(); err != nil {
+			f.t.Errorf("node %d: %v", i, err)
+		}
+		if f.t.Failed() {
+			f.t.Logf("node %d printed:\n%s", i, lab.Tail(n.Proc.Output(), 60))
+		}
+	}
+	for _, s := range f.spaces {
+		if err := s.Close(); err != nil {
+			f.t.Error(err)
+		}
+	}
+}
+
+func (f *fleet) weft(i int, args ...string) string {
+	f.t.Helper()
+	out, err := f.nodes[i].Weft(args...)
+	if err != nil {
+		f.t.Fatalf("node %d, weft %v: %v", i, args, err)
+	}
+	return out
+}
+
+func (f *fleet) query(i int, v any, args ...string) {
+	f.t.Helper()
+	if err := f.nodes[i].Query(v, args...); err != nil {
+		f.t.Fatalf("node %d, weft %v: %v", i, args, err)
+	}
+}
+
+// port returns the GUID of a device's port.
+func (f *fleet) port(i int, device string) string {
+	f.t.Helper()
+	var list []api.Function
+	f.query(i, &list, "dev", "list")
+	for _, d := range list {
+		if d.Name == device {
+			n, err := strconv.ParseUint(strings.ReplaceAll(d.NodeGUID, ":", ""), 16, 64)
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			return fmt.Sprintf("0x%016x", n+1)
+		}
+	}
+	f.t.Fatalf("node %d has no device %s: %+v", i, device, list)
+	return ""
+}
+
+// tap waits for the node's TAP device and gives it an address.
+func (f *fleet) tap(i int) {
+	f.t.Helper()
+	wait(f.t, fmt.Sprintf("node %d has its interface", i), func() bool {
+		_, err := f.in(i, "ip", "link", "show", veswTap)
+		return err == nil
+	})
+	f.mustIn(i, "ip", "addr", "add", hostAddr(i)+"/24", "dev", veswTap)
+}
+
+// in runs a program of the host in the namespace of a node.
+func (f *fleet) in(i int, args ...string) (string, error) {
+	return lab.Run(lab.Cmd{NetNS: f.spaces[i].Name, Args: args}, time.Minute)
+}
+
+func (f *fleet) mustIn(i int, args ...string) string {
+	f.t.Helper()
+	out, err := f.in(i, args...)
+	if err != nil {
+		f.t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// run runs a script in a guest.
+func (f *fleet) run(i int, script string) string {
+	f.t.Helper()
+	out, err := f.guests[i].Run(script, 2*time.Minute)
+	if err != nil {
+		f.t.Fatalf("guest %d: %s: %v\n%s", i, script, err, out)
+	}
+	return out
+}
+
+// reaches waits until a guest reaches an address.
+func (f *fleet) reaches(i int, addr string) {
+	f.t.Helper()
+	f.once(i, "ping -c 1 -W 1 "+addr+" >/dev/null")
+}
+
+// once repeats a command in a guest until it succeeds.
+func (f *fleet) once(i int, command string) {
+	f.t.Helper()
+	f.run(i, "rm -f /tmp/done\n"+until("{ [ -e /tmp/done ] || { "+command+" && touch /tmp/done; }; }", veswLimit))
+}
+
+// vm returns what a node tells of its machine.
+func (f *fleet) vm(i int) (v api.VM) {
+	f.t.Helper()
+	f.query(i, &v, "vm", "show", f.vms[i].Name)
+	return v
+}
+
+// TestGuestsOnVESW: two stock machines on two nodes, and the nodes' hosts, are on one Ethernet.
+func TestGuestsOnVESW(t *testing.T) {
+	f := newFleet(t)
+	for i := range f.guests {
+		for _, a := range []string{hostAddr(0), hostAddr(1), guestAddr(1 - i), guestAddr6(1 - i)} {
+			f.reaches(i, a)
+		}
+	}
+	row := func(name string, test func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			defer func() { f.t = t }()
+			test(t)
+		})
+		f.t = t
+	}
+	row("ping", func(t *testing.T) {
+		for _, size := range []int{0, 1472, 1473, 20000} {
+			// A trunk goes down when a node gets no processor for long, and something is lost then.
+			f.once(0, fmt.Sprintf("ping -c 4 -i 0.05 -W 5 -s %d %s | grep -q ' 0%% packet loss'", size, guestAddr(1)))
+			wait(t, fmt.Sprintf("host and guest talk, %d octets", size), func() bool {
+				out, err := f.in(0, "ping", "-c", "4", "-i", "0.05", "-s", strconv.Itoa(size), guestAddr(1))
+				return err == nil && strings.Contains(out, " 0% packet loss")
+			})
+		}
+	})
+	row("queue pairs", func(t *testing.T) {
+		if out := f.run(1, "/usr/sbin/ethtool -l eth0; /usr/sbin/ethtool -k eth0"); !regexp.MustCompile(`(?s)Current.*Combined:\s+2`).MatchString(out) ||
+			!strings.Contains(out, "tcp-segmentation-offload: on") {
+			t.Errorf("%s", out)
+		}
+	})
+	// Between two clients the server closes its socket, and may refuse one: those are repeated.
+	seconds := "1"
+	if lab.Soak {
+		seconds = "10"
+	}
+	f.run(1, "iperf3 -s -D; "+until("netstat -ltn | grep -q ':5201 '", veswLimit))
+	row("iperf3 between guests", func(t *testing.T) {
+		for _, way := range []string{"", "-R", "-P 4"} {
+			f.once(0, "iperf3 -c "+guestAddr(1)+" -t "+seconds+" "+way+" >/tmp/load 2>&1")
+			t.Log(lastLine(f.run(0, "cat /tmp/load")))
+		}
+	})
+	row("iperf3 between host and guest", func(t *testing.T) {
+		for i := range f.nodes { // of the other node, and of the guest's own
+			for _, way := range []string{"-P1", "-R"} {
+				wait(t, "host and guest talk", func() bool {
+					out, err := f.in(i, "iperf3", "-c", guestAddr(1), "-t", seconds, way)
+					t.Log(lastLine(out))
+					return err == nil
+				})
+			}
+		}
+	})
+	row("reboot", func(t *testing.T) {
+		if err := f.guests[0].Reboot(2 * time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		f.reaches(0, guestAddr(1))
+		f.reaches(1, guestAddr6(0))
+	})
+	row("node started anew under load", func(t *testing.T) { f.restart(t) })
+	row("soft-RoCE between guests", func(*testing.T) {
+		f.pingpong(func() (string, error) {
+			return f.guests[0].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1), 2*time.Minute)
+		})
+	})
+	row("verbs of a node's program with soft-RoCE", func(t *testing.T) {
+		f.pingpong(func() (string, error) {
+			gid, err := f.nodes[0].GID(hostAddr(0)) // RoCEv2 by the TAP device
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g", strconv.Itoa(gid), "-n", "100", guestAddr(1)), 2*time.Minute)
+		})
+	})
+	row("guest lost", func(t *testing.T) {
+		f.guests[0].Close()
+		f.guests[0] = nil
+		wait(t, "the node tells of it", func() bool { return !f.vm(0).Guest && strings.Contains(f.weft(0, "status"), "vm_without_guest: g0") })
+		f.reaches(1, hostAddr(0))
+	})
+}
+
+// restart ends the node whose guest's QEMU is the server, and starts it again, while the guest
+// and the other node's host talk.
+func (f *fleet) restart(t *testing.T) {
+	// Each line has the time; a gap between answers is the pause.
+	p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-D", "-n", "-i", "0.02", guestAddr(1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Kill()
+	if _, err := p.Expect("icmp_seq=20 ", veswLimit); err != nil {
+		t.Fatalf("%v\n%s", err, p.Output())
+	}
+	f.run(0, "(iperf3 -c "+guestAddr(1)+" -t 5 >/tmp/load 2>&1; echo $? >/tmp/loaded) >/dev/null 2>&1 &")
+	n := f.nodes[1]
+	n.Proc.Kill()
+	if err := n.Again(f.flags[1]...); err != nil {
+		t.Fatal(err)
+	}
+	seen := strings.Count(p.Output(), " bytes from ")
+	wait(t, "the guest answers again", func() bool { return strings.Count(p.Output(), " bytes from ") > seen+20 })
+	var pause, last float64
+	for line := range strings.Lines(p.Output()) {
+		stamp, rest, ok := strings.Cut(strings.TrimPrefix(line, "["), "]")
+		if at, err := strconv.ParseFloat(stamp, 64); ok && err == nil && strings.Contains(rest, " bytes from ") {
+			if last != 0 {
+				pause = max(pause, at-last)
+			}
+			last = at
+		}
+	}
+	t.Logf("pause of %.2f s", pause)
+	if limit := 1.0; lab.Soak && pause > limit {
+		t.Errorf("a pause of %.2f s, %.0f s are allowed", pause, limit)
+	}
+	if v := f.vm(1); !v.Guest || !v.Running || v.MAC != f.vms[1].MAC || v.PortGUID != f.vms[1].PortGUID {
+		t.Errorf("%+v, it was %+v", v, f.vms[1])
+	}
+	f.tap(1)
+	f.reaches(0, guestAddr(1))
+	t.Log(lastLine(f.run(0, until("[ -s /tmp/loaded ]", 2*veswLimit)+"; cat /tmp/load; exit $(cat /tmp/loaded)")))
+}
+
+// rxeGID returns the index of the GID of a guest's IPv4 address.
+func (f *fleet) rxeGID(i int) string {
+	f.t.Helper()
+	out := f.run(i, "ibv_devinfo -v | grep GID")
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "::ffff:"+guestAddr(i)+",") {
+			_, rest, _ := strings.Cut(line, "[")
+			index, _, _ := strings.Cut(rest, "]")
+			return strings.TrimSpace(index)
+		}
+	}
+	f.t.Fatalf("guest %d has no GID of %s:\n%s", i, guestAddr(i), out)
+	return ""
+}
+
+// pingpong runs ibv_rc_pingpong with guest 1's soft-RoCE as server and something else as client, and again where
+// one of them gave up: half a second is their patience, and a busy machine's is more.
+func (f *fleet) pingpong(client func() (string, error)) {
+	f.t.Helper()
+	for try := range 3 {
+		f.run(1, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(1)+" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+			until("netstat -ltn | grep -q ':18515 '", veswLimit))
+		out, err := client()
+		theirs, serr := f.guests[1].Run(until("[ -s /tmp/status ]", veswLimit)+" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
+		r := result{weft: out, rxe: theirs}
+		if err == nil && serr == nil && pingpong(out, theirs) == "" {
+			return
+		}
+		if !r.gaveUp() || try == 2 {
+			f.t.Fatalf("client: %v, server: %v\n-- client --\n%s\n-- server --\n%s", err, serr, out, theirs)
+		}
+	}
+}
