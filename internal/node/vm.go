@@ -142,7 +142,7 @@ func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number fu
 func (m *machine) free() error {
 	path := m.want.Socket + m.want.Connect
 	for _, o := range m.n.machines() {
-		if o.want.Socket+o.want.Connect == path {
+		if o.want.Name != m.want.Name && o.want.Socket+o.want.Connect == path {
 			return fmt.Errorf("%s is the socket of %s", path, o.want.Name)
 		}
 	}
