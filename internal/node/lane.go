@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/hca"
+	"weft/internal/hostnet/rawio"
 	"weft/internal/link/fabric"
 	"weft/internal/mono"
 	"weft/internal/pkt"
@@ -50,7 +51,9 @@ type lane struct {
 	bell          int             // eventfd: something is in the inbox
 	timer         int             // timerfd: the nearest deadline
 	input         map[int32]*bool // by descriptor: what to note where it is readable
-	heard         [2]bool         // the sockets of the link, and of the switch, may have something
+	sockets       [2]sockets      // of the link, and of the switch
+	heard         [2]bool         // they may have something
+	awaiting      [2]bool         // they are watched for room, too
 	listenedAt    mono.Time       // when the kernel was last asked, 0: just now
 	came          [2]arrivals     // what the link brought last, and the switch
 	programAt     mono.Time       // when a program had work last
@@ -72,6 +75,7 @@ type lane struct {
 	realTime atomic.Bool
 	noRT     atomic.Pointer[error]
 	stop     bool
+	dozes    bool // the runtime has more Ps than lanes
 	// neighbours are the other lanes of the node, nil where there are none.
 	neighbours *neighbours
 	turns      atomic.Uint64 // turns begun
@@ -81,6 +85,7 @@ type lane struct {
 	next   int
 	done   chan struct{}
 	events [64]unix.EpollEvent
+	count  [8]byte // of an eventfd or timerfd, which nobody asks for
 	stats  laneStats
 }
 
@@ -95,7 +100,7 @@ type sockets struct{ in, out []int }
 // newLane returns a lane that does not run yet. of are the sockets of link, and of the
 // switch.
 func newLane(h *hca.Lane, link socketLink, of [2]sockets, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*lane, error) {
-	l := &lane{hca: h, clock: clock, spin: spin, window: spin, log: log, link: link,
+	l := &lane{hca: h, clock: clock, spin: spin, window: spin, log: log, link: link, sockets: of,
 		kicks: make(map[int32]kick), input: make(map[int32]*bool), done: make(chan struct{}), bell: -1, timer: -1}
 	var err error
 	if l.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
@@ -104,16 +109,13 @@ func newLane(h *hca.Lane, link socketLink, of [2]sockets, clock func() mono.Time
 	if l.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
 		l.timer, err = unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
 	}
-	// Output wakes the lane only when a full socket has room again.
 	events := map[int]uint32{l.bell: unix.EPOLLIN, l.timer: unix.EPOLLIN}
 	for i := range of {
 		for _, fd := range of[i].out {
-			events[fd] = unix.EPOLLOUT | unix.EPOLLET
+			events[fd] = unix.EPOLLET // until there is no room: awaitRoom
 		}
-	}
-	for i := range of {
 		for _, fd := range of[i].in {
-			events[fd] |= unix.EPOLLIN
+			events[fd] = unix.EPOLLIN
 			l.input[int32(fd)] = &l.heard[i]
 		}
 	}
@@ -383,6 +385,13 @@ func (l *lane) once() {
 		return
 	}
 	now := start
+	for l.othersWait(now) && now.Sub(start) <= lingering && l.penalty == 0 {
+		l.listenedAt = now.Add(-listenPause)
+		if l.yield(now) {
+			return
+		}
+		now = l.clock()
+	}
 	for !l.othersWait(now) && now.Sub(start) <= l.window {
 		now = l.clock()
 		if l.work(now) {
@@ -397,6 +406,11 @@ func (l *lane) once() {
 	}
 	l.sleep()
 }
+
+// lingering is how long a lane goes on yielding whose tenants were the last to have work. A
+// processor that has nothing else to run would go idle, from which waking it takes about as
+// long as the answer of another node, above all in a virtual machine.
+const lingering = 60 * time.Microsecond
 
 // othersWait reports whether all work of late was that of tenants, which is the
 // kernel's on one side or both: who waits for it sleeps, and needs a
@@ -524,12 +538,12 @@ func (l *lane) sleep() {
 			ready = false
 		}
 	}
-	timeout := 0
-	if ready && l.setTimer() {
-		timeout = -1
+	l.awaitRoom()
+	ready = ready && l.setTimer()
+	if ready {
 		l.stats.Sleeps++
 	}
-	n := l.wait(timeout)
+	n := l.wait(ready)
 	l.asleep.Store(false)
 	for _, d := range l.doors {
 		d.dev.Wake()
@@ -545,24 +559,61 @@ func (l *lane) listen(now mono.Time) {
 		l.listenedAt = now
 	case now.Sub(l.listenedAt) >= listenPause:
 		l.listenedAt = now
-		if n := l.wait(0); n > 0 {
-			l.attend(n)
+		l.attend(l.wait(false))
+	}
+}
+
+// doze is how many ms a lane sleeps with a P of the runtime's in hand, where others are left for the
+// rest of the node: most sleeps end sooner, and the runtime neither takes the P away meanwhile, nor has to find
+// one again.
+const doze = 4
+
+// wait is epoll_wait, for as long as it takes or not at all.
+func (l *lane) wait(forever bool) int {
+	ms := 0
+	if forever && l.dozes {
+		ms = doze
+	}
+	n, e := rawio.EpollWait(l.epfd, l.events[:], ms)
+	if e != 0 {
+		return 0
+	}
+	if n == 0 && forever {
+		n, _ = unix.EpollWait(l.epfd, l.events[:], -1)
+	}
+	return max(n, 0)
+}
+
+// blocked reports whether the link (0) or the switch (1) waits for room in a socket.
+func (l *lane) blocked(i int) bool {
+	if i == 0 {
+		return l.link.Blocked()
+	}
+	return l.fab != nil && l.fab.Blocked()
+}
+
+// awaitRoom watches sockets for room where something waits for that, and only then: a socket has
+// room again after all that is sent, of which nobody else wants to hear.
+func (l *lane) awaitRoom() {
+	for i := range l.sockets {
+		if b := l.blocked(i); b != l.awaiting[i] {
+			l.awaiting[i] = b
+			for _, fd := range l.sockets[i].out {
+				e := unix.EpollEvent{Fd: int32(fd), Events: unix.EPOLLET}
+				if l.input[e.Fd] != nil {
+					e.Events = unix.EPOLLIN
+				}
+				if b {
+					e.Events |= unix.EPOLLOUT
+				}
+				unix.EpollCtl(l.epfd, unix.EPOLL_CTL_MOD, fd, &e)
+			}
 		}
 	}
 }
 
-// wait is epoll_wait.
-func (l *lane) wait(timeout int) int {
-	n, err := unix.EpollWait(l.epfd, l.events[:], timeout)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 // attend minds the first n events.
 func (l *lane) attend(n int) {
-	var b [8]byte
 	for _, e := range l.events[:n] {
 		if heard, ok := l.input[e.Fd]; ok {
 			if e.Events&^unix.EPOLLOUT != 0 {
@@ -577,13 +628,13 @@ func (l *lane) attend(n int) {
 				k.d.dev.Kick(uint32(k.ring))
 			}
 		} else if e.Fd == int32(l.bell) || e.Fd == int32(l.timer) {
-			unix.Read(int(e.Fd), b[:])
+			unix.Read(int(e.Fd), l.count[:])
 		}
 	}
-	if l.link.Blocked() {
+	if l.blocked(0) {
 		l.link.Flush(l.clock())
 	}
-	if l.fab != nil && l.fab.Blocked() {
+	if l.blocked(1) {
 		l.fab.Flush(l.clock())
 	}
 }

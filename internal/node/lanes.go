@@ -173,6 +173,7 @@ func (n *Node) openLanes() error {
 		}
 		l.fab = nl.fabric
 		l.wantRT, l.ownerOf = n.cfg.RealTime, n.ownerOf
+		l.dozes = runtime.GOMAXPROCS(0) > count
 		nb.self = l
 		if count > 1 {
 			l.neighbours = nb

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/ether"
+	"weft/internal/hostnet/rawio"
 )
 
 // queue is the descriptor of a TUN interface, and what cuts and joins the
@@ -33,8 +34,7 @@ type queue struct {
 	joins   ether.Features // what the kernel takes joined
 	packets [][]byte
 	hdr     [ether.OffloadLen]byte
-	parts   [][]byte
-	iov     []unix.Iovec
+	out     rawio.Vector
 }
 
 // init takes fd over, also where it fails. udp tells that the kernel takes segments of UDP.
@@ -98,13 +98,14 @@ func (q *queue) read() ([]byte, error) {
 		if q.fd < 0 {
 			return nil, os.ErrClosed
 		}
-		n, err := unix.Read(q.fd, q.in)
-		switch {
-		case err == unix.EAGAIN:
+		n, err := rawio.Read(uintptr(q.fd), q.in)
+		switch err {
+		case 0:
+		case unix.EAGAIN:
 			return nil, nil
-		case err == unix.EINTR:
+		case unix.EINTR:
 			continue
-		case err != nil:
+		default:
 			return nil, err
 		}
 		if n > ether.OffloadLen {
@@ -141,12 +142,20 @@ func (q *queue) write(bufs [][]byte, offset int) (lost int, err error) {
 			return lost, os.ErrClosed
 		}
 		f.Off.Put(q.hdr[:])
-		q.parts = append(append(q.parts[:0], q.hdr[:]), f.Parts...)
+		q.out.Reset()
+		q.out.Add(q.hdr[:])
+		for _, p := range f.Parts {
+			q.out.Add(p)
+		}
+		err := q.out.Write(uintptr(q.fd))
+		for err == unix.EINTR {
+			err = q.out.Write(uintptr(q.fd))
+		}
 		// What the kernel refuses now, as while the interface is down, it may take
 		// later.
-		if err := q.writev(); err == unix.EBADFD {
+		if err == unix.EBADFD {
 			return lost, err
-		} else if err != nil {
+		} else if err != 0 {
 			lost += max(1, len(f.Parts)-1)
 		}
 	}

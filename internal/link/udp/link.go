@@ -234,7 +234,7 @@ func (l *Link) Close() error {
 
 // FDs returns the descriptors to watch: in for input by the Link's lane
 // (level-triggered: Recv may leave some), out for output by every lane with a
-// Sender (edge-triggered: call Flush when one becomes writable while Blocked).
+// Sender (while Blocked: call Flush when one becomes writable).
 // They are the same descriptors.
 func (l *Link) FDs() (in, out []int) {
 	for _, fd := range l.fd {
