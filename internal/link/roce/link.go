@@ -237,7 +237,7 @@ func (l *Link) Close() error {
 
 // FDs returns the descriptors to watch: in for input (level-triggered: Recv
 // may leave some), out for output (while Blocked: call Flush when one
-// becomes writable while Blocked). A descriptor can be in both.
+// becomes writable). A descriptor can be in both.
 func (l *Link) FDs() (in, out []int) {
 	for f := range l.recv {
 		if l.recv[f].fd >= 0 {
