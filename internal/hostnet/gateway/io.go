@@ -258,19 +258,7 @@ func (l *lane) writeOne(fd uintptr, off *ether.Offload, parts [][]byte) {
 		return
 	}
 	off.Put(l.hdr[:])
-	l.msg.Reset()
-	l.msg.Add(l.hdr[:])
-	for _, p := range parts {
-		l.msg.Add(p)
-	}
-	for {
-		switch l.msg.Write(fd) {
-		case 0:
-			l.n++
-			return
-		case unix.EINTR:
-			continue
-		}
-		return
+	if l.msg.WriteFrame(fd, l.hdr[:], parts) == 0 {
+		l.n++
 	}
 }

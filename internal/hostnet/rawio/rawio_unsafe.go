@@ -42,6 +42,21 @@ func (v *Vector) Write(fd uintptr) syscall.Errno {
 	return err
 }
 
+// WriteFrame writes head and parts once, as one frame or packet, in place of what v held. A signal does not
+// keep it from that.
+func (v *Vector) WriteFrame(fd uintptr, head []byte, parts [][]byte) syscall.Errno {
+	v.Reset()
+	v.Add(head)
+	for _, p := range parts {
+		v.Add(p)
+	}
+	for {
+		if err := v.Write(fd); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
 // Message is what Receive needs, kept from call to call.
 type Message struct {
 	Vector

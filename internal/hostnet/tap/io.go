@@ -135,19 +135,7 @@ func (l *lane) writeOne(fd uintptr, off *ether.Offload, parts [][]byte) {
 		return
 	}
 	off.Put(l.hdr[:])
-	l.iov.Reset()
-	l.iov.Add(l.hdr[:])
-	for _, p := range parts {
-		l.iov.Add(p)
-	}
-	for {
-		switch l.iov.Write(fd) {
-		case 0:
-			l.n++
-			return
-		case unix.EINTR:
-			continue
-		}
-		return
+	if l.iov.WriteFrame(fd, l.hdr[:], parts) == 0 {
+		l.n++
 	}
 }

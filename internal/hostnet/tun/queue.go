@@ -142,15 +142,7 @@ func (q *queue) write(bufs [][]byte, offset int) (lost int, err error) {
 			return lost, os.ErrClosed
 		}
 		f.Off.Put(q.hdr[:])
-		q.out.Reset()
-		q.out.Add(q.hdr[:])
-		for _, p := range f.Parts {
-			q.out.Add(p)
-		}
-		err := q.out.Write(uintptr(q.fd))
-		for err == unix.EINTR {
-			err = q.out.Write(uintptr(q.fd))
-		}
+		err := q.out.WriteFrame(uintptr(q.fd), q.hdr[:], f.Parts)
 		// What the kernel refuses now, as while the interface is down, it may take
 		// later.
 		if err == unix.EBADFD {
