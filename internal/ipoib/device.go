@@ -53,6 +53,9 @@ type DeviceInfo struct {
 	QueueLen  int // tx_queue_len, in packets
 }
 
+// BatchSize is how many packets one read of a Backend has room for.
+const BatchSize = 128
+
 // Backend is an IP stack's side of a network device: a TUN device or a stack
 // in the process. Methods may be called from different goroutines, ReadBatch
 // and WriteBatch each from one at a time.
@@ -61,10 +64,9 @@ type Backend interface {
 	// ReadBatch waits for packets that the IP stack sends, no longer than the MTU
 	// each, and puts packet i at bufs[i][offset:offset+sizes[i]]. nexthops[i] is
 	// the address to resolve: that of a gateway where the route has one, the
-	// destination otherwise. After Close it returns os.ErrClosed.
+	// destination otherwise. All slices have BatchSize elements at least. After Close it
+	// returns os.ErrClosed.
 	ReadBatch(bufs [][]byte, sizes []int, nexthops []netip.Addr, offset int) (n int, err error)
-	// BatchSize is how many buffers ReadBatch wants at least.
-	BatchSize() int
 	// WriteBatch gives packets to the IP stack: packet i is bufs[i][offset:]. It
 	// may write anywhere in bufs, within their lengths, and keeps none of them.
 	WriteBatch(bufs [][]byte, offset int) error

@@ -48,7 +48,7 @@ const (
 	// is sent, and some that the adapter sends.
 	feedBatches = 4
 	// feedPackets is how many packets a batch has room for.
-	feedPackets = 128
+	feedPackets = ipoib.BatchSize
 	// feedMTU is the longest packet: that of an MTU of 4096.
 	feedMTU = 4096 - 4
 	// feedTail is room behind each packet, which the link's engine may use.

@@ -37,8 +37,7 @@ type ipStack struct {
 	carrier atomic.Bool
 }
 
-func (s *ipStack) Name() string   { return s.name }
-func (s *ipStack) BatchSize() int { return 8 }
+func (s *ipStack) Name() string { return s.name }
 
 // ReadBatch implements ipoib.Backend: the next hop is the destination.
 func (s *ipStack) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {

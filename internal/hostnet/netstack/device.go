@@ -39,7 +39,7 @@ import (
 
 const (
 	// BatchSize is the number of packets that one read may produce.
-	BatchSize = 128
+	BatchSize = ipoib.BatchSize
 	// maxIn and maxInBytes bound what was written and waits for the stack. What
 	// exceeds them is dropped, as by any interface.
 	maxIn      = 4096
@@ -158,9 +158,6 @@ func (d *Device) Close() error {
 
 // Name is the link's.
 func (d *Device) Name() string { return d.cfg.Name }
-
-// BatchSize is the number of buffers that ReadBatch wants.
-func (d *Device) BatchSize() int { return BatchSize }
 
 // ReadBatch waits for packets from the stack and writes each to bufs[i] from
 // offset on, its length to sizes[i], and to hops[i] the address to resolve for

@@ -34,7 +34,7 @@ import (
 
 const (
 	// BatchSize is the number of packets that ReadBatch may produce.
-	BatchSize = 128
+	BatchSize = ipoib.BatchSize
 	// maxSegments is how many of them one super-packet may have: devices are
 	// told so. Several may so be read at a time.
 	maxSegments = 64
@@ -280,9 +280,6 @@ func (d *Device) Name() string { return d.cfg.Name }
 
 // Index is the interface's, by which the kernel knows it.
 func (d *Device) Index() int { return d.link.Attrs().Index }
-
-// BatchSize is the number of buffers that ReadBatch wants.
-func (d *Device) BatchSize() int { return BatchSize }
 
 // ended is the error of a device that no longer works, for a read or write
 // that failed with err. What the runtime makes of a descriptor whose interface
