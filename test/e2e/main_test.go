@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	if what := os.Getenv(framesEnv); what != "" {
 		os.Exit(serveFrames(what))
 	}
+	if what := os.Getenv(forgeEnv); what != "" {
+		os.Exit(serveForge(what))
+	}
 	os.Exit(lab.Main(m, closeBeds))
 }
 

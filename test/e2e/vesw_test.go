@@ -259,6 +259,7 @@ func TestVESW(t *testing.T) {
 		}
 	})
 	t.Run("apart", func(t *testing.T) { s.apartVESWs(t, red, blue) })
+	t.Run("forged", func(t *testing.T) { s.forgedIDs(t, red, blue) })
 	t.Run("VLAN and counters", s.taggedFrames)
 	t.Run("multicast", func(t *testing.T) {
 		for _, group := range []string{"239.1.2.3:7000", "[ff02::4242]:7000"} {
