@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit sim fuzz e2e interop bench bench-mcast demo test soak clean deps-build deps-demo deps-test deps-bench
+.PHONY: build shim check unit sim fuzz e2e e2e-and-fuzz interop bench bench-mcast demo test soak clean deps-build deps-demo deps-test deps-bench
 
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
@@ -33,7 +33,15 @@ demo: deps-demo build
 
 # What CI runs: every part, the fast ones first.
 
-test: check unit sim fuzz e2e interop
+# The fuzzers get the processor that the programs of e2e leave idle.
+
+test: check unit sim e2e-and-fuzz interop
+
+e2e-and-fuzz: deps-test build
+	@mkdir -p build; set -m; nice -n 19 scripts/fuzz $(FUZZTIME) >build/fuzz.log 2>&1 & fuzz=$$!; \
+	trap 'kill -- -$$fuzz 2>/dev/null || true' EXIT; \
+	$(MAKE) --no-print-directory e2e; \
+	wait $$fuzz || { cat build/fuzz.log; exit 1; }; cat build/fuzz.log
 
 check: deps-build
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not formatted: $$out"; echo "fix: gofmt -w $$out"; exit 1; }
