@@ -68,17 +68,22 @@ func copyProgram(to, from, name string) error {
 
 // BuildVerbcheck compiles test/e2e/verbcheck to out.
 func BuildVerbcheck(out string) error {
-	src, err := filepath.Glob(filepath.Join(Root(), "test", "e2e", "verbcheck", "*.c"))
+	return BuildC(out, "test/e2e/verbcheck/*.c", "-libverbs")
+}
+
+// BuildC compiles the C sources of a pattern below the module's root to out.
+func BuildC(out, pattern string, flags ...string) error {
+	src, err := filepath.Glob(filepath.Join(Root(), pattern))
 	if err != nil || len(src) == 0 {
-		return fmt.Errorf("verbcheck: no source (%v)", err)
+		return fmt.Errorf("build %s: no source (%v)", pattern, err)
 	}
 	cc := os.Getenv("CC")
 	if cc == "" {
 		cc = "gcc"
 	}
 	args := append([]string{"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", out}, src...)
-	if msg, err := exec.Command(cc, append(args, "-libverbs")...).CombinedOutput(); err != nil {
-		return fmt.Errorf("build verbcheck: %w: %s", err, strings.TrimSpace(string(msg)))
+	if msg, err := exec.Command(cc, append(args, flags...)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w: %s", pattern, err, strings.TrimSpace(string(msg)))
 	}
 	return nil
 }

@@ -26,9 +26,9 @@ type Pair struct {
 
 var lastPort atomic.Int32
 
-// port returns a TCP port that no other pair of this process has. Beds are in
+// Port returns a TCP port that no other pair of this process has. Beds are in
 // namespaces of this process, so nobody else is there.
-func port() int { return 20000 + int(lastPort.Add(1))%20000 }
+func Port() int { return 20000 + int(lastPort.Add(1))%20000 }
 
 // Start starts a program as server and, once it listens, as client, both told
 // device, GID and port. Flags are those of weft run. What has been started is
@@ -54,19 +54,24 @@ func (b *Bed) Start(flags []string, program string, args ...string) (Pair, error
 		}
 		address[i] = []string{"-d", "weft0", flag, fmt.Sprint(gid)}
 	}
-	tcp := port()
+	tcp := Port()
 	argv := func(i int, more ...string) []string {
 		v := append(append(append([]string{}, flags...), "--", program), address[i]...)
 		return append(append(append(v, "-p", fmt.Sprint(tcp)), args...), more...)
 	}
-	var err error
-	if p.Server, err = Start(b.Server.Program(argv(0)...)); err != nil {
+	return StartPair(tcp, b.Server.Program(argv(0)...), b.Client.Program(argv(1, b.Server.NetNS.V4)...))
+}
+
+// StartPair starts a server and, once it listens on the TCP port, a client. What
+// has been started is in the pair even if there is an error.
+func StartPair(tcp int, server, client Cmd) (p Pair, err error) {
+	if p.Server, err = Start(server); err != nil {
 		return p, err
 	}
 	if err := p.Server.Listening(tcp, limitQuick); err != nil {
 		return p, err
 	}
-	p.Client, err = Start(b.Client.Program(argv(1, b.Server.NetNS.V4)...))
+	p.Client, err = Start(client)
 	return p, err
 }
 
