@@ -55,6 +55,10 @@ type DeviceSummary struct {
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	GIDs      int    `json:"gids"`
 	LID       uint16 `json:"lid"` // 0: none
+	// ICRC says how the ICRC of received packets is checked: "full", or "solve":
+	// 16 bits of it where the peer's IPv4 identifications cannot be foreseen.
+	ICRC    string `json:"icrc"`
+	ICRCWhy string `json:"icrc_why"`
 	// Enabled is false where the port is down on purpose: the device, or the
 	// whole adapter, was disabled.
 	Enabled bool `json:"enabled"`

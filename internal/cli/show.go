@@ -68,6 +68,7 @@ func printStatus(w io.Writer, s api.Status) {
 		}
 		line("device", "%s: %sport %s%s, mtu %d, %s", d.Name, kind, state, lid, d.ActiveMTU, plural(d.GIDs, "gid"))
 	}
+	printICRC(line, s.Devices)
 	var polling, realtime int
 	for _, l := range s.Lanes {
 		if l.Polling {
@@ -124,6 +125,31 @@ func printStatus(w io.Writer, s api.Status) {
 	}
 }
 
+// printICRC tells how devices check what they receive, those with one reason
+// together.
+func printICRC(line func(name, format string, args ...any), devs []api.DeviceSummary) {
+	var modes []string
+	names := map[string][]string{}
+	for _, d := range devs {
+		m := d.ICRC + ": " + d.ICRCWhy
+		if names[m] == nil {
+			modes = append(modes, m)
+		}
+		switch n := len(names[m]); {
+		case n < most:
+			names[m] = append(names[m], d.Name)
+		case n == most:
+			names[m] = append(names[m], "…")
+		}
+	}
+	for _, m := range modes {
+		line("icrc", "%s: %s", strings.Join(names[m], ", "), m)
+	}
+}
+
+// most is how many names one line has.
+const most = 6
+
 // sessionList names the programs, most sessions first.
 func sessionList(sessions []api.Session) string {
 	if len(sessions) == 0 {
@@ -143,7 +169,6 @@ func sessionList(sessions []api.Session) string {
 		}
 		return strings.Compare(x, y)
 	})
-	const most = 6
 	var parts []string
 	for i, n := range names {
 		if i == most {

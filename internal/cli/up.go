@@ -60,6 +60,7 @@ roce-port), else from its default.`,
 	f.Int("lanes", d.Lanes, "event loops; 0: one per two CPUs, at most 4")
 	f.Int("roce-port", d.RoCEPort, "UDP port of RoCEv2")
 	f.Bool("wire-local", d.WireLocal, "send traffic within the node through the full packet path")
+	f.String("icrc", d.ICRC, "how much of the ICRC of RoCEv2 packets over IPv4 is checked: full (takes CAP_NET_RAW), solve (16 of 32 bits where the peer's identifications cannot be foreseen), auto (full, where allowed)")
 	f.Bool("real-time", d.RealTime, "run the lanes with real-time priority")
 	f.Duration("spin", d.Spin, "how long a lane polls after its last work")
 	f.Duration("idle-exit", d.IdleExit, "end so long after the last session; 0: never")

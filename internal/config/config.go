@@ -54,6 +54,10 @@ type Config struct {
 	RoCEPort int `koanf:"roce-port" yaml:"roce-port"`
 	// WireLocal sends traffic within the node through the full packet path.
 	WireLocal bool `koanf:"wire-local" yaml:"wire-local"`
+	// ICRC says how the ICRC of RoCEv2 packets is checked over IPv4: "full" learns
+	// their identification by a raw socket (CAP_NET_RAW), "solve" does not, "auto"
+	// is full where that is allowed.
+	ICRC string `koanf:"icrc" yaml:"icrc"`
 	// RealTime asks for real-time priority for the lanes (CAP_SYS_NICE or
 	// RLIMIT_RTPRIO). Without it they take a short slice and, where allowed, a
 	// strongly negative nice value.
@@ -126,6 +130,13 @@ const (
 	SMOff      = "off"
 )
 
+// How the ICRC is checked.
+const (
+	ICRCAuto  = "auto"
+	ICRCFull  = "full"
+	ICRCSolve = "solve"
+)
+
 // Stores that need no URL.
 const (
 	StoreAuto     = "auto"
@@ -139,6 +150,7 @@ func Default() Config {
 	return Config{
 		Device:   "weft0",
 		RoCEPort: RoCEPort,
+		ICRC:     ICRCAuto,
 		Spin:     50 * time.Microsecond,
 		LogLevel: "info",
 
@@ -176,6 +188,9 @@ func (c Config) Validate() error {
 	}
 	if c.RoCEPort < 1 || c.RoCEPort > 65535 {
 		bad("roce-port", "must be 1 to 65535, not %d", c.RoCEPort)
+	}
+	if c.ICRC != ICRCAuto && c.ICRC != ICRCFull && c.ICRC != ICRCSolve {
+		bad("icrc", "must be auto, full or solve, not %q", c.ICRC)
 	}
 	if c.Spin < 0 || c.Spin > MaxSpin {
 		bad("spin", "must be 0s to %v, not %v", MaxSpin, c.Spin)

@@ -19,7 +19,7 @@ import (
 )
 
 // Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
+var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "icrc", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
 	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr", "ipoib-mtu", "ipoib-qkey"}
 
 // EnvName returns the environment variable of a key.

@@ -88,8 +88,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 			}
 		}
 		off, _ := f.off()
+		mode, why := n.icrc(p)
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
-			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Enabled: !off && s.AdapterEnabled})
+			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
 	}
 	for i, l := range n.lanes {
 		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"weft/internal/config"
 	"weft/internal/hca"
 	"weft/internal/hca/replicate"
 	"weft/internal/ib"
@@ -127,6 +128,20 @@ func (n *Node) ownerOf(addr uintptr) culprit {
 	return nil
 }
 
+var icrcModes = map[string]roce.ICRCMode{config.ICRCAuto: roce.ICRCAuto, config.ICRCFull: roce.ICRCFull, config.ICRCSolve: roce.ICRCSolve}
+
+// icrc says how the packets that come to a port are checked, and why so.
+func (n *Node) icrc(p *hca.Port) (mode, why string) {
+	if p.Link != ib.LinkEthernet {
+		return config.ICRCFull, "native packets hide nothing"
+	}
+	m, why := n.links[0].roce.ICRC() // immutable
+	if m == roce.ICRCFull {
+		return config.ICRCFull, why
+	}
+	return config.ICRCSolve, why
+}
+
 // openLanes makes the lanes, the pipes between them and their links. Lane 0
 // receives from the network; every lane sends by itself.
 func (n *Node) openLanes() error {
@@ -144,7 +159,7 @@ func (n *Node) openLanes() error {
 	n.mcast = hca.NewMulticast(n.all, count, replicate.Config{Payloads: n.cfg.McastPayloads, Threshold: n.cfg.McastThreshold,
 		Requests: replicate.DefaultConfig.Requests}, n.wake)
 	for i := range n.lanes {
-		link, err := roce.Open(roce.Config{Port: uint16(n.cfg.RoCEPort), IfIndex: n.ifIndex, SendOnly: i > 0})
+		link, err := roce.Open(roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex, SendOnly: i > 0})
 		if err != nil {
 			n.lanes = n.lanes[:i]
 			return err

@@ -246,6 +246,114 @@ func TestVerifyAnyID(t *testing.T) {
 	}
 }
 
+// masked lists the bits of an RoCEv2 frame, starting with its IP header, that
+// the ICRC does not cover: IBA annex A17, table of fields replaced by ones.
+func masked(frame []byte) map[int]bool {
+	m := map[int]bool{}
+	mask := func(from, to int) { // bytes
+		for i := from * 8; i < to*8; i++ {
+			m[i] = true
+		}
+	}
+	n := 20
+	if frame[0]>>4 == 4 {
+		mask(1, 2)   // TOS
+		mask(8, 9)   // TTL
+		mask(10, 12) // header checksum
+	} else {
+		n = 40
+		for i := range 4 {
+			m[i] = true // the low half of byte 0: traffic class
+		}
+		mask(1, 4) // traffic class, flow label
+		mask(7, 8) // hop limit
+	}
+	mask(n+6, n+8)   // UDP checksum
+	mask(n+12, n+13) // FECN, BECN and reserved bits of the BTH
+	return m
+}
+
+// TestEveryBitInverted inverts each bit of every valid vector: whoever sees the
+// IP header refuses all but the masked ones, and who does not see the
+// identification takes only those of the identification besides.
+func TestEveryBitInverted(t *testing.T) {
+	for _, v := range icrcVectors(t) {
+		if !v.Valid {
+			continue
+		}
+		native := v.Kind != "rocev2-ipv4" && v.Kind != "rocev2-ipv6"
+		var ip IPUDP
+		var seed Seed
+		if !native {
+			ip.Parse(v.Frame)
+			seed = NewSeed(ip.Src, ip.Dst, ip.SrcPort, ip.DstPort)
+		}
+		for bit := range len(v.Frame) * 8 {
+			p := bytes.Clone(v.Frame)
+			p[bit/8] ^= 1 << (bit % 8)
+			if native {
+				if VerifyIB(p) == OK {
+					t.Errorf("%s: bit %d inverted passed", v.ID, bit)
+				}
+				continue
+			}
+			m := masked(v.Frame)
+			end := len(p) - ICRCLen
+			if p[0]>>4 == v.Frame[0]>>4 {
+				if ok := SumIP(p[:end]) == ICRC(p); ok != m[bit] {
+					t.Errorf("%s: bit %d inverted: passed %v", v.ID, bit, ok)
+				}
+			}
+			var q IPUDP
+			tr, why := q.Parse(p)
+			if why != OK || q.IPv4 && !q.DF { // a socket does not deliver it, or a seed does not know it
+				continue
+			}
+			s := NewSeed(q.Src, q.Dst, q.SrcPort, q.DstPort)
+			if got := s.Verify(q.ID, tr); got != m[bit] {
+				t.Errorf("%s: bit %d inverted: Verify = %v", v.ID, bit, got)
+			}
+			for _, hint := range []uint16{0, ip.ID} {
+				if _, ok := s.VerifyAnyID(hint, tr); ok != (m[bit] || ip.IPv4 && bit/16 == 2) {
+					t.Errorf("%s: bit %d inverted: VerifyAnyID = %v", v.ID, bit, ok)
+				}
+			}
+			if q.Src == ip.Src && q.Dst == ip.Dst && q.SrcPort == ip.SrcPort && q.DstPort == ip.DstPort && s != seed {
+				t.Errorf("%s: bit %d: another seed", v.ID, bit)
+			}
+		}
+	}
+}
+
+// FuzzVerifyAnyID compares the solution with its definition, the slow way: an
+// identification is found exactly where one of all makes the ICRC right.
+func FuzzVerifyAnyID(f *testing.F) {
+	s := NewSeed(mapped([4]byte{192, 0, 2, 1}), mapped([4]byte{192, 0, 2, 2}), 0xc001, UDPPort)
+	p := make([]byte, 64)
+	PutICRC(p[60:], s.Sum(7, p[:60]))
+	f.Add(p, uint16(0), uint16(7))
+	f.Add(p[:16], uint16(1), uint16(0xffff))
+	f.Add([]byte{}, uint16(0), uint16(0))
+	f.Fuzz(func(t *testing.T, p []byte, hint, id uint16) {
+		got, ok := s.VerifyAnyID(hint, p)
+		if ok && !s.Verify(got, p) {
+			t.Errorf("%x: the ICRC is not right with identification %d", p, got)
+		}
+		if s.Verify(id, p) && (!ok || got != id) {
+			t.Errorf("%x: right with %d, got %d, %v", p, id, got, ok)
+		}
+		if len(p) < BTHLen+ICRCLen || len(p) > 0xffff-udpLen {
+			return
+		}
+		q := bytes.Clone(p)
+		n := len(q) - ICRCLen
+		PutICRC(q[n:], s.Sum(id, q[:n]))
+		if got, ok := s.VerifyAnyID(hint, q); !ok || got != id {
+			t.Errorf("%x: got %d, %v, want %d", q, got, ok, id)
+		}
+	})
+}
+
 // TestCapture runs a capture of two Linux soft-RoCE hosts through the whole
 // receive path of this package.
 func TestCapture(t *testing.T) {

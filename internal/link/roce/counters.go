@@ -22,6 +22,10 @@ type Counters struct {
 	RcvdMessages           uint64
 	RcvdGRO                uint64 // of these, trains that the kernel joined
 	RcvdRuns               uint64
+	// Accepted packets whose identification could not be foreseen: RcvdIDSeen
+	// bore the one that makes their ICRC right, and of RcvdIDSolved it is not
+	// known, so that 16 bits of the ICRC were checked.
+	RcvdIDSeen, RcvdIDSolved uint64
 
 	// Refused on the way in, by wire.Refusal, BadICRC included.
 	DropRefusal [wire.NumRefusals]uint64
@@ -76,6 +80,7 @@ func (c *Counters) Each(f func(name string, v uint64)) {
 		{"send_blocked", c.SendBlocked},
 		{"rcvd_packets", c.RcvdPackets}, {"rcvd_bytes", c.RcvdBytes}, {"rcvd_calls", c.RcvdCalls},
 		{"rcvd_messages", c.RcvdMessages}, {"rcvd_gro", c.RcvdGRO}, {"rcvd_runs", c.RcvdRuns},
+		{"rcvd_id_seen", c.RcvdIDSeen}, {"rcvd_id_solved", c.RcvdIDSolved},
 		{"drop_not_local", c.DropNotLocal}, {"drop_truncated", c.DropTruncated},
 		{"rcvbuf_overflow", c.RcvBufOverflow}, {"rcv_errors", c.RcvErrors},
 		{"drop_path", c.DropPath}, {"drop_blocked", c.DropBlocked}, {"drop_run", c.DropRun},

@@ -52,6 +52,8 @@ type Config struct {
 	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
 	// 16 MiB if 0. Degraded tells if the system allows much less.
 	RecvBuffer int
+	// ICRC says how received packets are checked.
+	ICRC ICRCMode
 	// IfIndex returns the interface of a local address, by its index in the
 	// GID table and the GID; 0 if unknown. It is asked for link-local and
 	// multicast destinations only. nil is a function that returns 0.
@@ -94,6 +96,9 @@ type Link struct {
 	at       arrival
 	inSeed   wire.Seed
 	joiner   *pkt.Joiner
+	heads    *heads // nil: identifications are not seen
+	icrc     ICRCMode
+	icrcWhy  string
 }
 
 type receiver struct {
@@ -138,6 +143,12 @@ func Open(cfg Config) (*Link, error) {
 		if err != nil {
 			l.degrade("no_"+family(f), fmt.Sprintf("no %s on this host (%v): peers with such addresses cannot be reached", family(f), err),
 				"none needed if every peer uses the other family")
+		}
+	}
+	if !cfg.SendOnly {
+		if err := l.openICRC(cfg); err != nil {
+			l.Close()
+			return nil, err
 		}
 	}
 	l.buf = make([]byte, sendBytes)
@@ -232,6 +243,8 @@ func (l *Link) Close() error {
 		}
 		l.send[f], l.recv[f].fd = nil, -1
 	}
+	errs = append(errs, l.heads.close())
+	l.heads = nil
 	return errors.Join(errs...)
 }
 

@@ -161,12 +161,12 @@ func (l *Link) packet(p []byte, path *ib.Path) {
 	r := l.joiner.Slot()
 	payload, why := r.Headers.Parse(p)
 	if why == wire.OK {
-		var ok bool
-		if l.hint, ok = l.inSeed.VerifyAnyID(l.hint, p); !ok {
+		if !l.genuine(p) {
 			why = wire.BadICRC
 		}
+	} else {
+		l.hint++
 	}
-	l.hint++ // as the next packet of a train bears
 	if why != wire.OK {
 		l.c.DropRefusal[why]++
 		return

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"testing"
+
+	"weft/internal/config"
+	"weft/internal/ib"
+)
+
+// TestICRCMode: the status says how each device checks what it receives.
+func TestICRCMode(t *testing.T) {
+	r := run(t, func(c *config.Config) { c.ICRC, c.Fabric, c.Store = config.ICRCSolve, true, config.StoreMemory })
+	for _, d := range r.status().Devices {
+		want := config.ICRCFull
+		if d.LinkLayer == ib.LinkEthernet.String() {
+			want = config.ICRCSolve
+		}
+		if d.ICRC != want || d.ICRCWhy == "" {
+			t.Errorf("%s, %s: %s: %s", d.Name, d.LinkLayer, d.ICRC, d.ICRCWhy)
+		}
+	}
+}
