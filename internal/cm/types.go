@@ -200,6 +200,7 @@ type QPAttr struct {
 	State           ib.QPState
 	PKeyIndex       uint16
 	Path            Path // makes the address vector
+	Access          ib.Access
 	PathMTU         ib.MTU
 	DestQPN         ib.QPN
 	RQPSN, SQPSN    ib.PSN
