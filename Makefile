@@ -19,7 +19,7 @@ SHIM_CFLAGS := -std=gnu11 -fPIC -fvisibility=hidden -Wall -Wextra -Werror -pthre
 
 # What users run.
 
-build: deps-build bin/libweft-verbs.so
+build: deps-build bin/libweft-verbs.so bin/weft-verbs/libibverbs.so.1
 	$(GOBUILD) -o bin/weft ./cmd/weft
 
 bin/libweft-verbs.so: $(SHIM_SRC) Makefile
@@ -27,6 +27,16 @@ bin/libweft-verbs.so: $(SHIM_SRC) Makefile
 	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -shared -o $@ $(filter %.c,$^) \
 	  -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
 	@shim/check-exports.sh $@
+
+# The same in the place of libibverbs, for programs that load that by themselves.
+bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makefile
+	@mkdir -p $(@D) build
+	shim/replacement/generate.sh map >build/replacement.map
+	shim/replacement/generate.sh stubs >build/replacement_stubs.c
+	$(CC) $(CFLAGS) $(SHIM_CFLAGS) -DWEFT_REPLACEMENT -shared -o $@ $(filter %.c,$^) build/replacement_stubs.c \
+	  -Wl,-soname,libibverbs.so.1 -Wl,--version-script,build/replacement.map -Wl,-z,now -Wl,-z,nodelete -Wl,-z,defs -ldl
+	@ln -sf libibverbs.so.1 $(@D)/libibverbs.so
+	@shim/replacement/generate.sh check $@
 
 demo: deps-demo build
 	@scripts/demo

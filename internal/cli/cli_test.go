@@ -281,16 +281,20 @@ func (b *fakeBackend) DelFunction(_ context.Context, name string) error {
 func (b *fakeBackend) Shutdown(context.Context) error { b.stop(); return nil }
 
 func TestChildEnv(t *testing.T) {
+	const s, r = "/b/s.so", "/b/weft-verbs/libibverbs.so.1"
 	for _, x := range []struct {
-		name, device, arena string
-		env, want           []string
+		name, shim, device, arena string
+		env, want                 []string
 	}{
-		{"plain", "", "off", []string{"A=1", "WEFT_ARENA=only", "WEFT_DIR=/old"}, []string{"A=1", "LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
-		{"other preload", "", "on", []string{"LD_PRELOAD=/x.so /y.so"}, []string{"LD_PRELOAD=/b/s.so:/x.so /y.so", "WEFT_DIR=/d", "WEFT_ARENA=1"}},
-		{"weft run in weft run", "w1", "only", []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DEVICE=w0"}, []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DIR=/d", "WEFT_ARENA=only", "WEFT_DEVICE=w1"}},
-		{"empty preload", "", "off", []string{"LD_PRELOAD="}, []string{"LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+		{"plain", s, "", "off", []string{"A=1", "WEFT_ARENA=only", "WEFT_DIR=/old"}, []string{"A=1", "LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+		{"other preload", s, "", "on", []string{"LD_PRELOAD=/x.so /y.so"}, []string{"LD_PRELOAD=/b/s.so:/x.so /y.so", "WEFT_DIR=/d", "WEFT_ARENA=1"}},
+		{"weft run in weft run", s, "w1", "only", []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DEVICE=w0"}, []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DIR=/d", "WEFT_ARENA=only", "WEFT_DEVICE=w1"}},
+		{"empty preload", s, "", "off", []string{"LD_PRELOAD="}, []string{"LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+		{"replacement", r, "", "off", []string{"A=1"}, []string{"A=1", "LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs"}},
+		{"replacement, other libraries", r, "", "off", []string{"LD_LIBRARY_PATH=/x:/y"}, []string{"LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x:/y"}},
+		{"replacement twice", r, "", "off", []string{"LD_PRELOAD=" + r, "LD_LIBRARY_PATH=/b/weft-verbs:/x"}, []string{"LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x"}},
 	} {
-		if diff := cmp.Diff(x.want, childEnv(x.env, "/b/s.so", "/d", x.device, x.arena)); diff != "" {
+		if diff := cmp.Diff(x.want, childEnv(x.env, x.shim, "/d", x.device, x.arena)); diff != "" {
 			t.Errorf("%s:\n%s", x.name, diff)
 		}
 	}

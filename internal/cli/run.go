@@ -22,14 +22,19 @@ import (
 	"weft/internal/config"
 )
 
-// shimName is the preload library that speaks verbs to the node.
-const shimName = "libweft-verbs.so"
+// shimName is the preload library that speaks verbs to the node, replacementName
+// the same in the place of libibverbs, alone with it in a directory that the loader can search.
+const (
+	shimName        = "libweft-verbs.so"
+	replacementName = "weft-verbs/libibverbs.so.1"
+)
 
 // autoIdleExit ends a node that "weft run" started, after its last session.
 const autoIdleExit = 10 * time.Minute
 
 func (a *app) run() *cobra.Command {
 	var device, arena string
+	var replace bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG…]",
 		Short: "run an unmodified verbs program on a node",
@@ -50,7 +55,11 @@ session.`,
 			default:
 				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
 			}
-			return a.exec(cmd.Context(), args, device, arena)
+			name := shimName
+			if replace {
+				name = replacementName
+			}
+			return a.exec(cmd.Context(), args, name, device, arena)
 		},
 	}
 	f := cmd.Flags()
@@ -58,11 +67,12 @@ session.`,
 	f.StringVar(&device, "device", "", "show the program only this device")
 	f.StringVar(&arena, "arena", "off", "large buffers in memory the node maps: on; only: refuse to register any other")
 	f.Lookup("arena").NoOptDefVal = "on"
+	f.BoolVar(&replace, "replace", false, "for a program that loads libibverbs by itself (dlopen), as NCCL does: stand in that library's place")
 	return cmd
 }
 
-// exec replaces this process by the command, with the shim loaded.
-func (a *app) exec(ctx context.Context, args []string, device, arena string) error {
+// exec replaces this process by the command, with the shim of a name loaded.
+func (a *app) exec(ctx context.Context, args []string, name, device, arena string) error {
 	what := "cannot run " + args[0]
 	path, err := exec.LookPath(args[0])
 	switch {
@@ -75,9 +85,9 @@ func (a *app) exec(ctx context.Context, args []string, device, arena string) err
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	shim, err := findShim(exe)
+	shim, err := findShim(exe, name)
 	if err != nil {
-		return &api.Error{What: what, Why: err.Error(), Fix: "make build, or install weft and " + shimName + " together"}
+		return &api.Error{What: what, Why: err.Error(), Fix: "make build, or install weft and " + name + " together"}
 	}
 	dir, named, err := a.nodeDir()
 	if err != nil {
@@ -104,15 +114,26 @@ func (a *app) exec(ctx context.Context, args []string, device, arena string) err
 // childEnv returns env with what the shim needs.
 func childEnv(env []string, shim, dir, device, arena string) []string {
 	preload := shim
-	for _, kv := range env {
-		if old, ok := strings.CutPrefix(kv, "LD_PRELOAD="); ok && old != "" && !slices.Contains(strings.FieldsFunc(old, isPreloadSep), shim) {
-			preload = shim + ":" + old
-		} else if ok && old != "" {
-			preload = old // weft run within weft run
-		}
+	if old := oldPreload(env); slices.Contains(strings.FieldsFunc(old, isPreloadSep), shim) {
+		preload = old // weft run within weft run
+	} else if old != "" {
+		preload = shim + ":" + old
 	}
 	env = withoutEnv(env, "LD_PRELOAD", config.EnvName("dir"), "WEFT_ARENA")
 	env = append(env, "LD_PRELOAD="+preload, config.EnvName("dir")+"="+dir)
+	if strings.HasSuffix(shim, "/"+replacementName) {
+		// By its soname the loader finds what is preloaded. A program that asks for
+		// libibverbs.so gets it by this directory.
+		search := filepath.Dir(shim)
+		for _, kv := range env {
+			if old, ok := strings.CutPrefix(kv, "LD_LIBRARY_PATH="); ok && old != "" && !slices.Contains(filepath.SplitList(old), search) {
+				search += ":" + old
+			} else if ok && old != "" {
+				search = old
+			}
+		}
+		env = append(withoutEnv(env, "LD_LIBRARY_PATH"), "LD_LIBRARY_PATH="+search)
+	}
 	switch arena {
 	case "on":
 		env = append(env, "WEFT_ARENA=1")
@@ -125,11 +146,21 @@ func childEnv(env []string, shim, dir, device, arena string) []string {
 	return env
 }
 
+// oldPreload returns what env preloads already.
+func oldPreload(env []string) (old string) {
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "LD_PRELOAD="); ok {
+			old = v
+		}
+	}
+	return old
+}
+
 // isPreloadSep reports whether the loader splits LD_PRELOAD at r.
 func isPreloadSep(r rune) bool { return r == ':' || r == ' ' }
 
-// findShim looks beside the program and in ../lib/weft.
-func findShim(exe string) (string, error) {
+// findShim looks for the library of a name beside the program and in ../lib/weft.
+func findShim(exe, lib string) (string, error) {
 	exe, err := filepath.EvalSymlinks(exe)
 	if err != nil {
 		return "", err
@@ -137,7 +168,7 @@ func findShim(exe string) (string, error) {
 	bin := filepath.Dir(exe)
 	places := []string{bin, filepath.Join(filepath.Dir(bin), "lib", "weft")}
 	for _, p := range places {
-		name := filepath.Join(p, shimName)
+		name := filepath.Join(p, lib)
 		if st, err := os.Stat(name); err != nil || !st.Mode().IsRegular() {
 			continue
 		}
@@ -146,7 +177,7 @@ func findShim(exe string) (string, error) {
 		}
 		return name, nil
 	}
-	return "", fmt.Errorf("%s is neither in %s nor in %s", shimName, places[0], places[1])
+	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
 }
 
 // ignoresPreload says why the loader will not preload anything into the

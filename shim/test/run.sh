@@ -96,3 +96,12 @@ parts=$(ls "$shim"/*.c | grep -v arena_libc)
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \
 	-libverbs -ldl -o "$out/verbs_asan"
 "$out/verbs_asan" ""
+
+# The library in libibverbs' place: every symbol, and what it has beyond the others.
+"$shim/replacement/generate.sh" map >"$out/replacement.map"
+"$shim/replacement/generate.sh" stubs >"$out/replacement_stubs.c"
+$cc $flags -O2 -fPIC -fvisibility=hidden -DWEFT_REPLACEMENT -shared "$shim"/*.c "$shim/replacement/helpers.c" "$out/replacement_stubs.c" \
+	-Wl,-soname,libibverbs.so.1 -Wl,--version-script,"$out/replacement.map" -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/libibverbs.so.1"
+"$shim/replacement/generate.sh" check "$out/libibverbs.so.1"
+$cc $flags -O2 "$here/replacement_test.c" -ldl -o "$out/replacement_test"
+"$out/replacement_test" "$out/libibverbs.so.1" "$(ldconfig -p | awk '/libibverbs\.so\.1 / { print $NF; exit }')" "$out"

@@ -34,12 +34,12 @@ func Setup() (cleanup func(), err error) {
 		from = filepath.Join(Root(), "bin")
 		err = build()
 	}
-	for _, name := range []string{"weft", "libweft-verbs.so"} {
+	for _, name := range []string{"weft", "libweft-verbs.so", "weft-verbs/libibverbs.so.1"} {
 		if err == nil {
 			err = copyProgram(dir, from, name)
 		}
 	}
-	err = errors.Join(err, os.Chmod(dir, 0o755), BuildVerbcheck(filepath.Join(dir, "verbcheck")))
+	err = errors.Join(err, os.Symlink("libibverbs.so.1", filepath.Join(dir, "weft-verbs", "libibverbs.so")), os.Chmod(dir, 0o755), BuildVerbcheck(filepath.Join(dir, "verbcheck")))
 	if err != nil {
 		cleanup()
 		return nil, err
@@ -63,7 +63,11 @@ func copyProgram(to, from, name string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(to, name), b, 0o755)
+	to = filepath.Join(to, name)
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
 }
 
 // BuildVerbcheck compiles test/e2e/verbcheck to out.
