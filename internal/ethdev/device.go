@@ -342,6 +342,7 @@ func (d *Device) Closed(reason error) {
 		d.forget()
 		d.sort()
 		d.port.dev = nil
+		d.port.left()
 	})
 	d.port.cfg.Lane.Quiesce()
 	d.port.cfg.Log.Debug("front-end gone", "reason", reason)

@@ -34,6 +34,8 @@ type world struct {
 	hub  *ethdevtest.Hub
 	dir  string
 	port []*port
+
+	forget time.Duration // of the ports
 }
 
 type port struct {
@@ -57,7 +59,13 @@ func (p *port) last() (e vnic.SegmentEvent, n int) {
 
 func newWorld(t testing.TB, doors int) *world {
 	t.Helper()
-	w := &world{t: t}
+	return newWorldOf(t, doors, time.Hour)
+}
+
+// newWorldOf is newWorld with ports that forget who was there after a while.
+func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
+	t.Helper()
+	w := &world{t: t, forget: forget}
 	var err error
 	if w.dir, err = os.MkdirTemp("", "ethdev"); err != nil {
 		t.Fatal(err)
@@ -67,7 +75,7 @@ func newWorld(t testing.TB, doors int) *world {
 	}
 	for i := range doors {
 		p := &port{path: filepath.Join(w.dir, fmt.Sprintf("%d.sock", i)), ends: make(chan error, 1024)}
-		p.Port, err = ethdev.New(ethdev.Config{Lane: w.hub, Pairs: 4, Event: func(e vnic.SegmentEvent) {
+		p.Port, err = ethdev.New(ethdev.Config{Lane: w.hub, Pairs: 4, Forget: w.forget, Event: func(e vnic.SegmentEvent) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.events = append(p.events, e)

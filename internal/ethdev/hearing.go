@@ -30,11 +30,19 @@ func (p *Port) heard(mac [6]byte) {
 		}
 	}
 	if h.n == maxHeard {
-		return // until the next session
+		return
 	}
 	h.heard[h.n] = mac
 	h.n++
 	p.tell()
+}
+
+// forget drops what a session told and what was learnt in it: its addresses may be found
+// elsewhere now. The guest's own address stays the port's. It reports whether there was anything.
+func (h *hearing) forget() bool {
+	any := h.n+len(h.unicast)+len(h.multicast) > 0
+	h.n, h.last, h.unicast, h.multicast = 0, [6]byte{}, nil, nil
+	return any
 }
 
 // lists returns the filters beyond the guest's own address; they are the

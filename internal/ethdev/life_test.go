@@ -389,6 +389,51 @@ func TestLearning(t *testing.T) {
 	}
 }
 
+// TestForgetting: the addresses of a guest that has gone are the port's until it is clear that it does not come again.
+func TestForgetting(t *testing.T) {
+	const features = mrg | 1<<abi.FeatureCtrlRX
+	begin := func(w *world) *ethdevtest.Guest {
+		t.Helper()
+		g := w.guest(0, ethdevtest.Options{Features: features, Control: true})
+		f := frame(60, 0)
+		copy(f[6:], []byte{2, 1, 1, 1, 1, 1})
+		if err := g.TX[0].Send([][]byte{f}, make([]ether.Offload, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.TX[0].Done(); err != nil {
+			t.Fatal(err)
+		}
+		if ack, err := g.Command(abi.ClassMAC, 0, []byte{1, 0, 0, 0, 2, 7, 0, 0, 0, 0, 1, 0, 0, 0, 3, 7, 0, 0, 0, 0}); ack != abi.AckOK || err != nil {
+			t.Fatal(ack, err)
+		}
+		return g
+	}
+	w := newWorldOf(t, 1, time.Millisecond)
+	p := w.port[0]
+	begin(w).Close()
+	<-p.ends
+	w.until("its addresses are forgotten", func() bool {
+		e, _ := p.last()
+		return e.Up && e.MAC == [6]byte{2} && len(e.Unicast) == 0 && len(e.Multicast) == 0
+	})
+	_, n := p.last()
+	w.guest(0, ethdevtest.Options{Features: features}).Close()
+	<-p.ends
+	if e, m := p.last(); m != n {
+		t.Errorf("a guest that said nothing is news: %+v", e)
+	}
+	// Who comes again finds them.
+	w = newWorld(t, 1)
+	p = w.port[0]
+	begin(w).Close()
+	<-p.ends
+	w.guest(0, ethdevtest.Options{Features: features}).Close()
+	<-p.ends
+	if e, _ := p.last(); len(e.Unicast) != 2 || len(e.Multicast) != 1 {
+		t.Errorf("%+v", e)
+	}
+}
+
 // TestControl: every command that is none, or is not negotiated, is answered with an
 // error.
 func TestControl(t *testing.T) {

@@ -52,6 +52,9 @@ type Config struct {
 	Pairs int
 	// MAC is told to front-ends that ask for it. QEMU's guests have their own.
 	MAC [6]byte
+	// Forget is how long the addresses of a guest stay the port's when its front-end has gone; 0 is
+	// ForgetAfter. A front-end that comes again in time finds them.
+	Forget time.Duration
 	// Event, if set, hears what the guest wants of the vport. It is called on
 	// the lane, or on a session's goroutine, one call at a time, and must not call back.
 	Event func(vnic.SegmentEvent)
@@ -62,6 +65,9 @@ const (
 	DefaultPairs = 8
 	MaxPairs     = 127
 )
+
+// ForgetAfter is longer than a front-end, or a node, takes to come again.
+const ForgetAfter = 5 * time.Second
 
 // readBytes is the memory for frames of one TryReadBatch: at least one of the
 // longest fits, and all of it fits a processor's cache.
@@ -78,6 +84,7 @@ type Port struct {
 	// The lane's.
 	Stats  Stats
 	dev    *Device // nil: no front-end
+	front  int     // counts them
 	arena  []byte
 	closed bool
 	armed  bool
@@ -95,6 +102,9 @@ func New(c Config) (*Port, error) {
 	}
 	if c.Pairs < 1 || c.Pairs > MaxPairs {
 		return nil, fmt.Errorf("a port of %d queue pairs: 1 to %d are possible", c.Pairs, MaxPairs)
+	}
+	if c.Forget == 0 {
+		c.Forget = ForgetAfter
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -214,6 +224,7 @@ func (p *Port) Attach(s *vhost.Session) (*Device, error) {
 	d := newDevice(p, s, s.Mem())
 	if err := p.cfg.Lane.Do(func() {
 		p.dev = d
+		p.front++
 		if p.hear.n == maxHeard {
 			p.hear.n, p.hear.last = 0, [6]byte{}
 		}
@@ -222,6 +233,19 @@ func (p *Port) Attach(s *vhost.Session) (*Device, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// left has the addresses of a guest forgotten, unless a front-end comes again; on the lane. It is another guest's
+// then whose addresses they are, at another port perhaps.
+func (p *Port) left() {
+	front := p.front
+	time.AfterFunc(p.cfg.Forget, func() {
+		_ = p.cfg.Lane.Do(func() { // a lane that has ended tells nobody anything
+			if p.front == front && !p.closed && p.hear.forget() {
+				p.tell()
+			}
+		})
+	})
 }
 
 // Device returns the device of the session that there is, nil where there is

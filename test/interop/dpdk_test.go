@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,15 +20,16 @@ import (
 )
 
 // testpmd starts DPDK's test program with a virtio-user port on each socket, of which it
-// forwards to the other whatever comes. It ends with the test.
-func testpmd(t *testing.T, options string, paths ...string) {
+// forwards to the other whatever comes. It ends with the test, or with end, which returns what it printed.
+func testpmd(t *testing.T, pairs int, options string, paths ...string) (end func() string) {
 	t.Helper()
 	prefix := fmt.Sprintf("weft%d", os.Getpid())
 	args := []string{"--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--file-prefix", prefix, "--lcores", "0@(0-1),1@(0-1)"}
 	for i, p := range paths {
-		args = append(args, "--vdev", fmt.Sprintf("net_virtio_user%d,path=%s,queues=1%s", i, p, options))
+		args = append(args, "--vdev", fmt.Sprintf("net_virtio_user%d,path=%s,queues=%d%s", i, p, pairs, options))
 	}
-	args = append(args, "--", "--total-num-mbufs=4096", "--forward-mode=io", "--auto-start", "--no-flush-rx", "--no-mlockall")
+	n := strconv.Itoa(pairs)
+	args = append(args, "--", "--total-num-mbufs=8192", "--forward-mode=io", "--auto-start", "--no-flush-rx", "--no-mlockall", "--rxq="+n, "--txq="+n)
 	cmd := exec.Command("dpdk-testpmd", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out strings.Builder
@@ -38,7 +41,7 @@ func testpmd(t *testing.T, options string, paths ...string) {
 	if err != nil {
 		lab.Lacks(t, fmt.Errorf("dpdk-testpmd: %w", err))
 	}
-	t.Cleanup(func() {
+	end = sync.OnceValue(func() string {
 		io.WriteString(stdin, "\n") // enter ends it
 		stdin.Close()
 		kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
@@ -47,10 +50,14 @@ func testpmd(t *testing.T, options string, paths ...string) {
 			t.Errorf("dpdk-testpmd: %v", err)
 		}
 		os.RemoveAll("/var/run/dpdk/" + prefix)
-		if t.Failed() {
-			t.Logf("dpdk-testpmd printed:\n%s", out.String())
+		return out.String()
+	})
+	t.Cleanup(func() {
+		if printed := end(); t.Failed() {
+			t.Logf("dpdk-testpmd printed:\n%s", printed)
 		}
 	})
+	return end
 }
 
 // TestDPDKForwards: DPDK between two doors brings every frame from one to the other, in
@@ -59,17 +66,18 @@ func TestDPDKForwards(t *testing.T) {
 	for _, tc := range []struct {
 		name, options string
 		dial          bool
+		pairs         int
 	}{
-		{"split", "", false},
-		{"packed", ",packed_vq=1", false},
-		{"packed, without mergeable buffers", ",packed_vq=1,mrg_rxbuf=0", false},
-		{"split, as the socket's server", ",server=1", true},
-		{"packed, as the socket's server", ",server=1,packed_vq=1", true},
+		{"split", "", false, 1},
+		{"packed", ",packed_vq=1", false, 2},
+		{"packed, without mergeable buffers", ",packed_vq=1,mrg_rxbuf=0", false, 1},
+		{"split, as the socket's server", ",server=1", true, 2},
+		{"packed, as the socket's server", ",server=1,packed_vq=1", true, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newHub(t)
 			in, out := h.add(tc.dial, false), h.add(tc.dial, false)
-			testpmd(t, tc.options, in.path, out.path)
+			testpmd(t, tc.pairs, tc.options, in.path, out.path)
 			wait(t, "both ports have a front-end", func() (ok bool) {
 				h.Do(func() { ok = in.Device() != nil && out.Device() != nil })
 				return ok

@@ -38,16 +38,12 @@ func hostAddr(i int) string   { return fmt.Sprintf("10.78.0.%d", i+1) }
 func guestAddr(i int) string  { return fmt.Sprintf("10.78.0.%d", i+11) }
 func guestAddr6(i int) string { return fmt.Sprintf("fd78::%d", i+11) }
 
-// newFleet starts the nodes and boots the guests: the first is a client of its node with split rings, the
-// second a server with packed ones, two queue pairs and two processors.
-func newFleet(t *testing.T) *fleet {
+// newNodes starts the nodes, which have no switch yet.
+func newNodes(t *testing.T) *fleet {
 	t.Helper()
 	lab.NeedNetNS(t)
-	image, err := guest.Build(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
 	f := &fleet{t: t}
+	var err error
 	f.spaces[0], f.spaces[1], err = lab.Joined(9000)
 	if err != nil {
 		t.Fatal(err)
@@ -65,6 +61,18 @@ func newFleet(t *testing.T) *fleet {
 	for i := range f.nodes {
 		f.weft(i, "wait", "--for=active", "--timeout", "20s")
 	}
+	return f
+}
+
+// newFleet starts the nodes and boots the guests: the first is a client of its node with split rings, the
+// second a server with packed ones, two queue pairs and two processors.
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	image, err := guest.Build(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := newNodes(t)
 	f.weft(0, "vesw", "create", "lab")
 	for i := range f.nodes {
 		f.weft(0, "vesw", "port", "add", "lab", f.port(i, "weft_ib0"))
@@ -274,6 +282,38 @@ func TestGuestsOnVESW(t *testing.T) {
 				})
 			}
 		}
+	})
+	row("reconnects", func(t *testing.T) {
+		p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-n", "-i", "0.02", guestAddr(1)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Kill()
+		// The machine as the socket's server, and as the client, which waits a second each time.
+		times := [2]int{1, 5}
+		if lab.Soak {
+			times = [2]int{20, 20}
+		}
+		for i := range f.vms {
+			for range times[i] {
+				f.reconnects(i, f.vms[i])
+				if i == 1 {
+					seen := strings.Count(p.Output(), " bytes from ")
+					wait(t, "frames go both ways in the new session", func() bool { return strings.Count(p.Output(), " bytes from ") > seen })
+				}
+			}
+			f.reaches(i, guestAddr(1-i))
+		}
+		for i := range f.vms {
+			var list []api.Counter
+			f.query(i, &list, "stat", "--scope", api.ScopeVM)
+			for _, c := range list {
+				if c.Name == "broken_rings" && c.Value != 0 {
+					t.Errorf("%+v", c)
+				}
+			}
+		}
+		f.once(0, "iperf3 -c "+guestAddr(1)+" -t 1 >/tmp/load 2>&1")
 	})
 	row("reboot", func(t *testing.T) {
 		if err := f.guests[0].Reboot(2 * time.Minute); err != nil {

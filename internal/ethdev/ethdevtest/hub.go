@@ -163,7 +163,11 @@ func (h *Hub) loop() {
 	}
 	h.mu.Lock()
 	h.closed = true
+	inbox := h.inbox
 	h.mu.Unlock()
+	for _, f := range inbox {
+		f() // whoever waits for it came in time
+	}
 }
 
 // mill finishes what a port does not take.
