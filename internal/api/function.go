@@ -5,7 +5,10 @@ package api
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
+	"slices"
+	"strings"
 )
 
 // Bounds of weights and levels.
@@ -24,7 +27,63 @@ func (f *NewFunction) Validate() error {
 	if !functionName.MatchString(f.Name) {
 		err = fmt.Errorf("the name must be a letter and up to 31 letters, digits or underscores, all lower case, not %q", f.Name)
 	}
-	return errors.Join(err, f.FunctionChange.Validate())
+	return errors.Join(err, f.segment(), f.FunctionChange.Validate())
+}
+
+// Segments in virtual Ethernet switches: SegmentVESW + ":" + name, or by itself.
+const SegmentVESW = "vesw"
+
+// InVESW reports whether a segment is in a virtual Ethernet switch.
+func InVESW(segment string) bool { return strings.HasPrefix(segment, SegmentVESW) }
+
+// MaxAddrs bounds the addresses of an Ethernet port, and its routes.
+const MaxAddrs = 16
+
+// segment reports what is wrong with the port that is asked for.
+func (f *NewFunction) segment() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	name, inVESW := strings.CutPrefix(f.Segment, SegmentVESW)
+	switch {
+	case f.Segment == "":
+		if len(f.Addrs)+len(f.Routes) > 0 {
+			bad("addresses and routes are for an Ethernet port: say --segment vesw:NAME")
+		}
+		return errors.Join(errs...)
+	case !inVESW, name != "" && (name[0] != ':' || len(name) == 1):
+		bad("the segment of a device that is added is vesw:NAME (or vesw), not %q", f.Segment)
+	}
+	if len(f.Addrs) > MaxAddrs || len(f.Routes) > MaxAddrs {
+		bad("%d addresses and %d routes at most", MaxAddrs, MaxAddrs)
+	}
+	for i, s := range f.Addrs {
+		p, err := netip.ParsePrefix(s)
+		switch a := p.Addr(); {
+		case err != nil:
+			bad("an address has a prefix length, such as 10.1.0.1/24, unlike %q", s)
+		case a.Is4In6() || a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+			bad("%s is not the address of a station", a)
+		case slices.ContainsFunc(f.Addrs[:i], func(o string) bool { q, err := netip.ParsePrefix(o); return err == nil && q.Addr() == a }):
+			bad("the address %s is there twice", a)
+		}
+	}
+	for _, s := range f.Routes {
+		to, via, ok := strings.Cut(s, "=")
+		_, err := netip.ParsePrefix(to)
+		if ok && err == nil {
+			_, err = netip.ParseAddr(via)
+		}
+		if err != nil || !ok {
+			bad("a route is PREFIX=GATEWAY, not %q", s)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// VESW is the virtual Ethernet switch that an Ethernet port is to be in, empty where it does not matter.
+func (f *NewFunction) VESW() string {
+	_, name, _ := strings.Cut(f.Segment, ":")
+	return name
 }
 
 // Validate reports all that is wrong with the change.

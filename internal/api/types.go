@@ -59,6 +59,8 @@ type DeviceSummary struct {
 	// 16 bits of it where the peer's IPv4 identifications cannot be foreseen.
 	ICRC    string `json:"icrc"`
 	ICRCWhy string `json:"icrc_why"`
+	// Segment is where an Ethernet port is plugged.
+	Segment string `json:"segment"`
 	// Enabled is false where the port is down on purpose: the device, or the
 	// whole adapter, was disabled.
 	Enabled bool `json:"enabled"`
@@ -120,6 +122,7 @@ type Port struct {
 	PhysState string `json:"phys_state"`
 	LinkLayer string `json:"link_layer"`
 	NetDev    string `json:"netdev"`
+	Segment   string `json:"segment"`    // of an Ethernet port
 	MaxMTU    int    `json:"max_mtu"`    // bytes
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	LID       uint16 `json:"lid"`
@@ -127,6 +130,8 @@ type Port struct {
 	SMLID     uint16 `json:"sm_lid"`
 	GIDs      []GID  `json:"gids"`
 	PKeys     []PKey `json:"pkeys"` // of an InfiniBand port
+	// Ethernet tells more of a port in a virtual Ethernet switch.
+	Ethernet EthernetPort `json:"ethernet"`
 }
 
 // PKey is one used entry of a port's P_Key table.
@@ -301,6 +306,39 @@ type Function struct {
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
 	Quotas  Quotas `json:"quotas"`
+	// PortGUID names its port in the fabric; empty: it is in none.
+	PortGUID string `json:"port_guid"`
+	// Segment is where an Ethernet port is plugged: host, or that of NewFunction.
+	Segment string       `json:"segment"`
+	VESW    EthernetPort `json:"vesw"` // of a port in a virtual Ethernet switch
+}
+
+// SegmentHost is the segment of a port that has the host's addresses.
+const SegmentHost = "host"
+
+// EthernetPort is the Ethernet port of a device in a virtual Ethernet switch.
+type EthernetPort struct {
+	Addrs  []string `json:"addrs"`
+	Routes []string `json:"routes"`
+	// Number is that of the switch, 0: it is in none; VPort the port's there.
+	Number  int    `json:"number"`
+	VPort   int    `json:"vport"`
+	MAC     string `json:"mac"`
+	MTU     int    `json:"mtu"` // of frames
+	Carrier bool   `json:"carrier"`
+	// CarrierReason says why nothing flows.
+	CarrierReason string      `json:"carrier_reason"`
+	Neighbours    []Neighbour `json:"neighbours"`
+}
+
+// Neighbour is a station that a device sends to.
+type Neighbour struct {
+	Address string `json:"address"`
+	MAC     string `json:"mac"`   // its, or that of the gateway to it; empty: not known
+	State   string `json:"state"` // resolving, reachable, unreachable
+	// SinceNS is how long ago it was asked for last, 0: it never answered; Frames how many wait for it.
+	SinceNS time.Duration `json:"since_ns"`
+	Frames  int           `json:"frames"`
 }
 
 // FunctionChange is what to change of a function; what is not there stays.
@@ -317,6 +355,12 @@ type FunctionChange struct {
 // NewFunction is a device to add: a virtual function with an InfiniBand port.
 type NewFunction struct {
 	Name string `json:"name"`
+	// Segment is where its port is plugged: empty for an InfiniBand port, vesw:NAME for an Ethernet port in a
+	// virtual Ethernet switch by name or number, vesw for one in the switch that whoever manages those says.
+	Segment string `json:"segment"`
+	// Addrs are the IP addresses of an Ethernet port, with prefix lengths, and Routes ways by it, PREFIX=GATEWAY.
+	Addrs  []string `json:"addrs"`
+	Routes []string `json:"routes"`
 	FunctionChange
 }
 
@@ -392,7 +436,10 @@ func withLists(d []Device) []Device {
 	for i := range d {
 		d[i].Ports = list(d[i].Ports)
 		for j := range d[i].Ports {
-			d[i].Ports[j].GIDs, d[i].Ports[j].PKeys = list(d[i].Ports[j].GIDs), list(d[i].Ports[j].PKeys)
+			p := &d[i].Ports[j]
+			p.GIDs, p.PKeys = list(p.GIDs), list(p.PKeys)
+			e := &p.Ethernet
+			e.Addrs, e.Routes, e.Neighbours = list(e.Addrs), list(e.Routes), list(e.Neighbours)
 		}
 	}
 	return list(d)

@@ -56,6 +56,7 @@ const (
 	BackendTAP     = "tap"
 	BackendGateway = "gateway" // to the network at an interface of the host
 	BackendVM      = "vm"      // the guest of weft vm
+	BackendDevice  = "device"  // a device with an Ethernet port there
 	// StateForwarding is the State of a port that carries frames.
 	StateForwarding = "forwarding"
 )

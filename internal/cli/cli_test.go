@@ -224,6 +224,9 @@ func (b *fakeBackend) function(name string, n int) api.Function {
 	for i := range f.QoS {
 		f.QoS[i] = 100
 	}
+	if n == 0 {
+		f.Segment = api.SegmentHost
+	}
 	return f
 }
 
@@ -231,7 +234,14 @@ func (b *fakeBackend) AddFunction(ctx context.Context, r api.NewFunction) (api.F
 	b.mu.Lock()
 	b.next++
 	f := b.function(r.Name, 1+b.next)
-	f.LinkLayer, f.PortState = "InfiniBand", "INIT"
+	f.LinkLayer, f.PortState, f.PortGUID = "InfiniBand", "INIT", "0252:54ff:fe00:0003"
+	if f.Segment = r.Segment; r.Segment != "" {
+		f.LinkLayer = "Ethernet"
+		f.VESW = api.EthernetPort{Addrs: r.Addrs, Routes: r.Routes, CarrierReason: "it is in no VESW"}
+	}
+	if r.VESW() != "" {
+		f.VESW.Number, f.VESW.MAC, f.VESW.Carrier, f.VESW.CarrierReason = 5, "06:50:00:07:00:00", true, ""
+	}
 	b.funcs = append(b.funcs, f)
 	b.mu.Unlock()
 	return b.SetFunction(ctx, r.Name, r.FunctionChange)

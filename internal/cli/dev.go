@@ -38,7 +38,7 @@ func (a *app) devList() *cobra.Command {
 }
 
 func printFunctions(w io.Writer, list []api.Function) {
-	t := table{heads: []string{"DEVICE", ">NUMBER", "KIND", "LINK", "STATE", ">LID", ">SESSIONS", ">OF", ">WEIGHT", "QOS", ">QP", ">MR", ">MEMORY", "KEPT"}}
+	t := table{heads: []string{"DEVICE", ">NUMBER", "KIND", "LINK", "SEGMENT", "STATE", ">LID", ">SESSIONS", ">OF", ">WEIGHT", "QOS", ">QP", ">MR", ">MEMORY", "KEPT"}}
 	for _, f := range list {
 		kind, state, kept := "physical", f.PortState, "no"
 		if f.Virtual {
@@ -53,10 +53,18 @@ func printFunctions(w io.Writer, list []api.Function) {
 		if f.Kept {
 			kept = "yes"
 		}
-		t.row(f.Name, f.Number, kind, f.LinkLayer, state, f.LID, f.Sessions, f.Quotas.Sessions, f.Weight, qosText(f.QoS), f.Quotas.QPs, f.Quotas.MRs,
+		t.row(f.Name, f.Number, kind, f.LinkLayer, dash(f.Segment), state, f.LID, f.Sessions, f.Quotas.Sessions, f.Weight, qosText(f.QoS), f.Quotas.QPs, f.Quotas.MRs,
 			f.Quotas.MemoryBytes, kept)
 	}
 	t.write(w)
+}
+
+// dash stands for what is not there.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
 }
 
 // printNotKept says why the node will not know of a change when it starts again.
@@ -138,13 +146,27 @@ func (f *changeFlags) change(cmd *cobra.Command) (api.FunctionChange, error) {
 
 func (a *app) devAdd() *cobra.Command {
 	var flags changeFlags
+	var n api.NewFunction
 	cmd := a.show(&cobra.Command{
 		Use:   "add NAME",
-		Short: "add a virtual function: a device with an InfiniBand port",
-		Args:  cobra.ExactArgs(1),
+		Short: "add a virtual function: a device with an InfiniBand port, or an Ethernet port in a virtual Ethernet switch",
+		Long: `Add a virtual function: a device with an InfiniBand port, or with an Ethernet port in a virtual Ethernet switch.
+
+With --segment vesw:NAME programs get a device with an Ethernet port (RoCEv2) whose packets are frames in that switch. Its
+addresses are those of --addr, and an IPv6 link-local one made of the port's MAC; the node answers ARP, Neighbor Discovery and ping for
+them and joins multicast groups. No network interface is made and no privilege is needed.
+
+  weft dev add vf0
+  weft vesw create blue
+  weft dev add blue0 --segment vesw:blue --addr 10.9.0.7/24 --addr fd09::7/64
+  weft dev add blue0 --segment vesw:blue --addr 10.9.0.7/24 --route 10.0.0.0/8=10.9.0.1
+  weft dev show blue0                     its GIDs, and the neighbours it sends to
+
+Where another node manages switches, --segment vesw by itself, and there weft vesw port add with the GUID of the port.`,
+		Args: cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		change, err := flags.change(cmd)
-		n := api.NewFunction{Name: args[0], FunctionChange: change}
+		n.Name, n.FunctionChange = args[0], change
 		if err == nil {
 			err = n.Validate()
 		}
@@ -158,12 +180,26 @@ func (a *app) devAdd() *cobra.Command {
 			}
 			return print(f, func() {
 				fmt.Fprintf(a.env.Out, "device %s: function %d, node GUID %s\n", f.Name, f.Number, f.NodeGUID)
+				if api.InVESW(f.Segment) {
+					fmt.Fprintf(a.env.Out, "port %s: %s, port GUID %s\n", f.Segment, printable(ethernetText(f.VESW)), f.PortGUID)
+				}
 				printNotKept(a.env.Out, f)
 			})
 		})
 	})
 	flags.add(cmd)
+	cmd.Flags().StringVar(&n.Segment, "segment", "", "vesw:NAME: an Ethernet port in that virtual Ethernet switch, by name or number; vesw: in the one that weft vesw port add names")
+	cmd.Flags().StringSliceVar(&n.Addrs, "addr", nil, "IP address of the Ethernet port, with prefix length (may be repeated)")
+	cmd.Flags().StringSliceVar(&n.Routes, "route", nil, "route by the Ethernet port: PREFIX=GATEWAY (may be repeated)")
 	return cmd
+}
+
+// ethernetText says whether an Ethernet port in a switch carries packets.
+func ethernetText(v api.EthernetPort) string {
+	if !v.Carrier {
+		return "no carrier: " + v.CarrierReason
+	}
+	return fmt.Sprintf("VESW %d, MAC %s, carrier", v.Number, v.MAC)
 }
 
 func (a *app) devSet() *cobra.Command {

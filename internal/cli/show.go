@@ -59,8 +59,11 @@ func printStatus(w io.Writer, s api.Status) {
 	line("dir", "%s", s.Dir)
 	for _, d := range s.Devices {
 		kind, lid := "", ""
-		if d.LinkLayer == "InfiniBand" {
+		switch {
+		case d.LinkLayer == "InfiniBand":
 			kind, lid = "InfiniBand ", fmt.Sprintf(", lid %d", d.LID)
+		case api.InVESW(d.Segment):
+			kind = "Ethernet " + d.Segment + " "
 		}
 		state := d.PortState
 		if !d.Enabled {
@@ -225,11 +228,23 @@ func (a *app) devDetails() *cobra.Command {
 func printDevices(w io.Writer, devs []api.Device) {
 	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">LID", ">MTU", "NETDEV", "NODE GUID"}}
 	gids := table{heads: []string{"DEVICE", ">PORT", ">GID", "ADDRESS", "TYPE", "NETDEV", "VALUE"}}
+	neighbours := table{heads: []string{"DEVICE", "NEIGHBOUR", "STATE", "MAC", ">ASKED", ">WAITING"}}
+	var segments []string
 	for _, d := range devs {
 		for _, p := range d.Ports {
 			ports.row(d.Name, p.Number, p.State, p.PhysState, p.LinkLayer, p.LID, p.ActiveMTU, p.NetDev, d.NodeGUID)
 			for _, g := range p.GIDs {
 				gids.row(d.Name, p.Number, g.Index, g.Address, g.Type, g.NetDev, g.GID)
+			}
+			if e := p.Ethernet; api.InVESW(p.Segment) {
+				segments = append(segments, fmt.Sprintf("%s in %s: %s", d.Name, p.Segment, printable(ethernetText(e))))
+				for _, o := range e.Neighbours {
+					asked := "-"
+					if o.SinceNS > 0 {
+						asked = fmt.Sprintf("%v ago", round(o.SinceNS))
+					}
+					neighbours.row(d.Name, o.Address, o.State, dash(o.MAC), asked, o.Frames)
+				}
 			}
 		}
 	}
@@ -238,6 +253,16 @@ func printDevices(w io.Writer, devs []api.Device) {
 		fmt.Fprintln(w)
 	}
 	gids.write(w)
+	if len(segments) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, s := range segments {
+		fmt.Fprintln(w, s)
+	}
+	if len(neighbours.rows) > 0 {
+		fmt.Fprintln(w)
+		neighbours.write(w)
+	}
 	if slices.ContainsFunc(devs, func(d api.Device) bool { return !d.AdapterEnabled }) {
 		fmt.Fprintln(w, "\nthe adapter is disabled: every port is down (weft status tells the fix)")
 	}

@@ -37,7 +37,7 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 		return nil, syscall.EINVAL // no route from one family to the other
 	}
 	p := &ib.Path{SGID: sgid, DGID: v.DGID, FlowLabel: v.FlowLabel & 0xfffff, TClass: v.TrafficClass,
-		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun}
+		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun, Function: s.a.num}
 	if port.own(v.DGID) {
 		p.Local, p.MaxRun = true, port.MaxLocalRun
 	}

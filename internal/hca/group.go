@@ -20,13 +20,13 @@ type Groups struct {
 	total int // attachments
 }
 
-// IPGroups is the host's part in the groups of Ethernet ports: IGMP and MLD. It
-// is safe for concurrent use.
+// IPGroups is the part in groups of whoever has the addresses of Ethernet ports: IGMP
+// and MLD. It is safe for concurrent use.
 type IPGroups interface {
-	// Join makes the host receive the packets of a group, until as many calls
-	// of Leave. An error is a syscall.Errno.
-	Join(group ib.GID) error
-	Leave(group ib.GID)
+	// Join makes the port of a function receive the packets of a group, until
+	// as many calls of Leave. An error is a syscall.Errno.
+	Join(function uint16, group ib.GID) error
+	Leave(function uint16, group ib.GID)
 }
 
 // SetIPGroups gives the node a way to join groups of Ethernet ports; without one
@@ -62,7 +62,7 @@ type group struct {
 // AttachMulticast makes the queue pair a member of a group (IBA volume 1,
 // 11.3.1). Only datagram queue pairs can be, of MGIDs and MLIDs of the multicast
 // ranges: others are EINVAL. On an Ethernet port the group is that of an IP
-// address, which the host joins, and the MLID means nothing. To be a member
+// address, which the host, or whoever has the port's addresses, joins, and the MLID means nothing. To be a member
 // already is no error; ENOMEM when there are too many.
 func (q *QP) AttachMulticast(mgid ib.GID, mlid ib.LID) error {
 	g, native := q.group(mgid, mlid), q.s.a.Port().native()
@@ -74,7 +74,7 @@ func (q *QP) AttachMulticast(mgid ib.GID, mlid ib.LID) error {
 	}
 	all := q.s.lane.all
 	if !native && all.ip != nil {
-		if err := all.ip.Join(mgid); err != nil {
+		if err := all.ip.Join(q.s.a.num, mgid); err != nil {
 			return err
 		}
 	}
@@ -89,7 +89,7 @@ func (q *QP) AttachMulticast(mgid ib.GID, mlid ib.LID) error {
 		return true
 	}) {
 		if !native && all.ip != nil {
-			all.ip.Leave(mgid)
+			all.ip.Leave(q.s.a.num, mgid)
 		}
 		return syscall.ENOMEM
 	}
@@ -139,7 +139,7 @@ func (q *QP) leave(groups []group) {
 	})
 	for _, g := range groups {
 		if g.mlid == 0 && all.ip != nil {
-			all.ip.Leave(g.mgid)
+			all.ip.Leave(q.s.a.num, g.mgid)
 		}
 	}
 }

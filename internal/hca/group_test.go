@@ -77,13 +77,13 @@ type ipGroups struct {
 	refuse error
 }
 
-func (g *ipGroups) Join(group ib.GID) error {
+func (g *ipGroups) Join(_ uint16, group ib.GID) error {
 	if g.refuse == nil {
 		g.joined[group]++
 	}
 	return g.refuse
 }
-func (g *ipGroups) Leave(group ib.GID) { g.joined[group]-- }
+func (g *ipGroups) Leave(_ uint16, group ib.GID) { g.joined[group]-- }
 
 // TestEthernetGroups: the host joins for each queue pair and leaves again, a
 // group has no LID, and what the host refuses is no membership.

@@ -216,7 +216,7 @@ func (l *Lane) waits(q *QP) int {
 	p := q.t.PathOf()
 	if p == nil || !p.Local {
 		link := forLink
-		if q.s.port.native() {
+		if q.s.port.native() || q.s.port.OverFabric {
 			link = forFabric
 		}
 		if l.blocked(link) {

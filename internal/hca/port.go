@@ -27,6 +27,9 @@ type Port struct {
 	GIDs      []GIDEntry // unset entries are zero; an index is stable while its entry exists
 	PKeys     []ib.PKey  // as the subnet manager wrote them; zero is an unused entry
 	WireLocal bool       // also traffic within the node takes the wire path
+	// OverFabric tells of an Ethernet port that its packets leave in frames of a
+	// virtual switch: they wait for the fabric's link where that is blocked.
+	OverFabric bool
 	// MaxRun bounds the payload of a run towards other nodes, MaxLocalRun
 	// within the node.
 	MaxRun, MaxLocalRun uint32

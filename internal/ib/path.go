@@ -25,7 +25,8 @@ type Path struct {
 	// always have addresses and leave it unset.
 	Global bool
 	// Function is the function of this node that a local path leads to, or
-	// that a received packet arrived at.
+	// that a received packet arrived at; of a RoCE path to others, the one whose
+	// port packets leave by.
 	Function uint16
 	// DLID and SLID are those of an InfiniBand port's path, zero on RoCE paths.
 	DLID, SLID LID

@@ -88,9 +88,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 			}
 		}
 		off, _ := f.off()
-		mode, why := n.icrc(p)
+		mode, why := n.icrc(f)
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
-			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
+			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
 	}
 	for i, l := range n.lanes {
 		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})
@@ -140,6 +140,11 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		return s, e
 	}
 	s.Notices = append(s.Notices, vmNotices(s.VMs)...)
+	for _, f := range n.functions() {
+		if f.st != nil {
+			s.Notices = append(s.Notices, stationNotices(f.a.Name, f.st.describe())...)
+		}
+	}
 	if err == nil {
 		s.Faults, err = n.Faults(ctx)
 	}
@@ -252,6 +257,9 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 		case off:
 			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
 		case adapterOff:
+		case f.st != nil && p.State != ib.PortActive:
+			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), f.st.describe().CarrierReason),
+				Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() + " where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces"})
 		case p.State != ib.PortActive:
 			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
 				Fix: n.fixNotActive()})
@@ -280,7 +288,14 @@ func (n *Node) Devices(context.Context) ([]api.Device, error) {
 			MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID), LMC: p.LMC, SMLID: uint16(p.SMLID)}
 		off, adapterOff := f.off()
 		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion(), Enabled: !off, AdapterEnabled: !adapterOff}
-		if p.Link == ib.LinkEthernet {
+		port.Segment = f.segment()
+		if f.st != nil {
+			nativeTables(&port, p)
+			for i := range port.GIDs {
+				port.GIDs[i].Type = "RoCE v2"
+			}
+			port.PKeys, port.Ethernet = nil, f.st.describe()
+		} else if p.Link == ib.LinkEthernet {
 			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
 			ethernetGIDs(&port, t)
 		} else {
@@ -439,6 +454,10 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
 			c := n.links[i].roce.Counters()
 			c.Each(func(name string, v uint64) { add(api.ScopeLink, "roce"+strconv.Itoa(i), name, v) })
+			for _, e := range n.links[i].exits.frames {
+				c := e.link.Counters()
+				c.Each(func(name string, v uint64) { add(api.ScopeLink, n.deviceName(e.function), name, v) })
+			}
 		})
 		if err != nil {
 			return nil, err

@@ -25,6 +25,7 @@ type function struct {
 	a        *hca.Adapter
 	door     *vhost.Server      // nil before the node serves
 	vm       *machine           // whose network card it is, nil: nobody's; guarded by the node's mu
+	st       *station           // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by whoever runs the node; guarded by the node's mu
 	asked    api.FunctionChange // all that people asked for; guarded by the keeper
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
@@ -70,12 +71,12 @@ func (n *Node) newPort(guid ib.GUID) *hca.Port {
 func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
 	n.edits.Lock()
 	defer n.edits.Unlock()
-	return n.makeFunction(name, limits, n.all.Add, true)
+	return n.makeFunction(name, limits, n.all.Add, true, nil)
 }
 
 // makeFunction is addFunction with edits held; number gives the function its
-// number, and on says whether its port may come up.
-func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool) (*function, error) {
+// number, on says whether its port may come up, and st is its Ethernet port, nil: programs have the InfiniBand port.
+func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool, st *station) (*function, error) {
 	if n.function(name) != nil {
 		return nil, errFunctionThere
 	}
@@ -84,7 +85,7 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 	if err := number(a); err != nil {
 		return nil, err
 	}
-	f := &function{n: n, a: a, disabled: !on}
+	f := &function{n: n, a: a, st: st, disabled: !on}
 	n.mu.Lock()
 	f.down = f.disabled || n.adapterOff
 	n.mu.Unlock()
@@ -93,9 +94,23 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 	if f.down {
 		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
 	}
+	if st != nil {
+		p = st.port()
+	}
 	a.SetPort(p)
+	if st != nil {
+		if err := st.begin(a); err != nil {
+			return nil, errors.Join(err, n.all.Remove(a))
+		}
+		n.mu.Lock()
+		n.stations[name] = st // before its function can get a port of a VESW
+		n.mu.Unlock()
+	}
 	if n.board != nil {
 		if err := n.board.plug(a, !f.down); err != nil {
+			if st != nil {
+				n.forgetStation(st)
+			}
 			return nil, errors.Join(err, n.all.Remove(a))
 		}
 	}
@@ -114,6 +129,17 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 		return nil, errors.Join(err, n.drop(f))
 	}
 	return f, nil
+}
+
+// segment is where the function's Ethernet port is plugged, empty where it has none.
+func (f *function) segment() string {
+	switch {
+	case f.st != nil:
+		return f.st.want.Segment
+	case f.a.Port().Link == ib.LinkEthernet:
+		return api.SegmentHost
+	}
+	return ""
 }
 
 // removeFunction ends the sessions of a function and the function.
@@ -148,6 +174,9 @@ func (n *Node) drop(f *function) error {
 	}
 	if n.board != nil {
 		n.board.unplug(f.a)
+	}
+	if f.st != nil {
+		n.forgetStation(f.st)
 	}
 	n.mu.Lock()
 	n.funcs = slices.DeleteFunc(n.funcs, func(o *function) bool { return o == f })

@@ -9,6 +9,7 @@ import (
 
 	"weft/internal/api"
 	"weft/internal/hca"
+	"weft/internal/ib"
 )
 
 // Functions implements api.Backend.
@@ -32,6 +33,14 @@ func (f *function) describe() api.Function {
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
 	}
+	v.Segment = f.segment()
+	if v.Segment == api.SegmentHost {
+		return v
+	}
+	if f.st != nil {
+		v.VESW = f.st.describe()
+	}
+	v.PortGUID = (a.NodeGUID + 1).String()
 	return v
 }
 
@@ -45,6 +54,15 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 	}
 	if r.AdapterEnabled != nil {
 		return api.Function{}, notPhysical(what, r.Name, n.physical())
+	}
+	vesw := r.VESW()
+	if vesw != "" {
+		if n.sub == nil {
+			return api.Function{}, errNoFabric
+		}
+		if _, err := n.VESW(ctx, vesw); err != nil {
+			return api.Function{}, deviceElsewhere(err, vesw, &r)
+		}
 	}
 	var wrong *quotaError
 	f, err := n.newFunction(&r, n.all.Add)
@@ -60,9 +78,47 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 	case err != nil:
 		return api.Function{}, err
 	}
+	if vesw != "" {
+		if _, err := n.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
+			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), n.removeFunction(r.Name))
+		}
+	}
 	n.keeper.forget(r.Name)
 	n.keeper.save(ctx)
+	if vesw != "" {
+		n.awaitCarrier(ctx, f)
+	}
 	return f.describe(), nil
+}
+
+// awaitCarrier gives an Ethernet port a moment to come up, so that what is told of it is what it will be.
+func (n *Node) awaitCarrier(ctx context.Context, f *function) {
+	ctx, stop := context.WithTimeout(ctx, veswPatience)
+	defer stop()
+	for {
+		n.vesw.mu.Lock()
+		more := n.vesw.more
+		n.vesw.mu.Unlock()
+		if f.a.Port().State == ib.PortActive {
+			return
+		}
+		select {
+		case <-more:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// deviceElsewhere tells who can put a device into a VESW where this node cannot.
+func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
+		x := *e
+		x.Fix = fmt.Sprintf("weft dev add %s --segment vesw with the same addresses here, then weft vesw port add %s and the port GUID that it prints at that node", r.Name, vesw)
+		return &x
+	}
+	return err
 }
 
 // newFunction makes the function that r asks for; the keeper's mu is held.
@@ -71,8 +127,15 @@ func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) 
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
 	}
+	var st *station
+	if r.Segment != "" {
+		var err error
+		if st, err = n.newStation(r); err != nil {
+			return nil, err
+		}
+	}
 	n.edits.Lock()
-	f, err := n.makeFunction(r.Name, limits, number, r.Enabled == nil || *r.Enabled)
+	f, err := n.makeFunction(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
 	n.edits.Unlock()
 	if err != nil {
 		return nil, err
@@ -138,6 +201,12 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	}
 	if n.machine(name) != nil {
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine", Fix: "weft vm del " + name}
+	}
+	if st := n.station(name); st != nil && st.want.VESW() != "" {
+		var e *api.Error
+		if err := n.DelVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+			n.log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)
+		}
 	}
 	err := n.removeFunction(name)
 	switch forgotten := n.keeper.forget(name); {

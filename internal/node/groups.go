@@ -20,7 +20,7 @@ import (
 	"weft/internal/vswitch"
 )
 
-// ipGroups is the host's part in the multicast groups of its Ethernet port: it
+// ipGroups is the host's part in the multicast groups of its own Ethernet port: it
 // joins each on every interface that holds an address of the group's family, and
 // follows the interfaces that come and go.
 type ipGroups struct {
@@ -39,9 +39,30 @@ type ipGroup struct {
 	on    map[int]error // by interface: nil where it is joined
 }
 
-var _ hca.IPGroups = (*ipGroups)(nil)
+// portGroups is the part in groups of all Ethernet ports of a node.
+type portGroups struct{ n *Node }
 
-// Join implements hca.IPGroups. To be joined on one interface is enough, and so
+var _ hca.IPGroups = portGroups{}
+
+// Join implements hca.IPGroups.
+func (g portGroups) Join(function uint16, group ib.GID) error {
+	if f := g.n.byNumber(function); f != nil && f.st != nil {
+		f.st.join(group)
+		return nil
+	}
+	return g.n.groups.Join(group)
+}
+
+// Leave implements hca.IPGroups.
+func (g portGroups) Leave(function uint16, group ib.GID) {
+	if f := g.n.byNumber(function); f != nil && f.st != nil {
+		f.st.leave(group)
+		return
+	}
+	g.n.groups.Leave(group)
+}
+
+// Join begins to receive a group, until as many calls of Leave. To be joined on one interface is enough, and so
 // is a host without any: such groups reach this node.
 func (g *ipGroups) Join(group ib.GID) error {
 	g.mu.Lock()
@@ -75,7 +96,7 @@ func (v *ipGroup) err() (err error) {
 	return err
 }
 
-// Leave implements hca.IPGroups.
+// Leave undoes one Join.
 func (g *ipGroups) Leave(group ib.GID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -293,7 +293,7 @@ func (n *Node) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	own, isGUID := parseGUID(host)
 	if !remote || isGUID && own == n.identity {
 		f := n.function(device)
-		if f == nil || f.a.Port().Link != ib.LinkInfiniBand {
+		if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
 			return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
 		}
 		return f.a.NodeGUID + 1, nil

@@ -59,6 +59,10 @@ type keptFunction struct {
 	Number uint16             `json:"number"`
 	Asked  api.FunctionChange `json:"asked"`
 	VM     *api.NewVM         `json:"vm,omitempty"` // whose network card it is
+	// Of an Ethernet port.
+	Segment string   `json:"segment,omitempty"`
+	Addrs   []string `json:"addrs,omitempty"`
+	Routes  []string `json:"routes,omitempty"`
 }
 
 const (
@@ -179,6 +183,9 @@ func (k *keeper) write(ctx context.Context) error {
 			if m := n.machine(f.a.Name); m != nil {
 				k.VM = &m.want
 			}
+			if f.st != nil {
+				k.Segment, k.Addrs, k.Routes = f.st.want.Segment, f.st.want.Addrs, f.st.want.Routes
+			}
 			v.Functions = append(v.Functions, k)
 		}
 	}
@@ -247,7 +254,7 @@ var errNumber = errors.New("its number in the store is one that no added device 
 
 // restore makes one function what it was.
 func (n *Node) restore(f *keptFunction) error {
-	want := api.NewFunction{Name: f.Name, FunctionChange: f.Asked}
+	want := api.NewFunction{Name: f.Name, Segment: f.Segment, Addrs: f.Addrs, Routes: f.Routes, FunctionChange: f.Asked}
 	if f.Number < virtualFunctions {
 		i := slices.IndexFunc(n.functions(), func(o *function) bool { return o.a.Number() == f.Number })
 		if i < 0 {

@@ -130,9 +130,12 @@ func (n *Node) ownerOf(addr uintptr) culprit {
 
 var icrcModes = map[string]roce.ICRCMode{config.ICRCAuto: roce.ICRCAuto, config.ICRCFull: roce.ICRCFull, config.ICRCSolve: roce.ICRCSolve}
 
-// icrc says how the packets that come to a port are checked, and why so.
-func (n *Node) icrc(p *hca.Port) (mode, why string) {
-	if p.Link != ib.LinkEthernet {
+// icrc says how the packets that come to a function's port are checked, and why so.
+func (n *Node) icrc(f *function) (mode, why string) {
+	if f.st != nil {
+		return config.ICRCFull, "frames of a virtual Ethernet switch hide nothing"
+	}
+	if f.a.Port().Link != ib.LinkEthernet {
 		return config.ICRCFull, "native packets hide nothing"
 	}
 	m, why := n.links[0].roce.ICRC() // immutable
@@ -197,7 +200,7 @@ func (n *Node) openLanes() error {
 	}
 	first := n.links[0].roce // which receives
 	n.groups = &ipGroups{port: n.adapter.Port, join: first.Join, quit: first.Leave, log: n.log, groups: map[ib.GID]*ipGroup{}}
-	n.all.SetIPGroups(n.groups)
+	n.all.SetIPGroups(portGroups{n})
 	for _, l := range n.lanes {
 		go l.loop() // ends with close
 	}

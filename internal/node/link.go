@@ -3,10 +3,15 @@
 package node
 
 import (
+	"slices"
+
 	"weft/internal/link/fabric"
 	"weft/internal/link/fault"
 	"weft/internal/link/roce"
+	"weft/internal/link/roceframe"
 	"weft/internal/link/udp"
+	"weft/internal/mem"
+	"weft/internal/mono"
 	"weft/internal/pkt"
 )
 
@@ -14,6 +19,7 @@ import (
 // the faults a user asked for. It belongs to the lane.
 type netLink struct {
 	*fault.Stage
+	exits  *exits
 	roce   *roce.Link
 	fabric *fabric.Link // nil: the node is in no subnet
 	// Faults of the trunks: the stages are in the way only while there is a rule,
@@ -25,7 +31,106 @@ type netLink struct {
 	hellos  *fault.Packets
 }
 
-func newNetLink(l *roce.Link) *netLink { return &netLink{Stage: fault.New(l), roce: l} }
+func newNetLink(l *roce.Link) *netLink {
+	e := &exits{roce: l}
+	return &netLink{Stage: fault.New(e), exits: e, roce: l}
+}
+
+// exits are the links of Ethernet ports: that of the host's addresses, and, of lane 0, those of functions in virtual Ethernet
+// switches.
+type exits struct {
+	roce     *roce.Link
+	frames   []exit
+	turn     int    // which of them Recv asks first, len(frames): roce
+	dropGone uint64 // packets of functions that are there no more
+}
+
+type exit struct {
+	function uint16
+	link     *roceframe.Link
+}
+
+var _ fault.Link = (*exits)(nil)
+
+func (e *exits) add(function uint16, l *roceframe.Link) {
+	e.frames = append(e.frames, exit{function, l})
+}
+
+func (e *exits) remove(function uint16) {
+	e.frames = slices.DeleteFunc(e.frames, func(x exit) bool { return x.function == function })
+	e.turn = 0
+}
+
+// at returns the link of a function's port in a switch, nil where there is none.
+func (e *exits) at(function uint16) *roceframe.Link {
+	for i := range e.frames {
+		if e.frames[i].function == function {
+			return e.frames[i].link
+		}
+	}
+	return nil
+}
+
+// Send implements fault.Link.
+func (e *exits) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+	if r.Path.Function == 0 {
+		return e.roce.Send(now, r, b)
+	}
+	if l := e.at(r.Path.Function); l != nil {
+		return l.Send(now, r, b)
+	}
+	e.dropGone += uint64(r.Count)
+	return mem.OK
+}
+
+// SendCorrupt implements fault.Link.
+func (e *exits) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
+	if r.Path.Function == 0 {
+		return e.roce.SendCorrupt(now, r, b, bit)
+	}
+	if l := e.at(r.Path.Function); l != nil {
+		return l.SendCorrupt(now, r, b, bit)
+	}
+	e.dropGone += uint64(r.Count)
+	return mem.OK
+}
+
+// Blocked implements fault.Link for the host's link: the others wait for the switch's.
+func (e *exits) Blocked() bool { return e.roce.Blocked() }
+
+// Flush implements fault.Link.
+func (e *exits) Flush(now mono.Time) {
+	e.roce.Flush(now)
+	for i := range e.frames {
+		e.frames[i].link.Flush(now)
+	}
+}
+
+// recv returns what came by one of the links, each in its turn.
+func (e *exits) recv() (runs []pkt.Run, more bool) {
+	for range e.frames {
+		at := e.turn
+		if e.turn++; at >= len(e.frames) {
+			e.turn = 0
+			break
+		}
+		if runs := e.frames[at].link.Recv(); runs != nil {
+			return runs, true
+		}
+	}
+	runs, more = e.roce.Recv()
+	return runs, more || e.waits()
+}
+
+// waits reports whether runs of functions in virtual Ethernet switches are there.
+func (e *exits) waits() bool {
+	for i := range e.frames {
+		if e.frames[i].link.Waits() {
+			return true
+		}
+	}
+	return false
+}
 
 // addToTrunks adds a rule to the lane's way into the trunks.
 func (l *netLink) addToTrunks(r fault.Rule) {
@@ -63,4 +168,4 @@ func (l *netLink) trunkRules() (list []fault.Status) {
 }
 
 // Recv implements socketLink.
-func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.roce.Recv() }
+func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.exits.recv() }

@@ -88,6 +88,7 @@ type Node struct {
 	adapterOff bool
 	sessions   map[*vhost.Session]*door
 	vms        map[string]*machine // by name
+	stations   map[string]*station // by the name of the device
 	// residents are sessions of the node itself.
 	residents []*resident
 	idle      time.Time // when the last session ended, or somebody told that one would come
@@ -120,7 +121,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
@@ -369,6 +370,9 @@ func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
 	}
 	n.serial++
 	d.serial, d.lane = n.serial, n.quietest()
+	if f.st != nil {
+		d.lane = n.lanes[0] // where all frames are
+	}
 	n.sessions[s] = d
 	return d, nil
 }

@@ -40,7 +40,7 @@ func (n *Node) power(list ...*function) {
 			continue
 		}
 		f.down = down
-		if f.a.Port().Link != ib.LinkInfiniBand || n.board == nil {
+		if f.st == nil && f.a.Port().Link != ib.LinkInfiniBand || n.board == nil {
 			n.setDown(f.a, down)
 		} else if down {
 			plugged[0] = append(plugged[0], f.a)

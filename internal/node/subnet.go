@@ -83,6 +83,7 @@ type caPort struct {
 	agent   *agent.Agent
 	adapter *hca.Adapter
 	vema    *vema.Agent // nil: none yet; see ethernet
+	below   *hca.Port   // of a function whose programs have an Ethernet port; else nil
 }
 
 // trunkPort is the switch's end of a trunk.
@@ -529,7 +530,7 @@ func (s *subnet) publish() {
 // publish makes the function's port what its agent says it is, and returns what
 // programs must hear.
 func (c *caPort) publish(what agent.Change) []ib.Event {
-	old, i := c.adapter.Port(), c.agent.Port(1)
+	old, i := c.port1(), c.agent.Port(1)
 	p := *old
 	p.State, p.Phys = i.PortState, i.PortPhysicalState
 	p.MTU, p.MaxMTU = i.NeighborMTU, i.MTUCap
@@ -545,11 +546,26 @@ func (c *caPort) publish(what agent.Change) []ib.Event {
 	if what&agent.ClientReregister != 0 {
 		events = append(events, ib.EventReregister)
 	}
-	c.adapter.SetPort(&p)
+	if c.below != nil {
+		c.below = &p
+	} else {
+		c.adapter.SetPort(&p)
+	}
 	if slices.ContainsFunc(events, forgetful) {
 		c.s.gsi.renew(c.adapter.Number())
 	}
+	if c.below != nil {
+		return nil // its programs do not see this port
+	}
 	return events
+}
+
+// port1 is the port in the fabric, below an Ethernet port where the function has one.
+func (c *caPort) port1() *hca.Port {
+	if c.below != nil {
+		return c.below
+	}
+	return c.adapter.Port()
 }
 
 // forgetful reports whether the subnet administration may not know after e what
@@ -588,6 +604,9 @@ func (s *subnet) add(a *hca.Adapter, on bool) error {
 	c := &caPort{s: s, port: port, adapter: a}
 	c.agent = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, SystemImageGUID: s.base, NodeGUID: a.NodeGUID, PortGUID: a.NodeGUID + 1,
 		VendorID: vendorID, Description: s.n.host + " " + a.Name, Caps: agent.DefaultCaps}, c, caCounters{c})
+	if a.Port().Link != ib.LinkInfiniBand {
+		c.below = s.n.newPort(a.NodeGUID + 1)
+	}
 	w.Port[port] = fabric.Plug{Kind: fabric.Function, Number: a.Number()}
 	s.wiring.Store(&w)
 	s.dirty = true

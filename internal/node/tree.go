@@ -32,6 +32,8 @@ func (n *Node) writeTree() error {
 			HCAType: "weft", BoardID: "weft", CPUs: runtime.NumCPU()}
 		if p := f.a.Port(); p.Link == ib.LinkInfiniBand {
 			d.Ports = []sysfs.Port{nativePort(p)}
+		} else if f.st != nil {
+			d.Ports = []sysfs.Port{stationPort(p)}
 		} else {
 			d.NodeGUID, d.SysImageGUID = t.NodeGUID, t.NodeGUID
 			d.Ports, d.NetDevs = ethernetPort(p, t)
@@ -41,8 +43,11 @@ func (n *Node) writeTree() error {
 	return sysfs.Write(n.treeDir(), list)
 }
 
+// ethernetRate is what every Ethernet port claims.
+const ethernetRate = "25 Gb/sec (1X EDR)"
+
 func ethernetPort(p *hca.Port, t *hostnet.Table) (ports []sysfs.Port, devs []string) {
-	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: "25 Gb/sec (1X EDR)",
+	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate,
 		CapMask: portCapMask, PKeys: p.PKeys}
 	for _, e := range t.Entries {
 		port.GIDs = append(port.GIDs, sysfs.GID{GID: e.GID, Type: "RoCE v2", NetDev: e.Interface})
@@ -51,6 +56,15 @@ func ethernetPort(p *hca.Port, t *hostnet.Table) (ports []sysfs.Port, devs []str
 		}
 	}
 	return []sysfs.Port{port}, devs
+}
+
+// stationPort is an Ethernet port that no network interface of the host stands for.
+func stationPort(p *hca.Port) sysfs.Port {
+	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate, CapMask: portCapMask, PKeys: p.PKeys}
+	for _, g := range p.GIDs {
+		port.GIDs = append(port.GIDs, sysfs.GID{GID: g.GID, Type: "RoCE v2"})
+	}
+	return port
 }
 
 func nativePort(p *hca.Port) sysfs.Port {

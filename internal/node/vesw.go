@@ -108,7 +108,11 @@ func (h *veswHost) portChanged(a *hca.Adapter) {
 }
 
 func (f *veswFunction) portChanged() {
-	p := f.a.Port()
+	c := f.h.n.sub.byFunc[f.a.Number()]
+	if c == nil {
+		return
+	}
+	p := c.port1()
 	f.netdevs.SetLIDs(uint32(p.LID), p.LMC)
 	f.ports.SetLink(f.h.n.now(), p.State == ib.PortActive)
 }

@@ -77,6 +77,9 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	if s.f.h.n.machine(v.Device) != nil {
 		v.Backend = api.BackendVM
 	}
+	if s.f.h.n.station(v.Device) != nil {
+		v.Backend = api.BackendDevice
+	}
 	_, v.MACs, _, _ = s.f.ports.UnicastMACs(s.vport, 0, nil)
 	v.Known = s.known()
 	if s.why != nil {
@@ -113,6 +116,9 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	h := n.vesw
 	if h == nil {
 		return nil, errNoFabric
+	}
+	if n.station(r.Device) != nil {
+		return nil, invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
 	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
 		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device, Fix: "weft dev"}

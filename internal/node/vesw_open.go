@@ -20,6 +20,10 @@ func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, w
 		seg, err := m.segment(d, news)
 		return seg, m.want.Name, err
 	}
+	if st := h.n.station(s.f.a.Name); st != nil {
+		seg, err := st.open(s.port, d, wake, news)
+		return seg, st.a.Name, err
+	}
 	name := tap.Name(s.f.a.Number(), s.vport)
 	if r != nil && r.Name != "" {
 		name = r.Name

@@ -323,7 +323,7 @@ func (m *machine) describe() api.VM {
 	f := m.f
 	n.mu.Unlock()
 	if f != nil {
-		v.Number, v.PortGUID = int(f.a.Number()), f.a.Port().GUIDs[0].String()
+		v.Number, v.PortGUID = int(f.a.Number()), (f.a.NodeGUID + 1).String()
 		v.CarrierReason = "it is in no VESW"
 		if m.want.VESW != "" {
 			v.CarrierReason = "the Ethernet Manager has made no port in " + m.want.VESW + " yet"

@@ -400,6 +400,16 @@ func (d *Ether) Resolve(ctx context.Context, ip netip.Addr) (mac [6]byte, err er
 	}
 }
 
+// Seek is Resolve for callers who do not wait for the answer: found is called once with it, unless Seek
+// returns an error, on any goroutine, and must not call the stack. Seek itself may wait for the lane to read frames.
+func (d *Ether) Seek(ip netip.Addr, found func(mac [6]byte, ok bool)) error {
+	return d.resolve(ip, func(r stack.LinkResolutionResult) {
+		var mac [6]byte
+		copy(mac[:], r.LinkAddress)
+		found(mac, r.Err == nil && len(r.LinkAddress) == len(mac))
+	})
+}
+
 func (d *Ether) resolve(ip netip.Addr, then func(stack.LinkResolutionResult)) error {
 	f, proto := full(netip.AddrPortFrom(ip, 0))
 	r, terr := d.stack.FindRoute(nic, tcpip.Address{}, f.Addr, proto, false)

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"weft/internal/api"
+	"weft/internal/hca"
+	"weft/internal/hca/replicate"
+	"weft/internal/hostnet/netstack"
+	"weft/internal/ib"
+	"weft/internal/link/roceframe"
+	"weft/internal/vnic"
+)
+
+// station is the Ethernet port of a function in a virtual Ethernet switch: the port of the function in the fabric stays as it
+// is, and carries the frames of the first port of a switch that the function is given. What programs see is the Ethernet port, with
+// addresses that people chose. RoCEv2 to and from them is the station's link, on lane 0; everything else is an IP stack's in the
+// node, which also finds neighbours and tells of groups.
+type station struct {
+	n      *Node
+	want   api.NewFunction // Segment, Addrs and Routes of it
+	addrs  []netip.Prefix
+	routes []netstack.Route
+	a      *hca.Adapter // set before anybody else sees it
+	work   ordered
+	link   *roceframe.Link // lane 0's, as is on
+	on     *stationSegment // what the link's frames go by, nil: none
+
+	mu     sync.Mutex // guards what follows; before it the node's ports
+	seg    *stationSegment
+	dev    vnic.Device // as seg is configured
+	groups map[ib.GID]int
+}
+
+var errInAnotherVESW = errors.New("the device is in another VESW")
+
+// newStation makes the Ethernet port that is asked for, which has no function yet.
+func (n *Node) newStation(want *api.NewFunction) (*station, error) {
+	if n.sub == nil {
+		return nil, errNoFabric
+	}
+	st := &station{n: n, want: *want, groups: map[ib.GID]int{}}
+	st.work.wg = &n.vesw.wg
+	var errs []error
+	for _, v := range want.Addrs {
+		p, err := netip.ParsePrefix(v)
+		errs = append(errs, err)
+		st.addrs = append(st.addrs, p)
+	}
+	for _, v := range want.Routes {
+		to, via, err := parseRoute(v)
+		errs = append(errs, err)
+		st.routes = append(st.routes, netstack.Route{Dst: to, Via: via})
+	}
+	return st, errors.Join(errs...)
+}
+
+// begin gives the station its function, which has its number.
+func (st *station) begin(a *hca.Adapter) error {
+	st.a = a
+	n := st.n
+	st.link = roceframe.New(roceframe.Config{Function: a.Number(), Ask: st.ask, Push: st.push,
+		Arrived: func() { n.lanes[0].heard[0] = true },
+		Member: func(g ib.GID) bool {
+			return len(n.all.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
+		}})
+	return n.lanes[0].do(func() { n.links[0].exits.add(a.Number(), st.link) })
+}
+
+// forgetStation takes a station away, of which no segment is left.
+func (n *Node) forgetStation(st *station) {
+	n.mu.Lock()
+	delete(n.stations, st.a.Name)
+	n.mu.Unlock()
+	st.work.wait()
+	n.lanes[0].do(func() { n.links[0].exits.remove(st.a.Number()) })
+}
+
+// station returns the Ethernet port of the device with a name, nil where it has none.
+func (n *Node) station(name string) *station {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.stations[name]
+}
+
+// port is what programs see. mu is held, or nobody else sees the station.
+func (st *station) port() *hca.Port {
+	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortDown, Phys: ib.PhysPolling, MTU: ib.MTUForLink(st.dev.MaxMTU), MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
+		WireLocal: st.n.cfg.WireLocal, MaxRun: roceframe.MaxRun, MaxLocalRun: localRun, OverFabric: true}
+	if st.seg != nil && st.dev.Carrier {
+		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
+	}
+	// Index 0 is the link-local address, as everywhere; it is there once there is a MAC.
+	p.GIDs = make([]hca.GIDEntry, 1, 1+len(st.addrs))
+	if st.seg != nil {
+		p.GIDs[0].GID = st.seg.linkLocal
+	}
+	for _, a := range st.addrs {
+		if g := ib.GIDFromAddr(a.Addr()); g != p.GIDs[0].GID {
+			p.GIDs = append(p.GIDs, hca.GIDEntry{GID: g})
+		}
+	}
+	return p
+}
+
+// changed publishes the port as it is now.
+func (st *station) changed() {
+	n := st.n
+	n.ports.Lock()
+	defer n.ports.Unlock()
+	st.mu.Lock()
+	p, mac := st.port(), st.dev.MAC
+	st.mu.Unlock()
+	gids := make([]ib.GID, len(p.GIDs))
+	for i := range p.GIDs {
+		gids[i] = p.GIDs[i].GID
+	}
+	n.lanes[0].post(func() { st.link.SetPort(mac, gids) })
+	old := st.a.Port()
+	events := p.Changes(old)
+	if len(events) == 0 && p.MTU == old.MTU {
+		return
+	}
+	st.a.SetPort(p)
+	n.tell(portNews{st.a, events})
+}
+
+// ask is the link's Config.Ask; push its Config.Push.
+func (st *station) ask(ip netip.Addr) bool {
+	if st.on == nil {
+		return false
+	}
+	select {
+	case st.on.asks <- ip:
+		return true
+	default:
+		return false
+	}
+}
+
+// join implements hca.IPGroups for the function: the link takes packets of a group that a queue pair is in, and the stack tells
+// routers and the Ethernet Manager of it soon.
+func (st *station) join(g ib.GID) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.groups[g]++; st.groups[g] == 1 {
+		st.work.post(st.settleGroups)
+	}
+}
+
+func (st *station) leave(g ib.GID) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.groups[g]--; st.groups[g] == 0 {
+		delete(st.groups, g)
+		st.work.post(st.settleGroups)
+	}
+}
+
+// settleGroups has the stack be in those groups that are wanted. It runs as work.
+func (st *station) settleGroups() {
+	st.mu.Lock()
+	seg := st.seg
+	want := make(map[ib.GID]bool, len(st.groups))
+	for g := range st.groups {
+		want[g] = true
+	}
+	st.mu.Unlock()
+	if seg == nil {
+		return
+	}
+	for g := range want {
+		if !seg.joined[g] {
+			if err := seg.JoinGroup(g.Addr()); err != nil {
+				st.n.log.Warn("a multicast group was refused", "device", st.a.Name, "group", g.Addr(), "err", err)
+				continue
+			}
+			seg.joined[g] = true
+		}
+	}
+	for g := range seg.joined {
+		if !want[g] {
+			delete(seg.joined, g)
+			if err := seg.LeaveGroup(g.Addr()); err != nil {
+				st.n.log.Warn("a multicast group was not left", "device", st.a.Name, "group", g.Addr(), "err", err)
+			}
+		}
+	}
+}
+
+// describe tells people about the port.
+func (st *station) describe() api.EthernetPort {
+	n := st.n
+	v := api.EthernetPort{Addrs: st.want.Addrs, Routes: st.want.Routes, CarrierReason: "it is in no VESW"}
+	if name := st.want.VESW(); name != "" {
+		v.CarrierReason = "the Ethernet Manager has made no port in " + name + " yet"
+	}
+	n.sub.do(func() {
+		h := n.vesw.funcs[st.a.Number()]
+		if h == nil {
+			return
+		}
+		h.ports.Each(func(vport uint8, p *vnic.Port) {
+			d := p.Device()
+			if s := h.slots[vport]; s != nil && s.vesw != 0 && (v.Number == 0 || s.seg != nil) {
+				v.Number, v.VPort, v.MTU = int(s.vesw), int(vport), d.MaxMTU
+				v.Carrier, v.CarrierReason, v.MAC = d.Carrier, d.Reason, net.HardwareAddr(d.MAC[:]).String()
+				if s.seg == nil && v.CarrierReason == "" {
+					v.CarrierReason = "the port is being made"
+				}
+			}
+		})
+	})
+	n.lanes[0].look(func() {
+		for _, o := range st.link.Neighbours(n.lanes[0].clock()) {
+			w := api.Neighbour{Address: o.IP.String(), State: o.State.String(), SinceNS: o.Since, Frames: o.Frames}
+			if o.MAC != ([6]byte{}) {
+				w.MAC = net.HardwareAddr(o.MAC[:]).String()
+			}
+			v.Neighbours = append(v.Neighbours, w)
+		}
+	})
+	return v
+}
+
+// stationNotices lists neighbours that nobody answers for, of those that were asked for of late.
+func stationNotices(device string, v api.EthernetPort) (list []api.Degraded) {
+	for _, o := range v.Neighbours {
+		if o.State == roceframe.Unreachable.String() && o.SinceNS < neighbourNotice {
+			list = append(list, api.Degraded{What: "neighbour_unreachable", Why: fmt.Sprintf("%s: nobody in VESW %d answers for %s", device, v.Number, o.Address),
+				Fix: "weft dev show " + device + "; check the address, and --route where it is behind a gateway"})
+		}
+	}
+	return list
+}
