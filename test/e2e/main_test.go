@@ -67,6 +67,9 @@ func (b *bed) close() error {
 	return err
 }
 
+// onSecond stands, in the flags of nodes, before those that only the second node gets.
+const onSecond = "SECOND"
+
 // peer stands, in the flags of a node, for the address of the other.
 const peer = "PEER"
 
@@ -118,12 +121,16 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 			}
 		}
 	})
-	if b.Server, err = lab.StartNode(a, uid, flagsWith(flags, c)...); err != nil {
+	both, own := flags, flags
+	if i := slices.Index(flags, onSecond); i >= 0 {
+		both, own = flags[:i], slices.Concat(flags[:i], flags[i+1:])
+	}
+	if b.Server, err = lab.StartNode(a, uid, flagsWith(both, c)...); err != nil {
 		t.Fatal(err)
 	}
 	b.Client = b.Server
 	if !oneNode {
-		if b.Client, err = lab.StartNode(c, uid, flagsWith(flags, a)...); err != nil {
+		if b.Client, err = lab.StartNode(c, uid, flagsWith(own, a)...); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,9 +14,12 @@ import (
 type Bed struct {
 	Server, Client *Node
 	V6             bool // packets are IPv6; programs find each other over IPv4 all the same
-	// Device is an InfiniBand device of both nodes, for which programs are told no
-	// GID; empty is weft0.
+	// Device is a device of both nodes; empty is weft0. Programs are told its GID of index GID, and none where that is 0, as an
+	// InfiniBand device needs none.
 	Device string
+	GID    int
+	// ClientDevice is the client's, if it is another.
+	ClientDevice string
 }
 
 // Pair is a program running as server and as client.
@@ -37,16 +40,23 @@ func (b *Bed) Start(flags []string, program string, args ...string) (Pair, error
 	var p Pair
 	var address [2][]string
 	for i, n := range []*Node{b.Server, b.Client} {
-		if b.Device != "" {
-			address[i] = []string{"-d", b.Device}
-			continue
-		}
-		a, flag := n.NetNS.V4, "-g"
-		if b.V6 {
-			a = n.NetNS.V6
-		}
+		flag := "-g"
 		if strings.HasPrefix(filepath.Base(program), "ib_") {
 			flag = "-x"
+		}
+		if device := b.Device; device != "" {
+			if i == 1 && b.ClientDevice != "" {
+				device = b.ClientDevice
+			}
+			address[i] = []string{"-d", device}
+			if b.GID != 0 {
+				address[i] = append(address[i], flag, fmt.Sprint(b.GID))
+			}
+			continue
+		}
+		a := n.NetNS.V4
+		if b.V6 {
+			a = n.NetNS.V6
 		}
 		gid, err := n.GID(a)
 		if err != nil {
