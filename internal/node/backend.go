@@ -422,7 +422,8 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
-	add(api.ScopeNode, "", "umad_strangers", n.strangers.Load())
+	add(api.ScopeNode, "", "record_strangers", n.strangers.Load())
+	add(api.ScopeNode, "", "record_crowds", n.crowds.Load())
 	for _, m := range n.machines() {
 		if err := m.counters(add); err != nil {
 			return nil, err

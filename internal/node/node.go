@@ -72,7 +72,9 @@ type Node struct {
 	keeper      *keeper
 	stop        context.CancelCauseFunc
 
-	strangers atomic.Uint64 // connections for user MADs of users whom the node does not serve
+	// Connections to sockets of records that were refused: of users whom the node does not
+	// serve, and of those who have too many.
+	strangers, crowds atomic.Uint64
 
 	// edits is held while functions come and go, ports while a port changes and
 	// whoever must know is told; in this order, and before mu. Nobody waits for
@@ -90,16 +92,16 @@ type Node struct {
 	vms        map[string]*machine // by name
 	stations   map[string]*station // by the name of the device
 	// residents are sessions of the node itself.
-	residents []*resident
-	idle      time.Time // when the last session ended, or somebody told that one would come
-	ending    bool      // nobody came
-	ready     bool
-	serial    uint32
-	faults    []api.Fault // their counters are with the links
-	faultID   int
-	lines     lines // of the log, about sessions
-	noRoom    map[vhost.Quota]refusal
-	umads     int // open files of user MADs
+	residents   []*resident
+	idle        time.Time // when the last session ended, or somebody told that one would come
+	ending      bool      // nobody came
+	ready       bool
+	serial      uint32
+	faults      []api.Fault // their counters are with the links
+	faultID     int
+	lines       lines // of the log, about sessions
+	noRoom      map[vhost.Quota]refusal
+	openRecords int // open files of user MADs and channels of the connection manager
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -317,7 +319,7 @@ func (n *Node) watchIdle(ctx context.Context) {
 		case <-t.C:
 		}
 		n.mu.Lock()
-		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && len(n.vms) == 0 && n.umads == 0 && time.Since(n.idle) >= n.cfg.IdleExit
+		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && len(n.vms) == 0 && n.openRecords == 0 && time.Since(n.idle) >= n.cfg.IdleExit
 		idle := n.ending
 		n.mu.Unlock()
 		if idle {

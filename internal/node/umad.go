@@ -6,11 +6,9 @@ import (
 	"bytes"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,16 +25,9 @@ import (
 // more that writes to it while it is a file; all of them reach the hub through
 // the management goroutine.
 type umadDoor struct {
-	n   *Node
-	l   *net.UnixListener
-	hub *umad.Hub // the management goroutine's
-	wg  sync.WaitGroup
-
-	mu     sync.Mutex // guards what follows
-	conns  map[*net.UnixConn]int
-	users  map[int]int // connections by user
-	files  map[umadToken]*umadFile
-	closed bool
+	*recordDoor
+	hub   *umad.Hub               // the management goroutine's
+	files map[umadToken]*umadFile // guarded by mu
 }
 
 // umadToken names an open file to those who have it, and to nobody else.
@@ -48,35 +39,21 @@ const (
 	umadUserConn = 128 // connections of a user other than root and the node's own
 	umadRecords  = 4096
 	umadBytes    = 8 << 20
-	// umadPatience is how long a connection may take to say what it is for.
-	umadPatience = 5 * time.Second
 	// umadBuffer is the buffer that a file keeps for what programs write.
 	umadBuffer = 4096
 )
 
 // openUmad opens the socket. The management goroutine runs.
 func (n *Node) openUmad() (*umadDoor, error) {
-	l, err := n.dir.ListenRecords(rundir.UmadSock, n.doorPerm())
-	if err != nil {
+	u := &umadDoor{files: map[umadToken]*umadFile{}}
+	var err error
+	if u.recordDoor, err = n.openRecordDoor(rundir.UmadSock, "user MADs", umadConns, umadUserConn); err != nil {
 		return nil, err
 	}
-	u := &umadDoor{n: n, l: l, conns: map[*net.UnixConn]int{}, users: map[int]int{}, files: map[umadToken]*umadFile{}}
 	u.hub = umad.New(umadPorts{n.sub})
 	n.sub.do(func() { n.sub.clients = u.hub })
-	u.wg.Go(u.accept)
+	u.start(u.serve)
 	return u, nil
-}
-
-// close ends all connections.
-func (u *umadDoor) close() {
-	u.l.Close()
-	u.mu.Lock()
-	u.closed = true
-	for c := range u.conns {
-		c.Close()
-	}
-	u.mu.Unlock()
-	u.wg.Wait()
 }
 
 // umadPorts is the ports of the node as the hub knows them, on the management
@@ -101,77 +78,10 @@ func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
 	}
 }
 
-func (u *umadDoor) accept() {
-	for {
-		c, err := u.l.AcceptUnix()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				u.n.stop(fmt.Errorf("%s: %w", rundir.UmadSock, err))
-			}
-			return
-		}
-		if !u.admit(c) {
-			c.Close()
-			continue
-		}
-		u.wg.Go(func() {
-			defer u.leave(c)
-			u.serve(c)
-		})
-	}
-}
-
-// admit checks who has connected.
-func (u *umadDoor) admit(c *net.UnixConn) bool {
-	p, err := rundir.PeerOf(c)
-	if err != nil || !u.n.allowed(p.UID) {
-		u.n.strangers.Add(1)
-		u.n.complain("user MADs refused", "pid", p.PID, "uid", p.UID)
-		return false
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	own := ownUser(p.UID)
-	if u.closed || len(u.conns) >= umadConns || !own && u.users[p.UID] >= umadUserConn {
-		return false
-	}
-	u.conns[c] = p.UID
-	u.users[p.UID]++
-	return true
-}
-
-// ownUser reports whether a user is root or the node's own.
-func ownUser(uid int) bool { return uid == 0 || uid == unix.Geteuid() }
-
-// manages reports whether the user of a connection may manage the subnet. Others
-// who may use the node may look, as far as agents and administration let them.
-func (u *umadDoor) manages(c *net.UnixConn) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return ownUser(u.conns[c])
-}
-
-func (u *umadDoor) leave(c *net.UnixConn) {
-	c.Close()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	uid := u.conns[c]
-	delete(u.conns, c)
-	if u.users[uid]--; u.users[uid] == 0 {
-		delete(u.users, uid)
-	}
-}
-
 // serve reads what a connection is for, and serves it until it ends.
 func (u *umadDoor) serve(c *net.UnixConn) {
-	c.SetReadDeadline(time.Now().Add(umadPatience))
-	b := make([]byte, 256)
-	n, err := c.Read(b)
-	if err != nil || n < 8 {
-		return
-	}
-	c.SetReadDeadline(time.Time{})
-	switch b = b[:n]; n {
+	b := u.first(c)
+	switch len(b) {
 	case abi.UmadOpenSize:
 		m, _ := abi.ParseUmadOpen(b)
 		u.open(c, &m)
@@ -213,31 +123,12 @@ func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
 	}
 }
 
-// use counts an open file: a node that is in use does not end by itself. It is
-// false where the node ends already.
-func (u *umadDoor) use() bool {
-	u.n.mu.Lock()
-	defer u.n.mu.Unlock()
-	if u.n.ending {
-		return false
-	}
-	u.n.umads++
-	return true
-}
-
-func (u *umadDoor) unuse() {
-	u.n.mu.Lock()
-	defer u.n.mu.Unlock()
-	u.n.umads--
-	u.n.idle = time.Now()
-}
-
 // isSM serves an open issmN.
 func (u *umadDoor) isSM(c *net.UnixConn, function uint16, wait bool) {
 	var i *umad.IsSM
 	n := u.n
 	granted := func(why umad.Errno) { c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil)) }
-	if !u.manages(c) {
+	if !u.own(c) {
 		granted(umad.EPERM)
 		return
 	}
@@ -287,7 +178,7 @@ func (u *umadDoor) file(c *net.UnixConn, function uint16) {
 		}
 	})
 	why := umad.EIO
-	manages := u.manages(c)
+	manages := u.own(c)
 	if !u.n.sub.do(func() {
 		if f.file, why = u.hub.Open(function, f); why == umad.OK && !manages {
 			f.file.Restrict()
