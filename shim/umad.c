@@ -8,10 +8,12 @@
  * that the node gave at open.
  *
  * These are hot functions of programs that never see a MAD: unless one of the
- * files is open, they cost one look at a counter.
+ * files is open, they cost one look at a counter. Commands of the connection
+ * manager (rdmacm.c) come by them too.
  */
 #undef _FORTIFY_SOURCE
 #include "weft.h"
+#include "device.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -157,7 +159,7 @@ static int remember(int fd, bool sm, const struct weft_umad_opened *m)
 
 /* --- the node -------------------------------------------------------------- */
 
-static int connect_node(int type)
+int weft_node_connect(const char *name, int type)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
 	struct ucred node;
@@ -165,7 +167,7 @@ static int connect_node(int type)
 	const char *dir = weft_dir();
 	int fd, n, err;
 
-	n = dir ? snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/umad.sock", dir) : -1;
+	n = dir ? snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/%s", dir, name) : -1;
 	if (n < 0 || (size_t)n >= sizeof(sa.sun_path)) {
 		errno = ENXIO;
 		return -1;
@@ -189,7 +191,7 @@ fail:
 	return -1;
 }
 
-/* One record each way; patient says that a signal does not end the wait. */
+/* One record out, one in; patient says that a signal does not end the wait. */
 static int ask(int fd, const void *req, size_t reqlen, void *ans, size_t anslen, bool patient)
 {
 	ssize_t n;
@@ -205,6 +207,16 @@ static int ask(int fd, const void *req, size_t reqlen, void *ans, size_t anslen,
 	if (n < 0 && errno == EINTR)
 		return EINTR;
 	return n == (ssize_t)anslen ? 0 : EIO;
+}
+
+int weft_node_ask(int fd, const void *req, size_t reqlen, void *ans, size_t anslen)
+{
+	int err, state;
+
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+	err = ask(fd, req, reqlen, ans, anslen, true);
+	pthread_setcancelstate(state, NULL);
+	return err;
 }
 
 /* The device and port that umadN or issmN stands for. */
@@ -251,13 +263,15 @@ static void widen(int fd)
 		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
 }
 
-static int open_umad(const char *name, int flags)
+static int open_device(const char *name, int flags)
 {
 	struct weft_umad_open m = { .version = WEFT_UMAD_VERSION };
 	struct weft_umad_opened ok;
 	bool sm = numbered(name, "issm");
 	int saved = errno, fd, err;
 
+	if (!strcmp(name, "rdma_cm"))
+		return weft_cm_open(flags);
 	if (!sm && !numbered(name, "umad"))
 		return WEFT_NOT_MINE;
 	if (!whose(name, &m)) {
@@ -266,7 +280,7 @@ static int open_umad(const char *name, int flags)
 	}
 	m.op = sm ? WEFT_UMAD_OPEN_ISSM : WEFT_UMAD_OPEN;
 	m.flags = flags & O_NONBLOCK ? WEFT_UMAD_NONBLOCK : 0;
-	fd = connect_node(flags & O_CLOEXEC ? SOCK_CLOEXEC : 0);
+	fd = weft_node_connect("umad.sock", flags & O_CLOEXEC ? SOCK_CLOEXEC : 0);
 	if (fd < 0)
 		return -1;
 	err = ask(fd, &m, sizeof(m), &ok, sizeof(ok), !sm);
@@ -293,7 +307,7 @@ static __attribute__((constructor)) void umad_init(void)
 	for (int i = 0; i < MAX_FILES; i++)
 		atomic_store(&files[i].fd, -1);
 	pthread_atfork(NULL, NULL, forked);
-	weft_device_open = open_umad;
+	weft_device_open = open_device;
 }
 
 /* --- what programs call ------------------------------------------------------ */
@@ -346,6 +360,8 @@ WEFT_PUBLIC ssize_t read(int fd, void *buf, size_t n)
 {
 	struct file *f = find(fd);
 
+	if (unlikely(weft_cm_any()) && weft_cm_owns(fd, NULL, 0))
+		return failed(EINVAL);
 	return likely(!f) ? CALL(read, (fd, buf, n)) : read_mad(f, fd, buf, n);
 }
 
@@ -381,6 +397,8 @@ WEFT_PUBLIC ssize_t write(int fd, const void *buf, size_t n)
 {
 	struct file *f = find(fd);
 
+	if (unlikely(weft_cm_any()) && weft_cm_owns(fd, buf, n))
+		return weft_cm_write(fd, buf, n);
 	return likely(!f) ? CALL(write, (fd, buf, n)) : write_mad(f, fd, buf, n);
 }
 
@@ -414,7 +432,7 @@ static __attribute__((noinline, cold)) int control(struct file *f, unsigned long
 	memcpy(m.token, f->token, sizeof(m.token));
 	if (m.length)
 		memcpy(m.arg, arg, m.length);
-	fd = connect_node(SOCK_CLOEXEC);
+	fd = weft_node_connect("umad.sock", SOCK_CLOEXEC);
 	if (fd < 0)
 		return (int)failed(EIO);
 	err = ask(fd, &m, sizeof(m), &ok, sizeof(ok), true);

@@ -288,6 +288,48 @@
 /* flags of umad_open */
 #define WEFT_UMAD_NONBLOCK 1
 
+/* version of the records at rdmacm.sock */
+#define WEFT_CM_VERSION 1
+
+/* what a first record at rdmacm.sock asks for */
+#define WEFT_CM_CHANNEL 1
+#define WEFT_CM_COMMANDS 2
+
+/* flags of cm_command: a notice of the channel was taken in */
+#define WEFT_CM_NOTICED 1
+
+/* flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing */
+#define WEFT_CM_STALE 1
+#define WEFT_CM_STALE_FROM 2
+
+/* commands of the rdma_cm device, ABI version 4 */
+#define WEFT_CM_CREATE_ID 0
+#define WEFT_CM_DESTROY_ID 1
+#define WEFT_CM_BIND_IP 2
+#define WEFT_CM_RESOLVE_IP 3
+#define WEFT_CM_RESOLVE_ROUTE 4
+#define WEFT_CM_QUERY_ROUTE 5
+#define WEFT_CM_CONNECT 6
+#define WEFT_CM_LISTEN 7
+#define WEFT_CM_ACCEPT 8
+#define WEFT_CM_REJECT 9
+#define WEFT_CM_DISCONNECT 10
+#define WEFT_CM_INIT_QP_ATTR 11
+#define WEFT_CM_GET_EVENT 12
+#define WEFT_CM_GET_OPTION 13
+#define WEFT_CM_SET_OPTION 14
+#define WEFT_CM_NOTIFY 15
+#define WEFT_CM_JOIN_IP_MCAST 16
+#define WEFT_CM_LEAVE_MCAST 17
+#define WEFT_CM_MIGRATE_ID 18
+#define WEFT_CM_QUERY 19
+#define WEFT_CM_BIND 20
+#define WEFT_CM_RESOLVE_ADDR 21
+#define WEFT_CM_JOIN_MCAST 22
+
+/* one more: there is none but what the flags say */
+#define WEFT_CM_RESUME 256
+
 /* asynchronous events */
 #define WEFT_EVENT_CQ_ERR 1
 #define WEFT_EVENT_QP_FATAL 2
@@ -981,6 +1023,47 @@ struct weft_umad_controlled {
 	uint8_t arg[40];
 };
 
+/* first record at rdmacm.sock */
+struct weft_cm_open {
+	uint32_t op;
+	uint32_t version;
+	uint64_t reserved;
+};
+
+/* its answer; of a channel, what follows is notices */
+struct weft_cm_opened {
+	uint32_t error;
+	uint32_t reserved;
+	uint8_t token[16];
+};
+
+/* record of a channel: it has events */
+struct weft_cm_notice {
+	uint64_t reserved;
+};
+
+/* record of a command connection: a command of the rdma_cm device */
+struct weft_cm_command {
+	uint8_t token[16];
+	uint8_t from[16];
+	uint32_t flags;
+	uint32_t command;
+	uint32_t in_len;
+	uint32_t out_len;
+	uint32_t option_len;
+	uint32_t reserved;
+	uint8_t data[512];
+};
+
+/* its answer */
+struct weft_cm_answer {
+	uint32_t error;
+	uint32_t flags;
+	uint32_t length;
+	uint32_t reserved;
+	uint8_t data[512];
+};
+
 /* Size of the doorbell area for nbits rings. */
 #define WEFT_DOORBELL_SIZE(nbits) (sizeof(struct weft_doorbell) + (size_t)((nbits) + 63) / 64 * 8)
 /* Bitmap words that one summary bit stands for: 1 up to 4096 rings. */
@@ -1457,6 +1540,32 @@ WEFT_ABI_SIZE(weft_umad_controlled, 48);
 WEFT_ABI_AT(weft_umad_controlled, error, 0);
 WEFT_ABI_AT(weft_umad_controlled, header_len, 4);
 WEFT_ABI_AT(weft_umad_controlled, arg, 8);
+WEFT_ABI_SIZE(weft_cm_open, 16);
+WEFT_ABI_AT(weft_cm_open, op, 0);
+WEFT_ABI_AT(weft_cm_open, version, 4);
+WEFT_ABI_AT(weft_cm_open, reserved, 8);
+WEFT_ABI_SIZE(weft_cm_opened, 24);
+WEFT_ABI_AT(weft_cm_opened, error, 0);
+WEFT_ABI_AT(weft_cm_opened, reserved, 4);
+WEFT_ABI_AT(weft_cm_opened, token, 8);
+WEFT_ABI_SIZE(weft_cm_notice, 8);
+WEFT_ABI_AT(weft_cm_notice, reserved, 0);
+WEFT_ABI_SIZE(weft_cm_command, 568);
+WEFT_ABI_AT(weft_cm_command, token, 0);
+WEFT_ABI_AT(weft_cm_command, from, 16);
+WEFT_ABI_AT(weft_cm_command, flags, 32);
+WEFT_ABI_AT(weft_cm_command, command, 36);
+WEFT_ABI_AT(weft_cm_command, in_len, 40);
+WEFT_ABI_AT(weft_cm_command, out_len, 44);
+WEFT_ABI_AT(weft_cm_command, option_len, 48);
+WEFT_ABI_AT(weft_cm_command, reserved, 52);
+WEFT_ABI_AT(weft_cm_command, data, 56);
+WEFT_ABI_SIZE(weft_cm_answer, 528);
+WEFT_ABI_AT(weft_cm_answer, error, 0);
+WEFT_ABI_AT(weft_cm_answer, flags, 4);
+WEFT_ABI_AT(weft_cm_answer, length, 8);
+WEFT_ABI_AT(weft_cm_answer, reserved, 12);
+WEFT_ABI_AT(weft_cm_answer, data, 16);
 
 #undef WEFT_ABI_SIZE
 #undef WEFT_ABI_AT

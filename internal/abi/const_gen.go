@@ -323,3 +323,57 @@ const (
 const (
 	UmadNonblock = 1
 )
+
+// Version of the records at rdmacm.sock.
+const (
+	CMVersion = 1
+)
+
+// What a first record at rdmacm.sock asks for.
+const (
+	CMOpChannel  CMOp = 1
+	CMOpCommands CMOp = 2
+)
+
+// Flags of cm_command: a notice of the channel was taken in.
+const (
+	CMNoticed = 1
+)
+
+// Flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing.
+const (
+	CMStale     = 1
+	CMStaleFrom = 2
+)
+
+// Commands of the rdma_cm device, ABI version 4.
+const (
+	CMCreateID     = 0
+	CMDestroyID    = 1
+	CMBindIP       = 2
+	CMResolveIP    = 3
+	CMResolveRoute = 4
+	CMQueryRoute   = 5
+	CMConnect      = 6
+	CMListen       = 7
+	CMAccept       = 8
+	CMReject       = 9
+	CMDisconnect   = 10
+	CMInitQPAttr   = 11
+	CMGetEvent     = 12
+	CMGetOption    = 13
+	CMSetOption    = 14
+	CMNotify       = 15
+	CMJoinIPMcast  = 16
+	CMLeaveMcast   = 17
+	CMMigrateID    = 18
+	CMQuery        = 19
+	CMBind         = 20
+	CMResolveAddr  = 21
+	CMJoinMcast    = 22
+)
+
+// One more: there is none but what the flags say.
+const (
+	CMResume = 256
+)

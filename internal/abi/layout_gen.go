@@ -2655,3 +2655,181 @@ func (v UmadControlled) Append(b []byte) []byte {
 	b = append(b, v.Arg[:]...)
 	return b
 }
+
+// CMOpenSize is the length of a CMOpen.
+const CMOpenSize = 16
+
+// CMOpen is weft_cm_open: first record at rdmacm.sock.
+type CMOpen struct {
+	Op      CMOp
+	Version uint32
+}
+
+// ParseCMOpen reads exactly CMOpenSize bytes; reserved ones are ignored.
+func ParseCMOpen(b []byte) (v CMOpen, err error) {
+	if len(b) != CMOpenSize {
+		return v, lengthError("CMOpen", len(b), CMOpenSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *CMOpen) decode(b []byte) {
+	_ = b[15]
+	v.Op = CMOp(binary.LittleEndian.Uint32(b[0:]))
+	v.Version = binary.LittleEndian.Uint32(b[4:])
+}
+
+// Append appends the 16 bytes of v to b, reserved ones zero.
+func (v CMOpen) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(v.Op))
+	b = binary.LittleEndian.AppendUint32(b, v.Version)
+	b = append(b, make([]byte, 8)...)
+	return b
+}
+
+// CMOpenedSize is the length of a CMOpened.
+const CMOpenedSize = 24
+
+// CMOpened is weft_cm_opened: its answer; of a channel, what follows is notices.
+type CMOpened struct {
+	Error uint32
+	Token [16]uint8
+}
+
+// ParseCMOpened reads exactly CMOpenedSize bytes; reserved ones are ignored.
+func ParseCMOpened(b []byte) (v CMOpened, err error) {
+	if len(b) != CMOpenedSize {
+		return v, lengthError("CMOpened", len(b), CMOpenedSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *CMOpened) decode(b []byte) {
+	_ = b[23]
+	v.Error = binary.LittleEndian.Uint32(b[0:])
+	copy(v.Token[:], b[8:24])
+}
+
+// Append appends the 24 bytes of v to b, reserved ones zero.
+func (v CMOpened) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.Error)
+	b = append(b, make([]byte, 4)...)
+	b = append(b, v.Token[:]...)
+	return b
+}
+
+// CMNoticeSize is the length of a CMNotice.
+const CMNoticeSize = 8
+
+// CMNotice is weft_cm_notice: record of a channel: it has events.
+type CMNotice struct {
+}
+
+// ParseCMNotice reads exactly CMNoticeSize bytes; reserved ones are ignored.
+func ParseCMNotice(b []byte) (v CMNotice, err error) {
+	if len(b) != CMNoticeSize {
+		return v, lengthError("CMNotice", len(b), CMNoticeSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *CMNotice) decode(b []byte) {
+	_ = b[7]
+}
+
+// Append appends the 8 bytes of v to b, reserved ones zero.
+func (v CMNotice) Append(b []byte) []byte {
+	b = append(b, make([]byte, 8)...)
+	return b
+}
+
+// CMCommandSize is the length of a CMCommand.
+const CMCommandSize = 568
+
+// CMCommand is weft_cm_command: record of a command connection: a command of the rdma_cm device.
+type CMCommand struct {
+	Token     [16]uint8
+	From      [16]uint8
+	Flags     uint32
+	Command   uint32
+	InLen     uint32
+	OutLen    uint32
+	OptionLen uint32
+	Data      [512]uint8
+}
+
+// ParseCMCommand reads exactly CMCommandSize bytes; reserved ones are ignored.
+func ParseCMCommand(b []byte) (v CMCommand, err error) {
+	if len(b) != CMCommandSize {
+		return v, lengthError("CMCommand", len(b), CMCommandSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *CMCommand) decode(b []byte) {
+	_ = b[567]
+	copy(v.Token[:], b[0:16])
+	copy(v.From[:], b[16:32])
+	v.Flags = binary.LittleEndian.Uint32(b[32:])
+	v.Command = binary.LittleEndian.Uint32(b[36:])
+	v.InLen = binary.LittleEndian.Uint32(b[40:])
+	v.OutLen = binary.LittleEndian.Uint32(b[44:])
+	v.OptionLen = binary.LittleEndian.Uint32(b[48:])
+	copy(v.Data[:], b[56:568])
+}
+
+// Append appends the 568 bytes of v to b, reserved ones zero.
+func (v CMCommand) Append(b []byte) []byte {
+	b = append(b, v.Token[:]...)
+	b = append(b, v.From[:]...)
+	b = binary.LittleEndian.AppendUint32(b, v.Flags)
+	b = binary.LittleEndian.AppendUint32(b, v.Command)
+	b = binary.LittleEndian.AppendUint32(b, v.InLen)
+	b = binary.LittleEndian.AppendUint32(b, v.OutLen)
+	b = binary.LittleEndian.AppendUint32(b, v.OptionLen)
+	b = append(b, make([]byte, 4)...)
+	b = append(b, v.Data[:]...)
+	return b
+}
+
+// CMAnswerSize is the length of a CMAnswer.
+const CMAnswerSize = 528
+
+// CMAnswer is weft_cm_answer: its answer.
+type CMAnswer struct {
+	Error  uint32
+	Flags  uint32
+	Length uint32
+	Data   [512]uint8
+}
+
+// ParseCMAnswer reads exactly CMAnswerSize bytes; reserved ones are ignored.
+func ParseCMAnswer(b []byte) (v CMAnswer, err error) {
+	if len(b) != CMAnswerSize {
+		return v, lengthError("CMAnswer", len(b), CMAnswerSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *CMAnswer) decode(b []byte) {
+	_ = b[527]
+	v.Error = binary.LittleEndian.Uint32(b[0:])
+	v.Flags = binary.LittleEndian.Uint32(b[4:])
+	v.Length = binary.LittleEndian.Uint32(b[8:])
+	copy(v.Data[:], b[16:528])
+}
+
+// Append appends the 528 bytes of v to b, reserved ones zero.
+func (v CMAnswer) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.Error)
+	b = binary.LittleEndian.AppendUint32(b, v.Flags)
+	b = binary.LittleEndian.AppendUint32(b, v.Length)
+	b = append(b, make([]byte, 4)...)
+	b = append(b, v.Data[:]...)
+	return b
+}

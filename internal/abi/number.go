@@ -12,6 +12,10 @@ import (
 // (docs/notes/umad.md).
 type UmadOp uint32
 
+// CMOp is what the first record of a connection to rdmacm.sock asks for
+// (docs/notes/rdmacm.md).
+type CMOp uint32
+
 // AttrMask names queue pair attributes with the RFC's dense numbers.
 type AttrMask uint32
 

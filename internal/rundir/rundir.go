@@ -27,6 +27,7 @@ const (
 	LockFile    = "lock"
 	ControlSock = "control.sock"
 	UmadSock    = "umad.sock"
+	CMSock      = "rdmacm.sock"
 	DoorDir     = "door"
 	TreeDir     = "tree"
 	LogFile     = "node.log"

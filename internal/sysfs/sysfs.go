@@ -138,6 +138,9 @@ func (w *writer) tree(devs []Device) {
 	}
 	w.file(verbs+"/abi_version", "6")
 	w.file(mads+"/abi_version", "5")
+	w.dir("sys/class/misc/rdma_cm")
+	w.file("sys/class/misc/rdma_cm/abi_version", "4")
+	w.node(dev + "/rdma_cm")
 	umads := 0
 	devs = slices.Clone(devs)
 	slices.SortFunc(devs, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })

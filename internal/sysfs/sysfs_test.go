@@ -79,7 +79,7 @@ func TestMADFiles(t *testing.T) {
 			got[strings.TrimPrefix(name, "sys/class/infiniband_mad/")] = text
 		}
 	}
-	want := map[string]string{"abi_version": "5\n"}
+	want := map[string]string{"abi_version": "5\n", "dev/infiniband/rdma_cm": ""}
 	for i, p := range []struct{ dev, port string }{{"b", "1"}, {"b", "2"}, {"c", "1"}} {
 		for _, kind := range []string{"umad", "issm"} {
 			n := kind + strconv.Itoa(i)
@@ -99,7 +99,9 @@ func TestTree(t *testing.T) {
 	const d = "sys/devices/virtual/weft/weft0/"
 	const b, p = d + "infiniband/weft0/", d + "infiniband/weft0/ports/1/"
 	want := map[string]string{
+		"dev/infiniband/rdma_cm":                         "",
 		"dev/infiniband/uverbs0":                         "",
+		"sys/class/misc/rdma_cm/abi_version":             "4\n",
 		"sys/class/infiniband/weft0":                     " -> ../../devices/virtual/weft/weft0/infiniband/weft0",
 		"sys/class/infiniband_mad/abi_version":           "5\n",
 		"sys/class/infiniband_verbs/abi_version":         "6\n",

@@ -23,7 +23,7 @@ if command -v valgrind >/dev/null; then
 	valgrind -q --suppressions="$here/valgrind.supp" --trace-children=yes --error-exitcode=9 "$out/paths_test"
 fi
 
-umad="$here/umad_test.c $shim/umad.c $shim/paths.c $shim/util.c"
+umad="$here/umad_test.c $shim/umad.c $shim/rdmacm.c $shim/paths.c $shim/util.c"
 $cc $flags -O2 $umad -ldl -o "$out/umad_test"
 "$out/umad_test"
 for s in address,undefined thread; do

@@ -492,6 +492,33 @@ var layouts = []layout{
 		0 error u32
 		4 header_len u32
 		8 arg u8[40]`},
+
+	{"cm_open", "CMOpen", 16, "first record at rdmacm.sock", `
+		0 op u32:CMOp
+		4 version u32
+		8 reserved u64`},
+	{"cm_opened", "CMOpened", 24, "its answer; of a channel, what follows is notices", `
+		0 error u32
+		4 reserved u32
+		8 token u8[16]`},
+	{"cm_notice", "CMNotice", 8, "record of a channel: it has events", `
+		0 reserved u64`},
+	{"cm_command", "CMCommand", 568, "record of a command connection: a command of the rdma_cm device", `
+		0 token u8[16]
+		16 from u8[16]
+		32 flags u32
+		36 command u32
+		40 in_len u32
+		44 out_len u32
+		48 option_len u32
+		52 reserved u32
+		56 data u8[512]`},
+	{"cm_answer", "CMAnswer", 528, "its answer", `
+		0 error u32
+		4 flags u32
+		8 length u32
+		12 reserved u32
+		16 data u8[512]`},
 }
 
 // constant is one number of the ABI. The C name is WEFT_ + name; goName gives
@@ -628,6 +655,22 @@ var constants = []constGroup{
 	{"what a first record at umad.sock asks for", "UmadOp", []constant{
 		{"UMAD_OPEN", "UmadOpOpen", 1}, {"UMAD_OPEN_ISSM", "UmadOpIsSM", 2}, {"UMAD_CONTROL", "UmadOpControl", 3}}},
 	{"flags of umad_open", "", []constant{{"UMAD_NONBLOCK", "UmadNonblock", 1}}},
+	{"version of the records at rdmacm.sock", "", []constant{{"CM_VERSION", "CMVersion", 1}}},
+	{"what a first record at rdmacm.sock asks for", "CMOp", []constant{
+		{"CM_CHANNEL", "CMOpChannel", 1}, {"CM_COMMANDS", "CMOpCommands", 2}}},
+	{"flags of cm_command: a notice of the channel was taken in", "", []constant{{"CM_NOTICED", "CMNoticed", 1}}},
+	{"flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing", "", []constant{
+		{"CM_STALE", "CMStale", 1}, {"CM_STALE_FROM", "CMStaleFrom", 2}}},
+	{"commands of the rdma_cm device, ABI version 4", "", []constant{
+		{"CM_CREATE_ID", "CMCreateID", 0}, {"CM_DESTROY_ID", "CMDestroyID", 1}, {"CM_BIND_IP", "CMBindIP", 2},
+		{"CM_RESOLVE_IP", "CMResolveIP", 3}, {"CM_RESOLVE_ROUTE", "CMResolveRoute", 4}, {"CM_QUERY_ROUTE", "CMQueryRoute", 5},
+		{"CM_CONNECT", "CMConnect", 6}, {"CM_LISTEN", "CMListen", 7}, {"CM_ACCEPT", "CMAccept", 8}, {"CM_REJECT", "CMReject", 9},
+		{"CM_DISCONNECT", "CMDisconnect", 10}, {"CM_INIT_QP_ATTR", "CMInitQPAttr", 11}, {"CM_GET_EVENT", "CMGetEvent", 12},
+		{"CM_GET_OPTION", "CMGetOption", 13}, {"CM_SET_OPTION", "CMSetOption", 14}, {"CM_NOTIFY", "CMNotify", 15},
+		{"CM_JOIN_IP_MCAST", "CMJoinIPMcast", 16}, {"CM_LEAVE_MCAST", "CMLeaveMcast", 17}, {"CM_MIGRATE_ID", "CMMigrateID", 18},
+		{"CM_QUERY", "CMQuery", 19}, {"CM_BIND", "CMBind", 20}, {"CM_RESOLVE_ADDR", "CMResolveAddr", 21},
+		{"CM_JOIN_MCAST", "CMJoinMcast", 22}}},
+	{"one more: there is none but what the flags say", "", []constant{{"CM_RESUME", "CMResume", 0x100}}},
 	{"asynchronous events", "", []constant{
 		{"EVENT_CQ_ERR", "", 1}, {"EVENT_QP_FATAL", "", 2}, {"EVENT_QP_REQ_ERR", "", 3},
 		{"EVENT_QP_ACCESS_ERR", "", 4}, {"EVENT_COMM_EST", "", 5}, {"EVENT_SQ_DRAINED", "", 6},
