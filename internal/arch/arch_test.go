@@ -23,7 +23,7 @@ import (
 var tiers = [][]string{
 	0: {"internal/mono", "internal/ib", "internal/pkt", "internal/mem", "internal/wire", "internal/ether", "internal/pcapng", "internal/mad/...", "internal/abi"},
 	1: {"internal/transport", "internal/vswitch", "internal/vnic/...", "internal/ipoib/...", "internal/cm", "internal/sm/...", "internal/trunk", "internal/umad"},
-	2: {"internal/hca/..."},
+	2: {"internal/hca/...", "internal/rdmacm"},
 	3: {"internal/virtio/...", "internal/vhost/...", "internal/rdmadev", "internal/ethdev/...", "internal/procmem", "internal/link/...",
 		"internal/hostnet/...", "internal/rundir", "internal/sysfs"},
 	4: {"internal/agent", "internal/store/...", "internal/manager", "internal/config", "internal/api", "internal/cli"},
