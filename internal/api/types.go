@@ -158,6 +158,9 @@ type Resources struct {
 	QPs  []QP  `json:"qp"`
 	SRQs []SRQ `json:"srq"`
 	AHs  []AH  `json:"ah"`
+	// CMIDs are identifiers of the connection manager (rdma_cm), whose Owner has no Session; Device is
+	// empty before they are bound to one.
+	CMIDs []CMID `json:"cm_id"`
 }
 
 // PD is a protection domain.
@@ -223,6 +226,19 @@ type AH struct {
 	AHN       uint32 `json:"ahn"`
 	PDN       uint32 `json:"pdn"`
 	RemoteGID string `json:"remote_gid"`
+}
+
+// CMID is an identifier of the connection manager: a listener, a connection, or what
+// may become one.
+type CMID struct {
+	Owner
+	CMIDN uint32 `json:"cm_idn"`
+	LQPN  uint32 `json:"lqpn"` // 0: none, or not known
+	Type  string `json:"qp_type"`
+	State string `json:"state"`
+	PS    string `json:"ps"`
+	Src   string `json:"src_addr"` // address and port; empty where there is none
+	Dst   string `json:"dst_addr"`
 }
 
 // Group is a multicast group as far as this node takes part in it.
@@ -418,7 +434,7 @@ func (s Status) withLists() Status {
 
 func (r Resources) withLists() Resources {
 	r.PDs, r.MRs, r.CQs = list(r.PDs), list(r.MRs), list(r.CQs)
-	r.QPs, r.SRQs, r.AHs = list(r.QPs), list(r.SRQs), list(r.AHs)
+	r.QPs, r.SRQs, r.AHs, r.CMIDs = list(r.QPs), list(r.SRQs), list(r.AHs), list(r.CMIDs)
 	for i := range r.MRs {
 		r.MRs[i].Access = list(r.MRs[i].Access)
 	}

@@ -155,6 +155,8 @@ func (b *fakeBackend) Resources(context.Context) (api.Resources, error) {
 		QPs:  []api.QP{{Owner: o, LQPN: 16385, RQPN: 32769, Type: "RC", State: "RTS", SQPSN: 77, RQPSN: 5, PathMTU: 1024, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"}, {Owner: o, LQPN: 16386, Type: "UD", State: "INIT"}},
 		SRQs: []api.SRQ{{Owner: o, SRQN: 3, PDN: 1, MaxWR: 512, Outstanding: 500, Limit: 16}},
 		AHs:  []api.AH{{Owner: o, AHN: 2, PDN: 1, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"}},
+		CMIDs: []api.CMID{{Owner: api.Owner{PID: 4003, Comm: "rping"}, CMIDN: 0, Type: "RC", State: "LISTEN", PS: "TCP", Src: "0.0.0.0:7174"},
+			{Owner: api.Owner{Device: "weft0", PID: 4003, Comm: "rping"}, CMIDN: 1, LQPN: 16385, Type: "RC", State: "CONNECT", PS: "TCP", Src: "10.0.0.1:7174", Dst: "10.0.0.2:40000"}},
 	}, nil
 }
 

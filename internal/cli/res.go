@@ -16,11 +16,11 @@ import (
 	"weft/internal/api"
 )
 
-var resourceKinds = []string{"pd", "mr", "cq", "qp", "srq", "ah"}
+var resourceKinds = []string{"pd", "mr", "cq", "qp", "srq", "ah", "cm_id"}
 
 func (a *app) resources() *cobra.Command {
 	return a.show(&cobra.Command{
-		Use:       "res [pd|mr|cq|qp|srq|ah]",
+		Use:       "res [pd|mr|cq|qp|srq|ah|cm_id]",
 		Short:     "show the objects programs have made",
 		Long:      "Show how many objects each program has, or one kind of object in detail.",
 		ValidArgs: resourceKinds,
@@ -54,14 +54,16 @@ func (a *app) resources() *cobra.Command {
 func printTotals(w io.Writer, r api.Resources) {
 	type row struct {
 		owner api.Owner
-		n     [6]int
+		n     [7]int
 	}
-	rows := map[uint32]*row{}
+	// Identifiers of the connection manager belong to no session: they have a row of
+	// their own for each program and device.
+	rows := map[api.Owner]*row{}
 	count := func(o api.Owner, kind int) {
-		if rows[o.Session] == nil {
-			rows[o.Session] = &row{owner: o}
+		if rows[o] == nil {
+			rows[o] = &row{owner: o}
 		}
-		rows[o.Session].n[kind]++
+		rows[o].n[kind]++
 	}
 	for _, x := range r.PDs {
 		count(x.Owner, 0)
@@ -81,6 +83,9 @@ func printTotals(w io.Writer, r api.Resources) {
 	for _, x := range r.AHs {
 		count(x.Owner, 5)
 	}
+	for _, x := range r.CMIDs {
+		count(x.Owner, 6)
+	}
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "no objects")
 		return
@@ -89,10 +94,16 @@ func printTotals(w io.Writer, r api.Resources) {
 	for _, x := range rows {
 		sorted = append(sorted, x)
 	}
-	slices.SortFunc(sorted, func(x, y *row) int { return cmp.Compare(x.owner.Session, y.owner.Session) })
-	t := table{heads: []string{"DEVICE", ">SESSION", ">PID", "COMMAND", ">PD", ">MR", ">CQ", ">QP", ">SRQ", ">AH"}}
+	slices.SortFunc(sorted, func(x, y *row) int {
+		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID), cmp.Compare(x.owner.Device, y.owner.Device))
+	})
+	t := table{heads: []string{"DEVICE", ">SESSION", ">PID", "COMMAND", ">PD", ">MR", ">CQ", ">QP", ">SRQ", ">AH", ">CM_ID"}}
 	for _, x := range sorted {
-		t.row(x.owner.Device, x.owner.Session, x.owner.PID, x.owner.Comm, x.n[0], x.n[1], x.n[2], x.n[3], x.n[4], x.n[5])
+		var session any = x.owner.Session
+		if x.owner.Session == 0 {
+			session = ""
+		}
+		t.row(x.owner.Device, session, x.owner.PID, x.owner.Comm, x.n[0], x.n[1], x.n[2], x.n[3], x.n[4], x.n[5], x.n[6])
 	}
 	t.write(w)
 }
@@ -141,6 +152,16 @@ func resourceTable(r api.Resources, kind string) (any, *table) {
 			row(x.Owner, x.AHN, x.PDN, gidAddress(x.RemoteGID))
 		}
 		return r.AHs, t
+	case "cm_id":
+		heads(">CM_IDN", ">LQPN", "TYPE", "STATE", "PS", "SRC-ADDR", "DST-ADDR")
+		for _, x := range r.CMIDs {
+			var lqpn any = x.LQPN
+			if x.LQPN == 0 {
+				lqpn = ""
+			}
+			row(x.Owner, x.CMIDN, lqpn, x.Type, x.State, x.PS, x.Src, x.Dst)
+		}
+		return r.CMIDs, t
 	}
 	heads(">LQPN", "TYPE", "STATE", ">RQPN", ">SQ PSN", ">RQ PSN", ">MTU", "PATH", "REMOTE")
 	for _, x := range r.QPs {
