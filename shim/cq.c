@@ -33,7 +33,9 @@ static const uint8_t statuses[16] = {
 
 static inline enum ibv_wc_status status_of(const struct weft_cqe *e)
 {
-	return e->status < 16 ? statuses[e->status] : IBV_WC_GENERAL_ERR;
+	if (unlikely(e->status >= 16))
+		return e->status == WEFT_WC_MW_BIND_ERR ? IBV_WC_MW_BIND_ERR : IBV_WC_GENERAL_ERR;
+	return statuses[e->status];
 }
 
 static inline enum ibv_wc_opcode opcode_of(const struct weft_cqe *e)
@@ -51,6 +53,10 @@ static inline enum ibv_wc_opcode opcode_of(const struct weft_cqe *e)
 		return IBV_WC_COMP_SWAP;
 	case WEFT_WC_OP_FETCH_ADD:
 		return IBV_WC_FETCH_ADD;
+	case WEFT_WC_OP_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
+	case WEFT_WC_OP_BIND_MW:
+		return IBV_WC_BIND_MW;
 	default:
 		return IBV_WC_SEND;
 	}
@@ -59,7 +65,8 @@ static inline enum ibv_wc_opcode opcode_of(const struct weft_cqe *e)
 static inline unsigned int flags_of(const struct weft_cqe *e)
 {
 	return (e->wc_flags & WEFT_WC_FLAG_GRH ? IBV_WC_GRH : 0) |
-	       (e->wc_flags & WEFT_WC_FLAG_WITH_IMM ? IBV_WC_WITH_IMM : 0);
+	       (e->wc_flags & WEFT_WC_FLAG_WITH_IMM ? IBV_WC_WITH_IMM : 0) |
+	       (e->wc_flags & WEFT_WC_FLAG_WITH_INV ? IBV_WC_WITH_INV : 0);
 }
 
 static inline void translate(struct ibv_wc *wc, const struct weft_cqe *e)

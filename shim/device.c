@@ -292,6 +292,9 @@ static void table_of_operations(struct weft_ctx *ctx)
 	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	v->context.ops._compat_query_device = ibv_query_device;
 	v->context.ops._compat_query_port = ibv_query_port;
+	v->context.ops.alloc_mw = weft_alloc_mw;
+	v->context.ops.bind_mw = weft_bind_mw;
+	v->context.ops.dealloc_mw = weft_dealloc_mw;
 	v->context.ops.poll_cq = weft_poll_cq;
 	v->context.ops.req_notify_cq = weft_req_notify_cq;
 	v->context.ops.post_send = weft_post_send;

@@ -288,6 +288,66 @@ WEFT_PUBLIC int ibv_dereg_mr(struct ibv_mr *mr)
 	return err;
 }
 
+/* ---- memory windows ---- */
+
+struct ibv_mw *weft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+{
+	struct weft_cmd_alloc_mw in = { .pdn = pd->handle, .type = (uint32_t)type };
+	struct weft_ctx *ctx = weft_ctx(pd->context);
+	struct weft_res_alloc_mw made;
+	struct weft_mw *w;
+	int err;
+
+	if (!(ctx->ext & 1ull << WEFT_CAP_MW)) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	w = calloc(1, sizeof(*w));
+	if (!w)
+		return NULL;
+	err = weft_command(ctx, WEFT_CMD_ALLOC_MW, &in, sizeof(in), &made, sizeof(made));
+	if (err) {
+		free(w);
+		errno = err;
+		return NULL;
+	}
+	w->mw = (struct ibv_mw){
+		.context = pd->context,
+		.pd = pd,
+		.rkey = made.rkey,
+		.handle = made.mwn,
+		.type = type,
+	};
+	return &w->mw;
+}
+
+/* Binds a window of type 1: a request like any other, with the next key. */
+int weft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *b)
+{
+	struct ibv_send_wr wr = {
+		.wr_id = b->wr_id,
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = b->send_flags,
+		.bind_mw = { .mw = mw, .rkey = ibv_inc_rkey(mw->rkey), .bind_info = b->bind_info },
+	};
+	struct ibv_send_wr *bad;
+	int err = weft_post_send(qp, &wr, &bad);
+
+	if (!err)
+		mw->rkey = wr.bind_mw.rkey;
+	return weft_ret(err);
+}
+
+int weft_dealloc_mw(struct ibv_mw *mw)
+{
+	struct weft_cmd_dealloc_mw rm = { .mwn = mw->handle };
+	int err = destroy(weft_ctx(mw->context), WEFT_CMD_DEALLOC_MW, &rm, sizeof(rm));
+
+	if (!err)
+		free(weft_container(mw, struct weft_mw, mw));
+	return err;
+}
+
 /* ---- address handles ---- */
 
 WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *a)

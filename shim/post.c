@@ -67,6 +67,12 @@ static bool copy_checked(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq
 	return true;
 }
 
+/* Whether the payload of an operation may stand in the element. */
+static inline bool carries(uint8_t opcode)
+{
+	return opcode <= WEFT_OP_SEND_IMM || opcode == WEFT_OP_SEND_INV;
+}
+
 /* The gather list of an element whose header is filled in. */
 static inline void put_list(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq_hdr *e,
 			    const struct ibv_sge *sg, uint32_t n)
@@ -75,11 +81,26 @@ static inline void put_list(struct weft_ctx *ctx, struct weft_qp *q, struct weft
 		       offsetof(struct ibv_sge, length) == offsetof(struct weft_sge, length) &&
 		       offsetof(struct ibv_sge, lkey) == offsetof(struct weft_sge, lkey),
 		       "the same layout");
-	if (n && e->opcode <= WEFT_OP_SEND_IMM && !(e->send_flags & WEFT_SEND_FENCE) &&
+	if (n && carries(e->opcode) && !(e->send_flags & WEFT_SEND_FENCE) &&
 	    copy_checked(ctx, q, e, sg, n))
 		return;
 	e->num_sge = n;
 	memcpy(e->sge, sg, n * sizeof(*sg));
+}
+
+/* What an operation on keys has instead of data. Returns 0 or an errno. */
+static int put_bind(struct weft_sq_hdr *e, uint32_t rkey, const struct ibv_mw_bind_info *b)
+{
+	/* No region is right for a window of type 1 that is taken off. */
+	if (!b->mr && b->length)
+		return EINVAL;
+	e->bind.addr = b->addr;
+	e->bind.length = b->length;
+	e->bind.mr_lkey = b->mr ? b->mr->lkey : 0;
+	e->bind.mw_rkey = rkey;
+	e->bind.access = b->mw_access_flags & ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE;
+	e->bind.reserved = 0;
+	return 0;
 }
 
 /* Fills one slot. Returns 0 or the errno of a request that cannot be. */
@@ -111,6 +132,17 @@ static inline int put_send(struct weft_ctx *ctx, struct weft_qp *q, struct weft_
 		e->atomic.swap = wr->wr.atomic.swap;
 		e->atomic.rkey = wr->wr.atomic.rkey;
 		break;
+	case IBV_WR_SEND_WITH_INV:
+		e->opcode = WEFT_OP_SEND_INV;
+		break; /* the key stands where the immediate does, here as there */
+	case IBV_WR_LOCAL_INV:
+		e->opcode = WEFT_OP_LOCAL_INV;
+		e->num_sge = 0;
+		return 0;
+	case IBV_WR_BIND_MW:
+		e->opcode = WEFT_OP_BIND_MW;
+		e->num_sge = 0;
+		return put_bind(e, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
 	default:
 		if (q->qp.qp_type == IBV_QPT_UD) {
 			if (unlikely(!wr->wr.ud.ah))
@@ -123,7 +155,7 @@ static inline int put_send(struct weft_ctx *ctx, struct weft_qp *q, struct weft_
 	if (wr->send_flags & IBV_SEND_INLINE) {
 		uint64_t total = 0;
 
-		if (unlikely(e->opcode > WEFT_OP_SEND_IMM))
+		if (unlikely(!carries(e->opcode)))
 			return EINVAL;
 		for (uint32_t i = 0; i < n; i++)
 			total += wr->sg_list[i].length;
@@ -343,6 +375,33 @@ static void wr_fetch_add(struct ibv_qp_ex *x, uint32_t rkey, uint64_t addr, uint
 	begin_atomic(x, WEFT_OP_ATOMIC_FETCH_ADD, rkey, addr, add, 0);
 }
 
+static void wr_send_inv(struct ibv_qp_ex *x, uint32_t rkey)
+{
+	struct weft_sq_hdr *e = begin(x, WEFT_OP_SEND_INV);
+
+	if (e)
+		memcpy(e->imm_data, &rkey, sizeof(rkey));
+}
+
+static void wr_local_inv(struct ibv_qp_ex *x, uint32_t rkey)
+{
+	struct weft_sq_hdr *e = begin(x, WEFT_OP_LOCAL_INV);
+
+	if (e)
+		memcpy(e->imm_data, &rkey, sizeof(rkey));
+}
+
+static void wr_bind_mw(struct ibv_qp_ex *x, struct ibv_mw *mw, uint32_t rkey,
+		       const struct ibv_mw_bind_info *b)
+{
+	struct weft_sq_hdr *e = begin(x, WEFT_OP_BIND_MW);
+	int err;
+
+	(void)mw; /* the key names it */
+	if (e && (err = put_bind(e, rkey, b)))
+		of_ex(x)->ex_err = err;
+}
+
 /* Whether the setters may touch the current element. */
 static bool building(struct weft_qp *q)
 {
@@ -390,7 +449,7 @@ static void wr_set_inline_data_list(struct ibv_qp_ex *x, size_t n, const struct 
 	if (!building(q))
 		return;
 	e = current(q);
-	if (e->opcode > WEFT_OP_SEND_IMM) {
+	if (!carries(e->opcode)) {
 		q->ex_err = EINVAL;
 		return;
 	}
@@ -441,4 +500,10 @@ void weft_qp_ex_ops(struct weft_qp *q, uint64_t ops)
 		x->wr_atomic_cmp_swp = wr_cmp_swp;
 	if (ops & IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
 		x->wr_atomic_fetch_add = wr_fetch_add;
+	if (ops & IBV_QP_EX_WITH_SEND_WITH_INV)
+		x->wr_send_inv = wr_send_inv;
+	if (ops & IBV_QP_EX_WITH_LOCAL_INV)
+		x->wr_local_inv = wr_local_inv;
+	if (ops & IBV_QP_EX_WITH_BIND_MW)
+		x->wr_bind_mw = wr_bind_mw;
 }

@@ -7,18 +7,26 @@
 
 #define OP(o) (1u << IBV_WR_##o)
 
+static bool has(const struct weft_ctx *ctx, int cap)
+{
+	return ctx->ext >> cap & 1;
+}
+
 static uint32_t ops_of(struct weft_ctx *ctx, enum ibv_qp_type type)
 {
 	const uint32_t send = OP(SEND) | OP(SEND_WITH_IMM);
 	const uint32_t write = OP(RDMA_WRITE) | OP(RDMA_WRITE_WITH_IMM);
+	const uint32_t local = (has(ctx, WEFT_CAP_MEM_MGT) ? OP(LOCAL_INV) : 0) |
+			       (has(ctx, WEFT_CAP_MW) ? OP(BIND_MW) : 0);
 
 	switch (type) {
 	case IBV_QPT_RC:
-		return send | write | OP(RDMA_READ) |
-		       (ctx->ext & 1ull << WEFT_CAP_ATOMIC ?
+		return send | write | local | OP(RDMA_READ) |
+		       (has(ctx, WEFT_CAP_MEM_MGT) ? OP(SEND_WITH_INV) : 0) |
+		       (has(ctx, WEFT_CAP_ATOMIC) ?
 				OP(ATOMIC_CMP_AND_SWP) | OP(ATOMIC_FETCH_AND_ADD) : 0);
 	case IBV_QPT_UC:
-		return send | write;
+		return send | write | local;
 	case IBV_QPT_UD:
 		return send;
 	default:
@@ -190,7 +198,7 @@ struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 	uint64_t ops = a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS ? a->send_ops_flags : 0;
 	struct weft_qp *q;
 
-	/* The bits of send_ops_flags up to fetch-and-add are those of the opcodes. */
+	/* The bits of send_ops_flags up to SEND with invalidate are those of the opcodes. */
 	if (a->comp_mask & ~have || ops & ~(uint64_t)ops_of(weft_ctx(c), a->qp_type) ||
 	    (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS &&
 	     a->create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)) {
@@ -215,7 +223,10 @@ _Static_assert(IBV_QP_EX_WITH_RDMA_WRITE == OP(RDMA_WRITE) &&
 	       IBV_QP_EX_WITH_SEND_WITH_IMM == OP(SEND_WITH_IMM) &&
 	       IBV_QP_EX_WITH_RDMA_READ == OP(RDMA_READ) &&
 	       IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP == OP(ATOMIC_CMP_AND_SWP) &&
-	       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD == OP(ATOMIC_FETCH_AND_ADD),
+	       IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD == OP(ATOMIC_FETCH_AND_ADD) &&
+	       IBV_QP_EX_WITH_LOCAL_INV == OP(LOCAL_INV) &&
+	       IBV_QP_EX_WITH_BIND_MW == OP(BIND_MW) &&
+	       IBV_QP_EX_WITH_SEND_WITH_INV == OP(SEND_WITH_INV),
 	       "send operation bits are opcode bits");
 
 WEFT_PUBLIC struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)

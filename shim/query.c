@@ -48,6 +48,12 @@ static void device_attr(struct weft_ctx *ctx, struct ibv_device_attr *a)
 	if (ctx->ext & 1ull << WEFT_CAP_ATOMIC)
 		a->atomic_cap = r->atomic_cap == 2 ? IBV_ATOMIC_GLOB :
 				r->atomic_cap == 1 ? IBV_ATOMIC_HCA : IBV_ATOMIC_NONE;
+	if (ctx->ext & 1ull << WEFT_CAP_MW) {
+		a->max_mw = (int)r->max_mw;
+		a->device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+	}
+	if (ctx->ext & 1ull << WEFT_CAP_MEM_MGT)
+		a->device_cap_flags |= IBV_DEVICE_MEM_MGT_EXTENSIONS;
 	a->max_pkeys = (uint16_t)r->max_pkeys;
 	a->max_mcast_grp = (int)r->max_mcast_grp;
 	a->max_mcast_qp_attach = (int)r->max_mcast_qp_attach;

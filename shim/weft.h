@@ -393,6 +393,10 @@ struct weft_mr_hint {
 
 bool weft_mr_lookup(struct weft_ctx *ctx, uint32_t lkey, struct weft_mr_hint *out);
 
+struct weft_mw {
+	struct ibv_mw mw;
+};
+
 struct weft_channel {
 	struct ibv_comp_channel ch;
 	struct weft_channel *next;
@@ -486,7 +490,7 @@ void weft_events_fatal(struct weft_ctx *ctx);
 void weft_await_acks(struct weft_ctx *ctx, pthread_mutex_t *m, pthread_cond_t *c,
 		     const uint32_t *completed, const uint32_t *delivered);
 
-/* ---- device.c, query.c, cq.c, qp.c, post.c, srq.c ---- */
+/* ---- device.c, query.c, mr.c, cq.c, qp.c, post.c, srq.c ---- */
 
 extern struct weft_lock weft_contexts_lock;
 extern struct weft_ctx *weft_contexts;
@@ -501,6 +505,9 @@ int weft_query_rt_values(struct ibv_context *c, struct ibv_values_ex *v);
 int weft_gid(struct weft_ctx *ctx, uint32_t index, struct weft_res_query_gid *out);
 struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_attr_ex *attr);
 int weft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+struct ibv_mw *weft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int weft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+int weft_dealloc_mw(struct ibv_mw *mw);
 /* Drops the completions of a queue pair that was reset. */
 void weft_cq_forget(struct ibv_cq *cq, uint32_t qp_num);
 struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *attr);

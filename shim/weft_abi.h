@@ -115,6 +115,8 @@
 #define WEFT_MAX_CTRL_CMD 2048
 #define WEFT_MAX_INLINE_RFC 512
 #define WEFT_MAX_CQE 0x3fffff
+#define WEFT_MAX_FAST_REG_PAGES 512
+#define WEFT_MAX_FAST_REG_INLINE 64
 
 /* flags of split rings */
 #define WEFT_VRING_DESC_NEXT 1
@@ -155,6 +157,9 @@
 #define WEFT_CMD_MODIFY_SRQ 66
 #define WEFT_CMD_QUERY_SRQ 67
 #define WEFT_CMD_DESTROY_SRQ 68
+#define WEFT_CMD_ALLOC_MR 69
+#define WEFT_CMD_ALLOC_MW 70
+#define WEFT_CMD_DEALLOC_MW 71
 #define WEFT_CMD_RESIZE_CQ 72
 #define WEFT_CMD_SET_EVQ 73
 #define WEFT_CMD_SET_ARM_AREA 74
@@ -175,6 +180,8 @@
 /* device_cap_flags: bit numbers */
 #define WEFT_CAP_RC_RNR_NAK_GEN 0
 #define WEFT_CAP_ATOMIC 40
+#define WEFT_CAP_MEM_MGT 41
+#define WEFT_CAP_MW 42
 #define WEFT_CAP_SRQ 43
 #define WEFT_CAP_ASYNC_EVQ 44
 #define WEFT_CAP_ERRNO_ACK 45
@@ -185,6 +192,13 @@
 /* flags of CREATE_QP */
 #define WEFT_QP_SG_WQE 1
 #define WEFT_QP_BLOCK_SELF_MCAST 2
+
+/* types of ALLOC_MR */
+#define WEFT_MR_FAST_REG 0
+
+/* types of ALLOC_MW */
+#define WEFT_MW_TYPE_1 1
+#define WEFT_MW_TYPE_2 2
 
 /* flags of an address vector */
 #define WEFT_AH_NO_GRH 1
@@ -239,6 +253,10 @@
 #define WEFT_OP_RDMA_READ 4
 #define WEFT_OP_ATOMIC_CMP_SWP 64
 #define WEFT_OP_ATOMIC_FETCH_ADD 65
+#define WEFT_OP_SEND_INV 66
+#define WEFT_OP_LOCAL_INV 67
+#define WEFT_OP_REG_MR 68
+#define WEFT_OP_BIND_MW 69
 
 /* send_flags */
 #define WEFT_SEND_FENCE 1
@@ -263,6 +281,7 @@
 #define WEFT_WC_FATAL_ERR 13
 #define WEFT_WC_RESP_TIMEOUT_ERR 14
 #define WEFT_WC_GENERAL_ERR 15
+#define WEFT_WC_MW_BIND_ERR 64
 
 /* opcodes of completions */
 #define WEFT_WC_OP_SEND 0
@@ -272,10 +291,14 @@
 #define WEFT_WC_OP_RECV_RDMA_WITH_IMM 4
 #define WEFT_WC_OP_CMP_SWP 64
 #define WEFT_WC_OP_FETCH_ADD 65
+#define WEFT_WC_OP_LOCAL_INV 66
+#define WEFT_WC_OP_REG_MR 67
+#define WEFT_WC_OP_BIND_MW 68
 
 /* wc_flags */
 #define WEFT_WC_FLAG_GRH 1
 #define WEFT_WC_FLAG_WITH_IMM 2
+#define WEFT_WC_FLAG_WITH_INV 256
 
 /* version of the records at umad.sock */
 #define WEFT_UMAD_VERSION 1
@@ -763,6 +786,27 @@ struct weft_cmd_destroy_srq {
 	uint32_t srqn;
 };
 
+struct weft_cmd_alloc_mr {
+	uint32_t pdn;
+	uint32_t max_pages;
+	uint32_t access;
+	uint32_t type;
+};
+
+struct weft_cmd_alloc_mw {
+	uint32_t pdn;
+	uint32_t type;
+};
+
+struct weft_res_alloc_mw {
+	uint32_t mwn;
+	uint32_t rkey;
+};
+
+struct weft_cmd_dealloc_mw {
+	uint32_t mwn;
+};
+
 struct weft_cmd_resize_cq {
 	uint32_t cqn;
 	uint32_t cqe;
@@ -922,6 +966,26 @@ struct weft_sq_atomic {
 	uint32_t reserved;
 };
 
+/* REG_MR part of a send element */
+struct weft_sq_reg {
+	uint32_t mrn;
+	uint32_t key;
+	uint32_t access;
+	uint32_t npages;
+	uint64_t iova;
+	uint64_t length;
+};
+
+/* BIND_MW part of a send element */
+struct weft_sq_bind {
+	uint64_t addr;
+	uint64_t length;
+	uint32_t mr_lkey;
+	uint32_t mw_rkey;
+	uint32_t access;
+	uint32_t reserved;
+};
+
 /* compact send element (SG_WQE); num_sge entries or bytes of inline data follow */
 struct weft_sq_hdr {
 	uint64_t wr_id;
@@ -933,6 +997,8 @@ struct weft_sq_hdr {
 		struct weft_sq_rdma rdma;
 		struct weft_sq_ud ud;
 		struct weft_sq_atomic atomic;
+		struct weft_sq_reg reg;
+		struct weft_sq_bind bind;
 	};
 	uint32_t num_sge;
 	uint32_t reserved[3];
@@ -1353,6 +1419,19 @@ WEFT_ABI_AT(weft_res_query_srq, limit, 8);
 WEFT_ABI_AT(weft_res_query_srq, outstanding, 12);
 WEFT_ABI_SIZE(weft_cmd_destroy_srq, 4);
 WEFT_ABI_AT(weft_cmd_destroy_srq, srqn, 0);
+WEFT_ABI_SIZE(weft_cmd_alloc_mr, 16);
+WEFT_ABI_AT(weft_cmd_alloc_mr, pdn, 0);
+WEFT_ABI_AT(weft_cmd_alloc_mr, max_pages, 4);
+WEFT_ABI_AT(weft_cmd_alloc_mr, access, 8);
+WEFT_ABI_AT(weft_cmd_alloc_mr, type, 12);
+WEFT_ABI_SIZE(weft_cmd_alloc_mw, 8);
+WEFT_ABI_AT(weft_cmd_alloc_mw, pdn, 0);
+WEFT_ABI_AT(weft_cmd_alloc_mw, type, 4);
+WEFT_ABI_SIZE(weft_res_alloc_mw, 8);
+WEFT_ABI_AT(weft_res_alloc_mw, mwn, 0);
+WEFT_ABI_AT(weft_res_alloc_mw, rkey, 4);
+WEFT_ABI_SIZE(weft_cmd_dealloc_mw, 4);
+WEFT_ABI_AT(weft_cmd_dealloc_mw, mwn, 0);
 WEFT_ABI_SIZE(weft_cmd_resize_cq, 8);
 WEFT_ABI_AT(weft_cmd_resize_cq, cqn, 0);
 WEFT_ABI_AT(weft_cmd_resize_cq, cqe, 4);
@@ -1473,6 +1552,20 @@ WEFT_ABI_AT(weft_sq_atomic, compare_add, 8);
 WEFT_ABI_AT(weft_sq_atomic, swap, 16);
 WEFT_ABI_AT(weft_sq_atomic, rkey, 24);
 WEFT_ABI_AT(weft_sq_atomic, reserved, 28);
+WEFT_ABI_SIZE(weft_sq_reg, 32);
+WEFT_ABI_AT(weft_sq_reg, mrn, 0);
+WEFT_ABI_AT(weft_sq_reg, key, 4);
+WEFT_ABI_AT(weft_sq_reg, access, 8);
+WEFT_ABI_AT(weft_sq_reg, npages, 12);
+WEFT_ABI_AT(weft_sq_reg, iova, 16);
+WEFT_ABI_AT(weft_sq_reg, length, 24);
+WEFT_ABI_SIZE(weft_sq_bind, 32);
+WEFT_ABI_AT(weft_sq_bind, addr, 0);
+WEFT_ABI_AT(weft_sq_bind, length, 8);
+WEFT_ABI_AT(weft_sq_bind, mr_lkey, 16);
+WEFT_ABI_AT(weft_sq_bind, mw_rkey, 20);
+WEFT_ABI_AT(weft_sq_bind, access, 24);
+WEFT_ABI_AT(weft_sq_bind, reserved, 28);
 WEFT_ABI_SIZE(weft_sq_hdr, 64);
 WEFT_ABI_AT(weft_sq_hdr, wr_id, 0);
 WEFT_ABI_AT(weft_sq_hdr, opcode, 8);

@@ -116,12 +116,14 @@ const (
 
 // Limits.
 const (
-	MaxMemRegions  = 256
-	MaxObjectRings = 0x4000
-	MaxRingNum     = 0x8000
-	MaxCtrlCmd     = 2048
-	MaxInlineRFC   = 512
-	MaxCQE         = 0x3fffff
+	MaxMemRegions    = 256
+	MaxObjectRings   = 0x4000
+	MaxRingNum       = 0x8000
+	MaxCtrlCmd       = 2048
+	MaxInlineRFC     = 512
+	MaxCQE           = 0x3fffff
+	MaxFastRegPages  = 512
+	MaxFastRegInline = 64
 )
 
 // Flags of split rings.
@@ -168,6 +170,9 @@ const (
 	CmdModifySRQ   Cmd = 66
 	CmdQuerySRQ    Cmd = 67
 	CmdDestroySRQ  Cmd = 68
+	CmdAllocMR     Cmd = 69
+	CmdAllocMW     Cmd = 70
+	CmdDeallocMW   Cmd = 71
 	CmdResizeCQ    Cmd = 72
 	CmdSetEVQ      Cmd = 73
 	CmdSetArmArea  Cmd = 74
@@ -192,6 +197,8 @@ const (
 const (
 	CapRNRNAK      = 0
 	CapAtomic      = 40
+	CapMemMgt      = 41
+	CapMW          = 42
 	CapSRQ         = 43
 	CapAsyncEVQ    = 44
 	CapErrnoAck    = 45
@@ -204,6 +211,17 @@ const (
 const (
 	QPSGWQE          = 1
 	QPBlockSelfMcast = 2
+)
+
+// Types of ALLOC_MR.
+const (
+	MRFastReg = 0
+)
+
+// Types of ALLOC_MW.
+const (
+	MWType1 = 1
+	MWType2 = 2
 )
 
 // Flags of an address vector.
@@ -274,6 +292,10 @@ const (
 	OpRead     = 4
 	OpCmpSwap  = 64
 	OpFetchAdd = 65
+	OpSendInv  = 66
+	OpLocalInv = 67
+	OpRegMR    = 68
+	OpBindMW   = 69
 )
 
 // Completion statuses.
@@ -294,6 +316,7 @@ const (
 	WCFatalErr       = 13
 	WCRespTimeoutErr = 14
 	WCGeneralErr     = 15
+	WCMWBindErr      = 64
 )
 
 // Opcodes of completions.
@@ -305,6 +328,14 @@ const (
 	WCOpRecvWithImm = 4
 	WCOpCmpSwap     = 64
 	WCOpFetchAdd    = 65
+	WCOpLocalInv    = 66
+	WCOpRegMR       = 67
+	WCOpBindMW      = 68
+)
+
+// Wc_flags.
+const (
+	WCFlagWithInv = 256
 )
 
 // Version of the records at umad.sock.

@@ -94,6 +94,44 @@ func (s *Send) RemoteQKey() ib.QKey { return ib.QKey(s.Arg[0] >> 32) }
 // AH is the address handle of a datagram.
 func (s *Send) AH() uint32 { return uint32(s.Arg[1]) }
 
+// Bind are the operands of BIND_MW, and what of them stands elsewhere for
+// REG_MR: where the window or region starts and how long it is, the region's
+// L_Key or number, the new key and the rights.
+type Bind struct {
+	Addr, Length uint64
+	Object       uint32 // L_Key of the region; REG_MR: its number
+	Key          ib.Key
+	Access       ib.Access
+	Pages        uint32 // REG_MR
+}
+
+// Bind returns the operands of BIND_MW.
+func (s *Send) Bind() Bind {
+	return Bind{Addr: s.Arg[0], Length: s.Arg[1], Object: uint32(s.Arg[2]), Key: ib.Key(s.Arg[2] >> 32), Access: ib.Access(s.Arg[3])}
+}
+
+// Reg returns the operands of REG_MR.
+func (s *Send) Reg() Bind {
+	return Bind{Addr: s.Arg[2], Length: s.Arg[3], Object: uint32(s.Arg[0]), Key: ib.Key(s.Arg[0] >> 32), Access: ib.Access(s.Arg[1]),
+		Pages: uint32(s.Arg[1] >> 32)}
+}
+
+// InvKey is the key that SEND_INV and LOCAL_INV invalidate.
+func (s *Send) InvKey() ib.Key { return ib.Key(binary.LittleEndian.Uint32(s.Imm[:])) }
+
+// SetBind sets the operands of BIND_MW.
+func (s *Send) SetBind(b Bind) {
+	s.Arg = [4]uint64{b.Addr, b.Length, uint64(b.Object) | uint64(b.Key)<<32, uint64(b.Access)}
+}
+
+// SetReg sets the operands of REG_MR.
+func (s *Send) SetReg(b Bind) {
+	s.Arg = [4]uint64{uint64(b.Object) | uint64(b.Key)<<32, uint64(b.Access) | uint64(b.Pages)<<32, b.Addr, b.Length}
+}
+
+// SetInvKey sets the key that SEND_INV and LOCAL_INV invalidate.
+func (s *Send) SetInvKey(k ib.Key) { binary.LittleEndian.PutUint32(s.Imm[:], uint32(k)) }
+
 // SetRDMA sets the operands of WRITE and READ.
 func (s *Send) SetRDMA(addr uint64, rkey ib.Key) { s.Arg = [4]uint64{addr, uint64(rkey)} }
 

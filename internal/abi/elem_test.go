@@ -4,6 +4,7 @@ package abi
 
 import (
 	"bytes"
+	"fmt"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -169,6 +170,48 @@ func checkCQE(t *testing.T, w CQE, want []byte) {
 	}
 }
 
+// TestKeyOperations pins the operands of requests that change keys.
+func TestKeyOperations(t *testing.T) {
+	b := Bind{Addr: 0x1122334455667788, Length: 0x99aabbccddeeff00, Object: 0x01020304, Key: 0x05060708, Access: 0x27}
+	for _, tc := range []struct {
+		op   uint8
+		set  func(*Send)
+		want string // bytes 12 to 47
+	}{
+		{OpBindMW, func(s *Send) { s.SetBind(b) }, "00000000" + "8877665544332211" + "00ffeeddccbbaa99" + "04030201" + "08070605" + "27000000" + "00000000"},
+		{OpRegMR, func(s *Send) { b := b; b.Pages = 0x40; s.SetReg(b) }, "00000000" + "04030201" + "08070605" + "27000000" + "40000000" + "8877665544332211" + "00ffeeddccbbaa99"},
+		{OpSendInv, func(s *Send) { s.SetInvKey(0x0a0b0c0d) }, "0d0c0b0a" + strings.Repeat("00", 32)},
+		{OpLocalInv, func(s *Send) { s.SetInvKey(0x0a0b0c0d) }, "0d0c0b0a" + strings.Repeat("00", 32)},
+	} {
+		s := Send{WRID: 1, Opcode: tc.op, Flags: ib.Signaled}
+		tc.set(&s)
+		got := bytes.Repeat([]byte{0xa5}, SQSize)
+		s.Put(got, &SendCompact)
+		want := append(append(unhex(t, fmt.Sprintf("0100000000000000%02x020000", tc.op)), unhex(t, tc.want)...), make([]byte, 16)...)
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%#x (-want +got):\n%s", tc.op, d)
+		}
+		var back Send
+		back.Parse(want, &SendCompact)
+		switch tc.op {
+		case OpBindMW:
+			if back.Bind() != b {
+				t.Errorf("%+v", back.Bind())
+			}
+		case OpRegMR:
+			w := b
+			w.Pages = 0x40
+			if back.Reg() != w {
+				t.Errorf("%+v", back.Reg())
+			}
+		default:
+			if back.InvKey() != 0x0a0b0c0d {
+				t.Errorf("key %#x", back.InvKey())
+			}
+		}
+	}
+}
+
 func TestHotCodecsDoNotAllocate(t *testing.T) {
 	b := make([]byte, SQRFCSize+2*SGESize)
 	list := make([]ib.SGE, 2)
@@ -218,15 +261,21 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("status %d: %s -> %d", w, s, WireStatus(s))
 		}
 	}
-	if _, ok := VerbsStatus(16); ok {
-		t.Error("status 16 accepted")
+	for _, w := range []uint8{16, 0x3f, 0x41} {
+		if _, ok := VerbsStatus(w); ok {
+			t.Errorf("status %d accepted", w)
+		}
 	}
-	for s, w := range map[ib.Status]uint8{ib.WRFlushErr: 4, ib.RetryExcErr: 10, ib.GeneralErr: 15, ib.MWBindErr: 15, ib.Status(99): 15} {
+	if s, ok := VerbsStatus(WCMWBindErr); !ok || s != ib.MWBindErr {
+		t.Errorf("status %#x: %s", WCMWBindErr, s)
+	}
+	for s, w := range map[ib.Status]uint8{ib.WRFlushErr: 4, ib.RetryExcErr: 10, ib.GeneralErr: 15, ib.MWBindErr: 0x40, ib.Status(99): 15} {
 		if WireStatus(s) != w {
 			t.Errorf("%s: %d, want %d", s, WireStatus(s), w)
 		}
 	}
-	for o, w := range map[ib.WROp]uint8{ib.WRWrite: 0, ib.WRRead: 4, ib.WRCmpSwap: 0x40, ib.WRFetchAdd: 0x41} {
+	for o, w := range map[ib.WROp]uint8{ib.WRWrite: 0, ib.WRRead: 4, ib.WRCmpSwap: 0x40, ib.WRFetchAdd: 0x41, ib.WRSendInv: 0x42,
+		ib.WRLocalInv: 0x43, ib.WRRegMR: 0x44, ib.WRBindMW: 0x45} {
 		if got, ok := WireSendOp(o); !ok || got != w {
 			t.Errorf("%s: %#x", o, got)
 		}
@@ -234,15 +283,16 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%#x: %s", w, back)
 		}
 	}
-	for _, w := range []uint8{5, 0x3f, 0x42, 0xff} {
+	for _, w := range []uint8{5, 0x3f, 0x46, 0xff} {
 		if o, ok := SendOp(w); ok {
 			t.Errorf("opcode %#x is %s", w, o)
 		}
 	}
-	if _, ok := WireSendOp(ib.WRBindMW); ok {
-		t.Error("BIND_MW has an opcode")
+	if _, ok := WireSendOp(ib.WRRegMR + 1); ok {
+		t.Error("an operation that there is not has an opcode")
 	}
-	for o, w := range map[ib.WCOp]uint8{ib.WCSend: 0, ib.WCRead: 2, ib.WCRecv: 3, ib.WCRecvWithImm: 4, ib.WCFetchAdd: 0x41, ib.WCBindMW: 0} {
+	for o, w := range map[ib.WCOp]uint8{ib.WCSend: 0, ib.WCRead: 2, ib.WCRecv: 3, ib.WCRecvWithImm: 4, ib.WCFetchAdd: 0x41, ib.WCLocalInv: 0x42,
+		ib.WCRegMR: 0x43, ib.WCBindMW: 0x44, ib.WCOp(99): 0} {
 		if WireWCOp(o) != w {
 			t.Errorf("completion %d: %#x", o, WireWCOp(o))
 		}

@@ -1793,6 +1793,133 @@ func (v DestroySRQ) Append(b []byte) []byte {
 	return b
 }
 
+// AllocMRSize is the length of a AllocMR.
+const AllocMRSize = 16
+
+// AllocMR is weft_cmd_alloc_mr.
+type AllocMR struct {
+	PDN      uint32
+	MaxPages uint32
+	Access   ib.Access
+	Type     uint32
+}
+
+// ParseAllocMR reads exactly AllocMRSize bytes; reserved ones are ignored.
+func ParseAllocMR(b []byte) (v AllocMR, err error) {
+	if len(b) != AllocMRSize {
+		return v, lengthError("AllocMR", len(b), AllocMRSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *AllocMR) decode(b []byte) {
+	_ = b[15]
+	v.PDN = binary.LittleEndian.Uint32(b[0:])
+	v.MaxPages = binary.LittleEndian.Uint32(b[4:])
+	v.Access = ib.Access(binary.LittleEndian.Uint32(b[8:]))
+	v.Type = binary.LittleEndian.Uint32(b[12:])
+}
+
+// Append appends the 16 bytes of v to b, reserved ones zero.
+func (v AllocMR) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.PDN)
+	b = binary.LittleEndian.AppendUint32(b, v.MaxPages)
+	b = binary.LittleEndian.AppendUint32(b, uint32(v.Access))
+	b = binary.LittleEndian.AppendUint32(b, v.Type)
+	return b
+}
+
+// AllocMWSize is the length of a AllocMW.
+const AllocMWSize = 8
+
+// AllocMW is weft_cmd_alloc_mw.
+type AllocMW struct {
+	PDN  uint32
+	Type uint32
+}
+
+// ParseAllocMW reads exactly AllocMWSize bytes; reserved ones are ignored.
+func ParseAllocMW(b []byte) (v AllocMW, err error) {
+	if len(b) != AllocMWSize {
+		return v, lengthError("AllocMW", len(b), AllocMWSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *AllocMW) decode(b []byte) {
+	_ = b[7]
+	v.PDN = binary.LittleEndian.Uint32(b[0:])
+	v.Type = binary.LittleEndian.Uint32(b[4:])
+}
+
+// Append appends the 8 bytes of v to b, reserved ones zero.
+func (v AllocMW) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.PDN)
+	b = binary.LittleEndian.AppendUint32(b, v.Type)
+	return b
+}
+
+// AllocMWResultSize is the length of a AllocMWResult.
+const AllocMWResultSize = 8
+
+// AllocMWResult is weft_res_alloc_mw.
+type AllocMWResult struct {
+	MWN  uint32
+	RKey ib.Key
+}
+
+// ParseAllocMWResult reads exactly AllocMWResultSize bytes; reserved ones are ignored.
+func ParseAllocMWResult(b []byte) (v AllocMWResult, err error) {
+	if len(b) != AllocMWResultSize {
+		return v, lengthError("AllocMWResult", len(b), AllocMWResultSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *AllocMWResult) decode(b []byte) {
+	_ = b[7]
+	v.MWN = binary.LittleEndian.Uint32(b[0:])
+	v.RKey = ib.Key(binary.LittleEndian.Uint32(b[4:]))
+}
+
+// Append appends the 8 bytes of v to b, reserved ones zero.
+func (v AllocMWResult) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.MWN)
+	b = binary.LittleEndian.AppendUint32(b, uint32(v.RKey))
+	return b
+}
+
+// DeallocMWSize is the length of a DeallocMW.
+const DeallocMWSize = 4
+
+// DeallocMW is weft_cmd_dealloc_mw.
+type DeallocMW struct {
+	MWN uint32
+}
+
+// ParseDeallocMW reads exactly DeallocMWSize bytes; reserved ones are ignored.
+func ParseDeallocMW(b []byte) (v DeallocMW, err error) {
+	if len(b) != DeallocMWSize {
+		return v, lengthError("DeallocMW", len(b), DeallocMWSize)
+	}
+	v.decode(b)
+	return v, nil
+}
+
+func (v *DeallocMW) decode(b []byte) {
+	_ = b[3]
+	v.MWN = binary.LittleEndian.Uint32(b[0:])
+}
+
+// Append appends the 4 bytes of v to b, reserved ones zero.
+func (v DeallocMW) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, v.MWN)
+	return b
+}
+
 // ResizeCQSize is the length of a ResizeCQ.
 const ResizeCQSize = 8
 
@@ -2420,6 +2547,27 @@ const (
 	SQAtomicCompareAdd = 8
 	SQAtomicSwap       = 16
 	SQAtomicRKey       = 24
+)
+
+// Layout of weft_sq_reg: REG_MR part of a send element.
+const (
+	SQRegSize   = 32
+	SQRegMRN    = 0
+	SQRegKey    = 4
+	SQRegAccess = 8
+	SQRegNPages = 12
+	SQRegIOVA   = 16
+	SQRegLength = 24
+)
+
+// Layout of weft_sq_bind: BIND_MW part of a send element.
+const (
+	SQBindSize   = 32
+	SQBindAddr   = 0
+	SQBindLength = 8
+	SQBindMRLKey = 16
+	SQBindMWRKey = 20
+	SQBindAccess = 24
 )
 
 // Layout of weft_sq_hdr: compact send element (SG_WQE); num_sge entries or bytes of inline data follow.

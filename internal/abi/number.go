@@ -59,11 +59,12 @@ var wireStatus = func() (t [ib.GeneralErr + 1]uint8) {
 	for w, s := range verbsStatus {
 		t[s] = uint8(w)
 	}
+	t[ib.MWBindErr] = WCMWBindErr
 	return t
 }()
 
-// WireStatus returns the status of a completion element; a status the RFC
-// lacks becomes GENERAL_ERR.
+// WireStatus returns the status of a completion element; a status that has no
+// number there becomes GENERAL_ERR.
 func WireStatus(s ib.Status) uint8 {
 	if int(s) < len(wireStatus) {
 		return wireStatus[s]
@@ -77,19 +78,30 @@ func VerbsStatus(w uint8) (s ib.Status, ok bool) {
 	if int(w) < len(verbsStatus) {
 		return verbsStatus[w], true
 	}
+	if w == WCMWBindErr {
+		return ib.MWBindErr, true
+	}
 	return ib.GeneralErr, false
+}
+
+var sendOps = [...]struct {
+	wire uint8
+	op   ib.WROp
+}{
+	{OpCmpSwap, ib.WRCmpSwap}, {OpFetchAdd, ib.WRFetchAdd}, {OpSendInv, ib.WRSendInv}, {OpLocalInv, ib.WRLocalInv},
+	{OpRegMR, ib.WRRegMR}, {OpBindMW, ib.WRBindMW},
 }
 
 // SendOp translates the opcode of a send element; ok is false where it is not
 // assigned.
 func SendOp(op uint8) (o ib.WROp, ok bool) {
-	switch {
-	case op <= OpRead:
+	if op <= OpRead {
 		return ib.WROp(op), true
-	case op == OpCmpSwap:
-		return ib.WRCmpSwap, true
-	case op == OpFetchAdd:
-		return ib.WRFetchAdd, true
+	}
+	for i := range sendOps {
+		if sendOps[i].wire == op {
+			return sendOps[i].op, true
+		}
 	}
 	return 0, false
 }
@@ -97,13 +109,13 @@ func SendOp(op uint8) (o ib.WROp, ok bool) {
 // WireSendOp returns the opcode of a send element; ok is false for an
 // operation that has none in this version.
 func WireSendOp(o ib.WROp) (op uint8, ok bool) {
-	switch {
-	case o <= ib.WRRead:
+	if o <= ib.WRRead {
 		return uint8(o), true
-	case o == ib.WRCmpSwap:
-		return OpCmpSwap, true
-	case o == ib.WRFetchAdd:
-		return OpFetchAdd, true
+	}
+	for i := range sendOps {
+		if sendOps[i].op == o {
+			return sendOps[i].wire, true
+		}
 	}
 	return 0, false
 }
@@ -114,6 +126,7 @@ var wcOps = [...]struct {
 }{
 	{WCOpSend, ib.WCSend}, {WCOpWrite, ib.WCWrite}, {WCOpRead, ib.WCRead}, {WCOpRecv, ib.WCRecv},
 	{WCOpRecvWithImm, ib.WCRecvWithImm}, {WCOpCmpSwap, ib.WCCmpSwap}, {WCOpFetchAdd, ib.WCFetchAdd},
+	{WCOpLocalInv, ib.WCLocalInv}, {WCOpRegMR, ib.WCRegMR}, {WCOpBindMW, ib.WCBindMW},
 }
 
 // WireWCOp returns the opcode of a completion element; an operation that has

@@ -36,7 +36,7 @@ func TestCmdString(t *testing.T) {
 	if s := CmdRegMRVA.String(); s != "REG_MR_VA" {
 		t.Error(s)
 	}
-	if s := Cmd(69).String(); s != "Cmd(69)" {
+	if s := Cmd(63).String(); s != "Cmd(63)" {
 		t.Error(s)
 	}
 }

@@ -106,6 +106,9 @@ var codecs = map[Cmd][2]codec{
 	CmdModifySRQ:   {of(ParseModifySRQ), none},
 	CmdQuerySRQ:    {of(ParseQuerySRQ), of(ParseQuerySRQResult)},
 	CmdDestroySRQ:  {of(ParseDestroySRQ), none},
+	CmdAllocMR:     {of(ParseAllocMR), of(ParseMRResult)},
+	CmdAllocMW:     {of(ParseAllocMW), of(ParseAllocMWResult)},
+	CmdDeallocMW:   {of(ParseDeallocMW), none},
 	CmdResizeCQ:    {of(ParseResizeCQ), none},
 	CmdSetEVQ:      {of(ParseSetEVQ), none},
 	CmdSetArmArea:  {of(ParseSetArmArea), none},
@@ -306,7 +309,7 @@ func TestEveryCommandHasCodecs(t *testing.T) {
 			}
 		}
 	}
-	if assigned != 35 {
+	if assigned != 38 {
 		t.Errorf("%d commands", assigned)
 	}
 }
@@ -350,6 +353,10 @@ func TestExtensionGolden(t *testing.T) {
 				64: "05", 72: gidHex, 88: "45230100", 92: "014068", 96: "020000000002", 112: "0302", 114: "01c0", 116: "09", 117: "0201"})},
 		{"CreateQP", CreateQP{SRQN1: 6, QPFlags: QPSGWQE}, at(56, map[int]string{40: "06", 44: "01"})},
 		{"CreateSRQ", CreateSRQ{1, 2, 3, 4}, at(32, map[int]string{0: "01", 4: "02", 8: "03", 12: "04"})},
+		{"AllocMR", AllocMR{PDN: 1, MaxPages: 512, Access: 7, Type: 9}, at(16, map[int]string{0: "01", 4: "0002", 8: "07", 12: "09"})},
+		{"AllocMW", AllocMW{PDN: 3, Type: MWType2}, at(8, map[int]string{0: "03", 4: "02"})},
+		{"AllocMWResult", AllocMWResult{MWN: 5, RKey: 0x11223344}, at(8, map[int]string{0: "05", 4: "44332211"})},
+		{"DeallocMW", DeallocMW{MWN: 5}, at(4, map[int]string{0: "05"})},
 		{"SetArmArea", SetArmArea{CQN: 3, GPA: 0x1000}, at(16, map[int]string{0: "03", 9: "10"})},
 		{"Event", Event{Type: 5, Object: 0x4002}, at(16, map[int]string{0: "05", 4: "0240"})},
 		{"SetRing", SetRing{Index: 1, Num: 2, Desc: 3, Avail: 4, Used: 5, CallValue: 6, Flags: 7},

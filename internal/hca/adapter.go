@@ -24,12 +24,13 @@ import (
 // Limits are quotas. Each refusal on their account is ENOSPC or, for the size
 // of one object, EINVAL.
 type Limits struct {
-	Sessions                int
-	PD, MR, CQ, QP, SRQ, AH uint32 // per session
-	QPWR, CQE, SRQWR, SGE   uint32 // per object
-	Inline                  uint32
-	RdAtomic                uint8
-	Window, MinWindow       uint32 // transport's, bytes
+	Sessions              int
+	PD, MR, MW, CQ, QP    uint32 // per session
+	SRQ, AH               uint32 // per session
+	QPWR, CQE, SRQWR, SGE uint32 // per object
+	Inline                uint32
+	RdAtomic              uint8
+	Window, MinWindow     uint32 // transport's, bytes
 	// Memory bounds the bytes of the node that one session's work queues,
 	// page lists and waiting completions take; beyond it is ENOMEM.
 	Memory int64
@@ -37,7 +38,7 @@ type Limits struct {
 
 // DefaultLimits fit a program with thousands of queue pairs.
 var DefaultLimits = Limits{
-	Sessions: maxSessions, PD: 4096, MR: 65536, CQ: 16384, QP: 16384, SRQ: 4096, AH: 65536,
+	Sessions: maxSessions, PD: 4096, MR: 65536, MW: 65536, CQ: 16384, QP: 16384, SRQ: 4096, AH: 65536,
 	QPWR: 32768, CQE: 4194303, SRQWR: 32768, SGE: 32, Inline: 1024, RdAtomic: 128,
 	Window: 1 << 20, MinWindow: 8 << 10, Memory: 1 << 30,
 }

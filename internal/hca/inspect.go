@@ -21,7 +21,16 @@ type (
 		MRN, PDN   uint32
 		Start, Len uint64
 		Access     ib.Access
-		Space      mem.Space
+		Space      mem.Space // nil: the key means nothing
+		Windows    int       // bound to it
+	}
+	// MWInfo is a memory window.
+	MWInfo struct {
+		MWN, PDN   uint32
+		Type       int
+		MRN        uint32 // bound to; 0: to nothing
+		Start, Len uint64
+		Access     ib.Access
 	}
 	// CQInfo is a completion queue.
 	CQInfo struct {
@@ -57,6 +66,7 @@ type (
 type Info struct {
 	PDs  []PDInfo
 	MRs  []MRInfo
+	MWs  []MWInfo
 	CQs  []CQInfo
 	QPs  []QPInfo
 	SRQs []SRQInfo
@@ -65,7 +75,7 @@ type Info struct {
 
 // Objects returns the number of objects of all kinds.
 func (s *Session) Objects() int {
-	return len(s.pds.m) + len(s.mrs.m) + len(s.cqs.m) + len(s.qps.m) + len(s.ahs.m)
+	return len(s.pds.m) + len(s.mrs.m) + len(s.mws.m) + len(s.cqs.m) + len(s.qps.m) + len(s.ahs.m)
 }
 
 // Inspect describes every object of the session, in no order.
@@ -75,7 +85,21 @@ func (s *Session) Inspect() (i Info) {
 	}
 	for h, m := range s.mrs.m {
 		r := m.region
-		i.MRs = append(i.MRs, MRInfo{h, m.pd.handle, r.Start, r.Len, r.Access, r.Space})
+		info := MRInfo{MRN: h, PDN: m.pd.handle, Windows: m.windows}
+		if !r.Revoked() {
+			info.Start, info.Len, info.Access, info.Space = r.Start, r.Len, r.Access, r.Space
+		}
+		i.MRs = append(i.MRs, info)
+	}
+	for h, w := range s.mws.m {
+		info := MWInfo{MWN: h, PDN: w.pd.handle, Type: 1}
+		if w.kind == window2 {
+			info.Type = 2
+		}
+		if r := w.region; w.on != nil {
+			info.MRN, info.Start, info.Len, info.Access = w.on.handle, r.Start, r.Len, r.Access
+		}
+		i.MWs = append(i.MWs, info)
 	}
 	for h, c := range s.cqs.m {
 		i.CQs = append(i.CQs, CQInfo{h, c.depth, c.refs, c.failed})

@@ -64,6 +64,7 @@ type Lane struct {
 	dirtyCQs       []*CQ
 	waitingCQs     []*CQ // have a backlog
 	failedCQs      []*CQ
+	revoked        bool // what completions say is gone may still be copied through by another lane
 	timers         timerHeap
 	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
 	run            pkt.Run
@@ -252,6 +253,7 @@ func (l *Lane) refresh() {
 
 // quiesce waits until no other lane copies through what was just revoked.
 func (l *Lane) quiesce() {
+	l.revoked = false
 	l.batch.Flush()
 	if l.others != nil {
 		l.others.Quiesce()
@@ -383,7 +385,7 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 		*r = pkt.Run{}
 		if !q.t.Next(now, r) {
 			l.arm(q)
-			if more {
+			if more || q.t.Pending() {
 				q.schedule()
 			}
 			return
@@ -502,6 +504,9 @@ func (q *QP) fail(now mono.Time) {
 
 // publish makes used elements and then completions visible.
 func (l *Lane) publish(now mono.Time) {
+	if l.revoked {
+		l.quiesce()
+	}
 	for _, q := range l.dirtyQPs {
 		q.dirty = false
 		if q.send != nil {

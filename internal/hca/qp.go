@@ -68,6 +68,7 @@ type QP struct {
 	free           []*transport.RecvWR
 
 	lastLocal, lastRemote *mr
+	windows               int // bound for this queue pair alone
 
 	passed passage
 	class  *class // of the send scheduler
@@ -161,6 +162,7 @@ func (s *Session) DestroyQP(h uint32) error {
 		return syscall.EBUSY
 	}
 	s.dropQP(q)
+	s.freeWindows(q)
 	s.charge(-transport.Memory(&q.cfg.Cap))
 	q.pd.refs--
 	q.sendCQ.unuse(q)
@@ -359,30 +361,39 @@ func (q *QP) Path(h uint32) *ib.Path {
 	return v.path
 }
 
-// LocalRegion implements transport.Env.
+// LocalRegion implements transport.Env. A window has no local key.
 func (q *QP) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
-	return q.region(&q.lastLocal, lkey, addr, n, need)
+	m := q.keyed(&q.lastLocal, lkey)
+	if m == nil || m.kind >= window1 || !m.region.Allows(addr, n, need) {
+		return nil
+	}
+	return m.region
 }
 
 // RemoteRegion implements transport.Env.
 func (q *QP) RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
-	return q.region(&q.lastRemote, rkey, addr, n, need)
+	m := q.keyed(&q.lastRemote, rkey)
+	if m == nil || m.qp != nil && m.qp != q || !m.region.Allows(addr, n, need) {
+		return nil
+	}
+	return m.region
 }
 
-// region looks a key up, the one of the last time without a table. Local and
-// remote key of a region are one number; what it is good for the rights say.
-func (q *QP) region(last **mr, key ib.Key, addr, n uint64, need ib.Access) *mem.Region {
+// keyed looks a key of the queue pair's domain up, the one of the last time
+// without a table. Local and remote key of a region are one number; what it is
+// good for the rights say.
+func (q *QP) keyed(last **mr, key ib.Key) *mr {
 	m := *last
-	if m == nil || m.region.LKey != key {
-		if m = q.s.keys[key]; m == nil {
+	if m == nil || m.key != key {
+		if m = q.s.keys[index(key)]; m == nil || m.key != key {
 			return nil
 		}
 		*last = m
 	}
-	if m.pd != q.pd || !m.region.Allows(addr, n, need) {
+	if m.pd != q.pd {
 		return nil
 	}
-	return m.region
+	return m
 }
 
 // recvWR returns an unused receive request.

@@ -32,14 +32,16 @@ type Session struct {
 
 	pds    table[*pd]
 	mrs    table[*mr]
+	mws    table[*mr] // windows
 	ahs    table[*ah]
 	cqs    table[*CQ]
 	qps    table[*QP] // queue pairs and SRQs share their slots
 	slots  []*QP      // by slot, for the packet path
 	srqs   int
-	keys   map[ib.Key]*mr
+	keys   map[uint32]*mr // by index
 	keySrc keySource
 	memory int64 // bytes charged
+	pages  PageSpace
 	closed bool
 }
 
@@ -50,8 +52,8 @@ func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, str
 	lim := a.Limits()
 	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
 	s := &Session{a: a, lane: l, events: events, strict: strict,
-		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), ahs: newTable[*ah](1, lim.AH),
-		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[ib.Key]*mr),
+		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), mws: newTable[*mr](1, lim.MW), ahs: newTable[*ah](1, lim.AH),
+		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[uint32]*mr),
 		slots: make([]*QP, maxQP)}
 	if strict {
 		s.gids = make([]ib.GID, 256)
@@ -98,6 +100,9 @@ func (s *Session) Close() {
 	}
 	for _, m := range s.mrs.m {
 		m.region.Revoke()
+	}
+	for _, w := range s.mws.m {
+		w.region.Revoke()
 	}
 	s.lane.forget(s)
 }
@@ -189,24 +194,39 @@ func (s *Session) RegisterMR(pdn uint32, r *mem.Region) (MRResult, error) {
 // pageBytes is what the page list of a region takes.
 func pageBytes(r *mem.Region) int64 { return 8 * int64(len(r.Pages)) }
 
-// key gives the region of m its keys.
+// key draws the key of m: one number for both ends, and what a peer may do with
+// it the rights say.
 func (s *Session) key(m *mr) {
-	k := s.newKey()
-	s.keys[k] = m
-	m.region.LKey = k
-	if m.region.Access&(ib.RemoteRead|ib.RemoteWrite|ib.RemoteAtomic) != 0 {
-		m.region.RKey = k
+	m.key = s.newKey()
+	s.keys[index(m.key)] = m
+	s.name(m)
+}
+
+// name tells the region of m its key. A driver of the RFC is told of no key for
+// others where they have no rights; programs may give them some later.
+func (s *Session) name(m *mr) {
+	m.region.LKey, m.region.RKey = m.key, m.key
+	if s.strict && m.region.Access&remoteRights == 0 {
+		m.region.RKey = 0
 	}
 }
 
 // DeregisterMR ends a region: its keys name nothing any more when it returns.
+// It is EBUSY while windows are bound to it.
 func (s *Session) DeregisterMR(h uint32) error {
 	m, err := s.mrs.get(h)
 	if err != nil {
 		return err
 	}
+	if m.windows != 0 {
+		return syscall.EBUSY
+	}
 	s.unkey(m)
-	s.charge(-pageBytes(m.region))
+	if m.kind == fastReg {
+		s.charge(-listBytes(m.maxPages))
+	} else {
+		s.charge(-pageBytes(m.region))
+	}
 	m.pd.refs--
 	s.mrs.del(h)
 	return nil
@@ -214,7 +234,7 @@ func (s *Session) DeregisterMR(h uint32) error {
 
 func (s *Session) unkey(m *mr) {
 	m.region.Revoke()
-	delete(s.keys, m.region.LKey)
+	delete(s.keys, index(m.key))
 	s.lane.quiesce()
 }
 
@@ -226,15 +246,19 @@ const (
 )
 
 // ReregisterMR replaces translation, domain or access of a region. build makes
-// the new Region from the old one; the keys change. On an error the old
-// registration stands.
+// the new Region from the old one. The keys stay where the memory does, and
+// change with it: who has the old ones was not given the new memory. On an error
+// the old registration stands; it is EBUSY while windows are bound to it.
 func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region) (*mem.Region, error)) (MRResult, error) {
 	m, err := s.mrs.get(h)
 	if err != nil {
 		return MRResult{}, err
 	}
-	if flags == 0 || flags&^(ReregTranslation|ReregPD|ReregAccess) != 0 {
+	if flags == 0 || flags&^(ReregTranslation|ReregPD|ReregAccess) != 0 || m.kind != plain {
 		return MRResult{}, syscall.EINVAL
+	}
+	if m.windows != 0 {
+		return MRResult{}, syscall.EBUSY
 	}
 	p := m.pd
 	if flags&ReregPD != 0 {
@@ -254,7 +278,12 @@ func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region)
 	m.pd.refs--
 	p.refs++
 	m.pd, m.region = p, r
-	s.key(m)
+	if flags&ReregTranslation != 0 {
+		s.key(m)
+	} else {
+		s.keys[index(m.key)] = m
+		s.name(m)
+	}
 	return MRResult{h, r.LKey, r.RKey}, nil
 }
 

@@ -63,22 +63,48 @@ func (k *keySource) draw() ib.Key {
 	return ib.Key(binary.LittleEndian.Uint32(k.buf[k.n:]))
 }
 
-// newKey returns an unused non-zero key.
+// A key is an index of 24 bits, which is its object's for good, and eight bits
+// that the owner of a window or of a region registered by request may change
+// with what it means (IBA volume 1, 10.6.3.3).
+const tagBits = 8
+
+func index(k ib.Key) uint32 { return uint32(k) >> tagBits }
+
+// newKey returns a key with an index that is neither used nor zero.
 func (s *Session) newKey() ib.Key {
 	for {
 		k := s.keySrc.draw()
-		if _, used := s.keys[k]; k != 0 && !used {
+		if _, used := s.keys[index(k)]; index(k) != 0 && !used {
 			return k
 		}
 	}
 }
 
-// mr is a memory region object: a Region and the handles around it.
+// mr is what a key names: a memory region, or a window on one.
 type mr struct {
-	region *mem.Region
+	region *mem.Region // what the key means now; revoked where it means nothing
+	key    ib.Key
 	pd     *pd
 	handle uint32
+	kind   mrKind
+	// Of a region: how many windows are bound to it, and how many pages it may
+	// have where it is registered by request.
+	windows  int
+	maxPages uint32
+	// Of a bound window: its region, and the queue pair that bound it, where it
+	// is good for that one alone.
+	on *mr
+	qp *QP
 }
+
+type mrKind uint8
+
+const (
+	plain   mrKind = iota // a region registered by command
+	fastReg               // a region registered by request
+	window1               // a window bound for its domain
+	window2               // a window bound for a queue pair
+)
 
 type pd struct {
 	handle uint32

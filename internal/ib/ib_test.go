@@ -360,10 +360,11 @@ func TestWorkRequests(t *testing.T) {
 		WRRead:     {"RC", WCRead, false, true},
 		WRCmpSwap:  {"RC", WCCmpSwap, false, true},
 		WRFetchAdd: {"RC", WCFetchAdd, false, true},
-		WRLocalInv: {"", WCLocalInv, false, false},
-		WRBindMW:   {"", WCBindMW, false, false},
-		WRSendInv:  {"", WCSend, false, false},
-		10:         {"", WCSend, false, false},
+		WRLocalInv: {"RC UC", WCLocalInv, false, false},
+		WRBindMW:   {"RC UC", WCBindMW, false, false},
+		WRSendInv:  {"RC", WCSend, false, false},
+		WRRegMR:    {"RC UC", WCRegMR, false, false},
+		11:         {"", WCSend, false, false},
 	} {
 		var on []string
 		for _, typ := range []QPType{RC, UC, UD} {
@@ -396,7 +397,7 @@ func TestNames(t *testing.T) {
 		"RESET": QPState(0), "INIT": QPState(1), "RTR": QPState(2), "RTS": QPState(3), "SQD": QPState(4), "SQE": QPState(5),
 		"ERR": QPState(6), "QPState(7)": QPState(7),
 		"SMI": QPType(0), "GSI": QPType(1), "RC": QPType(2), "UC": QPType(3), "UD": QPType(4), "QPType(9)": QPType(9),
-		"WRITE": WROp(0), "SEND_INV": WROp(9), "WROp(10)": WROp(10),
+		"WRITE": WROp(0), "SEND_INV": WROp(9), "REG_MR": WROp(10), "WROp(11)": WROp(11),
 		"CQ_ERR": Event(1), "DEVICE_FATAL": Event(13), "Event(0)": Event(0), "CLIENT_REREGISTER": Event(17), "Event(18)": Event(18),
 		"InfiniBand": LinkLayer(1), "Ethernet": LinkLayer(2), "Unspecified": LinkLayer(0),
 	} {

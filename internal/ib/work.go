@@ -19,10 +19,13 @@ const (
 	WRLocalInv WROp = 7
 	WRBindMW   WROp = 8
 	WRSendInv  WROp = 9
-	numWROps        = 10
+	// WRRegMR registers a region by a request of the send queue. Programs know it
+	// by no number: only kernels and drivers have it.
+	WRRegMR  WROp = 10
+	numWROps      = 11
 )
 
-var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV"}
+var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV", "REG_MR"}
 
 func (o WROp) String() string {
 	if int(o) < len(wrNames) {
@@ -44,14 +47,18 @@ func (o WROp) IsAtomic() bool { return o == WRCmpSwap || o == WRFetchAdd }
 // the operations that max_rd_atomic bounds and that a fence waits for.
 func (o WROp) NeedsResponse() bool { return o == WRRead || o.IsAtomic() }
 
-// AllowedOn reports whether a queue pair of type t may execute o. Operations
-// of the memory management extensions are not executed yet.
+// IsLocal reports whether o concerns this end alone: it changes what a key
+// means, and no packet leaves.
+func (o WROp) IsLocal() bool { return o == WRLocalInv || o == WRBindMW || o == WRRegMR }
+
+// AllowedOn reports whether a queue pair of type t may execute o (IBA volume 1,
+// table 81): SEND with invalidate has opcodes for RC alone.
 func (o WROp) AllowedOn(t QPType) bool {
 	switch t {
 	case RC:
-		return o <= WRFetchAdd
+		return o < numWROps
 	case UC:
-		return o <= WRSendImm
+		return o <= WRSendImm || o.IsLocal()
 	case UD, GSI:
 		return o == WRSend || o == WRSendImm
 	}
@@ -73,6 +80,8 @@ func (o WROp) WCOp() WCOp {
 		return WCBindMW
 	case WRLocalInv:
 		return WCLocalInv
+	case WRRegMR:
+		return WCRegMR
 	}
 	return WCSend
 }
@@ -101,17 +110,19 @@ const (
 	WCFetchAdd    WCOp = 4
 	WCBindMW      WCOp = 5
 	WCLocalInv    WCOp = 6
+	WCRegMR       WCOp = 7 // programs do not see it, see WRRegMR
 	WCRecv        WCOp = 128
 	WCRecvWithImm WCOp = 129 // receive completion of WRITE with immediate
 )
 
 // WCFlags tell which optional parts of a completion are valid (verbs numbers).
-type WCFlags uint8
+type WCFlags uint16
 
 // Completion flags.
 const (
 	WCGRH     WCFlags = 1
 	WCWithImm WCFlags = 2
+	WCWithInv WCFlags = 8 // Imm is the key that the message invalidated
 )
 
 // Status is a completion status, with verbs numbers.

@@ -66,6 +66,19 @@ type Region struct {
 	revoked atomic.Bool
 }
 
+// Window returns a region that covers the n bytes at addr, without rights and
+// keys. The range must have passed Allows.
+func (r *Region) Window(addr, n uint64) *Region {
+	off := addr - r.Start
+	w := &Region{Space: r.Space, Start: addr, Len: n, Pages: r.Pages, PageShift: r.PageShift}
+	if r.Pages == nil {
+		w.Base = r.Base + off
+	} else {
+		w.FirstOff = r.FirstOff + off
+	}
+	return w
+}
+
 // Revoke ends the region: no later access through it succeeds. A lane that
 // copies at this moment finishes that copy; package node waits for it.
 func (r *Region) Revoke() { r.revoked.Store(true) }

@@ -50,7 +50,12 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 	}
 	w := abi.CQE{WRID: e.WRID, Status: abi.WireStatus(e.Status), Opcode: abi.WireWCOp(e.Op), VendorErr: e.VendorErr,
 		ByteLen: e.ByteLen, QPN: e.QPN, SrcQP: e.SrcQPN, Flags: e.Flags}
-	binary.BigEndian.PutUint32(w.Imm[:], e.Imm)
+	if e.Flags&ib.WCWithInv != 0 {
+		w.Flags = e.Flags&^ib.WCWithInv | abi.WCFlagWithInv
+		binary.LittleEndian.PutUint32(w.Imm[:], e.Imm)
+	} else {
+		binary.BigEndian.PutUint32(w.Imm[:], e.Imm)
+	}
 	if c.d.ext&extVerbs != 0 {
 		w.SL, w.SLID, w.DLIDPathBits, w.PKeyIndex = e.SL, e.SLID, e.PathBits, e.PKeyIndex
 	}

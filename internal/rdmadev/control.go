@@ -27,6 +27,8 @@ type command struct {
 
 const (
 	extAtomic = 1 << abi.CapAtomic
+	extMemMgt = 1 << abi.CapMemMgt
+	extMW     = 1 << abi.CapMW
 	extSRQ    = 1 << abi.CapSRQ
 	extEVQ    = 1 << abi.CapAsyncEVQ
 	extErrno  = 1 << abi.CapErrnoAck
@@ -158,6 +160,23 @@ func init() {
 				}
 				return err
 			})},
+		abi.CmdAllocMR: {req: abi.AllocMRSize, res: abi.MRResultSize, ext: extMemMgt, run: parsed(abi.ParseAllocMR,
+			func(d *Device, v abi.AllocMR, res []byte) error {
+				if v.Access != 0 || v.Type != abi.MRFastReg {
+					return syscall.EINVAL // rights come with the registration
+				}
+				m, err := d.sess.AllocMR(v.PDN, v.MaxPages)
+				put(res, abi.MRResult{MRN: m.Handle, LKey: m.LKey, RKey: m.RKey}.Append(nil))
+				return err
+			})},
+		abi.CmdAllocMW: {req: abi.AllocMWSize, res: abi.AllocMWResultSize, ext: extMW, run: parsed(abi.ParseAllocMW,
+			func(d *Device, v abi.AllocMW, res []byte) error {
+				n, rkey, err := d.sess.AllocMW(v.PDN, v.Type)
+				put(res, abi.AllocMWResult{MWN: n, RKey: rkey}.Append(nil))
+				return err
+			})},
+		abi.CmdDeallocMW: {req: abi.DeallocMWSize, ext: extMW, run: parsed(abi.ParseDeallocMW,
+			func(d *Device, v abi.DeallocMW, _ []byte) error { return d.sess.DeallocMW(v.MWN) })},
 		abi.CmdResizeCQ: {req: abi.ResizeCQSize, ext: extVerbs, run: parsed(abi.ParseResizeCQ,
 			func(d *Device, v abi.ResizeCQ, _ []byte) error {
 				c, err := d.sess.CQ(v.CQN)
@@ -283,10 +302,7 @@ func (d *Device) reregMR(v abi.ReregMR, res []byte) error {
 	return err
 }
 
-const (
-	minPageShift, maxPageShift = 12, 31
-	maxPages                   = 262144
-)
+const maxPages = 262144
 
 // regUserMR registers guest memory by its list of pages. The RFC does not
 // state the page size: it is the smallest that makes the count right.
@@ -300,15 +316,8 @@ func (d *Device) regUserMR(req, res []byte) error {
 		return syscall.EINVAL
 	}
 	r := &mem.Region{Space: d.guest, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
-	for s := uint8(minPageShift); s <= maxPageShift; s++ {
-		page := uint64(1) << s
-		first := v.VirtAddr & (page - 1)
-		if (first+v.Length-1)>>s+1 == uint64(v.NPages) && first+v.Length > first {
-			r.PageShift, r.FirstOff = s, first
-			break
-		}
-	}
-	if r.PageShift == 0 {
+	var ok bool
+	if r.PageShift, r.FirstOff, ok = hca.PageShift(v.VirtAddr, v.Length, v.NPages); !ok {
 		return syscall.EINVAL
 	}
 	page := uint64(1) << r.PageShift
@@ -326,6 +335,29 @@ func (d *Device) regUserMR(req, res []byte) error {
 		left -= min(page, left)
 	}
 	return d.register(v.PDN, r, res)
+}
+
+// pageSpace is the session's PageSpace: pages all lie in announced memory, or else
+// in the process, by address.
+func (d *Device) pageSpace(pages []uint64, shift uint8, last uint64) mem.Space {
+	announced := true
+	for i, p := range pages {
+		n := uint64(1) << shift
+		if i == len(pages)-1 {
+			n = last
+		}
+		if p+n-1 < p {
+			return nil
+		}
+		announced = announced && d.guest.Contains(p, n)
+	}
+	switch {
+	case announced:
+		return d.guest
+	case d.proc != nil:
+		return d.proc
+	}
+	return nil
 }
 
 func ahAttr(v *abi.AHAttr, global bool) *hca.AHAttr {

@@ -75,7 +75,7 @@ func TestFraming(t *testing.T) {
 		}
 		// And every command that does not exist.
 		for c := range 256 {
-			if n := abi.Cmd(c); n <= abi.CmdReqNotifyCQ || n >= abi.CmdExtEnable && n <= abi.CmdDestroySRQ || n >= abi.CmdResizeCQ && n <= abi.CmdDetachMcast {
+			if n := abi.Cmd(c); n <= abi.CmdReqNotifyCQ || n >= abi.CmdExtEnable && n <= abi.CmdDetachMcast {
 				continue
 			}
 			want := byte(abi.AckErr)
@@ -108,8 +108,9 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
-	want := uint64(1<<abi.CapAtomic | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs)
-	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA {
+	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs)
+	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
+		r.MaxMW != f.adapter.Limits().MW || r.MaxFastRegPages != abi.MaxFastRegPages {
 		t.Errorf("%+v", r)
 	}
 	enable := func(mask uint64) uint64 {
@@ -415,11 +416,12 @@ func TestExtensionCommands(t *testing.T) {
 	register(reg(at, 4096, 0, 1|ib.ZeroBased)) // from zero
 	register(reg(at, 4096, at, 1|1<<20|1<<29)) // optional rights may be ignored
 	m := register(reg(at, 4096, at, 1))
-	if m.LKey == 0 || m.RKey != 0 {
+	if m.LKey == 0 || m.RKey == 0 {
 		t.Errorf("local registration: %+v", m)
 	}
 
-	// Re-registration changes the keys; where it is refused the old one stands.
+	// Re-registration changes the keys with the memory; where it is refused the
+	// old one stands.
 	rereg := func(flags uint32, change func(*abi.ReregMR)) []byte {
 		v := abi.ReregMR{MRN: m.MRN, Flags: flags}
 		if change != nil {
@@ -442,8 +444,12 @@ func TestExtensionCommands(t *testing.T) {
 		d.refused(abi.CmdReregMR, bad.req, abi.MRResultSize, bad.e)
 	}
 	r := parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregAccess, func(v *abi.ReregMR) { v.Access = 7 }), abi.MRResultSize), abi.ParseMRResult)
-	if r.MRN != m.MRN || r.LKey == m.LKey || r.RKey == 0 {
-		t.Errorf("re-registered: %+v, was %+v", r, m)
+	if r != m {
+		t.Errorf("other rights: %+v, was %+v", r, m)
+	}
+	r = parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregTranslation, func(v *abi.ReregMR) { v.VA, v.Length, v.IOVA = at, 100, at }), abi.MRResultSize), abi.ParseMRResult)
+	if r.MRN != m.MRN || r.LKey == m.LKey || r.RKey == m.RKey {
+		t.Errorf("other memory: %+v, was %+v", r, m)
 	}
 	pd2 := d.pd()
 	d.must(abi.CmdReregMR, rereg(abi.ReregPD, func(v *abi.ReregMR) { v.PDN = pd2 }), abi.MRResultSize)

@@ -94,6 +94,7 @@ func New(c Config) *Device {
 	d := &Device{cfg: c, adapter: c.Adapter, guest: c.Guest, log: c.Log,
 		rings: make(map[uint32]*ring), cqs: make(map[uint32]*cqRing)}
 	d.sess = c.Lane.NewSession(c.Adapter, d, c.MaxCQ, c.MaxQP, !c.Verbs)
+	d.sess.SetPageSpace(d.pageSpace)
 	return d
 }
 
@@ -119,7 +120,7 @@ func (d *Device) offered() uint64 {
 	if !d.cfg.Verbs {
 		return 0
 	}
-	return extAtomic | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs
+	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs
 }
 
 // fail ends the session; the reason is for the log.

@@ -17,7 +17,7 @@ import (
 // effect is by how much a command changes the number of objects.
 var effect = map[abi.Cmd]int{abi.CmdCreateCQ: 1, abi.CmdDestroyCQ: -1, abi.CmdCreatePD: 1, abi.CmdDestroyPD: -1, abi.CmdGetDMAMR: 1,
 	abi.CmdRegUserMR: 1, abi.CmdDeregMR: -1, abi.CmdCreateQP: 1, abi.CmdDestroyQP: -1, abi.CmdCreateAH: 1, abi.CmdDestroyAH: -1,
-	abi.CmdCreateSRQ: 1, abi.CmdDestroySRQ: -1, abi.CmdRegMRVA: 1}
+	abi.CmdCreateSRQ: 1, abi.CmdDestroySRQ: -1, abi.CmdRegMRVA: 1, abi.CmdAllocMR: 1, abi.CmdAllocMW: 1, abi.CmdDeallocMW: -1}
 
 // FuzzControl gives any bytes to a control queue of a device that has one of
 // each object. A refusal is one byte and changes nothing; success changes the
@@ -34,6 +34,11 @@ func FuzzControl(f *testing.F) {
 	add(abi.CmdModifySRQ, abi.ModifySRQ{SRQN: 3, Mask: 2, Limit: 1}.Append(nil))
 	add(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: 3}.Append(nil))
 	add(abi.CmdDestroySRQ, abi.DestroySRQ{SRQN: 3}.Append(nil))
+	add(abi.CmdAllocMR, abi.AllocMR{PDN: 1, MaxPages: 16}.Append(nil))
+	add(abi.CmdAllocMW, abi.AllocMW{PDN: 1, Type: 2}.Append(nil))
+	add(abi.CmdDeallocMW, abi.DeallocMW{MWN: 1}.Append(nil))
+	add(abi.CmdDeregMR, abi.DeregMR{MRN: 2}.Append(nil))
+	add(abi.CmdReregMR, abi.ReregMR{MRN: 2, Flags: 1, VA: lowBase, Length: 1}.Append(nil))
 	add(abi.CmdResizeCQ, abi.ResizeCQ{CQN: 0, CQE: 5}.Append(nil))
 	add(abi.CmdSetEVQ, abi.SetEVQ{CQN: 1}.Append(nil))
 	add(abi.CmdSetArmArea, abi.SetArmArea{CQN: 0, GPA: lowBase + 4096}.Append(nil))
@@ -58,6 +63,8 @@ func FuzzControl(f *testing.F) {
 		d.qp(qpOpt{typ: ib.RC, pd: pd, scq: c, rcq: c})
 		if verbs {
 			d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: pd, MaxWR: 16}.Append(nil), abi.CreateSRQResultSize)
+			d.must(abi.CmdAllocMR, abi.AllocMR{PDN: pd, MaxPages: 4}.Append(nil), abi.MRResultSize)
+			d.must(abi.CmdAllocMW, abi.AllocMW{PDN: pd, Type: 1}.Append(nil), abi.AllocMWResultSize)
 		}
 		before := d.dev.Session().Objects()
 		out := d.exec(in, int(room))
@@ -110,6 +117,10 @@ type hostile struct {
 	s     *script
 	rings []*ring
 	qs    []*virtio.Queue // of stopped rings
+	// Where the device has them: a region to be registered by request, and a
+	// window of each type.
+	fast    abi.MRResult
+	windows [2]ib.Key
 }
 
 // step does one thing and returns false at the end of the script.
@@ -119,7 +130,7 @@ func (h *hostile) step() bool {
 	}
 	d := h.d
 	pick := func() *ring { return h.rings[int(h.s.u8())%len(h.rings)] }
-	switch h.s.u8() % 11 {
+	switch h.s.u8() % 12 {
 	case 0: // a command, of which the script overwrites some bytes
 		c := abi.Cmd(h.s.u8())
 		if c >= 18 {
@@ -179,6 +190,23 @@ func (h *hostile) step() bool {
 		h.cq.poll0()
 	case 10:
 		d.dev.Event(ib.Event(h.s.u8()), uint32(h.s.u8()))
+	case 11: // an operation on keys that is nearly right
+		e := abi.Send{WRID: 3, Opcode: abi.OpSendInv + h.s.u8()%4, Flags: ib.SendFlags(h.s.u8() & 0xf)}
+		keys := []abi.MRResult{h.mr, h.fast, {MRN: 9, RKey: h.windows[0]}, {MRN: 9, RKey: h.windows[1]}}
+		to := keys[h.s.u8()%4]
+		to.RKey ^= ib.Key(h.s.u8())
+		b := abi.Bind{Addr: h.at + uint64(h.s.u32()), Length: uint64(h.s.u32()), Key: to.RKey, Access: ib.Access(h.s.u8())}
+		switch e.Opcode {
+		case abi.OpBindMW:
+			b.Object = uint32(keys[h.s.u8()%4].LKey) ^ uint32(h.s.u8())
+			e.SetBind(b)
+		case abi.OpRegMR:
+			b.Object, b.Pages = to.MRN+uint32(h.s.u8()%2), uint32(h.s.u8())
+			e.SetReg(b)
+		default:
+			e.SetInvKey(to.RKey)
+		}
+		h.put(h.send, h.element(e, []ib.SGE{{Addr: h.at + uint64(h.s.u8()), Len: h.s.u32(), LKey: h.mr.LKey}}, h.s.bytes(int(h.s.u8()))))
 	}
 	if h.s.u8()%2 == 0 {
 		h.d.f.run()
@@ -245,6 +273,9 @@ func FuzzDevice(f *testing.F) {
 		seed(verbs, 7, 6, 0, 7, 0, 0, 7, 1, 0, 0, 12, 2, 0, 0, 0, 3, 0, 0, 0)
 		seed(verbs, 0, 9, 1, 7, 4, 2, 20, 64, 24, 64, 0, 0, 12, 2, 0, 0, 10, 1, 1, 0)
 		seed(verbs, 0, 72, 1, 0, 0, 10, 3, 7, 0, 8, 0, 0)
+		seed(verbs, 11, 3, 2, 2, 1, 0, 0, 0, 0, 16, 0, 2, 0, 0, 0, 0, 0, 0, 11, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		seed(verbs, 11, 2, 10, 1, 5, 0, 0, 0, 0, 16, 0, 7, 0, 1, 0, 8, 0, 0, 8, 0, 0, 240, 15, 0, 0, 0, 0, 0)
+		seed(verbs, 11, 0, 2, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 3, 2, 3, 1, 0, 0, 0, 255, 255, 0, 31, 0, 0, 0, 0, 0, 0)
 	}
 	f.Fuzz(func(t *testing.T, verbs bool, b []byte) {
 		if len(b) > 2000 {
@@ -262,6 +293,10 @@ func FuzzDevice(f *testing.F) {
 		ys, ps := bytes.Clone(y.mem), bytes.Clone(peer.mem)
 
 		h := &hostile{end: bad, s: &script{b}, rings: []*ring{bad.d.ctrl, bad.send, bad.recv, bad.cq.ring}}
+		if verbs {
+			h.fast = bad.d.fastReg(bad.pd, 8)
+			h.windows = [2]ib.Key{bad.d.window(bad.pd, 1).RKey, bad.d.window(bad.pd, 2).RKey}
+		}
 		for h.step() {
 		}
 		fab.run()

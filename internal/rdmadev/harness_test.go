@@ -224,6 +224,16 @@ func (d *driver) consistent() error {
 	for _, v := range i.AHs {
 		pds[v.PDN]++
 	}
+	windows := map[uint32]int{}
+	for _, v := range i.MWs {
+		pds[v.PDN]++
+		windows[v.MRN]++
+	}
+	for _, v := range i.MRs {
+		if v.Windows != windows[v.MRN] {
+			return fmt.Errorf("region %d counts %d windows, there are %d", v.MRN, v.Windows, windows[v.MRN])
+		}
+	}
 	for _, v := range i.SRQs {
 		pds[v.PDN]++
 	}
@@ -242,7 +252,7 @@ func (d *driver) consistent() error {
 			return fmt.Errorf("completion queue %d counts %d users, there are %d", v.CQN, v.Users, cqs[v.CQN])
 		}
 	}
-	if n, all := d.dev.Session().Objects(), len(i.PDs)+len(i.MRs)+len(i.CQs)+len(i.QPs)+len(i.SRQs)+len(i.AHs); n != all {
+	if n, all := d.dev.Session().Objects(), len(i.PDs)+len(i.MRs)+len(i.MWs)+len(i.CQs)+len(i.QPs)+len(i.SRQs)+len(i.AHs); n != all {
 		return fmt.Errorf("%d objects counted, there are %d", n, all)
 	}
 	return nil

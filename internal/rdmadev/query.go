@@ -24,6 +24,7 @@ func (d *Device) queryDevice(_, res []byte) error {
 	}
 	if d.offered() != 0 {
 		r.MaxSRQ, r.MaxSRQWR, r.MaxSRQSGE = l.SRQ, l.SRQWR, l.SGE
+		r.MaxMW, r.MaxFastRegPages = l.MW, hca.MaxFastRegPages
 		p := d.adapter.Port()
 		r.AtomicCap, r.MaxInline, r.ActiveMTU, r.MaxPKeys = abi.AtomicHCA, l.Inline, uint32(p.MTU), uint32(len(p.PKeys))
 		if p.Link == ib.LinkInfiniBand {

@@ -59,9 +59,17 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 	op, known := abi.SendOp(e.Opcode)
 	wr.ID, wr.Op, wr.Flags = e.WRID, op, e.Flags
 	wr.Imm = binary.BigEndian.Uint32(e.Imm[:])
-	wr.BadWQE = !known || e.Flags&^abi.SendFlagsMask != 0 || op.IsAtomic() && s.d.ext&extAtomic == 0
+	wr.BadWQE = !known || e.Flags&^abi.SendFlagsMask != 0 || needs[op]&^s.d.ext != 0
 	wr.Path, wr.RKey, wr.RemoteVA = nil, 0, 0
 	switch {
+	case op == ib.WRSendInv, op == ib.WRLocalInv:
+		wr.RKey = e.InvKey()
+	case op == ib.WRBindMW, op == ib.WRRegMR:
+		b := e.Bind()
+		if op == ib.WRRegMR {
+			b = e.Reg()
+		}
+		wr.RemoteVA, wr.Compare, wr.Object, wr.RKey, wr.Access, wr.Pages = b.Addr, b.Length, b.Object, b.Key, b.Access, b.Pages
 	case s.datagram:
 		wr.DestQPN, wr.QKey, wr.Path = e.RemoteQPN(), e.RemoteQKey(), s.qp.Path(e.AH())
 	case op.IsAtomic():
@@ -92,6 +100,10 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 	wr.SGE = s.d.sges(wr.SGE, elem[s.form.Head:], e.Num)
 	return true
 }
+
+// needs are the extensions that operations take.
+var needs = [...]uint64{ib.WRCmpSwap: extAtomic, ib.WRFetchAdd: extAtomic, ib.WRLocalInv: extMemMgt, ib.WRBindMW: extMW,
+	ib.WRSendInv: extMemMgt, ib.WRRegMR: extMemMgt}
 
 // malformed makes wr a request that can only fail.
 func (s *sendRing) malformed(wr *transport.SendWR) {

@@ -178,6 +178,14 @@ func (q *QP) RemoteRegion(key ib.Key, addr, n uint64, need ib.Access) *mem.Regio
 	return q.LocalRegion(key, addr, n, need)
 }
 
+// Local implements transport.Env: here keys never change.
+func (q *QP) Local(*transport.SendWR) (ib.Status, uint32) {
+	return ib.MWBindErr, transport.ReasonObject
+}
+
+// Invalidate implements transport.Env.
+func (q *QP) Invalidate(ib.Key) bool { return false }
+
 // TakeRecv implements transport.Env.
 func (q *QP) TakeRecv() *transport.RecvWR {
 	if len(q.recvs) == 0 {

@@ -69,6 +69,28 @@ func (s *side) RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Re
 	return s.LocalRegion(rkey, addr, n, need)
 }
 
+// Local succeeds for the test's key alone.
+func (s *side) Local(wr *SendWR) (ib.Status, uint32) {
+	if r := &s.q.req; r.ack != r.tx || r.una != r.maxPSN || r.owed {
+		panic("a local operation while requests before it are under way")
+	}
+	if wr.RKey != testKey {
+		return ib.MWBindErr, ReasonObject
+	}
+	if !s.quiet {
+		s.log("%s %v of key %#x", s.name, wr.Op, uint32(wr.RKey))
+	}
+	return ib.Success, ReasonNone
+}
+
+// Invalidate succeeds for the test's key alone, which goes on being good here.
+func (s *side) Invalidate(rkey ib.Key) bool {
+	if !s.quiet {
+		s.log("%s invalidate key %#x", s.name, uint32(rkey))
+	}
+	return rkey == testKey
+}
+
 func (s *side) TakeRecv() *RecvWR {
 	if len(s.recvs) == 0 {
 		return nil
@@ -108,6 +130,9 @@ func describe(c *Completion) string {
 	t := fmt.Sprintf("SUCCESS op=%d len=%d", c.Op, c.ByteLen)
 	if c.Flags&ib.WCWithImm != 0 {
 		t += fmt.Sprintf(" imm=%#x", c.Imm)
+	}
+	if c.Flags&ib.WCWithInv != 0 {
+		t += fmt.Sprintf(" inv=%#x", c.Imm)
 	}
 	if c.Flags&ib.WCGRH != 0 {
 		t += fmt.Sprintf(" grh src=%d sl=%d", c.SrcQPN, c.SL)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,6 +46,8 @@ type modelRun struct {
 	loss       int           // per mille
 	wantA      []byte
 	wantB      []byte
+	keys       []string // operations on keys, at either end: each once and in order
+	wantKeys   []string
 	sends, rcv []string // completions seen
 	wantSends  []string
 	wantRcv    []string
@@ -57,7 +60,14 @@ func runModel(t *testing.T, seed uint64) {
 	m := &modelRun{rng: rng, now: 1, loss: []int{0, 10, 50, 150}[rng.IntN(4)]}
 	maxRun := []uint32{256, 1024, 8192}[rng.IntN(3)]
 	log := func(name string, to *[]string) func(string, ...any) {
-		return func(f string, args ...any) { *to = append(*to, fmt.Sprintf(f, args...)) }
+		return func(f string, args ...any) {
+			line := fmt.Sprintf(f, args...)
+			if strings.Contains(line, " key ") {
+				m.keys = append(m.keys, line)
+				return
+			}
+			*to = append(*to, line)
+		}
 	}
 	cfg := testConfig(ib.RC, 17)
 	cfg.Window = 16 << 10
@@ -103,6 +113,7 @@ func runModel(t *testing.T, seed uint64) {
 	}
 	compare("send completion", m.wantSends, m.sends)
 	compare("receive completion", m.wantRcv, m.rcv)
+	compare("operation on a key", m.wantKeys, m.keys)
 	for _, c := range []struct {
 		name      string
 		want, got []byte
@@ -125,7 +136,7 @@ func (m *modelRun) post() bool {
 	}
 	rng := m.rng
 	id := uint64(m.posted)
-	op := ib.WROp(rng.IntN(int(ib.WRFetchAdd) + 1))
+	op := ib.WROp(rng.IntN(int(ib.WRRegMR) + 1))
 	n := []uint64{0, 1, 8, 255, 256, 257, 511, 513, 3000, bufSize}[rng.IntN(10)]
 	src := areaSource + uint64(rng.IntN(0x1000))
 	dst := areaWrite + uint64(rng.IntN(0x8000))
@@ -163,6 +174,9 @@ func (m *modelRun) post() bool {
 			v = old
 		}
 		binary.NativeEndian.PutUint64(m.wantB[at:], v)
+	case op.IsLocal():
+		n = 0
+		m.wantKeys = append(m.wantKeys, fmt.Sprintf("A %v of key %#x", op, testKey))
 	case op.IsSend():
 		dst = areaRecv + m.recvs%8*bufSize - bufSize
 		if m.recvs%8 == 0 {
@@ -190,6 +204,9 @@ func (m *modelRun) post() bool {
 		}
 		if op.HasImm() {
 			text += fmt.Sprintf(" imm=%#x", id)
+		} else if op == ib.WRSendInv {
+			text += fmt.Sprintf(" inv=%#x", testKey)
+			m.wantKeys = append(m.wantKeys, fmt.Sprintf("B invalidate key %#x", testKey))
 		}
 		m.wantRcv = append(m.wantRcv, text)
 	}

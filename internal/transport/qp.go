@@ -41,9 +41,16 @@ type SendWR struct {
 	BadWQE   bool // the poster found the request malformed: complete with LocQPOpErr when its turn comes
 	Imm      uint32
 	RemoteVA uint64
-	RKey     ib.Key
+	RKey     ib.Key // SEND_INV, LOCAL_INV: what to invalidate
 	Compare  uint64 // CMP_SWAP; the other operand is SwapAdd
 	SwapAdd  uint64 // swap value, or FETCH_ADD's addend
+	// BIND_MW and REG_MR: the window or region starts at RemoteVA, is Compare
+	// bytes long and is named RKey from now on. Its rights, the L_Key of the
+	// region to bind to or the number of the region to register, and how many
+	// pages the list has that InlineData or SGE leads to.
+	Access ib.Access
+	Object uint32
+	Pages  uint32
 	// Datagram services.
 	Path    *ib.Path // address handle; nil is an invalid handle
 	DestQPN ib.QPN
@@ -104,6 +111,12 @@ type Env interface {
 	LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
 	// RemoteRegion is the same for an R_Key a peer stated.
 	RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
+	// Local executes a request that concerns this end alone: LOCAL_INV, BIND_MW
+	// or REG_MR. Where it fails nothing has changed.
+	Local(wr *SendWR) (ib.Status, uint32)
+	// Invalidate ends what rkey means because a peer's message asks for it; false
+	// where the peer has no right to.
+	Invalidate(rkey ib.Key) bool
 	// TakeRecv removes the oldest receive request from the receive queue or
 	// SRQ; nil where there is none.
 	TakeRecv() *RecvWR
@@ -175,4 +188,5 @@ type Counters struct {
 	DropState, DropPKey, DropQKey, DropPath, DropNoRecv uint64
 	DropLength, DropOpcode, DropPSN, BadResponse        uint64
 	RemoteAccessErr, RemoteInvalidReq, RemoteOpErr      uint64
+	LocalOps, RemoteInvalidated, BindErr                uint64
 }

@@ -73,6 +73,11 @@ const (
 	ReasonRNR
 	ReasonRemoteAccess
 	ReasonSequence
+	ReasonObject   // no such window or region, or one of another domain or kind
+	ReasonBound    // it is bound, or registered, or is not
+	ReasonRights   // rights that do not go together
+	ReasonRange    // the window is not in its region, or pages and length disagree
+	ReasonPageList // the list of pages is not to be had
 )
 
 // dist returns how far p lies ahead of q, 0 … 2^24-1.
@@ -163,13 +168,30 @@ func (q *QP) sent(r *pkt.Run) {
 	q.ctr.SentBytes += uint64(r.Data.Len)
 }
 
+// localTurn bounds the local operations that one call of Next executes.
+const localTurn = 64
+
 // nextRequest produces the next run of the send queue.
 func (q *QP) nextRequest(now mono.Time, r *pkt.Run) bool {
 	s := &q.req
-	wr := &s.sq[s.tx&s.mask]
-	if !wr.started && wr.status == ib.Success && !q.start(wr) {
-		s.stalled = true
-		return false
+	var wr *SendWR
+	for n := 0; ; n++ {
+		if s.tx == s.tail || n == localTurn {
+			return false
+		}
+		wr = &s.sq[s.tx&s.mask]
+		if !wr.started && wr.status == ib.Success && !q.start(wr) {
+			s.stalled = true
+			return false
+		}
+		if !wr.Op.IsLocal() || wr.status != ib.Success {
+			break
+		}
+		// It is done, and nothing was outstanding before it.
+		s.tx++
+		s.fresh, s.ack = s.tx, s.tx
+		q.ctr.LocalOps++
+		q.deliver()
 	}
 	if wr.status != ib.Success {
 		// Everything earlier comes first, and may fail first.
@@ -201,7 +223,18 @@ func (q *QP) start(wr *SendWR) bool {
 	if q.attr.State != ib.RTS || wr.Flags&ib.Fence != 0 && s.reads != 0 {
 		return false
 	}
+	if wr.Op.IsLocal() && (s.ack != s.tx || s.owed) {
+		// What precedes it may need again what it changes: a request that is sent
+		// again reads its memory again. LOCAL_INV has to wait anyway.
+		return false
+	}
 	if wr.status, s.failReason = q.resolve(wr); wr.status != ib.Success {
+		return true
+	}
+	if wr.Op.IsLocal() {
+		if wr.status, s.failReason = q.env.Local(wr); wr.status != ib.Success {
+			q.ctr.BindErr++
+		}
 		return true
 	}
 	n := packets(wr.length, q.mtu)
@@ -236,6 +269,9 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 		return ib.LocQPOpErr, ReasonNoPath
 	case wr.Op.NeedsResponse() && q.attr.MaxRdAtomic == 0:
 		return ib.LocQPOpErr, ReasonNoDepth
+	case wr.Op.IsLocal():
+		wr.length = 0
+		return ib.Success, ReasonNone
 	}
 	if wr.Flags&ib.Inline != 0 {
 		switch {
@@ -286,11 +322,12 @@ func (q *QP) resolveList(wr *SendWR) (ib.Status, uint32) {
 
 // messageOps are the opcodes of SEND and WRITE by position: bit 0 first, bit
 // 1 last.
-var messageOps = [4][4]ib.Opcode{
+var messageOps = [...][4]ib.Opcode{
 	ib.WRWrite:    {ib.WriteMiddle, ib.WriteFirst, ib.WriteLast, ib.WriteOnly},
 	ib.WRWriteImm: {ib.WriteMiddle, ib.WriteFirst, ib.WriteLastImm, ib.WriteOnlyImm},
 	ib.WRSend:     {ib.SendMiddle, ib.SendFirst, ib.SendLast, ib.SendOnly},
 	ib.WRSendImm:  {ib.SendMiddle, ib.SendFirst, ib.SendLastImm, ib.SendOnlyImm},
+	ib.WRSendInv:  {ib.SendMiddle, ib.SendFirst, ib.SendLastInv, ib.SendOnlyInv},
 }
 
 // header fills what every run of a connected queue pair has.
@@ -325,6 +362,8 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 	if pos&2 != 0 {
 		if wr.Op.HasImm() {
 			r.Imm = wr.Imm
+		} else if wr.Op == ib.WRSendInv {
+			r.InvKey = wr.RKey
 		}
 		r.SE = wr.Flags&ib.Solicited != 0 && wr.Op != ib.WRWrite
 	}

@@ -213,10 +213,6 @@ func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 	}
 	p.nakSent = false
 	p.nak = 0
-	if in.op == ib.SendLastInv || in.op == ib.SendOnlyInv {
-		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonOpcode)
-		return
-	}
 	// Only what is in progress may go on, and it must.
 	if in.info.First == p.open || p.open && (p.write != in.info.Write || !in.info.Write && !in.info.Send) {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonSequence)
@@ -410,6 +406,13 @@ func (q *QP) onSend(in *inbound, b *mem.Batch) {
 		q.refuse(ib.SynNAKRemOp, ib.LocProtErr, p.ePSN, ReasonPlacement)
 		return
 	}
+	if in.info.Ext&ib.ExtIETH != 0 {
+		if !q.env.Invalidate(in.InvKey) {
+			q.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+			return
+		}
+		q.ctr.RemoteInvalidated++
+	}
 	p.recvLen += uint64(n)
 	p.open, p.write = !in.info.Last, false
 	q.accept(in.count, in.info.Last, in.AckReq)
@@ -423,8 +426,11 @@ func (q *QP) received(in *inbound, op ib.WCOp, n uint64) *Completion {
 	p := &q.rsp
 	c := q.stage(p.recv)
 	*c = Completion{Op: op, ByteLen: uint32(n), Solicited: in.SE}
-	if in.info.Ext&ib.ExtImm != 0 {
+	switch {
+	case in.info.Ext&ib.ExtImm != 0:
 		c.Flags, c.Imm = ib.WCWithImm, in.Imm
+	case in.info.Ext&ib.ExtIETH != 0:
+		c.Flags, c.Imm = ib.WCWithInv, uint32(in.InvKey)
 	}
 	p.recv = nil
 	return c

@@ -28,7 +28,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	pair type=rc [mtu=256 maxrun=256 local ... any attribute]
 //	     sides A (QPN 17, first PSN 100) and B (QPN 18, first PSN 200) in RTS
 //	qp X type=rc state=init|rtr|rts …   one side, in that state
-//	post X write|write_imm|send|send_imm|read|cmp_swap|fetch_add
+//	post X write|write_imm|send|send_imm|send_inv|read|cmp_swap|fetch_add|local_inv|bind_mw|reg_mr|unknown
 //	     [id= len= off= remote= key= rkey= imm= fence se signaled inline sges=]
 //	recv X [id= len= off= key= bad]
 //	send X [hold]  drain X's Next into its wire; hold: without Commit
@@ -355,7 +355,8 @@ func (s *script) newSide(name, state string, a *args) error {
 }
 
 var opNames = map[string]ib.WROp{"write": ib.WRWrite, "write_imm": ib.WRWriteImm, "send": ib.WRSend, "send_imm": ib.WRSendImm,
-	"read": ib.WRRead, "cmp_swap": ib.WRCmpSwap, "fetch_add": ib.WRFetchAdd, "local_inv": ib.WRLocalInv}
+	"read": ib.WRRead, "cmp_swap": ib.WRCmpSwap, "fetch_add": ib.WRFetchAdd, "local_inv": ib.WRLocalInv,
+	"bind_mw": ib.WRBindMW, "reg_mr": ib.WRRegMR, "send_inv": ib.WRSendInv, "unknown": ib.WRRegMR + 1}
 
 func (s *script) post(x *side, a *args) error {
 	wr := x.q.SendSlot()
@@ -480,6 +481,7 @@ func (s *script) inject(name string, a *args) error {
 	r.VA, r.RKey, r.DMALen = base+a.num("va", 0x8000), ib.Key(a.num("rkey", testKey)), uint32(a.num("dmalen", n))
 	r.SwapAdd, r.Compare, r.Orig = a.num("swap", 1), a.num("compare", 0), a.num("orig", 0x1122334455667788)
 	r.Syndrome, r.MSN, r.Imm = ib.Syndrome(a.num("syn", 0x1f)), uint32(a.num("msn", 0)), uint32(a.num("imm", 0xabcd))
+	r.InvKey = ib.Key(a.num("inv", testKey))
 	r.AckReq, r.SE = !a.has("noack"), a.has("se")
 	p := make([]byte, n)
 	for i := range p {
@@ -553,6 +555,9 @@ func runText(r *pkt.Run) string {
 	}
 	if i.Ext&ib.ExtImm != 0 {
 		t += fmt.Sprintf(" imm=%#x", r.Imm)
+	}
+	if i.Ext&ib.ExtIETH != 0 {
+		t += fmt.Sprintf(" inv=%#x", uint32(r.InvKey))
 	}
 	if i.Ext&ib.ExtDETH != 0 {
 		t += fmt.Sprintf(" dqpn=%d qkey=%#x src=%d", r.DestQPN, uint32(r.QKey), r.SrcQPN)

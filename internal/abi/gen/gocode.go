@@ -21,7 +21,7 @@ var initialisms = map[string]string{
 	"qp": "QP", "cq": "CQ", "pd": "PD", "mr": "MR", "ah": "AH", "mlid": "MLID", "pkeys": "PKeys", "srq": "SRQ", "gid": "GID", "dgid": "DGID",
 	"sgid": "SGID", "mtu": "MTU", "psn": "PSN", "rq": "RQ", "sq": "SQ", "id": "ID", "qpn": "QPN", "qkey": "QKey",
 	"pkey": "PKey", "lkey": "LKey", "rkey": "RKey", "gpa": "GPA", "va": "VA", "iova": "IOVA", "mac": "MAC",
-	"dmac": "DMAC", "rnr": "RNR", "sge": "SGE", "wr": "WR", "mrn": "MRN", "pdn": "PDN", "cqn": "CQN", "srqn": "SRQN",
+	"dmac": "DMAC", "rnr": "RNR", "sge": "SGE", "wr": "WR", "mrn": "MRN", "mwn": "MWN", "pdn": "PDN", "cqn": "CQN", "srqn": "SRQN",
 	"srqn1": "SRQN1", "cqe": "CQE", "lid": "LID", "dlid": "DLID", "slid": "SLID", "sl": "SL", "sm": "SM", "lmc": "LMC",
 	"abi": "ABI", "pid": "PID", "uid": "UID", "hw": "HW", "rss": "RSS", "rdma": "RDMA", "ca": "CA", "npages": "NPages",
 	"nbits": "NBits", "evq": "EVQ", "mw": "MW", "en": "En", "sqd": "SQD", "qps": "QPs", "cqs": "CQs", "imm": "Imm",

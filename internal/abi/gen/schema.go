@@ -303,6 +303,19 @@ var layouts = []layout{
 		12 outstanding u32`},
 	{"cmd_destroy_srq", "DestroySRQ", 4, "", `
 		0 srqn u32`},
+	{"cmd_alloc_mr", "AllocMR", 16, "", `
+		0 pdn u32
+		4 max_pages u32
+		8 access u32:ib.Access
+		12 type u32`},
+	{"cmd_alloc_mw", "AllocMW", 8, "", `
+		0 pdn u32
+		4 type u32`},
+	{"res_alloc_mw", "AllocMWResult", 8, "", `
+		0 mwn u32
+		4 rkey u32:ib.Key`},
+	{"cmd_dealloc_mw", "DeallocMW", 4, "", `
+		0 mwn u32`},
 	{"cmd_resize_cq", "ResizeCQ", 8, "", `
 		0 cqn u32
 		4 cqe u32`},
@@ -424,13 +437,27 @@ var layouts = []layout{
 		16 swap u64
 		24 rkey u32
 		28 reserved u32`},
+	{"sq_reg", "", 32, "REG_MR part of a send element", `
+		0 mrn u32
+		4 key u32
+		8 access u32
+		12 npages u32
+		16 iova u64
+		24 length u64`},
+	{"sq_bind", "", 32, "BIND_MW part of a send element", `
+		0 addr u64
+		8 length u64
+		16 mr_lkey u32
+		20 mw_rkey u32
+		24 access u32
+		28 reserved u32`},
 	{"sq_hdr", "", 64, "compact send element (SG_WQE); num_sge entries or bytes of inline data follow", `
 		0 wr_id u64
 		8 opcode u8
 		9 send_flags u8
 		10 padding u16
 		12 imm_data u8[4]
-		16 wr union rdma=sq_rdma ud=sq_ud atomic=sq_atomic
+		16 wr union rdma=sq_rdma ud=sq_ud atomic=sq_atomic reg=sq_reg bind=sq_bind
 		48 num_sge u32
 		52 reserved u32[3]
 		64 sge sge flex`},
@@ -579,7 +606,8 @@ var constants = []constGroup{
 	{"limits", "", []constant{
 		{"MAX_MEM_REGIONS", "MaxMemRegions", 256}, {"MAX_OBJECT_RINGS", "MaxObjectRings", 16384},
 		{"MAX_RING_NUM", "MaxRingNum", 32768}, {"MAX_CTRL_CMD", "MaxCtrlCmd", 2048},
-		{"MAX_INLINE_RFC", "MaxInlineRFC", 512}, {"MAX_CQE", "MaxCQE", 4194303}}},
+		{"MAX_INLINE_RFC", "MaxInlineRFC", 512}, {"MAX_CQE", "MaxCQE", 4194303},
+		{"MAX_FAST_REG_PAGES", "MaxFastRegPages", 512}, {"MAX_FAST_REG_INLINE", "MaxFastRegInline", 64}}},
 	{"flags of split rings", "", []constant{
 		{"VRING_DESC_NEXT", "DescFlagNext", 1}, {"VRING_DESC_WRITE", "DescFlagWrite", 2}, {"VRING_DESC_INDIRECT", "DescFlagIndirect", 4},
 		{"VRING_AVAIL_NO_INTERRUPT", "AvailNoInterrupt", 1}, {"VRING_USED_NO_NOTIFY", "UsedNoNotify", 1}}},
@@ -598,7 +626,8 @@ var constants = []constGroup{
 		{"CMD_DEL_GID", "CmdDelGID", 16}, {"CMD_REQ_NOTIFY_CQ", "CmdReqNotifyCQ", 17},
 		{"CMD_EXT_ENABLE", "CmdExtEnable", 64}, {"CMD_CREATE_SRQ", "CmdCreateSRQ", 65},
 		{"CMD_MODIFY_SRQ", "CmdModifySRQ", 66}, {"CMD_QUERY_SRQ", "CmdQuerySRQ", 67},
-		{"CMD_DESTROY_SRQ", "CmdDestroySRQ", 68}, {"CMD_RESIZE_CQ", "CmdResizeCQ", 72},
+		{"CMD_DESTROY_SRQ", "CmdDestroySRQ", 68}, {"CMD_ALLOC_MR", "CmdAllocMR", 69}, {"CMD_ALLOC_MW", "CmdAllocMW", 70},
+		{"CMD_DEALLOC_MW", "CmdDeallocMW", 71}, {"CMD_RESIZE_CQ", "CmdResizeCQ", 72},
 		{"CMD_SET_EVQ", "CmdSetEVQ", 73}, {"CMD_SET_ARM_AREA", "CmdSetArmArea", 74},
 		{"CMD_REG_MR_VA", "CmdRegMRVA", 75}, {"CMD_REREG_MR", "CmdReregMR", 76},
 		{"CMD_QUERY_PORT_EX", "CmdQueryPortEx", 77}, {"CMD_QUERY_GID", "CmdQueryGID", 78},
@@ -608,10 +637,13 @@ var constants = []constGroup{
 	{"ack byte without ERRNO_ACK; with it any positive errno stands for failure", "", []constant{
 		{"ACK_OK", "AckOK", 0}, {"ACK_ERR", "AckErr", 1}}},
 	{"device_cap_flags: bit numbers", "", []constant{
-		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_SRQ", "CapSRQ", 43},
+		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt", 41}, {"CAP_MW", "CapMW", 42},
+		{"CAP_SRQ", "CapSRQ", 43},
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
 		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}}},
 	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}, {"QP_BLOCK_SELF_MCAST", "QPBlockSelfMcast", 2}}},
+	{"types of ALLOC_MR", "", []constant{{"MR_FAST_REG", "MRFastReg", 0}}},
+	{"types of ALLOC_MW", "", []constant{{"MW_TYPE_1", "MWType1", 1}, {"MW_TYPE_2", "MWType2", 2}}},
 	{"flags of an address vector", "", []constant{{"AH_NO_GRH", "AHNoGRH", 1}}},
 	{"mask of MODIFY_SRQ", "", []constant{{"SRQ_MAX_WR", "SRQMaxWR", 1}, {"SRQ_LIMIT", "SRQLimit", 2}}},
 	{"flags of REREG_MR", "", []constant{
@@ -634,7 +666,9 @@ var constants = []constGroup{
 	{"opcodes of send elements", "", []constant{
 		{"OP_RDMA_WRITE", "OpWrite", 0}, {"OP_RDMA_WRITE_IMM", "OpWriteImm", 1}, {"OP_SEND", "OpSend", 2},
 		{"OP_SEND_IMM", "OpSendImm", 3}, {"OP_RDMA_READ", "OpRead", 4},
-		{"OP_ATOMIC_CMP_SWP", "OpCmpSwap", 0x40}, {"OP_ATOMIC_FETCH_ADD", "OpFetchAdd", 0x41}}},
+		{"OP_ATOMIC_CMP_SWP", "OpCmpSwap", 0x40}, {"OP_ATOMIC_FETCH_ADD", "OpFetchAdd", 0x41},
+		{"OP_SEND_INV", "OpSendInv", 0x42}, {"OP_LOCAL_INV", "OpLocalInv", 0x43}, {"OP_REG_MR", "OpRegMR", 0x44},
+		{"OP_BIND_MW", "OpBindMW", 0x45}}},
 	{"send_flags", "", []constant{
 		{"SEND_FENCE", "", 1}, {"SEND_SIGNALED", "", 2}, {"SEND_SOLICITED", "", 4}, {"SEND_INLINE", "", 8}}},
 	{"completion statuses", "", []constant{
@@ -645,12 +679,13 @@ var constants = []constGroup{
 		{"WC_REM_OP_ERR", "WCRemOpErr", 9}, {"WC_RETRY_EXC_ERR", "WCRetryExcErr", 10},
 		{"WC_RNR_RETRY_EXC_ERR", "WCRNRRetryExcErr", 11}, {"WC_REM_ABORT_ERR", "WCRemAbortErr", 12},
 		{"WC_FATAL_ERR", "WCFatalErr", 13}, {"WC_RESP_TIMEOUT_ERR", "WCRespTimeoutErr", 14},
-		{"WC_GENERAL_ERR", "WCGeneralErr", 15}}},
+		{"WC_GENERAL_ERR", "WCGeneralErr", 15}, {"WC_MW_BIND_ERR", "WCMWBindErr", 0x40}}},
 	{"opcodes of completions", "", []constant{
 		{"WC_OP_SEND", "WCOpSend", 0}, {"WC_OP_RDMA_WRITE", "WCOpWrite", 1}, {"WC_OP_RDMA_READ", "WCOpRead", 2},
 		{"WC_OP_RECV", "WCOpRecv", 3}, {"WC_OP_RECV_RDMA_WITH_IMM", "WCOpRecvWithImm", 4},
-		{"WC_OP_CMP_SWP", "WCOpCmpSwap", 0x40}, {"WC_OP_FETCH_ADD", "WCOpFetchAdd", 0x41}}},
-	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}}},
+		{"WC_OP_CMP_SWP", "WCOpCmpSwap", 0x40}, {"WC_OP_FETCH_ADD", "WCOpFetchAdd", 0x41},
+		{"WC_OP_LOCAL_INV", "WCOpLocalInv", 0x42}, {"WC_OP_REG_MR", "WCOpRegMR", 0x43}, {"WC_OP_BIND_MW", "WCOpBindMW", 0x44}}},
+	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}, {"WC_FLAG_WITH_INV", "WCFlagWithInv", 0x100}}},
 	{"version of the records at umad.sock", "", []constant{{"UMAD_VERSION", "UmadVersion", 1}}},
 	{"what a first record at umad.sock asks for", "UmadOp", []constant{
 		{"UMAD_OPEN", "UmadOpOpen", 1}, {"UMAD_OPEN_ISSM", "UmadOpIsSM", 2}, {"UMAD_CONTROL", "UmadOpControl", 3}}},
