@@ -21,8 +21,9 @@ const (
 	WRSendInv  WROp = 9
 	// WRRegMR registers a region by a request of the send queue. Programs know it
 	// by no number: only kernels and drivers have it.
-	WRRegMR  WROp = 10
-	numWROps      = 11
+	WRRegMR WROp = 10
+
+	numWROps = 11
 )
 
 var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV", "REG_MR"}

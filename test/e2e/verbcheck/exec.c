@@ -26,6 +26,7 @@ struct exec {
 	struct hello h;
 	struct ibv_pd *pd[MAX_OBJ];
 	struct ibv_mr *mr[MAX_OBJ];
+	struct ibv_mw *mw[MAX_OBJ];
 	struct ibv_comp_channel *ch[MAX_OBJ];
 	struct ibv_cq *cq[MAX_OBJ];
 	struct ibv_srq *srq[MAX_OBJ];
@@ -186,6 +187,7 @@ static int free_kind(struct exec *x, enum op op, int i)
 {
 	switch (op) {
 	case OP_PD_FREE: return freed(T(x, pd), i, ibv_dealloc_pd(GET(pd, i)));
+	case OP_MW_FREE: return freed(T(x, mw), i, ibv_dealloc_mw(GET(mw, i)));
 	case OP_MR_FREE: return freed(T(x, mr), i, ibv_dereg_mr(GET(mr, i)));
 	case OP_CHANNEL_FREE: return freed(T(x, ch), i, ibv_destroy_comp_channel(GET(ch, i)));
 	case OP_CQ_FREE: return freed(T(x, cq), i, ibv_destroy_cq(GET(cq, i)));
@@ -201,8 +203,8 @@ static int free_kind(struct exec *x, enum op op, int i)
  * nobody had fetched. */
 static void reset(struct exec *x, struct msg *m)
 {
-	static const enum op order[] = { OP_AH_FREE, OP_QP_FREE, OP_SRQ_FREE, OP_CQ_FREE, OP_CHANNEL_FREE, OP_MR_FREE, OP_PD_FREE };
-	void **tables[] = { T(x, ah), T(x, qp), T(x, srq), T(x, cq), T(x, ch), T(x, mr), T(x, pd) };
+	static const enum op order[] = { OP_AH_FREE, OP_QP_FREE, OP_SRQ_FREE, OP_CQ_FREE, OP_CHANNEL_FREE, OP_MW_FREE, OP_MR_FREE, OP_PD_FREE };
+	void **tables[] = { T(x, ah), T(x, qp), T(x, srq), T(x, cq), T(x, ch), T(x, mw), T(x, mr), T(x, pd) };
 	struct ibv_async_event ev;
 
 	while (!ibv_get_async_event(x->ctx, &ev)) {
@@ -326,6 +328,36 @@ static void cmp_big(struct exec *x, struct msg *m)
 	}
 }
 
+/* The same by the calls of the extended queue pair, all or nothing. */
+static int post_ex(struct exec *x, struct ibv_qp_ex *q, struct swr *w, int n)
+{
+	ibv_wr_start(q);
+	for (int i = 0; i < n; i++) {
+		struct swr *s = &w[i];
+
+		q->wr_id = s->wr_id;
+		q->wr_flags = s->flags;
+		switch (s->opcode) {
+		case IBV_WR_SEND: ibv_wr_send(q); break;
+		case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(q, s->imm); break;
+		case IBV_WR_SEND_WITH_INV: ibv_wr_send_inv(q, s->rkey); break;
+		case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(q, s->rkey, s->raddr); break;
+		case IBV_WR_RDMA_READ: ibv_wr_rdma_read(q, s->rkey, s->raddr); break;
+		case IBV_WR_LOCAL_INV: ibv_wr_local_inv(q, s->rkey); continue;
+		case IBV_WR_BIND_MW: {
+			struct ibv_mw_bind_info b = { .mr = GET(mr, s->mr), .addr = s->raddr, .length = s->length, .mw_access_flags = s->access };
+			ibv_wr_bind_mw(q, GET(mw, s->mw), s->rkey, &b);
+			continue;
+		}
+		default:
+			fprintf(stderr, "verbcheck: no ibv_wr_ for opcode %u\n", s->opcode);
+			exit(2);
+		}
+		ibv_wr_set_sge_list(q, s->num_sge, s->sge);
+	}
+	return ibv_wr_complete(q);
+}
+
 static void post_send_list(struct exec *x, struct msg *m, struct swr *w)
 {
 	int n = m->i[1];
@@ -351,13 +383,21 @@ static void post_send_list(struct exec *x, struct msg *m, struct swr *w)
 			wr[i].wr.atomic.rkey = s->rkey;
 			wr[i].wr.atomic.compare_add = s->cmp_add;
 			wr[i].wr.atomic.swap = s->swap;
+		} else if (s->opcode == IBV_WR_BIND_MW) {
+			wr[i].bind_mw.mw = GET(mw, s->mw);
+			wr[i].bind_mw.rkey = s->rkey;
+			wr[i].bind_mw.bind_info = (struct ibv_mw_bind_info){ .mr = GET(mr, s->mr), .addr = s->raddr, .length = s->length,
+				.mw_access_flags = s->access };
+		} else if (s->opcode == IBV_WR_SEND_WITH_INV || s->opcode == IBV_WR_LOCAL_INV) {
+			wr[i].invalidate_rkey = s->rkey;
 		} else {
 			wr[i].wr.rdma.remote_addr = s->raddr;
 			wr[i].wr.rdma.rkey = s->rkey;
 		}
 	}
-	m->rc = ibv_post_send(GET(qp, m->i[0]), wr, &bad);
-	m->i[2] = m->rc && bad ? (int)(bad - wr) : n;
+	struct ibv_qp_ex *q = ibv_qp_to_qp_ex(GET(qp, m->i[0]));
+	m->rc = q ? post_ex(x, q, w, n) : ibv_post_send(GET(qp, m->i[0]), wr, &bad);
+	m->i[2] = m->rc && bad ? (int)(bad - wr) : m->rc ? 0 : n;
 	/* Requests, entries and inline payload belong to the caller again. */
 	memset(wr, 0xa5, n * sizeof *wr);
 	memset(sge, 0xa5, n * sizeof *sge * MAX_SGE);
@@ -513,7 +553,7 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 	case OP_PD:
 		keep(m, T(x, pd), ibv_alloc_pd(x->ctx));
 		break;
-	case OP_PD_FREE: case OP_MR_FREE: case OP_CHANNEL_FREE: case OP_CQ_FREE: case OP_SRQ_FREE: case OP_QP_FREE: case OP_AH_FREE:
+	case OP_PD_FREE: case OP_MW_FREE: case OP_MR_FREE: case OP_CHANNEL_FREE: case OP_CQ_FREE: case OP_SRQ_FREE: case OP_QP_FREE: case OP_AH_FREE:
 		m->rc = free_kind(x, m->op, m->id);
 		break;
 	case OP_BUF:
@@ -562,6 +602,20 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		m->u[2] = mr->lkey, m->u[3] = mr->rkey;
 		break;
 	}
+	case OP_MW: {
+		struct ibv_mw *mw = ibv_alloc_mw(GET(pd, m->i[0]), m->i[1]);
+		keep(m, T(x, mw), mw);
+		m->u[0] = mw ? mw->rkey : 0;
+		break;
+	}
+	case OP_MW_BIND: {
+		struct ibv_mw *mw = GET(mw, m->id);
+		struct ibv_mw_bind bind = { .wr_id = m->u[2], .send_flags = m->i[3], .bind_info = { .mr = GET(mr, m->i[1]), .addr = m->u[0],
+			.length = m->u[1], .mw_access_flags = m->i[2] } };
+		m->rc = ibv_bind_mw(GET(qp, m->i[0]), mw, &bind);
+		m->u[0] = mw->rkey;
+		break;
+	}
 	case OP_CHANNEL:
 		keep(m, T(x, ch), ibv_create_comp_channel(x->ctx));
 		break;
@@ -608,9 +662,12 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 			.recv_cq = GET(cq, in.rcq), .srq = GET(srq, in.srq), .cap = in.cap, .qp_type = in.type, .sq_sig_all = in.sig_all };
 		struct ibv_qp_init_attr_ex ex = { .qp_context = a.qp_context, .send_cq = a.send_cq, .recv_cq = a.recv_cq, .srq = a.srq, .cap = a.cap,
 			.qp_type = a.qp_type, .sq_sig_all = a.sq_sig_all, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
-			.pd = GET(pd, in.pd), .create_flags = in.create_flags };
-		struct ibv_qp *qp = in.create_flags ? ibv_create_qp_ex(x->ctx, &ex) : ibv_create_qp(ex.pd, &a);
-		if (in.create_flags)
+			.pd = GET(pd, in.pd), .create_flags = in.create_flags, .send_ops_flags = in.send_ops };
+		bool extended = in.create_flags || in.send_ops;
+		if (in.send_ops)
+			ex.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+		struct ibv_qp *qp = extended ? ibv_create_qp_ex(x->ctx, &ex) : ibv_create_qp(ex.pd, &a);
+		if (extended)
 			a.cap = ex.cap;
 		keep(m, T(x, qp), qp);
 		m->u[0] = qp ? qp->qp_num : 0;

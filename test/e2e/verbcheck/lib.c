@@ -147,6 +147,23 @@ int try_rereg(struct end *e, struct mr *r, int flags, int pd, uint64_t addr, uin
 	return m.rc;
 }
 
+int try_mw(struct end *e, int pd, int type, int *mw, uint32_t *rkey)
+{
+	struct msg m = { .op = OP_MW, .i = { pd, type } };
+	call(e, &m, NULL, 0, NULL, 0);
+	*mw = m.id;
+	*rkey = m.u[0];
+	return m.rc;
+}
+
+int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags, uint32_t *rkey)
+{
+	struct msg m = { .op = OP_MW_BIND, .id = mw, .i = { qp, mr, access, flags }, .u = { addr, len, wr_id } };
+	call(e, &m, NULL, 0, NULL, 0);
+	*rkey = m.u[0];
+	return m.rc;
+}
+
 int make_channel(struct end *e)
 {
 	struct msg m = { .op = OP_CHANNEL };
@@ -457,7 +474,7 @@ void connect_pair(struct conn *c, const struct opt *want)
 			CHECK(!rc, "ibv_create_srq at %s: %s", e->name, errname(rc));
 		}
 		struct qp_init in = { .type = o->type, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = s->srq, .sig_all = o->sig_all,
-			.create_flags = o->create_flags[i],
+			.create_flags = o->create_flags[i], .send_ops = o->send_ops,
 			.cap = { .max_send_wr = o->depth, .max_recv_wr = o->srq[i] ? 0 : o->depth, .max_send_sge = o->sge,
 				.max_recv_sge = o->srq[i] ? 0 : o->sge, .max_inline_data = o->inl } };
 		int rc = try_qp(e, &in, &s->qp, &s->qpn);
@@ -490,7 +507,7 @@ void destroy_qps(struct conn *c)
 
 struct swr swr(struct conn *c, enum ibv_wr_opcode op, int flags)
 {
-	return (struct swr){ .wr_id = c->next_id++, .opcode = op, .flags = flags, .ah = NONE, .imm = rnd() };
+	return (struct swr){ .wr_id = c->next_id++, .opcode = op, .flags = flags, .ah = NONE, .mw = NONE, .mr = NONE, .imm = rnd() };
 }
 
 void add(struct swr *w, struct mr m, uint64_t off, uint32_t len)
@@ -563,6 +580,8 @@ static int wc_opcode(int op)
 	case IBV_WR_RDMA_READ: return IBV_WC_RDMA_READ;
 	case IBV_WR_ATOMIC_CMP_AND_SWP: return IBV_WC_COMP_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD: return IBV_WC_FETCH_ADD;
+	case IBV_WR_LOCAL_INV: return IBV_WC_LOCAL_INV;
+	case IBV_WR_BIND_MW: return IBV_WC_BIND_MW;
 	}
 	return IBV_WC_SEND;
 }
@@ -598,7 +617,9 @@ struct ibv_wc want_recv(struct conn *c, int i, const struct rwr *w, const struct
 	len += ud ? 40 : 0;
 	CHECK(wc.byte_len == len, "receive completion at %s: byte_len %u, want %u", s->e->name, wc.byte_len, len);
 	CHECK(!(wc.wc_flags & IBV_WC_WITH_IMM) == !imm, "receive completion at %s: flags %x, immediate %ssent", s->e->name, wc.wc_flags, imm ? "" : "not ");
-	CHECK(!(wc.wc_flags & IBV_WC_WITH_INV), "receive completion at %s: flags %x", s->e->name, wc.wc_flags);
+	CHECK(!(wc.wc_flags & IBV_WC_WITH_INV) == (from->opcode != IBV_WR_SEND_WITH_INV), "receive completion at %s: flags %x", s->e->name, wc.wc_flags);
+	if (wc.wc_flags & IBV_WC_WITH_INV)
+		CHECK(wc.invalidated_rkey == from->rkey, "invalidated at %s: %08x, want %08x", s->e->name, wc.invalidated_rkey, from->rkey);
 	if (imm)
 		CHECK(wc.imm_data == from->imm, "immediate data at %s: %08x, want %08x", s->e->name, be32toh(wc.imm_data), be32toh(from->imm));
 	if (ud) {

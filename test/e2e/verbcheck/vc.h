@@ -31,7 +31,7 @@ enum op {
 	OP_QUERY_DEVICE, OP_QUERY_PORT, OP_QUERY_GID, OP_QUERY_PKEY, OP_REOPEN,
 	OP_PD, OP_PD_FREE,
 	OP_BUF, OP_FILL, OP_EXPECT, OP_EXPECT_BYTES, OP_VERIFY, OP_GET, OP_CMP,
-	OP_MR, OP_MR_FREE, OP_MR_REREG,
+	OP_MR, OP_MR_FREE, OP_MR_REREG, OP_MW, OP_MW_FREE, OP_MW_BIND,
 	OP_CHANNEL, OP_CHANNEL_FREE,
 	OP_CQ, OP_CQ_FREE, OP_CQ_RESIZE, OP_ARM, OP_EVENT, OP_POLL,
 	OP_SRQ, OP_SRQ_FREE, OP_SRQ_MODIFY, OP_SRQ_QUERY,
@@ -77,7 +77,11 @@ struct swr {
 	uint32_t rkey, rqpn, rqkey;
 	int32_t ah;
 	uint32_t scribble;      /* overwrite the payload once it is posted */
-	uint32_t reserved;
+	/* BIND_MW: window and region; what of it is raddr and length, the key is
+	 * rkey, as is the one that a request invalidates. */
+	int32_t mw, mr;
+	uint32_t access;
+	uint64_t length;
 	struct ibv_sge sge[MAX_SGE];
 };
 
@@ -143,6 +147,9 @@ void verify(struct end *e, struct buf b, int ms, const char *what);
 struct mr make_mr(struct end *e, int pd, struct buf b, uint64_t off, uint64_t len, int access);
 int try_mr(struct end *e, int pd, uint64_t addr, uint64_t len, int access, struct mr *out);
 int try_rereg(struct end *e, struct mr *m, int flags, int pd, uint64_t addr, uint64_t len, int access);
+int try_mw(struct end *e, int pd, int type, int *mw, uint32_t *rkey);
+/* Binds a window of type 1; rkey becomes the new one. */
+int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags, uint32_t *rkey);
 int make_channel(struct end *e);
 int make_cq(struct end *e, int cqe, int channel);
 int try_cq(struct end *e, int cqe, int channel, int vector, int *cq, int *got);
@@ -156,6 +163,7 @@ int try_srq_query(struct end *e, int srq, struct ibv_srq_attr *a);
 struct qp_init {
 	int type, pd, scq, rcq, srq, sig_all;
 	uint32_t create_flags;
+	uint64_t send_ops;      /* not 0: requests go by ibv_wr_* */
 	struct ibv_qp_cap cap;
 };
 int try_qp(struct end *e, struct qp_init *in, int *qp, uint32_t *qpn); /* in->cap: what was granted */
@@ -177,6 +185,7 @@ struct opt {
 	int type;               /* IBV_QPT_*; 0 means RC */
 	bool srq[2];
 	uint32_t create_flags[2];
+	uint64_t send_ops;
 	bool sig_all, channels;
 	int depth, sge, inl, cqe, rcqe;
 	int rd, mtu;            /* outstanding READs; path MTU (enum) */
@@ -257,6 +266,6 @@ struct test {
 };
 enum { ASYNC = 1, BIG = 2 };
 extern uint16_t opt_mlid;        /* t_mcast.c: of the group on InfiniBand ports */
-extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], unreliable_tests[], mcast_tests[], event_tests[];
+extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], window_tests[], unreliable_tests[], mcast_tests[], event_tests[];
 
 #endif
