@@ -46,6 +46,11 @@ type VESWInterface struct {
 	// MACs is how many MACs the interface takes besides its own, Known how many the Ethernet Manager told of.
 	MACs  int `json:"macs"`
 	Known int `json:"known_macs"`
+	// Asked tells that somebody said what the port is for; Kept that this is so when the node starts again, and else
+	// NotKept why not.
+	Asked   bool   `json:"asked"`
+	Kept    bool   `json:"kept"`
+	NotKept string `json:"not_kept"`
 	// Failed is why there is no interface, Problem what could not be set up of it.
 	Failed  string `json:"failed"`
 	Problem string `json:"problem"`
@@ -110,6 +115,9 @@ func (r *VESWRequest) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Kept reports whether the node keeps the request when it starts again: a stack is its command's, which asks again.
+func (r *VESWRequest) Kept() bool { return r.Backend != BackendNetstack }
 
 // Key names the request among those of a node.
 func (r *VESWRequest) Key() string { return fmt.Sprintf("%s:%d", r.Device, r.VESW) }

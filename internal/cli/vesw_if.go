@@ -89,7 +89,7 @@ func (a *app) veswAttach() *cobra.Command {
 		Use:   "attach DEVICE --vesw ID --name INTERFACE | --gateway INTERFACE",
 		Short: "say what this node's port in a virtual Ethernet switch is for",
 		Long: `Say what this node's port in a virtual Ethernet switch is for, by the identifier of that, before the port is there or
-later. Without this command the port is a TAP device opaFvV of this host by itself, of function F and port V there. --name names
+later; it is so too when the node starts again. Without this command the port is a TAP device opaFvV of this host by itself, of function F and port V there. --name names
 the device; --gateway makes the port a gateway to the network at an interface of the host, which weft vesw port add --gateway tells the manager.
 
   weft vesw attach weft_ib0 --vesw 5 --name lab0
@@ -117,6 +117,9 @@ the device; --gateway makes the port a gateway to the network at an interface of
 					return
 				}
 				printVESWInterfaces(a.env.Out, l)
+				if !l[0].Kept {
+					fmt.Fprintf(a.env.Out, "note: this does not survive the node's end: %s\n", printable(l[0].NotKept))
+				}
 			})
 		})
 	})
@@ -134,7 +137,7 @@ func (a *app) veswNetstack() *cobra.Command {
 		Short: "a port without privileges: an IP stack in the node, port forwards and a SOCKS5 proxy",
 		Long: `A port of a virtual Ethernet switch without privileges: an IP stack in the node instead of a network interface. Programs of
 this host reach the switch by ports that are forwarded, or by the SOCKS5 proxy; hosts on the switch reach this host by ports
-forwarded the other way. It ends with the command.
+forwarded the other way. It ends with the command, and is there again when the node has ended and started anew.
 
   weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 --socks 127.0.0.1:1080
   weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 -L tcp:127.0.0.1:8080=10.5.0.1:80
@@ -166,33 +169,31 @@ forwarded the other way. It ends with the command.
 	return cmd
 }
 
-// veswStack keeps a port's IP stack as long as the command runs.
+// veswStack keeps a port's IP stack as long as the command runs, also where the node ends and starts again.
 func (a *app) veswStack(ctx context.Context, r api.VESWRequest) error {
 	ctx, stop := signalContext(ctx)
 	defer stop()
 	return a.query(ctx, func(ctx context.Context, c *api.Client) error {
-		if _, err := c.AttachVESW(ctx, r); err != nil {
-			return err
-		}
+		var life time.Time // of the node: when it started
 		defer func() {
+			if life.IsZero() {
+				return
+			}
 			ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 			defer stop()
 			c.DetachVESW(ctx, r.Key())
 		}()
 		said := ""
 		for {
-			l, err := c.VESWInterfaces(ctx)
+			now, err := veswStackState(ctx, c, &r, &life)
 			if ctx.Err() != nil {
 				return nil
 			}
-			if err != nil {
+			var e *api.Error
+			if !life.IsZero() && errors.As(err, &e) && (e.Code == api.CodeNoNode || e.Code == api.CodeNotReady || e.Code == api.CodeNoAnswer) {
+				now = "waiting for the node"
+			} else if err != nil {
 				return err
-			}
-			now := "the Ethernet Manager has made no port of it yet"
-			if i := slices.IndexFunc(l, func(v api.VESWInterface) bool { return v.Device == r.Device && v.VESW == r.VESW }); i >= 0 {
-				if now = veswStateText(l[i]); now == api.StateForwarding {
-					now = "ready"
-				}
 			}
 			if now != said {
 				said = now
@@ -205,6 +206,32 @@ func (a *app) veswStack(ctx context.Context, r api.VESWRequest) error {
 			}
 		}
 	})
+}
+
+// veswStackState asks for a stack where a node does not have it yet, and tells of its port.
+func veswStackState(ctx context.Context, c *api.Client, r *api.VESWRequest, life *time.Time) (string, error) {
+	st, err := c.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	if !st.StartedAt.Equal(*life) {
+		if _, err := c.AttachVESW(ctx, *r); err != nil {
+			return "", err
+		}
+		*life = st.StartedAt
+	}
+	l, err := c.VESWInterfaces(ctx)
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(l, func(v api.VESWInterface) bool { return v.Device == r.Device && v.VESW == r.VESW })
+	if i < 0 {
+		return "the Ethernet Manager has made no port of it yet", nil
+	}
+	if now := veswStateText(l[i]); now != api.StateForwarding {
+		return now, nil
+	}
+	return "ready", nil
 }
 
 func (a *app) veswDetach() *cobra.Command {

@@ -218,6 +218,9 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	case err != nil && !errors.Is(err, errNoFunction):
 		return err
 	}
+	if n.vesw != nil {
+		n.vesw.forget(name)
+	}
 	n.keeper.save(ctx)
 	n.mu.Lock()
 	defer n.mu.Unlock()

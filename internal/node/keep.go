@@ -50,6 +50,8 @@ type keptFunctions struct {
 	Version         int            `json:"version"` // keptVersion
 	AdapterDisabled bool           `json:"adapter_disabled,omitempty"`
 	Functions       []keptFunction `json:"functions"`
+	// VESWPorts is what ports of virtual Ethernet switches are for, whether they are there or not.
+	VESWPorts []api.VESWRequest `json:"vesw_ports,omitempty"`
 }
 
 // keptFunction is a function that was added, or one that is always there and
@@ -176,7 +178,7 @@ func (k *keeper) save(ctx context.Context) {
 // write puts the functions into the store; mu is held.
 func (k *keeper) write(ctx context.Context) error {
 	n := k.n
-	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff()}
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff(), VESWPorts: n.vesw.kept()}
 	for _, f := range n.functions() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
@@ -246,7 +248,12 @@ func (k *keeper) load(ctx context.Context) error {
 		}
 		restored++
 	}
-	n.log.Info("devices restored", "functions", restored, "adapter_disabled", v.AdapterDisabled)
+	for i := range v.VESWPorts {
+		if r := &v.VESWPorts[i]; r.Validate() != nil || !r.Kept() || !n.vesw.ask(r) {
+			n.log.Error("what a VESW port was for is not restored", "device", r.Device, "vesw", r.VESW)
+		}
+	}
+	n.log.Info("devices restored", "functions", restored, "vesw_ports", len(v.VESWPorts), "adapter_disabled", v.AdapterDisabled)
 	return nil
 }
 

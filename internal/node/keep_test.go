@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weft/internal/api"
 	"weft/internal/config"
 	"weft/internal/ib"
@@ -264,4 +266,62 @@ func freeTCP(t *testing.T) string {
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port
+}
+
+// TestVESWPortsAreKept: what ports of virtual Ethernet switches are for is so when the node starts again, until
+// somebody undoes it or the device goes; the stack of a command is the command's.
+func TestVESWPortsAreKept(t *testing.T) {
+	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
+	r := run(t, noIP)
+	ctx := context.Background()
+	r.add("vf", api.FunctionChange{})
+	tap := api.VESWRequest{Device: firstNative, VESW: 7, Backend: api.BackendTAP, Name: "lab0"}
+	gateway := api.VESWRequest{Device: firstNative, VESW: 8, Backend: api.BackendGateway, Name: "out0"}
+	other := api.VESWRequest{Device: "vf", VESW: 7, Backend: api.BackendTAP, Name: "lab1"}
+	stack := api.VESWRequest{Device: firstNative, VESW: 9, Backend: api.BackendNetstack, Addrs: []string{"10.9.0.1/24"}}
+	attach := func(v api.VESWRequest) {
+		t.Helper()
+		if err := r.node.vesw.attach(ctx, &v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(want ...api.VESWRequest) {
+		t.Helper()
+		if got := r.node.vesw.kept(); !cmp.Equal(got, want) {
+			t.Errorf("kept %+v, want %+v", got, want)
+		}
+	}
+	for _, v := range []api.VESWRequest{tap, gateway, other, stack} {
+		attach(v)
+	}
+	r.end()
+
+	r = r.again(noIP)
+	expect(tap, gateway, other)
+	if v := r.node.vesw.wanted(firstNative, 7); v == nil || v.Name != "lab0" || r.node.vesw.wanted(firstNative, 9) != nil {
+		t.Errorf("port in VESW 7: %+v", v)
+	}
+	attach(stack)
+	var e *api.Error
+	if err := r.node.vesw.attach(ctx, &tap); !errors.As(err, &e) || e.Code != api.CodeInvalid {
+		t.Errorf("said twice: %v", err)
+	}
+	if err := r.cli.DetachVESW(ctx, gateway.Key()); err != nil {
+		t.Error(err)
+	}
+	if err := r.cli.DetachVESW(ctx, gateway.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+		t.Errorf("undone twice: %v", err)
+	}
+	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+		t.Error(err)
+	}
+	expect(tap)
+	r.end()
+
+	r = r.again(noIP)
+	expect(tap)
+	r.add("vf", api.FunctionChange{})
+	if r.node.vesw.wanted("vf", 7) != nil {
+		t.Error("a device has the port of another that had its name")
+	}
 }

@@ -72,7 +72,10 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 		MAC: net.HardwareAddr(d.MAC[:]).String(), BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(), MTU: d.MTU, MaxMTU: d.MaxMTU,
 		PKey: pkeyText(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
 	if s.with != nil {
-		v.Backend = s.with.Backend
+		v.Backend, v.Asked = s.with.Backend, true
+		if v.NotKept = "it ends with its command"; s.with.Kept() {
+			v.Kept, v.NotKept = s.f.h.n.keeper.kept()
+		}
 	}
 	if s.f.h.n.machine(v.Device) != nil {
 		v.Backend = api.BackendVM
@@ -126,15 +129,9 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	if n.machine(r.Device) != nil {
 		return nil, invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
 	}
-	h.mu.Lock()
-	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {
-		h.mu.Unlock()
-		return nil, invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
+	if err := h.attach(ctx, &r); err != nil {
+		return nil, err
 	}
-	h.requests = append(h.requests, &r)
-	h.mu.Unlock()
-	n.log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
-	h.reconsider(r.Device, uint16(r.VESW))
 	own := func(s *veswSlot) bool { return s.with == &r }
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
@@ -162,6 +159,58 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	}
 }
 
+// attach notes what a port is for, and has the store keep it.
+func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
+	k := h.n.keeper
+	if r.Kept() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if err := k.editable("cannot attach the port"); err != nil {
+			return err
+		}
+	}
+	if !h.ask(r) {
+		return invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
+	}
+	h.n.log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
+	if r.Kept() {
+		k.save(ctx)
+	}
+	return nil
+}
+
+// ask notes what a port is for; false where somebody has said that.
+func (h *veswHost) ask(r *api.VESWRequest) bool {
+	h.mu.Lock()
+	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {
+		h.mu.Unlock()
+		return false
+	}
+	h.requests = append(h.requests, r)
+	h.mu.Unlock()
+	h.reconsider(r.Device, uint16(r.VESW))
+	return true
+}
+
+// kept are the requests that the store is to have.
+func (h *veswHost) kept() (list []api.VESWRequest) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.requests {
+		if r.Kept() {
+			list = append(list, *r)
+		}
+	}
+	return list
+}
+
+// forget drops what was said of ports of a device that is no more.
+func (h *veswHost) forget(device string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
+}
+
 // reconsider has a port asked for anew if what it is for is another now.
 func (h *veswHost) reconsider(device string, vesw uint16) {
 	h.n.sub.do(func() {
@@ -176,7 +225,7 @@ func (h *veswHost) reconsider(device string, vesw uint16) {
 }
 
 // DetachVESW implements api.Backend.
-func (n *Node) DetachVESW(_ context.Context, name string) error {
+func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	h := n.vesw
 	if h == nil {
 		return errNoFabric
@@ -190,15 +239,9 @@ func (n *Node) DetachVESW(_ context.Context, name string) error {
 	}); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	i := slices.IndexFunc(h.requests, func(r *api.VESWRequest) bool { return r == with || r.Key() == name })
-	if i >= 0 {
-		with = h.requests[i]
-		h.requests = slices.Delete(h.requests, i, i+1)
-	}
-	h.mu.Unlock()
-	if i < 0 {
-		return &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + name + " is for", Fix: "weft vesw interfaces"}
+	with, err := h.unask(ctx, with, name)
+	if err != nil {
+		return err
 	}
 	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
 		if s.with == with {
@@ -216,6 +259,34 @@ func (n *Node) DetachVESW(_ context.Context, name string) error {
 		work.wait() // the name is free
 	}
 	return nil
+}
+
+// unask drops what was said of a port, which r is, or which has a key; the store hears of it.
+func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*api.VESWRequest, error) {
+	k := h.n.keeper
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	h.mu.Lock()
+	i := slices.IndexFunc(h.requests, func(o *api.VESWRequest) bool { return o == r || o.Key() == key })
+	if i >= 0 {
+		r = h.requests[i]
+	}
+	h.mu.Unlock()
+	if i < 0 || r.Kept() {
+		if err := k.editable("cannot detach the port"); err != nil {
+			return nil, err
+		}
+	}
+	if i < 0 {
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + key + " is for", Fix: "weft vesw interfaces"}
+	}
+	h.mu.Lock()
+	h.requests = slices.DeleteFunc(h.requests, func(o *api.VESWRequest) bool { return o == r })
+	h.mu.Unlock()
+	if r.Kept() {
+		k.save(ctx)
+	}
+	return r, nil
 }
 
 // VESWStats implements api.Backend.
