@@ -275,6 +275,7 @@ const (
 	ScopeIPoIB   = "ipoib" // by link
 	ScopeVM      = "vm"    // by virtual machine
 	ScopeVESW    = "vesw"  // by interface, and by device
+	ScopeCM      = "cm"    // the communication manager
 )
 
 // Counter is one named count since its scope's start.

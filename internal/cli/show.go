@@ -277,7 +277,7 @@ func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
 	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP, api.ScopeTrunk,
-		api.ScopeAgent, api.ScopeSM, api.ScopeSA, api.ScopeEM, api.ScopeIPoIB, api.ScopeVM}
+		api.ScopeAgent, api.ScopeSM, api.ScopeSA, api.ScopeEM, api.ScopeIPoIB, api.ScopeVM, api.ScopeCM}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",

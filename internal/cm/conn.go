@@ -449,3 +449,31 @@ func (m *Manager) Remove(now mono.Time, function uint16) {
 		}
 	}
 }
+
+// Close ends everything: the peers of connections are told what they must know, once, and nobody
+// here hears of anything.
+func (m *Manager) Close(now mono.Time) {
+	for _, c := range m.conns {
+		c.Close(now)
+	}
+	for _, l := range m.lookups {
+		l.Close(now)
+	}
+	for _, i := range m.inquiries {
+		i.gone = true
+		if i.listener != nil {
+			i.Reject(now, LookupNoService, nil, nil)
+		}
+	}
+}
+
+// Load tells how many connections there are in any state, and how many of them neither
+// established nor over.
+func (m *Manager) Load() (conns, half int) {
+	for _, c := range m.conns {
+		if c.state <= repRcvd {
+			half++
+		}
+	}
+	return len(m.conns), half
+}

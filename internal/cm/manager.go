@@ -142,6 +142,9 @@ func (m *Manager) Deadline() mono.Time {
 	return m.timers[0].timer().due
 }
 
+// Pending reports whether Next has something to do at once, but for timers.
+func (m *Manager) Pending() bool { return len(m.events) > 0 || m.head < len(m.out) }
+
 // tell calls the handlers of what has happened. What they do may add to it.
 func (m *Manager) tell(now mono.Time) {
 	for len(m.events) > 0 {

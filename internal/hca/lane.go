@@ -52,6 +52,7 @@ type Lane struct {
 	fabric   Link // nil: InfiniBand ports reach this node only
 	sw       Switch
 	manage   func(now mono.Time, r *pkt.Run)
+	general  func(now mono.Time, r *pkt.Run)
 	batch    *mem.Batch
 	groups   *Multicast // nil: no copies are made of multicast packets
 	sessions []*Session
@@ -120,6 +121,10 @@ func (l *Lane) SetSwitch(s Switch) { l.sw = s }
 // before the lane runs.
 func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Run)) { l.manage = take }
 
+// SetGeneralServices is SetManagement for Ethernet ports, whose keys are not
+// checked before.
+func (l *Lane) SetGeneralServices(take func(now mono.Time, r *pkt.Run)) { l.general = take }
+
 // Carried returns how many bytes of payload the lane has received and sent.
 func (l *Lane) Carried() uint64 { return l.carried }
 
@@ -168,6 +173,14 @@ func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
 	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
 		if p := a.Port(); l.arrive(a, p, p.State == ib.PortActive, r) {
 			l.manage(now, r)
+		}
+		return
+	}
+	if r.DestQPN == ib.QPNGSI && !r.Path.Native() && l.general != nil {
+		if a.Port().State == ib.PortActive {
+			l.general(now, r)
+		} else {
+			l.Stats.DropPort++
 		}
 		return
 	}

@@ -443,6 +443,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			}
 		})
 	}
+	n.cm.counters(func(name string, v uint64) { add(api.ScopeCM, "", name, v) })
 	for i, l := range n.lanes {
 		err = l.look(func() {
 			if i == 0 {

@@ -8,8 +8,11 @@ import (
 	"errors"
 	mrand "math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/hca"
@@ -48,6 +51,10 @@ type ipLink struct {
 	ending bool // it is to go
 
 	why string // under the host's mu: why it has not started
+
+	// addrs are the addresses of the device, while it has any, for whoever wants
+	// to know.
+	addrs atomic.Pointer[[]netip.Prefix]
 }
 
 var (
@@ -248,6 +255,8 @@ func (l *ipLink) take(now mono.Time, link *ipoib.Link) {
 	}
 	l.news = nil
 	link.SetAddrs(now, e.Addrs, e.OnLink)
+	addrs := slices.Clone(e.Addrs)
+	l.addrs.Store(&addrs)
 	link.MTUChanged(now, e.MTU)
 	switch {
 	case e.Up && !l.opened:
@@ -263,6 +272,7 @@ func (l *ipLink) Unregister() {
 	l.made++
 	l.unwatch()
 	l.back, l.feed, l.news = nil, nil, nil
+	l.addrs.Store(nil)
 	l.work.post(l.closeDevice)
 }
 
@@ -342,6 +352,7 @@ func (l *ipLink) Closed(err error) {
 	}
 	l.unwatch()
 	l.link, l.back, l.feed = nil, nil, nil
+	l.addrs.Store(nil)
 	l.work.post(func() {
 		l.closeDevice()
 		l.al.gsi.close()

@@ -181,6 +181,7 @@ func (n *Node) openLanes() error {
 		of[0].in, of[0].out = link.FDs()
 		h := hca.NewLane(n.all, i, nl, others)
 		h.SetMulticast(n.mcast)
+		h.SetGeneralServices(n.cm.take(h))
 		if n.sub != nil {
 			nl.fabric, of[1].in, of[1].out = n.fabricLink(i, h)
 		}

@@ -57,6 +57,7 @@ type Node struct {
 	groups   *ipGroups
 	links    []*netLink // by lane
 	host     string     // the host's name
+	cm       *cmService
 	sub      *subnet    // nil: the node is in no subnet
 	ip       *ipoibHost // nil: the same
 	vesw     *veswHost  // nil: the same
@@ -144,6 +145,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 func (n *Node) live(ctx context.Context, ready func()) error {
 	defer sysfs.Remove(n.treeDir()) // when nobody is left who writes it
 	defer n.close()
+	go n.cm.run() // ends with close
 	if err := n.startSubnet(); err != nil {
 		return err
 	}
@@ -174,6 +176,7 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, n.table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
+	n.cm = newCMService(n)
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
@@ -296,6 +299,7 @@ func (n *Node) close() {
 		n.manager.Close()
 	}
 	n.closeStore()
+	n.cm.close()
 	if n.sub != nil {
 		close(n.sub.end)
 		<-n.sub.done

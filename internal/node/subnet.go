@@ -317,7 +317,7 @@ func (s *subnet) leave(now mono.Time) bool {
 // deliver gives a datagram to whoever speaks for a function's port.
 func (s *subnet) deliver(now mono.Time, c *caPort, d *mad.Datagram) {
 	f := c.adapter.Number()
-	if s.byFunc[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) {
+	if s.byFunc[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) || s.n.cm.offer(f, d) {
 		return
 	}
 	s.unclaimed(now, c, c.agent, d)
@@ -644,6 +644,7 @@ func (s *subnet) unplug(a *hca.Adapter) {
 		delete(s.byFunc, a.Number())
 		delete(s.changed, c)
 		s.gsi.remove(a.Number())
+		s.n.cm.removed(a.Number())
 		if s.clients != nil {
 			s.clients.Remove(s.n.now(), a.Number())
 		}

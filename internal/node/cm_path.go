@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+
+	"weft/internal/cm"
+	"weft/internal/ib"
+	"weft/internal/ipoib"
+	"weft/internal/mono"
+)
+
+// What a path of an Ethernet port is said to be, where no subnet administration says
+// anything (docs/notes/cm.md).
+const (
+	roceLifeTime = 18 // 1.07 s one way
+	roceHopLimit = 64
+)
+
+// bound finds the port of the node that has an IP address. An address of an IP link is that
+// link's, though the host has it too.
+func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
+	a = a.Unmap().WithZone("")
+	if l := s.ipLinkOf(func(p netip.Prefix) bool { return p.Addr() == a }); l != nil {
+		p := l.f.a.Port()
+		if len(p.GIDs) > 0 {
+			return cm.Address{Function: l.f.a.Number(), Link: ib.LinkInfiniBand, Device: l.cfg.Name, Src: a, SGID: p.GIDs[0].GID, PKey: l.cfg.PKey}, nil
+		}
+	}
+	p := s.n.adapter.Port()
+	i := p.Lookup(ib.GIDFromAddr(a))
+	if i < 0 || i > 0xff || p.GIDs[i].LocalOnly || !a.IsValid() || a.IsUnspecified() {
+		return cm.Address{}, cm.ErrNoAddress
+	}
+	return cm.Address{Function: s.n.adapter.Number(), Link: p.Link, Src: a, SGID: p.GIDs[i].GID, SGIDIndex: uint8(i), PKey: p.PKeys[0]}, nil
+}
+
+// ipLinkOf returns the first IP link, by name, that has such an address; nil where there
+// is none.
+func (s *cmService) ipLinkOf(is func(netip.Prefix) bool) *ipLink {
+	if s.n.ip == nil {
+		return nil
+	}
+	for _, l := range s.n.ip.sorted() {
+		if addrs := l.addrs.Load(); addrs != nil && slices.ContainsFunc(*addrs, is) {
+			return l
+		}
+	}
+	return nil
+}
+
+// source finds from which address packets go to dst.
+func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
+	if src.IsValid() && !src.IsUnspecified() {
+		return s.bound(src)
+	}
+	if a, err := s.bound(dst); err == nil {
+		return a, nil // to itself
+	}
+	// The stack of a link that the kernel does not know has no routes there.
+	if l := s.ipLinkOf(func(p netip.Prefix) bool { return p.Contains(dst.WithZone("")) }); l != nil && !dst.IsMulticast() {
+		for _, p := range *l.addrs.Load() {
+			if p.Contains(dst.WithZone("")) {
+				return s.bound(p.Addr())
+			}
+		}
+	}
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9))) // asks for a route, sends nothing
+	if err != nil {
+		return cm.Address{}, cm.ErrNoRoute
+	}
+	defer c.Close()
+	return s.bound(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr())
+}
+
+// resolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of
+// the peer; of a group there is none. done is called once on the goroutine, as resolveAddr is, maybe
+// before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and ErrTimeout.
+func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
+	dst = dst.Unmap()
+	if dst.IsUnspecified() {
+		// The host's own, of the family that was asked for.
+		if dst.Is4() {
+			dst = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		} else {
+			dst = netip.IPv6Loopback()
+		}
+	}
+	a, err := s.source(src, dst)
+	if err == nil && a.Src.Is4() != dst.Is4() {
+		err = cm.ErrNoRoute
+	}
+	if err != nil {
+		done(now, cm.Address{}, err)
+		return
+	}
+	a.Dst = dst
+	switch {
+	case a.Link == ib.LinkEthernet:
+		if _, err := s.bound(dst); err != nil && (a.Src.IsLoopback() || dst.IsLoopback()) {
+			done(now, cm.Address{}, cm.ErrNoRoute)
+			return
+		}
+		a.DGID = ib.GIDFromAddr(dst)
+		done(now, a, nil)
+	case dst.IsMulticast():
+		done(now, a, nil)
+	default:
+		s.ipoibPath(now, &a, func(now mono.Time, p *ipoib.PathInfo, err error) {
+			if err == nil {
+				a.DGID, a.SGID = p.DGID, p.SGID
+			}
+			done(now, a, err)
+		})
+	}
+}
+
+// resolvePath finds the path to the peer of an address that resolveAddr found. done is
+// called as there.
+func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
+	addr := *a
+	if a.Link == ib.LinkEthernet {
+		p := s.n.adapter.Port()
+		i := p.Lookup(a.SGID)
+		if i < 0 || i > 0xff {
+			done(now, cm.Path{}, cm.ErrNoAddress)
+			return
+		}
+		done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: uint8(i), SLID: ib.LIDPermissive, DLID: ib.LIDPermissive,
+			Global: true, PKey: p.PKeys[0], FlowLabel: 1 + rand.Uint32N(0xfffff), TClass: tclass, HopLimit: roceHopLimit, MTU: p.MTU, LifeTime: roceLifeTime}, nil)
+		return
+	}
+	s.ipoibPath(now, a, func(now mono.Time, p *ipoib.PathInfo, err error) {
+		if err != nil {
+			done(now, cm.Path{}, err)
+			return
+		}
+		port, ok := s.Port(addr.Function)
+		i, k := slices.Index(port.GIDs, p.SGID), slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return k.Match(p.PKey) })
+		if !ok || i < 0 || i > 0xff || k < 0 {
+			done(now, cm.Path{}, cm.ErrNoPath)
+			return
+		}
+		done(now, cm.Path{Function: addr.Function, Link: addr.Link, SGID: p.SGID, DGID: p.DGID, SGIDIndex: uint8(i), SLID: p.SLID, DLID: p.DLID,
+			Global: p.HopLimit > 1, PKey: port.PKeys[k], PKeyIndex: uint16(k), FlowLabel: p.FlowLabel, TClass: p.TClass, HopLimit: p.HopLimit, SL: p.SL,
+			MTU: min(p.MTU, port.MTU), Rate: p.Rate, LifeTime: p.PacketLifetime}, nil)
+	})
+}
+
+// ipoibPath asks the IP link of an address for the path to its peer.
+func (s *cmService) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time, *ipoib.PathInfo, error)) {
+	l := s.n.ip.link(a.Device)
+	if l == nil || l.addrs.Load() == nil {
+		done(now, nil, cm.ErrNoAddress)
+		return
+	}
+	dst := a.Dst
+	answer := func(p *ipoib.PathInfo, err error) {
+		s.post(func(now mono.Time) { done(now, p, pathError(err)) })
+	}
+	if !l.lane.post(func() {
+		if l.link == nil {
+			answer(nil, ipoib.ErrLinkDown)
+			return
+		}
+		p := new(ipoib.PathInfo)
+		err := l.link.GetPathAsync(l.lane.clock(), dst, p, func(status error, out *ipoib.PathInfo, _ any) { answer(out, status) }, nil)
+		if !errors.Is(err, ipoib.ErrAgain) {
+			answer(p, err)
+		}
+	}) {
+		done(now, nil, cm.ErrNoAddress)
+	}
+}
+
+// pathError is what an outcome of an IP link means.
+func pathError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ipoib.ErrNoNode):
+		return cm.ErrTimeout
+	case errors.Is(err, ipoib.ErrInvalid):
+		return cm.ErrNoRoute
+	}
+	return cm.ErrNoPath
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"weft/internal/api"
+	"weft/internal/cm"
+	"weft/internal/config"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mem"
+	"weft/internal/mono"
+	"weft/internal/pkt"
+	"weft/internal/wire"
+)
+
+// cmUser is a user of a node's communication manager.
+type cmUser struct {
+	t      *testing.T
+	s      *cmService
+	events chan cm.Event
+}
+
+func (r *running) cmUser(t *testing.T) *cmUser {
+	return &cmUser{t, r.node.cm, make(chan cm.Event, 16)}
+}
+
+func (u *cmUser) hear(_ mono.Time, e *cm.Event) { u.events <- *e }
+
+// do calls the manager.
+func (u *cmUser) do(f func(now mono.Time) error) {
+	u.t.Helper()
+	err := errLaneStopped
+	u.s.do(func(now mono.Time) { err = f(now) })
+	if err != nil {
+		u.t.Fatal(err)
+	}
+}
+
+// event waits for something that the user is told.
+func (u *cmUser) event(k cm.EventKind) cm.Event {
+	u.t.Helper()
+	select {
+	case e := <-u.events:
+		if e.Kind != k {
+			u.t.Fatalf("%v (reason %v), want %v", e.Kind, e.Reason, k)
+		}
+		return e
+	case <-time.After(limit):
+		u.t.Fatalf("waited in vain for %v", k)
+	}
+	panic("not reached")
+}
+
+// path resolves an address and a path to it.
+func (u *cmUser) path(src, dst string) (a cm.Address, p cm.Path, err error) {
+	u.t.Helper()
+	var from netip.Addr
+	if src != "" {
+		from = netip.MustParseAddr(src)
+	}
+	done := make(chan error, 1)
+	u.s.post(func(now mono.Time) {
+		u.s.resolveAddr(now, from, netip.MustParseAddr(dst), func(now mono.Time, found cm.Address, err error) {
+			if a = found; err != nil {
+				done <- err
+				return
+			}
+			u.s.resolvePath(now, &a, 0, func(_ mono.Time, found cm.Path, err error) {
+				p = found
+				done <- err
+			})
+		})
+	})
+	select {
+	case err = <-done:
+	case <-time.After(limit):
+		u.t.Fatalf("nobody says how to reach %s", dst)
+	}
+	return a, p, err
+}
+
+// TestCMConnects connects, exchanges what is to be said, disconnects and looks a service up, over
+// each way there is within a node.
+func TestCMConnects(t *testing.T) {
+	local := func(wire bool, lanes int) func(t *testing.T) *running {
+		return func(t *testing.T) *running {
+			return run(t, func(c *config.Config) { c.WireLocal, c.Lanes = wire, lanes })
+		}
+	}
+	for _, c := range []struct {
+		name     string
+		start    func(t *testing.T) *running
+		src, dst string
+		link     ib.LinkLayer
+		wire     bool
+	}{
+		{"within the node", local(false, 1), "", "127.0.0.1", ib.LinkEthernet, false},
+		{"over the wire", local(true, 1), "", "127.0.0.1", ib.LinkEthernet, true},
+		{"over the wire, two lanes, IPv6", local(true, 2), "::1", "::1", ib.LinkEthernet, true},
+		{"between InfiniBand ports", func(t *testing.T) *running {
+			r := twoNative(t)
+			r.stacks()
+			r.link(t, firstNative, "10.9.0.1/24")
+			r.link(t, "vf", "10.9.0.2/24")
+			return r
+		}, "10.9.0.1", "10.9.0.2", ib.LinkInfiniBand, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := c.start(t)
+			a, b := r.cmUser(t), r.cmUser(t)
+			service, datagrams := cm.IPService(cm.SpaceTCP, 7471), cm.IPService(cm.SpaceUDP, 7471)
+			b.do(func(mono.Time) error {
+				_, err := b.s.mgr.Listen(&cm.ListenParams{ServiceID: service}, b.hear)
+				_, err2 := b.s.mgr.Listen(&cm.ListenParams{ServiceID: datagrams}, b.hear)
+				return errors.Join(err, err2)
+			})
+			addr, path, err := a.path(c.src, c.dst)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if addr.Link != c.link || addr.Dst != netip.MustParseAddr(c.dst) || path.Link != c.link || path.DGID != addr.DGID || !path.MTU.Valid() {
+				t.Errorf("address %+v, path %+v", addr, path)
+			}
+			ip := cm.IPHeader{SrcPort: 1234, Src: addr.Src, Dst: addr.Dst}
+			var active, passive *cm.Conn
+			a.do(func(now mono.Time) (err error) {
+				active, err = a.s.mgr.Connect(now, &cm.ConnectParams{ServiceID: service, Path: path, QPType: ib.RC, QPN: 0x1111, ResponderResources: 4, InitiatorDepth: 2,
+					RetryCount: 7, RNRRetry: 6, AckDelay: 15, PrivateData: append(ip.Append(nil), "hello"...)}, a.hear)
+				return err
+			})
+			e := b.event(cm.ConnectRequest)
+			passive = e.Conn
+			if q := e.Request; !q.IsIP || q.IP != ip || string(q.PrivateData[cm.IPHeaderLen:cm.IPHeaderLen+5]) != "hello" || q.QPN != 0x1111 ||
+				q.Path.SGID != path.DGID || q.Path.DGID != path.SGID || q.Path.SLID != path.DLID || q.Path.DLID != path.SLID {
+				t.Errorf("request %+v", q)
+			}
+			b.do(func(now mono.Time) error {
+				return passive.Accept(now, &cm.AcceptParams{QPN: 0x2222, ResponderResources: 16, InitiatorDepth: 16, RNRRetry: 7, PrivateData: []byte("welcome")})
+			})
+			if e = a.event(cm.Response); e.Reply.QPN != 0x2222 || string(e.PrivateData[:7]) != "welcome" || e.Reply.ResponderResources != 2 || e.Reply.InitiatorDepth != 4 {
+				t.Errorf("response %+v", e.Reply)
+			}
+			a.do(func(now mono.Time) error { return active.Establish(now, nil) })
+			b.event(cm.Established)
+			b.do(func(mono.Time) error {
+				v, _, err := passive.QPAttr(ib.RTR)
+				if p := r.node.all.At(v.Path.Function).Port(); err == nil && p.GIDs[v.Path.SGIDIndex].GID != v.Path.SGID {
+					t.Errorf("source GID %d is not %v", v.Path.SGIDIndex, v.Path.SGID)
+				}
+				return err
+			})
+			b.do(func(now mono.Time) error { return passive.Disconnect(now, nil) })
+			a.event(cm.Disconnected)
+			b.event(cm.Disconnected)
+
+			a.do(func(now mono.Time) error {
+				_, err := a.s.mgr.Lookup(now, &cm.LookupParams{ServiceID: datagrams, Path: path, PrivateData: ip.Append(nil)}, a.hear)
+				return err
+			})
+			e = b.event(cm.LookupRequest)
+			if q := e.Request; !q.IsIP || q.IP != ip || q.Path.DGID != path.SGID {
+				t.Errorf("inquiry %+v", q)
+			}
+			b.do(func(now mono.Time) error { return e.Inquiry.Accept(now, 0x33, 0x1234567, nil) })
+			if e = a.event(cm.LookupResponse); e.Status != cm.LookupOK || e.QPN != 0x33 || e.QKey != 0x1234567 {
+				t.Errorf("%+v", e)
+			}
+			a.do(func(now mono.Time) error {
+				_, err := a.s.mgr.Connect(now, &cm.ConnectParams{ServiceID: cm.IPService(cm.SpaceTCP, 1), Path: path, QPType: ib.RC, QPN: 0x1113}, a.hear)
+				return err
+			})
+			if e = a.event(cm.Rejected); e.Reason != cm.ReasonInvalidServiceID {
+				t.Errorf("nobody listens: %v", e.Reason)
+			}
+			if n := r.counter(api.ScopeCM, "received_req"); n != 2 {
+				t.Errorf("%d requests", n)
+			}
+			if sent := r.counter(api.ScopeLink, "sent_packets") > 0; sent != c.wire {
+				t.Errorf("packets sent over RoCEv2: %v, want %v", sent, c.wire)
+			}
+		})
+	}
+}
+
+// TestCMAddresses: what has an address is found, and nothing else.
+func TestCMAddresses(t *testing.T) {
+	r := twoNative(t)
+	r.stacks()
+	r.link(t, firstNative, "10.9.0.1/24")
+	u := r.cmUser(t)
+	for _, c := range []struct {
+		src, dst string
+		err      error
+		link     ib.LinkLayer
+		from     string
+	}{
+		{"", "127.0.0.1", nil, ib.LinkEthernet, "127.0.0.1"},
+		{"", "0.0.0.0", nil, ib.LinkEthernet, "127.0.0.1"},
+		{"0.0.0.0", "::ffff:127.0.0.1", nil, ib.LinkEthernet, "127.0.0.1"},
+		{"", "10.9.0.1", nil, ib.LinkInfiniBand, "10.9.0.1"}, // to itself
+		{"192.0.2.77", "127.0.0.1", cm.ErrNoAddress, 0, ""},
+		{"127.0.0.1", "192.0.2.1", cm.ErrNoRoute, 0, ""},
+		{"::1", "127.0.0.1", cm.ErrNoRoute, 0, ""},
+		{"127.0.0.1", "127.9.9.9", cm.ErrNoRoute, 0, ""}, // no address of a port, and not another host's
+		{"", "10.9.0.99", cm.ErrTimeout, 0, ""},
+		{"10.9.0.1", "10.9.0.255", cm.ErrNoRoute, 0, ""},
+	} {
+		a, p, err := u.path(c.src, c.dst)
+		if !errors.Is(err, c.err) || err == nil && (a.Link != c.link || a.Src != netip.MustParseAddr(c.from) || p.Link != c.link) {
+			t.Errorf("%q to %q: %+v, %v, want %v", c.src, c.dst, a, err, c.err)
+		}
+	}
+	u.do(func(mono.Time) error {
+		for _, c := range []struct {
+			addr string
+			err  error
+		}{{"10.9.0.1", nil}, {"127.0.0.1", nil}, {"192.0.2.77", cm.ErrNoAddress}, {"0.0.0.0", cm.ErrNoAddress}, {"224.0.0.1", cm.ErrNoAddress}} {
+			if a, err := u.s.bound(netip.MustParseAddr(c.addr)); !errors.Is(err, c.err) || err == nil && a.Src != netip.MustParseAddr(c.addr) {
+				t.Errorf("bound %s: %+v, %v", c.addr, a, err)
+			}
+		}
+		return nil
+	})
+}
+
+// TestCMStrangers: what is no datagram of queue pair 1's equals goes no further, and has a name.
+func TestCMStrangers(t *testing.T) {
+	r := run(t, nil)
+	s := r.node.cm
+	var req mad.CMREQ
+	m := mad.NewCM(mad.AttrCMREQ, 1)
+	req.Append(m.Data[:0])
+	for _, c := range []struct {
+		counter string
+		h       wire.Headers
+		cut     int
+	}{
+		{"received", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
+		{"drop_qkey", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey + 1, SrcQPN: 1}, 0},
+		{"drop_pkey", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0x8001, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
+		{"drop_source", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 17}, 0},
+		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 4},
+		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnlyImm, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
+	} {
+		before := r.counter(api.ScopeCM, c.counter)
+		l := r.node.lanes[0]
+		c.h.DestQPN = ib.QPNGSI
+		run := gsiRun(c.h, m.Append(nil)[c.cut:])
+		if err := l.do(func() { l.hca.Receive(l.clock(), run) }); err != nil {
+			t.Fatal(err)
+		}
+		if c.counter == "received" {
+			eventually(t, "the request is answered", func() bool { return r.counter(api.ScopeCM, c.counter) == before+1 })
+			continue
+		}
+		if n := r.counter(api.ScopeCM, c.counter); n != before+1 {
+			t.Errorf("%s is %d, not %d", c.counter, n, before+1)
+		}
+	}
+	if n := s.stats.DropInbox.Load(); n != 0 {
+		t.Errorf("%d found the inbox full", n)
+	}
+}
+
+// gsiRun is a datagram from another host to queue pair 1.
+func gsiRun(h wire.Headers, b []byte) *pkt.Run {
+	return &pkt.Run{Headers: h, Count: 1, MTU: uint32(len(b)), Data: mem.BytesPayload(b), IPv4: true,
+		Path: &ib.Path{SGID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.9")), DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), HopLimit: 64}}
+}
+
+// cmTurns is a task that counts.
+type cmTurns struct {
+	due, closed chan mono.Time
+	at          mono.Time
+}
+
+// Turn implements cmTask.
+func (c *cmTurns) Turn(now mono.Time) mono.Time {
+	if c.at.Due(now) {
+		c.at = 0
+		c.due <- now
+	}
+	return c.at
+}
+
+// Close implements cmTask.
+func (c *cmTurns) Close(now mono.Time) { c.closed <- now }
+
+// TestCMTask: a task is called when it is due, and before the goroutine ends.
+func TestCMTask(t *testing.T) {
+	r := run(t, nil)
+	u := r.cmUser(t)
+	c := &cmTurns{due: make(chan mono.Time, 1), closed: make(chan mono.Time, 1)}
+	var asked mono.Time
+	u.do(func(now mono.Time) error {
+		asked = now
+		c.at = now.Add(5 * time.Millisecond)
+		u.s.add(c)
+		return nil
+	})
+	select {
+	case now := <-c.due:
+		if now.Sub(asked) < 5*time.Millisecond {
+			t.Errorf("called %v after it was asked for", now.Sub(asked))
+		}
+	case <-time.After(limit):
+		t.Fatal("the task is not called")
+	}
+	r.stop()
+	select {
+	case <-c.closed:
+	case <-time.After(limit):
+		t.Fatal("the task is not told of the end")
+	}
+	if u.s.do(func(mono.Time) {}) {
+		t.Error("the goroutine still runs functions")
+	}
+}
