@@ -36,6 +36,7 @@ type fake struct {
 	fakeIPoIB
 	fakeVESWs
 	fakeVESW
+	fakeCaptures
 	status    Status
 	faults    []Fault
 	err       error

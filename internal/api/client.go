@@ -175,14 +175,7 @@ func (c *Client) do(ctx context.Context, what, method, path string, in, out any)
 		return c.failed(what, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		e := &Error{}
-		if json.Unmarshal(b, e) != nil || e.Code == "" {
-			e = &Error{Code: CodeInternal, Why: fmt.Sprintf("the socket answered %s, not as a node does", resp.Status)}
-		}
-		if e.What == "" {
-			e.What = what
-		}
-		return e
+		return c.refused(what, resp.Status, b)
 	}
 	if out == nil {
 		return nil
@@ -191,6 +184,18 @@ func (c *Client) do(ctx context.Context, what, method, path string, in, out any)
 		return asError(what, fmt.Errorf("the node's answer is not valid: %w", err))
 	}
 	return nil
+}
+
+// refused is the error that a node answered with.
+func (c *Client) refused(what, status string, answer []byte) error {
+	e := &Error{}
+	if json.Unmarshal(answer, e) != nil || e.Code == "" {
+		e = &Error{Code: CodeInternal, Why: fmt.Sprintf("the socket answered %s, not as a node does", status)}
+	}
+	if e.What == "" {
+		e.What = what
+	}
+	return e
 }
 
 // failed sorts what a request ended with: only a socket that is missing or that

@@ -29,6 +29,7 @@ type Backend interface {
 	Counters(ctx context.Context) ([]Counter, error)
 	Groups(ctx context.Context) ([]Group, error)
 	Faults
+	Captures
 	// Use tells that a program is about to connect: a node that ends by itself
 	// waits its whole time from now on. Once it ends, CodeNotReady is the answer.
 	Use(ctx context.Context) error
@@ -152,6 +153,7 @@ func NewServer(b Backend, allow func(net.Conn) (Access, error), log *slog.Logger
 	mux.Handle("POST /"+Version+"/shutdown", handler{"cannot stop the node", FullAccess, func(r *http.Request) (any, error) {
 		return struct{}{}, b.Shutdown(r.Context())
 	}})
+	serveCaptures(mux, b)
 	serveFabric(mux, b)
 	serveIPoIB(mux, b)
 	serveVESWs(mux, b)
@@ -203,6 +205,10 @@ type handler struct {
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 	v, err := h.serve(r)
+	h.answer(w, v, err)
+}
+
+func (h handler) answer(w http.ResponseWriter, v any, err error) {
 	status := http.StatusOK
 	if err != nil {
 		e := *asError(h.what, err)

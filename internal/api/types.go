@@ -34,6 +34,7 @@ type Status struct {
 	Lanes          []Lane    `json:"lanes"`
 	Sessions       []Session `json:"sessions"`
 	Faults         []Fault   `json:"faults"`
+	Captures       []Capture `json:"captures"`
 	// Manager is what the subnet manager of the node is (Manager.State); empty
 	// where the node is in no subnet.
 	Manager string   `json:"manager"`
@@ -427,6 +428,7 @@ func list[T any](s []T) []T {
 
 func (s Status) withLists() Status {
 	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
+	s.Captures = captureLists(s.Captures)
 	s.Faults, s.Degraded, s.Notices, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Notices), list(s.Trunks)
 	s.IPLinks, s.VMs = each(s.IPLinks, IPLink.withLists), list(s.VMs)
 	s.VESWInterfaces = list(s.VESWInterfaces)

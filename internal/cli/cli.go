@@ -132,7 +132,7 @@ func (a *app) root() *cobra.Command {
 	root.SuggestionsMinimumDistance = 2
 	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
-	root.AddCommand(a.up(), a.down(), a.wait(), a.run(), a.status(), a.devices(), a.resources(), a.counters(), a.mcast(), a.fault(),
+	root.AddCommand(a.up(), a.down(), a.wait(), a.run(), a.status(), a.devices(), a.resources(), a.counters(), a.mcast(), a.fault(), a.capture(),
 		a.fabric(), a.sm(), a.trunks(), a.pkey(), a.store(), a.ipoib(), a.vm(), a.vesw(), a.version())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

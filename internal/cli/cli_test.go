@@ -95,6 +95,7 @@ type fakeBackend struct {
 	fakeIPoIB
 	fakeVESWs
 	fakeVESW
+	fakeCaptures
 	fakeVMs
 	c    config.Config
 	mode string

@@ -117,6 +117,9 @@ func printStatus(w io.Writer, s api.Status) {
 	for _, f := range s.Faults {
 		line("fault", "%d: %s", f.ID, faultText(f.FaultSpec))
 	}
+	for _, c := range s.Captures {
+		line("capture", "%d: %s: %d packets so far, %d dropped; %s", c.ID, captureText(c.CaptureSpec), c.Packets, c.Dropped, capturePath)
+	}
 	for _, d := range s.Degraded {
 		line("degraded", "%s: %s. fix: %s", d.What, d.Why, d.Fix)
 	}

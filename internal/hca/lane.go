@@ -48,6 +48,7 @@ type Lane struct {
 	all      *Functions
 	seen     uint64 // the generation of all that sessions follow
 	ports    []PortCounters
+	tap      *tapped // nil: nobody captures
 	link     Link
 	fabric   Link // nil: InfiniBand ports reach this node only
 	sw       Switch
@@ -151,6 +152,9 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 	l.Stats.RcvdRuns++
 	l.carried += uint64(r.Data.Len)
 	if r.DestQPN == ib.QPNMulticast {
+		if l.tap != nil {
+			l.showReceived(r.Path.Function, r)
+		}
 		l.inspect(r)
 		return
 	}
@@ -171,6 +175,9 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 // the sender where that is a queue pair of this lane.
 func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
 	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
+		if l.tap != nil {
+			l.showReceived(a.num, r)
+		}
 		if p := a.Port(); l.arrive(a, p, p.State == ib.PortActive, r) {
 			l.manage(now, r)
 		}
@@ -185,6 +192,9 @@ func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
 		return
 	}
 	s := a.Session(r.DestQPN)
+	if l.tap != nil && (s == nil || s.lane == l) {
+		l.showReceived(a.num, r)
+	}
 	switch {
 	case s == nil:
 		l.Stats.DropNoQP++
@@ -427,6 +437,8 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 		return
 	case native && l.sw != nil && !l.passes(q, r):
 		return
+	case l.tap != nil && !l.showSent(now, q, r):
+		return
 	case r.DestQPN == ib.QPNMulticast && groupPath(r.Path):
 		l.spread(now, q, r)
 		return
@@ -457,6 +469,9 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
 // settle puts payload in place and then lets its effects be seen.
 func (l *Lane) settle(now mono.Time) {
 	l.batch.Flush()
+	if l.tap != nil {
+		l.tap.used = 0
+	}
 	for i := 0; i < len(l.handled); i++ {
 		q := l.handled[i]
 		q.handled = false

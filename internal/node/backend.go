@@ -117,6 +117,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	}
 	s.Manager = n.managerState()
 	var err error
+	if s.Captures, err = n.Captures(ctx); err != nil {
+		return s, err
+	}
 	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, errLaneStuck) {
 		return s, err
 	}

@@ -73,6 +73,8 @@ type Node struct {
 	keeper      *keeper
 	stop        context.CancelCauseFunc
 
+	captures captures
+
 	// Connections to sockets of records that were refused: of users whom the node does not
 	// serve, and of those who have too many.
 	strangers, crowds atomic.Uint64
@@ -125,6 +127,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
 		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+	n.captures.end = make(chan struct{})
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
@@ -236,6 +239,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer wg.Wait()
 	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
 	defer func() { // after the door; whoever asked for the end hears the answer
+		close(n.captures.end)
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
 		defer cancel()
 		server.Shutdown(ctx)

@@ -23,7 +23,7 @@ var seen = time.Unix(1_700_000_000, 500_000_000)
 // TestFile: the octets of a file, as the format's draft has them.
 func TestFile(t *testing.T) {
 	var f bytes.Buffer
-	w, err := NewWriter(&f, "weft", Interface{"ib0", LinkERF})
+	w, err := NewWriter(&f, "weft", Interface{Name: "ib0", Type: LinkERF})
 	if err == nil {
 		err = w.Write(0, seen, []byte{1, 2, 3, 4, 5})
 	}
@@ -41,7 +41,7 @@ func TestFile(t *testing.T) {
 // TestRead: another's reader finds the packets, whatever their length, with interface and time.
 func TestRead(t *testing.T) {
 	var f bytes.Buffer
-	w, err := NewWriter(&f, "weft", Interface{"ib0", LinkERF}, Interface{"ib0_1_7fff", LinkIPoIB})
+	w, err := NewWriter(&f, "weft", Interface{Name: "ib0", Type: LinkERF}, Interface{Name: "ib0_1_7fff", Type: LinkIPoIB})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,10 +63,62 @@ func TestRead(t *testing.T) {
 	if _, _, err := r.ReadPacketData(); err != io.EOF {
 		t.Errorf("behind the last: %v", err)
 	}
-	for i, want := range []Interface{{"ib0", LinkERF}, {"ib0_1_7fff", LinkIPoIB}} {
+	for i, want := range []Interface{{Name: "ib0", Type: LinkERF}, {Name: "ib0_1_7fff", Type: LinkIPoIB}} {
 		if got, err := r.Interface(i); err != nil || got.Name != want.Name || LinkType(got.LinkType) != want.Type {
 			t.Errorf("interface %d: %v %+v", i, err, got)
 		}
+	}
+}
+
+// TestBlocks: packets that are put together elsewhere, cut, and what is missing.
+func TestBlocks(t *testing.T) {
+	var f bytes.Buffer
+	w, err := NewWriter(&f, "weft", Interface{Name: "weft0", Type: LinkEthernet, SnapLen: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blocks []byte
+	for n := range 70 {
+		at := len(blocks)
+		blocks = AppendPacket(blocks, 0, seen.Add(time.Duration(n)), bytes.Repeat([]byte{byte(n)}, min(n, 64)), n)
+		if got := len(blocks) - at; got != PacketLen(min(n, 64)) {
+			t.Errorf("%d octets take %d, not %d", n, got, PacketLen(min(n, 64)))
+		}
+	}
+	rest, n := blocks, 0
+	for ; len(rest) > 0; n++ {
+		var at time.Time
+		var block []byte
+		if block, rest, at = Next(rest); !at.Equal(seen.Add(time.Duration(n))) || len(block) != PacketLen(min(n, 64)) {
+			t.Errorf("block %d of %d octets, seen at %v", n, len(block), at)
+		}
+	}
+	if n != 70 {
+		t.Errorf("%d blocks", n)
+	}
+	if err := errors.Join(w.Blocks(blocks), w.Statistics(0, seen, 75, 5)); err != nil {
+		t.Fatal(err)
+	}
+	tail := hex.EncodeToString(f.Bytes()[f.Len()-52:])
+	if want := "0500000034000000" + "00000000fe9c97170065f753" + "04000800" + "4b00000000000000" + "05000800" + "0500000000000000" + "00000000" + "34000000"; tail != want {
+		t.Errorf("statistics %s, want %s", tail, want)
+	}
+	r, err := pcapgo.NewNgReader(&f, pcapgo.DefaultNgReaderOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 70 {
+		data, ci, err := r.ReadPacketData()
+		if err != nil || !bytes.Equal(data, bytes.Repeat([]byte{byte(n)}, min(n, 64))) || ci.Length != n || !ci.Timestamp.Equal(seen.Add(time.Duration(n))) {
+			t.Fatalf("packet %d: %v %x %+v", n, err, data, ci)
+		}
+	}
+	if _, _, err := r.ReadPacketData(); err != io.EOF {
+		t.Errorf("behind the last: %v", err)
+	}
+	got := hex.EncodeToString(AppendCut(nil, seen, []byte{1, 2, 3}, 300))
+	if want := "00000080" + "00f15365" + "15" + "04" + "0013" + "0000" + "012c" + "010203"; got != want {
+		t.Errorf("cut: %s, want %s", got, want)
 	}
 }
 
@@ -116,7 +168,7 @@ func TestFaults(t *testing.T) {
 
 // TestNoAllocation: a busy link is captured without memory per packet.
 func TestNoAllocation(t *testing.T) {
-	w, err := NewWriter(io.Discard, "weft", Interface{"ib0", LinkERF})
+	w, err := NewWriter(io.Discard, "weft", Interface{Name: "ib0", Type: LinkERF})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,7 @@ func TestIPoIBCaptured(t *testing.T) {
 	}
 	defer c.Kill()
 	s.links(0, 1)
+	own := startCapture(t, s.nodes[0], "--ipoib")
 	s.reaches(0, v4(1))
 	s.reaches(1, v6(0))
 	for _, args := range [][]string{{"-c", "3", "-i", "0.05", "-s", "1900", v4(1)}, {"-c", "3", "-i", "0.05", v6(1)}} {
@@ -40,6 +41,16 @@ func TestIPoIBCaptured(t *testing.T) {
 	}
 	s.group(t, "239.1.2.3:7000", 1)
 	s.fetch(t, 1, 0, 1<<20)
+
+	// The node's own view of its links.
+	mine := own.end(t)
+	mine.faultless(t)
+	seen := strings.Join(mine.fields("frame.protocols"), "\n") + "\n"
+	for _, what := range []string{"arp", "ip:icmp", "ipv6:icmpv6", "ip:tcp", "ip:udp"} {
+		if !strings.Contains(seen, ":"+what+"\n") && !strings.Contains(seen, ":"+what+":") {
+			t.Errorf("weft capture --ipoib has no %s", what)
+		}
+	}
 
 	// Files that others can read: the packets of the cable, and what the link's are.
 	var file bytes.Buffer
