@@ -488,12 +488,20 @@ struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_at
 {
 	const uint64_t have = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
 			      IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+	const uint32_t masks = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
 	struct weft_cq *cq;
 
-	if (a->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS || a->wc_flags & ~have ||
+	if (a->comp_mask & ~masks || a->wc_flags & ~have ||
 	    (a->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
 	     a->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED)) {
 		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	/* A domain may be stated if it is a parent domain (verbs). */
+	if (a->comp_mask & IBV_CQ_INIT_ATTR_MASK_PD &&
+	    (!a->parent_domain || a->parent_domain->context != c ||
+	     !weft_is_parent_domain(a->parent_domain))) {
+		errno = EINVAL;
 		return NULL;
 	}
 	cq = create_cq(c, a->cqe, a->cq_context, a->channel, a->comp_vector);

@@ -284,6 +284,9 @@ static void table_of_operations(struct weft_ctx *ctx)
 	v->query_port = weft_query_port;
 	v->query_device_ex = weft_query_device_ex;
 	v->query_rt_values = weft_query_rt_values;
+	v->alloc_td = weft_alloc_td;
+	v->dealloc_td = weft_dealloc_td;
+	v->alloc_parent_domain = weft_alloc_parent_domain;
 	v->create_cq_ex = weft_create_cq_ex;
 	v->create_qp_ex = weft_create_qp_ex;
 	v->create_srq_ex = weft_create_srq_ex;
@@ -366,20 +369,53 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	return &ctx->vctx.context;
 }
 
+/* A descriptor of a context of this process stands for that context: what it
+ * opens is the context itself once more, so that all its objects are there. What
+ * another process sent is not for this one to use: sessions are not shared. */
+WEFT_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
+{
+	struct ibv_context *(*real)(int) = weft_dir() ? NULL : weft_next("ibv_import_device");
+	struct weft_fd fd = weft_fd_of(cmd_fd);
+	struct weft_ctx *ctx;
+
+	weft_lock(&weft_contexts_lock);
+	for (ctx = weft_contexts; ctx; ctx = ctx->next)
+		if (fd.ino && ctx->sock.ino == fd.ino && atomic_load(&ctx->dead) == WEFT_ALIVE)
+			break;
+	if (ctx)
+		ctx->imports++;
+	weft_unlock(&weft_contexts_lock);
+	if (ctx) {
+		if (cmd_fd != ctx->sock.fd)
+			weft_fd_close(&fd); /* the context has its own */
+		return &ctx->vctx.context;
+	}
+	if (real)
+		return real(cmd_fd);
+	errno = EOPNOTSUPP;
+	return NULL;
+}
+
 WEFT_PUBLIC int ibv_close_device(struct ibv_context *c)
 {
 	struct weft_ctx *ctx;
+	bool last;
 
 	WEFT_FORWARD(c, errno, ibv_close_device, c);
 	ctx = weft_ctx(c);
 	weft_lock(&weft_contexts_lock);
+	last = !ctx->imports;
+	if (!last)
+		ctx->imports--;
 	for (struct weft_ctx **at = &weft_contexts; *at; at = &(*at)->next) {
-		if (*at == ctx) {
+		if (last && *at == ctx) {
 			*at = ctx->next;
 			break;
 		}
 	}
 	weft_unlock(&weft_contexts_lock);
+	if (!last)
+		return 0;
 	weft_door_close(ctx);
 	weft_events_close(ctx);
 	free_ctx(ctx);

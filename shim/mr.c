@@ -1,49 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Protection domains, memory regions, address handles. */
+/* Memory regions and windows, address handles. */
 #include "weft.h"
 
 #include <endian.h>
-
-WEFT_PUBLIC struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
-{
-	struct weft_res_create_pd made;
-	struct weft_pd *pd;
-	int err;
-
-	WEFT_FORWARD(c, NULL, ibv_alloc_pd, c);
-	pd = calloc(1, sizeof(*pd));
-	if (!pd)
-		return NULL;
-	err = weft_command(weft_ctx(c), WEFT_CMD_CREATE_PD, NULL, 0, &made, sizeof(made));
-	if (err) {
-		free(pd);
-		errno = err;
-		return NULL;
-	}
-	pd->pd.context = c;
-	pd->pd.handle = made.pdn;
-	return &pd->pd;
-}
-
-/* Runs a destroy command. A node that is gone holds nothing any more. */
-static int destroy(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t n)
-{
-	int err = weft_dead(ctx) ? 0 : weft_command(ctx, cmd, in, n, NULL, 0);
-
-	return err && !weft_dead(ctx) ? weft_ret(err) : 0;
-}
-
-WEFT_PUBLIC int ibv_dealloc_pd(struct ibv_pd *p)
-{
-	struct weft_cmd_destroy_pd rm = { .pdn = p->handle };
-	int err;
-
-	WEFT_FORWARD(p->context, errno, ibv_dealloc_pd, p);
-	err = destroy(weft_ctx(p->context), WEFT_CMD_DESTROY_PD, &rm, sizeof(rm));
-	if (!err)
-		free(weft_container(p, struct weft_pd, pd));
-	return err;
-}
 
 /* ---- memory regions ---- */
 
@@ -129,7 +88,7 @@ bool weft_mr_lookup(struct weft_ctx *ctx, uint32_t lkey, struct weft_mr_hint *ou
 			.start = m->iova,
 			.len = m->mr.length,
 			.delta = (uint64_t)(uintptr_t)m->mr.addr - m->iova,
-			.pd = m->mr.pd,
+			.pdn = m->mr.pd->handle,
 		};
 	weft_unlock(&ctx->mr_lock);
 	return m != NULL;
@@ -226,7 +185,7 @@ WEFT_PUBLIC int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, vo
 		     access);
 	ctx = weft_ctx(mr->context);
 	in.access = m->access;
-	if (!flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED ||
+	if (m->imported || !flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED ||
 	    (flags & IBV_REREG_MR_CHANGE_PD && !pd))
 		err = EINVAL;
 	if (!err && flags & IBV_REREG_MR_CHANGE_ACCESS)
@@ -278,14 +237,54 @@ WEFT_PUBLIC int ibv_dereg_mr(struct ibv_mr *mr)
 	int err;
 
 	WEFT_FORWARD(mr->context, errno, ibv_dereg_mr, mr);
+	if (m->imported)
+		return weft_ret(EINVAL);
 	ctx = weft_ctx(mr->context);
 	leave(ctx, m);
-	err = destroy(ctx, WEFT_CMD_DEREG_MR, &rm, sizeof(rm));
+	err = weft_destroy(ctx, WEFT_CMD_DEREG_MR, &rm, sizeof(rm));
 	if (err)
 		enter(ctx, m);
 	else
 		free(m);
 	return err;
+}
+
+/* Another handle on a region of the context; only the numbers are known. */
+WEFT_PUBLIC struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
+{
+	struct weft_mr *m = NULL, *made;
+	struct weft_ctx *ctx;
+
+	WEFT_FORWARD(pd->context, NULL, ibv_import_mr, pd, handle);
+	ctx = weft_ctx(pd->context);
+	made = calloc(1, sizeof(*made));
+	if (!made)
+		return NULL;
+	weft_lock(&ctx->mr_lock);
+	for (uint32_t i = 0; !m && ctx->mr_hash && i <= ctx->mr_hash_mask; i++)
+		for (m = ctx->mr_hash[i]; m && m->mr.handle != handle; m = m->next)
+			;
+	if (m && m->mr.pd->handle == pd->handle) {
+		made->mr = m->mr;
+		made->mr.addr = NULL;
+		made->mr.pd = pd;
+		made->imported = true;
+	}
+	weft_unlock(&ctx->mr_lock);
+	if (made->imported)
+		return &made->mr;
+	free(made);
+	errno = m ? EINVAL : ENOENT;
+	return NULL;
+}
+
+WEFT_PUBLIC void ibv_unimport_mr(struct ibv_mr *mr)
+{
+	struct weft_mr *m = weft_container(mr, struct weft_mr, mr);
+
+	WEFT_FORWARD(mr->context, , ibv_unimport_mr, mr);
+	if (m->imported)
+		free(m);
 }
 
 /* ---- memory windows ---- */
@@ -341,7 +340,7 @@ int weft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *b)
 int weft_dealloc_mw(struct ibv_mw *mw)
 {
 	struct weft_cmd_dealloc_mw rm = { .mwn = mw->handle };
-	int err = destroy(weft_ctx(mw->context), WEFT_CMD_DEALLOC_MW, &rm, sizeof(rm));
+	int err = weft_destroy(weft_ctx(mw->context), WEFT_CMD_DEALLOC_MW, &rm, sizeof(rm));
 
 	if (!err)
 		free(weft_container(mw, struct weft_mw, mw));
@@ -394,7 +393,7 @@ WEFT_PUBLIC int ibv_destroy_ah(struct ibv_ah *ah)
 	int err;
 
 	WEFT_FORWARD(ah->context, errno, ibv_destroy_ah, ah);
-	err = destroy(weft_ctx(ah->context), WEFT_CMD_DESTROY_AH, &rm, sizeof(rm));
+	err = weft_destroy(weft_ctx(ah->context), WEFT_CMD_DESTROY_AH, &rm, sizeof(rm));
 	if (!err)
 		free(weft_container(ah, struct weft_ah, ah));
 	return err;

@@ -21,7 +21,7 @@ static inline const void *resolve(struct weft_ctx *ctx, struct weft_qp *q, const
 		     h->gen != atomic_load_explicit(&ctx->mr_gen, memory_order_acquire)) &&
 	    !weft_mr_lookup(ctx, s->lkey, h))
 		return NULL;
-	if (unlikely(h->pd != q->qp.pd || s->addr < h->start || s->length > h->len ||
+	if (unlikely(h->pdn != q->qp.pd->handle || s->addr < h->start || s->length > h->len ||
 		     s->addr - h->start > h->len - s->length))
 		return NULL;
 	return (const void *)(uintptr_t)(s->addr + h->delta);

@@ -53,35 +53,6 @@ WEFT_PUBLIC int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode
 	return 0;
 }
 
-WEFT_PUBLIC struct ibv_context *ibv_import_device(int cmd_fd)
-{
-	struct ibv_context *(*real)(int) = weft_dir() ? NULL : weft_next("ibv_import_device");
-
-	return real ? real(cmd_fd) : none();
-}
-
-WEFT_PUBLIC struct ibv_pd *ibv_import_pd(struct ibv_context *c, uint32_t handle)
-{
-	WEFT_FORWARD(c, NULL, ibv_import_pd, c, handle);
-	return none();
-}
-
-WEFT_PUBLIC void ibv_unimport_pd(struct ibv_pd *pd)
-{
-	WEFT_FORWARD(pd->context, , ibv_unimport_pd, pd);
-}
-
-WEFT_PUBLIC struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t handle)
-{
-	WEFT_FORWARD(pd->context, NULL, ibv_import_mr, pd, handle);
-	return none();
-}
-
-WEFT_PUBLIC void ibv_unimport_mr(struct ibv_mr *mr)
-{
-	WEFT_FORWARD(mr->context, , ibv_unimport_mr, mr);
-}
-
 WEFT_PUBLIC struct ibv_dm *ibv_import_dm(struct ibv_context *c, uint32_t handle)
 {
 	WEFT_FORWARD(c, NULL, ibv_import_dm, c, handle);

@@ -271,6 +271,8 @@ struct weft_ctx {
 	struct weft_srq **srqs;        /* by number, which is a ring slot too */
 	struct weft_cq **cqs;
 	struct weft_channel *channels;
+	struct weft_pd *pds;
+	uint32_t imports;              /* of the context, by this process; the list's lock guards it */
 	uint32_t cq_gen;
 
 	struct weft_lock mr_lock;
@@ -367,8 +369,20 @@ static inline void weft_ring_bell(struct weft_ctx *ctx, uint32_t index)
 
 /* ---- objects ---- */
 
+/* A protection domain; or with a base a parent domain, which goes by its number;
+ * or one that was imported, another handle on a domain of the context. */
 struct weft_pd {
 	struct ibv_pd pd;
+	struct weft_pd *next;    /* of those that were allocated */
+	struct weft_pd *base;
+	struct weft_td *td;
+	uint32_t users;          /* parent domains */
+	bool imported;
+};
+
+struct weft_td {
+	struct ibv_td td;
+	uint32_t users;
 };
 
 struct weft_ah {
@@ -380,6 +394,7 @@ struct weft_mr {
 	struct weft_mr *next;    /* in mr_hash */
 	uint64_t iova;           /* address of the first byte in work requests */
 	uint32_t access;
+	bool imported;           /* not in mr_hash */
 };
 
 /* What a send queue remembers of a region it has sent from. */
@@ -388,7 +403,7 @@ struct weft_mr_hint {
 	uint32_t gen;            /* of mr_gen, plus one so that zero is no hint */
 	uint64_t start, len;
 	uint64_t delta;          /* process address − work request address */
-	const struct ibv_pd *pd;
+	uint32_t pdn;
 };
 
 bool weft_mr_lookup(struct weft_ctx *ctx, uint32_t lkey, struct weft_mr_hint *out);
@@ -490,7 +505,7 @@ void weft_events_fatal(struct weft_ctx *ctx);
 void weft_await_acks(struct weft_ctx *ctx, pthread_mutex_t *m, pthread_cond_t *c,
 		     const uint32_t *completed, const uint32_t *delivered);
 
-/* ---- device.c, query.c, mr.c, cq.c, qp.c, post.c, srq.c ---- */
+/* ---- device.c, query.c, domain.c, mr.c, cq.c, qp.c, post.c, srq.c ---- */
 
 extern struct weft_lock weft_contexts_lock;
 extern struct weft_ctx *weft_contexts;
@@ -505,6 +520,12 @@ int weft_query_rt_values(struct ibv_context *c, struct ibv_values_ex *v);
 int weft_gid(struct weft_ctx *ctx, uint32_t index, struct weft_res_query_gid *out);
 struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_attr_ex *attr);
 int weft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+struct ibv_td *weft_alloc_td(struct ibv_context *c, struct ibv_td_init_attr *attr);
+int weft_dealloc_td(struct ibv_td *td);
+struct ibv_pd *weft_alloc_parent_domain(struct ibv_context *c, struct ibv_parent_domain_init_attr *attr);
+bool weft_is_parent_domain(const struct ibv_pd *pd);
+/* Runs a destroy command; a node that is gone holds nothing any more. */
+int weft_destroy(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t n);
 struct ibv_mw *weft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
 int weft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
 int weft_dealloc_mw(struct ibv_mw *mw);
