@@ -337,6 +337,7 @@ func TestGuestsOnVESW(t *testing.T) {
 			return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g", strconv.Itoa(gid), "-n", "100", guestAddr(1)), 2*time.Minute)
 		})
 	})
+	row("a device in the switch with soft-RoCE", func(t *testing.T) { f.station(t) })
 	row("guest lost", func(t *testing.T) {
 		f.guests[0].Close()
 		f.guests[0] = nil
@@ -388,29 +389,35 @@ func (f *fleet) restart(t *testing.T) {
 }
 
 // rxeGID returns the index of the GID of a guest's IPv4 address.
-func (f *fleet) rxeGID(i int) string {
+func (f *fleet) rxeGID(i int) string { return f.rxeGIDOf(i, "::ffff:"+guestAddr(i)) }
+
+// rxeGIDOf returns the index of the GID of one of a guest's addresses, as its tools print it.
+func (f *fleet) rxeGIDOf(i int, addr string) string {
 	f.t.Helper()
 	out := f.run(i, "ibv_devinfo -v | grep GID")
 	for line := range strings.Lines(out) {
-		if strings.Contains(line, "::ffff:"+guestAddr(i)+",") {
+		if strings.Contains(line, addr+",") {
 			_, rest, _ := strings.Cut(line, "[")
 			index, _, _ := strings.Cut(rest, "]")
 			return strings.TrimSpace(index)
 		}
 	}
-	f.t.Fatalf("guest %d has no GID of %s:\n%s", i, guestAddr(i), out)
+	f.t.Fatalf("guest %d has no GID of %s:\n%s", i, addr, out)
 	return ""
 }
 
 // pingpong runs ibv_rc_pingpong with guest 1's soft-RoCE as server and something else as client, and again where
 // one of them gave up: half a second is their patience, and a busy machine's is more.
-func (f *fleet) pingpong(client func() (string, error)) {
+func (f *fleet) pingpong(client func() (string, error)) { f.pingpongWith(1, f.rxeGID(1), client) }
+
+// pingpongWith is pingpong with any of the guests as server.
+func (f *fleet) pingpongWith(i int, gid string, client func() (string, error)) {
 	f.t.Helper()
 	for try := range 3 {
-		f.run(1, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(1)+" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+		f.run(i, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+gid+" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
 			until("netstat -ltn | grep -q ':18515 '", veswLimit))
 		out, err := client()
-		theirs, serr := f.guests[1].Run(until("[ -s /tmp/status ]", veswLimit)+" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
+		theirs, serr := f.guests[i].Run(until("[ -s /tmp/status ]", veswLimit)+" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
 		r := result{weft: out, rxe: theirs}
 		if err == nil && serr == nil && pingpong(out, theirs) == "" {
 			return
