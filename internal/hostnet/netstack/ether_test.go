@@ -212,6 +212,28 @@ func TestEtherResolves(t *testing.T) {
 			t.Errorf("%s: %x, %v", ip, mac, err)
 		}
 	}
+	type found struct {
+		mac [6]byte
+		ok  bool
+	}
+	for ip, want := range map[string]found{"10.20.0.2": {[6]byte{2, 0, 0, 2, 0, 0}, true}, "2001:db8:20::2": {[6]byte{2, 0, 0, 2, 0, 0}, true}, "10.20.0.96": {}} {
+		got := make(chan found, 1)
+		if err := a.Seek(addr(ip), func(mac [6]byte, ok bool) { got <- found{mac, ok} }); err != nil {
+			t.Errorf("%s: %v", ip, err)
+			continue
+		}
+		select {
+		case f := <-got:
+			if f != want {
+				t.Errorf("%s: %+v, want %+v", ip, f, want)
+			}
+		case <-within(t).Done():
+			t.Errorf("%s: no answer", ip)
+		}
+	}
+	if err := a.Seek(addr("192.0.2.1"), func([6]byte, bool) { t.Error("an answer without a way") }); err == nil {
+		t.Error("a neighbour without a way is looked for")
+	}
 	if mac, err := a.Resolve(within(t), addr("10.20.0.99")); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("nobody: %x, %v", mac, err)
 	}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/ether"
+	"weft/internal/ib"
+	"weft/internal/mem"
+	"weft/internal/pkt"
+	"weft/internal/rundir"
+	"weft/internal/vnic"
+	"weft/internal/wire"
+)
+
+// stationNode is the first of a pair with a device in a VESW, and the interface of the other in it.
+func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC [6]byte) {
+	t.Helper()
+	nodes := veswPair(t)
+	n = nodes[0]
+	n.node.sub.do(func() { n.node.vesw.open = n.node.vesw.openSegment })
+	v, err := n.cli.AddFunction(context.Background(), api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v.LinkLayer != "Ethernet" || v.PortState != "DOWN" || v.Segment != "vesw" || v.VESW.Carrier || v.VESW.CarrierReason != "it is in no VESW" || v.PortGUID == "" {
+		t.Errorf("%+v", v)
+	}
+	f = n.node.function("blue0")
+	eventually(t, "its port in the fabric is active", func() bool {
+		state := ib.PortDown
+		n.node.sub.do(func() { state = n.node.sub.byFunc[2+1].agent.Port(1).PortState })
+		return state == ib.PortActive
+	})
+	n.node.sub.do(func() { n.node.sub.serveEthernet(f.a.Number(), nil) })
+	nodes[1].vport(1, 0, 5, 1500)
+	other = nodes[1].made(0)
+	n.vport(f.a.Number(), 0, 5, 1500)
+	nodes[1].forwards("plug0")
+	eventually(t, "the device is active", func() bool { return f.a.Port().State == ib.PortActive })
+	return n, f, other, nodes[1].mac(1, 5)
+}
+
+// await waits for a frame.
+func (p *plug) await(t *testing.T, what string, is func(f []byte) bool) (frame []byte) {
+	t.Helper()
+	eventually(t, what, func() bool {
+		frames, off := p.came()
+		for i, f := range frames {
+			in := ether.Classify(f)
+			if off[i].Kind() == ether.GSONone && off[i].Check(f, &in) == ether.OK {
+				off[i].Complete(f)
+			}
+			if is(f) {
+				frame = f
+				return true
+			}
+		}
+		return false
+	})
+	return frame
+}
+
+// TestStation is the life of an Ethernet port in a VESW.
+func TestStation(t *testing.T) {
+	n, f, other, otherMAC := stationNode(t)
+	ctx := context.Background()
+	mac := n.mac(f.a.Number(), 5)
+	gids := func() (list []string) {
+		for _, g := range f.a.Port().GIDs {
+			list = append(list, g.GID.Addr().String())
+		}
+		return list
+	}
+	local := netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+	if p := f.a.Port(); p.Link != ib.LinkEthernet || p.MTU != ib.MTU1024 || !slices.Equal(gids(), []string{local.String(), "10.9.0.1", "fd09::1"}) {
+		t.Errorf("%+v, %v", p, gids())
+	}
+	tree := filepath.Join(n.cfg.Dir, rundir.TreeDir, "sys/class/infiniband/blue0/ports/1")
+	for file, want := range map[string]string{"state": "4: ACTIVE\n", "link_layer": "Ethernet\n", "gids/1": "0000:0000:0000:0000:0000:ffff:0a09:0001\n", "gid_attrs/types/1": "RoCE v2\n"} {
+		eventually(t, file+" is as programs want it", func() bool {
+			b, err := os.ReadFile(filepath.Join(tree, file))
+			return err == nil && string(b) == want
+		})
+	}
+
+	n.node.lanes[0].do(func() {
+		e, st := n.node.links[0].exits, n.node.station("blue0")
+		if e.at(f.a.Number()) != st.link || e.at(99) != nil || st.on == nil || st.on.port.seg != vnic.Segment(st.on) {
+			t.Error("the links are mixed up")
+		}
+	})
+
+	// Who has the address is the stack's to answer. No group of the fabric is there: all is unicast.
+	arp := slices.Concat(mac[:], otherMAC[:], []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, otherMAC[:], []byte{10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1})
+	other.send(arp, ether.Offload{})
+	other.await(t, "an answer", func(f []byte) bool {
+		return bytes.Equal(f[:12], slices.Concat(otherMAC[:], mac[:])) && bytes.Equal(f[12:14], []byte{8, 6}) && f[21] == 2 && bytes.Equal(f[22:28], mac[:])
+	})
+
+	// RoCEv2 is the link's, whatever it is.
+	udp := func(port byte) []byte {
+		b := slices.Concat(mac[:], otherMAC[:], []byte{8, 0, 0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1, 0xc0, 0, 0x12, port, 0, 24, 0, 0}, make([]byte, 16))
+		s := ether.Checksum(b[14:34])
+		b[24], b[25] = byte(s>>8), byte(s)
+		return b
+	}
+	counter := func(name string) (v uint64) {
+		t.Helper()
+		list, err := n.cli.Counters(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range list {
+			if c.Scope == api.ScopeLink && c.Instance == "blue0" && c.Name == name {
+				return c.Value
+			}
+		}
+		t.Fatalf("no counter %s", name)
+		return 0
+	}
+	// 4790 first: the stack answers that nobody is there, and only that.
+	other.send(udp(0xb7), ether.Offload{})
+	other.send(udp(0xb6), ether.Offload{})
+	unreachable := 0
+	other.await(t, "the port is unreachable", func(f []byte) bool {
+		if len(f) > 60 && f[23] == 1 && f[34] == 3 {
+			unreachable++
+			return f[14+20+8+20+3] == 0xb6
+		}
+		return false
+	})
+	if unreachable != 1 || counter("drop_bad_icrc") != 1 {
+		t.Errorf("%d answers, %d refused", unreachable, counter("drop_bad_icrc"))
+	}
+
+	// What is sent waits for the neighbour, which the stack has heard of, and goes by way of the port.
+	n.node.lanes[0].do(func() {
+		l := n.node.lanes[0]
+		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1, Data: mem.BytesPayload([]byte("hello")),
+			Path: &ib.Path{SGID: f.a.Port().GIDs[1].GID, DGID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.2")), SrcPort: 0xc000, Function: f.a.Number()}}
+		if n.node.links[0].Send(l.clock(), &r, l.hca.Batch()) != mem.OK {
+			t.Error("the packet was not read")
+		}
+		n.node.links[0].Flush(l.clock())
+	})
+	sent := other.await(t, "a packet", func(f []byte) bool { return len(f) > 60 && f[23] == 17 && bytes.Equal(f[36:38], []byte{0x12, 0xb7}) })
+	if !bytes.Equal(sent[:12], slices.Concat(otherMAC[:], mac[:])) || !bytes.Contains(sent, []byte("hello")) {
+		t.Errorf("%x", sent)
+	}
+	var seen api.EthernetPort
+	eventually(t, "the neighbour is told of", func() bool {
+		seen = n.device("blue0").Ports[0].Ethernet
+		return len(seen.Neighbours) == 1 && seen.Neighbours[0].State == "reachable"
+	})
+	if v := seen.Neighbours[0]; v.Address != "10.9.0.2" || v.MAC != net.HardwareAddr(otherMAC[:]).String() || v.Frames != 0 || seen.Number != 5 || !seen.Carrier {
+		t.Errorf("%+v", seen)
+	}
+
+	// Groups: the stack tells of them, and the manager hears of the MAC.
+	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
+	groups := portGroups{n.node}
+	for range 2 {
+		if err := groups.Join(f.a.Number(), group); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filtered := func() (yes bool) {
+		n.node.sub.do(func() {
+			macs := make([][6]byte, 64)
+			c, _, _, _ := n.node.vesw.funcs[f.a.Number()].ports.MulticastMACs(0, 0, macs)
+			yes = slices.Contains(macs[:c], [6]byte{1, 0, 0x5e, 1, 2, 3})
+		})
+		return yes
+	}
+	eventually(t, "the MAC of the group is told", filtered)
+	groups.Leave(f.a.Number(), group)
+	groups.Leave(f.a.Number(), group)
+	eventually(t, "and no longer", func() bool { return !filtered() })
+
+	// Another MTU is the port's, too.
+	n.vport(f.a.Number(), 0, 5, 4500)
+	eventually(t, "the MTU follows", func() bool { return f.a.Port().MTU == ib.MTU4096 })
+
+	// A second port of a switch is not the device's.
+	n.vport(f.a.Number(), 1, 6, 1500)
+	eventually(t, "the second port says why it has no interface", func() bool {
+		return slices.ContainsFunc(n.status().VESWInterfaces, func(v api.VESWInterface) bool {
+			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, errInAnotherVESW.Error())
+		})
+	})
+	if _, err := n.cli.AttachVESW(ctx, api.VESWRequest{Device: "blue0", VESW: 5, Backend: api.BackendTAP, Name: "lab0"}); err == nil {
+		t.Error("its port was given to a TAP device")
+	}
+
+	// Disabled it is down, with its addresses, and comes back.
+	off, on := false, true
+	if _, err := n.cli.SetFunction(ctx, "blue0", api.FunctionChange{Enabled: &off}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the port is down", func() bool { return f.a.Port().State == ib.PortDown })
+	if len(gids()) != 3 {
+		t.Errorf("%v", gids())
+	}
+	if _, err := n.cli.SetFunction(ctx, "blue0", api.FunctionChange{Enabled: &on}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the port is up", func() bool { return f.a.Port().State == ib.PortActive })
+
+	if err := n.cli.DelFunction(ctx, "blue0"); err != nil {
+		t.Fatal(err)
+	}
+	if n.node.station("blue0") != nil || len(n.node.links[0].exits.frames) != 0 {
+		t.Error("something is left")
+	}
+}
+
+// TestStationRefused: what cannot be asked for leaves nothing behind.
+func TestStationRefused(t *testing.T) {
+	n := run(t, nil)
+	var e *api.Error
+	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
+		if _, err := n.cli.AddFunction(context.Background(), r); !errors.As(err, &e) || n.node.station("x") != nil || n.node.function("x") != nil {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+}
