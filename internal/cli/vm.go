@@ -100,7 +100,7 @@ func printVM(w io.Writer, v api.VM, memory string) {
 		}
 		fmt.Fprintf(w, "  %s%s\n", printable(o), end)
 	}
-	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt:\n%s", v.Libvirt())
+	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt (the interface below devices):\n%s", v.Libvirt())
 }
 
 // vmMemory is what a machine has if nothing else is said.

@@ -84,7 +84,7 @@ func newFleet(t *testing.T) *fleet {
 	var wg sync.WaitGroup
 	for i := range f.guests {
 		wg.Go(func() {
-			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: card(&f.vms[i]), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
+			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: guest.Card(&f.vms[i], "512M"), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
 				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64"})
 			if err != nil {
 				t.Error(err)
@@ -101,14 +101,6 @@ func newFleet(t *testing.T) *fleet {
 		t.FailNow()
 	}
 	return f
-}
-
-// card is what weft vm show prints, for QEMU 7.2 without KVM.
-func card(v *api.VM) []string {
-	words := strings.Fields(strings.Join(v.QEMU("512M"), " "))
-	last := &words[len(words)-1]
-	*last = regexp.MustCompile(`,vectors=\d+`).ReplaceAllString(*last, "") + ",vectors=0"
-	return words
 }
 
 func (f *fleet) close() {

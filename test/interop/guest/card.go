@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guest
+
+import (
+	"regexp"
+	"strings"
+
+	"weft/internal/api"
+)
+
+var vectors = regexp.MustCompile(`,vectors=\d+`)
+
+// Card is what weft vm show prints for a machine with so much memory, as QEMU 7.2 without KVM has it.
+func Card(v *api.VM, memory string) []string {
+	words := strings.Fields(strings.Join(v.QEMU(memory), " "))
+	last := &words[len(words)-1]
+	*last = vectors.ReplaceAllString(*last, "") + ",vectors=0"
+	return words
+}
