@@ -241,19 +241,20 @@ func (s *cmService) dispatch(f uint16, d *mad.Datagram) {
 			s.stats.DropInbox.Add(1)
 		}
 	default:
-		s.transmit(p, d)
+		s.transmit(f, p, d)
 	}
 }
 
 // gsiSrcPort is the UDP source port of datagrams of queue pair 1, as soft-RoCE has it.
 const gsiSrcPort = 55410
 
-// transmit sends a datagram over RoCEv2: a UD SEND Only from queue pair 1.
-func (s *cmService) transmit(p *hca.Port, d *mad.Datagram) {
+// transmit sends a datagram over RoCEv2: a UD SEND Only from queue pair 1. Lane 0 has the links of all
+// Ethernet ports.
+func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
 	l := s.n.lanes[0]
 	data := d.Data
 	path := &ib.Path{SGID: d.SGID, DGID: d.DGID, TClass: d.TClass, HopLimit: d.HopLimit, FlowLabel: d.FlowLabel, SGIDIndex: uint8(max(p.Lookup(d.SGID), 0)), SL: d.SL,
-		SrcPort: gsiSrcPort, MaxRun: p.MaxRun}
+		SrcPort: gsiSrcPort, MaxRun: p.MaxRun, Function: f}
 	r := &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
 		MTU: mad.Len, Path: path, IPv4: d.DGID.IsIPv4()}
 	l.post(func() {

@@ -4,12 +4,15 @@ package node
 
 import (
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"weft/internal/cm"
+	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/ipoib"
 	"weft/internal/mono"
@@ -32,12 +35,29 @@ func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 			return cm.Address{Function: l.f.a.Number(), Link: ib.LinkInfiniBand, Device: l.cfg.Name, Src: a, SGID: p.GIDs[0].GID, PKey: l.cfg.PKey}, nil
 		}
 	}
-	p := s.n.adapter.Port()
-	i := p.Lookup(ib.GIDFromAddr(a))
-	if i < 0 || i > 0xff || p.GIDs[i].LocalOnly || !a.IsValid() || a.IsUnspecified() {
+	if !a.IsValid() || a.IsUnspecified() {
 		return cm.Address{}, cm.ErrNoAddress
 	}
-	return cm.Address{Function: s.n.adapter.Number(), Link: p.Link, Src: a, SGID: p.GIDs[i].GID, SGIDIndex: uint8(i), PKey: p.PKeys[0]}, nil
+	ports := []*hca.Adapter{s.n.adapter}
+	for _, st := range s.stations() {
+		ports = append(ports, st.a)
+	}
+	for _, o := range ports {
+		p := o.Port()
+		if i := p.Lookup(ib.GIDFromAddr(a)); i >= 0 && i <= 0xff && !p.GIDs[i].LocalOnly {
+			return cm.Address{Function: o.Number(), Link: p.Link, Src: a, SGID: p.GIDs[i].GID, SGIDIndex: uint8(i), PKey: p.PKeys[0]}, nil
+		}
+	}
+	return cm.Address{}, cm.ErrNoAddress
+}
+
+// stations lists the Ethernet ports in virtual Ethernet switches, by name.
+func (s *cmService) stations() []*station {
+	s.n.mu.Lock()
+	defer s.n.mu.Unlock()
+	list := slices.Collect(maps.Values(s.n.stations))
+	slices.SortFunc(list, func(a, b *station) int { return strings.Compare(a.a.Name, b.a.Name) })
+	return list
 }
 
 // ipLinkOf returns the first IP link, by name, that has such an address; nil where there
@@ -62,9 +82,16 @@ func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
 	if a, err := s.bound(dst); err == nil {
 		return a, nil // to itself
 	}
-	// The stack of a link that the kernel does not know has no routes there.
+	// Of stacks in the node the kernel has no routes.
 	if l := s.ipLinkOf(func(p netip.Prefix) bool { return p.Contains(dst.WithZone("")) }); l != nil && !dst.IsMulticast() {
 		for _, p := range *l.addrs.Load() {
+			if p.Contains(dst.WithZone("")) {
+				return s.bound(p.Addr())
+			}
+		}
+	}
+	for _, st := range s.stations() {
+		for _, p := range st.addrs {
 			if p.Contains(dst.WithZone("")) {
 				return s.bound(p.Addr())
 			}
@@ -125,9 +152,14 @@ func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mo
 func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
 	addr := *a
 	if a.Link == ib.LinkEthernet {
-		p := s.n.adapter.Port()
+		o := s.n.all.At(a.Function)
+		if o == nil {
+			done(now, cm.Path{}, cm.ErrNoAddress)
+			return
+		}
+		p := o.Port()
 		i := p.Lookup(a.SGID)
-		if i < 0 || i > 0xff {
+		if i < 0 || i > 0xff || p.Link != a.Link {
 			done(now, cm.Path{}, cm.ErrNoAddress)
 			return
 		}
