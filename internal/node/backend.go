@@ -22,6 +22,7 @@ import (
 	"weft/internal/hostnet"
 	"weft/internal/ib"
 	"weft/internal/mem"
+	"weft/internal/mono"
 	"weft/internal/umad"
 	"weft/internal/vhost"
 )
@@ -357,6 +358,7 @@ func (n *Node) Resources(context.Context) (r api.Resources, err error) {
 		n.resources(&r, v.owner(), func(mem.Space) string { return "node" }, &i)
 	}
 	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
+	r.CMIDs = n.cmIDs()
 	return r, nil
 }
 
@@ -445,6 +447,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 				fields(add, api.ScopeNode, "umad", &u.Stats)
 			}
 		})
+	}
+	if d := n.cmDoor.Load(); d != nil {
+		d.s.do(func(mono.Time) { fields(add, api.ScopeNode, "rdmacm", &d.hub.Stats) })
 	}
 	n.cm.counters(func(name string, v uint64) { add(api.ScopeCM, "", name, v) })
 	for i, l := range n.lanes {

@@ -47,6 +47,8 @@ type cmTask interface {
 	// Turn does what is due, and returns when it is to be called again at the latest if nothing
 	// else happens. It is called after everything else that is done on the goroutine.
 	Turn(now mono.Time) mono.Time
+	// Removed tells that a function is no more; the manager hears of it after.
+	Removed(now mono.Time, function uint16)
 	// Close is called when the goroutine is about to end.
 	Close(now mono.Time)
 }
@@ -325,6 +327,9 @@ func (s *cmService) offer(f uint16, d *mad.Datagram) bool {
 // removed tells that a function is no more.
 func (s *cmService) removed(f uint16) {
 	s.post(func(now mono.Time) {
+		for _, t := range s.tasks {
+			t.Removed(now, f)
+		}
 		s.mgr.Remove(now, f)
 		delete(s.known, f)
 	})

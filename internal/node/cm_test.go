@@ -289,6 +289,9 @@ func (c *cmTurns) Turn(now mono.Time) mono.Time {
 	return c.at
 }
 
+// Removed implements cmTask.
+func (c *cmTurns) Removed(mono.Time, uint16) {}
+
 // Close implements cmTask.
 func (c *cmTurns) Close(now mono.Time) { c.closed <- now }
 

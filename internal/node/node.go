@@ -58,10 +58,11 @@ type Node struct {
 	links    []*netLink // by lane
 	host     string     // the host's name
 	cm       *cmService
-	sub      *subnet    // nil: the node is in no subnet
-	ip       *ipoibHost // nil: the same
-	vesw     *veswHost  // nil: the same
-	trunks   *udp.Link  // lane 0's; nil: there are no peers
+	cmDoor   atomic.Pointer[cmDoor] // nil before programs are served
+	sub      *subnet                // nil: the node is in no subnet
+	ip       *ipoibHost             // nil: the same
+	vesw     *veswHost              // nil: the same
+	trunks   *udp.Link              // lane 0's; nil: there are no peers
 	senders  []*udp.Sender
 
 	// Of the subnet manager; nil where another node, or a program, manages.
@@ -250,6 +251,12 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		control.Close()
 		return err
 	}
+	rdmacm, err := n.openCM(n.cm)
+	if err != nil {
+		control.Close()
+		return err
+	}
+	defer rdmacm.close()
 	if n.sub != nil {
 		u, err := n.openUmad()
 		if err != nil {

@@ -523,6 +523,9 @@ func (s *subnet) publish() {
 	s.n.portsChanged(news)
 	for _, p := range news {
 		s.n.ip.portChanged(p.a, p.events)
+		if d := s.n.cmDoor.Load(); d != nil {
+			d.portChanged(p.a, p.events)
+		}
 		s.n.vesw.portChanged(p.a)
 	}
 }

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"time"
+
+	"weft/internal/cm"
+	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/mono"
+	"weft/internal/rdmacm"
+	"weft/internal/wire"
+)
+
+// cmGroups is what programs have joined, by the connection manager, of the multicast groups of
+// InfiniBand ports. The subnet administration knows one member per port, so it hears of the
+// first and of the last of a group's. The communication goroutine's.
+type cmGroups struct {
+	s      *cmService
+	users  map[uint16]*gsiUser // by function
+	groups map[cmGroupKey]*cmGroup
+	asks   map[uint32]*cmAsk
+	last   uint32
+}
+
+type cmGroupKey struct {
+	function uint16
+	mgid     ib.GID
+	sendOnly bool
+}
+
+// cmGroup is a group that count identifiers are in, or wait to be.
+type cmGroup struct {
+	key     cmGroupKey
+	want    rdmacm.Group // as the first of them wants it
+	count   int
+	joined  bool
+	err     error
+	rec     mad.MCMemberRecord
+	ask     *cmAsk // under way
+	waiting []*cmWaiter
+}
+
+// cmWaiter waits for the outcome of a join.
+type cmWaiter struct {
+	g    *rdmacm.Group
+	done func(mono.Time, cm.Path, ib.QKey, error) // nil: no more
+}
+
+// cmAsk is a request to subnet administration that may have to be sent again.
+type cmAsk struct {
+	id    uint32
+	key   cmGroupKey
+	m     mad.SA
+	tries int
+	done  func(now mono.Time, rec *mad.MCMemberRecord, err error)
+}
+
+const (
+	cmAskWait  = time.Second
+	cmAskTries = 8
+	// cmAskMost bounds the requests under way.
+	cmAskMost = 4096
+)
+
+func newCMGroups(s *cmService) *cmGroups {
+	return &cmGroups{s: s, users: map[uint16]*gsiUser{}, groups: map[cmGroupKey]*cmGroup{}, asks: map[uint32]*cmAsk{}}
+}
+
+// join implements rdmacm.Network for InfiniBand ports.
+func (c *cmGroups) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
+	key := cmGroupKey{want.Function, want.MGID, want.SendOnly}
+	g := c.groups[key]
+	if g == nil {
+		g = &cmGroup{key: key, want: *want}
+		c.groups[key] = g
+	}
+	g.count++
+	w := &cmWaiter{g: want, done: done}
+	switch {
+	case g.joined:
+		g.tell(now, w)
+	case g.ask != nil:
+		g.waiting = append(g.waiting, w)
+	default:
+		g.waiting = append(g.waiting, w)
+		c.begin(g)
+	}
+	return func(now mono.Time) {
+		w.done = nil
+		if g.count--; g.count > 0 {
+			return
+		}
+		delete(c.groups, key)
+		c.forget(g.ask)
+		// It may be a member even where the answer was lost.
+		rec := mad.MCMemberRecord{MGID: key.mgid, PortGID: want.Addr.SGID, JoinState: joinState(key.sendOnly)}
+		c.send(&cmAsk{key: key, done: func(mono.Time, *mad.MCMemberRecord, error) {}}, mad.MethodDelete,
+			mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState, &rec)
+	}
+}
+
+func joinState(sendOnly bool) uint8 {
+	if sendOnly {
+		return mad.JoinSendOnlyFull
+	}
+	return mad.JoinFull
+}
+
+// begin asks for what the groups of the IP link are like, and then to be a
+// member.
+func (c *cmGroups) begin(g *cmGroup) {
+	a := g.want.Addr
+	broadcast, ok := (&cmNetwork{s: c.s}).Broadcast(a)
+	if !ok {
+		broadcast = wire.BroadcastGID(a.PKey, 2)
+	}
+	g.ask = &cmAsk{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
+		g.ask = nil
+		if err != nil {
+			g.end(now, err)
+			return
+		}
+		c.enter(g, rec)
+	}}
+	c.send(g.ask, mad.MethodGet, mad.CompMCMGID, &mad.MCMemberRecord{MGID: broadcast})
+}
+
+// enter asks to be a member of a group; like is the broadcast group.
+func (c *cmGroups) enter(g *cmGroup, like *mad.MCMemberRecord) {
+	rec := mad.MCMemberRecord{MGID: g.key.mgid, PortGID: g.want.Addr.SGID, PKey: like.PKey, QKey: g.want.QKey, SL: like.SL, FlowLabel: like.FlowLabel,
+		TClass: like.TClass, JoinState: joinState(g.key.sendOnly)}
+	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCPKey | mad.CompMCQKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCTClass
+	if g.want.OfLink {
+		rec.QKey = like.QKey
+		rec.MTUSelector, rec.MTU, rec.RateSelector, rec.Rate, rec.HopLimit = mad.SelectExactly, like.MTU, mad.SelectExactly, like.Rate, like.HopLimit
+		mask |= mad.CompMCMTUSelector | mad.CompMCMTU | mad.CompMCRateSelector | mad.CompMCRate | mad.CompMCHopLimit
+	}
+	g.ask = &cmAsk{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
+		g.ask = nil
+		if g.joined = err == nil; g.joined {
+			g.rec = *rec
+		}
+		g.end(now, err)
+	}}
+	c.send(g.ask, mad.MethodSet, mask, &rec)
+}
+
+// end tells all who wait how it ended.
+func (g *cmGroup) end(now mono.Time, err error) {
+	list := g.waiting
+	g.waiting, g.err = nil, err
+	for _, w := range list {
+		g.tell(now, w)
+	}
+}
+
+func (g *cmGroup) tell(now mono.Time, w *cmWaiter) {
+	done := w.done
+	if done == nil {
+		return
+	}
+	w.done = nil
+	if g.err != nil {
+		done(now, cm.Path{}, 0, g.err)
+		return
+	}
+	a, r := w.g.Addr, &g.rec
+	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: r.MGID, SGIDIndex: a.SGIDIndex, DLID: r.MLID, Global: true, PKey: r.PKey,
+		FlowLabel: r.FlowLabel, TClass: r.TClass, HopLimit: r.HopLimit, SL: r.SL, MTU: r.MTU, Rate: r.Rate, LifeTime: r.Life}, r.QKey, nil)
+}
+
+// rejoin makes a function's port a member again where a subnet administration may have forgotten
+// that it is one.
+func (c *cmGroups) rejoin(function uint16) {
+	for _, g := range c.groups {
+		if g.key.function != function || !g.joined || g.ask != nil {
+			continue
+		}
+		like := g.rec
+		c.enter(g, &like)
+	}
+}
+
+// send asks the subnet administration, again and again until it answers or has been asked often enough.
+func (c *cmGroups) send(a *cmAsk, method mad.Method, mask mad.ComponentMask, rec *mad.MCMemberRecord) {
+	if len(c.asks) >= cmAskMost {
+		c.s.post(func(now mono.Time) { a.done(now, nil, cm.ErrFull) })
+		return
+	}
+	a.m = mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
+	rec.Append(a.m.Data[:0])
+	for c.last++; c.asks[c.last] != nil; c.last++ {
+	}
+	a.id = c.last
+	c.asks[a.id] = a
+	c.try(a)
+}
+
+// try sends a request once more.
+func (c *cmGroups) try(a *cmAsk) {
+	f := a.key.function
+	u := c.users[f]
+	if u == nil {
+		u = c.s.n.sub.gsi.open(f, func(_ mono.Time, id uint32, m *mad.SA) {
+			answer := *m
+			c.s.post(func(now mono.Time) { c.answered(now, id, &answer) })
+		}, nil)
+		c.users[f] = u
+	}
+	a.tries++
+	u.ask(a.id, &a.m)
+	time.AfterFunc(cmAskWait, func() {
+		c.s.post(func(now mono.Time) {
+			switch {
+			case c.asks[a.id] != a:
+			case a.tries < cmAskTries:
+				c.try(a)
+			default:
+				delete(c.asks, a.id)
+				a.done(now, nil, cm.ErrTimeout)
+			}
+		})
+	})
+}
+
+// forget lets nobody hear of a request any more.
+func (c *cmGroups) forget(a *cmAsk) {
+	if a != nil && c.asks[a.id] == a {
+		delete(c.asks, a.id)
+	}
+}
+
+// answered takes the answer to a request.
+func (c *cmGroups) answered(now mono.Time, id uint32, m *mad.SA) {
+	a := c.asks[id]
+	if a == nil {
+		return
+	}
+	if m.Status&mad.StatusBusy != 0 {
+		return // it is asked again
+	}
+	delete(c.asks, id)
+	var rec mad.MCMemberRecord
+	if m.Status != mad.StatusOK || rec.Parse(m.Data[:]) != nil {
+		a.done(now, nil, errNoMember)
+		return
+	}
+	a.done(now, &rec, nil)
+}
+
+// remove forgets a port that is no more.
+func (c *cmGroups) remove(function uint16) {
+	if u := c.users[function]; u != nil {
+		u.close()
+		delete(c.users, function)
+	}
+	for k, g := range c.groups {
+		if k.function == function {
+			c.forget(g.ask)
+			g.ask = nil
+		}
+	}
+}
