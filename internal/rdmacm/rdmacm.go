@@ -111,8 +111,9 @@ type Sink interface {
 type Stats struct {
 	Commands, Events uint64
 	// Commands that mean nothing: too short, unknown, for an identifier that is not
-	// there or another's.
-	DropMalformed, DropUnknown, DropForeign uint64
+	// there or another's, with addresses of another family (of which librdmacm tries one
+	// in each program).
+	DropMalformed, DropUnknown, DropForeign, DropFamily uint64
 	// What there was no room for: identifiers, groups, ports, requests of peers, events.
 	DropIDs, DropGroups, DropPorts, DropBacklog, DropEvents uint64
 	// Events of connections that no program has taken yet.
@@ -348,7 +349,7 @@ func (f *File) lookup(n uint32) (*id, Errno) {
 // with calls do with an identifier, unless there is an error before.
 func (f *File) with(n uint32, err Errno, do func(i *id) Errno) Errno {
 	if err != OK {
-		f.hub.Stats.DropMalformed++
+		f.hub.Stats.DropFamily++
 		return err
 	}
 	i, err := f.lookup(n)

@@ -113,11 +113,12 @@ func (n *Node) query(v any, args ...string) error {
 	return err
 }
 
-// Objects returns how many verbs objects the node has.
+// Objects returns how many verbs objects, and identifiers of the connection
+// manager, the node has.
 func (n *Node) Objects() (int, error) {
 	var r api.Resources
 	err := n.query(&r, "res")
-	return len(r.PDs) + len(r.MRs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs), err
+	return len(r.PDs) + len(r.MRs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs) + len(r.CMIDs), err
 }
 
 // Working returns when the process has a queue pair that can at least receive;
