@@ -634,7 +634,7 @@ func TestVESWNetstack(t *testing.T) {
 	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "--socks", "127.0.0.1:1080")
 	moves := func(how string, args ...string) {
 		t.Helper()
-		for end := time.Now().Add(fabricLimit); ; {
+		for end := time.Now().Add(fabricLimit); ; time.Sleep(50 * time.Millisecond) {
 			out, err := lab.Run(user(1, args...), fabricLimit)
 			if err == nil {
 				break
@@ -650,9 +650,9 @@ func TestVESWNetstack(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	wget := []string{"busybox", "wget", "-q", "-O", to, "http://127.0.0.1:8080/file"}
+	wget := []string{"timeout", "10", "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:8080/file"}
 	moves("by a forwarded port", wget...)
-	moves("by the proxy", "curl", "-s", "-S", "-m", "20", "-x", "socks5h://127.0.0.1:1080", "-o", to, "http://"+v4(0)+"/file")
+	moves("by the proxy", "curl", "-s", "-S", "-m", "10", "-x", "socks5h://127.0.0.1:1080", "-o", to, "http://"+v4(0)+"/file")
 	// The node starts anew, and the command goes on.
 	nodes[1].Proc.Kill()
 	if _, err := b.Expect("waiting for the node", fabricLimit); err != nil {
