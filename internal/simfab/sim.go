@@ -257,9 +257,9 @@ func (s *Sim) send() (wake mono.Time) {
 	var r pkt.Run
 	for _, n := range s.nodes {
 		for _, q := range n.qps {
+			full := false
 			for {
-				if n.free > s.Now && n.free.Sub(s.Now).Seconds()*s.Faults.Rate > egress {
-					wake = mono.Min(wake, n.free)
+				if full = n.free > s.Now && n.free.Sub(s.Now).Seconds()*s.Faults.Rate > egress; full {
 					break
 				}
 				if !q.Next(s.Now, &r) {
@@ -268,7 +268,11 @@ func (s *Sim) send() (wake mono.Time) {
 				n.transmit(q, &r)
 			}
 			q.Commit(s.Now)
-			wake = mono.Min(wake, q.Deadline())
+			if full {
+				wake = mono.Min(wake, n.free) // until then timers cannot act either
+			} else {
+				wake = mono.Min(wake, q.Deadline())
+			}
 		}
 	}
 	return wake

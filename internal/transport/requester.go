@@ -40,7 +40,7 @@ type requester struct {
 	probeAt                    mono.Time // when to look for the loss of what was sent last; zero: not now
 	sampleAt                   mono.Time // when the packet before samplePSN left, once and for the first time
 	samplePSN                  ib.PSN
-	rtt, rttVar                time.Duration // smoothed round trip and its deviation; rtt 0 is unknown
+	rtt                        time.Duration // smoothed round trip; 0 is unknown
 	failStatus                 ib.Status
 	failReason                 uint32
 	cwnd, ssthresh             uint32 // bytes, on paths that can lose packets
@@ -496,6 +496,16 @@ func (q *QP) room() uint64 {
 	run = min(run, uint64(maxOutstanding-flight)*mtu)
 	if path.Local {
 		return run
+	}
+	if s.probes != 0 {
+		// What a probe brings back says where to go on.
+		if flight != 0 {
+			return 0
+		}
+		return mtu
+	}
+	if s.twice {
+		return mtu // once alone, then with what follows
 	}
 	inFlight := uint64(flight) * mtu
 	if inFlight == 0 {
