@@ -149,7 +149,6 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 func (n *Node) live(ctx context.Context, ready func()) error {
 	defer sysfs.Remove(n.treeDir()) // when nobody is left who writes it
 	defer n.close()
-	go n.cm.run() // ends with close
 	if err := n.startSubnet(); err != nil {
 		return err
 	}
@@ -191,6 +190,7 @@ func (n *Node) open() (err error) {
 		}
 		return err
 	}
+	go n.cm.run() // ends with close
 	return nil
 }
 
