@@ -128,7 +128,6 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
 		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
-	n.captures.end = make(chan struct{})
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
@@ -180,6 +179,7 @@ func (n *Node) open() (err error) {
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
 	n.cm = newCMService(n)
+	n.captures.end = make(chan struct{})
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
