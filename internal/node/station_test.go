@@ -168,6 +168,14 @@ func TestStation(t *testing.T) {
 		t.Errorf("%+v", seen)
 	}
 
+	// The communication manager finds the port by its network, or by its address.
+	u := n.cmUser(t)
+	for _, src := range []string{"", "10.9.0.1"} {
+		if a, p, err := u.path(src, "10.9.0.77"); err != nil || a.Function != f.a.Number() || a.Src.String() != "10.9.0.1" || p.SGIDIndex != 1 || p.MTU != ib.MTU1024 || p.Function != f.a.Number() {
+			t.Errorf("%+v, %+v, %v", a, p, err)
+		}
+	}
+
 	// Groups: the stack tells of them, and the manager hears of the MAC.
 	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
 	groups := portGroups{n.node}
