@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/test/lab"
+)
+
+// both runs a server, which listens on a TCP port, and a client of it, and wants
+// both to end well and the client to have said what is wanted.
+func (b *bed) both(t *testing.T, port int, want string, server, client []string) {
+	t.Helper()
+	p, err := lab.StartPair(port, b.Server.Program(server...), b.Client.Program(client...))
+	defer p.Kill()
+	if err != nil {
+		t.Fatalf("%v%s", err, p.Outputs())
+	}
+	if c, s := p.Wait(90 * time.Second); c != nil || s != nil {
+		t.Fatalf("client: %v, server: %v%s", c, s, p.Outputs())
+	}
+	if out := p.Client.Output(); !regexp.MustCompile(want).MatchString(out) {
+		t.Errorf("no %q%s", want, p.Outputs())
+	}
+}
+
+// libfabric runs fi_pingpong over a provider; -c checks contents.
+func (b *bed) libfabric(t *testing.T, args string) {
+	t.Run("fi_pingpong "+args, func(t *testing.T) {
+		port := lab.Port()
+		common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
+		b.both(t, port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)), append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
+	})
+}
+
+// qperf connects by address, since its own way knows no GID.
+func (b *bed) qperf(t *testing.T) {
+	t.Run("qperf -cm1", func(t *testing.T) {
+		port := lab.Port()
+		tests := []string{"rc_lat", "rc_bw", "rc_rdma_write_bw", "rc_rdma_read_lat"}
+		if !lab.Soak {
+			tests = []string{"rc_lat", "rc_rdma_write_bw"}
+		}
+		client := append([]string{"qperf", "-lp", strconv.Itoa(port), "-t", "1", "-cm1", b.Server.NetNS.V4}, append(tests, "quit")...)
+		b.both(t, port, `(latency|bw)\s+=\s+[0-9.]+ `, []string{"qperf", "-lp", strconv.Itoa(port)}, client)
+	})
+}
+
+// Middleware that finds its peers by the connection manager.
+func TestMiddlewareOneNode(t *testing.T) {
+	needs(t, "fi_pingpong", "qperf")
+	b := open(t, 9000, true, lab.Nobody)
+	b.libfabric(t, "-p verbs -e msg")
+	b.libfabric(t, "-p verbs;ofi_rxm -e rdm")
+	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
+	if lab.Soak {
+		b.libfabric(t, "-p verbs;ofi_rxd -e rdm -d weft0-dgram")
+	}
+	b.qperf(t)
+}
+
+func TestMiddlewareTwoNodes(t *testing.T) {
+	needs(t, "fi_pingpong", "qperf")
+	b := open(t, 9000, false, 0)
+	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
+	b.qperf(t)
+}
