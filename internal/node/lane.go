@@ -50,6 +50,7 @@ type lane struct {
 	epfd          int
 	bell          int             // eventfd: something is in the inbox
 	timer         int             // timerfd: the nearest deadline
+	armed         mono.Time       // when the timer fires, 0: never
 	input         map[int32]*bool // by descriptor: what to note where it is readable
 	sockets       [2]sockets      // of the link, and of the switch
 	heard         [2]bool         // they may have something
@@ -76,6 +77,7 @@ type lane struct {
 	noRT     atomic.Pointer[error]
 	stop     bool
 	dozes    bool // the runtime has more Ps than lanes
+	place    *placement
 	// neighbours are the other lanes of the node, nil where there are none.
 	neighbours *neighbours
 	turns      atomic.Uint64 // turns begun
@@ -306,6 +308,10 @@ func (l *lane) loop() {
 	if err != nil {
 		l.noRT.Store(&err)
 	}
+	if l.place = newPlacement(l.clock()); rt {
+		l.place.next = 0 // as its user wants it
+	}
+	defer l.place.close()
 	debug.SetPanicOnFault(true)
 	defer close(l.done)
 	defer l.closeFDs()
@@ -381,6 +387,9 @@ const (
 // lane yields as long as it gets the processor back soon.
 func (l *lane) once() {
 	start := l.clock()
+	if l.place.next.Due(start) {
+		l.place.look(start, l.othersWait(start))
+	}
 	if l.work(start) {
 		return
 	}
@@ -463,6 +472,9 @@ func (l *lane) work(now mono.Time) bool {
 		if d.dev.Poll() {
 			l.programAt, busy = now, true
 		}
+	}
+	if l.programAt == now && l.place.gentle {
+		l.place.restore()
 	}
 	l.listen(now)
 	for _, t := range l.tenants {
@@ -628,6 +640,9 @@ func (l *lane) attend(n int) {
 				k.d.dev.Kick(uint32(k.ring))
 			}
 		} else if e.Fd == int32(l.bell) || e.Fd == int32(l.timer) {
+			if e.Fd == int32(l.timer) {
+				l.armed = 0
+			}
 			unix.Read(int(e.Fd), l.count[:])
 		}
 	}
@@ -664,10 +679,12 @@ func (l *lane) setTimer() bool {
 	if d.Due(now) {
 		return false
 	}
-	if d != 0 {
-		// A timer still running from before only wakes the lane early.
+	// A timer still running from before only wakes the lane early, once: most deadlines move away with
+	// every packet, and setting the timer is a call that costs as much as sleeping.
+	if d != 0 && mono.Min(d, l.armed) != l.armed {
 		t := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d.Sub(now)))}
 		unix.TimerfdSettime(l.timer, 0, &t, nil)
+		l.armed = d
 	}
 	return true
 }

@@ -24,13 +24,17 @@ func raisePriority(realTime bool) (error, bool) {
 		}
 		return nil, true
 	}
-	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceLane, Runtime: shortSlice}
-	if unix.SchedSetAttr(0, &a, 0) == nil {
-		return nil, false
-	}
-	a.Nice = 0
-	unix.SchedSetAttr(0, &a, 0) // an older kernel refuses the slice: all is as usual then
+	setPriority(niceLane)
 	return nil, false
+}
+
+// setPriority gives the calling thread a nice value, where it may have that, and the short slice.
+func setPriority(nice int32) {
+	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: nice, Runtime: shortSlice}
+	if unix.SchedSetAttr(0, &a, 0) != nil && nice != 0 {
+		a.Nice = 0
+		unix.SchedSetAttr(0, &a, 0) // an older kernel refuses the slice: all is as usual then
+	}
 }
 
 // shortSlice is the shortest the kernel grants, in nanoseconds.

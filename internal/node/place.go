@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/mono"
+)
+
+// placement is how a lane gets on with the threads whose streams it carries.
+//
+// A lane that works for programs runs before everybody else as soon as it is woken (raisePriority). With a stream of the
+// kernel's, IP or Ethernet, that is wrong: whoever wakes the lane is a stage of the same stream,
+// and a lane that takes its processor for every packet carries small batches. Under such a load the lane is
+// as important as anybody.
+//
+// And a scheduler wakes a thread where the one runs that wakes it, above all in virtual machines, where an idle
+// processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a processor
+// beside an idle one. So a lane that under such a load often waits for its processor goes to the one that is
+// idle most, and stays there until another is better, or the load is gone: then the scheduler chooses again.
+//
+// It belongs to the lane's thread. The zero value does nothing.
+type placement struct {
+	sched, stat int         // /proc/thread-self/schedstat and /proc/stat; -1: not to be had
+	may         unix.CPUSet // where the lane may run
+	next        mono.Time   // when look is due, 0: never
+	last        mono.Time   // when it was
+	before      threadTimes // then
+	gentle      bool        // the lane runs as others do
+	cpu         int         // to which the lane keeps, -1: none
+	samples     [2][]idleTime
+	sampledAt   mono.Time // when samples[0] was taken, 0: there is none
+	buf         []byte
+}
+
+// threadTimes are what the kernel has counted for a thread: it ran, and it waited for a processor.
+type threadTimes struct{ run, wait time.Duration }
+
+// idleTime is how many ticks a processor was idle.
+type idleTime struct {
+	cpu   int
+	ticks uint64
+}
+
+const (
+	// placeEvery is the time between two looks, but for a random part: lanes shall not move at the same
+	// time. It has several ticks.
+	placeEvery = 100 * time.Millisecond
+	// procTick is the unit of /proc/stat: USER_HZ is 100.
+	procTick = 10 * time.Millisecond
+)
+
+// newPlacement is called on the lane's thread; close ends it. Where there is one processor only, or the kernel does not tell
+// what is to be known, it does nothing.
+func newPlacement(now mono.Time) *placement {
+	p := &placement{sched: -1, stat: -1, cpu: -1}
+	if unix.SchedGetaffinity(0, &p.may) != nil {
+		return p
+	}
+	var err, err2 error
+	p.sched, err = unix.Open("/proc/thread-self/schedstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	p.stat, err2 = unix.Open("/proc/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil && err2 == nil {
+		p.buf, p.last, p.next = make([]byte, 64<<10), now, now.Add(placeEvery)
+	}
+	return p
+}
+
+func (p *placement) close() {
+	for _, fd := range []int{p.sched, p.stat} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	p.sched, p.stat, p.next = -1, -1, 0
+}
+
+// look judges how the lane has fared since the last time; it is called when next is due. stream tells that the
+// lane worked for streams of the kernel only.
+func (p *placement) look(now mono.Time, stream bool) {
+	n, err := unix.Pread(p.sched, p.buf, 0)
+	t, ok := parseSchedstat(p.buf[:max(n, 0)])
+	if err != nil || !ok {
+		p.next = 0
+		return
+	}
+	elapsed := now.Sub(p.last)
+	run, wait := t.run-p.before.run, t.wait-p.before.wait
+	p.before, p.last, p.next = t, now, now.Add(placeEvery+rand.N(placeEvery/2))
+	if !stream || run < elapsed/4 {
+		p.restore()
+		return
+	}
+	if !p.gentle {
+		p.gentle = true
+		setPriority(0)
+	}
+	if wait < elapsed/8 {
+		p.sampledAt = 0
+		return
+	}
+	p.move(now, float64(run)/float64(elapsed), wait > elapsed/2)
+}
+
+// restore ends what look began.
+func (p *placement) restore() {
+	p.sampledAt = 0
+	if p.gentle {
+		p.gentle = false
+		setPriority(niceLane)
+	}
+	p.release()
+}
+
+// release lets the scheduler choose the processor.
+func (p *placement) release() {
+	if p.cpu >= 0 && unix.SchedSetaffinity(0, &p.may) == nil {
+		p.cpu = -1
+	}
+}
+
+// move has the lane, which runs for that share of the time, keep to the processor that was idle most since the last look, if that
+// has more room for it than the one to which it keeps now. Where there is none, and the lane waits long, the scheduler shall choose.
+func (p *placement) move(now mono.Time, share float64, long bool) {
+	n, err := unix.Pread(p.stat, p.buf, 0)
+	if err != nil {
+		return
+	}
+	p.samples[0], p.samples[1] = parseIdle(p.samples[1][:0], p.buf[:n]), p.samples[0]
+	since := p.sampledAt
+	if p.sampledAt = now; since == 0 {
+		return
+	}
+	best, most, here := p.idlest()
+	age := now.Sub(since)
+	enough := age / 10
+	if p.cpu >= 0 {
+		enough = max(enough, time.Duration(share/2*float64(age))) // it takes that along
+	}
+	switch {
+	case best >= 0 && most >= here+enough:
+		if rand.N(2) == 0 { // who shares a processor with this lane may move as well
+			return
+		}
+		var one unix.CPUSet
+		one.Set(best)
+		if unix.SchedSetaffinity(0, &one) == nil {
+			p.cpu = best
+		}
+	case long:
+		p.release()
+	}
+}
+
+// idlest compares the samples: which of the lane's processors was idle most, for how long, and how long
+// the one was to which the lane keeps.
+func (p *placement) idlest() (best int, most, here time.Duration) {
+	best = -1
+	for i, c := range p.samples[0] {
+		if i >= len(p.samples[1]) || p.samples[1][i].cpu != c.cpu || !p.may.IsSet(c.cpu) {
+			continue // one came or went
+		}
+		idle := time.Duration(c.ticks-p.samples[1][i].ticks) * procTick
+		if c.cpu == p.cpu {
+			here = idle
+		}
+		if idle > most {
+			best, most = c.cpu, idle
+		}
+	}
+	return best, most, here
+}
+
+// parseSchedstat reads "run wait slices", of which the times are in nanoseconds.
+func parseSchedstat(b []byte) (t threadTimes, ok bool) {
+	f := bytes.Fields(b)
+	if len(f) < 2 {
+		return t, false
+	}
+	run, err := strconv.ParseInt(string(f[0]), 10, 64)
+	wait, err2 := strconv.ParseInt(string(f[1]), 10, 64)
+	return threadTimes{time.Duration(run), time.Duration(wait)}, err == nil && err2 == nil
+}
+
+// parseIdle appends what the lines "cpuN user nice system idle …" of /proc/stat tell, which come first.
+func parseIdle(dst []idleTime, b []byte) []idleTime {
+	for line := range bytes.Lines(b) {
+		f := bytes.Fields(line)
+		if len(f) < 5 || !bytes.HasPrefix(f[0], []byte("cpu")) {
+			break
+		}
+		cpu, err := strconv.Atoi(string(f[0][3:])) // the first line is of all, without a number
+		ticks, err2 := strconv.ParseUint(string(f[4]), 10, 64)
+		if err == nil && err2 == nil && cpu >= 0 {
+			dst = append(dst, idleTime{cpu, ticks})
+		}
+	}
+	return dst
+}
