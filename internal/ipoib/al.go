@@ -58,6 +58,10 @@ type AL interface {
 	PostRecv(slots []RecvWR) int
 	// Poll fetches completions, of both kinds in the order in which they came.
 	Poll(wcs []WC) int
+	// Arrived returns the datagram that a completion of the last Poll tells of where it does not lie in its slot, which
+	// begins at off, but elsewhere; nil where it is in the slot, behind the room for a GRH. It is the Link's until the call of the
+	// Link's that polled returns.
+	Arrived(off uint32) []byte
 
 	// SA sends a request to the subnet administration, once: repeating it is the
 	// Link's. The record is the AL's only during the call. Requests with the

@@ -8,9 +8,8 @@ import (
 	"weft/internal/mono"
 )
 
-// Headroom is what lies before each packet on its way between an IP stack and
-// a Link, in both directions: room for the hard header when sending, and exactly GRH
-// and encapsulation header when receiving.
+// Headroom is what lies before each packet on its way from an IP stack to
+// a Link: room for the hard header.
 const Headroom = 44
 
 // MaxPacket is the longest packet of an IP stack, in octets.
@@ -29,7 +28,7 @@ type Device interface {
 	// what is missing without.
 	SetCarrier(on bool, reason string)
 	SetMTU(mtu int)
-	// Deliver gives packets to the IP stack, each behind Headroom octets; they
+	// Deliver gives packets to the IP stack, which may change them; they
 	// are the Link's again when it returns. It returns how many found no
 	// room.
 	Deliver(packets [][]byte) (dropped int)
@@ -68,7 +67,7 @@ type Backend interface {
 	// returns os.ErrClosed.
 	ReadBatch(bufs [][]byte, sizes []int, nexthops []netip.Addr, offset int) (n int, err error)
 	// WriteBatch gives packets to the IP stack: packet i is bufs[i][offset:]. It
-	// may write anywhere in bufs, within their lengths, and keeps none of them.
+	// may change them, and keeps none.
 	WriteBatch(bufs [][]byte, offset int) error
 	SetCarrier(on bool) error
 	SetMTU(mtu int) error

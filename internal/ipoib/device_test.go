@@ -59,7 +59,7 @@ func (n device) Deliver(packets [][]byte) int {
 			n.count++
 			continue
 		}
-		n.got = append(n.got, bytes.Clone(p[Headroom:]))
+		n.got = append(n.got, bytes.Clone(p))
 		copy(p[:cap(p)], dirty)
 		packets[i] = nil
 	}

@@ -65,30 +65,33 @@ type node struct {
 	port Port
 
 	// Access layer.
-	fail     map[string]int // call → how often it fails
-	made     []string       // objects that exist, in the order in which they were made
-	qpn      ib.QPN
-	state    ib.QPState
-	qkey     ib.QKey
-	index    uint16
-	tx, rx   []byte
-	sendq    []SendWR
-	recvq    []RecvWR
-	cq       []WC
-	ahs      map[Handle]AH
-	lastAH   Handle
-	attached map[ib.GID]ib.LID
-	maps     map[uint64][]byte
-	lastMap  uint64
-	mappable bool
-	stall    bool // nothing completes
-	limit    int  // of PostSend; 0: none
-	sent     []sentFrame
-	keep     bool // sent
-	frame    sentFrame
-	status   ib.Status // of sends
-	lost     func(f *sentFrame) bool
-	drops    map[string]int // by the fabric
+	fail   map[string]int // call → how often it fails
+	made   []string       // objects that exist, in the order in which they were made
+	qpn    ib.QPN
+	state  ib.QPState
+	qkey   ib.QKey
+	index  uint16
+	tx, rx []byte
+	// Datagrams that are not in the slot they were received into, and what Arrived says of each.
+	elsewhere []byte
+	arrived   [][]byte
+	sendq     []SendWR
+	recvq     []RecvWR
+	cq        []WC
+	ahs       map[Handle]AH
+	lastAH    Handle
+	attached  map[ib.GID]ib.LID
+	maps      map[uint64][]byte
+	lastMap   uint64
+	mappable  bool
+	stall     bool // nothing completes
+	limit     int  // of PostSend; 0: none
+	sent      []sentFrame
+	keep      bool // sent
+	frame     sentFrame
+	status    ib.Status // of sends
+	lost      func(f *sentFrame) bool
+	drops     map[string]int // by the fabric
 
 	// Device.
 	registered bool
@@ -229,6 +232,7 @@ func (n *node) CreateQP(sq, rq int) (ib.QPN, error) {
 func (n *node) DestroyQP() { n.unmake("qp"); n.state, n.sendq, n.recvq = ib.Reset, nil, nil }
 func (n *node) Register(tx, tl, rx, rl int) (t, r []byte, err error) {
 	n.tx, n.rx = bytes.Repeat([]byte{0xa5}, tx*tl), bytes.Repeat([]byte{0xa5}, rx*rl)
+	n.elsewhere, n.arrived = make([]byte, rx*rl), make([][]byte, rx)
 	return n.tx, n.rx, n.make("mr")
 }
 func (n *node) Deregister() { n.unmake("mr") }
@@ -349,6 +353,12 @@ func (n *node) Poll(wcs []WC) int {
 	return k
 }
 
+func (n *node) Arrived(off uint32) []byte {
+	p := n.arrived[off/recvSlotLen]
+	n.arrived[off/recvSlotLen] = nil
+	return p
+}
+
 // complete executes what is posted.
 func (n *node) complete() {
 	if n.stall {
@@ -444,6 +454,12 @@ func (n *node) receive(from *node, f *sentFrame) {
 	if f.ah.Global {
 		(&wire.GRH{IPVer: 6, SGID: from.port.GID, DGID: f.ah.DGID}).Put(b)
 	}
-	copy(b[grhLen:], f.data)
+	if i := wr.Off / recvSlotLen; i%2 == 0 {
+		copy(b[grhLen:], f.data)
+	} else { // the other half lies elsewhere
+		p := n.elsewhere[wr.Off:][:len(f.data):len(f.data)]
+		copy(p, f.data)
+		n.arrived[i] = p
+	}
 	n.cq = append(n.cq, WC{ID: wr.ID, Recv: true, ByteLen: uint32(grhLen + len(f.data)), GRH: f.ah.Global, SrcQPN: from.qpn, SLID: from.port.LID})
 }

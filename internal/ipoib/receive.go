@@ -21,7 +21,7 @@ type receiver struct {
 	rrs    []RecvWR // to post
 	posted int
 	wcs    [pollBatch]WC
-	out    [][]byte // to be delivered, in receive slots that are not posted; room for pollBatch
+	out    [][]byte // packets to be delivered, of receive slots that are not posted; room for pollBatch
 	one    [1][]byte
 }
 
@@ -131,7 +131,7 @@ func (l *Link) received(now mono.Time, wc *WC) {
 	}
 	switch wc.Status {
 	case ib.Success:
-		l.frame(now, wc, l.rxMem[i*recvSlotLen:][:recvSlotLen])
+		l.frame(now, wc, l.rxMem[i*recvSlotLen:][:recvSlotLen], l.al.Arrived(i*recvSlotLen))
 	case ib.WRFlushErr: // the queue pair is being reset
 		return
 	default:
@@ -163,10 +163,10 @@ func (l *Link) echo(wc *WC, b []byte) bool {
 	return wc.SrcQPN == l.qpn && l.port.LID.Owns(l.port.LMC, wc.SLID) && (!wc.GRH || sgid(b).GUID() == l.port.GID.GUID())
 }
 
-// frame judges what arrived in b, of which ByteLen octets count, and takes it where it
-// belongs.
-func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
-	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) {
+// frame judges what arrived in slot b, of which ByteLen octets count, and takes it where it
+// belongs. Where the datagram is elsewhere, b has the GRH only.
+func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
+	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) || elsewhere != nil && len(elsewhere) != int(wc.ByteLen)-grhLen {
 		l.c.Net.RxErrors++
 		l.c.Net.RxLengthErrors++
 		l.refuse(DropShort)
@@ -183,7 +183,11 @@ func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
 		l.refuse(DropOwnEcho)
 		return
 	}
-	t, p, why := wire.ParseFrame(b[grhLen:])
+	datagram := b[grhLen:]
+	if elsewhere != nil {
+		datagram = elsewhere
+	}
+	t, p, why := wire.ParseFrame(datagram)
 	switch why {
 	case wire.FrameOK:
 	case wire.FrameEtherType:
@@ -217,20 +221,21 @@ func (l *Link) frame(now mono.Time, wc *WC, b []byte) {
 		l.c.Driver.ARPRx++
 	case wire.EtherIPv6:
 		if !resolves(p) {
-			l.up(b)
+			l.up(p)
 			return
 		}
 		l.c.Driver.NDRx++
 	case wire.EtherIPv4:
-		l.up(b)
+		l.up(p)
 		return
 	}
+	copy(b[grhLen:], datagram) // the engine wants it in one piece
 	if wc.GRH {
 		l.heardFrom(now, src, wc.SLID)
 	}
 	wire.PutHardHeader(b, &wire.HWAddr{}, &src, t)
 	if f := l.eng.Input(now, kind, b); f != nil {
-		l.up(f)
+		l.up(f[Headroom:])
 	}
 }
 
@@ -240,9 +245,9 @@ func resolves(p []byte) bool {
 	return ok && wire.IsND(p[off])
 }
 
-// up adds a packet, in a receive slot, to those that go to the IP stack.
-func (l *Link) up(f []byte) {
-	l.out = append(l.out, f[:len(f):len(f)])
+// up adds a packet to those that go to the IP stack.
+func (l *Link) up(p []byte) {
+	l.out = append(l.out, p[:len(p):len(p)])
 }
 
 // deliver gives the IP stack what up has put together.
@@ -263,7 +268,7 @@ func (l *Link) deliverOne(f []byte) {
 	if !l.registered {
 		return
 	}
-	l.one[0] = f
+	l.one[0] = f[Headroom:]
 	l.dropUp(l.dev.Deliver(l.one[:]))
 	l.one[0] = nil
 }

@@ -66,7 +66,7 @@ func TestH38_Source(t *testing.T) {
 		}
 		before := a.l.Counters()
 		slot := append(b, make([]byte, recvSlotLen-len(b))...)
-		a.l.frame(a.s.now, &wc, slot)
+		a.l.frame(a.s.now, &wc, slot, nil)
 		c := a.l.Counters()
 		if out.Type == "discard_own_echo" {
 			if c.Drops[DropOwnEcho] != before.Drops[DropOwnEcho]+1 || c.Net.RxPackets != before.Net.RxPackets || c.Net.RxDropped != before.Net.RxDropped {

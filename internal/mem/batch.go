@@ -75,7 +75,7 @@ const (
 // o hears of a failure that shows only at Flush. No memory is kept but the
 // payload's own bytes.
 func (b *Batch) Put(o Owner, dst *Region, addr uint64, src *Payload, off, n int) Result {
-	if n == 0 {
+	if n == 0 || src.Lasting && src.Segs == nil && dst.keep(addr, src.Bytes[off:off+n]) {
 		return OK
 	}
 	if v := dst.View(addr, uint64(n)); v != nil {

@@ -41,6 +41,15 @@ type Space interface {
 	FetchAdd(addr, add uint64) (uint64, error)
 }
 
+// Keeper is a Space whose user, in this process, may take bytes from where they lie in place of a copy.
+type Keeper interface {
+	Space
+	// Keep reports whether the user will take the bytes at addr from p, which stays unchanged for as long as
+	// Payload.Lasting says; else they are to be written. The range has been checked as for
+	// WriteV.
+	Keep(addr uint64, p []byte) bool
+}
+
 // Write is one write of a batch: Data goes to consecutive memory at Addr.
 type Write struct {
 	Addr uint64
@@ -118,6 +127,13 @@ func (r *Region) View(addr, n uint64) []byte {
 	return r.Space.View(a, n)
 }
 
+// keep reports whether the user of the region's memory takes p, which lasts, from where it is. The range must have
+// passed Allows.
+func (r *Region) keep(addr uint64, p []byte) bool {
+	k, ok := r.Space.(Keeper)
+	return ok && r.Pages == nil && !r.revoked.Load() && k.Keep(r.Base+addr-r.Start, p)
+}
+
 // ReadV fills the slices of dst in order from memory at addr. The range must
 // have passed Allows.
 func (r *Region) ReadV(addr uint64, dst [][]byte) error {
@@ -183,9 +199,12 @@ type Seg struct {
 // outstanding while the payload is in use.
 type Payload struct {
 	Bytes []byte // payload at hand; then Segs is nil
-	Segs  []Seg  // else the whole gather list …
-	Off   uint64 // … of which the payload starts here
-	Len   int    // payload bytes in either form
+	// Lasting says that Bytes stay unchanged until the link that they came by is asked for more: a Keeper may then refer
+	// to them.
+	Lasting bool
+	Segs    []Seg  // else the whole gather list …
+	Off     uint64 // … of which the payload starts here
+	Len     int    // payload bytes in either form
 }
 
 // BytesPayload returns a payload at hand.

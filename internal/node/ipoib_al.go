@@ -10,6 +10,7 @@ import (
 	"weft/internal/ib"
 	"weft/internal/ipoib"
 	"weft/internal/mad"
+	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/transport"
 )
@@ -27,6 +28,7 @@ type ipoibAL struct {
 	recv uint64 // where the receive slots begin
 	fed  uint64 // where the feed's memory begins
 	feed *ipoibFeed
+	rx   *slotSpace // of mr
 	wcs  [64]hca.CQE
 
 	intr   bool // completions wait for the link
@@ -144,7 +146,10 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 		return nil, nil, err
 	}
 	sends, slots := tx*txLen, tx*txLen+rx*rxLen
-	m, err := a.registerMR(a.pd, slots+feedMem)
+	m, err := a.registerMR(a.pd, slots+feedMem, func(b []byte) mem.Space {
+		a.rx = newSlotSpace(b, sends, rxLen, rx)
+		return a.rx
+	})
 	if err != nil {
 		a.dropDomain()
 		return nil, nil, err
@@ -158,7 +163,7 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 func (a *ipoibAL) Deregister() {
 	if a.mr != nil {
 		a.must(a.mr.deregister())
-		a.mr, a.feed = nil, nil
+		a.mr, a.feed, a.rx = nil, nil, nil
 		a.dropDomain()
 	}
 }
@@ -247,6 +252,16 @@ func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
 			SrcQPN: e.SrcQPN, SLID: e.SLID}
 	}
 	return n
+}
+
+// Arrived implements ipoib.AL.
+func (a *ipoibAL) Arrived(off uint32) []byte { return a.rx.take(off) }
+
+// settle ends what slots refer to: the link that it came by is about to be asked for more.
+func (a *ipoibAL) settle() {
+	if a.rx != nil {
+		a.rx.settle()
+	}
 }
 
 // SA implements ipoib.AL.

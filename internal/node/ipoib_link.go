@@ -147,11 +147,13 @@ func (l *ipLink) stop() {
 // Begin implements tenant: packets of the IP stack go to the link before queue
 // pairs run.
 func (l *ipLink) Begin(now mono.Time) bool {
+	l.al.settle() // a fault may have unwound the lane before Finish
 	return l.feed != nil && l.feed.send(now, l.link)
 }
 
 // Finish implements tenant: completions go to the link after queue pairs ran.
 func (l *ipLink) Finish(now mono.Time) bool {
+	defer l.al.settle()
 	busy := l.al.complete(now)
 	for range interrupts {
 		if l.link == nil || !l.al.intr {
@@ -323,7 +325,7 @@ func (l *ipLink) onDevice(what string, f func(ipoib.Backend) error) {
 
 // Deliver implements ipoib.Device.
 func (l *ipLink) Deliver(packets [][]byte) (dropped int) {
-	if l.back == nil || l.back.WriteBatch(packets, ipoib.Headroom) != nil {
+	if l.back == nil || l.back.WriteBatch(packets, 0) != nil {
 		return len(packets)
 	}
 	return 0

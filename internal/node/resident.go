@@ -234,10 +234,10 @@ type residentMR struct {
 	lkey   ib.Key
 }
 
-// registerMR registers fresh memory of n bytes, which addresses from 0 name.
-func (r *resident) registerMR(pd uint32, n int) (*residentMR, error) {
+// registerMR registers fresh memory of n bytes, which addresses from 0 name. space makes its Space.
+func (r *resident) registerMR(pd uint32, n int, space func(b []byte) mem.Space) (*residentMR, error) {
 	b := make([]byte, n)
-	m, err := r.sess.RegisterMR(pd, &mem.Region{Space: mem.NewSlice(0, b), Len: uint64(n), Access: ib.LocalWrite})
+	m, err := r.sess.RegisterMR(pd, &mem.Region{Space: space(b), Len: uint64(n), Access: ib.LocalWrite})
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mem"
 	"weft/internal/mono"
 	"weft/internal/transport"
 )
@@ -62,7 +63,7 @@ func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
 		if u.pd, err = res.sess.CreatePD(); err != nil {
 			return err
 		}
-		if u.mr, err = res.registerMR(u.pd, 16*slotLen); err != nil {
+		if u.mr, err = res.registerMR(u.pd, 16*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) }); err != nil {
 			return err
 		}
 		if u.cq, err = res.createCQ(32, u.completed); err != nil {

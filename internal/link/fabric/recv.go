@@ -222,6 +222,6 @@ func (l *Link) run(function uint16, p []byte, lrh *wire.LRH, grh *wire.GRH, t []
 		l.npaths++
 	}
 	r.Count, r.MTU, r.Path, r.IPv4, r.Fault = 1, uint32(len(payload)), path, false, false
-	r.Data = mem.BytesPayload(payload)
+	r.Data = mem.Payload{Bytes: payload, Len: len(payload), Lasting: true}
 	l.joiner.Add()
 }

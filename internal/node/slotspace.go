@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"weft/internal/mem"
+	"weft/internal/wire"
+)
+
+// slotSpace is memory with receive slots whose user is content with datagrams where the network left them: a slot then has the
+// GRH, and refers to the rest. The queue pair places payload as in any memory, checks done, and it is its Batch that asks
+// (mem.Keeper). What nobody took by the end of the turn is copied into its slot after all.
+//
+// It belongs to the lane of the queue pair that receives into the slots.
+type slotSpace struct {
+	*mem.Slice
+	b      []byte
+	first  int      // where slots begin
+	length int      // of each
+	refs   [][]byte // by slot: the datagram, nil: it is in the slot
+	held   []int    // slots that have had a reference in this turn
+}
+
+var _ mem.Keeper = (*slotSpace)(nil)
+
+// newSlotSpace returns the space of b with so many slots.
+func newSlotSpace(b []byte, first, length, slots int) *slotSpace {
+	return &slotSpace{Slice: mem.NewSlice(0, b), b: b, first: first, length: length, refs: make([][]byte, slots), held: make([]int, 0, slots)}
+}
+
+// keepFrom is how long a datagram is that is worth a reference.
+const keepFrom = 256
+
+// Keep implements mem.Keeper, for what begins behind the GRH of a slot and ends in it.
+func (s *slotSpace) Keep(addr uint64, p []byte) bool {
+	if addr < uint64(s.first) || len(p) < keepFrom {
+		return false
+	}
+	at := addr - uint64(s.first)
+	i, in := at/uint64(s.length), at%uint64(s.length)
+	if i >= uint64(len(s.refs)) || in != wire.GRHLen || wire.GRHLen+len(p) > s.length || len(s.held) == cap(s.held) {
+		return false
+	}
+	s.refs[i] = p
+	s.held = append(s.held, int(i))
+	return true
+}
+
+// take returns the datagram to which the slot at off, of the slots' memory, refers, and has it do so no longer; nil where it
+// does not.
+func (s *slotSpace) take(off uint32) []byte {
+	i := int(off) / s.length
+	if i >= len(s.refs) {
+		return nil
+	}
+	p := s.refs[i]
+	s.refs[i] = nil
+	return p
+}
+
+// settle copies datagrams that were not taken into their slots.
+func (s *slotSpace) settle() {
+	for _, i := range s.held {
+		if p := s.take(uint32(i * s.length)); p != nil {
+			copy(s.b[s.first+i*s.length+wire.GRHLen:], p)
+		}
+	}
+	s.held = s.held[:0]
+}
