@@ -31,6 +31,14 @@ for s in address,undefined thread; do
 	"$out/umad_test_$s"
 done
 
+rdmacm="$here/rdmacm_test.c $shim/rdmacm.c $shim/umad.c $shim/paths.c $shim/util.c"
+$cc $flags -O2 $rdmacm -ldl -o "$out/rdmacm_test"
+"$out/rdmacm_test"
+for s in address,undefined thread; do
+	$cc $flags -O1 -fsanitize=$s -fno-sanitize-recover=all $rdmacm -ldl -o "$out/rdmacm_test_$s"
+	"$out/rdmacm_test_$s"
+done
+
 # The sanitizers have an allocator of their own, so this is the core alone.
 for s in address,undefined thread; do
 	$cc $flags -O1 -fsanitize=$s -fno-sanitize-recover=all -DCORE_ONLY \
