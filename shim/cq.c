@@ -57,6 +57,8 @@ static inline enum ibv_wc_opcode opcode_of(const struct weft_cqe *e)
 		return IBV_WC_LOCAL_INV;
 	case WEFT_WC_OP_BIND_MW:
 		return IBV_WC_BIND_MW;
+	case WEFT_WC_OP_ATOMIC_WRITE:
+		return IBV_WC_ATOMIC_WRITE;
 	default:
 		return IBV_WC_SEND;
 	}

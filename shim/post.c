@@ -70,7 +70,8 @@ static bool copy_checked(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq
 /* Whether the payload of an operation may stand in the element. */
 static inline bool carries(uint8_t opcode)
 {
-	return opcode <= WEFT_OP_SEND_IMM || opcode == WEFT_OP_SEND_INV;
+	return opcode <= WEFT_OP_SEND_IMM || opcode == WEFT_OP_SEND_INV ||
+	       opcode == WEFT_OP_ATOMIC_WRITE;
 }
 
 /* The gather list of an element whose header is filled in. */
@@ -131,6 +132,11 @@ static inline int put_send(struct weft_ctx *ctx, struct weft_qp *q, struct weft_
 		e->atomic.compare_add = wr->wr.atomic.compare_add;
 		e->atomic.swap = wr->wr.atomic.swap;
 		e->atomic.rkey = wr->wr.atomic.rkey;
+		break;
+	case IBV_WR_ATOMIC_WRITE:
+		e->opcode = WEFT_OP_ATOMIC_WRITE;
+		e->rdma.remote_addr = wr->wr.rdma.remote_addr;
+		e->rdma.rkey = wr->wr.rdma.rkey;
 		break;
 	case IBV_WR_SEND_WITH_INV:
 		e->opcode = WEFT_OP_SEND_INV;
@@ -375,6 +381,17 @@ static void wr_fetch_add(struct ibv_qp_ex *x, uint32_t rkey, uint64_t addr, uint
 	begin_atomic(x, WEFT_OP_ATOMIC_FETCH_ADD, rkey, addr, add, 0);
 }
 
+static void wr_atomic_write(struct ibv_qp_ex *x, uint32_t rkey, uint64_t addr, const void *word)
+{
+	struct weft_sq_hdr *e = begin_rdma(x, WEFT_OP_ATOMIC_WRITE, rkey, addr);
+
+	if (!e)
+		return;
+	memcpy(e->sge, word, 8);
+	e->num_sge = 8;
+	e->send_flags |= WEFT_SEND_INLINE;
+}
+
 static void wr_send_inv(struct ibv_qp_ex *x, uint32_t rkey)
 {
 	struct weft_sq_hdr *e = begin(x, WEFT_OP_SEND_INV);
@@ -500,6 +517,8 @@ void weft_qp_ex_ops(struct weft_qp *q, uint64_t ops)
 		x->wr_atomic_cmp_swp = wr_cmp_swp;
 	if (ops & IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD)
 		x->wr_atomic_fetch_add = wr_fetch_add;
+	if (ops & IBV_QP_EX_WITH_ATOMIC_WRITE)
+		x->wr_atomic_write = wr_atomic_write;
 	if (ops & IBV_QP_EX_WITH_SEND_WITH_INV)
 		x->wr_send_inv = wr_send_inv;
 	if (ops & IBV_QP_EX_WITH_LOCAL_INV)

@@ -23,6 +23,7 @@ static uint32_t ops_of(struct weft_ctx *ctx, enum ibv_qp_type type)
 	case IBV_QPT_RC:
 		return send | write | local | OP(RDMA_READ) |
 		       (has(ctx, WEFT_CAP_MEM_MGT) ? OP(SEND_WITH_INV) : 0) |
+		       (has(ctx, WEFT_CAP_ATOMIC_WRITE) ? OP(ATOMIC_WRITE) : 0) |
 		       (has(ctx, WEFT_CAP_ATOMIC) ?
 				OP(ATOMIC_CMP_AND_SWP) | OP(ATOMIC_FETCH_AND_ADD) : 0);
 	case IBV_QPT_UC:
@@ -196,10 +197,13 @@ struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 	const uint32_t have = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS |
 			      IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	uint64_t ops = a->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS ? a->send_ops_flags : 0;
+	uint64_t may = ops_of(weft_ctx(c), a->qp_type);
 	struct weft_qp *q;
 
 	/* The bits of send_ops_flags up to SEND with invalidate are those of the opcodes. */
-	if (a->comp_mask & ~have || ops & ~(uint64_t)ops_of(weft_ctx(c), a->qp_type) ||
+	may = (may & (OP(SEND_WITH_INV) * 2 - 1)) |
+	      (may & OP(ATOMIC_WRITE) ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0);
+	if (a->comp_mask & ~have || ops & ~may ||
 	    (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS &&
 	     a->create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)) {
 		errno = EOPNOTSUPP;

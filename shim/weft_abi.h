@@ -188,6 +188,7 @@
 #define WEFT_CAP_SG_WQE 46
 #define WEFT_CAP_ARM_DOORBELL 50
 #define WEFT_CAP_VERBS 56
+#define WEFT_CAP_ATOMIC_WRITE 57
 
 /* flags of CREATE_QP */
 #define WEFT_QP_SG_WQE 1
@@ -257,6 +258,7 @@
 #define WEFT_OP_LOCAL_INV 67
 #define WEFT_OP_REG_MR 68
 #define WEFT_OP_BIND_MW 69
+#define WEFT_OP_ATOMIC_WRITE 71
 
 /* send_flags */
 #define WEFT_SEND_FENCE 1
@@ -294,6 +296,7 @@
 #define WEFT_WC_OP_LOCAL_INV 66
 #define WEFT_WC_OP_REG_MR 67
 #define WEFT_WC_OP_BIND_MW 68
+#define WEFT_WC_OP_ATOMIC_WRITE 71
 
 /* wc_flags */
 #define WEFT_WC_FLAG_GRH 1

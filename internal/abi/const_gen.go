@@ -205,6 +205,7 @@ const (
 	CapSGWQE       = 46
 	CapArmDoorbell = 50
 	CapVerbs       = 56
+	CapAtomicWrite = 57
 )
 
 // Flags of CREATE_QP.
@@ -285,17 +286,18 @@ const (
 
 // Opcodes of send elements.
 const (
-	OpWrite    = 0
-	OpWriteImm = 1
-	OpSend     = 2
-	OpSendImm  = 3
-	OpRead     = 4
-	OpCmpSwap  = 64
-	OpFetchAdd = 65
-	OpSendInv  = 66
-	OpLocalInv = 67
-	OpRegMR    = 68
-	OpBindMW   = 69
+	OpWrite       = 0
+	OpWriteImm    = 1
+	OpSend        = 2
+	OpSendImm     = 3
+	OpRead        = 4
+	OpCmpSwap     = 64
+	OpFetchAdd    = 65
+	OpSendInv     = 66
+	OpLocalInv    = 67
+	OpRegMR       = 68
+	OpBindMW      = 69
+	OpAtomicWrite = 71
 )
 
 // Completion statuses.
@@ -331,6 +333,7 @@ const (
 	WCOpLocalInv    = 66
 	WCOpRegMR       = 67
 	WCOpBindMW      = 68
+	WCOpAtomicWrite = 71
 )
 
 // Wc_flags.

@@ -275,7 +275,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	for o, w := range map[ib.WROp]uint8{ib.WRWrite: 0, ib.WRRead: 4, ib.WRCmpSwap: 0x40, ib.WRFetchAdd: 0x41, ib.WRSendInv: 0x42,
-		ib.WRLocalInv: 0x43, ib.WRRegMR: 0x44, ib.WRBindMW: 0x45} {
+		ib.WRLocalInv: 0x43, ib.WRRegMR: 0x44, ib.WRBindMW: 0x45, ib.WRAtomicWrite: 0x47} {
 		if got, ok := WireSendOp(o); !ok || got != w {
 			t.Errorf("%s: %#x", o, got)
 		}
@@ -288,11 +288,11 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("opcode %#x is %s", w, o)
 		}
 	}
-	if _, ok := WireSendOp(ib.WRRegMR + 1); ok {
+	if _, ok := WireSendOp(ib.WRAtomicWrite + 1); ok {
 		t.Error("an operation that there is not has an opcode")
 	}
 	for o, w := range map[ib.WCOp]uint8{ib.WCSend: 0, ib.WCRead: 2, ib.WCRecv: 3, ib.WCRecvWithImm: 4, ib.WCFetchAdd: 0x41, ib.WCLocalInv: 0x42,
-		ib.WCRegMR: 0x43, ib.WCBindMW: 0x44, ib.WCOp(99): 0} {
+		ib.WCRegMR: 0x43, ib.WCBindMW: 0x44, ib.WCAtomicWrite: 0x47, ib.WCOp(99): 0} {
 		if WireWCOp(o) != w {
 			t.Errorf("completion %d: %#x", o, WireWCOp(o))
 		}

@@ -89,7 +89,7 @@ var sendOps = [...]struct {
 	op   ib.WROp
 }{
 	{OpCmpSwap, ib.WRCmpSwap}, {OpFetchAdd, ib.WRFetchAdd}, {OpSendInv, ib.WRSendInv}, {OpLocalInv, ib.WRLocalInv},
-	{OpRegMR, ib.WRRegMR}, {OpBindMW, ib.WRBindMW},
+	{OpRegMR, ib.WRRegMR}, {OpBindMW, ib.WRBindMW}, {OpAtomicWrite, ib.WRAtomicWrite},
 }
 
 // SendOp translates the opcode of a send element; ok is false where it is not
@@ -127,6 +127,7 @@ var wcOps = [...]struct {
 	{WCOpSend, ib.WCSend}, {WCOpWrite, ib.WCWrite}, {WCOpRead, ib.WCRead}, {WCOpRecv, ib.WCRecv},
 	{WCOpRecvWithImm, ib.WCRecvWithImm}, {WCOpCmpSwap, ib.WCCmpSwap}, {WCOpFetchAdd, ib.WCFetchAdd},
 	{WCOpLocalInv, ib.WCLocalInv}, {WCOpRegMR, ib.WCRegMR}, {WCOpBindMW, ib.WCBindMW},
+	{WCOpAtomicWrite, ib.WCAtomicWrite},
 }
 
 // WireWCOp returns the opcode of a completion element; an operation that has

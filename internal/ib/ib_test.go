@@ -97,6 +97,8 @@ func TestOpcodeTable(t *testing.T) {
 	if len(want) != 37 {
 		t.Fatalf("%d opcodes, want 37", len(want))
 	}
+	// Of the newer ones: BTH, RETH and eight bytes.
+	want[AtomicWrite] = OpInfo{Valid: true, Ext: ExtRETH, HdrLen: 28, First: true, Last: true, Payload: true}
 	names := map[string]Opcode{}
 	for o := range 256 {
 		op := Opcode(o)
@@ -122,8 +124,8 @@ func TestOpcodeTable(t *testing.T) {
 		}
 	}
 	for _, o := range v.Newer {
-		if Opcode(o.Opcode).Info().Valid {
-			t.Errorf("%#02x is offered but nothing executes it", o.Opcode)
+		if op := Opcode(o.Opcode); op.Info().Valid != (op == AtomicWrite) {
+			t.Errorf("%#02x: valid %v", o.Opcode, op.Info().Valid)
 		}
 	}
 	if CNP.Info().Valid || CNP.String() != "CNP" {
@@ -353,18 +355,19 @@ func TestWorkRequests(t *testing.T) {
 		imm  bool
 		resp bool
 	}{
-		WRWrite:    {"RC UC", WCWrite, false, false},
-		WRWriteImm: {"RC UC", WCWrite, true, false},
-		WRSend:     {"RC UC UD", WCSend, false, false},
-		WRSendImm:  {"RC UC UD", WCSend, true, false},
-		WRRead:     {"RC", WCRead, false, true},
-		WRCmpSwap:  {"RC", WCCmpSwap, false, true},
-		WRFetchAdd: {"RC", WCFetchAdd, false, true},
-		WRLocalInv: {"RC UC", WCLocalInv, false, false},
-		WRBindMW:   {"RC UC", WCBindMW, false, false},
-		WRSendInv:  {"RC", WCSend, false, false},
-		WRRegMR:    {"RC UC", WCRegMR, false, false},
-		11:         {"", WCSend, false, false},
+		WRWrite:       {"RC UC", WCWrite, false, false},
+		WRWriteImm:    {"RC UC", WCWrite, true, false},
+		WRSend:        {"RC UC UD", WCSend, false, false},
+		WRSendImm:     {"RC UC UD", WCSend, true, false},
+		WRRead:        {"RC", WCRead, false, true},
+		WRCmpSwap:     {"RC", WCCmpSwap, false, true},
+		WRFetchAdd:    {"RC", WCFetchAdd, false, true},
+		WRLocalInv:    {"RC UC", WCLocalInv, false, false},
+		WRBindMW:      {"RC UC", WCBindMW, false, false},
+		WRSendInv:     {"RC", WCSend, false, false},
+		WRRegMR:       {"RC UC", WCRegMR, false, false},
+		WRAtomicWrite: {"RC", WCAtomicWrite, false, true},
+		12:            {"", WCSend, false, false},
 	} {
 		var on []string
 		for _, typ := range []QPType{RC, UC, UD} {
@@ -397,7 +400,7 @@ func TestNames(t *testing.T) {
 		"RESET": QPState(0), "INIT": QPState(1), "RTR": QPState(2), "RTS": QPState(3), "SQD": QPState(4), "SQE": QPState(5),
 		"ERR": QPState(6), "QPState(7)": QPState(7),
 		"SMI": QPType(0), "GSI": QPType(1), "RC": QPType(2), "UC": QPType(3), "UD": QPType(4), "QPType(9)": QPType(9),
-		"WRITE": WROp(0), "SEND_INV": WROp(9), "REG_MR": WROp(10), "WROp(11)": WROp(11),
+		"WRITE": WROp(0), "SEND_INV": WROp(9), "REG_MR": WROp(10), "ATOMIC_WRITE": WROp(11), "WROp(12)": WROp(12),
 		"CQ_ERR": Event(1), "DEVICE_FATAL": Event(13), "Event(0)": Event(0), "CLIENT_REREGISTER": Event(17), "Event(18)": Event(18),
 		"InfiniBand": LinkLayer(1), "Ethernet": LinkLayer(2), "Unspecified": LinkLayer(0),
 	} {

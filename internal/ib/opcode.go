@@ -42,6 +42,7 @@ const (
 	FetchAdd       Opcode = 0x14
 	SendLastInv    Opcode = 0x16
 	SendOnlyInv    Opcode = 0x17
+	AtomicWrite    Opcode = 0x1d
 	CNP            Opcode = 0x81
 )
 
@@ -122,6 +123,8 @@ func buildOpInfo() (t [256]OpInfo) {
 	def(AtomicAck, "RC ATOMIC Acknowledge", ExtAETH|ExtAtomicAck, resp)
 	def(CmpSwap, "RC CmpSwap", ExtAtomic, only)
 	def(FetchAdd, "RC FetchAdd", ExtAtomic, only)
+	// Eight bytes behind a RETH, answered as a READ of nothing is.
+	def(AtomicWrite, "RC ATOMIC WRITE", ExtRETH, OpInfo{First: true, Last: true, Payload: true})
 	def(SendLastInv, "RC SEND Last Inv", ExtIETH, send(last))
 	def(SendOnlyInv, "RC SEND Only Inv", ExtIETH, send(only))
 	def(ServiceUD|SendOnly, "UD SEND Only", ExtDETH, send(only))

@@ -22,11 +22,13 @@ const (
 	// WRRegMR registers a region by a request of the send queue. Programs know it
 	// by no number: only kernels and drivers have it.
 	WRRegMR WROp = 10
+	// WRAtomicWrite has number 15 in verbs.
+	WRAtomicWrite WROp = 11
 
-	numWROps = 11
+	numWROps = 12
 )
 
-var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV", "REG_MR"}
+var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV", "REG_MR", "ATOMIC_WRITE"}
 
 func (o WROp) String() string {
 	if int(o) < len(wrNames) {
@@ -46,7 +48,10 @@ func (o WROp) IsAtomic() bool { return o == WRCmpSwap || o == WRFetchAdd }
 
 // NeedsResponse reports whether o is answered with data (READ and atomics):
 // the operations that max_rd_atomic bounds and that a fence waits for.
-func (o WROp) NeedsResponse() bool { return o == WRRead || o.IsAtomic() }
+func (o WROp) NeedsResponse() bool { return o == WRRead || o.IsAtomic() || o == WRAtomicWrite }
+
+// Fetches reports whether o brings data to this end.
+func (o WROp) Fetches() bool { return o == WRRead || o.IsAtomic() }
 
 // IsLocal reports whether o concerns this end alone: it changes what a key
 // means, and no packet leaves.
@@ -83,6 +88,8 @@ func (o WROp) WCOp() WCOp {
 		return WCLocalInv
 	case WRRegMR:
 		return WCRegMR
+	case WRAtomicWrite:
+		return WCAtomicWrite
 	}
 	return WCSend
 }
@@ -112,6 +119,7 @@ const (
 	WCBindMW      WCOp = 5
 	WCLocalInv    WCOp = 6
 	WCRegMR       WCOp = 7 // programs do not see it, see WRRegMR
+	WCAtomicWrite WCOp = 9
 	WCRecv        WCOp = 128
 	WCRecvWithImm WCOp = 129 // receive completion of WRITE with immediate
 )

@@ -216,6 +216,14 @@ func CopyOut(dst []byte, src *Payload) Result {
 	return b.Gather(b.one[:], src, 0)
 }
 
+// Fetch returns a copy of the first n bytes of a payload (at most 4096), which is
+// good for as long as Scratch's are.
+func (b *Batch) Fetch(src *Payload, n int) ([]byte, Result) {
+	s := b.Scratch(n)
+	b.one[0] = s
+	return s, b.Gather(b.one[:], src, 0)
+}
+
 // Gather fills the slices of dst, one after the other, from offset off of the
 // payload. It is how a link collects payload into packets.
 func (b *Batch) Gather(dst [][]byte, src *Payload, off int) Result {

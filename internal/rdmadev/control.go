@@ -35,6 +35,8 @@ const (
 	extSGWQE  = 1 << abi.CapSGWQE
 	extArm    = 1 << abi.CapArmDoorbell
 	extVerbs  = 1 << abi.CapVerbs
+
+	extAtomicWrite = 1 << abi.CapAtomicWrite
 )
 
 // parsed adapts a handler of a decoded request.

@@ -108,7 +108,7 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
-	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs)
+	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite)
 	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
 		r.MaxMW != f.adapter.Limits().MW || r.MaxFastRegPages != abi.MaxFastRegPages {
 		t.Errorf("%+v", r)

@@ -120,7 +120,7 @@ func (d *Device) offered() uint64 {
 	if !d.cfg.Verbs {
 		return 0
 	}
-	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs
+	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs | extAtomicWrite
 }
 
 // fail ends the session; the reason is for the log.

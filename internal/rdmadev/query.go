@@ -27,9 +27,7 @@ func (d *Device) queryDevice(_, res []byte) error {
 		r.MaxMW, r.MaxFastRegPages = l.MW, hca.MaxFastRegPages
 		p := d.adapter.Port()
 		r.AtomicCap, r.MaxInline, r.ActiveMTU, r.MaxPKeys = abi.AtomicHCA, l.Inline, uint32(p.MTU), uint32(len(p.PKeys))
-		if p.Link == ib.LinkInfiniBand {
-			r.MaxMcastGrp, r.MaxMcastQPAttach, r.MaxTotalMcastQPAttach = hca.MaxAttachments, hca.MaxGroupAttachments, hca.MaxAttachments
-		}
+		r.MaxMcastGrp, r.MaxMcastQPAttach, r.MaxTotalMcastQPAttach = hca.MaxAttachments, hca.MaxGroupAttachments, hca.MaxAttachments
 	}
 	put(res, r.Append(nil))
 	return nil

@@ -103,7 +103,7 @@ func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 
 // needs are the extensions that operations take.
 var needs = [...]uint64{ib.WRCmpSwap: extAtomic, ib.WRFetchAdd: extAtomic, ib.WRLocalInv: extMemMgt, ib.WRBindMW: extMW,
-	ib.WRSendInv: extMemMgt, ib.WRRegMR: extMemMgt}
+	ib.WRSendInv: extMemMgt, ib.WRRegMR: extMemMgt, ib.WRAtomicWrite: extAtomicWrite}
 
 // malformed makes wr a request that can only fail.
 func (s *sendRing) malformed(wr *transport.SendWR) {

@@ -330,6 +330,12 @@ func (q *QP) onReadResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batc
 	if wr == nil {
 		return
 	}
+	if wr.Op == ib.WRAtomicWrite && i.First && i.Last && r.Syndrome.IsACK() && r.Data.Len == 0 {
+		s.reads--
+		s.ack++
+		q.progress(now, 1)
+		return
+	}
 	if wr.Op != ib.WRRead || (i.First || i.Last) && !r.Syndrome.IsACK() {
 		q.badResponse()
 		return
@@ -426,7 +432,7 @@ func (o *requestOwner) PlacementFailed() { o.req.placeFailed = true }
 func (q *QP) failPlacement() {
 	s := &q.req
 	for i := s.head; i != s.fresh && int32(i-s.ack) <= 0; i++ {
-		if s.sq[i&s.mask].Op.NeedsResponse() {
+		if s.sq[i&s.mask].Op.Fetches() {
 			s.ack = i
 			break
 		}

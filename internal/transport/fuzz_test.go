@@ -105,7 +105,7 @@ func (z *fuzzer) step() {
 		if wr == nil {
 			return
 		}
-		wr.Op, wr.Flags = ib.WROp(z.byte()%12), ib.SendFlags(z.byte()&0x1f)
+		wr.Op, wr.Flags = ib.WROp(z.byte()%13), ib.SendFlags(z.byte()&0x1f)
 		n := uint32(z.byte()) * 8
 		if wr.Flags&ib.Inline != 0 {
 			wr.InlineData = s.buf[:n&0x7f]

@@ -136,7 +136,7 @@ func (m *modelRun) post() bool {
 	}
 	rng := m.rng
 	id := uint64(m.posted)
-	op := ib.WROp(rng.IntN(int(ib.WRRegMR) + 1))
+	op := ib.WROp(rng.IntN(int(ib.WRAtomicWrite) + 1))
 	n := []uint64{0, 1, 8, 255, 256, 257, 511, 513, 3000, bufSize}[rng.IntN(10)]
 	src := areaSource + uint64(rng.IntN(0x1000))
 	dst := areaWrite + uint64(rng.IntN(0x8000))
@@ -159,6 +159,11 @@ func (m *modelRun) post() bool {
 		from := areaRead + uint64(rng.IntN(0x1000))
 		slot.RemoteVA, src = base+from, result
 		copy(m.wantA[result:result+n], m.wantB[from:])
+	case op == ib.WRAtomicWrite:
+		n = 8
+		at := areaAtomic + uint64(rng.IntN(8))*8
+		slot.RemoteVA = base + at
+		copy(m.wantB[at:at+n], m.wantA[src:])
 	case op.IsAtomic():
 		n = 8
 		at := areaAtomic + uint64(rng.IntN(8))*8

@@ -209,7 +209,7 @@ func (q *QP) nextRequest(now mono.Time, r *pkt.Run) bool {
 		return true
 	case wr.Op == ib.WRRead:
 		return q.emitRead(now, wr, r)
-	case wr.Op.IsAtomic():
+	case wr.Op.IsAtomic(), wr.Op == ib.WRAtomicWrite:
 		return q.emitAtomic(now, wr, r)
 	}
 	return q.emitMessage(now, wr, r)
@@ -275,7 +275,7 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 	}
 	if wr.Flags&ib.Inline != 0 {
 		switch {
-		case wr.Op.NeedsResponse():
+		case wr.Op.Fetches():
 			return ib.LocQPOpErr, ReasonFlags
 		case uint64(len(wr.InlineData)) > uint64(q.cfg.Cap.MaxInline):
 			return ib.LocQPOpErr, ReasonInlineLength
@@ -292,6 +292,8 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 			return ib.LocLenErr, ReasonLength
 		}
 		wr.length = 8
+	case wr.Op == ib.WRAtomicWrite && wr.length != 8:
+		return ib.LocLenErr, ReasonLength
 	}
 	return ib.Success, ReasonNone
 }
@@ -301,7 +303,7 @@ func (q *QP) resolveList(wr *SendWR) (ib.Status, uint32) {
 		return ib.LocQPOpErr, ReasonSGECount
 	}
 	var need ib.Access
-	if wr.Op.NeedsResponse() {
+	if wr.Op.Fetches() {
 		need = ib.LocalWrite
 	}
 	wr.length, wr.segs = 0, wr.segs[:0]
@@ -367,14 +369,7 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 		}
 		r.SE = wr.Flags&ib.Solicited != 0 && wr.Op != ib.WRWrite
 	}
-	switch {
-	case n == 0:
-		r.Data = mem.Payload{}
-	case wr.Flags&ib.Inline != 0:
-		r.Data = mem.BytesPayload(wr.InlineData[off : off+n])
-	default:
-		r.Data = mem.ListPayload(wr.segs, off, int(n))
-	}
+	r.Data = wr.payload(off, n)
 	if q.cfg.Type == ib.UC {
 		s.txPSN = s.txPSN.Add(count)
 		s.maxPSN, s.una = s.txPSN, s.txPSN
@@ -434,7 +429,18 @@ func (s *requester) chunkEnd(wr *SendWR, at uint32) uint32 {
 	return min(total, (at/s.readChunk+1)*s.readChunk)
 }
 
-// emitAtomic produces an atomic request.
+// payload returns n bytes at offset off of what a request sends.
+func (wr *SendWR) payload(off, n uint64) mem.Payload {
+	switch {
+	case n == 0:
+		return mem.Payload{}
+	case wr.Flags&ib.Inline != 0:
+		return mem.BytesPayload(wr.InlineData[off : off+n])
+	}
+	return mem.ListPayload(wr.segs, off, int(n))
+}
+
+// emitAtomic produces an atomic request, or an ATOMIC WRITE.
 func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 	s := &q.req
 	fresh := s.txPSN == s.maxPSN
@@ -443,15 +449,22 @@ func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 		return false
 	}
 	op := ib.FetchAdd
-	if wr.Op == ib.WRCmpSwap {
+	switch wr.Op {
+	case ib.WRCmpSwap:
 		op = ib.CmpSwap
+	case ib.WRAtomicWrite:
+		op = ib.AtomicWrite
 	}
 	q.header(r, op, s.txPSN, 1)
-	r.VA, r.RKey, r.SwapAdd, r.AckReq = wr.RemoteVA, wr.RKey, wr.SwapAdd, true
-	if wr.Op == ib.WRCmpSwap {
-		r.Compare = wr.Compare
+	r.VA, r.RKey, r.AckReq, r.Data = wr.RemoteVA, wr.RKey, true, mem.Payload{}
+	switch wr.Op {
+	case ib.WRAtomicWrite:
+		r.DMALen, r.Data = 8, wr.payload(0, 8)
+	case ib.WRCmpSwap:
+		r.Compare, r.SwapAdd = wr.Compare, wr.SwapAdd
+	default:
+		r.SwapAdd = wr.SwapAdd
 	}
-	r.Data = mem.Payload{}
 	if fresh {
 		s.reads++
 	}

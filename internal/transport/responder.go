@@ -3,6 +3,8 @@
 package transport
 
 import (
+	"encoding/binary"
+
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/mono"
@@ -55,6 +57,7 @@ type responder struct {
 // duplicate is answered from (IBA volume 1, 9.7.5.1.5).
 type record struct {
 	atomic      bool
+	stored      bool // ATOMIC WRITE: the answer is that to a READ of nothing
 	pending     bool
 	replay      bool // pending because of a duplicate
 	first, last ib.PSN
@@ -225,6 +228,8 @@ func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 		q.onWrite(&in, b)
 	case in.op == ib.ReadRequest:
 		q.onReadRequest(r)
+	case in.op == ib.AtomicWrite:
+		q.onAtomicWrite(r, b)
 	default:
 		q.onAtomic(r, b)
 	}
@@ -596,6 +601,62 @@ func (q *QP) onAtomic(r *pkt.Run, b *mem.Batch) {
 	q.accept(1, true, false)
 }
 
+// onAtomicWrite stores eight bytes at once (IBA volume 1 release 1.5, 9.4.10).
+// What was handled before must be in place.
+func (q *QP) onAtomicWrite(r *pkt.Run, b *mem.Batch) {
+	p := &q.rsp
+	if q.attr.Access&ib.RemoteWrite == 0 || q.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 || r.Count != 1 || r.DMALen != 8 || r.Data.Len != 8 {
+		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
+		return
+	}
+	region := q.env.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteWrite)
+	if region == nil {
+		q.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
+		return
+	}
+	b.Flush()
+	if p.placeFailed {
+		return // Commit refuses everything since the packet that failed
+	}
+	word, res := b.Fetch(&r.Data, 8)
+	if res != mem.OK {
+		r.Fault = true
+		return
+	}
+	rec := q.allocRecord()
+	if rec == nil {
+		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonNoDepth)
+		return
+	}
+	if store(region, r.VA, binary.NativeEndian.Uint64(word)) != nil {
+		p.settle(rec)
+		p.recTail--
+		q.refuse(ib.SynNAKRemOp, ib.Success, p.ePSN, ReasonPlacement)
+		return
+	}
+	rec.stored, rec.first, rec.last, rec.va, rec.rkey = true, p.ePSN, p.ePSN, r.VA, r.RKey
+	q.accept(1, true, false)
+}
+
+// storeTries bounds how often a program that writes the same word itself can be
+// in the way of a store.
+const storeTries = 1000
+
+// store replaces the word at addr at once, by what memory has of atomics.
+func store(region *mem.Region, addr, v uint64) error {
+	old, err := region.FetchAdd(addr, 0)
+	for range storeTries {
+		was := old
+		if err != nil {
+			return err
+		}
+		if old, err = region.CompareSwap(addr, was, v); err == nil && old == was {
+			return nil
+		}
+	}
+	return mem.ErrFault
+}
+
 // duplicate answers a request that was executed before (IBA volume 1,
 // 9.7.4.2): memory is not touched again.
 func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
@@ -613,10 +674,10 @@ func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
 		if at > dist(rec.last, rec.first) {
 			continue
 		}
-		if rec.atomic != (i.Ext&ib.ExtAtomic != 0) {
+		if rec.atomic != (i.Ext&ib.ExtAtomic != 0) || rec.stored != (r.Opcode == ib.AtomicWrite) {
 			break
 		}
-		if !rec.atomic && !q.replayRead(rec, r, uint64(at)*uint64(q.mtu)) {
+		if !rec.atomic && !rec.stored && !q.replayRead(rec, r, uint64(at)*uint64(q.mtu)) {
 			break
 		}
 		if !rec.pending {

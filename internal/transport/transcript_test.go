@@ -28,7 +28,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	pair type=rc [mtu=256 maxrun=256 local ... any attribute]
 //	     sides A (QPN 17, first PSN 100) and B (QPN 18, first PSN 200) in RTS
 //	qp X type=rc state=init|rtr|rts …   one side, in that state
-//	post X write|write_imm|send|send_imm|send_inv|read|cmp_swap|fetch_add|local_inv|bind_mw|reg_mr|unknown
+//	post X write|write_imm|send|send_imm|send_inv|read|cmp_swap|fetch_add|local_inv|bind_mw|reg_mr|atomic_write|unknown
 //	     [id= len= off= remote= key= rkey= imm= fence se signaled inline sges=]
 //	recv X [id= len= off= key= bad]
 //	send X [hold]  drain X's Next into its wire; hold: without Commit
@@ -356,7 +356,7 @@ func (s *script) newSide(name, state string, a *args) error {
 
 var opNames = map[string]ib.WROp{"write": ib.WRWrite, "write_imm": ib.WRWriteImm, "send": ib.WRSend, "send_imm": ib.WRSendImm,
 	"read": ib.WRRead, "cmp_swap": ib.WRCmpSwap, "fetch_add": ib.WRFetchAdd, "local_inv": ib.WRLocalInv,
-	"bind_mw": ib.WRBindMW, "reg_mr": ib.WRRegMR, "send_inv": ib.WRSendInv, "unknown": ib.WRRegMR + 1}
+	"bind_mw": ib.WRBindMW, "reg_mr": ib.WRRegMR, "send_inv": ib.WRSendInv, "atomic_write": ib.WRAtomicWrite, "unknown": ib.WRAtomicWrite + 1}
 
 func (s *script) post(x *side, a *args) error {
 	wr := x.q.SendSlot()

@@ -640,7 +640,7 @@ var constants = []constGroup{
 		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt", 41}, {"CAP_MW", "CapMW", 42},
 		{"CAP_SRQ", "CapSRQ", 43},
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
-		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}}},
+		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}, {"CAP_ATOMIC_WRITE", "CapAtomicWrite", 57}}},
 	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}, {"QP_BLOCK_SELF_MCAST", "QPBlockSelfMcast", 2}}},
 	{"types of ALLOC_MR", "", []constant{{"MR_FAST_REG", "MRFastReg", 0}}},
 	{"types of ALLOC_MW", "", []constant{{"MW_TYPE_1", "MWType1", 1}, {"MW_TYPE_2", "MWType2", 2}}},
@@ -668,7 +668,7 @@ var constants = []constGroup{
 		{"OP_SEND_IMM", "OpSendImm", 3}, {"OP_RDMA_READ", "OpRead", 4},
 		{"OP_ATOMIC_CMP_SWP", "OpCmpSwap", 0x40}, {"OP_ATOMIC_FETCH_ADD", "OpFetchAdd", 0x41},
 		{"OP_SEND_INV", "OpSendInv", 0x42}, {"OP_LOCAL_INV", "OpLocalInv", 0x43}, {"OP_REG_MR", "OpRegMR", 0x44},
-		{"OP_BIND_MW", "OpBindMW", 0x45}}},
+		{"OP_BIND_MW", "OpBindMW", 0x45}, {"OP_ATOMIC_WRITE", "OpAtomicWrite", 0x47}}},
 	{"send_flags", "", []constant{
 		{"SEND_FENCE", "", 1}, {"SEND_SIGNALED", "", 2}, {"SEND_SOLICITED", "", 4}, {"SEND_INLINE", "", 8}}},
 	{"completion statuses", "", []constant{
@@ -684,7 +684,8 @@ var constants = []constGroup{
 		{"WC_OP_SEND", "WCOpSend", 0}, {"WC_OP_RDMA_WRITE", "WCOpWrite", 1}, {"WC_OP_RDMA_READ", "WCOpRead", 2},
 		{"WC_OP_RECV", "WCOpRecv", 3}, {"WC_OP_RECV_RDMA_WITH_IMM", "WCOpRecvWithImm", 4},
 		{"WC_OP_CMP_SWP", "WCOpCmpSwap", 0x40}, {"WC_OP_FETCH_ADD", "WCOpFetchAdd", 0x41},
-		{"WC_OP_LOCAL_INV", "WCOpLocalInv", 0x42}, {"WC_OP_REG_MR", "WCOpRegMR", 0x43}, {"WC_OP_BIND_MW", "WCOpBindMW", 0x44}}},
+		{"WC_OP_LOCAL_INV", "WCOpLocalInv", 0x42}, {"WC_OP_REG_MR", "WCOpRegMR", 0x43}, {"WC_OP_BIND_MW", "WCOpBindMW", 0x44},
+		{"WC_OP_ATOMIC_WRITE", "WCOpAtomicWrite", 0x47}}},
 	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}, {"WC_FLAG_WITH_INV", "WCFlagWithInv", 0x100}}},
 	{"version of the records at umad.sock", "", []constant{{"UMAD_VERSION", "UmadVersion", 1}}},
 	{"what a first record at umad.sock asks for", "UmadOp", []constant{

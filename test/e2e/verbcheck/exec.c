@@ -336,7 +336,7 @@ static int post_ex(struct exec *x, struct ibv_qp_ex *q, struct swr *w, int n)
 		struct swr *s = &w[i];
 
 		q->wr_id = s->wr_id;
-		q->wr_flags = s->flags;
+		q->wr_flags = s->flags & ~IBV_SEND_INLINE;
 		switch (s->opcode) {
 		case IBV_WR_SEND: ibv_wr_send(q); break;
 		case IBV_WR_SEND_WITH_IMM: ibv_wr_send_imm(q, s->imm); break;
@@ -344,6 +344,7 @@ static int post_ex(struct exec *x, struct ibv_qp_ex *q, struct swr *w, int n)
 		case IBV_WR_RDMA_WRITE: ibv_wr_rdma_write(q, s->rkey, s->raddr); break;
 		case IBV_WR_RDMA_READ: ibv_wr_rdma_read(q, s->rkey, s->raddr); break;
 		case IBV_WR_LOCAL_INV: ibv_wr_local_inv(q, s->rkey); continue;
+		case IBV_WR_ATOMIC_WRITE: ibv_wr_atomic_write(q, s->rkey, s->raddr, (void *)(uintptr_t)s->sge[0].addr); continue;
 		case IBV_WR_BIND_MW: {
 			struct ibv_mw_bind_info b = { .mr = GET(mr, s->mr), .addr = s->raddr, .length = s->length, .mw_access_flags = s->access };
 			ibv_wr_bind_mw(q, GET(mw, s->mw), s->rkey, &b);

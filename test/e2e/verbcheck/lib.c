@@ -582,6 +582,7 @@ static int wc_opcode(int op)
 	case IBV_WR_ATOMIC_FETCH_AND_ADD: return IBV_WC_FETCH_ADD;
 	case IBV_WR_LOCAL_INV: return IBV_WC_LOCAL_INV;
 	case IBV_WR_BIND_MW: return IBV_WC_BIND_MW;
+	case IBV_WR_ATOMIC_WRITE: return IBV_WC_ATOMIC_WRITE;
 	}
 	return IBV_WC_SEND;
 }

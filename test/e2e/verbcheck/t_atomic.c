@@ -124,7 +124,59 @@ static void rc_atomic_contention(void)
 	CHECK(end == base + Q * N, "after %d additions the word is base+%llu", Q * N, (unsigned long long)(end - base));
 }
 
+/* Eight bytes of the sender's memory, whole, where writing is allowed. */
+static void rc_atomic_write(void)
+{
+	for (int ex = 0; ex < 2; ex++) {
+		struct conn c;
+		connect_pair(&c, &(struct opt){ .room = 4096, .send_ops = ex ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0 });
+		if (is_rxe(&c))
+			skip("soft-RoCE of this kernel does not know it");
+		for (int k = 0; k < 40; k++) {
+			int dir = k & 1;
+			struct side *me = &c.s[dir], *peer = &c.s[!dir];
+			struct swr w = swr(&c, IBV_WR_ATOMIC_WRITE, IBV_SEND_SIGNALED | (k & 2 ? IBV_SEND_INLINE : 0));
+			uint64_t at = aligned(peer->rx) + 8 * (k / 4), seed = rnd();
+
+			if (me->inl < 8)
+				w.flags &= ~IBV_SEND_INLINE;
+			fill(me->e, me->tx, 5, 8, seed);
+			expect(peer->e, peer->rx, at, 8, seed, 5);
+			add(&w, me->txm, 5, 8);
+			target(&w, &c, dir, peer->rxm, at);
+			post(&c, dir, &w);
+			want_ok(&c, dir, &w, 8);
+			verify(peer->e, peer->rx, 0, "target of an ATOMIC WRITE");
+		}
+		/* Where no word is. */
+		struct swr w = swr(&c, IBV_WR_ATOMIC_WRITE, IBV_SEND_SIGNALED);
+		add(&w, c.s[0].txm, 5, 8);
+		target(&w, &c, 0, c.s[1].rxm, aligned(c.s[1].rx) + 4);
+		post(&c, 0, &w);
+		want_wc(A, c.s[0].scq, w.wr_id, IBV_WC_REM_INV_REQ_ERR);
+		verify(B, c.s[1].rx, 0, "target of a refused ATOMIC WRITE");
+		destroy_qps(&c);
+	}
+	/* A region that may only be read, and a length that is none. */
+	struct conn c;
+	connect_pair(&c, &(struct opt){ .room = 4096 });
+	struct mr ro = make_mr(B, c.s[1].pd, c.s[1].rx, 0, 4096, IBV_ACCESS_REMOTE_READ);
+	struct swr w = swr(&c, IBV_WR_ATOMIC_WRITE, IBV_SEND_SIGNALED);
+	add(&w, c.s[0].txm, 5, 8);
+	target(&w, &c, 0, ro, aligned(c.s[1].rx));
+	post(&c, 0, &w);
+	want_wc(A, c.s[0].scq, w.wr_id, IBV_WC_REM_ACCESS_ERR);
+	for (int st = IBV_QPS_RESET; st <= IBV_QPS_RTS; st++)
+		for (int i = 0; i < 2; i++)
+			to_state(&c, i, st);
+	w.sge[0].length = 7;
+	post(&c, 0, &w);
+	want_wc(A, c.s[0].scq, w.wr_id, IBV_WC_LOC_LEN_ERR);
+	verify(B, c.s[1].rx, 0, "target of refused ATOMIC WRITEs");
+}
+
 const struct test atomic_tests[] = {
+	{ "rc.atomic.write", rc_atomic_write, ASYNC },
 	{ "rc.atomic", rc_atomic, 0 },
 	{ "rc.atomic.sge", rc_atomic_sge, 0 },
 	{ "rc.atomic.contention", rc_atomic_contention, 0 },
