@@ -25,7 +25,7 @@ func (c *Conn) QPAttr(s ib.QPState) (QPAttr, ib.AttrMask, error) {
 	rc := c.qpType == ib.RC
 	switch s {
 	case ib.RTR:
-		a.PathMTU, a.DestQPN, a.RQPSN = c.path.MTU, c.peerQPN, c.peerPSN
+		a.PathMTU, a.DestQPN, a.RQPSN = c.path.MTU, c.peerQPN, c.psn
 		mask := ib.AttrState | ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN
 		if rc {
 			a.MaxDestRdAtomic, a.MinRNRTimer = c.serve, minRNRTimer
@@ -33,7 +33,7 @@ func (c *Conn) QPAttr(s ib.QPState) (QPAttr, ib.AttrMask, error) {
 		}
 		return a, mask, nil
 	case ib.RTS:
-		a.SQPSN = c.psn
+		a.SQPSN = c.peerPSN
 		mask := ib.AttrState | ib.AttrSQPSN
 		if rc {
 			a.Timeout, a.RetryCnt, a.RNRRetry, a.MaxRdAtomic = c.ackTimeout, c.retryCount, c.rnrRetry, c.ask

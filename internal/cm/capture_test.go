@@ -74,6 +74,12 @@ func patch(d *mad.Datagram, at int, b ...byte) { copy(d.Data[mad.HeaderLen+at:],
 
 func field(d *mad.Datagram, at, n int) []byte { return d.Data[mad.HeaderLen+at : mad.HeaderLen+at+n] }
 
+// psnOf reads a packet sequence number of a message.
+func psnOf(d *mad.Datagram, at int) ib.PSN {
+	b := field(d, at, 3)
+	return ib.PSN(uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]))
+}
+
 // same fails where a datagram is not the recorded one.
 func same(t *testing.T, what string, got, want *mad.Datagram) {
 	t.Helper()
@@ -119,10 +125,10 @@ func TestCapturePassive(t *testing.T) {
 	patch(&rec[3], 20, field(&got, 20, 3)...)
 	same(t, "REP", &got, &rec[3])
 	a, _, err := c.QPAttr(ib.RTS)
-	if err != nil || a.Timeout != 19 || a.RetryCnt != 7 || a.RNRRetry != 7 || a.MaxRdAtomic != 1 {
+	if err != nil || a.Timeout != 19 || a.RetryCnt != 7 || a.RNRRetry != 7 || a.MaxRdAtomic != 1 || a.SQPSN != 0xc42d75 {
 		t.Errorf("RTS %+v, %v", a, err)
 	}
-	if a, _, err = c.QPAttr(ib.RTR); err != nil || a.RQPSN != 0xc42d75 || a.DestQPN != 0x21 || a.PathMTU != ib.MTU1024 || a.MaxDestRdAtomic != 1 {
+	if a, _, err = c.QPAttr(ib.RTR); err != nil || a.RQPSN != psnOf(&got, 20) || a.DestQPN != 0x21 || a.PathMTU != ib.MTU1024 || a.MaxDestRdAtomic != 1 {
 		t.Errorf("RTR %+v, %v", a, err)
 	}
 
@@ -168,8 +174,12 @@ func TestCaptureActive(t *testing.T) {
 	if e := h.event(Response); e.Reply.QPN != 0x1c || e.Reply.CAGUID != 0x505400fffe000001 || e.Reply.AckDelay != 15 {
 		t.Errorf("response %+v", e.Reply)
 	}
-	if a, _, err := c.QPAttr(ib.RTS); err != nil || a.Timeout != 19 || a.RNRRetry != 7 || a.SQPSN != ib.PSN(uint32(field(&got, 44, 1)[0])<<16|uint32(field(&got, 45, 1)[0])<<8|uint32(field(&got, 46, 1)[0])) {
+	// The first packet of the connection in the capture, from this side, bears 0x6fc03b.
+	if a, _, err := c.QPAttr(ib.RTS); err != nil || a.Timeout != 19 || a.RNRRetry != 7 || a.SQPSN != 0x6fc03b {
 		t.Errorf("RTS %+v, %v", a, err)
+	}
+	if a, _, err := c.QPAttr(ib.RTR); err != nil || a.RQPSN != psnOf(&got, 44) {
+		t.Errorf("RTR %+v, %v", a, err)
 	}
 	if err := c.Establish(h.now, nil); err != nil {
 		t.Fatal(err)

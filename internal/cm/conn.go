@@ -49,8 +49,8 @@ type Conn struct {
 	path       Path
 	qpType     ib.QPType
 	qpn        ib.QPN
-	psn        ib.PSN // that this side starts with
-	peerPSN    ib.PSN
+	psn        ib.PSN  // StartingPSN of this side's message: what the peer is to begin sending with
+	peerPSN    ib.PSN  // of the peer's: what this side begins with
 	guid       ib.GUID // of this side's adapter
 	serve, ask uint8   // reads of the peer served, and own ones under way
 	ackTimeout uint8

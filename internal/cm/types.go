@@ -195,7 +195,8 @@ type Event struct {
 type Handler func(now mono.Time, e *Event)
 
 // QPAttr is what a connected queue pair's attributes must be, as far as the mask
-// that comes with it says (IBA volume 1, 11.2.5.2).
+// that comes with it says (IBA volume 1, 11.2.5.2). The StartingPSN that a side states in its REQ or
+// REP is the one that the other side begins to send with (12.7.31): it is the RQPSN of who states it.
 type QPAttr struct {
 	State           ib.QPState
 	PKeyIndex       uint16
