@@ -60,6 +60,7 @@ func TestMiddlewareOneNode(t *testing.T) {
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
 	if lab.Soak {
 		b.libfabric(t, "-p verbs;ofi_rxd -e rdm -d weft0-dgram")
+		b.ioDemo(t)
 	}
 	b.qperf(t)
 }
@@ -69,4 +70,28 @@ func TestMiddlewareTwoNodes(t *testing.T) {
 	b := open(t, 9000, false, 0)
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
 	b.qperf(t)
+}
+
+// io_demo connects by address, and checks what it gets.
+func (b *bed) ioDemo(t *testing.T) {
+	t.Run("io_demo", func(t *testing.T) {
+		cmd := func(n *lab.Node, args ...string) lab.Cmd {
+			c := n.Program(append([]string{"io_demo", "-p", "1337"}, args...)...)
+			c.Env = []string{"UCX_TLS=rc_v,self", "UCX_NET_DEVICES=weft0:1", "UCX_SOCKADDR_TLS_PRIORITY=rdmacm"}
+			return c
+		}
+		server, err := lab.Start(cmd(b.Server))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Kill()
+		if _, err := server.Expect("created worker", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		// A client tries again until the server listens.
+		out, err := lab.Run(cmd(b.Client, "-v", "-i", "200", b.Server.NetNS.V4), 60*time.Second)
+		if err != nil || !strings.Contains(out, "Client exit with status 'OK'") {
+			t.Errorf("%v\n%s\n-- server --\n%s", err, lab.Tail(out, 20), lab.Tail(server.Output(), 20))
+		}
+	})
 }
