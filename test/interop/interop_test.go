@@ -33,6 +33,7 @@ type bench struct {
 	guest  *guest.Guest
 	v4, v6 string // the guest's addresses
 	port   int
+	mtu    int // of the cable
 }
 
 // up boots the guest and starts the node; both end with the test.
@@ -46,7 +47,7 @@ func up(t *testing.T, mtu int) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, port: 19000}
+	b := &bench{t: t, port: 19000, mtu: mtu}
 	if b.ns, b.v4, b.v6, err = lab.WithTap(mtu); err != nil {
 		t.Fatal(err)
 	}
@@ -199,8 +200,8 @@ func (r result) gaveUp() bool {
 	return strings.Contains(r.weft, status) || strings.Contains(r.rxe, status)
 }
 
-// both runs p with Weft as client of the guest, then as its server.
-func (b *bench) both(t *testing.T, p program, v6 bool) {
+// ways runs p, Weft as client of the guest or as its server.
+func (b *bench) ways(t *testing.T, p program, v6 bool, ways []bool) {
 	gid, guestGID := b.gids(t, v6)
 	name := filepath.Base(p.name) + " " + p.args
 	if v6 {
@@ -209,7 +210,7 @@ func (b *bench) both(t *testing.T, p program, v6 bool) {
 	if strings.HasPrefix(filepath.Base(p.name), "ib_") {
 		p.args += " -u 18" // patience of eight seconds
 	}
-	for _, client := range []bool{true, false} {
+	for _, client := range ways {
 		t.Run(name+map[bool]string{true: " weft as client", false: " weft as server"}[client], func(t *testing.T) {
 			r := b.once(t, p, gid, guestGID, client)
 			for try := 0; try < 2 && r.gaveUp(); try++ {
@@ -259,14 +260,39 @@ func (b *bench) capture(t *testing.T) (file string, stop func()) {
 	}
 }
 
+// TestSoftRoCE is Weft and soft-RoCE at the two ends of a cable: one guest for
+// all rows. One row per behaviour, in one of the two directions by turns; a soak runs
+// all of them both ways, over IPv4 and IPv6, with large packets too.
 func TestSoftRoCE(t *testing.T) {
 	b := up(t, 1500)
 	file, stop := b.capture(t)
-	n, bw := "-n 100", "-n 100 -s 16384 -F"
+	b.programs(t, false)
+	stop()
+	t.Run("capture", func(t *testing.T) { checkCapture(t, file, b) })
+	t.Run("verbcheck weft as client", func(t *testing.T) { b.verbcheck(t, true, false) })
+	t.Run("verbcheck weft as server", func(t *testing.T) { b.verbcheck(t, false, false) })
+	if lab.Soak {
+		b.programs(t, true)
+		t.Run("verbcheck weft as client over IPv6", func(t *testing.T) { b.verbcheck(t, true, true) })
+	}
+	t.Run("MTU 9000", func(t *testing.T) {
+		b.large(t)
+		b.programs(t, false)
+		if lab.Soak {
+			b.programs(t, true)
+			b.verbcheck(t, true, false)
+		}
+	})
+}
+
+// programs runs Debian's programs between the two ends.
+func (b *bench) programs(t *testing.T, v6 bool) {
+	n, bw := "-n 100", "-n 50 -s 65536 -F"
 	if lab.Soak {
 		n, bw = "-n 1000", "-n 2000 -s 65536 -F"
 	}
-	for _, p := range []program{
+	const lat = "-n 100 -F"
+	for i, p := range []program{ // with large packets too: messages of several
 		{"ibv_rc_pingpong", "-c " + n, pingpong},
 		{"ibv_rc_pingpong", "-c -e -s 5001 " + n, pingpong},
 		{"ibv_uc_pingpong", "-c " + n, pingpong},
@@ -275,61 +301,96 @@ func TestSoftRoCE(t *testing.T) {
 		{"ib_send_bw", bw, nil},
 		{"ib_write_bw", bw, nil},
 		{"ib_read_bw", bw, nil},
-		{"ib_atomic_bw", "-n 100 -F", nil},
+		{"ib_write_bw", "-n 5 -s 1048576 -F", nil}, // a thousand packets
+		{"ib_atomic_bw", lat, nil},
+		{"ib_atomic_bw", "-A CMP_AND_SWAP " + lat, nil},
 		{"ib_send_bw", "-c UD -s 1000 -n 100 -F", nil},
-		{"ib_send_lat", "-n 100 -F", nil},
-		{"ib_write_lat", "-n 100 -F", nil},
+		{"ib_send_lat", lat, nil},
+		{"ib_write_lat", lat, nil},
+		{"ib_read_lat", lat, nil},
+		{"ib_atomic_lat", lat, nil},
+		{"ib_atomic_lat", "-A CMP_AND_SWAP " + lat, nil},
 	} {
-		b.both(t, p, false)
+		large := i == 1 || i == 3 || i >= 6 && i <= 8
+		ways := []bool{i%2 == 0}
+		if lab.Soak || i < 5 && b.mtu == 1500 {
+			ways = []bool{true, false}
+		}
+		if !lab.Soak && b.mtu > 1500 && !large {
+			continue // the size of packets is of no interest
+		}
+		b.ways(t, p, v6, ways)
 	}
-	b.both(t, program{"ibv_rc_pingpong", "-c " + n, pingpong}, true)
-	b.both(t, program{"ibv_ud_pingpong", "-c -s 1000 " + n, pingpong}, true)
-	stop()
-	t.Run("capture", func(t *testing.T) { checkCapture(t, file, b) })
+	if !v6 && !lab.Soak && b.mtu == 1500 {
+		b.ways(t, program{"ibv_rc_pingpong", "-c " + n, pingpong}, true, []bool{true})
+		b.ways(t, program{"ibv_ud_pingpong", "-c -s 1000 " + n, pingpong}, true, []bool{false})
+		b.ways(t, program{"ib_read_lat", lat, nil}, true, []bool{true})
+	}
 }
 
-// Every byte and every error between the two, each in both roles.
-func TestVerbcheck(t *testing.T) {
-	b := up(t, 1500)
-	check := func(t *testing.T, client bool, v6 bool) {
-		gid, guestGID := b.gids(t, v6)
-		b.port++
-		args := "--peer=rxe -w 20"
-		var out string
-		var err error
-		if client {
-			b.serve(t, fmt.Sprintf("verbcheck -d rxe0 -g %s -p %d -w 20", guestGID, b.port), "grep -q waiting /tmp/out")
-			argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)}, strings.Fields(args)...)
-			out, err = lab.Run(b.node.Program(append(argv, b.v4)...), 10*time.Minute)
-			if theirs, serr := b.served(); serr != nil {
-				t.Errorf("server in the guest: %v\n%s", serr, theirs)
-			}
-		} else {
-			server, serr := lab.Start(b.node.Program(lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port), "-w", "20"))
-			if serr != nil {
-				t.Fatal(serr)
-			}
-			defer server.Kill()
-			if _, err := server.Expect("waiting", 20*time.Second); err != nil {
-				t.Fatal(err)
-			}
-			out, err = b.guest.Run(fmt.Sprintf("timeout 590 verbcheck -d rxe0 -g %s -p %d %s %s", guestGID, b.port, args, b.ns.V4), 10*time.Minute)
+// large lets both ends have packets of 9000 bytes from now on.
+func (b *bench) large(t *testing.T) {
+	t.Helper()
+	const mtu = 9000
+	if out, err := b.guest.Run(fmt.Sprintf("ip link set eth0 mtu %d", mtu), 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if out, err := lab.Run(lab.Cmd{NetNS: b.ns.Name, Args: []string{"ip", "link", "set", "eth0", "mtu", fmt.Sprint(mtu)}}, 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	b.mtu = mtu
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		s, err := b.node.Status()
+		if err != nil {
+			t.Fatal(err)
 		}
-		passed, failed, skipped := lab.Verdicts(out)
-		for _, name := range passed {
-			t.Run(name, func(*testing.T) {})
+		if s.Devices[0].ActiveMTU == 4096 {
+			break
 		}
-		for name, why := range failed {
-			t.Run(name, func(t *testing.T) { t.Error(why) })
-		}
-		t.Logf("%d passed, %d failed; soft-RoCE cannot do: %v", len(passed), len(failed), skipped)
-		if err != nil && len(failed) == 0 || len(passed) < 100 {
-			t.Errorf("%v\n%s", err, out)
+		if time.Now().After(end) {
+			t.Fatalf("weft0 has MTU %d", s.Devices[0].ActiveMTU)
 		}
 	}
-	t.Run("weft as client", func(t *testing.T) { check(t, true, false) })
-	t.Run("weft as server", func(t *testing.T) { check(t, false, false) })
-	if lab.Soak {
-		t.Run("weft as client over IPv6", func(t *testing.T) { check(t, true, true) })
+	out, err := b.guest.Run("ibv_devinfo", 20*time.Second)
+	if err != nil || !strings.Contains(out, "active_mtu:\t\t4096") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// verbcheck checks every byte and every error between the two.
+func (b *bench) verbcheck(t *testing.T, client bool, v6 bool) {
+	gid, guestGID := b.gids(t, v6)
+	b.port++
+	args := "--peer=rxe -w 20"
+	var out string
+	var err error
+	if client {
+		b.serve(t, fmt.Sprintf("verbcheck -d rxe0 -g %s -p %d -w 20", guestGID, b.port), "grep -q waiting /tmp/out")
+		argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)}, strings.Fields(args)...)
+		out, err = lab.Run(b.node.Program(append(argv, b.v4)...), 10*time.Minute)
+		if theirs, serr := b.served(); serr != nil {
+			t.Errorf("server in the guest: %v\n%s", serr, theirs)
+		}
+	} else {
+		server, serr := lab.Start(b.node.Program(lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port), "-w", "20"))
+		if serr != nil {
+			t.Fatal(serr)
+		}
+		defer server.Kill()
+		if _, err := server.Expect("waiting", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		out, err = b.guest.Run(fmt.Sprintf("timeout 590 verbcheck -d rxe0 -g %s -p %d %s %s", guestGID, b.port, args, b.ns.V4), 10*time.Minute)
+	}
+	passed, failed, skipped := lab.Verdicts(out)
+	for _, name := range passed {
+		t.Run(name, func(*testing.T) {})
+	}
+	for name, why := range failed {
+		t.Run(name, func(t *testing.T) { t.Error(why) })
+	}
+	t.Logf("%d passed, %d failed; soft-RoCE cannot do: %v", len(passed), len(failed), skipped)
+	if err != nil && len(failed) == 0 || len(passed) < 100 {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
