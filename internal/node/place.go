@@ -25,10 +25,11 @@ import (
 // beside an idle one. So a lane that under such a load often waits for its processor goes to the one that is
 // idle most, and stays there until another is better, or the load is gone: then the scheduler chooses again.
 //
-// It belongs to the lane's thread. The zero value does nothing.
+// Whoever else sets where the lane may run, by taskset or a cpuset, before or after it moved, has the last word. It belongs
+// to the lane's thread.
 type placement struct {
 	sched, stat int         // /proc/thread-self/schedstat and /proc/stat; -1: not to be had
-	may         unix.CPUSet // where the lane may run
+	may         unix.CPUSet // where the lane may run, as of the last move
 	next        mono.Time   // when look is due, 0: never
 	last        mono.Time   // when it was
 	before      threadTimes // then
@@ -56,8 +57,8 @@ const (
 	procTick = 10 * time.Millisecond
 )
 
-// newPlacement is called on the lane's thread; close ends it. Where there is one processor only, or the kernel does not tell
-// what is to be known, it does nothing.
+// newPlacement is called on the lane's thread; close ends it. Where the kernel does not tell what is to be known, it does
+// nothing.
 func newPlacement(now mono.Time) *placement {
 	p := &placement{sched: -1, stat: -1, cpu: -1}
 	if unix.SchedGetaffinity(0, &p.may) != nil {
@@ -120,14 +121,32 @@ func (p *placement) restore() {
 
 // release lets the scheduler choose the processor.
 func (p *placement) release() {
-	if p.cpu >= 0 && unix.SchedSetaffinity(0, &p.may) == nil {
+	if p.cpu < 0 {
+		return
+	}
+	if p.follow(); p.cpu >= 0 && unix.SchedSetaffinity(0, &p.may) == nil {
 		p.cpu = -1
 	}
+}
+
+// follow takes over where the lane may run, unless that is what it set itself.
+func (p *placement) follow() {
+	var now unix.CPUSet
+	if unix.SchedGetaffinity(0, &now) == nil && (p.cpu < 0 || now != only(p.cpu)) {
+		p.may, p.cpu = now, -1
+	}
+}
+
+// only is the set of one processor.
+func only(cpu int) (s unix.CPUSet) {
+	s.Set(cpu)
+	return s
 }
 
 // move has the lane, which runs for that share of the time, keep to the processor that was idle most since the last look, if that
 // has more room for it than the one to which it keeps now. Where there is none, and the lane waits long, the scheduler shall choose.
 func (p *placement) move(now mono.Time, share float64, long bool) {
+	p.follow()
 	n, err := unix.Pread(p.stat, p.buf, 0)
 	if err != nil {
 		return
@@ -148,8 +167,7 @@ func (p *placement) move(now mono.Time, share float64, long bool) {
 		if rand.N(2) == 0 { // who shares a processor with this lane may move as well
 			return
 		}
-		var one unix.CPUSet
-		one.Set(best)
+		one := only(best)
 		if unix.SchedSetaffinity(0, &one) == nil {
 			p.cpu = best
 		}

@@ -115,6 +115,44 @@ func TestPlacement(t *testing.T) {
 	<-done
 }
 
+// TestPlacementYields has somebody else choose the processors of a lane, before it moved and after: that stands, whatever the lane
+// does then.
+func TestPlacementYields(t *testing.T) {
+	done := make(chan struct{})
+	go func() { // its thread ends with it
+		defer close(done)
+		runtime.LockOSThread()
+		p := newPlacement(1)
+		defer p.close()
+		var of []int
+		for cpu := range len(p.may) * 64 {
+			if p.may.IsSet(cpu) {
+				of = append(of, cpu)
+			}
+		}
+		if p.next == 0 || len(of) < 2 {
+			t.Logf("of %d processors there is none to choose", len(of))
+			return
+		}
+		other := only(of[1])
+		if err := unix.SchedSetaffinity(0, &other); err != nil {
+			t.Error(err)
+			return
+		}
+		if p.move(2, 1, true); p.may != other || p.cpu >= 0 {
+			t.Errorf("may run on %d processors, keeps to %d", p.may.Count(), p.cpu)
+		}
+		p.may.Set(of[0])
+		p.cpu = of[0] // where it moved, before somebody had it back
+		p.release()
+		var is unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &is); err != nil || is != other || p.may != other || p.cpu >= 0 {
+			t.Errorf("after a release the thread may run on %d processors, and is to keep to %d (%v)", is.Count(), p.cpu, err)
+		}
+	}()
+	<-done
+}
+
 // threadTime is how long the thread ran.
 func threadTime(p *placement) (time.Duration, bool) {
 	var b [64]byte
