@@ -238,7 +238,7 @@ func (c *Conn) end() {
 
 // leaveQP lets the peer's queue pair be another connection's.
 func (c *Conn) leaveQP() {
-	if k := (remoteQP{c.remote.guid, c.peerQPN}); c.m.byQP[k] == c {
+	if k := (remoteQP{c.remote.guid, c.remote.gid, c.peerQPN}); c.m.byQP[k] == c {
 		delete(c.m.byQP, k)
 	}
 }

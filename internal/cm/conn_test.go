@@ -448,6 +448,47 @@ func TestOthersCannotSpeakForThePeer(t *testing.T) {
 	over(a, b)
 }
 
+// TestOthersCannotPoseAsThePeer proves that the GUID, identifier and queue pair of a peer, which
+// anybody can state, do neither end its connections nor keep new ones out.
+func TestOthersCannotPoseAsThePeer(t *testing.T) {
+	a, b, _, y := connected(t)
+	pose := newHost(t, "10.0.0.9", 5, Limits{})
+	pose.eth.guid = a.eth.guid
+	c, req := pose.connect(b, 0x10) // the queue pair that y's peer has
+	b.take(req)
+	if y.state != established {
+		t.Fatalf("ended by another host: state %d", y.state)
+	}
+	b.event(ConnectRequest)
+	b.quiet()
+	c.Close(pose.now)
+	b.take(pose.sent()...)
+	b.event(Rejected)
+
+	// Of a queue pair and identifier that the peer is about to use.
+	x2, req := a.connect(b, 0x11)
+	forged := req
+	forged.SGID = ib.GIDFromAddr(pose.eth.addr)
+	b.take(forged)
+	b.event(ConnectRequest)
+	b.take(req)
+	b.event(ConnectRequest)
+
+	// And in a REP.
+	if _, err := pose.Listen(&ListenParams{ServiceID: service}, pose.hear); err != nil {
+		t.Fatal(err)
+	}
+	x3, req := a.connect(pose, 0x12)
+	pose.eth.guid = b.eth.guid
+	pose.take(req)
+	a.take(pose.accept(pose.event(ConnectRequest).Conn, 0x20)) // which x's peer has
+	a.event(Response)
+	a.quiet()
+	if x2.state != reqSent || x3.state != repRcvd {
+		t.Errorf("states %d, %d", x2.state, x3.state)
+	}
+}
+
 func TestLAPIsAnswered(t *testing.T) {
 	a, b, x, y := connected(t)
 	d := x.to

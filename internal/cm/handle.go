@@ -145,16 +145,24 @@ func (in *arrival) from(c *Conn) bool {
 	return c.function == in.function && (in.port.Link != ib.LinkEthernet || in.d.SGID == c.to.DGID)
 }
 
+// gid is the address that a message came from, as far as it is known to be no other's.
+func (in *arrival) gid() (g ib.GID) {
+	if in.port.Link == ib.LinkEthernet {
+		g = in.d.SGID
+	}
+	return g
+}
+
 // req handles a REQ.
 func (in *arrival) req() {
 	var r mad.CMREQ
 	r.Parse(in.data)
-	m, guid := in.m, r.CAGUID
-	if c := m.byRemote[remoteID{guid, r.LocalCommID}]; c != nil {
+	m, guid, gid := in.m, r.CAGUID, in.gid()
+	if c := m.byRemote[remoteID{guid, gid, r.LocalCommID}]; c != nil {
 		in.reqAgain(c, &r)
 		return
 	}
-	if old := m.byQP[remoteQP{guid, ib.QPN(r.QPN)}]; old != nil {
+	if old := m.byQP[remoteQP{guid, gid, ib.QPN(r.QPN)}]; old != nil {
 		in.stale(old)
 		m.Stats.RejectStale++
 		in.rejectREQ(&r, ReasonStale, nil)
@@ -185,10 +193,10 @@ func (in *arrival) req() {
 	l.waiting++
 	c.state, c.path, c.qpType, c.guid = reqRcvd, q.Path, q.QPType, in.port.CAGUID
 	c.tid, c.to = in.tid, in.reply()
-	c.remote, c.known = remoteID{guid, r.LocalCommID}, true
+	c.remote, c.known = remoteID{guid, gid, r.LocalCommID}, true
 	c.peerQPN, c.peerPSN = q.QPN, ib.PSN(r.StartingPSN)
 	m.byRemote[c.remote] = c
-	m.byQP[remoteQP{guid, q.QPN}] = c
+	m.byQP[remoteQP{guid, gid, q.QPN}] = c
 	c.serve, c.ask = q.InitiatorDepth, q.ResponderResources
 	c.patience, c.tries = r.LocalResponseTimeout, r.MaxCMRetries
 	c.ackTimeout, c.retryCount, c.rnrRetry = r.Primary.AckTimeout, r.RetryCount, r.RNRRetry
@@ -320,7 +328,7 @@ func (in *arrival) rep() {
 // accepted handles the first REP.
 func (in *arrival) accepted(c *Conn, r *mad.CMREP) {
 	m := in.m
-	k, qp := remoteID{r.CAGUID, r.LocalCommID}, remoteQP{r.CAGUID, ib.QPN(r.QPN)}
+	k, qp := remoteID{r.CAGUID, in.gid(), r.LocalCommID}, remoteQP{r.CAGUID, in.gid(), ib.QPN(r.QPN)}
 	old := m.byQP[qp]
 	if m.byRemote[k] != nil || old != nil {
 		m.Stats.RejectStale++
@@ -382,7 +390,7 @@ func guidInfo(g ib.GUID) []byte { return binary.BigEndian.AppendUint64(nil, uint
 // have heard of this side's identifier, and names itself (IBA volume 1, 12.6.7.2, code 4).
 func (in *arrival) rejected(r *mad.CMREJ) *Conn {
 	if r.RemoteCommID == 0 && Reason(r.Reason) == ReasonTimeout && r.InfoLen >= 8 {
-		c := in.m.byRemote[remoteID{ib.GUID(binary.BigEndian.Uint64(r.Info[:])), r.LocalCommID}]
+		c := in.m.byRemote[remoteID{ib.GUID(binary.BigEndian.Uint64(r.Info[:])), in.gid(), r.LocalCommID}]
 		if c != nil && !in.from(c) {
 			in.m.Stats.DropForeign++
 			return nil

@@ -74,14 +74,18 @@ type Manager struct {
 	lastTID   uint64
 }
 
-// remoteID is a connection as the peer names it, remoteQP the peer's queue pair.
+// remoteID is a connection as the peer names it, remoteQP the peer's queue pair. Anybody can
+// state the peer's GUID: on an Ethernet port the address that a message came from is part of both,
+// lest others end the peer's connections, or keep new ones out. On other links gid is zero.
 type (
 	remoteID struct {
 		guid ib.GUID
+		gid  ib.GID
 		id   uint32
 	}
 	remoteQP struct {
 		guid ib.GUID
+		gid  ib.GID
 		qpn  ib.QPN
 	}
 )
