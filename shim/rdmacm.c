@@ -152,8 +152,10 @@ static int begin(uint32_t op, int type, struct weft_cm_opened *ok)
 static int exchange(const struct weft_cm_command *m, struct weft_cm_answer *a)
 {
 	struct weft_cm_opened ok;
-	int err = 0, fd;
+	int err = 0, fd, state;
 
+	/* A thread that is cancelled where it connects would keep the lock. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
 	weft_lock(&commands.lock);
 	if (!weft_fd_good(&commands.sock)) {
 		fd = begin(WEFT_CM_COMMANDS, SOCK_CLOEXEC, &ok);
@@ -167,6 +169,7 @@ static int exchange(const struct weft_cm_command *m, struct weft_cm_answer *a)
 			weft_fd_close(&commands.sock);
 	}
 	weft_unlock(&commands.lock);
+	pthread_setcancelstate(state, NULL);
 	if (!err && a->length > sizeof(a->data))
 		err = EIO;
 	return err ? err : (int)a->error;

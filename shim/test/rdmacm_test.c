@@ -313,6 +313,34 @@ static void *many(void *arg)
 	return NULL;
 }
 
+/* A thread that is to be cancelled when it connects for commands: only a wait for
+ * events may end in the middle. */
+static void *cancelled(void *arg)
+{
+	uint8_t out[64] = { 0 };
+	struct command c = { .number = WEFT_CM_QUERY_ROUTE, .in = 16, .out = 16, .body = { (uintptr_t)out } };
+
+	pthread_cancel(pthread_self());
+	CHECK(write((int)(intptr_t)arg, &c, 24) == 24 && out[15] == 0x5a);
+	pthread_testcancel();
+	return NULL;
+}
+
+static void cancels(int fd)
+{
+	struct command c = to_got(0);
+	pthread_t t;
+	void *end;
+
+	CHECK(connections == 0);
+	alarm(60); /* waits for what a thread that is gone held would last for ever */
+	CHECK(pthread_create(&t, NULL, cancelled, (void *)(intptr_t)fd) == 0);
+	pthread_join(t, &end);
+	CHECK(end == PTHREAD_CANCELED && connections == 1);
+	CHECK(run(fd, WEFT_CM_QUERY_ROUTE, 16, &c) == 24 && connections == 1);
+	alarm(0);
+}
+
 static void threads(int fd)
 {
 	pthread_t t[4];
@@ -374,6 +402,7 @@ int main(int argc, char **argv)
 	opens();
 	fd = open(CM, O_RDWR);
 	CHECK(fd >= 0);
+	cancels(fd);
 	runs(fd);
 	events();
 	migrates();
