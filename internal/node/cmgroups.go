@@ -84,6 +84,7 @@ func (c *cmGroups) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, 
 	case g.ask != nil:
 		g.waiting = append(g.waiting, w)
 	default:
+		c.drop(func(a *cmAsk) bool { return a.key == key }) // to leave: sent again it would end what begins here
 		g.waiting = append(g.waiting, w)
 		c.begin(g)
 	}
@@ -232,6 +233,15 @@ func (c *cmGroups) forget(a *cmAsk) {
 	}
 }
 
+// drop lets nobody hear of the requests that match.
+func (c *cmGroups) drop(match func(a *cmAsk) bool) {
+	for _, a := range c.asks {
+		if match(a) {
+			c.forget(a)
+		}
+	}
+}
+
 // answered takes the answer to a request.
 func (c *cmGroups) answered(now mono.Time, id uint32, m *mad.SA) {
 	a := c.asks[id]
@@ -256,9 +266,9 @@ func (c *cmGroups) remove(function uint16) {
 		u.close()
 		delete(c.users, function)
 	}
+	c.drop(func(a *cmAsk) bool { return a.key.function == function })
 	for k, g := range c.groups {
 		if k.function == function {
-			c.forget(g.ask)
 			g.ask = nil
 		}
 	}
