@@ -194,6 +194,25 @@ func TestFunctionRequests(t *testing.T) {
 			t.Errorf("accepted %+v", bad)
 		}
 	}
+	vesw := func(addr, route string) NewFunction {
+		return NewFunction{Name: "a", Segment: "vesw:blue", Addrs: []string{addr}, Routes: []string{route}}
+	}
+	const route4, route6 = "10.0.0.0/8=10.9.0.1", "fd00::/8=fd09::1"
+	for _, bad := range []NewFunction{{Name: "a", Segment: "host"}, {Name: "a", Segment: "vesw:"}, {Name: "a", Segment: "veswblue"}, {Name: "a", Addrs: []string{"10.9.0.7/24"}},
+		{Name: "a", Segment: "vesw", Addrs: []string{"10.9.0.7/24", "10.9.0.7/8"}}, {Name: "a", Segment: "vesw", Addrs: make([]string, MaxAddrs+1)},
+		vesw("10.9.0.7", route4), vesw("224.0.0.1/24", route4), vesw("255.255.255.255/32", route4), vesw("::ffff:10.9.0.7/128", route4),
+		vesw("10.9.0.7/24", ""), vesw("10.9.0.7/24", "10.0.0.0/8"), vesw("10.9.0.7/24", "10.0.0.0=10.9.0.1"), vesw("10.9.0.7/24", "10.0.0.0/8=gw"),
+		vesw("10.9.0.7/24", "10.0.0.0/8=fd09::1"), vesw("10.9.0.7/24", "fd00::/8=10.9.0.1"), vesw("10.9.0.7/24", "fd00::/8=fe80::1%eth0"),
+		vesw("10.9.0.7/24", "fd00::/8=::ffff:10.9.0.1"), vesw("10.9.0.7/24", "::ffff:10.0.0.0/104=fd09::1")} {
+		if bad.Validate() == nil {
+			t.Errorf("accepted %+v", bad)
+		}
+	}
+	for _, good := range []NewFunction{vesw("10.9.0.7/24", route4), vesw("fd09::7/64", route6), vesw("10.9.0.7/24", route6), {Name: "a", Segment: "vesw"}} {
+		if err := good.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
 	good := NewFunction{Name: "vf_1", FunctionChange: FunctionChange{Weight: 1000, QoS: map[int]int{0: 1, 15: 1000}, Quotas: Quotas{QPs: 3}}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)

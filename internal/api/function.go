@@ -68,13 +68,14 @@ func (f *NewFunction) segment() error {
 		}
 	}
 	for _, s := range f.Routes {
-		to, via, ok := strings.Cut(s, "=")
-		_, err := netip.ParsePrefix(to)
-		if ok && err == nil {
-			_, err = netip.ParseAddr(via)
-		}
-		if err != nil || !ok {
+		to, via, _ := strings.Cut(s, "=")
+		p, err := netip.ParsePrefix(to)
+		gateway, e := netip.ParseAddr(via)
+		switch {
+		case err != nil || e != nil:
 			bad("a route is PREFIX=GATEWAY, not %q", s)
+		case p.Addr().BitLen() != gateway.BitLen() || p.Addr().Is4In6() || gateway.Is4In6() || gateway.Zone() != "":
+			bad("the gateway of a route is an address of its family, unlike %q", s)
 		}
 	}
 	return errors.Join(errs...)
