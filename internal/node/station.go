@@ -211,21 +211,26 @@ func (st *station) describe() api.EthernetPort {
 			if s := h.slots[vport]; s != nil && s.vesw != 0 && (v.Number == 0 || s.seg != nil) {
 				v.Number, v.VPort, v.MTU = int(s.vesw), int(vport), d.MaxMTU
 				v.Carrier, v.CarrierReason, v.MAC = d.Carrier, d.Reason, net.HardwareAddr(d.MAC[:]).String()
-				if s.seg == nil && v.CarrierReason == "" {
+				switch {
+				case s.why != nil:
+					v.CarrierReason = s.why.Error()
+				case s.seg == nil && v.CarrierReason == "":
 					v.CarrierReason = "the port is being made"
 				}
 			}
 		})
 	})
-	n.lanes[0].look(func() {
-		for _, o := range st.link.Neighbours(n.lanes[0].clock()) {
-			w := api.Neighbour{Address: o.IP.String(), State: o.State.String(), SinceNS: o.Since, Frames: o.Frames}
-			if o.MAC != ([6]byte{}) {
-				w.MAC = net.HardwareAddr(o.MAC[:]).String()
-			}
-			v.Neighbours = append(v.Neighbours, w)
+	var known []roceframe.Neighbour
+	if n.lanes[0].look(func() { known = st.link.Neighbours(n.lanes[0].clock()) }) != nil {
+		return v // without those: a lane that is stuck may still write known
+	}
+	for _, o := range known {
+		w := api.Neighbour{Address: o.IP.String(), State: o.State.String(), SinceNS: o.Since, Frames: o.Frames}
+		if o.MAC != ([6]byte{}) {
+			w.MAC = net.HardwareAddr(o.MAC[:]).String()
 		}
-	})
+		v.Neighbours = append(v.Neighbours, w)
+	}
 	return v
 }
 
