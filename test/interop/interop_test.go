@@ -275,6 +275,7 @@ func TestSoftRoCE(t *testing.T) {
 		b.programs(t, true)
 		t.Run("verbcheck weft as client over IPv6", func(t *testing.T) { b.verbcheck(t, true, true) })
 	}
+	t.Run("by address", b.byAddress)
 	t.Run("MTU 9000", func(t *testing.T) {
 		b.large(t)
 		b.programs(t, false)
