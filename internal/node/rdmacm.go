@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -96,21 +95,19 @@ type cmChannel struct {
 	d    *cmDoor
 	raw  syscall.RawConn
 	file *rdmacm.File // the communication goroutine's
-	lost atomic.Bool  // a notice could not be sent
 }
 
 var _ rdmacm.Sink = (*cmChannel)(nil)
 
-// Notice implements rdmacm.Sink. There is always room: one notice at a time is out.
+// Notice implements rdmacm.Sink. There is room: one notice at a time is out. A
+// channel whose program cannot be told of an event, for want of memory, ends: else
+// it would wait for ever.
 func (f *cmChannel) Notice() {
-	err := f.raw.Control(func(fd uintptr) {
+	f.raw.Control(func(fd uintptr) {
 		if err := unix.Sendto(int(fd), abi.CMNotice{}.Append(nil), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil); err != nil {
-			f.lost.Store(true)
+			unix.Shutdown(int(fd), unix.SHUT_RDWR)
 		}
 	})
-	if err != nil {
-		f.lost.Store(true)
-	}
 }
 
 // channel serves the connection that is a channel: nothing comes by it but its end.
