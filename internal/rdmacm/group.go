@@ -18,6 +18,7 @@ type member struct {
 	uid      uint64
 	reported uint32 // events that were read
 	cancel   func(mono.Time)
+	over     bool // nothing is to be heard of the group any more
 }
 
 // Flags of a join: with queue pairs that receive, or that only send.
@@ -64,9 +65,8 @@ func (i *id) join(uid uint64, e endpoint, flags uint16, b []byte) ([]byte, Errno
 	}
 	i.groups[m] = struct{}{}
 	b = le.AppendUint32(b, m.n)
-	ended := func() bool { return h.groups[m.n] != m }
 	cancel := h.net.Join(h.now, g, func(now mono.Time, p cm.Path, qkey ib.QKey, err error) {
-		if ended() {
+		if m.over {
 			return
 		}
 		h.now = now
@@ -109,15 +109,20 @@ func linkGroup(a netip.Addr, broadcast ib.GID, signature bool) (g ib.GID) {
 	return g
 }
 
-// end ends a membership.
-func (m *member) end() {
-	h := m.id.hub
-	delete(h.groups, m.n)
-	delete(m.id.groups, m)
+// stop leaves the group. The membership stays known, for its events and for the program to end.
+func (m *member) stop() {
+	m.over = true
 	if m.cancel != nil {
-		m.cancel(h.now)
+		m.cancel(m.id.hub.now)
 		m.cancel = nil
 	}
+}
+
+// end ends a membership.
+func (m *member) end() {
+	m.stop()
+	delete(m.id.hub.groups, m.n)
+	delete(m.id.groups, m)
 }
 
 // leave ends a membership for the program that has it.

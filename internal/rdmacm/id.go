@@ -145,6 +145,9 @@ func (i *id) abandon() {
 	h := i.hub
 	i.dead = true
 	i.halt()
+	for m := range i.groups {
+		m.end()
+	}
 	h.release(i)
 }
 
@@ -153,7 +156,7 @@ func (i *id) halt() {
 	h := i.hub
 	i.pending++
 	for m := range i.groups {
-		m.end()
+		m.stop()
 	}
 	if i.listener != nil {
 		i.listener.Close(h.now)
