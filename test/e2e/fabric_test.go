@@ -432,16 +432,9 @@ func (s *subnet) traffic(t *testing.T, server, client int) (rounds *atomic.Int32
 				return
 			default:
 			}
-			p, err := s.between(server, client, native).Start(nil, "ibv_rc_pingpong", "-c", "-e", "-n", "2000")
-			if err != nil {
-				t.Errorf("other programs: %v%s", err, p.Outputs())
-				p.Kill()
-				return
-			}
-			errC, errS := p.Wait(60 * time.Second)
-			if why := judge("ibv_", p.Client.Output()); errC != nil || errS != nil || why != "" {
-				t.Errorf("other programs: client: %v, server: %v %s%s", errC, errS, why, p.Outputs())
-				p.Kill()
+			out, err := s.between(server, client, native).tried(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "2000")
+			if why := judge("ibv_", out); err != nil || why != "" {
+				t.Errorf("other programs: %v %s", err, why)
 				return
 			}
 			rounds.Add(1)
@@ -660,7 +653,9 @@ func TestTrunkFaults(t *testing.T) {
 		s.weft(i, "fault", "add", "--link", "trunk", "--drop", "1", "--duplicate", "1", "--reorder", "1", "--corrupt", "1", "--seed", fmt.Sprint(i+1))
 	}
 	for _, p := range pairsOfThree {
-		s.between(p[0], p[1], native).pair(t, 90*time.Second, "ibv_rc_pingpong", "-c", "-n", "2000")
+		b := s.between(p[0], p[1], native)
+		b.lossy = true
+		b.pair(t, 90*time.Second, "ibv_rc_pingpong", "-c", "-n", "2000")
 	}
 	var f []api.Fault
 	if err := s.nodes[0].Query(&f, "fault", "list"); err != nil || len(f) != 1 || f[0].Dropped == 0 || f[0].Duplicated == 0 || f[0].Reordered == 0 || f[0].Corrupted == 0 {

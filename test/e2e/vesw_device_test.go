@@ -195,7 +195,7 @@ func (s *stations) apart(t *testing.T) {
 		t.Fatalf("%v\n%s", err, server.Output())
 	}
 	out, err := lab.Run(s.Client.Program("ibv_rc_pingpong", "-d", "red0", "-g", "1", "-p", "19701", s.Server.NetNS.V4), time.Minute)
-	if err == nil || !strings.Contains(out, "transport retry counter exceeded") {
+	if err == nil || !strings.Contains(out, lab.GaveUp) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	s.until("nobody answers", func() bool {

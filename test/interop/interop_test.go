@@ -196,8 +196,7 @@ func (b *bench) once(t *testing.T, p program, gid int, guestGID string, client b
 // gaveUp reports whether an end of a pingpong had no answer for half a second,
 // its fixed patience. So long the guest can be without a processor.
 func (r result) gaveUp() bool {
-	const status = "transport retry counter exceeded"
-	return strings.Contains(r.weft, status) || strings.Contains(r.rxe, status)
+	return strings.Contains(r.weft, lab.GaveUp) || strings.Contains(r.rxe, lab.GaveUp)
 }
 
 // ways runs p, Weft as client of the guest or as its server.

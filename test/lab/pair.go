@@ -99,6 +99,29 @@ func (p Pair) Wait(limit time.Duration) (client, server error) {
 	return client, p.Server.Wait(5 * time.Second)
 }
 
+// GaveUp is the status of a request that had no answer as often as its queue pair may try.
+const GaveUp = "transport retry counter exceeded"
+
+// gaveUpSending is what a pingpong says of its last send, if that failed so. It sends one message only
+// after the one before was acknowledged, and gives up at the first request that fails.
+const gaveUpSending = "Failed status " + GaveUp + " (12) for wr_id 2"
+
+// LastAckLost reports, of a pair that has ended, whether all that went wrong is what no wire that loses
+// packets can spare pingpongs: one had all its messages and ended well, its queue pair with it, and the
+// acknowledgement of the last message was lost, which nobody is left to repeat. So the other gave up its
+// last request. They say no farewell to each other; programs that do, such as perftest's, end well.
+func (p Pair) LastAckLost() bool {
+	if p.Server == nil || p.Client == nil {
+		return false
+	}
+	well, other := p.Server, p.Client
+	if p.Client.ended() == 0 {
+		well, other = other, well
+	}
+	out := other.Output()
+	return well.ended() == 0 && other.ended() == 1 && strings.Contains(out, gaveUpSending) && strings.Count(out, "Failed ") == 1 && !strings.Contains(out, "invalid data")
+}
+
 // Kill ends both.
 func (p Pair) Kill() {
 	for _, x := range []*Proc{p.Client, p.Server} {

@@ -135,6 +135,16 @@ func (p *Proc) Wait(limit time.Duration) error {
 	return nil
 }
 
+// ended returns the exit status, -1 where there is none: of what runs, or was killed.
+func (p *Proc) ended() int {
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	default:
+		return -1
+	}
+}
+
 // Listening returns when the program, or what it became, listens on a TCP
 // port, or with an error when it has ended or limit ran out.
 func (p *Proc) Listening(port int, limit time.Duration) error {
