@@ -80,19 +80,21 @@ func (d Drop) String() string {
 
 // DriverCounters are what a Link counts beyond a network device.
 type DriverCounters struct {
-	PathQueries, PathFailures      uint64
-	ShadowEntries                  uint64 // now
-	ShadowCreated, ShadowPurged    uint64
-	ShadowRefreshed                uint64
-	McastJoins, McastJoinFailures  uint64
-	McastLeaves, McastSendOnly     uint64
-	ARPTx, ARPRx, NDTx, NDRx       uint64
-	TxTimeouts, TxCopied, TxMapped uint64
-	CQEvents, Rejoins              uint64
-	CarrierChanges                 uint64
-	GetPathCalls, GetPathENXIO     uint64
-	LoggedErrors                   uint64
-	HeaderCacheHits                uint64
+	PathQueries, PathFailures   uint64
+	ShadowEntries               uint64 // now
+	ShadowCreated, ShadowPurged uint64
+	ShadowRefreshed             uint64
+	// What a port had the link do beyond its share: entries not made, paths that waited.
+	ShadowRefusedShare, PathWaitsShare uint64
+	McastJoins, McastJoinFailures      uint64
+	McastLeaves, McastSendOnly         uint64
+	ARPTx, ARPRx, NDTx, NDRx           uint64
+	TxTimeouts, TxCopied, TxMapped     uint64
+	CQEvents, Rejoins                  uint64
+	CarrierChanges                     uint64
+	GetPathCalls, GetPathENXIO         uint64
+	LoggedErrors                       uint64
+	HeaderCacheHits                    uint64
 }
 
 // Counter is one by its name.
@@ -120,6 +122,7 @@ func (c *Counters) List() []Counter {
 	l = append(l,
 		Counter{"path_queries", d.PathQueries}, Counter{"path_failures", d.PathFailures}, Counter{"shadow_entries", d.ShadowEntries},
 		Counter{"shadow_created", d.ShadowCreated}, Counter{"shadow_purged", d.ShadowPurged}, Counter{"shadow_refreshed", d.ShadowRefreshed},
+		Counter{"shadow_refused_share", d.ShadowRefusedShare}, Counter{"path_waits_share", d.PathWaitsShare},
 		Counter{"mcast_joins", d.McastJoins}, Counter{"mcast_join_failures", d.McastJoinFailures}, Counter{"mcast_leaves", d.McastLeaves},
 		Counter{"mcast_sendonly", d.McastSendOnly}, Counter{"arp_tx", d.ARPTx}, Counter{"arp_rx", d.ARPRx}, Counter{"nd_tx", d.NDTx},
 		Counter{"nd_rx", d.NDRx}, Counter{"tx_timeouts", d.TxTimeouts}, Counter{"tx_copied", d.TxCopied}, Counter{"tx_mapped", d.TxMapped},

@@ -318,3 +318,117 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 		}
 	}
 }
+
+// asks brings a question by ARP from the port with a LID, whose sender says to be at hw.
+func (n *node) asks(lid ib.LID, ip netip.Addr, hw wire.HWAddr) {
+	n.s.t.Helper()
+	b := make([]byte, grhLen+wire.EncapLen+wire.ARPLen)
+	(&wire.GRH{IPVer: 6, SGID: hw.GID(), DGID: wire.BroadcastGID(testPKey, 2)}).Put(b)
+	wire.PutEncap(b[grhLen:], wire.EtherARP)
+	(&wire.ARP{Op: wire.ARPRequest, SenderHW: hw, SenderIP: ip, TargetIP: ipA}).Put(b[grhLen+wire.EncapLen:])
+	n.force(WC{ByteLen: uint32(len(b)), GRH: true, SrcQPN: hw.QPN(), SLID: lid}, b)
+}
+
+// TestStrangersShare: ports that make up nodes get what is theirs of path queries and of the shadow table. Others,
+// and above all the link itself, ask for paths as if they were not there.
+func TestStrangersShare(t *testing.T) {
+	made := 0
+	stranger := func() (netip.Addr, wire.HWAddr) {
+		made++
+		return netip.AddrFrom4([4]byte{10, 20, 1 + byte(made>>8), byte(made)}), wire.MakeHWAddr(0, 0x300, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x1000+made)))
+	}
+	flood := func(a *node, lid ib.LID, count int) {
+		for range count {
+			ip, hw := stranger()
+			a.asks(lid, ip, hw)
+		}
+	}
+	t.Run("one", func(t *testing.T) {
+		s, a := alone(t)
+		s.holdPaths = true
+		flood(a, 100, 2000)
+		if a.l.asking != maxSourceQueries || len(a.l.entries) != maxSourceEntries {
+			t.Errorf("%d queries and %d entries for one port", a.l.asking, len(a.l.entries))
+		}
+		if n := a.counter("shadow_refused_share"); n != 2*(2000-maxSourceEntries) { // neither stored nor answered
+			t.Errorf("%d entries refused", n)
+		}
+		if n := a.counter("path_waits_share"); n != maxSourceEntries-maxSourceQueries {
+			t.Errorf("%d paths waited", n)
+		}
+		flood(a, 101, 1)
+		if a.l.asking != maxSourceQueries+1 {
+			t.Errorf("another port's question waits")
+		}
+		_, hw := stranger()
+		a.xmitText(hw, "x")
+		if a.l.asking != maxSourceQueries+2 {
+			t.Errorf("the link's own waits")
+		}
+		// All are asked for in the end, and what is not there is forgotten.
+		for range 2 * maxSourceEntries / maxSourceQueries {
+			s.run(2 * time.Second)
+		}
+		if len(a.l.entries) != 0 || len(a.l.sources) != 0 || len(a.l.queries) != 0 {
+			t.Errorf("%d entries, %d sources, %d queries are left", len(a.l.entries), len(a.l.sources), len(a.l.queries))
+		}
+		flood(a, 100, 1)
+		if a.l.asking != 1 {
+			t.Errorf("the port is not heard any more")
+		}
+	})
+	t.Run("many", func(t *testing.T) {
+		s, a := alone(t)
+		s.holdPaths = true
+		for i := range 64 {
+			flood(a, ib.LID(100+i), 32)
+		}
+		if a.l.asking != maxPathQueries-ownQueries {
+			t.Errorf("%d queries for ports", a.l.asking)
+		}
+		own := make([]wire.HWAddr, ownQueries)
+		for i := range own {
+			_, own[i] = stranger()
+			a.xmitText(own[i], "x")
+		}
+		for _, hw := range own {
+			if a.l.paths[hw.GID()].q == nil {
+				t.Fatalf("the link's own path to %v waits", hw)
+			}
+		}
+		// Ports are served by turns: what the last of them wants does not wait for all that the first want.
+		ip, hw := stranger()
+		a.asks(1000, ip, hw)
+		s.run(2 * (1100 + 100) * time.Millisecond)
+		if p := a.l.paths[hw.GID()]; p != nil && p.q == nil {
+			t.Errorf("a port that asked once waits for others that asked 32 times")
+		}
+	})
+	t.Run("sent to", func(t *testing.T) {
+		s, a := alone(t)
+		s.holdPaths = true
+		flood(a, 100, 2*maxSourceQueries)
+		ip, hw := stranger()
+		a.asks(100, ip, hw)
+		e := a.l.entries[hw]
+		if e == nil || !e.path.waits {
+			t.Fatal("the last does not wait")
+		}
+		// The link itself has something for it now: it does not wait behind the others, and it counts for nobody.
+		a.xmitText(hw, "x")
+		if e.path.waits || e.path.q == nil || e.src != nil {
+			t.Errorf("it waits: %v, it counts for a port: %v", e.path.waits, e.src != nil)
+		}
+		s.run(time.Minute)
+	})
+	t.Run("while down", func(t *testing.T) {
+		s, a := alone(t)
+		s.holdPaths = true
+		flood(a, 100, 100)
+		a.event(func(p *Port) { p.State = ib.PortDown })
+		if len(a.l.sources) != 0 || len(a.l.turns) != 0 {
+			t.Errorf("%d sources, %d turns without a port", len(a.l.sources), len(a.l.turns))
+		}
+		s.run(time.Second)
+	})
+}

@@ -230,11 +230,14 @@ func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
 		return
 	}
 	copy(b[grhLen:], datagram) // the engine wants it in one piece
+	l.from = wc.SLID
 	if wc.GRH {
 		l.heardFrom(now, src, wc.SLID)
 	}
 	wire.PutHardHeader(b, &wire.HWAddr{}, &src, t)
-	if f := l.eng.Input(now, kind, b); f != nil {
+	f := l.eng.Input(now, kind, b)
+	l.from = 0
+	if f != nil {
 		l.up(f[Headroom:])
 	}
 }

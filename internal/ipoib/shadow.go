@@ -35,6 +35,7 @@ type entry struct {
 	queued   int // octets
 	ips      []netip.Addr
 	used     mono.Time
+	src      *source // that the entry counts for, nil: the link itself
 
 	newer, older *entry // by use
 }
@@ -47,6 +48,7 @@ type path struct {
 	local   bool           // to the link's own port
 	q       *query
 	waits   bool      // to be asked for
+	src     *source   // that it is, or waits to be, asked for
 	checked mono.Time // when it was asked for because of the sender's LID
 	entries []*entry
 }
@@ -59,11 +61,12 @@ type shadow struct {
 	newest, oldest *entry
 	frameLimit     int // of a queue
 	asking         int // queries under way
-	unasked        []*path
+	shares
 }
 
 func (s *shadow) init() {
 	s.entries, s.byIP, s.paths = map[wire.HWAddr]*entry{}, map[netip.Addr]*entry{}, map[ib.GID]*path{}
+	s.sources = map[ib.LID]*source{}
 	s.frameLimit = entryFrames
 }
 
@@ -103,8 +106,8 @@ func (l *Link) touch(e *entry, now mono.Time) {
 }
 
 // entryOf returns the entry of a hardware address and makes it if need be. It
-// is nil where none can be: for what is no node's address, or for want of a path
-// that is known at once to fail.
+// is nil where none can be: for what is no node's address, for want of a path
+// that is known at once to fail, or where who has it be made has too many.
 func (l *Link) entryOf(now mono.Time, hw wire.HWAddr) *entry {
 	key := hw.Key()
 	if e := l.entries[key]; e != nil {
@@ -114,11 +117,14 @@ func (l *Link) entryOf(now mono.Time, hw wire.HWAddr) *entry {
 	if !hw.Unicast() {
 		return nil
 	}
+	e := &entry{hw: key, flags: hw.Flags(), used: now}
+	if !l.admit(e) {
+		return nil
+	}
 	if len(l.entries) >= l.p.MaxNeigh {
 		l.c.Driver.ShadowPurged++
 		l.remove(now, l.oldest, DropQueueFull)
 	}
-	e := &entry{hw: key, flags: hw.Flags(), used: now}
 	l.entries[key] = e
 	l.link(e)
 	l.c.Driver.ShadowCreated++
@@ -195,6 +201,7 @@ func (l *Link) remove(now mono.Time, e *entry, why Drop) {
 	if e.path == nil {
 		return
 	}
+	l.disown(e)
 	p := e.path
 	e.path = nil
 	p.entries = slices.DeleteFunc(p.entries, func(x *entry) bool { return x == e })
@@ -239,6 +246,9 @@ func (l *Link) unicast(now mono.Time, hw wire.HWAddr, frame []byte) {
 			return
 		}
 	}
+	if l.from == 0 && (e.src != nil || e.path.waits) {
+		l.adopt(now, e)
+	}
 	if e.resolved && !e.path.valid && l.stale(e) {
 		// An event made the path invalid: what follows waits for a new one.
 		e.resolved = false
@@ -260,20 +270,23 @@ func (l *Link) unicast(now mono.Time, hw wire.HWAddr, frame []byte) {
 // stale reports whether e must not be used until its path was asked for again.
 func (l *Link) stale(e *entry) bool { return e.path.rec.DLID == 0 }
 
-// askPath queries the path of a GID, unless that is under way. When many are it
-// waits its turn.
+// askPath queries the path of a GID, unless that is under way. When many are, of all or
+// of who has it asked for, it waits its turn.
 func (l *Link) askPath(now mono.Time, p *path) {
 	if p.q != nil || p.waits {
 		return
 	}
-	if l.asking >= maxPathQueries {
-		if len(l.unasked) > 64+2*len(l.paths) { // most are not waited for any more
-			l.unasked = slices.DeleteFunc(l.unasked, func(p *path) bool { return !p.waits })
-		}
-		p.waits = true
-		l.unasked = append(l.unasked, p)
-		return
+	if x := l.source(); l.mayAskFor(x) {
+		l.query(now, x, p)
+	} else {
+		l.enqueue(x, p)
 	}
+}
+
+// query begins the query of a path for x.
+func (l *Link) query(now mono.Time, x *source, p *path) {
+	p.src = x
+	x.asking++
 	l.asking++
 	rec := mad.PathRecord{DGID: p.gid, SGID: l.port.GID, TClass: l.broadcast.rec.TClass, NumbPath: 1, PKey: l.pkey | 0x8000}
 	p.q = &query{method: mad.MethodGet, attr: mad.AttrPathRecord, record: rec.Append(nil), tries: pathTries, wait: pathWait, limit: pathWaitMax,
@@ -284,10 +297,8 @@ func (l *Link) askPath(now mono.Time, p *path) {
 	l.ask(now, p.q)
 }
 
-// Path queries: 100, 200, 400 and 400 ms, 1.1 s in all, and so many at a time.
+// Path queries: 100, 200, 400 and 400 ms, 1.1 s in all.
 const (
-	maxPathQueries = 256
-
 	pathTries   = 4
 	pathWait    = 100 * time.Millisecond
 	pathWaitMax = 400 * time.Millisecond
@@ -296,8 +307,7 @@ const (
 // pathAnswer ends a query of a path. All entries of the GID get a new address
 // vector; without a path they are deleted, so that the next frame asks again.
 func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
-	p.q = nil
-	l.asking--
+	l.answered(p)
 	var rec mad.PathRecord
 	why := a.String()
 	ok := a.ok()
@@ -326,24 +336,19 @@ func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
 	l.askNext(now)
 }
 
-// askNext asks for paths that waited their turn.
-func (l *Link) askNext(now mono.Time) {
-	for len(l.unasked) > 0 && l.asking < maxPathQueries {
-		p := l.unasked[0]
-		l.unasked = l.unasked[1:]
-		if p.waits {
-			p.waits = false
-			l.askPath(now, p)
-		}
-	}
+// answered ends the query of a path.
+func (l *Link) answered(p *path) {
+	p.q = nil
+	l.asking--
+	p.src.asking--
+	l.retire(p.src)
 }
 
 // forgetPath drops a path, and what was asked about it.
 func (l *Link) forgetPath(p *path) {
 	if p.q != nil {
 		l.forget(p.q)
-		p.q = nil
-		l.asking--
+		l.answered(p)
 	}
 	p.waits = false
 	delete(l.paths, p.gid)
@@ -380,15 +385,14 @@ func (l *Link) heardFrom(now mono.Time, src wire.HWAddr, lid ib.LID) {
 func (l *Link) retryPath(now mono.Time, gid ib.GID) {
 	if p := l.paths[gid]; p != nil && p.q != nil {
 		l.forget(p.q)
-		p.q = nil
-		l.asking--
+		l.answered(p)
 		l.askPath(now, p)
 	}
 }
 
 // flushShadow deletes all entries and paths.
 func (l *Link) flushShadow(now mono.Time) {
-	l.unasked = nil
+	l.dropLines()
 	for l.oldest != nil {
 		l.remove(now, l.oldest, DropLinkDown)
 	}

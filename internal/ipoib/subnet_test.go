@@ -272,6 +272,7 @@ func (n *node) check() {
 	if asking != l.asking || asking > maxPathQueries {
 		n.s.t.Fatalf("%s: %d path queries, %d counted", n.name, asking, l.asking)
 	}
+	n.checkShares()
 	if len(n.ahs) != l.addresses {
 		n.s.t.Fatalf("%s: %d address vectors, %d counted", n.name, len(n.ahs), l.addresses)
 	}
@@ -280,12 +281,36 @@ func (n *node) check() {
 	}
 }
 
+// checkShares proves that what is counted for sources is what they have, and that none is
+// kept that has nothing.
+func (n *node) checkShares() {
+	l := n.l
+	queries, entries := map[*source]int{}, map[*source]int{}
+	for _, p := range l.paths {
+		if p.q != nil {
+			queries[p.src]++
+		}
+	}
+	for _, e := range l.entries {
+		entries[e.src]++
+	}
+	if l.from != 0 || queries[&l.own] != l.own.asking {
+		n.s.t.Fatalf("%s: %d own path queries, %d counted; at work for %d", n.name, queries[&l.own], l.own.asking, l.from)
+	}
+	for lid, x := range l.sources {
+		if x.asking != queries[x] || x.asking > maxSourceQueries || x.entries != entries[x] || x.entries > maxSourceEntries || x.inTurn != slices.Contains(l.turns, x) ||
+			x.asking+x.entries == 0 && !x.inTurn {
+			n.s.t.Fatalf("%s: LID %d has %d queries and %d entries, %+v is counted", n.name, lid, queries[x], entries[x], x)
+		}
+	}
+}
+
 // gone proves that nothing is left of a link that ended.
 func (n *node) gone() {
 	n.s.t.Helper()
 	for what, left := range map[string]int{"objects": len(n.made), "address vectors": len(n.ahs), "attached groups": len(n.attached),
 		"mapped frames": len(n.maps), "pending octets": n.l.pending, "groups": len(n.l.groups), "entries": len(n.l.entries),
-		"paths": len(n.l.paths), "queries": len(n.l.queries), "timers": len(n.l.timers), "waiters": n.l.waitN, "callbacks": len(n.l.calls)} {
+		"paths": len(n.l.paths), "sources": len(n.l.sources), "queries": len(n.l.queries), "timers": len(n.l.timers), "waiters": n.l.waitN, "callbacks": len(n.l.calls)} {
 		if left != 0 {
 			n.s.t.Errorf("%s: %d %s are left", n.name, left, what)
 		}
