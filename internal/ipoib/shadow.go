@@ -305,7 +305,8 @@ const (
 )
 
 // pathAnswer ends a query of a path. All entries of the GID get a new address
-// vector; without a path they are deleted, so that the next frame asks again.
+// vector; without a path they are deleted, so that the next frame asks again. Silence says nothing of
+// the path: an entry that has an address vector keeps it, and streams go on while there is no manager.
 func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
 	l.answered(p)
 	var rec mad.PathRecord
@@ -320,12 +321,14 @@ func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
 	}
 	if !ok {
 		l.c.Driver.PathFailures++
-		p.valid = false
+		p.valid = p.valid && a.silent
 		if len(p.entries) > 0 {
 			l.log(now, "path", "path to %v: %s", p.gid, why)
 		}
 		for _, e := range slices.Clone(p.entries) {
-			l.remove(now, e, DropNoPath)
+			if !e.resolved || !a.silent {
+				l.remove(now, e, DropNoPath)
+			}
 		}
 	} else {
 		p.rec, p.valid = rec, true
