@@ -250,22 +250,27 @@ func TestShadowTable(t *testing.T) {
 			t.Error(st)
 		}
 	})
-	t.Run("a refresh without an answer leaves all as it is", func(t *testing.T) {
-		s, a, e := resolved(t)
-		h := e.ah.h
-		s.silent = true
-		a.xmit(hwB, wire.EtherARP, arp(ipB))
-		waits := wire.MakeHWAddr(0, 0x300, gidB)
-		a.l.invalidateGID(gidB) // so that another entry of the GID is pending meanwhile
-		a.l.learned(s.now, netip.MustParseAddr("10.20.0.9"), waits)
-		s.run(5 * time.Second)
-		if st, _ := a.shadowState(); st != "RESOLVED" || a.counter("path_failures") != 1 || a.l.entries[hwB.Key()].ah.h != h {
-			t.Errorf("%s, %d queries failed", st, a.counter("path_failures"))
-		}
-		if a.l.entries[waits] != nil {
-			t.Error("an entry waits for what was not answered")
-		}
-	})
+	for what, say := range map[string]func(*subnet){
+		"without an answer":                     func(s *subnet) { s.silent = true },
+		"answered by what is no administration": func(s *subnet) { s.refuse, s.holdPaths = mad.StatusBadMethodAttr, false },
+	} {
+		t.Run("a refresh "+what+" leaves all as it is", func(t *testing.T) {
+			s, a, e := resolved(t)
+			h := e.ah.h
+			say(s)
+			a.xmit(hwB, wire.EtherARP, arp(ipB))
+			waits := wire.MakeHWAddr(0, 0x300, gidB)
+			a.l.invalidateGID(gidB) // so that another entry of the GID is pending meanwhile
+			a.l.learned(s.now, netip.MustParseAddr("10.20.0.9"), waits)
+			s.run(5 * time.Second)
+			if st, _ := a.shadowState(); st != "RESOLVED" || a.counter("path_failures") != 1 || a.l.entries[hwB.Key()].ah.h != h {
+				t.Errorf("%s, %d queries failed", st, a.counter("path_failures"))
+			}
+			if a.l.entries[waits] != nil {
+				t.Error("an entry waits for what was not answered")
+			}
+		})
+	}
 	t.Run("others of the GID keep their address vector until the answer", func(t *testing.T) {
 		s, a, _ := resolved(t)
 		other := wire.MakeHWAddr(0, 0x300, gidB)

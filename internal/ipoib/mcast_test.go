@@ -167,13 +167,14 @@ func TestRefusalsAreExplained(t *testing.T) {
 		"no resources":                                  func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusSANoResources },
 		"broadcast group absent":                        func(s *subnet, a *node, g *saGroup) { delete(s.groups, g.rec.MGID) },
 		"SA timeout":                                    func(s *subnet, a *node, g *saGroup) { s.silent = true },
+		"no SA at the manager's port":                   func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusBadMethodAttr },
 		"joining the broadcast group":                   func(s *subnet, a *node, g *saGroup) { s.delay = time.Hour },
 		"port is Initialize":                            func(s *subnet, a *node, g *saGroup) { a.port.State = ib.PortInit },
 		"P_Key 0x8014 is not in the port's table":       func(s *subnet, a *node, g *saGroup) { a.port.PKeys = []ib.PKey{0xffff} },
 	} {
 		s, a := one(t, "mcast_retry_cnt=0", "mcast_timeout=60000")
 		prepare(s, a, s.groups[wire.BroadcastGID(testPKey, 2)])
-		if s.silent {
+		if s.silent || s.refuse == mad.StatusBadMethodAttr {
 			a.l.p.McastWait = time.Second
 		}
 		a.start()

@@ -22,12 +22,14 @@ type query struct {
 	wait   time.Duration
 	limit  time.Duration // wait doubles up to it
 	timer  timer
+	nobody bool // is there: a port without an administration answered
 	done   func(now mono.Time, a answer)
 }
 
 // answer ends a query: a status with, where it is StatusOK, a record; or silence.
 type answer struct {
 	silent bool
+	nobody bool // silent: whoever answered is no administration
 	status mad.Status
 	record []byte
 }
@@ -35,7 +37,10 @@ type answer struct {
 func (a *answer) ok() bool { return !a.silent && a.status == mad.StatusOK }
 
 func (a *answer) String() string {
-	if a.silent {
+	switch {
+	case a.nobody:
+		return "no SA at the manager's port"
+	case a.silent:
 		return "SA timeout"
 	}
 	return a.status.String()
@@ -67,7 +72,7 @@ func (l *Link) repeat(now mono.Time, q *query) {
 		l.request(now, q)
 		return
 	}
-	l.end(now, q, answer{silent: true})
+	l.end(now, q, answer{silent: true, nobody: q.nobody})
 }
 
 func (l *Link) end(now mono.Time, q *query, a answer) {
@@ -86,11 +91,17 @@ func (l *Link) forget(q *query) {
 
 // SAResponse is the answer to the request with that ID; record is only read during
 // the call. An answer to what is not asked any more is ignored. A busy
-// administration is asked again at the usual time.
+// administration is asked again at the usual time, as is a port that says to know no such requests: its
+// administration has ended, and the next may be there, or elsewhere, soon.
 func (l *Link) SAResponse(now mono.Time, id uint32, status mad.Status, record []byte) {
 	l.at = now
 	q := l.queries[id]
 	if q == nil || status&^mad.StatusClassSpecific == mad.StatusBusy {
+		return
+	}
+	switch status {
+	case mad.StatusBadVersion, mad.StatusBadMethod, mad.StatusBadMethodAttr:
+		q.nobody = true
 		return
 	}
 	l.end(now, q, answer{status: status, record: record})
