@@ -374,7 +374,10 @@ func (l *Link) joinFailed(now mono.Time, g *group, state uint8, a *answer, why s
 	case g != l.broadcast || a.silent:
 		g.reason = why
 	case a.status == mad.StatusSAInsufficient || a.status == mad.StatusSANoRecords:
-		g.reason = "broadcast group absent"
+		g.reason = "absent, and none is made without create=1"
+		if l.p.Create {
+			g.reason = "absent"
+		}
 	case a.status == mad.StatusSADenied:
 		g.reason = "not in partition"
 	default:

@@ -121,7 +121,7 @@ func TestH62_DynamicAndConfigured(t *testing.T) {
 		clear(s.groups)
 		a.start()
 		s.run(time.Minute)
-		if a.registered || len(s.groups) != 0 || a.l.reason != "broadcast group: broadcast group absent" {
+		if a.registered || len(s.groups) != 0 || a.l.reason != "broadcast group: absent, and none is made without create=1" {
 			t.Errorf("registered %v, %d groups, reason %q", a.registered, len(s.groups), a.l.reason)
 		}
 		for _, r := range s.requests {
@@ -165,7 +165,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 		"rate too low: group 40 Gb/sec, port 10 Gb/sec": func(s *subnet, a *node, g *saGroup) { g.rec.Rate, a.port.Rate = ib.Rate40, ib.Rate10 },
 		"not in partition":                              func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusSADenied },
 		"no resources":                                  func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusSANoResources },
-		"broadcast group absent":                        func(s *subnet, a *node, g *saGroup) { delete(s.groups, g.rec.MGID) },
+		"absent, and none is made without create=1":     func(s *subnet, a *node, g *saGroup) { delete(s.groups, g.rec.MGID) },
 		"SA timeout":                                    func(s *subnet, a *node, g *saGroup) { s.silent = true },
 		"no SA at the manager's port":                   func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusBadMethodAttr },
 		"joining the broadcast group":                   func(s *subnet, a *node, g *saGroup) { s.delay = time.Hour },

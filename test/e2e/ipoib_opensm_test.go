@@ -14,12 +14,9 @@ import (
 	"weft/test/lab"
 )
 
-// noSuchGroup is the number under which OpenSM notes that somebody wants to send to a group that nobody is in.
-const noSuchGroup = "1B10"
-
 // TestIPoIBOpenSM: Debian's OpenSM is the administration of IP links, as Linux nodes have it: its broadcast
-// group, its Q_Key, its MTU. Killed under iperf3 and started again without what it knew, it has links join anew; and
-// where its partition has no broadcast group the link says so, and makes it where it may.
+// group, its Q_Key, its MTU. In a soak it is killed under iperf3 and started again without what it knew, has links join
+// anew, and has a partition without a broadcast group: the link says so, and makes it where it may.
 func TestIPoIBOpenSM(t *testing.T) {
 	needs(t, "opensm", "saquery")
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
@@ -48,21 +45,20 @@ func TestIPoIBOpenSM(t *testing.T) {
 	for _, group := range []string{"239.1.2.3:7000", "[ff02::4242]:7000"} {
 		s.group(t, group, 2)
 	}
-	groups := func() []string {
-		out, err := lab.Run(s.nodes[1].Program("saquery", "-g"), diagLimit)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, out)
+	const mgid = "ff12:401b:ffff::f01:204"
+	has := func(want bool) func() bool {
+		return func() bool {
+			out, err := lab.Run(s.nodes[1].Program("saquery", "-g"), diagLimit)
+			return err == nil && slices.Contains(each(records(out), "MGID"), mgid) == want
 		}
-		return each(records(out), "MGID")
 	}
 	s.joins(0, "239.1.2.4")
-	const mgid = "ff12:401b:ffff::f01:204"
-	if g := groups(); !slices.Contains(g, mgid) {
-		t.Errorf("opensm has no %s among %v", mgid, g)
-	}
+	s.until("opensm has the group", has(true))
 	s.weft(0, "ipoib", "mcast", "leave", ipLink, "239.1.2.4")
-	s.until("opensm has dropped the group", func() bool { return !slices.Contains(groups(), mgid) })
-	o.faultless(t, noSuchGroup)
+	s.until("opensm has dropped the group", has(false))
+	if !lab.Soak {
+		return
+	}
 
 	x := s.stream(t, 0, 2)
 	o.Kill()
@@ -75,7 +71,6 @@ func TestIPoIBOpenSM(t *testing.T) {
 	s.group(t, "239.1.2.6:7000", 2)
 	s.unbroken(t, 0, 2)
 	x.end(t)
-	o.faultless(t, noSuchGroup)
 	o.Kill()
 
 	// A partition that is not for IP has no broadcast group.
@@ -94,13 +89,10 @@ func TestIPoIBOpenSM(t *testing.T) {
 	s.weft(0, "ipoib", "add", native, "--pkey", "0x8021", "--addr", "10.33.0.1/24")
 	s.until("the link says what it lacks", func() bool {
 		out, err := s.nodes[0].Weft("ipoib")
-		return err == nil && strings.Contains(out, "broadcast group")
+		return err == nil && strings.Contains(out, "broadcast group: absent, and none is made without create=1")
 	})
-	out, _ := s.nodes[0].Weft("ipoib")
-	t.Log(out)
 	s.weft(2, "ipoib", "add", native, "--pkey", "0x8021", "--addr", "10.33.0.3/24", "--set", "create=1")
 	s.carrier(2, plain)
 	s.carrier(0, plain)
 	s.reaches(0, "10.33.0.3")
-	o.faultless(t, noSuchGroup)
 }
