@@ -79,7 +79,7 @@ func TestIPoIBOpenSM(t *testing.T) {
 	if err := os.WriteFile(parts, []byte("Default=0x7fff, ipoib : ALL=full;\nplain=0x0021 : ALL=full;\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o = s.startOpenSM(1, dir, "third", "-P", parts)
+	s.startOpenSM(1, dir, "third", "-P", parts)
 	const plain = "ib0_1_21"
 	for _, i := range []int{0, 2} {
 		s.until(fmt.Sprintf("node %d has the partition", i), func() bool {
