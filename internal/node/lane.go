@@ -419,7 +419,7 @@ func (l *lane) once() {
 // lingering is how long a lane goes on yielding whose tenants were the last to have work. A
 // processor that has nothing else to run would go idle, from which waking it takes about as
 // long as the answer of another node, above all in a virtual machine.
-const lingering = 60 * time.Microsecond
+const lingering = 160 * time.Microsecond
 
 // othersWait reports whether all work of late was that of tenants, which is the
 // kernel's on one side or both: who waits for it sleeps, and needs a

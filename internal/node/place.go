@@ -22,22 +22,23 @@ import (
 //
 // And a scheduler wakes a thread where the one runs that wakes it, above all in virtual machines, where an idle
 // processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a processor
-// beside an idle one. So a lane that under such a load often waits for its processor goes to the one that is
-// idle most, and stays there until another is better, or the load is gone: then the scheduler chooses again.
+// beside an idle one, or change places all the time. So a lane keeps to its processor under such a load, and where it often
+// waits for that, goes to the one that is idle most. When the load is gone the scheduler chooses again.
 //
 // Whoever else sets where the lane may run, by taskset or a cpuset, before or after it moved, has the last word. It belongs
 // to the lane's thread.
 type placement struct {
-	sched, stat int         // /proc/thread-self/schedstat and /proc/stat; -1: not to be had
-	may         unix.CPUSet // where the lane may run, as of the last move
-	next        mono.Time   // when look is due, 0: never
-	last        mono.Time   // when it was
-	before      threadTimes // then
-	gentle      bool        // the lane runs as others do
-	cpu         int         // to which the lane keeps, -1: none
-	samples     [2][]idleTime
-	sampledAt   mono.Time // when samples[0] was taken, 0: there is none
-	buf         []byte
+	// /proc/thread-self/schedstat, /proc/thread-self/stat and /proc/stat; -1: not to be had
+	sched, self, stat int
+	may               unix.CPUSet // where the lane may run, as of the last move
+	next              mono.Time   // when look is due, 0: never
+	last              mono.Time   // when it was
+	before            threadTimes // then
+	gentle            bool        // the lane runs as others do
+	cpu               int         // to which the lane keeps, -1: none
+	samples           [2][]idleTime
+	sampledAt         mono.Time // when samples[0] was taken, 0: there is none
+	buf               []byte
 }
 
 // threadTimes are what the kernel has counted for a thread: it ran, and it waited for a processor.
@@ -60,26 +61,30 @@ const (
 // newPlacement is called on the lane's thread; close ends it. Where the kernel does not tell what is to be known, it does
 // nothing.
 func newPlacement(now mono.Time) *placement {
-	p := &placement{sched: -1, stat: -1, cpu: -1}
+	p := &placement{sched: -1, self: -1, stat: -1, cpu: -1}
 	if unix.SchedGetaffinity(0, &p.may) != nil {
 		return p
 	}
-	var err, err2 error
-	p.sched, err = unix.Open("/proc/thread-self/schedstat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	p.stat, err2 = unix.Open("/proc/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err == nil && err2 == nil {
+	ok := true
+	for fd, path := range map[*int]string{&p.sched: "/proc/thread-self/schedstat", &p.self: "/proc/thread-self/stat", &p.stat: "/proc/stat"} {
+		var err error
+		*fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		ok = ok && err == nil
+	}
+	if ok {
 		p.buf, p.last, p.next = make([]byte, 64<<10), now, now.Add(placeEvery)
 	}
 	return p
 }
 
 func (p *placement) close() {
-	for _, fd := range []int{p.sched, p.stat} {
-		if fd >= 0 {
-			unix.Close(fd)
+	for _, fd := range []*int{&p.sched, &p.self, &p.stat} {
+		if *fd >= 0 {
+			unix.Close(*fd)
 		}
+		*fd = -1
 	}
-	p.sched, p.stat, p.next = -1, -1, 0
+	p.next = 0
 }
 
 // look judges how the lane has fared since the last time; it is called when next is due. stream tells that the
@@ -104,6 +109,7 @@ func (p *placement) look(now mono.Time, stream bool) {
 	}
 	if wait < elapsed/8 {
 		p.sampledAt = 0
+		p.keep()
 		return
 	}
 	p.move(now, float64(run)/float64(elapsed), wait > elapsed/2)
@@ -117,6 +123,22 @@ func (p *placement) restore() {
 		setPriority(niceLane)
 	}
 	p.release()
+}
+
+// keep has the lane keep to the processor on which it runs.
+func (p *placement) keep() {
+	if p.cpu >= 0 {
+		return
+	}
+	p.follow()
+	n, err := unix.Pread(p.self, p.buf, 0)
+	cpu, ok := parseProcessor(p.buf[:max(n, 0)])
+	if err != nil || !ok || !p.may.IsSet(cpu) || p.may.Count() == 1 {
+		return
+	}
+	if one := only(cpu); unix.SchedSetaffinity(0, &one) == nil {
+		p.cpu = cpu
+	}
 }
 
 // release lets the scheduler choose the processor.
@@ -204,6 +226,18 @@ func parseSchedstat(b []byte) (t threadTimes, ok bool) {
 	run, err := strconv.ParseInt(string(f[0]), 10, 64)
 	wait, err2 := strconv.ParseInt(string(f[1]), 10, 64)
 	return threadTimes{time.Duration(run), time.Duration(wait)}, err == nil && err2 == nil
+}
+
+// parseProcessor finds in /proc/thread-self/stat on which processor the thread runs: field 39. The second, a name in parentheses, may have any
+// character.
+func parseProcessor(b []byte) (cpu int, ok bool) {
+	const behind, processor = 3, 39 // the field that follows the name
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(f) <= processor-behind {
+		return 0, false
+	}
+	cpu, err := strconv.Atoi(string(f[processor-behind]))
+	return cpu, err == nil && cpu >= 0
 }
 
 // parseIdle appends what the lines "cpuN user nice system idle …" of /proc/stat tell, which come first.

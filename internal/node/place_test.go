@@ -5,6 +5,7 @@ package node
 import (
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +21,19 @@ func TestParseSchedstat(t *testing.T) {
 	for _, s := range []string{"", "123", "a b c", "12 b", "99999999999999999999 1 1"} {
 		if _, ok := parseSchedstat([]byte(s)); ok {
 			t.Errorf("%q is taken", s)
+		}
+	}
+}
+
+// TestParseProcessor reads the processor of a thread whose name looks like fields, and nothing of what is cut off.
+func TestParseProcessor(t *testing.T) {
+	const line = "17 (a) R 1 (b) S 1 17 17 0 -1 64 1 2 3 4 5 6 7 8 20 0 1 0 99 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0\n"
+	if cpu, ok := parseProcessor([]byte(line)); !ok || cpu != 5 {
+		t.Errorf("processor %d, %v, want 5", cpu, ok)
+	}
+	for _, s := range []string{"", "17 (weft) R 1", "17 (weft)", strings.Replace(line, " 17 5 ", " 17 x ", 1), strings.Replace(line, " 17 5 ", " 17 -5 ", 1)} {
+		if cpu, ok := parseProcessor([]byte(s)); ok {
+			t.Errorf("%q has processor %d", s, cpu)
 		}
 	}
 }
@@ -87,20 +101,14 @@ func TestPlacement(t *testing.T) {
 		if a, err := unix.SchedGetAttr(0, 0); err != nil || !p.gentle || a.Nice != 0 {
 			t.Errorf("under load: gentle %v, nice %v (%v)", p.gentle, a, err)
 		}
-		// It keeps to a processor, whatever made it go there.
-		for cpu := range len(all) * 64 {
-			if all.IsSet(cpu) {
-				var one unix.CPUSet
-				one.Set(cpu)
-				if err := unix.SchedSetaffinity(0, &one); err != nil {
-					t.Error(err)
-				}
-				p.cpu = cpu
-				break
-			}
+		// It keeps to a processor, unless it has but one.
+		p.release()
+		p.keep()
+		var now unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() != 1 || (p.cpu < 0 || now != only(p.cpu)) && all.Count() > 1 {
+			t.Errorf("it may run on %d processors and is to keep to %d (%v)", now.Count(), p.cpu, err)
 		}
 		p.look(p.last.Add(time.Hour), true) // in which it did next to nothing
-		var now unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &now); err != nil || now != all || p.cpu >= 0 {
 			t.Errorf("after the load the thread keeps to processor %d of %v", p.cpu, all.Count())
 		}
