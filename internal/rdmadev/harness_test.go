@@ -3,6 +3,7 @@
 package rdmadev_test
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"syscall"
@@ -101,18 +102,11 @@ func (g guest) Prefix(addr, n uint64) []byte {
 	return g.Memory.Prefix(addr, min(n, g.size-(addr-g.Base)))
 }
 
-// guard is memory behind what is announced, which nothing may touch.
-const guard = 64 << 10
+// guard is what lies behind the memory that is announced, which nothing may touch.
+var guard = bytes.Repeat([]byte{0x5a}, 64<<10)
 
 // guarded reports whether it is untouched.
-func (d *driver) guarded() bool {
-	for _, b := range d.mem.Bytes[d.guest.size:] {
-		if b != 0x5a {
-			return false
-		}
-	}
-	return true
-}
+func (d *driver) guarded() bool { return bytes.Equal(d.mem.Bytes[d.guest.size:], guard) }
 
 // bell is a Caller that counts, and has no room while full.
 type bell struct {
@@ -165,12 +159,10 @@ const (
 // newDriver makes a client with size bytes of memory whose control queue runs.
 func (f *fabric) newDriver(verbs bool, size int) *driver {
 	f.t.Helper()
-	d := &driver{t: f.t, f: f, verbs: verbs, mem: virtiotest.NewMemory(f.t, size+guard)}
+	d := &driver{t: f.t, f: f, verbs: verbs, mem: virtiotest.NewMemory(f.t, size+len(guard))}
 	d.mem.Base = lowBase
 	d.guest = guest{mem.NewSlice(lowBase, d.mem.Bytes[:size:size]), d.mem, uint64(size)}
-	for i := size; i < size+guard; i++ {
-		d.mem.Bytes[i] = 0x5a
-	}
+	copy(d.mem.Bytes[size:], guard)
 	f.t.Cleanup(func() {
 		if !d.guarded() {
 			f.t.Error("memory that was not announced was written")
@@ -705,8 +697,12 @@ func (d *driver) newBell(b *virtiotest.Doorbell) *virtio.Doorbell {
 }
 
 func fill(b []byte, seed byte) []byte {
-	for i := range b {
+	n := min(len(b), 1<<16)
+	for i := range b[:n] {
 		b[i] = byte(i*7) + byte(i>>8) + seed
+	}
+	for ; n > 0 && n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
 	}
 	return b
 }
