@@ -191,10 +191,10 @@ func settled(nodes ...*lab.Node) bool {
 }
 
 // within is a bound as it is promised, and in a soak asserted. Elsewhere others
-// may use the machine, and two seconds are added.
+// may use the machine, and ten seconds are added.
 func within(d time.Duration) time.Duration {
 	if !lab.Soak {
-		d += 2 * time.Second
+		d += 10 * time.Second
 	}
 	return d
 }
@@ -306,11 +306,17 @@ func TestFabric(t *testing.T) {
 	})
 	for _, p := range pairsOfThree {
 		t.Run(fmt.Sprintf("%d-%d", p[0], p[1]), func(t *testing.T) {
-			how := basic
-			if lab.Soak {
-				how = all
+			b := s.between(p[0], p[1], native)
+			switch {
+			case lab.Soak:
+				climb(t, b, all)
+			case p == pairsOfThree[0]:
+				climb(t, b, basic)
+			default:
+				b.pair(t, 90*time.Second, "ibv_rc_pingpong", "-c")
+				b.pair(t, 90*time.Second, "ibv_ud_pingpong", "-c", "-s", "1000")
+				b.pair(t, 90*time.Second, "ib_read_bw", "-n", "1000", "-F")
 			}
-			climb(t, s.between(p[0], p[1], native), how)
 		})
 	}
 	t.Run("verbcheck by LID", func(t *testing.T) {
@@ -576,10 +582,14 @@ func trunkCut(t *testing.T, cut func(s *subnet, a, b int) (mend func())) {
 	s.between(a, b, native).pair(t, 60*time.Second, "ibv_rc_pingpong", "-c")
 }
 
-// TestStarvedNode has a node not run for longer than its peers wait for it, ten
-// times: its trunks go down and up each time. Queue pairs live, LIDs stay, and
+// TestStarvedNode has a node not run for longer than its peers wait for it, again
+// and again: its trunks go down and up each time. Queue pairs live, LIDs stay, and
 // sweeps are few.
 func TestStarvedNode(t *testing.T) {
+	times, seconds := 6, "8" // the programs are at work for longer than that
+	if lab.Soak {
+		times, seconds = 20, "24"
+	}
 	for name, k := range map[string]int{"the master": 0, "another": 1} {
 		t.Run(name, func(t *testing.T) {
 			s := openSubnet(t, false)
@@ -606,7 +616,7 @@ func TestStarvedNode(t *testing.T) {
 				return lids, sweeps, downs
 			}
 			lids, _, before := state()
-			p, err := s.between(x, y, native).Start(nil, "ib_write_bw", "-F", "-D", "12", "-u", "18", "-s", "4096")
+			p, err := s.between(x, y, native).Start(nil, "ib_write_bw", "-F", "-D", seconds, "-u", "18", "-s", "4096")
 			defer p.Kill()
 			if err != nil {
 				t.Fatalf("%v%s", err, p.Outputs())
@@ -615,7 +625,7 @@ func TestStarvedNode(t *testing.T) {
 				t.Fatalf("%v%s", err, p.Outputs())
 			}
 			from := time.Now()
-			for range 10 {
+			for range times {
 				s.nodes[x].Proc.Signal(syscall.SIGSTOP)
 				time.Sleep(400 * time.Millisecond)
 				s.nodes[x].Proc.Signal(syscall.SIGCONT)

@@ -68,7 +68,7 @@ func TestKills(t *testing.T) {
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			kills := 100
-			if !oneNode && !lab.Soak {
+			if !lab.Soak {
 				kills = 30
 			}
 			b := open(t, 9000, oneNode, 0)
