@@ -230,8 +230,10 @@ func unreliable(program string, args []string) bool {
 }
 
 // downs counts how often trunks of the nodes went down.
-func (b *bed) downs() (n uint64) {
-	for _, node := range []*lab.Node{b.Server, b.Client} {
+func (b *bed) downs() uint64 { return downs(b.Server, b.Client) }
+
+func downs(nodes ...*lab.Node) (n uint64) {
+	for _, node := range nodes {
 		var list []api.Trunk
 		if node.Query(&list, "trunk") == nil {
 			for _, t := range list {
