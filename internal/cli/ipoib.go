@@ -583,6 +583,8 @@ func pathFix(p api.IPPathInfo) string {
 		return "ask again, or without --nonblock"
 	case syscall.ENETDOWN:
 		return "weft ipoib"
+	case syscall.EINVAL:
+		return "give the address of a node"
 	}
 	return "weft ipoib neigh"
 }

@@ -308,6 +308,9 @@ func (n *Node) IPPath(ctx context.Context, q api.IPPathQuery) (v api.IPPathInfo,
 	if err != nil {
 		return v, invalid("weft ipoib path --help", "%q is no IP address", q.Addr)
 	}
+	if q.Link == "" && (addr.IsMulticast() || addr.IsUnspecified()) { // of no link more than of another
+		return api.IPPathInfo{Addr: addr.String(), Errno: int(ipoib.ErrInvalid), Error: pathErrors[ipoib.ErrInvalid]}, nil
+	}
 	l, err := n.ip.toward(q.Link, addr)
 	if err != nil {
 		return v, err

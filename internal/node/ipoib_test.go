@@ -197,8 +197,10 @@ func TestIPLinks(t *testing.T) {
 	if p := path(api.IPPathQuery{Addr: "10.9.0.78", NonBlocking: true}); p.Errno != int(syscall.EAGAIN) {
 		t.Errorf("%+v", p)
 	}
-	if p := path(api.IPPathQuery{Addr: "224.0.0.1", Link: "ib0_1_7fff"}); p.Errno != int(syscall.EINVAL) {
-		t.Errorf("%+v", p)
+	for _, link := range []string{"ib0_1_7fff", ""} {
+		if p := path(api.IPPathQuery{Addr: "224.0.0.1", Link: link}); p.Errno != int(syscall.EINVAL) {
+			t.Errorf("%+v", p)
+		}
 	}
 	if _, err := r.cli.IPPath(ctx, api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
 		t.Errorf("an address of no link: %v", err)
