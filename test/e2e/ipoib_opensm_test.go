@@ -16,7 +16,7 @@ import (
 
 // TestIPoIBOpenSM: Debian's OpenSM is the administration of IP links, as Linux nodes have it: its broadcast
 // group, its Q_Key, its MTU. In a soak it is killed under iperf3 and started again without what it knew, has links join
-// anew, and has a partition without a broadcast group: the link says so, and makes it where it may.
+// anew (S-04), and has a partition without a broadcast group: the link says so, and makes it where it may.
 func TestIPoIBOpenSM(t *testing.T) {
 	needs(t, "opensm", "saquery")
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
