@@ -16,6 +16,7 @@ type Handle uint32
 // fetched with Poll, answers come later by Link.SAResponse. What a call cannot do it
 // refuses with an error, and has then changed nothing.
 type AL interface {
+	Connector
 	// CreateCQ makes the one completion queue, for depth entries.
 	CreateCQ(depth int) error
 	DestroyCQ()
@@ -110,8 +111,10 @@ type WC struct {
 	ID     uint64
 	Status ib.Status
 	Recv   bool
+	// QPN is the queue pair's that completed it.
+	QPN ib.QPN
 	// What follows is of successful receives. ByteLen includes the 40 octets
-	// of the GRH, also where there is none.
+	// of the GRH, also where there is none; of a message of a connection there is no room for one.
 	ByteLen uint32
 	GRH     bool
 	SrcQPN  ib.QPN

@@ -95,6 +95,12 @@ type DriverCounters struct {
 	GetPathCalls, GetPathENXIO         uint64
 	LoggedErrors                       uint64
 	HeaderCacheHits                    uint64
+	// Of connected mode: now, made, failed for want of an answer or otherwise, refused by the peer, broken, ended because nobody used
+	// them, or for others, not made or taken for want of room, asked for by both sides, refused for what the peer said of itself.
+	Conns, ConnOpened, ConnFailed, ConnRejected, ConnLost uint64
+	ConnIdle, ConnEvicted, ConnNoRoom                     uint64
+	ConnCrossed, ConnBadData                              uint64
+	ConnTx, ConnRx                                        uint64 // packets
 }
 
 // Counter is one by its name.
@@ -128,7 +134,11 @@ func (c *Counters) List() []Counter {
 		Counter{"nd_rx", d.NDRx}, Counter{"tx_timeouts", d.TxTimeouts}, Counter{"tx_copied", d.TxCopied}, Counter{"tx_mapped", d.TxMapped},
 		Counter{"cq_events", d.CQEvents}, Counter{"rejoins", d.Rejoins}, Counter{"carrier_changes", d.CarrierChanges},
 		Counter{"getpath_calls", d.GetPathCalls}, Counter{"getpath_enxio", d.GetPathENXIO}, Counter{"logged_errors", d.LoggedErrors},
-		Counter{"header_cache_hits", d.HeaderCacheHits})
+		Counter{"header_cache_hits", d.HeaderCacheHits},
+		Counter{"conns", d.Conns}, Counter{"conn_opened", d.ConnOpened}, Counter{"conn_failed", d.ConnFailed}, Counter{"conn_rejected", d.ConnRejected},
+		Counter{"conn_lost", d.ConnLost}, Counter{"conn_idle", d.ConnIdle}, Counter{"conn_evicted", d.ConnEvicted}, Counter{"conn_no_room", d.ConnNoRoom},
+		Counter{"conn_crossed", d.ConnCrossed}, Counter{"conn_bad_data", d.ConnBadData}, Counter{"conn_tx_packets", d.ConnTx},
+		Counter{"conn_rx_packets", d.ConnRx})
 	for _, n := range c.Neigh.List() {
 		if !slices.ContainsFunc(l, func(x Counter) bool { return x.Name == n.Name }) {
 			l = append(l, Counter(n))

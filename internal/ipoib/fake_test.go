@@ -39,7 +39,8 @@ type subnet struct {
 	holdPaths  bool // requests for paths wait for answerPath
 	heldPaths  []uint32
 	requests   []SARequest
-	replies    []reply
+	fakeCM
+	replies []reply
 }
 
 type saGroup struct {
@@ -90,8 +91,9 @@ type node struct {
 	keep      bool // sent
 	frame     sentFrame
 	status    ib.Status // of sends
-	lost      func(f *sentFrame) bool
-	drops     map[string]int // by the fabric
+	fakeConns
+	lost  func(f *sentFrame) bool
+	drops map[string]int // by the fabric
 
 	// Device.
 	registered bool
@@ -461,5 +463,5 @@ func (n *node) receive(from *node, f *sentFrame) {
 		copy(p, f.data)
 		n.arrived[i] = p
 	}
-	n.cq = append(n.cq, WC{ID: wr.ID, Recv: true, ByteLen: uint32(grhLen + len(f.data)), GRH: f.ah.Global, SrcQPN: from.qpn, SLID: from.port.LID})
+	n.cq = append(n.cq, WC{ID: wr.ID, QPN: n.qpn, Recv: true, ByteLen: uint32(grhLen + len(f.data)), GRH: f.ah.Global, SrcQPN: from.qpn, SLID: from.port.LID})
 }

@@ -42,7 +42,10 @@ type Info struct {
 	PKey              ib.PKey
 	QKey              ib.QKey
 	QPN               ib.QPN
-	QPs               int // datagram queue pairs, which is all there are
+	QPs               int // of datagrams
+	Conns             int // connections, each with a queue pair; none in datagram mode
+	Mode              Mode
+	DatagramMTU       int // of groups and of neighbours without a connection
 	Carrier           bool
 	Reason            string // why there is none
 	Addrs             []netip.Prefix
@@ -59,6 +62,7 @@ func (l *Link) Info() Info {
 		Joined: l.broadcast.up, GroupMTU: l.broadcast.rec.MTU, PortMTU: l.port.MTU, PKey: l.pkey, QKey: l.qkey(), QPN: l.qpn,
 		Carrier: l.carrier, Reason: l.reason, Addrs: slices.Clone(l.addrs), SendFree: len(l.free), RecvPosted: l.posted, RQDepth: l.p.RQDepth,
 		Pending: l.pending, Addresses: l.addresses}
+	i.Conns, i.Mode, i.DatagramMTU = l.live, l.p.Mode, l.dgramMTU
 	if l.steps > 1 {
 		i.QPs = 1
 	}
@@ -75,6 +79,7 @@ type ShadowInfo struct {
 	Gen    uint32
 	Queued int // frames
 	Idle   time.Duration
+	Mode   string // datagram, connected or connecting
 }
 
 // Shadow lists the shadow table, by hardware address.
@@ -83,6 +88,7 @@ func (l *Link) Shadow(now mono.Time) []ShadowInfo {
 	for _, e := range l.entries {
 		i := ShadowInfo{HW: e.hw, State: "PATHRECORD_PENDING", IPs: slices.Clone(e.ips), Gen: e.gen, Queued: len(e.queue), Idle: now.Sub(e.used)}
 		i.HW[0] = e.flags
+		i.Mode = l.ModeOf(e.hw)
 		if e.resolved {
 			i.State, i.Path = "RESOLVED", e.path.rec
 		}
@@ -220,6 +226,7 @@ func (l *Link) Counters() Counters {
 	c, e := l.c, l.eng.Counters()
 	c.Driver.ShadowEntries = uint64(len(l.entries))
 	c.Driver.HeaderCacheHits = e.HeaderHits
+	c.Driver.Conns = uint64(l.live)
 	c.Neigh = e
 	add := func(n uint64, to ...*uint64) {
 		for _, p := range to {

@@ -71,6 +71,7 @@ type Link struct {
 	carrier                 bool
 	reason                  string // why there is none
 	mtu                     int    // of the device
+	dgramMTU                int    // of what goes as datagrams
 	addrs, onLink           []netip.Prefix
 
 	timers    timers
@@ -82,6 +83,7 @@ type Link struct {
 	sender
 	receiver
 	waiting
+	connected
 
 	idle   timer
 	drain  timer
@@ -100,6 +102,7 @@ func New(cfg LinkConfig, rnd *rand.Rand, al AL, dev Device) *Link {
 	l.shadow.init()
 	l.multicast.init()
 	l.waiting.init()
+	l.initConns()
 	l.retry.fire = l.again
 	l.idle.fire = l.sweep
 	l.drain.fire = func(now mono.Time) { l.finish(now, true) }
@@ -118,7 +121,7 @@ type step struct {
 // creating is how the objects of a link are made, in the order of the driver
 // design; the context is the Link itself. Joining the broadcast group follows.
 var creating = []step{
-	{"completion queue", func(l *Link) error { return l.al.CreateCQ(l.p.SQDepth + l.p.RQDepth) }, func(l *Link) { l.al.DestroyCQ() }},
+	{"completion queue", func(l *Link) error { return l.al.CreateCQ(l.p.SQDepth + l.p.RQDepth + l.connDepth()) }, func(l *Link) { l.al.DestroyCQ() }},
 	{"queue pair", func(l *Link) (err error) {
 		l.qpn, err = l.al.CreateQP(l.p.SQDepth, l.p.RQDepth)
 		return err
@@ -197,7 +200,7 @@ func (l *Link) again(now mono.Time) {
 }
 
 // setHW derives the hardware address from queue pair and port.
-func (l *Link) setHW() { l.hw = wire.MakeHWAddr(0, l.qpn, l.port.GID) }
+func (l *Link) setHW() { l.hw = wire.MakeHWAddr(l.ownFlags(), l.qpn, l.port.GID) }
 
 // Registered tells how registering the network device ended.
 func (l *Link) Registered(now mono.Time, err error) {
@@ -311,6 +314,7 @@ func (l *Link) follow(now mono.Time) {
 			l.dev.SetCarrier(on, why)
 		}
 		if !on {
+			l.endConns(now)
 			l.flushShadow(now)
 		}
 		return
@@ -334,6 +338,7 @@ func (l *Link) Stop(now mono.Time) {
 	l.timers.stop(&l.watchdog)
 	l.failWaiters()
 	l.follow(now)
+	l.endConns(now)
 	l.flushShadow(now)
 	l.leaveAll(now)
 	for _, q := range l.queries {
@@ -366,6 +371,7 @@ func (l *Link) finish(now mono.Time, force bool) {
 		l.event(now, EventRemoved, netip.Addr{}, "")
 	}
 	l.registered, l.registering = false, false
+	l.destroyConns()
 	l.undo()
 	l.reclaim() // of what is still posted only now that there is no queue pair any more
 	l.timers.stop(&l.drain)
@@ -399,6 +405,7 @@ func (l *Link) Deadline() mono.Time {
 // sweep removes what has not been used for long.
 func (l *Link) sweep(now mono.Time) {
 	l.timers.set(&l.idle, now.Add(idleSweep))
+	l.sweepConns(now)
 	l.sweepShadow(now)
 	l.sweepGroups(now)
 }

@@ -324,13 +324,16 @@ func (l *Link) broadcastJoined(now mono.Time) error {
 	if l.port.MTU.Valid() && l.port.MTU < mtu {
 		mtu = l.port.MTU
 	}
-	was := l.mtu
-	l.mtu = wire.IPMTU(mtu)
+	was, length := l.mtu, l.dgramMTU
+	l.dgramMTU = wire.IPMTU(mtu)
+	l.mtu = l.deviceMTU()
 	l.setLink(now)
 	switch {
 	case l.registered:
 		if l.mtu != was {
 			l.dev.SetMTU(l.mtu)
+		}
+		if l.dgramMTU != length {
 			l.recover(now) // receive buffers have another length now
 		}
 		return l.broadcastReady(now)

@@ -36,6 +36,20 @@ const (
 	SendOnlyCreate
 )
 
+// Mode is how packets go to one node.
+type Mode uint8
+
+// Modes: every packet is a datagram, or (RFC 4755) goes by a connection where the neighbour takes one.
+const (
+	Datagram Mode = iota
+	Connected
+)
+
+var modeNames = []string{"datagram", "connected"}
+
+// String returns the mode's name.
+func (m Mode) String() string { return modeNames[m] }
+
 // Params are the parameters of links.
 type Params struct {
 	SQDepth     int           // send queue, send slots, and queue length of the network device
@@ -51,6 +65,9 @@ type Params struct {
 	SendOnly    SendOnly
 	ShadowIdle  time.Duration // after which an unused shadow entry goes
 	MaxNeigh    int           // neighbours, and shadow entries
+	Mode        Mode
+	MaxConns    int           // connections at a time
+	ConnIdle    time.Duration // after which an unused connection ends
 }
 
 // Bounds of queue depths. Depths are powers of two.
@@ -59,12 +76,13 @@ const (
 	minRQDepth = 2
 	maxDepth   = 8192
 	maxPKeys   = 64
+	maxConns   = 4096
 )
 
 // DefaultParams are the parameters when nobody says anything.
 func DefaultParams() Params {
 	return Params{SQDepth: 512, RQDepth: 1024, McastWait: time.Second, McastRetry: 3, TxTimeout: 100 * Jiffy,
-		TxCopybreak: 256, Scope: 2, ShadowIdle: time.Minute, MaxNeigh: 16384}
+		TxCopybreak: 256, Scope: 2, ShadowIdle: time.Minute, MaxNeigh: 16384, MaxConns: 256, ConnIdle: 512 * time.Second}
 }
 
 // params are the parameters by name. set stores a value that is a string as
@@ -106,6 +124,12 @@ var params = []struct {
 		units(time.Second, func(p *Params) *time.Duration { return &p.ShadowIdle })},
 	{"max_neigh", "neighbours a link knows at a time", between(16, 1<<20, func(p *Params) *int { return &p.MaxNeigh }),
 		number(func(p *Params) *int { return &p.MaxNeigh })},
+	{"mode", "datagram, or connected: by a connection with each neighbour that takes one", setMode, func(p *Params) string { return p.Mode.String() }},
+	{"max_conns", "connections of connected mode at a time", between(1, maxConns, func(p *Params) *int { return &p.MaxConns }),
+		number(func(p *Params) *int { return &p.MaxConns })},
+	{"conn_idle", "time after which an unused connection ends, in seconds",
+		duration(time.Second, time.Second, 24*time.Hour, func(p *Params) *time.Duration { return &p.ConnIdle }),
+		units(time.Second, func(p *Params) *time.Duration { return &p.ConnIdle })},
 }
 
 func between(lo, hi int, f func(p *Params) *int) func(p *Params, v string) error {
@@ -236,6 +260,15 @@ func setSendOnly(p *Params, v string) error {
 		return fmt.Errorf("%q is neither rfc nor create", v)
 	}
 	p.SendOnly = SendOnly(i)
+	return nil
+}
+
+func setMode(p *Params, v string) error {
+	i := slices.Index(modeNames, v)
+	if i < 0 {
+		return fmt.Errorf("%q is neither datagram nor connected", v)
+	}
+	p.Mode = Mode(i)
 	return nil
 }
 

@@ -79,12 +79,13 @@ func TestParamFaults(t *testing.T) {
 // TestParamsList: what is listed can be set again, and is the same then.
 func TestParamsList(t *testing.T) {
 	p, err := ParseParams("", "", []string{"sq_depth=200", "timeout=15ms", "pkeys=0x14,0x8015,20", "create=true", "tx_copybreak=1500", "scope=5",
-		"sendonly=create", "shadow_idle=90", "max_neigh=100", "debug=0xf", "mcast_timeout=2s"})
+		"sendonly=create", "shadow_idle=90", "max_neigh=100", "mode=connected", "max_conns=7", "conn_idle=60", "debug=0xf", "mcast_timeout=2s"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Params{SQDepth: 256, RQDepth: 1024, McastWait: 2 * time.Second, McastRetry: 3, TxTimeout: 15 * time.Millisecond, Debug: 15,
-		PKeys: []ib.PKey{0x8014, 0x8015}, Create: true, TxCopybreak: 1500, Scope: 5, SendOnly: SendOnlyCreate, ShadowIdle: 90 * time.Second, MaxNeigh: 100}
+		PKeys: []ib.PKey{0x8014, 0x8015}, Create: true, TxCopybreak: 1500, Scope: 5, SendOnly: SendOnlyCreate, ShadowIdle: 90 * time.Second, MaxNeigh: 100,
+		Mode: Connected, MaxConns: 7, ConnIdle: time.Minute}
 	if d := cmp.Diff(want, p); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}

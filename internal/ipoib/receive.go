@@ -100,6 +100,14 @@ func (l *Link) Interrupt(now mono.Time) (more bool) {
 func (l *Link) complete(now mono.Time, wcs []WC) (failed bool) {
 	for i := range wcs {
 		wc := &wcs[i]
+		if wc.ID&idConn != 0 {
+			if wc.ID&idRecv != 0 {
+				l.message(now, wc)
+			} else {
+				l.messageDone(now, wc)
+			}
+			continue
+		}
 		if uint32(wc.ID>>idGenShift) != l.gen {
 			continue
 		}
@@ -112,6 +120,8 @@ func (l *Link) complete(now mono.Time, wcs []WC) (failed bool) {
 	l.deliver()
 	l.postRecvs()
 	if l.state != Destroyed {
+		l.postConnRecvs()
+		l.drainConns(now)
 		l.drainBacklog()
 	}
 	return failed
@@ -187,23 +197,8 @@ func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
 	if elsewhere != nil {
 		datagram = elsewhere
 	}
-	t, p, why := wire.ParseFrame(datagram)
-	switch why {
-	case wire.FrameOK:
-	case wire.FrameEtherType:
-		l.c.Net.RxDropped++
-		l.c.Net.RxNoHandler++
-		l.refuse(DropUnknownEtherType)
-		return
-	case wire.FrameVersion:
-		l.c.Net.RxErrors++
-		l.c.Net.RxFrameErrors++
-		l.refuse(DropVersion)
-		return
-	default:
-		l.c.Net.RxErrors++
-		l.c.Net.RxLengthErrors++
-		l.refuse(DropShort)
+	t, p, ok := l.parse(datagram)
+	if !ok {
 		return
 	}
 	var src wire.HWAddr // unknown without a GRH
@@ -240,6 +235,28 @@ func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
 	if f != nil {
 		l.up(f[Headroom:])
 	}
+}
+
+// parse takes what was received apart; what is not right is counted.
+func (l *Link) parse(b []byte) (t wire.EtherType, p []byte, ok bool) {
+	t, p, why := wire.ParseFrame(b)
+	switch why {
+	case wire.FrameOK:
+		return t, p, true
+	case wire.FrameEtherType:
+		l.c.Net.RxDropped++
+		l.c.Net.RxNoHandler++
+		l.refuse(DropUnknownEtherType)
+	case wire.FrameVersion:
+		l.c.Net.RxErrors++
+		l.c.Net.RxFrameErrors++
+		l.refuse(DropVersion)
+	default:
+		l.c.Net.RxErrors++
+		l.c.Net.RxLengthErrors++
+		l.refuse(DropShort)
+	}
+	return t, nil, false
 }
 
 // resolves reports whether an IPv6 packet is of Neighbor Discovery.

@@ -27,7 +27,7 @@ const (
 // IDs of work requests: generation, kind, slot.
 const (
 	idRecv     = 1 << 31
-	idSlot     = idRecv - 1
+	idSlot     = idConn - 1
 	idGenShift = 32
 )
 
@@ -109,8 +109,8 @@ type sender struct {
 	closed    bool
 }
 
-// inFlight is how many work requests are posted, sends and receives.
-func (l *Link) inFlight() int { return l.inFlightN + l.posted }
+// inFlight is how many work requests are posted, sends and receives, and how many connections there are.
+func (l *Link) inFlight() int { return l.inFlightN + l.posted + len(l.conns) }
 
 func (l *Link) qkey() ib.QKey { return l.broadcast.rec.QKey }
 
@@ -129,10 +129,15 @@ func (l *Link) register() error {
 	l.wrs = make([]SendWR, 0, l.p.SQDepth)
 	l.recvs = make([]recvSlot, l.p.RQDepth)
 	l.rrs = make([]RecvWR, 0, l.p.RQDepth)
+	if err := l.openConns(); err != nil {
+		l.deregister()
+		return err
+	}
 	return nil
 }
 
 func (l *Link) deregister() {
+	l.closeConns()
 	l.al.Deregister()
 	l.txMem, l.rxMem = nil, nil
 }
@@ -145,7 +150,7 @@ func (l *Link) SendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int 
 	l.at = now
 	n := 0
 	for n < len(frames) {
-		if l.carrier && (len(l.free) <= 1 || l.head < len(l.backlog)) {
+		if l.carrier && (len(l.free) <= 1 || l.head < len(l.backlog) || l.connFull()) {
 			l.stopped = true
 			break
 		}
@@ -257,6 +262,7 @@ func (l *Link) postBatch() {
 // watchdog, and calls those who wait for paths.
 func (l *Link) flush(now mono.Time) {
 	l.postBatch()
+	l.postMessages()
 	if l.inFlightN == 0 {
 		l.busy = false
 		return
@@ -323,7 +329,7 @@ func (l *Link) drainBacklog() {
 	}
 	if l.head == len(l.backlog) {
 		l.backlog, l.head = l.backlog[:0], 0
-		if l.stopped && 2*len(l.free) >= len(l.slots) {
+		if l.stopped && 2*len(l.free) >= len(l.slots) && 2*len(l.connFree) >= len(l.connSlots) {
 			l.stopped = false
 			l.dev.Wake()
 		}

@@ -36,6 +36,9 @@ type entry struct {
 	ips      []netip.Addr
 	used     mono.Time
 	src      *source // that the entry counts for, nil: the link itself
+	// Of connected mode: no connection is asked for until hold, and the node listens at the other service ID.
+	hold       mono.Time
+	oldService bool
 
 	newer, older *entry // by use
 }
@@ -183,11 +186,12 @@ func (l *Link) resolve(now mono.Time, e *entry) {
 	e.ah = ah
 	e.gen++
 	e.resolved = true
-	for _, f := range e.queue {
-		l.pending -= len(f)
-		l.transmit(f, e.dest())
-	}
+	queue := e.queue
 	e.queue, e.queued = nil, 0
+	for _, f := range queue {
+		l.pending -= len(f)
+		l.toNode(now, e, f)
+	}
 	for _, ip := range e.ips {
 		l.found(ip, e)
 	}
@@ -255,16 +259,24 @@ func (l *Link) unicast(now mono.Time, hw wire.HWAddr, frame []byte) {
 		l.askPath(now, e.path)
 	}
 	if e.resolved {
-		l.transmit(frame, e.dest())
+		l.toNode(now, e, frame)
 		return
 	}
-	if len(e.queue) >= l.frameLimit || e.queued+len(frame) > entryBytes || !l.charge(len(frame)) {
+	if len(e.queue) >= l.frameLimit || e.queued+len(frame) > l.byteLimit() || !l.charge(len(frame)) {
 		l.c.Net.TxWindowErrors++
 		l.txDrop(DropQueueFull)
 		return
 	}
 	e.queue = append(e.queue, slices.Clone(frame))
 	e.queued += len(frame)
+}
+
+// byteLimit bounds what waits for an entry.
+func (l *Link) byteLimit() int {
+	if l.connsOpen {
+		return connBytes
+	}
+	return entryBytes
 }
 
 // stale reports whether e must not be used until its path was asked for again.

@@ -166,6 +166,13 @@ func (s *subnet) step() {
 				more = true
 			}
 		}
+		for i := 0; i < len(s.cm); i++ {
+			if e := s.cm[i]; e.at <= s.now {
+				s.cm = slices.Delete(s.cm, i, i+1)
+				e.f()
+				i, more = -1, true
+			}
+		}
 		for len(s.queue) > 0 {
 			f := s.queue[0]
 			s.queue = s.queue[1:]
@@ -186,6 +193,9 @@ func (s *subnet) run(d time.Duration) {
 		var next mono.Time
 		for _, r := range s.replies {
 			next = mono.Min(next, r.at)
+		}
+		for _, e := range s.cm {
+			next = mono.Min(next, e.at)
 		}
 		for _, n := range s.nodes {
 			next = mono.Min(next, n.l.Deadline())
@@ -251,6 +261,7 @@ func (n *node) check() {
 			joins++
 		}
 	}
+	waits += n.checkConns()
 	for _, h := range l.backlog[l.head:] {
 		waits += len(h.frame)
 	}
@@ -310,7 +321,7 @@ func (n *node) gone() {
 	n.s.t.Helper()
 	for what, left := range map[string]int{"objects": len(n.made), "address vectors": len(n.ahs), "attached groups": len(n.attached),
 		"mapped frames": len(n.maps), "pending octets": n.l.pending, "groups": len(n.l.groups), "entries": len(n.l.entries),
-		"paths": len(n.l.paths), "sources": len(n.l.sources), "queries": len(n.l.queries), "timers": len(n.l.timers), "waiters": n.l.waitN, "callbacks": len(n.l.calls)} {
+		"connections": len(n.l.conns) + len(n.conns), "paths": len(n.l.paths), "sources": len(n.l.sources), "queries": len(n.l.queries), "timers": len(n.l.timers), "waiters": n.l.waitN, "callbacks": len(n.l.calls)} {
 		if left != 0 {
 			n.s.t.Errorf("%s: %d %s are left", n.name, left, what)
 		}

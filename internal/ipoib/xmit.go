@@ -46,6 +46,9 @@ func (l *Link) xmit(now mono.Time, frame []byte) {
 	h := wire.HardHeader(frame)
 	hw := h.Dst()
 	switch {
+	case hw.IsGroup() && len(frame)-Headroom > l.dgramMTU:
+		l.tooBig(now, frame, l.dgramMTU)
+		return
 	case hw == wire.PseudoBroadcast:
 		l.groupcast(now, l.broadcast.mgid, frame)
 	case hw.IsGroup():

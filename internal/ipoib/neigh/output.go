@@ -357,3 +357,43 @@ func (e *Engine) Forget(now mono.Time, gid ib.GID) {
 		}
 	}
 }
+
+// TooBig takes back a frame that Xmit was given, whose packet is longer than the mtu of where it goes: the IP
+// stack is told. Xmit may call this.
+func (e *Engine) TooBig(now mono.Time, frame []byte, mtu int) {
+	if &frame[0] == &e.scratch[0] {
+		return // the engine's own
+	}
+	p := frame[headroom:]
+	var from netip.Addr
+	switch {
+	case len(p) >= ipv4Len && p[0]>>4 == 4:
+		from = netip.AddrFrom4([4]byte(p[ipv4Dst:]))
+	case len(p) >= ipv6Len && p[0]>>4 == 6:
+		from = netip.AddrFrom16([16]byte(p[ipv6Dst:]))
+	default:
+		return
+	}
+	if !oneHost(from) {
+		from = e.beside(from)
+	}
+	if from.IsValid() {
+		e.icmpError(now, &e.tooBig, p, from, mtu)
+	}
+}
+
+// beside returns an address of the link that is not ours, of the family of an IP group: as from there
+// the IP stack is told what only a neighbour could tell.
+func (e *Engine) beside(group netip.Addr) netip.Addr {
+	src, ok := e.source(group)
+	if !ok {
+		return netip.Addr{}
+	}
+	p := e.addrs[src].prefix
+	for _, a := range []netip.Addr{src.Next(), src.Prev()} {
+		if _, broadcast := e.broadcast[a]; p.Contains(a) && !broadcast && a != p.Masked().Addr() && e.addrs[a] == nil {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
