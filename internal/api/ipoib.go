@@ -54,17 +54,21 @@ type IPLink struct {
 	MTU      int      `json:"mtu"`
 	QueueLen int      `json:"tx_queue_len"`
 	// Address and Broadcast are hardware addresses.
-	Address   string   `json:"address"`
-	AddrLen   int      `json:"addr_len"`
-	Broadcast string   `json:"broadcast"`
-	MGID      string   `json:"broadcast_mgid"`
-	MLID      uint16   `json:"broadcast_mlid"`
-	Joined    bool     `json:"joined"`
-	QKey      uint32   `json:"qkey"`
-	QPN       uint32   `json:"qpn"`
-	Addrs     []string `json:"addresses"` // IP, with prefix length
-	Session   uint32   `json:"session"`
-	Lane      int      `json:"lane"`
+	// Mode is datagram or connected; datagrams are of DatagramMTU at most in both.
+	Mode        string   `json:"mode"`
+	DatagramMTU int      `json:"datagram_mtu"`
+	Connections int      `json:"connections"`
+	Address     string   `json:"address"`
+	AddrLen     int      `json:"addr_len"`
+	Broadcast   string   `json:"broadcast"`
+	MGID        string   `json:"broadcast_mgid"`
+	MLID        uint16   `json:"broadcast_mlid"`
+	Joined      bool     `json:"joined"`
+	QKey        uint32   `json:"qkey"`
+	QPN         uint32   `json:"qpn"`
+	Addrs       []string `json:"addresses"` // IP, with prefix length
+	Session     uint32   `json:"session"`
+	Lane        int      `json:"lane"`
 }
 
 // IPRequest asks for links. Of several partitions, each gets one.
@@ -159,6 +163,7 @@ type IPNeighbour struct {
 	Probes    int           `json:"probes"`
 	ExpiresNS time.Duration `json:"expires_ns"` // until the state ends; 0: not by itself
 	Router    bool          `json:"router"`
+	Mode      string        `json:"mode"` // how packets go there: datagram, connected or connecting; empty: not known
 }
 
 // IPShadow is a hardware address with its address vector.
@@ -174,6 +179,7 @@ type IPShadow struct {
 	GRH    bool          `json:"grh"`
 	Queued int           `json:"queued"`
 	IdleNS time.Duration `json:"idle_ns"`
+	Mode   string        `json:"mode"` // as of a neighbour
 }
 
 // IPPath is a path that a link keeps.
@@ -257,6 +263,7 @@ type IPAction struct {
 	Addr   string `json:"address"`
 	HWAddr string `json:"hw_address"`
 	Mask   uint   `json:"mask"`
+	Mode   string `json:"mode"`
 }
 
 // Operations of IPAction.
@@ -269,6 +276,7 @@ const (
 	IPJoin            = "mcast_join"   // Addr
 	IPLeave           = "mcast_leave"  // Addr
 	IPDebug           = "debug"        // Mask
+	IPMode            = "mode"         // Mode; the link begins anew
 )
 
 // What requests about IP links are called in errors, at both ends.

@@ -38,7 +38,7 @@ func (a *app) ipoib() *cobra.Command {
 		Args: cobra.NoArgs,
 	}, a.ipLinks)
 	cmd.AddCommand(a.show(&cobra.Command{Use: "list", Short: "list IP links", Args: cobra.NoArgs}, a.ipLinks),
-		a.ipAdd(), a.ipNetstack(), a.ipDel(), a.ipShow(), a.ipPath(), a.ipNeigh(), a.ipShadow(), a.ipMcast(), a.ipStats(), a.ipParams(), a.ipEvents(),
+		a.ipAdd(), a.ipSet(), a.ipNetstack(), a.ipDel(), a.ipShow(), a.ipPath(), a.ipNeigh(), a.ipShadow(), a.ipMcast(), a.ipStats(), a.ipParams(), a.ipEvents(),
 		a.ipDebug())
 	return cmd
 }
@@ -61,9 +61,9 @@ func printIPLinks(w io.Writer, list []api.IPLink) {
 		fmt.Fprintln(w, "no IP links: weft ipoib add")
 		return
 	}
-	t := table{heads: []string{"LINK", "DEVICE", "P_KEY", "ON", "STATE", ">MTU", ">QPN", "ADDRESSES", "CARRIER"}}
+	t := table{heads: []string{"LINK", "DEVICE", "P_KEY", "ON", "STATE", "MODE", ">MTU", ">QPN", "ADDRESSES", "CARRIER"}}
 	for _, l := range list {
-		t.row(l.Name, l.Device, l.PKey, l.Backend, l.State, l.MTU, l.QPN, strings.Join(l.Addrs, ","), carrierText(l))
+		t.row(l.Name, l.Device, l.PKey, l.Backend, l.State, l.Mode, l.MTU, l.QPN, strings.Join(l.Addrs, ","), carrierText(l))
 	}
 	t.write(w)
 }
@@ -108,18 +108,23 @@ func (a *app) completeDevices(cmd *cobra.Command, args []string, _ string) (name
 }
 
 // requestFlags are those that say what links are wanted.
-func requestFlags(cmd *cobra.Command, r *api.IPRequest) {
+func requestFlags(cmd *cobra.Command, r *api.IPRequest, mode *string) {
 	f := cmd.Flags()
 	f.StringSliceVar(&r.PKeys, "pkey", nil, "partition of the link (may be repeated); every one that has a broadcast group if none is given")
 	f.StringSliceVar(&r.Addrs, "addr", nil, "IP address of the link, with prefix length (may be repeated)")
 	f.StringSliceVar(&r.Routes, "route", nil, "route by the link: PREFIX, or PREFIX=GATEWAY (may be repeated)")
 	f.StringSliceVar(&r.Params, "set", nil, "parameter of the link: NAME=VALUE (may be repeated); weft ipoib params lists them")
+	f.StringVar(mode, "mode", "", "datagram (the default), or connected: by a connection with each neighbour that takes one, packets of up to 65520 octets")
+	cmd.RegisterFlagCompletionFunc("mode", completeModes)
 }
 
 // defaultPartition is where a link with an address is if nothing else is said.
 const defaultPartition = "0x7fff"
 
-func narrow(r *api.IPRequest, args []string) {
+func narrow(r *api.IPRequest, args []string, mode string) {
+	if mode != "" {
+		r.Params = append(r.Params, "mode="+mode)
+	}
 	if len(args) > 0 {
 		r.Device = args[0]
 	}
@@ -129,7 +134,7 @@ func narrow(r *api.IPRequest, args []string) {
 }
 
 func (a *app) ipAdd() *cobra.Command {
-	r := api.IPRequest{Backend: api.BackendTUN}
+	r, mode := api.IPRequest{Backend: api.BackendTUN}, ""
 	cmd := a.show(&cobra.Command{
 		Use:   "add [DEVICE]",
 		Short: "have IP links of a device, or of all, come and go with its partitions",
@@ -138,10 +143,11 @@ host, which takes CAP_NET_ADMIN. Without --pkey there is one for every partition
 
   weft ipoib add
   weft ipoib add weft_ib0 --addr 10.1.0.1/24 --addr fd00::1/64
+  weft ipoib add weft_ib0 --mode connected --addr 10.1.0.1/24
   weft ipoib add weft_ib0 --pkey 0x8014 --addr 10.2.0.1/24 --route 10.3.0.0/16=10.2.0.9 --set sq_depth=1024`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeDevices,
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		narrow(&r, args)
+		narrow(&r, args, mode)
 		if err := r.Validate(); err != nil {
 			return usage("weft ipoib add --help", "cannot add IP links: %v", err)
 		}
@@ -159,12 +165,12 @@ host, which takes CAP_NET_ADMIN. Without --pkey there is one for every partition
 			})
 		})
 	})
-	requestFlags(cmd, &r)
+	requestFlags(cmd, &r, &mode)
 	return cmd
 }
 
 func (a *app) ipNetstack() *cobra.Command {
-	r := api.IPRequest{Backend: api.BackendNetstack}
+	r, mode := api.IPRequest{Backend: api.BackendNetstack}, ""
 	var local, remote []string
 	cmd := &cobra.Command{
 		Use:   "netstack DEVICE --addr ADDRESS/LENGTH",
@@ -178,7 +184,7 @@ way. It ends with the command.
   weft ipoib netstack weft_ib0 --addr 10.1.0.3/24 -R tcp:10.1.0.3:2222=127.0.0.1:22 -R udp:10.1.0.3:53=127.0.0.1:53`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDevices,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			narrow(&r, args)
+			narrow(&r, args, mode)
 			var errs []error
 			for i, list := range [][]string{local, remote} {
 				for _, s := range list {
@@ -200,7 +206,7 @@ way. It ends with the command.
 			return a.netstack(cmd.Context(), r)
 		},
 	}
-	requestFlags(cmd, &r)
+	requestFlags(cmd, &r, &mode)
 	f := cmd.Flags()
 	f.StringArrayVarP(&local, "local", "L", nil, "tcp:LISTEN=TO or udp:LISTEN=TO: from an address of this host to one of the fabric")
 	f.StringArrayVarP(&remote, "remote", "R", nil, "tcp:LISTEN=TO or udp:LISTEN=TO: from an address of the link to one of this host")
@@ -322,6 +328,7 @@ func printIPLink(w io.Writer, l api.IPLink) {
 	if l.Problem != "" {
 		line("problem", "%s", l.Problem)
 	}
+	line("mode", "%s", modeText(l))
 	line("mtu", "%d, queue of %d", l.MTU, l.QueueLen)
 	line("address", "%s (%d octets)", l.Address, l.AddrLen)
 	line("broadcast", "%s", l.Broadcast)
@@ -334,6 +341,38 @@ func printIPLink(w io.Writer, l api.IPLink) {
 	for _, p := range l.Addrs {
 		line("ip", "%s", p)
 	}
+}
+
+func modeText(l api.IPLink) string {
+	if l.Mode != modeConnected {
+		return l.Mode
+	}
+	return fmt.Sprintf("%s, %d connections, datagrams of %d", l.Mode, l.Connections, l.DatagramMTU)
+}
+
+// Modes of links.
+const (
+	modeDatagram  = "datagram"
+	modeConnected = "connected"
+)
+
+// completeModes completes modes.
+func completeModes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return []string{modeDatagram, modeConnected}, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) ipSet() *cobra.Command {
+	var mode string
+	cmd := a.ipDo("set LINK --mode datagram|connected", "change the mode of a link, which goes for a moment and comes again", api.IPMode, 0,
+		func(v *api.IPAction, _ []string) error {
+			if v.Mode = mode; mode != modeDatagram && mode != modeConnected {
+				return fmt.Errorf("the mode is %s or %s, not %q", modeDatagram, modeConnected, mode)
+			}
+			return nil
+		})
+	cmd.Flags().StringVar(&mode, "mode", "", "datagram, or connected: by a connection with each neighbour that takes one")
+	cmd.RegisterFlagCompletionFunc("mode", completeModes)
+	return cmd
 }
 
 // ipTable is a command that prints one of the tables of a link, or of all.
@@ -410,12 +449,12 @@ func (a *app) ipDebug() *cobra.Command {
 
 func (a *app) ipNeigh() *cobra.Command {
 	cmd := ipTable(a, &cobra.Command{Use: "neigh [LINK]", Short: "show IP neighbours and their hardware addresses"}, "neighbours", "no neighbours",
-		[]string{"LINK", "ADDRESS", "STATE", "HARDWARE ADDRESS", ">FOR", ">PROBES", ">QUEUED"}, func(t *table, n api.IPNeighbour) {
+		[]string{"LINK", "ADDRESS", "STATE", "HARDWARE ADDRESS", "MODE", ">FOR", ">PROBES", ">QUEUED"}, func(t *table, n api.IPNeighbour) {
 			state := n.State
 			if n.Router {
 				state += ", router"
 			}
-			t.row(n.Link, n.Addr, state, n.HWAddr, expiry(n.ExpiresNS), n.Probes, n.Queued)
+			t.row(n.Link, n.Addr, state, n.HWAddr, n.Mode, expiry(n.ExpiresNS), n.Probes, n.Queued)
 		})
 	cmd.AddCommand(a.ipDo("flush LINK", "forget the neighbours of a link", api.IPFlushNeighbours, 0, nil),
 		a.ipDo("probe LINK ADDRESS", "ask where an address is", api.IPProbe, 1, withAddr),
@@ -435,9 +474,9 @@ func expiry(d time.Duration) string {
 
 func (a *app) ipShadow() *cobra.Command {
 	cmd := ipTable(a, &cobra.Command{Use: "shadow [LINK]", Short: "show hardware addresses and the address vectors that lead to them"}, "shadow", "no entries",
-		[]string{"LINK", "HARDWARE ADDRESS", "STATE", "ADDRESSES", ">DLID", ">SL", ">MTU", ">GB/S", "GRH", ">QUEUED", ">IDLE"},
+		[]string{"LINK", "HARDWARE ADDRESS", "STATE", "MODE", "ADDRESSES", ">DLID", ">SL", ">MTU", ">GB/S", "GRH", ">QUEUED", ">IDLE"},
 		func(t *table, s api.IPShadow) {
-			t.row(s.Link, s.HWAddr, s.State, strings.Join(s.Addrs, ","), s.DLID, s.SL, s.MTU, s.Gbps/8, yes(s.GRH), s.Queued, round(s.IdleNS))
+			t.row(s.Link, s.HWAddr, s.State, s.Mode, strings.Join(s.Addrs, ","), s.DLID, s.SL, s.MTU, s.Gbps/8, yes(s.GRH), s.Queued, round(s.IdleNS))
 		})
 	cmd.AddCommand(a.ipDo("purge LINK HWADDRESS", "delete an entry", api.IPPurgeShadow, 1, withHW))
 	return cmd

@@ -37,6 +37,7 @@ type Driver struct {
 	params Params
 	cas    map[int]map[int]Port // by adapter and port; an adapter may have none yet
 	links  map[string]*driven
+	modes  map[string]Mode // that were set by name
 	ended  bool
 }
 
@@ -49,7 +50,7 @@ type driven struct {
 
 // NewDriver makes a Driver for which host makes links.
 func NewDriver(params Params, host Host) *Driver {
-	return &Driver{host: host, params: params, cas: map[int]map[int]Port{}, links: map[string]*driven{}}
+	return &Driver{host: host, params: params, cas: map[int]map[int]Port{}, links: map[string]*driven{}, modes: map[string]Mode{}}
 }
 
 // AddCA tells that there is a channel adapter. The number names it in
@@ -80,7 +81,7 @@ func (d *Driver) SetPort(ca, port int, p Port, events ...ib.Event) {
 	want := map[string]LinkConfig{}
 	for _, k := range d.partitions(&p) {
 		name := wire.IPoIBName(ca, port, k)
-		want[name] = LinkConfig{Name: name, CA: ca, Port: port, PKey: k, Params: d.params}
+		want[name] = d.config(name, ca, port, k)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.links)) {
 		l := d.links[name]
@@ -103,6 +104,32 @@ func (d *Driver) SetPort(ca, port int, p Port, events ...ib.Event) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		d.add(want[name], p)
+	}
+}
+
+// config is that of a link.
+func (d *Driver) config(name string, ca, port int, k ib.PKey) LinkConfig {
+	c := LinkConfig{Name: name, CA: ca, Port: port, PKey: k, Params: d.params}
+	if m, ok := d.modes[name]; ok {
+		c.Params.Mode = m
+	}
+	return c
+}
+
+// SetMode changes the mode of a link: it goes, and comes again with it.
+func (d *Driver) SetMode(name string, m Mode) {
+	l := d.links[name]
+	if l == nil || d.ended {
+		return
+	}
+	d.modes[name] = m
+	switch {
+	case l.again != nil:
+		l.again.Params.Mode = m
+	case !l.going && l.cfg.Params.Mode != m:
+		c := d.config(name, l.cfg.CA, l.cfg.Port, l.cfg.PKey)
+		l.going, l.again = true, &c
+		d.host.RemoveLink(name)
 	}
 }
 

@@ -44,6 +44,7 @@ func (l *Link) SetPort(now mono.Time, p Port, events ...ib.Event) {
 		return
 	}
 	if l.index >= 0 && l.index != index {
+		l.endConns(now) // theirs has another index
 		if err := l.al.SetPKeyIndex(uint16(l.index)); err != nil {
 			l.log(now, "P_Key index", "P_Key index %d: %v", l.index, err)
 			l.recover(now)

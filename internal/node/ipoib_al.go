@@ -33,6 +33,9 @@ type ipoibAL struct {
 
 	intr   bool // completions wait for the link
 	broken bool // the queue pair went to ERR by itself
+	mtu    int  // of packets at most
+
+	ipoibConns
 }
 
 var _ ipoib.AL = (*ipoibAL)(nil)
@@ -146,7 +149,7 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 		return nil, nil, err
 	}
 	sends, slots := tx*txLen, tx*txLen+rx*rxLen
-	m, err := a.registerMR(a.pd, slots+feedMem, func(b []byte) mem.Space {
+	m, err := a.registerMR(a.pd, slots+feedMem(a.mtu), func(b []byte) mem.Space {
 		a.rx = newSlotSpace(b, sends, rxLen, rx)
 		return a.rx
 	})
@@ -155,7 +158,7 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 		return nil, nil, err
 	}
 	a.mr, a.recv, a.fed = m, uint64(sends), uint64(slots)
-	a.feed = newFeed(m.b[slots:])
+	a.feed = newFeed(m.b[slots:], a.mtu)
 	return m.b[:sends:sends], m.b[sends:slots:slots], nil
 }
 
@@ -248,7 +251,7 @@ func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
 	n := a.cq.poll(a.wcs[:min(len(a.wcs), len(wcs))])
 	for i := range a.wcs[:n] {
 		e := &a.wcs[i]
-		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen, GRH: e.Flags&ib.WCGRH != 0,
+		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen, GRH: e.Flags&ib.WCGRH != 0,
 			SrcQPN: e.SrcQPN, SLID: e.SLID}
 	}
 	return n

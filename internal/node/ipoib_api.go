@@ -52,6 +52,7 @@ func (h *ipoibHost) describe(which func(*ipLink) bool) (list []api.IPLink, err e
 			i := link.Info()
 			v.Type, v.State, v.Carrier, v.Reason, v.MTU, v.QueueLen = i.Type, i.State.String(), i.Carrier, i.Reason, i.MTU, i.QueueLen
 			v.Address, v.AddrLen, v.Broadcast = i.HW.String(), i.AddrLen, i.Broadcast.String()
+			v.Mode, v.DatagramMTU, v.Connections = i.Mode.String(), i.DatagramMTU, i.Conns
 			v.MGID, v.Joined, v.QKey, v.QPN, v.PKey = i.BroadcastGID.String(), i.Joined, uint32(i.QKey), uint32(i.QPN), pkeyText(i.PKey)
 			for bit, name := range map[int]string{ipoib.FlagBroadcast: "BROADCAST", ipoib.FlagMulticast: "MULTICAST"} {
 				if i.Flags&bit != 0 {
@@ -207,7 +208,7 @@ func (n *Node) IPNeighbours(_ context.Context, name string) (list []api.IPNeighb
 		for _, v := range link.Engine().Neighbours(now) {
 			x := api.IPNeighbour{Link: l.cfg.Name, Addr: v.IP.String(), State: v.State.String(), Queued: v.Queued, Probes: v.Probes, ExpiresNS: v.Expires, Router: v.Router}
 			if !v.HW.IsZero() {
-				x.HWAddr = v.HW.String()
+				x.HWAddr, x.Mode = v.HW.String(), link.ModeOf(v.HW)
 			}
 			list = append(list, x)
 		}
@@ -220,7 +221,7 @@ func (n *Node) IPShadow(_ context.Context, name string) (list []api.IPShadow, er
 	err = n.onIPLinks(name, func(l *ipLink, now mono.Time, link *ipoib.Link) {
 		for _, v := range link.Shadow(now) {
 			list = append(list, api.IPShadow{Link: l.cfg.Name, HWAddr: v.HW.String(), State: v.State, Addrs: addrTexts(v.IPs), DLID: uint16(v.Path.DLID),
-				SL: int(v.Path.SL), MTU: mtuBytes(v.Path.MTU), Gbps: gbps(v.Path.Rate), GRH: v.Path.HopLimit > 0, Queued: v.Queued, IdleNS: v.Idle})
+				SL: int(v.Path.SL), MTU: mtuBytes(v.Path.MTU), Gbps: gbps(v.Path.Rate), GRH: v.Path.HopLimit > 0, Queued: v.Queued, IdleNS: v.Idle, Mode: v.Mode})
 		}
 	})
 	return list, err
@@ -341,6 +342,26 @@ func (n *Node) IPPath(ctx context.Context, q api.IPPathQuery) (v api.IPPathInfo,
 	return v, nil
 }
 
+// setIPMode changes the mode of a link, which begins anew with it.
+func (n *Node) setIPMode(name, mode string) error {
+	var p ipoib.Params
+	if err := p.Set("mode", mode); err != nil {
+		return invalid("weft ipoib set --help", "%v", err)
+	}
+	if n.ip == nil {
+		return errNoFabric
+	}
+	l := n.ip.find(name)
+	if l == nil {
+		return errNoIPLink(name)
+	}
+	if !n.sub.do(func() { l.q.driver.SetMode(l.cfg.Name, p.Mode) }) {
+		return errLaneStopped
+	}
+	n.log.Info("mode of an IP link", "link", l.cfg.Name, "mode", mode)
+	return nil
+}
+
 var pathErrors = map[syscall.Errno]string{ipoib.ErrAgain: "not known yet: it is being resolved", ipoib.ErrNoNode: "no node has the address",
 	ipoib.ErrInvalid: "not the address of one node", ipoib.ErrLinkDown: "the link has no carrier", ipoib.ErrBusy: "too many wait for paths"}
 
@@ -417,6 +438,9 @@ func (n *Node) IPDo(_ context.Context, name string, a api.IPAction) error {
 	var herr error
 	if a.HWAddr != "" {
 		hw, herr = wire.ParseHWAddr(a.HWAddr)
+	}
+	if a.Op == api.IPMode {
+		return n.setIPMode(name, a.Mode)
 	}
 	var do func(now mono.Time, link *ipoib.Link) error
 	refused := func(ok bool, format string, args ...any) error {

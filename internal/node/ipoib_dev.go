@@ -17,6 +17,7 @@ import (
 // registered memory, out of which the adapter sends.
 type ipoibFeed struct {
 	batches    []*ipoibBatch
+	buffer     int // length of each
 	free, full chan *ipoibBatch
 	waiting    atomic.Int32 // batches in full
 	wake       func()       // rouses the lane
@@ -33,7 +34,7 @@ type ipoibFeed struct {
 
 // ipoibBatch is packets of one read: frames[next:n] are still to be sent.
 type ipoibBatch struct {
-	mem    []byte   // buffer i begins at i*feedBuffer
+	mem    []byte   // buffer i begins at i*feed.buffer
 	bufs   [][]byte // whole buffers
 	frames [][]byte // headroom and packet
 	sizes  []int
@@ -53,20 +54,32 @@ const (
 	// feedMTU is the longest packet: that of an MTU of 4096.
 	feedMTU = 4096 - 4
 	// feedTail is room behind each packet, which the link's engine may use.
-	feedTail   = 64
-	feedBuffer = (ipoib.Headroom + feedMTU + feedTail + 63) &^ 63
-	// feedMem is the memory of a feed.
-	feedMem = feedBatches * feedPackets * feedBuffer
+	feedTail = 64
+	// longBatches is how many batches there are of packets of connected mode, which wait longer for their acknowledgements
+	// than datagrams for being sent.
+	longBatches = 2 * feedBatches
 )
 
-// newFeed returns a feed in mem, of length feedMem. It begins with reset.
-func newFeed(mem []byte) *ipoibFeed {
-	f := &ipoibFeed{}
-	for range feedBatches {
-		b := &ipoibBatch{mem: mem[:feedPackets*feedBuffer], bufs: make([][]byte, feedPackets), frames: make([][]byte, feedPackets), sizes: make([]int, feedPackets),
+// feedBuffer is the length of a buffer for packets of an MTU, feedMem that of all.
+func feedBuffer(mtu int) int { return (ipoib.Headroom + mtu + feedTail + 63) &^ 63 }
+func feedMem(mtu int) int    { return batchesOf(mtu) * feedPackets * feedBuffer(mtu) }
+
+// batchesOf is how many batches a feed for packets of an MTU has.
+func batchesOf(mtu int) int {
+	if mtu > feedMTU {
+		return longBatches
+	}
+	return feedBatches
+}
+
+// newFeed returns a feed for packets of an MTU at most in mem, of length feedMem. It begins with reset.
+func newFeed(mem []byte, mtu int) *ipoibFeed {
+	f := &ipoibFeed{buffer: feedBuffer(mtu)}
+	for range batchesOf(mtu) {
+		b := &ipoibBatch{mem: mem[:feedPackets*f.buffer], bufs: make([][]byte, feedPackets), frames: make([][]byte, feedPackets), sizes: make([]int, feedPackets),
 			hops: make([]netip.Addr, feedPackets)}
 		for i := range b.bufs {
-			b.bufs[i] = mem[i*feedBuffer : (i+1)*feedBuffer : (i+1)*feedBuffer]
+			b.bufs[i] = mem[i*f.buffer : (i+1)*f.buffer : (i+1)*f.buffer]
 		}
 		mem = mem[len(b.mem):]
 		f.batches = append(f.batches, b)
@@ -77,7 +90,8 @@ func newFeed(mem []byte) *ipoibFeed {
 // reset begins anew, for another back end. What was read is forgotten; what is lent
 // stays so.
 func (f *ipoibFeed) reset(wake func()) {
-	*f = ipoibFeed{batches: f.batches, free: make(chan *ipoibBatch, feedBatches), full: make(chan *ipoibBatch, feedBatches), wake: wake}
+	n := len(f.batches)
+	*f = ipoibFeed{batches: f.batches, buffer: f.buffer, free: make(chan *ipoibBatch, n), full: make(chan *ipoibBatch, n), wake: wake}
 	for _, b := range f.batches {
 		b.n, b.sent = 0, true
 		f.recycle(b)
@@ -92,10 +106,10 @@ func (f *ipoibFeed) lend(frame []byte) (at int, ok bool) {
 		return 0, false
 	}
 	for i := f.lending; i < b.n; i++ {
-		if &b.mem[i*feedBuffer] == &frame[0] {
+		if &b.mem[i*f.buffer] == &frame[0] {
 			f.lending = i + 1
 			b.lent++
-			return (slices.Index(f.batches, b)*feedPackets + i) * feedBuffer, true
+			return (slices.Index(f.batches, b)*feedPackets + i) * f.buffer, true
 		}
 	}
 	return 0, false
@@ -103,7 +117,7 @@ func (f *ipoibFeed) lend(frame []byte) (at int, ok bool) {
 
 // returned ends what lend began.
 func (f *ipoibFeed) returned(at int) {
-	b := f.batches[at/(feedPackets*feedBuffer)]
+	b := f.batches[at/(feedPackets*f.buffer)]
 	b.lent--
 	f.recycle(b)
 }

@@ -43,7 +43,7 @@ func (k *taker) SendBatch(_ mono.Time, frames [][]byte, _ []netip.Addr) int {
 // TestFeedSharesTheLane: a back end that always has packets, of which the link keeps none, leaves
 // the lane to others after a bounded number of them, and has more in the next turn.
 func TestFeedSharesTheLane(t *testing.T) {
-	f, from := newFeed(make([]byte, feedMem)), &endless{}
+	f, from := newFeed(make([]byte, feedMem(feedMTU)), feedMTU), &endless{}
 	f.reset(func() {})
 	f.from, f.heard = from, true
 	for range 3 {
@@ -63,7 +63,7 @@ func TestFeedSharesTheLane(t *testing.T) {
 // TestFramesComeBackLate: a link that ends although its sends do not complete gives
 // frames back after their memory.
 func TestFramesComeBackLate(t *testing.T) {
-	a := &ipoibAL{feed: newFeed(make([]byte, feedMem))}
+	a := &ipoibAL{feed: newFeed(make([]byte, feedMem(feedMTU)), feedMTU)}
 	a.feed.reset(func() {})
 	b := <-a.feed.free
 	b.sizes[0] = 1000
@@ -132,7 +132,7 @@ func TestFeedStaysWarm(t *testing.T) {
 // TestLentFramesStay: what is lent is read over by nothing, another back end included, until it
 // comes back, and then is room again.
 func TestLentFramesStay(t *testing.T) {
-	a := &ipoibAL{feed: newFeed(make([]byte, feedMem))}
+	a := &ipoibAL{feed: newFeed(make([]byte, feedMem(feedMTU)), feedMTU)}
 	f, from, link := a.feed, &endless{}, &sink{al: a, room: 3*feedPackets + 7}
 	f.reset(func() {})
 	f.from, f.heard = from, true
@@ -144,7 +144,7 @@ func TestLentFramesStay(t *testing.T) {
 	}
 	seen := map[uint64]bool{}
 	for _, r := range link.refs {
-		if seen[r] || r%feedBuffer != 0 || r >= feedMem {
+		if seen[r] || r%uint64(feedBuffer(feedMTU)) != 0 || r >= uint64(feedMem(feedMTU)) {
 			t.Fatalf("frame %d is lent twice, or none", r)
 		}
 		seen[r] = true

@@ -70,14 +70,20 @@ func (l *ipLink) start() {
 	}
 	n := l.h.n
 	var al *ipoibAL
-	r, err := n.newResident(l.f, residentName, func(e ib.Event, _ uint32) { al.broken = al.broken || e == ib.EventQPFatal || e == ib.EventCQErr })
+	qps, mtu := uint32(residentQPs), feedMTU
+	if l.cfg.Params.Mode == ipoib.Connected {
+		// Those that end go a little later than others come.
+		qps, mtu = ipConnSessions+2*uint32(l.cfg.Params.MaxConns), ipoib.ConnMTU
+	}
+	r, err := n.newResident(l.f, residentName, qps, func(e ib.Event, object uint32) { al.failed(e, object) })
 	if err != nil {
 		l.h.failed(l, "no session: "+err.Error())
 		time.AfterFunc(sessionRetry, func() { l.work.post(l.start) })
 		return
 	}
 	l.h.failed(l, "")
-	al = &ipoibAL{resident: r}
+	al = &ipoibAL{resident: r, mtu: mtu}
+	al.link = l
 	l.h.mu.Lock()
 	l.lane, l.al = r.lane, al
 	l.h.mu.Unlock()
@@ -162,6 +168,9 @@ func (l *ipLink) Finish(now mono.Time) bool {
 		busy = true
 		l.al.intr = l.link.Interrupt(now)
 	}
+	if l.link != nil && l.al.lost(now, l.link) {
+		busy = true
+	}
 	if l.link != nil && l.al.broken {
 		l.al.broken, busy = false, true
 		l.link.QPError(now)
@@ -175,7 +184,7 @@ func (l *ipLink) Finish(now mono.Time) bool {
 
 // Sleep implements tenant.
 func (l *ipLink) Sleep() bool {
-	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && (l.feed == nil || !l.feed.ready())
+	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && len(l.al.fatal) == 0 && (l.feed == nil || !l.feed.ready())
 }
 
 // Deadline implements tenant.

@@ -46,9 +46,9 @@ type resident struct {
 
 var _ hca.EventSink = (*resident)(nil)
 
-// newResident opens a session of f for a user in the node, on the quietest lane. event
-// hears of asynchronous events, on the lane. No lane may call it.
-func (n *Node) newResident(f *function, name string, event func(e ib.Event, object uint32)) (*resident, error) {
+// newResident opens a session of f for a user in the node, on the quietest lane, with room for so many queue pairs, shared receive
+// queues among them. event hears of asynchronous events, on the lane. No lane may call it.
+func (n *Node) newResident(f *function, name string, qps uint32, event func(e ib.Event, object uint32)) (*resident, error) {
 	n.mu.Lock()
 	n.serial++
 	r := &resident{n: n, f: f, lane: n.quietest(), serial: n.serial, name: name, event: event}
@@ -56,7 +56,7 @@ func (n *Node) newResident(f *function, name string, event func(e ib.Event, obje
 	var err error
 	if e := r.lane.do(func() {
 		// Rings are the node's own memory, so that no door bounds their number.
-		r.sess = r.lane.hca.NewSession(f.a, r, residentCQs, residentQPs, false)
+		r.sess = r.lane.hca.NewSession(f.a, r, residentCQs, qps, false)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if err = f.a.Attach(r.sess); err == nil {
@@ -72,7 +72,7 @@ func (n *Node) newResident(f *function, name string, event func(e ib.Event, obje
 	return r, nil
 }
 
-// What a resident's session can number.
+// What a resident's session can number; queue pairs, unless it says otherwise.
 const (
 	residentCQs = 64
 	residentQPs = 64
@@ -246,7 +246,7 @@ func (r *resident) registerMR(pd uint32, n int, space func(b []byte) mem.Space) 
 
 func (m *residentMR) deregister() error { return m.r.sess.DeregisterMR(m.handle) }
 
-// sendRequest is a datagram to send.
+// sendRequest is a datagram, or a message of a connection, to send.
 type sendRequest struct {
 	id       uint64
 	addr     uint64
@@ -266,7 +266,7 @@ type recvRequest struct {
 	length uint32
 }
 
-// residentQP is a UD queue pair with its two rings.
+// residentQP is a queue pair with its two rings, or a shared receive queue.
 type residentQP struct {
 	*hca.QP
 	r         *resident
@@ -278,14 +278,38 @@ type residentQP struct {
 
 // createQP makes a UD queue pair in RESET.
 func (r *resident) createQP(pd uint32, sendCQ, recvCQ *residentCQ, sends, recvs uint32) (*residentQP, error) {
-	q, err := r.sess.CreateQP(&hca.QPConfig{Type: ib.UD, PD: pd, SendCQ: sendCQ.handle, RecvCQ: recvCQ.handle,
+	return r.makeQP(&hca.QPConfig{Type: ib.UD, PD: pd, SendCQ: sendCQ.handle, RecvCQ: recvCQ.handle,
 		Cap: transport.Cap{MaxSendWR: sends, MaxRecvWR: recvs, MaxSendSGE: 1, MaxRecvSGE: 1}})
+}
+
+// createRC makes an RC queue pair in RESET that receives from a shared receive queue.
+func (r *resident) createRC(pd uint32, cq *residentCQ, srq *residentQP, sends uint32) (*residentQP, error) {
+	return r.makeQP(&hca.QPConfig{Type: ib.RC, PD: pd, SendCQ: cq.handle, RecvCQ: cq.handle, SRQ: srq.Slot() + 1,
+		Cap: transport.Cap{MaxSendWR: sends, MaxSendSGE: 1}})
+}
+
+// createSRQ makes a shared receive queue; of a residentQP it has what receives.
+func (r *resident) createSRQ(pd uint32, recvs uint32) (*residentQP, error) {
+	q, err := r.sess.CreateSRQ(hca.SRQConfig{PD: pd, MaxWR: recvs, MaxSGE: 1})
 	if err != nil {
 		return nil, err
 	}
+	p := &residentQP{QP: q, r: r, recv: newRing[recvRequest](recvs)}
+	q.SetRecvRing((*residentRecvs)(p))
+	return p, nil
+}
+
+func (r *resident) makeQP(c *hca.QPConfig) (*residentQP, error) {
+	q, err := r.sess.CreateQP(c)
+	if err != nil {
+		return nil, err
+	}
+	sends, recvs := c.Cap.MaxSendWR, c.Cap.MaxRecvWR
 	p := &residentQP{QP: q, r: r, send: newRing[sendRequest](sends), recv: newRing[recvRequest](recvs)}
 	q.SetSendRing((*residentSends)(p))
-	q.SetRecvRing((*residentRecvs)(p))
+	if c.SRQ == 0 {
+		q.SetRecvRing((*residentRecvs)(p))
+	}
 	return p, nil
 }
 
@@ -337,7 +361,10 @@ func (s *residentSends) Fetch(wr *transport.SendWR) bool {
 		wr.Flags = ib.Signaled
 	}
 	wr.RemoteVA, wr.RKey = 0, 0
-	wr.Path, wr.DestQPN, wr.QKey = s.Path(q.ah), q.dest, q.qkey
+	if wr.Path = nil; q.ah != 0 {
+		wr.Path = s.Path(q.ah)
+	}
+	wr.DestQPN, wr.QKey = q.dest, q.qkey
 	wr.SGE, wr.InlineData = append(wr.SGE[:0], ib.SGE{Addr: q.addr, Len: q.length, LKey: q.lkey}), nil
 	return true
 }

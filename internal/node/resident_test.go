@@ -49,7 +49,7 @@ const slotLen = 40 + 4096
 // settle makes a user of a device with 8 receives posted.
 func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
 	t.Helper()
-	res, err := r.node.newResident(r.node.function(device), name, nil)
+	res, err := r.node.newResident(r.node.function(device), name, residentQPs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestResidentQuotas(t *testing.T) {
 		}
 		return errors.Join(u.qp.destroy(), u.cq.destroy(), u.r.sess.DestroyPD(u.pd))
 	})
-	if _, err := r.node.newResident(r.node.function("small"), "ipoib", nil); !errors.Is(err, hca.ErrNoSession) {
+	if _, err := r.node.newResident(r.node.function("small"), "ipoib", residentQPs, nil); !errors.Is(err, hca.ErrNoSession) {
 		t.Errorf("a second session: %v", err)
 	}
 }

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"syscall"
+
+	"weft/internal/cm"
+	"weft/internal/hca"
+	"weft/internal/ib"
+	"weft/internal/ipoib"
+	"weft/internal/mem"
+	"weft/internal/mono"
+	"weft/internal/transport"
+	"weft/internal/wire"
+)
+
+// What connections of IP links ask for (docs/notes/ipoib.md, section 12).
+const (
+	ipConnReads    = 4  // that the peer may have under way; there are none
+	ipConnRetries  = 7  // of packets: the network may lose some
+	ipConnRNR      = 7  // for ever: receives are posted as long as the peer is there
+	ipConnTimeout  = 14 // of acknowledgements: 67 ms
+	ipConnAnswer   = 18 // of the peer's manager: 1.07 s
+	ipConnBacklog  = 128
+	ipConnSessions = 16 // queue pairs of a session beside those of connections
+)
+
+// ipoibConns is the connections of a link in connected mode, the lane's.
+type ipoibConns struct {
+	link  *ipLink
+	srq   *residentQP
+	mr    *residentMR // nil: there is none
+	recvs uint64      // where receive slots begin in it
+	sends uint32      // send slots
+	made  map[uint32]*ipoibConn
+	door  *ipoibDoor
+	fatal []ib.QPN // queue pairs that went to ERR by themselves
+}
+
+// ipoibConn is a connection, the lane's.
+type ipoibConn struct {
+	qp   *residentQP // nil: of a request that is not answered
+	attr [3]connAttr // to INIT, RTR and RTS; once the peer's part is known
+}
+
+// connAttr is what a queue pair goes to a state with.
+type connAttr struct {
+	a    cm.QPAttr
+	mask ib.AttrMask
+}
+
+// ipoibDoor is what the communication manager knows of a link, of whose goroutine it is.
+type ipoibDoor struct {
+	s         *cmService
+	l         *ipLink
+	listeners []*cm.Listener
+	conns     map[uint32]*cm.Conn
+	last      uint32
+	closed    bool
+}
+
+// onLane has f run on the lane with the link and its access layer, while that has connections.
+func (d *ipoibDoor) onLane(f func(now mono.Time, link *ipoib.Link, a *ipoibAL)) {
+	l := d.l
+	l.lane.post(func() {
+		if l.link != nil && l.al.door == d {
+			f(l.lane.clock(), l.link, l.al)
+		}
+	})
+}
+
+// OpenConns implements ipoib.Connector.
+func (a *ipoibAL) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byte, err error) {
+	srq, err := a.createSRQ(a.pd, uint32(rx))
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := a.registerMR(a.pd, (tx+rx)*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) })
+	if err != nil {
+		a.must(a.sess.DestroySRQ(srq.Slot()))
+		return nil, nil, err
+	}
+	a.srq, a.ipoibConns.mr, a.recvs, a.sends = srq, m, uint64(tx*slotLen), uint32(tx)
+	a.made = map[uint32]*ipoibConn{}
+	d := &ipoibDoor{s: a.n.cm, l: a.link, conns: map[uint32]*cm.Conn{}}
+	a.door = d
+	rfc, old := wire.CMServiceIDs(qpn)
+	d.s.post(func(mono.Time) { d.listen(rfc, old) })
+	return m.b[: tx*slotLen : tx*slotLen], m.b[tx*slotLen:], nil
+}
+
+// CloseConns implements ipoib.Connector.
+func (a *ipoibAL) CloseConns() {
+	d := a.door
+	a.door = nil
+	d.s.post(d.close)
+	a.must(a.ipoibConns.mr.deregister())
+	a.must(a.sess.DestroySRQ(a.srq.Slot()))
+	a.srq, a.ipoibConns.mr, a.made, a.fatal = nil, nil, nil, nil
+}
+
+// listen takes requests for the link's interface.
+func (d *ipoibDoor) listen(services ...uint64) {
+	for _, id := range services {
+		f, k := d.l.f.a.Number(), d.l.cfg.PKey
+		l, err := d.s.mgr.Listen(&cm.ListenParams{ServiceID: cm.ServiceID(id), Backlog: ipConnBacklog,
+			Match: func(r *cm.Request) bool { return r.Function == f && r.Path.PKey.Match(k) }}, d.asked)
+		if err != nil {
+			d.s.n.log.Error("an IP link cannot be connected to", "link", d.l.cfg.Name, "err", err)
+			return
+		}
+		d.listeners = append(d.listeners, l)
+	}
+}
+
+// close ends what the communication manager has of the link.
+func (d *ipoibDoor) close(now mono.Time) {
+	d.closed = true
+	for _, l := range d.listeners {
+		l.Close(now)
+	}
+	for _, c := range d.conns {
+		c.Close(now)
+	}
+	d.listeners, d.conns = nil, nil
+}
+
+// asked takes a peer's request to the link.
+func (d *ipoibDoor) asked(now mono.Time, e *cm.Event) {
+	if e.Kind != cm.ConnectRequest {
+		if e.Kind == cm.LookupRequest {
+			e.Inquiry.Reject(now, cm.LookupNoService, nil, nil)
+		}
+		return
+	}
+	r := e.Request
+	if r.QPType != ib.RC {
+		e.Conn.Reject(now, cm.ReasonInvalidTransport, nil, nil)
+		return
+	}
+	d.last = (d.last + 1) % ipoib.PassiveConn
+	id := ipoib.PassiveConn + d.last
+	if d.closed || d.conns[id] != nil {
+		e.Conn.Close(now)
+		return
+	}
+	attr, err := connAttrs(e.Conn)
+	if err != nil {
+		e.Conn.Close(now)
+		return
+	}
+	d.conns[id] = e.Conn
+	e.Conn.SetHandler(func(now mono.Time, e *cm.Event) { d.event(id, e) })
+	v := ipoib.ConnEvent{ID: id, Kind: ipoib.ConnAsked, Service: uint64(r.ServiceID), GID: r.Path.DGID, Private: bytes.Clone(r.PrivateData)}
+	d.onLane(func(now mono.Time, link *ipoib.Link, a *ipoibAL) {
+		a.made[id] = &ipoibConn{attr: attr}
+		link.ConnEvent(now, v)
+	})
+}
+
+// event takes what happened to a connection to the link.
+func (d *ipoibDoor) event(id uint32, e *cm.Event) {
+	v := ipoib.ConnEvent{ID: id, Private: bytes.Clone(e.PrivateData)}
+	var attr [3]connAttr
+	switch e.Kind {
+	case cm.Response:
+		var err error
+		if attr, err = connAttrs(e.Conn); err != nil {
+			return // it is over, of which the user hears
+		}
+		v.Kind = ipoib.ConnAccepted
+	case cm.Established:
+		v.Kind = ipoib.ConnReady
+	case cm.Rejected:
+		if v.Kind = ipoib.ConnRefused; e.Reason == cm.ReasonInvalidServiceID {
+			v.Kind = ipoib.ConnNoService
+		}
+	case cm.Unreachable:
+		v.Kind = ipoib.ConnUnreachable
+	case cm.Disconnected:
+		v.Kind = ipoib.ConnOver
+	default:
+		return
+	}
+	d.onLane(func(now mono.Time, link *ipoib.Link, a *ipoibAL) {
+		if c := a.made[id]; c != nil {
+			if v.Kind == ipoib.ConnAccepted {
+				c.attr = attr
+			}
+			link.ConnEvent(now, v)
+		}
+	})
+}
+
+// connAttrs asks a connection for what its queue pair is to be set up with.
+func connAttrs(c *cm.Conn) (attr [3]connAttr, err error) {
+	for i, s := range []ib.QPState{ib.Init, ib.RTR, ib.RTS} {
+		if attr[i].a, attr[i].mask, err = c.QPAttr(s); err != nil {
+			return attr, err
+		}
+	}
+	return attr, nil
+}
+
+// with has f run on the goroutine of the communication manager with a connection, if there is one still.
+func (d *ipoibDoor) with(id uint32, f func(now mono.Time, c *cm.Conn)) {
+	d.s.post(func(now mono.Time) {
+		if c := d.conns[id]; c != nil {
+			f(now, c)
+		}
+	})
+}
+
+// Connect implements ipoib.Connector.
+func (a *ipoibAL) Connect(r *ipoib.ConnRequest) (ib.QPN, error) {
+	q, err := a.createRC(a.pd, a.cq, a.srq, a.sends)
+	if err != nil {
+		return 0, err
+	}
+	a.made[r.ID] = &ipoibConn{qp: q}
+	d, id, f := a.door, r.ID, a.f.a.Number()
+	rec := r.Path
+	p := cm.ConnectParams{ServiceID: cm.ServiceID(r.ServiceID), QPType: ib.RC, QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true,
+		RetryCount: ipConnRetries, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(r.Private), ResponseTimeout: ipConnAnswer}
+	d.s.post(func(now mono.Time) {
+		if d.closed {
+			return
+		}
+		var c *cm.Conn
+		err := cm.ErrNoPort
+		if port, ok := d.s.Port(f); ok {
+			k := -1
+			for i, key := range port.PKeys {
+				if k < 0 && key.Match(rec.PKey) {
+					k = i
+				}
+			}
+			if err = cm.ErrNoPath; k >= 0 {
+				p.Path = cm.Path{Function: f, Link: port.Link, SGID: rec.SGID, DGID: rec.DGID, SLID: rec.SLID, DLID: rec.DLID, Global: rec.HopLimit > 1, PKey: port.PKeys[k],
+					PKeyIndex: uint16(k), FlowLabel: rec.FlowLabel, TClass: rec.TClass, HopLimit: rec.HopLimit, SL: rec.SL, MTU: min(rec.MTU, port.MTU), Rate: rec.Rate,
+					LifeTime: rec.Life}
+				c, err = d.s.mgr.Connect(now, &p, func(_ mono.Time, e *cm.Event) { d.event(id, e) })
+			}
+		}
+		if err != nil {
+			d.onLane(func(now mono.Time, link *ipoib.Link, _ *ipoibAL) {
+				link.ConnEvent(now, ipoib.ConnEvent{ID: id, Kind: ipoib.ConnUnreachable})
+			})
+			return
+		}
+		d.conns[id] = c
+	})
+	return q.Num(), nil
+}
+
+// setUp takes the queue pair of a connection to RTS.
+func (a *ipoibAL) setUp(c *ipoibConn) error {
+	if c == nil || c.qp == nil || c.attr[2].mask == 0 {
+		return syscall.ENOTCONN
+	}
+	now, port := a.n.now(), a.f.a.Port()
+	for i := range c.attr {
+		v := &c.attr[i]
+		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU, DestQPN: v.a.DestQPN, RQPSN: v.a.RQPSN, SQPSN: v.a.SQPSN,
+			MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer, Timeout: ipConnTimeout, RetryCnt: ipConnRetries, RNRRetry: ipConnRNR}
+		p := &v.a.Path
+		av := hca.AHAttr{DGID: p.DGID, FlowLabel: p.FlowLabel, SGIDIndex: p.SGIDIndex, HopLimit: p.HopLimit, TrafficClass: p.TClass, SL: p.SL, Global: p.Global,
+			DLID: p.DLID, SrcPathBits: uint8(p.SLID) & (1<<port.LMC - 1)}
+		if own := ib.RateOf(port.Width, port.Speed, port.SpeedExt); p.Rate.Tenths() < own.Tenths() {
+			av.StaticRate = p.Rate
+		}
+		if err := c.qp.Modify(now, &t, &av, v.mask); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReadyConn implements ipoib.Connector.
+func (a *ipoibAL) ReadyConn(id uint32) error {
+	if err := a.setUp(a.made[id]); err != nil {
+		return err
+	}
+	a.door.with(id, func(now mono.Time, c *cm.Conn) { c.Establish(now, nil) })
+	return nil
+}
+
+// AcceptConn implements ipoib.Connector.
+func (a *ipoibAL) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
+	c := a.made[id]
+	q, err := a.createRC(a.pd, a.cq, a.srq, a.sends)
+	if err != nil {
+		return 0, err
+	}
+	c.qp = q
+	if err := a.setUp(c); err != nil {
+		c.qp = nil
+		a.must(q.destroy())
+		return 0, err
+	}
+	p := cm.AcceptParams{QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(private)}
+	// What fails because it is over already, the link hears of.
+	a.door.with(id, func(now mono.Time, c *cm.Conn) { c.Accept(now, &p) })
+	return q.Num(), nil
+}
+
+// RejectConn implements ipoib.Connector.
+func (a *ipoibAL) RejectConn(id uint32, full bool, private []byte) {
+	delete(a.made, id)
+	if a.door == nil {
+		return
+	}
+	why := cm.ReasonConsumer
+	if full {
+		why = cm.ReasonNoResources
+	}
+	d, data := a.door, bytes.Clone(private)
+	d.with(id, func(now mono.Time, c *cm.Conn) {
+		c.Reject(now, why, nil, data)
+		c.Close(now)
+		delete(d.conns, id)
+	})
+}
+
+// HeardConn implements ipoib.Connector.
+func (a *ipoibAL) HeardConn(id uint32) {
+	a.door.with(id, func(now mono.Time, c *cm.Conn) { c.Notify(now) })
+}
+
+// StopConn implements ipoib.Connector.
+func (a *ipoibAL) StopConn(id uint32) {
+	if c := a.made[id]; c.qp.Transport().State() != ib.Reset {
+		a.must(c.qp.modify(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
+	}
+	d := a.door
+	d.with(id, func(now mono.Time, c *cm.Conn) {
+		c.Close(now)
+		delete(d.conns, id)
+	})
+}
+
+// DestroyConn implements ipoib.Connector.
+func (a *ipoibAL) DestroyConn(id uint32) {
+	a.must(a.made[id].qp.destroy())
+	delete(a.made, id)
+}
+
+// PostConn implements ipoib.Connector.
+func (a *ipoibAL) PostConn(id uint32, wrs []ipoib.SendWR) (n int) {
+	q := a.made[id].qp
+	for n < len(wrs) {
+		p := q.sendSlot()
+		if p == nil {
+			break
+		}
+		w := &wrs[n]
+		addr, key := uint64(w.Off), a.ipoibConns.mr.lkey
+		if w.Mapped {
+			addr, key = addr+a.fed+w.Ref, a.mr.lkey
+		}
+		*p = sendRequest{id: w.ID, addr: addr, lkey: key, length: w.Len, signaled: true}
+		n++
+	}
+	if n > 0 {
+		q.SendPosted()
+	}
+	return n
+}
+
+// PostConnRecv implements ipoib.Connector.
+func (a *ipoibAL) PostConnRecv(slots []ipoib.RecvWR) (n int) {
+	for n < len(slots) {
+		p := a.srq.recvSlot()
+		if p == nil {
+			break
+		}
+		s := &slots[n]
+		*p = recvRequest{id: s.ID | recvID, addr: a.recvs + uint64(s.Off), lkey: a.ipoibConns.mr.lkey, length: s.Len}
+		n++
+	}
+	if n > 0 {
+		a.srq.RecvPosted(a.n.now())
+	}
+	return n
+}
+
+// failed hears of queue pairs that went to ERR by themselves.
+func (a *ipoibAL) failed(e ib.Event, object uint32) {
+	switch {
+	case e == ib.EventCQErr, e == ib.EventQPFatal && a.qp != nil && ib.QPN(object) == a.qp.Num():
+		a.broken = true
+	case e == ib.EventQPFatal && a.made != nil:
+		a.fatal = append(a.fatal, ib.QPN(object))
+	}
+}
+
+// lost tells the link of connections whose queue pairs failed; it reports whether there were any.
+func (a *ipoibAL) lost(now mono.Time, link *ipoib.Link) bool {
+	if len(a.fatal) == 0 {
+		return false
+	}
+	list := a.fatal
+	a.fatal = nil
+	for _, n := range list {
+		for id, c := range a.made {
+			if c.qp != nil && c.qp.Num() == n {
+				link.ConnEvent(now, ipoib.ConnEvent{ID: id, Kind: ipoib.ConnOver})
+				break
+			}
+		}
+	}
+	return true
+}
