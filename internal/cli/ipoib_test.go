@@ -25,7 +25,7 @@ func (f *fakeIPoIB) IPLinks(context.Context) ([]api.IPLink, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]api.IPLink{{Name: "ib0_1_7fff", Device: "weft_ib0", Port: 1, PKey: "0xffff", Backend: "tun", Type: 32, Flags: []string{"BROADCAST", "MULTICAST"},
-		State: "UP", Carrier: true, Problem: "add address 10.1.0.3/24: no", MTU: 2044, QueueLen: 512, Address: fakeHW, AddrLen: 20, Broadcast: "ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff",
+		State: "UP", Mode: "connected", DatagramMTU: 2044, Connections: 3, Carrier: true, Problem: "add address 10.1.0.3/24: no", MTU: 65520, QueueLen: 512, Address: fakeHW, AddrLen: 20, Broadcast: "ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff",
 		MGID: "ff12:401b:ffff::ffff:ffff", MLID: 0xc000, Joined: true, QKey: 0xb1b, QPN: 16386, Addrs: []string{"10.1.0.1/24", "fe80::1/64"}, Session: 3}}, f.added...), nil
 }
 
@@ -38,7 +38,7 @@ func (f *fakeIPoIB) AddIPLinks(_ context.Context, r api.IPRequest) ([]api.IPLink
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	l := api.IPLink{Name: "ib0_1_14", Device: r.Device, PKey: r.PKeys[0], Backend: r.Backend, State: "JOINING", Addrs: r.Addrs, Reason: "broadcast group: absent"}
+	l := api.IPLink{Name: "ib0_1_14", Device: r.Device, PKey: r.PKeys[0], Backend: r.Backend, Mode: "datagram", State: "JOINING", Addrs: r.Addrs, Reason: "broadcast group: absent"}
 	f.added = append(f.added, l)
 	return []api.IPLink{l}, nil
 }
@@ -54,12 +54,12 @@ func (f *fakeIPoIB) DelIPLinks(_ context.Context, name string) error {
 }
 
 func (f *fakeIPoIB) IPNeighbours(context.Context, string) ([]api.IPNeighbour, error) {
-	return []api.IPNeighbour{{Link: "ib0_1_7fff", Addr: "10.1.0.2", HWAddr: fakeHW, State: "REACHABLE", ExpiresNS: 12340 * time.Millisecond},
+	return []api.IPNeighbour{{Link: "ib0_1_7fff", Addr: "10.1.0.2", HWAddr: fakeHW, State: "REACHABLE", Mode: "connected", ExpiresNS: 12340 * time.Millisecond},
 		{Link: "ib0_1_7fff", Addr: "fe80::2", State: "INCOMPLETE", Router: true, Probes: 2, Queued: 1}}, nil
 }
 
 func (f *fakeIPoIB) IPShadow(context.Context, string) ([]api.IPShadow, error) {
-	return []api.IPShadow{{Link: "ib0_1_7fff", HWAddr: fakeHW, State: "RESOLVED", Addrs: []string{"10.1.0.2", "fe80::2"}, DLID: 4, MTU: 4096, Gbps: 100, IdleNS: time.Second}}, nil
+	return []api.IPShadow{{Link: "ib0_1_7fff", HWAddr: fakeHW, State: "RESOLVED", Mode: "connected", Addrs: []string{"10.1.0.2", "fe80::2"}, DLID: 4, MTU: 4096, Gbps: 100, IdleNS: time.Second}}, nil
 }
 
 func (f *fakeIPoIB) IPPaths(context.Context, string) ([]api.IPPath, error) {

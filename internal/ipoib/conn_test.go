@@ -530,7 +530,7 @@ func TestConnectedFails(t *testing.T) {
 // TestConnectedRandom: whatever happens in whatever order, what is always so stays so, and in the end packets
 // go both ways and nothing is left.
 func TestConnectedRandom(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 4755))
 		modes := []string{"connected", []string{"connected", "connected", "datagram"}[rnd.IntN(3)]}
 		s, a, b := mixed(t, modes...)

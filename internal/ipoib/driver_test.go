@@ -175,3 +175,39 @@ func TestH70_Unload(t *testing.T) {
 	}
 	d.Unload()
 }
+
+// TestDriverMode: a link whose mode is changed goes and comes again with it; others stay, and what comes later by its name has it.
+func TestDriverMode(t *testing.T) {
+	d, h, saw := drive()
+	d.AddCA(0)
+	d.SetPort(0, 1, Port{State: ib.PortActive, PKeys: []ib.PKey{0xffff, 0x8014}})
+	saw()
+	d.SetMode("ib0_1_14", Connected)
+	d.SetMode("ib0_1_99", Connected)
+	d.SetMode("ib0_1_14", Connected)
+	if diff := saw("remove ib0_1_14"); diff != "" {
+		t.Error(diff)
+	}
+	d.Gone("ib0_1_14")
+	if diff := saw("add ib0_1_14 0x8014"); diff != "" || h.cfg["ib0_1_14"].Params.Mode != Connected || h.cfg["ib0_1_7fff"].Params.Mode != Datagram {
+		t.Errorf("%s %+v", diff, h.cfg)
+	}
+	d.SetMode("ib0_1_14", Connected)
+	if diff := saw(); diff != "" {
+		t.Error(diff)
+	}
+	// Changed twice before it has gone, the last counts.
+	d.SetMode("ib0_1_14", Datagram)
+	d.SetMode("ib0_1_14", Connected)
+	d.Gone("ib0_1_14")
+	if diff := saw("remove ib0_1_14", "add ib0_1_14 0x8014"); diff != "" || h.cfg["ib0_1_14"].Params.Mode != Connected {
+		t.Errorf("%s %+v", diff, h.cfg)
+	}
+	d.SetPort(0, 1, Port{State: ib.PortActive, PKeys: []ib.PKey{0xffff}})
+	d.SetMode("ib0_1_14", Datagram) // goes for good
+	d.Gone("ib0_1_14")
+	d.SetPort(0, 1, Port{State: ib.PortActive, PKeys: []ib.PKey{0xffff, 0x8014}})
+	if h.cfg["ib0_1_14"].Params.Mode != Datagram {
+		t.Errorf("%+v", h.cfg)
+	}
+}

@@ -16,7 +16,11 @@ type out struct{ l *Link }
 var _ neigh.Out = out{}
 
 func newEngine(l *Link) *neigh.Engine {
-	return neigh.New(neigh.Config{MaxNeighbours: l.p.MaxNeigh, Rand: l.rnd}, out{l})
+	c := neigh.Config{MaxNeighbours: l.p.MaxNeigh, Rand: l.rnd}
+	if l.isConnected() {
+		c.QueueBytes = connBytes
+	}
+	return neigh.New(c, out{l})
 }
 
 // setLink tells the engine what it has to know of the link.

@@ -370,20 +370,18 @@ func (e *Engine) TooBig(now mono.Time, frame []byte, mtu int) {
 	case len(p) >= ipv4Len && p[0]>>4 == 4:
 		from = netip.AddrFrom4([4]byte(p[ipv4Dst:]))
 	case len(p) >= ipv6Len && p[0]>>4 == 6:
-		from = netip.AddrFrom16([16]byte(p[ipv6Dst:]))
-	default:
-		return
+		if from = netip.AddrFrom16([16]byte(p[ipv6Dst:])); from.IsMulticast() {
+			from = e.beside(from)
+		}
 	}
-	if !oneHost(from) {
-		from = e.beside(from)
-	}
-	if from.IsValid() {
+	// Of IPv4, no error answers what was for many (RFC 1122, 3.2.2).
+	if _, broadcast := e.broadcast[from]; from.IsValid() && !broadcast {
 		e.icmpError(now, &e.tooBig, p, from, mtu)
 	}
 }
 
-// beside returns an address of the link that is not ours, of the family of an IP group: as from there
-// the IP stack is told what only a neighbour could tell.
+// beside returns an address of the link that is not ours: as from there the IP stack is told of an IPv6 group
+// what only a neighbour could tell.
 func (e *Engine) beside(group netip.Addr) netip.Addr {
 	src, ok := e.source(group)
 	if !ok {
@@ -391,7 +389,7 @@ func (e *Engine) beside(group netip.Addr) netip.Addr {
 	}
 	p := e.addrs[src].prefix
 	for _, a := range []netip.Addr{src.Next(), src.Prev()} {
-		if _, broadcast := e.broadcast[a]; p.Contains(a) && !broadcast && a != p.Masked().Addr() && e.addrs[a] == nil {
+		if p.Contains(a) && e.addrs[a] == nil {
 			return a
 		}
 	}

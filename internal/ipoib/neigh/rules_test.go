@@ -694,3 +694,34 @@ func TestSourceOfQuestions(t *testing.T) {
 		}
 	}
 }
+
+// TestTooBig: the IP stack hears of packets that were too long for where they go: as from there, or of an IPv6 group as from
+// an address beside ours.
+func TestTooBig(t *testing.T) {
+	h := upHost(t, Config{})
+	var frames [][]byte
+	for _, dst := range []netip.Addr{ipB, llB, netip.MustParseAddr("ff02::99"), netip.MustParseAddr("239.1.1.1"), netip.MustParseAddr("10.20.0.255")} {
+		src := ipA
+		if dst.Is6() {
+			src = llA
+		}
+		f := packet(src, dst, "x")
+		frames = append(frames, bytes.Clone(f))
+		h.e.TooBig(h.now, f, 1500)
+		if !bytes.Equal(f, frames[len(frames)-1]) {
+			t.Errorf("to %v: the packet was changed", dst)
+		}
+	}
+	h.want("up icmp 4 from 10.20.0.2 to 10.20.0.1 about x", fmt.Sprintf("up icmp6 2/0 from %v about x", llB), fmt.Sprintf("up icmp6 2/0 from %v about x", llA.Next()))
+	for _, p := range [][]byte{{}, {0x45}, {0x60}, bytes.Repeat([]byte{0x45}, 19), bytes.Repeat([]byte{0x60}, 39), bytes.Repeat([]byte{0x50}, 60)} {
+		h.e.TooBig(h.now, append(make([]byte, headroom), p...), 1500)
+	}
+	h.e.TooBig(h.now, h.e.scratch[:], 1500)
+	h.want()
+	// Without an address of the family there is nobody to tell it as from.
+	h.e.SetAddrs(h.now, []netip.Prefix{netip.PrefixFrom(ipA, 31)})
+	h.wait(10 * time.Second)
+	h.log = nil
+	h.e.TooBig(h.now, packet(llA, netip.MustParseAddr("ff02::99"), "x"), 1500)
+	h.want()
+}
