@@ -353,8 +353,14 @@ func (s *pollStack) Close() error {
 }
 
 // TestIPLinkAllocates: the way of a packet from a device that the lane reads, to the
-// link, and out of the other link's device needs no memory.
+// link, and out of the other link's device needs no memory, in either mode.
 func TestIPLinkAllocates(t *testing.T) {
+	for _, mode := range []string{"datagram", "connected"} {
+		t.Run(mode, func(t *testing.T) { ipLinkAllocates(t, mode) })
+	}
+}
+
+func ipLinkAllocates(t *testing.T, mode string) {
 	r := twoNative(t)
 	s := r.stacks()
 	open := r.node.ip.open
@@ -364,8 +370,8 @@ func TestIPLinkAllocates(t *testing.T) {
 		p.keep = false
 		return p, errors.Join(err, syscall.Pipe(p.pipe[:]))
 	}
-	r.link(t, firstNative, "10.9.0.1/24")
-	r.link(t, "vf", "10.9.0.2/24")
+	r.link(t, firstNative, "10.9.0.1/24", "mode="+mode)
+	r.link(t, "vf", "10.9.0.2/24", "mode="+mode)
 	from, to := r.node.ip.link("ib0_1_7fff"), s.of("ib1_1_7fff")
 	p, hop := ipv4("10.9.0.1", "10.9.0.2", make([]byte, 1000)), netip.MustParseAddr("10.9.0.2")
 	offer := func() {
@@ -377,6 +383,10 @@ func TestIPLinkAllocates(t *testing.T) {
 	eventually(t, "the first packet arrives", func() bool {
 		from.lane.do(offer)
 		return to.count.Load() > before
+	})
+	eventually(t, "the neighbour is known by its mode", func() bool {
+		from.lane.do(offer)
+		return slices.Equal(r.modes(t, "10.9.0.2"), []string{mode})
 	})
 	before = to.count.Load()
 	n := 0.0

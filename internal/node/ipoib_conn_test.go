@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"weft/internal/api"
+	"weft/internal/mono"
+)
+
+// modes are how packets of links go to an address.
+func (r *running) modes(t *testing.T, addr string) (modes []string) {
+	t.Helper()
+	list, err := api.IPTable[api.IPNeighbour](context.Background(), r.cli, "neighbours", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range list {
+		if n.Addr == addr {
+			modes = append(modes, n.Mode)
+		}
+	}
+	return modes
+}
+
+// TestIPLinksConnected: two functions of one node, a link in connected mode each: a packet of 65520 octets goes by the one connection that they
+// make, both ways; one of them is set to datagrams and back; in the end no object is left.
+func TestIPLinksConnected(t *testing.T) {
+	r := twoNative(t)
+	s, ctx := r.stacks(), context.Background()
+	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
+	r.link(t, "vf", "10.9.0.2/24", "mode=connected")
+	const from, to = "10.9.0.1", "10.9.0.2"
+	// What was sent may be lost while a link goes and comes.
+	carry := func(src, dst string, a, b *ipStack, n int) {
+		t.Helper()
+		try := 0
+		eventually(t, fmt.Sprintf("a packet of %d octets from %s", n, src), func() bool {
+			p := ipv4(src, dst, append(bytes.Repeat([]byte{byte(n), 0xa5}, (n-28)/2-4), fmt.Sprintf("%08d", try)...))
+			try++
+			select {
+			case a.send <- p:
+			case <-a.end:
+				return false
+			}
+			for range 20 {
+				if b.has(p) {
+					return true
+				}
+				r.node.ip.describe(func(*ipLink) bool { return true }) // the lane has turned
+			}
+			return false
+		})
+	}
+	a, b := s.of("ib0_1_7fff"), s.of("ib1_1_7fff")
+	if a.info.MTU != 65520 || a.info.Address[0] != 0x80 {
+		t.Errorf("%+v", a.info)
+	}
+	carry(from, to, a, b, 65520)
+	carry(to, from, b, a, 65520)
+	carry(from, to, a, b, 100)
+	if m := r.modes(t, to); !slices.Equal(m, []string{"connected"}) {
+		t.Errorf("packets go by %v", m)
+	}
+	l, err := r.cli.IPLinks(ctx)
+	if err != nil || len(l) != 2 || l[0].Connections != 1 || l[1].Connections != 1 || l[0].Mode != "connected" || l[0].DatagramMTU != 2044 {
+		t.Errorf("%v %+v", err, l)
+	}
+	for _, mode := range []string{"datagram", "connected"} {
+		if err := r.cli.IPDo(ctx, "ib1_1_7fff", api.IPAction{Op: api.IPMode, Mode: mode}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the link is back", func() bool {
+			l, err := r.cli.IPLinks(ctx)
+			i := slices.IndexFunc(l, func(l api.IPLink) bool { return l.Name == "ib1_1_7fff" })
+			return err == nil && i >= 0 && l[i].Carrier && l[i].Mode == mode
+		})
+		b = s.of("ib1_1_7fff")
+		size := map[string]int{"datagram": 2044, "connected": 65520}[mode]
+		carry(from, to, a, b, size)
+		carry(to, from, b, a, size)
+	}
+	for _, bad := range []struct{ link, mode string }{{"ib1_1_7fff", "both"}, {"ib9_1_7fff", "datagram"}} {
+		if err := r.cli.IPDo(ctx, bad.link, api.IPAction{Op: api.IPMode, Mode: bad.mode}); err == nil {
+			t.Errorf("%v is taken", bad)
+		}
+	}
+	for _, name := range []string{firstNative, "vf"} {
+		if err := r.cli.DelIPLinks(ctx, name); err != nil {
+			t.Error(err)
+		}
+	}
+	if list := r.node.residentList(); len(list) != 0 {
+		t.Errorf("%d sessions are left", len(list))
+	}
+	eventually(t, "the connection manager has no request that waits", func() bool {
+		half := 0
+		r.node.cm.do(func(_ mono.Time) { _, half = r.node.cm.mgr.Load() })
+		return half == 0
+	})
+}
