@@ -474,6 +474,14 @@ func (s *subnet) limited(t *testing.T, m int, g [3]string) {
 // TestIPoIBNetstack: a user without any privilege moves a file between two
 // nodes of his own, by IPv4 and IPv6 (S-12).
 func TestIPoIBNetstack(t *testing.T) {
+	for _, mode := range []string{"datagram", "connected"} {
+		if mode == "datagram" || os.Getenv("WEFT_SOAK") != "" {
+			t.Run(mode, func(t *testing.T) { netstacks(t, mode) })
+		}
+	}
+}
+
+func netstacks(t *testing.T, mode string) {
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)
 	if err != nil {
@@ -520,7 +528,7 @@ func TestIPoIBNetstack(t *testing.T) {
 	}
 	stack := func(i int, args ...string) *lab.Proc {
 		t.Helper()
-		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir, native, "--addr", v4(i) + "/24", "--addr", v6(i) + "/64"}, args...)...))
+		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir, native, "--mode", mode, "--addr", v4(i) + "/24", "--addr", v6(i) + "/64"}, args...)...))
 		return p
 	}
 	// What is served is a file of the user's, by a server that only this host reaches.
