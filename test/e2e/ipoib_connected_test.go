@@ -113,6 +113,9 @@ func TestIPoIBConnected(t *testing.T) {
 		}
 	})
 	t.Run("another mode", func(t *testing.T) {
+		if os.Getenv("WEFT_SOAK") == "" {
+			t.Skip("WEFT_SOAK is not set")
+		}
 		for _, mode := range []string{"datagram", "connected"} {
 			before := s.qpn(1)
 			s.weft(1, "ipoib", "set", ipLink, "--mode", mode)
