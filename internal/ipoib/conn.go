@@ -49,6 +49,7 @@ var connStateNames = [...]string{"connecting", "connecting", "connected", "closi
 type conn struct {
 	id    uint32
 	hw    wire.HWAddr // of the peer, without flags
+	lid   ib.LID      // of the peer's port: who what it tells of others counts for
 	qpn   ib.QPN      // of this side
 	state connState
 	// oneWay is a connection of a peer that has one for each direction: by it nothing is sent back.
@@ -235,7 +236,7 @@ func (l *Link) connect(now mono.Time, e *entry) *conn {
 		return nil
 	}
 	l.debug(now, DebugControl, "connection %d to %v: asking", r.ID, e.hw)
-	return l.addConn(&conn{id: r.ID, hw: e.hw, qpn: qpn, state: connAsking, mtu: ConnMTU, used: now})
+	return l.addConn(&conn{id: r.ID, hw: e.hw, lid: r.Path.DLID, qpn: qpn, state: connAsking, mtu: ConnMTU, used: now})
 }
 
 // nextConn returns an unused number.
@@ -423,7 +424,7 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 	case !l.carrier || !l.connsOpen:
 		no(false)
 		return
-	case !ok || !hw.Unicast() || hw.Same(l.hw):
+	case !ok || !hw.Unicast() || hw.Same(l.hw) || !e.LID.IsUnicast():
 		l.c.Driver.ConnBadData++
 		no(false)
 		return
@@ -460,7 +461,7 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 		return
 	}
 	l.debug(now, DebugControl, "connection %#x of %v: accepted", e.ID, hw)
-	c := l.addConn(&conn{id: e.ID, hw: hw, qpn: q, state: connAnswering, oneWay: oneWay, mtu: mtu, used: now})
+	c := l.addConn(&conn{id: e.ID, hw: hw, lid: e.LID, qpn: q, state: connAnswering, oneWay: oneWay, mtu: mtu, used: now})
 	if oneWay {
 		return
 	}

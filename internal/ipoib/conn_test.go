@@ -381,16 +381,20 @@ func TestConnectedRoom(t *testing.T) {
 func TestConnectedHostile(t *testing.T) {
 	good := make([]byte, 92)
 	wire.PutCMPrivate(good, 0x208, 65524)
-	for name, private := range map[string][]byte{"nothing": nil, "short": good[:7], "no length": wire4(0x208, 4), "group": wire4(0xffffff, 65524),
+	for name, private := range map[string][]byte{"nothing": nil, "short": good[:7], "no length": wire4(0x208, 4), "group": wire4(0xffffff, 65524), "no port": good,
 		"ourselves": wire4(0x48, 65524)} {
 		s, a, _ := mixed(t, "connected", "connected")
 		gid := gidB
 		if name == "ourselves" {
 			gid = gidA
 		}
+		lid := ib.LID(17)
+		if name == "no port" {
+			lid = ib.LIDPermissive
+		}
 		c := a.newConn(PassiveConn + 77)
 		c.peer = &fakeConn{n: s.nodes[1], stopped: true}
-		a.l.ConnEvent(s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, Private: private})
+		a.l.ConnEvent(s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, LID: lid, Private: private})
 		if !c.answered || len(a.l.conns) != 0 {
 			t.Errorf("%s: not refused", name)
 		}
@@ -414,6 +418,29 @@ func TestConnectedHostile(t *testing.T) {
 	a.send(ipA, ipB, text("one", 4000))
 	s.run(time.Second)
 	b.heard()
+	// What a peer tells of others by its connection counts for its port, too.
+	ll := wire.LinkLocal(gidB.GUID())
+	b.l.SetAddrs(s.now, append(b.l.addrs, netip.PrefixFrom(ll, 64)), nil)
+	s.run(10 * time.Second)
+	b.heard()
+	var from *fakeConn
+	for _, from = range a.conns {
+	}
+	for i := range 2 * maxSourceEntries {
+		made := wire.MakeHWAddr(0, ib.QPN(1000+i), gidA)
+		nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 1, 14: byte(i >> 8), 15: byte(i)}), Dst: ll, Target: ll, Link: made, HasLink: true}
+		m := make([]byte, 256)
+		n := nd.Put(m[wire.EncapLen:])
+		wire.PutEncap(m, wire.EtherIPv6)
+		from.carry(1<<62, m[:wire.EncapLen+n])
+		s.run(0)
+	}
+	if n := b.counter("shadow_refused_share"); n == 0 || len(b.l.sources) > 1 {
+		t.Errorf("%d entries were refused, %d sources", n, len(b.l.sources))
+	}
+	s.run(5 * time.Minute)
+	b.heard()
+	conns := b.counter("conn_rx_packets")
 	var c *fakeConn
 	for _, c = range a.conns {
 	}
@@ -424,7 +451,7 @@ func TestConnectedHostile(t *testing.T) {
 	}
 	s.run(time.Second)
 	b.expect(nil)
-	b.expectCount("conn_rx_packets", 1)
+	b.expectCount("conn_rx_packets", conns)
 	b.expectCount("rx_nohandler", 2)
 	// Events of connections that there are not, or that do not fit, do nothing.
 	for k := ConnAccepted; k <= ConnOver; k++ {

@@ -86,6 +86,7 @@ type ConnEvent struct {
 	Kind    ConnEventKind
 	Service uint64 // ConnAsked: the service ID that was asked for
 	GID     ib.GID // ConnAsked: of the peer
+	LID     ib.LID // ConnAsked: of its port
 	Private []byte // ConnAsked, ConnAccepted; valid during the call
 }
 

@@ -237,8 +237,11 @@ func (l *Link) took(now mono.Time, c *conn, wc *WC, b []byte) {
 	}
 	// Some peers ask a neighbour whom they are connected with that way.
 	l.c.Driver.NDRx++
+	l.from = c.lid
 	wire.PutHardHeader(b, &wire.HWAddr{}, &c.hw, t)
-	if f := l.eng.Input(now, neigh.Host, b); f != nil {
+	f := l.eng.Input(now, neigh.Host, b)
+	l.from = 0
+	if f != nil {
 		l.up(f[Headroom:])
 	}
 }

@@ -138,7 +138,7 @@ func (n *node) Connect(r *ConnRequest) (ib.QPN, error) {
 			to.lastConn++
 			p := to.newConn(PassiveConn + to.lastConn)
 			c.peer, p.peer = p, c
-			to.l.ConnEvent(s.now, ConnEvent{ID: p.id, Kind: ConnAsked, Service: q.ServiceID, GID: n.port.GID, Private: q.Private})
+			to.l.ConnEvent(s.now, ConnEvent{ID: p.id, Kind: ConnAsked, Service: q.ServiceID, GID: n.port.GID, LID: n.port.LID, Private: q.Private})
 			if !p.answered {
 				s.t.Errorf("%s: a request has no answer", to.name)
 			}

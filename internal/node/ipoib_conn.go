@@ -153,7 +153,7 @@ func (d *ipoibDoor) asked(now mono.Time, e *cm.Event) {
 	}
 	d.conns[id] = e.Conn
 	e.Conn.SetHandler(func(now mono.Time, e *cm.Event) { d.event(id, e) })
-	v := ipoib.ConnEvent{ID: id, Kind: ipoib.ConnAsked, Service: uint64(r.ServiceID), GID: r.Path.DGID, Private: bytes.Clone(r.PrivateData)}
+	v := ipoib.ConnEvent{ID: id, Kind: ipoib.ConnAsked, Service: uint64(r.ServiceID), GID: r.Path.DGID, LID: r.Path.DLID, Private: bytes.Clone(r.PrivateData)}
 	d.onLane(func(now mono.Time, link *ipoib.Link, a *ipoibAL) {
 		a.made[id] = &ipoibConn{attr: attr}
 		link.ConnEvent(now, v)
