@@ -107,7 +107,7 @@ func (f *ipoibFeed) idle() int {
 // TestFeedStaysWarm: of a back end that the lane reads by itself, one batch after the other goes through the same memory, which is in the
 // processor's cache.
 func TestFeedStaysWarm(t *testing.T) {
-	a := &ipoibAL{feed: newFeed(make([]byte, feedMem))}
+	a := &ipoibAL{feed: newFeed(make([]byte, feedMem(feedMTU)), feedMTU)}
 	f, from := a.feed, &pollStack{}
 	f.reset(func() {})
 	f.from = from
