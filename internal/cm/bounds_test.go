@@ -9,6 +9,7 @@ import (
 
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mono"
 )
 
 func TestBacklog(t *testing.T) {
@@ -41,6 +42,49 @@ func TestBacklog(t *testing.T) {
 		t.Errorf("%d connections", len(b.conns))
 	}
 	over(a, b)
+}
+
+// TestShares: listeners whose users do not answer leave room for others, and for connections of
+// one's own.
+func TestShares(t *testing.T) {
+	const conns = 64
+	a, b := newHost(t, "10.0.0.1", 1, Limits{}), newHost(t, "10.0.0.2", 2, Limits{Conns: conns, Lookups: conns})
+	var heard [8]int
+	for i := range heard {
+		if _, err := b.Listen(&ListenParams{ServiceID: service + ServiceID(i), Backlog: 1024}, func(_ mono.Time, e *Event) { heard[i]++ }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dropped := uint64(0)
+	for i := range heard {
+		for k := range conns {
+			for _, lookup := range []bool{false, true} {
+				if lookup {
+					if _, err := a.Lookup(a.now, &LookupParams{ServiceID: service + ServiceID(i), Path: a.path(b)}, a.hear); err != nil {
+						t.Fatal(err)
+					}
+				} else if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service + ServiceID(i), Path: a.path(b), QPN: ib.QPN(16 + i*conns + k), QPType: ib.RC}, a.hear); err != nil {
+					t.Fatal(err)
+				}
+				b.take(a.sent()...)
+				b.sent()
+			}
+		}
+		if heard[i] < 2 {
+			t.Errorf("listener %d heard of %d", i, heard[i])
+		}
+		dropped += 2 * conns
+	}
+	total := 0
+	for _, n := range heard {
+		total += n
+	}
+	if b.asked > conns/2 || b.inquired > conns/2 || b.asked+b.inquired != total || b.Stats.DropShare != dropped-uint64(total) || b.Stats.DropFull != 0 {
+		t.Errorf("heard %v, %d and %d wait, %d dropped", heard, b.asked, b.inquired, b.Stats.DropShare)
+	}
+	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPN: 99, QPType: ib.RC}, b.hear); err != nil {
+		t.Errorf("a connection of one's own: %v", err)
+	}
 }
 
 // TestListenerClosesBeforeItIsTold: a request that no user has heard of is refused with its listener.
@@ -116,11 +160,19 @@ func TestFull(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	var list []mad.Datagram
-	for i := range 3 {
+	for i := range 2 {
 		_, d := a.connect(b, ib.QPN(i+16))
 		list = append(list, d)
 	}
-	b.take(list...)
+	b.take(list[0])
+	b.sent()
+	c := b.event(ConnectRequest).Conn
+	b.accept(c, 0x20)
+	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPType: ib.RC}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.sent()
+	b.take(list[1])
 	out := b.sent()
 	if len(out) != 1 {
 		t.Fatalf("%d answers", len(out))
@@ -131,9 +183,6 @@ func TestFull(t *testing.T) {
 	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPType: ib.RC}, nil); err != ErrFull {
 		t.Errorf("%v", err)
 	}
-	c := b.events[0].Conn
-	b.events = nil
-	b.accept(c, 0x20)
 	if err := c.Disconnect(b.now, nil); err != nil { // no RTU yet: TIMEWAIT at once
 		t.Fatal(err)
 	}

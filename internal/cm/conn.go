@@ -247,6 +247,7 @@ func (c *Conn) leaveQP() {
 func (c *Conn) unlist() {
 	if c.listener != nil {
 		c.listener.waiting--
+		c.m.asked--
 		c.listener = nil
 	}
 }

@@ -183,6 +183,10 @@ func (in *arrival) req() {
 		m.Stats.DropBacklog++
 		return
 	}
+	if !l.fair(m.asked, m.max.Conns) {
+		m.Stats.DropShare++
+		return
+	}
 	c := m.newConn(in.function)
 	if c == nil {
 		m.Stats.RejectFull++
@@ -191,6 +195,7 @@ func (in *arrival) req() {
 	}
 	c.h, c.listener = l.h, l
 	l.waiting++
+	m.asked++
 	c.state, c.path, c.qpType, c.guid = reqRcvd, q.Path, q.QPType, in.port.CAGUID
 	c.tid, c.to = in.tid, in.reply()
 	c.remote, c.known = remoteID{guid, gid, r.LocalCommID}, true

@@ -56,6 +56,14 @@ func (l *Listener) before(o *Listener) bool {
 	return l.match != nil && o.match == nil
 }
 
+// fair reports whether another request may wait for the listener's user, where so many wait
+// already and so many connections can be. What waits unanswered takes up half of them at most,
+// and a listener no more of that than it leaves to the others: whoever comes
+// finds room, for the requests of peers and for connections of its own.
+func (l *Listener) fair(waiting, most int) bool {
+	return l.waiting < max(most/2-waiting, 1)
+}
+
 // Close ends it. Requests of which its handler has heard stay; those it has not heard of yet are
 // rejected, as later ones are.
 func (l *Listener) Close(now mono.Time) {

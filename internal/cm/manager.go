@@ -67,6 +67,8 @@ type Manager struct {
 	inquiries map[inquiryID]*Inquiry
 	answered  list.List   // of *Inquiry, oldest first
 	listeners []*Listener // in order of precedence
+	asked     int         // connections, and inquiries below, that wait for a listener's user
+	inquired  int
 	timers    timerHeap
 	out       []outgoing
 	head      int // of out

@@ -167,6 +167,9 @@ func (in *arrival) inquiry() {
 	case l.waiting >= l.backlog:
 		m.Stats.DropBacklog++
 		return
+	case !l.fair(m.inquired, m.max.Lookups):
+		m.Stats.DropShare++
+		return
 	}
 	if len(m.inquiries) >= m.max.Lookups {
 		e := m.answered.Front()
@@ -178,6 +181,7 @@ func (in *arrival) inquiry() {
 	}
 	i := &Inquiry{m: m, id: id, service: q.ServiceID, listener: l, tid: in.tid, to: to}
 	l.waiting++
+	m.inquired++
 	m.inquiries[id] = i
 	m.start(i, in.now.Add(unansweredTime))
 	m.Stats.Lookups++
@@ -209,6 +213,7 @@ func (i *Inquiry) end() {
 func (i *Inquiry) unlist() {
 	if i.listener != nil {
 		i.listener.waiting--
+		i.m.inquired--
 		i.listener = nil
 	}
 }

@@ -24,6 +24,7 @@ type Stats struct {
 	DropUnknown          uint64 // of no connection
 	DropForeign          uint64 // of a connection, but from somebody else
 	DropBacklog          uint64 // too many requests wait for the listener's user
+	DropShare            uint64 // what waits for users has no room for another of this listener's
 	DropFull             uint64 // too many connections or inquiries
 	LostOut              uint64 // too much waits to be sent
 	EarlyTimewait        uint64 // ends of TIMEWAIT before their time, to make room
@@ -58,7 +59,8 @@ func (s *Stats) Each(f func(name string, v uint64)) {
 		{"established", s.Established}, {"rejected", s.Rejected}, {"unreachable", s.Unreachable}, {"disconnected", s.Disconnected},
 		{"lookups", s.Lookups},
 		{"drop_class", s.DropClass}, {"drop_short", s.DropShort}, {"drop_port", s.DropPort}, {"drop_state", s.DropState},
-		{"drop_unknown", s.DropUnknown}, {"drop_foreign", s.DropForeign}, {"drop_backlog", s.DropBacklog}, {"drop_full", s.DropFull},
+		{"drop_unknown", s.DropUnknown}, {"drop_foreign", s.DropForeign}, {"drop_backlog", s.DropBacklog}, {"drop_share", s.DropShare},
+		{"drop_full", s.DropFull},
 		{"lost_out", s.LostOut}, {"early_timewait", s.EarlyTimewait},
 		{"reject_service", s.RejectService}, {"reject_transport", s.RejectTransport}, {"reject_gid", s.RejectGID}, {"reject_mtu", s.RejectMTU},
 		{"reject_stale", s.RejectStale}, {"reject_full", s.RejectFull}, {"reject_comm_id", s.RejectCommID},
