@@ -262,7 +262,8 @@ func (w *cmNetwork) Device(function uint16) (rdmacm.Device, bool) {
 	if f == nil {
 		return rdmacm.Device{}, false
 	}
-	return rdmacm.Device{GUID: f.a.NodeGUID, PKeys: f.a.Port().PKeys}, true
+	p := f.a.Port()
+	return rdmacm.Device{GUID: f.a.NodeGUID, PKeys: p.PKeys, LID: p.LID, LMC: p.LMC}, true
 }
 
 // Broadcast implements rdmacm.Network.

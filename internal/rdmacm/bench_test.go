@@ -90,7 +90,7 @@ func (b *bench) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done fun
 
 func (b *bench) Device(function uint16) (Device, bool) {
 	p, ok := b.Port(function)
-	return Device{GUID: p.CAGUID, PKeys: p.PKeys}, ok
+	return Device{GUID: p.CAGUID, PKeys: p.PKeys, LID: p.LID}, ok
 }
 
 func (b *bench) Broadcast(*cm.Address) (ib.GID, bool) {

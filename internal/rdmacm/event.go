@@ -4,6 +4,8 @@ package rdmacm
 
 import (
 	"slices"
+
+	"weft/internal/cm"
 )
 
 // eventKind is an event as programs know it.
@@ -64,22 +66,28 @@ func status(e Errno) int32 { return -int32(e) }
 // queued.
 func (f *File) event(room int, b []byte) ([]byte, Errno) {
 	h := f.hub
-	if len(f.events) == 0 {
-		return b, EAGAIN
-	}
-	e := f.events[0]
-	if e.child != nil {
-		if err := h.number(e.child, f); err != OK {
-			return b, err
+	var e *event
+	for {
+		if len(f.events) == 0 {
+			return b, EAGAIN
+		}
+		e = f.events[0]
+		f.events[0] = nil
+		if f.events = f.events[1:]; len(f.events) == 0 {
+			f.events = nil
+		}
+		if e.child == nil {
+			e.id.waiting--
+			break
 		}
 		e.id.backlog++
 		e.id.requests--
-	} else {
-		e.id.waiting--
-	}
-	f.events[0] = nil
-	if f.events = f.events[1:]; len(f.events) == 0 {
-		f.events = nil
+		if h.number(e.child, f) == OK {
+			break
+		}
+		// Where the user has no identifier left for it, the peer is told so, and what
+		// came later is not kept waiting.
+		e.child.refuse(cm.ReasonNoResources)
 	}
 	f.tell()
 	h.Stats.Events++
@@ -105,6 +113,14 @@ func (f *File) event(room int, b []byte) ([]byte, Errno) {
 	}
 	b = append(b, make([]byte, eventLen-eventLeast)...)
 	return b[:min(len(b), at+room)], OK
+}
+
+// refuse ends a request of a peer that no program has heard of.
+func (i *id) refuse(why cm.Reason) {
+	if i.conn != nil {
+		i.conn.Reject(i.hub.now, why, nil, nil)
+	}
+	i.abandon()
 }
 
 // purge drops the events that match, and ends the requests of peers among them.

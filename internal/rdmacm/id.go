@@ -211,7 +211,11 @@ func (i *id) bind(e endpoint) Errno {
 		if err != nil {
 			return errno(err)
 		}
-		addr = &a
+		// A loopback address is of no device until it is known that the peer is on
+		// this host: programs that look for a device would offer it to other hosts.
+		if !e.addr.IsLoopback() {
+			addr = &a
+		}
 	}
 	was := i.src
 	i.src = e

@@ -131,6 +131,8 @@ func (i *id) record() mad.PathRecord {
 }
 
 // setPath takes the path that a program has found by itself: it is resolved then.
+// What it says of this side must be the port's: its GID, one of its LIDs, a P_Key
+// of its table. Where it leads is the program's affair.
 func (i *id) setPath(v []byte) Errno {
 	if len(v)%pathDataLen != 0 {
 		return EINVAL
@@ -148,7 +150,13 @@ func (i *id) setPath(v []byte) Errno {
 		return EINVAL
 	}
 	a := i.addr
-	i.path = &cm.Path{Function: a.Function, Link: a.Link, SGID: r.SGID, DGID: r.DGID, SGIDIndex: a.SGIDIndex, SLID: r.SLID, DLID: r.DLID,
+	d, ok := i.hub.net.Device(a.Function)
+	pkey := slices.Index(d.PKeys, r.PKey)
+	if !ok || pkey < 0 || r.PKey&0x7fff == 0 || !d.LID.Owns(d.LMC, r.SLID) || !r.DLID.IsUnicast() {
+		i.hub.Stats.DropPath++
+		return EINVAL
+	}
+	i.path = &cm.Path{Function: a.Function, Link: a.Link, SGID: r.SGID, DGID: r.DGID, SGIDIndex: a.SGIDIndex, PKeyIndex: uint16(pkey), SLID: r.SLID, DLID: r.DLID,
 		Global: r.HopLimit > 1, PKey: r.PKey, FlowLabel: r.FlowLabel, TClass: r.TClass, HopLimit: r.HopLimit, SL: r.SL, MTU: r.MTU, Rate: r.Rate, LifeTime: r.Life}
 	i.state = stateRouteResolved
 	i.queue(&event{kind: evRouteResolved})

@@ -77,6 +77,8 @@ type Group struct {
 type Device struct {
 	GUID  ib.GUID
 	PKeys []ib.PKey // of the port, by index; the Hub only reads them
+	LID   ib.LID    // of an InfiniBand port, with 2^LMC - 1 others behind it
+	LMC   uint8
 }
 
 // Network is the node's ports and the ways from them. Calls that take done never wait; done is called
@@ -116,6 +118,8 @@ type Stats struct {
 	DropMalformed, DropUnknown, DropForeign, DropFamily uint64
 	// What there was no room for: identifiers, groups, ports, requests of peers, events.
 	DropIDs, DropGroups, DropPorts, DropBacklog, DropEvents uint64
+	// Paths of programs that do not begin at the port.
+	DropPath uint64
 	// Events of connections that no program has taken yet.
 	DropUntaken uint64
 }

@@ -10,6 +10,7 @@ import (
 	"weft/internal/abi"
 	"weft/internal/cm"
 	"weft/internal/ib"
+	"weft/internal/mad"
 )
 
 // Two programs connect, as librdmacm has them do it, and part.
@@ -197,6 +198,43 @@ func TestReject(t *testing.T) {
 	b.empty()
 }
 
+// A user that may have no more identifiers still hears of everything else: the peer
+// whose request would need one is refused.
+func TestRequestWithoutRoom(t *testing.T) {
+	b := newBench(t)
+	server, client := b.programOf(Owner{UID: 5}), b.program()
+	l, listenerUID := server.create(cm.SpaceTCP)
+	server.bind(l, ethAddr, 2000)
+	server.must(abi.CMListen, l, uint32(0))
+	n, uid := client.route(cm.SpaceTCP, ethAddr, 2000)
+	client.connect(n, 1, nil)
+	child := server.want(listenerUID, evConnectRequest, 0).id
+	for range MaxUserIDs - 2 {
+		server.create(cm.SpaceTCP)
+	}
+	m, second := client.route(cm.SpaceTCP, ethAddr, 2000)
+	client.connect(m, 2, nil)
+	b.settle()
+	if e, ok := server.next(); ok {
+		t.Fatalf("%+v", e)
+	}
+	client.want(second, evRejected, int32(cm.ReasonNoResources))
+	if b.hub.Stats.DropIDs != 1 {
+		t.Errorf("%+v", b.hub.Stats)
+	}
+	server.destroy(child)
+	if e, ok := client.next(); !ok || e.kind != evRejected || e.uid != uid {
+		t.Errorf("%+v %v", e, ok)
+	}
+	// There is room again.
+	m, _ = client.route(cm.SpaceTCP, ethAddr, 2000)
+	client.connect(m, 3, nil)
+	server.want(listenerUID, evConnectRequest, 0)
+	server.f.Close(b.now)
+	client.f.Close(b.now)
+	b.empty()
+}
+
 // A datagram service is looked up.
 func TestDatagram(t *testing.T) {
 	b := newBench(t)
@@ -274,6 +312,12 @@ func TestPorts(t *testing.T) {
 	route := p.must(abi.CMQueryRoute, uint64(0), n, uint32(0))
 	if port := be.Uint16(route[138:]); err != OK || port < firstPort || port > lastPort {
 		t.Errorf("port %d, %v", port, err)
+	}
+	// The loopback's is no device's: other hosts do not reach it.
+	lo, err := try(loopback, 0, false)
+	local := p.must(abi.CMQueryRoute, uint64(0), lo, uint32(0))
+	if le.Uint64(route) == 0 || err != OK || le.Uint64(local) != 0 {
+		t.Errorf("bound to a port: device %#x; to the loopback: %#x, %v", le.Uint64(route), le.Uint64(local), err)
 	}
 	stranger := b.programOf(Owner{UID: 5})
 	m, _ := stranger.create(cm.SpaceTCP)
@@ -558,10 +602,34 @@ func TestOwnPath(t *testing.T) {
 	r := i.record()
 	i.path = nil
 	v := r.Append(body(uint32(pathFlags), uint32(0)))
+	for name, spoil := range map[string]func(r *mad.PathRecord){
+		"another's LID":        func(r *mad.PathRecord) { r.SLID = 9 },
+		"no LID":               func(r *mad.PathRecord) { r.SLID = 0 },
+		"another's GID":        func(r *mad.PathRecord) { r.SGID = ib.GIDFromAddr(ethAddr) },
+		"a P_Key it has not":   func(r *mad.PathRecord) { r.PKey = 0x8002 },
+		"the P_Key of nobody":  func(r *mad.PathRecord) { r.PKey = 0 },
+		"to a group":           func(r *mad.PathRecord) { r.DLID = 0xc001 },
+		"to nobody":            func(r *mad.PathRecord) { r.DLID = 0 },
+		"an MTU that is none":  func(r *mad.PathRecord) { r.MTU = 0 },
+		"a P_Key as it is not": func(r *mad.PathRecord) { r.PKey = 1 },
+	} {
+		bad := r
+		spoil(&bad)
+		o := bad.Append(body(uint32(pathFlags), uint32(0)))
+		if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath), uint32(len(o))), o, nil, 0, nil); err != EINVAL {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if b.hub.Stats.DropPath != 7 {
+		t.Errorf("%+v", b.hub.Stats)
+	}
 	if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath), uint32(len(v))), v, nil, 0, nil); err != OK {
 		t.Fatal(err)
 	}
 	p.want(uid, evRouteResolved, 0)
+	if i.path.PKeyIndex != 1 {
+		t.Errorf("index %d of the P_Key", i.path.PKeyIndex)
+	}
 	out := p.must(abi.CMQuery, uint64(0), n, uint32(queryPath))
 	if len(out) != queryPathLen+pathDataLen || !bytes.Equal(out[queryPathLen:], v) {
 		t.Errorf("% x, want % x", out[queryPathLen:], v)

@@ -69,6 +69,12 @@ func TestMiddlewareTwoNodes(t *testing.T) {
 	needs(t, "fi_pingpong", "qperf")
 	b := open(t, 9000, false, 0)
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
+	// The server names no address.
+	b.libfabric(t, "-p verbs -e msg")
+	if lab.Soak {
+		b.libfabric(t, "-p verbs;ofi_rxm -e rdm")
+		b.ioDemo(t)
+	}
 	b.qperf(t)
 }
 
