@@ -29,7 +29,7 @@ var pyverbsModules = []struct {
 	least int
 }{
 	{"test_device", 11}, {"test_pd", 4}, {"test_mr", 3}, {"test_cq", 2}, {"test_cq_events", 2}, {"test_cqex", 3}, {"test_qp", 16},
-	{"test_qpex", 15}, {"test_addr", 3}, {"test_atomic", 5}, {"test_odp", 0}, {"test_fork", 1}, {"test_relaxed_ordering", 2},
+	{"test_qpex", 15}, {"test_addr", 3}, {"test_atomic", 5}, {"test_odp", 0}, {"test_fork", 1}, {"test_relaxed_ordering", 2}, {"test_rdmacm", 5},
 	{"test_shared_pd", 0}, {"test_parent_domain", 0}, {"test_flow", 0}, {"test_rss_traffic", 0}, {"test_tag_matching", 0},
 }
 
