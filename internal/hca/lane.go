@@ -55,7 +55,8 @@ type Lane struct {
 	manage   func(now mono.Time, r *pkt.Run)
 	general  func(now mono.Time, r *pkt.Run)
 	batch    *mem.Batch
-	groups   *Multicast // nil: no copies are made of multicast packets
+	shelves  *transport.Shelves // of all its queue pairs
+	groups   *Multicast         // nil: no copies are made of multicast packets
 	sessions []*Session
 	others   Others
 
@@ -98,11 +99,15 @@ type Others interface {
 	Quiesce()
 }
 
+// shelves is how many queue pairs of a lane may keep what arrived behind a gap at a
+// time: 16 MiB of it.
+const shelves = 64
+
 // NewLane returns a lane that serves sessions of any of the functions. link
 // takes what RoCE sends to other nodes. others may be nil where there is one
 // lane only.
 func NewLane(all *Functions, id int, link Link, others Others) *Lane {
-	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10)}
+	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), shelves: transport.NewShelves(shelves)}
 	l.refresh()
 	return l
 }

@@ -130,7 +130,7 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	q.slot, q.num = slot, s.wireQPN(slot)
 	port := s.a.Port()
 	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
-		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow}, q)
+		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Shelves: s.lane.shelves}, q)
 	q.classify(nil)
 	s.slots[slot] = q
 	p.refs++

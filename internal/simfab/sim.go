@@ -136,7 +136,7 @@ func (n *Node) newQP(o *Options) *QP {
 	q := &QP{node: n}
 	q.QP = transport.New(&transport.Config{Type: o.Type, QPN: firstQPN + ib.QPN(len(n.qps)),
 		Cap:     transport.Cap{MaxSendWR: max(o.SendWR, 1), MaxRecvWR: max(o.RecvWR, 1), MaxSendSGE: max(o.SendSGE, 1), MaxRecvSGE: max(o.RecvSG, 1)},
-		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow}, q)
+		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Shelves: transport.NewShelves(4)}, q)
 	n.qps = append(n.qps, q)
 	return q
 }

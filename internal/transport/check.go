@@ -38,6 +38,9 @@ func (q *QP) check() error {
 	case p.open && p.write && p.done > p.length:
 		return fmt.Errorf("%d bytes written of %d", p.done, p.length)
 	}
+	if err := p.checkShelf(); err != nil {
+		return err
+	}
 	psn := s.una
 	for i := s.ack; i != s.fresh; i++ {
 		wr := &s.sq[i&s.mask]
@@ -45,6 +48,16 @@ func (q *QP) check() error {
 			return fmt.Errorf("request %d holds PSNs %d … %d, una %d", i-s.head, wr.firstPSN, wr.lastPSN, s.una)
 		}
 		psn = wr.lastPSN.Add(1)
+	}
+	return nil
+}
+
+func (p *responder) checkShelf() error {
+	f := p.shelf
+	for i := 0; f != nil && i < f.n; i++ {
+		if e := &f.runs[i]; e.PSN.Diff(p.ePSN) <= 0 || i > 0 && e.PSN.Diff(f.runs[i-1].PSN) < 0 || e.len > int(e.count)*4096 {
+			return fmt.Errorf("shelf entry %d of %d: %d packets from PSN %d, expected %d", i, f.n, e.count, e.PSN, p.ePSN)
+		}
 	}
 	return nil
 }

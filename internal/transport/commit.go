@@ -71,6 +71,7 @@ func (q *QP) Commit(now mono.Time) {
 		s.owed, s.stalled = false, false
 	}
 	p.safePSN, p.safeMSN = p.ePSN, p.msn
+	q.returnShelf()
 	if p.nstaged != 0 || s.head != s.ack || q.attr.State >= ib.SQE {
 		q.deliver()
 	}

@@ -54,6 +54,7 @@ func (q *QP) onAck(now mono.Time, r *pkt.Run) {
 		// refused one draw this too; and one NAK starts one retry.
 		if s.rnrAt.IsZero() && !s.retrying {
 			q.retry(now)
+			q.ask()
 		}
 	case syn == ib.SynNAKInvReq:
 		q.ctr.RemoteInvalidReq++
@@ -112,6 +113,9 @@ func (q *QP) progress(now mono.Time, n uint32) {
 	behind := dist(s.txPSN, s.una) < n // sent again, and answered meanwhile
 	if !s.sampleAt.IsZero() && dist(s.samplePSN, s.una) <= n {
 		q.measured(now.Sub(s.sampleAt))
+	}
+	if s.asking {
+		q.answered(n > 1)
 	}
 	s.una = s.una.Add(n)
 	if behind {
@@ -209,6 +213,13 @@ func (q *QP) growWindow(n uint32) {
 	s.cwnd = uint32(min(uint64(s.cwnd)+bytes, uint64(q.cfg.Window)))
 }
 
+// Parts of a window that a loss takes: where the peer discards what follows a gap, a
+// larger window is mostly sent again in vain; where it keeps that, it is not.
+const (
+	cutDiscards = 4
+	cutKeeps    = 8
+)
+
 // cutWindow answers a loss; timeout says that nothing at all came back.
 func (q *QP) cutWindow(timeout bool) {
 	s := &q.req
@@ -220,7 +231,11 @@ func (q *QP) cutWindow(timeout bool) {
 	floor := max(q.cfg.MinWindow, 4*q.mtu)
 	if !s.recovering {
 		s.recovering, s.recover = true, s.maxPSN
-		s.cwnd = max(s.cwnd-s.cwnd/4, floor)
+		part := uint32(cutDiscards)
+		if s.keeps {
+			part = cutKeeps
+		}
+		s.cwnd = max(s.cwnd-s.cwnd/part, floor)
 		s.ssthresh = s.cwnd
 	}
 	if timeout {
@@ -250,8 +265,42 @@ func (q *QP) retry(now mono.Time) {
 
 func (q *QP) goBack() {
 	s := &q.req
+	s.asking = false
+	s.rewind()
+}
+
+func (s *requester) rewind() {
 	s.txPSN, s.tx, s.stalled = s.una, s.ack, false
 	s.sampleAt = 0
+}
+
+// askEvery is after how many NAKs the peer is asked again whether it keeps what
+// follows a gap. One that was found to discard it is asked sooner at first: two
+// packets missing in a row look the same.
+const askEvery = 32
+
+// ask finds out whether the peer keeps what arrives behind a gap: of what a retry
+// sends again only the first packet leaves (room), and the acknowledgement tells
+// (answered). Nothing in the protocol says it (docs/adr/0013-shelf.md).
+func (q *QP) ask() {
+	s := &q.req
+	switch {
+	case q.attr.Path.Local || q.attr.State == ib.Err || s.sq[s.ack&s.mask].Op.NeedsResponse():
+	case s.askIn == 0:
+		s.asking = true
+	default:
+		s.askIn--
+	}
+}
+
+// answered takes the first acknowledgement after ask.
+func (q *QP) answered(keeps bool) {
+	s := &q.req
+	if s.asking, s.keeps = false, keeps; keeps {
+		s.askIn, s.askNext = askEvery, 0
+		return
+	}
+	s.askIn, s.askNext = s.askNext, min(2*s.askNext+1, askEvery)
 }
 
 // onRNR waits as long as the responder asked for, then sends again from the

@@ -31,6 +31,9 @@ func FuzzHandle(f *testing.F) {
 // fuzzBatch is reused: a new one clears hundreds of kilobytes.
 var fuzzBatch = mem.NewBatch(4096)
 
+// fuzzShelves is one shelf, which every run gives back.
+var fuzzShelves = NewShelves(1)
+
 type fuzzer struct {
 	t     *testing.T
 	in    []byte
@@ -52,7 +55,7 @@ func (z *fuzzer) byte() byte {
 func (z *fuzzer) run() {
 	typ := ib.QPType(z.byte() % 5)
 	cfg := testConfig(typ, 17)
-	cfg.Cap.MaxSendWR, cfg.SRQ = 4, z.byte()&0x80 != 0
+	cfg.Cap.MaxSendWR, cfg.SRQ, cfg.Shelves = 4, z.byte()&0x80 != 0, fuzzShelves
 	z.s = newSide("X", cfg, 4096, nil)
 	z.s.quiet, z.s.batch = true, fuzzBatch
 	state := ib.QPState(z.byte() % 7)

@@ -71,6 +71,9 @@ func runModel(t *testing.T, seed uint64) {
 	}
 	cfg := testConfig(ib.RC, 17)
 	cfg.Window = 16 << 10
+	if seed&2 != 0 { // what arrives behind a gap is kept, or not
+		cfg.Shelves = NewShelves(1)
+	}
 	m.a = newSide("A", cfg, 1<<20, log("A", &m.sends))
 	cfg.QPN = 18
 	m.b = newSide("B", cfg, 1<<20, log("B", &m.rcv))

@@ -152,6 +152,8 @@ type Config struct {
 	// Window bounds the unacknowledged bytes of a path that can lose packets,
 	// and MinWindow what remains of it after losses.
 	Window, MinWindow uint32
+	// Shelves are where what arrives behind a gap is kept; nil: nowhere.
+	Shelves *Shelves
 }
 
 // Attr are the attributes of a queue pair (verbs names). Path is the resolved
@@ -182,6 +184,7 @@ type Attr struct {
 type Counters struct {
 	SentPackets, RcvdPackets, SentBytes, RcvdBytes      uint64
 	DuplicateRequest, OutOfSequence                     uint64
+	Shelved, ShelfRefused                               uint64 // packets behind a gap: kept, and not for lack of room
 	RNRNakSent, RNRNakRcvd, SeqNakSent, SeqNakRcvd      uint64
 	LocalAckTimeout, Retransmits, Probes                uint64
 	RetryExceeded, RNRRetryExceeded                     uint64

@@ -30,6 +30,9 @@ type requester struct {
 	stalled                    bool   // Next cannot go on before a response, a timer or Modify
 	retrying                   bool   // went back to una and saw no progress since
 	twice                      bool   // the run at una is to leave twice
+	asking                     bool   // sent again alone, the packet at una shows whether the peer …
+	keeps                      bool   // … keeps what arrives behind a gap, as it did when asked last
+	askIn, askNext             uint8  // NAKs until it is asked again, and if it then does not
 	placeFailed                bool   // a response's data did not reach its buffer
 	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
@@ -493,7 +496,7 @@ func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
 	}
 	if s.twice {
 		s.twice = false
-		q.goBack()
+		s.rewind()
 	}
 }
 
@@ -510,8 +513,8 @@ func (q *QP) room() uint64 {
 	if path.Local {
 		return run
 	}
-	if s.probes != 0 {
-		// What a probe brings back says where to go on.
+	if s.probes != 0 || s.asking {
+		// What comes back says where to go on.
 		if flight != 0 {
 			return 0
 		}

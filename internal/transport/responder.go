@@ -43,7 +43,9 @@ type responder struct {
 	nak     ib.Syndrome // zero for none
 	nakPSN  ib.PSN
 	ackOwed bool
-	nakSent bool // silent until ePSN arrives in order
+	nakSent bool   // silent until ePSN arrives in order
+	rnrSent bool   // it was an RNR NAK
+	shelf   *shelf // what arrived behind a gap; nil while there is none
 
 	staged      []stagedRecv
 	stageHead   uint32
@@ -193,28 +195,39 @@ func (q *QP) established() {
 // 9.7.4).
 func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 	p := &q.rsp
-	in := inbound{Run: r, op: r.Opcode.Op(), info: i, count: r.Count}
-	switch d := r.PSN.Diff(p.ePSN); {
-	case d > 0:
+	d := r.PSN.Diff(p.ePSN)
+	if d > 0 {
 		q.ctr.OutOfSequence++
+		q.shelve(r, i, b)
 		if !p.nakSent {
 			p.nakSent = true
 			p.nak, p.nakPSN, p.work = ib.SynNAKSeq, p.ePSN, true
 			q.ctr.SeqNakSent++
 		}
 		return
-	case d < 0:
-		if uint32(-d) >= r.Count {
-			q.duplicate(r, i)
-			return
-		}
+	}
+	if d < 0 && uint32(-d) >= r.Count {
+		q.duplicate(r, i)
+		return
+	}
+	q.inOrder(r, i, b)
+	if p.shelf != nil {
+		q.unshelve(b)
+	}
+}
+
+// inOrder takes a run that holds the packet at ePSN.
+func (q *QP) inOrder(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+	p := &q.rsp
+	in := inbound{Run: r, op: r.Opcode.Op(), info: i, count: r.Count}
+	if d := r.PSN.Diff(p.ePSN); d < 0 {
 		// The head of the run has been here before.
 		in.count -= uint32(-d)
 		in.skip = int(-d) * int(q.mtu)
 		in.op = tail(r.Opcode).Op()
 		in.info = in.op.Info()
 	}
-	p.nakSent = false
+	p.nakSent, p.rnrSent = false, false
 	p.nak = 0
 	// Only what is in progress may go on, and it must.
 	if in.info.First == p.open || p.open && (p.write != in.info.Write || !in.info.Write && !in.info.Send) {
@@ -300,7 +313,7 @@ func (q *QP) refusal(syn ib.Syndrome, psn ib.PSN) (event ib.Event) {
 func (q *QP) notReady() {
 	p := &q.rsp
 	p.nak, p.nakPSN, p.work = ib.SynRNR|ib.Syndrome(q.attr.MinRNRTimer), p.ePSN, true
-	p.nakSent = true
+	p.nakSent, p.rnrSent = true, true
 	q.ctr.RNRNakSent++
 }
 

@@ -147,6 +147,8 @@ func (q *QP) reset() {
 	*s = requester{sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
 	clear(p.recs)
 	clear(p.staged)
+	p.forget()
+	q.returnShelf()
 	*p = responder{recs: p.recs, recMask: p.recMask, staged: p.staged}
 	q.attr, q.dirty = Attr{State: ib.Reset}, false
 	q.mtu = uint32(q.cfg.PortMTU.Bytes())
@@ -211,6 +213,7 @@ func (q *QP) enterErr(sendNak bool) {
 	q.attr.State = ib.Err
 	q.req.ackAt, q.req.rnrAt, q.req.probeAt = 0, 0, 0
 	q.req.draining = false
+	q.rsp.forget()
 	if !sendNak {
 		q.rsp.silence()
 	}

@@ -25,7 +25,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 // TestTranscripts runs testdata/transcripts/*.txt. A line at the margin is a
 // comment (#) or a command; the indented lines below it are what it printed.
 //
-//	pair type=rc [mtu=256 maxrun=256 local ... any attribute]
+//	pair type=rc [mtu=256 maxrun=256 local shelf ... any attribute]
 //	     sides A (QPN 17, first PSN 100) and B (QPN 18, first PSN 200) in RTS
 //	qp X type=rc state=init|rtr|rts …   one side, in that state
 //	post X write|write_imm|send|send_imm|send_inv|read|cmp_swap|fetch_add|local_inv|bind_mw|reg_mr|atomic_write|unknown
@@ -324,6 +324,9 @@ func (s *script) newSide(name, state string, a *args) error {
 	cfg.PortMTU = ib.MTU(a.num("portmtu", uint64(ib.MTU1024)))
 	cfg.Window = uint32(a.num("window", 64<<10))
 	cfg.Cap.MaxSendWR = uint32(a.num("sendwr", 16))
+	if a.has("shelf") {
+		cfg.Shelves = NewShelves(1)
+	}
 	x := newSide(name, cfg, 1<<17, s.printf)
 	for i := range x.buf {
 		x.buf[i] = byte(i) ^ byte(i>>8) ^ byte(self)
