@@ -97,6 +97,17 @@ func (j *Joiner) Join(frames [][]byte, can Features) []Frame {
 	return j.out
 }
 
+// Each calls f with the index of every frame that frame i of the last Join is made of, in their order.
+func (j *Joiner) Each(i int, f func(frame int)) {
+	if len(j.groups) == 0 {
+		f(i) // nothing was joined
+		return
+	}
+	for k := j.groups[i].first; k >= 0; k = j.next[k] {
+		f(int(k))
+	}
+}
+
 // add puts frame i into a group: that of its flow, or a new one.
 func (j *Joiner) add(frames [][]byte, i int32, can Features) {
 	frame := frames[i]

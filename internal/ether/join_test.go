@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -256,7 +257,7 @@ func TestJoinThenSplit(t *testing.T) {
 		for _, b := range in {
 			keep(&want, b)
 		}
-		for _, fr := range j.Join(in, can) {
+		for i, fr := range j.Join(in, can) {
 			whole := fr.Append(nil)
 			if len(whole) != fr.Len {
 				rt.Fatalf("%d octets, not %d", len(whole), fr.Len)
@@ -275,6 +276,16 @@ func TestJoinThenSplit(t *testing.T) {
 			}
 			for _, c := range cut {
 				keep(&got, c)
+			}
+			n := 0
+			j.Each(i, func(k int) {
+				if n == len(cut) || !bytes.Equal(in[k], cut[n]) {
+					rt.Fatalf("frame %d is said to be in what it is not in", k)
+				}
+				n++
+			})
+			if n != len(cut) {
+				rt.Fatalf("%d frames are said to be in one of %d", n, len(cut))
 			}
 		}
 		if d := cmp.Diff(want, got); d != "" {
@@ -307,8 +318,14 @@ func FuzzJoin(f *testing.F) {
 		j := NewJoiner(len(frames), false, 1)
 		out := j.Join(frames, Features(can))
 		// Each frame is there once: whole, or its payload.
-		n := 0
-		for _, o := range out {
+		n, seen := 0, make([]bool, len(frames))
+		for i, o := range out {
+			j.Each(i, func(k int) {
+				if seen[k] {
+					t.Fatalf("frame %d is there twice", k)
+				}
+				seen[k] = true
+			})
 			whole := o.Append(nil)
 			if len(whole) != o.Len {
 				t.Fatal("length")
@@ -327,8 +344,8 @@ func FuzzJoin(f *testing.F) {
 				t.Fatalf("cut into %d, not %d: %v", len(cut), len(o.Parts)-1, why)
 			}
 		}
-		if n != len(frames) {
-			t.Fatalf("%d of %d frames", n, len(frames))
+		if n != len(frames) || slices.Contains(seen, false) {
+			t.Fatalf("%d of %d frames, %v", n, len(frames), seen)
 		}
 	})
 }

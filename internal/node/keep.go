@@ -36,6 +36,13 @@ type keeper struct {
 	dirty  bool  // the store has not got the last change
 	err    error // why not
 	failed []failedFunction
+	ports  []failedPort
+}
+
+// failedPort is what a VESW port of the store is for, and cannot be. It stays in the store.
+type failedPort struct {
+	api.VESWRequest
+	err error
 }
 
 // failedFunction is a function of the store that could not be made. It stays in
@@ -195,6 +202,9 @@ func (k *keeper) write(ctx context.Context) error {
 	for _, f := range k.failed {
 		v.Functions = append(v.Functions, f.keptFunction)
 	}
+	for i := range k.ports {
+		v.VESWPorts = append(v.VESWPorts, k.ports[i].VESWRequest)
+	}
 	n.mu.Unlock()
 	b, err := json.Marshal(v)
 	if err == nil {
@@ -249,8 +259,12 @@ func (k *keeper) load(ctx context.Context) error {
 		restored++
 	}
 	for i := range v.VESWPorts {
-		if r := &v.VESWPorts[i]; r.Validate() != nil || !r.Kept() || !n.vesw.ask(r) {
-			n.log.Error("what a VESW port was for is not restored", "device", r.Device, "vesw", r.VESW)
+		r := &v.VESWPorts[i]
+		if err := n.restorePort(r); err != nil {
+			n.log.Error("what a VESW port was for is not restored", "device", r.Device, "vesw", r.VESW, "err", err)
+			n.mu.Lock()
+			k.ports = append(k.ports, failedPort{*r, err})
+			n.mu.Unlock()
 		}
 	}
 	n.log.Info("devices restored", "functions", restored, "vesw_ports", len(v.VESWPorts), "adapter_disabled", v.AdapterDisabled)
@@ -282,6 +296,19 @@ func (n *Node) restore(f *keptFunction) error {
 	}
 	_, err := n.newFunction(&want, number)
 	return err
+}
+
+// restorePort has a VESW port be again what it was for.
+func (n *Node) restorePort(r *api.VESWRequest) error {
+	switch err := r.Validate(); {
+	case err != nil:
+		return err
+	case !r.Kept():
+		return errors.New("it was its command's")
+	case !n.vesw.ask(r):
+		return errors.New("the store says two things of it")
+	}
+	return nil
 }
 
 // editable refuses changes before it is known what there is.
@@ -319,6 +346,16 @@ func (k *keeper) forget(name string) bool {
 	return len(k.failed) != before
 }
 
+// forgetPorts drops what was not restored of VESW ports, by a device or a request's key; false where there
+// is nothing.
+func (k *keeper) forgetPorts(which func(*api.VESWRequest) bool) bool {
+	k.n.mu.Lock()
+	defer k.n.mu.Unlock()
+	before := len(k.ports)
+	k.ports = slices.DeleteFunc(k.ports, func(p failedPort) bool { return which(&p.VESWRequest) })
+	return len(k.ports) != before
+}
+
 // degraded lists what is amiss with what is kept.
 func (k *keeper) degraded() (list []api.Degraded) {
 	n := k.n
@@ -344,6 +381,10 @@ func (k *keeper) degraded() (list []api.Degraded) {
 			d.Fix = "start the node with another --device, or add it under another name"
 		}
 		list = append(list, d)
+	}
+	for _, p := range k.ports {
+		list = append(list, api.Degraded{What: "vesw_port_not_restored", Why: fmt.Sprintf("the port of %s in VESW %d: %v", p.Device, p.VESW, p.err),
+			Fix: "weft vesw detach " + p.Key() + ", and weft vesw attach again"})
 	}
 	return list
 }

@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -323,5 +324,103 @@ func TestVESWPortsAreKept(t *testing.T) {
 	r.add("vf", api.FunctionChange{})
 	if r.node.vesw.wanted("vf", 7) != nil {
 		t.Error("a device has the port of another that had its name")
+	}
+}
+
+// TestVESWPortsNotRestored: what the store says of ports and cannot be is told, and stays in the store until somebody
+// undoes it.
+func TestVESWPortsNotRestored(t *testing.T) {
+	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
+	r := run(t, noIP)
+	ctx := context.Background()
+	good := api.VESWRequest{Device: firstNative, VESW: 7, Backend: api.BackendTAP, Name: "lab0"}
+	if err := r.node.vesw.attach(ctx, &good); err != nil {
+		t.Fatal(err)
+	}
+	// As a newer or a broken node wrote it.
+	key := keptKey(r.node.identity)
+	stored := func() (v keptFunctions) {
+		t.Helper()
+		e, err := r.node.store.Get(ctx, key)
+		if err == nil {
+			err = json.Unmarshal(e.Value, &v)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	v := stored()
+	wrong := api.VESWRequest{Device: firstNative, VESW: 8, Backend: "wire", Name: "lab1"}
+	twice := api.VESWRequest{Device: firstNative, VESW: 7, Backend: api.BackendTAP, Name: "lab2"}
+	stack := api.VESWRequest{Device: firstNative, VESW: 9, Backend: api.BackendNetstack, Addrs: []string{"10.9.0.1/24"}}
+	v.VESWPorts = append(v.VESWPorts, wrong, twice, stack)
+	b, err := json.Marshal(v)
+	if err == nil {
+		_, err = store.Put(ctx, r.node.store, key, b)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.end()
+
+	r = r.again(noIP)
+	told := func() (list []string) {
+		for _, d := range r.status().Degraded {
+			if d.What == "vesw_port_not_restored" {
+				list = append(list, d.Why+" | "+d.Fix)
+			}
+		}
+		return list
+	}
+	if list := told(); len(list) != 3 || !strings.Contains(list[0], `not "wire"`) || !strings.Contains(list[0], "weft vesw detach "+wrong.Key()) {
+		t.Errorf("%q", list)
+	}
+	// The next write has it all.
+	r.add("vf", api.FunctionChange{})
+	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{good, wrong, twice, stack}) {
+		t.Errorf("the store has %+v", got)
+	}
+	// One is undone, another replaced.
+	if err := r.cli.DetachVESW(ctx, stack.Key()); err != nil {
+		t.Error(err)
+	}
+	var e *api.Error
+	if err := r.cli.DetachVESW(ctx, stack.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+		t.Errorf("undone twice: %v", err)
+	}
+	right := wrong
+	right.Backend = api.BackendTAP
+	if err := r.node.vesw.attach(ctx, &right); err != nil {
+		t.Error(err)
+	}
+	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{good, right, twice}) {
+		t.Errorf("the store has %+v", got)
+	}
+	if err := r.cli.DetachVESW(ctx, good.Key()); err != nil {
+		t.Error(err)
+	}
+	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{right}) || len(told()) != 0 {
+		t.Errorf("the store has %+v, told: %q", got, told())
+	}
+}
+
+// TestVESWPortOutlivesNoDevice: what is asked of the port of a device that goes meanwhile goes with it.
+func TestVESWPortOutlivesNoDevice(t *testing.T) {
+	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
+	ctx := context.Background()
+	r.add("vf", api.FunctionChange{})
+	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+		t.Fatal(err)
+	}
+	// AttachVESW has seen the device before it was deleted.
+	for _, backend := range []string{api.BackendTAP, api.BackendNetstack} {
+		var e *api.Error
+		if err := r.node.vesw.attach(ctx, &api.VESWRequest{Device: "vf", VESW: 7, Backend: backend}); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+			t.Errorf("%v", err)
+		}
+		if r.node.vesw.wanted("vf", 7) != nil {
+			t.Error("it is still wanted")
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mono"
 	"weft/internal/vnic"
 	"weft/internal/vnic/vema"
 )
@@ -23,6 +24,8 @@ type veswHost struct {
 	n    *Node
 	lane *veswLane // lane 0's
 	wg   sync.WaitGroup
+	// retry is when a segment that could not be made is tried again.
+	retry time.Duration
 	// open makes the segment of a port; it is called by the port's work.
 	open func(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error)
 
@@ -48,7 +51,7 @@ type veswFunction struct {
 var _ vnic.Function = (*veswFunction)(nil)
 
 func newVESW(n *Node) *veswHost {
-	h := &veswHost{n: n, funcs: map[uint16]*veswFunction{}, more: make(chan struct{})}
+	h := &veswHost{n: n, retry: veswRetry, funcs: map[uint16]*veswFunction{}, more: make(chan struct{})}
 	h.open = h.openSegment
 	return h
 }
@@ -192,8 +195,14 @@ func (h *veswHost) wanted(device string, vesw uint16) *api.VESWRequest {
 	return h.requests[i]
 }
 
-// veswRetry is when a segment that could not be made is tried again.
-const veswRetry = 2 * time.Second
+const (
+	// veswRetry is when a segment that could not be made is tried again. It doubles with every time in a row, so often
+	// at most.
+	veswRetry        = 2 * time.Second
+	veswRetryDoubled = 4
+	// veswSettled is how long a segment must have been there for its end to be the first in a row.
+	veswSettled = time.Minute
+)
 
 // veswNetdev is the vnic.Netdev of a port: the Slot, and what it does for the
 // interface.
@@ -238,7 +247,9 @@ type veswSlot struct {
 	news   vnic.SegmentEvent
 	seg    vnic.Segment // nil while it is being made
 	name   string
-	why    error // it could not be made
+	why    error     // it could not be made, the last time
+	tries  int       // in a row that it could not, or did not last
+	since  mono.Time // when seg was made
 
 	current vnic.Segment // work's: the one made last
 }
@@ -246,7 +257,7 @@ type veswSlot struct {
 // begin has the number taken by a port.
 func (s *veswSlot) begin() {
 	s.port = &veswPort{to: s.f.inlets, function: s.f.a.Number(), vport: s.vport}
-	s.vesw, s.device, s.why = 0, vnic.Device{}, nil
+	s.vesw, s.device, s.why, s.tries = 0, vnic.Device{}, nil, 0
 }
 
 // end gives it back.
@@ -270,6 +281,7 @@ func (s *veswSlot) settle() {
 	case s.vesw == 0: // nobody knows what for
 	default:
 		s.discard()
+		s.why, s.tries = nil, 0
 		s.create(with)
 	}
 }
@@ -294,7 +306,7 @@ func (s *veswSlot) configure() {
 // create asks for a segment.
 func (s *veswSlot) create(with *api.VESWRequest) {
 	s.made++
-	s.asked, s.with, s.why = true, with, nil
+	s.asked, s.with = true, with
 	made, dev, port, h := s.made, s.device, s.port, s.f.h
 	if port.sender == nil {
 		port.sender = s.f.ports.Port(s.vport).Sender()
@@ -344,11 +356,13 @@ func (s *veswSlot) absent(made uint64) {
 // opened takes what became of create.
 func (s *veswSlot) opened(seg vnic.Segment, name string, err error) {
 	if err != nil {
-		s.f.h.n.log.Warn("a VESW port has no interface", "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw, "err", err)
-		s.retry(err)
+		if s.why == nil || s.why.Error() != err.Error() {
+			s.f.h.n.log.Warn("a VESW port has no interface", "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw, "err", err)
+		}
+		s.again(err)
 		return
 	}
-	s.seg, s.name = seg, name
+	s.seg, s.name, s.why, s.since = seg, name, nil, s.f.h.n.now()
 	s.f.h.n.log.Info("VESW port", "interface", name, "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw)
 	s.follow()
 	s.f.h.changed()
@@ -357,22 +371,27 @@ func (s *veswSlot) opened(seg vnic.Segment, name string, err error) {
 // lost begins anew after somebody removed the interface.
 func (s *veswSlot) lost(err error) {
 	s.f.h.n.log.Warn("the interface of a VESW port is gone", "interface", s.name, "err", err)
+	if s.f.h.n.now().Sub(s.since) >= veswSettled {
+		s.tries = 0
+	}
 	with := s.with
 	s.discard()
 	s.asked, s.with = true, with
-	s.retry(err)
+	s.again(err)
 }
 
-func (s *veswSlot) retry(err error) {
+// again has the segment tried again, later each time; why is in the status until it is there.
+func (s *veswSlot) again(err error) {
 	s.why = err
 	made := s.made
-	time.AfterFunc(veswRetry, func() {
+	time.AfterFunc(s.f.h.retry<<min(s.tries, veswRetryDoubled), func() {
 		s.f.h.n.sub.post(func() {
 			if s.made == made && s.port != nil {
 				s.create(s.with)
 			}
 		})
 	})
+	s.tries++
 	s.absent(made)
 	s.f.h.changed()
 }

@@ -124,7 +124,7 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 		return nil, invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
 	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device, Fix: "weft dev"}
+		return nil, noInfiniBand(r.Device)
 	}
 	if n.machine(r.Device) != nil {
 		return nil, invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
@@ -159,6 +159,10 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	}
 }
 
+func noInfiniBand(name string) error {
+	return &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + name, Fix: "weft dev"}
+}
+
 // attach notes what a port is for, and has the store keep it.
 func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 	k := h.n.keeper
@@ -172,8 +176,14 @@ func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 	if !h.ask(r) {
 		return invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
 	}
+	// Whoever deletes a device forgets after that what was asked of it: before now, or after.
+	if h.n.function(r.Device) == nil {
+		h.forget(r.Device)
+		return noInfiniBand(r.Device)
+	}
 	h.n.log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
 	if r.Kept() {
+		k.forgetPorts(func(o *api.VESWRequest) bool { return o.Key() == r.Key() })
 		k.save(ctx)
 	}
 	return nil
@@ -206,6 +216,7 @@ func (h *veswHost) kept() (list []api.VESWRequest) {
 
 // forget drops what was said of ports of a device that is no more.
 func (h *veswHost) forget(device string) {
+	h.n.keeper.forgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
@@ -240,7 +251,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 		return err
 	}
 	with, err := h.unask(ctx, with, name)
-	if err != nil {
+	if err != nil || with == nil {
 		return err
 	}
 	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
@@ -261,7 +272,8 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	return nil
 }
 
-// unask drops what was said of a port, which r is, or which has a key; the store hears of it.
+// unask drops what was said of a port, which r is, or which has a key, and returns it, nil where that was not in use;
+// the store hears of it.
 func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*api.VESWRequest, error) {
 	k := h.n.keeper
 	k.mu.Lock()
@@ -277,7 +289,12 @@ func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*
 			return nil, err
 		}
 	}
+	forgotten := k.forgetPorts(func(o *api.VESWRequest) bool { return o.Key() == key })
 	if i < 0 {
+		if forgotten {
+			k.save(ctx)
+			return nil, nil
+		}
 		return nil, &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + key + " is for", Fix: "weft vesw interfaces"}
 	}
 	h.mu.Lock()

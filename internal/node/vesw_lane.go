@@ -35,6 +35,7 @@ type veswLane struct {
 	read  veswFrames // of a segment
 	write veswFrames // to one
 	join  *ether.Joiner
+	next  int    // of what was joined: the first frame that write has; < 0: write has none of it
 	room  []byte // for frames put together, or cut, for a segment
 	used  int    // of room
 }
@@ -318,6 +319,7 @@ func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
 	if why != ether.OK {
 		return
 	}
+	v.begin(-1)
 	for range n {
 		size := v.split.Len()
 		b := v.take1(p, size)
@@ -414,12 +416,8 @@ func (v *veswLane) flushCame(p *veswPort) {
 	if p.seg != nil {
 		list := v.join.Join(p.came, p.seg.Takes())
 		if p.pieces != nil {
-			if lost := p.pieces.WriteFrames(list); lost > 0 {
-				for i := range list[len(list)-lost:] {
-					f := &list[len(list)-lost+i]
-					p.to.recv.Lost(p.vport, f.Parts[0], vnic.CutOf(f.Len, &f.Off))
-				}
-			}
+			lost := p.pieces.WriteFrames(list)
+			v.notTaken(p, len(list)-lost, len(list))
 		} else {
 			v.assemble(p, list)
 		}
@@ -428,8 +426,18 @@ func (v *veswLane) flushCame(p *veswPort) {
 	p.came = p.came[:0]
 }
 
+// notTaken counts what became frames from … to-1 of those joined, as it was counted when it came.
+func (v *veswLane) notTaken(p *veswPort, from, to int) {
+	for i := from; i < to; i++ {
+		v.join.Each(i, func(k int) {
+			p.to.recv.Lost(p.vport, p.came[k], vnic.Cut{Frames: 1, Len: len(p.came[k]), Last: len(p.came[k])})
+		})
+	}
+}
+
 // assemble writes frames in pieces to a segment that takes them in one.
 func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
+	v.begin(0)
 	for i := range list {
 		f := &list[i]
 		if len(f.Parts) > 1 {
@@ -445,14 +453,24 @@ func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
 	v.flushWrite(p)
 }
 
+// begin empties the batch that flushWrite writes: a fault may have left frames of another port there. They will be those
+// joined from next on, or of something else where that is negative.
+func (v *veswLane) begin(next int) {
+	w := &v.write
+	clear(w.frames)
+	w.frames, w.off, v.used, v.next = w.frames[:0], w.off[:0], 0, next
+}
+
 // flushWrite writes the batch that was put together.
 func (v *veswLane) flushWrite(p *veswPort) {
-	w := &v.write
-	if len(w.frames) > 0 {
+	w, next := &v.write, v.next
+	if n := len(w.frames); n > 0 && next < 0 {
 		v.writeBatch(p, w)
+	} else if n > 0 {
+		next += n
+		v.notTaken(p, next-p.seg.WriteBatch(w.frames, w.off), next)
 	}
-	clear(w.frames)
-	w.frames, w.off, v.used = w.frames[:0], w.off[:0], 0
+	v.begin(next)
 }
 
 // writeBatch writes frames, and counts those that found no room.

@@ -125,6 +125,7 @@ type veswNode struct {
 	mu    sync.Mutex
 	plugs []*plug // in the order in which they were made
 	fail  error   // instead
+	tries []time.Time
 }
 
 // made returns the plug made n-th.
@@ -157,6 +158,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 			n.node.vesw.open = func(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
+				n.tries = append(n.tries, time.Now())
 				if n.fail != nil {
 					return nil, "", n.fail
 				}
@@ -594,6 +596,55 @@ func TestVESWInterface(t *testing.T) {
 	last.mu.Unlock()
 }
 
+// TestVESWRetries: an interface that cannot be made is tried again, later each time, and told of once for each
+// reason.
+func TestVESWRetries(t *testing.T) {
+	a := veswPair(t)[0]
+	const first = 10 * time.Millisecond
+	a.node.sub.do(func() { a.node.vesw.retry = first })
+	fail := func(err error) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.fail, a.tries = err, nil
+	}
+	tries := func() []time.Time {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return slices.Clone(a.tries)
+	}
+	const warning = "a VESW port has no interface"
+	failed := func() bool {
+		return slices.ContainsFunc(a.status().Degraded, func(d api.Degraded) bool { return d.What == "vesw_no_interface" })
+	}
+	fail(errors.New("no"))
+	a.vport(1, 0, 5, 1500)
+	eventually(t, "it is tried six times", func() bool {
+		if len(tries()) > 1 && !failed() {
+			t.Fatal("the status forgets while it is tried again")
+		}
+		return len(tries()) >= 6
+	})
+	if n := a.logs.count(warning); n != 1 {
+		t.Errorf("%d warnings", n)
+	}
+	for i, at := range tries()[1:6] {
+		if d := at.Sub(tries()[i]); d < first<<i {
+			t.Errorf("try %d came after %v", i+2, d)
+		}
+	}
+	fail(errors.New("no, for another reason"))
+	eventually(t, "it is tried again", func() bool { return len(tries()) >= 2 })
+	if n := a.logs.count(warning); n != 2 {
+		t.Errorf("%d warnings of two reasons", n)
+	}
+	fail(nil)
+	a.made(0)
+	a.forwards("plug0")
+	if failed() {
+		t.Error("the status remembers")
+	}
+}
+
 // stuffed is a segment that always has the same frame.
 type stuffed struct {
 	plug
@@ -612,6 +663,133 @@ func (s *stuffed) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error
 }
 func (s *stuffed) WriteBatch(frames [][]byte, _ []ether.Offload) int { s.room += len(frames); return 0 }
 func (s *stuffed) WriteFrames(frames []ether.Frame) int              { s.room += len(frames); return 0 }
+
+// pieces is a plug that takes frames in parts.
+type pieces struct{ plug }
+
+func (p *pieces) WriteFrames(frames []ether.Frame) (dropped int) {
+	for i := range frames {
+		if n := p.WriteBatch([][]byte{frames[i].Append(nil)}, []ether.Offload{frames[i].Off}); n > 0 {
+			return len(frames) - i
+		}
+	}
+	return 0
+}
+
+// faulty is a segment in whose memory there is a fault when frames are written.
+type faulty struct{ plug }
+
+func (f *faulty) WriteBatch([][]byte, []ether.Offload) int { panic("fault") }
+
+// bare is the lane's part of two ports of VESW 5, one of each function of the node, without the lane.
+func (n *veswNode) bare(wireLocal bool, segs [2]vnic.Segment) (v *veswLane, turn func() [2]vnic.Counters) {
+	n.t.Helper()
+	link := fabric.New(fabric.Config{Table: &n.node.sub.table, Wiring: &n.node.sub.wiring, WireLocal: wireLocal})
+	v = newVESWLane(&lane{}, link)
+	n.node.sub.do(func() {
+		for i := range segs {
+			f := n.node.vesw.funcs[uint16(i+1)]
+			in := &veswInlets{number: uint16(i + 1), recv: f.netdevs.Receiver()}
+			v.addFunction(in)
+			p := &veswPort{to: in, function: uint16(i + 1), sender: f.ports.Port(0).Sender()}
+			if err := v.attach(p, segs[i], nil); err != nil {
+				n.t.Error(err)
+			}
+		}
+	})
+	now := mono.Time(1)
+	return v, func() (c [2]vnic.Counters) {
+		now++
+		v.Begin(now)
+		link.Flush(now)
+		link.Recv(now)
+		v.Finish(now)
+		for i, p := range v.ports {
+			c[i] = p.counters()
+		}
+		return c
+	}
+}
+
+// TestVESWLosses: frames that find no room at a segment count as lost, and as nothing else, joined or not; a fault leaves
+// nothing of one port for another.
+func TestVESWLosses(t *testing.T) {
+	a := veswPair(t)[0]
+	a.vport(1, 0, 5, 1500)
+	a.vport(2, 0, 5, 1500)
+	a.forwards("plug0")
+	a.forwards("plug1")
+	// Two of a flow with something behind the IP packet, which is not joined with it, and another.
+	segment, off := tcpSegment(a.mac(2, 5), a.mac(1, 5), 200, 100)
+	info := ether.Classify(segment)
+	var s ether.Splitter
+	count, why := s.Start(segment, off, &info, 0)
+	if count != 2 || why != ether.OK {
+		t.Fatal(count, why)
+	}
+	var frames [][]byte
+	for range count {
+		b := make([]byte, s.Len(), 400)
+		s.Next(b)
+		frames = append(frames, b[:400])
+	}
+	other := bytes.Clone(frames[0][:200])
+	other[12], other[13] = 0x88, 0xb5
+	frames = append(frames, other)
+	for _, takes := range []ether.Features{0, allOffloads} {
+		for _, inParts := range []bool{false, true} {
+			for room := range 3 {
+				from, to := &plug{takes: allOffloads}, &plug{takes: takes, full: true, room: room}
+				segs := [2]vnic.Segment{from, to}
+				if inParts {
+					p := &pieces{}
+					p.takes, p.full, p.room = takes, true, room
+					to, segs[1] = &p.plug, p
+				}
+				_, turn := a.bare(true, segs)
+				from.out, from.outOff = slices.Clone(frames), make([]ether.Offload, len(frames))
+				c := turn()[1]
+				var want vnic.Traffic
+				for _, f := range to.in {
+					n, each := 1, len(f)
+					if info := ether.Classify(f); info.IsIP() && takes != 0 {
+						n, each = 2, 400
+					}
+					for range n {
+						want.Packets, want.Bytes, want.Unicast, want.Untagged = want.Packets+1, want.Bytes+uint64(each+4), want.Unicast+1, want.Untagged+1
+						if each == 400 {
+							want.Sizes[3]++
+						} else {
+							want.Sizes[2]++
+						}
+					}
+				}
+				if len(to.in) != room || c.Rx != want || c.RxFIFOErrors != 3-want.Packets {
+					t.Errorf("offloads %x, in parts %v, room for %d: %d are there, counted %+v, want %+v", takes, inParts, room, len(to.in), c, want)
+				}
+			}
+		}
+	}
+
+	from, to := &plug{takes: allOffloads}, &faulty{}
+	v, turn := a.bare(false, [2]vnic.Segment{from, to})
+	from.out, from.outOff = [][]byte{segment}, []ether.Offload{off}
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("there was no fault")
+			}
+		}()
+		turn()
+	}()
+	back, off := tcpSegment(a.mac(1, 5), a.mac(2, 5), 300, 100)
+	from.takes = 0
+	to.out, to.outOff = [][]byte{back}, []ether.Offload{off}
+	turn()
+	if len(from.in) != 3 || !bytes.Equal(payloads(t, from.in), back[54:]) || v.used != 0 {
+		t.Errorf("%d frames arrived", len(from.in))
+	}
+}
 
 // TestVESWAllocatesNothing: neither sending in packets, nor receiving, nor what stays in the node.
 func TestVESWAllocatesNothing(t *testing.T) {
