@@ -366,3 +366,30 @@ func TestSendCorrupt(t *testing.T) {
 		}
 	}
 }
+
+// TestSendCorruptElsewhere: nor is what waits for its neighbour, or comes back to the port itself, left as it was.
+func TestSendCorruptElsewhere(t *testing.T) {
+	for _, f := range flows {
+		ga, gb := gid(f.a), gid(f.b)
+		a, b := newPort(macA, ga), newPort(macB, gb)
+		batch := mem.NewBatch(4096)
+		run := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
+		a.SendCorrupt(1, &run, batch, 100)
+		a.Send(1, &run, batch)
+		a.Answer(1, gb.Addr(), macB, true)
+		frames, off := a.read()
+		for i := range frames {
+			b.Take(cut(t, frames[i], off[i])[0], &ether.Offload{})
+		}
+		if n := len(b.Recv()); len(frames) != 2 || n != 1 || b.dropped()["drop_bad_icrc"] != 1 {
+			t.Errorf("%s: %d frames waited, %d runs, %v", f.name, len(frames), n, b.dropped())
+		}
+		own := run
+		own.Path = &ib.Path{SGID: ga, DGID: ga, SrcPort: 0xc000}
+		a.SendCorrupt(1, &own, batch, 100)
+		a.Send(1, &own, batch)
+		if n := len(a.Recv()); n != 1 || a.dropped()["drop_bad_icrc"] != 1 {
+			t.Errorf("%s: %d runs of the port's own, %v", f.name, n, a.dropped())
+		}
+	}
+}

@@ -27,7 +27,9 @@ const (
 // neighbours is what is known of addresses: MACs of stations, or of gateways to them.
 type neighbours struct {
 	table map[ib.GID]*neighbour
-	held  int // octets
+	// used is a ring of all of them in the order of their last use: what follows it was used least of late.
+	used neighbour
+	held int // octets
 }
 
 // NeighbourState is what is known of a neighbour.
@@ -51,9 +53,10 @@ type neighbour struct {
 	mac      [6]byte
 	asking   bool      // an answer is to come
 	answered mono.Time // when the last one came
-	used     mono.Time
 	waiting  []heldFrame
 	bytes    int
+
+	before, after *neighbour // used before it, and after it
 }
 
 // heldFrame waits for its destination.
@@ -84,7 +87,7 @@ func (l *Link) find(now mono.Time, g ib.GID) (to target, lost *uint64) {
 	if n == nil {
 		n = l.enter(g)
 	}
-	n.used = now
+	l.use(n)
 	if !n.asking && (n.answered == 0 || now.Sub(n.answered) >= fresh) {
 		if n.asking = l.cfg.Ask(n.ip); n.asking {
 			l.c.Asked++
@@ -108,22 +111,30 @@ func (l *Link) find(now mono.Time, g ib.GID) (to target, lost *uint64) {
 func (l *Link) enter(g ib.GID) *neighbour {
 	if l.table == nil {
 		l.table = map[ib.GID]*neighbour{}
+		l.used.before, l.used.after = &l.used, &l.used
 	}
 	if len(l.table) >= maxNeighbours {
-		var oldest ib.GID
-		var of *neighbour
-		for k, n := range l.table {
-			if of == nil || n.used < of.used {
-				oldest, of = k, n
-			}
-		}
+		of := l.used.after
 		l.lose(of, &l.c.DropUnresolved)
-		delete(l.table, oldest)
+		of.unlink()
+		delete(l.table, ib.GIDFromAddr(of.ip))
 	}
 	n := &neighbour{ip: g.Addr()}
+	n.before, n.after = n, n
 	l.table[g] = n
 	return n
 }
+
+// use has n be the one used last.
+func (l *Link) use(n *neighbour) {
+	if last := l.used.before; n != last {
+		n.unlink()
+		n.before, n.after = last, &l.used
+		last.after, l.used.before = n, n
+	}
+}
+
+func (n *neighbour) unlink() { n.before.after, n.after.before = n.after, n.before }
 
 // groupMAC is the address of frames to a group (RFC 1112 §6.4, RFC 2464 §7).
 func groupMAC(g ib.GID) [6]byte {
@@ -155,6 +166,7 @@ func (l *Link) forget() {
 		l.lose(n, &l.c.DropReset)
 	}
 	clear(l.table)
+	l.used.before, l.used.after = &l.used, &l.used
 }
 
 // Answer tells what came of an Ask: the MAC of the address or of the gateway to it, or that nobody answered for it. What

@@ -290,3 +290,29 @@ func TestNeighbours(t *testing.T) {
 	}
 	wait(0)
 }
+
+// TestNeighbourLeastUsed: in a full table the one used least of late gives way.
+func TestNeighbourLeastUsed(t *testing.T) {
+	a := newPort(macA, gid("10.9.0.1"))
+	at := func(i int) ib.GID { return ib.GID{10: 0xff, 11: 0xff, 12: 10, 13: 8, 14: byte(i >> 8), 15: byte(i)} }
+	for range 2 {
+		var model []int // in the order of their use
+		for step, x := 0, uint32(1); step < 5*maxNeighbours; step++ {
+			x = x*1664525 + 1013904223
+			i := int(x >> 16 % (3 * maxNeighbours / 2))
+			a.find(1, at(i)) // all at the same time
+			if k := slices.Index(model, i); k >= 0 {
+				model = slices.Delete(model, k, k+1)
+			} else if len(model) == maxNeighbours {
+				model = model[1:]
+			}
+			model = append(model, i)
+		}
+		list := a.Neighbours(1)
+		slices.Sort(model)
+		if len(list) != maxNeighbours || !slices.EqualFunc(list, model, func(n Neighbour, i int) bool { return n.IP == at(i).Addr() }) {
+			t.Errorf("%d neighbours are not those used of late", len(list))
+		}
+		a.Reset()
+	}
+}

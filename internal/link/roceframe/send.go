@@ -19,6 +19,13 @@ const defaultHopLimit = 64
 // counted as a loss by its name. Path must name one of the port's addresses as SGID. The MTU of the run is not checked
 // against the segment's: whoever reads the frames does.
 func (l *Link) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+	return l.sendWith(now, r, b, intact)
+}
+
+// intact is the bit to be inverted where none is.
+const intact = -1
+
+func (l *Link) sendWith(now mono.Time, r *pkt.Run, b *mem.Batch, bit int64) mem.Result {
 	p := r.Path
 	var lost *uint64
 	var to target
@@ -36,7 +43,7 @@ func (l *Link) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
 		*lost += uint64(max(1, r.Count))
 		return mem.OK
 	}
-	return l.send(now, r, b, to)
+	return l.send(now, r, b, to, bit)
 }
 
 // target is where frames go.
@@ -48,7 +55,7 @@ type target struct {
 
 // send lays the frames of a run out and puts them where they go. Until all of it is
 // there nothing has changed: reading memory may raise a fault that the lane survives.
-func (l *Link) send(now mono.Time, r *pkt.Run, b *mem.Batch, to target) mem.Result {
+func (l *Link) send(now mono.Time, r *pkt.Run, b *mem.Batch, to target, bit int64) mem.Result {
 	if l.head == len(l.frames) {
 		l.frames, l.head, l.tail = l.frames[:0], 0, 0
 	}
@@ -66,6 +73,9 @@ func (l *Link) send(now mono.Time, r *pkt.Run, b *mem.Batch, to target) mem.Resu
 	for _, p := range l.pieces[:r.Count] {
 		body := l.buf[p.off : p.off+p.size-wire.ICRCLen]
 		wire.PutICRC(l.buf[p.off+len(body):], seed.Sum(p.id, body))
+	}
+	if bit != intact {
+		l.corrupt(&seed, &l.pieces[0], uint32(bit))
 	}
 	for i := range frames[first:] {
 		l.finish(&frames[first+i], r.Path, to.mac)
@@ -99,22 +109,17 @@ func (l *Link) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) 
 		l.c.DropRun += uint64(r.Count)
 		return mem.OK
 	}
-	l.cfg.Push(now) // lest Send has the frame read at once
-	before := len(l.frames)
-	if l.head == before {
-		before = 0
-	}
-	if res := l.Send(now, r, b); res != mem.OK || len(l.frames) != before+1 {
-		return res
-	}
-	at := l.pieces[0]
+	return l.sendWith(now, r, b, int64(bit))
+}
+
+// corrupt inverts the first bit of a packet from bit on, whose inversion the ICRC notices.
+func (l *Link) corrupt(seed *wire.Seed, at *piece, bit uint32) {
 	p := l.buf[at.off : at.off+at.size]
-	seed := wire.NewSeed(r.Path.SGID, r.Path.DGID, r.Path.SrcPort, wire.UDPPort)
 	for {
 		bit %= uint32(len(p)) * 8
 		p[bit/8] ^= 1 << (bit % 8)
 		if !seed.Verify(at.id, p) {
-			return mem.OK
+			return
 		}
 		p[bit/8] ^= 1 << (bit % 8)
 		bit++
