@@ -189,6 +189,9 @@ func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
 		return
 	}
 	if r.DestQPN == ib.QPNGSI && !r.Path.Native() && l.general != nil {
+		if l.tap != nil {
+			l.showReceived(a.num, r)
+		}
 		if a.Port().State == ib.PortActive {
 			l.general(now, r)
 		} else {

@@ -85,6 +85,15 @@ func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Run) bool {
 	return true
 }
 
+// ShowManagement shows a datagram that whoever speaks for queue pair 1 of function f's port sends
+// over Ethernet. It is called on the lane, with a payload in the node's memory.
+func (l *Lane) ShowManagement(f uint16, r *pkt.Run) {
+	t, p := l.tap, r.Path
+	if t != nil && (t.Wants(f, ib.QPNGSI) || p.Local && t.Wants(p.Function, ib.QPNGSI)) {
+		t.Sent(f, ib.QPNGSI, r)
+	}
+}
+
 // showReceived shows what came by a link for function f.
 func (l *Lane) showReceived(f uint16, r *pkt.Run) {
 	t := l.tap

@@ -33,6 +33,13 @@ type captures struct {
 	end  chan struct{} // closed when the node ends
 }
 
+// any reports whether somebody captures.
+func (c *captures) any() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.list) > 0
+}
+
 // capturing is one capture; its goroutine is that of the request.
 type capturing struct {
 	id   int

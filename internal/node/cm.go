@@ -239,6 +239,7 @@ func (s *cmService) dispatch(f uint16, d *mad.Datagram) {
 	case !p.WireLocal && p.Lookup(d.DGID) >= 0:
 		if len(s.local) < cmInbox {
 			s.local = append(s.local, cmArrival{f, *d})
+			s.show(f, p, d)
 		} else {
 			s.stats.DropInbox.Add(1)
 		}
@@ -250,20 +251,41 @@ func (s *cmService) dispatch(f uint16, d *mad.Datagram) {
 // gsiSrcPort is the UDP source port of datagrams of queue pair 1, as soft-RoCE has it.
 const gsiSrcPort = 55410
 
-// transmit sends a datagram over RoCEv2: a UD SEND Only from queue pair 1. Lane 0 has the links of all
-// Ethernet ports.
-func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
-	l := s.n.lanes[0]
+// datagram is the packet of a datagram over RoCEv2: a UD SEND Only from queue pair 1.
+func (s *cmService) datagram(f uint16, p *hca.Port, d *mad.Datagram) *pkt.Run {
 	data := d.Data
 	path := &ib.Path{SGID: d.SGID, DGID: d.DGID, TClass: d.TClass, HopLimit: d.HopLimit, FlowLabel: d.FlowLabel, SGIDIndex: uint8(max(p.Lookup(d.SGID), 0)), SL: d.SL,
 		SrcPort: gsiSrcPort, MaxRun: p.MaxRun, Function: f}
-	r := &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
-		MTU: mad.Len, Path: path, IPv4: d.DGID.IsIPv4()}
+	return &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
+		MTU: mad.Len, Path: path, IPv4: d.DGID.IsIPv4(), Data: mem.BytesPayload(data[:])}
+}
+
+// number gives a datagram its packet sequence number, on lane 0.
+func (s *cmService) number(r *pkt.Run) {
+	r.PSN = s.psn
+	s.psn = s.psn.Add(1)
+}
+
+// transmit sends a datagram over RoCEv2. Lane 0 has the links of all Ethernet ports.
+func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
+	l, r := s.n.lanes[0], s.datagram(f, p, d)
 	l.post(func() {
-		r.PSN = s.psn
-		s.psn = s.psn.Add(1)
-		r.Data = mem.BytesPayload(data[:])
+		s.number(r)
+		l.hca.ShowManagement(f, r)
 		s.n.links[0].Send(l.clock(), r, l.hca.Batch())
+	})
+}
+
+// show shows captures a datagram that stays in the port and becomes no packet.
+func (s *cmService) show(f uint16, p *hca.Port, d *mad.Datagram) {
+	if !s.n.captures.any() {
+		return
+	}
+	l, r := s.n.lanes[0], s.datagram(f, p, d)
+	r.Path.Local = true
+	l.post(func() {
+		s.number(r)
+		l.hca.ShowManagement(f, r)
 	})
 }
 

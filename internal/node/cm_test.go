@@ -3,10 +3,15 @@
 package node
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
+	"io"
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
 
 	"weft/internal/api"
 	"weft/internal/cm"
@@ -113,6 +118,8 @@ func TestCMConnects(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := c.start(t)
+			var file bytes.Buffer
+			_, stop := r.capturing(api.CaptureSpec{}, &file)
 			a, b := r.cmUser(t), r.cmUser(t)
 			service, datagrams := cm.IPService(cm.SpaceTCP, 7471), cm.IPService(cm.SpaceUDP, 7471)
 			b.do(func(mono.Time) error {
@@ -181,10 +188,65 @@ func TestCMConnects(t *testing.T) {
 			if n := r.counter(api.ScopeCM, "received_req"); n != 2 {
 				t.Errorf("%d requests", n)
 			}
+			if stop(); c.link == ib.LinkEthernet {
+				times := 1
+				if c.wire {
+					times = 2 // as they leave, and as they come
+				}
+				for _, attr := range []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ, mad.AttrCMDREP,
+					mad.AttrCMSIDRReq, mad.AttrCMSIDRRep, mad.AttrCMREJ} {
+					want := times
+					if attr == mad.AttrCMREQ {
+						want *= 2
+					}
+					if n := cmFrames(t, file.Bytes(), attr); n < want {
+						t.Errorf("a capture has %d of attribute %#x, want %d", n, attr, want)
+					}
+				}
+			}
 			if sent := r.counter(api.ScopeLink, "sent_packets") > 0; sent != c.wire {
 				t.Errorf("packets sent over RoCEv2: %v, want %v", sent, c.wire)
 			}
 		})
+	}
+}
+
+// cmFrames counts datagrams of the communication manager in a capture file, by attribute.
+func cmFrames(t *testing.T, file []byte, attr mad.AttributeID) (n int) {
+	t.Helper()
+	f, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		frame, _, err := f.ReadPacketData()
+		if err == io.EOF {
+			return n
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		var ip wire.IPUDP
+		var h wire.Headers
+		var m mad.Header
+		// Tests have a UDP port of their own.
+		udp := 14 + 20
+		if frame[14]>>4 == 6 {
+			udp = 14 + 40
+		}
+		binary.BigEndian.PutUint16(frame[udp+2:], wire.UDPPort)
+		tr, why := ip.Parse(frame[14:])
+		if why == wire.OK {
+			var body []byte
+			if body, why = h.Parse(tr); why == wire.OK && len(body) == mad.Len {
+				m.Parse(body)
+			}
+		}
+		if why != wire.OK || h.DestQPN != ib.QPNGSI || h.SrcQPN != ib.QPNGSI || m.MgmtClass != mad.ClassCM {
+			t.Fatalf("%v: %+v, %+v", why, h, m)
+		}
+		if m.AttributeID == attr {
+			n++
+		}
 	}
 }
 

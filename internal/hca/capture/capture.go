@@ -31,8 +31,7 @@ type Config struct {
 	// two.
 	Lanes, RingBytes int
 	// Functions are the functions of the node; an index is a function's number. Of
-	// those without a name nothing is captured; functions with greater numbers are
-	// native ones.
+	// those without a name nothing is captured.
 	Functions []Function
 	// Later also takes functions that are not in the list.
 	Later bool
@@ -62,8 +61,11 @@ type Link struct {
 	QPN      ib.QPN
 }
 
-// later is the name of the interface of functions that came later.
-const later = "added later"
+// Names of the interfaces of functions that came later: what they are is not known before.
+const (
+	laterNative   = "added later"
+	laterEthernet = "added later, Ethernet"
+)
 
 // Capture is a capture under way. Each ring belongs to its lane's tap; the rest to
 // whoever writes the file.
@@ -71,7 +73,9 @@ type Capture struct {
 	cfg    Config
 	ifaces []pcapng.Interface
 	index  []int // of a function: its interface; < 0: none
-	last   int   // interface of those that came later; < 0: none
+	// Interfaces of those that came later; < 0: none.
+	lastNative, lastEthernet int
+
 	rings  []*ring
 	wake   chan struct{}
 	parts  [][]byte
@@ -80,7 +84,7 @@ type Capture struct {
 
 // New returns a capture that no lane shows anything yet.
 func New(cfg Config) *Capture {
-	c := &Capture{cfg: cfg, last: -1, wake: make(chan struct{}, 1), parts: make([][]byte, cfg.Lanes)}
+	c := &Capture{cfg: cfg, lastNative: -1, lastEthernet: -1, wake: make(chan struct{}, 1), parts: make([][]byte, cfg.Lanes)}
 	if cfg.SnapLen <= 0 {
 		c.cfg.SnapLen = math.MaxInt
 	}
@@ -103,7 +107,7 @@ func New(cfg Config) *Capture {
 		c.index = append(c.index, i)
 	}
 	if cfg.Later {
-		c.last = add(later, true)
+		c.lastNative, c.lastEthernet = add(laterNative, true), add(laterEthernet, false)
 	}
 	for range cfg.Lanes {
 		c.rings = append(c.rings, newRing(cfg.RingBytes, len(c.ifaces), c.wake))
@@ -117,17 +121,20 @@ func (c *Capture) Interfaces() []pcapng.Interface { return c.ifaces }
 // Wake tells that a ring fills.
 func (c *Capture) Wake() <-chan struct{} { return c.wake }
 
-// iface returns the interface of a function, or -1.
-func (c *Capture) iface(f uint16) int {
-	if int(f) < len(c.index) {
+// iface returns the interface of a function, whose port is native or not, or -1.
+func (c *Capture) iface(f uint16, native bool) int {
+	switch {
+	case int(f) < len(c.index):
 		return c.index[f]
+	case native:
+		return c.lastNative
 	}
-	return c.last
+	return c.lastEthernet
 }
 
 // wants reports whether packets of a queue pair are captured.
 func (c *Capture) wants(f uint16, qpn ib.QPN) bool {
-	if c.iface(f) < 0 || len(c.cfg.QPs) > 0 && !slices.Contains(c.cfg.QPs, qpn) {
+	if c.iface(f, true) < 0 || len(c.cfg.QPs) > 0 && !slices.Contains(c.cfg.QPs, qpn) {
 		return false
 	}
 	return c.cfg.IPoIB == nil || slices.Contains(c.cfg.IPoIB, Link{f, qpn})

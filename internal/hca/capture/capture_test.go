@@ -190,6 +190,31 @@ func TestFilters(t *testing.T) {
 	}
 }
 
+// TestLater: frames of devices that were added later are on an interface of their link.
+func TestLater(t *testing.T) {
+	cfg := config(Function{"ib0", true})
+	cfg.Later = true
+	c := New(cfg)
+	tap := NewTap(0, []*Capture{c})
+	away := &ib.Path{SGID: gid("10.0.0.1"), DGID: gid("10.0.0.2")}
+	within := &ib.Path{SGID: gid("10.0.0.1"), DGID: gid("10.0.0.2"), Local: true, Function: 6}
+	tap.Sent(5, 1, run(ib.SendOnly, away, 100, 1024))
+	tap.Sent(5, 1, run(ib.SendOnly, within, 100, 1024))
+	tap.Received(6, run(ib.SendOnly, away, 100, 1024))
+	tap.Received(7, run(ib.SendOnly, &ib.Path{SLID: 2, DLID: 3}, 100, 1024))
+	tap.Received(0, run(ib.SendOnly, &ib.Path{SLID: 2, DLID: 3}, 100, 1024))
+	f := file(t, c)
+	for i, want := range []pcapng.LinkType{pcapng.LinkEthernet, pcapng.LinkEthernet, pcapng.LinkEthernet, pcapng.LinkERF, pcapng.LinkERF} {
+		_, info, err := f.ReadPacketData()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Interfaces()[info.InterfaceIndex]; got.Type != want {
+			t.Errorf("packet %d is on %+v", i, got)
+		}
+	}
+}
+
 // TestCut: a frame's beginning, and how long it was.
 func TestCut(t *testing.T) {
 	for _, native := range []bool{false, true} {

@@ -44,9 +44,9 @@ func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Run) {
 	for _, c := range t.captures {
 		switch {
 		case c.wants(f, src):
-			t.add(c, c.iface(f), src, r)
+			t.add(c, c.iface(f, r.Path.Native()), src, r)
 		case r.Path.Local && c.wants(r.Path.Function, r.DestQPN):
-			t.add(c, c.iface(r.Path.Function), src, r)
+			t.add(c, c.iface(r.Path.Function, r.Path.Native()), src, r)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Run) {
 func (t *Tap) Received(f uint16, r *pkt.Run) {
 	for _, c := range t.captures {
 		if c.wants(f, r.DestQPN) {
-			t.add(c, c.iface(f), r.SrcQPN, r)
+			t.add(c, c.iface(f, r.Path.Native()), r.SrcQPN, r)
 		}
 	}
 }
