@@ -226,6 +226,7 @@ func (s *subnet) run() {
 		case <-s.end:
 			return
 		case in := <-s.inbox:
+			s.call()
 			s.receive(s.n.now(), &in)
 		case <-s.wake:
 		case <-timer.C:
@@ -240,12 +241,19 @@ func (s *subnet) drain() {
 	for range inboxLen {
 		select {
 		case in := <-s.inbox:
+			s.call()
 			s.receive(now, &in)
 			continue
 		default:
 		}
 		break
 	}
+	s.call()
+}
+
+// call runs what was posted. That comes before a datagram: one that follows the news of its link would be dropped by a
+// port that is down yet, and missed until it is sent again.
+func (s *subnet) call() {
 	s.mu.Lock()
 	calls := s.calls
 	s.calls = nil
