@@ -8,11 +8,55 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"weft/internal/api"
 )
+
+// How long new ports of a switch are given until they are what they will be, and how often that is looked at.
+const (
+	veswPatience = 2 * time.Second
+	veswLook     = 50 * time.Millisecond
+	veswDown     = 6 // looks in a row, after which a port that is down remains so
+)
+
+// settledVESW is a switch once the ports that were added to it forward, or when they have had their time. What is told of
+// them before is only that they are new.
+func settledVESW(ctx context.Context, c *api.Client, was *api.VESW, v api.VESW) api.VESW {
+	old := map[string]bool{}
+	key := func(p *api.VESWPort) string { return fmt.Sprintf("%s:%d", p.GUID, p.VPort) }
+	for i := range was.Ports {
+		old[key(&was.Ports[i])] = true
+	}
+	down := 0
+	for end := time.Now().Add(veswPatience); v.State != api.VESWUnknown && time.Now().Before(end); {
+		waits, isDown := false, false
+		for i := range v.Ports {
+			if p := &v.Ports[i]; !old[key(p)] && p.State != api.StateForwarding {
+				waits, isDown = waits || p.State != "down", true
+			}
+		}
+		if down++; waits {
+			down = 0
+		}
+		if !isDown || down == veswDown {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return v
+		case <-time.After(veswLook):
+		}
+		now, err := c.VESW(ctx, v.Name)
+		if err != nil {
+			break
+		}
+		v = now
+	}
+	return v
+}
 
 func (a *app) vesw() *cobra.Command {
 	cmd := &cobra.Command{
@@ -326,9 +370,12 @@ does that there.
 			return usage("weft vesw attach --help", "cannot add the port to the virtual Ethernet switch: --tap is for one device of this node")
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+			was, err := c.VESW(ctx, args[0])
+			if err != nil {
+				return err
+			}
 			var v api.VESW
 			for _, p := range list {
-				var err error
 				if v, err = c.AddVESWPort(ctx, args[0], p); err != nil {
 					return err
 				}
@@ -338,6 +385,7 @@ does that there.
 					return err
 				}
 			}
+			v = settledVESW(ctx, c, &was, v)
 			return print(v, func() { printVESW(a.env.Out, v) })
 		})
 	})

@@ -56,6 +56,12 @@ func (f *fakeVESWs) VESW(_ context.Context, name string) (api.VESW, error) {
 	if err != nil {
 		return api.VESW{}, err
 	}
+	// What was new when somebody looked last is at work now.
+	for i := range v.Ports {
+		if v.Ports[i].State == "configuring" {
+			v.Ports[i].State = api.StateForwarding
+		}
+	}
 	return *v, nil
 }
 
