@@ -115,21 +115,31 @@ func (a *Adapter) Attach(s *Session) error {
 			continue
 		}
 		if old[n] == nil {
-			t := *old
-			s.num = uint16(n)
-			t[n] = s
-			a.next = n + 1
-			a.sessions.Store(&t)
+			a.seat(s, n)
+			return nil
+		}
+	}
+	for n, o := range old {
+		if o != nil && o.departing.Load() {
+			a.seat(s, n)
 			return nil
 		}
 	}
 	return ErrNoSession
 }
 
-// Sessions returns how many sessions are attached.
+func (a *Adapter) seat(s *Session, n int) {
+	t := *a.sessions.Load()
+	s.num = uint16(n)
+	t[n] = s
+	a.next = n + 1
+	a.sessions.Store(&t)
+}
+
+// Sessions returns how many sessions are attached, without those that part.
 func (a *Adapter) Sessions() (n int) {
 	for _, s := range a.sessions.Load() {
-		if s != nil {
+		if s != nil && !s.departing.Load() {
 			n++
 		}
 	}

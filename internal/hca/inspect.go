@@ -73,13 +73,20 @@ type Info struct {
 	AHs  []AHInfo
 }
 
-// Objects returns the number of objects of all kinds.
+// Objects returns the number of objects of all kinds; a closed session has none.
 func (s *Session) Objects() int {
+	if s.closed {
+		return 0
+	}
 	return len(s.pds.m) + len(s.mrs.m) + len(s.mws.m) + len(s.cqs.m) + len(s.qps.m) + len(s.ahs.m)
 }
 
-// Inspect describes every object of the session, in no order.
+// Inspect describes every object of the session, in no order; a closed one has
+// none.
 func (s *Session) Inspect() (i Info) {
+	if s.closed {
+		return i
+	}
 	for h, p := range s.pds.m {
 		i.PDs = append(i.PDs, PDInfo{h, p.refs})
 	}

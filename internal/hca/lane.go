@@ -36,6 +36,7 @@ type LaneStats struct {
 	Copies                                     uint64 // of multicast packets, handed to a queue pair
 	BlockedSelf                                uint64 // copies of its own packets that a queue pair does not want
 	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
+	Farewells                                  uint64 // queue pairs that told their peer that their program is gone
 	Rounds                                     uint64
 }
 
@@ -58,6 +59,8 @@ type Lane struct {
 	shelves  *transport.Shelves // of all its queue pairs
 	groups   *Multicast         // nil: no copies are made of multicast packets
 	sessions []*Session
+	parting  []*Session // their programs are gone, their peers are told
+	departed func(*Session)
 	others   Others
 
 	ready, running []*QP // to be given a turn
@@ -276,6 +279,7 @@ func (l *Lane) refresh() {
 		return
 	}
 	l.seen = g
+	l.followParting()
 	l.sched.forget(l.all)
 	for _, s := range l.sessions {
 		s.follow()
@@ -415,6 +419,10 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 		}
 		*r = pkt.Run{}
 		if !q.t.Next(now, r) {
+			if q.parting && q.t.Parted() {
+				l.bury(q)
+				return
+			}
 			l.arm(q)
 			if more || q.t.Pending() {
 				q.schedule()
@@ -487,6 +495,10 @@ func (l *Lane) settle(now mono.Time) {
 			continue
 		}
 		q.t.Commit(now)
+		if q.parting && q.t.Parted() {
+			l.bury(q)
+			continue
+		}
 		if q.more || q.t.Pending() {
 			q.schedule()
 		}
@@ -653,7 +665,7 @@ func (l *Lane) Recover() {
 	}
 	l.sched.queued, l.sched.aside = 0, l.sched.aside[:0]
 	l.recount()
-	for _, s := range l.sessions {
+	for _, s := range slices.Concat(l.sessions, l.parting) {
 		for _, q := range s.qps.m {
 			q.active, q.dirty = false, false
 			q.touch()

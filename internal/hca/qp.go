@@ -75,6 +75,7 @@ type QP struct {
 	pace   pace
 
 	active, handled, dirty, dead bool
+	parting                      bool // its program is gone: Session.Part
 	more                         bool // the send ring may hold requests not fetched yet
 	timer                        mono.Time
 	heapIdx                      int

@@ -3,6 +3,7 @@
 package hca
 
 import (
+	"sync/atomic"
 	"syscall"
 
 	"weft/internal/ib"
@@ -43,6 +44,9 @@ type Session struct {
 	memory int64 // bytes charged
 	pages  PageSpace
 	closed bool
+	// departing says that the session is over but for farewells: it counts no
+	// more, and gives its number to another where there is none left.
+	departing atomic.Bool
 }
 
 // NewSession returns a session of function a on lane l, which the caller

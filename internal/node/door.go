@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/abi"
+	"weft/internal/hca"
 	"weft/internal/ib"
 	"weft/internal/mem"
 	"weft/internal/procmem"
@@ -289,17 +290,30 @@ func (d *door) renew() error {
 	if d.bell != nil {
 		dev.SetDoorbell(d.bell)
 	}
-	d.n.mu.Lock()
 	if old != nil {
-		d.f.a.Detach(old.Session())
+		d.part(old)
 	}
+	d.n.mu.Lock()
 	err := d.f.a.Attach(dev.Session())
 	d.dev = dev
 	d.n.mu.Unlock()
-	if old != nil {
-		old.Close()
-	}
 	return err
+}
+
+// part closes a device of the door whose client is gone, or begins anew; it runs
+// on the lane. Where queue pairs tell their peers, the lane detaches the session
+// later.
+func (d *door) part(dev *rdmadev.Device) {
+	if !dev.Part() {
+		d.n.detach(dev.Session())
+	}
+}
+
+// detach ends the number of a session that is over; it runs on its lane.
+func (n *Node) detach(s *hca.Session) {
+	n.mu.Lock()
+	s.Adapter().Detach(s)
+	n.mu.Unlock()
 }
 
 // Retire implements vhost.Device.
@@ -331,10 +345,7 @@ func (d *door) Closed(reason error) {
 		}
 		d.lane.removeDoor(d)
 		if d.dev != nil {
-			n.mu.Lock()
-			d.f.a.Detach(d.dev.Session())
-			n.mu.Unlock()
-			d.dev.Close()
+			d.part(d.dev)
 		}
 	})
 	n.quiesce()

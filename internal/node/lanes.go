@@ -182,6 +182,7 @@ func (n *Node) openLanes() error {
 		h := hca.NewLane(n.all, i, nl, others)
 		h.SetMulticast(n.mcast)
 		h.SetGeneralServices(n.cm.take(h))
+		h.SetDeparted(n.detach)
 		if n.sub != nil {
 			nl.fabric, of[1].in, of[1].out = n.fabricLink(i, h)
 		}

@@ -285,6 +285,11 @@ func TestMemoryTakenAway(t *testing.T) {
 				}
 				eventually(t, "the log tells", func() bool { return r.logs.count("session ended", "memory taken away") == 1 })
 				y.check()
+				if !reads { // the peer learns what became of its request
+					if list, err := b.cq.Wait(1); err != nil || list[0].Status == 0 {
+						t.Errorf("%+v %v", list, err)
+					}
+				}
 				// The peer lives: it can be used again.
 				if err := b.qp.To(ib.Reset); err != nil {
 					t.Error(err)

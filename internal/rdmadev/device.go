@@ -113,6 +113,15 @@ func (d *Device) Close() {
 	}
 }
 
+// Part is Close for a client that is gone: connected queue pairs tell their
+// peers. It reports whether any do so, and the session is not to be detached yet
+// (hca.Session.Part).
+func (d *Device) Part() bool {
+	parts := d.sess.Part(d.now())
+	d.Close()
+	return parts
+}
+
 func (d *Device) now() mono.Time { return d.cfg.Now() }
 
 // offered returns the extension bits this device has.

@@ -60,6 +60,9 @@ func (q *QP) deliverRecv() {
 func (q *QP) Commit(now mono.Time) {
 	p, s := &q.rsp, &q.req
 	q.dirty = false
+	if q.bye != nil {
+		return
+	}
 	if p.placeFailed {
 		q.failRecv()
 	}
@@ -129,7 +132,7 @@ func (q *QP) failRecv() {
 // RecvPosted tells that the receive queue got requests: in ERR the next Next
 // flushes them.
 func (q *QP) RecvPosted(now mono.Time) {
-	if q.attr.State == ib.Err && !q.cfg.SRQ {
+	if q.attr.State == ib.Err && !q.cfg.SRQ && q.bye == nil {
 		q.rsp.recvPosted = true
 	}
 }

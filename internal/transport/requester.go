@@ -49,7 +49,9 @@ type requester struct {
 	cwnd, ssthresh             uint32 // bytes, on paths that can lose packets
 	recover                    ib.PSN // the window is not cut again before this is acknowledged
 	recovering                 bool
-	readChunk                  uint32 // packets that one READ request asks for
+	readChunk                  uint32     // packets that one READ request asks for
+	fell                       ib.QPState // from where it failed by itself, not by Modify; una and txPSN then
+	fellUna, fellPSN           ib.PSN
 }
 
 // maxOutstanding bounds unacknowledged PSNs (IBA volume 1, 9.7.2): beyond it
@@ -113,7 +115,7 @@ func (q *QP) Pending() bool {
 	case ib.RTS, ib.SQD:
 		return s.tx != s.tail && !s.stalled && !s.paused
 	case ib.SQE, ib.Err:
-		return !s.owed && (s.head != s.tail || q.rsp.recvPosted)
+		return !s.owed && (s.head != s.tail || q.rsp.recvPosted) || q.bye != nil && q.bye.pending()
 	}
 	return false
 }
@@ -125,6 +127,9 @@ func (q *QP) Pause(on bool) { q.req.paused = on }
 // Deadline returns when Next wants to be called at the latest; the zero Time
 // is never. Work that is ready now is told by Pending alone.
 func (q *QP) Deadline() mono.Time {
+	if q.bye != nil {
+		return q.bye.at
+	}
 	return mono.Min(mono.Min(q.req.ackAt, q.req.rnrAt), q.req.probeAt)
 }
 
@@ -133,6 +138,9 @@ func (q *QP) Deadline() mono.Time {
 // Between Handle and Commit there is nothing to send, even to a queue pair that
 // is its own peer.
 func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
+	if q.bye != nil {
+		return q.nextFarewell(now, r)
+	}
 	more := q.next(now, r)
 	if invariants {
 		q.verify()

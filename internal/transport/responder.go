@@ -125,6 +125,10 @@ func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
 	switch q.attr.State {
 	case ib.RTR, ib.RTS, ib.SQD, ib.SQE:
 	default:
+		if q.bye != nil {
+			q.handleFarewell(r, i)
+			return
+		}
 		q.ctr.DropState++
 		return
 	}
@@ -304,6 +308,7 @@ func (q *QP) refusal(syn ib.Syndrome, psn ib.PSN) (event ib.Event) {
 	p := &q.rsp
 	p.nak, p.nakPSN, p.work, p.ackOwed = syn, psn, true, false
 	p.open = false
+	q.fall()
 	q.enterErr(true)
 	return event
 }

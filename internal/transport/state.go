@@ -22,6 +22,7 @@ type QP struct {
 	dirty bool       // handled a run since the last Commit: nothing may leave
 	comp  Completion // what callbacks are shown; a field, so that it never escapes
 	ctr   Counters
+	bye   *farewell // the program is gone: nil before Farewell
 }
 
 // Defaults of Config.
@@ -219,11 +220,20 @@ func (q *QP) enterErr(sendNak bool) {
 	}
 }
 
+// fall notes where the requester was when the queue pair failed by itself: memory
+// of a program that is killed goes before the node hears of its end.
+func (q *QP) fall() {
+	if s := &q.req; q.attr.State != ib.Err {
+		s.fell, s.fellUna, s.fellPSN = q.attr.State, s.una, s.txPSN
+	}
+}
+
 // failSend completes the oldest unacknowledged request with status: RC goes to
 // ERR, the other services to SQE.
 func (q *QP) failSend(status ib.Status, reason uint32) {
 	q.req.failStatus, q.req.failReason = status, reason
 	if q.cfg.Type == ib.RC {
+		q.fall()
 		q.enterErr(false)
 		return
 	}

@@ -39,6 +39,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	tick 67ms      let time pass, then send both sides
 //	inject X OPCODE psn= …        hand X a packet written by hand
 //	modify X state=… attr=…       print the error, if any
+//	farewell X     X's program is gone
+//	parted X       whether X has told its peer
 //	revoke X       take X's memory away
 //	fault X        tell X that the run it sent last was unreadable
 //	placefail X [request]         fail a copy of X's last Handle
@@ -257,6 +259,10 @@ func (s *script) command(f []string) error {
 		return s.inject(name, a)
 	case "modify":
 		return s.modify(x, a)
+	case "farewell":
+		s.printf("%s %v", name, x.q.Farewell(s.now))
+	case "parted":
+		s.printf("%s %v", name, x.q.Parted())
 	case "revoke":
 		x.region.Revoke()
 	case "fault":

@@ -191,9 +191,8 @@ func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
 	if early {
 		return
 	}
-	// Who has requests on their way to the dead learns of it. Who only waits
-	// for a message, or for memory to change, does not, as on any RC network:
-	// it is told to end, and must then leave nothing either.
+	// What the peer makes of it is TestKilled's. Here whoever may only wait is told
+	// to end, and must then leave nothing either.
 	if other == p.Server || !strings.HasSuffix(r.program, "_bw") || strings.Contains(r.args, "UD") {
 		other.Signal(syscall.SIGTERM)
 	}

@@ -227,6 +227,28 @@ func (b *bench) ways(t *testing.T, p program, v6 bool, ways []bool) {
 	}
 }
 
+// killed ends a program without a word: soft-RoCE's end, which mostly waits for
+// its messages, hears of it all the same, and goes on working.
+func (b *bench) killed(t *testing.T) {
+	gid, guestGID := b.gids(t, false)
+	b.port++
+	args := fmt.Sprintf("-p %d -n 100000000", b.port)
+	b.serve(t, "ibv_rc_pingpong -d rxe0 -g "+guestGID+" "+args, fmt.Sprintf("netstat -ltn | grep -q ':%d '", b.port))
+	client, err := lab.Start(b.node.Program(append(append([]string{"ibv_rc_pingpong", "-d", "weft0", "-g", fmt.Sprint(gid)}, strings.Fields(args)...), b.v4)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Kill()
+	if err := b.node.Working(client, 20*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	client.Kill()
+	if out, err := b.served(); err == nil || strings.Contains(out, "still running") || !strings.Contains(out, "tatus") {
+		t.Errorf("the guest's end: %v\n%s", err, out)
+	}
+	b.ways(t, program{name: "ibv_rc_pingpong", args: "-n 100", check: pingpong}, false, []bool{true})
+}
+
 // Contents are checked at both ends.
 func pingpong(weftOut, rxeOut string) string {
 	for _, out := range []string{weftOut, rxeOut} {
@@ -274,6 +296,7 @@ func TestSoftRoCE(t *testing.T) {
 		b.programs(t, true)
 		t.Run("verbcheck weft as client over IPv6", func(t *testing.T) { b.verbcheck(t, true, true) })
 	}
+	t.Run("killed", b.killed)
 	t.Run("by address", b.byAddress)
 	t.Run("MTU 9000", func(t *testing.T) {
 		b.large(t)
