@@ -365,7 +365,7 @@ func TestJSONNames(t *testing.T) {
 		walk(reflect.TypeOf(v))
 	}
 	for _, v := range []any{Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}.withLists(), each([]SwitchRoutes{{Multicast: []MulticastRoute{{}}}}, SwitchRoutes.withLists),
-		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}, Partition.withLists), each([]SubnetGroup{{Members: []GroupMember{{}}}}, SubnetGroup.withLists), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}}.withLists(), list[Counter](nil)} {
+		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}, Partition.withLists), each([]SubnetGroup{{Members: []GroupMember{{}}}}, SubnetGroup.withLists), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}, MWs: []MW{{}}}.withLists(), list[Counter](nil)} {
 		b, err := json.Marshal(v)
 		if err != nil || bytes.Contains(b, []byte("null")) {
 			t.Errorf("%s has a null list: %v", b, err)

@@ -155,6 +155,7 @@ type GID struct {
 type Resources struct {
 	PDs  []PD  `json:"pd"`
 	MRs  []MR  `json:"mr"`
+	MWs  []MW  `json:"mw"`
 	CQs  []CQ  `json:"cq"`
 	QPs  []QP  `json:"qp"`
 	SRQs []SRQ `json:"srq"`
@@ -180,6 +181,18 @@ type MR struct {
 	Length uint64   `json:"mrlen"`
 	Access []string `json:"access"`
 	Memory string   `json:"memory"` // "mapped", "process", or "node": the node's own
+}
+
+// MW is a memory window. Its key is its owner's secret.
+type MW struct {
+	Owner
+	MWN    uint32   `json:"mwn"`
+	PDN    uint32   `json:"pdn"`
+	Type   int      `json:"type"` // 1 or 2
+	MRN    uint32   `json:"mrn"`  // of the region it is bound to, 0: it is bound to nothing
+	IOVA   uint64   `json:"iova"`
+	Length uint64   `json:"mwlen"`
+	Access []string `json:"access"`
 }
 
 // CQ is a completion queue.
@@ -436,10 +449,13 @@ func (s Status) withLists() Status {
 }
 
 func (r Resources) withLists() Resources {
-	r.PDs, r.MRs, r.CQs = list(r.PDs), list(r.MRs), list(r.CQs)
+	r.PDs, r.MRs, r.MWs, r.CQs = list(r.PDs), list(r.MRs), list(r.MWs), list(r.CQs)
 	r.QPs, r.SRQs, r.AHs, r.CMIDs = list(r.QPs), list(r.SRQs), list(r.AHs), list(r.CMIDs)
 	for i := range r.MRs {
 		r.MRs[i].Access = list(r.MRs[i].Access)
+	}
+	for i := range r.MWs {
+		r.MWs[i].Access = list(r.MWs[i].Access)
 	}
 	return r
 }

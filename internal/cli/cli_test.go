@@ -152,6 +152,7 @@ func (b *fakeBackend) Resources(context.Context) (api.Resources, error) {
 	return api.Resources{
 		PDs:  []api.PD{{Owner: o, PDN: 1, Users: 3}, {Owner: b.owner(2), PDN: 1}},
 		MRs:  []api.MR{{Owner: o, MRN: 9, PDN: 1, IOVA: 0x7f0000001000, Length: 65536, Memory: "process", Access: []string{"local_write", "remote_write"}}},
+		MWs:  []api.MW{{Owner: o, MWN: 4, PDN: 1, Type: 2, MRN: 9, IOVA: 0x7f0000001000, Length: 4096, Access: []string{"remote_write"}}, {Owner: o, MWN: 5, PDN: 1, Type: 1}},
 		CQs:  []api.CQ{{Owner: o, CQN: 1, CQE: 255, Users: 1, Armed: true}},
 		QPs:  []api.QP{{Owner: o, LQPN: 16385, RQPN: 32769, Type: "RC", State: "RTS", SQPSN: 77, RQPSN: 5, PathMTU: 1024, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"}, {Owner: o, LQPN: 16386, Type: "UD", State: "INIT"}},
 		SRQs: []api.SRQ{{Owner: o, SRQN: 3, PDN: 1, MaxWR: 512, Outstanding: 500, Limit: 16}},

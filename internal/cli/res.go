@@ -16,11 +16,11 @@ import (
 	"weft/internal/api"
 )
 
-var resourceKinds = []string{"pd", "mr", "cq", "qp", "srq", "ah", "cm_id"}
+var resourceKinds = []string{"pd", "mr", "mw", "cq", "qp", "srq", "ah", "cm_id"}
 
 func (a *app) resources() *cobra.Command {
 	return a.show(&cobra.Command{
-		Use:       "res [pd|mr|cq|qp|srq|ah|cm_id]",
+		Use:       "res [pd|mr|mw|cq|qp|srq|ah|cm_id]",
 		Short:     "show the objects programs have made",
 		Long:      "Show how many objects each program has, or one kind of object in detail.",
 		ValidArgs: resourceKinds,
@@ -54,7 +54,7 @@ func (a *app) resources() *cobra.Command {
 func printTotals(w io.Writer, r api.Resources) {
 	type row struct {
 		owner api.Owner
-		n     [7]int
+		n     [8]int
 	}
 	// Identifiers of the connection manager belong to no session: they have a row of
 	// their own for each program and device.
@@ -71,20 +71,23 @@ func printTotals(w io.Writer, r api.Resources) {
 	for _, x := range r.MRs {
 		count(x.Owner, 1)
 	}
-	for _, x := range r.CQs {
+	for _, x := range r.MWs {
 		count(x.Owner, 2)
 	}
-	for _, x := range r.QPs {
+	for _, x := range r.CQs {
 		count(x.Owner, 3)
 	}
-	for _, x := range r.SRQs {
+	for _, x := range r.QPs {
 		count(x.Owner, 4)
 	}
-	for _, x := range r.AHs {
+	for _, x := range r.SRQs {
 		count(x.Owner, 5)
 	}
-	for _, x := range r.CMIDs {
+	for _, x := range r.AHs {
 		count(x.Owner, 6)
+	}
+	for _, x := range r.CMIDs {
+		count(x.Owner, 7)
 	}
 	if len(rows) == 0 {
 		fmt.Fprintln(w, "no objects")
@@ -97,13 +100,13 @@ func printTotals(w io.Writer, r api.Resources) {
 	slices.SortFunc(sorted, func(x, y *row) int {
 		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID), cmp.Compare(x.owner.Device, y.owner.Device))
 	})
-	t := table{heads: []string{"DEVICE", ">SESSION", ">PID", "COMMAND", ">PD", ">MR", ">CQ", ">QP", ">SRQ", ">AH", ">CM_ID"}}
+	t := table{heads: []string{"DEVICE", ">SESSION", ">PID", "COMMAND", ">PD", ">MR", ">MW", ">CQ", ">QP", ">SRQ", ">AH", ">CM_ID"}}
 	for _, x := range sorted {
 		var session any = x.owner.Session
 		if x.owner.Session == 0 {
 			session = ""
 		}
-		t.row(x.owner.Device, session, x.owner.PID, x.owner.Comm, x.n[0], x.n[1], x.n[2], x.n[3], x.n[4], x.n[5], x.n[6])
+		t.row(x.owner.Device, session, x.owner.PID, x.owner.Comm, x.n[0], x.n[1], x.n[2], x.n[3], x.n[4], x.n[5], x.n[6], x.n[7])
 	}
 	t.write(w)
 }
@@ -127,6 +130,16 @@ func resourceTable(r api.Resources, kind string) (any, *table) {
 			row(x.Owner, x.MRN, x.PDN, fmt.Sprintf("%#x", x.IOVA), sizeText(x.Length), x.Memory, strings.Join(x.Access, ","))
 		}
 		return r.MRs, t
+	case "mw":
+		heads(">MWN", ">PDN", ">TYPE", ">MRN", ">IOVA", ">LENGTH", "ACCESS")
+		for _, x := range r.MWs {
+			if x.MRN == 0 {
+				row(x.Owner, x.MWN, x.PDN, x.Type, "", "", "", "not bound")
+				continue
+			}
+			row(x.Owner, x.MWN, x.PDN, x.Type, x.MRN, fmt.Sprintf("%#x", x.IOVA), sizeText(x.Length), strings.Join(x.Access, ","))
+		}
+		return r.MWs, t
 	case "cq":
 		heads(">CQN", ">CQE", ">USERS", "STATE")
 		for _, x := range r.CQs {

@@ -368,18 +368,27 @@ var accessNames = []struct {
 }{{ib.LocalWrite, "local_write"}, {ib.RemoteWrite, "remote_write"}, {ib.RemoteRead, "remote_read"},
 	{ib.RemoteAtomic, "remote_atomic"}, {ib.MWBind, "mw_bind"}, {ib.ZeroBased, "zero_based"}}
 
+// access names rights.
+func access(of ib.Access) (names []string) {
+	for _, a := range accessNames {
+		if of&a.bit != 0 {
+			names = append(names, a.name)
+		}
+	}
+	return names
+}
+
 func (n *Node) resources(r *api.Resources, o api.Owner, kind func(mem.Space) string, i *hca.Info) {
 	for _, v := range i.PDs {
 		r.PDs = append(r.PDs, api.PD{Owner: o, PDN: v.PDN, Users: v.Users})
 	}
 	for _, v := range i.MRs {
 		m := api.MR{Owner: o, MRN: v.MRN, PDN: v.PDN, IOVA: v.Start, Length: v.Len, Memory: kind(v.Space)}
-		for _, a := range accessNames {
-			if v.Access&a.bit != 0 {
-				m.Access = append(m.Access, a.name)
-			}
-		}
+		m.Access = access(v.Access)
 		r.MRs = append(r.MRs, m)
+	}
+	for _, v := range i.MWs {
+		r.MWs = append(r.MWs, api.MW{Owner: o, MWN: v.MWN, PDN: v.PDN, Type: v.Type, MRN: v.MRN, IOVA: v.Start, Length: v.Len, Access: access(v.Access)})
 	}
 	for _, v := range i.CQs {
 		r.CQs = append(r.CQs, api.CQ{Owner: o, CQN: v.CQN, CQE: int(v.Depth), Users: v.Users, Overrun: v.Overrun})

@@ -118,7 +118,7 @@ func (n *Node) query(v any, args ...string) error {
 func (n *Node) Objects() (int, error) {
 	var r api.Resources
 	err := n.query(&r, "res")
-	return len(r.PDs) + len(r.MRs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs) + len(r.CMIDs), err
+	return len(r.PDs) + len(r.MRs) + len(r.MWs) + len(r.CQs) + len(r.QPs) + len(r.SRQs) + len(r.AHs) + len(r.CMIDs), err
 }
 
 // Working returns when the process has a queue pair that can at least receive;
