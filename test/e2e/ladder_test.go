@@ -267,6 +267,27 @@ func TestTwoNodesUnprivileged(t *testing.T) {
 	climb(t, open(t, 9000, false, lab.Nobody), all, rung{"ib_send_bw", "-c UC -n 1000", false})
 }
 
+// TestEventsAgain repeats what sleeps until an event comes: one that is lost is a
+// program that waits for ever.
+func TestEventsAgain(t *testing.T) {
+	times := 1
+	if lab.Soak {
+		times = 50
+	}
+	for _, oneNode := range []bool{true, false} {
+		if !oneNode && !lab.Soak {
+			continue
+		}
+		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
+			b := open(t, 9000, oneNode, 0)
+			for range times {
+				b.pair(t, 60*time.Second, "ib_send_bw", "-n", "500", "-e", "-F")
+				b.pair(t, 60*time.Second, "ib_send_bw", "-n", "500", "-e", "-c", "UD", "-F")
+			}
+		})
+	}
+}
+
 // Large buffers in memory that the node maps.
 func TestArena(t *testing.T) {
 	b := open(t, 9000, true, 0)
