@@ -23,15 +23,29 @@ const (
 	connOrder = time.Second
 	// connDrain is what the queue pair of a connection that ended has at least to flush what was posted.
 	connDrain = 100 * time.Millisecond
-	// connSpare is how long a connection must have been unused to make room for another.
+	// connSpare is how long a connection must have been unused to make room for another, connHalf how long
+	// one must have been in the making.
 	connSpare = time.Second
+	connHalf  = 2 * time.Second
+	// connStuck is how long a connection may have messages in flight of which none completes: a peer may
+	// put them off for ever.
+	connStuck = 5 * time.Second
+	// connPatience is how long the frames that wait for a connection's window may keep others from
+	// being sent: as long as a peer that is well takes for what waits.
+	connPatience = 50 * time.Millisecond
+	// connWatchEvery is how often connections with messages in flight are looked at.
+	connWatchEvery = time.Second
 )
 
-// Bounds of what waits for a connection.
+// Bounds of what waits for a connection, and of the messages that one has in flight.
 const (
 	connFrames = 64
 	connBytes  = 1 << 20
+	connWindow = 32
 )
+
+// maxRefusals is after how many refusals in turn a neighbour is taken for one without connections.
+const maxRefusals = 2
 
 // connState is where a connection is.
 type connState uint8
@@ -56,8 +70,10 @@ type conn struct {
 	oneWay   bool
 	mtu      int // of packets: what the peer takes
 	queue    [][]byte
-	queued   int // octets
+	queued   int       // octets
+	waits    mono.Time // since when the queue is not empty, or the connection open
 	inFlight int
+	progress mono.Time // when a message completed last, or the first was posted
 	used     mono.Time // or when it was asked for
 	touched  mono.Time // when the use was noted at the shadow entry
 	since    mono.Time // of closing
@@ -73,14 +89,24 @@ type connected struct {
 	byQPN     map[ib.QPN]*conn
 	peers     map[wire.HWAddr]*peer
 	live      int // connections that are not closing
+	passive   int // of them, those that peers asked for
+	connPorts map[ib.LID]portConns
 	lastID    uint32
 	reaper    timer
+	connWatch timer
+	connWaits int   // connections with a queue
+	holder    *conn // its queue has others not be sent; see holds
 	connIO
 }
 
+// portConns counts connections that a port asked for.
+type portConns struct{ live, all int }
+
 func (l *Link) initConns() {
 	l.conns, l.byQPN, l.peers = map[uint32]*conn{}, map[ib.QPN]*conn{}, map[wire.HWAddr]*peer{}
+	l.connPorts = map[ib.LID]portConns{}
 	l.reaper.fire = l.reap
+	l.connWatch.fire = l.watchConns
 }
 
 // isConnected reports whether the link is in connected mode.
@@ -136,23 +162,72 @@ func (l *Link) closeConns() {
 func (l *Link) toNode(now mono.Time, e *entry, frame []byte) {
 	n := len(frame) - Headroom
 	most := l.dgramMTU
-	if c := l.connFor(now, e, frame); c != nil {
+	c := l.connFor(now, e, frame)
+	if c != nil {
 		switch {
 		case n > c.mtu:
 			most = max(most, c.mtu)
-		case c.state == connOpen && len(c.queue) == 0 && len(l.connFree) > 0:
+		case c.state == connOpen && len(c.queue) == 0 && l.mayPost(c):
 			l.postMessage(now, c, frame)
 			return
 		case c.state == connOpen || n > l.dgramMTU || len(c.queue) > 0 && now.Sub(c.used) < connOrder:
-			l.await(c, frame)
+			l.await(now, c, frame)
 			return
 		}
 	}
-	if n > l.dgramMTU {
+	switch {
+	case n <= l.dgramMTU:
+		l.transmit(frame, e.dest())
+	case c == nil && e.hold > now && e.refusals < maxRefusals:
+		// There is a connection soon, and the IP stack does not forget soon what it is told.
+		l.txDrop(DropNoPath)
+	default:
 		l.tooBig(now, frame, most)
-		return
 	}
-	l.transmit(frame, e.dest())
+}
+
+// mayPost reports whether a connection may have one message more in flight: none takes all slots, and the fewer
+// are left, the fewer it may have.
+func (l *Link) mayPost(c *conn) bool { return c.inFlight < min(connWindow, len(l.connFree)) }
+
+// holds reports whether SendBatch is to wait for the queue of a connection to empty, which it does for a short time: a
+// connection that is slow loses frames, and no others do.
+func (l *Link) holds(now mono.Time) bool {
+	c := l.holder
+	return c != nil && c.state == connOpen && len(c.queue) > 0 && now.Sub(c.waits) < connPatience
+}
+
+// watchConns fires while messages are in flight: a connection of which none completes is ended.
+func (l *Link) watchConns(now mono.Time) {
+	var next mono.Time
+	for _, c := range l.conns {
+		switch {
+		case c.state == connClosing || c.inFlight == 0:
+		case now.Sub(c.progress) >= connStuck:
+			l.lost(now, c, "no message completes")
+		default:
+			next = now.Add(connWatchEvery)
+		}
+	}
+	if l.holds(now) {
+		next = l.holder.waits.Add(connPatience)
+	} else {
+		l.holder = nil
+	}
+	if next != 0 {
+		l.timers.set(&l.connWatch, next)
+	}
+	if l.state != Destroyed {
+		l.drainConns(now)
+		l.drainBacklog()
+	}
+}
+
+// watchBy has watchConns look at connections at a time at the latest.
+func (l *Link) watchBy(at mono.Time) {
+	if l.connWatch.i == 0 || at < l.connWatch.at {
+		l.timers.set(&l.connWatch, at)
+	}
 }
 
 // tooBig drops a frame of which the IP stack is told how long it may be.
@@ -162,14 +237,23 @@ func (l *Link) tooBig(now mono.Time, frame []byte, mtu int) {
 }
 
 // await keeps a copy of a frame until its connection can take it.
-func (l *Link) await(c *conn, frame []byte) {
+func (l *Link) await(now mono.Time, c *conn, frame []byte) {
 	if len(c.queue) >= connFrames || c.queued+len(frame) > connBytes || !l.charge(len(frame)) {
 		l.c.Net.TxWindowErrors++
 		l.txDrop(DropQueueFull)
 		return
 	}
+	if len(c.queue) == 0 {
+		l.connWaits++
+		c.waits = now
+	}
 	c.queue = append(c.queue, slices.Clone(frame))
 	c.queued += len(frame)
+	if l.holder != c && (len(c.queue) >= connFrames/2 || c.queued >= connBytes/2) && !l.holds(now) {
+		if l.holder = c; l.holds(now) {
+			l.watchBy(c.waits.Add(connPatience))
+		}
+	}
 }
 
 // connFor returns the connection for a frame to a neighbour, which may have yet to be made; nil where
@@ -190,37 +274,90 @@ func (l *Link) connFor(now mono.Time, e *entry, frame []byte) *conn {
 	if p := l.peers[e.hw]; p != nil && p.out != nil {
 		return p.out
 	}
-	if e.hold > now {
+	if e.hold > now || l.stale(e) {
 		return nil
 	}
 	return l.connect(now, e)
 }
 
-// room reports whether there may be one more connection; one that is not used makes room.
-func (l *Link) room(now mono.Time) bool {
-	if l.live < l.p.MaxConns {
+// refused notes that there is no connection with a neighbour for now.
+func (e *entry) refused(now mono.Time) {
+	if now.Sub(e.hold) > connHold {
+		e.refusals = 0 // the last is long ago
+	}
+	e.refusals = min(e.refusals+1, maxRefusals)
+	e.hold = now.Add(connRetry)
+}
+
+// without notes that a neighbour takes no connections.
+func (e *entry) without(now mono.Time) { e.refusals, e.hold = maxRefusals, now.Add(connHold) }
+
+// connShare is how many connections one port may ask for.
+func (l *Link) connShare() int { return max(1, l.p.MaxConns/4) }
+
+// crowded reports whether connections that ended, of all or of those that a port asked for (0: the link itself asks),
+// are so many that there may be no other before they are gone.
+func (l *Link) crowded(lid ib.LID) bool {
+	if len(l.conns)-l.live < l.p.MaxConns && (lid == 0 || l.connPorts[lid].all < 2*l.connShare()) {
+		return false
+	}
+	l.c.Driver.ConnNoRoom++
+	return true
+}
+
+// room reports whether there may be one more connection, which a port asks for, or the link itself (0). One that is not used, or
+// is not made in time, makes room: of the port's own, if it has such a one. No port gets more than its share, and what
+// ports ask for leaves an eighth for the link.
+func (l *Link) room(now mono.Time, lid ib.LID) bool {
+	if l.crowded(lid) {
+		return false
+	}
+	share := lid != 0 && l.connPorts[lid].live >= l.connShare()
+	ports := lid != 0 && l.passive >= l.p.MaxConns-l.p.MaxConns/8
+	if !share && !ports && l.live < l.p.MaxConns {
 		return true
 	}
-	var oldest *conn
+	var best *conn
+	own := func(c *conn) bool { return lid != 0 && c.id >= PassiveConn && c.lid == lid }
 	for _, c := range l.conns {
-		if c.state == connOpen && c.inFlight == 0 && len(c.queue) == 0 && now.Sub(c.used) >= connSpare &&
-			(oldest == nil || c.used < oldest.used || c.used == oldest.used && c.id < oldest.id) {
-			oldest = c
+		switch {
+		case !c.spare(now), share && !own(c), ports && c.id < PassiveConn:
+		case lid != 0 && c.state == connAsking: // others do not undo what the link asks for
+		case best == nil, own(c) && !own(best):
+			best = c
+		case own(c) == own(best) && (c.used < best.used || c.used == best.used && c.id < best.id):
+			best = c
 		}
 	}
-	if oldest == nil {
+	if best == nil {
 		l.c.Driver.ConnNoRoom++
 		return false
 	}
 	l.c.Driver.ConnEvicted++
-	l.endConn(now, oldest)
+	if e := l.entries[best.hw]; e != nil && best.state == connAsking {
+		e.refused(now)
+	}
+	for range l.endConn(now, best) {
+		l.txDrop(DropNoPath)
+	}
 	return true
+}
+
+// spare reports whether a connection can make room for another.
+func (c *conn) spare(now mono.Time) bool {
+	switch c.state {
+	case connOpen:
+		return c.inFlight == 0 && len(c.queue) == 0 && now.Sub(c.used) >= connSpare
+	case connAsking, connAnswering:
+		return now.Sub(c.used) >= connHalf
+	}
+	return false
 }
 
 // connect asks the node of an entry for a connection; nil where that cannot be done now.
 func (l *Link) connect(now mono.Time, e *entry) *conn {
-	if !l.room(now) {
-		e.hold = now.Add(connRetry)
+	if !l.room(now, 0) {
+		e.refused(now)
 		return nil
 	}
 	rfc, old := wire.CMServiceIDs(e.hw.QPN())
@@ -232,7 +369,7 @@ func (l *Link) connect(now mono.Time, e *entry) *conn {
 	if err != nil {
 		l.log(now, "connection", "connection to %v: %v", e.hw, err)
 		l.c.Driver.ConnFailed++
-		e.hold = now.Add(connHold)
+		e.refused(now)
 		return nil
 	}
 	l.debug(now, DebugControl, "connection %d to %v: asking", r.ID, e.hw)
@@ -257,6 +394,11 @@ func (l *Link) connPrivate() []byte {
 func (l *Link) addConn(c *conn) *conn {
 	l.conns[c.id], l.byQPN[c.qpn] = c, c
 	l.live++
+	if c.id >= PassiveConn {
+		l.passive++
+		n := l.connPorts[c.lid]
+		l.connPorts[c.lid] = portConns{n.live + 1, n.all + 1}
+	}
 	p := l.peers[c.hw]
 	if p == nil {
 		p = &peer{}
@@ -279,6 +421,11 @@ func (l *Link) endConn(now mono.Time, c *conn) (queue [][]byte) {
 	l.postMessages()
 	c.state, c.since = connClosing, now
 	l.live--
+	if c.id >= PassiveConn {
+		l.passive--
+		n := l.connPorts[c.lid]
+		l.connPorts[c.lid] = portConns{n.live - 1, n.all}
+	}
 	if p := l.peers[c.hw]; p != nil {
 		if p.out == c {
 			p.out = nil
@@ -289,6 +436,9 @@ func (l *Link) endConn(now mono.Time, c *conn) (queue [][]byte) {
 		if p.out == nil && p.in == nil {
 			delete(l.peers, c.hw)
 		}
+	}
+	if len(c.queue) > 0 {
+		l.connWaits--
 	}
 	queue, c.queue = c.queue, nil
 	l.pending -= c.queued
@@ -323,6 +473,13 @@ func (l *Link) destroyConn(c *conn) {
 	l.reclaimMessages(c)
 	delete(l.conns, c.id)
 	delete(l.byQPN, c.qpn)
+	if c.id >= PassiveConn {
+		if n := l.connPorts[c.lid]; n.all > 1 {
+			l.connPorts[c.lid] = portConns{n.live, n.all - 1}
+		} else {
+			delete(l.connPorts, c.lid)
+		}
+	}
 	l.al.DestroyConn(c.id)
 }
 
@@ -341,23 +498,18 @@ func (l *Link) destroyConns() {
 		l.destroyConn(c)
 	}
 	l.timers.stop(&l.reaper)
+	l.timers.stop(&l.connWatch)
+	l.holder = nil
 }
 
 // resend sends frames that waited for a connection which there is not.
 func (l *Link) resend(now mono.Time, hw wire.HWAddr, queue [][]byte) {
 	for _, f := range queue {
-		if e := l.entries[hw]; e != nil && e.resolved {
-			l.toNode(now, e, f)
+		if l.entries[hw] != nil {
+			l.unicast(now, hw, f)
 		} else {
 			l.txDrop(DropNoPath)
 		}
-	}
-}
-
-// hold has frames to a neighbour go as datagrams for some time.
-func (l *Link) hold(now mono.Time, hw wire.HWAddr, d time.Duration) {
-	if e := l.entries[hw]; e != nil {
-		e.hold = now.Add(d)
 	}
 }
 
@@ -401,11 +553,11 @@ func (l *Link) connEvent(now mono.Time, c *conn, e *ConnEvent) {
 			x.oldService = true // asked by the other service ID with the next frame
 		case e.Kind == ConnRefused:
 			l.c.Driver.ConnRejected++
-			x.hold = now.Add(connRetry)
+			x.refused(now)
 		default:
 			x.oldService = false
 			l.c.Driver.ConnFailed++
-			x.hold = now.Add(connHold)
+			x.without(now)
 		}
 		l.resend(now, c.hw, queue)
 	case ConnOver:
@@ -436,6 +588,11 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 	} else if p != nil {
 		before = p.out
 	}
+	if !l.verified(now, hw, e.LID, before) {
+		l.c.Driver.ConnBadData++
+		no(false)
+		return
+	}
 	if before != nil && before.state == connAsking {
 		// Both ask: the request of the one whose address is larger stays (RFC 4755, 3.3).
 		l.c.Driver.ConnCrossed++
@@ -445,9 +602,10 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 		}
 	}
 	var queue [][]byte
-	if before != nil {
+	switch {
+	case before != nil && !l.crowded(e.LID):
 		queue = l.endConn(now, before) // a peer that asks for another has lost it
-	} else if !l.room(now) {
+	case before != nil || !l.room(now, e.LID):
 		no(true)
 		return
 	}
@@ -456,7 +614,9 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 		l.log(now, "connection", "connection of %v: %v", hw, err)
 		l.c.Driver.ConnFailed++
 		no(true)
-		l.hold(now, hw, connRetry)
+		if x := l.entries[hw]; x != nil {
+			x.refused(now)
+		}
 		l.resend(now, hw, queue)
 		return
 	}
@@ -465,11 +625,40 @@ func (l *Link) asks(now mono.Time, e *ConnEvent) {
 	if oneWay {
 		return
 	}
-	c.queue = queue
+	if c.queue = queue; len(queue) > 0 {
+		l.connWaits++
+	}
 	for _, f := range queue {
 		c.queued += len(f)
 	}
 	l.pending += c.queued
+}
+
+// verified reports whether a request of a neighbour comes from where that is, as far as is known: by the path to it, else by
+// the connection that there is. Where it does not, the path is asked for, by which the next request is judged.
+func (l *Link) verified(now mono.Time, hw wire.HWAddr, lid ib.LID, before *conn) bool {
+	p := l.paths[hw.GID()]
+	known := lid
+	switch {
+	case p != nil && p.valid:
+		known = p.rec.DLID
+	case before != nil:
+		known = before.lid
+	}
+	// Ports may have several LIDs, as ours has.
+	if lid>>l.port.LMC == known>>l.port.LMC {
+		return true
+	}
+	l.from = lid
+	switch {
+	case p == nil:
+		l.entryOf(now, wire.MakeHWAddr(wire.HWFlagRC, hw.QPN(), hw.GID()))
+	case now.Sub(p.checked) > time.Second:
+		p.checked = now
+		l.askPath(now, p)
+	}
+	l.from = 0
+	return false
 }
 
 // accepted goes on when a peer said yes.
@@ -477,26 +666,34 @@ func (l *Link) accepted(now mono.Time, c *conn, private []byte) {
 	qpn, most, ok := wire.ParseCMPrivate(private)
 	if !ok || qpn != c.hw.QPN() {
 		l.c.Driver.ConnBadData++
-		queue := l.endConn(now, c)
-		l.hold(now, c.hw, connHold)
-		l.resend(now, c.hw, queue)
+		l.failedConn(now, c)
 		return
 	}
 	c.mtu = int(min(most, connRecvMTU)) - wire.EncapLen
 	if err := l.al.ReadyConn(c.id); err != nil {
 		l.log(now, "connection", "connection to %v: %v", c.hw, err)
 		l.c.Driver.ConnFailed++
-		queue := l.endConn(now, c)
-		l.hold(now, c.hw, connHold)
-		l.resend(now, c.hw, queue)
+		l.failedConn(now, c)
 		return
 	}
 	l.nowOpen(now, c)
 }
 
+// failedConn ends a connection that cannot be made.
+func (l *Link) failedConn(now mono.Time, c *conn) {
+	queue := l.endConn(now, c)
+	if e := l.entries[c.hw]; e != nil {
+		e.without(now)
+	}
+	l.resend(now, c.hw, queue)
+}
+
 // nowOpen sends what waited for a connection.
 func (l *Link) nowOpen(now mono.Time, c *conn) {
-	c.state, c.used = connOpen, now
+	c.state, c.used, c.waits = connOpen, now, now
+	if e := l.entries[c.hw]; e != nil {
+		e.refusals = 0
+	}
 	l.c.Driver.ConnOpened++
 	l.debug(now, DebugControl, "connection %#x with %v: open, MTU %d", c.id, c.hw, c.mtu)
 	l.drainConn(now, c)
@@ -505,7 +702,10 @@ func (l *Link) nowOpen(now mono.Time, c *conn) {
 // drainConn sends what waits for an open connection, as far as there are slots. What is longer than
 // the peer takes goes another way.
 func (l *Link) drainConn(now mono.Time, c *conn) {
-	for len(c.queue) > 0 && len(l.connFree) > 0 && c.state == connOpen {
+	if len(c.queue) == 0 {
+		return
+	}
+	for len(c.queue) > 0 && l.mayPost(c) && c.state == connOpen {
 		f := c.queue[0]
 		c.queue[0] = nil
 		c.queue = c.queue[1:]
@@ -522,6 +722,7 @@ func (l *Link) drainConn(now mono.Time, c *conn) {
 	}
 	if len(c.queue) == 0 {
 		c.queue = nil
+		l.connWaits--
 	}
 }
 

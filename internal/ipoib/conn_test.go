@@ -506,7 +506,7 @@ func TestConnectedSlots(t *testing.T) {
 			i++
 			continue
 		}
-		if wakes = a.wakes; len(a.l.connFree) > 1 {
+		if wakes = a.wakes; !a.l.holds(s.now) {
 			t.Fatalf("refused with %d free slots", len(a.l.connFree))
 		}
 		s.run(time.Millisecond)
@@ -543,14 +543,19 @@ func TestConnectedFails(t *testing.T) {
 	a.send(ipA, ipB, "one", text("long", 4000))
 	s.run(time.Second)
 	b.expect([]string{"one"})
-	a.expect(nil, 2044)
-	a.expectCount("conn_failed", 1)
-	a.connFail, b.connFail = nil, errFake
-	s.run(11 * time.Second)
+	a.expect(nil) // it is tried once more
 	a.send(ipA, ipB, text("long", 4000))
 	s.run(time.Second)
 	a.expect(nil, 2044)
-	b.expectCount("conn_failed", 1)
+	a.expectCount("conn_failed", 2)
+	a.connFail, b.connFail = nil, errFake
+	s.run(12 * time.Second)
+	for _, mtus := range [][]int{nil, {2044}} {
+		a.send(ipA, ipB, text("long", 4000))
+		s.run(1100 * time.Millisecond)
+		a.expect(nil, mtus...)
+	}
+	b.expectCount("conn_failed", 2)
 	s.ends()
 }
 
@@ -597,11 +602,19 @@ func TestConnectedRandom(t *testing.T) {
 		a.got, b.got = nil, nil
 		for i, n := range nodes {
 			var w []string
+			both := modes[1] == "connected"
+			last := "last"
+			if both {
+				last = text(last, 40000)
+			}
 			for range 3 { // the first may find that the connection is dead
-				n.send(ips[i], ips[1-i], "last")
+				n.send(ips[i], ips[1-i], last)
 				s.run(10 * time.Second)
 				got, _ := nodes[1-i].heard()
 				w = append(w, got...)
+			}
+			if m := n.l.ModeOf(nodes[1-i].l.hw); both && m != "connected" {
+				t.Errorf("%s sends by %s", n.name, m)
 			}
 			if !slices.Contains(w, "last") {
 				t.Fatalf("seed %d, %v: %s got %q; %v %q %v %q\n%+v\n%+v\n%+v", seed, modes, nodes[1-i].name, w, a.carrier, a.reason, b.carrier, b.reason, n.l.Shadow(s.now), n.l.Engine().Neighbours(s.now), nodes[1-i].l.Info())

@@ -97,8 +97,14 @@ func (l *Link) postMessage(now mono.Time, c *conn, frame []byte) {
 		copy(l.connTx[wr.Off:][:connSlotLen], payload)
 		l.c.Driver.TxCopied++
 	}
+	if c.inFlight == 0 {
+		c.progress = now
+	}
 	c.inFlight++
 	c.used = now
+	if l.connWatch.i == 0 {
+		l.timers.set(&l.connWatch, now.Add(connWatchEvery))
+	}
 	l.connWRs = append(l.connWRs, wr)
 }
 
@@ -148,6 +154,7 @@ func (l *Link) messageDone(now mono.Time, wc *WC) {
 		return
 	}
 	c := s.c
+	c.progress = now
 	switch wc.Status {
 	case ib.Success:
 		l.c.Net.TxPackets++
@@ -248,12 +255,12 @@ func (l *Link) took(now mono.Time, c *conn, wc *WC, b []byte) {
 
 // drainConns sends what waits for slots.
 func (l *Link) drainConns(now mono.Time) {
+	if l.connWaits == 0 {
+		return
+	}
 	for _, c := range l.conns {
 		if c.state == connOpen && len(c.queue) > 0 {
 			l.drainConn(now, c)
 		}
 	}
 }
-
-// connFull reports whether messages must wait for slots.
-func (l *Link) connFull() bool { return l.connsOpen && len(l.connFree) <= 1 }

@@ -4,6 +4,7 @@ package ipoib
 
 import (
 	"bytes"
+	"maps"
 	"slices"
 	"time"
 
@@ -52,6 +53,8 @@ type fakeConn struct {
 	destroyed bool
 	dead      bool // the node behind it was killed
 	broken    bool // no message passes
+	deaf      bool // the peer acknowledges none
+	kept      []uint64
 }
 
 // cmTimeout is when a request without an answer is given up.
@@ -196,6 +199,9 @@ func (n *node) StopConn(id uint32) {
 		n.s.t.Errorf("%s: connection %#x is stopped twice", n.name, id)
 	}
 	c.stopped = true
+	for _, id := range c.kept {
+		n.s.queue = append(n.s.queue, func() { c.carry(id, nil) })
+	}
 	if c.peer != nil {
 		c.peer.tell(n, "DREQ", ConnEvent{Kind: ConnOver})
 	}
@@ -237,6 +243,10 @@ func (c *fakeConn) carry(id uint64, data []byte) {
 	if c.destroyed || c.dead {
 		return
 	}
+	if c.deaf && !c.stopped {
+		c.kept = append(c.kept, id)
+		return
+	}
 	done := WC{ID: id, QPN: c.qpn}
 	p := c.peer
 	switch {
@@ -272,7 +282,8 @@ func (n *node) kill() {
 // checkConns proves what is always so of connections, and returns how many octets wait for them.
 func (n *node) checkConns() (waits int) {
 	l := n.l
-	live, inFlight := 0, 0
+	live, inFlight, waiting := 0, 0, 0
+	ports := map[ib.LID]portConns{}
 	for id, c := range l.conns {
 		if c.id != id || l.byQPN[c.qpn] != c || n.conns[id] == nil {
 			n.s.t.Fatalf("%s: connection %#x is not what it is known as", n.name, id)
@@ -283,6 +294,19 @@ func (n *node) checkConns() (waits int) {
 				n.s.t.Fatalf("%s: connection %#x is nobody's", n.name, id)
 			}
 		}
+		if c.inFlight > connWindow {
+			n.s.t.Fatalf("%s: %d messages of a connection are in flight", n.name, c.inFlight)
+		}
+		if len(c.queue) > 0 {
+			waiting++
+		}
+		if id >= PassiveConn {
+			p := ports[c.lid]
+			if p.all++; c.state != connClosing {
+				p.live++
+			}
+			ports[c.lid] = p
+		}
 		for _, f := range c.queue {
 			waits += len(f)
 		}
@@ -292,6 +316,9 @@ func (n *node) checkConns() (waits int) {
 	}
 	if live != l.live || live > l.p.MaxConns || len(l.conns) != len(l.byQPN) {
 		n.s.t.Fatalf("%s: %d connections, %d counted, %d by number", n.name, live, l.live, len(l.byQPN))
+	}
+	if waiting != l.connWaits || !maps.Equal(ports, l.connPorts) {
+		n.s.t.Fatalf("%s: %d connections have queues, %d counted; of ports %v, counted %v", n.name, waiting, l.connWaits, ports, l.connPorts)
 	}
 	if len(l.connSlots)-len(l.connFree) != inFlight {
 		n.s.t.Fatalf("%s: %d of %d slots are free, %d messages posted", n.name, len(l.connFree), len(l.connSlots), inFlight)

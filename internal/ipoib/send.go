@@ -150,7 +150,7 @@ func (l *Link) SendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int 
 	l.at = now
 	n := 0
 	for n < len(frames) {
-		if l.carrier && (len(l.free) <= 1 || l.head < len(l.backlog) || l.connFull()) {
+		if l.carrier && (len(l.free) <= 1 || l.head < len(l.backlog) || l.holds(now)) {
 			l.stopped = true
 			break
 		}
@@ -329,7 +329,7 @@ func (l *Link) drainBacklog() {
 	}
 	if l.head == len(l.backlog) {
 		l.backlog, l.head = l.backlog[:0], 0
-		if l.stopped && 2*len(l.free) >= len(l.slots) && 2*len(l.connFree) >= len(l.connSlots) {
+		if l.stopped && 2*len(l.free) >= len(l.slots) && !l.holds(l.at) {
 			l.stopped = false
 			l.dev.Wake()
 		}

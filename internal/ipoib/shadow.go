@@ -36,8 +36,10 @@ type entry struct {
 	ips      []netip.Addr
 	used     mono.Time
 	src      *source // that the entry counts for, nil: the link itself
-	// Of connected mode: no connection is asked for until hold, and the node listens at the other service ID.
+	// Of connected mode: no connection is asked for until hold, after so many refusals in turn, and the node listens at the
+	// other service ID.
 	hold       mono.Time
+	refusals   uint8
 	oldService bool
 
 	newer, older *entry // by use

@@ -261,6 +261,10 @@ func (a *ipoibAL) setUp(c *ipoibConn) error {
 		return syscall.ENOTCONN
 	}
 	now, port := a.n.now(), a.f.a.Port()
+	// The manager had the index from a table that may have changed since.
+	if i := int(c.attr[0].a.PKeyIndex); i >= len(port.PKeys) || (port.PKeys[i]^a.link.cfg.PKey)&0x7fff != 0 {
+		return syscall.EINVAL
+	}
 	for i := range c.attr {
 		v := &c.attr[i]
 		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU, DestQPN: v.a.DestQPN, RQPSN: v.a.RQPSN, SQPSN: v.a.SQPSN,
@@ -389,9 +393,12 @@ func (a *ipoibAL) PostConnRecv(slots []ipoib.RecvWR) (n int) {
 // failed hears of queue pairs that went to ERR by themselves.
 func (a *ipoibAL) failed(e ib.Event, object uint32) {
 	switch {
-	case e == ib.EventCQErr, e == ib.EventQPFatal && a.qp != nil && ib.QPN(object) == a.qp.Num():
+	case e == ib.EventCQErr:
 		a.broken = true
-	case e == ib.EventQPFatal && a.made != nil:
+	case e != ib.EventQPFatal && e != ib.EventQPReqErr && e != ib.EventQPAccessErr:
+	case a.qp != nil && ib.QPN(object) == a.qp.Num():
+		a.broken = true
+	case a.made != nil:
 		a.fatal = append(a.fatal, ib.QPN(object))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"weft/internal/api"
+	"weft/internal/ib"
 	"weft/internal/mono"
 )
 
@@ -103,4 +104,21 @@ func TestIPLinksConnected(t *testing.T) {
 		r.node.cm.do(func(_ mono.Time) { _, half = r.node.cm.mgr.Load() })
 		return half == 0
 	})
+}
+
+// TestIPLinkConnectionFails: a link hears of connections whose queue pairs failed, by whatever event.
+func TestIPLinkConnectionFails(t *testing.T) {
+	a := &ipoibAL{}
+	a.failed(ib.EventQPReqErr, 7) // before there are connections
+	a.made = map[uint32]*ipoibConn{}
+	for i, e := range []ib.Event{ib.EventQPFatal, ib.EventQPReqErr, ib.EventQPAccessErr} {
+		a.failed(e, uint32(10+i))
+	}
+	a.failed(ib.EventSRQLimit, 13)
+	if !slices.Equal(a.fatal, []ib.QPN{10, 11, 12}) || a.broken {
+		t.Errorf("%v failed; broken: %v", a.fatal, a.broken)
+	}
+	if a.failed(ib.EventCQErr, 1); !a.broken {
+		t.Error("the completion queue is in error")
+	}
 }

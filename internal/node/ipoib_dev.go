@@ -25,6 +25,8 @@ type ipoibFeed struct {
 	// The lane's.
 	current *ipoibBatch // partly sent
 	lending int         // where in current the next frame to be lent is expected
+	kept    int         // batches with lent frames
+	most    int         // of them
 	held    bool        // the link takes nothing until Device.Wake
 	warm    *ipoibBatch // the free one that was used last: in the processor's cache. Only where there is no reader
 	from    polled      // nil: a reader fills batches
@@ -58,6 +60,9 @@ const (
 	// longBatches is how many batches there are of packets of connected mode, which wait longer for their acknowledgements
 	// than datagrams for being sent.
 	longBatches = 2 * feedBatches
+	// longLent is how many of them may have lent frames: a peer that acknowledges nothing keeps those, and what is read into
+	// the others is copied.
+	longLent = longBatches - 3
 )
 
 // feedBuffer is the length of a buffer for packets of an MTU, feedMem that of all.
@@ -74,7 +79,10 @@ func batchesOf(mtu int) int {
 
 // newFeed returns a feed for packets of an MTU at most in mem, of length feedMem. It begins with reset.
 func newFeed(mem []byte, mtu int) *ipoibFeed {
-	f := &ipoibFeed{buffer: feedBuffer(mtu)}
+	f := &ipoibFeed{buffer: feedBuffer(mtu), most: feedBatches}
+	if mtu > feedMTU {
+		f.most = longLent
+	}
 	for range batchesOf(mtu) {
 		b := &ipoibBatch{mem: mem[:feedPackets*f.buffer], bufs: make([][]byte, feedPackets), frames: make([][]byte, feedPackets), sizes: make([]int, feedPackets),
 			hops: make([]netip.Addr, feedPackets)}
@@ -91,7 +99,7 @@ func newFeed(mem []byte, mtu int) *ipoibFeed {
 // stays so.
 func (f *ipoibFeed) reset(wake func()) {
 	n := len(f.batches)
-	*f = ipoibFeed{batches: f.batches, buffer: f.buffer, free: make(chan *ipoibBatch, n), full: make(chan *ipoibBatch, n), wake: wake}
+	*f = ipoibFeed{batches: f.batches, buffer: f.buffer, kept: f.kept, most: f.most, free: make(chan *ipoibBatch, n), full: make(chan *ipoibBatch, n), wake: wake}
 	for _, b := range f.batches {
 		b.n, b.sent = 0, true
 		f.recycle(b)
@@ -99,16 +107,18 @@ func (f *ipoibFeed) reset(wake func()) {
 }
 
 // lend finds where in the feed's memory a frame lies that SendBatch was given, and keeps
-// its batch until returned is called with that; false where frame is another's.
+// its batch until returned is called with that; false where frame is another's, or too many batches are kept.
 func (f *ipoibFeed) lend(frame []byte) (at int, ok bool) {
 	b := f.current
-	if b == nil {
+	if b == nil || b.lent == 0 && f.kept >= f.most {
 		return 0, false
 	}
 	for i := f.lending; i < b.n; i++ {
 		if &b.mem[i*f.buffer] == &frame[0] {
 			f.lending = i + 1
-			b.lent++
+			if b.lent++; b.lent == 1 {
+				f.kept++
+			}
 			return (slices.Index(f.batches, b)*feedPackets + i) * f.buffer, true
 		}
 	}
@@ -118,7 +128,9 @@ func (f *ipoibFeed) lend(frame []byte) (at int, ok bool) {
 // returned ends what lend began.
 func (f *ipoibFeed) returned(at int) {
 	b := f.batches[at/(feedPackets*f.buffer)]
-	b.lent--
+	if b.lent--; b.lent == 0 {
+		f.kept--
+	}
 	f.recycle(b)
 }
 

@@ -171,3 +171,47 @@ func TestLentFramesStay(t *testing.T) {
 		t.Fatalf("%d frames lent by the next back end", len(link.refs))
 	}
 }
+
+// TestFeedKeepsSome: frames of connections that are not acknowledged keep some batches, not all: of the others nothing is lent,
+// so that packets go on.
+func TestFeedKeepsSome(t *testing.T) {
+	f := newFeed(make([]byte, feedMem(ipoib.ConnMTU)), ipoib.ConnMTU)
+	f.reset(func() {})
+	var lent []uint64
+	a := &ipoibAL{feed: f}
+	one := func() {
+		t.Helper()
+		select {
+		case f.current = <-f.free:
+		default:
+			t.Fatal("no batch is free")
+		}
+		b := f.current
+		b.sizes[0], b.sizes[1] = 3000, 3000
+		b.fill(2)
+		f.lending = 0
+		for _, frame := range b.frames[:2] {
+			if ref, ok := a.Map(frame); ok {
+				lent = append(lent, ref)
+			}
+		}
+		f.current, b.sent = nil, true
+		f.recycle(b)
+	}
+	for range 20 {
+		one()
+	}
+	if len(lent) != 2*longLent || f.kept != longLent || len(f.free) != longBatches-longLent {
+		t.Errorf("%d frames of %d batches are lent, %d are free", len(lent), f.kept, len(f.free))
+	}
+	f.reset(func() {}) // another device: what is lent stays so
+	for _, ref := range lent {
+		a.Unmap(ref)
+	}
+	if lent = nil; f.kept != 0 || len(f.free) != longBatches {
+		t.Errorf("%d batches are kept, %d free", f.kept, len(f.free))
+	}
+	if one(); len(lent) != 2 {
+		t.Errorf("%d frames are lent", len(lent))
+	}
+}

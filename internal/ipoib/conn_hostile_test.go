@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"weft/internal/ib"
+	"weft/internal/wire"
+)
+
+var (
+	gidC = ib.MakeGID(ib.DefaultGIDPrefix, 0x0002c903000a1b99)
+	ipC  = netip.MustParseAddr("10.20.0.3")
+)
+
+// three makes three links in connected mode, of which A has parameters besides.
+func three(t *testing.T, params ...string) (s *subnet, a, b, c *node) {
+	t.Helper()
+	s = newSubnet(t)
+	s.cmDelay = time.Millisecond
+	a = s.add("ib0_1_14", 5, gidA, 0x48, append([]string{"mode=connected"}, params...)...)
+	b = s.add("ib1_1_14", 17, gidB, 0x208, "mode=connected")
+	c = s.add("ib2_1_14", 19, gidC, 0x308, "mode=connected")
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom([]netip.Addr{ipA, ipB, ipC}[i], 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	for _, n := range s.nodes {
+		if !n.carrier {
+			t.Fatalf("%s has no carrier: %s", n.name, n.reason)
+		}
+		n.got = nil
+	}
+	return s, a, b, c
+}
+
+// connTo is the access layer's side of the connection by which a node sends to another.
+func (n *node) connTo(to *node) *fakeConn {
+	n.s.t.Helper()
+	p := n.l.peers[to.l.hw.Key()]
+	if p == nil || p.out == nil {
+		n.s.t.Fatalf("%s has no connection to %s", n.name, to.name)
+	}
+	return n.conns[p.out.id]
+}
+
+// TestConnectedDeaf: a peer that acknowledges nothing holds neither the slots nor the link: what is for others goes on, and its
+// connection ends.
+func TestConnectedDeaf(t *testing.T) {
+	s, a, b, c := three(t)
+	a.mappable = true
+	a.send(ipA, ipB, text("x", 4000))
+	a.send(ipA, ipC, text("x", 4000))
+	s.run(time.Second)
+	b.heard()
+	c.heard()
+	deaf := a.connTo(b)
+	deaf.deaf = true
+	began, held := s.now, false
+	for i := 0; a.l.conns[deaf.id] != nil && a.l.conns[deaf.id].state == connOpen; i++ {
+		if s.now.Sub(began) > 10*time.Second {
+			t.Fatal("the connection does not end")
+		}
+		for range connWindow + connFrames {
+			held = a.send(ipA, ipB, text("void", 3000)) == 0 || held
+		}
+		if w := text(fmt.Sprint("to C ", i), 3000); s.now.Sub(began) > connPatience {
+			if a.send(ipA, ipC, w) != 1 {
+				t.Fatalf("%v after the peer fell silent nothing is taken for others", s.now.Sub(began))
+			}
+			s.run(time.Millisecond)
+			c.expect([]string{fmt.Sprint("to C ", i)})
+		}
+		if n := a.l.conns[deaf.id].inFlight; n > connWindow {
+			t.Fatalf("%d messages in flight", n)
+		}
+		s.run(100 * time.Millisecond)
+	}
+	if !held {
+		t.Error("the queue never held SendBatch")
+	}
+	if d := s.now.Sub(began); d < connStuck {
+		t.Errorf("ended after %v", d)
+	}
+	a.expectCount("conn_lost", 1)
+	s.run(time.Second)
+	if a.l.connWaits != 0 || len(a.l.connFree) != connTxSlots || len(a.maps) != 0 {
+		t.Errorf("%d queues, %d free slots, %d frames mapped", a.l.connWaits, len(a.l.connFree), len(a.maps))
+	}
+	a.send(ipA, ipB, text("again", 4000))
+	s.run(time.Second)
+	if w, _ := b.heard(); !slices.Contains(w, "again") {
+		t.Errorf("B got %q", w)
+	}
+	s.ends()
+}
+
+// TestConnectedSlow: a peer that acknowledges late, but does, keeps its connection.
+func TestConnectedSlow(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	a.send(ipA, ipB, text("x", 4000))
+	s.run(time.Second)
+	b.heard()
+	slow := a.connTo(b)
+	slow.deaf = true
+	a.send(ipA, ipB, text("one", 3000), text("two", 3000))
+	s.run(4 * time.Second)
+	slow.deaf = false
+	for _, id := range slow.kept {
+		s.queue = append(s.queue, func() { slow.carry(id, nil) })
+	}
+	slow.kept = nil
+	s.run(10 * time.Second)
+	a.expectCount("conn_lost", 0)
+	a.expectCount("conns", 1)
+	s.ends()
+}
+
+// asker has a port ask a node for connections.
+type asker struct {
+	n    *node
+	lid  ib.LID
+	next uint32
+}
+
+// ask asks in the name of a node with a GID of its own; it reports whether that was accepted.
+func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
+	k.next++
+	c := k.n.newConn(PassiveConn + uint32(k.lid)<<16 + k.next)
+	c.peer = &fakeConn{n: k.n, stopped: true}
+	k.n.l.ConnEvent(k.n.s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, LID: k.lid, Private: wire4(qpn, 65524)})
+	return k.n.conns[c.id] != nil
+}
+
+// TestConnectedShare: no port gets more than its share of connections, whatever nodes it makes up; others get theirs,
+// and so does the link.
+func TestConnectedShare(t *testing.T) {
+	s, a, b, c := three(t, "max_conns=16")
+	made := func(i int) ib.GID { return ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0xbad000+i)) }
+	bad := &asker{n: a, lid: 99}
+	for i := range 100 {
+		if ok := bad.ask(made(i), 0x777); ok != (i < 4) {
+			t.Fatalf("request %d: %v", i, ok)
+		}
+	}
+	a.expectCount("conns", 4)
+	// Those of its own that were not made in time make room, as far as those that ended are gone.
+	s.run(3 * time.Second)
+	n := 0
+	for i := range 100 {
+		if bad.ask(made(1000+i), 0x777) {
+			n++
+		}
+		if a.l.connPorts[99].all > 8 || a.l.connPorts[99].live > 4 {
+			t.Fatalf("%+v", a.l.connPorts[99])
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d got a connection in place of others, want 4", n)
+	}
+	// Many ports leave some for the link.
+	for lid := range ib.LID(10) {
+		for i := range 4 {
+			(&asker{n: a, lid: 200 + lid, next: uint32(i)}).ask(made(int(lid)*10+5000+i), 0x777)
+		}
+	}
+	a.expectCount("conns", 14)
+	a.send(ipA, ipB, text("one", 4000))
+	a.send(ipA, ipC, text("two", 4000))
+	s.run(500 * time.Millisecond)
+	b.expect([]string{"one"})
+	c.expect([]string{"two"})
+	a.expectCount("conns", 16)
+	s.ends()
+}
+
+// TestConnectedAgainAndAgain: a peer that asks anew at once has the one before end; there are not more of those than
+// its share.
+func TestConnectedAgainAndAgain(t *testing.T) {
+	s, a, _, _ := three(t, "max_conns=16")
+	k, taken := &asker{n: a, lid: 99}, 0
+	for range 100 {
+		if k.ask(ib.MakeGID(ib.DefaultGIDPrefix, 0xbad), 0x777) {
+			taken++
+		}
+	}
+	if taken != 8 || len(a.l.conns) != 8 || a.l.live != 1 {
+		t.Errorf("%d were accepted; %d are left, %d of them live", taken, len(a.l.conns), a.l.live)
+	}
+	s.run(time.Second)
+	if len(a.l.conns) != 1 {
+		t.Errorf("%d are left", len(a.l.conns))
+	}
+	s.ends()
+}
+
+// TestConnectedClaim: who asks in the name of a neighbour that is elsewhere does not end the connection with it, and the path is
+// asked for; a neighbour that moved gets its connection when the path is known.
+func TestConnectedClaim(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	a.send(ipA, ipB, text("one", 4000))
+	s.run(time.Second)
+	b.expect([]string{"one"})
+	id := a.connTo(b).id
+	for _, known := range []bool{true, false} {
+		if !known {
+			a.l.PurgeShadow(s.now, wire.HWAddr{})
+		}
+		s.asked = nil
+		if (&asker{n: a, lid: 99, next: 7}).ask(gidB, 0x208) {
+			t.Error("accepted")
+		}
+		s.run(time.Second)
+		if !slices.ContainsFunc(s.asked, func(q string) bool { return len(q) > 0 }) {
+			t.Errorf("known %v: the path was not asked for", known)
+		}
+		a.expectCount("conns", 1)
+		if a.connTo(b).id != id {
+			t.Error("the connection is another")
+		}
+		a.send(ipA, ipB, text("two", 4000))
+		s.run(time.Second)
+		b.expect([]string{"two"})
+	}
+	a.expectCount("conn_bad_data", 2)
+	b.event(func(p *Port) { p.LID = 99 })
+	(&asker{n: a, lid: 99, next: 20}).ask(gidB, 0x208)
+	s.run(2 * time.Second)
+	if !(&asker{n: a, lid: 99, next: 30}).ask(gidB, 0x208) {
+		t.Error("not accepted from where it is")
+	}
+	s.ends()
+}
+
+// TestConnectedRefusedOnce: a peer that says no once is asked again soon: the IP stack hears of no MTU before that is known
+// to be it.
+func TestConnectedRefusedOnce(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	b.connFail = errFake
+	a.send(ipA, ipB, text("lost", 4000))
+	s.run(500 * time.Millisecond)
+	a.expect(nil)
+	a.send(ipA, ipB, text("lost", 4000))
+	a.expect(nil)
+	b.connFail = nil
+	s.run(time.Second)
+	a.send(ipA, ipB, text("one", 4000))
+	s.run(time.Second)
+	b.expect([]string{"one"})
+	a.expect(nil)
+	s.ends()
+}
