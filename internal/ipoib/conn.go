@@ -256,6 +256,13 @@ func (l *Link) await(now mono.Time, c *conn, frame []byte) {
 	}
 }
 
+// waitsNoMore notes that the queue of a connection became empty.
+func (l *Link) waitsNoMore(c *conn) {
+	if l.connWaits--; l.holder == c {
+		l.holder = nil
+	}
+}
+
 // connFor returns the connection for a frame to a neighbour, which may have yet to be made; nil where
 // the frame is to go as a datagram. ARP and Neighbor Discovery always do.
 func (l *Link) connFor(now mono.Time, e *entry, frame []byte) *conn {
@@ -438,7 +445,7 @@ func (l *Link) endConn(now mono.Time, c *conn) (queue [][]byte) {
 		}
 	}
 	if len(c.queue) > 0 {
-		l.connWaits--
+		l.waitsNoMore(c)
 	}
 	queue, c.queue = c.queue, nil
 	l.pending -= c.queued
@@ -722,7 +729,7 @@ func (l *Link) drainConn(now mono.Time, c *conn) {
 	}
 	if len(c.queue) == 0 {
 		c.queue = nil
-		l.connWaits--
+		l.waitsNoMore(c)
 	}
 }
 

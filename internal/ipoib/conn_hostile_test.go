@@ -143,13 +143,16 @@ func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
 func TestConnectedShare(t *testing.T) {
 	s, a, b, c := three(t, "max_conns=16")
 	made := func(i int) ib.GID { return ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0xbad000+i)) }
+	b.send(ipB, ipA, text("x", 4000))
+	s.run(3 * time.Second) // by now this connection could make room
 	bad := &asker{n: a, lid: 99}
 	for i := range 100 {
 		if ok := bad.ask(made(i), 0x777); ok != (i < 4) {
 			t.Fatalf("request %d: %v", i, ok)
 		}
 	}
-	a.expectCount("conns", 4)
+	a.expectCount("conns", 5)
+	a.expectCount("conn_evicted", 0)
 	// Those of its own that were not made in time make room, as far as those that ended are gone.
 	s.run(3 * time.Second)
 	n := 0

@@ -5,6 +5,7 @@ package node
 import (
 	"bytes"
 	"syscall"
+	"time"
 
 	"weft/internal/cm"
 	"weft/internal/hca"
@@ -58,6 +59,7 @@ type ipoibDoor struct {
 	listeners []*cm.Listener
 	conns     map[uint32]*cm.Conn
 	last      uint32
+	deaf      bool // it was told that listening fails
 	closed    bool
 }
 
@@ -101,17 +103,28 @@ func (a *ipoibAL) CloseConns() {
 	a.srq, a.ipoibConns.mr, a.made, a.fatal = nil, nil, nil, nil
 }
 
-// listen takes requests for the link's interface.
+// listen takes requests for the link's interface. Where it cannot, as other listeners are too many, it tries again.
 func (d *ipoibDoor) listen(services ...uint64) {
-	for _, id := range services {
+	if d.closed {
+		return
+	}
+	for i, id := range services {
 		f, k := d.l.f.a.Number(), d.l.cfg.PKey
 		l, err := d.s.mgr.Listen(&cm.ListenParams{ServiceID: cm.ServiceID(id), Backlog: ipConnBacklog,
 			Match: func(r *cm.Request) bool { return r.Function == f && r.Path.PKey.Match(k) }}, d.asked)
 		if err != nil {
-			d.s.n.log.Error("an IP link cannot be connected to", "link", d.l.cfg.Name, "err", err)
+			if !d.deaf {
+				d.deaf = true
+				d.l.h.event(d.l.cfg.Name, ipoib.EventLog.String(), "nobody can connect to it: "+err.Error()+"; it tries again")
+			}
+			time.AfterFunc(sessionRetry, func() { d.s.post(func(mono.Time) { d.listen(services[i:]...) }) })
 			return
 		}
 		d.listeners = append(d.listeners, l)
+	}
+	if d.deaf {
+		d.deaf = false
+		d.l.h.event(d.l.cfg.Name, ipoib.EventLog.String(), "others can connect to it")
 	}
 }
 

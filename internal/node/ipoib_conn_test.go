@@ -7,9 +7,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"weft/internal/api"
+	"weft/internal/cm"
 	"weft/internal/ib"
 	"weft/internal/mono"
 )
@@ -120,5 +122,43 @@ func TestIPLinkConnectionFails(t *testing.T) {
 	}
 	if a.failed(ib.EventCQErr, 1); !a.broken {
 		t.Error("the completion queue is in error")
+	}
+}
+
+// TestIPLinkListensLater: a link that cannot be listened for tells so once, and is as soon as there is room.
+func TestIPLinkListensLater(t *testing.T) {
+	r := twoNative(t)
+	r.stacks()
+	var others []*cm.Listener
+	r.node.cm.do(func(mono.Time) {
+		for {
+			l, err := r.node.cm.mgr.Listen(&cm.ListenParams{ServiceID: cm.ServiceID(0x4711<<32 + len(others))}, func(mono.Time, *cm.Event) {})
+			if err != nil {
+				return
+			}
+			others = append(others, l)
+		}
+	})
+	told := func(text string) (n int) {
+		h := r.node.ip
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, e := range h.log {
+			if strings.Contains(e.Text, text) {
+				n++
+			}
+		}
+		return n
+	}
+	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
+	eventually(t, "the link says that it cannot be connected to", func() bool { return told("nobody can connect to it") == 1 })
+	r.node.cm.do(func(now mono.Time) {
+		for _, l := range others {
+			l.Close(now)
+		}
+	})
+	eventually(t, "the link says that it can be connected to", func() bool { return told("others can connect to it") == 1 })
+	if n := told("nobody can connect to it"); n != 1 {
+		t.Errorf("told %d times", n)
 	}
 }
