@@ -157,6 +157,9 @@ func (in *arrival) gid() (g ib.GID) {
 func (in *arrival) req() {
 	var r mad.CMREQ
 	r.Parse(in.data)
+	if !in.stands(&r) {
+		return
+	}
 	m, guid, gid := in.m, r.CAGUID, in.gid()
 	if c := m.byRemote[remoteID{guid, gid, r.LocalCommID}]; c != nil {
 		in.reqAgain(c, &r)
@@ -210,6 +213,30 @@ func (in *arrival) req() {
 	c.event(Event{Kind: ConnectRequest, Request: q})
 }
 
+// stands reports whether a REQ that arrived at an InfiniBand port states the LID, the GID and the partition that it
+// came from (IBA volume 1, 12.7): the connection goes to where the REQ says, and the user takes that for the peer.
+func (in *arrival) stands(r *mad.CMREQ) bool {
+	if in.port.Link == ib.LinkEthernet {
+		return true
+	}
+	p, d, s := &r.Primary, in.d, &in.m.Stats
+	if !p.SubnetLocal && d.Global && p.LocalLID == ib.LIDPermissive {
+		// Of a path across routers its ends do not know each other's LIDs: those of the last hop count.
+		p.LocalLID, p.RemoteLID = d.SLID, d.DLID
+	}
+	switch {
+	case !d.SLID.IsUnicast() || !d.SLID.Owns(in.port.LMC, p.LocalLID):
+		s.DropREQLID++
+	case d.Global && p.LocalGID != d.SGID:
+		s.DropREQGID++
+	case (d.PKey^ib.PKey(r.PKey))&0x7fff != 0:
+		s.DropREQPKey++
+	default:
+		return true
+	}
+	return false
+}
+
 // reqAgain handles a REQ that came before.
 func (in *arrival) reqAgain(c *Conn, r *mad.CMREQ) {
 	m := in.m
@@ -248,7 +275,11 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 		in.m.Stats.RejectTransport++
 		return nil, ReasonInvalidTransport, nil
 	}
-	gid, pkey := slices.Index(port.GIDs, p.RemoteGID), pkeyIndex(port.PKeys, ib.PKey(r.PKey))
+	keys := []ib.PKey{ib.PKey(r.PKey)}
+	if port.Link != ib.LinkEthernet {
+		keys = append(keys, in.d.PKey) // a limited member may say that it is a full one
+	}
+	gid, pkey := slices.Index(port.GIDs, p.RemoteGID), pkeyIndex(port.PKeys, keys...)
 	if p.RemoteGID.IsZero() || gid < 0 || gid > 0xff || pkey < 0 || port.Link == ib.LinkEthernet && (p.LocalGID.IsZero() || p.LocalGID.IsMulticast()) {
 		in.m.Stats.RejectGID++
 		good := in.d.DGID
@@ -268,9 +299,11 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 	return q, 0, nil
 }
 
-// pkeyIndex returns where a table has a key that goes together with k, or -1.
-func pkeyIndex(table []ib.PKey, k ib.PKey) int {
-	return slices.IndexFunc(table, func(o ib.PKey) bool { return o.Match(k) })
+// pkeyIndex returns where a table has a key that goes together with all of keys, or -1.
+func pkeyIndex(table []ib.PKey, keys ...ib.PKey) int {
+	return slices.IndexFunc(table, func(o ib.PKey) bool {
+		return !slices.ContainsFunc(keys, func(k ib.PKey) bool { return !o.Match(k) })
+	})
 }
 
 // header reads the IP service's header.

@@ -18,6 +18,7 @@ type Port struct {
 	Link   ib.LinkLayer
 	CAGUID ib.GUID
 	LID    ib.LID
+	LMC    uint8
 	MTU    ib.MTU
 	GIDs   []ib.GID
 	PKeys  []ib.PKey

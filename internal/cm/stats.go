@@ -25,6 +25,9 @@ type Stats struct {
 	DropForeign          uint64 // of a connection, but from somebody else
 	DropBacklog          uint64 // too many requests wait for the listener's user
 	DropShare            uint64 // what waits for users has no room for another of this listener's
+	DropREQLID           uint64 // on InfiniBand ports: a REQ that states another LID than it came from,
+	DropREQGID           uint64 // another GID,
+	DropREQPKey          uint64 // another partition
 	DropFull             uint64 // too many connections or inquiries
 	LostOut              uint64 // too much waits to be sent
 	EarlyTimewait        uint64 // ends of TIMEWAIT before their time, to make room
@@ -60,6 +63,7 @@ func (s *Stats) Each(f func(name string, v uint64)) {
 		{"lookups", s.Lookups},
 		{"drop_class", s.DropClass}, {"drop_short", s.DropShort}, {"drop_port", s.DropPort}, {"drop_state", s.DropState},
 		{"drop_unknown", s.DropUnknown}, {"drop_foreign", s.DropForeign}, {"drop_backlog", s.DropBacklog}, {"drop_share", s.DropShare},
+		{"drop_req_lid", s.DropREQLID}, {"drop_req_gid", s.DropREQGID}, {"drop_req_pkey", s.DropREQPKey},
 		{"drop_full", s.DropFull},
 		{"lost_out", s.LostOut}, {"early_timewait", s.EarlyTimewait},
 		{"reject_service", s.RejectService}, {"reject_transport", s.RejectTransport}, {"reject_gid", s.RejectGID}, {"reject_mtu", s.RejectMTU},

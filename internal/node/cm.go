@@ -342,6 +342,10 @@ func (s *cmService) offer(f uint16, d *mad.Datagram) bool {
 	if mad.Class(d.Data[1]) != mad.ClassCM || d.DstQPN != ib.QPNGSI {
 		return false
 	}
+	if d.SrcQPN != ib.QPNGSI {
+		s.stats.DropSource.Add(1) // a program's, which may know the key
+		return true
+	}
 	s.arrived(cmArrival{f, *d})
 	return true
 }
@@ -367,7 +371,7 @@ func (s *cmService) Port(f uint16) (cm.Port, bool) {
 	if k, ok := s.known[f]; ok && k.of == p {
 		return k.Port, true
 	}
-	k := cmPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, MTU: p.MTU, PKeys: p.PKeys, GIDs: make([]ib.GID, len(p.GIDs))}}
+	k := cmPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, LMC: p.LMC, MTU: p.MTU, PKeys: p.PKeys, GIDs: make([]ib.GID, len(p.GIDs))}}
 	for i := range p.GIDs {
 		if !p.GIDs[i].LocalOnly {
 			k.GIDs[i] = p.GIDs[i].GID

@@ -330,6 +330,28 @@ func TestCMStrangers(t *testing.T) {
 	}
 }
 
+// TestCMStrangersNative: of what arrives at queue pair 1 of an InfiniBand port, what a program's queue pair sent does not
+// pass for a manager's.
+func TestCMStrangersNative(t *testing.T) {
+	r := twoNative(t)
+	f := r.node.function(firstNative).a.Number()
+	var req mad.CMREQ
+	m := mad.NewCM(mad.AttrCMREQ, 1)
+	req.Append(m.Data[:0])
+	for _, c := range []struct {
+		counter string
+		from    ib.QPN
+	}{{"drop_source", 17}, {"received", ib.QPNGSI}} {
+		before := r.counter(api.ScopeCM, c.counter)
+		d := mad.Datagram{Port: 1, SLID: 1, DLID: 1, SrcQPN: c.from, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+		m.Append(d.Data[:0])
+		if !r.node.cm.offer(f, &d) {
+			t.Errorf("from queue pair %d: not taken", c.from)
+		}
+		eventually(t, c.counter, func() bool { return r.counter(api.ScopeCM, c.counter) == before+1 })
+	}
+}
+
 // gsiRun is a datagram from another host to queue pair 1.
 func gsiRun(h wire.Headers, b []byte) *pkt.Run {
 	return &pkt.Run{Headers: h, Count: 1, MTU: uint32(len(b)), Data: mem.BytesPayload(b), IPv4: true,

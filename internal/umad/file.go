@@ -34,7 +34,8 @@ func (h *Hub) Open(function uint16, sink Sink) (*File, Errno) {
 }
 
 // Restrict keeps f from managing the subnet: by queue pair 0 it may ask, but not
-// set anything, answer, or serve.
+// set anything, answer, or serve. Nor may it take part in communication management, where it would
+// pass for the node's own manager: for other programs, and for IP links in connected mode.
 func (f *File) Restrict() { f.readOnly = true }
 
 // Close ends all registrations and transactions of f.
@@ -138,6 +139,9 @@ func (f *File) Register(r Registration) (id uint32, err Errno) {
 		return 0, err
 	}
 	if f.readOnly && r.QPN == ib.QPNSMI && r.Methods != [2]uint64{} {
+		return 0, EPERM
+	}
+	if f.readOnly && r.Class == mad.ClassCM && r.Methods != [2]uint64{} {
 		return 0, EPERM
 	}
 	h := f.hub
@@ -258,7 +262,7 @@ func (f *File) write(h *Header, b []byte) Errno {
 	if len(b) < headers || m.BaseVersion != mad.BaseVersion && !long {
 		return EINVAL
 	}
-	if f.readOnly && m.MgmtClass == mad.ClassVEMA && m.Method != mad.MethodGet {
+	if f.readOnly && (m.MgmtClass == mad.ClassVEMA || m.MgmtClass == mad.ClassCM) && m.Method != mad.MethodGet {
 		return EPERM
 	}
 	if f.readOnly && a.qpn == ib.QPNSMI && m.Method != mad.MethodGet {

@@ -561,6 +561,10 @@ func TestRestrict(t *testing.T) {
 			t.Errorf("serves class %#x: %d", c, err)
 		}
 	}
+	comm := Registration{QPN: ib.QPNGSI, Class: mad.ClassCM, Version: mad.ClassVersionCM, Methods: methods(mad.MethodSend)}
+	if _, err := f.Register(comm); err != EPERM {
+		t.Errorf("serves communication management: %d", err)
+	}
 	asks, general := b.register(f, smp), b.register(f, perf)
 	for _, c := range []struct {
 		agent  uint32
@@ -572,6 +576,8 @@ func TestRestrict(t *testing.T) {
 		{asks, mad.ClassSubnLID, mad.MethodSet, EPERM}, {asks, mad.ClassSubnDR, mad.MethodSet, EPERM},
 		{asks, mad.ClassSubnLID, mad.MethodGetResp, EPERM}, {asks, mad.ClassSubnLID, mad.MethodTrap, EPERM},
 		{asks, mad.ClassSubnLID, mad.MethodTrapRepress, EPERM}, {general, mad.ClassPerf, mad.MethodSet, OK},
+		{general, mad.ClassCM, mad.MethodSend, EPERM}, {general, mad.ClassCM, mad.MethodSet, EPERM}, {general, mad.ClassCM, mad.MethodGetResp, EPERM},
+		{general, mad.ClassCM, mad.MethodGet, OK},
 	} {
 		h := Header{Agent: c.agent, LID: 0x20, TimeoutMS: 100}
 		if c.agent == general {
@@ -585,6 +591,11 @@ func TestRestrict(t *testing.T) {
 		}
 		b.idle()
 	}
+	g, _ := b.open(1)
+	if err := g.Write(b.now, record(Header{Agent: b.register(g, comm), LID: 0x20, QPN: 1, QKey: ib.GSIQKey}, request(mad.ClassCM, 2, mad.MethodSend, 1))); err != OK {
+		t.Errorf("communication management of who may: %d", err)
+	}
+	b.next(1)
 }
 
 func TestUnsolicited(t *testing.T) {

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cm
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"weft/internal/ib"
+	"weft/internal/mad"
+)
+
+// native is the InfiniBand port of a node, as function 0.
+type native struct{ p Port }
+
+func (n *native) Port(function uint16) (Port, bool) { return n.p, function == 0 }
+
+func newNative(t testing.TB, lid ib.LID, lmc uint8, keys ...ib.PKey) *host {
+	gid := ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(lid))
+	n := &native{Port{Link: ib.LinkInfiniBand, CAGUID: ib.GUID(lid), LID: lid, LMC: lmc, MTU: ib.MTU2048, GIDs: []ib.GID{gid}, PKeys: keys}}
+	return &host{t: t, now: 1, Manager: New(Config{Rand: rand.New(rand.NewPCG(uint64(lid), 1))}, n)}
+}
+
+// TestNativeREQStates: on an InfiniBand port a REQ is taken if it states LID, GID and partition of who sent it. One
+// that does not goes no further: no connection comes of it, none ends, and nobody is answered.
+func TestNativeREQStates(t *testing.T) {
+	const full, limited = ib.PKey(0x8001), ib.PKey(0x0001)
+	other := ib.MakeGID(ib.DefaultGIDPrefix, 0x99)
+	for _, c := range []struct {
+		name   string
+		lmc    uint8     // of the port that it comes to
+		keys   []ib.PKey // of that port
+		path   func(p *Path)
+		lie    func(d *mad.Datagram, r *mad.CMREQ)
+		refuse string // counter; "" where it is taken
+		check  func(q *Request) bool
+	}{
+		{name: "the truth"},
+		{name: "the truth, with a GRH", path: func(p *Path) { p.Global, p.HopLimit = true, 64 }},
+		{name: "another LID", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x11 }, refuse: "drop_req_lid"},
+		{name: "another LID, GRH", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x11 },
+			refuse: "drop_req_lid"},
+		{name: "no LID", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0 }, refuse: "drop_req_lid"},
+		{name: "permissive LID in the subnet", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = ib.LIDPermissive }, refuse: "drop_req_lid"},
+		{name: "from the permissive LID", lie: func(d *mad.Datagram, r *mad.CMREQ) { d.SLID, r.Primary.LocalLID = ib.LIDPermissive, ib.LIDPermissive },
+			refuse: "drop_req_lid"},
+		{name: "sides swapped", lie: func(_ *mad.Datagram, r *mad.CMREQ) {
+			r.Primary.LocalLID, r.Primary.RemoteLID = r.Primary.RemoteLID, r.Primary.LocalLID
+		}, refuse: "drop_req_lid"},
+		{name: "path bits", lmc: 2, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x13 }},
+		{name: "beyond path bits", lmc: 2, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x14 }, refuse: "drop_req_lid"},
+		{name: "across routers", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) {
+			r.Primary.LocalLID, r.Primary.RemoteLID = ib.LIDPermissive, ib.LIDPermissive
+		}, check: func(q *Request) bool { return q.Path.DLID == 0x10 && q.Path.SLID == 0x20 }},
+		{name: "another GID", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalGID = other },
+			refuse: "drop_req_gid"},
+		{name: "another partition", keys: []ib.PKey{full, ib.DefaultPKey}, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.PKey = uint16(ib.DefaultPKey) },
+			refuse: "drop_req_pkey"},
+		{name: "limited member", lie: func(d *mad.Datagram, r *mad.CMREQ) { d.PKey, r.PKey = limited, uint16(limited) }},
+		{name: "limited member that says full", keys: []ib.PKey{limited, full}, lie: func(d *mad.Datagram, _ *mad.CMREQ) { d.PKey = limited },
+			check: func(q *Request) bool { return q.Path.PKey == full && q.Path.PKeyIndex == 1 }},
+		{name: "two limited members", keys: []ib.PKey{limited}, lie: func(d *mad.Datagram, _ *mad.CMREQ) { d.PKey = limited }, refuse: "reject_gid"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			keys := c.keys
+			if keys == nil {
+				keys = []ib.PKey{full}
+			}
+			a, b := newNative(t, 0x10, 0, full), newNative(t, 0x20, c.lmc, keys...)
+			if _, err := b.Listen(&ListenParams{ServiceID: service}, b.hear); err != nil {
+				t.Fatal(err)
+			}
+			p := Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x10), DGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x20), SLID: 0x10, DLID: 0x20,
+				PKey: full, MTU: ib.MTU2048, LifeTime: 18}
+			if c.path != nil {
+				c.path(&p)
+			}
+			if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: 0x77}, a.hear); err != nil {
+				t.Fatal(err)
+			}
+			d := a.one(mad.AttrCMREQ)
+			if c.refuse != "" {
+				// The lie is about the peer of a connection that there is: that stays.
+				b.take(d)
+				b.event(ConnectRequest)
+			}
+			if c.lie != nil {
+				var r mad.CMREQ
+				r.Parse(d.Data[mad.HeaderLen:])
+				if c.refuse != "" {
+					r.LocalCommID++
+				}
+				if c.refuse == "reject_gid" {
+					r.QPN++
+				}
+				c.lie(&d, &r)
+				r.Append(d.Data[:mad.HeaderLen])
+			}
+			before := counter(b, c.refuse)
+			b.take(d)
+			if c.refuse == "" {
+				if q := b.event(ConnectRequest).Request; q.Path.SGID != p.DGID || q.Path.DGID != p.SGID || c.check != nil && !c.check(q) {
+					t.Errorf("request %+v", q)
+				}
+				return
+			}
+			if n := counter(b, c.refuse); n != before+1 {
+				t.Errorf("%s is %d, not %d", c.refuse, n, before+1)
+			}
+			if c.refuse == "reject_gid" {
+				b.one(mad.AttrCMREJ)
+			}
+			b.quiet()
+			if len(b.conns) != 1 {
+				t.Errorf("%d connections", len(b.conns))
+			}
+		})
+	}
+}
+
+// counter returns one by its name.
+func counter(h *host, name string) (v uint64) {
+	h.t.Helper()
+	found := name == ""
+	h.Stats.Each(func(n string, value uint64) {
+		if n == name {
+			v, found = value, true
+		}
+	})
+	if !found {
+		h.t.Fatalf("no counter %q", name)
+	}
+	return v
+}
