@@ -97,11 +97,12 @@ once() {
 gave_up='Failed status transport retry counter exceeded (12) for wr_id 2'
 last_ack_lost() {
   case $lossy$client_ended$server_ended in
-    yes10) grep -q "$gave_up" "$tmp/client" ;;
-    yes01) grep -q "$gave_up" "$tmp/server" ;;
+    yes10) only_gave_up "$tmp/client" ;;
+    yes01) only_gave_up "$tmp/server" ;;
     *) false ;;
   esac
 }
+only_gave_up() { grep -q "$gave_up" "$1" && [ "$(grep -c 'Failed ' "$1")" = 1 ] && ! grep -q 'invalid data' "$1"; }
 
 # both: once, which must end well; again, three times at most, where the wire
 # loses packets ($lossy) and the last acknowledgement was among them.

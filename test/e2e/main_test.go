@@ -199,7 +199,7 @@ func (b *bed) pairWith(t *testing.T, limit time.Duration, flags []string, progra
 func (b *bed) tried(t *testing.T, limit time.Duration, flags []string, program string, args ...string) (out string, err error) {
 	const again = 3
 	for try := 0; ; try++ {
-		was := b.downs()
+		since := b.downs()
 		var p lab.Pair
 		p, err = b.once(limit, flags, program, args...)
 		if err == nil {
@@ -210,7 +210,7 @@ func (b *bed) tried(t *testing.T, limit time.Duration, flags []string, program s
 			t.Logf("%s printed no result: once more", program)
 			continue
 		}
-		downs := b.downs() - was
+		downs := since()
 		switch {
 		case try == again:
 			return "", err
@@ -229,19 +229,32 @@ func unreliable(program string, args []string) bool {
 	return program == "ibv_uc_pingpong" || program == "ibv_ud_pingpong" || slices.Contains(args, "UD") || slices.Contains(args, "UC")
 }
 
-// downs counts how often trunks of the nodes went down.
-func (b *bed) downs() uint64 { return downs(b.Server, b.Client) }
+// downs is downs of the nodes of b.
+func (b *bed) downs() func() uint64 { return downs(b.Server, b.Client) }
 
-func downs(nodes ...*lab.Node) (n uint64) {
-	for _, node := range nodes {
-		var list []api.Trunk
-		if node.Query(&list, "trunk") == nil {
+// downs returns what tells how often trunks of the nodes went down since now. Where a node does not answer, which
+// excuses nothing, that is 0.
+func downs(nodes ...*lab.Node) func() uint64 {
+	count := func() (n uint64, ok bool) {
+		for _, node := range nodes {
+			var list []api.Trunk
+			if node.Query(&list, "trunk") != nil {
+				return 0, false
+			}
 			for _, t := range list {
 				n += t.Downs
 			}
 		}
+		return n, true
 	}
-	return n
+	was, ok := count()
+	return func() uint64 {
+		now, answers := count()
+		if !ok || !answers || now < was {
+			return 0
+		}
+		return now - was
+	}
 }
 
 // once runs a pair to its end, and says what was wrong with how they ended.

@@ -118,11 +118,11 @@ func (w *cmWay) listen(t *testing.T, args []string) *lab.Proc {
 func (w *cmWay) run(t *testing.T, r cmRung) {
 	t.Helper()
 	w.tries(t, func() (why string, again bool) {
-		was := downs(w.server, w.client)
+		since := downs(w.server, w.client)
 		why = w.once(t, r)
 		refused := strings.HasPrefix(r.server, "ib_") && strings.Contains(why, "RDMA CM event error")
 		datagrams := r.server == "udaddy" || strings.Contains(r.server, "-c UD")
-		return why, refused || datagrams && downs(w.server, w.client) != was
+		return why, refused || datagrams && since() > 0
 	})
 }
 
@@ -214,9 +214,9 @@ func (w *cmWay) copy(t *testing.T) {
 // group has mckey send to a multicast group and receive from it.
 func (w *cmWay) group(t *testing.T, group string) {
 	w.tries(t, func() (why string, again bool) {
-		was := downs(w.server, w.client)
+		since := downs(w.server, w.client)
 		why = w.groupOnce(t, group)
-		return why, downs(w.server, w.client) != was
+		return why, since() > 0
 	})
 }
 
