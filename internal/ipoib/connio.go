@@ -83,20 +83,9 @@ func (l *Link) postMessage(now mono.Time, c *conn, frame []byte) {
 	i := l.connFree[len(l.connFree)-1]
 	l.connFree = l.connFree[:len(l.connFree)-1]
 	s := &l.connSlots[i]
-	payload := frame[Headroom-wire.EncapLen:]
-	*s = connSlot{c: c, seq: s.seq, len: uint32(len(payload))}
+	*s = connSlot{c: c, seq: s.seq, len: uint32(len(frame) - Headroom + wire.EncapLen)}
 	wr := SendWR{ID: uint64(s.seq)<<idGenShift | idConn | uint64(i), Len: s.len}
-	if len(payload) > l.p.TxCopybreak {
-		if s.ref, s.mapped = l.al.Map(frame); s.mapped {
-			wr.Mapped, wr.Ref, wr.Off = true, s.ref, Headroom-wire.EncapLen
-			l.c.Driver.TxMapped++
-		}
-	}
-	if !s.mapped {
-		wr.Off = i * connSlotLen
-		copy(l.connTx[wr.Off:][:connSlotLen], payload)
-		l.c.Driver.TxCopied++
-	}
+	s.ref, s.mapped = l.load(&wr, frame, l.connTx, i, connSlotLen)
 	if c.inFlight == 0 {
 		c.progress = now
 	}

@@ -60,13 +60,7 @@ func TestH01_TwoLinksTalk(t *testing.T) {
 	if !slices.ContainsFunc(b.l.Shadow(s.now), func(e ShadowInfo) bool { return slices.Contains(e.IPs, ll[0]) }) {
 		t.Errorf("H-43: Neighbor Discovery makes no entry: %+v", b.l.Shadow(s.now))
 	}
-	for _, n := range s.nodes {
-		n.l.Stop(s.now)
-	}
-	s.run(10 * time.Second)
-	for _, n := range s.nodes {
-		n.gone()
-	}
+	s.ends()
 }
 
 // TestH08_TwoSteps: the first packet to a neighbour takes a question by broadcast, an

@@ -225,24 +225,29 @@ func (l *Link) post(frame []byte, to dest) {
 	l.free = l.free[:len(l.free)-1]
 	s := &l.slots[i]
 	to.ah.refs++
-	payload := frame[Headroom-wire.EncapLen:]
-	*s = sendSlot{to: to, len: uint32(len(payload)), posted: true}
+	*s = sendSlot{to: to, len: uint32(len(frame) - Headroom + wire.EncapLen), posted: true}
 	wr := SendWR{ID: uint64(l.gen)<<idGenShift | uint64(i), AH: to.ah.h, QPN: to.qpn, QKey: l.qkey(), Len: s.len}
-	if len(payload) > l.p.TxCopybreak {
-		if s.ref, s.mapped = l.al.Map(frame); s.mapped {
-			wr.Mapped, wr.Ref, wr.Off = true, s.ref, Headroom-wire.EncapLen
-			l.c.Driver.TxMapped++
-		}
-	}
-	if !s.mapped {
-		wr.Off = i * slotLen
-		copy(l.txMem[wr.Off:wr.Off+slotLen], payload)
-		l.c.Driver.TxCopied++
-	}
+	s.ref, s.mapped = l.load(&wr, frame, l.txMem, i, slotLen)
 	l.wrs = append(l.wrs, wr)
 	if l.inFlightN++; len(l.wrs) == cap(l.wrs) {
 		l.postBatch()
 	}
+}
+
+// load has wr send a frame from where it lies, which is to be unmapped then, or as a copy in slot i of slots of a size.
+func (l *Link) load(wr *SendWR, frame, slots []byte, i, size uint32) (ref uint64, mapped bool) {
+	payload := frame[Headroom-wire.EncapLen:]
+	if len(payload) > l.p.TxCopybreak {
+		if ref, mapped = l.al.Map(frame); mapped {
+			wr.Mapped, wr.Ref, wr.Off = true, ref, Headroom-wire.EncapLen
+			l.c.Driver.TxMapped++
+			return ref, true
+		}
+	}
+	wr.Off = i * size
+	copy(slots[wr.Off:][:size], payload)
+	l.c.Driver.TxCopied++
+	return 0, false
 }
 
 // postBatch posts what post has put together.
