@@ -235,26 +235,28 @@ func (b *bed) downs() func() uint64 { return downs(b.Server, b.Client) }
 // downs returns what tells how often trunks of the nodes went down since now. Where a node does not answer, which
 // excuses nothing, that is 0.
 func downs(nodes ...*lab.Node) func() uint64 {
-	count := func() (n uint64, ok bool) {
-		for _, node := range nodes {
-			var list []api.Trunk
-			if node.Query(&list, "trunk") != nil {
-				return 0, false
-			}
-			for _, t := range list {
-				n += t.Downs
-			}
-		}
-		return n, true
-	}
-	was, ok := count()
+	was, failed := countDowns(nodes...)
 	return func() uint64 {
-		now, answers := count()
-		if !ok || !answers || now < was {
+		now, err := countDowns(nodes...)
+		if failed != nil || err != nil || now < was {
 			return 0
 		}
 		return now - was
 	}
+}
+
+// countDowns is how often trunks of the nodes went down since these began.
+func countDowns(nodes ...*lab.Node) (n uint64, err error) {
+	for _, node := range nodes {
+		var list []api.Trunk
+		if err := node.Query(&list, "trunk"); err != nil {
+			return 0, err
+		}
+		for _, t := range list {
+			n += t.Downs
+		}
+	}
+	return n, nil
 }
 
 // once runs a pair to its end, and says what was wrong with how they ended.

@@ -81,16 +81,11 @@ func (o *opensm) faultless(t *testing.T) {
 }
 
 // downs is how often trunks went down.
-func (s *subnet) downs() (n uint64) {
+func (s *subnet) downs() uint64 {
 	s.t.Helper()
-	for i := range s.nodes {
-		var list []api.Trunk
-		if err := s.nodes[i].Query(&list, "trunk"); err != nil {
-			s.t.Fatal(err)
-		}
-		for _, t := range list {
-			n += t.Downs
-		}
+	n, err := countDowns(s.nodes[:]...)
+	if err != nil {
+		s.t.Fatal(err)
 	}
 	return n
 }
