@@ -103,8 +103,8 @@ type Others interface {
 }
 
 // shelves is how many queue pairs of a lane may keep what arrived behind a gap at a
-// time: 16 MiB of it.
-const shelves = 64
+// time: 32 MiB of it.
+const shelves = 32
 
 // NewLane returns a lane that serves sessions of any of the functions. link
 // takes what RoCE sends to other nodes. others may be nil where there is one

@@ -35,9 +35,11 @@ func (q *QP) onAck(now mono.Time, r *pkt.Run) {
 		q.ctr.DropPSN++ // a ghost, or a duplicate of what was acknowledged
 		return
 	}
-	syn := r.Syndrome
+	syn, una := r.Syndrome, s.una
 	if syn.IsACK() {
-		q.acknowledge(now, r.PSN.Add(1))
+		if q.acknowledge(now, r.PSN.Add(1)) && q.mended(dist(s.una, una)) {
+			q.resend(now)
+		}
 		return
 	}
 	// A NAK acknowledges what precedes its PSN.
@@ -49,6 +51,7 @@ func (q *QP) onAck(now mono.Time, r *pkt.Run) {
 		q.onRNR(now, syn.Value())
 	case syn == ib.SynNAKSeq:
 		q.ctr.SeqNakRcvd++
+		q.mended(dist(s.una, una))
 		// While the RNR timer runs, packets that were in flight behind the
 		// refused one draw this too; and one NAK starts one retry.
 		if s.rnrAt.IsZero() && !s.retrying {
@@ -113,9 +116,6 @@ func (q *QP) progress(now mono.Time, n uint32) {
 	if !s.sampleAt.IsZero() && dist(s.samplePSN, s.una) <= n {
 		q.measured(now.Sub(s.sampleAt))
 	}
-	if s.asking {
-		q.answered(n > 1)
-	}
 	s.una = s.una.Add(n)
 	if behind {
 		s.txPSN, s.tx = s.una, s.ack
@@ -157,7 +157,7 @@ func (q *QP) onRNR(now mono.Time, code uint8) {
 	}
 	s.rnrAt, s.ackAt, s.probeAt = now.Add(ib.RNRTimer(code)), 0, 0
 	q.goBack()
-	s.stalled = true
+	s.mending, s.stalled = false, true
 }
 
 // responseFor finds the request that a READ response or atomic acknowledge
@@ -175,6 +175,7 @@ func (q *QP) responseFor(now mono.Time, psn ib.PSN) *SendWR {
 			return nil
 		}
 	}
+	s.mending = false
 	return &s.sq[s.ack&s.mask]
 }
 

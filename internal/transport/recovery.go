@@ -10,7 +10,7 @@ import (
 )
 
 // What the requester does about loss: timers, probes, retries, and the window of
-// paths that can lose packets (docs/adr/0007-loss-recovery.md, 0011 and 0013).
+// paths that can lose packets (docs/adr/0007-loss-recovery.md, 0011, 0013 and 0014).
 
 // runTimers acts on the deadlines that have passed.
 func (q *QP) runTimers(now mono.Time) {
@@ -91,8 +91,8 @@ func (q *QP) probe(now mono.Time) {
 }
 
 // growWindow opens the window by what was acknowledged: as fast while it was
-// never cut, by four packets per window afterwards. With cuts of a quarter that keeps
-// 17 packets under way where every twentieth is lost at random (docs/adr/0011-loss-windows.md).
+// never cut, by four packets per window afterwards. Where every hundredth is lost at random, cuts of
+// a quarter keep 37 packets under way (docs/adr/0011-loss-windows.md), those of a sixteenth 80.
 func (q *QP) growWindow(n uint32) {
 	s := &q.req
 	if q.attr.Path.Local || s.cwnd >= q.cfg.Window {
@@ -106,10 +106,10 @@ func (q *QP) growWindow(n uint32) {
 }
 
 // Parts of a window that a loss takes: where the peer discards what follows a gap, a
-// larger window is mostly sent again in vain; where it keeps that, it is not.
+// larger window is mostly sent again in vain; where it keeps that, nothing is.
 const (
 	cutDiscards = 4
-	cutKeeps    = 8
+	cutKeeps    = 16
 )
 
 // cutWindow answers a loss; timeout says that nothing at all came back.
@@ -145,7 +145,23 @@ func (q *QP) retry(now mono.Time) {
 	}
 	s.retries--
 	q.cutWindow(false)
+	q.resend(now)
+}
+
+// mendGaps is how many gaps may be expected in what is under way for them to be mended
+// one per round trip. Where there are more, going back by everything costs less time.
+const mendGaps = 4
+
+// resend sends the packet at una again, and what follows it unless that is on the
+// peer's shelf.
+func (q *QP) resend(now mono.Time) {
+	s := &q.req
 	q.goBack()
+	if n := dist(s.una, s.gap); n != 0 {
+		s.gap = s.una
+		s.between += (int32(min(n, gapFar)) - s.between) / 8
+	}
+	s.mending = s.mending && dist(s.maxPSN, s.una) <= uint32(s.between)*mendGaps
 	// The responder refuses a gap once: if the packet that fills it gets lost again,
 	// only a timer tells. So it leaves twice, but for a READ, whose responses would.
 	// After a retry that got lost that does too: on a path this bad, one packet per
@@ -155,9 +171,12 @@ func (q *QP) retry(now mono.Time) {
 	q.armAck(now)
 }
 
+// goBack goes back to the oldest unacknowledged packet, and no further than to that
+// where the peer keeps what followed it.
 func (q *QP) goBack() {
 	s := &q.req
-	s.asking = false
+	s.mending = s.keeps && !s.sq[s.ack&s.mask].Op.NeedsResponse()
+	s.mendEnd = s.maxPSN
 	s.rewind()
 }
 
@@ -166,31 +185,57 @@ func (s *requester) rewind() {
 	s.sampleAt = 0
 }
 
-// askEvery is after how many NAKs the peer is asked again whether it keeps what
-// follows a gap. One that was found to discard it is asked sooner at first: two
-// packets missing in a row look the same.
+// skip goes on behind everything that was sent.
+func (s *requester) skip() {
+	s.txPSN, s.tx = s.maxPSN, s.fresh
+	if last := &s.sq[(s.fresh-1)&s.mask]; s.maxPSN != last.lastPSN.Add(1) {
+		s.tx--
+	}
+}
+
+// gapFar is what the distance of two gaps counts as at most, in packets.
+const gapFar = 1 << 10
+
+// askEvery is after how many NAKs at most a peer that was found to discard what follows a
+// gap is asked again; at first sooner: two packets missing in a row look the same.
 const askEvery = 32
 
 // ask finds out whether the peer keeps what arrives behind a gap: of what a retry
-// sends again only the first packet leaves (room), and the acknowledgement tells
-// (answered). Nothing in the protocol says it (docs/adr/0013-shelf.md).
+// sends again only the first packet leaves (waits), and the acknowledgement tells
+// (mended). Nothing in the protocol says it (docs/adr/0013-shelf.md). A peer that is known to is
+// asked by every gap that is mended.
 func (q *QP) ask() {
 	s := &q.req
 	switch {
-	case q.attr.Path.Local || q.attr.State == ib.Err || s.sq[s.ack&s.mask].Op.NeedsResponse():
+	case s.keeps || q.attr.Path.Local || q.attr.State == ib.Err || s.sq[s.ack&s.mask].Op.NeedsResponse():
 	case s.askIn == 0:
-		s.asking = true
+		s.mending = true
 	default:
 		s.askIn--
 	}
 }
 
-// answered takes the first acknowledgement after ask.
-func (q *QP) answered(keeps bool) {
+// mended takes an acknowledgement of n packets where the first of them was sent again to
+// mend a gap. It answers what arrived after all that had been sent before. So if more than
+// the gap was acknowledged, the peer keeps what follows one; and if less than all
+// before mendEnd, the packet at una is missing too. mended reports whether that is to be
+// sent again now, without waiting for a NAK.
+func (q *QP) mended(n uint32) (again bool) {
 	s := &q.req
-	if s.asking, s.keeps = false, keeps; keeps {
-		s.askIn, s.askNext = askEvery, 0
-		return
+	if !s.mending || n == 0 {
+		return false
 	}
-	s.askIn, s.askNext = s.askNext, min(2*s.askNext+1, askEvery)
+	s.mending = false
+	again = s.mendEnd.Diff(s.una) > 0
+	switch {
+	case n > 1:
+		s.keeps, s.doubted, s.askIn, s.askNext = true, false, 0, 0
+	case !again:
+	case s.keeps && !s.doubted:
+		s.doubted = true // two packets missing in a row look the same
+	default:
+		again = s.keeps // else what follows leaves in any case
+		s.keeps, s.askIn, s.askNext = false, s.askNext, min(2*s.askNext+1, askEvery)
+	}
+	return again && !s.sq[s.ack&s.mask].Op.NeedsResponse()
 }

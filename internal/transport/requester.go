@@ -30,9 +30,13 @@ type requester struct {
 	stalled                    bool   // Next cannot go on before a response, a timer or Modify
 	retrying                   bool   // went back to una and saw no progress since
 	twice                      bool   // the run at una is to leave twice
-	asking                     bool   // sent again alone, the packet at una shows whether the peer …
-	keeps                      bool   // … keeps what arrives behind a gap, as it did when asked last
-	askIn, askNext             uint8  // NAKs until it is asked again, and if it then does not
+	mending                    bool   // of what precedes mendEnd only the packet at una is sent again
+	keeps                      bool   // the peer keeps what arrives behind a gap, as far as is known …
+	doubted                    bool   // … but what was behind the last one was missing as well
+	askIn, askNext             uint8  // NAKs until that is found out again, and if it then does not
+	mendEnd                    ib.PSN
+	gap                        ib.PSN // the last one
+	between                    int32  // packets from gap to gap, on average
 	placeFailed                bool   // a response's data did not reach its buffer
 	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
 	draining                   bool
@@ -406,7 +410,7 @@ func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 	fresh := s.txPSN == s.maxPSN
 	flight := dist(s.txPSN, s.una)
 	if fresh && s.reads >= uint32(q.attr.MaxRdAtomic) || flight+n > maxOutstanding ||
-		flight != 0 && !q.attr.Path.Local && uint64(flight+n)*uint64(q.mtu) > uint64(s.cwnd) {
+		flight != 0 && !q.attr.Path.Local && (s.waits() || uint64(flight+n)*uint64(q.mtu) > uint64(s.cwnd)) {
 		s.stalled = true
 		return false
 	}
@@ -502,11 +506,18 @@ func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
 	if s.ackAt.IsZero() {
 		q.armAck(now)
 	}
-	if s.twice {
+	switch {
+	case s.twice:
 		s.twice = false
 		s.rewind()
+	case s.mending && !s.waits() && end == s.una.Add(1):
+		s.skip()
 	}
 }
+
+// waits reports whether nothing may follow the packet at una until something comes
+// back, which says where to go on.
+func (s *requester) waits() bool { return s.probes != 0 || s.mending && !s.keeps }
 
 // room returns how many payload bytes the next run may carry, whole packets;
 // zero where the window is full.
@@ -521,15 +532,11 @@ func (q *QP) room() uint64 {
 	if path.Local {
 		return run
 	}
-	if s.probes != 0 || s.asking {
-		// What comes back says where to go on.
-		if flight != 0 {
-			return 0
-		}
-		return mtu
+	if flight != 0 && s.waits() {
+		return 0
 	}
-	if s.twice {
-		return mtu // once alone, then with what follows
+	if s.twice || flight == 0 && (s.mending || s.probes != 0) {
+		return mtu // alone
 	}
 	inFlight := uint64(flight) * mtu
 	if inFlight == 0 {
@@ -544,7 +551,7 @@ func (q *QP) room() uint64 {
 // openWindow sets the window and READ chunk of a fresh connection.
 func (q *QP) openWindow() {
 	s := &q.req
-	s.readChunk, s.rtt = 0, 0
+	s.readChunk, s.rtt, s.between = 0, 0, gapFar
 	if q.cfg.Type != ib.RC || q.attr.Path.Local {
 		return
 	}

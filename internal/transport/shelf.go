@@ -10,10 +10,10 @@ import (
 )
 
 // shelfBytes is the payload that a shelf holds, in packets of the path MTU, and
-// shelfRuns in how many runs.
+// shelfRuns in how many runs: the window of a peer like this one.
 const (
-	shelfBytes = 256 << 10
-	shelfRuns  = 64
+	shelfBytes = defaultWindow
+	shelfRuns  = 256
 )
 
 // shelf keeps what arrives behind a gap until the gap is filled, and then it is
@@ -43,7 +43,7 @@ type Shelves struct {
 	left int
 }
 
-// NewShelves returns n shelves of 256 KiB, which are allocated when one is first needed.
+// NewShelves returns n shelves of 1 MiB, which are allocated when one is first needed.
 func NewShelves(n int) *Shelves { return &Shelves{free: make([]*shelf, 0, n), left: n} }
 
 // take returns an empty shelf; nil where all are in use.
@@ -135,30 +135,27 @@ func (e *shelved) join(r *pkt.Run) {
 // it is refused when more arrives behind it: the peer, which went back to the first gap,
 // may be sending what fills this one.
 func (q *QP) unshelve(b *mem.Batch) {
-	p := &q.rsp
-	for f := p.shelf; f.n > 0; {
-		e := &f.runs[0]
-		if e.PSN.Diff(p.ePSN) > 0 {
-			return
+	p, f, at := &q.rsp, q.rsp.shelf, 0
+	for at < f.n && f.runs[at].PSN.Diff(p.ePSN) <= 0 {
+		e := &f.runs[at]
+		at++
+		if e.PSN.Add(e.count).Diff(p.ePSN) <= 0 {
+			continue
+		}
+		if p.nstaged >= stageDepth-2 && !q.makeRoom(b) {
+			break
 		}
 		r := &f.run
 		*r = pkt.Run{Headers: e.Headers, Count: e.count, MTU: q.mtu, Path: q.attr.Path}
 		first, rest := f.slots(r.PSN, e.len, q.mtu)
 		f.segs = [2]mem.Seg{{Bytes: first, Len: uint64(len(first))}, {Bytes: rest, Len: uint64(len(rest))}}
 		r.Data = mem.ListPayload(f.segs[:], 0, e.len)
-		f.n--
-		copy(f.runs[:f.n], f.runs[1:])
-		if r.PSN.Add(r.Count).Diff(p.ePSN) <= 0 {
-			continue
-		}
-		if p.nstaged >= stageDepth-2 && !q.makeRoom(b) {
-			return
-		}
 		q.inOrder(r, r.Opcode.Info(), b)
 		if p.rnrSent {
 			p.forget() // it comes again
 		}
 	}
+	f.n = copy(f.runs[:], f.runs[min(at, f.n):f.n])
 }
 
 // forget empties the shelf.

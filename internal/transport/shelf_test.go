@@ -11,6 +11,9 @@ import (
 	"weft/internal/pkt"
 )
 
+// slots is how many packets the shelf of these tests has room for.
+const slots = shelfBytes / 4096
+
 // shelfSides makes n responders whose memory is reached by calls only, with one shelf and
 // one batch for all of them, as on a lane.
 func shelfSides(t *testing.T, n int) []*side {
@@ -20,7 +23,7 @@ func shelfSides(t *testing.T, n int) []*side {
 	for i := range list {
 		cfg := testConfig(ib.RC, 17)
 		cfg.Shelves = shelves
-		s := newSide("B", cfg, 1<<20, t.Logf)
+		s := newSide("B", cfg, 2*shelfBytes, t.Logf)
 		s.batch, s.quiet = batch, true
 		s.opaque()
 		if err := up(s, 2, 1, 18, ib.MTU4096, 1<<16, false); err != nil {
@@ -31,12 +34,12 @@ func shelfSides(t *testing.T, n int) []*side {
 	return list
 }
 
-// write hands the side packets of one WRITE of 1 MiB, from packet at on.
+// write hands the side packets of one WRITE of twice a shelf, from packet at on.
 func (s *side) write(at, count uint32, fill byte) {
 	r := pkt.Run{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}, Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
 	r.Opcode, r.PSN, r.PKey, r.AckReq = ib.WriteMiddle, (ib.PSN(1) << 8).Add(at), ib.DefaultPKey, true
 	if at == 0 {
-		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 1<<20
+		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 2*shelfBytes
 	}
 	s.q.Handle(1, &r, s.batch)
 }
@@ -53,8 +56,8 @@ func TestShelfReturns(t *testing.T) {
 	a, b := list[0], list[1]
 	a.write(1, 1, 1)
 	a.write(0, 1, 2)
-	// The copy of packet 1 is pending; packet 65 would have its slot.
-	a.write(65, 1, 3)
+	// The copy of packet 1 is pending; this one would have its slot.
+	a.write(1+slots, 1, 3)
 	b.write(1, 1, 4)
 	if a.q.ctr.Shelved != 1 || a.q.ctr.ShelfRefused != 1 || b.q.ctr.Shelved != 0 || b.q.ctr.ShelfRefused != 1 {
 		t.Fatalf("%+v\n%+v", a.q.ctr, b.q.ctr)
@@ -78,9 +81,9 @@ func TestShelfReturns(t *testing.T) {
 // what does not fit is refused.
 func TestShelfWraps(t *testing.T) {
 	s := shelfSides(t, 1)[0]
-	want := make([]byte, 0, 1<<20)
+	want := make([]byte, 0, 2*shelfBytes)
 	at := uint32(0)
-	for k := uint32(1); at+k+1 < 256; k = k*3/2 + 1 {
+	for k := uint32(1); at+k+1 < 2*slots; k = k*3/2 + 1 {
 		// The packet at is missing, then k follow.
 		for i := range k {
 			s.write(at+1+i, 1, byte(at+1+i))
@@ -95,16 +98,16 @@ func TestShelfWraps(t *testing.T) {
 			t.Fatalf("%d packets behind packet %d are wrong", k, at)
 		}
 	}
-	if at < 128 || s.q.ctr.ShelfRefused != 0 {
+	if at < slots || s.q.ctr.ShelfRefused != 0 {
 		t.Fatalf("%d packets, %+v", at, s.q.ctr)
 	}
-	s.write(at+64, 1, 0xee)
-	s.write(at+1, 64, 0xee)
-	if s.q.ctr.ShelfRefused != 65 {
+	s.write(at+slots, 1, 0xee)
+	s.write(at+1, slots, 0xee)
+	if s.q.ctr.ShelfRefused != slots+1 {
 		t.Fatalf("%+v", s.q.ctr)
 	}
-	s.write(at+1, 63, 0xee)
-	if s.q.ctr.ShelfRefused != 65 {
+	s.write(at+1, slots-1, 0xee)
+	if s.q.ctr.ShelfRefused != slots+1 {
 		t.Fatalf("%+v", s.q.ctr)
 	}
 }
