@@ -340,6 +340,9 @@ func (c *Conn) Reject(now mono.Time, r Reason, info, data []byte) error {
 	return nil
 }
 
+// Established reports whether both sides are ready.
+func (c *Conn) Established() bool { return c.state == established }
+
 // Notify tells that a packet of the peer arrived before its RTU, on the passive side: the
 // peer is ready.
 func (c *Conn) Notify(now mono.Time) error {

@@ -5,6 +5,7 @@ package rdmacm
 import (
 	"math/rand/v2"
 	"net/netip"
+	"strconv"
 	"testing"
 
 	"weft/internal/abi"
@@ -33,9 +34,13 @@ var (
 	eth6     = netip.MustParseAddr("fd00::1")
 	ibAddr   = netip.MustParseAddr("10.1.0.1")
 	loopback = netip.MustParseAddr("127.0.0.1")
-	ibGID    = ib.MakeGID(ib.DefaultGIDPrefix, 0xb1)
-	ethGUID  = ib.GUID(0xa0)
+	// linkLocal is an address of the interface of this number.
+	linkLocal = netip.MustParseAddr("fe80::5")
+	ibGID     = ib.MakeGID(ib.DefaultGIDPrefix, 0xb1)
+	ethGUID   = ib.GUID(0xa0)
 )
+
+const linkLocalScope = 3
 
 func newBench(t testing.TB) *bench {
 	b := &bench{t: t, now: 1}
@@ -59,7 +64,7 @@ func (b *bench) Port(function uint16) (cm.Port, bool) {
 // Bound implements Network, as all that follows.
 func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 	switch a {
-	case ethAddr, eth6, loopback:
+	case ethAddr, eth6, loopback, linkLocal:
 		return cm.Address{Link: ib.LinkEthernet, Src: a, SGID: ib.GIDFromAddr(a), SGIDIndex: 1, PKey: ib.DefaultPKey}, nil
 	case ibAddr:
 		return cm.Address{Function: 1, Link: ib.LinkInfiniBand, Device: "ib0", Src: a, SGID: ibGID, PKey: 0x8001}, nil
@@ -69,6 +74,10 @@ func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 
 func (b *bench) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	b.held = append(b.held, func() {
+		if dst.IsLinkLocalUnicast() && dst.Zone() != strconv.Itoa(linkLocalScope) {
+			dst = netip.Addr{}
+		}
+		dst = dst.WithZone("")
 		a, err := b.Bound(dst)
 		if err != nil {
 			done(b.now, a, cm.ErrNoRoute)

@@ -3,6 +3,8 @@
 package rdmacm
 
 import (
+	"net/netip"
+
 	"weft/internal/cm"
 	"weft/internal/ib"
 	"weft/internal/mono"
@@ -58,7 +60,7 @@ func (i *id) listen(backlog int32) Errno {
 
 // takes reports whether a listener's address is the one that a request is for.
 func (i *id) takes(r *cm.Request) bool {
-	if !r.IsIP {
+	if !r.IsIP || !i.hub.plausible(r) {
 		return false
 	}
 	if !i.src.any() {
@@ -68,6 +70,27 @@ func (i *id) takes(r *cm.Request) bool {
 	// otherwise.
 	return r.IP.Dst.Is4() == i.src.addr.Is4() || i.src.addr.Is6() && !i.afOnly
 }
+
+// plausible reports whether the addresses that a request states can be those of its two ends, for a
+// program takes them for that. On an Ethernet port they are what its packets go by; on another the
+// port must have the one that is said to be this side's.
+func (h *Hub) plausible(r *cm.Request) (ok bool) {
+	src, dst := r.IP.Src, r.IP.Dst
+	switch {
+	case src.IsUnspecified() || src.IsMulticast() || src == broadcast4:
+	case r.Path.Link == ib.LinkEthernet:
+		ok = ib.GIDFromAddr(src) == r.Path.DGID && ib.GIDFromAddr(dst) == r.Path.SGID
+	default:
+		a, err := h.net.Bound(dst)
+		ok = err == nil && a.Function == r.Function
+	}
+	if !ok {
+		h.Stats.DropAddress++
+	}
+	return ok
+}
+
+var broadcast4 = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
 // listened takes the events of a listener.
 func (i *id) listened(now mono.Time, e *cm.Event) {
@@ -300,15 +323,17 @@ func (i *id) disconnect() Errno {
 }
 
 // eventCommEst is the asynchronous event of a queue pair that got a packet before the
-// peer said that it was ready.
-const eventCommEst = 5
+// peer said that it was ready, as verbs number it (IBV_EVENT_COMM_EST).
+const eventCommEst = 4
 
+// notify takes what a program says of its queue pair: that it got the peer's first packet is
+// as good as the RTU that may be lost. Nothing else means anything here.
 func (i *id) notify(event uint32) Errno {
-	if i.conn == nil {
+	switch {
+	case i.conn == nil || event != eventCommEst:
 		return EINVAL
-	}
-	if event != eventCommEst {
-		return OK
+	case i.conn.Established():
+		return EISCONN
 	}
 	return errno(i.conn.Notify(i.hub.now))
 }

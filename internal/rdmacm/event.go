@@ -130,6 +130,7 @@ func (f *File) purge(match func(e *event) bool) {
 			return false
 		}
 		if e.child != nil {
+			e.id.backlog++
 			e.id.requests--
 			e.child.abandon()
 		} else {

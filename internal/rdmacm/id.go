@@ -4,6 +4,7 @@ package rdmacm
 
 import (
 	"net/netip"
+	"strconv"
 
 	"weft/internal/cm"
 	"weft/internal/ib"
@@ -265,6 +266,9 @@ func (i *id) resolveAddr(src, dst endpoint) Errno {
 			}
 		}
 		i.dst.addr = to
+	}
+	if dst.scope != 0 && to.IsLinkLocalUnicast() {
+		to = to.WithZone(strconv.FormatUint(uint64(dst.scope), 10))
 	}
 	i.hub.net.ResolveAddr(i.hub.now, from, to, func(now mono.Time, a cm.Address, err error) {
 		if i.dead || i.pending != name {

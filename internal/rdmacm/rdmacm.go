@@ -58,6 +58,7 @@ const (
 	ENETUNREACH         = syscall.ENETUNREACH
 	EHOSTUNREACH        = syscall.EHOSTUNREACH
 	ETIMEDOUT           = syscall.ETIMEDOUT
+	EISCONN             = syscall.EISCONN
 )
 
 // Group is a multicast group as programs join it.
@@ -87,7 +88,8 @@ type Network interface {
 	// Bound tells which port has an address.
 	Bound(a netip.Addr) (cm.Address, error)
 	// ResolveAddr finds the way to an address; src is the zero Addr where any of
-	// this side will do.
+	// this side will do. The zone of a link-local dst is the number of an interface of the
+	// program's; what done gets has none.
 	ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error))
 	// ResolvePath finds the path to where an Address leads.
 	ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error))
@@ -120,6 +122,8 @@ type Stats struct {
 	DropIDs, DropGroups, DropPorts, DropBacklog, DropEvents uint64
 	// Paths of programs that do not begin at the port.
 	DropPath uint64
+	// Requests of peers with addresses that are not the ends'.
+	DropAddress uint64
 	// Events of connections that no program has taken yet.
 	DropUntaken uint64
 }

@@ -11,6 +11,7 @@ import (
 	"weft/internal/cm"
 	"weft/internal/ib"
 	"weft/internal/mad"
+	"weft/internal/mono"
 )
 
 // Two programs connect, as librdmacm has them do it, and part.
@@ -535,6 +536,132 @@ func TestRemove(t *testing.T) {
 	client.destroy(n)
 	server.destroy(l)
 	b.empty()
+}
+
+// A request that ends with its port leaves its place in the listener's queue to others.
+func TestRemoveRequest(t *testing.T) {
+	b := newBench(t)
+	server, client := b.program(), b.program()
+	l, listenerUID := server.create(cm.SpaceTCP)
+	server.bind(l, unspecified4, 1)
+	server.must(abi.CMListen, l, uint32(1))
+	n, uid := client.route(cm.SpaceTCP, ibAddr, 1)
+	client.connect(n, 1, nil)
+	b.settle()
+	b.hub.Remove(b.now, 1)
+	client.want(uid, evDeviceRemoval, 0)
+	n, _ = client.route(cm.SpaceTCP, ethAddr, 1)
+	client.connect(n, 2, nil)
+	server.want(listenerUID, evConnectRequest, 0)
+	server.f.Close(b.now)
+	client.f.Close(b.now)
+	b.empty()
+}
+
+// A program that got the peer's first packet says so: the connection is established without the
+// RTU, once.
+func TestNotify(t *testing.T) {
+	const commEst, sqDrained = 4, 5 // ibv_event_type
+	b := newBench(t)
+	server, client := b.program(), b.program()
+	_, listenerUID := server.listen(cm.SpaceTCP, ethAddr, 1)
+	n, uid := client.route(cm.SpaceTCP, ethAddr, 1)
+	client.refused(EINVAL, abi.CMNotify, n, uint32(commEst))
+	client.connect(n, 1, nil)
+	child := server.want(listenerUID, evConnectRequest, 0).id
+	server.refused(EINVAL, abi.CMNotify, child, uint32(commEst))
+	server.accept(9, child, 2, nil)
+	client.want(uid, evConnectResponse, 0)
+	server.refused(EINVAL, abi.CMNotify, child, uint32(sqDrained))
+	server.quiet()
+	server.must(abi.CMNotify, child, uint32(commEst))
+	server.want(9, evEstablished, 0)
+	server.refused(EISCONN, abi.CMNotify, child, uint32(commEst))
+	client.establish(n)
+	server.quiet()
+	server.f.Close(b.now)
+	client.f.Close(b.now)
+	b.empty()
+}
+
+// The interface that a link-local address is for reaches who looks for the way there.
+func TestScope(t *testing.T) {
+	b := newBench(t)
+	p := b.program()
+	to := endpoint{addr: linkLocal, port: 1, scope: linkLocalScope}
+	for _, from := range []endpoint{{}, {addr: linkLocal, scope: linkLocalScope}} {
+		n, uid := p.create(cm.SpaceTCP)
+		p.must(abi.CMResolveIP, from.append(nil, sockaddrLen), to.append(nil, sockaddrLen), n, uint32(2000))
+		p.want(uid, evAddrResolved, 0)
+		route := p.must(abi.CMQueryRoute, uint64(0), n, uint32(0))
+		var src, dst endpoint
+		src.parse(route[136:])
+		dst.parse(route[164:])
+		if src.addr != linkLocal || src.scope != linkLocalScope || dst != to {
+			t.Errorf("from %+v to %+v", src, dst)
+		}
+	}
+	to.scope++
+	n, uid := p.create(cm.SpaceTCP)
+	p.must(abi.CMResolveIP, make([]byte, sockaddrLen), to.append(nil, sockaddrLen), n, uint32(2000))
+	p.want(uid, evAddrError, -int32(ENETUNREACH))
+	p.f.Close(b.now)
+	b.empty()
+}
+
+// A request that states other addresses than those of its ends is not for any program.
+func TestAddresses(t *testing.T) {
+	stranger, multicast := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("224.0.0.5")
+	for _, c := range []struct {
+		name         string
+		by, src, dst netip.Addr
+		want         bool
+	}{
+		{"both ends", ethAddr, ethAddr, ethAddr, true},
+		{"both ends, IPv6", eth6, eth6, eth6, true},
+		{"another source", ethAddr, stranger, ethAddr, false},
+		{"another destination", ethAddr, ethAddr, stranger, false},
+		{"no source", ethAddr, unspecified4, ethAddr, false},
+		{"InfiniBand", ibAddr, stranger, ibAddr, true},
+		{"InfiniBand, a destination that it has not", ibAddr, stranger, stranger, false},
+		{"InfiniBand, a destination of another port", ibAddr, stranger, ethAddr, false},
+		{"InfiniBand, a group", ibAddr, multicast, ibAddr, false},
+		{"InfiniBand, everybody", ibAddr, broadcast4, ibAddr, false},
+		{"InfiniBand, nobody", ibAddr, unspecified4, ibAddr, false},
+	} {
+		for _, ps := range []cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP} {
+			t.Run(c.name, func(t *testing.T) {
+				b := newBench(t)
+				server := b.program()
+				_, listenerUID := server.listen(ps, netip.IPv6Unspecified(), 7)
+				a, _ := b.Bound(c.by)
+				a.DGID = a.SGID
+				var path cm.Path
+				b.ResolvePath(b.now, &a, 0, func(_ mono.Time, p cm.Path, _ error) { path = p })
+				b.settle()
+				hdr := cm.IPHeader{SrcPort: 5, Src: c.src, Dst: c.dst}
+				var heard cm.Event
+				hear := func(_ mono.Time, e *cm.Event) { heard = *e }
+				var err error
+				if ps == cm.SpaceTCP {
+					_, err = b.cm.Connect(b.now, &cm.ConnectParams{ServiceID: cm.IPService(ps, 7), Path: path, QPType: ib.RC, QPN: 9, PrivateData: hdr.Append(nil)}, hear)
+				} else {
+					_, err = b.cm.Lookup(b.now, &cm.LookupParams{ServiceID: cm.IPService(ps, 7), Path: path, PrivateData: hdr.Append(nil)}, hear)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.want {
+					server.want(listenerUID, evConnectRequest, 0)
+					return
+				}
+				server.quiet()
+				if heard.Reason != cm.ReasonInvalidServiceID && heard.Status != cm.LookupNoService || b.hub.Stats.DropAddress != 1 {
+					t.Errorf("%+v, %d dropped", heard, b.hub.Stats.DropAddress)
+				}
+			})
+		}
+	}
 }
 
 // A connection waits for its address, and an identifier that is destroyed meanwhile does not
