@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"strconv"
@@ -79,19 +80,25 @@ func (a *app) captureTo(ctx context.Context, file string, spec api.CaptureSpec) 
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	return a.query(ctx, func(ctx context.Context, c *api.Client) (err error) {
+		empty := func() {} // what the file had before; not unless there is a capture
 		if file != "-" {
-			f, e := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // it may hold what programs keep secret
+			f, e := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o600) // it may hold what programs keep secret
 			if e != nil {
-				return &api.Error{Code: api.CodeInvalid, What: "cannot write the capture file", Why: e.Error(), Fix: "weft capture -w FILE with another one"}
+				return noCaptureFile(e)
 			}
 			defer func() { err = errors.Join(err, f.Close()) }()
 			out = io.Writer(f)
+			empty = func() { f.Truncate(0) } // fails where there is nothing to empty: a pipe, a device
 		}
 		end, err := c.Capture(ctx, spec, func(now api.Capture) {
+			empty()
 			fmt.Fprintf(a.env.Err, "weft: capture %d runs: %s; %s\n", now.ID, printable(captureText(now.CaptureSpec)), capturePath)
 		}, out)
 		if errors.Is(err, syscall.EPIPE) {
 			return nil // who read it has enough
+		}
+		if e := (*fs.PathError)(nil); errors.As(err, &e) {
+			return noCaptureFile(e)
 		}
 		if err != nil {
 			return err
@@ -99,6 +106,10 @@ func (a *app) captureTo(ctx context.Context, file string, spec api.CaptureSpec) 
 		fmt.Fprintf(a.env.Err, "weft: %s captured, %d dropped\n", plural(int(end.Packets), "packet"), end.Dropped)
 		return nil
 	})
+}
+
+func noCaptureFile(err error) error {
+	return &api.Error{Code: api.CodeInvalid, What: "cannot write the capture file", Why: err.Error(), Fix: "weft capture -w FILE with another one"}
 }
 
 // captureText says in words what is captured.
