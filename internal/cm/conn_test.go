@@ -5,6 +5,7 @@ package cm
 import (
 	"bytes"
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -402,7 +403,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"RD", func(r *mad.CMREQ) { r.Transport = mad.CMTransportRD }, ReasonInvalidTransport, nil},
 		{"XRC", func(r *mad.CMREQ) { r.Transport, r.ExtTransport = mad.CMTransportExt, 1 }, ReasonInvalidTransport, nil},
 		{"GID", func(r *mad.CMREQ) { r.Primary.RemoteGID[15]++ }, ReasonInvalidGID, nil},
-		{"source GID", func(r *mad.CMREQ) { r.Primary.LocalGID = ib.GID{0: 0xff} }, ReasonInvalidGID, nil},
 		{"partition", func(r *mad.CMREQ) { r.PKey = 0x8001 }, ReasonInvalidGID, nil},
 		{"MTU", func(r *mad.CMREQ) { r.PathMTU = ib.MTU2048 }, ReasonInvalidMTU, []byte{byte(ib.MTU1024)}},
 		{"no MTU", func(r *mad.CMREQ) { r.PathMTU = 0 }, ReasonInvalidMTU, []byte{byte(ib.MTU1024)}},
@@ -469,6 +469,10 @@ func TestOthersCannotPoseAsThePeer(t *testing.T) {
 	x2, req := a.connect(b, 0x11)
 	forged := req
 	forged.SGID = ib.GIDFromAddr(pose.eth.addr)
+	var r mad.CMREQ
+	r.Parse(forged.Data[mad.HeaderLen:])
+	r.Primary.LocalGID = forged.SGID
+	r.Append(forged.Data[:mad.HeaderLen])
 	b.take(forged)
 	b.event(ConnectRequest)
 	b.take(req)
@@ -486,6 +490,25 @@ func TestOthersCannotPoseAsThePeer(t *testing.T) {
 	a.quiet()
 	if x2.state != reqSent || x3.state != repRcvd {
 		t.Errorf("states %d, %d", x2.state, x3.state)
+	}
+}
+
+// TestREQStatesItsSource: a connection goes to where the REQ says, so that must be who sent it, also on an
+// Ethernet port: nobody has two others connected to each other.
+func TestREQStatesItsSource(t *testing.T) {
+	for _, g := range []ib.GID{{}, {0: 0xff}, ib.GIDFromAddr(netip.MustParseAddr("10.0.0.9"))} {
+		a, b := two(t)
+		_, d := a.connect(b, 0x10)
+		var r mad.CMREQ
+		r.Parse(d.Data[mad.HeaderLen:])
+		r.Primary.LocalGID = g
+		r.Append(d.Data[:mad.HeaderLen])
+		b.take(d)
+		b.quiet()
+		b.empty()
+		if n := counter(b, "drop_req_gid"); n != 1 {
+			t.Errorf("%v: %d dropped", g, n)
+		}
 	}
 }
 

@@ -213,13 +213,16 @@ func (in *arrival) req() {
 	c.event(Event{Kind: ConnectRequest, Request: q})
 }
 
-// stands reports whether a REQ that arrived at an InfiniBand port states the LID, the GID and the partition that it
-// came from (IBA volume 1, 12.7): the connection goes to where the REQ says, and the user takes that for the peer.
+// stands reports whether a REQ states the address that it came from, and on an InfiniBand port the LID and the
+// partition (IBA volume 1, 12.7): the connection goes to where the REQ says, and the user takes that for the peer.
 func (in *arrival) stands(r *mad.CMREQ) bool {
-	if in.port.Link == ib.LinkEthernet {
-		return true
-	}
 	p, d, s := &r.Primary, in.d, &in.m.Stats
+	if in.port.Link == ib.LinkEthernet {
+		if p.LocalGID != d.SGID {
+			s.DropREQGID++
+		}
+		return p.LocalGID == d.SGID
+	}
 	if !p.SubnetLocal && d.Global && p.LocalLID == ib.LIDPermissive {
 		// Of a path across routers its ends do not know each other's LIDs: those of the last hop count.
 		p.LocalLID, p.RemoteLID = d.SLID, d.DLID
@@ -280,7 +283,7 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 		keys = append(keys, in.d.PKey) // a limited member may say that it is a full one
 	}
 	gid, pkey := slices.Index(port.GIDs, p.RemoteGID), pkeyIndex(port.PKeys, keys...)
-	if p.RemoteGID.IsZero() || gid < 0 || gid > 0xff || pkey < 0 || port.Link == ib.LinkEthernet && (p.LocalGID.IsZero() || p.LocalGID.IsMulticast()) {
+	if p.RemoteGID.IsZero() || gid < 0 || gid > 0xff || pkey < 0 {
 		in.m.Stats.RejectGID++
 		good := in.d.DGID
 		if !in.d.Global && len(port.GIDs) > 0 {

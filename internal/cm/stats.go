@@ -25,9 +25,9 @@ type Stats struct {
 	DropForeign          uint64 // of a connection, but from somebody else
 	DropBacklog          uint64 // too many requests wait for the listener's user
 	DropShare            uint64 // what waits for users has no room for another of this listener's
-	DropREQLID           uint64 // on InfiniBand ports: a REQ that states another LID than it came from,
-	DropREQGID           uint64 // another GID,
-	DropREQPKey          uint64 // another partition
+	DropREQGID           uint64 // a REQ that states another GID than it came from,
+	DropREQLID           uint64 // on InfiniBand ports another LID,
+	DropREQPKey          uint64 // or another partition
 	DropFull             uint64 // too many connections or inquiries
 	LostOut              uint64 // too much waits to be sent
 	EarlyTimewait        uint64 // ends of TIMEWAIT before their time, to make room
