@@ -74,11 +74,16 @@ func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 
 func (b *bench) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	b.held = append(b.held, func() {
-		if dst.IsLinkLocalUnicast() && dst.Zone() != strconv.Itoa(linkLocalScope) {
+		near := dst.IsLinkLocalUnicast() || dst.IsLinkLocalMulticast()
+		if near && dst.Zone() != strconv.Itoa(linkLocalScope) {
 			dst = netip.Addr{}
 		}
 		dst = dst.WithZone("")
-		a, err := b.Bound(dst)
+		from := dst
+		if dst.IsMulticast() {
+			from = linkLocal
+		}
+		a, err := b.Bound(from)
 		if err != nil {
 			done(b.now, a, cm.ErrNoRoute)
 			return

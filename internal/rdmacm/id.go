@@ -267,7 +267,7 @@ func (i *id) resolveAddr(src, dst endpoint) Errno {
 		}
 		i.dst.addr = to
 	}
-	if dst.scope != 0 && to.IsLinkLocalUnicast() {
+	if dst.scope != 0 && (to.IsLinkLocalUnicast() || to.IsLinkLocalMulticast()) {
 		to = to.WithZone(strconv.FormatUint(uint64(dst.scope), 10))
 	}
 	i.hub.net.ResolveAddr(i.hub.now, from, to, func(now mono.Time, a cm.Address, err error) {

@@ -88,7 +88,7 @@ type Network interface {
 	// Bound tells which port has an address.
 	Bound(a netip.Addr) (cm.Address, error)
 	// ResolveAddr finds the way to an address; src is the zero Addr where any of
-	// this side will do. The zone of a link-local dst is the number of an interface of the
+	// this side will do. The zone of a link-local dst, of a group too, is the number of an interface of the
 	// program's; what done gets has none.
 	ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error))
 	// ResolvePath finds the path to where an Address leads.

@@ -601,8 +601,12 @@ func TestScope(t *testing.T) {
 			t.Errorf("from %+v to %+v", src, dst)
 		}
 	}
+	group := endpoint{addr: netip.MustParseAddr("ff02::5"), scope: linkLocalScope}
+	n, uid := p.create(cm.SpaceUDP)
+	p.must(abi.CMResolveIP, make([]byte, sockaddrLen), group.append(nil, sockaddrLen), n, uint32(2000))
+	p.want(uid, evAddrResolved, 0)
 	to.scope++
-	n, uid := p.create(cm.SpaceTCP)
+	n, uid = p.create(cm.SpaceTCP)
 	p.must(abi.CMResolveIP, make([]byte, sockaddrLen), to.append(nil, sockaddrLen), n, uint32(2000))
 	p.want(uid, evAddrError, -int32(ENETUNREACH))
 	p.f.Close(b.now)
