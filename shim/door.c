@@ -27,7 +27,8 @@
 #define NEED_EXT (1ull << WEFT_CAP_ERRNO_ACK | 1ull << WEFT_CAP_SG_WQE | 1ull << WEFT_CAP_VERBS | \
 		  1ull << WEFT_CAP_ARM_DOORBELL | 1ull << WEFT_CAP_ASYNC_EVQ)
 #define KNOWN_EXT (NEED_EXT | 1ull << WEFT_CAP_ATOMIC | 1ull << WEFT_CAP_SRQ | \
-		   1ull << WEFT_CAP_MEM_MGT | 1ull << WEFT_CAP_MW | 1ull << WEFT_CAP_ATOMIC_WRITE)
+		   1ull << WEFT_CAP_MEM_MGT | 1ull << WEFT_CAP_MW | 1ull << WEFT_CAP_ATOMIC_WRITE | \
+		   1ull << WEFT_CAP_SRQ_RESIZE)
 
 static int send_all(int sock, const struct weft_vu_hdr *h, const void *payload, int fd)
 {

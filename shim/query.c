@@ -45,6 +45,8 @@ static void device_attr(struct weft_ctx *ctx, struct ibv_device_attr *a)
 		a->max_srq_wr = (int)r->max_srq_wr;
 		a->max_srq_sge = (int)r->max_srq_sge;
 	}
+	if (ctx->ext & 1ull << WEFT_CAP_SRQ_RESIZE)
+		a->device_cap_flags |= IBV_DEVICE_SRQ_RESIZE;
 	if (ctx->ext & 1ull << WEFT_CAP_ATOMIC)
 		a->atomic_cap = r->atomic_cap == 2 ? IBV_ATOMIC_GLOB :
 				r->atomic_cap == 1 ? IBV_ATOMIC_HCA : IBV_ATOMIC_NONE;

@@ -44,8 +44,8 @@ void weft_ring_free(struct weft_ctx *ctx, struct weft_ring *r)
 	*r = (struct weft_ring){ 0 };
 }
 
-int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
-		  uint64_t call_value)
+static int set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
+	       uint64_t call_value, uint32_t flags)
 {
 	struct weft_set_ring m = {
 		.index = index,
@@ -54,11 +54,22 @@ int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int
 		.avail = (uintptr_t)r->avail,
 		.used = (uintptr_t)r->used,
 		.call_value = call_value,
-		.flags = call >= 0 ? WEFT_RING_CALL : 0,
+		.flags = flags,
 	};
 
 	r->index = index;
 	return weft_door_request(ctx, WEFT_VU_SET_RING, &m, sizeof(m), call);
+}
+
+int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
+		  uint64_t call_value)
+{
+	return set(ctx, r, index, call, call_value, call >= 0 ? WEFT_RING_CALL : 0);
+}
+
+int weft_ring_move(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index)
+{
+	return set(ctx, r, index, -1, 0, WEFT_RING_MOVE);
 }
 
 int weft_ring_stop(struct weft_ctx *ctx, uint32_t index)

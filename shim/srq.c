@@ -8,6 +8,47 @@ static struct weft_srq *to_weft_srq(struct ibv_srq *s)
 	return weft_container(s, struct weft_srq, srq);
 }
 
+/* How many slots the ring of a queue for max_wr requests has, and how many
+ * requests it is said to hold: the device's limit need not be a power of two. */
+static uint32_t ring_num(uint32_t max_wr)
+{
+	return weft_pow2(max_wr < 4 ? 4 : max_wr);
+}
+
+static uint32_t granted(const struct weft_ctx *ctx, uint32_t max_wr)
+{
+	uint32_t num = ring_num(max_wr);
+
+	return num < ctx->attr.max_srq_wr ? num : ctx->attr.max_srq_wr;
+}
+
+/* A ring and the list of its free slots, which is not filled. */
+static int new_ring(struct weft_ctx *ctx, struct weft_ring *r, uint32_t max_wr, uint32_t max_sge,
+		    uint16_t **list)
+{
+	uint32_t slot = (uint32_t)((sizeof(struct weft_rq_hdr) + 16 * max_sge + 63) & ~63ul);
+	int err;
+
+	*list = malloc(ring_num(max_wr) * sizeof(**list));
+	if (!*list)
+		return ENOMEM;
+	err = weft_ring_init(ctx, r, ring_num(max_wr), slot, false);
+	if (err)
+		free(*list);
+	return err;
+}
+
+/* Lists the slots of a ring that nothing is available in beyond its tail, from
+ * where position p is slot p & mask. The first to be taken comes last. */
+static uint32_t list_free(const struct weft_ring *r, uint16_t *list)
+{
+	uint32_t n = 0;
+
+	for (uint32_t p = r->tail + r->num; p != r->head; p--)
+		list[n++] = (uint16_t)((p - 1) & r->mask);
+	return n;
+}
+
 WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr)
 {
 	struct weft_cmd_create_srq in = { .pdn = pd->handle };
@@ -15,7 +56,6 @@ WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_ini
 	struct weft_res_create_srq made;
 	struct weft_ctx *ctx;
 	struct weft_srq *s;
-	uint32_t num;
 	int err;
 
 	WEFT_FORWARD(pd->context, NULL, ibv_create_srq, pd, attr);
@@ -32,21 +72,15 @@ WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_ini
 	s = calloc(1, sizeof(*s));
 	if (!s)
 		return NULL;
-	num = weft_pow2(attr->attr.max_wr < 4 ? 4 : attr->attr.max_wr);
-	s->max_wr = num < ctx->attr.max_srq_wr ? num : ctx->attr.max_srq_wr;
+	s->max_wr = granted(ctx, attr->attr.max_wr);
 	s->max_sge = attr->attr.max_sge;
-	s->free = malloc(num * sizeof(*s->free));
-	if (!s->free) {
-		err = ENOMEM;
-		goto fail;
+	err = new_ring(ctx, &s->rq, attr->attr.max_wr, s->max_sge, &s->free);
+	if (err) {
+		free(s);
+		errno = err;
+		return NULL;
 	}
-	for (uint32_t i = 0; i < num; i++)
-		s->free[s->nfree++] = (uint16_t)(num - 1 - i);
-	err = weft_ring_init(ctx, &s->rq, num,
-			     (uint32_t)((sizeof(struct weft_rq_hdr) + 16 * s->max_sge + 63) & ~63ul),
-			     false);
-	if (err)
-		goto fail;
+	s->nfree = list_free(&s->rq, s->free);
 	in.max_wr = s->max_wr;
 	in.max_sge = s->max_sge;
 	in.limit = attr->attr.srq_limit;
@@ -110,22 +144,104 @@ int weft_get_srq_num(struct ibv_srq *srq, uint32_t *num)
 	return 0;
 }
 
+static int modify(struct weft_ctx *ctx, struct weft_srq *s, uint32_t mask, uint32_t max_wr,
+		  uint32_t limit)
+{
+	struct weft_cmd_modify_srq in = { s->srqn, mask, max_wr, limit };
+
+	return weft_command(ctx, WEFT_CMD_MODIFY_SRQ, &in, sizeof(in), NULL, 0);
+}
+
+/*
+ * Makes in now what waits in the queue's ring, at the same positions, and what
+ * the node has taken and not used as far as known: it uses that at once. Where
+ * not all of that finds room, the node has taken what is left out, or refuses.
+ * The lock is held.
+ */
+static void carry_over(struct weft_srq *s, struct weft_ring *now)
+{
+	const struct weft_ring *r = &s->rq;
+	uint32_t n = r->head - r->tail;
+
+	if (n > now->num)
+		n = now->num;
+	now->head = r->head;
+	now->tail = r->head - n;
+	for (uint32_t p = now->tail; p != now->head; p++)
+		memcpy(weft_slot(now, p), weft_slot(r, r->avail->ring[p & r->mask]), r->slot_size);
+	now->used->idx = (uint16_t)now->tail;
+	weft_ring_publish(now);
+}
+
+/*
+ * Changes the capacity, and the limit if the mask says so. The node decides
+ * whether what waits fits, then goes on in the new ring in one step: a message
+ * that arrives meanwhile finds a request as ever.
+ */
+static int resize(struct weft_ctx *ctx, struct weft_srq *s, const struct ibv_srq_attr *a,
+		  uint32_t mask)
+{
+	struct weft_cmd_query_srq query = { s->srqn };
+	struct weft_res_query_srq was;
+	struct weft_ring now, old;
+	uint16_t *list;
+	int err;
+
+	if (!(ctx->ext & 1ull << WEFT_CAP_SRQ_RESIZE))
+		return EOPNOTSUPP;
+	if (!a->max_wr || a->max_wr > ctx->attr.max_srq_wr)
+		return EINVAL;
+	err = new_ring(ctx, &now, a->max_wr, s->max_sge, &list);
+	if (err)
+		return err;
+	weft_lock(&s->lock);
+	/* What the program asked for decides, not what it is granted. */
+	err = weft_command(ctx, WEFT_CMD_QUERY_SRQ, &query, sizeof(query), &was, sizeof(was));
+	if (!err && (was.outstanding > a->max_wr ||
+		     (mask & WEFT_SRQ_LIMIT ? a->srq_limit : was.limit) > a->max_wr))
+		err = EINVAL;
+	if (!err)
+		err = modify(ctx, s, mask, granted(ctx, a->max_wr), a->srq_limit);
+	if (err) {
+		old = now;
+		goto out;
+	}
+	carry_over(s, &now);
+	err = weft_ring_move(ctx, &now, s->rq.index);
+	if (err) {
+		modify(ctx, s, mask, was.max_wr, was.limit);
+		old = now;
+		goto out;
+	}
+	old = s->rq;
+	s->rq = now;
+	s->max_wr = granted(ctx, a->max_wr);
+	free(s->free);
+	s->free = list;
+	s->nfree = list_free(&s->rq, list);
+	list = NULL;
+out:
+	weft_unlock(&s->lock);
+	weft_ring_free(ctx, &old);
+	free(list);
+	return err;
+}
+
 WEFT_PUBLIC int ibv_modify_srq(struct ibv_srq *srq, struct ibv_srq_attr *a, int mask)
 {
-	struct weft_cmd_modify_srq in = { .srqn = srq->handle };
+	struct weft_srq *s = to_weft_srq(srq);
+	struct weft_ctx *ctx;
 
 	WEFT_FORWARD(srq->context, errno, ibv_modify_srq, srq, a, mask);
-	/* Queues are not resized (IBV_DEVICE_SRQ_RESIZE is not set). */
-	if (mask & ~IBV_SRQ_LIMIT)
-		return weft_ret(mask & IBV_SRQ_MAX_WR ? EOPNOTSUPP : EINVAL);
+	ctx = weft_ctx(srq->context);
+	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
+		return weft_ret(EINVAL);
 	if (!mask)
 		return 0;
-	if (a->srq_limit > to_weft_srq(srq)->max_wr)
-		return weft_ret(EINVAL);
-	in.mask = WEFT_SRQ_LIMIT;
-	in.limit = a->srq_limit;
-	return weft_ret(weft_command(weft_ctx(srq->context), WEFT_CMD_MODIFY_SRQ, &in, sizeof(in),
-				     NULL, 0));
+	if (mask & IBV_SRQ_MAX_WR)
+		return weft_ret(resize(ctx, s, a, WEFT_SRQ_MAX_WR |
+				       (mask & IBV_SRQ_LIMIT ? WEFT_SRQ_LIMIT : 0)));
+	return weft_ret(modify(ctx, s, WEFT_SRQ_LIMIT, 0, a->srq_limit));
 }
 
 WEFT_PUBLIC int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *a)

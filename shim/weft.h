@@ -2,9 +2,9 @@
 /*
  * Internals of libweft-verbs.so: what a context, a ring and each verbs object
  * hold beyond what programs see, and what the parts of the library call of
- * each other. Locks, outermost first: the object's ibv mutex (events), the
- * context's ctl (control commands and vhost-user messages), the context's obj
- * (number -> object tables, pending events), a queue's lock, mr_lock, mem.lock.
+ * each other. Locks, outermost first: the object's ibv mutex (events), a queue's
+ * lock, the context's ctl (control commands and vhost-user messages), the
+ * context's obj (number -> object tables, pending events), mr_lock, mem.lock.
  */
 #ifndef WEFT_H
 #define WEFT_H
@@ -206,6 +206,9 @@ void weft_ring_free(struct weft_ctx *ctx, struct weft_ring *r);
  * notify through, or -1. Returns 0 or an errno. */
 int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
 		  uint64_t call_value);
+/* Has the node go on in r where ring number index runs: a shared receive
+ * queue's, without a notification. Returns 0 or an errno. */
+int weft_ring_move(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index);
 int weft_ring_stop(struct weft_ctx *ctx, uint32_t index);
 
 static inline uint32_t weft_pow2(uint32_t n)

@@ -107,6 +107,7 @@
 
 /* flags of SET_RING */
 #define WEFT_RING_CALL 1
+#define WEFT_RING_MOVE 2
 
 /* limits */
 #define WEFT_MAX_MEM_REGIONS 256
@@ -189,6 +190,7 @@
 #define WEFT_CAP_ARM_DOORBELL 50
 #define WEFT_CAP_VERBS 56
 #define WEFT_CAP_ATOMIC_WRITE 57
+#define WEFT_CAP_SRQ_RESIZE 58
 
 /* flags of CREATE_QP */
 #define WEFT_QP_SG_WQE 1

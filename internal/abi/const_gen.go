@@ -112,6 +112,7 @@ const (
 // Flags of SET_RING.
 const (
 	RingCall = 1
+	RingMove = 2
 )
 
 // Limits.
@@ -206,6 +207,7 @@ const (
 	CapArmDoorbell = 50
 	CapVerbs       = 56
 	CapAtomicWrite = 57
+	CapSRQResize   = 58
 )
 
 // Flags of CREATE_QP.

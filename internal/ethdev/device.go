@@ -161,6 +161,10 @@ func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 			err = fmt.Errorf("ring %d without a kick: %w", i, unix.EINVAL)
 			return
 		}
+		if r.Move {
+			err = unix.EOPNOTSUPP // programs do so; a guest has no way to ask
+			return
+		}
 		r.Scratch, r.MaxChain = &d.scratch, maxChain
 		v := &ring{Ring: r, index: i}
 		if v.q, err = virtio.Open(d.mem, r.Config); err != nil {

@@ -519,21 +519,27 @@ func (s *Session) SRQ(h uint32) (*QP, error) {
 	return q, err
 }
 
-// ModifySRQ sets the limit. The capacity is fixed: another one is EOPNOTSUPP.
+// ModifySRQ sets the capacity, the limit or both; all or nothing. A capacity
+// below what waits, or below the limit that is then armed, is EINVAL. The ring
+// is the client's to change.
 func (s *Session) ModifySRQ(h uint32, setMax, setLimit bool, maxWR, limit uint32) error {
 	q, err := s.SRQ(h)
 	if err != nil {
 		return err
 	}
-	if setMax && maxWR != q.cfg.Cap.MaxRecvWR {
-		return syscall.EOPNOTSUPP
+	if !setLimit {
+		limit = q.limit
 	}
-	if setLimit {
-		if limit > q.cfg.Cap.MaxRecvWR {
-			return syscall.EINVAL
-		}
-		q.limit = limit // looked at when a request is taken, as soft-RoCE does
+	if !setMax {
+		maxWR = q.cfg.Cap.MaxRecvWR
+	} else if maxWR == 0 || maxWR > s.a.Limits().SRQWR || maxWR < q.Outstanding() {
+		return syscall.EINVAL
 	}
+	if limit > maxWR {
+		return syscall.EINVAL
+	}
+	// The limit is looked at when a request is taken, as soft-RoCE does.
+	q.cfg.Cap.MaxRecvWR, q.limit = maxWR, limit
 	return nil
 }
 

@@ -138,6 +138,12 @@ func (d *door) SetRing(i int, r vhost.Ring) (err error) {
 		if v.q, err = virtio.New(d.mem, r.Config); err != nil {
 			return
 		}
+		if r.Move {
+			if err = d.dev.MoveRing(uint32(i), v.q); err == nil {
+				v.running, d.rings[i] = true, v
+			}
+			return
+		}
 		if err = d.start(i, v); err == nil {
 			d.rings[i] = v
 		}

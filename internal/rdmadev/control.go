@@ -37,6 +37,7 @@ const (
 	extVerbs  = 1 << abi.CapVerbs
 
 	extAtomicWrite = 1 << abi.CapAtomicWrite
+	extSRQResize   = 1 << abi.CapSRQResize
 )
 
 // parsed adapts a handler of a decoded request.
@@ -142,6 +143,9 @@ func init() {
 			})},
 		abi.CmdModifySRQ: {req: abi.ModifySRQSize, ext: extSRQ, run: parsed(abi.ParseModifySRQ,
 			func(d *Device, v abi.ModifySRQ, _ []byte) error {
+				if v.Mask&abi.SRQMaxWR != 0 && d.ext&extSRQResize == 0 {
+					return syscall.EOPNOTSUPP
+				}
 				return d.sess.ModifySRQ(v.SRQN, v.Mask&abi.SRQMaxWR != 0, v.Mask&abi.SRQLimit != 0, v.MaxWR, v.Limit)
 			})},
 		abi.CmdQuerySRQ: {req: abi.QuerySRQSize, res: abi.QuerySRQResultSize, ext: extSRQ, run: parsed(abi.ParseQuerySRQ,

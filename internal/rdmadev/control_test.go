@@ -108,7 +108,7 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
-	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite)
+	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite | 1<<abi.CapSRQResize)
 	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
 		r.MaxMW != f.adapter.Limits().MW || r.MaxFastRegPages != abi.MaxFastRegPages {
 		t.Errorf("%+v", r)
@@ -505,7 +505,22 @@ func TestExtensionCommands(t *testing.T) {
 		t.Errorf("SRQ: %+v", r)
 	}
 	d.refused(abi.CmdModifySRQ, modify(abi.SRQLimit, 0, 33), 0, syscall.EINVAL)
+	// The capacity, alone and with the limit, never below it; all or nothing.
+	d.must(abi.CmdModifySRQ, modify(abi.SRQMaxWR, 64, 999), 0)
+	d.must(abi.CmdModifySRQ, modify(abi.SRQMaxWR|abi.SRQLimit, 16, 16), 0)
+	d.must(abi.CmdModifySRQ, modify(0, 1, 1), 0)
+	for _, bad := range [][]byte{modify(abi.SRQMaxWR, 0, 0), modify(abi.SRQMaxWR, l.SRQWR+1, 0), modify(abi.SRQMaxWR, 15, 0),
+		modify(abi.SRQMaxWR|abi.SRQLimit, 64, 65), modify(abi.SRQMaxWR|abi.SRQLimit, 0, 0), modify(abi.SRQLimit, 0, 17)} {
+		d.refused(abi.CmdModifySRQ, bad, 0, syscall.EINVAL)
+	}
+	if r := querySRQ(); r != (abi.QuerySRQResult{MaxWR: 16, MaxSGE: 3, Limit: 16}) {
+		t.Errorf("SRQ: %+v", r)
+	}
+	d.must(abi.CmdModifySRQ, modify(abi.SRQMaxWR|abi.SRQLimit, l.SRQWR, 0), 0)
+	d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(1 << abi.CapSRQResize)}.Append(nil), abi.ExtEnableSize)
 	d.refused(abi.CmdModifySRQ, modify(abi.SRQMaxWR, 64, 0), 0, syscall.EOPNOTSUPP)
+	d.must(abi.CmdModifySRQ, modify(abi.SRQLimit, 0, 7), 0)
+	d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(0)}.Append(nil), abi.ExtEnableSize)
 	// A queue pair is no SRQ and an SRQ no queue pair.
 	d.refused(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: q.num}.Append(nil), abi.QuerySRQResultSize, syscall.ENOENT)
 	d.refused(abi.CmdDestroySRQ, abi.DestroySRQ{SRQN: q.num}.Append(nil), 0, syscall.ENOENT)

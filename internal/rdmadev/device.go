@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"syscall"
 
 	"weft/internal/abi"
 	"weft/internal/hca"
@@ -129,7 +130,7 @@ func (d *Device) offered() uint64 {
 	if !d.cfg.Verbs {
 		return 0
 	}
-	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs | extAtomicWrite
+	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs | extAtomicWrite | extSRQResize
 }
 
 // fail ends the session; the reason is for the log.
@@ -164,7 +165,8 @@ type ring struct {
 	posted  func()        // new elements; nil: nothing is bound
 	started func()
 	stopped func()
-	owed    int // notifications that found no room
+	shared  bool // a shared receive queue is bound
+	owed    int  // notifications that found no room
 	// A ring that stops may go on later, as it was: what was taken from it stays
 	// with the device, and what is done of that meanwhile is given back then. Or
 	// it begins anew: then what was taken before is given back to nobody. gen
@@ -194,7 +196,7 @@ func (d *Device) resetRing(i uint32) {
 	if r == nil {
 		return
 	}
-	r.posted, r.started, r.stopped, r.owed = nil, nil, nil, 0
+	r.posted, r.started, r.stopped, r.shared, r.owed = nil, nil, nil, false, 0
 	r.idle, r.late, r.gen = nil, nil, r.gen+1
 	if r.vq != nil {
 		r.vq.Reset()
@@ -243,6 +245,32 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 	r.vq, r.idle, r.call = nil, q, nil
 	d.owing = slices.DeleteFunc(d.owing, func(o *ring) bool { return o == r })
 	return q
+}
+
+// MoveRing gives ring i, which runs and is a shared receive queue's, the
+// virtqueue q in the place of its own, made to resume at the first element of
+// which the client does not know that it was used. There is no moment without
+// one: to peers, nothing happens. Requests that were taken go on, and their
+// elements are used. EINVAL where q has not all that waits: nothing has changed.
+func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
+	r := d.rings[i]
+	switch {
+	case d.ext&extSRQResize == 0:
+		return syscall.EOPNOTSUPP
+	case r == nil || r.vq == nil || !r.shared:
+		return syscall.EINVAL
+	}
+	ok, err := q.Succeed(r.vq)
+	if err != nil {
+		d.fail("ring %d: %w", i, err)
+		return err
+	}
+	if !ok {
+		return syscall.EINVAL
+	}
+	r.vq, r.gen = q, r.gen+1
+	r.Publish()
+	return nil
 }
 
 // SetDoorbell tells the device where the client rings.

@@ -116,6 +116,7 @@ type hostile struct {
 	*end
 	s     *script
 	rings []*ring
+	spare [2]*ring        // for the ring of a shared receive queue, which may be in one of them
 	qs    []*virtio.Queue // of stopped rings
 	// Where the device has them: a region to be registered by request, and a
 	// window of each type.
@@ -167,7 +168,13 @@ func (h *hostile) step() bool {
 		d.dev.Kick(r.index)
 	case 5: // a ring stops, maybe to start again
 		r := pick()
-		if q := d.dev.StopRing(r.index); q != nil {
+		if mode := h.s.u8(); mode%4 == 3 && h.spare[0] != nil { // or goes on elsewhere, maybe
+			c := h.spare[mode>>2%2].Config()
+			c.Resume = true
+			if q, err := virtio.New(d.guest, c); err == nil {
+				d.dev.MoveRing(r.index, q)
+			}
+		} else if q := d.dev.StopRing(r.index); q != nil {
 			if h.s.u8()%2 == 0 {
 				d.dev.StartRing(r.index, q, r.bell)
 			} else {
@@ -271,6 +278,7 @@ func FuzzDevice(f *testing.F) {
 		seed(verbs, 4, 0, 1, 3, 0, 1, 0, 0, 1, 0, 1, 0, 0, 4, 1, 0, 0, 0, 1, 0)
 		seed(verbs, 4, 3, 0, 0, 77, 0, 0, 4, 3, 4, 0, 3, 200, 0)
 		seed(verbs, 5, 3, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 5, 3, 0)
+		seed(verbs, 5, 4, 7, 0, 4, 4, 0, 0, 0, 1, 5, 5, 7, 0, 4, 5, 0, 0, 0, 1, 5, 4, 3, 0)
 		seed(verbs, 7, 6, 0, 7, 0, 0, 7, 1, 0, 0, 12, 2, 0, 0, 0, 3, 0, 0, 0)
 		seed(verbs, 0, 9, 1, 7, 4, 2, 20, 64, 24, 64, 0, 0, 12, 2, 0, 0, 10, 1, 1, 0)
 		seed(verbs, 0, 72, 1, 0, 0, 10, 3, 7, 0, 8, 0, 0)
@@ -296,6 +304,12 @@ func FuzzDevice(f *testing.F) {
 		h := &hostile{end: bad, s: &script{b}, rings: []*ring{bad.d.ctrl, bad.send, bad.recv, bad.cq.ring}}
 		if verbs {
 			h.fast = bad.d.fastReg(bad.pd, 8)
+			srq := parse(bad.d, bad.d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: bad.pd, MaxWR: ringNum, MaxSGE: 2}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
+			for i := range h.spare {
+				h.spare[i] = &ring{Ring: virtiotest.NewRing(bad.d.mem, ringNum>>i, false), index: srq.RingIndex, slots: bad.recv.slots, bell: &bell{}}
+			}
+			bad.d.attach(h.spare[0])
+			h.rings = append(h.rings, h.spare[0], h.spare[1])
 			h.windows = [2]ib.Key{bad.d.window(bad.pd, 1).RKey, bad.d.window(bad.pd, 2).RKey}
 		}
 		for h.step() {

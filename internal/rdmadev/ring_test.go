@@ -4,6 +4,7 @@ package rdmadev_test
 
 import (
 	"bytes"
+	"syscall"
 	"testing"
 	"time"
 
@@ -116,6 +117,118 @@ func TestPause(t *testing.T) {
 			f.pass(time.Second)
 			a.cq.expect(ok(6)...)
 		})
+	}
+}
+
+// move has the device go on in a new ring of num entries where r runs, in which
+// the elements of list wait; the first of them has this index.
+func (d *driver) move(r *ring, num int, from uint16, list ...[]byte) error {
+	d.t.Helper()
+	n := &ring{Ring: virtiotest.NewRing(d.mem, num, false), index: r.index, bell: r.bell}
+	n.slots = d.mem.Alloc(num*slotSize, 64)
+	n.Begin(from)
+	for _, e := range list {
+		n.post(d, e)
+	}
+	c := n.Config()
+	c.Resume = true
+	q, err := virtio.New(d.guest, c)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if err := d.dev.MoveRing(r.index, q); err != nil {
+		return err
+	}
+	*r = *n
+	return nil
+}
+
+// TestMoveRing: the ring of a shared receive queue gets another size while a
+// message is being received into a request of it and others wait there. There is
+// no moment without a request: peers that never try again see nothing.
+func TestMoveRing(t *testing.T) {
+	const size = 1 << 20 // takes several runs, and time by the peer's limit
+	f := newFabric(t)
+	d := f.newDriver(true, 16<<20)
+	e := d.end(ib.RC, size)
+	srq := parse(d, d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: e.pd, MaxWR: 8, MaxSGE: 1, Limit: 2}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
+	r := d.start(srq.RingIndex)
+	query := func() abi.QuerySRQResult {
+		return parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: srq.SRQN}.Append(nil), abi.QuerySRQResultSize), abi.ParseQuerySRQResult)
+	}
+	peer := f.newDriver(true, 8<<20).end(ib.RC, size)
+	e.qp = d.qp(qpOpt{typ: ib.RC, pd: e.pd, scq: e.cq, rcq: e.cq, srq1: srq.SRQN + 1})
+	peer.connect(e.qp)
+	e.connect(peer.qp)
+	request := func(id uint64) []byte { return recvElement(id, []ib.SGE{e.sge(0, size)}) }
+	send := func(n int) {
+		peer.post(abi.Send{Opcode: uint8(ib.WRSend)}, []ib.SGE{peer.sge(0, n)}, nil)
+		peer.kick()
+	}
+	for i := range uint64(5) {
+		r.post(d, request(i))
+	}
+	send(8)
+	e.cq.expect(ok(0)...) // used: the driver knows
+	fill(peer.mem, 3)
+	peer.d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: peer.num, AttrMask: ib.AttrRateLimit, RateLimit: 1_000_000}.Append(nil), 0)
+	send(size)
+	f.run()
+	if got := e.cq.poll(); len(got) != 0 {
+		t.Fatalf("the message is there already: %+v", got)
+	}
+	if n := query().Outstanding; n != 3 {
+		t.Fatalf("%d requests wait, want 3", n)
+	}
+	// Request 1 is being filled, 2 to 4 wait.
+	for name, refused := range map[string]error{
+		"less than waits":    d.move(r, 16, 3, request(3), request(4)),
+		"another end":        d.move(r, 16, 1, request(1), request(2), request(3)),
+		"a completion queue": d.move(e.cq.ring, 64, 0),
+		"a send queue":       d.move(e.send, 64, 0),
+		"a ring that rests":  d.move(&ring{index: srq.RingIndex + 2}, 64, 0),
+		"no ring":            d.move(&ring{index: 5000}, 64, 0),
+	} {
+		if refused != syscall.EINVAL {
+			t.Errorf("%s: %v", name, refused)
+		}
+	}
+	if err := d.move(r, 4, 1, request(1), request(2), request(3), request(4)); err != nil {
+		t.Fatal(err)
+	}
+	if r.post(d, request(5)); r.Outstanding() != 4 {
+		t.Errorf("%d elements with the device: the one that is being filled is not used", r.Outstanding())
+	}
+	if err := d.move(r, 32, 2, request(2), request(3), request(4), request(5)); err != nil {
+		t.Fatal(err)
+	}
+	if got := query(); got.Outstanding != 4 || got.Limit != 2 {
+		t.Errorf("%+v", got)
+	}
+	f.pass(time.Second)
+	e.cq.expect(ok(1)...)
+	if !bytes.Equal(e.mem[:size], peer.mem[:size]) {
+		t.Error("the message arrived wrong")
+	}
+	for i := uint64(2); i < 6; i++ {
+		send(8)
+		e.cq.expect(ok(i)...)
+	}
+	if r.post(d, request(6)); r.Outstanding() != 1 {
+		t.Errorf("%d elements with the device, want 1", r.Outstanding())
+	}
+	send(8)
+	e.cq.expect(ok(6)...)
+
+	d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(1 << abi.CapSRQResize)}.Append(nil), abi.ExtEnableSize)
+	if err := d.move(r, 64, 7); err != syscall.EOPNOTSUPP {
+		t.Errorf("without the extension: %v", err)
+	}
+	d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: ^uint64(0)}.Append(nil), abi.ExtEnableSize)
+	// A ring that is broken ends the session.
+	r.PublishIndex(1000)
+	if err := d.move(r, 64, 7); err == nil || d.fault == nil {
+		t.Errorf("broken ring: %v, %v", err, d.fault)
 	}
 }
 

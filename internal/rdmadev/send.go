@@ -132,6 +132,7 @@ func (d *Device) bindRecv(q *hca.QP) {
 	r.posted = func() { q.RecvPosted(d.now()) }
 	r.started = func() { q.SetRecvRing(s); q.RecvPosted(d.now()) }
 	r.stopped = func() {} // there is nothing to fetch: to a peer, no buffer
+	r.shared = q.Transport() == nil
 	if r.vq != nil {
 		r.started()
 	}

@@ -148,7 +148,9 @@ func TestMalformed(t *testing.T) {
 		{"second doorbell", weft, abi.ReqSetDoorbell, ask, raw(abi.SetDoorbell{NBits: 64}.Append(nil)), 1, vhost.BadState},
 		{"ring call without descriptor", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 1 }), 0, vhost.BadDescriptors},
 		{"ring descriptor without flag", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) {}), 1, vhost.BadDescriptors},
-		{"ring flags", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 2 }), 0, vhost.BadRing},
+		{"ring flags", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 4 }), 0, vhost.BadRing},
+		{"moving ring with a descriptor", running, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = abi.RingMove }), 1, vhost.BadRing},
+		{"moving ring with a notification", running, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = abi.RingMove | abi.RingCall }), 1, vhost.BadRing},
 		{"private ring of 3", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Num = 3 }), 0, vhost.BadRing},
 		{"private ring index", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Index = 1 << 20 }), 0, vhost.BadRing},
 		{"ring outside", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Used = 4096 }), 0, vhost.BadRing},
@@ -205,6 +207,8 @@ func TestRefusals(t *testing.T) {
 		{"base of a running ring", running, abi.ReqSetVringBase, put(2, 8), 0, unix.EBUSY},
 		{"kick of a private ring", running, abi.ReqSetVringKick, vhosttest.U64(2), 1, unix.EBUSY},
 		{"running ring again", running, abi.ReqSetRing, abi.SetRing{Index: 2, Num: 4}.Append(nil), 0, unix.EBUSY},
+		{"move of a ring that rests", weft, abi.ReqSetRing, abi.SetRing{Index: 5, Num: 4, Flags: abi.RingMove}.Append(nil), 0, unix.ENOENT},
+		{"move of a ring with a notification", running, abi.ReqSetRing, abi.SetRing{Index: 2, Num: 4, Flags: abi.RingMove}.Append(nil), 0, unix.EBUSY},
 		{"features of a running device", running, abi.ReqSetFeatures, vhosttest.U64(1 << 32), 0, unix.EBUSY},
 		{"an eventfd as process memory", weft, abi.ReqProcMem, abi.ProcMem{}.Append(nil), 1, unix.EPERM},
 	} {
@@ -627,6 +631,54 @@ func TestServerClose(t *testing.T) {
 	}
 	if _, err := vhosttest.Dial(door.path); err == nil {
 		t.Error("still listening")
+	}
+}
+
+// TestMoveRing: a running ring goes on in other memory, or where it is when the
+// device refuses.
+func TestMoveRing(t *testing.T) {
+	door := newDoor(t)
+	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})
+	dev := <-door.made
+	set := func(num int, flags uint32) (abi.SetRing, error) {
+		r := virtiotest.NewRing(d.Mem, num, false)
+		m := abi.SetRing{Index: 6, Num: uint32(num), Desc: r.Desc, Avail: r.Avail, Used: r.Used, Flags: flags}
+		return m, d.Do(abi.ReqSetRing, m.Append(nil))
+	}
+	at := func() (r vhost.Ring) {
+		dev.locked(func() { r = dev.rings[6].Ring })
+		return r
+	}
+	if _, err := set(4, 0); err != nil || at().Move {
+		t.Fatal(err)
+	}
+	m, err := set(16, abi.RingMove)
+	if got, want := at(), (virtio.Config{Num: 16, Desc: m.Desc, Driver: m.Avail, Device: m.Used, Resume: true}); err != nil || !got.Move || got.Config != want || !got.Enabled {
+		t.Errorf("%v, ring %+v, want %+v", err, got, want)
+	}
+	dev.locked(func() { dev.refuse = unix.EINVAL })
+	if _, err := set(32, abi.RingMove); err != unix.EINVAL || at().Desc != m.Desc {
+		t.Errorf("refused: %v", err)
+	}
+	dev.locked(func() { dev.refuse = nil })
+	if _, err := set(8, abi.RingMove); err != nil || at().Num != 8 {
+		t.Errorf("after a refusal: %v", err)
+	}
+	if err := d.Do(abi.ReqStopRing, abi.StopRing{Index: 6}.Append(nil)); err != nil {
+		t.Error(err)
+	}
+	if _, err := set(8, abi.RingMove); err != unix.ENOENT {
+		t.Errorf("stopped: %v", err)
+	}
+	if _, err := set(8, 0); err != nil || at().Move {
+		t.Errorf("begun anew: %v", err)
+	}
+	m.Flags, m.Used = abi.RingMove, 4096
+	if err := d.Do(abi.ReqSetRing, m.Append(nil)); !vhosttest.Closed(err) {
+		t.Errorf("outside: %v", err)
+	}
+	if err := door.settled(t); !errors.Is(err, vhost.BadRing) {
+		t.Errorf("ended: %v", err)
 	}
 }
 

@@ -43,7 +43,7 @@ type Device interface {
 	// SetStatus receives the device status; 0 is a reset of the device which
 	// keeps ring indices (they are still asked for).
 	SetStatus(status uint8) error
-	// SetRing starts ring i. Kick, Call and Err of r belong to the session and are
+	// SetRing starts ring i, or with Move of r gives one that runs other memory. Kick, Call and Err of r belong to the session and are
 	// valid until ChangeRing or StopRing of the same ring returns, or Closed.
 	SetRing(i int, r Ring) error
 	// ChangeRing replaces Kick, Call, Err and Enabled of a running ring. A kick may
@@ -87,6 +87,9 @@ type Ring struct {
 	Err           *Call // to tell that the ring is broken; nil: nobody asks
 	Enabled       bool  // false: hold the ring, do not take elements
 	Weft          bool  // set by WEFT_SET_RING
+	// Move tells that the ring runs and goes on in this memory, with what waits in
+	// the other: nothing of it has changed where the device refuses.
+	Move bool
 }
 
 // Reason is why a session ended; each is the name of a counter.

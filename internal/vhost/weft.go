@@ -65,6 +65,9 @@ func (s *Session) setRing(m *message) error {
 	if err != nil {
 		return err
 	}
+	if q.Flags&abi.RingMove != 0 {
+		return s.moveRing(q, r, m)
+	}
 	if q.Flags&^abi.RingCall != 0 {
 		return fatal(BadRing, "ring %d with flags %#x", q.Index, q.Flags)
 	}
@@ -95,6 +98,29 @@ func (s *Session) setRing(m *message) error {
 		return err
 	}
 	return nil
+}
+
+// moveRing has a running ring go on elsewhere. It has no notification.
+func (s *Session) moveRing(q abi.SetRing, r *ring, m *message) error {
+	if q.Flags != abi.RingMove || len(m.fds) != 0 {
+		return fatal(BadRing, "ring %d with flags %#x and %d descriptors", q.Index, q.Flags, len(m.fds))
+	}
+	if !r.running {
+		return unix.ENOENT
+	}
+	if !r.Weft || r.Call != nil {
+		return unix.EBUSY
+	}
+	old := r.Ring
+	// The index of the first element is in the used ring already.
+	r.Config = virtio.Config{Num: q.Num, Desc: q.Desc, Driver: q.Avail, Device: q.Used, Resume: true}
+	r.Move = true
+	err := s.launch(int(q.Index), r)
+	r.Move = false
+	if err != nil {
+		r.Ring = old
+	}
+	return err
 }
 
 func (s *Session) stopRing(m *message) error {

@@ -159,6 +159,7 @@ func FuzzRing(f *testing.F) {
 	f.Add([]byte{2, 1, 0, 0, 4, 9, 1, 1, 0, 1, 12, 7, 2, 0, 2, 1, 4, 4, 4, 5})
 	f.Add([]byte{1, 0, 0, 1, 4, 1, 2, 4, 0, 2, 1, 4, 0, 0, 5, 6, 7})
 	f.Add(bytes.Repeat([]byte{3, 0, 1, 9, 17, 33, 2, 4}, 20))
+	f.Add([]byte{2, 0, 0, 0, 4, 9, 9, 0, 0, 1, 0, 0, 2, 3, 5, 10, 2, 1, 0, 1, 0, 2, 3})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		s := script(in)
 		w := newWorld()
@@ -178,7 +179,7 @@ func FuzzRing(f *testing.F) {
 		var heads []uint16                  // taken, not used, oldest first
 		var chain virtio.Chain
 		for len(s) > 0 {
-			switch op := s.u8(); op % 10 {
+			switch op := s.u8(); op % 11 {
 			case 0: // descriptor
 				d := w.a[16*(uint32(s.u8())%num):]
 				le.PutUint64(d, s.gpa())
@@ -203,7 +204,7 @@ func FuzzRing(f *testing.F) {
 				got, err := false, error(nil)
 				var gotRead []byte
 				gotRoom := 0
-				if op%10 == 4 {
+				if op%11 == 4 {
 					if got, err = q.Pop(&chain); got {
 						gotRead = make([]byte, chain.ReadLen)
 						chain.ReadAt(gotRead, 0)
@@ -214,7 +215,7 @@ func FuzzRing(f *testing.F) {
 					}
 				} else {
 					var e virtio.Elem
-					writable := op%10 == 6
+					writable := op%11 == 6
 					if e, got, err = q.Next(writable); got {
 						if writable {
 							gotRoom = len(e.Data)
@@ -240,7 +241,7 @@ func FuzzRing(f *testing.F) {
 					t.Fatalf("got %d readable and %d writable bytes, model %v %d %d, %d available", len(gotRead), gotRoom, ok, len(read), room, n)
 				case !got && err == nil && n > 0 && !broken && n+uint32(taken-done) <= num:
 					t.Fatal("an available element was not given")
-				case !got && err != nil && !broken && ok && n > 0 && n+uint32(taken-done) <= num && op%10 == 4:
+				case !got && err != nil && !broken && ok && n > 0 && n+uint32(taken-done) <= num && op%11 == 4:
 					t.Fatalf("%v, but the model has no complaint", err)
 				}
 				if got {
@@ -268,6 +269,29 @@ func FuzzRing(f *testing.F) {
 					q.DisableKick()
 				} else if _, err := q.EnableKick(); err != nil && q.Err() == nil {
 					t.Fatal("fault not kept")
+				}
+			case 10: // another ring takes the place, or not
+				size := uint32(1) << (s.u8() % 4)
+				first, end := taken-uint16(s.u8()%4), le.Uint16(avail[2:])+uint16(s.u8()%4/3)
+				clear(w.b[:0x1000])
+				le.PutUint16(w.b[0x402:], end)
+				le.PutUint16(w.b[0x802:], first)
+				for i := range size {
+					le.PutUint16(w.b[0x404+2*i:], uint16(s.u8())%uint16(size+1))
+				}
+				p, err := virtio.New(w, virtio.Config{Num: size, Desc: worldBase + worldHalf, Driver: worldBase + worldHalf + 0x400, Device: worldBase + worldHalf + 0x800, Resume: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				broken := q.Err() != nil
+				wait, all := uint32(le.Uint16(avail[2:])-taken), uint32(end-first)
+				ok, err := p.Succeed(q)
+				want := !broken && wait+uint32(taken-done) <= num && all <= size && end == le.Uint16(avail[2:]) && all >= wait
+				for i := range taken - first {
+					want = want && uint32(le.Uint16(w.b[0x404+2*(uint32(first+i)%size):])) < size
+				}
+				if ok != want || ok && (err != nil || p.Taken() != taken || p.State() != uint32(taken) || p.Outstanding() != 0) {
+					t.Fatalf("%v %v with taken %d and state %d, want %v with %d", ok, err, p.Taken(), p.State(), want, taken)
 				}
 			}
 			if q.Outstanding() != len(heads) || q.Taken() != taken {

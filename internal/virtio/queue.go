@@ -385,6 +385,34 @@ func (q *Queue) Continue(o *Queue) bool {
 	return true
 }
 
+// Succeed makes q, which was made to resume a ring, take the place of o, whose
+// driver has made the same elements available in it that may wait in o, up to
+// the same index: those of them that o took already are used at once, the rest
+// wait. It reports false, and takes nothing, where q does not have all that
+// waits. A fault is that of the ring that has it.
+func (q *Queue) Succeed(o *Queue) (bool, error) {
+	wait, err := o.Avail()
+	if err != nil {
+		return false, err
+	}
+	all, err := q.Avail()
+	if err != nil {
+		return false, err
+	}
+	if q.availIdx != o.availIdx || all < wait {
+		return false, nil
+	}
+	for range all - wait {
+		head, err := q.head()
+		if err != nil {
+			return false, err
+		}
+		q.lastAvail++
+		q.PushUsed(head, 0)
+	}
+	return true, nil
+}
+
 // Reset sets all indices to zero, as both sides do when the object behind the
 // ring is destroyed (virtio RoCE RFC v2, DESTROY_QP and DESTROY_CQ).
 func (q *Queue) Reset() {

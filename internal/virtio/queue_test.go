@@ -218,6 +218,121 @@ func TestState(t *testing.T) {
 	}
 }
 
+// TestSucceed: a ring takes the place of another one. What was taken there,
+// used out of order or not at all, is used at once; the rest waits.
+func TestSucceed(t *testing.T) {
+	const base = 0xfffd // indices wrap on the way
+	for _, tc := range []struct {
+		name       string
+		num        int // entries of the new ring
+		begin, end int // of what is in it
+		want       string
+	}{
+		{"the same", 4, 1, 4, "cd"},
+		{"larger", 16, 1, 4, "cd"},
+		{"only what waits", 2, 2, 4, "cd"},
+		{"with some that was taken", 2, 2, 4, "cd"},
+		{"all of it", 8, 0, 4, "cd"},
+		{"less than waits", 2, 3, 4, ""},
+		{"nothing", 2, 4, 4, ""},
+		{"more than there was", 8, 1, 5, ""},
+		{"another end", 8, 1, 3, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := virtiotest.NewMemory(t, 1<<20)
+			fill := func(num, from, to int) (*virtiotest.Ring, *virtio.Queue) {
+				r := virtiotest.NewRing(m, num, false)
+				r.Begin(base + uint16(from))
+				for i := from; i < to; i++ {
+					r.Add(bufs(put(m, string(rune('a'+i)))), nil)
+				}
+				r.Publish()
+				c := r.Config()
+				c.Resume = true
+				q, err := virtio.New(m, c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return r, q
+			}
+			_, old := fill(4, 0, 4)
+			old.Next(false)
+			second, _, _ := old.Next(false)
+			old.PushUsed(second.Head, 0) // nobody hears of it
+			r, q := fill(tc.num, tc.begin, tc.end)
+			ok, err := q.Succeed(old)
+			if err != nil || ok != (tc.want != "") {
+				t.Fatalf("%v %v", ok, err)
+			}
+			if !ok {
+				if e, ok, err := old.Next(false); !ok || err != nil || string(e.Data) != "c" {
+					t.Errorf("refused, yet the ring goes on with %q, %v", e.Data, err)
+				}
+				return
+			}
+			q.Publish()
+			for i := tc.begin; i < 2; i++ {
+				if _, _, ok := r.Reap(); !ok {
+					t.Errorf("element %d was taken and is not used", i)
+				}
+			}
+			if _, _, ok := r.Reap(); ok || q.Outstanding() != 0 {
+				t.Error("used what waits")
+			}
+			got := ""
+			for {
+				e, ok, err := q.Next(false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ok {
+					break
+				}
+				got += string(e.Data)
+				q.PushUsed(e.Head, 0)
+			}
+			if got != tc.want {
+				t.Errorf("took %q, want %q", got, tc.want)
+			}
+			q.Publish()
+			for range got {
+				if _, _, ok := r.Reap(); !ok {
+					t.Error("not used")
+				}
+			}
+		})
+	}
+
+	// Faults of either ring are seen.
+	m := virtiotest.NewMemory(t, 1<<20)
+	rings := func() (a, b *virtiotest.Ring, p, q *virtio.Queue) {
+		a, b = virtiotest.NewRing(m, 4, false), virtiotest.NewRing(m, 4, false)
+		a.Add(bufs(put(m, "a")), nil)
+		a.Publish()
+		b.Add(bufs(put(m, "a")), nil)
+		b.Publish()
+		p, _ = virtio.New(m, a.Config())
+		q, _ = virtio.New(m, b.Config())
+		return a, b, p, q
+	}
+	a, _, p, q := rings()
+	a.PublishIndex(9)
+	if ok, err := q.Succeed(p); ok || !errors.Is(err, virtio.FaultIndexJump) || p.Err() == nil || q.Err() != nil {
+		t.Errorf("old index: %v %v", ok, err)
+	}
+	_, b, p, q := rings()
+	b.PublishIndex(9)
+	if ok, err := q.Succeed(p); ok || !errors.Is(err, virtio.FaultIndexJump) || q.Err() == nil || p.Err() != nil {
+		t.Errorf("new index: %v %v", ok, err)
+	}
+	_, b, p, q = rings()
+	p.Next(false)
+	b.SetAvail(0, 4)
+	if ok, err := q.Succeed(p); ok || !errors.Is(err, virtio.FaultHead) {
+		t.Errorf("new head: %v %v", ok, err)
+	}
+}
+
 func TestNotification(t *testing.T) {
 	use := func(m *virtiotest.Memory, r *virtiotest.Ring, q *virtio.Queue, n int) bool {
 		for range n {

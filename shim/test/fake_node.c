@@ -30,7 +30,7 @@
 		}                                                           \
 	} while (0)
 
-_Atomic bool fake_hold, fake_swap;
+_Atomic bool fake_hold, fake_swap, fake_ahead;
 _Atomic uint32_t fake_inline_elements, fake_list_elements, fake_kicks, fake_bells;
 
 struct ring {
@@ -42,6 +42,11 @@ struct ring {
 	int call;
 	uint64_t call_value;
 	uint16_t avail_at, used_at;
+	/* A receive element that was taken and waits for a message; of another
+	 * memory than the ring's where that has moved since. */
+	bool ahead, moved;
+	uint16_t ahead_id;
+	uint8_t ahead_copy[512];
 };
 
 struct cq {
@@ -69,6 +74,7 @@ static struct {
 		uint8_t state, type;
 	} qp[QPS];
 	bool srq[QPS];
+	uint32_t srq_wr[QPS], srq_limit[QPS];
 	struct {
 		bool on;
 		uint64_t va, len, iova;
@@ -205,6 +211,26 @@ static struct ring *recv_ring(uint32_t q)
 	return &n.ring[4 + CQS + 2 * (n.qp[q].srqn1 ? n.qp[q].srqn1 - 1 : q)];
 }
 
+/* Whether a message finds a receive element. */
+static bool ready(struct ring *r)
+{
+	return r->ahead || available(r);
+}
+
+/* Takes an element of a shared queue before there is a message for it. */
+static void take_ahead(struct ring *r)
+{
+	uint32_t len;
+	void *e;
+
+	if (r->ahead || !available(r))
+		return;
+	e = pop(r, &r->ahead_id, &len);
+	need(len <= sizeof(r->ahead_copy));
+	memcpy(r->ahead_copy, e, len);
+	r->ahead = true;
+}
+
 /* Executes one send element. Returns false where the receiver is not ready. */
 static bool execute(uint32_t q, struct weft_sq_hdr *e)
 {
@@ -221,7 +247,7 @@ static bool execute(uint32_t q, struct weft_sq_hdr *e)
 		complete(n.qp[q].send_cq, &done, false);
 		return true;
 	}
-	if (takes && !available(recv_ring(peer)))
+	if (takes && !ready(recv_ring(peer)))
 		return false;
 	if (e->send_flags & WEFT_SEND_INLINE) {
 		fake_inline_elements++;
@@ -277,7 +303,12 @@ static bool execute(uint32_t q, struct weft_sq_hdr *e)
 			r->avail->ring[a] = r->avail->ring[b];
 			r->avail->ring[b] = other;
 		}
-		w = pop(r, &id, NULL);
+		if (r->ahead) {
+			w = (void *)r->ahead_copy;
+			id = r->ahead_id;
+		} else {
+			w = pop(r, &id, NULL);
+		}
 		got.wr_id = w->wr_id;
 		if (imm) {
 			got.wc_flags = WEFT_WC_FLAG_WITH_IMM;
@@ -295,7 +326,9 @@ static bool execute(uint32_t q, struct weft_sq_hdr *e)
 			got.status = WEFT_WC_LOC_LEN_ERR;
 			done.status = WEFT_WC_REM_INV_REQ_ERR;
 		}
-		push(r, id, 0);
+		if (!r->ahead || !r->moved)
+			push(r, id, 0);
+		r->ahead = r->moved = false;
 		complete(n.qp[peer].recv_cq, &got, e->send_flags & WEFT_SEND_SOLICITED);
 	}
 	if (done.status || e->send_flags & WEFT_SEND_SIGNALED)
@@ -310,6 +343,8 @@ static bool work(void)
 	for (uint32_t q = 2; q < QPS; q++) {
 		struct ring *r = &n.ring[3 + CQS + 2 * q];
 
+		if (fake_ahead && n.srq[q])
+			take_ahead(&n.ring[4 + CQS + 2 * q]);
 		while (!fake_hold && n.qp[q].on && n.qp[q].state >= 3 && available(r)) {
 			uint16_t at = r->avail_at, id;
 			uint32_t len;
@@ -320,8 +355,8 @@ static bool work(void)
 			 * cannot go on yet stays where it is. */
 			if (n.qp[q].state != 6 &&
 			    (e->opcode == 1 || e->opcode == 2 || e->opcode == 3) &&
-			    !available(recv_ring(n.qp[q].type == 4 ? e->ud.remote_qpn & 0x3fff :
-								     n.qp[q].peer))) {
+			    !ready(recv_ring(n.qp[q].type == 4 ? e->ud.remote_qpn & 0x3fff :
+								 n.qp[q].peer))) {
 				r->avail_at = at;
 				break;
 			}
@@ -366,6 +401,31 @@ static bool work(void)
 
 /* ---- control ---- */
 
+/* How many requests wait in a shared receive queue. */
+static uint32_t waiting(uint32_t srq)
+{
+	struct ring *r = &n.ring[4 + CQS + 2 * srq];
+
+	return (uint16_t)(__atomic_load_n(&r->avail->idx, __ATOMIC_ACQUIRE) - r->avail_at);
+}
+
+/* Goes on in now where r runs: what was taken is used at once. */
+static void move(struct ring *r, struct ring *now)
+{
+	uint16_t end = __atomic_load_n(&now->avail->idx, __ATOMIC_ACQUIRE), id;
+
+	need(r->on && r->call < 0 && end == __atomic_load_n(&r->avail->idx, __ATOMIC_ACQUIRE));
+	now->avail_at = now->used_at = now->used->idx;
+	need((uint16_t)(end - now->avail_at) >= (uint16_t)(end - r->avail_at));
+	while (now->avail_at != r->avail_at) {
+		pop(now, &id, NULL);
+		push(now, id, 0);
+	}
+	now->ahead = now->moved = r->ahead;
+	memcpy(now->ahead_copy, r->ahead_copy, sizeof(now->ahead_copy));
+	*r = *now;
+}
+
 static uint8_t control(uint8_t cmd, const uint8_t *in, uint32_t inlen, uint8_t *out, uint32_t outlen)
 {
 #define IN(type) (*(const struct type *)(const void *)memcpy(alloca(sizeof(struct type)), in, sizeof(struct type)))
@@ -383,7 +443,7 @@ static uint8_t control(uint8_t cmd, const uint8_t *in, uint32_t inlen, uint8_t *
 			.device_cap_flags = 1 | 1ull << WEFT_CAP_ATOMIC | 1ull << WEFT_CAP_SRQ |
 				1ull << WEFT_CAP_ASYNC_EVQ | 1ull << WEFT_CAP_ERRNO_ACK |
 				1ull << WEFT_CAP_SG_WQE | 1ull << WEFT_CAP_ARM_DOORBELL |
-				1ull << WEFT_CAP_VERBS,
+				1ull << WEFT_CAP_VERBS | 1ull << WEFT_CAP_SRQ_RESIZE,
 			.max_mr_size = ~0ull, .page_size_cap = 0x1000, .max_qp_wr = 1024,
 			.max_send_sge = 16, .max_recv_sge = 16, .max_sge_rd = 16, .max_cqe = 4096,
 			.max_mr = 64, .max_pd = 64, .max_qp_rd_atom = 16,
@@ -483,9 +543,30 @@ static uint8_t control(uint8_t cmd, const uint8_t *in, uint32_t inlen, uint8_t *
 			if (n.qp[q].on || n.srq[q])
 				continue;
 			n.srq[q] = true;
+			n.srq_wr[q] = IN(weft_cmd_create_srq).max_wr;
+			n.srq_limit[q] = IN(weft_cmd_create_srq).limit;
 			RESULT((struct weft_res_create_srq){ q, 4 + CQS + 2 * q });
 		}
 		return ENOSPC;
+	case WEFT_CMD_MODIFY_SRQ: {
+		struct weft_cmd_modify_srq m = IN(weft_cmd_modify_srq);
+		uint32_t wr = m.mask & WEFT_SRQ_MAX_WR ? m.max_wr : n.srq_wr[m.srqn];
+		uint32_t limit = m.mask & WEFT_SRQ_LIMIT ? m.limit : n.srq_limit[m.srqn];
+
+		NEED_IN(weft_cmd_modify_srq);
+		need(n.srq[m.srqn] && m.mask && !(m.mask & ~3u));
+		if (limit > wr || (m.mask & WEFT_SRQ_MAX_WR && wr < waiting(m.srqn)))
+			return EINVAL;
+		n.srq_wr[m.srqn] = wr;
+		n.srq_limit[m.srqn] = limit;
+		return 0;
+	}
+	case WEFT_CMD_QUERY_SRQ: {
+		uint32_t q = IN(weft_cmd_query_srq).srqn;
+
+		need(n.srq[q]);
+		RESULT((struct weft_res_query_srq){ n.srq_wr[q], 16, n.srq_limit[q], waiting(q) });
+	}
 	case WEFT_CMD_DESTROY_SRQ:
 		n.srq[IN(weft_cmd_destroy_srq).srqn] = false;
 		return 0;
@@ -625,14 +706,21 @@ static bool message(void)
 	}
 	case WEFT_VU_SET_RING: {
 		struct weft_set_ring *s = (void *)body;
+		static struct ring now;
 
 		need(h.size == sizeof(*s) && s->index < RINGS && s->num && !(s->num & (s->num - 1)) &&
 		     inside(s->desc, 16ull * s->num) && inside(s->avail, 6 + 2ull * s->num) &&
 		     inside(s->used, 6 + 8ull * s->num) && !(s->desc % 16) && !(s->used % 4));
 		need((s->flags & WEFT_RING_CALL) == (fd >= 0));
+		now = (struct ring){ .on = true, .num = s->num, .desc = (void *)(uintptr_t)s->desc,
+			.avail = (void *)(uintptr_t)s->avail, .used = (void *)(uintptr_t)s->used,
+			.call = fd, .call_value = s->call_value };
+		if (s->flags & WEFT_RING_MOVE) {
+			move(&n.ring[s->index], &now);
+			break;
+		}
 		need(!n.ring[s->index].on);
-		n.ring[s->index] = (struct ring){ true, s->num, (void *)(uintptr_t)s->desc,
-			(void *)(uintptr_t)s->avail, (void *)(uintptr_t)s->used, fd, s->call_value, 0, 0 };
+		n.ring[s->index] = now;
 		fd = -1;
 		break;
 	}

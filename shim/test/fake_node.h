@@ -28,6 +28,8 @@ extern _Atomic bool fake_hold;
 /* Uses receive elements of shared queues in the order of their arrival, two by
  * two swapped, while set. */
 extern _Atomic bool fake_swap;
+/* Takes an element of each shared queue ahead of the message for it, while set. */
+extern _Atomic bool fake_ahead;
 
 /* What the fake has seen. */
 extern _Atomic uint32_t fake_inline_elements, fake_list_elements, fake_kicks, fake_bells;

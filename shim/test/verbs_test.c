@@ -389,6 +389,118 @@ static void test_srq(void)
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_srq(srq) && !ibv_destroy_cq(cq));
 }
 
+/* Sends a message into a shared queue and returns which request took it. */
+static uint64_t took(struct ibv_qp *a, struct ibv_cq *cq)
+{
+	struct ibv_wc wc[2] = { 0 };
+
+	CHECK(!post(a, IBV_WR_SEND, buf, 8, NULL, 0) && await(cq, wc, 2) == 2);
+	return wc[0].opcode == IBV_WC_RECV ? wc[0].wr_id : wc[1].wr_id;
+}
+
+struct refill {
+	struct ibv_srq *srq;
+	uint64_t next;
+	_Atomic bool go;
+};
+
+/* Posts as long as it may, whatever the queue's size just is. */
+static void *refill(void *arg)
+{
+	struct refill *p = arg;
+	struct ibv_sge sg = { (uintptr_t)buf + 4096, 64, mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sg, .num_sge = 1 }, *bad;
+
+	while (p->go) {
+		wr.wr_id = p->next;
+		if (!ibv_post_srq_recv(p->srq, &wr, &bad))
+			p->next++;
+	}
+	return NULL;
+}
+
+/* A queue gets another size with requests in it, one of them taken already. */
+static void test_srq_resize(void)
+{
+	struct ibv_srq_init_attr sa = { .attr = { .max_wr = 8, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &sa);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
+	struct ibv_qp *a = new_qp(IBV_QPT_RC, cq, srq, 8);
+	struct ibv_sge sg = { (uintptr_t)buf + 4096, 64, mr->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &sg, .num_sge = 1 }, *bad;
+	struct ibv_srq_attr at, q;
+	struct ibv_device_attr d;
+	uint64_t posted = 0, taken = 0;
+	/* To be resized to, and how many requests are then left for the next step. */
+	static const struct { uint32_t size, leave; } step[] = {
+		{ 8, 5 }, { 32, 12 }, { 16, 14 }, { 14, 4 }, { 4, 0 }, { 1024, 24 }, { 25, 2 },
+		{ 2, 0 }, { 64, 0 },
+	};
+
+	CHECK(!ibv_query_device(ctx, &d) && d.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
+	CHECK(srq);
+	ready(a, a->qp_num);
+	for (int ahead = 0; ahead < 2; ahead++) {
+		fake_ahead = ahead;
+		for (size_t s = 0; s < sizeof(step) / sizeof(*step); s++) {
+			at = (struct ibv_srq_attr){ .max_wr = step[s].size };
+			CHECK(!ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR));
+			CHECK(!ibv_query_srq(srq, &q) && q.max_wr >= step[s].size && q.srq_limit == 0);
+			for (wr.wr_id = posted; !ibv_post_srq_recv(srq, &wr, &bad); wr.wr_id++)
+				;
+			posted = wr.wr_id;
+			CHECK(posted - taken >= q.max_wr && posted - taken <= q.max_wr + (uint32_t)ahead);
+			/* Below what waits, of nothing, beyond all. */
+			at.max_wr = (uint32_t)(posted - taken) - 1 - (uint32_t)ahead;
+			CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR) == EINVAL);
+			at.max_wr = 0;
+			CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR) == EINVAL);
+			at.max_wr = 1025;
+			CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR) == EINVAL);
+			for (; posted - taken > step[s].leave; taken++)
+				CHECK(took(a, cq) == taken);
+		}
+	}
+	fake_ahead = false;
+	/* The limit stays, may change along, and never is above the size. */
+	at = (struct ibv_srq_attr){ .max_wr = 16, .srq_limit = 12 };
+	CHECK(!ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	at = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 1 };
+	CHECK(!ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR));
+	CHECK(!ibv_query_srq(srq, &q) && q.max_wr == 64 && q.srq_limit == 12);
+	at.max_wr = 9;
+	CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR) == EINVAL);
+	at.srq_limit = 10;
+	CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
+	CHECK(!ibv_query_srq(srq, &q) && q.max_wr == 64 && q.srq_limit == 12);
+	at.srq_limit = 65;
+	CHECK(ibv_modify_srq(srq, &at, IBV_SRQ_LIMIT) == EINVAL);
+	CHECK(ibv_modify_srq(srq, &at, 4) == EINVAL && !ibv_modify_srq(srq, &at, 0));
+
+	/* Others post meanwhile: nothing is lost, doubled or overtaken. */
+	struct refill p = { .srq = srq, .next = posted, .go = true };
+	pthread_t t;
+
+	at.srq_limit = 0;
+	CHECK(!ibv_modify_srq(srq, &at, IBV_SRQ_LIMIT));
+	CHECK(!pthread_create(&t, NULL, refill, &p));
+	for (int i = 0; i < 2000; i++) {
+		int err;
+
+		fake_ahead = i & 1;
+		at.max_wr = 1 + (uint32_t)(i * 37) % 200;
+		err = ibv_modify_srq(srq, &at, IBV_SRQ_MAX_WR);
+		CHECK(!err || err == EINVAL);
+		CHECK(took(a, cq) == taken++);
+	}
+	p.go = false;
+	pthread_join(t, NULL);
+	while (taken != p.next)
+		CHECK(took(a, cq) == taken++);
+	fake_ahead = false;
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_srq(srq) && !ibv_destroy_cq(cq));
+}
+
 static void test_ex(void)
 {
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(ctx);
@@ -715,6 +827,7 @@ int main(int argc, char **argv)
 	test_ack_wait();
 	test_async();
 	test_srq();
+	test_srq_resize();
 	test_ex();
 	test_ud();
 	test_mr();

@@ -602,7 +602,7 @@ var constants = []constGroup{
 		{"VU_HELLO", "ReqHello", 0x5701}, {"VU_SET_DOORBELL", "ReqSetDoorbell", 0x5702},
 		{"VU_SET_RING", "ReqSetRing", 0x5703}, {"VU_STOP_RING", "ReqStopRing", 0x5704},
 		{"VU_PROC_MEM", "ReqProcMem", 0x5705}}},
-	{"flags of SET_RING", "", []constant{{"RING_CALL", "RingCall", 1}}},
+	{"flags of SET_RING", "", []constant{{"RING_CALL", "RingCall", 1}, {"RING_MOVE", "RingMove", 2}}},
 	{"limits", "", []constant{
 		{"MAX_MEM_REGIONS", "MaxMemRegions", 256}, {"MAX_OBJECT_RINGS", "MaxObjectRings", 16384},
 		{"MAX_RING_NUM", "MaxRingNum", 32768}, {"MAX_CTRL_CMD", "MaxCtrlCmd", 2048},
@@ -640,7 +640,8 @@ var constants = []constGroup{
 		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt", 41}, {"CAP_MW", "CapMW", 42},
 		{"CAP_SRQ", "CapSRQ", 43},
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
-		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}, {"CAP_ATOMIC_WRITE", "CapAtomicWrite", 57}}},
+		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}, {"CAP_ATOMIC_WRITE", "CapAtomicWrite", 57},
+		{"CAP_SRQ_RESIZE", "CapSRQResize", 58}}},
 	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}, {"QP_BLOCK_SELF_MCAST", "QPBlockSelfMcast", 2}}},
 	{"types of ALLOC_MR", "", []constant{{"MR_FAST_REG", "MRFastReg", 0}}},
 	{"types of ALLOC_MW", "", []constant{{"MW_TYPE_1", "MWType1", 1}, {"MW_TYPE_2", "MWType2", 2}}},

@@ -44,6 +44,13 @@ func NewRing(m *Memory, num int, eventIdx bool) *Ring {
 	return r
 }
 
+// Begin makes a new ring stand at an index, as one does that resumes there.
+func (r *Ring) Begin(idx uint16) {
+	r.availIdx, r.announced, r.usedIdx = idx, idx, idx
+	r.Publish()
+	word(r.mem.At(r.Used, 4), 0).Store(uint32(idx) << 16)
+}
+
 // Config is what the device needs to know.
 func (r *Ring) Config() virtio.Config {
 	return virtio.Config{Num: uint32(r.Num), Desc: r.Desc, Driver: r.Avail, Device: r.Used, EventIdx: r.EventIdx}

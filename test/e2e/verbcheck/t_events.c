@@ -491,6 +491,138 @@ static void srq_limit(void)
 	}
 }
 
+/* A shared receive queue grows and shrinks with requests in it, which keep their order, and with its limit armed. */
+static void srq_resize(void)
+{
+	enum { N = 400, SLOT = 64 };
+	struct conn c;
+	struct swr w;
+	static struct rwr r[N];
+	struct ibv_srq_attr q, a;
+	/* To be resized to; how many requests are then left for the next step. */
+	static const struct { uint32_t size, leave; } step[] = {
+		{ 16, 12 }, { 100, 30 }, { 30, 30 }, { 200, 7 }, { 7, 3 }, { 3, 0 }, { 40, 9 }, { 64, 0 },
+	};
+	int posted = 0, taken = 0;
+
+	connect_pair(&c, &(struct opt){ .srq = { false, true }, .depth = 16, .room = N * SLOT });
+	if (!(B->h.dev.device_cap_flags & IBV_DEVICE_SRQ_RESIZE))
+		skip("IBV_DEVICE_SRQ_RESIZE is not set");
+	for (unsigned s = 0; s < sizeof step / sizeof *step; s++) {
+		a = (struct ibv_srq_attr){ .max_wr = step[s].size, .srq_limit = 9999 };
+		OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+		OK(try_srq_query(B, c.s[1].srq, &q));
+		CHECK(q.max_wr >= step[s].size && q.srq_limit == 0, "resized to %u: %u requests, limit %u", step[s].size, q.max_wr, q.srq_limit);
+		int first = posted;
+		for (; posted - taken < (int)step[s].size; posted++) {
+			r[posted] = rwr(&c);
+			radd(&r[posted], c.s[1].rxm, posted * SLOT, SLOT);
+		}
+		CHECK(posted <= N, "test bug");
+		if (posted > first)
+			OK(try_post_srq(B, c.s[1].srq, r + first, posted - first, NULL));
+		/* Below what waits nothing changes; soft-RoCE goes by the power of two that it rounds up to. */
+		a.max_wr = B->rxe ? step[s].size / 4 : step[s].size - 1;
+		if (a.max_wr >= 4 || !B->rxe)
+			EXPECT_RC(EINVAL, try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+		for (; posted - taken > (int)step[s].leave; taken++) {
+			uint64_t seed = rnd();
+			uint32_t len = 1 + rnd_below(SLOT);
+			w = swr(&c, IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED);
+			fill(A, c.s[0].tx, 0, len, seed);
+			expect(B, c.s[1].rx, taken * SLOT, len, seed, 0);
+			add(&w, c.s[0].txm, 0, len);
+			post(&c, 0, &w);
+			want_ok(&c, 0, &w, len);
+			want_recv(&c, 1, &r[taken], &w, len);
+		}
+		verify(B, c.s[1].rx, 0, "requests of a queue that was resized");
+	}
+	a.max_wr = 0;
+	EXPECT_RC(EINVAL, try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+	a.max_wr = B->h.dev.max_srq_wr + 1;
+	EXPECT_RC(EINVAL, try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+
+	/* The limit stays as it is, and armed. */
+	room_for_pings(&c);
+	posted = 0;
+	for (int k = 0; k < 10; k++) {
+		r[k] = rwr(&c);
+		radd(&r[k], c.s[1].rxm, 0, 64);
+	}
+	OK(try_post_srq(B, c.s[1].srq, r, 10, NULL));
+	a = (struct ibv_srq_attr){ .max_wr = 20, .srq_limit = 9 };
+	OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	a = (struct ibv_srq_attr){ .max_wr = 50 };
+	OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+	OK(try_srq_query(B, c.s[1].srq, &q));
+	CHECK(q.max_wr >= 50 && q.srq_limit == 9, "%u requests, limit %u, want 50, 9", q.max_wr, q.srq_limit);
+	for (int k = 0; k < 10; k++) {
+		struct rwr none;
+		send(&c, 0, 0, false, &w, &none);
+		want_ok(&c, 0, &w, 16);
+		want_recv(&c, 1, &r[k], &w, 16);
+		if (k == 1)
+			want_async(B, IBV_EVENT_SRQ_LIMIT_REACHED, c.s[1].srq);
+		if (k == 2) { /* not below a limit that is armed */
+			a = (struct ibv_srq_attr){ .max_wr = 50, .srq_limit = 5 };
+			OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_LIMIT));
+		}
+		if (k == 6) {
+			want_async(B, IBV_EVENT_SRQ_LIMIT_REACHED, c.s[1].srq);
+			a = (struct ibv_srq_attr){ .max_wr = 12, .srq_limit = 12 };
+			OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_LIMIT));
+		}
+		if (k == 7) /* which fires when looked at */
+			want_async(B, IBV_EVENT_SRQ_LIMIT_REACHED, c.s[1].srq);
+	}
+	a = (struct ibv_srq_attr){ .srq_limit = 12 };
+	OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_LIMIT));
+	a.max_wr = 11;
+	EXPECT_RC(EINVAL, try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+}
+
+/* Messages that come while the queue is resized find a request as ever: a peer that never tries again sees nothing. */
+static void srq_resize_under_load(void)
+{
+	enum { N = 16, LEN = 60000 };
+	struct conn c;
+	struct swr w[N];
+	struct rwr r[N];
+	struct ibv_qp_attr qa;
+	int mask;
+
+	connect_pair(&c, &(struct opt){ .srq = { false, true }, .depth = 2 * N, .room = N * LEN, .until = IBV_QPS_RTR });
+	if (!(B->h.dev.device_cap_flags & IBV_DEVICE_SRQ_RESIZE))
+		skip("IBV_DEVICE_SRQ_RESIZE is not set");
+	to_state(&c, 1, IBV_QPS_RTS);
+	attr_rts(&c, 0, &qa, &mask);
+	qa.rnr_retry = 0;
+	OK(try_modify(A, c.s[0].qp, &qa, mask));
+	for (int round = 0; round < 3; round++) {
+		for (int k = 0; k < N; k++) {
+			uint64_t seed = rnd();
+			w[k] = swr(&c, IBV_WR_SEND_WITH_IMM, IBV_SEND_SIGNALED);
+			r[k] = rwr(&c);
+			fill(A, c.s[0].tx, k * LEN, LEN, seed);
+			expect(B, c.s[1].rx, k * LEN, LEN, seed, k * LEN);
+			add(&w[k], c.s[0].txm, k * LEN, LEN);
+			radd(&r[k], c.s[1].rxm, k * LEN, LEN);
+		}
+		OK(try_post_srq(B, c.s[1].srq, r, N, NULL));
+		OK(try_post_send(A, c.s[0].qp, w, N, NULL));
+		for (int k = 0; k < 12; k++) {
+			struct ibv_srq_attr a = { .max_wr = k & 1 ? 64 : 32 };
+			OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
+		}
+		for (int k = 0; k < N; k++) {
+			want_ok(&c, 0, &w[k], LEN);
+			want_recv(&c, 1, &r[k], &w[k], LEN);
+		}
+		verify(B, c.s[1].rx, 0, "messages into a queue that was resized");
+	}
+}
+
 /* A queue pair in error says when it has let go of its shared receive queue,
  * whose entries stay for others. */
 static void srq_last(void)
@@ -585,6 +717,8 @@ const struct test event_tests[] = {
 	{ "cq.shared", shared_cq, 0 },
 	{ "srq.shared", srq_shared, 0 },
 	{ "srq.limit", srq_limit, 0 },
+	{ "srq.resize", srq_resize, 0 },
+	{ "srq.resize.load", srq_resize_under_load, 0 },
 	{ "srq.last_wqe", srq_last, ASYNC },
 	{ "event.comm_est", comm_est, 0 },
 	{ "event.async.unfetched", async_unfetched, ASYNC },
