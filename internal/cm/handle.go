@@ -326,8 +326,14 @@ func (in *arrival) rejectREQ(r *mad.CMREQ, why Reason, info []byte) {
 	in.respond(mad.AttrCMREJ, &j)
 }
 
-// stale ends a connection whose peer knows nothing of it any more: its queue pair is another's.
+// stale ends a connection whose peer knows nothing of it any more: its queue pair is another's (IBA volume 1,
+// 12.9.8.3.1). Whose that is the message says, of which only the port it came from is certain: another one than the
+// peer's ends nothing.
 func (in *arrival) stale(c *Conn) {
+	if in.port.Link != ib.LinkEthernet && !in.d.SLID.Owns(in.port.LMC, c.to.DLID) {
+		in.m.Stats.DropForeign++
+		return
+	}
 	switch c.state {
 	case established:
 		c.leave(in.now, nil)

@@ -118,6 +118,93 @@ func TestNativeREQStates(t *testing.T) {
 	}
 }
 
+// TestNativeStale: a REQ, or a REP, with the queue pair of a connection ends that (IBA volume 1, 12.9.8.3.1) if it comes from
+// the peer's port. From another port it is refused as well, for there cannot be two with one queue pair, but what a
+// stranger says of the peer ends nothing.
+func TestNativeStale(t *testing.T) {
+	const key = ib.PKey(0x8001)
+	path := func(from, to ib.LID) Path {
+		return Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(from)), DGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(to)), SLID: from, DLID: to,
+			PKey: key, MTU: ib.MTU2048, LifeTime: 18}
+	}
+	ask := func(h *host, p Path, qpn ib.QPN) mad.Datagram {
+		t.Helper()
+		if _, err := h.Connect(h.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: qpn}, h.hear); err != nil {
+			t.Fatal(err)
+		}
+		return h.one(mad.AttrCMREQ)
+	}
+	listen := func(h *host) {
+		if _, err := h.Listen(&ListenParams{ServiceID: service}, h.hear); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A host that says it is the adapter of LID 0x10, begun anew.
+	claims := func(n *host) { n.ports.(*native).p.CAGUID, n.rand = 0x10, rand.New(rand.NewPCG(99, 1)) }
+	for _, c := range []struct {
+		name string
+		lid  ib.LID // where the other message comes from
+		lmc  uint8
+		ends bool
+	}{
+		{"the peer's port", 0x10, 0, true},
+		{"a stranger's", 0x30, 0, false},
+		{"another path of the peer's port", 0x12, 2, true},
+		{"a port beyond its paths", 0x14, 2, false},
+	} {
+		outcome := func(t *testing.T, b *host, y *Conn, reject mad.AttributeID) {
+			t.Helper()
+			list := b.sent()
+			if c.ends {
+				if k := kindsOf(list); len(k) != 2 || k[0] != mad.AttrCMDREQ || k[1] != reject || list[0].DLID != 0x10 {
+					t.Errorf("sent %#x", k)
+				}
+				return
+			}
+			if k := kindsOf(list); len(k) != 1 || k[0] != reject || list[0].DLID != c.lid {
+				t.Errorf("sent %#x", k)
+			}
+			if y.state != established || counter(b, "drop_foreign") != 1 {
+				t.Errorf("the connection is %v, %d foreign messages", y.state, counter(b, "drop_foreign"))
+			}
+		}
+		t.Run("REQ of "+c.name, func(t *testing.T) {
+			a, b, z := newNative(t, 0x10, 0, key), newNative(t, 0x20, c.lmc, key), newNative(t, c.lid, 0, key)
+			listen(b)
+			b.take(ask(a, path(0x10, 0x20), 0x77))
+			y := b.event(ConnectRequest).Conn
+			a.take(b.accept(y, 0x55))
+			b.take(a.establish(a.event(Response).Conn))
+			b.event(Established)
+			claims(z)
+			b.take(ask(z, path(c.lid, 0x20), 0x77))
+			outcome(t, b, y, mad.AttrCMREJ)
+		})
+		t.Run("REP of "+c.name, func(t *testing.T) {
+			a, b, z := newNative(t, 0x10, 0, key), newNative(t, 0x20, c.lmc, key), newNative(t, c.lid, 0, key)
+			listen(a)
+			listen(z)
+			a.take(ask(b, path(0x20, 0x10), 0x55))
+			b.take(a.accept(a.event(ConnectRequest).Conn, 0x77))
+			y := b.event(Response).Conn
+			b.establish(y)
+			claims(z)
+			z.take(ask(b, path(0x20, c.lid), 0x56))
+			b.take(z.accept(z.event(ConnectRequest).Conn, 0x77))
+			if e := b.event(Rejected); e.Reason != ReasonStale || e.Conn == y {
+				t.Errorf("%+v", e)
+			}
+			list := b.sent()
+			if k := kindsOf(list); c.ends && (len(k) != 2 || k[0] != mad.AttrCMREJ || k[1] != mad.AttrCMDREQ) || !c.ends && (len(k) != 1 || k[0] != mad.AttrCMREJ) {
+				t.Errorf("sent %#x", k)
+			}
+			if !c.ends && (y.state != established || counter(b, "drop_foreign") != 1) {
+				t.Errorf("the connection is %v", y.state)
+			}
+		})
+	}
+}
+
 // counter returns one by its name.
 func counter(h *host, name string) (v uint64) {
 	h.t.Helper()
