@@ -130,6 +130,9 @@ const (
 	at0      = 4096
 )
 
+// after is the n-th key after k of the same object: eight bits count.
+func after(k ib.Key, n uint8) ib.Key { return k&^0xff | ib.Key(uint8(k)+n) }
+
 func TestWindow1(t *testing.T) {
 	k := newKeys(t)
 	b := k.b
@@ -139,38 +142,38 @@ func TestWindow1(t *testing.T) {
 	to := func(off, n int, access ib.Access) abi.Bind {
 		return abi.Bind{Addr: b.at + uint64(off), Length: uint64(n), Object: uint32(m.LKey), Access: access}
 	}
-	k.bind(w.RKey+1, to(at0, 1000, ib.RemoteWrite|ib.LocalWrite), ib.Success)
-	k.writes(w.RKey+1, b.at+at0, 1000, at0, ib.Success)
-	k.writes(w.RKey+1, b.at+at0+999, 1, at0+999, ib.Success)
+	k.bind(after(w.RKey, 1), to(at0, 1000, ib.RemoteWrite|ib.LocalWrite), ib.Success)
+	k.writes(after(w.RKey, 1), b.at+at0, 1000, at0, ib.Success)
+	k.writes(after(w.RKey, 1), b.at+at0+999, 1, at0+999, ib.Success)
 	for _, addr := range []uint64{b.at + at0 + 993, b.at + at0 - 1, b.at, 0, ^uint64(0) - 7} {
-		k.refuses(w.RKey+1, addr)
+		k.refuses(after(w.RKey, 1), addr)
 	}
 	k.refuses(w.RKey, b.at+at0)
-	k.refuses(w.RKey+2, b.at+at0)
+	k.refuses(after(w.RKey, 2), b.at+at0)
 	// Neither to be read, nor a local key.
 	s := abi.Send{Opcode: abi.OpRead}
-	s.SetRDMA(b.at+at0, w.RKey+1)
+	s.SetRDMA(b.at+at0, after(w.RKey, 1))
 	k.does(k.a, s, []ib.SGE{k.a.sge(0, 8)}, nil, ib.RemAccessErr)
-	k.does(b, abi.Send{Opcode: abi.OpSend}, []ib.SGE{{Addr: b.at + at0, Len: 8, LKey: w.RKey + 1}}, nil, ib.LocProtErr)
+	k.does(b, abi.Send{Opcode: abi.OpSend}, []ib.SGE{{Addr: b.at + at0, Len: 8, LKey: after(w.RKey, 1)}}, nil, ib.LocProtErr)
 	// It moves.
-	k.bind(w.RKey+2, to(0, 100, ib.RemoteWrite|ib.RemoteRead), ib.Success)
-	k.refuses(w.RKey+1, b.at+at0)
-	k.refuses(w.RKey+2, b.at+at0)
-	k.writes(w.RKey+2, b.at+50, 50, 50, ib.Success)
+	k.bind(after(w.RKey, 2), to(0, 100, ib.RemoteWrite|ib.RemoteRead), ib.Success)
+	k.refuses(after(w.RKey, 1), b.at+at0)
+	k.refuses(after(w.RKey, 2), b.at+at0)
+	k.writes(after(w.RKey, 2), b.at+50, 50, 50, ib.Success)
 	// Its region stays while it is there.
 	b.d.refused(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0, syscall.EBUSY)
 	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil), abi.MRResultSize, syscall.EBUSY)
-	k.writes(w.RKey+2, b.at, 100, 0, ib.Success)
+	k.writes(after(w.RKey, 2), b.at, 100, 0, ib.Success)
 	// It cannot be invalidated, but bound to nothing.
-	k.inv(w.RKey+2, ib.MWBindErr)
-	k.writes(w.RKey+2, b.at, 100, 0, ib.Success)
-	k.bind(w.RKey+3, abi.Bind{}, ib.Success)
-	k.refuses(w.RKey+2, b.at)
-	k.refuses(w.RKey+3, b.at)
+	k.inv(after(w.RKey, 2), ib.MWBindErr)
+	k.writes(after(w.RKey, 2), b.at, 100, 0, ib.Success)
+	k.bind(after(w.RKey, 3), abi.Bind{}, ib.Success)
+	k.refuses(after(w.RKey, 2), b.at)
+	k.refuses(after(w.RKey, 3), b.at)
 	b.d.must(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0)
 	b.d.must(abi.CmdDeallocMW, abi.DeallocMW{MWN: w.MWN}.Append(nil), 0)
 	b.d.refused(abi.CmdDeallocMW, abi.DeallocMW{MWN: w.MWN}.Append(nil), 0, syscall.ENOENT)
-	k.bind(w.RKey+4, abi.Bind{}, ib.MWBindErr)
+	k.bind(after(w.RKey, 4), abi.Bind{}, ib.MWBindErr)
 	if err := b.d.consistent(); err != nil {
 		t.Error(err)
 	}
@@ -182,11 +185,11 @@ func TestWindow2(t *testing.T) {
 	m := b.d.mr(b.pd, b.at, 32<<10, bindable)
 	w := b.d.window(b.pd, 2)
 	to := abi.Bind{Addr: b.at + at0, Length: 4096, Object: uint32(m.LKey), Access: ib.RemoteWrite}
-	k.bind(w.RKey+1, abi.Bind{Addr: b.at, Object: uint32(m.LKey)}, ib.MWBindErr) // of no bytes
-	k.bind(w.RKey+1, to, ib.Success)
-	k.writes(w.RKey+1, b.at+at0, 4096, at0, ib.Success)
-	k.bind(w.RKey+2, to, ib.MWBindErr) // not while it is bound
-	k.writes(w.RKey+1, b.at+at0, 4096, at0, ib.Success)
+	k.bind(after(w.RKey, 1), abi.Bind{Addr: b.at, Object: uint32(m.LKey)}, ib.MWBindErr) // of no bytes
+	k.bind(after(w.RKey, 1), to, ib.Success)
+	k.writes(after(w.RKey, 1), b.at+at0, 4096, at0, ib.Success)
+	k.bind(after(w.RKey, 2), to, ib.MWBindErr) // not while it is bound
+	k.writes(after(w.RKey, 1), b.at+at0, 4096, at0, ib.Success)
 	// Another queue pair of the domain has nothing of it: neither its peer ...
 	other := b.d.qp(qpOpt{typ: ib.RC, pd: b.pd, scq: b.cq, rcq: b.cq})
 	x := &keys{t: t, a: &end{qp: a.d.qp(qpOpt{typ: ib.RC, pd: a.pd, scq: a.cq, rcq: a.cq}), pd: a.pd, mr: a.mr, mem: a.mem, at: a.at, cq: a.cq},
@@ -194,29 +197,29 @@ func TestWindow2(t *testing.T) {
 	x.a.connect(x.b.qp)
 	x.b.connect(x.a.qp)
 	x.writes(b.mr.RKey, b.at, 10, 0, ib.Success)
-	x.refuses(w.RKey+1, b.at+at0)
-	x.inv(w.RKey+1, ib.MWBindErr) // ... nor itself
-	k.writes(w.RKey+1, b.at+at0, 10, at0, ib.Success)
+	x.refuses(after(w.RKey, 1), b.at+at0)
+	x.inv(after(w.RKey, 1), ib.MWBindErr) // ... nor itself
+	k.writes(after(w.RKey, 1), b.at+at0, 10, at0, ib.Success)
 	// Local invalidation, and once only.
 	k.inv(w.RKey, ib.MWBindErr)
-	k.inv(w.RKey+1, ib.Success)
-	k.refuses(w.RKey+1, b.at+at0)
-	k.inv(w.RKey+1, ib.MWBindErr)
+	k.inv(after(w.RKey, 1), ib.Success)
+	k.refuses(after(w.RKey, 1), b.at+at0)
+	k.inv(after(w.RKey, 1), ib.MWBindErr)
 	// Free again, for the other one too; with its queue pair it goes.
-	x.bind(w.RKey+7, to, ib.Success)
-	x.writes(w.RKey+7, b.at+at0, 10, at0, ib.Success)
+	x.bind(after(w.RKey, 7), to, ib.Success)
+	x.writes(after(w.RKey, 7), b.at+at0, 10, at0, ib.Success)
 	b.d.refused(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0, syscall.EBUSY)
 	b.d.must(abi.CmdDestroyQP, abi.DestroyQP{QPN: other.num}.Append(nil), 0)
-	k.refuses(w.RKey+7, b.at+at0)
+	k.refuses(after(w.RKey, 7), b.at+at0)
 	// From zero.
 	to.Access |= ib.ZeroBased
-	k.bind(w.RKey+8, to, ib.Success)
-	k.writes(w.RKey+8, 0, 4096, at0, ib.Success)
-	k.refuses(w.RKey+8, b.at+at0)
-	k.refuses(w.RKey+8, 4089)
+	k.bind(after(w.RKey, 8), to, ib.Success)
+	k.writes(after(w.RKey, 8), 0, 4096, at0, ib.Success)
+	k.refuses(after(w.RKey, 8), b.at+at0)
+	k.refuses(after(w.RKey, 8), 4089)
 	// Deallocated while bound.
 	b.d.must(abi.CmdDeallocMW, abi.DeallocMW{MWN: w.MWN}.Append(nil), 0)
-	k.refuses(w.RKey+8, 0)
+	k.refuses(after(w.RKey, 8), 0)
 	b.d.must(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0)
 	if err := b.d.consistent(); err != nil {
 		t.Error(err)
@@ -289,7 +292,7 @@ func TestFastRegister(t *testing.T) {
 	// Three pages, out of order, the first and the last not whole.
 	pages := []uint64{b.at + 3*4096, b.at, b.at + 5*4096}
 	va := uint64(0x7f0000001000 - 100)
-	v := abi.Bind{Addr: va, Length: 100 + 4096 + 50, Object: m.MRN, Key: m.RKey + 1, Access: allAccess, Pages: 3}
+	v := abi.Bind{Addr: va, Length: 100 + 4096 + 50, Object: m.MRN, Key: after(m.RKey, 1), Access: allAccess, Pages: 3}
 	for _, inline := range []bool{true, false} {
 		k.reg(v, pages, inline, ib.Success)
 		k.refuses(m.RKey, va)
@@ -428,17 +431,17 @@ func TestRemoteInvalidate(t *testing.T) {
 	}
 	k.bind(w1.RKey, to, ib.Success)
 	for _, n := range []int{0, 5, 5000} {
-		k.bind(w2.RKey+1, to, ib.Success)
-		k.writes(w2.RKey+1, b.at, 100, 0, ib.Success)
-		send(w2.RKey+1, n, ib.Success, ib.Success)
-		k.refuses(w2.RKey+1, b.at)
+		k.bind(after(w2.RKey, 1), to, ib.Success)
+		k.writes(after(w2.RKey, 1), b.at, 100, 0, ib.Success)
+		send(after(w2.RKey, 1), n, ib.Success, ib.Success)
+		k.refuses(after(w2.RKey, 1), b.at)
 		k.reg(abi.Bind{Addr: b.at, Length: 8192, Object: fast.MRN, Key: fast.RKey, Access: allAccess, Pages: 2}, []uint64{b.at, b.at + 4096}, true, ib.Success)
 		k.writes(fast.RKey, b.at, 8192, 0, ib.Success)
 		send(fast.RKey, n, ib.Success, ib.Success)
 		k.refuses(fast.RKey, b.at)
 	}
 	// What no peer may end.
-	for _, key := range []ib.Key{m.RKey, w1.RKey, free.RKey, w2.RKey + 1, fast.RKey, fast.RKey + 1, 0, a.mr.RKey} {
+	for _, key := range []ib.Key{m.RKey, w1.RKey, free.RKey, after(w2.RKey, 1), fast.RKey, after(fast.RKey, 1), 0, a.mr.RKey} {
 		send(key, 100, ib.RemAccessErr, ib.LocAccessErr)
 	}
 	k.writes(m.RKey, b.at, 100, 0, ib.Success)
