@@ -68,22 +68,67 @@ type Proc struct {
 	err  error // valid once done is closed
 }
 
+// childrensPatience is how long children that keep a program's output open may go on writing once it has ended.
+const childrensPatience = time.Second
+
 // Start starts a program in a process group of its own.
 func Start(c Cmd) (*Proc, error) {
 	argv := c.argv()
 	p := &Proc{cmd: exec.Command(argv[0], argv[1:]...), name: c.String(), done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), c.Env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
-	p.cmd.WaitDelay = time.Second // for children that keep its output open
-	if err := p.cmd.Start(); err != nil {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	p.cmd.Stdout, p.cmd.Stderr = w, w
+	err = p.cmd.Start()
+	w.Close()
+	if err != nil {
+		r.Close()
 		return nil, fmt.Errorf("start %s: %w", p.name, err)
 	}
+	copied := make(chan struct{})
 	go func() {
+		defer close(copied)
+		io.Copy(&p.out, r)
+	}()
+	go func() {
+		defer close(p.done)
+		defer r.Close()
 		p.err = p.cmd.Wait()
-		close(p.done)
+		select {
+		case <-copied:
+		case <-time.After(childrensPatience):
+			r.SetReadDeadline(time.Now())
+			<-copied
+			p.out.drain(r)
+		}
 	}()
 	return p, nil
+}
+
+// drain takes what lies in a pipe now. Where this process got no processor for long, that is of the program itself.
+func (o *output) drain(r *os.File) {
+	r.SetReadDeadline(time.Time{})
+	c, err := r.SyscallConn()
+	if err != nil {
+		return
+	}
+	c.Read(func(fd uintptr) bool {
+		b := make([]byte, 64<<10)
+		for taken := 0; taken < keep; {
+			n, err := syscall.Read(int(fd), b)
+			if n <= 0 && !errors.Is(err, syscall.EINTR) {
+				break
+			}
+			if n > 0 {
+				o.Write(b[:n])
+				taken += n
+			}
+		}
+		return true
+	})
 }
 
 // PID returns the program's process number.
