@@ -50,7 +50,7 @@ func TestGroups(t *testing.T) {
 	if d := cmp.Diff(want, first.Groups); d != "" {
 		t.Error(d)
 	}
-	if err := a.s.DestroyQP(a.q.Slot()); !errors.Is(err, syscall.EBUSY) {
+	if err := a.s.DestroyQP(2, a.q.Slot()); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("destroying a member: %v", err)
 	}
 	a.must(a.q.DetachMulticast(mgid(1), 0xc001))
@@ -62,7 +62,7 @@ func TestGroups(t *testing.T) {
 		t.Errorf("a session that ended stays in its groups: %+v", got)
 	}
 	a.must(a.q.DetachMulticast(mgid(2), 0xc001))
-	a.must(a.s.DestroyQP(a.q.Slot()))
+	a.must(a.s.DestroyQP(2, a.q.Slot()))
 	if got := all.Groups(); len(got.Attached)+got.total != 0 {
 		t.Errorf("%+v", got)
 	}

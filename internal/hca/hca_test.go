@@ -379,7 +379,7 @@ func TestAnswersGoBeforeCompletions(t *testing.T) {
 		}
 		l.Run(now)
 	}
-	b.must(b.s.DestroyQP(b.q.Slot()))
+	b.must(b.s.DestroyQP(now, b.q.Slot()))
 	for range 40 {
 		l.Run(now)
 		if d := l.Deadline(); d != 0 {
@@ -387,6 +387,65 @@ func TestAnswersGoBeforeCompletions(t *testing.T) {
 		}
 	}
 	a.expect(ib.Success)
+}
+
+// TestLastWord: where a link is blocked completions become visible before their acknowledgements leave. A program that
+// takes the queue pair down then leaves nobody waiting, and only the peer of one that still works has to wait.
+func TestLastWord(t *testing.T) {
+	for _, how := range []string{"destroyed", "to RESET", "to ERR", "at work"} {
+		t.Run(how, func(t *testing.T) {
+			f := &fabric{}
+			port := Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
+				MaxRun: 60 << 10, MaxLocalRun: 256 << 10, WireLocal: true}
+			l := NewLane(NewFunctions(NewAdapter(&port, DefaultLimits)), 0, f, nil)
+			a, b := newClient(t, l, 64).qp(QPConfig{Type: ib.RC}), newClient(t, l, 64).qp(QPConfig{Type: ib.RC})
+			a.connect(b)
+			b.connect(a)
+			b.postRecv(2, 0, 8)
+			a.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, SGE: a.sge(0, 8)})
+			drive(t, l)
+			if len(f.runs) != 1 {
+				t.Fatalf("sent: %v", f.runs)
+			}
+			arrives := func() {
+				r := f.runs[0]
+				f.runs = f.runs[1:]
+				path := *r.Path
+				path.Function = l.all.At(0).Number()
+				r.Path = &path
+				if r.Data.Len != 0 {
+					r.Data = mem.BytesPayload(make([]byte, r.Data.Len))
+				}
+				l.Receive(2, &r)
+			}
+			f.blocked = true
+			arrives()
+			if l.Run(2); len(f.runs) != 0 {
+				t.Fatalf("given to a blocked link: %v", f.runs)
+			}
+			b.expect(ib.Success)
+			switch how {
+			case "destroyed":
+				b.must(b.s.DestroyQP(2, b.q.Slot()))
+			case "to RESET":
+				b.must(b.q.Modify(2, &transport.Attr{State: ib.Reset}, nil, ib.AttrState))
+			case "to ERR":
+				b.must(b.q.Modify(2, &transport.Attr{State: ib.Err}, nil, ib.AttrState))
+			default:
+				if l.Run(2); len(f.runs) != 0 {
+					t.Fatalf("given to a blocked link: %v", f.runs)
+				}
+			}
+			f.blocked = false
+			drive(t, l)
+			if len(f.runs) != 1 || f.runs[0].Opcode.Op() != ib.Acknowledge {
+				t.Fatalf("%d answers: %v", len(f.runs), f.runs)
+			}
+			arrives()
+			drive(t, l)
+			a.expect(ib.Success)
+		})
+	}
 }
 
 // endless is a ring whose client posts as fast as requests are taken.
@@ -430,7 +489,7 @@ func TestEndlessRings(t *testing.T) {
 			l.Run(2)
 			a.q.RecvPosted(2)
 			l.Run(2)
-			a.must(a.s.DestroyQP(a.q.Slot()))
+			a.must(a.s.DestroyQP(2, a.q.Slot()))
 		})
 	}
 }
@@ -492,7 +551,7 @@ func TestHandlesAreNotReusedSoon(t *testing.T) {
 			t.Fatalf("slot %d came back", e.q.Slot())
 		}
 		seen[e.q.Slot()] = true
-		c.must(c.s.DestroyQP(e.q.Slot()))
+		c.must(c.s.DestroyQP(2, e.q.Slot()))
 	}
 }
 
@@ -543,7 +602,7 @@ func TestMemoryQuota(t *testing.T) {
 		t.Fatalf("%d queue pairs fit", len(made))
 	}
 	for _, q := range made {
-		c.must(c.s.DestroyQP(q.Slot()))
+		c.must(c.s.DestroyQP(2, q.Slot()))
 	}
 	if c.s.memory != 0 {
 		t.Errorf("%d bytes still charged", c.s.memory)

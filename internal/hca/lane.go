@@ -538,6 +538,21 @@ func (l *Lane) acknowledge(now mono.Time) {
 	}
 }
 
+// lastWord sends what a queue pair owes its peer for completions that its program may have seen, as that is about
+// to take it down: where a link was blocked they became visible before the answers left. What is blocked has room
+// for these, mostly; else their loss is counted as any.
+func (l *Lane) lastWord(now mono.Time, q *QP) {
+	if q.t == nil || q.t.State() == ib.Err || q.t.State() == ib.Reset {
+		return
+	}
+	for r := &l.run; ; l.transmit(now, q, r) {
+		*r = pkt.Run{}
+		if !q.t.Acknowledge(r) {
+			return
+		}
+	}
+}
+
 // fail moves a queue pair to ERR.
 func (q *QP) fail(now mono.Time) {
 	if q.dead || q.t.State() == ib.Err || q.t.State() == ib.Reset {

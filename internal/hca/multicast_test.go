@@ -453,7 +453,7 @@ func TestMulticastSchedules(t *testing.T) {
 			case k == 18 && alive[m] && len(m.q.groups) > 0:
 				m.must(m.q.DetachMulticast(mgid(1), partyMLID))
 				if rng.IntN(2) == 0 {
-					m.must(m.s.DestroyQP(m.q.Slot()))
+					m.must(m.s.DestroyQP(2, m.q.Slot()))
 					m.s.Close()
 					delete(alive, m)
 				}
@@ -648,13 +648,13 @@ func TestLateCopies(t *testing.T) {
 	left.must(left.q.DetachMulticast(mgid(1), partyMLID))
 	num := replaced.q.Num()
 	replaced.must(replaced.q.DetachMulticast(mgid(1), partyMLID))
-	replaced.must(replaced.s.DestroyQP(replaced.q.Slot()))
+	replaced.must(replaced.s.DestroyQP(2, replaced.q.Slot()))
 	var next *endpoint
 	for range 100 {
 		if next = replaced.client.qp(QPConfig{Type: ib.UD}); next.q.Num() == num {
 			break
 		}
-		next.must(next.s.DestroyQP(next.q.Slot()))
+		next.must(next.s.DestroyQP(2, next.q.Slot()))
 	}
 	if next.q.Num() != num {
 		t.Fatal("the number does not come again")

@@ -77,7 +77,7 @@ func TestPartWithRequests(t *testing.T) {
 // pairs that its program destroyed say nothing.
 func TestPartAlone(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
-	b.must(b.s.DestroyQP(b.q.Slot()))
+	b.must(b.s.DestroyQP(2, b.q.Slot()))
 	c := newClient(t, l, 4096).qp(QPConfig{Type: ib.UD})
 	d := newClient(t, l, 4096).qp(QPConfig{Type: ib.RC})
 	for _, s := range []*Session{b.s, c.s, d.s} {

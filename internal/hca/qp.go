@@ -152,9 +152,9 @@ func (s *Session) QP(h uint32) (*QP, error) {
 	return q, err
 }
 
-// DestroyQP discards what is outstanding, without completions. It is EBUSY
+// DestroyQP discards what is outstanding, without completions, but for acknowledgements of what completed. It is EBUSY
 // while the queue pair is in a multicast group.
-func (s *Session) DestroyQP(h uint32) error {
+func (s *Session) DestroyQP(now mono.Time, h uint32) error {
 	q, err := s.QP(h)
 	if err != nil {
 		return err
@@ -162,6 +162,7 @@ func (s *Session) DestroyQP(h uint32) error {
 	if len(q.groups) > 0 {
 		return syscall.EBUSY
 	}
+	s.lane.lastWord(now, q)
 	s.dropQP(q)
 	s.freeWindows(q)
 	s.charge(-transport.Memory(&q.cfg.Cap))
@@ -259,6 +260,9 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 		}
 		setSrcPort(p, q.num, dest)
 		a.Path = p
+	}
+	if mask&ib.AttrState != 0 && (a.State == ib.Err || a.State == ib.Reset) {
+		q.s.lane.lastWord(now, q)
 	}
 	if err := q.t.Modify(now, a, mask); err != nil {
 		var e syscall.Errno

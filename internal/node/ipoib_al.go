@@ -96,7 +96,7 @@ func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
 // DestroyQP implements ipoib.AL.
 func (a *ipoibAL) DestroyQP() {
 	if a.qp != nil {
-		a.must(a.qp.destroy())
+		a.must(a.qp.destroy(a.n.now()))
 		a.qp = nil
 		a.dropDomain()
 	}

@@ -314,7 +314,7 @@ func (a *ipoibAL) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
 	c.qp = q
 	if err := a.setUp(c); err != nil {
 		c.qp = nil
-		a.must(q.destroy())
+		a.must(q.destroy(a.n.now()))
 		return 0, err
 	}
 	p := cm.AcceptParams{QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(private)}
@@ -360,7 +360,7 @@ func (a *ipoibAL) StopConn(id uint32) {
 
 // DestroyConn implements ipoib.Connector.
 func (a *ipoibAL) DestroyConn(id uint32) {
-	a.must(a.made[id].qp.destroy())
+	a.must(a.made[id].qp.destroy(a.n.now()))
 	delete(a.made, id)
 }
 

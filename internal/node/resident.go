@@ -313,7 +313,7 @@ func (r *resident) makeQP(c *hca.QPConfig) (*residentQP, error) {
 	return p, nil
 }
 
-func (q *residentQP) destroy() error { return q.r.sess.DestroyQP(q.Slot()) }
+func (q *residentQP) destroy(now mono.Time) error { return q.r.sess.DestroyQP(now, q.Slot()) }
 
 // sendSlot returns the next element of the send ring, which the caller fills in
 // before it calls SendPosted; nil where the ring is full.

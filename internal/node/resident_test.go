@@ -228,7 +228,7 @@ func TestResidentQuotas(t *testing.T) {
 		if err := u.cq.destroy(); !errors.Is(err, syscall.EBUSY) {
 			return fmt.Errorf("a completion queue in use: %v", err)
 		}
-		return errors.Join(u.qp.destroy(), u.cq.destroy(), u.r.sess.DestroyPD(u.pd))
+		return errors.Join(u.qp.destroy(r.node.now()), u.cq.destroy(), u.r.sess.DestroyPD(u.pd))
 	})
 	if _, err := r.node.newResident(r.node.function("small"), "ipoib", residentQPs, nil); !errors.Is(err, hca.ErrNoSession) {
 		t.Errorf("a second session: %v", err)

@@ -100,7 +100,7 @@ func init() {
 		abi.CmdQueryQP:  {req: abi.QueryQPSize, res: abi.QueryQPResultSize, run: parsed(abi.ParseQueryQP, (*Device).queryQP)},
 		abi.CmdDestroyQP: {req: abi.DestroyQPSize, run: parsed(abi.ParseDestroyQP,
 			func(d *Device, v abi.DestroyQP, _ []byte) error {
-				err := d.sess.DestroyQP(v.QPN)
+				err := d.sess.DestroyQP(d.now(), v.QPN)
 				if err == nil {
 					d.resetRing(d.sendRing(v.QPN))
 					d.resetRing(d.recvRing(v.QPN))
