@@ -570,6 +570,16 @@ WEFT_PUBLIC int ibv_resize_cq(struct ibv_cq *c, int cqe)
 	m = (struct weft_cmd_resize_cq){ c->handle, (uint32_t)cqe };
 	if (cqe < (int)WEFT_MAX_RING_NUM)
 		m.cqe = now.num < ctx->attr.max_cqe ? now.num : ctx->attr.max_cqe;
+	/* A program that has posted what is done at once may count on its completions: the node
+	 * answers a command before it turns to what was posted, and the next one after that. */
+	for (int i = 0; i < 2 && cqe < c->cqe; i++) {
+		struct ibv_port_attr port;
+
+		if ((err = weft_query_port(c->context, 1, &port, sizeof(port)))) {
+			weft_ring_free(ctx, &now);
+			return weft_ret(err);
+		}
+	}
 	weft_lock(&cq->lock);
 	/* Taken beforehand: once the ring is stopped nothing may fail here. */
 	room = malloc((cq->carry_n + (size_t)cq->ring.num) * sizeof(*room));
