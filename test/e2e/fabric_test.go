@@ -667,7 +667,6 @@ func TestTrunkFaults(t *testing.T) {
 	}
 	for _, p := range pairsOfThree {
 		b := s.between(p[0], p[1], native)
-		b.lossy = true
 		b.pair(t, 90*time.Second, "ibv_rc_pingpong", "-c", "-n", "2000")
 	}
 	var f []api.Fault

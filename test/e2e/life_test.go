@@ -71,9 +71,7 @@ func TestKills(t *testing.T) {
 			if !lab.Soak {
 				kills = 30
 			}
-			b := open(t, 9000, oneNode, 0)
-			b.lossy = !oneNode // floods of datagrams from two processes at once may overrun a socket
-			killSome(t, b, kills)
+			killSome(t, open(t, 9000, oneNode, 0), kills) // floods of datagrams from two processes at once may overrun a socket
 		})
 	}
 }

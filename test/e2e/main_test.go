@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -40,8 +41,7 @@ func TestMain(m *testing.M) {
 // bed is where a server and a client run: nodes, namespaces, users.
 type bed struct {
 	lab.Bed
-	mtu    int  // of the ports, in bytes
-	lossy  bool // packets are lost between the nodes, as the test wants it
+	mtu    int // of the ports, in bytes
 	spaces []*lab.NetNS
 }
 
@@ -192,14 +192,14 @@ func (b *bed) pairWith(t *testing.T, limit time.Duration, flags []string, progra
 //     then prints zeros for a run that went well.
 //   - A trunk goes down when a node gets no processor for long: what it carries
 //     then is lost, which programs of the unreliable services wait for in vain.
-//   - A pingpong's last acknowledgement was lost, where packets are lost: by a trunk that went
-//     down, or as the bed says.
+//   - A pingpong's last acknowledgement was lost, where somebody counted packets that were: a node or
+//     the kernel. One that a node never sent is not among them.
 //
 // It may be called from any goroutine of the test.
 func (b *bed) tried(t *testing.T, limit time.Duration, flags []string, program string, args ...string) (out string, err error) {
 	const again = 3
 	for try := 0; ; try++ {
-		since := b.downs()
+		since, lost := b.downs(), b.losses()
 		var p lab.Pair
 		p, err = b.once(limit, flags, program, args...)
 		if err == nil {
@@ -216,8 +216,8 @@ func (b *bed) tried(t *testing.T, limit time.Duration, flags []string, program s
 			return "", err
 		case downs > 0 && unreliable(program, args):
 			t.Logf("trunks went down %d times meanwhile: once more: %v", downs, err)
-		case (b.lossy || downs > 0) && p.LastAckLost():
-			t.Logf("the last acknowledgement was lost, trunks went down %d times meanwhile: once more: %v", downs, err)
+		case p.LastAckLost() && downs+lost() > 0:
+			t.Logf("the last acknowledgement was lost, trunks went down %d times meanwhile, %d packets were lost: once more: %v", downs, lost(), err)
 		default:
 			return "", err
 		}
@@ -257,6 +257,54 @@ func countDowns(nodes ...*lab.Node) (n uint64, err error) {
 		}
 	}
 	return n, nil
+}
+
+// losses returns what tells how many packets between the nodes of b were lost since now: those that the kernel
+// had no room for, and those that faults of the nodes took, since these were made.
+func (b *bed) losses() func() uint64 {
+	was := dropped(b.Server) + dropped(b.Client)
+	return func() uint64 {
+		n := max(dropped(b.Server)+dropped(b.Client), was) - was
+		for _, node := range []*lab.Node{b.Server, b.Client} {
+			if s, err := node.Status(); err == nil {
+				for _, f := range s.Faults {
+					n += f.Dropped + f.Corrupted
+				}
+			}
+		}
+		return n
+	}
+}
+
+// dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets whose buffer
+// was full. It is 0 where the node has ended.
+func dropped(n *lab.Node) (sum uint64) {
+	add := func(f []string, at ...int) {
+		for _, i := range at {
+			if i >= 0 && i < len(f) {
+				v, _ := strconv.ParseUint(f[i], 10, 64)
+				sum += v
+			}
+		}
+	}
+	var names []string
+	for _, table := range []string{"dev", "snmp", "snmp6"} {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", n.Proc.PID(), table))
+		for line := range strings.Lines(string(b)) {
+			switch f := strings.Fields(line); {
+			case len(f) < 2:
+			case table == "dev" && strings.Contains(line, ":"):
+				add(strings.Fields(line[strings.Index(line, ":")+1:]), 3, 11) // received, sent
+			case table == "snmp" && f[0] == "Udp:" && f[1] == "InDatagrams":
+				names = f
+			case table == "snmp" && f[0] == "Udp:":
+				add(f, slices.Index(names, "RcvbufErrors"))
+			case table == "snmp6" && f[0] == "Udp6RcvbufErrors":
+				add(f, 1)
+			}
+		}
+	}
+	return sum
 }
 
 // once runs a pair to its end, and says what was wrong with how they ended.
