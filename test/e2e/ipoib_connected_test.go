@@ -33,12 +33,12 @@ func (s *subnet) modeOf(i int, addr string) string {
 	return ""
 }
 
-// connects waits until packets of the MTU of connected mode go from a node to an address: what
-// another connection made impossible for a moment is tried again.
+// connects waits until packets that are longer than any datagram go from a node to an address, as they are and not in
+// fragments: what another connection made impossible for a moment is tried again.
 func (s *subnet) connects(i int, addr string) {
 	s.t.Helper()
 	s.until(fmt.Sprintf("node %d is connected with %s", i, addr), func() bool {
-		_, err := s.in(i, "ping", "-c", "1", "-W", "1", "-s", "60000", addr)
+		_, err := s.in(i, "ping", "-c", "1", "-W", "1", "-M", "do", "-s", "60000", addr)
 		return err == nil && s.modeOf(i, addr) == "connected"
 	})
 }
@@ -129,6 +129,21 @@ func TestIPoIBConnected(t *testing.T) {
 			}
 		}
 		s.connects(1, v4(0))
+	})
+	t.Run("a peer that was killed", func(t *testing.T) {
+		v, other := 1, 0
+		if s.master(0, 1, 2) == v {
+			v, other = other, v // the manager's end is TestIPoIBConnectedKilled's
+		}
+		s.nodes[v].Proc.Kill()
+		if err := s.nodes[v].Again(s.flags[v]...); err != nil {
+			t.Fatal(err)
+		}
+		s.active(0, 1, 2)
+		s.weft(v, "ipoib", "add", native, "--mode", "connected", "--addr", v4(v)+"/24", "--addr", v6(v)+"/64")
+		s.carrier(v, ipLink)
+		s.connects(other, v4(v))
+		s.connects(v, v6(other))
 	})
 	for i := range s.nodes {
 		s.weft(i, "ipoib", "del", ipLink)
