@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -46,7 +48,50 @@ func TestReplacement(t *testing.T) {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
+	t.Run("instead of the preload library", func(t *testing.T) { replaced(t, b) })
 	if lab.Soak {
 		verbcheck(t, b, verbcheckLimit, []string{"--replace"})
+	} else {
+		verbcheck(t, b, verbcheckLimit, []string{"--replace"}, "-t", "event.arm*", "-t", "mw.type2", "-t", "cq.resize")
+	}
+}
+
+// TestReplacementTwoNodes: all of verbcheck, by the library that stands in libibverbs' place.
+func TestReplacementTwoNodes(t *testing.T) {
+	if !lab.Soak {
+		t.Skip("WEFT_SOAK is not set")
+	}
+	verbcheck(t, open(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
+}
+
+// replaced: who sets LD_LIBRARY_PATH to where that library is, and nothing else, has a node too: the one that
+// WEFT_DIR names.
+func replaced(t *testing.T, b *bed) {
+	alone := func(args ...string) lab.Cmd {
+		return lab.Cmd{NetNS: b.Server.NetNS.Name, UID: b.Server.UID, Args: args,
+			Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(lab.Bin("weft-verbs/libibverbs.so.1")), "WEFT_DIR=" + b.Server.Dir}}
+	}
+	if out, err := lab.Run(alone("ibv_devinfo", "-d", "weft0"), 30*time.Second); err != nil || !strings.Contains(out, "PORT_ACTIVE") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	gid, err := b.Server.GID(b.Server.NetNS.V4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []struct{ program, flag string }{{"ibv_rc_pingpong -c", "-g"}, {"ib_write_bw -F -n 1000", "-x"}} {
+		if !lab.Soak && r.flag == "-x" {
+			continue
+		}
+		port := lab.Port()
+		args := append(strings.Fields(r.program), "-d", "weft0", r.flag, fmt.Sprint(gid), "-p", fmt.Sprint(port))
+		p, err := lab.StartPair(port, alone(args...), alone(append(args, b.Server.NetNS.V4)...))
+		if err == nil {
+			client, server := p.Wait(30 * time.Second)
+			err = errors.Join(client, server)
+		}
+		if err != nil {
+			t.Errorf("%v%s", err, p.Outputs())
+		}
+		p.Kill()
 	}
 }

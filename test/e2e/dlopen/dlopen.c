@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dlopen: a program that is not linked with libibverbs but loads it itself and
- * looks its functions up by version, as NCCL does. Between two queue pairs of
- * its own it moves bytes by SEND, WRITE and READ, and checks each.
+ * looks its functions up by version: all that NCCL does. Between two queue pairs of
+ * its own it moves bytes by SEND, WRITE and READ, and checks each; what this
+ * library cannot do it must say in the way from which NCCL takes that.
  *
  * usage: dlopen LIBRARY DEVICE GID-INDEX
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -54,6 +56,12 @@ DECLARE(ibv_open_device);
 DECLARE(ibv_close_device);
 DECLARE(ibv_query_device);
 DECLARE(ibv_query_gid);
+DECLARE(ibv_query_qp);
+DECLARE(ibv_query_ece);
+DECLARE(ibv_set_ece);
+DECLARE(ibv_get_async_event);
+DECLARE(ibv_ack_async_event);
+DECLARE(ibv_reg_dmabuf_mr);
 DECLARE(ibv_alloc_pd);
 DECLARE(ibv_dealloc_pd);
 DECLARE(ibv_reg_mr);
@@ -84,6 +92,12 @@ static void load(const char *name)
 	FIND(ibv_query_device, "IBVERBS_1.1");
 	FIND(ibv_query_port, "IBVERBS_1.1");
 	FIND(ibv_query_gid, "IBVERBS_1.1");
+	FIND(ibv_query_qp, "IBVERBS_1.1");
+	FIND(ibv_query_ece, "IBVERBS_1.10");
+	FIND(ibv_set_ece, "IBVERBS_1.10");
+	FIND(ibv_get_async_event, "IBVERBS_1.1");
+	FIND(ibv_ack_async_event, "IBVERBS_1.1");
+	FIND(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 	FIND(ibv_alloc_pd, "IBVERBS_1.1");
 	FIND(ibv_dealloc_pd, "IBVERBS_1.1");
 	FIND(ibv_reg_mr, "IBVERBS_1.1");
@@ -146,6 +160,43 @@ static void completions(int n)
 			fail("completion: %s", my_ibv_wc_status_str(wc.status));
 		n -= k;
 	}
+}
+
+/* What a caller takes for "not supported", and not for an error. */
+static void unsupported(struct ibv_pd *pd, struct ibv_qp *qp)
+{
+	struct ibv_ece ece = { 0 };
+
+	errno = 0;
+	if (my_ibv_reg_dmabuf_mr(pd, 0, 0, 0, -1, 0) || errno != EOPNOTSUPP)
+		fail("ibv_reg_dmabuf_mr: %m");
+	if (my_ibv_query_ece(qp, &ece) != EOPNOTSUPP || my_ibv_set_ece(qp, &ece) != EOPNOTSUPP)
+		fail("ibv_query_ece, ibv_set_ece: not EOPNOTSUPP");
+}
+
+/* A queue pair that fails says so to who waits for events. */
+static void event(struct ibv_context *c, struct ibv_qp *qp, struct ibv_qp *peer, struct ibv_mr *mr)
+{
+	struct ibv_sge s = { (uintptr_t)mr->addr, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &s, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { 0, 0 } }, *bad;
+	struct ibv_async_event e;
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr a;
+	struct ibv_wc wc;
+	int n;
+
+	if (ibv_post_send(qp, &wr, &bad))
+		fail("ibv_post_send: %m");
+	while (!(n = ibv_poll_cq(cq, 1, &wc)))
+		;
+	if (n < 0 || wc.status != IBV_WC_REM_ACCESS_ERR)
+		fail("a WRITE that the peer forbids: %d, %s", n, my_ibv_wc_status_str(wc.status));
+	if (my_ibv_get_async_event(c, &e) || e.event_type != IBV_EVENT_QP_ACCESS_ERR || e.element.qp != peer)
+		fail("event: %d, %s", (int)e.event_type, my_ibv_event_type_str(e.event_type));
+	my_ibv_ack_async_event(&e);
+	if (my_ibv_query_qp(qp, &a, IBV_QP_STATE, &init) || a.qp_state != IBV_QPS_ERR)
+		fail("ibv_query_qp: state %d", a.qp_state);
 }
 
 int main(int argc, char **argv)
@@ -214,6 +265,8 @@ int main(int argc, char **argv)
 			if (sink[i] != (uint8_t)(i * 2654435761u >> 13 ^ w * 91))
 				fail("operation %u: byte %zu is 0x%02x", ways[w].op, i, sink[i]);
 	}
+	unsupported(pd, a);
+	event(c, a, b, fm);
 	if (my_ibv_destroy_qp(a) || my_ibv_destroy_qp(b) || my_ibv_dereg_mr(fm) || my_ibv_dereg_mr(tm) ||
 	    my_ibv_destroy_cq(cq) || my_ibv_dealloc_pd(pd) || my_ibv_close_device(c))
 		fail("cannot destroy: %m");
