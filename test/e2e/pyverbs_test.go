@@ -55,6 +55,7 @@ func TestPyverbs(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			c := b.Server.Program("/usr/bin/env", "-C", dir, "/usr/bin/python3", "tests/run_tests.py", "--dev", "weft0", "--port", "1",
 				"--gid", strconv.Itoa(gid), "-v", "tests."+m.name)
+			c.Env = []string{"PYTHONFAULTHANDLER=1"}
 			out, err := lab.Run(c, 5*time.Minute)
 			results := pyverbsResults(out)
 			var bad []string
@@ -75,6 +76,10 @@ func TestPyverbs(t *testing.T) {
 				if _, ran := results[test]; !ran && strings.HasPrefix(test, "tests."+m.name+".") {
 					bad = append(bad, fmt.Sprintf("%s stands in pyverbs.txt, and there is no such test", test))
 				}
+			}
+			// The connection manager's tests ask processes that they start for exit statuses above 0 alone.
+			if strings.Contains(out, "Fatal Python error") {
+				bad = append(bad, "a process crashed")
 			}
 			slices.Sort(bad)
 			ran := regexp.MustCompile(`(?m)^Ran (\d+) tests? in`).FindStringSubmatch(out)
