@@ -42,6 +42,10 @@ const (
 	connFrames = 64
 	connBytes  = 1 << 20
 	connWindow = 32
+	// connTrial is how many messages a peer may have in flight that has not acknowledged any lately, connLately how
+	// long its last acknowledgement may be past.
+	connTrial  = 4
+	connLately = time.Second
 )
 
 // maxRefusals is after how many refusals in turn a neighbour is taken for one without connections.
@@ -74,6 +78,7 @@ type conn struct {
 	waits    mono.Time // since when the queue is not empty, or the connection open
 	inFlight int
 	progress mono.Time // when a message completed last, or the first was posted
+	proven   mono.Time // when a message completed last
 	used     mono.Time // or when it was asked for
 	touched  mono.Time // when the use was noted at the shadow entry
 	since    mono.Time // of closing
@@ -167,7 +172,7 @@ func (l *Link) toNode(now mono.Time, e *entry, frame []byte) {
 		switch {
 		case n > c.mtu:
 			most = max(most, c.mtu)
-		case c.state == connOpen && len(c.queue) == 0 && l.mayPost(c):
+		case c.state == connOpen && len(c.queue) == 0 && l.mayPost(now, c):
 			l.postMessage(now, c, frame)
 			return
 		case c.state == connOpen || n > l.dgramMTU || len(c.queue) > 0 && now.Sub(c.used) < connOrder:
@@ -187,8 +192,18 @@ func (l *Link) toNode(now mono.Time, e *entry, frame []byte) {
 }
 
 // mayPost reports whether a connection may have one message more in flight: none takes all slots, and the fewer
-// are left, the fewer it may have.
-func (l *Link) mayPost(c *conn) bool { return c.inFlight < min(connWindow, len(l.connFree)) }
+// are left, the fewer it may have. Peers that acknowledge nothing may hold theirs for long, and be many: together they
+// get half of the slots, and a quarter more for the first message of each.
+func (l *Link) mayPost(now mono.Time, c *conn) bool {
+	free := len(l.connFree)
+	switch {
+	case c.proven != 0 && now.Sub(c.proven) < connLately:
+		return c.inFlight < min(connWindow, free)
+	case c.inFlight == 0:
+		return free > connTxSlots/4
+	}
+	return c.inFlight < connTrial && free > connTxSlots/2
+}
 
 // holds reports whether SendBatch is to wait for the queue of a connection to empty, which it does for a short time: a
 // connection that is slow loses frames, and no others do.
@@ -712,7 +727,7 @@ func (l *Link) drainConn(now mono.Time, c *conn) {
 	if len(c.queue) == 0 {
 		return
 	}
-	for len(c.queue) > 0 && l.mayPost(c) && c.state == connOpen {
+	for len(c.queue) > 0 && l.mayPost(now, c) && c.state == connOpen {
 		f := c.queue[0]
 		c.queue[0] = nil
 		c.queue = c.queue[1:]

@@ -101,6 +101,78 @@ func TestConnectedDeaf(t *testing.T) {
 	s.ends()
 }
 
+// TestConnectedManyDeaf: peers that accept and then acknowledge nothing, however many, leave slots to those that do, and
+// to new ones; datagrams have theirs anyhow.
+func TestConnectedManyDeaf(t *testing.T) {
+	s := newSubnet(t)
+	s.cmDelay = time.Millisecond
+	const count = 30
+	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(i + 1)}) }
+	for i := range count + 4 { // the sender, those that are well, one that has no connections, the deaf ones
+		mode := "mode=connected"
+		if i == 3 {
+			mode = "mode=datagram"
+		}
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), mode)
+	}
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(ip(i), 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	a, well, fresh, plain := s.nodes[0], s.nodes[1], s.nodes[2], s.nodes[3]
+	a.send(ip(0), ip(1), text("x", 3000))
+	a.send(ip(0), ip(3), text("x", 500))
+	s.run(time.Second)
+	well.heard()
+	plain.heard()
+	silence := func(from, to int) {
+		for i := from; i < to; i++ {
+			a.send(ip(0), ip(i), text("void", 3000))
+		}
+		s.run(20 * time.Millisecond) // the neighbours are found
+		for i := from; i < to; i++ {
+			if c := a.connTo(s.nodes[i]); !c.deaf {
+				c.deaf = true
+			}
+		}
+	}
+	// Connections with all of them, none of which has carried more than a message.
+	silence(4, count+4)
+	s.run(2 * time.Second)
+	for range 3 {
+		for i := 4; i < count+4; i++ {
+			for range connWindow {
+				a.send(ip(0), ip(i), text("void", 3000))
+			}
+		}
+	}
+	if n := len(a.l.connFree); n < connTxSlots/4 || n == connTxSlots {
+		t.Fatalf("%d of %d slots are left", n, connTxSlots)
+	}
+	began := s.now
+	s.run(2 * connPatience)
+	for _, n := range s.nodes[1:4] {
+		n.heard()
+	}
+	for i := 0; s.now.Sub(began) < connStuck-3*time.Second; i++ {
+		a.send(ip(0), ip(1), text(fmt.Sprint("long ", i), 3000))
+		a.send(ip(0), ip(2), text(fmt.Sprint("long ", i), 3000))
+		a.send(ip(0), ip(3), text(fmt.Sprint("short ", i), 500))
+		s.run(200 * time.Millisecond)
+		well.expect([]string{fmt.Sprint("long ", i)})
+		fresh.expect([]string{fmt.Sprint("long ", i)})
+		plain.expect([]string{fmt.Sprint("short ", i)})
+	}
+	a.expectCount("conn_lost", 0)
+	s.run(10 * time.Second)
+	a.expectCount("conn_lost", count)
+	if len(a.l.connFree) != connTxSlots {
+		t.Errorf("%d free slots", len(a.l.connFree))
+	}
+	s.ends()
+}
+
 // TestConnectedSlow: a peer that acknowledges late, but does, keeps its connection.
 func TestConnectedSlow(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")

@@ -146,6 +146,7 @@ func (l *Link) messageDone(now mono.Time, wc *WC) {
 	c.progress = now
 	switch wc.Status {
 	case ib.Success:
+		c.proven = now
 		l.c.Net.TxPackets++
 		l.c.Net.TxBytes += uint64(s.len)
 		l.c.Driver.ConnTx++
