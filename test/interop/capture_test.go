@@ -13,8 +13,8 @@ import (
 )
 
 // checkCapture wants every packet of a capture (classic pcap, Ethernet) to
-// parse and to bear the right ICRC, and both ends to have used every kind of
-// operation.
+// parse and to bear the right ICRC, both ends to have used every kind of
+// operation, and those to groups to be as RoCEv2 has them.
 func checkCapture(t *testing.T, file string, b *bench) {
 	t.Helper()
 	raw, err := os.ReadFile(file)
@@ -27,6 +27,7 @@ func checkCapture(t *testing.T, file string, b *bench) {
 	}
 	ours := netip.MustParseAddr(b.ns.V4)
 	seen := map[bool]map[ib.Opcode]int{true: {}, false: {}}
+	groups := newGroupTraffic(b)
 	packets, bad := 0, 0
 	for at := fileHeader; at+recordHeader <= len(raw); {
 		kept, sent := int(binary.LittleEndian.Uint32(raw[at+8:])), int(binary.LittleEndian.Uint32(raw[at+12:]))
@@ -34,8 +35,12 @@ func checkCapture(t *testing.T, file string, b *bench) {
 		if kept != sent || at+kept > len(raw) || kept < ethernet {
 			t.Fatalf("packet %d: %d of %d bytes", packets, kept, sent)
 		}
-		frame := raw[at+ethernet : at+kept]
+		whole := raw[at : at+kept]
 		at += kept
+		if groups.report(whole) {
+			continue
+		}
+		frame := whole[ethernet:]
 		packets++
 		fault := func(why string) {
 			if bad++; bad <= 10 {
@@ -54,13 +59,16 @@ func checkCapture(t *testing.T, file string, b *bench) {
 			continue
 		}
 		// The IP packet ends where its own length says, not where the frame does.
-		whole := len(p) + 28
+		n := len(p) + 28
 		if !ip.IPv4 {
-			whole += 20
+			n += 20
 		}
-		if got, want := wire.ICRC(p), wire.SumIP(frame[:whole-wire.ICRCLen]); got != want {
+		if got, want := wire.ICRC(p), wire.SumIP(frame[:n-wire.ICRCLen]); got != want {
 			fault("ICRC does not match")
 			continue
+		}
+		if why := groups.packet(whole, &ip, &h); why != "" {
+			fault(why)
 		}
 		if ip.IPv4 {
 			src := netip.AddrFrom4([4]byte(frame[12:16]))
@@ -71,6 +79,7 @@ func checkCapture(t *testing.T, file string, b *bench) {
 	if packets < 1000 {
 		t.Errorf("only %d packets: the capture missed the traffic", packets)
 	}
+	groups.check(t)
 	for _, op := range []ib.Opcode{ib.SendOnly, ib.SendFirst, ib.WriteFirst, ib.ReadRequest, ib.ReadRespFirst, ib.Acknowledge, ib.FetchAdd, ib.AtomicAck,
 		ib.ServiceUC | ib.SendFirst, ib.ServiceUD | ib.SendOnly} {
 		for weft, counts := range seen {

@@ -5,12 +5,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +36,7 @@ struct exec {
 	struct ibv_qp *qp[MAX_OBJ];
 	struct ibv_ah *ah[MAX_OBJ];
 	struct xbuf buf[MAX_OBJ];
+	int ip[2];              /* sockets of IPv4 and IPv6 that are in IP groups; 0: none */
 };
 
 static uint64_t mix(uint64_t x)
@@ -225,6 +229,11 @@ static void reset(struct exec *x, struct msg *m)
 			munmap(x->buf[i].map, x->buf[i].map_len);
 		free(x->buf[i].shadow);
 		x->buf[i] = (struct xbuf){ 0 };
+	}
+	for (int v6 = 0; v6 < 2; v6++) {
+		if (x->ip[v6])
+			close(x->ip[v6]);
+		x->ip[v6] = 0;
 	}
 }
 
@@ -511,6 +520,53 @@ static void async_event(struct exec *x, struct msg *m)
 	ibv_ack_async_event(&ev);
 }
 
+/* ip_join has the host join the IP group of a GID, until the end is reset. A queue
+ * pair of soft-RoCE that is attached gets what reaches its host, and sees to nothing
+ * else. Where the connection manager joins, that is its part. */
+static int ip_join(struct exec *x, const union ibv_gid *g)
+{
+	struct group_req r = { 0 };
+	struct sockaddr_in *in = (void *)&r.gr_group;
+	struct sockaddr_in6 *in6 = (void *)&r.gr_group;
+	bool v6 = g->raw[0] == 0xff;
+	char path[128], dev[IF_NAMESIZE] = "";
+
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/ports/%d/gid_attrs/ndevs/%d", x->dev, x->port, x->gid_index);
+	FILE *f = fopen(path, "r");
+	if (!f)
+		return errno;
+	int n = fscanf(f, "%15s", dev);
+	fclose(f);
+	r.gr_interface = n == 1 ? if_nametoindex(dev) : 0;
+	if (!r.gr_interface)
+		return ENODEV;
+	if (v6) {
+		in6->sin6_family = AF_INET6;
+		memcpy(&in6->sin6_addr, g->raw, 16);
+	} else {
+		in->sin_family = AF_INET;
+		memcpy(&in->sin_addr, g->raw + 12, 4);
+	}
+	if (!x->ip[v6]) {
+		int fd = socket(v6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+		if (fd < 0)
+			return errno;
+		x->ip[v6] = fd;
+	}
+	if (setsockopt(x->ip[v6], v6 ? IPPROTO_IPV6 : IPPROTO_IP, MCAST_JOIN_GROUP, &r, sizeof r) && errno != EADDRINUSE)
+		return errno;
+	return 0;
+}
+
+/* group attaches a queue pair to a group or detaches it. */
+static int group(struct exec *x, struct ibv_qp *qp, bool in, const union ibv_gid *g, uint16_t lid)
+{
+	if (!in)
+		return ibv_detach_mcast(qp, g, lid);
+	int rc = ibv_attach_mcast(qp, g, lid);
+	return rc || x->h.vendor_id != RXE_VENDOR ? rc : ip_join(x, g);
+}
+
 /* exec_do executes m and leaves the answer in it and in the payload. */
 void exec_do(struct exec *x, struct msg *m, void *payload)
 {
@@ -698,7 +754,7 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		break;
 	}
 	case OP_MCAST:
-		m->rc = m->i[0] ? ibv_attach_mcast(GET(qp, m->id), payload, m->i[1]) : ibv_detach_mcast(GET(qp, m->id), payload, m->i[1]);
+		m->rc = group(x, GET(qp, m->id), m->i[0], payload, m->i[1]);
 		break;
 	case OP_POST_SEND:
 		post_send_list(x, m, payload);

@@ -210,7 +210,7 @@ int main(int argc, char **argv)
 			fprintf(stderr, "verbcheck: the server is another version\n");
 			return 2;
 		}
-		e->rxe = rxe && e->h.vendor_id == 0xffffff;
+		e->rxe = rxe && e->h.vendor_id == RXE_VENDOR;
 	}
 	printf("verbcheck: %s, seed %llu\n", exec_device(x), (unsigned long long)opt_seed);
 	fflush(stdout);

@@ -23,6 +23,7 @@ enum {
 	PAYLOAD = 128 << 10,
 	GUARD = 4096,     /* bytes before and after every buffer */
 	NONE = -1,
+	RXE_VENDOR = 0xffffff, /* what Linux soft-RoCE says it is of */
 };
 
 /* What an end can be asked to do. */

@@ -36,7 +36,7 @@ type Image struct {
 
 // packages are the Debian packages whose programs the guest runs. The kernel
 // is only unpacked, never installed.
-var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "iperf3", "ethtool"}
+var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool"}
 
 // programs go into every guest with the libraries they load.
 var programs = []string{
@@ -45,7 +45,9 @@ var programs = []string{
 	"/usr/bin/ibv_rc_pingpong", "/usr/bin/ibv_uc_pingpong", "/usr/bin/ibv_ud_pingpong", "/usr/bin/ibv_srq_pingpong",
 	"/usr/bin/ib_send_bw", "/usr/bin/ib_write_bw", "/usr/bin/ib_read_bw", "/usr/bin/ib_atomic_bw",
 	"/usr/bin/ib_send_lat", "/usr/bin/ib_write_lat", "/usr/bin/ib_read_lat", "/usr/bin/ib_atomic_lat",
-	"/usr/bin/rping", "/usr/bin/ucmatose", "/usr/bin/udaddy",
+	"/usr/bin/rping", "/usr/bin/ucmatose", "/usr/bin/udaddy", "/usr/bin/mckey", "/usr/bin/cmtime",
+	"/usr/bin/rdma_server", "/usr/bin/rdma_client", "/usr/bin/rdma_xserver", "/usr/bin/rdma_xclient", "/usr/bin/rstream", "/usr/bin/riostream",
+	"/usr/bin/qperf",
 	"/lib/x86_64-linux-gnu/libgcc_s.so.1", // rping's threads end by it
 }
 
