@@ -612,9 +612,14 @@ func TestWriteAllocatesNothingPerPacket(t *testing.T) {
 		}
 	}
 	write()
-	// What follows the kernel's news of the interface allocates meanwhile.
-	if n := testing.AllocsPerRun(100, write); n >= 8 {
-		t.Errorf("%v allocations for 64 packets", n)
+	// What follows the kernel's news of the interface allocates meanwhile, so some
+	// runs show more than the writing.
+	least := testing.AllocsPerRun(100, write)
+	for i := 0; i < 50 && least > 0; i++ {
+		least = min(least, testing.AllocsPerRun(100, write))
+	}
+	if least > 0 {
+		t.Errorf("%v allocations for 64 packets", least)
 	}
 	if n := d.Counters.NotDelivered.Load(); n != 0 {
 		t.Errorf("%d packets refused", n)
