@@ -103,6 +103,7 @@ func TestCapture(t *testing.T) {
 // TestCaptureUnread: a file that nobody takes costs packets of the file, and no
 // program waits; who has gone is noticed.
 func TestCaptureUnread(t *testing.T) {
+	t.Parallel()
 	r := run(t, nil)
 	a, b := r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})
 	pair(t, ib.RC, a, b)

@@ -252,6 +252,7 @@ func cmFrames(t *testing.T, file []byte, attr mad.AttributeID) (n int) {
 
 // TestCMAddresses: what has an address is found, and nothing else.
 func TestCMAddresses(t *testing.T) {
+	t.Parallel()
 	r := twoNative(t)
 	r.stacks()
 	r.link(t, firstNative, "10.9.0.1/24")

@@ -34,6 +34,7 @@ func (r *running) serveVESW(device string) *vnic.Ports {
 // TestEthernetManager: what the control interface is told of virtual Ethernet switches becomes of vports by MADs, and is shown and undone; what
 // cannot be is refused with the reason.
 func TestEthernetManager(t *testing.T) {
+	t.Parallel()
 	r, ctx := master(t), context.Background()
 	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "weft_ib1"}); err != nil {
 		t.Fatal(err)

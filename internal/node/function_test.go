@@ -179,6 +179,7 @@ func TestPlainFrontEndHasNoLIDs(t *testing.T) {
 
 // TestDisable takes ports down under traffic and up again: queue pairs stay.
 func TestDisable(t *testing.T) {
+	t.Parallel()
 	r := run(t, nil)
 	f := r.native(t, "weft_ib0", 8)
 	for _, dev := range []struct {

@@ -34,6 +34,7 @@ func (r *running) modes(t *testing.T, addr string) (modes []string) {
 // TestIPLinksConnected: two functions of one node, a link in connected mode each: a packet of 65520 octets goes by the one connection that they
 // make, both ways; one of them is set to datagrams and back; in the end no object is left.
 func TestIPLinksConnected(t *testing.T) {
+	t.Parallel()
 	r := twoNative(t)
 	s, ctx := r.stacks(), context.Background()
 	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
@@ -127,6 +128,7 @@ func TestIPLinkConnectionFails(t *testing.T) {
 
 // TestIPLinkListensLater: a link that cannot be listened for tells so once, and is as soon as there is room.
 func TestIPLinkListensLater(t *testing.T) {
+	t.Parallel()
 	r := twoNative(t)
 	r.stacks()
 	var others []*cm.Listener

@@ -133,6 +133,7 @@ func (r *running) link(t *testing.T, device, addr string, more ...string) {
 // control interface, waiting for it or not.
 // H-68: links by hand.
 func TestIPLinks(t *testing.T) {
+	t.Parallel()
 	r := twoNative(t)
 	s, ctx := r.stacks(), context.Background()
 	r.link(t, firstNative, "10.9.0.1/24")

@@ -58,6 +58,7 @@ func (r *running) add(name string, c api.FunctionChange) api.Function {
 // TestFunctionsAreKept: what was asked of a node's functions is so when it
 // starts again, and what was deleted stays deleted.
 func TestFunctionsAreKept(t *testing.T) {
+	t.Parallel()
 	fabric := func(c *config.Config) { c.Fabric = true }
 	r := run(t, fabric)
 	ctx := context.Background()
@@ -138,6 +139,7 @@ func TestFunctionsAreKept(t *testing.T) {
 
 // TestNotKept: a node says that it forgets its functions, and why.
 func TestNotKept(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		why    string
 		change func(*config.Config)
@@ -177,6 +179,7 @@ func TestNotKept(t *testing.T) {
 // TestStoreComesLate: a node whose store does not answer at the start refuses to
 // change functions it does not know, and has them once the store answers.
 func TestStoreComesLate(t *testing.T) {
+	t.Parallel()
 	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)
 	serve := func() *etcd.Server {
 		s, err := etcd.Start(context.Background(), etcd.ServerConfig{Dir: dir, Listen: url})
@@ -272,6 +275,7 @@ func freeTCP(t *testing.T) string {
 // TestVESWPortsAreKept: what ports of virtual Ethernet switches are for is so when the node starts again, until
 // somebody undoes it or the device goes; the stack of a command is the command's.
 func TestVESWPortsAreKept(t *testing.T) {
+	t.Parallel()
 	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
 	r := run(t, noIP)
 	ctx := context.Background()
@@ -330,6 +334,7 @@ func TestVESWPortsAreKept(t *testing.T) {
 // TestVESWPortsNotRestored: what the store says of ports and cannot be is told, and stays in the store until somebody
 // undoes it.
 func TestVESWPortsNotRestored(t *testing.T) {
+	t.Parallel()
 	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
 	r := run(t, noIP)
 	ctx := context.Background()

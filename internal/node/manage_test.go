@@ -57,6 +57,7 @@ func (r *running) degraded(what string) api.Degraded {
 // TestManaged: the InfiniBand device of a node that is told nothing comes up by
 // itself, and the node leaves what it shall.
 func TestManaged(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		idle time.Duration
 		left []string
@@ -82,6 +83,7 @@ func TestManaged(t *testing.T) {
 // TestWithoutStore: a node whose store is damaged or away serves what needs no
 // manager, and says what is wrong.
 func TestWithoutStore(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what, why, fix string
 		change         func(*config.Config) error

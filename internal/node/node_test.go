@@ -182,6 +182,7 @@ func (y *bystander) check() {
 // TestMisbehaviour: each mistake ends the session that made it, under its name,
 // with one line in the log, while others go on.
 func TestMisbehaviour(t *testing.T) {
+	t.Parallel()
 	for _, lanes := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d lanes", lanes), func(t *testing.T) { testMisbehaviour(t, lanes) })
 	}
@@ -323,6 +324,7 @@ func TestSealed(t *testing.T) {
 // TestVanish: a client that closes in mid traffic takes nothing with it; its
 // peer's requests end in errors.
 func TestVanish(t *testing.T) {
+	t.Parallel()
 	for _, lanes := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d lanes", lanes), func(t *testing.T) {
 			r := run(t, func(cfg *config.Config) { cfg.Lanes = lanes })

@@ -34,6 +34,7 @@ func (r *running) enforce(name string, in, out bool, keys ...ib.PKey) {
 // functions of one node, whether or not what they send becomes packets, from the
 // moment the tables change, and under the same counters.
 func TestEnforcementWithinNode(t *testing.T) {
+	t.Parallel()
 	for _, wire := range []bool{false, true} {
 		r := run(t, func(c *config.Config) { c.Fabric, c.Store, c.WireLocal = true, config.StoreMemory, wire })
 		r.add("vf", api.FunctionChange{})

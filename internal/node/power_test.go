@@ -57,6 +57,7 @@ func expectAfter(t testing.TB, q *vhosttest.EVQ, want ib.Event) {
 // the switch has no link to any of them meanwhile, sessions hear of it, packets
 // are dropped, and the RC connections of both kinds of ports live through it.
 func TestAdapter(t *testing.T) {
+	t.Parallel()
 	r := run(t, func(c *config.Config) { c.Fabric, c.Store = true, config.StoreMemory })
 	ctx := context.Background()
 	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "vf"}); err != nil {

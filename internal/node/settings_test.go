@@ -18,6 +18,7 @@ import (
 // TestSetManager: what the control interface is told of routing and M_Key ends up in the
 // subnet and in what people see; the key itself is shown to nobody.
 func TestSetManager(t *testing.T) {
+	t.Parallel()
 	r, ctx := master(t), context.Background()
 	text := func(s string) *string { return &s }
 	number := func(n int) *int { return &n }

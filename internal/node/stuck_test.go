@@ -39,6 +39,7 @@ func (r *running) writeUndelivered(t *testing.T) (a, b *client, deliver func()) 
 // TestStuckMemory: a copy that waits for a client's page holds its lane up,
 // which nobody can end. People learn whose it is, and it happens once.
 func TestStuckMemory(t *testing.T) {
+	t.Parallel()
 	r := run(t, nil)
 	a, b, deliver := r.writeUndelivered(t)
 	told := map[string]string{}
@@ -88,6 +89,7 @@ func TestStuckMemory(t *testing.T) {
 // TestEndWhileStuck: a lane that waits for a client's page does not keep the
 // node alive, and the error tells whose page it is.
 func TestEndWhileStuck(t *testing.T) {
+	t.Parallel()
 	r := run(t, nil)
 	_, _, deliver := r.writeUndelivered(t)
 	l := r.node.lanes[0]

@@ -126,6 +126,7 @@ func umadRead(t *testing.T, c *net.UnixConn) (h umad.Header, s mad.SMP) {
 }
 
 func TestUmadReachesAgents(t *testing.T) {
+	t.Parallel()
 	r := manageable(t)
 	c, a := r.umadOpen(firstNative)
 	if a.HeaderLen != 56 {

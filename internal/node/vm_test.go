@@ -226,6 +226,7 @@ func isInvalid(err error) bool {
 // TestVMsAreKept: cards are there after the node starts again, with their addresses and sockets, and
 // a card of whose socket the emulator is the server is connected again.
 func TestVMsAreKept(t *testing.T) {
+	t.Parallel()
 	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
 	path := filepath.Join(r.cfg.Dir, "qemu.sock")
 	ln, err := unixListener(path)
