@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "../weft_abi.h"
+#include "own_dir.h"
 
 #define SESSION  5u
 #define QPS      64u
@@ -812,22 +813,20 @@ static void put(const char *dir, const char *name, const char *text)
 	fclose(f);
 }
 
-void fake_exec(char **argv, const char *preload)
+static void fill(const char *dir)
 {
-	char dir[] = "/tmp/weft-fake-XXXXXX", cmd[256], path[256];
+	char cmd[256], path[256];
 
-	if (getenv("WEFT_DIR"))
-		return;
-	need(mkdtemp(dir));
 	snprintf(cmd, sizeof(cmd), "mkdir -p %s/door %s/tree/sys/class/infiniband/weft0", dir, dir);
 	need(!system(cmd));
 	snprintf(path, sizeof(path), "%s/tree/sys/class/infiniband/weft0", dir);
 	put(path, "node_guid", "0200:00ff:fe00:0001\n");
 	put(path, "node_type", "1: CA\n");
-	setenv("WEFT_DIR", dir, 1);
-	setenv("LD_PRELOAD", preload, 1);
-	execv("/proc/self/exe", argv);
-	need(!"exec");
+}
+
+void fake_exec(char **argv, const char *preload)
+{
+	own_dir(argv, fill, preload);
 }
 
 void fake_start(void)

@@ -11,8 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Makes a node's directory, sets WEFT_DIR to it, and runs the program again with
- * the library preloaded. Returns at once in that second run. */
+/* Runs the program again with a node's directory and the library preloaded, and
+ * exits as that run does. Returns at once in that second run. */
 void fake_exec(char **argv, const char *preload);
 /* Starts the node's thread. */
 void fake_start(void);

@@ -18,10 +18,11 @@
 
 #include "../weft_abi.h"
 #include "check.h"
+#include "own_dir.h"
 
 #define CM "/dev/infiniband/rdma_cm"
 
-static char dir[64];
+static const char *dir;
 
 /* --- the node -------------------------------------------------------------- */
 
@@ -376,24 +377,8 @@ int main(int argc, char **argv)
 	pthread_t t;
 	int fd;
 
-	if (argc == 1) {
-		char cmd[100];
-
-		strcpy(dir, "/tmp/rdmacm_testXXXXXX");
-		if (!mkdtemp(dir))
-			return 1;
-		setenv("WEFT_DIR", dir, 1);
-		fd = fork();
-		if (fd == 0) {
-			execv("/proc/self/exe", (char *[]){ argv[0], dir, NULL });
-			_exit(127);
-		}
-		CHECK(waitpid(fd, &fd, 0) > 0);
-		snprintf(cmd, sizeof(cmd), "rm -rf %s", dir);
-		CHECK(system(cmd) == 0);
-		return fd != 0 || failures;
-	}
-	strcpy(dir, argv[1]);
+	(void)argc;
+	dir = own_dir(argv, NULL, NULL);
 	CHECK(open(CM, O_RDWR) == -1 && errno == ENXIO);
 	snprintf(sa.sun_path, sizeof(sa.sun_path), "%s/rdmacm.sock", dir);
 	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

@@ -19,6 +19,7 @@
 
 #include "../weft_abi.h"
 #include "check.h"
+#include "own_dir.h"
 
 ssize_t __read_chk(int fd, void *buf, size_t n, size_t room);
 int __open_2(const char *path, int flags);
@@ -29,7 +30,7 @@ int __open_2(const char *path, int flags);
 #define UNREGISTER_AGENT _IOC(_IOC_WRITE, 0x1b, 2, 4)
 #define ENABLE_PKEY _IOC(_IOC_NONE, 0x1b, 3, 0)
 
-static char dir[64];
+static const char *dir;
 
 /* --- the node -------------------------------------------------------------- */
 
@@ -293,24 +294,8 @@ int main(int argc, char **argv)
 	pthread_t t;
 	int fd;
 
-	if (argc == 1) {
-		char cmd[100];
-
-		strcpy(dir, "/tmp/umad_testXXXXXX");
-		if (!mkdtemp(dir))
-			return 1;
-		setenv("WEFT_DIR", dir, 1);
-		fd = fork();
-		if (fd == 0) {
-			execv("/proc/self/exe", (char *[]){ argv[0], dir, NULL });
-			_exit(127);
-		}
-		CHECK(waitpid(fd, &fd, 0) > 0);
-		snprintf(cmd, sizeof(cmd), "rm -rf %s", dir);
-		CHECK(system(cmd) == 0);
-		return fd != 0 || failures;
-	}
-	strcpy(dir, argv[1]);
+	(void)argc;
+	dir = own_dir(argv, NULL, NULL);
 	put("tree/sys/class/infiniband_mad/umad3/ibdev", "weft_ib7\n");
 	put("tree/sys/class/infiniband_mad/umad3/port", "1\n");
 	put("tree/sys/class/infiniband_mad/issm3/ibdev", "weft_ib7\n");
