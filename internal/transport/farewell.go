@@ -71,6 +71,8 @@ func (q *QP) Farewell(now mono.Time) bool {
 		return false
 	}
 	q.discard()
+	q.rsp.forget()
+	q.returnShelf()
 	q.req, q.rsp = requester{cwnd: q.mtu}, responder{}
 	q.attr.State, q.dirty, q.bye = ib.Err, false, b
 	return true

@@ -77,6 +77,21 @@ func TestShelfReturns(t *testing.T) {
 	}
 }
 
+// TestShelfFarewell: a queue pair whose program is gone keeps no shelf from the others of its lane.
+func TestShelfFarewell(t *testing.T) {
+	list := shelfSides(t, 2)
+	a, b := list[0], list[1]
+	a.write(1, 1, 1)
+	a.commit()
+	if !a.q.Farewell(1) || a.q.ctr.Shelved != 1 {
+		t.Fatalf("%+v", a.q.ctr)
+	}
+	b.write(1, 1, 2)
+	if b.q.ctr.Shelved != 1 {
+		t.Fatalf("the shelf is lost: %+v", b.q.ctr)
+	}
+}
+
 // TestShelfWraps: runs of all lengths at every place of the shelf arrive whole, and
 // what does not fit is refused.
 func TestShelfWraps(t *testing.T) {
