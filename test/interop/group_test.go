@@ -187,7 +187,8 @@ func (g *groupTraffic) check(t *testing.T) {
 				family[group.Is4()] += n
 			}
 		}
-		if family[true] < 10 || family[false] < 3 {
+		// How many there must be the receivers know.
+		if family[true] == 0 || family[false] == 0 {
 			t.Errorf("%s sent %d packets to groups of IPv4 and %d to those of IPv6 that the other end had joined",
 				map[bool]string{true: "weft", false: "soft-RoCE"}[weft], family[true], family[false])
 		}
