@@ -58,9 +58,7 @@ func TestReplacement(t *testing.T) {
 
 // TestReplacementTwoNodes: all of verbcheck, by the library that stands in libibverbs' place.
 func TestReplacementTwoNodes(t *testing.T) {
-	if !lab.Soak {
-		t.Skip("WEFT_SOAK is not set")
-	}
+	lab.OnlySoak(t)
 	verbcheck(t, open(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
 }
 

@@ -5,7 +5,6 @@ package e2e
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"weft/internal/api"
 	"weft/internal/pcapng"
+	"weft/test/lab"
 )
 
 const connPayload = 65520 // MTU of links in connected mode
@@ -113,9 +113,7 @@ func TestIPoIBConnected(t *testing.T) {
 		}
 	})
 	t.Run("another mode", func(t *testing.T) {
-		if os.Getenv("WEFT_SOAK") == "" {
-			t.Skip("WEFT_SOAK is not set")
-		}
+		lab.OnlySoak(t)
 		for _, mode := range []string{"datagram", "connected"} {
 			before := s.qpn(1)
 			s.weft(1, "ipoib", "set", ipLink, "--mode", mode)
@@ -196,9 +194,7 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 // TestIPoIBConnectedKilled: connections go on while the manager is not there, and are made anew with a peer that
 // was killed, in whatever way; with WEFT_SOAK, again and again.
 func TestIPoIBConnectedKilled(t *testing.T) {
-	if os.Getenv("WEFT_SOAK") == "" {
-		t.Skip("WEFT_SOAK is not set")
-	}
+	lab.OnlySoak(t)
 	s := startNodes(t, false, func(i int) []string {
 		manager := "auto"
 		if i != 0 {

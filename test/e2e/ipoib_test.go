@@ -475,7 +475,7 @@ func (s *subnet) limited(t *testing.T, m int, g [3]string) {
 // nodes of his own, by IPv4 and IPv6 (S-12).
 func TestIPoIBNetstack(t *testing.T) {
 	for _, mode := range []string{"datagram", "connected"} {
-		if mode == "datagram" || os.Getenv("WEFT_SOAK") != "" {
+		if mode == "datagram" || lab.Soak {
 			t.Run(mode, func(t *testing.T) { netstacks(t, mode) })
 		}
 	}

@@ -12,6 +12,14 @@ import (
 // Soak says that tests shall run their full matrices, which take long.
 var Soak = os.Getenv("WEFT_SOAK") == "1"
 
+// OnlySoak leaves a test to the soak. Nothing lacks, so REQUIRE_E2E has no say in it.
+func OnlySoak(t testing.TB) {
+	t.Helper()
+	if !Soak {
+		t.Skip("only in a soak: WEFT_SOAK is not 1")
+	}
+}
+
 // Main runs the tests of a package between Setup and its cleanup, and after the
 // last of them atEnd unless it is nil. It returns the exit status.
 func Main(m *testing.M, atEnd func() error) int {
