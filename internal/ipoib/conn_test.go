@@ -312,6 +312,34 @@ func TestConnectedLost(t *testing.T) {
 	s.ends()
 }
 
+// TestConnectedStalePath: a connection is asked for by a path that was asked for since an event made the one before
+// invalid; what is sent meanwhile waits for it.
+func TestConnectedStalePath(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	a.send(ipA, ipB, text("one", 4000))
+	s.run(time.Second)
+	for _, c := range a.l.conns {
+		a.l.resend(s.now, c.hw, a.l.endConn(s.now, c))
+	}
+	s.asked, s.cmAsked = nil, nil
+	a.l.invalidatePaths()
+	a.send(ipA, ipB, text("two", 4000))
+	s.run(time.Second)
+	b.expect([]string{"one", "two"})
+	if !slices.ContainsFunc(s.asked, func(q string) bool { return strings.Contains(q, a.name+" path") }) {
+		t.Errorf("the path was not asked for: %q", s.asked)
+	}
+	if len(s.cmAsked) == 0 {
+		t.Error("no connection was asked for")
+	}
+	for _, r := range s.cmAsked {
+		if r.Path.DLID != 17 {
+			t.Errorf("asked by LID %d", r.Path.DLID)
+		}
+	}
+	s.ends()
+}
+
 // TestConnectedIdle: a connection that nobody uses ends, at both sides.
 func TestConnectedIdle(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
