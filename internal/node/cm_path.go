@@ -29,7 +29,7 @@ const (
 // link's, though the host has it too.
 func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 	a = a.Unmap().WithZone("")
-	if l := s.ipLinkOf(func(p netip.Prefix) bool { return p.Addr() == a }); l != nil {
+	if l := s.ipLinkOf(func(_ *ipLink, p netip.Prefix) bool { return p.Addr() == a }); l != nil {
 		p := l.f.a.Port()
 		if len(p.GIDs) > 0 {
 			return cm.Address{Function: l.f.a.Number(), Link: ib.LinkInfiniBand, Device: l.cfg.Name, Src: a, SGID: p.GIDs[0].GID, PKey: l.cfg.PKey}, nil
@@ -51,6 +51,13 @@ func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 	return cm.Address{}, cm.ErrNoAddress
 }
 
+// has reports whether an IP link of the function has an address, which links of others may have too: bound
+// knows the first of them only.
+func (s *cmService) has(function uint16, a netip.Addr) bool {
+	a = a.Unmap().WithZone("")
+	return s.ipLinkOf(func(l *ipLink, p netip.Prefix) bool { return p.Addr() == a && l.f.a.Number() == function }) != nil
+}
+
 // stations lists the Ethernet ports in virtual Ethernet switches, by name.
 func (s *cmService) stations() []*station {
 	s.n.mu.Lock()
@@ -62,12 +69,12 @@ func (s *cmService) stations() []*station {
 
 // ipLinkOf returns the first IP link, by name, that has such an address; nil where there
 // is none.
-func (s *cmService) ipLinkOf(is func(netip.Prefix) bool) *ipLink {
+func (s *cmService) ipLinkOf(is func(*ipLink, netip.Prefix) bool) *ipLink {
 	if s.n.ip == nil {
 		return nil
 	}
 	for _, l := range s.n.ip.sorted() {
-		if addrs := l.addrs.Load(); addrs != nil && slices.ContainsFunc(*addrs, is) {
+		if addrs := l.addrs.Load(); addrs != nil && slices.ContainsFunc(*addrs, func(p netip.Prefix) bool { return is(l, p) }) {
 			return l
 		}
 	}
@@ -83,7 +90,7 @@ func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
 		return a, nil // to itself
 	}
 	// Of stacks in the node the kernel has no routes.
-	if l := s.ipLinkOf(func(p netip.Prefix) bool { return p.Contains(dst.WithZone("")) }); l != nil && !dst.IsMulticast() {
+	if l := s.ipLinkOf(func(_ *ipLink, p netip.Prefix) bool { return p.Contains(dst.WithZone("")) }); l != nil && !dst.IsMulticast() {
 		for _, p := range *l.addrs.Load() {
 			if p.Contains(dst.WithZone("")) {
 				return s.bound(p.Addr())

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -290,6 +291,27 @@ func TestCMAddresses(t *testing.T) {
 		}
 		return nil
 	})
+	// An address that two ports have: one of them is bound, either has it.
+	has := func(device, a string) (yes bool) {
+		t.Helper()
+		i := slices.IndexFunc(r.node.functions(), func(f *function) bool { return f.a.Name == device })
+		if i < 0 {
+			t.Fatalf("no device %s", device)
+		}
+		f := r.node.functions()[i].a.Number()
+		u.do(func(mono.Time) error {
+			yes = (&cmNetwork{s: u.s}).Has(f, netip.MustParseAddr(a))
+			return nil
+		})
+		return yes
+	}
+	if !has(firstNative, "10.9.0.1") || has("vf", "10.9.0.1") || has(firstNative, "10.9.0.2") || has(firstNative, "127.0.0.1") {
+		t.Error("the address is not the first port's alone")
+	}
+	r.link(t, "vf", "10.9.0.1/24")
+	if !has(firstNative, "10.9.0.1") || !has("vf", "10.9.0.1") || has("vf", "10.9.0.2") {
+		t.Error("the address is not both ports'")
+	}
 }
 
 // TestCMStrangers: what is no datagram of queue pair 1's equals goes no further, and has a name.

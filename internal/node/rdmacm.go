@@ -246,6 +246,9 @@ var _ rdmacm.Network = (*cmNetwork)(nil)
 // Bound implements rdmacm.Network.
 func (w *cmNetwork) Bound(a netip.Addr) (cm.Address, error) { return w.s.bound(a) }
 
+// Has implements rdmacm.Network.
+func (w *cmNetwork) Has(function uint16, a netip.Addr) bool { return w.s.has(function, a) }
+
 // ResolveAddr implements rdmacm.Network.
 func (w *cmNetwork) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	w.s.resolveAddr(now, src, dst, done)

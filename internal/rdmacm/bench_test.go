@@ -15,8 +15,8 @@ import (
 	"weft/internal/mono"
 )
 
-// bench is a node with one Ethernet port and one InfiniBand port, whose datagrams
-// come back to it.
+// bench is a node with one Ethernet port and two InfiniBand ports, which have the same address in
+// different partitions, and whose datagrams come back to it.
 type bench struct {
 	t    testing.TB
 	now  mono.Time
@@ -37,6 +37,7 @@ var (
 	// linkLocal is an address of the interface of this number.
 	linkLocal = netip.MustParseAddr("fe80::5")
 	ibGID     = ib.MakeGID(ib.DefaultGIDPrefix, 0xb1)
+	ibGID2    = ib.MakeGID(ib.DefaultGIDPrefix, 0xb2)
 	ethGUID   = ib.GUID(0xa0)
 )
 
@@ -57,6 +58,8 @@ func (b *bench) Port(function uint16) (cm.Port, bool) {
 			ib.GIDFromAddr(eth6), ib.GIDFromAddr(loopback)}, PKeys: []ib.PKey{ib.DefaultPKey}}, true
 	case 1:
 		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xb0, LID: 1, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID}, PKeys: []ib.PKey{ib.DefaultPKey, 0x8001}}, true
+	case 2:
+		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xc0, LID: 2, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID2}, PKeys: []ib.PKey{ib.DefaultPKey, 0x8002}}, true
 	}
 	return cm.Port{}, false
 }
@@ -70,6 +73,13 @@ func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 		return cm.Address{Function: 1, Link: ib.LinkInfiniBand, Device: "ib0", Src: a, SGID: ibGID, PKey: 0x8001}, nil
 	}
 	return cm.Address{}, cm.ErrNoAddress
+}
+
+// second is ibAddr at the port that Bound does not tell of.
+var second = cm.Address{Function: 2, Link: ib.LinkInfiniBand, Device: "ib1", Src: ibAddr, SGID: ibGID2, PKey: 0x8002}
+
+func (b *bench) Has(function uint16, a netip.Addr) bool {
+	return a == ibAddr && (function == 1 || function == 2)
 }
 
 func (b *bench) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
@@ -97,7 +107,7 @@ func (b *bench) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done fun
 	p := cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: a.SGIDIndex, SLID: 0xffff, DLID: 0xffff, Global: true, PKey: a.PKey,
 		TClass: tclass, HopLimit: 64, MTU: ib.MTU1024, Rate: 3, LifeTime: 18}
 	if a.Link == ib.LinkInfiniBand {
-		p.SLID, p.DLID, p.Global, p.PKeyIndex, p.MTU, p.HopLimit = 1, 1, false, 1, ib.MTU4096, 0
+		p.SLID, p.DLID, p.Global, p.PKeyIndex, p.MTU, p.HopLimit = ib.LID(a.Function), ib.LID(a.Function), false, 1, ib.MTU4096, 0
 	}
 	b.held = append(b.held, func() { done(b.now, p, nil) })
 }
@@ -285,6 +295,13 @@ func connParams(qpn uint32, private []byte) []byte {
 func (p *program) accept(uid uint64, n, qpn uint32, private []byte) {
 	p.b.t.Helper()
 	p.must(abi.CMAccept, uid, connParams(qpn, private), n, uint32(0))
+}
+
+func (p *program) option(n, level, name uint32, v []byte) {
+	p.b.t.Helper()
+	if _, err := p.f.Command(p.b.now, abi.CMSetOption, body(uint64(0), n, level, name, uint32(len(v))), v, nil, 0, nil); err != OK {
+		p.b.t.Fatalf("option %d: %v", name, err)
+	}
 }
 
 // listen makes a listener.

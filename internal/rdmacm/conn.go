@@ -58,11 +58,15 @@ func (i *id) listen(backlog int32) Errno {
 	return OK
 }
 
-// takes reports whether a listener's address is the one that a request is for.
+// takes reports whether a listener's address is the one that a request is for, and the request may be
+// believed. Of the listeners on a port one at most has the address (space.conflict): a request is judged
+// once, however many there are.
 func (i *id) takes(r *cm.Request) bool {
-	if !r.IsIP || !i.hub.plausible(r) {
-		return false
-	}
+	return r.IsIP && i.hears(r) && i.hub.plausible(r)
+}
+
+// hears reports whether a request is for the listener's address, as far as the request is right.
+func (i *id) hears(r *cm.Request) bool {
 	if !i.src.any() {
 		return r.IP.Dst == i.src.addr && (i.addr == nil || i.addr.Function == r.Function)
 	}
@@ -73,7 +77,8 @@ func (i *id) takes(r *cm.Request) bool {
 
 // plausible reports whether the addresses that a request states can be those of its two ends, for a
 // program takes them for that. On an Ethernet port they are what its packets go by; on another the
-// port must have the one that is said to be this side's.
+// port must have the one that is said to be this side's, whichever others have it too: ports of different
+// partitions or subnets may.
 func (h *Hub) plausible(r *cm.Request) (ok bool) {
 	src, dst := r.IP.Src, r.IP.Dst
 	switch {
@@ -81,8 +86,7 @@ func (h *Hub) plausible(r *cm.Request) (ok bool) {
 	case r.Path.Link == ib.LinkEthernet:
 		ok = ib.GIDFromAddr(src) == r.Path.DGID && ib.GIDFromAddr(dst) == r.Path.SGID
 	default:
-		a, err := h.net.Bound(dst)
-		ok = err == nil && a.Function == r.Function
+		ok = h.net.Has(r.Function, dst)
 	}
 	if !ok {
 		h.Stats.DropAddress++

@@ -85,8 +85,10 @@ type Device struct {
 // Network is the node's ports and the ways from them. Calls that take done never wait; done is called
 // once, maybe before they return, on the same goroutine.
 type Network interface {
-	// Bound tells which port has an address.
+	// Bound tells which port has an address; the first of them, where several have it.
 	Bound(a netip.Addr) (cm.Address, error)
+	// Has reports whether an IP link of a function's InfiniBand port has an address.
+	Has(function uint16, a netip.Addr) bool
 	// ResolveAddr finds the way to an address; src is the zero Addr where any of
 	// this side will do. The zone of a link-local dst, of a group too, is the number of an interface of the
 	// program's; what done gets has none.
@@ -122,7 +124,7 @@ type Stats struct {
 	DropIDs, DropGroups, DropPorts, DropBacklog, DropEvents uint64
 	// Paths of programs that do not begin at the port.
 	DropPath uint64
-	// Requests of peers with addresses that are not the ends'.
+	// Requests of peers, for a listener's address, with addresses that are not the ends'.
 	DropAddress uint64
 	// Events of connections that no program has taken yet.
 	DropUntaken uint64

@@ -11,7 +11,6 @@ import (
 	"weft/internal/cm"
 	"weft/internal/ib"
 	"weft/internal/mad"
-	"weft/internal/mono"
 )
 
 // Two programs connect, as librdmacm has them do it, and part.
@@ -278,9 +277,7 @@ func TestPorts(t *testing.T) {
 	try := func(a netip.Addr, port uint16, reuse bool) (uint32, Errno) {
 		n, _ := p.create(cm.SpaceTCP)
 		if reuse {
-			if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelID), uint32(optionReuse), uint32(4)), body(uint32(1)), nil, 0, nil); err != OK {
-				t.Fatal(err)
-			}
+			p.option(n, levelID, optionReuse, body(uint32(1)))
 		}
 		_, err := p.try(abi.CMBindIP, uint64(0), sockaddr(a, port), n)
 		return n, err
@@ -611,61 +608,6 @@ func TestScope(t *testing.T) {
 	p.want(uid, evAddrError, -int32(ENETUNREACH))
 	p.f.Close(b.now)
 	b.empty()
-}
-
-// A request that states other addresses than those of its ends is not for any program.
-func TestAddresses(t *testing.T) {
-	stranger, multicast := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("224.0.0.5")
-	for _, c := range []struct {
-		name         string
-		by, src, dst netip.Addr
-		want         bool
-	}{
-		{"both ends", ethAddr, ethAddr, ethAddr, true},
-		{"both ends, IPv6", eth6, eth6, eth6, true},
-		{"another source", ethAddr, stranger, ethAddr, false},
-		{"another destination", ethAddr, ethAddr, stranger, false},
-		{"no source", ethAddr, unspecified4, ethAddr, false},
-		{"InfiniBand", ibAddr, stranger, ibAddr, true},
-		{"InfiniBand, a destination that it has not", ibAddr, stranger, stranger, false},
-		{"InfiniBand, a destination of another port", ibAddr, stranger, ethAddr, false},
-		{"InfiniBand, a group", ibAddr, multicast, ibAddr, false},
-		{"InfiniBand, everybody", ibAddr, broadcast4, ibAddr, false},
-		{"InfiniBand, nobody", ibAddr, unspecified4, ibAddr, false},
-	} {
-		for _, ps := range []cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP} {
-			t.Run(c.name, func(t *testing.T) {
-				b := newBench(t)
-				server := b.program()
-				_, listenerUID := server.listen(ps, netip.IPv6Unspecified(), 7)
-				a, _ := b.Bound(c.by)
-				a.DGID = a.SGID
-				var path cm.Path
-				b.ResolvePath(b.now, &a, 0, func(_ mono.Time, p cm.Path, _ error) { path = p })
-				b.settle()
-				hdr := cm.IPHeader{SrcPort: 5, Src: c.src, Dst: c.dst}
-				var heard cm.Event
-				hear := func(_ mono.Time, e *cm.Event) { heard = *e }
-				var err error
-				if ps == cm.SpaceTCP {
-					_, err = b.cm.Connect(b.now, &cm.ConnectParams{ServiceID: cm.IPService(ps, 7), Path: path, QPType: ib.RC, QPN: 9, PrivateData: hdr.Append(nil)}, hear)
-				} else {
-					_, err = b.cm.Lookup(b.now, &cm.LookupParams{ServiceID: cm.IPService(ps, 7), Path: path, PrivateData: hdr.Append(nil)}, hear)
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if c.want {
-					server.want(listenerUID, evConnectRequest, 0)
-					return
-				}
-				server.quiet()
-				if heard.Reason != cm.ReasonInvalidServiceID && heard.Status != cm.LookupNoService || b.hub.Stats.DropAddress != 1 {
-					t.Errorf("%+v, %d dropped", heard, b.hub.Stats.DropAddress)
-				}
-			})
-		}
-	}
 }
 
 // A connection waits for its address, and an identifier that is destroyed meanwhile does not
