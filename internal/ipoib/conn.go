@@ -192,17 +192,22 @@ func (l *Link) toNode(now mono.Time, e *entry, frame []byte) {
 }
 
 // mayPost reports whether a connection may have one message more in flight: none takes all slots, and the fewer
-// are left, the fewer it may have. Peers that acknowledge nothing may hold theirs for long, and be many: together they
-// get half of the slots, and a quarter more for the first message of each.
+// are left, the fewer it may have. Peers that acknowledge nothing may hold theirs for long, and be many: what was sent to
+// such takes half of the slots at most, and a quarter more for the first message of each.
 func (l *Link) mayPost(now mono.Time, c *conn) bool {
 	free := len(l.connFree)
 	switch {
-	case c.proven != 0 && now.Sub(c.proven) < connLately:
+	case c.acknowledges(now):
 		return c.inFlight < min(connWindow, free)
 	case c.inFlight == 0:
-		return free > connTxSlots/4
+		return free > 0 && l.connTrials < connTxSlots*3/4
 	}
-	return c.inFlight < connTrial && free > connTxSlots/2
+	return c.inFlight < min(connTrial, free) && l.connTrials < connTxSlots/2
+}
+
+// acknowledges reports whether the peer has done so lately.
+func (c *conn) acknowledges(now mono.Time) bool {
+	return c.proven != 0 && now.Sub(c.proven) < connLately
 }
 
 // holds reports whether SendBatch is to wait for the queue of a connection to empty, which it does for a short time: a

@@ -4,6 +4,7 @@ package ipoib
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -171,6 +172,60 @@ func TestConnectedManyDeaf(t *testing.T) {
 		t.Errorf("%d free slots", len(a.l.connFree))
 	}
 	s.ends()
+}
+
+// TestConnectedManyBusy: peers that acknowledge and are sent to without pause, however many, leave slots to one that
+// was quiet for a while.
+func TestConnectedManyBusy(t *testing.T) {
+	s := newSubnet(t)
+	s.cmDelay = time.Millisecond
+	const busy = 8
+	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(i + 1)}) }
+	for i := range busy + 2 { // the sender, the one that is quiet, the busy ones
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), "mode=connected")
+	}
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(ip(i), 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	a, quiet := s.nodes[0], s.nodes[1]
+	var conns []*fakeConn
+	for i := 1; i < len(s.nodes); i++ {
+		a.send(ip(0), ip(i), text("x", 3000))
+		s.run(100 * time.Millisecond)
+		if i > 1 {
+			conns = append(conns, a.connTo(s.nodes[i]))
+			conns[i-2].deaf = true // a message completes when the loop below says so
+		}
+	}
+	quiet.heard()
+	rng := rand.New(rand.NewPCG(1, 2))
+	most := 0
+	for ms := range 3000 {
+		for i := range busy {
+			a.send(ip(0), ip(2+i), text("load", 3000))
+		}
+		if c := conns[rng.IntN(busy)]; len(c.kept) > 0 {
+			id := c.kept[0]
+			c.kept = c.kept[1:]
+			s.queue = append(s.queue, func() {
+				c.deaf = false
+				c.carry(id, nil)
+				c.deaf = true
+			})
+		}
+		s.run(time.Millisecond)
+		most = max(most, connTxSlots-len(a.l.connFree))
+		if ms == 2500 {
+			a.send(ip(0), ip(1), text("late", 3000))
+		}
+	}
+	if most < connTxSlots*3/4 {
+		t.Fatalf("%d slots were in use at most", most)
+	}
+	quiet.expect([]string{"late"})
+	a.expectCount("conn_lost", 0)
 }
 
 // TestConnectedSlow: a peer that acknowledges late, but does, keeps its connection.

@@ -20,6 +20,7 @@ type connSlot struct {
 	seq    uint32 // tells its uses apart
 	len    uint32
 	mapped bool
+	trial  bool // its peer had acknowledged nothing lately
 	ref    uint64
 }
 
@@ -28,6 +29,7 @@ type connIO struct {
 	connTx, connRx []byte
 	connSlots      []connSlot
 	connFree       []uint32 // as a stack
+	connTrials     int      // slots of peers that had acknowledged nothing lately
 	connRecvs      []recvSlot
 	connPosted     int
 	connRRs        []RecvWR
@@ -54,7 +56,7 @@ func (l *Link) initConnIO(tx, rx []byte) {
 
 func (l *Link) dropConnIO() {
 	l.connTx, l.connRx, l.connSlots, l.connFree, l.connRecvs = nil, nil, nil, nil, nil
-	l.connPosted = 0
+	l.connPosted, l.connTrials = 0, 0
 }
 
 func (l *Link) repostConn(i uint32) {
@@ -86,6 +88,9 @@ func (l *Link) postMessage(now mono.Time, c *conn, frame []byte) {
 	*s = connSlot{c: c, seq: s.seq, len: uint32(len(frame) - Headroom + wire.EncapLen)}
 	wr := SendWR{ID: uint64(s.seq)<<idGenShift | idConn | uint64(i), Len: s.len}
 	s.ref, s.mapped = l.load(&wr, frame, l.connTx, i, connSlotLen)
+	if s.trial = !c.acknowledges(now); s.trial {
+		l.connTrials++
+	}
 	if c.inFlight == 0 {
 		c.progress = now
 	}
@@ -115,6 +120,9 @@ func (l *Link) freeMessage(i uint32) {
 	s := &l.connSlots[i]
 	if s.mapped {
 		l.al.Unmap(s.ref)
+	}
+	if s.trial {
+		l.connTrials--
 	}
 	s.c.inFlight--
 	*s = connSlot{seq: (s.seq + 1) & (1<<31 - 1)}
