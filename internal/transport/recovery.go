@@ -84,7 +84,7 @@ func (q *QP) probe(now mono.Time) {
 	if s.probes > 1 {
 		q.cutWindow(true)
 	}
-	s.probes++
+	s.probes = min(s.probes, 254) + 1
 	q.goBack()
 	s.retrying = true
 	q.armProbe(now)

@@ -77,18 +77,25 @@ func TestShelfReturns(t *testing.T) {
 	}
 }
 
-// TestShelfFarewell: a queue pair whose program is gone keeps no shelf from the others of its lane.
-func TestShelfFarewell(t *testing.T) {
-	list := shelfSides(t, 2)
-	a, b := list[0], list[1]
-	a.write(1, 1, 1)
-	a.commit()
-	if !a.q.Farewell(1) || a.q.ctr.Shelved != 1 {
-		t.Fatalf("%+v", a.q.ctr)
-	}
-	b.write(1, 1, 2)
-	if b.q.ctr.Shelved != 1 {
-		t.Fatalf("the shelf is lost: %+v", b.q.ctr)
+// TestShelfEnds: a queue pair whose program is gone, or that failed, keeps no shelf from the others of its lane.
+func TestShelfEnds(t *testing.T) {
+	for name, end := range map[string]func(*QP) bool{
+		"farewell": func(q *QP) bool { return q.Farewell(1) },
+		"error":    func(q *QP) bool { return q.Modify(1, &Attr{State: ib.Err}, ib.AttrState) == nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := shelfSides(t, 2)
+			a, b := list[0], list[1]
+			a.write(1, 1, 1)
+			a.commit()
+			if !end(a.q) || a.q.ctr.Shelved != 1 {
+				t.Fatalf("%+v", a.q.ctr)
+			}
+			b.write(1, 1, 2)
+			if b.q.ctr.Shelved != 1 {
+				t.Fatalf("the shelf is lost: %+v", b.q.ctr)
+			}
+		})
 	}
 }
 

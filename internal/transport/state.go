@@ -215,6 +215,9 @@ func (q *QP) enterErr(sendNak bool) {
 	q.req.ackAt, q.req.rnrAt, q.req.probeAt = 0, 0, 0
 	q.req.draining = false
 	q.rsp.forget()
+	if !q.dirty {
+		q.returnShelf() // otherwise Commit does
+	}
 	if !sendNak {
 		q.rsp.silence()
 	}
