@@ -179,7 +179,6 @@ func TestNotKept(t *testing.T) {
 // TestStoreComesLate: a node whose store does not answer at the start refuses to
 // change functions it does not know, and has them once the store answers.
 func TestStoreComesLate(t *testing.T) {
-	t.Parallel()
 	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)
 	serve := func() *etcd.Server {
 		s, err := etcd.Start(context.Background(), etcd.ServerConfig{Dir: dir, Listen: url})

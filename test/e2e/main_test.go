@@ -260,20 +260,29 @@ func countDowns(nodes ...*lab.Node) (n uint64, err error) {
 }
 
 // losses returns what tells how many packets between the nodes of b were lost since now: those that the kernel
-// had no room for, and those that faults of the nodes took, since these were made.
+// or a node had no room for, and those that faults of the nodes took. Where a node does not answer, or is another
+// one now, that is 0.
 func (b *bed) losses() func() uint64 {
-	was := dropped(b.Server) + dropped(b.Client)
-	return func() uint64 {
-		n := max(dropped(b.Server)+dropped(b.Client), was) - was
-		for _, node := range []*lab.Node{b.Server, b.Client} {
-			if s, err := node.Status(); err == nil {
-				for _, f := range s.Faults {
-					n += f.Dropped + f.Corrupted
-				}
+	count := func() uint64 { return dropped(b.Server) + dropped(b.Client) + taken(b.Server) + taken(b.Client) }
+	was := count()
+	return func() uint64 { return max(count(), was) - was }
+}
+
+// taken is how many packets faults of a node took, or found no room on its way to a link or another lane.
+func taken(n *lab.Node) (sum uint64) {
+	if s, err := n.Status(); err == nil {
+		for _, f := range s.Faults {
+			sum += f.Dropped + f.Corrupted
+		}
+	}
+	if counters, err := n.Counters(); err == nil {
+		for _, c := range counters {
+			if c.Name == "drop_blocked" || c.Name == "drop_foreign_full" {
+				sum += c.Value
 			}
 		}
-		return n
 	}
+	return sum
 }
 
 // dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets whose buffer
