@@ -570,8 +570,8 @@ WEFT_PUBLIC int ibv_resize_cq(struct ibv_cq *c, int cqe)
 	m = (struct weft_cmd_resize_cq){ c->handle, (uint32_t)cqe };
 	if (cqe < (int)WEFT_MAX_RING_NUM)
 		m.cqe = now.num < ctx->attr.max_cqe ? now.num : ctx->attr.max_cqe;
-	/* A program that has posted what is done at once may count on its completions: the node
-	 * answers a command before it turns to what was posted, and the next one after that. */
+	/* A program that has posted what is done at once finds it completed, unless there is much of it: the
+	 * node answers a command before it turns to what was posted, and the next one after that. */
 	for (int i = 0; i < 2 && cqe < c->cqe; i++) {
 		struct ibv_port_attr port;
 

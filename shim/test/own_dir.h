@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,12 +17,16 @@
  */
 static inline const char *own_dir(char **argv, void (*fill)(const char *dir), const char *preload)
 {
-	char dir[] = "/tmp/weft-test-XXXXXX", cmd[64];
+	const char *tmp = getenv("TMPDIR");
+	char dir[64], cmd[80];
 	int status = 1;
 	pid_t pid;
 
 	if (getenv("WEFT_TEST_DIR"))
 		return getenv("WEFT_TEST_DIR");
+	if (!tmp || strlen(tmp) > 32) /* sockets in it have short names */
+		tmp = "/tmp";
+	snprintf(dir, sizeof(dir), "%s/weft-test-XXXXXX", tmp);
 	if (!mkdtemp(dir)) {
 		perror(dir);
 		exit(1);

@@ -7,6 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 shim=$(dirname "$here")
 out=${OUT:-$(mktemp -d)}
 [ -n "${OUT:-}" ] || trap 'rm -rf "$out"' EXIT
+trap 'exit 1' TERM INT
 cc=${CC:-gcc}
 flags="-std=gnu11 -g -Wall -Wextra -Werror -pthread"
 
