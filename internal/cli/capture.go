@@ -36,6 +36,9 @@ RoCEv2 is in the file as Ethernet, what InfiniBand devices send as InfiniBand
 (ERF). Traffic between queue pairs of this node is captured, too: while the
 capture runs, the packet path is what the matching queue pairs take. Packets that cannot be
 written fast enough are dropped, counted, and told at the end; no program waits.
+Management datagrams (--qp 0 --qp 1), the node's own among them, are there where the
+port of a device sends them and where one receives them: from a device of this node to
+another twice. Of native ones the sequence numbers are the capture's.
 Frames are what the queue pairs sent or got: a packet that was refused before, for
 its ICRC say, is not there (weft stat --scope link).`,
 		Args: cobra.NoArgs,

@@ -17,7 +17,7 @@ type Tap interface {
 	// Sent shows a run that queue pair src of a function sends; one within the node
 	// is not shown again where it arrives. The payload is r.Data.Bytes.
 	Sent(function uint16, src ib.QPN, r *pkt.Run)
-	// Received shows a run that came for a function by a link, in the same way.
+	// Received shows a run that came for a function by a link, or by the node's switch for queue pair 0 or 1, in the same way.
 	Received(function uint16, r *pkt.Run)
 }
 
@@ -85,12 +85,17 @@ func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Run) bool {
 	return true
 }
 
-// ShowManagement shows a datagram that whoever speaks for queue pair 1 of function f's port sends
-// over Ethernet. It is called on the lane, with a payload in the node's memory.
-func (l *Lane) ShowManagement(f uint16, r *pkt.Run) {
-	t, p := l.tap, r.Path
-	if t != nil && (t.Wants(f, ib.QPNGSI) || p.Local && t.Wants(p.Function, ib.QPNGSI)) {
-		t.Sent(f, ib.QPNGSI, r)
+// ShowManagement shows a datagram that the port of function r.Path.Function sends, whoever speaks there for queue
+// pair 0 or 1, or else one that came for it from within the node. It is called on the lane, with a payload in the
+// node's memory.
+func (l *Lane) ShowManagement(r *pkt.Run, sent bool) {
+	t, f := l.tap, r.Path.Function
+	switch {
+	case t == nil:
+	case sent && t.Wants(f, r.SrcQPN):
+		t.Sent(f, r.SrcQPN, r)
+	case !sent && t.Wants(f, r.DestQPN):
+		t.Received(f, r)
 	}
 }
 

@@ -141,6 +141,26 @@ type faulty struct{ mem.Space }
 func (faulty) View(addr, n uint64) []byte          { return nil }
 func (faulty) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
 
+// TestTapManagement: a datagram is shown as sent or as received, where its own end of it is wanted.
+func TestTapManagement(t *testing.T) {
+	l, _, _ := pair(t, 1<<16)
+	r := &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
+		Path: &ib.Path{SLID: 1, DLID: 2, Function: 1}, Data: mem.BytesPayload(make([]byte, 256))}
+	l.ShowManagement(r, true) // nobody captures
+	for _, c := range []struct {
+		only       ib.QPN
+		sent, came int
+	}{{0, 1, 1}, {0x4002, 1, 0}, {ib.QPNGSI, 0, 1}, {7, 0, 0}} {
+		w := &watcher{only: c.only}
+		l.SetTap(w)
+		l.ShowManagement(r, true)
+		l.ShowManagement(r, false)
+		if len(w.sent) != c.sent || len(w.came) != c.came || c.sent > 0 && w.sent[0].src != 0x4002 {
+			t.Errorf("%+v: %+v, %+v", c, w.sent, w.came)
+		}
+	}
+}
+
 // TestTapInbound: what comes by a link is shown, for queue pairs that are not there, too.
 func TestTapInbound(t *testing.T) {
 	l, _, b := pair(t, 1<<16)

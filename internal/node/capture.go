@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/api"
@@ -15,6 +16,7 @@ import (
 	"weft/internal/hca/capture"
 	"weft/internal/ib"
 	"weft/internal/pcapng"
+	"weft/internal/pkt"
 )
 
 const (
@@ -30,7 +32,9 @@ type captures struct {
 	mu   sync.Mutex
 	list []*capturing
 	last int
-	end  chan struct{} // closed when the node ends
+	// showing is how many datagrams are on their way to the tap of lane 0; see Node.show.
+	showing atomic.Int32
+	end     chan struct{} // closed when the node ends
 }
 
 // any reports whether somebody captures.
@@ -38,6 +42,42 @@ func (c *captures) any() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.list) > 0
+}
+
+// maxShowing bounds the datagrams that wait for a lane that is stuck.
+const maxShowing = 1024
+
+// show has lane 0 show captures a datagram to or from queue pair 0 or 1 of function r.Path.Function's port, which does not
+// pass a lane as such: one that the port sends, or else receives. number, where it is not nil, gives it its packet sequence
+// number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the lane has not come
+// to.
+func (n *Node) show(r *pkt.Run, sent bool, number func(*pkt.Run)) {
+	l, c := n.lanes[0], &n.captures
+	if c.showing.Add(1) > maxShowing {
+		c.showing.Add(-1)
+		c.missed(r, sent)
+		return
+	}
+	l.post(func() {
+		c.showing.Add(-1)
+		if number != nil {
+			number(r)
+		}
+		l.hca.ShowManagement(r, sent)
+	})
+}
+
+// missed counts a datagram that was not shown.
+func (c *captures) missed(r *pkt.Run, sent bool) {
+	qpn := r.DestQPN
+	if sent {
+		qpn = r.SrcQPN
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.list {
+		k.c.Missed(r.Path.Function, qpn, r.Path.Native())
+	}
 }
 
 // capturing is one capture; its goroutine is that of the request.

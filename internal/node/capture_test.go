@@ -5,8 +5,10 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +17,10 @@ import (
 	"weft/internal/api"
 	"weft/internal/config"
 	"weft/internal/ib"
+	"weft/internal/mad"
+	"weft/internal/pcapng"
 	"weft/internal/vhost/vhosttest"
+	"weft/internal/wire"
 )
 
 // capturing starts a capture and returns when it runs; end stops it and returns what it
@@ -173,5 +178,212 @@ func TestCaptureRefused(t *testing.T) {
 	end()
 	if inFile(t, &last) != 0 {
 		t.Error("packets of nothing")
+	}
+}
+
+// managementFrame is a packet of queue pair 0 or 1 in a capture file.
+type managementFrame struct {
+	iface   string
+	lrh     wire.LRH // of native ones
+	grh     wire.GRH
+	headers wire.Headers
+	mad     mad.Header
+	body    []byte
+}
+
+// managementFrames are those of a capture file, all with the right CRCs.
+func managementFrames(t *testing.T, file []byte) (list []managementFrame) {
+	t.Helper()
+	r, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		frame, info, err := r.ReadPacketData()
+		if err == io.EOF {
+			return list
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		i, err := r.Interface(info.InterfaceIndex)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := managementFrame{iface: i.Name}
+		var tr []byte
+		var why wire.Refusal
+		if pcapng.LinkType(i.LinkType) == pcapng.LinkERF {
+			p := frame[16:]
+			if tr, why = wire.ParseIB(p, &f.lrh, &f.grh); why == wire.OK {
+				why = wire.VerifyIB(p)
+			}
+			if vcrc := p[len(p)-wire.VCRCLen:]; wire.VCRC(p[:len(p)-wire.VCRCLen]) != binary.BigEndian.Uint16(vcrc) {
+				t.Errorf("VCRC %x", vcrc)
+			}
+		} else {
+			// Tests have a UDP port of their own.
+			var ip wire.IPUDP
+			udp := 14 + 20
+			if frame[14]>>4 == 6 {
+				udp = 14 + 40
+			}
+			binary.BigEndian.PutUint16(frame[udp+2:], wire.UDPPort)
+			tr, why = ip.Parse(frame[14:])
+		}
+		if why == wire.OK {
+			f.body, why = f.headers.Parse(tr)
+		}
+		if why != wire.OK {
+			t.Fatalf("%v: %x", why, frame)
+		}
+		if f.headers.DestQPN > ib.QPNGSI {
+			continue
+		}
+		if len(f.body) < mad.HeaderLen || f.headers.Opcode != ib.ServiceUD|ib.SendOnly || f.headers.SrcQPN > ib.QPNGSI || (f.lrh.VL == 15) != (f.headers.DestQPN == ib.QPNSMI) {
+			t.Fatalf("%+v, %+v", f.lrh, f.headers)
+		}
+		f.mad.Parse(f.body)
+		list = append(list, f)
+	}
+}
+
+// TestCaptureManagement: what agents and programs say on queue pairs 0 and 1 of an InfiniBand port is shown where the port
+// sends it, and where it receives it; what it says to itself once.
+func TestCaptureManagement(t *testing.T) {
+	r := manageable(t)
+	if _, err := r.cli.AddFunction(t.Context(), api.NewFunction{Name: "vf"}); err != nil {
+		t.Fatal(err)
+	}
+	c, a := r.umadOpen(firstNative)
+	r.smpAgent(a.Token)
+	var other, file bytes.Buffer
+	_, endOther := r.capturing(api.CaptureSpec{Device: "vf", QPs: []uint32{0}}, &other)
+	_, end := r.capturing(api.CaptureSpec{QPs: []uint32{0, 1}}, &file)
+	for i, path := range [][]uint8{{1}, {1, 2}} { // the switch, and the other port behind it
+		if _, err := c.Write(smpGet(uint64(i+1), mad.AttrNodeInfo, 0, path...)); err != nil {
+			t.Fatal(err)
+		}
+		if h, s := umadRead(t, c); h.Status != 0 || uint32(s.TransactionID) != uint32(i+1) {
+			t.Fatalf("%+v, %+v", h, s)
+		}
+	}
+	// From a port to another, with a GRH and as long as MADs of Omni-Path are, and from it to itself.
+	s := r.node.sub
+	long := make([]byte, mad.OPALen)
+	for i := range long {
+		long[i] = byte(i * 3)
+	}
+	h := mad.Header{BaseVersion: mad.OPABaseVersion, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersion, Method: mad.MethodGetResp, TransactionID: 9}
+	h.Append(long[:0])
+	sgid, dgid := ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.MakeGID(ib.DefaultGIDPrefix, 2)
+	s.do(func() {
+		from := s.byFunc[r.node.function(firstNative).a.Number()]
+		d := mad.Datagram{SLID: 4, PathBits: 1, DLID: 7, SL: 3, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey,
+			Global: true, SGID: sgid, DGID: dgid, HopLimit: 64, TClass: 5, FlowLabel: 0x12345}
+		if !d.SetMAD(long) {
+			t.Error("not set")
+		}
+		s.send(s.n.now(), from, &d)
+		clear(d.Long) // what is shown is a copy
+	})
+	if k := endOther(); k.Packets != 2 || k.Dropped != 0 {
+		t.Errorf("the other port: %+v", k)
+	}
+	if k := end(); k.Dropped != 0 {
+		t.Errorf("%+v", k)
+	}
+	type packet struct {
+		iface  string
+		qp     ib.QPN
+		method mad.Method
+		tid    uint32
+	}
+	var got []packet
+	psn := map[ib.PSN]bool{}
+	for _, f := range managementFrames(t, file.Bytes()) {
+		got = append(got, packet{f.iface, f.headers.DestQPN, f.mad.Method, uint32(f.mad.TransactionID)})
+		if psn[f.headers.PSN] {
+			t.Errorf("two of sequence number %d", f.headers.PSN)
+		}
+		psn[f.headers.PSN] = true
+		if f.headers.DestQPN == ib.QPNSMI {
+			if f.lrh.SLID != ib.LIDPermissive || f.lrh.DLID != ib.LIDPermissive || len(f.body) != mad.Len || f.headers.QKey != 0 {
+				t.Errorf("%+v, %+v", f.lrh, f.headers)
+			}
+			continue
+		}
+		if f.lrh.SLID != 5 || f.lrh.DLID != 7 || f.lrh.SL != 3 || f.grh.SGID != sgid || f.grh.DGID != dgid || f.grh.HopLimit != 64 || f.grh.TClass != 5 ||
+			f.grh.FlowLabel != 0x12345 || f.headers.SrcQPN != ib.QPNGSI || f.headers.QKey != ib.GSIQKey || f.headers.PKey != ib.DefaultPKey || !bytes.Equal(f.body, long) {
+			t.Errorf("%+v, %+v, %+v: %x", f.lrh, f.grh, f.headers, f.body)
+		}
+	}
+	if want := []packet{{firstNative, 0, mad.MethodGet, 1}, {firstNative, 0, mad.MethodGetResp, 1},
+		{firstNative, 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGetResp, 2}, {firstNative, 0, mad.MethodGetResp, 2},
+		{firstNative, 1, mad.MethodGetResp, 9}}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestCaptureManagementToItself: what a port says to itself is shown once, and so is its agent's answer.
+func TestCaptureManagementToItself(t *testing.T) {
+	r := master(t)
+	s := r.node.sub
+	var file bytes.Buffer
+	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, &file)
+	var lid ib.LID
+	s.do(func() {
+		c := s.byFunc[r.node.function(firstNative).a.Number()]
+		lid = c.agent.LID()
+		for _, class := range []mad.Class{mad.ClassPerf, mad.ClassCM} {
+			d := mad.Datagram{SLID: lid, DLID: lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+			h := mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: class, ClassVersion: mad.ClassVersion, Method: mad.MethodGet, TransactionID: 77, AttributeID: mad.AttrClassPortInfo}
+			h.Append(d.Data[:0])
+			s.send(s.n.now(), c, &d)
+		}
+	})
+	end()
+	count := map[[2]uint8]int{}
+	for _, f := range managementFrames(t, file.Bytes()) {
+		if f.mad.TransactionID == 77 && f.lrh.SLID == lid && f.lrh.DLID == lid {
+			count[[2]uint8{uint8(f.mad.MgmtClass), uint8(f.mad.Method)}]++
+		}
+	}
+	for _, k := range [][2]uint8{{uint8(mad.ClassPerf), uint8(mad.MethodGet)}, {uint8(mad.ClassPerf), uint8(mad.MethodGetResp)}, {uint8(mad.ClassCM), uint8(mad.MethodGet)}} {
+		if count[k] != 1 {
+			t.Errorf("class %#x, method %#x: %d times", k[0], k[1], count[k])
+		}
+	}
+}
+
+// TestCaptureManagementBounded: what waits for a lane that does not come is bounded, the rest is counted as dropped; where
+// nobody captures, nothing is made to be shown.
+func TestCaptureManagementBounded(t *testing.T) {
+	r := manageable(t)
+	s := r.node.sub
+	d := mad.Datagram{SLID: 4, DLID: 7, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI}
+	var c *caPort
+	s.do(func() { c = s.byFunc[r.node.function(firstNative).a.Number()] })
+	before := s.shown
+	if n := testing.AllocsPerRun(1000, func() { s.show(c, &d, true) }); n != 0 || s.shown != before {
+		t.Errorf("%v allocations though nobody captures, %d shown", n, s.shown)
+	}
+	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, io.Discard)
+	_, none := r.capturing(api.CaptureSpec{Device: r.cfg.Device}, io.Discard)
+	held, free := make(chan struct{}), make(chan struct{})
+	r.node.lanes[0].post(func() { close(held); <-free })
+	<-held
+	s.do(func() {
+		for range maxShowing + 5 {
+			s.show(c, &d, true)
+		}
+		d.SrcQPN, d.DstQPN = 0, 0
+		s.show(c, &d, true) // of no queue pair that is captured
+	})
+	close(free)
+	if k := end(); k.Packets != maxShowing || k.Dropped != 5 {
+		t.Errorf("%+v", k)
+	}
+	if k := none(); k.Packets != 0 || k.Dropped != 0 {
+		t.Errorf("%+v", k)
 	}
 }

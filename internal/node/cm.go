@@ -271,7 +271,7 @@ func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
 	l, r := s.n.lanes[0], s.datagram(f, p, d)
 	l.post(func() {
 		s.number(r)
-		l.hca.ShowManagement(f, r)
+		l.hca.ShowManagement(r, true)
 		s.n.links[0].Send(l.clock(), r, l.hca.Batch())
 	})
 }
@@ -281,12 +281,9 @@ func (s *cmService) show(f uint16, p *hca.Port, d *mad.Datagram) {
 	if !s.n.captures.any() {
 		return
 	}
-	l, r := s.n.lanes[0], s.datagram(f, p, d)
+	r := s.datagram(f, p, d)
 	r.Path.Local = true
-	l.post(func() {
-		s.number(r)
-		l.hca.ShowManagement(f, r)
-	})
+	s.n.show(r, true, s.number)
 }
 
 // take takes what arrives at queue pair 1 of Ethernet ports, on a lane.

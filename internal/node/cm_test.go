@@ -4,15 +4,11 @@ package node
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
-	"io"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/gopacket/gopacket/pcapgo"
 
 	"weft/internal/api"
 	"weft/internal/cm"
@@ -189,65 +185,48 @@ func TestCMConnects(t *testing.T) {
 			if n := r.counter(api.ScopeCM, "received_req"); n != 2 {
 				t.Errorf("%d requests", n)
 			}
-			if stop(); c.link == ib.LinkEthernet {
-				times := 1
-				if c.wire {
-					times = 2 // as they leave, and as they come
+			stop()
+			frames := managementFrames(t, file.Bytes())
+			times := 1
+			if c.wire || c.link == ib.LinkInfiniBand {
+				times = 2 // as they leave, and as they come
+			}
+			for _, attr := range []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ, mad.AttrCMDREP,
+				mad.AttrCMSIDRReq, mad.AttrCMSIDRRep, mad.AttrCMREJ} {
+				want := times
+				if attr == mad.AttrCMREQ {
+					want *= 2
 				}
-				for _, attr := range []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ, mad.AttrCMDREP,
-					mad.AttrCMSIDRReq, mad.AttrCMSIDRRep, mad.AttrCMREJ} {
-					want := times
-					if attr == mad.AttrCMREQ {
-						want *= 2
+				var n int
+				for _, f := range frames {
+					if f.mad.MgmtClass != mad.ClassCM || f.mad.AttributeID != attr {
+						continue
 					}
-					if n := cmFrames(t, file.Bytes(), attr); n < want {
-						t.Errorf("a capture has %d of attribute %#x, want %d", n, attr, want)
+					n++
+					there, back := f.lrh.SLID == path.SLID && f.lrh.DLID == path.DLID, f.lrh.SLID == path.DLID && f.lrh.DLID == path.SLID
+					if c.link == ib.LinkInfiniBand && !there && !back {
+						t.Errorf("attribute %#x goes from LID %d to %d", attr, f.lrh.SLID, f.lrh.DLID)
 					}
+				}
+				if n < want {
+					t.Errorf("a capture has %d of attribute %#x, want %d", n, attr, want)
+				}
+			}
+			if c.link == ib.LinkInfiniBand {
+				paths := map[mad.Method]int{}
+				for _, f := range frames {
+					if f.mad.MgmtClass == mad.ClassSA && f.mad.AttributeID == mad.AttrPathRecord && f.iface == firstNative {
+						paths[f.mad.Method]++
+					}
+				}
+				if paths[mad.MethodGet] == 0 || paths[mad.MethodGetResp] == 0 {
+					t.Errorf("a capture has questions for paths, and answers: %v", paths)
 				}
 			}
 			if sent := r.counter(api.ScopeLink, "sent_packets") > 0; sent != c.wire {
 				t.Errorf("packets sent over RoCEv2: %v, want %v", sent, c.wire)
 			}
 		})
-	}
-}
-
-// cmFrames counts datagrams of the communication manager in a capture file, by attribute.
-func cmFrames(t *testing.T, file []byte, attr mad.AttributeID) (n int) {
-	t.Helper()
-	f, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{WantMixedLinkType: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for {
-		frame, _, err := f.ReadPacketData()
-		if err == io.EOF {
-			return n
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		var ip wire.IPUDP
-		var h wire.Headers
-		var m mad.Header
-		// Tests have a UDP port of their own.
-		udp := 14 + 20
-		if frame[14]>>4 == 6 {
-			udp = 14 + 40
-		}
-		binary.BigEndian.PutUint16(frame[udp+2:], wire.UDPPort)
-		tr, why := ip.Parse(frame[14:])
-		if why == wire.OK {
-			var body []byte
-			if body, why = h.Parse(tr); why == wire.OK && len(body) == mad.Len {
-				m.Parse(body)
-			}
-		}
-		if why != wire.OK || h.DestQPN != ib.QPNGSI || h.SrcQPN != ib.QPNGSI || m.MgmtClass != mad.ClassCM {
-			t.Fatalf("%v: %+v, %+v", why, h, m)
-		}
-		if m.AttributeID == attr {
-			n++
-		}
 	}
 }
 

@@ -54,6 +54,7 @@ type subnet struct {
 	mgr     portManager // nil: none at this node
 	clients madClient   // nil: no program speaks for a port
 	gsi     *gsi
+	shown   ib.PSN // of the next datagram that captures are shown
 }
 
 // portManager is a subnet manager with its administration, behind port 0 of the
@@ -344,7 +345,7 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 			any = true
 		}
 		for a := c.ethernet(); a != nil && a.Next(now, &d); {
-			s.verdict(now, c, c.agent.Originate(now, &d), &d)
+			s.send(now, c, &d)
 			any = true
 		}
 	}
@@ -355,7 +356,7 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 	for f, ok := s.gsi.next(now, &d); ok; f, ok = s.gsi.next(now, &d) {
 		any = true
 		if c := s.byFunc[f]; c != nil {
-			s.verdict(now, c, c.agent.Originate(now, &d), &d)
+			s.send(now, c, &d)
 		}
 	}
 	for s.clients != nil {
@@ -365,7 +366,7 @@ func (s *subnet) originate(now mono.Time) (any bool) {
 		}
 		any = true
 		if c := s.byFunc[f]; c != nil {
-			s.verdict(now, c, c.agent.Originate(now, &d), &d)
+			s.send(now, c, &d)
 		} else if f == 0 {
 			s.verdict(now, nil, s.sw.Originate(now, &d), &d)
 		}
@@ -409,11 +410,12 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 		}
 	case v == agent.Deliver:
 		if a := c.ethernet(); a != nil && a.Handle(now, d) {
-			s.verdict(now, c, c.agent.Originate(now, d), d)
+			s.send(now, c, d)
 			return
 		}
 		s.leaving = append(s.leaving, outbound{c, *d})
 	case c != nil: // from the adapter's port into the switch
+		s.show(c, d, true)
 		d.Port = c.port
 		s.queue = append(s.queue, outbound{nil, *d})
 	default:
@@ -421,6 +423,7 @@ func (s *subnet) verdict(now mono.Time, c *caPort, v agent.Verdict, d *mad.Datag
 		case fabric.Function:
 			if to := s.ports[d.Port]; to != nil {
 				d.Port = 1
+				s.show(to, d, false)
 				s.queue = append(s.queue, outbound{to, *d})
 			}
 		case fabric.Peer:
@@ -444,7 +447,11 @@ func (s *subnet) unclaimed(now mono.Time, c *caPort, a *agent.Agent, d *mad.Data
 	if d.Long != nil {
 		r.SetMAD(r.Data[:mad.HeaderLen])
 	}
-	s.verdict(now, c, a.Originate(now, &r), &r)
+	if c != nil {
+		s.send(now, c, &r)
+	} else {
+		s.verdict(now, nil, a.Originate(now, &r), &r)
+	}
 }
 
 // links brings links up again that a manager took down for a moment.

@@ -62,7 +62,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 // acknowledgement, as frames that another's dissector finds nothing wrong with; filters
 // leave out what they shall; and a pipe into tshark shows it at once.
 func TestCapture(t *testing.T) {
-	needs(t, "tshark", "dumpcap")
+	needs(t, "tshark", "dumpcap", "saquery", "sminfo")
 	b := open(t, 9000, true, 0)
 	// The first programs of a device have these queue pair numbers.
 	const first, second = 0x4002, 0x8002
@@ -121,6 +121,7 @@ func TestCapture(t *testing.T) {
 	if err := tshark.Wait(60 * time.Second); err != nil {
 		t.Errorf("%v: %s", err, tshark.Output())
 	}
+	capturesManagement(t, b.Server)
 	if out := tshark.Output(); !strings.Contains(out, fmt.Sprintf("\n%d\t", piped)) || strings.Contains(out, fmt.Sprintf("\n%d\t", piped+1)) {
 		t.Errorf("not %d packets by a pipe: %s", piped, out)
 	}
@@ -184,6 +185,49 @@ func TestCapture(t *testing.T) {
 	}
 	if st, err := os.Stat(all.file); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v: others may read it", st.Mode(), err)
+	}
+}
+
+// capturesManagement: what programs ask the subnet manager and its administration from an InfiniBand port is there, with the
+// answers.
+func capturesManagement(t *testing.T, n *lab.Node) {
+	t.Helper()
+	var lids [2]uint64
+	for i, f := range []string{"lid", "sm_lid"} {
+		s, err := sysfsFile(n, f)
+		if err == nil {
+			lids[i], err = strconv.ParseUint(s, 0, 16)
+		}
+		if err != nil || lids[i] == 0 {
+			t.Fatalf("%s: %q, %v", f, s, err)
+		}
+	}
+	c := startCapture(t, n, "--dev", "weft_ib0", "--qp", "0", "--qp", "1")
+	for _, program := range []string{"sminfo", "saquery"} {
+		if out, err := lab.Run(n.Program(program), diagLimit); err != nil {
+			t.Fatalf("%s: %v: %s", program, err, out)
+		}
+	}
+	x := c.end(t)
+	x.faultless(t)
+	const get, response, getTable, tableResponse = 0x01, 0x81, 0x12, 0x92
+	const subnet, administration = 0x01, 0x03
+	type packet struct{ slid, dlid, qp, vl, class, method uint64 }
+	seen := map[packet]bool{}
+	for _, l := range x.fields2("infiniband", "infiniband.lrh.slid", "infiniband.lrh.dlid", "infiniband.bth.destqp", "infiniband.lrh.vl", "infiniband.mad.mgmtclass",
+		"infiniband.mad.method") {
+		var v [6]uint64
+		for i, f := range strings.Split(l, "\t") {
+			v[i], _ = strconv.ParseUint(f, 0, 64)
+		}
+		seen[packet{v[0], v[1], v[2], v[3], v[4], v[5]}] = true
+	}
+	port, sm := lids[0], lids[1]
+	for _, want := range []packet{{port, sm, 0, 15, subnet, get}, {sm, port, 0, 15, subnet, response},
+		{port, sm, 1, 0, administration, getTable}, {sm, port, 1, 0, administration, tableResponse}} {
+		if !seen[want] {
+			t.Errorf("a capture has no %+v: %+v", want, seen)
+		}
 	}
 }
 

@@ -12,7 +12,7 @@
 // Between queue pairs of one node there is no wire, and the frames are those that it
 // would carry. What a link keeps to itself is filled in: the Ethernet addresses of RoCEv2
 // frames are made of the IP addresses, their identification is 0; the virtual lane of
-// native packets is 0.
+// native packets is 15 to queue pair 0, to others 0.
 package capture
 
 import (
@@ -190,6 +190,16 @@ func (c *Capture) Counts(iface int) (n Counts) {
 		n.Dropped += r.count[iface].dropped.Load()
 	}
 	return n
+}
+
+// Missed counts a packet to or from a queue pair of a function, whose port is native or not, that no tap was shown. It may
+// be called from any goroutine.
+func (c *Capture) Missed(f uint16, qpn ib.QPN, native bool) {
+	if c.wants(f, qpn) {
+		n := &c.rings[0].count[c.iface(f, native)]
+		n.seen.Add(1)
+		n.dropped.Add(1)
+	}
 }
 
 // ring is a ring of bytes from a lane to the writer of the file. Blocks are put in

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -72,8 +73,9 @@ func TestFrames(t *testing.T) {
 	v4 := &ib.Path{SGID: gid("10.0.0.1"), DGID: gid("10.0.0.2"), TClass: 0x20, SrcPort: 0xc123}
 	v6 := &ib.Path{SGID: gid("fd00::1"), DGID: gid("fd00::2"), HopLimit: 3, FlowLabel: 0x12345, SrcPort: 0xc123}
 	lid := &ib.Path{SLID: 2, DLID: 3, SL: 4}
+	smp := &ib.Path{SLID: 0xffff, DLID: 0xffff}
 	global := &ib.Path{SLID: 2, DLID: 0xc001, SL: 1, Global: true, SGID: gid("fe80::1"), DGID: gid("ff12::1"), TClass: 7, HopLimit: 1}
-	for _, p := range []*ib.Path{v4, v6, lid, global} {
+	for _, p := range []*ib.Path{v4, v6, lid, smp, global} {
 		for _, n := range []int{0, 1, 1024, 1027, 5000} {
 			op := ib.WriteOnlyImm
 			if n == 0 {
@@ -82,6 +84,10 @@ func TestFrames(t *testing.T) {
 			c := New(config(Function{"dev", p.Native()}))
 			tap := NewTap(0, []*Capture{c})
 			r := run(op, p, n, 1024)
+			vl := uint8(0)
+			if p == smp {
+				r.DestQPN, vl = ib.QPNSMI, 15
+			}
 			tap.Sent(0, 0x4002, r)
 			f := file(t, c)
 			var data []byte
@@ -98,7 +104,7 @@ func TestFrames(t *testing.T) {
 					if tr, why = wire.ParseIB(frame[16:], &l, &g); why == wire.OK {
 						why = wire.VerifyIB(frame[16:])
 					}
-					if l.DLID != p.DLID || l.SLID != p.SLID || l.SL != p.SL || p.Global && (g.DGID != p.DGID || g.SGID != p.SGID || g.TClass != p.TClass) {
+					if l.DLID != p.DLID || l.SLID != p.SLID || l.SL != p.SL || l.VL != vl || p.Global && (g.DGID != p.DGID || g.SGID != p.SGID || g.TClass != p.TClass) {
 						t.Errorf("%+v, %+v, want %+v", l, g, p)
 					}
 				} else {
@@ -177,6 +183,18 @@ func TestFilters(t *testing.T) {
 		if got, want := tap.Wants(0, 0x4002), x.sent > 0; got != want {
 			t.Errorf("%s: wants the sender %v", x.name, got)
 		}
+	}
+	// What was not shown counts by the same filters.
+	m := New(Config{Lanes: 2, RingBytes: 1 << 16, Functions: one, Later: true, QPs: []ib.QPN{1}, Clock: clock()})
+	for _, x := range []struct {
+		f      uint16
+		qpn    ib.QPN
+		native bool
+	}{{1, 1, true}, {1, 0, true}, {0, 1, true}, {5, 1, true}, {5, 1, false}, {6, 1, false}} {
+		m.Missed(x.f, x.qpn, x.native)
+	}
+	if n := []Counts{m.Counts(0), m.Counts(1), m.Counts(2)}; !slices.Equal(n, []Counts{{1, 1}, {1, 1}, {2, 2}}) {
+		t.Errorf("missed: %+v", n)
 	}
 	// An IP link has datagrams, and nothing else is one.
 	c := New(Config{Lanes: 1, RingBytes: 1 << 16, Functions: dev, IPoIB: []Link{{0, 0x4002}}, Clock: clock()})

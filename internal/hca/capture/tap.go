@@ -161,10 +161,16 @@ func mac(b []byte, g ib.GID) {
 	}
 }
 
+// managementVL carries subnet management packets, and nothing else (IBA volume 1, 13.5.1).
+const managementVL = 15
+
 // native writes a packet of an InfiniBand link, LRH … VCRC, and returns its length.
 func native(b []byte, p *ib.Path, h *wire.Headers, body []byte) int {
 	n := int(h.Opcode.Info().HdrLen) + len(body) + int(h.PadCnt) + wire.ICRCLen // behind LRH and GRH
 	l := wire.LRH{SL: p.SL, LNH: wire.LNHLocal, DLID: p.DLID, SLID: p.SLID}
+	if h.DestQPN == ib.QPNSMI {
+		l.VL = managementVL
+	}
 	at, words := wire.LRHLen, wire.LRHLen+n
 	if p.Global {
 		l.LNH = wire.LNHGlobal
