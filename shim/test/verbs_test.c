@@ -352,6 +352,15 @@ static void test_async(void)
 	CHECK(!readable(ctx->async_fd, 0));
 }
 
+/* Sends a message into a shared queue and returns which request took it. */
+static uint64_t took(struct ibv_qp *a, struct ibv_cq *cq)
+{
+	struct ibv_wc wc[2] = { 0 };
+
+	CHECK(!post(a, IBV_WR_SEND, buf, 8, NULL, 0) && await(cq, wc, 2) == 2);
+	return wc[0].opcode == IBV_WC_RECV ? wc[0].wr_id : wc[1].wr_id;
+}
+
 static void test_srq(void)
 {
 	struct ibv_srq_init_attr sa = { .attr = { .max_wr = 8, .max_sge = 1 } };
@@ -360,7 +369,6 @@ static void test_srq(void)
 	struct ibv_qp *a = new_qp(IBV_QPT_RC, cq, srq, 8);
 	struct ibv_sge sg = { (uintptr_t)buf + 4096, 64, mr->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sg, .num_sge = 1 }, *bad;
-	struct ibv_wc wc[2];
 	uint64_t sum = 0;
 
 	CHECK(srq && sa.attr.max_wr == 8);
@@ -373,29 +381,17 @@ static void test_srq(void)
 	CHECK(ibv_post_srq_recv(srq, &wr, &bad) == ENOMEM && bad == &wr);
 	/* Slots come back in another order, and each identity exactly once. */
 	for (uint64_t id = 8; id < 200; id++) {
-		CHECK(!post(a, IBV_WR_SEND, buf, 8, NULL, 0) && await(cq, wc, 2) == 2);
-		sum += wc[0].opcode == IBV_WC_RECV ? wc[0].wr_id : wc[1].wr_id;
+		sum += took(a, cq);
 		wr.wr_id = id;
 		CHECK(!ibv_post_srq_recv(srq, &wr, &bad));
 	}
-	for (int i = 0; i < 8; i++) {
-		CHECK(!post(a, IBV_WR_SEND, buf, 8, NULL, 0) && await(cq, wc, 2) == 2);
-		sum += wc[0].opcode == IBV_WC_RECV ? wc[0].wr_id : wc[1].wr_id;
-	}
+	for (int i = 0; i < 8; i++)
+		sum += took(a, cq);
 	CHECK(sum == 199 * 200 / 2);
 	fake_swap = false;
 	wr.num_sge = 2;
 	CHECK(ibv_post_srq_recv(srq, &wr, &bad) == EINVAL);
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_srq(srq) && !ibv_destroy_cq(cq));
-}
-
-/* Sends a message into a shared queue and returns which request took it. */
-static uint64_t took(struct ibv_qp *a, struct ibv_cq *cq)
-{
-	struct ibv_wc wc[2] = { 0 };
-
-	CHECK(!post(a, IBV_WR_SEND, buf, 8, NULL, 0) && await(cq, wc, 2) == 2);
-	return wc[0].opcode == IBV_WC_RECV ? wc[0].wr_id : wc[1].wr_id;
 }
 
 struct refill {
