@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,7 +53,7 @@ func TestScripts(t *testing.T) {
 
 // fakeNode is a node without a data path. FAKE_NODE steers it: "fail" ends it
 // at once, "hang" never lets it become ready, "down" leaves its port down,
-// "empty" has no sessions, "bind" fails as a taken port does.
+// "empty" has no sessions, "bind" fails as a taken port does, "denied" as what a user may not do.
 func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logger) error {
 	mode := os.Getenv("FAKE_NODE")
 	if mode == "fail" {
@@ -65,6 +66,9 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 	defer d.Close()
 	if mode == "bind" {
 		return &api.Error{What: "cannot run the node", Why: "UDP port 4791 is taken by process 7 (weft)", Fix: "weft up --roce-port 4792"}
+	}
+	if mode == "denied" {
+		return fmt.Errorf("check all of the ICRC: raw socket: %w. fix: run as root", syscall.EPERM)
 	}
 	l, err := d.Listen(rundir.ControlSock, 0o666)
 	if err != nil {

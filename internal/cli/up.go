@@ -151,6 +151,8 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 			Fix: fmt.Sprintf("weft down --dir %s, or give this one another --dir", locked.Dir)}}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "free space there, or give it a --dir elsewhere"}
+	case strings.Contains(err.Error(), ". fix: "):
+		// What may not be done is not always the directory's doing: who failed says so.
 	case errors.As(err, &place), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir that this user owns"}
 	}
