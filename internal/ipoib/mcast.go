@@ -54,6 +54,7 @@ type group struct {
 	up       bool     // of broadcast: the link works with it
 	q        *query
 	leaving  bool // q is a leave
+	apart    bool // what is left is left state by state
 	queue    [][]byte
 	failures int
 	backoff  time.Duration
@@ -217,7 +218,7 @@ func (l *Link) join(now mono.Time, g *group, state uint8) {
 	tries := 1 + l.p.McastRetry
 	g.fresh = state &^ g.told
 	g.told |= state
-	g.leaving = false
+	g.leaving, g.apart = false, false
 	q := &query{method: mad.MethodSet, attr: mad.AttrMCMemberRecord, mask: mask, record: rec.Append(nil), tries: tries, wait: l.p.McastWait,
 		limit: l.p.McastWait}
 	q.done = func(now mono.Time, a answer) { l.joinAnswer(now, g, state, &a, q.asked == 1) }
@@ -433,7 +434,8 @@ func (l *Link) explain(now mono.Time, g *group) {
 		}})
 }
 
-// leave ends part of a membership, or all. What it was good for ends now.
+// leave ends part of a membership, or all. What it was good for ends now. The administration refuses to end several
+// states of which it does not have one, as it may where a join's answer was lost: then each is left by itself.
 func (l *Link) leave(now mono.Time, g *group, state uint8) {
 	if g.have &^= state; g.have == 0 {
 		l.release(g.ah)
@@ -442,18 +444,28 @@ func (l *Link) leave(now mono.Time, g *group, state uint8) {
 	if state&mad.JoinFull != 0 {
 		l.detach(g)
 	}
+	if g.apart {
+		state &= -state
+	}
 	rec := mad.MCMemberRecord{MGID: g.mgid, PortGID: l.port.GID, JoinState: state}
 	g.leaving = true
 	g.q = &query{method: mad.MethodDelete, attr: mad.AttrMCMemberRecord, mask: maskLeave, record: rec.Append(nil), tries: leaveTries,
 		wait: leaveWait / leaveTries, done: func(now mono.Time, a answer) {
 			g.q = nil
 			g.leaving = false
-			if !a.silent {
+			switch {
+			case a.silent:
+			case !a.ok() && state&(state-1) != 0:
+				g.apart = true
+			default:
 				g.told &^= state
 			}
 			switch {
 			case l.state == Destroyed:
-				l.leaves--
+				if l.leaves--; g.apart && !a.silent && g.told != 0 {
+					l.leave(now, g, g.told)
+					return
+				}
 				l.finish(now, false)
 				return
 			case a.silent: // it may still be in effect: once more, later

@@ -462,6 +462,33 @@ func TestH16_MTU(t *testing.T) {
 	})
 }
 
+// TestLeaveMoreThanThereIs: what the administration refuses to end together, since it has but a part of it, ends all the
+// same, also where the link does.
+func TestLeaveMoreThanThereIs(t *testing.T) {
+	for _, stop := range []bool{false, true} {
+		s, a := alone(t)
+		group := netip.MustParseAddr("239.1.1.2")
+		if err := a.l.JoinGroup(s.now, group); err != nil {
+			t.Fatal(err)
+		}
+		s.run(time.Second)
+		mgid := a.l.mgidOf(group)
+		a.l.groups[mgid].told |= mad.JoinSendOnlyNon // as if the answer to such a join had been lost
+		if stop {
+			a.l.Stop(s.now)
+		} else if err := a.l.LeaveGroup(s.now, group); err != nil {
+			t.Fatal(err)
+		}
+		s.run(5 * time.Second)
+		if g := s.groups[mgid]; g != nil {
+			t.Errorf("stop %v: the group has members %v", stop, g.members)
+		}
+		if stop {
+			a.gone()
+		}
+	}
+}
+
 // TestLeaveAfterRefusedRepetition: a join whose answer was late and whose repetition was refused is
 // left all the same: the administration has it.
 func TestLeaveAfterRefusedRepetition(t *testing.T) {
