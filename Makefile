@@ -62,7 +62,7 @@ check: deps-build
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
 	$(GO) tool staticcheck ./...
-	$(GO) test ./internal/arch
+	$(GO) test ./test/arch
 
 # Tests of nodes make their directories where nodes have theirs in use, in memory;
 # what the go command builds does not belong there.
@@ -73,11 +73,11 @@ unit fuzz e2e soak-unit soak-fuzz soak-e2e: export TMPDIR := $(shell scripts/tmp
 unit: deps-build
 	@mkdir -p build; set -m; nice -n 19 shim/test/run.sh >build/shim.log 2>&1 & shim=$$!; \
 	trap 'kill -- -$$shim 2>/dev/null || true' EXIT; \
-	$(RACE) $$($(GO) list ./internal/... ./cmd/... | grep -v /internal/arch$$); \
+	$(RACE) ./internal/... ./cmd/... ./test/simfab/...; \
 	wait $$shim || { cat build/shim.log; exit 1; }; cat build/shim.log
 
 sim:
-	$(GO) test -count=1 ./internal/simfab/...
+	$(GO) test -count=1 ./test/simfab/...
 
 fuzz:
 	@scripts/fuzz $(FUZZTIME)
@@ -104,7 +104,7 @@ soak:
 	printf '%s\n' "$${lines[@]}"; [ -z "$$failed" ] || { echo "soak:$$failed failed. fix: make$$failed"; exit 1; }
 
 soak-unit: deps-build
-	WEFT_SOAK=1 $(RACE) -count=$(SOAKCOUNT) -timeout 2h ./internal/...
+	WEFT_SOAK=1 $(RACE) -count=$(SOAKCOUNT) -timeout 2h ./internal/... ./test/simfab/...
 
 soak-fuzz: deps-build
 	@scripts/fuzz $(SOAKFUZZTIME)

@@ -11,9 +11,9 @@ import (
 	"context"
 	"os"
 
-	"weft/internal/cli"
+	"weft/internal/control/cli"
+	"weft/internal/host/rundir"
 	"weft/internal/node"
-	"weft/internal/rundir"
 )
 
 func main() {

@@ -16,15 +16,15 @@ import (
 	"time"
 	"unicode"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/hca"
-	"weft/internal/hostnet"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/umad"
-	"weft/internal/vhost"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost"
+	"weft/internal/host/hostnet"
+	"weft/internal/mgmt/umad"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
 )
 
 var _ api.Backend = (*Node)(nil)

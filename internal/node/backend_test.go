@@ -6,9 +6,9 @@ import (
 	"reflect"
 	"testing"
 
-	"weft/internal/hca"
-	"weft/internal/rdmadev"
-	"weft/internal/transport"
+	"weft/internal/device/rdmadev"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
 )
 
 func TestSnake(t *testing.T) {

@@ -11,12 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/hca/capture"
-	"weft/internal/ib"
-	"weft/internal/pcapng"
-	"weft/internal/pkt"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/pcapng"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/hca/capture"
 )
 
 const (

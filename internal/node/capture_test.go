@@ -14,13 +14,13 @@ import (
 
 	"github.com/gopacket/gopacket/pcapgo"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/pcapng"
-	"weft/internal/vhost/vhosttest"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/pcapng"
+	"weft/internal/proto/wire"
 )
 
 // capturing starts a capture and returns when it runs; end stops it and returns what it

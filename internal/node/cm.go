@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weft/internal/cm"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/proto/wire"
+	"weft/internal/service/cm"
+	"weft/internal/verbs/hca"
 )
 
 // cmService runs the node's communication manager (docs/notes/cm.md): one goroutine, run,

@@ -11,11 +11,11 @@ import (
 	"slices"
 	"strings"
 
-	"weft/internal/cm"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/ipoib"
-	"weft/internal/mono"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/service/cm"
+	"weft/internal/service/ipoib"
+	"weft/internal/verbs/hca"
 )
 
 // What a path of an Ethernet port is said to be, where no subnet administration says

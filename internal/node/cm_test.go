@@ -10,15 +10,15 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/cm"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/proto/wire"
+	"weft/internal/service/cm"
 )
 
 // cmUser is a user of a node's communication manager.

@@ -5,12 +5,12 @@ package node
 import (
 	"time"
 
-	"weft/internal/cm"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/rdmacm"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+	"weft/internal/service/cm"
+	"weft/internal/service/rdmacm"
 )
 
 // cmGroups is what programs have joined, by the connection manager, of the multicast groups of

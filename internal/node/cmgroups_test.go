@@ -5,11 +5,11 @@ package node
 import (
 	"testing"
 
-	"weft/internal/cm"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/rdmacm"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/service/cm"
+	"weft/internal/service/rdmacm"
 )
 
 // TestCMGroupsRejoin proves that a program which joins a group again at once stays in it: the request

@@ -11,14 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/procmem"
-	"weft/internal/rdmadev"
-	"weft/internal/vhost"
-	"weft/internal/virtio"
+	"weft/internal/device/procmem"
+	"weft/internal/device/rdmadev"
+	"weft/internal/device/vhost"
+	"weft/internal/device/virtio"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/verbs/hca"
 )
 
 // door is one client's session: a vhost-user connection on one side, a device

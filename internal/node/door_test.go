@@ -14,14 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/vhost"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/device/vhost"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
 )
 
 // nowhere is a link that leads to no other node.

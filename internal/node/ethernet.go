@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"strings"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/manager"
-	"weft/internal/sm/em"
-	"weft/internal/sm/topo"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm/em"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
 )
 
 // VESWs implements api.Backend.

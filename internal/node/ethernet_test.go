@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/vnic"
-	"weft/internal/vnic/vema"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/service/vnic"
+	"weft/internal/service/vnic/vema"
 )
 
 // netdevs are the netdevs of a function that carries nothing.

@@ -9,15 +9,15 @@ import (
 	"strings"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/link/udp"
-	"weft/internal/mad"
-	"weft/internal/manager"
-	"weft/internal/mono"
-	"weft/internal/sm/topo"
-	"weft/internal/store"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/fabric/link/udp"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
 )
 
 // storeWait bounds how long a command waits for the store.

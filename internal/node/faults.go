@@ -9,9 +9,9 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/link/fault"
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/fault"
+	"weft/internal/proto/ib"
 )
 
 // Faults implements api.Backend: the rules, and what they did on all lanes.

@@ -5,10 +5,10 @@ package node
 import (
 	"sync/atomic"
 
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/pkt"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
 )
 
 const (

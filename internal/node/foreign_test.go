@@ -8,9 +8,9 @@ import (
 	"runtime"
 	"testing"
 
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/pkt"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/pkt"
 )
 
 // runOf is a run with payload at hand, whose first bytes tell its number.

@@ -11,12 +11,12 @@ import (
 	"slices"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/rundir"
-	"weft/internal/vhost"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // function is a device of the node: a function of the adapter with its door.

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // Functions implements api.Backend.

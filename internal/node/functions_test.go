@@ -7,10 +7,10 @@ import (
 	"errors"
 	"testing"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 // TestFunctionsByCommand adds, changes and deletes devices as a person does.

@@ -13,11 +13,11 @@ import (
 	"sync"
 	"syscall"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/vswitch"
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // ipGroups is the host's part in the multicast groups of its own Ethernet port: it

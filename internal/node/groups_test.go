@@ -14,10 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/vswitch"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // host is interfaces that groups are joined on.

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
 )
 
 // gsi is queue pair 1 of the node's InfiniBand ports for users that live in the

@@ -19,11 +19,11 @@ import (
 
 	"go.uber.org/goleak"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

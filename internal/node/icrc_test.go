@@ -5,8 +5,8 @@ package node
 import (
 	"testing"
 
-	"weft/internal/config"
-	"weft/internal/ib"
+	"weft/internal/control/config"
+	"weft/internal/proto/ib"
 )
 
 // TestICRCMode: the status says how each device checks what it receives.

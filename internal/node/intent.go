@@ -11,14 +11,14 @@ import (
 	"strconv"
 	"strings"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/manager"
-	"weft/internal/sm"
-	"weft/internal/sm/sa"
-	"weft/internal/sm/topo"
-	"weft/internal/store"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm"
+	"weft/internal/mgmt/sm/sa"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
 )
 
 func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/proto/ib"
 )
 
 func TestParseNames(t *testing.T) {

@@ -12,12 +12,12 @@ import (
 	"sync"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/hostnet/netstack"
-	"weft/internal/hostnet/tun"
-	"weft/internal/ib"
-	"weft/internal/ipoib"
+	"weft/internal/control/api"
+	"weft/internal/host/netstack"
+	"weft/internal/host/tun"
+	"weft/internal/proto/ib"
+	"weft/internal/service/ipoib"
+	"weft/internal/verbs/hca"
 )
 
 // ipoibHost is the IP links of a node (docs/notes/ipoib.md): what was asked for, what

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"syscall"
 
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/ipoib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/transport"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/service/ipoib"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
 )
 
 // ipoibAL is the access layer of a link: a session of the node's own, with one

@@ -10,10 +10,10 @@ import (
 	"syscall"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/ipoib"
-	"weft/internal/mono"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib"
 )
 
 // look runs f on the lane of a link for people's questions; link is nil while

@@ -7,14 +7,14 @@ import (
 	"syscall"
 	"time"
 
-	"weft/internal/cm"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/ipoib"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/transport"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+	"weft/internal/service/cm"
+	"weft/internal/service/ipoib"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
 )
 
 // What connections of IP links ask for (docs/notes/ipoib.md, section 12).

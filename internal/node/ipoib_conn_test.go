@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/cm"
-	"weft/internal/ib"
-	"weft/internal/mono"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/service/cm"
 )
 
 // modes are how packets of links go to an address.

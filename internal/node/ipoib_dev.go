@@ -8,8 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"weft/internal/ipoib"
-	"weft/internal/mono"
+	"weft/internal/proto/mono"
+	"weft/internal/service/ipoib"
 )
 
 // ipoibFeed is the way of packets from a back end to the lane of a link: a few

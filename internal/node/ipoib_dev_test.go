@@ -6,8 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
-	"weft/internal/ipoib"
-	"weft/internal/mono"
+	"weft/internal/proto/mono"
+	"weft/internal/service/ipoib"
 )
 
 // endless is a back end whose packets never end.

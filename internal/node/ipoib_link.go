@@ -15,11 +15,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/ipoib"
-	"weft/internal/mad"
-	"weft/internal/mono"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/service/ipoib"
+	"weft/internal/verbs/hca"
 )
 
 // ipLink is an IP link at work: an ipoib.Link on a lane, its session, and the

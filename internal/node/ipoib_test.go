@@ -16,9 +16,9 @@ import (
 	"syscall"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ipoib"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/service/ipoib"
 )
 
 // ipStack is an IP stack of a test: packets that it is told to send, and those

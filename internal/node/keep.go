@@ -12,11 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/store"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // keeper keeps in the store what people want of the node's functions: which

@@ -14,12 +14,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/rundir"
-	"weft/internal/store"
-	"weft/internal/store/etcd"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/host/rundir"
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+	"weft/internal/proto/ib"
 )
 
 // again starts a node in the directory of one that has ended.

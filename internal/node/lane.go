@@ -16,12 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/hca"
-	"weft/internal/hostnet/rawio"
-	"weft/internal/link/fabric"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/vhost"
+	"weft/internal/device/vhost"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/host/rawio"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
 )
 
 // socketLink is the lane's view of a link with sockets.

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"runtime"
 
-	"weft/internal/config"
-	"weft/internal/hca"
-	"weft/internal/hca/replicate"
-	"weft/internal/ib"
-	"weft/internal/link/roce"
-	"weft/internal/mono"
-	"weft/internal/pkt"
+	"weft/internal/control/config"
+	"weft/internal/fabric/link/roce"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/hca/replicate"
 )
 
 // neighbours is one lane's side of the pipes to and from every other lane of

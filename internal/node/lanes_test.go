@@ -13,17 +13,17 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/hca"
-	"weft/internal/hostnet"
-	"weft/internal/ib"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/rundir"
-	"weft/internal/vhost"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/host/hostnet"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
 )
 
 // TestQuiesceWaits: for a lane in the midst of a turn, and for none that

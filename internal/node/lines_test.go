@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
 )
 
 func TestLines(t *testing.T) {

@@ -5,14 +5,14 @@ package node
 import (
 	"slices"
 
-	"weft/internal/link/fabric"
-	"weft/internal/link/fault"
-	"weft/internal/link/roce"
-	"weft/internal/link/roceframe"
-	"weft/internal/link/udp"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/link/fault"
+	"weft/internal/fabric/link/roce"
+	"weft/internal/fabric/link/roceframe"
+	"weft/internal/fabric/link/udp"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
 )
 
 // netLink is a lane's way to other nodes: RoCEv2 behind a stage that injects

@@ -11,14 +11,14 @@ import (
 	"strings"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/manager"
-	"weft/internal/rundir"
-	"weft/internal/store"
-	"weft/internal/store/etcd"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/host/rundir"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/store"
+	"weft/internal/mgmt/store/etcd"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
 )
 
 // openStore opens the store that the configuration names.

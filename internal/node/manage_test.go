@@ -13,11 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/rundir"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/ib"
 )
 
 // end ends the node and returns the names of what it leaves in its directory.

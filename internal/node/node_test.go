@@ -16,12 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/vhost"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/vhost"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 // TestTraffic moves bytes between two clients over every way there is within

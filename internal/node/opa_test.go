@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/vswitch"
-	native "weft/internal/wire"
+	"weft/internal/control/config"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	native "weft/internal/proto/wire"
 )
 
 // port16 is a function's user of 16B packets, as an Ethernet port is one.

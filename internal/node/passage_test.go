@@ -6,11 +6,11 @@ import (
 	"slices"
 	"testing"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/vswitch"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 // enforce has the switch compare keys at the port of a function, as a manager

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/mono"
+	"weft/internal/proto/mono"
 )
 
 // placement is how a lane gets on with the threads whose streams it carries.

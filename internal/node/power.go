@@ -3,8 +3,8 @@
 package node
 
 import (
-	"weft/internal/hca"
-	"weft/internal/ib"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // enable lets the port of a function come up, or takes it down: queue pairs

@@ -9,8 +9,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/api"
-	"weft/internal/vhost"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost"
 )
 
 // doorLimits share out sessions and descriptors. The node's own user and root

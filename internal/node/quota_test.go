@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/vhost"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/verbs/hca"
 )
 
 // TestShortageIsTold: a refusal is a counter, a line in the log, and a state

@@ -13,15 +13,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/cm"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mono"
-	"weft/internal/rdmacm"
-	"weft/internal/rundir"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+	"weft/internal/service/cm"
+	"weft/internal/service/rdmacm"
+	"weft/internal/verbs/hca"
 )
 
 // cmDoor is the socket at which programs open the rdma_cm device, and what they have

@@ -15,10 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/cm"
-	"weft/internal/rundir"
+	"weft/internal/control/api"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/abi"
+	"weft/internal/service/cm"
 )
 
 func (r *running) cmDial() *net.UnixConn {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/rundir"
+	"weft/internal/host/rundir"
 )
 
 // recordDoor is a socket of records (SOCK_SEQPACKET) at which programs find something of the

@@ -6,12 +6,12 @@ import (
 	"math/bits"
 	"os"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/transport"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
 )
 
 // tenant is what a lane runs beside the doors: a user of the adapter that lives

@@ -13,14 +13,14 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/agent"
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/transport"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/agent"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
 )
 
 const residentQKey ib.QKey = 0x0b1b

@@ -6,9 +6,9 @@ import (
 	"bytes"
 	"testing"
 
-	"weft/internal/abi"
-	"weft/internal/ib"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 // TestRings: the rings of RoCE objects of a plain front-end are stopped, begun anew with another size, disabled and

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/hca"
-	"weft/internal/mono"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
 )
 
 // fullLink is a link whose socket has no room until somebody reads from its other

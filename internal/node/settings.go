@@ -8,9 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/manager"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/manager"
+	"weft/internal/proto/ib"
 )
 
 // SetManager implements api.Backend.

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/manager"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/mgmt/manager"
 )
 
 // TestSetManager: what the control interface is told of routing and M_Key ends up in the

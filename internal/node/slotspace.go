@@ -3,8 +3,8 @@
 package node
 
 import (
-	"weft/internal/mem"
-	"weft/internal/wire"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/wire"
 )
 
 // slotSpace is memory with receive slots whose user is content with datagrams where the network left them: a slot then has the

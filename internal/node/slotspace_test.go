@@ -6,9 +6,9 @@ import (
 	"bytes"
 	"testing"
 
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/wire"
 )
 
 // TestSlotSpace places datagrams into receive slots as a queue pair does. Those that last are taken from where they are,

@@ -9,13 +9,13 @@ import (
 	"net/netip"
 	"sync"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/hca/replicate"
-	"weft/internal/hostnet/netstack"
-	"weft/internal/ib"
-	"weft/internal/link/roceframe"
-	"weft/internal/vnic"
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/roceframe"
+	"weft/internal/host/netstack"
+	"weft/internal/proto/ib"
+	"weft/internal/service/vnic"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/hca/replicate"
 )
 
 // station is the Ethernet port of a function in a virtual Ethernet switch: the port of the function in the fabric stays as it

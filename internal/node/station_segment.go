@@ -7,11 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"weft/internal/ether"
-	"weft/internal/hostnet/netstack"
-	"weft/internal/ib"
-	"weft/internal/mono"
-	"weft/internal/vnic"
+	"weft/internal/host/netstack"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/service/vnic"
 )
 
 const (

@@ -14,14 +14,14 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
-	"weft/internal/ether"
-	"weft/internal/ib"
-	"weft/internal/mem"
-	"weft/internal/pkt"
-	"weft/internal/rundir"
-	"weft/internal/vnic"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/host/rundir"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/pkt"
+	"weft/internal/proto/wire"
+	"weft/internal/service/vnic"
 )
 
 // stationNode is the first of a pair with a device in a VESW, and the interface of the other in it.

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/vhost/vhosttest"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
 )
 
 // writeUndelivered has a client write to another from a page that comes only

@@ -9,16 +9,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"weft/internal/agent"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/trunk"
-	"weft/internal/vnic/vema"
-	"weft/internal/vswitch"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/trunk"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/mgmt/agent"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/service/vnic/vema"
+	"weft/internal/verbs/hca"
 )
 
 // subnet is the node's place in a subnet (docs/notes/fabric.md): its switch,

@@ -5,13 +5,13 @@ package node
 import (
 	"bytes"
 
-	"weft/internal/agent"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/wire"
+	"weft/internal/mgmt/agent"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/proto/wire"
 )
 
 // send has the agent of c send what somebody at its port says. What that says to itself becomes no packet, and is shown to

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"testing"
 
-	"weft/internal/config"
-	"weft/internal/ib"
-	"weft/internal/mad"
+	"weft/internal/control/config"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
 )
 
 // TestDatagramBehindItsLink: a datagram that comes as soon as its link is up is answered, however late the management

@@ -9,11 +9,11 @@ import (
 	"slices"
 	"strings"
 
-	"weft/internal/hca"
-	"weft/internal/hostnet"
-	"weft/internal/ib"
-	"weft/internal/rundir"
-	"weft/internal/sysfs"
+	"weft/internal/host/hostnet"
+	"weft/internal/host/rundir"
+	"weft/internal/host/sysfs"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
 )
 
 // portCapMask is what a RoCE port says of itself: CM, device management and

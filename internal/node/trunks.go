@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"os"
 
-	"weft/internal/agent"
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/link/fault"
-	"weft/internal/link/udp"
-	"weft/internal/mad"
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/link/fault"
+	"weft/internal/fabric/link/udp"
+	"weft/internal/mgmt/agent"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/verbs/hca"
 )
 
 var (

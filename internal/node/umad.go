@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/rundir"
-	"weft/internal/umad"
+	"weft/internal/host/rundir"
+	"weft/internal/mgmt/umad"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
 )
 
 // umadDoor is the socket at which programs open umadN and issmN, and what they

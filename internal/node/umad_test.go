@@ -18,12 +18,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/config"
-	"weft/internal/hca"
-	"weft/internal/mad"
-	"weft/internal/rundir"
-	"weft/internal/umad"
+	"weft/internal/control/config"
+	"weft/internal/host/rundir"
+	"weft/internal/mgmt/umad"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/mad"
+	"weft/internal/verbs/hca"
 )
 
 // manageable starts a node with a subnet that an outside manager would run.

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"slices"
 
-	"weft/internal/agent"
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/vnic/vema"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/agent"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/service/vnic/vema"
 )
 
 // serveEthernet gives a function's port its agent of virtual Ethernet, or with nil takes it away. Whether it

@@ -8,16 +8,16 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mem"
-	"weft/internal/mono"
-	"weft/internal/pkt"
-	"weft/internal/umad"
-	"weft/internal/vnic"
-	"weft/internal/vnic/vema"
-	native "weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/umad"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	native "weft/internal/proto/wire"
+	"weft/internal/service/vnic"
+	"weft/internal/service/vnic/vema"
 )
 
 // veswAdapter is a function with netdevs and nothing behind them.

@@ -8,13 +8,13 @@ import (
 	"sync"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/hca"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/vnic"
-	"weft/internal/vnic/vema"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/service/vnic"
+	"weft/internal/service/vnic/vema"
+	"weft/internal/verbs/hca"
 )
 
 // veswHost is the ports of virtual Ethernet switches of a node (docs/notes/vesw.md): those of

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/ether"
-	"weft/internal/ib"
-	"weft/internal/mad"
-	"weft/internal/vnic"
+	"weft/internal/control/api"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/service/vnic"
 )
 
 // VESWInterfaces implements api.Backend.

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"os"
 
-	"weft/internal/ether"
-	"weft/internal/link/fabric"
-	"weft/internal/mono"
-	"weft/internal/vnic"
-	"weft/internal/wire"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+	"weft/internal/service/vnic"
 )
 
 // veswLane is what lane 0 does for the ports of virtual Ethernet switches of a node

@@ -7,11 +7,11 @@ import (
 	"net/netip"
 	"strings"
 
-	"weft/internal/api"
-	"weft/internal/hostnet/gateway"
-	"weft/internal/hostnet/netstack"
-	"weft/internal/hostnet/tap"
-	"weft/internal/vnic"
+	"weft/internal/control/api"
+	"weft/internal/host/gateway"
+	"weft/internal/host/netstack"
+	"weft/internal/host/tap"
+	"weft/internal/service/vnic"
 )
 
 // openSegment makes what was asked for, or a TAP device with the name of its function and port.

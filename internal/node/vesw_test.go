@@ -15,15 +15,15 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ether"
-	"weft/internal/ib"
-	"weft/internal/link/fabric"
-	"weft/internal/mad"
-	"weft/internal/mono"
-	"weft/internal/vnic"
-	native "weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	native "weft/internal/proto/wire"
+	"weft/internal/service/vnic"
 )
 
 // plug is a segment whose frames a test sends and sees.

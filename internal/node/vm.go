@@ -18,12 +18,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/api"
-	"weft/internal/ethdev"
-	"weft/internal/hca"
-	"weft/internal/rundir"
-	"weft/internal/vhost"
-	"weft/internal/vnic"
+	"weft/internal/control/api"
+	"weft/internal/device/ethdev"
+	"weft/internal/device/vhost"
+	"weft/internal/host/rundir"
+	"weft/internal/service/vnic"
+	"weft/internal/verbs/hca"
 )
 
 // machine is the network card of a virtual machine: a function of the node, of which the first

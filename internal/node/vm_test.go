@@ -15,13 +15,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/abi"
-	"weft/internal/api"
-	"weft/internal/config"
-	"weft/internal/ethdev/ethdevtest"
-	"weft/internal/ether"
-	"weft/internal/ib"
-	"weft/internal/virtio/virtiotest"
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/device/ethdev/ethdevtest"
+	"weft/internal/device/virtio/virtiotest"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ether"
+	"weft/internal/proto/ib"
 )
 
 // vm returns what the node tells of a virtual machine.

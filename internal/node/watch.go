@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/vhost"
+	"weft/internal/control/api"
+	"weft/internal/device/vhost"
 )
 
 // A copy from or to the memory of a process waits for whoever serves the page:

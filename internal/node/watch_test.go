@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/hca"
-	"weft/internal/vhost"
+	"weft/internal/device/vhost"
+	"weft/internal/verbs/hca"
 )
 
 // TestLaneSigns: a lane that runs what it is given is well, one that sleeps is

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/store/etcd"
+	"weft/internal/control/api"
+	"weft/internal/mgmt/store/etcd"
 	"weft/test/lab"
 )
 

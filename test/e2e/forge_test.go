@@ -17,11 +17,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	trunks "weft/internal/trunk"
-	"weft/internal/vnic"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	trunks "weft/internal/fabric/trunk"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/wire"
+	"weft/internal/service/vnic"
 	"weft/test/lab"
 )
 

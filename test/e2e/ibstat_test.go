@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"weft/internal/ib"
-	"weft/internal/sysfs"
+	"weft/internal/host/sysfs"
+	"weft/internal/proto/ib"
 	"weft/test/lab"
 )
 

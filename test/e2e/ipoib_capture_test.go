@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/ib"
-	"weft/internal/pcapng"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/pcapng"
+	"weft/internal/proto/wire"
 	"weft/test/lab"
 )
 

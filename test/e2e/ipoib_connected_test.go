@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/pcapng"
+	"weft/internal/control/api"
+	"weft/internal/proto/pcapng"
 	"weft/test/lab"
 )
 

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/ib"
-	"weft/internal/ipoib/neigh"
-	"weft/internal/mono"
-	"weft/internal/pcapng"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pcapng"
+	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/neigh"
 	"weft/test/lab"
 )
 

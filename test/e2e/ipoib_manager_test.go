@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 

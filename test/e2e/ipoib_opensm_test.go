@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 

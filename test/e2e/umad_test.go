@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/ib"
+	"weft/internal/proto/ib"
 	"weft/test/lab"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 

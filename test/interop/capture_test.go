@@ -8,8 +8,8 @@ import (
 	"os"
 	"testing"
 
-	"weft/internal/ib"
-	"weft/internal/wire"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/wire"
 )
 
 // checkCapture wants every packet of a capture (classic pcap, Ethernet) to

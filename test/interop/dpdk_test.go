@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/ether"
+	"weft/internal/proto/ether"
 	"weft/test/lab"
 )
 

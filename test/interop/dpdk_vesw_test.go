@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 

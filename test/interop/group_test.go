@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/ib"
-	"weft/internal/wire"
+	"weft/internal/control/api"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/wire"
 	"weft/test/lab"
 )
 

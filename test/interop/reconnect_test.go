@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 )
 
 // cut shuts the connection between a node's process and the front-end of a machine's card down, as if either had:

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 	"weft/test/interop/guest"
 	"weft/test/lab"
 )

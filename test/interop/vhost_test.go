@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"weft/internal/ethdev"
-	"weft/internal/ethdev/ethdevtest"
-	"weft/internal/vhost"
-	"weft/internal/vnic"
+	"weft/internal/device/ethdev"
+	"weft/internal/device/ethdev/ethdevtest"
+	"weft/internal/device/vhost"
+	"weft/internal/service/vnic"
 	"weft/test/interop/guest"
 )
 

@@ -16,9 +16,9 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
 
-	"weft/internal/ib"
-	"weft/internal/mono"
-	"weft/internal/trunk"
+	"weft/internal/fabric/trunk"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
 )
 
 // Capture is a capture under way of one of a Triangle's cables.

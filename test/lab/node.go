@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 )
 
 const limitQuick = 20 * time.Second // for what takes no time

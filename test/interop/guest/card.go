@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"strings"
 
-	"weft/internal/api"
+	"weft/internal/control/api"
 )
 
 var vectors = regexp.MustCompile(`,vectors=\d+`)

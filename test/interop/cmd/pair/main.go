@@ -21,8 +21,8 @@ import (
 	"syscall"
 	"time"
 
-	"weft/internal/api"
-	"weft/internal/rundir"
+	"weft/internal/control/api"
+	"weft/internal/host/rundir"
 	"weft/test/interop/guest"
 )
 

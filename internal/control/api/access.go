@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"net"
+	"slices"
+
+	"weft/internal/host/rundir"
+)
+
+// PeerAccess returns what NewServer asks: root and the node's own user may do
+// everything, those allowed the door may read, others nothing.
+func PeerAccess(self int, allow []int) func(net.Conn) (Access, error) {
+	return func(c net.Conn) (Access, error) {
+		u, ok := c.(*net.UnixConn)
+		if !ok {
+			return NoAccess, fmt.Errorf("%s is no Unix socket", c.LocalAddr().Network())
+		}
+		p, err := rundir.PeerOf(u)
+		if err != nil {
+			return NoAccess, err
+		}
+		return accessOf(p.UID, self, allow)
+	}
+}
+
+func accessOf(uid, self int, allow []int) (Access, error) {
+	switch {
+	case uid == 0 || uid == self:
+		return FullAccess, nil
+	case slices.Contains(allow, uid):
+		return ReadAccess, nil
+	}
+	return NoAccess, &Error{Code: CodeRefused, Why: fmt.Sprintf("the node does not serve uid %d", uid),
+		Fix: fmt.Sprintf("as its user, weft up --allow-uid %d", uid)}
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/control/api"
+	"weft/internal/host/rundir"
+)
+
+func (a *app) down() *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "end the node and wait until it has ended",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, named, err := a.nodeDir()
+			if err != nil {
+				return err
+			}
+			pid, err := stop(cmd.Context(), dir, timeout)
+			if err != nil {
+				return explain(err, dir, named)
+			}
+			fmt.Fprintf(a.env.Out, "weft: ended the node in %s, pid %d\n", dir, pid)
+			return nil
+		},
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Second, "how long to wait for its end")
+	return cmd
+}
+
+// stop ends the node in dir and waits for its process.
+func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err error) {
+	var peer rundir.Peer // as the kernel names it in this pid namespace
+	c := api.NewClient(filepath.Join(dir, rundir.ControlSock), func(u *net.UnixConn) (err error) {
+		peer, err = rundir.PeerOf(u)
+		return err
+	})
+	defer c.Close()
+	if _, err := c.Status(ctx); err != nil {
+		var e *api.Error
+		if !errors.As(err, &e) || e.Code != api.CodeNotReady {
+			return 0, err
+		}
+	}
+	proc, err := rundir.OpenProcess(peer.PID) // before it ends, so that it cannot be another
+	if err != nil {
+		return 0, fmt.Errorf("cannot stop the node: %w", err)
+	}
+	defer proc.Close()
+	if err := c.Shutdown(ctx); err != nil {
+		return 0, err
+	}
+	ended, err := rundir.WaitProcess(proc, int(timeout.Milliseconds()))
+	if err != nil {
+		return 0, fmt.Errorf("cannot stop the node: %w", err)
+	}
+	if !ended {
+		return 0, &api.Error{Code: api.CodeInternal, What: "cannot stop the node", Why: fmt.Sprintf("process %d has not ended after %v", peer.PID, timeout),
+			Fix: fmt.Sprintf("read its log; kill -9 %d ends it", peer.PID)}
+	}
+	return peer.PID, nil
+}
+
+func (a *app) wait() *cobra.Command {
+	var what string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "wait",
+		Short: "wait until the node is ready or its ports are active",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			is, ok := map[string]func(api.Status) bool{"active": isActive, "ready": isReady}[what]
+			if !ok {
+				return usage("weft wait --for=active", "--for must be active or ready, not %q", what)
+			}
+			dir, named, err := a.nodeDir()
+			if err != nil {
+				return err
+			}
+			c := dial(dir)
+			defer c.Close()
+			last, err := await(cmd.Context(), c, timeout, is)
+			if err == nil {
+				if off := disabled(last); what == "active" && len(off) > 0 {
+					fmt.Fprintf(a.env.Out, "weft: did not wait for %s: disabled on purpose (weft status)\n", strings.Join(off, ", "))
+				}
+				return nil
+			}
+			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout), Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
+			var ae *api.Error
+			switch {
+			case refused(err):
+				return err
+			case errors.As(err, &ae) && ae.Code == api.CodeNoNode:
+				e.Why, e.Fix = "no node runs in "+dir, "weft up"+dirFlag(dir, named)
+			case errors.As(err, &ae):
+				e.Why = ae.Why
+				if ae.Fix != "" {
+					e.Fix = ae.Fix
+				}
+			case last.Ready:
+				e.Why = "not every port is active"
+			}
+			return e
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&what, "for", "active", "active: every port is, but of devices that are disabled; ready: programs can use the node")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait")
+	return cmd
+}
+
+func isReady(s api.Status) bool { return s.Ready }
+
+// isActive leaves out what was disabled: nobody waits for it to come up.
+func isActive(s api.Status) bool {
+	return s.Ready && len(s.Devices) > 0 &&
+		!slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" })
+}
+
+// disabled names the devices whose ports are down on purpose.
+func disabled(s api.Status) (names []string) {
+	for _, d := range s.Devices {
+		if !d.Enabled {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+// refused reports whether the node will not talk to this user, ever.
+func refused(err error) bool {
+	var e *api.Error
+	return errors.As(err, &e) && e.Code == api.CodeRefused
+}
+
+var errNotYet = errors.New("it is starting")
+
+// await polls the node until is holds, and returns the last status and why it
+// was not enough.
+func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (last api.Status, why error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		s, err := c.Status(ctx)
+		switch {
+		case err == nil && is(s):
+			return s, nil
+		case err == nil:
+			last, why = s, errNotYet
+		case refused(err):
+			return s, err
+		case ctx.Err() == nil || why == nil:
+			last, why = s, err
+		}
+		select {
+		case <-ctx.Done():
+			return last, why
+		case <-tick.C:
+		}
+	}
+}

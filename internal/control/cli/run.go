@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+)
+
+// shimName is the preload library that speaks verbs to the node, replacementName
+// the same in the place of libibverbs, alone with it in a directory that the loader can search.
+const (
+	shimName        = "libweft-verbs.so"
+	replacementName = "weft-verbs/libibverbs.so.1"
+)
+
+// autoIdleExit ends a node that "weft run" started, after its last session.
+const autoIdleExit = 10 * time.Minute
+
+func (a *app) run() *cobra.Command {
+	var device, arena string
+	var replace bool
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- COMMAND [ARG…]",
+		Short: "run an unmodified verbs program on a node",
+		Long: `Run an unmodified verbs program on a node.
+
+Without --dir and WEFT_DIR, and when no node runs in the default directory, it
+starts one there in the background, which ends ten minutes after its last
+session.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage("weft run -- ibv_devinfo", "weft run needs a command")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch arena {
+			case "off", "on", "only":
+			default:
+				return usage("weft run --arena=only -- "+args[0], "--arena must be on, only or off, not %q", arena)
+			}
+			name := shimName
+			if replace {
+				name = replacementName
+			}
+			return a.exec(cmd.Context(), args, name, device, arena)
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false) // what follows the command's name is the command's
+	f.StringVar(&device, "device", "", "show the program only this device")
+	f.StringVar(&arena, "arena", "off", "large buffers in memory the node maps: on; only: refuse to register any other")
+	f.Lookup("arena").NoOptDefVal = "on"
+	f.BoolVar(&replace, "replace", false, "for a program that loads libibverbs by itself (dlopen), as NCCL does: stand in that library's place")
+	return cmd
+}
+
+// exec replaces this process by the command, with the shim of a name loaded.
+func (a *app) exec(ctx context.Context, args []string, name, device, arena string) error {
+	what := "cannot run " + args[0]
+	path, err := exec.LookPath(args[0])
+	switch {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return &codeError{ExitNotFound, &api.Error{What: what, Why: "there is no such command", Fix: "install it, or give its path"}}
+	case err != nil && !errors.Is(err, exec.ErrDot):
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "make it executable"}}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	shim, err := findShim(exe, name)
+	if err != nil {
+		return &api.Error{What: what, Why: err.Error(), Fix: "make build, or install weft and " + name + " together"}
+	}
+	dir, named, err := a.nodeDir()
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
+	defer cancel()
+	if err := a.needNode(ctx, what, exe, dir, named); err != nil {
+		return err
+	}
+	if err := a.needDevice(ctx, what, dir, device); err != nil {
+		return err
+	}
+	if why := ignoresPreload(path); why != "" {
+		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: run a dynamically linked build of it\n", args[0], why)
+	}
+	env := childEnv(os.Environ(), shim, dir, device, arena)
+	if err := syscall.Exec(path, args, env); err != nil {
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "run it without weft to see whether it works at all"}}
+	}
+	return nil
+}
+
+// childEnv returns env with what the shim needs.
+func childEnv(env []string, shim, dir, device, arena string) []string {
+	preload := shim
+	if old := oldPreload(env); slices.Contains(strings.FieldsFunc(old, isPreloadSep), shim) {
+		preload = old // weft run within weft run
+	} else if old != "" {
+		preload = shim + ":" + old
+	}
+	env = withoutEnv(env, "LD_PRELOAD", config.EnvName("dir"), "WEFT_ARENA")
+	env = append(env, "LD_PRELOAD="+preload, config.EnvName("dir")+"="+dir)
+	if strings.HasSuffix(shim, "/"+replacementName) {
+		// By its soname the loader finds what is preloaded. A program that asks for
+		// libibverbs.so gets it by this directory.
+		search := filepath.Dir(shim)
+		for _, kv := range env {
+			if old, ok := strings.CutPrefix(kv, "LD_LIBRARY_PATH="); ok && old != "" && !slices.Contains(filepath.SplitList(old), search) {
+				search += ":" + old
+			} else if ok && old != "" {
+				search = old
+			}
+		}
+		env = append(withoutEnv(env, "LD_LIBRARY_PATH"), "LD_LIBRARY_PATH="+search)
+	}
+	switch arena {
+	case "on":
+		env = append(env, "WEFT_ARENA=1")
+	case "only":
+		env = append(env, "WEFT_ARENA=only")
+	}
+	if device != "" {
+		env = append(withoutEnv(env, "WEFT_DEVICE"), "WEFT_DEVICE="+device)
+	}
+	return env
+}
+
+// oldPreload returns what env preloads already.
+func oldPreload(env []string) (old string) {
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "LD_PRELOAD="); ok {
+			old = v
+		}
+	}
+	return old
+}
+
+// isPreloadSep reports whether the loader splits LD_PRELOAD at r.
+func isPreloadSep(r rune) bool { return r == ':' || r == ' ' }
+
+// findShim looks for the library of a name beside the program and in ../lib/weft.
+func findShim(exe, lib string) (string, error) {
+	exe, err := filepath.EvalSymlinks(exe)
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Dir(exe)
+	places := []string{bin, filepath.Join(filepath.Dir(bin), "lib", "weft")}
+	for _, p := range places {
+		name := filepath.Join(p, lib)
+		if st, err := os.Stat(name); err != nil || !st.Mode().IsRegular() {
+			continue
+		}
+		if strings.ContainsFunc(name, isPreloadSep) {
+			return "", fmt.Errorf("the loader cannot preload %q, its path has a space or a colon", name)
+		}
+		return name, nil
+	}
+	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
+}
+
+// ignoresPreload says why the loader will not preload anything into the
+// program at path, or nothing. A script is judged by nobody: its programs may
+// be fine.
+func ignoresPreload(path string) string {
+	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
+		return "it is set-uid or set-gid"
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		return "it is statically linked"
+	}
+	return ""
+}
+
+// needNode returns when a ready node runs in dir, starting one if the caller
+// named none.
+func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) error {
+	c := dial(dir)
+	defer c.Close()
+	for end := time.Now().Add(startTimeout); ; time.Sleep(pollInterval) {
+		err := a.findNode(ctx, c, what, exe, dir, named)
+		var ce *codeError
+		if !errors.As(err, &ce) || ce.code != ExitOwned || time.Now().After(end) {
+			return err
+		}
+		// Another "weft run" was faster, and its node will do; or a node that
+		// has stopped listening has not ended yet.
+	}
+}
+
+// findNode is one try of needNode; the code of its error is ExitOwned where
+// another is worth it.
+func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string, named bool) error {
+	if err := claim(ctx, c); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	s, err := c.Status(ctx)
+	var e *api.Error
+	switch {
+	case err == nil && s.Ready:
+		return nil
+	case errors.As(err, &e) && e.Code == api.CodeNoNode && named:
+		return &api.Error{Code: api.CodeNoNode, What: what, Why: "no node runs in " + dir, Fix: "weft up --dir " + dir}
+	case errors.As(err, &e) && e.Code == api.CodeNoNode:
+		cmd := exec.CommandContext(ctx, exe, "up", "--detach", "--dir="+dir, "--idle-exit="+autoIdleExit.String())
+		cmd.Args[0] = "weft"
+		cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD")
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Run(); err == nil {
+			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %v after its last session\n", dir, autoIdleExit)
+			return nil
+		} else {
+			why, code := strings.TrimPrefix(strings.TrimSpace(said.String()), "weft: "), ExitFailed
+			if why == "" {
+				why = err.Error()
+			}
+			if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == ExitOwned {
+				code = ExitOwned
+			}
+			return &codeError{code, fmt.Errorf("%s: %s", what, why)}
+		}
+	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
+		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
+	case refused(err):
+		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
+			Fix: fmt.Sprintf("start it with --allow-uid %d, or run a node of your own", os.Geteuid())}
+	case errors.As(err, &e) && e.Code != api.CodeNotReady:
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if _, err := await(ctx, c, startTimeout, isReady); err != nil {
+		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready", Fix: "weft status --dir " + dir}
+	}
+	return nil
+}
+
+// claim tells the node, if there is one, that a program comes, and waits for the
+// end of one that ends for lack of programs. Other errors show again in what
+// is asked next.
+func claim(ctx context.Context, c *api.Client) error {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		var e *api.Error
+		if err := c.Use(ctx); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// needDevice checks that the node in dir has the device the caller named.
+func (a *app) needDevice(ctx context.Context, what, dir, device string) error {
+	if device == "" {
+		return nil
+	}
+	c := dial(dir)
+	defer c.Close()
+	s, err := c.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	var names []string
+	for _, d := range s.Devices {
+		names = append(names, d.Name)
+	}
+	if slices.Contains(names, device) {
+		return nil
+	}
+	if len(names) == 0 {
+		return &api.Error{What: what, Why: "the node has no device", Fix: "weft status --dir " + dir}
+	}
+	return &api.Error{What: what, Why: fmt.Sprintf("the node has no device %s, but %s", device, strings.Join(names, ", ")), Fix: "weft run --device " + names[0]}
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ethdev
+
+import (
+	"slices"
+
+	"weft/internal/proto/abi"
+)
+
+// Commands of the control queue (virtio 1.x, 5.1.6.5), by class.
+const (
+	rxPromisc  = 0
+	rxAllMulti = 1
+	rxAllUni   = 2
+	rxNoMulti  = 3
+	rxNoUni    = 4
+	rxNoBcast  = 5
+
+	macTableSet = 0
+	macAddrSet  = 1
+
+	vlanAdd = 0
+	vlanDel = 1
+
+	announceAck = 0
+
+	mqPairsSet = 0
+)
+
+// maxCommand bounds a command, maxTable each list of its MAC addresses.
+const (
+	maxTable   = 64
+	maxCommand = abi.CtrlHeaderSize + 2*(4+6*maxTable)
+	// maxCommands is how many commands a turn executes.
+	maxCommands = 16
+)
+
+// control executes commands of the front-ends that hand their control queue
+// over. QEMU and DPDK keep it.
+func (d *Device) control(v *ring) {
+	c := &d.chain
+	for range maxCommands {
+		ok, err := v.q.Pop(c)
+		if err != nil {
+			d.broken(v, err)
+			d.sort()
+			break
+		}
+		if !ok {
+			break
+		}
+		d.port.Stats.Commands++
+		written := uint32(0)
+		if c.WriteLen > 0 {
+			if d.command == nil {
+				d.command = make([]byte, maxCommand)
+			}
+			ack := [1]byte{abi.AckErr}
+			if c.ReadLen <= maxCommand {
+				ack[0] = d.execute(d.command[:c.ReadAt(d.command, 0)])
+			}
+			if ack[0] != abi.AckOK {
+				d.port.Stats.CommandErrors++
+			}
+			c.WriteAt(ack[:], 0)
+			written = 1
+		} else {
+			d.port.Stats.CommandErrors++ // there is no room for an answer
+		}
+		v.q.PushUsed(c.Head, written)
+	}
+	d.publish(v)
+}
+
+// execute judges and executes one command.
+func (d *Device) execute(b []byte) (ack uint8) {
+	if len(b) < abi.CtrlHeaderSize {
+		return abi.AckErr
+	}
+	class, command, data := b[0], b[1], b[abi.CtrlHeaderSize:]
+	ok := false
+	switch class {
+	case abi.ClassRX:
+		ok = command <= rxNoBcast && len(data) >= 1 && d.has(abi.FeatureCtrlRX)
+		if ok {
+			d.filter.set(command, data[0] != 0)
+		}
+	case abi.ClassMAC:
+		switch {
+		case command == macAddrSet && len(data) >= 6 && data[0]&1 == 0 && d.has(abi.FeatureCtrlMACAddr):
+			d.port.hear.own = [6]byte(data[:6])
+			d.port.tell()
+			ok = true
+		case command == macTableSet && d.has(abi.FeatureCtrlRX):
+			uni, rest, ok1 := macTable(data)
+			multi, _, ok2 := macTable(rest)
+			if ok = ok1 && ok2; ok {
+				d.filter.on = true
+				d.port.hear.unicast, d.port.hear.multicast = uni, multi
+				d.port.tell()
+			}
+		}
+	case abi.ClassVLAN:
+		// Every frame of the switch passes; a filter is a promise to the best of
+		// the device's ability.
+		ok = command <= vlanDel && len(data) >= 2 && le.Uint16(data) < 4096 && d.has(abi.FeatureCtrlVLAN)
+	case abi.ClassAnnounce:
+		ok = command == announceAck && d.has(abi.FeatureGuestAnnounce)
+	case abi.ClassMQ:
+		if command == mqPairsSet && len(data) >= 2 && d.has(abi.FeatureMQ) {
+			if n := int(le.Uint16(data)); n >= 1 && n <= d.port.cfg.Pairs {
+				d.active = n
+				d.sort()
+				ok = true
+			}
+		}
+	}
+	if !ok {
+		return abi.AckErr
+	}
+	return abi.AckOK
+}
+
+func (d *Device) has(bit int) bool { return d.features&(1<<bit) != 0 }
+
+// macTable takes a list of addresses from the front of b.
+func macTable(b []byte) (list [][6]byte, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return nil, nil, false
+	}
+	n := le.Uint32(b)
+	if n > maxTable || uint64(len(b)-4) < 6*uint64(n) {
+		return nil, nil, false
+	}
+	for i := range int(n) {
+		list = append(list, [6]byte(b[4+6*i:]))
+	}
+	return list, b[4+6*n:], true
+}
+
+// filter is which frames a driver wants that said so.
+type filter struct {
+	on   bool // else all
+	mode uint8
+}
+
+func (f *filter) set(command uint8, on bool) {
+	f.on = true
+	f.mode &^= 1 << command
+	if on {
+		f.mode |= 1 << command
+	}
+}
+
+func (f *filter) is(command uint8) bool { return f.mode>>command&1 != 0 }
+
+// passes reports whether the driver wants a frame.
+func (f *filter) passes(frame []byte, h *hearing) bool {
+	if f.is(rxPromisc) {
+		return true
+	}
+	to := [6]byte(frame)
+	switch {
+	case to == [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}:
+		return !f.is(rxNoBcast)
+	case to[0]&1 != 0:
+		return !f.is(rxNoMulti) && (f.is(rxAllMulti) || slices.Contains(h.multicast, to))
+	}
+	return !f.is(rxNoUni) && (f.is(rxAllUni) || to == h.own || slices.Contains(h.unicast, to))
+}

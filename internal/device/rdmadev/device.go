@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package rdmadev is the RoCE half of the virtio-net device: it turns control
+// commands into verbs of a session of the adapter, send and receive elements
+// into work requests, and completions and events into ring elements.
+//
+// What comes in: messages of a vhost-user session (package vhost), which call
+// a Device from the session's goroutine, and the lane's turns; what goes out:
+// calls of an hca.Session and bytes in the client's rings. Everything the
+// client wrote is copied once and the copy is judged. The layouts are those of
+// docs/notes/abi.md and of the virtio RoCE RFC v2.
+//
+// A Device belongs to one lane. It must never trust a number it read twice,
+// wait for the client, or let one client's fault reach another.
+package rdmadev
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"syscall"
+
+	"weft/internal/device/virtio"
+	"weft/internal/proto/abi"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+)
+
+// Guest is the memory a client announced.
+type Guest interface {
+	mem.Space
+	virtio.Memory
+	// Contains reports whether [addr, addr+n) lies within announced memory.
+	Contains(addr, n uint64) bool
+}
+
+// Caller notifies a client.
+type Caller interface {
+	// Call writes the notification; again tells that there is no room now and
+	// the same call is to be made later.
+	Call() (again bool)
+}
+
+// Stats count what a device saw; each refusal has its name.
+type Stats struct {
+	Commands, CtrlErrors, CtrlNoRoom, Events, Calls, CallsDeferred uint64
+}
+
+// Config describes a device to make.
+type Config struct {
+	Adapter *hca.Adapter
+	Lane    *hca.Lane
+	Guest   Guest
+	Now     func() mono.Time
+	Log     *slog.Logger
+	// MaxCQ and MaxQP are the numbers of rings the door can name.
+	MaxCQ, MaxQP uint32
+	// Verbs offers the extensions that programs need.
+	Verbs bool
+	// Privileged clients may give their queue pairs controlled Q_Keys.
+	Privileged bool
+	// Fail ends the session from within a turn; it must not call the device.
+	Fail func(reason error)
+}
+
+// Device is one client's device. All methods run on the client's lane.
+type Device struct {
+	Stats   Stats
+	cfg     Config
+	adapter *hca.Adapter
+	sess    *hca.Session
+	guest   Guest
+	proc    mem.Space // the process by address; nil where it was not handed over
+	log     *slog.Logger
+	ext     uint64
+
+	rings   map[uint32]*ring
+	cqs     map[uint32]*cqRing
+	evq     *eventQueue
+	bell    *virtio.Doorbell
+	rung    []uint32 // rings whose bell was rung, one turn's
+	owing   []*ring  // have notifications that found no room
+	chain   virtio.Chain
+	ctrl    []byte // a copy of the command in execution
+	scratch [1024]byte
+	answer  [256]byte
+	dead    bool
+	behind  bool // the control queue has commands left for the next turn
+}
+
+// New makes a device with a session of its own; the caller attaches it to the
+// adapter.
+func New(c Config) *Device {
+	d := &Device{cfg: c, adapter: c.Adapter, guest: c.Guest, log: c.Log,
+		rings: make(map[uint32]*ring), cqs: make(map[uint32]*cqRing)}
+	d.sess = c.Lane.NewSession(c.Adapter, d, c.MaxCQ, c.MaxQP, !c.Verbs)
+	d.sess.SetPageSpace(d.pageSpace)
+	return d
+}
+
+// Session returns the adapter's session.
+func (d *Device) Session() *hca.Session { return d.sess }
+
+// SetProc gives the device the client's memory by address.
+func (d *Device) SetProc(s mem.Space) { d.proc = s }
+
+// Close destroys every object of the client.
+func (d *Device) Close() {
+	d.dead = true
+	d.sess.Close()
+	for _, r := range d.rings {
+		r.vq = nil
+	}
+}
+
+// Part is Close for a client that is gone: connected queue pairs tell their
+// peers. It reports whether any do so, and the session is not to be detached yet
+// (hca.Session.Part).
+func (d *Device) Part() bool {
+	parts := d.sess.Part(d.now())
+	d.Close()
+	return parts
+}
+
+func (d *Device) now() mono.Time { return d.cfg.Now() }
+
+// offered returns the extension bits this device has.
+func (d *Device) offered() uint64 {
+	if !d.cfg.Verbs {
+		return 0
+	}
+	return extAtomic | extMemMgt | extMW | extSRQ | extEVQ | extErrno | extSGWQE | extArm | extVerbs | extAtomicWrite | extSRQResize
+}
+
+// fail ends the session; the reason is for the log.
+func (d *Device) fail(format string, args ...any) {
+	if !d.dead {
+		d.dead = true
+		d.cfg.Fail(fmt.Errorf(format, args...))
+	}
+}
+
+// Ring numbers: one Ethernet queue pair, the control queue, then completion
+// rings, then a send and a receive ring per queue pair.
+const (
+	ctrlRing  = 2
+	firstRing = 3
+)
+
+func (d *Device) cqRing(cqn uint32) uint32    { return firstRing + cqn }
+func (d *Device) sendRing(slot uint32) uint32 { return firstRing + d.cfg.MaxCQ + 2*slot }
+func (d *Device) recvRing(slot uint32) uint32 { return d.sendRing(slot) + 1 }
+
+// Rings returns how many rings the device has.
+func (d *Device) Rings() uint32 { return firstRing + d.cfg.MaxCQ + 2*d.cfg.MaxQP }
+
+// ring is one virtqueue of the device, from its first mention on: objects
+// bind to it and virtqueues come and go in any order.
+type ring struct {
+	d       *Device
+	index   uint32
+	vq      *virtio.Queue // nil: not started
+	call    Caller        // nil: nobody listens
+	posted  func()        // new elements; nil: nothing is bound
+	started func()
+	stopped func()
+	shared  bool // a shared receive queue is bound
+	owed    int  // notifications that found no room
+	// A ring that stops may go on later, as it was: what was taken from it stays
+	// with the device, and what is done of that meanwhile is given back then. Or
+	// it begins anew: then what was taken before is given back to nobody. gen
+	// tells the two apart, in the cookies of elements.
+	idle *virtio.Queue
+	late []uint16
+	gen  uint16
+}
+
+func (d *Device) ring(i uint32) *ring {
+	r := d.rings[i]
+	if r == nil {
+		r = &ring{d: d, index: i}
+		if i == ctrlRing {
+			r.posted = func() { d.control(r) }
+			r.started, r.stopped = r.posted, func() {}
+		}
+		d.rings[i] = r
+	}
+	return r
+}
+
+// resetRing forgets the object bound to a ring whose object was destroyed and
+// puts its indices back to zero, as the driver does on its side.
+func (d *Device) resetRing(i uint32) {
+	r := d.rings[i]
+	if r == nil {
+		return
+	}
+	r.posted, r.started, r.stopped, r.shared, r.owed = nil, nil, nil, false, 0
+	r.idle, r.late, r.gen = nil, nil, r.gen+1
+	if r.vq != nil {
+		r.vq.Reset()
+	}
+	delete(d.cqs, i-firstRing)
+}
+
+// StartRing gives ring i a virtqueue; elements that wait in it are looked at.
+// One that stopped goes on, others begin: with other memory, or another size.
+func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
+	r := d.ring(i)
+	goesOn := r.idle != nil && q.Continue(r.idle)
+	if !goesOn {
+		r.gen++
+		r.late = r.late[:0]
+	}
+	r.idle, r.vq, r.call = nil, q, call
+	switch {
+	case call == nil:
+		r.owed = 0 // nobody listens any more
+	case r.owed > 0:
+		d.owing = append(d.owing, r)
+	}
+	for _, head := range r.late {
+		q.PushUsed(head, 0)
+	}
+	r.late = r.late[:0]
+	if r.started != nil {
+		r.started()
+	}
+	r.Publish()
+}
+
+// StopRing takes the virtqueue away and returns it; nil where there was none.
+func (d *Device) StopRing(i uint32) *virtio.Queue {
+	r := d.rings[i]
+	if r == nil || r.vq == nil {
+		return nil
+	}
+	q := r.vq
+	if r.stopped != nil {
+		r.stopped()
+	}
+	r.Publish()
+	// The session closes the descriptor: its number may soon mean another file.
+	r.vq, r.idle, r.call = nil, q, nil
+	d.owing = slices.DeleteFunc(d.owing, func(o *ring) bool { return o == r })
+	return q
+}
+
+// MoveRing gives ring i, which runs and is a shared receive queue's, the
+// virtqueue q in the place of its own, made to resume at the first element of
+// which the client does not know that it was used. There is no moment without
+// one: to peers, nothing happens. Requests that were taken go on, and their
+// elements are used. EINVAL where q has not all that waits: nothing has changed.
+func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
+	r := d.rings[i]
+	switch {
+	case d.ext&extSRQResize == 0:
+		return syscall.EOPNOTSUPP
+	case r == nil || r.vq == nil || !r.shared:
+		return syscall.EINVAL
+	}
+	ok, err := q.Succeed(r.vq)
+	if err != nil {
+		d.fail("ring %d: %w", i, err)
+		return err
+	}
+	if !ok {
+		return syscall.EINVAL
+	}
+	r.vq, r.gen = q, r.gen+1
+	r.Publish()
+	return nil
+}
+
+// SetDoorbell tells the device where the client rings.
+func (d *Device) SetDoorbell(b *virtio.Doorbell) { d.bell = b }
+
+// Kick looks at ring i, to which the client has posted.
+func (d *Device) Kick(i uint32) {
+	if r := d.rings[i]; r != nil && r.vq != nil && r.posted != nil && !d.dead {
+		r.posted()
+	}
+}
+
+// Poll looks at every ring whose bell was rung and reports whether any was.
+func (d *Device) Poll() bool {
+	if len(d.owing) > 0 {
+		d.settle()
+	}
+	busy := d.behind
+	if busy {
+		d.behind = false
+		d.Kick(ctrlRing)
+	}
+	if d.bell == nil || d.dead {
+		return busy
+	}
+	d.rung = d.bell.Rings(d.rung[:0])
+	for _, i := range d.rung {
+		d.Kick(i)
+	}
+	return busy || len(d.rung) > 0
+}
+
+// Sleep asks for a kick; false where there is work already. Owed notifications
+// count as work that has to be tried again soon.
+func (d *Device) Sleep() bool {
+	if d.dead {
+		return true
+	}
+	return !d.behind && (d.bell == nil || !d.bell.Sleep())
+}
+
+// Wake takes the request for a kick back.
+func (d *Device) Wake() {
+	if d.bell != nil {
+		d.bell.Wake()
+	}
+}
+
+// Owing reports whether notifications wait for room.
+func (d *Device) Owing() bool { return len(d.owing) > 0 }
+
+// next returns the next element that the client filled.
+func (r *ring) next() (e virtio.Elem, ok bool) { return r.take(false) }
+
+// take returns the next element. A broken ring ends the session.
+func (r *ring) take(writable bool) (e virtio.Elem, ok bool) {
+	if r.vq == nil || r.d.dead {
+		return e, false
+	}
+	e, ok, err := r.vq.Next(writable)
+	if err != nil {
+		r.d.fail("ring %d: %w", r.index, err)
+		return e, false
+	}
+	return e, ok
+}
+
+// cookie names an element.
+func (r *ring) cookie(head uint16) uint32 { return uint32(head) | uint32(r.gen)<<16 }
+
+// Done gives an element back; the client sees it after Publish, or when the
+// ring goes on.
+func (r *ring) Done(cookie uint32) {
+	switch {
+	case uint16(cookie>>16) != r.gen: // of a ring that is no more
+	case r.vq != nil:
+		r.vq.PushUsed(uint16(cookie), 0)
+	case r.idle != nil:
+		r.late = append(r.late, uint16(cookie))
+	}
+}
+
+// Publish lets the client see what was given back.
+func (r *ring) Publish() {
+	if r.vq != nil && r.vq.Publish() {
+		r.notify()
+	}
+}
+
+// notify tells the client, now or as soon as there is room.
+func (r *ring) notify() {
+	if r.call == nil {
+		return
+	}
+	r.d.Stats.Calls++
+	if r.owed > 0 || r.call.Call() {
+		r.d.Stats.CallsDeferred++
+		if r.owed++; r.owed == 1 {
+			r.d.owing = append(r.d.owing, r)
+		}
+	}
+}
+
+// settle makes the notifications that found no room before.
+func (d *Device) settle() {
+	left := d.owing[:0]
+	for _, r := range d.owing {
+		for r.owed > 0 && !r.call.Call() {
+			r.owed--
+		}
+		if r.owed > 0 {
+			left = append(left, r)
+		}
+	}
+	d.owing = left
+}
+
+// waiting returns how many elements the client has posted.
+func (r *ring) waiting() int {
+	if r.vq == nil {
+		return 0
+	}
+	n, err := r.vq.Avail()
+	if err != nil {
+		r.d.fail("ring %d: %w", r.index, err)
+	}
+	return n
+}
+
+// maxCommand bounds a control command; only a page list is that long.
+const maxCommand = 2 + abi.RegUserMRSize + 8*maxPages
+
+// A turn spends ctrlBudget on control commands: one costs ctrlCost and its
+// bytes. A client that posts faster than they execute must not keep the lane.
+const (
+	ctrlBudget = 64 << 10
+	ctrlCost   = 1 << 10
+)
+
+// control executes the commands that wait in the control queue, in order, and
+// leaves to the next turn what goes beyond the budget.
+func (d *Device) control(r *ring) {
+	for spent := 0; r.vq != nil && !d.dead; {
+		if spent >= ctrlBudget {
+			d.behind = true
+			break
+		}
+		ok, err := r.vq.Pop(&d.chain)
+		if err != nil {
+			d.fail("control queue: %w", err)
+			return
+		}
+		if !ok {
+			break
+		}
+		c := &d.chain
+		d.Stats.Commands++
+		n := min(c.ReadLen, maxCommand)
+		spent += ctrlCost + n
+		if cap(d.ctrl) < n {
+			d.ctrl = make([]byte, n)
+		}
+		d.ctrl = d.ctrl[:n]
+		c.ReadAt(d.ctrl, 0)
+		head, room := c.Head, c.WriteLen
+		out := d.execute(d.ctrl, room)
+		if r.vq == nil {
+			return // the command ended the session
+		}
+		c.WriteAt(out, 0)
+		r.vq.PushUsed(head, uint32(len(out)))
+	}
+	r.Publish()
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdmadev
+
+import (
+	"encoding/binary"
+	"syscall"
+
+	"weft/internal/proto/abi"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
+	"weft/internal/verbs/transport"
+)
+
+func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+func (d *Device) queryDevice(_, res []byte) error {
+	l := d.adapter.Limits()
+	r := abi.QueryDeviceResult{
+		DeviceCapFlags: 1<<abi.CapRNRNAK | d.offered(), MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1,
+		MaxQPWR: l.QPWR, MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE,
+		MaxMR: l.MR, MaxPD: l.PD, MaxQPRdAtom: uint32(l.RdAtomic), MaxQPInitRdAtom: uint32(l.RdAtomic), MaxAH: l.AH,
+		LocalCAAckDelay: 15,
+	}
+	if d.offered() != 0 {
+		r.MaxSRQ, r.MaxSRQWR, r.MaxSRQSGE = l.SRQ, l.SRQWR, l.SGE
+		r.MaxMW, r.MaxFastRegPages = l.MW, hca.MaxFastRegPages
+		p := d.adapter.Port()
+		r.AtomicCap, r.MaxInline, r.ActiveMTU, r.MaxPKeys = abi.AtomicHCA, l.Inline, uint32(p.MTU), uint32(len(p.PKeys))
+		r.MaxMcastGrp, r.MaxMcastQPAttach, r.MaxTotalMcastQPAttach = hca.MaxAttachments, hca.MaxGroupAttachments, hca.MaxAttachments
+	}
+	put(res, r.Append(nil))
+	return nil
+}
+
+func (d *Device) queryPort(_, res []byte) error {
+	put(res, abi.QueryPortResult{GIDTblLen: gidTableSize, MaxMsgSz: ib.MaxMessage}.Append(nil))
+	return nil
+}
+
+// gidTableSize is the length of an Ethernet port's GID table as clients see
+// it; sgid_index has eight bits.
+const gidTableSize = 256
+
+// Port attributes with verbs numbers.
+const (
+	width1X           = 1
+	speedEDR          = 32
+	portGRHRequired   = 1
+	portCapIPBasedGID = 1 << 26
+)
+
+// portSpeed returns active_speed as verbs numbers it.
+func portSpeed(p *hca.Port) uint8 {
+	switch p.SpeedExt {
+	case ib.SpeedFDR:
+		return 16
+	case ib.SpeedEDR:
+		return speedEDR
+	case ib.SpeedHDR:
+		return 64
+	case ib.SpeedNDR:
+		return 128
+	}
+	return uint8(p.Speed)
+}
+
+// gidTableLen returns how many entries the port's GID table has for clients.
+func gidTableLen(p *hca.Port) uint32 {
+	if p.Link == ib.LinkInfiniBand {
+		return uint32(len(p.GIDs))
+	}
+	return gidTableSize
+}
+
+func (d *Device) queryPortEx(v abi.QueryPortEx, res []byte) error {
+	if v.Port != 1 {
+		return syscall.EINVAL
+	}
+	p := d.adapter.Port()
+	r := abi.QueryPortExResult{State: uint8(p.State), MaxMTU: p.MaxMTU, ActiveMTU: p.MTU, PhysState: uint8(p.Phys),
+		LinkLayer: uint8(p.Link), GIDTblLen: uint16(gidTableLen(p)), PKeyTblLen: uint16(len(p.PKeys)), MaxMsgSz: ib.MaxMessage}
+	if p.Link == ib.LinkInfiniBand {
+		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags = uint8(p.Width), portSpeed(p), p.CapMask
+		r.LID, r.LMC, r.SMLID, r.SMSL, r.SubnetTimeout, r.InitType = p.LID, p.LMC, p.SMLID, p.SMSL, p.SubnetTimeout, p.InitType
+		r.BadPKeyCntr, r.QKeyViolCntr = uint32(p.PKeyViolations), uint32(p.QKeyViolations)
+	} else {
+		r.ActiveWidth, r.ActiveSpeed, r.PortCapFlags, r.Flags = width1X, speedEDR, portCapIPBasedGID, portGRHRequired
+	}
+	put(res, r.Append(nil))
+	return nil
+}
+
+func (d *Device) queryGID(v abi.QueryGID, res []byte) error {
+	p := d.adapter.Port()
+	if v.Index >= gidTableLen(p) {
+		return syscall.EINVAL
+	}
+	r := abi.QueryGIDResult{Type: abi.GIDTypeRoCEv2}
+	if p.Link == ib.LinkInfiniBand {
+		r.Type = abi.GIDTypeIB
+	}
+	if gids := p.GIDs; v.Index < uint32(len(gids)) && !gids[v.Index].GID.IsZero() {
+		r.GID, r.IfIndex, r.Valid = gids[v.Index].GID, uint32(gids[v.Index].IfIndex), 1
+	}
+	put(res, r.Append(nil))
+	return nil
+}
+
+// mayHave reports whether the client may give a queue pair a Q_Key: controlled
+// ones (IBA volume 1, 10.2.4) are for the privileged, as with Linux, where they
+// take CAP_NET_RAW.
+func (d *Device) mayHave(k ib.QKey) bool { return d.cfg.Privileged || k&ib.QKeyControlled == 0 }
+
+func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	if v.AttrMask&abi.AttrQKey != 0 && !d.mayHave(v.QKey) {
+		return syscall.EPERM
+	}
+	if v.AttrMask&abi.AttrCap != 0 {
+		if transportCap(v.Cap) != q.Config().Cap {
+			return syscall.EINVAL
+		}
+		v.AttrMask &^= abi.AttrCap
+	}
+	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, MaxRdAtomic: v.MaxRdAtomic,
+		MaxDestRdAtomic: v.MaxDestRdAtomic, MinRNRTimer: v.MinRNRTimer, Timeout: v.Timeout, RetryCnt: v.RetryCnt,
+		RNRRetry: v.RNRRetry, QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask,
+		DestQPN: v.DestQPNum, Access: v.QPAccessFlags, Port: 1}
+	mask, known := v.AttrMask.Verbs()
+	if !known || mask&ib.AttrRateLimit != 0 {
+		return syscall.EINVAL
+	}
+	// The RFC's device has one port and one partition key: what verbs asks
+	// for besides is implied.
+	if mask&ib.AttrState != 0 && a.State == ib.Init {
+		if cur := q.Transport().State(); cur == ib.Reset {
+			mask |= ib.AttrPKeyIndex | ib.AttrPort
+		}
+	}
+	return q.Modify(d.now(), &a, ahAttr(&v.AHAttr, true), mask)
+}
+
+func (d *Device) queryQP(v abi.QueryQP, res []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	var a transport.Attr
+	q.Transport().Query(&a)
+	put(res, abi.QueryQPResult{QPState: a.State, PathMTU: a.PathMTU, SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
+		RNRRetry: a.RNRRetry, QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
+		Cap: abiCap(q.Config().Cap), AHAttr: abiAH(q.AH())}.Append(nil))
+	return nil
+}
+
+func (d *Device) modifyQPEx(v abi.QPAttrEx, _ []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	if v.AttrMask&ib.AttrQKey != 0 && !d.mayHave(v.QKey) {
+		return syscall.EPERM
+	}
+	a := transport.Attr{State: v.QPState, CurState: v.CurQPState, PathMTU: v.PathMTU, PathMigState: v.PathMigState,
+		QKey: v.QKey, RQPSN: v.RQPSN & ib.PSNMask, SQPSN: v.SQPSN & ib.PSNMask, DestQPN: v.DestQPNum, Access: v.Access &^ optionalAccess,
+		PKeyIndex: v.PKeyIndex, EnSQDAsyncNotify: v.EnSQDAsyncNotify != 0, MaxRdAtomic: v.MaxRdAtomic,
+		MaxDestRdAtomic: v.MaxDestRdAtomic, MinRNRTimer: v.MinRNRTimer, Port: v.Port, Timeout: v.Timeout,
+		RetryCnt: v.RetryCnt, RNRRetry: v.RNRRetry}
+	av := ahAttr(&v.AHAttr, v.IsGlobal != 0)
+	av.SL, av.SrcPathBits, av.DLID, av.StaticRate = v.SL, v.SrcPathBits, v.DLID, ib.Rate(v.StaticRate)
+	if v.AttrMask&ib.AttrRateLimit == 0 {
+		return q.Modify(d.now(), &a, av, v.AttrMask)
+	}
+	// A limit is set in RTS, or on the way there.
+	to := q.Transport().State()
+	if v.AttrMask&ib.AttrState != 0 {
+		to = a.State
+	}
+	if to != ib.RTS {
+		return syscall.EINVAL
+	}
+	if err := q.Modify(d.now(), &a, av, v.AttrMask&^ib.AttrRateLimit); err != nil {
+		return err
+	}
+	return q.ModifyRate(v.RateLimit)
+}
+
+func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
+	q, err := d.sess.QP(v.QPN)
+	if err != nil {
+		return err
+	}
+	var a transport.Attr
+	q.Transport().Query(&a)
+	c := q.Config()
+	put(res, abi.QPAttrEx{QPN: q.Slot(), QPState: a.State, CurQPState: a.State, PathMTU: a.PathMTU, PathMigState: a.PathMigState,
+		QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, Access: a.Access, PKeyIndex: a.PKeyIndex,
+		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic, RateLimit: q.RateLimit(),
+		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
+		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),
+		AHAttr: abiAH(q.AH()), SL: q.AH().SL, SrcPathBits: q.AH().SrcPathBits, DLID: q.AH().DLID, StaticRate: uint8(q.AH().StaticRate), QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
+	return nil
+}
+
+func b2u(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/abi"
+)
+
+// Config is what a Server needs. New makes the device of a session; it must
+// keep no reference to it where it fails. OnEnd, if set, hears of the end of
+// every session, after the device was closed, on the session's goroutine.
+type Config struct {
+	New     func(s *Session) (Device, error)
+	OnEnd   func(s *Session, reason error)
+	NodeUID uint32 // told to programs in the answer to WEFT_HELLO
+	SpinUs  uint32
+	Limits  Limits
+	// Share, if set, is a server whose accounts and Limits hold for this one too.
+	Share *Server
+	// OnRefuse, if set, hears of a front-end that met a Quota, on its goroutine.
+	OnRefuse func(s *Session, q Quota)
+}
+
+// Server accepts front-ends on one socket (Listen), or connects to one (Dial).
+type Server struct {
+	config Config
+	ln     *net.UnixListener // nil: a client, ended by cancel
+	cancel context.CancelFunc
+	// waiting is why a client has no session.
+	waiting atomic.Pointer[error]
+	wg      sync.WaitGroup
+	ends    [numReasons]atomic.Uint64
+	ledger  *ledger
+
+	mu        sync.Mutex
+	sessions  map[*Session]struct{}
+	declining int // front-ends that are about to hear that there is no room
+	closed    bool
+}
+
+// Listen makes the socket, replacing a file that a dead node left, and serves
+// it until Close. Permissions of the socket are mode.
+func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove old socket: %w", err)
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen on the door: %w", err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("set permissions of the door: %w", err)
+	}
+	aio() // now: the descriptor it takes is the process's, not a session's
+	s := newServer(c)
+	s.ln = ln
+	s.wg.Go(s.accept)
+	return s, nil
+}
+
+func newServer(c Config) *Server {
+	s := &Server{config: c, sessions: map[*Session]struct{}{}, ledger: &ledger{limits: c.Limits}}
+	if c.Share != nil {
+		s.ledger = c.Share.ledger
+	}
+	return s
+}
+
+func (s *Server) accept() {
+	for {
+		conn, err := s.ln.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// A front-end that went away, or no descriptors left: both pass,
+			// the latter not at once.
+			time.Sleep(5 * time.Millisecond)
+			continue
+		}
+		s.start(conn)
+	}
+}
+
+// session makes a session of a connection.
+func (s *Server) session(conn *net.UnixConn) *Session {
+	v := &Session{conn: conn, server: s, rings: map[int]*ring{}}
+	v.table = newMemTable(func(unmap func()) {
+		if v.dev == nil {
+			unmap()
+			return
+		}
+		v.dev.Retire(unmap)
+	})
+	return v
+}
+
+func (s *Server) start(conn *net.UnixConn) {
+	v := s.session(conn)
+	if err := v.identify(); err != nil {
+		conn.Close() // it has gone already
+		return
+	}
+	over := s.ledger.open(v.peer.Uid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed || over != nil && s.declining == maxDeclining:
+		conn.Close()
+	case over != nil:
+		s.declining++
+		s.sessions[v] = struct{}{}
+		s.wg.Go(func() { s.decline(v, over) })
+		return
+	default:
+		s.sessions[v] = struct{}{}
+		s.wg.Go(func() { s.serve(v) })
+		return
+	}
+	var q Quota
+	if errors.As(over, &q) {
+		s.ledger.refused[q].Add(1)
+	} else {
+		s.ledger.sessions.give(v.peer.Uid, 1)
+	}
+}
+
+// Who finds no room is told so by the answer to the first message, but not
+// waited for long, nor by many.
+const (
+	maxDeclining = 16
+	declineTime  = time.Second
+)
+
+// decline tells a program that there is no room for its session. Other
+// front-ends know no answer that means this.
+func (s *Server) decline(v *Session, over error) {
+	v.conn.SetDeadline(time.Now().Add(declineTime))
+	r := &reader{conn: v.conn, s: v}
+	if m, err := r.next(); err == nil {
+		m.close()
+		if m.Request == abi.ReqHello {
+			v.replyU64(m, errno(over))
+		}
+	}
+	v.conn.Close()
+	s.mu.Lock()
+	delete(s.sessions, v)
+	s.declining--
+	s.mu.Unlock()
+	var q Quota
+	errors.As(over, &q)
+	v.refuse(q)
+}
+
+// serve runs one session from its first byte to the last descriptor.
+func (s *Server) serve(v *Session) {
+	reason := v.open()
+	if reason == nil {
+		reason = v.run()
+	}
+	v.close(reason)
+	s.ledger.sessions.give(v.peer.Uid, 1)
+	r := Gone
+	errors.As(reason, &r)
+	s.ends[r].Add(1)
+	s.mu.Lock()
+	delete(s.sessions, v)
+	s.mu.Unlock()
+	if s.config.OnEnd != nil {
+		s.config.OnEnd(v, reason)
+	}
+}
+
+// identify learns who connected.
+func (v *Session) identify() error {
+	raw, err := v.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		cerr = err
+	}
+	if cerr == nil {
+		v.peer = *cred
+	}
+	return cerr
+}
+
+// open makes the device.
+func (v *Session) open() error {
+	dev, err := v.server.config.New(v)
+	if err != nil {
+		return &end{Reason: NoDevice, cause: err}
+	}
+	v.dev = dev
+	return nil
+}
+
+// Sessions returns how many sessions there are.
+func (s *Server) Sessions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.sessions) - s.declining
+}
+
+// Refusals returns how often front-ends met each quota, by its name.
+func (s *Server) Refusals() map[string]uint64 {
+	m := make(map[string]uint64, numQuotas)
+	for q := range numQuotas {
+		m[q.Name()] = s.ledger.refused[q].Load()
+	}
+	return m
+}
+
+// Ends returns how many sessions ended for each reason, by the reason's name.
+func (s *Server) Ends() map[string]uint64 {
+	m := make(map[string]uint64, numReasons)
+	for r := range numReasons {
+		m[r.Name()] = s.ends[r].Load()
+	}
+	return m
+}
+
+// Close refuses new front-ends, ends all sessions and waits for them.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for v := range s.sessions {
+		v.Fail(Shutdown, nil)
+	}
+	s.mu.Unlock()
+	var err error
+	if s.ln != nil {
+		err = s.ln.Close()
+	} else {
+		s.cancel()
+	}
+	s.wg.Wait()
+	return err
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fault
+
+import (
+	"container/heap"
+	"math"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+)
+
+// Packets is a stage within a trunk's sender (udp.Sender.Inject): its packets
+// are native ones, in their bytes. Of a Rule, Peer is the address of the
+// trunk's other end, and one with Sources matches nothing here. A corrupted
+// packet has one bit inverted, which its CRC tells the receiver. It belongs to
+// one lane.
+type Packets struct {
+	rules
+	summed bool      // a checksum below has the receiver's kernel drop what is corrupted
+	paths  []ib.Path // to the peers
+	held   waitHeap[*heldPacket]
+	free   []*heldPacket
+	seq    uint64
+	sent   uint64 // packets that passed, for those that wait to be overtaken
+	next   uint64 // when sent reaches this, one of those has been
+}
+
+// heldPacket is a packet that waits.
+type heldPacket struct {
+	wait
+	peer int
+	data []byte
+}
+
+// NewPackets returns a stage without rules for trunks to peers at these
+// addresses.
+func NewPackets(peers []ib.GID) *Packets {
+	s := &Packets{paths: make([]ib.Path, len(peers)), next: math.MaxUint64}
+	for i, g := range peers {
+		s.paths[i].DGID = g
+	}
+	return s
+}
+
+// NewDatagrams returns such a stage for the datagrams of trunks that carry no
+// packets (udp.Link.Inject). One that is corrupted is lost, for UDP's checksum
+// tells.
+func NewDatagrams(peers []ib.GID) *Packets {
+	s := NewPackets(peers)
+	s.summed = true
+	return s
+}
+
+// Held returns the number of packets that are held back.
+func (s *Packets) Held() int { return len(s.held) }
+
+// Pass implements trunk.Injector.
+func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
+	path := &s.paths[peer]
+	if !s.match(path) {
+		s.sent++
+		return 1
+	}
+	v := s.decide(path)
+	switch {
+	case v.corrupt && s.summed:
+		return 0
+	case v.corrupt:
+		bit := v.bit % uint32(len(p)*8)
+		p[bit/8] ^= 1 << (bit % 8)
+	}
+	copies = v.copies()
+	if v.hold > 0 {
+		for range copies {
+			s.hold(now, peer, p, &v)
+		}
+		return 0
+	}
+	s.sent += uint64(copies)
+	return copies
+}
+
+func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) {
+	if len(s.held) == MaxHeld {
+		v.by.Overflow++
+		return
+	}
+	h := new(heldPacket)
+	if n := len(s.free); n > 0 {
+		h, s.free = s.free[n-1], s.free[:n-1]
+	}
+	s.seq++
+	h.peer, h.data, h.wait = peer, append(h.data[:0], p...), wait{due: now.Add(v.hold), seq: s.seq}
+	if v.pass > 0 {
+		h.pass = s.sent + v.pass
+		s.next = min(s.next, h.pass)
+	}
+	heap.Push(&s.held, h)
+}
+
+// Release implements trunk.Injector: it sends what has waited long enough, or
+// has been overtaken by enough others.
+func (s *Packets) Release(now mono.Time, send func(peer int, p []byte)) {
+	for len(s.held) > 0 && s.held[0].due <= now {
+		s.release(0, send)
+	}
+	for s.sent >= s.next {
+		s.next = math.MaxUint64
+		for i := 0; i < len(s.held); {
+			switch h := s.held[i]; {
+			case h.pass != 0 && h.pass <= s.sent:
+				s.release(i, send)
+				i = 0 // others may have come before i
+			case h.pass != 0:
+				s.next = min(s.next, h.pass)
+				i++
+			default:
+				i++
+			}
+		}
+	}
+}
+
+func (s *Packets) release(i int, send func(peer int, p []byte)) {
+	h := heap.Remove(&s.held, i).(*heldPacket)
+	send(h.peer, h.data)
+	s.free = append(s.free, h)
+}
+
+// Deadline implements trunk.Injector.
+func (s *Packets) Deadline() mono.Time {
+	if len(s.held) == 0 {
+		return 0
+	}
+	return s.held[0].due
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package roce
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"weft/internal/fabric/link/udpsock"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/pkt"
+	"weft/internal/proto/wire"
+)
+
+// Limits.
+const (
+	// MaxRun bounds the payload of one run that Send takes, and MaxCount its
+	// packets: the slices one process_vm_readv fills.
+	MaxRun   = 256 << 10
+	MaxCount = 1024
+
+	maxTrain      = 64    // packets of one UDP_SEGMENT call: the kernel's limit
+	maxTrainBytes = 65000 // below 65535 - 20 - 8, the largest datagram
+	perPacket     = wire.MaxHeaderLen + 3 + wire.ICRCLen
+
+	sendBytes    = 1 << 20   // transmit buffer
+	flushBytes   = 128 << 10 // sent at once when this much is waiting, while it is in cache
+	sendMessages = 128       // per socket
+	// Messages that a run of MaxRun bytes can need: the bytes bound it for
+	// large packets, the number of packets for small ones, and it may start
+	// behind a full train and end with a shorter packet.
+	runMessages = 4 + MaxRun/(maxTrainBytes-4096-perPacket) + MaxCount/maxTrain
+
+	recvMessages = 16
+	recvBytes    = 64 << 10 // per message: the largest datagram or train
+	recvRuns     = 1024     // packets, as runs or parts of them, that one Recv returns
+)
+
+// Config says how to open a Link. The zero value is the default.
+type Config struct {
+	// Port is the UDP port to receive on, and PeerPort the one to send to;
+	// 4791, and Port, if 0. Peers other than tests use one port for both.
+	Port, PeerPort uint16
+	// SourcePorts is the number of transmit sockets per family, each with a
+	// source port of its own in 0xC000 … 0xFFFF; 4 if 0. If negative there are
+	// none and packets leave from Port, for firewalls that want it so.
+	SourcePorts int
+	// SendOnly opens no socket to receive on: another Link of the process does.
+	SendOnly bool
+	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
+	// 16 MiB if 0. Degraded tells if the system allows much less.
+	RecvBuffer int
+	// ICRC says how received packets are checked.
+	ICRC ICRCMode
+	// IfIndex returns the interface of a local address, by its index in the
+	// GID table and the GID; 0 if unknown. It is asked for link-local and
+	// multicast destinations only. nil is a function that returns 0.
+	IfIndex func(index uint8, sgid ib.GID) uint32
+}
+
+// Degraded is a state in which a Link works, but less well than it could.
+type Degraded = udpsock.Degraded
+
+// Link is a RoCEv2 endpoint on the host's own addresses. See the package
+// comment for who may call it.
+type Link struct {
+	port, peer uint16
+	ifindex    func(uint8, ib.GID) uint32
+	c          Counters
+	degraded   []Degraded
+	tooBig     tooBig
+
+	// Sending. Packets lie in buf[:tail], each train of them as one range.
+	send    [2][]*sender // IPv4, IPv6
+	buf     []byte
+	tail    int
+	open    *sender // the newest message is its last and may still grow
+	seed    wire.Seed
+	blocked bool
+	undo    undo
+	noGSO   bool
+	dst     [MaxCount][]byte
+	pieces  [MaxCount]piece
+
+	// Receiving.
+	recv     [2]receiver
+	from     *receiver // of the messages at hand
+	turn     int       // which of the two is next
+	in       [recvMessages]udpsock.Message
+	inMsg    *[recvMessages]inMessage
+	got, cur int // messages received, and the one being cut
+	off      int // where in it
+	hint     uint16
+	at       arrival
+	inSeed   wire.Seed
+	joiner   *pkt.Joiner
+	heads    *heads // nil: identifications are not seen
+	icrc     ICRCMode
+	icrcWhy  string
+}
+
+type receiver struct {
+	fd   int // -1: the family is absent
+	lost uint32
+}
+
+// Open binds the sockets. It fails if the port is taken, naming the owner, or
+// if neither IPv4 nor IPv6 is there; lesser lacks show in Degraded.
+func Open(cfg Config) (*Link, error) {
+	if cfg.Port == 0 {
+		cfg.Port = wire.UDPPort
+	}
+	if cfg.PeerPort == 0 {
+		cfg.PeerPort = cfg.Port
+	}
+	if cfg.SourcePorts == 0 {
+		cfg.SourcePorts = 4
+	}
+	if cfg.RecvBuffer == 0 {
+		cfg.RecvBuffer = 16 << 20
+	}
+	if cfg.IfIndex == nil {
+		cfg.IfIndex = func(uint8, ib.GID) uint32 { return 0 }
+	}
+	l := &Link{port: cfg.Port, peer: cfg.PeerPort, ifindex: cfg.IfIndex}
+	l.recv[0].fd, l.recv[1].fd = -1, -1
+	var absent [2]error
+	for f := range l.recv {
+		if err := l.openFamily(f, cfg); err != nil {
+			if !udpsock.Unsupported(err) {
+				l.Close()
+				return nil, openError(cfg.Port, err)
+			}
+			absent[f] = err
+		}
+	}
+	if absent[0] != nil && absent[1] != nil {
+		return nil, openError(cfg.Port, errors.Join(absent[:]...))
+	}
+	for f, err := range absent {
+		if err != nil {
+			l.degrade("no_"+family(f), fmt.Sprintf("no %s on this host (%v): peers with such addresses cannot be reached", family(f), err),
+				"none needed if every peer uses the other family")
+		}
+	}
+	if !cfg.SendOnly {
+		if err := l.openICRC(cfg); err != nil {
+			l.Close()
+			return nil, err
+		}
+	}
+	l.buf = make([]byte, sendBytes)
+	l.initRecv()
+	return l, nil
+}
+
+func family(f int) string { return [2]string{"ipv4", "ipv6"}[f] }
+
+func (l *Link) degrade(name, detail, fix string) {
+	l.degraded = append(l.degraded, Degraded{Name: name, Detail: detail, Fix: fix})
+}
+
+func openError(port uint16, err error) error {
+	if !errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("open RoCE port %d: %w", port, err)
+	}
+	who := udpsock.PortOwner("/proc", port)
+	if who == "" {
+		who = "an unknown process"
+	}
+	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: --roce-port %d", port, who, err, port+2)
+}
+
+func (l *Link) openFamily(f int, cfg Config) error {
+	v4 := f == 0
+	if !cfg.SendOnly {
+		if err := l.openRecv(f, cfg); err != nil {
+			return err
+		}
+	}
+	// Spread over the range, from a place that differs between nodes of one
+	// network namespace.
+	const lo, n = 0xc000, 0x4000
+	stride := n / max(cfg.SourcePorts, 1)
+	for i := range cfg.SourcePorts {
+		for try := range 16 {
+			p := uint16(lo + (i*stride+int(cfg.Port)*31+try*7)%n)
+			s, err := newSender(v4, p)
+			if errors.Is(err, unix.EADDRINUSE) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			l.send[f] = append(l.send[f], s)
+			break
+		}
+	}
+	if len(l.send[f]) == 0 && cfg.SendOnly {
+		return fmt.Errorf("no UDP port in 0xC000-0xFFFF is free: %w", unix.EADDRINUSE)
+	}
+	if len(l.send[f]) < cfg.SourcePorts {
+		l.degrade("few_source_ports_"+family(f), fmt.Sprintf("%d of %d %s source ports in 0xC000-0xFFFF are free: fewer paths through the network are used", len(l.send[f]), cfg.SourcePorts, family(f)),
+			"stop programs that hold UDP ports 49152-65535 (ss -ulpn)")
+	}
+	if len(l.send[f]) == 0 && !cfg.SendOnly {
+		l.send[f] = append(l.send[f], initSender(l.recv[f].fd, cfg.Port))
+	}
+	return nil
+}
+
+// openRecv binds the socket that receives for one family.
+func (l *Link) openRecv(f int, cfg Config) error {
+	v4 := f == 0
+	fd, err := udpsock.Open(v4, cfg.Port, common(v4), receiving(v4))
+	if err != nil {
+		return err
+	}
+	l.recv[f].fd = fd
+	// Half of it may be refused, silently; less than two trains per peer of a
+	// small fabric costs retransmissions.
+	if n := udpsock.SetRecvBuffer(fd, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
+		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
+			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
+	}
+	udpsock.SetSendBuffer(fd, sendBuffer)
+	return nil
+}
+
+// Close closes the sockets. What was not flushed is lost.
+func (l *Link) Close() error {
+	var errs []error
+	for f := range l.recv {
+		for _, s := range l.send[f] {
+			if s.fd != l.recv[f].fd {
+				errs = append(errs, unix.Close(s.fd))
+			}
+		}
+		if l.recv[f].fd >= 0 {
+			errs = append(errs, unix.Close(l.recv[f].fd))
+		}
+		l.send[f], l.recv[f].fd = nil, -1
+	}
+	errs = append(errs, l.heads.close())
+	l.heads = nil
+	return errors.Join(errs...)
+}
+
+// FDs returns the descriptors to watch: in for input (level-triggered: Recv
+// may leave some), out for output (while Blocked: call Flush when one
+// becomes writable). A descriptor can be in both.
+func (l *Link) FDs() (in, out []int) {
+	for f := range l.recv {
+		if l.recv[f].fd >= 0 {
+			in = append(in, l.recv[f].fd)
+		}
+		for _, s := range l.send[f] {
+			out = append(out, s.fd)
+		}
+	}
+	return in, out
+}
+
+// Port returns the UDP port the link receives on.
+func (l *Link) Port() uint16 { return l.port }
+
+// Counters returns a copy of the counters.
+func (l *Link) Counters() Counters { return l.c }
+
+// Degraded lists every state in which the link works less well than it could.
+func (l *Link) Degraded() []Degraded {
+	d := append([]Degraded(nil), l.degraded...)
+	if l.noGSO {
+		d = append(d, Degraded{Name: "no_gso", Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every packet is sent by itself",
+			Fix: "ethtool -K DEV tx on, or a kernel of 6.11 or later"})
+	}
+	if l.tooBig.n > 0 {
+		d = append(d, Degraded{Name: "path_mtu", Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
+			Fix: "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
+	}
+	return d
+}
+
+// tooBig is the newest packet that the kernel refused for its size.
+type tooBig struct {
+	to ib.GID
+	n  int
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+)
+
+// Bounds of a Batch.
+const (
+	batchBytes = 1 << 20
+	maxTrains  = 256
+	maxPieces  = 4096
+	// What one packet may need besides its own length.
+	packetExtra  = HeaderLen + lengthLen + MaxFragments*(FragmentLen+1)
+	packetPieces = 2*MaxFragments + 1
+
+	maxTrain      = 64    // datagrams of one UDP_SEGMENT call: the kernel's limit
+	maxTrainBytes = 65000 // below 65535 - 20 - 8, the largest datagram
+)
+
+// Lost is why Reserve has no room for a packet.
+type Lost uint8
+
+// Reasons. NotLost is none.
+const (
+	NotLost Lost = iota
+	LostDown
+	LostTooLong // longer than MaxPacket, or the path MTU is below 576
+	LostFull    // what was committed before could not be sent yet
+	NumLost
+)
+
+var lost = [NumLost]string{"ok", "trunk_down", "too_long", "full"}
+
+// String returns the name that counters use.
+func (l Lost) String() string {
+	if l < NumLost {
+		return lost[l]
+	}
+	return "unknown"
+}
+
+// Piece is a part of a train in the Batch's buffer.
+type Piece struct{ Off, Len int }
+
+// Train is one or more datagrams to one peer, of equal size but for the last,
+// which may be shorter. Its octets are those of its pieces in order.
+type Train struct {
+	Peer    int
+	Size    int // of each datagram but the last
+	Count   int // datagrams
+	Bytes   int // of all datagrams
+	Packets int // that end in it
+	first   int // its pieces
+	n       int
+}
+
+// Injector decides on packets that are about to go, for tests: link/fault has
+// one. It belongs to the Batch's goroutine.
+type Injector interface {
+	// Pass decides on packet p to a peer, which it may change in place, and
+	// returns how many copies of it go now. Of one that is to go later it has
+	// taken a copy.
+	Pass(now mono.Time, peer int, p []byte) (copies int)
+	// Release calls send with each packet whose time has come.
+	Release(now mono.Time, send func(peer int, p []byte))
+	// Deadline is when Release has something next, 0: never.
+	Deadline() mono.Time
+}
+
+// Batch lays out the datagrams of one stream. Packets are built where they
+// will be sent from. It belongs to one goroutine.
+type Batch struct {
+	head   Header // of the next datagram, but for To and Seq
+	seq    []uint32
+	lost   [][NumLost]uint64
+	remote func(peer int) Remote
+	inject Injector
+	send   func(peer int, p []byte)
+
+	buf  []byte
+	tail int
+
+	trains []Train
+	pieces []Piece
+	open   struct { // a data datagram that may grow; it ends at tail
+		packets int // 0: none
+		off     int
+		peer    int
+		to      Epoch
+	}
+	room struct { // for the packet that Reserve gave
+		n, peer int // n 0: none
+		r       Remote
+	}
+}
+
+// NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
+// epoch to any of so many peers. remote is asked at each Reserve.
+func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int, remote func(peer int) Remote) *Batch {
+	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers), lost: make([][NumLost]uint64, peers),
+		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
+	b.send = b.copyOut
+	return b
+}
+
+// Inject makes i decide on every packet; nil ends it. What the Injector before
+// holds is lost.
+func (b *Batch) Inject(i Injector) { b.inject = i }
+
+// Lost returns how many packets to a peer Reserve refused, by reason.
+func (b *Batch) Lost(peer int) [NumLost]uint64 { return b.lost[peer] }
+
+// Reserve returns room for a packet of up to n octets to a peer, undefined in
+// content; nil is a counted loss. It is good until the next call; what is not
+// committed by then is forgotten.
+func (b *Batch) Reserve(peer, n int) []byte {
+	b.room.n = 0
+	r := b.remote(peer)
+	why := NotLost
+	switch {
+	case r.To == 0:
+		why = LostDown
+	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
+		why = LostTooLong
+	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces || cap(b.trains)-len(b.trains) < 3:
+		why = LostFull
+	}
+	if why != NotLost {
+		b.lost[peer][why]++
+		return nil
+	}
+	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
+		b.seal()
+	}
+	b.room.n, b.room.peer, b.room.r = n, peer, r
+	at := b.start()
+	return b.buf[at : at+n : at+n]
+}
+
+// start returns where the packet at hand begins.
+func (b *Batch) start() int {
+	if b.open.packets != 0 {
+		return b.tail + lengthLen
+	}
+	return b.tail + HeaderLen + lengthLen
+}
+
+// Commit makes the first n octets of what Reserve returned a packet, and asks
+// the Injector. Preconditions: Reserve returned room, and n is 1 to its length.
+func (b *Batch) Commit(now mono.Time, n int) {
+	if n <= 0 || n > b.room.n {
+		panic("trunk: commit without room")
+	}
+	if b.inject == nil {
+		b.commit(n)
+		return
+	}
+	peer, at := b.room.peer, b.start()
+	p := b.buf[at : at+n : at+n]
+	switch copies := b.inject.Pass(now, peer, p); {
+	case copies == 0:
+		b.room.n = 0
+	default:
+		b.commit(n)
+		for range copies - 1 {
+			b.copyOut(peer, p)
+		}
+	}
+	b.Release(now)
+}
+
+// Release sends what the Injector held until now.
+func (b *Batch) Release(now mono.Time) {
+	if b.inject != nil {
+		b.inject.Release(now, b.send)
+	}
+}
+
+// Deadline returns when Release must be called next; 0: never.
+func (b *Batch) Deadline() mono.Time {
+	if b.inject == nil {
+		return 0
+	}
+	return b.inject.Deadline()
+}
+
+func (b *Batch) copyOut(peer int, p []byte) {
+	if r := b.Reserve(peer, len(p)); r != nil {
+		copy(r, p)
+		b.commit(len(p))
+	}
+}
+
+func (b *Batch) commit(n int) {
+	m := &b.room
+	m.n = 0
+	at := b.start()
+	if b.open.packets == 0 {
+		if HeaderLen+lengthLen+n > m.r.Limit {
+			b.cut(at, n)
+			return
+		}
+		b.open.off, b.open.peer, b.open.to = b.tail, m.peer, m.r.To
+	}
+	b.open.packets++
+	be.PutUint16(b.buf[at-lengthLen:], uint16(n))
+	b.tail = at + n
+}
+
+// seal ends the open datagram.
+func (b *Batch) seal() {
+	o := &b.open
+	if o.packets == 0 {
+		return
+	}
+	b.header(Data, o.peer, o.to, o.off)
+	t := b.datagram(o.peer, b.tail-o.off)
+	b.piece(t, o.off, b.tail-o.off)
+	t.Packets += o.packets
+	o.packets = 0
+}
+
+// cut makes fragments of the packet of n octets at off. Their headers lie
+// behind it.
+func (b *Batch) cut(off, n int) {
+	m := &b.room
+	most := m.r.Limit - FragmentLen
+	p := piece{count: (n + most - 1) / most, length: n}
+	size := p.size()
+	end := off + size*p.count
+	clear(b.buf[off+n : end])
+	for ; p.index < p.count; p.index++ {
+		b.header(Fragment, m.peer, m.r.To, end)
+		p.put(b.buf[end+HeaderLen:])
+		t := b.datagram(m.peer, FragmentLen+size)
+		b.piece(t, end, FragmentLen)
+		b.piece(t, off+p.index*size, size)
+		if p.index == p.count-1 {
+			t.Packets++
+		}
+		end += FragmentLen
+	}
+	b.tail = end
+}
+
+func (b *Batch) header(k Kind, peer int, to Epoch, off int) {
+	h := &b.head
+	b.seq[peer]++
+	h.Kind, h.To, h.Seq = k, to, b.seq[peer]
+	h.Put(b.buf[off:])
+}
+
+// datagram adds one to the newest train, or to a new one.
+func (b *Batch) datagram(peer, size int) *Train {
+	if i := len(b.trains) - 1; i >= 0 {
+		// Invariant: every datagram of a train but the last is Size long.
+		t := &b.trains[i]
+		if t.Peer == peer && t.Bytes == t.Count*t.Size && size <= t.Size && t.Count < maxTrain && t.Bytes+size <= maxTrainBytes {
+			t.Count++
+			t.Bytes += size
+			return t
+		}
+	}
+	b.trains = append(b.trains, Train{Peer: peer, Size: size, Count: 1, Bytes: size, first: len(b.pieces)})
+	return &b.trains[len(b.trains)-1]
+}
+
+// piece adds one to the newest train, or to its newest piece.
+func (b *Batch) piece(t *Train, off, n int) {
+	if t.n > 0 {
+		if p := &b.pieces[len(b.pieces)-1]; p.Off+p.Len == off {
+			p.Len += n
+			return
+		}
+	}
+	b.pieces = append(b.pieces, Piece{off, n})
+	t.n++
+}
+
+// Waiting returns the number of octets committed since Reset, headers
+// included.
+func (b *Batch) Waiting() int { return b.tail }
+
+// Trains ends the open datagram and returns all that was committed since Reset,
+// in order; valid until the next Reserve.
+func (b *Batch) Trains() []Train {
+	b.seal()
+	return b.trains
+}
+
+// Pieces returns the parts of a train in Bytes.
+func (b *Batch) Pieces(t *Train) []Piece { return b.pieces[t.first : t.first+t.n] }
+
+// Bytes returns the buffer that pieces lie in.
+func (b *Batch) Bytes() []byte { return b.buf }
+
+// Reset forgets all that was committed or reserved.
+func (b *Batch) Reset() {
+	b.tail, b.trains, b.pieces = 0, b.trains[:0], b.pieces[:0]
+	b.open.packets, b.room.n = 0, 0
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trunk
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+)
+
+// run turns both ends every 10 ms from one time to another, hellos passing as
+// ab and ba say.
+func run(a, b *end, from, to mono.Time, ab, ba bool) {
+	for now := from; now < to; now += 10 * ms {
+		a.core.Tick(now)
+		b.core.Tick(now)
+		for range 4 {
+			for _, d := range a.control(now) {
+				if ab {
+					b.handle(now, d)
+				}
+			}
+			for _, d := range b.control(now) {
+				if ba {
+					a.handle(now, d)
+				}
+			}
+		}
+	}
+}
+
+func (e *end) wantEvents(want ...string) {
+	e.t.Helper()
+	if !slices.Equal(e.events, want) {
+		e.t.Errorf("events of %x: %q, want %q", uint64(e.core.cfg.Node), e.events, want)
+	}
+	e.events = nil
+}
+
+const upA, upB = "up=true node=a0 restarted=false", "up=true node=b0 restarted=false"
+const downA, downB = "up=false node=a0 restarted=false", "up=false node=b0 restarted=false"
+
+func TestUpWithinOneRoundTrip(t *testing.T) {
+	a, b := newEnd(t, 0xa0, 1, 1472), newEnd(t, 0xb0, 2, 1472)
+	a.core.Tick(5 * ms) // only one end has begun
+	hello := a.control(5 * ms)
+	if len(hello) != 1 {
+		t.Fatalf("%d datagrams, want a hello", len(hello))
+	}
+	b.handle(6*ms, hello[0])
+	b.wantEvents() // it does not know yet that a hears it
+	for _, d := range b.control(6 * ms) {
+		a.handle(7*ms, d)
+	}
+	a.wantEvents(upB)
+	s := a.core.Status(0)
+	if s.Epoch != 2 || s.Node != 0xb0 || s.Since != 7*ms || s.LastRTT != 2*time.Millisecond || s.RTT != 2*time.Millisecond || s.Ups != 1 {
+		t.Errorf("status %+v", s)
+	}
+	for _, d := range a.control(7 * ms) {
+		b.handle(8*ms, d)
+	}
+	b.wantEvents(upA)
+}
+
+func TestDownAfter300ms(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.events, b.events = nil, nil
+	run(a, b, 10*ms, 1000*ms, true, true)
+	a.wantEvents()
+	b.wantEvents()
+	// Nothing passes from here on; the last hello did at 900 ms or later.
+	run(a, b, 1000*ms, 1190*ms, false, false)
+	a.wantEvents()
+	run(a, b, 1190*ms, 1300*ms, false, false)
+	a.wantEvents(downB)
+	b.wantEvents(downA)
+	if s := a.core.Status(0); s.Up || s.Epoch != 0 || s.Node != 0xb0 || s.Downs != 1 {
+		t.Errorf("status %+v", s)
+	}
+	run(a, b, 1300*ms, 1410*ms, true, true)
+	a.wantEvents(upB)
+	b.wantEvents(upA)
+}
+
+// TestDeadlineIsExact: nothing happens before Deadline, and the trunk goes down
+// at 300 ms to the nanosecond.
+func TestDeadlineIsExact(t *testing.T) {
+	a, _ := pair(t, 1472)
+	a.events = nil
+	now := ms
+	for range 10 {
+		d := a.core.Deadline()
+		if d <= now {
+			t.Fatalf("deadline %d at %d", d, now)
+		}
+		a.core.Tick(d - 1)
+		if n := len(a.control(d - 1)); n != 0 || a.core.Deadline() != d {
+			t.Fatalf("%d datagrams before the deadline", n)
+		}
+		now = d
+		a.core.Tick(now)
+		a.control(now)
+		if len(a.events) > 0 {
+			break
+		}
+	}
+	a.wantEvents(downB)
+	if now != ms.Add(DownAfter) {
+		t.Errorf("down at %d, want %d", now, ms.Add(DownAfter))
+	}
+}
+
+// TestOneWay: a trunk that works in one direction is down at both ends.
+func TestOneWay(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.events, b.events = nil, nil
+	run(a, b, 10*ms, 800*ms, true, false)
+	a.wantEvents(downB) // hears nothing
+	b.wantEvents(downA) // is told so
+	run(a, b, 800*ms, 3000*ms, true, false)
+	a.wantEvents()
+	b.wantEvents()
+	run(a, b, 3000*ms, 3200*ms, true, true)
+	a.wantEvents(upB)
+	b.wantEvents(upA)
+}
+
+// TestDataKeepsUp: hellos may be lost in a flood of data.
+func TestDataKeepsUp(t *testing.T) {
+	a, b := pair(t, 1472)
+	b.events = nil
+	for now := 100 * ms; now < 2000*ms; now += 200 * ms {
+		a.core.Status(0)
+		a.send(0, random(100))
+		for _, d := range a.datagrams() {
+			b.handle(now, d)
+		}
+		b.core.Tick(now)
+	}
+	b.wantEvents()
+}
+
+// TestLongRoundTrip: a path with a round trip of 500 ms comes up once and stays.
+func TestLongRoundTrip(t *testing.T) {
+	a, b := newEnd(t, 0xa0, 1, 1472), newEnd(t, 0xb0, 2, 1472)
+	type flight struct {
+		at mono.Time
+		to *end
+		d  []byte
+	}
+	var sky []flight
+	for now := ms; now < 5000*ms; now += 10 * ms {
+		for len(sky) > 0 && sky[0].at <= now {
+			sky[0].to.handle(now, sky[0].d)
+			sky = sky[1:]
+		}
+		for _, e := range []*end{a, b} {
+			e.core.Tick(now)
+			to := a
+			if e == a {
+				to = b
+			}
+			for _, d := range e.control(now) {
+				sky = append(sky, flight{now + 250*ms, to, d})
+			}
+		}
+	}
+	a.wantEvents(upB)
+	b.wantEvents(upA)
+	if rtt := a.core.Status(0).RTT; rtt < 500*time.Millisecond || rtt > 520*time.Millisecond {
+		t.Errorf("round trip %v", rtt)
+	}
+}
+
+// TestRestart: another epoch is a peer that has restarted, and stragglers of
+// the one before change nothing.
+func TestRestart(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.events = nil
+	b.send(0, random(10))
+	stale := b.datagrams()
+	b.core.Tick(200 * ms)
+	stale = append(stale, b.control(200*ms)...)
+	b2 := newEnd(t, 0xb0, 0x33333333, 1472)
+	run(a, b2, 10*ms, 150*ms, true, true)
+	a.wantEvents("up=false node=b0 restarted=true", "up=true node=b0 restarted=true")
+	b2.wantEvents(upA)
+	for _, d := range stale {
+		a.handle(160*ms, d)
+	}
+	a.wantEvents()
+	s := a.core.Status(0)
+	if s.Drop[WrongEpoch] != uint64(len(stale)) || s.Epoch != 0x33333333 || s.Restarts != 1 || len(a.got) != 0 {
+		t.Errorf("status %+v", s)
+	}
+	// It is sequence 1 again, and no duplicate.
+	b2.send(0, random(10))
+	for _, d := range b2.datagrams() {
+		a.handle(170*ms, d)
+	}
+	if len(a.got) != 1 {
+		t.Errorf("%d packets after the restart, want 1: %+v", len(a.got), a.core.Status(0))
+	}
+	// Another node at the address, down in between.
+	run(a, b2, 200*ms, 600*ms, false, false)
+	a.events = nil
+	c := newEnd(t, 0xc0, 0x44444444, 1472)
+	run(a, c, 600*ms, 720*ms, true, true)
+	a.wantEvents("up=true node=c0 restarted=true")
+}
+
+// TestLateHelloOfTheDeaf: a hello from before the peer heard us, overtaken by
+// those after, does not take the trunk down.
+func TestLateHelloOfTheDeaf(t *testing.T) {
+	a, b := newEnd(t, 0xa0, 1, 1472), newEnd(t, 0xb0, 2, 1472)
+	b.core.Tick(ms)
+	late := b.control(ms)
+	run(a, b, 10*ms, 300*ms, true, true)
+	a.wantEvents(upB)
+	a.handle(300*ms, late[0])
+	a.wantEvents()
+}
+
+// TestWhoMaySpeak sends datagrams that are right but for one thing.
+func TestWhoMaySpeak(t *testing.T) {
+	const us, them = 0x11111111, 0x22222222
+	body := []byte{0, 2, 0xaa, 0xbb}
+	frag := append([]byte{0, 2, 0, 2}, 0xaa)
+	for _, c := range []struct {
+		name string
+		h    Header
+		body []byte
+		want Refusal
+		down bool // the trunk is
+		guid ib.GUID
+	}{
+		{"data", Header{Data, 3, them, us, 9, 0xb0}, body, OK, false, 0},
+		{"fragment", Header{Fragment, 3, them, us, 9, 0xb0}, frag, OK, false, 0},
+		{"data to another epoch", Header{Data, 3, them, us + 1, 9, 0xb0}, body, WrongEpoch, false, 0},
+		{"data to nobody", Header{Data, 3, them, 0, 9, 0xb0}, body, WrongEpoch, false, 0},
+		{"data of another epoch", Header{Data, 3, them + 1, us, 9, 0xb0}, body, WrongEpoch, false, 0},
+		{"data of another node", Header{Data, 3, them, us, 9, 0xb1}, body, WrongNode, false, 0},
+		{"data of ourselves", Header{Data, 3, them, us, 9, 0xa0}, body, WrongNode, false, 0},
+		{"data before up", Header{Data, 3, them, us, 9, 0xb0}, body, PeerDown, true, 0},
+		{"fragment before up", Header{Fragment, 3, them, us, 9, 0xb0}, frag, PeerDown, true, 0},
+		{"data without a packet", Header{Data, 3, them, us, 9, 0xb0}, nil, BadBody, false, 0},
+		{"data cut off", Header{Data, 3, them, us, 9, 0xb0}, body[:3], BadBody, false, 0},
+		{"fragment cut off", Header{Fragment, 3, them, us, 9, 0xb0}, frag[:4], BadBody, false, 0},
+		{"hello of another node", Header{Hello, 0, 5, us, 1, 0xb1}, nil, WrongNode, true, 0xb0},
+		{"hello of ourselves", Header{Hello, 0, 5, us, 1, 0xa0}, nil, WrongNode, true, 0},
+		{"hello", Header{Hello, 0, 5, us, 1, 0xb0}, nil, OK, true, 0xb0},
+		{"hello that guesses", Header{Hello, 0, 5, us + 1, 1, 0xb0}, nil, OK, true, 0},
+		{"reply to another", Header{HelloReply, 0, 5, us + 1, 1, 0xb0}, nil, WrongEpoch, true, 0},
+		{"reply to nobody", Header{HelloReply, 0, 5, 0, 1, 0xb0}, nil, WrongEpoch, true, 0},
+	} {
+		a, b := pair(t, 1472)
+		if c.down {
+			a = newEnd(t, 0xa0, us, 1472)
+		}
+		a.core.peers[0].guid = c.guid
+		a.events, b.events = nil, nil
+		before := a.core.Status(0)
+		d := make([]byte, HeaderLen, 64)
+		c.h.Put(d)
+		a.handle(2*ms, append(d, c.body...))
+		after := a.core.Status(0)
+		for r := range NumRefusals {
+			want := before.Drop[r]
+			if r == c.want && r != OK {
+				want++
+			}
+			if after.Drop[r] != want {
+				t.Errorf("%s: %v counted %d times, want %d", c.name, r, after.Drop[r], want)
+			}
+		}
+		if got := after.Datagrams - before.Datagrams; (got == 1) != (c.want == OK) {
+			t.Errorf("%s: accepted %d times", c.name, got)
+		}
+		rightHello := c.name == "hello"
+		if (len(a.events) > 0) != rightHello || after.Up != (rightHello || !c.down) {
+			t.Errorf("%s: events %q", c.name, a.events)
+		}
+		if (len(a.got) > 0) != (c.name == "data") {
+			t.Errorf("%s: %d packets", c.name, len(a.got))
+		}
+	}
+}
+
+// TestForgedHellos: who guesses wrong can neither take a trunk down nor bring
+// one up, nor have more sent than it sent.
+func TestForgedHellos(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.events = nil
+	sent := 0
+	for i := range 1000 {
+		h := Header{Kind: Hello, From: Epoch(1000 + i), To: Epoch(i), Seq: uint32(i), Node: ib.GUID(1 + i)}
+		d := make([]byte, HeaderLen)
+		h.Put(d)
+		a.handle(2*ms, d)
+		sent += len(a.control(2 * ms))
+	}
+	if sent > 1000 {
+		t.Errorf("%d answers to 1000 hellos", sent)
+	}
+	run(a, b, 3*ms, 900*ms, true, true)
+	a.wantEvents()
+}
+
+// TestRoundTripTimes: a reply gives one round trip, and only to a hello of
+// late.
+func TestRoundTripTimes(t *testing.T) {
+	a, b := pair(t, 1472)
+	now := 100 * ms
+	for range 20 {
+		now += 100 * ms
+		a.core.Tick(now)
+		for _, d := range a.control(now) {
+			b.handle(now, d)
+		}
+		for _, d := range b.control(now) {
+			a.handle(now+4*ms, d)
+			a.handle(now+90*ms, d) // again
+		}
+	}
+	s := a.core.Status(0)
+	if s.LastRTT != 4*time.Millisecond || s.RTT > 4*time.Millisecond || s.RTT < 3*time.Millisecond {
+		t.Errorf("round trip %v, the last %v", s.RTT, s.LastRTT)
+	}
+	for _, no := range []uint32{a.core.peers[0].helloNo + 1, a.core.peers[0].helloNo - helloMemory, 0} {
+		h := Header{Kind: HelloReply, From: 0x22222222, To: 0x11111111, Seq: no, Node: 0xb0}
+		d := make([]byte, HeaderLen)
+		h.Put(d)
+		a.handle(now+70*ms, d)
+		if got := a.core.Status(0).LastRTT; got != s.LastRTT {
+			t.Errorf("a reply to hello %d gave %v", no, got)
+		}
+	}
+}
+
+// TestSequence: what a stream's numbers say, and that streams do not mix.
+func TestSequence(t *testing.T) {
+	a, b := pair(t, 1472)
+	for range 8 {
+		a.send(0, random(1400))
+	}
+	d := a.datagrams()
+	for _, i := range []int{0, 1, 4, 3, 3, 6, 0} {
+		b.handle(2*ms, d[i])
+	}
+	s := b.core.Status(0)
+	if s.Lost != 2 || s.Reordered != 1 || s.Drop[Duplicate] != 2 || s.Packets != 5 {
+		t.Errorf("lost %d, reordered %d, duplicates %d, packets %d", s.Lost, s.Reordered, s.Drop[Duplicate], s.Packets)
+	}
+	d[7][2] = 4 // another stream begins anywhere
+	b.handle(2*ms, d[7])
+	if s2 := b.core.Status(0); s2.Lost != 2 || s2.Packets != 6 {
+		t.Errorf("%+v", s2)
+	}
+}
+
+func TestConfigErrors(t *testing.T) {
+	for _, c := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Epoch: 1}, "must not be 0"},
+		{Config{Node: 1}, "must not be 0"},
+		{Config{Node: 1, Epoch: 1, Peers: make([]ib.GUID, MaxPeers+1)}, "too many"},
+		{Config{Node: 1, Epoch: 1, Peers: []ib.GUID{2, 1}}, "peer 1 has this node's GUID"},
+		{Config{Node: 1, Epoch: 1, HelloEvery: -1}, "positive"},
+		{Config{Node: 1, Epoch: 1, HelloEvery: 2, DownAfter: 1}, "positive"},
+	} {
+		if _, err := New(c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want ...%s...", c.cfg, err, c.want)
+		}
+	}
+	c, err := New(Config{Node: 1, Epoch: 1})
+	if err != nil || c.Deadline() != 0 || c.Peers() != 0 {
+		t.Errorf("no peers: %v, deadline %v", err, c.Deadline())
+	}
+}
+
+func TestHandleAllocatesNothing(t *testing.T) {
+	a, b := pair(t, 1472)
+	a.newBatch()
+	data := random(4178)
+	var d [][]byte
+	count := 0
+	deliver := func(int, []byte) { count++ }
+	n := testing.AllocsPerRun(50, func() {
+		for range 10 {
+			copy(a.batch.Reserve(0, len(data)), data)
+			a.batch.Commit(0, len(data))
+			copy(a.batch.Reserve(0, 20), data)
+			a.batch.Commit(0, 20)
+		}
+		for i := range a.batch.Trains() {
+			t := &a.batch.Trains()[i]
+			for _, p := range a.batch.Pieces(t) {
+				_ = p
+			}
+		}
+		a.batch.Reset()
+	})
+	if n != 0 {
+		t.Errorf("%v allocations, want 0", n)
+	}
+	a.send(0, data, data, random(20))
+	d = a.datagrams()
+	first := true
+	n = testing.AllocsPerRun(50, func() {
+		for i := range d {
+			if !first {
+				be.PutUint32(d[i][12:], be.Uint32(d[i][12:])+uint32(len(d)))
+			}
+			b.core.Handle(ms, 0, d[i], deliver)
+		}
+		b.core.Recycle()
+		first = false
+	})
+	if n != 0 || count != 3*51 {
+		t.Errorf("%v allocations for %d packets, want 0 for %d", n, count, 3*51)
+	}
+}

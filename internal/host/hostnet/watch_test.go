@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"weft/internal/proto/ib"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestReadThisHost(t *testing.T) {
+	got, err := Read(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &got.Entries[0]
+	if a := e.GID.Addr(); !a.Is6() || !a.IsLinkLocalUnicast() || got.NodeGUID == 0 || !got.MTU.Valid() {
+		t.Errorf("%s", got.dump())
+	}
+}
+
+// namespace runs f as a test on a thread in a network namespace of its own,
+// which ends with the thread.
+func namespace(t *testing.T, f func(t *testing.T)) {
+	t.Run("namespace", func(t *testing.T) {
+		runtime.LockOSThread() // never unlocked: the thread ends with the test's goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			if os.Getenv("REQUIRE_E2E") == "1" {
+				t.Fatalf("no network namespace: %v", err)
+			}
+			t.Skipf("needs CAP_SYS_ADMIN for a network namespace: %v", err)
+		}
+		f(t)
+	})
+}
+
+func TestWatch(t *testing.T) { namespace(t, watchAll) }
+
+func watchAll(t *testing.T) {
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, err := Read(nil)
+	check(err)
+	if n := len(first.Entries); n != 1 || !first.Entries[0].LocalOnly {
+		t.Errorf("an empty namespace has %s", first.dump())
+	}
+	home := ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1"))
+	far := ib.GIDFromAddr(netip.MustParseAddr("192.0.2.77"))
+	lo, err := netlink.LinkByName("lo")
+	check(err)
+	addr, err := netlink.ParseAddr("192.0.2.77/24")
+	check(err)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	// Each step changes something and names what the next table must say.
+	steps := []struct {
+		do   func() error
+		seen func(*Table) bool
+	}{
+		{func() error { return netlink.LinkSetUp(lo) }, func(n *Table) bool { _, ok := n.Lookup(home); return ok }},
+		{func() error { return netlink.AddrAdd(lo, addr) }, func(n *Table) bool { _, ok := n.Lookup(far); return ok }},
+		{func() error { return netlink.LinkSetMTU(lo, 1300) }, func(n *Table) bool { return n.MTU == ib.MTU1024 }},
+		{func() error { return netlink.AddrDel(lo, addr) }, func(n *Table) bool { _, ok := n.Lookup(far); return !ok }},
+	}
+	check(steps[0].do()) // before the watch: found by its first read
+	err = Watch(ctx, first, func(n *Table) {
+		if len(steps) == 0 || !steps[0].seen(n) {
+			return // an intermediate state
+		}
+		if steps = steps[1:]; len(steps) == 0 {
+			cancel()
+			return
+		}
+		check(steps[0].do())
+	})
+	if !errors.Is(err, context.Canceled) || len(steps) != 0 {
+		t.Errorf("%d steps left: %v", len(steps), err)
+	}
+}

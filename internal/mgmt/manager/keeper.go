@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"weft/internal/mgmt/sm"
+	"weft/internal/mgmt/sm/em"
+	"weft/internal/mgmt/sm/sa"
+	"weft/internal/mgmt/store"
+)
+
+func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
+func isConflict(err error) bool { return errors.Is(err, store.ErrConflict) }
+
+// govern stands in the election, term after term, and keeps what the manager
+// hands over while a term lasts.
+func (m *Manager) govern(ctx context.Context) {
+	for ctx.Err() == nil {
+		term, err := store.Campaign(ctx, m.cfg.Store, Election, store.Leader{Name: m.cfg.Node, Address: m.cfg.Address})
+		if err != nil {
+			if ctx.Err() == nil {
+				m.cfg.Log.Error("cannot stand in the election of a subnet manager", "err", err)
+				pause(ctx, time.Second)
+			}
+			continue
+		}
+		m.hold(ctx, term)
+		// A clean end lets another manager go on at once.
+		end, stop := context.WithTimeout(context.WithoutCancel(ctx), writeTimeout)
+		if err := term.Resign(end); err != nil {
+			m.cfg.Log.Debug("the term ends by itself", "err", err)
+		}
+		stop()
+	}
+}
+
+// hold is one term of office.
+func (m *Manager) hold(ctx context.Context, term *store.Term) {
+	var o sm.Observations
+	var clients sa.State
+	var mkey MKey
+	var rev store.Rev
+	var vesws []em.Observed
+	var intent Intent
+	var wanted VESWs
+	var intentRev, wantedRev store.Rev
+	var readable bool
+	for {
+		err := recall(ctx, m, term, KeyObservations, &o)
+		if err == nil {
+			err = recall(ctx, m, term, KeyClients, &clients)
+		}
+		if err == nil {
+			vesws, err = m.recallVESWs(ctx, term)
+		}
+		if err == nil {
+			intent, intentRev, err = m.loadIntent(ctx)
+		}
+		if err == nil {
+			wanted, wantedRev, readable, err = m.loadVESWs(ctx)
+		}
+		if err == nil {
+			mkey, rev, err = m.loadMKey(ctx, term)
+		}
+		if err == nil {
+			break
+		}
+		m.cfg.Log.Warn("cannot read what the manager before observed", "err", err)
+		select {
+		case <-term.Lost():
+			return
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Second):
+		}
+	}
+	token := uint64(term.Fence().Created)
+	begun := make(chan struct{})
+	m.cfg.Post(func() {
+		defer close(begun)
+		select { // of an earlier term
+		case <-m.keep:
+		default:
+		}
+		now := m.cfg.Now()
+		m.cfg.Log.Info("elected to manage the subnet", "term", token)
+		m.elected = true
+		m.sm.Restore(o)
+		m.sa.Restore(now, clients)
+		m.setKey(mkey, rev)
+		m.beginEthernet(vesws)
+		m.net = nil // the SA has what belongs to the subnet that was
+		// What is wanted is known before anything is done, so that nothing is taken away that is wanted.
+		if intentRev != 0 {
+			m.setIntent(intent, intentRev)
+		}
+		if readable {
+			m.setVESWs(wanted, wantedRev)
+		}
+		m.sm.Permit(now, token)
+	})
+	defer m.cfg.Post(func() {
+		m.elected = false
+		m.endEthernet()
+		m.sm.Revoke(m.cfg.Now())
+	})
+	select {
+	case <-begun:
+	case <-ctx.Done():
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-term.Lost():
+			m.cfg.Log.Warn("the term of the subnet manager is over")
+			return
+		case k := <-m.keep:
+			if !m.write(ctx, term, k) {
+				return
+			}
+		}
+	}
+}
+
+// write keeps k until it is in the store, or is not to be there any more.
+func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
+	for {
+		c, stop := context.WithTimeout(ctx, writeTimeout)
+		var err error
+		if k.observed != nil {
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyObservations, k.observed)}}); err == nil {
+				k.observed = nil
+			}
+		}
+		if err == nil && k.clients != nil {
+			// By themselves: what clients registered may be too much for the store,
+			// and LIDs are not to be lost for it.
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err, store.ErrInvalid) {
+				m.cfg.Log.Error("groups, services and subscriptions are not kept: there are too many", "bytes", len(k.clients), "err", err)
+				err = nil
+			}
+		}
+		for key, b := range k.vesws {
+			if err != nil {
+				break
+			}
+			op := store.PutOp(key, b)
+			if b == nil {
+				op = store.DeleteOp(key)
+			}
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{op}}); errors.Is(err, store.ErrInvalid) {
+				m.cfg.Log.Error("what was observed of a virtual Ethernet switch is not kept", "key", key, "bytes", len(b), "err", err)
+				err = nil
+			}
+			if err == nil {
+				delete(k.vesws, key)
+			}
+		}
+		stop()
+		switch {
+		case err == nil:
+			return true
+		case errors.Is(err, store.ErrFenced), ctx.Err() != nil:
+			return false
+		}
+		m.cfg.Log.Warn("what was observed is not kept yet", "err", err)
+		select {
+		case <-term.Lost():
+			return false
+		case <-ctx.Done():
+			return false
+		case next := <-m.keep:
+			k = next.over(k)
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// Damaged is appended to the key of what could not be read.
+const Damaged = ".damaged"
+
+// recall reads what the manager before has written; v stays empty where there is
+// nothing. What cannot be read must not keep the subnet without a manager, for
+// it can be had anew: LIDs from the ports that bear them, registrations from
+// clients, which are asked for them. It is set aside under a key of its own.
+func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string, v *T) error {
+	e, err := m.cfg.Store.Get(ctx, key)
+	if isNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	why := json.Unmarshal(e.Value, v)
+	if why == nil {
+		return nil
+	}
+	*v = *new(T)
+	if _, err := term.Txn(ctx, store.Txn{Do: []store.Op{store.PutOp(key+Damaged, e.Value)}}); err != nil {
+		return err
+	}
+	m.cfg.Log.Error("what the manager before observed cannot be read, and is asked for anew", "key", key, "kept", key+Damaged, "err", why)
+	return nil
+}
+
+// loadIntent reads what is wanted, for a term that begins. The revision is 0 where there is
+// nothing, or nothing that can be read.
+func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err error) {
+	e, err := m.cfg.Store.Get(ctx, KeyIntent)
+	if isNotFound(err) {
+		return i, 0, nil
+	}
+	if err != nil {
+		return i, 0, err
+	}
+	if i, err = parseIntent(e.Value); err != nil {
+		m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "err", err)
+		return i, 0, nil
+	}
+	return i, e.Rev, nil
+}
+
+// follow hands every new intent to the management goroutine.
+func (m *Manager) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		changes, err := m.cfg.Store.Watch(ctx, "subnet")
+		if err != nil {
+			m.cfg.Log.Warn("the intent is not followed", "err", err)
+			pause(ctx, time.Second)
+			continue
+		}
+		for c := range changes {
+			if c.Reset && !slices.ContainsFunc(c.Events, func(e store.Event) bool { return e.Key == KeyVESWs }) {
+				m.cfg.Post(func() { m.setVESWs(VESWs{Version: VESWsVersion}, c.Rev) })
+			}
+			for _, e := range c.Events {
+				switch e.Key {
+				case KeyIntent:
+				case KeyVESWs:
+					i := VESWs{Version: VESWsVersion}
+					if !e.Deleted {
+						if i, err = parseVESWs(e.Value); err != nil {
+							m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: those before stand", "err", err)
+							continue
+						}
+					}
+					m.cfg.Post(func() { m.setVESWs(i, e.Rev) })
+					continue
+				case KeyMKey:
+					var k MKey
+					if !e.Deleted {
+						if k, err = parseMKey(e.Value); err != nil {
+							m.cfg.Log.Error("the M_Key in the store is wrong: the one before stands", "err", err)
+							continue
+						}
+					}
+					m.cfg.Post(func() { m.setKey(k, e.Rev) })
+					continue
+				default:
+					continue
+				}
+				i := Intent{Version: IntentVersion}
+				if !e.Deleted {
+					if i, err = parseIntent(e.Value); err != nil {
+						m.cfg.Log.Error("the intent in the store is wrong: the one before stands", "err", err)
+						continue
+					}
+				}
+				m.cfg.Post(func() { m.setIntent(i, e.Rev) })
+			}
+		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"cmp"
+	"slices"
+
+	"weft/internal/mgmt/sm/route"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// remember finds out which switches still have the tables that were written to
+// them: those that were not started anew since.
+func (m *Manager) remember(s *sweep) {
+	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
+	s.unwrote = map[int32]bool{}
+	if m.topo == nil || !m.everSwept {
+		return
+	}
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		if !n.IsSwitch() || !m.trust[n.Info.NodeGUID] {
+			continue
+		}
+		old := &m.topo.Nodes[m.topo.NodeByGUID(n.Info.NodeGUID)]
+		if old.Ports[0].Info.LID == n.Ports[0].Info.LID && old.Switch.Info.LinearFDBTop == n.Switch.Info.LinearFDBTop {
+			s.trusted[i] = old.Switch
+		}
+	}
+}
+
+// number gives LIDs, and sets what differs at ports that have passed INIT, and
+// at the switches' own. Ports in INIT are set when they are armed.
+func (m *Manager) number(s *sweep) {
+	var want []lidWant
+	for r := range s.t.EndPorts() {
+		p := s.t.Port(r)
+		if p.Info.PortState == 0 {
+			continue // it did not answer
+		}
+		w := lidWant{guid: p.GUID, current: p.Info.LID}
+		if !s.t.Nodes[r.Node].IsSwitch() {
+			w.lmc = m.intent.LMC
+		}
+		want = append(want, w)
+	}
+	adopted := !m.everSwept && m.lids.adopt(want)
+	changed, lost := m.lids.assign(want)
+	m.selfLID = m.lids.of(m.cfg.PortGUID).LID
+	if changed || adopted {
+		m.version++
+	}
+	for _, g := range lost {
+		s.failed++
+		m.problem(g.String(), "no LID is left for it")
+	}
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		for k := range n.Ports {
+			r := topo.Ref{Node: int32(i), Port: uint8(k)}
+			if st := n.Ports[k].Info.PortState; st == ib.PortArmed || st == ib.PortActive {
+				if w := m.desired(s, r); w != n.Ports[k].Info {
+					m.setPort(s, r, w, 0)
+				}
+			}
+		}
+	}
+}
+
+// desired returns what a port's PortInfo shall be, states apart.
+func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
+	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
+	w := p.Info
+	if p.GUID != 0 {
+		l := m.lids.of(p.GUID)
+		master := m.lids.of(m.cfg.PortGUID)
+		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
+		w.GIDPrefix, w.SubnetTimeOut = m.intent.Prefix, m.intent.SubnetTimeout
+		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = m.intent.MKey, m.intent.MKeyProtect, m.intent.MKeyLease
+		// Who was away has lost its groups and subscriptions, though its port may
+		// not know that it was.
+		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!m.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
+			m.topo != nil && m.topo.PortByGUID(p.GUID).IsNone())
+	}
+	if n.IsSwitch() && r.Port == 0 {
+		return w
+	}
+	if l := m.intent.Lanes; l != nil {
+		w.VLHighLimit = l.HighLimit
+	}
+	peer := s.t.Port(p.Peer)
+	if peer == nil || peer.Info.MTUCap == 0 {
+		return w
+	}
+	w.NeighborMTU = min(w.MTUCap, peer.Info.MTUCap)
+	if m.intent.MaxMTU != 0 {
+		w.NeighborMTU = min(w.NeighborMTU, m.intent.MaxMTU)
+	}
+	w.OperationalVLs = min(w.VLCap, peer.Info.VLCap)
+	if n.IsSwitch() {
+		on := m.enforces(s, r)
+		w.PartitionEnforceIn = on && n.Switch.Info.InboundEnforcementCap
+		w.PartitionEnforceOut = on && n.Switch.Info.OutboundEnforcementCap
+	}
+	return w
+}
+
+// setPort sets a port's PortInfo and its state; 0 leaves the state.
+func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
+	mod := uint32(r.Port)
+	// The capabilities of a switch's ports are at its port 0.
+	if (s.t.Nodes[r.Node].Ports[0].Info.CapabilityMask|s.t.Port(r).Info.CapabilityMask)&mad.CapExtendedSpeeds != 0 {
+		mod |= mad.ModifierExtendedSpeeds
+	}
+	w.PortState, w.PortPhysicalState = state, ib.PhysNoChange
+	q := m.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, (*Manager).gotPortSet)
+	w.Append(q.data[:0])
+	return q
+}
+
+func (m *Manager) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
+		return
+	}
+	s := m.sweep
+	p := s.t.Port(r.ref)
+	was := p.Info.PortState
+	p.Info.Parse(a.Data[:])
+	if st := p.Info.PortState; st < was && r.ref.Port != 0 {
+		s.again = "a link went down during the sweep"
+	}
+}
+
+// raisePorts moves ports on both ends of links to their next state.
+func (m *Manager) raisePorts(s *sweep, from, to ib.PortState) {
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		for k := range n.Ports {
+			p, r := &n.Ports[k], topo.Ref{Node: int32(i), Port: uint8(k)}
+			peer := s.t.Port(p.Peer)
+			if p.Info.PortState != from || peer == nil || n.IsSwitch() && k == 0 || peer.Info.PortState < from {
+				continue
+			}
+			w := p.Info
+			if to == ib.PortArmed {
+				w = m.desired(s, r)
+			}
+			if p.GUID != 0 && from == ib.PortInit && len(m.raised) < m.cfg.MaxNodes {
+				m.raised = append(m.raised, p.GUID)
+			}
+			w.ClientReregister = w.ClientReregister && to == ib.PortArmed
+			m.setPort(s, r, w, to)
+		}
+	}
+}
+
+// routes computes the unicast tables and writes the blocks that differ.
+func (m *Manager) routes(s *sweep) {
+	for r := range s.t.EndPorts() {
+		if p := s.t.Port(r); p.Info.PortState != 0 {
+			l := m.lids.of(p.GUID)
+			p.Info.LID, p.Info.LMC = l.LID, l.LMC
+		}
+	}
+	s.t.Index()
+	t, err := m.engine.Unicast(s.t)
+	if err != nil {
+		s.failed++
+		m.problem("routing", "%s: %v; by least hops instead", m.engine.Name(), err)
+		t, _ = route.MinHop{}.Unicast(s.t) // never fails
+	}
+	for _, n := range t.Notes {
+		m.problem("routing", "%s", n)
+	}
+	s.tables = t
+	for rank, i := range s.t.Switches() {
+		n := &s.t.Nodes[i]
+		entries := int(n.Switch.Info.LinearFDBCap)
+		if entries == 0 { // it did not say, which is noted already, or it cannot
+			s.unwrote[i] = true
+			continue
+		}
+		lft := t.LFT[rank]
+		var old []uint8
+		if sw := s.trusted[i]; sw != nil {
+			old = sw.LFT
+		}
+		if int(t.Top) >= entries {
+			s.failed++
+			m.problem(m.nameOf(topo.Ref{Node: i}), "its table has %d entries, %d are needed", entries, int(t.Top)+1)
+			lft = lft[:entries]
+		}
+		n.Switch.LFT = lft
+		for b := 0; b*mad.LFTPerBlock < len(lft); b++ {
+			have, want := lftBlock(old, b), lftBlock(lft, b)
+			if old != nil && have == want {
+				continue
+			}
+			q := m.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
+			want.Append(q.data[:0])
+		}
+		w := n.Switch.Info
+		w.LinearFDBTop, w.PortStateChange = ib.LID(len(lft)-1), false
+		if w.LifeTimeValue == 0 {
+			w.LifeTimeValue = 18
+		}
+		if w != n.Switch.Info {
+			q := m.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, (*Manager).gotTop)
+			w.Append(q.data[:0])
+		}
+	}
+}
+
+func lftBlock(lft []uint8, b int) (t mad.LFT) {
+	n := 0
+	if at := b * mad.LFTPerBlock; at < len(lft) {
+		n = copy(t[:], lft[at:])
+	}
+	for i := n; i < len(t); i++ {
+		t[i] = mad.LFTUnreachable
+	}
+	return t
+}
+
+func (m *Manager) gotTable(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
+		m.sweep.unwrote[r.ref.Node] = true
+	}
+}
+
+func (m *Manager) gotTop(now mono.Time, r *request, a *mad.SMP) {
+	m.gotTable(now, r, a)
+	if a != nil && a.Status == mad.StatusOK {
+		m.sweep.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
+	}
+}
+
+// replicate computes the multicast trees and writes the blocks that differ.
+func (m *Manager) replicate(s *sweep) {
+	m.groupsAt, s.groups = 0, m.groupsSet
+	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
+	top := ib.LIDMulticastFirst
+	m.trees.begin(s.tables)
+	for _, g := range m.groups {
+		if !g.MLID.IsMulticast() {
+			continue
+		}
+		tree, ok := m.trees.of(&g)
+		if !ok {
+			ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
+			if len(ask.Members) > 0 {
+				var err error
+				if tree, err = m.engine.Multicast(s.t, s.tables, ask); err != nil {
+					s.failed++
+					m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
+					continue
+				}
+			}
+		}
+		m.trees.keep(g, tree)
+		if len(tree) == 0 {
+			continue
+		}
+		top = max(top, g.MLID)
+		for rank, ports := range tree {
+			if want[rank] == nil {
+				want[rank] = map[ib.LID]topo.PortMask{}
+			}
+			want[rank][g.MLID] = ports
+		}
+	}
+	for rank, i := range s.t.Switches() {
+		n := &s.t.Nodes[i]
+		old := s.trusted[i]
+		n.Switch.MFT = want[rank]
+		blocks := map[int]bool{}
+		if old == nil && len(m.groups) > 0 { // what is there is unknown: all up to the last in use
+			for b := range int(top-ib.LIDMulticastFirst)/mad.MFTPerBlock + 1 {
+				blocks[b] = true
+			}
+		}
+		note := func(l ib.LID, is, was topo.PortMask) {
+			if is != was {
+				blocks[int(l-ib.LIDMulticastFirst)/mad.MFTPerBlock] = true
+			}
+		}
+		var had map[ib.LID]topo.PortMask
+		if old != nil {
+			had = old.MFT
+		}
+		for l, ports := range want[rank] {
+			note(l, ports, had[l])
+		}
+		for l, ports := range had {
+			note(l, want[rank][l], ports)
+		}
+		for b := range blocks {
+			for pos := uint8(0); int(pos)*mad.MFTPortsPerPosition <= int(n.Info.NumPorts); pos++ {
+				var is, was mad.MFT
+				for k := range is {
+					l := ib.LIDMulticastFirst + ib.LID(b*mad.MFTPerBlock+k)
+					is[k], was[k] = want[rank][l][pos], had[l][pos]
+				}
+				if old != nil && is == was {
+					continue
+				}
+				if entries := int(n.Switch.Info.MulticastFDBCap); b*mad.MFTPerBlock >= entries {
+					s.failed++
+					m.problem(m.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
+					continue
+				}
+				q := m.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
+				is.Append(q.data[:0])
+			}
+		}
+	}
+}
+
+// trees are those of multicast groups under the tables that they were made for: one
+// member more in one of a thousand groups must not cost a thousand trees.
+type trees struct {
+	tables    *route.Tables
+	old, kept map[ib.LID]groupTree
+}
+
+type groupTree struct {
+	group Group
+	tree  route.Tree
+}
+
+// begin makes what was kept the old ones, if they still hold.
+func (t *trees) begin(tables *route.Tables) {
+	t.old, t.kept = t.kept, make(map[ib.LID]groupTree, len(t.kept))
+	if tables != t.tables {
+		t.old, t.tables = nil, tables
+	}
+}
+
+func (t *trees) of(g *Group) (route.Tree, bool) {
+	o, ok := t.old[g.MLID]
+	if !ok || !slices.Equal(o.group.Members, g.Members) || !slices.Equal(o.group.Senders, g.Senders) {
+		return nil, false
+	}
+	return o.tree, true
+}
+
+func (t *trees) keep(g Group, tree route.Tree) { t.kept[g.MLID] = groupTree{g, tree} }
+
+// portsOf returns the ports that have the GUIDs, in the order of the model.
+func portsOf(t *topo.Subnet, guids []ib.GUID) (ports []topo.Ref) {
+	for _, guid := range guids {
+		if r := t.PortByGUID(guid); !r.IsNone() {
+			ports = append(ports, r)
+		}
+	}
+	slices.SortFunc(ports, func(a, b topo.Ref) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Port, b.Port)) })
+	return slices.Compact(ports)
+}
+
+// startGroups writes multicast tables without a sweep.
+func (m *Manager) startGroups(now mono.Time) {
+	s := m.begin(now, groups, "groups changed")
+	s.t, s.tables, s.unwrote, s.guarded = m.topo.Clone(), m.tables, map[int32]bool{}, m.guarded
+	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
+	for _, i := range m.topo.Switches() {
+		if n := &m.topo.Nodes[i]; m.trust[n.Info.NodeGUID] {
+			s.trusted[i] = n.Switch
+		}
+	}
+	m.replicate(s)
+}
+
+func (m *Manager) endGroups(now mono.Time) {
+	s := m.sweep
+	m.sweep = nil
+	m.logSweep(now, s)
+	m.topo, m.groupsWritten = s.t, s.groups
+	for i := range s.unwrote {
+		delete(m.trust, s.t.Nodes[i].Info.NodeGUID)
+	}
+	if s.failed > 0 {
+		m.unfinished, m.backoff = true, max(m.backoff, m.cfg.Backoff)
+		m.rest(now)
+	}
+}
+
+// setLanes programs how service levels use lanes, at every port that has more
+// than one.
+func (m *Manager) setLanes(s *sweep) {
+	l := m.intent.Lanes
+	if l == nil {
+		return
+	}
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		if s.trusted[i] != nil && m.lanesOf == l {
+			continue // done, and not lost since
+		}
+		for k := range n.Ports {
+			p, r := &n.Ports[k], topo.Ref{Node: int32(i), Port: uint8(k)}
+			if p.Info.VLCap <= mad.VL0 || p.Peer.IsNone() && !(n.IsSwitch() && k == 0) {
+				continue
+			}
+			for b, e := range map[uint8][]mad.VLArbEntry{mad.VLArbLow: l.Low, mad.VLArbHigh: l.High} {
+				for part := range uint8(2) {
+					var t mad.VLArb
+					if at := int(part) * mad.VLArbPerBlock; at < len(e) {
+						copy(t[:], e[at:])
+					} else if part > 0 {
+						continue
+					}
+					q := m.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, (*Manager).gotLane)
+					t.Append(q.data[:0])
+				}
+			}
+			ins := 1
+			if n.IsSwitch() {
+				ins = len(n.Ports)
+			}
+			for in := range ins {
+				mod := uint32(0)
+				if n.IsSwitch() {
+					mod = mad.SLtoVLModifier(uint8(in), r.Port)
+				}
+				q := m.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, (*Manager).gotLane)
+				l.SLtoVL.Append(q.data[:0])
+			}
+		}
+	}
+	m.lanesOf = l
+}
+
+func (m *Manager) gotLane(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
+		m.lanesOf = nil
+	}
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"slices"
+	"time"
+
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// remote is another manager.
+type remote struct {
+	info mad.SMInfo
+	path []uint8
+	lid  ib.LID
+}
+
+// election is what a manager knows of others (IBA volume 1, 14.4).
+type election struct {
+	master   remote // whom a standby manager watches
+	others   []remote
+	polls    int // in a row without a master's answer
+	pollAt   mono.Time
+	handover handover
+}
+
+// handover is one that was asked for and not acknowledged.
+type handover struct {
+	to    ib.GUID
+	until mono.Time
+}
+
+// better reports whether a manager of this priority and GUID is to be master
+// before another.
+func better(p uint8, g ib.GUID, op uint8, og ib.GUID) bool { return p > op || p == op && g < og }
+
+// yields reports whether o is to be master before m.
+func (m *Manager) yields(o *remote) bool {
+	return better(o.info.Priority, o.info.GUID, m.cfg.Priority, m.cfg.PortGUID)
+}
+
+func (m *Manager) smInfo() mad.SMInfo {
+	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority, State: m.state}
+}
+
+// gotOther notes another manager.
+func (m *Manager) gotOther(_ mono.Time, r *request, a *mad.SMP) {
+	if a == nil || a.Status != mad.StatusOK {
+		return // its port says so, but there is none, or it is just starting
+	}
+	o := remote{path: slices.Clone(r.path), lid: m.sweep.t.Port(r.ref).Info.LID}
+	o.info.Parse(a.Data[:])
+	if o.info.GUID == m.cfg.PortGUID || o.info.State == mad.SMNotActive {
+		return
+	}
+	m.sweep.others = append(m.sweep.others, o)
+}
+
+// elect decides, with the subnet discovered, whether this manager is its
+// master. One that is stays so until it hands over.
+func (m *Manager) elect(now mono.Time) {
+	s := m.sweep
+	m.others = s.others
+	m.selfLID = s.t.Port(s.t.Self).Info.LID
+	if m.state == mad.SMMaster {
+		if slices.ContainsFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster && m.yields(&o) }) {
+			// Two subnets have become one, and the better master is to have it.
+			m.logSweep(now, s)
+			m.handOver(now, s)
+			m.sweep = nil
+			m.heavyAt, m.heavyWhy = now.Add(m.cfg.PollInterval), "there is another master"
+		}
+		return
+	}
+	var ahead *remote
+	for i := range s.others {
+		o := &s.others[i]
+		isMaster := o.info.State == mad.SMMaster
+		switch {
+		case ahead != nil && ahead.info.State == mad.SMMaster && !isMaster:
+		case !isMaster && !m.yields(o):
+		case ahead == nil || isMaster && ahead.info.State != mad.SMMaster,
+			better(o.info.Priority, o.info.GUID, ahead.info.Priority, ahead.info.GUID):
+			ahead = o
+		}
+	}
+	if ahead != nil {
+		m.master = *ahead
+		m.logSweep(now, s)
+		m.become(now, mad.SMStandby, "the manager "+ahead.info.GUID.String()+" is before it")
+		return
+	}
+	m.note(now, "%s, was %s: no other is before it", stateName(mad.SMMaster), stateName(m.state))
+	m.state = mad.SMMaster
+}
+
+// handOver asks another manager to take over, when everything is in order: a
+// master that is better, for two are too many, or one that waits and has a
+// higher priority. Among equals who has the subnet keeps it, whatever its GUID:
+// every change of master costs a sweep, and clients their registrations.
+func (m *Manager) handOver(now mono.Time, s *sweep) {
+	if m.handover.to != 0 {
+		return
+	}
+	var best *remote
+	for i := range s.others {
+		o := &s.others[i]
+		if (o.info.State == mad.SMMaster && m.yields(o) || o.info.State == mad.SMStandby && o.info.Priority > m.cfg.Priority) &&
+			(best == nil || better(o.info.Priority, o.info.GUID, best.info.Priority, best.info.GUID)) {
+			best = o
+		}
+	}
+	if best == nil {
+		return
+	}
+	m.note(now, "hands over to the manager %v", best.info.GUID)
+	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) + m.cfg.PollInterval)}
+	m.askSM(mad.MethodSet, mad.SMHandover, best, (*Manager).ignored)
+}
+
+// maxOrders bounds the requests to other managers at a time: who provokes them
+// cannot keep a sweep from being sent.
+const maxOrders = 4
+
+// askSM sends a Get or Set of SMInfo to another manager. Questions go by LID if
+// both have one, because that way is kept up when the subnet changes; orders
+// go the way that was just discovered.
+func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done func(*Manager, mono.Time, *request, *mad.SMP)) {
+	if m.orders >= maxOrders {
+		return
+	}
+	m.orders++
+	r := m.ask(method, mad.AttrSMInfo, mod, o.path, topo.None, done)
+	r.poll = true
+	if o.lid != 0 && m.ownLID() != 0 && (method == mad.MethodGet || o.path == nil) {
+		r.lid = o.lid
+	}
+	i := m.smInfo()
+	i.Append(r.data[:0])
+}
+
+func (m *Manager) ignored(mono.Time, *request, *mad.SMP) {}
+
+// ownLID is the LID of the manager's port, 0 if it has none.
+func (m *Manager) ownLID() ib.LID { return m.selfLID }
+
+// pollMaster asks the master of a standby manager whether it is still there.
+func (m *Manager) pollMaster(now mono.Time) {
+	if m.state != mad.SMStandby || !m.pollAt.Due(now) {
+		return
+	}
+	m.pollAt = now.Add(m.cfg.PollInterval)
+	m.actCount++
+	m.askSM(mad.MethodGet, 0, &m.master, (*Manager).gotPoll)
+}
+
+func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
+	if m.state != mad.SMStandby {
+		return
+	}
+	var i mad.SMInfo
+	if a != nil && a.Status == mad.StatusOK {
+		i.Parse(a.Data[:])
+	}
+	if i.State == mad.SMMaster && i.GUID == m.master.info.GUID {
+		m.master.info, m.polls = i, 0
+		return
+	}
+	if m.polls++; m.polls >= m.cfg.PollRetries {
+		m.become(now, mad.SMDiscovering, "the manager "+m.master.info.GUID.String()+" is not master any more, or does not answer")
+	}
+}
+
+// serveSMInfo answers another manager.
+func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
+	var from mad.SMInfo
+	from.Parse(s.Data[:])
+	back := remote{info: from, lid: d.SLID}
+	if s.Directed() {
+		back.lid = 0
+		for h := int(s.HopCount); h > 0; h-- {
+			back.path = append(back.path, s.ReturnPath[h])
+		}
+	}
+	status := mad.StatusOK
+	// Who gives orders shows that it is a manager of this subnet, if that has a
+	// key. One that takes over because it was asked to need not.
+	if s.Method == mad.MethodSet && m.intent.MKey != 0 && s.MKey != m.intent.MKey &&
+		!(s.AttributeModifier == mad.SMAcknowledge && m.handover.to == from.GUID && from.GUID != 0) {
+		m.DropMKey++
+		return
+	}
+	if s.Method == mad.MethodSet {
+		status = m.control(now, s.AttributeModifier, &back)
+	}
+	s.Data = [mad.SMPDataLen]byte{}
+	i := m.smInfo()
+	i.Append(s.Data[:0])
+	m.reply(d, s, status, 0)
+}
+
+// control executes a Set of SMInfo (IBA volume 1, 14.4.3).
+func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
+	if !m.permitted || m.cfg.SMKey != 0 && from.info.SMKey != m.cfg.SMKey {
+		return mad.StatusInvalidValue
+	}
+	switch {
+	case mod == mad.SMHandover && m.state == mad.SMStandby:
+		m.become(now, mad.SMMaster, "the manager "+from.info.GUID.String()+" handed over")
+		m.heavyAt, m.heavyWhy, m.everSwept = now, "it was handed over", false
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+	case mod == mad.SMHandover && m.state == mad.SMMaster:
+		m.note(now, "the manager %v handed its part over", from.info.GUID)
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+		m.sweepSoon(now, "it was handed over")
+	case mod == mad.SMAcknowledge && m.state == mad.SMMaster && m.handover.to == from.info.GUID:
+		m.master = *from
+		m.master.info.State = mad.SMMaster
+		m.become(now, mad.SMStandby, "the manager "+from.info.GUID.String()+" took over")
+	case mod == mad.SMDisable && m.state == mad.SMStandby:
+		m.become(now, mad.SMNotActive, "the master disabled it")
+	case mod == mad.SMStandbyReq && m.state == mad.SMNotActive:
+		m.master = *from
+		m.become(now, mad.SMStandby, "the master enabled it")
+	case mod == mad.SMDiscover && m.state == mad.SMStandby:
+		m.become(now, mad.SMDiscovering, "the master asks it to discover")
+	default:
+		return mad.StatusInvalidValue
+	}
+	return mad.StatusOK
+}
+
+// maxReplies bounds the answers that wait to be sent.
+const maxReplies = 256
+
+func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status, mkey uint64) {
+	if len(m.replies) >= maxReplies {
+		m.Drops++
+		return
+	}
+	s.Reply(status)
+	s.MKey = mkey
+	r := d.Reply()
+	r.Port = 0
+	s.Append(r.Data[:0])
+	m.replies = append(m.replies, r)
+}
+
+// trapCount is how often a LID sent traps since a time.
+type trapCount struct {
+	since mono.Time
+	n     int
+}
+
+// A LID that sends more traps than so many in the window, as that of a link that
+// comes and goes does, causes one sweep in a pause at most.
+const (
+	trapWindow = time.Minute
+	trapMost   = 10
+	trapPause  = time.Second
+)
+
+// An agent that has sent a trap keeps its peace for a second, whatever happens. So
+// the manager looks itself meanwhile: so many light sweeps, the first so soon, the
+// others after twice the time each.
+const (
+	watches    = 5
+	watchFirst = 50 * time.Millisecond
+)
+
+// trap answers a trap, and looks after what it tells.
+func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
+	if m.state != mad.SMMaster {
+		return
+	}
+	var n mad.Notice
+	n.Parse(s.Data[:])
+	s.Data = [mad.SMPDataLen]byte{}
+	n.Append(s.Data[:0])
+	m.reply(d, s, mad.StatusOK, m.shownBy(d.SLID))
+	m.Traps++
+	if n.Generic && n.TrapNumber == mad.TrapBadMKey {
+		m.BadMKeys++
+	}
+	if len(m.traps) > 4096 {
+		clear(m.traps)
+	}
+	c := m.traps[d.SLID]
+	if c.n == 0 || now.Sub(c.since) > trapWindow {
+		c = trapCount{since: now}
+	}
+	c.n++
+	m.traps[d.SLID] = c
+	switch {
+	case !n.Generic:
+	case n.TrapNumber == mad.TrapLinkState || n.TrapNumber == mad.TrapLocalChange || n.TrapNumber == mad.TrapSystemImageGUID:
+		if c.n <= trapMost {
+			m.watch = watches
+			m.sweepSoon(now, n.TrapNumber.String())
+			break
+		}
+		if c.n == trapMost+1 {
+			m.note(now, "LID %d sends many traps: they cause one sweep in %v at most", d.SLID, trapPause)
+		}
+		m.sweepAt(max(now.Add(m.cfg.Debounce), m.heavyWas.Add(trapPause)), n.TrapNumber.String())
+	default:
+		if c.n <= trapMost {
+			m.note(now, "LID %d: %v", d.SLID, n.TrapNumber)
+		}
+	}
+}

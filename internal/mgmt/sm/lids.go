@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"cmp"
+	"slices"
+
+	"weft/internal/proto/ib"
+)
+
+// lidTable knows which LIDs belong to which port, also to ports that are away:
+// they get the same ones when they come back.
+type lidTable struct {
+	by    map[ib.GUID]LIDRecord
+	owner map[ib.LID]ib.GUID // every LID in use
+}
+
+func (t *lidTable) restore(o Observations) {
+	t.by, t.owner = map[ib.GUID]LIDRecord{}, map[ib.LID]ib.GUID{}
+	for _, r := range o.LIDs {
+		if r.PortGUID != 0 && r.LMC <= 7 && t.isFree(r.LID, r.LMC) {
+			t.take(r)
+		}
+	}
+}
+
+// records are all of the table's, by LID.
+func (t *lidTable) records() []LIDRecord {
+	all := make([]LIDRecord, 0, len(t.by))
+	for _, r := range t.by {
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b LIDRecord) int { return cmp.Compare(a.LID, b.LID) })
+	return all
+}
+
+func (t *lidTable) of(g ib.GUID) LIDRecord { return t.by[g] }
+
+// isFree reports whether lid is the base of 2^lmc LIDs that nobody has.
+func (t *lidTable) isFree(lid ib.LID, lmc uint8) bool {
+	n := 1 << lmc
+	if lid == 0 || int(lid)%n != 0 || int(lid)+n > int(ib.LIDMulticastFirst) {
+		return false
+	}
+	for k := range n {
+		if _, used := t.owner[lid+ib.LID(k)]; used {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *lidTable) take(r LIDRecord) {
+	t.by[r.PortGUID] = r
+	for k := range 1 << r.LMC {
+		t.owner[r.LID+ib.LID(k)] = r.PortGUID
+	}
+}
+
+func (t *lidTable) release(g ib.GUID) {
+	r, ok := t.by[g]
+	if !ok {
+		return
+	}
+	delete(t.by, g)
+	for k := range 1 << r.LMC {
+		delete(t.owner, r.LID+ib.LID(k))
+	}
+}
+
+// lidWant is a port that needs LIDs, and what it has at the moment.
+type lidWant struct {
+	guid    ib.GUID
+	lmc     uint8
+	current ib.LID
+}
+
+// adopt makes LIDs that ports have at the moment theirs, whatever was known of
+// them: who becomes master of a subnet that works, with a word of its own from
+// earlier, must not number it anew. Only a port that is in want and has the LID
+// as it is known keeps others from it.
+func (t *lidTable) adopt(want []lidWant) (changed bool) {
+	has := make(map[ib.GUID]ib.LID, len(want))
+	for _, w := range want {
+		has[w.guid] = w.current
+	}
+next:
+	for _, w := range want {
+		n := 1 << w.lmc
+		if r, ok := t.by[w.guid]; ok && r.LID == w.current && r.LMC == w.lmc ||
+			w.current == 0 || int(w.current)%n != 0 || int(w.current)+n > int(ib.LIDMulticastFirst) {
+			continue
+		}
+		var owners []ib.GUID
+		for k := range n {
+			g, used := t.owner[w.current+ib.LID(k)]
+			if used && g != w.guid && has[g] == t.by[g].LID {
+				continue next
+			}
+			if used {
+				owners = append(owners, g)
+			}
+		}
+		for _, g := range owners {
+			t.release(g)
+		}
+		t.release(w.guid)
+		t.take(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
+		changed = true
+	}
+	return changed
+}
+
+// assign gives every port its LIDs: those it had, else those it reports if they are
+// free, else the lowest free ones. Only when all are in use does a port that
+// is away lose its own. lost are ports for which none are left.
+func (t *lidTable) assign(want []lidWant) (changed bool, lost []ib.GUID) {
+	var rest []lidWant
+	for _, w := range want {
+		if r, ok := t.by[w.guid]; ok && r.LMC == w.lmc {
+			continue
+		}
+		t.release(w.guid)
+		rest = append(rest, w)
+	}
+	if len(rest) == 0 {
+		return false, nil
+	}
+	none := rest[:0:0]
+	for _, w := range rest {
+		if t.isFree(w.current, w.lmc) {
+			t.take(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
+		} else {
+			none = append(none, w)
+		}
+	}
+	var next [8]int // by LMC: where to look on
+	evicted := false
+	for _, w := range none {
+		for {
+			n := 1 << w.lmc
+			l := max(next[w.lmc], n)
+			for l+n <= int(ib.LIDMulticastFirst) && !t.isFree(ib.LID(l), w.lmc) {
+				l += n
+			}
+			next[w.lmc] = l
+			if l+n <= int(ib.LIDMulticastFirst) {
+				t.take(LIDRecord{PortGUID: w.guid, LID: ib.LID(l), LMC: w.lmc})
+				break
+			}
+			if evicted {
+				lost = append(lost, w.guid)
+				break
+			}
+			evicted = true
+			next = [8]int{}
+			t.evict(want)
+		}
+	}
+	return true, lost
+}
+
+// evict releases the LIDs of all ports that are not in want.
+func (t *lidTable) evict(want []lidWant) {
+	here := map[ib.GUID]bool{}
+	for _, w := range want {
+		here[w.guid] = true
+	}
+	for g := range t.by {
+		if !here[g] {
+			t.release(g)
+		}
+	}
+}

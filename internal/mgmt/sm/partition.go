@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"slices"
+
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+)
+
+// defaultKey is the low part of the P_Key of the default partition, through which everybody
+// reaches the manager's subnet administration.
+const defaultKey ib.PKey = 0x7fff
+
+// keysOf returns the partition keys of a port, the default partition's first.
+// The manager's port is a full member of that. Where partitions are configured
+// but not the default one, the others are limited members of it: they reach
+// the manager, and not each other.
+func (m *Manager) keysOf(guid ib.GUID) (keys []ib.PKey) {
+	as := Full
+	if slices.ContainsFunc(m.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
+		as = Limited
+	}
+	for i := range m.intent.Partitions {
+		p := &m.intent.Partitions[i]
+		ms := p.All
+		if j := slices.IndexFunc(p.Members, func(x Member) bool { return x.PortGUID == guid }); j >= 0 {
+			ms = p.Members[j].As
+		}
+		if k := p.PKey & 0x7fff; k == defaultKey {
+			as = max(ms, Limited)
+		} else if ms != NotMember {
+			keys = append(keys, key(k, ms))
+		}
+	}
+	if guid == m.cfg.PortGUID {
+		as = Full
+	}
+	return append([]ib.PKey{key(defaultKey, as)}, keys...)
+}
+
+func key(k ib.PKey, as Membership) ib.PKey {
+	if as == Full {
+		k |= 0x8000
+	}
+	return k
+}
+
+// place puts keys into a table that has some already: a key that is there stays
+// where it is, because queue pairs use its index; the default partition has
+// index 0. ok is false if they do not fit.
+func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
+	t = make([]ib.PKey, len(table))
+	if len(keys) > len(table) {
+		return t, false
+	}
+	t[0] = keys[0]
+	rest := slices.Clone(keys[1:])
+	for i := 1; i < len(table); i++ {
+		if j := slices.Index(rest, table[i]); j >= 0 {
+			t[i] = table[i]
+			rest = slices.Delete(rest, j, j+1)
+		}
+	}
+	// A key that changed only its membership keeps its place too.
+	for i := 1; i < len(table); i++ {
+		if table[i]&0x7fff == 0 || t[i] != 0 {
+			continue
+		}
+		if j := slices.IndexFunc(rest, func(k ib.PKey) bool { return (k^table[i])&0x7fff == 0 }); j >= 0 {
+			t[i] = rest[j]
+			rest = slices.Delete(rest, j, j+1)
+		}
+	}
+	for i := 1; i < len(table) && len(rest) > 0; i++ {
+		if t[i] == 0 {
+			t[i], rest = rest[0], rest[1:]
+		}
+	}
+	return t, true
+}
+
+// partition writes the P_Key tables of ports with LIDs, and of the switch ports
+// that enforce partitions for them.
+func (m *Manager) partition(s *sweep) {
+	m.remember(s)
+	for r := range s.t.EndPorts() {
+		p := s.t.Port(r)
+		if p.Info.PortState == 0 || len(p.PKeys) == 0 {
+			continue
+		}
+		keys := m.keysOf(p.GUID)
+		want, ok := place(p.PKeys, keys)
+		if !ok {
+			s.failed++
+			m.problem(m.nameOf(r), "its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
+			want, _ = place(p.PKeys, keys[:len(p.PKeys)])
+		}
+		m.writeKeys(s, r, p.PKeys, want, false)
+		p.PKeys = want
+	}
+	if !m.intent.Enforce {
+		return
+	}
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		for k := range n.Ports {
+			r := topo.Ref{Node: int32(i), Port: uint8(k)}
+			if !m.enforces(s, r) {
+				continue
+			}
+			p := &n.Ports[k]
+			want := make([]ib.PKey, n.Switch.Info.PartitionEnforcementCap)
+			copy(want, nonzero(s.t.Port(p.Peer).PKeys))
+			had := make([]ib.PKey, len(want))
+			unknown := true
+			if s.trusted[i] != nil {
+				if old := m.topo.Port(m.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil && len(old.PKeys) == len(want) {
+					had, unknown = old.PKeys, false
+				}
+			}
+			m.writeKeys(s, r, had, want, unknown)
+			p.PKeys = want
+		}
+	}
+}
+
+func nonzero(keys []ib.PKey) []ib.PKey {
+	return slices.DeleteFunc(slices.Clone(keys), func(k ib.PKey) bool { return k&0x7fff == 0 })
+}
+
+// enforces reports whether a switch port compares the partition keys of the
+// adapter behind it.
+func (m *Manager) enforces(s *sweep, r topo.Ref) bool {
+	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
+	peer := s.t.Port(p.Peer)
+	return m.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil && !s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
+		len(nonzero(peer.PKeys)) <= int(n.Switch.Info.PartitionEnforcementCap)
+}
+
+// writeKeys sets the blocks of a P_Key table that differ, or all.
+func (m *Manager) writeKeys(s *sweep, r topo.Ref, had, want []ib.PKey, all bool) {
+	for b := 0; b*mad.PKeysPerBlock < len(want); b++ {
+		var is, was mad.PKeyTable
+		copy(is[:], want[b*mad.PKeysPerBlock:])
+		copy(was[:], had[b*mad.PKeysPerBlock:])
+		if is == was && !all {
+			continue
+		}
+		port := uint8(0)
+		if s.t.Nodes[r.Node].IsSwitch() {
+			port = r.Port
+		}
+		q := m.ask(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, (*Manager).gotTable)
+		is.Append(q.data[:0])
+	}
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sa
+
+import (
+	"slices"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// State is what the SA keeps for its clients, for the store: another manager
+// goes on with it.
+type State struct {
+	Groups        []Group
+	Services      []Service
+	Subscriptions []Subscription
+}
+
+// Service is a registered service.
+type Service struct {
+	Record mad.ServiceRecord
+	Left   time.Duration // of its lease; 0 is for ever
+}
+
+// Subscription is who wants to hear of what.
+type Subscription struct {
+	GID  ib.GID
+	LID  ib.LID
+	PKey ib.PKey
+	Info mad.InformInfo
+}
+
+// State returns what is to be kept.
+func (a *SA) State(now mono.Time) (s State) {
+	for _, g := range a.Groups() {
+		c := *g
+		c.Members = slices.Clone(g.Members)
+		s.Groups = append(s.Groups, c)
+	}
+	for _, v := range a.services {
+		k := Service{Record: v.ServiceRecord}
+		if !v.forever {
+			k.Left = max(1, v.end.Sub(now))
+		}
+		s.Services = append(s.Services, k)
+	}
+	for _, v := range a.subs {
+		s.Subscriptions = append(s.Subscriptions, Subscription{v.GID, v.LID, v.PKey, v.InformInfo})
+	}
+	return s
+}
+
+// Restore replaces everything by what another manager kept. What does not
+// belong to the subnet goes with the next SetSubnet.
+func (a *SA) Restore(now mono.Time, s State) {
+	a.groups, a.mlids, a.services, a.subs = map[ib.GID]*Group{}, map[ib.LID]*Group{}, nil, nil
+	for _, g := range s.Groups {
+		if a.groups[g.MGID] != nil || a.mlids[g.MLID] != nil || !g.MLID.IsMulticast() || len(a.groups) >= a.cfg.Limits.Groups {
+			continue
+		}
+		c := g
+		c.Members = slices.Clone(g.Members)
+		a.groups[c.MGID], a.mlids[c.MLID] = &c, &c
+	}
+	for _, v := range s.Services {
+		a.services = append(a.services, &service{v.Record, v.Left == 0, now.Add(v.Left)})
+	}
+	for _, v := range s.Subscriptions {
+		a.subs = append(a.subs, &subscription{v.GID, v.LID, v.PKey, v.Info})
+	}
+	a.owner.GroupsChanged()
+}

@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sm is a subnet manager: it finds out what a subnet consists of, gives
+// LIDs, partitions and routes, brings ports to ACTIVE, notices changes, and
+// agrees with other managers who is master.
+//
+// What comes in: subnet management packets that reach the manager's port, time,
+// what is wanted (Intent), what an earlier manager left (Observations), the
+// multicast groups. What goes out: packets for the manager's port, models of
+// the subnet (package topo), observations to keep, and Status for people. The
+// management goroutine of a node owns a Manager; simulated subnets drive the same
+// code. It never blocks, reads no clock, and knows the subnet only through
+// management packets, so that it can manage switches and adapters of any make.
+//
+// A heavy sweep discovers everything anew and writes only what differs; a light sweep
+// asks switches whether a port changed. Procedures are those of IBA volume 1,
+// chapter 14, in the order in which OpenSM goes about them.
+package sm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"weft/internal/mgmt/sm/route"
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// Config is how a manager works; zero values are defaults.
+type Config struct {
+	// PortGUID is the port that the manager sits at.
+	PortGUID ib.GUID
+	Priority uint8 // 0 … 15, higher is master
+	SMKey    uint64
+	// TIDs are the upper half of the transaction identifiers: two managers at
+	// one port have different ones.
+	TIDs uint32
+	// Gated makes the manager wait for Permit before it takes part in anything:
+	// an election outside of the subnet decides who may be master.
+	Gated bool
+
+	Outstanding   int           // requests on their way at a time, 1 … 256; 16
+	Timeout       time.Duration // until a request is sent again; 200 ms
+	Retries       int           // how often; 3
+	SweepInterval time.Duration // between light sweeps; 10 s
+	PollInterval  time.Duration // between questions to the master; 2 s
+	PollRetries   int           // unanswered ones until it counts as lost; 3
+	Debounce      time.Duration // from news to a heavy sweep; 20 ms
+	Backoff       time.Duration // to the sweep after one with failures, then doubled; 1 s
+	MaxNodes      int           // how many nodes are believed; 16384
+}
+
+func (c *Config) fill() {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	dur := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&c.Outstanding, 16)
+	c.Outstanding = min(c.Outstanding, maxOutstanding)
+	if c.Retries < 0 {
+		c.Retries = 0
+	} else if c.Retries == 0 {
+		c.Retries = 3
+	}
+	dur(&c.Timeout, 200*time.Millisecond)
+	dur(&c.SweepInterval, 10*time.Second)
+	dur(&c.PollInterval, 2*time.Second)
+	def(&c.PollRetries, 3)
+	dur(&c.Debounce, 20*time.Millisecond)
+	dur(&c.Backoff, time.Second)
+	def(&c.MaxNodes, 16384)
+}
+
+// Intent is what the subnet shall be like. It is plain data; the zero value is a
+// subnet with one partition of which everybody is a full member.
+type Intent struct {
+	Prefix uint64 `json:",omitempty"` // GID prefix; 0 is the default one
+	LMC    uint8  `json:",omitempty"` // 2^LMC LIDs for each port of an adapter
+	// MKey guards every port against other managers; 0 is none. It is a secret
+	// and not written down with the rest. MKeysBefore are those that ports may
+	// still have.
+	MKey          uint64   `json:"-"`
+	MKeysBefore   []uint64 `json:"-"`
+	MKeyProtect   uint8    `json:",omitempty"`
+	MKeyLease     uint16   `json:",omitempty"` // seconds; 0 never ends
+	SubnetTimeout uint8    `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
+	MaxMTU        ib.MTU   `json:",omitempty"` // 0 is no limit
+	// Enforce makes switches drop packets of partitions that the adapter at their
+	// port is no member of.
+	Enforce    bool        `json:",omitempty"`
+	Partitions []Partition `json:",omitempty"`
+	Lanes      *Lanes      `json:",omitempty"`
+	// Engine names route engines, in the order of preference, with commas between
+	// them; minhop serves where none of them can. Roots are for updn.
+	Engine string    `json:",omitempty"`
+	Roots  []ib.GUID `json:",omitempty"`
+}
+
+// Partition is a partition with its members.
+type Partition struct {
+	Name string
+	PKey ib.PKey // bit 15 is ignored
+	// Apart tells that the partition changes nothing for others: ports stay full members of the
+	// default one.
+	Apart bool `json:",omitempty"`
+	// All makes every port a member, but those that Members names.
+	All     Membership `json:",omitempty"`
+	Members []Member   `json:",omitempty"`
+}
+
+// Membership is in what way a port belongs to a partition.
+type Membership uint8
+
+// Memberships.
+const (
+	NotMember Membership = iota
+	Limited
+	Full
+)
+
+// Member is a port that belongs to a partition.
+type Member struct {
+	PortGUID ib.GUID
+	As       Membership
+}
+
+// Lanes is how service levels use virtual lanes. Where it is not given, ports
+// keep what they have.
+type Lanes struct {
+	SLtoVL    mad.SLtoVL
+	High, Low []mad.VLArbEntry
+	HighLimit uint8
+}
+
+// Validate reports everything that is wrong with i.
+func (i *Intent) Validate() error {
+	var errs []error
+	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if i.LMC > 7 {
+		fault("LMC %d: want 0 to 7", i.LMC)
+	}
+	if i.SubnetTimeout > 31 {
+		fault("subnet timeout %d: want 0 to 31", i.SubnetTimeout)
+	}
+	if i.MKeyProtect > 3 {
+		fault("M_Key protection %d: want 0 to 3", i.MKeyProtect)
+	}
+	if i.MaxMTU != 0 && !i.MaxMTU.Valid() {
+		fault("MTU %d: want 1 to 5", i.MaxMTU)
+	}
+	if i.Prefix>>56 == 0xff {
+		fault("GID prefix %#x: it is that of multicast groups", i.Prefix)
+	}
+	if _, err := route.ByName(i.Engine, i.Roots...); err != nil {
+		fault("%w", err)
+	}
+	seen := map[ib.PKey]string{}
+	for _, p := range i.Partitions {
+		k := p.PKey & 0x7fff
+		if k == 0 {
+			fault("partition %q: P_Key %#04x: its low 15 bits are zero", p.Name, p.PKey)
+		} else if other, dup := seen[k]; dup {
+			fault("partitions %q and %q: the same P_Key %#04x", other, p.Name, p.PKey)
+		}
+		seen[k] = p.Name
+		ports := map[ib.GUID]bool{}
+		for _, m := range p.Members {
+			if m.PortGUID == 0 || ports[m.PortGUID] {
+				fault("partition %q: port %v: named twice, or zero", p.Name, m.PortGUID)
+			}
+			ports[m.PortGUID] = true
+		}
+	}
+	if l := i.Lanes; l != nil && (len(l.High) > 64 || len(l.Low) > 64) {
+		fault("lanes: an arbitration table has 64 entries at most")
+	}
+	return errors.Join(errs...)
+}
+
+// Observations are what a manager learnt and the next one should know.
+type Observations struct {
+	// Token is that of the permission under which they were made.
+	Token uint64 `json:",omitempty"`
+	LIDs  []LIDRecord
+}
+
+// LIDRecord says which LIDs a port has.
+type LIDRecord struct {
+	PortGUID ib.GUID
+	LID      ib.LID
+	LMC      uint8 `json:",omitempty"`
+}
+
+// Group is a multicast group as far as forwarding goes.
+type Group struct {
+	MLID    ib.LID
+	Members []ib.GUID // port GUIDs
+	Senders []ib.GUID `json:",omitempty"` // that send, and get nothing
+}
+
+// Manager is a subnet manager. It has one owner goroutine.
+type Manager struct {
+	cfg    Config
+	intent Intent
+	engine route.Engine
+
+	state     mad.SMState
+	permitted bool
+	token     uint64
+
+	lids    lidTable
+	version uint64 // of the observations
+	groups  []Group
+	raised  []ib.GUID // ports that were in INIT, since Raised
+	// How often groups were set, and up to which of these they are written.
+	groupsSet, groupsWritten uint64
+
+	topo    *topo.Subnet
+	tables  *route.Tables
+	trees   trees
+	guarded map[int32]bool   // nodes of topo with an M_Key that is not known
+	trust   map[ib.GUID]bool // nodes whose tables are as topo has them
+
+	requests
+	replies []mad.Datagram
+	sweep   *sweep
+
+	lightAt  mono.Time // next light sweep
+	heavyAt  mono.Time // next heavy sweep
+	heavyWas mono.Time // end of the last one
+	watch    int       // light sweeps that a change of a link is good for still
+	groupsAt mono.Time // multicast tables are to be written
+	renewAt  mono.Time // ports are to hear from the holder of their M_Key
+	backoff  time.Duration
+	// Of the last heavy sweep: whether something failed, and where nobody
+	// answered.
+	unfinished bool
+	quiet      []topo.Ref
+	heavyWhy   string
+	everSwept  bool // a heavy sweep ended as master
+	started    bool
+	silent     map[silentKey]bool
+	election
+	traps    map[ib.LID]trapCount
+	actCount uint32
+	status
+}
+
+// New returns a manager that knows what o tells. It starts to work at its first
+// Next, unless it is gated.
+func New(c Config, i Intent, o Observations) (*Manager, error) {
+	if err := i.Validate(); err != nil {
+		return nil, err
+	}
+	c.fill()
+	m := &Manager{cfg: c, state: mad.SMDiscovering, permitted: !c.Gated, trust: map[ib.GUID]bool{}, traps: map[ib.LID]trapCount{},
+		silent: map[silentKey]bool{}}
+	if c.Gated {
+		m.state = mad.SMNotActive
+	}
+	m.setIntent(i)
+	m.lids.restore(o)
+	return m, nil
+}
+
+func (m *Manager) setIntent(i Intent) {
+	if i.Prefix == 0 {
+		i.Prefix = ib.DefaultGIDPrefix
+	}
+	if i.SubnetTimeout == 0 {
+		i.SubnetTimeout = 18
+	}
+	if i.MKey == 0 {
+		i.MKeyProtect, i.MKeyLease = 0, 0
+	}
+	if was := m.intent.MKey; was != 0 && was != i.MKey && !slices.Contains(i.MKeysBefore, was) {
+		i.MKeysBefore = append([]uint64{was}, i.MKeysBefore...)
+	}
+	m.intent = i
+	m.engine, _ = route.ByName(i.Engine, i.Roots...) // judged by Validate
+}
+
+// SetIntent replaces what is wanted; a heavy sweep brings it about.
+func (m *Manager) SetIntent(now mono.Time, i Intent) error {
+	if err := i.Validate(); err != nil {
+		return err
+	}
+	m.setIntent(i)
+	m.sweepSoon(now, "the intent changed")
+	return nil
+}
+
+// SetEngine replaces the route engine until the next SetIntent.
+func (m *Manager) SetEngine(now mono.Time, e route.Engine) {
+	m.engine = e
+	m.sweepSoon(now, "the route engine changed")
+}
+
+// SetGroups replaces the multicast groups, whose trees are written soon. It counts its
+// calls, and returns how many there were.
+func (m *Manager) SetGroups(now mono.Time, g []Group) uint64 {
+	m.groups = g
+	m.groupsAt = now
+	m.groupsSet++
+	return m.groupsSet
+}
+
+// Raised returns the ports that this manager has found in INIT since it was called last: they, or their
+// nodes, were started anew or away.
+func (m *Manager) Raised() []ib.GUID {
+	list := m.raised
+	m.raised = nil
+	return list
+}
+
+// Carries reports whether the tables of all switches are written that take packets of a multicast
+// group to and from a port.
+func (m *Manager) Carries(mlid ib.LID, port ib.GUID) bool {
+	if m.topo == nil {
+		return false
+	}
+	at := m.topo.Attached(m.topo.PortByGUID(port))
+	if at.IsNone() {
+		return false
+	}
+	mask := m.topo.Nodes[at.Node].Switch.MFT[mlid]
+	if !mask.Has(at.Port) {
+		return false
+	}
+	for _, i := range m.topo.Switches() {
+		if n := &m.topo.Nodes[i]; !m.trust[n.Info.NodeGUID] {
+			if mask := n.Switch.MFT[mlid]; !mask.IsEmpty() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// GroupsWritten returns the number of the newest SetGroups whose trees are in the
+// tables of all switches, but those that did not answer.
+func (m *Manager) GroupsWritten() uint64 { return m.groupsWritten }
+
+// Permit lets a gated manager take part, and be master. token grows with
+// every permission: who has an older one must not write any more.
+func (m *Manager) Permit(now mono.Time, token uint64) {
+	m.token = token
+	if m.permitted {
+		return
+	}
+	m.permitted = true
+	m.become(now, mad.SMDiscovering, "permitted")
+}
+
+// Revoke takes the permission back: nothing is sent from now on.
+func (m *Manager) Revoke(now mono.Time) {
+	if !m.permitted || !m.cfg.Gated {
+		return
+	}
+	m.permitted = false
+	m.become(now, mad.SMNotActive, "the permission was revoked")
+}
+
+// State returns what the manager is at the moment.
+func (m *Manager) State() mad.SMState { return m.state }
+
+// Topo returns the subnet as the last complete sweep left it, nil before there
+// was one as master.
+func (m *Manager) Topo() *topo.Subnet { return m.topo }
+
+// Tables returns the routes of Topo.
+func (m *Manager) Tables() *route.Tables { return m.tables }
+
+// Observations returns what is to be kept, and a number that changes with it.
+func (m *Manager) Observations() (Observations, uint64) {
+	return Observations{Token: m.token, LIDs: m.lids.records()}, m.version
+}
+
+// Version is the number that changes with Observations.
+func (m *Manager) Version() uint64 { return m.version }
+
+// Sweep asks for a heavy sweep.
+func (m *Manager) Sweep(now mono.Time) { m.sweepSoon(now, "asked for") }
+
+// Restore makes o what the manager knows of LIDs: an earlier master's word, for
+// one that is about to be permitted.
+func (m *Manager) Restore(o Observations) { m.lids.restore(o) }
+
+// sweepSoon makes a heavy sweep start a little later, so that news that comes
+// in numbers causes one.
+func (m *Manager) sweepSoon(now mono.Time, why string) { m.sweepAt(now.Add(m.cfg.Debounce), why) }
+
+func (m *Manager) sweepAt(at mono.Time, why string) {
+	if m.heavyAt.IsZero() {
+		m.heavyWhy = why
+	}
+	m.heavyAt = mono.Min(m.heavyAt, at)
+}
+
+// become changes the manager's state and ends what belonged to the former one.
+func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
+	if s == m.state {
+		return
+	}
+	m.note(now, "%s, was %s: %s", stateName(s), stateName(m.state), why)
+	m.state = s
+	m.abandon()
+	m.sweep = nil
+	m.heavyAt, m.lightAt = 0, 0
+	m.polls = 0
+	m.pollAt = 0
+	m.handover = handover{}
+	switch s {
+	case mad.SMDiscovering:
+		m.heavyAt = now
+		m.heavyWhy = why
+		m.everSwept = false
+	case mad.SMStandby:
+		m.pollAt = now.Add(m.cfg.PollInterval)
+	}
+	if s != mad.SMMaster {
+		clear(m.trust)
+	}
+}
+
+// stateName is how people call a state.
+func stateName(s mad.SMState) string {
+	switch s {
+	case mad.SMNotActive:
+		return "not active"
+	case mad.SMDiscovering:
+		return "discovering"
+	case mad.SMStandby:
+		return "standby"
+	case mad.SMMaster:
+		return "master"
+	}
+	return s.String()
+}
+
+// Handle takes a datagram of queue pair 0 that is for the manager: an answer to
+// one of its own, a question about SMInfo, or a trap.
+func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
+	s := &m.in
+	if s.Parse(d.Data[:]) != nil || s.BaseVersion != mad.BaseVersion || !s.MgmtClass.IsSubn() ||
+		s.HopCount > mad.MaxHops {
+		m.Drops++
+		return
+	}
+	switch {
+	case s.Method == mad.MethodGetResp:
+		m.answered(now, s)
+		m.advance(now)
+	case s.Method == mad.MethodTrap && s.AttributeID == mad.AttrNotice:
+		m.trap(now, d, s)
+	case (s.Method == mad.MethodGet || s.Method == mad.MethodSet) && s.AttributeID == mad.AttrSMInfo:
+		m.serveSMInfo(now, d, s)
+		m.advance(now)
+	default:
+		m.Drops++
+	}
+}
+
+// Next produces the next datagram to send, by the manager's port: Port is 0.
+// False means that there is none now: call it until then, after every Handle
+// and at every Deadline.
+func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
+	if len(m.replies) > 0 {
+		*d = m.replies[0]
+		m.replies = m.replies[1:]
+		return true
+	}
+	for {
+		m.tick(now)
+		m.expire(now)
+		m.advance(now)
+		if !m.transmit(now, d) {
+			// What could not be sent may have ended a phase.
+			if !m.busy() && m.sweep != nil {
+				continue
+			}
+			return false
+		}
+		return true
+	}
+}
+
+// Deadline returns when Next has something to do, zero for never.
+func (m *Manager) Deadline() mono.Time {
+	t := m.requests.deadline()
+	if m.sweep != nil && m.sweep.kind == light {
+		t = mono.Min(t, m.heavyAt)
+	}
+	if m.sweep == nil && m.permitted && (m.state == mad.SMMaster || m.state == mad.SMDiscovering) {
+		t = mono.Min(t, m.heavyAt)
+		if m.state == mad.SMMaster {
+			t = mono.Min(t, m.lightAt)
+		}
+		if m.state == mad.SMMaster && m.topo != nil {
+			t = mono.Min(t, m.groupsAt)
+		}
+	}
+	return mono.Min(t, mono.Min(m.pollAt, m.handover.until))
+}
+
+// tick starts what is due.
+func (m *Manager) tick(now mono.Time) {
+	m.pollMaster(now)
+	if m.handover.until.Due(now) {
+		m.note(now, "the manager %v did not take over", m.handover.to)
+		m.handover = handover{}
+	}
+	if m.sweep != nil && m.sweep.kind == light && m.heavyAt.Due(now) {
+		// It may wait for who is behind the link that the news is about.
+		m.abandon()
+		m.sweep = nil
+	}
+	if m.sweep != nil || !m.permitted || m.state != mad.SMMaster && m.state != mad.SMDiscovering {
+		return
+	}
+	switch {
+	case m.heavyAt == 0 && m.state == mad.SMDiscovering && !m.started:
+		m.startHeavy(now, "start")
+	case m.heavyAt.Due(now):
+		m.startHeavy(now, m.heavyWhy)
+	case m.state != mad.SMMaster:
+	case m.lightAt.Due(now):
+		m.startLight(now)
+	case m.groupsAt.Due(now) && m.topo != nil:
+		m.startGroups(now)
+	}
+}

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/config"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/membership"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3compactor"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3rpc"
+	"go.etcd.io/etcd/server/v3/features"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"weft/internal/mgmt/store"
+)
+
+// MaxSize is how large the embedded store may become on disk.
+const MaxSize = 256 << 20
+
+// memberName and memberURL name the one member of an embedded cluster. Nothing
+// listens there: a member without peers needs an address, not a socket.
+const (
+	memberName = "weft"
+	memberURL  = "http://127.0.0.1:1"
+)
+
+// ServerConfig says how a store is embedded. Zero means default, but for Dir.
+type ServerConfig struct {
+	Dir       string        // of the data, made with 0700; one server at a time
+	Listen    string        // URL for other nodes, as http://10.0.0.1:2379 (port 0: any); empty: none
+	TLS       *tls.Config   // for https: certificate, and who may call (ClientAuth)
+	Namespace string        // of this fabric's keys; DefaultNamespace
+	Timeout   time.Duration // of one call; DefaultTimeout
+	Log       *slog.Logger  // nil: discarded
+
+	maxSize int64 // MaxSize, but for tests
+}
+
+// Server is an embedded etcd of one member. It opens no socket but the one of
+// Listen.
+type Server struct {
+	c        ServerConfig
+	dir      string
+	lock     *fileutil.LockedFile
+	etcd     *etcdserver.EtcdServer
+	listener net.Listener // nil: none
+	rpc      *grpc.Server
+	stop     context.CancelFunc // of the goroutines below
+	work     sync.WaitGroup
+	once     sync.Once // of Close
+
+	mu      sync.Mutex
+	clients map[*Client]struct{} // nil once closed
+	failure string               // why etcd cannot go on
+	failed  chan struct{}        // closed when it is set
+}
+
+// A segment of the log is made whole when it is begun: etcd's 64 MiB would be
+// most of what a small store takes and of the time it needs to start.
+var smallSegments = sync.OnceFunc(func() { wal.SegmentSizeBytes = 4 << 20 })
+
+// Start starts a server, on what an earlier one left in the directory if there
+// is anything, and waits until it answers or ctx ends.
+func Start(ctx context.Context, c ServerConfig) (*Server, error) {
+	smallSegments()
+	s := &Server{c: c, dir: c.Dir, clients: map[*Client]struct{}{}, failed: make(chan struct{})}
+	s.c.maxSize = cmp.Or(c.maxSize, MaxSize)
+	if err := s.open(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Server) open(ctx context.Context) error {
+	if err := s.ownDir(); err != nil {
+		return err
+	}
+	if err := s.listen(); err != nil {
+		return err
+	}
+	if err := s.newServer(); err != nil {
+		return err
+	}
+	s.etcd.Start()
+	select {
+	case <-s.etcd.ReadyNotify():
+	case <-s.etcd.StopNotify():
+	case <-s.failed:
+	case <-ctx.Done():
+	}
+	if why := s.down(); why != "" || ctx.Err() != nil {
+		return s.broken(cmp.Or(why, "it was not ready in time"), ctx.Err())
+	}
+	run, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.work.Go(func() { s.upkeep(run) })
+	if s.listener != nil {
+		s.serve(run)
+	}
+	return nil
+}
+
+// ownDir makes the directory and takes its lock.
+func (s *Server) ownDir() error {
+	fail := func(why, fix string, err error) error {
+		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + s.dir, Why: why, Fix: fix, Err: err}
+	}
+	if !filepath.IsAbs(s.dir) {
+		return &store.Error{Kind: store.ErrInvalid, What: fmt.Sprintf("cannot keep the store in %q", s.dir), Why: "it is not an absolute path", Fix: "give the node an absolute directory"}
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fail(err.Error(), "weft up --dir names a place that can be written", err)
+	}
+	// It may be older, and opened up by somebody.
+	if err := os.Chmod(s.dir, 0o700); err != nil {
+		return fail(err.Error(), "give it to the node's user", err)
+	}
+	lock, err := fileutil.TryLockFile(filepath.Join(s.dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
+	switch {
+	case errors.Is(err, fileutil.ErrLocked):
+		return fail("another process keeps its store there", "stop that process, or give this node another directory", err)
+	case err != nil:
+		return fail(err.Error(), "give it to the node's user", err)
+	}
+	s.lock = lock
+	return nil
+}
+
+func (s *Server) listen() error {
+	if s.c.Listen == "" {
+		return nil
+	}
+	if err := checkURL(s.c.Listen); err != nil {
+		return err
+	}
+	u, err := url.Parse(s.c.Listen)
+	if err != nil {
+		return err
+	}
+	fail := func(kind error, why, fix string) error {
+		return &store.Error{Kind: kind, What: "cannot offer the store at " + s.c.Listen, Why: why, Fix: fix}
+	}
+	switch {
+	case u.Scheme == "https" && s.c.TLS == nil:
+		return fail(store.ErrInvalid, "https needs a certificate", "name certificate and key, or use http within a trusted network")
+	case u.Scheme == "http" && s.c.TLS != nil:
+		return fail(store.ErrInvalid, "there is a certificate, but http does not use it", "use https")
+	}
+	l, err := net.Listen("tcp", u.Host)
+	if err != nil {
+		return fail(store.ErrUnavailable, err.Error(), "give an address of this host and a free port")
+	}
+	s.listener = l
+	return nil
+}
+
+// newServer makes the server out of the directory. Where etcd would end the
+// process about it, only its goroutine ends.
+func (s *Server) newServer() error {
+	peers, err := types.NewURLs([]string{memberURL})
+	if err != nil {
+		return err
+	}
+	var clients types.URLs
+	if url := s.URL(); url != "" {
+		if clients, err = types.NewURLs([]string{url}); err != nil {
+			return err
+		}
+	}
+	log := bridge(s.c.Log, s.fail)
+	cfg := config.ServerConfig{
+		Name:                memberName,
+		ClientURLs:          clients,
+		PeerURLs:            peers,
+		DataDir:             filepath.Join(s.dir, "etcd"),
+		InitialPeerURLsMap:  types.URLsMap{memberName: peers},
+		InitialClusterToken: "weft",
+		NewCluster:          true,
+		Logger:              log,
+		ServerFeatureGate:   features.NewDefaultServerFeatureGate(memberName, log),
+
+		// One member elects itself after one or two ticks.
+		TickMs:        100,
+		ElectionTicks: 2,
+
+		// Little data: few entries in memory, few old files on disk. Writes are
+		// synced to the log one by one; the table follows at its leisure.
+		SnapshotCount:          1000,
+		SnapshotCatchUpEntries: 100,
+		MaxSnapFiles:           1,
+		MaxWALFiles:            1,
+		BackendBatchInterval:   500 * time.Millisecond,
+		QuotaBackendBytes:      s.c.maxSize,
+
+		// The last thousand changes are remembered for watchers that were away.
+		AutoCompactionMode:      v3compactor.ModeRevision,
+		AutoCompactionRetention: 1000,
+
+		MaxTxnOps:            128,
+		MaxRequestBytes:      3 << 19,
+		MaxConcurrentStreams: math.MaxUint32,
+
+		WarningApplyDuration:        time.Second,
+		WarningUnaryRequestDuration: time.Second,
+		BcryptCost:                  10, // of passwords, which it has none of
+		StrictReconfigCheck:         true,
+		MaxLearners:                 membership.DefaultMaxLearners,
+		DowngradeCheckTime:          5 * time.Second,
+		CompactHashCheckTime:        time.Minute,
+		Metrics:                     "basic",
+	}
+	type result struct {
+		etcd *etcdserver.EtcdServer
+		err  error
+	}
+	made := make(chan result, 1)
+	go func() {
+		defer func() {
+			if r := recover(); r != nil { // a log without its beginning is more than etcd expects
+				s.fail(fmt.Sprintf("etcd cannot make sense of its files: %v", r))
+			}
+		}()
+		etcd, err := etcdserver.NewServer(cfg)
+		made <- result{etcd, err}
+	}()
+	select {
+	case r := <-made:
+		if r.err != nil {
+			return s.broken(r.err.Error(), r.err)
+		}
+		s.etcd = r.etcd
+		return nil
+	case <-s.failed:
+		// The goroutine has ended, or waits for another of etcd's that has.
+		return s.broken(s.down(), nil)
+	}
+}
+
+// fail notes why etcd gave up.
+func (s *Server) fail(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure == "" {
+		s.failure = why
+		close(s.failed)
+	}
+}
+
+// down says why the server cannot be used, "" when it can.
+func (s *Server) down() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
+}
+
+func (s *Server) broken(why string, err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why, Fix: "give the directory to the node's user", Err: err}
+	}
+	return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
+		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is configured anew", Err: err}
+}
+
+// serve answers other nodes.
+func (s *Server) serve(run context.Context) {
+	s.rpc = v3rpc.Server(s.etcd, s.c.TLS, nil,
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		// A node that vanished without a word gives its connection back.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}))
+	s.work.Go(func() {
+		if err := s.rpc.Serve(s.listener); err != nil {
+			s.fail("it does not answer at " + s.URL() + " any more: " + err.Error())
+		}
+	})
+	s.work.Go(func() {
+		select {
+		case <-s.failed: // others shall know it too
+			s.listener.Close()
+		case <-run.Done():
+		}
+	})
+}
+
+// URL is where other nodes reach the server, "" without Listen.
+func (s *Server) URL() string {
+	if s.listener == nil {
+		return ""
+	}
+	scheme := "http://"
+	if s.c.TLS != nil {
+		scheme = "https://"
+	}
+	return scheme + s.listener.Addr().String()
+}
+
+// Client returns a client in this process. Closing it leaves the server.
+func (s *Server) Client() (*Client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clients == nil {
+		return nil, store.Closed()
+	}
+	c, err := newClient(v3client.New(s.etcd), s.c.Namespace, s.c.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	c.server = s
+	s.clients[c] = struct{}{}
+	return c, nil
+}
+
+func (s *Server) forget(c *Client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.clients, c)
+}
+
+// finish runs what ends a part of etcd and waits for it: not for long if etcd
+// gave up, because what waits for its goroutines then never ends.
+func (s *Server) finish(end func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		end()
+	}()
+	select {
+	case <-done:
+	case <-s.failed:
+		select {
+		case <-done:
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// Close closes the clients of this process, then ends the server and waits
+// for it. What was put stays in the directory.
+func (s *Server) Close() error {
+	s.once.Do(s.close)
+	return nil
+}
+
+func (s *Server) close() {
+	s.mu.Lock()
+	clients := s.clients
+	s.clients = nil
+	s.mu.Unlock()
+	s.finish(func() {
+		for c := range clients {
+			c.Close()
+		}
+	})
+	if s.stop != nil {
+		s.stop()
+	}
+	if s.rpc != nil {
+		s.finish(s.rpc.Stop)
+	} else if s.listener != nil {
+		s.listener.Close()
+	}
+	s.finish(s.work.Wait)
+	if s.etcd != nil {
+		s.finish(s.etcd.Stop)
+	}
+	if s.lock != nil {
+		s.lock.Close()
+	}
+}

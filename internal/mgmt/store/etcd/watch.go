@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"weft/internal/mgmt/store"
+)
+
+// listAgain is how long a watch waits before it asks an etcd again that did
+// not answer.
+const listAgain = 200 * time.Millisecond
+
+// Watch implements store.Store: a list, then etcd's watch from there. Whenever
+// that breaks off (compacted history, a cluster without a leader, a consumer
+// that lags), it begins with a list again.
+func (c *Client) Watch(ctx context.Context, tree string) (<-chan store.Change, error) {
+	if err := store.CheckTree(tree); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	unhook := context.AfterFunc(c.ctx, stop)
+	out := make(chan store.Change)
+	go func() {
+		defer c.calls.Done()
+		defer close(out)
+		defer unhook()
+		defer stop()
+		for ctx.Err() == nil {
+			c.follow(ctx, tree, out)
+		}
+	}()
+	return out, nil
+}
+
+// follow sends a Reset and then changes, until ctx ends or the watch breaks.
+func (c *Client) follow(ctx context.Context, tree string, out chan<- store.Change) {
+	l, err := c.list(ctx, tree)
+	if err != nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(listAgain):
+		}
+		return
+	}
+	// etcd's watch begins when the Reset has been taken, so that a consumer
+	// that is busy for long costs one list: etcd keeps what happens meanwhile.
+	select {
+	case out <- store.ResetTo(l):
+	case <-ctx.Done():
+		return
+	}
+	ctx, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	in := c.cli.Watch(ctx, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithRev(int64(l.Rev)+1))
+	c.relay(ctx, in, out)
+	stop()
+	for range in { // closed by etcd's client once it has let go of the watch
+	}
+}
+
+// list is List without its limit in time, but for each attempt.
+func (c *Client) list(ctx context.Context, tree string) (store.Listing, error) {
+	l, err := c.List(ctx, tree)
+	if errors.Is(err, store.ErrInvalid) {
+		panic("store: tree was checked: " + err.Error())
+	}
+	return l, err
+}
+
+// relay passes changes on and keeps up to store.WatchBuffer of them waiting.
+func (c *Client) relay(ctx context.Context, in clientv3.WatchChan, out chan<- store.Change) {
+	var queue []store.Change
+	for {
+		var send chan<- store.Change
+		var head store.Change
+		if len(queue) > 0 {
+			send, head = out, queue[0]
+		}
+		select {
+		case r, ok := <-in:
+			if !ok || r.Err() != nil {
+				return
+			}
+			if queue = c.changes(queue, r.Events); len(queue) > store.WatchBuffer {
+				return
+			}
+		case send <- head:
+			queue = append(queue[:0], queue[1:]...)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// changes appends events as one change for each revision. etcd never splits
+// the events of one revision over two answers.
+func (c *Client) changes(queue []store.Change, events []*clientv3.Event) []store.Change {
+	var last store.Rev
+	for _, ev := range events {
+		e := store.Event{Entry: c.entry(ev.Kv)}
+		if ev.Type == clientv3.EventTypeDelete {
+			e = store.Event{Entry: store.Entry{Key: e.Key, Rev: e.Rev}, Deleted: true}
+		}
+		if e.Rev != last {
+			queue = append(queue, store.Change{Rev: e.Rev})
+			last = e.Rev
+		}
+		at := &queue[len(queue)-1]
+		at.Events = append(at.Events, e)
+	}
+	return queue
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package umad
+
+import (
+	"container/heap"
+	"errors"
+	"time"
+
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mad/rmpp"
+	"weft/internal/proto/mono"
+)
+
+// transaction is a MAD that a program sends, until nothing more can come of
+// it.
+type transaction struct {
+	agent  *agent
+	header Header // as it was written
+	key    pendingKey
+	d      mad.Datagram
+	data   []byte // behind d's headers, of an RMPP message
+	rmpp   bool
+	double bool // the answer comes in segments too
+	waits  bool // for an answer
+	left   uint32
+	due    mono.Time
+	index  int // in timers; -1: not there
+}
+
+// pendingKey tells the requests of a registration apart.
+type pendingKey struct {
+	class mad.Class
+	tid   uint64
+}
+
+func (t *transaction) timeout() time.Duration {
+	return time.Duration(t.header.TimeoutMS) * time.Millisecond
+}
+
+// begin sends a MAD for the first time. A request with a timeout waits for its
+// answer.
+func (a *agent) begin(t *transaction, m *mad.Header) Errno {
+	if !isResponse(m) && t.header.TimeoutMS != 0 {
+		t.key = pendingKey{m.MgmtClass, m.TransactionID}
+		if a.pending[t.key] != nil {
+			return EINVAL
+		}
+		if len(a.pending) >= maxPending {
+			return ENOMEM
+		}
+		t.waits, t.left = true, t.header.Retries
+	}
+	if err := a.transmit(t); err != OK {
+		return err
+	}
+	if t.waits {
+		a.pending[t.key] = t
+	}
+	return OK
+}
+
+// transmit sends a MAD, and starts the clock of one that waits for an answer;
+// of an RMPP message sent does that.
+func (a *agent) transmit(t *transaction) Errno {
+	h := a.file.hub
+	if t.rmpp {
+		err := a.rmpp.Send(&t.d, t.data, t.double, func(s rmpp.State, why rmpp.Status) { a.sent(t, s) })
+		switch {
+		case errors.Is(err, rmpp.ErrFull):
+			return ENOMEM
+		case err != nil:
+			return EINVAL
+		}
+		return OK
+	}
+	if !h.send(a.file.function, &t.d) {
+		return ENOMEM
+	}
+	if t.waits {
+		h.timers.start(t, h.now.Add(t.timeout()))
+	}
+	return OK
+}
+
+// sent notes the end of an RMPP message's transfer.
+func (a *agent) sent(t *transaction, s rmpp.State) {
+	switch h := a.file.hub; {
+	case a.pending == nil: // the registration is gone
+	case t.waits && a.pending[t.key] != t: // the answer was faster
+	case s == rmpp.Complete && t.waits:
+		h.timers.start(t, h.now.Add(t.timeout()))
+	case s != rmpp.Complete:
+		a.giveUp(t)
+	}
+}
+
+// giveUp returns a MAD to the program: nobody answered it.
+func (a *agent) giveUp(t *transaction) {
+	h := a.file.hub
+	h.timers.stop(t)
+	if t.waits {
+		delete(a.pending, t.key)
+	}
+	h.Stats.TimedOut++
+	a.file.give(&t.header, ETIMEDOUT, t.d.Data[:])
+}
+
+// expire repeats requests, or gives them up. A message in segments is not
+// repeated.
+func (h *Hub) expire() {
+	for len(h.timers) > 0 && h.timers[0].due.Due(h.now) {
+		t := h.timers[0]
+		h.timers.stop(t)
+		if t.left == 0 {
+			t.agent.giveUp(t)
+			continue
+		}
+		t.left--
+		if t.rmpp {
+			// Its receiver acknowledged it whole, and would take a repetition
+			// for one of its last segment.
+			h.timers.start(t, h.now.Add(t.timeout()))
+			continue
+		}
+		h.Stats.Retried++
+		if t.agent.transmit(t) != OK {
+			t.agent.giveUp(t)
+		}
+	}
+}
+
+// stir gives a request more time while its answer arrives in segments.
+func (a *agent) stir(m *mad.Header, d *mad.Datagram) {
+	var r mad.RMPP
+	r.Parse(d.Data[mad.HeaderLen:])
+	t := a.pending[pendingKey{m.MgmtClass, m.TransactionID}]
+	if t == nil || t.index < 0 || !m.MgmtClass.HasRMPP() || r.Flags&mad.RMPPActive == 0 || r.Type != mad.RMPPData {
+		return
+	}
+	h := a.file.hub
+	h.timers.start(t, max(t.due, h.now.Add(max(t.timeout(), segmentPatience))))
+}
+
+// segmentPatience is how long a request waits for the next segment of its
+// answer: longer than senders wait until they repeat one (2 s).
+const segmentPatience = 5 * time.Second
+
+// answered takes the request that a response answers off the list; false
+// where there is none, or no more.
+func (a *agent) answered(m *mad.Header, d *mad.Datagram) bool {
+	k := pendingKey{m.MgmtClass, m.TransactionID}
+	if t := a.pending[k]; t != nil {
+		a.file.hub.timers.stop(t)
+		delete(a.pending, k)
+		return true
+	}
+	// A program that does RMPP itself gets many segments for one request.
+	var r mad.RMPP
+	r.Parse(d.Data[mad.HeaderLen:])
+	return a.rmpp == nil && m.MgmtClass.HasRMPP() && r.Flags&mad.RMPPActive != 0
+}
+
+// timers are the transactions with a deadline, the earliest first.
+type timers []*transaction
+
+// start sets the deadline of t.
+func (q *timers) start(t *transaction, due mono.Time) {
+	t.due = due
+	if t.index < 0 {
+		heap.Push(q, t)
+	} else {
+		heap.Fix(q, t.index)
+	}
+}
+
+// stop takes the deadline of t away, if it has one.
+func (q *timers) stop(t *transaction) {
+	if t.index >= 0 {
+		heap.Remove(q, t.index)
+	}
+}
+
+// Len implements heap.Interface.
+func (q timers) Len() int { return len(q) }
+
+// Less implements heap.Interface.
+func (q timers) Less(i, j int) bool { return q[i].due < q[j].due }
+
+// Swap implements heap.Interface.
+func (q timers) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].index, q[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (q *timers) Push(x any) {
+	t := x.(*transaction)
+	t.index = len(*q)
+	*q = append(*q, t)
+}
+
+// Pop implements heap.Interface.
+func (q *timers) Pop() any {
+	old := *q
+	t := old[len(old)-1]
+	old[len(old)-1] = nil
+	t.index = -1
+	*q = old[:len(old)-1]
+	return t
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cm
+
+import (
+	"math/bits"
+	"slices"
+
+	"weft/internal/proto/mono"
+)
+
+// Listener waits for requests for a service.
+type Listener struct {
+	m       *Manager
+	h       Handler
+	service ServiceID
+	mask    ServiceID
+	match   func(r *Request) bool
+	backlog int
+	waiting int // requests that are neither accepted nor rejected
+}
+
+// defaultBacklog is the Backlog of ListenParams that state none.
+const defaultBacklog = 128
+
+// Listen has h hear of requests for a service, of connections and of lookups. It is ErrInUse
+// where another listener without a Match has the very same service.
+func (m *Manager) Listen(p *ListenParams, h Handler) (*Listener, error) {
+	l := &Listener{m: m, h: h, service: p.ServiceID, mask: p.Mask, match: p.Match, backlog: p.Backlog}
+	if l.mask == 0 {
+		l.mask = ^ServiceID(0)
+	}
+	if l.backlog <= 0 {
+		l.backlog = defaultBacklog
+	}
+	l.service &= l.mask
+	if len(m.listeners) >= m.max.Listeners {
+		return nil, ErrFull
+	}
+	if l.match == nil && slices.ContainsFunc(m.listeners, func(o *Listener) bool { return o.match == nil && o.service == l.service && o.mask == l.mask }) {
+		return nil, ErrInUse
+	}
+	at := slices.IndexFunc(m.listeners, func(o *Listener) bool { return l.before(o) })
+	if at < 0 {
+		at = len(m.listeners)
+	}
+	m.listeners = slices.Insert(m.listeners, at, l)
+	return l, nil
+}
+
+// before reports whether l is asked before o, which is older.
+func (l *Listener) before(o *Listener) bool {
+	if a, b := bits.OnesCount64(uint64(l.mask)), bits.OnesCount64(uint64(o.mask)); a != b {
+		return a > b
+	}
+	return l.match != nil && o.match == nil
+}
+
+// fair reports whether another request may wait for the listener's user, where so many wait
+// already and so many connections can be. What waits unanswered takes up half of them at most,
+// and a listener no more of that than it leaves to the others: whoever comes
+// finds room, for the requests of peers and for connections of its own.
+func (l *Listener) fair(waiting, most int) bool {
+	return l.waiting < max(most/2-waiting, 1)
+}
+
+// Close ends it. Requests of which its handler has heard stay; those it has not heard of yet are
+// rejected, as later ones are.
+func (l *Listener) Close(now mono.Time) {
+	m := l.m
+	at := slices.Index(m.listeners, l)
+	if at < 0 {
+		return
+	}
+	m.listeners = slices.Delete(m.listeners, at, at+1)
+	for _, e := range m.events {
+		switch {
+		case e.e.Kind == ConnectRequest && e.e.Conn.listener == l:
+			e.e.Conn.Close(now)
+		case e.e.Kind == LookupRequest && e.e.Inquiry.listener == l:
+			e.e.Inquiry.Reject(now, LookupNoService, nil, nil)
+			e.e.Inquiry.gone = true
+		}
+	}
+}
+
+// listener returns who is to hear of a request, or nil.
+func (m *Manager) listener(q *Request) *Listener {
+	for _, l := range m.listeners {
+		if q.ServiceID&l.mask == l.service && (l.match == nil || l.match(q)) {
+			return l
+		}
+	}
+	return nil
+}

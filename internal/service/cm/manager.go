@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cm
+
+import (
+	"container/heap"
+	"container/list"
+	"math/rand/v2"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// Port is what a Manager must know of a port of the node.
+type Port struct {
+	Link   ib.LinkLayer
+	CAGUID ib.GUID
+	LID    ib.LID
+	LMC    uint8
+	MTU    ib.MTU
+	GIDs   []ib.GID
+	PKeys  []ib.PKey
+}
+
+// Ports is the ports of the node.
+type Ports interface {
+	// Port returns the port of a function, as it is now; false where there is
+	// none. The slices do not change.
+	Port(function uint16) (Port, bool)
+}
+
+// Limits bound what a Manager holds.
+type Limits struct {
+	Conns     int // connections in any state, TIMEWAIT included
+	Listeners int
+	Lookups   int // of this node, and as many of others
+	Out       int // datagrams that wait to be sent
+}
+
+// DefaultLimits are those of a Config that states none.
+var DefaultLimits = Limits{Conns: 16384, Listeners: 4096, Lookups: 4096, Out: 4096}
+
+// Config says how a Manager works.
+type Config struct {
+	// Rand makes identifiers and packet sequence numbers, which strangers must not
+	// guess.
+	Rand   *rand.Rand
+	Limits Limits // DefaultLimits where a field is 0
+}
+
+// Manager is the communication manager of a node. See the package comment for who may
+// call it.
+type Manager struct {
+	// Stats may be read by whoever may call the Manager.
+	Stats Stats
+
+	rand  *rand.Rand
+	max   Limits
+	ports Ports
+
+	conns     map[uint32]*Conn   // by this side's identifier
+	byRemote  map[remoteID]*Conn // by the peer's
+	byQP      map[remoteQP]*Conn // by the peer's queue pair, not in TIMEWAIT
+	waiting   list.List          // of *Conn in TIMEWAIT, oldest first
+	lookups   map[uint32]*Lookup // by request identifier
+	inquiries map[inquiryID]*Inquiry
+	answered  list.List   // of *Inquiry, oldest first
+	listeners []*Listener // in order of precedence
+	asked     int         // connections, and inquiries below, that wait for a listener's user
+	inquired  int
+	timers    timerHeap
+	out       []outgoing
+	head      int // of out
+	events    []event
+	lastTID   uint64
+}
+
+// remoteID is a connection as the peer names it, remoteQP the peer's queue pair. Anybody can
+// state the peer's GUID: on an Ethernet port the address that a message came from is part of both,
+// lest others end the peer's connections, or keep new ones out. On other links gid is zero.
+type (
+	remoteID struct {
+		guid ib.GUID
+		gid  ib.GID
+		id   uint32
+	}
+	remoteQP struct {
+		guid ib.GUID
+		gid  ib.GID
+		qpn  ib.QPN
+	}
+)
+
+type outgoing struct {
+	function uint16
+	d        mad.Datagram
+}
+
+// event is one that its user has not been told of; it is dropped where the user
+// has let go of what it is about.
+type event struct {
+	h    Handler
+	gone *bool
+	e    Event
+}
+
+// New returns a Manager of the given ports.
+func New(cfg Config, ports Ports) *Manager {
+	l := cfg.Limits
+	for _, v := range []struct {
+		p   *int
+		def int
+	}{{&l.Conns, DefaultLimits.Conns}, {&l.Listeners, DefaultLimits.Listeners}, {&l.Lookups, DefaultLimits.Lookups}, {&l.Out, DefaultLimits.Out}} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+	}
+	return &Manager{rand: cfg.Rand, max: l, ports: ports, conns: map[uint32]*Conn{}, byRemote: map[remoteID]*Conn{}, byQP: map[remoteQP]*Conn{},
+		lookups: map[uint32]*Lookup{}, inquiries: map[inquiryID]*Inquiry{}, lastTID: cfg.Rand.Uint64() >> 32}
+}
+
+// Next returns a datagram to send from a function's port, false where there is none. It
+// is called until then after every other call, and at Deadline: it is also where timers run, and
+// handlers hear of what they did.
+func (m *Manager) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
+	for len(m.timers) > 0 && m.timers[0].timer().due.Due(now) {
+		t := m.timers[0]
+		m.stop(t)
+		t.expire(m, now)
+	}
+	m.tell(now)
+	if m.head == len(m.out) {
+		m.out, m.head = m.out[:0], 0
+		return 0, false
+	}
+	o := &m.out[m.head]
+	m.head++
+	*d = o.d
+	return o.function, true
+}
+
+// Deadline is when Next has something to do if nothing else happens.
+func (m *Manager) Deadline() mono.Time {
+	if len(m.timers) == 0 {
+		return 0
+	}
+	return m.timers[0].timer().due
+}
+
+// Pending reports whether Next has something to do at once, but for timers.
+func (m *Manager) Pending() bool { return len(m.events) > 0 || m.head < len(m.out) }
+
+// tell calls the handlers of what has happened. What they do may add to it.
+func (m *Manager) tell(now mono.Time) {
+	for len(m.events) > 0 {
+		events := m.events
+		m.events = nil
+		for i := range events {
+			if e := &events[i]; e.h != nil && !*e.gone {
+				e.h(now, &e.e)
+			}
+		}
+	}
+}
+
+// send queues a datagram.
+func (m *Manager) send(function uint16, d *mad.Datagram) {
+	if len(m.out)-m.head >= m.max.Out {
+		m.Stats.LostOut++
+		return
+	}
+	m.out = append(m.out, outgoing{function, *d})
+	m.Stats.Sent++
+}
+
+// newID returns an identifier that nothing of the kind has.
+func newID[T any](m *Manager, used map[uint32]T) uint32 {
+	for {
+		id := m.rand.Uint32()
+		if _, ok := used[id]; id != 0 && !ok {
+			return id
+		}
+	}
+}
+
+// newTID returns a transaction identifier. Its upper half is zero: where programs share
+// queue pair 1, none of theirs is.
+func (m *Manager) newTID() uint64 {
+	m.lastTID = (m.lastTID + 1) & 0xffffffff
+	return m.lastTID
+}
+
+// timer is a deadline of something.
+type timer struct {
+	due mono.Time // 0: not set
+	at  int       // in the heap
+}
+
+type timed interface {
+	timer() *timer
+	expire(m *Manager, now mono.Time)
+}
+
+// start sets a timer, whether it was set before or not.
+func (m *Manager) start(t timed, due mono.Time) {
+	m.stop(t)
+	t.timer().due = due
+	heap.Push(&m.timers, t)
+}
+
+func (m *Manager) stop(t timed) {
+	if v := t.timer(); v.due != 0 {
+		heap.Remove(&m.timers, v.at)
+		v.due = 0
+	}
+}
+
+type timerHeap []timed
+
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].timer().due < h[j].timer().due }
+func (h timerHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].timer().at, h[j].timer().at = i, j
+}
+
+// Push implements heap.Interface.
+func (h *timerHeap) Push(x any) {
+	t := x.(timed)
+	t.timer().at = len(*h)
+	*h = append(*h, t)
+}
+
+// Pop implements heap.Interface.
+func (h *timerHeap) Pop() any {
+	old := *h
+	t := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return t
+}
+
+// Bounds on what a peer may make this side wait for: 17 s for an answer, 69 s after an MRA.
+const (
+	maxTimeoutCode = 22
+	maxServiceCode = 24
+)
+
+// wait is how long a code stands for, with a bound.
+func wait(code, most uint8) time.Duration { return 4096 * time.Nanosecond << min(code&31, most) }

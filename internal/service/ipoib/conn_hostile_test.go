@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipoib
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/wire"
+)
+
+var (
+	gidC = ib.MakeGID(ib.DefaultGIDPrefix, 0x0002c903000a1b99)
+	ipC  = netip.MustParseAddr("10.20.0.3")
+)
+
+// three makes three links in connected mode, of which A has parameters besides.
+func three(t *testing.T, params ...string) (s *subnet, a, b, c *node) {
+	t.Helper()
+	s = newSubnet(t)
+	s.cmDelay = time.Millisecond
+	a = s.add("ib0_1_14", 5, gidA, 0x48, append([]string{"mode=connected"}, params...)...)
+	b = s.add("ib1_1_14", 17, gidB, 0x208, "mode=connected")
+	c = s.add("ib2_1_14", 19, gidC, 0x308, "mode=connected")
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom([]netip.Addr{ipA, ipB, ipC}[i], 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	for _, n := range s.nodes {
+		if !n.carrier {
+			t.Fatalf("%s has no carrier: %s", n.name, n.reason)
+		}
+		n.got = nil
+	}
+	return s, a, b, c
+}
+
+// connTo is the access layer's side of the connection by which a node sends to another.
+func (n *node) connTo(to *node) *fakeConn {
+	n.s.t.Helper()
+	p := n.l.peers[to.l.hw.Key()]
+	if p == nil || p.out == nil {
+		n.s.t.Fatalf("%s has no connection to %s", n.name, to.name)
+	}
+	return n.conns[p.out.id]
+}
+
+// TestConnectedDeaf: a peer that acknowledges nothing holds neither the slots nor the link: what is for others goes on, and its
+// connection ends.
+func TestConnectedDeaf(t *testing.T) {
+	s, a, b, c := three(t)
+	a.mappable = true
+	a.send(ipA, ipB, text("x", 4000))
+	a.send(ipA, ipC, text("x", 4000))
+	s.run(time.Second)
+	b.heard()
+	c.heard()
+	deaf := a.connTo(b)
+	deaf.deaf = true
+	began, held := s.now, false
+	for i := 0; a.l.conns[deaf.id] != nil && a.l.conns[deaf.id].state == connOpen; i++ {
+		if s.now.Sub(began) > 10*time.Second {
+			t.Fatal("the connection does not end")
+		}
+		for range connWindow + connFrames {
+			held = a.send(ipA, ipB, text("void", 3000)) == 0 || held
+		}
+		if w := text(fmt.Sprint("to C ", i), 3000); s.now.Sub(began) > connPatience {
+			if a.send(ipA, ipC, w) != 1 {
+				t.Fatalf("%v after the peer fell silent nothing is taken for others", s.now.Sub(began))
+			}
+			s.run(time.Millisecond)
+			c.expect([]string{fmt.Sprint("to C ", i)})
+		}
+		if n := a.l.conns[deaf.id].inFlight; n > connWindow {
+			t.Fatalf("%d messages in flight", n)
+		}
+		s.run(100 * time.Millisecond)
+	}
+	if !held {
+		t.Error("the queue never held SendBatch")
+	}
+	if d := s.now.Sub(began); d < connStuck {
+		t.Errorf("ended after %v", d)
+	}
+	a.expectCount("conn_lost", 1)
+	s.run(time.Second)
+	if a.l.connWaits != 0 || len(a.l.connFree) != connTxSlots || len(a.maps) != 0 {
+		t.Errorf("%d queues, %d free slots, %d frames mapped", a.l.connWaits, len(a.l.connFree), len(a.maps))
+	}
+	a.send(ipA, ipB, text("again", 4000))
+	s.run(time.Second)
+	if w, _ := b.heard(); !slices.Contains(w, "again") {
+		t.Errorf("B got %q", w)
+	}
+	s.ends()
+}
+
+// TestConnectedManyDeaf: peers that accept and then acknowledge nothing, however many, leave slots to those that do, and
+// to new ones; datagrams have theirs anyhow.
+func TestConnectedManyDeaf(t *testing.T) {
+	s := newSubnet(t)
+	s.cmDelay = time.Millisecond
+	const count = 30
+	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(i + 1)}) }
+	for i := range count + 4 { // the sender, those that are well, one that has no connections, the deaf ones
+		mode := "mode=connected"
+		if i == 3 {
+			mode = "mode=datagram"
+		}
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), mode)
+	}
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(ip(i), 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	a, well, fresh, plain := s.nodes[0], s.nodes[1], s.nodes[2], s.nodes[3]
+	a.send(ip(0), ip(1), text("x", 3000))
+	a.send(ip(0), ip(3), text("x", 500))
+	s.run(time.Second)
+	well.heard()
+	plain.heard()
+	silence := func(from, to int) {
+		for i := from; i < to; i++ {
+			a.send(ip(0), ip(i), text("void", 3000))
+		}
+		s.run(20 * time.Millisecond) // the neighbours are found
+		for i := from; i < to; i++ {
+			if c := a.connTo(s.nodes[i]); !c.deaf {
+				c.deaf = true
+			}
+		}
+	}
+	// Connections with all of them, none of which has carried more than a message.
+	silence(4, count+4)
+	s.run(2 * time.Second)
+	for range 3 {
+		for i := 4; i < count+4; i++ {
+			for range connWindow {
+				a.send(ip(0), ip(i), text("void", 3000))
+			}
+		}
+	}
+	if n := len(a.l.connFree); n < connTxSlots/4 || n == connTxSlots {
+		t.Fatalf("%d of %d slots are left", n, connTxSlots)
+	}
+	began := s.now
+	s.run(2 * connPatience)
+	for _, n := range s.nodes[1:4] {
+		n.heard()
+	}
+	for i := 0; s.now.Sub(began) < connStuck-3*time.Second; i++ {
+		a.send(ip(0), ip(1), text(fmt.Sprint("long ", i), 3000))
+		a.send(ip(0), ip(2), text(fmt.Sprint("long ", i), 3000))
+		a.send(ip(0), ip(3), text(fmt.Sprint("short ", i), 500))
+		s.run(200 * time.Millisecond)
+		well.expect([]string{fmt.Sprint("long ", i)})
+		fresh.expect([]string{fmt.Sprint("long ", i)})
+		plain.expect([]string{fmt.Sprint("short ", i)})
+	}
+	a.expectCount("conn_lost", 0)
+	s.run(10 * time.Second)
+	a.expectCount("conn_lost", count)
+	if len(a.l.connFree) != connTxSlots {
+		t.Errorf("%d free slots", len(a.l.connFree))
+	}
+	s.ends()
+}
+
+// TestConnectedManyBusy: peers that acknowledge and are sent to without pause, however many, leave slots to one that
+// was quiet for a while.
+func TestConnectedManyBusy(t *testing.T) {
+	s := newSubnet(t)
+	s.cmDelay = time.Millisecond
+	const busy = 8
+	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(i + 1)}) }
+	for i := range busy + 2 { // the sender, the one that is quiet, the busy ones
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), "mode=connected")
+	}
+	for i, n := range s.nodes {
+		n.start()
+		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(ip(i), 24)}, nil)
+	}
+	s.run(10 * time.Second)
+	a, quiet := s.nodes[0], s.nodes[1]
+	var conns []*fakeConn
+	for i := 1; i < len(s.nodes); i++ {
+		a.send(ip(0), ip(i), text("x", 3000))
+		s.run(100 * time.Millisecond)
+		if i > 1 {
+			conns = append(conns, a.connTo(s.nodes[i]))
+			conns[i-2].deaf = true // a message completes when the loop below says so
+		}
+	}
+	quiet.heard()
+	rng := rand.New(rand.NewPCG(1, 2))
+	most := 0
+	for ms := range 3000 {
+		for i := range busy {
+			a.send(ip(0), ip(2+i), text("load", 3000))
+		}
+		if c := conns[rng.IntN(busy)]; len(c.kept) > 0 {
+			id := c.kept[0]
+			c.kept = c.kept[1:]
+			s.queue = append(s.queue, func() {
+				c.deaf = false
+				c.carry(id, nil)
+				c.deaf = true
+			})
+		}
+		s.run(time.Millisecond)
+		most = max(most, connTxSlots-len(a.l.connFree))
+		if ms == 2500 {
+			a.send(ip(0), ip(1), text("late", 3000))
+		}
+	}
+	if most < connTxSlots*3/4 {
+		t.Fatalf("%d slots were in use at most", most)
+	}
+	quiet.expect([]string{"late"})
+	a.expectCount("conn_lost", 0)
+}
+
+// TestConnectedSlow: a peer that acknowledges late, but does, keeps its connection.
+func TestConnectedSlow(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	a.send(ipA, ipB, text("x", 4000))
+	s.run(time.Second)
+	b.heard()
+	slow := a.connTo(b)
+	slow.deaf = true
+	a.send(ipA, ipB, text("one", 3000), text("two", 3000))
+	s.run(4 * time.Second)
+	slow.deaf = false
+	for _, id := range slow.kept {
+		s.queue = append(s.queue, func() { slow.carry(id, nil) })
+	}
+	slow.kept = nil
+	s.run(10 * time.Second)
+	a.expectCount("conn_lost", 0)
+	a.expectCount("conns", 1)
+	s.ends()
+}
+
+// asker has a port ask a node for connections.
+type asker struct {
+	n    *node
+	lid  ib.LID
+	next uint32
+}
+
+// ask asks in the name of a node with a GID of its own; it reports whether that was accepted.
+func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
+	k.next++
+	c := k.n.newConn(PassiveConn + uint32(k.lid)<<16 + k.next)
+	c.peer = &fakeConn{n: k.n, stopped: true}
+	k.n.l.ConnEvent(k.n.s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, LID: k.lid, Private: wire4(qpn, 65524)})
+	return k.n.conns[c.id] != nil
+}
+
+// TestConnectedShare: no port gets more than its share of connections, whatever nodes it makes up; others get theirs,
+// and so does the link.
+func TestConnectedShare(t *testing.T) {
+	s, a, b, c := three(t, "max_conns=16")
+	made := func(i int) ib.GID { return ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0xbad000+i)) }
+	b.send(ipB, ipA, text("x", 4000))
+	s.run(3 * time.Second) // by now this connection could make room
+	bad := &asker{n: a, lid: 99}
+	for i := range 100 {
+		if ok := bad.ask(made(i), 0x777); ok != (i < 4) {
+			t.Fatalf("request %d: %v", i, ok)
+		}
+	}
+	a.expectCount("conns", 5)
+	a.expectCount("conn_evicted", 0)
+	// Those of its own that were not made in time make room, as far as those that ended are gone.
+	s.run(3 * time.Second)
+	n := 0
+	for i := range 100 {
+		if bad.ask(made(1000+i), 0x777) {
+			n++
+		}
+		if a.l.connPorts[99].all > 8 || a.l.connPorts[99].live > 4 {
+			t.Fatalf("%+v", a.l.connPorts[99])
+		}
+	}
+	if n != 4 {
+		t.Errorf("%d got a connection in place of others, want 4", n)
+	}
+	// Many ports leave some for the link.
+	for lid := range ib.LID(10) {
+		for i := range 4 {
+			(&asker{n: a, lid: 200 + lid, next: uint32(i)}).ask(made(int(lid)*10+5000+i), 0x777)
+		}
+	}
+	a.expectCount("conns", 14)
+	a.send(ipA, ipB, text("one", 4000))
+	a.send(ipA, ipC, text("two", 4000))
+	s.run(500 * time.Millisecond)
+	b.expect([]string{"one"})
+	c.expect([]string{"two"})
+	a.expectCount("conns", 16)
+	s.ends()
+}
+
+// TestConnectedAgainAndAgain: a peer that asks anew at once has the one before end; there are not more of those than
+// its share.
+func TestConnectedAgainAndAgain(t *testing.T) {
+	s, a, _, _ := three(t, "max_conns=16")
+	k, taken := &asker{n: a, lid: 99}, 0
+	for range 100 {
+		if k.ask(ib.MakeGID(ib.DefaultGIDPrefix, 0xbad), 0x777) {
+			taken++
+		}
+	}
+	if taken != 8 || len(a.l.conns) != 8 || a.l.live != 1 {
+		t.Errorf("%d were accepted; %d are left, %d of them live", taken, len(a.l.conns), a.l.live)
+	}
+	s.run(time.Second)
+	if len(a.l.conns) != 1 {
+		t.Errorf("%d are left", len(a.l.conns))
+	}
+	s.ends()
+}
+
+// TestConnectedClaim: who asks in the name of a neighbour that is elsewhere does not end the connection with it, and the path is
+// asked for; a neighbour that moved gets its connection when the path is known.
+func TestConnectedClaim(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	a.send(ipA, ipB, text("one", 4000))
+	s.run(time.Second)
+	b.expect([]string{"one"})
+	id := a.connTo(b).id
+	for _, known := range []bool{true, false} {
+		if !known {
+			a.l.PurgeShadow(s.now, wire.HWAddr{})
+		}
+		s.asked = nil
+		if (&asker{n: a, lid: 99, next: 7}).ask(gidB, 0x208) {
+			t.Error("accepted")
+		}
+		s.run(time.Second)
+		if !slices.ContainsFunc(s.asked, func(q string) bool { return len(q) > 0 }) {
+			t.Errorf("known %v: the path was not asked for", known)
+		}
+		a.expectCount("conns", 1)
+		if a.connTo(b).id != id {
+			t.Error("the connection is another")
+		}
+		a.send(ipA, ipB, text("two", 4000))
+		s.run(time.Second)
+		b.expect([]string{"two"})
+	}
+	a.expectCount("conn_bad_data", 2)
+	b.event(func(p *Port) { p.LID = 99 })
+	(&asker{n: a, lid: 99, next: 20}).ask(gidB, 0x208)
+	s.run(2 * time.Second)
+	if !(&asker{n: a, lid: 99, next: 30}).ask(gidB, 0x208) {
+		t.Error("not accepted from where it is")
+	}
+	s.ends()
+}
+
+// TestConnectedRefusedOnce: a peer that says no once is asked again soon: the IP stack hears of no MTU before that is known
+// to be it.
+func TestConnectedRefusedOnce(t *testing.T) {
+	s, a, b := mixed(t, "connected", "connected")
+	b.connFail = errFake
+	a.send(ipA, ipB, text("lost", 4000))
+	s.run(500 * time.Millisecond)
+	a.expect(nil)
+	a.send(ipA, ipB, text("lost", 4000))
+	a.expect(nil)
+	b.connFail = nil
+	s.run(time.Second)
+	a.send(ipA, ipB, text("one", 4000))
+	s.run(time.Second)
+	b.expect([]string{"one"})
+	a.expect(nil)
+	s.ends()
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipoib
+
+import (
+	"net/netip"
+
+	"weft/internal/proto/mono"
+)
+
+// Headroom is what lies before each packet on its way from an IP stack to
+// a Link: room for the hard header.
+const Headroom = 44
+
+// MaxPacket is the longest packet of an IP stack, in octets.
+const MaxPacket = 65535
+
+// Device is what a Link tells the network device that stands for it: the glue
+// between the Link and a Backend. The Link calls it on its lane; no call blocks or calls
+// the Link back.
+type Device interface {
+	// Register makes the network device visible to the IP stack; how that ended is
+	// told later with Link.Registered. Unregister takes it away, also
+	// while it is being registered; after it no more calls come but Closed.
+	Register(d DeviceInfo)
+	Unregister()
+	// SetCarrier and SetMTU follow the link. reason is "" with carrier, and says
+	// what is missing without.
+	SetCarrier(on bool, reason string)
+	SetMTU(mtu int)
+	// Deliver gives packets to the IP stack, which may change them; they
+	// are the Link's again when it returns. It returns how many found no
+	// room.
+	Deliver(packets [][]byte) (dropped int)
+	// Wake tells that SendBatch takes packets again after it refused some.
+	Wake()
+	// Event tells what happened.
+	Event(now mono.Time, e Event)
+	// Closed tells that the Link has released everything, and why where that was not asked
+	// for: the last call.
+	Closed(err error)
+}
+
+// DeviceInfo is what a network device is made with.
+type DeviceInfo struct {
+	Name    string
+	MTU     int
+	Address [20]byte // hardware address
+	// LinkLocal is the port's IPv6 link-local address; unset where the MTU is too
+	// small for IPv6.
+	LinkLocal netip.Addr
+	QueueLen  int // tx_queue_len, in packets
+}
+
+// BatchSize is how many packets one read of a Backend has room for.
+const BatchSize = 128
+
+// Backend is an IP stack's side of a network device: a TUN device or a stack
+// in the process. Methods may be called from different goroutines, ReadBatch
+// and WriteBatch each from one at a time.
+type Backend interface {
+	Name() string
+	// ReadBatch waits for packets that the IP stack sends, no longer than the MTU
+	// each, and puts packet i at bufs[i][offset:offset+sizes[i]]. nexthops[i] is
+	// the address to resolve: that of a gateway where the route has one, the
+	// destination otherwise. All slices have BatchSize elements at least. After Close it
+	// returns os.ErrClosed.
+	ReadBatch(bufs [][]byte, sizes []int, nexthops []netip.Addr, offset int) (n int, err error)
+	// WriteBatch gives packets to the IP stack: packet i is bufs[i][offset:]. It
+	// may change them, and keeps none.
+	WriteBatch(bufs [][]byte, offset int) error
+	SetCarrier(on bool) error
+	SetMTU(mtu int) error
+	Close() error
+}
+
+// BackendEvent is what a Backend tells by the function that it is made with, from a
+// goroutine of its own: each time the whole of what is so now.
+type BackendEvent struct {
+	// Addrs are the local addresses, each with its prefix length.
+	Addrs []netip.Prefix
+	// OnLink are the prefixes that are reached without a gateway.
+	OnLink []netip.Prefix
+	MTU    int
+	Up     bool // administratively
+}
+
+// EventKind is what an Event is about.
+type EventKind uint8
+
+// Kinds of events.
+const (
+	EventAdded     EventKind = iota + 1 // the network device was registered
+	EventRemoved                        // everything was released
+	EventUp                             // carrier
+	EventDown                           // no carrier; Text says why
+	EventConflict                       // Addr is used by another
+	EventTxTimeout                      // a send did not complete in time
+	EventLog                            // something failed; Text says what
+)
+
+var eventNames = [...]string{"", "added", "removed", "up", "down", "conflict", "tx_timeout", "log"}
+
+// String returns the name of the kind.
+func (k EventKind) String() string {
+	if int(k) < len(eventNames) {
+		return eventNames[k]
+	}
+	return "unknown"
+}
+
+// Event is something that happened to a Link.
+type Event struct {
+	Kind EventKind
+	Addr netip.Addr
+	Text string
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package neigh
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/wire"
+)
+
+// Out is what the engine asks of its link. Frames start with a hard header and
+// are valid during the call. The link must not call the engine from within, but
+// for Undeliverable.
+type Out interface {
+	// Xmit sends a frame to the destination in its hard header.
+	Xmit(now mono.Time, frame []byte)
+	// Deliver gives the IP stack a packet of the engine's own, an ICMP error,
+	// behind wire.HardHeaderLen bytes.
+	Deliver(now mono.Time, frame []byte)
+	// Learned tells that ip is at hw: stored, changed, or confirmed.
+	Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr)
+	// Resolved and Unresolved end what Resolve began: one of them comes,
+	// once, however often it was asked.
+	Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr)
+	Unresolved(now mono.Time, ip netip.Addr)
+	// Join and Leave follow the groups to receive. IP groups that share an
+	// InfiniBand group are one: Leave repeats the address that Join had.
+	Join(now mono.Time, group netip.Addr)
+	Leave(now mono.Time, group netip.Addr)
+	// Conflict tells that hw uses ip, which is ours; at most once in ten
+	// seconds for an address.
+	Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr)
+}
+
+// Config holds the bounds of an engine. Zero values mean the defaults.
+type Config struct {
+	MaxNeighbours int // 16384; the least recently used goes
+	// A neighbour that is being resolved holds up to QueueFrames frames (64) and QueueBytes
+	// bytes (128 KiB), all of them together PoolFrames (1024).
+	QueueFrames, QueueBytes, PoolFrames int
+	MaxAddrs                            int // 256 of the interface
+	MaxGroups                           int // 4096 to receive
+	// Rand spreads the times that RFC 4861 wants spread. It must be set.
+	Rand *rand.Rand
+}
+
+// Validate reports all faults of c.
+func (c *Config) Validate() error {
+	var faults []error
+	for _, v := range []struct {
+		name string
+		n    int
+	}{{"MaxNeighbours", c.MaxNeighbours}, {"QueueFrames", c.QueueFrames}, {"QueueBytes", c.QueueBytes}, {"PoolFrames", c.PoolFrames},
+		{"MaxAddrs", c.MaxAddrs}, {"MaxGroups", c.MaxGroups}} {
+		if v.n < 0 || v.n > 1<<24 {
+			faults = append(faults, fmt.Errorf("%s: %d is not in 0 … %d", v.name, v.n, 1<<24))
+		}
+	}
+	if c.Rand == nil {
+		faults = append(faults, errors.New("no source of randomness in Rand"))
+	}
+	return errors.Join(faults...)
+}
+
+func def(n *int, d int) {
+	if *n == 0 {
+		*n = d
+	}
+}
+
+// LinkInfo is what the engine has to know of its link.
+type LinkInfo struct {
+	HW    wire.HWAddr
+	PKey  ib.PKey
+	Scope uint8 // of the broadcast group
+	MTU   int   // of IP packets, in bytes
+}
+
+// Kind is how a frame came.
+type Kind uint8
+
+// Kinds of frames: to this interface alone, to the broadcast group, to another
+// group.
+const (
+	Host Kind = iota
+	Broadcast
+	Multicast
+)
+
+// Times of RFC 4861, 10, of RFC 4862, 5.1 and of RFC 5227, 1.1; the rest is of
+// docs/notes/ipoib.md, 4.
+const (
+	retransTime   = time.Second
+	maxProbes     = 3 // to a group, and to a neighbour alone
+	reachableTime = 30 * time.Second
+	delayTime     = 5 * time.Second
+	staleTime     = 60 * time.Second
+	announceCount = 3
+	announceTime  = time.Second
+	detectTime    = time.Second
+	lockTime      = time.Second // a neighbour's new address is not believed sooner
+	defendTime    = 10 * time.Second
+	queryCount    = 2 // of the IP stack, which may have reported while there was no carrier
+	queryTime     = time.Second
+)
+
+// tickMax is how many timers one Tick serves, so that a lane is never held up
+// by them: Deadline says at once that there are more.
+const tickMax = 256
+
+const headroom = wire.HardHeaderLen
+
+// Engine is the resolver of one link. It has one owner and no lock.
+type Engine struct {
+	cfg   Config
+	out   Out
+	link  LinkInfo
+	ready bool // SetLink was called
+	up    bool
+
+	table  table
+	timers timers
+	pool   pool
+	groups groups
+
+	addrs     map[netip.Addr]*address
+	broadcast map[netip.Addr]struct{} // directed ones, of the prefixes on the link
+
+	unreachable, tooBig bucket
+	query               timer // asks the IP stack for its groups
+	queries             int   // still to come
+	scratch             [headroom + maxScratch]byte
+	reports             []wire.GroupReport
+	c                   Counters
+}
+
+// maxScratch bounds what the engine makes itself: a router's solicitation of
+// the IP stack grows by an option, everything else is shorter.
+const maxScratch = 4096 + wire.SourceLinkRoom
+
+// New returns an engine without link and addresses.
+//
+// Preconditions: cfg.Validate reports nothing.
+func New(cfg Config, out Out) *Engine {
+	def(&cfg.MaxNeighbours, 16384)
+	def(&cfg.QueueFrames, 64)
+	def(&cfg.QueueBytes, 128<<10)
+	def(&cfg.PoolFrames, 1024)
+	def(&cfg.MaxAddrs, 256)
+	def(&cfg.MaxGroups, 4096)
+	e := &Engine{cfg: cfg, out: out, addrs: map[netip.Addr]*address{}, broadcast: map[netip.Addr]struct{}{}}
+	e.table.init(cfg.MaxNeighbours)
+	e.pool.max = cfg.PoolFrames
+	e.groups.init()
+	return e
+}
+
+// SetLink tells the engine of the link, first when its broadcast group was
+// joined. A changed hardware address is announced.
+func (e *Engine) SetLink(now mono.Time, l LinkInfo) {
+	moved := e.ready && l.HW != e.link.HW
+	e.link, e.ready = l, true
+	if !moved {
+		return
+	}
+	for n := range e.table.all() {
+		n.makeHeader(&e.link.HW)
+	}
+	if e.up {
+		for _, a := range e.sorted() {
+			e.announce(now, a)
+		}
+	}
+}
+
+// SetUp follows the carrier. Up checks and announces the addresses and asks the
+// IP stack for its groups; down
+// forgets all neighbours but those set by hand, and everything that waits.
+//
+// Preconditions: SetLink was called.
+func (e *Engine) SetUp(now mono.Time, up bool) {
+	if up == e.up {
+		return
+	}
+	e.up = up
+	if !up {
+		e.Flush(now)
+		for _, a := range e.addrs {
+			e.timers.set(&a.timer, 0)
+		}
+		e.timers.set(&e.query, 0)
+		return
+	}
+	if e.groups.byIP[allHosts] == nil || e.groups.byIP[allHosts].permanent == 0 {
+		e.groups.permanent(e, now, allHosts, 1)
+		e.groups.permanent(e, now, allNodes, 1)
+	}
+	for _, a := range e.sorted() {
+		e.start(now, a)
+	}
+	e.queries = queryCount
+	e.askStack(now)
+}
+
+// Deadline returns when Tick is due.
+func (e *Engine) Deadline() mono.Time { return e.timers.next() }
+
+// Tick does what is due.
+func (e *Engine) Tick(now mono.Time) {
+	for range tickMax {
+		t := e.timers.due(now)
+		switch {
+		case t == nil:
+			return
+		case t.entry != nil:
+			e.expire(now, t.entry)
+		case t.addr != nil:
+			e.addrExpire(now, t.addr)
+		default:
+			e.askStack(now)
+		}
+	}
+}
+
+// bucket limits a rate: burst at once, then one per interval.
+type bucket struct {
+	tokens int
+	filled mono.Time
+}
+
+const (
+	errorBurst    = 32
+	errorInterval = 10 * time.Millisecond
+)
+
+func (b *bucket) take(now mono.Time) bool {
+	if n := now.Sub(b.filled) / errorInterval; b.filled.IsZero() || n >= errorBurst {
+		b.tokens, b.filled = errorBurst, now
+	} else if n > 0 {
+		b.tokens = min(b.tokens+int(n), errorBurst)
+		b.filled = b.filled.Add(n * errorInterval)
+	}
+	if b.tokens == 0 {
+		return false
+	}
+	b.tokens--
+	return true
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rdmacm
+
+import (
+	"slices"
+
+	"weft/internal/service/cm"
+)
+
+// eventKind is an event as programs know it.
+type eventKind uint32
+
+// Events.
+const (
+	evAddrResolved eventKind = iota
+	evAddrError
+	evRouteResolved
+	evRouteError
+	evConnectRequest
+	evConnectResponse
+	evConnectError
+	evUnreachable
+	evRejected
+	evEstablished
+	evDisconnected
+	evDeviceRemoval
+	evMulticastJoin
+	evMulticastError
+	evAddrChange
+	evTimewaitExit
+)
+
+// event waits to be read.
+type event struct {
+	id     *id
+	group  *member // of evMulticastJoin and evMulticastError
+	kind   eventKind
+	status int32
+	conn   connParam
+	ud     *udParam // instead of conn
+	// Of evConnectRequest: whose it will be, and what it came with. It has no number
+	// before it is read.
+	child *id
+}
+
+// queue adds an event to the identifier's channel.
+func (i *id) queue(e *event) {
+	h := i.hub
+	e.id = i
+	if e.child == nil {
+		if i.waiting >= maxEvents+2*len(i.groups) {
+			h.Stats.DropEvents++
+			return
+		}
+		i.waiting++
+	}
+	i.file.events = append(i.file.events, e)
+	i.file.tell()
+}
+
+// status returns an error as events have it.
+func status(e Errno) int32 { return -int32(e) }
+
+// event reads the oldest event. Those of an identifier whose program has not named it yet were never
+// queued.
+func (f *File) event(room int, b []byte) ([]byte, Errno) {
+	h := f.hub
+	var e *event
+	for {
+		if len(f.events) == 0 {
+			return b, EAGAIN
+		}
+		e = f.events[0]
+		f.events[0] = nil
+		if f.events = f.events[1:]; len(f.events) == 0 {
+			f.events = nil
+		}
+		if e.child == nil {
+			e.id.waiting--
+			break
+		}
+		e.id.backlog++
+		e.id.requests--
+		if h.number(e.child, f) == OK {
+			break
+		}
+		// Where the user has no identifier left for it, the peer is told so, and what
+		// came later is not kept waiting.
+		e.child.refuse(cm.ReasonNoResources)
+	}
+	f.tell()
+	h.Stats.Events++
+	e.id.reported++
+	uid, n := e.id.uid, e.id.n
+	switch {
+	case e.child != nil:
+		n = e.child.n
+	case e.group != nil:
+		e.group.reported++
+		uid, n = e.group.uid, e.group.n
+	}
+	at := len(b)
+	b = le.AppendUint64(b, uid)
+	b = le.AppendUint32(b, n)
+	b = le.AppendUint32(b, uint32(e.kind))
+	b = le.AppendUint32(b, uint32(e.status))
+	if e.ud != nil {
+		b = e.ud.append(b)
+	} else {
+		b = e.conn.append(b)
+		b = append(b, make([]byte, udLen-connLen)...)
+	}
+	b = append(b, make([]byte, eventLen-eventLeast)...)
+	return b[:min(len(b), at+room)], OK
+}
+
+// refuse ends a request of a peer that no program has heard of.
+func (i *id) refuse(why cm.Reason) {
+	if i.conn != nil {
+		i.conn.Reject(i.hub.now, why, nil, nil)
+	}
+	i.abandon()
+}
+
+// purge drops the events that match, and ends the requests of peers among them.
+func (f *File) purge(match func(e *event) bool) {
+	f.events = slices.DeleteFunc(f.events, func(e *event) bool {
+		if !match(e) {
+			return false
+		}
+		if e.child != nil {
+			e.id.backlog++
+			e.id.requests--
+			e.child.abandon()
+		} else {
+			e.id.waiting--
+		}
+		return true
+	})
+}
+
+// migrate moves an identifier, and its events, here from another channel.
+func (f *File) migrate(n uint32, from *File, b []byte) ([]byte, Errno) {
+	if from == nil {
+		f.hub.Stats.DropForeign++
+		return b, ENOENT
+	}
+	i, err := from.lookup(n)
+	if err != OK {
+		return b, err
+	}
+	if from != f {
+		var moved []*event
+		from.events = slices.DeleteFunc(from.events, func(e *event) bool {
+			if e.id == i {
+				moved = append(moved, e)
+			}
+			return e.id == i
+		})
+		delete(from.ids, i)
+		f.ids[i] = struct{}{}
+		f.hub.charge(from.owner, -1)
+		f.hub.charge(f.owner, 1)
+		i.file = f
+		f.events = append(f.events, moved...)
+		f.tell()
+	}
+	return le.AppendUint32(b, i.reported), OK
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vnic
+
+import "weft/internal/proto/ib"
+
+// Bounds of what a function gives out.
+const (
+	// MaxNetdevs is how many netdevs a function has, and the port numbers that are
+	// below it.
+	MaxNetdevs = 255
+	// MaxGroups is how many groups a netdev can be attached to.
+	MaxGroups = 256
+)
+
+// Function gives out the netdevs of type OPA_VNIC of an adapter's function, which are its resources and
+// bounded. The management goroutine calls it.
+type Function interface {
+	// AllocNetdev returns the netdev of a port: down, in no VESW and in no group. ErrNoResource
+	// tells that the function has no more.
+	AllocNetdev(vport uint8) (Netdev, error)
+	// FreeNetdev gives it back, with all that it held.
+	FreeNetdev(vport uint8)
+}
+
+// Netdev is the side of a port that belongs to the adapter. The management goroutine calls it.
+type Netdev interface {
+	// SetVESW binds the netdev to a VESW, whose packets it then gets; 0: to none. After an
+	// error it is in none: ErrVESWInUse where another netdev of the function is in this one.
+	SetVESW(id uint16) error
+	// AttachMulticast has the netdev get packets to a group, by its LID of 24 bits;
+	// ErrNoResource beyond MaxGroups.
+	AttachMulticast(dlid uint32) error
+	DetachMulticast(dlid uint32)
+	// Up has it deliver, Down has it drop.
+	Up() error
+	Down()
+	// Configure tells how the interface is to be, and what the receiver checks. It is
+	// called with changes only.
+	Configure(d Device)
+}
+
+// Device is how the interface of a port is to be.
+type Device struct {
+	MAC         [6]byte // zero: none was given yet
+	MTU, MaxMTU int     // of what follows the Ethernet header
+	PKey        ib.PKey // of the VESW
+	Carrier     bool
+	// Dormant tells that the Ethernet Manager has not released the port.
+	Dormant bool
+	// Reason is why no traffic flows, "" while it does.
+	Reason string
+}

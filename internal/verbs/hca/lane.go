@@ -1,0 +1,736 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"container/heap"
+	"slices"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca/replicate"
+	"weft/internal/verbs/transport"
+)
+
+// Link carries runs to other nodes.
+type Link interface {
+	// Send puts a run into the batch being built; payload is gathered before
+	// it returns. SourceFault tells that it could not be read.
+	Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result
+	// Blocked reports that the link takes no more until it has drained.
+	Blocked() bool
+	// Flush hands the batch to the kernel.
+	Flush(now mono.Time)
+}
+
+// LaneStats count what a lane saw; every refusal has a name.
+type LaneStats struct {
+	LocalRuns, WireRuns, RcvdRuns, ForeignRuns uint64
+	DropNoQP, DropForeignFull, CQOverrun       uint64
+	DropOwnSource                              uint64 // claimed to come from this node, over the network
+	DropPort                                   uint64 // the port it left or came by was not active, or not the one meant
+	DropNoFunction                             uint64
+	DropMulticast                              uint64 // to the queue pair number of groups, but not to a group
+	Copies                                     uint64 // of multicast packets, handed to a queue pair
+	BlockedSelf                                uint64 // copies of its own packets that a queue pair does not want
+	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
+	Farewells                                  uint64 // queue pairs that told their peer that their program is gone
+	Rounds                                     uint64
+}
+
+// Lane drives the queue pairs of its sessions. It has no goroutine: the owner
+// calls Receive for what arrived and Run for everything else, from one
+// goroutine.
+type Lane struct {
+	ID       int
+	Stats    LaneStats
+	all      *Functions
+	seen     uint64 // the generation of all that sessions follow
+	ports    []PortCounters
+	tap      *tapped // nil: nobody captures
+	link     Link
+	fabric   Link // nil: InfiniBand ports reach this node only
+	sw       Switch
+	manage   func(now mono.Time, r *pkt.Run)
+	general  func(now mono.Time, r *pkt.Run)
+	batch    *mem.Batch
+	shelves  *transport.Shelves // of all its queue pairs
+	groups   *Multicast         // nil: no copies are made of multicast packets
+	sessions []*Session
+	parting  []*Session // their programs are gone, their peers are told
+	departed func(*Session)
+	others   Others
+
+	ready, running []*QP // to be given a turn
+	sched          scheduler
+	handled        []*QP // got a run since the last commit
+	dirtyQPs       []*QP
+	dirtyCQs       []*CQ
+	waitingCQs     []*CQ // have a backlog
+	failedCQs      []*CQ
+	revoked        bool // what completions say is gone may still be copied through by another lane
+	timers         timerHeap
+	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
+	run            pkt.Run
+	reading        []replicate.Descriptor // taken from the receive queue: of the first copied the payload is being read out
+	copied         int
+	quiet          int     // turns with copies since there was unicast work
+	outbound       pkt.Run // and path: of a multicast packet on its way to the engine
+	outboundPath   ib.Path
+	cqe            CQE
+	bad            []violations // by function
+	tell           func(function uint16, pkeys, qkeys Violations)
+	told, tellAt   mono.Time // when violations were told last, and are to be
+	moved          int       // bytes since the last look at rings and sockets
+	carried        uint64
+}
+
+// Others is a lane's way to the other lanes of its node.
+type Others interface {
+	// Forward takes a run for a session of another lane; false where there is
+	// no room, and the run is lost. from is the queue pair in whose memory the
+	// payload lies, nil where the payload is bytes at hand. Where that memory
+	// cannot be read it may set r.Fault at once, or call from.SourceFault later.
+	// What an unreliable service sends must have been read when it returns.
+	Forward(to *Lane, r *pkt.Run, from *QP) bool
+	// Room reports whether Forward would take any run now.
+	Room(to *Lane) bool
+	// Quiesce returns when every other lane has finished the copies it was
+	// making when it was called.
+	Quiesce()
+}
+
+// shelves is how many queue pairs of a lane may keep what arrived behind a gap at a
+// time: 32 MiB of it.
+const shelves = 32
+
+// NewLane returns a lane that serves sessions of any of the functions. link
+// takes what RoCE sends to other nodes. others may be nil where there is one
+// lane only.
+func NewLane(all *Functions, id int, link Link, others Others) *Lane {
+	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), shelves: transport.NewShelves(shelves)}
+	l.refresh()
+	return l
+}
+
+// SetFabric gives the lane the link that takes what InfiniBand ports send and
+// what does not go straight to another queue pair of the node. It is called
+// before the lane runs.
+func (l *Lane) SetFabric(f Link) { l.fabric = f }
+
+// SetSwitch gives the lane the switch between the node's InfiniBand ports. It is
+// called before the lane runs.
+func (l *Lane) SetSwitch(s Switch) { l.sw = s }
+
+// SetManagement gives the lane the taker of datagrams for queue pair 1 of one
+// of the node's InfiniBand ports, which r.Path.Function names. The payload must
+// be read before it returns; where that fails it sets r.Fault. It is called
+// before the lane runs.
+func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Run)) { l.manage = take }
+
+// SetGeneralServices is SetManagement for Ethernet ports, whose keys are not
+// checked before.
+func (l *Lane) SetGeneralServices(take func(now mono.Time, r *pkt.Run)) { l.general = take }
+
+// Carried returns how many bytes of payload the lane has received and sent.
+func (l *Lane) Carried() uint64 { return l.carried }
+
+// Batch returns the lane's batch of placements.
+func (l *Lane) Batch() *mem.Batch { return l.batch }
+
+// Sessions returns the lane's sessions; the slice is the lane's.
+func (l *Lane) Sessions() []*Session { return l.sessions }
+
+const (
+	turnRuns  = 64 // runs of one queue pair per turn
+	maxRounds = 16 // turns between two looks at rings and sockets
+	// Bytes of one queue pair per turn, and of all between two looks: what a
+	// lane moves in tenths of a millisecond. Else many pairs with large
+	// messages keep whoever else wants the lane waiting for seconds.
+	turnBytes = 2 << 20
+	lookBytes = 8 << 20
+)
+
+// Receive takes one inbound run, from a link or from another lane. The run
+// and its payload must stay valid until Run returns.
+func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
+	l.refresh()
+	l.Stats.RcvdRuns++
+	l.carried += uint64(r.Data.Len)
+	if r.DestQPN == ib.QPNMulticast {
+		if l.tap != nil {
+			l.showReceived(r.Path.Function, r)
+		}
+		l.inspect(r)
+		return
+	}
+	a := l.all.At(r.Path.Function)
+	if a == nil {
+		l.Stats.DropNoFunction++
+		return
+	}
+	// What this node sends itself takes no socket: another program's doing.
+	if !r.Path.Local && !r.Path.Native() && a.Port().own(r.Path.SGID) {
+		l.Stats.DropOwnSource++
+		return
+	}
+	l.dispatch(now, a, r, nil)
+}
+
+// dispatch hands a run to the queue pair of function a that it is for. from is
+// the sender where that is a queue pair of this lane.
+func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
+	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
+		if l.tap != nil {
+			l.showReceived(a.num, r)
+		}
+		if p := a.Port(); l.arrive(a, p, p.State == ib.PortActive, r) {
+			l.manage(now, r)
+		}
+		return
+	}
+	if r.DestQPN == ib.QPNGSI && !r.Path.Native() && l.general != nil {
+		if l.tap != nil {
+			l.showReceived(a.num, r)
+		}
+		if a.Port().State == ib.PortActive {
+			l.general(now, r)
+		} else {
+			l.Stats.DropPort++
+		}
+		return
+	}
+	s := a.Session(r.DestQPN)
+	if l.tap != nil && (s == nil || s.lane == l) {
+		l.showReceived(a.num, r)
+	}
+	switch {
+	case s == nil:
+		l.Stats.DropNoQP++
+	case s.lane != l:
+		l.forward(s.lane, r, from)
+	case r.Path.Native():
+		if l.arrive(s.a, s.port, s.up, r) {
+			l.handle(now, s, r)
+		}
+	case !s.up:
+		l.Stats.DropPort++
+	default:
+		l.handle(now, s, r)
+	}
+}
+
+func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
+	l.Stats.ForeignRuns++
+	if l.others == nil || !l.others.Forward(to, r, from) {
+		l.Stats.DropForeignFull++
+	}
+}
+
+// What a queue pair may have to wait for before it produces a run: the two
+// links, or room on the way to the lane of its peer.
+const (
+	forLink = iota
+	forFabric
+	forLane
+	forNothing
+)
+
+// blocked reports whether a link takes nothing now.
+func (l *Lane) blocked(link int) bool {
+	if link == forFabric {
+		return l.fabric != nil && l.fabric.Blocked()
+	}
+	return l.link.Blocked()
+}
+
+// waits returns what the queue pair must wait for.
+func (l *Lane) waits(q *QP) int {
+	p := q.t.PathOf()
+	if p == nil || !p.Local {
+		link := forLink
+		if q.s.port.native() || q.s.port.OverFabric {
+			link = forFabric
+		}
+		if l.blocked(link) {
+			return link
+		}
+		return forNothing
+	}
+	if l.others == nil {
+		return forNothing
+	}
+	a := l.all.At(p.Function)
+	if a == nil {
+		return forNothing
+	}
+	if s := a.Session(q.t.DestQPN()); s != nil && s.lane != l && !l.others.Room(s.lane) {
+		return forLane
+	}
+	return forNothing
+}
+
+// refresh lets the sessions follow what has become of functions and ports.
+func (l *Lane) refresh() {
+	g := l.all.generation.Load()
+	if g == l.seen {
+		return
+	}
+	l.seen = g
+	l.followParting()
+	l.sched.forget(l.all)
+	for _, s := range l.sessions {
+		s.follow()
+	}
+}
+
+// quiesce waits until no other lane copies through what was just revoked.
+func (l *Lane) quiesce() {
+	l.revoked = false
+	l.batch.Flush()
+	if l.others != nil {
+		l.others.Quiesce()
+	}
+}
+
+func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
+	slot := uint32(r.DestQPN) & slotMask
+	if slot >= uint32(len(s.slots)) || s.slots[slot] == nil {
+		l.Stats.DropNoQP++
+		return
+	}
+	l.quiet = 0
+	l.hand(now, s.slots[slot], r)
+}
+
+// hand lets a queue pair handle a run.
+func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Run) {
+	if r.Path.Native() {
+		k := q.t.Counters()
+		pkeys, qkeys := k.DropPKey, k.DropQKey
+		q.t.Handle(now, r, l.batch)
+		c := l.counters(q.s.a.num)
+		if pkeys, qkeys = k.DropPKey-pkeys, k.DropQKey-qkeys; pkeys|qkeys != 0 {
+			c.PKeyViolations += pkeys
+			c.QKeyViolations += qkeys
+			l.violated(now, q, r, pkeys, qkeys)
+		}
+	} else {
+		q.t.Handle(now, r, l.batch)
+	}
+	l.owe(q)
+}
+
+// owe makes sure that the queue pair gets its Commit.
+func (l *Lane) owe(q *QP) {
+	if !q.handled {
+		q.handled = true
+		l.handled = append(l.handled, q)
+	}
+}
+
+// Run gives every ready queue pair its turns, makes all effects visible and
+// reports whether work remains. Rings must have been told (SendPosted) and
+// inbound runs handed over (Receive) before.
+func (l *Lane) Run(now mono.Time) bool {
+	l.refresh()
+	for len(l.timers) > 0 && l.timers[0].timer.Due(now) {
+		q := l.timers[0]
+		l.timers.remove(q)
+		q.schedule()
+	}
+	l.settle(now)
+	l.readOut() // what a memory fault kept from it
+	l.moved, l.stuck, l.sched.held = 0, [2]int{}, [forNothing]int{}
+	for i := 0; len(l.ready)+l.sched.queued > 0 && i < maxRounds*l.sched.rounds() && l.moved < lookBytes; i++ {
+		l.Stats.Rounds++
+		l.stuck = [2]int{}
+		l.ready, l.running = l.running[:0], l.ready
+		if l.sched.busy > 1 {
+			l.shareRound(now)
+		} else {
+			l.round(now)
+		}
+		l.settle(now)
+	}
+	l.gather()
+	l.acknowledge(now)
+	l.link.Flush(now)
+	if l.fabric != nil {
+		l.fabric.Flush(now)
+	}
+	l.publish(now)
+	more := l.replicate(now)
+	if l.tellAt.Due(now) {
+		l.tellViolations(now)
+	}
+	able := len(l.ready)
+	for link, n := range l.stuck {
+		if n += l.sched.held[link]; n > 0 && l.blocked(link) {
+			able -= n
+		}
+	}
+	return able > 0 || more
+}
+
+// round gives every queue pair of running its turn.
+func (l *Lane) round(now mono.Time) {
+	if l.sched.queued > 0 {
+		// What was divided before is one class's now.
+		l.ready, l.running = l.running, l.ready
+		l.gather()
+		l.ready, l.running = l.running[:0], l.ready
+	}
+	for i, q := range l.running {
+		if l.moved >= lookBytes {
+			// Whoever had no turn has the first ones next time.
+			l.ready = slices.Insert(l.ready, 0, l.running[i:]...)
+			break
+		}
+		l.sched.dismiss(q)
+		if q.handled {
+			q.schedule() // it must commit before it posts
+		} else if !q.dead {
+			l.turn(now, q, turnBytes)
+		}
+	}
+}
+
+// turn lets one queue pair produce runs of about so many bytes.
+func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
+	more := q.fetch(now)
+	r := &l.run
+	if q.pace.waiting {
+		q.release(now)
+	}
+	for i, end := 0, l.moved+bytes; i < turnRuns && l.moved < end; i++ {
+		if what := l.waits(q); what != forNothing {
+			if l.sched.sharing && i == 0 {
+				l.sched.setAside(q, what)
+				return
+			}
+			if what != forLane {
+				l.stuck[what]++
+			}
+			q.schedule()
+			return
+		}
+		*r = pkt.Run{}
+		if !q.t.Next(now, r) {
+			if q.parting && q.t.Parted() {
+				l.bury(q)
+				return
+			}
+			l.arm(q)
+			if more || q.t.Pending() {
+				q.schedule()
+			}
+			return
+		}
+		l.owe(q)
+		l.moved += r.Data.Len
+		if r.Path.SL&(Levels-1) != q.class.level {
+			q.classify(r.Path)
+		}
+		if q.pace.limit != 0 || r.Path.StaticRate != 0 {
+			q.spend(now, r)
+		}
+		l.transmit(now, q, r)
+	}
+	q.schedule()
+}
+
+// transmit hands a run to whoever is at the other end of its path.
+func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
+	native := r.Path.Native()
+	switch {
+	case native && !l.leave(q.s, r):
+		return
+	case !q.s.up:
+		l.Stats.DropPort++
+		return
+	case native && l.sw != nil && !l.passes(q, r):
+		return
+	case l.tap != nil && !l.showSent(now, q, r):
+		return
+	case r.DestQPN == ib.QPNMulticast && groupPath(r.Path):
+		l.spread(now, q, r)
+		return
+	case !r.Path.Local:
+		l.quiet = 0
+		l.Stats.WireRuns++
+		link := l.link
+		if native {
+			link = l.fabric
+		}
+		if link.Send(now, r, l.batch) == mem.SourceFault {
+			q.t.SourceFault(now, r)
+		}
+		return
+	}
+	l.Stats.LocalRuns++
+	r.IPv4 = !native && r.Path.DGID.IsIPv4()
+	if a := l.all.At(r.Path.Function); a != nil {
+		l.dispatch(now, a, r, q)
+	} else {
+		l.Stats.DropNoFunction++
+	}
+	if r.Fault {
+		q.t.SourceFault(now, r)
+	}
+}
+
+// settle puts payload in place and then lets its effects be seen.
+func (l *Lane) settle(now mono.Time) {
+	l.batch.Flush()
+	if l.tap != nil {
+		l.tap.used = 0
+	}
+	for i := 0; i < len(l.handled); i++ {
+		q := l.handled[i]
+		q.handled = false
+		if q.dead {
+			continue
+		}
+		q.t.Commit(now)
+		if q.parting && q.t.Parted() {
+			l.bury(q)
+			continue
+		}
+		if q.more || q.t.Pending() {
+			q.schedule()
+		}
+		l.arm(q)
+	}
+	l.handled = l.handled[:0]
+	for len(l.failedCQs) > 0 {
+		c := l.failedCQs[0]
+		l.failedCQs = l.failedCQs[1:]
+		c.s.events.Event(ib.EventCQErr, c.handle)
+		for q := range c.users {
+			q.fail(now)
+		}
+	}
+}
+
+var errAttr = transport.Attr{State: ib.Err}
+
+// acknowledge sends the answers that queue pairs still owe when the budget of a
+// Run is used up: before completions become visible, as an adapter does, for a
+// program may destroy the queue pair as soon as it has seen its last one.
+func (l *Lane) acknowledge(now mono.Time) {
+	r := &l.run
+	for sent := true; sent; l.settle(now) { // again for those an answer kept from theirs
+		sent = false
+		for _, q := range l.ready {
+			for !q.dead && l.waits(q) == forNothing {
+				*r = pkt.Run{}
+				if !q.t.Acknowledge(r) {
+					break
+				}
+				sent = true
+				l.owe(q)
+				l.transmit(now, q, r)
+			}
+		}
+	}
+}
+
+// lastWord sends what a queue pair owes its peer for completions that its program may have seen, as that is about
+// to take it down: where a link was blocked they became visible before the answers left. What is blocked has room
+// for these, mostly; else their loss is counted as any.
+func (l *Lane) lastWord(now mono.Time, q *QP) {
+	if q.t == nil || q.t.State() == ib.Err || q.t.State() == ib.Reset {
+		return
+	}
+	for r := &l.run; ; l.transmit(now, q, r) {
+		*r = pkt.Run{}
+		if !q.t.Acknowledge(r) {
+			return
+		}
+	}
+}
+
+// fail moves a queue pair to ERR.
+func (q *QP) fail(now mono.Time) {
+	if q.dead || q.t.State() == ib.Err || q.t.State() == ib.Reset {
+		return
+	}
+	if q.t.Modify(now, &errAttr, ib.AttrState) == nil {
+		q.Event(ib.EventQPFatal)
+		q.more = q.send != nil
+		q.schedule()
+	}
+}
+
+// publish makes used elements and then completions visible.
+func (l *Lane) publish(now mono.Time) {
+	if l.revoked {
+		l.quiesce()
+	}
+	for _, q := range l.dirtyQPs {
+		q.dirty = false
+		if q.send != nil {
+			q.send.Publish()
+		}
+		if q.recv != nil {
+			q.recv.Publish()
+		}
+	}
+	l.dirtyQPs = l.dirtyQPs[:0]
+	// Clients give buffers back without a kick: look whenever there is a chance.
+	for _, c := range l.waitingCQs {
+		c.touch()
+	}
+	l.waitingCQs = l.waitingCQs[:0]
+	for _, c := range l.dirtyCQs {
+		c.dirty = false
+		if len(c.backlog) > 0 && c.drain() {
+			l.waitingCQs = append(l.waitingCQs, c)
+		}
+		if c.ring != nil {
+			c.ring.Publish(c.solicited)
+			c.solicited = false
+		}
+	}
+	l.dirtyCQs = l.dirtyCQs[:0]
+}
+
+// RetryCQs looks for buffers for completions that wait for one; drivers give
+// buffers back without a kick. It reports whether some still wait.
+func (l *Lane) RetryCQs() bool {
+	l.publish(0)
+	return len(l.waitingCQs) > 0
+}
+
+// Deadline returns when Run must be called next if nothing else happens.
+func (l *Lane) Deadline() mono.Time {
+	if len(l.timers) == 0 {
+		return l.tellAt
+	}
+	return mono.Min(l.timers[0].timer, l.tellAt)
+}
+
+// arm keeps the queue pair's place among the timers. A deadline that moved
+// away is left in place and found early: that is cheaper than moving it with
+// every acknowledgement.
+func (l *Lane) arm(q *QP) {
+	d := q.t.Deadline()
+	if q.pace.waiting {
+		d = mono.Min(d, q.pace.nextAt)
+	}
+	if d == 0 || q.dead || q.heapIdx >= 0 && q.timer <= d {
+		return
+	}
+	q.timer = d
+	if q.heapIdx >= 0 {
+		heap.Fix(&l.timers, q.heapIdx)
+	} else {
+		heap.Push(&l.timers, q)
+	}
+}
+
+func (l *Lane) unschedule(q *QP) { l.timers.remove(q) }
+
+// forget drops a closed session from the lane's lists.
+func (l *Lane) forget(s *Session) {
+	for i, o := range l.sessions {
+		if o == s {
+			l.sessions = append(l.sessions[:i], l.sessions[i+1:]...)
+			break
+		}
+	}
+	keepQ := func(qs []*QP) []*QP {
+		out := qs[:0]
+		for _, q := range qs {
+			if q.s != s {
+				out = append(out, q)
+			}
+		}
+		clear(qs[len(out):])
+		return out
+	}
+	keepC := func(cs []*CQ) []*CQ {
+		out := cs[:0]
+		for _, c := range cs {
+			if c.s != s {
+				out = append(out, c)
+			}
+		}
+		clear(cs[len(out):])
+		return out
+	}
+	l.ready, l.handled, l.dirtyQPs = keepQ(l.ready), keepQ(l.handled), keepQ(l.dirtyQPs)
+	l.dirtyCQs, l.waitingCQs, l.failedCQs = keepC(l.dirtyCQs), keepC(l.waitingCQs), keepC(l.failedCQs)
+	l.recount()
+}
+
+// Recover puts the lane in order after a memory fault unwound it in the
+// middle of its work: every queue pair gets a turn and every queue is
+// published. Copies that are pending stay so: they are system calls, which
+// report a fault instead of raising it.
+func (l *Lane) Recover() {
+	l.ready, l.running, l.handled, l.dirtyQPs, l.dirtyCQs = l.ready[:0], l.running[:0], l.handled[:0], l.dirtyQPs[:0], l.dirtyCQs[:0]
+	for _, u := range l.sched.users {
+		for _, c := range u.classes {
+			c.queue, c.head = c.queue[:0], 0
+		}
+	}
+	l.sched.queued, l.sched.aside = 0, l.sched.aside[:0]
+	l.recount()
+	for _, s := range slices.Concat(l.sessions, l.parting) {
+		for _, q := range s.qps.m {
+			q.active, q.dirty = false, false
+			q.touch()
+			if q.t == nil {
+				continue
+			}
+			q.schedule()
+			q.more = q.send != nil
+			q.handled = true
+			l.handled = append(l.handled, q)
+		}
+		for _, c := range s.cqs.m {
+			c.dirty = false
+			c.touch()
+		}
+	}
+	if l.owns() {
+		l.groups.engine.Recover()
+	}
+}
+
+// timerHeap orders queue pairs by the time they must run again.
+type timerHeap []*QP
+
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].timer < h[j].timer }
+func (h timerHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].heapIdx, h[j].heapIdx = i, j
+}
+
+// Push implements heap.Interface.
+func (h *timerHeap) Push(x any) {
+	q := x.(*QP)
+	q.heapIdx = len(*h)
+	*h = append(*h, q)
+}
+
+// Pop implements heap.Interface.
+func (h *timerHeap) Pop() any {
+	old := *h
+	q := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	q.heapIdx = -1
+	return q
+}
+
+func (h *timerHeap) remove(q *QP) {
+	if q.heapIdx >= 0 {
+		heap.Remove(h, q.heapIdx)
+	}
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hca
+
+import (
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
+)
+
+// Tap sees the packets of queue pairs while somebody captures them. It must not
+// block, and keeps nothing of what it is shown.
+type Tap interface {
+	// Wants reports whether the packets of a queue pair of a function shall be shown.
+	Wants(function uint16, qpn ib.QPN) bool
+	// Sent shows a run that queue pair src of a function sends; one within the node
+	// is not shown again where it arrives. The payload is r.Data.Bytes.
+	Sent(function uint16, src ib.QPN, r *pkt.Run)
+	// Received shows a run that came for a function by a link, or by the node's switch for queue pair 0 or 1, in the same way.
+	Received(function uint16, r *pkt.Run)
+}
+
+// tapped is what a tap takes of a lane.
+type tapped struct {
+	Tap
+	// Payload that was read to be shown, and goes on from here. It is used again once
+	// the batch was flushed, which may refer to it.
+	buf  []byte
+	used int
+	one  [1][]byte
+	run  pkt.Run
+}
+
+// tapBytes is more than any run's payload.
+const tapBytes = 1 << 20
+
+// SetTap has t shown what passes from now on; nil ends it. The payload of runs
+// that t wants is read into a buffer of the lane, and goes from there to where it
+// is to go, another queue pair of the node included: what is shown is what
+// arrives. It is called on the lane.
+func (l *Lane) SetTap(t Tap) {
+	if t == nil {
+		l.batch.Flush()
+		l.tap = nil
+		return
+	}
+	if l.tap == nil {
+		l.tap = &tapped{buf: make([]byte, tapBytes)}
+	}
+	l.tap.Tap = t
+}
+
+// read reads the payload of a run into the buffer.
+func (t *tapped) read(d *mem.Payload, b *mem.Batch) mem.Result {
+	if d.Len == 0 {
+		*d = mem.Payload{}
+		return mem.OK
+	}
+	if t.used+d.Len > len(t.buf) {
+		b.Flush()
+		t.used = 0
+	}
+	p := t.buf[t.used : t.used+d.Len : t.used+d.Len]
+	t.one[0] = p
+	if res := b.Gather(t.one[:], d, 0); res != mem.OK {
+		return res
+	}
+	t.used += d.Len
+	*d = mem.BytesPayload(p)
+	return mem.OK
+}
+
+// showSent shows what a queue pair sends, and reports whether it could be read.
+func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Run) bool {
+	t, p, f := l.tap, r.Path, q.s.a.num
+	if !t.Wants(f, q.num) && !(p.Local && t.Wants(p.Function, r.DestQPN)) {
+		return true
+	}
+	if t.read(&r.Data, l.batch) != mem.OK {
+		q.t.SourceFault(now, r)
+		return false
+	}
+	t.Sent(f, q.num, r)
+	return true
+}
+
+// ShowManagement shows a datagram that the port of function r.Path.Function sends, whoever speaks there for queue
+// pair 0 or 1, or else one that came for it from within the node. It is called on the lane, with a payload in the
+// node's memory.
+func (l *Lane) ShowManagement(r *pkt.Run, sent bool) {
+	t, f := l.tap, r.Path.Function
+	switch {
+	case t == nil:
+	case sent && t.Wants(f, r.SrcQPN):
+		t.Sent(f, r.SrcQPN, r)
+	case !sent && t.Wants(f, r.DestQPN):
+		t.Received(f, r)
+	}
+}
+
+// showReceived shows what came by a link for function f.
+func (l *Lane) showReceived(f uint16, r *pkt.Run) {
+	t := l.tap
+	if r.Path.Local || !t.Wants(f, r.DestQPN) {
+		return
+	}
+	t.run = *r
+	if t.read(&t.run.Data, l.batch) == mem.OK {
+		t.Received(f, &t.run)
+	}
+}
