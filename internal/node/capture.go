@@ -51,7 +51,7 @@ const maxShowing = 1024
 // pass a lane as such: one that the port sends, or else receives. number, where it is not nil, gives it its packet sequence
 // number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the lane has not come
 // to.
-func (n *Node) show(r *pkt.Run, sent bool, number func(*pkt.Run)) {
+func (n *Node) show(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
 	l, c := n.lanes[0], &n.captures
 	if c.showing.Add(1) > maxShowing {
 		c.showing.Add(-1)
@@ -68,7 +68,7 @@ func (n *Node) show(r *pkt.Run, sent bool, number func(*pkt.Run)) {
 }
 
 // missed counts a datagram that was not shown.
-func (c *captures) missed(r *pkt.Run, sent bool) {
+func (c *captures) missed(r *pkt.Burst, sent bool) {
 	qpn := r.DestQPN
 	if sent {
 		qpn = r.SrcQPN

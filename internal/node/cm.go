@@ -252,16 +252,16 @@ func (s *cmService) dispatch(f uint16, d *mad.Datagram) {
 const gsiSrcPort = 55410
 
 // datagram is the packet of a datagram over RoCEv2: a UD SEND Only from queue pair 1.
-func (s *cmService) datagram(f uint16, p *hca.Port, d *mad.Datagram) *pkt.Run {
+func (s *cmService) datagram(f uint16, p *hca.Port, d *mad.Datagram) *pkt.Burst {
 	data := d.Data
 	path := &ib.Path{SGID: d.SGID, DGID: d.DGID, TClass: d.TClass, HopLimit: d.HopLimit, FlowLabel: d.FlowLabel, SGIDIndex: uint8(max(p.Lookup(d.SGID), 0)), SL: d.SL,
 		SrcPort: gsiSrcPort, MaxRun: p.MaxRun, Function: f}
-	return &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
+	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
 		MTU: mad.Len, Path: path, IPv4: d.DGID.IsIPv4(), Data: mem.BytesPayload(data[:])}
 }
 
 // number gives a datagram its packet sequence number, on lane 0.
-func (s *cmService) number(r *pkt.Run) {
+func (s *cmService) number(r *pkt.Burst) {
 	r.PSN = s.psn
 	s.psn = s.psn.Add(1)
 }
@@ -287,8 +287,8 @@ func (s *cmService) show(f uint16, p *hca.Port, d *mad.Datagram) {
 }
 
 // take takes what arrives at queue pair 1 of Ethernet ports, on a lane.
-func (s *cmService) take(l *hca.Lane) func(mono.Time, *pkt.Run) {
-	return func(_ mono.Time, r *pkt.Run) {
+func (s *cmService) take(l *hca.Lane) func(mono.Time, *pkt.Burst) {
+	return func(_ mono.Time, r *pkt.Burst) {
 		a := s.n.all.At(r.Path.Function)
 		switch {
 		case a == nil || r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len != mad.Len:

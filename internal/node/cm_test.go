@@ -355,8 +355,8 @@ func TestCMStrangersNative(t *testing.T) {
 }
 
 // gsiRun is a datagram from another host to queue pair 1.
-func gsiRun(h wire.Headers, b []byte) *pkt.Run {
-	return &pkt.Run{Headers: h, Count: 1, MTU: uint32(len(b)), Data: mem.BytesPayload(b), IPv4: true,
+func gsiRun(h wire.Headers, b []byte) *pkt.Burst {
+	return &pkt.Burst{Headers: h, Count: 1, MTU: uint32(len(b)), Data: mem.BytesPayload(b), IPv4: true,
 		Path: &ib.Path{SGID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.9")), DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), HopLimit: 64}}
 }
 

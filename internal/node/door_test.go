@@ -27,11 +27,11 @@ import (
 // nowhere is a link that leads to no other node.
 type nowhere struct{}
 
-func (nowhere) Send(mono.Time, *pkt.Run, *mem.Batch) mem.Result { return mem.OK }
-func (nowhere) Blocked() bool                                   { return false }
-func (nowhere) Flush(mono.Time)                                 {}
-func (nowhere) Recv() ([]pkt.Run, bool)                         { return nil, false }
-func (nowhere) Deadline() mono.Time                             { return 0 }
+func (nowhere) Send(mono.Time, *pkt.Burst, *mem.Batch) mem.Result { return mem.OK }
+func (nowhere) Blocked() bool                                     { return false }
+func (nowhere) Flush(mono.Time)                                   {}
+func (nowhere) Recv() ([]pkt.Burst, bool)                         { return nil, false }
+func (nowhere) Deadline() mono.Time                               { return 0 }
 
 // testNode is a node without sockets but its door. ends hears why sessions
 // end.

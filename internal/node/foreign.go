@@ -23,7 +23,7 @@ const (
 // once, and bytes at hand, which the sending lane is about to reuse, are
 // copied.
 type transfer struct {
-	run  pkt.Run
+	run  pkt.Burst
 	from *hca.QP // whose memory the payload is in; nil for bytes
 	segs [pipeSegs]mem.Seg
 	path ib.Path // of a run from a link, which reuses its own
@@ -55,7 +55,7 @@ func (p *pipe) room(n int) bool {
 
 // put copies a run in; false where there is no room, or the payload cannot be
 // read: then r.Fault is set.
-func (p *pipe) put(r *pkt.Run, from *hca.QP) bool {
+func (p *pipe) put(r *pkt.Burst, from *hca.QP) bool {
 	tail := p.tail.Load()
 	if tail-p.head.Load() == pipeSlots {
 		return false
@@ -130,7 +130,7 @@ func (p *pipe) done() {
 	for i := range p.taken {
 		t := &p.slots[(head+i)%pipeSlots]
 		freed += uint64(t.held)
-		t.from, t.run = nil, pkt.Run{}
+		t.from, t.run = nil, pkt.Burst{}
 	}
 	p.freed.Store(freed)
 	p.head.Store(head + p.taken)

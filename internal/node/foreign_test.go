@@ -14,8 +14,8 @@ import (
 )
 
 // runOf is a run with payload at hand, whose first bytes tell its number.
-func runOf(psn ib.PSN, data []byte) *pkt.Run {
-	r := &pkt.Run{Data: mem.BytesPayload(data)}
+func runOf(psn ib.PSN, data []byte) *pkt.Burst {
+	r := &pkt.Burst{Data: mem.BytesPayload(data)}
 	r.PSN = psn
 	return r
 }
@@ -41,7 +41,7 @@ func TestPipeCopies(t *testing.T) {
 	}
 	clear(data)
 	path = ib.Path{}
-	*r = pkt.Run{}
+	*r = pkt.Burst{}
 	n := 0
 	p.each(func(x *transfer) {
 		n++
@@ -65,7 +65,7 @@ func TestPipeCopies(t *testing.T) {
 		for i := range pieces {
 			segs = append(segs, mem.Seg{Region: region, Addr: 0x1000 + uint64(2*i), Len: 2})
 		}
-		r := &pkt.Run{Data: mem.ListPayload(segs, 1, 2*pieces-1)}
+		r := &pkt.Burst{Data: mem.ListPayload(segs, 1, 2*pieces-1)}
 		if !p.put(r, nil) {
 			t.Fatal("no room")
 		}
@@ -87,7 +87,7 @@ func TestPipeCopies(t *testing.T) {
 	for i := range list {
 		list[i] = mem.Seg{Region: gone, Addr: 0x1000, Len: 1}
 	}
-	if p.put(&pkt.Run{Data: mem.ListPayload(list, 0, len(list))}, nil) || p.each(func(*transfer) {}) {
+	if p.put(&pkt.Burst{Data: mem.ListPayload(list, 0, len(list))}, nil) || p.each(func(*transfer) {}) {
 		t.Error("a run whose payload cannot be read")
 	}
 }
@@ -204,7 +204,7 @@ func TestUnreliablePayloadIsCopied(t *testing.T) {
 		buf := []byte{1}
 		region := &mem.Region{Space: mem.NewSlice(0, buf), Len: 1}
 		p := newPipe()
-		r := pkt.Run{Count: 1, Data: mem.ListPayload([]mem.Seg{{Region: region, Len: 1}}, 0, 1)}
+		r := pkt.Burst{Count: 1, Data: mem.ListPayload([]mem.Seg{{Region: region, Len: 1}}, 0, 1)}
 		r.Opcode = tc.service | ib.SendOnly
 		if !p.put(&r, nil) {
 			t.Fatal("no room in an empty pipe")

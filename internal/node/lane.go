@@ -29,7 +29,7 @@ type socketLink interface {
 	hca.Link
 	// Recv returns runs that arrived; they stay valid until the next Recv.
 	// more tells that there may be others at once.
-	Recv() (runs []pkt.Run, more bool)
+	Recv() (runs []pkt.Burst, more bool)
 	Deadline() mono.Time
 }
 
@@ -459,7 +459,7 @@ const tenantRuns = 256
 
 // arrivals are runs of which those from next on wait to be handled.
 type arrivals struct {
-	runs []pkt.Run
+	runs []pkt.Burst
 	next int
 }
 

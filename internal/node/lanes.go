@@ -27,7 +27,7 @@ type neighbours struct {
 var _ hca.Others = (*neighbours)(nil)
 
 // Forward implements hca.Others.
-func (n *neighbours) Forward(to *hca.Lane, r *pkt.Run, from *hca.QP) bool {
+func (n *neighbours) Forward(to *hca.Lane, r *pkt.Burst, from *hca.QP) bool {
 	if !n.out[to.ID].put(r, from) {
 		return false
 	}
@@ -89,7 +89,7 @@ func (n *neighbours) receive(now mono.Time) (busy bool) {
 
 // fault tells the lane of from that its memory could not be read. r is a copy:
 // the transfer is about to be reused.
-func (n *neighbours) fault(owner *lane, from *hca.QP, r pkt.Run) {
+func (n *neighbours) fault(owner *lane, from *hca.QP, r pkt.Burst) {
 	owner.post(func() { from.SourceFault(owner.clock(), &r) })
 }
 

@@ -228,10 +228,10 @@ func TestAddressesChanged(t *testing.T) {
 // packets is a link that brings the same runs once.
 type packets struct {
 	socketLink
-	runs []pkt.Run
+	runs []pkt.Burst
 }
 
-func (p *packets) Recv() ([]pkt.Run, bool) {
+func (p *packets) Recv() ([]pkt.Burst, bool) {
 	r := p.runs
 	p.runs = nil
 	return r, false
@@ -245,9 +245,9 @@ func (p *packets) Deadline() mono.Time { return 0 }
 // that came with it still reach those they are for.
 func TestFaultCostsOneRun(t *testing.T) {
 	path := &ib.Path{SGID: ib.GID{15: 1}, DGID: ib.GID{15: 2}}
-	runs := make([]pkt.Run, 5)
+	runs := make([]pkt.Burst, 5)
 	for i := range runs {
-		runs[i] = pkt.Run{Count: 1, Path: path}
+		runs[i] = pkt.Burst{Count: 1, Path: path}
 		runs[i].DestQPN = 77 << 14
 	}
 	runs[1].Path = nil // faults where it is looked at

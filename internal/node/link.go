@@ -72,7 +72,7 @@ func (e *exits) at(function uint16) *roceframe.Link {
 }
 
 // Send implements fault.Link.
-func (e *exits) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (e *exits) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if r.Path.Function == 0 {
 		return e.roce.Send(now, r, b)
 	}
@@ -84,7 +84,7 @@ func (e *exits) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
 }
 
 // SendCorrupt implements fault.Link.
-func (e *exits) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
+func (e *exits) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Path.Function == 0 {
 		return e.roce.SendCorrupt(now, r, b, bit)
 	}
@@ -107,7 +107,7 @@ func (e *exits) Flush(now mono.Time) {
 }
 
 // recv returns what came by one of the links, each in its turn.
-func (e *exits) recv() (runs []pkt.Run, more bool) {
+func (e *exits) recv() (runs []pkt.Burst, more bool) {
 	for range e.frames {
 		at := e.turn
 		if e.turn++; at >= len(e.frames) {
@@ -168,4 +168,4 @@ func (l *netLink) trunkRules() (list []fault.Status) {
 }
 
 // Recv implements socketLink.
-func (l *netLink) Recv() (runs []pkt.Run, more bool) { return l.exits.recv() }
+func (l *netLink) Recv() (runs []pkt.Burst, more bool) { return l.exits.recv() }

@@ -148,7 +148,7 @@ func TestStation(t *testing.T) {
 	// What is sent waits for the neighbour, which the stack has heard of, and goes by way of the port.
 	n.node.lanes[0].do(func() {
 		l := n.node.lanes[0]
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1, Data: mem.BytesPayload([]byte("hello")),
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1, Data: mem.BytesPayload([]byte("hello")),
 			Path: &ib.Path{SGID: f.a.Port().GIDs[1].GID, DGID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.2")), SrcPort: 0xc000, Function: f.a.Number()}}
 		if n.node.links[0].Send(l.clock(), &r, l.hca.Batch()) != mem.OK {
 			t.Error("the packet was not read")

@@ -170,8 +170,8 @@ func (s *subnet) arrived(in inbound) {
 }
 
 // take is arrived for a run within the node to queue pair 1 of a function.
-func (s *subnet) take(l *hca.Lane) func(mono.Time, *pkt.Run) {
-	return func(_ mono.Time, r *pkt.Run) {
+func (s *subnet) take(l *hca.Lane) func(mono.Time, *pkt.Burst) {
+	return func(_ mono.Time, r *pkt.Burst) {
 		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID, SL: r.Path.SL, SrcQPN: r.SrcQPN,
 			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit}}
 		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len < mad.HeaderLen || r.Data.Len > mad.OPALen {

@@ -41,12 +41,12 @@ func (s *subnet) show(c *caPort, d *mad.Datagram, sent bool) {
 
 // datagramRun is the packet of a datagram of a function's InfiniBand port, as the links make it (fabric.PutMAD), with a copy
 // of the MAD.
-func datagramRun(d *mad.Datagram, f uint16, psn ib.PSN) *pkt.Run {
+func datagramRun(d *mad.Datagram, f uint16, psn ib.PSN) *pkt.Burst {
 	data := bytes.Clone(d.MAD())
 	p := &ib.Path{SLID: d.SLID | ib.LID(d.PathBits), DLID: d.DLID, SL: d.SL, Function: f}
 	if d.Global {
 		p.Global, p.SGID, p.DGID, p.HopLimit, p.TClass, p.FlowLabel = true, d.SGID, d.DGID, d.HopLimit, d.TClass, d.FlowLabel
 	}
-	return &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}, Count: 1,
+	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}, Count: 1,
 		MTU: uint32(len(data)), Path: p, Data: mem.BytesPayload(data)}
 }

@@ -327,7 +327,7 @@ func TestUntrustedSources(t *testing.T) {
 			l := s.a.node.lanes[0]
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
 			l.post(func() {
-				r := &pkt.Run{Count: 1, MTU: 4096, Path: &ib.Path{DLID: s.aSwitch, SLID: s.aPort}, Data: mem.BytesPayload(d.Data[:])}
+				r := &pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{DLID: s.aSwitch, SLID: s.aPort}, Data: mem.BytesPayload(d.Data[:])}
 				r.Headers = native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNSMI, SrcQPN: 0x4001}
 				s.a.node.links[0].fabric.Send(l.clock(), r, l.hca.Batch())
 			})

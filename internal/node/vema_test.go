@@ -336,7 +336,7 @@ func TestMADsWithinNode(t *testing.T) {
 	send := func(b []byte) {
 		t.Helper()
 		if err := l.look(func() {
-			r := pkt.Run{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
+			r := pkt.Burst{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
 				Count: 1, Path: &ib.Path{SLID: n.lid, DLID: n.lid, Function: 1}, Data: mem.BytesPayload(b)}
 			n.node.sub.take(l.hca)(l.clock(), &r)
 		}); err != nil {

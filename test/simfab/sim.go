@@ -259,7 +259,7 @@ const egress = 128 << 10
 
 // send lets every queue pair send what it can, and returns when to look again.
 func (s *Sim) send() (wake mono.Time) {
-	var r pkt.Run
+	var r pkt.Burst
 	for _, n := range s.nodes {
 		for _, q := range n.qps {
 			full := false
@@ -284,7 +284,7 @@ func (s *Sim) send() (wake mono.Time) {
 }
 
 // transmit cuts a run into packets and puts them on the wire.
-func (n *Node) transmit(q *QP, r *pkt.Run) {
+func (n *Node) transmit(q *QP, r *pkt.Burst) {
 	s := n.sim
 	var to *Node
 	for _, m := range s.nodes {
@@ -387,7 +387,7 @@ func (s *Sim) receive() {
 
 func (n *Node) receive(p *packet) {
 	s := n.sim
-	var r pkt.Run
+	var r pkt.Burst
 	payload, why := r.Headers.Parse(p.b)
 	if why != wire.OK || int(r.DestQPN)-firstQPN >= len(n.qps) || r.DestQPN < firstQPN {
 		s.Stats.RefusedICRC++

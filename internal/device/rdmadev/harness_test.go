@@ -34,7 +34,7 @@ type fabric struct {
 // noLink refuses to be used: these tests stay within the node.
 type noLink struct{ t testing.TB }
 
-func (l noLink) Send(mono.Time, *pkt.Run, *mem.Batch) mem.Result {
+func (l noLink) Send(mono.Time, *pkt.Burst, *mem.Batch) mem.Result {
 	l.t.Error("a run left the node")
 	return mem.OK
 }

@@ -12,21 +12,21 @@ import (
 // acknowledgement. It is how a receiver undoes what Headers.Packet did. It
 // allocates nothing after NewJoiner and belongs to one lane.
 type Joiner struct {
-	runs []Run
+	runs []Burst
 	segs []mem.Seg
 	n    int
 }
 
 // NewJoiner returns a Joiner with room for n runs.
 func NewJoiner(n int) *Joiner {
-	return &Joiner{runs: make([]Run, n), segs: make([]mem.Seg, 0, n)}
+	return &Joiner{runs: make([]Burst, n), segs: make([]mem.Seg, 0, n)}
 }
 
 // Reset forgets the runs: their memory is used again.
 func (j *Joiner) Reset() { j.n, j.segs = 0, j.segs[:0] }
 
-// Runs returns the runs since Reset; they are valid until the next one.
-func (j *Joiner) Runs() []Run { return j.runs[:j.n] }
+// Bursts returns the runs since Reset; they are valid until the next one.
+func (j *Joiner) Bursts() []Burst { return j.runs[:j.n] }
 
 // Full reports that there may be no room for another packet.
 func (j *Joiner) Full() bool { return j.n == len(j.runs) || len(j.segs)+2 > cap(j.segs) }
@@ -35,7 +35,7 @@ func (j *Joiner) Full() bool { return j.n == len(j.runs) || len(j.segs)+2 > cap(
 // Count 1, MTU the length of its payload, Path and Data with Bytes.
 //
 // Preconditions: not Full.
-func (j *Joiner) Slot() *Run { return &j.runs[j.n] }
+func (j *Joiner) Slot() *Burst { return &j.runs[j.n] }
 
 // Add appends the packet in Slot to the newest run, or as a new one, which it
 // reports.
@@ -50,7 +50,7 @@ func (j *Joiner) Add() (fresh bool) {
 // join appends the packet n to the run r if it continues it: same flow and
 // queue pair, next sequence number, next in the message, nothing in the run so
 // far that belongs to a last packet, and full packets so far.
-func (j *Joiner) join(r, n *Run) bool {
+func (j *Joiner) join(r, n *Burst) bool {
 	op, ok := r.Opcode.Join(n.Opcode)
 	if !ok || n.PSN != r.PSN.Add(r.Count) || n.DestQPN != r.DestQPN || n.PKey != r.PKey ||
 		r.AckReq || r.SE || n.MigReq != r.MigReq || n.FECN != r.FECN || n.BECN != r.BECN ||

@@ -19,7 +19,7 @@ import (
 // noLink refuses to be used: these tests stay within the node.
 type noLink struct{ t testing.TB }
 
-func (l noLink) Send(mono.Time, *pkt.Run, *mem.Batch) mem.Result {
+func (l noLink) Send(mono.Time, *pkt.Burst, *mem.Batch) mem.Result {
 	l.t.Error("a run left the node")
 	return mem.OK
 }
@@ -328,7 +328,7 @@ func TestOwnSourceOverTheNetwork(t *testing.T) {
 	var at transport.Attr
 	b.q.Transport().Query(&at)
 	forge := func(src ib.GID) {
-		r := pkt.Run{Count: 1, MTU: 8, Path: &ib.Path{SGID: src, DGID: at.Path.SGID, HopLimit: 64}, Data: mem.BytesPayload(make([]byte, 8))}
+		r := pkt.Burst{Count: 1, MTU: 8, Path: &ib.Path{SGID: src, DGID: at.Path.SGID, HopLimit: 64}, Data: mem.BytesPayload(make([]byte, 8))}
 		r.Opcode, r.PKey, r.DestQPN, r.PSN = ib.SendOnly, ib.DefaultPKey, b.q.Num(), at.RQPSN
 		l.Receive(1, &r)
 		drive(t, l)

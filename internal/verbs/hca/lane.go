@@ -18,7 +18,7 @@ import (
 type Link interface {
 	// Send puts a run into the batch being built; payload is gathered before
 	// it returns. SourceFault tells that it could not be read.
-	Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result
+	Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result
 	// Blocked reports that the link takes no more until it has drained.
 	Blocked() bool
 	// Flush hands the batch to the kernel.
@@ -53,8 +53,8 @@ type Lane struct {
 	link     Link
 	fabric   Link // nil: InfiniBand ports reach this node only
 	sw       Switch
-	manage   func(now mono.Time, r *pkt.Run)
-	general  func(now mono.Time, r *pkt.Run)
+	manage   func(now mono.Time, r *pkt.Burst)
+	general  func(now mono.Time, r *pkt.Burst)
 	batch    *mem.Batch
 	shelves  *transport.Shelves // of all its queue pairs
 	groups   *Multicast         // nil: no copies are made of multicast packets
@@ -73,11 +73,11 @@ type Lane struct {
 	revoked        bool // what completions say is gone may still be copied through by another lane
 	timers         timerHeap
 	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
-	run            pkt.Run
+	run            pkt.Burst
 	reading        []replicate.Descriptor // taken from the receive queue: of the first copied the payload is being read out
 	copied         int
-	quiet          int     // turns with copies since there was unicast work
-	outbound       pkt.Run // and path: of a multicast packet on its way to the engine
+	quiet          int       // turns with copies since there was unicast work
+	outbound       pkt.Burst // and path: of a multicast packet on its way to the engine
 	outboundPath   ib.Path
 	cqe            CQE
 	bad            []violations // by function
@@ -94,7 +94,7 @@ type Others interface {
 	// payload lies, nil where the payload is bytes at hand. Where that memory
 	// cannot be read it may set r.Fault at once, or call from.SourceFault later.
 	// What an unreliable service sends must have been read when it returns.
-	Forward(to *Lane, r *pkt.Run, from *QP) bool
+	Forward(to *Lane, r *pkt.Burst, from *QP) bool
 	// Room reports whether Forward would take any run now.
 	Room(to *Lane) bool
 	// Quiesce returns when every other lane has finished the copies it was
@@ -128,11 +128,11 @@ func (l *Lane) SetSwitch(s Switch) { l.sw = s }
 // of the node's InfiniBand ports, which r.Path.Function names. The payload must
 // be read before it returns; where that fails it sets r.Fault. It is called
 // before the lane runs.
-func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Run)) { l.manage = take }
+func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Burst)) { l.manage = take }
 
 // SetGeneralServices is SetManagement for Ethernet ports, whose keys are not
 // checked before.
-func (l *Lane) SetGeneralServices(take func(now mono.Time, r *pkt.Run)) { l.general = take }
+func (l *Lane) SetGeneralServices(take func(now mono.Time, r *pkt.Burst)) { l.general = take }
 
 // Carried returns how many bytes of payload the lane has received and sent.
 func (l *Lane) Carried() uint64 { return l.carried }
@@ -155,7 +155,7 @@ const (
 
 // Receive takes one inbound run, from a link or from another lane. The run
 // and its payload must stay valid until Run returns.
-func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
+func (l *Lane) Receive(now mono.Time, r *pkt.Burst) {
 	l.refresh()
 	l.Stats.RcvdRuns++
 	l.carried += uint64(r.Data.Len)
@@ -181,7 +181,7 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Run) {
 
 // dispatch hands a run to the queue pair of function a that it is for. from is
 // the sender where that is a queue pair of this lane.
-func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
+func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Burst, from *QP) {
 	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
 		if l.tap != nil {
 			l.showReceived(a.num, r)
@@ -222,7 +222,7 @@ func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Run, from *QP) {
 	}
 }
 
-func (l *Lane) forward(to *Lane, r *pkt.Run, from *QP) {
+func (l *Lane) forward(to *Lane, r *pkt.Burst, from *QP) {
 	l.Stats.ForeignRuns++
 	if l.others == nil || !l.others.Forward(to, r, from) {
 		l.Stats.DropForeignFull++
@@ -295,7 +295,7 @@ func (l *Lane) quiesce() {
 	}
 }
 
-func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
+func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Burst) {
 	slot := uint32(r.DestQPN) & slotMask
 	if slot >= uint32(len(s.slots)) || s.slots[slot] == nil {
 		l.Stats.DropNoQP++
@@ -306,7 +306,7 @@ func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Run) {
 }
 
 // hand lets a queue pair handle a run.
-func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Run) {
+func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Burst) {
 	if r.Path.Native() {
 		k := q.t.Counters()
 		pkeys, qkeys := k.DropPKey, k.DropQKey
@@ -417,7 +417,7 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 			q.schedule()
 			return
 		}
-		*r = pkt.Run{}
+		*r = pkt.Burst{}
 		if !q.t.Next(now, r) {
 			if q.parting && q.t.Parted() {
 				l.bury(q)
@@ -443,7 +443,7 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 }
 
 // transmit hands a run to whoever is at the other end of its path.
-func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Run) {
+func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	native := r.Path.Native()
 	switch {
 	case native && !l.leave(q.s, r):
@@ -526,7 +526,7 @@ func (l *Lane) acknowledge(now mono.Time) {
 		sent = false
 		for _, q := range l.ready {
 			for !q.dead && l.waits(q) == forNothing {
-				*r = pkt.Run{}
+				*r = pkt.Burst{}
 				if !q.t.Acknowledge(r) {
 					break
 				}
@@ -546,7 +546,7 @@ func (l *Lane) lastWord(now mono.Time, q *QP) {
 		return
 	}
 	for r := &l.run; ; l.transmit(now, q, r) {
-		*r = pkt.Run{}
+		*r = pkt.Burst{}
 		if !q.t.Acknowledge(r) {
 			return
 		}

@@ -142,7 +142,7 @@ func groupPath(p *ib.Path) bool {
 // spread sends a multicast packet of q, which its port lets go: to the network,
 // and to the engine for the members on this node. Those are not told apart: what
 // a queue pair sends comes back to itself if it is a member.
-func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Run) {
+func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Burst) {
 	native := r.Path.Native()
 	link := l.link
 	if native {
@@ -175,7 +175,7 @@ func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Run) {
 
 // inspect hands a multicast packet to the engine: one of this node's, which has
 // a local path, or one from a link.
-func (l *Lane) inspect(r *pkt.Run) {
+func (l *Lane) inspect(r *pkt.Burst) {
 	p, from := r.Path, uint16(replicate.NoFunction)
 	switch a := l.all.At(p.Function); {
 	case !l.owns() || r.Opcode.Service() != ib.ServiceUD || !r.Opcode.Info().Valid || !groupPath(p):

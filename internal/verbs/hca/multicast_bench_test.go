@@ -66,7 +66,7 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 		dest = collector.q.Num()
 		path = &ib.Path{DLID: a.Port().LID, SLID: 0x99, Function: a.Number()}
 	}
-	r := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: dest}, Count: 1,
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: dest}, Count: 1,
 		Path: path, Data: mem.BytesPayload(make([]byte, size))}
 	b.ReportAllocs()
 	for b.Loop() {

@@ -61,14 +61,14 @@ func (r *remote) WriteV(w []mem.Write) (int, error) {
 // sink is a link that takes everything and counts.
 type sink struct{ runs int }
 
-func (s *sink) Send(_ mono.Time, _ *pkt.Run, _ *mem.Batch) mem.Result { s.runs++; return mem.OK }
-func (s *sink) Blocked() bool                                         { return false }
-func (s *sink) Flush(mono.Time)                                       {}
+func (s *sink) Send(_ mono.Time, _ *pkt.Burst, _ *mem.Batch) mem.Result { s.runs++; return mem.OK }
+func (s *sink) Blocked() bool                                           { return false }
+func (s *sink) Flush(mono.Time)                                         {}
 
 // hub is the pipes between the lanes of a node.
-type hub struct{ runs [][]pkt.Run }
+type hub struct{ runs [][]pkt.Burst }
 
-func (h *hub) Forward(to *Lane, r *pkt.Run, _ *QP) bool {
+func (h *hub) Forward(to *Lane, r *pkt.Burst, _ *QP) bool {
 	c, p, b := *r, *r.Path, make([]byte, r.Data.Len)
 	if mem.CopyOut(b, &r.Data) != mem.OK {
 		r.Fault = true
@@ -111,7 +111,7 @@ const (
 
 func newParty(t testing.TB, lanes, functions, per int, cfg replicate.Config) *party {
 	p := &party{t: t, all: NewFunctions(NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs,
-		PKeys: []ib.PKey{ib.DefaultPKey}}, DefaultLimits)), hub: &hub{runs: make([][]pkt.Run, lanes)}, trunks: &sink{}}
+		PKeys: []ib.PKey{ib.DefaultPKey}}, DefaultLimits)), hub: &hub{runs: make([][]pkt.Burst, lanes)}, trunks: &sink{}}
 	p.m = NewMulticast(p.all, lanes, cfg, func(int) { p.woken++ })
 	for i := range lanes {
 		l := NewLane(p.all, i, noLink{t}, p.hub)
@@ -176,7 +176,7 @@ func (p *party) packet(from *member, n int) []byte {
 // arrive brings a packet by a trunk.
 func (p *party) arrive(n int) {
 	b := p.packet(nil, n)
-	p.lanes[0].Receive(2, &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
+	p.lanes[0].Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
 		Count: 1, Path: &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff},
 		Data: mem.BytesPayload(b)})
 }
@@ -350,7 +350,7 @@ func TestMulticastOverEthernet(t *testing.T) {
 	a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: a.sge(5000, 13)})
 	drive(t, l)
 	run := func(sgid ib.GID, dgid ib.GID, qpn ib.QPN) {
-		l.Receive(2, &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: qpn},
+		l.Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: qpn},
 			Count: 1, IPv4: true, Path: &ib.Path{SGID: sgid, DGID: dgid}, Data: mem.BytesPayload([]byte("from afar"))})
 		drive(t, l)
 	}
@@ -380,19 +380,19 @@ func TestMulticastRefusals(t *testing.T) {
 	good := ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
 	for _, x := range []struct {
 		name string
-		edit func(r *pkt.Run, path *ib.Path)
+		edit func(r *pkt.Burst, path *ib.Path)
 	}{
-		{"no GRH", func(r *pkt.Run, path *ib.Path) { path.Global = false }},
-		{"unicast LID", func(r *pkt.Run, path *ib.Path) { path.DLID = 0x10 }},
-		{"permissive LID", func(r *pkt.Run, path *ib.Path) { path.DLID = 0xffff }},
-		{"unicast GID", func(r *pkt.Run, path *ib.Path) { path.DGID = ib.MakeGID(ib.DefaultGIDPrefix, 0x101) }},
-		{"from a group", func(r *pkt.Run, path *ib.Path) { path.SLID = partyMLID }},
-		{"from nobody", func(r *pkt.Run, path *ib.Path) { path.SLID = 0 }},
-		{"reliable", func(r *pkt.Run, path *ib.Path) { r.Opcode = ib.ServiceRC | ib.SendOnly }},
-		{"no opcode of datagrams", func(r *pkt.Run, path *ib.Path) { r.Opcode = ib.ServiceUD | 7 }},
+		{"no GRH", func(r *pkt.Burst, path *ib.Path) { path.Global = false }},
+		{"unicast LID", func(r *pkt.Burst, path *ib.Path) { path.DLID = 0x10 }},
+		{"permissive LID", func(r *pkt.Burst, path *ib.Path) { path.DLID = 0xffff }},
+		{"unicast GID", func(r *pkt.Burst, path *ib.Path) { path.DGID = ib.MakeGID(ib.DefaultGIDPrefix, 0x101) }},
+		{"from a group", func(r *pkt.Burst, path *ib.Path) { path.SLID = partyMLID }},
+		{"from nobody", func(r *pkt.Burst, path *ib.Path) { path.SLID = 0 }},
+		{"reliable", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceRC | ib.SendOnly }},
+		{"no opcode of datagrams", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceUD | 7 }},
 	} {
 		path := good
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1, Path: &path,
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1, Path: &path,
 			Data: mem.BytesPayload([]byte("abcd"))}
 		x.edit(&r, &path)
 		before := l.Stats.DropMulticast
@@ -754,7 +754,7 @@ func TestMulticastDoesNotAllocate(t *testing.T) {
 		}
 	}
 	b := p.packet(nil, 200)
-	r := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1,
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1,
 		Path: &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}, Data: mem.BytesPayload(b)}
 	turn := func() {
 		for i, m := range p.members {

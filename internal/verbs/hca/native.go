@@ -11,7 +11,7 @@ import (
 // leave reports whether the run of a session's queue pair may leave by its
 // InfiniBand port, and counts it there. The SLID must be the port's own: what
 // it was when the path was made may have changed.
-func (l *Lane) leave(s *Session, r *pkt.Run) bool {
+func (l *Lane) leave(s *Session, r *pkt.Burst) bool {
 	c := l.counters(s.a.num)
 	switch {
 	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil && !r.Path.DLID.IsMulticast():
@@ -38,7 +38,7 @@ const fullMember ib.PKey = 0x8000
 
 // arrive reports whether InfiniBand port p of function a takes the run, and
 // counts it there; up says that it is active.
-func (l *Lane) arrive(a *Adapter, p *Port, up bool, r *pkt.Run) bool {
+func (l *Lane) arrive(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
 	c := l.counters(a.num)
 	n := uint64(r.Count)
 	if !up || !p.accepts(r.Path) {
@@ -76,7 +76,7 @@ func (l *Lane) PortCounters(n uint16) (c PortCounters) {
 
 // words returns how many words of four bytes the packets of a run have on a
 // native link, from the LRH through the ICRC.
-func words(r *pkt.Run) uint64 {
+func words(r *pkt.Burst) uint64 {
 	fixed := uint64(wire.LRHLen + wire.ICRCLen)
 	if r.Path.Global {
 		fixed += wire.GRHLen

@@ -173,7 +173,7 @@ func TestPortCounters(t *testing.T) {
 	if sum.Add(&want); sum.XmitData != 2*want.XmitData || sum.RcvPkts != 2*want.RcvPkts {
 		t.Errorf("sum %+v", sum)
 	}
-	ud := pkt.Run{Count: 1, Path: &ib.Path{DLID: 1, Global: true}, Data: mem.BytesPayload(make([]byte, 9))}
+	ud := pkt.Burst{Count: 1, Path: &ib.Path{DLID: 1, Global: true}, Data: mem.BytesPayload(make([]byte, 9))}
 	ud.Opcode = ib.ServiceUD | ib.SendOnlyImm
 	if n := words(&ud); n != (8+40+12+8+4+12+4)/4 {
 		t.Errorf("%d words of a datagram with a GRH", n)
@@ -401,7 +401,7 @@ func TestViolationsAreTold(t *testing.T) {
 	if len(got) != 1 || got[0].pkeys.Count+got[0].qkeys.Count != 3 || s.l.Deadline() != 0 {
 		t.Errorf("%+v, %v", got, s.l.Deadline())
 	}
-	if n := testing.AllocsPerRun(10, func() { s.l.violated(at, b.q, &pkt.Run{Path: &ib.Path{}}, 1, 1) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { s.l.violated(at, b.q, &pkt.Burst{Path: &ib.Path{}}, 1, 1) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -468,7 +468,7 @@ func TestQP1OfANeighbour(t *testing.T) {
 	s, a, _ := datagrams(t)
 	var got []byte
 	var fn uint16
-	s.l.SetManagement(func(_ mono.Time, r *pkt.Run) {
+	s.l.SetManagement(func(_ mono.Time, r *pkt.Burst) {
 		got, fn = make([]byte, r.Data.Len), r.Path.Function
 		if s.l.Batch().Gather([][]byte{got}, &r.Data, 0) != mem.OK {
 			r.Fault = true
@@ -491,11 +491,11 @@ func TestQP1OfANeighbour(t *testing.T) {
 
 // fabric is a link that keeps what it is given.
 type fabric struct {
-	runs    []pkt.Run
+	runs    []pkt.Burst
 	blocked bool
 }
 
-func (f *fabric) Send(_ mono.Time, r *pkt.Run, _ *mem.Batch) mem.Result {
+func (f *fabric) Send(_ mono.Time, r *pkt.Burst, _ *mem.Batch) mem.Result {
 	f.runs = append(f.runs, *r)
 	return mem.OK
 }

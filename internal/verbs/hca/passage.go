@@ -33,7 +33,7 @@ type passage struct {
 // a group; else it is counted. The switch is asked anew only where its state, the
 // path or the key is another than the last time. Runs to other nodes are judged
 // by the link.
-func (l *Lane) passes(q *QP, r *pkt.Run) bool {
+func (l *Lane) passes(q *QP, r *pkt.Burst) bool {
 	group := r.Path.DLID.IsMulticast()
 	if !r.Path.Local && !group {
 		return true

@@ -82,7 +82,7 @@ func TestPassageDoesNotAllocate(t *testing.T) {
 	g := newGate()
 	s.l.SetSwitch(g)
 	a, _ := s.lidPair(t, ib.RC)
-	r := &pkt.Run{Count: 1, Path: a.q.t.PathOf()}
+	r := &pkt.Burst{Count: 1, Path: a.q.t.PathOf()}
 	tables := [2]*vswitch.Table{g.table, vswitch.NewBuilder(1).Snapshot()}
 	i := 0
 	if n := testing.AllocsPerRun(100, func() {

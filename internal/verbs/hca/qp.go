@@ -200,7 +200,7 @@ func (s *Session) dropQP(q *QP) {
 
 // SourceFault tells the queue pair that another lane could not read the
 // payload of its run r.
-func (q *QP) SourceFault(now mono.Time, r *pkt.Run) {
+func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
 	if !q.dead {
 		q.t.SourceFault(now, r)
 		q.schedule()

@@ -346,7 +346,7 @@ func (q *QP) release(now mono.Time) {
 }
 
 // spend holds the queue pair to its rate after it produced a request.
-func (q *QP) spend(now mono.Time, r *pkt.Run) {
+func (q *QP) spend(now mono.Time, r *pkt.Burst) {
 	per := q.nanos(r.Path)
 	if per == 0 || r.Opcode.Info().Response {
 		return

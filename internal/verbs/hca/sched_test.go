@@ -150,7 +150,7 @@ type pipe struct {
 	sent map[ib.LID]float64
 }
 
-func (p *pipe) Send(now mono.Time, r *pkt.Run, _ *mem.Batch) mem.Result {
+func (p *pipe) Send(now mono.Time, r *pkt.Burst, _ *mem.Batch) mem.Result {
 	p.full += float64(r.Data.Len)
 	p.sent[r.Path.SLID] += float64(r.Data.Len)
 	return mem.OK

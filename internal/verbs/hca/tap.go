@@ -16,9 +16,9 @@ type Tap interface {
 	Wants(function uint16, qpn ib.QPN) bool
 	// Sent shows a run that queue pair src of a function sends; one within the node
 	// is not shown again where it arrives. The payload is r.Data.Bytes.
-	Sent(function uint16, src ib.QPN, r *pkt.Run)
+	Sent(function uint16, src ib.QPN, r *pkt.Burst)
 	// Received shows a run that came for a function by a link, or by the node's switch for queue pair 0 or 1, in the same way.
-	Received(function uint16, r *pkt.Run)
+	Received(function uint16, r *pkt.Burst)
 }
 
 // tapped is what a tap takes of a lane.
@@ -29,7 +29,7 @@ type tapped struct {
 	buf  []byte
 	used int
 	one  [1][]byte
-	run  pkt.Run
+	run  pkt.Burst
 }
 
 // tapBytes is more than any run's payload.
@@ -72,7 +72,7 @@ func (t *tapped) read(d *mem.Payload, b *mem.Batch) mem.Result {
 }
 
 // showSent shows what a queue pair sends, and reports whether it could be read.
-func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Run) bool {
+func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Burst) bool {
 	t, p, f := l.tap, r.Path, q.s.a.num
 	if !t.Wants(f, q.num) && !(p.Local && t.Wants(p.Function, r.DestQPN)) {
 		return true
@@ -88,7 +88,7 @@ func (l *Lane) showSent(now mono.Time, q *QP, r *pkt.Run) bool {
 // ShowManagement shows a datagram that the port of function r.Path.Function sends, whoever speaks there for queue
 // pair 0 or 1, or else one that came for it from within the node. It is called on the lane, with a payload in the
 // node's memory.
-func (l *Lane) ShowManagement(r *pkt.Run, sent bool) {
+func (l *Lane) ShowManagement(r *pkt.Burst, sent bool) {
 	t, f := l.tap, r.Path.Function
 	switch {
 	case t == nil:
@@ -100,7 +100,7 @@ func (l *Lane) ShowManagement(r *pkt.Run, sent bool) {
 }
 
 // showReceived shows what came by a link for function f.
-func (l *Lane) showReceived(f uint16, r *pkt.Run) {
+func (l *Lane) showReceived(f uint16, r *pkt.Burst) {
 	t := l.tap
 	if r.Path.Local || !t.Wants(f, r.DestQPN) {
 		return

@@ -31,14 +31,14 @@ type shown struct {
 }
 
 func (w *watcher) Wants(f uint16, q ib.QPN) bool { return w.only == 0 || w.only == q }
-func (w *watcher) Sent(_ uint16, src ib.QPN, r *pkt.Run) {
+func (w *watcher) Sent(_ uint16, src ib.QPN, r *pkt.Burst) {
 	w.packet += int(r.Count)
 	w.sent = append(w.sent, shown{src, r.DestQPN, r.Opcode, r.PSN, r.Count, bytes.Clone(r.Data.Bytes)})
 	for i := range r.Data.Bytes {
 		r.Data.Bytes[i] ^= w.cheat
 	}
 }
-func (w *watcher) Received(_ uint16, r *pkt.Run) {
+func (w *watcher) Received(_ uint16, r *pkt.Burst) {
 	w.came = append(w.came, shown{0, r.DestQPN, r.Opcode, r.PSN, r.Count, bytes.Clone(r.Data.Bytes)})
 }
 
@@ -144,7 +144,7 @@ func (faulty) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
 // TestTapManagement: a datagram is shown as sent or as received, where its own end of it is wanted.
 func TestTapManagement(t *testing.T) {
 	l, _, _ := pair(t, 1<<16)
-	r := &pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
+	r := &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
 		Path: &ib.Path{SLID: 1, DLID: 2, Function: 1}, Data: mem.BytesPayload(make([]byte, 256))}
 	l.ShowManagement(r, true) // nobody captures
 	for _, c := range []struct {
@@ -171,7 +171,7 @@ func TestTapInbound(t *testing.T) {
 			w.came = nil
 			p := &ib.Path{SGID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 9}, DGID: testGIDs[1].GID, Local: local}
 			parts := []mem.Seg{{Len: 3, Bytes: []byte("abc")}, {Len: 2, Bytes: []byte("de")}}
-			l.Receive(1, &pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: dst, PSN: 7}, Count: 1, Path: p, Data: mem.ListPayload(parts, 0, 5)})
+			l.Receive(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: dst, PSN: 7}, Count: 1, Path: p, Data: mem.ListPayload(parts, 0, 5)})
 			if local != (len(w.came) == 0) || !local && (string(w.came[0].data) != "abcde" || w.came[0].dst != dst) {
 				t.Errorf("to %#x, local %v: %+v", dst, local, w.came)
 			}

@@ -30,7 +30,7 @@ const tellPeriod = time.Second
 func (l *Lane) SetViolations(tell func(function uint16, pkeys, qkeys Violations)) { l.tell = tell }
 
 // violated notes that a queue pair refused packets of r.
-func (l *Lane) violated(now mono.Time, q *QP, r *pkt.Run, pkeys, qkeys uint64) {
+func (l *Lane) violated(now mono.Time, q *QP, r *pkt.Burst, pkeys, qkeys uint64) {
 	if l.tell == nil {
 		return
 	}

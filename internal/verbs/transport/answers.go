@@ -72,7 +72,7 @@ func (p *responder) silence() {
 
 // duplicate answers a request that was executed before (IBA volume 1,
 // 9.7.4.2): memory is not touched again.
-func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
+func (q *QP) duplicate(r *pkt.Burst, i *ib.OpInfo) {
 	p := &q.rsp
 	q.ctr.DuplicateRequest++
 	if i.Send || i.Write {
@@ -105,7 +105,7 @@ func (q *QP) duplicate(r *pkt.Run, i *ib.OpInfo) {
 
 // replayRead prepares the response to a duplicate READ, which may ask for a
 // tail of the original range.
-func (q *QP) replayRead(rec *record, r *pkt.Run, off uint64) bool {
+func (q *QP) replayRead(rec *record, r *pkt.Burst, off uint64) bool {
 	n := uint64(r.DMALen)
 	if r.RKey != rec.rkey || r.VA != rec.va+off || n > rec.length-off || n == 0 && rec.length != 0 {
 		return false
@@ -125,7 +125,7 @@ func (q *QP) replayRead(rec *record, r *pkt.Run, off uint64) bool {
 // atomic acknowledge, up to the next READ response. Whoever makes completions
 // visible asks for them first, so that a program which has seen its last one may
 // take the queue pair down and leave nobody waiting.
-func (q *QP) Acknowledge(r *pkt.Run) bool {
+func (q *QP) Acknowledge(r *pkt.Burst) bool {
 	p := &q.rsp
 	if q.dirty || !p.work {
 		return false
@@ -149,7 +149,7 @@ func (q *QP) Acknowledge(r *pkt.Run) bool {
 }
 
 // nextResponse produces the next answer of the responder.
-func (q *QP) nextResponse(r *pkt.Run) bool {
+func (q *QP) nextResponse(r *pkt.Burst) bool {
 	p := &q.rsp
 	for k := p.recHead; p.pending > 0 && k != p.recTail; k++ {
 		if rec := &p.recs[k&p.recMask]; rec.pending {
@@ -192,7 +192,7 @@ func (p *responder) ackPSN() ib.PSN {
 // emitRecord produces the next run of a READ response, or an atomic
 // acknowledge. A response that starts in the middle of the range starts with
 // First or Only all the same.
-func (q *QP) emitRecord(rec *record, r *pkt.Run) {
+func (q *QP) emitRecord(rec *record, r *pkt.Burst) {
 	if rec.atomic {
 		q.header(r, ib.AtomicAck, rec.first, 1)
 		r.Orig, r.Data = rec.orig, mem.Payload{}

@@ -13,7 +13,7 @@ import (
 
 // handleResponse takes a response to this queue pair's requests (IBA volume
 // 1, 9.7.5 and 9.7.6).
-func (q *QP) handleResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) handleResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	switch {
 	case q.attr.State != ib.RTS && q.attr.State != ib.SQD:
 		q.ctr.DropState++
@@ -29,7 +29,7 @@ func (q *QP) handleResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batc
 }
 
 // onAck takes an ACK or NAK.
-func (q *QP) onAck(now mono.Time, r *pkt.Run) {
+func (q *QP) onAck(now mono.Time, r *pkt.Burst) {
 	s := &q.req
 	if dist(r.PSN, s.una) >= dist(s.maxPSN, s.una) {
 		q.ctr.DropPSN++ // a ghost, or a duplicate of what was acknowledged
@@ -180,7 +180,7 @@ func (q *QP) responseFor(now mono.Time, psn ib.PSN) *SendWR {
 }
 
 // onReadResponse places READ data.
-func (q *QP) onReadResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	s := &q.req
 	psn, count, op, skip := r.PSN, r.Count, i, 0
 	if count == 0 || count > maxOutstanding {
@@ -244,7 +244,7 @@ func (q *QP) onReadResponse(now mono.Time, r *pkt.Run, i *ib.OpInfo, b *mem.Batc
 }
 
 // onAtomicAck stores the original value, a number in this host's order.
-func (q *QP) onAtomicAck(now mono.Time, r *pkt.Run, b *mem.Batch) {
+func (q *QP) onAtomicAck(now mono.Time, r *pkt.Burst, b *mem.Batch) {
 	s := &q.req
 	wr := q.responseFor(now, r.PSN)
 	if wr == nil {

@@ -13,7 +13,7 @@ import (
 
 // emitDatagram produces the one packet of a UD request, which is done when the
 // packet has left.
-func (q *QP) emitDatagram(wr *SendWR, r *pkt.Run) {
+func (q *QP) emitDatagram(wr *SendWR, r *pkt.Burst) {
 	s := &q.req
 	op := ib.SendOnly
 	if wr.Op == ib.WRSendImm {
@@ -45,7 +45,7 @@ func (q *QP) emitDatagram(wr *SendWR, r *pkt.Run) {
 
 // handleDatagram is the UD responder: whatever does not fit is dropped and
 // counted, and costs no receive request.
-func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
+func (q *QP) handleDatagram(r *pkt.Burst, b *mem.Batch) {
 	p := &q.rsp
 	key := q.keyAccepted(r.PKey)
 	switch {
@@ -65,7 +65,7 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 		q.ctr.DropNoRecv++
 		return
 	}
-	in := inbound{Run: r, op: r.Opcode.Op(), info: r.Opcode.Info(), count: 1}
+	in := inbound{Burst: r, op: r.Opcode.Op(), info: r.Opcode.Info(), count: 1}
 	q.openRecv()
 	n := wire.GRHLen + r.Data.Len
 	switch {
@@ -109,13 +109,13 @@ func (q *QP) handleDatagram(r *pkt.Run, b *mem.Batch) {
 // maxPathBits is the path bits of the largest LMC.
 const maxPathBits = 1<<7 - 1
 
-func isIPv4(r *pkt.Run) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
+func isIPv4(r *pkt.Burst) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
 
 // placeDatagram fills the receive request at hand: 40 bytes for the GRH or what
 // RoCE has in its place, which are left alone where a native packet came
 // without one, then the payload. bad says that the request's own list is at
 // fault.
-func (q *QP) placeDatagram(r *pkt.Run, b *mem.Batch) (res mem.Result, bad bool) {
+func (q *QP) placeDatagram(r *pkt.Burst, b *mem.Batch) (res mem.Result, bad bool) {
 	if r.Whole != nil {
 		whole := mem.BytesPayload(r.Whole)
 		return q.scatter(b, &whole, 0, len(r.Whole))
@@ -169,9 +169,9 @@ func (q *QP) failUnreliable(status ib.Status, reason uint32) {
 // handleUnreliable is the UC responder: a message that does not arrive whole
 // and in order leaves no trace, and its receive request serves the next one
 // (IBA volume 1, 9.8.2).
-func (q *QP) handleUnreliable(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) handleUnreliable(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	p := &q.rsp
-	in := inbound{Run: r, op: r.Opcode.Op(), info: i, count: r.Count}
+	in := inbound{Burst: r, op: r.Opcode.Op(), info: i, count: r.Count}
 	follows := r.PSN == p.ePSN && p.open && p.write == i.Write
 	if !i.First && !follows {
 		p.open = false

@@ -82,7 +82,7 @@ func (q *QP) Farewell(now mono.Time) bool {
 func (q *QP) Parted() bool { return q.bye != nil && q.bye.over }
 
 // handleFarewell takes a run for a queue pair whose program is gone.
-func (q *QP) handleFarewell(r *pkt.Run, i *ib.OpInfo) {
+func (q *QP) handleFarewell(r *pkt.Burst, i *ib.OpInfo) {
 	switch {
 	case !q.fromPeer(r.Path):
 		q.ctr.DropPath++
@@ -98,7 +98,7 @@ func (q *QP) handleFarewell(r *pkt.Run, i *ib.OpInfo) {
 }
 
 // request chooses the answer to what the peer asks for.
-func (b *farewell) request(r *pkt.Run, i *ib.OpInfo) {
+func (b *farewell) request(r *pkt.Burst, i *ib.OpInfo) {
 	syn, psn := ib.SynNAKSeq, b.ePSN
 	switch d := r.PSN.Diff(b.ePSN); {
 	case d > 0:
@@ -119,7 +119,7 @@ func (b *farewell) request(r *pkt.Run, i *ib.OpInfo) {
 }
 
 // response learns from an answer what the peer expects.
-func (b *farewell) response(r *pkt.Run, i *ib.OpInfo) {
+func (b *farewell) response(r *pkt.Burst, i *ib.OpInfo) {
 	d := dist(r.PSN, b.una)
 	if !b.asks || d > dist(b.end, b.una) && (!b.asked || d != ib.PSNMask) {
 		return // a ghost
@@ -161,7 +161,7 @@ func (b *farewell) run(now mono.Time) {
 }
 
 // nextFarewell produces the next answer or request.
-func (q *QP) nextFarewell(now mono.Time, r *pkt.Run) bool {
+func (q *QP) nextFarewell(now mono.Time, r *pkt.Burst) bool {
 	b := q.bye
 	if b.over {
 		return false

@@ -66,7 +66,7 @@ func FuzzFarewell(f *testing.F) {
 				z.now = q.Deadline()
 			}
 			z.settle()
-			var r pkt.Run
+			var r pkt.Burst
 			for q.Next(z.now, &r) {
 				if r.Opcode.Info().Response {
 					answers++

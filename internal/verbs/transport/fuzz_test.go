@@ -126,7 +126,7 @@ func (z *fuzzer) step() {
 		z.taken++
 	case 6, 7:
 		z.settle()
-		var r pkt.Run
+		var r pkt.Burst
 		for i := 0; i < 20 && q.Next(z.now, &r); i++ {
 			if r.Count == 0 || r.Data.Len < 0 {
 				z.t.Fatalf("run %+v", r)
@@ -164,7 +164,7 @@ func (z *fuzzer) settle() {
 // handle makes a run of the next bytes: mostly near what is expected.
 func (z *fuzzer) handle() {
 	q := z.s.q
-	var r pkt.Run
+	var r pkt.Burst
 	r.Opcode = ib.Opcode(z.byte())
 	if b := z.byte(); b&0x80 == 0 {
 		r.Opcode = q.svc | r.Opcode.Op()

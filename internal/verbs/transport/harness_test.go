@@ -196,7 +196,7 @@ func up(s *side, self, peer byte, dest ib.QPN, mtu ib.MTU, maxRun uint32, local 
 
 // pump moves runs between two sides until both are idle.
 func pump(now mono.Time, a, b *side) {
-	var r pkt.Run
+	var r pkt.Burst
 	for moved := true; moved; {
 		moved = false
 		for _, d := range [2][2]*side{{a, b}, {b, a}} {

@@ -35,7 +35,7 @@ func TestOutstandingLimit(t *testing.T) {
 		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 1 << 31, LKey: testKey})
 		s.q.Post(1)
 	}
-	var r pkt.Run
+	var r pkt.Burst
 	if !s.q.Next(1, &r) || r.DMALen != 1<<31 || s.q.Next(1, &r) {
 		t.Fatalf("%+v", r)
 	}
@@ -47,7 +47,7 @@ func TestOutstandingLimit(t *testing.T) {
 	}
 	// The newest PSN is still told from one that was never sent.
 	last := r.PSN.Add(maxOutstanding - 1)
-	s.q.onAck(1, &pkt.Run{})
+	s.q.onAck(1, &pkt.Burst{})
 	if s.q.ctr.DropPSN != 1 {
 		t.Fatal("a ghost was taken for an answer")
 	}
@@ -65,7 +65,7 @@ func TestWriteOutstandingLimit(t *testing.T) {
 		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 3 << 29, LKey: testKey})
 		s.q.Post(1)
 	}
-	var r pkt.Run
+	var r pkt.Burst
 	packets := uint32(0)
 	for s.q.Next(1, &r) {
 		packets += r.Count
@@ -96,7 +96,7 @@ func TestMessageLength(t *testing.T) {
 			wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: n, LKey: testKey})
 		}
 		s.q.Post(1)
-		var r pkt.Run
+		var r pkt.Burst
 		sent := s.q.Next(1, &r)
 		if sent != (c.want == "") || !strings.Contains(strings.Join(log, " "), c.want) {
 			t.Errorf("%v: sent %v, %v", c.sges, sent, log)
@@ -139,7 +139,7 @@ func TestStageFills(t *testing.T) {
 	}
 	psn := ib.PSN(1) << 8
 	for i := range uint32(n) {
-		r := &pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
+		r := &pkt.Burst{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
 		r.Opcode, r.PSN, r.PKey, r.AckReq = ib.SendOnly, psn.Add(i), ib.DefaultPKey, true
 		s.q.Handle(1, r, s.batch)
 	}
@@ -153,7 +153,7 @@ func TestStageFills(t *testing.T) {
 			t.Fatalf("completion %d: %s", i, l)
 		}
 	}
-	var r pkt.Run
+	var r pkt.Burst
 	if !s.q.Next(mono.Time(1), &r) || r.PSN != psn.Add(n-1) || s.q.Next(1, &r) {
 		t.Fatalf("%+v", r)
 	}
@@ -165,7 +165,7 @@ func TestNextWaitsForCommit(t *testing.T) {
 	a.quiet, b.quiet = true, true
 	a.post(1, ib.WRWrite, ib.Signaled, 0, 9, 0)
 	a.q.Post(1)
-	var r pkt.Run
+	var r pkt.Burst
 	if !a.q.Next(1, &r) {
 		t.Fatal("nothing sent")
 	}
@@ -212,7 +212,7 @@ func TestPlacementFails(t *testing.T) {
 				}
 			}
 			pump(1, a, b)
-			a.q.Next(1, &pkt.Run{})
+			a.q.Next(1, &pkt.Burst{})
 			if got, want := strings.Join(log, "\n"), strings.Join(c.want, "\n"); got != want {
 				t.Fatalf("want\n%s\ngot\n%s", want, got)
 			}
@@ -229,12 +229,12 @@ func TestRecordsOutliveTheirNumbers(t *testing.T) {
 		t.Fatal(err)
 	}
 	psn := ib.PSN(1) << 8
-	read := func(off uint64) pkt.Run {
-		r := pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
+	read := func(off uint64) pkt.Burst {
+		r := pkt.Burst{Count: 1, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
 		r.Opcode, r.PSN, r.PKey, r.VA, r.RKey, r.DMALen = ib.ReadRequest, psn, ib.DefaultPKey, base+off, testKey, 8
 		s.q.Handle(1, &r, s.batch)
 		s.q.Commit(1)
-		var got pkt.Run
+		var got pkt.Burst
 		s.q.Next(1, &got)
 		return got
 	}
@@ -260,7 +260,7 @@ func TestReceiveLength(t *testing.T) {
 	s.q.rsp.recv, s.recvs = wr, nil
 	s.q.openRecv()
 	s.q.rsp.open, s.q.rsp.recvLen = true, 1<<31
-	r := pkt.Run{Count: 1, Path: &ib.Path{SGID: gid(2), DGID: gid(1)}, Data: mem.BytesPayload(make([]byte, 8))}
+	r := pkt.Burst{Count: 1, Path: &ib.Path{SGID: gid(2), DGID: gid(1)}, Data: mem.BytesPayload(make([]byte, 8))}
 	r.Opcode, r.PSN, r.PKey = ib.SendLast, ib.PSN(2)<<8, ib.DefaultPKey
 	s.q.Handle(1, &r, mem.NewBatch(64))
 	s.q.Commit(1)

@@ -42,8 +42,8 @@ type modelRun struct {
 	rng        *rand.Rand
 	a, b       *side
 	now        mono.Time
-	wires      [2][]*pkt.Run // in flight from A, from B
-	loss       int           // per mille
+	wires      [2][]*pkt.Burst // in flight from A, from B
+	loss       int             // per mille
 	wantA      []byte
 	wantB      []byte
 	keys       []string // operations on keys, at either end: each once and in order
@@ -235,7 +235,7 @@ func (m *modelRun) recv() {
 func (m *modelRun) step(t *testing.T) {
 	rng := m.rng
 	for i, s := range []*side{m.a, m.b} {
-		var r pkt.Run
+		var r pkt.Burst
 		for k := rng.IntN(4); k > 0 && s.q.Next(m.now, &r); k-- {
 			c := r
 			buf := make([]byte, r.Data.Len)
@@ -292,8 +292,8 @@ func (m *modelRun) pending(k int) []*RecvWR {
 }
 
 // fault splits a run into packets at random, and loses or doubles some.
-func (m *modelRun) fault(r *pkt.Run) []*pkt.Run {
-	var out []*pkt.Run
+func (m *modelRun) fault(r *pkt.Burst) []*pkt.Burst {
+	var out []*pkt.Burst
 	for _, p := range splitRun(r, 1+m.rng.Uint32N(r.Count)) {
 		switch x := m.rng.IntN(1000); {
 		case x < m.loss:
@@ -307,8 +307,8 @@ func (m *modelRun) fault(r *pkt.Run) []*pkt.Run {
 }
 
 // splitRun cuts a run into runs of at most n packets, as a wire would.
-func splitRun(r *pkt.Run, n uint32) []*pkt.Run {
-	var out []*pkt.Run
+func splitRun(r *pkt.Burst, n uint32) []*pkt.Burst {
+	var out []*pkt.Burst
 	i := r.Opcode.Info()
 	for k := uint32(0); k < r.Count; k += n {
 		c := *r

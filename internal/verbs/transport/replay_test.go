@@ -151,7 +151,7 @@ type end struct {
 // answers takes what the responder sends, cut into packets as on a wire.
 func (r *replayer) answers(t *testing.T) (list []*recorded) {
 	t.Helper()
-	var run pkt.Run
+	var run pkt.Burst
 	for r.q.Next(1, &run) {
 		data := make([]byte, run.Data.Len)
 		if len(data) > 0 && r.batch.Gather([][]byte{data}, &run.Data, 0) != mem.OK {
@@ -243,7 +243,7 @@ func TestReplay(t *testing.T) {
 				}
 				kinds[p.Opcode]++
 				r.remember(p, r.want)
-				run := pkt.Run{Headers: p.Headers, Count: 1, MTU: uint32(len(p.payload)), IPv4: true,
+				run := pkt.Burst{Headers: p.Headers, Count: 1, MTU: uint32(len(p.payload)), IPv4: true,
 					Path: &ib.Path{SGID: p.src, DGID: p.dst}, Data: mem.BytesPayload(p.payload)}
 				r.q.Handle(1, &run, r.batch)
 				r.batch.Flush()

@@ -141,7 +141,7 @@ func (q *QP) Deadline() mono.Time {
 // also runs the timers that are due and flushes queues in the error states.
 // Between Handle and Commit there is nothing to send, even to a queue pair that
 // is its own peer.
-func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
+func (q *QP) Next(now mono.Time, r *pkt.Burst) bool {
 	if q.bye != nil {
 		return q.nextFarewell(now, r)
 	}
@@ -152,7 +152,7 @@ func (q *QP) Next(now mono.Time, r *pkt.Run) bool {
 	return more
 }
 
-func (q *QP) next(now mono.Time, r *pkt.Run) bool {
+func (q *QP) next(now mono.Time, r *pkt.Burst) bool {
 	s := &q.req
 	if q.dirty {
 		return false // an answer must not overtake the data it answers for
@@ -178,7 +178,7 @@ func (q *QP) next(now mono.Time, r *pkt.Run) bool {
 	return false
 }
 
-func (q *QP) sent(r *pkt.Run) {
+func (q *QP) sent(r *pkt.Burst) {
 	q.ctr.SentPackets += uint64(r.Count)
 	q.ctr.SentBytes += uint64(r.Data.Len)
 }
@@ -187,7 +187,7 @@ func (q *QP) sent(r *pkt.Run) {
 const localTurn = 64
 
 // nextRequest produces the next run of the send queue.
-func (q *QP) nextRequest(now mono.Time, r *pkt.Run) bool {
+func (q *QP) nextRequest(now mono.Time, r *pkt.Burst) bool {
 	s := &q.req
 	var wr *SendWR
 	for n := 0; ; n++ {
@@ -348,14 +348,14 @@ var messageOps = [...][4]ib.Opcode{
 }
 
 // header fills what every run of a connected queue pair has.
-func (q *QP) header(r *pkt.Run, op ib.Opcode, psn ib.PSN, count uint32) {
+func (q *QP) header(r *pkt.Burst, op ib.Opcode, psn ib.PSN, count uint32) {
 	r.Headers = wire.Headers{Opcode: q.svc | op, MigReq: true, PKey: q.pkey(), DestQPN: q.attr.DestQPN, PSN: psn}
 	r.Count, r.MTU, r.Path = count, q.mtu, q.attr.Path
 	r.IPv4, r.Fault = false, false
 }
 
 // emitMessage produces the next run of a SEND or WRITE.
-func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Run) bool {
+func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	s := &q.req
 	off := uint64(dist(s.txPSN, wr.firstPSN)) * uint64(q.mtu)
 	n := wr.length - off
@@ -403,7 +403,7 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Run) bool {
 
 // emitRead produces a READ request: for the whole message, for a chunk of it,
 // or for what is missing of either.
-func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Run) bool {
+func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	s := &q.req
 	at := dist(s.txPSN, wr.firstPSN)
 	n := s.chunkEnd(wr, at) - at
@@ -456,7 +456,7 @@ func (wr *SendWR) payload(off, n uint64) mem.Payload {
 }
 
 // emitAtomic produces an atomic request, or an ATOMIC WRITE.
-func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Run) bool {
+func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	s := &q.req
 	fresh := s.txPSN == s.maxPSN
 	if fresh && s.reads >= uint32(q.attr.MaxRdAtomic) || q.room() == 0 {
@@ -564,7 +564,7 @@ func (q *QP) openWindow() {
 // produced, could not be read from its memory. The peer is to regard the run
 // as lost. It is called before the Commit that follows the Next that produced
 // r.
-func (q *QP) SourceFault(now mono.Time, r *pkt.Run) {
+func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
 	if i := r.Opcode.Info(); i.Response {
 		q.refuse(ib.SynNAKRemOp, ib.Success, r.PSN, ReasonSourceFault)
 		return

@@ -68,7 +68,7 @@ func tail(o ib.Opcode) ib.Opcode { return o.Split(1, 2) }
 
 // shape reports whether the payload length fits the opcode, the packet count
 // and the path MTU (IBA volume 1, 9.7.4.1.6 and table 38).
-func shape(r *pkt.Run, i *ib.OpInfo, mtu uint32) bool {
+func shape(r *pkt.Burst, i *ib.OpInfo, mtu uint32) bool {
 	n := r.Data.Len
 	switch {
 	case r.Count > 1 && r.MTU != mtu:
@@ -84,14 +84,14 @@ func shape(r *pkt.Run, i *ib.OpInfo, mtu uint32) bool {
 // Handle takes one inbound run for this queue pair. Payload goes to b; what
 // follows from it is visible after the flush and Commit. r.Fault is set where
 // the payload could not be read, and then the run counts as lost.
-func (q *QP) Handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
+func (q *QP) Handle(now mono.Time, r *pkt.Burst, b *mem.Batch) {
 	q.handle(now, r, b)
 	if invariants {
 		q.verify()
 	}
 }
 
-func (q *QP) handle(now mono.Time, r *pkt.Run, b *mem.Batch) {
+func (q *QP) handle(now mono.Time, r *pkt.Burst, b *mem.Batch) {
 	i := r.Opcode.Info()
 	if !i.Valid || r.Opcode.Service() != q.svc {
 		q.ctr.DropOpcode++
@@ -172,7 +172,7 @@ func (q *QP) established() {
 
 // handleRequest is the RC responder in the order of its checks (IBA volume 1,
 // 9.7.4).
-func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) handleRequest(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	p := &q.rsp
 	d := r.PSN.Diff(p.ePSN)
 	if d > 0 {
@@ -196,9 +196,9 @@ func (q *QP) handleRequest(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 }
 
 // inOrder takes a run that holds the packet at ePSN.
-func (q *QP) inOrder(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) inOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	p := &q.rsp
-	in := inbound{Run: r, op: r.Opcode.Op(), info: i, count: r.Count}
+	in := inbound{Burst: r, op: r.Opcode.Op(), info: i, count: r.Count}
 	if d := r.PSN.Diff(p.ePSN); d < 0 {
 		// The head of the run has been here before.
 		in.count -= uint32(-d)
@@ -229,7 +229,7 @@ func (q *QP) inOrder(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 
 // inbound is a run of which the part that was received before is cut off.
 type inbound struct {
-	*pkt.Run
+	*pkt.Burst
 	op    ib.Opcode
 	info  *ib.OpInfo
 	count uint32
@@ -386,7 +386,7 @@ func (q *QP) onSend(in *inbound, b *mem.Batch) {
 		}
 		q.openRecv()
 	}
-	if !shape(in.Run, in.Opcode.Info(), q.mtu) {
+	if !shape(in.Burst, in.Opcode.Info(), q.mtu) {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
 		return
 	}
@@ -448,7 +448,7 @@ func (q *QP) onWrite(in *inbound, b *mem.Batch) {
 		q.notReady()
 		return
 	}
-	if !shape(in.Run, in.Opcode.Info(), q.mtu) {
+	if !shape(in.Burst, in.Opcode.Info(), q.mtu) {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonLength)
 		return
 	}
@@ -498,7 +498,7 @@ func (q *QP) onWrite(in *inbound, b *mem.Batch) {
 }
 
 // onReadRequest accepts a READ; Next sends the response.
-func (q *QP) onReadRequest(r *pkt.Run) {
+func (q *QP) onReadRequest(r *pkt.Burst) {
 	p := &q.rsp
 	if q.attr.Access&ib.RemoteRead == 0 || q.attr.MaxDestRdAtomic == 0 || r.DMALen > ib.MaxMessage {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
@@ -524,7 +524,7 @@ func (q *QP) onReadRequest(r *pkt.Run) {
 }
 
 // onAtomic executes an atomic. What was handled before must be in place.
-func (q *QP) onAtomic(r *pkt.Run, b *mem.Batch) {
+func (q *QP) onAtomic(r *pkt.Burst, b *mem.Batch) {
 	p := &q.rsp
 	if q.attr.Access&ib.RemoteAtomic == 0 || q.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
@@ -562,7 +562,7 @@ func (q *QP) onAtomic(r *pkt.Run, b *mem.Batch) {
 
 // onAtomicWrite stores eight bytes at once (IBA volume 1 release 1.5, 9.4.10).
 // What was handled before must be in place.
-func (q *QP) onAtomicWrite(r *pkt.Run, b *mem.Batch) {
+func (q *QP) onAtomicWrite(r *pkt.Burst, b *mem.Batch) {
 	p := &q.rsp
 	if q.attr.Access&ib.RemoteWrite == 0 || q.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 || r.Count != 1 || r.DMALen != 8 || r.Data.Len != 8 {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)

@@ -26,7 +26,7 @@ type shelf struct {
 	buf   []byte             // the packet with PSN p stands in slot p modulo their number
 	parts [2][]byte
 	segs  [2]mem.Seg
-	run   pkt.Run
+	run   pkt.Burst
 }
 
 // shelved is a run on a shelf.
@@ -62,7 +62,7 @@ func (s *Shelves) take() *shelf {
 
 // shelve keeps a run that arrived behind a gap, where there is room. What it does not
 // keep comes again.
-func (q *QP) shelve(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
+func (q *QP) shelve(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	p := &q.rsp
 	if q.cfg.Shelves == nil || p.rnrSent || !shape(r, i, q.mtu) {
 		return
@@ -79,7 +79,7 @@ func (q *QP) shelve(r *pkt.Run, i *ib.OpInfo, b *mem.Batch) {
 }
 
 // put copies a run to the shelf; false where there is no room, or it cannot be read.
-func (q *QP) put(f *shelf, r *pkt.Run, b *mem.Batch) bool {
+func (q *QP) put(f *shelf, r *pkt.Burst, b *mem.Batch) bool {
 	end := r.PSN.Add(r.Count)
 	// Slots of what was in order are read until Commit.
 	if dist(end, q.rsp.safePSN) > shelfBytes/q.mtu {
@@ -119,13 +119,13 @@ func (f *shelf) slots(psn ib.PSN, n int, mtu uint32) (a, b []byte) {
 }
 
 // precedes reports whether r goes on where the run ends, in the same message.
-func (e *shelved) precedes(r *pkt.Run, mtu uint32) bool {
+func (e *shelved) precedes(r *pkt.Burst, mtu uint32) bool {
 	_, ok := e.Opcode.Join(r.Opcode)
 	return ok && r.PSN == e.PSN.Add(e.count) && uint32(e.len) == e.count*mtu && !e.SE
 }
 
 // join appends r. It asks for an acknowledgement if either did: there is one for both.
-func (e *shelved) join(r *pkt.Run) {
+func (e *shelved) join(r *pkt.Burst) {
 	e.Opcode, _ = e.Opcode.Join(r.Opcode)
 	e.SE, e.AckReq, e.Imm, e.InvKey = r.SE, e.AckReq || r.AckReq, r.Imm, r.InvKey
 	e.count, e.len = e.count+r.Count, e.len+r.Data.Len
@@ -146,7 +146,7 @@ func (q *QP) unshelve(b *mem.Batch) {
 			break
 		}
 		r := &f.run
-		*r = pkt.Run{Headers: e.Headers, Count: e.count, MTU: q.mtu, Path: q.attr.Path}
+		*r = pkt.Burst{Headers: e.Headers, Count: e.count, MTU: q.mtu, Path: q.attr.Path}
 		first, rest := f.slots(r.PSN, e.len, q.mtu)
 		f.segs = [2]mem.Seg{{Bytes: first, Len: uint64(len(first))}, {Bytes: rest, Len: uint64(len(rest))}}
 		r.Data = mem.ListPayload(f.segs[:], 0, e.len)

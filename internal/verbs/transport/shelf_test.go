@@ -36,7 +36,7 @@ func shelfSides(t *testing.T, n int) []*side {
 
 // write hands the side packets of one WRITE of twice a shelf, from packet at on.
 func (s *side) write(at, count uint32, fill byte) {
-	r := pkt.Run{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}, Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
+	r := pkt.Burst{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}, Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
 	r.Opcode, r.PSN, r.PKey, r.AckReq = ib.WriteMiddle, (ib.PSN(1) << 8).Add(at), ib.DefaultPKey, true
 	if at == 0 {
 		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 2*shelfBytes
@@ -139,7 +139,7 @@ func TestShelfAllocs(t *testing.T) {
 	s := shelfSides(t, 1)[0]
 	body := mem.BytesPayload(make([]byte, 4096))
 	psn := ib.PSN(1) << 8
-	r := pkt.Run{Count: 1, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
+	r := pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
 	one := func(at uint32) {
 		r.Opcode, r.PSN, r.PKey, r.Data = ib.WriteOnly, psn.Add(at), ib.DefaultPKey, body
 		r.VA, r.RKey, r.DMALen = base, testKey, 4096

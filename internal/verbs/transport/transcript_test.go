@@ -88,15 +88,15 @@ type script struct {
 	now   mono.Time
 	out   strings.Builder
 	sides map[string]*side
-	wires map[string][]*pkt.Run
-	last  map[string]pkt.Run
+	wires map[string][]*pkt.Burst
+	last  map[string]pkt.Burst
 	ids   uint64
 }
 
 func (s *script) printf(f string, args ...any) { fmt.Fprintf(&s.out, "  "+f+"\n", args...) }
 
 func runTranscript(t *testing.T, text string) string {
-	s := &script{now: mono.Time(time.Second), sides: map[string]*side{}, wires: map[string][]*pkt.Run{}, last: map[string]pkt.Run{}}
+	s := &script{now: mono.Time(time.Second), sides: map[string]*side{}, wires: map[string][]*pkt.Burst{}, last: map[string]pkt.Burst{}}
 	for n, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if strings.HasPrefix(line, "  ") {
 			continue
@@ -251,7 +251,7 @@ func (s *script) command(f []string) error {
 		s.wires[name] = s.wires[name][n:]
 	case "dup":
 		w := s.wires[name]
-		s.wires[name] = append([]*pkt.Run{w[0], w[0]}, w[1:]...)
+		s.wires[name] = append([]*pkt.Burst{w[0], w[0]}, w[1:]...)
 	case "swap":
 		w := s.wires[name]
 		w[0], w[1] = w[1], w[0]
@@ -415,7 +415,7 @@ func (s *script) post(x *side, a *args) error {
 // send drains Next onto the wire; what it carries is copied, as a link does.
 func (s *script) send(name string) {
 	x := s.sides[name]
-	var r pkt.Run
+	var r pkt.Burst
 	for x.q.Next(s.now, &r) {
 		c := r
 		s.last[name] = r
@@ -468,7 +468,7 @@ func (s *script) run() {
 func (s *script) inject(name string, a *args) error {
 	x := s.sides[name]
 	want := strings.ReplaceAll(a.words[0], "_", " ")
-	var r pkt.Run
+	var r pkt.Burst
 	found := false
 	for op := 0; op < 256; op++ {
 		if i := ib.Opcode(op).Info(); i.Valid && ib.Opcode(op).String() == want {
@@ -538,7 +538,7 @@ func (s *script) modify(x *side, a *args) error {
 	return a.check()
 }
 
-func runText(r *pkt.Run) string {
+func runText(r *pkt.Burst) string {
 	i := r.Opcode.Info()
 	t := fmt.Sprintf("%v psn=%d", r.Opcode, r.PSN)
 	if r.Count > 1 {

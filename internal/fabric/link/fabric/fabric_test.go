@@ -127,8 +127,8 @@ func line(t testing.TB, n int) []*end {
 	return nodes
 }
 
-func run(dlid ib.LID, op ib.Opcode, count, mtu, n int, global bool, b []byte) *pkt.Run {
-	r := &pkt.Run{Count: uint32(count), MTU: uint32(mtu), Path: &ib.Path{SLID: 1, DLID: dlid, SL: 3}, Data: mem.BytesPayload(b[:n])}
+func run(dlid ib.LID, op ib.Opcode, count, mtu, n int, global bool, b []byte) *pkt.Burst {
+	r := &pkt.Burst{Count: uint32(count), MTU: uint32(mtu), Path: &ib.Path{SLID: 1, DLID: dlid, SL: 3}, Data: mem.BytesPayload(b[:n])}
 	r.Headers = wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x4002, PSN: 0xfffffe, AckReq: true}
 	if global {
 		p := r.Path

@@ -18,7 +18,7 @@ import (
 // for other nodes and hands over what is for management. Runs, their paths and
 // payload stay valid until the next Recv; Path.Function is the function they
 // are for, or Multicast. more says that there may be more at once.
-func (l *Link) Recv(now mono.Time) (runs []pkt.Run, more bool) {
+func (l *Link) Recv(now mono.Time) (runs []pkt.Burst, more bool) {
 	l.now = now
 	l.joiner.Reset()
 	l.npaths = 0
@@ -38,7 +38,7 @@ func (l *Link) Recv(now mono.Time) (runs []pkt.Run, more bool) {
 		more = s.Recv(now, l.recv)
 		s.Tick(now)
 	}
-	return l.joiner.Runs(), more
+	return l.joiner.Bursts(), more
 }
 
 // fromTrunk takes one packet of a peer through the vswitch.

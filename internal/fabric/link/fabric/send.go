@@ -19,7 +19,7 @@ import (
 // was sent. Whatever else stands in the way is counted as a loss by its name.
 // Copies of a multicast run for this node's own functions are the adapter's to
 // make: Send serves the trunks.
-func (l *Link) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !valid(r) {
 		l.c.DropRun += uint64(max(1, r.Count))
 		return mem.OK
@@ -72,7 +72,7 @@ func (l *Link) Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) (why vswitch.Ref
 // them.
 func (l *Link) Refused(why vswitch.Refusal, packets uint32) { l.c.DropRoute[why] += uint64(packets) }
 
-func valid(r *pkt.Run) bool {
+func valid(r *pkt.Burst) bool {
 	i, n := r.Opcode.Info(), r.Data.Len
 	if r.Count == 1 {
 		return i.Valid && n <= 4096
@@ -82,7 +82,7 @@ func valid(r *pkt.Run) bool {
 }
 
 // packets builds the packets of a run in the place they leave from.
-func (l *Link) packets(now mono.Time, r *pkt.Run, b *mem.Batch, to Plug) mem.Result {
+func (l *Link) packets(now mono.Time, r *pkt.Burst, b *mem.Batch, to Plug) mem.Result {
 	// Memory of another process is fetched with one call for the whole run,
 	// and by way of the stage; what is mapped is copied to its place at once.
 	staged := r.Count > 1 && !mapped(&r.Data)
@@ -126,7 +126,7 @@ func (l *Link) packets(now mono.Time, r *pkt.Run, b *mem.Batch, to Plug) mem.Res
 }
 
 // multicast sends the one packet of a run to every trunk of the set.
-func (l *Link) multicast(now mono.Time, r *pkt.Run, b *mem.Batch, w *Wiring, set vswitch.PortSet) mem.Result {
+func (l *Link) multicast(now mono.Time, r *pkt.Burst, b *mem.Batch, w *Wiring, set vswitch.PortSet) mem.Result {
 	var built []byte
 	for p, ok := set.Next(); ok; p, ok = set.Next() {
 		to := w.Port[p]

@@ -29,10 +29,10 @@ import (
 
 // Link is the link that a Stage wraps.
 type Link interface {
-	Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result
+	Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result
 	// SendCorrupt sends a run of one packet, changed in one bit, such that
 	// the peer refuses it.
-	SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result
+	SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result
 	Blocked() bool
 	Flush(now mono.Time)
 }
@@ -132,7 +132,7 @@ type Stage struct {
 	seq   uint64 // of held packets, for a stable order
 	sent  uint64 // packets that passed, for those that wait to be overtaken
 	next  uint64 // when sent reaches this, one of those has been
-	run   pkt.Run
+	run   pkt.Burst
 	// What is copied into and out of held packets goes through batch, where
 	// the caller's is not at hand.
 	batch *mem.Batch
@@ -227,7 +227,7 @@ func (a *active) chance(percent float64) bool { return a.rng.Float64()*100 < per
 // Send passes on the packets of a run that no rule touches, in as few runs as
 // may be, and deals with the others. SourceFault is told of any packet whose
 // payload could not be read; those before it were sent.
-func (s *Stage) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (s *Stage) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !s.match(r.Path) {
 		res := s.link.Send(now, r, b)
 		s.passed(now, uint64(r.Count))
@@ -271,7 +271,7 @@ func (v *verdict) copies() int {
 }
 
 // part sends packets [from, to) of a run.
-func (s *Stage) part(now mono.Time, r *pkt.Run, from, to uint32, b *mem.Batch) mem.Result {
+func (s *Stage) part(now mono.Time, r *pkt.Burst, from, to uint32, b *mem.Batch) mem.Result {
 	if from == to {
 		return mem.OK
 	}
@@ -285,7 +285,7 @@ func (s *Stage) part(now mono.Time, r *pkt.Run, from, to uint32, b *mem.Batch) m
 }
 
 // cut makes s.run packets [from, to) of r.
-func (s *Stage) cut(r *pkt.Run, from, to uint32) {
+func (s *Stage) cut(r *pkt.Burst, from, to uint32) {
 	off := int(from * r.MTU)
 	n := r.Data.Len - off
 	if to < r.Count {
@@ -312,7 +312,7 @@ func (s *Stage) cut(r *pkt.Run, from, to uint32) {
 }
 
 // packet sends one packet, or holds a copy of it.
-func (s *Stage) packet(now mono.Time, r *pkt.Run, v *verdict, b *mem.Batch) mem.Result {
+func (s *Stage) packet(now mono.Time, r *pkt.Burst, v *verdict, b *mem.Batch) mem.Result {
 	if v.hold > 0 {
 		return s.hold(now, r, v, b)
 	}

@@ -45,16 +45,16 @@ type packet struct {
 	path    ib.Path
 }
 
-func (s *sink) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (s *sink) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return s.add(now, r, b, false)
 }
-func (s *sink) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
+func (s *sink) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	return s.add(now, r, b, true)
 }
 func (s *sink) Blocked() bool   { return s.blocked }
 func (s *sink) Flush(mono.Time) { s.flushed++ }
 
-func (s *sink) add(now mono.Time, r *pkt.Run, b *mem.Batch, corrupt bool) mem.Result {
+func (s *sink) add(now mono.Time, r *pkt.Burst, b *mem.Batch, corrupt bool) mem.Result {
 	if s.fault {
 		return mem.SourceFault
 	}
@@ -103,7 +103,7 @@ func random(n int) []byte {
 }
 
 // message is a run of n bytes at MTU 256 whose first packet has PSN psn.
-func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Run {
+func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Burst {
 	h := wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: true, SE: true}
 	if op.Info().Ext&ib.ExtRETH != 0 {
 		h.VA, h.RKey, h.DMALen = 1, 2, 3
@@ -117,7 +117,7 @@ func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Run {
 	// Two segments, so that offsets into a list matter.
 	cut := len(data) / 3
 	segs := []mem.Seg{{Bytes: data[:cut], Len: uint64(cut)}, {Bytes: data[cut:], Len: uint64(len(data) - cut)}}
-	return pkt.Run{Headers: h, Count: max(1, uint32((len(data)+255)/256)), MTU: 256, Path: path, Data: mem.ListPayload(segs, 0, len(data))}
+	return pkt.Burst{Headers: h, Count: max(1, uint32((len(data)+255)/256)), MTU: 256, Path: path, Data: mem.ListPayload(segs, 0, len(data))}
 }
 
 func newStage(t testing.TB, rules ...Rule) (*Stage, *sink) {

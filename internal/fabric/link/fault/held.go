@@ -15,7 +15,7 @@ import (
 // held is a packet that waits: a run of one packet with its own copies.
 type held struct {
 	wait
-	run     pkt.Run
+	run     pkt.Burst
 	path    ib.Path
 	data    [4096]byte
 	corrupt bool
@@ -23,7 +23,7 @@ type held struct {
 }
 
 // hold takes a copy of a packet.
-func (s *Stage) hold(now mono.Time, r *pkt.Run, v *verdict, b *mem.Batch) mem.Result {
+func (s *Stage) hold(now mono.Time, r *pkt.Burst, v *verdict, b *mem.Batch) mem.Result {
 	h := s.spare(r)
 	if h == nil {
 		v.by.Overflow++
@@ -51,7 +51,7 @@ func (s *Stage) hold(now mono.Time, r *pkt.Run, v *verdict, b *mem.Batch) mem.Re
 
 // spare returns the packet at the end of the free list, which it stays in; nil
 // where there is none, or r is too large.
-func (s *Stage) spare(r *pkt.Run) *held {
+func (s *Stage) spare(r *pkt.Burst) *held {
 	if r.Data.Len > len(held{}.data) {
 		return nil
 	}

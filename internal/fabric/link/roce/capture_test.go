@@ -198,7 +198,7 @@ func capture(t *testing.T, c *cable) {
 				size int
 			}{{ib.WriteOnly, 65536}, {ib.SendOnlyImm, 65535}, {ib.Acknowledge, 0}, {ib.Acknowledge, 0}, {ib.SendOnly, 3}, {ib.ReadRespOnly, 5 * pathMTU}, {ib.WriteOnlyImm, 200001}} {
 				data := random(s.size)
-				r := pkt.Run{Headers: wire.Headers{Opcode: s.op, PKey: 0xffff, DestQPN: 0x11, PSN: psn, AckReq: true}, Path: p,
+				r := pkt.Burst{Headers: wire.Headers{Opcode: s.op, PKey: 0xffff, DestQPN: 0x11, PSN: psn, AckReq: true}, Path: p,
 					Count: packets(s.size, pathMTU), MTU: uint32(pathMTU), Data: mem.BytesPayload(data)}
 				set(&r.Headers)
 				if res := l.Send(0, &r, batch); res != mem.OK {
@@ -238,7 +238,7 @@ func TestTooBigForPath(t *testing.T) {
 		for _, p := range []*ib.Path{path(nearV4, farV4), path(nearV6, farV6)} {
 			l.c, l.tooBig = Counters{}, tooBig{}
 			for _, n := range []int{1, 8} {
-				r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: p, Count: uint32(n), MTU: 4096, Data: mem.BytesPayload(random(n * 4096))}
+				r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: p, Count: uint32(n), MTU: 4096, Data: mem.BytesPayload(random(n * 4096))}
 				if res := l.Send(0, &r, mem.NewBatch(4096)); res != mem.OK {
 					t.Fatal(res)
 				}
@@ -339,7 +339,7 @@ func TestMulticastOut(t *testing.T) {
 			if err := l.Join(p.DGID, c.near); err != nil {
 				t.Fatal(err)
 			}
-			r := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: p, Data: mem.BytesPayload(random(100))}
+			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: p, Data: mem.BytesPayload(random(100))}
 			if res := l.Send(0, &r, batch); res != mem.OK {
 				t.Fatal(res)
 			}
@@ -404,7 +404,7 @@ func blocked(t *testing.T, c *cable, singles bool) {
 				continue
 			}
 		}
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, PSN: ib.PSN(i * 64)}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, PSN: ib.PSN(i * 64)}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
 		l.noGSO = false
 		if res := l.Send(0, &r, batch); res != mem.OK {
 			t.Fatal(res)
@@ -423,7 +423,7 @@ func blocked(t *testing.T, c *cable, singles bool) {
 	}
 	// Who sends in spite of it loses what finds no room, by name.
 	for i := 0; l.Counters().DropBlocked == 0; i++ {
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
 		if l.Send(0, &r, batch) != mem.OK || i > 1000 {
 			t.Fatalf("after %d runs: %+v", i, l.Counters())
 		}

@@ -40,7 +40,7 @@ type Counters struct {
 	// Lost on the way out; the reliable service recovers or reports.
 	DropPath        uint64 // the path has no usable pair of addresses or no socket
 	DropBlocked     uint64 // sent in spite of Blocked
-	DropRun         uint64 // the run breaks the contract of pkt.Run or a limit of this package
+	DropRun         uint64 // the run breaks the contract of pkt.Burst or a limit of this package
 	DropSourceFault uint64 // the payload could not be read
 	DropTooBig      uint64 // EMSGSIZE: larger than the path's MTU
 	DropNoRoute     uint64 // ENETUNREACH, EHOSTUNREACH, ENETDOWN, ENODEV

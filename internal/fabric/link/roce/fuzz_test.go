@@ -64,10 +64,10 @@ func FuzzRecv(f *testing.F) {
 		for done := false; !done; {
 			l.joiner.Reset()
 			done = l.packets(m.data[:len(data)], &m.path)
-			if !done && len(l.joiner.Runs()) == 0 {
+			if !done && len(l.joiner.Bursts()) == 0 {
 				t.Fatal("no progress")
 			}
-			for i := range l.joiner.Runs() {
+			for i := range l.joiner.Bursts() {
 				check(t, l, batch, i)
 			}
 		}
@@ -82,7 +82,7 @@ func FuzzRecv(f *testing.F) {
 }
 
 func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
-	r := &l.joiner.Runs()[i]
+	r := &l.joiner.Bursts()[i]
 	got := make([]byte, r.Data.Len)
 	if batch.Gather([][]byte{got}, &r.Data, 0) != mem.OK {
 		t.Fatalf("run %d of %d bytes: payload is shorter", i, r.Data.Len)

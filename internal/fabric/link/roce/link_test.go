@@ -58,7 +58,7 @@ var paths = []struct {
 
 // received is a copy of a run.
 type received struct {
-	pkt.Run
+	pkt.Burst
 	path ib.Path
 	data []byte
 }
@@ -139,7 +139,7 @@ func TestLoopback(t *testing.T) {
 				data := random(c.size)
 				h := wire.Headers{Opcode: c.op, AckReq: true, SE: true, MigReq: true, PKey: 0xffff, DestQPN: 0x123456, PSN: 0xfffffe}
 				set(&h)
-				r := pkt.Run{Headers: h, Count: packets(c.size, c.mtu), MTU: uint32(c.mtu), Path: p.path, Data: mem.BytesPayload(data)}
+				r := pkt.Burst{Headers: h, Count: packets(c.size, c.mtu), MTU: uint32(c.mtu), Path: p.path, Data: mem.BytesPayload(data)}
 				if res := a.Send(0, &r, batch); res != mem.OK {
 					t.Fatalf("%v of %d: %v", c.op, c.size, res)
 				}

@@ -40,12 +40,12 @@ func (l *Link) initRecv() {
 // paths and payload are the Link's and stay valid until the next Recv. more
 // says that there may be more to receive at once; without it the caller waits
 // for input. Of a run of one packet MTU is the length of its payload.
-func (l *Link) Recv() (runs []pkt.Run, more bool) {
+func (l *Link) Recv() (runs []pkt.Burst, more bool) {
 	l.joiner.Reset()
 	// Bounded, lest a flood of what is refused holds the lane.
 	for range 8 {
 		if l.cur == l.got {
-			if runs = l.joiner.Runs(); len(runs) != 0 {
+			if runs = l.joiner.Bursts(); len(runs) != 0 {
 				return runs, true // the buffers are in use
 			}
 			if !l.read() {
@@ -54,11 +54,11 @@ func (l *Link) Recv() (runs []pkt.Run, more bool) {
 		}
 		for l.cur < l.got {
 			if !l.cut() {
-				return l.joiner.Runs(), true
+				return l.joiner.Bursts(), true
 			}
 		}
 	}
-	return l.joiner.Runs(), true
+	return l.joiner.Bursts(), true
 }
 
 // read fills the receive buffers from the socket whose turn it is, or else the

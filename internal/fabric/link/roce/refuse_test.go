@@ -19,8 +19,8 @@ import (
 )
 
 // ack is an acknowledgement with a sequence number of its own.
-func ack(psn uint32, p *ib.Path) pkt.Run {
-	return pkt.Run{Headers: wire.Headers{Opcode: ib.Acknowledge, PKey: 0xffff, DestQPN: 5, PSN: ib.PSN(psn), Syndrome: 0x1f}, Count: 1, Path: p}
+func ack(psn uint32, p *ib.Path) pkt.Burst {
+	return pkt.Burst{Headers: wire.Headers{Opcode: ib.Acknowledge, PKey: 0xffff, DestQPN: 5, PSN: ib.PSN(psn), Syndrome: 0x1f}, Count: 1, Path: p}
 }
 
 func TestShareMessages(t *testing.T) {
@@ -48,7 +48,7 @@ func TestTwoMessagesPer64KiB(t *testing.T) {
 	for _, mtu := range []uint32{1024, 4096} {
 		a, b := pair(t)
 		batch := mem.NewBatch(4096)
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 65536 / mtu, MTU: mtu,
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 65536 / mtu, MTU: mtu,
 			Path: paths[0].path, Data: mem.BytesPayload(random(65536))}
 		if res := a.Send(0, &r, batch); res != mem.OK {
 			t.Fatal(res)
@@ -91,7 +91,7 @@ func TestRunsEndAtAcknowledgeRequest(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)
 	send := func(op ib.Opcode, psn ib.PSN, ack bool, n int) {
-		r := pkt.Run{Headers: wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: ack}, Count: 1, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(random(n))}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: ack}, Count: 1, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(random(n))}
 		if res := a.Send(0, &r, batch); res != mem.OK {
 			t.Fatal(res)
 		}
@@ -147,14 +147,14 @@ func TestSourceFaultKeepsTheOpenFlow(t *testing.T) {
 	near, far := paths[0].path, path("127.0.0.1", "127.0.0.9")
 	revoked := &mem.Region{Space: mem.NewSlice(0, make([]byte, 4096)), Len: 4096}
 	revoked.Revoke()
-	send := func(r pkt.Run, want mem.Result) {
+	send := func(r pkt.Burst, want mem.Result) {
 		t.Helper()
 		if res := a.Send(0, &r, batch); res != want {
 			t.Fatalf("got %v, want %v", res, want)
 		}
 	}
 	send(ack(1, near), mem.OK)
-	send(pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: far,
+	send(pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: far,
 		Data: mem.ListPayload([]mem.Seg{{Region: revoked, Len: 1024}}, 0, 1024)}, mem.SourceFault)
 	send(ack(2, near), mem.OK)
 	a.Flush(0)
@@ -172,7 +172,7 @@ func TestSourceFaultSendsNothing(t *testing.T) {
 		t.Fatal(res)
 	}
 	segs := []mem.Seg{{Region: &mem.Region{Space: faultSpace{}, Len: 1 << 20}, Len: 65536}}
-	r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
 	if res := a.Send(0, &r, batch); res != mem.SourceFault {
 		t.Fatalf("got %v, want %v", res, mem.SourceFault)
 	}
@@ -197,7 +197,7 @@ func TestMemoryFaultSendsNothing(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)
 	segs := []mem.Seg{{Region: &mem.Region{Space: crashSpace{}, Len: 1 << 20}, Len: 65536}}
-	bad := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	bad := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
 	crash := func() {
 		defer func() {
 			if recover() == nil {
@@ -250,7 +250,7 @@ func TestOneReadPerRun(t *testing.T) {
 	a, b := pair(t)
 	sp := &countSpace{data: random(100 << 10)}
 	segs := []mem.Seg{{Region: &mem.Region{Space: sp, Len: 100 << 10}, Len: 100 << 10}}
-	r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 777, 65536)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 777, 65536)}
 	if res := a.Send(0, &r, mem.NewBatch(4096)); res != mem.OK || sp.calls != 1 {
 		t.Fatalf("%v after %d calls, want 1", res, sp.calls)
 	}
@@ -326,7 +326,7 @@ func TestSendRefusals(t *testing.T) {
 			t.Errorf("%s: counters %+v", c.name, got)
 		}
 	}
-	for _, r := range []pkt.Run{
+	for _, r := range []pkt.Burst{
 		{Headers: wire.Headers{Opcode: 0x15}, Count: 1},
 		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 0},
 		{Headers: wire.Headers{Opcode: ib.Acknowledge}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 2048))},
@@ -405,7 +405,7 @@ func TestSinglesAfterRefusedTrain(t *testing.T) {
 		batch := mem.NewBatch(4096)
 		data := random(30000)
 		for _, noGSO := range []bool{false, true} {
-			r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 30, MTU: 1024, Path: p.path, Data: mem.BytesPayload(data)}
+			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 30, MTU: 1024, Path: p.path, Data: mem.BytesPayload(data)}
 			a.noGSO = noGSO
 			if res := a.Send(0, &r, batch); res != mem.OK {
 				t.Fatal(res)
@@ -442,7 +442,7 @@ func TestSendCorrupt(t *testing.T) {
 	batch := mem.NewBatch(4096)
 	n := uint64(0)
 	for bit := uint32(0); bit < 8*24; bit++ { // byte 4 is not covered by the ICRC
-		r := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: paths[n%2].path, Data: mem.BytesPayload(random(8))}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: paths[n%2].path, Data: mem.BytesPayload(random(8))}
 		if res := a.SendCorrupt(0, &r, batch, bit); res != mem.OK {
 			t.Fatal(res)
 		}
@@ -484,7 +484,7 @@ func TestAllocations(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(64 << 10)
 	data := random(65536)
-	r := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(data)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(data)}
 	k := ack(0, paths[1].path)
 	var got uint32
 	n := testing.AllocsPerRun(100, func() {

@@ -92,7 +92,7 @@ func initSender(fd int, port uint16) *sender {
 //
 // A Link that is not Blocked has room for a run; one that is may have none,
 // and the run is lost. The time is of no use here.
-func (l *Link) Send(_ mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if l.undo.armed {
 		l.rollback()
 	}
@@ -126,7 +126,7 @@ func (l *Link) Send(_ mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
 // ICRC was computed so that the peer must refuse it. bit counts from the start
 // of the BTH and wraps at the packet's end; where the ICRC does not notice
 // that one, the next is inverted. Package fault uses it.
-func (l *Link) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
+func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
 		l.c.DropRun += uint64(r.Count)
 		return mem.OK
@@ -165,7 +165,7 @@ func (l *Link) route(p *ib.Path) (s *sender, v4 bool) {
 	return l.send[f][int(p.SrcPort)%len(l.send[f])], v4
 }
 
-func valid(r *pkt.Run) bool {
+func valid(r *pkt.Burst) bool {
 	n := r.Data.Len
 	if r.Count == 1 {
 		return r.Opcode.Info().Valid && n <= 4096
@@ -175,7 +175,7 @@ func valid(r *pkt.Run) bool {
 		r.MTU <= 4096 && r.MTU&3 == 0 && n > int(r.MTU*(r.Count-1)) && n <= int(r.MTU*r.Count)
 }
 
-func (l *Link) room(s *sender, r *pkt.Run) bool {
+func (l *Link) room(s *sender, r *pkt.Burst) bool {
 	return len(l.buf)-l.tail >= r.Data.Len+int(r.Count)*perPacket && sendMessages-s.n >= runMessages
 }
 
@@ -204,7 +204,7 @@ func (l *Link) rollback() {
 // and leaves room for the ICRCs. If the payload cannot be read it reports so and
 // all is as before. It is also if reading raises a memory fault that the lane
 // survives: then the next call finds undo armed.
-func (l *Link) lay(s *sender, v4 bool, r *pkt.Run, b *mem.Batch) bool {
+func (l *Link) lay(s *sender, v4 bool, r *pkt.Burst, b *mem.Batch) bool {
 	l.undo = undo{armed: true, tail: l.tail, n: s.n, s: s, open: l.open, seed: l.seed}
 	if l.open == s {
 		m := &s.msg[s.n-1]

@@ -26,7 +26,7 @@ type Counters struct {
 
 	// Lost on the way out; the reliable service recovers or reports.
 	DropPath        uint64 // the path has no usable pair of addresses
-	DropRun         uint64 // the run breaks the contract of pkt.Run or a limit of this package
+	DropRun         uint64 // the run breaks the contract of pkt.Burst or a limit of this package
 	DropBlocked     uint64 // more waits than there is room for
 	DropSourceFault uint64 // the payload could not be read
 	DropUnresolved  uint64 // the neighbour's MAC is not known yet, and enough is held for it

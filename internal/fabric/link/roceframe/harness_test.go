@@ -122,7 +122,7 @@ func (p *port) dropped() map[string]uint64 {
 }
 
 // data is the payload of a run.
-func data(t testing.TB, r *pkt.Run) []byte {
+func data(t testing.TB, r *pkt.Burst) []byte {
 	t.Helper()
 	b := make([]byte, r.Data.Len)
 	if len(b) > 0 && mem.NewBatch(4096).Gather([][]byte{b}, &r.Data, 0) != mem.OK {

@@ -150,7 +150,7 @@ func (l *Link) Flush(now mono.Time) {
 // Waits reports whether there are runs for Recv.
 func (l *Link) Waits() bool {
 	in := &l.half[l.fill]
-	return in.joiner != nil && len(in.joiner.Runs()) > 0
+	return in.joiner != nil && len(in.joiner.Bursts()) > 0
 }
 
 // Counters returns a copy of the counters.

@@ -68,7 +68,7 @@ func TestGolden(t *testing.T) {
 		a := newPort(macA, h.Src)
 		a.knows(1, h.Dst, macB)
 		a.id = h.ID
-		run := pkt.Run{Headers: r.Headers, Count: 1, MTU: 4096, Path: &path, Data: mem.BytesPayload(payload)}
+		run := pkt.Burst{Headers: r.Headers, Count: 1, MTU: 4096, Path: &path, Data: mem.BytesPayload(payload)}
 		if res := a.Send(1, &run, mem.NewBatch(4096)); res != mem.OK || len(a.dropped()) != 0 {
 			t.Fatalf("%s: %v, %v", v.ID, res, a.dropped())
 		}
@@ -148,7 +148,7 @@ func TestTrains(t *testing.T) {
 			{ib.ServiceUC | ib.SendOnly, 9000, 2048, 1}, {ib.ServiceUD | ib.SendOnly, 4096, 4096, 1},
 		} {
 			payload := random(x.n)
-			run := pkt.Run{Headers: wire.Headers{Opcode: x.op, PKey: 0xffff, DestQPN: 0x4711, PSN: 0xfffffe, AckReq: true, VA: 5, RKey: 6, DMALen: uint32(x.n), Syndrome: 3, MSN: 9},
+			run := pkt.Burst{Headers: wire.Headers{Opcode: x.op, PKey: 0xffff, DestQPN: 0x4711, PSN: 0xfffffe, AckReq: true, VA: 5, RKey: 6, DMALen: uint32(x.n), Syndrome: 3, MSN: 9},
 				Count: packets(x.n, x.mtu), MTU: uint32(x.mtu), Path: &ib.Path{SGID: ga, DGID: gb, TClass: 0x68, HopLimit: 9, SrcPort: 0xc123, Function: 7}, Data: mem.BytesPayload(payload)}
 			if run.Count == 1 {
 				run.MTU = uint32(x.n)
@@ -202,7 +202,7 @@ func TestNoAllocation(t *testing.T) {
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		a.knows(1, gb, macB)
 		batch := mem.NewBatch(4096)
-		run := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 16, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc123}, Data: mem.BytesPayload(random(16 << 10))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 16, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc123}, Data: mem.BytesPayload(random(16 << 10))}
 		frames, off := make([][]byte, 8), make([]ether.Offload, 8)
 		a.Send(1, &run, batch)
 		f0, o0 := a.read()
@@ -237,7 +237,7 @@ func TestGroups(t *testing.T) {
 	}{{"10.9.0.1", "239.129.2.3", [6]byte{1, 0, 0x5e, 1, 2, 3}}, {"fd09::1", "ff0e::1:2:3", [6]byte{0x33, 0x33, 0, 2, 0, 3}}} {
 		g := gid(x.group)
 		a, b := newPort(macA, gid(x.from)), newPort(macB, gid("10.9.0.2"))
-		run := pkt.Run{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: &ib.Path{SGID: gid(x.from), DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(random(100))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: &ib.Path{SGID: gid(x.from), DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(random(100))}
 		a.Send(1, &run, mem.NewBatch(4096))
 		frames, off := a.read()
 		if len(frames) != 1 || len(a.asked) != 0 || [6]byte(frames[0]) != x.mac || [6]byte(frames[0][6:]) != macA {
@@ -259,7 +259,7 @@ func TestOwnAddress(t *testing.T) {
 	g := gid("10.9.0.1")
 	a := newPort(macA, g)
 	payload := random(5000)
-	run := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 5, MTU: 1024, Path: &ib.Path{SGID: g, DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(payload)}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 5, MTU: 1024, Path: &ib.Path{SGID: g, DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(payload)}
 	a.Send(1, &run, mem.NewBatch(4096))
 	if frames, _ := a.read(); len(frames) != 0 {
 		t.Errorf("%d frames left", len(frames))
@@ -272,24 +272,24 @@ func TestOwnAddress(t *testing.T) {
 // TestSendRefusals: what cannot be sent is counted by its name, and leaves nothing behind.
 func TestSendRefusals(t *testing.T) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
-	good := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 4, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(4000))}
+	good := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 4, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(4000))}
 	for _, x := range []struct {
 		why    string
-		change func(r *pkt.Run)
+		change func(r *pkt.Burst)
 		n      uint64
 	}{
-		{"drop_path", func(r *pkt.Run) { r.Path = &ib.Path{SGID: gb, DGID: ga} }, 4},
-		{"drop_path", func(r *pkt.Run) { r.Path = &ib.Path{SGID: ga, DGID: gid("fd09::2")} }, 4},
-		{"drop_path", func(r *pkt.Run) { r.Path = &ib.Path{SGID: ga} }, 4},
-		{"drop_run", func(r *pkt.Run) { r.Count = 3 }, 3},
-		{"drop_run", func(r *pkt.Run) { r.Count = 0 }, 1},
-		{"drop_run", func(r *pkt.Run) { r.MTU = 8192 }, 4},
-		{"drop_run", func(r *pkt.Run) {
+		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: gb, DGID: ga} }, 4},
+		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: ga, DGID: gid("fd09::2")} }, 4},
+		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: ga} }, 4},
+		{"drop_run", func(r *pkt.Burst) { r.Count = 3 }, 3},
+		{"drop_run", func(r *pkt.Burst) { r.Count = 0 }, 1},
+		{"drop_run", func(r *pkt.Burst) { r.MTU = 8192 }, 4},
+		{"drop_run", func(r *pkt.Burst) {
 			r.Count, r.MTU = MaxCount+1, 256
 			r.Data = mem.BytesPayload(random(MaxCount*256 + 1))
 		}, MaxCount + 1},
-		{"drop_run", func(r *pkt.Run) { r.Opcode = 0xff }, 4},
-		{"drop_source_fault", func(r *pkt.Run) {
+		{"drop_run", func(r *pkt.Burst) { r.Opcode = 0xff }, 4},
+		{"drop_source_fault", func(r *pkt.Burst) {
 			r.Data = mem.Payload{Segs: []mem.Seg{{Len: 10, Bytes: make([]byte, 10)}}, Len: 4000}
 		}, 4},
 	} {
@@ -312,7 +312,7 @@ func TestFull(t *testing.T) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
 	a := newPort(macA, ga)
 	a.knows(1, gb, macB)
-	run := pkt.Run{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 32, MTU: 4096, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(MaxRun))}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 32, MTU: 4096, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(MaxRun))}
 	batch := mem.NewBatch(4096)
 	for range 20 {
 		a.Send(1, &run, batch)
@@ -333,7 +333,7 @@ func TestFull(t *testing.T) {
 	// Those that come find no room either after a while.
 	b := newPort(macB, gb)
 	a.drain()
-	a.Send(1, &pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: run.Path, Data: mem.BytesPayload(random(4096))}, batch)
+	a.Send(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: run.Path, Data: mem.BytesPayload(random(4096))}, batch)
 	frames, off := a.read()
 	p := cut(t, frames[0], off[0])[0]
 	for range recvPackets + 5 {
@@ -353,7 +353,7 @@ func TestSendCorrupt(t *testing.T) {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		a.knows(1, gb, macB)
-		run := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		for bit := range uint32(8 * 32) {
 			a.SendCorrupt(1, &run, mem.NewBatch(4096), bit)
 			frames, off := a.read()
@@ -373,7 +373,7 @@ func TestSendCorruptElsewhere(t *testing.T) {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		batch := mem.NewBatch(4096)
-		run := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		a.SendCorrupt(1, &run, batch, 100)
 		a.Send(1, &run, batch)
 		a.Answer(1, gb.Addr(), macB, true)

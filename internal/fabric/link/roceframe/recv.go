@@ -14,7 +14,7 @@ import (
 // run, which ends at a packet that asks for an acknowledgement. Runs, their
 // paths and payload are the Link's and stay valid until the next Recv. Of a run of one packet MTU is the length of its
 // payload.
-func (l *Link) Recv() []pkt.Run {
+func (l *Link) Recv() []pkt.Burst {
 	if !l.Waits() {
 		return nil
 	}
@@ -24,7 +24,7 @@ func (l *Link) Recv() []pkt.Run {
 		next.joiner.Reset()
 		next.used, next.n = 0, 0
 	}
-	return in.joiner.Runs()
+	return in.joiner.Bursts()
 }
 
 // Take takes a frame of the segment if it is RoCEv2, accepted or not: then it is not for anybody else. off says what was left

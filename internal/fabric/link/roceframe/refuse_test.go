@@ -23,7 +23,7 @@ func packetFrom(t testing.TB, src, dst string, n int) []byte {
 	t.Helper()
 	a := newPort(macA, gid(src))
 	a.knows(1, gid(dst), macB)
-	run := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: 5}, Count: 1, Path: &ib.Path{SGID: gid(src), DGID: gid(dst), SrcPort: 0xc000}, Data: mem.BytesPayload(random(n))}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: 5}, Count: 1, Path: &ib.Path{SGID: gid(src), DGID: gid(dst), SrcPort: 0xc000}, Data: mem.BytesPayload(random(n))}
 	a.Send(1, &run, mem.NewBatch(4096))
 	frames, off := a.read()
 	return cut(t, frames[0], off[0])[0]
@@ -186,7 +186,7 @@ func TestNeighbours(t *testing.T) {
 	a := newPort(macA, ga)
 	batch := mem.NewBatch(4096)
 	send := func(now mono.Time, to ib.GID) {
-		run := pkt.Run{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 2, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: to, SrcPort: 0xc000}, Data: mem.BytesPayload(random(2000))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 2, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: to, SrcPort: 0xc000}, Data: mem.BytesPayload(random(2000))}
 		if a.Send(now, &run, batch) != mem.OK {
 			t.Fatal("a fault")
 		}

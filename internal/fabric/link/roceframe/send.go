@@ -18,14 +18,14 @@ const defaultHopLimit = 64
 // SourceFault tells that it could not be read, and then nothing of the run is sent. Whatever else stands in the way is
 // counted as a loss by its name. Path must name one of the port's addresses as SGID. The MTU of the run is not checked
 // against the segment's: whoever reads the frames does.
-func (l *Link) Send(now mono.Time, r *pkt.Run, b *mem.Batch) mem.Result {
+func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return l.sendWith(now, r, b, intact)
 }
 
 // intact is the bit to be inverted where none is.
 const intact = -1
 
-func (l *Link) sendWith(now mono.Time, r *pkt.Run, b *mem.Batch, bit int64) mem.Result {
+func (l *Link) sendWith(now mono.Time, r *pkt.Burst, b *mem.Batch, bit int64) mem.Result {
 	p := r.Path
 	var lost *uint64
 	var to target
@@ -55,7 +55,7 @@ type target struct {
 
 // send lays the frames of a run out and puts them where they go. Until all of it is
 // there nothing has changed: reading memory may raise a fault that the lane survives.
-func (l *Link) send(now mono.Time, r *pkt.Run, b *mem.Batch, to target, bit int64) mem.Result {
+func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit int64) mem.Result {
 	if l.head == len(l.frames) {
 		l.frames, l.head, l.tail = l.frames[:0], 0, 0
 	}
@@ -104,7 +104,7 @@ func (l *Link) send(now mono.Time, r *pkt.Run, b *mem.Batch, to target, bit int6
 // ICRC was computed so that the peer must refuse it. bit counts from the start
 // of the BTH and wraps at the packet's end; where the ICRC does not notice
 // that one, the next is inverted. Package fault uses it.
-func (l *Link) SendCorrupt(now mono.Time, r *pkt.Run, b *mem.Batch, bit uint32) mem.Result {
+func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
 		l.c.DropRun += uint64(r.Count)
 		return mem.OK
@@ -126,7 +126,7 @@ func (l *Link) corrupt(seed *wire.Seed, at *piece, bit uint32) {
 	}
 }
 
-func valid(r *pkt.Run) bool {
+func valid(r *pkt.Burst) bool {
 	n, i := r.Data.Len, r.Opcode.Info()
 	if r.Count == 1 {
 		return i.Valid && n <= 4096
@@ -136,7 +136,7 @@ func valid(r *pkt.Run) bool {
 }
 
 // room makes room for a run if there is none; false where that does not help.
-func (l *Link) room(now mono.Time, r *pkt.Run) bool {
+func (l *Link) room(now mono.Time, r *pkt.Burst) bool {
 	if l.buf == nil {
 		l.buf, l.frames = make([]byte, sendBytes), make([]frame, 0, sendFrames)
 	}
@@ -154,7 +154,7 @@ func (l *Link) room(now mono.Time, r *pkt.Run) bool {
 // lay writes transport headers of a run's packets behind tail, finds where payload and ICRCs go, and puts
 // packets that may travel as one frame side by side. It returns the frames, with those there were, where they end and which
 // identification is next.
-func (l *Link) lay(r *pkt.Run, train int) (frames []frame, tail int, id uint16) {
+func (l *Link) lay(r *pkt.Burst, train int) (frames []frame, tail int, id uint16) {
 	frames, tail, id = l.frames, l.tail, l.id
 	head := ether.HeaderLen + wire.MaxIPUDPLen
 	if r.Path.DGID.IsIPv4() {

@@ -56,12 +56,12 @@ func file(t *testing.T, c *Capture) *pcapgo.NgReader {
 	return r
 }
 
-func run(op ib.Opcode, p *ib.Path, n, mtu int) *pkt.Run {
+func run(op ib.Opcode, p *ib.Path, n, mtu int) *pkt.Burst {
 	data := make([]byte, n)
 	for i := range data {
 		data[i] = byte(i*7 + i>>8)
 	}
-	r := &pkt.Run{Headers: wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x8002, PSN: 0xfffffe, AckReq: true, VA: 0x1122334455667788, RKey: 5, DMALen: uint32(n), Imm: 9, QKey: 7, SrcQPN: 0x4002},
+	r := &pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x8002, PSN: 0xfffffe, AckReq: true, VA: 0x1122334455667788, RKey: 5, DMALen: uint32(n), Imm: 9, QKey: 7, SrcQPN: 0x4002},
 		Count: uint32(max(1, (n+mtu-1)/mtu)), MTU: uint32(mtu), Path: p, Data: mem.BytesPayload(data)}
 	return r
 }

@@ -40,7 +40,7 @@ func (t *Tap) Wants(f uint16, qpn ib.QPN) bool {
 }
 
 // Sent implements hca.Tap.
-func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Run) {
+func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Burst) {
 	for _, c := range t.captures {
 		switch {
 		case c.wants(f, src):
@@ -52,7 +52,7 @@ func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Run) {
 }
 
 // Received implements hca.Tap.
-func (t *Tap) Received(f uint16, r *pkt.Run) {
+func (t *Tap) Received(f uint16, r *pkt.Burst) {
 	for _, c := range t.captures {
 		if c.wants(f, r.DestQPN) {
 			t.add(c, c.iface(f, r.Path.Native()), r.SrcQPN, r)
@@ -62,7 +62,7 @@ func (t *Tap) Received(f uint16, r *pkt.Run) {
 
 // add puts the packets of a run into a capture's ring. The time is that of the
 // run: its packets leave together.
-func (t *Tap) add(c *Capture, iface int, src ib.QPN, r *pkt.Run) {
+func (t *Tap) add(c *Capture, iface int, src ib.QPN, r *pkt.Burst) {
 	at, ring := c.cfg.Clock(), c.rings[t.lane]
 	data := r.Data.Bytes
 	for k := range r.Count {
@@ -115,7 +115,7 @@ const (
 )
 
 // ethernet writes a RoCEv2 frame and returns its length.
-func ethernet(b []byte, r *pkt.Run, port uint16, h *wire.Headers, body []byte) int {
+func ethernet(b []byte, r *pkt.Burst, port uint16, h *wire.Headers, body []byte) int {
 	p := r.Path
 	ip := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: r.IPv4 || p.SGID.IsIPv4() && p.DGID.IsIPv4(), DF: true, TClass: p.TClass, HopLimit: p.HopLimit,
 		FlowLabel: p.FlowLabel, SrcPort: p.SrcPort, DstPort: port}

@@ -181,7 +181,7 @@ func New(cfg Config, pipe Pipeline) *Engine {
 // multicast MLID or GID, is split into header details and payload, which is
 // copied before it returns. from is the function of this node that sent it, or
 // NoFunction. On a mem.SourceFault nothing was taken.
-func (e *Engine) Receive(r *pkt.Run, from uint16, b *mem.Batch) mem.Result {
+func (e *Engine) Receive(r *pkt.Burst, from uint16, b *mem.Batch) mem.Result {
 	e.Counters.Received++
 	switch {
 	case e.cfg.Threshold != Maximum && e.infos.len() >= e.cfg.Threshold:

@@ -68,13 +68,13 @@ func groups(functions, per, lanes int) *Groups {
 	return g
 }
 
-func packet(seed uint64, n int) (*pkt.Run, []byte) {
+func packet(seed uint64, n int) (*pkt.Burst, []byte) {
 	b := make([]byte, n)
 	r := rand.New(rand.NewPCG(seed, 1))
 	for i := range b {
 		b[i] = byte(r.Uint32())
 	}
-	return &pkt.Run{Count: 1, Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast, PSN: ib.PSN(seed)},
+	return &pkt.Burst{Count: 1, Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast, PSN: ib.PSN(seed)},
 		Path: &ib.Path{DLID: testMLID, SLID: 9, DGID: testMGID, Global: true}, Data: mem.BytesPayload(b)}, b
 }
 

@@ -22,7 +22,7 @@ type Packet struct {
 	// destination, which the descriptor names: P_Key, Q_Key, source queue pair,
 	// immediate data, opcode, how it came, and the payload, whose bytes stand
 	// behind the 40 that precede it in every receive buffer. Nobody changes it.
-	Run   pkt.Run
+	Run   pkt.Burst
 	Class Class
 
 	// refs is the payload reference count: 1 when the payload is stored, one
@@ -39,10 +39,10 @@ type Packet struct {
 func (p *Packet) Payload() []byte { return p.Run.Data.Bytes }
 
 // fill makes the packet that of r, whose payload is in place.
-func (p *Packet) fill(r *pkt.Run) {
+func (p *Packet) fill(r *pkt.Burst) {
 	n := r.Data.Len
 	p.path = *r.Path
-	p.Run = pkt.Run{Headers: r.Headers, Count: 1, MTU: uint32(n), Path: &p.path, IPv4: r.IPv4,
+	p.Run = pkt.Burst{Headers: r.Headers, Count: 1, MTU: uint32(n), Path: &p.path, IPv4: r.IPv4,
 		Data: mem.BytesPayload(p.buf[wire.GRHLen : wire.GRHLen+n]), Whole: p.buf[:wire.GRHLen+n]}
 	p.Run.PutArea(p.buf[:wire.GRHLen])
 	p.Class = Classify(p.Payload())

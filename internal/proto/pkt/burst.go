@@ -2,7 +2,7 @@
 
 // Package pkt holds what travels between queue pairs and links.
 //
-// The unit is the Run: one or more consecutive packets of one message, as one
+// The unit is the Burst: one or more consecutive packets of one message, as one
 // value. A requester hands a whole 64 KiB WRITE to the link in one call; the
 // link cuts it into packets only where it touches a wire, with one GSO system
 // call, and joins received packets again. Within a node nothing is ever cut.
@@ -16,7 +16,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Run is a run of Count packets with consecutive PSNs that belong to one
+// Burst is a run of Count packets with consecutive PSNs that belong to one
 // message. Headers.PSN is the first packet's. Headers.Opcode is the opcode
 // that one packet with the whole payload would bear: Only for a run that
 // holds a whole message, First, Middle or Last otherwise; Opcode.Split gives
@@ -25,11 +25,11 @@ import (
 // to the last; AETH of a READ response also to the last.
 //
 // Every packet but the last carries exactly the path MTU; PadCnt is the
-// link's to compute and is not valid in a Run.
+// link's to compute and is not valid in a Burst.
 //
-// A Run and what it refers to are valid until the receiving call returns and
+// A Burst and what it refers to are valid until the receiving call returns and
 // its mem.Batch was flushed.
-type Run struct {
+type Burst struct {
 	wire.Headers
 	Count uint32   // packets, at least 1
 	MTU   uint32   // payload bytes of every packet but the last
@@ -47,7 +47,7 @@ type Run struct {
 // PutArea writes the 40 bytes that precede the payload of a datagram in a
 // receive buffer: the GRH, or what RoCE has in its place (IBA volume 1, 11.4.1.2
 // and annex A17). A native datagram that came without a GRH has none.
-func (r *Run) PutArea(b []byte) {
+func (r *Burst) PutArea(b []byte) {
 	behind := int(r.Opcode.Info().HdrLen) + (r.Data.Len+3)&^3 + wire.ICRCLen
 	p := r.Path
 	if !p.Native() {
@@ -60,4 +60,4 @@ func (r *Run) PutArea(b []byte) {
 }
 
 // LastPSN returns the sequence number of the run's last packet.
-func (r *Run) LastPSN() ib.PSN { return r.PSN.Add(r.Count - 1) }
+func (r *Burst) LastPSN() ib.PSN { return r.PSN.Add(r.Count - 1) }
