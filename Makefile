@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit sim fuzz e2e interop programs-and-fuzz bench bench-mcast demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: build shim check unit sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
@@ -89,6 +89,9 @@ interop: deps-test build
 	$(GO) test -count=1 -timeout 60m ./test/interop/...
 
 # What is measured, and what takes long.
+
+census:
+	@$(GO) run ./test/arch/cmd/census
 
 bench: deps-bench build
 	@bench/run
