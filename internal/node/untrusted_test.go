@@ -323,7 +323,7 @@ func TestUntrustedSources(t *testing.T) {
 			s.program(stranger, m)
 		}},
 		{"program of a user whom the node does not serve", api.ScopeNode, "record_strangers", func() { s.program(stranger+1, nil) }},
-		{"datagram of a function to queue pair 0", api.ScopeLink, "drop_no_plug", func() {
+		{"datagram of a function to queue pair 0", api.ScopeLink, "drop_unconnected", func() {
 			l := s.a.node.lanes[0]
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
 			l.post(func() {

@@ -12,7 +12,7 @@ const (
 	batchBytes = 1 << 20
 	maxTrains  = 256
 	maxPieces  = 4096
-	// What one packet may need besides its own length.
+	// Upper bounds of what one packet needs besides its own length.
 	packetExtra  = HeaderLen + lengthLen + MaxFragments*(FragmentLen+1)
 	packetPieces = 2*MaxFragments + 1
 
@@ -20,32 +20,43 @@ const (
 	maxTrainBytes = 65000 // below 65535 - 20 - 8, the largest datagram
 )
 
-// Lost is why Reserve has no room for a packet.
-type Lost uint8
+// Drop is the reason for which Reserve refuses a packet.
+type Drop uint8
 
-// Reasons. NotLost is none.
+// Reasons. NotDropped is none.
 const (
-	NotLost Lost = iota
-	LostDown
-	LostTooLong // longer than MaxPacket, or the path MTU is below 576
-	LostFull    // what was committed before could not be sent yet
-	NumLost
+	NotDropped Drop = iota
+	DropDown
+	DropTooLong // longer than MaxPacket, or the path MTU is below 576
+	DropFull    // packets committed before could not be sent yet
+	NumDrops
 )
 
-var lost = [NumLost]string{"ok", "trunk_down", "too_long", "full"}
+var dropNames = [NumDrops]string{"ok", "trunk_down", "too_long", "full"}
 
-// String returns the name that counters use.
-func (l Lost) String() string {
-	if l < NumLost {
-		return lost[l]
+// String returns the counter name of l.
+func (l Drop) String() string {
+	if l < NumDrops {
+		return dropNames[l]
 	}
 	return "unknown"
+}
+
+// Drops counts packets by Drop.
+type Drops [NumDrops]uint64
+
+// CounterName implements counters.Namer.
+func (Drops) CounterName(i int) string {
+	if Drop(i) == NotDropped {
+		return ""
+	}
+	return "drop_" + Drop(i).String()
 }
 
 // Piece is a part of a train in the Batch's buffer.
 type Piece struct{ Off, Len int }
 
-// Train is one or more datagrams to one peer, of equal size but for the last,
+// Train is one or more datagrams to one peer, all of one size except the last,
 // which may be shorter. Its octets are those of its pieces in order.
 type Train struct {
 	Peer    int
@@ -57,25 +68,24 @@ type Train struct {
 	n       int
 }
 
-// Injector decides on packets that are about to go, for tests: link/fault has
-// one. It belongs to the Batch's goroutine.
+// Injector injects faults into the packets of a Batch: link/fault implements it.
+// It belongs to the Batch's goroutine.
 type Injector interface {
-	// Pass decides on packet p to a peer, which it may change in place, and
-	// returns how many copies of it go now. Of one that is to go later it has
-	// taken a copy.
+	// Pass may change packet p to a peer in place, and returns how many copies
+	// of it the Batch sends now. It keeps its own copy of a packet that it delays.
 	Pass(now mono.Time, peer int, p []byte) (copies int)
-	// Release calls send with each packet whose time has come.
+	// Release calls send with each delayed packet that is due.
 	Release(now mono.Time, send func(peer int, p []byte))
-	// Deadline is when Release has something next, 0: never.
+	// Deadline returns the earliest due time of a delayed packet; 0: there is none.
 	Deadline() mono.Time
 }
 
-// Batch lays out the datagrams of one stream. Packets are built where they
-// will be sent from. It belongs to one goroutine.
+// Batch lays out the datagrams of one stream. Packets are built in the buffer
+// that the socket sends from. It belongs to one goroutine.
 type Batch struct {
-	head   Header // of the next datagram, but for To and Seq
+	head   Header // of the next datagram, except To and Seq
 	seq    []uint32
-	lost   [][NumLost]uint64
+	drops  []Drops
 	remote func(peer int) Remote
 	inject Injector
 	send   func(peer int, p []byte)
@@ -91,45 +101,45 @@ type Batch struct {
 		peer    int
 		to      Epoch
 	}
-	room struct { // for the packet that Reserve gave
+	room struct { // of the packet that Reserve returned
 		n, peer int // n 0: none
 		r       Remote
 	}
 }
 
 // NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
-// epoch to any of so many peers. remote is asked at each Reserve.
+// epoch to any of the peers. Each Reserve calls remote.
 func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int, remote func(peer int) Remote) *Batch {
-	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers), lost: make([][NumLost]uint64, peers),
+	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers), drops: make([]Drops, peers),
 		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
 	b.send = b.copyOut
 	return b
 }
 
-// Inject makes i decide on every packet; nil ends it. What the Injector before
-// holds is lost.
+// Inject passes every packet to i from now on; nil ends that. Packets that the
+// previous Injector delays are dropped.
 func (b *Batch) Inject(i Injector) { b.inject = i }
 
-// Lost returns how many packets to a peer Reserve refused, by reason.
-func (b *Batch) Lost(peer int) [NumLost]uint64 { return b.lost[peer] }
+// Drops returns the number of packets to a peer that Reserve refused, by reason.
+func (b *Batch) Drops(peer int) Drops { return b.drops[peer] }
 
-// Reserve returns room for a packet of up to n octets to a peer, undefined in
-// content; nil is a counted loss. It is good until the next call; what is not
-// committed by then is forgotten.
+// Reserve returns a buffer for a packet of up to n octets to a peer, with
+// undefined content; nil is a counted drop. The buffer is valid until the next
+// call. Without a Commit by then, the reservation ends.
 func (b *Batch) Reserve(peer, n int) []byte {
 	b.room.n = 0
 	r := b.remote(peer)
-	why := NotLost
+	why := NotDropped
 	switch {
 	case r.To == 0:
-		why = LostDown
+		why = DropDown
 	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
-		why = LostTooLong
+		why = DropTooLong
 	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces || cap(b.trains)-len(b.trains) < 3:
-		why = LostFull
+		why = DropFull
 	}
-	if why != NotLost {
-		b.lost[peer][why]++
+	if why != NotDropped {
+		b.drops[peer][why]++
 		return nil
 	}
 	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
@@ -140,7 +150,7 @@ func (b *Batch) Reserve(peer, n int) []byte {
 	return b.buf[at : at+n : at+n]
 }
 
-// start returns where the packet at hand begins.
+// start returns the offset of the packet that is being built.
 func (b *Batch) start() int {
 	if b.open.packets != 0 {
 		return b.tail + lengthLen
@@ -148,8 +158,9 @@ func (b *Batch) start() int {
 	return b.tail + HeaderLen + lengthLen
 }
 
-// Commit makes the first n octets of what Reserve returned a packet, and asks
-// the Injector. Preconditions: Reserve returned room, and n is 1 to its length.
+// Commit enqueues the first n octets of what Reserve returned as a packet, after
+// the Injector. Preconditions: Reserve returned a buffer, and n is 1 to its
+// length.
 func (b *Batch) Commit(now mono.Time, n int) {
 	if n <= 0 || n > b.room.n {
 		panic("trunk: commit without room")
@@ -172,14 +183,14 @@ func (b *Batch) Commit(now mono.Time, n int) {
 	b.Release(now)
 }
 
-// Release sends what the Injector held until now.
+// Release enqueues the delayed packets of the Injector that are due.
 func (b *Batch) Release(now mono.Time) {
 	if b.inject != nil {
 		b.inject.Release(now, b.send)
 	}
 }
 
-// Deadline returns when Release must be called next; 0: never.
+// Deadline returns when Release must be called next; 0: not at all.
 func (b *Batch) Deadline() mono.Time {
 	if b.inject == nil {
 		return 0
@@ -253,7 +264,7 @@ func (b *Batch) header(k Kind, peer int, to Epoch, off int) {
 	h.Put(b.buf[off:])
 }
 
-// datagram adds one to the newest train, or to a new one.
+// datagram appends a datagram to the newest train, or to a new one.
 func (b *Batch) datagram(peer, size int) *Train {
 	if i := len(b.trains) - 1; i >= 0 {
 		// Invariant: every datagram of a train but the last is Size long.
@@ -268,7 +279,7 @@ func (b *Batch) datagram(peer, size int) *Train {
 	return &b.trains[len(b.trains)-1]
 }
 
-// piece adds one to the newest train, or to its newest piece.
+// piece appends octets to the newest train: a new piece, or more of its newest.
 func (b *Batch) piece(t *Train, off, n int) {
 	if t.n > 0 {
 		if p := &b.pieces[len(b.pieces)-1]; p.Off+p.Len == off {
@@ -297,7 +308,7 @@ func (b *Batch) Pieces(t *Train) []Piece { return b.pieces[t.first : t.first+t.n
 // Bytes returns the buffer that pieces lie in.
 func (b *Batch) Bytes() []byte { return b.buf }
 
-// Reset forgets all that was committed or reserved.
+// Reset discards all that was committed or reserved.
 func (b *Batch) Reset() {
 	b.tail, b.trains, b.pieces = 0, b.trains[:0], b.pieces[:0]
 	b.open.packets, b.room.n = 0, 0

@@ -7,26 +7,26 @@ import (
 	"fmt"
 	"time"
 
+	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
 
-// Config says how to make a Core.
+// Config configures a Core.
 type Config struct {
 	Node  ib.GUID // this node's, not 0
 	Epoch Epoch   // of this start: random, not 0
-	// Peers are the node GUIDs of the peers, 0 where the one that answers at the
-	// peer's address is taken.
+	// Peers are the node GUIDs of the peers; 0 accepts the GUID of the node that
+	// replies at the peer's address.
 	Peers []ib.GUID
 	// HelloEvery and DownAfter are the package's constants if 0.
 	HelloEvery, DownAfter time.Duration
-	// Event is told when a trunk comes up or goes down, on the Core's
-	// goroutine, within Handle or Tick. It must not call the Core. nil is told
-	// nothing.
+	// Event is called when a trunk comes up or goes down, on the Core's
+	// goroutine, within Handle or Tick. It must not call the Core. It may be nil.
 	Event func(Event)
-	// Read returns until when everything that came from a peer has been handled:
-	// it is not silence that a busy node has not read yet. nil: until Tick is
-	// called.
+	// Read returns the time up to which all datagrams of a peer have been
+	// handled, so that a busy node does not count unread datagrams as silence.
+	// nil: the time of Tick.
 	Read func(peer int) mono.Time
 }
 
@@ -61,45 +61,32 @@ type Event struct {
 	Restarted bool
 }
 
-// Remote is what a Batch needs to know of a peer. The zero value is a peer that
-// is down.
+// Remote is the state of a peer that a Batch depends on. The zero value is a
+// peer that is down.
 type Remote struct {
 	To Epoch // 0: down, nothing can be sent
 	// Limit is the size of the largest datagram, MinDatagram to MaxDatagram.
 	Limit int
 }
 
-// Counters count what one trunk received. They do not restart with the peer.
+// Counters count what one trunk received. They continue when the peer restarts.
 type Counters struct {
-	Datagrams, Bytes uint64 // accepted, hellos included
-	Packets          uint64 // delivered
-	Reassembled      uint64 // of these, from fragments
-	Lost             uint64 // datagrams that did not come, as far as their successors tell
-	Reordered        uint64 // came after a successor
-	GaveUp           uint64 // packets whose fragments did not all come in time
-	Hellos, Replies  uint64
-	Ups, Downs       uint64
-	Restarts         uint64
-	Drop             [NumRefusals]uint64 // datagrams, by Refusal
+	Datagrams   uint64 `counter:"rcvd_datagrams"` // accepted, hellos included
+	Bytes       uint64 `counter:"rcvd_bytes"`     // of those datagrams
+	Packets     uint64 `counter:"rcvd_packets"`   // delivered
+	Reassembled uint64 // of the delivered packets, those that arrived in fragments
+	Lost        uint64 // datagrams missing from the sequence
+	Reordered   uint64 // datagrams that arrived after a successor
+	Expired     uint64 `counter:"reassembly_expired"` // packets of which fragments did not arrive in time
+	Hellos      uint64 // accepted
+	Replies     uint64 `counter:"hello_replies"` // accepted
+	Ups, Downs  uint64 // changes of the trunk's state
+	Restarts    uint64 // of the peer
+	Drop        Refusals
 }
 
-// Each calls f with the snake-case name and the value of every counter, in a
-// fixed order.
-func (c *Counters) Each(f func(name string, v uint64)) {
-	for _, e := range [...]struct {
-		name string
-		v    uint64
-	}{
-		{"rcvd_datagrams", c.Datagrams}, {"rcvd_bytes", c.Bytes}, {"rcvd_packets", c.Packets}, {"reassembled", c.Reassembled},
-		{"lost", c.Lost}, {"reordered", c.Reordered}, {"reassembly_gave_up", c.GaveUp}, {"hellos", c.Hellos}, {"hello_replies", c.Replies},
-		{"ups", c.Ups}, {"downs", c.Downs}, {"restarts", c.Restarts},
-	} {
-		f(e.name, e.v)
-	}
-	for r := OK + 1; r < NumRefusals; r++ {
-		f("drop_"+r.String(), c.Drop[r])
-	}
-}
+// Each calls f with the name and the value of every counter, in a fixed order.
+func (c *Counters) Each(f func(name string, v uint64)) { counters.Each("", c, f) }
 
 // Status is the state of one trunk.
 type Status struct {
@@ -112,25 +99,25 @@ type Status struct {
 	Counters
 }
 
-const helloMemory = 8 // hellos whose replies give a round trip
+const helloMemory = 8 // newest hellos whose replies are measured
 
 // peer is the state of one trunk.
 type peer struct {
 	guid   ib.GUID // configured, or 0
 	status Status
 	heard  mono.Time // last datagram with the right epochs
-	// The epoch that was learned last, and the one before.
+	// The epoch that was proved last, and the one before.
 	last, before Epoch
-	// The epoch that hellos claim, when they last did, and the newest one's
-	// number. Nothing proves it, but it may be told back.
+	// The epoch that hellos claim, the time of the last such hello, and its
+	// number. Nothing proves the claim; it is only echoed in replies and hellos.
 	claim   Epoch
 	claimed mono.Time
 	theirNo uint32
-	// What goes out next: an answer, and a hello out of turn.
-	answer   bool
-	answerTo Epoch
-	answerNo uint32
-	hello    bool
+	// What Next sends: a reply, and a hello out of turn.
+	reply   bool
+	replyTo Epoch
+	replyNo uint32
+	hello   bool
 
 	helloNo uint32
 	sentAt  [helloMemory]mono.Time // by number of the hello
@@ -144,7 +131,7 @@ type Core struct {
 	peers []peer
 	pool  pool
 	next  mono.Time // of the hellos
-	// Peers before turn have been asked by Next since there was something new.
+	// Peers before turn have nothing for Next.
 	turn int
 }
 
@@ -177,15 +164,14 @@ func (c *Core) Peers() int { return len(c.peers) }
 func (c *Core) Status(peer int) Status {
 	p := &c.peers[peer]
 	s := p.status
-	s.GaveUp = p.parts.gaveUp
+	s.Expired = p.parts.expired
 	return s
 }
 
-// Handle takes a datagram that came from the address of a peer, delivers its
-// packets, at most MaxPackets, and returns their number. Each is part of the
-// datagram, or, of fragments, valid until Recycle. deliver may use a
-// Batch, not the Core. What is refused is counted. Afterwards Next may have
-// something.
+// Handle handles a datagram from the address of a peer, delivers its packets, at
+// most MaxPackets, and returns their number. A packet is a part of the datagram
+// or, if it was reassembled, valid until Recycle. deliver may use a Batch, but
+// not the Core. Refused datagrams are counted. The caller then calls Next.
 func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(peer int, packet []byte)) (delivered int) {
 	p := &c.peers[peer]
 	before := p.status.Packets
@@ -215,11 +201,11 @@ func (c *Core) Handle(now mono.Time, peer int, datagram []byte, deliver func(pee
 	return int(p.status.Packets - before)
 }
 
-// Recycle takes back the memory of the packets that Handle delivered.
+// Recycle reuses the memory of the packets that Handle delivered.
 func (c *Core) Recycle() { c.pool.recycle() }
 
-// permitted judges whom the datagram is from and for, but for what hellos may
-// bring.
+// permitted validates the sender and the receiver of the datagram. Hellos may
+// bring a new epoch.
 func (c *Core) permitted(p *peer, h *Header) Refusal {
 	s := &p.status
 	switch {
@@ -243,18 +229,19 @@ func (c *Core) permitted(p *peer, h *Header) Refusal {
 	return OK
 }
 
-// hello answers, and takes note of the sender if it hears us.
+// hello handles a hello: it schedules a reply, and the trunk is up if the hello
+// proves that the sender receives our datagrams.
 func (c *Core) hello(now mono.Time, i int, h *Header) Refusal {
 	p := &c.peers[i]
 	p.status.Hellos++
-	p.answer, p.answerTo, p.answerNo = true, h.From, h.Seq
+	p.reply, p.replyTo, p.replyNo = true, h.From, h.Seq
 	c.turn = 0
 	stale := h.From == p.claim && int32(h.Seq-p.theirNo) <= 0
 	switch {
 	case h.To == c.cfg.Epoch:
 		c.alive(now, i, h)
 	case h.To == 0 && p.status.Up && h.From == p.status.Epoch && !stale:
-		// It does not hear us, and drops what we send.
+		// The peer receives nothing of ours, and drops our data.
 		c.down(now, i, false)
 	}
 	if !stale {
@@ -275,7 +262,7 @@ func (c *Core) reply(now mono.Time, i int, h *Header) Refusal {
 	return OK
 }
 
-// measure smooths the round trip as RFC 6298 does.
+// measure smooths the round-trip time as RFC 6298 does.
 func (p *peer) measure(rtt time.Duration) {
 	s := &p.status
 	s.LastRTT = rtt
@@ -285,7 +272,7 @@ func (p *peer) measure(rtt time.Duration) {
 	s.RTT += (rtt - s.RTT) / 8
 }
 
-// alive takes note of a sender that proved it hears us.
+// alive handles the proof that the peer receives our datagrams.
 func (c *Core) alive(now mono.Time, i int, h *Header) {
 	p := &c.peers[i]
 	s := &p.status
@@ -302,7 +289,7 @@ func (c *Core) alive(now mono.Time, i int, h *Header) {
 	}
 	if h.From != p.last {
 		p.before, p.last = p.last, h.From
-		// Within an epoch numbers go on, whatever the trunk does.
+		// Within an epoch sequence numbers go on while the trunk goes down and up.
 		for _, w := range p.streams {
 			if w != nil {
 				*w = window{}
@@ -311,7 +298,7 @@ func (c *Core) alive(now mono.Time, i int, h *Header) {
 	}
 	s.Up, s.Node, s.Epoch, s.Since = true, h.Node, h.From, now
 	s.Ups++
-	p.hello = true // it may wait for this to send
+	p.hello = true // the peer may need it to bring its end up
 	c.turn = 0
 	c.cfg.Event(Event{Peer: i, Up: true, Node: h.Node, Epoch: h.From, Restarted: restarted})
 }
@@ -321,20 +308,20 @@ func (c *Core) down(now mono.Time, i int, restarted bool) {
 	s := &p.status
 	s.Up, s.Epoch, s.Since, s.RTT = false, 0, now, 0
 	s.Downs++
-	p.hello = true // the other end may hear us still, and shall not think that we hear it
+	p.hello = true // a peer that still receives ours learns that this end is down
 	c.turn = 0
 	p.parts.clear(&c.pool)
 	c.cfg.Event(Event{Peer: i, Node: s.Node, Restarted: restarted})
 }
 
-// sequence accounts for a datagram of a stream.
+// sequence applies the sequence window to a datagram of a stream.
 func (p *peer) sequence(h *Header) Refusal {
 	w := p.streams[h.Stream]
 	if w == nil {
 		w = new(window) // once per stream and peer
 		p.streams[h.Stream] = w
 	}
-	v := w.take(h.Seq)
+	v := w.accept(h.Seq)
 	p.status.Lost += uint64(v.gap)
 	if v.late {
 		p.status.Reordered++
@@ -382,7 +369,7 @@ func (c *Core) fragment(now mono.Time, i int, h *Header, body []byte, deliver fu
 	return why
 }
 
-// read is until when everything that came from a peer has been handled.
+// read returns the time up to which all datagrams of a peer have been handled.
 func (c *Core) read(now mono.Time, peer int) mono.Time {
 	if c.cfg.Read == nil {
 		return now
@@ -390,8 +377,8 @@ func (c *Core) read(now mono.Time, peer int) mono.Time {
 	return c.cfg.Read(peer)
 }
 
-// Tick does what time asks for: hellos, and trunks that have not been heard of.
-// Afterwards Next may have something.
+// Tick schedules hellos, and takes down trunks whose peer was silent for
+// DownAfter. The caller then calls Next.
 func (c *Core) Tick(now mono.Time) {
 	for i := range c.peers {
 		if p := &c.peers[i]; p.status.Up && c.read(now, i).Sub(p.heard) >= c.cfg.DownAfter {
@@ -409,8 +396,8 @@ func (c *Core) Tick(now mono.Time) {
 	c.turn = 0
 }
 
-// Deadline returns when Tick must be called next, which is not later than now
-// while it waits for Config.Read; 0 where there is no peer.
+// Deadline returns when Tick must be called next, which is in the past while
+// Tick waits for Config.Read; 0 if there is no peer.
 func (c *Core) Deadline() mono.Time {
 	if len(c.peers) == 0 {
 		return 0
@@ -428,15 +415,15 @@ func (c *Core) Deadline() mono.Time {
 }
 
 // Next writes the next hello or reply to b, which has room for HeaderLen
-// octets, and returns whom it is for; ok is false when there is none.
+// octets, and returns the peer to send it to; ok is false if there is none.
 func (c *Core) Next(now mono.Time, b []byte) (peer, n int, ok bool) {
 	for ; c.turn < len(c.peers); c.turn++ {
 		p := &c.peers[c.turn]
 		h := Header{From: c.cfg.Epoch, Node: c.cfg.Node}
 		switch {
-		case p.answer:
-			p.answer = false
-			h.Kind, h.To, h.Seq = HelloReply, p.answerTo, p.answerNo
+		case p.reply:
+			p.reply = false
+			h.Kind, h.To, h.Seq = HelloReply, p.replyTo, p.replyNo
 		case p.hello:
 			p.hello = false
 			p.helloNo++

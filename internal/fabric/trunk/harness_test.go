@@ -69,7 +69,7 @@ func (e *end) send(slack int, packets ...[]byte) {
 	for _, p := range packets {
 		b := e.batch.Reserve(0, min(len(p)+slack, MaxPacket))
 		if b == nil {
-			e.t.Fatalf("no room for %d octets: %v", len(p), e.batch.Lost(0))
+			e.t.Fatalf("no room for %d octets: %v", len(p), e.batch.Drops(0))
 		}
 		copy(b, p)
 		e.batch.Commit(ms, len(p))

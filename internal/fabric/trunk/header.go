@@ -21,8 +21,8 @@ const (
 	FragmentLen = HeaderLen + 4
 	lengthLen   = 2 // before each packet of a data datagram
 
-	// MaxPacket bounds a native packet: what the length field of a 16B header
-	// can say, rounded up.
+	// MaxPacket bounds a native packet: the largest length of a 16B header,
+	// rounded up.
 	MaxPacket = 16384
 	// MaxPackets bounds the packets of a data datagram, so that a carrier can
 	// bound what it delivers at once.
@@ -42,7 +42,7 @@ const (
 	MaxPartial = 128
 )
 
-// Times, of a Config that does not say otherwise.
+// Default times of a Config.
 const (
 	HelloEvery = 100 * time.Millisecond
 	DownAfter  = 300 * time.Millisecond
@@ -67,7 +67,7 @@ const (
 	numKinds
 )
 
-// Epoch tells the starts of a node apart. 0 is none.
+// Epoch identifies one start of a node. 0 is none.
 type Epoch uint32
 
 // Refusal is why a datagram was dropped.
@@ -83,7 +83,7 @@ const (
 	BadIdentity         // node or epoch is 0
 	BadBody             // packet boundaries or fragment fields break the rules
 	WrongNode           // not the peer's node GUID
-	WrongEpoch          // from or to is not the one known
+	WrongEpoch          // from or to is not the epoch of this trunk
 	PeerDown            // data before the trunk is up
 	Duplicate           //
 	TooOld              // below the sequence window
@@ -94,12 +94,23 @@ const (
 var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "bad_identity", "bad_body", "wrong_node",
 	"wrong_epoch", "peer_down", "duplicate", "too_old", "bad_fragment"}
 
-// String returns the name that counters use.
+// String returns the counter name of r.
 func (r Refusal) String() string {
 	if r < NumRefusals {
 		return refusals[r]
 	}
 	return "unknown"
+}
+
+// Refusals counts datagrams by Refusal.
+type Refusals [NumRefusals]uint64
+
+// CounterName implements counters.Namer.
+func (Refusals) CounterName(i int) string {
+	if Refusal(i) == OK {
+		return ""
+	}
+	return "drop_" + Refusal(i).String()
 }
 
 // Header begins every datagram.
@@ -123,8 +134,8 @@ func (h *Header) Put(b []byte) {
 	be.PutUint64(b[16:], uint64(h.Node))
 }
 
-// Parse decodes the header of the datagram b and judges it by itself. The body
-// is what follows it.
+// Parse decodes and validates the header of the datagram b, without regard to
+// the state of the trunk. The body is the rest of b.
 func (h *Header) Parse(b []byte) (body []byte, why Refusal) {
 	if len(b) < HeaderLen {
 		return nil, Short

@@ -78,8 +78,8 @@ func TestHeaderRefusals(t *testing.T) {
 			t.Errorf("refusal %d is called %q", r, s)
 		}
 	}
-	for l := range NumLost + 1 {
-		if s := l.String(); s == "" || (s == "unknown") != (l == NumLost) {
+	for l := range NumDrops + 1 {
+		if s := l.String(); s == "" || (s == "unknown") != (l == NumDrops) {
 			t.Errorf("loss %d is called %q", l, s)
 		}
 	}

@@ -9,14 +9,14 @@ import (
 )
 
 // pool is the memory of packets in reassembly and of those delivered, by size.
-// It grows to the most that was needed at once: MaxPartial packets of each peer,
-// and what was delivered between two calls of recycle.
+// It grows to the largest amount in use at once: at most MaxPartial packets of
+// each peer, and the packets delivered between two calls of recycle.
 type pool struct {
 	free [classes][][]byte
 	done [][]byte
 }
 
-// classes are powers of two, to what holds MaxPacket and the padding.
+// classes are powers of two up to MaxPacket with its padding.
 const classes = 16
 
 func class(n int) int { return bits.Len(uint(n - 1)) }
@@ -51,24 +51,25 @@ type partial struct {
 	count  uint8
 	length uint16
 	got    uint32    // bit i: fragment i is there
-	since  mono.Time // arrival of the first that came
-	order  uint64    // of that arrival
+	since  mono.Time // arrival of the first fragment
+	order  uint64    // rank of that arrival
 	data   []byte    // of the pool: the packet, and room for the last fragment's padding
 }
 
 // partials are the packets of one peer in reassembly.
 type partials struct {
-	slot   [MaxPartial]*partial // those in use come first; behind them nil, or free
+	slot   [MaxPartial]*partial // slots in use come first; behind them nil, or free
 	used   int
-	recent int // index of the one that the next fragment is likely for
+	recent int // index of the packet that the last fragment belonged to
 	order  uint64
-	// gaveUp counts packets whose other fragments did not come in time, or
-	// before too many others began.
-	gaveUp uint64
+	// expired counts packets that were dropped because fragments did not arrive
+	// in time, or because MaxPartial newer packets needed the slot.
+	expired uint64
 }
 
-// add takes one fragment and returns the packet when it is whole, valid until
-// the pool's next recycle. why is BadFragment where it is not like the others.
+// add adds one fragment and returns the packet once it is complete, valid until
+// the pool's next recycle. why is BadFragment if the fragment's count or length
+// differs from those of the packet's other fragments.
 func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece, data []byte) (whole []byte, why Refusal) {
 	id := seq - uint32(p.index)
 	i := r.find(stream, id)
@@ -79,8 +80,8 @@ func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece
 	if int(s.count) != p.count || int(s.length) != p.length {
 		return nil, BadFragment
 	}
-	// Invariant: find tells packets apart by stream and id, and the sequence
-	// window lets each number pass once, so a fragment comes once.
+	// Invariant: stream and id identify a packet, and the sequence window accepts
+	// each number once, so that each fragment arrives here once.
 	copy(s.data[p.index*len(data):], data)
 	s.got |= 1 << p.index
 	if s.got != 1<<s.count-1 {
@@ -91,7 +92,7 @@ func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece
 	return s.data[:s.length:s.length], OK
 }
 
-// find returns the index of a packet, -1 if it is not there.
+// find returns the index of a packet, or -1.
 func (r *partials) find(stream uint8, id uint32) int {
 	is := func(s *partial) bool { return s.id == id && s.stream == stream }
 	if r.recent < r.used && is(r.slot[r.recent]) {
@@ -106,7 +107,7 @@ func (r *partials) find(stream uint8, id uint32) int {
 	return -1
 }
 
-// begin takes a free slot, or that of the oldest packet.
+// begin allocates a slot; if none is free, it drops the oldest packet.
 func (r *partials) begin(now mono.Time, m *pool, stream uint8, id uint32, p piece) int {
 	if r.used == MaxPartial {
 		oldest := 0
@@ -115,7 +116,7 @@ func (r *partials) begin(now mono.Time, m *pool, stream uint8, id uint32, p piec
 				oldest = i
 			}
 		}
-		r.giveUp(oldest, m)
+		r.drop(oldest, m)
 	}
 	i := r.used
 	r.used++
@@ -131,30 +132,30 @@ func (r *partials) begin(now mono.Time, m *pool, stream uint8, id uint32, p piec
 	return i
 }
 
-// end frees a slot, not its data.
+// end frees a slot, but not its data.
 func (r *partials) end(i int) {
 	r.used--
 	r.slot[i], r.slot[r.used] = r.slot[r.used], r.slot[i]
 }
 
-func (r *partials) giveUp(i int, m *pool) {
-	r.gaveUp++
+func (r *partials) drop(i int, m *pool) {
+	r.expired++
 	m.put(r.slot[i].data)
 	r.end(i)
 }
 
-// expire gives up what is older than PartialAge.
+// expire drops the packets that are older than PartialAge.
 func (r *partials) expire(now mono.Time, m *pool) {
 	for i := r.used - 1; i >= 0; i-- {
 		if now.Sub(r.slot[i].since) >= PartialAge {
-			r.giveUp(i, m)
+			r.drop(i, m)
 		}
 	}
 }
 
-// clear gives up everything.
+// clear drops all packets.
 func (r *partials) clear(m *pool) {
 	for r.used > 0 {
-		r.giveUp(r.used-1, m)
+		r.drop(r.used-1, m)
 	}
 }

@@ -62,8 +62,8 @@ func TestHostileFragments(t *testing.T) {
 		b.handle(2*ms, fragment(uint8(i%MaxStreams), 100+i/MaxStreams*40, piece{0, 32, MaxPacket}, make([]byte, 512)))
 	}
 	parts := &b.core.peers[0].parts
-	if parts.used != MaxPartial || parts.gaveUp != n-MaxPartial {
-		t.Errorf("%d in reassembly, %d given up, want %d and %d", parts.used, parts.gaveUp, MaxPartial, n-MaxPartial)
+	if parts.used != MaxPartial || parts.expired != n-MaxPartial {
+		t.Errorf("%d in reassembly, %d given up, want %d and %d", parts.used, parts.expired, MaxPartial, n-MaxPartial)
 	}
 	memory := func() (n int) {
 		for _, s := range parts.slot[:parts.used] {
@@ -95,8 +95,8 @@ func TestHostileFragments(t *testing.T) {
 	if now := memory(); now != most {
 		t.Errorf("%d octets in use after %d: memory is lost or was taken twice", now, most)
 	}
-	if parts.used != 0 || b.core.Status(0).GaveUp != n-1 {
-		t.Errorf("%d in reassembly, %d given up", parts.used, b.core.Status(0).GaveUp)
+	if parts.used != 0 || b.core.Status(0).Expired != n-1 {
+		t.Errorf("%d in reassembly, %d given up", parts.used, b.core.Status(0).Expired)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestAge(t *testing.T) {
 			b.core.Tick(at.Add(time.Millisecond))
 		}
 		b.handle(at.Add(time.Millisecond), d[1])
-		if (len(b.got) == 0) != late || (b.core.Status(0).GaveUp == 1) != late {
+		if (len(b.got) == 0) != late || (b.core.Status(0).Expired == 1) != late {
 			t.Errorf("late=%v: %d packets, %+v", late, len(b.got), b.core.Status(0))
 		}
 	}
@@ -153,7 +153,7 @@ func TestDownClears(t *testing.T) {
 	d := a.datagrams()
 	b.handle(2*ms, d[0])
 	b.core.Tick(500 * ms)
-	if s := b.core.Status(0); s.Up || s.GaveUp != 1 || b.core.peers[0].parts.used != 0 {
+	if s := b.core.Status(0); s.Up || s.Expired != 1 || b.core.peers[0].parts.used != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -2,11 +2,11 @@
 
 package trunk
 
-// windowSize is how far below the newest a sequence number may arrive.
+// windowSize bounds how far below the newest a sequence number may arrive.
 const windowSize = 1024
 
-// window is the receiver's account of one stream of one epoch. The zero value
-// has seen nothing.
+// window is the receiver's sequence window of one stream of one epoch. The zero
+// value has received nothing.
 type window struct {
 	begun bool
 	young bool                    // first is less than windowSize below top
@@ -15,16 +15,16 @@ type window struct {
 	seen  [windowSize / 64]uint64 // bit n%windowSize: n of (top-windowSize, top] arrived
 }
 
-// verdict is what a sequence number says of its datagram.
+// verdict is the result of a sequence number.
 type verdict struct {
 	why    Refusal // OK, Duplicate or TooOld
 	gap    uint32  // numbers skipped just now
 	late   bool    // below the top
-	filled bool    // and one of those skipped earlier
+	filled bool    // late, and one of the numbers skipped earlier
 }
 
-// take accounts for a datagram with number n.
-func (w *window) take(n uint32) (v verdict) {
+// accept records the arrival of a datagram with number n.
+func (w *window) accept(n uint32) (v verdict) {
 	if !w.begun {
 		*w = window{begun: true, young: true, first: n, top: n}
 		w.set(n)
@@ -32,7 +32,7 @@ func (w *window) take(n uint32) (v verdict) {
 	}
 	d := n - w.top
 	if int32(d) > 0 {
-		w.forget(d)
+		w.advance(d)
 		w.top = n
 		w.set(n)
 		w.young = w.young && d < windowSize && n-w.first < windowSize
@@ -47,14 +47,14 @@ func (w *window) take(n uint32) (v verdict) {
 	default:
 		w.set(n)
 		v.late = true
-		// What was overtaken by the first was never missed.
+		// Numbers below the first were never counted as missing.
 		v.filled = !w.young || int32(n-w.first) > 0
 	}
 	return v
 }
 
-// forget makes room for the d numbers above top.
-func (w *window) forget(d uint32) {
+// advance clears the bits of the d numbers above top.
+func (w *window) advance(d uint32) {
 	if d >= windowSize {
 		clear(w.seen[:])
 		return

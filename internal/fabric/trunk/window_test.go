@@ -14,7 +14,7 @@ type model struct {
 	seen       map[int64]bool
 }
 
-func (m *model) take(n int64) verdict {
+func (m *model) accept(n int64) verdict {
 	if m.seen == nil {
 		m.seen, m.first, m.top = map[int64]bool{n: true}, n, n
 		return verdict{}
@@ -45,7 +45,7 @@ func TestWindow(t *testing.T) {
 			if m.seen == nil {
 				at = 1<<33 - 500 + step
 			}
-			if got, want := w.take(uint32(at)), m.take(at); got != want {
+			if got, want := w.accept(uint32(at)), m.accept(at); got != want {
 				t.Fatalf("%d after %d: got %+v, want %+v", at, m.top, got, want)
 			}
 		}

@@ -13,8 +13,8 @@ type (
 	mftBlock [BlockMLIDs]PortSet
 )
 
-// noLIDs is the block of a table nobody wrote. Invariant: blocks that a
-// Builder does not own are never written.
+// noLIDs and noMLIDs are the blocks of a table that was never written.
+// Invariant: blocks that a Builder does not own are never written.
 var (
 	noLIDs  = func() (b lftBlock) { fill(&b); return }()
 	noMLIDs mftBlock
@@ -26,7 +26,7 @@ func fill(b *lftBlock) {
 	}
 }
 
-// Port is what forwarding needs to know of one port.
+// Port holds the settings of one port that forwarding depends on.
 type Port struct {
 	State ib.PortState
 	// EnforceIn and EnforceOut make the switch compare the partition key of
@@ -47,12 +47,12 @@ type Globals struct {
 	PrimaryPort, NotPrimaryPort uint8
 }
 
-// Table is one state of a switch. It never changes: any number of goroutines
-// may use it. The zero Table has no ports; New makes one.
+// Table is one state of a switch. It is immutable, so that any number of
+// goroutines may use it. The zero Table has no ports; a Builder makes one.
 type Table struct {
 	ports []Port
 	Globals
-	// What the ports' states come to: may send data, may receive data, has a
+	// Derived from the ports' settings: may send data, may receive data, has a
 	// link, checks outbound keys.
 	send, recv, up, checkOut PortSet
 
@@ -114,8 +114,8 @@ func (t *Table) Management(in uint8, dlid ib.LID) (out uint8, why Refusal) {
 }
 
 // Multicast returns the egress ports of a data packet with multicast
-// destination mlid, each once and without the port it came in by. Ports that
-// may not have the packet are left out; why names a refusal only where none
+// destination mlid, each once and without the ingress port. Ports that are not
+// ACTIVE or do not allow the key are left out; why is a refusal only if no port
 // remains.
 func (t *Table) Multicast(in uint8, mlid ib.LID, key ib.PKey) (out PortSet, why Refusal) {
 	if why := t.ingress(in, key); why != OK {
@@ -178,7 +178,7 @@ func (t *Table) Route24(in uint8, dlid uint32, key ib.PKey) (out PortSet, why Re
 	return t.Route(in, lid, key)
 }
 
-// ingress judges what does not depend on the destination.
+// ingress applies the rules that do not depend on the destination.
 func (t *Table) ingress(in uint8, key ib.PKey) Refusal {
 	if int(in) >= len(t.ports) {
 		return BadPort
@@ -192,7 +192,7 @@ func (t *Table) ingress(in uint8, key ib.PKey) Refusal {
 	return OK
 }
 
-// lookup finds the port that the linear table names.
+// lookup returns the port of the linear table's entry.
 func (t *Table) lookup(in uint8, dlid ib.LID) (uint8, Refusal) {
 	if dlid == 0 || dlid >= ib.LIDMulticastFirst {
 		return NoPort, BadLID
@@ -210,9 +210,8 @@ func (t *Table) lookup(in uint8, dlid ib.LID) (uint8, Refusal) {
 	return out, OK
 }
 
-// allowsIn reports whether the port that holds keys may send with key: it has
-// that partition, and nobody who is only a limited member of it claims to be
-// a full one.
+// allowsIn reports whether a port with the table keys may send with key: it is
+// a member of that partition, and a limited member does not send as a full one.
 func allowsIn(keys []ib.PKey, key ib.PKey) bool {
 	if key&0x7fff == 0 {
 		return false
@@ -225,7 +224,7 @@ func allowsIn(keys []ib.PKey, key ib.PKey) bool {
 	return false
 }
 
-// allowsOut reports whether the port that holds keys may receive what was sent
+// allowsOut reports whether a port with the table keys may receive a packet
 // with key: the receiver's own rule (IBA 10.9.3).
 func allowsOut(keys []ib.PKey, key ib.PKey) bool {
 	for _, k := range keys {
@@ -245,7 +244,7 @@ func (t *Table) LFT(n int) [BlockLIDs]uint8 {
 	return *t.lft[n]
 }
 
-// Entry returns what the unicast table says of lid.
+// Entry returns the entry of lid in the unicast table.
 func (t *Table) Entry(lid ib.LID) uint8 {
 	if lid >= ib.LIDMulticastFirst || t.lft[lid/BlockLIDs] == nil {
 		return NoPort
@@ -265,7 +264,7 @@ func (t *Table) MFT(n int, pos uint8) (m [BlockMLIDs]uint16) {
 	return m
 }
 
-// Members returns the ports that the multicast table names for mlid.
+// Members returns the ports of mlid's entry in the multicast table.
 func (t *Table) Members(mlid ib.LID) PortSet {
 	if mlid < ib.LIDMulticastFirst || mlid == ib.LIDPermissive || t.mft[0] == nil {
 		return PortSet{}
@@ -274,10 +273,9 @@ func (t *Table) Members(mlid ib.LID) PortSet {
 	return t.mft[m/BlockMLIDs][m%BlockMLIDs]
 }
 
-// Builder edits a switch: a Table that still changes. Blocks of tables are
-// shared with the snapshots taken of it and copied when first written after
-// one. It has one owner; its Table is the state it has at the moment, for
-// whoever owns the Builder.
+// Builder edits a switch. Its Table is the present state, for the goroutine that
+// owns the Builder; others get a Snapshot. Blocks of tables are shared with the
+// snapshots and copied at the first write after a snapshot.
 type Builder struct {
 	Table
 	ownLFT [(lftBlocks + 63) / 64]uint64
@@ -302,7 +300,7 @@ func NewBuilder(numPorts uint8) *Builder {
 	return b
 }
 
-// Snapshot returns the present state as a Table for others.
+// Snapshot returns the present state as an immutable Table.
 func (b *Builder) Snapshot() *Table {
 	t := b.Table
 	t.ports = slices.Clone(b.ports)
@@ -315,7 +313,7 @@ func (b *Builder) Snapshot() *Table {
 func (b *Builder) SetGlobals(g Globals) { b.Globals = g }
 
 // SetPort replaces the settings of port p and keeps a copy of its keys. A
-// port that does not exist is left alone.
+// port that does not exist is ignored.
 func (b *Builder) SetPort(p uint8, c Port) {
 	if int(p) >= len(b.ports) {
 		return
@@ -343,8 +341,8 @@ func (b *Builder) SetState(p uint8, s ib.PortState) {
 }
 
 // SetLFT replaces block n of the unicast table and reports whether there is
-// such a block. Entries above the last port lead nowhere, and are kept as
-// they are written.
+// such a block. Entries above the last port have no egress port, and read back
+// as they were written.
 func (b *Builder) SetLFT(n int, entries *[BlockLIDs]uint8) bool {
 	if n < 0 || n >= lftBlocks {
 		return false

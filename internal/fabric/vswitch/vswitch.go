@@ -6,9 +6,9 @@
 // enforcement, made by the switch's subnet management agent; then, per packet,
 // the ingress port, the destination LID and the partition key. What goes out:
 // egress ports, or the name of the rule that drops the packet. The links of a
-// node call it for each packet, on any lane, through one shared snapshot; so
-// it never allocates, locks or changes anything on that path, and it never
-// sees a packet's bytes. The rules are those of IBA volume 1, 18.2.4.
+// node call it for each packet, on any lane, through one shared snapshot. That
+// path never allocates, locks or writes, and it never reads a packet's bytes.
+// The rules are those of IBA volume 1, 18.2.4.
 package vswitch
 
 import (
@@ -21,8 +21,8 @@ import (
 const (
 	// MaxPorts is the highest port number. 255 means "no port" in tables.
 	MaxPorts = 254
-	// NoPort is the entry of a forwarding table, or of a default port, that
-	// leads nowhere.
+	// NoPort is the value of a forwarding table's entry, or of a default port,
+	// without an egress port.
 	NoPort uint8 = 0xff
 	// BlockLIDs and BlockMLIDs are the entries that one management datagram
 	// carries of the unicast and of the multicast table.
@@ -49,14 +49,14 @@ type Refusal uint8
 const (
 	OK           Refusal = iota
 	BadPort              // the ingress port does not exist
-	BadLID               // the DLID is 0, or permissive on a data packet; 16B: or no LID of this fabric, or the SLID none of a port
+	BadLID               // DLID 0, or permissive on a data packet; 16B: a DLID or SLID outside this fabric's ranges
 	IngressState         // the ingress port is not ARMED or ACTIVE (a management packet: its link is down)
-	EgressState          // the egress port, or every one of a multicast, is not ACTIVE (a management packet: its link is down)
+	EgressState          // the egress port, or each port of a multicast packet, is not ACTIVE (a management packet: its link is down)
 	AboveTop             // the DLID is above LinearFDBTop
-	Unreachable          // the forwarding entry names no port of the switch
-	Loopback             // the only way leads back where the packet came from
+	Unreachable          // the forwarding entry is no port of the switch
+	Loopback             // the egress port is the ingress port
 	PKeyIn               // the ingress port's partition table does not allow the key
-	PKeyOut              // the egress port's, or that of every one of a multicast, does not
+	PKeyOut              // that of the egress port, or of each port of a multicast packet, does not
 	NoMembers            // the multicast entry, without the ingress port, is empty
 	NumRefusals  = iota
 )
@@ -72,6 +72,17 @@ func (r Refusal) String() string {
 	return "unknown"
 }
 
+// Refusals counts packets by Refusal.
+type Refusals [NumRefusals]uint64
+
+// CounterName implements counters.Namer.
+func (Refusals) CounterName(i int) string {
+	if Refusal(i) == OK {
+		return ""
+	}
+	return "drop_route_" + Refusal(i).String()
+}
+
 // PortSet is a set of port numbers 0 … 255, as a value. Ports 16p … 16p+15
 // are position p of a multicast forwarding table.
 type PortSet [4]uint64
@@ -79,7 +90,7 @@ type PortSet [4]uint64
 // Add puts port p into the set.
 func (s *PortSet) Add(p uint8) { s[p>>6] |= 1 << (p & 63) }
 
-// Remove takes port p out of the set.
+// Remove removes port p from the set.
 func (s *PortSet) Remove(p uint8) { s[p>>6] &^= 1 << (p & 63) }
 
 // Has reports whether port p is in the set.
@@ -98,8 +109,8 @@ func (s PortSet) And(o PortSet) PortSet {
 	return PortSet{s[0] & o[0], s[1] & o[1], s[2] & o[2], s[3] & o[3]}
 }
 
-// Next takes the lowest port out of the set and returns it; ok is false when
-// there is none. A loop over a copy of a set is
+// Next removes the lowest port from the set and returns it; ok is false if the
+// set is empty. A loop over a copy of a set is
 // for p, ok := s.Next(); ok; p, ok = s.Next().
 func (s *PortSet) Next() (p uint8, ok bool) {
 	for i := range s {
@@ -121,10 +132,10 @@ func (s *PortSet) SetPart(pos uint8, mask uint16) {
 	*w = *w&^(0xffff<<shift) | uint64(mask)<<shift
 }
 
-// LIDOf24 maps a 24-bit LID of a 16B packet to the 16-bit LID that the tables
-// know: unicast LIDs are the same, multicast LID m is 0xf00000 + (m-0xc000),
-// all ones is permissive. ok is false for every other number: no port of this
-// fabric has it.
+// LIDOf24 maps the 24-bit LID of a 16B packet to the 16-bit LID of the tables:
+// unicast LIDs are the same, multicast LID m is 0xf00000 + (m-0xc000), all ones
+// is permissive. ok is false for every other number: no port of this fabric
+// can have it.
 func LIDOf24(lid uint32) (l ib.LID, ok bool) {
 	switch {
 	case lid < uint32(ib.LIDMulticastFirst):

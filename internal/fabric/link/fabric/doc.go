@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 
 	"weft/internal/fabric/vswitch"
+	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -103,19 +104,27 @@ type Config struct {
 	Manage func(d *mad.Datagram)
 }
 
-// Counters count what a Link did and, each by its name, what it dropped.
+// Counters count the packets of a Link and, each by its reason, those it dropped.
 type Counters struct {
-	SentPackets, SentBytes, RcvdPackets, RcvdBytes   uint64
-	Forwarded, LoopedBack, ToManagement              uint64
-	DropRun, DropSourceFault, DropNoRoom, DropNoPlug uint64
-	DropOwnSource                                    uint64 // came over a trunk with a LID of this node as its source
-	// Of 16B packets: given to a function; dropped because who they are for has
-	// no port for them, because they passed too many switches, and multicast
-	// packets on the service channel of management.
-	Taken16, Drop16NoPort, Drop16Age, Drop16SC uint64
-	DropRefusal                                [wire.NumRefusals]uint64
-	DropRoute                                  [vswitch.NumRefusals]uint64
+	SentPackets, SentBytes, RcvdPackets, RcvdBytes uint64
+	Forwarded                                      uint64 // from a trunk to a trunk
+	LoopedBack                                     uint64 // to a function of this node, through the packet format
+	ToManagement                                   uint64 // datagrams to queue pairs 0 and 1
+	DropBurst                                      uint64 // the burst breaks the contract of pkt.Burst or a limit of this package
+	DropSourceFault                                uint64 // the payload could not be read
+	DropNoRoom                                     uint64 // the loopback buffer is full
+	DropUnconnected                                uint64 // the egress port has neither a function nor a trunk
+	DropOwnSource                                  uint64 // arrived by a trunk with a source LID of this node
+	Accepted16                                     uint64 `counter:"accepted_16b"`     // 16B packets that a function accepted
+	Drop16NoPort                                   uint64 `counter:"drop_16b_no_port"` // the function has no port for the 16B packet
+	Drop16Age                                      uint64 `counter:"drop_16b_age"`     // 16B packets that passed too many switches
+	Drop16SC                                       uint64 `counter:"drop_16b_sc"`      // multicast 16B packets on the service channel of management
+	DropRefusal                                    wire.Refusals
+	DropRoute                                      vswitch.Refusals
 }
+
+// Each calls f with the name and the value of every counter, in a fixed order.
+func (c *Counters) Each(f func(name string, v uint64)) { counters.Each("", c, f) }
 
 // PeerCounters count what went over one trunk; data is in words of four bytes,
 // from the LRH through the ICRC (IBA volume 1, 16.1.3.5).
@@ -123,36 +132,6 @@ type PeerCounters struct {
 	XmitData, RcvData, XmitPkts, RcvPkts uint64
 	MulticastXmit, MulticastRcv          uint64
 	XmitDiscards, RcvErrors              uint64
-}
-
-// Each calls f with the name and value of every counter.
-func (c *Counters) Each(f func(name string, v uint64)) {
-	f("sent_packets", c.SentPackets)
-	f("sent_bytes", c.SentBytes)
-	f("rcvd_packets", c.RcvdPackets)
-	f("rcvd_bytes", c.RcvdBytes)
-	f("forwarded", c.Forwarded)
-	f("looped_back", c.LoopedBack)
-	f("to_management", c.ToManagement)
-	f("drop_run", c.DropRun)
-	f("drop_source_fault", c.DropSourceFault)
-	f("drop_no_room", c.DropNoRoom)
-	f("drop_no_plug", c.DropNoPlug)
-	f("drop_own_source", c.DropOwnSource)
-	f("taken_16b", c.Taken16)
-	f("drop_16b_no_port", c.Drop16NoPort)
-	f("drop_16b_age", c.Drop16Age)
-	f("drop_16b_sc", c.Drop16SC)
-	for i, v := range c.DropRefusal {
-		if wire.Refusal(i) != wire.OK {
-			f("drop_"+wire.Refusal(i).String(), v)
-		}
-	}
-	for i, v := range c.DropRoute {
-		if vswitch.Refusal(i) != vswitch.OK {
-			f("drop_route_"+vswitch.Refusal(i).String(), v)
-		}
-	}
 }
 
 // Limits.

@@ -139,9 +139,9 @@ func TestEgressRefusals(t *testing.T) {
 		do       func(e *end)
 		counter  string
 	}{
-		{"another function's LID", 2, packet16(1, 2, 0xffff, 60, nil), nil, "drop_no_plug"},
-		{"another node's LID", 1, packet16(2, 1, 0xffff, 60, nil), nil, "drop_no_plug"},
-		{"a LID without an entry", 1, packet16(77, 2, 0xffff, 60, nil), nil, "drop_no_plug"},
+		{"another function's LID", 2, packet16(1, 2, 0xffff, 60, nil), nil, "drop_unconnected"},
+		{"another node's LID", 1, packet16(2, 1, 0xffff, 60, nil), nil, "drop_unconnected"},
+		{"a LID without an entry", 1, packet16(77, 2, 0xffff, 60, nil), nil, "drop_unconnected"},
 		{"from a group", 1, packet16(0xf00001, 2, 0xffff, 60, nil), nil, "drop_route_bad_lid"},
 		{"from LID 0", 1, packet16(0, 2, 0xffff, 60, nil), nil, "drop_route_bad_lid"},
 		{"to itself", 1, packet16(1, 1, 0xffff, 60, nil), nil, "drop_route_loopback"},

@@ -60,7 +60,7 @@ func (l *Link) Open16(function uint16, h *wire.Header16) (e Egress16, ok bool) {
 	}
 	in := t.Entry(slid)
 	if w.At(in) != (Plug{Function, function}) {
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return e, false
 	}
 	return l.open16(t, w, in, h, l.cfg.WireLocal)
@@ -155,7 +155,7 @@ func (l *Link) Send16(now mono.Time, p []byte) {
 	}
 	in := t.Entry(slid)
 	if w.At(in).Kind != Function {
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return
 	}
 	e, ok := l.open16(t, w, in, &h, true)
@@ -286,5 +286,5 @@ func (l *Link) take16(function uint16, h *wire.Header16, p []byte) {
 		l.c.Drop16NoPort++
 		return
 	}
-	l.c.Taken16++
+	l.c.Accepted16++
 }

@@ -116,7 +116,7 @@ func TestSend16(t *testing.T) {
 		}
 	}
 	c, d := nodes[1].PeerCounters(0), nodes[1].PeerCounters(1)
-	if c.RcvPkts != 33 || c.MulticastRcv != 11 || d.XmitPkts != 22 || d.MulticastXmit != 11 || nodes[1].Counters().Taken16 != 22 ||
+	if c.RcvPkts != 33 || c.MulticastRcv != 11 || d.XmitPkts != 22 || d.MulticastXmit != 11 || nodes[1].Counters().Accepted16 != 22 ||
 		nodes[0].PeerCounters(1).XmitData != c.RcvData || d.XmitData != nodes[2].PeerCounters(0).RcvData {
 		t.Errorf("the node in the middle counted %+v and %+v", c, d)
 	}
@@ -230,8 +230,8 @@ func TestDrops16(t *testing.T) {
 		{"permissive LID", func(n []*end) { n[0].Send16(1, packet16(1, 0xffffff, 0xffff, 60, nil)) }, 0, "drop_route_bad_lid"},
 		{"from a group", func(n []*end) { n[0].Send16(1, packet16(0xf00001, 2, 0xffff, 60, nil)) }, 0, "drop_route_bad_lid"},
 		{"from nobody", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(0, 2, 0xffff, 60, nil))}} }, 1, "drop_route_bad_lid"},
-		{"from another node's function", func(n []*end) { n[0].Send16(1, packet16(2, 3, 0xffff, 60, nil)) }, 0, "drop_no_plug"},
-		{"from a LID without an entry", func(n []*end) { n[0].Send16(1, packet16(77, 3, 0xffff, 60, nil)) }, 0, "drop_no_plug"},
+		{"from another node's function", func(n []*end) { n[0].Send16(1, packet16(2, 3, 0xffff, 60, nil)) }, 0, "drop_unconnected"},
+		{"from a LID without an entry", func(n []*end) { n[0].Send16(1, packet16(77, 3, 0xffff, 60, nil)) }, 0, "drop_unconnected"},
 		{"from itself", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(2, 3, 0xffff, 60, nil))}} }, 1, "drop_own_source"},
 		{"to itself", func(n []*end) { n[0].Send16(1, packet16(1, 1, 0xffff, 60, nil)) }, 0, "drop_route_loopback"},
 		{"CRC", func(n []*end) {
@@ -263,7 +263,7 @@ func TestDrops16(t *testing.T) {
 			if i == c.at {
 				want[c.counter] = 1
 			}
-			if fmt.Sprint(drops) != fmt.Sprint(want) || len(got[i]) != 0 || count.Taken16 != 0 {
+			if fmt.Sprint(drops) != fmt.Sprint(want) || len(got[i]) != 0 || count.Accepted16 != 0 {
 				t.Errorf("%s: node %d dropped %v, want %v; took %d", c.name, i, drops, want, len(got[i]))
 			}
 		}

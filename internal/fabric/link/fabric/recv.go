@@ -46,7 +46,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 	w := l.cfg.Wiring.Load()
 	in, ok := w.PortOf(peer)
 	if !ok {
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return
 	}
 	if len(p) > 0 && p[0] == kind16 {
@@ -105,7 +105,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		case to.Kind == Function:
 			l.run(to.Number, p, &lrh, &grh, t)
 		default:
-			l.c.DropNoPlug++
+			l.c.DropUnconnected++
 		}
 		return
 	}
@@ -179,7 +179,7 @@ func (l *Link) deliver(p []byte) {
 	// The tables may have changed since it was sent.
 	to := l.cfg.Wiring.Load().At(l.cfg.Table.Load().Entry(lrh.DLID))
 	if to.Kind != Function {
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return
 	}
 	l.run(to.Number, p, &lrh, &grh, t)

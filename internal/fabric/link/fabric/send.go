@@ -21,7 +21,7 @@ import (
 // make: Send serves the trunks.
 func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !valid(r) {
-		l.c.DropRun += uint64(max(1, r.Count))
+		l.c.DropBurst += uint64(max(1, r.Count))
 		return mem.OK
 	}
 	t, w := l.cfg.Table.Load(), l.cfg.Wiring.Load()
@@ -188,7 +188,7 @@ func (l *Link) reserve(to Plug, n int) (p []byte) {
 	switch to.Kind {
 	case Peer:
 		if l.cfg.Trunk == nil {
-			l.c.DropNoPlug++
+			l.c.DropUnconnected++
 			return nil
 		}
 		p = l.cfg.Trunk.Reserve(int(to.Number), n)
@@ -201,7 +201,7 @@ func (l *Link) reserve(to Plug, n int) (p []byte) {
 			return l.loop[at : at+n : at+n]
 		}
 	default:
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return nil
 	}
 	if p == nil {
@@ -243,7 +243,7 @@ func (l *Link) commitWords(now mono.Time, to Plug, n, words int, multicast bool)
 func (l *Link) SendMAD(now mono.Time, out uint8, d *mad.Datagram) {
 	to := l.cfg.Wiring.Load().Port[out]
 	if to.Kind != Peer {
-		l.c.DropNoPlug++
+		l.c.DropUnconnected++
 		return
 	}
 	n := MADLen(d)

@@ -241,7 +241,7 @@ func (s *Sender) Inject(i trunk.Injector) { s.batch.Inject(i) }
 func (s *Sender) Reserve(peer, n int) []byte { return s.batch.Reserve(peer, n) }
 
 // Lost returns how many packets to a peer Reserve refused, by reason.
-func (s *Sender) Lost(peer int) [trunk.NumLost]uint64 { return s.batch.Lost(peer) }
+func (s *Sender) Lost(peer int) trunk.Drops { return s.batch.Drops(peer) }
 
 // Commit is that of udp.Sender.
 func (s *Sender) Commit(now mono.Time, n int) {

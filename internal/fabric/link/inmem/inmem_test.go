@@ -217,7 +217,7 @@ func TestLossyUnderlay(t *testing.T) {
 			if missing := uint64(n - len(b.got)); missing > dropped || f.Drop == 0 && missing != 0 {
 				t.Errorf("seed %d, %+v: %d of %d packets are missing, %d datagrams were dropped: %+v", seed, f, missing, n, dropped, got)
 			}
-			if f.Drop == 0 && (got.Lost != base.Lost || got.GaveUp != base.GaveUp) {
+			if f.Drop == 0 && (got.Lost != base.Lost || got.Expired != base.Expired) {
 				t.Errorf("seed %d, %+v: loss without loss: %+v", seed, f, got)
 			}
 			if (got.Drop[trunk.Duplicate] > base.Drop[trunk.Duplicate]) != (f.Duplicate > 0) || (got.Reordered > base.Reordered) != (f.Reorder > 0) {

@@ -176,6 +176,6 @@ func (l *Link) packet(p []byte, path *ib.Path) {
 	r.Count, r.MTU, r.Path, r.IPv4, r.Fault = 1, uint32(len(payload)), path, l.at.ipv4, false
 	r.Data = mem.BytesPayload(payload)
 	if l.joiner.Add() {
-		l.c.RcvdRuns++
+		l.c.RcvdBursts++
 	}
 }

@@ -337,7 +337,7 @@ func TestSendRefusals(t *testing.T) {
 	} {
 		r.Path = paths[0].path
 		a.c = Counters{}
-		if res := a.Send(0, &r, batch); res != mem.OK || a.Counters().DropRun != uint64(max(1, r.Count)) || a.tail != 0 {
+		if res := a.Send(0, &r, batch); res != mem.OK || a.Counters().DropBurst != uint64(max(1, r.Count)) || a.tail != 0 {
 			t.Errorf("%v of %d packets, %d bytes: got %v, %+v", r.Opcode, r.Count, r.Data.Len, res, a.Counters())
 		}
 	}

@@ -102,7 +102,7 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	case s == nil:
 		lost = &l.c.DropPath
 	case !valid(r):
-		lost = &l.c.DropRun
+		lost = &l.c.DropBurst
 	case !l.room(s, r):
 		lost = &l.c.DropBlocked
 	case !l.lay(s, v4, r, b):
@@ -110,7 +110,7 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 		return mem.SourceFault
 	default:
 		l.seal(r.Count)
-		l.c.SentRuns++
+		l.c.SentBursts++
 		// Invariant: unless blocked there is room for another run, of any
 		// flow, when Send returns.
 		if !l.blocked && (l.tail >= flushBytes || s.n > sendMessages-runMessages) {
@@ -128,12 +128,12 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 // that one, the next is inverted. Package fault uses it.
 func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
-		l.c.DropRun += uint64(r.Count)
+		l.c.DropBurst += uint64(r.Count)
 		return mem.OK
 	}
 	l.flush() // lest Send sends the packet at once
-	before := l.c.SentRuns
-	if res := l.Send(now, r, b); res != mem.OK || l.c.SentRuns == before {
+	before := l.c.SentBursts
+	if res := l.Send(now, r, b); res != mem.OK || l.c.SentBursts == before {
 		return res
 	}
 	at := l.pieces[0]
@@ -385,7 +385,7 @@ func (l *Link) refused(m *message, e unix.Errno) (again bool) {
 }
 
 func (l *Link) lost(m *message, e unix.Errno, n int) {
-	l.c.lost(e, uint64(n))
+	l.c.SendErrors.Count(e, uint64(n))
 	if e == unix.EMSGSIZE {
 		l.tooBig.to, l.tooBig.n = m.flow.dgid, m.size
 	}

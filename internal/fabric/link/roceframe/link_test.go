@@ -281,14 +281,14 @@ func TestSendRefusals(t *testing.T) {
 		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: gb, DGID: ga} }, 4},
 		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: ga, DGID: gid("fd09::2")} }, 4},
 		{"drop_path", func(r *pkt.Burst) { r.Path = &ib.Path{SGID: ga} }, 4},
-		{"drop_run", func(r *pkt.Burst) { r.Count = 3 }, 3},
-		{"drop_run", func(r *pkt.Burst) { r.Count = 0 }, 1},
-		{"drop_run", func(r *pkt.Burst) { r.MTU = 8192 }, 4},
-		{"drop_run", func(r *pkt.Burst) {
+		{"drop_burst", func(r *pkt.Burst) { r.Count = 3 }, 3},
+		{"drop_burst", func(r *pkt.Burst) { r.Count = 0 }, 1},
+		{"drop_burst", func(r *pkt.Burst) { r.MTU = 8192 }, 4},
+		{"drop_burst", func(r *pkt.Burst) {
 			r.Count, r.MTU = MaxCount+1, 256
 			r.Data = mem.BytesPayload(random(MaxCount*256 + 1))
 		}, MaxCount + 1},
-		{"drop_run", func(r *pkt.Burst) { r.Opcode = 0xff }, 4},
+		{"drop_burst", func(r *pkt.Burst) { r.Opcode = 0xff }, 4},
 		{"drop_source_fault", func(r *pkt.Burst) {
 			r.Data = mem.Payload{Segs: []mem.Seg{{Len: 10, Bytes: make([]byte, 10)}}, Len: 4000}
 		}, 4},

@@ -90,7 +90,7 @@ func (l *Link) find(now mono.Time, g ib.GID) (to target, lost *uint64) {
 	l.use(n)
 	if !n.asking && (n.answered == 0 || now.Sub(n.answered) >= fresh) {
 		if n.asking = l.cfg.Ask(n.ip); n.asking {
-			l.c.Asked++
+			l.c.NeighbourRequests++
 			if n.state == Unreachable {
 				n.state = Resolving
 			}

@@ -135,7 +135,7 @@ func (l *Link) packet(h *wire.IPUDP, p, ip []byte) {
 	r.Count, r.MTU, r.Path, r.IPv4, r.Fault, r.Whole = 1, uint32(len(payload)), &in.paths[in.n-1], h.IPv4, false, nil
 	r.Data = mem.BytesPayload(own)
 	if in.joiner.Add() {
-		l.c.RcvdRuns++
+		l.c.RcvdBursts++
 		l.cfg.Arrived()
 	}
 }

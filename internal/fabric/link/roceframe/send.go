@@ -33,7 +33,7 @@ func (l *Link) sendWith(now mono.Time, r *pkt.Burst, b *mem.Batch, bit int64) me
 	case p.DGID.IsIPv4() != p.SGID.IsIPv4() || p.DGID.IsZero() || !l.own(p.SGID):
 		lost = &l.c.DropPath
 	case !valid(r):
-		lost = &l.c.DropRun
+		lost = &l.c.DropBurst
 	case !l.room(now, r):
 		lost = &l.c.DropBlocked
 	default:
@@ -80,7 +80,7 @@ func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit in
 	for i := range frames[first:] {
 		l.finish(&frames[first+i], r.Path, to.mac)
 	}
-	l.c.SentRuns++
+	l.c.SentBursts++
 	l.id = id
 	switch {
 	case to.own:
@@ -106,7 +106,7 @@ func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit in
 // that one, the next is inverted. Package fault uses it.
 func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
-		l.c.DropRun += uint64(r.Count)
+		l.c.DropBurst += uint64(r.Count)
 		return mem.OK
 	}
 	return l.sendWith(now, r, b, int64(bit))

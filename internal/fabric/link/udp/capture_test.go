@@ -205,7 +205,7 @@ func TestFullSocket(t *testing.T) {
 				a.Flush(a.now())
 			}
 			c := a.Sender.Counters(0)
-			if !a.Blocked() || c.Blocked == 0 || c.Lost[trunk.LostFull] != 1 || sent == 10000 {
+			if !a.Blocked() || c.Blocked == 0 || c.Drops[trunk.DropFull] != 1 || sent == 10000 {
 				t.Fatalf("%d packets in %v: %+v", sent, time.Since(start), c)
 			}
 			await(t, "what was committed", func() bool { a.Flush(a.now()); return len(b.got) >= sent }, a, b)

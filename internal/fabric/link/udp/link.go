@@ -326,7 +326,7 @@ func (l *Link) sendHello(peer int, datagram []byte) {
 		case unix.EINTR:
 			continue
 		default:
-			l.c.LostHellos++
+			l.c.DropHellos++
 		}
 		return
 	}

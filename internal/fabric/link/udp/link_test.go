@@ -212,7 +212,7 @@ func TestTrunk(t *testing.T) {
 					for _, n := range []*node{a, b} {
 						equal(t, n.got, want)
 						s, c := n.Status(0), n.Sender.Counters(0)
-						if s.Packets != uint64(len(want)) || s.Lost+s.Reordered+s.GaveUp != 0 || s.Drop != [trunk.NumRefusals]uint64{} {
+						if s.Packets != uint64(len(want)) || s.Lost+s.Reordered+s.Expired != 0 || s.Drop != (trunk.Refusals{}) {
 							t.Errorf("received: %+v", s)
 						}
 						if c.Packets != uint64(len(want)) || c.Datagrams == 0 || (c.GSO == 0) != noGSO {
@@ -516,7 +516,7 @@ func TestHelloFaults(t *testing.T) {
 			t.Errorf("%+v has ended: trunk is up: %v", r, up())
 		}
 	}
-	if s := nodes[1].Status(0); s.Drop != [trunk.NumRefusals]uint64{} || s.Restarts != 0 {
+	if s := nodes[1].Status(0); s.Drop != (trunk.Refusals{}) || s.Restarts != 0 {
 		t.Errorf("what is corrupted comes to the peer: %+v", s)
 	}
 }

@@ -246,7 +246,7 @@ func (s *Sender) refused(trains []trunk.Train, e unix.Errno) {
 	if !gso {
 		n = 1
 	}
-	s.c[t.Peer].lost(e, uint64(n))
+	s.c[t.Peer].SendErrors.Count(e, uint64(n))
 	if gso || t.Count == 1 {
 		s.advance()
 	} else if s.next++; s.next == t.Count {
@@ -266,6 +266,6 @@ func (s *Sender) Degraded() []udpsock.Degraded {
 // Counters returns what was sent to a peer, and what was not.
 func (s *Sender) Counters(peer int) SendCounters {
 	c := s.c[peer]
-	c.Lost = s.batch.Lost(peer)
+	c.Drops = s.batch.Drops(peer)
 	return c
 }
