@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -22,6 +21,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/ifdev"
+	"weft/internal/host/nstest"
 	"weft/internal/host/tap"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/mono"
@@ -36,61 +37,18 @@ var began = time.Now()
 
 func clock() mono.Time { return mono.Time(time.Since(began)) + 1 }
 
-// space is a network namespace: a thread that is in it.
-type space struct {
-	t     testing.TB
-	calls chan func()
-	fd    int // of the namespace
-}
+// space is a network namespace with devices.
+type space struct{ *nstest.Namespace }
 
 func newSpace(t testing.TB) *space {
 	t.Helper()
-	s := &space{t: t, calls: make(chan func())}
-	made := make(chan error)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			s.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		}
-		made <- err
-		if err != nil {
-			return
-		}
-		for f := range s.calls {
-			f()
-		}
-	}()
-	if err := <-made; err != nil {
-		if os.Getenv("REQUIRE_E2E") == "1" {
-			t.Fatalf("a network namespace needs CAP_SYS_ADMIN: %v", err)
-		}
-		t.Skipf("a network namespace needs CAP_SYS_ADMIN: %v", err)
-	}
-	t.Cleanup(func() {
-		close(s.calls)
-		<-ended
-		unix.Close(s.fd)
-	})
-	return s
-}
-
-// must calls f in the namespace, and ends the test if it fails.
-func (s *space) must(f func() error) {
-	s.t.Helper()
-	done := make(chan error)
-	s.calls <- func() { done <- f() }
-	if err := <-done; err != nil {
-		s.t.Fatal(err)
-	}
+	return &space{nstest.New(t)}
 }
 
 // setUp gives an interface an address, if any, and sets it up.
 func (s *space) setUp(name, addr string) {
-	s.t.Helper()
-	s.must(func() error {
+	s.T.Helper()
+	s.Must(func() error {
 		l, err := netlink.LinkByName(name)
 		if err == nil && addr != "" {
 			a, _ := netlink.ParseAddr(addr)
@@ -107,8 +65,8 @@ func (s *space) setUp(name, addr string) {
 // network is a gateway's interface g0 in a namespace, and the host at its other end, l0 in another.
 func network(t testing.TB) (gw, host *space) {
 	gw, host = newSpace(t), newSpace(t)
-	gw.must(func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "g0"}, PeerName: "l0", PeerNamespace: netlink.NsFd(host.fd)})
+	gw.Must(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "g0"}, PeerName: "l0", PeerNamespace: netlink.NsFd(host.FD())})
 	})
 	gw.setUp("g0", "")
 	host.setUp("l0", "10.20.0.2/24")
@@ -118,10 +76,10 @@ func network(t testing.TB) (gw, host *space) {
 var port = vnic.Device{MAC: [6]byte{6, 0x2c, 0, 9, 0, 0}, MTU: 1500, MaxMTU: 1500, Carrier: true}
 
 func (s *space) open(cfg Config) *Device {
-	s.t.Helper()
+	s.T.Helper()
 	var d *Device
-	s.must(func() (err error) { d, err = Open(cfg); return err })
-	s.t.Cleanup(func() { d.Close() })
+	s.Must(func() (err error) { d, err = Open(cfg); return err })
+	s.T.Cleanup(func() { d.Close() })
 	return d
 }
 
@@ -130,7 +88,7 @@ func tapStation(t testing.TB, n byte) (*space, *tap.Device) {
 	t.Helper()
 	s := newSpace(t)
 	var d *tap.Device
-	s.must(func() (err error) {
+	s.Must(func() (err error) {
 		d, err = tap.Open(tap.Config{Name: "opa1v0", Up: true, Device: vnic.Device{MAC: [6]byte{6, 0x2c, 0, n, 0, 0}, MTU: 1500, MaxMTU: 1500, Carrier: true}})
 		return err
 	})
@@ -217,7 +175,7 @@ func exchange(t *testing.T, from, to *space, at string) {
 		want[i] = byte(i>>12 ^ i*7)
 	}
 	var l net.Listener
-	to.must(func() (err error) { l, err = net.Listen("tcp", at+":0"); return err })
+	to.Must(func() (err error) { l, err = net.Listen("tcp", at+":0"); return err })
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -231,7 +189,7 @@ func exchange(t *testing.T, from, to *space, at string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var c net.Conn
-	from.must(func() (err error) {
+	from.Must(func() (err error) {
 		c, err = new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 		return err
 	})
@@ -275,7 +233,7 @@ func TestTwoGatewaysAreNoRing(t *testing.T) {
 	exchange(t, s, host, "10.20.0.2")
 	before := h.frames.Load()
 	var u net.Conn
-	s.must(func() (err error) { u, err = net.Dial("udp", "10.20.0.255:9"); return err })
+	s.Must(func() (err error) { u, err = net.Dial("udp", "10.20.0.255:9"); return err })
 	defer u.Close()
 	for range 10 {
 		_, _ = u.Write([]byte("round and round"))
@@ -309,7 +267,7 @@ func TestGatewayTags(t *testing.T) {
 		}
 	}}).plug(t, tp, d)
 	var fd int
-	host.must(func() (err error) {
+	host.Must(func() (err error) {
 		l, err := netlink.LinkByName("l0")
 		if err != nil {
 			return err
@@ -352,7 +310,7 @@ func TestGatewayEvents(t *testing.T) {
 	}
 	link := func(s *space, name string, do func(netlink.Link) error) {
 		t.Helper()
-		s.must(func() error {
+		s.Must(func() error {
 			l, err := netlink.LinkByName(name)
 			if err == nil {
 				err = do(l)
@@ -377,7 +335,7 @@ func TestGatewayEvents(t *testing.T) {
 		return netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.IP{10, 20, 0, 77}, State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 7, 7, 7, 7, 7}})
 	})
 	var u *net.UDPConn
-	host.must(func() (err error) {
+	host.Must(func() (err error) {
 		u, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.MustParseAddrPort("10.20.0.77:9")))
 		return err
 	})
@@ -408,7 +366,7 @@ func TestGatewayEnds(t *testing.T) {
 	frames, off := make([][]byte, 4), make([]ether.Offload, 4)
 	// The host's own address is outside, whoever claims it.
 	var own net.HardwareAddr
-	gw.must(func() error {
+	gw.Must(func() error {
 		l, err := netlink.LinkByName("g0")
 		if err == nil {
 			own = l.Attrs().HardwareAddr
@@ -429,7 +387,7 @@ func TestGatewayEnds(t *testing.T) {
 	pieces := []ether.Frame{{Parts: [][]byte{whole[:14], whole[14:]}, Len: len(whole)}}
 	one := [][]byte{append([]byte{2, 0, 0, 0, 0, 2}, whole[6:]...)}
 	sent := func() (packets uint64) {
-		gw.must(func() error {
+		gw.Must(func() error {
 			l, err := netlink.LinkByName("g0")
 			if err == nil {
 				packets = l.Attrs().Statistics.TxPackets
@@ -451,13 +409,13 @@ func TestGatewayEnds(t *testing.T) {
 		t.Errorf("%d frames were sent", n)
 	}
 	for what, change := range map[string]func(*Config){
-		"ip link shows": func(c *Config) { c.Interface = "g1" },
+		"ip link lists": func(c *Config) { c.Interface = "g1" },
 		"of type loop":  func(c *Config) { c.Interface = "lo" },
 		"no clock":      func(c *Config) { c.Now = nil },
 	} {
 		c := cfg
 		change(&c)
-		gw.must(func() error {
+		gw.Must(func() error {
 			if _, err := Open(c); err == nil || !strings.Contains(err.Error(), what) {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -468,7 +426,7 @@ func TestGatewayEnds(t *testing.T) {
 		t.Error(err)
 	}
 	// The interface goes.
-	host.must(func() error {
+	host.Must(func() error {
 		l, err := netlink.LinkByName("l0")
 		if err == nil {
 			err = netlink.LinkDel(l)
@@ -476,7 +434,7 @@ func TestGatewayEnds(t *testing.T) {
 		return err
 	})
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if _, err := d.TryReadBatch(frames, off); errors.Is(err, ErrGone) {
+		if _, err := d.TryReadBatch(frames, off); errors.Is(err, ifdev.ErrRemoved) {
 			break
 		}
 		if time.Now().After(end) {

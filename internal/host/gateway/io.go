@@ -11,140 +11,106 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/ifdev"
 	"weft/internal/host/rawio"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/mono"
 )
 
-const (
-	// batch is the number of frames that TryReadBatch gives at most, and batchOctets after how many
-	// octets it gives no more: what is read is used while it is in the cache.
-	batch       = 32
-	batchOctets = 128 << 10
-	// maxTries bounds what one TryReadBatch looks at that does not pass.
-	maxTries = 256
-	// maxPieces is the number of pieces that a frame of WriteFrames may have.
-	maxPieces = 1000 // of the kernel's 1024
-	// tick is how often the lane tells what it has learned.
-	tick = time.Second
-)
+// listPeriod is how often the lane publishes the MACs that it has learned.
+const listPeriod = time.Second
 
-// lane is what belongs to the goroutine that reads and writes. Its closures are made once, so
-// that nothing is allocated per call.
-type lane struct {
+// bridge is the filter between the two sides. It belongs to the goroutine that reads and writes.
+type bridge struct {
 	d      *Device
+	io     ifdev.FrameIO
 	sides  sides
 	seed   maphash.Seed
 	host   [6]byte // the interface's own address, as sides has it
-	ticked mono.Time
+	listed mono.Time
 	now    mono.Time
 
-	bufs    [batch][]byte // room for a tag, and frame
-	read    func(fd uintptr)
-	write   func(fd uintptr)
-	frames  [][]byte // of the read or write under way, as the rest
-	off     []ether.Offload
-	out     []ether.Frame
-	n       int
-	err     error
+	bufs    [ifdev.BatchFrames][]byte // room for a tag, and frame
 	hdr     [ether.OffloadLen]byte
 	control [64]byte
 	msg     rawio.Message
 	one     [1][]byte
 }
 
-func (l *lane) init(d *Device) {
+func (l *bridge) init(d *Device) {
 	l.d, l.seed = d, maphash.MakeSeed()
-	l.read, l.write = l.readAll, l.writeAll
+	l.io.Init(d.file, l.receive, l.send)
 }
 
-// begin is at the start of a batch.
-func (l *lane) begin() {
+// begin starts a batch.
+func (l *bridge) begin() {
 	l.now = l.d.cfg.Now()
 	if mac := l.d.state.Load().mac; mac != l.host && mac != [6]byte{} {
 		l.host = mac
 		l.sides.fix(mac)
 	}
-	if l.ticked == 0 || l.now.Sub(l.ticked) >= tick {
-		l.ticked = l.now
+	if l.listed == 0 || l.now.Sub(l.listed) >= listPeriod {
+		l.listed = l.now
 		if list, changed := l.sides.list(l.now); changed {
 			l.d.outside.Store(&list)
-			l.d.changed()
+			l.d.Refresh()
 		}
 	}
 }
 
-// buffer is the i-th, made when it is needed first.
-func (l *lane) buffer(i int) []byte {
-	if l.bufs[i] == nil {
-		l.bufs[i] = make([]byte, ether.TagLen+ether.MaxFrame)
-	}
-	return l.bufs[i]
-}
-
-// TryReadBatch is of vnic.Segment. An error is os.ErrClosed, ErrGone, or the kernel's.
+// TryReadBatch implements vnic.Segment. An error is os.ErrClosed, ifdev.ErrRemoved, or the kernel's.
 func (d *Device) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
 	d.begin()
-	d.frames, d.off, d.n, d.err = frames, off, 0, nil
-	err := d.conn.Control(d.read)
-	d.frames, d.off = nil, nil
+	n, err := d.io.Read(frames, off)
 	switch {
-	case err != nil || d.closed.Load():
+	case d.Closed():
 		return 0, os.ErrClosed
-	case d.n > 0:
-		return d.n, nil // an error comes again
-	case d.state.Load().gone:
-		return 0, ErrGone
+	case n == 0 && d.state.Load().gone:
+		return 0, ifdev.ErrRemoved
 	}
-	return 0, d.err
+	return n, err
 }
 
-func (l *lane) readAll(fd uintptr) {
-	octets := 0
-	for range maxTries {
-		if l.n == min(len(l.frames), len(l.off), batch) || octets >= batchOctets {
-			return
-		}
-		b := l.buffer(l.n)
-		l.msg.Reset()
-		l.msg.Add(l.hdr[:])
-		l.msg.Add(b[ether.TagLen:])
-		n, oob, flags, err := l.msg.Receive(fd, l.control[:])
-		switch err {
-		case 0:
-		case unix.EINTR, unix.ENETDOWN: // the interface went down; it may come up again
-			continue
-		case unix.EAGAIN:
-			return
-		default:
-			l.err = err
-			return
-		}
-		if n -= ether.OffloadLen; n < ether.HeaderLen || flags&unix.MSG_TRUNC != 0 {
-			l.d.Counters.Malformed.Add(1)
-			continue
-		}
-		frame := b[ether.TagLen : ether.TagLen+n]
-		l.off[l.n].Parse(l.hdr[:])
-		if tci, tpid, ok := tag(l.control[:oob]); ok {
-			frame = b[:ether.TagLen+n]
-			insert(frame, tci, tpid, &l.off[l.n])
-		}
-		if l.one[0] = frame; !l.passes(l.one[:], outside) {
-			continue
-		}
-		l.frames[l.n] = frame[:len(frame):len(frame)]
-		octets += n
-		l.n++
+func (l *bridge) receive(fd uintptr, i int, off *ether.Offload) ([]byte, syscall.Errno) {
+	b := l.bufs[i]
+	if b == nil { // at first use: few hosts have as many frames waiting
+		b = make([]byte, ether.TagLen+ether.MaxFrame)
+		l.bufs[i] = b
 	}
+	l.msg.Reset()
+	l.msg.Add(l.hdr[:])
+	l.msg.Add(b[ether.TagLen:])
+	n, oob, flags, err := l.msg.Receive(fd, l.control[:])
+	switch err {
+	case 0:
+	case unix.ENETDOWN: // the interface went down; it may come up again
+		return nil, 0
+	default:
+		return nil, err
+	}
+	if n -= ether.OffloadLen; n < ether.HeaderLen || flags&unix.MSG_TRUNC != 0 {
+		l.d.Counters.Malformed.Add(1)
+		return nil, 0
+	}
+	frame := b[ether.TagLen : ether.TagLen+n]
+	off.Parse(l.hdr[:])
+	if tci, tpid, ok := tag(l.control[:oob]); ok {
+		frame = b[:ether.TagLen+n]
+		insert(frame, tci, tpid, off)
+	}
+	if l.one[0] = frame; !l.passes(l.one[:], outside) {
+		return nil, 0
+	}
+	return frame[:len(frame):len(frame)], 0
 }
 
-// tag finds in control messages the VLAN tag that the kernel took out of the frame.
+// tag finds in control messages the VLAN tag that the kernel removed from the frame.
 func tag(control []byte) (tci, tpid uint16, ok bool) {
 	ne := binary.NativeEndian
 	// One message: length, level, type, then struct tpacket_auxdata.
 	const at = syscall.SizeofCmsghdr
-	if len(control) < at+20 || int32(ne.Uint32(control[at-8:])) != unix.SOL_PACKET || int32(ne.Uint32(control[at-4:])) != unix.PACKET_AUXDATA {
+	if len(control) < at+20 || int32(ne.Uint32(control[at-8:])) != unix.SOL_PACKET ||
+		int32(ne.Uint32(control[at-4:])) != unix.PACKET_AUXDATA {
 		return 0, 0, false
 	}
 	status := ne.Uint32(control[at:])
@@ -155,7 +121,7 @@ func tag(control []byte) (tci, tpid uint16, ok bool) {
 	return tci, tpid, status&unix.TP_STATUS_VLAN_VALID != 0
 }
 
-// insert puts a tag into a frame that begins TagLen octets into b.
+// insert inserts a tag into a frame that begins TagLen octets into b.
 func insert(b []byte, tci, tpid uint16, off *ether.Offload) {
 	copy(b, b[ether.TagLen:][:12])
 	binary.BigEndian.PutUint16(b[12:], tpid)
@@ -168,14 +134,14 @@ func insert(b []byte, tci, tpid uint16, off *ether.Offload) {
 	}
 }
 
-// reserved tells frames to groups that end at the next bridge, but for those of spanning trees, which shall see that there is a
-// way here.
+// reserved reports whether a frame is to a group that ends at the next bridge. Those of spanning trees are not: they
+// must see that the gateway connects two segments.
 func reserved(frame []byte) bool {
 	return binary.BigEndian.Uint32(frame) == 0x0180c200 && frame[4] == 0 && frame[5] < 16 && frame[5] != 0
 }
 
-// passes tells whether a frame, given in pieces of which the first has the whole Ethernet header, may pass to the other side.
-func (l *lane) passes(parts [][]byte, from side) bool {
+// passes reports whether a frame may pass to the other side. The first of its pieces has the whole Ethernet header.
+func (l *bridge) passes(parts [][]byte, from side) bool {
 	c, frame := &l.d.Counters, parts[0]
 	if reserved(frame) {
 		c.Reserved.Add(1)
@@ -198,67 +164,44 @@ func (l *lane) passes(parts [][]byte, from side) bool {
 	return false
 }
 
-func (l *lane) hash(parts [][]byte) (h uint64) {
+func (l *bridge) hash(parts [][]byte) (h uint64) {
 	for _, p := range parts {
 		h = h*0x9e3779b97f4a7c15 ^ maphash.Bytes(l.seed, p)
 	}
 	return h
 }
 
-// WriteBatch is of vnic.Segment. What may not pass is counted, and not as dropped.
+// WriteBatch implements vnic.Segment. Frames that may not pass have counters of their own, and are not dropped ones.
 func (d *Device) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
-	d.frames, d.off = frames, off
-	dropped = d.deliver(len(frames))
-	d.frames, d.off = nil, nil
-	return dropped
+	d.begin()
+	return d.count(d.io.Write(frames, off))
 }
 
 // WriteFrames is WriteBatch for frames in pieces, the first of which has the whole Ethernet header.
 func (d *Device) WriteFrames(frames []ether.Frame) (dropped int) {
-	d.out = frames
-	dropped = d.deliver(len(frames))
-	d.out = nil
-	return dropped
+	d.begin()
+	return d.count(d.io.WritePieces(frames))
 }
 
-func (d *Device) deliver(frames int) (dropped int) {
-	d.begin()
-	d.n = 0
-	_ = d.conn.Control(d.write) // a closed one delivers nothing
-	dropped = frames - d.n
+func (d *Device) count(dropped int) int {
 	if dropped > 0 {
 		d.Counters.NotDelivered.Add(uint64(dropped))
 	}
 	return dropped
 }
 
-func (l *lane) writeAll(fd uintptr) {
-	for i := range l.frames {
-		l.one[0] = l.frames[i]
-		l.writeOne(fd, &l.off[i], l.one[:])
-	}
-	l.one[0] = nil
-	for i := range l.out {
-		l.writeOne(fd, &l.out[i].Off, l.out[i].Parts)
-	}
-}
-
-// writeOne writes a frame that may pass, and counts it unless the kernel does not take it.
-func (l *lane) writeOne(fd uintptr, off *ether.Offload, parts [][]byte) {
-	if len(parts) == 0 || len(parts) > maxPieces {
-		return
+// send writes a frame if it may pass; false where the kernel does not accept it.
+func (l *bridge) send(fd uintptr, off *ether.Offload, parts [][]byte) bool {
+	if len(parts) == 0 {
+		return false
 	}
 	if len(parts[0]) < ether.HeaderLen {
 		l.d.Counters.Malformed.Add(1)
-		l.n++
-		return
+		return true
 	}
 	if !l.passes(parts, inside) {
-		l.n++
-		return
+		return true
 	}
 	off.Put(l.hdr[:])
-	if l.msg.WriteFrame(fd, l.hdr[:], parts) == 0 {
-		l.n++
-	}
+	return l.msg.WriteFrame(fd, l.hdr[:], parts) == 0
 }

@@ -9,7 +9,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// side is where a station is.
+// side is where a MAC is.
 type side uint8
 
 const (
@@ -19,37 +19,37 @@ const (
 )
 
 const (
-	// hold is how long a station stays on its side after it was heard last, though it is heard on the
-	// other: a frame that went round comes sooner, a station that moved is believed later.
+	// hold is how long a MAC stays on its side after its last frame there, though frames from it arrive on the other: a
+	// frame that went round a loop comes sooner; a host that moved is on the other side later.
 	hold = 5 * time.Second
-	// age is after how long a station is forgotten.
+	// age is how long an entry is valid after its last frame.
 	age = 300 * time.Second
-	// echo is how long a frame to a group is kept from passing again the same way: one that goes round comes sooner, one that is
-	// sent again later.
+	// echo is how long a frame to a group cannot pass again the same way: one in a loop comes sooner, one that is sent
+	// again later.
 	echo = 200 * time.Millisecond
-	// Stations known at a time, and places to look for one in. The one heard longest ago of those gives way.
-	maxStations = 4096
-	ways        = 8
-	// maxTold is how many stations outside are told of.
-	maxTold = 1024
-	// Frames to groups that are remembered.
+	// maxMACs is the number of entries, and ways the number of places for one: the oldest of those is replaced.
+	maxMACs = 4096
+	ways    = 8
+	// maxListed is the largest number of MACs that list returns.
+	maxListed = 1024
+	// maxRecent is the number of frames to groups that are remembered.
 	maxRecent = 4096
 )
 
-// sides knows on which side stations are, by the source addresses of frames, so that none goes back to where it came from, by
-// whatever way it came round.
+// sides is the table of MACs by side, learned from the source addresses of frames. By it no frame returns to the side
+// it came from, whatever loop there is.
 type sides struct {
-	table  [maxStations]station
+	table  [maxMACs]entry
 	recent [maxRecent]recent
-	listed bool // the last list is what the table says
+	listed bool // the last list equals the table
 }
 
-type station struct {
-	mac   uint64 // little-endian; 0: none
-	side  side
-	told  bool      // to be told of: outside, with a local address
-	seen  mono.Time // on its side
-	fixed bool      // never forgotten or moved
+type entry struct {
+	mac    uint64 // little-endian; 0: none
+	side   side
+	listed bool      // belongs in the list: outside, locally administered
+	seen   mono.Time // the last frame on its side
+	fixed  bool      // never expires or moves
 }
 
 // recent is a frame to a group that passed.
@@ -63,9 +63,9 @@ func number(mac []byte) uint64 {
 	return uint64(binary.LittleEndian.Uint32(mac)) | uint64(binary.LittleEndian.Uint16(mac[4:]))<<32
 }
 
-// find returns the place of a station, which may be another's or nobody's.
-func (s *sides) find(mac uint64) *station {
-	set := s.table[mac*0x9e3779b97f4a7c15>>32%(maxStations/ways)*ways:][:ways]
+// find returns the entry of a MAC; where there is none, the one to replace, which may be in use.
+func (s *sides) find(mac uint64) *entry {
+	set := s.table[mac*0x9e3779b97f4a7c15>>32%(maxMACs/ways)*ways:][:ways]
 	worst := &set[0]
 	for i := range set {
 		e := &set[i]
@@ -80,20 +80,20 @@ func (s *sides) find(mac uint64) *station {
 	return worst
 }
 
-// fix puts a station outside for good: the host's own address.
+// fix sets the host's own address, which is always outside.
 func (s *sides) fix(mac [6]byte) {
 	for i := range s.table {
 		if s.table[i].fixed {
-			s.table[i] = station{}
+			s.table[i] = entry{}
 		}
 	}
 	if n := number(mac[:]); n != 0 {
-		*s.find(n) = station{mac: n, side: outside, fixed: true}
+		*s.find(n) = entry{mac: n, side: outside, fixed: true}
 		s.listed = false
 	}
 }
 
-// where is the side of an address, nowhere if it is not known.
+// where is the side of a MAC, nowhere where it has no valid entry.
 func (s *sides) where(now mono.Time, mac []byte) side {
 	n := number(mac)
 	if e := s.find(n); e.mac == n && (e.fixed || now.Sub(e.seen) < age) {
@@ -102,9 +102,9 @@ func (s *sides) where(now mono.Time, mac []byte) side {
 	return nowhere
 }
 
-// pass notes a frame that came from a side, and tells whether it may go to the other: its sender is known to be there,
-// or is new. loop tells that it was heard on the other side just now.
-func (s *sides) pass(now mono.Time, from side, frame []byte) (ok, loop bool) {
+// pass records a frame that came from a side. ok reports that it may go to the other: its sender has an entry for from,
+// or a new one. looped reports that a frame of its sender was seen on the other side within hold.
+func (s *sides) pass(now mono.Time, from side, frame []byte) (ok, looped bool) {
 	src := number(frame[6:12])
 	if src == 0 || frame[6]&1 != 0 {
 		return false, false
@@ -113,15 +113,15 @@ func (s *sides) pass(now mono.Time, from side, frame []byte) (ok, loop bool) {
 	switch {
 	case e.mac != src:
 		if e.fixed {
-			return true, false // no place: a set of fixed ones
+			return true, false // no place: all are fixed
 		}
-		s.listed = s.listed && !e.told
-		*e = station{mac: src}
+		s.listed = s.listed && !e.listed
+		*e = entry{mac: src}
 		fallthrough
 	case e.side != from && !e.fixed && now.Sub(e.seen) >= hold:
 		e.side = from
-		if told := from == outside && frame[6]&2 != 0; told != e.told {
-			e.told, s.listed = told, false
+		if listed := from == outside && frame[6]&2 != 0; listed != e.listed {
+			e.listed, s.listed = listed, false
 		}
 	case e.side != from:
 		return false, true
@@ -130,8 +130,8 @@ func (s *sides) pass(now mono.Time, from side, frame []byte) (ok, loop bool) {
 	return true, false
 }
 
-// again notes that a frame to a group passes, by a hash of it, and tells whether it did so just now: then it went round, by a
-// bridge that takes its sender for one of the other side.
+// again records that a frame to a group passes, by its hash, and reports whether it passed within echo: then it went
+// round a loop, by a bridge that has its sender on the other side.
 func (s *sides) again(now mono.Time, from side, hash uint64) bool {
 	r := &s.recent[hash%maxRecent]
 	if r.hash == hash && r.from == from && now.Sub(r.at) < echo {
@@ -141,12 +141,12 @@ func (s *sides) again(now mono.Time, from side, hash uint64) bool {
 	return false
 }
 
-// list returns stations outside with local addresses, which nobody would look for here, in the order of the table; nil, false where it is as
+// list returns the locally administered MACs outside, in the order of the table; nil, false where the list is as
 // before.
 func (s *sides) list(now mono.Time) ([][6]byte, bool) {
 	for i := range s.table {
-		if e := &s.table[i]; e.told && now.Sub(e.seen) >= age {
-			*e, s.listed = station{}, false
+		if e := &s.table[i]; e.listed && now.Sub(e.seen) >= age {
+			*e, s.listed = entry{}, false
 		}
 	}
 	if s.listed {
@@ -155,7 +155,7 @@ func (s *sides) list(now mono.Time) ([][6]byte, bool) {
 	s.listed = true
 	var out [][6]byte
 	for i := range s.table {
-		if e := &s.table[i]; e.told && len(out) < maxTold {
+		if e := &s.table[i]; e.listed && len(out) < maxListed {
 			var b [8]byte
 			binary.LittleEndian.PutUint64(b[:], e.mac)
 			out = append(out, [6]byte(b[:]))

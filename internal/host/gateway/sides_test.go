@@ -137,7 +137,7 @@ func TestSidesTell(t *testing.T) {
 	if ok, looped := sd.pass(now, inside, mine); ok || !looped {
 		t.Error("the host is inside")
 	}
-	for i := range 20 * maxStations {
+	for i := range 20 * maxMACs {
 		f := frameOf(0, false)
 		binary.BigEndian.PutUint32(f[8:], uint32(i)+0x01000000)
 		if ok, _ := sd.pass(now, outside, f); !ok {
@@ -147,7 +147,7 @@ func TestSidesTell(t *testing.T) {
 	if sd.where(now, mine[6:]) != outside {
 		t.Error("the host is forgotten")
 	}
-	if l, changed := sd.list(now); !changed || len(l) != maxTold {
+	if l, changed := sd.list(now); !changed || len(l) != maxListed {
 		t.Errorf("%d stations told of", len(l))
 	}
 	sd.fix([6]byte{2, 0, 0, 0, 0, 8})

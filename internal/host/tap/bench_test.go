@@ -23,7 +23,7 @@ func BenchmarkTCP(b *testing.B) {
 			sa.addr(da, "10.20.0.1/24")
 			sb.addr(db, "10.20.0.2/24")
 			var l net.Listener
-			sb.must(func() (err error) { l, err = net.Listen("tcp", "10.20.0.2:0"); return err })
+			sb.Must(func() (err error) { l, err = net.Listen("tcp", "10.20.0.2:0"); return err })
 			defer l.Close()
 			got := make(chan int64, 1)
 			go func() {
@@ -37,7 +37,7 @@ func BenchmarkTCP(b *testing.B) {
 				got <- n
 			}()
 			var conn net.Conn
-			sa.must(func() (err error) {
+			sa.Must(func() (err error) {
 				conn, err = new(net.Dialer).DialContext(context.Background(), "tcp", l.Addr().String())
 				return err
 			})

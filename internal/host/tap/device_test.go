@@ -20,6 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/ifdev"
+	"weft/internal/host/nstest"
 	"weft/internal/proto/ether"
 	"weft/internal/service/vnic"
 )
@@ -43,7 +45,7 @@ func TestOpenMakesTheInterface(t *testing.T) {
 	cfg.Device.Carrier = false
 	d := s.open(cfg)
 	look := func() (at *netlink.LinkAttrs) {
-		s.must(func() error {
+		s.Must(func() error {
 			l, err := netlink.LinkByName(cfg.Name)
 			if err == nil {
 				at = l.Attrs()
@@ -72,7 +74,7 @@ func TestOpenMakesTheInterface(t *testing.T) {
 	if err := errors.Join(d.Close(), d.Close()); err != nil {
 		t.Error(err)
 	}
-	s.do(func() {
+	s.Do(func() {
 		if _, err := netlink.LinkByName(cfg.Name); !errors.As(err, &netlink.LinkNotFoundError{}) {
 			t.Errorf("interface is still there (%v)", err)
 		}
@@ -92,13 +94,13 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 		"MTU 67":                func(c *Config) { c.Device.MTU = 67 },
 		"MTU 1500 of at most 9": func(c *Config) { c.Device.MaxMTU = 900 },
 		"name ":                 func(c *Config) { c.Name = "opa1v0_is_too_long" },
-		"is a group's":          func(c *Config) { c.Device.MAC[0] = 1 },
+		"is a group address":    func(c *Config) { c.Device.MAC[0] = 1 },
 		"is negative":           func(c *Config) { c.QueueLen = -1 },
 	} {
 		cfg := base
 		change(&cfg)
 		var err error
-		s.do(func() { _, err = Open(cfg) })
+		s.Do(func() { _, err = Open(cfg) })
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -106,14 +108,14 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 	// The name is taken: the interface that has it stays.
 	d := s.open(base)
 	var err error
-	s.do(func() { _, err = Open(base) })
+	s.Do(func() { _, err = Open(base) })
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(fmt.Sprint(err), "fix: ") {
 		t.Errorf("name taken: %v", err)
 	}
 	if n, err := d.TryReadBatch(make([][]byte, 1), make([]ether.Offload, 1)); err != nil {
 		t.Errorf("the other interface: %d, %v", n, err)
 	}
-	s.do(func() {
+	s.Do(func() {
 		// The thread ends with the test, and its capabilities with it.
 		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var data [2]unix.CapUserData
@@ -134,7 +136,7 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 		err  error
 		want string
 	}{{unix.ENOENT, "modprobe tun"}, {unix.EACCES, "chmod"}, {unix.EPERM, "--device"}} {
-		if got := explain("open /dev/net/tun", c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
+		if got := ifdev.TAP.Explain("open /dev/net/tun", c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
 			t.Errorf("%v: no %q", got, c.want)
 		}
 	}
@@ -163,15 +165,15 @@ func TestEventsFollowTheInterface(t *testing.T) {
 		}
 	}
 	wait("at first", func(e vnic.SegmentEvent) bool { return !e.Up && e.MTU == 1500 && e.MAC == cfg.Device.MAC })
-	s.must(func() error { return netlink.LinkSetUp(s.link(d)) })
+	s.Must(func() error { return netlink.LinkSetUp(s.link(d)) })
 	wait("up", func(e vnic.SegmentEvent) bool { return e.Up && len(e.Unicast) == 0 })
 	mac := net.HardwareAddr{0x52, 0x54, 0, 1, 2, 3}
-	s.must(func() error { return netlink.LinkSetHardwareAddr(s.link(d), mac) })
+	s.Must(func() error { return netlink.LinkSetHardwareAddr(s.link(d), mac) })
 	wait("MAC", func(e vnic.SegmentEvent) bool { return e.MAC == [6]byte(mac) })
-	s.must(func() error { return netlink.LinkSetMTU(s.link(d), 8000) })
+	s.Must(func() error { return netlink.LinkSetMTU(s.link(d), 8000) })
 	wait("MTU", func(e vnic.SegmentEvent) bool { return e.MTU == 8000 })
 	// More than the VESW carries is taken back.
-	s.must(func() error { return netlink.LinkSetMTU(s.link(d), 9001) })
+	s.Must(func() error { return netlink.LinkSetMTU(s.link(d), 9001) })
 	wait("MTU taken back", func(e vnic.SegmentEvent) bool { return e.MTU == 9000 })
 	if n := d.Counters.MTURestored.Load(); n != 1 {
 		t.Errorf("restored %d times", n)
@@ -179,7 +181,7 @@ func TestEventsFollowTheInterface(t *testing.T) {
 	// Groups of IP, and of packet sockets.
 	s.addr(d, "10.20.0.1/24")
 	var conn *net.UDPConn
-	s.must(func() (err error) {
+	s.Must(func() (err error) {
 		conn, err = net.ListenMulticastUDP("udp4", &net.Interface{Index: d.Index(), Name: d.Name()}, &net.UDPAddr{IP: net.IP{239, 1, 2, 3}, Port: 4000})
 		return err
 	})
@@ -188,7 +190,7 @@ func TestEventsFollowTheInterface(t *testing.T) {
 	conn.Close()
 	wait("IP group left", func(e vnic.SegmentEvent) bool { return !has(e.Multicast, 1, 0, 0x5e, 1, 2, 3) })
 	var fd int
-	s.must(func() (err error) {
+	s.Must(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
@@ -200,15 +202,15 @@ func TestEventsFollowTheInterface(t *testing.T) {
 	wait("its end", func(e vnic.SegmentEvent) bool { return !has(e.Multicast, 1, 0x80, 0xc2, 0, 0, 0x0e) })
 	// Further addresses, as of what is behind a bridge.
 	entry := &netlink.Neigh{LinkIndex: d.Index(), Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, HardwareAddr: net.HardwareAddr{2, 1, 1, 1, 1, 1}}
-	s.must(func() error { return netlink.NeighAppend(entry) })
+	s.Must(func() error { return netlink.NeighAppend(entry) })
 	wait("address", func(e vnic.SegmentEvent) bool { return has(e.Unicast, 2, 1, 1, 1, 1, 1) && e.MAC == [6]byte(mac) })
-	s.must(func() error { return netlink.NeighDel(entry) })
+	s.Must(func() error { return netlink.NeighDel(entry) })
 	wait("address removed", func(e vnic.SegmentEvent) bool { return len(e.Unicast) == 0 })
-	s.must(func() error { return netlink.LinkSetDown(s.link(d)) })
+	s.Must(func() error { return netlink.LinkSetDown(s.link(d)) })
 	wait("down", func(e vnic.SegmentEvent) bool { return !e.Up })
-	s.must(func() error { return netlink.LinkDel(s.link(d)) })
+	s.Must(func() error { return netlink.LinkDel(s.link(d)) })
 	wait("gone", func(e vnic.SegmentEvent) bool { return e.MTU == 0 })
-	if n, err := d.TryReadBatch(make([][]byte, 1), make([]ether.Offload, 1)); n != 0 || !errors.Is(err, ErrGone) {
+	if n, err := d.TryReadBatch(make([][]byte, 1), make([]ether.Offload, 1)); n != 0 || !errors.Is(err, ifdev.ErrRemoved) {
 		t.Errorf("read of nothing: %d, %v", n, err)
 	}
 }
@@ -229,8 +231,8 @@ func TestConfigure(t *testing.T) {
 		t.Errorf("MAC %x", e.MAC)
 	}
 	mac := [6]byte{0x52, 0x54, 0, 1, 2, 3}
-	s.must(func() error { return netlink.LinkSetHardwareAddr(s.link(d), mac[:]) })
-	s.must(func() error { return netlink.LinkSetMTU(s.link(d), 4000) })
+	s.Must(func() error { return netlink.LinkSetHardwareAddr(s.link(d), mac[:]) })
+	s.Must(func() error { return netlink.LinkSetMTU(s.link(d), 4000) })
 	dev.Carrier = false
 	d.Configure(dev)
 	if e := d.Event(); e.MAC != mac || e.MTU != 4000 {
@@ -299,7 +301,7 @@ func stream(t *testing.T, sa, sb *space, to string) {
 	t.Helper()
 	want := payload(3 << 20)
 	var l net.Listener
-	sb.must(func() (err error) { l, err = net.Listen("tcp", net.JoinHostPort(to, "0")); return err })
+	sb.Must(func() (err error) { l, err = net.Listen("tcp", net.JoinHostPort(to, "0")); return err })
 	defer l.Close()
 	done := make(chan error, 1)
 	go func() {
@@ -313,7 +315,7 @@ func stream(t *testing.T, sa, sb *space, to string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var c net.Conn
-	sa.must(func() (err error) {
+	sa.Must(func() (err error) {
 		c, err = new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 		return err
 	})
@@ -337,12 +339,12 @@ func datagrams(t *testing.T, sa, sb *space, to string) {
 	t.Helper()
 	const size, count = 1000, 20
 	var l *net.UDPConn
-	sb.must(func() (err error) { l, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)}); return err })
+	sb.Must(func() (err error) { l, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)}); return err })
 	defer l.Close()
 	_ = l.SetReadBuffer(1 << 20)
 	_ = l.SetReadDeadline(time.Now().Add(patience))
 	var c *net.UDPConn
-	sa.must(func() (err error) { c, err = net.DialUDP("udp", nil, l.LocalAddr().(*net.UDPAddr)); return err })
+	sa.Must(func() (err error) { c, err = net.DialUDP("udp", nil, l.LocalAddr().(*net.UDPAddr)); return err })
 	defer c.Close()
 	want := payload(size*count - 77)
 	oob := make([]byte, unix.CmsgSpace(2))
@@ -368,13 +370,13 @@ func TestD09_AnotherMACIsAnnounced(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
 	if d.Problem() != "" {
-		lacks(t, "%s", d.Problem())
+		nstest.Missing(t, "%s", d.Problem())
 	}
 	s.addr(d, "10.20.0.1/24")
 	dev := base.Device
 	dev.MAC[3] = 9
 	d.Configure(dev)
-	frames, off := make([][]byte, BatchSize), make([]ether.Offload, BatchSize)
+	frames, off := make([][]byte, ifdev.BatchFrames), make([]ether.Offload, ifdev.BatchFrames)
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		fds := []unix.PollFd{{Fd: int32(d.FD()), Events: unix.POLLIN}}
 		if _, err := unix.Poll(fds, 100); err != nil && err != unix.EINTR {
@@ -400,7 +402,7 @@ func TestTags(t *testing.T) {
 	a, b := sa.open(base), sb.open(other())
 	(&cable{mtu: 1500}).plug(t, a, b)
 	sock := func(s *space, d *Device) (fd int) {
-		s.must(func() (err error) {
+		s.Must(func() (err error) {
 			if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err != nil {
 				return err
 			}
@@ -446,7 +448,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	frame := append(slices.Clone(base.Device.MAC[:]), make([]byte, 100)...)
 	frames, off := [][]byte{frame}, make([]ether.Offload, 1)
 	pieces := []ether.Frame{{Parts: [][]byte{frame[:20], frame[20:]}, Len: len(frame)}}
-	in, inOff := make([][]byte, BatchSize), make([]ether.Offload, BatchSize)
+	in, inOff := make([][]byte, ifdev.BatchFrames), make([]ether.Offload, ifdev.BatchFrames)
 	if n := testing.AllocsPerRun(50, func() {
 		if a.WriteBatch(frames, off) != 0 || a.WriteFrames(pieces) != 0 {
 			t.Error("not delivered")
@@ -459,7 +461,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	if n := a.WriteBatch([][]byte{frame[:4], frame}, make([]ether.Offload, 2)); n != 1 || a.Counters.NotDelivered.Load() != 1 {
 		t.Errorf("%d dropped", n)
 	}
-	if n := a.WriteFrames([]ether.Frame{{Parts: make([][]byte, MaxPieces+1)}, pieces[0]}); n != 1 {
+	if n := a.WriteFrames([]ether.Frame{{Parts: make([][]byte, ifdev.MaxPieces+1)}, pieces[0]}); n != 1 {
 		t.Errorf("%d dropped", n)
 	}
 }

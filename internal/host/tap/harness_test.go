@@ -5,8 +5,6 @@ package tap
 import (
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/ifdev"
+	"weft/internal/host/nstest"
 	"weft/internal/proto/ether"
 )
 
@@ -22,85 +22,29 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 20 * time.Second
 
-// space is a network namespace: a thread that is in it.
-type space struct {
-	t     testing.TB
-	calls chan func()
-}
+// space is a network namespace with devices.
+type space struct{ *nstest.Namespace }
 
-// newSpace makes a namespace, which ends with the test.
 func newSpace(t testing.TB) *space {
 	t.Helper()
-	s := &space{t: t, calls: make(chan func())}
-	made := make(chan error)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		made <- err
-		if err != nil {
-			return
-		}
-		for f := range s.calls {
-			f()
-		}
-	}()
-	if err := <-made; err != nil {
-		lacks(t, "a network namespace needs CAP_SYS_ADMIN: %v", err)
-	}
-	t.Cleanup(func() {
-		close(s.calls)
-		<-ended
-	})
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		lacks(t, "no TUN driver: %v", err)
-	}
-	return s
-}
-
-// lacks skips a test that needs what this machine has not; with REQUIRE_E2E=1
-// that is a failure.
-func lacks(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatalf(format, args...)
-	}
-	t.Skipf(format, args...)
-}
-
-// do calls f in the namespace.
-func (s *space) do(f func()) {
-	done := make(chan struct{})
-	s.calls <- func() { defer close(done); f() }
-	<-done
-}
-
-// must calls f in the namespace, and ends the test if it fails.
-func (s *space) must(f func() error) {
-	s.t.Helper()
-	var err error
-	s.do(func() { err = f() })
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	return &space{nstest.New(t)}
 }
 
 // open makes a device in the namespace and closes it with the test.
 func (s *space) open(cfg Config) *Device {
-	s.t.Helper()
+	s.T.Helper()
 	var d *Device
-	s.must(func() (err error) { d, err = Open(cfg); return err })
-	s.t.Cleanup(func() { d.Close() })
+	s.Must(func() (err error) { d, err = Open(cfg); return err })
+	s.T.Cleanup(func() { d.Close() })
 	return d
 }
 
 // addr gives the interface an address.
 func (s *space) addr(d *Device, prefix string) {
-	s.t.Helper()
+	s.T.Helper()
 	p := netip.MustParsePrefix(prefix)
 	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, Flags: unix.IFA_F_NODAD}
-	s.must(func() error { return netlink.AddrAdd(s.link(d), a) })
+	s.Must(func() error { return netlink.AddrAdd(s.link(d), a) })
 }
 
 func (s *space) link(d *Device) netlink.Link {
@@ -158,7 +102,7 @@ type cableEnd struct {
 const cutFrames = 256
 
 func newEnd(c *cable, from, to *Device) *cableEnd {
-	e := &cableEnd{cable: c, from: from, to: to, frames: make([][]byte, BatchSize), off: make([]ether.Offload, BatchSize), join: ether.NewJoiner(cutFrames, false, 1)}
+	e := &cableEnd{cable: c, from: from, to: to, frames: make([][]byte, ifdev.BatchFrames), off: make([]ether.Offload, ifdev.BatchFrames), join: ether.NewJoiner(cutFrames, false, 1)}
 	return e
 }
 

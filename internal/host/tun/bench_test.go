@@ -33,7 +33,7 @@ func benchPair(b *testing.B) (sa, sb *space) {
 func BenchmarkTCP(b *testing.B) {
 	sa, sb := benchPair(b)
 	var l net.Listener
-	sb.must(func() (err error) { l, err = net.Listen("tcp", "10.20.0.2:0"); return err })
+	sb.Must(func() (err error) { l, err = net.Listen("tcp", "10.20.0.2:0"); return err })
 	defer l.Close()
 	got := make(chan int64, 1)
 	go func() {
@@ -47,7 +47,7 @@ func BenchmarkTCP(b *testing.B) {
 		got <- n
 	}()
 	var c net.Conn
-	sa.must(func() (err error) {
+	sa.Must(func() (err error) {
 		c, err = new(net.Dialer).DialContext(context.Background(), "tcp", l.Addr().String())
 		return err
 	})
@@ -69,7 +69,7 @@ func BenchmarkTCP(b *testing.B) {
 func BenchmarkRoundTrip(b *testing.B) {
 	sa, sb := benchPair(b)
 	var l net.PacketConn
-	sb.must(func() (err error) { l, err = net.ListenPacket("udp", "10.20.0.2:0"); return err })
+	sb.Must(func() (err error) { l, err = net.ListenPacket("udp", "10.20.0.2:0"); return err })
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

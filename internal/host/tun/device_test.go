@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/ifdev"
 	"weft/internal/service/ipoib"
 )
 
@@ -48,7 +49,7 @@ func TestOpenMakesTheInterface(t *testing.T) {
 	}
 	var at *netlink.LinkAttrs
 	look := func() {
-		s.must(func() error {
+		s.Must(func() error {
 			l, err := netlink.LinkByName(cfg.Name)
 			if err == nil {
 				at = l.Attrs()
@@ -96,10 +97,10 @@ func TestOpenMakesTheInterface(t *testing.T) {
 
 // gone fails the test if there is an interface of that name.
 func (s *space) gone(name string) {
-	s.t.Helper()
-	s.do(func() {
+	s.T.Helper()
+	s.Do(func() {
 		if _, err := netlink.LinkByName(name); !errors.As(err, &netlink.LinkNotFoundError{}) {
-			s.t.Errorf("interface %s is still there (%v)", name, err)
+			s.T.Errorf("interface %s is still there (%v)", name, err)
 		}
 	})
 }
@@ -118,7 +119,7 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 		cfg := base
 		change(&cfg)
 		var err error
-		s.do(func() { _, err = Open(cfg) })
+		s.Do(func() { _, err = Open(cfg) })
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -127,7 +128,7 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 	// The name is taken: the interface that has it stays.
 	d := s.open(base)
 	var err error
-	s.do(func() { _, err = Open(base) })
+	s.Do(func() { _, err = Open(base) })
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(fmt.Sprint(err), "fix: ") {
 		t.Errorf("name taken: %v", err)
 	}
@@ -139,7 +140,7 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 func TestMissingPrivilegeIsExplained(t *testing.T) {
 	s := newSpace(t)
 	var err error
-	s.do(func() {
+	s.Do(func() {
 		// The thread ends with the test, and its capabilities with it.
 		hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var data [2]unix.CapUserData
@@ -159,7 +160,7 @@ func TestMissingPrivilegeIsExplained(t *testing.T) {
 		err  error
 		want string
 	}{{"open /dev/net/tun", unix.ENOENT, "modprobe tun"}, {"open /dev/net/tun", unix.EACCES, "chmod"}, {"open /dev/net/tun", unix.EPERM, "--device"}} {
-		if got := explain(c.what, c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
+		if got := ifdev.TUN.Explain(c.what, c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
 			t.Errorf("%v: no %q", got, c.want)
 		}
 	}
@@ -208,7 +209,7 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 		} else {
 			r.Via = &netlink.Via{AddrFamily: unix.AF_INET6, Addr: addr(gw).AsSlice()}
 		}
-		s.must(func() error { return change(r) })
+		s.Must(func() error { return change(r) })
 	}
 	want := func(dst, hop string) {
 		t.Helper()
@@ -234,7 +235,7 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 	await(t, d, "route of another table", func(st *State) bool { return st.Routes.NextHop(addr("203.0.113.5")) == addr("10.20.0.8") })
 	// Several paths: those of this interface are used.
 	paths := []netip.Addr{addr("10.20.0.21"), addr("10.20.0.22")}
-	s.must(func() error {
+	s.Must(func() error {
 		return netlink.RouteReplace(&netlink.Route{Dst: ipNet(prefix("203.0.114.0/24")), MultiPath: []*netlink.NexthopInfo{
 			{LinkIndex: d.Index(), Gw: paths[0].AsSlice()}, {LinkIndex: d.Index(), Gw: paths[1].AsSlice()}}})
 	})
@@ -244,7 +245,7 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 		t.Errorf("on the link are %v", st.OnLink)
 	}
 	// Without the address, its routes are gone, of which the kernel says nothing.
-	s.must(func() error { return netlink.AddrDel(d.link, &netlink.Addr{IPNet: ipNet(prefix("10.20.0.1/24"))}) })
+	s.Must(func() error { return netlink.AddrDel(d.Link(), &netlink.Addr{IPNet: ipNet(prefix("10.20.0.1/24"))}) })
 	await(t, d, "routes of an address", func(st *State) bool {
 		return !st.has(addr("10.20.0.1")) && st.Routes.NextHop(addr("192.0.2.1")) == addr("192.0.2.1")
 	})
@@ -253,7 +254,7 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 func TestH35_MTUIsSetBack(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
-	s.must(func() error { return netlink.LinkSetMTU(d.link, 1400) })
+	s.Must(func() error { return netlink.LinkSetMTU(d.Link(), 1400) })
 	await(t, d, "MTU", func(st *State) bool { return st.MTU == 2044 && d.Counters.MTURestored.Load() > 0 })
 	if err := d.SetMTU(4092); err != nil {
 		t.Fatal(err)
@@ -288,11 +289,11 @@ func TestAddressesComeBackWithTheInterface(t *testing.T) {
 		t.Errorf("state before it is up: %+v", *st)
 	}
 	for range 2 {
-		s.must(func() error { return netlink.LinkSetUp(d.link) })
+		s.Must(func() error { return netlink.LinkSetUp(d.Link()) })
 		await(t, d, "up", func(st *State) bool {
 			return st.Up && len(st.Addrs) == 3 && st.Routes.NextHop(addr("10.99.0.1")) == addr("10.20.0.2")
 		})
-		s.must(func() error { return netlink.LinkSetDown(d.link) })
+		s.Must(func() error { return netlink.LinkSetDown(d.Link()) })
 		await(t, d, "down", func(st *State) bool { return !st.Up && !st.has(base.LinkLocal) })
 	}
 	if n := d.Counters.Reconfigured.Load(); n < 2 {
@@ -327,9 +328,9 @@ func TestNotify(t *testing.T) {
 		return e.Up && e.MTU == 2044 && len(e.Addrs) == 3 && slices.Contains(e.OnLink, prefix("10.20.0.0/24")) && slices.Contains(e.OnLink, prefix("2001:db8:20::/64"))
 	})
 	// A router has an anycast address in each prefix.
-	s.must(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) })
+	s.Must(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) })
 	told("anycast", func(e ipoib.BackendEvent) bool { return slices.Contains(e.Addrs, prefix("2001:db8:20::/128")) })
-	s.must(func() error { return netlink.LinkSetDown(d.link) })
+	s.Must(func() error { return netlink.LinkSetDown(d.Link()) })
 	told("down", func(e ipoib.BackendEvent) bool { return !e.Up && !slices.Contains(e.OnLink, prefix("10.20.0.0/24")) })
 }
 
@@ -348,18 +349,18 @@ func TestRemovedInterface(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
 	ended := reader(t, d, func(packet) {})
-	s.must(func() error { return netlink.LinkDel(d.link) })
+	s.Must(func() error { return netlink.LinkDel(d.Link()) })
 	await(t, d, "end", func(st *State) bool { return st.Gone && st.Problem != "" })
 	select {
 	case err := <-ended:
-		if !errors.Is(err, ErrGone) {
+		if !errors.Is(err, ifdev.ErrRemoved) {
 			t.Errorf("read: %v", err)
 		}
 		ended <- err // for the cleanup
 	case <-time.After(patience):
 		t.Fatal("the read goes on")
 	}
-	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err, ErrGone) {
+	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err, ifdev.ErrRemoved) {
 		t.Errorf("write: %v", err)
 	}
 }
@@ -369,11 +370,11 @@ func TestRemovedInterfaceIsPolled(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
 	bufs, sizes, hops := buffers(headroom + base.MTU)
-	s.must(func() error { return netlink.LinkDel(d.link) })
+	s.Must(func() error { return netlink.LinkDel(d.Link()) })
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		n, _, err := d.TryReadBatch(bufs, sizes, hops, headroom)
 		switch {
-		case errors.Is(err, ErrGone):
+		case errors.Is(err, ifdev.ErrRemoved):
 			return
 		case err != nil:
 			t.Fatalf("read: %v", err)
@@ -541,7 +542,7 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 		sent[i] = byte(i>>12 ^ i)
 	}
 	var ln net.Listener
-	sb.must(func() (err error) {
+	sb.Must(func() (err error) {
 		ln, err = (&net.ListenConfig{}).Listen(within(t), "tcp", netip.AddrPortFrom(b.Addr(), 0).String())
 		return err
 	})
@@ -561,7 +562,7 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 		}
 		received <- got
 	}()
-	sa.must(func() error {
+	sa.Must(func() error {
 		conn, err := (&net.Dialer{}).DialContext(within(t), "tcp", ln.Addr().String())
 		if err != nil {
 			return err
@@ -585,7 +586,7 @@ func testOffloads(t *testing.T, mtu int, a, b netip.Prefix) {
 		t.Errorf("%d super-packets were cut off", n)
 	}
 	var at *netlink.LinkAttrs
-	sb.must(func() error {
+	sb.Must(func() error {
 		l, err := netlink.LinkByIndex(db.Index())
 		if err == nil {
 			at = l.Attrs()
@@ -636,7 +637,7 @@ func TestRefusedPacketsAreBounded(t *testing.T) {
 	await(t, d, "up", func(v *State) bool { return v.Up })
 	send := func(count int) {
 		t.Helper()
-		s.must(func() error {
+		s.Must(func() error {
 			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				return err

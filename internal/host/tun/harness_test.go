@@ -7,17 +7,14 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
-	"os"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
+	"weft/internal/host/nstest"
 	"weft/internal/service/ipoib"
 )
 
@@ -28,85 +25,20 @@ const (
 	headroom = ipoib.Headroom
 )
 
-// space is a network namespace: a thread that is in it.
-type space struct {
-	t     testing.TB
-	calls chan func()
-}
+// space is a network namespace with devices.
+type space struct{ *nstest.Namespace }
 
-// newSpace makes a namespace, which ends with the test.
 func newSpace(t testing.TB) *space {
 	t.Helper()
-	s := &space{t: t, calls: make(chan func())}
-	made := make(chan error)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		made <- err
-		if err != nil {
-			return
-		}
-		for f := range s.calls {
-			f()
-		}
-	}()
-	if err := <-made; err != nil {
-		lacks(t, "a network namespace needs CAP_SYS_ADMIN: %v", err)
-	}
-	t.Cleanup(func() {
-		close(s.calls)
-		<-ended
-	})
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		lacks(t, "no TUN driver: %v", err)
-	}
-	s.do(func() {
-		lo, err := netlink.LinkByName("lo")
-		if err == nil {
-			err = netlink.LinkSetUp(lo)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
-// lacks skips a test that needs what this machine has not; with REQUIRE_E2E=1
-// that is a failure.
-func lacks(t testing.TB, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("REQUIRE_E2E") == "1" {
-		t.Fatalf(format, args...)
-	}
-	t.Skipf(format, args...)
-}
-
-// do calls f in the namespace.
-func (s *space) do(f func()) {
-	done := make(chan struct{})
-	s.calls <- func() { defer close(done); f() }
-	<-done
-}
-
-// must calls f in the namespace, and ends the test if it fails.
-func (s *space) must(f func() error) {
-	s.t.Helper()
-	var err error
-	s.do(func() { err = f() })
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	return &space{nstest.New(t)}
 }
 
 // open makes a device in the namespace and closes it with the test.
 func (s *space) open(cfg Config) *Device {
-	s.t.Helper()
+	s.T.Helper()
 	var d *Device
-	s.must(func() (err error) { d, err = Open(cfg); return err })
-	s.t.Cleanup(func() { d.Close() })
+	s.Must(func() (err error) { d, err = Open(cfg); return err })
+	s.T.Cleanup(func() { d.Close() })
 	return d
 }
 
@@ -174,10 +106,10 @@ func within(t testing.TB) context.Context {
 }
 
 func (s *space) dialUDP(to netip.AddrPort) *net.UDPConn {
-	s.t.Helper()
+	s.T.Helper()
 	var c *net.UDPConn
-	s.must(func() (err error) { c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); return err })
-	s.t.Cleanup(func() { c.Close() })
+	s.Must(func() (err error) { c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); return err })
+	s.T.Cleanup(func() { c.Close() })
 	return c
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/nstest"
 	"weft/internal/proto/ether"
 )
 
@@ -40,7 +41,7 @@ func testSegmentsOfUDP(t *testing.T, a, b netip.Prefix) {
 	cfg.Addrs = []netip.Prefix{b}
 	db := sb.open(cfg)
 	if da.q.joins&ether.FeatureUSO4 == 0 {
-		lacks(t, "this kernel (before 6.2) has no segments of UDP for a TUN device")
+		nstest.Missing(t, "this kernel (before 6.2) has no segments of UDP for a TUN device")
 	}
 	if err := errors.Join(da.SetCarrier(true), db.SetCarrier(true)); err != nil {
 		t.Fatal(err)
@@ -48,7 +49,7 @@ func testSegmentsOfUDP(t *testing.T, a, b netip.Prefix) {
 	join(t, da, db, mtu)
 
 	var in *net.UDPConn
-	sb.must(func() (err error) {
+	sb.Must(func() (err error) {
 		in, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(b.Addr(), 0)))
 		return err
 	})
@@ -67,7 +68,7 @@ func testSegmentsOfUDP(t *testing.T, a, b netip.Prefix) {
 		sent[i] = byte(i>>9 ^ i)
 	}
 	packets := func(s *space, d *Device) (n uint64) {
-		s.must(func() error {
+		s.Must(func() error {
 			l, err := netlink.LinkByIndex(d.Index())
 			if err == nil {
 				n = l.Attrs().Statistics.RxPackets + l.Attrs().Statistics.TxPackets

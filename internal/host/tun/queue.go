@@ -15,12 +15,11 @@ import (
 	"weft/internal/proto/ether"
 )
 
-// queue is the descriptor of a TUN interface, and what cuts and joins the
-// packets that go through it. The descriptor does not block; it is not the runtime's to
-// wait for, whose poller every packet would wake.
+// queue is the descriptor of a TUN interface, and the splitter and joiner of the packets that go through it. The
+// descriptor does not block. The runtime's poller leaves it alone: each packet would wake that.
 type queue struct {
-	// mu is held for reading by whoever uses the descriptor, one batch at a time: it
-	// must not be closed then, and its number be somebody else's.
+	// mu is held for reading while the descriptor is in use, one batch at a time: it must not be closed then, and its
+	// number reused.
 	mu   sync.RWMutex
 	fd   int // -1: closed
 	stop int // eventfd: closing
@@ -31,19 +30,19 @@ type queue struct {
 	split ether.Splitter
 
 	join    *ether.Joiner
-	joins   ether.Features // what the kernel takes joined
+	joins   ether.Features // segments that the kernel accepts joined
 	packets [][]byte
 	hdr     [ether.OffloadLen]byte
 	out     rawio.Vector
 }
 
-// init takes fd over, also where it fails. udp tells that the kernel takes segments of UDP.
-func (q *queue) init(fd int, udp bool) (err error) {
-	q.fd, q.joins = fd, ether.FeatureCsum|ether.FeatureTSO4|ether.FeatureTSO6|ether.FeatureECN
-	if udp {
-		q.joins |= ether.FeatureUSO4 | ether.FeatureUSO6
+// init takes fd over, also where it fails. features are the offloads that the kernel accepts.
+func (q *queue) init(fd int, features ether.Features) (err error) {
+	q.fd, q.joins = fd, features
+	if err = unix.SetNonblock(fd, true); err == nil {
+		q.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	}
-	if q.stop, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+	if err != nil {
 		unix.Close(fd)
 		q.fd = -1
 		return err
@@ -56,7 +55,7 @@ func (q *queue) init(fd int, udp bool) (err error) {
 	return nil
 }
 
-// close closes the descriptor when nobody uses it any longer.
+// close closes the descriptor once no call uses it.
 func (q *queue) close() error {
 	if q.in == nil { // never opened
 		return nil
@@ -91,8 +90,7 @@ func (q *queue) await() {
 	}
 }
 
-// read takes one packet from the kernel, valid until the next read; nil where none waits. mu is held
-// for reading.
+// read returns one packet of the kernel, valid until the next read; nil where none waits. mu is held for reading.
 func (q *queue) read() ([]byte, error) {
 	for {
 		if q.fd < 0 {
@@ -114,8 +112,8 @@ func (q *queue) read() ([]byte, error) {
 	}
 }
 
-// begin starts to cut the packet that was read last, and tells how many packets of at most room
-// octets split has of it; false where it cannot be cut so.
+// begin starts to split the packet that was read last, and returns the number of packets of at most room octets that
+// split makes of it; false where it cannot be split so.
 func (q *queue) begin(p []byte, room int) (n int, ok bool) {
 	q.off.Parse(q.in)
 	q.info = ether.ClassifyIP(p)
@@ -126,9 +124,8 @@ func (q *queue) begin(p []byte, room int) (n int, ok bool) {
 	return n, why == ether.OK
 }
 
-// write hands at most BatchSize packets to the kernel, and returns how many it
-// refused.
-func (q *queue) write(bufs [][]byte, offset int) (lost int, err error) {
+// write writes at most BatchSize packets, and returns how many the kernel refused.
+func (q *queue) write(bufs [][]byte, offset int) (refused int, err error) {
 	q.packets = q.packets[:0]
 	for _, b := range bufs {
 		if len(b) > offset {
@@ -139,17 +136,16 @@ func (q *queue) write(bufs [][]byte, offset int) (lost int, err error) {
 	defer q.mu.RUnlock()
 	for _, f := range q.join.Join(q.packets, q.joins) {
 		if q.fd < 0 {
-			return lost, os.ErrClosed
+			return refused, os.ErrClosed
 		}
 		f.Off.Put(q.hdr[:])
 		err := q.out.WriteFrame(uintptr(q.fd), q.hdr[:], f.Parts)
-		// What the kernel refuses now, as while the interface is down, it may take
-		// later.
+		// A packet that the kernel refuses, as while the interface is down, is no reason to stop.
 		if err == unix.EBADFD {
-			return lost, err
+			return refused, err
 		} else if err != 0 {
-			lost += max(1, len(f.Parts)-1)
+			refused += max(1, len(f.Parts)-1)
 		}
 	}
-	return lost, nil
+	return refused, nil
 }

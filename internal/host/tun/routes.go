@@ -11,16 +11,15 @@ import (
 // Route is one way out of the interface.
 type Route struct {
 	Dst netip.Prefix // masked
-	// Via are the gateways, one unless the route has several paths; a zero
-	// address, and an empty list, mean that the destination is on the link. A
-	// gateway may be of the other family (RFC 5549).
+	// Via are the gateways, one unless the route has several paths; a zero address, and an empty list, mean that the
+	// destination is on the link. A gateway may be of the other family (RFC 5549).
 	Via    []netip.Addr
 	Metric int  // of several routes to a prefix the lowest counts
-	Main   bool // of the main or local table, whose routes win at equal metric
+	Main   bool // of the main or the local table; at equal metric such a route wins
 }
 
-// Routes tells next hops. It is immutable and may be read by any number of
-// goroutines; nil has no route. Lookups allocate nothing.
+// Routes is a table of next hops. It is immutable; any number of goroutines may read it; nil has no route. Lookups
+// allocate nothing.
 type Routes struct {
 	v4, v6 []sameLength // longest first
 	n      int
@@ -31,11 +30,10 @@ type sameLength struct {
 	to   map[netip.Prefix][]netip.Addr
 }
 
-// NewRoutes builds a table from routes in any order. It keeps no reference to
-// the slice, but to the Via of its elements.
+// NewRoutes builds a table from routes in any order. It keeps the Via of the elements, not the slice.
 func NewRoutes(routes []Route) *Routes {
 	sorted := slices.Clone(routes)
-	// What is found first wins.
+	// The first match wins.
 	slices.SortStableFunc(sorted, func(a, b Route) int {
 		if c := cmp.Compare(b.Dst.Bits(), a.Dst.Bits()); c != 0 {
 			return c
@@ -85,11 +83,10 @@ func (r *Routes) Len() int {
 	return r.n
 }
 
-// NextHop is the address to resolve for a packet to dst: the gateway of the
-// longest matching prefix, or dst itself where that route has none, where no
-// route matches (a program may bind to an interface without one, and then the
-// kernel takes the destination to be on the link) and for groups. All packets
-// of a destination go to the same of several gateways.
+// NextHop is the address to resolve for a packet to dst: the gateway of the longest matching prefix, or dst itself where
+// that route has none, for groups, and where no route matches (a program may bind to the interface without a route;
+// the kernel then assumes that the destination is on the link). All packets of a destination go to the same one of
+// several gateways.
 func (r *Routes) NextHop(dst netip.Addr) netip.Addr {
 	if r == nil || dst.IsMulticast() {
 		return dst
@@ -132,7 +129,7 @@ func spread(a netip.Addr) uint32 {
 	return h
 }
 
-// equal reports whether both tables give the same answers.
+// equal reports whether both tables have the same contents.
 func (r *Routes) equal(s *Routes) bool {
 	if r.Len() != s.Len() {
 		return false
