@@ -27,8 +27,6 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-var _ api.Backend = (*Node)(nil)
-
 // Use implements api.Backend.
 func (n *Node) Use(context.Context) error {
 	n.mu.Lock()

@@ -159,20 +159,20 @@ func TestCaptureRefused(t *testing.T) {
 	if _, err := r.cli.Capture(t.Context(), api.CaptureSpec{}, func(api.Capture) {}, io.Discard); err == nil || !strings.Contains(err.Error(), "4 captures run") {
 		t.Errorf("one too many: %v", err)
 	}
-	list, err := r.cli.Captures(t.Context())
+	list, err := api.Get(t.Context(), r.cli, api.ListCaptures)
 	if err != nil || len(list) != maxCaptures {
 		t.Fatalf("%v: %+v", err, list)
 	}
-	if err := r.cli.StopCapture(t.Context(), list[1].ID); err != nil {
+	if err := api.Do(t.Context(), r.cli, api.StopCapture, list[1].ID); err != nil {
 		t.Error(err)
 	}
 	eventually(t, "one has ended", func() bool { return len(r.status().Captures) == maxCaptures-1 })
-	if err := r.cli.StopCapture(t.Context(), list[1].ID); err == nil {
+	if err := api.Do(t.Context(), r.cli, api.StopCapture, list[1].ID); err == nil {
 		t.Error("ended twice")
 	}
 	var last bytes.Buffer
 	_, end := r.capturing(api.CaptureSpec{DurationNS: limit}, &last)
-	if err := r.cli.Shutdown(t.Context()); err != nil {
+	if err := api.Do(t.Context(), r.cli, api.Shutdown, api.None{}); err != nil {
 		t.Error(err)
 	}
 	end()
@@ -251,7 +251,7 @@ func managementFrames(t *testing.T, file []byte) (list []managementFrame) {
 // sends it, and where it receives it; what it says to itself once.
 func TestCaptureManagement(t *testing.T) {
 	r := manageable(t)
-	if _, err := r.cli.AddFunction(t.Context(), api.NewFunction{Name: "vf"}); err != nil {
+	if _, err := api.Call(t.Context(), r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
 		t.Fatal(err)
 	}
 	c, a := r.umadOpen(firstNative)

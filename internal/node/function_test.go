@@ -161,7 +161,7 @@ func TestNativeDevice(t *testing.T) {
 	if why := find(r.status().Degraded); why != "" {
 		t.Errorf("an active port is degraded: %s", why)
 	}
-	devs, err := r.cli.Devices(context.Background())
+	devs, err := api.Get(context.Background(), r.cli, api.ListDevices)
 	if err != nil || len(devs) != 2 || devs[1].Name != "weft_ib0" || devs[1].Index != 1 || devs[1].Ports[0].LID != 0x20 ||
 		len(devs[1].Ports[0].GIDs) != 1 || len(devs[1].Ports[0].PKeys) != 2 {
 		t.Errorf("%+v, %v", devs, err)

@@ -25,7 +25,7 @@ func TestFunctionsByCommand(t *testing.T) {
 		}
 	}
 	add := func(name string, c api.FunctionChange) (api.Function, error) {
-		return r.cli.AddFunction(ctx, api.NewFunction{Name: name, FunctionChange: c})
+		return api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: name, FunctionChange: c})
 	}
 	if f, err := add("weft_ib0", api.FunctionChange{}); err != nil || f.Number != 1 || f.Virtual || f.PortState != "INIT" || !f.Enabled || f.Weight != 100 {
 		t.Fatalf("%+v, %v", f, err)
@@ -41,12 +41,12 @@ func TestFunctionsByCommand(t *testing.T) {
 	refused(err, api.CodeInvalid)
 	_, err = add("few", api.FunctionChange{Quotas: api.Quotas{CQs: 1}})
 	refused(err, api.CodeInvalid)
-	_, err = r.cli.SetFunction(ctx, "nobody", api.FunctionChange{})
+	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "nobody", Value: api.FunctionChange{}})
 	refused(err, api.CodeNotFound)
-	_, err = r.cli.SetFunction(ctx, "vf", api.FunctionChange{Quotas: api.Quotas{MRs: 1 << 30}})
+	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf", Value: api.FunctionChange{Quotas: api.Quotas{MRs: 1 << 30}}})
 	refused(err, api.CodeInvalid)
-	refused(r.cli.DelFunction(ctx, "nobody"), api.CodeNotFound)
-	refused(r.cli.DelFunction(ctx, "weft_ib0"), api.CodeInvalid)
+	refused(api.Do(ctx, r.cli, api.DeleteFunction, "nobody"), api.CodeNotFound)
+	refused(api.Do(ctx, r.cli, api.DeleteFunction, "weft_ib0"), api.CodeInvalid)
 
 	// The quota of queue pairs counts the two that every session keeps.
 	c := vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
@@ -68,18 +68,18 @@ func TestFunctionsByCommand(t *testing.T) {
 		t.Error("a third session where there may be two")
 	}
 	on := true
-	if f, err = r.cli.SetFunction(ctx, "vf", api.FunctionChange{Enabled: &on, Quotas: api.Quotas{Sessions: 3}}); err != nil || !f.Enabled || f.PortState != "INIT" ||
+	if f, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf", Value: api.FunctionChange{Enabled: &on, Quotas: api.Quotas{Sessions: 3}}}); err != nil || !f.Enabled || f.PortState != "INIT" ||
 		f.Weight != 7 || f.Sessions != 2 {
 		t.Errorf("%+v, %v", f, err)
 	}
 	vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
-	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.GetU64(abi.ReqGetFeatures); err == nil {
 		t.Error("a session survived its function")
 	}
-	if list, err := r.cli.Functions(ctx); err != nil || len(list) != 2 {
+	if list, err := api.Get(ctx, r.cli, api.ListFunctions); err != nil || len(list) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -168,7 +168,7 @@ func (r *running) door() string {
 
 func (r *running) status() api.Status {
 	r.t.Helper()
-	s, err := r.cli.Status(context.Background())
+	s, err := api.Get(context.Background(), r.cli, api.GetStatus)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func (r *running) notices(what string) (n int) {
 // counter sums a counter over its instances.
 func (r *running) counter(scope, name string) (sum uint64) {
 	r.t.Helper()
-	list, err := r.cli.Counters(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListCounters)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func (r *running) clientOf(t testing.TB, door string, o vhosttest.Options) *clie
 // address returns an IPv4 address of the node and its place in the table.
 func (r *running) address(t testing.TB) (ib.GID, uint8) {
 	t.Helper()
-	devs, err := r.cli.Devices(context.Background())
+	devs, err := api.Get(context.Background(), r.cli, api.ListDevices)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func pair(t testing.TB, typ ib.QPType, a, b *client) {
 // numbers returns the numbers of all queue pairs of the node.
 func (c *client) numbers() map[ib.QPN]bool {
 	c.t.Helper()
-	res, err := c.r.cli.Resources(context.Background())
+	res, err := api.Get(context.Background(), c.r.cli, api.GetResources)
 	if err != nil {
 		c.t.Fatal(err)
 	}

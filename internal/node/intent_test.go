@@ -51,7 +51,7 @@ func code(err error) api.Code {
 func TestEditIntent(t *testing.T) {
 	r, ctx := master(t), context.Background()
 	keys := func() (list []string) {
-		d, err := r.cli.Devices(ctx)
+		d, err := api.Get(ctx, r.cli, api.ListDevices)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,27 +65,27 @@ func TestEditIntent(t *testing.T) {
 		return list
 	}
 	own := r.node.identity.String()
-	p, err := r.cli.AddPartition(ctx, api.Partition{Name: "red", PKey: "1", Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
+	p, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{Name: "red", PKey: "1", Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
 	if err != nil || p.PKey != "0x8001" || len(p.Members) != 2 || !strings.HasSuffix(p.Members[0].Name, firstNative) || p.Members[1].Membership != api.MemberLimited {
 		t.Fatalf("%v %+v", err, p)
 	}
 	eventually(t, "the key is in the port's table", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x8001"}) })
-	if _, err := r.cli.AddPartition(ctx, api.Partition{PKey: "0x8001", Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited}, {Port: api.AllPorts}}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x8001", Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited}, {Port: api.AllPorts}}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the membership has changed", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x0001"}) })
-	list, err := r.cli.Partitions(ctx)
+	list, err := api.Get(ctx, r.cli, api.ListPartitions)
 	if err != nil || len(list) != 1 || list[0].Name != "red" || len(list[0].Members) != 3 || list[0].Members[0].Port != api.AllPorts {
 		t.Errorf("%v %+v", err, list)
 	}
 
 	const mgid = "ff12:401b:ffff::77"
-	if err := r.cli.JoinGroup(ctx, api.GroupJoin{MGID: mgid, MTU: 4096, Members: []string{firstNative}}); err != nil {
+	if err := api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 4096, Members: []string{firstNative}}); err != nil {
 		t.Fatal(err)
 	}
 	group := func(yes func(g api.SubnetGroup) bool) func() bool {
 		return func() bool {
-			g, err := r.cli.SubnetGroups(ctx)
+			g, err := api.Get(ctx, r.cli, api.ListSubnetGroups)
 			return err == nil && slices.ContainsFunc(g, func(g api.SubnetGroup) bool {
 				return strings.HasSuffix(g.MGID, "0077") && strings.HasPrefix(g.MGID, "ff12:401b:ffff") && yes(g)
 			})
@@ -93,11 +93,11 @@ func TestEditIntent(t *testing.T) {
 	}
 	// A limited member of the default partition may be in a group of it.
 	eventually(t, "the port is in the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 1 && g.MTU == 4096 }))
-	if err := r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: mgid, Members: []string{firstNative}}); err != nil {
+	if err := api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: mgid, Members: []string{firstNative}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port has left the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 0 }))
-	if err := r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: mgid}); err != nil {
+	if err := api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: mgid}); err != nil {
 		t.Fatal(err)
 	}
 	gone := group(func(api.SubnetGroup) bool { return true })
@@ -107,21 +107,21 @@ func TestEditIntent(t *testing.T) {
 		err  error
 		code api.Code
 	}{
-		"no such partition":   {r.cli.DelPartition(ctx, "0x8005", nil), api.CodeNotFound},
-		"no such member":      {r.cli.DelPartition(ctx, "0x8001", []string{"0x99"}), api.CodeNotFound},
-		"no key":              {r.cli.DelPartition(ctx, "0x8000", nil), api.CodeInvalid},
-		"no such device":      {r.cli.DelPartition(ctx, "0x8001", []string{"weft_ib7"}), api.CodeNotFound},
-		"no InfiniBand":       {r.cli.DelPartition(ctx, "0x8001", []string{r.cfg.Device}), api.CodeNotFound},
-		"no such node":        {r.cli.DelPartition(ctx, "0x8001", []string{"weft_ib0@nowhere"}), api.CodeNotFound},
-		"no multicast":        {r.cli.JoinGroup(ctx, api.GroupJoin{MGID: "fe80::1"}), api.CodeInvalid},
-		"no MTU":              {r.cli.JoinGroup(ctx, api.GroupJoin{MGID: mgid, MTU: 1500}), api.CodeInvalid},
-		"a group of nobody's": {r.cli.LeaveGroup(ctx, api.GroupJoin{MGID: "ff12::9"}), api.CodeNotFound},
+		"no such partition":   {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8005"}), api.CodeNotFound},
+		"no such member":      {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"0x99"}}), api.CodeNotFound},
+		"no key":              {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8000"}), api.CodeInvalid},
+		"no such device":      {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"weft_ib7"}}), api.CodeNotFound},
+		"no InfiniBand":       {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{r.cfg.Device}}), api.CodeNotFound},
+		"no such node":        {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"weft_ib0@nowhere"}}), api.CodeNotFound},
+		"no multicast":        {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: "fe80::1"}), api.CodeInvalid},
+		"no MTU":              {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 1500}), api.CodeInvalid},
+		"a group of nobody's": {api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: "ff12::9"}), api.CodeNotFound},
 	} {
 		if code(c.err) != c.code {
 			t.Errorf("%s: %v", what, c.err)
 		}
 	}
-	if err := r.cli.DelPartition(ctx, "0x0001", nil); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x0001"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "everybody is a full member again", func() bool { return slices.Equal(keys(), []string{"0xffff"}) })
@@ -130,40 +130,40 @@ func TestEditIntent(t *testing.T) {
 // TestFabricViews: the ways to look at a subnet agree with each other.
 func TestFabricViews(t *testing.T) {
 	r, ctx := master(t), context.Background()
-	s, err := r.cli.Subnet(ctx)
+	s, err := api.Get(ctx, r.cli, api.GetSubnet)
 	if err != nil || len(s.Nodes) != 2 || len(s.Links) != 1 || s.Links[0].State != "ACTIVE" || s.Nodes[0].GUID != r.node.identity.String() {
 		t.Fatalf("%v %+v", err, s)
 	}
 	lid := s.Nodes[1].Ports[0].LID
-	routes, err := r.cli.Routes(ctx)
+	routes, err := api.Get(ctx, r.cli, api.ListRoutes)
 	if err != nil || len(routes) != 1 || !slices.ContainsFunc(routes[0].Unicast, func(v api.Route) bool { return v.LID == lid && v.To.LID == lid && v.Port == 1 }) {
 		t.Errorf("%v %+v", err, routes)
 	}
-	p, err := r.cli.Path(ctx, firstNative, s.Nodes[0].GUID)
+	p, err := api.Call(ctx, r.cli, api.FindPath, api.PathQuery{From: firstNative, To: s.Nodes[0].GUID})
 	if err != nil || p.From.LID != lid || len(p.Hops) != 1 || p.MTU != 4096 {
 		t.Errorf("%v %+v", err, p)
 	}
 	for _, format := range api.TextFormats {
-		if text, err := r.cli.SubnetText(ctx, format); err != nil || !strings.Contains(text, firstNative) {
+		if text, err := api.Call(ctx, r.cli, api.GetSubnetText, format); err != nil || !strings.Contains(text.Text, firstNative) {
 			t.Errorf("%s: %v\n%s", format, err, text)
 		}
 	}
-	m, err := r.cli.Manager(ctx)
+	m, err := api.Get(ctx, r.cli, api.GetManager)
 	if err != nil || m.State != "master" || m.Store.Kind != "memory" || len(m.Sweeps) == 0 || m.Master.Dir != r.cfg.Dir {
 		t.Errorf("%v %+v", err, m)
 	}
 	before := len(m.Sweeps)
-	if err := r.cli.Sweep(ctx); err != nil {
+	if err := api.Do(ctx, r.cli, api.StartSweep, api.None{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the manager has swept", func() bool {
-		m, err := r.cli.Manager(ctx)
+		m, err := api.Get(ctx, r.cli, api.GetManager)
 		return err == nil && len(m.Sweeps) > before
 	})
-	if e, err := r.cli.StoreEntries(ctx, "subnet"); err != nil || len(e) == 0 {
+	if e, err := api.Call(ctx, r.cli, api.ListStoreEntries, "subnet"); err != nil || len(e) == 0 {
 		t.Errorf("%v %+v", err, e)
 	}
-	if _, err := r.cli.StoreEntries(ctx, "a b"); code(err) != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.ListStoreEntries, "a b"); code(err) != api.CodeInvalid {
 		t.Errorf("a tree that no key can have: %v", err)
 	}
 	if r.counter(api.ScopeSM, "answered") == 0 || r.counter(api.ScopeAgent, "gets") == 0 {
@@ -174,24 +174,24 @@ func TestFabricViews(t *testing.T) {
 // TestNotMaster: a node that cannot answer says why, and what to do.
 func TestNotMaster(t *testing.T) {
 	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
-	_, err := r.cli.Subnet(ctx)
+	_, err := api.Get(ctx, r.cli, api.GetSubnet)
 	if code(err) != api.CodeNotMaster || !strings.Contains(err.Error(), "nobody is known to manage the subnet. fix: weft up --sm auto") {
 		t.Error(err)
 	}
-	if m, err := r.cli.Manager(ctx); err != nil || m.State != config.SMOff {
+	if m, err := api.Get(ctx, r.cli, api.GetManager); err != nil || m.State != config.SMOff {
 		t.Errorf("%v %+v", err, m)
 	}
-	if _, err := r.cli.Store(ctx); code(err) != api.CodeNotFound {
+	if _, err := api.Get(ctx, r.cli, api.GetStore); code(err) != api.CodeNotFound {
 		t.Error(err)
 	}
-	if _, err := r.cli.AddFault(ctx, api.FaultSpec{Drop: 1, Link: api.LinkTrunk}); code(err) != api.CodeNotFound {
+	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1, Link: api.LinkTrunk}); code(err) != api.CodeNotFound {
 		t.Error(err)
 	}
-	if _, err := r.cli.AddFault(ctx, api.FaultSpec{Drop: 1, Device: firstNative}); code(err) != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1, Device: firstNative}); code(err) != api.CodeInvalid {
 		t.Error(err)
 	}
 	off := run(t, nil)
-	if _, err := off.cli.Trunks(ctx); code(err) != api.CodeNotFound {
+	if _, err := api.Get(ctx, off.cli, api.ListTrunks); code(err) != api.CodeNotFound {
 		t.Error(err)
 	}
 }

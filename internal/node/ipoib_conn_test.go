@@ -19,7 +19,7 @@ import (
 // modes are how packets of links go to an address.
 func (r *running) modes(t *testing.T, addr string) (modes []string) {
 	t.Helper()
-	list, err := api.IPTable[api.IPNeighbour](context.Background(), r.cli, "neighbours", "")
+	list, err := api.Call(context.Background(), r.cli, api.ListIPNeighbours, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,16 +71,16 @@ func TestIPLinksConnected(t *testing.T) {
 	if m := r.modes(t, to); !slices.Equal(m, []string{"connected"}) {
 		t.Errorf("packets go by %v", m)
 	}
-	l, err := r.cli.IPLinks(ctx)
+	l, err := api.Get(ctx, r.cli, api.ListIPLinks)
 	if err != nil || len(l) != 2 || l[0].Connections != 1 || l[1].Connections != 1 || l[0].Mode != "connected" || l[0].DatagramMTU != 2044 {
 		t.Errorf("%v %+v", err, l)
 	}
 	for _, mode := range []string{"datagram", "connected"} {
-		if err := r.cli.IPDo(ctx, "ib1_1_7fff", api.IPAction{Op: api.IPMode, Mode: mode}); err != nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: "ib1_1_7fff", Value: api.IPAction{Op: api.IPMode, Mode: mode}}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the link is back", func() bool {
-			l, err := r.cli.IPLinks(ctx)
+			l, err := api.Get(ctx, r.cli, api.ListIPLinks)
 			i := slices.IndexFunc(l, func(l api.IPLink) bool { return l.Name == "ib1_1_7fff" })
 			return err == nil && i >= 0 && l[i].Carrier && l[i].Mode == mode
 		})
@@ -90,12 +90,12 @@ func TestIPLinksConnected(t *testing.T) {
 		carry(to, from, b, a, size)
 	}
 	for _, bad := range []struct{ link, mode string }{{"ib1_1_7fff", "both"}, {"ib9_1_7fff", "datagram"}} {
-		if err := r.cli.IPDo(ctx, bad.link, api.IPAction{Op: api.IPMode, Mode: bad.mode}); err == nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: bad.link, Value: api.IPAction{Op: api.IPMode, Mode: bad.mode}}); err == nil {
 			t.Errorf("%v is taken", bad)
 		}
 	}
 	for _, name := range []string{firstNative, "vf"} {
-		if err := r.cli.DelIPLinks(ctx, name); err != nil {
+		if err := api.Do(ctx, r.cli, api.DeleteIPLinks, name); err != nil {
 			t.Error(err)
 		}
 	}

@@ -118,12 +118,12 @@ func (s *stacks) of(name string) *ipStack {
 // link asks for a link with an address, and waits for its carrier.
 func (r *running) link(t *testing.T, device, addr string, more ...string) {
 	t.Helper()
-	_, err := r.cli.AddIPLinks(context.Background(), api.IPRequest{Device: device, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
+	_, err := api.Call(context.Background(), r.cli, api.AddIPLinks, api.IPRequest{Device: device, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "carrier", func() bool {
-		l, err := r.cli.IPLinks(context.Background())
+		l, err := api.Get(context.Background(), r.cli, api.ListIPLinks)
 		return err == nil && slices.ContainsFunc(l, func(l api.IPLink) bool { return l.Device == device && l.Carrier && slices.Contains(l.Addrs, addr) })
 	})
 }
@@ -156,7 +156,7 @@ func TestIPLinks(t *testing.T) {
 		exchange(b, a, "10.9.0.2", "10.9.0.1", n)
 	}
 
-	list, err := r.cli.IPLinks(ctx)
+	list, err := api.Get(ctx, r.cli, api.ListIPLinks)
 	if err != nil || len(list) != 2 || list[0].State != "UP" || list[0].Type != 32 || list[0].AddrLen != 20 || !list[0].Joined || list[0].MLID < 0xc000 {
 		t.Errorf("%v %+v", err, list)
 	}
@@ -182,7 +182,7 @@ func TestIPLinks(t *testing.T) {
 
 	path := func(q api.IPPathQuery) api.IPPathInfo {
 		t.Helper()
-		p, err := r.cli.IPPath(ctx, q)
+		p, err := api.Call(ctx, r.cli, api.ResolveIPPath, q)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,27 +203,27 @@ func TestIPLinks(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
-	if _, err := r.cli.IPPath(ctx, api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
+	if _, err := api.Call(ctx, r.cli, api.ResolveIPPath, api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
 		t.Errorf("an address of no link: %v", err)
 	}
 
-	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := r.cli.IPLinks(ctx); err != nil || len(l) != 1 {
+	if l, err := api.Get(ctx, r.cli, api.ListIPLinks); err != nil || len(l) != 1 {
 		t.Errorf("%v %+v", err, l)
 	}
-	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); code(err) != api.CodeNotFound {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); code(err) != api.CodeNotFound {
 		t.Errorf("deleted twice: %v", err)
 	}
 	// With its device a link goes too.
-	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := r.cli.IPLinks(ctx); err != nil || len(l) != 0 {
+	if l, err := api.Get(ctx, r.cli, api.ListIPLinks); err != nil || len(l) != 0 {
 		t.Errorf("%v %+v", err, l)
 	}
-	events, err := r.cli.IPEvents(ctx, 0, false)
+	events, err := api.Call(ctx, r.cli, api.ListIPEvents, api.EventQuery{After: 0})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,12 +267,12 @@ func TestIPLinkEcho(t *testing.T) {
 func TestIPLinksFollowPartitions(t *testing.T) {
 	r := master(t)
 	s, ctx := r.stacks(), context.Background()
-	if _, err := r.cli.AddIPLinks(ctx, api.IPRequest{Backend: api.BackendTUN}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Backend: api.BackendTUN}); err != nil {
 		t.Fatal(err)
 	}
 	names := func(want ...string) func() bool {
 		return func() bool {
-			l, err := r.cli.IPLinks(ctx)
+			l, err := api.Get(ctx, r.cli, api.ListIPLinks)
 			var got []string
 			for _, l := range l {
 				if l.Carrier {
@@ -285,29 +285,29 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 	eventually(t, "the default partition's link", names("ib0_1_7fff"))
 	t.Cleanup(func() {
 		if t.Failed() {
-			l, _ := r.cli.IPLinks(ctx)
-			e, _ := r.cli.IPEvents(ctx, 0, false)
+			l, _ := api.Get(ctx, r.cli, api.ListIPLinks)
+			e, _ := api.Call(ctx, r.cli, api.ListIPEvents, api.EventQuery{After: 0})
 			t.Logf("%+v\n%+v", l, e)
 		}
 	})
 	for range 2 {
-		if _, err := r.cli.AddPartition(ctx, api.Partition{PKey: "0x14", Members: []api.Member{{Port: firstNative}}}); err != nil {
+		if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x14", Members: []api.Member{{Port: firstNative}}}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the partition's link", func() bool { l := s.of("ib0_1_14"); return l != nil && l.carrier.Load() })
-		if err := r.cli.DelPartition(ctx, "0x14", nil); err != nil {
+		if err := api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x14"}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "it goes with the partition", names("ib0_1_7fff"))
 	}
-	if _, err := r.cli.AddIPLinks(ctx, api.IPRequest{Device: firstNative, Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative, Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
 		t.Errorf("asked for twice: %v", err)
 	}
-	if err := r.cli.DelIPLinks(ctx, "ib0_1_7fff"); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
 		t.Errorf("one of many: %v", err)
 	}
 	off := false
-	if _, err := r.cli.SetFunction(ctx, firstNative, api.FunctionChange{Enabled: &off}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative, Value: api.FunctionChange{Enabled: &off}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "status says why there is no carrier", func() bool {
@@ -316,11 +316,11 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		})
 	})
 	on := true
-	if _, err := r.cli.SetFunction(ctx, firstNative, api.FunctionChange{Enabled: &on}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative, Value: api.FunctionChange{Enabled: &on}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the carrier comes back", names("ib0_1_7fff"))
-	if err := r.cli.DelIPLinks(ctx, "all"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "all"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "no link is left", names())
@@ -409,7 +409,7 @@ func TestIPLinkMTU(t *testing.T) {
 	r := run(t, func(c *config.Config) { c.Fabric, c.Store, c.IPoIBMTU = true, config.StoreMemory, 4096 })
 	s := r.stacks()
 	r.link(t, firstNative, "10.9.0.1/24")
-	if l, err := r.cli.IPLinks(context.Background()); err != nil || l[0].MTU != 4092 || s.of("ib0_1_7fff").info.MTU != 4092 {
+	if l, err := api.Get(context.Background(), r.cli, api.ListIPLinks); err != nil || l[0].MTU != 4092 || s.of("ib0_1_7fff").info.MTU != 4092 {
 		t.Errorf("%v %+v", err, l)
 	}
 }
@@ -426,7 +426,7 @@ func TestIPLinkRefusals(t *testing.T) {
 		{api.IPRequest{Backend: api.BackendTUN, Params: []string{"depth=7"}}, api.CodeInvalid},
 		{api.IPRequest{Backend: api.BackendTUN, Params: []string{"sq_depth"}}, api.CodeInvalid},
 	} {
-		if _, err := r.cli.AddIPLinks(ctx, c.r); code(err) != c.code {
+		if _, err := api.Call(ctx, r.cli, api.AddIPLinks, c.r); code(err) != c.code {
 			t.Errorf("%+v: %v", c.r, err)
 		}
 	}
@@ -449,7 +449,7 @@ func TestIPLinkRefusals(t *testing.T) {
 		{"ib0_1_7fff", api.IPAction{Op: api.IPJoin, Addr: "224.5.6.7"}, ""},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPLeave, Addr: "224.5.6.7"}, ""},
 	} {
-		if err := r.cli.IPDo(ctx, c.link, c.a); code(err) != c.code || c.code == "" && err != nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: c.link, Value: c.a}); code(err) != c.code || c.code == "" && err != nil {
 			t.Errorf("%+v: %v", c.a, err)
 		}
 	}

@@ -35,7 +35,7 @@ func (r *running) again(change func(*config.Config)) *running {
 
 func (r *running) functions() map[string]api.Function {
 	r.t.Helper()
-	list, err := r.cli.Functions(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListFunctions)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func (r *running) functions() map[string]api.Function {
 
 func (r *running) add(name string, c api.FunctionChange) api.Function {
 	r.t.Helper()
-	f, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: name, FunctionChange: c})
+	f, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: name, FunctionChange: c})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestFunctionsAreKept(t *testing.T) {
 	if v.Number != 3 || off.Number != 4 || !v.Kept || v.NotKept != "" {
 		t.Errorf("%+v, %+v", v, off)
 	}
-	if err := r.cli.DelFunction(ctx, "gone"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "gone"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.set("vf", api.FunctionChange{QoS: map[int]int{4: 6}, Quotas: api.Quotas{Sessions: 9}}); err != nil {
@@ -122,7 +122,7 @@ func TestFunctionsAreKept(t *testing.T) {
 	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+errNoSwitchPort.Error()) || !strings.Contains(missing[0], "--switch-ports") {
 		t.Errorf("%q", missing)
 	}
-	if err := r.cli.DelFunction(ctx, "off"); err != nil { // one that is not there
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "off"); err != nil { // one that is not there
 		t.Error(err)
 	}
 	if _, err := r.set(firstNative, api.FunctionChange{AdapterEnabled: yes()}); err != nil {
@@ -166,7 +166,7 @@ func TestNotKept(t *testing.T) {
 		if f, err := r.set("vf", api.FunctionChange{Weight: 3}); err != nil || f.Kept || f.Weight != 3 {
 			t.Errorf("%s: %+v, %v", c.why, f, err)
 		}
-		if err := r.cli.DelFunction(context.Background(), "vf"); err != nil {
+		if err := api.Do(context.Background(), r.cli, api.DeleteFunction, "vf"); err != nil {
 			t.Error(err)
 		}
 		if d := r.degraded("devices_not_restored"); (d.What != "") != strings.Contains(c.why, "cannot") {
@@ -209,13 +209,13 @@ func TestStoreComesLate(t *testing.T) {
 
 	r = r.again(with)
 	var e *api.Error
-	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "other"}); !errors.As(err, &e) || e.Code != api.CodeNotReady || !strings.Contains(e.Fix, "weft store status") {
+	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "other"}); !errors.As(err, &e) || e.Code != api.CodeNotReady || !strings.Contains(e.Fix, "weft store status") {
 		t.Errorf("%v", err)
 	}
 	if _, err := r.set(firstNative, api.FunctionChange{Weight: 1}); !errors.As(err, &e) || e.Code != api.CodeNotReady {
 		t.Errorf("%v", err)
 	}
-	if err := r.cli.DelFunction(context.Background(), "vf"); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+	if err := api.Do(context.Background(), r.cli, api.DeleteFunction, "vf"); !errors.As(err, &e) || e.Code != api.CodeNotReady {
 		t.Errorf("%v", err)
 	}
 	if d := r.degraded("devices_not_restored"); !strings.Contains(d.Why, url) {
@@ -310,13 +310,13 @@ func TestVESWPortsAreKept(t *testing.T) {
 	if err := r.node.vesw.attach(ctx, &tap); !errors.As(err, &e) || e.Code != api.CodeInvalid {
 		t.Errorf("said twice: %v", err)
 	}
-	if err := r.cli.DetachVESW(ctx, gateway.Key()); err != nil {
+	if err := api.Do(ctx, r.cli, api.DetachVESW, gateway.Key()); err != nil {
 		t.Error(err)
 	}
-	if err := r.cli.DetachVESW(ctx, gateway.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+	if err := api.Do(ctx, r.cli, api.DetachVESW, gateway.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
 		t.Errorf("undone twice: %v", err)
 	}
-	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Error(err)
 	}
 	expect(tap)
@@ -386,11 +386,11 @@ func TestVESWPortsNotRestored(t *testing.T) {
 		t.Errorf("the store has %+v", got)
 	}
 	// One is undone, another replaced.
-	if err := r.cli.DetachVESW(ctx, stack.Key()); err != nil {
+	if err := api.Do(ctx, r.cli, api.DetachVESW, stack.Key()); err != nil {
 		t.Error(err)
 	}
 	var e *api.Error
-	if err := r.cli.DetachVESW(ctx, stack.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+	if err := api.Do(ctx, r.cli, api.DetachVESW, stack.Key()); !errors.As(err, &e) || e.Code != api.CodeNotFound {
 		t.Errorf("undone twice: %v", err)
 	}
 	right := wrong
@@ -401,7 +401,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{good, right, twice}) {
 		t.Errorf("the store has %+v", got)
 	}
-	if err := r.cli.DetachVESW(ctx, good.Key()); err != nil {
+	if err := api.Do(ctx, r.cli, api.DetachVESW, good.Key()); err != nil {
 		t.Error(err)
 	}
 	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{right}) || len(told()) != 0 {
@@ -414,7 +414,7 @@ func TestVESWPortOutlivesNoDevice(t *testing.T) {
 	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
 	ctx := context.Background()
 	r.add("vf", api.FunctionChange{})
-	if err := r.cli.DelFunction(ctx, "vf"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Fatal(err)
 	}
 	// AttachVESW has seen the device before it was deleted.

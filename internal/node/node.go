@@ -238,7 +238,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	server := api.NewServer(n, api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
+	server := api.NewServer(n.operations(), api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
 	defer func() { // after the door; whoever asked for the end hears the answer
 		close(n.captures.end)
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)

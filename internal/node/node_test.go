@@ -125,7 +125,7 @@ func TestNothingLeaks(t *testing.T) {
 	if n := r.logs.count("session ended"); n != 0 {
 		t.Errorf("%d sessions ended for a reason", n)
 	}
-	res, err := r.cli.Resources(context.Background())
+	res, err := api.Get(context.Background(), r.cli, api.GetResources)
 	if err != nil || len(res.PDs)+len(res.QPs)+len(res.CQs)+len(res.MRs) != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
@@ -404,7 +404,7 @@ func TestShutdown(t *testing.T) {
 	r := run(t, nil)
 	a, b := r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})
 	pair(t, ib.RC, a, b)
-	if err := r.cli.Shutdown(context.Background()); err != nil {
+	if err := api.Do(context.Background(), r.cli, api.Shutdown, api.None{}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -437,7 +437,7 @@ func TestState(t *testing.T) {
 			t.Errorf("%+v", s.Lanes)
 		}
 	}
-	res, err := r.cli.Resources(context.Background())
+	res, err := api.Get(context.Background(), r.cli, api.GetResources)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -459,7 +459,7 @@ func TestState(t *testing.T) {
 	if c := res.CQs[0]; c.Users != 2 || c.CQE != 64 || c.Overrun {
 		t.Errorf("%+v", c)
 	}
-	list, err := r.cli.Counters(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListCounters)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,9 +495,9 @@ func TestStateUnderTraffic(t *testing.T) {
 				return
 			default:
 			}
-			_, e1 := r.cli.Status(context.Background())
-			_, e2 := r.cli.Resources(context.Background())
-			_, e3 := r.cli.Counters(context.Background())
+			_, e1 := api.Get(context.Background(), r.cli, api.GetStatus)
+			_, e2 := api.Get(context.Background(), r.cli, api.GetResources)
+			_, e3 := api.Get(context.Background(), r.cli, api.ListCounters)
 			if e1 != nil || e2 != nil || e3 != nil {
 				done <- fmt.Errorf("%v, %v, %v", e1, e2, e3)
 				return
@@ -530,7 +530,7 @@ func TestUsePutsOffTheEnd(t *testing.T) {
 	var last time.Time
 	for start := time.Now(); time.Since(start) < r.cfg.IdleExit*3/2; {
 		last = time.Now()
-		if err := r.cli.Use(context.Background()); err != nil {
+		if err := api.Do(context.Background(), r.cli, api.AnnounceProgram, api.None{}); err != nil {
 			t.Fatalf("after %v: %v", time.Since(start), err)
 		}
 		select {

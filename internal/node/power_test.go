@@ -16,7 +16,7 @@ import (
 )
 
 func (r *running) set(name string, c api.FunctionChange) (api.Function, error) {
-	return r.cli.SetFunction(context.Background(), name, c)
+	return api.Call(context.Background(), r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: name, Value: c})
 }
 
 func yes() *bool { v := true; return &v }
@@ -25,7 +25,7 @@ func no() *bool  { v := false; return &v }
 // device returns a device by name.
 func (r *running) device(name string) api.Device {
 	r.t.Helper()
-	list, err := r.cli.Devices(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListDevices)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -60,10 +60,10 @@ func TestAdapter(t *testing.T) {
 	t.Parallel()
 	r := run(t, func(c *config.Config) { c.Fabric, c.Store = true, config.StoreMemory })
 	ctx := context.Background()
-	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "vf"}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "idle", FunctionChange: api.FunctionChange{Enabled: no()}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "idle", FunctionChange: api.FunctionChange{Enabled: no()}}); err != nil {
 		t.Fatal(err)
 	}
 	names := []string{r.cfg.Device, firstNative, "vf"}
@@ -97,7 +97,7 @@ func TestAdapter(t *testing.T) {
 	if _, err := r.set("vf", api.FunctionChange{AdapterEnabled: no()}); !errors.As(err, &wrong) || wrong.Code != api.CodeInvalid || !strings.Contains(wrong.Fix, "weft dev set weft_ib0 --adapter=") {
 		t.Errorf("through a virtual function: %v", err)
 	}
-	if _, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "other", FunctionChange: api.FunctionChange{AdapterEnabled: no()}}); !errors.As(err, &wrong) || wrong.Code != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "other", FunctionChange: api.FunctionChange{AdapterEnabled: no()}}); !errors.As(err, &wrong) || wrong.Code != api.CodeInvalid {
 		t.Errorf("with a new function: %v", err)
 	}
 	for range 2 {
@@ -131,11 +131,11 @@ func TestAdapter(t *testing.T) {
 	}
 	// The switch lost the links, and so the manager the functions.
 	eventually(t, "the subnet is the switch alone", func() bool {
-		v, err := r.cli.Subnet(ctx)
+		v, err := api.Get(ctx, r.cli, api.GetSubnet)
 		return err == nil && len(v.Nodes) == 1
 	})
 	// One more, and one that is enabled meanwhile, stay down.
-	if v, err := r.cli.AddFunction(ctx, api.NewFunction{Name: "late"}); err != nil || v.PortState != "DOWN" || !v.Enabled {
+	if v, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "late"}); err != nil || v.PortState != "DOWN" || !v.Enabled {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if v, err := r.set("idle", api.FunctionChange{Enabled: yes()}); err != nil || v.PortState != "DOWN" {

@@ -145,7 +145,7 @@ func (u *neighbourQP) send(ah uint32, dest ib.QPN, n int) {
 func twoNative(t *testing.T) *running {
 	t.Helper()
 	r := master(t)
-	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "vf"}); err != nil {
+	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the second port is active", func() bool {
@@ -189,7 +189,7 @@ func TestResidents(t *testing.T) {
 		return nil
 	})
 
-	res, err := r.cli.Resources(context.Background())
+	res, err := api.Get(context.Background(), r.cli, api.GetResources)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +214,7 @@ func TestResidents(t *testing.T) {
 // TestResidentQuotas: a user in the node has the quotas of its function.
 func TestResidentQuotas(t *testing.T) {
 	r := master(t)
-	if _, err := r.cli.AddFunction(context.Background(), api.NewFunction{Name: "small", FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
+	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "small", FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	u := r.settle(t, "small", "ipoib")

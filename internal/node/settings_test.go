@@ -24,7 +24,7 @@ func TestSetManager(t *testing.T) {
 	number := func(n int) *int { return &n }
 	set := func(c api.ManagerChange) {
 		t.Helper()
-		if err := r.cli.SetManager(ctx, c); err != nil {
+		if err := api.Do(ctx, r.cli, api.ChangeManager, c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,7 +37,7 @@ func TestSetManager(t *testing.T) {
 	}
 	shown := func() api.Manager {
 		t.Helper()
-		m, err := r.cli.Manager(ctx)
+		m, err := api.Get(ctx, r.cli, api.GetManager)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestSetManager(t *testing.T) {
 	}
 	set(api.ManagerChange{MKey: text("random")})
 	eventually(t, "the ports have another key", func() bool { k, _, _ := port(); return k != 0 && k != 0x4711471147114711 })
-	list, err := r.cli.StoreEntries(ctx, "subnet")
+	list, err := api.Call(ctx, r.cli, api.ListStoreEntries, "subnet")
 	found := false
 	for _, e := range list {
 		found = found || e.Key == manager.KeyMKey
@@ -81,7 +81,7 @@ func TestSetManager(t *testing.T) {
 		{api.ManagerChange{}, api.CodeInvalid, "nothing is to be changed"},
 		{api.ManagerChange{MKey: text("0")}, api.CodeInvalid, "an M_Key is a number"},
 	} {
-		err := r.cli.SetManager(ctx, x.c)
+		err := api.Do(ctx, r.cli, api.ChangeManager, x.c)
 		if code(err) != x.code || !strings.Contains(err.Error(), "cannot change the subnet manager: "+x.want) {
 			t.Errorf("%+v: %v", x.c, err)
 		}
@@ -105,12 +105,12 @@ func TestMKeyFile(t *testing.T) {
 		r.node.sub.do(func() { ok = r.node.sub.byFunc[1].agent.Port(1).MKey == 0x123456789abcdef0 })
 		return ok
 	})
-	m, err := r.cli.Manager(context.Background())
+	m, err := api.Get(context.Background(), r.cli, api.GetManager)
 	if err != nil || m.MKey != manager.MKeyOfNode || m.MKeyProtect != 1 || m.MKeyLeaseS != 60 {
 		t.Errorf("%+v, %v", m, err)
 	}
 	key := "none"
-	if err := r.cli.SetManager(context.Background(), api.ManagerChange{MKey: &key}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "--m-key-file") {
+	if err := api.Do(context.Background(), r.cli, api.ChangeManager, api.ManagerChange{MKey: &key}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "--m-key-file") {
 		t.Error(err)
 	}
 	for _, wrong := range []string{"", "0", "12g", "0x123456789abcdef01"} {

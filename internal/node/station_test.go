@@ -30,7 +30,7 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	nodes := veswPair(t)
 	n = nodes[0]
 	n.node.sub.do(func() { n.node.vesw.open = n.node.vesw.openSegment })
-	v, err := n.cli.AddFunction(context.Background(), api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
+	v, err := api.Call(context.Background(), n.cli, api.AddFunction, api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestStation(t *testing.T) {
 	}
 	counter := func(name string) (v uint64) {
 		t.Helper()
-		list, err := n.cli.Counters(ctx)
+		list, err := api.Get(ctx, n.cli, api.ListCounters)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,25 +208,25 @@ func TestStation(t *testing.T) {
 			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, errInAnotherVESW.Error())
 		})
 	})
-	if _, err := n.cli.AttachVESW(ctx, api.VESWRequest{Device: "blue0", VESW: 5, Backend: api.BackendTAP, Name: "lab0"}); err == nil {
+	if _, err := api.Call(ctx, n.cli, api.AttachVESW, api.VESWRequest{Device: "blue0", VESW: 5, Backend: api.BackendTAP, Name: "lab0"}); err == nil {
 		t.Error("its port was given to a TAP device")
 	}
 
 	// Disabled it is down, with its addresses, and comes back.
 	off, on := false, true
-	if _, err := n.cli.SetFunction(ctx, "blue0", api.FunctionChange{Enabled: &off}); err != nil {
+	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0", Value: api.FunctionChange{Enabled: &off}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port is down", func() bool { return f.a.Port().State == ib.PortDown })
 	if len(gids()) != 3 {
 		t.Errorf("%v", gids())
 	}
-	if _, err := n.cli.SetFunction(ctx, "blue0", api.FunctionChange{Enabled: &on}); err != nil {
+	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0", Value: api.FunctionChange{Enabled: &on}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port is up", func() bool { return f.a.Port().State == ib.PortActive })
 
-	if err := n.cli.DelFunction(ctx, "blue0"); err != nil {
+	if err := api.Do(ctx, n.cli, api.DeleteFunction, "blue0"); err != nil {
 		t.Fatal(err)
 	}
 	if n.node.station("blue0") != nil || len(n.node.links[0].exits.frames) != 0 {
@@ -239,7 +239,7 @@ func TestStationRefused(t *testing.T) {
 	n := run(t, nil)
 	var e *api.Error
 	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
-		if _, err := n.cli.AddFunction(context.Background(), r); !errors.As(err, &e) || n.node.station("x") != nil || n.node.function("x") != nil {
+		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.station("x") != nil || n.node.function("x") != nil {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

@@ -46,7 +46,7 @@ func TestStuckMemory(t *testing.T) {
 	eventually(t, "the status tells of it", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		st, err := r.cli.Status(ctx)
+		st, err := api.Get(ctx, r.cli, api.GetStatus)
 		if err != nil {
 			t.Fatalf("the node does not answer: %v", err)
 		}
@@ -62,7 +62,7 @@ func TestStuckMemory(t *testing.T) {
 	if _, err := r.node.portCounters(r.node.adapter); !errors.Is(err, errLaneStuck) {
 		t.Errorf("the counters of a port: %v", err)
 	}
-	if _, err := r.cli.Counters(context.Background()); !errors.As(err, &e) || e.Fix != "weft status" {
+	if _, err := api.Get(context.Background(), r.cli, api.ListCounters); !errors.As(err, &e) || e.Fix != "weft status" {
 		t.Errorf("the counters: %v", err)
 	}
 	if _, err := a.Recv(abi.ReqGetStatus); !vhosttest.Closed(err) {

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/umad"
@@ -150,7 +151,7 @@ func TestUmadReachesAgents(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	counted := func(name string) (v uint64) {
-		list, err := r.cli.Counters(context.Background())
+		list, err := api.Get(context.Background(), r.cli, api.ListCounters)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -389,7 +390,7 @@ func TestUmadReaderThatDoesNotRead(t *testing.T) {
 	r.smpAgent(b.Token)
 	rec := smpGet(0, mad.AttrNodeInfo, 0)
 	dropped := func() bool {
-		list, err := r.cli.Counters(context.Background())
+		list, err := api.Get(context.Background(), r.cli, api.ListCounters)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -75,7 +75,7 @@ func newSubnetOfTwo(t *testing.T) *subnetOfTwo {
 			})
 		}
 		s.a.node.sub.do(func() { ok = ok && s.a.node.manager.Topo() != nil && len(s.a.node.manager.Topo().Nodes) == 4 })
-		m, err := s.a.cli.Manager(context.Background())
+		m, err := api.Get(context.Background(), s.a.cli, api.GetManager)
 		return ok && err == nil && m.Sweeping == "" && len(m.Problems) == 0
 	})
 	s.aSwitch, s.aPort = s.lids(s.a)

@@ -174,7 +174,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 		})
 		nodes[i] = n
 	}
-	if _, err := nodes[0].cli.AddFunction(context.Background(), api.NewFunction{Name: "weft_ib1"}); err != nil {
+	if _, err := api.Call(context.Background(), nodes[0].cli, api.AddFunction, api.NewFunction{Name: "weft_ib1"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all ports are active", func() bool {
@@ -231,7 +231,7 @@ func (n *veswNode) forwards(name string) {
 
 func (n *veswNode) port(name string) api.VESWInterface {
 	n.t.Helper()
-	list, err := n.cli.VESWInterfaces(context.Background())
+	list, err := api.Get(context.Background(), n.cli, api.ListVESWInterfaces)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func (n *veswNode) port(name string) api.VESWInterface {
 
 func (n *veswNode) stat(name, counter string) (v uint64) {
 	n.t.Helper()
-	list, err := n.cli.VESWStats(context.Background(), "")
+	list, err := api.Call(context.Background(), n.cli, api.ListVESWCounters, "")
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -476,7 +476,7 @@ func TestVESWForged(t *testing.T) {
 func TestVESWInterface(t *testing.T) {
 	nodes := veswPair(t)
 	a, ctx := nodes[0], context.Background()
-	if l, err := a.cli.VESWInterfaces(ctx); err != nil || len(l) != 0 {
+	if l, err := api.Get(ctx, a.cli, api.ListVESWInterfaces); err != nil || len(l) != 0 {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	a.vport(1, 0, 5, 4000)
@@ -520,7 +520,7 @@ func TestVESWInterface(t *testing.T) {
 		return v.VESW == 6 && v.MTU == 2000 && p.device.MaxMTU == 2000 && p.device.MAC == mac && p.event.MAC == mac
 	})
 	// The interface is for something else.
-	if l, err := a.cli.AttachVESW(ctx, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab0"}); err != nil || len(l) != 1 || l[0].Name != "lab0" {
+	if l, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab0"}); err != nil || len(l) != 1 || l[0].Name != "lab0" {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	q := a.made(1)
@@ -529,10 +529,10 @@ func TestVESWInterface(t *testing.T) {
 		t.Error("the first interface is still there")
 	}
 	p.mu.Unlock()
-	if _, err := a.cli.AttachVESW(ctx, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab1"}); err == nil {
+	if _, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab1"}); err == nil {
 		t.Error("attached twice")
 	}
-	if err := a.cli.DetachVESW(ctx, "lab0"); err != nil {
+	if err := api.Do(ctx, a.cli, api.DetachVESW, "lab0"); err != nil {
 		t.Error(err)
 	}
 	r := a.made(2)
@@ -541,7 +541,7 @@ func TestVESWInterface(t *testing.T) {
 		t.Error("the attached interface is still there")
 	}
 	q.mu.Unlock()
-	if err := a.cli.DetachVESW(ctx, "lab0"); err == nil {
+	if err := api.Do(ctx, a.cli, api.DetachVESW, "lab0"); err == nil {
 		t.Error("detached twice")
 	}
 	// Somebody removes it, and it cannot be made again at first.
@@ -566,7 +566,7 @@ func TestVESWInterface(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if l, err := a.cli.VESWInterfaces(ctx); err != nil || len(l) != 0 {
+	if l, err := api.Get(ctx, a.cli, api.ListVESWInterfaces); err != nil || len(l) != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}
 	a.vport(1, 0, 7, 1500)
@@ -578,7 +578,7 @@ func TestVESWInterface(t *testing.T) {
 	// The device goes.
 	a.vport(2, 9, 7, 1500)
 	virtual := a.made(5)
-	if err := a.cli.DelFunction(ctx, "weft_ib1"); err != nil {
+	if err := api.Do(ctx, a.cli, api.DeleteFunction, "weft_ib1"); err != nil {
 		t.Fatal(err)
 	}
 	if virtual.mu.Lock(); !virtual.closed {

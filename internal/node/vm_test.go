@@ -27,7 +27,7 @@ import (
 // vm returns what the node tells of a virtual machine.
 func (r *running) vm(name string) api.VM {
 	r.t.Helper()
-	list, err := r.cli.VMs(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListVMs)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func (r *running) vm(name string) api.VM {
 
 func (r *running) addVM(v api.NewVM) api.VM {
 	r.t.Helper()
-	got, err := r.cli.AddVM(context.Background(), v)
+	got, err := api.Call(context.Background(), r.cli, api.AddVM, v)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func (r *running) addVM(v api.NewVM) api.VM {
 // downs counts how often the node's trunks went down.
 func (r *running) downs() (k uint64) {
 	r.t.Helper()
-	list, err := r.cli.Trunks(context.Background())
+	list, err := api.Get(context.Background(), r.cli, api.ListTrunks)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestVM(t *testing.T) {
 	})
 	if !whole {
 		for _, node := range nodes {
-			list, err := node.cli.VESWStats(context.Background(), "")
+			list, err := api.Call(context.Background(), node.cli, api.ListVESWCounters, "")
 			t.Log(err, slices.DeleteFunc(list, func(c api.Counter) bool { return c.Value == 0 }))
 		}
 		t.Fatalf("%d octets of the segment arrive", len(payloads(t, got)))
@@ -201,10 +201,10 @@ func TestVM(t *testing.T) {
 	}
 	gets(third, back[:1000:1000], ether.Offload{})
 
-	if err := n.cli.DelFunction(t.Context(), "web"); !isInvalid(err) || !strings.Contains(err.Error(), "weft vm del web") {
+	if err := api.Do(t.Context(), n.cli, api.DeleteFunction, "web"); !isInvalid(err) || !strings.Contains(err.Error(), "weft vm del web") {
 		t.Errorf("%v", err)
 	}
-	if err := n.cli.DelVM(t.Context(), "web"); err != nil {
+	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err != nil {
 		t.Fatal(err)
 	}
 	if v := n.vm("web"); v.Name != "" || n.node.function("web") != nil {
@@ -213,7 +213,7 @@ func TestVM(t *testing.T) {
 	if _, err := os.Lstat(v.Socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket: %v", err)
 	}
-	if err := n.cli.DelVM(t.Context(), "web"); err == nil || !strings.Contains(err.Error(), "there is no virtual machine web") {
+	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err == nil || !strings.Contains(err.Error(), "there is no virtual machine web") {
 		t.Errorf("%v", err)
 	}
 }
@@ -242,7 +242,7 @@ func TestVMsAreKept(t *testing.T) {
 	eventually(t, "the node connects", func() bool { return r.vm("b").Guest })
 	for _, v := range []api.NewVM{{Name: "a"}, {Name: firstNative}, {Name: "c", Socket: a.Socket}, {Name: "c", Connect: path},
 		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}} {
-		if _, err := r.cli.AddVM(t.Context(), v); !isInvalid(err) {
+		if _, err := api.Call(t.Context(), r.cli, api.AddVM, v); !isInvalid(err) {
 			t.Errorf("%+v: %v", v, err)
 		}
 	}
@@ -258,7 +258,7 @@ func TestVMsAreKept(t *testing.T) {
 	if _, err := ethdevtest.NewGuest(t, a.Socket, ethdevtest.Options{Pairs: 4, Features: 1 << abi.FeaturePacked}); err != nil {
 		t.Error(err)
 	}
-	if err := r.cli.DelVM(t.Context(), "b"); err != nil {
+	if err := api.Do(t.Context(), r.cli, api.DeleteVM, "b"); err != nil {
 		t.Error(err)
 	}
 	r.end()

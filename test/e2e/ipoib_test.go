@@ -376,7 +376,7 @@ func (s *subnet) manyGroups(t *testing.T) {
 		t.Helper()
 		for i := range count {
 			a := netip.AddrFrom4([4]byte{239, 7, byte(i >> 8), byte(i)})
-			if err := c.IPDo(context.Background(), ipLink, api.IPAction{Op: op, Addr: a.String()}); err != nil {
+			if err := api.Do(context.Background(), c, api.ChangeIPLink, api.Named[api.IPAction]{Name: ipLink, Value: api.IPAction{Op: op, Addr: a.String()}}); err != nil {
 				t.Fatal(err)
 			}
 		}

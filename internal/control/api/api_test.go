@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// fake is a Backend with fixed answers.
+// fake is a node with fixed answers.
 type fake struct {
 	fakeFabric
 	fakeIPoIB
@@ -65,8 +65,6 @@ func (f *fake) DelFunction(_ context.Context, name string) error {
 	return f.err
 }
 
-var _ Backend = (*fake)(nil)
-
 func (f *fake) Status(context.Context) (Status, error) { return f.status, f.err }
 func (f *fake) Devices(context.Context) ([]Device, error) {
 	return []Device{{Name: "weft0", Ports: []Port{{Number: 1, State: "ACTIVE"}}}}, f.err
@@ -96,15 +94,21 @@ func (f *fake) DelFault(_ context.Context, id int) error {
 func (f *fake) Use(context.Context) error      { f.uses++; return f.err }
 func (f *fake) Shutdown(context.Context) error { f.shutdowns++; return f.err }
 
+// withLists is v as it is answered: without nil lists.
+func withLists[T any](v T) T {
+	noNilLists(reflect.ValueOf(&v).Elem())
+	return v
+}
+
 // serve runs a server for b until the test ends and returns its socket.
-func serve(t *testing.T, b Backend, access Access, refusal error) string {
+func serve(t *testing.T, b *fake, access Access, refusal error) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewServer(b, func(net.Conn) (Access, error) { return access, refusal }, slog.New(slog.DiscardHandler))
+	s := NewServer(b.operations(), func(net.Conn) (Access, error) { return access, refusal }, slog.New(slog.DiscardHandler))
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -127,59 +131,59 @@ func TestRoundTrip(t *testing.T) {
 		Degraded: []Degraded{{"GSO is off", "the kernel lacks it", "use a newer one"}}}}
 	c, ctx := client(t, serve(t, b, FullAccess, nil)), t.Context()
 
-	s, err := c.Status(ctx)
-	want := b.status.withLists()
+	s, err := Get(ctx, c, GetStatus)
+	want := withLists(b.status)
 	if diff := cmp.Diff(want, s); err != nil || diff != "" {
 		t.Errorf("Status: %v\n%s", err, diff)
 	}
-	n, err := c.Counters(ctx)
+	n, err := Get(ctx, c, ListCounters)
 	if diff := cmp.Diff([]Counter{{ScopeLink, "roce", "rx_packets", 1<<64 - 1}}, n); err != nil || diff != "" {
 		t.Errorf("Counters: %v\n%s", err, diff)
 	}
-	g, err := c.Groups(ctx)
+	g, err := Get(ctx, c, ListGroups)
 	if diff := cmp.Diff([]Group{{MLID: 0xc001, MGID: "ff12::1", Devices: []string{}, QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, g); err != nil || diff != "" {
 		t.Errorf("Groups: %v\n%s", err, diff)
 	}
-	r, err := c.Resources(ctx)
+	r, err := Get(ctx, c, GetResources)
 	if err != nil || len(r.QPs) != 1 || r.QPs[0].PID != 7 || r.QPs[0].LQPN != 1<<14 || r.MRs[0].Length != 1<<40 {
 		t.Errorf("Resources: %v %+v", err, r)
 	}
-	d, err := c.Devices(ctx)
+	d, err := Get(ctx, c, ListDevices)
 	if err != nil || len(d) != 1 || d[0].Ports[0].State != "ACTIVE" {
 		t.Errorf("Devices: %v %+v", err, d)
 	}
 	spec := FaultSpec{Drop: 2.5, DelayNS: time.Millisecond, Seed: 1<<64 - 1, Peer: "fe80::1"}
-	f, err := c.AddFault(ctx, spec)
+	f, err := Call(ctx, c, AddFault, spec)
 	if diff := cmp.Diff(Fault{ID: 1, FaultSpec: spec}, f); err != nil || diff != "" {
 		t.Errorf("AddFault: %v\n%s", err, diff)
 	}
-	fs, err := c.Faults(ctx)
+	fs, err := Get(ctx, c, ListFaults)
 	if diff := cmp.Diff([]Fault{f}, fs); err != nil || diff != "" {
 		t.Errorf("Faults: %v\n%s", err, diff)
 	}
-	if err := c.DelFault(ctx, 1); err != nil || len(b.faults) != 0 {
+	if err := Do(ctx, c, DeleteFault, 1); err != nil || len(b.faults) != 0 {
 		t.Errorf("DelFault: %v", err)
 	}
-	if err := c.Use(ctx); err != nil || b.uses != 1 {
+	if err := Do(ctx, c, AnnounceProgram, None{}); err != nil || b.uses != 1 {
 		t.Errorf("Use: %v, %d calls", err, b.uses)
 	}
 	off := false
-	fn, err := c.AddFunction(ctx, NewFunction{Name: "vf", FunctionChange: FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{0: 9}, Quotas: Quotas{QPs: 5}}})
-	wantFn := Function{Name: "vf", Weight: 7, QoS: []int{9}, Quotas: Quotas{QPs: 5}}
+	fn, err := Call(ctx, c, AddFunction, NewFunction{Name: "vf", FunctionChange: FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{0: 9}, Quotas: Quotas{QPs: 5}}})
+	wantFn := withLists(Function{Name: "vf", Weight: 7, QoS: []int{9}, Quotas: Quotas{QPs: 5}})
 	if diff := cmp.Diff(wantFn, fn); err != nil || diff != "" {
 		t.Errorf("AddFunction: %v\n%s", err, diff)
 	}
 	wantFn.Weight = 8
-	if fn, err = c.SetFunction(ctx, "vf", FunctionChange{Weight: 8}); err != nil || cmp.Diff(wantFn, fn) != "" {
+	if fn, err = Call(ctx, c, ChangeFunction, Named[FunctionChange]{Name: "vf", Value: FunctionChange{Weight: 8}}); err != nil || cmp.Diff(wantFn, fn) != "" {
 		t.Errorf("SetFunction: %v, %+v", err, fn)
 	}
-	if list, err := c.Functions(ctx); err != nil || cmp.Diff([]Function{wantFn}, list) != "" {
+	if list, err := Get(ctx, c, ListFunctions); err != nil || cmp.Diff([]Function{wantFn}, list) != "" {
 		t.Errorf("Functions: %v, %+v", err, list)
 	}
-	if err := c.DelFunction(ctx, "vf"); err != nil || len(b.funcs) != 0 {
+	if err := Do(ctx, c, DeleteFunction, "vf"); err != nil || len(b.funcs) != 0 {
 		t.Errorf("DelFunction: %v", err)
 	}
-	if err := c.Shutdown(ctx); err != nil || b.shutdowns != 1 {
+	if err := Do(ctx, c, Shutdown, None{}); err != nil || b.shutdowns != 1 {
 		t.Errorf("Shutdown: %v, %d calls", err, b.shutdowns)
 	}
 }
@@ -229,15 +233,15 @@ func TestFunctionRequests(t *testing.T) {
 func TestErrorsKeepTheirKind(t *testing.T) {
 	ctx := t.Context()
 	c := client(t, serve(t, &fake{err: errors.New("lane 1 hangs")}, FullAccess, nil))
-	_, err := c.Status(ctx)
+	_, err := Get(ctx, c, GetStatus)
 	checkError(t, err, CodeInternal, "cannot read the status: lane 1 hangs")
 	c = client(t, serve(t, &fake{}, FullAccess, nil))
-	checkError(t, c.DelFault(ctx, 9), CodeNotFound, "cannot delete the fault: there is no fault 9. fix: weft fault list")
-	_, err = c.AddFault(ctx, FaultSpec{Drop: 101})
+	checkError(t, Do(ctx, c, DeleteFault, 9), CodeNotFound, "cannot delete the fault: there is no fault 9. fix: weft fault list")
+	_, err = Call(ctx, c, AddFault, FaultSpec{Drop: 101})
 	checkError(t, err, CodeInvalid, "cannot add the fault: drop must be 0 to 100 percent, not 101")
 
 	c = client(t, filepath.Join(t.TempDir(), "missing"))
-	_, err = c.Devices(ctx)
+	_, err = Get(ctx, c, ListDevices)
 	checkError(t, err, CodeNoNode, "cannot list devices: no node runs there")
 
 	stale := filepath.Join(t.TempDir(), "stale")
@@ -247,7 +251,7 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	l.Close()
-	checkError(t, client(t, stale).Shutdown(ctx), CodeNoNode, "cannot stop the node: no node runs there")
+	checkError(t, Do(ctx, client(t, stale), Shutdown, None{}), CodeNoNode, "cannot stop the node: no node runs there")
 }
 
 func checkError(t *testing.T, err error, code Code, text string) {
@@ -262,17 +266,17 @@ func TestAccess(t *testing.T) {
 	ctx := t.Context()
 	b := &fake{}
 	c := client(t, serve(t, b, NoAccess, errors.New("uid 7 may not")))
-	_, err := c.Status(ctx)
+	_, err := Get(ctx, c, GetStatus)
 	checkError(t, err, CodeRefused, "cannot read the status: uid 7 may not. fix: run the command as the node's user or as root")
 	c = client(t, serve(t, b, ReadAccess, nil))
-	if _, err := c.Status(ctx); err != nil {
+	if _, err := Get(ctx, c, GetStatus); err != nil {
 		t.Error(err)
 	}
 	const fix = ": this user may only read. fix: run the command as the node's user or as root"
-	checkError(t, c.Shutdown(ctx), CodeRefused, "cannot stop the node"+fix)
-	_, err = c.AddFault(ctx, FaultSpec{Drop: 1})
+	checkError(t, Do(ctx, c, Shutdown, None{}), CodeRefused, "cannot stop the node"+fix)
+	_, err = Call(ctx, c, AddFault, FaultSpec{Drop: 1})
 	checkError(t, err, CodeRefused, "cannot add the fault"+fix)
-	checkError(t, c.DelFault(ctx, 1), CodeRefused, "cannot delete the fault"+fix)
+	checkError(t, Do(ctx, c, DeleteFault, 1), CodeRefused, "cannot delete the fault"+fix)
 	if b.shutdowns != 0 || len(b.faults) != 0 {
 		t.Error("a refused call reached the node")
 	}
@@ -364,8 +368,10 @@ func TestJSONNames(t *testing.T) {
 	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{}, GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
-	for _, v := range []any{Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}.withLists(), each([]SwitchRoutes{{Multicast: []MulticastRoute{{}}}}, SwitchRoutes.withLists),
-		Path{}.withLists(), Manager{}.withLists(), each([]Partition{{}}, Partition.withLists), each([]SubnetGroup{{Members: []GroupMember{{}}}}, SubnetGroup.withLists), Store{}.withLists(), Status{}.withLists(), withLists([]Device{{Ports: []Port{{}}}}), Resources{MRs: []MR{{}}, MWs: []MW{{}}}.withLists(), list[Counter](nil)} {
+	for _, v := range []any{&Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}, &[]SwitchRoutes{{Multicast: []MulticastRoute{{}}}},
+		&Path{}, &Manager{}, &[]Partition{{}}, &[]SubnetGroup{{Members: []GroupMember{{}}}}, &Store{}, &Status{}, &[]Device{{Ports: []Port{{}}}},
+		&Resources{MRs: []MR{{}}, MWs: []MW{{}}}, new([]Counter), &[]Function{{}}} {
+		noNilLists(reflect.ValueOf(v).Elem())
 		b, err := json.Marshal(v)
 		if err != nil || bytes.Contains(b, []byte("null")) {
 			t.Errorf("%s has a null list: %v", b, err)
@@ -485,7 +491,7 @@ func TestNoAnswer(t *testing.T) {
 			})
 			cl := client(t, path)
 			cl.timeout = 50 * time.Millisecond
-			_, err = cl.Status(context.Background())
+			_, err = Get(context.Background(), cl, GetStatus)
 			pid := strconv.Itoa(os.Getpid())
 			want := "cannot read the status: the node, process " + pid + ", does not answer. fix: read its log; kill -9 " + pid + " ends it"
 			var e *Error

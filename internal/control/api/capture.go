@@ -3,14 +3,13 @@
 package api
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
+	"reflect"
 	"time"
 )
 
@@ -57,15 +56,9 @@ type Capture struct {
 	Dropped uint64 `json:"dropped"` // for want of room: the file could not be written fast enough
 }
 
-// Captures is the part of a Backend that captures packets. The spec was checked.
-type Captures interface {
-	// Capture calls started once and then write with pieces of a capture file,
-	// until ctx or the capture ends, and returns what it has come to. An error
-	// before started is the answer to the request.
-	Capture(ctx context.Context, spec CaptureSpec, started func(Capture) error, write func([]byte) error) (Capture, error)
-	Captures(ctx context.Context) ([]Capture, error)
-	StopCapture(ctx context.Context, id int) error
-}
+// CaptureFunc captures packets. It calls started once and then write with pieces of a capture file, until ctx or the
+// capture ends, and returns the capture as it ended. An error before started is the answer to the request.
+type CaptureFunc = func(ctx context.Context, spec CaptureSpec, started func(Capture) error, write func([]byte) error) (Capture, error)
 
 // Headers of the answer to a capture: what began, and behind the file what it has
 // come to.
@@ -74,26 +67,17 @@ const (
 	captureEnd    = "Weft-Capture-End"
 )
 
-func serveCaptures(mux *http.ServeMux, b Captures) {
-	mux.Handle("GET /"+Version+"/captures", handler{"cannot list captures", ReadAccess, func(r *http.Request) (any, error) {
-		c, err := b.Captures(r.Context())
-		return captureLists(c), err
-	}})
-	mux.Handle("DELETE /"+Version+"/captures/{id}", handler{"cannot end the capture", FullAccess, func(r *http.Request) (any, error) {
-		id, err := strconv.Atoi(r.PathValue("id"))
-		if err != nil {
-			return nil, &Error{Code: CodeInvalid, Why: fmt.Sprintf("%q is not a capture's number", r.PathValue("id"))}
-		}
-		return struct{}{}, b.StopCapture(r.Context(), id)
-	}})
-	mux.HandleFunc("POST /"+Version+"/captures", func(w http.ResponseWriter, r *http.Request) {
+// HandleCapture registers f as what answers Client.Capture. The spec it gets is valid.
+func HandleCapture(mux *http.ServeMux, f CaptureFunc) {
+	op := startCapture
+	mux.HandleFunc(op.Method+" /"+Version+op.Path, func(w http.ResponseWriter, r *http.Request) {
 		begun := false
-		h := handler{"cannot capture", FullAccess, func(r *http.Request) (any, error) {
-			var spec CaptureSpec
-			if err := decodeValid(r.Body, &spec, spec.Validate); err != nil {
+		h := handler{op.What, op.Access, func(r *http.Request) (any, error) {
+			spec, err := op.decode(r)
+			if err != nil {
 				return nil, err
 			}
-			return nil, stream(w, r, b, spec, &begun)
+			return nil, stream(w, r, f, spec, &begun)
 		}}
 		r.Body = http.MaxBytesReader(w, r.Body, maxRequest)
 		if _, err := h.serve(r); err != nil && !begun {
@@ -102,14 +86,13 @@ func serveCaptures(mux *http.ServeMux, b Captures) {
 	})
 }
 
-// stream answers with a capture file that ends when the capture does. Whoever reads it slowly
-// may: the node goes on without waiting.
-func stream(w http.ResponseWriter, r *http.Request, b Captures, spec CaptureSpec, begun *bool) error {
+// stream answers with a capture file that ends when the capture does. A slow reader does not delay the node.
+func stream(w http.ResponseWriter, r *http.Request, f CaptureFunc, spec CaptureSpec, begun *bool) error {
 	c := http.NewResponseController(w)
 	if err := errors.Join(c.SetReadDeadline(time.Time{}), c.SetWriteDeadline(time.Time{})); err != nil {
 		return err
 	}
-	end, err := b.Capture(r.Context(), spec, func(now Capture) error {
+	end, err := f(r.Context(), spec, func(now Capture) error {
 		*begun = true
 		h := w.Header()
 		h.Set("Content-Type", "application/octet-stream")
@@ -130,41 +113,22 @@ func stream(w http.ResponseWriter, r *http.Request, b Captures, spec CaptureSpec
 }
 
 func (c Capture) text() string {
-	b, _ := json.Marshal(c.withLists()) // numbers and names: cannot fail
+	noNilLists(reflect.ValueOf(&c).Elem())
+	b, _ := json.Marshal(c) // numbers and names: cannot fail
 	return string(b)
 }
 
-func (c Capture) withLists() Capture {
-	c.QPs = list(c.QPs)
-	return c
-}
-
-func captureLists(c []Capture) []Capture { return each(c, Capture.withLists) }
-
-// Captures returns the captures under way.
-func (c *Client) Captures(ctx context.Context) (list []Capture, err error) {
-	err = c.do(ctx, "cannot list captures", "GET", "/captures", nil, &list)
-	return list, err
-}
-
-// StopCapture ends a capture: its file is whole.
-func (c *Client) StopCapture(ctx context.Context, id int) error {
-	return c.do(ctx, "cannot end the capture", "DELETE", "/captures/"+strconv.Itoa(id), nil, nil)
-}
-
-// Capture writes a capture file to w until the capture ends, or ctx does: then
-// all that was captured until then is in the file. started is called when the
-// capture runs. It returns what was captured. Unlike other calls it takes as long as
-// it takes.
+// Capture writes a capture file to w until the capture or ctx ends: then the file has all that was captured until then.
+// started is called when the capture runs. It returns the capture as it ended. Unlike other calls it has no time limit.
 func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Capture), w io.Writer) (end Capture, err error) {
-	const what = "cannot capture"
-	body, err := json.Marshal(spec)
+	what := startCapture.What
+	path, body, err := startCapture.encode(spec)
 	if err != nil {
 		return end, asError(what, err)
 	}
 	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	req, err := http.NewRequestWithContext(rctx, "POST", "http://weft/"+Version+"/captures", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(rctx, startCapture.Method, "http://weft/"+Version+path, body)
 	if err != nil {
 		return end, asError(what, err)
 	}
@@ -187,7 +151,7 @@ func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Cap
 	}
 	started(now)
 	stop := context.AfterFunc(ctx, func() {
-		if c.StopCapture(rctx, now.ID) != nil {
+		if Do(rctx, c, StopCapture, now.ID) != nil {
 			cancel()
 		}
 	})

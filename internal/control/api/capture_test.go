@@ -75,7 +75,7 @@ func TestCaptureRoundTrip(t *testing.T) {
 	if file.String() != strings.Repeat(piece, 1000) {
 		t.Errorf("%d bytes", file.Len())
 	}
-	list, err := c.Captures(t.Context())
+	list, err := Get(t.Context(), c, ListCaptures)
 	if err != nil || len(list) != 1 || list[0].ID != 3 || list[0].QPs == nil {
 		t.Errorf("%v: %+v", err, list)
 	}
@@ -128,7 +128,7 @@ func TestCaptureRefused(t *testing.T) {
 	if _, err := reader.Capture(t.Context(), CaptureSpec{}, func(Capture) {}, io.Discard); !errors.As(err, &e) || e.Code != CodeRefused {
 		t.Errorf("who may only read captures: %v", err)
 	}
-	if err := c.StopCapture(t.Context(), 9); !errors.As(err, &e) || e.Code != CodeNotFound {
+	if err := Do(t.Context(), c, StopCapture, 9); !errors.As(err, &e) || e.Code != CodeNotFound {
 		t.Errorf("%v", err)
 	}
 }

@@ -3,7 +3,6 @@
 package api
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,8 +11,6 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"net/url"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -67,123 +64,27 @@ func NewClient(path string, dialed func(*net.UnixConn) error) *Client {
 // Close drops idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Status returns the node's status.
-func (c *Client) Status(ctx context.Context) (s Status, err error) {
-	err = c.do(ctx, "cannot read the status", "GET", "/status", nil, &s)
-	return s, err
-}
-
-// Devices returns the node's devices.
-func (c *Client) Devices(ctx context.Context) (d []Device, err error) {
-	err = c.do(ctx, "cannot list devices", "GET", "/devices", nil, &d)
-	return d, err
-}
-
-// Resources returns the objects of all sessions.
-func (c *Client) Resources(ctx context.Context) (r Resources, err error) {
-	err = c.do(ctx, "cannot list resources", "GET", "/resources", nil, &r)
-	return r, err
-}
-
-// Counters returns every counter of the node.
-func (c *Client) Counters(ctx context.Context) (n []Counter, err error) {
-	err = c.do(ctx, "cannot read counters", "GET", "/counters", nil, &n)
-	return n, err
-}
-
-// Groups returns the multicast groups that the node takes part in.
-func (c *Client) Groups(ctx context.Context) (g []Group, err error) {
-	err = c.do(ctx, "cannot list multicast groups", "GET", "/groups", nil, &g)
-	return g, err
-}
-
-// Faults returns the active faults.
-func (c *Client) Faults(ctx context.Context) (f []Fault, err error) {
-	err = c.do(ctx, "cannot list faults", "GET", "/faults", nil, &f)
-	return f, err
-}
-
-// AddFault activates a fault.
-func (c *Client) AddFault(ctx context.Context, spec FaultSpec) (f Fault, err error) {
-	err = c.do(ctx, "cannot add the fault", "POST", "/faults", spec, &f)
-	return f, err
-}
-
-// DelFault ends a fault.
-func (c *Client) DelFault(ctx context.Context, id int) error {
-	return c.do(ctx, "cannot delete the fault", "DELETE", "/faults/"+strconv.Itoa(id), nil, nil)
-}
-
-// Use tells the node that a program is about to connect, so that it does not
-// end for lack of programs meanwhile. CodeNotReady: it ends already.
-func (c *Client) Use(ctx context.Context) error {
-	return c.do(ctx, "cannot use the node", "POST", "/use", nil, nil)
-}
-
-// Functions returns the devices as functions of the adapter.
-func (c *Client) Functions(ctx context.Context) (f []Function, err error) {
-	err = c.do(ctx, "cannot list devices", "GET", "/functions", nil, &f)
-	return f, err
-}
-
-// AddFunction adds a virtual function.
-func (c *Client) AddFunction(ctx context.Context, n NewFunction) (f Function, err error) {
-	err = c.do(ctx, "cannot add the device", "POST", "/functions", n, &f)
-	return f, err
-}
-
-// SetFunction changes a function.
-func (c *Client) SetFunction(ctx context.Context, name string, ch FunctionChange) (f Function, err error) {
-	err = c.do(ctx, "cannot change the device", "PATCH", "/functions/"+url.PathEscape(name), ch, &f)
-	return f, err
-}
-
-// DelFunction deletes a virtual function; its sessions end.
-func (c *Client) DelFunction(ctx context.Context, name string) error {
-	return c.do(ctx, "cannot delete the device", "DELETE", "/functions/"+url.PathEscape(name), nil, nil)
-}
-
-// Shutdown asks the node to end; it returns before the node has.
-func (c *Client) Shutdown(ctx context.Context) error {
-	return c.do(ctx, "cannot stop the node", "POST", "/shutdown", nil, nil)
-}
-
-// do performs one request. Unknown fields of an answer are ignored: a newer
-// node may say more.
-func (c *Client) do(ctx context.Context, what, method, path string, in, out any) error {
+// do performs one request and returns the answer. Unknown fields of an answer are ignored: a newer node may have more.
+func (c *Client) do(ctx context.Context, what, method, path string, body io.Reader) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return asError(what, err)
-		}
-		body = bytes.NewReader(b)
-	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://weft/"+Version+path, body)
 	if err != nil {
-		return asError(what, err)
+		return nil, asError(what, err)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return c.failed(what, err)
+		return nil, c.failed(what, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		return c.failed(what, err)
+		return nil, c.failed(what, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return c.refused(what, resp.Status, b)
+		return nil, c.refused(what, resp.Status, b)
 	}
-	if out == nil {
-		return nil
-	}
-	if err := json.Unmarshal(b, out); err != nil {
-		return asError(what, fmt.Errorf("the node's answer is not valid: %w", err))
-	}
-	return nil
+	return b, nil
 }
 
 // refused is the error that a node answered with.

@@ -24,7 +24,7 @@ const (
 )
 
 // Error is a failure in the form people read: "what: why. fix: command".
-// A Backend returns one where it knows the kind or the fix; any other error
+// A node returns one where it knows the kind or the fix; any other error
 // is CodeInternal.
 type Error struct {
 	Code Code   `json:"code"`

@@ -3,48 +3,12 @@
 package api
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// Fabric is the part of a Backend that tells and changes what the subnet is.
-// Only the node whose manager is master knows the subnet: others answer
-// CodeNotMaster and say who is.
-type Fabric interface {
-	Subnet(ctx context.Context) (Subnet, error)
-	// SubnetText is the subnet in one of TextFormats.
-	SubnetText(ctx context.Context, format string) (Text, error)
-	Routes(ctx context.Context) ([]SwitchRoutes, error)
-	// Path follows the forwarding tables between two ports, each named as a
-	// member of a partition is.
-	Path(ctx context.Context, from, to string) (Path, error)
-	Sweep(ctx context.Context) error
-	Manager(ctx context.Context) (Manager, error)
-	// SetManager changes how the subnet is managed; a sweep follows at once.
-	SetManager(ctx context.Context, c ManagerChange) error
-	Trunks(ctx context.Context) ([]Trunk, error)
-
-	// What is wanted is kept in the store that the master was elected in.
-	Partitions(ctx context.Context) ([]Partition, error)
-	AddPartition(ctx context.Context, p Partition) (Partition, error)
-	// DelPartition takes members out of a partition, or deletes it if none is named.
-	DelPartition(ctx context.Context, pkey string, members []string) error
-
-	SubnetGroups(ctx context.Context) ([]SubnetGroup, error)
-	JoinGroup(ctx context.Context, j GroupJoin) error
-	LeaveGroup(ctx context.Context, j GroupJoin) error
-
-	Store(ctx context.Context) (Store, error)
-	StoreEntries(ctx context.Context, tree string) ([]StoreEntry, error)
-}
-
-// TextFormats are the formats of SubnetText: that of ibnetdiscover, which
-// InfiniBand tools read, and that of Graphviz.
-var TextFormats = []string{"ibnetdiscover", "dot"}
 
 // Text is an answer that is for another program.
 type Text struct {
@@ -351,61 +315,4 @@ type StoreEntry struct {
 	Size     int    `json:"size"`
 	Leased   bool   `json:"leased"` // it ends with who put it
 	Value    string `json:"value"`  // empty where it is a secret
-}
-
-func (s Subnet) withLists() Subnet {
-	s.Nodes, s.Links = list(s.Nodes), list(s.Links)
-	for i := range s.Nodes {
-		n := &s.Nodes[i]
-		n.Ports = list(n.Ports)
-		for j := range n.Ports {
-			n.Ports[j].PKeys = list(n.Ports[j].PKeys)
-		}
-	}
-	return s
-}
-
-func (m Manager) withLists() Manager {
-	m.Sweeps, m.Problems, m.Notes, m.Others, m.Roots = list(m.Sweeps), list(m.Problems), list(m.Notes), list(m.Others), list(m.Roots)
-	m.Store = m.Store.withLists()
-	return m
-}
-
-func (s Store) withLists() Store {
-	s.Endpoints = list(s.Endpoints)
-	return s
-}
-
-func (p Partition) withLists() Partition {
-	p.Members = list(p.Members)
-	return p
-}
-
-func (g SubnetGroup) withLists() SubnetGroup {
-	g.Members = list(g.Members)
-	for i := range g.Members {
-		g.Members[i].Join = list(g.Members[i].Join)
-	}
-	return g
-}
-
-func (p Path) withLists() Path {
-	p.Hops = list(p.Hops)
-	return p
-}
-
-func (r SwitchRoutes) withLists() SwitchRoutes {
-	r.Unicast, r.Multicast = list(r.Unicast), list(r.Multicast)
-	for i := range r.Multicast {
-		r.Multicast[i].Ports = list(r.Multicast[i].Ports)
-	}
-	return r
-}
-
-// each is list of what has lists itself.
-func each[T any](s []T, withLists func(T) T) []T {
-	for i := range s {
-		s[i] = withLists(s[i])
-	}
-	return list(s)
 }

@@ -79,26 +79,28 @@ func TestFabricRoundTrip(t *testing.T) {
 		do   func() error
 		want []string
 	}{
-		{"cannot show the fabric", func() error { _, err := c.Subnet(ctx); return err }, []string{"subnet"}},
-		{"cannot show the fabric", func() error { _, err := c.SubnetText(ctx, "dot"); return err }, []string{"text", "dot"}},
-		{"cannot show the fabric", func() error { _, err := c.Routes(ctx); return err }, []string{"routes"}},
-		{"cannot show the fabric", func() error { _, err := c.Path(ctx, "a b", "c@d&e"); return err }, []string{"path", "a b", "c@d&e"}},
-		{"cannot sweep the subnet", func() error { return c.Sweep(ctx) }, []string{"sweep"}},
-		{"cannot show the subnet manager", func() error { _, err := c.Manager(ctx); return err }, []string{"manager"}},
+		{"cannot show the fabric", func() error { _, err := Get(ctx, c, GetSubnet); return err }, []string{"subnet"}},
+		{"cannot show the fabric", func() error { _, err := Call(ctx, c, GetSubnetText, "dot"); return err }, []string{"text", "dot"}},
+		{"cannot show the fabric", func() error { _, err := Get(ctx, c, ListRoutes); return err }, []string{"routes"}},
+		{"cannot show the fabric", func() error { _, err := Call(ctx, c, FindPath, PathQuery{From: "a b", To: "c@d&e"}); return err }, []string{"path", "a b", "c@d&e"}},
+		{"cannot sweep the subnet", func() error { return Do(ctx, c, StartSweep, None{}) }, []string{"sweep"}},
+		{"cannot show the subnet manager", func() error { _, err := Get(ctx, c, GetManager); return err }, []string{"manager"}},
 		{"cannot change the subnet manager", func() error {
 			key := "random"
-			return c.SetManager(ctx, ManagerChange{MKey: &key, Roots: &[]string{"a", "b"}})
+			return Do(ctx, c, ChangeManager, ManagerChange{MKey: &key, Roots: &[]string{"a", "b"}})
 		}, []string{"set", "random", "a", "b"}},
-		{"cannot list trunks", func() error { _, err := c.Trunks(ctx); return err }, []string{"trunks"}},
-		{"cannot list partitions", func() error { _, err := c.Partitions(ctx); return err }, []string{"partitions"}},
-		{"cannot add to the partition", func() error { _, err := c.AddPartition(ctx, Partition{PKey: "0x8001"}); return err }, []string{"add", "0x8001"}},
-		{"cannot delete from the partition", func() error { return c.DelPartition(ctx, "0x1", []string{"x@y", "ALL"}) }, []string{"del", "0x1", "x@y", "ALL"}},
-		{"cannot delete from the partition", func() error { return c.DelPartition(ctx, "../x", nil) }, []string{"del", "../x"}},
-		{"cannot list multicast groups", func() error { _, err := c.SubnetGroups(ctx); return err }, []string{"groups"}},
-		{"cannot join the multicast group", func() error { return c.JoinGroup(ctx, GroupJoin{MGID: "ff12::1"}) }, []string{"join", "ff12::1"}},
-		{"cannot leave the multicast group", func() error { return c.LeaveGroup(ctx, GroupJoin{MGID: "ff12::1"}) }, []string{"leave", "ff12::1"}},
-		{"cannot show the store", func() error { _, err := c.Store(ctx); return err }, []string{"store"}},
-		{"cannot show the store", func() error { _, err := c.StoreEntries(ctx, "a/b"); return err }, []string{"entries", "a/b"}},
+		{"cannot list trunks", func() error { _, err := Get(ctx, c, ListTrunks); return err }, []string{"trunks"}},
+		{"cannot list partitions", func() error { _, err := Get(ctx, c, ListPartitions); return err }, []string{"partitions"}},
+		{"cannot add to the partition", func() error { _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x8001"}); return err }, []string{"add", "0x8001"}},
+		{"cannot delete from the partition", func() error {
+			return Do(ctx, c, DeletePartition, PartitionMembers{PKey: "0x1", Members: []string{"x@y", "ALL"}})
+		}, []string{"del", "0x1", "x@y", "ALL"}},
+		{"cannot delete from the partition", func() error { return Do(ctx, c, DeletePartition, PartitionMembers{PKey: "../x"}) }, []string{"del", "../x"}},
+		{"cannot list multicast groups", func() error { _, err := Get(ctx, c, ListSubnetGroups); return err }, []string{"groups"}},
+		{"cannot join the multicast group", func() error { return Do(ctx, c, JoinGroup, GroupJoin{MGID: "ff12::1"}) }, []string{"join", "ff12::1"}},
+		{"cannot leave the multicast group", func() error { return Do(ctx, c, LeaveGroup, GroupJoin{MGID: "ff12::1"}) }, []string{"leave", "ff12::1"}},
+		{"cannot show the store", func() error { _, err := Get(ctx, c, GetStore); return err }, []string{"store"}},
+		{"cannot show the store", func() error { _, err := Call(ctx, c, ListStoreEntries, "a/b"); return err }, []string{"entries", "a/b"}},
 	}
 	for _, x := range calls {
 		b.calls, b.fail = nil, nil
@@ -112,23 +114,23 @@ func TestFabricRoundTrip(t *testing.T) {
 
 func TestNoSuchFormat(t *testing.T) {
 	c := client(t, serve(t, &fake{}, FullAccess, nil))
-	_, err := c.SubnetText(t.Context(), "xml")
+	_, err := Call(t.Context(), c, GetSubnetText, "xml")
 	checkError(t, err, CodeInvalid, `cannot show the fabric: there is no format "xml". fix: weft fabric topo -o ibnetdiscover`)
 }
 
 func TestFabricAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
-	for _, err := range []error{c.Sweep(ctx), c.SetManager(ctx, ManagerChange{}), c.DelPartition(ctx, "1", nil), c.JoinGroup(ctx, GroupJoin{}), c.LeaveGroup(ctx, GroupJoin{})} {
+	for _, err := range []error{Do(ctx, c, StartSweep, None{}), Do(ctx, c, ChangeManager, ManagerChange{}), Do(ctx, c, DeletePartition, PartitionMembers{PKey: "1"}), Do(ctx, c, JoinGroup, GroupJoin{}), Do(ctx, c, LeaveGroup, GroupJoin{})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}
 	}
-	if _, err := c.AddPartition(ctx, Partition{}); err == nil || len(b.calls) > 0 {
+	if _, err := Call(ctx, c, AddPartition, Partition{}); err == nil || len(b.calls) > 0 {
 		t.Errorf("%v %v", err, b.calls)
 	}
-	s, err := c.Subnet(ctx)
-	if diff := cmp.Diff(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}.withLists(), s); err != nil || diff != "" {
+	s, err := Get(ctx, c, GetSubnet)
+	if diff := cmp.Diff(withLists(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}), s); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 }

@@ -3,40 +3,13 @@
 package api
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// IPoIB is the part of a Backend about IP links (docs/notes/ipoib.md).
-type IPoIB interface {
-	IPLinks(ctx context.Context) ([]IPLink, error)
-	// AddIPLinks has links appear and vanish with partitions, as the request
-	// says; it returns what there is of it by then.
-	AddIPLinks(ctx context.Context, r IPRequest) ([]IPLink, error)
-	// DelIPLinks undoes AddIPLinks: name is that of a device or of a link.
-	DelIPLinks(ctx context.Context, name string) error
-	// What follows is of one link, or of all where none is named.
-	IPNeighbours(ctx context.Context, link string) ([]IPNeighbour, error)
-	IPShadow(ctx context.Context, link string) ([]IPShadow, error)
-	IPPaths(ctx context.Context, link string) ([]IPPath, error)
-	IPGroups(ctx context.Context, link string) ([]IPGroup, error)
-	IPStats(ctx context.Context, link string) ([]Counter, error)
-	IPParams(ctx context.Context, link string) ([]IPParam, error)
-	// IPEvents are those after number after, the oldest first. Where there are none it
-	// may wait for one until ctx ends, which is no error.
-	IPEvents(ctx context.Context, after uint64, wait bool) ([]IPEvent, error)
-	// IPPath resolves the path to an IP address.
-	IPPath(ctx context.Context, q IPPathQuery) (IPPathInfo, error)
-	// IPDo does one of the things of IPAction to a link.
-	IPDo(ctx context.Context, link string, a IPAction) error
-}
 
 // IPLink is an IP link: one interface, of a device's port in a partition.
 type IPLink struct {
@@ -278,137 +251,3 @@ const (
 	IPDebug           = "debug"        // Mask
 	IPMode            = "mode"         // Mode; the link begins anew
 )
-
-// What requests about IP links are called in errors, at both ends.
-const (
-	whatIPLinks  = "cannot list IP links"
-	whatIPAdd    = "cannot add IP links"
-	whatIPDel    = "cannot delete IP links"
-	whatIPTable  = "cannot show the IP link"
-	whatIPEvents = "cannot follow IP links"
-	whatIPPath   = "cannot resolve the path"
-	whatIPDo     = "cannot change the IP link"
-)
-
-// serveIPoIB adds what IPoIB has to the server's paths.
-func serveIPoIB(mux *http.ServeMux, b IPoIB) {
-	get := func(path, what string, f func(r *http.Request) (any, error)) {
-		mux.Handle("GET /"+Version+path, handler{what, ReadAccess, f})
-	}
-	get("/ipoib/links", whatIPLinks, func(r *http.Request) (any, error) {
-		l, err := b.IPLinks(r.Context())
-		return each(l, IPLink.withLists), err
-	})
-	table := func(name string, f func(ctx context.Context, link string) (any, error)) {
-		get("/ipoib/"+name, whatIPTable, func(r *http.Request) (any, error) { return f(r.Context(), r.URL.Query().Get("link")) })
-	}
-	table("neighbours", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPNeighbours(ctx, link)
-		return list(l), err
-	})
-	table("shadow", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPShadow(ctx, link)
-		return each(l, func(s IPShadow) IPShadow { s.Addrs = list(s.Addrs); return s }), err
-	})
-	table("paths", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPPaths(ctx, link)
-		return list(l), err
-	})
-	table("groups", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPGroups(ctx, link)
-		return each(l, func(g IPGroup) IPGroup { g.Addrs = list(g.Addrs); return g }), err
-	})
-	table("stats", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPStats(ctx, link)
-		return list(l), err
-	})
-	table("params", func(ctx context.Context, link string) (any, error) {
-		l, err := b.IPParams(ctx, link)
-		return list(l), err
-	})
-	get("/ipoib/events", whatIPEvents, func(r *http.Request) (any, error) {
-		after, err := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
-		if err != nil {
-			return nil, &Error{Code: CodeInvalid, Why: "after must be the number of an event"}
-		}
-		ctx, stop := context.WithTimeout(r.Context(), eventWait)
-		defer stop()
-		l, err := b.IPEvents(ctx, after, r.URL.Query().Get("wait") != "")
-		return list(l), err
-	})
-	mux.Handle("POST /"+Version+"/ipoib/links", handler{whatIPAdd, FullAccess, func(r *http.Request) (any, error) {
-		var v IPRequest
-		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
-			return nil, err
-		}
-		l, err := b.AddIPLinks(r.Context(), v)
-		return each(l, IPLink.withLists), err
-	}})
-	mux.Handle("DELETE /"+Version+"/ipoib/links/{name}", handler{whatIPDel, FullAccess, func(r *http.Request) (any, error) {
-		return struct{}{}, b.DelIPLinks(r.Context(), r.PathValue("name"))
-	}})
-	mux.Handle("POST /"+Version+"/ipoib/path", handler{whatIPPath, ReadAccess, body(func(ctx context.Context, q IPPathQuery) (any, error) {
-		return b.IPPath(ctx, q)
-	})})
-	mux.Handle("POST /"+Version+"/ipoib/links/{name}/do", handler{whatIPDo, FullAccess, func(r *http.Request) (any, error) {
-		var a IPAction
-		if err := decodeStrict(r.Body, &a); err != nil {
-			return nil, &Error{Code: CodeInvalid, Why: err.Error()}
-		}
-		return struct{}{}, b.IPDo(r.Context(), r.PathValue("name"), a)
-	}})
-}
-
-// eventWait is how long a question for events waits: less than a client does.
-const eventWait = answerTime / 2
-
-func (l IPLink) withLists() IPLink {
-	l.Flags, l.Addrs = list(l.Flags), list(l.Addrs)
-	return l
-}
-
-// IPLinks returns the IP links of the node.
-func (c *Client) IPLinks(ctx context.Context) (l []IPLink, err error) {
-	err = c.do(ctx, whatIPLinks, "GET", "/ipoib/links", nil, &l)
-	return l, err
-}
-
-// AddIPLinks asks for IP links.
-func (c *Client) AddIPLinks(ctx context.Context, r IPRequest) (l []IPLink, err error) {
-	err = c.do(ctx, whatIPAdd, "POST", "/ipoib/links", r, &l)
-	return l, err
-}
-
-// DelIPLinks undoes AddIPLinks.
-func (c *Client) DelIPLinks(ctx context.Context, name string) error {
-	return c.do(ctx, whatIPDel, "DELETE", "/ipoib/links/"+url.PathEscape(name), nil, nil)
-}
-
-// IPTable reads one of the tables of a link, or of all links where link is empty:
-// neighbours, shadow, paths, groups, stats or params.
-func IPTable[T any](ctx context.Context, c *Client, table, link string) (l []T, err error) {
-	err = c.do(ctx, whatIPTable, "GET", "/ipoib/"+table+"?link="+url.QueryEscape(link), nil, &l)
-	return l, err
-}
-
-// IPEvents returns the events after number after; where there are none it may
-// wait some seconds for one.
-func (c *Client) IPEvents(ctx context.Context, after uint64, wait bool) (l []IPEvent, err error) {
-	path := "/ipoib/events?after=" + strconv.FormatUint(after, 10)
-	if wait {
-		path += "&wait=1"
-	}
-	err = c.do(ctx, whatIPEvents, "GET", path, nil, &l)
-	return l, err
-}
-
-// IPPath resolves the path to an IP address.
-func (c *Client) IPPath(ctx context.Context, q IPPathQuery) (p IPPathInfo, err error) {
-	err = c.do(ctx, whatIPPath, "POST", "/ipoib/path", q, &p)
-	return p, err
-}
-
-// IPDo does something to a link.
-func (c *Client) IPDo(ctx context.Context, link string, a IPAction) error {
-	return c.do(ctx, whatIPDo, "POST", "/ipoib/links/"+url.PathEscape(link)+"/do", a, nil)
-}

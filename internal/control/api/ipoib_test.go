@@ -57,34 +57,38 @@ func TestIPoIB(t *testing.T) {
 			t.Error(diff)
 		}
 	}
-	l, err := c.IPLinks(ctx)
+	l, err := Get(ctx, c, ListIPLinks)
 	want(err, nil)
 	want(l, []IPLink{{Name: "ib0_1_7fff", Flags: []string{}, Addrs: []string{}}})
 	r := IPRequest{Device: "weft_ib0", PKeys: []string{"0x8014"}, Backend: BackendTUN, Addrs: []string{"10.0.0.1/8"}, Routes: []string{"10.9.0.0/16=10.0.0.9"}}
-	l, err = c.AddIPLinks(ctx, r)
+	l, err = Call(ctx, c, AddIPLinks, r)
 	want(err, nil)
 	want(l, []IPLink{})
-	want(c.DelIPLinks(ctx, "a/b"), nil)
-	want(c.IPDo(ctx, "ib0_1_7fff", IPAction{Op: IPProbe, Addr: "10.0.0.2"}), nil)
-	e, err := c.IPEvents(ctx, 7, true)
+	want(Do(ctx, c, DeleteIPLinks, "a/b"), nil)
+	want(Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "ib0_1_7fff", Value: IPAction{Op: IPProbe, Addr: "10.0.0.2"}}), nil)
+	e, err := Call(ctx, c, ListIPEvents, EventQuery{After: 7, Wait: true})
 	want(err, nil)
 	want(e, []IPEvent{{Number: 8}})
 	want(b.asked, []any{r, "a/b", "ib0_1_7fff", IPAction{Op: IPProbe, Addr: "10.0.0.2"}, uint64(7), true})
-	n, err := IPTable[IPNeighbour](ctx, c, "neighbours", "x y")
+	n, err := Call(ctx, c, ListIPNeighbours, "x y")
 	want(err, nil)
 	want(n, []IPNeighbour{{Link: "x y"}})
-	s, err := IPTable[IPShadow](ctx, c, "shadow", "x")
+	s, err := Call(ctx, c, ListIPShadow, "x")
 	want(err, nil)
 	want(s, []IPShadow{{Link: "x", Addrs: []string{}}})
-	g, err := IPTable[IPGroup](ctx, c, "groups", "x")
+	g, err := Call(ctx, c, ListIPGroups, "x")
 	want(err, nil)
 	want(g, []IPGroup{{Link: "x", Addrs: []string{}}})
-	for _, name := range []string{"paths", "stats", "params"} {
-		v, err := IPTable[any](ctx, c, name, "")
-		want(err, nil)
-		want(v, []any{})
-	}
-	p, err := c.IPPath(ctx, IPPathQuery{Addr: "10.0.0.2"})
+	paths, err := Call(ctx, c, ListIPPaths, "")
+	want(err, nil)
+	want(paths, []IPPath{})
+	stats, err := Call(ctx, c, ListIPCounters, "")
+	want(err, nil)
+	want(stats, []Counter{})
+	named, err := Call(ctx, c, ListIPParams, "")
+	want(err, nil)
+	want(named, []IPParam{})
+	p, err := Call(ctx, c, ResolveIPPath, IPPathQuery{Addr: "10.0.0.2"})
 	want(err, nil)
 	want(p.Errno, 6)
 }
@@ -92,8 +96,8 @@ func TestIPoIB(t *testing.T) {
 func TestIPoIBAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
-	_, err := c.AddIPLinks(ctx, IPRequest{Backend: BackendTUN})
-	for _, err := range []error{err, c.DelIPLinks(ctx, "x"), c.IPDo(ctx, "x", IPAction{})} {
+	_, err := Call(ctx, c, AddIPLinks, IPRequest{Backend: BackendTUN})
+	for _, err := range []error{err, Do(ctx, c, DeleteIPLinks, "x"), Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "x", Value: IPAction{}})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}

@@ -5,8 +5,8 @@
 //
 // What comes in: requests of a person's tools; what goes out: snapshots of
 // the node's state, as the same JSON that `weft … -o json` prints. Field names
-// are stable and the set only grows. The node implements Backend and owns the
-// listener. The package never touches the packet path and keeps no state of
+// are stable and the set only grows. Each operation is one value (operations.go): the node registers a function for it with
+// Handle, the command line uses it with Call. The node owns the listener. The package never touches the packet path and keeps no state of
 // its own (docs/adr/0005-control-api.md).
 package api
 
@@ -429,53 +429,4 @@ type Fault struct {
 	Reordered  uint64 `json:"reordered"`
 	Corrupted  uint64 `json:"corrupted"`
 	Delayed    uint64 `json:"delayed"`
-}
-
-// list returns s so that it encodes as a JSON list even when it is nil.
-func list[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
-}
-
-func (s Status) withLists() Status {
-	s.Devices, s.Lanes, s.Sessions = list(s.Devices), list(s.Lanes), list(s.Sessions)
-	s.Captures = captureLists(s.Captures)
-	s.Faults, s.Degraded, s.Notices, s.Trunks = list(s.Faults), list(s.Degraded), list(s.Notices), list(s.Trunks)
-	s.IPLinks, s.VMs = each(s.IPLinks, IPLink.withLists), list(s.VMs)
-	s.VESWInterfaces = list(s.VESWInterfaces)
-	return s
-}
-
-func (r Resources) withLists() Resources {
-	r.PDs, r.MRs, r.MWs, r.CQs = list(r.PDs), list(r.MRs), list(r.MWs), list(r.CQs)
-	r.QPs, r.SRQs, r.AHs, r.CMIDs = list(r.QPs), list(r.SRQs), list(r.AHs), list(r.CMIDs)
-	for i := range r.MRs {
-		r.MRs[i].Access = list(r.MRs[i].Access)
-	}
-	for i := range r.MWs {
-		r.MWs[i].Access = list(r.MWs[i].Access)
-	}
-	return r
-}
-
-func groupLists(g []Group) []Group {
-	for i := range g {
-		g[i].Devices, g[i].QPs = list(g[i].Devices), list(g[i].QPs)
-	}
-	return list(g)
-}
-
-func withLists(d []Device) []Device {
-	for i := range d {
-		d[i].Ports = list(d[i].Ports)
-		for j := range d[i].Ports {
-			p := &d[i].Ports[j]
-			p.GIDs, p.PKeys = list(p.GIDs), list(p.PKeys)
-			e := &p.Ethernet
-			e.Addrs, e.Routes, e.Neighbours = list(e.Addrs), list(e.Routes), list(e.Neighbours)
-		}
-	}
-	return list(d)
 }

@@ -3,26 +3,10 @@
 package api
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"strings"
 )
-
-// VESWInterfaces is the part of a Backend about this node's ports of virtual Ethernet switches
-// (docs/notes/vesw.md).
-type VESWInterfaces interface {
-	VESWInterfaces(ctx context.Context) ([]VESWInterface, error)
-	// AttachVESW says what the port of a device in a virtual Ethernet switch is for, whether it is
-	// there yet or not, and returns what is there of it soon after.
-	AttachVESW(ctx context.Context, r VESWRequest) ([]VESWInterface, error)
-	// DetachVESW undoes that: name is that of an interface, or DEVICE:ID.
-	DetachVESW(ctx context.Context, name string) error
-	// VESWStats are the counters of an interface, or of all where none is named.
-	VESWStats(ctx context.Context, name string) ([]Counter, error)
-}
 
 // VESWInterface is a port of a virtual Ethernet switch with its interface.
 type VESWInterface struct {
@@ -121,57 +105,3 @@ func (r *VESWRequest) Kept() bool { return r.Backend != BackendNetstack }
 
 // Key names the request among those of a node.
 func (r *VESWRequest) Key() string { return fmt.Sprintf("%s:%d", r.Device, r.VESW) }
-
-const (
-	whatVESWList   = "cannot list the ports"
-	whatVESWAttach = "cannot attach the port"
-	whatVESWDetach = "cannot detach the port"
-	whatVESWStats  = "cannot show the counters"
-)
-
-// serveVESWInterfaces adds what VESWInterfaces has to the server's paths.
-func serveVESWInterfaces(mux *http.ServeMux, b VESWInterfaces) {
-	const path = "/vesw/interfaces"
-	mux.Handle("GET /"+Version+path, handler{whatVESWList, ReadAccess, func(r *http.Request) (any, error) {
-		l, err := b.VESWInterfaces(r.Context())
-		return list(l), err
-	}})
-	mux.Handle("GET /"+Version+"/vesw/stats", handler{whatVESWStats, ReadAccess, func(r *http.Request) (any, error) {
-		l, err := b.VESWStats(r.Context(), r.URL.Query().Get("interface"))
-		return list(l), err
-	}})
-	mux.Handle("POST /"+Version+path, handler{whatVESWAttach, FullAccess, func(r *http.Request) (any, error) {
-		var v VESWRequest
-		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
-			return nil, err
-		}
-		l, err := b.AttachVESW(r.Context(), v)
-		return list(l), err
-	}})
-	mux.Handle("DELETE /"+Version+path+"/{name}", handler{whatVESWDetach, FullAccess, func(r *http.Request) (any, error) {
-		return struct{}{}, b.DetachVESW(r.Context(), r.PathValue("name"))
-	}})
-}
-
-// VESWInterfaces returns the node's ports of virtual Ethernet switches.
-func (c *Client) VESWInterfaces(ctx context.Context) (l []VESWInterface, err error) {
-	err = c.do(ctx, whatVESWList, "GET", "/vesw/interfaces", nil, &l)
-	return l, err
-}
-
-// AttachVESW says what a port is for.
-func (c *Client) AttachVESW(ctx context.Context, r VESWRequest) (l []VESWInterface, err error) {
-	err = c.do(ctx, whatVESWAttach, "POST", "/vesw/interfaces", r, &l)
-	return l, err
-}
-
-// DetachVESW undoes AttachVESW.
-func (c *Client) DetachVESW(ctx context.Context, name string) error {
-	return c.do(ctx, whatVESWDetach, "DELETE", "/vesw/interfaces/"+url.PathEscape(name), nil, nil)
-}
-
-// VESWStats returns the counters of an interface, or of all.
-func (c *Client) VESWStats(ctx context.Context, name string) (l []Counter, err error) {
-	err = c.do(ctx, whatVESWStats, "GET", "/vesw/stats?interface="+url.QueryEscape(name), nil, &l)
-	return l, err
-}

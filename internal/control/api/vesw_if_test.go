@@ -31,20 +31,20 @@ func (f *fakeVESW) VESWStats(_ context.Context, name string) ([]Counter, error) 
 func TestVESWInterfaces(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, FullAccess, nil)), t.Context()
-	l, err := c.VESWInterfaces(ctx)
+	l, err := Get(ctx, c, ListVESWInterfaces)
 	if err != nil || len(l) != 1 || l[0].Name != "opa1v0" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	s, err := c.VESWStats(ctx, "a b")
+	s, err := Call(ctx, c, ListVESWCounters, "a b")
 	if err != nil || len(s) != 1 || s[0].Instance != "a b" {
 		t.Errorf("%+v, %v", s, err)
 	}
 	r := VESWRequest{Device: "weft_ib0", VESW: 5, Backend: BackendNetstack, Addrs: []string{"10.5.0.3/24"}, SOCKS: "127.0.0.1:1080",
 		Forwards: []IPForward{{Network: "tcp", Listen: "127.0.0.1:8080", To: "10.5.0.1:80"}}}
-	if l, err = c.AttachVESW(ctx, r); err != nil || l == nil {
+	if l, err = Call(ctx, c, AttachVESW, r); err != nil || l == nil {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if err := c.DetachVESW(ctx, "weft_ib0:5"); err != nil {
+	if err := Do(ctx, c, DetachVESW, "weft_ib0:5"); err != nil {
 		t.Error(err)
 	}
 	if len(b.vesw) != 2 || b.vesw[1] != "weft_ib0:5" || !reflect.DeepEqual(b.vesw[0], r) {
@@ -70,7 +70,7 @@ func TestVESWInterfaces(t *testing.T) {
 		r := r
 		change(&r)
 		var e *Error
-		if _, err := c.AttachVESW(ctx, r); !errors.As(err, &e) || e.Code != CodeInvalid || !strings.Contains(e.Why, want) {
+		if _, err := Call(ctx, c, AttachVESW, r); !errors.As(err, &e) || e.Code != CodeInvalid || !strings.Contains(e.Why, want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
@@ -78,11 +78,11 @@ func TestVESWInterfaces(t *testing.T) {
 
 func TestVESWInterfacesAccess(t *testing.T) {
 	c, ctx := client(t, serve(t, &fake{}, ReadAccess, nil)), t.Context()
-	if _, err := c.VESWInterfaces(ctx); err != nil {
+	if _, err := Get(ctx, c, ListVESWInterfaces); err != nil {
 		t.Error(err)
 	}
-	_, err := c.AttachVESW(ctx, VESWRequest{Device: "weft_ib0", VESW: 5, Backend: BackendTAP})
-	for _, err := range []error{err, c.DetachVESW(ctx, "x")} {
+	_, err := Call(ctx, c, AttachVESW, VESWRequest{Device: "weft_ib0", VESW: 5, Backend: BackendTAP})
+	for _, err := range []error{err, Do(ctx, c, DetachVESW, "x")} {
 		var e *Error
 		if !errors.As(err, &e) || e.Code != CodeRefused {
 			t.Errorf("%v", err)

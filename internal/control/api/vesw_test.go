@@ -54,17 +54,22 @@ func TestVESWRoundTrip(t *testing.T) {
 		do   func() error
 		want []string
 	}{
-		{"cannot list virtual Ethernet switches", func() error { _, err := c.VESWs(ctx); return err }, []string{"list"}},
-		{"cannot show the virtual Ethernet switch", func() error { _, err := c.VESW(ctx, "a/b c"); return err }, []string{"show", "a/b c"}},
-		{"cannot create the virtual Ethernet switch", func() error { _, err := c.CreateVESW(ctx, VESWCreate{Name: "x", MTU: 9000}); return err }, []string{"create", "x", "9000"}},
-		{"cannot change the virtual Ethernet switch", func() error { _, err := c.ChangeVESW(ctx, "x", VESWChange{MTU: &n}); return err }, []string{"change", "x", "3"}},
-		{"cannot delete the virtual Ethernet switch", func() error { return c.DeleteVESW(ctx, "x") }, []string{"delete", "x"}},
+		{"cannot list virtual Ethernet switches", func() error { _, err := Get(ctx, c, ListVESWs); return err }, []string{"list"}},
+		{"cannot show the virtual Ethernet switch", func() error { _, err := Call(ctx, c, GetVESW, "a/b c"); return err }, []string{"show", "a/b c"}},
+		{"cannot create the virtual Ethernet switch", func() error { _, err := Call(ctx, c, CreateVESW, VESWCreate{Name: "x", MTU: 9000}); return err }, []string{"create", "x", "9000"}},
+		{"cannot change the virtual Ethernet switch", func() error {
+			_, err := Call(ctx, c, ChangeVESW, Named[VESWChange]{Name: "x", Value: VESWChange{MTU: &n}})
+			return err
+		}, []string{"change", "x", "3"}},
+		{"cannot delete the virtual Ethernet switch", func() error { return Do(ctx, c, DeleteVESW, "x") }, []string{"delete", "x"}},
 		{"cannot add the port to the virtual Ethernet switch", func() error {
-			_, err := c.AddVESWPort(ctx, "x", VESWPortAdd{Port: "d@h", VPort: &n, Gateway: true})
+			_, err := Call(ctx, c, AddVESWPort, Named[VESWPortAdd]{Name: "x", Value: VESWPortAdd{Port: "d@h", VPort: &n, Gateway: true}})
 			return err
 		}, []string{"add", "x", "d@h", "3", "true"}},
-		{"cannot take the port out of the virtual Ethernet switch", func() error { return c.DelVESWPort(ctx, "x", "d@h", -1) }, []string{"del", "x", "d@h", "-1"}},
-		{"cannot take the port out of the virtual Ethernet switch", func() error { return c.DelVESWPort(ctx, "x", "d@h", 0) }, []string{"del", "x", "d@h", "0"}},
+		{"cannot take the port out of the virtual Ethernet switch", func() error { return Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "d@h"}) }, []string{"del", "x", "d@h", "-1"}},
+		{"cannot take the port out of the virtual Ethernet switch", func() error {
+			return Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "d@h", VPort: new(uint)})
+		}, []string{"del", "x", "d@h", "0"}},
 	} {
 		b.veswCalls, b.veswError = nil, nil
 		if err := x.do(); err != nil || !slices.Equal(b.veswCalls, x.want) {
@@ -74,27 +79,27 @@ func TestVESWRoundTrip(t *testing.T) {
 		checkError(t, x.do(), CodeNotMaster, x.what+": another is. fix: weft sm")
 	}
 	b.veswError = nil
-	l, err := c.VESWs(ctx)
-	want := VESW{Name: "lan", Ports: []VESWPort{{GUID: "a"}}}.withLists()
+	l, err := Get(ctx, c, ListVESWs)
+	want := withLists(VESW{Name: "lan", Ports: []VESWPort{{GUID: "a"}}})
 	if d := cmp.Diff([]VESW{want}, l); d != "" || err != nil {
 		t.Error(d, err)
 	}
-	_, err = c.ChangeVESW(ctx, "x", VESWChange{})
+	_, err = Call(ctx, c, ChangeVESW, Named[VESWChange]{Name: "x", Value: VESWChange{}})
 	checkError(t, err, CodeInvalid, "cannot change the virtual Ethernet switch: nothing is to be changed. fix: weft vesw set --help")
 }
 
 func TestVESWAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
-	_, create := c.CreateVESW(ctx, VESWCreate{})
-	_, change := c.ChangeVESW(ctx, "x", VESWChange{MTU: new(int)})
-	_, add := c.AddVESWPort(ctx, "x", VESWPortAdd{})
-	for _, err := range []error{create, change, add, c.DeleteVESW(ctx, "x"), c.DelVESWPort(ctx, "x", "y", -1)} {
+	_, create := Call(ctx, c, CreateVESW, VESWCreate{})
+	_, change := Call(ctx, c, ChangeVESW, Named[VESWChange]{Name: "x", Value: VESWChange{MTU: new(int)}})
+	_, add := Call(ctx, c, AddVESWPort, Named[VESWPortAdd]{Name: "x", Value: VESWPortAdd{}})
+	for _, err := range []error{create, change, add, Do(ctx, c, DeleteVESW, "x"), Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "y"})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}
 	}
-	if _, err := c.VESW(ctx, "x"); err != nil || len(b.veswCalls) != 2 {
+	if _, err := Call(ctx, c, GetVESW, "x"); err != nil || len(b.veswCalls) != 2 {
 		t.Error(err, b.veswCalls)
 	}
 }

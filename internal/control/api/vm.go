@@ -3,12 +3,9 @@
 package api
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/url"
 	"path/filepath"
 	"strings"
 )
@@ -105,55 +102,6 @@ type VM struct {
 	// Kept is whether it is there after the node starts again, NotKept why not.
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
-}
-
-// VMs is the part of a Backend that gives virtual machines network cards. What
-// it is given was checked.
-type VMs interface {
-	VMs(ctx context.Context) ([]VM, error)
-	AddVM(ctx context.Context, v NewVM) (VM, error)
-	DelVM(ctx context.Context, name string) error
-}
-
-const (
-	whatVMs   = "cannot list virtual machines"
-	whatAddVM = "cannot add the virtual machine"
-	whatDelVM = "cannot delete the virtual machine"
-)
-
-// serveVMs adds what VMs has to the server's paths.
-func serveVMs(mux *http.ServeMux, b VMs) {
-	mux.Handle("GET /"+Version+"/vms", handler{whatVMs, ReadAccess, func(r *http.Request) (any, error) {
-		l, err := b.VMs(r.Context())
-		return list(l), err
-	}})
-	mux.Handle("POST /"+Version+"/vms", handler{whatAddVM, FullAccess, func(r *http.Request) (any, error) {
-		var v NewVM
-		if err := decodeValid(r.Body, &v, v.Validate); err != nil {
-			return nil, err
-		}
-		return b.AddVM(r.Context(), v)
-	}})
-	mux.Handle("DELETE /"+Version+"/vms/{name}", handler{whatDelVM, FullAccess, func(r *http.Request) (any, error) {
-		return struct{}{}, b.DelVM(r.Context(), r.PathValue("name"))
-	}})
-}
-
-// VMs returns the network cards of virtual machines.
-func (c *Client) VMs(ctx context.Context) (l []VM, err error) {
-	err = c.do(ctx, whatVMs, "GET", "/vms", nil, &l)
-	return l, err
-}
-
-// AddVM gives a virtual machine a network card.
-func (c *Client) AddVM(ctx context.Context, v NewVM) (out VM, err error) {
-	err = c.do(ctx, whatAddVM, "POST", "/vms", v, &out)
-	return out, err
-}
-
-// DelVM takes it away.
-func (c *Client) DelVM(ctx context.Context, name string) error {
-	return c.do(ctx, whatDelVM, "DELETE", "/vms/"+url.PathEscape(name), nil, nil)
 }
 
 // QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each. memory is the machine's, as

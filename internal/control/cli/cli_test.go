@@ -77,7 +77,7 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	b := &fakeBackend{fakeFabric: fakeFabric{mode: mode}, c: c, mode: mode, stop: cancel}
-	s := api.NewServer(b, api.PeerAccess(os.Geteuid(), c.AllowUIDs), log)
+	s := api.NewServer(b.operations(), api.PeerAccess(os.Geteuid(), c.AllowUIDs), log)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	if mode != "hang" {
@@ -111,8 +111,6 @@ type fakeBackend struct {
 	funcs  []api.Function
 	off    bool // the adapter
 }
-
-var _ api.Backend = (*fakeBackend)(nil)
 
 func (b *fakeBackend) owner(n uint32) api.Owner {
 	return api.Owner{Device: b.c.Device, Session: n, PID: 4000 + int(n), Comm: "ib_write_bw", UID: 1000}
@@ -369,10 +367,7 @@ func TestIgnoresPreload(t *testing.T) {
 }
 
 // ender is a node that has decided to end when it is told of a program.
-type ender struct {
-	fakeBackend
-	uses chan int
-}
+type ender struct{ uses chan int }
 
 func (e *ender) Use(context.Context) error {
 	n := <-e.uses
@@ -393,7 +388,9 @@ func TestClaim(t *testing.T) {
 	}
 	e := &ender{uses: make(chan int, 1)}
 	e.uses <- 0
-	s := api.NewServer(e, api.PeerAccess(os.Geteuid(), nil), slog.New(slog.DiscardHandler))
+	mux := http.NewServeMux()
+	api.Handle(mux, api.AnnounceProgram, api.Action(e.Use))
+	s := api.NewServer(mux, api.PeerAccess(os.Geteuid(), nil), slog.New(slog.DiscardHandler))
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	defer func() { s.Close(); <-done }()

@@ -28,7 +28,7 @@ func (a *app) devList() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			list, err := c.Functions(ctx)
+			list, err := api.Get(ctx, c, api.ListFunctions)
 			if err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ Where another node manages switches, --segment vesw by itself, and there weft ve
 			return usage("weft dev add --help", "cannot add the device: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			f, err := c.AddFunction(ctx, n)
+			f, err := api.Call(ctx, c, api.AddFunction, n)
 			if err != nil {
 				return err
 			}
@@ -226,7 +226,7 @@ pairs stay, and ports have the LIDs they had when the adapter is enabled again.
 			return usage("weft dev set --help", "cannot change the device: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			f, err := c.SetFunction(ctx, args[0], change)
+			f, err := api.Call(ctx, c, api.ChangeFunction, api.Named[api.FunctionChange]{Name: args[0], Value: change})
 			if err != nil {
 				return err
 			}
@@ -249,7 +249,7 @@ func (a *app) devDel() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 				for _, name := range args {
-					if err := c.DelFunction(ctx, name); err != nil {
+					if err := api.Do(ctx, c, api.DeleteFunction, name); err != nil {
 						return err
 					}
 				}

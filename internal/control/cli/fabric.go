@@ -44,9 +44,9 @@ func (a *app) fabric() *cobra.Command {
 		RunE: group,
 	}
 	nodes := look(a, &cobra.Command{Use: "nodes", Short: "list switches, devices and their LIDs"},
-		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return c.Subnet(ctx) }, printNodes)
+		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return api.Get(ctx, c, api.GetSubnet) }, printNodes)
 	links := look(a, &cobra.Command{Use: "links", Short: "list links"},
-		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return c.Subnet(ctx) }, printLinks)
+		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return api.Get(ctx, c, api.GetSubnet) }, printLinks)
 	cmd.AddCommand(a.topo(), nodes, links, a.fabricRoutes(), a.sweep())
 	return cmd
 }
@@ -58,17 +58,20 @@ func (a *app) topo() *cobra.Command {
 		Short: "show nodes with what is at each of their ports",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			formats := append([]string{"table", "json"}, api.TextFormats...)
+			formats := []string{"table", "json"}
+			for _, f := range api.TextFormats {
+				formats = append(formats, string(f))
+			}
 			if !slices.Contains(formats, format) {
 				return usage("weft fabric topo -o json", "-o must be one of %s, not %q", strings.Join(formats, ", "), format)
 			}
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if slices.Contains(api.TextFormats, format) {
-					text, err := c.SubnetText(ctx, format)
-					io.WriteString(a.env.Out, text)
+				if slices.Contains(api.TextFormats, api.TextFormat(format)) {
+					text, err := api.Call(ctx, c, api.GetSubnetText, api.TextFormat(format))
+					io.WriteString(a.env.Out, text.Text)
 					return err
 				}
-				s, err := c.Subnet(ctx)
+				s, err := api.Get(ctx, c, api.GetSubnet)
 				switch {
 				case err != nil:
 					return err
@@ -160,13 +163,13 @@ the node, or DEVICE@NODE with a node's host name or GUID.`,
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 			if len(args) == 2 {
-				p, err := c.Path(ctx, args[0], args[1])
+				p, err := api.Call(ctx, c, api.FindPath, api.PathQuery{From: args[0], To: args[1]})
 				if err != nil {
 					return err
 				}
 				return print(p, func() { printPath(a.env.Out, p) })
 			}
-			r, err := c.Routes(ctx)
+			r, err := api.Get(ctx, c, api.ListRoutes)
 			if err != nil {
 				return err
 			}
@@ -209,7 +212,7 @@ func (a *app) sweep() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := c.Sweep(ctx); err != nil {
+				if err := api.Do(ctx, c, api.StartSweep, api.None{}); err != nil {
 					return err
 				}
 				fmt.Fprintln(a.env.Out, "a sweep was asked for")
@@ -221,7 +224,7 @@ func (a *app) sweep() *cobra.Command {
 
 func (a *app) trunks() *cobra.Command {
 	return look(a, &cobra.Command{Use: "trunk", Short: "list the node's trunks to other nodes"},
-		func(ctx context.Context, c *api.Client) ([]api.Trunk, error) { return c.Trunks(ctx) }, printTrunks)
+		func(ctx context.Context, c *api.Client) ([]api.Trunk, error) { return api.Get(ctx, c, api.ListTrunks) }, printTrunks)
 }
 
 func printTrunks(w io.Writer, list []api.Trunk) {

@@ -61,7 +61,7 @@ func (a *app) faultAdd() *cobra.Command {
 			return usage("weft fault add --help", "cannot add the fault: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			f, err := c.AddFault(ctx, spec)
+			f, err := api.Call(ctx, c, api.AddFault, spec)
 			if err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func (a *app) faultList() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			faults, err := c.Faults(ctx)
+			faults, err := api.Get(ctx, c, api.ListFaults)
 			if err != nil {
 				return err
 			}
@@ -148,7 +148,7 @@ func (a *app) faultDel() *cobra.Command {
 					return err
 				}
 				for _, id := range ids {
-					if err := c.DelFault(ctx, id); err != nil {
+					if err := api.Do(ctx, c, api.DeleteFault, id); err != nil {
 						return err
 					}
 				}
@@ -162,7 +162,7 @@ func (a *app) faultDel() *cobra.Command {
 func faultIDs(ctx context.Context, c *api.Client, args []string) ([]int, error) {
 	var ids []int
 	if len(args) == 1 && args[0] == "all" {
-		faults, err := c.Faults(ctx)
+		faults, err := api.Get(ctx, c, api.ListFaults)
 		for _, f := range faults {
 			ids = append(ids, f.ID)
 		}

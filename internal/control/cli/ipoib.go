@@ -48,7 +48,7 @@ type printer = func(any, func()) error
 
 func (a *app) ipLinks(cmd *cobra.Command, _ []string, print printer) error {
 	return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.IPLinks(ctx)
+		l, err := api.Get(ctx, c, api.ListIPLinks)
 		if err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (a *app) completeLinks(cmd *cobra.Command, args []string, _ string) (names 
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.IPLinks(ctx)
+		l, err := api.Get(ctx, c, api.ListIPLinks)
 		for _, l := range l {
 			names = append(names, l.Name)
 		}
@@ -96,7 +96,7 @@ func (a *app) completeDevices(cmd *cobra.Command, args []string, _ string) (name
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.Functions(ctx)
+		l, err := api.Get(ctx, c, api.ListFunctions)
 		for _, f := range l {
 			if f.LinkLayer == "InfiniBand" {
 				names = append(names, f.Name)
@@ -152,7 +152,7 @@ host, which takes CAP_NET_ADMIN. Without --pkey there is one for every partition
 			return usage("weft ipoib add --help", "cannot add IP links: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := c.AddIPLinks(ctx, r)
+			l, err := api.Call(ctx, c, api.AddIPLinks, r)
 			if err != nil {
 				return err
 			}
@@ -229,7 +229,7 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 	ctx, stop := signalContext(ctx)
 	defer stop()
 	return a.query(ctx, func(ctx context.Context, c *api.Client) error {
-		l, err := c.AddIPLinks(ctx, r)
+		l, err := api.Call(ctx, c, api.AddIPLinks, r)
 		if err != nil {
 			return err
 		}
@@ -240,11 +240,11 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 		defer func() {
 			ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 			defer stop()
-			c.DelIPLinks(ctx, name)
+			api.Do(ctx, c, api.DeleteIPLinks, name)
 		}()
 		said := ""
 		for {
-			l, err := c.IPLinks(ctx)
+			l, err := api.Get(ctx, c, api.ListIPLinks)
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -283,7 +283,7 @@ func (a *app) ipDel() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 				for _, name := range args {
-					if err := c.DelIPLinks(ctx, name); err != nil {
+					if err := api.Do(ctx, c, api.DeleteIPLinks, name); err != nil {
 						return err
 					}
 					fmt.Fprintf(a.env.Out, "deleted %s\n", printable(name))
@@ -301,7 +301,7 @@ func (a *app) ipShow() *cobra.Command {
 		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeLinks,
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			list, err := c.IPLinks(ctx)
+			list, err := api.Get(ctx, c, api.ListIPLinks)
 			if err != nil {
 				return err
 			}
@@ -376,7 +376,7 @@ func (a *app) ipSet() *cobra.Command {
 }
 
 // ipTable is a command that prints one of the tables of a link, or of all.
-func ipTable[T any](a *app, cmd *cobra.Command, name string, none string, heads []string, row func(t *table, v T)) *cobra.Command {
+func ipTable[T any](a *app, cmd *cobra.Command, op api.Op[string, []T], none string, heads []string, row func(t *table, v T)) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = cobra.MaximumNArgs(1), a.completeLinks
 	return a.show(cmd, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		link := ""
@@ -384,7 +384,7 @@ func ipTable[T any](a *app, cmd *cobra.Command, name string, none string, heads 
 			link = args[0]
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := api.IPTable[T](ctx, c, name, link)
+			l, err := api.Call(ctx, c, op, link)
 			if err != nil {
 				return err
 			}
@@ -413,7 +413,9 @@ func (a *app) ipDo(use, short, op string, args int, fill func(v *api.IPAction, a
 					return usage(cmd.CommandPath()+" --help", "%v", err)
 				}
 			}
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error { return c.IPDo(ctx, args[0], v) })
+			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
+				return api.Do(ctx, c, api.ChangeIPLink, api.Named[api.IPAction]{Name: args[0], Value: v})
+			})
 		},
 	}
 }
@@ -448,7 +450,7 @@ func (a *app) ipDebug() *cobra.Command {
 }
 
 func (a *app) ipNeigh() *cobra.Command {
-	cmd := ipTable(a, &cobra.Command{Use: "neigh [LINK]", Short: "show IP neighbours and their hardware addresses"}, "neighbours", "no neighbours",
+	cmd := ipTable(a, &cobra.Command{Use: "neigh [LINK]", Short: "show IP neighbours and their hardware addresses"}, api.ListIPNeighbours, "no neighbours",
 		[]string{"LINK", "ADDRESS", "STATE", "HARDWARE ADDRESS", "MODE", ">FOR", ">PROBES", ">QUEUED"}, func(t *table, n api.IPNeighbour) {
 			state := n.State
 			if n.Router {
@@ -473,7 +475,7 @@ func expiry(d time.Duration) string {
 }
 
 func (a *app) ipShadow() *cobra.Command {
-	cmd := ipTable(a, &cobra.Command{Use: "shadow [LINK]", Short: "show hardware addresses and the address vectors that lead to them"}, "shadow", "no entries",
+	cmd := ipTable(a, &cobra.Command{Use: "shadow [LINK]", Short: "show hardware addresses and the address vectors that lead to them"}, api.ListIPShadow, "no entries",
 		[]string{"LINK", "HARDWARE ADDRESS", "STATE", "MODE", "ADDRESSES", ">DLID", ">SL", ">MTU", ">GB/S", "GRH", ">QUEUED", ">IDLE"},
 		func(t *table, s api.IPShadow) {
 			t.row(s.Link, s.HWAddr, s.State, s.Mode, strings.Join(s.Addrs, ","), s.DLID, s.SL, s.MTU, s.Gbps/8, yes(s.GRH), s.Queued, round(s.IdleNS))
@@ -490,7 +492,7 @@ func yes(b bool) string {
 }
 
 func (a *app) ipMcast() *cobra.Command {
-	cmd := ipTable(a, &cobra.Command{Use: "mcast [LINK]", Short: "show the multicast groups of links"}, "groups", "no groups",
+	cmd := ipTable(a, &cobra.Command{Use: "mcast [LINK]", Short: "show the multicast groups of links"}, api.ListIPGroups, "no groups",
 		[]string{"LINK", "MGID", "MLID", "STATE", "ADDRESSES", ">QUEUED", "REASON"}, func(t *table, g api.IPGroup) {
 			state := g.State
 			if g.SendOnly {
@@ -505,7 +507,7 @@ func (a *app) ipMcast() *cobra.Command {
 
 func (a *app) ipStats() *cobra.Command {
 	var all bool
-	cmd := ipTable(a, &cobra.Command{Use: "stats [LINK]", Short: "show the counters of links"}, "stats", "every counter is zero",
+	cmd := ipTable(a, &cobra.Command{Use: "stats [LINK]", Short: "show the counters of links"}, api.ListIPCounters, "every counter is zero",
 		[]string{"LINK", "COUNTER", ">VALUE"}, func(t *table, c api.Counter) {
 			if c.Value != 0 || all {
 				t.row(c.Instance, c.Name, c.Value)
@@ -516,7 +518,7 @@ func (a *app) ipStats() *cobra.Command {
 }
 
 func (a *app) ipParams() *cobra.Command {
-	return ipTable(a, &cobra.Command{Use: "params [LINK]", Short: "show the parameters of links, or those that new links get"}, "params", "no parameters",
+	return ipTable(a, &cobra.Command{Use: "params [LINK]", Short: "show the parameters of links, or those that new links get"}, api.ListIPParams, "no parameters",
 		[]string{"LINK", "PARAMETER", "VALUE", "MEANING"}, func(t *table, p api.IPParam) { t.row(p.Link, p.Name, p.Value, p.Help) })
 }
 
@@ -532,7 +534,7 @@ func (a *app) ipEvents() *cobra.Command {
 		ctx, stop := signalContext(cmd.Context())
 		defer stop()
 		return a.query(ctx, func(ctx context.Context, c *api.Client) error {
-			list, err := c.IPEvents(ctx, 0, false)
+			list, err := api.Call(ctx, c, api.ListIPEvents, api.EventQuery{After: 0})
 			if err != nil {
 				return err
 			}
@@ -546,7 +548,7 @@ func (a *app) ipEvents() *cobra.Command {
 				if len(list) > 0 {
 					after = list[len(list)-1].Number
 				}
-				if list, err = c.IPEvents(ctx, after, true); err != nil {
+				if list, err = api.Call(ctx, c, api.ListIPEvents, api.EventQuery{After: after, Wait: true}); err != nil {
 					if ctx.Err() != nil {
 						return nil
 					}
@@ -573,7 +575,7 @@ func (a *app) ipPath() *cobra.Command {
 		Short: "resolve the path to an IP address; path list shows those that links keep",
 		Long: `Resolve the path to an IP address of the fabric: the end node, not a gateway. The exit code is 0, or the number of the error: 6 no such
 node, 11 not known yet (--nonblock), 22 not the address of one node, 100 the link is down.`,
-	}, "paths", "", nil, func(*table, api.IPPath) {})
+	}, api.ListIPPaths, "", nil, func(*table, api.IPPath) {})
 	cmd.Args = cobra.ExactArgs(1)
 	cmd.ValidArgsFunction = nil
 	print := func(v any, people func()) error {
@@ -592,7 +594,7 @@ node, 11 not known yet (--nonblock), 22 not the address of one node, 100 the lin
 			return usage("weft ipoib path --help", "%q is no IP address", q.Addr)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			p, err := c.IPPath(ctx, q)
+			p, err := api.Call(ctx, c, api.ResolveIPPath, q)
 			if err != nil {
 				return err
 			}
@@ -609,7 +611,7 @@ node, 11 not known yet (--nonblock), 22 not the address of one node, 100 the lin
 	f.StringVar(&q.Link, "link", "", "the link to ask; that whose prefixes have the address if not given")
 	f.BoolVar(&q.NonBlocking, "nonblock", false, "do not wait where the path is not known yet")
 	f.DurationVar(&q.TimeoutNS, "timeout", 5*time.Second, "how long to wait")
-	cmd.AddCommand(ipTable(a, &cobra.Command{Use: "list [LINK]", Short: "show the paths that links keep"}, "paths", "no paths",
+	cmd.AddCommand(ipTable(a, &cobra.Command{Use: "list [LINK]", Short: "show the paths that links keep"}, api.ListIPPaths, "no paths",
 		[]string{"LINK", "DGID", "STATE", ">DLID", ">SL", ">MTU", ">GB/S", ">USED"}, func(t *table, p api.IPPath) {
 			t.row(p.Link, p.DGID, p.State, p.DLID, p.SL, p.MTU, p.Gbps/8, p.Users)
 		}), a.ipDo("flush LINK", "forget the paths of a link", api.IPFlushPaths, 0, nil))

@@ -35,7 +35,7 @@ knows (groups). Join ports to groups for good, whether their programs ask for it
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := c.Groups(ctx)
+			g, err := api.Get(ctx, c, api.ListGroups)
 			if err != nil {
 				return err
 			}
@@ -47,7 +47,7 @@ knows (groups). Join ports to groups for good, whether their programs ask for it
 		Args:  cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := c.Groups(ctx)
+			g, err := api.Get(ctx, c, api.ListGroups)
 			if err != nil {
 				return err
 			}
@@ -112,7 +112,7 @@ func (a *app) mcastGroups() *cobra.Command {
 		Args:  cobra.MaximumNArgs(1),
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := c.SubnetGroups(ctx)
+			g, err := api.Get(ctx, c, api.ListSubnetGroups)
 			if err != nil {
 				return err
 			}
@@ -173,7 +173,7 @@ func (a *app) mcastJoin() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			j.MGID, j.Members = args[0], args[1:]
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := c.JoinGroup(ctx, j); err != nil {
+				if err := api.Do(ctx, c, api.JoinGroup, j); err != nil {
 					return err
 				}
 				fmt.Fprintf(a.env.Out, "group %s is kept, with %s joined to it\n", printable(j.MGID), plural(len(j.Members), "port"))
@@ -195,7 +195,7 @@ func (a *app) mcastLeave() *cobra.Command {
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := c.LeaveGroup(ctx, api.GroupJoin{MGID: args[0], Members: args[1:]}); err != nil {
+				if err := api.Do(ctx, c, api.LeaveGroup, api.GroupJoin{MGID: args[0], Members: args[1:]}); err != nil {
 					return err
 				}
 				if len(args) == 1 {

@@ -49,7 +49,7 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return err
 	})
 	defer c.Close()
-	if _, err := c.Status(ctx); err != nil {
+	if _, err := api.Get(ctx, c, api.GetStatus); err != nil {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeNotReady {
 			return 0, err
@@ -60,7 +60,7 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return 0, fmt.Errorf("cannot stop the node: %w", err)
 	}
 	defer proc.Close()
-	if err := c.Shutdown(ctx); err != nil {
+	if err := api.Do(ctx, c, api.Shutdown, api.None{}); err != nil {
 		return 0, err
 	}
 	ended, err := rundir.WaitProcess(proc, int(timeout.Milliseconds()))
@@ -157,7 +157,7 @@ func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(ap
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		s, err := c.Status(ctx)
+		s, err := api.Get(ctx, c, api.GetStatus)
 		switch {
 		case err == nil && is(s):
 			return s, nil

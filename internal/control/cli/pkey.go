@@ -34,7 +34,9 @@ manager, and no other port. "weft pkey add 0xffff ALL" makes all of them full me
 		RunE: group,
 	}
 	list := look(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
-		func(ctx context.Context, c *api.Client) ([]api.Partition, error) { return c.Partitions(ctx) }, printPartitions)
+		func(ctx context.Context, c *api.Client) ([]api.Partition, error) {
+			return api.Get(ctx, c, api.ListPartitions)
+		}, printPartitions)
 	cmd.AddCommand(list, a.pkeyAdd(), a.pkeyDel())
 	return cmd
 }
@@ -76,7 +78,7 @@ func (a *app) pkeyAdd() *cobra.Command {
 			p.Members = append(p.Members, api.Member{Port: port, Membership: as})
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			p, err := c.AddPartition(ctx, p)
+			p, err := api.Call(ctx, c, api.AddPartition, p)
 			if err != nil {
 				return err
 			}
@@ -94,7 +96,7 @@ func (a *app) pkeyDel() *cobra.Command {
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := c.DelPartition(ctx, args[0], args[1:]); err != nil {
+				if err := api.Do(ctx, c, api.DeletePartition, api.PartitionMembers{PKey: args[0], Members: args[1:]}); err != nil {
 					return err
 				}
 				if len(args) > 1 {

@@ -32,7 +32,7 @@ func (a *app) resources() *cobra.Command {
 		},
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			r, err := c.Resources(ctx)
+			r, err := api.Get(ctx, c, api.GetResources)
 			if err != nil {
 				return err
 			}

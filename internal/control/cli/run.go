@@ -220,7 +220,7 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	if err := claim(ctx, c); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	s, err := c.Status(ctx)
+	s, err := api.Get(ctx, c, api.GetStatus)
 	var e *api.Error
 	switch {
 	case err == nil && s.Ready:
@@ -268,7 +268,7 @@ func claim(ctx context.Context, c *api.Client) error {
 	defer tick.Stop()
 	for {
 		var e *api.Error
-		if err := c.Use(ctx); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+		if err := api.Do(ctx, c, api.AnnounceProgram, api.None{}); !errors.As(err, &e) || e.Code != api.CodeNotReady {
 			return nil
 		}
 		select {
@@ -286,7 +286,7 @@ func (a *app) needDevice(ctx context.Context, what, dir, device string) error {
 	}
 	c := dial(dir)
 	defer c.Close()
-	s, err := c.Status(ctx)
+	s, err := api.Get(ctx, c, api.GetStatus)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}

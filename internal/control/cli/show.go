@@ -32,7 +32,7 @@ func (a *app) status() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			s, err := c.Status(ctx)
+			s, err := api.Get(ctx, c, api.GetStatus)
 			if err != nil {
 				return err
 			}
@@ -196,7 +196,7 @@ func (a *app) devShow() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			devs, err := c.Devices(ctx)
+			devs, err := api.Get(ctx, c, api.ListDevices)
 			if err != nil {
 				return err
 			}
@@ -213,7 +213,7 @@ func (a *app) devDetails() *cobra.Command {
 		Args:  cobra.MaximumNArgs(1),
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			devs, err := c.Devices(ctx)
+			devs, err := api.Get(ctx, c, api.ListDevices)
 			if err != nil {
 				return err
 			}
@@ -290,7 +290,7 @@ func (a *app) counters() *cobra.Command {
 			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "), scope)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			n, err := c.Counters(ctx)
+			n, err := api.Get(ctx, c, api.ListCounters)
 			if err != nil {
 				return err
 			}

@@ -20,7 +20,7 @@ func (a *app) sm() *cobra.Command {
 		return look(a, &cobra.Command{
 			Use:   use,
 			Short: "show the node's subnet manager: state, master, sweeps, problems",
-		}, func(ctx context.Context, c *api.Client) (api.Manager, error) { return c.Manager(ctx) }, printManager)
+		}, func(ctx context.Context, c *api.Client) (api.Manager, error) { return api.Get(ctx, c, api.GetManager) }, printManager)
 	}
 	cmd := status("sm")
 	cmd.AddCommand(status("status"), a.smSet(), a.sweep())
@@ -165,7 +165,7 @@ by themselves. Managers with stores of their own need the same one each: with th
 				return usage(fix, "%s: %v", what, err)
 			}
 			return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-				if err := cl.SetManager(ctx, c); err != nil {
+				if err := api.Do(ctx, cl, api.ChangeManager, c); err != nil {
 					return err
 				}
 				fmt.Fprintln(a.env.Out, "kept in the store; a sweep follows")
@@ -209,7 +209,7 @@ func storeLine(line func(name, format string, args ...any), s *api.Store) {
 func (a *app) store() *cobra.Command {
 	cmd := &cobra.Command{Use: "store", Short: "look into the store of the subnet manager", Args: cobra.ArbitraryArgs, RunE: group}
 	status := look(a, &cobra.Command{Use: "status", Short: "show how the store is"},
-		func(ctx context.Context, c *api.Client) (api.Store, error) { return c.Store(ctx) }, printStore)
+		func(ctx context.Context, c *api.Client) (api.Store, error) { return api.Get(ctx, c, api.GetStore) }, printStore)
 	cmd.AddCommand(status, a.storeList())
 	return cmd
 }
@@ -241,7 +241,7 @@ func (a *app) storeList() *cobra.Command {
 			tree = args[0]
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			list, err := c.StoreEntries(ctx, tree)
+			list, err := api.Call(ctx, c, api.ListStoreEntries, tree)
 			if err != nil {
 				return err
 			}

@@ -208,7 +208,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		s, err := client.Status(ctx)
+		s, err := api.Get(ctx, client, api.GetStatus)
 		if err == nil && s.Ready && s.PID == cmd.Process.Pid {
 			fmt.Fprintf(a.env.Out, "weft: ready: device %s in %s, pid %d, log %s\n", c.Device, c.Dir, s.PID, logName)
 			return nil

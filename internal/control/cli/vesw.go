@@ -49,7 +49,7 @@ func settledVESW(ctx context.Context, c *api.Client, was *api.VESW, v api.VESW) 
 			return v
 		case <-time.After(veswLook):
 		}
-		now, err := c.VESW(ctx, v.Name)
+		now, err := api.Call(ctx, c, api.GetVESW, v.Name)
 		if err != nil {
 			break
 		}
@@ -74,7 +74,7 @@ another. The Ethernet Manager, which is part of the subnet manager, makes a port
 		RunE: group,
 	}
 	list := look(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"},
-		func(ctx context.Context, c *api.Client) ([]api.VESW, error) { return c.VESWs(ctx) }, printVESWs)
+		func(ctx context.Context, c *api.Client) ([]api.VESW, error) { return api.Get(ctx, c, api.ListVESWs) }, printVESWs)
 	cmd.AddCommand(list, a.veswShow(), a.veswCreate(), a.veswSet(), a.veswDelete(), a.veswPort())
 	cmd.AddCommand(a.veswLocal()...)
 	return cmd
@@ -134,7 +134,7 @@ func (a *app) veswShow() *cobra.Command {
 		ValidArgsFunction: a.completeVESWs},
 		func(cmd *cobra.Command, args []string, print printer) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				v, err := c.VESW(ctx, args[0])
+				v, err := api.Call(ctx, c, api.GetVESW, args[0])
 				if err != nil {
 					return err
 				}
@@ -218,7 +218,7 @@ func (a *app) completeVESWs(cmd *cobra.Command, args []string, _ string) (names 
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.VESWs(ctx)
+		l, err := api.Get(ctx, c, api.ListVESWs)
 		for _, v := range l {
 			names = append(names, v.Name)
 		}
@@ -250,7 +250,7 @@ members, unless --id and --pkey give others: who shares a partition is kept apar
 			c.ByteIDs = &byteIDs
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-			v, err := cl.CreateVESW(ctx, c)
+			v, err := api.Call(ctx, cl, api.CreateVESW, c)
 			if err != nil {
 				return err
 			}
@@ -307,7 +307,7 @@ func (a *app) veswSet() *cobra.Command {
 			return usage("weft vesw set --help", "cannot change the virtual Ethernet switch: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-			v, err := cl.ChangeVESW(ctx, args[0], c)
+			v, err := api.Call(ctx, cl, api.ChangeVESW, api.Named[api.VESWChange]{Name: args[0], Value: c})
 			if err != nil {
 				return err
 			}
@@ -328,7 +328,7 @@ func (a *app) veswDelete() *cobra.Command {
 	return &cobra.Command{Use: "delete NAME", Short: "delete a virtual Ethernet switch with its ports", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeVESWs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := c.DeleteVESW(ctx, args[0]); err != nil {
+				if err := api.Do(ctx, c, api.DeleteVESW, args[0]); err != nil {
 					return err
 				}
 				fmt.Fprintf(a.env.Out, "deleted virtual Ethernet switch %s\n", printable(args[0]))
@@ -370,18 +370,18 @@ does that there.
 			return usage("weft vesw attach --help", "cannot add the port to the virtual Ethernet switch: --tap is for one device of this node")
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			was, err := c.VESW(ctx, args[0])
+			was, err := api.Call(ctx, c, api.GetVESW, args[0])
 			if err != nil {
 				return err
 			}
 			var v api.VESW
 			for _, p := range list {
-				if v, err = c.AddVESWPort(ctx, args[0], p); err != nil {
+				if v, err = api.Call(ctx, c, api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: args[0], Value: p}); err != nil {
 					return err
 				}
 			}
 			if tap != "" { // it takes longer to make the port
-				if _, err := c.AttachVESW(ctx, api.VESWRequest{Device: list[0].Port, VESW: v.ID, Backend: api.BackendTAP, Name: tap}); err != nil {
+				if _, err := api.Call(ctx, c, api.AttachVESW, api.VESWRequest{Device: list[0].Port, VESW: v.ID, Backend: api.BackendTAP, Name: tap}); err != nil {
 					return err
 				}
 			}
@@ -401,11 +401,12 @@ does that there.
 					if err != nil {
 						return usage("weft vesw port del --help", "cannot take the port out of the virtual Ethernet switch: %v", err)
 					}
-					vport := -1
+					del := api.VESWPortDelete{Name: args[0], Port: p.Port}
 					if p.VPort != nil {
-						vport = *p.VPort
+						vport := uint(*p.VPort)
+						del.VPort = &vport
 					}
-					if err := c.DelVESWPort(ctx, args[0], p.Port, vport); err != nil {
+					if err := api.Do(ctx, c, api.DeleteVESWPort, del); err != nil {
 						return err
 					}
 					fmt.Fprintf(a.env.Out, "took %s out of %s\n", printable(s), printable(args[0]))

@@ -29,7 +29,7 @@ func (a *app) veswInterfaces() *cobra.Command {
 		Args:    cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := c.VESWInterfaces(ctx)
+			l, err := api.Get(ctx, c, api.ListVESWInterfaces)
 			if err != nil {
 				return err
 			}
@@ -71,7 +71,7 @@ func (a *app) completePorts(cmd *cobra.Command, args []string, _ string) (names 
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.VESWInterfaces(ctx)
+		l, err := api.Get(ctx, c, api.ListVESWInterfaces)
 		for _, v := range l {
 			if v.Name != "" {
 				names = append(names, v.Name)
@@ -107,7 +107,7 @@ the device; --gateway makes the port a gateway to the network at an interface of
 			return usage("weft vesw attach --help", "cannot attach the port: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := c.AttachVESW(ctx, r)
+			l, err := api.Call(ctx, c, api.AttachVESW, r)
 			if err != nil {
 				return err
 			}
@@ -181,7 +181,7 @@ func (a *app) veswStack(ctx context.Context, r api.VESWRequest) error {
 			}
 			ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 			defer stop()
-			c.DetachVESW(ctx, r.Key())
+			api.Do(ctx, c, api.DetachVESW, r.Key())
 		}()
 		said := ""
 		for {
@@ -210,17 +210,17 @@ func (a *app) veswStack(ctx context.Context, r api.VESWRequest) error {
 
 // veswStackState asks for a stack where a node does not have it yet, and tells of its port.
 func veswStackState(ctx context.Context, c *api.Client, r *api.VESWRequest, life *time.Time) (string, error) {
-	st, err := c.Status(ctx)
+	st, err := api.Get(ctx, c, api.GetStatus)
 	if err != nil {
 		return "", err
 	}
 	if !st.StartedAt.Equal(*life) {
-		if _, err := c.AttachVESW(ctx, *r); err != nil {
+		if _, err := api.Call(ctx, c, api.AttachVESW, *r); err != nil {
 			return "", err
 		}
 		*life = st.StartedAt
 	}
-	l, err := c.VESWInterfaces(ctx)
+	l, err := api.Get(ctx, c, api.ListVESWInterfaces)
 	if err != nil {
 		return "", err
 	}
@@ -242,7 +242,7 @@ func (a *app) veswDetach() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 				for _, name := range args {
-					if err := c.DetachVESW(ctx, name); err != nil {
+					if err := api.Do(ctx, c, api.DetachVESW, name); err != nil {
 						return err
 					}
 					fmt.Fprintf(a.env.Out, "detached %s\n", printable(name))
@@ -265,7 +265,7 @@ func (a *app) veswStats() *cobra.Command {
 			name = args[0]
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := c.VESWStats(ctx, name)
+			l, err := api.Call(ctx, c, api.ListVESWCounters, name)
 			if err != nil {
 				return err
 			}

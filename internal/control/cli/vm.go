@@ -32,7 +32,7 @@ func (a *app) vm() *cobra.Command {
 
 func (a *app) vms(cmd *cobra.Command, _ []string, print printer) error {
 	return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.VMs(ctx)
+		l, err := api.Get(ctx, c, api.ListVMs)
 		if err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (a *app) vmAdd() *cobra.Command {
 			return usage("weft vm add --help", "cannot add the virtual machine: %v", err)
 		}
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			got, err := c.AddVM(ctx, v)
+			got, err := api.Call(ctx, c, api.AddVM, v)
 			if err != nil {
 				return err
 			}
@@ -150,7 +150,7 @@ func (a *app) vmShow() *cobra.Command {
 		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeVMs,
 	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
 		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			l, err := c.VMs(ctx)
+			l, err := api.Get(ctx, c, api.ListVMs)
 			if err != nil {
 				return err
 			}
@@ -174,7 +174,7 @@ func (a *app) vmDel() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
 				for _, name := range args {
-					if err := c.DelVM(ctx, name); err != nil {
+					if err := api.Do(ctx, c, api.DeleteVM, name); err != nil {
 						return err
 					}
 				}
@@ -188,7 +188,7 @@ func (a *app) vmDel() *cobra.Command {
 // completeVMs completes names of virtual machines.
 func (a *app) completeVMs(cmd *cobra.Command, _ []string, _ string) (names []string, d cobra.ShellCompDirective) {
 	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := c.VMs(ctx)
+		l, err := api.Get(ctx, c, api.ListVMs)
 		for _, v := range l {
 			names = append(names, v.Name)
 		}

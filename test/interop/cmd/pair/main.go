@@ -109,7 +109,7 @@ func addr(i int) string { return fmt.Sprintf("10.86.0.%d", i+1) }
 func cardOf(ctx context.Context, dir, name string) (*api.VM, error) {
 	c := api.NewClient(filepath.Join(dir, rundir.ControlSock), nil)
 	defer c.Close()
-	l, err := c.VMs(ctx)
+	l, err := api.Get(ctx, c, api.ListVMs)
 	if err != nil {
 		return nil, err
 	}
