@@ -125,7 +125,7 @@ func (e *exits) recv() (runs []pkt.Burst, more bool) {
 // waits reports whether runs of functions in virtual Ethernet switches are there.
 func (e *exits) waits() bool {
 	for i := range e.frames {
-		if e.frames[i].link.Waits() {
+		if e.frames[i].link.Received() {
 			return true
 		}
 	}

@@ -65,7 +65,7 @@ func (n *Node) newStation(want *api.NewFunction) (*station, error) {
 func (st *station) begin(a *hca.Adapter) error {
 	st.a = a
 	n := st.n
-	st.link = roceframe.New(roceframe.Config{Function: a.Number(), Ask: st.ask, Push: st.push,
+	st.link = roceframe.New(roceframe.Config{Function: a.Number(), Resolve: st.ask, Push: st.push,
 		Arrived: func() { n.lanes[0].heard[0] = true },
 		Member: func(g ib.GID) bool {
 			return len(n.all.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0

@@ -112,7 +112,7 @@ func (s *stationSegment) seek() {
 			answer := func(mac [6]byte, ok bool) {
 				lane.post(func() {
 					if st.on == s {
-						st.link.Answer(lane.clock(), ip, mac, ok)
+						st.link.Resolved(lane.clock(), ip, mac, ok)
 					}
 				})
 			}
@@ -150,7 +150,7 @@ func (s *stationSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropp
 	s.frames, s.off = s.frames[:0], s.off[:0]
 	n := 0
 	for i := range frames {
-		if !s.st.link.Take(frames[i], &off[i]) {
+		if !s.st.link.Receive(frames[i], &off[i]) {
 			s.frames, s.off = append(s.frames, frames[i]), append(s.off, off[i])
 			continue
 		}
@@ -172,7 +172,7 @@ func (s *stationSegment) WriteFrames(frames []ether.Frame) (dropped int) {
 	n := 0
 	for i := range frames {
 		f := &frames[i]
-		if len(f.Parts) != 1 || !s.st.link.Take(f.Parts[0], &f.Off) {
+		if len(f.Parts) != 1 || !s.st.link.Receive(f.Parts[0], &f.Off) {
 			s.list = append(s.list, *f)
 			continue
 		}

@@ -14,8 +14,8 @@ type Switch interface {
 	// Table returns the state of the switch: immutable, and another one after
 	// every change.
 	Table() *vswitch.Table
-	// Judge says what the switch does by a table with packets of a path and key.
-	Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) vswitch.Refusal
+	// Route returns what the switch does, by table t, with packets of a path and key.
+	Route(t *vswitch.Table, p *ib.Path, key ib.PKey) vswitch.Refusal
 	// Refused counts packets that were dropped for it.
 	Refused(why vswitch.Refusal, packets uint32)
 }
@@ -40,7 +40,7 @@ func (l *Lane) passes(q *QP, r *pkt.Burst) bool {
 	}
 	t, v := l.sw.Table(), &q.passed
 	if v.table != t || v.path != r.Path || v.key != r.PKey {
-		*v = passage{t, r.Path, r.PKey, l.sw.Judge(t, r.Path, r.PKey)}
+		*v = passage{t, r.Path, r.PKey, l.sw.Route(t, r.Path, r.PKey)}
 	}
 	// A group has members here that the switch does not know of, those of the
 	// sender's own port; but nobody gets what must not enter the switch.

@@ -27,7 +27,7 @@ func (g *gate) change(key ib.PKey, why vswitch.Refusal) {
 }
 
 func (g *gate) Table() *vswitch.Table { return g.table }
-func (g *gate) Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) vswitch.Refusal {
+func (g *gate) Route(t *vswitch.Table, p *ib.Path, key ib.PKey) vswitch.Refusal {
 	g.asked++
 	return g.refuses[key]
 }

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fabric carries runs between InfiniBand ports as native packets (9B):
-// through the node's vswitch, and over trunks to the vswitches of other nodes.
-// 16B packets of functions go the same way, built where they leave from.
+// Package fabric carries bursts between InfiniBand ports as native packets (9B): through the node's
+// vswitch, and over trunks to the vswitches of other nodes. 16B packets of functions take the same
+// way; they are built in the buffer that the trunk sends.
 //
-// What comes in: runs of a lane's queue pairs, 16B packets of functions,
-// management datagrams, and packets from trunks; what goes out: packets to
-// trunks, runs and 16B packets for functions of this node, and datagrams for
-// the management goroutine. A lane owns a Link
-// and calls it as it calls its RoCEv2 link. Forwarding decisions are those of
-// the shared vswitch.Table and nothing else; the package keeps no table of its
-// own, opens no socket, and never lets a packet past the table.
+// What comes in: bursts of a lane's queue pairs, 16B packets of functions, management datagrams, and
+// packets from trunks; what goes out: packets to trunks, bursts and 16B packets for functions of this
+// node, and datagrams for the management goroutine. A lane owns a Link and calls it as it calls its
+// RoCEv2 link. The shared vswitch.Table alone decides on forwarding: the package has no table of its
+// own, opens no socket, and never lets a packet bypass the table.
 //
-// Layouts and both CRCs are those of IBA volume 1, 7.7, 7.8 and 8.3;
-// docs/notes/fabric.md tells the whole way.
+// Layouts and both CRCs are those of IBA volume 1, 7.7, 7.8 and 8.3; docs/notes/fabric.md describes
+// the whole way.
 package fabric
 
 import (
@@ -44,8 +42,8 @@ type Trunk interface {
 // Source brings packets from other nodes; udp.Link is one. Only one lane has
 // it.
 type Source interface {
-	// Recv calls f for each packet that has arrived; more tells that there may
-	// be others at once. Packets stay valid until the next Recv.
+	// Recv calls f for each packet that has arrived; more reports that there may be more packets now.
+	// Packets stay valid until the next Recv.
 	Recv(now mono.Time, f func(peer int, packet []byte)) (more bool)
 	Tick(now mono.Time)
 	Deadline() mono.Time
@@ -64,7 +62,7 @@ type Plug struct {
 	Number uint16 // of the function, or of the trunk's peer
 }
 
-// Wiring says what is plugged where. It is immutable once shared.
+// Wiring is the assignment of functions and trunks to ports. It is immutable once shared.
 type Wiring struct {
 	Port  [vswitch.MaxPorts + 1]Plug
 	Trunk []uint8 // by peer: its port
@@ -86,8 +84,8 @@ func (w *Wiring) PortOf(peer int) (uint8, bool) {
 	return w.Trunk[peer], true
 }
 
-// Multicast is the Function of an inbound run to a multicast LID: the adapter
-// looks up who is in the group.
+// Multicast is the Function of an inbound burst to a multicast LID: the adapter looks up the members
+// of the group.
 const Multicast = 0xffff
 
 // Config describes a Link.
@@ -98,9 +96,8 @@ type Config struct {
 	Source Source // nil: another lane receives
 	// WireLocal has also 16B packets between functions of this node built.
 	WireLocal bool
-	// Manage takes a datagram to queue pair 0 or 1 that came in by d.Port of the
-	// vswitch and is for this node. It is valid until Manage returns, which must
-	// not wait.
+	// Manage accepts a datagram to queue pair 0 or 1 of this node that arrived by port d.Port of the
+	// vswitch. It is valid until Manage returns. Manage must not block.
 	Manage func(d *mad.Datagram)
 }
 
@@ -136,10 +133,10 @@ type PeerCounters struct {
 
 // Limits.
 const (
-	// MaxRun bounds the payload bytes of a run, MaxCount its packets.
+	// MaxRun bounds the payload bytes of a burst, MaxCount its packets.
 	MaxRun   = 256 << 10
 	MaxCount = MaxRun/256 + 1
-	// loopBytes bounds what waits to come back in; half of it holds a run.
+	// loopBytes is the size of the loop-back queue; a burst fits in half of it.
 	loopBytes = 1 << 20
 	// A Recv delivers at most loopPackets of those, and what the Source does
 	// (512): there is room for all.
@@ -152,11 +149,11 @@ type Link struct {
 	cfg   Config
 	c     Counters
 	psn   ib.PSN // of datagrams sent
-	stage []byte // payload of a run on its way into packets
+	stage []byte // payload of a burst before it is cut into packets
 	one   [1][]byte
 	d     mad.Datagram
 
-	loop, looping []byte // packets to functions of this node: to come, being delivered; each behind its length
+	loop, looping []byte // packets to functions of this node: enqueued, being delivered; each behind its length
 	rest          []byte // of looping: for the next Recv
 	joiner        *pkt.Joiner
 	paths         []ib.Path

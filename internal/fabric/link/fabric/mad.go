@@ -10,7 +10,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// managementVL carries subnet management packets, and nothing else.
+// managementVL carries subnet management packets only.
 const managementVL = 15
 
 // transportLen is the length of BTH and DETH of a MAD.

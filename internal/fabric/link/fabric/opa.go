@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	// kind16 stands in front of a 16B packet on a trunk and in the loop-back
-	// queue. Where a 9B packet begins the low four bits are LVer of its LRH,
-	// which is 0; so neither can be taken for the other.
+	// kind16 precedes a 16B packet on a trunk and in the loop-back queue. The low four bits of a 9B
+	// packet's first octet are LVer of its LRH, which is 0, so that the first octet distinguishes the
+	// two.
 	kind16 = 0x01
 	// maxAge16 bounds the switches that a 16B packet passes behind the first: no
 	// path that a directed route can explore is longer (IBA 14.2.2).
@@ -21,11 +21,10 @@ const (
 	managementSC = 15
 )
 
-// Taker takes a 16B packet that has come for a function of this node, as
-// wire.Parse16 and, where it came over a trunk, wire.Verify16 accepted it; its
-// partition key has passed the switch and no more. h stays valid until it
-// returns, p until the next Recv. It may send. false tells that the function has
-// no port for such packets.
+// Taker accepts a 16B packet for a function of this node. wire.Parse16 has accepted it, and
+// wire.Verify16 if it arrived over a trunk; the switch has checked its partition key, and nothing else
+// is checked. h is valid until Taker returns, p until the next Recv. Taker may send. It returns false
+// if the function has no port for such packets.
 type Taker func(now mono.Time, function uint16, h *wire.Header16, p []byte) bool
 
 // SetTaker makes f take all 16B packets that Recv has for functions of this
@@ -33,24 +32,23 @@ type Taker func(now mono.Time, function uint16, h *wire.Header16, p []byte) bool
 // of them has a port for such packets.
 func (l *Link) SetTaker(f Taker) { l.take = f }
 
-// Egress16 is where packets with one header go, as the switch said when Open16
-// asked it. It is used up before the Link's next Recv.
+// Egress16 is the set of destinations of packets with one header, as the switch gave it to Open16. It
+// is valid until the Link's next Recv.
 type Egress16 struct {
 	w     *Wiring
 	ports vswitch.PortSet // to which packets are copied, if they are several
 	only  Plug            // to which they go, if it is one
 	n     int
-	here  vswitch.PortSet // functions that Next has not told of
+	here  vswitch.PortSet // functions that Next has not returned yet
 	group bool
 }
 
-// Open16 asks the switch where packets go that a function of this node sends with
-// header h, whose length does not matter. They never come back to the function,
-// and have no source but a LID of its own. false: nowhere; each reason is
-// counted as a loss by its name.
+// Open16 looks up the destinations of packets that a function of this node sends with header h; the
+// length in h is not used. The function itself is no destination. The source must be a LID of the
+// function. ok is false if there is no destination; each reason is counted as a drop of its own.
 //
-// Functions of this node are told by Next, and get what is in the packets without
-// them; with Config.WireLocal they get packets.
+// Next returns the functions of this node, which get the content without the packets; with
+// Config.WireLocal they get packets.
 func (l *Link) Open16(function uint16, h *wire.Header16) (e Egress16, ok bool) {
 	t, w := l.cfg.Table.Load(), l.cfg.Wiring.Load()
 	slid, ok := source16(h)
@@ -66,7 +64,7 @@ func (l *Link) Open16(function uint16, h *wire.Header16) (e Egress16, ok bool) {
 	return l.open16(t, w, in, h, l.cfg.WireLocal)
 }
 
-// open16 is Open16 behind the port that the packets come in by.
+// open16 is Open16 with the ingress port.
 func (l *Link) open16(t *vswitch.Table, w *Wiring, in uint8, h *wire.Header16, packets bool) (e Egress16, ok bool) {
 	set, ok := l.route16(t, in, h)
 	if !ok {
@@ -77,7 +75,7 @@ func (l *Link) open16(t *vswitch.Table, w *Wiring, in uint8, h *wire.Header16, p
 	for out, ok := set.Next(); ok; out, ok = set.Next() {
 		switch to := w.Port[out]; {
 		case to.Kind == Peer, to.Kind == Function && packets && !looped:
-			looped = to.Kind == Function || looped // once: deliver16 asks the switch again
+			looped = to.Kind == Function || looped // once: deliver16 looks up the destinations again
 			e.ports.Add(out)
 			e.only = to
 			e.n++
@@ -103,9 +101,9 @@ func (e *Egress16) Next() (function uint16, ok bool) {
 	return e.w.Port[out].Number, true
 }
 
-// Reserve16 returns room, undefined in content, for a packet of n octets: where
-// it leaves from, if it goes to one place. nil is a loss that was counted. The
-// room is good until the Link's next call.
+// Reserve16 returns a buffer, with undefined content, for a packet of n octets: in the buffer of the
+// trunk, if there is one destination. nil is a counted drop. The buffer is valid until the Link's next
+// call.
 //
 // Preconditions: e.Packets(), and 0 < n ≤ wire.MaxPacket16.
 func (l *Link) Reserve16(e *Egress16, n int) []byte {
@@ -174,14 +172,13 @@ func source16(h *wire.Header16) (ib.LID, bool) {
 	return slid, ok && slid.IsUnicast()
 }
 
-// multicast16 reports whether a packet goes to a group.
+// multicast16 reports whether the destination of a packet is a group.
 func multicast16(h *wire.Header16) bool {
 	dlid, _ := vswitch.LIDOf24(h.DLID)
 	return dlid.IsMulticast()
 }
 
-// route16 asks the switch where a packet goes that came in by port in, and counts
-// what it refuses.
+// route16 looks up the egress ports of a packet that arrived by port in, and counts refusals.
 func (l *Link) route16(t *vswitch.Table, in uint8, h *wire.Header16) (set vswitch.PortSet, ok bool) {
 	if h.SC == managementSC && multicast16(h) {
 		l.c.Drop16SC++
@@ -258,8 +255,8 @@ func (l *Link) fromTrunk16(w *Wiring, peer int, in uint8, p []byte) {
 	}
 }
 
-// deliver16 takes in a packet that this link sent to functions of its own node.
-// The tables may have changed since.
+// deliver16 delivers a packet that this link sent to functions of its own node. It looks up the tables
+// again, which may have changed.
 func (l *Link) deliver16(p []byte) {
 	var h wire.Header16
 	if _, why := wire.Parse16(p, &h); why != wire.OK {

@@ -13,11 +13,10 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Recv returns runs for functions of this node: what came over trunks and what
-// was sent to this node's own functions through packets. It forwards what is
-// for other nodes and hands over what is for management. Runs, their paths and
-// payload stay valid until the next Recv; Path.Function is the function they
-// are for, or Multicast. more says that there may be more at once.
+// Recv returns bursts for functions of this node: from trunks, and from this node's own functions
+// through the packet format. It forwards packets for other nodes, and passes datagrams to
+// Config.Manage. Bursts, their paths and payload stay valid until the next Recv; Path.Function is the
+// receiving function, or Multicast. more reports that there may be more packets now.
 func (l *Link) Recv(now mono.Time) (runs []pkt.Burst, more bool) {
 	l.now = now
 	l.joiner.Reset()
@@ -103,7 +102,7 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		case out == 0 || qpn <= uint32(ib.QPNGSI):
 			l.manage(w, in, out, p, &lrh, &grh, t)
 		case to.Kind == Function:
-			l.run(to.Number, p, &lrh, &grh, t)
+			l.burst(to.Number, p, &lrh, &grh, t)
 		default:
 			l.c.DropUnconnected++
 		}
@@ -124,12 +123,11 @@ func (l *Link) fromTrunk(peer int, p []byte) {
 		}
 	}
 	if here {
-		l.run(Multicast, p, &lrh, &grh, t)
+		l.burst(Multicast, p, &lrh, &grh, t)
 	}
 }
 
-// ours reports whether a LID is of this node: who is here does not send from
-// elsewhere.
+// ours reports whether a LID is one of this node. A packet from a trunk must not have such a source.
 func (l *Link) ours(t *vswitch.Table, w *Wiring, slid ib.LID) bool {
 	at := t.Entry(slid)
 	return at == 0 || w.At(at).Kind == Function
@@ -163,7 +161,7 @@ func (l *Link) manage(w *Wiring, in, out uint8, p []byte, lrh *wire.LRH, grh *wi
 	l.cfg.Manage(&l.d)
 }
 
-// deliver takes in a packet that this link sent to a function of its own node.
+// deliver delivers a packet that this link sent to a function of its own node.
 func (l *Link) deliver(p []byte) {
 	if p[0] == kind16 {
 		l.deliver16(p[1:])
@@ -182,7 +180,7 @@ func (l *Link) deliver(p []byte) {
 		l.c.DropUnconnected++
 		return
 	}
-	l.run(to.Number, p, &lrh, &grh, t)
+	l.burst(to.Number, p, &lrh, &grh, t)
 }
 
 // intact reports whether the packet's ICRC is right.
@@ -195,8 +193,8 @@ func (l *Link) intact(p []byte) bool {
 	return true
 }
 
-// run appends a packet to the runs of this Recv.
-func (l *Link) run(function uint16, p []byte, lrh *wire.LRH, grh *wire.GRH, t []byte) {
+// burst appends a packet to the bursts of this Recv.
+func (l *Link) burst(function uint16, p []byte, lrh *wire.LRH, grh *wire.GRH, t []byte) {
 	if l.joiner.Full() || l.npaths == len(l.paths) {
 		l.c.DropNoRoom++
 		return

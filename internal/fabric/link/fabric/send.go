@@ -14,11 +14,10 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Send forwards the packets of a run as the vswitch says. Payload is read
-// before it returns; SourceFault tells that it could not be, and then nothing
-// was sent. Whatever else stands in the way is counted as a loss by its name.
-// Copies of a multicast run for this node's own functions are the adapter's to
-// make: Send serves the trunks.
+// Send forwards the packets of a burst by the vswitch's tables. It reads the payload before it
+// returns; SourceFault means that the payload could not be read and that nothing was sent. Every other
+// obstacle is counted as a drop of its own. Send serves the trunks; the adapter makes the copies of a
+// multicast burst for this node's own functions.
 func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !valid(r) {
 		l.c.DropBurst += uint64(max(1, r.Count))
@@ -42,7 +41,7 @@ func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return l.packets(now, r, b, w.Port[out])
 }
 
-// unicast asks the switch where a packet goes that came in by port in.
+// unicast looks up the egress port of a packet that arrived by port in.
 func unicast(t *vswitch.Table, w *Wiring, in uint8, dlid ib.LID, key ib.PKey) (out uint8, why vswitch.Refusal) {
 	out, why = t.Unicast(in, dlid, key)
 	if why == vswitch.Loopback && w.Port[in].Kind == Function && t.Port(in).State == ib.PortActive {
@@ -52,13 +51,13 @@ func unicast(t *vswitch.Table, w *Wiring, in uint8, dlid ib.LID, key ib.PKey) (o
 	return out, why
 }
 
-// Table returns the tables that Send goes by now. They are others after every
-// change of what Judge says.
+// Table returns the tables that Send uses at present. The pointer changes whenever a result of Route
+// may change.
 func (l *Link) Table() *vswitch.Table { return l.cfg.Table.Load() }
 
-// Judge says what Send would do by a table with a run of this path and key, for
-// runs that go from function to function without it.
-func (l *Link) Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) (why vswitch.Refusal) {
+// Route returns what Send would do, by table t, with a burst of this path and key: for bursts between
+// functions of this node that bypass Send.
+func (l *Link) Route(t *vswitch.Table, p *ib.Path, key ib.PKey) (why vswitch.Refusal) {
 	in := t.Entry(p.SLID)
 	if p.DLID.IsMulticast() {
 		_, why = t.Multicast(in, p.DLID, key)
@@ -68,8 +67,7 @@ func (l *Link) Judge(t *vswitch.Table, p *ib.Path, key ib.PKey) (why vswitch.Ref
 	return why
 }
 
-// Refused counts packets that were dropped on account of Judge, as Send counts
-// them.
+// Refused counts packets that were dropped because of a result of Route, as Send counts them.
 func (l *Link) Refused(why vswitch.Refusal, packets uint32) { l.c.DropRoute[why] += uint64(packets) }
 
 func valid(r *pkt.Burst) bool {
@@ -81,10 +79,10 @@ func valid(r *pkt.Burst) bool {
 		r.MTU <= 4096 && r.MTU&3 == 0 && n > int(r.MTU*(r.Count-1)) && n <= int(r.MTU*r.Count)
 }
 
-// packets builds the packets of a run in the place they leave from.
+// packets builds the packets of a burst in the buffer they are sent from.
 func (l *Link) packets(now mono.Time, r *pkt.Burst, b *mem.Batch, to Plug) mem.Result {
-	// Memory of another process is fetched with one call for the whole run,
-	// and by way of the stage; what is mapped is copied to its place at once.
+	// Memory of another process is fetched with one call for the whole burst, into the stage; mapped
+	// memory is copied to its place at once.
 	staged := r.Count > 1 && !mapped(&r.Data)
 	if staged {
 		l.one[0] = l.stage[:r.Data.Len]
@@ -103,7 +101,7 @@ func (l *Link) packets(now mono.Time, r *pkt.Burst, b *mem.Batch, to Plug) mem.R
 		n := length(r.Path, &h, size)
 		p := l.reserve(to, n)
 		if p == nil {
-			return mem.OK // and so are the packets behind it: the peer asks for them in order
+			return mem.OK // the rest of the burst is dropped as well: the peer requests retransmission in order
 		}
 		at := head.put(p, n)
 		at += h.Put(p[at:])
@@ -125,7 +123,7 @@ func (l *Link) packets(now mono.Time, r *pkt.Burst, b *mem.Batch, to Plug) mem.R
 	return mem.OK
 }
 
-// multicast sends the one packet of a run to every trunk of the set.
+// multicast sends the one packet of a burst to every trunk of the set.
 func (l *Link) multicast(now mono.Time, r *pkt.Burst, b *mem.Batch, w *Wiring, set vswitch.PortSet) mem.Result {
 	var built []byte
 	for p, ok := set.Next(); ok; p, ok = set.Next() {
@@ -183,7 +181,7 @@ func length(p *ib.Path, h *wire.Headers, payload int) int {
 	return n
 }
 
-// reserve returns room for a packet of n octets, or nil and counts the loss.
+// reserve returns a buffer for a packet of n octets, or nil and counts the drop.
 func (l *Link) reserve(to Plug, n int) (p []byte) {
 	switch to.Kind {
 	case Peer:
@@ -218,7 +216,7 @@ func (l *Link) commit(now mono.Time, to Plug, n int, dlid ib.LID) {
 	l.commitWords(now, to, n, (n-wire.VCRCLen)/4, dlid.IsMulticast())
 }
 
-// commitWords sends n octets that reserve returned, a packet of so many words.
+// commitWords sends n octets that reserve returned, a packet of the given number of words.
 func (l *Link) commitWords(now mono.Time, to Plug, n, words int, multicast bool) {
 	if to.Kind == Function {
 		l.loop = binary.BigEndian.AppendUint16(l.loop, uint16(n))
@@ -237,9 +235,8 @@ func (l *Link) commitWords(now mono.Time, to Plug, n, words int, multicast bool)
 	}
 }
 
-// SendMAD sends a datagram by port out of the vswitch: its trunk. It takes no
-// look at forwarding tables, which is the sender's business (a directed route
-// has none). Whatever stands in the way is counted as a loss.
+// SendMAD sends a datagram by the trunk of port out. It does not use the forwarding tables: the sender
+// has chosen the port (a directed route bypasses the tables). Every obstacle is counted as a drop.
 func (l *Link) SendMAD(now mono.Time, out uint8, d *mad.Datagram) {
 	to := l.cfg.Wiring.Load().Port[out]
 	if to.Kind != Peer {
@@ -271,8 +268,7 @@ func (l *Link) Flush(now mono.Time) {
 	}
 }
 
-// Deadline returns when Recv or Flush must be called next if nothing else
-// happens.
+// Deadline returns when Recv or Flush must be called at the latest.
 func (l *Link) Deadline() mono.Time {
 	var d mono.Time
 	if l.cfg.Trunk != nil {

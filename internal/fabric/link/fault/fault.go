@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fault is a stage before a link that injects faults: it drops,
-// duplicates, reorders, delays and corrupts packets on their way out.
+// Package fault is a stage in front of a link that injects faults: it drops, duplicates, reorders,
+// delays and corrupts outgoing packets.
 //
-// What comes in: runs of packets from a lane, rules, the time; what goes out:
-// the same runs, or the packets of them that a rule spares, to a Link. A lane
-// owns a Stage and calls it like the link it wraps; Packets is the same for
-// packets in their bytes, on trunks. Decisions depend on a
-// rule's seed and the sequence of packets that match it, on nothing else, so a
-// failure can be repeated. The package never reads a clock, and without a
-// matching rule it does not look at a packet.
+// What comes in: bursts from a lane, rules, the time; what goes out: the same bursts, or their
+// unaffected packets, to a Link. A lane owns a Stage and calls it like the link it wraps; Packets is
+// the same for packets in their bytes, on trunks. Decisions depend only on a rule's seed and on the
+// sequence of packets that match it, so that a failure can be repeated. The package never reads a
+// clock, and without a matching rule it does not look at a packet.
 package fault
 
 import (
@@ -30,8 +28,7 @@ import (
 // Link is the link that a Stage wraps.
 type Link interface {
 	Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result
-	// SendCorrupt sends a run of one packet, changed in one bit, such that
-	// the peer refuses it.
+	// SendCorrupt sends a burst of one packet with one bit inverted, so that the peer refuses it.
 	SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result
 	Blocked() bool
 	Flush(now mono.Time)
@@ -39,8 +36,7 @@ type Link interface {
 
 // Limits.
 const (
-	// MaxHeld bounds the packets that a Stage holds back; one more is lost and
-	// counted.
+	// MaxHeld bounds the packets that a Stage delays; packets above it are dropped and counted.
 	MaxHeld = 4096
 	// MaxDelay bounds Delay and Jitter.
 	MaxDelay = 10 * time.Second
@@ -50,23 +46,22 @@ const (
 	patience = 2 * time.Millisecond
 )
 
-// Rule says what happens to which packets. Percentages are 0 … 100 of the
-// packets that match, each decided by itself.
+// Rule selects packets and the faults to inject. Percentages are 0 … 100 of the matching packets, each
+// packet decided independently.
 type Rule struct {
 	ID        int
 	Drop      float64
 	Duplicate float64 // sent twice
-	// Reorder lets later packets overtake: a packet waits until up to eight
-	// others have passed, or 2 ms; where there is a Delay, it is not delayed
-	// and overtakes those that are.
+	// Reorder lets later packets overtake: a packet is held until up to eight others have passed, or 2
+	// ms. With a Delay, the reordered packet is the one that is not delayed.
 	Reorder float64
 	Corrupt float64 // one bit, after the ICRC was computed: the peer drops it
 	// Every packet is held for Delay, plus up to Jitter; with Jitter order is
 	// not kept.
 	Delay, Jitter time.Duration
 	Seed          uint64
-	// Peer and Sources narrow the rule to packets to one GID, and from any of
-	// some (the GIDs of a device). Zero and nil match all.
+	// Peer and Sources restrict the rule to packets to one GID, and from any of several (the GIDs of a
+	// device). Zero and nil match all.
 	Peer    ib.GID
 	Sources []ib.GID
 }
@@ -105,7 +100,7 @@ type Counters struct {
 	Reordered  uint64
 	Corrupted  uint64
 	Delayed    uint64
-	Overflow   uint64 // lost because too many packets were held
+	Overflow   uint64 // dropped because too many packets were held
 }
 
 // Status is a rule and what it has done.
@@ -133,8 +128,7 @@ type Stage struct {
 	sent  uint64 // packets that passed, for those that wait to be overtaken
 	next  uint64 // when sent reaches this, one of those has been
 	run   pkt.Burst
-	// What is copied into and out of held packets goes through batch, where
-	// the caller's is not at hand.
+	// batch copies payload into and out of held packets where no batch of the caller is available.
 	batch *mem.Batch
 	one   [1][]byte
 }
@@ -174,7 +168,7 @@ type verdict struct {
 	drop, twice, corrupt bool
 	bit                  uint32
 	hold                 time.Duration // for so long …
-	pass                 uint64        // … and at most until so many others have passed; 0: no matter
+	pass                 uint64        // … and at most until this many others have passed; 0: no bound
 	by                   *active       // the rule that holds it
 }
 
@@ -224,9 +218,9 @@ func (s rules) decide(p *ib.Path) (v verdict) {
 
 func (a *active) chance(percent float64) bool { return a.rng.Float64()*100 < percent }
 
-// Send passes on the packets of a run that no rule touches, in as few runs as
-// may be, and deals with the others. SourceFault is told of any packet whose
-// payload could not be read; those before it were sent.
+// Send passes on the packets of a burst that no rule selects, in as few bursts as possible, and
+// applies the rules to the others. SourceFault reports a packet whose payload could not be read; the
+// packets before it were sent.
 func (s *Stage) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !s.match(r.Path) {
 		res := s.link.Send(now, r, b)
@@ -270,7 +264,7 @@ func (v *verdict) copies() int {
 	return 1
 }
 
-// part sends packets [from, to) of a run.
+// part sends packets [from, to) of a burst.
 func (s *Stage) part(now mono.Time, r *pkt.Burst, from, to uint32, b *mem.Batch) mem.Result {
 	if from == to {
 		return mem.OK
@@ -284,7 +278,7 @@ func (s *Stage) part(now mono.Time, r *pkt.Burst, from, to uint32, b *mem.Batch)
 	return res
 }
 
-// cut makes s.run packets [from, to) of r.
+// cut copies packets [from, to) of r to s.run.
 func (s *Stage) cut(r *pkt.Burst, from, to uint32) {
 	off := int(from * r.MTU)
 	n := r.Data.Len - off
@@ -329,7 +323,7 @@ func (s *Stage) packet(now mono.Time, r *pkt.Burst, v *verdict, b *mem.Batch) me
 // Blocked reports whether the link is.
 func (s *Stage) Blocked() bool { return s.link.Blocked() }
 
-// Flush releases the packets whose time has come and flushes the link.
+// Flush releases the held packets that are due and flushes the link.
 func (s *Stage) Flush(now mono.Time) {
 	for len(s.held) > 0 && s.held[0].due <= now && !s.link.Blocked() {
 		s.release(now, heap.Pop(&s.held).(*held))

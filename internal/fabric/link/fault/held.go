@@ -12,7 +12,7 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// held is a packet that waits: a run of one packet with its own copies.
+// held is a delayed packet: a burst of one packet with its own copy of path and payload.
 type held struct {
 	wait
 	run     pkt.Burst
@@ -22,7 +22,7 @@ type held struct {
 	bit     uint32
 }
 
-// hold takes a copy of a packet.
+// hold copies a packet into the queue of held packets.
 func (s *Stage) hold(now mono.Time, r *pkt.Burst, v *verdict, b *mem.Batch) mem.Result {
 	h := s.spare(r)
 	if h == nil {
@@ -92,7 +92,7 @@ func (s *Stage) passed(now mono.Time, n uint64) {
 		}
 		heap.Remove(&s.held, i)
 		s.release(now, h)
-		// Others may have come before i.
+		// The packets before i may have changed.
 		i = 0
 	}
 }
@@ -101,12 +101,12 @@ func (s *Stage) passed(now mono.Time, n uint64) {
 type wait struct {
 	due  mono.Time
 	seq  uint64 // for a stable order
-	pass uint64 // goes when so many others were sent; 0: no matter
+	pass uint64 // released once this many others were sent; 0: no bound
 }
 
 func (w *wait) waits() *wait { return w }
 
-// waitHeap orders what is held by the time it goes.
+// waitHeap orders held packets by release time.
 type waitHeap[T interface{ waits() *wait }] []T
 
 func (h waitHeap[T]) Len() int { return len(h) }

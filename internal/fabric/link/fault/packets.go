@@ -10,11 +10,10 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Packets is a stage within a trunk's sender (udp.Sender.Inject): its packets
-// are native ones, in their bytes. Of a Rule, Peer is the address of the
-// trunk's other end, and one with Sources matches nothing here. A corrupted
-// packet has one bit inverted, which its CRC tells the receiver. It belongs to
-// one lane.
+// Packets is a stage within a trunk's sender (udp.Sender.Inject): it works on the bytes of native
+// packets. Rule.Peer is the address of the trunk's other end; a Rule with Sources matches nothing
+// here. A corrupted packet has one bit inverted; the receiver detects it by the CRC. A Packets belongs
+// to one lane.
 type Packets struct {
 	rules
 	summed bool      // a checksum below has the receiver's kernel drop what is corrupted
@@ -43,9 +42,8 @@ func NewPackets(peers []ib.GID) *Packets {
 	return s
 }
 
-// NewDatagrams returns such a stage for the datagrams of trunks that carry no
-// packets (udp.Link.Inject). One that is corrupted is lost, for UDP's checksum
-// tells.
+// NewDatagrams returns such a stage for the datagrams of trunks that carry no packets
+// (udp.Link.Inject). A corrupted datagram is dropped, as the receiver's UDP checksum would do.
 func NewDatagrams(peers []ib.GID) *Packets {
 	s := NewPackets(peers)
 	s.summed = true
@@ -99,8 +97,8 @@ func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) {
 	heap.Push(&s.held, h)
 }
 
-// Release implements trunk.Injector: it sends what has waited long enough, or
-// has been overtaken by enough others.
+// Release implements trunk.Injector: it sends held packets that are due or that enough others have
+// overtaken.
 func (s *Packets) Release(now mono.Time, send func(peer int, p []byte)) {
 	for len(s.held) > 0 && s.held[0].due <= now {
 		s.release(0, send)
@@ -111,7 +109,7 @@ func (s *Packets) Release(now mono.Time, send func(peer int, p []byte)) {
 			switch h := s.held[i]; {
 			case h.pass != 0 && h.pass <= s.sent:
 				s.release(i, send)
-				i = 0 // others may have come before i
+				i = 0 // the packets before i may have changed
 			case h.pass != 0:
 				s.next = min(s.next, h.pass)
 				i++

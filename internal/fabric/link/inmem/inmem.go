@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inmem carries trunks between nodes of one process under a virtual
-// clock: package trunk with an underlay that is a queue, for simulations and
-// tests.
+// Package inmem carries trunks between nodes of one process under a virtual clock: package trunk over
+// a queue, for simulations and tests.
 //
-// What comes in: what link/udp takes too, and a seed with faults of the underlay;
-// what goes out: packets at the other nodes, lost, doubled, late and out of
-// order as the seed decides. One goroutine calls all of a Network. It must never
-// read a clock, and equal calls with an equal seed must have equal results.
+// What comes in: the calls of link/udp, and a seed with faults of the underlay; what goes out: packets
+// at the other nodes, dropped, duplicated, delayed and reordered by the seed. One goroutine makes all
+// calls to a Network. It never reads a clock, and equal calls with an equal seed have equal results.
 package inmem
 
 import (
@@ -69,7 +67,7 @@ func (n *Network) SetFaults(f Faults) { n.faults = f }
 // other direction is another matter.
 func (n *Network) Cut(from, to Addr, cut bool) { n.cut[[2]Addr{from, to}] = cut }
 
-// send takes a datagram over and draws its fate.
+// send enqueues a datagram, or drops it, by the network's faults.
 func (n *Network) send(now mono.Time, from, to Addr, data []byte) {
 	n.Sent++
 	f := &n.faults
@@ -100,12 +98,12 @@ func (n *Network) send(now mono.Time, from, to Addr, data []byte) {
 	}
 }
 
-// Config says how to open a Link.
+// Config configures a Link.
 type Config struct {
 	Addr  Addr
 	Node  ib.GUID
 	Epoch trunk.Epoch // not 0
-	// Peers are known by their index from here on.
+	// Peers are identified by their index in all other calls.
 	Peers []Peer
 	// Limit is the size of the largest datagram; 1472, that of Ethernet, if 0.
 	Limit                 int
@@ -172,9 +170,8 @@ func (l *Link) changed(e trunk.Event) {
 	}
 }
 
-// Recv delivers the packets of the next datagram that has arrived. They stay
-// valid until the next Recv. deliver may use a Sender, not the Link. more tells
-// that there was one.
+// Recv delivers the packets of the next datagram that has arrived. They stay valid until the next
+// Recv. deliver may use a Sender, but not the Link. more reports that there was a datagram.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
 	l.core.Recycle()
 	if len(l.in) == 0 || l.in[0].due > now {
@@ -240,8 +237,8 @@ func (s *Sender) Inject(i trunk.Injector) { s.batch.Inject(i) }
 // Reserve is that of udp.Sender.
 func (s *Sender) Reserve(peer, n int) []byte { return s.batch.Reserve(peer, n) }
 
-// Lost returns how many packets to a peer Reserve refused, by reason.
-func (s *Sender) Lost(peer int) trunk.Drops { return s.batch.Drops(peer) }
+// Drops returns the number of packets to a peer that Reserve refused, by reason.
+func (s *Sender) Drops(peer int) trunk.Drops { return s.batch.Drops(peer) }
 
 // Commit is that of udp.Sender.
 func (s *Sender) Commit(now mono.Time, n int) {

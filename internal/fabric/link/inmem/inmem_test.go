@@ -193,7 +193,7 @@ func TestLossyUnderlay(t *testing.T) {
 				p := packet(i, lengths[i])
 				to := a.out.Reserve(0, len(p))
 				if to == nil {
-					t.Fatalf("seed %d: no room: %v", seed, a.out.Lost(0))
+					t.Fatalf("seed %d: no room: %v", seed, a.out.Drops(0))
 				}
 				copy(to, p)
 				a.out.Commit(s.now, len(p))

@@ -24,10 +24,9 @@ const (
 	ctrlLen = 40 + 24 + 24 + 24 + 24
 )
 
-// putDest writes the destination address of path to name and the control
-// messages that set source address, traffic class and hop limit to ctrl, and
-// returns both lengths. A hop limit of 0 cannot be asked of an IPv4 socket and
-// means the system's default.
+// putDest writes the destination address of path to name, and the control messages that set source
+// address, traffic class and hop limit to ctrl. It returns both lengths. Hop limit 0, which an IPv4
+// socket does not accept, selects the system's default.
 func putDest(name, ctrl []byte, path *ib.Path, v4 bool, port uint16, ifindex uint32) (nameLen, ctrlLen int) {
 	clear(name)
 	be.PutUint16(name[2:], port)
@@ -61,7 +60,7 @@ func putDest(name, ctrl []byte, path *ib.Path, v4 bool, port uint16, ifindex uin
 	return unix.SizeofSockaddrInet6, off
 }
 
-// arrival is what a received message's address and control messages say.
+// arrival is the content of a received message's address and control messages.
 type arrival struct {
 	path    ib.Path
 	segment int    // size of each datagram in a coalesced message, or 0

@@ -34,7 +34,7 @@ type Counters struct {
 
 	// Dropped by the sender; the reliable service recovers or reports.
 	DropPath        uint64 // the path has no usable pair of addresses or no socket
-	DropBlocked     uint64 // sent in spite of Blocked
+	DropBlocked     uint64 // sent although the link was Blocked
 	DropBurst       uint64 // the burst breaks the contract of pkt.Burst or a limit of this package
 	DropSourceFault uint64 // the payload could not be read
 	udpsock.SendErrors

@@ -1,31 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package roce is the door to RoCEv2 peers: it carries runs of packets over
-// the host's own IP addresses through ordinary UDP sockets, port 4791.
+// Package roce is the link to RoCEv2 peers: it carries bursts of packets over the host's own IP
+// addresses through ordinary UDP sockets, port 4791.
 //
-// What comes in: runs to send (Send, Flush) with payload by reference, and
-// datagrams from the network; what goes out: datagrams, many per system call,
-// and received runs (Recv), cut at the transport's rules and no others. One
-// lane of package node owns a Link and calls it; a Link has no goroutine and no
-// lock, and must never be called concurrently, but for Join and Leave.
-// It must never know a queue pair, block, allocate per packet, or drop without
-// counting under a name.
+// What comes in: bursts to send (Send, Flush) with payload by reference, and datagrams from the
+// network; what goes out: datagrams, many per system call, and received bursts (Recv), cut by the
+// transport's rules only. One lane of package node owns a Link and calls it. A Link has no goroutine
+// and no lock; its calls must not overlap, except Join and Leave. It must never depend on a queue
+// pair, block, allocate per packet, or drop a packet without a counter for the reason.
 //
-// # Why plain sockets can be a RoCEv2 peer
+// # How plain sockets can be a RoCEv2 peer
 //
-// The invariant CRC covers the IPv4 identification and the DF bit, which a UDP
-// socket does not expose. On Linux an unconnected UDP socket that forbids
-// fragmentation (IP_MTU_DISCOVER = IP_PMTUDISC_DO) sends DF and identification
-// 0, and the segments of one UDP_SEGMENT call bear 0, 1, 2, … in order. So the
-// sender knows them all; TestCapture proves it on a wire. The receiver does not
-// see the peer's identification. It foresees that of a peer which sends as above.
-// For others it finds the one with which the CRC is right
-// (wire.Seed.VerifyAnyID): that there is one rejects all but one in 65,536 of the
-// corrupted packets, and where a raw socket is allowed (CAP_NET_RAW) it tells
-// whether the packet bore it, which rejects the rest. Of packets that the kernel
-// coalesced only the first one's is seen; the others must follow it or equal it,
-// or else count as solved (Counters.RcvdIDSolved). Over IPv6 nothing is hidden.
+// The invariant CRC covers the IPv4 identification and the DF bit, which a UDP socket does not expose.
+// On Linux an unconnected UDP socket that forbids fragmentation (IP_MTU_DISCOVER = IP_PMTUDISC_DO)
+// sends DF and identification 0; the segments of one UDP_SEGMENT call have 0, 1, 2, … in order. So the
+// sender can compute the ICRC; TestCapture proves it on a wire. The receiver's socket does not return
+// the peer's identification. The receiver predicts it for a peer that sends as above. For other peers
+// it computes the identification with which the CRC is right (wire.Seed.VerifyAnyID): its existence
+// rejects all but one in 65,536 of the corrupted packets. With a raw socket (CAP_NET_RAW) the receiver
+// also compares it with the identification in the packet, which rejects the rest. Of packets that the
+// kernel coalesced, the raw socket shows the first one's identification only; the others must be
+// consecutive or equal, or else count as solved (Counters.RcvdIDSolved). Over IPv6 all covered fields
+// are visible.
 //
-// The raw socket costs nothing for packets of peers that send as above, and some
-// 1 µs for one of another that comes alone, a fifth of what it costs otherwise.
+// The raw socket costs nothing for packets of peers that send as above. It costs about 1 µs for each
+// single packet of another peer, a fifth of that packet's total cost.
 package roce

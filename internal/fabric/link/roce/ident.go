@@ -19,7 +19,7 @@ import (
 type ICRCMode uint8
 
 const (
-	// ICRCAuto is ICRCFull where the host allows it, else ICRCSolve.
+	// ICRCAuto is ICRCFull if the host permits a raw socket, else ICRCSolve.
 	ICRCAuto ICRCMode = iota
 	// ICRCFull learns the identification of each packet from its IP header, which
 	// takes CAP_NET_RAW: all 32 bits are checked.
@@ -29,24 +29,22 @@ const (
 	ICRCSolve
 )
 
-// A raw socket hears of every datagram before the UDP socket does: the kernel
-// hands a packet to raw sockets first. Its filter keeps those of IPv4 to our
-// port whose identification is not zero, and of these only the headers, so that
-// a peer whose packets bear 0, 1, 2, … in trains, as those of this package do,
-// costs nothing here, and others cost one short message per packet that the
-// kernel did not coalesce. What it heard is looked at only when the ICRC
-// of a packet asks for an identification that could not be foreseen.
+// The kernel delivers each packet to raw sockets before the UDP socket. The raw socket's filter
+// accepts the headers of IPv4 packets to our port with an identification other than zero. So packets
+// of a peer that counts 0, 1, 2, … in trains, as this package does, cost nothing here; others cost one
+// short message for each packet that the kernel did not coalesce. The messages are read only when the
+// ICRC of a packet needs an identification that was not predicted.
 
 const (
 	headBytes    = 20 + 8 + wire.BTHLen
 	headMessages = 64
-	headReads    = 1024 // calls per look at most, lest a flood holds the lane: more than a buffer of 16 MiB holds
+	headReads    = 1024 // bound of calls per lookup, so that a flood does not hold the lane: more than a buffer of 16 MiB holds
 	headSets     = 8192
 	headWays     = 4
 )
 
-// head is what tells packets of a flow apart, and fits the beginning of a UDP
-// datagram as well as what the raw socket hears.
+// head identifies a packet of a flow. Both the beginning of a UDP datagram and the raw socket's
+// messages contain it.
 type head struct {
 	src, dst uint32
 	port     uint16
@@ -60,8 +58,8 @@ type headSet struct {
 	next uint8            // to be replaced
 }
 
-// heads is the raw socket and what it heard of packets that the UDP socket has
-// not delivered yet. Packets that it never delivers are replaced in time.
+// heads is the raw socket and the identifications of packets that the UDP socket has not delivered
+// yet. Entries of packets that it never delivers are replaced over time.
 type heads struct {
 	fd   int
 	seed uint64
@@ -119,18 +117,17 @@ func (h *heads) close() error {
 	return unix.Close(h.fd)
 }
 
-// sight is what is known of a packet's identification.
+// sight is the result of the lookup of a packet's identification.
 type sight uint8
 
 const (
-	unseen  sight = iota // the packet was not heard of: the raw socket's buffer was full, or it was coalesced into another
+	unseen  sight = iota // no message for the packet: the raw socket's buffer was full, or the kernel coalesced it into another packet
 	seen                 // it bore this one
 	another              // it bore another one
 )
 
-// look says whether a packet bore identification id, and takes it off the
-// list where it did.
-func (h *heads) look(k *head, id uint16) sight {
+// lookup reports whether a packet had identification id, and removes the entry if so.
+func (h *heads) lookup(k *head, id uint16) sight {
 	s := &h.set[h.hash(k)]
 	v := s.take(k, id)
 	for range headReads {
@@ -160,8 +157,7 @@ func (s *headSet) take(k *head, id uint16) sight {
 	return v
 }
 
-// read takes in what the raw socket has heard, and reports whether there may be
-// more.
+// read reads messages of the raw socket, and reports whether there may be more.
 func (h *heads) read() bool {
 	n, e := udpsock.Recv(h.fd, h.msg[:])
 	for i := range n {
@@ -226,10 +222,9 @@ func (l *Link) openICRC(cfg Config) error {
 // why so; of a Link that only sends, ICRCAuto.
 func (l *Link) ICRC() (mode ICRCMode, why string) { return l.icrc, l.icrcWhy }
 
-// genuine reports whether the ICRC of p, BTH … ICRC, is right. It tries the
-// identification that the packet should have, by its place in its message, and
-// else learns which one would be right; it is believed where the packet is
-// known to bear it, or where that cannot be known.
+// genuine reports whether the ICRC of p, BTH … ICRC, is right. It tries the identification predicted
+// from the packet's position in its message. If that fails, it computes the one that makes the ICRC
+// right, and accepts it if the raw socket saw the packet with it, or did not see the packet.
 func (l *Link) genuine(p []byte) bool {
 	first, want := l.off == 0, l.hint
 	l.hint++ // as the next packet of a train bears
@@ -244,7 +239,7 @@ func (l *Link) genuine(p []byte) bool {
 	if l.heads != nil {
 		src, dst := &l.at.path.SGID, &l.at.path.DGID
 		k := head{src: be.Uint32(src[12:]), dst: be.Uint32(dst[12:]), port: l.at.path.SrcPort, bth: [wire.BTHLen]byte(p)}
-		switch l.heads.look(&k, id) {
+		switch l.heads.lookup(&k, id) {
 		case seen:
 			l.c.RcvdIDSeen++
 			return true

@@ -221,7 +221,7 @@ func TestHeads(t *testing.T) {
 	h := &heads{fd: -1, seed: 7}
 	look := func(psn uint32, id uint16, want sight) {
 		t.Helper()
-		if got := h.look(keyOf(headOf(id, psn)), id); got != want {
+		if got := h.lookup(keyOf(headOf(id, psn)), id); got != want {
 			t.Errorf("PSN %d, id %d: %v, want %v", psn, id, got, want)
 		}
 	}
@@ -249,7 +249,7 @@ func TestHeads(t *testing.T) {
 	}
 	lost := 0
 	for psn := range uint32(many) {
-		if h.look(keyOf(headOf(9, psn)), 9) != seen {
+		if h.lookup(keyOf(headOf(9, psn)), 9) != seen {
 			lost++
 		}
 	}
@@ -259,7 +259,7 @@ func TestHeads(t *testing.T) {
 	k, b := keyOf(headOf(1, 1)), headOf(1, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		h.note(b)
-		if h.look(k, 1) != seen {
+		if h.lookup(k, 1) != seen {
 			t.Fatal("not seen")
 		}
 	}); n != 0 {
@@ -426,7 +426,7 @@ func FuzzHeads(f *testing.F) {
 			data = data[headBytes:]
 		}
 		for _, k := range keys {
-			if h.look(k, id) == seen && !heard[*k][id] {
+			if h.lookup(k, id) == seen && !heard[*k][id] {
 				t.Errorf("%+v with %d was never heard", k, id)
 			}
 		}

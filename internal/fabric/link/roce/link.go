@@ -16,8 +16,8 @@ import (
 
 // Limits.
 const (
-	// MaxRun bounds the payload of one run that Send takes, and MaxCount its
-	// packets: the slices one process_vm_readv fills.
+	// MaxRun bounds the payload of one burst that Send accepts, and MaxCount its packets: the slices
+	// of one process_vm_readv call.
 	MaxRun   = 256 << 10
 	MaxCount = 1024
 
@@ -28,43 +28,40 @@ const (
 	sendBytes    = 1 << 20   // transmit buffer
 	flushBytes   = 128 << 10 // sent at once when this much is waiting, while it is in cache
 	sendMessages = 128       // per socket
-	// Messages that a run of MaxRun bytes can need: the bytes bound it for
-	// large packets, the number of packets for small ones, and it may start
-	// behind a full train and end with a shorter packet.
+	// runMessages bounds the messages of a burst: MaxRun bytes for large packets, MaxCount packets for
+	// small ones. A burst may start behind a full train and end with a shorter packet.
 	runMessages = 4 + MaxRun/(maxTrainBytes-4096-perPacket) + MaxCount/maxTrain
 
 	recvMessages = 16
 	recvBytes    = 64 << 10 // per message: the largest datagram or train
-	recvRuns     = 1024     // packets, as runs or parts of them, that one Recv returns
+	recvRuns     = 1024     // packets, as bursts or parts of them, that one Recv returns
 )
 
-// Config says how to open a Link. The zero value is the default.
+// Config configures a Link. The zero value is the default.
 type Config struct {
 	// Port is the UDP port to receive on, and PeerPort the one to send to;
 	// 4791, and Port, if 0. Peers other than tests use one port for both.
 	Port, PeerPort uint16
-	// SourcePorts is the number of transmit sockets per family, each with a
-	// source port of its own in 0xC000 … 0xFFFF; 4 if 0. If negative there are
-	// none and packets leave from Port, for firewalls that want it so.
+	// SourcePorts is the number of transmit sockets per family, each with its own source port in
+	// 0xC000 … 0xFFFF; 4 if 0. If negative, packets are sent from Port, for firewalls that require it.
 	SourcePorts int
 	// SendOnly opens no socket to receive on: another Link of the process does.
 	SendOnly bool
-	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
-	// 16 MiB if 0. Degraded tells if the system allows much less.
+	// RecvBuffer is the requested size of each socket's receive buffer in bytes; 16 MiB if 0. Degraded
+	// reports a much smaller actual size.
 	RecvBuffer int
-	// ICRC says how received packets are checked.
+	// ICRC selects how received packets are checked.
 	ICRC ICRCMode
-	// IfIndex returns the interface of a local address, by its index in the
-	// GID table and the GID; 0 if unknown. It is asked for link-local and
-	// multicast destinations only. nil is a function that returns 0.
+	// IfIndex returns the interface of a local address, by its index in the GID table and the GID; 0
+	// if unknown. It is called for link-local and multicast destinations only. nil is a function that
+	// returns 0.
 	IfIndex func(index uint8, sgid ib.GID) uint32
 }
 
 // Degraded is a state in which a Link works, but less well than it could.
 type Degraded = udpsock.Degraded
 
-// Link is a RoCEv2 endpoint on the host's own addresses. See the package
-// comment for who may call it.
+// Link is a RoCEv2 endpoint on the host's own addresses. The package comment states its concurrency.
 type Link struct {
 	port, peer uint16
 	ifindex    func(uint8, ib.GID) uint32
@@ -106,8 +103,8 @@ type receiver struct {
 	lost uint32
 }
 
-// Open binds the sockets. It fails if the port is taken, naming the owner, or
-// if neither IPv4 nor IPv6 is there; lesser lacks show in Degraded.
+// Open binds the sockets. It fails if the port is in use, with the owner in the error, or if neither
+// IPv4 nor IPv6 is available. Degraded reports lesser restrictions.
 func Open(cfg Config) (*Link, error) {
 	if cfg.Port == 0 {
 		cfg.Port = wire.UDPPort
@@ -229,7 +226,7 @@ func (l *Link) openRecv(f int, cfg Config) error {
 	return nil
 }
 
-// Close closes the sockets. What was not flushed is lost.
+// Close closes the sockets. Packets that were not flushed are dropped.
 func (l *Link) Close() error {
 	var errs []error
 	for f := range l.recv {
@@ -248,9 +245,8 @@ func (l *Link) Close() error {
 	return errors.Join(errs...)
 }
 
-// FDs returns the descriptors to watch: in for input (level-triggered: Recv
-// may leave some), out for output (while Blocked: call Flush when one
-// becomes writable). A descriptor can be in both.
+// FDs returns the descriptors to watch: in for input (level-triggered: Recv may leave data), out for
+// output (while Blocked: call Flush when one becomes writable). A descriptor can be in both.
 func (l *Link) FDs() (in, out []int) {
 	for f := range l.recv {
 		if l.recv[f].fd >= 0 {

@@ -35,14 +35,13 @@ func (l *Link) initRecv() {
 	l.joiner = pkt.NewJoiner(recvRuns)
 }
 
-// Recv returns received runs. Consecutive packets of one message come as one
-// run, which ends at a packet that asks for an acknowledgement. Runs, their
-// paths and payload are the Link's and stay valid until the next Recv. more
-// says that there may be more to receive at once; without it the caller waits
-// for input. Of a run of one packet MTU is the length of its payload.
+// Recv returns received bursts. Consecutive packets of one message form one burst, which ends at a
+// packet with AckReq. Bursts, their paths and payload belong to the Link and stay valid until the next
+// Recv. more reports that there may be more to receive now; otherwise the caller waits for input. The
+// MTU of a burst of one packet is the length of its payload.
 func (l *Link) Recv() (runs []pkt.Burst, more bool) {
 	l.joiner.Reset()
-	// Bounded, lest a flood of what is refused holds the lane.
+	// Bounded, so that a flood of refused packets does not hold the lane.
 	for range 8 {
 		if l.cur == l.got {
 			if runs = l.joiner.Bursts(); len(runs) != 0 {
@@ -61,8 +60,8 @@ func (l *Link) Recv() (runs []pkt.Burst, more bool) {
 	return l.joiner.Bursts(), true
 }
 
-// read fills the receive buffers from the socket whose turn it is, or else the
-// other.
+// read fills the receive buffers from the socket that is next in turn, or from the other one if it is
+// empty.
 func (l *Link) read() bool {
 	l.cur, l.got = 0, 0
 	for range l.recv {
@@ -91,7 +90,7 @@ func (l *Link) read() bool {
 	return false
 }
 
-// begin goes, from l.cur on, to the next message that can be cut.
+// begin advances from l.cur to the next message that can be cut.
 func (l *Link) begin() {
 	for ; l.cur < l.got; l.cur++ {
 		h, m := &l.in[l.cur], &l.inMsg[l.cur]
@@ -130,8 +129,8 @@ func (l *Link) arrived(n, flags int) bool {
 	return true
 }
 
-// cut turns the packets of the current message into runs and goes to the next
-// message. It returns false when there is no room for more runs.
+// cut adds the packets of the current message to the bursts and advances to the next message. It
+// returns false if there is no room for more bursts.
 func (l *Link) cut() bool {
 	m := &l.inMsg[l.cur]
 	n := int(l.in[l.cur].N)
@@ -156,7 +155,7 @@ func (l *Link) packets(data []byte, path *ib.Path) bool {
 	return true
 }
 
-// packet checks one packet and appends it to the newest run, or as a new one.
+// packet checks one packet and appends it to the newest burst, or as a new burst.
 func (l *Link) packet(p []byte, path *ib.Path) {
 	r := l.joiner.Slot()
 	payload, why := r.Headers.Parse(p)

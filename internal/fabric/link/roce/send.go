@@ -13,7 +13,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// sendBuffer is the wanted socket send buffer: some 60 trains.
+// sendBuffer is the requested socket send buffer: about 60 trains.
 const sendBuffer = 4 << 20
 
 // flow is what must be equal for packets to share a message.
@@ -24,8 +24,8 @@ type flow struct {
 	index      uint8
 }
 
-// message is one message of sendmmsg: a packet, or a train of packets of equal
-// size, but for the last, that the kernel cuts.
+// message is one message of sendmmsg: a packet, or a train of packets of equal size (the last may be
+// shorter) that the kernel cuts.
 type message struct {
 	flow     flow
 	seed     wire.Seed
@@ -62,7 +62,7 @@ func newSender(v4 bool, port uint16) (*sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := udpsock.Deafen(fd); err != nil {
+	if err := udpsock.DropAll(fd); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
@@ -81,17 +81,15 @@ func initSender(fd int, port uint16) *sender {
 	return s
 }
 
-// Send queues the packets of a run; Flush sends them, and Send itself does
-// when enough are waiting. Payload is copied before Send returns, by one
-// Gather; SourceFault tells that it could not be read, and then nothing of the
-// run is sent. Whatever else stands in the way is counted as a loss by its
-// name. Path must name one of the host's addresses as SGID, and all runs of
-// one queue pair the same SrcPort, which picks the socket and so keeps their
-// order. The MTU of the run is not checked against the path's: an oversized
-// packet is refused by the kernel and counted.
+// Send enqueues the packets of a burst; Flush sends them, and so does Send when enough are enqueued.
+// The payload is copied before Send returns, by one Gather; SourceFault means that it could not be
+// read and that nothing of the burst is sent. Every other obstacle is counted as a drop of its own.
+// The path's SGID must be one of the host's addresses. All bursts of one queue pair must have the same
+// SrcPort, which selects the socket and so keeps their order. The MTU of the burst is not compared
+// with the path's: the kernel refuses an oversized packet, and it is counted.
 //
-// A Link that is not Blocked has room for a run; one that is may have none,
-// and the run is lost. The time is of no use here.
+// A Link that is not Blocked has room for a burst; otherwise the burst may be dropped. The time is not
+// used.
 func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if l.undo.armed {
 		l.rollback()
@@ -111,8 +109,8 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	default:
 		l.seal(r.Count)
 		l.c.SentBursts++
-		// Invariant: unless blocked there is room for another run, of any
-		// flow, when Send returns.
+		// Invariant: unless the link is blocked, there is room for another burst of any flow when Send
+		// returns.
 		if !l.blocked && (l.tail >= flushBytes || s.n > sendMessages-runMessages) {
 			l.flush()
 		}
@@ -122,16 +120,15 @@ func (l *Link) Send(_ mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return mem.OK
 }
 
-// SendCorrupt is Send of a run of one packet, with one bit inverted after the
-// ICRC was computed so that the peer must refuse it. bit counts from the start
-// of the BTH and wraps at the packet's end; where the ICRC does not notice
-// that one, the next is inverted. Package fault uses it.
+// SendCorrupt is Send of a burst of one packet, with one bit inverted after the ICRC was computed, so
+// that the peer must refuse it. bit counts from the start of the BTH and wraps at the packet's end; if
+// the ICRC does not cover that bit, the next one is inverted. Package fault uses it.
 func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
 		l.c.DropBurst += uint64(r.Count)
 		return mem.OK
 	}
-	l.flush() // lest Send sends the packet at once
+	l.flush() // so that Send does not send the packet at once
 	before := l.c.SentBursts
 	if res := l.Send(now, r, b); res != mem.OK || l.c.SentBursts == before {
 		return res
@@ -179,7 +176,7 @@ func (l *Link) room(s *sender, r *pkt.Burst) bool {
 	return len(l.buf)-l.tail >= r.Data.Len+int(r.Count)*perPacket && sendMessages-s.n >= runMessages
 }
 
-// undo is how things were before a run was laid out.
+// undo is the state before a burst was laid out.
 type undo struct {
 	armed     bool
 	tail, n   int
@@ -189,7 +186,7 @@ type undo struct {
 	short     bool
 }
 
-// rollback removes a run that was laid out but not completed.
+// rollback removes a burst whose layout was not completed.
 func (l *Link) rollback() {
 	u := &l.undo
 	u.armed = false
@@ -200,10 +197,9 @@ func (l *Link) rollback() {
 	}
 }
 
-// lay writes headers and payload of a run's packets into the transmit buffer
-// and leaves room for the ICRCs. If the payload cannot be read it reports so and
-// all is as before. It is also if reading raises a memory fault that the lane
-// survives: then the next call finds undo armed.
+// lay writes headers and payload of a burst's packets into the transmit buffer, with room for the
+// ICRCs. If the payload cannot be read, it restores the state and returns false. If reading raises a
+// memory fault that the lane survives, the next call finds undo armed and restores the state.
 func (l *Link) lay(s *sender, v4 bool, r *pkt.Burst, b *mem.Batch) bool {
 	l.undo = undo{armed: true, tail: l.tail, n: s.n, s: s, open: l.open, seed: l.seed}
 	if l.open == s {
@@ -253,7 +249,7 @@ func (l *Link) place(s *sender, p *ib.Path, v4 bool, size int) uint16 {
 		}
 	}
 	if m != nil && m.flow == fl {
-		// The flow goes on: its seed is l.seed.
+		// The flow continues: its seed is l.seed.
 	} else {
 		l.seed = wire.NewSeed(p.SGID, p.DGID, s.port, l.peer)
 	}
@@ -287,7 +283,7 @@ func (l *Link) seal(n uint32) {
 // of FDs is writable and Flush has been called again.
 func (l *Link) Blocked() bool { return l.blocked }
 
-// Flush sends everything that is queued, as far as the sockets take it.
+// Flush sends everything that is enqueued, as far as the sockets accept it.
 func (l *Link) Flush(mono.Time) { l.flush() }
 
 func (l *Link) flush() {
@@ -373,9 +369,9 @@ func (l *Link) sent(m *message) {
 // tried again, in singles.
 func (l *Link) refused(m *message, e unix.Errno) (again bool) {
 	if m.segs > 1 && (e == unix.EIO || e == unix.EINVAL) {
-		// EIO: the interface cannot compute checksums, which older kernels
-		// need for trains. EINVAL: packets larger than the MTU, for a train on
-		// older kernels; or an address that has gone: singles will tell.
+		// EIO: the interface cannot compute checksums, which older kernels need for trains. EINVAL:
+		// packets larger than the MTU, for a train on older kernels; or an address that was removed:
+		// the error of a single packet distinguishes them.
 		l.noGSO = l.noGSO || e == unix.EIO
 		m.single = true
 		return true
@@ -391,8 +387,8 @@ func (l *Link) lost(m *message, e unix.Errno, n int) {
 	}
 }
 
-// sendSingles sends the packets of message i by themselves and reports whether
-// all are gone. Alone each bears identification 0.
+// sendSingles sends the packets of message i one by one and reports whether all were sent. A single
+// packet has identification 0.
 func (l *Link) sendSingles(s *sender, i int) bool {
 	m := &s.msg[i]
 	l.zeroIDs(m)

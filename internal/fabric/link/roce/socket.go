@@ -12,9 +12,8 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// common are options of every socket of a family: no fragmentation, which
-// also makes the IPv4 identification known; the others keep our own multicast
-// off our own sockets (package hca delivers within the node).
+// common returns the options of every socket of a family: no fragmentation, which also determines the
+// IPv4 identification, and no loopback of our own multicast (package hca delivers within the node).
 func common(v4 bool) []udpsock.Option {
 	if v4 {
 		return []udpsock.Option{
@@ -52,9 +51,8 @@ func receiving(v4 bool) []udpsock.Option {
 		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL, 0, "receive only joined groups"))
 }
 
-// Join makes the link receive a multicast group on the interface ifindex
-// (IGMP or MLD do the rest), Leave ends it. Unlike everything else of a Link
-// both may be called from any goroutine until Close.
+// Join adds a multicast group on the interface ifindex; the kernel handles IGMP and MLD. Leave ends
+// it. Unlike the other methods, both may be called from any goroutine until Close.
 func (l *Link) Join(group ib.GID, ifindex int) error { return l.member(group, ifindex, true) }
 
 // Leave ends a Join.

@@ -24,9 +24,9 @@ type Counters struct {
 	// Dropped by the sender; the reliable service recovers or reports.
 	DropPath        uint64 // the path has no usable pair of addresses
 	DropBurst       uint64 // the burst breaks the contract of pkt.Burst or a limit of this package
-	DropBlocked     uint64 // sent in spite of Blocked
+	DropBlocked     uint64 // sent although the link was Blocked
 	DropSourceFault uint64 // the payload could not be read
-	DropUnresolved  uint64 // the neighbour's MAC is not known yet, and its queue is full
+	DropUnresolved  uint64 // the neighbour's MAC is not resolved yet, and its queue is full
 	DropUnreachable uint64 // the neighbour does not reply
 	DropReset       uint64 // was enqueued when the segment ended
 

@@ -45,7 +45,7 @@ var (
 func newPort(mac [6]byte, gids ...ib.GID) *port {
 	p := &port{member: map[ib.GID]bool{}}
 	p.Link = New(Config{Function: 7,
-		Ask: func(ip netip.Addr) bool {
+		Resolve: func(ip netip.Addr) bool {
 			if p.full {
 				return false
 			}
@@ -69,7 +69,7 @@ func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
 // knows has the port know a neighbour.
 func (p *port) knows(now mono.Time, g ib.GID, mac [6]byte) {
 	p.find(now, g)
-	p.Answer(now, g.Addr(), mac, true)
+	p.Resolved(now, g.Addr(), mac, true)
 }
 
 // read returns copies of the frames that wait.

@@ -18,8 +18,7 @@ var be = binary.BigEndian
 
 // Limits.
 const (
-	// MaxRun bounds the payload of one run that Send takes, and MaxCount its
-	// packets.
+	// MaxRun bounds the payload of one burst that Send accepts, and MaxCount its packets.
 	MaxRun   = 128 << 10
 	MaxCount = 512
 
@@ -37,22 +36,21 @@ const (
 	recvPackets = 2048
 )
 
-// Config says who a Link works with.
+// Config configures a Link.
 type Config struct {
-	Function uint16 // of the port: what Path.Function of received runs is
-	// Ask has somebody look for the MAC of an address, or of the gateway to it; Answer is to be called for
-	// each time that it returned true. False: no more can be looked for now.
-	Ask func(ip netip.Addr) bool
+	Function uint16 // of the port: Path.Function of received bursts
+	// Resolve starts the resolution of an address, or of the gateway to it, to a MAC. The caller calls
+	// Resolved once for each call that returned true. False: no more resolutions are possible now.
+	Resolve func(ip netip.Addr) bool
 	// Push has frames read, as far as they can leave. Send calls it when much waits.
 	Push func(now mono.Time)
-	// Arrived is told that there are runs for Recv.
+	// Arrived is called when there are bursts for Recv.
 	Arrived func()
-	// Member tells whether anybody at the port is in a group.
+	// Member reports whether the port has a member of a group.
 	Member func(group ib.GID) bool
 }
 
-// Link is the RoCEv2 endpoint of a port. See the package comment for who may
-// call it.
+// Link is the RoCEv2 endpoint of a port. The package comment states its concurrency.
 type Link struct {
 	cfg  Config
 	mac  [6]byte
@@ -69,7 +67,7 @@ type Link struct {
 	pieces [MaxCount]piece
 	neighbours
 
-	// Receiving: one half fills while the other's runs are in use.
+	// Receiving: one half fills while the bursts of the other are in use.
 	half [2]inbox
 	fill int
 }
@@ -88,7 +86,7 @@ type piece struct {
 	id        uint16 // the IPv4 identification it will bear
 }
 
-// inbox is packets that have come, as runs.
+// inbox holds received packets as bursts.
 type inbox struct {
 	buf    []byte // headers and payload, of all of them
 	used   int
@@ -100,7 +98,7 @@ type inbox struct {
 // New returns a Link of a port without addresses.
 func New(cfg Config) *Link { return &Link{cfg: cfg} }
 
-// SetPort tells which addresses the port has. Frames that wait keep what they have.
+// SetPort sets the addresses of the port. Enqueued frames keep their addresses.
 func (l *Link) SetPort(mac [6]byte, gids []ib.GID) {
 	l.mac = mac
 	l.gids = l.gids[:0]
@@ -147,8 +145,8 @@ func (l *Link) Flush(now mono.Time) {
 	}
 }
 
-// Waits reports whether there are runs for Recv.
-func (l *Link) Waits() bool {
+// Received reports whether there are bursts for Recv.
+func (l *Link) Received() bool {
 	in := &l.half[l.fill]
 	return in.joiner != nil && len(in.joiner.Bursts()) > 0
 }

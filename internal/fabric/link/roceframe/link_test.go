@@ -37,7 +37,7 @@ func TestGolden(t *testing.T) {
 		if strings.HasSuffix(v.ID, "-inv-variant") {
 			copy(in[ether.HeaderLen+h.Len()-2:], "\x00\x00") // the UDP checksum, which is made up there
 		}
-		if !b.Take(in, &ether.Offload{}) {
+		if !b.Receive(in, &ether.Offload{}) {
 			t.Errorf("%s: not taken", v.ID)
 		}
 		runs := b.Recv()
@@ -169,7 +169,7 @@ func TestTrains(t *testing.T) {
 						t.Errorf("a packet of %d octets", len(p))
 					}
 					ids[be.Uint16(p[18:])] = true
-					if !b.Take(p, &ether.Offload{}) {
+					if !b.Receive(p, &ether.Offload{}) {
 						t.Fatal("a packet was not taken")
 					}
 				}
@@ -220,7 +220,7 @@ func TestNoAllocation(t *testing.T) {
 		}
 		if n := testing.AllocsPerRun(100, func() {
 			for _, p := range all {
-				b.Take(p, &none)
+				b.Receive(p, &none)
 			}
 			b.Recv()
 		}); n != 0 {
@@ -244,11 +244,11 @@ func TestGroups(t *testing.T) {
 			t.Fatalf("%x, asked %v, %v", frames, a.asked, a.dropped())
 		}
 		p := cut(t, frames[0], off[0])[0]
-		if !b.Take(p, &ether.Offload{}) || b.dropped()["drop_not_local"] != 1 || len(b.Recv()) != 0 {
+		if !b.Receive(p, &ether.Offload{}) || b.dropped()["drop_not_local"] != 1 || len(b.Recv()) != 0 {
 			t.Errorf("nobody is in the group: %v", b.dropped())
 		}
 		b.member[g] = true
-		if !b.Take(p, &ether.Offload{}) || b.arrived != 1 || len(b.Recv()) != 1 {
+		if !b.Receive(p, &ether.Offload{}) || b.arrived != 1 || len(b.Recv()) != 1 {
 			t.Errorf("somebody is: %v", b.dropped())
 		}
 	}
@@ -337,12 +337,12 @@ func TestFull(t *testing.T) {
 	frames, off := a.read()
 	p := cut(t, frames[0], off[0])[0]
 	for range recvPackets + 5 {
-		b.Take(p, &ether.Offload{})
+		b.Receive(p, &ether.Offload{})
 	}
 	if b.dropped()["rcvbuf_overflow"] == 0 || len(b.Recv()) == 0 {
 		t.Errorf("%v", b.dropped())
 	}
-	if b.Take(p, &ether.Offload{}); len(b.Recv()) != 1 {
+	if b.Receive(p, &ether.Offload{}); len(b.Recv()) != 1 {
 		t.Error("no room though all was received")
 	}
 }
@@ -357,7 +357,7 @@ func TestSendCorrupt(t *testing.T) {
 		for bit := range uint32(8 * 32) {
 			a.SendCorrupt(1, &run, mem.NewBatch(4096), bit)
 			frames, off := a.read()
-			if len(frames) != 1 || !b.Take(cut(t, frames[0], off[0])[0], &ether.Offload{}) || len(b.Recv()) != 0 {
+			if len(frames) != 1 || !b.Receive(cut(t, frames[0], off[0])[0], &ether.Offload{}) || len(b.Recv()) != 0 {
 				t.Fatalf("%s: bit %d: %d frames, %v", f.name, bit, len(frames), b.dropped())
 			}
 		}
@@ -376,10 +376,10 @@ func TestSendCorruptElsewhere(t *testing.T) {
 		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		a.SendCorrupt(1, &run, batch, 100)
 		a.Send(1, &run, batch)
-		a.Answer(1, gb.Addr(), macB, true)
+		a.Resolved(1, gb.Addr(), macB, true)
 		frames, off := a.read()
 		for i := range frames {
-			b.Take(cut(t, frames[i], off[i])[0], &ether.Offload{})
+			b.Receive(cut(t, frames[i], off[i])[0], &ether.Offload{})
 		}
 		if n := len(b.Recv()); len(frames) != 2 || n != 1 || b.dropped()["drop_bad_icrc"] != 1 {
 			t.Errorf("%s: %d frames waited, %d runs, %v", f.name, len(frames), n, b.dropped())

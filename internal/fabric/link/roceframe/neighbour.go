@@ -19,12 +19,13 @@ const (
 	// maxHeld bounds what waits for one neighbour, and maxHeldAll for all, in octets.
 	maxHeld    = 256 << 10
 	maxHeldAll = 1 << 20
-	// fresh is how long an answer is taken for true without asking again. Whoever is asked has a cache with
-	// rules of its own (RFC 4861), so that this costs no packet, and a MAC that changed is noticed soon.
+	// fresh is how long a resolution is used without a new one. The IP stack has a neighbour cache
+	// with its own rules (RFC 4861), so that a new resolution usually costs no packet, and a changed
+	// MAC is detected soon.
 	fresh = time.Second
 )
 
-// neighbours is what is known of addresses: MACs of stations, or of gateways to them.
+// neighbours holds the resolved addresses: MACs of stations, or of gateways to them.
 type neighbours struct {
 	table map[ib.GID]*neighbour
 	// used is a ring of all of them in the order of their last use: what follows it was used least of late.
@@ -32,7 +33,7 @@ type neighbours struct {
 	held int // octets
 }
 
-// NeighbourState is what is known of a neighbour.
+// NeighbourState is the state of a neighbour's resolution.
 type NeighbourState uint8
 
 // States of a neighbour.
@@ -51,8 +52,8 @@ type neighbour struct {
 	ip       netip.Addr
 	state    NeighbourState
 	mac      [6]byte
-	asking   bool      // an answer is to come
-	answered mono.Time // when the last one came
+	asking   bool      // a resolution is pending
+	answered mono.Time // time of the last result
 	waiting  []heldFrame
 	bytes    int
 
@@ -69,14 +70,15 @@ type heldFrame struct {
 // Neighbour describes one for people.
 type Neighbour struct {
 	IP     netip.Addr
-	MAC    [6]byte // zero until it is known
+	MAC    [6]byte // zero until it is resolved
 	State  NeighbourState
-	Since  time.Duration // since the last answer; 0 if none came
+	Since  time.Duration // since the last result; 0 if there was none
 	Frames int           // that wait for it
 }
 
-// find returns where frames for g go; lost tells that they do not, and what counts that.
-func (l *Link) find(now mono.Time, g ib.GID) (to target, lost *uint64) {
+// find returns the destination of frames for g. If drop is not nil, there is none, and drop is the
+// counter of the reason.
+func (l *Link) find(now mono.Time, g ib.GID) (to target, drop *uint64) {
 	if l.own(g) {
 		return target{mac: l.mac, own: true}, nil
 	}
@@ -89,7 +91,7 @@ func (l *Link) find(now mono.Time, g ib.GID) (to target, lost *uint64) {
 	}
 	l.use(n)
 	if !n.asking && (n.answered == 0 || now.Sub(n.answered) >= fresh) {
-		if n.asking = l.cfg.Ask(n.ip); n.asking {
+		if n.asking = l.cfg.Resolve(n.ip); n.asking {
 			l.c.NeighbourRequests++
 			if n.state == Unreachable {
 				n.state = Resolving
@@ -169,12 +171,12 @@ func (l *Link) forget() {
 	l.used.before, l.used.after = &l.used, &l.used
 }
 
-// Answer tells what came of an Ask: the MAC of the address or of the gateway to it, or that nobody answered for it. What
-// waited for it can be read.
-func (l *Link) Answer(now mono.Time, ip netip.Addr, mac [6]byte, ok bool) {
+// Resolved reports the result of a Resolve: the MAC of the address or of the gateway to it, or no
+// reply. Frames that were held for a resolved address can then be read.
+func (l *Link) Resolved(now mono.Time, ip netip.Addr, mac [6]byte, ok bool) {
 	n := l.table[ib.GIDFromAddr(ip)]
 	if n == nil || !n.asking {
-		return // the table was another when it was asked
+		return // the table was reset after the request
 	}
 	n.asking, n.answered = false, now
 	if !ok || mac[0]&1 != 0 || mac == [6]byte{} {

@@ -10,12 +10,11 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Recv returns received runs. Consecutive packets of one message come as one
-// run, which ends at a packet that asks for an acknowledgement. Runs, their
-// paths and payload are the Link's and stay valid until the next Recv. Of a run of one packet MTU is the length of its
-// payload.
+// Recv returns received bursts. Consecutive packets of one message form one burst, which ends at a
+// packet with AckReq. Bursts, their paths and payload belong to the Link and stay valid until the next
+// Recv. The MTU of a burst of one packet is the length of its payload.
 func (l *Link) Recv() []pkt.Burst {
-	if !l.Waits() {
+	if !l.Received() {
 		return nil
 	}
 	in := &l.half[l.fill]
@@ -27,16 +26,17 @@ func (l *Link) Recv() []pkt.Burst {
 	return in.joiner.Bursts()
 }
 
-// Take takes a frame of the segment if it is RoCEv2, accepted or not: then it is not for anybody else. off says what was left
-// to do with it; a frame of several packets is not one for Take. It is not kept.
-func (l *Link) Take(f []byte, off *ether.Offload) (taken bool) {
+// Receive handles a frame of the segment if it is RoCEv2, and reports so, whether the frame was
+// accepted or not. off is the remaining offload; frames of several packets are not accepted. The frame
+// is not retained.
+func (l *Link) Receive(f []byte, off *ether.Offload) (taken bool) {
 	in := ether.Classify(f)
 	port, ok := destPort(f, &in)
 	if !ok || port != wire.UDPPort || off.Kind() != ether.GSONone {
 		return false
 	}
 	if group := f[0]&1 != 0; !group && [6]byte(f[:6]) != l.mac {
-		return false // flooded: whoever else takes it counts that
+		return false // flooded: the next receiver of the frame counts it
 	}
 	if in.Tags > 0 {
 		l.c.DropVLAN++
@@ -101,7 +101,7 @@ func destPort(f []byte, in *ether.Info) (port uint16, ok bool) {
 	return be.Uint16(p[at+2:]), true
 }
 
-// packet takes one packet, BTH … ICRC, with its headers, as the newest run or part of it.
+// packet adds one packet, BTH … ICRC, with its headers, to the newest burst or as a new burst.
 func (l *Link) packet(h *wire.IPUDP, p, ip []byte) {
 	in := &l.half[l.fill]
 	if in.joiner == nil {

@@ -98,7 +98,7 @@ func TestRefusals(t *testing.T) {
 		b := newPort(macB, gid("10.9.0.2"), gid("fd09::2"))
 		f := x.change(bytes.Clone(x.of))
 		before := bytes.Clone(f)
-		taken := b.Take(f, &ether.Offload{})
+		taken := b.Receive(f, &ether.Offload{})
 		if taken == (x.want == "-") {
 			t.Errorf("%s: taken %v", x.name, taken)
 		}
@@ -120,7 +120,7 @@ func TestRefusals(t *testing.T) {
 	for _, f := range [][]byte{v4, v6} {
 		b := newPort(macB, gid("10.9.0.2"), gid("fd09::2"))
 		for n := range f {
-			b.Take(f[:n:n], &ether.Offload{})
+			b.Receive(f[:n:n], &ether.Offload{})
 		}
 		if b.Recv() != nil || b.arrived != 0 {
 			t.Error("a packet that was cut short is accepted")
@@ -130,7 +130,7 @@ func TestRefusals(t *testing.T) {
 	b := newPort(macB, gid("10.9.0.2"))
 	f := bytes.Clone(v4)
 	f[41] ^= 1
-	if !b.Take(f, &ether.Offload{Flags: ether.NeedsCsum, CsumStart: 34, CsumOffset: 6}) || len(b.Recv()) != 1 {
+	if !b.Receive(f, &ether.Offload{Flags: ether.NeedsCsum, CsumStart: 34, CsumOffset: 6}) || len(b.Recv()) != 1 {
 		t.Errorf("%v", b.dropped())
 	}
 }
@@ -150,7 +150,7 @@ func FuzzTake(f *testing.F) {
 		if partial {
 			o.Flags = ether.NeedsCsum
 		}
-		taken := b.Take(frame, &o)
+		taken := b.Receive(frame, &o)
 		var was, is uint64
 		before.Each(count(&was))
 		after := b.Counters()
@@ -218,8 +218,8 @@ func TestNeighbours(t *testing.T) {
 	if len(a.asked) != 1 || a.asked[0] != gb.Addr() {
 		t.Errorf("asked %v", a.asked)
 	}
-	a.Answer(now, gb.Addr(), macB, true)
-	a.Answer(now, gb.Addr(), macA, true) // nobody asked
+	a.Resolved(now, gb.Addr(), macB, true)
+	a.Resolved(now, gb.Addr(), macA, true) // nobody asked
 	for _, f := range wait(2) {
 		if [6]byte(f) != macB {
 			t.Errorf("%x", f)
@@ -235,7 +235,7 @@ func TestNeighbours(t *testing.T) {
 	if len(a.asked) != 2 {
 		t.Errorf("asked %v", a.asked)
 	}
-	a.Answer(now, gb.Addr(), macA, true)
+	a.Resolved(now, gb.Addr(), macA, true)
 	send(now, gb)
 	if f := wait(1); [6]byte(f[0]) != macA {
 		t.Errorf("%x", f)
@@ -243,7 +243,7 @@ func TestNeighbours(t *testing.T) {
 	// It does not answer any more.
 	now = now.Add(fresh)
 	send(now, gb)
-	a.Answer(now, gb.Addr(), [6]byte{}, false)
+	a.Resolved(now, gb.Addr(), [6]byte{}, false)
 	a.c = Counters{}
 	wait(1)
 	send(now.Add(fresh/2), gb)
@@ -257,7 +257,7 @@ func TestNeighbours(t *testing.T) {
 		t.Errorf("asked %v", a.asked)
 	}
 	// The MAC of a group is no answer.
-	a.Answer(now, gb.Addr(), [6]byte{1, 0, 0x5e}, true)
+	a.Resolved(now, gb.Addr(), [6]byte{1, 0, 0x5e}, true)
 	state(now, Neighbour{IP: gb.Addr(), State: Unreachable})
 
 	// What waits is bounded, for one and for all.

@@ -14,10 +14,10 @@ import (
 // defaultHopLimit is that of a path which states none.
 const defaultHopLimit = 64
 
-// Send makes frames of the packets of a run, to be read. Payload is copied before Send returns, by one Gather;
-// SourceFault tells that it could not be read, and then nothing of the run is sent. Whatever else stands in the way is
-// counted as a loss by its name. Path must name one of the port's addresses as SGID. The MTU of the run is not checked
-// against the segment's: whoever reads the frames does.
+// Send enqueues frames of a burst's packets, to be read. The payload is copied before Send returns, by
+// one Gather; SourceFault means that it could not be read and that nothing of the burst is sent. Every
+// other obstacle is counted as a drop of its own. The path's SGID must be one of the port's addresses.
+// The MTU of the burst is not compared with the segment's: the reader of the frames does that.
 func (l *Link) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return l.sendWith(now, r, b, intact)
 }
@@ -50,11 +50,11 @@ func (l *Link) sendWith(now mono.Time, r *pkt.Burst, b *mem.Batch, bit int64) me
 type target struct {
 	mac  [6]byte
 	own  bool       // back to this port
-	wait *neighbour // or they wait until its MAC is known
+	wait *neighbour // or the frames are held until its MAC is resolved
 }
 
-// send lays the frames of a run out and puts them where they go. Until all of it is
-// there nothing has changed: reading memory may raise a fault that the lane survives.
+// send lays out the frames of a burst and enqueues them. It changes nothing before the layout is
+// complete: reading memory may raise a fault that the lane survives.
 func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit int64) mem.Result {
 	if l.head == len(l.frames) {
 		l.frames, l.head, l.tail = l.frames[:0], 0, 0
@@ -85,7 +85,7 @@ func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit in
 	switch {
 	case to.own:
 		for _, f := range frames[first:] {
-			l.Take(l.buf[f.off:f.end], &f.o)
+			l.Receive(l.buf[f.off:f.end], &f.o)
 		}
 	case to.wait != nil:
 		for i := range frames[first:] {
@@ -100,10 +100,9 @@ func (l *Link) send(now mono.Time, r *pkt.Burst, b *mem.Batch, to target, bit in
 	return mem.OK
 }
 
-// SendCorrupt is Send of a run of one packet, with one bit inverted after the
-// ICRC was computed so that the peer must refuse it. bit counts from the start
-// of the BTH and wraps at the packet's end; where the ICRC does not notice
-// that one, the next is inverted. Package fault uses it.
+// SendCorrupt is Send of a burst of one packet, with one bit inverted after the ICRC was computed, so
+// that the peer must refuse it. bit counts from the start of the BTH and wraps at the packet's end; if
+// the ICRC does not cover that bit, the next one is inverted. Package fault uses it.
 func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32) mem.Result {
 	if r.Count != 1 {
 		l.c.DropBurst += uint64(r.Count)
@@ -112,7 +111,7 @@ func (l *Link) SendCorrupt(now mono.Time, r *pkt.Burst, b *mem.Batch, bit uint32
 	return l.sendWith(now, r, b, int64(bit))
 }
 
-// corrupt inverts the first bit of a packet from bit on, whose inversion the ICRC notices.
+// corrupt inverts the first bit of a packet, from bit on, that the ICRC covers.
 func (l *Link) corrupt(seed *wire.Seed, at *piece, bit uint32) {
 	p := l.buf[at.off : at.off+at.size]
 	for {
@@ -135,7 +134,7 @@ func valid(r *pkt.Burst) bool {
 		r.MTU <= 4096 && r.MTU&3 == 0 && n > int(r.MTU*(r.Count-1)) && n <= int(r.MTU*r.Count)
 }
 
-// room makes room for a run if there is none; false where that does not help.
+// room frees space for a burst if there is none; false if that is not possible.
 func (l *Link) room(now mono.Time, r *pkt.Burst) bool {
 	if l.buf == nil {
 		l.buf, l.frames = make([]byte, sendBytes), make([]frame, 0, sendFrames)
@@ -151,9 +150,9 @@ func (l *Link) room(now mono.Time, r *pkt.Burst) bool {
 	return fits()
 }
 
-// lay writes transport headers of a run's packets behind tail, finds where payload and ICRCs go, and puts
-// packets that may travel as one frame side by side. It returns the frames, with those there were, where they end and which
-// identification is next.
+// lay writes transport headers of a burst's packets behind tail, finds the places of payload and
+// ICRCs, and puts packets that may travel as one frame side by side. It returns the frames, including
+// the earlier ones, the new tail and the next identification.
 func (l *Link) lay(r *pkt.Burst, train int) (frames []frame, tail int, id uint16) {
 	frames, tail, id = l.frames, l.tail, l.id
 	head := ether.HeaderLen + wire.MaxIPUDPLen
@@ -192,7 +191,8 @@ func (l *Link) lay(r *pkt.Burst, train int) (frames []frame, tail int, id uint16
 	return frames, tail, id
 }
 
-// offload is what is left to do with a frame of n packets of so many octets each: the UDP checksum, and cutting it.
+// offload returns the remaining work on a frame of n packets of equal size: the UDP checksum, and the
+// cut.
 func offload(head, size, n int) ether.Offload {
 	const udp = 8
 	o := ether.Offload{Flags: ether.NeedsCsum, CsumStart: uint16(head - udp), CsumOffset: 6}

@@ -22,29 +22,29 @@ import (
 const MaxRecv = 512
 
 const (
-	sendBuffer   = 4 << 20 // of a socket, in bytes: some 60 trains
+	sendBuffer   = 4 << 20 // of a socket, in bytes: about 60 trains
 	recvMessages = 16
 	recvBytes    = 64 << 10 // per message: the largest datagram or train
-	// mtuEvery is how often the kernel is asked for a peer's path MTU.
+	// mtuEvery is the period of path MTU queries to the kernel.
 	mtuEvery = time.Second
 )
 
-// Config says how to open a Link.
+// Config configures a Link.
 type Config struct {
 	Node ib.GUID // this node's
-	// Epoch tells this start from others; drawn at random if 0.
+	// Epoch identifies this start of the node; drawn at random if 0.
 	Epoch trunk.Epoch
 	// Port is the UDP port to receive on and send from; trunk.DefaultPort if 0.
 	Port uint16
-	// Peers are known by their index from here on. There are no others.
+	// Peers are identified by their index in all other calls.
 	Peers []Peer
-	// RecvBuffer is the wanted size of each socket's receive buffer in bytes;
-	// 16 MiB if 0. Degraded tells if the system allows much less.
+	// RecvBuffer is the requested size of each socket's receive buffer in bytes; 16 MiB if 0. Degraded
+	// reports a much smaller actual size.
 	RecvBuffer int
 	// HelloEvery and DownAfter are those of package trunk if 0.
 	HelloEvery, DownAfter time.Duration
-	// Event is told when a trunk comes up or goes down, within Recv or Tick. It
-	// must not call the Link. nil is told nothing.
+	// Event is called when a trunk comes up or goes down, within Recv or Tick. It must not call the
+	// Link. It may be nil.
 	Event func(trunk.Event)
 }
 
@@ -54,8 +54,8 @@ type Peer struct {
 	Addr netip.AddrPort
 	// Node is its GUID, 0 to take the one that answers at Addr.
 	Node ib.GUID
-	// Local is the address to send from, as the peer knows it. The zero
-	// value leaves it to the route.
+	// Local is the source address, as configured at the peer. The zero value leaves the choice to the
+	// route.
 	Local netip.Addr
 }
 
@@ -67,8 +67,7 @@ type Status struct {
 	trunk.Status
 }
 
-// Link is this node's end of its trunks. See the package comment for who may
-// call it.
+// Link is this node's end of its trunks. The package comment states its concurrency.
 type Link struct {
 	port     uint16
 	node     ib.GUID
@@ -90,7 +89,7 @@ type Link struct {
 	got, cur int // messages received, and the one being cut
 	size     int // of each datagram in it, 0: not begun
 	n, off   int // its length, and where in it
-	peer     int // that it came from
+	peer     int // the source of the datagrams
 	stranger source
 	in       [recvMessages]udpsock.Message
 	inMsg    *[recvMessages]inMessage
@@ -183,8 +182,8 @@ func (l *Link) openFamily(f, recvBuffer int) error {
 
 func family(f int) string { return [2]string{"ipv4", "ipv6"}[f] }
 
-// options forbid IP fragmentation (docs/notes/trunk.md, Sizes), and ask for
-// what Recv wants to know.
+// options forbid IP fragmentation (docs/notes/trunk.md, Sizes), and enable the control messages of
+// Recv.
 func options(v4 bool) []udpsock.Option {
 	o := []udpsock.Option{
 		udpsock.Opt(unix.IPPROTO_UDP, unix.UDP_GRO, 1, "receive coalesced datagrams"),
@@ -213,8 +212,8 @@ func openError(port uint16, err error) error {
 	return fmt.Errorf("open trunk port %d: held by %s: %w. fix: stop it, or use another port: --trunk-port %d", port, who, err, port+2)
 }
 
-// Close closes the sockets. What was not flushed is lost. No Sender may be in
-// use any more.
+// Close closes the sockets. Packets that were not flushed are dropped. No Sender may be used
+// afterwards.
 func (l *Link) Close() error {
 	var errs []error
 	for i := range l.peers {
@@ -232,10 +231,9 @@ func (l *Link) Close() error {
 	return errors.Join(errs...)
 }
 
-// FDs returns the descriptors to watch: in for input by the Link's lane
-// (level-triggered: Recv may leave some), out for output by every lane with a
-// Sender (while Blocked: call Flush when one becomes writable).
-// They are the same descriptors.
+// FDs returns the descriptors to watch: in for input by the Link's lane (level-triggered: Recv may
+// leave data), out for output by every lane with a Sender (while Blocked: call Flush when one becomes
+// writable). They are the same descriptors.
 func (l *Link) FDs() (in, out []int) {
 	for _, fd := range l.fd {
 		if fd >= 0 {
@@ -245,7 +243,7 @@ func (l *Link) FDs() (in, out []int) {
 	return in, out
 }
 
-// changed is told of every event: it tells the Senders first.
+// changed handles every event: it updates the Senders before it calls Config.Event.
 func (l *Link) changed(e trunk.Event) {
 	p := &l.peers[e.Peer]
 	if e.Up {
@@ -257,9 +255,8 @@ func (l *Link) changed(e trunk.Event) {
 	}
 }
 
-// Inject puts i, a stage of package fault, before the sockets for every hello
-// and reply; nil ends it, and what it holds is lost. Where hellos do not pass the
-// trunk goes down.
+// Inject passes every hello and reply through i, a stage of package fault; nil ends that, and packets
+// that i holds are dropped. The trunk goes down if no hello passes.
 func (l *Link) Inject(i trunk.Injector) { l.inject = i }
 
 // Tick sends hellos and looks at timeouts and path MTUs. Call it at Deadline,

@@ -50,7 +50,7 @@ type peer struct {
 	ctrl    [infoLen]byte // sets the source address
 	ctrlLen int
 
-	probe int // socket connected to the peer, whose route's MTU is asked; -1: none
+	probe int // socket connected to the peer, for the MTU of its route; -1: none
 	dest  unix.Sockaddr
 	to    atomic.Uint32 // the peer's epoch, 0: down
 	limit atomic.Int32  // the largest datagram; 0: no route
@@ -127,18 +127,18 @@ func zone(a netip.Addr) (uint32, error) {
 	return uint32(i.Index), nil
 }
 
-// openProbe opens the socket that asks for the path MTU.
+// openProbe opens the socket for path MTU queries.
 func (p *peer) openProbe() error {
 	fd, err := udpsock.Open(p.family == 0, 0)
 	if err != nil {
 		return err
 	}
 	p.probe = fd
-	return udpsock.Deafen(fd)
+	return udpsock.DropAll(fd)
 }
 
-// measure asks the kernel for the path MTU. Connecting again makes it look up
-// the route again. Link and Senders call it, possibly at once, which is harmless.
+// measure reads the path MTU from the kernel. Connecting again repeats the route lookup. Link and
+// Senders may call it at the same time, which is harmless.
 func (p *peer) measure() {
 	p.limit.Store(int32(p.pathLimit()))
 }
@@ -158,7 +158,7 @@ func (p *peer) pathLimit() int {
 	return min(max(mtu-headers, 1), trunk.MaxDatagram)
 }
 
-// remote is what a Batch must know.
+// remote returns the state that a Batch depends on.
 func (p *peer) remote() trunk.Remote {
 	return trunk.Remote{To: trunk.Epoch(p.to.Load()), Limit: int(p.limit.Load())}
 }

@@ -18,12 +18,12 @@ type inMessage struct {
 	data [recvBytes]byte
 }
 
-// progress tells how far a socket has been read. A node that was not running
-// for a while finds in it what its peers sent meanwhile.
+// progress records how far a socket has been read. After a pause of the node the socket holds
+// datagrams that the peers sent during it.
 type progress struct {
-	until mono.Time // what came by then has been handled
-	// Where the socket is never empty: what came before begun has been handled
-	// once as many bytes were read since as the socket can hold.
+	until mono.Time // datagrams that arrived by then have been handled
+	// If the socket is never empty: datagrams that arrived before begun have been handled once as many
+	// bytes were read since then as the socket can hold.
 	begun mono.Time // 0: it was empty
 	bytes uint64
 	most  uint64
@@ -61,10 +61,9 @@ func (l *Link) initRecv() {
 	}
 }
 
-// Recv delivers packets that arrived, at most MaxRecv, with the index of the
-// peer each came from. They stay valid until the next Recv. deliver may use a
-// Sender, not the Link. more says that there may be more to receive at once;
-// without it the caller waits for input.
+// Recv delivers packets that arrived, at most MaxRecv, with the index of the source peer. They stay
+// valid until the next Recv. deliver may use a Sender, but not the Link. more reports that there may
+// be more to receive now; otherwise the caller waits for input.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
 	l.core.Recycle()
 	if l.cur == l.got && !l.fill(now) {
@@ -92,8 +91,8 @@ func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more 
 	return true
 }
 
-// fill fills the receive buffers from the socket whose turn it is, or else the
-// other.
+// fill fills the receive buffers from the socket that is next in turn, or from the other one if it is
+// empty.
 func (l *Link) fill(now mono.Time) bool {
 	for range l.fd {
 		l.family = l.turn
@@ -169,7 +168,7 @@ func (l *Link) begin() bool {
 	return false
 }
 
-// from reads a socket address; one that is no UDP address is that of nobody.
+// from reads a socket address; the result for an address that is no UDP address matches no peer.
 func from(name []byte) (s source) {
 	if len(name) < unix.SizeofSockaddrInet4 {
 		return s

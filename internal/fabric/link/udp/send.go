@@ -24,15 +24,14 @@ type outMessage struct {
 	ctrl         [sendCtrl]byte
 }
 
-// Sender is a lane's way out: one stream. See the package comment for who may
-// call it.
+// Sender is the transmitter of one lane: one stream. The package comment states its concurrency.
 type Sender struct {
 	l     *Link
 	batch *trunk.Batch
 	// The first train that is not sent and, where its datagrams go by
 	// themselves, the first of those.
 	head, next int
-	single     bool // the first train goes in single datagrams
+	single     bool // the first train is sent in single datagrams
 	noGSO      bool
 	blocked    bool
 	c          []SendCounters
@@ -57,10 +56,9 @@ func (l *Link) Sender(stream uint8) *Sender {
 // ends it.
 func (s *Sender) Inject(i trunk.Injector) { s.batch.Inject(i) }
 
-// Reserve returns room, undefined in content, to build a packet of up to n
-// octets for a peer where it will be sent from. nil is a loss that is counted: the
-// trunk is down, the packet is too long, or the Sender is Blocked and full. The
-// room is good until the next call of Reserve, Commit or Flush.
+// Reserve returns a buffer, with undefined content, for a packet of up to n octets to a peer, in the
+// transmit buffer. nil is a counted drop: the trunk is down, the packet is too long, or the Sender is
+// Blocked and full. The buffer is valid until the next call of Reserve, Commit or Flush.
 func (s *Sender) Reserve(peer, n int) []byte { return s.batch.Reserve(peer, n) }
 
 // Commit makes the first n octets of what Reserve returned a packet. It panics if
@@ -74,15 +72,15 @@ func (s *Sender) Commit(now mono.Time, n int) {
 	}
 }
 
-// Flush sends everything that was committed, as far as the sockets take it, and
-// what an Injector held until now.
+// Flush sends everything that was committed, as far as the sockets accept it, and the packets that an
+// Injector held until now.
 func (s *Sender) Flush(now mono.Time) {
 	s.batch.Release(now)
 	s.flush()
 }
 
-// Blocked reports whether the sockets did not take everything at the last
-// Flush: what is left goes with the next one.
+// Blocked reports whether the sockets did not accept everything at the last Flush; the next Flush
+// sends the rest.
 func (s *Sender) Blocked() bool { return s.blocked }
 
 // Deadline returns when Flush must be called next on behalf of an Injector; 0:
@@ -201,7 +199,7 @@ func (s *Sender) message(n int, p *peer, first, end, size int) {
 	h.SetIovlen(end - first)
 }
 
-// sent accounts for one message and goes on behind it.
+// sent records that one message was sent and advances behind it.
 func (s *Sender) sent(trains []trunk.Train, m *outMessage) {
 	t := &trains[s.head]
 	c := &s.c[t.Peer]
@@ -222,7 +220,7 @@ func (s *Sender) sent(trains []trunk.Train, m *outMessage) {
 
 func (s *Sender) advance() { s.head, s.next, s.single = s.head+1, 0, false }
 
-// refused deals with an error of the first message: it is tried again, or lost.
+// refused handles an error of the first message: it is sent again, or dropped.
 func (s *Sender) refused(trains []trunk.Train, e unix.Errno) {
 	t := &trains[s.head]
 	p := &s.l.peers[t.Peer]
@@ -237,7 +235,7 @@ func (s *Sender) refused(trains []trunk.Train, e unix.Errno) {
 		// A train of datagrams larger than the path MTU is EINVAL to older kernels.
 		p.measure()
 		if gso && e == unix.EINVAL && t.Size <= int(p.limit.Load()) {
-			s.single = true // they will tell why
+			s.single = true // the errors of single datagrams give the reason
 			return
 		}
 		e = unix.EMSGSIZE

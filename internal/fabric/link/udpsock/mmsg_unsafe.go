@@ -14,10 +14,9 @@ type Message struct {
 	N   uint32 // bytes sent or received
 }
 
-// Send is sendmmsg: it sends messages and returns how many went out; the error
-// is that of the first message and means that none did. It does not block. m
-// must not be empty, and what its headers point to is the caller's and must
-// be as long as they say.
+// Send is sendmmsg: it sends messages and returns how many were sent; the error is that of the first
+// message and means that none was sent. It does not block. m must not be empty. The memory that its
+// headers point to belongs to the caller and must have the stated lengths.
 func Send(fd int, m []Message) (int, unix.Errno) {
 	// Safe: m is not empty (callers check), is kept alive by the argument for
 	// the length of the call, and the kernel reads len(m) headers. The pointers

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// PortOwner describes who holds a UDP port in this network namespace, as far
-// as proc (usually /proc) tells; "" if nobody is found.
+// PortOwner describes the process that holds a UDP port in this network namespace, from proc (usually
+// /proc); "" if none is found.
 func PortOwner(proc string, port uint16) string {
 	inodes := map[string]bool{}
 	for _, f := range []string{"thread-self/net/udp", "thread-self/net/udp6"} {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Option is one socket option; What says what fails without it.
+// Option is one socket option; What is the error text if it cannot be set.
 type Option struct {
 	Level, Name, Value int
 	What               string
@@ -45,8 +45,8 @@ func Open(v4 bool, port uint16, opts ...[]Option) (int, error) {
 	return fd, nil
 }
 
-// SetRecvBuffer makes the receive buffer of a socket as large as want bytes, or
-// as large as may be, and returns its size.
+// SetRecvBuffer sets the receive buffer of a socket to want bytes, or to the largest size that is
+// permitted, and returns its size.
 func SetRecvBuffer(fd, want int) int { return setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, want) }
 
 // SetSendBuffer is SetRecvBuffer for the send buffer.
@@ -65,9 +65,9 @@ func setBuffer(fd, force, option, want int) int {
 	return n / 2
 }
 
-// Deafen lets a socket that only sends drop whatever arrives, so that nobody
-// can fill its buffer: a filter program that accepts zero bytes.
-func Deafen(fd int) error {
+// DropAll attaches a filter program that accepts zero bytes to a socket that only sends, so that its
+// receive buffer stays empty.
+func DropAll(fd int) error {
 	code := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})

@@ -11,9 +11,9 @@ import (
 	"weft/internal/proto/mem"
 )
 
-// TestJudge: what Judge says of a path and key is what Send does with a run of
+// TestRoute: the result of Route for a path and key is what Send does with a burst of
 // them, by every kind of switch, and Refused counts as Send does.
-func TestJudge(t *testing.T) {
+func TestRoute(t *testing.T) {
 	a := line(t, 1)[0]
 	w := *a.wiring.Load()
 	w.Port[2], w.Port[3] = Plug{Function, 2}, Plug{Function, 3}
@@ -37,7 +37,7 @@ func TestJudge(t *testing.T) {
 		}
 		x.Path.SLID, x.PKey = ib.LID(1+r.IntN(3)), keys[r.IntN(len(keys))]
 		before := a.Counters()
-		why := a.Judge(a.Table(), x.Path, x.PKey)
+		why := a.Route(a.Table(), x.Path, x.PKey)
 		if a.Counters() != before {
 			t.Fatal("to judge counts")
 		}
