@@ -20,7 +20,7 @@ import (
 // storeys is the order of the tree, the lowest first: a package imports its own storey and those
 // below. The first pattern that matches counts; "x/..." means x and all below it.
 var storeys = [][]string{
-	{"internal/proto/abi/gen"}, // a generator: nothing imports it
+	generators, // nothing imports them
 	{"internal/proto/..."},
 	{"internal/fabric/..."},
 	{"internal/verbs/..."},
@@ -33,6 +33,9 @@ var storeys = [][]string{
 	{"cmd/...", "test/...", "bench/...", "docs/...", "shim/..."},
 }
 
+// generators write Go files of the package above them.
+var generators = []string{"internal/proto/abi/gen", "internal/proto/mad/gen"}
+
 // cores are the protocol cores: no goroutine, lock, clock, log or socket. A core imports
 // internal/proto and its own parts, no other core.
 var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "internal/fabric/trunk", "internal/service/vnic/...",
@@ -40,7 +43,7 @@ var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "int
 
 // pure are the packages that know nothing of the world: the cores, and what they are made of.
 func pure(rel string) bool {
-	return matches(cores, rel) || rel != "internal/proto/abi/gen" && strings.HasPrefix(rel, "internal/proto/")
+	return matches(cores, rel) || !matches(generators, rel) && strings.HasPrefix(rel, "internal/proto/")
 }
 
 // mayCallSystem are the packages that may use golang.org/x/sys/unix; their

@@ -32,9 +32,21 @@ func flag(v bool, n uint) uint8 {
 	return 0
 }
 
-// nibbles joins two 4-bit fields; excess bits are dropped.
-func nibbles(high, low uint8) uint8 { return high<<4 | low&0xf }
-
 func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v) }
+
+// putUint writes the low bytes of v, as many as b has.
+func putUint(b []byte, v uint64) {
+	for i := range b {
+		b[i] = byte(v >> (8 * (len(b) - 1 - i)))
+	}
+}
+
+// getUint returns the at most 8 bytes of b as one number.
+func getUint(b []byte) (v uint64) {
+	for _, c := range b {
+		v = v<<8 | uint64(c)
+	}
+	return v
+}
 
 func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }

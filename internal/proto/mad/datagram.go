@@ -12,7 +12,12 @@
 // makes a request) with an attribute in Data: VEMAClassPortInfo, VESWPortInfo,
 // VESWMACEntries, VESWMACList, VESWSummary, VESWErrors; and VEMATrap. An
 // attribute is put there with a.Append(m.Data[:0]).
+//
+// The structures, their codecs and the component masks are generated from the tables of gen, one line a field
+// with its offset: layout_gen.go and component_gen.go.
 package mad
+
+//go:generate go run ./gen -dir .
 
 import (
 	"slices"

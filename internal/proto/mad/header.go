@@ -115,7 +115,6 @@ const (
 	StatusInvalidValue   Status = 0x001c // of attribute or modifier
 	StatusClassSpecific  Status = 0xff00 // mask
 	statusGeneralCode    Status = 0x001c // mask
-	statusDirection      Status = 0x8000
 	StatusSANoResources  Status = 0x0100
 	StatusSARequest      Status = 0x0200 // request invalid
 	StatusSANoRecords    Status = 0x0300
@@ -220,56 +219,3 @@ const (
 	AttrServiceAssociationRecord AttributeID = 0x003b
 	AttrInformInfoRecord         AttributeID = 0x00f3
 )
-
-// HeaderLen is the length of the common MAD header.
-const HeaderLen = 24
-
-// Header is the common MAD header (IBA volume 1, 13.4.3).
-type Header struct {
-	BaseVersion  uint8
-	MgmtClass    Class
-	ClassVersion uint8
-	Method       Method
-	// Status of a directed-route SMP includes the direction bit here; SMP
-	// takes it apart.
-	Status            Status
-	ClassSpecific     uint16
-	TransactionID     uint64
-	AttributeID       AttributeID
-	AttributeModifier uint32
-}
-
-// Append appends the header's HeaderLen bytes to b.
-func (h *Header) Append(b []byte) []byte {
-	b, p := extend(b, HeaderLen)
-	h.put(p)
-	return b
-}
-
-func (h *Header) put(p []byte) {
-	p[0], p[1], p[2], p[3] = h.BaseVersion, uint8(h.MgmtClass), h.ClassVersion, uint8(h.Method)
-	be.PutUint16(p[4:], uint16(h.Status))
-	be.PutUint16(p[6:], h.ClassSpecific)
-	be.PutUint64(p[8:], h.TransactionID)
-	be.PutUint16(p[16:], uint16(h.AttributeID))
-	be.PutUint32(p[20:], h.AttributeModifier)
-}
-
-// Parse reads the header from the start of b.
-func (h *Header) Parse(b []byte) error {
-	if len(b) < HeaderLen {
-		return ErrShort
-	}
-	*h = Header{
-		BaseVersion:       b[0],
-		MgmtClass:         Class(b[1]),
-		ClassVersion:      b[2],
-		Method:            Method(b[3]),
-		Status:            Status(be.Uint16(b[4:])),
-		ClassSpecific:     be.Uint16(b[6:]),
-		TransactionID:     be.Uint64(b[8:]),
-		AttributeID:       AttributeID(be.Uint16(b[16:])),
-		AttributeModifier: be.Uint32(b[20:]),
-	}
-	return nil
-}

@@ -72,75 +72,8 @@ func (t TrapNumber) String() string {
 	return fmt.Sprintf("trap %d", uint16(t))
 }
 
-// NoticeLen is the length of a Notice.
-const NoticeLen = 64
-
 // noticeDetails is how many octets a notice has for what it reports.
 const noticeDetails = 54
-
-// Notice reports an event (IBA volume 1, 13.4.8.2). It is the attribute of a trap;
-// reports of subnet administration have a NoticeRecord.
-type Notice struct {
-	Generic    bool
-	Type       NoticeType // 7 bits
-	Producer   Producer   // 24 bits
-	TrapNumber TrapNumber
-	IssuerLID  ib.LID
-	Toggle     bool
-	Count      uint16 // 15 bits
-	Details    [noticeDetails]byte
-}
-
-// Append appends the NoticeLen bytes of n to b.
-func (n *Notice) Append(b []byte) []byte {
-	b, p := extend(b, NoticeLen)
-	p[0] = flag(n.Generic, 7) | uint8(n.Type)&0x7f
-	put24(p[1:], uint32(n.Producer))
-	be.PutUint16(p[4:], uint16(n.TrapNumber))
-	be.PutUint16(p[6:], uint16(n.IssuerLID))
-	be.PutUint16(p[8:], uint16(flag(n.Toggle, 7))<<8|n.Count&0x7fff)
-	copy(p[10:], n.Details[:])
-	return b
-}
-
-// Parse reads a Notice from the start of b.
-func (n *Notice) Parse(b []byte) error {
-	if len(b) < NoticeLen {
-		return ErrShort
-	}
-	*n = Notice{
-		Generic:    b[0]&0x80 != 0,
-		Type:       NoticeType(b[0] & 0x7f),
-		Producer:   Producer(get24(b[1:])),
-		TrapNumber: TrapNumber(be.Uint16(b[4:])),
-		IssuerLID:  ib.LID(be.Uint16(b[6:])),
-		Toggle:     b[8]&0x80 != 0,
-		Count:      be.Uint16(b[8:]) & 0x7fff,
-		Details:    [noticeDetails]byte(b[10:64]),
-	}
-	return nil
-}
-
-// NoticeRecordLen is the length of a NoticeRecord.
-const NoticeRecordLen = 80
-
-// NoticeRecord is a notice as subnet administration reports it.
-type NoticeRecord struct {
-	Notice
-	IssuerGID ib.GID
-}
-
-// Append appends the NoticeRecordLen bytes of n to b.
-func (n *NoticeRecord) Append(b []byte) []byte { return append(n.Notice.Append(b), n.IssuerGID[:]...) }
-
-// Parse reads a NoticeRecord from the start of b.
-func (n *NoticeRecord) Parse(b []byte) error {
-	if len(b) < NoticeRecordLen {
-		return ErrShort
-	}
-	n.IssuerGID = ib.GID(b[64:])
-	return n.Notice.Parse(b)
-}
 
 // GIDNotice returns the notice of traps 64 to 67: a port's or a group's GID
 // came or went. issuer is the subnet manager's port.
@@ -191,32 +124,17 @@ const (
 	ChangeCapabilityMask2  = 0x20
 )
 
-// LocalChange is what trap 144 says: a port's capabilities, or with Other what
-// Flags name, changed.
-type LocalChange struct {
-	LID             ib.LID
-	Other           bool
-	CapabilityMask  Capability
-	Flags           uint16
-	CapabilityMask2 Capability2
-}
-
 // Notice returns the notice of trap 144.
 func (c *LocalChange) Notice(from Producer) Notice {
 	n := Notice{Generic: true, Type: NoticeInformational, Producer: from, TrapNumber: TrapLocalChange, IssuerLID: c.LID}
-	be.PutUint16(n.Details[2:], uint16(c.LID))
-	n.Details[5] = flag(c.Other, 0)
-	be.PutUint32(n.Details[6:], uint32(c.CapabilityMask))
-	be.PutUint16(n.Details[10:], c.Flags)
-	be.PutUint16(n.Details[12:], uint16(c.CapabilityMask2))
+	c.put(n.Details[:])
 	return n
 }
 
 // LocalChange returns the details of trap 144.
-func (n *Notice) LocalChange() LocalChange {
-	d := n.Details[:]
-	return LocalChange{LID: ib.LID(be.Uint16(d[2:])), Other: d[5]&1 != 0, CapabilityMask: Capability(be.Uint32(d[6:])),
-		Flags: be.Uint16(d[10:]), CapabilityMask2: Capability2(be.Uint16(d[12:]))}
+func (n *Notice) LocalChange() (c LocalChange) {
+	c.get(n.Details[:])
+	return c
 }
 
 // SystemImageNotice returns the notice of trap 145.
@@ -233,20 +151,6 @@ func (n *Notice) SystemImageGUID() ib.GUID { return ib.GUID(be.Uint64(n.Details[
 // maxNoticePath is how much of a return path fits a notice.
 const maxNoticePath = 30
 
-// BadMKey is what trap 256 says: an SMP had a wrong M_Key.
-type BadMKey struct {
-	LID         ib.LID
-	DrSLID      ib.LID
-	Method      Method
-	AttributeID AttributeID
-	Modifier    uint32
-	MKey        uint64
-	Directed    bool
-	Truncated   bool  // the return path was longer
-	Hops        uint8 // 6 bits
-	ReturnPath  [maxNoticePath]uint8
-}
-
 // BadMKeyOf returns what trap 256 says of the refused SMP s at the port of lid.
 func BadMKeyOf(s *SMP, lid ib.LID) BadMKey {
 	m := BadMKey{LID: lid, Method: s.Method, AttributeID: s.AttributeID, Modifier: s.AttributeModifier, MKey: s.MKey}
@@ -261,24 +165,14 @@ func BadMKeyOf(s *SMP, lid ib.LID) BadMKey {
 // Notice returns the notice of trap 256.
 func (m *BadMKey) Notice(from Producer) Notice {
 	n := Notice{Generic: true, Type: NoticeSecurity, Producer: from, TrapNumber: TrapBadMKey, IssuerLID: m.LID}
-	d := n.Details[:]
-	be.PutUint16(d[2:], uint16(m.LID))
-	be.PutUint16(d[4:], uint16(m.DrSLID))
-	d[6] = uint8(m.Method)
-	be.PutUint16(d[8:], uint16(m.AttributeID))
-	be.PutUint32(d[10:], m.Modifier)
-	be.PutUint64(d[14:], m.MKey)
-	d[23] = flag(m.Directed, 7) | flag(m.Truncated, 6) | m.Hops&0x3f
-	copy(d[24:], m.ReturnPath[:])
+	m.put(n.Details[:])
 	return n
 }
 
 // BadMKey returns the details of trap 256.
-func (n *Notice) BadMKey() BadMKey {
-	d := n.Details[:]
-	return BadMKey{LID: ib.LID(be.Uint16(d[2:])), DrSLID: ib.LID(be.Uint16(d[4:])), Method: Method(d[6]),
-		AttributeID: AttributeID(be.Uint16(d[8:])), Modifier: be.Uint32(d[10:]), MKey: be.Uint64(d[14:]),
-		Directed: d[23]&0x80 != 0, Truncated: d[23]&0x40 != 0, Hops: d[23] & 0x3f, ReturnPath: [maxNoticePath]uint8(d[24:])}
+func (n *Notice) BadMKey() (m BadMKey) {
+	m.get(n.Details[:])
+	return m
 }
 
 // BadKey is what traps 257 to 259 say: a packet from LID1 to LID2 had a wrong
@@ -298,38 +192,20 @@ type BadKey struct {
 // Notice returns the notice of trap 257, 258 or 259 issued by the port of lid.
 func (k *BadKey) Notice(trap TrapNumber, from Producer, lid ib.LID) Notice {
 	n := Notice{Generic: true, Type: NoticeSecurity, Producer: from, TrapNumber: trap, IssuerLID: lid}
-	d := n.Details[:]
-	be.PutUint16(d[2:], uint16(k.LID1))
-	be.PutUint16(d[4:], uint16(k.LID2))
-	rest := d[10:]
 	if trap == TrapBadPKeyAtSwitch {
-		be.PutUint16(d, k.DataValid)
-		be.PutUint16(d[6:], uint16(k.Key))
-		rest = d[8:]
-		be.PutUint16(rest[40:], uint16(k.SwitchLID))
-		rest[42] = k.Port
+		k.putAtSwitch(n.Details[:])
 	} else {
-		be.PutUint32(d[6:], k.Key)
+		k.putAtPort(n.Details[:])
 	}
-	be.PutUint32(rest, uint32(k.SL)<<28|uint32(k.QP1&ib.QPNMask))
-	be.PutUint32(rest[4:], uint32(k.QP2&ib.QPNMask))
-	copy(rest[8:], k.GID1[:])
-	copy(rest[24:], k.GID2[:])
 	return n
 }
 
 // BadKey returns the details of traps 257 to 259.
-func (n *Notice) BadKey() BadKey {
-	d := n.Details[:]
-	k := BadKey{LID1: ib.LID(be.Uint16(d[2:])), LID2: ib.LID(be.Uint16(d[4:])), Key: be.Uint32(d[6:])}
-	rest := d[10:]
+func (n *Notice) BadKey() (k BadKey) {
 	if n.TrapNumber == TrapBadPKeyAtSwitch {
-		k.DataValid, k.Key = be.Uint16(d), uint32(be.Uint16(d[6:]))
-		rest = d[8:]
-		k.SwitchLID, k.Port = ib.LID(be.Uint16(rest[40:])), rest[42]
+		k.getAtSwitch(n.Details[:])
+	} else {
+		k.getAtPort(n.Details[:])
 	}
-	k.SL = rest[0] >> 4
-	k.QP1, k.QP2 = ib.QPN(get24(rest[1:])), ib.QPN(get24(rest[5:]))
-	k.GID1, k.GID2 = ib.GID(rest[8:]), ib.GID(rest[24:])
 	return k
 }

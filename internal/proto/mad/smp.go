@@ -37,18 +37,11 @@ func (s *SMP) Directed() bool { return s.MgmtClass == ClassSubnDR }
 // Append appends the SMP's Len bytes to b.
 func (s *SMP) Append(b []byte) []byte {
 	b, p := extend(b, Len)
-	s.Header.put(p)
-	be.PutUint64(p[24:], s.MKey)
-	copy(p[64:128], s.Data[:])
-	if !s.Directed() {
-		return b
+	if s.Directed() {
+		s.putDirected(p)
+	} else {
+		s.putLIDRouted(p)
 	}
-	be.PutUint16(p[4:], uint16(s.Status&^statusDirection)|uint16(flag(s.D, 7))<<8)
-	p[6], p[7] = s.HopPointer, s.HopCount
-	be.PutUint16(p[32:], uint16(s.DrSLID))
-	be.PutUint16(p[34:], uint16(s.DrDLID))
-	copy(p[128:192], s.InitialPath[:])
-	copy(p[192:256], s.ReturnPath[:])
 	return b
 }
 
@@ -58,20 +51,12 @@ func (s *SMP) Parse(b []byte) error {
 	if len(b) < Len {
 		return ErrShort
 	}
-	*s = SMP{MKey: be.Uint64(b[24:]), Data: [SMPDataLen]byte(b[64:128])}
-	if err := s.Header.Parse(b); err != nil {
-		return err
+	*s = SMP{}
+	if Class(b[1]) == ClassSubnDR {
+		s.getDirected(b)
+	} else {
+		s.getLIDRouted(b)
 	}
-	if !s.Directed() {
-		return nil
-	}
-	s.D = s.Status&statusDirection != 0
-	s.Status &^= statusDirection
-	s.ClassSpecific = 0
-	s.HopPointer, s.HopCount = b[6], b[7]
-	s.DrSLID, s.DrDLID = ib.LID(be.Uint16(b[32:])), ib.LID(be.Uint16(b[34:]))
-	s.InitialPath = [MaxHops + 1]uint8(b[128:192])
-	s.ReturnPath = [MaxHops + 1]uint8(b[192:256])
 	return nil
 }
 
