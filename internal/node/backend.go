@@ -19,8 +19,10 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/device/vhost"
+	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/hostnet"
 	"weft/internal/mgmt/umad"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
@@ -91,24 +93,25 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
 			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
 	}
-	for i, l := range n.lanes {
-		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.asleep.Load(), RealTime: l.realTime.Load()})
+	for i, l := range n.lanes.All() {
+		rt, _ := l.RealTime()
+		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.Asleep(), RealTime: rt})
 	}
 	for _, d := range n.snapshot() {
-		row := api.Session{Owner: n.owner(d), Lane: d.lane.hca.ID, Memory: d.memory()}
+		row := api.Session{Owner: n.owner(d), Lane: d.lane.ID(), Memory: d.memory()}
 		objects := 0
-		switch err := d.lane.look(func() { objects = d.dev.Session().Objects() }); {
+		switch err := d.lane.Query(func() { objects = d.Dev.Session().Objects() }); {
 		case err == nil:
 			row.Objects = objects
-		case !errors.Is(err, errLaneStuck): // which is told below
+		case !errors.Is(err, lane.ErrStuck): // which is told below
 			return s, err
 		}
 		s.Sessions = append(s.Sessions, row)
 	}
 	for _, r := range n.residentList() {
-		row := api.Session{Owner: r.owner(), Lane: r.lane.hca.ID, Memory: "node"}
-		switch err := r.lane.look(func() { row.Objects = r.sess.Objects() }); {
-		case err == nil, errors.Is(err, errLaneStuck):
+		row := api.Session{Owner: r.owner(), Lane: r.lane.ID(), Memory: "node"}
+		switch err := r.lane.Query(func() { row.Objects = r.sess.Objects() }); {
+		case err == nil, errors.Is(err, lane.ErrStuck):
 		default:
 			return s, err
 		}
@@ -119,10 +122,10 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	if s.Captures, err = n.Captures(ctx); err != nil {
 		return s, err
 	}
-	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, errLaneStuck) {
+	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
 	}
-	if s.IPLinks, err = n.IPLinks(ctx); err != nil && !errors.Is(err, errLaneStuck) {
+	if s.IPLinks, err = n.IPLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
 	}
 	s.Degraded, err = n.degraded(ctx)
@@ -198,7 +201,7 @@ func (n *Node) fixNotActive() string {
 	return "weft up --sm auto, on this node or another of the subnet"
 }
 
-func (n *Node) laneSessions(l *lane) (c int) {
+func (n *Node) laneSessions(l *lane.Lane) (c int) {
 	for _, d := range n.snapshot() {
 		if d.lane == l {
 			c++
@@ -218,20 +221,20 @@ func (n *Node) owner(d *door) api.Owner {
 
 // degraded lists every state in which the node works less well than it could.
 func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
-	for i, l := range n.lanes {
-		if e := l.noRT.Load(); e != nil {
-			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, *e),
+	for i, l := range n.lanes.All() {
+		if _, e := l.RealTime(); e != nil {
+			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, e),
 				Fix: "give the node CAP_SYS_NICE or a limit (ulimit -r 1), or leave --real-time out"})
 		}
 		var links []api.Degraded
-		switch e := l.look(func() {
-			for _, d := range n.links[i].roce.Degraded() {
+		switch e := l.Query(func() {
+			for _, d := range l.Net.RoCE.Degraded() {
 				links = append(links, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 			}
 		}); {
 		case e == nil:
 			list = append(list, links...)
-		case !errors.Is(e, errLaneStuck):
+		case !errors.Is(e, lane.ErrStuck):
 			err = errors.Join(err, e)
 		}
 	}
@@ -343,14 +346,14 @@ func nativeTables(port *api.Port, p *hca.Port) {
 func (n *Node) Resources(context.Context) (r api.Resources, err error) {
 	for _, d := range n.snapshot() {
 		var i hca.Info
-		if err := d.lane.look(func() { i = d.dev.Session().Inspect() }); err != nil {
+		if err := d.lane.Query(func() { i = d.Dev.Session().Inspect() }); err != nil {
 			return r, err
 		}
 		n.resources(&r, n.owner(d), d.kind, &i)
 	}
 	for _, v := range n.residentList() {
 		var i hca.Info
-		if err := v.lane.look(func() { i = v.sess.Inspect() }); err != nil {
+		if err := v.lane.Query(func() { i = v.sess.Inspect() }); err != nil {
 			return r, err
 		}
 		n.resources(&r, v.owner(), func(mem.Space) string { return "node" }, &i)
@@ -428,7 +431,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		if f.a.Port().Link != ib.LinkInfiniBand {
 			continue // the counters of its link are those of the port
 		}
-		c, err := n.portCounters(f.a)
+		c, err := n.lanes.PortCounters(f.a.Number())
 		if err != nil {
 			return nil, err
 		}
@@ -459,22 +462,22 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		d.s.do(func(mono.Time) { fields(add, api.ScopeNode, "rdmacm", &d.hub.Stats) })
 	}
 	n.cm.counters(func(name string, v uint64) { add(api.ScopeCM, "", name, v) })
-	for i, l := range n.lanes {
-		err = l.look(func() {
+	for i, l := range n.lanes.All() {
+		err = l.Query(func() {
 			if i == 0 {
-				c := n.mcast.Counters()
+				c := n.lanes.Multicast().Counters()
 				fields(add, api.ScopeMcast, "", &c.Counters)
 				add(api.ScopeMcast, "", "payloads", c.Payloads)
 				add(api.ScopeMcast, "", "high_queue", c.HighQueue)
 			}
-			fields(add, api.ScopeLane, strconv.Itoa(i), &l.hca.Stats)
-			fields(add, api.ScopeLane, strconv.Itoa(i), &l.stats)
-			c := n.links[i].roce.Counters()
+			fields(add, api.ScopeLane, strconv.Itoa(i), &l.HCA.Stats)
+			fields(add, api.ScopeLane, strconv.Itoa(i), l.Stats())
+			c := l.Net.RoCE.Counters()
 			c.Each(func(name string, v uint64) { add(api.ScopeLink, "roce"+strconv.Itoa(i), name, v) })
-			for _, e := range n.links[i].exits.frames {
-				c := e.link.Counters()
-				c.Each(func(name string, v uint64) { add(api.ScopeLink, n.deviceName(e.function), name, v) })
-			}
+			l.Net.EachEthernet(func(function uint16, port *roceframe.Link) {
+				c := port.Counters()
+				c.Each(func(name string, v uint64) { add(api.ScopeLink, n.deviceName(function), name, v) })
+			})
 		})
 		if err != nil {
 			return nil, err
@@ -496,9 +499,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	}
 	list = append(list, more...)
 	for _, d := range n.snapshot() {
-		err := d.lane.look(func() {
-			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.dev.Stats)
-			for _, q := range d.dev.Session().Inspect().QPs {
+		err := d.lane.Query(func() {
+			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.Dev.Stats)
+			for _, q := range d.Dev.Session().Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
 			}
 		})
@@ -507,7 +510,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 	}
 	for _, r := range n.residentList() {
-		if err := r.lane.look(func() {
+		if err := r.lane.Query(func() {
 			for _, q := range r.sess.Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
 			}

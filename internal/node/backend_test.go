@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"weft/internal/device/rdmadev"
+	"weft/internal/node/lane"
 	"weft/internal/verbs/hca"
 	"weft/internal/verbs/transport"
 )
@@ -36,7 +37,7 @@ func TestSnake(t *testing.T) {
 
 // TestFields: every field of every struct of counters gets one name of its own.
 func TestFields(t *testing.T) {
-	for _, v := range []any{&hca.LaneStats{}, &laneStats{}, &rdmadev.Stats{}, &transport.Counters{}} {
+	for _, v := range []any{&hca.LaneStats{}, &lane.Stats{}, &rdmadev.Stats{}, &transport.Counters{}} {
 		want := 0
 		typ := reflect.TypeOf(v).Elem()
 		for i := range typ.NumField() {

@@ -52,18 +52,18 @@ const maxShowing = 1024
 // number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the lane has not come
 // to.
 func (n *Node) show(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
-	l, c := n.lanes[0], &n.captures
+	l, c := n.lanes.First(), &n.captures
 	if c.showing.Add(1) > maxShowing {
 		c.showing.Add(-1)
 		c.missed(r, sent)
 		return
 	}
-	l.post(func() {
+	l.Post(func() {
 		c.showing.Add(-1)
 		if number != nil {
 			number(r)
 		}
-		l.hca.ShowManagement(r, sent)
+		l.HCA.ShowManagement(r, sent)
 	})
 }
 
@@ -205,7 +205,7 @@ func (f writerFunc) Write(p []byte) (int, error) {
 
 // captureConfig finds what a capture is of.
 func (n *Node) captureConfig(ctx context.Context, spec api.CaptureSpec) (capture.Config, error) {
-	cfg := capture.Config{Lanes: len(n.lanes), RingBytes: captureBytes, SnapLen: spec.SnapLen, Port: uint16(n.cfg.RoCEPort), Clock: time.Now, Later: spec.Device == ""}
+	cfg := capture.Config{Lanes: len(n.lanes.All()), RingBytes: captureBytes, SnapLen: spec.SnapLen, Port: uint16(n.cfg.RoCEPort), Clock: time.Now, Later: spec.Device == ""}
 	for cfg.RingBytes*cfg.Lanes > captureBytes {
 		cfg.RingBytes /= 2
 	}
@@ -289,12 +289,12 @@ func (n *Node) setTaps() (err error) {
 		list = append(list, c.c)
 	}
 	n.captures.mu.Unlock()
-	for i, l := range n.lanes {
+	for i, l := range n.lanes.All() {
 		var t hca.Tap
 		if len(list) > 0 {
 			t = capture.NewTap(i, list)
 		}
-		err = errors.Join(err, l.look(func() { l.hca.SetTap(t) }))
+		err = errors.Join(err, l.Query(func() { l.HCA.SetTap(t) }))
 	}
 	return err
 }

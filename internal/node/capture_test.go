@@ -370,7 +370,7 @@ func TestCaptureManagementBounded(t *testing.T) {
 	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, io.Discard)
 	_, none := r.capturing(api.CaptureSpec{Device: r.cfg.Device}, io.Discard)
 	held, free := make(chan struct{}), make(chan struct{})
-	r.node.lanes[0].post(func() { close(held); <-free })
+	r.node.lanes.First().Post(func() { close(held); <-free })
 	<-held
 	s.do(func() {
 		for range maxShowing + 5 {

@@ -268,11 +268,11 @@ func (s *cmService) number(r *pkt.Burst) {
 
 // transmit sends a datagram over RoCEv2. Lane 0 has the links of all Ethernet ports.
 func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
-	l, r := s.n.lanes[0], s.datagram(f, p, d)
-	l.post(func() {
+	l, r := s.n.lanes.First(), s.datagram(f, p, d)
+	l.Post(func() {
 		s.number(r)
-		l.hca.ShowManagement(r, true)
-		s.n.links[0].Send(l.clock(), r, l.hca.Batch())
+		l.HCA.ShowManagement(r, true)
+		s.n.lanes.First().Net.Send(l.Now(), r, l.HCA.Batch())
 	})
 }
 

@@ -203,13 +203,13 @@ func (s *cmService) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time,
 	answer := func(p *ipoib.PathInfo, err error) {
 		s.post(func(now mono.Time) { done(now, p, pathError(err)) })
 	}
-	if !l.lane.post(func() {
+	if !l.lane.Post(func() {
 		if l.link == nil {
 			answer(nil, ipoib.ErrLinkDown)
 			return
 		}
 		p := new(ipoib.PathInfo)
-		err := l.link.GetPathAsync(l.lane.clock(), dst, p, func(status error, out *ipoib.PathInfo, _ any) { answer(out, status) }, nil)
+		err := l.link.GetPathAsync(l.lane.Now(), dst, p, func(status error, out *ipoib.PathInfo, _ any) { answer(out, status) }, nil)
 		if !errors.Is(err, ipoib.ErrAgain) {
 			answer(p, err)
 		}

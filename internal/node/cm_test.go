@@ -12,6 +12,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -37,7 +38,7 @@ func (u *cmUser) hear(_ mono.Time, e *cm.Event) { u.events <- *e }
 // do calls the manager.
 func (u *cmUser) do(f func(now mono.Time) error) {
 	u.t.Helper()
-	err := errLaneStopped
+	err := loop.ErrStopped
 	u.s.do(func(now mono.Time) { err = f(now) })
 	if err != nil {
 		u.t.Fatal(err)
@@ -313,10 +314,10 @@ func TestCMStrangers(t *testing.T) {
 		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnlyImm, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
 	} {
 		before := r.counter(api.ScopeCM, c.counter)
-		l := r.node.lanes[0]
+		l := r.node.lanes.First()
 		c.h.DestQPN = ib.QPNGSI
 		run := gsiRun(c.h, m.Append(nil)[c.cut:])
-		if err := l.do(func() { l.hca.Receive(l.clock(), run) }); err != nil {
+		if err := l.Do(func() { l.HCA.Receive(l.Now(), run) }); err != nil {
 			t.Fatal(err)
 		}
 		if c.counter == "received" {

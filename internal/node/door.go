@@ -15,6 +15,7 @@ import (
 	"weft/internal/device/rdmadev"
 	"weft/internal/device/vhost"
 	"weft/internal/device/virtio"
+	"weft/internal/node/lane"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
@@ -25,11 +26,12 @@ import (
 // on a lane on the other. Its methods are called by the session's goroutine;
 // what touches the device goes through the lane.
 type door struct {
-	n      *Node
-	f      *function
-	s      *vhost.Session
-	lane   *lane
-	dev    *rdmadev.Device // made when it is known what kind of client this is
+	n    *Node
+	f    *function
+	s    *vhost.Session
+	lane *lane.Lane
+	// Client is its device on the lane, made when it is known what kind of client this is.
+	lane.Client
 	mem    *vhost.MemTable
 	serial uint32
 	pid    int
@@ -67,13 +69,13 @@ func (d *door) Features() uint64 {
 // device makes the device at the first request that needs to know its kind: a
 // program has said WEFT_HELLO by then.
 func (d *door) device() (err error) {
-	if d.dev != nil {
+	if d.Dev != nil {
 		return nil
 	}
 	d.verbs = d.s.Weft()
-	if e := d.lane.do(func() {
+	if e := d.lane.Do(func() {
 		if err = d.renew(); err == nil {
-			d.lane.addDoor(d)
+			d.lane.AddClient(&d.Client)
 		}
 	}); e != nil {
 		return e
@@ -100,10 +102,10 @@ func (d *door) queues() (cqs, qps uint32) {
 // Rings implements vhost.Device.
 func (d *door) Rings() int {
 	if err := d.device(); err != nil {
-		d.fail(err)
+		d.Fail(err)
 		return 0
 	}
-	return int(d.dev.Rings())
+	return int(d.Dev.Rings())
 }
 
 // SetFeatures implements vhost.Device.
@@ -117,7 +119,7 @@ func (d *door) SetFeatures(f uint64) error {
 
 // SetStatus implements vhost.Device.
 func (d *door) SetStatus(status uint8) error {
-	if status == 0 && d.dev != nil {
+	if status == 0 && d.Dev != nil {
 		return d.reset(false)
 	}
 	return nil
@@ -132,14 +134,14 @@ func (c caller) Call() (again bool) { return c.c.Write() == vhost.Again }
 
 // SetRing implements vhost.Device.
 func (d *door) SetRing(i int, r vhost.Ring) (err error) {
-	if e := d.lane.do(func() {
+	if e := d.lane.Do(func() {
 		v := &vhostRing{Ring: r}
 		r.Scratch = &d.gather
 		if v.q, err = virtio.New(d.mem, r.Config); err != nil {
 			return
 		}
 		if r.Move {
-			if err = d.dev.MoveRing(uint32(i), v.q); err == nil {
+			if err = d.Dev.MoveRing(uint32(i), v.q); err == nil {
 				v.running, d.rings[i] = true, v
 			}
 			return
@@ -156,7 +158,7 @@ func (d *door) SetRing(i int, r vhost.Ring) (err error) {
 // start lets the device use a ring that is enabled; it runs on the lane.
 func (d *door) start(i int, v *vhostRing) error {
 	if v.Kick != nil {
-		if err := d.lane.watchKick(d, i, v.Kick); err != nil {
+		if err := d.lane.WatchKick(&d.Client, i, v.Kick); err != nil {
 			return err
 		}
 	}
@@ -168,24 +170,24 @@ func (d *door) start(i int, v *vhostRing) error {
 	if v.Call != nil {
 		c = caller{v.Call}
 	}
-	d.dev.StartRing(uint32(i), v.q, c)
+	d.Dev.StartRing(uint32(i), v.q, c)
 	return nil
 }
 
 // halt takes a ring away from the device; it runs on the lane.
 func (d *door) halt(i int, v *vhostRing) {
 	if v.Kick != nil {
-		d.lane.unwatchKick(v.Kick.FD())
+		d.lane.UnwatchKick(v.Kick.FD())
 	}
 	if v.running {
 		v.running = false
-		d.dev.StopRing(uint32(i))
+		d.Dev.StopRing(uint32(i))
 	}
 }
 
 // ChangeRing implements vhost.Device.
 func (d *door) ChangeRing(i int, r vhost.Ring) {
-	d.lane.do(func() {
+	d.lane.Do(func() {
 		v := d.rings[i]
 		if v == nil {
 			return
@@ -193,14 +195,14 @@ func (d *door) ChangeRing(i int, r vhost.Ring) {
 		d.halt(i, v)
 		v.Kick, v.Call, v.Enabled = r.Kick, r.Call, r.Enabled
 		if err := d.start(i, v); err != nil {
-			d.fail(err)
+			d.Fail(err)
 		}
 	})
 }
 
 // StopRing implements vhost.Device.
 func (d *door) StopRing(i int) (state uint32) {
-	d.lane.do(func() {
+	d.lane.Do(func() {
 		if v := d.rings[i]; v != nil {
 			d.halt(i, v)
 			state = v.q.State()
@@ -219,10 +221,10 @@ func (d *door) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
 	if err != nil {
 		return err
 	}
-	e := d.lane.do(func() {
-		if err = d.lane.watchKick(d, -1, k); err == nil {
+	e := d.lane.Do(func() {
+		if err = d.lane.WatchKick(&d.Client, -1, k); err == nil {
 			d.bell = bell
-			d.dev.SetDoorbell(bell)
+			d.Dev.SetDoorbell(bell)
 		}
 	})
 	return errors.Join(e, err)
@@ -242,11 +244,11 @@ func (d *door) ProcMem(f *os.File, addr, value uint64) error {
 	if err != nil {
 		return err
 	}
-	if e := d.lane.do(func() {
+	if e := d.lane.Do(func() {
 		d.n.mu.Lock()
 		d.proc = s
 		d.n.mu.Unlock()
-		d.dev.SetProc(s)
+		d.Dev.SetProc(s)
 	}); e != nil {
 		s.Close()
 		return e
@@ -258,9 +260,9 @@ func (d *door) ProcMem(f *os.File, addr, value uint64) error {
 // Reset implements vhost.Device: objects and rings go, memory and features
 // stay.
 func (d *door) Reset() {
-	if d.dev != nil {
+	if d.Dev != nil {
 		if err := d.reset(true); err != nil {
-			d.fail(err)
+			d.Fail(err)
 		}
 	}
 }
@@ -268,7 +270,7 @@ func (d *door) Reset() {
 // reset replaces the device by a fresh one. Rings stay known to the session
 // unless they are to be forgotten: their state is still asked for.
 func (d *door) reset(forget bool) (err error) {
-	e := d.lane.do(func() {
+	e := d.lane.Do(func() {
 		for i, v := range d.rings {
 			d.halt(i, v)
 			if forget {
@@ -285,10 +287,10 @@ func (d *door) renew() error {
 	if d.f.a.Port().Link == ib.LinkInfiniBand && !d.verbs {
 		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.f.a.Name, unix.EOPNOTSUPP)
 	}
-	old := d.dev
+	old := d.Dev
 	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.f.a, Lane: d.lane.hca, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
-		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.fail,
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.f.a, Lane: d.lane.HCA, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
+		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
 		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
 	if d.proc != nil {
 		dev.SetProc(d.proc)
@@ -301,7 +303,7 @@ func (d *door) renew() error {
 	}
 	d.n.mu.Lock()
 	err := d.f.a.Attach(dev.Session())
-	d.dev = dev
+	d.Dev = dev
 	d.n.mu.Unlock()
 	return err
 }
@@ -324,20 +326,12 @@ func (n *Node) detach(s *hca.Session) {
 
 // Retire implements vhost.Device.
 func (d *door) Retire(unmap func()) {
-	d.n.quiesce()
+	d.n.lanes.Quiesce()
 	unmap()
 }
 
-// quiesce returns when every lane has finished what it was doing; it must not
-// be called on a lane.
-func (n *Node) quiesce() {
-	for _, l := range n.lanes {
-		l.do(func() {})
-	}
-}
-
-// fail ends the session from its lane.
-func (d *door) fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
+// Fail implements lane.MemoryOwner: it ends the session, also from its lane.
+func (d *door) Fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
 
 // owns reports whether addr lies in the client's mapped memory.
 func (d *door) owns(addr uintptr) bool { return d.mem.Owns(addr) }
@@ -345,16 +339,16 @@ func (d *door) owns(addr uintptr) bool { return d.mem.Owns(addr) }
 // Closed implements vhost.Device.
 func (d *door) Closed(reason error) {
 	n := d.n
-	d.lane.do(func() {
+	d.lane.Do(func() {
 		for i, v := range d.rings {
 			d.halt(i, v)
 		}
-		d.lane.removeDoor(d)
-		if d.dev != nil {
-			d.part(d.dev)
+		d.lane.RemoveClient(&d.Client)
+		if d.Dev != nil {
+			d.part(d.Dev)
 		}
 	})
-	n.quiesce()
+	n.lanes.Quiesce()
 	if d.proc != nil {
 		d.proc.Close()
 	}

@@ -16,22 +16,13 @@ import (
 
 	"weft/internal/device/vhost"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/fabric/link/roce"
+	"weft/internal/node/lane"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
-	"weft/internal/proto/mem"
-	"weft/internal/proto/mono"
-	"weft/internal/proto/pkt"
 	"weft/internal/verbs/hca"
+	"weft/internal/verbs/hca/replicate"
 )
-
-// nowhere is a link that leads to no other node.
-type nowhere struct{}
-
-func (nowhere) Send(mono.Time, *pkt.Burst, *mem.Batch) mem.Result { return mem.OK }
-func (nowhere) Blocked() bool                                     { return false }
-func (nowhere) Flush(mono.Time)                                   {}
-func (nowhere) Recv() ([]pkt.Burst, bool)                         { return nil, false }
-func (nowhere) Deadline() mono.Time                               { return 0 }
 
 // testNode is a node without sockets but its door. ends hears why sessions
 // end.
@@ -40,14 +31,14 @@ func testNode(t *testing.T) (n *Node, path string, ends chan error) {
 	log := slog.New(slog.DiscardHandler)
 	n = &Node{log: log, base: time.Now().Add(-time.Second), sessions: make(map[*vhost.Session]*door)}
 	n.adapter = hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
-		MaxRun: roceRun, MaxLocalRun: localRun}, hca.DefaultLimits)
-	l, err := newLane(hca.NewLane(hca.NewFunctions(n.adapter), 0, nowhere{}, nil), nowhere{}, [2]sockets{}, n.now, 0, log)
+		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}, hca.DefaultLimits)
+	var err error
+	n.lanes, err = lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(n.adapter), Multicast: replicate.DefaultConfig,
+		RoCE: roce.Config{Port: uint16(freePort(t)), IfIndex: n.ifIndex}, Now: n.now, Log: log, MemoryOwner: n.memoryOwner})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.ownerOf = n.ownerOf
-	n.lanes = []*lane{l}
-	go l.loop()
+	n.lanes.Start()
 	path, ends = filepath.Join(t.TempDir(), "door.sock"), make(chan error, 1)
 	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) { return n.admit(&function{n: n, a: n.adapter}, s) }, OnEnd: func(s *vhost.Session, why error) {
 		n.ended(s, why)
@@ -58,8 +49,7 @@ func testNode(t *testing.T) (n *Node, path string, ends chan error) {
 	}
 	t.Cleanup(func() {
 		s.Close()
-		l.do(func() { l.stop = true })
-		<-l.done
+		n.lanes.Close()
 	})
 	return n, path, ends
 }

@@ -15,6 +15,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -52,7 +53,7 @@ func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, er
 		return nil, errNoFabric
 	}
 	if n.manager != nil && !n.sub.do(func() { t = n.manager.Topo() }) {
-		return nil, errLaneStopped
+		return nil, loop.ErrStopped
 	}
 	if t == nil {
 		return nil, n.notMaster(ctx, command)
@@ -257,7 +258,7 @@ func (n *Node) Sweep(ctx context.Context) error {
 		return err
 	}
 	if !n.sub.do(func() { n.manager.Sweep(n.now()) }) {
-		return errLaneStopped
+		return loop.ErrStopped
 	}
 	return nil
 }
@@ -277,7 +278,7 @@ func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
 	}
 	var s manager.Status
 	if !n.sub.do(func() { s = n.manager.Status() }) {
-		return v, errLaneStopped
+		return v, loop.ErrStopped
 	}
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
 		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping,
@@ -355,7 +356,7 @@ func (n *Node) trunkList() (list []api.Trunk, err error) {
 		return nil, nil
 	}
 	w := n.sub.wiring.Load()
-	err = n.lanes[0].look(func() {
+	err = n.lanes.First().Query(func() {
 		for i := range n.cfg.Peers {
 			s := n.trunks.Status(i)
 			t := api.Trunk{Peer: s.Addr.String(), Port: int(w.Trunk[i]), Up: s.Up, RTTNS: s.RTT, Limit: s.Limit, Received: s.Packets, Lost: s.Lost,
@@ -369,9 +370,9 @@ func (n *Node) trunkList() (list []api.Trunk, err error) {
 			list = append(list, t)
 		}
 	})
-	for i, l := range n.lanes {
+	for i, l := range n.lanes.All() {
 		if err == nil {
-			err = l.look(func() {
+			err = l.Query(func() {
 				for p := range list {
 					list[p].Sent += n.senders[i].Counters(p).Packets
 				}
@@ -397,15 +398,15 @@ func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []a
 		}
 	}
 	if n.trunks != nil {
-		err = n.lanes[0].look(func() {
+		err = n.lanes.First().Query(func() {
 			for _, d := range n.trunks.Degraded() {
 				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
 			}
 		})
 		seen := map[string]bool{}
-		for i, l := range n.lanes {
+		for i, l := range n.lanes.All() {
 			if err == nil {
-				err = l.look(func() {
+				err = l.Query(func() {
 					for _, d := range n.senders[i].Degraded() {
 						if !seen[d.Name] {
 							seen[d.Name] = true
@@ -475,9 +476,9 @@ func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) 
 		return nil
 	}
 	sent := make([]udp.SendCounters, len(n.cfg.Peers))
-	for i, l := range n.lanes {
-		err := l.look(func() {
-			c := n.links[i].fabric.Counters()
+	for i, l := range n.lanes.All() {
+		err := l.Query(func() {
+			c := l.Net.Fabric.Counters()
 			c.Each(func(name string, v uint64) { add(api.ScopeLink, fmt.Sprintf("fabric%d", i), name, v) })
 			if n.trunks == nil {
 				return

@@ -11,6 +11,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/fault"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 )
 
@@ -19,12 +20,12 @@ func (n *Node) Faults(context.Context) ([]api.Fault, error) {
 	n.mu.Lock()
 	list := append([]api.Fault(nil), n.faults...)
 	n.mu.Unlock()
-	for i, l := range n.lanes {
+	for _, l := range n.lanes.All() {
 		var rules []fault.Status
-		err := l.look(func() {
-			rules = append(n.links[i].Rules(), n.links[i].trunkRules()...)
+		err := l.Query(func() {
+			rules = append(l.Net.Rules(), l.Net.TrunkRules()...)
 		})
-		if errors.Is(err, errLaneStuck) {
+		if errors.Is(err, lane.ErrStuck) {
 			continue // its counts are missing, which the status says
 		}
 		if err != nil {
@@ -73,14 +74,14 @@ func (n *Node) AddFault(_ context.Context, spec api.FaultSpec) (api.Fault, error
 	n.faults = append(n.faults, f)
 	n.mu.Unlock()
 	r.ID = f.ID
-	for i, l := range n.lanes {
+	for i, l := range n.lanes.All() {
 		r.Seed = spec.Seed + uint64(i)
-		err := l.do(func() {
+		err := l.Do(func() {
 			if onRoCE {
-				n.links[i].Add(r)
+				l.Net.Add(r)
 			}
 			if onTrunks {
-				n.links[i].addToTrunks(r)
+				l.Net.AddToTrunks(r)
 			}
 		})
 		if err != nil {
@@ -127,10 +128,10 @@ func (n *Node) DelFault(_ context.Context, id int) error {
 		return &api.Error{Code: api.CodeNotFound, What: "cannot delete the fault", Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
 	}
 	var errs []error
-	for i, l := range n.lanes {
-		errs = append(errs, l.do(func() {
-			n.links[i].Remove(id)
-			n.links[i].removeFromTrunks(id)
+	for _, l := range n.lanes.All() {
+		errs = append(errs, l.Do(func() {
+			l.Net.Remove(id)
+			l.Net.RemoveFromTrunks(id)
 		}))
 	}
 	return errors.Join(errs...)

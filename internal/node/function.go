@@ -15,6 +15,7 @@ import (
 	"weft/internal/device/vhost"
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/host/rundir"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -60,7 +61,7 @@ const (
 func (n *Node) newPort(guid ib.GUID) *hca.Port {
 	p := &hca.Port{Link: ib.LinkInfiniBand, State: ib.PortInit, Phys: ib.PhysLinkUp, MTU: ib.MTU4096, MaxMTU: ib.MTU4096,
 		Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR, SubnetTimeout: 18, GIDPrefix: ib.DefaultGIDPrefix,
-		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: n.cfg.WireLocal, MaxRun: fabric.MaxRun, MaxLocalRun: localRun}
+		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: n.cfg.WireLocal, MaxRun: fabric.MaxRun, MaxLocalRun: lane.LocalBurst}
 	p.PKeys[0], p.GUIDs[0] = ib.DefaultPKey, guid
 	p.SetGIDs()
 	return p
@@ -253,9 +254,9 @@ func (n *Node) tell(news ...portNews) {
 			if d.f.a != p.a {
 				continue
 			}
-			d.lane.post(func() {
+			d.lane.Post(func() {
 				for _, e := range p.events {
-					d.dev.Session().PortChanged(e)
+					d.Dev.Session().PortChanged(e)
 				}
 			})
 		}
@@ -263,27 +264,13 @@ func (n *Node) tell(news ...portNews) {
 			if r.f.a != p.a {
 				continue
 			}
-			r.lane.post(func() {
+			r.lane.Post(func() {
 				for _, e := range p.events {
 					r.sess.PortChanged(e)
 				}
 			})
 		}
 	}
-}
-
-// portCounters sums what the lanes counted for the port of a function, without
-// those that are stuck, which the error tells. No lane may call it.
-func (n *Node) portCounters(a *hca.Adapter) (sum hca.PortCounters, err error) {
-	for _, l := range n.lanes {
-		var c hca.PortCounters
-		if e := l.look(func() { c = l.hca.PortCounters(a.Number()) }); e != nil {
-			err = errors.Join(err, e)
-			continue
-		}
-		sum.Add(&c)
-	}
-	return sum, err
 }
 
 // rewriteTree is writeTree after functions came or went.

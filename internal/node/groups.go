@@ -252,7 +252,7 @@ func (n *Node) nameOwners(groups []*api.Group) error {
 	owners := map[key]api.Owner{}
 	for _, d := range n.snapshot() {
 		o := n.owner(d)
-		if err := d.lane.look(func() { owners[key{o.Device, uint32(d.dev.Session().Number())}] = o }); err != nil {
+		if err := d.lane.Query(func() { owners[key{o.Device, uint32(d.Dev.Session().Number())}] = o }); err != nil {
 			return err
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 )
@@ -39,7 +40,7 @@ func (n *Node) editable(ctx context.Context, command string) error {
 	}
 	var s manager.Status
 	if !n.sub.do(func() { s = n.manager.Status() }) {
-		return errLaneStopped
+		return loop.ErrStopped
 	}
 	if s.Elected && s.State == "standby" {
 		return n.notMaster(ctx, command)

@@ -15,6 +15,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/host/netstack"
 	"weft/internal/host/tun"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/service/ipoib"
 	"weft/internal/verbs/hca"
@@ -300,7 +301,7 @@ func (h *ipoibHost) add(r api.IPRequest) (*ipoibRequest, error) {
 			h.portChanged(c.adapter, nil)
 		}
 	}) {
-		return nil, errLaneStopped
+		return nil, loop.ErrStopped
 	}
 	return q, err
 }

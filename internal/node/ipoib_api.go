@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/loop"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
 	"weft/internal/service/ipoib"
@@ -26,7 +27,7 @@ func (l *ipLink) look(f func(now mono.Time, link *ipoib.Link)) error {
 		f(0, nil)
 		return nil
 	}
-	return lane.look(func() { f(lane.clock(), l.link) })
+	return lane.Query(func() { f(lane.Now(), l.link) })
 }
 
 // IPLinks implements api.Backend.
@@ -63,10 +64,10 @@ func (h *ipoibHost) describe(which func(*ipLink) bool) (list []api.IPLink, err e
 			for _, a := range i.Addrs {
 				v.Addrs = append(v.Addrs, a.String())
 			}
-			if g := link.Groups(l.lane.clock()); i.Joined && len(g) > 0 {
+			if g := link.Groups(l.lane.Now()); i.Joined && len(g) > 0 {
 				v.MLID = uint16(g[0].MLID)
 			}
-			v.Session, v.Lane = l.al.serial, l.lane.hca.ID
+			v.Session, v.Lane = l.al.serial, l.lane.ID()
 			if b, ok := l.back.(interface{ Problem() string }); ok {
 				v.Problem = b.Problem()
 			}
@@ -356,7 +357,7 @@ func (n *Node) setIPMode(name, mode string) error {
 		return errNoIPLink(name)
 	}
 	if !n.sub.do(func() { l.q.driver.SetMode(l.cfg.Name, p.Mode) }) {
-		return errLaneStopped
+		return loop.ErrStopped
 	}
 	n.log.Info("mode of an IP link", "link", l.cfg.Name, "mode", mode)
 	return nil

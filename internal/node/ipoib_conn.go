@@ -66,9 +66,9 @@ type ipoibDoor struct {
 // onLane has f run on the lane with the link and its access layer, while that has connections.
 func (d *ipoibDoor) onLane(f func(now mono.Time, link *ipoib.Link, a *ipoibAL)) {
 	l := d.l
-	l.lane.post(func() {
+	l.lane.Post(func() {
 		if l.link != nil && l.al.door == d {
-			f(l.lane.clock(), l.link, l.al)
+			f(l.lane.Now(), l.link, l.al)
 		}
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -33,7 +34,7 @@ type ipLink struct {
 	work ordered
 
 	// Set by start, before the link is; lane under the host's mu.
-	lane *lane
+	lane *lane.Lane
 	al   *ipoibAL
 
 	// The lane's.
@@ -58,7 +59,7 @@ type ipLink struct {
 }
 
 var (
-	_ tenant       = (*ipLink)(nil)
+	_ lane.Poller  = (*ipLink)(nil)
 	_ ipoib.Device = (*ipLink)(nil)
 )
 
@@ -91,16 +92,16 @@ func (l *ipLink) start() {
 	var seed [16]byte
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
-	l.lane.do(func() {
+	l.lane.Do(func() {
 		l.link = ipoib.New(l.cfg, rnd, l.al, l)
-		l.lane.addTenant(l)
-		l.link.Start(l.lane.clock(), portOf(l.f.a))
+		l.lane.AddPoller(l)
+		l.link.Start(l.lane.Now(), portOf(l.f.a))
 	})
 }
 
 const (
 	// interrupts bounds the batches of completions of a turn: with those of
-	// sends, more than a turn brings (tenantRuns).
+	// sends, more than a turn brings (burstsOfTurn of package lane).
 	interrupts = 16
 	// residentName is what people see in place of a program's name.
 	residentName = "ipoib"
@@ -111,9 +112,9 @@ const (
 // onLane has f run on the lane with the link, if there is one then. It is
 // called after start.
 func (l *ipLink) onLane(f func(now mono.Time, link *ipoib.Link)) {
-	l.lane.post(func() {
+	l.lane.Post(func() {
 		if l.link != nil {
-			f(l.lane.clock(), l.link)
+			f(l.lane.Now(), l.link)
 		}
 	})
 }
@@ -150,14 +151,14 @@ func (l *ipLink) stop() {
 	l.ending = true
 }
 
-// Begin implements tenant: packets of the IP stack go to the link before queue
+// Begin implements lane.Poller: packets of the IP stack go to the link before queue
 // pairs run.
 func (l *ipLink) Begin(now mono.Time) bool {
 	l.al.settle() // a fault may have unwound the lane before Finish
 	return l.feed != nil && l.feed.send(now, l.link)
 }
 
-// Finish implements tenant: completions go to the link after queue pairs ran.
+// Finish implements lane.Poller: completions go to the link after queue pairs ran.
 func (l *ipLink) Finish(now mono.Time) bool {
 	defer l.al.settle()
 	busy := l.al.complete(now)
@@ -182,12 +183,12 @@ func (l *ipLink) Finish(now mono.Time) bool {
 	return busy
 }
 
-// Sleep implements tenant.
+// Sleep implements lane.Poller.
 func (l *ipLink) Sleep() bool {
 	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && len(l.al.fatal) == 0 && (l.feed == nil || !l.feed.ready())
 }
 
-// Deadline implements tenant.
+// Deadline implements lane.Poller.
 func (l *ipLink) Deadline() mono.Time {
 	if l.link == nil {
 		return 0
@@ -196,11 +197,7 @@ func (l *ipLink) Deadline() mono.Time {
 }
 
 // rouse wakes the lane for packets that were read.
-func (l *ipLink) rouse() {
-	if l.lane.asleep.Load() {
-		l.lane.ring()
-	}
-}
+func (l *ipLink) rouse() { l.lane.Wake() }
 
 // Register implements ipoib.Device: the device is made elsewhere.
 func (l *ipLink) Register(d ipoib.DeviceInfo) {
@@ -232,7 +229,7 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 					}
 				})
 			} else {
-				if err := from.Control(func(fd int) error { return l.lane.watchInput(fd, &feed.heard) }); err != nil {
+				if err := from.Control(func(fd int) error { return l.lane.WatchInput(fd, &feed.heard) }); err != nil {
 					l.work.post(l.closeDevice)
 					link.Registered(now, err)
 					return
@@ -293,7 +290,7 @@ func (l *ipLink) unwatch() {
 	if l.feed == nil || l.feed.from == nil {
 		return
 	}
-	l.feed.from.Control(func(fd int) error { l.lane.unwatchInput(fd); return nil })
+	l.feed.from.Control(func(fd int) error { l.lane.UnwatchInput(fd); return nil })
 	l.feed.from = nil
 }
 
@@ -367,7 +364,7 @@ func (l *ipLink) Closed(err error) {
 	l.work.post(func() {
 		l.closeDevice()
 		l.al.gsi.close()
-		l.lane.do(func() { l.lane.removeTenant(l) })
+		l.lane.Do(func() { l.lane.RemovePoller(l) })
 		l.al.close()
 		l.h.gone(l)
 	})

@@ -382,20 +382,20 @@ func ipLinkAllocates(t *testing.T, mode string) {
 	}
 	before := to.count.Load()
 	eventually(t, "the first packet arrives", func() bool {
-		from.lane.do(offer)
+		from.lane.Do(offer)
 		return to.count.Load() > before
 	})
 	eventually(t, "the neighbour is known by its mode", func() bool {
-		from.lane.do(offer)
+		from.lane.Do(offer)
 		return slices.Equal(r.modes(t, "10.9.0.2"), []string{mode})
 	})
 	before = to.count.Load()
 	n := 0.0
-	from.lane.do(func() {
+	from.lane.Do(func() {
 		n = testing.AllocsPerRun(500, func() {
 			offer()
 			for range 4 {
-				from.lane.work(from.lane.clock())
+				from.lane.Turn(from.lane.Now())
 			}
 		})
 	})

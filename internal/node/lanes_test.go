@@ -7,9 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,74 +19,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
-	"weft/internal/proto/mono"
-	"weft/internal/proto/pkt"
-	"weft/internal/verbs/hca"
 )
-
-// TestQuiesceWaits: for a lane in the midst of a turn, and for none that
-// sleeps or itself waits.
-func TestQuiesceWaits(t *testing.T) {
-	self, other := &lane{}, &lane{}
-	nb := &neighbours{self: self, lanes: []*lane{self, other}}
-	for _, c := range []struct {
-		name string
-		busy bool
-		free func()
-	}{
-		{"a turn ends", true, func() { other.turns.Add(1) }},
-		{"falls asleep", true, func() { other.asleep.Store(true) }},
-		{"waits itself", true, func() { other.asleep.Store(false); other.parked.Store(true) }},
-		{"is waiting", false, nil},
-	} {
-		if c.busy {
-			other.asleep.Store(false)
-			other.parked.Store(false)
-		}
-		var done atomic.Bool
-		end := make(chan struct{})
-		go func() {
-			nb.Quiesce()
-			done.Store(true)
-			close(end)
-		}()
-		if c.busy {
-			for !self.parked.Load() {
-				runtime.Gosched()
-			}
-			for range 1000 {
-				runtime.Gosched()
-			}
-			if done.Load() {
-				t.Errorf("%s: did not wait", c.name)
-			}
-			c.free()
-		}
-		<-end
-		if self.parked.Load() {
-			t.Errorf("%s: parked for ever", c.name)
-		}
-	}
-	// Two that wait for each other both go on.
-	other.parked.Store(false)
-	second := &neighbours{self: other, lanes: nb.lanes}
-	both := make(chan struct{})
-	go func() { second.Quiesce(); other.turns.Add(1); both <- struct{}{} }()
-	go func() { nb.Quiesce(); self.turns.Add(1); both <- struct{}{} }()
-	<-both
-	<-both
-}
-
-// TestAwakeAfterFault: a fault may unwind a lane on its way to sleep. It copies
-// afterwards, and Quiesce must not take it for one that sleeps.
-func TestAwakeAfterFault(t *testing.T) {
-	l := &lane{stop: true}
-	l.asleep.Store(true)
-	l.guarded()
-	if l.asleep.Load() {
-		t.Error("a lane that works counts as asleep")
-	}
-}
 
 // TestNothingIsWrittenAfterDeregistration: when DEREG_MR is answered, no lane
 // writes to the memory any more, whatever is on its way.
@@ -223,52 +154,4 @@ func TestAddressesChanged(t *testing.T) {
 		t.Errorf("no file tells of %v: %v, %v", fresh, len(gids), err)
 	}
 	mustWrite(t, a, b, 1, 1000) // what is connected stays so
-}
-
-// packets is a link that brings the same runs once.
-type packets struct {
-	socketLink
-	runs []pkt.Burst
-}
-
-func (p *packets) Recv() ([]pkt.Burst, bool) {
-	r := p.runs
-	p.runs = nil
-	return r, false
-}
-
-func (p *packets) Flush(mono.Time)     {}
-func (p *packets) Blocked() bool       { return false }
-func (p *packets) Deadline() mono.Time { return 0 }
-
-// TestFaultCostsOneRun: where the memory behind one run faults, the datagrams
-// that came with it still reach those they are for.
-func TestFaultCostsOneRun(t *testing.T) {
-	path := &ib.Path{SGID: ib.GID{15: 1}, DGID: ib.GID{15: 2}}
-	runs := make([]pkt.Burst, 5)
-	for i := range runs {
-		runs[i] = pkt.Burst{Count: 1, Path: path}
-		runs[i].DestQPN = 77 << 14
-	}
-	runs[1].Path = nil // faults where it is looked at
-	link := &packets{runs: runs}
-	a := hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)
-	l := &lane{hca: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link, heard: [2]bool{true}}
-	turn := func(now mono.Time) (faulted bool) {
-		defer func() { faulted = recover() != nil }()
-		l.work(now)
-		return
-	}
-	if !turn(1e9) {
-		t.Fatal("no fault")
-	}
-	if turn(1e9 + 1) { // at once: it must not wait for the next look at the sockets
-		t.Error("the run that faulted was handled again")
-	}
-	if got := l.hca.Stats.DropNoQP; got != uint64(len(runs)-1) {
-		t.Errorf("%d of %d other runs were handled", got, len(runs)-1)
-	}
-	if turn(2e9); l.hca.Stats.RcvdRuns != uint64(len(runs)) {
-		t.Errorf("%d runs handled in all, want %d", l.hca.Stats.RcvdRuns, len(runs))
-	}
 }

@@ -26,7 +26,6 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/device/vhost"
-	"weft/internal/fabric/link/roce"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
@@ -34,6 +33,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -52,11 +52,9 @@ type Node struct {
 	// are plugged in, nil where the node is in no subnet.
 	identity ib.GUID
 	board    switchboard
-	lanes    []*lane
-	mcast    *hca.Multicast
+	lanes    *lane.Group
 	groups   *ipGroups
-	links    []*netLink // by lane
-	host     string     // the host's name
+	host     string // the host's name
 	cm       *cmService
 	cmDoor   atomic.Pointer[cmDoor] // nil before programs are served
 	sub      *subnet                // nil: the node is in no subnet
@@ -161,11 +159,6 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 // now is the node's clock. It starts above zero, which means "none".
 func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
 
-const (
-	roceRun  = roce.MaxRun // payload of a run: what the link gathers with one call
-	localRun = 256 << 10
-)
-
 // open reads the host's addresses and builds adapter, link and lanes.
 func (n *Node) open() (err error) {
 	if n.table, err = hostnet.Read(nil); err != nil {
@@ -184,20 +177,14 @@ func (n *Node) open() (err error) {
 		return err
 	}
 	if err := n.openLanes(); err != nil {
-		n.closeLinks()
-		for _, l := range n.lanes {
-			l.closeFDs()
-		}
+		n.closeTrunks()
 		return err
 	}
 	go n.cm.run() // ends with close
 	return nil
 }
 
-func (n *Node) closeLinks() {
-	for _, l := range n.links {
-		l.roce.Close()
-	}
+func (n *Node) closeTrunks() {
 	if n.trunks != nil {
 		n.trunks.Close()
 	}
@@ -216,7 +203,7 @@ func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
 // port describes the port that a table of addresses gives the node.
 func (n *Node) port(t *hostnet.Table) *hca.Port {
 	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
-		MaxRun: roceRun, MaxLocalRun: localRun}
+		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}
 	for _, e := range t.Entries {
 		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, LocalOnly: e.LocalOnly})
 	}
@@ -315,12 +302,8 @@ func (n *Node) close() {
 		close(n.sub.end)
 		<-n.sub.done
 	}
-	for _, l := range n.lanes {
-		l.do(func() { l.stop = true })
-		<-l.done
-	}
-	n.mcast.Close()
-	n.closeLinks()
+	n.lanes.Close()
+	n.closeTrunks()
 }
 
 // watchIdle ends a node that nobody has used for a while.
@@ -366,7 +349,7 @@ func (n *Node) addressesChanged(t *hostnet.Table) {
 func (n *Node) doors() []*door {
 	list := make([]*door, 0, len(n.sessions))
 	for _, d := range n.sessions {
-		if d.dev != nil {
+		if d.Dev != nil {
 			list = append(list, d)
 		}
 	}
@@ -388,34 +371,22 @@ func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
 	n.serial++
 	d.serial, d.lane = n.serial, n.quietest()
 	if f.st != nil {
-		d.lane = n.lanes[0] // where all frames are
+		d.lane = n.lanes.First() // where all frames are
 	}
 	n.sessions[s] = d
 	return d, nil
 }
 
-// quietest returns the lane with the fewest sessions, one that stands still
-// only where all do; the caller holds mu.
-func (n *Node) quietest() *lane {
-	count := make([]int, len(n.lanes))
+// quietest returns the lane with the fewest sessions, a lane that is stuck only where all are; the caller holds mu.
+func (n *Node) quietest() *lane.Lane {
+	count := make([]int, len(n.lanes.All()))
 	for _, d := range n.sessions {
-		count[d.lane.hca.ID]++
+		count[d.lane.ID()]++
 	}
 	for _, r := range n.residents {
-		count[r.lane.hca.ID]++
+		count[r.lane.ID()]++
 	}
-	for i, l := range n.lanes {
-		if l.stuck.Load() {
-			count[i] += len(n.sessions) + len(n.residents) + 1
-		}
-	}
-	best := 0
-	for i := range count {
-		if count[i] < count[best] {
-			best = i
-		}
-	}
-	return n.lanes[best]
+	return n.lanes.Quietest(count)
 }
 
 // ended notes the end of a session.

@@ -55,8 +55,8 @@ func row(t *testing.T) (nodes []*port16) {
 		return ok
 	})
 	for _, n := range nodes {
-		if err := n.node.lanes[0].look(func() {
-			n.node.links[0].fabric.SetTaker(func(_ mono.Time, function uint16, h *native.Header16, p []byte) bool {
+		if err := n.node.lanes.First().Query(func() {
+			n.node.lanes.First().Net.Fabric.SetTaker(func(_ mono.Time, function uint16, h *native.Header16, p []byte) bool {
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.came[h.Entropy] = append(n.came[h.Entropy], bytes.Clone(p))
@@ -72,8 +72,8 @@ func row(t *testing.T) (nodes []*port16) {
 // send sends a packet as the function's user would.
 func (n *port16) send(p []byte) {
 	n.t.Helper()
-	l, f := n.node.lanes[0], n.node.links[0].fabric
-	if err := l.look(func() { f.Send16(l.clock(), p); f.Flush(l.clock()) }); err != nil {
+	l, f := n.node.lanes.First(), n.node.lanes.First().Net.Fabric
+	if err := l.Query(func() { f.Send16(l.Now(), p); f.Flush(l.Now()) }); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -87,8 +87,8 @@ func (n *port16) got(number uint16) [][]byte {
 // dropped returns what the switch of a node dropped on account of partition keys.
 func (n *port16) dropped() (v uint64) {
 	n.t.Helper()
-	if err := n.node.lanes[0].look(func() {
-		c := n.node.links[0].fabric.Counters()
+	if err := n.node.lanes.First().Query(func() {
+		c := n.node.lanes.First().Net.Fabric.Counters()
 		v = c.DropRoute[vswitch.PKeyIn] + c.DropRoute[vswitch.PKeyOut]
 	}); err != nil {
 		n.t.Fatal(err)
@@ -221,14 +221,14 @@ func TestPackets16(t *testing.T) {
 	}
 
 	// Without an Ethernet port, packets for the function are a counted drop.
-	f := b.node.links[0].fabric
-	if err := b.node.lanes[0].look(func() { f.SetTaker(nil) }); err != nil {
+	f := b.node.lanes.First().Net.Fabric
+	if err := b.node.lanes.First().Query(func() { f.SetTaker(nil) }); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "packets for a function without a port for them are counted", func() bool {
 		a.send(build(a, uint32(b.lid), ib.DefaultPKey, 60))
 		var n uint64
-		if err := b.node.lanes[0].look(func() { n = f.Counters().Drop16NoPort }); err != nil {
+		if err := b.node.lanes.First().Query(func() { n = f.Counters().Drop16NoPort }); err != nil {
 			t.Fatal(err)
 		}
 		return n > 0

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"weft/internal/control/api"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
@@ -14,28 +15,13 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-// tenant is what a lane runs beside the doors: a user of the adapter that lives
-// in the node. All its methods are called on the lane.
-type tenant interface {
-	// Begin comes with every turn before queue pairs run, Finish after their
-	// completions were published. Each reports whether there was something to
-	// do; Finish also where more remains than it did.
-	Begin(now mono.Time) bool
-	Finish(now mono.Time) bool
-	// Sleep reports whether the lane may sleep: nothing waits. What comes from
-	// elsewhere later must ring the lane (lane.asleep).
-	Sleep() bool
-	// Deadline is when the lane must turn if nothing else happens.
-	Deadline() mono.Time
-}
-
 // resident is a session of a lane without a door: verbs over memory of the node
 // itself, for users that live in it. Quotas, queues and completions are those of any
 // session. It belongs to its lane.
 type resident struct {
 	n      *Node
 	f      *function
-	lane   *lane
+	lane   *lane.Lane
 	serial uint32
 	name   string // for people, in place of the name of a program
 	sess   *hca.Session
@@ -54,9 +40,9 @@ func (n *Node) newResident(f *function, name string, qps uint32, event func(e ib
 	r := &resident{n: n, f: f, lane: n.quietest(), serial: n.serial, name: name, event: event}
 	n.mu.Unlock()
 	var err error
-	if e := r.lane.do(func() {
+	if e := r.lane.Do(func() {
 		// Rings are the node's own memory, so that no door bounds their number.
-		r.sess = r.lane.hca.NewSession(f.a, r, residentCQs, qps, false)
+		r.sess = r.lane.HCA.NewSession(f.a, r, residentCQs, qps, false)
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		if err = f.a.Attach(r.sess); err == nil {
@@ -66,7 +52,7 @@ func (n *Node) newResident(f *function, name string, qps uint32, event func(e ib
 		return nil, e
 	}
 	if err != nil {
-		r.lane.do(r.sess.Close)
+		r.lane.Do(r.sess.Close)
 		return nil, err
 	}
 	return r, nil
@@ -81,7 +67,7 @@ const (
 // close ends the session with all its objects. No lane may call it.
 func (r *resident) close() {
 	n := r.n
-	r.lane.do(func() {
+	r.lane.Do(func() {
 		n.mu.Lock()
 		r.f.a.Detach(r.sess)
 		for i, o := range n.residents {
@@ -93,7 +79,7 @@ func (r *resident) close() {
 		n.mu.Unlock()
 		r.sess.Close()
 	})
-	n.quiesce() // copies out of its memory have ended
+	n.lanes.Quiesce() // copies out of its memory have ended
 }
 
 // Event implements hca.EventSink.

@@ -37,7 +37,7 @@ type neighbourQP struct {
 	done atomic.Int32 // completions of both kinds
 }
 
-// Begin, Finish, Sleep and Deadline implement tenant.
+// Begin, Finish, Sleep and Deadline implement lane.Poller.
 func (u *neighbourQP) Begin(mono.Time) bool      { return false }
 func (u *neighbourQP) Finish(now mono.Time) bool { return u.r.complete(now) }
 func (u *neighbourQP) Sleep() bool               { return len(u.r.due) == 0 }
@@ -55,11 +55,11 @@ func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
 	}
 	u := &neighbourQP{t: t, r: res}
 	t.Cleanup(func() {
-		res.lane.do(func() { res.lane.removeTenant(u) })
+		res.lane.Do(func() { res.lane.RemovePoller(u) })
 		res.close()
 	})
 	u.do(func() (err error) {
-		res.lane.addTenant(u)
+		res.lane.AddPoller(u)
 		if u.pd, err = res.sess.CreatePD(); err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
 func (u *neighbourQP) do(f func() error) {
 	u.t.Helper()
 	var err error
-	if e := u.r.lane.do(func() { err = f() }); e != nil || err != nil {
+	if e := u.r.lane.Do(func() { err = f() }); e != nil || err != nil {
 		u.t.Fatal(e, err)
 	}
 }
@@ -249,7 +249,7 @@ func TestResidentAllocates(t *testing.T) {
 			a.qp.SendPosted()
 			for range 4 {
 				now := r.node.now()
-				a.r.lane.hca.Run(now)
+				a.r.lane.HCA.Run(now)
 				a.Finish(now)
 				b.Finish(now)
 			}

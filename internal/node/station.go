@@ -12,6 +12,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/netstack"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
@@ -66,11 +67,11 @@ func (st *station) begin(a *hca.Adapter) error {
 	st.a = a
 	n := st.n
 	st.link = roceframe.New(roceframe.Config{Function: a.Number(), Resolve: st.ask, Push: st.push,
-		Arrived: func() { n.lanes[0].heard[0] = true },
+		Arrived: func() { n.lanes.First().LinkReadable() },
 		Member: func(g ib.GID) bool {
 			return len(n.all.Groups().Attached[replicate.GroupKey{Function: a.Number(), MGID: g}]) > 0
 		}})
-	return n.lanes[0].do(func() { n.links[0].exits.add(a.Number(), st.link) })
+	return n.lanes.First().Do(func() { n.lanes.First().Net.AddEthernet(a.Number(), st.link) })
 }
 
 // forgetStation takes a station away, of which no segment is left.
@@ -79,7 +80,7 @@ func (n *Node) forgetStation(st *station) {
 	delete(n.stations, st.a.Name)
 	n.mu.Unlock()
 	st.work.wait()
-	n.lanes[0].do(func() { n.links[0].exits.remove(st.a.Number()) })
+	n.lanes.First().Do(func() { n.lanes.First().Net.RemoveEthernet(st.a.Number()) })
 }
 
 // station returns the Ethernet port of the device with a name, nil where it has none.
@@ -92,7 +93,7 @@ func (n *Node) station(name string) *station {
 // port is what programs see. mu is held, or nobody else sees the station.
 func (st *station) port() *hca.Port {
 	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortDown, Phys: ib.PhysPolling, MTU: ib.MTUForLink(st.dev.MaxMTU), MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
-		WireLocal: st.n.cfg.WireLocal, MaxRun: roceframe.MaxRun, MaxLocalRun: localRun, OverFabric: true}
+		WireLocal: st.n.cfg.WireLocal, MaxRun: roceframe.MaxRun, MaxLocalRun: lane.LocalBurst, OverFabric: true}
 	if st.seg != nil && st.dev.Carrier {
 		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
 	}
@@ -121,7 +122,7 @@ func (st *station) changed() {
 	for i := range p.GIDs {
 		gids[i] = p.GIDs[i].GID
 	}
-	n.lanes[0].post(func() { st.link.SetPort(mac, gids) })
+	n.lanes.First().Post(func() { st.link.SetPort(mac, gids) })
 	old := st.a.Port()
 	events := p.Changes(old)
 	if len(events) == 0 && p.MTU == old.MTU {
@@ -221,7 +222,7 @@ func (st *station) describe() api.EthernetPort {
 		})
 	})
 	var known []roceframe.Neighbour
-	if n.lanes[0].look(func() { known = st.link.Neighbours(n.lanes[0].clock()) }) != nil {
+	if n.lanes.First().Query(func() { known = st.link.Neighbours(n.lanes.First().Now()) }) != nil {
 		return v // without those: a lane that is stuck may still write known
 	}
 	for _, o := range known {

@@ -58,7 +58,7 @@ func (st *station) open(port *veswPort, d vnic.Device, wake func(), news func(vn
 	s.setLinkLocal(d.MAC)
 	st.mu.Unlock()
 	s.wg.Go(s.seek)
-	if err := st.n.lanes[0].do(func() { st.on = s }); err != nil {
+	if err := st.n.lanes.First().Do(func() { st.on = s }); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (s *stationSegment) Close() error {
 	st.seg = nil
 	st.mu.Unlock()
 	st.changed()
-	st.n.lanes[0].do(func() {
+	st.n.lanes.First().Do(func() {
 		st.on = nil
 		st.link.Reset()
 	})
@@ -103,16 +103,16 @@ func (s *stationSegment) Close() error {
 
 // seek looks for neighbours: on a goroutine of its own, since the stack may wait for the lane.
 func (s *stationSegment) seek() {
-	st, lane := s.st, s.st.n.lanes[0]
+	st, lane := s.st, s.st.n.lanes.First()
 	for {
 		select {
 		case <-s.end:
 			return
 		case ip := <-s.asks:
 			answer := func(mac [6]byte, ok bool) {
-				lane.post(func() {
+				lane.Post(func() {
 					if st.on == s {
-						st.link.Resolved(lane.clock(), ip, mac, ok)
+						st.link.Resolved(lane.Now(), ip, mac, ok)
 					}
 				})
 			}

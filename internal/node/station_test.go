@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"weft/internal/control/api"
+	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/rundir"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
@@ -95,9 +96,10 @@ func TestStation(t *testing.T) {
 		})
 	}
 
-	n.node.lanes[0].do(func() {
-		e, st := n.node.links[0].exits, n.node.station("blue0")
-		if e.at(f.a.Number()) != st.link || e.at(99) != nil || st.on == nil || st.on.port.seg != vnic.Segment(st.on) {
+	n.node.lanes.First().Do(func() {
+		st, links := n.node.station("blue0"), map[uint16]*roceframe.Link{}
+		n.node.lanes.First().Net.EachEthernet(func(function uint16, l *roceframe.Link) { links[function] = l })
+		if len(links) != 1 || links[f.a.Number()] != st.link || st.on == nil || st.on.port.seg != vnic.Segment(st.on) {
 			t.Error("the links are mixed up")
 		}
 	})
@@ -146,14 +148,14 @@ func TestStation(t *testing.T) {
 	}
 
 	// What is sent waits for the neighbour, which the stack has heard of, and goes by way of the port.
-	n.node.lanes[0].do(func() {
-		l := n.node.lanes[0]
+	n.node.lanes.First().Do(func() {
+		l := n.node.lanes.First()
 		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1, Data: mem.BytesPayload([]byte("hello")),
 			Path: &ib.Path{SGID: f.a.Port().GIDs[1].GID, DGID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.2")), SrcPort: 0xc000, Function: f.a.Number()}}
-		if n.node.links[0].Send(l.clock(), &r, l.hca.Batch()) != mem.OK {
+		if n.node.lanes.First().Net.Send(l.Now(), &r, l.HCA.Batch()) != mem.OK {
 			t.Error("the packet was not read")
 		}
-		n.node.links[0].Flush(l.clock())
+		n.node.lanes.First().Net.Flush(l.Now())
 	})
 	sent := other.await(t, "a packet", func(f []byte) bool { return len(f) > 60 && f[23] == 17 && bytes.Equal(f[36:38], []byte{0x12, 0xb7}) })
 	if !bytes.Equal(sent[:12], slices.Concat(otherMAC[:], mac[:])) || !bytes.Contains(sent, []byte("hello")) {
@@ -229,7 +231,8 @@ func TestStation(t *testing.T) {
 	if err := api.Do(ctx, n.cli, api.DeleteFunction, "blue0"); err != nil {
 		t.Fatal(err)
 	}
-	if n.node.station("blue0") != nil || len(n.node.links[0].exits.frames) != 0 {
+	n.node.lanes.First().Net.EachEthernet(func(uint16, *roceframe.Link) { t.Error("the link is left") })
+	if n.node.station("blue0") != nil {
 		t.Error("something is left")
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/node/lane"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 )
@@ -59,7 +60,7 @@ func TestStuckMemory(t *testing.T) {
 		t.Errorf("no fix: %v", told)
 	}
 	var e *api.Error
-	if _, err := r.node.portCounters(r.node.adapter); !errors.Is(err, errLaneStuck) {
+	if _, err := r.node.lanes.PortCounters(r.node.adapter.Number()); !errors.Is(err, lane.ErrStuck) {
 		t.Errorf("the counters of a port: %v", err)
 	}
 	if _, err := api.Get(context.Background(), r.cli, api.ListCounters); !errors.As(err, &e) || e.Fix != "weft status" {
@@ -92,8 +93,8 @@ func TestEndWhileStuck(t *testing.T) {
 	t.Parallel()
 	r := run(t, nil)
 	_, _, deliver := r.writeUndelivered(t)
-	l := r.node.lanes[0]
-	eventually(t, "the lane is stuck", l.stuck.Load)
+	l := r.node.lanes.First()
+	eventually(t, "the lane is stuck", l.Stuck)
 	r.stop()
 	var err error
 	select {
@@ -105,10 +106,10 @@ func TestEndWhileStuck(t *testing.T) {
 	if !errors.As(err, &e) || !strings.Contains(e.Why, fmt.Sprintf("pid %d", os.Getpid())) || e.Fix == "" {
 		t.Errorf("the node ended with %v", err)
 	}
-	if l.ended() {
+	if l.Ended() {
 		t.Error("the lane had ended: this tests nothing")
 	}
 	deliver()
-	<-l.done // what is left of the node ends as well
+	<-l.Done() // what is left of the node ends as well
 	r.done <- nil
 }

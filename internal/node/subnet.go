@@ -13,6 +13,7 @@ import (
 	"weft/internal/fabric/trunk"
 	"weft/internal/fabric/vswitch"
 	"weft/internal/mgmt/agent"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -313,10 +314,10 @@ func (s *subnet) leave(now mono.Time) bool {
 		}
 	}
 	if len(trunks) > 0 {
-		l := s.n.lanes[0]
-		l.post(func() {
+		l := s.n.lanes.First()
+		l.Post(func() {
 			for i := range trunks {
-				s.n.links[0].fabric.SendMAD(l.clock(), trunks[i].Port, &trunks[i])
+				s.n.lanes.First().Net.Fabric.SendMAD(l.Now(), trunks[i].Port, &trunks[i])
 			}
 		})
 	}
@@ -602,7 +603,7 @@ var _ switchboard = (*subnet)(nil)
 // the switch.
 func (s *subnet) plug(a *hca.Adapter, on bool) (err error) {
 	if !s.do(func() { err = s.add(a, on) }) {
-		return errLaneStopped
+		return loop.ErrStopped
 	}
 	return err
 }

@@ -9,9 +9,9 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/fabric"
-	"weft/internal/fabric/link/fault"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/mgmt/agent"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/verbs/hca"
@@ -68,7 +68,7 @@ func (n *Node) startSubnet() error {
 	if n.sub == nil {
 		return nil
 	}
-	if err := n.lanes[0].do(func() { n.vesw.lane = newVESWLane(n.lanes[0], n.links[0].fabric) }); err != nil {
+	if err := n.lanes.First().Do(func() { n.vesw.lane = newVESWLane(n.lanes.First(), n.lanes.First().Net.Fabric) }); err != nil {
 		return err
 	}
 	go n.sub.run() // ends with close
@@ -79,21 +79,21 @@ func (n *Node) startSubnet() error {
 	return err
 }
 
-// fabricLink makes the way of lane i into the subnet, and the descriptors it
-// is woken by. Lane 0 receives from the trunks; every lane sends by itself.
-func (n *Node) fabricLink(i int, h *hca.Lane) (f *fabric.Link, in, out []int) {
-	s := n.sub
+// fabricLink makes a lane's way into the subnet, and the descriptors it is woken by. Lane 0 receives from the trunks; every lane
+// sends by itself.
+func (n *Node) fabricLink(h *hca.Lane, of *lane.Link) (f *fabric.Link, in, out []int) {
+	s, i := n.sub, h.ID
 	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: n.cfg.WireLocal,
 		Manage: func(d *mad.Datagram) { s.arrived(inbound{d: *d}) }}
 	if n.trunks != nil {
 		n.senders = append(n.senders, n.trunks.Sender(uint8(i)))
 		c.Trunk = n.senders[i]
-		n.links[i].trunks, n.links[i].packets = n.senders[i], fault.NewPackets(n.peerGIDs())
 		in, out = n.trunks.FDs()
 		if i == 0 {
-			n.links[i].greeter, n.links[i].hellos = n.trunks, fault.NewDatagrams(n.peerGIDs())
+			of.SetTrunks(n.senders[i], n.trunks, n.peerGIDs())
 			c.Source = n.trunks
 		} else {
+			of.SetTrunks(n.senders[i], nil, n.peerGIDs())
 			in = nil
 		}
 	}
@@ -121,7 +121,7 @@ type switchCounters struct{ s *subnet }
 // Counts implements agent.Counters.
 func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 	if p := c.s.ports[port]; p != nil {
-		k, _ := c.s.n.portCounters(p.adapter) // of the lanes that answer
+		k, _ := c.s.n.lanes.PortCounters(p.adapter.Number()) // of the lanes that answer
 		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts, k.MulticastXmitPkts)
 		return
 	}
@@ -129,9 +129,9 @@ func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 	if int(port) >= len(w.Port) || w.Port[port].Kind != fabric.Peer {
 		return
 	}
-	for i, l := range c.s.n.lanes {
+	for _, l := range c.s.n.lanes.All() {
 		var k fabric.PeerCounters
-		if l.look(func() { k = c.s.n.links[i].fabric.PeerCounters(int(w.Port[port].Number)) }) != nil {
+		if l.Query(func() { k = l.Net.Fabric.PeerCounters(int(w.Port[port].Number)) }) != nil {
 			continue // the node ends, or the lane is stuck: the others' counts must do
 		}
 		add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
@@ -156,7 +156,7 @@ type caCounters struct{ c *caPort }
 
 // Counts implements agent.Counters.
 func (c caCounters) Counts(_ uint8, to *agent.Counts) {
-	k, _ := c.c.s.n.portCounters(c.c.adapter) // of the lanes that answer
+	k, _ := c.c.s.n.lanes.PortCounters(c.c.adapter.Number()) // of the lanes that answer
 	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts, k.MulticastRcvPkts)
 	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 	to.Values[mad.CounterXmitConstraintErrors] += k.XmitConstraintErrors

@@ -138,17 +138,17 @@ func (s *subnetOfTwo) tables() (text string) {
 
 // datagram sends a MAD by b's trunk as b's agents would, whatever is in it.
 func (s *subnetOfTwo) datagram(d mad.Datagram) {
-	l := s.b.node.lanes[0]
-	l.post(func() { s.b.node.links[0].fabric.SendMAD(l.clock(), uint8(s.b.cfg.SwitchPorts), &d) })
+	l := s.b.node.lanes.First()
+	l.Post(func() { s.b.node.lanes.First().Net.Fabric.SendMAD(l.Now(), uint8(s.b.cfg.SwitchPorts), &d) })
 }
 
 // packet sends a packet by b's trunk as it is.
 func (s *subnetOfTwo) packet(p []byte) {
-	l, t := s.b.node.lanes[0], s.b.node.senders[0]
-	l.post(func() {
+	l, t := s.b.node.lanes.First(), s.b.node.senders[0]
+	l.Post(func() {
 		copy(t.Reserve(0, len(p)), p)
-		t.Commit(l.clock(), len(p))
-		t.Flush(l.clock())
+		t.Commit(l.Now(), len(p))
+		t.Flush(l.Now())
 	})
 }
 
@@ -324,12 +324,12 @@ func TestUntrustedSources(t *testing.T) {
 		}},
 		{"program of a user whom the node does not serve", api.ScopeNode, "record_strangers", func() { s.program(stranger+1, nil) }},
 		{"datagram of a function to queue pair 0", api.ScopeLink, "drop_unconnected", func() {
-			l := s.a.node.lanes[0]
+			l := s.a.node.lanes.First()
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
-			l.post(func() {
+			l.Post(func() {
 				r := &pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{DLID: s.aSwitch, SLID: s.aPort}, Data: mem.BytesPayload(d.Data[:])}
 				r.Headers = native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNSMI, SrcQPN: 0x4001}
-				s.a.node.links[0].fabric.Send(l.clock(), r, l.hca.Batch())
+				s.a.node.lanes.First().Net.Fabric.Send(l.Now(), r, l.HCA.Batch())
 			})
 		}},
 

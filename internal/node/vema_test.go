@@ -292,9 +292,9 @@ func TestD14_EthernetAgents(t *testing.T) {
 	hostile := func(data []byte) {
 		var port uint8
 		manager.node.sub.do(func() { port = manager.node.sub.peers[0].port })
-		l, f := manager.node.lanes[0], manager.node.links[0].fabric
+		l, f := manager.node.lanes.First(), manager.node.lanes.First().Net.Fabric
 		d := mad.Datagram{SLID: smLID, DLID: far.lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Long: data}
-		if err := l.look(func() { f.SendMAD(l.clock(), port, &d); f.Flush(l.clock()) }); err != nil {
+		if err := l.Query(func() { f.SendMAD(l.Now(), port, &d); f.Flush(l.Now()) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -332,13 +332,13 @@ func TestMADsWithinNode(t *testing.T) {
 	p.node.sub.do(func() {
 		p.node.sub.serveEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
 	})
-	l := n.node.lanes[0]
+	l := n.node.lanes.First()
 	send := func(b []byte) {
 		t.Helper()
-		if err := l.look(func() {
+		if err := l.Query(func() {
 			r := pkt.Burst{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
 				Count: 1, Path: &ib.Path{SLID: n.lid, DLID: n.lid, Function: 1}, Data: mem.BytesPayload(b)}
-			n.node.sub.take(l.hca)(l.clock(), &r)
+			n.node.sub.take(l.HCA)(l.Now(), &r)
 		}); err != nil {
 			t.Fatal(err)
 		}

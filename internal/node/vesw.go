@@ -67,7 +67,7 @@ func (h *veswHost) plugged(a *hca.Adapter) {
 	f.agent = vema.New(vema.Config{Ports: f.ports, Counters: f.counters})
 	f.inlets = &veswInlets{number: a.Number(), recv: f.netdevs.Receiver()}
 	h.funcs[a.Number()] = f
-	h.n.lanes[0].post(func() { h.lane.addFunction(f.inlets) })
+	h.n.lanes.First().Post(func() { h.lane.addFunction(f.inlets) })
 	h.n.sub.serveEthernet(a.Number(), f.agent)
 	f.portChanged()
 }
@@ -88,7 +88,7 @@ func (h *veswHost) unplugged(number uint16) (busy []*ordered) {
 		}
 		busy = append(busy, &f.slots[vport].work)
 	}
-	h.n.lanes[0].post(func() { h.lane.removeFunction(f.inlets) })
+	h.n.lanes.First().Post(func() { h.lane.removeFunction(f.inlets) })
 	return busy
 }
 
@@ -148,7 +148,7 @@ func (f *veswFunction) lookedAt(vport uint8) (c vnic.Counters, u vnic.Unknown, e
 	if s == nil || s.port == nil {
 		return c, u, nil
 	}
-	err = f.h.n.lanes[0].look(func() {
+	err = f.h.n.lanes.First().Query(func() {
 		c = s.port.counters()
 		u = f.inlets.recv.Unknown()
 	})
@@ -265,7 +265,7 @@ func (s *veswSlot) end() {
 	port := s.port
 	s.discard()
 	s.port = nil
-	s.work.post(func() { s.f.h.n.lanes[0].do(func() { port.to.recv.Forget(port.vport) }) })
+	s.work.post(func() { s.f.h.n.lanes.First().Do(func() { port.to.recv.Forget(port.vport) }) })
 	s.f.h.changed()
 }
 
@@ -327,11 +327,11 @@ func (s *veswSlot) create(with *api.VESWRequest) {
 		})
 	}
 	h.n.sub.post(func() { s.absent(made) }) // not at once: the port may be calling
-	wake := func() { h.n.wake(0) }
+	wake := h.n.lanes.First().Wake
 	s.work.post(func() {
 		seg, name, err := h.open(s, with, dev, wake, news)
 		if err == nil {
-			e := h.n.lanes[0].do(func() { err = h.lane.attach(port, seg, lost) })
+			e := h.n.lanes.First().Do(func() { err = h.lane.attach(port, seg, lost) })
 			if err = errors.Join(e, err); err != nil {
 				seg.Close()
 			} else {
@@ -408,7 +408,7 @@ func (s *veswSlot) discard() {
 		if s.current == nil {
 			return
 		}
-		h.n.lanes[0].do(func() { h.lane.detach(port) })
+		h.n.lanes.First().Do(func() { h.lane.detach(port) })
 		if err := s.current.Close(); err != nil {
 			h.n.log.Warn("an interface was not closed", "device", s.f.a.Name, "vport", s.vport, "err", err)
 		}

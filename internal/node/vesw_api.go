@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -39,7 +40,7 @@ func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
 			x.ports.Each(func(vport uint8, p *vnic.Port) { f(x.slots[vport], p) })
 		}
 	}) {
-		return errLaneStopped
+		return loop.ErrStopped
 	}
 	return nil
 }
@@ -337,7 +338,7 @@ func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, er
 	if name != "" && !found {
 		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no port " + name, Fix: "weft vesw interfaces"}
 	}
-	err = n.lanes[0].look(func() {
+	err = n.lanes.First().Query(func() {
 		for _, p := range ports {
 			c := p.port.counters()
 			c.Each(func(what string, v uint64) {

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"weft/internal/fabric/link/fabric"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
@@ -18,7 +19,7 @@ import (
 // joined and written to segments, and frames between two ports of the node go as they are. All of it belongs
 // to the lane.
 type veswLane struct {
-	lane  *lane
+	lane  *lane.Lane
 	link  *fabric.Link
 	funcs map[uint16]*veswInlets
 	last  *veswInlets // of the packet before
@@ -88,9 +89,9 @@ type veswPort struct {
 	refusals [ether.NumRefusals]uint64 // frames that the segment should not have given
 }
 
-var _ tenant = (*veswLane)(nil)
+var _ lane.Poller = (*veswLane)(nil)
 
-func newVESWLane(l *lane, link *fabric.Link) *veswLane {
+func newVESWLane(l *lane.Lane, link *fabric.Link) *veswLane {
 	v := &veswLane{lane: l, link: link, funcs: map[uint16]*veswInlets{}, read: newVESWFrames(), write: newVESWFrames()}
 	v.write.frames, v.write.off = v.write.frames[:0], v.write.off[:0]
 	link.SetTaker(v.take)
@@ -109,7 +110,7 @@ func (v *veswLane) removeFunction(f *veswInlets) {
 func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error {
 	fd := seg.FD()
 	if fd >= 0 {
-		if err := v.lane.watchInput(fd, &p.heard); err != nil {
+		if err := v.lane.WatchInput(fd, &p.heard); err != nil {
 			return err
 		}
 	}
@@ -125,7 +126,7 @@ func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error
 	}
 	p.to.ports[p.vport] = p
 	if v.ports = append(v.ports, p); len(v.ports) == 1 {
-		v.lane.addTenant(v)
+		v.lane.AddPoller(v)
 	}
 	return nil
 }
@@ -137,7 +138,7 @@ func (v *veswLane) detach(p *veswPort) {
 	}
 	v.flush(p)
 	if p.fd >= 0 {
-		v.lane.unwatchInput(p.fd)
+		v.lane.UnwatchInput(p.fd)
 	}
 	p.seg, p.pieces, p.lost = nil, nil, nil
 	p.to.ports[p.vport] = nil
@@ -148,11 +149,11 @@ func (v *veswLane) detach(p *veswPort) {
 		}
 	}
 	if len(v.ports) == 0 {
-		v.lane.removeTenant(v)
+		v.lane.RemovePoller(v)
 	}
 }
 
-// Begin implements tenant: frames of segments become packets before the trunks
+// Begin implements lane.Poller: frames of segments become packets before the trunks
 // are flushed.
 func (v *veswLane) Begin(now mono.Time) (busy bool) {
 	v.writeDue() // a fault may have unwound the lane before Finish
@@ -164,11 +165,11 @@ func (v *veswLane) Begin(now mono.Time) (busy bool) {
 	return busy
 }
 
-// Finish implements tenant: frames that came are written while their packets are
+// Finish implements lane.Poller: frames that came are written while their packets are
 // valid.
 func (v *veswLane) Finish(mono.Time) bool { return v.writeDue() }
 
-// Sleep implements tenant.
+// Sleep implements lane.Poller.
 func (v *veswLane) Sleep() bool {
 	ready := len(v.due) == 0
 	blocked := v.link.Blocked()
@@ -180,7 +181,7 @@ func (v *veswLane) Sleep() bool {
 	return ready
 }
 
-// Deadline implements tenant.
+// Deadline implements lane.Poller.
 func (v *veswLane) Deadline() mono.Time { return 0 }
 
 // pull sends what waits at a segment, and reports whether there was anything.

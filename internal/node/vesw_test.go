@@ -18,6 +18,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/fabric"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -458,8 +459,8 @@ func TestVESWForged(t *testing.T) {
 		native.PutEthernet16(p[native.Header16Len:], 5)
 		copy(p[vnic.HeaderLen:], frame)
 		native.Seal16(p, native.Ethernet16Len+len(frame))
-		l, f := hostile.node.lanes[0], hostile.node.links[0].fabric
-		if err := l.look(func() { f.Send16(l.clock(), p); f.Flush(l.clock()) }); err != nil {
+		l, f := hostile.node.lanes.First(), hostile.node.lanes.First().Net.Fabric
+		if err := l.Query(func() { f.Send16(l.Now(), p); f.Flush(l.Now()) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -685,7 +686,7 @@ func (f *faulty) WriteBatch([][]byte, []ether.Offload) int { panic("fault") }
 func (n *veswNode) bare(wireLocal bool, segs [2]vnic.Segment) (v *veswLane, turn func() [2]vnic.Counters) {
 	n.t.Helper()
 	link := fabric.New(fabric.Config{Table: &n.node.sub.table, Wiring: &n.node.sub.wiring, WireLocal: wireLocal})
-	v = newVESWLane(&lane{}, link)
+	v = newVESWLane(&lane.Lane{}, link)
 	n.node.sub.do(func() {
 		for i := range segs {
 			f := n.node.vesw.funcs[uint16(i+1)]
@@ -802,7 +803,7 @@ func TestVESWAllocatesNothing(t *testing.T) {
 	for _, wire := range []bool{false, true} {
 		// Beside the node's own, by its tables: both ends in one link.
 		link := fabric.New(fabric.Config{Table: &a.node.sub.table, Wiring: &a.node.sub.wiring, WireLocal: wire})
-		v := newVESWLane(&lane{}, link)
+		v := newVESWLane(&lane.Lane{}, link)
 		var segs [2]*stuffed
 		a.node.sub.do(func() {
 			for i := range segs {

@@ -54,16 +54,16 @@ var _ ethdev.Lane = machineLane{}
 type machineLane struct{ n *Node }
 
 // Do implements ethdev.Lane.
-func (l machineLane) Do(f func()) error { return l.n.lanes[0].do(f) }
+func (l machineLane) Do(f func()) error { return l.n.lanes.First().Do(f) }
 
 // Watch implements ethdev.Lane.
-func (l machineLane) Watch(k *vhost.Kick) error { return l.n.lanes[0].watchKick(nil, -1, k) }
+func (l machineLane) Watch(k *vhost.Kick) error { return l.n.lanes.First().WatchKick(nil, -1, k) }
 
 // Unwatch implements ethdev.Lane.
-func (l machineLane) Unwatch(k *vhost.Kick) { l.n.lanes[0].unwatchKick(k.FD()) }
+func (l machineLane) Unwatch(k *vhost.Kick) { l.n.lanes.First().UnwatchKick(k.FD()) }
 
 // Quiesce implements ethdev.Lane.
-func (l machineLane) Quiesce() { l.n.quiesce() }
+func (l machineLane) Quiesce() { l.n.lanes.Quiesce() }
 
 // vmDir holds the sockets of cards, below the node's directory.
 const vmDir = "vm"
@@ -265,8 +265,8 @@ func (m *machine) ended(s *vhost.Session, reason error) {
 	m.n.complain("session of a guest ended", "vm", m.want.Name, "pid", p.Pid, "reason", reason)
 }
 
-// fail implements culprit.
-func (m *machine) fail(reason error) {
+// Fail implements lane.MemoryOwner.
+func (m *machine) Fail(reason error) {
 	if d := m.port.Device(); d != nil {
 		d.Fail(reason)
 	}
@@ -298,7 +298,9 @@ func (m *machine) segment(d vnic.Device, news func(vnic.SegmentEvent)) (vnic.Seg
 
 // Configure implements vnic.Segment: on the lane, where the guest may be telling something at the
 // same time.
-func (s *machineSegment) Configure(d vnic.Device) { s.m.n.lanes[0].do(func() { s.Port.Configure(d) }) }
+func (s *machineSegment) Configure(d vnic.Device) {
+	s.m.n.lanes.First().Do(func() { s.Port.Configure(d) })
+}
 
 // Close implements vnic.Segment. The card and its guest stay.
 func (s *machineSegment) Close() error {
@@ -367,7 +369,7 @@ func (m *machine) describe() api.VM {
 // counters are those of the card.
 func (m *machine) counters(add func(scope, instance, name string, v uint64)) error {
 	var s ethdev.Stats
-	if err := m.n.lanes[0].look(func() { s = m.port.Stats }); err != nil {
+	if err := m.n.lanes.First().Query(func() { s = m.port.Stats }); err != nil {
 		return err
 	}
 	s.Each(func(name string, v uint64) { add(api.ScopeVM, m.want.Name, name, v) })
@@ -376,7 +378,7 @@ func (m *machine) counters(add func(scope, instance, name string, v uint64)) err
 
 // running reports whether a driver uses the card.
 func (m *machine) running() (yes bool) {
-	m.n.lanes[0].look(func() {
+	m.n.lanes.First().Query(func() {
 		if d := m.port.Device(); d != nil {
 			yes = d.Running()
 		}

@@ -10,23 +10,18 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/device/vhost"
+	"weft/internal/node/lane"
 )
 
 // A copy from or to the memory of a process waits for whoever serves the page:
 // a file system in user space or a handler of page faults may take for ever, and
 // the lane with it (docs/notes/process-memory.md). The watchdog notices, ends
 // the session, and lets people ask the node all the same.
-const (
-	watchPeriod = 250 * time.Millisecond
-	stuckAfter  = 3 * time.Second
-	// endPatience is for how long a node that ends waits for a stuck lane.
-	endPatience = 5 * time.Second
-)
+//
+// endPatience is for how long a node that ends waits for a stuck lane.
+const endPatience = 5 * time.Second
 
-var (
-	errLaneStuck   error = &api.Error{Code: api.CodeNotReady, Why: "a lane waits for the memory of a program", Fix: "weft status"}
-	errMemoryStuck       = fmt.Errorf("a copy from or to its memory has not ended after %v", stuckAfter)
-)
+var errMemoryStuck = fmt.Errorf("a copy from or to its memory has not ended after %v", lane.StuckAfter)
 
 // sample is what a process's memory looked like, and since when.
 type sample struct {
@@ -36,9 +31,9 @@ type sample struct {
 
 // watchLanes runs until ctx ends.
 func (n *Node) watchLanes(ctx context.Context) {
-	t := time.NewTicker(watchPeriod)
+	t := time.NewTicker(lane.WatchPeriod)
 	defer t.Stop()
-	probed := make([]time.Time, len(n.lanes))
+	probed := make([]time.Time, len(n.lanes.All()))
 	copies := make(map[*door]sample)
 	for {
 		select {
@@ -47,28 +42,11 @@ func (n *Node) watchLanes(ctx context.Context) {
 		case <-t.C:
 		}
 		now := time.Now()
-		for i, l := range n.lanes {
-			probed[i] = l.check(now, probed[i])
+		for i, l := range n.lanes.All() {
+			probed[i] = l.Check(now, probed[i])
 		}
 		n.checkCopies(now, copies)
 	}
-}
-
-// check asks the lane for a sign of life, but does not wake it, and notes
-// whether the last one is overdue. It returns when the open question was asked.
-func (l *lane) check(now, asked time.Time) time.Time {
-	if l.probe.Load() {
-		if now.Sub(asked) >= stuckAfter {
-			l.stuck.Store(true)
-		}
-		return asked
-	}
-	l.stuck.Store(false)
-	if !l.asleep.Load() {
-		l.probe.Store(true)
-		l.post(func() { l.probe.Store(false) })
-	}
-	return now
 }
 
 // heldUp tells, once ctx has ended, that lanes which are stuck keep the node
@@ -81,10 +59,10 @@ func (n *Node) heldUp(ctx context.Context, over <-chan struct{}) <-chan error {
 			return
 		case <-ctx.Done():
 		}
-		t := time.NewTicker(watchPeriod)
+		t := time.NewTicker(lane.WatchPeriod)
 		defer t.Stop()
 		end := time.Now().Add(endPatience)
-		asked := make([]time.Time, len(n.lanes))
+		asked := make([]time.Time, len(n.lanes.All()))
 		for i := range asked {
 			asked[i] = time.Now()
 		}
@@ -97,9 +75,9 @@ func (n *Node) heldUp(ctx context.Context, over <-chan struct{}) <-chan error {
 			}
 			n.checkCopies(time.Now(), copies)
 			stuck := false
-			for i, l := range n.lanes {
-				asked[i] = l.check(time.Now(), asked[i])
-				stuck = stuck || l.stuck.Load() && !l.ended()
+			for i, l := range n.lanes.All() {
+				asked[i] = l.Check(time.Now(), asked[i])
+				stuck = stuck || l.Stuck() && !l.Ended()
 			}
 			if stuck && time.Now().After(end) {
 				held <- &api.Error{Code: api.CodeInternal, What: "the node ends without its lanes", Why: n.culprits(), Fix: "end what serves the memory of that program: a file system in user space, or a handler of page faults"}
@@ -119,19 +97,9 @@ func (n *Node) culprits() string {
 		}
 	}
 	if who == nil {
-		return fmt.Sprintf("a lane has given no sign of life for %v", stuckAfter)
+		return fmt.Sprintf("a lane has given no sign of life for %v", lane.StuckAfter)
 	}
 	return fmt.Sprintf("a copy from or to the memory of %s has not ended", strings.Join(who, ", "))
-}
-
-// ended reports whether the lane runs no more.
-func (l *lane) ended() bool {
-	select {
-	case <-l.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // checkCopies ends the sessions whose memory a copy waits for.
@@ -152,7 +120,7 @@ func (n *Node) checkCopies(now time.Time, copies map[*door]sample) {
 		case !known || !busy || ended != s.ended:
 			copies[d] = sample{ended, now}
 			d.waits.Store(false)
-		case now.Sub(s.since) >= stuckAfter && !d.waits.Swap(true):
+		case now.Sub(s.since) >= lane.StuckAfter && !d.waits.Swap(true):
 			d.s.Fail(vhost.StuckMemory, errMemoryStuck)
 		}
 	}
@@ -171,9 +139,9 @@ func (n *Node) stuck() (list []api.Degraded) {
 				Fix: fmt.Sprintf("kill -9 %d, and end what serves its memory: a file system in user space, or a handler of page faults", d.pid)})
 		}
 	}
-	for i, l := range n.lanes {
-		if l.stuck.Load() {
-			list = append(list, api.Degraded{What: "stuck_lane", Why: fmt.Sprintf("lane %d and its sessions stand still: %v, or for a processor", i, errLaneStuck),
+	for i, l := range n.lanes.All() {
+		if l.Stuck() {
+			list = append(list, api.Degraded{What: "stuck_lane", Why: fmt.Sprintf("lane %d and its sessions stand still: %v, or for a processor", i, lane.ErrStuck),
 				Fix: "see stuck_memory; else give the node a processor"})
 		}
 	}

@@ -155,6 +155,35 @@ func TestStoreys(t *testing.T) {
 	}
 }
 
+// rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself, which builds them.
+var rooms = map[string][]string{
+	"loop": {},
+	"lane": {"loop"},
+}
+
+// TestRoomsOfNode proves which room of the node imports which.
+func TestRoomsOfNode(t *testing.T) {
+	const node = "internal/node"
+	for _, p := range packages(t) {
+		room, ok := strings.CutPrefix(p.rel(), node+"/")
+		if !ok {
+			continue
+		}
+		may, known := rooms[room]
+		if !known {
+			t.Errorf("%s is not in the table of rooms: say in test/arch which rooms it may import", p.rel())
+		}
+		for _, imp := range p.Imports {
+			switch other, inside := strings.CutPrefix(imp, "weft/"+node+"/"); {
+			case imp == "weft/"+node:
+				t.Errorf("%s imports %s: let the node pass in what the room needs", p.rel(), node)
+			case inside && !slices.Contains(may, other):
+				t.Errorf("%s imports %s: a room declares an interface for what it needs, and the node passes it in", p.rel(), imp)
+			}
+		}
+	}
+}
+
 // TestEachStoreyHasAPage requires a README.md in each folder of internal/, with each of its rooms named.
 func TestEachStoreyHasAPage(t *testing.T) {
 	dir := root(t)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"sync/atomic"
@@ -13,48 +13,44 @@ import (
 
 const (
 	pipeSlots = 2048
-	pipeSegs  = 4 // pieces of one run's gather list; longer ones are copied
+	pipeSegs  = 4 // pieces of one burst's gather list; longer ones are copied
 	pipeBytes = 4 << 20
 )
 
-// transfer is one run on its way to a queue pair of another lane. Pieces of
-// regions go by reference where the sender's request stays outstanding until
-// the other lane has answered; what an unreliable service sends, complete at
-// once, and bytes at hand, which the sending lane is about to reuse, are
-// copied.
+// transfer is one burst on its way to a queue pair of another lane. Pieces of regions go by reference where the sender's
+// request stays outstanding until the other lane has answered. The payload of an unreliable service, whose requests
+// complete at once, is copied, and so are bytes at hand, which the sending lane is about to reuse.
 type transfer struct {
 	run  pkt.Burst
-	from *hca.QP // whose memory the payload is in; nil for bytes
+	from *hca.QP // the owner of the memory with the payload; nil for bytes
 	segs [pipeSegs]mem.Seg
-	path ib.Path // of a run from a link, which reuses its own
+	path ib.Path // of a burst from a link, which reuses its own
 	held uint32  // bytes of the pipe's buffer
 }
 
-// pipe carries runs from one lane to one other: a ring with a single writer
-// and a single reader, so that neither takes a lock.
+// pipe carries bursts from one lane to one other: a ring with a single writer and a single reader, so that neither takes a
+// lock.
 type pipe struct {
 	slots [pipeSlots]transfer
 	buf   []byte
-	// head is moved by the reader, tail by the writer; freed is the number of
-	// buffer bytes given back so far, used those taken so far.
+	// The reader moves head, the writer tail; freed is the number of buffer bytes released so far, used those allocated so
+	// far.
 	head, tail atomic.Uint32
 	freed      atomic.Uint64
 	used       uint64
-	gather     mem.Batch // the writer's, and dst: what they take from the heap, once
+	gather     mem.Batch // of the writer, as dst is: both allocate once
 	dst        [1][]byte
-	taken      uint32 // reader: handed over but not given back
+	handled    uint32 // of the reader: passed to each but not released
 }
 
 func newPipe() *pipe { return &pipe{buf: make([]byte, pipeBytes)} }
 
-// room reports whether runs with n bytes at hand in all surely fit, whatever
-// their number up to half the slots.
+// room reports whether bursts with n bytes at hand in all surely fit, whatever their number up to half the slots.
 func (p *pipe) room(n int) bool {
 	return p.tail.Load()-p.head.Load() <= pipeSlots/2 && p.used+2*uint64(n)-p.freed.Load() <= pipeBytes
 }
 
-// put copies a run in; false where there is no room, or the payload cannot be
-// read: then r.Fault is set.
+// put copies a burst in; false where there is no room, or the payload cannot be read: then r.Fault is set.
 func (p *pipe) put(r *pkt.Burst, from *hca.QP) bool {
 	tail := p.tail.Load()
 	if tail-p.head.Load() == pipeSlots {
@@ -74,8 +70,7 @@ func (p *pipe) put(r *pkt.Burst, from *hca.QP) bool {
 	return true
 }
 
-// payload fills in the payload of t from d: references where the pieces are
-// regions and few enough, else a copy.
+// payload fills in the payload of t from d: references where the pieces are regions and few enough, else a copy.
 func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
 	if d.Len == 0 {
 		t.run.Data = mem.Payload{}
@@ -113,26 +108,26 @@ func (p *pipe) payload(t *transfer, d *mem.Payload) bool {
 	return true
 }
 
-// each hands every waiting run to fn. They stay valid until done.
+// each passes every waiting burst to fn. They stay valid until release.
 func (p *pipe) each(fn func(t *transfer)) bool {
 	head, tail := p.head.Load(), p.tail.Load()
-	for i := head + p.taken; i != tail; i++ {
-		p.taken++
+	for i := head + p.handled; i != tail; i++ {
+		p.handled++
 		fn(&p.slots[i%pipeSlots])
 	}
-	return p.taken != 0
+	return p.handled != 0
 }
 
-// done gives back what each handed over.
-func (p *pipe) done() {
+// release frees what each passed to its function.
+func (p *pipe) release() {
 	head := p.head.Load()
 	freed := p.freed.Load()
-	for i := range p.taken {
+	for i := range p.handled {
 		t := &p.slots[(head+i)%pipeSlots]
 		freed += uint64(t.held)
 		t.from, t.run = nil, pkt.Burst{}
 	}
 	p.freed.Store(freed)
-	p.head.Store(head + p.taken)
-	p.taken = 0
+	p.head.Store(head + p.handled)
+	p.handled = 0
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"fmt"
@@ -8,14 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// niceLane is the nice value a lane asks for: it works for every program of
-// the node and sleeps when none of them wants anything.
+// niceLane is the nice value of a lane where the system grants it: a lane works for every program of the node and sleeps when
+// there is no work.
 const niceLane = -15
 
-// raisePriority makes the calling thread run soon after it is woken. A short
-// slice is what a fair scheduler (Linux 6.12 and later) takes as "prefer this
-// thread when it wakes"; it needs no privilege. Real time is for those who ask:
-// a lane that spins then keeps everybody else off its processor.
+// raisePriority makes the calling thread run soon after it is woken. A fair scheduler (Linux 6.12 and later) prefers a thread
+// with a short slice when it wakes; that needs no privilege. Real-time priority is optional: a lane that spins then keeps every
+// other thread off its processor.
 func raisePriority(realTime bool) (error, bool) {
 	if realTime {
 		a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
@@ -28,12 +27,12 @@ func raisePriority(realTime bool) (error, bool) {
 	return nil, false
 }
 
-// setPriority gives the calling thread a nice value, where it may have that, and the short slice.
+// setPriority sets the nice value of the calling thread, where that is permitted, and the short slice.
 func setPriority(nice int32) {
 	a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: nice, Runtime: shortSlice}
 	if unix.SchedSetAttr(0, &a, 0) != nil && nice != 0 {
 		a.Nice = 0
-		unix.SchedSetAttr(0, &a, 0) // an older kernel refuses the slice: all is as usual then
+		unix.SchedSetAttr(0, &a, 0) // an older kernel refuses the slice; the defaults then apply
 	}
 }
 

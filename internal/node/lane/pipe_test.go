@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"bytes"
@@ -52,7 +52,7 @@ func TestPipeCopies(t *testing.T) {
 			t.Errorf("path %+v", x.run.Path)
 		}
 	})
-	p.done()
+	p.release()
 	if n != 1 || p.each(func(*transfer) { t.Error("again") }) {
 		t.Errorf("%d runs", n)
 	}
@@ -79,7 +79,7 @@ func TestPipeCopies(t *testing.T) {
 				t.Errorf("%d pieces by reference: %v", pieces, byRef)
 			}
 		})
-		p.done()
+		p.release()
 	}
 	// Memory that cannot be read is no run.
 	gone := &mem.Region{Space: space, Start: 0x1000, Base: 0x5000, Len: 16}
@@ -112,8 +112,8 @@ func TestPipeIsBounded(t *testing.T) {
 			}
 			next++
 		})
-		p.done()
-		if next != pipeSlots || !p.room(localRun) {
+		p.release()
+		if next != pipeSlots || !p.room(LocalBurst) {
 			t.Fatalf("%d runs", next)
 		}
 	}
@@ -122,7 +122,7 @@ func TestPipeIsBounded(t *testing.T) {
 	for p.put(runOf(0, make([]byte, size)), nil) {
 		fits++
 	}
-	if fits < pipeBytes/size-1 || fits > pipeBytes/size || p.room(localRun) {
+	if fits < pipeBytes/size-1 || fits > pipeBytes/size || p.room(LocalBurst) {
 		t.Errorf("%d runs of %d bytes fit", fits, size)
 	}
 	if p.put(runOf(0, make([]byte, pipeBytes+1)), nil) {
@@ -132,17 +132,17 @@ func TestPipeIsBounded(t *testing.T) {
 	if p.put(runOf(0, make([]byte, size)), nil) {
 		t.Error("room before it was given back")
 	}
-	p.done()
+	p.release()
 	// room promises: what it grants fits, wherever the buffer stands.
 	for i := range 200 {
-		if !p.room(localRun) {
+		if !p.room(LocalBurst) {
 			t.Fatalf("%d: no room in an empty pipe", i)
 		}
-		if !p.put(runOf(0, make([]byte, localRun-i)), nil) {
+		if !p.put(runOf(0, make([]byte, LocalBurst-i)), nil) {
 			t.Fatalf("%d: room was promised", i)
 		}
 		p.each(func(*transfer) {})
-		p.done()
+		p.release()
 	}
 }
 
@@ -156,11 +156,11 @@ func TestPipeBetweenGoroutines(t *testing.T) {
 	for i := range sizes {
 		sizes[i] = rng.IntN(4096)
 		if i%100 == 0 {
-			sizes[i] = rng.IntN(localRun)
+			sizes[i] = rng.IntN(LocalBurst)
 		}
 	}
 	go func() {
-		buf := make([]byte, localRun)
+		buf := make([]byte, LocalBurst)
 		path := ib.Path{}
 		for i, n := range sizes {
 			for j := range buf[:n] {
@@ -190,7 +190,7 @@ func TestPipeBetweenGoroutines(t *testing.T) {
 			runtime.Gosched()
 			continue
 		}
-		p.done()
+		p.release()
 	}
 }
 
@@ -216,7 +216,7 @@ func TestUnreliablePayloadIsCopied(t *testing.T) {
 				t.Errorf("service %#x: read %d (%v), want %d", tc.service, got[0], res, tc.want)
 			}
 		})
-		p.done()
+		p.release()
 		region.Revoke()
 		if ok := p.put(&r, nil); ok != (tc.service == ib.ServiceRC) || r.Fault == ok {
 			t.Errorf("service %#x, memory that went: taken %v, fault %v", tc.service, ok, r.Fault)

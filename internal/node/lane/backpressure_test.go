@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"log/slog"
@@ -56,14 +56,11 @@ func TestLaneAwaitsRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.dozes = true
-	go l.loop()
-	defer func() {
-		l.do(func() { l.stop = true })
-		<-l.done
-	}()
+	l.holdsP = true
+	go l.run()
+	defer l.Stop()
 	sleeps := func() (n uint64) {
-		l.do(func() { n = l.stats.Sleeps })
+		l.Do(func() { n = l.stats.Sleeps })
 		return n
 	}
 	eventually(t, "the lane sleeps", func() bool { return sleeps() > 0 && l.asleep.Load() })
@@ -86,5 +83,15 @@ func TestLaneAwaitsRoom(t *testing.T) {
 	}
 	if n := sleeps() - before; n > 20 {
 		t.Errorf("woken %d times by room that nobody waits for", n)
+	}
+}
+
+// eventually waits until a state that other goroutines bring about is there.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("timeout: %s", what)
+		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"testing"
@@ -24,8 +24,8 @@ func TestLostYield(t *testing.T) {
 		{"the same with a window of data", 1400 * time.Microsecond, 1 << 20, true},
 		{"a tick", 4 * time.Millisecond, 1 << 20, true},
 	} {
-		if got := lost(c.away, c.bytes); got != c.lost {
-			t.Errorf("%s: lost(%v, %d) = %v, want %v", c.name, c.away, c.bytes, got, c.lost)
+		if got := costlyYield(c.away, c.bytes); got != c.lost {
+			t.Errorf("%s: costlyYield(%v, %d) = %v, want %v", c.name, c.away, c.bytes, got, c.lost)
 		}
 	}
 }

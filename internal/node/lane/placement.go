@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"bytes"
@@ -13,35 +13,34 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// placement is how a lane gets on with the threads whose streams it carries.
+// placement is how a lane shares processors with the threads whose streams it carries.
 //
-// A lane that works for programs runs before everybody else as soon as it is woken (raisePriority). With a stream of the
-// kernel's, IP or Ethernet, that is wrong: whoever wakes the lane is a stage of the same stream,
-// and a lane that takes its processor for every packet carries small batches. Under such a load the lane is
-// as important as anybody.
+// A lane that works for programs runs before every other thread as soon as it is woken (raisePriority). With a stream of the
+// kernel, IP or Ethernet, that is wrong: the thread that wakes the lane is a stage of the same stream, and a lane that
+// preempts it for every packet carries small batches. Under such a load the lane has the priority of any other thread.
 //
-// And a scheduler wakes a thread where the one runs that wakes it, above all in virtual machines, where an idle
-// processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a processor
-// beside an idle one, or change places all the time. So a lane keeps to its processor under such a load, and where it often
-// waits for that, goes to the one that is idle most. When the load is gone the scheduler chooses again.
+// A scheduler also wakes a thread on the processor of the thread that wakes it, above all in virtual machines, where an idle
+// processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a processor beside an
+// idle one, or change places all the time. So a lane stays on its processor under such a load. Where it often waits for that
+// processor, it moves to the one that is idle most. When the load ends the scheduler chooses again.
 //
-// Whoever else sets where the lane may run, by taskset or a cpuset, before or after it moved, has the last word. It belongs
-// to the lane's thread.
+// An affinity set from outside, by taskset or a cpuset, before or after a move, takes precedence. The placement belongs to the
+// lane's thread.
 type placement struct {
-	// /proc/thread-self/schedstat, /proc/thread-self/stat and /proc/stat; -1: not to be had
+	// /proc/thread-self/schedstat, /proc/thread-self/stat and /proc/stat; -1: not available
 	sched, self, stat int
 	may               unix.CPUSet // where the lane may run, as of the last move
-	next              mono.Time   // when look is due, 0: never
-	last              mono.Time   // when it was
-	before            threadTimes // then
-	gentle            bool        // the lane runs as others do
-	cpu               int         // to which the lane keeps, -1: none
+	next              mono.Time   // when review is due, 0: never
+	last              mono.Time   // of the last review
+	before            threadTimes // at the last review
+	gentle            bool        // the lane has the default priority
+	cpu               int         // the processor to which the lane is pinned, -1: none
 	samples           [2][]idleTime
 	sampledAt         mono.Time // when samples[0] was taken, 0: there is none
 	buf               []byte
 }
 
-// threadTimes are what the kernel has counted for a thread: it ran, and it waited for a processor.
+// threadTimes are the times that the kernel counts for a thread: it ran, and it waited for a processor.
 type threadTimes struct{ run, wait time.Duration }
 
 // idleTime is how many ticks a processor was idle.
@@ -51,15 +50,14 @@ type idleTime struct {
 }
 
 const (
-	// placeEvery is the time between two looks, but for a random part: lanes shall not move at the same
-	// time. It has several ticks.
+	// placeEvery is the time between two reviews, but for a random part: lanes shall not move at the same time. It has
+	// several ticks.
 	placeEvery = 100 * time.Millisecond
 	// procTick is the unit of /proc/stat: USER_HZ is 100.
 	procTick = 10 * time.Millisecond
 )
 
-// newPlacement is called on the lane's thread; close ends it. Where the kernel does not tell what is to be known, it does
-// nothing.
+// newPlacement is called on the lane's thread; close ends it. Where the kernel does not provide the times, it does nothing.
 func newPlacement(now mono.Time) *placement {
 	p := &placement{sched: -1, self: -1, stat: -1, cpu: -1}
 	if unix.SchedGetaffinity(0, &p.may) != nil {
@@ -87,9 +85,9 @@ func (p *placement) close() {
 	p.next = 0
 }
 
-// look judges how the lane has fared since the last time; it is called when next is due. stream tells that the
-// lane worked for streams of the kernel only.
-func (p *placement) look(now mono.Time, stream bool) {
+// review compares the lane's times with those of the last review; it is called when next is due. stream reports that the lane
+// worked for streams of the kernel only.
+func (p *placement) review(now mono.Time, stream bool) {
 	n, err := unix.Pread(p.sched, p.buf, 0)
 	t, ok := parseSchedstat(p.buf[:max(n, 0)])
 	if err != nil || !ok {
@@ -109,13 +107,13 @@ func (p *placement) look(now mono.Time, stream bool) {
 	}
 	if wait < elapsed/8 {
 		p.sampledAt = 0
-		p.keep()
+		p.pin()
 		return
 	}
 	p.move(now, float64(run)/float64(elapsed), wait > elapsed/2)
 }
 
-// restore ends what look began.
+// restore undoes review.
 func (p *placement) restore() {
 	p.sampledAt = 0
 	if p.gentle {
@@ -125,12 +123,12 @@ func (p *placement) restore() {
 	p.release()
 }
 
-// keep has the lane keep to the processor on which it runs.
-func (p *placement) keep() {
+// pin pins the lane to the processor on which it runs.
+func (p *placement) pin() {
 	if p.cpu >= 0 {
 		return
 	}
-	p.follow()
+	p.readAffinity()
 	n, err := unix.Pread(p.self, p.buf, 0)
 	cpu, ok := parseProcessor(p.buf[:max(n, 0)])
 	if err != nil || !ok || !p.may.IsSet(cpu) || p.may.Count() == 1 {
@@ -146,13 +144,13 @@ func (p *placement) release() {
 	if p.cpu < 0 {
 		return
 	}
-	if p.follow(); p.cpu >= 0 && unix.SchedSetaffinity(0, &p.may) == nil {
+	if p.readAffinity(); p.cpu >= 0 && unix.SchedSetaffinity(0, &p.may) == nil {
 		p.cpu = -1
 	}
 }
 
-// follow takes over where the lane may run, unless that is what it set itself.
-func (p *placement) follow() {
+// readAffinity reads where the lane may run, unless that is what the placement set itself.
+func (p *placement) readAffinity() {
 	var now unix.CPUSet
 	if unix.SchedGetaffinity(0, &now) == nil && (p.cpu < 0 || now != only(p.cpu)) {
 		p.may, p.cpu = now, -1
@@ -165,10 +163,11 @@ func only(cpu int) (s unix.CPUSet) {
 	return s
 }
 
-// move has the lane, which runs for that share of the time, keep to the processor that was idle most since the last look, if that
-// has more room for it than the one to which it keeps now. Where there is none, and the lane waits long, the scheduler shall choose.
+// move pins the lane, which runs for that share of the time, to the processor that was idle most since the last sample, if that
+// has more idle time for it than the one to which it is pinned now. Where there is none, and the lane waits long, the scheduler
+// chooses.
 func (p *placement) move(now mono.Time, share float64, long bool) {
-	p.follow()
+	p.readAffinity()
 	n, err := unix.Pread(p.stat, p.buf, 0)
 	if err != nil {
 		return
@@ -182,11 +181,11 @@ func (p *placement) move(now mono.Time, share float64, long bool) {
 	age := now.Sub(since)
 	enough := age / 10
 	if p.cpu >= 0 {
-		enough = max(enough, time.Duration(share/2*float64(age))) // it takes that along
+		enough = max(enough, time.Duration(share/2*float64(age))) // the lane takes its load along
 	}
 	switch {
 	case best >= 0 && most >= here+enough:
-		if rand.N(2) == 0 { // who shares a processor with this lane may move as well
+		if rand.N(2) == 0 { // a lane on the same processor may move as well
 			return
 		}
 		one := only(best)
@@ -198,13 +197,13 @@ func (p *placement) move(now mono.Time, share float64, long bool) {
 	}
 }
 
-// idlest compares the samples: which of the lane's processors was idle most, for how long, and how long
-// the one was to which the lane keeps.
+// idlest compares the samples: which of the lane's processors was idle most, for how long, and for how long the one was idle to
+// which the lane is pinned.
 func (p *placement) idlest() (best int, most, here time.Duration) {
 	best = -1
 	for i, c := range p.samples[0] {
 		if i >= len(p.samples[1]) || p.samples[1][i].cpu != c.cpu || !p.may.IsSet(c.cpu) {
-			continue // one came or went
+			continue // a processor was added or removed
 		}
 		idle := time.Duration(c.ticks-p.samples[1][i].ticks) * procTick
 		if c.cpu == p.cpu {
@@ -228,8 +227,8 @@ func parseSchedstat(b []byte) (t threadTimes, ok bool) {
 	return threadTimes{time.Duration(run), time.Duration(wait)}, err == nil && err2 == nil
 }
 
-// parseProcessor finds in /proc/thread-self/stat on which processor the thread runs: field 39. The second, a name in parentheses, may have any
-// character.
+// parseProcessor returns the processor on which the thread runs: field 39 of /proc/thread-self/stat. The second field, a name in
+// parentheses, may contain any character.
 func parseProcessor(b []byte) (cpu int, ok bool) {
 	const behind, processor = 3, 39 // the field that follows the name
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
@@ -240,14 +239,14 @@ func parseProcessor(b []byte) (cpu int, ok bool) {
 	return cpu, err == nil && cpu >= 0
 }
 
-// parseIdle appends what the lines "cpuN user nice system idle …" of /proc/stat tell, which come first.
+// parseIdle appends the idle times of the lines "cpuN user nice system idle …" of /proc/stat, which come first.
 func parseIdle(dst []idleTime, b []byte) []idleTime {
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
 		if len(f) < 5 || !bytes.HasPrefix(f[0], []byte("cpu")) {
 			break
 		}
-		cpu, err := strconv.Atoi(string(f[0][3:])) // the first line is of all, without a number
+		cpu, err := strconv.Atoi(string(f[0][3:])) // the first line is the sum, without a number
 		ticks, err2 := strconv.ParseUint(string(f[4]), 10, 64)
 		if err == nil && err2 == nil && cpu >= 0 {
 			dst = append(dst, idleTime{cpu, ticks})

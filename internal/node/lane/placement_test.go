@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package lane
 
 import (
 	"runtime"
@@ -97,18 +97,18 @@ func TestPlacement(t *testing.T) {
 			}
 		}
 		spin(10 * time.Millisecond)
-		p.look(p.last.Add(20*time.Millisecond), true)
+		p.review(p.last.Add(20*time.Millisecond), true)
 		if a, err := unix.SchedGetAttr(0, 0); err != nil || !p.gentle || a.Nice != 0 {
 			t.Errorf("under load: gentle %v, nice %v (%v)", p.gentle, a, err)
 		}
 		// It keeps to a processor, unless it has but one.
 		p.release()
-		p.keep()
+		p.pin()
 		var now unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() != 1 || (p.cpu < 0 || now != only(p.cpu)) && all.Count() > 1 {
 			t.Errorf("it may run on %d processors and is to keep to %d (%v)", now.Count(), p.cpu, err)
 		}
-		p.look(p.last.Add(time.Hour), true) // in which it did next to nothing
+		p.review(p.last.Add(time.Hour), true) // in which it did next to nothing
 		if err := unix.SchedGetaffinity(0, &now); err != nil || now != all || p.cpu >= 0 {
 			t.Errorf("after the load the thread keeps to processor %d of %v", p.cpu, all.Count())
 		}
@@ -116,7 +116,7 @@ func TestPlacement(t *testing.T) {
 			t.Errorf("after the load: gentle %v, nice %v, want %v (%v)", p.gentle, a.Nice, raised.Nice, err)
 		}
 		spin(10 * time.Millisecond)
-		if p.look(p.last.Add(20*time.Millisecond), false); p.gentle {
+		if p.review(p.last.Add(20*time.Millisecond), false); p.gentle {
 			t.Error("a lane that works for programs is not as important as they want it")
 		}
 	}()
