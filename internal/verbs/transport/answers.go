@@ -27,6 +27,9 @@ type record struct {
 	// READ: the response to send covers [at, end) of the range; start is
 	// where its first packet stands.
 	start, at, end uint64
+	// READ: [base, end) of the range was copied, and seg is the copy.
+	copied bool
+	base   uint64
 }
 
 // allocRecord returns a record for a new READ or atomic; nil where the peer
@@ -118,6 +121,7 @@ func (q *QP) replayRead(rec *record, r *pkt.Burst, off uint64) bool {
 		rec.seg[0] = mem.Seg{Region: region, Addr: rec.va, Len: rec.length}
 	}
 	rec.start, rec.at, rec.end = off, off, off+n
+	rec.copied, rec.base = false, 0
 	return true
 }
 
@@ -213,11 +217,12 @@ func (q *QP) emitRecord(rec *record, r *pkt.Burst) {
 		}
 		q.header(r, op, rec.first.Add(uint32(rec.at/uint64(q.mtu))), packets(n, q.mtu))
 		if r.Data = (mem.Payload{}); n != 0 {
-			r.Data = mem.ListPayload(rec.seg[:], rec.at, int(n))
+			r.Data = mem.ListPayload(rec.seg[:], rec.at-rec.base, int(n))
 		}
 		rec.at += n
 		if last {
 			q.rsp.settle(rec)
+			q.readAnswered()
 		}
 	}
 	if !rec.pending && rec.last.Add(1) == q.rsp.ePSN {

@@ -25,6 +25,8 @@ func (q *QP) check() error {
 		return fmt.Errorf("window of %d bytes", s.cwnd)
 	case q.cfg.Type == ib.RC && s.reads > uint32(q.attr.MaxRdAtomic) && q.attr.State != ib.SQD:
 		return fmt.Errorf("%d reads outstanding of %d", s.reads, q.attr.MaxRdAtomic)
+	case s.readRequests > s.reads:
+		return fmt.Errorf("%d READ requests of %d requests that wait for a response", s.readRequests, s.reads)
 	case p.nstaged > stageDepth:
 		return fmt.Errorf("%d receive completions staged", p.nstaged)
 	case p.recTail-p.recHead > uint32(len(p.recs)):

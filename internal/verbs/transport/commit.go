@@ -75,6 +75,7 @@ func (q *QP) Commit(now mono.Time) {
 	}
 	p.safePSN, p.safeMSN = p.ePSN, p.msn
 	q.returnShelf()
+	q.returnCopies()
 	if p.nstaged != 0 || s.head != s.ack || q.attr.State >= ib.SQE {
 		q.deliver()
 	}

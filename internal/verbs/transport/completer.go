@@ -236,6 +236,7 @@ func (q *QP) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Ba
 	}
 	if op.Last {
 		s.reads--
+		s.readRequests--
 	}
 	if at+count == dist(wr.lastPSN, wr.firstPSN)+1 {
 		s.ack++

@@ -73,6 +73,8 @@ func (q *QP) Farewell(now mono.Time) bool {
 	q.discard()
 	q.rsp.forget()
 	q.returnShelf()
+	q.rsp.silence()
+	q.returnCopies()
 	q.req, q.rsp = requester{cwnd: q.mtu}, responder{}
 	q.attr.State, q.dirty, q.bye = ib.Err, false, b
 	return true

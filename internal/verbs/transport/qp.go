@@ -182,9 +182,11 @@ type Attr struct {
 // Counters count what a queue pair saw; names follow the rdma tool and the
 // hw_counters of Linux. Each refusal has its own.
 type Counters struct {
-	SentPackets, RcvdPackets, SentBytes, RcvdBytes      uint64
-	DuplicateRequest, OutOfSequence                     uint64
-	Shelved, ShelfRefused                               uint64 // packets behind a gap: kept, and not for lack of room
+	SentPackets, RcvdPackets, SentBytes, RcvdBytes uint64
+	DuplicateRequest, OutOfSequence                uint64
+	Shelved, ShelfRefused                          uint64 // packets behind a gap: kept, and not for lack of room
+	// READ responses that were copied before a request behind them was executed, and requests deferred for lack of room.
+	ReadCopies, ReadCopyRefused                         uint64
 	RNRNakSent, RNRNakRcvd, SeqNakSent, SeqNakRcvd      uint64
 	LocalAckTimeout, Retransmits, Probes                uint64
 	RetryExceeded, RNRRetryExceeded                     uint64

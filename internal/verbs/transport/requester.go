@@ -27,6 +27,7 @@ type requester struct {
 	head, ack, tx, fresh, tail uint32
 	una, txPSN, maxPSN         ib.PSN // oldest unacknowledged, next to send, after the highest sent
 	reads                      uint32 // READ requests and atomics without their response
+	readRequests               uint32 // the READ requests among them
 	stalled                    bool   // Next cannot go on before a response, a timer or Modify
 	retrying                   bool   // went back to una and saw no progress since
 	twice                      bool   // the run at una is to leave twice
@@ -235,7 +236,7 @@ func (q *QP) nextRequest(now mono.Time, r *pkt.Burst) bool {
 // status.
 func (q *QP) start(wr *SendWR) bool {
 	s := &q.req
-	if q.attr.State != ib.RTS || wr.Flags&ib.Fence != 0 && s.reads != 0 {
+	if q.attr.State != ib.RTS || s.reads != 0 && q.fenced(wr) {
 		return false
 	}
 	if wr.Op.IsLocal() && (s.ack != s.tx || s.owed) {
@@ -258,6 +259,14 @@ func (q *QP) start(wr *SendWR) bool {
 	wr.started = true
 	s.fresh++
 	return true
+}
+
+// fenced reports whether wr waits for the responses to all earlier READs and atomics: its program set the fence, or
+// the path is local and wr follows a READ whose memory it could change. On a local path a READ response refers to
+// memory until the requester's lane has copied it, so that the requester keeps the order (docs/adr/0016-read-order.md).
+// Preconditions: reads is not 0.
+func (q *QP) fenced(wr *SendWR) bool {
+	return wr.Flags&ib.Fence != 0 || q.req.readRequests != 0 && wr.Op != ib.WRRead && q.attr.Path.Local
 }
 
 // packets returns how many packets carry n bytes, at least one.
@@ -421,6 +430,7 @@ func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	r.Data = mem.Payload{}
 	if fresh {
 		s.reads++
+		s.readRequests++
 	} else if !s.chunkStart(at) {
 		wr.readPSN = s.txPSN
 	}

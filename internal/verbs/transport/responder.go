@@ -46,6 +46,7 @@ type responder struct {
 	nakSent bool   // silent until ePSN arrives in order
 	rnrSent bool   // it was an RNR NAK
 	shelf   *shelf // what arrived behind a gap; nil while there is none
+	copies  readCopies
 
 	staged      []stagedRecv
 	stageHead   uint32
@@ -206,12 +207,21 @@ func (q *QP) inOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 		in.op = tail(r.Opcode).Op()
 		in.info = in.op.Info()
 	}
-	p.nakSent, p.rnrSent = false, false
+	p.nakSent, p.rnrSent, p.copies.deferred = false, false, false
 	p.nak = 0
 	// Only what is in progress may go on, and it must.
 	if in.info.First == p.open || p.open && (p.write != in.info.Write || !in.info.Write && !in.info.Send) {
 		q.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonSequence)
 		return
+	}
+	if p.pending != 0 && in.op != ib.ReadRequest && p.dueReads() {
+		if !q.copyReads(b) {
+			p.deferRequest()
+			return
+		}
+		if p.placeFailed {
+			return // Commit refuses everything since the packet that failed
+		}
 	}
 	switch {
 	case in.info.Send:

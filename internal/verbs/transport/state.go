@@ -150,6 +150,7 @@ func (q *QP) reset() {
 	clear(p.staged)
 	p.forget()
 	q.returnShelf()
+	q.returnCopies()
 	*p = responder{recs: p.recs, recMask: p.recMask, staged: p.staged}
 	q.attr, q.dirty = Attr{State: ib.Reset}, false
 	q.mtu = uint32(q.cfg.PortMTU.Bytes())
@@ -277,7 +278,7 @@ func (q *QP) deliver() {
 	// Numbers go on where the queue was cut off: nothing is outstanding now.
 	s.ack, s.tx, s.fresh = s.tail, s.tail, s.tail
 	s.una, s.txPSN = s.maxPSN, s.maxPSN
-	s.reads = 0
+	s.reads, s.readRequests = 0, 0
 	if q.attr.State == ib.Err {
 		q.flushRecv()
 	}

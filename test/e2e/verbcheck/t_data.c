@@ -463,6 +463,40 @@ static void rc_fence(void)
 	}
 }
 
+/* A READ returns what memory held before the request posted behind it, without a fence. */
+static void rc_read_then(int op)
+{
+	struct conn c;
+	connect_pair(&c, &(struct opt){ .room = 128 << 10 });
+	for (int k = 0; k < 60; k++) {
+		uint64_t old = rnd(), new = rnd();
+		uint32_t len = k & 1 ? 8 + rnd_below(64) : 8 + rnd_below(100000);
+		struct rwr r = rwr(&c);
+		struct swr w[2] = { swr(&c, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), swr(&c, op, IBV_SEND_SIGNALED) };
+		fill(c.s[1].e, c.s[1].tx, 0, len, old);
+		fill(c.s[0].e, c.s[0].tx, 0, len, new);
+		expect(c.s[0].e, c.s[0].rx, 0, len, old, 0);
+		expect(c.s[1].e, c.s[1].tx, 0, len, new, 0);
+		radd(&r, c.s[1].txm, 0, len);
+		add(&w[0], c.s[0].rxm, 0, len);
+		target(&w[0], &c, 0, c.s[1].txm, 0);
+		add(&w[1], c.s[0].txm, 0, len);
+		if (is_send(op))
+			post_recv(&c, 1, &r);
+		else
+			target(&w[1], &c, 0, c.s[1].txm, 0);
+		OK(try_post_send(c.s[0].e, c.s[0].qp, w, 2, NULL));
+		want_ok(&c, 0, &w[0], len);
+		want_ok(&c, 0, &w[1], len);
+		if (is_send(op))
+			want_recv(&c, 1, &r, &w[1], len);
+		verify(c.s[0].e, c.s[0].rx, 0, "READ with a later request behind it");
+		verify(c.s[1].e, c.s[1].tx, 0, "memory that was read, then changed");
+	}
+}
+static void rc_read_then_write(void) { rc_read_then(IBV_WR_RDMA_WRITE); }
+static void rc_read_then_send(void) { rc_read_then(IBV_WR_SEND); }
+
 /* Many READs posted, few allowed at once. */
 static void read_depth(int rd)
 {
@@ -656,6 +690,8 @@ const struct test data_tests[] = {
 	{ "rc.bidirectional", rc_bidirectional, 0 },
 	{ "rc.write_then_send", rc_write_then_send, 0 },
 	{ "rc.fence", rc_fence, 0 },
+	{ "rc.read_then_write", rc_read_then_write, 0 },
+	{ "rc.read_then_send", rc_read_then_send, 0 },
 	{ "rc.read.depth1", rc_read_depth1, 0 },
 	{ "rc.read.depth16", rc_read_depth16, 0 },
 	{ "rc.same_end", rc_same_end, 0 },
