@@ -11,7 +11,6 @@
 package simfab
 
 import (
-	"container/heap"
 	"math/rand/v2"
 	"time"
 
@@ -45,8 +44,7 @@ type Sim struct {
 
 	rng   *rand.Rand
 	nodes []*Node
-	queue arrivals
-	seq   uint64
+	queue mono.Heap[*packet] // packets by arrival
 	free  [][]byte
 	used  [][]byte // in use until the batches are flushed
 }
@@ -224,12 +222,11 @@ func (q *QP) PostRecv(id uint64, off, n int) {
 
 // packet is a packet on its way.
 type packet struct {
-	at  mono.Time
-	seq uint64
-	to  *Node
-	src ib.GID
-	id  uint16 // IPv4 identification
-	b   []byte // BTH … ICRC
+	arrival mono.Timer[*packet]
+	to      *Node
+	src     ib.GID
+	id      uint16 // IPv4 identification
+	b       []byte // BTH … ICRC
 }
 
 // Run lets time pass until done returns true or limit is over, and reports
@@ -241,10 +238,7 @@ func (s *Sim) Run(limit time.Duration, done func() bool) bool {
 		if done() {
 			return true
 		}
-		wake := s.send()
-		if len(s.queue) > 0 {
-			wake = mono.Min(wake, s.queue[0].at)
-		}
+		wake := mono.Min(s.send(), s.queue.Next())
 		if wake == 0 {
 			return done()
 		}
@@ -338,7 +332,7 @@ func (n *Node) put(p packet) {
 		n.free = n.free.Add(time.Duration(float64(len(p.b)+ipUDPEthernet) / f.Rate * 1e9))
 	}
 	hit := func(perMille int) bool { return perMille > 0 && s.rng.IntN(1000) < perMille }
-	p.at = n.free.Add(f.Delay)
+	at := n.free.Add(f.Delay)
 	copies := 1
 	switch {
 	case hit(f.Drop):
@@ -354,25 +348,24 @@ func (n *Node) put(p packet) {
 		p.b[s.rng.IntN(len(p.b))] ^= 1 << s.rng.IntN(8)
 	}
 	for i := range copies {
-		c := p
+		c := &packet{to: p.to, src: p.src, id: p.id, b: p.b}
+		c.arrival.Value = c
 		if i > 0 {
 			c.b = append(s.buffer()[:0], p.b...)
 		}
 		if f.Jitter > 0 && hit(f.Reorder) {
 			s.Stats.Reordered++
-			c.at = c.at.Add(time.Duration(s.rng.Int64N(int64(f.Jitter))))
+			s.queue.Set(&c.arrival, at.Add(time.Duration(s.rng.Int64N(int64(f.Jitter)))))
+			continue
 		}
-		s.seq++
-		c.seq = s.seq
-		heap.Push(&s.queue, c)
+		s.queue.Set(&c.arrival, at)
 	}
 }
 
 // receive delivers what arrives now.
 func (s *Sim) receive() {
-	for len(s.queue) > 0 && s.queue[0].at <= s.Now {
-		p := heap.Pop(&s.queue).(packet)
-		p.to.receive(&p)
+	for p, due := s.queue.PopDue(s.Now); due; p, due = s.queue.PopDue(s.Now) {
+		p.to.receive(p)
 		s.used = append(s.used, p.b)
 	}
 	for _, n := range s.nodes {
@@ -403,23 +396,4 @@ func (n *Node) receive(p *packet) {
 	r.Path = &ib.Path{SGID: p.src, DGID: n.gid, HopLimit: 64}
 	r.Data = mem.BytesPayload(payload)
 	q.Handle(s.Now, &r, n.batch)
-}
-
-// arrivals orders packets by time, and by sending where times are equal.
-type arrivals []packet
-
-func (a arrivals) Len() int { return len(a) }
-func (a arrivals) Less(i, j int) bool {
-	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].seq < a[j].seq
-}
-func (a arrivals) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-
-// Push implements heap.Interface.
-func (a *arrivals) Push(x any) { *a = append(*a, x.(packet)) }
-
-// Pop implements heap.Interface.
-func (a *arrivals) Pop() any {
-	x := (*a)[len(*a)-1]
-	*a = (*a)[:len(*a)-1]
-	return x
 }

@@ -192,7 +192,7 @@ func (f *File) Unregister(id uint32) Errno {
 	}
 	delete(h.tags, a.tag)
 	for _, t := range a.pending {
-		h.timers.stop(t)
+		h.timers.Stop(&t.timer)
 	}
 	a.pending = nil
 	if i := slices.Index(h.rmpp, a); i >= 0 {
@@ -251,7 +251,8 @@ func (f *File) write(h *Header, b []byte) Errno {
 	if a == nil {
 		return EIO
 	}
-	t := &transaction{agent: a, header: *h, index: -1}
+	t := &transaction{agent: a, header: *h}
+	t.timer.Value = t
 	var m mad.Header
 	m.Parse(b)
 	headers := mad.HeaderLen

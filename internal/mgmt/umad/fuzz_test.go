@@ -55,24 +55,24 @@ func (b *bench) check() {
 					t.Fatalf("%d wait", len(a.pending))
 				}
 				for k, w := range a.pending {
-					if w.key != k || w.agent != a || w.index < 0 && !w.rmpp {
+					if w.key != k || w.agent != a || !w.timer.IsSet() && !w.rmpp {
 						t.Fatalf("%v: %+v", k, w)
 					}
-					if w.index >= 0 {
+					if w.timer.IsSet() {
 						waiting++
 					}
 				}
 			}
 		}
 	}
-	if agents != len(h.tags) || endpoints != len(h.rmpp) || waiting != len(h.timers) {
-		t.Fatalf("%d registrations, %d tags; %d endpoints, %d known; %d deadlines, %d known", agents, len(h.tags), endpoints, len(h.rmpp), waiting, len(h.timers))
+	if agents != len(h.tags) || endpoints != len(h.rmpp) || waiting != h.timers.Len() {
+		t.Fatalf("%d registrations, %d tags; %d endpoints, %d known; %d deadlines, %d known", agents, len(h.tags), endpoints, len(h.rmpp), waiting, h.timers.Len())
 	}
-	for i, w := range h.timers {
-		if w.index != i || i > 0 && h.timers[(i-1)/2].due > w.due {
-			t.Fatalf("timer %d: %+v", i, w)
+	h.timers.All(func(w *transaction) {
+		if !w.timer.IsSet() || w.timer.At() < h.timers.Next() {
+			t.Fatalf("timer: %+v", w)
 		}
-	}
+	})
 }
 
 // FuzzHub interprets its input as what programs and peers do, in a loop of two
@@ -177,7 +177,7 @@ func FuzzHub(f *testing.F) {
 			g.Close()
 		}
 		b.check()
-		if len(b.hub.tags)+len(b.hub.timers)+len(b.hub.rmpp) != 0 {
+		if len(b.hub.tags)+b.hub.timers.Len()+len(b.hub.rmpp) != 0 {
 			t.Fatalf("left: %+v", b.hub)
 		}
 	})

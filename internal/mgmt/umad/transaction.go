@@ -3,7 +3,6 @@
 package umad
 
 import (
-	"container/heap"
 	"errors"
 	"time"
 
@@ -24,8 +23,7 @@ type transaction struct {
 	double bool // the answer comes in segments too
 	waits  bool // for an answer
 	left   uint32
-	due    mono.Time
-	index  int // in timers; -1: not there
+	timer  mono.Timer[*transaction]
 }
 
 // pendingKey tells the requests of a registration apart.
@@ -78,7 +76,7 @@ func (a *agent) transmit(t *transaction) Errno {
 		return ENOMEM
 	}
 	if t.waits {
-		h.timers.start(t, h.now.Add(t.timeout()))
+		h.timers.Set(&t.timer, h.now.Add(t.timeout()))
 	}
 	return OK
 }
@@ -89,7 +87,7 @@ func (a *agent) sent(t *transaction, s rmpp.State) {
 	case a.pending == nil: // the registration is gone
 	case t.waits && a.pending[t.key] != t: // the answer was faster
 	case s == rmpp.Complete && t.waits:
-		h.timers.start(t, h.now.Add(t.timeout()))
+		h.timers.Set(&t.timer, h.now.Add(t.timeout()))
 	case s != rmpp.Complete:
 		a.giveUp(t)
 	}
@@ -98,7 +96,7 @@ func (a *agent) sent(t *transaction, s rmpp.State) {
 // giveUp returns a MAD to the program: nobody answered it.
 func (a *agent) giveUp(t *transaction) {
 	h := a.file.hub
-	h.timers.stop(t)
+	h.timers.Stop(&t.timer)
 	if t.waits {
 		delete(a.pending, t.key)
 	}
@@ -109,9 +107,7 @@ func (a *agent) giveUp(t *transaction) {
 // expire repeats requests, or gives them up. A message in segments is not
 // repeated.
 func (h *Hub) expire() {
-	for len(h.timers) > 0 && h.timers[0].due.Due(h.now) {
-		t := h.timers[0]
-		h.timers.stop(t)
+	for t, due := h.timers.PopDue(h.now); due; t, due = h.timers.PopDue(h.now) {
 		if t.left == 0 {
 			t.agent.giveUp(t)
 			continue
@@ -120,7 +116,7 @@ func (h *Hub) expire() {
 		if t.rmpp {
 			// Its receiver acknowledged it whole, and would take a repetition
 			// for one of its last segment.
-			h.timers.start(t, h.now.Add(t.timeout()))
+			h.timers.Set(&t.timer, h.now.Add(t.timeout()))
 			continue
 		}
 		h.Stats.Retried++
@@ -135,11 +131,11 @@ func (a *agent) stir(m *mad.Header, d *mad.Datagram) {
 	var r mad.RMPP
 	r.Parse(d.Data[mad.HeaderLen:])
 	t := a.pending[pendingKey{m.MgmtClass, m.TransactionID}]
-	if t == nil || t.index < 0 || !m.MgmtClass.HasRMPP() || r.Flags&mad.RMPPActive == 0 || r.Type != mad.RMPPData {
+	if t == nil || !t.timer.IsSet() || !m.MgmtClass.HasRMPP() || r.Flags&mad.RMPPActive == 0 || r.Type != mad.RMPPData {
 		return
 	}
 	h := a.file.hub
-	h.timers.start(t, max(t.due, h.now.Add(max(t.timeout(), segmentPatience))))
+	h.timers.Set(&t.timer, max(t.timer.At(), h.now.Add(max(t.timeout(), segmentPatience))))
 }
 
 // segmentPatience is how long a request waits for the next segment of its
@@ -151,7 +147,7 @@ const segmentPatience = 5 * time.Second
 func (a *agent) answered(m *mad.Header, d *mad.Datagram) bool {
 	k := pendingKey{m.MgmtClass, m.TransactionID}
 	if t := a.pending[k]; t != nil {
-		a.file.hub.timers.stop(t)
+		a.file.hub.timers.Stop(&t.timer)
 		delete(a.pending, k)
 		return true
 	}
@@ -159,53 +155,4 @@ func (a *agent) answered(m *mad.Header, d *mad.Datagram) bool {
 	var r mad.RMPP
 	r.Parse(d.Data[mad.HeaderLen:])
 	return a.rmpp == nil && m.MgmtClass.HasRMPP() && r.Flags&mad.RMPPActive != 0
-}
-
-// timers are the transactions with a deadline, the earliest first.
-type timers []*transaction
-
-// start sets the deadline of t.
-func (q *timers) start(t *transaction, due mono.Time) {
-	t.due = due
-	if t.index < 0 {
-		heap.Push(q, t)
-	} else {
-		heap.Fix(q, t.index)
-	}
-}
-
-// stop takes the deadline of t away, if it has one.
-func (q *timers) stop(t *transaction) {
-	if t.index >= 0 {
-		heap.Remove(q, t.index)
-	}
-}
-
-// Len implements heap.Interface.
-func (q timers) Len() int { return len(q) }
-
-// Less implements heap.Interface.
-func (q timers) Less(i, j int) bool { return q[i].due < q[j].due }
-
-// Swap implements heap.Interface.
-func (q timers) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].index, q[j].index = i, j
-}
-
-// Push implements heap.Interface.
-func (q *timers) Push(x any) {
-	t := x.(*transaction)
-	t.index = len(*q)
-	*q = append(*q, t)
-}
-
-// Pop implements heap.Interface.
-func (q *timers) Pop() any {
-	old := *q
-	t := old[len(old)-1]
-	old[len(old)-1] = nil
-	t.index = -1
-	*q = old[:len(old)-1]
-	return t
 }

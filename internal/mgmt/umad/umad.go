@@ -122,9 +122,9 @@ type Hub struct {
 	tag    uint32
 	tags   map[uint32]*agent
 	out    []outgoing
-	head   int // of out
-	timers timers
-	rmpp   []*agent // with transfers
+	head   int                     // of out
+	timers mono.Heap[*transaction] // of those that wait for an answer
+	rmpp   []*agent                // with transfers
 	turn   int
 }
 
@@ -292,10 +292,8 @@ func (h *Hub) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
 }
 
 // Deadline returns when Next has something to do if nothing else happens.
-func (h *Hub) Deadline() (at mono.Time) {
-	if len(h.timers) > 0 {
-		at = h.timers[0].due
-	}
+func (h *Hub) Deadline() mono.Time {
+	at := h.timers.Next()
 	for _, a := range h.rmpp {
 		at = mono.Min(at, a.rmpp.Deadline())
 	}

@@ -34,12 +34,13 @@ type Fabric struct {
 	Trace func(from *Node, port uint8, d *mad.Datagram)
 	Stats Stats
 
-	hop   time.Duration
-	rng   *rand.Rand
-	nodes []*Node
-	queue []event
-	seq   uint64
-	free  []*mad.Datagram
+	hop      time.Duration
+	rng      *rand.Rand
+	nodes    []*Node
+	queue    mono.Heap[*event]
+	spare    []*event
+	attached uint32 // managers so far
+	free     []*mad.Datagram
 }
 
 // Stats count what the cables did.
@@ -192,7 +193,7 @@ func (f *Fabric) Revive(n *Node) {
 	f.wake(n)
 	for p := range n.ends {
 		if n.ends[p].trunk != nil {
-			f.push(event{at: f.Now, kind: trunkTimer, node: n, port: uint8(p)})
+			f.push(f.Now, event{kind: trunkTimer, node: n, port: uint8(p)})
 		}
 	}
 }
@@ -206,8 +207,7 @@ func (f *Fabric) Resume(n *Node) {
 	for _, late := range []bool{false, true} {
 		for _, e := range n.waiting {
 			if late == (e.kind == timer || e.kind == trunkTimer) {
-				e.at = f.Now
-				f.push(e)
+				f.push(f.Now, e)
 			}
 		}
 	}
@@ -216,7 +216,8 @@ func (f *Fabric) Resume(n *Node) {
 
 // Attach starts a subnet manager at a node.
 func (f *Fabric) Attach(n *Node, c sm.Config, i sm.Intent, o sm.Observations) *sm.Manager {
-	c.PortGUID, c.TIDs = n.PortGUID(), uint32(0x5000+len(f.nodes))+uint32(f.seq)
+	c.PortGUID, c.TIDs = n.PortGUID(), uint32(0x5000+len(f.nodes))+f.attached
+	f.attached++
 	m, err := sm.New(c, i, o)
 	if err != nil {
 		panic(err)
@@ -249,12 +250,12 @@ func (n *Node) Link(port uint8, o agent.Order) {
 	at := n.f.Now.Add(n.f.hop)
 	switch o {
 	case agent.LinkEnable:
-		n.f.push(event{at: at, kind: linkUp, node: n, port: port})
+		n.f.push(at, event{kind: linkUp, node: n, port: port})
 	case agent.LinkDisable:
-		n.f.push(event{at: at, kind: linkDown, node: n, port: port})
+		n.f.push(at, event{kind: linkDown, node: n, port: port})
 	case agent.LinkBounce:
-		n.f.push(event{at: at, kind: linkDown, node: n, port: port})
-		n.f.push(event{at: at.Add(relink), kind: linkUp, node: n, port: port})
+		n.f.push(at, event{kind: linkDown, node: n, port: port})
+		n.f.push(at.Add(relink), event{kind: linkUp, node: n, port: port})
 	}
 }
 
@@ -271,8 +272,7 @@ const (
 )
 
 type event struct {
-	at    mono.Time
-	seq   uint64
+	timer mono.Timer[*event]
 	kind  uint8
 	port  uint8
 	epoch uint32
@@ -280,55 +280,27 @@ type event struct {
 	d     *mad.Datagram
 }
 
-func (e *event) before(o *event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
-
-// push puts an event into the queue, a binary heap.
-func (f *Fabric) push(e event) {
-	f.seq++
-	e.seq = f.seq
-	f.queue = append(f.queue, e)
-	q := f.queue
-	for i := len(q) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !q[i].before(&q[up]) {
-			break
-		}
-		q[i], q[up] = q[up], q[i]
-		i = up
+// push puts an event into the queue.
+func (f *Fabric) push(at mono.Time, e event) {
+	p := new(event)
+	if k := len(f.spare); k > 0 {
+		p, f.spare = f.spare[k-1], f.spare[:k-1]
 	}
-}
-
-func (f *Fabric) pop() event {
-	q := f.queue
-	e := q[0]
-	last := len(q) - 1
-	q[0], q[last] = q[last], event{}
-	f.queue = q[:last]
-	q = f.queue
-	for i := 0; ; {
-		low := 2*i + 1
-		if low >= len(q) {
-			break
-		}
-		if r := low + 1; r < len(q) && q[r].before(&q[low]) {
-			low = r
-		}
-		if !q[low].before(&q[i]) {
-			break
-		}
-		q[i], q[low] = q[low], q[i]
-		i = low
-	}
-	return e
+	*p = e
+	p.timer.Value = p
+	f.queue.Set(&p.timer, at)
 }
 
 // Step handles the next event and reports whether there was one.
 func (f *Fabric) Step() bool {
-	if len(f.queue) == 0 {
+	if f.queue.Len() == 0 {
 		return false
 	}
-	e := f.pop()
-	f.Now = max(f.Now, e.at)
+	at := f.queue.Next()
+	p, _ := f.queue.PopDue(at)
+	e := *p
+	f.spare = append(f.spare, p)
+	f.Now = max(f.Now, at)
 	n := e.node
 	if n.stopped {
 		n.waiting = append(n.waiting, e)
@@ -346,7 +318,7 @@ func (f *Fabric) Step() bool {
 		n.dispatch(e.d, n.Agent.Handle(f.Now, e.d))
 		n.pump()
 	case timer:
-		if n.timer == e.at {
+		if n.timer == at {
 			n.timer = 0
 		}
 		n.pump()
@@ -366,7 +338,7 @@ func (f *Fabric) Step() bool {
 // Run lets the fabric live for d.
 func (f *Fabric) Run(d time.Duration) {
 	end := f.Now.Add(d)
-	for len(f.queue) > 0 && f.queue[0].at <= end {
+	for f.queue.Next().Due(end) {
 		f.Step()
 	}
 	f.Now = end
@@ -377,7 +349,7 @@ func (f *Fabric) Run(d time.Duration) {
 func (f *Fabric) Until(d time.Duration, cond func() bool) bool {
 	end := f.Now.Add(d)
 	for !cond() {
-		if len(f.queue) == 0 || f.queue[0].at > end {
+		if !f.queue.Next().Due(end) {
 			f.Now = end
 			return cond()
 		}
@@ -392,7 +364,7 @@ func (f *Fabric) wake(n *Node) { f.at(n, f.Now) }
 func (f *Fabric) at(n *Node, t mono.Time) {
 	if n.timer == 0 || t < n.timer {
 		n.timer = t
-		f.push(event{at: t, kind: timer, node: n})
+		f.push(t, event{kind: timer, node: n})
 	}
 }
 
@@ -457,7 +429,7 @@ func (n *Node) dispatch(d *mad.Datagram, v agent.Verdict) {
 			f.Stats.Lost++
 		default:
 			f.Stats.Carried++
-			f.push(event{at: f.Now.Add(f.hop), kind: arrival, node: e.node, port: e.port, epoch: e.node.ends[e.port].epoch, d: d})
+			f.push(f.Now.Add(f.hop), event{kind: arrival, node: e.node, port: e.port, epoch: e.node.ends[e.port].epoch, d: d})
 			return
 		}
 	}

@@ -48,7 +48,7 @@ func (f *Fabric) Trunk(a *Node, ap uint8, b *Node, bp uint8, start [2]time.Durat
 			panic(err)
 		}
 		e.core = core
-		f.push(event{at: f.Now.Add(start[i]), kind: trunkTimer, node: e.node, port: e.port})
+		f.push(f.Now.Add(start[i]), event{kind: trunkTimer, node: e.node, port: e.port})
 	}
 	return t
 }
@@ -105,11 +105,11 @@ func (t *Trunk) pump(side int) {
 			continue
 		}
 		o := &t.ends[1-side]
-		f.push(event{at: f.Now.Add(f.hop), kind: trunkHello, node: o.node, port: o.port, d: d})
+		f.push(f.Now.Add(f.hop), event{kind: trunkHello, node: o.node, port: o.port, d: d})
 	}
 	if at := max(e.core.Deadline(), f.Now); e.timer == 0 || at < e.timer {
 		e.timer = at
-		f.push(event{at: at, kind: trunkTimer, node: e.node, port: e.port})
+		f.push(at, event{kind: trunkTimer, node: e.node, port: e.port})
 	}
 }
 

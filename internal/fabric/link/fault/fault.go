@@ -11,7 +11,6 @@
 package fault
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"math"
@@ -121,10 +120,9 @@ type rules []*active
 type Stage struct {
 	rules
 	link  Link
-	held  waitHeap[*held]
+	held  mono.Heap[*held]
 	count int // packets held or free
 	free  []*held
-	seq   uint64 // of held packets, for a stable order
 	sent  uint64 // packets that passed, for those that wait to be overtaken
 	next  uint64 // when sent reaches this, one of those has been
 	run   pkt.Burst
@@ -161,7 +159,7 @@ func (s rules) Rules() []Status {
 }
 
 // Held returns the number of packets that are held back.
-func (s *Stage) Held() int { return len(s.held) }
+func (s *Stage) Held() int { return s.held.Len() }
 
 // verdict is what happens to one packet.
 type verdict struct {
@@ -325,16 +323,15 @@ func (s *Stage) Blocked() bool { return s.link.Blocked() }
 
 // Flush releases the held packets that are due and flushes the link.
 func (s *Stage) Flush(now mono.Time) {
-	for len(s.held) > 0 && s.held[0].due <= now && !s.link.Blocked() {
-		s.release(now, heap.Pop(&s.held).(*held))
+	for !s.link.Blocked() {
+		h, due := s.held.PopDue(now)
+		if !due {
+			break
+		}
+		s.release(now, h)
 	}
 	s.link.Flush(now)
 }
 
 // Deadline returns when Flush must be called next on behalf of held packets.
-func (s *Stage) Deadline() mono.Time {
-	if len(s.held) == 0 {
-		return 0
-	}
-	return s.held[0].due
-}
+func (s *Stage) Deadline() mono.Time { return s.held.Next() }

@@ -3,7 +3,6 @@
 package fault
 
 import (
-	"container/heap"
 	"math"
 
 	"weft/internal/proto/ib"
@@ -14,7 +13,8 @@ import (
 
 // held is a delayed packet: a burst of one packet with its own copy of path and payload.
 type held struct {
-	wait
+	timer   mono.Timer[*held]
+	pass    uint64 // released once this many others were sent; 0: no bound
 	run     pkt.Burst
 	path    ib.Path
 	data    [4096]byte
@@ -38,14 +38,12 @@ func (s *Stage) hold(now mono.Time, r *pkt.Burst, v *verdict, b *mem.Batch) mem.
 	h.run, h.path = *r, *r.Path
 	h.run.Path = &h.path
 	h.run.Data = mem.BytesPayload(data)
-	h.due, h.corrupt, h.bit, h.pass = now.Add(v.hold), v.corrupt, v.bit, 0
+	h.corrupt, h.bit, h.pass = v.corrupt, v.bit, 0
 	if v.pass > 0 {
 		h.pass = s.sent + v.pass
 		s.next = min(s.next, h.pass)
 	}
-	s.seq++
-	h.seq = s.seq
-	heap.Push(&s.held, h)
+	s.held.Set(&h.timer, now.Add(v.hold))
 	return mem.OK
 }
 
@@ -60,7 +58,9 @@ func (s *Stage) spare(r *pkt.Burst) *held {
 			return nil
 		}
 		s.count++
-		s.free = append(s.free, new(held))
+		h := new(held)
+		h.timer.Value = h
+		s.free = append(s.free, h)
 	}
 	return s.free[len(s.free)-1]
 }
@@ -80,51 +80,29 @@ func (s *Stage) passed(now mono.Time, n uint64) {
 	if s.sent += n; s.sent < s.next {
 		return
 	}
-	s.next = math.MaxUint64
-	for i := 0; i < len(s.held); {
-		h := s.held[i]
-		if h.pass == 0 || h.pass > s.sent {
-			if h.pass != 0 {
-				s.next = min(s.next, h.pass)
-			}
-			i++
-			continue
+	for {
+		var h *held
+		h, s.next = overtaken(&s.held, s.sent, func(h *held) uint64 { return h.pass })
+		if h == nil {
+			return
 		}
-		heap.Remove(&s.held, i)
+		s.held.Stop(&h.timer)
 		s.release(now, h)
-		// The packets before i may have changed.
-		i = 0
 	}
 }
 
-// wait is how long something is held.
-type wait struct {
-	due  mono.Time
-	seq  uint64 // for a stable order
-	pass uint64 // released once this many others were sent; 0: no bound
-}
-
-func (w *wait) waits() *wait { return w }
-
-// waitHeap orders held packets by release time.
-type waitHeap[T interface{ waits() *wait }] []T
-
-func (h waitHeap[T]) Len() int { return len(h) }
-func (h waitHeap[T]) Less(i, j int) bool {
-	a, b := h[i].waits(), h[j].waits()
-	return a.due < b.due || a.due == b.due && a.seq < b.seq
-}
-func (h waitHeap[T]) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-
-// Push implements heap.Interface.
-func (h *waitHeap[T]) Push(x any) { *h = append(*h, x.(T)) }
-
-// Pop implements heap.Interface.
-func (h *waitHeap[T]) Pop() any {
-	old := *h
-	p := old[len(old)-1]
-	var none T
-	old[len(old)-1] = none
-	*h = old[:len(old)-1]
-	return p
+// overtaken returns a held packet that enough of the sent packets have overtaken, or nil and the number of sent
+// packets at which one will be. pass returns that number of a packet, 0 if it has none.
+func overtaken[T any](held *mono.Heap[*T], sent uint64, pass func(*T) uint64) (found *T, next uint64) {
+	next = math.MaxUint64
+	held.All(func(h *T) {
+		switch p := pass(h); {
+		case p == 0:
+		case p > sent:
+			next = min(next, p)
+		case found == nil:
+			found = h
+		}
+	})
+	return found, next
 }

@@ -3,7 +3,6 @@
 package fault
 
 import (
-	"container/heap"
 	"math"
 
 	"weft/internal/proto/ib"
@@ -18,18 +17,18 @@ type Packets struct {
 	rules
 	summed bool      // a checksum below has the receiver's kernel drop what is corrupted
 	paths  []ib.Path // to the peers
-	held   waitHeap[*heldPacket]
+	held   mono.Heap[*heldPacket]
 	free   []*heldPacket
-	seq    uint64
 	sent   uint64 // packets that passed, for those that wait to be overtaken
 	next   uint64 // when sent reaches this, one of those has been
 }
 
 // heldPacket is a packet that waits.
 type heldPacket struct {
-	wait
-	peer int
-	data []byte
+	timer mono.Timer[*heldPacket]
+	pass  uint64 // as of held
+	peer  int
+	data  []byte
 }
 
 // NewPackets returns a stage without rules for trunks to peers at these
@@ -51,7 +50,7 @@ func NewDatagrams(peers []ib.GID) *Packets {
 }
 
 // Held returns the number of packets that are held back.
-func (s *Packets) Held() int { return len(s.held) }
+func (s *Packets) Held() int { return s.held.Len() }
 
 // Pass implements trunk.Injector.
 func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
@@ -80,56 +79,46 @@ func (s *Packets) Pass(now mono.Time, peer int, p []byte) (copies int) {
 }
 
 func (s *Packets) hold(now mono.Time, peer int, p []byte, v *verdict) {
-	if len(s.held) == MaxHeld {
+	if s.held.Len() == MaxHeld {
 		v.by.Overflow++
 		return
 	}
-	h := new(heldPacket)
+	var h *heldPacket
 	if n := len(s.free); n > 0 {
 		h, s.free = s.free[n-1], s.free[:n-1]
+	} else {
+		h = new(heldPacket)
+		h.timer.Value = h
 	}
-	s.seq++
-	h.peer, h.data, h.wait = peer, append(h.data[:0], p...), wait{due: now.Add(v.hold), seq: s.seq}
+	h.peer, h.data, h.pass = peer, append(h.data[:0], p...), 0
 	if v.pass > 0 {
 		h.pass = s.sent + v.pass
 		s.next = min(s.next, h.pass)
 	}
-	heap.Push(&s.held, h)
+	s.held.Set(&h.timer, now.Add(v.hold))
 }
 
 // Release implements trunk.Injector: it sends held packets that are due or that enough others have
 // overtaken.
 func (s *Packets) Release(now mono.Time, send func(peer int, p []byte)) {
-	for len(s.held) > 0 && s.held[0].due <= now {
-		s.release(0, send)
+	for h, due := s.held.PopDue(now); due; h, due = s.held.PopDue(now) {
+		s.release(h, send)
 	}
 	for s.sent >= s.next {
-		s.next = math.MaxUint64
-		for i := 0; i < len(s.held); {
-			switch h := s.held[i]; {
-			case h.pass != 0 && h.pass <= s.sent:
-				s.release(i, send)
-				i = 0 // the packets before i may have changed
-			case h.pass != 0:
-				s.next = min(s.next, h.pass)
-				i++
-			default:
-				i++
-			}
+		var h *heldPacket
+		if h, s.next = overtaken(&s.held, s.sent, func(h *heldPacket) uint64 { return h.pass }); h == nil {
+			return
 		}
+		s.held.Stop(&h.timer)
+		s.release(h, send)
+		s.next = 0 // look for another
 	}
 }
 
-func (s *Packets) release(i int, send func(peer int, p []byte)) {
-	h := heap.Remove(&s.held, i).(*heldPacket)
+func (s *Packets) release(h *heldPacket, send func(peer int, p []byte)) {
 	send(h.peer, h.data)
 	s.free = append(s.free, h)
 }
 
 // Deadline implements trunk.Injector.
-func (s *Packets) Deadline() mono.Time {
-	if len(s.held) == 0 {
-		return 0
-	}
-	return s.held[0].due
-}
+func (s *Packets) Deadline() mono.Time { return s.held.Next() }

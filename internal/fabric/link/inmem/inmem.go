@@ -10,7 +10,6 @@ package inmem
 
 import (
 	"bytes"
-	"container/heap"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -39,8 +38,7 @@ type Counters struct{ Sent, Dropped, Duplicated, Reordered, NoRoute uint64 }
 
 // flight is a datagram on its way.
 type flight struct {
-	due      mono.Time
-	seq      uint64 // for a stable order
+	timer    mono.Timer[*flight]
 	from, to Addr
 	data     []byte
 }
@@ -52,7 +50,6 @@ type Network struct {
 	rng    *rand.Rand
 	links  map[Addr]*Link
 	cut    map[[2]Addr]bool
-	seq    uint64
 }
 
 // NewNetwork returns an underlay without nodes.
@@ -93,8 +90,9 @@ func (n *Network) send(now mono.Time, from, to Addr, data []byte) {
 		copies = 2
 	}
 	for range copies {
-		n.seq++
-		heap.Push(&l.in, &flight{due, n.seq, from, to, bytes.Clone(data)})
+		d := &flight{from: from, to: to, data: bytes.Clone(data)}
+		d.timer.Value = d
+		l.in.Set(&d.timer, due)
 	}
 }
 
@@ -124,7 +122,7 @@ type Link struct {
 	core   *trunk.Core
 	peers  []trunk.Remote
 	byAddr map[Addr]int
-	in     flights
+	in     mono.Heap[*flight] // datagrams by arrival
 	// Unknown counts datagrams from an address that is no peer's.
 	Unknown uint64
 }
@@ -174,10 +172,10 @@ func (l *Link) changed(e trunk.Event) {
 // Recv. deliver may use a Sender, but not the Link. more reports that there was a datagram.
 func (l *Link) Recv(now mono.Time, deliver func(peer int, packet []byte)) (more bool) {
 	l.core.Recycle()
-	if len(l.in) == 0 || l.in[0].due > now {
+	f, arrived := l.in.PopDue(now)
+	if !arrived {
 		return false
 	}
-	f := heap.Pop(&l.in).(*flight)
 	peer, known := l.byAddr[f.from]
 	if !known {
 		l.Unknown++
@@ -196,11 +194,7 @@ func (l *Link) Tick(now mono.Time) {
 
 // Deadline returns when Recv or Tick must be called next.
 func (l *Link) Deadline() mono.Time {
-	d := l.core.Deadline()
-	if len(l.in) > 0 {
-		d = mono.Min(d, l.in[0].due)
-	}
-	return d
+	return mono.Min(l.core.Deadline(), l.in.Next())
 }
 
 func (l *Link) control(now mono.Time) {
@@ -281,23 +275,3 @@ func (s *Sender) Blocked() bool { return false }
 // Deadline returns when Flush must be called next on behalf of an Injector; 0:
 // never.
 func (s *Sender) Deadline() mono.Time { return s.batch.Deadline() }
-
-// flights are datagrams by arrival.
-type flights []*flight
-
-func (h flights) Len() int { return len(h) }
-func (h flights) Less(i, j int) bool {
-	return h[i].due < h[j].due || h[i].due == h[j].due && h[i].seq < h[j].seq
-}
-func (h flights) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-
-// Push implements heap.Interface.
-func (h *flights) Push(x any) { *h = append(*h, x.(*flight)) }
-
-// Pop implements heap.Interface.
-func (h *flights) Pop() any {
-	old := *h
-	f := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return f
-}

@@ -15,7 +15,6 @@
 package em
 
 import (
-	"container/heap"
 	"math/bits"
 	"time"
 
@@ -130,7 +129,7 @@ type Manager struct {
 
 	// Ports to be looked at, in order: those that answer, and those of which that is not known.
 	ready, unsure queue
-	timers        timers
+	timers        mono.Heap[*port] // ports by the time at which Next looks at them
 	requests
 	Counters Counters
 }
@@ -217,7 +216,8 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 		seen[tp.GUID] = true
 		p := m.ports[tp.GUID]
 		if p == nil {
-			p = &port{guid: tp.GUID, vports: map[uint8]*vport{}, heapAt: -1}
+			p = &port{guid: tp.GUID, vports: map[uint8]*vport{}}
+			p.timer.Value = p
 			m.ports[tp.GUID] = p
 		}
 		if p.lid != tp.Info.LID {
@@ -263,9 +263,7 @@ func (m *Manager) Recheck(now mono.Time, from ib.LID) {
 func (m *Manager) forget(p *port) {
 	m.cancel(p)
 	p.gone = true
-	if p.heapAt >= 0 {
-		heap.Remove(&m.timers, p.heapAt)
-	}
+	m.timers.Stop(&p.timer)
 	delete(m.ports, p.guid)
 }
 
@@ -327,11 +325,7 @@ func (m *Manager) Next(now mono.Time, r *Request) bool {
 		return false
 	}
 	m.expire(now)
-	for len(m.timers) > 0 && m.timers[0].at.Due(now) {
-		p := m.timers[0]
-		heap.Pop(&m.timers)
-		m.wake(p)
-	}
+	m.timers.Run(now, m.wake)
 	for m.flown < m.cfg.Outstanding {
 		p := m.ready.pop()
 		if p == nil && m.doubtful < (m.cfg.Outstanding+1)/2 { // who does not answer leaves room for who does
@@ -357,18 +351,11 @@ func (m *Manager) Next(now mono.Time, r *Request) bool {
 }
 
 // Deadline returns when Next has something to do if nothing arrives; zero is never.
-func (m *Manager) Deadline() (at mono.Time) {
-	if len(m.timers) > 0 {
-		at = m.timers[0].at
-	}
-	return mono.Min(at, m.requests.deadline())
-}
+func (m *Manager) Deadline() mono.Time { return mono.Min(m.timers.Next(), m.requests.deadline()) }
 
 // wake has a port looked at by Next.
 func (m *Manager) wake(p *port) {
-	if p.heapAt >= 0 {
-		heap.Remove(&m.timers, p.heapAt)
-	}
+	m.timers.Stop(&p.timer)
 	if !p.queued && p.req == nil && !p.gone {
 		p.queued = true
 		if p.answers() {
@@ -411,12 +398,7 @@ func (m *Manager) sleep(p *port, at mono.Time) {
 	if at.IsZero() || p.queued || p.gone {
 		return
 	}
-	p.at = at
-	if p.heapAt >= 0 {
-		heap.Fix(&m.timers, p.heapAt)
-		return
-	}
-	heap.Push(&m.timers, p)
+	m.timers.Set(&p.timer, at)
 }
 
 // settle ends the groups of VESWs that are no more, once no port uses them.
@@ -441,33 +423,6 @@ func (m *Manager) settle(now mono.Time) {
 			m.fabric.Leave(now, g)
 		}
 	}
-}
-
-// timers are ports by when they are to be looked at.
-type timers []*port
-
-func (t timers) Len() int           { return len(t) }
-func (t timers) Less(i, j int) bool { return t[i].at < t[j].at }
-func (t timers) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].heapAt, t[j].heapAt = i, j
-}
-
-// Push implements heap.Interface.
-func (t *timers) Push(x any) {
-	p := x.(*port)
-	p.heapAt = len(*t)
-	*t = append(*t, p)
-}
-
-// Pop implements heap.Interface.
-func (t *timers) Pop() any {
-	l := *t
-	p := l[len(l)-1]
-	l[len(l)-1] = nil
-	*t = l[:len(l)-1]
-	p.heapAt = -1
-	return p
 }
 
 // Observed is what a manager knew of a VESW, and the next one should know.

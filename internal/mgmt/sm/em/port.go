@@ -60,8 +60,7 @@ type port struct {
 	req      *request  // on its way
 
 	queued bool
-	at     mono.Time
-	heapAt int
+	timer  mono.Timer[*port]
 }
 
 // answers reports whether the agent answered when it was asked last.
