@@ -274,6 +274,10 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	list = append(list, n.shortages(time.Now())...)
+	for _, p := range n.table.Absent {
+		list = append(list, api.Degraded{What: "roce_interface", Why: n.adapter.Name + ": no interface " + p + " is up with an address",
+			Fix: "ip addr; or start the node with another --roce-interfaces"})
+	}
 	if n.table.Left > 0 {
 		list = append(list, api.Degraded{What: "gid_table_full", Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", n.table.Left),
 			Fix: "remove addresses that are not needed"})

@@ -368,8 +368,10 @@ func (s *cmService) Port(f uint16) (cm.Port, bool) {
 	if k, ok := s.known[f]; ok && k.of == p {
 		return k.Port, true
 	}
-	k := cmPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, LMC: p.LMC, MTU: p.MTU, PKeys: p.PKeys, GIDs: make([]ib.GID, len(p.GIDs))}}
+	k := cmPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, LMC: p.LMC, MTU: p.MTU, PKeys: p.PKeys, GIDs: make([]ib.GID, len(p.GIDs)),
+		MTUs: make([]ib.MTU, len(p.GIDs))}}
 	for i := range p.GIDs {
+		k.MTUs[i] = p.GIDs[i].MTU
 		if !p.GIDs[i].LocalOnly {
 			k.GIDs[i] = p.GIDs[i].GID
 		}

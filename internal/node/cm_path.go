@@ -172,7 +172,7 @@ func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done
 			return
 		}
 		done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: uint8(i), SLID: ib.LIDPermissive, DLID: ib.LIDPermissive,
-			Global: true, PKey: p.PKeys[0], FlowLabel: 1 + rand.Uint32N(0xfffff), TClass: tclass, HopLimit: roceHopLimit, MTU: p.MTU, LifeTime: roceLifeTime}, nil)
+			Global: true, PKey: p.PKeys[0], FlowLabel: 1 + rand.Uint32N(0xfffff), TClass: tclass, HopLimit: roceHopLimit, MTU: p.PathMTU(a.SGID), LifeTime: roceLifeTime}, nil)
 		return
 	}
 	s.ipoibPath(now, a, func(now mono.Time, p *ipoib.PathInfo, err error) {

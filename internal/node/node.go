@@ -161,7 +161,7 @@ func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
 
 // open reads the host's addresses and builds adapter, link and lanes.
 func (n *Node) open() (err error) {
-	if n.table, err = hostnet.Read(nil); err != nil {
+	if n.table, err = hostnet.Read(nil, n.roceInterfaces()); err != nil {
 		return fmt.Errorf("read the host's addresses: %w", err)
 	}
 	if n.identity, err = n.dir.Identity(); err != nil {
@@ -200,12 +200,15 @@ func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
 	return 0
 }
 
+// roceInterfaces are the interfaces whose addresses are GIDs of function 0.
+func (n *Node) roceInterfaces() hostnet.Choice { return hostnet.Choice{Names: n.cfg.RoCEInterfaces} }
+
 // port describes the port that a table of addresses gives the node.
 func (n *Node) port(t *hostnet.Table) *hca.Port {
 	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
 		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}
 	for _, e := range t.Entries {
-		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, LocalOnly: e.LocalOnly})
+		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, MTU: e.PathMTU(), LocalOnly: e.LocalOnly})
 	}
 	return p
 }
@@ -265,7 +268,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	})
 	wg.Go(func() {
-		if err := hostnet.Watch(ctx, table, n.addressesChanged); err != nil && ctx.Err() == nil {
+		if err := hostnet.Watch(ctx, table, n.roceInterfaces(), n.addressesChanged); err != nil && ctx.Err() == nil {
 			n.log.Warn("addresses are not followed any more", "err", err)
 		}
 	})

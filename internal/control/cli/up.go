@@ -59,6 +59,8 @@ roce-port), else from its default.`,
 	f.String("device", d.Device, "name of the verbs device")
 	f.Int("lanes", d.Lanes, "event loops; 0: one per two CPUs, at most 4")
 	f.Int("roce-port", d.RoCEPort, "UDP port of RoCEv2")
+	f.StringSlice("roce-interfaces", nil, "interfaces whose addresses are GIDs of the device, by name or shell pattern; "+
+		"default: all but InfiniBand ones and those of a node's own fabric")
 	f.Bool("wire-local", d.WireLocal, "send traffic within the node through the full packet path")
 	f.String("icrc", d.ICRC, "how much of the ICRC of RoCEv2 packets over IPv4 is checked: full (takes CAP_NET_RAW), solve (16 of 32 bits where the peer's identifications cannot be foreseen), auto (full, where allowed)")
 	f.Bool("real-time", d.RealTime, "run the lanes with real-time priority")

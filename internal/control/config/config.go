@@ -17,6 +17,7 @@ import (
 	"math"
 	"net/netip"
 	"net/url"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -52,6 +53,9 @@ type Config struct {
 	Lanes int `koanf:"lanes" yaml:"lanes"`
 	// RoCEPort is the UDP port of RoCEv2.
 	RoCEPort int `koanf:"roce-port" yaml:"roce-port"`
+	// RoCEInterfaces are the interfaces whose addresses are GIDs of the device, as names or shell patterns; empty: all
+	// but InfiniBand ones and those of a node's own fabric.
+	RoCEInterfaces []string `koanf:"roce-interfaces" yaml:"roce-interfaces"`
 	// WireLocal sends traffic within the node through the full packet path.
 	WireLocal bool `koanf:"wire-local" yaml:"wire-local"`
 	// ICRC says how the ICRC of RoCEv2 packets is checked over IPv4: "full" learns
@@ -188,6 +192,11 @@ func (c Config) Validate() error {
 	}
 	if c.RoCEPort < 1 || c.RoCEPort > 65535 {
 		bad("roce-port", "must be 1 to 65535, not %d", c.RoCEPort)
+	}
+	for _, v := range c.RoCEInterfaces {
+		if _, err := path.Match(v, ""); err != nil || v == "" {
+			bad("roce-interfaces", "must be names or shell patterns of interfaces, not %q", v)
+		}
 	}
 	if c.ICRC != ICRCAuto && c.ICRC != ICRCFull && c.ICRC != ICRCSolve {
 		bad("icrc", "must be auto, full or solve, not %q", c.ICRC)

@@ -45,17 +45,17 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestEverySettingFromEverySource(t *testing.T) {
-	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
+	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"}, WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
 		Fabric: true, Peers: []string{"10.0.0.2", "10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, SwitchPorts: 9, SM: "off", SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1", "scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
-	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
+	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2", "switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
 		"ipoib": "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
 	for _, k := range Keys {
 		vars[EnvName(k)] = text[k]
 		v := text[k]
-		if k == "allow-uid" || k == "peer" || k == "ipoib-set" || k == "ipoib-addr" {
+		if k == "allow-uid" || k == "roce-interfaces" || k == "peer" || k == "ipoib-set" || k == "ipoib-addr" {
 			v = "[" + v + "]"
 		}
 		yaml += k + ": " + v + "\n"
@@ -66,7 +66,7 @@ func TestEverySettingFromEverySource(t *testing.T) {
 	for name, s := range map[string]Sources{
 		"environment": {Getenv: env(vars)},
 		"file":        {Getenv: env(nil), File: file(t, yaml)},
-		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "wire-local": true, "icrc": "solve", "real-time": true,
+		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "roce-interfaces": []string{"eth0", "eno*"}, "wire-local": true, "icrc": "solve", "real-time": true,
 			"spin": "1ms", "idle-exit": "1h", "allow-uid": []int{1, 1000}, "log-level": "debug", "fabric": true, "peer": []string{"10.0.0.2", "10.0.0.3:7"},
 			"mcast-payloads": 5, "mcast-threshold": 6, "trunk-port": 2, "switch-ports": 9, "sm": "off", "sm-priority": 3, "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
 			"ipoib": true, "ipoib-params": "/p", "ipoib-set": []string{"debug=1", "scope=2"}, "ipoib-addr": []string{"ib0_1_1=10.0.0.1/8"}, "ipoib-mtu": 4096, "ipoib-qkey": 0x0b1b}},
@@ -119,7 +119,7 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Errorf("the defaults are wrong: %v", err)
 	}
-	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
+	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, RoCEInterfaces: []string{"eth["}, Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
 		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me", SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
 		IPoIB: true, IPoIBSet: []string{"debug"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1"}}
 	err := bad.Validate()

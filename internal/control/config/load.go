@@ -19,7 +19,7 @@ import (
 )
 
 // Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "wire-local", "icrc", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
+var Keys = []string{"dir", "device", "lanes", "roce-port", "roce-interfaces", "wire-local", "icrc", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
 	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr", "ipoib-mtu", "ipoib-qkey"}
 
 // EnvName returns the environment variable of a key.
@@ -130,7 +130,7 @@ func fromEnv(getenv func(string) string) (map[string]any, error) {
 			v, err = strconv.ParseBool(s)
 		case "spin", "idle-exit":
 			v, err = time.ParseDuration(s)
-		case "peer", "ipoib-set", "ipoib-addr":
+		case "roce-interfaces", "peer", "ipoib-set", "ipoib-addr":
 			v = strings.Split(s, ",")
 		case "allow-uid":
 			var uids []int

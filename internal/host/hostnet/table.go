@@ -5,46 +5,78 @@ package hostnet
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"slices"
 
 	"weft/internal/proto/ib"
 )
 
-// MaxEntries bounds the GID table: ib.Path names an entry by 8 bits.
+// MaxEntries bounds the GID table: ib.Path has an index of 8 bits.
 const MaxEntries = 256
 
-// Entry is one address of this host as a RoCEv2 GID. The zero Entry is a free
-// slot.
+// Entry is one address of this host as a RoCEv2 GID. The zero Entry is a free slot.
 type Entry struct {
 	GID       ib.GID
 	Interface string
 	IfIndex   int
 	MTU       int // of the interface, in bytes
-	// LocalOnly marks a GID that is no address of this host but made up, as
-	// index 0 must hold one: it identifies the port and cannot be sent from.
+	// LocalOnly marks a generated GID that is no address of this host: index 0 must hold one. It identifies the port;
+	// no packet can be sent from it.
 	LocalOnly bool
 }
 
 // Free reports whether the slot is unused.
 func (e *Entry) Free() bool { return e.GID.IsZero() }
 
-// Table is an immutable snapshot of this host's addresses as a GID table.
-// Index 0 is a link-local IPv6 address, as subnet managers and programs
-// expect; index 1 is the first IPv4 address where there is one.
+// Choice selects the interfaces whose addresses become GIDs.
+type Choice struct {
+	// Names are shell patterns of interface names, such as "eth*". Empty: all interfaces but InfiniBand ones and those
+	// marked ifdev.Alias, which carry the traffic of a node's own fabric. The loopback interface is always chosen: only
+	// programs of this host use it.
+	Names []string
+}
+
+// Validate reports a pattern that has a syntax error.
+func (c Choice) Validate() error {
+	for _, p := range c.Names {
+		if _, err := path.Match(p, ""); err != nil || p == "" {
+			return fmt.Errorf("%q is not a pattern of interface names", p)
+		}
+	}
+	return nil
+}
+
+func (c Choice) includes(l *link) bool {
+	if l.loopback {
+		return true
+	}
+	if len(c.Names) == 0 {
+		return !l.fabric
+	}
+	return slices.ContainsFunc(c.Names, func(p string) bool { ok, _ := path.Match(p, l.name); return ok })
+}
+
+// Table is an immutable snapshot of this host's addresses as a GID table. Index 0 is a link-local IPv6 address, as
+// subnet managers and programs expect; index 1 is the first IPv4 address where there is one.
 type Table struct {
 	Entries  []Entry
 	NodeGUID ib.GUID
-	// MTU is the largest path MTU that every interface with an address
-	// carries; that of the loopback interface where there is no other.
+	// MTU is the largest path MTU of the interfaces with an address; that of the loopback interface where there is no
+	// other. An entry has the limit of its own interface (docs/notes/roce-mtu.md).
 	MTU ib.MTU
-	// Left is the number of addresses that found no slot.
+	// Left is the number of addresses beyond MaxEntries.
 	Left int
+	// Absent are the patterns of Choice.Names that no interface with an address matches.
+	Absent []string
 }
 
-// Lookup returns the index of a GID, of an address of this host before one
-// that is made up.
+// PathMTU is the largest path MTU that the interface of an entry carries.
+func (e *Entry) PathMTU() ib.MTU { return ib.MTUForLink(e.MTU) }
+
+// Lookup returns the index of a GID, of an address of this host before a generated one.
 func (t *Table) Lookup(g ib.GID) (index int, ok bool) {
 	if g.IsZero() {
 		return 0, false
@@ -56,9 +88,7 @@ func (t *Table) Lookup(g ib.GID) (index int, ok bool) {
 	return i, i >= 0
 }
 
-// IfIndex returns the interface of entry index if it still holds g, else that
-// of any entry that does; 0 if none. It has the signature that package roce
-// wants.
+// IfIndex returns the interface of entry index if it still holds g, else that of any entry that does; 0 if none.
 func (t *Table) IfIndex(index uint8, g ib.GID) uint32 {
 	i := int(index)
 	if i >= len(t.Entries) || t.Entries[i].GID != g {
@@ -70,9 +100,10 @@ func (t *Table) IfIndex(index uint8, g ib.GID) uint32 {
 	return uint32(t.Entries[i].IfIndex)
 }
 
-// Equal reports whether both tables say the same.
+// Equal reports whether both tables have the same contents.
 func (t *Table) Equal(o *Table) bool {
-	return t.NodeGUID == o.NodeGUID && t.MTU == o.MTU && t.Left == o.Left && slices.Equal(t.Entries, o.Entries)
+	return t.NodeGUID == o.NodeGUID && t.MTU == o.MTU && t.Left == o.Left && slices.Equal(t.Entries, o.Entries) &&
+		slices.Equal(t.Absent, o.Absent)
 }
 
 // link is a network interface that is up, with its usable addresses.
@@ -83,14 +114,19 @@ type link struct {
 	mac      net.HardwareAddr
 	loopback bool
 	running  bool // has a carrier
+	fabric   bool // InfiniBand, or marked ifdev.Alias
 	addrs    []netip.Addr
 }
 
-// build makes the table of links. Entries of prev, which may be nil, keep
-// their index while their address exists; new ones take the first free slots.
-// seed stands in for a MAC where the host has none.
-func build(prev *Table, links []link, seed string) *Table {
-	links = slices.Clone(links)
+// build makes the table of the links of a choice. Entries of prev, which may be nil, keep their index while their
+// address exists; new ones get the first free slots. Where the host has no MAC, the node GUID is made of seed.
+func build(prev *Table, every []link, choice Choice, seed string) *Table {
+	var links []link
+	for i := range every {
+		if choice.includes(&every[i]) {
+			links = append(links, every[i])
+		}
+	}
 	slices.SortStableFunc(links, func(a, b link) int {
 		// Interfaces that carry traffic first, loopback last.
 		if c := rank(a) - rank(b); c != 0 {
@@ -98,7 +134,7 @@ func build(prev *Table, links []link, seed string) *Table {
 		}
 		return a.index - b.index
 	})
-	t := &Table{MTU: pathMTU(links)}
+	t := &Table{MTU: pathMTU(links), Absent: choice.absent(links)}
 	if prev != nil {
 		t.NodeGUID = prev.NodeGUID
 	} else {
@@ -132,8 +168,7 @@ func build(prev *Table, links []link, seed string) *Table {
 	return t
 }
 
-// keep takes over the entries of prev that still exist and returns what of
-// found is new.
+// keep copies the entries of prev that still exist and returns those of found that are new.
 func (t *Table) keep(prev *Table, found []Entry) []Entry {
 	t.Entries = make([]Entry, len(prev.Entries))
 	for i, old := range prev.Entries {
@@ -156,8 +191,8 @@ func rank(l link) int {
 	return 0
 }
 
-// entries lists all addresses in the order in which they take slots: the first
-// IPv4 address, further ones as they stand, those of the host itself last.
+// entries lists all addresses in the order in which they get slots: the first IPv4 address, further ones in their own
+// order, loopback addresses last.
 func entries(links []link) []Entry {
 	var out, host []Entry
 	for _, l := range links {
@@ -195,8 +230,7 @@ func madeUp(guid ib.GUID, links []link) Entry {
 	return e
 }
 
-// nodeGUID is the modified EUI-64 of the first MAC (RFC 4291, appendix A), or
-// a locally administered one made of seed.
+// nodeGUID is the modified EUI-64 of the first MAC (RFC 4291, appendix A), or a locally administered one made of seed.
 func nodeGUID(links []link, seed string) ib.GUID {
 	for _, l := range links {
 		if m := l.mac; len(m) == 6 && !l.loopback {
@@ -208,6 +242,16 @@ func nodeGUID(links []link, seed string) ib.GUID {
 	return ib.GUID(binary.BigEndian.Uint64(h[:]))
 }
 
+// absent lists the patterns that no link with an address matches.
+func (c Choice) absent(links []link) (list []string) {
+	for _, p := range c.Names {
+		if !slices.ContainsFunc(links, func(l link) bool { ok, _ := path.Match(p, l.name); return ok && len(l.addrs) > 0 }) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
 func pathMTU(links []link) ib.MTU {
 	lo, out := 0, 0
 	for _, l := range links {
@@ -215,8 +259,8 @@ func pathMTU(links []link) ib.MTU {
 		case len(l.addrs) == 0:
 		case l.loopback:
 			lo = max(lo, l.mtu)
-		case out == 0 || l.mtu < out:
-			out = l.mtu
+		default:
+			out = max(out, l.mtu)
 		}
 	}
 	if out == 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,7 +61,7 @@ func TestBuild(t *testing.T) {
 		links []link
 		want  string
 	}{
-		{"two interfaces, the one without carrier after the other", []link{lo, eth1, eth0}, `guid 00fc:00ff:fe00:0001 mtu 1024 left 0
+		{"two interfaces, the one without carrier after the other", []link{lo, eth1, eth0}, `guid 00fc:00ff:fe00:0001 mtu 4096 left 0
 0 fe80::fc:ff:fe00:1 eth0/4 1500
 1 192.0.2.2 eth0/4 1500
 2 2001:db8::2 eth0/4 1500
@@ -90,12 +91,49 @@ func TestBuild(t *testing.T) {
 0 fe80::6432:a217:f59b:4edb /0 0 local only
 `},
 	} {
-		if diff := cmp.Diff(c.want, build(nil, c.links, "seed").dump()); diff != "" {
+		if diff := cmp.Diff(c.want, build(nil, c.links, Choice{}, "seed").dump()); diff != "" {
 			t.Errorf("%s: -want +got\n%s", c.name, diff)
 		}
 	}
-	if a, b := build(nil, nil, "a").NodeGUID, build(nil, nil, "b").NodeGUID; a == b || a>>56&3 != 0 {
+	if a, b := build(nil, nil, Choice{}, "a").NodeGUID, build(nil, nil, Choice{}, "b").NodeGUID; a == b || a>>56&3 != 0 {
 		t.Errorf("GUIDs of hosts without MAC: %v and %v", a, b)
+	}
+}
+
+// Interfaces of a node's own fabric are no way for RoCE, and lower no MTU, unless they are chosen.
+func TestChoice(t *testing.T) {
+	ib0 := link{name: "ib0_1_7fff", index: 7, mtu: 2044, running: true, fabric: true, addrs: addrs("10.1.0.1")}
+	opa := link{name: "opa1v0", index: 8, mtu: 1500, running: true, fabric: true, mac: mac("06:2c:00:05:00:00"),
+		addrs: addrs("10.2.0.1")}
+	every := []link{lo, eth0, eth1, ib0, opa}
+	for _, c := range []struct {
+		names []string
+		mtu   ib.MTU
+		want  string // interfaces in the table
+		left  []string
+	}{
+		{nil, ib.MTU4096, "eth0 eth1 lo", nil},
+		{[]string{"eth0"}, ib.MTU1024, "eth0 lo", nil},
+		{[]string{"eth*", "eno1"}, ib.MTU4096, "eth0 eth1 lo", []string{"eno1"}},
+		{[]string{"opa1v0"}, ib.MTU1024, "opa1v0 lo", nil},
+		{[]string{"none"}, ib.MTU4096, "lo", []string{"none"}},
+	} {
+		got := build(nil, every, Choice{Names: c.names}, "seed")
+		var names []string
+		for _, e := range got.Entries {
+			if !e.LocalOnly && !slices.Contains(names, e.Interface) {
+				names = append(names, e.Interface)
+			}
+			if e.Interface == "eth0" && e.PathMTU() != ib.MTU1024 || e.Interface == "eth1" && e.PathMTU() != ib.MTU4096 {
+				t.Errorf("%v: path MTU %d by %s", c.names, e.PathMTU().Bytes(), e.Interface)
+			}
+		}
+		if s := strings.Join(names, " "); s != c.want || got.MTU != c.mtu || !slices.Equal(got.Absent, c.left) {
+			t.Errorf("%v: interfaces %q, MTU %d, absent %v", c.names, s, got.MTU.Bytes(), got.Absent)
+		}
+	}
+	if (Choice{Names: []string{"eth["}}).Validate() == nil || (Choice{Names: []string{""}}).Validate() == nil {
+		t.Error("a wrong pattern is valid")
 	}
 }
 
@@ -117,7 +155,7 @@ func TestEntriesKeepTheirIndex(t *testing.T) {
 3 192.0.2.2 eth0/4 1500
 4 2001:db8::2 eth0/4 1500
 `},
-		{"another comes", []link{lo, eth0, eth1}, `guid 6432:a217:f59b:4edb mtu 1024 left 0
+		{"another comes", []link{lo, eth0, eth1}, `guid 6432:a217:f59b:4edb mtu 4096 left 0
 0 fe80::fc:ff:fe00:1 eth0/4 1500
 1 127.0.0.1 lo/1 65536
 2 ::1 lo/1 65536
@@ -147,11 +185,11 @@ func TestEntriesKeepTheirIndex(t *testing.T) {
 	}
 	var prev *Table
 	for _, s := range steps {
-		next := build(prev, s.links, "seed")
+		next := build(prev, s.links, Choice{}, "seed")
 		if diff := cmp.Diff(s.want, next.dump()); diff != "" {
 			t.Errorf("%s: -want +got\n%s", s.name, diff)
 		}
-		if again := build(next, s.links, "seed"); !again.Equal(next) {
+		if again := build(next, s.links, Choice{}, "seed"); !again.Equal(next) {
 			t.Errorf("%s: the same links make another table:\n%s", s.name, again.dump())
 		}
 		prev = next
@@ -163,7 +201,7 @@ func TestBounded(t *testing.T) {
 	for i := range 300 {
 		l.addrs = append(l.addrs, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}))
 	}
-	got := build(nil, []link{l}, "")
+	got := build(nil, []link{l}, Choice{}, "")
 	if len(got.Entries) != MaxEntries || got.Left != 300-(MaxEntries-1) {
 		t.Errorf("%d entries, %d left", len(got.Entries), got.Left)
 	}
@@ -173,7 +211,7 @@ func TestLookup(t *testing.T) {
 	// Interfaces that share a MAC share a link-local address.
 	vlan := eth0
 	vlan.name, vlan.index = "eth0.5", 9
-	got := build(nil, []link{lo, eth0, vlan}, "")
+	got := build(nil, []link{lo, eth0, vlan}, Choice{}, "")
 	ll, v4 := ib.GIDFromAddr(netip.MustParseAddr("fe80::fc:ff:fe00:1")), ib.GIDFromAddr(netip.MustParseAddr("192.0.2.2"))
 	if i, ok := got.Lookup(v4); i != 1 || !ok {
 		t.Errorf("Lookup = %d, %v", i, ok)
@@ -201,7 +239,7 @@ func TestLookup(t *testing.T) {
 	}
 	// The first of them goes: the entry of the other stays where it is, and is
 	// found before the one at index 0, which is made up of the same MAC.
-	got = build(got, []link{lo, vlan}, "")
+	got = build(got, []link{lo, vlan}, Choice{}, "")
 	if e := got.Entries[0]; !e.LocalOnly || e.GID != ll {
 		t.Errorf("index 0 is %+v", e)
 	}

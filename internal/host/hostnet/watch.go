@@ -28,17 +28,17 @@ const settle = 50 * time.Millisecond
 
 // Read returns the addresses of the calling thread's network namespace as a table. Where prev is not nil, its entries
 // keep their index.
-func Read(prev *Table) (*Table, error) {
+func Read(prev *Table, c Choice) (*Table, error) {
 	links, err := readLinks()
 	if err != nil {
 		return nil, err
 	}
-	return build(prev, links, hostSeed()), nil
+	return build(prev, links, c, hostSeed()), nil
 }
 
 // Watch calls fn with a new table whenever t, and later its successor, no longer describes the host. It returns the
 // error of ctx when that ends, or that of the kernel. fn is called on the caller's goroutine.
-func Watch(ctx context.Context, t *Table, fn func(*Table)) error {
+func Watch(ctx context.Context, t *Table, c Choice, fn func(*Table)) error {
 	m, err := ifdev.NewMonitor(unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return fmt.Errorf("watch network: %w", err)
@@ -47,7 +47,7 @@ func Watch(ctx context.Context, t *Table, fn func(*Table)) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	err = m.Run(ctx, ifdev.Pace{Settle: settle}, func() {
-		n, err := Read(t)
+		n, err := Read(t, c)
 		if err != nil {
 			stop(err)
 			return
@@ -95,7 +95,8 @@ func readLinks() ([]link, error) {
 			continue
 		}
 		links = append(links, link{name: at.Name, index: at.Index, mtu: at.MTU, mac: at.HardwareAddr,
-			loopback: at.Flags&net.FlagLoopback != 0, running: at.RawFlags&unix.IFF_RUNNING != 0, addrs: byIndex[at.Index]})
+			loopback: at.Flags&net.FlagLoopback != 0, running: at.RawFlags&unix.IFF_RUNNING != 0,
+			fabric: at.EncapType == "infiniband" || at.Alias == ifdev.Alias, addrs: byIndex[at.Index]})
 	}
 	return links, nil
 }

@@ -15,13 +15,15 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"weft/internal/host/nstest"
+	"weft/internal/host/tun"
 	"weft/internal/proto/ib"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestReadThisHost(t *testing.T) {
-	got, err := Read(nil)
+	got, err := Read(nil, Choice{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,6 +48,29 @@ func namespace(t *testing.T, f func(t *testing.T)) {
 	})
 }
 
+// The interface of an IP link is marked, and neither a GID nor a limit of the MTU.
+func TestOwnFabricIsLeftOut(t *testing.T) {
+	s := nstest.New(t)
+	own := netip.MustParsePrefix("10.1.0.1/24")
+	var d *tun.Device
+	s.Must(func() (err error) {
+		d, err = tun.Open(tun.Config{Name: "ib0_1_7fff", MTU: 2044, Addrs: []netip.Prefix{own}, Up: true})
+		return err
+	})
+	defer d.Close()
+	for _, c := range []struct {
+		choice Choice
+		there  bool
+		mtu    ib.MTU
+	}{{Choice{}, false, ib.MTU4096}, {Choice{Names: []string{"ib0*"}}, true, ib.MTU1024}} {
+		var got *Table
+		s.Must(func() (err error) { got, err = Read(nil, c.choice); return err })
+		if _, there := got.Lookup(ib.GIDFromAddr(own.Addr())); there != c.there || got.MTU != c.mtu {
+			t.Errorf("%v: found %v, MTU %d:\n%s", c.choice, there, got.MTU.Bytes(), got.dump())
+		}
+	}
+}
+
 func TestWatch(t *testing.T) { namespace(t, watchAll) }
 
 func watchAll(t *testing.T) {
@@ -55,7 +80,7 @@ func watchAll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	first, err := Read(nil)
+	first, err := Read(nil, Choice{})
 	check(err)
 	if n := len(first.Entries); n != 1 || !first.Entries[0].LocalOnly {
 		t.Errorf("an empty namespace has %s", first.dump())
@@ -79,7 +104,7 @@ func watchAll(t *testing.T) {
 		{func() error { return netlink.AddrDel(lo, addr) }, func(n *Table) bool { _, ok := n.Lookup(far); return !ok }},
 	}
 	check(steps[0].do()) // before the watch: found by its first read
-	err = Watch(ctx, first, func(n *Table) {
+	err = Watch(ctx, first, Choice{}, func(n *Table) {
 		if len(steps) == 0 || !steps[0].seen(n) {
 			return // an intermediate state
 		}

@@ -22,6 +22,10 @@ import (
 // ErrRemoved means that the interface was deleted or moved to another namespace.
 var ErrRemoved = errors.New("the interface was removed")
 
+// Alias is the alias (ip link show) of each TUN and TAP interface of a node. It marks the traffic of a fabric: such an
+// interface is no way for RoCE packets of any node of this host, which would send a fabric's packets through itself.
+const Alias = "weft fabric"
+
 // Interface is an interface of the network namespace of the thread that called New, and the goroutine that follows
 // its changes. All methods may be called from any goroutine.
 type Interface struct {
@@ -61,6 +65,14 @@ func (i *Interface) Find(name string) (*netlink.LinkAttrs, error) {
 	at := link.Attrs()
 	i.name, i.index = name, at.Index
 	return at, nil
+}
+
+// Mark sets Alias. It is called before the interface has an address.
+func (i *Interface) Mark() error {
+	if err := i.Netlink.LinkSetAlias(i.Link(), Alias); err != nil {
+		return fmt.Errorf("set alias: %w", err)
+	}
+	return nil
 }
 
 // Name is the name that Find was called with.

@@ -133,6 +133,9 @@ func (d *Device) open() error {
 	if err != nil {
 		return err
 	}
+	if err := d.Mark(); err != nil {
+		return err
+	}
 	if d.cfg.QueueLen > 0 {
 		if err := d.Netlink.LinkSetTxQLen(d.Link(), d.cfg.QueueLen); err != nil {
 			return ifdev.TAP.Explain("set queue length", err)

@@ -164,6 +164,9 @@ func (d *Device) open() error {
 	if _, err = d.Find(cfg.Name); err != nil {
 		return err
 	}
+	if err = d.Mark(); err != nil {
+		return err
+	}
 	// No step needs to be undone: the interface ends with the descriptor.
 	link := d.Link()
 	steps := []struct {

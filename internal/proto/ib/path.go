@@ -17,6 +17,9 @@ type Path struct {
 	// MaxRun bounds the payload bytes of one run on this path: what the link
 	// sends with one system call, or more on a path within the node.
 	MaxRun uint32
+	// MTU is the largest path MTU of the interfaces of a RoCE path, by whose address packets leave; 0: no limit but the
+	// port's.
+	MTU MTU
 	// Local marks a path within the node, which neither loses nor reorders.
 	Local bool
 

@@ -23,7 +23,7 @@ func (e *ethernet) Port(function uint16) (Port, bool) {
 	if function != 0 || e.gone {
 		return Port{}, false
 	}
-	return Port{Link: ib.LinkEthernet, CAGUID: e.guid, MTU: ib.MTU1024, GIDs: []ib.GID{{0: 0xfe, 1: 0x80, 15: byte(e.guid)}, ib.GIDFromAddr(e.addr)},
+	return Port{Link: ib.LinkEthernet, CAGUID: e.guid, MTU: ib.MTU2048, MTUs: []ib.MTU{0, ib.MTU1024}, GIDs: []ib.GID{{0: 0xfe, 1: 0x80, 15: byte(e.guid)}, ib.GIDFromAddr(e.addr)},
 		PKeys: []ib.PKey{ib.DefaultPKey}}, true
 }
 

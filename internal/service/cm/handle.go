@@ -291,9 +291,9 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 		}
 		return nil, ReasonInvalidGID, good[:]
 	}
-	if !r.PathMTU.Valid() || r.PathMTU > port.MTU {
+	if most := port.pathMTU(gid); !r.PathMTU.Valid() || r.PathMTU > most {
 		in.m.Stats.RejectMTU++
-		return nil, ReasonInvalidMTU, []byte{uint8(port.MTU)}
+		return nil, ReasonInvalidMTU, []byte{uint8(most)}
 	}
 	q.Path = Path{Function: in.function, Link: port.Link, SGID: p.RemoteGID, DGID: p.LocalGID, SGIDIndex: uint8(gid), SLID: p.RemoteLID, DLID: p.LocalLID,
 		Global: port.Link == ib.LinkEthernet || !p.SubnetLocal, PKey: port.PKeys[pkey], PKeyIndex: uint16(pkey), FlowLabel: p.FlowLabel, TClass: p.TClass,

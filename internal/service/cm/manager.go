@@ -21,7 +21,16 @@ type Port struct {
 	LMC    uint8
 	MTU    ib.MTU
 	GIDs   []ib.GID
+	MTUs   []ib.MTU // the largest path MTU by each GID; beyond its end and where it is 0: MTU
 	PKeys  []ib.PKey
+}
+
+// pathMTU is the largest path MTU by the GID with an index.
+func (p *Port) pathMTU(gid int) ib.MTU {
+	if gid < len(p.MTUs) && p.MTUs[gid].Valid() {
+		return min(p.MTUs[gid], p.MTU)
+	}
+	return p.MTU
 }
 
 // Ports is the ports of the node.

@@ -40,6 +40,11 @@ func (s *Session) path(v *AHAttr) (*ib.Path, error) {
 		HopLimit: v.HopLimit, SGIDIndex: v.SGIDIndex, SL: v.SL, MaxRun: port.MaxRun, Function: s.a.num}
 	if port.own(v.DGID) {
 		p.Local, p.MaxRun = true, port.MaxLocalRun
+		return p, nil
+	}
+	// Of both ends, so that two nodes of one host find the same limit.
+	if limit := min(port.PathMTU(sgid), port.PathMTU(v.DGID)); limit < port.MTU {
+		p.MTU = limit
 	}
 	return p, nil
 }

@@ -343,6 +343,58 @@ func TestOwnSourceOverTheNetwork(t *testing.T) {
 	}
 }
 
+// TestPathMTUByInterface has a port with a large active MTU, and a GID whose interface carries less: connections and
+// datagrams by that GID are limited, others are not, nor is traffic within the node.
+func TestPathMTUByInterface(t *testing.T) {
+	gids := []GIDEntry{{}, {GID: testGIDs[1].GID, MTU: ib.MTU4096}, {GID: testGIDs[2].GID, MTU: ib.MTU1024}}
+	far := ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 99}
+	for _, c := range []struct {
+		name      string
+		wireLocal bool
+		sgid      uint8
+		dgid      ib.GID
+		ask, want ib.MTU // 0: refused
+	}{
+		{"a large interface", false, 1, far, ib.MTU4096, ib.MTU4096},
+		{"a small interface", false, 2, far, ib.MTU4096, ib.MTU1024},
+		{"a small interface, less asked for", false, 2, far, ib.MTU512, ib.MTU512},
+		{"more than the port has", false, 2, far, ib.MTU4096 + 1, 0},
+		{"within the node", false, 2, gids[1].GID, ib.MTU4096, ib.MTU4096},
+		{"from another node of the host, there", true, 1, gids[2].GID, ib.MTU4096, ib.MTU1024},
+		{"from another node of the host, back", true, 2, gids[1].GID, ib.MTU4096, ib.MTU1024},
+	} {
+		l := newNode(t)
+		p := *l.all.At(0).Port()
+		p.MTU, p.GIDs, p.WireLocal = ib.MTU4096, gids, c.wireLocal
+		l.all.At(0).SetPort(&p)
+		e := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.RC})
+		e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1}, nil, ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrAccessFlags))
+		err := e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: c.ask, DestQPN: 9, MinRNRTimer: 1},
+			&AHAttr{DGID: c.dgid, SGIDIndex: c.sgid, HopLimit: 64, Global: true},
+			ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN|ib.AttrMaxDestRdAtomic|ib.AttrMinRNRTimer)
+		var got transport.Attr
+		e.q.Transport().Query(&got)
+		if got.PathMTU != c.want || (err == nil) != (c.want != 0) {
+			t.Errorf("%s: path MTU %d, want %d (%v)", c.name, got.PathMTU, c.want, err)
+		}
+	}
+	// Datagrams by the small interface.
+	l := newNode(t)
+	p := *l.all.At(0).Port()
+	p.MTU, p.GIDs = ib.MTU4096, gids
+	l.all.At(0).SetPort(&p)
+	e := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.UD})
+	now := mono.Time(1)
+	e.must(e.q.Modify(now, &transport.Attr{State: ib.Init, Port: 1, QKey: 5}, nil, ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrQKey))
+	e.must(e.q.Modify(now, &transport.Attr{State: ib.RTR}, nil, ib.AttrState))
+	e.must(e.q.Modify(now, &transport.Attr{State: ib.RTS}, nil, ib.AttrState|ib.AttrSQPSN))
+	h, err := e.s.CreateAH(e.pd, &AHAttr{DGID: far, SGIDIndex: 2, HopLimit: 64, Global: true})
+	e.must(err)
+	e.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, Path: e.q.Path(h), DestQPN: 9, QKey: 5, SGE: e.sge(0, 1025)})
+	drive(t, l)
+	e.expect(ib.LocLenErr)
+}
+
 // TestDestroyMeetsTraffic destroys one end while requests are queued: the
 // other gets the error hardware would give, after its retries.
 func TestDestroyMeetsTraffic(t *testing.T) {

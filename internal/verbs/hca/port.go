@@ -13,6 +13,7 @@ type GIDEntry struct {
 	GID     ib.GID
 	NetDev  string // interface that holds the address
 	IfIndex int
+	MTU     ib.MTU // the largest path MTU of the interface, 0: that of the port
 	// LocalOnly marks an address that no packet can leave the node with.
 	LocalOnly bool
 }
@@ -63,6 +64,14 @@ func (p *Port) Lookup(gid ib.GID) int {
 		}
 	}
 	return -1
+}
+
+// PathMTU is the largest path MTU of packets that leave by the interface of a GID; that of the port for other GIDs.
+func (p *Port) PathMTU(gid ib.GID) ib.MTU {
+	if i := p.Lookup(gid); i >= 0 && p.GIDs[i].MTU.Valid() {
+		return min(p.GIDs[i].MTU, p.MTU)
+	}
+	return p.MTU
 }
 
 // own reports whether traffic with gid never leaves the node.

@@ -260,6 +260,10 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 		}
 		setSrcPort(p, q.num, dest)
 		a.Path = p
+		// Programs set the port's active MTU, which the interface of the path may not carry (docs/notes/roce-mtu.md).
+		if limit := p.MTU; limit.Valid() && a.PathMTU <= q.s.port.MTU {
+			a.PathMTU = min(a.PathMTU, limit)
+		}
 	}
 	if mask&ib.AttrState != 0 && (a.State == ib.Err || a.State == ib.Reset) {
 		q.s.lane.lastWord(now, q)

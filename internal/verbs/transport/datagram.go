@@ -278,3 +278,12 @@ func (q *QP) unreliableWrite(in *inbound, b *mem.Batch) bool {
 	}
 	return true
 }
+
+// longestDatagram is the longest payload on a request's path: the port's MTU, or less where the interface that holds
+// the source address carries less.
+func (q *QP) longestDatagram(wr *SendWR) uint64 {
+	if p := wr.Path; p != nil && p.MTU.Valid() {
+		return uint64(min(q.mtu, uint32(p.MTU.Bytes())))
+	}
+	return uint64(q.mtu)
+}

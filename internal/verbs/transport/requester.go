@@ -309,7 +309,7 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 		return status, reason
 	}
 	switch {
-	case wr.length > ib.MaxMessage, q.datagram() && wr.length > uint64(q.mtu):
+	case wr.length > ib.MaxMessage, q.datagram() && wr.length > q.longestDatagram(wr):
 		return ib.LocLenErr, ReasonLength
 	case wr.Op.IsAtomic():
 		if wr.length < 8 {
