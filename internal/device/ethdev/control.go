@@ -73,7 +73,7 @@ func (d *Device) control(v *ring) {
 	d.publish(v)
 }
 
-// execute judges and executes one command.
+// execute validates and executes one command.
 func (d *Device) execute(b []byte) (ack uint8) {
 	if len(b) < abi.CtrlHeaderSize {
 		return abi.AckErr
@@ -90,7 +90,7 @@ func (d *Device) execute(b []byte) (ack uint8) {
 		switch {
 		case command == macAddrSet && len(data) >= 6 && data[0]&1 == 0 && d.has(abi.FeatureCtrlMACAddr):
 			d.port.hear.own = [6]byte(data[:6])
-			d.port.tell()
+			d.port.notify()
 			ok = true
 		case command == macTableSet && d.has(abi.FeatureCtrlRX):
 			uni, rest, ok1 := macTable(data)
@@ -98,7 +98,7 @@ func (d *Device) execute(b []byte) (ack uint8) {
 			if ok = ok1 && ok2; ok {
 				d.filter.on = true
 				d.port.hear.unicast, d.port.hear.multicast = uni, multi
-				d.port.tell()
+				d.port.notify()
 			}
 		}
 	case abi.ClassVLAN:
@@ -124,7 +124,7 @@ func (d *Device) execute(b []byte) (ack uint8) {
 
 func (d *Device) has(bit int) bool { return d.features&(1<<bit) != 0 }
 
-// macTable takes a list of addresses from the front of b.
+// macTable reads a list of addresses from the front of b.
 func macTable(b []byte) (list [][6]byte, rest []byte, ok bool) {
 	if len(b) < 4 {
 		return nil, nil, false
@@ -139,9 +139,9 @@ func macTable(b []byte) (list [][6]byte, rest []byte, ok bool) {
 	return list, b[4+6*n:], true
 }
 
-// filter is which frames a driver wants that said so.
+// filter is the receive filter of a driver that set one.
 type filter struct {
-	on   bool // else all
+	on   bool // otherwise all frames pass
 	mode uint8
 }
 
@@ -155,7 +155,7 @@ func (f *filter) set(command uint8, on bool) {
 
 func (f *filter) is(command uint8) bool { return f.mode>>command&1 != 0 }
 
-// passes reports whether the driver wants a frame.
+// passes reports whether the filter accepts a frame.
 func (f *filter) passes(frame []byte, h *hearing) bool {
 	if f.is(rxPromisc) {
 		return true

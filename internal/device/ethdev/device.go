@@ -41,7 +41,7 @@ type Device struct {
 	tx, rx    []*ring // those to be used
 	ctrl      *ring   // nil: none to be used
 	active    int     // queue pairs, by command; 0: all that are enabled
-	turn      int     // whose transmit ring is first
+	turn      int     // index of the transmit ring that is first
 	scratch   virtio.Scratch
 	chain     virtio.Chain
 	header    [headerLen]byte
@@ -108,7 +108,7 @@ func (d *Device) SetFeatures(f uint64) error {
 			}
 		}
 		if d.takes&ether.FeatureCsum == 0 {
-			d.takes = 0 // the others need it
+			d.takes = 0 // the other rings need it
 		}
 		d.active = 0
 		if f&(1<<abi.FeatureMQ) != 0 && d.hasControl() {
@@ -132,8 +132,8 @@ func (d *Device) controlRing() int {
 	return 2
 }
 
-// SetStatus implements vhost.Device. After a reset no ring is touched, though
-// its state is still asked for.
+// SetStatus implements vhost.Device. After a reset no ring is accessed, although the front-end still
+// reads its state.
 func (d *Device) SetStatus(status uint8) error {
 	if status != 0 {
 		return nil
@@ -150,8 +150,8 @@ func (d *Device) halt() {
 	d.sort()
 }
 
-// kicks reports whether the driver kicks ring i: it has not to for buffers, for
-// which nobody waits.
+// kicks reports whether the driver must kick ring i: not for receive buffers, since the device does
+// not wait for them.
 func (d *Device) kicks(i int) bool { return i%2 == 1 || i == d.controlRing() }
 
 // SetRing implements vhost.Device.
@@ -162,7 +162,7 @@ func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 			return
 		}
 		if r.Move {
-			err = unix.EOPNOTSUPP // programs do so; a guest has no way to ask
+			err = unix.EOPNOTSUPP // programs do so; a guest cannot
 			return
 		}
 		r.Scratch, r.MaxChain = &d.scratch, maxChain
@@ -254,8 +254,7 @@ func (d *Device) sort() {
 	}
 }
 
-// arm asks for a kick of every ring that is read, and reports whether one has
-// something already.
+// arm enables kicks of every ring that the device reads, and reports whether one has elements already.
 func (d *Device) arm() (waiting bool) {
 	broken := false
 	look := func(v *ring) {
@@ -287,12 +286,12 @@ func (d *Device) disarm() {
 	}
 }
 
-// broken gives up a ring: the driver is told, and may reset the device.
+// broken stops a ring after an error and notifies the driver, which may reset the device.
 func (d *Device) broken(v *ring, err error) {
 	d.port.Stats.BrokenRings++
 	d.port.cfg.Log.Warn("ring given up", "ring", v.index, "error", err)
 	v.halted = true
-	d.s.NeedsReset() // before the driver hears of it and asks
+	d.s.NeedsReset() // before the notification: the driver then reads the status
 	if v.Err != nil {
 		v.Err.Write()
 	}

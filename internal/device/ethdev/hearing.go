@@ -6,18 +6,17 @@ package ethdev
 // more behind it needs the switch to flood.
 const maxHeard = 16
 
-// hearing is the addresses of a guest: what it said by its control queue, and
-// what it sends from. Front-ends with a control queue of their own tell neither
-// its address nor what it listens to.
+// hearing holds the addresses of a guest: those it set through its control queue, and those it sends
+// from. Front-ends with a control queue of their own pass on neither its address nor its filter.
 type hearing struct {
 	own                [6]byte
 	unicast, multicast [][6]byte
 	heard              [maxHeard][6]byte
 	n                  int
-	last               [6]byte // who sent last
+	last               [6]byte // source of the last frame
 }
 
-// heard notes that the guest sent from mac, which is not who sent last.
+// heard records that the guest sent from mac, which differs from the source of its last frame.
 func (p *Port) heard(mac [6]byte) {
 	h := &p.hear
 	h.last = mac
@@ -34,11 +33,11 @@ func (p *Port) heard(mac [6]byte) {
 	}
 	h.heard[h.n] = mac
 	h.n++
-	p.tell()
+	p.notify()
 }
 
-// forget drops what a session told and what was learnt in it: its addresses may be found
-// elsewhere now. The guest's own address stays the port's. It reports whether there was anything.
+// forget drops the addresses that a session set or that were learnt in it: they may be at another port
+// now. The guest's own address stays the port's. It reports whether there was anything to drop.
 func (h *hearing) forget() bool {
 	any := h.n+len(h.unicast)+len(h.multicast) > 0
 	h.n, h.last, h.unicast, h.multicast = 0, [6]byte{}, nil, nil

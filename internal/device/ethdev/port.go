@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ethdev is the Ethernet half of the virtio-net device: between the
-// receive and transmit rings of a guest and a segment of a virtual Ethernet
-// switch.
+// Package ethdev is the Ethernet half of the virtio-net device: between the receive and transmit rings
+// of a guest and a segment of a virtual Ethernet switch.
 //
-// What comes in: messages of a vhost-user session (package vhost), which call a
-// Device from the session's goroutine; frames of a guest, copied once out of
-// its rings into memory nobody else can change, with the offloads it claims,
-// which are not judged here (ether.Offload.Check); frames of the segment. What
-// goes out: the same the other way, copied once into the guest's buffers. Package
-// node makes a Port per guest and gives it to the vport as its vnic.Segment;
-// each front-end that connects gets a Device of it.
+// What comes in: messages of a vhost-user session (package vhost), which call a Device from the
+// session's goroutine; frames of a guest, copied once out of its rings into private memory, with the
+// offloads it claims, which are not validated here (ether.Offload.Check); frames of the segment. What
+// goes out: frames in the other direction, copied once into the guest's buffers. Package node makes a
+// Port per guest and gives it to the vport as its vnic.Segment; each front-end that connects gets a
+// Device of it.
 //
-// Everything but the calls of vhost.Device runs on one lane. Nothing is
-// allocated per frame. It must never believe the guest's memory twice, wait
-// for a guest, or let a broken ring cost more than the ring.
+// Everything except the calls of vhost.Device runs on one lane. Nothing is allocated per frame. The
+// package must never read guest memory twice for one decision, block for a guest, or let a broken ring
+// cost more than the ring.
 package ethdev
 
 import (
@@ -32,10 +30,10 @@ import (
 
 // Lane is what the node's goroutine that owns a Port offers it.
 type Lane interface {
-	// Do runs f on the lane and waits for it; it fails when the lane has ended.
+	// Do runs f on the lane and waits for it; it fails if the lane has ended.
 	Do(f func()) error
-	// Watch lets the lane take a turn whenever k becomes readable, which it
-	// clears. Watch and Unwatch are called on the lane.
+	// Watch makes the lane take a turn whenever k becomes readable, which it clears. Watch and Unwatch
+	// are called on the lane.
 	Watch(k *vhost.Kick) error
 	Unwatch(k *vhost.Kick)
 	// Quiesce returns when every lane has finished what it was doing. It must
@@ -50,13 +48,13 @@ type Config struct {
 	// Pairs is how many queue pairs a guest may have, 1 to MaxPairs; 0 is
 	// DefaultPairs.
 	Pairs int
-	// MAC is told to front-ends that ask for it. QEMU's guests have their own.
+	// MAC is the address in the device configuration. QEMU's guests have their own.
 	MAC [6]byte
-	// Forget is how long the addresses of a guest stay the port's when its front-end has gone; 0 is
-	// ForgetAfter. A front-end that comes again in time finds them.
+	// Forget is how long the addresses of a guest stay at the port after its front-end disconnected; 0
+	// is ForgetAfter. A front-end that reconnects in time keeps them.
 	Forget time.Duration
-	// Event, if set, hears what the guest wants of the vport. It is called on
-	// the lane, or on a session's goroutine, one call at a time, and must not call back.
+	// Event, if set, is called when the guest's requirements on the vport change. Calls come from the
+	// lane or a session's goroutine, one at a time, and must not call back.
 	Event func(vnic.SegmentEvent)
 }
 
@@ -66,19 +64,19 @@ const (
 	MaxPairs     = 127
 )
 
-// ForgetAfter is longer than a front-end, or a node, takes to come again.
+// ForgetAfter is longer than a front-end, or a node, takes to reconnect.
 const ForgetAfter = 5 * time.Second
 
 // readBytes is the memory for frames of one TryReadBatch: at least one of the
 // longest fits, and all of it fits a processor's cache.
 const readBytes = 256 << 10
 
-// Port is the segment of one guest. It outlives the guest's sessions: a
-// front-end that comes again finds it as it was.
+// Port is the segment of one guest. It outlives the guest's sessions: a front-end that reconnects
+// finds it unchanged.
 type Port struct {
 	cfg   Config
 	shown atomic.Pointer[abi.Config] // the configuration space
-	limit atomic.Int64               // the longest MTU there may be, 0: not known
+	limit atomic.Int64               // upper bound of the MTU, 0: unknown
 	busy  chan struct{}              // held by the device that there is
 
 	// The lane's.
@@ -88,7 +86,7 @@ type Port struct {
 	arena  []byte
 	closed bool
 	armed  bool
-	rarp   [6]byte // who is to be announced; zero: nobody
+	rarp   [6]byte // address to announce; zero: none
 	hear   hearing
 	told   vnic.SegmentEvent
 }
@@ -127,8 +125,8 @@ func (p *Port) show(mtu int, carrier bool) {
 // statusLinkUp is VIRTIO_NET_S_LINK_UP.
 const statusLinkUp = 1
 
-// Configure implements vnic.Segment. The guest's own configuration decides on
-// its MTU, so the vport's is asked to be as long as it can.
+// Configure implements vnic.Segment. The guest's own configuration decides its MTU, so the vport's is
+// requested as large as possible.
 func (p *Port) Configure(d vnic.Device) {
 	if d.MAC != ([6]byte{}) && p.hear.own == ([6]byte{}) {
 		p.hear.own = d.MAC
@@ -136,11 +134,11 @@ func (p *Port) Configure(d vnic.Device) {
 	p.limit.Store(int64(d.MaxMTU))
 	p.show(max(d.MTU, d.MaxMTU), d.Carrier)
 	p.told.MTU = d.MaxMTU
-	p.tell()
+	p.notify()
 }
 
-// tell lets the owner know what the guest wants.
-func (p *Port) tell() {
+// notify passes the guest's requirements to the owner.
+func (p *Port) notify() {
 	p.told.Up, p.told.MAC = true, p.hear.own
 	p.told.Unicast, p.told.Multicast = p.hear.lists()
 	if p.cfg.Event != nil {
@@ -209,8 +207,7 @@ func (p *Port) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
 	return p.dev.write(frames, off)
 }
 
-// takeover is how long a front-end that comes again waits for the end of the
-// session before.
+// takeover bounds how long a reconnecting front-end waits for the end of the previous session.
 const takeover = 2 * time.Second
 
 // Attach makes the device of a session; it is what vhost.Config.New is to
@@ -235,14 +232,14 @@ func (p *Port) Attach(s *vhost.Session) (*Device, error) {
 	return d, nil
 }
 
-// left has the addresses of a guest forgotten, unless a front-end comes again; on the lane. It is another guest's
-// then whose addresses they are, at another port perhaps.
+// left schedules the removal of a guest's addresses unless a front-end reconnects; on the lane.
+// Another guest, perhaps at another port, may have the addresses then.
 func (p *Port) left() {
 	front := p.front
 	time.AfterFunc(p.cfg.Forget, func() {
-		_ = p.cfg.Lane.Do(func() { // a lane that has ended tells nobody anything
+		_ = p.cfg.Lane.Do(func() { // an ended lane has nothing to notify
 			if p.front == front && !p.closed && p.hear.forget() {
-				p.tell()
+				p.notify()
 			}
 		})
 	})

@@ -24,7 +24,7 @@ func (d *Device) write(frames [][]byte, off []ether.Offload) (dropped int) {
 		}
 		if d.filter.on && !d.filter.passes(f, &d.port.hear) {
 			d.port.Stats.RxFiltered++
-			continue // the guest did not want it
+			continue // the filter dropped it
 		}
 		ok, err := d.put(v, f, off[i])
 		if !ok {
@@ -73,7 +73,7 @@ func (d *Device) ringFor(f []byte) *ring {
 	return d.rx[int(n)%len(d.rx)]
 }
 
-// allowed reports whether the guest takes a frame with o.
+// allowed reports whether the guest accepts a frame with o.
 func (d *Device) allowed(o *ether.Offload) bool {
 	want := ether.Features(0)
 	if o.Flags&ether.NeedsCsum != 0 {

@@ -10,8 +10,8 @@ import (
 // one: an ether.Offload and num_buffers.
 const headerLen = ether.OffloadLen + 2
 
-// read copies frames out of the transmit rings into room, by turns: each ring
-// gets its share of the frames, and what others leave.
+// read copies frames out of the transmit rings into room, in turn: each ring gets its share of the
+// frames, and what other rings leave.
 func (d *Device) read(frames [][]byte, off []ether.Offload, room []byte) (n int) {
 	if d.ctrl != nil {
 		d.control(d.ctrl)

@@ -9,9 +9,8 @@ import (
 	"weft/internal/proto/mem"
 )
 
-// word returns the 8 bytes of v as a word for the processor's atomics, or nil
-// if they are not aligned: a client's address may be aligned while the mapping
-// that stands for it is not.
+// word returns the 8 bytes of v as a word for the processor's atomics, or nil if they are not aligned:
+// a client's address may be aligned while its mapping here is not.
 func word(v []byte) *uint64 {
 	// Safe: v is a live slice, its length is checked, and alignment is checked
 	// on the pointer itself. The result lives no longer than v.

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package procmem reaches the memory of a client process by address.
+// Package procmem accesses the memory of a client process by address.
 //
-// What comes in: the descriptor of /proc/self/mem that the client handed over,
-// the process id the kernel vouches for, and the client's mapped memory. What
-// goes out: a mem.Space that serves mapped ranges by plain copies and all
-// other addresses by system calls. Package vhost creates one per session that
-// sends WEFT_PROC_MEM; the adapter uses it through mem.Region. It must never
-// touch a process other than the one whose memory the descriptor is bound to,
-// and never block the scheduler on a client's page fault: every call into the
-// kernel is an ordinary one that the runtime may take the processor from.
+// What comes in: the descriptor of /proc/self/mem that the client passed, the process id from the
+// kernel, and the client's mapped memory. What goes out: a mem.Space that serves mapped ranges by
+// plain copies and all other addresses by system calls. Package vhost creates one per session that
+// sends WEFT_PROC_MEM; the adapter uses it through mem.Region. It must never access a process other
+// than the one whose memory the descriptor is bound to, and never block the scheduler on a client's
+// page fault: every call into the kernel is an ordinary one, during which the runtime can reuse the
+// processor.
 //
-// docs/notes/process-memory.md has the methods, their permissions and the
-// races they are guarded against.
+// docs/notes/process-memory.md describes the methods, their permissions and the races they are guarded
+// against.
 package procmem
 
 import (
@@ -38,11 +37,10 @@ type Mapped interface {
 
 // Config names the process.
 type Config struct {
-	// Mem is open for reading and writing on /proc/self/mem of the client. New
-	// takes it over, also where it fails.
+	// Mem is open for reading and writing on /proc/self/mem of the client. New takes ownership, also
+	// on error.
 	Mem *os.File
-	// PID and UID are the client's as SO_PEERCRED tells them, in this
-	// process's namespaces.
+	// PID and UID are those of SO_PEERCRED, in this process's namespaces.
 	PID int
 	UID uint32
 	// Mapped answers for directly mapped ranges; nil if there are none.
@@ -56,9 +54,9 @@ type Config struct {
 // descriptor; there it is cheaper than a process_vm call.
 const smallMax = 4096
 
-// maxVec is the number of segments of one process_vm call. The kernel takes
-// 1024; at 256 its fixed cost is already lost in the cost per segment, and the
-// vectors fit on the stack, so that a Space has no state to share.
+// maxVec is the number of segments of one process_vm call. The kernel accepts 1024; at 256 the fixed
+// cost is small beside the cost per segment, and the vectors fit on the stack, so that a Space has no
+// shared state.
 const maxVec = 256
 
 // Space is the memory of one process. It is safe for concurrent use and
@@ -104,8 +102,7 @@ func New(c Config) (*Space, error) {
 	return s, nil
 }
 
-// Close releases the descriptor. Calls that run at this moment finish; later
-// ones fail with mem.ErrFault.
+// Close releases the descriptor. Calls in progress finish; later ones fail with mem.ErrFault.
 func (s *Space) Close() error {
 	if s.closed.Swap(true) {
 		return os.ErrClosed
@@ -128,9 +125,8 @@ func (s *Space) enter() bool {
 	}
 }
 
-// Calls returns how many calls into the process have ended, and whether some
-// are under way. One that stays under way waits for whoever serves the page it
-// has come to. Any goroutine may ask.
+// Calls returns the number of finished calls into the process, and whether calls are in progress. A
+// call that stays in progress waits for the handler of a page. Any goroutine may call it.
 func (s *Space) Calls() (ended uint64, busy bool) {
 	// In this order a call that ends in between is not taken for one that stays.
 	busy = s.users.Load() > 1
@@ -153,9 +149,8 @@ func (s *Space) Method() string {
 	return "mem (process_vm not used: " + s.why + ")"
 }
 
-// checkMem proves that f is the memory file of a process: a client may send
-// any descriptor, and writing to some files of /proc acts with the rights of
-// the writer. It returns the path of the file.
+// checkMem proves that f is the memory file of a process: a client may send any descriptor, and
+// writing to some files of /proc acts with the rights of the writer. It returns the path of the file.
 func checkMem(f *os.File) (string, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
@@ -208,9 +203,8 @@ func (s *Space) probeMem(value uint64) error {
 	return nil
 }
 
-// probeVM finds out whether process_vm calls may be used: they go by process
-// id and check permissions at each call, against whatever that process is by
-// then.
+// probeVM determines whether process_vm calls may be used: they address a process by id and check
+// permissions at each call, against the process that has the id at that time.
 func (s *Space) probeVM(c Config, link string) error {
 	if link != fmt.Sprintf("/proc/%d/mem", c.PID) {
 		return fmt.Errorf("the descriptor is %s, the peer is process %d", link, c.PID)
@@ -256,9 +250,8 @@ func tracesAny() (bool, error) {
 // longer than this, and its session ends with it.
 const probeEvery = 50 * time.Microsecond
 
-// alive fails once the image that handed over the descriptor is gone, by exit
-// or exec. process_vm calls are made only after it (writes) or believed only
-// after it (reads).
+// alive fails once the program that passed the descriptor has ended, by exit or exec. Writes by
+// process_vm calls are made only after it; results of reads are used only after it.
 func (s *Space) alive() bool {
 	now := time.Since(s.start)
 	if now-time.Duration(s.probed.Load()) < probeEvery {
@@ -272,7 +265,7 @@ func (s *Space) alive() bool {
 	return true
 }
 
-// View returns the n bytes at addr if they are mapped here, else nil.
+// View returns the n bytes at addr if they are mapped here, otherwise nil.
 func (s *Space) View(addr, n uint64) []byte {
 	if s.mapped == nil {
 		return nil
@@ -384,7 +377,7 @@ func (s *Space) readVM(addr uint64, dst [][]byte) error {
 		if err != nil || got <= 0 {
 			return mem.ErrFault
 		}
-		// A short count is the kernel's limit or a hole; the next call tells.
+		// A short count is the kernel's limit or a hole; the next call distinguishes them.
 		addr += uint64(got)
 		got += skip
 		for len(dst) > 0 && got >= len(dst[0]) {
@@ -408,7 +401,7 @@ func (s *Space) WriteV(w []mem.Write) (int, error) {
 			i++
 			continue
 		}
-		// The run of writes that only a system call reaches, in order.
+		// The consecutive writes that need a system call, in order.
 		j := i + 1
 		for j < len(w) && s.View(w[j].Addr, uint64(len(w[j].Data))) == nil {
 			j++
@@ -470,8 +463,8 @@ func (s *Space) writeVM(w []mem.Write) (int, error) {
 			return done, mem.ErrFault
 		}
 		got, err := unix.ProcessVMWritev(s.pid, local[:n], remote[:r], 0)
-		// A short count is the kernel's limit or a hole; the next call tells,
-		// with the write it ended in as its first.
+		// A short count is the kernel's limit or a hole; the next call, which starts with the write it
+		// ended in, distinguishes them.
 		if err == nil && got > 0 {
 			got += skip
 			for done < len(w) && got >= len(w[done].Data) {
@@ -489,10 +482,9 @@ func (s *Space) writeVM(w []mem.Write) (int, error) {
 	return len(w), nil
 }
 
-// words makes the atomics on unmapped memory exclude each other. A lock stands
-// for one word of every page: two mappings of the same memory, in one process
-// or in several, have equal offsets within their pages, so they find the same
-// lock.
+// words are locks that make the atomics on unmapped memory exclude each other. A lock covers one word
+// of every page: two mappings of the same memory, in one process or in several, have equal offsets
+// within their pages, so they use the same lock.
 var words [4096 / 8]sync.Mutex
 
 // CompareSwap implements mem.Space.
@@ -517,8 +509,7 @@ func (s *Space) FetchAdd(addr, add uint64) (uint64, error) {
 	return s.modify(addr, func(old uint64) (uint64, bool) { return old + add, true })
 }
 
-// modify replaces the word at addr by what f makes of it, where f says so, and
-// returns what was there.
+// modify replaces the word at addr by the result of f, if f returns true, and returns the old value.
 func (s *Space) modify(addr uint64, f func(old uint64) (uint64, bool)) (uint64, error) {
 	if !s.enter() {
 		return 0, mem.ErrFault

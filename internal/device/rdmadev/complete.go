@@ -17,7 +17,7 @@ type cqRing struct {
 	*ring
 	cqn     uint32
 	arm     uint32 // by command
-	shared  bool   // … or, where the client gave one, by a word in its memory
+	shared  bool   // … or, if the client gave one, by a word in its memory
 	word    virtio.Word
 	pending bool // put since the last publish
 }
@@ -30,7 +30,7 @@ func (d *Device) bindCQ(cqn uint32) {
 	}
 	c := &cqRing{ring: r, cqn: cqn}
 	d.cqs[cqn] = c
-	r.posted = func() {} // buffers came back: the lane looks by itself
+	r.posted = func() {} // buffers became available: the lane polls by itself
 	r.started = func() { cq.SetRing(c) }
 	r.stopped = func() { cq.SetRing(nil) }
 	if r.vq != nil {
@@ -60,7 +60,7 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 		w.SL, w.SLID, w.DLIDPathBits, w.PKeyIndex = e.SL, e.SLID, e.PathBits, e.PKeyIndex
 	}
 	if !c.d.cfg.Verbs {
-		w.QPN = hca.Slot(e.QPN) // a plain driver knows the pair by no other number
+		w.QPN = hca.Slot(e.QPN) // a plain driver has no other number of the pair
 	}
 	w.Put(el.Data)
 	c.vq.PushElem(el, abi.CQESize)
@@ -68,14 +68,14 @@ func (c *cqRing) Put(e *hca.CQE) bool {
 	return true
 }
 
-// Publish implements hca.CQRing: entries first, then the index, then the
-// question whether the client wants to be told.
+// Publish implements hca.CQRing: it publishes the entries, then the index, then checks whether the
+// client armed the queue.
 func (c *cqRing) Publish(solicited bool) {
 	if !c.pending || c.vq == nil {
 		return
 	}
 	c.pending = false
-	c.vq.Publish() // whether to tell is the arm's decision
+	c.vq.Publish() // the arm word decides on the notification
 	qualifies := func(arm uint32) bool {
 		return arm&abi.ArmNext != 0 || arm&abi.ArmSolicited != 0 && solicited
 	}
@@ -83,7 +83,7 @@ func (c *cqRing) Publish(solicited bool) {
 	if tell {
 		c.arm = abi.ArmNone
 	}
-	// Whoever takes the word back first, the client or the node, tells.
+	// Client and node both swap the word back; the one that gets the armed value notifies.
 	if c.shared && qualifies(c.word.Load()) && c.word.Swap(abi.ArmNone) != abi.ArmNone {
 		tell = true
 	}
@@ -159,7 +159,7 @@ func (d *Device) setEVQ(v abi.SetEVQ, _ []byte) error {
 func (d *Device) Event(e ib.Event, object uint32) {
 	d.Stats.Events++
 	if d.evq == nil {
-		return // the client did not ask to be told
+		return // the client did not arm the queue
 	}
 	ev := abi.Event{Type: uint32(e), Object: object}
 	if d.evq.waits[ev] {

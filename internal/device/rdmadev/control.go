@@ -19,7 +19,7 @@ type command struct {
 	req, res int
 	ext      uint64 // extension bit that must be enabled; 0: part of the RFC
 	run      func(d *Device, req, res []byte) error
-	// tail marks a command whose data goes on behind the request.
+	// tail marks a command with data behind the request.
 	tail bool
 	// grow is the larger result that a client with WEFT_VERBS may take.
 	grow int
@@ -53,174 +53,8 @@ func parsed[T any](parse func([]byte) (T, error), run func(d *Device, v T, res [
 
 func put(res, encoded []byte) { copy(res, encoded) }
 
-var commands map[abi.Cmd]command
-
-// The table is filled here because its functions lead back to it.
-func init() {
-	commands = map[abi.Cmd]command{
-		abi.CmdQueryDevice: {res: abi.QueryDeviceResultSize, run: (*Device).queryDevice},
-		abi.CmdQueryPort:   {res: abi.QueryPortResultSize, run: (*Device).queryPort},
-		abi.CmdCreateCQ: {req: abi.CreateCQSize, res: abi.CreateCQResultSize, run: parsed(abi.ParseCreateCQ,
-			func(d *Device, v abi.CreateCQ, res []byte) error {
-				n, err := d.sess.CreateCQ(v.CQE)
-				put(res, abi.CreateCQResult{CQN: n}.Append(nil))
-				if err == nil {
-					d.bindCQ(n)
-				}
-				return err
-			})},
-		abi.CmdDestroyCQ: {req: abi.DestroyCQSize, run: parsed(abi.ParseDestroyCQ,
-			func(d *Device, v abi.DestroyCQ, _ []byte) error {
-				err := d.sess.DestroyCQ(v.CQN)
-				if err == nil {
-					if d.evq != nil && d.evq.cqn == v.CQN {
-						d.evq = nil
-					}
-					d.resetRing(d.cqRing(v.CQN))
-				}
-				return err
-			})},
-		abi.CmdCreatePD: {res: abi.CreatePDResultSize, run: func(d *Device, _, res []byte) error {
-			n, err := d.sess.CreatePD()
-			put(res, abi.CreatePDResult{PDN: n}.Append(nil))
-			return err
-		}},
-		abi.CmdDestroyPD: {req: abi.DestroyPDSize, run: parsed(abi.ParseDestroyPD,
-			func(d *Device, v abi.DestroyPD, _ []byte) error { return d.sess.DestroyPD(v.PDN) })},
-		abi.CmdGetDMAMR: {req: abi.GetDMAMRSize, res: abi.MRResultSize, run: parsed(abi.ParseGetDMAMR,
-			func(d *Device, v abi.GetDMAMR, res []byte) error {
-				return d.register(v.PDN, &mem.Region{Space: d.guest, Len: 1<<64 - 1, Access: v.AccessFlags}, res)
-			})},
-		abi.CmdRegUserMR: {req: abi.RegUserMRSize, tail: true, res: abi.MRResultSize, run: (*Device).regUserMR},
-		abi.CmdDeregMR: {req: abi.DeregMRSize, run: parsed(abi.ParseDeregMR,
-			func(d *Device, v abi.DeregMR, _ []byte) error { return d.sess.DeregisterMR(v.MRN) })},
-		abi.CmdCreateQP: {req: abi.CreateQPSize, res: abi.CreateQPResultSize, grow: abi.CreateQPResultExSize,
-			run: parsed(abi.ParseCreateQP, (*Device).createQP)},
-		abi.CmdModifyQP: {req: abi.ModifyQPSize, run: parsed(abi.ParseModifyQP, (*Device).modifyQP)},
-		abi.CmdQueryQP:  {req: abi.QueryQPSize, res: abi.QueryQPResultSize, run: parsed(abi.ParseQueryQP, (*Device).queryQP)},
-		abi.CmdDestroyQP: {req: abi.DestroyQPSize, run: parsed(abi.ParseDestroyQP,
-			func(d *Device, v abi.DestroyQP, _ []byte) error {
-				err := d.sess.DestroyQP(d.now(), v.QPN)
-				if err == nil {
-					d.resetRing(d.sendRing(v.QPN))
-					d.resetRing(d.recvRing(v.QPN))
-				}
-				return err
-			})},
-		abi.CmdCreateAH: {req: abi.CreateAHSize, res: abi.CreateAHResultSize, run: parsed(abi.ParseCreateAH,
-			func(d *Device, v abi.CreateAH, res []byte) error {
-				n, err := d.sess.CreateAH(v.PDN, d.handleAttr(&v.AHAttr))
-				put(res, abi.CreateAHResult{AH: n}.Append(nil))
-				return err
-			})},
-		abi.CmdDestroyAH: {req: abi.DestroyAHSize, run: parsed(abi.ParseDestroyAH,
-			func(d *Device, v abi.DestroyAH, _ []byte) error { return d.sess.DestroyAH(v.PDN, v.AH) })},
-		abi.CmdAddGID: {req: abi.AddGIDSize, run: parsed(abi.ParseAddGID,
-			func(d *Device, v abi.AddGID, _ []byte) error { return d.sess.AddGID(uint32(v.Index), v.GID) })},
-		abi.CmdDelGID: {req: abi.DelGIDSize, run: parsed(abi.ParseDelGID,
-			func(d *Device, v abi.DelGID, _ []byte) error { return d.sess.DelGID(uint32(v.Index)) })},
-		abi.CmdAttachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast,
-			func(d *Device, v abi.AttachMcast, _ []byte) error { return d.membership(v, (*hca.QP).AttachMulticast) })},
-		abi.CmdDetachMcast: {req: abi.AttachMcastSize, ext: extVerbs, run: parsed(abi.ParseAttachMcast,
-			func(d *Device, v abi.AttachMcast, _ []byte) error { return d.membership(v, (*hca.QP).DetachMulticast) })},
-		abi.CmdReqNotifyCQ: {req: abi.ReqNotifyCQSize, run: parsed(abi.ParseReqNotifyCQ, (*Device).reqNotify)},
-
-		abi.CmdExtEnable: {req: abi.ExtEnableSize, res: abi.ExtEnableSize, run: parsed(abi.ParseExtEnable,
-			func(d *Device, v abi.ExtEnable, res []byte) error {
-				d.ext = v.Mask & d.offered()
-				put(res, abi.ExtEnable{Mask: d.ext}.Append(nil))
-				return nil
-			})},
-		abi.CmdCreateSRQ: {req: abi.CreateSRQSize, res: abi.CreateSRQResultSize, ext: extSRQ, run: parsed(abi.ParseCreateSRQ,
-			func(d *Device, v abi.CreateSRQ, res []byte) error {
-				q, err := d.sess.CreateSRQ(hca.SRQConfig{PD: v.PDN, MaxWR: v.MaxWR, MaxSGE: v.MaxSGE, Limit: v.Limit})
-				if err != nil {
-					return err
-				}
-				d.bindRecv(q)
-				put(res, abi.CreateSRQResult{SRQN: q.Slot(), RingIndex: d.recvRing(q.Slot())}.Append(nil))
-				return nil
-			})},
-		abi.CmdModifySRQ: {req: abi.ModifySRQSize, ext: extSRQ, run: parsed(abi.ParseModifySRQ,
-			func(d *Device, v abi.ModifySRQ, _ []byte) error {
-				if v.Mask&abi.SRQMaxWR != 0 && d.ext&extSRQResize == 0 {
-					return syscall.EOPNOTSUPP
-				}
-				return d.sess.ModifySRQ(v.SRQN, v.Mask&abi.SRQMaxWR != 0, v.Mask&abi.SRQLimit != 0, v.MaxWR, v.Limit)
-			})},
-		abi.CmdQuerySRQ: {req: abi.QuerySRQSize, res: abi.QuerySRQResultSize, ext: extSRQ, run: parsed(abi.ParseQuerySRQ,
-			func(d *Device, v abi.QuerySRQ, res []byte) error {
-				q, err := d.sess.SRQ(v.SRQN)
-				if err != nil {
-					return err
-				}
-				c := q.Config().Cap
-				put(res, abi.QuerySRQResult{MaxWR: c.MaxRecvWR, MaxSGE: c.MaxRecvSGE, Limit: q.Limit(), Outstanding: q.Outstanding()}.Append(nil))
-				return nil
-			})},
-		abi.CmdDestroySRQ: {req: abi.DestroySRQSize, ext: extSRQ, run: parsed(abi.ParseDestroySRQ,
-			func(d *Device, v abi.DestroySRQ, _ []byte) error {
-				err := d.sess.DestroySRQ(v.SRQN)
-				if err == nil {
-					d.resetRing(d.recvRing(v.SRQN))
-				}
-				return err
-			})},
-		abi.CmdAllocMR: {req: abi.AllocMRSize, res: abi.MRResultSize, ext: extMemMgt, run: parsed(abi.ParseAllocMR,
-			func(d *Device, v abi.AllocMR, res []byte) error {
-				if v.Access != 0 || v.Type != abi.MRFastReg {
-					return syscall.EINVAL // rights come with the registration
-				}
-				m, err := d.sess.AllocMR(v.PDN, v.MaxPages)
-				put(res, abi.MRResult{MRN: m.Handle, LKey: m.LKey, RKey: m.RKey}.Append(nil))
-				return err
-			})},
-		abi.CmdAllocMW: {req: abi.AllocMWSize, res: abi.AllocMWResultSize, ext: extMW, run: parsed(abi.ParseAllocMW,
-			func(d *Device, v abi.AllocMW, res []byte) error {
-				n, rkey, err := d.sess.AllocMW(v.PDN, v.Type)
-				put(res, abi.AllocMWResult{MWN: n, RKey: rkey}.Append(nil))
-				return err
-			})},
-		abi.CmdDeallocMW: {req: abi.DeallocMWSize, ext: extMW, run: parsed(abi.ParseDeallocMW,
-			func(d *Device, v abi.DeallocMW, _ []byte) error { return d.sess.DeallocMW(v.MWN) })},
-		abi.CmdResizeCQ: {req: abi.ResizeCQSize, ext: extVerbs, run: parsed(abi.ParseResizeCQ,
-			func(d *Device, v abi.ResizeCQ, _ []byte) error {
-				c, err := d.sess.CQ(v.CQN)
-				if err != nil {
-					return err
-				}
-				return c.Resize(v.CQE)
-			})},
-		abi.CmdSetEVQ:     {req: abi.SetEVQSize, ext: extEVQ, run: parsed(abi.ParseSetEVQ, (*Device).setEVQ)},
-		abi.CmdSetArmArea: {req: abi.SetArmAreaSize, ext: extArm, run: parsed(abi.ParseSetArmArea, (*Device).setArmArea)},
-		abi.CmdRegMRVA: {req: abi.RegMRVASize, res: abi.MRResultSize, ext: extVerbs, run: parsed(abi.ParseRegMRVA,
-			func(d *Device, v abi.RegMRVA, res []byte) error {
-				r, err := d.regionVA(v.VA, v.Length, v.IOVA, v.Access)
-				if err != nil {
-					return err
-				}
-				return d.register(v.PDN, r, res)
-			})},
-		abi.CmdReregMR:     {req: abi.ReregMRSize, res: abi.MRResultSize, ext: extVerbs, run: parsed(abi.ParseReregMR, (*Device).reregMR)},
-		abi.CmdQueryPortEx: {req: abi.QueryPortExSize, res: abi.QueryPortExResultSize, ext: extVerbs, run: parsed(abi.ParseQueryPortEx, (*Device).queryPortEx)},
-		abi.CmdQueryGID:    {req: abi.QueryGIDSize, res: abi.QueryGIDResultSize, ext: extVerbs, run: parsed(abi.ParseQueryGID, (*Device).queryGID)},
-		abi.CmdModifyQPEx:  {req: abi.QPAttrExSize, ext: extVerbs, run: parsed(abi.ParseQPAttrEx, (*Device).modifyQPEx)},
-		abi.CmdQueryQPEx:   {req: abi.QueryQPExSize, res: abi.QPAttrExSize, ext: extVerbs, run: parsed(abi.ParseQueryQPEx, (*Device).queryQPEx)},
-		abi.CmdQueryPKey: {req: abi.QueryPKeySize, res: abi.QueryPKeyResultSize, ext: extVerbs, run: parsed(abi.ParseQueryPKey,
-			func(d *Device, v abi.QueryPKey, res []byte) error {
-				pkeys := d.adapter.Port().PKeys
-				if v.Index >= uint32(len(pkeys)) {
-					return syscall.EINVAL
-				}
-				put(res, abi.QueryPKeyResult{PKey: pkeys[v.Index]}.Append(nil))
-				return nil
-			})},
-	}
-}
-
-// execute runs one control command: in holds class, command and data; the
-// answer is at most room bytes. It returns the answer, ack first; nil where
-// there is no room for an ack.
+// execute runs one control command: in holds class, command and data. It returns the reply, at most
+// room bytes, ack first; nil if room is too small for an ack.
 func (d *Device) execute(in []byte, room int) []byte {
 	if room == 0 {
 		d.Stats.CtrlNoRoom++
@@ -343,8 +177,8 @@ func (d *Device) regUserMR(req, res []byte) error {
 	return d.register(v.PDN, r, res)
 }
 
-// pageSpace is the session's PageSpace: pages all lie in announced memory, or else
-// in the process, by address.
+// pageSpace returns the session's PageSpace: either all pages lie in announced memory, or they are
+// addresses of the process.
 func (d *Device) pageSpace(pages []uint64, shift uint8, last uint64) mem.Space {
 	announced := true
 	for i, p := range pages {

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rdmadev is the RoCE half of the virtio-net device: it turns control
-// commands into verbs of a session of the adapter, send and receive elements
-// into work requests, and completions and events into ring elements.
+// Package rdmadev is the RoCE half of the virtio-net device: it turns control commands into verbs of a
+// session of the adapter, send and receive elements into work requests, and completions and events
+// into ring elements.
 //
-// What comes in: messages of a vhost-user session (package vhost), which call
-// a Device from the session's goroutine, and the lane's turns; what goes out:
-// calls of an hca.Session and bytes in the client's rings. Everything the
-// client wrote is copied once and the copy is judged. The layouts are those of
-// docs/notes/abi.md and of the virtio RoCE RFC v2.
+// What comes in: messages of a vhost-user session (package vhost), which call a Device from the
+// session's goroutine, and the lane's turns; what goes out: calls of an hca.Session and bytes in the
+// client's rings. Everything that the client wrote is copied once and the copy is validated. The
+// layouts are those of docs/notes/abi.md and of the virtio RoCE RFC v2.
 //
-// A Device belongs to one lane. It must never trust a number it read twice,
-// wait for the client, or let one client's fault reach another.
+// A Device belongs to one lane. It must never read a number of the client twice, block for the client,
+// or let one client's fault reach another.
 package rdmadev
 
 import (
@@ -37,8 +36,8 @@ type Guest interface {
 
 // Caller notifies a client.
 type Caller interface {
-	// Call writes the notification; again tells that there is no room now and
-	// the same call is to be made later.
+	// Call writes the notification; again reports that there is no room now and that the call must be
+	// repeated.
 	Call() (again bool)
 }
 
@@ -64,7 +63,7 @@ type Config struct {
 	Fail func(reason error)
 }
 
-// Device is one client's device. All methods run on the client's lane.
+// Device is the device of one client. All methods run on the client's lane.
 type Device struct {
 	Stats   Stats
 	cfg     Config
@@ -79,7 +78,7 @@ type Device struct {
 	cqs     map[uint32]*cqRing
 	evq     *eventQueue
 	bell    *virtio.Doorbell
-	rung    []uint32 // rings whose bell was rung, one turn's
+	rung    []uint32 // rings with a pending bell, of one turn
 	owing   []*ring  // have notifications that found no room
 	chain   virtio.Chain
 	ctrl    []byte // a copy of the command in execution
@@ -114,9 +113,8 @@ func (d *Device) Close() {
 	}
 }
 
-// Part is Close for a client that is gone: connected queue pairs tell their
-// peers. It reports whether any do so, and the session is not to be detached yet
-// (hca.Session.Part).
+// Part is Close for a client that has ended: connected queue pairs notify their peers. It reports
+// whether any of them still do so; then the session must not be detached yet (hca.Session.Part).
 func (d *Device) Part() bool {
 	parts := d.sess.Part(d.now())
 	d.Close()
@@ -155,22 +153,21 @@ func (d *Device) recvRing(slot uint32) uint32 { return d.sendRing(slot) + 1 }
 // Rings returns how many rings the device has.
 func (d *Device) Rings() uint32 { return firstRing + d.cfg.MaxCQ + 2*d.cfg.MaxQP }
 
-// ring is one virtqueue of the device, from its first mention on: objects
-// bind to it and virtqueues come and go in any order.
+// ring is one virtqueue of the device, from the first command or message that names it: objects and
+// virtqueues bind to it in any order.
 type ring struct {
 	d       *Device
 	index   uint32
 	vq      *virtio.Queue // nil: not started
-	call    Caller        // nil: nobody listens
+	call    Caller        // nil: no notifications
 	posted  func()        // new elements; nil: nothing is bound
 	started func()
 	stopped func()
 	shared  bool // a shared receive queue is bound
 	owed    int  // notifications that found no room
-	// A ring that stops may go on later, as it was: what was taken from it stays
-	// with the device, and what is done of that meanwhile is given back then. Or
-	// it begins anew: then what was taken before is given back to nobody. gen
-	// tells the two apart, in the cookies of elements.
+	// A ring that stops may continue later: elements that were popped stay with the device, and those
+	// that complete before then are returned at that time. Or it restarts: then elements popped before
+	// are not returned. gen distinguishes the two, in the cookies of elements.
 	idle *virtio.Queue
 	late []uint16
 	gen  uint16
@@ -189,8 +186,8 @@ func (d *Device) ring(i uint32) *ring {
 	return r
 }
 
-// resetRing forgets the object bound to a ring whose object was destroyed and
-// puts its indices back to zero, as the driver does on its side.
+// resetRing unbinds the destroyed object of a ring and resets its indices to zero, as the driver does
+// on its side.
 func (d *Device) resetRing(i uint32) {
 	r := d.rings[i]
 	if r == nil {
@@ -204,8 +201,8 @@ func (d *Device) resetRing(i uint32) {
 	delete(d.cqs, i-firstRing)
 }
 
-// StartRing gives ring i a virtqueue; elements that wait in it are looked at.
-// One that stopped goes on, others begin: with other memory, or another size.
+// StartRing sets the virtqueue of ring i and polls it. A stopped ring continues; a ring with other
+// memory or another size restarts.
 func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r := d.ring(i)
 	goesOn := r.idle != nil && q.Continue(r.idle)
@@ -216,7 +213,7 @@ func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r.idle, r.vq, r.call = nil, q, call
 	switch {
 	case call == nil:
-		r.owed = 0 // nobody listens any more
+		r.owed = 0 // notifications are off
 	case r.owed > 0:
 		d.owing = append(d.owing, r)
 	}
@@ -230,7 +227,7 @@ func (d *Device) StartRing(i uint32, q *virtio.Queue, call Caller) {
 	r.Publish()
 }
 
-// StopRing takes the virtqueue away and returns it; nil where there was none.
+// StopRing removes the virtqueue and returns it; nil if there was none.
 func (d *Device) StopRing(i uint32) *virtio.Queue {
 	r := d.rings[i]
 	if r == nil || r.vq == nil {
@@ -247,11 +244,10 @@ func (d *Device) StopRing(i uint32) *virtio.Queue {
 	return q
 }
 
-// MoveRing gives ring i, which runs and is a shared receive queue's, the
-// virtqueue q in the place of its own, made to resume at the first element of
-// which the client does not know that it was used. There is no moment without
-// one: to peers, nothing happens. Requests that were taken go on, and their
-// elements are used. EINVAL where q has not all that waits: nothing has changed.
+// MoveRing replaces the virtqueue of ring i, a running ring of a shared receive queue, by q, which
+// resumes at the first element that the client has not seen as used. The ring is never without a
+// virtqueue: peers see no interruption. Popped requests continue, and their elements are used. EINVAL
+// if q does not have all available elements: nothing has changed.
 func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
 	r := d.rings[i]
 	switch {
@@ -273,7 +269,7 @@ func (d *Device) MoveRing(i uint32, q *virtio.Queue) error {
 	return nil
 }
 
-// SetDoorbell tells the device where the client rings.
+// SetDoorbell sets the doorbell of the client.
 func (d *Device) SetDoorbell(b *virtio.Doorbell) { d.bell = b }
 
 // Kick looks at ring i, to which the client has posted.
@@ -283,7 +279,7 @@ func (d *Device) Kick(i uint32) {
 	}
 }
 
-// Poll looks at every ring whose bell was rung and reports whether any was.
+// Poll polls every ring with a pending bell and reports whether there was one.
 func (d *Device) Poll() bool {
 	if len(d.owing) > 0 {
 		d.settle()
@@ -303,8 +299,8 @@ func (d *Device) Poll() bool {
 	return busy || len(d.rung) > 0
 }
 
-// Sleep asks for a kick; false where there is work already. Owed notifications
-// count as work that has to be tried again soon.
+// Sleep enables kicks; it returns false if there is work already. Owed notifications count as work, to
+// be repeated soon.
 func (d *Device) Sleep() bool {
 	if d.dead {
 		return true
@@ -341,8 +337,7 @@ func (r *ring) take(writable bool) (e virtio.Elem, ok bool) {
 // cookie names an element.
 func (r *ring) cookie(head uint16) uint32 { return uint32(head) | uint32(r.gen)<<16 }
 
-// Done gives an element back; the client sees it after Publish, or when the
-// ring goes on.
+// Done returns an element; it is visible to the client after Publish, or when the ring continues.
 func (r *ring) Done(cookie uint32) {
 	switch {
 	case uint16(cookie>>16) != r.gen: // of a ring that is no more
@@ -360,7 +355,7 @@ func (r *ring) Publish() {
 	}
 }
 
-// notify tells the client, now or as soon as there is room.
+// notify notifies the client, now or as soon as there is room.
 func (r *ring) notify() {
 	if r.call == nil {
 		return
@@ -410,8 +405,8 @@ const (
 	ctrlCost   = 1 << 10
 )
 
-// control executes the commands that wait in the control queue, in order, and
-// leaves to the next turn what goes beyond the budget.
+// control executes the commands in the control queue, in order; commands beyond the budget are left to
+// the next turn.
 func (d *Device) control(r *ring) {
 	for spent := 0; r.vq != nil && !d.dead; {
 		if spent >= ctrlBudget {

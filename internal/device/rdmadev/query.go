@@ -134,8 +134,8 @@ func (d *Device) modifyQP(v abi.ModifyQP, _ []byte) error {
 	if !known || mask&ib.AttrRateLimit != 0 {
 		return syscall.EINVAL
 	}
-	// The RFC's device has one port and one partition key: what verbs asks
-	// for besides is implied.
+	// The RFC's device has one port and one partition key: the other attributes that verbs requires
+	// are implied.
 	if mask&ib.AttrState != 0 && a.State == ib.Init {
 		if cur := q.Transport().State(); cur == ib.Reset {
 			mask |= ib.AttrPKeyIndex | ib.AttrPort

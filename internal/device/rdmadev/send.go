@@ -33,15 +33,15 @@ func (d *Device) bindSend(q *hca.QP, compact bool) {
 	}
 	r.posted = q.SendPosted
 	r.started = func() { q.SetSendRing(s) }
-	r.stopped = func() {} // there is nothing to fetch, as in state SQD, and what was fetched goes on
+	r.stopped = func() {} // nothing is fetched, as in state SQD; fetched requests continue
 	if r.vq != nil {
 		r.started()
 	}
 }
 
-// Fetch implements hca.SendRing. Each byte of the element is read once, into
-// private memory; what is judged is the copy. Inline bytes stay where they
-// are: their content is the client's affair, their place and number are not.
+// Fetch implements hca.SendRing. Each byte of the element is read once, into private memory, and the
+// copy is validated. Inline bytes stay in place: their content is not validated, their position and
+// number are.
 func (s *sendRing) Fetch(wr *transport.SendWR) bool {
 	el, ok := s.next()
 	if !ok {

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// How long a client waits before it tries again. A machine that starts finds
-// its device there soon; one whose front-end ends every session at once does not cost more
-// than a try in slowest.
+// Delays before a client connects again. A starting machine finds its device quickly; a front-end that
+// ends every session at once costs one attempt in slowest.
 const (
 	redial  = 100 * time.Millisecond
 	slowest = time.Second
@@ -96,8 +95,7 @@ func (s *Server) adopt(conn *net.UnixConn) *Session {
 	return v
 }
 
-// Waiting tells why a Server that Dial made has no session; nil while it has
-// one.
+// Waiting returns why a Server made by Dial has no session; nil while it has one.
 func (s *Server) Waiting() error {
 	if e := s.waiting.Load(); e != nil {
 		return *e

@@ -16,15 +16,15 @@ const maxLog = maxMemory / logPage / 8
 
 var _ virtio.Log = (*MemTable)(nil)
 
-// dirtyLog is the memory, shared with the front-end, in which the device marks
-// pages of the guest that it wrote. Somebody copies the guest's memory
-// meanwhile, clears bits and copies those pages again.
+// dirtyLog is the memory, shared with the front-end, in which the device marks pages of the guest that
+// it wrote. The front-end copies the guest's memory at the same time, clears bits and copies those
+// pages again.
 type dirtyLog struct {
 	bits    []byte
 	mapping []byte
 }
 
-// dirtyState is the log of a table; on tells that it is to be kept.
+// dirtyState is the log of a table; on reports whether writes are logged.
 type dirtyState struct {
 	log *dirtyLog
 	on  bool
@@ -87,8 +87,8 @@ func (t *MemTable) setLog(fd int, offset, size uint64) error {
 	return nil
 }
 
-// logging turns the log on or off. When it returns every write that is not
-// logged has been made: whoever copies the memory from now on sees it.
+// logging turns the log on or off. When it returns, every write that is not logged has been made: a
+// copy of the memory that begins now contains it.
 func (t *MemTable) logging(on bool) {
 	t.dirty.on = on
 	t.applyLog()

@@ -20,8 +20,8 @@ type Kick struct{ fd int }
 // FD returns the descriptor, to wait on.
 func (k *Kick) FD() int { return k.fd }
 
-// Clear reads what was written, so that the descriptor is quiet again. It never
-// blocks, whatever the client does to the flags it shares with an eventfd.
+// Clear reads the descriptor until it is not readable. It never blocks, whatever flags the client sets
+// on an eventfd that it shares.
 func (k *Kick) Clear() {
 	var b [512]byte // one read empties an eventfd, a few empty a pipe
 	iov := [][]byte{b[:]}
@@ -46,7 +46,7 @@ type Outcome uint8
 const (
 	Sent  Outcome = iota
 	Again         // no room in the pipe: keep the notification and try again
-	Lost          // the other end is gone
+	Lost          // the other end is closed
 )
 
 // Call is the descriptor by which the device notifies a driver: an eventfd or
@@ -54,7 +54,7 @@ const (
 type Call struct {
 	fd     int
 	event  bool
-	shared bool       // a pipe whose flags are the client's as well
+	shared bool       // a pipe whose flags are shared with the client
 	signal *signaller // of an eventfd; nil where the kernel has none
 	value  [8]byte
 	iov    [1][]byte // of value
@@ -87,9 +87,9 @@ func (c *Call) Write() Outcome {
 	}
 }
 
-// room asks an eventfd first: the client shares its flags and may have made it
-// blocking. Between this and the write it still could, so this is only for
-// kernels without a signaller (SharedCalls).
+// room polls an eventfd before a write: the client shares its flags and may have made it blocking. The
+// client can still do so between the poll and the write, so this is only for kernels without a
+// signaller (SharedCalls).
 func (c *Call) room() bool {
 	p := [1]unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLOUT}}
 	n, err := unix.Poll(p[:], 0)
@@ -104,8 +104,8 @@ var (
 	errShared = errors.New("the node may not open this user's pipe anew, and this kernel has no write to a pipe that surely does not wait")
 )
 
-// pipesNowait reports whether the kernel (Linux 6.4 and later) knows reads and
-// writes of pipes that do not wait, whatever the flags of the opening say.
+// pipesNowait reports whether the kernel (Linux 6.4 and later) supports reads and writes of pipes that
+// do not block, independent of the flags of the open file.
 var pipesNowait = sync.OnceValue(func() bool {
 	var p [2]int
 	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
@@ -126,11 +126,9 @@ const (
 	eventfd
 )
 
-// notifier checks that fd is an eventfd or a pipe and makes it non-blocking:
-// nothing else is known to be writable or readable without blocking a lane. It
-// takes over fd, also on error, and returns the descriptor to use: a pipe is
-// opened anew with the given mode, because the flags of the client's own
-// opening are the client's to change.
+// notifier checks that fd is an eventfd or a pipe and makes it non-blocking: other files may block a
+// lane. It takes ownership of fd, also on error, and returns the descriptor to use: a pipe is opened
+// again with the given mode, because the client can change the flags of its own open file.
 func notifier(fd, mode int) (own int, k kind, err error) {
 	var st unix.Stat_t
 	name := "/proc/self/fd/" + strconv.Itoa(fd)
@@ -168,7 +166,7 @@ func newCall(fd int, value uint64) (*Call, error) {
 	}
 	c := &Call{fd: fd, event: k == eventfd, shared: k == sharedPipe}
 	if c.event {
-		c.signal, _ = newSignaller(fd) // SharedCalls tells why not
+		c.signal, _ = newSignaller(fd) // SharedCalls returns the reason of a failure
 	}
 	binary.NativeEndian.PutUint64(c.value[:], value)
 	c.iov[0] = c.value[:]

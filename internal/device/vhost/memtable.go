@@ -15,19 +15,16 @@ import (
 	"weft/internal/proto/mem"
 )
 
-// MemTable is the memory a front-end announced, addressed by guest physical
-// address. Look-ups may come from any lane at any time; changes come from the
-// session's goroutine. What a look-up returned stays mapped until the unmap
-// function given to retire has run.
+// MemTable is the memory that a front-end announced, by guest physical address. Any lane may look up
+// memory at any time; the session's goroutine changes the table. The result of a lookup stays mapped
+// until the unmap function given to retire has run.
 //
-// Memory of a file that its owner may shrink can vanish under a reader
-// (SIGBUS): lanes run with debug.SetPanicOnFault and Owns names the culprit.
-// Programs must seal theirs (mustSeal).
+// Memory of a file that its owner can shrink may vanish under a reader (SIGBUS): lanes run with
+// debug.SetPanicOnFault, and Owns identifies the session. Programs must seal theirs (mustSeal).
 //
-// Memory taken away during a session is not unmapped at once but buried: empty
-// private pages take its place, so that whatever still points there (an arm
-// word, inline data of a request on its way) meets neither a fault nor, worse,
-// somebody else's mapping. The end of the session unmaps.
+// Memory removed during a session is not unmapped at once: empty private pages replace it, so that
+// references that remain (an arm word, inline data of a request in progress) meet neither a fault nor
+// another mapping. The end of the session unmaps the pages.
 type MemTable struct {
 	snap     atomic.Pointer[snapshot]
 	retire   func(unmap func())
@@ -176,8 +173,7 @@ func (t *MemTable) ReadV(addr uint64, dst [][]byte) error {
 	return nil
 }
 
-// WriteV implements mem.Space. A write whose range is not mapped as a whole
-// writes nothing.
+// WriteV implements mem.Space. A write whose range is not mapped completely writes nothing.
 func (t *MemTable) WriteV(w []mem.Write) (int, error) {
 	for i := range w {
 		if !t.write(w[i].Addr, w[i].Data) {
@@ -278,10 +274,9 @@ func (r *region) same(m abi.VUMemReg) bool {
 	return r.gpa == m.GPA && r.size == m.Size && r.user == m.UserAddr && r.offset == m.MmapOffset
 }
 
-// mapRegion maps a region. The descriptor stays the caller's. Only files of
-// memory have seals; a file of a file system could make whoever touches its
-// pages wait, for a disk or for a program. The seals are read before the size
-// is: a file sealed against shrinking keeps the size it has then.
+// mapRegion maps a region. The descriptor stays the caller's. Only files of memory have seals; access
+// to a page of another file could block for a disk or for a program. The seals are read before the
+// size: a file sealed against shrinking keeps that size.
 func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -294,7 +289,7 @@ func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size < 0 || uint64(st.Size) < m.MmapOffset+m.Size {
 		return nil, fatal(BadMemory, "file of %d bytes, mode %o, for region %#x+%#x at offset %#x", st.Size, st.Mode, m.GPA, m.Size, m.MmapOffset)
 	}
-	// Huge pages want the offset and the length in their own unit.
+	// Huge pages require offset and length in their own unit.
 	unit := uint64(unix.Getpagesize())
 	if b := uint64(st.Blksize); b > unit && b&(b-1) == 0 && b <= 1<<30 {
 		unit = b
@@ -429,14 +424,14 @@ func (t *MemTable) lookup(m abi.VUMemReg) *region {
 	return nil
 }
 
-// drop takes a region out of the table.
+// drop removes a region from the table.
 func (t *MemTable) drop(gone *region) {
 	t.store(slices.DeleteFunc(slices.Clone(t.snap.Load().regions), func(r *region) bool { return r == gone }))
 	t.bury([]*region{gone})
 }
 
-// replace makes the table what list says. Regions that stay keep their
-// mapping; stop is called for each that goes, before it goes.
+// replace sets the table to list. Regions that stay keep their mapping; stop is called for each
+// removed region before its removal.
 func (t *MemTable) replace(list []abi.VUMemReg, fds []int, stop func(*region)) error {
 	old := t.snap.Load().regions
 	var fresh, next []*region

@@ -21,8 +21,8 @@ func atomicWord(b []byte) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b[0]))
 }
 
-// Owns reports whether p, the address of a memory fault, lies in memory that
-// is mapped for this table, be it taken away already.
+// Owns reports whether p, the address of a memory fault, lies in memory that is mapped for this table,
+// removed regions included.
 func (t *MemTable) Owns(p uintptr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -40,23 +40,20 @@ func (t *MemTable) Owns(p uintptr) bool {
 	return false
 }
 
-// overlay puts empty private pages over a mapping. Where the kernel refuses,
-// the mapping stays as it is, which is no worse than before.
+// overlay puts empty private pages over a mapping. If the kernel refuses, the mapping stays.
 //
-// Safe: the range is a mapping of this process made by mapRegion, whole pages,
-// and still ours; MAP_FIXED replaces it in one step, so nobody else's mapping
-// can come between.
+// Safe: the range is a mapping of this process made by mapRegion, whole pages, and still ours;
+// MAP_FIXED replaces it in one step, so that no other mapping can be placed between.
 func overlay(m []byte) {
 	unix.MmapPtr(-1, 0, unsafe.Pointer(&m[0]), uintptr(len(m)), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED|unix.MAP_NORESERVE)
 }
 
-// setBit sets a bit of shared memory that somebody else sets and clears, too:
-// bits of a byte are numbered from the lowest.
+// setBit sets a bit of shared memory that the front-end changes too. Bits of a byte are numbered from
+// the lowest.
 //
-// Safe: the index proves the byte to be inside. The word around it is aligned
-// and in the same page, so it is mapped; its other bytes are written as they
-// are. Little-endian, as package virtio demands.
+// Safe: the index proves that the byte is inside. The word around it is aligned and in the same page,
+// so it is mapped; its other bytes keep their values. Little-endian, as package virtio requires.
 func setBit(b []byte, bit uint64) {
 	p := unsafe.Pointer(&b[bit/8])
 	at := uintptr(p) & 3

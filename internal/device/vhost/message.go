@@ -17,7 +17,7 @@ import (
 // regions.
 const (
 	maxPayload = 4096
-	maxTable   = 32 // so many descriptors a message may bring, too
+	maxTable   = 32 // bound of the descriptors of a message, too
 )
 
 // message is one request; it owns its descriptors until take.
@@ -29,14 +29,14 @@ type message struct {
 	over    error // a Quota: the descriptors were closed at once
 }
 
-// take hands descriptor i to the caller, who releases it in the end.
+// take transfers descriptor i to the caller, who must close it.
 func (m *message) take(i int) int {
 	fd := m.fds[i]
 	m.fds[i] = -1
 	return fd
 }
 
-// close closes the descriptors nobody took.
+// close closes the descriptors that were not transferred.
 func (m *message) close() {
 	for _, fd := range m.fds {
 		if fd >= 0 {
@@ -56,8 +56,8 @@ type reader struct {
 	body [maxPayload]byte
 }
 
-// next reads one message. Its payload is valid until the next call. io.EOF is
-// returned only between messages; whatever the error, no descriptor leaks.
+// next reads one message. Its payload is valid until the next call. io.EOF is returned only between
+// messages. No descriptor leaks on any error.
 func (r *reader) next() (*message, error) {
 	m := &message{s: r.s}
 	err := r.read(m)
@@ -69,7 +69,7 @@ func (r *reader) next() (*message, error) {
 }
 
 func (r *reader) read(m *message) error {
-	// Descriptors come with the first byte; a header may still come in parts.
+	// Descriptors arrive with the first byte; a header may still arrive in parts.
 	for got := 0; got < len(r.head); {
 		n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.head[got:], r.oob[:])
 		if perr := m.adopt(r.oob[:oobn]); perr != nil {

@@ -34,14 +34,14 @@ func (q Quota) Name() string { return quotas[q].name }
 
 func (q Quota) Error() string { return "quota: " + quotas[q].name }
 
-// Unwrap returns what the front-end is told.
+// Unwrap returns the errno of the front-end's reply.
 func (q Quota) Unwrap() error { return quotas[q].errno }
 
 // Limits bound what front-ends may hold of the node. Zero is no limit.
 type Limits struct {
 	Sessions, UserSessions                           int
 	Descriptors, UserDescriptors, SessionDescriptors int
-	// Free tells whose sessions are bound by no limit of a user; nil: nobody's.
+	// Free reports whether the sessions of a user are exempt from the limits per user; nil: none is.
 	Free func(uid uint32) bool
 }
 
@@ -52,9 +52,9 @@ type account struct {
 	users map[uint32]int
 }
 
-// take notes n more for a user, unless that were more than all or, bound by
-// more than 0, the user may have; over tells which.
-func (a *account) take(uid uint32, n, all, user int) (overAll, overUser bool) {
+// reserve adds n to a user's account, unless the total would exceed all, or the user's share would
+// exceed user if that is positive; the results report which.
+func (a *account) reserve(uid uint32, n, all, user int) (overAll, overUser bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if all > 0 && a.total+n > all {
@@ -100,7 +100,7 @@ func (l *ledger) user(uid uint32, limit int) int {
 
 // open notes one more session; the error is a Quota.
 func (l *ledger) open(uid uint32) error {
-	all, user := l.sessions.take(uid, 1, l.limits.Sessions, l.user(uid, l.limits.UserSessions))
+	all, user := l.sessions.reserve(uid, 1, l.limits.Sessions, l.user(uid, l.limits.UserSessions))
 	switch {
 	case all:
 		return SessionsOfAll
@@ -119,7 +119,7 @@ func (s *Session) hold(n int) error {
 	if m := l.limits.SessionDescriptors; m > 0 && s.held+n > m {
 		return DescriptorsOfSession
 	}
-	all, user := l.descriptors.take(s.peer.Uid, n, l.limits.Descriptors, l.user(s.peer.Uid, l.limits.UserDescriptors))
+	all, user := l.descriptors.reserve(s.peer.Uid, n, l.limits.Descriptors, l.user(s.peer.Uid, l.limits.UserDescriptors))
 	switch {
 	case all:
 		return DescriptorsOfAll
@@ -150,7 +150,7 @@ func (s *Session) closeCall(c *Call) {
 	}
 }
 
-// refuse counts and tells of a refusal.
+// refuse counts and reports a refusal.
 func (s *Session) refuse(q Quota) {
 	s.server.ledger.refused[q].Add(1)
 	if f := s.server.config.OnRefuse; f != nil {

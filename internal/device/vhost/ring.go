@@ -14,7 +14,7 @@ import (
 
 func hex(v uint32) string { return "0x" + strconv.FormatUint(uint64(v), 16) }
 
-// ring is what a session knows of one ring.
+// ring is the session's state of one ring.
 type ring struct {
 	Ring
 	running bool
@@ -76,7 +76,7 @@ func (s *Session) halt(i int, r *ring) {
 	}
 }
 
-// broken tells the front-end that a ring is broken.
+// broken notifies the front-end that a ring is broken.
 func (s *Session) broken(r *ring) {
 	if r.Err != nil {
 		r.Err.Write()
@@ -84,8 +84,8 @@ func (s *Session) broken(r *ring) {
 	s.NeedsReset()
 }
 
-// RingError tells the front-end by the ring's error descriptor that it is
-// broken. Only the session's goroutine, inside a Device call, may call it.
+// RingError notifies the front-end through the ring's error descriptor that the ring is broken. Only
+// the session's goroutine may call it, inside a Device call.
 func (s *Session) RingError(i int) {
 	if r := s.rings[i]; r != nil {
 		s.broken(r)
@@ -117,8 +117,8 @@ func (s *Session) setVringNum(m *message) error {
 	return nil
 }
 
-// setVringAddr keeps the front-end's addresses; they are translated when the
-// ring starts, because memory may come later.
+// setVringAddr stores the front-end's addresses; they are translated when the ring starts, because the
+// memory may be announced later.
 func (s *Session) setVringAddr(m *message) error {
 	a, err := abi.ParseVUVringAddr(m.payload)
 	if err != nil {
@@ -226,7 +226,7 @@ func (s *Session) start(i int, r *ring) error {
 	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0, Packed: s.features&(1<<abi.FeaturePacked) != 0,
 		Base: r.base, Resume: true}
 	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
-		c.Log = s.table // whether it logs is asked for while the ring runs
+		c.Log = s.table // whether it logs is read while the ring runs
 	}
 	r.Packed = c.Packed
 	desc, driver, device := r.sizes()
@@ -248,7 +248,7 @@ func (s *Session) start(i int, r *ring) error {
 	return s.launch(i, r)
 }
 
-// launch lets the device start a ring whose description is complete.
+// launch starts a ring at the device once its description is complete.
 func (s *Session) launch(i int, r *ring) error {
 	// What virtio.New will refuse is the front-end's mistake; find out here,
 	// where it has a name. Nothing is kept of the trial.

@@ -17,18 +17,18 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// Config is what a Server needs. New makes the device of a session; it must
-// keep no reference to it where it fails. OnEnd, if set, hears of the end of
-// every session, after the device was closed, on the session's goroutine.
+// Config configures a Server. New makes the device of a session; it must keep no reference to the
+// session if it fails. OnEnd, if set, is called at the end of every session, after the device was
+// closed, on the session's goroutine.
 type Config struct {
 	New     func(s *Session) (Device, error)
 	OnEnd   func(s *Session, reason error)
-	NodeUID uint32 // told to programs in the answer to WEFT_HELLO
+	NodeUID uint32 // part of the reply to WEFT_HELLO
 	SpinUs  uint32
 	Limits  Limits
-	// Share, if set, is a server whose accounts and Limits hold for this one too.
+	// Share, if set, is a server whose accounts and Limits also apply to this one.
 	Share *Server
-	// OnRefuse, if set, hears of a front-end that met a Quota, on its goroutine.
+	// OnRefuse, if set, is called when a front-end exceeds a Quota, on its goroutine.
 	OnRefuse func(s *Session, q Quota)
 }
 
@@ -45,7 +45,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	sessions  map[*Session]struct{}
-	declining int // front-ends that are about to hear that there is no room
+	declining int // front-ends that are about to receive a refusal
 	closed    bool
 }
 
@@ -85,8 +85,8 @@ func (s *Server) accept() {
 			return
 		}
 		if err != nil {
-			// A front-end that went away, or no descriptors left: both pass,
-			// the latter not at once.
+			// The front-end closed the connection, or no descriptors are left: both pass, the latter
+			// not at once.
 			time.Sleep(5 * time.Millisecond)
 			continue
 		}
@@ -110,7 +110,7 @@ func (s *Server) session(conn *net.UnixConn) *Session {
 func (s *Server) start(conn *net.UnixConn) {
 	v := s.session(conn)
 	if err := v.identify(); err != nil {
-		conn.Close() // it has gone already
+		conn.Close() // already closed by the peer
 		return
 	}
 	over := s.ledger.open(v.peer.Uid)
@@ -137,15 +137,15 @@ func (s *Server) start(conn *net.UnixConn) {
 	}
 }
 
-// Who finds no room is told so by the answer to the first message, but not
-// waited for long, nor by many.
+// A refused front-end gets the refusal in the reply to its first message. The wait for that message is
+// short, and the number of such waits is bounded.
 const (
 	maxDeclining = 16
 	declineTime  = time.Second
 )
 
-// decline tells a program that there is no room for its session. Other
-// front-ends know no answer that means this.
+// decline replies to a program that there is no room for its session. Other front-ends have no reply
+// with this meaning.
 func (s *Server) decline(v *Session, over error) {
 	v.conn.SetDeadline(time.Now().Add(declineTime))
 	r := &reader{conn: v.conn, s: v}
@@ -165,7 +165,7 @@ func (s *Server) decline(v *Session, over error) {
 	v.refuse(q)
 }
 
-// serve runs one session from its first byte to the last descriptor.
+// serve runs one session from its first byte to its last descriptor.
 func (s *Server) serve(v *Session) {
 	reason := v.open()
 	if reason == nil {
@@ -184,7 +184,7 @@ func (s *Server) serve(v *Session) {
 	}
 }
 
-// identify learns who connected.
+// identify reads the credentials of the peer.
 func (v *Session) identify() error {
 	raw, err := v.conn.SyscallConn()
 	if err != nil {

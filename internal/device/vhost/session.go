@@ -25,7 +25,7 @@ type Session struct {
 	dev    Device
 	out    []byte
 
-	weft     bool // WEFT_HELLO was said
+	weft     bool // WEFT_HELLO was received
 	features uint64
 	proto    uint64
 	status   atomic.Uint32
@@ -41,15 +41,15 @@ type Session struct {
 // span is a range of guest physical addresses.
 type span struct{ gpa, size uint64 }
 
-// Peer returns who connected, as the kernel saw it then.
+// Peer returns the peer's credentials at the time of the connection.
 func (s *Session) Peer() unix.Ucred { return s.peer }
 
 // Mem returns the memory table. It stays valid for ever; after the end of the
 // session it is empty.
 func (s *Session) Mem() *MemTable { return s.table }
 
-// Weft reports whether the front-end said WEFT_HELLO. Only the session's own
-// goroutine, which is inside every Device call, may ask.
+// Weft reports whether the front-end sent WEFT_HELLO. Only the session's own goroutine, which runs
+// every Device call, may call it.
 func (s *Session) Weft() bool { return s.weft }
 
 // Fail ends the session because of what its front-end did. It does not wait;
@@ -62,7 +62,7 @@ func (s *Session) Fail(r Reason, cause error) {
 // NeedsReset sets DEVICE_NEEDS_RESET in the status.
 func (s *Session) NeedsReset() { s.status.Or(abi.StatusNeedsReset) }
 
-// offered are the protocol features of everybody, and WEFT's.
+// Protocol features offered to every front-end, and those of WEFT.
 const (
 	protoAll  = 1<<abi.ProtoMQ | 1<<abi.ProtoReplyAck | 1<<abi.ProtoConfig | 1<<abi.ProtoResetDevice | 1<<abi.ProtoConfigureMemSlots | 1<<abi.ProtoStatus
 	protoWeft = 1 << abi.ProtoWeft
@@ -77,7 +77,7 @@ type handler struct {
 	do        func(s *Session, m *message) error
 }
 
-// errAnswered tells the dispatcher that the reply is already on its way.
+// errAnswered signals to the dispatcher that the reply has been sent.
 var errAnswered = errors.New("answered")
 
 var handlers = map[uint32]handler{
@@ -133,7 +133,7 @@ func (s *Session) answer(m *message, v uint64) error {
 	return errAnswered
 }
 
-// run serves the connection until it ends and returns why.
+// run serves the connection until it ends and returns the reason.
 func (s *Session) run() error {
 	r := &reader{conn: s.conn, s: s}
 	for {
@@ -178,7 +178,7 @@ func (s *Session) handle(m *message) error {
 			return nil
 		}
 	}
-	m.close() // before the answer: who has it may count on that
+	m.close() // before the reply: the front-end may rely on it then
 	var e *end
 	if errors.As(err, &e) {
 		return err
@@ -195,7 +195,7 @@ func (s *Session) handle(m *message) error {
 	return &end{Reason: Refused, detail: "request " + hex(m.Request), cause: err}
 }
 
-// errno is what a front-end is told of an error.
+// errno returns the value of the front-end's reply to an error.
 func errno(err error) uint64 {
 	if err == nil {
 		return 0
@@ -238,7 +238,7 @@ func (s *Session) setFeatures(m *message) error {
 	if turned {
 		s.table.logging(f&log != 0)
 		if s.running() {
-			return nil // nothing else changed
+			return nil // no other change
 		}
 	}
 	// A device without VERSION_1 is a legacy one, which this is not; ROCE
@@ -310,8 +310,7 @@ func (s *Session) netSetMTU(m *message) error {
 	return e.SetMTU(uint16(v))
 }
 
-// setLogBase takes the memory in which pages that the device writes are
-// marked. It is answered whether or not an answer is asked for.
+// setLogBase maps the memory in which written pages are marked. It always replies.
 func (s *Session) setLogBase(m *message) error {
 	if s.proto&(1<<abi.ProtoLogShmFD) == 0 {
 		return unix.EOPNOTSUPP
@@ -380,7 +379,7 @@ func (s *Session) setMemTable(m *message) error {
 	}
 	list := make([]abi.VUMemReg, n)
 	for i := range list {
-		// A region here lacks the padding word in front.
+		// A region here lacks the padding word at the beginning.
 		r, err := abi.ParseVUMemReg(append(make([]byte, 8), m.payload[8+regionSize*i:][:regionSize]...))
 		if err != nil {
 			return err
@@ -390,7 +389,7 @@ func (s *Session) setMemTable(m *message) error {
 	if s.doorbell.size > 0 {
 		return unix.EBUSY
 	}
-	return s.table.replace(list, m.fds, s.lose)
+	return s.table.replace(list, m.fds, s.stopRings)
 }
 
 func (s *Session) addMemReg(m *message) error {
@@ -401,8 +400,8 @@ func (s *Session) addMemReg(m *message) error {
 	return s.table.add(r, m.fds[0])
 }
 
-// remMemReg takes memory away; that regions of memory keys lie in it does not
-// matter, they fail from then on. A descriptor may come along and is closed.
+// remMemReg removes memory; memory keys whose regions lie in it fail from then on. A descriptor in the
+// message is closed.
 func (s *Session) remMemReg(m *message) error {
 	if len(m.fds) > 1 {
 		return fatal(BadDescriptors, "REM_MEM_REG with %d descriptors", len(m.fds))
@@ -418,13 +417,13 @@ func (s *Session) remMemReg(m *message) error {
 	if overlap(s.doorbell.gpa, s.doorbell.size, r.gpa, r.size) {
 		return unix.EBUSY
 	}
-	s.lose(r)
+	s.stopRings(r)
 	s.table.drop(r)
 	return nil
 }
 
-// lose stops every running ring whose tables lie in r.
-func (s *Session) lose(r *region) {
+// stopRings stops every running ring whose tables lie in r.
+func (s *Session) stopRings(r *region) {
 	for i, g := range s.rings {
 		if g.running && slices.ContainsFunc(g.spans(), func(p span) bool { return overlap(p.gpa, p.size, r.gpa, r.size) }) {
 			s.halt(i, g)

@@ -31,9 +31,9 @@ type iocb struct {
 const (
 	iocbPread     = 0      // IOCB_CMD_PREAD
 	iocbFlagResFD = 1      // IOCB_FLAG_RESFD: signal resfd at the end
-	aioDepth      = 128    // completions kept until somebody collects them
+	aioDepth      = 128    // completions kept until they are collected
 	ioEventSize   = 4      // of struct io_event, in words
-	aioEmptyFile  = "weft" // name of the file for people who look
+	aioEmptyFile  = "weft" // name of the file, visible in /proc
 )
 
 // aio is the process's context for such requests. It lives as long as the
@@ -85,18 +85,18 @@ func (s *signaller) signal() Outcome {
 			return Lost
 		}
 	}
-	return Again // others filled what was collected
+	return Again // other goroutines filled the freed places
 }
 
-// collect makes room for completions, which say nothing.
+// collect frees the places of completions; their content is not used.
 func (a aioContext) collect() {
 	var events [aioDepth * ioEventSize]uint64
 	// Safe: at most aioDepth events are written, for which there is room.
 	unix.Syscall6(unix.SYS_IO_GETEVENTS, a.ctx, 0, aioDepth, uintptr(unsafe.Pointer(&events)), 0, 0)
 }
 
-// SharedCalls tells why calls by eventfd can make a lane wait for a hostile
-// client, nil where they cannot.
+// SharedCalls returns why notifications by eventfd may block a lane for a hostile client; nil if they
+// cannot.
 func SharedCalls() error {
 	_, err := aio()
 	return err

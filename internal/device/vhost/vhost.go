@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vhost is the back-end of vhost-user: the socket through which a
-// virtual machine or a program uses a device.
+// Package vhost is the back-end of vhost-user: the socket through which a virtual machine or a program
+// uses a device.
 //
-// What comes in: messages and descriptors of a front-end; what goes out: a
-// memory table that is a mem.Space and a virtio.Memory, and calls of a Device
-// that another package implements. Package node runs a Server per door. A
-// session's goroutine parses and validates one message, calls the Device, which
-// does the work on its lane and returns, and answers. It must never touch a
-// ring, block a lane, or let a front-end's mistake cost more than its session.
+// What comes in: messages and descriptors of a front-end; what goes out: a memory table that is a
+// mem.Space and a virtio.Memory, and calls of a Device that another package implements. Package node
+// runs a Server per device socket. A session's goroutine parses and validates one message, calls the
+// Device, which does the work on its lane and returns, and sends the reply. The package must never
+// access a ring's elements, block a lane, or let a front-end's mistake cost more than its session.
 //
-// docs/notes/abi.md holds the private requests. Protocol features offered: MQ,
-// REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; WEFT to a
-// front-end that said hello; RARP and MTU for a device with an Ethernet half,
-// and LOG_SHMFD for one that offers to log. There is no region for requests in
-// flight: Ethernet rings have none, and those of RoCE do not survive a session.
+// docs/notes/abi.md holds the private requests. Protocol features offered: MQ, REPLY_ACK, CONFIG,
+// RESET_DEVICE, CONFIGURE_MEM_SLOTS, STATUS; WEFT to a front-end that sent WEFT_HELLO; RARP and MTU
+// for a device with an Ethernet half, and LOG_SHMFD for one that offers to log. There is no region for
+// requests in flight: Ethernet rings need none, and RoCE rings do not survive a session.
 package vhost
 
 import (
@@ -25,10 +23,9 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// Device is what stands behind a session. All calls but Retire come from the
-// session's goroutine, one at a time; each returns when its effect is complete
-// on the lane. An error that is (or wraps) a unix.Errno is what the front-end
-// is told; any other becomes EINVAL.
+// Device is the device of a session. All calls except Retire come from the session's goroutine, one at
+// a time; each returns when its effect is complete on the lane. An error that is (or wraps) a
+// unix.Errno is sent to the front-end; any other becomes EINVAL.
 type Device interface {
 	// Features returns the virtio feature bits offered, without the bit of
 	// vhost-user itself.
@@ -40,24 +37,24 @@ type Device interface {
 	// SetFeatures receives the bits the driver chose, a subset of those
 	// offered; an error keeps FEATURES_OK from being set.
 	SetFeatures(features uint64) error
-	// SetStatus receives the device status; 0 is a reset of the device which
-	// keeps ring indices (they are still asked for).
+	// SetStatus receives the device status; 0 is a reset of the device, which keeps ring indices (the
+	// front-end still reads them).
 	SetStatus(status uint8) error
-	// SetRing starts ring i, or with Move of r gives one that runs other memory. Kick, Call and Err of r belong to the session and are
-	// valid until ChangeRing or StopRing of the same ring returns, or Closed.
+	// SetRing starts ring i or, with r.Move, moves a running ring to other memory. Kick, Call and Err
+	// of r belong to the session and are valid until ChangeRing or StopRing of the same ring returns,
+	// or Closed.
 	SetRing(i int, r Ring) error
-	// ChangeRing replaces Kick, Call, Err and Enabled of a running ring. A kick may
-	// have been lost: look at the ring.
+	// ChangeRing replaces Kick, Call, Err and Enabled of a running ring. A kick may have been missed:
+	// the device must poll the ring.
 	ChangeRing(i int, r Ring)
 	// StopRing stops a running ring; nothing touches it afterwards. It returns
 	// virtio.Ring.State.
 	StopRing(i int) uint32
-	// SetDoorbell says where the program rings (abi.md, section 3). The kick
-	// is valid until Closed.
+	// SetDoorbell sets the doorbell area of the program (abi.md, section 3). The kick is valid until
+	// Closed.
 	SetDoorbell(gpa uint64, nbits uint32, kick *Kick) error
-	// ProcMem hands over the memory of the process, verified: the word at
-	// probeAddr reads as probeValue while the process lives. The device owns
-	// f from here on, whatever it returns.
+	// ProcMem passes the memory of the process, verified: the word at probeAddr reads as probeValue
+	// while the process lives. The device owns f from here on, also on error.
 	ProcMem(f *os.File, probeAddr, probeValue uint64) error
 	// Reset forgets everything but the session's memory and features.
 	Reset()
@@ -66,16 +63,16 @@ type Device interface {
 	// while the session lives (MemTable); after Closed nothing may be. It may
 	// be called from any goroutine but a lane, and after Closed.
 	Retire(unmap func())
-	// Closed tells that the session ended and why. When it returns the
-	// device uses neither rings nor descriptors of the session.
+	// Closed reports the end of the session and its reason. When it returns, the device uses neither
+	// rings nor descriptors of the session.
 	Closed(reason error)
 }
 
 // Ethernet is what a Device also is that has an Ethernet half.
 type Ethernet interface {
-	// Announce tells the network where mac is, which has just moved here.
+	// Announce announces mac to the network after a migration to this host.
 	Announce(mac [6]byte)
-	// SetMTU receives the MTU that the driver was told; an error refuses it.
+	// SetMTU receives the MTU of the driver's configuration; an error refuses it.
 	SetMTU(mtu uint16) error
 }
 
@@ -84,19 +81,19 @@ type Ring struct {
 	virtio.Config       // addresses are GPAs
 	Kick          *Kick // nil: a doorbell or polling instead
 	Call          *Call // nil: no notification
-	Err           *Call // to tell that the ring is broken; nil: nobody asks
+	Err           *Call // notifies that the ring is broken; nil: not configured
 	Enabled       bool  // false: hold the ring, do not take elements
 	Weft          bool  // set by WEFT_SET_RING
-	// Move tells that the ring runs and goes on in this memory, with what waits in
-	// the other: nothing of it has changed where the device refuses.
+	// Move moves a running ring, with its available elements, to this memory. If the device refuses,
+	// nothing has changed.
 	Move bool
 }
 
 // Reason is why a session ended; each is the name of a counter.
 type Reason uint8
 
-// Reasons. All but Gone and Shutdown are the front-end's mistakes, or a
-// Device's verdict on one.
+// Reasons. All except Gone and Shutdown are mistakes of the front-end, or a Device's refusal of a
+// request.
 const (
 	Gone           Reason = iota // the front-end closed the connection
 	Shutdown                     // the server closed
@@ -104,13 +101,13 @@ const (
 	BadSize                      // payload length is not the request's
 	BadDescriptors               // number of descriptors is not the request's, or they were cut off
 	BadKind                      // a descriptor is not an eventfd or pipe
-	BadRequest                   // unknown or not negotiated, and no reply asked for
+	BadRequest                   // unknown or not negotiated, without a reply requested
 	BadVersion                   // another version of the ABI
 	BadMemory                    // memory region refused
 	BadRing                      // ring index or address refused
 	BadState                     // request at the wrong time
 	BrokenRing                   // the device found a ring broken
-	Refused                      // the device refused, and no reply asked for
+	Refused                      // the device refused, without a reply requested
 	Truncated                    // connection ended within a message
 	NoDevice                     // the device could not be made
 	StuckMemory                  // a copy from or to the process did not end

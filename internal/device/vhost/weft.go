@@ -9,15 +9,14 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// hello opens a session of Weft's own kind. A front-end of another version
-// hears which one the node speaks before the connection ends.
+// hello opens a session of a Weft program. The reply to a front-end of another version contains the
+// version of the node, before the connection ends.
 func (s *Session) hello(m *message) error {
 	h, err := abi.ParseHello(m.payload)
 	if err != nil {
 		return err
 	}
-	// What came before would be an ordinary front-end's: its device, its
-	// unsealed memory.
+	// Earlier messages would belong to an ordinary front-end: its device, its unsealed memory.
 	if s.proto != 0 || s.features != 0 || len(s.rings) != 0 || len(s.table.snap.Load().regions) != 0 {
 		return fatal(BadState, "WEFT_HELLO after negotiation")
 	}
@@ -87,7 +86,7 @@ func (s *Session) setRing(m *message) error {
 			return &end{Reason: BadKind, cause: err}
 		}
 	}
-	// Whatever standard messages left behind is void.
+	// Kicks of earlier standard messages are not used.
 	s.closeKick(r.Kick)
 	s.closeCall(r.Call)
 	r.Ring = Ring{Config: virtio.Config{Num: q.Num, Desc: q.Desc, Driver: q.Avail, Device: q.Used}, Call: call, Enabled: true, Weft: true}

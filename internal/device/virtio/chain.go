@@ -57,8 +57,8 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 	return true, nil
 }
 
-// walk collects the pieces of the element whose first descriptor is d. Each
-// descriptor is read once; there may be most of them, and of pieces.
+// walk collects the pieces of the element whose first descriptor is d. It reads each descriptor once.
+// most bounds the descriptors and the pieces.
 func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
 	c.reset(head, q.log)
 	table, size, indirect := q.desc, q.num, false

@@ -43,10 +43,9 @@ func NewDoorbell(m Memory, gpa uint64, nbits uint32) (*Doorbell, error) {
 // maxDoorbell bounds nbits: three kinds of rings and the Ethernet ones.
 const maxDoorbell = 1 << 16
 
-// Rings appends the numbers of all rings that have news to dst and clears
-// them. A ring may be named without having elements, and any number below
-// nbits may be named; each is named once. Nothing is allocated where dst has
-// room.
+// Rings appends the numbers of all rings with a pending bell to dst and clears the bells. Any number
+// below nbits may be returned, each once, also for a ring without elements. It allocates only to grow
+// dst.
 func (d *Doorbell) Rings(dst []uint32) []uint32 {
 	if load64(d.area, abi.DoorbellSummary) == 0 {
 		return dst
@@ -66,14 +65,14 @@ func (d *Doorbell) Rings(dst []uint32) []uint32 {
 	return dst
 }
 
-// Sleep tells the program to write the kick eventfd from now on and reports
-// whether a ring has news already: then the lane must not sleep.
+// Sleep makes the program write the kick eventfd from now on, and reports whether a bell is pending
+// already: then the lane must not sleep.
 func (d *Doorbell) Sleep() (pending bool) {
 	store32(d.area, abi.DoorbellSleeping, 1)
 	return load64(d.area, abi.DoorbellSummary) != 0
 }
 
-// Wake tells the program that kicks are not needed.
+// Wake suppresses kicks.
 func (d *Doorbell) Wake() { store32(d.area, abi.DoorbellSleeping, 0) }
 
 // Word is a 32-bit word of shared memory, such as the arm word of a completion

@@ -290,12 +290,12 @@ func FuzzRing(f *testing.F) {
 				for i := range taken - first {
 					want = want && uint32(le.Uint16(w.b[0x404+2*(uint32(first+i)%size):])) < size
 				}
-				if ok != want || ok && (err != nil || p.Taken() != taken || p.State() != uint32(taken) || p.Outstanding() != 0) {
-					t.Fatalf("%v %v with taken %d and state %d, want %v with %d", ok, err, p.Taken(), p.State(), want, taken)
+				if ok != want || ok && (err != nil || p.Popped() != taken || p.State() != uint32(taken) || p.Outstanding() != 0) {
+					t.Fatalf("%v %v with taken %d and state %d, want %v with %d", ok, err, p.Popped(), p.State(), want, taken)
 				}
 			}
-			if q.Outstanding() != len(heads) || q.Taken() != taken {
-				t.Fatalf("%d outstanding, taken %d; want %d, %d", q.Outstanding(), q.Taken(), len(heads), taken)
+			if q.Outstanding() != len(heads) || q.Popped() != taken {
+				t.Fatalf("%d outstanding, taken %d; want %d, %d", q.Outstanding(), q.Popped(), len(heads), taken)
 			}
 		}
 	})

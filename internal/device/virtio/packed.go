@@ -38,16 +38,14 @@ func position(idx uint16, wrap bool) Position {
 func (p Position) index() uint16 { return uint16(p) & 0x7fff }
 func (p Position) wrap() bool    { return p>>15 != 0 }
 
-// Packed is the device's side of one packed ring. Elements have the
-// identifiers the driver gave them for heads, and must be used in the order in
-// which they were taken.
+// Packed is the device's side of one packed ring. Heads are the buffer identifiers of the driver.
+// Elements must be used in the order in which they were popped.
 //
-// vhost-user front-ends of today know no more than the start of a packed ring
-// whose device went away without being asked for its state. So the device
-// leaves its position where it may write anyhow, in its event structure, which
-// drivers read only together with flags that say so; NewPacked takes it from
-// there when it is to resume at the start and the ring shows that it has been
-// used. What a driver forges there breaks its own ring.
+// Current vhost-user front-ends restart a packed ring at its beginning if the back-end disappeared
+// before it was queried for its state. So the device stores its position in its event structure, which
+// drivers read only together with flags that select it. NewPacked reads the position from there if it
+// resumes at the start and the ring shows that it has been used. A driver that forges it breaks only
+// its own ring.
 type Packed struct {
 	mem            Memory
 	desc           []byte
@@ -66,7 +64,7 @@ type Packed struct {
 	// descs of the element with each identifier, 0 where it is not out.
 	out, chains uint32
 	descs       []uint16
-	// The first entry of a batch becomes visible last, with all the others.
+	// The first entry of a batch is written last, and makes the whole batch visible.
 	staged    int
 	firstAt   uint32
 	firstWord uint32
@@ -239,8 +237,8 @@ func (q *Packed) Pop(c *Chain) (ok bool, err error) {
 	return true, nil
 }
 
-// table collects the pieces of an indirect table, whose entries follow each
-// other: only their write flags mean anything.
+// table collects the pieces of an indirect table. Its entries are consecutive; only their write flags
+// are used.
 func (q *Packed) table(c *Chain, d desc) Fault {
 	t, f := q.scratch.indirect(q.mem, d)
 	if f != FaultNone {

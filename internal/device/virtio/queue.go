@@ -17,22 +17,19 @@ type Config struct {
 	Device   uint64 // used ring, or event structure, written by the device
 	EventIdx bool   // VIRTIO_RING_F_EVENT_IDX was negotiated
 	Packed   bool   // VIRTIO_F_RING_PACKED was negotiated: Open makes a Packed
-	// Base says where to begin, as vhost-user has it: of a split ring the index
-	// of the first element to take; of a packed ring Position in the low half
-	// and the same for what is to be used next in the high half, where zero
-	// means equal. Resume continues a ring that another device used before. Of a
-	// split ring the used index is then taken from memory, once, and where it
-	// differs from Base it wins, because what was taken but not used is to be
-	// taken again; without Resume the used index starts at Base. Of a packed
-	// ring see Packed.
+	// Base is the position to start at, in vhost-user's form: of a split ring the index of the next
+	// element to pop; of a packed ring its Position in the low half, and the position of the next
+	// element to use in the high half, where zero means equal. Resume continues a ring that another
+	// device used before. For a split ring the used index is then read from memory, once; where it
+	// differs from Base it is used instead, because elements that were popped but not used must be
+	// popped again. Without Resume the used index starts at Base. For a packed ring see Packed.
 	Base   uint32
 	Resume bool
-	// Scratch is where Next and Peek gather elements that come in pieces, and
-	// where indirect tables are copied to; nil gives the queue one of its own.
+	// Scratch is the memory in which Next and Peek gather elements of several pieces, and to which
+	// indirect tables are copied; nil gives the queue its own.
 	Scratch *Scratch
-	// Log hears of what the device writes into guest memory by way of the ring;
-	// nil where nobody may ask for it. Elements that Next and Peek give are not
-	// logged: a device that logs takes them by Pop.
+	// Log records what the device writes into guest memory through the ring; nil if it cannot be
+	// requested. Elements from Next and Peek are not logged: a device that logs uses Pop.
 	Log Log
 	// MaxChain bounds descriptors and pieces of a chain that Pop takes; 0 is
 	// the most there may be, which is enough for a list of pages.
@@ -47,10 +44,9 @@ type Scratch struct {
 	table []byte
 }
 
-// What hostile drivers get and no more: maxIndirect entries of an indirect
-// table; maxSegments descriptors and as many pieces of a chain that Pop takes,
-// which may be a list of pages; maxPieces and maxElement bytes of an element
-// that Next has to gather, which no driver needs to cut more than twice. Empty
+// Bounds for hostile drivers: maxIndirect entries of an indirect table; maxSegments descriptors, and
+// as many pieces, of a chain that Pop returns, which may be a list of pages; maxPieces and maxElement
+// bytes of an element that Next gathers, which no driver needs to cut more than twice. Empty
 // descriptors count: they cost as much as others.
 const (
 	maxIndirect = 1024
@@ -198,18 +194,16 @@ func (q *Queue) Avail() (int, error) {
 // Elem is one element.
 type Elem struct {
 	Head uint16
-	// Gathered tells that the element lay in several pieces and Data is scratch
-	// memory: private, and valid until the next element is taken from this or
-	// any queue with the same Scratch. Else Data is shared memory of the driver: copy what
-	// decides anything before looking at it.
+	// Gathered reports that the element had several pieces and Data is scratch memory: private, and
+	// valid until the next element is popped from any queue with the same Scratch. Otherwise Data is
+	// shared memory of the driver: copy a value before any decision that depends on it.
 	Gathered bool
 	Data     []byte
 }
 
-// Next takes the next element, which must be readable as a whole (want
-// readable) or writable as a whole. ok is false where there is none. The
-// driver gets the element back by PushUsed. It allocates nothing, except the
-// first time an element comes in several pieces.
+// Next pops the next element, which must be readable as a whole, or writable as a whole if writable is
+// set. ok is false if there is none. PushUsed returns the element to the driver. Next allocates only
+// the first time that an element has several pieces.
 func (q *Queue) Next(writable bool) (e Elem, ok bool, err error) {
 	if e, ok, err = q.Peek(writable); ok {
 		q.lastAvail++
@@ -313,8 +307,8 @@ func (q *Queue) PushElem(e Elem, n int) {
 // Staged returns how many used entries wait for Publish.
 func (q *Queue) Staged() int { return int(q.usedIdx - q.published) }
 
-// Publish lets the driver see all used entries, with one store, and reports
-// whether the driver asks to be notified of them.
+// Publish makes all used entries visible to the driver, with one store, and reports whether the driver
+// enabled a notification for them.
 func (q *Queue) Publish() (notify bool) {
 	old := q.published
 	if q.usedIdx == old {
@@ -333,8 +327,8 @@ func (q *Queue) Publish() (notify bool) {
 	return q.published-event-1 < q.published-old
 }
 
-// EnableKick asks the driver for a kick when it adds elements, and reports
-// whether there are some already: then no kick will come for them.
+// EnableKick enables a kick for the next element, and reports whether there are elements already: then
+// no kick comes for them.
 func (q *Queue) EnableKick() (pending bool, err error) {
 	q.noKick = 0
 	if q.eventIdx {
@@ -349,9 +343,8 @@ func (q *Queue) EnableKick() (pending bool, err error) {
 	return n > 0, err
 }
 
-// DisableKick tells the driver that kicks are not needed. With EVENT_IDX the
-// driver kicks once more at the index it was last asked for, and then not
-// again.
+// DisableKick suppresses kicks. With EVENT_IDX the driver kicks once more at the last enabled index,
+// and then not again.
 func (q *Queue) DisableKick() {
 	if q.noKick == 0 && !q.eventIdx {
 		q.noKick = abi.UsedNoNotify
@@ -363,16 +356,16 @@ func (q *Queue) DisableKick() {
 // not used yet, so that a later device takes again what was only taken.
 func (q *Queue) State() uint32 { return uint32(q.usedIdx) }
 
-// Taken returns the index of the next element to take, which is the state of a
-// ring whose elements are used out of order.
-func (q *Queue) Taken() uint16 { return q.lastAvail }
+// Popped returns the index of the next element to pop, which is the state of a ring whose elements are
+// used out of order.
+func (q *Queue) Popped() uint16 { return q.lastAvail }
 
 // Outstanding returns how many elements are taken and not used.
 func (q *Queue) Outstanding() int { return int(q.lastAvail - q.usedIdx) }
 
-// Continue makes q, which was made to resume a ring, go on where o stopped:
-// what o took and has not used stays taken. It reports false, and changes
-// nothing, where q is another ring: elsewhere, of another size, or begun anew.
+// Continue makes q, which was created to resume a ring, continue where o stopped: elements that o
+// popped and has not used stay popped. It returns false, and changes nothing, if q is another ring: at
+// another address, of another size, or restarted.
 func (q *Queue) Continue(o *Queue) bool {
 	if q == o {
 		return true
@@ -385,11 +378,10 @@ func (q *Queue) Continue(o *Queue) bool {
 	return true
 }
 
-// Succeed makes q, which was made to resume a ring, take the place of o, whose
-// driver has made the same elements available in it that may wait in o, up to
-// the same index: those of them that o took already are used at once, the rest
-// wait. It reports false, and takes nothing, where q does not have all that
-// waits. A fault is that of the ring that has it.
+// Succeed makes q, which was created to resume a ring, replace o. The driver has made the same
+// elements available in q that are available in o, up to the same index. Elements that o popped
+// already are marked used at once; the others stay available. It returns false, and pops nothing, if q
+// does not have all available elements of o. A fault is that of the ring that has it.
 func (q *Queue) Succeed(o *Queue) (bool, error) {
 	wait, err := o.Avail()
 	if err != nil {

@@ -197,8 +197,8 @@ func TestState(t *testing.T) {
 	q.Next(false)
 	q.PushUsed(e.Head, 0)
 	q.Publish()
-	if q.State() != 1 || q.Taken() != 2 {
-		t.Fatalf("state %d, taken %d", q.State(), q.Taken())
+	if q.State() != 1 || q.Popped() != 2 {
+		t.Fatalf("state %d, taken %d", q.State(), q.Popped())
 	}
 	c := r.Config()
 	c.Base, c.Resume = 2, true // the used index wins

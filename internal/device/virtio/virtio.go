@@ -2,23 +2,21 @@
 
 // Package virtio is the device's side of virtqueues over shared memory.
 //
-// What comes in: ring addresses that a driver chose and, behind them, memory
-// the driver writes at any moment; what goes out: elements as byte slices of
-// that memory, used entries, and the answer to "must I notify". rdmadev and
-// ethdev call it from the lane that owns the ring; nothing here is safe for
-// concurrent use. It must never believe shared memory twice: an index, a
-// descriptor and a length are read once, checked, and used from the copy.
+// What comes in: ring addresses that a driver chose and, behind them, memory that the driver may write
+// at any moment; what goes out: elements as byte slices of that memory, used entries, and whether a
+// notification is due. rdmadev and ethdev call it from the lane that owns the ring; nothing here is
+// safe for concurrent use. It must never read a shared value twice: an index, a descriptor and a
+// length are read once, checked, and used from the copy.
 //
-// Queue is a split ring, Packed a packed one; Ring is what they have in common.
-// RoCE rings are split: their lane calls Queue itself.
+// Queue is a split ring, Packed a packed one; Ring is their common interface. RoCE rings are split:
+// their lane calls Queue itself.
 //
-// Ordering (virtio 1.x, 2.7.13): the driver's index is loaded atomically
-// before ring entries and descriptors; used entries and data are stored before
-// the used index is; a suppression field is read only after an atomic store of
-// the used index, which is a full barrier (XCHG on amd64, STLR before LDAR on
-// arm64). Go's atomics on 32-bit words give all of that, 16-bit fields are
-// read from the aligned word that holds them. In a packed ring (2.8) the word of
-// identifier and flags takes the place of both indices.
+// Ordering (virtio 1.x, 2.7.13): the driver's index is loaded atomically before ring entries and
+// descriptors; used entries and data are stored before the used index is; a suppression field is read
+// only after an atomic store of the used index, which is a full barrier (XCHG on amd64, STLR before
+// LDAR on arm64). Go's atomics on 32-bit words guarantee all of that; 16-bit fields are read from the
+// aligned word that holds them. In a packed ring (2.8) the word of identifier and flags takes the
+// place of both indices.
 package virtio
 
 import "fmt"
@@ -30,8 +28,8 @@ type Memory interface {
 	Prefix(gpa, n uint64) []byte
 }
 
-// Log hears which guest memory the device wrote, after it did; somebody may copy
-// it elsewhere at the same time. Calls come from the lane of the ring.
+// Log records which guest memory the device wrote, after the write. A migration may copy that memory
+// at the same time. Calls come from the lane of the ring.
 type Log interface {
 	Dirty(gpa, n uint64)
 }
@@ -47,13 +45,13 @@ type Ring interface {
 	// PushUsed gives an element back, n bytes of which were written; the driver
 	// sees it after Publish.
 	PushUsed(head uint16, n uint32)
-	// Publish lets the driver see at once all that was given back, and reports
-	// whether it asks to be notified.
+	// Publish makes all used elements visible to the driver at once, and reports whether it enabled a
+	// notification.
 	Publish() (notify bool)
-	// EnableKick asks for a kick at the next element, and reports whether there
-	// is one already, for which none will come.
+	// EnableKick enables a kick for the next element, and reports whether there is an element already,
+	// for which none comes.
 	EnableKick() (pending bool, err error)
-	// DisableKick tells the driver that kicks are not needed.
+	// DisableKick suppresses kicks.
 	DisableKick()
 	// State is the ring state of vhost-user (GET_VRING_BASE): the first element
 	// that is not used yet.
@@ -85,7 +83,7 @@ func Open(m Memory, c Config) (Ring, error) {
 	return q, nil
 }
 
-// Check tells whether Open would accept c, without touching the ring.
+// Check reports whether Open would accept c, without access to the ring.
 func Check(m Memory, c Config) error {
 	if c.Packed {
 		q := Packed{mem: m}

@@ -159,8 +159,8 @@ func (g *Guest) negotiate() error {
 	return nil
 }
 
-// Continue goes on with another back-end that knows nothing of the one before, as QEMU
-// does: a split ring at its used index, a packed one at its start.
+// Continue reconnects to another back-end without state of the previous one, as QEMU does: a split
+// ring at its used index, a packed one at its start.
 func (g *Guest) Continue(f *vhosttest.Front) error {
 	g.Front.Close()
 	g.Front = f

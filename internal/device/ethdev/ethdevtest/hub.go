@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ethdevtest is what tests put around Ethernet devices: a lane with a
-// hub that joins ports, and a guest's driver.
+// Package ethdevtest is a test environment of Ethernet devices: a lane with a hub that joins ports,
+// and a guest's driver.
 //
-// What comes in: ports and sockets; what goes out: frames from each port to all
-// others, as a switch that knows no address would do it. Tests of ethdev and
-// the interop tests call it. It must never be imported by anything but tests.
+// What comes in: ports and sockets; what goes out: frames from each port to all others, as a switch
+// does that has learnt no address. Tests of ethdev and the interop tests call it. It must never be
+// imported except by tests.
 package ethdevtest
 
 import (
@@ -35,8 +35,8 @@ type Hub struct {
 	kicks map[int32]*vhost.Kick
 	ports []vnic.Segment
 	stop  bool
-	// Frames counts what went from a port to the others, Drops copies that
-	// found no room, Refused frames whose offload was a lie.
+	// Frames counts frames from a port to the others, Drops copies without room, Refused frames with
+	// an invalid offload.
 	Frames, Drops, Refused, Sleeps uint64
 }
 
@@ -130,11 +130,11 @@ func (h *Hub) loop() {
 				continue
 			}
 			busy = true
-			good := out.judge(frames[:n], off[:n])
+			good := out.validate(frames[:n], off[:n])
 			h.Refused += uint64(n - good)
 			for j, to := range h.ports {
 				if j != i {
-					h.Drops += uint64(out.give(to))
+					h.Drops += uint64(out.deliver(to))
 				}
 			}
 			h.Frames += uint64(good)
@@ -166,7 +166,7 @@ func (h *Hub) loop() {
 	inbox := h.inbox
 	h.mu.Unlock()
 	for _, f := range inbox {
-		f() // whoever waits for it came in time
+		f() // its caller was in time
 	}
 }
 
@@ -178,8 +178,8 @@ type mill struct {
 	split  ether.Splitter
 }
 
-// judge keeps the frames whose offloads are sound.
-func (m *mill) judge(frames [][]byte, off []ether.Offload) int {
+// validate keeps the frames whose offloads are valid.
+func (m *mill) validate(frames [][]byte, off []ether.Offload) int {
 	m.frames, m.off, m.info = m.frames[:0], m.off[:0], m.info[:0]
 	for i, f := range frames {
 		in := ether.Classify(f)
@@ -190,8 +190,8 @@ func (m *mill) judge(frames [][]byte, off []ether.Offload) int {
 	return len(m.frames)
 }
 
-// give writes the frames to a port, cut and completed where it wants them so.
-func (m *mill) give(to vnic.Segment) (dropped int) {
+// deliver writes the frames to a port, cut and completed as the port requires.
+func (m *mill) deliver(to vnic.Segment) (dropped int) {
 	takes := to.Takes()
 	whole := true
 	for i := range m.off {

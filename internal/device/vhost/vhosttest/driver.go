@@ -15,8 +15,8 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// Options say how a Driver uses the door. The zero value is a program's: the
-// private requests, one doorbell, every extension.
+// Options select how a Driver uses the device socket. The zero value is that of a program: the private
+// requests, one doorbell, every extension.
 type Options struct {
 	Plain    bool // as the RFC has it: standard messages, an eventfd per ring, no extension
 	MemSize  int  // announced memory; 0 is 16 MiB
@@ -201,7 +201,7 @@ func Eventfd(t testing.TB) int {
 	return fd
 }
 
-// enable asks for every extension the device has.
+// enable negotiates every extension of the device.
 func (d *Driver) enable() error {
 	var err error
 	if d.Attr, err = call(d, abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize, abi.ParseQueryDeviceResult); err != nil || d.Opt.Plain {
@@ -272,7 +272,7 @@ func (d *Driver) detach(r *ring) error {
 	return err
 }
 
-// ringBell tells the device that r has news.
+// ringBell sets the bell of r.
 func (d *Driver) ringBell(r *ring) {
 	fd := r.kick
 	if d.bell != nil {
@@ -313,8 +313,8 @@ func (a Ack) Error() string {
 // Is lets errors.Is compare an Ack with a unix.Errno.
 func (a Ack) Is(err error) bool { return err == unix.Errno(a) }
 
-// Control executes one control command of the RoCE class. room is the space
-// offered for the result. The bytes returned are what the device says it wrote.
+// Control executes one control command of the RoCE class. room is the space offered for the result. It
+// returns the bytes that the device reports as written.
 func (d *Driver) Control(c abi.Cmd, request []byte, room int) ([]byte, error) {
 	return d.ControlClass(abi.ClassRoCE, c, request, room)
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vhosttest is the front-end of vhost-user and the driver of a
-// virtio-net device with RoCE, for tests: what a virtual machine or the shim
-// does, in Go.
+// Package vhosttest is the front-end of vhost-user and the driver of a virtio-net device with RoCE,
+// for tests: what a virtual machine or the shim does, in Go.
 //
-// What comes in: a door's socket; what goes out: messages, control commands,
-// work requests, and the completions that come back. Tests of vhost, rdmadev
-// and node call it. It must never be imported by anything but tests.
+// What comes in: the path of a device socket; what goes out: messages, control commands, work
+// requests, and the completions of the device. Tests of vhost, rdmadev and node call it. It must never
+// be imported except by tests.
 package vhosttest
 
 import (

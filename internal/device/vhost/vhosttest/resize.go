@@ -20,7 +20,7 @@ func (d *Driver) renew(t testing.TB, r *ring, num int) error {
 	return d.attach(t, r, 1)
 }
 
-// enableRing lets the device use a ring, or not, while it runs.
+// enableRing enables or disables a running ring.
 func (d *Driver) enableRing(r *ring, on bool) error {
 	m := abi.VUVringState{Index: uint32(r.index)}
 	if on {
@@ -29,7 +29,8 @@ func (d *Driver) enableRing(r *ring, on bool) error {
 	return d.Do(abi.ReqSetVringEnable, m.Append(nil))
 }
 
-// Renew gives both rings of a queue pair num entries in other memory. What was in them is nobody's any more.
+// Renew gives both rings of a queue pair num entries in other memory. The elements that were in them
+// are dropped.
 func (q *QP) Renew(t testing.TB, num int) error {
 	t.Helper()
 	q.sq, q.rq = q.d.Mem.Alloc(num*q.slot, 64), q.d.Mem.Alloc(num*q.rslot, 64)

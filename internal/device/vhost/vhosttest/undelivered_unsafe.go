@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Undelivered returns memory whose pages nobody delivers until the returned
-// function is called: what a file system in user space, or a handler of page
-// faults, can do to whoever reads it.
+// Undelivered returns memory whose pages are not delivered until the returned function is called: a
+// file system in user space, or a handler of page faults, can do that to any reader.
 func Undelivered(t testing.TB, size int) (addr uint64, deliver func()) {
 	t.Helper()
 	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)

@@ -150,7 +150,7 @@ func (c *CQ) Poll(n int) ([]abi.CQE, error) {
 	return list, nil
 }
 
-// Wait polls until n completions came.
+// Wait polls until n completions have arrived.
 func (c *CQ) Wait(n int) ([]abi.CQE, error) {
 	var list []abi.CQE
 	for end := time.Now().Add(Limit); ; {
@@ -165,7 +165,7 @@ func (c *CQ) Wait(n int) ([]abi.CQE, error) {
 	}
 }
 
-// Arm asks for a notification of the next completion.
+// Arm enables a notification of the next completion.
 func (c *CQ) Arm(solicited bool) error {
 	want := uint32(abi.ArmNext)
 	if solicited {
@@ -179,7 +179,7 @@ func (c *CQ) Arm(solicited bool) error {
 	return err
 }
 
-// Notified waits for a notification and takes it.
+// Notified waits for a notification and clears it.
 func (c *CQ) Notified(limit time.Duration) bool { return awaitFD(c.ring.call, limit) }
 
 // Destroy destroys the queue and stops its ring.
@@ -293,8 +293,8 @@ type Peer struct {
 	PSN  ib.PSN
 }
 
-// ConnectTo takes a queue pair from RESET to RTS: an RC or UC one to its peer,
-// a datagram one with qkey. psn is where its own packets start.
+// ConnectTo moves a queue pair from RESET to RTS: an RC or UC one to its peer, a UD one with qkey. psn
+// is the PSN of its first packet.
 func (q *QP) ConnectTo(p Peer, psn ib.PSN, mtu ib.MTU, qkey ib.QKey) error {
 	a := abi.ModifyQP{PathMTU: mtu, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 		QKey: qkey, RQPSN: p.PSN, SQPSN: psn, DestQPNum: p.QPN,

@@ -25,8 +25,8 @@ func NewDoorbell(m *Memory, n uint32) *Doorbell {
 	return &Doorbell{GPA: gpa, NBits: bits, area: m.At(gpa, size), block: (bits/64 + 63) / 64}
 }
 
-// Ring tells the node that ring i has news and reports whether the kick
-// eventfd has to be written. The caller has stored the ring's index before.
+// Ring sets the bell of ring i and reports whether the kick eventfd must be written. The caller has
+// stored the ring's index before.
 func (d *Doorbell) Ring(i uint32) (kick bool) {
 	set(long(d.area, abi.DoorbellBits+8*int(i/64)), 1<<(i%64))
 	set(long(d.area, abi.DoorbellSummary), 1<<(i/64/d.block))

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package virtiotest is the driver's side of virtqueues, for tests: memory
-// that can be announced to a device, and rings in it.
+// Package virtiotest is the driver's side of virtqueues, for tests: memory that can be announced to a
+// device, and rings in it.
 //
-// What comes in: elements a test wants to give to a device; what goes out: what
-// the device did with them. Tests of virtio, vhost and rdmadev call it. It must
-// never be imported by anything but tests.
+// What comes in: elements of a test for a device; what goes out: the used elements. Tests of virtio,
+// vhost and rdmadev call it. It must never be imported except by tests.
 package virtiotest
 
 import (

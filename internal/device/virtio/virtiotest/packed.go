@@ -11,7 +11,7 @@ import (
 
 // Vring is the driver's side of a ring of either format.
 type Vring interface {
-	// Config is what the device needs to know.
+	// Config returns the configuration for the device.
 	Config() virtio.Config
 	// Free returns how many descriptors are free.
 	Free() int
@@ -19,12 +19,11 @@ type Vring interface {
 	// AddIndirect puts all of them in an indirect table.
 	Add(read, write []Buf) uint16
 	AddIndirect(read, write []Buf) uint16
-	// Offer makes everything added visible and reports whether the device asks
-	// to be kicked for it.
+	// Offer makes everything added visible and reports whether the device needs a kick for it.
 	Offer() (kick bool)
 	// Reap returns the next used element.
 	Reap() (head uint16, n uint32, ok bool)
-	// Listen asks for a notification of the next used element; Deaf for none.
+	// Listen enables a notification of the next used element; Deaf disables notifications.
 	Listen()
 	Deaf()
 	// Outstanding returns how many elements the device holds.
@@ -60,7 +59,7 @@ type Packed struct {
 	chain     map[uint16]int // descriptors of each element that is out
 	heads     []head         // of elements added and not offered
 	offered   int            // descriptors made available in all
-	announced int            // of them when the device was last asked
+	announced int            // number of them at the last check of the event structure
 }
 
 // head is a first descriptor's word that waits for Offer.

@@ -44,14 +44,14 @@ func NewRing(m *Memory, num int, eventIdx bool) *Ring {
 	return r
 }
 
-// Begin makes a new ring stand at an index, as one does that resumes there.
+// Begin sets the index of a new ring, as a ring has that resumes there.
 func (r *Ring) Begin(idx uint16) {
 	r.availIdx, r.announced, r.usedIdx = idx, idx, idx
 	r.Publish()
 	word(r.mem.At(r.Used, 4), 0).Store(uint32(idx) << 16)
 }
 
-// Config is what the device needs to know.
+// Config returns the configuration for the device.
 func (r *Ring) Config() virtio.Config {
 	return virtio.Config{Num: uint32(r.Num), Desc: r.Desc, Driver: r.Avail, Device: r.Used, EventIdx: r.EventIdx}
 }
@@ -137,7 +137,7 @@ func (r *Ring) PublishIndex(idx uint16) {
 	word(r.mem.At(r.Avail, 4), 0).Store(uint32(r.flags) | uint32(idx)<<16)
 }
 
-// NoInterrupt sets the flag that asks for no notification.
+// NoInterrupt sets the flag that suppresses notifications.
 func (r *Ring) NoInterrupt(on bool) {
 	r.flags = 0
 	if on {
@@ -147,7 +147,7 @@ func (r *Ring) NoInterrupt(on bool) {
 	w.Store(w.Load()&^0xffff | uint32(r.flags))
 }
 
-// SetUsedEvent asks for a notification once the used index passes v.
+// SetUsedEvent enables a notification once the used index passes v.
 func (r *Ring) SetUsedEvent(v uint16) {
 	binary.LittleEndian.PutUint16(r.mem.At(r.Avail+abi.VringAvailRing+2*uint64(r.Num), 2), v)
 }
@@ -158,12 +158,12 @@ func (r *Ring) Fence() {
 	w.Store(w.Load())
 }
 
-// AvailEvent is the index at which the device asked for a kick.
+// AvailEvent returns the index for which the device enabled a kick.
 func (r *Ring) AvailEvent() uint16 {
 	return binary.LittleEndian.Uint16(r.mem.At(r.Used+abi.VringUsedRing+abi.VringUsedElemSize*uint64(r.Num), 2))
 }
 
-// WantsKick reports whether the device asked for kicks by used.flags.
+// WantsKick reports whether the device enabled kicks by used.flags.
 func (r *Ring) WantsKick() bool {
 	return word(r.mem.At(r.Used, 4), 0).Load()&abi.UsedNoNotify == 0
 }
