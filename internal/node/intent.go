@@ -452,8 +452,12 @@ func (n *Node) Store(ctx context.Context) (api.Store, error) {
 }
 
 func describeStore(s store.Status) api.Store {
+	down := ""
+	if s.Down != nil {
+		down = s.Down.Error()
+	}
 	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader, Members: s.Members, Revision: int64(s.Revision),
-		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: s.Down}
+		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
 }
 
 // StoreEntries implements api.Backend.

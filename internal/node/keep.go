@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/mgmt/store"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 	"weft/internal/verbs/hca"
 )
 
@@ -364,9 +364,9 @@ func (k *keeper) degraded() (list []api.Degraded) {
 	const fix = "weft store status"
 	switch {
 	case n.noStore != nil:
-		why, fix, _ := strings.Cut(n.noStore.Error(), ". fix: ")
-		list = append(list, api.Degraded{What: "devices_not_restored", Why: "devices that were added are not there, and changes of devices are not kept: " + why,
-			Fix: fix + "; then start the node again"})
+		p := problem.Of("", n.noStore)
+		list = append(list, api.Degraded{What: "devices_not_restored", Why: "devices that were added are not there, and changes of devices are not kept: " + problem.Text(p.What, p.Why, ""),
+			Fix: p.Fix + "; then start the node again"})
 	case !k.loaded:
 		list = append(list, api.Degraded{What: "devices_not_restored", Why: fmt.Sprintf("devices that were added are not there yet: %v", k.err), Fix: fix})
 	case k.dirty:

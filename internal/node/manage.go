@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"weft/internal/control/api"
@@ -19,6 +18,7 @@ import (
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
+	"weft/internal/proto/problem"
 )
 
 // openStore opens the store that the configuration names.
@@ -131,20 +131,21 @@ func broadcastMTU(bytes int) ib.MTU {
 func (n *Node) unmanaged(ctx context.Context) []api.Degraded {
 	switch {
 	case n.noManager != nil:
-		why, fix, _ := strings.Cut(n.noManager.Error(), ". fix: ")
-		return []api.Degraded{{What: "no_manager", Why: why, Fix: fix}}
+		p := problem.Of("", n.noManager)
+		return []api.Degraded{{What: "no_manager", Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}}
 	case n.store == nil:
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, storePatience)
 	defer cancel()
 	down := n.store.Status(ctx).Down
-	if down == "" {
+	if down == nil {
 		return nil
 	}
 	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.StoreKind(), Fix: "start it or make it reachable, or name another with weft up --store"}
 	if ctx.Err() == nil {
-		d.Why, d.Fix, _ = strings.Cut(down, ". fix: ")
+		p := problem.Of("", down)
+		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), p.Fix
 	}
 	return []api.Degraded{d}
 }

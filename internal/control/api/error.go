@@ -5,6 +5,8 @@ package api
 import (
 	"errors"
 	"net/http"
+
+	"weft/internal/proto/problem"
 )
 
 // Code says what kind of failure an Error is.
@@ -34,15 +36,11 @@ type Error struct {
 	err  error
 }
 
-func (e *Error) Error() string {
-	s := e.What
-	if e.Why != "" {
-		s += ": " + e.Why
-	}
-	if e.Fix != "" {
-		s += ". fix: " + e.Fix
-	}
-	return s
+func (e *Error) Error() string { return problem.Text(e.What, e.Why, e.Fix) }
+
+// Problem implements problem.Problem.
+func (e *Error) Problem() *problem.Error {
+	return &problem.Error{What: e.What, Why: e.Why, Fix: e.Fix, Err: e}
 }
 
 // Unwrap returns the cause on the side where it happened.

@@ -5,6 +5,8 @@ package store
 import (
 	"errors"
 	"fmt"
+
+	"weft/internal/proto/problem"
 )
 
 // Kinds of failures, for errors.Is.
@@ -27,12 +29,11 @@ type Error struct {
 	Err  error // the cause, if another layer reported it
 }
 
-func (e *Error) Error() string {
-	s := e.What + ": " + e.Why
-	if e.Fix != "" {
-		s += ". fix: " + e.Fix
-	}
-	return s
+func (e *Error) Error() string { return problem.Text(e.What, e.Why, e.Fix) }
+
+// Problem implements problem.Problem.
+func (e *Error) Problem() *problem.Error {
+	return &problem.Error{What: e.What, Why: e.Why, Fix: e.Fix, Err: e}
 }
 
 // Unwrap returns kind and cause.

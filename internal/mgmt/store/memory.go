@@ -207,7 +207,7 @@ func (t *memTree) apply(ops []Op) {
 func (m *Memory) Status(ctx context.Context) Status {
 	s := Status{Kind: "memory", Members: 1}
 	if err := m.usable(ctx); err != nil {
-		s.Down = err.Error()
+		s.Down = err
 		return s
 	}
 	m.tree.mu.Lock()

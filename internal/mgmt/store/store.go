@@ -189,19 +189,19 @@ type Store interface {
 // WatchBuffer is how many changes wait for a watcher.
 const WatchBuffer = 128
 
-// Status is what `weft store` shows.
+// Status is the state of a store, as `weft store status` prints it.
 type Status struct {
-	Kind      string   `json:"kind"`                // memory, embedded, external
-	Version   string   `json:"version,omitempty"`   // of etcd
-	Dir       string   `json:"dir,omitempty"`       // of an embedded store
-	Endpoints []string `json:"endpoints,omitempty"` // asked, or listened on
-	Leader    string   `json:"leader,omitempty"`    // the member that leads the cluster
-	Members   int      `json:"members,omitempty"`
-	Revision  Rev      `json:"revision"`
-	SizeBytes int64    `json:"size_bytes"`     // on disk, or in memory
-	UsedBytes int64    `json:"used_bytes"`     // of it, by what is not deleted
-	MaxBytes  int64    `json:"max_bytes"`      // no more is taken beyond it; 0 when unknown
-	Down      string   `json:"down,omitempty"` // why it cannot be used, and the fix; empty when it can
+	Kind      string   // memory, embedded, external
+	Version   string   // of etcd
+	Dir       string   // of an embedded store
+	Endpoints []string // of the servers, or of the listener of an embedded store
+	Leader    string   // the member that leads the cluster
+	Members   int
+	Revision  Rev
+	SizeBytes int64 // on disk, or in memory
+	UsedBytes int64 // the part of SizeBytes that holds live entries
+	MaxBytes  int64 // the store refuses writes beyond it; 0 when unknown
+	Down      error // why the store cannot be used, an *Error or the error of the context; nil when it can
 }
 
 // Put sets a key whatever it was.

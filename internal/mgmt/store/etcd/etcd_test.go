@@ -18,6 +18,7 @@ import (
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/mgmt/store/storetest"
+	"weft/internal/proto/problem"
 )
 
 func TestMain(m *testing.M) {
@@ -286,7 +287,7 @@ func TestAway(t *testing.T) {
 	want(t, noGet, store.ErrUnavailable, url, "connection refused", "weft up --store")
 	want(t, noPut, store.ErrUnavailable, url, "connection refused")
 	want(t, noLease, store.ErrUnavailable, url, "connection refused")
-	if !strings.Contains(status.Down, "fix: ") || status.Kind != "external" || len(status.Endpoints) != 1 {
+	if problem.Of("", status.Down).Fix == "" || status.Kind != "external" || len(status.Endpoints) != 1 {
 		t.Errorf("status of a store that is away: %+v", status)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)

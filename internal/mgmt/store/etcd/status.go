@@ -26,9 +26,7 @@ func (c *Client) Status(ctx context.Context) store.Status {
 			st.Endpoints = []string{url}
 		}
 	}
-	if err := c.status(ctx, ask, &st); err != nil {
-		st.Down = err.Error()
-	}
+	st.Down = c.status(ctx, ask, &st)
 	return st
 }
 

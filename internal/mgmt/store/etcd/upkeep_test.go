@@ -16,6 +16,7 @@ import (
 
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/proto/problem"
 )
 
 // fill puts until the store is full.
@@ -67,8 +68,8 @@ func TestFullStoreMakesRoom(t *testing.T) {
 
 	// Full of entries: room comes with what is deleted.
 	fill(t, c, func(i int) string { return fmt.Sprintf("many/%d", i) })
-	if st := c.Status(t.Context()); !strings.Contains(st.Down, "full") || !strings.Contains(st.Down, ". fix: ") {
-		t.Errorf("status of a full store says %q", st.Down)
+	if st := c.Status(t.Context()); !errors.Is(st.Down, store.ErrFull) || problem.Of("", st.Down).Fix == "" {
+		t.Errorf("status of a full store says %v", st.Down)
 	}
 	l, err := c.List(t.Context(), "many")
 	if err != nil {
@@ -83,7 +84,7 @@ func TestFullStoreMakesRoom(t *testing.T) {
 	if got := get(t, c, "kept"); got != "x" {
 		t.Errorf("value is %q", got)
 	}
-	if st := c.Status(t.Context()); st.Down != "" || st.SizeBytes > 2<<20 {
+	if st := c.Status(t.Context()); st.Down != nil || st.SizeBytes > 2<<20 {
 		t.Errorf("status is %+v", st)
 	}
 }
@@ -136,8 +137,8 @@ func TestEtcdGaveUp(t *testing.T) {
 	want(t, err, store.ErrUnavailable, "no space left", "start the node again")
 	_, err = store.Put(t.Context(), c, "k", nil)
 	want(t, err, store.ErrUnavailable, "no space left")
-	if st := c.Status(t.Context()); !strings.Contains(st.Down, "no space left") {
-		t.Errorf("status says %q", st.Down)
+	if st := c.Status(t.Context()); st.Down == nil || !strings.Contains(st.Down.Error(), "no space left") {
+		t.Errorf("status says %v", st.Down)
 	}
 }
 

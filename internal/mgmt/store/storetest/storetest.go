@@ -9,11 +9,11 @@ package storetest
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
 	"weft/internal/mgmt/store"
+	"weft/internal/proto/problem"
 )
 
 // Site is one store, empty at first.
@@ -123,7 +123,7 @@ func (e *env) want(err, kind error) {
 	if !errors.As(err, &se) {
 		e.Fatalf("error %v is a %T, want *store.Error", err, err)
 	}
-	if se.What == "" || se.Why == "" || se.Fix == "" || !strings.Contains(err.Error(), ". fix: ") {
+	if se.What == "" || se.Why == "" || se.Fix == "" || problem.Of("", err).Fix != se.Fix {
 		e.Errorf("error %q does not say what failed, why, and the fix", err)
 	}
 }
