@@ -80,26 +80,52 @@ func TestToursNameRealFunctions(t *testing.T) {
 	}
 }
 
-// TestReadmeNamesRealTests looks for every `TestName` in README.md.
-func TestReadmeNamesRealTests(t *testing.T) {
+// TestDocsNameRealTests looks for every `TestName` in README.md and in the documents of docs/.
+func TestDocsNameRealTests(t *testing.T) {
 	dir := root(t)
-	text, err := os.ReadFile(filepath.Join(dir, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var tests strings.Builder
+	pages := []string{"README.md"}
 	for _, name := range tracked(t) {
 		if strings.HasSuffix(name, "_test.go") {
 			src, err := os.ReadFile(filepath.Join(dir, name))
 			if err != nil {
-				continue
+				continue // deleted, not yet committed
 			}
 			tests.Write(src)
 		}
+		if page, err := filepath.Match("docs/*.md", name); err == nil && page {
+			pages = append(pages, name)
+		}
 	}
-	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(string(text), -1) {
-		if !strings.Contains(tests.String(), "\nfunc "+m[1]+"(") {
-			t.Errorf("README.md names %s, which does not exist", m[1])
+	for _, page := range pages {
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil {
+			continue // deleted, not yet committed
+		}
+		for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(string(text), -1) {
+			if !strings.Contains(tests.String(), "\nfunc "+m[1]+"(") {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+	}
+}
+
+// TestLinksLeadSomewhere looks for the file of every relative link in Markdown.
+func TestLinksLeadSomewhere(t *testing.T) {
+	dir := root(t)
+	link := regexp.MustCompile(`\]\(([^)#:\s]+)(?:#[^)]*)?\)`)
+	for _, name := range tracked(t) {
+		if !strings.HasSuffix(name, ".md") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			continue // deleted, not yet committed
+		}
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(dir, filepath.Dir(name), m[1])); err != nil {
+				t.Errorf("%s has a link to %s: %v", name, m[1], err)
+			}
 		}
 	}
 }

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"weft/test/lab"
+)
+
+// TestDocs runs the commands of README.md and docs/tutorial.md as a reader would type them, and
+// compares what they print with what the page shows.
+//
+// A fenced block of the language "console" holds commands, each after a prompt: "$ " for this
+// machine, "host1$ " for the network namespace host1; "> " continues a command. The lines after a command are what it
+// prints, in this order: each must occur in a line of the output, white space aside, and "..."
+// stands for anything. A command that ends in "&" goes on while the next ones run. One that begins with
+// "sleep" is repeated until it prints what the page shows, for a minute at most.
+//
+// Each page runs in mount, network and process namespaces of its own, with an empty /run, so that it
+// meets no other node and leaves nothing behind.
+func TestDocs(t *testing.T) {
+	lab.NeedNetNS(t)
+	for _, page := range []string{"README.md", "docs/tutorial.md"} {
+		t.Run(filepath.Base(page), func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join(lab.Root(), page))
+			if err != nil {
+				t.Fatal(err)
+			}
+			commands, err := commandsOf(string(text))
+			if err != nil {
+				t.Fatalf("%s: %v", page, err)
+			}
+			if len(commands) < 5 {
+				t.Fatalf("%s has %d commands: its console blocks are gone", page, len(commands))
+			}
+			r := newReader(t)
+			for _, c := range commands {
+				begun := time.Now()
+				out, err := r.run(c)
+				for err != nil && strings.HasPrefix(c.text, "sleep ") && time.Since(begun) < docsLimit {
+					out, err = r.run(c)
+				}
+				t.Logf("%s:%d: %.1f s: %s", page, c.line, time.Since(begun).Seconds(), c.text)
+				if err != nil {
+					t.Fatalf("%s:%d: %s: %v\nit printed:\n%s", page, c.line, c.text, err, out)
+				}
+			}
+		})
+	}
+}
+
+// docsLimit is how long a command of a page may take.
+const docsLimit = 60 * time.Second
+
+// untilListening follows a background command of which the page shows no output: it waits until a
+// server accepts connections, as a person at
+// the keyboard would without noticing, or has ended, or has not listened for 10 s.
+const untilListening = `
+for wait in $(seq 100); do
+  [ $(ss -Hltn | wc -l) = $listening ] && [ -n "$(jobs -r)" ] || break
+  sleep 0.1
+done; true`
+
+// command is a command of a page and the lines that the page shows after it.
+type command struct {
+	line     int
+	host     string // network namespace, or "" for the machine itself
+	text     string
+	expected []string
+}
+
+// ellipsis is "..." and the space around it, where quoted for a regular expression.
+var ellipsis = regexp.MustCompile(` ?\\.\\.\\. ?`)
+
+var prompt = regexp.MustCompile(`^(\w*)\$ (.+)$`)
+
+// commandsOf returns the commands of all console blocks of a page. Another language may hold no
+// command, so that none is left out by mistake.
+func commandsOf(page string) ([]command, error) {
+	var list []command
+	language, inBlock := "", false
+	for i, line := range strings.Split(page, "\n") {
+		if info, ok := strings.CutPrefix(line, "```"); ok {
+			inBlock, language = !inBlock, info
+			continue
+		}
+		if !inBlock {
+			continue
+		}
+		m := prompt.FindStringSubmatch(line)
+		switch {
+		case language != "console" && m != nil:
+			return nil, fmt.Errorf("line %d: a command in a block of %q: only those of console blocks are tested", i+1, language)
+		case language != "console":
+		case m != nil:
+			list = append(list, command{line: i + 1, host: m[1], text: m[2]})
+		case strings.TrimSpace(line) == "":
+		case len(list) > 0 && strings.HasPrefix(line, "> "):
+			list[len(list)-1].text += "\n" + line[2:]
+		case len(list) == 0:
+			return nil, fmt.Errorf("line %d: output before the first command", i+1)
+		default:
+			list[len(list)-1].expected = append(list[len(list)-1].expected, line)
+		}
+	}
+	return list, nil
+}
+
+// compare returns an error if a line that the page shows is not in out, or not in that order.
+func (c command) compare(out string) error {
+	lines := strings.Split(out, "\n")
+	next := 0
+	for _, want := range c.expected {
+		pattern := ellipsis.ReplaceAllLiteralString(regexp.QuoteMeta(strings.Join(strings.Fields(want), " ")), ".*")
+		re, err := regexp.Compile(pattern)
+		if err != nil {
+			return err
+		}
+		for ; ; next++ {
+			if next == len(lines) {
+				return fmt.Errorf("the page shows %q, which is not in the output, or not behind the line shown before it", want)
+			}
+			if re.MatchString(strings.Join(strings.Fields(lines[next]), " ")) {
+				next++
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// reader is a person at a machine of their own: one shell per prompt.
+type reader struct {
+	t      *testing.T
+	inside string // process id of the shell of the machine itself, as this process sees it
+	shells map[string]*shell
+}
+
+type shell struct {
+	in    io.WriteCloser
+	lines chan string
+	said  int // commands so far, for the marks that end their output
+}
+
+func newReader(t *testing.T) *reader {
+	r := &reader{t: t, shells: map[string]*shell{}}
+	machine := exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "bash")
+	r.shells[""] = r.start(machine)
+	setUp := command{text: "mount -t tmpfs tmpfs /run && ip link set lo up && cd $(mktemp -d -p /run)"}
+	if out, err := r.run(setUp); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	pid := machine.Process.Pid
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil || len(strings.Fields(string(children))) != 1 {
+		t.Fatalf("the shell of the machine: %q, %v", children, err)
+	}
+	r.inside = strings.TrimSpace(string(children))
+	return r
+}
+
+// start runs a shell and ends it, with all that runs in its namespaces, at the end of the test.
+func (r *reader) start(cmd *exec.Cmd) *shell {
+	r.t.Helper()
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(lab.Bin("weft"))+":"+os.Getenv("PATH"), "HOME=/run", "LC_ALL=C.UTF-8")
+	for _, name := range []string{"WEFT_DIR", "XDG_RUNTIME_DIR"} {
+		cmd.Env = append(cmd.Env, name+"=")
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	out, write, err := os.Pipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = write, write
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	write.Close()
+	s := &shell{in: in, lines: make(chan string)}
+	done := make(chan struct{})
+	go func() {
+		defer close(s.lines)
+		for scan := bufio.NewScanner(out); scan.Scan(); {
+			select {
+			case s.lines <- scan.Text():
+			case <-done:
+				return
+			}
+		}
+	}()
+	r.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		close(done)
+		out.Close()
+	})
+	return s
+}
+
+// run types the command at its prompt and returns what it prints until it has ended, and an error if it
+// fails or prints something else than the page shows.
+func (r *reader) run(c command) (string, error) {
+	s := r.shells[c.host]
+	if s == nil {
+		s = r.start(exec.Command("nsenter", "--target", r.inside, "--mount", "--net", "--pid", "ip", "netns", "exec", c.host, "unshare", "--uts", "bash"))
+		r.shells[c.host] = s
+	}
+	script := "{ " + c.text + "\n} </dev/null"
+	background := strings.HasSuffix(c.text, "&")
+	if background && len(c.expected) == 0 {
+		script = "listening=$(ss -Hltn | wc -l)\n" + script + untilListening
+	}
+	s.said++
+	mark := fmt.Sprintf("command %d ended with ", s.said)
+	if _, err := fmt.Fprintf(s.in, "%s\necho; echo %q$?\n", script, mark); err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	limit := time.After(docsLimit)
+	for ended := false; ; {
+		select {
+		case line, ok := <-s.lines:
+			if !ok {
+				return out.String(), fmt.Errorf("the shell has ended")
+			}
+			if code, found := strings.CutPrefix(line, mark); !found {
+				fmt.Fprintln(&out, line)
+			} else if ended = true; code != "0" {
+				return out.String(), fmt.Errorf("exit code %s", code)
+			}
+			if !ended {
+				continue
+			}
+			err := c.compare(out.String())
+			if err == nil || !background { // what runs in the background may print a little later
+				return out.String(), err
+			}
+		case <-limit:
+			return out.String(), fmt.Errorf("not ended after %v", docsLimit)
+		}
+	}
+}
