@@ -62,7 +62,7 @@ func newWorld(t testing.TB, doors int) *world {
 	return newWorldOf(t, doors, time.Hour)
 }
 
-// newWorldOf is newWorld with ports that forget who was there after a while.
+// newWorldOf is newWorld with ports that drop the addresses of a disconnected guest after forget.
 func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
 	t.Helper()
 	w := &world{t: t, forget: forget}
@@ -273,9 +273,8 @@ func fold(b []byte) uint16 {
 	return uint16(s)
 }
 
-// TestOffloads: a guest that takes segments gets them whole, with what is still
-// to be done; another gets frames that are finished, and never what it did not
-// ask for.
+// TestOffloads: a guest that accepts segments gets them whole, with the remaining offload; another
+// gets finished frames, and never an offload that it did not negotiate.
 func TestOffloads(t *testing.T) {
 	w := newWorld(t, 3)
 	a := w.guest(0, ethdevtest.Options{Features: mrg | csum | tso})

@@ -76,8 +76,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// TestPause: a ring that is stopped and resumed at the state it told goes on with the next
-// element, and nothing is carried meanwhile.
+// TestPause: a ring that is stopped and resumed at the state it returned continues with the next
+// element; no frame passes in between.
 func TestPause(t *testing.T) {
 	for _, f := range []uint64{mrg, mrg | packed} {
 		w := newWorld(t, 2)
@@ -169,7 +169,7 @@ func TestHostileFrames(t *testing.T) {
 	if got, err := b.RX[0].Recv(limit); err != nil || !bytes.Equal(got.Frame, f) {
 		t.Fatal(err)
 	}
-	// A lie about the offload ends at who judges it.
+	// The receiver of the frame drops it for an invalid offload.
 	if err := q.Send([][]byte{f}, []ether.Offload{{Flags: 1, GSO: 1, CsumStart: 65535, CsumOffset: 65535, GSOSize: 1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -177,8 +177,8 @@ func TestHostileFrames(t *testing.T) {
 	crosses(t, q, b.RX[0], 1000, 3)
 }
 
-// TestBrokenRing: a broken ring is given up and the driver told; the other rings of the guest, and
-// other guests, go on; a new session begins whole.
+// TestBrokenRing: a broken ring is stopped and the driver notified; the other rings of the guest and
+// other guests continue; a new session works.
 func TestBrokenRing(t *testing.T) {
 	const bad = 1 << 50
 	for name, tc := range map[string]struct {
@@ -273,8 +273,8 @@ func TestOneFrontEnd(t *testing.T) {
 	}
 }
 
-// TestResumeAfterLoss: the back-end goes without a word, and the front-end begins again as QEMU does: with
-// the index of the used ring, or, of a packed one, at the start, for it knows nothing else.
+// TestResumeAfterLoss: the back-end ends without notice, and the front-end restarts as QEMU does: at
+// the index of the used ring or, for a packed ring, at the start, since it has no other state.
 func TestResumeAfterLoss(t *testing.T) {
 	dir := t.TempDir()
 	for _, f := range []uint64{mrg | event, mrg | packed | event} {
@@ -320,8 +320,8 @@ func TestResumeAfterLoss(t *testing.T) {
 	}
 }
 
-// TestLearning: where a guest sends from is told, once each and boundedly; its control queue and
-// the vport's address are told too.
+// TestLearning: the port reports each source address of a guest, once and up to a bound; and those of
+// its control queue and the vport's address.
 func TestLearning(t *testing.T) {
 	w := newWorld(t, 1)
 	p := w.port[0]
@@ -369,7 +369,7 @@ func TestLearning(t *testing.T) {
 	if e, _ := p.last(); e.MAC != [6]byte{2, 9, 9, 9, 9, 9} || len(e.Unicast) != 17 || e.Unicast[0] != [6]byte{2, 7} || len(e.Multicast) != 2 {
 		t.Errorf("%+v", e)
 	}
-	// What it did not ask for it does not get.
+	// The filter drops frames to other addresses.
 	for mac, want := range map[[6]byte]bool{{2, 9, 9, 9, 9, 9}: true, {2, 7}: true, {2, 8}: false, {3, 8}: true, {3, 9}: false, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: true} {
 		f := frame(60, 1)
 		copy(f, mac[:])
@@ -422,7 +422,7 @@ func TestForgetting(t *testing.T) {
 	if e, m := p.last(); m != n {
 		t.Errorf("a guest that said nothing is news: %+v", e)
 	}
-	// Who comes again finds them.
+	// A front-end that reconnects keeps the addresses.
 	w = newWorld(t, 1)
 	p = w.port[0]
 	begin(w).Close()
@@ -696,8 +696,8 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// TestHostileLog: a log that is not what it says ends the session, or is too small and is
-// no harm.
+// TestHostileLog: a log whose descriptor is invalid ends the session; a log that is too small does no
+// harm.
 func TestHostileLog(t *testing.T) {
 	w := newWorld(t, 2)
 	log := virtiotest.NewMemory(t, 4096)

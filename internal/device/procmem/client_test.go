@@ -28,7 +28,7 @@ const (
 	areaSize   = 1 << 20
 )
 
-// layout is what a client tells about its memory.
+// layout is the client's description of its memory.
 type layout struct {
 	Probe uint64 // the probe word
 	Area  uint64 // areaSize bytes, byte i is pattern(i); behind it one page that is not mapped
@@ -225,7 +225,7 @@ func (p *proc) space(t testing.TB, vm bool) *Space {
 	return s
 }
 
-// get asks the client what it sees in its own area.
+// get returns the bytes that the client reads in its own area.
 func (p *proc) get(t testing.TB, off, n int) []byte {
 	t.Helper()
 	if _, err := fmt.Fprintf(p.conn, "get %d %d\n", off, n); err != nil {

@@ -438,8 +438,8 @@ func TestIsMemPath(t *testing.T) {
 	}
 }
 
-// foreignNode is a node that runs as another user: it takes a client's
-// descriptor on descriptor 3 and says how it reaches the memory.
+// foreignNode is a node that runs as another user: it receives a client's descriptor as descriptor 3
+// and prints the method it uses for the memory.
 func foreignNode() {
 	var c Config
 	must(json.Unmarshal([]byte(os.Getenv("WEFT_PROCMEM_TEST_CONFIG")), &c))

@@ -51,7 +51,7 @@ func TestBacklog(t *testing.T) {
 		if i%2 == 0 {
 			f.lane.RetryCQs() // the lane looks by itself
 		} else {
-			f.run() // and whenever it works for somebody
+			f.run() // and whenever the lane takes a turn
 		}
 		for _, e := range a.cq.poll() {
 			if e.WRID != next {
@@ -83,8 +83,8 @@ func TestBacklogIsDeliveredWhileOthersWork(t *testing.T) {
 	}
 }
 
-// TestOverflow: beyond the depth the queue fails, its pairs go to ERR, an event
-// tells; what waited is delivered.
+// TestOverflow: beyond the depth the queue fails, its pairs go to ERR and an event is raised; earlier
+// completions are delivered.
 func TestOverflow(t *testing.T) {
 	f := newFabric(t)
 	a, b := f.newDriver(false, 8<<20).end(ib.RC, 4096), f.newDriver(false, 4<<20).end(ib.RC, 4096)
@@ -110,8 +110,7 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// TestOverflowOfProgram: a program's queue is as deep as its ring, and CQ_ERR
-// tells it.
+// TestOverflowOfProgram: a program's queue is as deep as its ring, and CQ_ERR is raised.
 func TestOverflowOfProgram(t *testing.T) {
 	f, a, b := pair(t, true, ib.RC)
 	ev := a.d.evq()
@@ -190,7 +189,7 @@ func TestEventsWait(t *testing.T) {
 	if ev.bell.calls != ringNum+2 {
 		t.Errorf("%d calls for %d events", ev.bell.calls, ringNum+2)
 	}
-	d.dev.Event(ib.EventPortDown, 1) // happens again, is told again
+	d.dev.Event(ib.EventPortDown, 1) // a second change is reported again
 	ev.expect(abi.Event{Type: uint32(ib.EventPortDown), Object: 1})
 	if d.dev.Stats.Events != ringNum+200+1 {
 		t.Errorf("%d events counted", d.dev.Stats.Events)

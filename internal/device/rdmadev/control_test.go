@@ -213,7 +213,7 @@ func TestRefusedRequests(t *testing.T) {
 		}
 		flags := []ib.Access{ib.RemoteWrite, 1 << 30}
 		if !verbs {
-			// The RFC knows three rights.
+			// The RFC defines three rights.
 			flags = append(flags, ib.LocalWrite|ib.RemoteAtomic, ib.MWBind, ib.ZeroBased)
 		}
 		for _, a := range flags {

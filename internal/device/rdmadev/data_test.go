@@ -143,13 +143,14 @@ func TestDatagrams(t *testing.T) {
 				t.Errorf("network header % x", b.mem[20:40])
 			}
 		}
-		// A wrong key and a buffer too small are dropped; the sender does not know.
+		// Messages with a wrong key or for a buffer that is too small are dropped; the sender gets no
+		// error.
 		b.postRecv(50, b.sge(0, 4096))
 		send(50, 10, qkey+1)
 		a.cq.expect(ok(50)...)
 		b.cq.expect()
-		// A message longer than the MTU is the sender's mistake: SQE, and the
-		// receive queue goes on.
+		// A message longer than the MTU is the sender's mistake: SQE, while the receive queue
+		// continues.
 		send(51, 1025, qkey)
 		a.cq.expect(done{51, ib.LocLenErr})
 		send(52, 1, qkey)
@@ -199,9 +200,8 @@ func TestAtomics(t *testing.T) {
 	a.cq.expect(done{1, ib.LocQPOpErr})
 }
 
-// TestMalformed posts send elements that are wrong in every way: each ends in
-// LOC_QP_OP_ERR (or what its rule says), the pair in ERR and the session goes
-// on.
+// TestMalformed posts send elements with every kind of error: each ends in LOC_QP_OP_ERR (or the
+// status of its rule) and the pair in ERR, and the session continues.
 func TestMalformed(t *testing.T) {
 	modes(t, func(t *testing.T, verbs bool) {
 		write := func(e *end) abi.Send {
@@ -416,8 +416,7 @@ func TestInlineLimits(t *testing.T) {
 	})
 }
 
-// TestBrokenRings: what no driver does ends the session, by name, and nobody
-// else's.
+// TestBrokenRings: errors that no driver makes end that session only, with the reason counted.
 func TestBrokenRings(t *testing.T) {
 	modes(t, func(t *testing.T, verbs bool) {
 		for _, c := range []struct {
@@ -467,9 +466,8 @@ func TestBrokenRings(t *testing.T) {
 	})
 }
 
-// TestDestroyDiscards: what is outstanding at DESTROY_QP is given back by
-// nobody, completes nowhere, and both rings stand at zero for the next owner
-// (virtio RoCE RFC v2).
+// TestDestroyDiscards: outstanding elements at DESTROY_QP are not returned and do not complete, and
+// both rings are at index zero for the next owner (virtio RoCE RFC v2).
 func TestDestroyDiscards(t *testing.T) {
 	modes(t, func(t *testing.T, verbs bool) {
 		f, a, b := pair(t, verbs, ib.RC)
@@ -566,8 +564,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// TestStopRing: a ring that the client stops keeps its elements; one that
-// starts again goes on with them.
+// TestStopRing: a ring that the client stops keeps its elements, and continues with them when it
+// starts again.
 func TestStopRing(t *testing.T) {
 	modes(t, func(t *testing.T, verbs bool) {
 		f, a, b := pair(t, verbs, ib.RC)

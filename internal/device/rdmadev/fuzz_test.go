@@ -19,9 +19,9 @@ var effect = map[abi.Cmd]int{abi.CmdCreateCQ: 1, abi.CmdDestroyCQ: -1, abi.CmdCr
 	abi.CmdRegUserMR: 1, abi.CmdDeregMR: -1, abi.CmdCreateQP: 1, abi.CmdDestroyQP: -1, abi.CmdCreateAH: 1, abi.CmdDestroyAH: -1,
 	abi.CmdCreateSRQ: 1, abi.CmdDestroySRQ: -1, abi.CmdRegMRVA: 1, abi.CmdAllocMR: 1, abi.CmdAllocMW: 1, abi.CmdDeallocMW: -1}
 
-// FuzzControl gives any bytes to a control queue of a device that has one of
-// each object. A refusal is one byte and changes nothing; success changes the
-// number of objects as the command says, and counts stay consistent.
+// FuzzControl writes any bytes to a control queue of a device that has one of each object. A refusal
+// is one byte and changes nothing; success changes the number of objects according to the command, and
+// counts stay consistent.
 func FuzzControl(f *testing.F) {
 	for _, v := range vectors(f, "ctrl", "ctrl-error") {
 		f.Add(false, byte(200), unhex(f, v.ToDevice))
@@ -110,8 +110,8 @@ func (s *script) bytes(n int) []byte {
 	return b
 }
 
-// hostile is a client that does what the script says to a device that has a
-// connected queue pair, and an honest one at its other end.
+// hostile is a client that follows the script, at a device with a connected queue pair and an honest
+// client at its other end.
 type hostile struct {
 	*end
 	s     *script
@@ -168,7 +168,7 @@ func (h *hostile) step() bool {
 		d.dev.Kick(r.index)
 	case 5: // a ring stops, maybe to start again
 		r := pick()
-		if mode := h.s.u8(); mode%4 == 3 && h.spare[0] != nil { // or goes on elsewhere, maybe
+		if mode := h.s.u8(); mode%4 == 3 && h.spare[0] != nil { // or the ring moves
 			c := h.spare[mode>>2%2].Config()
 			c.Resume = true
 			if q, err := virtio.New(d.guest, c); err == nil {
@@ -234,8 +234,8 @@ func (h *hostile) control(in []byte) {
 	reap(d.ctrl)
 }
 
-// reap takes what a device used. A device that a script confuses on purpose may
-// give back what the driver's own book does not know.
+// reap pops the used elements of a device. A device that a script confuses on purpose may return
+// elements that the driver has not added.
 func reap(r *ring) {
 	defer func() { recover() }()
 	for {
@@ -318,7 +318,7 @@ func FuzzDevice(f *testing.F) {
 		if err := bad.d.consistent(); err != nil {
 			t.Fatal(err)
 		}
-		// Its peer never posted a receive and never told its key.
+		// Its peer never posted a receive and never sent its key.
 		if !bytes.Equal(peer.mem, ps) || !bytes.Equal(y.mem, ys) {
 			t.Fatal("memory of others was written")
 		}

@@ -156,7 +156,7 @@ const (
 	ansSize = 512
 )
 
-// newDriver makes a client with size bytes of memory whose control queue runs.
+// newDriver makes a client with size bytes of memory and a running control queue.
 func (f *fabric) newDriver(verbs bool, size int) *driver {
 	f.t.Helper()
 	d := &driver{t: f.t, f: f, verbs: verbs, mem: virtiotest.NewMemory(f.t, size+len(guard))}
@@ -343,8 +343,7 @@ func (d *driver) must(c abi.Cmd, req []byte, size int) []byte {
 	return b
 }
 
-// refused executes a command that must fail; e is what a program is told, a
-// plain driver hears 1.
+// refused executes a command that must fail: with errno e for a program, with 1 for a plain driver.
 func (d *driver) refused(c abi.Cmd, req []byte, size int, e syscall.Errno) {
 	d.t.Helper()
 	want := ack(e)
@@ -420,7 +419,7 @@ func (c *cq) give(n int) {
 	c.Publish()
 }
 
-// poll takes what is there and does not give the buffers back.
+// poll returns the completions and does not return the buffers.
 func (c *cq) poll() (list []abi.CQE) {
 	c.d.t.Helper()
 	for {
@@ -592,7 +591,7 @@ func (q *qp) element(s abi.Send, list []ib.SGE, inline []byte) []byte {
 	return b
 }
 
-// post posts a send request without telling the device; kick does.
+// post posts a send request without a kick; kick sends it.
 func (q *qp) post(s abi.Send, list []ib.SGE, inline []byte) {
 	q.raw(q.element(s, list, inline))
 }
@@ -623,7 +622,7 @@ func recvElement(id uint64, list []ib.SGE) []byte {
 	return b
 }
 
-// postRecv posts a receive request and tells the device.
+// postRecv posts a receive request and kicks.
 func (q *qp) postRecv(id uint64, list ...ib.SGE) {
 	q.recv.post(q.d, recvElement(id, list))
 	q.d.dev.Kick(q.recv.index)

@@ -22,8 +22,8 @@ func (d *driver) window(pd, typ uint32) abi.AllocMWResult {
 	return parse(d, d.must(abi.CmdAllocMW, abi.AllocMW{PDN: pd, Type: typ}.Append(nil), abi.AllocMWResultSize), abi.ParseAllocMWResult)
 }
 
-// keys is a connected pair whose second end has regions and windows: what the
-// first may do with them is asked by sending.
+// keys is a connected pair whose second end has regions and windows; the first end tests access by
+// sending.
 type keys struct {
 	t    *testing.T
 	a, b *end
@@ -46,7 +46,7 @@ func (k *keys) again() {
 	k.b.connect(k.a.qp)
 }
 
-// does posts a request at e and wants this status of it.
+// does posts a request at e and checks its status.
 func (k *keys) does(e *end, s abi.Send, list []ib.SGE, inline []byte, want ib.Status) abi.CQE {
 	k.t.Helper()
 	k.id++
@@ -119,7 +119,7 @@ func (k *keys) writes(key ib.Key, addr uint64, n int, off int, want ib.Status) {
 	}
 }
 
-// refuses says that the first end cannot write to addr with key.
+// refuses checks that the first end cannot write to addr with key.
 func (k *keys) refuses(key ib.Key, addr uint64) {
 	k.t.Helper()
 	k.writes(key, addr, 8, 0, ib.RemAccessErr)
@@ -160,7 +160,7 @@ func TestWindow1(t *testing.T) {
 	k.refuses(after(w.RKey, 1), b.at+at0)
 	k.refuses(after(w.RKey, 2), b.at+at0)
 	k.writes(after(w.RKey, 2), b.at+50, 50, 50, ib.Success)
-	// Its region stays while it is there.
+	// Its region cannot be removed while the window exists.
 	b.d.refused(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0, syscall.EBUSY)
 	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil), abi.MRResultSize, syscall.EBUSY)
 	k.writes(after(w.RKey, 2), b.at, 100, 0, ib.Success)
@@ -400,7 +400,7 @@ func TestFastRegisterRefused(t *testing.T) {
 	b.d.refused(abi.CmdAllocMR, abi.AllocMR{PDN: 999, MaxPages: 1}.Append(nil), abi.MRResultSize, syscall.ENOENT)
 }
 
-// TestRemoteInvalidate: the key has ended before the completion tells so.
+// TestRemoteInvalidate: the key is invalid before the completion is visible.
 func TestRemoteInvalidate(t *testing.T) {
 	k := newKeys(t)
 	a, b := k.a, k.b
@@ -481,8 +481,8 @@ func TestKeysOnOtherServices(t *testing.T) {
 	}
 }
 
-// TestManyKeys: as many requests as a queue holds are done in one go, and other
-// work goes on after them.
+// TestManyKeys: one turn handles as many requests as a queue holds, and other work continues after
+// them.
 func TestManyKeys(t *testing.T) {
 	k := newKeys(t)
 	b := k.b

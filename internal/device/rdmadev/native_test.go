@@ -14,7 +14,7 @@ import (
 
 const nativeLID ib.LID = 0x10
 
-// newNativeFabric is a fabric whose port is an InfiniBand port.
+// newNativeFabric makes a fabric with an InfiniBand port.
 func newNativeFabric(t testing.TB) *fabric {
 	f := newFabric(t)
 	p := &hca.Port{Link: ib.LinkInfiniBand, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU2048, MaxMTU: ib.MTU4096, LID: nativeLID, LMC: 1,
@@ -81,8 +81,8 @@ func TestNativeCommands(t *testing.T) {
 	d.must(abi.CmdDestroyQP, abi.DestroyQP{QPN: u.num}.Append(nil), 0)
 }
 
-// TestNativeDatagram reads what a completion says of a datagram's way, and finds
-// the 40 bytes in front of one without a GRH as they were.
+// TestNativeDatagram checks the address fields of a completion, and that the 40 bytes before a
+// datagram without a GRH are unchanged.
 func TestNativeDatagram(t *testing.T) {
 	f := newNativeFabric(t)
 	a, b := f.newDriver(true, 4<<20).end(ib.UD, 4096), f.newDriver(true, 4<<20).end(ib.UD, 4096)

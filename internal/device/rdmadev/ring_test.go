@@ -23,7 +23,7 @@ func (d *driver) reset(r *ring, num int) {
 	d.attach(r)
 }
 
-// resume gives a stopped ring back as a front-end does that asked for its state.
+// resume starts a stopped ring as a front-end does that has read its state.
 func (d *driver) resume(r *ring, base uint32) {
 	d.t.Helper()
 	c := r.Config()
@@ -35,11 +35,11 @@ func (d *driver) resume(r *ring, base uint32) {
 	d.dev.StartRing(r.index, q, r.bell)
 }
 
-// TestPause: a ring that is disabled, or stopped and resumed, keeps what was
-// taken from it: nothing is done twice, and what is done meanwhile is given back
-// when the ring goes on. Completions wait for theirs.
+// TestPause: a ring that is disabled, or stopped and resumed, keeps the popped elements: none is
+// executed twice, and those that complete in between are returned when the ring continues. Completions
+// wait for their ring.
 func TestPause(t *testing.T) {
-	for _, asked := range []bool{false, true} { // stopped and asked for its state, or only disabled
+	for _, asked := range []bool{false, true} { // stopped with its state read, or only disabled
 		modes(t, func(t *testing.T, verbs bool) {
 			f, a, b := pair(t, verbs, ib.RC)
 			copy(a.mem, fill(make([]byte, 100), 7))
@@ -169,7 +169,7 @@ func TestMoveRing(t *testing.T) {
 		r.post(d, request(i))
 	}
 	send(8)
-	e.cq.expect(ok(0)...) // used: the driver knows
+	e.cq.expect(ok(0)...) // used, visible to the driver
 	fill(peer.mem, 3)
 	peer.d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: peer.num, AttrMask: ib.AttrRateLimit, RateLimit: 1_000_000}.Append(nil), 0)
 	send(size)
@@ -232,9 +232,8 @@ func TestMoveRing(t *testing.T) {
 	}
 }
 
-// TestRingReset: rings begin anew with another size, other memory and no memory of
-// what was (VIRTIO_F_RING_RESET): requests in flight complete, and their elements are
-// nobody's.
+// TestRingReset: rings restart with another size and other memory (VIRTIO_F_RING_RESET): requests in
+// flight complete, and their elements are not returned.
 func TestRingReset(t *testing.T) {
 	modes(t, func(t *testing.T, verbs bool) {
 		f, a, b := pair(t, verbs, ib.RC)
@@ -272,7 +271,7 @@ func TestRingReset(t *testing.T) {
 			}
 		}
 
-		// A completion ring that grows: what came meanwhile is there.
+		// A larger completion ring contains the completions of the time without a ring.
 		a.d.dev.StopRing(a.cq.index)
 		for i := range uint64(5) {
 			b.postRecv(i, b.sge(0, 100))

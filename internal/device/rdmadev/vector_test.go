@@ -118,8 +118,7 @@ func prepare(d *driver, id string) {
 	}
 }
 
-// own are the vectors whose answer the device rightly gives otherwise: its own
-// attributes, its random keys.
+// own are the vectors with an implementation-specific reply: own attributes, random keys.
 var own = map[string]func(t *testing.T, d *driver, got []byte){
 	"query-device-1": func(t *testing.T, d *driver, got []byte) {
 		r := parse(d, got[1:], abi.ParseQueryDeviceResult)

@@ -14,8 +14,8 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// TestDial: a server that is the client of its front-end's socket comes back
-// each time, whoever ended the session, and leaves nothing behind.
+// TestDial: a server that connects to its front-end's socket reconnects after every end of a session,
+// by either side, and leaks nothing.
 func TestDial(t *testing.T) {
 	dir, err := os.MkdirTemp("", "vhost")
 	if err != nil {

@@ -150,7 +150,7 @@ func (d *fake) Closed(error) {
 	}
 }
 
-// lane works until nothing is left, then sleeps until somebody kicks.
+// lane works until nothing is left, then sleeps until a kick.
 func (d *fake) lane() {
 	defer close(d.done)
 	for {

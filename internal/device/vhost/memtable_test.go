@@ -273,7 +273,7 @@ func TestRetire(t *testing.T) {
 	}
 	file := tab.View(4*page, 8) // the same file, announced elsewhere
 	unmaps[0]()
-	goes[1] = 2 // buried: whoever still points there harms nobody
+	goes[1] = 2 // removed: remaining references are harmless
 	if goes[0] != 0 || file[0] != 1 || file[1] != 0 {
 		t.Errorf("buried memory reads % x, the file % x", goes, file)
 	}
@@ -473,7 +473,7 @@ func TestBuriedMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestBudgetOfAll: the last mapping is refused, whoever asks.
+// TestBudgetOfAll: the last mapping is refused to every user.
 func TestBudgetOfAll(t *testing.T) {
 	b := budget{bytes: 10, regions: 2}
 	if b.take(11) || !b.take(6) || b.take(5) || !b.take(4) || b.take(0) {
@@ -484,8 +484,7 @@ func TestBudgetOfAll(t *testing.T) {
 	}
 }
 
-// TestFileOfFileSystem: memory whose pages a file system brings could make a
-// lane wait.
+// TestFileOfFileSystem: pages of a file system could block a lane.
 func TestFileOfFileSystem(t *testing.T) {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {

@@ -31,8 +31,8 @@ func hello(t *testing.T, path string) (*vhosttest.Front, error) {
 	return f, err
 }
 
-// TestSessionQuota: who finds no room is told why, costs nobody else anything,
-// and finds room once there is some.
+// TestSessionQuota: a refused session gets the reason, does not affect others, and succeeds once there
+// is room.
 func TestSessionQuota(t *testing.T) {
 	for _, c := range []struct {
 		limits vhost.Limits
@@ -74,7 +74,7 @@ func TestSessionQuota(t *testing.T) {
 	}
 }
 
-// TestSilentRefused: those who find no room and say nothing do not stay.
+// TestSilentRefused: refused connections that send nothing are closed.
 func TestSilentRefused(t *testing.T) {
 	d := newLimitedDoor(t, vhost.Limits{Sessions: 1})
 	hello(t, d.path)
@@ -97,8 +97,8 @@ func TestSilentRefused(t *testing.T) {
 	}
 }
 
-// TestDescriptorQuota: a session that hands over too many descriptors is told
-// so and goes on; what it gives back it has again.
+// TestDescriptorQuota: a session that passes too many descriptors gets an error and continues; closed
+// descriptors no longer count.
 func TestDescriptorQuota(t *testing.T) {
 	for _, c := range []struct {
 		quota  vhost.Quota

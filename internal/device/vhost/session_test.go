@@ -229,7 +229,7 @@ func TestRefusals(t *testing.T) {
 			if _, err := f.GetU64(abi.ReqGetFeatures); err != nil {
 				t.Errorf("session did not survive: %v", err)
 			}
-			// Without need_reply there is no other way to tell.
+			// Without need_reply there is no reply.
 			if err := f.Send(tc.request, abi.VUVersion, tc.payload, fds...); err != nil {
 				t.Fatal(err)
 			}
@@ -395,14 +395,14 @@ func TestStandardRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	pd()
-	// A status of zero keeps the index that the stop asks for.
+	// A status of zero keeps the index that the stop returns.
 	if err := d.Do(abi.ReqSetStatus, vhosttest.U64(0)); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := d.Get(abi.ReqGetVringBase, put(2, 0)); err != nil || !bytes.Equal(p, put(2, 4)) {
 		t.Errorf("base % x, %v", p, err)
 	}
-	// It goes on where it stopped.
+	// It continues where it stopped.
 	if err := d.Do(abi.ReqSetVringKick, vhosttest.U64(2), kick); err != nil {
 		t.Fatal(err)
 	}
@@ -423,8 +423,7 @@ func TestStandardRing(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRunningRing: a ring whose memory is taken away is stopped and
-// the front-end told.
+// TestMemoryOfRunningRing: a ring whose memory is removed is stopped, and the front-end notified.
 func TestMemoryOfRunningRing(t *testing.T) {
 	door := newDoor(t)
 	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: true})
@@ -634,8 +633,7 @@ func TestServerClose(t *testing.T) {
 	}
 }
 
-// TestMoveRing: a running ring goes on in other memory, or where it is when the
-// device refuses.
+// TestMoveRing: a running ring continues in other memory, or where it is if the device refuses.
 func TestMoveRing(t *testing.T) {
 	door := newDoor(t)
 	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})

@@ -33,7 +33,7 @@ func TestDescriptorsAreBounded(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			list := append(make([]virtiotest.Buf, c.descs-1), put(m, "x")) // empty but for the last
+			list := append(make([]virtiotest.Buf, c.descs-1), put(m, "x")) // empty except the last
 			if c.table {
 				r.AddIndirect(list, nil)
 			} else {

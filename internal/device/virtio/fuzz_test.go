@@ -229,8 +229,8 @@ func FuzzRing(f *testing.F) {
 					// A hot element is all of one kind, and not huge.
 					ok = ok && (writable && len(read) == 0 || !writable && room == 0)
 				}
-				// A ring whose index the device has seen may have been taken
-				// further back since; the device goes by what it saw.
+				// The driver may have moved the index of a ring back since the device read it; the
+				// device uses the value it read.
 				if got && (n == 0 || n > num) && !broken {
 					n = 1
 				}

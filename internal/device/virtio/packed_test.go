@@ -52,8 +52,8 @@ func TestPackedPlace(t *testing.T) {
 	}
 }
 
-// TestPackedNotify compares the decision to notify with what the driver asked
-// for, position by position and batch by batch.
+// TestPackedNotify compares the decision to notify with the enabled event, position by position and
+// batch by batch.
 func TestPackedNotify(t *testing.T) {
 	const num = 5
 	for batch := 1; batch <= num; batch++ {
@@ -82,7 +82,7 @@ func TestPackedNotify(t *testing.T) {
 				t.Fatal("the first is always told of")
 			}
 			for done := 1; done < 3*num; done += batch {
-				// The driver asks for the entry ahead of where it is.
+				// The driver enables the event for an entry ahead of its position.
 				event := done + ahead%num
 				w := uint32(event%num) | 2<<16
 				if event/num%2 == 0 {
@@ -162,8 +162,8 @@ func TestPackedFaults(t *testing.T) {
 	}
 }
 
-// TestPackedResume: a ring goes on where it was, whether its state was asked
-// for or its device just died; a fresh one begins at the start.
+// TestPackedResume: a ring continues at its position, whether its state was read or its device ended;
+// a new one begins at the start.
 func TestPackedResume(t *testing.T) {
 	for _, num := range []int{4, 5} {
 		for done := range 4 * num {
@@ -320,7 +320,7 @@ func FuzzPacked(f *testing.F) {
 					q.PushUsed(held[0], 1)
 				}
 				held = held[:0]
-				for id := range uint16(num) { // what is still out, by asking
+				for id := range uint16(num) { // the outstanding ones, by query
 					before := q.Outstanding()
 					q.PushUsed(id, 0)
 					if q.Outstanding() != before && q.Outstanding() != before-1 {
@@ -348,7 +348,7 @@ func FuzzPacked(f *testing.F) {
 			}
 			guard()
 		}
-		// Whatever the ring says, a device that resumes it finds a place in it.
+		// For every content of the ring, a device that resumes it finds a valid position.
 		c.Resume, c.Base = true, 0x8000_8000
 		if r, err := virtio.NewPacked(w, c); err != nil || r.State()&0x7fff >= num {
 			t.Fatalf("resumed: %v", err)

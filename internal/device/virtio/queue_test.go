@@ -258,7 +258,7 @@ func TestSucceed(t *testing.T) {
 			_, old := fill(4, 0, 4)
 			old.Next(false)
 			second, _, _ := old.Next(false)
-			old.PushUsed(second.Head, 0) // nobody hears of it
+			old.PushUsed(second.Head, 0) // not published
 			r, q := fill(tc.num, tc.begin, tc.end)
 			ok, err := q.Succeed(old)
 			if err != nil || ok != (tc.want != "") {

@@ -12,8 +12,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// run turns both ends every 10 ms from one time to another, hellos passing as
-// ab and ba say.
+// run ticks both ends every 10 ms from one time to another; ab and ba are whether hellos pass in that
+// direction.
 func run(a, b *end, from, to mono.Time, ab, ba bool) {
 	for now := from; now < to; now += 10 * ms {
 		a.core.Tick(now)
@@ -52,7 +52,7 @@ func TestUpWithinOneRoundTrip(t *testing.T) {
 		t.Fatalf("%d datagrams, want a hello", len(hello))
 	}
 	b.handle(6*ms, hello[0])
-	b.wantEvents() // it does not know yet that a hears it
+	b.wantEvents() // nothing has proved yet that a receives its datagrams
 	for _, d := range b.control(6 * ms) {
 		a.handle(7*ms, d)
 	}
@@ -120,8 +120,8 @@ func TestOneWay(t *testing.T) {
 	a, b := pair(t, 1472)
 	a.events, b.events = nil, nil
 	run(a, b, 10*ms, 800*ms, true, false)
-	a.wantEvents(downB) // hears nothing
-	b.wantEvents(downA) // is told so
+	a.wantEvents(downB) // receives nothing
+	b.wantEvents(downA) // learns it from the hello
 	run(a, b, 800*ms, 3000*ms, true, false)
 	a.wantEvents()
 	b.wantEvents()
@@ -214,9 +214,9 @@ func TestRestart(t *testing.T) {
 	a.wantEvents("up=true node=c0 restarted=true")
 }
 
-// TestLateHelloOfTheDeaf: a hello from before the peer heard us, overtaken by
-// those after, does not take the trunk down.
-func TestLateHelloOfTheDeaf(t *testing.T) {
+// TestLateHello: a hello from before the peer received ours, overtaken by later ones, does not take
+// the trunk down.
+func TestLateHello(t *testing.T) {
 	a, b := newEnd(t, 0xa0, 1, 1472), newEnd(t, 0xb0, 2, 1472)
 	b.core.Tick(ms)
 	late := b.control(ms)
@@ -226,8 +226,8 @@ func TestLateHelloOfTheDeaf(t *testing.T) {
 	a.wantEvents()
 }
 
-// TestWhoMaySpeak sends datagrams that are right but for one thing.
-func TestWhoMaySpeak(t *testing.T) {
+// TestSenderChecks sends datagrams with exactly one wrong field.
+func TestSenderChecks(t *testing.T) {
 	const us, them = 0x11111111, 0x22222222
 	body := []byte{0, 2, 0xaa, 0xbb}
 	frag := append([]byte{0, 2, 0, 2}, 0xaa)
@@ -291,8 +291,7 @@ func TestWhoMaySpeak(t *testing.T) {
 	}
 }
 
-// TestForgedHellos: who guesses wrong can neither take a trunk down nor bring
-// one up, nor have more sent than it sent.
+// TestForgedHellos: forged epochs can neither take a trunk down nor bring one up, nor amplify traffic.
 func TestForgedHellos(t *testing.T) {
 	a, b := pair(t, 1472)
 	a.events = nil
@@ -342,7 +341,7 @@ func TestRoundTripTimes(t *testing.T) {
 	}
 }
 
-// TestSequence: what a stream's numbers say, and that streams do not mix.
+// TestSequence: the results of a stream's sequence numbers, and that streams are independent.
 func TestSequence(t *testing.T) {
 	a, b := pair(t, 1472)
 	for range 8 {

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// FuzzHandle gives a Core whose trunk is up a sequence of datagrams, each
-// behind its 16-bit length. The epochs are put right, or hardly anything
-// would get past the header. All that is delivered must be part of a datagram or a
-// whole of fragments, and all must be accounted for.
+// FuzzHandle passes to a Core whose trunk is up a sequence of datagrams, each behind its 16-bit
+// length. The epochs are corrected, or hardly any datagram would pass the header checks. Each
+// delivered packet must be part of a datagram or reassembled from fragments, and each datagram must be
+// counted.
 func FuzzHandle(f *testing.F) {
 	a, _ := pair(f, 1472)
 	a.send(0, random(30), random(1000), random(4178), random(3000))

@@ -8,8 +8,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// model says what a switch does as slowly and as plainly as possible: one map
-// entry per fact, one loop over all ports per packet.
+// model is a slow and simple switch: one map entry per fact, one loop over all ports per packet.
 type model struct {
 	n      int
 	ports  map[int]Port

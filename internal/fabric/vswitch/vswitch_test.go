@@ -57,7 +57,7 @@ func TestUnicast(t *testing.T) {
 		if out, why := b.Unicast(c.in, c.dlid, full); out != c.out || why != c.why {
 			t.Errorf("from port %d to %#x: port %d, %v; want %d, %v", c.in, c.dlid, out, why, c.out, c.why)
 		}
-		// Route says the same in a set.
+		// Route returns the same as a set.
 		set, why := b.Route(c.in, c.dlid, full)
 		if c.dlid != 0xc000 && (why != c.why || (why == OK) != set.Has(c.out) || set.Len() > 1) {
 			t.Errorf("Route from port %d to %#x: %v, %v", c.in, c.dlid, set, why)
@@ -70,7 +70,7 @@ func TestUnicast(t *testing.T) {
 	if _, why := b.Unicast(1, 4, full); why != AboveTop {
 		t.Errorf("above the top: %v", why)
 	}
-	b.SetState(0, ib.PortInit) // an enhanced port 0 that nobody activated
+	b.SetState(0, ib.PortInit) // an enhanced port 0 that was not activated
 	if _, why := b.Unicast(1, 1, full); why != EgressState {
 		t.Errorf("to an inactive port 0: %v", why)
 	}
@@ -213,7 +213,7 @@ func TestPartitionEnforcement(t *testing.T) {
 		{3, 2, 0x8000, PKeyIn}, // an empty entry is no partition, whatever its upper bit
 		{1, 3, limA, PKeyOut},  // two limited members
 		{2, 1, fullA, OK},
-		{2, 1, limA, PKeyOut}, // a full member may say it is limited, and is then treated so
+		{2, 1, limA, PKeyOut}, // a full member may send with the limited key, and is then treated as limited
 		{2, 4, fullB, OK},
 		{2, 4, fullA, OK},
 		{4, 1, fullA, OK},
@@ -384,8 +384,8 @@ func TestLIDOf24(t *testing.T) {
 	}
 }
 
-// TestRoute24: a 16B packet goes where a 9B packet to the same LID goes, under
-// the same rules; LIDs that only 24 bits can say lead nowhere.
+// TestRoute24: a 16B packet is forwarded as a 9B packet to the same LID, by the same rules; other
+// 24-bit LIDs have no egress port.
 func TestRoute24(t *testing.T) {
 	b := lab()
 	var masks [BlockMLIDs]uint16

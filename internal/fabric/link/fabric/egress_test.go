@@ -92,8 +92,8 @@ func TestBuiltInPlace(t *testing.T) {
 	}
 }
 
-// TestWithinTheNode: functions of one node are told of and get no packet, unless all is to go through
-// packets; and the sender never gets its own.
+// TestWithinTheNode: Next returns functions of the same node, which get no packet, unless WireLocal is
+// set; the sender never gets its own.
 func TestWithinTheNode(t *testing.T) {
 	for _, packets := range []bool{false, true} {
 		for _, x := range []struct {
@@ -130,7 +130,8 @@ func TestWithinTheNode(t *testing.T) {
 	}
 }
 
-// TestEgressRefusals: the switch judges what never becomes a packet, by the same names.
+// TestEgressRefusals: the switch applies the same rules, with the same counters, to traffic that never
+// becomes a packet.
 func TestEgressRefusals(t *testing.T) {
 	for _, x := range []struct {
 		name     string
@@ -196,7 +197,7 @@ func TestEgressRefusals(t *testing.T) {
 	if len(got[0]) != 2 || got[0][0].function != 2 || got[0][1].function != 3 {
 		t.Errorf("%d packets", len(got[0]))
 	}
-	// Of a group's functions those get it whose partition it is.
+	// Only a group's functions in the partition get it.
 	e := line(t, 1)[0]
 	e.second(10)
 	if here := e.in(1, packet16(1, 0xf00001, 0x8002, 60, nil)); !slices.Equal(here, []uint16{2}) {

@@ -29,7 +29,7 @@ type cable struct {
 	full  bool
 }
 
-// hop is the other end of a trunk, and what this node's number is there.
+// hop is the other end of a trunk, and this node's peer number there.
 type hop struct {
 	c  *cable
 	as int
@@ -195,8 +195,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// TestEveryBitCounts: whichever bit of a packet changes on the way, it is
-// refused, whoever checks it, and by name.
+// TestEveryBitCounts: a packet with any one bit inverted is refused, and the reason counted.
 func TestEveryBitCounts(t *testing.T) {
 	nodes := line(t, 2)
 	nodes[0].Send(1, run(2, ib.ServiceRC|ib.SendOnly, 1, 256, 9, true, make([]byte, 16)), mem.NewBatch(4096))
@@ -283,7 +282,7 @@ func TestDrops(t *testing.T) {
 	}
 }
 
-// TestOwnSource: nobody else speaks with a LID of this node.
+// TestOwnSource: packets from trunks with a LID of this node as source are dropped.
 func TestOwnSource(t *testing.T) {
 	nodes := line(t, 2)
 	r := run(2, ib.ServiceRC|ib.SendOnly, 1, 256, 4, false, make([]byte, 4))

@@ -72,9 +72,9 @@ func settle(t *testing.T, nodes []*end) {
 	}
 }
 
-// TestSend16: packets of every length go by their 24-bit DLID over one and two
-// trunks, to one function or to all of a group but the sender's; the same bytes
-// arrive, but for the age that the node in the middle adds.
+// TestSend16: packets of every length are forwarded by their 24-bit DLID over one and two trunks, to
+// one function or to all of a group except the sender's; the same bytes arrive, except for the age
+// that the node between increments.
 func TestSend16(t *testing.T) {
 	nodes := line(t, 3)
 	got := takers(nodes)
@@ -291,7 +291,7 @@ func TestLoopOfTrunks(t *testing.T) {
 			e.builder.SetPort(p, vswitch.Port{State: ib.PortActive})
 		}
 		e.builder.SetMFT(0, 0, &[vswitch.BlockMLIDs]uint16{1: 1<<7 | 1<<8})
-		e.builder.SetEntry(1, 7) // or node 0 would tell that the packet is its own
+		e.builder.SetEntry(1, 7) // or node 0 would drop the packet as its own
 		e.table.Store(e.builder.Snapshot())
 	}
 	first.cable.queue = []arrival{{0, append([]byte{kind16}, packet16(1, 0xf00001, 0xffff, 60, nil)...)}}

@@ -62,8 +62,8 @@ func (s *station) join(t testing.TB, vport uint8, vesw uint16, key ib.PKey, mtu 
 	s.tx[vport] = p.Sender()
 }
 
-// send does with a frame of a segment what docs/notes/vesw.md 3 says. It returns how many packets
-// were built.
+// send sends a frame of a segment as docs/notes/vesw.md 3 specifies. It returns the number of packets
+// built.
 func (s *station) send(t testing.TB, vport uint8, frame []byte, off ether.Offload) (packets int) {
 	t.Helper()
 	tx := s.tx[vport]
@@ -139,7 +139,7 @@ func stations(t *testing.T, nodes []*end) (all []*station) {
 	return all
 }
 
-// ethFrame makes a frame whose octets tell who sent it.
+// ethFrame makes a frame whose octets identify the sender.
 func ethFrame(dst [6]byte, from uint8, n int) []byte {
 	f := bytes.Repeat([]byte{from}, n)
 	copy(f, dst[:])
@@ -149,8 +149,8 @@ func ethFrame(dst [6]byte, from uint8, n int) []byte {
 
 var everybody = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// TestTwoVESWs: stations on three nodes, in two virtual Ethernet switches that overlap, hear
-// exactly who is in theirs, by unicast, groups and jumbo frames, within a node and across.
+// TestTwoVESWs: stations on three nodes, in two overlapping virtual Ethernet switches, receive exactly
+// the frames of their switch, by unicast, groups and jumbo frames, within a node and across nodes.
 func TestTwoVESWs(t *testing.T) {
 	for _, wireLocal := range []bool{false, true} {
 		nodes := line(t, 3)
@@ -204,7 +204,7 @@ func TestTwoVESWs(t *testing.T) {
 	}
 }
 
-// TestHostileNode: whatever a node forges, who is in a switch of another partition hears nothing.
+// TestHostileNode: no forged packet reaches a station in a switch of another partition.
 func TestHostileNode(t *testing.T) {
 	nodes := line(t, 2)
 	all := stations(t, nodes)

@@ -102,7 +102,7 @@ func random(n int) []byte {
 	return b
 }
 
-// message is a run of n bytes at MTU 256 whose first packet has PSN psn.
+// message is a burst of n bytes at MTU 256 whose first packet has PSN psn.
 func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Burst {
 	h := wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: true, SE: true}
 	if op.Info().Ext&ib.ExtRETH != 0 {

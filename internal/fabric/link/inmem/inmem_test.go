@@ -45,7 +45,7 @@ var (
 
 const ms = mono.Time(time.Millisecond)
 
-// sim is a network of nodes that all know each other, under a virtual clock.
+// sim is a full mesh of nodes under a virtual clock.
 type sim struct {
 	t     testing.TB
 	net   *Network
@@ -245,7 +245,7 @@ func TestSameSeedSameResult(t *testing.T) {
 	}
 }
 
-// TestStranger: a node that is no peer is not heard.
+// TestStranger: datagrams of a node that is no peer are dropped.
 func TestStranger(t *testing.T) {
 	s := newSim(t, 1, 2, Faults{})
 	stranger, err := s.net.Open(Config{Addr: 9, Node: 9, Epoch: 9, Peers: []Peer{{Addr: 0}, {Addr: 77}}})

@@ -153,7 +153,7 @@ func (c *cable) capture(t *testing.T, n int) (out []frame) {
 		var f frame
 		eth := bytes.Clone(buf[:k])
 		if eth[12] == 8 && eth[13] == 0 && k > 14+9 && eth[14+9] != unix.IPPROTO_UDP {
-			continue // the kernel's own, such as the report of a group joined, whose IP header has options
+			continue // the kernel's own, such as a membership report, which has IP options
 		}
 		p, why := f.ip.Parse(eth[14:])
 		if why == wire.NotRoCE {
@@ -329,8 +329,8 @@ func TestPeerFrames(t *testing.T) {
 	})
 }
 
-// TestMulticastOut sends to groups: the interface is that of the source, and
-// our own sockets do not hear it.
+// TestMulticastOut sends to groups: the interface is that of the source, and our own sockets do not
+// receive it.
 func TestMulticastOut(t *testing.T) {
 	onWire(t, 1500, func(t *testing.T, c *cable) {
 		l := open(t, Config{IfIndex: func(i uint8, g ib.GID) uint32 { return uint32(c.near) }})
@@ -421,7 +421,7 @@ func blocked(t *testing.T, c *cable, singles bool) {
 	if c := l.Counters(); blocked == 0 || c.SendBlocked == 0 || c.DropBlocked != 0 {
 		t.Errorf("blocked %d times: %+v", blocked, c)
 	}
-	// Who sends in spite of it loses what finds no room, by name.
+	// Bursts sent although the link is Blocked are dropped, with the reason counted.
 	for i := 0; l.Counters().DropBlocked == 0; i++ {
 		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
 		if l.Send(0, &r, batch) != mem.OK || i > 1000 {

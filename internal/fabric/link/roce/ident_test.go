@@ -55,8 +55,8 @@ func (f foreign) onto(t *testing.T, c *cable, src, dst string, data []byte) {
 	}
 }
 
-// last sends a good packet by which the test knows that all before it have come,
-// and returns the PSNs received until then.
+// last sends a good packet that marks the end of the packets before it, and returns the PSNs received
+// until then.
 func last(t *testing.T, c *cable, l *Link, src, dst string) (psns []ib.PSN) {
 	t.Helper()
 	const end = 0xffffff
@@ -82,9 +82,9 @@ func openICRC(t *testing.T, mode ICRCMode) *Link {
 	return l
 }
 
-// TestIdentification sends packets whose ICRC is right for another
-// identification than they bear, as a corrupted packet's may be: they are
-// refused where identifications are seen, and only there.
+// TestIdentification sends packets whose ICRC is right for an identification other than their own, as
+// may be the case for a corrupted packet: they are refused only where the raw socket shows
+// identifications.
 func TestIdentification(t *testing.T) {
 	onWire(t, 9000, func(t *testing.T, c *cable) {
 		for _, mode := range []ICRCMode{ICRCFull, ICRCSolve} {
@@ -96,8 +96,8 @@ func TestIdentification(t *testing.T) {
 				{psn: 3, id: 1, icrcID: 1}, // sent again
 				{psn: 4, id: 0, icrcID: 0}, // as Weft does
 				{psn: 5, id: 3, icrcID: 3}, // from the middle of a train
-				{psn: 6, id: 7, icrcID: 0}, // wrong, and foreseen: 32 bits cannot tell
-				{psn: 7, id: 0, icrcID: 7}, // wrong, but not heard of
+				{psn: 6, id: 7, icrcID: 0}, // wrong, but predicted: 32 bits cannot detect it
+				{psn: 7, id: 0, icrcID: 7}, // wrong, but not seen by the raw socket
 			} {
 				f.flip = -1
 				f.onto(t, c, farV4, nearV4, random(1024))
@@ -202,7 +202,7 @@ func TestCoalesced(t *testing.T) {
 	}
 }
 
-// headOf is what the raw socket hears of a packet.
+// headOf is the raw socket's message of a packet.
 func headOf(id uint16, psn uint32) *[headBytes]byte {
 	b := new([headBytes]byte)
 	ip := wire.IPUDP{Src: gid(farV4), Dst: gid(nearV4), IPv4: true, DF: true, ID: id, SrcPort: 0xd00d, DstPort: wire.UDPPort}
@@ -215,8 +215,7 @@ func keyOf(b *[headBytes]byte) *head {
 	return &head{src: be.Uint32(b[12:]), dst: be.Uint32(b[16:]), port: be.Uint16(b[20:]), bth: [wire.BTHLen]byte(b[28:])}
 }
 
-// TestHeads: what was heard is told once, whatever came in between, and memory
-// is bounded.
+// TestHeads: each seen identification is returned once, in any order, and memory is bounded.
 func TestHeads(t *testing.T) {
 	h := &heads{fd: -1, seed: 7}
 	look := func(psn uint32, id uint16, want sight) {
@@ -267,8 +266,8 @@ func TestHeads(t *testing.T) {
 	}
 }
 
-// TestRecvForeignNoAllocation receives from a peer whose identifications must be
-// seen, without allocating.
+// TestRecvForeignNoAllocation receives from a peer whose identifications need the raw socket, without
+// allocating.
 func TestRecvForeignNoAllocation(t *testing.T) {
 	tx := newRawPeer(t, 256)
 	l := open(t, Config{Port: rawPeerPort, ICRC: ICRCFull})
@@ -288,8 +287,8 @@ func TestRecvForeignNoAllocation(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivilege: what cannot be had is refused where it was asked for,
-// and said where it was not.
+// TestWithoutPrivilege: an explicit mode that is not available is an error; an automatic one is
+// reported in Degraded.
 func TestWithoutPrivilege(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
@@ -380,8 +379,8 @@ func (p *rawPeer) send(t testing.TB) {
 	}
 }
 
-// BenchmarkForeign receives 64 packets of a peer whose identifications cannot
-// be foreseen; the time is that of sending and receiving.
+// BenchmarkForeign receives 64 packets of a peer whose identifications cannot be predicted; the time
+// includes sending.
 func BenchmarkForeign(b *testing.B) {
 	for _, mtu := range []int{256, 1024, 4096} {
 		for name, mode := range map[string]ICRCMode{"solve": ICRCSolve, "full": ICRCFull} {
@@ -405,7 +404,7 @@ func BenchmarkForeign(b *testing.B) {
 	}
 }
 
-// FuzzHeads hears arbitrary headers: what is told of a packet was heard.
+// FuzzHeads reads arbitrary headers: each lookup result was in a message.
 func FuzzHeads(f *testing.F) {
 	f.Add(bytes.Repeat(headOf(5, 1)[:], 3), uint16(5))
 	f.Add([]byte{}, uint16(0))

@@ -186,8 +186,7 @@ func TestSourceFaultSendsNothing(t *testing.T) {
 	}
 }
 
-// crashSpace stands for mapped memory whose file was cut short: touching it
-// raises a fault in the middle of a copy.
+// crashSpace is mapped memory whose file was truncated: access raises a fault in the middle of a copy.
 type crashSpace struct{ mem.Space }
 
 func (crashSpace) View(addr, n uint64) []byte          { return nil }

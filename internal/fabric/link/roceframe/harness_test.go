@@ -30,7 +30,7 @@ func (linkAndBlocked) Blocked() bool { return false }
 type port struct {
 	*Link
 	asked   []netip.Addr
-	full    bool // Ask refuses
+	full    bool // Resolve refuses
 	pushed  int
 	drain   func() // what Push does
 	arrived int
@@ -66,8 +66,8 @@ func newPort(mac [6]byte, gids ...ib.GID) *port {
 
 func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
 
-// knows has the port know a neighbour.
-func (p *port) knows(now mono.Time, g ib.GID, mac [6]byte) {
+// resolve gives the port a resolved neighbour.
+func (p *port) resolve(now mono.Time, g ib.GID, mac [6]byte) {
 	p.find(now, g)
 	p.Resolved(now, g.Addr(), mac, true)
 }

@@ -17,8 +17,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// TestGolden makes of the fields of each packet in the vectors the bytes that it has, and of those the fields: both ways with the
-// ICRC of who wrote them. The UDP checksum is another's choice there, and always computed here.
+// TestGolden builds the bytes of each packet in the vectors from its fields, and parses the fields
+// from the bytes: both with the ICRC of the vectors. The UDP checksum is optional there, and always
+// computed here.
 func TestGolden(t *testing.T) {
 	sent := 0
 	for _, v := range vectors(t) {
@@ -62,11 +63,11 @@ func TestGolden(t *testing.T) {
 			t.Errorf("%s: %+v\n%s", v.ID, r, d)
 		}
 		if h.IPv4 && !h.DF || h.Src == h.Dst {
-			continue // DF is always set here; to itself nobody sends frames
+			continue // DF is always set here; a port sends no frames to itself
 		}
 		// And out again.
 		a := newPort(macA, h.Src)
-		a.knows(1, h.Dst, macB)
+		a.resolve(1, h.Dst, macB)
 		a.id = h.ID
 		run := pkt.Burst{Headers: r.Headers, Count: 1, MTU: 4096, Path: &path, Data: mem.BytesPayload(payload)}
 		if res := a.Send(1, &run, mem.NewBatch(4096)); res != mem.OK || len(a.dropped()) != 0 {
@@ -134,7 +135,7 @@ func TestTrains(t *testing.T) {
 	for _, f := range flows {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
-		a.knows(1, gb, macB)
+		a.resolve(1, gb, macB)
 		a.id = 0xfff0 // wraps
 		batch := mem.NewBatch(4096)
 		for _, x := range []struct {
@@ -200,7 +201,7 @@ func TestNoAllocation(t *testing.T) {
 	for _, f := range flows {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
-		a.knows(1, gb, macB)
+		a.resolve(1, gb, macB)
 		batch := mem.NewBatch(4096)
 		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 16, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc123}, Data: mem.BytesPayload(random(16 << 10))}
 		frames, off := make([][]byte, 8), make([]ether.Offload, 8)
@@ -229,7 +230,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestGroups sends to groups by their MACs without asking anybody, and takes what is for groups that somebody is in.
+// TestGroups sends to groups by their MACs without a resolution, and receives packets for groups with
+// a member at the port.
 func TestGroups(t *testing.T) {
 	for _, x := range []struct {
 		from, group string
@@ -294,7 +296,7 @@ func TestSendRefusals(t *testing.T) {
 		}, 4},
 	} {
 		a := newPort(macA, ga)
-		a.knows(1, gb, macB)
+		a.resolve(1, gb, macB)
 		r := good
 		x.change(&r)
 		a.Send(1, &r, mem.NewBatch(4096))
@@ -307,11 +309,11 @@ func TestSendRefusals(t *testing.T) {
 	}
 }
 
-// TestFull: who sends more than there is room for has it pushed, and lost where that does not help.
+// TestFull: bursts beyond the room flush the link, and are dropped if that frees nothing.
 func TestFull(t *testing.T) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
 	a := newPort(macA, ga)
-	a.knows(1, gb, macB)
+	a.resolve(1, gb, macB)
 	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 32, MTU: 4096, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(MaxRun))}
 	batch := mem.NewBatch(4096)
 	for range 20 {
@@ -347,12 +349,12 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestSendCorrupt: the peer refuses what was corrupted on purpose, whichever bit was asked for.
+// TestSendCorrupt: the peer refuses a corrupted packet, for every bit.
 func TestSendCorrupt(t *testing.T) {
 	for _, f := range flows {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
-		a.knows(1, gb, macB)
+		a.resolve(1, gb, macB)
 		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		for bit := range uint32(8 * 32) {
 			a.SendCorrupt(1, &run, mem.NewBatch(4096), bit)

@@ -22,7 +22,7 @@ import (
 func packetFrom(t testing.TB, src, dst string, n int) []byte {
 	t.Helper()
 	a := newPort(macA, gid(src))
-	a.knows(1, gid(dst), macB)
+	a.resolve(1, gid(dst), macB)
 	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: 5}, Count: 1, Path: &ib.Path{SGID: gid(src), DGID: gid(dst), SrcPort: 0xc000}, Data: mem.BytesPayload(random(n))}
 	a.Send(1, &run, mem.NewBatch(4096))
 	frames, off := a.read()
@@ -46,7 +46,7 @@ func TestRefusals(t *testing.T) {
 		name   string
 		of     []byte
 		change func(f []byte) []byte
-		want   string // empty: accepted; "-": somebody else's
+		want   string // empty: accepted; "-": for another receiver
 	}{
 		{"IPv4", v4, func(f []byte) []byte { return f }, ""},
 		{"IPv6", v6, func(f []byte) []byte { return f }, ""},
@@ -126,7 +126,7 @@ func TestRefusals(t *testing.T) {
 			t.Error("a packet that was cut short is accepted")
 		}
 	}
-	// Who gives a frame whole within the node left its checksum to be made: there is none to check.
+	// A whole frame from within the node has no checksum yet: there is none to check.
 	b := newPort(macB, gid("10.9.0.2"))
 	f := bytes.Clone(v4)
 	f[41] ^= 1
@@ -205,21 +205,21 @@ func TestNeighbours(t *testing.T) {
 		return frames
 	}
 	now := mono.Time(1)
-	a.full = true // nobody can be asked: lost, and asked the next time
+	a.full = true // no resolution possible: dropped; the next burst requests it again
 	send(now, gb)
 	if len(a.asked) != 0 || a.dropped()["drop_unresolved"] != 2 {
 		t.Errorf("%v", a.dropped())
 	}
 	a.full = false
 	send(now, gb)
-	send(now, gb) // asked once
+	send(now, gb) // requested once
 	wait(0)
 	state(now, Neighbour{IP: gb.Addr(), State: Resolving, Frames: 2})
 	if len(a.asked) != 1 || a.asked[0] != gb.Addr() {
 		t.Errorf("asked %v", a.asked)
 	}
 	a.Resolved(now, gb.Addr(), macB, true)
-	a.Resolved(now, gb.Addr(), macA, true) // nobody asked
+	a.Resolved(now, gb.Addr(), macA, true) // not requested
 	for _, f := range wait(2) {
 		if [6]byte(f) != macB {
 			t.Errorf("%x", f)
@@ -228,7 +228,7 @@ func TestNeighbours(t *testing.T) {
 	send(now.Add(fresh/2), gb)
 	wait(1)
 	state(now.Add(fresh/2), Neighbour{IP: gb.Addr(), MAC: macB, State: Reachable, Since: fresh / 2})
-	// Asked again while it goes on; another MAC is followed.
+	// Requested again after a while; a changed MAC is used.
 	now = now.Add(fresh)
 	send(now, gb)
 	wait(1)
@@ -277,7 +277,7 @@ func TestNeighbours(t *testing.T) {
 	if a.held > maxHeldAll+(4<<10) {
 		t.Errorf("%d octets held", a.held)
 	}
-	// And so is the table; who was used least of late gives way.
+	// The table is bounded too; the least recently used neighbour is replaced.
 	for i := range maxNeighbours {
 		send(now.Add(time.Duration(i+1)), ib.GID{10: 0xff, 11: 0xff, 12: 10, 13: 8, 14: byte(i >> 8), 15: byte(i)})
 	}

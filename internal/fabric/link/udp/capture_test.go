@@ -17,8 +17,7 @@ import (
 	"weft/internal/fabric/trunk"
 )
 
-// datagram is a captured one, decoded by what docs/notes/trunk.md says and not
-// by package trunk.
+// datagram is a captured one, decoded by docs/notes/trunk.md and not by package trunk.
 type datagram struct {
 	srcPort  uint16
 	kind     byte

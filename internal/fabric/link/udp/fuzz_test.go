@@ -14,8 +14,8 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// FuzzMessage gives a Link what the kernel might: address, control messages
-// and data of a message. Whatever they say, each datagram is accounted for once.
+// FuzzMessage passes to a Link any results of the kernel: address, control messages and data of a
+// message. Each datagram is counted exactly once.
 func FuzzMessage(f *testing.F) {
 	// Without sockets: several processes fuzz at once.
 	ca, _ := unopened("127.0.0.1")

@@ -133,8 +133,8 @@ func random(n int) []byte {
 	return b
 }
 
-// inNamespace runs f on a thread in a network namespace of its own, whose
-// loopback interface has this MTU and cuts trains if asked to.
+// inNamespace runs f on a thread in a new network namespace, whose loopback interface has this MTU
+// and, if cut is set, cuts trains.
 func inNamespace(t *testing.T, name string, mtu int, cut bool, f func(t *testing.T, lo netlink.Link)) {
 	t.Run(name, func(t *testing.T) {
 		runtime.LockOSThread() // never unlocked: thread and namespace end with the test's goroutine
@@ -379,7 +379,7 @@ func TestOpenErrors(t *testing.T) {
 			t.Errorf("got %v, want ...%s...", err, c.want)
 		}
 	}
-	// The port is taken: by whom, and what to do.
+	// The port is in use: the error names the owner and the fix.
 	a := newNode(t, peers(Peer{Addr: ok}))
 	_, err := Open(peers(Peer{Addr: ok}))
 	want := fmt.Sprintf("(pid %d)", os.Getpid())
@@ -698,8 +698,8 @@ func TestCounterNames(t *testing.T) {
 	(&trunk.Counters{}).Each(add)
 	(&Counters{}).Each(add)
 	(&SendCounters{}).Each(add)
-	// Every field is there: uint64s of the three structs but for index 0 of
-	// reasons, which is none.
+	// Every field is listed: the uint64s of the three structs except index 0 of reasons, which is
+	// none.
 	n := -2
 	for _, c := range []any{trunk.Counters{}, Counters{}, SendCounters{}} {
 		n += int(reflect.TypeOf(c).Size() / 8)
