@@ -275,36 +275,6 @@ __be64 weft_device_image_guid(const struct ibv_device *d)
 
 /* ---- contexts ---- */
 
-static void table_of_operations(struct weft_ctx *ctx)
-{
-	struct verbs_context *v = &ctx->vctx;
-
-	v->sz = sizeof(*v);
-	v->priv = (void *)ctx->priv;
-	v->query_port = weft_query_port;
-	v->query_device_ex = weft_query_device_ex;
-	v->query_rt_values = weft_query_rt_values;
-	v->alloc_td = weft_alloc_td;
-	v->dealloc_td = weft_dealloc_td;
-	v->alloc_parent_domain = weft_alloc_parent_domain;
-	v->create_cq_ex = weft_create_cq_ex;
-	v->create_qp_ex = weft_create_qp_ex;
-	v->create_srq_ex = weft_create_srq_ex;
-	v->get_srq_num = weft_get_srq_num;
-	v->modify_qp_rate_limit = weft_modify_qp_rate_limit;
-	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
-	v->context.ops._compat_query_device = ibv_query_device;
-	v->context.ops._compat_query_port = ibv_query_port;
-	v->context.ops.alloc_mw = weft_alloc_mw;
-	v->context.ops.bind_mw = weft_bind_mw;
-	v->context.ops.dealloc_mw = weft_dealloc_mw;
-	v->context.ops.poll_cq = weft_poll_cq;
-	v->context.ops.req_notify_cq = weft_req_notify_cq;
-	v->context.ops.post_send = weft_post_send;
-	v->context.ops.post_recv = weft_post_recv;
-	v->context.ops.post_srq_recv = weft_post_srq_recv;
-}
-
 static void free_ctx(struct weft_ctx *ctx)
 {
 	free(ctx->qps);
@@ -340,7 +310,7 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	pthread_mutex_init(&ctx->vctx.context.mutex, NULL);
 	ctx->arena_gen = ~0ull;
 	ctx->mr_gen = 1;
-	table_of_operations(ctx);
+	weft_operations(ctx);
 
 	snprintf(path, sizeof(path), "%s/door/%s.sock", w->dir, d->name);
 	err = weft_door_open(ctx, path);

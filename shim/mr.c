@@ -3,6 +3,7 @@
 #include "weft.h"
 
 #include <endian.h>
+#include <sys/mman.h>
 
 /* ---- memory regions ---- */
 
@@ -111,12 +112,31 @@ static int access_of(unsigned int access, uint32_t *out)
 	return 0;
 }
 
-/* Makes sure the node can tell arena memory from other memory. */
+/* Whether every page of a range is mapped, with any protection. msync(2) with
+ * MS_ASYNC writes nothing: it walks the mappings of the range, not its pages, and
+ * returns ENOMEM at the first gap. */
+static bool mapped(const void *addr, size_t len)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)addr & ~(page - 1);
+	uintptr_t end = (uintptr_t)addr + len;
+	int saved = errno;
+	bool ok = end >= from && syscall(SYS_msync, from, end - from, MS_ASYNC) == 0;
+
+	errno = saved;
+	return ok;
+}
+
+/* Validates the memory of a region and ensures that the node can tell arena
+ * memory from other memory. Returns 0 or an errno; EFAULT, as with hardware, where
+ * the program has nothing mapped. Memory that is unmapped later is detected when
+ * the node accesses it. */
 static int reachable(struct weft_ctx *ctx, const void *addr, size_t len)
 {
 	if (weft_arena_contains(addr, len))
 		return weft_announce_arena(ctx);
-	return weft_arena_torn(addr, len) ? EINVAL : 0;
+	if (weft_arena_torn(addr, len))
+		return EINVAL;
+	return mapped(addr, len) ? 0 : EFAULT;
 }
 
 WEFT_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
@@ -414,7 +434,7 @@ static bool ipv4_header(const uint8_t *h)
 	return sum == 0xffff;
 }
 
-static void mapped(uint8_t gid[16], const uint8_t ip[4])
+static void mapped_gid(uint8_t gid[16], const uint8_t ip[4])
 {
 	memset(gid, 0, 10);
 	memset(gid + 10, 0xff, 2);
@@ -463,8 +483,8 @@ WEFT_PUBLIC int ibv_init_ah_from_wc(struct ibv_context *c, uint8_t port, struct 
 	a->is_global = 1;
 	v4 = link.link_layer == IBV_LINK_LAYER_ETHERNET && ipv4_header(h + 20);
 	if (v4) {
-		mapped(a->grh.dgid.raw, h + 32);
-		mapped(dst, h + 36);
+		mapped_gid(a->grh.dgid.raw, h + 32);
+		mapped_gid(dst, h + 36);
 		a->grh.traffic_class = h[21];
 		a->grh.hop_limit = h[28];
 	} else {

@@ -308,10 +308,13 @@ static inline bool weft_ours(const struct ibv_context *c)
 
 /* Hands the call on to the libibverbs behind this one when the context is one
  * of its own (a machine may have real devices as well). */
-#define WEFT_FORWARD(ctx, none, fn, ...)                                \
+#define WEFT_FORWARD(ctx, none, fn, ...) WEFT_FORWARD_AS(ctx, none, fn, #fn, __VA_ARGS__)
+
+/* The same for a function that has another name in C. */
+#define WEFT_FORWARD_AS(ctx, none, fn, name, ...)                       \
 	do {                                                            \
 		if (unlikely(!weft_ours(ctx))) {                        \
-			__typeof__(&fn) real_ = weft_next(#fn);         \
+			__typeof__(&fn) real_ = weft_next(name);        \
 			if (!real_) {                                   \
 				errno = ENOSYS;                         \
 				return none;                            \
@@ -507,6 +510,12 @@ void weft_events_fatal(struct weft_ctx *ctx);
 /* Waits until *completed reaches *delivered (objects being destroyed). */
 void weft_await_acks(struct weft_ctx *ctx, pthread_mutex_t *m, pthread_cond_t *c,
 		     const uint32_t *completed, const uint32_t *delivered);
+
+/* ---- operations.c ---- */
+
+/* Fills the tables through which programs and libibverbs reach the operations of
+ * a context. */
+void weft_operations(struct weft_ctx *ctx);
 
 /* ---- device.c, query.c, domain.c, mr.c, cq.c, qp.c, post.c, srq.c ---- */
 
