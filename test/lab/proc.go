@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,10 +25,21 @@ import (
 	"time"
 )
 
-// Root returns the top directory of the module's source.
+// Root returns the top directory of the module's source: the nearest directory with a go.mod at or above the working
+// directory, which for a test is its package's. The compiler's file names do not lead there where -trimpath is set.
 func Root() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Dir(filepath.Dir(filepath.Dir(file)))
+	dir, err := os.Getwd()
+	if err != nil {
+		panic(err)
+	}
+	for d := dir; ; d = filepath.Dir(d) {
+		if _, err := os.Stat(filepath.Join(d, "go.mod")); err == nil {
+			return d
+		}
+		if d == filepath.Dir(d) {
+			panic("lab: " + dir + " is outside of the source tree")
+		}
+	}
 }
 
 // Nobody is a user without capabilities and without a right to lock memory.
