@@ -62,7 +62,8 @@ stubs)
 	long name(void) { errno = EOPNOTSUPP; return 0; }
 #define ALIAS(own, name, node) __asm__(".symver " #own "," #name "@" #node)
 int ibv_query_gid_type(void *c, unsigned char port, unsigned int index, int *type);
-__attribute__((visibility("default"), used)) int weft_private_gid_type(void *c, unsigned char port, unsigned int index, int *type);
+__attribute__((visibility("default"), used))
+int weft_private_gid_type(void *c, unsigned char port, unsigned int index, int *type);
 int weft_private_gid_type(void *c, unsigned char port, unsigned int index, int *type)
 {
 	return ibv_query_gid_type(c, port, index, type);
@@ -74,7 +75,8 @@ long weft_private_stub(void)
 	return 0;
 }
 END
-	echo "$symbols" | awk '$3 ~ /PRIVATE/ && ($1 == "T" || $1 == "W") && $2 != "ibv_query_gid_type" { print "STUB(" $2 ")" }'
+	echo "$symbols" | awk '$3 ~ /PRIVATE/ && ($1 == "T" || $1 == "W") && $2 != "ibv_query_gid_type" {
+		print "STUB(" $2 ")" }'
 	# Variables: a flag of drivers.
 	echo "$symbols" | awk '$3 ~ /PRIVATE/ && $1 ~ /[BD]/ {
 		print "__attribute__((visibility(\"default\"), weak, aligned(16))) char " $2 "[64];" }'
@@ -104,7 +106,7 @@ check)
 		echo "check replacement: $lib is not called libibverbs.so.1" >&2
 		bad=1
 	}
-	[ $bad = 0 ] && echo "check replacement: $(echo "$want" | wc -l) symbols of $real and of other versions are in their places"
+	[ $bad = 0 ] && echo "check replacement: $(echo "$want" | wc -l) symbols of $real and other versions are in place"
 	exit $bad
 	;;
 *)

@@ -104,7 +104,8 @@ $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodel
 
 # Verbs of newer versions of libibverbs, and of one that does not exist yet.
 $cc $flags -O1 -fPIC -shared -fvisibility=hidden "$here/later_libibverbs.c" -o "$out/liblater.so"
-$cc $flags -O1 "$here/newer_test.c" "$here/fake_node.c" -L"$out" -llater -libverbs -ldl -Wl,-rpath,"$out" -o "$out/newer_test"
+$cc $flags -O1 "$here/newer_test.c" "$here/fake_node.c" -L"$out" -llater -libverbs -ldl \
+	-Wl,-rpath,"$out" -o "$out/newer_test"
 "$out/newer_test" "$out/verbs.so"
 parts=$(ls "$shim"/*.c | grep -v arena_libc)
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \

@@ -33,8 +33,8 @@ func unpackSid(t *testing.T, node *lab.Node) *sid {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	out, err := lab.Run(lab.Cmd{Args: []string{"mmdebstrap", "--quiet", "--variant=minbase", `--aptopt=Acquire::Check-Valid-Until "false"`,
-		"--include=ibverbs-utils,libibverbs-dev,gcc,libc6-dev", "sid", dir}}, 10*time.Minute)
+	out, err := lab.Run(lab.Cmd{Args: []string{"mmdebstrap", "--quiet", "--variant=minbase",
+		`--aptopt=Acquire::Check-Valid-Until "false"`, "--include=ibverbs-utils,libibverbs-dev,gcc,libc6-dev", "sid", dir}}, 10*time.Minute)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, lab.Tail(out, 20))
 	}
@@ -66,7 +66,8 @@ func TestNewerRdmaCore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := lab.Run(s.program("gcc", "-Wall", "-o", "/bin/newer", "/src/newer.c", "-libverbs"), time.Minute); err != nil {
+	compile := s.program("gcc", "-Wall", "-o", "/bin/newer", "/src/newer.c", "-libverbs")
+	if out, err := lab.Run(compile, time.Minute); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, flag := range []string{"--replace=false", "--replace"} {
