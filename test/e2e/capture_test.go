@@ -188,8 +188,8 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// capturesManagement: what programs ask the subnet manager and its administration from an InfiniBand port is there, with the
-// answers.
+// capturesManagement: what programs ask the subnet manager and its administration from an InfiniBand port is there,
+// with the answers.
 func capturesManagement(t *testing.T, n *lab.Node) {
 	t.Helper()
 	var lids [2]uint64

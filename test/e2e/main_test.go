@@ -285,8 +285,8 @@ func taken(n *lab.Node) (sum uint64) {
 	return sum
 }
 
-// dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets whose buffer
-// was full. It is 0 where the node has ended.
+// dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets whose
+// buffer was full. It is 0 where the node has ended.
 func dropped(n *lab.Node) (sum uint64) {
 	add := func(f []string, at ...int) {
 		for _, i := range at {

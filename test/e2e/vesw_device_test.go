@@ -52,8 +52,8 @@ func (s *stations) weft(n *lab.Node, args ...string) string {
 	return out
 }
 
-// add adds a device, at the first node by the name of the switch, at the second, which has no manager, as it is told there, and
-// waits until it is active.
+// add adds a device, at the first node by the name of the switch, at the second, which has no manager, as it is told
+// there, and waits until it is active.
 func (s *stations) add(n *lab.Node, vesw, device, addrs string) (d api.Function) {
 	s.t.Helper()
 	segment := "vesw:" + vesw
@@ -108,7 +108,8 @@ func (s *stations) counter(n *lab.Node, device, name string) (v uint64) {
 	return list[i].Value
 }
 
-// TestVESWDevices: programs of two nodes use devices in a virtual Ethernet switch, by all kinds of addresses, and nobody else's.
+// TestVESWDevices: programs of two nodes use devices in a virtual Ethernet switch, by all kinds of addresses, and
+// nobody else's.
 func TestVESWDevices(t *testing.T) {
 	s := openStations(t, 1500)
 	if p := s.port(s.Server, blueDevice); p.LinkLayer != "Ethernet" || p.ActiveMTU != 1024 || p.Segment != "vesw:blue" || p.LID != 0 || len(p.GIDs) != 3 ||

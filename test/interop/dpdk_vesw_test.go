@@ -16,7 +16,8 @@ import (
 )
 
 // TestDPDKOnVESW: the hosts of two nodes, each on a virtual Ethernet switch of its own, talk by way of DPDK, whose two
-// ports are cards of the nodes, one in either switch. It is the only way, and nothing is lost on it but what DPDK drops.
+// ports are cards of the nodes, one in either switch. It is the only way, and nothing is lost on it but what DPDK
+// drops.
 func TestDPDKOnVESW(t *testing.T) {
 	f := newNodes(t)
 	for i, name := range []string{"left", "right"} {

@@ -17,8 +17,8 @@ const (
 	stationAddr6 = "fd78::21"
 )
 
-// station gives node 0 a device in the switch, without an interface of the host, and has it talk with soft-RoCE of the guest at the
-// other node and of its own, as client and as server.
+// station gives node 0 a device in the switch, without an interface of the host, and has it talk with soft-RoCE of the
+// guest at the other node and of its own, as client and as server.
 func (f *fleet) station(t *testing.T) {
 	f.weft(0, "dev", "add", "lab0", "--segment", "vesw:lab", "--addr", stationAddr+"/24,"+stationAddr6+"/64")
 	wait(t, "the device is active", func() bool {

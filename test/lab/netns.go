@@ -82,7 +82,8 @@ func Joined(mtu int) (a, b *NetNS, err error) {
 	m := strconv.Itoa(mtu)
 	err = ip("-n", a.Name, "link", "add", "eth0", "mtu", m, "type", "veth", "peer", "name", "eth0", "mtu", m, "netns", b.Name)
 	for i, n := range []*NetNS{a, b} {
-		// Without the tentative state that duplicate address detection brings, link-local addresses can be used at once.
+		// Without the tentative state that duplicate address detection brings, link-local addresses can be used at
+		// once.
 		if err == nil {
 			_, err = Run(Cmd{NetNS: n.Name, Args: []string{"sh", "-c", "echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad"}}, limitQuick)
 		}

@@ -14,8 +14,8 @@ import (
 type Bed struct {
 	Server, Client *Node
 	V6             bool // packets are IPv6; programs find each other over IPv4 all the same
-	// Device is a device of both nodes; empty is weft0. Programs are told its GID of index GID, and none where that is 0, as an
-	// InfiniBand device needs none.
+	// Device is a device of both nodes; empty is weft0. Programs are told its GID of index GID, and none where that is
+	// 0, as an InfiniBand device needs none.
 	Device string
 	GID    int
 	// ClientDevice is the client's, if it is another.

@@ -101,7 +101,8 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	}
 	defer ln.Close()
 
-	// On a busy host the check of the timer, a count of interrupts within some milliseconds, fails, and the kernel panics.
+	// On a busy host the check of the timer, a count of interrupts within some milliseconds, fails, and the kernel
+	// panics.
 	cmdline := "console=ttyS0 quiet panic=-1 random.trust_cpu=1 no_timer_check"
 	for _, kv := range [][2]string{{"ip", c.IP}, {"ip6", c.IP6}} {
 		if kv[1] != "" {

@@ -3,9 +3,9 @@
 // Command pair boots two machines on network cards of nodes and measures between them.
 //
 // In: seconds of the stream, and two times a node's directory, the namespace of QEMU and the name of a card. Out: one
-// line, Gb/s of one TCP stream by iperf3, and the average of ping in µs, every 10 ms and as fast as it goes. bench/vesw calls
-// it. The machines are QEMU's without KVM, and their processors a tenth of the host's: it is they that
-// are measured, and that the way between them holds.
+// line, Gb/s of one TCP stream by iperf3, and the average of ping in µs, every 10 ms and as fast as it goes. bench/vesw
+// calls it. The machines are QEMU's without KVM, and their processors a tenth of the host's: it is they that are
+// measured, and that the way between them holds.
 package main
 
 import (
