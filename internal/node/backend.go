@@ -18,11 +18,11 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/device/vhost"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/hostnet"
 	"weft/internal/mgmt/umad"
 	"weft/internal/node/lane"
+	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
@@ -31,16 +31,8 @@ import (
 
 // Use implements api.Backend.
 func (n *Node) Use(context.Context) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.ending {
-		return errEnding
-	}
-	n.idle = time.Now()
-	return nil
+	return n.sessions.Use()
 }
-
-var errEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node", Why: "it ends, because nobody used it", Fix: "start another: weft up"}
 
 // Shutdown implements api.Backend.
 func (n *Node) Shutdown(context.Context) error {
@@ -54,22 +46,6 @@ func buildVersion() string {
 		return info.Main.Version
 	}
 	return "unknown"
-}
-
-// snapshot lists the sessions in a stable order.
-func (n *Node) snapshot() []*door {
-	n.mu.Lock()
-	list := n.doors()
-	n.mu.Unlock()
-	slices.SortFunc(list, func(a, b *door) int { return cmp.Compare(a.serial, b.serial) })
-	return list
-}
-
-// residentList lists the node's own sessions in the order of their numbers.
-func (n *Node) residentList() []*resident {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Clone(n.residents)
 }
 
 // Status implements api.Backend.
@@ -93,14 +69,15 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
 			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
 	}
+	count := n.sessions.Count()
 	for i, l := range n.lanes.All() {
 		rt, _ := l.RealTime()
-		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: n.laneSessions(l), Polling: !l.Asleep(), RealTime: rt})
+		s.Lanes = append(s.Lanes, api.Lane{ID: i, Sessions: count[i], Polling: !l.Asleep(), RealTime: rt})
 	}
-	for _, d := range n.snapshot() {
-		row := api.Session{Owner: n.owner(d), Lane: d.lane.ID(), Memory: d.memory()}
+	for _, d := range n.sessions.Programs() {
+		row := api.Session{Owner: d.Owner(), Lane: d.Lane().ID(), Memory: d.Memory()}
 		objects := 0
-		switch err := d.lane.Query(func() { objects = d.Dev.Session().Objects() }); {
+		switch err := d.Lane().Query(func() { objects = d.Dev.Session().Objects() }); {
 		case err == nil:
 			row.Objects = objects
 		case !errors.Is(err, lane.ErrStuck): // which is told below
@@ -108,9 +85,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		}
 		s.Sessions = append(s.Sessions, row)
 	}
-	for _, r := range n.residentList() {
-		row := api.Session{Owner: r.owner(), Lane: r.lane.ID(), Memory: "node"}
-		switch err := r.lane.Query(func() { row.Objects = r.sess.Objects() }); {
+	for _, r := range n.sessions.Internal() {
+		row := api.Session{Owner: r.Owner(), Lane: r.Lane().ID(), Memory: "node"}
+		switch err := r.Lane().Query(func() { row.Objects = r.Session().Objects() }); {
 		case err == nil, errors.Is(err, lane.ErrStuck):
 		default:
 			return s, err
@@ -201,24 +178,6 @@ func (n *Node) fixNotActive() string {
 	return "weft up --sm auto, on this node or another of the subnet"
 }
 
-func (n *Node) laneSessions(l *lane.Lane) (c int) {
-	for _, d := range n.snapshot() {
-		if d.lane == l {
-			c++
-		}
-	}
-	for _, r := range n.residentList() {
-		if r.lane == l {
-			c++
-		}
-	}
-	return c
-}
-
-func (n *Node) owner(d *door) api.Owner {
-	return api.Owner{Device: d.f.a.Name, Session: d.serial, PID: d.pid, Comm: d.comm, UID: d.uid}
-}
-
 // degraded lists every state in which the node works less well than it could.
 func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	for i, l := range n.lanes.All() {
@@ -238,19 +197,9 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 			err = errors.Join(err, e)
 		}
 	}
-	list = append(list, n.stuck()...)
+	list = append(list, n.sessions.Degraded()...)
 	list = append(list, n.unmanaged(ctx)...)
 	list = append(list, n.keeper.degraded()...)
-	if e := vhost.SharedCalls(); e != nil {
-		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
-			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
-	}
-	for _, d := range n.snapshot() {
-		if m := d.slow(); m != "" {
-			list = append(list, api.Degraded{What: "slow_memory_access", Why: fmt.Sprintf("%s (pid %d): %s", d.comm, d.pid, m),
-				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
-		}
-	}
 	adapterOff := n.adapterIsOff()
 	if adapterOff {
 		list = append(list, api.Degraded{What: "adapter_disabled", Why: "the physical function disabled the adapter: every port is down, nothing is sent or received",
@@ -273,7 +222,6 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	list = append(list, n.groups.degraded()...)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	list = append(list, n.shortages(time.Now())...)
 	for _, p := range n.table.Absent {
 		list = append(list, api.Degraded{What: "roce_interface", Why: n.adapter.Name + ": no interface " + p + " is up with an address",
 			Fix: "ip addr; or start the node with another --roce-interfaces"})
@@ -348,19 +296,19 @@ func nativeTables(port *api.Port, p *hca.Port) {
 
 // Resources implements api.Backend.
 func (n *Node) Resources(context.Context) (r api.Resources, err error) {
-	for _, d := range n.snapshot() {
+	for _, d := range n.sessions.Programs() {
 		var i hca.Info
-		if err := d.lane.Query(func() { i = d.Dev.Session().Inspect() }); err != nil {
+		if err := d.Lane().Query(func() { i = d.Dev.Session().Inspect() }); err != nil {
 			return r, err
 		}
-		n.resources(&r, n.owner(d), d.kind, &i)
+		n.resources(&r, d.Owner(), d.Kind, &i)
 	}
-	for _, v := range n.residentList() {
+	for _, v := range n.sessions.Internal() {
 		var i hca.Info
-		if err := v.lane.Query(func() { i = v.sess.Inspect() }); err != nil {
+		if err := v.Lane().Query(func() { i = v.Session().Inspect() }); err != nil {
 			return r, err
 		}
-		n.resources(&r, v.owner(), func(mem.Space) string { return "node" }, &i)
+		n.resources(&r, v.Owner(), func(mem.Space) string { return "node" }, &i)
 	}
 	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
 	r.CMIDs = n.cmIDs()
@@ -422,9 +370,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	add := func(scope, instance, name string, v uint64) {
 		list = append(list, api.Counter{Scope: scope, Instance: instance, Name: name, Value: v})
 	}
-	n.mu.Lock()
-	add(api.ScopeNode, "", "sessions", uint64(len(n.sessions)))
-	n.mu.Unlock()
+	add(api.ScopeNode, "", "sessions", uint64(n.sessions.Connected()))
 	for why, c := range n.ends() {
 		add(api.ScopeNode, "", "session_end_"+why, c)
 	}
@@ -441,8 +387,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
-	add(api.ScopeNode, "", "record_strangers", n.strangers.Load())
-	add(api.ScopeNode, "", "record_crowds", n.crowds.Load())
+	counters.Each("", n.sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
 	for _, m := range n.machines() {
 		if err := m.counters(add); err != nil {
 			return nil, err
@@ -502,9 +447,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		return nil, err
 	}
 	list = append(list, more...)
-	for _, d := range n.snapshot() {
-		err := d.lane.Query(func() {
-			fields(add, api.ScopeSession, fmt.Sprint(d.serial), &d.Dev.Stats)
+	for _, d := range n.sessions.Programs() {
+		err := d.Lane().Query(func() {
+			fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
 			for _, q := range d.Dev.Session().Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
 			}
@@ -513,9 +458,9 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			return nil, err
 		}
 	}
-	for _, r := range n.residentList() {
-		if err := r.lane.Query(func() {
-			for _, q := range r.sess.Inspect().QPs {
+	for _, r := range n.sessions.Internal() {
+		if err := r.Lane().Query(func() {
+			for _, q := range r.Session().Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
 			}
 		}); err != nil {

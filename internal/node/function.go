@@ -16,6 +16,7 @@ import (
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/host/rundir"
 	"weft/internal/node/lane"
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -221,55 +222,31 @@ func (n *Node) functions() []*function {
 	return list
 }
 
-// portNews is what the clients of a function must hear of its port.
-type portNews struct {
+// portChange is events of a function's port, for the clients of the function.
+type portChange struct {
 	a      *hca.Adapter
 	events []ib.Event
 }
 
-// portChanged writes the files and tells the clients of a function after its
-// port was given another description.
+// portChanged writes the files and notifies the clients of a function after its port got another description.
 func (n *Node) portChanged(a *hca.Adapter, events []ib.Event) {
-	n.portsChanged([]portNews{{a, events}})
+	n.portsChanged([]portChange{{a, events}})
 }
 
 // portsChanged is portChanged for several functions.
-func (n *Node) portsChanged(news []portNews) {
+func (n *Node) portsChanged(changes []portChange) {
 	n.ports.Lock()
 	defer n.ports.Unlock()
-	n.tell(news...)
+	n.notify(changes...)
 }
 
-// tell is portsChanged with ports held. Files come first: who hears of a change
-// may look.
-func (n *Node) tell(news ...portNews) {
+// notify is portsChanged with ports held. Files come first: a client may read them when it receives the event.
+func (n *Node) notify(changes ...portChange) {
 	if err := n.writeTree(); err != nil {
 		n.log.Warn("the tree of files for programs is out of date", "err", err)
 	}
-	n.mu.Lock()
-	doors, residents := n.doors(), slices.Clone(n.residents)
-	n.mu.Unlock()
-	for _, p := range news {
-		for _, d := range doors {
-			if d.f.a != p.a {
-				continue
-			}
-			d.lane.Post(func() {
-				for _, e := range p.events {
-					d.Dev.Session().PortChanged(e)
-				}
-			})
-		}
-		for _, r := range residents {
-			if r.f.a != p.a {
-				continue
-			}
-			r.lane.Post(func() {
-				for _, e := range p.events {
-					r.sess.PortChanged(e)
-				}
-			})
-		}
+	for _, p := range changes {
+		n.sessions.NotifyPort(p.a, p.events)
 	}
 }
 
@@ -291,6 +268,15 @@ func (n *Node) doorPerm() os.FileMode {
 	return ownDoor
 }
 
+// listenRecords opens a record socket, which serves nothing before Start.
+func (n *Node) listenRecords(name, what string, most, mostOfUser int) (*session.Records, error) {
+	l, err := n.dir.ListenRecords(name, n.doorPerm())
+	if err != nil {
+		return nil, err
+	}
+	return n.sessions.OpenRecords(l, name, what, most, mostOfUser), nil
+}
+
 // treePerm returns the permissions of directories with doors.
 func (n *Node) treePerm() os.FileMode {
 	if n.doorPerm() == ownDoor {
@@ -303,15 +289,23 @@ func (n *Node) treePerm() os.FileMode {
 func (f *function) open() error {
 	n := f.n
 	door, err := vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), n.doorPerm(), vhost.Config{
-		New:   func(s *vhost.Session) (vhost.Device, error) { return n.admit(f, s) },
-		OnEnd: n.ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
-		Limits: n.doorLimits(), OnRefuse: n.refusedRoom, Share: n.functions()[0].door})
+		New:   func(s *vhost.Session) (vhost.Device, error) { return n.sessions.Admit(f.a, f.lane(), s) },
+		OnEnd: n.sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
+		Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].door})
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}
 	n.mu.Lock()
 	f.door = door
 	n.mu.Unlock()
+	return nil
+}
+
+// lane is the lane of the function's sessions, nil: any. Lane 0 has the links of ports in virtual Ethernet switches.
+func (f *function) lane() *lane.Lane {
+	if f.st != nil {
+		return f.n.lanes.First()
+	}
 	return nil
 }
 

@@ -250,14 +250,14 @@ func (n *Node) nameOwners(groups []*api.Group) error {
 		session uint32
 	}
 	owners := map[key]api.Owner{}
-	for _, d := range n.snapshot() {
-		o := n.owner(d)
-		if err := d.lane.Query(func() { owners[key{o.Device, uint32(d.Dev.Session().Number())}] = o }); err != nil {
+	for _, d := range n.sessions.Programs() {
+		o := d.Owner()
+		if err := d.Lane().Query(func() { owners[key{o.Device, uint32(d.Dev.Session().Number())}] = o }); err != nil {
 			return err
 		}
 	}
-	for _, r := range n.residentList() {
-		owners[key{r.f.a.Name, uint32(r.sess.Number())}] = r.owner()
+	for _, r := range n.sessions.Internal() {
+		owners[key{r.Owner().Device, uint32(r.Session().Number())}] = r.Owner()
 	}
 	for _, g := range groups {
 		for i := range g.QPs {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"syscall"
 
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -19,12 +20,14 @@ import (
 // PD, one MR, one completion queue and one datagram queue pair, and its function's
 // queue pair 1. The lane's.
 type ipoibAL struct {
-	*resident
+	*session.Internal
+	n    *Node
+	f    *function
 	gsi  *gsiUser
 	pd   uint32 // 0: none
-	mr   *residentMR
-	cq   *residentCQ
-	qp   *residentQP
+	mr   *session.MR
+	cq   *session.CQ
+	qp   *session.QP
 	recv uint64 // where the receive slots begin
 	fed  uint64 // where the feed's memory begins
 	feed *ipoibFeed
@@ -47,27 +50,27 @@ const recvID = 1 << 63
 // the last.
 func (a *ipoibAL) domain() (err error) {
 	if a.pd == 0 {
-		a.pd, err = a.sess.CreatePD()
+		a.pd, err = a.Session().CreatePD()
 	}
 	return err
 }
 
 func (a *ipoibAL) dropDomain() {
-	if a.pd != 0 && a.sess.DestroyPD(a.pd) == nil {
+	if a.pd != 0 && a.Session().DestroyPD(a.pd) == nil {
 		a.pd = 0
 	}
 }
 
 // CreateCQ implements ipoib.AL.
 func (a *ipoibAL) CreateCQ(depth int) (err error) {
-	a.cq, err = a.createCQ(uint32(depth), func(mono.Time) { a.intr = true })
+	a.cq, err = a.Internal.CreateCQ(uint32(depth), func(mono.Time) { a.intr = true })
 	return err
 }
 
 // DestroyCQ implements ipoib.AL.
 func (a *ipoibAL) DestroyCQ() {
 	if a.cq != nil {
-		a.must(a.cq.destroy())
+		a.must(a.cq.Destroy())
 		a.cq, a.intr = nil, false
 	}
 }
@@ -84,7 +87,7 @@ func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
 	if err := a.domain(); err != nil {
 		return 0, err
 	}
-	q, err := a.createQP(a.pd, a.cq, a.cq, uint32(sq), uint32(rq))
+	q, err := a.Internal.CreateQP(a.pd, a.cq, a.cq, uint32(sq), uint32(rq))
 	if err != nil {
 		a.dropDomain()
 		return 0, err
@@ -96,7 +99,7 @@ func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
 // DestroyQP implements ipoib.AL.
 func (a *ipoibAL) DestroyQP() {
 	if a.qp != nil {
-		a.must(a.qp.destroy(a.n.now()))
+		a.must(a.qp.Destroy(a.n.now()))
 		a.qp = nil
 		a.dropDomain()
 	}
@@ -114,7 +117,7 @@ func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
 		{transport.Attr{State: ib.RTR}, ib.AttrState},
 		{transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN},
 	} {
-		if err := a.qp.modify(now, s.attr, s.mask); err != nil {
+		if err := a.qp.Change(now, s.attr, s.mask); err != nil {
 			return err
 		}
 	}
@@ -124,23 +127,23 @@ func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
 // StopQP implements ipoib.AL.
 func (a *ipoibAL) StopQP() {
 	if a.qp != nil {
-		a.must(a.qp.modify(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
+		a.must(a.qp.Change(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
 	}
 }
 
 // SetQKey implements ipoib.AL.
 func (a *ipoibAL) SetQKey(qkey ib.QKey) error {
-	return a.qp.modify(a.n.now(), transport.Attr{QKey: qkey}, ib.AttrQKey)
+	return a.qp.Change(a.n.now(), transport.Attr{QKey: qkey}, ib.AttrQKey)
 }
 
 // SetPKeyIndex implements ipoib.AL: by way of SQD, where the index may change.
 func (a *ipoibAL) SetPKeyIndex(i uint16) error {
 	now := a.n.now()
-	if err := a.qp.modify(now, transport.Attr{State: ib.SQD}, ib.AttrState); err != nil {
+	if err := a.qp.Change(now, transport.Attr{State: ib.SQD}, ib.AttrState); err != nil {
 		return err
 	}
-	err := a.qp.modify(now, transport.Attr{State: ib.SQD, PKeyIndex: i}, ib.AttrState|ib.AttrPKeyIndex)
-	return errors.Join(err, a.qp.modify(now, transport.Attr{State: ib.RTS}, ib.AttrState))
+	err := a.qp.Change(now, transport.Attr{State: ib.SQD, PKeyIndex: i}, ib.AttrState|ib.AttrPKeyIndex)
+	return errors.Join(err, a.qp.Change(now, transport.Attr{State: ib.RTS}, ib.AttrState))
 }
 
 // Register implements ipoib.AL.
@@ -149,7 +152,7 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 		return nil, nil, err
 	}
 	sends, slots := tx*txLen, tx*txLen+rx*rxLen
-	m, err := a.registerMR(a.pd, slots+feedMem(a.mtu), func(b []byte) mem.Space {
+	m, err := a.RegisterMR(a.pd, slots+feedMem(a.mtu), func(b []byte) mem.Space {
 		a.rx = newSlotSpace(b, sends, rxLen, rx)
 		return a.rx
 	})
@@ -158,14 +161,14 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 		return nil, nil, err
 	}
 	a.mr, a.recv, a.fed = m, uint64(sends), uint64(slots)
-	a.feed = newFeed(m.b[slots:], a.mtu)
-	return m.b[:sends:sends], m.b[sends:slots:slots], nil
+	a.feed = newFeed(m.Bytes[slots:], a.mtu)
+	return m.Bytes[:sends:sends], m.Bytes[sends:slots:slots], nil
 }
 
 // Deregister implements ipoib.AL.
 func (a *ipoibAL) Deregister() {
 	if a.mr != nil {
-		a.must(a.mr.deregister())
+		a.must(a.mr.Deregister())
 		a.mr, a.feed, a.rx = nil, nil, nil
 		a.dropDomain()
 	}
@@ -187,13 +190,13 @@ func (a *ipoibAL) Unmap(ref uint64) {
 
 // CreateAH implements ipoib.AL.
 func (a *ipoibAL) CreateAH(v *ipoib.AH) (ipoib.Handle, error) {
-	h, err := a.sess.CreateAH(a.pd, &hca.AHAttr{DLID: v.DLID, SL: v.SL, StaticRate: v.Rate, SrcPathBits: v.SrcPathBits, Global: v.Global, DGID: v.DGID,
+	h, err := a.Session().CreateAH(a.pd, &hca.AHAttr{DLID: v.DLID, SL: v.SL, StaticRate: v.Rate, SrcPathBits: v.SrcPathBits, Global: v.Global, DGID: v.DGID,
 		FlowLabel: v.FlowLabel, HopLimit: v.HopLimit, TrafficClass: v.TClass})
 	return ipoib.Handle(h), err
 }
 
 // DestroyAH implements ipoib.AL.
-func (a *ipoibAL) DestroyAH(h ipoib.Handle) { a.must(a.sess.DestroyAH(a.pd, uint32(h))) }
+func (a *ipoibAL) DestroyAH(h ipoib.Handle) { a.must(a.Session().DestroyAH(a.pd, uint32(h))) }
 
 // Attach implements ipoib.AL.
 func (a *ipoibAL) Attach(mgid ib.GID, mlid ib.LID) error { return a.qp.AttachMulticast(mgid, mlid) }
@@ -208,7 +211,7 @@ func (a *ipoibAL) Detach(mgid ib.GID, mlid ib.LID) {
 // PostSend implements ipoib.AL.
 func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 	for n < len(wrs) {
-		p := a.qp.sendSlot()
+		p := a.qp.SendSlot()
 		if p == nil {
 			break
 		}
@@ -217,7 +220,7 @@ func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 		if w.Mapped {
 			addr += a.fed + w.Ref
 		}
-		*p = sendRequest{id: w.ID, addr: addr, lkey: a.mr.lkey, length: w.Len, ah: uint32(w.AH), dest: w.QPN, qkey: w.QKey, signaled: true}
+		*p = session.SendRequest{ID: w.ID, Addr: addr, LKey: a.mr.LKey, Len: w.Len, AH: uint32(w.AH), Dest: w.QPN, QKey: w.QKey, Signaled: true}
 		n++
 	}
 	if n > 0 {
@@ -229,12 +232,12 @@ func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 // PostRecv implements ipoib.AL.
 func (a *ipoibAL) PostRecv(slots []ipoib.RecvWR) (n int) {
 	for n < len(slots) {
-		p := a.qp.recvSlot()
+		p := a.qp.RecvSlot()
 		if p == nil {
 			break
 		}
 		s := &slots[n]
-		*p = recvRequest{id: s.ID | recvID, addr: a.recv + uint64(s.Off), lkey: a.mr.lkey, length: s.Len}
+		*p = session.RecvRequest{ID: s.ID | recvID, Addr: a.recv + uint64(s.Off), LKey: a.mr.LKey, Len: s.Len}
 		n++
 	}
 	if n > 0 {
@@ -248,7 +251,7 @@ func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
 	if a.cq == nil {
 		return 0
 	}
-	n := a.cq.poll(a.wcs[:min(len(a.wcs), len(wcs))])
+	n := a.cq.Poll(a.wcs[:min(len(a.wcs), len(wcs))])
 	for i := range a.wcs[:n] {
 		e := &a.wcs[i]
 		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen, GRH: e.Flags&ib.WCGRH != 0,

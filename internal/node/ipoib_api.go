@@ -67,7 +67,7 @@ func (h *ipoibHost) describe(which func(*ipLink) bool) (list []api.IPLink, err e
 			if g := link.Groups(l.lane.Now()); i.Joined && len(g) > 0 {
 				v.MLID = uint16(g[0].MLID)
 			}
-			v.Session, v.Lane = l.al.serial, l.lane.ID()
+			v.Session, v.Lane = l.al.Serial(), l.lane.ID()
 			if b, ok := l.back.(interface{ Problem() string }); ok {
 				v.Problem = b.Problem()
 			}

@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
@@ -31,8 +32,8 @@ const (
 // ipoibConns is the connections of a link in connected mode, the lane's.
 type ipoibConns struct {
 	link  *ipLink
-	srq   *residentQP
-	mr    *residentMR // nil: there is none
+	srq   *session.QP
+	mr    *session.MR // nil: there is none
 	recvs uint64      // where receive slots begin in it
 	sends uint32      // send slots
 	made  map[uint32]*ipoibConn
@@ -42,7 +43,7 @@ type ipoibConns struct {
 
 // ipoibConn is a connection, the lane's.
 type ipoibConn struct {
-	qp   *residentQP // nil: of a request that is not answered
+	qp   *session.QP // nil: of a request that is not answered
 	attr [3]connAttr // to INIT, RTR and RTS; once the peer's part is known
 }
 
@@ -75,13 +76,13 @@ func (d *ipoibDoor) onLane(f func(now mono.Time, link *ipoib.Link, a *ipoibAL)) 
 
 // OpenConns implements ipoib.Connector.
 func (a *ipoibAL) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byte, err error) {
-	srq, err := a.createSRQ(a.pd, uint32(rx))
+	srq, err := a.CreateSRQ(a.pd, uint32(rx))
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := a.registerMR(a.pd, (tx+rx)*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) })
+	m, err := a.RegisterMR(a.pd, (tx+rx)*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) })
 	if err != nil {
-		a.must(a.sess.DestroySRQ(srq.Slot()))
+		a.must(a.Session().DestroySRQ(srq.Slot()))
 		return nil, nil, err
 	}
 	a.srq, a.ipoibConns.mr, a.recvs, a.sends = srq, m, uint64(tx*slotLen), uint32(tx)
@@ -90,7 +91,7 @@ func (a *ipoibAL) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byt
 	a.door = d
 	rfc, old := wire.CMServiceIDs(qpn)
 	d.s.post(func(mono.Time) { d.listen(rfc, old) })
-	return m.b[: tx*slotLen : tx*slotLen], m.b[tx*slotLen:], nil
+	return m.Bytes[: tx*slotLen : tx*slotLen], m.Bytes[tx*slotLen:], nil
 }
 
 // CloseConns implements ipoib.Connector.
@@ -98,8 +99,8 @@ func (a *ipoibAL) CloseConns() {
 	d := a.door
 	a.door = nil
 	d.s.post(d.close)
-	a.must(a.ipoibConns.mr.deregister())
-	a.must(a.sess.DestroySRQ(a.srq.Slot()))
+	a.must(a.ipoibConns.mr.Deregister())
+	a.must(a.Session().DestroySRQ(a.srq.Slot()))
 	a.srq, a.ipoibConns.mr, a.made, a.fatal = nil, nil, nil, nil
 }
 
@@ -228,7 +229,7 @@ func (d *ipoibDoor) with(id uint32, f func(now mono.Time, c *cm.Conn)) {
 
 // Connect implements ipoib.Connector.
 func (a *ipoibAL) Connect(r *ipoib.ConnRequest) (ib.QPN, error) {
-	q, err := a.createRC(a.pd, a.cq, a.srq, a.sends)
+	q, err := a.CreateRC(a.pd, a.cq, a.srq, a.sends)
 	if err != nil {
 		return 0, err
 	}
@@ -307,14 +308,14 @@ func (a *ipoibAL) ReadyConn(id uint32) error {
 // AcceptConn implements ipoib.Connector.
 func (a *ipoibAL) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
 	c := a.made[id]
-	q, err := a.createRC(a.pd, a.cq, a.srq, a.sends)
+	q, err := a.CreateRC(a.pd, a.cq, a.srq, a.sends)
 	if err != nil {
 		return 0, err
 	}
 	c.qp = q
 	if err := a.setUp(c); err != nil {
 		c.qp = nil
-		a.must(q.destroy(a.n.now()))
+		a.must(q.Destroy(a.n.now()))
 		return 0, err
 	}
 	p := cm.AcceptParams{QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(private)}
@@ -349,7 +350,7 @@ func (a *ipoibAL) HeardConn(id uint32) {
 // StopConn implements ipoib.Connector.
 func (a *ipoibAL) StopConn(id uint32) {
 	if c := a.made[id]; c.qp.Transport().State() != ib.Reset {
-		a.must(c.qp.modify(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
+		a.must(c.qp.Change(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
 	}
 	d := a.door
 	d.with(id, func(now mono.Time, c *cm.Conn) {
@@ -360,7 +361,7 @@ func (a *ipoibAL) StopConn(id uint32) {
 
 // DestroyConn implements ipoib.Connector.
 func (a *ipoibAL) DestroyConn(id uint32) {
-	a.must(a.made[id].qp.destroy(a.n.now()))
+	a.must(a.made[id].qp.Destroy(a.n.now()))
 	delete(a.made, id)
 }
 
@@ -368,16 +369,16 @@ func (a *ipoibAL) DestroyConn(id uint32) {
 func (a *ipoibAL) PostConn(id uint32, wrs []ipoib.SendWR) (n int) {
 	q := a.made[id].qp
 	for n < len(wrs) {
-		p := q.sendSlot()
+		p := q.SendSlot()
 		if p == nil {
 			break
 		}
 		w := &wrs[n]
-		addr, key := uint64(w.Off), a.ipoibConns.mr.lkey
+		addr, key := uint64(w.Off), a.ipoibConns.mr.LKey
 		if w.Mapped {
-			addr, key = addr+a.fed+w.Ref, a.mr.lkey
+			addr, key = addr+a.fed+w.Ref, a.mr.LKey
 		}
-		*p = sendRequest{id: w.ID, addr: addr, lkey: key, length: w.Len, signaled: true}
+		*p = session.SendRequest{ID: w.ID, Addr: addr, LKey: key, Len: w.Len, Signaled: true}
 		n++
 	}
 	if n > 0 {
@@ -389,12 +390,12 @@ func (a *ipoibAL) PostConn(id uint32, wrs []ipoib.SendWR) (n int) {
 // PostConnRecv implements ipoib.Connector.
 func (a *ipoibAL) PostConnRecv(slots []ipoib.RecvWR) (n int) {
 	for n < len(slots) {
-		p := a.srq.recvSlot()
+		p := a.srq.RecvSlot()
 		if p == nil {
 			break
 		}
 		s := &slots[n]
-		*p = recvRequest{id: s.ID | recvID, addr: a.recvs + uint64(s.Off), lkey: a.ipoibConns.mr.lkey, length: s.Len}
+		*p = session.RecvRequest{ID: s.ID | recvID, Addr: a.recvs + uint64(s.Off), LKey: a.ipoibConns.mr.LKey, Len: s.Len}
 		n++
 	}
 	if n > 0 {

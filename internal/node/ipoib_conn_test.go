@@ -99,7 +99,7 @@ func TestIPLinksConnected(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if list := r.node.residentList(); len(list) != 0 {
+	if list := r.node.sessions.Internal(); len(list) != 0 {
 		t.Errorf("%d sessions are left", len(list))
 	}
 	eventually(t, "the connection manager has no request that waits", func() bool {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"weft/internal/node/lane"
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -71,22 +72,22 @@ func (l *ipLink) start() {
 	}
 	n := l.h.n
 	var al *ipoibAL
-	qps, mtu := uint32(residentQPs), feedMTU
+	qps, mtu := uint32(session.InternalQPs), feedMTU
 	if l.cfg.Params.Mode == ipoib.Connected {
 		// Those that end go a little later than others come.
 		qps, mtu = ipConnSessions+2*uint32(l.cfg.Params.MaxConns), ipoib.ConnMTU
 	}
-	r, err := n.newResident(l.f, residentName, qps, func(e ib.Event, object uint32) { al.failed(e, object) })
+	r, err := n.sessions.OpenInternal(l.f.a, sessionName, qps, func(e ib.Event, object uint32) { al.failed(e, object) })
 	if err != nil {
 		l.h.failed(l, "no session: "+err.Error())
 		time.AfterFunc(sessionRetry, func() { l.work.post(l.start) })
 		return
 	}
 	l.h.failed(l, "")
-	al = &ipoibAL{resident: r, mtu: mtu}
+	al = &ipoibAL{Internal: r, n: n, f: l.f, mtu: mtu}
 	al.link = l
 	l.h.mu.Lock()
-	l.lane, l.al = r.lane, al
+	l.lane, l.al = r.Lane(), al
 	l.h.mu.Unlock()
 	al.gsi = n.sub.gsi.open(l.f.a.Number(), l.answered, l.noticed)
 	var seed [16]byte
@@ -103,8 +104,8 @@ const (
 	// interrupts bounds the batches of completions of a turn: with those of
 	// sends, more than a turn brings (burstsOfTurn of package lane).
 	interrupts = 16
-	// residentName is what people see in place of a program's name.
-	residentName = "ipoib"
+	// sessionName is what people see in place of a program's name.
+	sessionName = "ipoib"
 	// sessionRetry is when a link that got no session tries again.
 	sessionRetry = time.Second
 )
@@ -161,7 +162,7 @@ func (l *ipLink) Begin(now mono.Time) bool {
 // Finish implements lane.Poller: completions go to the link after queue pairs ran.
 func (l *ipLink) Finish(now mono.Time) bool {
 	defer l.al.settle()
-	busy := l.al.complete(now)
+	busy := l.al.Complete(now)
 	for range interrupts {
 		if l.link == nil || !l.al.intr {
 			break
@@ -185,7 +186,7 @@ func (l *ipLink) Finish(now mono.Time) bool {
 
 // Sleep implements lane.Poller.
 func (l *ipLink) Sleep() bool {
-	return len(l.al.due) == 0 && !l.al.intr && !l.al.broken && len(l.al.fatal) == 0 && (l.feed == nil || !l.feed.ready())
+	return !l.al.Completed() && !l.al.intr && !l.al.broken && len(l.al.fatal) == 0 && (l.feed == nil || !l.feed.ready())
 }
 
 // Deadline implements lane.Poller.
@@ -365,7 +366,7 @@ func (l *ipLink) Closed(err error) {
 		l.closeDevice()
 		l.al.gsi.close()
 		l.lane.Do(func() { l.lane.RemovePoller(l) })
-		l.al.close()
+		l.al.Close()
 		l.h.gone(l)
 	})
 }

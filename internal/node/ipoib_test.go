@@ -236,7 +236,7 @@ func TestIPLinks(t *testing.T) {
 	if got := strings.Join(kinds, " "); got != "added up down removed" {
 		t.Errorf("events: %s", got)
 	}
-	if n := len(r.node.residentList()); n != 0 {
+	if n := len(r.node.sessions.Internal()); n != 0 {
 		t.Errorf("%d sessions are left", n)
 	}
 }

@@ -14,13 +14,11 @@ import (
 
 // memoryOwner finds the session whose mapped memory holds addr, or nil.
 func (n *Node) memoryOwner(addr uintptr) lane.MemoryOwner {
+	if o := n.sessions.MemoryOwner(addr); o != nil {
+		return o
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, d := range n.sessions {
-		if d.owns(addr) {
-			return d
-		}
-	}
 	for _, m := range n.vms {
 		if m.owns(addr) {
 			return m
@@ -53,7 +51,7 @@ func (n *Node) openLanes() (err error) {
 		RoCE:      roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex}, MemoryOwner: n.memoryOwner,
 		Prepare: func(h *hca.Lane) {
 			h.SetGeneralServices(n.cm.take(h))
-			h.SetDeparted(n.detach)
+			h.SetDeparted(n.sessions.Detach)
 		}}
 	if n.sub != nil {
 		c.Fabric = func(h *hca.Lane, of *lane.Link) (*fabric.Link, []int, []int) { return n.fabricLink(h, of) }
@@ -64,6 +62,7 @@ func (n *Node) openLanes() (err error) {
 	first := n.lanes.First().Net.RoCE // which receives
 	n.groups = &ipGroups{port: n.adapter.Port, join: first.Join, quit: first.Leave, log: n.log, groups: map[ib.GID]*ipGroup{}}
 	n.all.SetIPGroups(portGroups{n})
+	n.sessions.SetLanes(n.lanes)
 	n.lanes.Start()
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/device/vhost"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
@@ -95,8 +94,7 @@ func TestAddressesChanged(t *testing.T) {
 	}
 	defer rd.Close()
 	ctx, stop := context.WithCancelCause(context.Background())
-	n := &Node{cfg: cfg, log: slog.New(slog.DiscardHandler), dir: rd, base: time.Now().Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door)}
+	n := &Node{cfg: cfg, log: slog.New(slog.DiscardHandler), dir: rd, base: time.Now().Add(-time.Second), stop: stop}
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		t.Fatal(err)

@@ -25,7 +25,6 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/device/vhost"
 	"weft/internal/fabric/link/udp"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
@@ -34,6 +33,7 @@ import (
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/lane"
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -53,6 +53,7 @@ type Node struct {
 	identity ib.GUID
 	board    switchboard
 	lanes    *lane.Group
+	sessions *session.Registry
 	groups   *ipGroups
 	host     string // the host's name
 	cm       *cmService
@@ -74,10 +75,6 @@ type Node struct {
 
 	captures captures
 
-	// Connections to sockets of records that were refused: of users whom the node does not
-	// serve, and of those who have too many.
-	strangers, crowds atomic.Uint64
-
 	// edits is held while functions come and go, ports while a port changes and
 	// whoever must know is told; in this order, and before mu. Nobody waits for
 	// another goroutine with ports held.
@@ -90,20 +87,11 @@ type Node struct {
 	serving bool              // doors are open
 	// adapterOff: the physical function disabled the whole adapter.
 	adapterOff bool
-	sessions   map[*vhost.Session]*door
 	vms        map[string]*machine // by name
 	stations   map[string]*station // by the name of the device
-	// residents are sessions of the node itself.
-	residents   []*resident
-	idle        time.Time // when the last session ended, or somebody told that one would come
-	ending      bool      // nobody came
-	ready       bool
-	serial      uint32
-	faults      []api.Fault // their counters are with the links
-	faultID     int
-	lines       lines // of the log, about sessions
-	noRoom      map[vhost.Quota]refusal
-	openRecords int // open files of user MADs and channels of the connection manager
+	ready      bool
+	faults     []api.Fault // their counters are with the links
+	faultID    int
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -125,7 +113,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		sessions: make(map[*vhost.Session]*door), vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64), idle: now, noRoom: make(map[vhost.Quota]refusal)}
+		vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64)}
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
@@ -171,6 +159,7 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, n.table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
+	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
 	n.cm = newCMService(n)
 	n.captures.end = make(chan struct{})
 	if err := n.openSubnet(); err != nil {
@@ -246,14 +235,14 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		control.Close()
 		return err
 	}
-	defer rdmacm.close()
+	defer rdmacm.Records.Close()
 	if n.sub != nil {
 		u, err := n.openUmad()
 		if err != nil {
 			control.Close()
 			return err
 		}
-		defer u.close()
+		defer u.Close()
 		defer n.vesw.close()
 		defer n.ip.close()
 		if err := n.ip.configured(); err != nil {
@@ -309,7 +298,7 @@ func (n *Node) close() {
 	n.closeTrunks()
 }
 
-// watchIdle ends a node that nobody has used for a while.
+// watchIdle ends a node that was not in use for a while.
 func (n *Node) watchIdle(ctx context.Context) {
 	t := time.NewTicker(max(n.cfg.IdleExit/10, 10*time.Millisecond))
 	defer t.Stop()
@@ -319,12 +308,8 @@ func (n *Node) watchIdle(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		n.mu.Lock()
-		n.ending = len(n.sessions) == 0 && len(n.residents) == 0 && len(n.vms) == 0 && n.openRecords == 0 && time.Since(n.idle) >= n.cfg.IdleExit
-		idle := n.ending
-		n.mu.Unlock()
-		if idle {
-			n.log.Info("nobody uses the node: it ends", "idle", n.cfg.IdleExit)
+		if n.sessions.EndIfIdle(n.cfg.IdleExit, func() bool { return len(n.machines()) > 0 }) {
+			n.log.Info("the node is not in use: it ends", "idle", n.cfg.IdleExit)
 			n.stop(errEnd)
 			return
 		}
@@ -346,90 +331,4 @@ func (n *Node) addressesChanged(t *hostnet.Table) {
 	n.groups.addressesChanged()
 	n.log.Info("addresses changed", "gids", len(t.Entries), "mtu", t.MTU.Bytes())
 	n.portChanged(n.adapter, []ib.Event{ib.EventGIDChange})
-}
-
-// doors lists the sessions; the caller holds mu.
-func (n *Node) doors() []*door {
-	list := make([]*door, 0, len(n.sessions))
-	for _, d := range n.sessions {
-		if d.Dev != nil {
-			list = append(list, d)
-		}
-	}
-	return list
-}
-
-// admit makes the door of a client that has connected to a function.
-func (n *Node) admit(f *function, s *vhost.Session) (vhost.Device, error) {
-	p := s.Peer()
-	if !n.allowed(int(p.Uid)) {
-		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
-	}
-	d := &door{n: n, f: f, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.ending {
-		return nil, errEnding
-	}
-	n.serial++
-	d.serial, d.lane = n.serial, n.quietest()
-	if f.st != nil {
-		d.lane = n.lanes.First() // where all frames are
-	}
-	n.sessions[s] = d
-	return d, nil
-}
-
-// quietest returns the lane with the fewest sessions, a lane that is stuck only where all are; the caller holds mu.
-func (n *Node) quietest() *lane.Lane {
-	count := make([]int, len(n.lanes.All()))
-	for _, d := range n.sessions {
-		count[d.lane.ID()]++
-	}
-	for _, r := range n.residents {
-		count[r.lane.ID()]++
-	}
-	return n.lanes.Quietest(count)
-}
-
-// ended notes the end of a session.
-func (n *Node) ended(s *vhost.Session, reason error) {
-	n.mu.Lock()
-	d := n.sessions[s]
-	delete(n.sessions, s)
-	n.idle = time.Now()
-	n.mu.Unlock()
-	if d == nil || reason == nil || errors.Is(reason, vhost.Gone) || errors.Is(reason, vhost.Shutdown) {
-		return
-	}
-	n.complain("session ended", "session", d.serial, "pid", d.pid, "program", d.comm, "reason", reason)
-}
-
-// complain logs what a client did wrong, unless there is too much of it; the
-// counters know all.
-func (n *Node) complain(msg string, args ...any) {
-	n.mu.Lock()
-	held, ok := n.lines.take(time.Now())
-	n.mu.Unlock()
-	if !ok {
-		return
-	}
-	if held > 0 {
-		args = append(args, "not_logged", held)
-	}
-	n.log.Warn(msg, args...)
-}
-
-// allowed reports whether a user may use the node: its own, root, and those
-// the configuration names.
-func (n *Node) allowed(uid int) bool {
-	if uid == 0 || uid == os.Geteuid() {
-		return true
-	}
-	for _, u := range n.cfg.AllowUIDs {
-		if u == uid {
-			return true
-		}
-	}
-	return false
 }

@@ -5,7 +5,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -18,7 +17,6 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/device/vhost"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
@@ -547,18 +545,5 @@ func TestUsePutsOffTheEnd(t *testing.T) {
 	}
 	if d := time.Since(last); d < r.cfg.IdleExit {
 		t.Errorf("the node ended %v after somebody was to come", d)
-	}
-}
-
-// TestEndingRefuses: once the node has decided to end, nobody is let in to be
-// thrown out at once.
-func TestEndingRefuses(t *testing.T) {
-	n := &Node{ending: true, sessions: map[*vhost.Session]*door{}}
-	var e *api.Error
-	if err := n.Use(context.Background()); !errors.As(err, &e) || e.Code != api.CodeNotReady {
-		t.Errorf("use: %v", err)
-	}
-	if _, err := n.admit(nil, &vhost.Session{}); !errors.As(err, &e) {
-		t.Errorf("admit: %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func (n *Node) setDown(a *hca.Adapter, down bool) {
 		}
 	}
 	a.SetPort(&p)
-	n.tell(portNews{a, p.Changes(old)})
+	n.notify(portChange{a, p.Changes(old)})
 }
 
 // off reports whether somebody disabled the function, and whether the whole

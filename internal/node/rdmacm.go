@@ -9,12 +9,14 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"weft/internal/control/api"
 	"weft/internal/host/rundir"
+	"weft/internal/node/session"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
@@ -28,11 +30,13 @@ import (
 // open (docs/notes/rdmacm.md). Connections reach the hub through the communication
 // goroutine, one command at a time each.
 type cmDoor struct {
-	*recordDoor
+	*session.Records
 	s      *cmService
 	hub    *rdmacm.Hub // the communication goroutine's, as groups are
 	groups *cmGroups
-	files  map[cmToken]*cmChannel // guarded by mu
+
+	mu    sync.Mutex // guards files
+	files map[cmToken]*cmChannel
 }
 
 // cmToken names an open channel to those who have it, and to nobody else.
@@ -49,7 +53,7 @@ const (
 func (n *Node) openCM(s *cmService) (*cmDoor, error) {
 	d := &cmDoor{s: s, files: map[cmToken]*cmChannel{}}
 	var err error
-	if d.recordDoor, err = n.openRecordDoor(rundir.CMSock, "the connection manager", cmConns, cmUserConn); err != nil {
+	if d.Records, err = n.listenRecords(rundir.CMSock, "the connection manager", cmConns, cmUserConn); err != nil {
 		return nil, err
 	}
 	var seed [32]byte
@@ -61,13 +65,13 @@ func (n *Node) openCM(s *cmService) (*cmDoor, error) {
 		s.add(d)
 	})
 	n.cmDoor.Store(d)
-	d.start(d.serve)
+	d.Start(d.serve)
 	return d, nil
 }
 
 // serve reads what a connection is for, and serves it until it ends.
 func (d *cmDoor) serve(c *net.UnixConn) {
-	m, err := abi.ParseCMOpen(d.first(c))
+	m, err := abi.ParseCMOpen(d.First(c))
 	if err != nil {
 		return
 	}
@@ -82,10 +86,10 @@ func (d *cmDoor) serve(c *net.UnixConn) {
 		if answer(0, cmToken{}) == nil {
 			d.commands(c)
 		}
-	case !d.use():
+	case !d.Use():
 		answer(unix.ENODEV, cmToken{})
 	default:
-		defer d.unuse()
+		defer d.Unuse()
 		d.channel(c, func(t cmToken) error { return answer(0, t) })
 	}
 }
@@ -117,8 +121,8 @@ func (d *cmDoor) channel(c *net.UnixConn, answer func(cmToken) error) {
 	if f.raw, err = c.SyscallConn(); err != nil {
 		return
 	}
-	p := d.peer(c)
-	o := rdmacm.Owner{PID: p.PID, UID: p.UID, Comm: comm(p.PID), Own: ownUser(p.UID), Low: p.UID == 0}
+	p := d.Peer(c)
+	o := rdmacm.Owner{PID: p.PID, UID: p.UID, Comm: session.Comm(p.PID), Own: session.OwnUser(p.UID), Low: p.UID == 0}
 	if !d.s.do(func(mono.Time) { f.file = d.hub.Open(o, f) }) {
 		return
 	}

@@ -129,7 +129,7 @@ func (st *station) changed() {
 		return
 	}
 	st.a.SetPort(p)
-	n.tell(portNews{st.a, events})
+	n.notify(portChange{st.a, events})
 }
 
 // ask is the link's Config.Ask; push its Config.Push.

@@ -531,10 +531,10 @@ func (s *subnet) publish() {
 	if len(s.changed) == 0 {
 		return
 	}
-	var news []portNews
+	var news []portChange
 	for c, what := range s.changed {
 		delete(s.changed, c)
-		news = append(news, portNews{c.adapter, c.publish(what)})
+		news = append(news, portChange{c.adapter, c.publish(what)})
 	}
 	s.n.portsChanged(news)
 	for _, p := range news {

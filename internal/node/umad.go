@@ -14,6 +14,7 @@ import (
 
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/umad"
+	"weft/internal/node/session"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -25,9 +26,12 @@ import (
 // more that writes to it while it is a file; all of them reach the hub through
 // the management goroutine.
 type umadDoor struct {
-	*recordDoor
-	hub   *umad.Hub               // the management goroutine's
-	files map[umadToken]*umadFile // guarded by mu
+	*session.Records
+	n   *Node
+	hub *umad.Hub // the management goroutine's
+
+	mu    sync.Mutex // guards files
+	files map[umadToken]*umadFile
 }
 
 // umadToken names an open file to those who have it, and to nobody else.
@@ -45,14 +49,14 @@ const (
 
 // openUmad opens the socket. The management goroutine runs.
 func (n *Node) openUmad() (*umadDoor, error) {
-	u := &umadDoor{files: map[umadToken]*umadFile{}}
+	u := &umadDoor{n: n, files: map[umadToken]*umadFile{}}
 	var err error
-	if u.recordDoor, err = n.openRecordDoor(rundir.UmadSock, "user MADs", umadConns, umadUserConn); err != nil {
+	if u.Records, err = n.listenRecords(rundir.UmadSock, "user MADs", umadConns, umadUserConn); err != nil {
 		return nil, err
 	}
 	u.hub = umad.New(umadPorts{n.sub})
 	n.sub.do(func() { n.sub.clients = u.hub })
-	u.start(u.serve)
+	u.Start(u.serve)
 	return u, nil
 }
 
@@ -80,7 +84,7 @@ func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
 
 // serve reads what a connection is for, and serves it until it ends.
 func (u *umadDoor) serve(c *net.UnixConn) {
-	b := u.first(c)
+	b := u.First(c)
 	switch len(b) {
 	case abi.UmadOpenSize:
 		m, _ := abi.ParseUmadOpen(b)
@@ -108,11 +112,11 @@ func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
 		refuseUmad(c, umad.ENODEV)
 		return
 	}
-	if !u.use() {
+	if !u.Use() {
 		refuseUmad(c, umad.ENODEV)
 		return
 	}
-	defer u.unuse()
+	defer u.Unuse()
 	switch m.Op {
 	case abi.UmadOpOpen:
 		u.file(c, f.a.Number())
@@ -128,7 +132,7 @@ func (u *umadDoor) isSM(c *net.UnixConn, function uint16, wait bool) {
 	var i *umad.IsSM
 	n := u.n
 	granted := func(why umad.Errno) { c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil)) }
-	if !u.own(c) {
+	if !u.Own(c) {
 		granted(umad.EPERM)
 		return
 	}
@@ -178,7 +182,7 @@ func (u *umadDoor) file(c *net.UnixConn, function uint16) {
 		}
 	})
 	why := umad.EIO
-	manages := u.own(c)
+	manages := u.Own(c)
 	if !u.n.sub.do(func() {
 		if f.file, why = u.hub.Open(function, f); why == umad.OK && !manages {
 			f.file.Restrict()

@@ -185,7 +185,7 @@ func (n *Node) machine(name string) *machine {
 // quotas of the first door.
 func (m *machine) open() error {
 	n := m.n
-	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.doorLimits(), OnRefuse: n.refusedRoom, Share: n.functions()[0].door}
+	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].door}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)
@@ -234,7 +234,7 @@ func (m *machine) socket() *vhost.Server {
 // admit makes the device of a front-end.
 func (m *machine) admit(s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
-	if m.want.Connect == "" && !m.n.allowed(int(p.Uid)) {
+	if m.want.Connect == "" && !m.n.sessions.Allowed(int(p.Uid)) {
 		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
 	d, err := m.port.Attach(s)
@@ -262,7 +262,7 @@ func (m *machine) ended(s *vhost.Session, reason error) {
 		m.n.log.Info("guest gone", "vm", m.want.Name, "pid", p.Pid)
 		return
 	}
-	m.n.complain("session of a guest ended", "vm", m.want.Name, "pid", p.Pid, "reason", reason)
+	m.n.sessions.Complain("session of a guest ended", "vm", m.want.Name, "pid", p.Pid, "reason", reason)
 }
 
 // Fail implements lane.MemoryOwner.

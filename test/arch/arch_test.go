@@ -157,8 +157,9 @@ func TestStoreys(t *testing.T) {
 
 // rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself, which builds them.
 var rooms = map[string][]string{
-	"loop": {},
-	"lane": {"loop"},
+	"loop":    {},
+	"lane":    {"loop"},
+	"session": {"lane"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package session
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft/internal/control/api"
 	"weft/internal/device/procmem"
 	"weft/internal/device/rdmadev"
 	"weft/internal/device/vhost"
@@ -22,15 +23,15 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// door is one client's session: a vhost-user connection on one side, a device
-// on a lane on the other. Its methods are called by the session's goroutine;
-// what touches the device goes through the lane.
-type door struct {
-	n    *Node
-	f    *function
-	s    *vhost.Session
-	lane *lane.Lane
-	// Client is its device on the lane, made when it is known what kind of client this is.
+// Session is one program's session: a vhost-user connection on one side, a device on a lane on the other. Its methods are
+// called by the session's goroutine, unless they say otherwise; what touches the device goes through the lane.
+type Session struct {
+	r       *Registry
+	adapter *hca.Adapter
+	s       *vhost.Session
+	lane    *lane.Lane
+	// Client is its device on the lane, made when it is known what kind of client this is. Others than the lane read it with
+	// the registry's mu held.
 	lane.Client
 	mem    *vhost.MemTable
 	serial uint32
@@ -38,11 +39,22 @@ type door struct {
 	uid    int
 	comm   string
 	verbs  bool
-	proc   *procmem.Space // set once on the lane, under the node's mu like dev; others read it by process
+	proc   *procmem.Space // set once on the lane, with the registry's mu held as Dev is; see process
 	bell   *virtio.Doorbell
 	rings  map[int]*vhostRing // the lane's
 	gather virtio.Scratch     // of all rings, the lane's too
 	waits  atomic.Bool        // a copy waits for its memory
+}
+
+// Serial is the number of the session.
+func (d *Session) Serial() uint32 { return d.serial }
+
+// Lane is the lane of the session.
+func (d *Session) Lane() *lane.Lane { return d.lane }
+
+// Owner describes the program to people.
+func (d *Session) Owner() api.Owner {
+	return api.Owner{Device: d.adapter.Name, Session: d.serial, PID: d.pid, Comm: d.comm, UID: d.uid}
 }
 
 // vhostRing is a ring as the session set it up.
@@ -52,7 +64,7 @@ type vhostRing struct {
 	running bool
 }
 
-var _ vhost.Device = (*door)(nil)
+var _ vhost.Device = (*Session)(nil)
 
 // Ring numbers of the two kinds of session: a plain vhost-user front-end can
 // name 256 rings.
@@ -62,13 +74,12 @@ const (
 )
 
 // Features implements vhost.Device.
-func (d *door) Features() uint64 {
+func (d *Session) Features() uint64 {
 	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1 | 1<<abi.FeatureIndirect | 1<<abi.FeatureRingReset
 }
 
-// device makes the device at the first request that needs to know its kind: a
-// program has said WEFT_HELLO by then.
-func (d *door) device() (err error) {
+// device makes the device at the first request that depends on its kind: a program has sent WEFT_HELLO by then.
+func (d *Session) device() (err error) {
 	if d.Dev != nil {
 		return nil
 	}
@@ -84,7 +95,7 @@ func (d *door) device() (err error) {
 }
 
 // Config implements vhost.Device.
-func (d *door) Config() abi.Config {
+func (d *Session) Config() abi.Config {
 	d.verbs = d.s.Weft()
 	cqs, qps := d.queues()
 	return abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: qps, MaxRDMACQs: cqs}
@@ -92,7 +103,7 @@ func (d *door) Config() abi.Config {
 
 // queues returns how many completion queues and queue pairs this kind of
 // client has rings for.
-func (d *door) queues() (cqs, qps uint32) {
+func (d *Session) queues() (cqs, qps uint32) {
 	if d.verbs {
 		return verbsCQs, verbsQPs
 	}
@@ -100,7 +111,7 @@ func (d *door) queues() (cqs, qps uint32) {
 }
 
 // Rings implements vhost.Device.
-func (d *door) Rings() int {
+func (d *Session) Rings() int {
 	if err := d.device(); err != nil {
 		d.Fail(err)
 		return 0
@@ -109,7 +120,7 @@ func (d *door) Rings() int {
 }
 
 // SetFeatures implements vhost.Device.
-func (d *door) SetFeatures(f uint64) error {
+func (d *Session) SetFeatures(f uint64) error {
 	const need = 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1
 	if f&need != need {
 		return fmt.Errorf("features %#x lack some of %#x: %w", f, uint64(need), unix.EINVAL)
@@ -118,22 +129,21 @@ func (d *door) SetFeatures(f uint64) error {
 }
 
 // SetStatus implements vhost.Device.
-func (d *door) SetStatus(status uint8) error {
+func (d *Session) SetStatus(status uint8) error {
 	if status == 0 && d.Dev != nil {
 		return d.reset(false)
 	}
 	return nil
 }
 
-// caller is a vhost.Call as the device wants it.
+// caller makes a vhost.Call an rdmadev.Caller.
 type caller struct{ c *vhost.Call }
 
-// Call implements rdmadev.Caller. A client that has closed its end hears
-// nothing any more; its session is about to end.
+// Call implements rdmadev.Caller. A client that has closed its end is not notified; its session is about to end.
 func (c caller) Call() (again bool) { return c.c.Write() == vhost.Again }
 
 // SetRing implements vhost.Device.
-func (d *door) SetRing(i int, r vhost.Ring) (err error) {
+func (d *Session) SetRing(i int, r vhost.Ring) (err error) {
 	if e := d.lane.Do(func() {
 		v := &vhostRing{Ring: r}
 		r.Scratch = &d.gather
@@ -156,7 +166,7 @@ func (d *door) SetRing(i int, r vhost.Ring) (err error) {
 }
 
 // start lets the device use a ring that is enabled; it runs on the lane.
-func (d *door) start(i int, v *vhostRing) error {
+func (d *Session) start(i int, v *vhostRing) error {
 	if v.Kick != nil {
 		if err := d.lane.WatchKick(&d.Client, i, v.Kick); err != nil {
 			return err
@@ -174,8 +184,8 @@ func (d *door) start(i int, v *vhostRing) error {
 	return nil
 }
 
-// halt takes a ring away from the device; it runs on the lane.
-func (d *door) halt(i int, v *vhostRing) {
+// halt removes a ring from the device; it runs on the lane.
+func (d *Session) halt(i int, v *vhostRing) {
 	if v.Kick != nil {
 		d.lane.UnwatchKick(v.Kick.FD())
 	}
@@ -186,7 +196,7 @@ func (d *door) halt(i int, v *vhostRing) {
 }
 
 // ChangeRing implements vhost.Device.
-func (d *door) ChangeRing(i int, r vhost.Ring) {
+func (d *Session) ChangeRing(i int, r vhost.Ring) {
 	d.lane.Do(func() {
 		v := d.rings[i]
 		if v == nil {
@@ -201,7 +211,7 @@ func (d *door) ChangeRing(i int, r vhost.Ring) {
 }
 
 // StopRing implements vhost.Device.
-func (d *door) StopRing(i int) (state uint32) {
+func (d *Session) StopRing(i int) (state uint32) {
 	d.lane.Do(func() {
 		if v := d.rings[i]; v != nil {
 			d.halt(i, v)
@@ -213,7 +223,7 @@ func (d *door) StopRing(i int) (state uint32) {
 }
 
 // SetDoorbell implements vhost.Device.
-func (d *door) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
+func (d *Session) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
 	if err := d.device(); err != nil {
 		return err
 	}
@@ -231,7 +241,7 @@ func (d *door) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
 }
 
 // ProcMem implements vhost.Device.
-func (d *door) ProcMem(f *os.File, addr, value uint64) error {
+func (d *Session) ProcMem(f *os.File, addr, value uint64) error {
 	if d.proc != nil {
 		f.Close()
 		return unix.EBUSY
@@ -245,21 +255,20 @@ func (d *door) ProcMem(f *os.File, addr, value uint64) error {
 		return err
 	}
 	if e := d.lane.Do(func() {
-		d.n.mu.Lock()
+		d.r.mu.Lock()
 		d.proc = s
-		d.n.mu.Unlock()
+		d.r.mu.Unlock()
 		d.Dev.SetProc(s)
 	}); e != nil {
 		s.Close()
 		return e
 	}
-	d.n.log.Debug("process memory", "pid", d.pid, "method", s.Method())
+	d.r.cfg.Log.Debug("process memory", "pid", d.pid, "method", s.Method())
 	return nil
 }
 
-// Reset implements vhost.Device: objects and rings go, memory and features
-// stay.
-func (d *door) Reset() {
+// Reset implements vhost.Device: objects and rings are destroyed, memory and features stay.
+func (d *Session) Reset() {
 	if d.Dev != nil {
 		if err := d.reset(true); err != nil {
 			d.Fail(err)
@@ -267,9 +276,9 @@ func (d *door) Reset() {
 	}
 }
 
-// reset replaces the device by a fresh one. Rings stay known to the session
-// unless they are to be forgotten: their state is still asked for.
-func (d *door) reset(forget bool) (err error) {
+// reset replaces the device by a fresh one. Unless forget is set, the session keeps its rings: the client may still read their
+// state.
+func (d *Session) reset(forget bool) (err error) {
 	e := d.lane.Do(func() {
 		for i, v := range d.rings {
 			d.halt(i, v)
@@ -282,14 +291,14 @@ func (d *door) reset(forget bool) (err error) {
 	return errors.Join(e, err)
 }
 
-// renew gives the door a fresh device; it runs on the lane.
-func (d *door) renew() error {
-	if d.f.a.Port().Link == ib.LinkInfiniBand && !d.verbs {
-		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.f.a.Name, unix.EOPNOTSUPP)
+// renew gives the session a fresh device; it runs on the lane.
+func (d *Session) renew() error {
+	if d.adapter.Port().Link == ib.LinkInfiniBand && !d.verbs {
+		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.adapter.Name, unix.EOPNOTSUPP)
 	}
 	old := d.Dev
 	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.f.a, Lane: d.lane.HCA, Guest: d.mem, Now: d.n.now, Log: d.n.log.With("session", d.serial),
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Guest: d.mem, Now: d.r.cfg.Now, Log: d.r.cfg.Log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
 		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
 	if d.proc != nil {
@@ -301,44 +310,35 @@ func (d *door) renew() error {
 	if old != nil {
 		d.part(old)
 	}
-	d.n.mu.Lock()
-	err := d.f.a.Attach(dev.Session())
+	d.r.mu.Lock()
+	err := d.adapter.Attach(dev.Session())
 	d.Dev = dev
-	d.n.mu.Unlock()
+	d.r.mu.Unlock()
 	return err
 }
 
-// part closes a device of the door whose client is gone, or begins anew; it runs
-// on the lane. Where queue pairs tell their peers, the lane detaches the session
-// later.
-func (d *door) part(dev *rdmadev.Device) {
+// part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs notify
+// their peers first, the lane detaches the session later.
+func (d *Session) part(dev *rdmadev.Device) {
 	if !dev.Part() {
-		d.n.detach(dev.Session())
+		d.r.Detach(dev.Session())
 	}
 }
 
-// detach ends the number of a session that is over; it runs on its lane.
-func (n *Node) detach(s *hca.Session) {
-	n.mu.Lock()
-	s.Adapter().Detach(s)
-	n.mu.Unlock()
-}
-
 // Retire implements vhost.Device.
-func (d *door) Retire(unmap func()) {
-	d.n.lanes.Quiesce()
+func (d *Session) Retire(unmap func()) {
+	d.r.lanes.Quiesce()
 	unmap()
 }
 
 // Fail implements lane.MemoryOwner: it ends the session, also from its lane.
-func (d *door) Fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
+func (d *Session) Fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
 
 // owns reports whether addr lies in the client's mapped memory.
-func (d *door) owns(addr uintptr) bool { return d.mem.Owns(addr) }
+func (d *Session) owns(addr uintptr) bool { return d.mem.Owns(addr) }
 
 // Closed implements vhost.Device.
-func (d *door) Closed(reason error) {
-	n := d.n
+func (d *Session) Closed(reason error) {
 	d.lane.Do(func() {
 		for i, v := range d.rings {
 			d.halt(i, v)
@@ -348,38 +348,37 @@ func (d *door) Closed(reason error) {
 			d.part(d.Dev)
 		}
 	})
-	n.lanes.Quiesce()
+	d.r.lanes.Quiesce()
 	if d.proc != nil {
 		d.proc.Close()
 	}
 }
 
 // process returns how the client's process is reached, nil where it is not.
-func (d *door) process() *procmem.Space {
-	d.n.mu.Lock()
-	defer d.n.mu.Unlock()
+func (d *Session) process() *procmem.Space {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
 	return d.proc
 }
 
-// memory says how the client's registered memory is reached, for people.
-func (d *door) memory() string {
+// Memory says how the client's registered memory is reached, for people.
+func (d *Session) Memory() string {
 	if d.process() != nil {
 		return "process"
 	}
 	return "none"
 }
 
-// kind says how one region is reached.
-func (d *door) kind(s mem.Space) string {
+// Kind says how one region is reached.
+func (d *Session) Kind(s mem.Space) string {
 	if s == mem.Space(d.mem) {
 		return "mapped"
 	}
 	return "process"
 }
 
-// slow says why the client's memory is reached by a slower way than usual, or
-// nothing.
-func (d *door) slow() string {
+// slow returns the method by which the client's memory is reached where that is slower than usual, else nothing.
+func (d *Session) slow() string {
 	p := d.process()
 	if p == nil {
 		return ""
@@ -390,8 +389,8 @@ func (d *door) slow() string {
 	return ""
 }
 
-// comm reads the name of a process.
-func comm(pid int) string {
+// Comm reads the name of a process; empty where there is none.
+func Comm(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
 		return ""

@@ -15,6 +15,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/agent"
+	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -23,62 +24,62 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-const residentQKey ib.QKey = 0x0b1b
+const internalQKey ib.QKey = 0x0b1b
 
 // neighbour is a user in the node with a UD queue pair that echoes or counts.
 type neighbourQP struct {
 	t    *testing.T
-	r    *resident
+	r    *session.Internal
 	pd   uint32
-	mr   *residentMR
-	cq   *residentCQ
-	qp   *residentQP
+	mr   *session.MR
+	cq   *session.CQ
+	qp   *session.QP
 	came []hca.CQE
 	done atomic.Int32 // completions of both kinds
 }
 
 // Begin, Finish, Sleep and Deadline implement lane.Poller.
 func (u *neighbourQP) Begin(mono.Time) bool      { return false }
-func (u *neighbourQP) Finish(now mono.Time) bool { return u.r.complete(now) }
-func (u *neighbourQP) Sleep() bool               { return len(u.r.due) == 0 }
+func (u *neighbourQP) Finish(now mono.Time) bool { return u.r.Complete(now) }
+func (u *neighbourQP) Sleep() bool               { return !u.r.Completed() }
 func (u *neighbourQP) Deadline() mono.Time       { return 0 }
 
 // slotLen is a datagram of the largest MTU with its GRH.
 const slotLen = 40 + 4096
 
-// settle makes a user of a device with 8 receives posted.
-func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
+// openUser makes a user of a device with 8 receives posted.
+func (r *running) openUser(t *testing.T, device, name string) *neighbourQP {
 	t.Helper()
-	res, err := r.node.newResident(r.node.function(device), name, residentQPs, nil)
+	res, err := r.node.sessions.OpenInternal(r.node.function(device).a, name, session.InternalQPs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	u := &neighbourQP{t: t, r: res}
 	t.Cleanup(func() {
-		res.lane.Do(func() { res.lane.RemovePoller(u) })
-		res.close()
+		res.Lane().Do(func() { res.Lane().RemovePoller(u) })
+		res.Close()
 	})
 	u.do(func() (err error) {
-		res.lane.AddPoller(u)
-		if u.pd, err = res.sess.CreatePD(); err != nil {
+		res.Lane().AddPoller(u)
+		if u.pd, err = res.Session().CreatePD(); err != nil {
 			return err
 		}
-		if u.mr, err = res.registerMR(u.pd, 16*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) }); err != nil {
+		if u.mr, err = res.RegisterMR(u.pd, 16*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) }); err != nil {
 			return err
 		}
-		if u.cq, err = res.createCQ(32, u.completed); err != nil {
+		if u.cq, err = res.CreateCQ(32, u.completed); err != nil {
 			return err
 		}
-		if u.qp, err = res.createQP(u.pd, u.cq, u.cq, 8, 8); err != nil {
+		if u.qp, err = res.CreateQP(u.pd, u.cq, u.cq, 8, 8); err != nil {
 			return err
 		}
 		now := r.node.now()
 		for _, s := range []struct {
 			a    transport.Attr
 			mask ib.AttrMask
-		}{{transport.Attr{State: ib.Init, QKey: residentQKey, Port: 1}, ib.AttrState | ib.AttrQKey | ib.AttrPKeyIndex | ib.AttrPort},
+		}{{transport.Attr{State: ib.Init, QKey: internalQKey, Port: 1}, ib.AttrState | ib.AttrQKey | ib.AttrPKeyIndex | ib.AttrPort},
 			{transport.Attr{State: ib.RTR}, ib.AttrState}, {transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN}} {
-			if err := u.qp.modify(now, s.a, s.mask); err != nil {
+			if err := u.qp.Change(now, s.a, s.mask); err != nil {
 				return err
 			}
 		}
@@ -91,18 +92,18 @@ func (r *running) settle(t *testing.T, device, name string) *neighbourQP {
 func (u *neighbourQP) do(f func() error) {
 	u.t.Helper()
 	var err error
-	if e := u.r.lane.Do(func() { err = f() }); e != nil || err != nil {
+	if e := u.r.Lane().Do(func() { err = f() }); e != nil || err != nil {
 		u.t.Fatal(e, err)
 	}
 }
 
 func (u *neighbourQP) recv(now mono.Time, n int) error {
 	for i := range n {
-		p := u.qp.recvSlot()
+		p := u.qp.RecvSlot()
 		if p == nil {
 			return fmt.Errorf("receive %d found no room", i)
 		}
-		*p = recvRequest{id: uint64(i), addr: uint64(i) * slotLen, lkey: u.mr.lkey, length: slotLen}
+		*p = session.RecvRequest{ID: uint64(i), Addr: uint64(i) * slotLen, LKey: u.mr.LKey, Len: slotLen}
 		u.qp.RecvPosted(now)
 	}
 	return nil
@@ -110,7 +111,7 @@ func (u *neighbourQP) recv(now mono.Time, n int) error {
 
 func (u *neighbourQP) completed(mono.Time) {
 	var e [5]hca.CQE
-	for n := u.cq.poll(e[:]); n > 0; n = u.cq.poll(e[:]) {
+	for n := u.cq.Poll(e[:]); n > 0; n = u.cq.Poll(e[:]) {
 		u.came = append(u.came, e[:n]...)
 		u.done.Add(int32(n))
 	}
@@ -119,7 +120,7 @@ func (u *neighbourQP) completed(mono.Time) {
 // path makes an address handle on the way to another user.
 func (u *neighbourQP) path(to *hca.AHAttr) (h uint32) {
 	u.t.Helper()
-	u.do(func() (err error) { h, err = u.r.sess.CreateAH(u.pd, to); return err })
+	u.do(func() (err error) { h, err = u.r.Session().CreateAH(u.pd, to); return err })
 	return h
 }
 
@@ -129,12 +130,12 @@ func (u *neighbourQP) send(ah uint32, dest ib.QPN, n int) {
 	u.do(func() error {
 		for i := range n {
 			at := uint64(8+i) * slotLen
-			copy(u.mr.b[at:], bytes.Repeat([]byte{byte(i + 1)}, slotLen))
-			p := u.qp.sendSlot()
+			copy(u.mr.Bytes[at:], bytes.Repeat([]byte{byte(i + 1)}, slotLen))
+			p := u.qp.SendSlot()
 			if p == nil {
 				return fmt.Errorf("send %d found no room", i)
 			}
-			*p = sendRequest{id: 100 + uint64(i), addr: at, lkey: u.mr.lkey, length: uint32(100 * (i + 1)), ah: ah, dest: dest, qkey: residentQKey, signaled: true}
+			*p = session.SendRequest{ID: 100 + uint64(i), Addr: at, LKey: u.mr.LKey, Len: uint32(100 * (i + 1)), AH: ah, Dest: dest, QKey: internalQKey, Signaled: true}
 		}
 		u.qp.SendPosted()
 		return nil
@@ -155,14 +156,14 @@ func twoNative(t *testing.T) *running {
 	return r
 }
 
-func (u *neighbourQP) lid() ib.LID { return u.r.f.a.Port().LID }
-func (u *neighbourQP) gid() ib.GID { return u.r.f.a.Port().GIDs[0].GID }
+func (u *neighbourQP) lid() ib.LID { return u.r.Adapter().Port().LID }
+func (u *neighbourQP) gid() ib.GID { return u.r.Adapter().Port().GIDs[0].GID }
 
-// TestResidents: two users in the node, each of a function of its own, exchange datagrams
+// TestInternalSessions: two users in the node, each of a function of its own, exchange datagrams
 // through the calls that sessions of programs use, and people see them.
-func TestResidents(t *testing.T) {
+func TestInternalSessions(t *testing.T) {
 	r := twoNative(t)
-	a, b := r.settle(t, firstNative, "ipoib"), r.settle(t, "vf", "ipoib")
+	a, b := r.openUser(t, firstNative, "ipoib"), r.openUser(t, "vf", "ipoib")
 	ah := a.path(&hca.AHAttr{DLID: b.lid(), DGID: b.gid(), Global: true})
 	for range 3 { // rings go round
 		before := [2]int32{a.done.Load(), b.done.Load()}
@@ -175,7 +176,7 @@ func TestResidents(t *testing.T) {
 					return fmt.Errorf("completion %d: %+v", i, e)
 				}
 				at := i * slotLen
-				if got := b.mr.b[at+40 : at+int(e.ByteLen)]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)}, len(got))) {
+				if got := b.mr.Bytes[at+40 : at+int(e.ByteLen)]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)}, len(got))) {
 					return fmt.Errorf("datagram %d arrived as another", i)
 				}
 			}
@@ -183,8 +184,8 @@ func TestResidents(t *testing.T) {
 		})
 	}
 	a.do(func() error {
-		if a.qp.sending != 0 || a.qp.recvSlot() != nil {
-			return fmt.Errorf("%d sends are out, or a receive queue of 8 took 9", a.qp.sending)
+		if out, _ := a.qp.Outstanding(); out != 0 || a.qp.RecvSlot() != nil {
+			return fmt.Errorf("%d sends are out, or a receive queue of 8 took 9", out)
 		}
 		return nil
 	})
@@ -194,8 +195,8 @@ func TestResidents(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, u := range []*neighbourQP{a, b} {
-		name := u.r.f.a.Name
-		own := func(o api.Owner) bool { return o.Comm == "ipoib" && o.Device == name && o.Session == u.r.serial }
+		name := u.r.Adapter().Name
+		own := func(o api.Owner) bool { return o.Comm == "ipoib" && o.Device == name && o.Session == u.r.Serial() }
 		if !slices.ContainsFunc(res.QPs, func(q api.QP) bool {
 			return own(q.Owner) && q.LQPN == uint32(u.qp.Num()) && q.Type == "UD" && q.State == "RTS"
 		}) ||
@@ -211,49 +212,49 @@ func TestResidents(t *testing.T) {
 	}
 }
 
-// TestResidentQuotas: a user in the node has the quotas of its function.
-func TestResidentQuotas(t *testing.T) {
+// TestInternalSessionQuotas: a user in the node has the quotas of its function.
+func TestInternalSessionQuotas(t *testing.T) {
 	r := master(t)
 	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "small", FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
 		t.Fatal(err)
 	}
-	u := r.settle(t, "small", "ipoib")
+	u := r.openUser(t, "small", "ipoib")
 	u.do(func() error {
-		if _, err := u.r.createQP(u.pd, u.cq, u.cq, 8, 8); !errors.Is(err, syscall.ENOSPC) {
+		if _, err := u.r.CreateQP(u.pd, u.cq, u.cq, 8, 8); !errors.Is(err, syscall.ENOSPC) {
 			return fmt.Errorf("a second queue pair: %v", err)
 		}
-		if err := u.mr.deregister(); err != nil {
+		if err := u.mr.Deregister(); err != nil {
 			return err
 		}
-		if err := u.cq.destroy(); !errors.Is(err, syscall.EBUSY) {
+		if err := u.cq.Destroy(); !errors.Is(err, syscall.EBUSY) {
 			return fmt.Errorf("a completion queue in use: %v", err)
 		}
-		return errors.Join(u.qp.destroy(r.node.now()), u.cq.destroy(), u.r.sess.DestroyPD(u.pd))
+		return errors.Join(u.qp.Destroy(r.node.now()), u.cq.Destroy(), u.r.Session().DestroyPD(u.pd))
 	})
-	if _, err := r.node.newResident(r.node.function("small"), "ipoib", residentQPs, nil); !errors.Is(err, hca.ErrNoSession) {
+	if _, err := r.node.sessions.OpenInternal(r.node.function("small").a, "ipoib", session.InternalQPs, nil); !errors.Is(err, hca.ErrNoSession) {
 		t.Errorf("a second session: %v", err)
 	}
 }
 
-// TestResidentAllocates: the way of a datagram, from the request to the completion at the
+// TestInternalSessionAllocates: the way of a datagram, from the request to the completion at the
 // other side, needs no memory.
-func TestResidentAllocates(t *testing.T) {
+func TestInternalSessionAllocates(t *testing.T) {
 	r := twoNative(t)
-	a, b := r.settle(t, firstNative, "ipoib"), r.settle(t, "vf", "ipoib")
+	a, b := r.openUser(t, firstNative, "ipoib"), r.openUser(t, "vf", "ipoib")
 	ah := a.path(&hca.AHAttr{DLID: b.lid()})
 	a.came, b.came = make([]hca.CQE, 0, 4096), make([]hca.CQE, 0, 4096)
 	n := 0.0
 	a.do(func() error {
 		n = testing.AllocsPerRun(500, func() {
-			*a.qp.sendSlot() = sendRequest{id: 1, lkey: a.mr.lkey, length: 1000, ah: ah, dest: b.qp.Num(), qkey: residentQKey, signaled: true}
+			*a.qp.SendSlot() = session.SendRequest{ID: 1, LKey: a.mr.LKey, Len: 1000, AH: ah, Dest: b.qp.Num(), QKey: internalQKey, Signaled: true}
 			a.qp.SendPosted()
 			for range 4 {
 				now := r.node.now()
-				a.r.lane.HCA.Run(now)
+				a.r.Lane().HCA.Run(now)
 				a.Finish(now)
 				b.Finish(now)
 			}
-			*b.qp.recvSlot() = recvRequest{lkey: b.mr.lkey, length: slotLen}
+			*b.qp.RecvSlot() = session.RecvRequest{LKey: b.mr.LKey, Len: slotLen}
 			b.qp.RecvPosted(r.node.now())
 		})
 		return nil
@@ -321,11 +322,11 @@ func TestGSI(t *testing.T) {
 		return ok
 	})
 	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 13: 1, 14: 2, 15: 3}
-	join := mad.MCMemberRecord{MGID: mgid, PortGID: gid(a), QKey: residentQKey, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
+	join := mad.MCMemberRecord{MGID: mgid, PortGID: gid(a), QKey: internalQKey, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
 	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCJoinState
 	v = asks.ask(mad.MethodSet, mad.AttrMCMemberRecord, mask, join.Append(nil))
 	var got mad.MCMemberRecord
-	if got.Parse(v.Data[:]); v.Status != mad.StatusOK || !got.MLID.IsMulticast() || got.QKey != residentQKey {
+	if got.Parse(v.Data[:]); v.Status != mad.StatusOK || !got.MLID.IsMulticast() || got.QKey != internalQKey {
 		t.Fatalf("join: %v %+v", v.Status, got)
 	}
 	v = asks.ask(mad.MethodDelete, mad.AttrMCMemberRecord, mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState, join.Append(nil))

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package session
 
 import (
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,11 +12,10 @@ import (
 	"weft/internal/device/vhost"
 )
 
-// doorLimits share out sessions and descriptors. The node's own user and root
-// may have everything; the others, each, half: nobody keeps them out. Half of
-// what one user may have is the most of one session.
-func (n *Node) doorLimits() vhost.Limits {
-	l := vhost.Limits{Sessions: n.adapter.Limits().Sessions, UserSessions: n.adapter.Limits().Sessions / 2, Free: n.own}
+// Limits divides sessions and descriptors. The node's own user and root may have all; each other user may have half, so that no
+// user locks another out. One session may have half of the descriptors of one user.
+func (r *Registry) Limits() vhost.Limits {
+	l := vhost.Limits{Sessions: r.cfg.Sessions, UserSessions: r.cfg.Sessions / 2, Free: func(uid uint32) bool { return OwnUser(int(uid)) }}
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
 		// The rest is for the sockets of sessions and for the node itself.
@@ -38,9 +36,6 @@ func descriptorShare(files uint64, sessions int) int {
 	return max(n-nodeFiles-sessions, n/2)
 }
 
-// own reports whether uid may do with the node what it likes anyway.
-func (n *Node) own(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }
-
 // refusal is the last of its kind.
 type refusal struct {
 	at       time.Time
@@ -48,17 +43,17 @@ type refusal struct {
 	count    uint64
 }
 
-// refusalShown is for how long a refusal is a state that people should know.
+// refusalShown is for how long a refusal counts as a degraded state.
 const refusalShown = 10 * time.Minute
 
-// refusedRoom notes that a client met a quota.
-func (n *Node) refusedRoom(s *vhost.Session, q vhost.Quota) {
+// Refused notes that a client met a quota.
+func (r *Registry) Refused(s *vhost.Session, q vhost.Quota) {
 	p := s.Peer()
-	n.mu.Lock()
-	n.noRoom[q] = refusal{time.Now(), int(p.Uid), int(p.Pid), n.noRoom[q].count + 1}
-	n.mu.Unlock()
+	r.mu.Lock()
+	r.refused[q] = refusal{time.Now(), int(p.Uid), int(p.Pid), r.refused[q].count + 1}
+	r.mu.Unlock()
 	w := shortageOf[q]
-	n.complain("refused", "pid", p.Pid, "uid", p.Uid, "why", w.why, "fix", w.fix)
+	r.Complain("refused", "pid", p.Pid, "uid", p.Uid, "why", w.why, "fix", w.fix)
 }
 
 const fewer = "end programs that are not needed (weft res lists them), or run another node in a directory of its own"
@@ -71,12 +66,14 @@ var shortageOf = map[vhost.Quota]struct{ why, fix string }{
 	vhost.DescriptorsOfSession: {"it has handed over as many descriptors as one session may", "use fewer completion queues with a channel, or raise the node's limit of open files (ulimit -n)"},
 }
 
-// shortages lists the quotas that were met of late; the caller holds mu.
-func (n *Node) shortages(now time.Time) (list []api.Degraded) {
+// shortages lists the quotas that were met of late.
+func (r *Registry) shortages(now time.Time) (list []api.Degraded) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for q := range vhost.Quota(len(shortageOf)) {
-		if r, ok := n.noRoom[q]; ok && now.Sub(r.at) < refusalShown {
+		if last, ok := r.refused[q]; ok && now.Sub(last.at) < refusalShown {
 			list = append(list, api.Degraded{What: "quota_" + q.Name(),
-				Why: fmt.Sprintf("process %d of uid %d was refused, as the last of %d: %s", r.pid, r.uid, r.count, shortageOf[q].why), Fix: shortageOf[q].fix})
+				Why: fmt.Sprintf("process %d of uid %d was refused, as the last of %d: %s", last.pid, last.uid, last.count, shortageOf[q].why), Fix: shortageOf[q].fix})
 		}
 	}
 	return list

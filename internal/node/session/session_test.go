@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package session
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -20,44 +21,54 @@ import (
 	"weft/internal/node/lane"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
 	"weft/internal/verbs/hca/replicate"
 )
 
-// testNode is a node without sockets but its door. ends hears why sessions
-// end.
-func testNode(t *testing.T) (n *Node, path string, ends chan error) {
+// newTestRegistry returns a registry with one lane, and the device socket of its adapter.
+func newTestRegistry(t *testing.T) (r *Registry, path string) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	n = &Node{log: log, base: time.Now().Add(-time.Second), sessions: make(map[*vhost.Session]*door)}
-	n.adapter = hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
+	base := time.Now().Add(-time.Second)
+	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
 		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}, hca.DefaultLimits)
-	var err error
-	n.lanes, err = lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(n.adapter), Multicast: replicate.DefaultConfig,
-		RoCE: roce.Config{Port: uint16(freePort(t)), IfIndex: n.ifIndex}, Now: n.now, Log: log, MemoryOwner: n.memoryOwner})
+	now := func() mono.Time { return mono.Time(time.Since(base)) }
+	r = New(Config{Now: now, Log: log})
+	g, err := lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(a), Multicast: replicate.DefaultConfig,
+		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}, Now: now, Log: log, MemoryOwner: r.MemoryOwner})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.lanes.Start()
-	path, ends = filepath.Join(t.TempDir(), "door.sock"), make(chan error, 1)
-	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) { return n.admit(&function{n: n, a: n.adapter}, s) }, OnEnd: func(s *vhost.Session, why error) {
-		n.ended(s, why)
-		ends <- why
-	}})
+	g.Start()
+	r.SetLanes(g)
+	path = filepath.Join(t.TempDir(), "device.sock")
+	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) { return r.Admit(a, nil, s) }, OnEnd: r.Ended})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		s.Close()
-		n.lanes.Close()
+		g.Close()
 	})
-	return n, path, ends
+	return r, path
+}
+
+// freePort returns a UDP port that was free just now.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return uint16(c.LocalAddr().(*net.UDPAddr).Port)
 }
 
 // TestProcessMemoryFirst: a program may hand over its memory before it has
 // asked for anything that needs the device.
 func TestProcessMemoryFirst(t *testing.T) {
-	n, path, _ := testNode(t)
+	r, path := newTestRegistry(t)
 	f, err := vhosttest.Dial(path)
 	if err != nil {
 		t.Fatal(err)
@@ -90,11 +101,25 @@ func TestProcessMemoryFirst(t *testing.T) {
 	if err := f.Do(abi.ReqProcMem, m.Append(nil), fd); err != nil {
 		t.Fatal(err)
 	}
-	d := n.snapshot()
-	if len(d) != 1 || d[0].memory() != "process" {
+	d := r.Programs()
+	if len(d) != 1 || d[0].Memory() != "process" {
 		t.Errorf("sessions %v", d)
 	}
 	if err := f.Do(abi.ReqProcMem, m.Append(nil), fd); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("again: %v", err)
+	}
+}
+
+// TestEndingRefuses: once the node has decided to end, no session begins that would end at once.
+func TestEndingRefuses(t *testing.T) {
+	r := New(Config{})
+	if !r.EndIfIdle(0, func() bool { return false }) {
+		t.Fatal("a node without sessions is not idle")
+	}
+	if err := r.Use(); !errors.Is(err, ErrEnding) {
+		t.Errorf("use: %v", err)
+	}
+	if _, err := r.Admit(nil, nil, &vhost.Session{}); !errors.Is(err, ErrEnding) {
+		t.Errorf("admit: %v", err)
 	}
 }

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package session
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"weft/internal/host/rundir"
+)
+
+// Records is a socket of records (SOCK_SEQPACKET) at which programs reach something of the node that is elsewhere a device file:
+// it holds who may connect, and how often. Every connection has a goroutine.
+type Records struct {
+	r    *Registry
+	l    *net.UnixListener
+	name string // of the socket
+	what string // its use, for the log
+	// Bounds: connections, and those of a user other than root and the node's own.
+	most, mostOfUser int
+	wg               sync.WaitGroup
+
+	mu     sync.Mutex // guards what follows; nothing else is locked with mu held
+	conns  map[*net.UnixConn]rundir.Peer
+	users  map[int]int // connections by user
+	closed bool
+}
+
+// recordPatience is how long a connection may take to say what it is for.
+const recordPatience = 5 * time.Second
+
+// maxFirst bounds the first record of a connection.
+const maxFirst = 256
+
+// OpenRecords makes the record socket of a listener. It serves nothing before Start. most bounds its connections, mostOfUser those
+// of a user other than root and the node's own.
+func (r *Registry) OpenRecords(l *net.UnixListener, name, what string, most, mostOfUser int) *Records {
+	return &Records{r: r, l: l, name: name, what: what, most: most, mostOfUser: mostOfUser, conns: map[*net.UnixConn]rundir.Peer{}, users: map[int]int{}}
+}
+
+// Start calls serve with every connection, on a goroutine of its own; the connection is closed when it returns.
+func (d *Records) Start(serve func(c *net.UnixConn)) {
+	d.wg.Go(func() {
+		for {
+			c, err := d.l.AcceptUnix()
+			if err != nil {
+				if !errors.Is(err, net.ErrClosed) {
+					d.r.cfg.Fail(fmt.Errorf("%s: %w", d.name, err))
+				}
+				return
+			}
+			if !d.admit(c) {
+				c.Close()
+				continue
+			}
+			d.wg.Go(func() {
+				defer d.release(c)
+				serve(c)
+			})
+		}
+	})
+}
+
+// Close ends all connections.
+func (d *Records) Close() {
+	d.l.Close()
+	d.mu.Lock()
+	d.closed = true
+	for c := range d.conns {
+		c.Close()
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}
+
+// admit checks the user of a connection, and the number of connections.
+func (d *Records) admit(c *net.UnixConn) bool {
+	p, err := rundir.PeerOf(c)
+	if err != nil || !d.r.Allowed(p.UID) {
+		d.r.stats.RefusedUID.Add(1)
+		d.r.Complain(d.what+" refused", "pid", p.PID, "uid", p.UID)
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || len(d.conns) >= d.most || !OwnUser(p.UID) && d.users[p.UID] >= d.mostOfUser {
+		d.r.stats.RefusedLimit.Add(1)
+		return false
+	}
+	d.conns[c] = p
+	d.users[p.UID]++
+	return true
+}
+
+// Peer returns the process at the other end of a connection.
+func (d *Records) Peer(c *net.UnixConn) rundir.Peer {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.conns[c]
+}
+
+// Own reports whether a connection is root's or that of the node's own user. Other users of the node may not manage what it is part
+// of.
+func (d *Records) Own(c *net.UnixConn) bool { return OwnUser(d.Peer(c).UID) }
+
+func (d *Records) release(c *net.UnixConn) {
+	c.Close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	uid := d.conns[c].UID
+	delete(d.conns, c)
+	if d.users[uid]--; d.users[uid] == 0 {
+		delete(d.users, uid)
+	}
+}
+
+// First reads the record that says what a connection is for; nil where there is none.
+func (d *Records) First(c *net.UnixConn) []byte {
+	c.SetReadDeadline(time.Now().Add(recordPatience))
+	b := make([]byte, maxFirst)
+	n, err := c.Read(b)
+	if err != nil || n < 8 {
+		return nil
+	}
+	c.SetReadDeadline(time.Time{})
+	return b[:n]
+}
+
+// Use counts something that is open: a node that is in use does not end by itself. It is false where the node ends already.
+func (d *Records) Use() bool {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	if d.r.ending {
+		return false
+	}
+	d.r.records++
+	return true
+}
+
+// Unuse undoes Use.
+func (d *Records) Unuse() {
+	d.r.mu.Lock()
+	defer d.r.mu.Unlock()
+	d.r.records--
+	d.r.idle = time.Now()
+}

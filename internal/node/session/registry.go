@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package session holds the sessions of a node: those of programs at device sockets, those of the node itself (internal
+// sessions), and the record sockets beside the devices.
+//
+// What comes in: vhost-user connections, connections to record sockets, and requests of other rooms for internal sessions;
+// what goes out: devices on lanes, requests to and completions from the adapter. The node opens the device sockets and gives
+// them to Registry.Admit. A session touches its device on the lane only.
+package session
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/device/vhost"
+	"weft/internal/node/lane"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+)
+
+// Config is what a registry needs from its node.
+type Config struct {
+	Now       func() mono.Time
+	Log       *slog.Logger
+	AllowUIDs []int // users who may use the node beside root and its own
+	Sessions  int   // of programs at most
+	// Fail ends the node: a socket does not accept any more.
+	Fail func(error)
+}
+
+// Registry holds the sessions of a node. Its methods may be called on any goroutine, unless they say otherwise.
+type Registry struct {
+	cfg   Config
+	lanes *lane.Group // set once, before the first session
+	stats Stats
+
+	mu       sync.Mutex // guards what follows; never held while waiting for a lane, nothing else is locked with mu held
+	programs map[*vhost.Session]*Session
+	internal []*Internal
+	serial   uint32
+	refused  map[vhost.Quota]refusal
+	log      logLimit
+	idle     time.Time // when the last session ended, or a program announced itself
+	ending   bool      // the node ends because it was idle
+	records  int       // open files of user MADs and channels of the connection manager
+}
+
+// Stats count connections to record sockets that were refused.
+type Stats struct {
+	RefusedUID   atomic.Uint64 `counter:"record_refused_uid"`   // of users whom the node does not serve
+	RefusedLimit atomic.Uint64 `counter:"record_refused_limit"` // beyond the number for a user or for all
+}
+
+// ErrEnding is the error of a node that ends because it was idle.
+var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node", Why: "it ends, because nobody used it", Fix: "start another: weft up"}
+
+// New returns an empty registry.
+func New(c Config) *Registry {
+	return &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal), idle: time.Now()}
+}
+
+// SetLanes gives the registry its lanes, before the first session.
+func (r *Registry) SetLanes(g *lane.Group) { r.lanes = g }
+
+// Stats returns the counters of refused connections.
+func (r *Registry) Stats() *Stats { return &r.stats }
+
+// Admit makes the session of a program that has connected to the device socket of an adapter. on is its lane, nil: the one
+// with the fewest sessions.
+func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost.Device, error) {
+	p := s.Peer()
+	if !r.Allowed(int(p.Uid)) {
+		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
+	}
+	d := &Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: Comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ending {
+		return nil, ErrEnding
+	}
+	r.serial++
+	d.serial, d.lane = r.serial, on
+	if on == nil {
+		d.lane = r.quietest()
+	}
+	r.programs[s] = d
+	return d, nil
+}
+
+// quietest returns the lane with the fewest sessions, a lane that is stuck only where all are; the caller holds mu.
+func (r *Registry) quietest() *lane.Lane { return r.lanes.Quietest(r.count()) }
+
+// count counts the sessions by lane; the caller holds mu.
+func (r *Registry) count() []int {
+	count := make([]int, len(r.lanes.All()))
+	for _, d := range r.programs {
+		count[d.lane.ID()]++
+	}
+	for _, i := range r.internal {
+		count[i.lane.ID()]++
+	}
+	return count
+}
+
+// Count counts the sessions by lane, those of programs without a device included.
+func (r *Registry) Count() []int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.count()
+}
+
+// Ended removes the session of a program that is over.
+func (r *Registry) Ended(s *vhost.Session, reason error) {
+	r.mu.Lock()
+	d := r.programs[s]
+	delete(r.programs, s)
+	r.idle = time.Now()
+	r.mu.Unlock()
+	if d == nil || reason == nil || errors.Is(reason, vhost.Gone) || errors.Is(reason, vhost.Shutdown) {
+		return
+	}
+	r.Complain("session ended", "session", d.serial, "pid", d.pid, "program", d.comm, "reason", reason)
+}
+
+// Programs lists the sessions of programs that have a device, in the order of their numbers.
+func (r *Registry) Programs() []*Session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]*Session, 0, len(r.programs))
+	for _, d := range r.programs {
+		if d.Dev != nil {
+			list = append(list, d)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Session) int { return cmp.Compare(a.serial, b.serial) })
+	return list
+}
+
+// Connected counts the sessions of programs, those without a device included.
+func (r *Registry) Connected() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.programs)
+}
+
+// Internal lists the internal sessions in the order of their numbers.
+func (r *Registry) Internal() []*Internal {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.internal)
+}
+
+// NotifyPort reports events of an adapter's port to the sessions of that adapter.
+func (r *Registry) NotifyPort(a *hca.Adapter, events []ib.Event) {
+	for _, d := range r.Programs() {
+		if d.adapter == a {
+			d.lane.Post(func() {
+				for _, e := range events {
+					d.Dev.Session().PortChanged(e)
+				}
+			})
+		}
+	}
+	for _, i := range r.Internal() {
+		if i.adapter == a {
+			i.lane.Post(func() {
+				for _, e := range events {
+					i.sess.PortChanged(e)
+				}
+			})
+		}
+	}
+}
+
+// Detach ends the number of a session that is over; it runs on the session's lane.
+func (r *Registry) Detach(s *hca.Session) {
+	r.mu.Lock()
+	s.Adapter().Detach(s)
+	r.mu.Unlock()
+}
+
+// MemoryOwner returns the session of a program whose mapped memory holds addr, or nil. Lanes call it.
+func (r *Registry) MemoryOwner(addr uintptr) lane.MemoryOwner {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range r.programs {
+		if d.owns(addr) {
+			return d
+		}
+	}
+	return nil
+}
+
+// Use announces a program that is about to use the node: the time until an idle node ends begins anew.
+func (r *Registry) Use() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ending {
+		return ErrEnding
+	}
+	r.idle = time.Now()
+	return nil
+}
+
+// EndIfIdle reports whether the node has not been used for a duration, and from then on refuses new sessions. inUse reports
+// whether the node is in use by others than sessions; it must not call the registry.
+func (r *Registry) EndIfIdle(after time.Duration, inUse func() bool) bool {
+	used := inUse()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ending = !used && len(r.programs) == 0 && len(r.internal) == 0 && r.records == 0 && time.Since(r.idle) >= after
+	return r.ending
+}
+
+// Complain logs a mistake of a client, unless there are too many; counters count all.
+func (r *Registry) Complain(msg string, args ...any) {
+	r.mu.Lock()
+	held, ok := r.log.allow(time.Now())
+	r.mu.Unlock()
+	if !ok {
+		return
+	}
+	if held > 0 {
+		args = append(args, "not_logged", held)
+	}
+	r.cfg.Log.Warn(msg, args...)
+}
+
+// Allowed reports whether a user may use the node: its own, root, and those that the configuration names.
+func (r *Registry) Allowed(uid int) bool {
+	return OwnUser(uid) || slices.Contains(r.cfg.AllowUIDs, uid)
+}
+
+// OwnUser reports whether a user is root or the node's own.
+func OwnUser(uid int) bool { return uid == 0 || uid == os.Geteuid() }
