@@ -47,10 +47,10 @@ func (c *captures) any() bool {
 // maxShowing bounds the datagrams that wait for a lane that is stuck.
 const maxShowing = 1024
 
-// show has lane 0 show captures a datagram to or from queue pair 0 or 1 of function r.Path.Function's port, which does not
-// pass a lane as such: one that the port sends, or else receives. number, where it is not nil, gives it its packet sequence
-// number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the lane has not come
-// to.
+// show has lane 0 show captures a datagram to or from queue pair 0 or 1 of function r.Path.Function's port, which does
+// not pass a lane as such: one that the port sends, or else receives. number, where it is not nil, gives it its packet
+// sequence number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the
+// lane has not come to.
 func (n *Node) show(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
 	l, c := n.lanes.First(), &n.captures
 	if c.showing.Add(1) > maxShowing {

@@ -247,8 +247,8 @@ func managementFrames(t *testing.T, file []byte) (list []managementFrame) {
 	}
 }
 
-// TestCaptureManagement: what agents and programs say on queue pairs 0 and 1 of an InfiniBand port is shown where the port
-// sends it, and where it receives it; what it says to itself once.
+// TestCaptureManagement: what agents and programs say on queue pairs 0 and 1 of an InfiniBand port is shown where the
+// port sends it, and where it receives it; what it says to itself once.
 func TestCaptureManagement(t *testing.T) {
 	r := manageable(t)
 	if _, err := api.Call(t.Context(), r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
@@ -355,8 +355,8 @@ func TestCaptureManagementToItself(t *testing.T) {
 	}
 }
 
-// TestCaptureManagementBounded: what waits for a lane that does not come is bounded, the rest is counted as dropped; where
-// nobody captures, nothing is made to be shown.
+// TestCaptureManagementBounded: what waits for a lane that does not come is bounded, the rest is counted as dropped;
+// where nobody captures, nothing is made to be shown.
 func TestCaptureManagementBounded(t *testing.T) {
 	r := manageable(t)
 	s := r.node.sub

@@ -112,9 +112,10 @@ func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
 	return s.bound(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr())
 }
 
-// resolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of
-// the peer; of a group there is none. The zone of a link-local dst is an interface of the host. done is called once on the goroutine, as resolveAddr is, maybe
-// before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and ErrTimeout.
+// resolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of the peer; of a
+// group there is none. The zone of a link-local dst is an interface of the host. done is called once on the goroutine,
+// as resolveAddr is, maybe before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and
+// ErrTimeout.
 func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	dst = dst.Unmap()
 	if dst.IsUnspecified() {

@@ -333,8 +333,8 @@ func TestCMStrangers(t *testing.T) {
 	}
 }
 
-// TestCMStrangersNative: of what arrives at queue pair 1 of an InfiniBand port, what a program's queue pair sent does not
-// pass for a manager's.
+// TestCMStrangersNative: of what arrives at queue pair 1 of an InfiniBand port, what a program's queue pair sent does
+// not pass for a manager's.
 func TestCMStrangersNative(t *testing.T) {
 	r := twoNative(t)
 	f := r.node.function(firstNative).a.Number()

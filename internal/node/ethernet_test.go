@@ -31,8 +31,8 @@ func (r *running) serveVESW(device string) *vnic.Ports {
 	return p
 }
 
-// TestEthernetManager: what the control interface is told of virtual Ethernet switches becomes of vports by MADs, and is shown and undone; what
-// cannot be is refused with the reason.
+// TestEthernetManager: what the control interface is told of virtual Ethernet switches becomes of vports by MADs, and
+// is shown and undone; what cannot be is refused with the reason.
 func TestEthernetManager(t *testing.T) {
 	t.Parallel()
 	r, ctx := master(t), context.Background()

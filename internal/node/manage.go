@@ -63,9 +63,9 @@ func (n *Node) closeStore() {
 	}
 }
 
-// startManager opens the store and starts the subnet manager behind port 0 of
-// the switch. A node that shall not manage has a store only if one is named. The management goroutine runs. Where the store cannot be used at
-// present the node serves without a manager, and says so.
+// startManager opens the store and starts the subnet manager behind port 0 of the switch. A node that shall not manage
+// has a store only if one is named. The management goroutine runs. Where the store cannot be used at present the node
+// serves without a manager, and says so.
 func (n *Node) startManager(ctx context.Context) error {
 	manages := n.cfg.SM == config.SMAuto
 	if n.sub == nil || !manages && n.cfg.Store == config.StoreAuto {

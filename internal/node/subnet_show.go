@@ -14,8 +14,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// send has the agent of c send what somebody at its port says. What that says to itself becomes no packet, and is shown to
-// captures as sent, the answer of the agent, if there is one, too. Directed routes that do not leave the port are not.
+// send has the agent of c send what somebody at its port says. What that says to itself becomes no packet, and is shown
+// to captures as sent, the answer of the agent, if there is one, too. Directed routes that do not leave the port are
+// not.
 func (s *subnet) send(now mono.Time, c *caPort, d *mad.Datagram) {
 	method, own := d.Data[3], c.agent.IsMine(d.DLID)
 	if own {
@@ -39,8 +40,8 @@ func (s *subnet) show(c *caPort, d *mad.Datagram, sent bool) {
 	s.n.show(r, sent, nil)
 }
 
-// datagramRun is the packet of a datagram of a function's InfiniBand port, as the links make it (fabric.PutMAD), with a copy
-// of the MAD.
+// datagramRun is the packet of a datagram of a function's InfiniBand port, as the links make it (fabric.PutMAD), with a
+// copy of the MAD.
 func datagramRun(d *mad.Datagram, f uint16, psn ib.PSN) *pkt.Burst {
 	data := bytes.Clone(d.MAD())
 	p := &ib.Path{SLID: d.SLID | ib.LID(d.PathBits), DLID: d.DLID, SL: d.SL, Function: f}

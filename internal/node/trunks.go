@@ -79,8 +79,8 @@ func (n *Node) startSubnet() error {
 	return err
 }
 
-// fabricLink makes a lane's way into the subnet, and the descriptors it is woken by. Lane 0 receives from the trunks; every lane
-// sends by itself.
+// fabricLink makes a lane's way into the subnet, and the descriptors it is woken by. Lane 0 receives from the trunks;
+// every lane sends by itself.
 func (n *Node) fabricLink(h *hca.Lane, of *lane.Link) (f *fabric.Link, in, out []int) {
 	s, i := n.sub, h.ID
 	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: n.cfg.WireLocal,

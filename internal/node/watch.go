@@ -13,8 +13,8 @@ import (
 // endPatience is for how long a node that ends waits for a stuck lane.
 const endPatience = 5 * time.Second
 
-// watchLanes runs until ctx ends. It finds lanes that wait in a copy from or to the memory of a process, which may take forever
-// (docs/notes/process-memory.md), and ends the session of that process.
+// watchLanes runs until ctx ends. It finds lanes that wait in a copy from or to the memory of a process, which may take
+// forever (docs/notes/process-memory.md), and ends the session of that process.
 func (n *Node) watchLanes(ctx context.Context) {
 	t := time.NewTicker(lane.WatchPeriod)
 	defer t.Stop()
@@ -29,8 +29,8 @@ func (n *Node) watchLanes(ctx context.Context) {
 	}
 }
 
-// heldUp reports, once ctx has ended, that lanes which are stuck keep the node from its end: only the end of the process frees
-// them.
+// heldUp reports, once ctx has ended, that lanes which are stuck keep the node from its end: only the end of the
+// process frees them.
 func (n *Node) heldUp(ctx context.Context, over <-chan struct{}) <-chan error {
 	held := make(chan error, 1)
 	go func() {

@@ -3,10 +3,10 @@
 // Package lane runs the data path of a node: one goroutine per lane, which alone touches the sessions, queue pairs and
 // sockets of that lane, the pipes between lanes, and the placement of their threads.
 //
-// What comes in: kicks of clients, bursts of the links, bursts of other lanes, and functions posted by other goroutines.
-// What goes out: bursts to the links and to other lanes, completions and events to clients. The assembly of the node
-// builds the lanes with Open; every other room reaches them with Post, Do and Query. A lane never blocks on another
-// goroutine of the node.
+// What comes in: kicks of clients, bursts of the links, bursts of other lanes, and functions posted by other
+// goroutines. What goes out: bursts to the links and to other lanes, completions and events to clients. The assembly of
+// the node builds the lanes with Open; every other room reaches them with Post, Do and Query. A lane never blocks on
+// another goroutine of the node.
 package lane
 
 import (
@@ -256,7 +256,8 @@ func (l *Lane) UnwatchKick(fd int) {
 	}
 }
 
-// recovered attributes a memory fault to the session that the memory belongs to. Any other panic is a bug and continues.
+// recovered attributes a memory fault to the session that the memory belongs to. Any other panic is a bug and
+// continues.
 func (l *Lane) recovered(r any) {
 	e, ok := r.(interface {
 		error

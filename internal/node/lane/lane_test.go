@@ -122,8 +122,8 @@ func TestAwakeAfterFault(t *testing.T) {
 	}
 }
 
-// TestCheck: a lane that runs posted functions is not stuck, a sleeping lane is not woken, and a lane that does neither is stuck
-// until it does.
+// TestCheck: a lane that runs posted functions is not stuck, a sleeping lane is not woken, and a lane that does neither
+// is stuck until it does.
 func TestCheck(t *testing.T) {
 	posted := 0
 	l := &Lane{queue: loop.NewQueue(func() { posted++ })}

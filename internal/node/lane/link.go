@@ -16,8 +16,8 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// Link is a lane's way to other nodes: RoCEv2 behind a stage that injects faults. It belongs to the lane, but for RoCE.ICRC,
-// RoCE.Join and RoCE.Leave.
+// Link is a lane's way to other nodes: RoCEv2 behind a stage that injects faults. It belongs to the lane, but for
+// RoCE.ICRC, RoCE.Join and RoCE.Leave.
 type Link struct {
 	*fault.Stage
 	RoCE     *roce.Link
@@ -36,8 +36,8 @@ func newLink(l *roce.Link) *Link {
 	return &Link{Stage: fault.New(e), ethernet: e, RoCE: l}
 }
 
-// SetTrunks gives the link its way into the trunks to peers, before the lane runs. hellos is the link that sends hellos, nil
-// but on lane 0.
+// SetTrunks gives the link its way into the trunks to peers, before the lane runs. hellos is the link that sends
+// hellos, nil but on lane 0.
 func (l *Link) SetTrunks(s *udp.Sender, hellos *udp.Link, peers []ib.GID) {
 	l.trunks, l.packets = s, fault.NewPackets(peers)
 	if hellos != nil {
@@ -60,8 +60,8 @@ func (l *Link) EachEthernet(f func(function uint16, port *roceframe.Link)) {
 	}
 }
 
-// etherLinks are the links of Ethernet ports: that of the host's addresses, and, of lane 0, those of functions in virtual
-// Ethernet switches.
+// etherLinks are the links of Ethernet ports: that of the host's addresses, and, of lane 0, those of functions in
+// virtual Ethernet switches.
 type etherLinks struct {
 	roce     *roce.Link
 	frames   []etherLink

@@ -17,9 +17,9 @@ const (
 	pipeBytes = 4 << 20
 )
 
-// transfer is one burst on its way to a queue pair of another lane. Pieces of regions go by reference where the sender's
-// request stays outstanding until the other lane has answered. The payload of an unreliable service, whose requests
-// complete at once, is copied, and so are bytes at hand, which the sending lane is about to reuse.
+// transfer is one burst on its way to a queue pair of another lane. Pieces of regions go by reference where the
+// sender's request stays outstanding until the other lane has answered. The payload of an unreliable service, whose
+// requests complete at once, is copied, and so are bytes at hand, which the sending lane is about to reuse.
 type transfer struct {
 	run  pkt.Burst
 	from *hca.QP // the owner of the memory with the payload; nil for bytes
@@ -28,13 +28,13 @@ type transfer struct {
 	held uint32  // bytes of the pipe's buffer
 }
 
-// pipe carries bursts from one lane to one other: a ring with a single writer and a single reader, so that neither takes a
-// lock.
+// pipe carries bursts from one lane to one other: a ring with a single writer and a single reader, so that neither
+// takes a lock.
 type pipe struct {
 	slots [pipeSlots]transfer
 	buf   []byte
-	// The reader moves head, the writer tail; freed is the number of buffer bytes released so far, used those allocated so
-	// far.
+	// The reader moves head, the writer tail; freed is the number of buffer bytes released so far, used those allocated
+	// so far.
 	head, tail atomic.Uint32
 	freed      atomic.Uint64
 	used       uint64

@@ -15,17 +15,19 @@ import (
 
 // placement is how a lane shares processors with the threads whose streams it carries.
 //
-// A lane that works for programs runs before every other thread as soon as it is woken (raisePriority). With a stream of the
-// kernel, IP or Ethernet, that is wrong: the thread that wakes the lane is a stage of the same stream, and a lane that
-// preempts it for every packet carries small batches. Under such a load the lane has the priority of any other thread.
+// A lane that works for programs runs before every other thread as soon as it is woken (raisePriority). With a stream
+// of the kernel, IP or Ethernet, that is wrong: the thread that wakes the lane is a stage of the same stream, and a
+// lane that preempts it for every packet carries small batches. Under such a load the lane has the priority of any
+// other thread.
 //
-// A scheduler also wakes a thread on the processor of the thread that wakes it, above all in virtual machines, where an idle
-// processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a processor beside an
-// idle one, or change places all the time. So a lane stays on its processor under such a load. Where it often waits for that
-// processor, it moves to the one that is idle most. When the load ends the scheduler chooses again.
+// A scheduler also wakes a thread on the processor of the thread that wakes it, above all in virtual machines, where an
+// idle processor is slow to come back: two lanes that feed each other, of two nodes on a machine, then share a
+// processor beside an idle one, or change places all the time. So a lane stays on its processor under such a load.
+// Where it often waits for that processor, it moves to the one that is idle most. When the load ends the scheduler
+// chooses again.
 //
-// An affinity set from outside, by taskset or a cpuset, before or after a move, takes precedence. The placement belongs to the
-// lane's thread.
+// An affinity set from outside, by taskset or a cpuset, before or after a move, takes precedence. The placement belongs
+// to the lane's thread.
 type placement struct {
 	// /proc/thread-self/schedstat, /proc/thread-self/stat and /proc/stat; -1: not available
 	sched, self, stat int
@@ -57,7 +59,8 @@ const (
 	procTick = 10 * time.Millisecond
 )
 
-// newPlacement is called on the lane's thread; close ends it. Where the kernel does not provide the times, it does nothing.
+// newPlacement is called on the lane's thread; close ends it. Where the kernel does not provide the times, it does
+// nothing.
 func newPlacement(now mono.Time) *placement {
 	p := &placement{sched: -1, self: -1, stat: -1, cpu: -1}
 	if unix.SchedGetaffinity(0, &p.may) != nil {
@@ -85,8 +88,8 @@ func (p *placement) close() {
 	p.next = 0
 }
 
-// review compares the lane's times with those of the last review; it is called when next is due. stream reports that the lane
-// worked for streams of the kernel only.
+// review compares the lane's times with those of the last review; it is called when next is due. stream reports that
+// the lane worked for streams of the kernel only.
 func (p *placement) review(now mono.Time, stream bool) {
 	n, err := unix.Pread(p.sched, p.buf, 0)
 	t, ok := parseSchedstat(p.buf[:max(n, 0)])
@@ -163,9 +166,9 @@ func only(cpu int) (s unix.CPUSet) {
 	return s
 }
 
-// move pins the lane, which runs for that share of the time, to the processor that was idle most since the last sample, if that
-// has more idle time for it than the one to which it is pinned now. Where there is none, and the lane waits long, the scheduler
-// chooses.
+// move pins the lane, which runs for that share of the time, to the processor that was idle most since the last sample,
+// if that has more idle time for it than the one to which it is pinned now. Where there is none, and the lane waits
+// long, the scheduler chooses.
 func (p *placement) move(now mono.Time, share float64, long bool) {
 	p.readAffinity()
 	n, err := unix.Pread(p.stat, p.buf, 0)
@@ -197,8 +200,8 @@ func (p *placement) move(now mono.Time, share float64, long bool) {
 	}
 }
 
-// idlest compares the samples: which of the lane's processors was idle most, for how long, and for how long the one was idle to
-// which the lane is pinned.
+// idlest compares the samples: which of the lane's processors was idle most, for how long, and for how long the one was
+// idle to which the lane is pinned.
 func (p *placement) idlest() (best int, most, here time.Duration) {
 	best = -1
 	for i, c := range p.samples[0] {
@@ -227,8 +230,8 @@ func parseSchedstat(b []byte) (t threadTimes, ok bool) {
 	return threadTimes{time.Duration(run), time.Duration(wait)}, err == nil && err2 == nil
 }
 
-// parseProcessor returns the processor on which the thread runs: field 39 of /proc/thread-self/stat. The second field, a name in
-// parentheses, may contain any character.
+// parseProcessor returns the processor on which the thread runs: field 39 of /proc/thread-self/stat. The second field,
+// a name in parentheses, may contain any character.
 func parseProcessor(b []byte) (cpu int, ok bool) {
 	const behind, processor = 3, 39 // the field that follows the name
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])

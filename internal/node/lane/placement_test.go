@@ -123,8 +123,8 @@ func TestPlacement(t *testing.T) {
 	<-done
 }
 
-// TestPlacementYields has somebody else choose the processors of a lane, before it moved and after: that stands, whatever the lane
-// does then.
+// TestPlacementYields has somebody else choose the processors of a lane, before it moved and after: that stands,
+// whatever the lane does then.
 func TestPlacementYields(t *testing.T) {
 	done := make(chan struct{})
 	go func() { // its thread ends with it

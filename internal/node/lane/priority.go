@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// niceLane is the nice value of a lane where the system grants it: a lane works for every program of the node and sleeps when
-// there is no work.
+// niceLane is the nice value of a lane where the system grants it: a lane works for every program of the node and
+// sleeps when there is no work.
 const niceLane = -15
 
-// raisePriority makes the calling thread run soon after it is woken. A fair scheduler (Linux 6.12 and later) prefers a thread
-// with a short slice when it wakes; that needs no privilege. Real-time priority is optional: a lane that spins then keeps every
-// other thread off its processor.
+// raisePriority makes the calling thread run soon after it is woken. A fair scheduler (Linux 6.12 and later) prefers a
+// thread with a short slice when it wakes; that needs no privilege. Real-time priority is optional: a lane that spins
+// then keeps every other thread off its processor.
 func raisePriority(realTime bool) (error, bool) {
 	if realTime {
 		a := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}

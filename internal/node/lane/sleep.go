@@ -152,8 +152,8 @@ func (l *Lane) setTimer() bool {
 	if d.Due(now) {
 		return false
 	}
-	// A timer still running from before only wakes the lane early, once: most deadlines move away with every packet, and
-	// setting the timer is a system call that costs as much as sleeping.
+	// A timer still running from before only wakes the lane early, once: most deadlines move away with every packet,
+	// and setting the timer is a system call that costs as much as sleeping.
 	if d != 0 && mono.Min(d, l.armed) != l.armed {
 		t := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(d.Sub(now)))}
 		unix.TimerfdSettime(l.timer, 0, &t, nil)

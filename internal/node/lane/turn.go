@@ -14,8 +14,8 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// run is the lane's goroutine. Memory that a client takes away during a copy faults; the client's session ends, the lane
-// continues.
+// run is the lane's goroutine. Memory that a client takes away during a copy faults; the client's session ends, the
+// lane continues.
 func (l *Lane) run() {
 	runtime.LockOSThread()
 	err, rt := raisePriority(l.wantRT)
@@ -56,8 +56,8 @@ func costlyYield(away time.Duration, n uint64) bool {
 }
 
 const (
-	// minSpin is how long a lane spins even where spinning has not paid of late: about what falling asleep and waking up
-	// costs.
+	// minSpin is how long a lane spins even where spinning has not paid of late: about what falling asleep and waking
+	// up costs.
 	minSpin = 5 * time.Microsecond
 	// patience is how long a lane may be kept from its processor by a yield before that counts as a loss; a scheduling
 	// slice is far longer.
@@ -68,11 +68,11 @@ const (
 
 // once is one turn: all work that waits, then sleep if there was none.
 //
-// There are three ways to be idle. Spinning: a client that posts soon finds the lane awake and needs no system call; the
-// window shrinks each time it was in vain and grows back when it pays. Yielding: a client that shares the processor and
-// yields too posts a whole batch and gives the processor back, while a lane that slept would be woken for every request.
-// Sleeping: beside a thread that does not yield, a sleeper is woken at once while a thread that yielded gets its
-// processor back milliseconds later. So the lane yields as long as it gets the processor back soon.
+// There are three ways to be idle. Spinning: a client that posts soon finds the lane awake and needs no system call;
+// the window shrinks each time it was in vain and grows back when it pays. Yielding: a client that shares the processor
+// and yields too posts a whole batch and gives the processor back, while a lane that slept would be woken for every
+// request. Sleeping: beside a thread that does not yield, a sleeper is woken at once while a thread that yielded gets
+// its processor back milliseconds later. So the lane yields as long as it gets the processor back soon.
 func (l *Lane) once() {
 	start := l.clock()
 	if l.place.next.Due(start) {
@@ -104,9 +104,9 @@ func (l *Lane) once() {
 	l.sleep()
 }
 
-// lingering is how long a lane continues to yield where only pollers had work of late. A processor that has nothing else
-// to run would go idle, from which waking it takes about as long as the answer of another node, above all in a virtual
-// machine.
+// lingering is how long a lane continues to yield where only pollers had work of late. A processor that has nothing
+// else to run would go idle, from which waking it takes about as long as the answer of another node, above all in a
+// virtual machine.
 const lingering = 160 * time.Microsecond
 
 // onlyPollersBusy reports whether all work of late was that of pollers: streams of the kernel on one side or both. The

@@ -17,9 +17,9 @@ const (
 // Stuck reports whether the last Check found that the lane runs nothing. Any goroutine may call it.
 func (l *Lane) Stuck() bool { return l.stuck.Load() }
 
-// Check probes whether the lane runs functions, and marks the lane as stuck where the last probe is overdue. It does not
-// wake a sleeping lane. probed is the result of the last Check, the zero time at first: when the open probe was posted.
-// One goroutine at a time calls it.
+// Check probes whether the lane runs functions, and marks the lane as stuck where the last probe is overdue. It does
+// not wake a sleeping lane. probed is the result of the last Check, the zero time at first: when the open probe was
+// posted. One goroutine at a time calls it.
 func (l *Lane) Check(now, probed time.Time) time.Time {
 	if l.probe.Load() {
 		if now.Sub(probed) >= StuckAfter {

@@ -16,8 +16,8 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-// Internal is a session of the node itself, without a device socket: verbs over memory of the node, for users that live in
-// it. Quotas, queues and completions are those of any session. It belongs to its lane.
+// Internal is a session of the node itself, without a device socket: verbs over memory of the node, for users that live
+// in it. Quotas, queues and completions are those of any session. It belongs to its lane.
 type Internal struct {
 	r       *Registry
 	adapter *hca.Adapter
@@ -32,8 +32,9 @@ type Internal struct {
 
 var _ hca.EventSink = (*Internal)(nil)
 
-// OpenInternal opens a session of an adapter for a user in the node, on the lane with the fewest sessions, with room for so many
-// queue pairs, shared receive queues among them. event is called on the lane for asynchronous events. No lane may call it.
+// OpenInternal opens a session of an adapter for a user in the node, on the lane with the fewest sessions, with room
+// for so many queue pairs, shared receive queues among them. event is called on the lane for asynchronous events. No
+// lane may call it.
 func (r *Registry) OpenInternal(a *hca.Adapter, name string, qps uint32, event func(e ib.Event, object uint32)) (*Internal, error) {
 	r.mu.Lock()
 	r.serial++
@@ -106,8 +107,8 @@ func (r *Internal) Owner() api.Owner {
 // Completed reports whether Complete has something to do.
 func (r *Internal) Completed() bool { return len(r.due) > 0 }
 
-// Complete calls the handlers of completion queues that have new entries, and reports whether there was one. The user calls it
-// every turn of the lane.
+// Complete calls the handlers of completion queues that have new entries, and reports whether there was one. The user
+// calls it every turn of the lane.
 func (r *Internal) Complete(now mono.Time) bool {
 	if len(r.due) == 0 {
 		return false
@@ -164,8 +165,8 @@ type CQ struct {
 
 var _ hca.CQRing = (*CQ)(nil)
 
-// CreateCQ makes a completion queue. handler is called once for entries that came since the last call, and not again for entries
-// that it leaves there.
+// CreateCQ makes a completion queue. handler is called once for entries that came since the last call, and not again
+// for entries that it leaves there.
 func (r *Internal) CreateCQ(cqe uint32, handler func(now mono.Time)) (*CQ, error) {
 	h, err := r.sess.CreateCQ(cqe)
 	if err != nil {

@@ -4,7 +4,8 @@ package session
 
 import "time"
 
-// Lines about mistakes of clients: so many at once, then one a second. A client that connects again and again must not fill the log.
+// Lines about mistakes of clients: so many at once, then one a second. A client that connects again and again must not
+// fill the log.
 const (
 	lineBurst  = 20
 	linePeriod = time.Second

@@ -12,8 +12,8 @@ import (
 	"weft/internal/device/vhost"
 )
 
-// Limits divides sessions and descriptors. The node's own user and root may have all; each other user may have half, so that no
-// user locks another out. One session may have half of the descriptors of one user.
+// Limits divides sessions and descriptors. The node's own user and root may have all; each other user may have half, so
+// that no user locks another out. One session may have half of the descriptors of one user.
 func (r *Registry) Limits() vhost.Limits {
 	l := vhost.Limits{Sessions: r.cfg.Sessions, UserSessions: r.cfg.Sessions / 2, Free: func(uid uint32) bool { return OwnUser(int(uid)) }}
 	var files unix.Rlimit

@@ -12,8 +12,8 @@ import (
 	"weft/internal/host/rundir"
 )
 
-// Records is a socket of records (SOCK_SEQPACKET) at which programs reach something of the node that is elsewhere a device file:
-// it holds who may connect, and how often. Every connection has a goroutine.
+// Records is a socket of records (SOCK_SEQPACKET) at which programs reach something of the node that is elsewhere a
+// device file: it holds who may connect, and how often. Every connection has a goroutine.
 type Records struct {
 	r    *Registry
 	l    *net.UnixListener
@@ -35,8 +35,8 @@ const recordPatience = 5 * time.Second
 // maxFirst bounds the first record of a connection.
 const maxFirst = 256
 
-// OpenRecords makes the record socket of a listener. It serves nothing before Start. most bounds its connections, mostOfUser those
-// of a user other than root and the node's own.
+// OpenRecords makes the record socket of a listener. It serves nothing before Start. most bounds its connections,
+// mostOfUser those of a user other than root and the node's own.
 func (r *Registry) OpenRecords(l *net.UnixListener, name, what string, most, mostOfUser int) *Records {
 	return &Records{r: r, l: l, name: name, what: what, most: most, mostOfUser: mostOfUser, conns: map[*net.UnixConn]rundir.Peer{}, users: map[int]int{}}
 }
@@ -102,8 +102,8 @@ func (d *Records) Peer(c *net.UnixConn) rundir.Peer {
 	return d.conns[c]
 }
 
-// Own reports whether a connection is root's or that of the node's own user. Other users of the node may not manage what it is part
-// of.
+// Own reports whether a connection is root's or that of the node's own user. Other users of the node may not manage
+// what it is part of.
 func (d *Records) Own(c *net.UnixConn) bool { return OwnUser(d.Peer(c).UID) }
 
 func (d *Records) release(c *net.UnixConn) {
@@ -129,7 +129,8 @@ func (d *Records) First(c *net.UnixConn) []byte {
 	return b[:n]
 }
 
-// Use counts something that is open: a node that is in use does not end by itself. It is false where the node ends already.
+// Use counts something that is open: a node that is in use does not end by itself. It is false where the node ends
+// already.
 func (d *Records) Use() bool {
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()

@@ -3,9 +3,9 @@
 // Package session holds the sessions of a node: those of programs at device sockets, those of the node itself (internal
 // sessions), and the record sockets beside the devices.
 //
-// What comes in: vhost-user connections, connections to record sockets, and requests of other rooms for internal sessions;
-// what goes out: devices on lanes, requests to and completions from the adapter. The node opens the device sockets and gives
-// them to Registry.Admit. A session touches its device on the lane only.
+// What comes in: vhost-user connections, connections to record sockets, and requests of other rooms for internal
+// sessions; what goes out: devices on lanes, requests to and completions from the adapter. The node opens the device
+// sockets and gives them to Registry.Admit. A session touches its device on the lane only.
 package session
 
 import (
@@ -74,8 +74,8 @@ func (r *Registry) SetLanes(g *lane.Group) { r.lanes = g }
 // Stats returns the counters of refused connections.
 func (r *Registry) Stats() *Stats { return &r.stats }
 
-// Admit makes the session of a program that has connected to the device socket of an adapter. on is its lane, nil: the one
-// with the fewest sessions.
+// Admit makes the session of a program that has connected to the device socket of an adapter. on is its lane, nil: the
+// one with the fewest sessions.
 func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
 	if !r.Allowed(int(p.Uid)) {
@@ -211,8 +211,8 @@ func (r *Registry) Use() error {
 	return nil
 }
 
-// EndIfIdle reports whether the node has not been used for a duration, and from then on refuses new sessions. inUse reports
-// whether the node is in use by others than sessions; it must not call the registry.
+// EndIfIdle reports whether the node has not been used for a duration, and from then on refuses new sessions. inUse
+// reports whether the node is in use by others than sessions; it must not call the registry.
 func (r *Registry) EndIfIdle(after time.Duration, inUse func() bool) bool {
 	used := inUse()
 	r.mu.Lock()

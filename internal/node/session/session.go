@@ -23,15 +23,15 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// Session is one program's session: a vhost-user connection on one side, a device on a lane on the other. Its methods are
-// called by the session's goroutine, unless they say otherwise; what touches the device goes through the lane.
+// Session is one program's session: a vhost-user connection on one side, a device on a lane on the other. Its methods
+// are called by the session's goroutine, unless they say otherwise; what touches the device goes through the lane.
 type Session struct {
 	r       *Registry
 	adapter *hca.Adapter
 	s       *vhost.Session
 	lane    *lane.Lane
-	// Client is its device on the lane, made when it is known what kind of client this is. Others than the lane read it with
-	// the registry's mu held.
+	// Client is its device on the lane, made when it is known what kind of client this is. Others than the lane read it
+	// with the registry's mu held.
 	lane.Client
 	mem    *vhost.MemTable
 	serial uint32
@@ -276,8 +276,8 @@ func (d *Session) Reset() {
 	}
 }
 
-// reset replaces the device by a fresh one. Unless forget is set, the session keeps its rings: the client may still read their
-// state.
+// reset replaces the device by a fresh one. Unless forget is set, the session keeps its rings: the client may still
+// read their state.
 func (d *Session) reset(forget bool) (err error) {
 	e := d.lane.Do(func() {
 		for i, v := range d.rings {
@@ -317,8 +317,8 @@ func (d *Session) renew() error {
 	return err
 }
 
-// part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs notify
-// their peers first, the lane detaches the session later.
+// part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs
+// notify their peers first, the lane detaches the session later.
 func (d *Session) part(dev *rdmadev.Device) {
 	if !dev.Part() {
 		d.r.Detach(dev.Session())
