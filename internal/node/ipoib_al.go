@@ -12,6 +12,7 @@ import (
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/service/ipoib"
+	"weft/internal/service/ipoib/connected"
 	"weft/internal/verbs/hca"
 	"weft/internal/verbs/transport"
 )
@@ -41,7 +42,11 @@ type ipoibAL struct {
 	ipoibConns
 }
 
-var _ ipoib.AL = (*ipoibAL)(nil)
+// access returns the access layer of a link, all of which a implements.
+func (a *ipoibAL) access() ipoib.Access {
+	return ipoib.Access{Objects: a, Service: a, Memory: a, Frames: a, Vectors: a, Groups: a, Queues: a, SA: a,
+		Conns: connected.Ports{Shared: a, Handshake: a, QPs: a}}
+}
 
 // recvID marks the identifiers of receive requests.
 const recvID = 1 << 63
@@ -61,13 +66,13 @@ func (a *ipoibAL) dropDomain() {
 	}
 }
 
-// CreateCQ implements ipoib.AL.
+// CreateCQ implements ipoib.Objects.
 func (a *ipoibAL) CreateCQ(depth int) (err error) {
 	a.cq, err = a.Internal.CreateCQ(uint32(depth), func(mono.Time) { a.intr = true })
 	return err
 }
 
-// DestroyCQ implements ipoib.AL.
+// DestroyCQ implements ipoib.Objects.
 func (a *ipoibAL) DestroyCQ() {
 	if a.cq != nil {
 		a.must(a.cq.Destroy())
@@ -82,7 +87,7 @@ func (a *ipoibAL) must(err error) {
 	}
 }
 
-// CreateQP implements ipoib.AL.
+// CreateQP implements ipoib.Objects.
 func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
 	if err := a.domain(); err != nil {
 		return 0, err
@@ -96,7 +101,7 @@ func (a *ipoibAL) CreateQP(sq, rq int) (ib.QPN, error) {
 	return q.Num(), nil
 }
 
-// DestroyQP implements ipoib.AL.
+// DestroyQP implements ipoib.Objects.
 func (a *ipoibAL) DestroyQP() {
 	if a.qp != nil {
 		a.must(a.qp.Destroy(a.n.now()))
@@ -105,7 +110,7 @@ func (a *ipoibAL) DestroyQP() {
 	}
 }
 
-// InitUD implements ipoib.AL.
+// InitUD implements ipoib.DatagramService.
 func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
 	now := a.n.now()
 	for _, s := range []struct {
@@ -113,7 +118,8 @@ func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
 		mask ib.AttrMask
 	}{
 		{transport.Attr{State: ib.Reset}, ib.AttrState},
-		{transport.Attr{State: ib.Init, PKeyIndex: pkeyIndex, Port: 1, QKey: qkey}, ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrQKey},
+		{transport.Attr{State: ib.Init, PKeyIndex: pkeyIndex, Port: 1, QKey: qkey},
+			ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrQKey},
 		{transport.Attr{State: ib.RTR}, ib.AttrState},
 		{transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN},
 	} {
@@ -124,19 +130,19 @@ func (a *ipoibAL) InitUD(pkeyIndex uint16, qkey ib.QKey) error {
 	return nil
 }
 
-// StopQP implements ipoib.AL.
+// StopQP implements ipoib.DatagramService.
 func (a *ipoibAL) StopQP() {
 	if a.qp != nil {
 		a.must(a.qp.Change(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
 	}
 }
 
-// SetQKey implements ipoib.AL.
+// SetQKey implements ipoib.DatagramService.
 func (a *ipoibAL) SetQKey(qkey ib.QKey) error {
 	return a.qp.Change(a.n.now(), transport.Attr{QKey: qkey}, ib.AttrQKey)
 }
 
-// SetPKeyIndex implements ipoib.AL: by way of SQD, where the index may change.
+// SetPKeyIndex implements ipoib.DatagramService: by way of SQD, where the index may change.
 func (a *ipoibAL) SetPKeyIndex(i uint16) error {
 	now := a.n.now()
 	if err := a.qp.Change(now, transport.Attr{State: ib.SQD}, ib.AttrState); err != nil {
@@ -146,7 +152,7 @@ func (a *ipoibAL) SetPKeyIndex(i uint16) error {
 	return errors.Join(err, a.qp.Change(now, transport.Attr{State: ib.RTS}, ib.AttrState))
 }
 
-// Register implements ipoib.AL.
+// Register implements ipoib.Memory.
 func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err error) {
 	if err := a.domain(); err != nil {
 		return nil, nil, err
@@ -165,7 +171,7 @@ func (a *ipoibAL) Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err e
 	return m.Bytes[:sends:sends], m.Bytes[sends:slots:slots], nil
 }
 
-// Deregister implements ipoib.AL.
+// Deregister implements ipoib.Memory.
 func (a *ipoibAL) Deregister() {
 	if a.mr != nil {
 		a.must(a.mr.Deregister())
@@ -174,13 +180,13 @@ func (a *ipoibAL) Deregister() {
 	}
 }
 
-// Map implements ipoib.AL: frames of the IP stack come in memory that is registered.
+// Map implements connected.Mapper: frames of the IP stack come in memory that is registered.
 func (a *ipoibAL) Map(frame []byte) (ref uint64, ok bool) {
 	at, ok := a.feed.lend(frame)
 	return uint64(at), ok
 }
 
-// Unmap implements ipoib.AL. A link whose sends did not complete in time takes their
+// Unmap implements connected.Mapper. A link whose sends did not complete in time takes their
 // frames back when their memory is gone already.
 func (a *ipoibAL) Unmap(ref uint64) {
 	if a.feed != nil {
@@ -188,27 +194,28 @@ func (a *ipoibAL) Unmap(ref uint64) {
 	}
 }
 
-// CreateAH implements ipoib.AL.
+// CreateAH implements ipoib.AddressVectors.
 func (a *ipoibAL) CreateAH(v *ipoib.AH) (ipoib.Handle, error) {
-	h, err := a.Session().CreateAH(a.pd, &hca.AHAttr{DLID: v.DLID, SL: v.SL, StaticRate: v.Rate, SrcPathBits: v.SrcPathBits, Global: v.Global, DGID: v.DGID,
-		FlowLabel: v.FlowLabel, HopLimit: v.HopLimit, TrafficClass: v.TClass})
+	h, err := a.Session().CreateAH(a.pd, &hca.AHAttr{DLID: v.DLID, SL: v.SL, StaticRate: v.Rate,
+		SrcPathBits: v.SrcPathBits, Global: v.Global, DGID: v.DGID, FlowLabel: v.FlowLabel, HopLimit: v.HopLimit,
+		TrafficClass: v.TClass})
 	return ipoib.Handle(h), err
 }
 
-// DestroyAH implements ipoib.AL.
+// DestroyAH implements ipoib.AddressVectors.
 func (a *ipoibAL) DestroyAH(h ipoib.Handle) { a.must(a.Session().DestroyAH(a.pd, uint32(h))) }
 
-// Attach implements ipoib.AL.
+// Attach implements ipoib.GroupAttachment.
 func (a *ipoibAL) Attach(mgid ib.GID, mlid ib.LID) error { return a.qp.AttachMulticast(mgid, mlid) }
 
-// Detach implements ipoib.AL.
+// Detach implements ipoib.GroupAttachment.
 func (a *ipoibAL) Detach(mgid ib.GID, mlid ib.LID) {
 	if err := a.qp.DetachMulticast(mgid, mlid); !errors.Is(err, syscall.EINVAL) {
 		a.must(err)
 	}
 }
 
-// PostSend implements ipoib.AL.
+// PostSend implements ipoib.SendQueue.
 func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 	for n < len(wrs) {
 		p := a.qp.SendSlot()
@@ -220,7 +227,8 @@ func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 		if w.Mapped {
 			addr += a.fed + w.Ref
 		}
-		*p = session.SendRequest{ID: w.ID, Addr: addr, LKey: a.mr.LKey, Len: w.Len, AH: uint32(w.AH), Dest: w.QPN, QKey: w.QKey, Signaled: true}
+		*p = session.SendRequest{ID: w.ID, Addr: addr, LKey: a.mr.LKey, Len: w.Len, AH: uint32(w.AH), Dest: w.QPN,
+			QKey: w.QKey, Signaled: true}
 		n++
 	}
 	if n > 0 {
@@ -229,7 +237,7 @@ func (a *ipoibAL) PostSend(wrs []ipoib.SendWR) (n int) {
 	return n
 }
 
-// PostRecv implements ipoib.AL.
+// PostRecv implements ipoib.RecvQueue.
 func (a *ipoibAL) PostRecv(slots []ipoib.RecvWR) (n int) {
 	for n < len(slots) {
 		p := a.qp.RecvSlot()
@@ -246,7 +254,7 @@ func (a *ipoibAL) PostRecv(slots []ipoib.RecvWR) (n int) {
 	return n
 }
 
-// Poll implements ipoib.AL.
+// Poll implements ipoib.CompletionQueue.
 func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
 	if a.cq == nil {
 		return 0
@@ -254,13 +262,13 @@ func (a *ipoibAL) Poll(wcs []ipoib.WC) int {
 	n := a.cq.Poll(a.wcs[:min(len(a.wcs), len(wcs))])
 	for i := range a.wcs[:n] {
 		e := &a.wcs[i]
-		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen, GRH: e.Flags&ib.WCGRH != 0,
-			SrcQPN: e.SrcQPN, SLID: e.SLID}
+		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen,
+			GRH: e.Flags&ib.WCGRH != 0, SrcQPN: e.SrcQPN, SLID: e.SLID}
 	}
 	return n
 }
 
-// Arrived implements ipoib.AL.
+// Arrived implements ipoib.RecvQueue.
 func (a *ipoibAL) Arrived(off uint32) []byte { return a.rx.take(off) }
 
 // settle ends what slots refer to: the link that it came by is about to be asked for more.
@@ -270,7 +278,7 @@ func (a *ipoibAL) settle() {
 	}
 }
 
-// SA implements ipoib.AL.
+// SA implements ipoib.Administration.
 func (a *ipoibAL) SA(r *ipoib.SARequest) {
 	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: r.Method, AttributeID: r.Attr}, ComponentMask: r.Mask}}
 	copy(m.Data[:], r.Record)

@@ -14,6 +14,7 @@ import (
 	"weft/internal/proto/wire"
 	"weft/internal/service/cm"
 	"weft/internal/service/ipoib"
+	"weft/internal/service/ipoib/connected"
 	"weft/internal/verbs/hca"
 	"weft/internal/verbs/transport"
 )
@@ -74,7 +75,7 @@ func (d *ipoibDoor) onLane(f func(now mono.Time, link *ipoib.Link, a *ipoibAL)) 
 	})
 }
 
-// OpenConns implements ipoib.Connector.
+// OpenConns implements connected.SharedQueue.
 func (a *ipoibAL) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byte, err error) {
 	srq, err := a.CreateSRQ(a.pd, uint32(rx))
 	if err != nil {
@@ -94,7 +95,7 @@ func (a *ipoibAL) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byt
 	return m.Bytes[: tx*slotLen : tx*slotLen], m.Bytes[tx*slotLen:], nil
 }
 
-// CloseConns implements ipoib.Connector.
+// CloseConns implements connected.SharedQueue.
 func (a *ipoibAL) CloseConns() {
 	d := a.door
 	a.door = nil
@@ -154,8 +155,8 @@ func (d *ipoibDoor) asked(now mono.Time, e *cm.Event) {
 		e.Conn.Reject(now, cm.ReasonInvalidTransport, nil, nil)
 		return
 	}
-	d.last = (d.last + 1) % ipoib.PassiveConn
-	id := ipoib.PassiveConn + d.last
+	d.last = (d.last + 1) % connected.FirstPassive
+	id := connected.FirstPassive + d.last
 	if d.closed || d.conns[id] != nil {
 		e.Conn.Close(now)
 		return
@@ -167,7 +168,8 @@ func (d *ipoibDoor) asked(now mono.Time, e *cm.Event) {
 	}
 	d.conns[id] = e.Conn
 	e.Conn.SetHandler(func(now mono.Time, e *cm.Event) { d.event(id, e) })
-	v := ipoib.ConnEvent{ID: id, Kind: ipoib.ConnAsked, Service: uint64(r.ServiceID), GID: r.Path.DGID, LID: r.Path.DLID, Private: bytes.Clone(r.PrivateData)}
+	v := connected.Event{ID: id, Kind: connected.Requested, Service: uint64(r.ServiceID), GID: r.Path.DGID,
+		LID: r.Path.DLID, Private: bytes.Clone(r.PrivateData)}
 	d.onLane(func(now mono.Time, link *ipoib.Link, a *ipoibAL) {
 		a.made[id] = &ipoibConn{attr: attr}
 		link.ConnEvent(now, v)
@@ -176,7 +178,7 @@ func (d *ipoibDoor) asked(now mono.Time, e *cm.Event) {
 
 // event takes what happened to a connection to the link.
 func (d *ipoibDoor) event(id uint32, e *cm.Event) {
-	v := ipoib.ConnEvent{ID: id, Private: bytes.Clone(e.PrivateData)}
+	v := connected.Event{ID: id, Private: bytes.Clone(e.PrivateData)}
 	var attr [3]connAttr
 	switch e.Kind {
 	case cm.Response:
@@ -184,23 +186,23 @@ func (d *ipoibDoor) event(id uint32, e *cm.Event) {
 		if attr, err = connAttrs(e.Conn); err != nil {
 			return // it is over, of which the user hears
 		}
-		v.Kind = ipoib.ConnAccepted
+		v.Kind = connected.Accepted
 	case cm.Established:
-		v.Kind = ipoib.ConnReady
+		v.Kind = connected.Ready
 	case cm.Rejected:
-		if v.Kind = ipoib.ConnRefused; e.Reason == cm.ReasonInvalidServiceID {
-			v.Kind = ipoib.ConnNoService
+		if v.Kind = connected.Rejected; e.Reason == cm.ReasonInvalidServiceID {
+			v.Kind = connected.NoService
 		}
 	case cm.Unreachable:
-		v.Kind = ipoib.ConnUnreachable
+		v.Kind = connected.Unreachable
 	case cm.Disconnected:
-		v.Kind = ipoib.ConnOver
+		v.Kind = connected.Disconnected
 	default:
 		return
 	}
 	d.onLane(func(now mono.Time, link *ipoib.Link, a *ipoibAL) {
 		if c := a.made[id]; c != nil {
-			if v.Kind == ipoib.ConnAccepted {
+			if v.Kind == connected.Accepted {
 				c.attr = attr
 			}
 			link.ConnEvent(now, v)
@@ -227,8 +229,8 @@ func (d *ipoibDoor) with(id uint32, f func(now mono.Time, c *cm.Conn)) {
 	})
 }
 
-// Connect implements ipoib.Connector.
-func (a *ipoibAL) Connect(r *ipoib.ConnRequest) (ib.QPN, error) {
+// Connect implements connected.Handshake.
+func (a *ipoibAL) Connect(r *connected.Request) (ib.QPN, error) {
 	q, err := a.CreateRC(a.pd, a.cq, a.srq, a.sends)
 	if err != nil {
 		return 0, err
@@ -236,8 +238,9 @@ func (a *ipoibAL) Connect(r *ipoib.ConnRequest) (ib.QPN, error) {
 	a.made[r.ID] = &ipoibConn{qp: q}
 	d, id, f := a.door, r.ID, a.f.a.Number()
 	rec := r.Path
-	p := cm.ConnectParams{ServiceID: cm.ServiceID(r.ServiceID), QPType: ib.RC, QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true,
-		RetryCount: ipConnRetries, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(r.Private), ResponseTimeout: ipConnAnswer}
+	p := cm.ConnectParams{ServiceID: cm.ServiceID(r.ServiceID), QPType: ib.RC, QPN: q.Num(), SRQ: true,
+		ResponderResources: ipConnReads, FlowControl: true, RetryCount: ipConnRetries, RNRRetry: ipConnRNR,
+		PrivateData: bytes.Clone(r.Private), ResponseTimeout: ipConnAnswer}
 	d.s.post(func(now mono.Time) {
 		if d.closed {
 			return
@@ -252,15 +255,15 @@ func (a *ipoibAL) Connect(r *ipoib.ConnRequest) (ib.QPN, error) {
 				}
 			}
 			if err = cm.ErrNoPath; k >= 0 {
-				p.Path = cm.Path{Function: f, Link: port.Link, SGID: rec.SGID, DGID: rec.DGID, SLID: rec.SLID, DLID: rec.DLID, Global: rec.HopLimit > 1, PKey: port.PKeys[k],
-					PKeyIndex: uint16(k), FlowLabel: rec.FlowLabel, TClass: rec.TClass, HopLimit: rec.HopLimit, SL: rec.SL, MTU: min(rec.MTU, port.MTU), Rate: rec.Rate,
-					LifeTime: rec.Life}
+				p.Path = cm.Path{Function: f, Link: port.Link, SGID: rec.SGID, DGID: rec.DGID, SLID: rec.SLID, DLID: rec.DLID,
+					Global: rec.HopLimit > 1, PKey: port.PKeys[k], PKeyIndex: uint16(k), FlowLabel: rec.FlowLabel, TClass: rec.TClass,
+					HopLimit: rec.HopLimit, SL: rec.SL, MTU: min(rec.MTU, port.MTU), Rate: rec.Rate, LifeTime: rec.Life}
 				c, err = d.s.mgr.Connect(now, &p, func(_ mono.Time, e *cm.Event) { d.event(id, e) })
 			}
 		}
 		if err != nil {
 			d.onLane(func(now mono.Time, link *ipoib.Link, _ *ipoibAL) {
-				link.ConnEvent(now, ipoib.ConnEvent{ID: id, Kind: ipoib.ConnUnreachable})
+				link.ConnEvent(now, connected.Event{ID: id, Kind: connected.Unreachable})
 			})
 			return
 		}
@@ -281,11 +284,12 @@ func (a *ipoibAL) setUp(c *ipoibConn) error {
 	}
 	for i := range c.attr {
 		v := &c.attr[i]
-		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU, DestQPN: v.a.DestQPN, RQPSN: v.a.RQPSN, SQPSN: v.a.SQPSN,
-			MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer, Timeout: ipConnTimeout, RetryCnt: ipConnRetries, RNRRetry: ipConnRNR}
+		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU, DestQPN: v.a.DestQPN,
+			RQPSN: v.a.RQPSN, SQPSN: v.a.SQPSN, MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer,
+			Timeout: ipConnTimeout, RetryCnt: ipConnRetries, RNRRetry: ipConnRNR}
 		p := &v.a.Path
-		av := hca.AHAttr{DGID: p.DGID, FlowLabel: p.FlowLabel, SGIDIndex: p.SGIDIndex, HopLimit: p.HopLimit, TrafficClass: p.TClass, SL: p.SL, Global: p.Global,
-			DLID: p.DLID, SrcPathBits: uint8(p.SLID) & (1<<port.LMC - 1)}
+		av := hca.AHAttr{DGID: p.DGID, FlowLabel: p.FlowLabel, SGIDIndex: p.SGIDIndex, HopLimit: p.HopLimit,
+			TrafficClass: p.TClass, SL: p.SL, Global: p.Global, DLID: p.DLID, SrcPathBits: uint8(p.SLID) & (1<<port.LMC - 1)}
 		if own := ib.RateOf(port.Width, port.Speed, port.SpeedExt); p.Rate.Tenths() < own.Tenths() {
 			av.StaticRate = p.Rate
 		}
@@ -296,7 +300,7 @@ func (a *ipoibAL) setUp(c *ipoibConn) error {
 	return nil
 }
 
-// ReadyConn implements ipoib.Connector.
+// ReadyConn implements connected.Handshake.
 func (a *ipoibAL) ReadyConn(id uint32) error {
 	if err := a.setUp(a.made[id]); err != nil {
 		return err
@@ -305,7 +309,7 @@ func (a *ipoibAL) ReadyConn(id uint32) error {
 	return nil
 }
 
-// AcceptConn implements ipoib.Connector.
+// AcceptConn implements connected.Handshake.
 func (a *ipoibAL) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
 	c := a.made[id]
 	q, err := a.CreateRC(a.pd, a.cq, a.srq, a.sends)
@@ -318,13 +322,14 @@ func (a *ipoibAL) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
 		a.must(q.Destroy(a.n.now()))
 		return 0, err
 	}
-	p := cm.AcceptParams{QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true, RNRRetry: ipConnRNR, PrivateData: bytes.Clone(private)}
+	p := cm.AcceptParams{QPN: q.Num(), SRQ: true, ResponderResources: ipConnReads, FlowControl: true, RNRRetry: ipConnRNR,
+		PrivateData: bytes.Clone(private)}
 	// What fails because it is over already, the link hears of.
 	a.door.with(id, func(now mono.Time, c *cm.Conn) { c.Accept(now, &p) })
 	return q.Num(), nil
 }
 
-// RejectConn implements ipoib.Connector.
+// RejectConn implements connected.Handshake.
 func (a *ipoibAL) RejectConn(id uint32, full bool, private []byte) {
 	delete(a.made, id)
 	if a.door == nil {
@@ -342,12 +347,12 @@ func (a *ipoibAL) RejectConn(id uint32, full bool, private []byte) {
 	})
 }
 
-// HeardConn implements ipoib.Connector.
-func (a *ipoibAL) HeardConn(id uint32) {
+// EstablishConn implements connected.Handshake.
+func (a *ipoibAL) EstablishConn(id uint32) {
 	a.door.with(id, func(now mono.Time, c *cm.Conn) { c.Notify(now) })
 }
 
-// StopConn implements ipoib.Connector.
+// StopConn implements connected.QueuePairs.
 func (a *ipoibAL) StopConn(id uint32) {
 	if c := a.made[id]; c.qp.Transport().State() != ib.Reset {
 		a.must(c.qp.Change(a.n.now(), transport.Attr{State: ib.Err}, ib.AttrState))
@@ -359,14 +364,14 @@ func (a *ipoibAL) StopConn(id uint32) {
 	})
 }
 
-// DestroyConn implements ipoib.Connector.
+// DestroyConn implements connected.QueuePairs.
 func (a *ipoibAL) DestroyConn(id uint32) {
 	a.must(a.made[id].qp.Destroy(a.n.now()))
 	delete(a.made, id)
 }
 
-// PostConn implements ipoib.Connector.
-func (a *ipoibAL) PostConn(id uint32, wrs []ipoib.SendWR) (n int) {
+// PostConn implements connected.QueuePairs.
+func (a *ipoibAL) PostConn(id uint32, wrs []connected.Message) (n int) {
 	q := a.made[id].qp
 	for n < len(wrs) {
 		p := q.SendSlot()
@@ -387,8 +392,8 @@ func (a *ipoibAL) PostConn(id uint32, wrs []ipoib.SendWR) (n int) {
 	return n
 }
 
-// PostConnRecv implements ipoib.Connector.
-func (a *ipoibAL) PostConnRecv(slots []ipoib.RecvWR) (n int) {
+// PostConnRecv implements connected.SharedQueue.
+func (a *ipoibAL) PostConnRecv(slots []connected.RecvSlot) (n int) {
 	for n < len(slots) {
 		p := a.srq.RecvSlot()
 		if p == nil {
@@ -427,7 +432,7 @@ func (a *ipoibAL) lost(now mono.Time, link *ipoib.Link) bool {
 	for _, n := range list {
 		for id, c := range a.made {
 			if c.qp != nil && c.qp.Num() == n {
-				link.ConnEvent(now, ipoib.ConnEvent{ID: id, Kind: ipoib.ConnOver})
+				link.ConnEvent(now, connected.Event{ID: id, Kind: connected.Disconnected})
 				break
 			}
 		}

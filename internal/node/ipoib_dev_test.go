@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/proto/mono"
 	"weft/internal/service/ipoib"
+	"weft/internal/service/ipoib/connected"
 )
 
 // endless is a back end whose packets never end.
@@ -104,8 +105,8 @@ func (f *ipoibFeed) idle() int {
 	return len(f.free)
 }
 
-// TestFeedStaysWarm: of a back end that the lane reads by itself, one batch after the other goes through the same memory, which is in the
-// processor's cache.
+// TestFeedStaysWarm: of a back end that the lane reads by itself, one batch after the other goes through the same
+// memory, which is in the processor's cache.
 func TestFeedStaysWarm(t *testing.T) {
 	a := &ipoibAL{feed: newFeed(make([]byte, feedMem(feedMTU)), feedMTU)}
 	f, from := a.feed, &pollStack{}
@@ -172,10 +173,10 @@ func TestLentFramesStay(t *testing.T) {
 	}
 }
 
-// TestFeedKeepsSome: frames of connections that are not acknowledged keep some batches, not all: of the others nothing is lent,
-// so that packets go on.
+// TestFeedKeepsSome: frames of connections that are not acknowledged keep some batches, not all: of the others nothing
+// is lent, so that packets go on.
 func TestFeedKeepsSome(t *testing.T) {
-	f := newFeed(make([]byte, feedMem(ipoib.ConnMTU)), ipoib.ConnMTU)
+	f := newFeed(make([]byte, feedMem(connected.MTU)), connected.MTU)
 	f.reset(func() {})
 	var lent []uint64
 	a := &ipoibAL{feed: f}

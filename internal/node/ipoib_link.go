@@ -21,6 +21,7 @@ import (
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/service/ipoib"
+	"weft/internal/service/ipoib/connected"
 	"weft/internal/verbs/hca"
 )
 
@@ -75,7 +76,7 @@ func (l *ipLink) start() {
 	qps, mtu := uint32(session.InternalQPs), feedMTU
 	if l.cfg.Params.Mode == ipoib.Connected {
 		// Those that end go a little later than others come.
-		qps, mtu = ipConnSessions+2*uint32(l.cfg.Params.MaxConns), ipoib.ConnMTU
+		qps, mtu = ipConnSessions+2*uint32(l.cfg.Params.MaxConns), connected.MTU
 	}
 	r, err := n.sessions.OpenInternal(l.f.a, sessionName, qps, func(e ib.Event, object uint32) { al.failed(e, object) })
 	if err != nil {
@@ -94,7 +95,7 @@ func (l *ipLink) start() {
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
 	l.lane.Do(func() {
-		l.link = ipoib.New(l.cfg, rnd, l.al, l)
+		l.link = ipoib.New(l.cfg, rnd, l.al.access(), l)
 		l.lane.AddPoller(l)
 		l.link.Start(l.lane.Now(), portOf(l.f.a))
 	})
@@ -374,7 +375,8 @@ func (l *ipLink) Closed(err error) {
 // portOf describes a function's port to a link.
 func portOf(a *hca.Adapter) ipoib.Port {
 	p := a.Port()
-	v := ipoib.Port{State: p.State, LID: p.LID, LMC: p.LMC, SMLID: p.SMLID, MTU: p.MTU, Rate: ib.RateOf(p.Width, p.Speed, p.SpeedExt), PKeys: p.PKeys}
+	v := ipoib.Port{State: p.State, LID: p.LID, LMC: p.LMC, SMLID: p.SMLID, MTU: p.MTU,
+		Rate: ib.RateOf(p.Width, p.Speed, p.SpeedExt), PKeys: p.PKeys}
 	if len(p.GIDs) > 0 {
 		v.GID = p.GIDs[0].GID
 	}

@@ -15,18 +15,18 @@ import (
 
 // remember finds out which switches still have the tables that were written to
 // them: those that were not started anew since.
-func (s *sweep) remember() {
+func (m *Manager) remember(s *sweep) {
 	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
 	s.unwrote = map[int32]bool{}
-	if s.base.topo == nil || !s.base.everSwept {
+	if m.topo == nil || !m.everSwept {
 		return
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
-		if !n.IsSwitch() || !s.base.trust[n.Info.NodeGUID] {
+		if !n.IsSwitch() || !m.trust[n.Info.NodeGUID] {
 			continue
 		}
-		old := &s.base.topo.Nodes[s.base.topo.NodeByGUID(n.Info.NodeGUID)]
+		old := &m.topo.Nodes[m.topo.NodeByGUID(n.Info.NodeGUID)]
 		if old.Ports[0].Info.LID == n.Ports[0].Info.LID && old.Switch.Info.LinearFDBTop == n.Switch.Info.LinearFDBTop {
 			s.trusted[i] = old.Switch
 		}
@@ -35,7 +35,7 @@ func (s *sweep) remember() {
 
 // number gives LIDs, and sets what differs at ports that have passed INIT, and
 // at the switches' own. Ports in INIT are set when they are armed.
-func (s *sweep) number() {
+func (m *Manager) number(s *sweep) {
 	var want []lidWant
 	for r := range s.t.EndPorts() {
 		p := s.t.Port(r)
@@ -44,27 +44,27 @@ func (s *sweep) number() {
 		}
 		w := lidWant{guid: p.GUID, current: p.Info.LID}
 		if !s.t.Nodes[r.Node].IsSwitch() {
-			w.lmc = s.base.intent.LMC
+			w.lmc = m.intent.LMC
 		}
 		want = append(want, w)
 	}
-	adopted := !s.base.everSwept && s.base.lids.adopt(want)
-	changed, lost := s.base.lids.assign(want)
-	s.base.selfLID = s.base.lids.of(s.base.cfg.PortGUID).LID
+	adopted := !m.everSwept && m.lids.adopt(want)
+	changed, lost := m.lids.assign(want)
+	m.selfLID = m.lids.of(m.cfg.PortGUID).LID
 	if changed || adopted {
-		s.base.version++
+		m.version++
 	}
 	for _, g := range lost {
 		s.failed++
-		s.problem(g.String(), "no LID is left for it")
+		m.problem(g.String(), "no LID is left for it")
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		for k := range n.Ports {
 			r := topo.Ref{Node: int32(i), Port: uint8(k)}
 			if st := n.Ports[k].Info.PortState; st == ib.PortArmed || st == ib.PortActive {
-				if w := s.desired(r); w != n.Ports[k].Info {
-					s.setPort(r, w, 0)
+				if w := m.desired(s, r); w != n.Ports[k].Info {
+					m.setPort(s, r, w, 0)
 				}
 			}
 		}
@@ -72,24 +72,24 @@ func (s *sweep) number() {
 }
 
 // desired returns what a port's PortInfo shall be, states apart.
-func (s *sweep) desired(r topo.Ref) mad.PortInfo {
+func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	w := p.Info
 	if p.GUID != 0 {
-		l := s.base.lids.of(p.GUID)
-		master := s.base.lids.of(s.base.cfg.PortGUID)
+		l := m.lids.of(p.GUID)
+		master := m.lids.of(m.cfg.PortGUID)
 		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
-		w.GIDPrefix, w.SubnetTimeOut = s.base.intent.Prefix, s.base.intent.SubnetTimeout
-		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
+		w.GIDPrefix, w.SubnetTimeOut = m.intent.Prefix, m.intent.SubnetTimeout
+		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = m.intent.MKey, m.intent.MKeyProtect, m.intent.MKeyLease
 		// Who was away has lost its groups and subscriptions, though its port may
 		// not know that it was.
-		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
-			s.base.topo != nil && s.base.topo.PortByGUID(p.GUID).IsNone())
+		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!m.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
+			m.topo != nil && m.topo.PortByGUID(p.GUID).IsNone())
 	}
 	if n.IsSwitch() && r.Port == 0 {
 		return w
 	}
-	if l := s.base.intent.Lanes; l != nil {
+	if l := m.intent.Lanes; l != nil {
 		w.VLHighLimit = l.HighLimit
 	}
 	peer := s.t.Port(p.Peer)
@@ -97,12 +97,12 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 		return w
 	}
 	w.NeighborMTU = min(w.MTUCap, peer.Info.MTUCap)
-	if s.base.intent.MaxMTU != 0 {
-		w.NeighborMTU = min(w.NeighborMTU, s.base.intent.MaxMTU)
+	if m.intent.MaxMTU != 0 {
+		w.NeighborMTU = min(w.NeighborMTU, m.intent.MaxMTU)
 	}
 	w.OperationalVLs = min(w.VLCap, peer.Info.VLCap)
 	if n.IsSwitch() {
-		on := s.enforces(r)
+		on := m.enforces(s, r)
 		w.PartitionEnforceIn = on && n.Switch.Info.InboundEnforcementCap
 		w.PartitionEnforceOut = on && n.Switch.Info.OutboundEnforcementCap
 	}
@@ -110,22 +110,23 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 }
 
 // setPort sets a port's PortInfo and its state; 0 leaves the state.
-func (s *sweep) setPort(r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
+func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
 	mod := uint32(r.Port)
 	// The capabilities of a switch's ports are at its port 0.
 	if (s.t.Nodes[r.Node].Ports[0].Info.CapabilityMask|s.t.Port(r).Info.CapabilityMask)&mad.CapExtendedSpeeds != 0 {
 		mod |= mad.ModifierExtendedSpeeds
 	}
 	w.PortState, w.PortPhysicalState = state, ib.PhysNoChange
-	q := s.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, s.gotPortSet)
+	q := m.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, (*Manager).gotPortSet)
 	w.Append(q.data[:0])
 	return q
 }
 
-func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+func (m *Manager) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
 		return
 	}
+	s := m.sweep
 	p := s.t.Port(r.ref)
 	was := p.Info.PortState
 	p.Info.Parse(a.Data[:])
@@ -135,7 +136,7 @@ func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
 }
 
 // raisePorts moves ports on both ends of links to their next state.
-func (s *sweep) raisePorts(from, to ib.PortState) {
+func (m *Manager) raisePorts(s *sweep, from, to ib.PortState) {
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		for k := range n.Ports {
@@ -146,34 +147,34 @@ func (s *sweep) raisePorts(from, to ib.PortState) {
 			}
 			w := p.Info
 			if to == ib.PortArmed {
-				w = s.desired(r)
+				w = m.desired(s, r)
 			}
-			if p.GUID != 0 && from == ib.PortInit && len(s.base.raised) < s.base.cfg.MaxNodes {
-				s.base.raised = append(s.base.raised, p.GUID)
+			if p.GUID != 0 && from == ib.PortInit && len(m.raised) < m.cfg.MaxNodes {
+				m.raised = append(m.raised, p.GUID)
 			}
 			w.ClientReregister = w.ClientReregister && to == ib.PortArmed
-			s.setPort(r, w, to)
+			m.setPort(s, r, w, to)
 		}
 	}
 }
 
 // routes computes the unicast tables and writes the blocks that differ.
-func (s *sweep) routes() {
+func (m *Manager) routes(s *sweep) {
 	for r := range s.t.EndPorts() {
 		if p := s.t.Port(r); p.Info.PortState != 0 {
-			l := s.base.lids.of(p.GUID)
+			l := m.lids.of(p.GUID)
 			p.Info.LID, p.Info.LMC = l.LID, l.LMC
 		}
 	}
 	s.t.Index()
-	t, err := s.base.engine.Unicast(s.t)
+	t, err := m.engine.Unicast(s.t)
 	if err != nil {
 		s.failed++
-		s.problem("routing", "%s: %v; by least hops instead", s.base.engine.Name(), err)
+		m.problem("routing", "%s: %v; by least hops instead", m.engine.Name(), err)
 		t, _ = route.MinHop{}.Unicast(s.t) // never fails
 	}
 	for _, n := range t.Notes {
-		s.problem("routing", "%s", n)
+		m.problem("routing", "%s", n)
 	}
 	s.tables = t
 	for rank, i := range s.t.Switches() {
@@ -190,7 +191,7 @@ func (s *sweep) routes() {
 		}
 		if int(t.Top) >= entries {
 			s.failed++
-			s.problem(s.nameOf(topo.Ref{Node: i}), "its table has %d entries, %d are needed", entries, int(t.Top)+1)
+			m.problem(m.nameOf(topo.Ref{Node: i}), "its table has %d entries, %d are needed", entries, int(t.Top)+1)
 			lft = lft[:entries]
 		}
 		n.Switch.LFT = lft
@@ -199,7 +200,7 @@ func (s *sweep) routes() {
 			if old != nil && have == want {
 				continue
 			}
-			q := s.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, s.gotTable)
+			q := m.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
 			want.Append(q.data[:0])
 		}
 		w := n.Switch.Info
@@ -208,7 +209,7 @@ func (s *sweep) routes() {
 			w.LifeTimeValue = 18
 		}
 		if w != n.Switch.Info {
-			q := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, s.gotTop)
+			q := m.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, (*Manager).gotTop)
 			w.Append(q.data[:0])
 		}
 	}
@@ -225,42 +226,42 @@ func lftBlock(lft []uint8, b int) (t mad.LFT) {
 	return t
 }
 
-func (s *sweep) gotTable(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
-		s.unwrote[r.ref.Node] = true
+func (m *Manager) gotTable(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
+		m.sweep.unwrote[r.ref.Node] = true
 	}
 }
 
-func (s *sweep) gotTop(now mono.Time, r *request, a *mad.SMP) {
-	s.gotTable(now, r, a)
+func (m *Manager) gotTop(now mono.Time, r *request, a *mad.SMP) {
+	m.gotTable(now, r, a)
 	if a != nil && a.Status == mad.StatusOK {
-		s.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
+		m.sweep.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
 	}
 }
 
 // replicate computes the multicast trees and writes the blocks that differ.
-func (s *sweep) replicate() {
-	s.base.groupsAt, s.groups = 0, s.base.groupsSet
+func (m *Manager) replicate(s *sweep) {
+	m.groupsAt, s.groups = 0, m.groupsSet
 	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
 	top := ib.LIDMulticastFirst
-	s.base.trees.begin(s.tables)
-	for _, g := range s.base.groups {
+	m.trees.begin(s.tables)
+	for _, g := range m.groups {
 		if !g.MLID.IsMulticast() {
 			continue
 		}
-		tree, ok := s.base.trees.of(&g)
+		tree, ok := m.trees.of(&g)
 		if !ok {
 			ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
 			if len(ask.Members) > 0 {
 				var err error
-				if tree, err = s.base.engine.Multicast(s.t, s.tables, ask); err != nil {
+				if tree, err = m.engine.Multicast(s.t, s.tables, ask); err != nil {
 					s.failed++
-					s.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
+					m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
 					continue
 				}
 			}
 		}
-		s.base.trees.keep(g, tree)
+		m.trees.keep(g, tree)
 		if len(tree) == 0 {
 			continue
 		}
@@ -277,7 +278,7 @@ func (s *sweep) replicate() {
 		old := s.trusted[i]
 		n.Switch.MFT = want[rank]
 		blocks := map[int]bool{}
-		if old == nil && len(s.base.groups) > 0 { // what is there is unknown: all up to the last in use
+		if old == nil && len(m.groups) > 0 { // what is there is unknown: all up to the last in use
 			for b := range int(top-ib.LIDMulticastFirst)/mad.MFTPerBlock + 1 {
 				blocks[b] = true
 			}
@@ -309,10 +310,10 @@ func (s *sweep) replicate() {
 				}
 				if entries := int(n.Switch.Info.MulticastFDBCap); b*mad.MFTPerBlock >= entries {
 					s.failed++
-					s.problem(s.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
+					m.problem(m.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
 					continue
 				}
-				q := s.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, s.gotTable)
+				q := m.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
 				is.Append(q.data[:0])
 			}
 		}
@@ -370,7 +371,7 @@ func (m *Manager) startGroups(now mono.Time) {
 			s.trusted[i] = n.Switch
 		}
 	}
-	s.replicate()
+	m.replicate(s)
 }
 
 func (m *Manager) endGroups(now mono.Time) {
@@ -389,14 +390,14 @@ func (m *Manager) endGroups(now mono.Time) {
 
 // setLanes programs how service levels use lanes, at every port that has more
 // than one.
-func (s *sweep) setLanes() {
-	l := s.base.intent.Lanes
+func (m *Manager) setLanes(s *sweep) {
+	l := m.intent.Lanes
 	if l == nil {
 		return
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
-		if s.trusted[i] != nil && s.base.lanesOf == l {
+		if s.trusted[i] != nil && m.lanesOf == l {
 			continue // done, and not lost since
 		}
 		for k := range n.Ports {
@@ -412,7 +413,7 @@ func (s *sweep) setLanes() {
 					} else if part > 0 {
 						continue
 					}
-					q := s.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, s.gotLane)
+					q := m.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, (*Manager).gotLane)
 					t.Append(q.data[:0])
 				}
 			}
@@ -425,16 +426,16 @@ func (s *sweep) setLanes() {
 				if n.IsSwitch() {
 					mod = mad.SLtoVLModifier(uint8(in), r.Port)
 				}
-				q := s.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, s.gotLane)
+				q := m.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, (*Manager).gotLane)
 				l.SLtoVL.Append(q.data[:0])
 			}
 		}
 	}
-	s.base.lanesOf = l
+	m.lanesOf = l
 }
 
-func (s *sweep) gotLane(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
-		s.base.lanesOf = nil
+func (m *Manager) gotLane(_ mono.Time, r *request, a *mad.SMP) {
+	if m.gaveUp(r, a) {
+		m.lanesOf = nil
 	}
 }

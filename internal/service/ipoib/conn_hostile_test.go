@@ -12,6 +12,7 @@ import (
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 )
 
 var (
@@ -44,15 +45,17 @@ func three(t *testing.T, params ...string) (s *subnet, a, b, c *node) {
 // connTo is the access layer's side of the connection by which a node sends to another.
 func (n *node) connTo(to *node) *fakeConn {
 	n.s.t.Helper()
-	p := n.l.peers[to.l.hw.Key()]
-	if p == nil || p.out == nil {
-		n.s.t.Fatalf("%s has no connection to %s", n.name, to.name)
+	for _, i := range n.listConns() {
+		if i.Peer.HW == to.l.attr.hw.Key() && i.State != "closing" && !i.OneWay {
+			return n.conns[i.ID]
+		}
 	}
-	return n.conns[p.out.id]
+	n.s.t.Fatalf("%s has no connection to %s", n.name, to.name)
+	return nil
 }
 
-// TestConnectedDeaf: a peer that acknowledges nothing holds neither the slots nor the link: what is for others goes on, and its
-// connection ends.
+// TestConnectedDeaf: a peer that acknowledges nothing holds neither the slots nor the link: what is for others goes on,
+// and its connection ends.
 func TestConnectedDeaf(t *testing.T) {
 	s, a, b, c := three(t)
 	a.mappable = true
@@ -64,35 +67,38 @@ func TestConnectedDeaf(t *testing.T) {
 	deaf := a.connTo(b)
 	deaf.deaf = true
 	began, held := s.now, false
-	for i := 0; a.l.conns[deaf.id] != nil && a.l.conns[deaf.id].state == connOpen; i++ {
+	for i := 0; ; i++ {
+		if c, ok := a.connInfo(deaf.id); !ok || c.State != "connected" {
+			break
+		}
 		if s.now.Sub(began) > 10*time.Second {
 			t.Fatal("the connection does not end")
 		}
-		for range connWindow + connFrames {
+		for range connected.Window + connected.QueueFrames {
 			held = a.send(ipA, ipB, text("void", 3000)) == 0 || held
 		}
-		if w := text(fmt.Sprint("to C ", i), 3000); s.now.Sub(began) > connPatience {
+		if w := text(fmt.Sprint("to C ", i), 3000); s.now.Sub(began) > connected.Patience {
 			if a.send(ipA, ipC, w) != 1 {
 				t.Fatalf("%v after the peer fell silent nothing is taken for others", s.now.Sub(began))
 			}
 			s.run(time.Millisecond)
 			c.expect([]string{fmt.Sprint("to C ", i)})
 		}
-		if n := a.l.conns[deaf.id].inFlight; n > connWindow {
-			t.Fatalf("%d messages in flight", n)
+		if c, _ := a.connInfo(deaf.id); c.InFlight > connected.Window {
+			t.Fatalf("%d messages in flight", c.InFlight)
 		}
 		s.run(100 * time.Millisecond)
 	}
 	if !held {
 		t.Error("the queue never held SendBatch")
 	}
-	if d := s.now.Sub(began); d < connStuck {
+	if d := s.now.Sub(began); d < connected.StuckAfter {
 		t.Errorf("ended after %v", d)
 	}
 	a.expectCount("conn_lost", 1)
 	s.run(time.Second)
-	if a.l.connWaits != 0 || len(a.l.connFree) != connTxSlots || len(a.maps) != 0 {
-		t.Errorf("%d queues, %d free slots, %d frames mapped", a.l.connWaits, len(a.l.connFree), len(a.maps))
+	if u := a.l.conns.Usage(); u.Waiting != 0 || u.FreeSlots != connected.TxSlots || len(a.maps) != 0 {
+		t.Errorf("%d queues, %d free slots, %d frames mapped", u.Waiting, u.FreeSlots, len(a.maps))
 	}
 	a.send(ipA, ipB, text("again", 4000))
 	s.run(time.Second)
@@ -102,8 +108,8 @@ func TestConnectedDeaf(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedManyDeaf: peers that accept and then acknowledge nothing, however many, leave slots to those that do, and
-// to new ones; datagrams have theirs anyhow.
+// TestConnectedManyDeaf: peers that accept and then acknowledge nothing, however many, leave slots to those that do,
+// and to new ones; datagrams have theirs anyhow.
 func TestConnectedManyDeaf(t *testing.T) {
 	s := newSubnet(t)
 	s.cmDelay = time.Millisecond
@@ -114,7 +120,8 @@ func TestConnectedManyDeaf(t *testing.T) {
 		if i == 3 {
 			mode = "mode=datagram"
 		}
-		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), mode)
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)),
+			ib.QPN(0x48+i), mode)
 	}
 	for i, n := range s.nodes {
 		n.start()
@@ -143,20 +150,20 @@ func TestConnectedManyDeaf(t *testing.T) {
 	s.run(2 * time.Second)
 	for range 3 {
 		for i := 4; i < count+4; i++ {
-			for range connWindow {
+			for range connected.Window {
 				a.send(ip(0), ip(i), text("void", 3000))
 			}
 		}
 	}
-	if n := len(a.l.connFree); n < connTxSlots/4 || n == connTxSlots {
-		t.Fatalf("%d of %d slots are left", n, connTxSlots)
+	if n := a.freeConnSlots(); n < connected.TxSlots/4 || n == connected.TxSlots {
+		t.Fatalf("%d of %d slots are left", n, connected.TxSlots)
 	}
 	began := s.now
-	s.run(2 * connPatience)
+	s.run(2 * connected.Patience)
 	for _, n := range s.nodes[1:4] {
 		n.heard()
 	}
-	for i := 0; s.now.Sub(began) < connStuck-3*time.Second; i++ {
+	for i := 0; s.now.Sub(began) < connected.StuckAfter-3*time.Second; i++ {
 		a.send(ip(0), ip(1), text(fmt.Sprint("long ", i), 3000))
 		a.send(ip(0), ip(2), text(fmt.Sprint("long ", i), 3000))
 		a.send(ip(0), ip(3), text(fmt.Sprint("short ", i), 500))
@@ -168,8 +175,8 @@ func TestConnectedManyDeaf(t *testing.T) {
 	a.expectCount("conn_lost", 0)
 	s.run(10 * time.Second)
 	a.expectCount("conn_lost", count)
-	if len(a.l.connFree) != connTxSlots {
-		t.Errorf("%d free slots", len(a.l.connFree))
+	if a.freeConnSlots() != connected.TxSlots {
+		t.Errorf("%d free slots", a.freeConnSlots())
 	}
 	s.ends()
 }
@@ -182,7 +189,8 @@ func TestConnectedManyBusy(t *testing.T) {
 	const busy = 8
 	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(i + 1)}) }
 	for i := range busy + 2 { // the sender, the one that is quiet, the busy ones
-		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)), ib.QPN(0x48+i), "mode=connected")
+		s.add(fmt.Sprintf("ib%d_1_14", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x0002c903000a1b00+i)),
+			ib.QPN(0x48+i), "mode=connected")
 	}
 	for i, n := range s.nodes {
 		n.start()
@@ -216,12 +224,12 @@ func TestConnectedManyBusy(t *testing.T) {
 			})
 		}
 		s.run(time.Millisecond)
-		most = max(most, connTxSlots-len(a.l.connFree))
+		most = max(most, connected.TxSlots-a.freeConnSlots())
 		if ms == 2500 {
 			a.send(ip(0), ip(1), text("late", 3000))
 		}
 	}
-	if most < connTxSlots*3/4 {
+	if most < connected.TxSlots*3/4 {
 		t.Fatalf("%d slots were in use at most", most)
 	}
 	quiet.expect([]string{"late"})
@@ -259,9 +267,10 @@ type asker struct {
 // ask asks in the name of a node with a GID of its own; it reports whether that was accepted.
 func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
 	k.next++
-	c := k.n.newConn(PassiveConn + uint32(k.lid)<<16 + k.next)
+	c := k.n.newConn(connected.FirstPassive + uint32(k.lid)<<16 + k.next)
 	c.peer = &fakeConn{n: k.n, stopped: true}
-	k.n.l.ConnEvent(k.n.s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, LID: k.lid, Private: wire4(qpn, 65524)})
+	k.n.l.ConnEvent(k.n.s.now, connected.Event{ID: c.id, Kind: connected.Requested, Service: 0x0100000000000048, GID: gid,
+		LID: k.lid, Private: wire4(qpn, 65524)})
 	return k.n.conns[c.id] != nil
 }
 
@@ -287,8 +296,8 @@ func TestConnectedShare(t *testing.T) {
 		if bad.ask(made(1000+i), 0x777) {
 			n++
 		}
-		if a.l.connPorts[99].all > 8 || a.l.connPorts[99].live > 4 {
-			t.Fatalf("%+v", a.l.connPorts[99])
+		if all, live := a.passiveConns(99); all > 8 || live > 4 {
+			t.Fatalf("%d connections, %d of them live", all, live)
 		}
 	}
 	if n != 4 {
@@ -320,18 +329,18 @@ func TestConnectedAgainAndAgain(t *testing.T) {
 			taken++
 		}
 	}
-	if taken != 8 || len(a.l.conns) != 8 || a.l.live != 1 {
-		t.Errorf("%d were accepted; %d are left, %d of them live", taken, len(a.l.conns), a.l.live)
+	if taken != 8 || len(a.listConns()) != 8 || a.l.conns.Live() != 1 {
+		t.Errorf("%d were accepted; %d are left, %d of them live", taken, len(a.listConns()), a.l.conns.Live())
 	}
 	s.run(time.Second)
-	if len(a.l.conns) != 1 {
-		t.Errorf("%d are left", len(a.l.conns))
+	if len(a.listConns()) != 1 {
+		t.Errorf("%d are left", len(a.listConns()))
 	}
 	s.ends()
 }
 
-// TestConnectedClaim: who asks in the name of a neighbour that is elsewhere does not end the connection with it, and the path is
-// asked for; a neighbour that moved gets its connection when the path is known.
+// TestConnectedClaim: who asks in the name of a neighbour that is elsewhere does not end the connection with it, and
+// the path is asked for; a neighbour that moved gets its connection when the path is known.
 func TestConnectedClaim(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -368,8 +377,8 @@ func TestConnectedClaim(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedRefusedOnce: a peer that says no once is asked again soon: the IP stack hears of no MTU before that is known
-// to be it.
+// TestConnectedRefusedOnce: a peer that says no once is asked again soon: the IP stack hears of no MTU before that is
+// known to be it.
 func TestConnectedRefusedOnce(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	b.connFail = errFake

@@ -14,12 +14,14 @@ import (
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 )
 
 // mixed makes two links with addresses that are up, each with a mode of its own.
 func mixed(t testing.TB, modes ...string) (s *subnet, a, b *node) {
 	s = newSubnet(t)
-	a, b = s.add("ib0_1_14", 5, gidA, 0x48, "mode="+modes[0], "conn_idle=600"), s.add("ib1_1_14", 17, gidB, 0x208, "mode="+modes[1], "conn_idle=600")
+	a, b = s.add("ib0_1_14", 5, gidA, 0x48, "mode="+modes[0], "conn_idle=600"),
+		s.add("ib1_1_14", 17, gidB, 0x208, "mode="+modes[1], "conn_idle=600")
 	s.cmDelay = time.Millisecond
 	for i, n := range s.nodes {
 		n.begin(i)
@@ -105,7 +107,8 @@ func TestConnected(t *testing.T) {
 	if len(s.cmAsked) != 1 {
 		t.Fatalf("%d requests for connections, want 1", len(s.cmAsked))
 	}
-	if r := s.cmAsked[0]; r.ServiceID != 0x0100000000000208 || hex.EncodeToString(r.Private) != "000000480000fff4" || r.Path.DLID != 17 {
+	if r := s.cmAsked[0]; r.ServiceID != 0x0100000000000208 || hex.EncodeToString(r.Private) != "000000480000fff4" ||
+		r.Path.DLID != 17 {
 		t.Errorf("asked for %#x with %x by %#x", r.ServiceID, r.Private, r.Path.DLID)
 	}
 	for _, n := range s.nodes {
@@ -132,15 +135,16 @@ func TestConnectedMixed(t *testing.T) {
 	b.send(ipB, ipA, "two")
 	s.run(time.Second)
 	a.expect([]string{"two"})
-	if len(s.cmAsked) != 0 || a.l.ModeOf(b.l.hw) != "datagram" {
-		t.Errorf("%d requests, mode %s", len(s.cmAsked), a.l.ModeOf(b.l.hw))
+	if len(s.cmAsked) != 0 || a.l.ModeOf(b.l.attr.hw) != "datagram" {
+		t.Errorf("%d requests, mode %s", len(s.cmAsked), a.l.ModeOf(b.l.attr.hw))
 	}
 	ll := wire.LinkLocal(gidA.GUID())
-	a.l.SetAddrs(s.now, append(a.l.addrs, netip.PrefixFrom(ll, 64)), nil)
+	a.l.SetAddrs(s.now, append(a.l.addrs.own, netip.PrefixFrom(ll, 64)), nil)
 	s.run(10 * time.Second)
 	group := netip.MustParseAddr("ff02::1")
 	a.got = nil
-	a.l.SendBatch(s.now, [][]byte{ipv6(ll, group, text("long", 4000)), ipv6(ll, group, "short")}, []netip.Addr{group, group})
+	a.l.SendBatch(s.now, [][]byte{ipv6(ll, group, text("long", 4000)), ipv6(ll, group, "short")},
+		[]netip.Addr{group, group})
 	s.run(time.Second)
 	b.expect([]string{"short"})
 	a.expect(nil, 2044)
@@ -155,9 +159,7 @@ func TestConnectedCrossing(t *testing.T) {
 		a.send(ipA, ipB, text("x", 4000))
 		s.run(time.Second)
 		for _, n := range s.nodes { // known to each other, not connected
-			for _, c := range n.l.conns {
-				n.l.endConn(s.now, c)
-			}
+			n.l.conns.EndAll(s.now)
 		}
 		s.run(time.Second)
 		a.got, b.got, s.cmAsked = nil, nil, nil
@@ -177,8 +179,8 @@ func TestConnectedCrossing(t *testing.T) {
 			n.expectCount("conn_crossed", 1)
 		}
 		// 0x48 of A is smaller than 0x208 of B, so that B's is the one.
-		for _, c := range a.l.conns {
-			if c.id < PassiveConn {
+		for _, c := range a.listConns() {
+			if c.ID < connected.FirstPassive {
 				t.Errorf("A's own request stayed")
 			}
 		}
@@ -246,8 +248,8 @@ func TestConnectedLostReady(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedPeerRestarts: a peer that vanished without a word comes back, with another number; what it is sent arrives again
-// soon, and by a connection.
+// TestConnectedPeerRestarts: a peer that vanished without a word comes back, with another number; what it is sent
+// arrives again soon, and by a connection.
 func TestConnectedPeerRestarts(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -263,14 +265,14 @@ func TestConnectedPeerRestarts(t *testing.T) {
 		s.run(time.Second)
 	}
 	w, _ := b.heard()
-	if len(w) < 3 || a.l.ModeOf(b.l.hw) != "connected" {
-		t.Errorf("B got %q, mode %s", w, a.l.ModeOf(b.l.hw))
+	if len(w) < 3 || a.l.ModeOf(b.l.attr.hw) != "connected" {
+		t.Errorf("B got %q, mode %s", w, a.l.ModeOf(b.l.attr.hw))
 	}
 	s.ends()
 }
 
-// TestConnectedSameNumber: it comes back with the number that it had: the old connection breaks with the first message, the next one is
-// made at once.
+// TestConnectedSameNumber: it comes back with the number that it had: the old connection breaks with the first message,
+// the next one is made at once.
 func TestConnectedSameNumber(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -318,11 +320,9 @@ func TestConnectedStalePath(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
 	s.run(time.Second)
-	for _, c := range a.l.conns {
-		a.l.resend(s.now, c.hw, a.l.endConn(s.now, c))
-	}
+	a.l.conns.EndAll(s.now)
 	s.asked, s.cmAsked = nil, nil
-	a.l.invalidatePaths()
+	a.l.shadow.invalidatePaths()
 	a.send(ipA, ipB, text("two", 4000))
 	s.run(time.Second)
 	b.expect([]string{"one", "two"})
@@ -358,8 +358,8 @@ func TestConnectedIdle(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedRoom: there are no more connections than there may be; one that is not used makes room, and where all are used
-// datagrams do.
+// TestConnectedRoom: there are no more connections than there may be; one that is not used makes room, and where all
+// are used datagrams do.
 func TestConnectedRoom(t *testing.T) {
 	s := newSubnet(t)
 	s.cmDelay = time.Millisecond
@@ -369,7 +369,8 @@ func TestConnectedRoom(t *testing.T) {
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 0, byte(100 + i)}) }
 	var others []*node
 	for i := range peers {
-		n := s.add(fmt.Sprintf("ib%d_1_14", i+1), ib.LID(20+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x100+i)), ib.QPN(0x300+i), "mode=connected")
+		n := s.add(fmt.Sprintf("ib%d_1_14", i+1), ib.LID(20+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x100+i)),
+			ib.QPN(0x300+i), "mode=connected")
 		n.start()
 		n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(addr(i), 24)}, nil)
 		others = append(others, n)
@@ -405,12 +406,13 @@ func TestConnectedRoom(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedHostile: requests and answers that say nonsense are refused and counted, messages that are none are dropped.
+// TestConnectedHostile: requests and answers that say nonsense are refused and counted, messages that are none are
+// dropped.
 func TestConnectedHostile(t *testing.T) {
 	good := make([]byte, 92)
 	wire.PutCMPrivate(good, 0x208, 65524)
-	for name, private := range map[string][]byte{"nothing": nil, "short": good[:7], "no length": wire4(0x208, 4), "group": wire4(0xffffff, 65524), "no port": good,
-		"ourselves": wire4(0x48, 65524)} {
+	for name, private := range map[string][]byte{"nothing": nil, "short": good[:7], "no length": wire4(0x208, 4),
+		"group": wire4(0xffffff, 65524), "no port": good, "ourselves": wire4(0x48, 65524)} {
 		s, a, _ := mixed(t, "connected", "connected")
 		gid := gidB
 		if name == "ourselves" {
@@ -420,16 +422,18 @@ func TestConnectedHostile(t *testing.T) {
 		if name == "no port" {
 			lid = ib.LIDPermissive
 		}
-		c := a.newConn(PassiveConn + 77)
+		c := a.newConn(connected.FirstPassive + 77)
 		c.peer = &fakeConn{n: s.nodes[1], stopped: true}
-		a.l.ConnEvent(s.now, ConnEvent{ID: c.id, Kind: ConnAsked, Service: 0x0100000000000048, GID: gid, LID: lid, Private: private})
-		if !c.answered || len(a.l.conns) != 0 {
+		a.l.ConnEvent(s.now, connected.Event{ID: c.id, Kind: connected.Requested, Service: 0x0100000000000048, GID: gid,
+			LID: lid, Private: private})
+		if !c.answered || len(a.listConns()) != 0 {
 			t.Errorf("%s: not refused", name)
 		}
 		a.expectCount("conn_bad_data", 1)
 		s.ends()
 	}
-	for name, private := range map[string][]byte{"short": good[:3], "another": wire4(0x209, 65524), "no length": wire4(0x208, 0)} {
+	for name, private := range map[string][]byte{"short": good[:3], "another": wire4(0x209, 65524),
+		"no length": wire4(0x208, 0)} {
 		s, a, b := mixed(t, "connected", "connected")
 		b.badReply = private
 		a.send(ipA, ipB, text("x", 4000))
@@ -448,23 +452,24 @@ func TestConnectedHostile(t *testing.T) {
 	b.heard()
 	// What a peer tells of others by its connection counts for its port, too.
 	ll := wire.LinkLocal(gidB.GUID())
-	b.l.SetAddrs(s.now, append(b.l.addrs, netip.PrefixFrom(ll, 64)), nil)
+	b.l.SetAddrs(s.now, append(b.l.addrs.own, netip.PrefixFrom(ll, 64)), nil)
 	s.run(10 * time.Second)
 	b.heard()
 	var from *fakeConn
 	for _, from = range a.conns {
 	}
-	for i := range 2 * maxSourceEntries {
+	for i := range 2 * maxPortEntries {
 		made := wire.MakeHWAddr(0, ib.QPN(1000+i), gidA)
-		nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 1, 14: byte(i >> 8), 15: byte(i)}), Dst: ll, Target: ll, Link: made, HasLink: true}
+		nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 1, 14: byte(i >> 8),
+			15: byte(i)}), Dst: ll, Target: ll, Link: made, HasLink: true}
 		m := make([]byte, 256)
 		n := nd.Put(m[wire.EncapLen:])
 		wire.PutEncap(m, wire.EtherIPv6)
 		from.carry(1<<62, m[:wire.EncapLen+n])
 		s.run(0)
 	}
-	if n := b.counter("shadow_refused_share"); n == 0 || len(b.l.sources) > 1 {
-		t.Errorf("%d entries were refused, %d sources", n, len(b.l.sources))
+	if n := b.counter("shadow_refused_share"); n == 0 || len(b.l.shadow.ports) > 1 {
+		t.Errorf("%d entries were refused, %d sources", n, len(b.l.shadow.ports))
 	}
 	s.run(5 * time.Minute)
 	b.heard()
@@ -474,7 +479,8 @@ func TestConnectedHostile(t *testing.T) {
 	}
 	arp := make([]byte, 60)
 	copy(arp, []byte{0x08, 0x06})
-	for _, m := range [][]byte{nil, {8}, {8, 0, 0, 0}, {8, 0, 0, 0, 0x60}, {0x86, 0xdd, 0, 0, 0x45, 1}, {0x88, 0xca, 0, 0, 1}, arp} {
+	for _, m := range [][]byte{nil, {8}, {8, 0, 0, 0}, {8, 0, 0, 0, 0x60}, {0x86, 0xdd, 0, 0, 0x45, 1},
+		{0x88, 0xca, 0, 0, 1}, arp} {
 		c.carry(1<<62, m)
 	}
 	s.run(time.Second)
@@ -482,13 +488,14 @@ func TestConnectedHostile(t *testing.T) {
 	b.expectCount("conn_rx_packets", conns)
 	b.expectCount("rx_nohandler", 2)
 	// Events of connections that there are not, or that do not fit, do nothing.
-	for k := ConnAccepted; k <= ConnOver; k++ {
-		a.l.ConnEvent(s.now, ConnEvent{ID: 4711, Kind: k})
-		b.l.ConnEvent(s.now, ConnEvent{ID: 4711, Kind: k, Private: good})
+	for k := connected.Accepted; k <= connected.Disconnected; k++ {
+		a.l.ConnEvent(s.now, connected.Event{ID: 4711, Kind: k})
+		b.l.ConnEvent(s.now, connected.Event{ID: 4711, Kind: k, Private: good})
 	}
-	for id := range a.l.conns {
-		a.l.ConnEvent(s.now, ConnEvent{ID: id, Kind: ConnAccepted, Private: good})
-		a.l.ConnEvent(s.now, ConnEvent{ID: id, Kind: ConnReady})
+	for _, c := range a.listConns() {
+		id := c.ID
+		a.l.ConnEvent(s.now, connected.Event{ID: id, Kind: connected.Accepted, Private: good})
+		a.l.ConnEvent(s.now, connected.Event{ID: id, Kind: connected.Ready})
 	}
 	a.send(ipA, ipB, text("two", 4000))
 	s.run(time.Second)
@@ -502,7 +509,8 @@ func wire4(qpn ib.QPN, most uint32) []byte {
 	return b
 }
 
-// TestConnectedShortPeer: a peer that receives less than we do is told to the IP stack; what a datagram can carry goes as one.
+// TestConnectedShortPeer: a peer that receives less than we do is told to the IP stack; what a datagram can carry goes
+// as one.
 func TestConnectedShortPeer(t *testing.T) {
 	for most, mtu := range map[uint32]int{9004: 9000, 1004: 2044} {
 		s, a, b := mixed(t, "connected", "connected")
@@ -521,7 +529,8 @@ func TestConnectedShortPeer(t *testing.T) {
 	}
 }
 
-// TestConnectedSlots: more packets than there are slots wait, or are refused until there are some; all that were taken arrive in their order.
+// TestConnectedSlots: more packets than there are slots wait, or are refused until there are some; all that were taken
+// arrive in their order.
 func TestConnectedSlots(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("x", 4000))
@@ -534,8 +543,8 @@ func TestConnectedSlots(t *testing.T) {
 			i++
 			continue
 		}
-		if wakes = a.wakes; !a.l.holds(s.now) {
-			t.Fatalf("refused with %d free slots", len(a.l.connFree))
+		if wakes = a.wakes; !a.l.conns.Backpressured(s.now) {
+			t.Fatalf("refused with %d free slots", a.freeConnSlots())
 		}
 		s.run(time.Millisecond)
 		if a.wakes != wakes+1 {
@@ -641,11 +650,12 @@ func TestConnectedRandom(t *testing.T) {
 				got, _ := nodes[1-i].heard()
 				w = append(w, got...)
 			}
-			if m := n.l.ModeOf(nodes[1-i].l.hw); both && m != "connected" {
+			if m := n.l.ModeOf(nodes[1-i].l.attr.hw); both && m != "connected" {
 				t.Errorf("%s sends by %s", n.name, m)
 			}
 			if !slices.Contains(w, "last") {
-				t.Fatalf("seed %d, %v: %s got %q; %v %q %v %q\n%+v\n%+v\n%+v", seed, modes, nodes[1-i].name, w, a.carrier, a.reason, b.carrier, b.reason, n.l.Shadow(s.now), n.l.Engine().Neighbours(s.now), nodes[1-i].l.Info())
+				t.Fatalf("seed %d, %v: %s got %q; %v %q %v %q\n%+v\n%+v\n%+v", seed, modes, nodes[1-i].name, w, a.carrier,
+					a.reason, b.carrier, b.reason, n.l.Shadow(s.now), n.l.Engine().Neighbours(s.now), nodes[1-i].l.Info())
 			}
 		}
 		s.ends()
@@ -662,12 +672,11 @@ func TestConnectedAllocates(t *testing.T) {
 	s.run(time.Second)
 	b.discard = true
 	frame, hops := [][]byte{ipv4(ipA, ipB, text("y", 4000))}, []netip.Addr{ipB}
-	c := a.l.peers[b.l.hw.Key()].out
+	c := a.connTo(b)
 	var wcs [1]WC
 	n := testing.AllocsPerRun(100, func() {
 		a.l.SendBatch(s.now, frame, hops)
-		i := a.l.connFree
-		wcs[0] = WC{ID: uint64(a.l.connSlots[i[:len(i)+1][len(i)]].seq)<<idGenShift | idConn | uint64(i[:len(i)+1][len(i)]), QPN: c.qpn}
+		wcs[0] = WC{ID: c.last, QPN: c.qpn}
 		a.l.complete(s.now, wcs[:])
 		a.s.queue = a.s.queue[:0]
 	})

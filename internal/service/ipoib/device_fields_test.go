@@ -8,7 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"net/netip"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -34,9 +34,9 @@ func TestDeviceFields(t *testing.T) {
 		{"H-19", []int{i.QueueLen, a.info.QueueLen}, []int{512, 512}},
 		{"H-20", i.HW, hwA},
 		{"H-21", i.Broadcast.String(), strings.TrimSuffix(strings.Repeat("ff:", 20), ":")},
-		{"H-31", a.l.SetConfig(), ErrNotSupp},
-		{"H-34", a.l.SetAddress(hwB), ErrNotSupp},
-		{"H-35", a.l.SetMTU(1500), ErrNotSupp},
+		{"H-31", a.l.NetDevice().SetConfig(), ErrNotSupp},
+		{"H-34", a.l.NetDevice().SetAddress(hwB), ErrNotSupp},
+		{"H-35", a.l.NetDevice().SetMTU(1500), ErrNotSupp},
 	} {
 		t.Run(tc.demand, func(t *testing.T) {
 			if fmt.Sprint(tc.got) != fmt.Sprint(tc.want) {
@@ -73,12 +73,13 @@ func TestH21_PseudoBroadcast(t *testing.T) {
 func TestH27_Header(t *testing.T) {
 	_, a := alone(t)
 	f := bytes.Repeat([]byte{0xa5}, Headroom+1)
-	a.l.BuildHeader(f, wire.PseudoBroadcast, wire.EtherARP)
+	a.l.NetDevice().BuildHeader(f, wire.PseudoBroadcast, wire.EtherARP)
 	h := wire.HardHeader(f)
-	if h.Dst() != wire.PseudoBroadcast || h.Src() != hwA || h.Type() != wire.EtherARP || f[Headroom-1] != 0 || f[Headroom] != 0xa5 {
+	if h.Dst() != wire.PseudoBroadcast || h.Src() != hwA || h.Type() != wire.EtherARP || f[Headroom-1] != 0 ||
+		f[Headroom] != 0xa5 {
 		t.Errorf("header %x", f)
 	}
-	a.l.RebuildHeader(f, hwB)
+	a.l.NetDevice().RebuildHeader(f, hwB)
 	if h.Dst() != hwB || h.Src() != hwA || h.Type() != wire.EtherARP {
 		t.Errorf("rebuilt header %x", f)
 	}
@@ -210,12 +211,12 @@ func TestH54_NothingBlocks(t *testing.T) {
 	for range 1000 {
 		a.send(ipA, ipB, "x")
 	}
-	if a.l.pending > 2*entryBytes {
-		t.Errorf("%d octets wait", a.l.pending)
+	if a.l.budget.octets > 2*entryBytes {
+		t.Errorf("%d octets wait", a.l.budget.octets)
 	}
 	s.run(3 * time.Second)
-	if a.l.pending != 0 {
-		t.Errorf("%d octets wait for nobody", a.l.pending)
+	if a.l.budget.octets != 0 {
+		t.Errorf("%d octets wait for nobody", a.l.budget.octets)
 	}
 }
 
@@ -264,7 +265,7 @@ func TestH10_Partitions(t *testing.T) {
 	for i, k := range []ib.PKey{0x8014, 0x8014, 0x8015, 0x0014} {
 		n[i] = s.add(fmt.Sprint("ib", i), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(100+i)), ib.QPN(0x50+i))
 		n[i].port.PKeys = []ib.PKey{k}
-		n[i].l.cfg.PKey = k
+		n[i].l.attr.partition = k
 		n[i].start()
 		n[i].l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 20, 0, byte(1 + i)}), 24)}, nil)
 	}
@@ -281,25 +282,29 @@ func TestH10_Partitions(t *testing.T) {
 	}
 }
 
-// TestH50_Imports: a link knows its access layer by an interface only.
+// TestH50_Imports: a link and its parts know the access layer by interfaces only.
 func TestH50_Imports(t *testing.T) {
-	files, err := os.ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range files {
-		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
-			continue
+	allowed := []string{"weft/internal/proto/counters", "weft/internal/proto/ib", "weft/internal/proto/mad",
+		"weft/internal/proto/mono", "weft/internal/proto/wire", "weft/internal/service/ipoib/connected",
+		"weft/internal/service/ipoib/neigh", "weft/internal/service/ipoib/stats"}
+	for _, dir := range []string{".", "connected", "neigh", "stats"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", dir, len(files), err)
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), f.Name(), nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, imp := range file.Imports {
-			path := strings.Trim(imp.Path.Value, `"`)
-			own := strings.HasPrefix(path, "weft/")
-			if own && !slices.Contains([]string{"weft/internal/proto/ib", "weft/internal/proto/mad", "weft/internal/proto/mono", "weft/internal/proto/wire", "weft/internal/service/ipoib/neigh"}, path) {
-				t.Errorf("%s imports %s", f.Name(), path)
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, imp := range file.Imports {
+				path := strings.Trim(imp.Path.Value, `"`)
+				if strings.HasPrefix(path, "weft/") && !slices.Contains(allowed, path) {
+					t.Errorf("%s imports %s", name, path)
+				}
 			}
 		}
 	}
@@ -334,7 +339,8 @@ func TestH30_Statistics(t *testing.T) {
 	// 36 frames found the queue full while the address was resolved; asking
 	// took a broadcast, its answer a frame.
 	if c.TxPackets-before.TxPackets != 64+1+1 || d.RxPackets-was.RxPackets != 64+1+1 || d.Multicast-was.Multicast != 1 ||
-		c.TxBytes-before.TxBytes != d.RxBytes-was.RxBytes || d.RxBytes-was.RxBytes != 64*104+60+34 || c.TxDropped-before.TxDropped != 36 {
+		c.TxBytes-before.TxBytes != d.RxBytes-was.RxBytes || d.RxBytes-was.RxBytes != 64*104+60+34 ||
+		c.TxDropped-before.TxDropped != 36 {
 		t.Errorf("A %+v\nB %+v", c, d)
 	}
 	names := map[string]bool{}
@@ -345,9 +351,9 @@ func TestH30_Statistics(t *testing.T) {
 		}
 		names[v.Name] = true
 	}
-	for _, name := range strings.Fields("rx_packets tx_packets rx_bytes tx_bytes rx_errors tx_errors rx_dropped tx_dropped multicast collisions rx_length_errors " +
-		"rx_over_errors rx_crc_errors rx_frame_errors rx_fifo_errors rx_missed_errors tx_aborted_errors tx_carrier_errors tx_fifo_errors tx_heartbeat_errors " +
-		"tx_window_errors rx_compressed tx_compressed rx_nohandler drop_no_path drop_queue_full drop_mcast_not_joined drop_unknown_ethertype drop_own_echo " +
+	for _, name := range strings.Fields("rx_packets tx_packets rx_bytes tx_bytes rx_errors tx_errors rx_dropped tx_dropped multicast rx_length_errors " +
+		"rx_frame_errors rx_fifo_errors rx_missed_errors tx_aborted_errors tx_carrier_errors tx_fifo_errors " +
+		"tx_window_errors rx_nohandler drop_no_path drop_queue_full drop_mcast_not_joined drop_unknown_ethertype drop_own_echo " +
 		"drop_arp_invalid drop_nd_invalid drop_too_big drop_link_down drop_no_route path_queries path_failures shadow_entries shadow_created shadow_purged " +
 		"shadow_refreshed mcast_joins mcast_join_failures mcast_leaves mcast_sendonly arp_tx arp_rx nd_tx nd_rx tx_timeouts tx_copied tx_mapped cq_events " +
 		"rejoins carrier_changes getpath_calls getpath_enxio") {
@@ -360,15 +366,17 @@ func TestH30_Statistics(t *testing.T) {
 // TestH44_Dump: an entry tells hardware address, path, address vector, queue.
 func TestH44_Dump(t *testing.T) {
 	s, a := alone(t)
-	a.l.learned(s.now, ipB, hwB)
+	a.l.shadow.learn(s.now, ipB, hwB)
 	a.xmitText(hwB, "waits")
 	got := a.l.Shadow(s.now)
-	if len(got) != 1 || got[0].State != "PATHRECORD_PENDING" || got[0].Queued != 1 || got[0].Handle != 0 || got[0].HW != hwB {
+	if len(got) != 1 || got[0].State != "PATHRECORD_PENDING" || got[0].Queued != 1 || got[0].Handle != 0 ||
+		got[0].HW != hwB {
 		t.Errorf("pending: %+v", got)
 	}
 	s.answerPath(a, pathSA6(t), 0)
 	got = a.l.Shadow(s.now)
-	if len(got) != 1 || got[0].State != "RESOLVED" || got[0].Queued != 0 || got[0].Handle == 0 || got[0].Path.DLID != 17 || got[0].Path.SL != 3 ||
+	if len(got) != 1 || got[0].State != "RESOLVED" || got[0].Queued != 0 || got[0].Handle == 0 ||
+		got[0].Path.DLID != 17 || got[0].Path.SL != 3 ||
 		got[0].Path.MTU != ib.MTU2048 || got[0].Path.Rate != ib.Rate40 || !slices.Equal(got[0].IPs, []netip.Addr{ipB}) {
 		t.Errorf("resolved: %+v", got)
 	}
@@ -377,7 +385,8 @@ func TestH44_Dump(t *testing.T) {
 		t.Errorf("paths: %+v", p)
 	}
 	g := a.l.Groups(s.now)
-	if len(g) < 3 || g[0].MGID != a.l.broadcast.mgid || g[0].State != "joined" || g[0].MLID == 0 || !g[0].Attached || g[0].JoinState != mad.JoinFull {
+	if len(g) < 3 || g[0].MGID != a.l.groups.broadcast.mgid || g[0].State != "joined" || g[0].MLID == 0 ||
+		!g[0].Attached || g[0].JoinState != mad.JoinFull {
 		t.Errorf("groups: %+v", g)
 	}
 	if a.l.PurgeShadow(s.now, hwB) != 1 || len(a.l.Shadow(s.now)) != 0 || len(a.l.Paths()) != 0 {
@@ -417,7 +426,7 @@ func TestRecoverySendsWhatWaits(t *testing.T) {
 	for i := range 300 {
 		text := fmt.Sprint(i)
 		f := ipv4(ipA, ipB, text)
-		a.l.BuildHeader(f, b.l.hw, wire.EtherIPv4)
+		a.l.NetDevice().BuildHeader(f, b.l.attr.hw, wire.EtherIPv4)
 		a.l.xmit(s.now, f)
 		if i >= 128 {
 			want = append(want, text)

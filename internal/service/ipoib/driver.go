@@ -50,7 +50,8 @@ type driven struct {
 
 // NewDriver makes a Driver for which host makes links.
 func NewDriver(params Params, host Host) *Driver {
-	return &Driver{host: host, params: params, cas: map[int]map[int]Port{}, links: map[string]*driven{}, modes: map[string]Mode{}}
+	return &Driver{host: host, params: params, cas: map[int]map[int]Port{}, links: map[string]*driven{},
+		modes: map[string]Mode{}}
 }
 
 // AddCA tells that there is a channel adapter. The number names it in

@@ -72,7 +72,8 @@ func TestH59_Events(t *testing.T) {
 			d.SetPort(ca, port, Port{State: ib.PortDown, PKeys: []ib.PKey{0xffff}})
 		}
 	}
-	if diff := saw("add ib0_1_7fff 0xffff", "add ib0_2_7fff 0xffff", "add ib1_1_7fff 0xffff", "add ib1_2_7fff 0xffff"); diff != "" {
+	if diff := saw("add ib0_1_7fff 0xffff", "add ib0_2_7fff 0xffff", "add ib1_1_7fff 0xffff",
+		"add ib1_2_7fff 0xffff"); diff != "" {
 		t.Error(diff)
 	}
 	d.SetPort(0, 1, Port{State: ib.PortActive, PKeys: []ib.PKey{0xffff}}, ib.EventReregister)
@@ -97,7 +98,8 @@ func TestH59_Events(t *testing.T) {
 	if diff := saw("remove ib1_1_7fff", "remove ib1_2_7fff"); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"ib0_1_14", "ib0_1_7fff", "ib0_2_7fff", "ib1_1_7fff", "ib1_2_7fff"}, d.Links()); diff != "" {
+	if diff := cmp.Diff([]string{"ib0_1_14", "ib0_1_7fff", "ib0_2_7fff", "ib1_1_7fff", "ib1_2_7fff"},
+		d.Links()); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -110,7 +112,8 @@ func TestPKeyRemovedAndAdded(t *testing.T) {
 	with, without := Port{PKeys: []ib.PKey{0xffff, 0x8014}}, Port{PKeys: []ib.PKey{0xffff}}
 	d.SetPort(0, 1, with)
 	d.SetPort(0, 1, without)
-	if diff := saw("add ib0_1_14 0x8014", "add ib0_1_7fff 0xffff", "remove ib0_1_14", "port ib0_1_7fff NoChange []"); diff != "" {
+	if diff := saw("add ib0_1_14 0x8014", "add ib0_1_7fff 0xffff", "remove ib0_1_14",
+		"port ib0_1_7fff NoChange []"); diff != "" {
 		t.Error(diff)
 	}
 	d.SetPort(0, 1, with)
@@ -176,7 +179,8 @@ func TestH70_Unload(t *testing.T) {
 	d.Unload()
 }
 
-// TestDriverMode: a link whose mode is changed goes and comes again with it; others stay, and what comes later by its name has it.
+// TestDriverMode: a link whose mode is changed goes and comes again with it; others stay, and what comes later by its
+// name has it.
 func TestDriverMode(t *testing.T) {
 	d, h, saw := drive()
 	d.AddCA(0)
@@ -189,7 +193,8 @@ func TestDriverMode(t *testing.T) {
 		t.Error(diff)
 	}
 	d.Gone("ib0_1_14")
-	if diff := saw("add ib0_1_14 0x8014"); diff != "" || h.cfg["ib0_1_14"].Params.Mode != Connected || h.cfg["ib0_1_7fff"].Params.Mode != Datagram {
+	if diff := saw("add ib0_1_14 0x8014"); diff != "" || h.cfg["ib0_1_14"].Params.Mode != Connected ||
+		h.cfg["ib0_1_7fff"].Params.Mode != Datagram {
 		t.Errorf("%s %+v", diff, h.cfg)
 	}
 	d.SetMode("ib0_1_14", Connected)

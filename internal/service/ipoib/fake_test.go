@@ -17,6 +17,7 @@ import (
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 )
 
 // subnet is the fabric of tests: ports that reach each other by LID and by
@@ -142,8 +143,9 @@ func newSubnet(t testing.TB) *subnet {
 
 // permanent makes the broadcast group of a partition.
 func (s *subnet) permanent(pkey ib.PKey) *saGroup {
-	g := &saGroup{members: map[ib.GID]uint8{}, permanent: true, rec: mad.MCMemberRecord{MGID: wire.BroadcastGID(pkey, 2), QKey: 0x0b1b,
-		MLID: s.newMLID(), MTUSelector: mad.SelectExactly, MTU: s.mtu, PKey: pkey | 0x8000, RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
+	g := &saGroup{members: map[ib.GID]uint8{}, permanent: true, rec: mad.MCMemberRecord{MGID: wire.BroadcastGID(pkey, 2),
+		QKey: 0x0b1b, MLID: s.newMLID(), MTUSelector: mad.SelectExactly, MTU: s.mtu, PKey: pkey | 0x8000,
+		RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
 	s.groups[g.rec.MGID] = g
 	return g
 }
@@ -156,10 +158,12 @@ func (s *subnet) add(name string, lid ib.LID, gid ib.GID, qpn ib.QPN, params ...
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	n := &node{s: s, name: name, fail: map[string]int{}, qpn: qpn, ahs: map[Handle]AH{}, attached: map[ib.GID]ib.LID{}, maps: map[uint64][]byte{},
-		drops: map[string]int{}, port: Port{State: ib.PortActive, LID: lid, SMLID: 1, GID: gid, MTU: ib.MTU4096, Rate: ib.Rate40,
+	n := &node{s: s, name: name, fail: map[string]int{}, qpn: qpn, ahs: map[Handle]AH{}, attached: map[ib.GID]ib.LID{},
+		maps: map[uint64][]byte{}, drops: map[string]int{}, port: Port{State: ib.PortActive, LID: lid, SMLID: 1, GID: gid,
+			MTU: ib.MTU4096, Rate: ib.Rate40,
 			PKeys: []ib.PKey{0xffff, testPKey}}}
-	n.l = New(LinkConfig{Name: name, Port: 1, PKey: testPKey, Params: p}, rand.New(rand.NewPCG(1, uint64(lid))), n, device{n})
+	n.l = New(LinkConfig{Name: name, Port: 1, PKey: testPKey, Params: p}, rand.New(rand.NewPCG(1, uint64(lid))),
+		n.access(), device{n})
 	s.nodes = append(s.nodes, n)
 	return n
 }
@@ -180,6 +184,12 @@ func two(t testing.TB, params ...string) (s *subnet, a, b *node) {
 		n.got = nil // the IP stack was asked for its groups
 	}
 	return s, a, b
+}
+
+// access is the access layer of a node, all of which the node implements.
+func (n *node) access() Access {
+	return Access{Objects: n, Service: n, Memory: n, Frames: n, Vectors: n, Groups: n, Queues: n, SA: n,
+		Conns: connected.Ports{Shared: n, Handshake: n, QPs: n}}
 }
 
 func (n *node) start() {
@@ -463,5 +473,6 @@ func (n *node) receive(from *node, f *sentFrame) {
 		copy(p, f.data)
 		n.arrived[i] = p
 	}
-	n.cq = append(n.cq, WC{ID: wr.ID, QPN: n.qpn, Recv: true, ByteLen: uint32(grhLen + len(f.data)), GRH: f.ah.Global, SrcQPN: from.qpn, SLID: from.port.LID})
+	n.cq = append(n.cq, WC{ID: wr.ID, QPN: n.qpn, Recv: true, ByteLen: uint32(grhLen + len(f.data)), GRH: f.ah.Global,
+		SrcQPN: from.qpn, SLID: from.port.LID})
 }

@@ -4,13 +4,13 @@ package ipoib
 
 import (
 	"bytes"
-	"maps"
 	"slices"
 	"time"
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 )
 
 // fakeCM is the communication managers of a subnet: messages that arrive after a while, or never.
@@ -19,7 +19,7 @@ type fakeCM struct {
 	cmDelay time.Duration
 	cmLost  func(from, to *node, what string) bool
 	// cmAsked has what was asked for: service IDs and private data.
-	cmAsked []ConnRequest
+	cmAsked []connected.Request
 }
 
 type cmEvent struct {
@@ -35,7 +35,7 @@ type fakeConns struct {
 	ctxOpen     bool
 	noRFC       bool // only the service ID of old is listened at
 	ctx, crx    []byte
-	srq         []RecvWR
+	srq         []connected.RecvSlot
 	badReply    []byte // private data of answers in place of the link's
 	connFail    error
 }
@@ -55,6 +55,7 @@ type fakeConn struct {
 	broken    bool // no message passes
 	deaf      bool // the peer acknowledges none
 	kept      []uint64
+	last      uint64 // identifier of the message that was posted last
 }
 
 // cmTimeout is when a request without an answer is given up.
@@ -65,7 +66,7 @@ func (s *subnet) after(d time.Duration, f func()) {
 }
 
 // tell has the communication manager of a connection's node hear of something.
-func (c *fakeConn) tell(from *node, what string, e ConnEvent) {
+func (c *fakeConn) tell(from *node, what string, e connected.Event) {
 	s := c.n.s
 	if what != "timeout" && what != "" && s.cmLost != nil && s.cmLost(from, c.n, what) {
 		return
@@ -107,7 +108,7 @@ func (n *node) newConn(id uint32) *fakeConn {
 
 func (n *node) connQPN() ib.QPN { n.lastConnQPN++; return 0x1000 + n.lastConnQPN }
 
-func (n *node) Connect(r *ConnRequest) (ib.QPN, error) {
+func (n *node) Connect(r *connected.Request) (ib.QPN, error) {
 	if n.connFail != nil {
 		return 0, n.connFail
 	}
@@ -119,7 +120,7 @@ func (n *node) Connect(r *ConnRequest) (ib.QPN, error) {
 	s.cmAsked = append(s.cmAsked, q)
 	s.after(cmTimeout, func() {
 		if !c.up {
-			c.tell(n, "timeout", ConnEvent{Kind: ConnUnreachable})
+			c.tell(n, "timeout", connected.Event{Kind: connected.Unreachable})
 		}
 	})
 	for _, to := range s.nodes {
@@ -132,16 +133,17 @@ func (n *node) Connect(r *ConnRequest) (ib.QPN, error) {
 				return
 			}
 			if !to.ctxOpen || q.ServiceID != old && (q.ServiceID != rfc || to.noRFC) {
-				c.tell(to, "REJ", ConnEvent{Kind: ConnNoService})
+				c.tell(to, "REJ", connected.Event{Kind: connected.NoService})
 				return
 			}
 			if c.stopped {
 				return
 			}
 			to.lastConn++
-			p := to.newConn(PassiveConn + to.lastConn)
+			p := to.newConn(connected.FirstPassive + to.lastConn)
 			c.peer, p.peer = p, c
-			to.l.ConnEvent(s.now, ConnEvent{ID: p.id, Kind: ConnAsked, Service: q.ServiceID, GID: n.port.GID, LID: n.port.LID, Private: q.Private})
+			to.l.ConnEvent(s.now, connected.Event{ID: p.id, Kind: connected.Requested, Service: q.ServiceID, GID: n.port.GID,
+				LID: n.port.LID, Private: q.Private})
 			if !p.answered {
 				s.t.Errorf("%s: a request has no answer", to.name)
 			}
@@ -156,7 +158,7 @@ func (n *node) ReadyConn(id uint32) error {
 	c.up = true
 	if n.s.cmLost == nil || !n.s.cmLost(n, c.peer.n, "RTU") {
 		c.peer.ready = true
-		c.peer.tell(n, "", ConnEvent{Kind: ConnReady})
+		c.peer.tell(n, "", connected.Event{Kind: connected.Ready})
 	}
 	return n.connFail
 }
@@ -170,10 +172,10 @@ func (n *node) AcceptConn(id uint32, private []byte) (ib.QPN, error) {
 	if n.badReply != nil {
 		private = n.badReply
 	}
-	c.peer.tell(n, "REP", ConnEvent{Kind: ConnAccepted, Private: private})
+	c.peer.tell(n, "REP", connected.Event{Kind: connected.Accepted, Private: private})
 	n.s.after(cmTimeout, func() {
 		if !c.ready {
-			c.tell(n, "timeout", ConnEvent{Kind: ConnUnreachable})
+			c.tell(n, "timeout", connected.Event{Kind: connected.Unreachable})
 		}
 	})
 	return c.qpn, nil
@@ -183,10 +185,10 @@ func (n *node) RejectConn(id uint32, full bool, private []byte) {
 	c := n.conns[id]
 	c.answered = true
 	delete(n.conns, id)
-	c.peer.tell(n, "REJ", ConnEvent{Kind: ConnRefused})
+	c.peer.tell(n, "REJ", connected.Event{Kind: connected.Rejected})
 }
 
-func (n *node) HeardConn(id uint32) {
+func (n *node) EstablishConn(id uint32) {
 	c := n.conns[id]
 	if c.ready = true; !c.up {
 		n.s.t.Errorf("%s: heard by a connection that is not up", n.name)
@@ -203,7 +205,7 @@ func (n *node) StopConn(id uint32) {
 		n.s.queue = append(n.s.queue, func() { c.carry(id, nil) })
 	}
 	if c.peer != nil {
-		c.peer.tell(n, "DREQ", ConnEvent{Kind: ConnOver})
+		c.peer.tell(n, "DREQ", connected.Event{Kind: connected.Disconnected})
 	}
 }
 
@@ -216,12 +218,12 @@ func (n *node) DestroyConn(id uint32) {
 	delete(n.conns, id)
 }
 
-func (n *node) PostConnRecv(wrs []RecvWR) int {
+func (n *node) PostConnRecv(wrs []connected.RecvSlot) int {
 	n.srq = append(n.srq, wrs...)
 	return len(wrs)
 }
 
-func (n *node) PostConn(id uint32, wrs []SendWR) int {
+func (n *node) PostConn(id uint32, wrs []connected.Message) int {
 	c := n.conns[id]
 	for i := range wrs {
 		wr := wrs[i]
@@ -232,6 +234,7 @@ func (n *node) PostConn(id uint32, wrs []SendWR) int {
 			data = n.ctx[wr.Off:][:wr.Len]
 		}
 		data = bytes.Clone(data)
+		c.last = wr.ID
 		n.s.queue = append(n.s.queue, func() { c.carry(wr.ID, data) })
 	}
 	return len(wrs)
@@ -252,7 +255,8 @@ func (c *fakeConn) carry(id uint64, data []byte) {
 	switch {
 	case c.stopped:
 		done.Status = ib.WRFlushErr
-	case p == nil || c.broken || p.broken || p.dead || p.stopped || p.destroyed || !p.up || n.port.State != ib.PortActive || p.n.port.State != ib.PortActive:
+	case p == nil || c.broken || p.broken || p.dead || p.stopped || p.destroyed || !p.up ||
+		n.port.State != ib.PortActive || p.n.port.State != ib.PortActive:
 		done.Status = ib.RetryExcErr
 	default:
 		if len(p.n.srq) == 0 {
@@ -279,52 +283,52 @@ func (n *node) kill() {
 	n.s.nodes = slices.DeleteFunc(n.s.nodes, func(o *node) bool { return o == n })
 }
 
-// checkConns proves what is always so of connections, and returns how many octets wait for them.
+// checkConns proves the invariants of connections, and returns how many octets wait for them.
 func (n *node) checkConns() (waits int) {
-	l := n.l
-	live, inFlight, waiting := 0, 0, 0
-	ports := map[ib.LID]portConns{}
-	for id, c := range l.conns {
-		if c.id != id || l.byQPN[c.qpn] != c || n.conns[id] == nil {
-			n.s.t.Fatalf("%s: connection %#x is not what it is known as", n.name, id)
-		}
-		if inFlight += c.inFlight; c.state != connClosing {
-			live++
-			if p := l.peers[c.hw]; p == nil || p.out != c && p.in != c {
-				n.s.t.Fatalf("%s: connection %#x is nobody's", n.name, id)
-			}
-		}
-		if c.inFlight > connWindow {
-			n.s.t.Fatalf("%s: %d messages of a connection are in flight", n.name, c.inFlight)
-		}
-		if len(c.queue) > 0 {
-			waiting++
-		}
-		if id >= PassiveConn {
-			p := ports[c.lid]
-			if p.all++; c.state != connClosing {
-				p.live++
-			}
-			ports[c.lid] = p
-		}
-		for _, f := range c.queue {
-			waits += len(f)
-		}
-		if len(c.queue) > connFrames {
-			n.s.t.Fatalf("%s: %d frames wait for a connection", n.name, len(c.queue))
+	c := n.l.conns
+	if c == nil {
+		return 0
+	}
+	if err := c.Check(); err != nil {
+		n.s.t.Fatalf("%s: %v", n.name, err)
+	}
+	for _, i := range c.List() {
+		if n.conns[i.ID] == nil {
+			n.s.t.Fatalf("%s: connection %#x does not exist in the access layer", n.name, i.ID)
 		}
 	}
-	if live != l.live || live > l.p.MaxConns || len(l.conns) != len(l.byQPN) {
-		n.s.t.Fatalf("%s: %d connections, %d counted, %d by number", n.name, live, l.live, len(l.byQPN))
-	}
-	if waiting != l.connWaits || !maps.Equal(ports, l.connPorts) {
-		n.s.t.Fatalf("%s: %d connections have queues, %d counted; of ports %v, counted %v", n.name, waiting, l.connWaits, ports, l.connPorts)
-	}
-	if len(l.connSlots)-len(l.connFree) != inFlight {
-		n.s.t.Fatalf("%s: %d of %d slots are free, %d messages posted", n.name, len(l.connFree), len(l.connSlots), inFlight)
-	}
-	if l.connsOpen && l.connPosted != connRxSlots {
-		n.s.t.Fatalf("%s: %d receive slots of connections are posted", n.name, l.connPosted)
-	}
-	return waits
+	return c.Usage().Octets
 }
+
+// listConns lists the connections of a link.
+func (n *node) listConns() []connected.Info {
+	if n.l.conns == nil {
+		return nil
+	}
+	return n.l.conns.List()
+}
+
+// connInfo returns a connection of a link by its number.
+func (n *node) connInfo(id uint32) (i connected.Info, ok bool) {
+	for _, i := range n.listConns() {
+		if i.ID == id {
+			return i, true
+		}
+	}
+	return i, false
+}
+
+// passiveConns returns how many connections the port of an LID requested: all, and those that are not closing.
+func (n *node) passiveConns(lid ib.LID) (all, live int) {
+	for _, i := range n.listConns() {
+		if i.ID >= connected.FirstPassive && i.Peer.LID == lid {
+			if all++; i.State != "closing" {
+				live++
+			}
+		}
+	}
+	return all, live
+}
+
+// freeConnSlots returns the number of free send slots of connections.
+func (n *node) freeConnSlots() int { return n.l.conns.Usage().FreeSlots }

@@ -8,19 +8,20 @@ import (
 	"syscall"
 
 	"weft/internal/proto/mono"
+	"weft/internal/service/ipoib/stats"
 )
 
-// maxWaiters bounds those who wait for paths.
+// maxWaiters bounds the calls of GetPathAsync that wait for an outcome.
 const maxWaiters = 4096
 
-// ErrBusy is the outcome of asking for a path when too many wait.
+// ErrBusy is the error of GetPathAsync while too many calls wait.
 const ErrBusy = syscall.ENOBUFS
 
-// PathFunc is told how a resolution ended: nil, ErrNoNode or ErrLinkDown.
+// PathFunc is called with the outcome of a resolution: nil, ErrNoNode or ErrLinkDown.
 type PathFunc func(status error, out *PathInfo, ctx any)
 
-// waiter waits for the path to an IP address.
-type waiter struct {
+// pathWaiter waits for the path to an IP address.
+type pathWaiter struct {
 	out *PathInfo
 	cb  PathFunc
 	ctx any
@@ -28,35 +29,98 @@ type waiter struct {
 
 // call is a callback that is due.
 type call struct {
-	w      waiter
+	w      pathWaiter
 	status error
 }
 
-type waiting struct {
-	waiters map[netip.Addr][]waiter
-	waitN   int
-	calls   []call
+// pathWaiters are the calls of GetPathAsync that wait, and the callbacks that are due.
+type pathWaiters struct {
+	attr  *attributes
+	stats *stats.Recorder
+
+	byIP  map[netip.Addr][]pathWaiter
+	n     int
+	calls []call
 }
 
-func (w *waiting) init() { w.waiters = map[netip.Addr][]waiter{} }
+// add has cb called when the path to an IP address is known.
+func (w *pathWaiters) add(ip netip.Addr, out *PathInfo, cb PathFunc, ctx any) {
+	w.byIP[ip] = append(w.byIP[ip], pathWaiter{out, cb, ctx})
+	w.n++
+}
 
-// TryGetPath returns the path to the node that has an IP address, or ErrAgain
-// where it is not known; then it is being resolved.
+// info describes the path to an IP address.
+func (w *pathWaiters) info(ip netip.Addr, p *path) PathInfo {
+	r := &p.rec
+	return PathInfo{Addr: ip, DGID: p.gid, SGID: w.attr.port.GID, DLID: r.DLID, SLID: r.SLID, FlowLabel: r.FlowLabel,
+		PKey: r.PKey, SL: r.SL, MTU: r.MTU, Rate: r.Rate, PacketLifetime: r.Life, HopLimit: r.HopLimit, TClass: r.TClass}
+}
+
+// found ends the wait for an IP address with a path.
+func (w *pathWaiters) found(ip netip.Addr, p *path) {
+	for _, x := range w.remove(ip) {
+		*x.out = w.info(ip, p)
+		w.calls = append(w.calls, call{x, nil})
+	}
+}
+
+// failed ends the wait for an IP address without a path. Without a carrier the outcome is ErrLinkDown.
+func (w *pathWaiters) failed(ip netip.Addr, err error) {
+	if !w.attr.carrier {
+		err = ErrLinkDown
+	}
+	for _, x := range w.remove(ip) {
+		if err == ErrNoNode {
+			w.stats.Driver.GetPathENXIO++
+		}
+		w.calls = append(w.calls, call{x, err})
+	}
+}
+
+// remove removes and returns those that wait for an IP address.
+func (w *pathWaiters) remove(ip netip.Addr) []pathWaiter {
+	if w.n == 0 {
+		return nil
+	}
+	list := w.byIP[ip]
+	delete(w.byIP, ip)
+	w.n -= len(list)
+	return list
+}
+
+// failAll ends all waits, since the link ends.
+func (w *pathWaiters) failAll() {
+	for ip := range w.byIP {
+		w.failed(ip, ErrLinkDown)
+	}
+}
+
+// run runs the callbacks that are due. They may call GetPathAsync.
+func (w *pathWaiters) run() {
+	for len(w.calls) > 0 {
+		calls := w.calls
+		w.calls = nil
+		for _, c := range calls {
+			c.w.cb(c.status, c.w.out, c.w.ctx)
+		}
+	}
+}
+
+// TryGetPath returns the path to the node that has an IP address, or ErrAgain where it is not known; then it is being
+// resolved.
 func (l *Link) TryGetPath(now mono.Time, a netip.Addr) (p PathInfo, err error) {
 	err = l.GetPathAsync(now, a, &p, nil, nil)
 	return p, err
 }
 
-// GetPathAsync writes the path to the node that has an IP address to out and
-// returns nil, or returns ErrAgain; then cb, if it is not nil, is called once when the
-// outcome is known, later and not from within any call to the Link that the caller
-// makes for this. It gets ctx, and out, which is written before on success and
-// else untouched. Other errors are final.
+// GetPathAsync writes the path to the node that has an IP address to out and returns nil, or returns ErrAgain; then cb,
+// unless nil, is called once when the outcome is known, later and not from within any call of the Link that the caller
+// makes for this. It gets ctx, and out, which is written before on success and else untouched. Other errors are final.
 func (l *Link) GetPathAsync(now mono.Time, a netip.Addr, out *PathInfo, cb PathFunc, ctx any) error {
-	l.c.Driver.GetPathCalls++
+	l.stats.Driver.GetPathCalls++
 	err := l.getPath(now, a.Unmap().WithZone(""), out, cb, ctx)
 	if err == ErrNoNode {
-		l.c.Driver.GetPathENXIO++
+		l.stats.Driver.GetPathENXIO++
 	}
 	l.flush(now)
 	return err
@@ -64,46 +128,53 @@ func (l *Link) GetPathAsync(now mono.Time, a netip.Addr, out *PathInfo, cb PathF
 
 func (l *Link) getPath(now mono.Time, a netip.Addr, out *PathInfo, cb PathFunc, ctx any) error {
 	switch {
-	case !l.carrier:
+	case !l.attr.carrier:
 		return ErrLinkDown
-	case !a.IsValid(), a.IsUnspecified(), a.IsMulticast(), l.isBroadcast(a):
+	case !a.IsValid(), a.IsUnspecified(), a.IsMulticast(), l.addrs.isBroadcast(a):
 		return ErrInvalid
-	case slices.ContainsFunc(l.addrs, func(p netip.Prefix) bool { return p.Addr() == a }):
-		*out = l.pathInfo(a, &path{gid: l.port.GID, rec: l.localPath()})
+	case l.addrs.isOwn(a):
+		*out = l.waiters.info(a, &path{gid: l.attr.port.GID, rec: l.attr.localPath()})
 		return nil
-	case !l.isOnLink(a):
+	case !l.addrs.isOnLink(a):
 		return ErrNoNode
-	case l.waitN >= maxWaiters:
+	case l.waiters.n >= maxWaiters:
 		return ErrBusy
 	}
-	if hw, ok := l.eng.Resolve(now, a); ok {
-		e := l.learned(now, a, hw)
+	if hw, ok := l.engine.Resolve(now, a); ok {
+		e := l.shadow.learn(now, a, hw)
 		if e == nil {
 			return ErrNoNode
 		}
-		if e.resolved && !l.stale(e) {
-			*out = l.pathInfo(a, e.path)
+		if e.usable() {
+			*out = l.waiters.info(a, e.path)
 			return nil
 		}
-		e.resolved = false
-		l.askPath(now, e.path)
+		e.transition(entryPathStale)
+		l.shadow.queryPath(now, e.path)
 	}
 	if cb != nil {
-		l.waiters[a] = append(l.waiters[a], waiter{out, cb, ctx})
-		l.waitN++
+		l.waiters.add(a, out, cb, ctx)
 	}
 	return ErrAgain
 }
 
+// addresses are the IP addresses of the device, and the prefixes reached without a gateway.
+type addresses struct{ own, onLink []netip.Prefix }
+
+// isOwn reports whether a is an address of the device.
+func (s *addresses) isOwn(a netip.Addr) bool {
+	return slices.ContainsFunc(s.own, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
 // isBroadcast reports whether a is a broadcast address of the device.
-func (l *Link) isBroadcast(a netip.Addr) bool {
+func (s *addresses) isBroadcast(a netip.Addr) bool {
 	if !a.Is4() {
 		return false
 	}
 	if a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		return true
 	}
-	for _, p := range l.addrs {
+	for _, p := range s.own {
 		if p.Addr().Is4() && p.Bits() < 31 && p.Contains(a) && a == lastOf(p) {
 			return true
 		}
@@ -121,64 +192,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // isOnLink reports whether a is reached without a gateway.
-func (l *Link) isOnLink(a netip.Addr) bool {
+func (s *addresses) isOnLink(a netip.Addr) bool {
 	on := func(p netip.Prefix) bool { return p.Contains(a) }
-	return a.Is6() && a.IsLinkLocalUnicast() || slices.ContainsFunc(l.addrs, on) || slices.ContainsFunc(l.onLink, on)
-}
-
-// pathInfo describes a path.
-func (l *Link) pathInfo(a netip.Addr, p *path) PathInfo {
-	r := &p.rec
-	return PathInfo{Addr: a, DGID: p.gid, SGID: l.port.GID, DLID: r.DLID, SLID: r.SLID, FlowLabel: r.FlowLabel, PKey: r.PKey, SL: r.SL,
-		MTU: r.MTU, Rate: r.Rate, PacketLifetime: r.Life, HopLimit: r.HopLimit, TClass: r.TClass}
-}
-
-// found ends the waiting for an IP address whose entry is resolved.
-func (l *Link) found(ip netip.Addr, e *entry) {
-	for _, w := range l.take(ip) {
-		*w.out = l.pathInfo(ip, e.path)
-		l.calls = append(l.calls, call{w, nil})
-	}
-}
-
-// notFound ends the waiting for an IP address that has no path; without carrier
-// nobody can tell.
-func (l *Link) notFound(ip netip.Addr, err error) {
-	if !l.carrier {
-		err = ErrLinkDown
-	}
-	for _, w := range l.take(ip) {
-		if err == ErrNoNode {
-			l.c.Driver.GetPathENXIO++
-		}
-		l.calls = append(l.calls, call{w, err})
-	}
-}
-
-func (l *Link) take(ip netip.Addr) []waiter {
-	if l.waitN == 0 {
-		return nil
-	}
-	w := l.waiters[ip]
-	delete(l.waiters, ip)
-	l.waitN -= len(w)
-	return w
-}
-
-// failWaiters tells all who wait that the link is going away.
-func (l *Link) failWaiters() {
-	for ip := range l.waiters {
-		l.notFound(ip, ErrLinkDown)
-	}
-}
-
-// runCalls calls back those whose outcome is known. They may ask again.
-func (l *Link) runCalls() {
-	for len(l.calls) > 0 {
-		calls := l.calls
-		l.calls = nil
-		for _, c := range calls {
-			c.w.cb(c.status, c.w.out, c.w.ctx)
-		}
-	}
+	return a.Is6() && a.IsLinkLocalUnicast() || slices.ContainsFunc(s.own, on) || slices.ContainsFunc(s.onLink, on)
 }

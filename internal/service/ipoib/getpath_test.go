@@ -26,7 +26,8 @@ func TestH63_GetPath(t *testing.T) {
 		ip   string
 		want error
 	}{
-		{"0.0.0.0", ErrInvalid}, {"::", ErrInvalid}, {"224.0.0.1", ErrInvalid}, {"ff02::1", ErrInvalid}, {"255.255.255.255", ErrInvalid},
+		{"0.0.0.0", ErrInvalid}, {"::", ErrInvalid}, {"224.0.0.1", ErrInvalid}, {"ff02::1", ErrInvalid},
+		{"255.255.255.255", ErrInvalid},
 		{"10.20.0.255", ErrInvalid}, {"10.99.0.1", ErrNoNode}, {"2001:db8::1", ErrNoNode},
 	} {
 		p, err := a.l.TryGetPath(s.now, netip.MustParseAddr(tc.ip))
@@ -52,12 +53,13 @@ func TestH63_GetPath(t *testing.T) {
 	}
 	s.run(time.Second)
 	p, err = a.l.TryGetPath(s.now, netip.AddrFrom16(ipB.As16()))
-	want := PathInfo{Addr: ipB, DGID: gidB, SGID: gidA, DLID: 17, SLID: 5, PKey: testPKey, SL: 3, MTU: ib.MTU2048, Rate: ib.Rate40, PacketLifetime: 18}
+	want := PathInfo{Addr: ipB, DGID: gidB, SGID: gidA, DLID: 17, SLID: 5, PKey: testPKey, SL: 3, MTU: ib.MTU2048,
+		Rate: ib.Rate40, PacketLifetime: 18}
 	if d := cmp.Diff(want, p, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || d != "" {
 		t.Errorf("%v, -want +got:\n%s", err, d)
 	}
 	// A prefix that is reached without a gateway.
-	a.l.SetAddrs(s.now, a.l.addrs, []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")})
+	a.l.SetAddrs(s.now, a.l.addrs.own, []netip.Prefix{netip.MustParsePrefix("10.99.0.0/24")})
 	if _, err := a.l.TryGetPath(s.now, netip.MustParseAddr("10.99.0.1")); err != ErrAgain {
 		t.Errorf("on the link by a route: %v", err)
 	}
@@ -89,7 +91,8 @@ func TestH66_Async(t *testing.T) {
 		calls = append(calls, called{ctx, status})
 		if ctx == "again" {
 			within = true
-			if err := a.l.GetPathAsync(s.now, ipB, out, func(error, *PathInfo, any) { t.Error("called after nil") }, nil); err != nil {
+			if err := a.l.GetPathAsync(s.now, ipB, out, func(error, *PathInfo, any) { t.Error("called after nil") },
+				nil); err != nil {
 				t.Errorf("from a callback: %v", err)
 			}
 			within = false
@@ -107,7 +110,8 @@ func TestH66_Async(t *testing.T) {
 	}
 	within = false
 	s.run(time.Second)
-	if d := cmp.Diff([]called{{1, nil}, {"two", nil}, {nil, nil}, {"again", nil}}, calls, cmp.AllowUnexported(called{})); d != "" {
+	if d := cmp.Diff([]called{{1, nil}, {"two", nil}, {nil, nil}, {"again", nil}}, calls,
+		cmp.AllowUnexported(called{})); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
 	if n := s.asks(a.name, "path"); n != 1 {
@@ -143,7 +147,8 @@ func TestH66_Async(t *testing.T) {
 	a.l.Stop(s.now)
 	s.run(10 * time.Second)
 	slices.SortFunc(calls, func(x, y called) int { return x.ctx.(int) - y.ctx.(int) })
-	if d := cmp.Diff([]called{{7, ErrLinkDown}, {8, ErrLinkDown}}, calls, cmp.AllowUnexported(called{}), cmp.Comparer(errors.Is)); d != "" {
+	if d := cmp.Diff([]called{{7, ErrLinkDown}, {8, ErrLinkDown}}, calls, cmp.AllowUnexported(called{}),
+		cmp.Comparer(errors.Is)); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
 	a.gone()
@@ -167,17 +172,17 @@ func TestH67_Errors(t *testing.T) {
 		}
 	}
 	s.run(time.Second)
-	if a.l.waitN != 0 {
-		t.Errorf("%d wait", a.l.waitN)
+	if a.l.waiters.n != 0 {
+		t.Errorf("%d wait", a.l.waiters.n)
 	}
 }
 
 // TestH64_Image: what get-path tells of path SA-6 has the octets of vector PI-1.
 func TestH64_Image(t *testing.T) {
 	s, a := alone(t)
-	a.l.learned(s.now, ipB, hwB)
+	a.l.shadow.learn(s.now, ipB, hwB)
 	s.answerPath(a, pathSA6(t), 0)
-	p := a.l.pathInfo(ipB, a.l.paths[gidB])
+	p := a.l.waiters.info(ipB, a.l.shadow.paths[gidB])
 	var out struct{ Hex string }
 	v := vectors(t, "PI-1")["PI-1"]
 	v.read(t, nil, &out)
@@ -194,7 +199,10 @@ func TestGetPathIsAnswered(t *testing.T) {
 	other := wire.MakeHWAddr(0, 0x209, gidB) // another queue pair of b's port
 	ask := func(s *subnet, a *node) (calls *[]error) {
 		calls = new([]error)
-		if err := a.l.GetPathAsync(s.now, ipB, &PathInfo{}, func(err error, _ *PathInfo, _ any) { *calls = append(*calls, err) }, nil); err != ErrAgain {
+		if err := a.l.GetPathAsync(s.now, ipB, &PathInfo{}, func(err error, _ *PathInfo,
+			_ any) {
+			*calls = append(*calls, err)
+		}, nil); err != ErrAgain {
 			*calls = append(*calls, err)
 		}
 		return calls
@@ -203,8 +211,8 @@ func TestGetPathIsAnswered(t *testing.T) {
 		s, a, _ := two(t)
 		a.send(ipA, ipB, "x")
 		s.run(time.Second)
-		e := a.l.learned(s.now, netip.MustParseAddr("10.20.0.3"), other)
-		a.l.purge(s.now, e)
+		e := a.l.shadow.learn(s.now, netip.MustParseAddr("10.20.0.3"), other)
+		a.l.shadow.purge(s.now, e)
 		calls := ask(s, a)
 		s.run(5 * time.Second)
 		if !slices.Equal(*calls, []error{nil}) {
@@ -221,9 +229,9 @@ func TestGetPathIsAnswered(t *testing.T) {
 		a.l.Engine().AddStatic(s.now, ipB, wire.MakeHWAddr(0, 0x300, gidC))
 		calls := ask(s, a)
 		s.holdPaths = false
-		a.l.learned(s.now, netip.MustParseAddr("10.20.0.3"), b.l.hw)
+		a.l.shadow.learn(s.now, netip.MustParseAddr("10.20.0.3"), b.l.attr.hw)
 		s.run(time.Second / 20)
-		a.l.Engine().AddStatic(s.now, ipB, b.l.hw)
+		a.l.Engine().AddStatic(s.now, ipB, b.l.attr.hw)
 		s.run(5 * time.Second)
 		if !slices.Equal(*calls, []error{nil}) {
 			t.Errorf("told %v", *calls)
@@ -237,7 +245,7 @@ func TestGetPathIsAnswered(t *testing.T) {
 		s.delay = time.Second / 10
 		calls := ask(s, a)
 		for i := range maxEntryIPs {
-			a.l.learned(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), b.l.hw)
+			a.l.shadow.learn(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), b.l.attr.hw)
 		}
 		s.run(5 * time.Second)
 		if len(*calls) != 1 {
@@ -254,7 +262,10 @@ func TestGetPathWithoutGroup(t *testing.T) {
 		t.Helper()
 		began, done := s.now, mono.Time(0)
 		var out PathInfo
-		if err := a.l.GetPathAsync(s.now, netip.MustParseAddr(ip), &out, func(err error, _ *PathInfo, _ any) { done, status = s.now, err }, nil); err != ErrAgain {
+		if err := a.l.GetPathAsync(s.now, netip.MustParseAddr(ip), &out, func(err error, _ *PathInfo, _ any) {
+			done,
+				status = s.now, err
+		}, nil); err != ErrAgain {
 			t.Fatalf("%s: %v", ip, err)
 		}
 		for range 100 {
@@ -268,8 +279,9 @@ func TestGetPathWithoutGroup(t *testing.T) {
 		t.Errorf("without a group: %v after %v", err, took)
 	}
 	mgid := wire.GroupGID(wire.SolicitedNode(netip.MustParseAddr("fe80::77")), testPKey, 2)
-	s.groups[mgid] = &saGroup{members: map[ib.GID]uint8{gidB: mad.JoinFull}, rec: mad.MCMemberRecord{MGID: mgid, QKey: 0x0b1b, MLID: s.newMLID(),
-		MTUSelector: mad.SelectExactly, MTU: s.mtu, PKey: testPKey, RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
+	s.groups[mgid] = &saGroup{members: map[ib.GID]uint8{gidB: mad.JoinFull},
+		rec: mad.MCMemberRecord{MGID: mgid, QKey: 0x0b1b, MLID: s.newMLID(), MTUSelector: mad.SelectExactly, MTU: s.mtu,
+			PKey: testPKey, RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
 	if took, err := ask("fe80::77"); took < 2*time.Second || took > 4*time.Second || err != ErrNoNode {
 		t.Errorf("with a silent member: %v after %v", err, took)
 	}

@@ -18,6 +18,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/stats"
 )
 
 // force completes a receive with what a peer, or a broken adapter, might bring:
@@ -87,7 +88,8 @@ func vectorFrames(t testing.TB) map[string][]byte {
 func (n *node) received() (frames uint64) {
 	c := n.l.Counters()
 	frames = c.Net.RxPackets
-	for _, d := range []Drop{DropOwnEcho, DropUnknownEtherType, DropShort, DropVersion, DropRxStatus, DropLinkDown} {
+	for _, d := range []stats.Drop{stats.DropOwnEcho, stats.DropUnknownEtherType, stats.DropShort, stats.DropVersion,
+		stats.DropRxStatus, stats.DropLinkDown} {
 		frames += c.Drops[d]
 	}
 	return frames - n.engineShort()
@@ -131,7 +133,8 @@ func TestHostileFrames(t *testing.T) {
 				wc := WC{ByteLen: uint32(grhLen + n), SrcQPN: 0x208, SLID: 17}
 				if kind > 0 {
 					wc.GRH = true
-					dst := []ib.GID{gidA, wire.BroadcastGID(testPKey, 2), wire.GroupGID(netip.MustParseAddr("ff02::1"), testPKey, 2)}[kind-1]
+					dst := []ib.GID{gidA, wire.BroadcastGID(testPKey, 2), wire.GroupGID(netip.MustParseAddr("ff02::1"), testPKey,
+						2)}[kind-1]
 					(&wire.GRH{IPVer: 6, SGID: gidB, DGID: dst}).Put(buf)
 				}
 				a.force(wc, append(buf, f[:n]...))
@@ -165,9 +168,10 @@ func TestHostileCompletions(t *testing.T) {
 	}
 	// Completions of what was never posted, or twice.
 	for _, id := range []uint64{0, 1, 1 << 20, idRecv, idRecv | 1<<20, 1 << 40, 1<<64 - 1} {
-		for _, gen := range []uint64{0, uint64(a.l.gen) << idGenShift} {
+		for _, gen := range []uint64{0, uint64(a.l.sender.gen) << idGenShift} {
 			for _, recv := range []bool{false, true} {
-				a.cq = append(a.cq, WC{ID: gen | id&(1<<idGenShift-1), Recv: recv && id&idSlot >= uint64(len(a.l.recvs)), ByteLen: 100})
+				a.cq = append(a.cq, WC{ID: gen | id&(1<<idGenShift-1), Recv: recv && id&idSlot >= uint64(len(a.l.receiver.slots)),
+					ByteLen: 100})
 			}
 		}
 	}
@@ -200,7 +204,7 @@ func TestHostileStrangers(t *testing.T) {
 		wire.PutEncap(f, wire.EtherARP)
 		(&wire.ARP{Op: wire.ARPRequest, SenderHW: hw, SenderIP: ip, TargetIP: ipA}).Put(f[wire.EncapLen:])
 		a.bring(gidB, 0x208, wire.BroadcastGID(testPKey, 2), f)
-		most = max(most, len(a.l.queries))
+		most = max(most, len(a.l.sa.open))
 		if i%100 == 0 {
 			a.got, b.got = nil, nil
 			a.send(ipA, ipB, fmt.Sprint(i))
@@ -209,8 +213,8 @@ func TestHostileStrangers(t *testing.T) {
 				t.Fatalf("after %d strangers B got %q", i, got)
 			}
 		}
-		if len(a.l.entries) > 64 || len(a.l.paths) > 64 {
-			t.Fatalf("%d entries, %d paths", len(a.l.entries), len(a.l.paths))
+		if len(a.l.shadow.entries) > 64 || len(a.l.shadow.paths) > 64 {
+			t.Fatalf("%d entries, %d paths", len(a.l.shadow.entries), len(a.l.shadow.paths))
 		}
 	}
 	if most > maxPathQueries+8 {
@@ -218,8 +222,8 @@ func TestHostileStrangers(t *testing.T) {
 	}
 	t.Logf("%d strangers cost %d path queries, %d at a time", 5000, a.counter("path_queries")-queries, most)
 	s.run(3 * time.Minute)
-	if len(a.l.queries) != 0 || a.l.pending != 0 {
-		t.Errorf("%d queries, %d octets are left", len(a.l.queries), a.l.pending)
+	if len(a.l.sa.open) != 0 || a.l.budget.octets != 0 {
+		t.Errorf("%d queries, %d octets are left", len(a.l.sa.open), a.l.budget.octets)
 	}
 	stillTalks(t, s, a, b)
 }
@@ -232,7 +236,8 @@ func TestHostileMover(t *testing.T) {
 	for i := range 1000 {
 		f := make([]byte, wire.EncapLen+wire.ARPLen)
 		wire.PutEncap(f, wire.EtherARP)
-		(&wire.ARP{Op: wire.ARPRequest, SenderHW: wire.MakeHWAddr(0, ib.QPN(0x1000+i), gidB), SenderIP: ipB, TargetIP: ipB}).Put(f[wire.EncapLen:])
+		(&wire.ARP{Op: wire.ARPRequest, SenderHW: wire.MakeHWAddr(0, ib.QPN(0x1000+i), gidB), SenderIP: ipB,
+			TargetIP: ipB}).Put(f[wire.EncapLen:])
 		a.bring(gidB, 0x208, wire.BroadcastGID(testPKey, 2), f)
 		s.run(time.Millisecond)
 	}
@@ -256,7 +261,7 @@ func TestHostileAdministration(t *testing.T) {
 			s.silent = true
 			a.send(ipA, ipB, "x")
 			a.l.JoinGroup(s.now, netip.MustParseAddr("239.1.2.3"))
-			for id := range a.l.queries {
+			for id := range a.l.sa.open {
 				a.l.SAResponse(s.now, id, mad.Status(r.UintN(2)*r.UintN(1<<16)), rec)
 				break
 			}
@@ -305,15 +310,15 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 	for i := range 300 {
 		a.xmitText(stranger(i), "x")
 	}
-	if a.l.asking != maxPathQueries {
-		t.Fatalf("asks for %d paths", a.l.asking)
+	if a.l.shadow.queries != maxPathQueries {
+		t.Fatalf("asks for %d paths", a.l.shadow.queries)
 	}
 	for i := range maxPathQueries {
-		a.l.learned(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i), a.port.GID))
+		a.l.shadow.learn(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i), a.port.GID))
 	}
 	s.run(5 * time.Second)
-	for _, e := range a.l.entries {
-		if !e.resolved {
+	for _, e := range a.l.shadow.entries {
+		if e.state != entryResolved {
 			t.Fatalf("%v waits for a path that nobody asks for", e.hw)
 		}
 	}
@@ -335,7 +340,8 @@ func TestStrangersShare(t *testing.T) {
 	made := 0
 	stranger := func() (netip.Addr, wire.HWAddr) {
 		made++
-		return netip.AddrFrom4([4]byte{10, 20, 1 + byte(made>>8), byte(made)}), wire.MakeHWAddr(0, 0x300, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x1000+made)))
+		return netip.AddrFrom4([4]byte{10, 20, 1 + byte(made>>8), byte(made)}),
+			wire.MakeHWAddr(0, 0x300, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x1000+made)))
 	}
 	flood := func(a *node, lid ib.LID, count int) {
 		for range count {
@@ -347,33 +353,34 @@ func TestStrangersShare(t *testing.T) {
 		s, a := alone(t)
 		s.holdPaths = true
 		flood(a, 100, 2000)
-		if a.l.asking != maxSourceQueries || len(a.l.entries) != maxSourceEntries {
-			t.Errorf("%d queries and %d entries for one port", a.l.asking, len(a.l.entries))
+		if a.l.shadow.queries != maxPortQueries || len(a.l.shadow.entries) != maxPortEntries {
+			t.Errorf("%d queries and %d entries for one port", a.l.shadow.queries, len(a.l.shadow.entries))
 		}
-		if n := a.counter("shadow_refused_share"); n != 2*(2000-maxSourceEntries) { // neither stored nor answered
+		if n := a.counter("shadow_refused_share"); n != 2*(2000-maxPortEntries) { // neither stored nor answered
 			t.Errorf("%d entries refused", n)
 		}
-		if n := a.counter("path_waits_share"); n != maxSourceEntries-maxSourceQueries {
+		if n := a.counter("path_waits_share"); n != maxPortEntries-maxPortQueries {
 			t.Errorf("%d paths waited", n)
 		}
 		flood(a, 101, 1)
-		if a.l.asking != maxSourceQueries+1 {
+		if a.l.shadow.queries != maxPortQueries+1 {
 			t.Errorf("another port's question waits")
 		}
 		_, hw := stranger()
 		a.xmitText(hw, "x")
-		if a.l.asking != maxSourceQueries+2 {
+		if a.l.shadow.queries != maxPortQueries+2 {
 			t.Errorf("the link's own waits")
 		}
 		// All are asked for in the end, and what is not there is forgotten.
-		for range 2 * maxSourceEntries / maxSourceQueries {
+		for range 2 * maxPortEntries / maxPortQueries {
 			s.run(2 * time.Second)
 		}
-		if len(a.l.entries) != 0 || len(a.l.sources) != 0 || len(a.l.queries) != 0 {
-			t.Errorf("%d entries, %d sources, %d queries are left", len(a.l.entries), len(a.l.sources), len(a.l.queries))
+		if len(a.l.shadow.entries) != 0 || len(a.l.shadow.ports) != 0 || len(a.l.sa.open) != 0 {
+			t.Errorf("%d entries, %d sources, %d queries are left", len(a.l.shadow.entries), len(a.l.shadow.ports),
+				len(a.l.sa.open))
 		}
 		flood(a, 100, 1)
-		if a.l.asking != 1 {
+		if a.l.shadow.queries != 1 {
 			t.Errorf("the port is not heard any more")
 		}
 	})
@@ -383,8 +390,8 @@ func TestStrangersShare(t *testing.T) {
 		for i := range 64 {
 			flood(a, ib.LID(100+i), 32)
 		}
-		if a.l.asking != maxPathQueries-ownQueries {
-			t.Errorf("%d queries for ports", a.l.asking)
+		if a.l.shadow.queries != maxPathQueries-ownQueries {
+			t.Errorf("%d queries for ports", a.l.shadow.queries)
 		}
 		own := make([]wire.HWAddr, ownQueries)
 		for i := range own {
@@ -392,7 +399,7 @@ func TestStrangersShare(t *testing.T) {
 			a.xmitText(own[i], "x")
 		}
 		for _, hw := range own {
-			if a.l.paths[hw.GID()].q == nil {
+			if a.l.shadow.paths[hw.GID()].q == nil {
 				t.Fatalf("the link's own path to %v waits", hw)
 			}
 		}
@@ -400,24 +407,24 @@ func TestStrangersShare(t *testing.T) {
 		ip, hw := stranger()
 		a.asks(1000, ip, hw)
 		s.run(2 * (1100 + 100) * time.Millisecond)
-		if p := a.l.paths[hw.GID()]; p != nil && p.q == nil {
+		if p := a.l.shadow.paths[hw.GID()]; p != nil && p.q == nil {
 			t.Errorf("a port that asked once waits for others that asked 32 times")
 		}
 	})
 	t.Run("sent to", func(t *testing.T) {
 		s, a := alone(t)
 		s.holdPaths = true
-		flood(a, 100, 2*maxSourceQueries)
+		flood(a, 100, 2*maxPortQueries)
 		ip, hw := stranger()
 		a.asks(100, ip, hw)
-		e := a.l.entries[hw]
-		if e == nil || !e.path.waits {
+		e := a.l.shadow.entries[hw]
+		if e == nil || e.path.request != requestQueued {
 			t.Fatal("the last does not wait")
 		}
 		// The link itself has something for it now: it does not wait behind the others, and it counts for nobody.
 		a.xmitText(hw, "x")
-		if e.path.waits || e.path.q == nil || e.src != nil {
-			t.Errorf("it waits: %v, it counts for a port: %v", e.path.waits, e.src != nil)
+		if e.path.request == requestQueued || e.path.q == nil || e.account != nil {
+			t.Errorf("it waits: %v, it counts for a port: %v", e.path.request == requestQueued, e.account != nil)
 		}
 		s.run(time.Minute)
 	})
@@ -426,8 +433,8 @@ func TestStrangersShare(t *testing.T) {
 		s.holdPaths = true
 		flood(a, 100, 100)
 		a.event(func(p *Port) { p.State = ib.PortDown })
-		if len(a.l.sources) != 0 || len(a.l.turns) != 0 {
-			t.Errorf("%d sources, %d turns without a port", len(a.l.sources), len(a.l.turns))
+		if len(a.l.shadow.ports) != 0 || len(a.l.shadow.turns) != 0 {
+			t.Errorf("%d sources, %d turns without a port", len(a.l.shadow.ports), len(a.l.shadow.turns))
 		}
 		s.run(time.Second)
 	})

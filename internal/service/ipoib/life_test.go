@@ -16,11 +16,12 @@ import (
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/stats"
 )
 
 // golden is what a link does until it works.
-var golden = []string{"create cq", "create qp", "init ud 1", "create mr", "qkey 0xb1b", "register ib0_1_14 mtu 2044", "post receives",
-	"create ah 0xc001", "attach ff12:401b:8014:0000:0000:0000:ffff:ffff", "carrier true"}
+var golden = []string{"create cq", "create qp", "init ud 1", "create mr", "qkey 0xb1b", "register ib0_1_14 mtu 2044",
+	"post receives", "create ah 0xc001", "attach ff12:401b:8014:0000:0000:0000:ffff:ffff", "carrier true"}
 
 func one(t testing.TB, params ...string) (*subnet, *node) {
 	s := newSubnet(t)
@@ -133,7 +134,7 @@ func TestH61_Registration(t *testing.T) {
 		a.gone()
 		a.l.Registered(s.now, nil)
 		s.step()
-		if a.l.registered {
+		if a.l.attr.registered {
 			t.Error("registered after its end")
 		}
 	})
@@ -149,8 +150,9 @@ func TestH24_OpenClose(t *testing.T) {
 		if a.carrier || a.l.state != Down || a.l.reason != "device is down" {
 			t.Fatalf("closed: carrier %v, state %v, reason %q", a.carrier, a.l.state, a.l.reason)
 		}
-		if len(a.l.groups) != 1 || len(a.l.entries) != 0 || a.l.addresses != 1 {
-			t.Fatalf("closed: %d groups, %d entries, %d address vectors", len(a.l.groups), len(a.l.entries), a.l.addresses)
+		if len(a.l.groups.table) != 1 || len(a.l.shadow.entries) != 0 || a.l.vectors.n != 1 {
+			t.Fatalf("closed: %d groups, %d entries, %d address vectors", len(a.l.groups.table), len(a.l.shadow.entries),
+				a.l.vectors.n)
 		}
 		a.l.Open(s.now)
 		if i%100 == 0 {
@@ -237,8 +239,10 @@ func TestPortEvents(t *testing.T) {
 		s, a, b := up(t)
 		a.event(func(p *Port) { p.State = ib.PortDown })
 		s.step()
-		if a.carrier || a.reason != "port is Down" || len(a.l.entries) != 0 || a.l.addresses != 0 || len(a.attached) != 0 {
-			t.Errorf("carrier %v, reason %q, %d entries, %d address vectors", a.carrier, a.reason, len(a.l.entries), a.l.addresses)
+		if a.carrier || a.reason != "port is Down" || len(a.l.shadow.entries) != 0 || a.l.vectors.n != 0 ||
+			len(a.attached) != 0 {
+			t.Errorf("carrier %v, reason %q, %d entries, %d address vectors", a.carrier, a.reason, len(a.l.shadow.entries),
+				a.l.vectors.n)
 		}
 		if len(s.asked) != 0 {
 			t.Errorf("asked %v through a port that is down", s.asked)
@@ -302,7 +306,7 @@ func TestPortEvents(t *testing.T) {
 	t.Run("GID out of service and in", func(t *testing.T) {
 		s, a, b := up(t)
 		a.l.Notice(s.now, mad.TrapGIDOutOfService, gidB)
-		if p := a.l.paths[gidB]; p == nil || p.valid {
+		if p := a.l.shadow.paths[gidB]; p == nil || p.state == pathValid {
 			t.Errorf("path %+v", p)
 		}
 		talks(t, s, a, b)
@@ -460,7 +464,8 @@ func TestCallsOutOfTurn(t *testing.T) {
 	a.log = nil
 	all(s, a)
 	a.l.Start(s.now, a.port)
-	if a.l.Open(s.now) != ErrLinkDown || a.l.JoinGroup(s.now, netip.MustParseAddr("224.0.0.9")) != ErrLinkDown || len(a.log) != 0 {
+	if a.l.Open(s.now) != ErrLinkDown || a.l.JoinGroup(s.now, netip.MustParseAddr("224.0.0.9")) != ErrLinkDown ||
+		len(a.log) != 0 {
 		t.Errorf("after the end: %v", a.log)
 	}
 	a.gone()
@@ -468,7 +473,8 @@ func TestCallsOutOfTurn(t *testing.T) {
 	b.l.Stop(s.now) // never started
 	s.step()
 	b.gone()
-	if a.l.Info().State.String() != "DESTROYED" || State(99).String() != "UNKNOWN" || EventKind(99).String() != "unknown" || Drop(99).String() != "drop_unknown" {
+	if a.l.Info().State.String() != "DESTROYED" || State(99).String() != "UNKNOWN" ||
+		EventKind(99).String() != "unknown" || stats.Drop(99).String() != "drop_unknown" {
 		t.Error("names")
 	}
 }

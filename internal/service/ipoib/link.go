@@ -12,10 +12,12 @@ import (
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 	"weft/internal/service/ipoib/neigh"
+	"weft/internal/service/ipoib/stats"
 )
 
-// State is where a Link is in its life.
+// State is the state of a Link.
 type State uint8
 
 // States of a Link.
@@ -23,7 +25,7 @@ const (
 	Absent    State = iota
 	Creating        // making its objects, or waiting to try again
 	Joining         // asking for the broadcast group, or registering the device
-	Down            // the device is there, but not open
+	Down            // the device exists, but is not open
 	Up              // the device is open
 	Destroyed       // releasing what it has, or done with that
 )
@@ -40,95 +42,122 @@ func (s State) String() string {
 
 // Times of the life cycle.
 const (
-	retryAfter = time.Second     // a step that failed
-	drainLimit = 5 * time.Second // posted work when the link ends
+	retryAfter = time.Second          // a step that failed
+	drainLimit = connected.FlushLimit // posted work when the link ends
 	idleSweep  = 10 * time.Second
 	logEvery   = 10 * time.Second // per cause
 )
 
-// Link is one IP interface. It is not safe for concurrent use: it belongs to a
-// lane.
+// Link is one IP interface. It is not safe for concurrent use: it belongs to a lane.
+//
+// The Link itself has the life cycle, the carrier and the queue pair. Its parts have the rest; each has its own state
+// and calls the others' methods, or the Link by a small interface.
 type Link struct {
-	cfg LinkConfig
-	p   *Params // of cfg
-	rnd *rand.Rand
-	al  AL
-	dev Device
-	eng *neigh.Engine
+	cfg    LinkConfig
+	p      *Params // of cfg
+	access Access
+	device Device
 
 	state  State
 	steps  int    // of creating that are done
-	why    string // what the last of them failed with
+	why    string // the last of them failed
 	opened int    // Open less Close
-	port   Port
-	pkey   ib.PKey // as the table has it
-	index  int     // of pkey in the table, -1: not there
-	qpn    ib.QPN
-	hw     wire.HWAddr
-	retry  timer // of creating, and of registering
+	reason string // of the missing carrier
+	// registering is true from Device.Register until Registered.
+	registering bool
+	closed      bool // everything is released
+	addrs       addresses
 
-	registering, registered bool
-	carrier                 bool
-	reason                  string // why there is none
-	mtu                     int    // of the device
-	dgramMTU                int    // of what goes as datagrams
-	addrs, onLink           []netip.Prefix
+	attr     *attributes
+	stats    *stats.Recorder
+	report   *reporter
+	timers   *timers
+	sa       *transactions
+	vectors  *vectorSet
+	budget   *frameBudget
+	engine   *neigh.Engine
+	waiters  *pathWaiters
+	shadow   *shadow
+	groups   *groups
+	sender   *sender
+	receiver *receiver
+	conns    *connected.Conns // nil in datagram mode
 
-	timers    timers
-	queries   map[uint32]*query
-	lastQuery uint32
-
-	shadow
-	multicast
-	sender
-	receiver
-	waiting
-	connected
-
-	idle   timer
-	drain  timer
-	leaves int // unanswered, when the link ends
-	logged map[string]mono.Time
-	at     mono.Time // of the last call that may drop frames
-	c      Counters
+	retry    timer // of creating, and of registering
+	idle     timer
+	drain    timer
+	watchdog timer // of sends
+	wcs      [pollBatch]WC
 }
 
-// New makes a Link, which does nothing before Start. rnd spreads times over
-// links.
-func New(cfg LinkConfig, rnd *rand.Rand, al AL, dev Device) *Link {
-	l := &Link{cfg: cfg, rnd: rnd, al: al, dev: dev, index: -1, pkey: cfg.PKey, queries: map[uint32]*query{}, logged: map[string]mono.Time{},
-		reason: "not started"}
+// New makes a Link, which does nothing before Start. rnd spreads times over links.
+func New(cfg LinkConfig, rnd *rand.Rand, access Access, dev Device) *Link {
+	l := &Link{cfg: cfg, access: access, device: dev, reason: "not started", stats: &stats.Recorder{}, timers: &timers{},
+		budget: &frameBudget{}, vectors: &vectorSet{port: access.Vectors}}
 	l.p = &l.cfg.Params
+	l.attr = &attributes{partition: cfg.PKey, pkey: cfg.PKey, index: -1,
+		broadcastGID: wire.BroadcastGID(cfg.PKey, l.p.Scope)}
+	l.report = newReporter(dev, l.p, l.stats)
+	l.sa = &transactions{sa: access.SA, timers: l.timers, open: map[uint32]*query{}}
+	l.waiters = &pathWaiters{attr: l.attr, stats: l.stats, byIP: map[netip.Addr][]pathWaiter{}}
+	l.sender = &sender{p: l.p, queue: access.Queues, frames: access.Frames, attr: l.attr, vectors: l.vectors,
+		budget: l.budget, stats: l.stats}
+	l.shadow = &shadow{p: l.p, attr: l.attr, stats: l.stats, report: l.report, sa: l.sa, vectors: l.vectors,
+		budget: l.budget, waiters: l.waiters, link: shadowOut{l}}
 	l.shadow.init()
-	l.multicast.init()
-	l.waiting.init()
-	l.initConns()
-	l.retry.fire = l.again
-	l.idle.fire = l.sweep
-	l.drain.fire = func(now mono.Time) { l.finish(now, true) }
-	l.watchdog.fire = l.watch
-	l.eng = newEngine(l)
+	l.groups = &groups{p: l.p, rnd: rnd, attr: l.attr, stats: l.stats, report: l.report, timers: l.timers, sa: l.sa,
+		vectors: l.vectors, budget: l.budget, port: access.Groups, sender: l.sender, link: groupsOut{l}}
+	l.groups.init()
+	engine := neigh.Config{MaxNeighbours: l.p.MaxNeigh, Rand: rnd}
+	if l.p.Mode == Connected {
+		l.attr.flags = wire.HWFlagRC
+		engine.QueueBytes = connected.QueueBytes
+		c := connected.Config{MaxConns: l.p.MaxConns, Idle: l.p.ConnIdle, Copybreak: l.p.TxCopybreak}
+		ports := access.Conns
+		ports.Frames = access.Frames
+		l.conns = connected.New(c, ports, connsOut{l}, l.shadow, l.budget, l.report, l.stats)
+	}
+	l.engine = neigh.New(engine, engineOut{l})
+	l.receiver = &receiver{queue: access.Queues, device: dev, attr: l.attr, stats: l.stats, engine: l.engine,
+		shadow: l.shadow, gen: &l.sender.gen}
+	l.retry.Value = l.tryAgain
+	l.idle.Value = l.sweep
+	l.drain.Value = func(now mono.Time) { l.finish(now, true) }
+	l.watchdog.Value = l.checkSends
 	return l
 }
 
-// step is part of creating; undo may be nil.
+// step is a step of creating; undo may be nil.
 type step struct {
 	name string
 	do   func(l *Link) error
 	undo func(l *Link)
 }
 
-// creating is how the objects of a link are made, in the order of the driver
-// design; the context is the Link itself. Joining the broadcast group follows.
+// creating are the steps that make the objects of a link, in the order of the driver design; their context is the Link.
+// Joining the broadcast group follows.
 var creating = []step{
-	{"completion queue", func(l *Link) error { return l.al.CreateCQ(l.p.SQDepth + l.p.RQDepth + l.connDepth()) }, func(l *Link) { l.al.DestroyCQ() }},
+	{"completion queue", func(l *Link) error { return l.access.Objects.CreateCQ(l.completions()) },
+		func(l *Link) { l.access.Objects.DestroyCQ() }},
 	{"queue pair", func(l *Link) (err error) {
-		l.qpn, err = l.al.CreateQP(l.p.SQDepth, l.p.RQDepth)
+		l.attr.qpn, err = l.access.Objects.CreateQP(l.p.SQDepth, l.p.RQDepth)
 		return err
-	}, func(l *Link) { l.al.DestroyQP(); l.qpn = 0 }},
+	}, func(l *Link) { l.access.Objects.DestroyQP(); l.attr.qpn = 0 }},
 	{"datagram service", (*Link).initUD, nil},
-	{"device memory", (*Link).makeDevice, (*Link).freeDevice},
+	{"device memory", func(l *Link) error {
+		l.receiver.packets = make([][]byte, 0, pollBatch)
+		return nil
+	}, func(l *Link) { l.receiver.packets = nil }},
 	{"buffers", (*Link).register, (*Link).deregister},
+}
+
+// completions is how many completions there may be at a time.
+func (l *Link) completions() int {
+	n := l.p.SQDepth + l.p.RQDepth
+	if l.conns != nil {
+		n += connected.TxSlots + connected.RxSlots
+	}
+	return n
 }
 
 // Start begins the life of the link on a port.
@@ -137,33 +166,32 @@ func (l *Link) Start(now mono.Time, p Port) {
 		return
 	}
 	l.state = Creating
-	l.setPort(p)
-	l.timers.set(&l.idle, now.Add(idleSweep))
+	l.attr.setPort(p)
+	l.timers.Set(&l.idle, now.Add(idleSweep))
 	l.create(now)
 	l.flush(now)
 }
 
-// create does the steps that are left; where one fails it undoes all, last first, and
-// tries again later.
+// create does the steps that are left. Where one fails it undoes all, last first, and tries again later.
 func (l *Link) create(now mono.Time) {
 	for l.steps < len(creating) {
 		s := &creating[l.steps]
 		if err := s.do(l); err != nil {
 			l.why = fmt.Sprintf("%s: %v", s.name, err)
-			l.log(now, s.name, "%s", l.why)
+			l.report.Logf(now, s.name, "%s", l.why)
 			l.undo()
-			l.timers.set(&l.retry, now.Add(retryAfter))
-			l.follow(now)
+			l.timers.Set(&l.retry, now.Add(retryAfter))
+			l.updateCarrier(now)
 			return
 		}
-		l.debug(now, DebugControl, "made: %s", s.name)
+		l.report.Debugf(now, "made: %s", s.name)
 		l.steps++
 	}
 	l.why = ""
 	l.setHW()
 	l.state = Joining
-	l.startBroadcast(now)
-	l.follow(now)
+	l.groups.start(now)
+	l.updateCarrier(now)
 }
 
 func (l *Link) undo() {
@@ -175,34 +203,90 @@ func (l *Link) undo() {
 	}
 }
 
-func (l *Link) initUD() error {
-	if l.index < 0 {
-		return fmt.Errorf("P_Key %#04x is not in the port's table", uint16(l.cfg.PKey))
-	}
-	return l.al.InitUD(uint16(l.index), l.qkey())
-}
-
-// again retries what failed: a step of creating, or to register.
-func (l *Link) again(now mono.Time) {
+// tryAgain retries what failed: a step of creating, or to register.
+func (l *Link) tryAgain(now mono.Time) {
 	switch l.state {
 	case Creating:
 		l.create(now)
 	case Joining:
 		l.why = ""
-		if l.broadcast.have != 0 {
-			if err := l.broadcastJoined(now); err != nil {
-				l.broadcast.have = 0
-				l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
+		if l.groups.broadcast.granted != 0 {
+			if err := l.adoptBroadcast(now); err != nil {
+				l.groups.broadcastFailed(now, err)
 			}
 		}
-		l.follow(now)
+		l.updateCarrier(now)
 	}
 }
 
 // setHW derives the hardware address from queue pair and port.
-func (l *Link) setHW() { l.hw = wire.MakeHWAddr(l.ownFlags(), l.qpn, l.port.GID) }
+func (l *Link) setHW() {
+	l.attr.setHW()
+	if l.conns != nil {
+		l.conns.SetLocal(connected.Local{HW: l.attr.hw, LMC: l.attr.port.LMC})
+	}
+}
 
-// Registered tells how registering the network device ended.
+// adoptBroadcast goes on when the broadcast group is joined: the queue pair gets its Q_Key, the device its MTU. The
+// first time the device is registered before the queue pair is attached to the group.
+func (l *Link) adoptBroadcast(now mono.Time) error {
+	a := l.attr
+	r := &a.broadcast
+	if err := l.access.Service.SetQKey(r.QKey); err != nil {
+		return fmt.Errorf("Q_Key: %w", err)
+	}
+	mtu := r.MTU
+	if a.port.MTU.Valid() && a.port.MTU < mtu {
+		mtu = a.port.MTU
+	}
+	mtuBefore, dgramBefore := a.mtu, a.dgramMTU
+	a.dgramMTU = wire.IPMTU(mtu)
+	a.mtu = a.dgramMTU
+	if l.conns != nil {
+		a.mtu = connected.MTU
+		l.conns.SetDatagramMTU(a.dgramMTU)
+	}
+	l.configureEngine(now)
+	switch {
+	case a.registered:
+		if a.mtu != mtuBefore {
+			l.device.SetMTU(a.mtu)
+		}
+		if a.dgramMTU != dgramBefore {
+			l.recover(now) // receive buffers have another length now
+		}
+		return l.attachBroadcast(now)
+	case !l.registering:
+		l.registering = true
+		d := DeviceInfo{Name: l.cfg.Name, MTU: a.mtu, Address: a.hw, QueueLen: l.p.SQDepth}
+		if a.mtu >= wire.IPv6MinMTU {
+			d.LinkLocal = wire.LinkLocal(a.port.GID.GUID())
+		}
+		l.device.Register(d)
+	}
+	return nil
+}
+
+// attachBroadcast attaches the broadcast group; then the link can work, and the other groups follow.
+func (l *Link) attachBroadcast(now mono.Time) error {
+	works, err := l.groups.attachBroadcast()
+	if !works {
+		return err
+	}
+	l.why = ""
+	l.updateCarrier(now)
+	l.groups.advanceAll(now)
+	return nil
+}
+
+// configureEngine sets what the engine must know of the link.
+func (l *Link) configureEngine(now mono.Time) {
+	if l.attr.mtu > 0 {
+		l.engine.SetLink(now, neigh.LinkInfo{HW: l.attr.hw, PKey: l.attr.partition, Scope: l.p.Scope, MTU: l.attr.mtu})
+	}
+}
+
+// Registered reports how the registration of the network device ended.
 func (l *Link) Registered(now mono.Time, err error) {
 	if !l.registering || l.state == Destroyed {
 		return
@@ -210,27 +294,26 @@ func (l *Link) Registered(now mono.Time, err error) {
 	l.registering = false
 	if err != nil {
 		l.why = fmt.Sprintf("network device: %v", err)
-		l.log(now, "network device", "%s", l.why)
-		l.timers.set(&l.retry, now.Add(retryAfter))
-		l.follow(now)
+		l.report.Logf(now, "network device", "%s", l.why)
+		l.timers.Set(&l.retry, now.Add(retryAfter))
+		l.updateCarrier(now)
 		return
 	}
-	l.registered = true
+	l.attr.registered = true
 	l.state = Down
 	if l.opened > 0 {
 		l.state = Up
 	}
-	l.event(now, EventAdded, netip.Addr{}, "")
-	l.postAll()
-	if err := l.broadcastReady(now); err != nil {
-		l.broadcast.have = 0
-		l.joinFailed(now, l.broadcast, mad.JoinFull, &answer{silent: true}, err.Error())
+	l.report.event(now, EventAdded, netip.Addr{}, "")
+	l.receiver.postAll()
+	if err := l.attachBroadcast(now); err != nil {
+		l.groups.broadcastFailed(now, err)
 	}
-	l.follow(now)
+	l.updateCarrier(now)
 	l.flush(now)
 }
 
-// Open sets the device up. As often as it was opened it must be closed.
+// Open sets the device up. It must be closed as often as it was opened.
 func (l *Link) Open(now mono.Time) error {
 	if l.state == Destroyed {
 		return ErrLinkDown
@@ -241,14 +324,14 @@ func (l *Link) Open(now mono.Time) error {
 	if l.state == Down {
 		l.state = Up
 	}
-	l.follow(now)
-	l.resume(now)
+	l.updateCarrier(now)
+	l.groups.resume(now)
 	l.flush(now)
 	return nil
 }
 
-// Close undoes an Open; the last one sets the device down and releases what it took: shadow
-// entries, frames that wait, and all groups but broadcast.
+// Close undoes an Open. The last one sets the device down and releases what it used: shadow entries, frames that wait,
+// and all groups but broadcast.
 func (l *Link) Close(now mono.Time) {
 	if l.opened == 0 {
 		return
@@ -259,184 +342,220 @@ func (l *Link) Close(now mono.Time) {
 	if l.state == Up {
 		l.state = Down
 	}
-	l.follow(now)
-	l.flushShadow(now)
-	l.suspend(now)
+	l.updateCarrier(now)
+	l.shadow.flush(now)
+	l.groups.suspend(now)
 	l.flush(now)
 }
 
 // Opened returns how often the device is open.
 func (l *Link) Opened() int { return l.opened }
 
-// missing says what keeps the link from having a carrier, or "".
+// missing returns why the link has no carrier, or "".
 func (l *Link) missing() string {
+	a, broadcast := l.attr, l.groups.broadcast
 	switch {
 	case l.state == Absent:
 		return "not started"
 	case l.state == Destroyed:
 		return "being removed"
-	case l.port.State != ib.PortActive:
-		return "port is " + l.port.State.String()
-	case l.index < 0:
-		return fmt.Sprintf("P_Key %#04x is not in the port's table", uint16(l.cfg.PKey))
+	case a.port.State != ib.PortActive:
+		return "port is " + a.port.State.String()
+	case a.index < 0:
+		return fmt.Sprintf("P_Key %#04x is not in the port's table", uint16(a.partition))
 	case l.state == Creating:
 		return l.why
-	case !l.broadcast.up && l.broadcast.reason != "":
-		return "broadcast group: " + l.broadcast.reason
+	case !l.groups.up && broadcast.reason != "":
+		return "broadcast group: " + broadcast.reason
 	case l.why != "":
 		return l.why
-	case !l.broadcast.up:
+	case !l.groups.up:
 		return "joining the broadcast group"
-	case !l.registered:
+	case !a.registered:
 		return "registering the network device"
 	case l.opened == 0:
 		return "device is down"
-	case l.broken:
+	case l.sender.broken:
 		return "the queue pair is in error"
 	}
 	return ""
 }
 
-// follow lets carrier and reason follow what the link has.
-func (l *Link) follow(now mono.Time) {
+// updateCarrier has carrier and reason follow the state of the link.
+func (l *Link) updateCarrier(now mono.Time) {
 	why := l.missing()
-	if on := why == ""; on != l.carrier {
-		l.carrier = on
-		l.c.Driver.CarrierChanges++
-		l.reason = why
-		if on {
-			l.event(now, EventUp, netip.Addr{}, "")
-		} else {
-			l.event(now, EventDown, netip.Addr{}, why)
-		}
-		l.eng.SetUp(now, on)
-		if l.registered {
-			l.dev.SetCarrier(on, why)
-		}
-		if !on {
-			l.endConns(now)
-			l.flushShadow(now)
+	on := why == ""
+	if on == l.attr.carrier {
+		if why != l.reason {
+			l.reason = why
+			if l.attr.registered {
+				l.device.SetCarrier(on, why)
+			}
 		}
 		return
 	}
-	if why != l.reason {
-		l.reason = why
-		if l.registered {
-			l.dev.SetCarrier(l.carrier, why)
-		}
+	l.attr.carrier = on
+	l.stats.Driver.CarrierChanges++
+	l.reason = why
+	if on {
+		l.report.event(now, EventUp, netip.Addr{}, "")
+	} else {
+		l.report.event(now, EventDown, netip.Addr{}, why)
+	}
+	l.engine.SetUp(now, on)
+	if l.attr.registered {
+		l.device.SetCarrier(on, why)
+	}
+	if l.conns != nil {
+		l.conns.SetCarrier(now, on)
+	}
+	if !on {
+		l.shadow.flush(now)
 	}
 }
 
-// Stop ends the link: Device.Closed tells when it has released everything.
+// Stop ends the link: Device.Closed is called when everything is released.
 func (l *Link) Stop(now mono.Time) {
 	if l.state == Destroyed {
 		return
 	}
 	l.state = Destroyed
-	l.timers.stop(&l.retry)
-	l.timers.stop(&l.idle)
-	l.timers.stop(&l.watchdog)
-	l.failWaiters()
-	l.follow(now)
-	l.endConns(now)
-	l.flushShadow(now)
-	l.leaveAll(now)
-	for _, q := range l.queries {
-		if q.method != mad.MethodDelete {
-			l.forget(q)
-		}
+	l.groups.ending = true
+	l.timers.Stop(&l.retry)
+	l.timers.Stop(&l.idle)
+	l.timers.Stop(&l.watchdog)
+	l.waiters.failAll()
+	l.updateCarrier(now)
+	if l.conns != nil {
+		l.conns.EndAll(now)
 	}
-	l.dropBacklog()
+	l.shadow.flush(now)
+	l.groups.leaveAll(now)
+	l.sa.cancelIf(func(q *query) bool { return q.method != mad.MethodDelete })
+	l.sender.dropBacklog()
 	if l.steps > 2 {
-		l.al.StopQP()
+		l.access.Service.StopQP()
 	}
-	l.timers.set(&l.drain, now.Add(drainLimit))
+	l.timers.Set(&l.drain, now.Add(drainLimit))
 	l.finish(now, false)
 	l.flush(now)
 }
 
-// finish releases the link's objects when nothing is posted and no leave is
-// unanswered any more, or at once.
+// outstanding is how many posted work requests, connections and leaves are not completed.
+func (l *Link) outstanding() int {
+	n := l.sender.inFlight + l.receiver.posted + l.groups.leaves
+	if l.conns != nil {
+		n += l.conns.Total()
+	}
+	return n
+}
+
+// finish releases the objects of a link that ends: when nothing is outstanding, or at once.
 func (l *Link) finish(now mono.Time, force bool) {
-	if l.state != Destroyed || !force && (l.inFlight() > 0 || l.leaves > 0) || l.closed {
+	if l.state != Destroyed || !force && l.outstanding() > 0 || l.closed {
 		return
 	}
 	l.closed = true
-	for _, q := range l.queries {
-		l.forget(q)
+	l.sa.cancelIf(func(*query) bool { return true })
+	l.groups.removeAll()
+	if l.attr.registered || l.registering {
+		l.device.Unregister()
+		l.report.event(now, EventRemoved, netip.Addr{}, "")
 	}
-	l.dropGroups()
-	if l.registered || l.registering {
-		l.dev.Unregister()
-		l.event(now, EventRemoved, netip.Addr{}, "")
+	l.attr.registered, l.registering = false, false
+	if l.conns != nil {
+		l.conns.Destroy()
 	}
-	l.registered, l.registering = false, false
-	l.destroyConns()
 	l.undo()
-	l.reclaim() // of what is still posted only now that there is no queue pair any more
-	l.timers.stop(&l.drain)
-	l.runCalls()
-	l.dev.Closed(nil)
+	l.reclaim() // what is still posted, now that there is no queue pair any more
+	l.timers.Stop(&l.drain)
+	l.waiters.run()
+	l.device.Closed(nil)
 }
 
 // Tick does what is due.
 func (l *Link) Tick(now mono.Time) {
-	l.at = now
+	l.report.now = now
 	l.timers.run(now)
+	if l.conns != nil && l.conns.Deadline().Due(now) {
+		l.conns.Tick(now)
+		l.drainQueues(now)
+		l.finish(now, false)
+	}
 	if l.state != Destroyed {
-		l.eng.Tick(now)
+		l.engine.Tick(now)
 	}
 	l.flush(now)
-	l.runCalls()
+	l.waiters.run()
 }
 
 // Deadline is when Tick has something to do; the zero Time is never.
 func (l *Link) Deadline() mono.Time {
-	if len(l.calls) > 0 {
+	if len(l.waiters.calls) > 0 {
 		return 1
 	}
-	d := l.timers.next()
+	d := l.timers.Next()
+	if l.conns != nil {
+		d = mono.Min(d, l.conns.Deadline())
+	}
 	if l.state != Destroyed {
-		d = mono.Min(d, l.eng.Deadline())
+		d = mono.Min(d, l.engine.Deadline())
 	}
 	return d
 }
 
 // sweep removes what has not been used for long.
 func (l *Link) sweep(now mono.Time) {
-	l.timers.set(&l.idle, now.Add(idleSweep))
-	l.sweepConns(now)
-	l.sweepShadow(now)
-	l.sweepGroups(now)
+	l.timers.Set(&l.idle, now.Add(idleSweep))
+	if l.conns != nil {
+		l.conns.EndIdle(now)
+	}
+	l.shadow.removeIdle(now)
+	l.groups.leaveIdle(now)
 }
 
-func (l *Link) event(now mono.Time, k EventKind, a netip.Addr, text string) {
-	l.dev.Event(now, Event{Kind: k, Addr: a, Text: text})
+// JoinGroup has the link receive an IP group, until as many calls of LeaveGroup.
+func (l *Link) JoinGroup(now mono.Time, a netip.Addr) error {
+	err := l.groups.addUser(now, a)
+	l.flush(now)
+	return err
 }
 
-// log tells of a failure, one of a cause within a while.
-func (l *Link) log(now mono.Time, cause, format string, args ...any) {
-	l.c.Driver.LoggedErrors++
-	if l.seldom(now, cause) {
-		l.event(now, EventLog, netip.Addr{}, fmt.Sprintf(format, args...))
-	}
+// LeaveGroup undoes a JoinGroup.
+func (l *Link) LeaveGroup(now mono.Time, a netip.Addr) error {
+	err := l.groups.removeUser(now, a)
+	l.flush(now)
+	return err
 }
 
-// seldom reports whether something may be told, and that it was.
-func (l *Link) seldom(now mono.Time, cause string) bool {
-	if last, ok := l.logged[cause]; ok && now.Sub(last) < logEvery {
-		return false
-	}
-	if len(l.logged) > 256 {
-		clear(l.logged)
-	}
-	l.logged[cause] = now
-	return true
+// SAResponse is the answer to the request with that ID; record is read during the call only. An answer that belongs to
+// no request is ignored.
+func (l *Link) SAResponse(now mono.Time, id uint32, status mad.Status, record []byte) {
+	l.report.now = now
+	l.sa.response(now, id, status, record)
+	l.flush(now)
 }
 
-// debug tells what parameter debug asks for.
-func (l *Link) debug(now mono.Time, what uint, format string, args ...any) {
-	if l.p.Debug&what != 0 {
-		l.event(now, EventLog, netip.Addr{}, fmt.Sprintf(format, args...))
+// ConnEvent reports an event of a connection.
+func (l *Link) ConnEvent(now mono.Time, e connected.Event) {
+	l.report.now = now
+	switch {
+	case l.conns == nil:
+	case l.state != Destroyed:
+		l.conns.HandleEvent(now, &e)
+	case e.Kind == connected.Requested:
+		l.conns.Reject(e.ID)
 	}
+	l.flush(now)
+}
+
+// ModeOf returns how packets go to a hardware address: "datagram", or "connected", or "connecting" while a connection
+// is being made.
+func (l *Link) ModeOf(hw wire.HWAddr) string {
+	if l.conns != nil {
+		if m := l.conns.Mode(hw); m != "" {
+			return m
+		}
+	}
+	return Datagram.String()
 }

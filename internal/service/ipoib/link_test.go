@@ -46,7 +46,7 @@ func TestH01_TwoLinksTalk(t *testing.T) {
 	}
 	ll := [2]netip.Addr{wire.LinkLocal(gidA.GUID()), wire.LinkLocal(gidB.GUID())}
 	for i, n := range s.nodes {
-		n.l.SetAddrs(s.now, append(n.l.addrs, netip.PrefixFrom(ll[i], 64)), nil)
+		n.l.SetAddrs(s.now, append(n.l.addrs.own, netip.PrefixFrom(ll[i], 64)), nil)
 	}
 	s.run(10 * time.Second)
 	a.got, b.got = nil, nil
@@ -76,7 +76,8 @@ func TestH08_TwoSteps(t *testing.T) {
 	if d := cmp.Diff([]string{"arp", "one", "two", "three"}, a.sentTexts(nil)); d != "" {
 		t.Errorf("A sent, -want +got:\n%s", d)
 	}
-	if !a.sent[0].ah.DLID.IsMulticast() || a.sent[1].ah.DLID != b.port.LID || len(b.sent) != 1 || b.sent[0].ah.DLID != a.port.LID {
+	if !a.sent[0].ah.DLID.IsMulticast() || a.sent[1].ah.DLID != b.port.LID || len(b.sent) != 1 ||
+		b.sent[0].ah.DLID != a.port.LID {
 		t.Errorf("A sent to %+v, B %+v", a.sent, b.sent)
 	}
 	if d := cmp.Diff([]string{b.name + " path " + gidA.String(), a.name + " path " + gidB.String()}, s.asked); d != "" {
@@ -169,7 +170,8 @@ func TestQueryFailsOnce(t *testing.T) {
 	s.run(time.Second)
 	a.send(ipA, ipB, "sent")
 	s.run(time.Second)
-	if d := cmp.Diff([]string{"sent"}, b.texts()); d != "" || a.counter("path_failures") != 1 || a.counter("logged_errors") != 1 {
+	if d := cmp.Diff([]string{"sent"}, b.texts()); d != "" || a.counter("path_failures") != 1 ||
+		a.counter("logged_errors") != 1 {
 		t.Errorf("%d failures, -want +got:\n%s", a.counter("path_failures"), d)
 	}
 }
@@ -180,7 +182,7 @@ func TestAddressVectorFails(t *testing.T) {
 	a.fail["create ah"] = 1
 	a.xmitText(hwB, "x")
 	s.answerPath(a, pathSA6(t), 0)
-	if len(a.l.entries) != 0 || a.counter("drop_no_path") != 1 || a.counter("logged_errors") != 1 {
+	if len(a.l.shadow.entries) != 0 || a.counter("drop_no_path") != 1 || a.counter("logged_errors") != 1 {
 		t.Errorf("entries %v", a.l.Shadow(s.now))
 	}
 	a.xmitText(hwB, "y")
@@ -194,9 +196,9 @@ func TestAddressVectorFails(t *testing.T) {
 func TestShadowTable(t *testing.T) {
 	resolved := func(t *testing.T) (*subnet, *node, *entry) {
 		s, a := alone(t)
-		a.l.learned(s.now, ipB, hwB)
+		a.l.shadow.learn(s.now, ipB, hwB)
 		s.answerPath(a, pathSA6(t), 0)
-		return s, a, a.l.entries[hwB.Key()]
+		return s, a, a.l.shadow.entries[hwB.Key()]
 	}
 	arp := func(target netip.Addr) []byte {
 		b := make([]byte, wire.ARPLen)
@@ -205,7 +207,7 @@ func TestShadowTable(t *testing.T) {
 	}
 	t.Run("a pending entry is not purged", func(t *testing.T) {
 		s, a := alone(t)
-		a.l.learned(s.now, ipB, hwB)
+		a.l.shadow.learn(s.now, ipB, hwB)
 		a.xmitText(hwB, "waits")
 		a.xmit(wire.PseudoBroadcast, wire.EtherARP, arp(ipB))
 		a.xmit(hwB, wire.EtherARP, arp(ipB))
@@ -216,21 +218,21 @@ func TestShadowTable(t *testing.T) {
 	t.Run("a question for somebody else purges nothing", func(t *testing.T) {
 		_, a, e := resolved(t)
 		a.xmit(wire.PseudoBroadcast, wire.EtherARP, arp(ipA))
-		if a.l.entries[hwB.Key()] != e {
+		if a.l.shadow.entries[hwB.Key()] != e {
 			t.Error("purged")
 		}
 	})
 	t.Run("a multicast solicitation purges", func(t *testing.T) {
 		s, a, _ := resolved(t)
 		v6 := netip.MustParseAddr("fe80::f652:1403:7b:cba1")
-		a.l.learned(s.now, v6, hwB)
+		a.l.shadow.learn(s.now, v6, hwB)
 		nd := payloadOf(t, "ND-1")
 		a.xmit(wire.GroupHWAddr(wire.GroupGID(wire.SolicitedNode(v6), testPKey, 2)), wire.EtherIPv6, nd[wire.EncapLen:])
 		if st, _ := a.shadowState(); st != "absent" {
 			t.Error(st)
 		}
-		if len(a.l.byIP) != 0 {
-			t.Errorf("addresses %v", a.l.byIP)
+		if len(a.l.shadow.byIP) != 0 {
+			t.Errorf("addresses %v", a.l.shadow.byIP)
 		}
 	})
 	t.Run("a refresh that fails deletes", func(t *testing.T) {
@@ -254,13 +256,14 @@ func TestShadowTable(t *testing.T) {
 			say(s)
 			a.xmit(hwB, wire.EtherARP, arp(ipB))
 			waits := wire.MakeHWAddr(0, 0x300, gidB)
-			a.l.invalidateGID(gidB) // so that another entry of the GID is pending meanwhile
-			a.l.learned(s.now, netip.MustParseAddr("10.20.0.9"), waits)
+			a.l.shadow.invalidatePath(gidB) // so that another entry of the GID is pending meanwhile
+			a.l.shadow.learn(s.now, netip.MustParseAddr("10.20.0.9"), waits)
 			s.run(5 * time.Second)
-			if st, _ := a.shadowState(); st != "RESOLVED" || a.counter("path_failures") != 1 || a.l.entries[hwB.Key()].ah.h != h {
+			if st, _ := a.shadowState(); st != "RESOLVED" || a.counter("path_failures") != 1 ||
+				a.l.shadow.entries[hwB.Key()].ah.h != h {
 				t.Errorf("%s, %d queries failed", st, a.counter("path_failures"))
 			}
-			if a.l.entries[waits] != nil {
+			if a.l.shadow.entries[waits] != nil {
 				t.Error("an entry waits for what was not answered")
 			}
 		})
@@ -268,42 +271,43 @@ func TestShadowTable(t *testing.T) {
 	t.Run("others of the GID keep their address vector until the answer", func(t *testing.T) {
 		s, a, _ := resolved(t)
 		other := wire.MakeHWAddr(0, 0x300, gidB)
-		a.l.learned(s.now, netip.MustParseAddr("10.20.0.9"), other)
+		a.l.shadow.learn(s.now, netip.MustParseAddr("10.20.0.9"), other)
 		if a.counter("path_queries") != 1 {
 			t.Error("a valid path is asked for again")
 		}
-		o := a.l.entries[other]
+		o := a.l.shadow.entries[other]
 		h := o.ah
 		a.xmit(wire.PseudoBroadcast, wire.EtherARP, arp(ipB))
-		a.l.learned(s.now, ipB, hwB)
-		if !o.resolved || o.ah != h || a.counter("path_queries") != 2 {
-			t.Errorf("resolved %v, %d queries", o.resolved, a.counter("path_queries"))
+		a.l.shadow.learn(s.now, ipB, hwB)
+		if o.state != entryResolved || o.ah != h || a.counter("path_queries") != 2 {
+			t.Errorf("resolved %v, %d queries", o.state == entryResolved, a.counter("path_queries"))
 		}
 		p2 := *pathSA6(t)
 		p2.DLID = 0x99
 		s.answerPath(a, &p2, 0)
-		if a.ahs[o.ah.h].DLID != 0x99 || !a.l.entries[hwB.Key()].resolved {
+		if a.ahs[o.ah.h].DLID != 0x99 || a.l.shadow.entries[hwB.Key()].state != entryResolved {
 			t.Error("the answer is not for all")
 		}
 	})
 	t.Run("flags do not make another entry", func(t *testing.T) {
 		s, a, e := resolved(t)
-		if a.l.learned(s.now, ipB, wire.MakeHWAddr(0, 0x208, gidB)) != e || len(a.l.entries) != 1 {
+		if a.l.shadow.learn(s.now, ipB, wire.MakeHWAddr(0, 0x208, gidB)) != e || len(a.l.shadow.entries) != 1 {
 			t.Error("two entries")
 		}
 	})
 	t.Run("an address moves", func(t *testing.T) {
 		s, a, e := resolved(t)
 		moved := wire.MakeHWAddr(0, 0x333, gidB)
-		n := a.l.learned(s.now, ipB, moved)
-		if n == e || a.l.byIP[ipB] != n || len(e.ips) != 0 {
+		n := a.l.shadow.learn(s.now, ipB, moved)
+		if n == e || a.l.shadow.byIP[ipB] != n || len(e.ips) != 0 {
 			t.Error("the address is at the old place")
 		}
 	})
 	t.Run("nobody's address", func(t *testing.T) {
 		s, a := alone(t)
-		for _, hw := range []wire.HWAddr{{}, wire.PseudoBroadcast, wire.MakeHWAddr(0, 0xffffff, gidB), wire.GroupHWAddr(a.l.broadcast.mgid)} {
-			if a.l.entryOf(s.now, hw) != nil {
+		for _, hw := range []wire.HWAddr{{}, wire.PseudoBroadcast, wire.MakeHWAddr(0, 0xffffff, gidB),
+			wire.GroupHWAddr(a.l.groups.broadcast.mgid)} {
+			if a.l.shadow.entryOf(s.now, hw) != nil {
 				t.Errorf("%v has an entry", hw)
 			}
 		}
@@ -314,7 +318,7 @@ func TestShadowTable(t *testing.T) {
 		a.xmitText(hwB, "posted")
 		h := e.ah.h
 		a.xmit(wire.PseudoBroadcast, wire.EtherARP, arp(ipB))
-		if _, ok := a.ahs[h]; !ok || len(a.l.entries) != 0 {
+		if _, ok := a.ahs[h]; !ok || len(a.l.shadow.entries) != 0 {
 			t.Error("the address vector went with the entry")
 		}
 		a.stall = false
@@ -335,12 +339,13 @@ func TestShadowTable(t *testing.T) {
 			a.xmitText(wire.MakeHWAddr(0, 0x208, gid), "x")
 			p := *pathSA6(t)
 			p.HopLimit, p.FlowLabel, p.TClass, p.SLID = tc.hops, 0x12345, 7, 6
-			a.l.port.LMC = 1
+			a.l.attr.port.LMC = 1
 			if tc.rate != 0 {
 				p.Rate = tc.rate
 			}
 			s.answerPath(a, &p, 0)
-			want := AH{DLID: 17, SL: 3, Rate: tc.rate, SrcPathBits: 0, Global: tc.want, DGID: gid, FlowLabel: 0x12345, HopLimit: tc.hops, TClass: 7}
+			want := AH{DLID: 17, SL: 3, Rate: tc.rate, SrcPathBits: 0, Global: tc.want, DGID: gid, FlowLabel: 0x12345,
+				HopLimit: tc.hops, TClass: 7}
 			if d := cmp.Diff(want, a.sent[0].ah); d != "" {
 				t.Errorf("-want +got:\n%s", d)
 			}
@@ -351,14 +356,14 @@ func TestShadowTable(t *testing.T) {
 		s.holdPaths = false
 		first := ib.MakeGID(ib.DefaultGIDPrefix, 1000)
 		for i := range 40 {
-			a.l.entryOf(s.now, wire.MakeHWAddr(0, 5, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(1000+i))))
-			if e := a.l.entries[wire.MakeHWAddr(0, 5, first)]; e != nil && i < 16 {
+			a.l.shadow.entryOf(s.now, wire.MakeHWAddr(0, 5, ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(1000+i))))
+			if e := a.l.shadow.entries[wire.MakeHWAddr(0, 5, first)]; e != nil && i < 16 {
 				s.now = s.now.Add(2 * time.Second)
-				a.l.touch(e, s.now) // in use
+				a.l.shadow.touch(e, s.now) // in use
 			}
 		}
-		if len(a.l.entries) != 16 || len(a.l.paths) != 16 || a.l.asking != 16 {
-			t.Errorf("%d entries, %d paths", len(a.l.entries), len(a.l.paths))
+		if len(a.l.shadow.entries) != 16 || len(a.l.shadow.paths) != 16 || a.l.shadow.queries != 16 {
+			t.Errorf("%d entries, %d paths", len(a.l.shadow.entries), len(a.l.shadow.paths))
 		}
 	})
 }
@@ -371,7 +376,8 @@ func TestConflict(t *testing.T) {
 	(&wire.ARP{Op: wire.ARPReply, SenderHW: hwB, SenderIP: ipA, TargetHW: hwA, TargetIP: ipA}).Put(b[wire.EncapLen:])
 	a.injectUnicast(b)
 	i := slices.IndexFunc(a.events, func(e Event) bool { return e.Kind == EventConflict })
-	if i < 0 || a.events[i].Addr != ipA || !strings.Contains(a.events[i].Text, hwB.String()) || a.events[i].Kind.String() != "conflict" {
+	if i < 0 || a.events[i].Addr != ipA || !strings.Contains(a.events[i].Text, hwB.String()) ||
+		a.events[i].Kind.String() != "conflict" {
 		t.Errorf("events %v", a.events)
 	}
 	s.step()

@@ -61,7 +61,8 @@ func TestSARecords(t *testing.T) {
 		v.read(t, &in, &out)
 		if !slices.ContainsFunc(s.requests, func(r SARequest) bool {
 			return fmt.Sprintf("0x%016x", uint64(r.Mask)) == out.CompMask && hex.EncodeToString(r.Record) == out.Attribute &&
-				(in.Method == "" || fmt.Sprintf("0x%02x", uint8(r.Method)) == in.Method) && (in.Attr == "" || fmt.Sprintf("0x%04x", uint16(r.Attr)) == in.Attr)
+				(in.Method == "" || fmt.Sprintf("0x%02x", uint8(r.Method)) == in.Method) &&
+				(in.Attr == "" || fmt.Sprintf("0x%04x", uint16(r.Attr)) == in.Attr)
 		}) {
 			t.Errorf("%s: %s: no such request", id, v.Desc)
 		}
@@ -98,7 +99,7 @@ func TestJoinBackoff(t *testing.T) {
 	if !a.carrier {
 		t.Errorf("no carrier at once after the manager changed: %s", a.reason)
 	}
-	if a.l.broadcast.backoff != 0 {
+	if a.l.groups.broadcast.backoff != 0 {
 		t.Error("the pause is not reset")
 	}
 }
@@ -161,16 +162,37 @@ func TestH62_DynamicAndConfigured(t *testing.T) {
 // TestRefusalsAreExplained: a join that is refused says why, field by field (S-15).
 func TestRefusalsAreExplained(t *testing.T) {
 	for want, prepare := range map[string]func(s *subnet, a *node, g *saGroup){
-		"MTU too large: group 4096, port 2048":          func(s *subnet, a *node, g *saGroup) { g.rec.MTU, a.port.MTU = ib.MTU4096, ib.MTU2048 },
-		"rate too low: group 40 Gb/sec, port 10 Gb/sec": func(s *subnet, a *node, g *saGroup) { g.rec.Rate, a.port.Rate = ib.Rate40, ib.Rate10 },
-		"not in partition":                              func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusSADenied },
-		"no resources":                                  func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusSANoResources },
-		"absent, and none is made without create=1":     func(s *subnet, a *node, g *saGroup) { delete(s.groups, g.rec.MGID) },
-		"SA timeout":                                    func(s *subnet, a *node, g *saGroup) { s.silent = true },
-		"no SA at the manager's port":                   func(s *subnet, a *node, g *saGroup) { s.refuse = mad.StatusBadMethodAttr },
-		"joining the broadcast group":                   func(s *subnet, a *node, g *saGroup) { s.delay = time.Hour },
-		"port is Initialize":                            func(s *subnet, a *node, g *saGroup) { a.port.State = ib.PortInit },
-		"P_Key 0x8014 is not in the port's table":       func(s *subnet, a *node, g *saGroup) { a.port.PKeys = []ib.PKey{0xffff} },
+		"MTU too large: group 4096, port 2048": func(s *subnet, a *node, g *saGroup) {
+			g.rec.MTU,
+				a.port.MTU = ib.MTU4096, ib.MTU2048
+		},
+		"rate too low: group 40 Gb/sec, port 10 Gb/sec": func(s *subnet, a *node, g *saGroup) {
+			g.rec.Rate,
+				a.port.Rate = ib.Rate40, ib.Rate10
+		},
+		"not in partition": func(s *subnet, a *node,
+			g *saGroup) {
+			s.refuse = mad.StatusSADenied
+		},
+		"no resources": func(s *subnet, a *node,
+			g *saGroup) {
+			s.refuse = mad.StatusSANoResources
+		},
+		"absent, and none is made without create=1": func(s *subnet, a *node,
+			g *saGroup) {
+			delete(s.groups, g.rec.MGID)
+		},
+		"SA timeout": func(s *subnet, a *node, g *saGroup) { s.silent = true },
+		"no SA at the manager's port": func(s *subnet, a *node,
+			g *saGroup) {
+			s.refuse = mad.StatusBadMethodAttr
+		},
+		"joining the broadcast group": func(s *subnet, a *node, g *saGroup) { s.delay = time.Hour },
+		"port is Initialize":          func(s *subnet, a *node, g *saGroup) { a.port.State = ib.PortInit },
+		"P_Key 0x8014 is not in the port's table": func(s *subnet, a *node,
+			g *saGroup) {
+			a.port.PKeys = []ib.PKey{0xffff}
+		},
 	} {
 		s, a := one(t, "mcast_retry_cnt=0", "mcast_timeout=60000")
 		prepare(s, a, s.groups[wire.BroadcastGID(testPKey, 2)])
@@ -179,7 +201,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 		}
 		a.start()
 		s.run(1500 * time.Millisecond)
-		if got := strings.TrimPrefix(a.l.Info().Reason, "broadcast group: "); got != want || a.l.carrier {
+		if got := strings.TrimPrefix(a.l.Info().Reason, "broadcast group: "); got != want || a.l.attr.carrier {
 			t.Errorf("reason %q, want %q", got, want)
 		}
 		// No busy loop, whatever the reason.
@@ -203,8 +225,8 @@ func TestBroadcastFirst(t *testing.T) {
 		t.Errorf("first asked %v", s.asked)
 	}
 	s.run(150 * time.Millisecond)
-	if a.l.joins != maxJoins {
-		t.Errorf("%d joins at a time", a.l.joins)
+	if a.l.groups.joins != maxJoins {
+		t.Errorf("%d joins at a time", a.l.groups.joins)
 	}
 	s.run(2 * time.Second)
 	if len(a.attached) != 103 {
@@ -218,7 +240,7 @@ func TestLeaveWaitsForJoin(t *testing.T) {
 	s, a := alone(t)
 	s.delay = 100 * time.Millisecond
 	g := netip.MustParseAddr("239.1.2.3")
-	mgid := a.l.mgidOf(g)
+	mgid := a.l.groups.mgidOf(g)
 	a.l.JoinGroup(s.now, g)
 	s.run(10 * time.Millisecond)
 	a.l.LeaveGroup(s.now, g)
@@ -227,7 +249,7 @@ func TestLeaveWaitsForJoin(t *testing.T) {
 		t.Error("left before the join was answered")
 	}
 	s.run(time.Second)
-	if s.groups[mgid] != nil || a.l.groups[mgid] != nil || a.attached[mgid] != 0 {
+	if s.groups[mgid] != nil || a.l.groups.table[mgid] != nil || a.attached[mgid] != 0 {
 		t.Errorf("asked %v, attached %v", s.asked, a.attached)
 	}
 	s.asked = nil
@@ -237,7 +259,8 @@ func TestLeaveWaitsForJoin(t *testing.T) {
 	s.run(10 * time.Millisecond)
 	a.l.JoinGroup(s.now, g)
 	s.run(time.Second)
-	want := []string{fmt.Sprintf("%s join %v 1", a.name, mgid), fmt.Sprintf("%s leave %v 1", a.name, mgid), fmt.Sprintf("%s join %v 1", a.name, mgid)}
+	want := []string{fmt.Sprintf("%s join %v 1", a.name, mgid), fmt.Sprintf("%s leave %v 1", a.name, mgid),
+		fmt.Sprintf("%s join %v 1", a.name, mgid)}
 	if d := cmp.Diff(want, s.asked); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
@@ -250,7 +273,8 @@ func TestLeaveWaitsForJoin(t *testing.T) {
 	if s.run(time.Second); a.attached[mgid] == 0 {
 		t.Error("left although one join is not undone")
 	}
-	if a.l.LeaveGroup(s.now, g) != nil || a.l.LeaveGroup(s.now, g) != ErrInvalid || a.l.JoinGroup(s.now, ipB) != ErrInvalid {
+	if a.l.LeaveGroup(s.now, g) != nil || a.l.LeaveGroup(s.now, g) != ErrInvalid ||
+		a.l.JoinGroup(s.now, ipB) != ErrInvalid {
 		t.Error("joining and leaving is not counted")
 	}
 }
@@ -280,7 +304,8 @@ func TestSendOnly(t *testing.T) {
 		s, a := alone(t)
 		mgid := listen(s, "239.1.2.3")
 		a.groupText("239.1.2.3", "x")
-		if s.groups[mgid].members[gidA] != mad.JoinSendOnlyNon || !slices.Contains(a.sentTexts(nil), "x") || a.attached[mgid] != 0 {
+		if s.groups[mgid].members[gidA] != mad.JoinSendOnlyNon || !slices.Contains(a.sentTexts(nil), "x") ||
+			a.attached[mgid] != 0 {
 			t.Errorf("members %v, sent %v", s.groups[mgid].members, a.sentTexts(nil))
 		}
 		if a.counter("mcast_sendonly") != 1 {
@@ -303,7 +328,7 @@ func TestSendOnly(t *testing.T) {
 		mgid := listen(s, "239.1.2.3")
 		a.groupText("239.1.2.3", "x")
 		s.run(sendOnlyIdle + idleSweep)
-		if s.groups[mgid].members[gidA] != 0 || a.l.groups[mgid] != nil {
+		if s.groups[mgid].members[gidA] != 0 || a.l.groups.table[mgid] != nil {
 			t.Errorf("members %v", s.groups[mgid].members)
 		}
 	})
@@ -367,7 +392,8 @@ func TestSendOnly(t *testing.T) {
 	t.Run("created", func(t *testing.T) {
 		s, a := alone(t, "sendonly=create")
 		a.groupText("239.1.2.3", "x")
-		if g := s.groups[a.l.mgidOf(netip.MustParseAddr("239.1.2.3"))]; g == nil || g.members[gidA] != mad.JoinSendOnlyFull || len(a.sent) != 1 {
+		if g := s.groups[a.l.groups.mgidOf(netip.MustParseAddr("239.1.2.3"))]; g == nil ||
+			g.members[gidA] != mad.JoinSendOnlyFull || len(a.sent) != 1 {
 			t.Errorf("group %+v, sent %v", g, a.sentTexts(nil))
 		}
 	})
@@ -394,16 +420,16 @@ func TestThousandGroups(t *testing.T) {
 			a.l.LeaveGroup(s.now, addr(i))
 		}
 		s.run(5 * time.Second)
-		if len(s.groups) != before || len(a.attached) != before || len(a.l.groups) != before {
-			t.Fatalf("%d groups, %d attached, %d known are left", len(s.groups), len(a.attached), len(a.l.groups))
+		if len(s.groups) != before || len(a.attached) != before || len(a.l.groups.table) != before {
+			t.Fatalf("%d groups, %d attached, %d known are left", len(s.groups), len(a.attached), len(a.l.groups.table))
 		}
 	}
 	for i := range maxGroups + 10 {
 		a.l.JoinGroup(s.now, netip.AddrFrom4([4]byte{239, 3, byte(i >> 8), byte(i)}))
 	}
 	s.run(time.Minute)
-	if len(a.l.groups) != maxGroups {
-		t.Errorf("%d groups", len(a.l.groups))
+	if len(a.l.groups.table) != maxGroups {
+		t.Errorf("%d groups", len(a.l.groups.table))
 	}
 }
 
@@ -424,7 +450,8 @@ func TestH16_MTU(t *testing.T) {
 		s.groups[wire.BroadcastGID(testPKey, 2)].rec.MTU = in.MTU
 		a.start()
 		s.run(time.Second)
-		if a.info.MTU != out.IPMTU || a.l.Info().MTU != out.IPMTU || int(a.recvq[0].Len) != out.Buffer || a.info.LinkLocal.IsValid() != out.IPv6 {
+		if a.info.MTU != out.IPMTU || a.l.Info().MTU != out.IPMTU || int(a.recvq[0].Len) != out.Buffer ||
+			a.info.LinkLocal.IsValid() != out.IPv6 {
 			t.Errorf("%s: device %+v, receive buffers of %d", id, a.info, a.recvq[0].Len)
 		}
 	}
@@ -462,8 +489,8 @@ func TestH16_MTU(t *testing.T) {
 	})
 }
 
-// TestLeaveMoreThanThereIs: what the administration refuses to end together, since it has but a part of it, ends all the
-// same, also where the link does.
+// TestLeaveMoreThanThereIs: what the administration refuses to end together, since it has but a part of it, ends all
+// the same, also where the link does.
 func TestLeaveMoreThanThereIs(t *testing.T) {
 	for _, stop := range []bool{false, true} {
 		s, a := alone(t)
@@ -472,8 +499,8 @@ func TestLeaveMoreThanThereIs(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.run(time.Second)
-		mgid := a.l.mgidOf(group)
-		a.l.groups[mgid].told |= mad.JoinSendOnlyNon // as if the answer to such a join had been lost
+		mgid := a.l.groups.mgidOf(group)
+		a.l.groups.table[mgid].requested |= mad.JoinSendOnlyNon // as if the answer to such a join had been lost
 		if stop {
 			a.l.Stop(s.now)
 		} else if err := a.l.LeaveGroup(s.now, group); err != nil {
@@ -505,7 +532,7 @@ func TestLeaveAfterRefusedRepetition(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.run(5 * time.Second)
-	if g := s.groups[a.l.mgidOf(group)]; g != nil {
+	if g := s.groups[a.l.groups.mgidOf(group)]; g != nil {
 		t.Errorf("the group has members %v", g.members)
 	}
 }

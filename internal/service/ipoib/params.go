@@ -92,16 +92,21 @@ var params = []struct {
 	set        func(p *Params, v string) error
 	get        func(p *Params) string
 }{
-	{"sq_depth", "send queue depth, in frames", depth(minSQDepth, func(p *Params) *int { return &p.SQDepth }), number(func(p *Params) *int { return &p.SQDepth })},
-	{"rq_depth", "receive queue depth, in buffers", depth(minRQDepth, func(p *Params) *int { return &p.RQDepth }), number(func(p *Params) *int { return &p.RQDepth })},
+	{"sq_depth", "send queue depth, in frames", depth(minSQDepth, func(p *Params) *int { return &p.SQDepth }),
+		number(func(p *Params) *int { return &p.SQDepth })},
+	{"rq_depth", "receive queue depth, in buffers", depth(minRQDepth, func(p *Params) *int { return &p.RQDepth }),
+		number(func(p *Params) *int { return &p.RQDepth })},
 	{"mcast_timeout", "time for one request to join a multicast group, in milliseconds",
 		duration(time.Millisecond, 10*time.Millisecond, time.Minute, func(p *Params) *time.Duration { return &p.McastWait }),
 		units(time.Millisecond, func(p *Params) *time.Duration { return &p.McastWait })},
-	{"mcast_retry_cnt", "requests to join a multicast group after the first, before backing off", between(0, 100, func(p *Params) *int { return &p.McastRetry }),
+	{"mcast_retry_cnt", "requests to join a multicast group after the first, before backing off",
+		between(0, 100, func(p *Params) *int { return &p.McastRetry }),
 		number(func(p *Params) *int { return &p.McastRetry })},
-	{"timeout", "time a send may take, in jiffies of 10 ms", duration(Jiffy, Jiffy, time.Hour, func(p *Params) *time.Duration { return &p.TxTimeout }),
-		units(Jiffy, func(p *Params) *time.Duration { return &p.TxTimeout })},
-	{"debug", "what to tell as events: 1 control, 2 multicast, 4 data, 8 path, added up", setDebug, func(p *Params) string { return strconv.Itoa(int(p.Debug)) }},
+	{"timeout", "time a send may take, in jiffies of 10 ms", duration(Jiffy, Jiffy, time.Hour,
+		func(p *Params) *time.Duration { return &p.TxTimeout }), units(Jiffy,
+		func(p *Params) *time.Duration { return &p.TxTimeout })},
+	{"debug", "what to tell as events: 1 control, 2 multicast, 4 data, 8 path, added up", setDebug,
+		func(p *Params) string { return strconv.Itoa(int(p.Debug)) }},
 	{"pkeys", "partitions to have links in, separated by commas; empty: all with a broadcast group", setPKeys, getPKeys},
 	{"create", "create broadcast groups of pkeys that are missing: 0 or 1", setCreate, func(p *Params) string {
 		if p.Create {
@@ -109,24 +114,27 @@ var params = []struct {
 		}
 		return "0"
 	}},
-	{"tx_copybreak", "frames longer than so many octets are mapped instead of copied; all: copy all", setCopybreak, func(p *Params) string {
-		if p.TxCopybreak == math.MaxInt {
-			return "all"
-		}
-		return strconv.Itoa(p.TxCopybreak)
-	}},
+	{"tx_copybreak", "frames longer than so many octets are mapped instead of copied; all: copy all", setCopybreak,
+		func(p *Params) string {
+			if p.TxCopybreak == math.MaxInt {
+				return "all"
+			}
+			return strconv.Itoa(p.TxCopybreak)
+		}},
 	{"scope", "scope of broadcast groups", setScope, func(p *Params) string { return strconv.Itoa(int(p.Scope)) }},
-	{"sendonly", "sending to groups without being a member: rfc, or create to create them", setSendOnly, func(p *Params) string {
-		return [...]string{"rfc", "create"}[p.SendOnly]
-	}},
+	{"sendonly", "sending to groups without being a member: rfc, or create to create them", setSendOnly,
+		func(p *Params) string {
+			return [...]string{"rfc", "create"}[p.SendOnly]
+		}},
 	{"shadow_idle", "time after which an unused shadow entry goes, in seconds",
 		duration(time.Second, time.Second, 24*time.Hour, func(p *Params) *time.Duration { return &p.ShadowIdle }),
 		units(time.Second, func(p *Params) *time.Duration { return &p.ShadowIdle })},
 	{"max_neigh", "neighbours a link knows at a time", between(16, 1<<20, func(p *Params) *int { return &p.MaxNeigh }),
 		number(func(p *Params) *int { return &p.MaxNeigh })},
-	{"mode", "datagram, or connected: by a connection with each neighbour that takes one", setMode, func(p *Params) string { return p.Mode.String() }},
-	{"max_conns", "connections of connected mode at a time", between(1, maxConns, func(p *Params) *int { return &p.MaxConns }),
-		number(func(p *Params) *int { return &p.MaxConns })},
+	{"mode", "datagram, or connected: by a connection with each neighbour that takes one", setMode,
+		func(p *Params) string { return p.Mode.String() }},
+	{"max_conns", "connections of connected mode at a time", between(1, maxConns,
+		func(p *Params) *int { return &p.MaxConns }), number(func(p *Params) *int { return &p.MaxConns })},
 	{"conn_idle", "time after which an unused connection ends, in seconds",
 		duration(time.Second, time.Second, 24*time.Hour, func(p *Params) *time.Duration { return &p.ConnIdle }),
 		units(time.Second, func(p *Params) *time.Duration { return &p.ConnIdle })},

@@ -20,7 +20,8 @@ func TestH57_Precedence(t *testing.T) {
 	text := "# links\nsq_depth = 1024\nrq_depth=2048 # deep\n\n  timeout = 1s\nmcast_timeout=250\n"
 	p, err := ParseParams("weft.conf", text, []string{"rq_depth=4096", "debug=3"})
 	want := DefaultParams()
-	want.SQDepth, want.RQDepth, want.TxTimeout, want.McastWait, want.Debug = 1024, 4096, time.Second, 250*time.Millisecond, 3
+	want.SQDepth, want.RQDepth, want.TxTimeout, want.McastWait, want.Debug = 1024, 4096, time.Second,
+		250*time.Millisecond, 3
 	if d := cmp.Diff(want, p); err != nil || d != "" {
 		t.Errorf("%v, -want +got:\n%s", err, d)
 	}
@@ -62,7 +63,8 @@ func TestParamFaults(t *testing.T) {
 			}
 		}
 	}
-	if _, err := ParseParams("", "", []string{"what=1"}); err == nil || !errors.Is(err, ErrUnknownParam) || !strings.HasPrefix(err.Error(), "command line: ") {
+	if _, err := ParseParams("", "", []string{"what=1"}); err == nil || !errors.Is(err, ErrUnknownParam) ||
+		!strings.HasPrefix(err.Error(), "command line: ") {
 		t.Errorf("%v", err)
 	}
 	var many strings.Builder
@@ -78,14 +80,16 @@ func TestParamFaults(t *testing.T) {
 
 // TestParamsList: what is listed can be set again, and is the same then.
 func TestParamsList(t *testing.T) {
-	p, err := ParseParams("", "", []string{"sq_depth=200", "timeout=15ms", "pkeys=0x14,0x8015,20", "create=true", "tx_copybreak=1500", "scope=5",
-		"sendonly=create", "shadow_idle=90", "max_neigh=100", "mode=connected", "max_conns=7", "conn_idle=60", "debug=0xf", "mcast_timeout=2s"})
+	p, err := ParseParams("", "", []string{"sq_depth=200", "timeout=15ms", "pkeys=0x14,0x8015,20", "create=true",
+		"tx_copybreak=1500", "scope=5", "sendonly=create", "shadow_idle=90", "max_neigh=100", "mode=connected",
+		"max_conns=7", "conn_idle=60", "debug=0xf", "mcast_timeout=2s"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Params{SQDepth: 256, RQDepth: 1024, McastWait: 2 * time.Second, McastRetry: 3, TxTimeout: 15 * time.Millisecond, Debug: 15,
-		PKeys: []ib.PKey{0x8014, 0x8015}, Create: true, TxCopybreak: 1500, Scope: 5, SendOnly: SendOnlyCreate, ShadowIdle: 90 * time.Second, MaxNeigh: 100,
-		Mode: Connected, MaxConns: 7, ConnIdle: time.Minute}
+	want := Params{SQDepth: 256, RQDepth: 1024, McastWait: 2 * time.Second, McastRetry: 3,
+		TxTimeout: 15 * time.Millisecond, Debug: 15, PKeys: []ib.PKey{0x8014, 0x8015}, Create: true, TxCopybreak: 1500,
+		Scope: 5, SendOnly: SendOnlyCreate, ShadowIdle: 90 * time.Second, MaxNeigh: 100, Mode: Connected, MaxConns: 7,
+		ConnIdle: time.Minute}
 	if d := cmp.Diff(want, p); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
@@ -126,11 +130,11 @@ func TestH69_Effects(t *testing.T) {
 		s.silent = true
 		a.start()
 		s.run(590 * time.Millisecond)
-		if len(s.asked) != 6 || a.l.broadcast.failures != 0 {
-			t.Errorf("asked %d times, failed %d", len(s.asked), a.l.broadcast.failures)
+		if len(s.asked) != 6 || a.l.groups.broadcast.failures != 0 {
+			t.Errorf("asked %d times, failed %d", len(s.asked), a.l.groups.broadcast.failures)
 		}
-		if s.run(20 * time.Millisecond); a.l.broadcast.failures != 1 {
-			t.Errorf("failed %d times", a.l.broadcast.failures)
+		if s.run(20 * time.Millisecond); a.l.groups.broadcast.failures != 1 {
+			t.Errorf("failed %d times", a.l.groups.broadcast.failures)
 		}
 	})
 	t.Run("debug", func(t *testing.T) {
@@ -149,7 +153,8 @@ func TestH69_Effects(t *testing.T) {
 					}
 				}
 			}
-			if told["made: "] != int(mask&1)*5 || (told["joining"] > 0) != (mask&2 != 0) || told["drop_short_frame"] != int(mask>>2&1) ||
+			if told["made: "] != int(mask&1)*5 || (told["joining"] > 0) != (mask&2 != 0) ||
+				told["drop_short_frame"] != int(mask>>2&1) ||
 				told["asking"] != int(mask>>3&1) {
 				t.Errorf("debug %d: told %v", mask, told)
 			}
@@ -160,8 +165,9 @@ func TestH69_Effects(t *testing.T) {
 		a.send(ipA, ipB, "x")
 		s.run(time.Second)
 		a.l.Engine().Flush(s.now)
-		if s.run(20 * time.Second); len(a.l.entries) != 0 || len(a.l.paths) != 0 || len(a.l.byIP) != 0 {
-			t.Errorf("%d entries, %d paths, %d addresses are left", len(a.l.entries), len(a.l.paths), len(a.l.byIP))
+		if s.run(20 * time.Second); len(a.l.shadow.entries) != 0 || len(a.l.shadow.paths) != 0 || len(a.l.shadow.byIP) != 0 {
+			t.Errorf("%d entries, %d paths, %d addresses are left", len(a.l.shadow.entries), len(a.l.shadow.paths),
+				len(a.l.shadow.byIP))
 		}
 	})
 	t.Run("scope", func(t *testing.T) {
@@ -181,7 +187,8 @@ func FuzzParseParams(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if p.SQDepth < minSQDepth || p.SQDepth > maxDepth || p.SQDepth&(p.SQDepth-1) != 0 || p.RQDepth < minRQDepth || p.RQDepth > maxDepth ||
+		if p.SQDepth < minSQDepth || p.SQDepth > maxDepth || p.SQDepth&(p.SQDepth-1) != 0 || p.RQDepth < minRQDepth ||
+			p.RQDepth > maxDepth ||
 			len(p.PKeys) > maxPKeys || p.TxTimeout <= 0 || p.McastWait <= 0 || p.MaxNeigh < 16 {
 			t.Errorf("%q gives %+v", text, p)
 		}

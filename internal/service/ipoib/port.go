@@ -11,124 +11,111 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// setPort stores the attributes of the port and looks up the partition: the full
-// member's key where the table has both.
-func (l *Link) setPort(p Port) {
-	p.PKeys = slices.Clone(p.PKeys)
-	l.port, l.index = p, -1
-	for i, k := range p.PKeys {
-		if (k^l.cfg.PKey)&0x7fff != 0 || k == 0 {
-			continue
-		}
-		if l.index < 0 || k.IsFull() && !p.PKeys[l.index].IsFull() {
-			l.index = i
-		}
-	}
-	if l.index >= 0 {
-		l.pkey = p.PKeys[l.index]
-	}
-}
-
-// SetPort tells what the port is like now. events are those that its attributes do
-// not show, EventReregister above all; others are found by comparing.
+// SetPort sets the attributes of the port. events are those that the attributes do not show, EventReregister above all;
+// others are found by comparison.
 func (l *Link) SetPort(now mono.Time, p Port, events ...ib.Event) {
 	if l.state == Absent || l.state == Destroyed {
 		return
 	}
-	old, index := l.port, l.index
-	l.setPort(p)
-	was, is := old.State == ib.PortActive, p.State == ib.PortActive
+	old, index := l.attr.port, l.attr.index
+	l.attr.setPort(p)
 	if l.state == Creating {
 		l.create(now)
 		l.flush(now)
 		return
 	}
-	if l.index >= 0 && l.index != index {
-		l.endConns(now) // theirs has another index
-		if err := l.al.SetPKeyIndex(uint16(l.index)); err != nil {
-			l.log(now, "P_Key index", "P_Key index %d: %v", l.index, err)
-			l.recover(now)
-		}
+	if l.attr.index >= 0 && l.attr.index != index {
+		l.changePKeyIndex(now)
 	}
 	moved := p.LID != old.LID || p.LMC != old.LMC || p.GID != old.GID
-	if p.GID != old.GID {
+	if moved {
 		l.setHW()
-		l.setLink(now)
 	}
+	if p.GID != old.GID {
+		l.configureEngine(now)
+	}
+	wasActive, active := old.State == ib.PortActive, p.State == ib.PortActive
 	switch {
-	case was && !is, is && moved, index >= 0 && l.index < 0:
+	case wasActive && !active, active && moved, index >= 0 && l.attr.index < 0:
 		l.portLost(now)
-	case is && slices.Contains(events, ib.EventReregister):
-		l.reregister(now)
+	case active && slices.Contains(events, ib.EventReregister):
+		l.reregister()
 	}
-	news := is && !was || moved || p.SMLID != old.SMLID || p.MTU != old.MTU || p.Rate != old.Rate || !slices.Equal(p.PKeys, old.PKeys) ||
+	changed := active && !wasActive || moved || p.SMLID != old.SMLID || p.MTU != old.MTU || p.Rate != old.Rate ||
+		!slices.Equal(p.PKeys, old.PKeys) ||
 		slices.Contains(events, ib.EventReregister) || slices.Contains(events, ib.EventSMChange)
-	if is && news && l.index >= 0 {
-		l.hurry(now)
+	if active && changed && l.attr.index >= 0 {
+		l.groups.retryAll(now)
 	}
-	l.follow(now)
+	l.updateCarrier(now)
 	l.flush(now)
 }
 
-// portLost forgets what the subnet gave this port: groups have to be joined
-// anew and paths asked for. Nothing is left by request: either nobody hears it
-// or the subnet manager knows.
+// changePKeyIndex follows the partition to another index of the P_Key table. Connections have the old index, and end.
+func (l *Link) changePKeyIndex(now mono.Time) {
+	if l.conns != nil {
+		l.conns.EndAll(now)
+	}
+	if err := l.access.Service.SetPKeyIndex(uint16(l.attr.index)); err != nil {
+		l.report.Logf(now, "P_Key index", "P_Key index %d: %v", l.attr.index, err)
+		l.recover(now)
+	}
+}
+
+// portLost forgets what the subnet gave this port: groups have to be joined anew, and paths queried. Nothing is left by
+// request: either no manager receives it, or the manager knows.
 func (l *Link) portLost(now mono.Time) {
-	l.dropMemberships(now, false)
-	l.broadcast.up = false
-	l.follow(now)
-	l.flushShadow(now)
+	l.groups.reset(false)
+	l.updateCarrier(now)
+	l.shadow.flush(now)
 }
 
-// reregister follows the subnet manager's wish that clients register anew: it
-// may have lost what they registered. Carrier stays; frames for groups wait
-// until they are joined again, broadcast first, and each path is asked for before
-// its next use.
-func (l *Link) reregister(now mono.Time) {
-	l.dropMemberships(now, true)
-	l.invalidatePaths()
+// reregister follows the subnet manager's request that clients register anew: it may have lost what they registered.
+// The carrier stays; frames for groups wait until they are joined again, broadcast first, and each path is queried
+// before its next use.
+func (l *Link) reregister() {
+	l.groups.reset(true)
+	l.shadow.invalidatePaths()
 }
 
-// Notice tells of a trap of the subnet that is about a GID: 64 and 65 that a
-// port appeared or vanished, 66 and 67 that a group did.
+// Notice reports a trap of the subnet about a GID: 64 and 65, that a port appeared or vanished, 66 and 67, that a group
+// did.
 func (l *Link) Notice(now mono.Time, trap mad.TrapNumber, gid ib.GID) {
 	if l.state <= Creating || l.state == Destroyed {
 		return
 	}
 	switch trap {
 	case mad.TrapGIDInService:
-		l.retryPath(now, gid)
+		l.shadow.retryPath(now, gid)
 	case mad.TrapGIDOutOfService:
-		l.invalidateGID(gid)
-		l.eng.Forget(now, gid)
+		l.shadow.invalidatePath(gid)
+		l.engine.Forget(now, gid)
 	case mad.TrapGroupCreated:
-		l.groupCreated(now, gid)
+		l.groups.created(now, gid)
 	case mad.TrapGroupDeleted:
-		l.groupDeleted(now, gid)
+		l.groups.deleted(now, gid)
 	}
 	l.flush(now)
 }
 
-// SetAddrs tells the device's addresses with their prefixes, and the prefixes
-// reached without a gateway.
+// SetAddrs sets the device's addresses, each with its prefix, and the prefixes reached without a gateway.
 func (l *Link) SetAddrs(now mono.Time, addrs, onLink []netip.Prefix) {
-	l.addrs, l.onLink = slices.Clone(addrs), slices.Clone(onLink)
-	l.eng.SetAddrs(now, l.addrs)
+	l.addrs = addresses{slices.Clone(addrs), slices.Clone(onLink)}
+	l.engine.SetAddrs(now, l.addrs.own)
 	l.flush(now)
 }
 
-// MTUChanged tells that the device's MTU was changed from outside, which is not for
-// others to do: it is set back.
+// MTUChanged reports that the device's MTU was changed from outside. It is set back: the MTU is the group's.
 func (l *Link) MTUChanged(now mono.Time, mtu int) {
-	if l.registered && mtu != l.mtu {
-		l.dev.SetMTU(l.mtu)
+	if l.attr.registered && mtu != l.attr.mtu {
+		l.device.SetMTU(l.attr.mtu)
 	}
 }
 
-// QPError tells that the queue pair is in error: it is made to work again.
+// QPError reports that the queue pair is in ERR: it is reset.
 func (l *Link) QPError(now mono.Time) {
 	if l.state > Creating && l.state != Destroyed {
-		l.log(now, "queue pair", "the queue pair failed; it is reset")
+		l.report.Logf(now, "queue pair", "the queue pair failed; it is reset")
 		l.recover(now)
 		l.flush(now)
 	}

@@ -28,13 +28,15 @@ func TestH55_Random(t *testing.T) {
 		var ip [3]netip.Addr
 		for i := range ip {
 			ip[i] = netip.AddrFrom4([4]byte{10, 20, 0, byte(1 + i)})
-			n := s.add(fmt.Sprint("ib", i, "_1_14"), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(100+i)), ib.QPN(0x50+i),
-				"sq_depth=128", "rq_depth=64", "timeout=20", "mcast_timeout=200", "tx_copybreak="+strconv.Itoa(30+500*i), "max_neigh=16")
+			n := s.add(fmt.Sprint("ib", i, "_1_14"), ib.LID(5+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(100+i)),
+				ib.QPN(0x50+i), "sq_depth=128", "rq_depth=64", "timeout=20", "mcast_timeout=200",
+				"tx_copybreak="+strconv.Itoa(30+500*i), "max_neigh=16")
 			n.mappable = i == 1
 			n.start()
 			n.l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(ip[i], 24)}, nil)
 		}
-		groups := []netip.Addr{netip.MustParseAddr("224.0.0.1"), netip.MustParseAddr("239.1.1.1"), netip.MustParseAddr("239.1.1.2")}
+		groups := []netip.Addr{netip.MustParseAddr("224.0.0.1"), netip.MustParseAddr("239.1.1.1"),
+			netip.MustParseAddr("239.1.1.2")}
 		joined := map[int][]netip.Addr{}
 		seq, calls, asked := 0, 0, 0
 		opened := [3]bool{true, true, true}
@@ -58,7 +60,8 @@ func TestH55_Random(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"send": func(rt *rapid.T) {
 				i, n := pick()
-				dst := rapid.SampledFrom(append(slices.Clone(ip[:]), append(groups, netip.MustParseAddr("10.20.0.77"), netip.MustParseAddr("10.20.0.255"))...)).Draw(rt, "dst")
+				dst := rapid.SampledFrom(append(slices.Clone(ip[:]), append(groups, netip.MustParseAddr("10.20.0.77"),
+					netip.MustParseAddr("10.20.0.255"))...)).Draw(rt, "dst")
 				for range rapid.IntRange(1, 200).Draw(rt, "packets") {
 					seq++
 					n.send(ip[i], dst, fmt.Sprintf("%d>%v %d%s", i, dst, seq, strings.Repeat(".", seq%100)))
@@ -74,7 +77,8 @@ func TestH55_Random(t *testing.T) {
 				case 0:
 					s.silent = true
 				case 1:
-					s.refuse = rapid.SampledFrom([]mad.Status{mad.StatusSARequest, mad.StatusSANoResources, mad.StatusSAInsufficient, mad.StatusBusy}).Draw(rt, "status")
+					s.refuse = rapid.SampledFrom([]mad.Status{mad.StatusSARequest, mad.StatusSANoResources, mad.StatusSAInsufficient,
+						mad.StatusBusy}).Draw(rt, "status")
 				case 2:
 					s.delay = time.Duration(rapid.IntRange(0, 2000).Draw(rt, "delay")) * time.Millisecond
 				case 3:
@@ -106,7 +110,8 @@ func TestH55_Random(t *testing.T) {
 			"device": func(rt *rapid.T) { _, n := pick(); n.full = !n.full },
 			"fail": func(rt *rapid.T) {
 				_, n := pick()
-				n.fail[rapid.SampledFrom([]string{"create ah", "attach", "qkey", "init ud", "pkey index"}).Draw(rt, "call")] = rapid.IntRange(0, 3).Draw(rt, "times")
+				n.fail[rapid.SampledFrom([]string{"create ah", "attach", "qkey", "init ud", "pkey index"}).Draw(rt,
+					"call")] = rapid.IntRange(0, 3).Draw(rt, "times")
 				n.limit = rapid.SampledFrom([]int{0, 1, 50}).Draw(rt, "limit")
 				n.status = rapid.SampledFrom([]ib.Status{0, 0, ib.LocQPOpErr}).Draw(rt, "status")
 			},
@@ -131,14 +136,15 @@ func TestH55_Random(t *testing.T) {
 			},
 			"notice": func(rt *rapid.T) {
 				_, n := pick()
-				gid := rapid.SampledFrom([]ib.GID{s.nodes[0].port.GID, s.nodes[1].port.GID, n.l.mgidOf(groups[1]), n.l.broadcast.mgid}).Draw(rt, "gid")
+				gid := rapid.SampledFrom([]ib.GID{s.nodes[0].port.GID, s.nodes[1].port.GID, n.l.groups.mgidOf(groups[1]),
+					n.l.groups.broadcast.mgid}).Draw(rt, "gid")
 				n.l.Notice(s.now, rapid.SampledFrom([]mad.TrapNumber{64, 65, 66, 67}).Draw(rt, "trap"), gid)
 			},
 			"path": func(rt *rapid.T) {
 				_, n := pick()
 				var p PathInfo
-				err := n.l.GetPathAsync(s.now, rapid.SampledFrom([]netip.Addr{ip[0], ip[1], netip.MustParseAddr("10.20.0.77")}).Draw(rt, "ip"), &p,
-					func(error, *PathInfo, any) { calls++ }, nil)
+				err := n.l.GetPathAsync(s.now, rapid.SampledFrom([]netip.Addr{ip[0], ip[1],
+					netip.MustParseAddr("10.20.0.77")}).Draw(rt, "ip"), &p, func(error, *PathInfo, any) { calls++ }, nil)
 				if err == ErrAgain {
 					asked++
 				}

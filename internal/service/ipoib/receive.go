@@ -6,198 +6,157 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
 	"weft/internal/service/ipoib/neigh"
+	"weft/internal/service/ipoib/stats"
 )
 
-// pollBatch is how many completions are taken at a time.
+// pollBatch is how many completions are fetched at a time.
 const pollBatch = 64
 
-// recvSlot is a receive slot.
-type recvSlot struct{ posted bool }
-
+// receiver receives datagrams and messages: it owns the receive slots and the batch of packets for the IP stack.
 type receiver struct {
-	rxMem  []byte
-	recvs  []recvSlot
-	rrs    []RecvWR // to post
-	posted int
-	wcs    [pollBatch]WC
-	out    [][]byte // packets to be delivered, of receive slots that are not posted; room for pollBatch
-	one    [1][]byte
+	queue  RecvQueue
+	device PacketReceiver
+	attr   *attributes
+	stats  *stats.Recorder
+	engine *neigh.Engine
+	shadow *shadow
+	gen    *uint32 // the sender's, of posted work
+
+	mem     []byte
+	slots   []bool   // whether one is posted
+	wrs     []RecvWR // to post
+	posted  int
+	packets [][]byte // to be delivered, of receive slots that are not posted; room for pollBatch
+	one     [1][]byte
 }
 
-// makeDevice is the step of creating that allocates what the device needs: room
-// for a batch of packets.
-func (l *Link) makeDevice() error {
-	l.out = make([][]byte, 0, pollBatch)
-	return nil
+// setMemory makes n receive slots in mem.
+func (r *receiver) setMemory(mem []byte, n int) {
+	r.mem = mem
+	r.slots = make([]bool, n)
+	r.wrs = make([]RecvWR, 0, n)
 }
 
-func (l *Link) freeDevice() { l.out = nil }
-
-// postAll posts the receive slots that are not.
-func (l *Link) postAll() {
-	for i := range l.recvs {
-		l.repost(uint32(i))
+// postAll posts the receive slots that are not posted.
+func (r *receiver) postAll() {
+	for i := range r.slots {
+		r.repost(uint32(i))
 	}
-	l.postRecvs()
+	r.flush()
 }
 
-func (l *Link) repost(i uint32) {
-	if l.recvs[i].posted {
+// repost adds a receive slot to the batch of work requests, unless it is posted.
+func (r *receiver) repost(i uint32) {
+	if r.slots[i] {
 		return
 	}
-	l.recvs[i].posted = true
-	l.posted++
-	l.rrs = append(l.rrs, RecvWR{ID: uint64(l.gen)<<idGenShift | idRecv | uint64(i), Off: i * recvSlotLen, Len: uint32(l.recvLen())})
+	r.slots[i] = true
+	r.posted++
+	r.wrs = append(r.wrs, RecvWR{ID: uint64(*r.gen)<<idGenShift | idRecv | uint64(i), Off: i * recvSlotLen,
+		Len: uint32(r.bufferLen())})
 }
 
-// recvLen is the length of a receive buffer: a GRH and the group's MTU.
-func (l *Link) recvLen() int {
-	if m := l.broadcast.rec.MTU; m.Valid() {
+// bufferLen is the length of a receive buffer in octets: a GRH and the group's MTU.
+func (r *receiver) bufferLen() int {
+	if m := r.attr.broadcast.MTU; m.Valid() {
 		return grhLen + m.Bytes()
 	}
 	return recvSlotLen
 }
 
-func (l *Link) postRecvs() {
-	if len(l.rrs) == 0 {
+// flush posts the batch of work requests.
+func (r *receiver) flush() {
+	if len(r.wrs) == 0 {
 		return
 	}
 	if invariants {
-		for _, wr := range l.rrs {
-			spoil(l.rxMem[wr.Off:][:recvSlotLen])
+		for _, wr := range r.wrs {
+			spoil(r.mem[wr.Off:][:recvSlotLen])
 		}
 	}
-	for _, wr := range l.rrs[l.al.PostRecv(l.rrs):] {
-		l.recvs[wr.ID&idSlot].posted = false
-		l.posted--
+	for _, wr := range r.wrs[r.queue.PostRecv(r.wrs):] {
+		r.slots[wr.ID&idSlot] = false
+		r.posted--
 	}
-	l.rrs = l.rrs[:0]
+	r.wrs = r.wrs[:0]
 }
 
-// Interrupt is the one routine for completions, of sends and of receives. It
-// handles a batch, and reports whether there may be more.
-func (l *Link) Interrupt(now mono.Time) (more bool) {
-	l.at = now
-	if l.steps == 0 {
-		return false
-	}
-	n := l.al.Poll(l.wcs[:])
-	if n > 0 {
-		l.c.Driver.CQEvents++
-		failed := l.complete(now, l.wcs[:n])
-		if failed && l.state != Destroyed {
-			l.log(now, "send", "a send failed; the queue pair is reset")
-			l.recover(now)
-		}
-	}
-	l.finish(now, false)
-	l.flush(now)
-	return n == pollBatch
+// reclaim takes all receive slots back, whose completions are not waited for.
+func (r *receiver) reclaim() {
+	clear(r.slots)
+	r.posted = 0
 }
 
-// complete handles completions; it reports whether a send was in error.
-func (l *Link) complete(now mono.Time, wcs []WC) (failed bool) {
-	for i := range wcs {
-		wc := &wcs[i]
-		if wc.ID&idConn != 0 {
-			if wc.ID&idRecv != 0 {
-				l.message(now, wc)
-			} else {
-				l.messageDone(now, wc)
-			}
-			continue
-		}
-		if uint32(wc.ID>>idGenShift) != l.gen {
-			continue
-		}
-		if wc.Recv {
-			l.received(now, wc)
-		} else if l.sent(now, wc) {
-			failed = true
-		}
-	}
-	l.deliver()
-	l.postRecvs()
-	if l.state != Destroyed {
-		l.postConnRecvs()
-		l.drainConns(now)
-		l.drainBacklog()
-	}
-	return failed
-}
-
-// received handles the completion of a receive. Its slot is to be posted again, but not
-// before what lies there was delivered.
-func (l *Link) received(now mono.Time, wc *WC) {
+// completed handles the completion of a receive. Its slot is posted again by the flush that follows the delivery; while
+// the link ends it is not.
+func (r *receiver) completed(now mono.Time, wc *WC, ending bool) {
 	i := uint32(wc.ID & idSlot)
-	if int(i) >= len(l.recvs) || !l.recvs[i].posted {
+	if int(i) >= len(r.slots) || !r.slots[i] {
 		return
 	}
-	l.recvs[i].posted = false
-	l.posted--
-	if l.state == Destroyed {
+	r.slots[i] = false
+	r.posted--
+	if ending {
 		return
 	}
 	switch wc.Status {
 	case ib.Success:
-		l.frame(now, wc, l.rxMem[i*recvSlotLen:][:recvSlotLen], l.al.Arrived(i*recvSlotLen))
+		r.datagram(now, wc, r.mem[i*recvSlotLen:][:recvSlotLen], r.queue.Arrived(i*recvSlotLen))
 	case ib.WRFlushErr: // the queue pair is being reset
 		return
 	default:
-		l.c.Net.RxErrors++
-		l.c.Net.RxFIFOErrors++
-		l.refuse(DropRxStatus)
+		r.stats.Net.RxFIFOErrors++
+		r.stats.RxError(stats.DropRxStatus)
 	}
-	l.repost(i)
+	r.repost(i)
 }
 
-// The GIDs of the GRH that a receive slot begins with, if there is one.
+// The GIDs of the GRH with which a receive slot begins, if there is one.
 func sgid(b []byte) ib.GID { return ib.GID(b[8:24]) }
 func dgid(b []byte) ib.GID { return ib.GID(b[24:40]) }
 
-// kindOf tells who the datagram in b was addressed to.
-func (l *Link) kindOf(wc *WC, b []byte) neigh.Kind {
+// kindOf returns to whom the datagram in b was addressed.
+func (r *receiver) kindOf(wc *WC, b []byte) neigh.Kind {
 	switch {
 	case !wc.GRH || b[24] != 0xff:
 		return neigh.Host
-	case dgid(b) == l.broadcast.mgid:
+	case dgid(b) == r.attr.broadcastGID:
 		return neigh.Broadcast
 	}
 	return neigh.Multicast
 }
 
-// echo reports whether a datagram is one of the link's own, which came back from
-// the group that it went to.
-func (l *Link) echo(wc *WC, b []byte) bool {
-	return wc.SrcQPN == l.qpn && l.port.LID.Owns(l.port.LMC, wc.SLID) && (!wc.GRH || sgid(b).GUID() == l.port.GID.GUID())
+// isEcho reports whether a datagram is one of the link's own, which the fabric returned from the group that it went to.
+func (r *receiver) isEcho(wc *WC, b []byte) bool {
+	p := &r.attr.port
+	return wc.SrcQPN == r.attr.qpn && p.LID.Owns(p.LMC, wc.SLID) && (!wc.GRH || sgid(b).GUID() == p.GID.GUID())
 }
 
-// frame judges what arrived in slot b, of which ByteLen octets count, and takes it where it
-// belongs. Where the datagram is elsewhere, b has the GRH only.
-func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
+// datagram validates the datagram in slot b, of which ByteLen octets count, and delivers it to the IP stack or to the
+// engine. Where elsewhere is not nil the datagram lies there, and b has the GRH only.
+func (r *receiver) datagram(now mono.Time, wc *WC, b, elsewhere []byte) {
 	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) || elsewhere != nil && len(elsewhere) != int(wc.ByteLen)-grhLen {
-		l.c.Net.RxErrors++
-		l.c.Net.RxLengthErrors++
-		l.refuse(DropShort)
+		r.stats.Net.RxLengthErrors++
+		r.stats.RxError(stats.DropShort)
 		return
 	}
-	if !l.carrier {
-		l.c.Net.RxDropped++
-		l.refuse(DropLinkDown)
+	if !r.attr.carrier {
+		r.stats.RxDrop(stats.DropLinkDown)
 		return
 	}
 	b = b[:wc.ByteLen]
-	kind := l.kindOf(wc, b)
-	if l.echo(wc, b) {
-		l.refuse(DropOwnEcho)
+	kind := r.kindOf(wc, b)
+	if r.isEcho(wc, b) {
+		r.stats.Drop(stats.DropOwnEcho)
 		return
 	}
 	datagram := b[grhLen:]
 	if elsewhere != nil {
 		datagram = elsewhere
 	}
-	t, p, ok := l.parse(datagram)
+	t, p, ok := r.parse(datagram)
 	if !ok {
 		return
 	}
@@ -205,7 +164,7 @@ func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
 	if wc.GRH {
 		src = wire.MakeHWAddr(0, wc.SrcQPN, sgid(b))
 	}
-	n := &l.c.Net
+	n := &r.stats.Net
 	n.RxPackets++
 	n.RxBytes += uint64(wc.ByteLen) - grhLen
 	if kind == neigh.Multicast {
@@ -213,91 +172,122 @@ func (l *Link) frame(now mono.Time, wc *WC, b, elsewhere []byte) {
 	}
 	switch t {
 	case wire.EtherARP:
-		l.c.Driver.ARPRx++
+		r.stats.Driver.ARPRx++
 	case wire.EtherIPv6:
-		if !resolves(p) {
-			l.up(p)
+		if !isND(p) {
+			r.add(p)
 			return
 		}
-		l.c.Driver.NDRx++
+		r.stats.Driver.NDRx++
 	case wire.EtherIPv4:
-		l.up(p)
+		r.add(p)
 		return
 	}
-	copy(b[grhLen:], datagram) // the engine wants it in one piece
-	l.from = wc.SLID
+	copy(b[grhLen:], datagram) // the engine needs it in one piece
+	r.shadow.requester = wc.SLID
 	if wc.GRH {
-		l.heardFrom(now, src, wc.SLID)
+		r.shadow.checkSource(now, src, wc.SLID)
 	}
 	wire.PutHardHeader(b, &wire.HWAddr{}, &src, t)
-	f := l.eng.Input(now, kind, b)
-	l.from = 0
+	f := r.engine.Input(now, kind, b)
+	r.shadow.requester = 0
 	if f != nil {
-		l.up(f[Headroom:])
+		r.add(f[Headroom:])
 	}
 }
 
-// parse takes what was received apart; what is not right is counted.
-func (l *Link) parse(b []byte) (t wire.EtherType, p []byte, ok bool) {
+// message validates a message of a connection, which lies in b behind room for a GRH, and delivers it likewise. Only
+// IPv4 and IPv6 go by connections.
+func (r *receiver) message(now mono.Time, from *connected.Peer, b []byte) {
+	if !r.attr.carrier {
+		r.stats.RxDrop(stats.DropLinkDown)
+		return
+	}
+	t, p, ok := r.parse(b[grhLen:])
+	if !ok {
+		return
+	}
+	n := &r.stats.Net
+	if t != wire.EtherIPv4 && t != wire.EtherIPv6 {
+		n.RxNoHandler++
+		r.stats.RxDrop(stats.DropUnknownEtherType)
+		return
+	}
+	n.RxPackets++
+	n.RxBytes += uint64(len(b) - grhLen)
+	r.stats.Driver.ConnRx++
+	if t == wire.EtherIPv4 || !isND(p) {
+		r.add(p)
+		return
+	}
+	// Some peers send Neighbor Discovery by the connection that they have with the neighbour.
+	r.stats.Driver.NDRx++
+	r.shadow.requester = from.LID
+	wire.PutHardHeader(b, &wire.HWAddr{}, &from.HW, t)
+	f := r.engine.Input(now, neigh.Host, b)
+	r.shadow.requester = 0
+	if f != nil {
+		r.add(f[Headroom:])
+	}
+}
+
+// parse splits a frame into EtherType and packet; it counts a malformed one.
+func (r *receiver) parse(b []byte) (t wire.EtherType, p []byte, ok bool) {
 	t, p, why := wire.ParseFrame(b)
 	switch why {
 	case wire.FrameOK:
 		return t, p, true
 	case wire.FrameEtherType:
-		l.c.Net.RxDropped++
-		l.c.Net.RxNoHandler++
-		l.refuse(DropUnknownEtherType)
+		r.stats.Net.RxNoHandler++
+		r.stats.RxDrop(stats.DropUnknownEtherType)
 	case wire.FrameVersion:
-		l.c.Net.RxErrors++
-		l.c.Net.RxFrameErrors++
-		l.refuse(DropVersion)
+		r.stats.Net.RxFrameErrors++
+		r.stats.RxError(stats.DropVersion)
 	default:
-		l.c.Net.RxErrors++
-		l.c.Net.RxLengthErrors++
-		l.refuse(DropShort)
+		r.stats.Net.RxLengthErrors++
+		r.stats.RxError(stats.DropShort)
 	}
 	return t, nil, false
 }
 
-// resolves reports whether an IPv6 packet is of Neighbor Discovery.
-func resolves(p []byte) bool {
+// isND reports whether an IPv6 packet is of Neighbor Discovery.
+func isND(p []byte) bool {
 	off, ok := wire.ICMPv6(p)
 	return ok && wire.IsND(p[off])
 }
 
-// up adds a packet to those that go to the IP stack.
-func (l *Link) up(p []byte) {
-	l.out = append(l.out, p[:len(p):len(p)])
+// add adds a packet to the batch for the IP stack.
+func (r *receiver) add(p []byte) {
+	r.packets = append(r.packets, p[:len(p):len(p)])
 }
 
-// deliver gives the IP stack what up has put together.
-func (l *Link) deliver() {
-	if len(l.out) == 0 {
+// deliver delivers the batch to the IP stack.
+func (r *receiver) deliver() {
+	if len(r.packets) == 0 {
 		return
 	}
-	if l.registered {
-		l.dropUp(l.dev.Deliver(l.out))
+	if r.attr.registered {
+		r.countMissed(r.device.Deliver(r.packets))
 	} else {
-		l.dropUp(len(l.out))
+		r.countMissed(len(r.packets))
 	}
-	l.out = l.out[:0]
+	r.packets = r.packets[:0]
 }
 
-// deliverOne gives the IP stack one packet at once.
-func (l *Link) deliverOne(f []byte) {
-	if !l.registered {
+// deliverOne delivers one packet to the IP stack at once.
+func (r *receiver) deliverOne(f []byte) {
+	if !r.attr.registered {
 		return
 	}
-	l.one[0] = f[Headroom:]
-	l.dropUp(l.dev.Deliver(l.one[:]))
-	l.one[0] = nil
+	r.one[0] = f[Headroom:]
+	r.countMissed(r.device.Deliver(r.one[:]))
+	r.one[0] = nil
 }
 
-// dropUp counts packets that the IP stack did not take.
-func (l *Link) dropUp(n int) {
-	l.c.Net.RxDropped += uint64(n)
-	l.c.Net.RxMissedErrors += uint64(n)
+// countMissed counts packets for which the IP stack had no room.
+func (r *receiver) countMissed(n int) {
+	r.stats.Net.RxMissedErrors += uint64(n)
 	for range n {
-		l.refuse(DropStackFull)
+		r.stats.RxDrop(stats.DropStackFull)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"weft/internal/proto/mad"
 	"weft/internal/proto/wire"
 	"weft/internal/service/ipoib/neigh"
+	"weft/internal/service/ipoib/stats"
 )
 
 func numeral[T ~uint16 | ~uint32](t testing.TB, s string) T {
@@ -51,14 +52,16 @@ func TestH38_Source(t *testing.T) {
 		}
 		v.read(t, &in, &out)
 		_, a := alone(t)
-		a.l.port.LID, a.l.qpn = numeral[ib.LID](t, in.Local.LID), numeral[ib.QPN](t, in.Local.QPN)
-		if a.l.qpn == 0x208 {
-			a.l.port.GID = gidB
+		a.l.attr.port.LID, a.l.attr.qpn = numeral[ib.LID](t, in.Local.LID), numeral[ib.QPN](t, in.Local.QPN)
+		if a.l.attr.qpn == 0x208 {
+			a.l.attr.port.GID = gidB
 		}
-		wc := WC{ByteLen: in.WC.ByteLen, GRH: in.WC.GRH, SrcQPN: numeral[ib.QPN](t, in.WC.SrcQP), SLID: numeral[ib.LID](t, in.WC.SLID)}
+		wc := WC{ByteLen: in.WC.ByteLen, GRH: in.WC.GRH, SrcQPN: numeral[ib.QPN](t, in.WC.SrcQP),
+			SLID: numeral[ib.LID](t, in.WC.SLID)}
 		b := unhex(t, in.Buffer)
-		kind := map[neigh.Kind]string{neigh.Host: "host", neigh.Broadcast: "broadcast", neigh.Multicast: "multicast"}[a.l.kindOf(&wc, b)]
-		if a.l.echo(&wc, b) {
+		kind := map[neigh.Kind]string{neigh.Host: "host", neigh.Broadcast: "broadcast",
+			neigh.Multicast: "multicast"}[a.l.receiver.kindOf(&wc, b)]
+		if a.l.receiver.isEcho(&wc, b) {
 			kind = "discard_own_echo"
 		}
 		if kind != out.Type {
@@ -66,10 +69,11 @@ func TestH38_Source(t *testing.T) {
 		}
 		before := a.l.Counters()
 		slot := append(b, make([]byte, recvSlotLen-len(b))...)
-		a.l.frame(a.s.now, &wc, slot, nil)
+		a.l.receiver.datagram(a.s.now, &wc, slot, nil)
 		c := a.l.Counters()
 		if out.Type == "discard_own_echo" {
-			if c.Drops[DropOwnEcho] != before.Drops[DropOwnEcho]+1 || c.Net.RxPackets != before.Net.RxPackets || c.Net.RxDropped != before.Net.RxDropped {
+			if c.Drops[stats.DropOwnEcho] != before.Drops[stats.DropOwnEcho]+1 || c.Net.RxPackets != before.Net.RxPackets ||
+				c.Net.RxDropped != before.Net.RxDropped {
 				t.Errorf("%s: counted as received or dropped: %+v", id, c.Net)
 			}
 			continue
@@ -78,7 +82,7 @@ func TestH38_Source(t *testing.T) {
 			t.Errorf("%s: %+v", id, c.Net)
 		}
 		// The frame lies in the slot as the engine saw it.
-		src, ok := a.l.ParseHeader(slot)
+		src, ok := a.l.NetDevice().ParseHeader(slot)
 		switch {
 		case out.Src == nil && ok:
 			t.Errorf("%s: source %v, want none", id, src)
@@ -106,11 +110,15 @@ func TestH51_GRH(t *testing.T) {
 // TestH03_Verdicts plays NEG-1 to NEG-12: what is refused, and by which counter.
 func TestH03_Verdicts(t *testing.T) {
 	counters := map[string][]string{
-		"short_frame": {"drop_short_frame", "rx_errors", "rx_length_errors"}, "unknown_ethertype": {"drop_unknown_ethertype", "rx_dropped", "rx_nohandler"},
-		"version_mismatch": {"drop_version_mismatch", "rx_errors", "rx_frame_errors"},
-		"arp_bad_hlen":     {"drop_arp_invalid", "rx_errors", "rx_frame_errors"}, "arp_bad_htype": {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
-		"arp_bad_plen": {"drop_arp_invalid", "rx_errors", "rx_frame_errors"}, "arp_bad_sender_hw": {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
-		"nd_bad_hoplimit": {"drop_nd_invalid", "rx_errors", "rx_frame_errors"}, "nd_bad_option": {"drop_nd_invalid", "rx_errors", "rx_frame_errors"},
+		"short_frame":       {"drop_short_frame", "rx_errors", "rx_length_errors"},
+		"unknown_ethertype": {"drop_unknown_ethertype", "rx_dropped", "rx_nohandler"},
+		"version_mismatch":  {"drop_version_mismatch", "rx_errors", "rx_frame_errors"},
+		"arp_bad_hlen":      {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
+		"arp_bad_htype":     {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
+		"arp_bad_plen":      {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
+		"arp_bad_sender_hw": {"drop_arp_invalid", "rx_errors", "rx_frame_errors"},
+		"nd_bad_hoplimit":   {"drop_nd_invalid", "rx_errors", "rx_frame_errors"},
+		"nd_bad_option":     {"drop_nd_invalid", "rx_errors", "rx_frame_errors"},
 		"nd_bad_lladdr_len": {"drop_nd_invalid", "rx_errors", "rx_frame_errors"},
 	}
 	for id, v := range vectors(t, "NEG-") {
@@ -183,7 +191,7 @@ func TestFrames(t *testing.T) {
 		s, a := alone(t)
 		src := ib.LID(binary.BigEndian.Uint16(frame[6:]))
 		if src == 5 { // its sender is host A: be B
-			a.l.port.GID, a.l.port.LID, a.l.qpn = gidB, 17, 0x208
+			a.l.attr.port.GID, a.l.attr.port.LID, a.l.attr.qpn = gidB, 17, 0x208
 			a.l.SetAddrs(s.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.2/24")}, nil)
 			s.run(10 * time.Second)
 			a.got = nil
@@ -191,7 +199,8 @@ func TestFrames(t *testing.T) {
 		before := a.l.Counters()
 		a.inject(WC{ByteLen: uint32(grhLen + len(payload)), GRH: grh, SrcQPN: qpn, SLID: src}, append(buf, payload...))
 		c := a.l.Counters()
-		if c.Net.RxPackets != before.Net.RxPackets+1 || c.Net.RxErrors != before.Net.RxErrors || c.Net.RxBytes != before.Net.RxBytes+uint64(len(payload)) {
+		if c.Net.RxPackets != before.Net.RxPackets+1 || c.Net.RxErrors != before.Net.RxErrors ||
+			c.Net.RxBytes != before.Net.RxBytes+uint64(len(payload)) {
 			t.Errorf("%s: %+v", id, c.Net)
 		}
 		if in.SrcQPN == "0x000048" {
@@ -202,7 +211,7 @@ func TestFrames(t *testing.T) {
 			if !grh {
 				dst = hwB
 			}
-			a.l.BuildHeader(f, dst, wire.EtherType(binary.BigEndian.Uint16(payload)))
+			a.l.NetDevice().BuildHeader(f, dst, wire.EtherType(binary.BigEndian.Uint16(payload)))
 			a.l.xmit(s.now, f)
 			if !grh {
 				s.answerPath(a, pathSA6(t), 0)
@@ -210,7 +219,8 @@ func TestFrames(t *testing.T) {
 			a.l.flush(s.now)
 			s.step()
 			sent := a.sent[len(a.sent)-1]
-			if !bytes.Equal(sent.data, payload) || sent.ah.DLID != numeral[ib.LID](t, in.DLID) || sent.ah.SL != in.SL || sent.ah.Global != grh ||
+			if !bytes.Equal(sent.data, payload) || sent.ah.DLID != numeral[ib.LID](t, in.DLID) || sent.ah.SL != in.SL ||
+				sent.ah.Global != grh ||
 				sent.wr.QPN != numeral[ib.QPN](t, in.DestQPN) || sent.wr.QKey != numeral[ib.QKey](t, in.QKey) {
 				t.Errorf("%s: sent %+v to %+v", id, sent.wr, sent.ah)
 			}
@@ -263,8 +273,9 @@ func TestH39_OneRoutine(t *testing.T) {
 	}
 	// Made-up, repeated and late completions.
 	c := a.l.Counters()
-	a.cq = append(a.cq, WC{ID: 1 << 20}, WC{ID: idRecv | 1<<20, Recv: true, ByteLen: 100}, WC{ID: uint64(a.l.gen+1) << idGenShift}, WC{}, WC{ID: 3},
-		WC{ID: uint64(a.l.gen-1)<<idGenShift | idRecv | 5, Recv: true, ByteLen: 100})
+	a.cq = append(a.cq, WC{ID: 1 << 20}, WC{ID: idRecv | 1<<20, Recv: true, ByteLen: 100},
+		WC{ID: uint64(a.l.sender.gen+1) << idGenShift}, WC{}, WC{ID: 3},
+		WC{ID: uint64(a.l.sender.gen-1)<<idGenShift | idRecv | 5, Recv: true, ByteLen: 100})
 	s.step()
 	if d := cmp.Diff(c.Net, a.l.Counters().Net); d != "" {
 		t.Errorf("counted: %s", d)
@@ -307,11 +318,12 @@ func FuzzReceive(f *testing.F) {
 		s.t = t
 		buf := make([]byte, grhLen)
 		copy(buf[8:], gidB[:])
-		copy(buf[24:], a.l.broadcast.mgid[:])
+		copy(buf[24:], a.l.groups.broadcast.mgid[:])
 		if len(payload) > 2048 {
 			payload = payload[:2048]
 		}
-		a.inject(WC{ByteLen: uint32(grhLen + len(payload)), GRH: grh, SrcQPN: ib.QPN(qpn & 0xffffff), SLID: ib.LID(slid)}, append(buf, payload...))
+		a.inject(WC{ByteLen: uint32(grhLen + len(payload)), GRH: grh, SrcQPN: ib.QPN(qpn & 0xffffff), SLID: ib.LID(slid)},
+			append(buf, payload...))
 		s.heldPaths = nil
 		a.got, a.sent, a.log = nil, nil, nil
 		s.run(time.Second)
@@ -337,7 +349,7 @@ func TestTruncated(t *testing.T) {
 	if a.counter("drop_rx_status") != 1 || a.counter("rx_fifo_errors") != 1 || a.counter("rx_length_errors") < Headroom {
 		t.Error("not counted")
 	}
-	if len(a.l.entries) > 1 {
+	if len(a.l.shadow.entries) > 1 {
 		t.Errorf("entries %v", a.l.Shadow(s.now))
 	}
 }
@@ -354,18 +366,19 @@ func TestSARecordsRefused(t *testing.T) {
 		id := s.heldPaths[0]
 		s.heldPaths = nil
 		a.l.SAResponse(s.now, id, 0, bad)
-		if len(a.l.entries) != 0 {
+		if len(a.l.shadow.entries) != 0 {
 			t.Errorf("%x is taken for a path", bad)
 		}
 		a.l.SAResponse(s.now, id, 0, bad) // nobody asks any more
 	}
 	s.step()
-	for _, bad := range [][]byte{nil, make([]byte, mad.MCMemberRecordLen), (&mad.MCMemberRecord{MGID: a.l.broadcast.mgid, MLID: 5, MTU: 4}).Append(nil),
-		(&mad.MCMemberRecord{MGID: a.l.broadcast.mgid, MLID: 0xc001, MTU: 9}).Append(nil)} {
+	for _, bad := range [][]byte{nil, make([]byte, mad.MCMemberRecordLen),
+		(&mad.MCMemberRecord{MGID: a.l.groups.broadcast.mgid, MLID: 5, MTU: 4}).Append(nil),
+		(&mad.MCMemberRecord{MGID: a.l.groups.broadcast.mgid, MLID: 0xc001, MTU: 9}).Append(nil)} {
 		s, a := one(t)
 		s.silent = true
 		a.start()
-		a.l.SAResponse(s.now, a.l.lastQuery, 0, bad)
+		a.l.SAResponse(s.now, a.l.sa.lastID, 0, bad)
 		s.step()
 		if a.carrier || a.registered {
 			t.Errorf("%x is taken for a group", bad)

@@ -8,114 +8,163 @@ import (
 	"time"
 
 	"weft/internal/proto/ib"
-	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/connected"
+	"weft/internal/service/ipoib/stats"
 )
 
-// Bounds of what waits for one address vector.
+// Bounds of an entry.
 const (
 	entryFrames = 64
-	entryBytes  = 128 << 10
-	maxEntryIPs = 64 // addresses that one hardware address is known to have
+	entryBytes  = 128 << 10 // of frames that wait; connected.QueueBytes in connected mode
+	maxEntryIPs = 64        // IP addresses at one hardware address
 )
 
-// touchEvery is how often using an entry is noted, at most.
+// touchEvery is how often the use of an entry is noted, at most.
 const touchEvery = mono.Time(time.Second)
 
-// entry is one of the shadow table: a hardware address, and how to send to it.
+// entryState is the state of an entry.
+type entryState uint8
+
+const (
+	// entryPending (PATHRECORD_PENDING): frames wait, bounded; a query of the path is queued or under way. A record
+	// resolves the entry; a refusal, silence or the end of the carrier removes it.
+	entryPending entryState = iota
+	// entryResolved: there is an address vector, and frames are sent. An invalid path makes it pending with the next
+	// frame; a purge, disuse, a full table, a refused query or the end of the carrier removes it.
+	entryResolved
+	// entryRemoved: it is not in the table; posted work requests may still refer to it.
+	entryRemoved
+)
+
+var entryStateNames = [...]string{"PATHRECORD_PENDING", "RESOLVED", "REMOVED"}
+
+// entryEvent changes the state of an entry.
+type entryEvent uint8
+
+const (
+	entryVectorMade entryEvent = iota // the path is valid, and an address vector exists
+	entryPathStale                    // the path must be queried before the next frame
+	entryRemove                       // the entry leaves the table
+)
+
+// entry is an entry of the shadow table: a hardware address and how to send to it.
 type entry struct {
-	hw       wire.HWAddr // without flags
-	flags    uint8
-	resolved bool // else PATHRECORD_PENDING
-	ah       *address
-	path     *path
-	gen      uint32 // counts address vectors
-	queue    [][]byte
-	queued   int // octets
-	ips      []netip.Addr
-	used     mono.Time
-	src      *source // that the entry counts for, nil: the link itself
-	// Of connected mode: no connection is asked for until hold, after so many refusals in turn, and the node listens at the
-	// other service ID.
-	hold       mono.Time
-	refusals   uint8
-	oldService bool
+	hw     wire.HWAddr // without flags
+	flags  uint8       // of the hardware address
+	state  entryState
+	ah     *address
+	path   *path
+	gen    uint32 // counts address vectors
+	queue  [][]byte
+	queued int // octets
+	ips    []netip.Addr
+	used   mono.Time
+	// account is the port for whose frames the entry was made, as long as the link itself sends nothing to it; nil: it
+	// counts for no port.
+	account  *account
+	attempts connected.Attempts
 
 	newer, older *entry // by use
 }
 
-// path is how packets travel to a GID. P_Key and traffic class are the link's.
-type path struct {
-	gid     ib.GID
-	rec     mad.PathRecord // of the last answer
-	valid   bool           // rec may be used for further entries
-	local   bool           // to the link's own port
-	q       *query
-	waits   bool      // to be asked for
-	src     *source   // that it is, or waits to be, asked for
-	checked mono.Time // when it was asked for because of the sender's LID
-	entries []*entry
+// transition changes the state of an entry by an event. A removed entry stays removed.
+func (e *entry) transition(ev entryEvent) {
+	switch {
+	case e.state == entryRemoved:
+	case ev == entryVectorMade:
+		e.state = entryResolved
+	case ev == entryPathStale:
+		e.state = entryPending
+	case ev == entryRemove:
+		e.state = entryRemoved
+	}
 }
 
-// shadow is the shadow table and the path cache behind it.
+// usable reports whether frames may be sent to an entry.
+func (e *entry) usable() bool { return e.state == entryResolved && e.path.usable() }
+
+func (e *entry) dest() dest { return dest{ah: e.ah, qpn: e.hw.QPN(), entry: e} }
+
+// shadowLink is what the shadow table needs of its link.
+type shadowLink interface {
+	// sendTo sends a frame to a neighbour whose entry is resolved.
+	sendTo(now mono.Time, e *entry, frame []byte)
+	// probe queries the hardware address of an IP address again.
+	probe(now mono.Time, ip netip.Addr)
+}
+
+// shadow is the shadow table and the path cache behind it. It implements connected.Neighbours.
 type shadow struct {
+	p       *Params
+	attr    *attributes
+	stats   *stats.Recorder
+	report  *reporter
+	sa      *transactions
+	vectors *vectorSet
+	budget  *frameBudget
+	waiters *pathWaiters
+	link    shadowLink
+
 	entries        map[wire.HWAddr]*entry
 	byIP           map[netip.Addr]*entry
 	paths          map[ib.GID]*path
 	newest, oldest *entry
-	frameLimit     int // of a queue
-	asking         int // queries under way
-	shares
+	frameLimit     int // of the queue of an entry
+	byteLimit      int
+	quotas
 }
 
-func (s *shadow) init() {
-	s.entries, s.byIP, s.paths = map[wire.HWAddr]*entry{}, map[netip.Addr]*entry{}, map[ib.GID]*path{}
-	s.sources = map[ib.LID]*source{}
-	s.frameLimit = entryFrames
-}
-
-// link and unlink keep the order of use.
-func (s *shadow) link(e *entry) {
-	e.older, e.newer = s.newest, nil
-	if s.newest != nil {
-		s.newest.newer = e
-	}
-	if s.newest = e; s.oldest == nil {
-		s.oldest = e
+func (t *shadow) init() {
+	t.entries, t.byIP, t.paths = map[wire.HWAddr]*entry{}, map[netip.Addr]*entry{}, map[ib.GID]*path{}
+	t.ports = map[ib.LID]*account{}
+	t.frameLimit, t.byteLimit = entryFrames, entryBytes
+	if t.p.Mode == Connected {
+		t.byteLimit = connected.QueueBytes
 	}
 }
 
-func (s *shadow) unlink(e *entry) {
+// insert and unlink keep the entries in the order of use.
+func (t *shadow) insert(e *entry) {
+	e.older, e.newer = t.newest, nil
+	if t.newest != nil {
+		t.newest.newer = e
+	}
+	if t.newest = e; t.oldest == nil {
+		t.oldest = e
+	}
+}
+
+func (t *shadow) unlink(e *entry) {
 	if e.newer != nil {
 		e.newer.older = e.older
 	} else {
-		s.newest = e.older
+		t.newest = e.older
 	}
 	if e.older != nil {
 		e.older.newer = e.newer
 	} else {
-		s.oldest = e.newer
+		t.oldest = e.newer
 	}
 	e.newer, e.older = nil, nil
 }
 
-// touch notes that a frame went to e, which may have been deleted since.
-func (l *Link) touch(e *entry, now mono.Time) {
-	if now-e.used < touchEvery || e.path == nil {
+// touch notes that a frame was sent to e, which may have been removed since.
+func (t *shadow) touch(e *entry, now mono.Time) {
+	if now-e.used < touchEvery || e.state == entryRemoved {
 		return
 	}
 	e.used = now
-	l.unlink(e)
-	l.link(e)
+	t.unlink(e)
+	t.insert(e)
 }
 
-// entryOf returns the entry of a hardware address and makes it if need be. It
-// is nil where none can be: for what is no node's address, for want of a path
-// that is known at once to fail, or where who has it be made has too many.
-func (l *Link) entryOf(now mono.Time, hw wire.HWAddr) *entry {
+// entryOf returns the entry of a hardware address and makes it if need be. It is nil where none can be made: for an
+// address that is not a node's, without a path where that is known at once, and for a port that has too many.
+func (t *shadow) entryOf(now mono.Time, hw wire.HWAddr) *entry {
 	key := hw.Key()
-	if e := l.entries[key]; e != nil {
+	if e := t.entries[key]; e != nil {
 		e.flags = hw.Flags()
 		return e
 	}
@@ -123,342 +172,265 @@ func (l *Link) entryOf(now mono.Time, hw wire.HWAddr) *entry {
 		return nil
 	}
 	e := &entry{hw: key, flags: hw.Flags(), used: now}
-	if !l.admit(e) {
+	if !t.admit(e) {
 		return nil
 	}
-	if len(l.entries) >= l.p.MaxNeigh {
-		l.c.Driver.ShadowPurged++
-		l.remove(now, l.oldest, DropQueueFull)
+	if len(t.entries) >= t.p.MaxNeigh {
+		t.stats.Driver.ShadowPurged++
+		t.remove(now, t.oldest, stats.DropQueueFull)
 	}
-	l.entries[key] = e
-	l.link(e)
-	l.c.Driver.ShadowCreated++
-	l.pathFor(now, e)
-	if e.path == nil {
+	t.entries[key] = e
+	t.insert(e)
+	t.stats.Driver.ShadowCreated++
+	e.path = t.pathOf(key.GID())
+	e.path.entries = append(e.path.entries, e)
+	if e.path.state == pathValid {
+		t.resolve(now, e)
+	} else {
+		t.queryPath(now, e.path)
+	}
+	if e.state == entryRemoved {
 		return nil
 	}
 	return e
 }
 
-// pathFor attaches a new entry to the path of its GID: it is resolved where that
-// is valid, and otherwise waits for the query that is under way or begins.
-func (l *Link) pathFor(now mono.Time, e *entry) {
-	gid := e.hw.GID()
-	p := l.paths[gid]
-	if p == nil {
-		p = &path{gid: gid}
-		l.paths[gid] = p
-	}
-	e.path = p
-	p.entries = append(p.entries, e)
-	if gid == l.port.GID {
-		p.rec = l.localPath()
-		p.valid, p.local = true, true
-	}
-	if !p.valid {
-		l.askPath(now, p)
-		return
-	}
-	l.resolve(now, e)
-}
-
-// localPath is the path to the link's own port, for which nobody needs to be
-// asked.
-func (l *Link) localPath() mad.PathRecord {
-	return mad.PathRecord{DGID: l.port.GID, SGID: l.port.GID, DLID: l.port.LID, SLID: l.port.LID, Reversible: true, NumbPath: 1,
-		PKey: l.pkey, SL: l.broadcast.rec.SL, MTUSelector: mad.SelectExactly, MTU: l.port.MTU, RateSelector: mad.SelectExactly,
-		Rate: l.port.Rate, LifeSelector: mad.SelectExactly, TClass: l.broadcast.rec.TClass}
-}
-
-// resolve gives e an address vector of its path's record, and sends what
-// waits. Without one the entry is deleted.
-func (l *Link) resolve(now mono.Time, e *entry) {
+// resolve makes the address vector of an entry by the record of its path, and sends the frames that wait. Without an
+// address vector the entry is removed.
+func (t *shadow) resolve(now mono.Time, e *entry) {
 	r := &e.path.rec
-	bits := uint8(r.SLID) & (1<<l.port.LMC - 1)
+	port := &t.attr.port
+	bits := uint8(r.SLID) & (1<<port.LMC - 1)
 	gid := e.hw.GID()
-	global := r.HopLimit > 0 || gid.Prefix() != l.port.GID.Prefix()
-	ah, err := l.newAddress(&AH{DLID: r.DLID, SL: r.SL, Rate: l.staticRate(r.Rate), SrcPathBits: bits, Global: global, DGID: gid,
-		FlowLabel: r.FlowLabel, HopLimit: r.HopLimit, TClass: r.TClass})
+	global := r.HopLimit > 0 || gid.Prefix() != port.GID.Prefix()
+	ah, err := t.vectors.make(&AH{DLID: r.DLID, SL: r.SL, Rate: t.attr.staticRate(r.Rate), SrcPathBits: bits,
+		Global: global, DGID: gid, FlowLabel: r.FlowLabel, HopLimit: r.HopLimit, TClass: r.TClass})
 	if err != nil {
-		l.log(now, "address vector", "address vector to %v: %v", gid, err)
-		l.remove(now, e, DropNoPath)
+		t.report.Logf(now, "address vector", "address vector to %v: %v", gid, err)
+		t.remove(now, e, stats.DropNoPath)
 		return
 	}
-	l.release(e.ah)
+	t.vectors.release(e.ah)
 	e.ah = ah
 	e.gen++
-	e.resolved = true
+	e.transition(entryVectorMade)
 	queue := e.queue
 	e.queue, e.queued = nil, 0
 	for _, f := range queue {
-		l.pending -= len(f)
-		l.toNode(now, e, f)
+		t.budget.Release(len(f))
+		t.link.sendTo(now, e, f)
 	}
 	for _, ip := range e.ips {
-		l.found(ip, e)
+		t.waiters.found(ip, e.path)
 	}
 }
 
-func (e *entry) dest() dest { return dest{ah: e.ah, qpn: e.hw.QPN(), entry: e} }
-
-// remove deletes an entry: its frames are dropped, those who wait for it are
-// told. What is posted keeps its address vector.
-func (l *Link) remove(now mono.Time, e *entry, why Drop) {
-	if e.path == nil {
+// remove removes an entry: its frames are dropped, and requests for its path fail. Posted work keeps its address
+// vector.
+func (t *shadow) remove(now mono.Time, e *entry, why stats.Drop) {
+	if e.state == entryRemoved {
 		return
 	}
-	l.disown(e)
-	p := e.path
+	t.disown(e)
+	p, pending := e.path, e.state == entryPending
+	e.transition(entryRemove)
 	e.path = nil
 	p.entries = slices.DeleteFunc(p.entries, func(x *entry) bool { return x == e })
 	if len(p.entries) == 0 {
-		l.forgetPath(p)
-		l.askNext(now)
+		t.dropPath(p)
+		t.nextQueries(now)
 	}
-	delete(l.entries, e.hw)
-	l.unlink(e)
+	delete(t.entries, e.hw)
+	t.unlink(e)
 	for _, f := range e.queue {
-		l.pending -= len(f)
-		l.txDrop(why)
+		t.budget.Release(len(f))
+		t.stats.TxDrop(why)
 	}
 	e.queue, e.queued = nil, 0
-	pending := !e.resolved
-	e.resolved = false
 	for _, ip := range e.ips {
-		if l.byIP[ip] == e {
-			delete(l.byIP, ip)
+		if t.byIP[ip] == e {
+			delete(t.byIP, ip)
 		}
 		if pending {
-			l.notFound(ip, ErrNoNode)
+			t.waiters.failed(ip, ErrNoNode)
 		}
 	}
-	l.release(e.ah)
+	t.vectors.release(e.ah)
 	e.ah = nil
 }
 
-// purge deletes a resolved entry, and has the next for its GID ask anew.
-func (l *Link) purge(now mono.Time, e *entry) {
-	l.c.Driver.ShadowPurged++
-	e.path.valid = false
-	l.remove(now, e, DropNoPath)
+// purge removes a resolved entry; the next one for its GID queries the path.
+func (t *shadow) purge(now mono.Time, e *entry) {
+	t.stats.Driver.ShadowPurged++
+	e.path.transition(pathPurged)
+	t.remove(now, e, stats.DropNoPath)
 }
 
-// unicast sends a frame to a hardware address.
-func (l *Link) unicast(now mono.Time, hw wire.HWAddr, frame []byte) {
-	e := l.entries[hw.Key()]
+// purgeMatching purges the resolved entry of a hardware address, or all with an address of zeros. It returns how many
+// there were.
+func (t *shadow) purgeMatching(now mono.Time, hw wire.HWAddr) (n int) {
+	for e := t.oldest; e != nil; {
+		next := e.newer
+		if e.state == entryResolved && (hw.IsZero() || e.hw == hw.Key()) {
+			t.purge(now, e)
+			n++
+		}
+		e = next
+	}
+	return n
+}
+
+// destination returns the resolved entry for a frame to a hardware address. nil: the frame waits there for the path, or
+// was dropped.
+func (t *shadow) destination(now mono.Time, hw wire.HWAddr, frame []byte) *entry {
+	e := t.entries[hw.Key()]
 	if e == nil {
-		if e = l.entryOf(now, hw); e == nil {
-			l.txDrop(DropNoPath)
-			return
+		if e = t.entryOf(now, hw); e == nil {
+			t.stats.TxDrop(stats.DropNoPath)
+			return nil
 		}
 	}
-	if l.from == 0 && (e.src != nil || e.path.waits) {
-		l.adopt(now, e)
+	if t.requester == 0 && (e.account != nil || e.path.request == requestQueued) {
+		t.adopt(now, e)
 	}
-	if e.resolved && !e.path.valid && l.stale(e) {
+	if e.state == entryResolved {
+		if e.path.usable() {
+			return e
+		}
 		// An event made the path invalid: what follows waits for a new one.
-		e.resolved = false
-		l.askPath(now, e.path)
+		e.transition(entryPathStale)
+		t.queryPath(now, e.path)
 	}
-	if e.resolved {
-		l.toNode(now, e, frame)
-		return
-	}
-	if len(e.queue) >= l.frameLimit || e.queued+len(frame) > l.byteLimit() || !l.charge(len(frame)) {
-		l.c.Net.TxWindowErrors++
-		l.txDrop(DropQueueFull)
+	t.enqueueFrame(e, frame)
+	return nil
+}
+
+// enqueueFrame keeps a copy of a frame until its entry is resolved.
+func (t *shadow) enqueueFrame(e *entry, frame []byte) {
+	if len(e.queue) >= t.frameLimit || e.queued+len(frame) > t.byteLimit || !t.budget.Reserve(len(frame)) {
+		t.stats.Net.TxWindowErrors++
+		t.stats.TxDrop(stats.DropQueueFull)
 		return
 	}
 	e.queue = append(e.queue, slices.Clone(frame))
 	e.queued += len(frame)
 }
 
-// byteLimit bounds what waits for an entry.
-func (l *Link) byteLimit() int {
-	if l.connsOpen {
-		return connBytes
-	}
-	return entryBytes
-}
-
-// stale reports whether e must not be used until its path was asked for again.
-func (l *Link) stale(e *entry) bool { return e.path.rec.DLID == 0 }
-
-// askPath queries the path of a GID, unless that is under way. When many are, of all or
-// of who has it asked for, it waits its turn.
-func (l *Link) askPath(now mono.Time, p *path) {
-	if p.q != nil || p.waits {
-		return
-	}
-	if x := l.source(); l.mayAskFor(x) {
-		l.query(now, x, p)
-	} else {
-		l.enqueue(x, p)
-	}
-}
-
-// query begins the query of a path for x.
-func (l *Link) query(now mono.Time, x *source, p *path) {
-	p.src = x
-	x.asking++
-	l.asking++
-	rec := mad.PathRecord{DGID: p.gid, SGID: l.port.GID, TClass: l.broadcast.rec.TClass, NumbPath: 1, PKey: l.pkey | 0x8000}
-	p.q = &query{method: mad.MethodGet, attr: mad.AttrPathRecord, record: rec.Append(nil), tries: pathTries, wait: pathWait, limit: pathWaitMax,
-		mask: mad.CompPathDGID | mad.CompPathSGID | mad.CompPathTClass | mad.CompPathNumbPath | mad.CompPathPKey,
-		done: func(now mono.Time, a answer) { l.pathAnswer(now, p, &a) }}
-	l.c.Driver.PathQueries++
-	l.debug(now, DebugPath, "path to %v: asking", p.gid)
-	l.ask(now, p.q)
-}
-
-// Path queries: 100, 200, 400 and 400 ms, 1.1 s in all.
-const (
-	pathTries   = 4
-	pathWait    = 100 * time.Millisecond
-	pathWaitMax = 400 * time.Millisecond
-)
-
-// pathAnswer ends a query of a path. All entries of the GID get a new address
-// vector; without a path they are deleted, so that the next frame asks again. Silence says nothing of
-// the path: an entry that has an address vector keeps it, and streams go on while there is no manager.
-func (l *Link) pathAnswer(now mono.Time, p *path, a *answer) {
-	l.answered(p)
-	var rec mad.PathRecord
-	why := a.String()
-	ok := a.ok()
-	if ok {
-		if err := rec.Parse(a.record); err != nil {
-			ok, why = false, err.Error()
-		} else if !rec.DLID.IsUnicast() || rec.SL > 15 {
-			ok, why = false, "a path that is none"
-		}
-	}
-	if !ok {
-		l.c.Driver.PathFailures++
-		p.valid = p.valid && a.silent
-		if len(p.entries) > 0 {
-			l.log(now, "path", "path to %v: %s", p.gid, why)
-		}
-		for _, e := range slices.Clone(p.entries) {
-			if !e.resolved || !a.silent {
-				l.remove(now, e, DropNoPath)
-			}
-		}
-	} else {
-		p.rec, p.valid = rec, true
-		for _, e := range slices.Clone(p.entries) {
-			l.resolve(now, e)
-		}
-	}
-	l.askNext(now)
-}
-
-// answered ends the query of a path.
-func (l *Link) answered(p *path) {
-	p.q = nil
-	l.asking--
-	p.src.asking--
-	l.retire(p.src)
-}
-
-// forgetPath drops a path, and what was asked about it.
-func (l *Link) forgetPath(p *path) {
-	if p.q != nil {
-		l.forget(p.q)
-		l.answered(p)
-	}
-	p.waits = false
-	delete(l.paths, p.gid)
-}
-
-// invalidate has a path asked for again before its next use.
-func (p *path) invalidate() { p.valid, p.rec = false, mad.PathRecord{} }
-
-// invalidatePaths does so with all.
-func (l *Link) invalidatePaths() {
-	for _, p := range l.paths {
-		p.invalidate()
-	}
-}
-
-// invalidateGID does so with that of one GID.
-func (l *Link) invalidateGID(gid ib.GID) {
-	if p := l.paths[gid]; p != nil {
-		p.invalidate()
-	}
-}
-
-// heardFrom compares the LID that a question or announcement came from with the path to
-// its sender: a port that moved is asked for again, in the background. Ports
-// may have several LIDs, so that is done once in a while only.
-func (l *Link) heardFrom(now mono.Time, src wire.HWAddr, lid ib.LID) {
-	if p := l.paths[src.GID()]; p != nil && p.valid && !p.local && p.rec.DLID != lid && now.Sub(p.checked) > time.Second {
+// checkSource compares the LID that a request or announcement came from with the path to its sender: where they differ
+// the port may have moved, and its path is queried in the background.
+func (t *shadow) checkSource(now mono.Time, src wire.HWAddr, lid ib.LID) {
+	p := t.paths[src.GID()]
+	if p != nil && p.state == pathValid && !t.isLocal(p) && p.rec.DLID != lid && now.Sub(p.checked) > recheckEvery {
 		p.checked = now
-		l.askPath(now, p)
+		t.queryPath(now, p)
 	}
 }
 
-// retryPath asks again for a path that is being waited for.
-func (l *Link) retryPath(now mono.Time, gid ib.GID) {
-	if p := l.paths[gid]; p != nil && p.q != nil {
-		l.forget(p.q)
-		l.answered(p)
-		l.askPath(now, p)
+// flush removes all entries and paths.
+func (t *shadow) flush(now mono.Time) {
+	t.dropLines()
+	for t.oldest != nil {
+		t.remove(now, t.oldest, stats.DropLinkDown)
 	}
 }
 
-// flushShadow deletes all entries and paths.
-func (l *Link) flushShadow(now mono.Time) {
-	l.dropLines()
-	for l.oldest != nil {
-		l.remove(now, l.oldest, DropLinkDown)
-	}
-}
-
-// sweepShadow deletes entries that nothing was sent to for long: the net below purging
-// by what the link sends.
-func (l *Link) sweepShadow(now mono.Time) {
-	for e := l.oldest; e != nil && now.Sub(e.used) > l.p.ShadowIdle; {
+// removeIdle removes entries to which nothing was sent for long. The questions that the link sends purge most of them
+// before (noteRequest).
+func (t *shadow) removeIdle(now mono.Time) {
+	for e := t.oldest; e != nil && now.Sub(e.used) > t.p.ShadowIdle; {
 		next := e.newer
-		if e.resolved {
-			l.c.Driver.ShadowPurged++
-			l.remove(now, e, DropNoPath)
+		if e.state == entryResolved {
+			t.stats.Driver.ShadowPurged++
+			t.remove(now, e, stats.DropNoPath)
 		}
 		e = next
 	}
 }
 
-// learned notes that an IP address is at a hardware address.
-func (l *Link) learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) *entry {
-	e := l.entryOf(now, hw)
-	if old := l.byIP[ip]; old != nil && old != e {
-		delete(l.byIP, ip)
+// learn notes that an IP address is at a hardware address, and returns the entry of that; nil where there can be none.
+func (t *shadow) learn(now mono.Time, ip netip.Addr, hw wire.HWAddr) *entry {
+	e := t.entryOf(now, hw)
+	if old := t.byIP[ip]; old != nil && old != e {
+		delete(t.byIP, ip)
 		old.ips = slices.DeleteFunc(old.ips, func(a netip.Addr) bool { return a == ip })
 	}
-	if e == nil || l.byIP[ip] == e {
+	if e == nil || t.byIP[ip] == e {
 		return e
 	}
 	if len(e.ips) == maxEntryIPs {
-		delete(l.byIP, e.ips[0])
-		l.notFound(e.ips[0], ErrNoNode)
+		delete(t.byIP, e.ips[0])
+		t.waiters.failed(e.ips[0], ErrNoNode)
 		e.ips = slices.Delete(e.ips, 0, 1)
 	}
 	e.ips = append(e.ips, ip)
-	l.byIP[ip] = e
+	t.byIP[ip] = e
 	return e
 }
 
-// asked follows a question for an IP address that goes out: one to a group purges what
-// was known, one to a single node refreshes it in the background.
-func (l *Link) asked(now mono.Time, ip netip.Addr, dst wire.HWAddr) {
+// noteRequest follows an ARP request or solicitation for an IP address that the link sends: one to a group purges the
+// entry that had the address, one to a single node queries its path in the background.
+func (t *shadow) noteRequest(now mono.Time, ip netip.Addr, dst wire.HWAddr) {
 	if !dst.IsGroup() {
-		if e := l.entries[dst.Key()]; e != nil && e.resolved && !e.path.local && e.path.q == nil {
-			l.c.Driver.ShadowRefreshed++
-			l.askPath(now, e.path)
+		if e := t.entries[dst.Key()]; e != nil && e.state == entryResolved && !t.isLocal(e.path) &&
+			e.path.request != requestSent {
+			t.stats.Driver.ShadowRefreshed++
+			t.queryPath(now, e.path)
 		}
 		return
 	}
-	if e := l.byIP[ip]; e != nil && e.resolved {
-		l.purge(now, e)
+	if e := t.byIP[ip]; e != nil && e.state == entryResolved {
+		t.purge(now, e)
+	}
+}
+
+// Attempts implements connected.Neighbours.
+func (t *shadow) Attempts(hw wire.HWAddr) *connected.Attempts {
+	if e := t.entries[hw]; e != nil {
+		return &e.attempts
+	}
+	return nil
+}
+
+// Touch implements connected.Neighbours.
+func (t *shadow) Touch(now mono.Time, hw wire.HWAddr) {
+	if e := t.entries[hw]; e != nil {
+		t.touch(e, now)
+	}
+}
+
+// PathLID implements connected.Neighbours.
+func (t *shadow) PathLID(gid ib.GID) (ib.LID, bool) {
+	if p := t.paths[gid]; p != nil && p.state == pathValid {
+		return p.rec.DLID, true
+	}
+	return 0, false
+}
+
+// VerifyPath implements connected.Neighbours.
+func (t *shadow) VerifyPath(now mono.Time, hw wire.HWAddr, lid ib.LID) {
+	t.requester = lid
+	p := t.paths[hw.GID()]
+	switch {
+	case p == nil:
+		t.entryOf(now, wire.MakeHWAddr(wire.HWFlagRC, hw.QPN(), hw.GID()))
+	case now.Sub(p.checked) > recheckEvery:
+		p.checked = now
+		t.queryPath(now, p)
+	}
+	t.requester = 0
+}
+
+// Rediscover implements connected.Neighbours.
+func (t *shadow) Rediscover(now mono.Time, hw wire.HWAddr) {
+	e := t.entries[hw]
+	if e == nil {
+		return
+	}
+	ips := slices.Clone(e.ips)
+	if e.state == entryResolved {
+		t.purge(now, e)
+	}
+	for _, ip := range ips {
+		t.link.probe(now, ip)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/stats"
 )
 
 // TestS01_LateAdministration: an administration that answers after five seconds is
@@ -29,8 +30,8 @@ func TestS01_LateAdministration(t *testing.T) {
 			}
 			number++
 		}
-		if a.l.pending > entryFrames*(Headroom+30) {
-			t.Fatalf("%d octets wait", a.l.pending)
+		if a.l.budget.octets > entryFrames*(Headroom+30) {
+			t.Fatalf("%d octets wait", a.l.budget.octets)
 		}
 		s.run(time.Second)
 	}
@@ -53,8 +54,8 @@ func TestS01_LateAdministration(t *testing.T) {
 		second()
 	}
 	s.run(4 * time.Second) // the engine asks three times, then it gives up
-	if n := a.counter("path_failures"); n < 2 || a.l.pending != 0 {
-		t.Errorf("%d lookups failed, %d octets wait for nobody", n, a.l.pending)
+	if n := a.counter("path_failures"); n < 2 || a.l.budget.octets != 0 {
+		t.Errorf("%d lookups failed, %d octets wait for nobody", n, a.l.budget.octets)
 	}
 	ordered()
 	s.replies, s.delay, s.silent = nil, 0, true
@@ -112,16 +113,18 @@ func TestS06_JoinWhilePortGoesDown(t *testing.T) {
 			s.run(down)
 			a.event(func(p *Port) { p.State = ib.PortActive })
 			s.run(3 * time.Second)
-			if !a.carrier || a.l.joins != 0 || a.l.pending != 0 {
-				t.Fatalf("%s: carrier %v (%s), %d joins under way, %d octets wait", what, a.carrier, a.reason, a.l.joins, a.l.pending)
+			if !a.carrier || a.l.groups.joins != 0 || a.l.budget.octets != 0 {
+				t.Fatalf("%s: carrier %v (%s), %d joins under way, %d octets wait", what, a.carrier, a.reason, a.l.groups.joins,
+					a.l.budget.octets)
 			}
 			for _, g := range []netip.Addr{member, netip.MustParseAddr("224.0.0.1")} {
-				mgid := a.l.mgidOf(g)
-				if s.groups[mgid] == nil || s.groups[mgid].members[gidA] != mad.JoinFull || a.attached[mgid] != s.groups[mgid].rec.MLID {
+				mgid := a.l.groups.mgidOf(g)
+				if s.groups[mgid] == nil || s.groups[mgid].members[gidA] != mad.JoinFull ||
+					a.attached[mgid] != s.groups[mgid].rec.MLID {
 					t.Fatalf("%s: %v is not joined: %+v", what, g, s.groups[mgid])
 				}
 			}
-			if a.attached[a.l.mgidOf(left)] != 0 {
+			if a.attached[a.l.groups.mgidOf(left)] != 0 {
 				t.Fatalf("%s: what was left is attached", what)
 			}
 			b.got = nil
@@ -157,10 +160,11 @@ func TestS08_Echo(t *testing.T) {
 		t.Errorf("B got, -want +got:\n%s", d)
 	}
 	c := a.l.Counters()
-	if n := c.Drops[DropOwnEcho] - before.Drops[DropOwnEcho]; n != 3 {
+	if n := c.Drops[stats.DropOwnEcho] - before.Drops[stats.DropOwnEcho]; n != 3 {
 		t.Errorf("%d echoes came", n)
 	}
-	if len(a.got) != 0 || c.Net.RxPackets != before.Net.RxPackets || c.Net.RxDropped != before.Net.RxDropped || c.Net.Multicast != before.Net.Multicast {
+	if len(a.got) != 0 || c.Net.RxPackets != before.Net.RxPackets || c.Net.RxDropped != before.Net.RxDropped ||
+		c.Net.Multicast != before.Net.Multicast {
 		t.Errorf("A got %q, counts %+v", a.got, c.Net)
 	}
 }
@@ -215,7 +219,7 @@ func TestS09_LimitedMembers(t *testing.T) {
 	s.run(time.Second)
 	got("to one node", []string{"and you"}, []string{"you"}, nil)
 	// Also where hardware address and path are known all the same.
-	x.l.learned(s.now, ips[2], y.l.Info().HW)
+	x.l.shadow.learn(s.now, ips[2], y.l.Info().HW)
 	x.xmitText(y.l.Info().HW, "psst")
 	s.run(time.Second)
 	if y.drops["pkey"] != 1 {

@@ -26,7 +26,8 @@ func (n *node) SA(r *SARequest) {
 	case mad.AttrMCMemberRecord:
 		var m mad.MCMemberRecord
 		m.Parse(r.Record)
-		word = fmt.Sprintf("%s %v %d", map[mad.Method]string{mad.MethodSet: "join", mad.MethodDelete: "leave", mad.MethodGet: "get"}[r.Method], m.MGID, m.JoinState)
+		word = fmt.Sprintf("%s %v %d", map[mad.Method]string{mad.MethodSet: "join", mad.MethodDelete: "leave",
+			mad.MethodGet: "get"}[r.Method], m.MGID, m.JoinState)
 		if !s.silent && (s.refuse == 0 || r.Method == mad.MethodDelete) && n.port.State == ib.PortActive {
 			rep.status, rep.record = s.member(r, &m)
 		}
@@ -54,8 +55,8 @@ func (n *node) SA(r *SARequest) {
 }
 
 func (s *subnet) path(p *mad.PathRecord) (mad.Status, []byte) {
-	p.Reversible, p.MTUSelector, p.MTU, p.RateSelector, p.Rate, p.LifeSelector, p.Life, p.SL = true, mad.SelectExactly, ib.MTU2048, mad.SelectExactly,
-		ib.Rate40, mad.SelectExactly, 18, 3
+	p.Reversible, p.MTUSelector, p.MTU, p.RateSelector, p.Rate, p.LifeSelector, p.Life, p.SL = true, mad.SelectExactly,
+		ib.MTU2048, mad.SelectExactly, ib.Rate40, mad.SelectExactly, 18, 3
 	for _, n := range s.nodes {
 		if n.port.GID == p.SGID {
 			p.SLID = n.port.LID
@@ -227,52 +228,54 @@ func (n *node) check() {
 		return
 	}
 	posted := 0
-	for i := range l.slots {
-		if l.slots[i].posted {
+	for i := range l.sender.slots {
+		if l.sender.slots[i].posted {
 			posted++
 		}
 	}
-	if posted+len(l.free) != l.p.SQDepth || posted != l.inFlightN {
-		n.s.t.Fatalf("%s: %d send slots posted (%d counted), %d free, of %d", n.name, posted, l.inFlightN, len(l.free), l.p.SQDepth)
+	if posted+len(l.sender.free) != l.p.SQDepth || posted != l.sender.inFlight {
+		n.s.t.Fatalf("%s: %d send slots posted (%d counted), %d free, of %d", n.name, posted, l.sender.inFlight,
+			len(l.sender.free), l.p.SQDepth)
 	}
 	received := 0
-	for i := range l.recvs {
-		if l.recvs[i].posted {
+	for i := range l.receiver.slots {
+		if l.receiver.slots[i] {
 			received++
 		}
 	}
-	if received != l.posted || n.registered && l.state != Destroyed && !l.broken && received != l.p.RQDepth {
-		n.s.t.Fatalf("%s: %d receive slots posted (%d counted), of %d", n.name, received, l.posted, l.p.RQDepth)
+	if received != l.receiver.posted || n.registered && l.state != Destroyed && !l.sender.broken &&
+		received != l.p.RQDepth {
+		n.s.t.Fatalf("%s: %d receive slots posted (%d counted), of %d", n.name, received, l.receiver.posted, l.p.RQDepth)
 	}
 	waits, joins := 0, 0
-	for _, e := range l.entries {
+	for _, e := range l.shadow.entries {
 		if waits += e.queued; len(e.queue) > entryFrames {
 			n.s.t.Fatalf("%s: %d frames wait for %v", n.name, len(e.queue), e.hw)
 		}
 	}
-	for _, g := range l.groups {
+	for _, g := range l.groups.table {
 		for _, f := range g.queue {
 			waits += len(f)
 		}
 		if len(g.queue) > groupFrames {
 			n.s.t.Fatalf("%s: %d frames wait for %v", n.name, len(g.queue), g.mgid)
 		}
-		if g.q != nil && !g.leaving {
+		if g.state == groupJoining {
 			joins++
 		}
 	}
 	waits += n.checkConns()
-	for _, h := range l.backlog[l.head:] {
+	for _, h := range l.sender.backlog[l.sender.head:] {
 		waits += len(h.frame)
 	}
-	if waits != l.pending {
-		n.s.t.Fatalf("%s: %d octets wait, %d are counted", n.name, waits, l.pending)
+	if waits != l.budget.octets {
+		n.s.t.Fatalf("%s: %d octets wait, %d are counted", n.name, waits, l.budget.octets)
 	}
-	if joins != l.joins || joins > maxJoins+1 {
-		n.s.t.Fatalf("%s: %d joins, %d counted", n.name, joins, l.joins)
+	if joins != l.groups.joins || joins > maxJoins+1 {
+		n.s.t.Fatalf("%s: %d joins, %d counted", n.name, joins, l.groups.joins)
 	}
 	asking := 0
-	for gid, p := range l.paths {
+	for gid, p := range l.shadow.paths {
 		if p.q != nil {
 			asking++
 		}
@@ -280,15 +283,15 @@ func (n *node) check() {
 			n.s.t.Fatalf("%s: path to %v is kept for nobody", n.name, gid)
 		}
 	}
-	if asking != l.asking || asking > maxPathQueries {
-		n.s.t.Fatalf("%s: %d path queries, %d counted", n.name, asking, l.asking)
+	if asking != l.shadow.queries || asking > maxPathQueries {
+		n.s.t.Fatalf("%s: %d path queries, %d counted", n.name, asking, l.shadow.queries)
 	}
 	n.checkShares()
-	if len(n.ahs) != l.addresses {
-		n.s.t.Fatalf("%s: %d address vectors, %d counted", n.name, len(n.ahs), l.addresses)
+	if len(n.ahs) != l.vectors.n {
+		n.s.t.Fatalf("%s: %d address vectors, %d counted", n.name, len(n.ahs), l.vectors.n)
 	}
-	if len(l.byIP) > len(l.entries)*maxEntryIPs || len(l.entries) > l.p.MaxNeigh {
-		n.s.t.Fatalf("%s: %d entries, %d addresses", n.name, len(l.entries), len(l.byIP))
+	if len(l.shadow.byIP) > len(l.shadow.entries)*maxEntryIPs || len(l.shadow.entries) > l.p.MaxNeigh {
+		n.s.t.Fatalf("%s: %d entries, %d addresses", n.name, len(l.shadow.entries), len(l.shadow.byIP))
 	}
 }
 
@@ -296,21 +299,23 @@ func (n *node) check() {
 // kept that has nothing.
 func (n *node) checkShares() {
 	l := n.l
-	queries, entries := map[*source]int{}, map[*source]int{}
-	for _, p := range l.paths {
+	queries, entries := map[*account]int{}, map[*account]int{}
+	for _, p := range l.shadow.paths {
 		if p.q != nil {
-			queries[p.src]++
+			queries[p.account]++
 		}
 	}
-	for _, e := range l.entries {
-		entries[e.src]++
+	for _, e := range l.shadow.entries {
+		entries[e.account]++
 	}
-	if l.from != 0 || queries[&l.own] != l.own.asking {
-		n.s.t.Fatalf("%s: %d own path queries, %d counted; at work for %d", n.name, queries[&l.own], l.own.asking, l.from)
+	if l.shadow.requester != 0 || queries[&l.shadow.own] != l.shadow.own.queries {
+		n.s.t.Fatalf("%s: %d own path queries, %d counted; at work for %d", n.name, queries[&l.shadow.own],
+			l.shadow.own.queries, l.shadow.requester)
 	}
-	for lid, x := range l.sources {
-		if x.asking != queries[x] || x.asking > maxSourceQueries || x.entries != entries[x] || x.entries > maxSourceEntries || x.inTurn != slices.Contains(l.turns, x) ||
-			x.asking+x.entries == 0 && !x.inTurn {
+	for lid, x := range l.shadow.ports {
+		if x.queries != queries[x] || x.queries > maxPortQueries || x.entries != entries[x] || x.entries > maxPortEntries ||
+			x.inTurn != slices.Contains(l.shadow.turns, x) ||
+			x.queries+x.entries == 0 && !x.inTurn {
 			n.s.t.Fatalf("%s: LID %d has %d queries and %d entries, %+v is counted", n.name, lid, queries[x], entries[x], x)
 		}
 	}
@@ -319,9 +324,12 @@ func (n *node) checkShares() {
 // gone proves that nothing is left of a link that ended.
 func (n *node) gone() {
 	n.s.t.Helper()
-	for what, left := range map[string]int{"objects": len(n.made), "address vectors": len(n.ahs), "attached groups": len(n.attached),
-		"mapped frames": len(n.maps), "pending octets": n.l.pending, "groups": len(n.l.groups), "entries": len(n.l.entries),
-		"connections": len(n.l.conns) + len(n.conns), "paths": len(n.l.paths), "sources": len(n.l.sources), "queries": len(n.l.queries), "timers": len(n.l.timers), "waiters": n.l.waitN, "callbacks": len(n.l.calls)} {
+	for what, left := range map[string]int{"objects": len(n.made), "address vectors": len(n.ahs),
+		"attached groups": len(n.attached), "mapped frames": len(n.maps), "pending octets": n.l.budget.octets,
+		"groups": len(n.l.groups.table), "entries": len(n.l.shadow.entries),
+		"connections": len(n.listConns()) + len(n.conns), "paths": len(n.l.shadow.paths), "sources": len(n.l.shadow.ports),
+		"queries": len(n.l.sa.open), "timers": n.l.timers.Len(), "waiters": n.l.waiters.n,
+		"callbacks": len(n.l.waiters.calls)} {
 		if left != 0 {
 			n.s.t.Errorf("%s: %d %s are left", n.name, left, what)
 		}

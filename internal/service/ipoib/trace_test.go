@@ -18,6 +18,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/stats"
 )
 
 // vector is one of test/vectors/ipoib.json.
@@ -97,7 +98,8 @@ func alone(t testing.TB, params ...string) (*subnet, *node) {
 	s := newSubnet(t)
 	a := s.add("ib0_1_14", 5, gidA, 0x48, params...)
 	a.start()
-	a.l.SetAddrs(s.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.1/24"), netip.MustParsePrefix("fe80::202:c903:a:1b2d/64")}, nil)
+	a.l.SetAddrs(s.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.1/24"),
+		netip.MustParsePrefix("fe80::202:c903:a:1b2d/64")}, nil)
 	s.run(10 * time.Second)
 	if !a.carrier {
 		t.Fatalf("no carrier: %s", a.reason)
@@ -111,7 +113,7 @@ func alone(t testing.TB, params ...string) (*subnet, *node) {
 // xmit sends a frame of host A's own making.
 func (n *node) xmit(dst wire.HWAddr, typ wire.EtherType, packet []byte) {
 	f := make([]byte, Headroom+len(packet))
-	n.l.BuildHeader(f, dst, typ)
+	n.l.NetDevice().BuildHeader(f, dst, typ)
 	copy(f[Headroom:], packet)
 	n.l.xmit(n.s.now, f)
 	n.l.flush(n.s.now)
@@ -162,7 +164,8 @@ func (n *node) inject(wc WC, buf []byte) {
 
 // injectUnicast has a datagram arrive from host B, without a GRH.
 func (n *node) injectUnicast(payload []byte) {
-	n.inject(WC{ByteLen: uint32(grhLen + len(payload)), SrcQPN: 0x208, SLID: 17}, append(slices.Repeat([]byte{0xa5}, grhLen), payload...))
+	n.inject(WC{ByteLen: uint32(grhLen + len(payload)), SrcQPN: 0x208, SLID: 17},
+		append(slices.Repeat([]byte{0xa5}, grhLen), payload...))
 }
 
 func pathSA6(t testing.TB) *mad.PathRecord {
@@ -180,11 +183,11 @@ func pathSA6(t testing.TB) *mad.PathRecord {
 
 // shadowState is what traces tell of the entry of host B.
 func (n *node) shadowState() (state string, queue []string) {
-	e := n.l.entries[hwB.Key()]
+	e := n.l.shadow.entries[hwB.Key()]
 	switch {
 	case e == nil:
 		return "absent", []string{}
-	case e.resolved:
+	case e.state == entryResolved:
 		state = "RESOLVED"
 	default:
 		state = "PATHRECORD_PENDING"
@@ -213,7 +216,7 @@ type traceStep struct {
 
 // judge compares a link with a step of a trace, of which it began with some
 // counters already.
-func (st *traceStep) judge(t *testing.T, n *node, base Counters, via map[ib.LID]string) {
+func (st *traceStep) judge(t *testing.T, n *node, base stats.Counters, via map[ib.LID]string) {
 	t.Helper()
 	c := n.l.Counters()
 	state, queue := n.shadowState()
@@ -242,8 +245,8 @@ func (st *traceStep) judge(t *testing.T, n *node, base Counters, via map[ib.LID]
 		differ("logged errors", *st.LoggedErrors, int(c.Driver.LoggedErrors-base.Driver.LoggedErrors))
 	}
 	if st.PathValid != nil {
-		e := n.l.entries[hwB.Key()]
-		differ("path valid", *st.PathValid, e != nil && e.path.valid)
+		e := n.l.shadow.entries[hwB.Key()]
+		differ("path valid", *st.PathValid, e != nil && (e.path.state == pathValid))
 	}
 	if st.Carrier != nil {
 		differ("carrier", *st.Carrier, n.carrier)
@@ -279,7 +282,7 @@ func TestTrace1(t *testing.T) {
 			t.Fatalf("step %d: %q is unknown", i, st.Ev)
 		}
 		if i == 0 {
-			a.l.learned(s.now, ipB, hwB)
+			a.l.shadow.learn(s.now, ipB, hwB)
 		}
 		st.judge(t, a, base, nil)
 	}
@@ -291,7 +294,7 @@ func TestTrace1(t *testing.T) {
 func TestTrace2(t *testing.T) {
 	s, a := alone(t)
 	base := a.l.Counters()
-	a.l.frameLimit = 3
+	a.l.shadow.frameLimit = 3
 	for i, st := range trace(t, "TR-2") {
 		switch st.Ev {
 		case "tx f1,f2,f3,f4 to B":
@@ -321,7 +324,7 @@ func TestTrace4(t *testing.T) {
 	for i, st := range trace(t, "TR-4") {
 		switch st.Ev {
 		case "entry RESOLVED (path p1)":
-			a.l.learned(s.now, ipB, hwB)
+			a.l.shadow.learn(s.now, ipB, hwB)
 			s.answerPath(a, &p1, 0)
 		case "tx unicast ARP request (ARP-4) to B":
 			a.xmit(hwB, wire.EtherARP, payloadOf(t, "ARP-4")[wire.EncapLen:])
@@ -348,7 +351,7 @@ func TestTrace5(t *testing.T) {
 		s.asked = nil
 		switch st.Ev {
 		case "steady state":
-			a.l.learned(s.now, ipB, hwB)
+			a.l.shadow.learn(s.now, ipB, hwB)
 			s.answerPath(a, pathSA6(t), 0)
 		case "CLIENT_REREGISTER":
 			s.forget()

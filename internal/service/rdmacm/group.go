@@ -18,7 +18,7 @@ type member struct {
 	uid      uint64
 	reported uint32 // events that were read
 	cancel   func(mono.Time)
-	over     bool // no further events of the group
+	over     bool // nothing is to be heard of the group any more
 }
 
 // Flags of a join: with queue pairs that receive, or that only send.

@@ -44,7 +44,7 @@ func (i *id) queryRoute(b []byte) []byte {
 	return le.AppendUint32(b, 0)
 }
 
-// Kinds of a QUERY.
+// What a QUERY asks for.
 const (
 	queryAddr = iota
 	queryPath
@@ -130,8 +130,9 @@ func (i *id) record() mad.PathRecord {
 		LifeSelector: mad.SelectExactly, Life: p.LifeTime}
 }
 
-// setPath sets the path that a program has resolved by itself. Its source must be the port's: its GID,
-// one of its LIDs, a P_Key of its table. The destination is not checked.
+// setPath takes the path that a program has found by itself: it is resolved then.
+// What it says of this side must be the port's: its GID, one of its LIDs, a P_Key
+// of its table. Where it leads is the program's affair.
 func (i *id) setPath(v []byte) Errno {
 	if len(v)%pathDataLen != 0 {
 		return EINVAL

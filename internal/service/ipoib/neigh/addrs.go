@@ -64,7 +64,7 @@ func (e *Engine) SetAddrs(now mono.Time, prefixes []netip.Prefix) {
 				continue
 			}
 			a = &address{}
-			a.timer.addr = a
+			a.timer.Value.addr = a
 			e.addrs[ip] = a
 		}
 		fresh := !a.prefix.IsValid()
@@ -89,7 +89,7 @@ func (e *Engine) SetAddrs(now mono.Time, prefixes []netip.Prefix) {
 		if keep[ip] {
 			continue
 		}
-		e.timers.set(&a.timer, 0)
+		e.timers.Set(&a.timer, 0)
 		delete(e.addrs, ip)
 		if ip.Is6() {
 			e.groups.permanent(e, now, wire.SolicitedNode(ip), -1)
@@ -128,9 +128,10 @@ func (e *Engine) start(now mono.Time, a *address) {
 		return
 	}
 	a.state = Tentative
-	nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.IPv6Unspecified(), Dst: wire.SolicitedNode(a.ip()), Target: a.ip()}
+	nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.IPv6Unspecified(), Dst: wire.SolicitedNode(a.ip()),
+		Target: a.ip()}
 	e.sendND(now, &nd, e.groupHW(nd.Dst))
-	e.timers.set(&a.timer, now.Add(detectTime))
+	e.timers.Set(&a.timer, now.Add(detectTime))
 }
 
 // announce tells the neighbours, now and twice more, where a is.
@@ -152,9 +153,9 @@ func (e *Engine) addrExpire(now mono.Time, a *address) {
 	}
 	e.sendAnnouncement(now, a)
 	if a.announces--; a.announces > 0 {
-		e.timers.set(&a.timer, now.Add(announceTime))
+		e.timers.Set(&a.timer, now.Add(announceTime))
 	} else {
-		e.timers.set(&a.timer, 0)
+		e.timers.Set(&a.timer, 0)
 	}
 }
 
@@ -164,7 +165,8 @@ func (e *Engine) sendAnnouncement(now mono.Time, a *address) {
 		e.sendARP(now, &wire.ARP{Op: wire.ARPRequest, SenderHW: e.link.HW, SenderIP: ip, TargetIP: ip}, wire.PseudoBroadcast)
 		return
 	}
-	nd := wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: allNodes, Target: ip, Override: true, Link: e.link.HW, HasLink: true}
+	nd := wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: allNodes, Target: ip, Override: true, Link: e.link.HW,
+		HasLink: true}
 	e.sendND(now, &nd, e.groupHW(allNodes))
 }
 
@@ -174,7 +176,7 @@ func (e *Engine) dispute(now mono.Time, a *address, hw wire.HWAddr) {
 	e.c.Conflicts++
 	if a.state == Tentative {
 		a.state = Duplicate
-		e.timers.set(&a.timer, 0)
+		e.timers.Set(&a.timer, 0)
 	} else if !a.conflict.IsZero() && now.Sub(a.conflict) < defendTime {
 		return
 	}

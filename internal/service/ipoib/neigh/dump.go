@@ -27,8 +27,8 @@ func (e *Engine) Neighbours(now mono.Time) []Neighbour {
 	l := make([]Neighbour, 0, len(e.table.byIP))
 	for n := range e.table.all() {
 		x := Neighbour{IP: n.ip, HW: n.hw, State: n.state, Router: n.router, Queued: n.queue.n, Probes: int(n.probes)}
-		if n.timer.index != 0 {
-			x.Expires = max(n.timer.at.Sub(now), 0)
+		if n.timer.IsSet() {
+			x.Expires = max(n.timer.At().Sub(now), 0)
 		}
 		l = append(l, x)
 	}

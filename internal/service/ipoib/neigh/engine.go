@@ -56,8 +56,8 @@ func (c *Config) Validate() error {
 	for _, v := range []struct {
 		name string
 		n    int
-	}{{"MaxNeighbours", c.MaxNeighbours}, {"QueueFrames", c.QueueFrames}, {"QueueBytes", c.QueueBytes}, {"PoolFrames", c.PoolFrames},
-		{"MaxAddrs", c.MaxAddrs}, {"MaxGroups", c.MaxGroups}} {
+	}{{"MaxNeighbours", c.MaxNeighbours}, {"QueueFrames", c.QueueFrames}, {"QueueBytes", c.QueueBytes},
+		{"PoolFrames", c.PoolFrames}, {"MaxAddrs", c.MaxAddrs}, {"MaxGroups", c.MaxGroups}} {
 		if v.n < 0 || v.n > 1<<24 {
 			faults = append(faults, fmt.Errorf("%s: %d is not in 0 … %d", v.name, v.n, 1<<24))
 		}
@@ -192,9 +192,9 @@ func (e *Engine) SetUp(now mono.Time, up bool) {
 	if !up {
 		e.Flush(now)
 		for _, a := range e.addrs {
-			e.timers.set(&a.timer, 0)
+			e.timers.Set(&a.timer, 0)
 		}
-		e.timers.set(&e.query, 0)
+		e.timers.Set(&e.query, 0)
 		return
 	}
 	if e.groups.byIP[allHosts] == nil || e.groups.byIP[allHosts].permanent == 0 {
@@ -209,19 +209,19 @@ func (e *Engine) SetUp(now mono.Time, up bool) {
 }
 
 // Deadline returns when Tick is due.
-func (e *Engine) Deadline() mono.Time { return e.timers.next() }
+func (e *Engine) Deadline() mono.Time { return e.timers.Next() }
 
 // Tick does what is due.
 func (e *Engine) Tick(now mono.Time) {
 	for range tickMax {
-		t := e.timers.due(now)
+		due, ok := e.timers.PopDue(now)
 		switch {
-		case t == nil:
+		case !ok:
 			return
-		case t.entry != nil:
-			e.expire(now, t.entry)
-		case t.addr != nil:
-			e.addrExpire(now, t.addr)
+		case due.entry != nil:
+			e.expire(now, due.entry)
+		case due.addr != nil:
+			e.addrExpire(now, due.addr)
 		default:
 			e.askStack(now)
 		}

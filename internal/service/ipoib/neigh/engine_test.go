@@ -264,7 +264,8 @@ func replyOf(ip netip.Addr, hw wire.HWAddr) wire.ARP {
 }
 
 func advertOf(ip netip.Addr, hw wire.HWAddr) wire.ND {
-	return wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: llA, Target: ip, Solicited: true, Override: true, Link: hw, HasLink: true}
+	return wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: llA, Target: ip, Solicited: true, Override: true, Link: hw,
+		HasLink: true}
 }
 
 func (h *host) state(ip netip.Addr) string {
@@ -422,7 +423,8 @@ func TestStatesOfNeighbour(t *testing.T) {
 		unicast string
 	}{
 		{ipB, func(h *host) { h.arp(Host, replyOf(ipB, hwB)) }, "arp who-has 10.20.0.2 (B) tell 10.20.0.1 (A) > B"},
-		{llB, func(h *host) { h.nd(Host, advertOf(llB, hwB)) }, "ns fe80::f652:1403:7b:cba1 (A) from fe80::202:c903:a:1b2d to fe80::f652:1403:7b:cba1 > B"},
+		{llB, func(h *host) { h.nd(Host, advertOf(llB, hwB)) },
+			"ns fe80::f652:1403:7b:cba1 (A) from fe80::202:c903:a:1b2d to fe80::f652:1403:7b:cba1 > B"},
 	} {
 		t.Run(c.ip.String(), func(t *testing.T) {
 			h := upHost(t, Config{})
@@ -599,7 +601,8 @@ func TestRefusedOutput(t *testing.T) {
 		h.log[i], _, _ = strings.Cut(line, " about")
 	}
 	h.want("up icmp 4 from 10.20.0.2 to 10.20.0.1", "up icmp6 2/0 from fe80::f652:1403:7b:cba1")
-	for _, p := range [][]byte{nil, {0x45}, {0x60}, {0}, bytes.Repeat([]byte{0x45}, 19), bytes.Repeat([]byte{0x60}, 39), bytes.Repeat([]byte{0x50}, 60)} {
+	for _, p := range [][]byte{nil, {0x45}, {0x60}, {0}, bytes.Repeat([]byte{0x45}, 19), bytes.Repeat([]byte{0x60}, 39),
+		bytes.Repeat([]byte{0x50}, 60)} {
 		h.e.Output(h.now, append(make([]byte, headroom), p...), ipB)
 	}
 	h.want()
@@ -649,7 +652,8 @@ func TestNoAllocation(t *testing.T) {
 	wire.PutHardHeader(echo, &wire.HWAddr{}, &wire.HWAddr{}, wire.EtherIPv4)
 	report := append(make([]byte, headroom), vector(t, "SN-1")...)
 	ns := append(make([]byte, 40), vector(t, "ND-1")...)
-	f4, f6, fm, fc := packet(ipA, ipB, "four"), packet(llA, llB, "six"), packet(ipA, netip.MustParseAddr("239.1.1.1"), "group"), packet(ipA, ipC, "c")
+	f4, f6, fm, fc := packet(ipA, ipB, "four"), packet(llA, llB, "six"),
+		packet(ipA, netip.MustParseAddr("239.1.1.1"), "group"), packet(ipA, ipC, "c")
 	h.e.Output(h.now, report, netip.Addr{})
 	turn := func() {
 		h.now = h.now.Add(time.Millisecond)

@@ -104,7 +104,7 @@ func (e *Engine) askStack(now mono.Time) {
 	if e.queries > 0 {
 		again = now.Add(queryTime)
 	}
-	e.timers.set(&e.query, again)
+	e.timers.Set(&e.query, again)
 }
 
 // JoinGroup receives a group by hand, once more for each call, beside what the

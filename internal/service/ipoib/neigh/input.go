@@ -56,7 +56,8 @@ func (e *Engine) arp(now mono.Time, kind Kind, p []byte) {
 		e.learn(now, a.SenderIP, a.SenderHW, solicited, solicited, target != nil)
 	}
 	if a.Op == wire.ARPRequest && target != nil {
-		e.sendARP(now, &wire.ARP{Op: wire.ARPReply, SenderHW: e.link.HW, SenderIP: a.TargetIP, TargetHW: a.SenderHW, TargetIP: a.SenderIP}, a.SenderHW)
+		e.sendARP(now, &wire.ARP{Op: wire.ARPReply, SenderHW: e.link.HW, SenderIP: a.TargetIP, TargetHW: a.SenderHW,
+			TargetIP: a.SenderIP}, a.SenderHW)
 	}
 }
 
@@ -165,8 +166,8 @@ func (e *Engine) solicited(now mono.Time, nd *wire.ND, from wire.HWAddr) {
 		}
 		return
 	}
-	reply := wire.ND{Type: wire.NDNeighborAdvert, Src: nd.Target, Dst: nd.Src, Target: nd.Target, Solicited: true, Override: true,
-		Link: e.link.HW, HasLink: true}
+	reply := wire.ND{Type: wire.NDNeighborAdvert, Src: nd.Target, Dst: nd.Src, Target: nd.Target, Solicited: true,
+		Override: true, Link: e.link.HW, HasLink: true}
 	if probe {
 		reply.Dst, reply.Solicited = allNodes, false
 		e.sendND(now, &reply, e.groupHW(allNodes))

@@ -50,7 +50,8 @@ func (m *model) Xmit(now mono.Time, f []byte) {
 	}
 	if typ == wire.EtherARP {
 		var a wire.ARP
-		if why := a.Parse(p); why != wire.FrameOK || a.SenderHW != hwA || !m.addrs[a.SenderIP] && !a.SenderIP.IsUnspecified() {
+		if why := a.Parse(p); why != wire.FrameOK || a.SenderHW != hwA || !m.addrs[a.SenderIP] &&
+			!a.SenderIP.IsUnspecified() {
 			m.t.Fatalf("sends ARP %+v: %v", a, why)
 		}
 		return
@@ -132,17 +133,27 @@ func (m *model) Conflict(_ mono.Time, ip netip.Addr, _ wire.HWAddr) {
 // check looks at the whole engine after each step.
 func (m *model) check(t *rapid.T) {
 	e := m.e
-	// The heap, and who must have a timer.
-	for i, x := range e.timers.heap {
-		if x.index != i+1 || i > 0 && x.at < e.timers.heap[(i-1)/2].at {
-			t.Fatalf("heap at %d", i)
+	// Each timer that is set belongs to a neighbour in the table, an own address or the engine; its deadline is not before
+	// that of the engine.
+	e.timers.All(func(x subject) {
+		of := &e.query
+		switch {
+		case x.entry != nil:
+			if of = &x.entry.timer; e.table.byIP[x.entry.ip] != x.entry {
+				t.Fatalf("a timer of %v, which is not in the table", x.entry.ip)
+			}
+		case x.addr != nil:
+			of = &x.addr.timer
 		}
-	}
+		if !of.IsSet() || of.At() < e.Deadline() {
+			t.Fatalf("timer at %v, deadline %v", of.At(), e.Deadline())
+		}
+	})
 	listed, queued := 0, 0
 	for n := range e.table.all() {
 		listed++
 		queued += n.queue.n
-		if e.table.byIP[n.ip] != n || (n.timer.index == 0) != (n.state == Permanent) || n.queue.n > 0 && n.state != Incomplete {
+		if e.table.byIP[n.ip] != n || n.timer.IsSet() == (n.state == Permanent) || n.queue.n > 0 && n.state != Incomplete {
 			t.Fatalf("%+v", n)
 		}
 	}
@@ -186,14 +197,19 @@ func (m *model) check(t *rapid.T) {
 }
 
 func TestModel(t *testing.T) {
-	hosts := []netip.Addr{ipB, ipC, llB, netip.MustParseAddr("fe80::c"), netip.MustParseAddr("10.20.0.4"), netip.MustParseAddr("10.20.0.5")}
+	hosts := []netip.Addr{ipB, ipC, llB, netip.MustParseAddr("fe80::c"), netip.MustParseAddr("10.20.0.4"),
+		netip.MustParseAddr("10.20.0.5")}
 	hws := []wire.HWAddr{hwB, hwC, hwB.Key(), wire.MakeHWAddr(0, 7, hwB.GID())}
-	owns := []netip.Prefix{netip.PrefixFrom(ipA, 24), netip.PrefixFrom(llA, 64), netip.MustParsePrefix("10.20.0.5/24"), netip.MustParsePrefix("fd00::ff0a:1b2d/64")}
-	groups := []netip.Addr{netip.MustParseAddr("239.1.2.3"), ipv6("ff02::1:3"), ipv6("ff05::1:3"), wire.SolicitedNode(llA), netip.MustParseAddr("239.9.9.9")}
+	owns := []netip.Prefix{netip.PrefixFrom(ipA, 24), netip.PrefixFrom(llA, 64), netip.MustParsePrefix("10.20.0.5/24"),
+		netip.MustParsePrefix("fd00::ff0a:1b2d/64")}
+	groups := []netip.Addr{netip.MustParseAddr("239.1.2.3"), ipv6("ff02::1:3"), ipv6("ff05::1:3"),
+		wire.SolicitedNode(llA), netip.MustParseAddr("239.9.9.9")}
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{t: t, now: 1, next: map[netip.Addr]int{}, at: map[netip.Addr]wire.HWAddr{}, heard: map[netip.Addr]wire.HWAddr{},
-			waiting: map[netip.Addr]bool{}, addrs: map[netip.Addr]bool{}, hands: map[netip.Addr]int{}, report: map[netip.Addr]bool{}, joined: map[ib.GID]netip.Addr{}}
-		m.e = New(Config{MaxNeighbours: rapid.IntRange(1, 5).Draw(t, "max"), PoolFrames: rapid.IntRange(0, 20).Draw(t, "pool"), QueueFrames: 6,
+		m := &model{t: t, now: 1, next: map[netip.Addr]int{}, at: map[netip.Addr]wire.HWAddr{},
+			heard: map[netip.Addr]wire.HWAddr{}, waiting: map[netip.Addr]bool{}, addrs: map[netip.Addr]bool{},
+			hands: map[netip.Addr]int{}, report: map[netip.Addr]bool{}, joined: map[ib.GID]netip.Addr{}}
+		m.e = New(Config{MaxNeighbours: rapid.IntRange(1, 5).Draw(t, "max"),
+			PoolFrames: rapid.IntRange(0, 20).Draw(t, "pool"), QueueFrames: 6,
 			Rand: rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))}, m)
 		m.e.SetLink(m.now, LinkInfo{HW: hwA, PKey: pkey, Scope: scope, MTU: 100})
 		host := rapid.SampledFrom(hosts)
@@ -229,9 +245,9 @@ func TestModel(t *testing.T) {
 				m.e.Input(m.now, Kind(rapid.IntRange(0, 2).Draw(t, "kind")), b)
 			},
 			"nd": func(t *rapid.T) {
-				n := wire.ND{Type: rapid.SampledFrom([]uint8{wire.NDNeighborSolicit, wire.NDNeighborAdvert, wire.NDNeighborAdvert}).Draw(t, "type"),
-					Src: llB, Dst: llA, Target: llB, Link: hw.Draw(t, "hw"), HasLink: rapid.Bool().Draw(t, "option"),
-					Solicited: rapid.Bool().Draw(t, "S"), Override: rapid.Bool().Draw(t, "O")}
+				n := wire.ND{Type: rapid.SampledFrom([]uint8{wire.NDNeighborSolicit, wire.NDNeighborAdvert,
+					wire.NDNeighborAdvert}).Draw(t, "type"), Src: llB, Dst: llA, Target: llB, Link: hw.Draw(t, "hw"),
+					HasLink: rapid.Bool().Draw(t, "option"), Solicited: rapid.Bool().Draw(t, "S"), Override: rapid.Bool().Draw(t, "O")}
 				if ip := host.Draw(t, "sender"); ip.Is6() {
 					n.Src, n.Target = ip, ip
 				}
@@ -337,7 +353,8 @@ func TestModel(t *testing.T) {
 // FuzzEngine brings frames of a peer, as they are, between packets of the IP stack,
 // and checks that the engine stays whole.
 func FuzzEngine(f *testing.F) {
-	for _, id := range []string{"ARP-1", "ARP-2", "ARP-3", "ARP-4", "ARP-5", "ND-1", "ND-2", "ND-3", "ND-4", "ND-5", "ND-6", "NEG-1", "NEG-9", "SN-3", "SN-4"} {
+	for _, id := range []string{"ARP-1", "ARP-2", "ARP-3", "ARP-4", "ARP-5", "ND-1", "ND-2", "ND-3", "ND-4", "ND-5",
+		"ND-6", "NEG-1", "NEG-9", "SN-3", "SN-4"} {
 		v := vector(f, id)
 		f.Add(append([]byte{byte(len(v))}, v...), uint8(3))
 	}

@@ -101,13 +101,13 @@ func (e *Engine) unicast(now mono.Time, n *entry, frame []byte, typ wire.EtherTy
 		} else {
 			e.c.DropQueueFull++
 		}
-		if n.timer.index == 0 {
+		if !n.timer.IsSet() {
 			e.solicit(now, n)
 		}
 		return
 	case Stale:
 		n.state = Delay
-		e.timers.set(&n.timer, now.Add(delayTime))
+		e.timers.Set(&n.timer, now.Add(delayTime))
 	}
 	e.c.HeaderHits++
 	copy(frame, n.header[:])
@@ -207,7 +207,7 @@ func (e *Engine) Resolve(now mono.Time, ip netip.Addr) (hw wire.HWAddr, ok bool)
 	if n.state != Incomplete {
 		if n.state == Stale {
 			n.state = Delay
-			e.timers.set(&n.timer, now.Add(delayTime))
+			e.timers.Set(&n.timer, now.Add(delayTime))
 		}
 		return n.hw, true
 	}
@@ -216,8 +216,8 @@ func (e *Engine) Resolve(now mono.Time, ip netip.Addr) (hw wire.HWAddr, ok bool)
 	switch {
 	case !e.up || bcast || !oneHost(ip) || e.addrs[ip] != nil:
 		n.probes = maxProbes
-		e.timers.set(&n.timer, now) // Unresolved, but not from within
-	case n.timer.index == 0:
+		e.timers.Set(&n.timer, now) // Unresolved, but not from within
+	case !n.timer.IsSet():
 		e.solicit(now, n)
 	}
 	return wire.HWAddr{}, false
@@ -235,7 +235,7 @@ func (e *Engine) create(now mono.Time, ip netip.Addr) *entry {
 // remove forgets a neighbour. Frames that wait for it are dropped; with failed the IP
 // stack is told.
 func (e *Engine) remove(now mono.Time, n *entry, failed bool) {
-	e.timers.set(&n.timer, 0)
+	e.timers.Set(&n.timer, 0)
 	for b := n.queue.take(); b != nil; b = n.queue.take() {
 		e.c.DropUnresolved++
 		if failed {
@@ -275,7 +275,7 @@ func (e *Engine) expire(now mono.Time, n *entry) {
 // alone.
 func (e *Engine) solicit(now mono.Time, n *entry) {
 	n.probes++
-	e.timers.set(&n.timer, now.Add(retransTime))
+	e.timers.Set(&n.timer, now.Add(retransTime))
 	src, ok := e.source(n.ip)
 	if n.ip.Is4() {
 		if !ok {
@@ -324,7 +324,7 @@ func (e *Engine) setState(now mono.Time, n *entry, s State) {
 	case Stale:
 		after = now.Add(staleTime)
 	}
-	e.timers.set(&n.timer, after)
+	e.timers.Set(&n.timer, after)
 }
 
 // Undeliverable takes back a frame that Xmit was given: there is no group as its
@@ -345,7 +345,7 @@ func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
 	}
 	if n := e.table.find(nd.Target); n != nil && n.state == Incomplete {
 		n.probes = maxProbes
-		e.timers.set(&n.timer, now)
+		e.timers.Set(&n.timer, now)
 	}
 }
 

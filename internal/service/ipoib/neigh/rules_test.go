@@ -129,7 +129,8 @@ func TestARPRules(t *testing.T) {
 	})
 	t.Run("hardware addresses that are no node's", func(t *testing.T) {
 		h := upHost(t, Config{})
-		for _, hw := range []wire.HWAddr{wire.PseudoBroadcast, groupHW("224.0.0.1"), wire.MakeHWAddr(0, ib.QPNMulticast, hwB.GID()), {}} {
+		for _, hw := range []wire.HWAddr{wire.PseudoBroadcast, groupHW("224.0.0.1"),
+			wire.MakeHWAddr(0, ib.QPNMulticast, hwB.GID()), {}} {
 			h.arp(Broadcast, ask(hw, ipB, ipA))
 		}
 		h.want()
@@ -171,8 +172,9 @@ func TestRefusedInput(t *testing.T) {
 			t.Errorf("%s goes up", id)
 		}
 	}
-	want := map[wire.FrameRefusal]uint64{wire.ARPHardwareLen: 1, wire.ARPHardwareType: 1, wire.FrameShort: 1, wire.FrameEtherType: 1,
-		wire.FrameVersion: 1, wire.NDHopLimit: 1, wire.NDOption: 1, wire.NDLinkAddrLen: 1, wire.ARPSenderHW: 1}
+	want := map[wire.FrameRefusal]uint64{wire.ARPHardwareLen: 1, wire.ARPHardwareType: 1, wire.FrameShort: 1,
+		wire.FrameEtherType: 1, wire.FrameVersion: 1, wire.NDHopLimit: 1, wire.NDOption: 1, wire.NDLinkAddrLen: 1,
+		wire.ARPSenderHW: 1}
 	c := h.e.Counters()
 	for r := range wire.FrameRefusal(wire.NumFrameRefusals) {
 		if c.Refused[r] != want[r] {
@@ -188,7 +190,8 @@ func TestRefusedInput(t *testing.T) {
 // IP packets go up as they came.
 func TestIPGoesUp(t *testing.T) {
 	h := upHost(t, Config{})
-	for _, p := range [][]byte{packet(ipB, ipA, "four")[headroom:], packet(llB, llA, "six")[headroom:], vector(t, "SN-1"), vector(t, "SN-4"), {0x45}} {
+	for _, p := range [][]byte{packet(ipB, ipA, "four")[headroom:], packet(llB, llA, "six")[headroom:], vector(t, "SN-1"),
+		vector(t, "SN-4"), {0x45}} {
 		typ := wire.EtherIPv4
 		if p[0]>>4 == 6 {
 			typ = wire.EtherIPv6
@@ -362,7 +365,8 @@ func TestNDRules(t *testing.T) {
 	})
 	t.Run("redirects end here", func(t *testing.T) {
 		h := upHost(t, Config{})
-		h.nd(Host, wire.ND{Type: wire.NDRedirect, Src: llB, Dst: llA, Target: llB, Dest: netip.MustParseAddr("2001:db8::1"), Link: hwB, HasLink: true})
+		h.nd(Host, wire.ND{Type: wire.NDRedirect, Src: llB, Dst: llA, Target: llB, Dest: netip.MustParseAddr("2001:db8::1"),
+			Link: hwB, HasLink: true})
 		h.want()
 		if c := h.e.Counters(); c.IgnoredRedirect != 1 {
 			t.Errorf("%+v", c)
@@ -426,7 +430,8 @@ func TestRouterMessages(t *testing.T) {
 
 	up := h.arriveVector(Multicast, "ND-6")
 	var nd wire.ND
-	if why := nd.Parse(up[headroom:], 40); why != wire.FrameOK || nd.HasLink || nd.MTU != 2044 || len(up) != headroom+124-4-24 {
+	if why := nd.Parse(up[headroom:], 40); why != wire.FrameOK || nd.HasLink || nd.MTU != 2044 ||
+		len(up) != headroom+124-4-24 {
 		t.Errorf("%d bytes: %v, %+v", len(up), why, nd)
 	}
 	h.want("learned fe80::f652:1403:7b:cba1 at B")
@@ -436,7 +441,8 @@ func TestRouterMessages(t *testing.T) {
 	h.send(llB, "f") // the router is known already
 	h.want("f > B")
 
-	other := wire.ND{Type: wire.NDRouterSolicit, Src: ipv6("fe80::c"), Dst: netip.MustParseAddr("ff02::2"), Link: hwC, HasLink: true}
+	other := wire.ND{Type: wire.NDRouterSolicit, Src: ipv6("fe80::c"), Dst: netip.MustParseAddr("ff02::2"), Link: hwC,
+		HasLink: true}
 	n := other.Put(b)
 	up = h.arrive(Multicast, wire.HWAddr{}, wire.EtherIPv6, b[:n])
 	if why := nd.Parse(up[headroom:], 40); why != wire.FrameOK || nd.HasLink || nd.Type != wire.NDRouterSolicit {
@@ -538,10 +544,12 @@ func (h *host) wantFrameAny(id string, dst wire.HWAddr) {
 func TestDuplicateAddress(t *testing.T) {
 	for name, bring := range map[string]func(h *host){
 		"advertised": func(h *host) {
-			h.nd(Multicast, wire.ND{Type: wire.NDNeighborAdvert, Src: llA, Dst: allNodes, Target: llA, Override: true, Link: hwB, HasLink: true})
+			h.nd(Multicast, wire.ND{Type: wire.NDNeighborAdvert, Src: llA, Dst: allNodes, Target: llA, Override: true,
+				Link: hwB, HasLink: true})
 		},
 		"checked by another at the same time": func(h *host) {
-			n, b := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.IPv6Unspecified(), Dst: wire.SolicitedNode(llA), Target: llA}, make([]byte, wire.MaxNDLen)
+			n, b := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.IPv6Unspecified(), Dst: wire.SolicitedNode(llA),
+				Target: llA}, make([]byte, wire.MaxNDLen)
 			h.arrive(Multicast, hwB, wire.EtherIPv6, b[:n.Put(b)])
 		},
 	} {
@@ -559,7 +567,8 @@ func TestDuplicateAddress(t *testing.T) {
 				t.Errorf("%v", a)
 			}
 			// It is not ours: not answered for, and nothing is asked from it.
-			h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA, Link: hwB, HasLink: true})
+			h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA,
+				Link: hwB, HasLink: true})
 			h.want()
 			h.send(llB, "f")
 			h.want()
@@ -581,7 +590,8 @@ func TestTentativeAddress(t *testing.T) {
 	h.e.SetAddrs(h.now, []netip.Prefix{netip.PrefixFrom(llA, 64)})
 	h.log = nil
 	h.send(llB, "f")
-	h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA, Link: hwB, HasLink: true})
+	h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA, Link: hwB,
+		HasLink: true})
 	h.want() // not asked, and not answered for
 	h.wait(time.Second)
 	ns := "ns fe80::f652:1403:7b:cba1 (A) from fe80::202:c903:a:1b2d to ff02::1:ff7b:cba1 > ff12:601b:8014::1:ff7b:cba1"
@@ -659,7 +669,8 @@ func TestAddressIsOurs(t *testing.T) {
 	if h.e.pool.used != 0 {
 		t.Error("its packets still wait")
 	}
-	for _, p := range []netip.Prefix{{}, netip.PrefixFrom(netip.MustParseAddr("127.0.0.1"), 8), netip.PrefixFrom(allNodes, 128), netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.1"), 120)} {
+	for _, p := range []netip.Prefix{{}, netip.PrefixFrom(netip.MustParseAddr("127.0.0.1"), 8),
+		netip.PrefixFrom(allNodes, 128), netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.1"), 120)} {
 		h.e.SetAddrs(h.now, []netip.Prefix{p})
 		if a := h.e.Addresses(); len(a) != 0 {
 			t.Errorf("%v is an address: %v", p, a)
@@ -682,12 +693,14 @@ func TestAddressIsOurs(t *testing.T) {
 // Which of several addresses asks.
 func TestSourceOfQuestions(t *testing.T) {
 	h := upHost(t, Config{})
-	h.e.SetAddrs(h.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.1/16"), netip.MustParsePrefix("10.20.5.1/24"), netip.MustParsePrefix("192.0.2.9/24"),
-		netip.PrefixFrom(llA, 64), netip.MustParsePrefix("2001:db8::1/64"), netip.MustParsePrefix("2001:db8::9/64")})
+	h.e.SetAddrs(h.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.1/16"), netip.MustParsePrefix("10.20.5.1/24"),
+		netip.MustParsePrefix("192.0.2.9/24"), netip.PrefixFrom(llA, 64), netip.MustParsePrefix("2001:db8::1/64"),
+		netip.MustParsePrefix("2001:db8::9/64")})
 	h.wait(10 * time.Second)
 	h.log = nil
-	for target, src := range map[string]string{"10.20.5.7": "10.20.5.1", "10.20.6.7": "10.20.0.1", "192.0.2.1": "192.0.2.9", "203.0.113.1": "10.20.0.1",
-		"fe80::9": llA.String(), "2001:db8::7": "2001:db8::1", "2001:db8:1::7": llA.String()} {
+	for target, src := range map[string]string{"10.20.5.7": "10.20.5.1", "10.20.6.7": "10.20.0.1",
+		"192.0.2.1": "192.0.2.9", "203.0.113.1": "10.20.0.1", "fe80::9": llA.String(), "2001:db8::7": "2001:db8::1",
+		"2001:db8:1::7": llA.String()} {
 		got, ok := h.e.source(netip.MustParseAddr(target))
 		if !ok || got.String() != src {
 			t.Errorf("for %s: %v, want %s", target, got, src)
@@ -695,12 +708,13 @@ func TestSourceOfQuestions(t *testing.T) {
 	}
 }
 
-// TestTooBig: the IP stack hears of packets that were too long for where they go: as from there, or of an IPv6 group as from
-// an address beside ours.
+// TestTooBig: the IP stack hears of packets that were too long for where they go: as from there, or of an IPv6 group as
+// from an address beside ours.
 func TestTooBig(t *testing.T) {
 	h := upHost(t, Config{})
 	var frames [][]byte
-	for _, dst := range []netip.Addr{ipB, llB, netip.MustParseAddr("ff02::99"), netip.MustParseAddr("239.1.1.1"), netip.MustParseAddr("10.20.0.255")} {
+	for _, dst := range []netip.Addr{ipB, llB, netip.MustParseAddr("ff02::99"), netip.MustParseAddr("239.1.1.1"),
+		netip.MustParseAddr("10.20.0.255")} {
 		src := ipA
 		if dst.Is6() {
 			src = llA
@@ -712,8 +726,10 @@ func TestTooBig(t *testing.T) {
 			t.Errorf("to %v: the packet was changed", dst)
 		}
 	}
-	h.want("up icmp 4 from 10.20.0.2 to 10.20.0.1 about x", fmt.Sprintf("up icmp6 2/0 from %v about x", llB), fmt.Sprintf("up icmp6 2/0 from %v about x", llA.Next()))
-	for _, p := range [][]byte{{}, {0x45}, {0x60}, bytes.Repeat([]byte{0x45}, 19), bytes.Repeat([]byte{0x60}, 39), bytes.Repeat([]byte{0x50}, 60)} {
+	h.want("up icmp 4 from 10.20.0.2 to 10.20.0.1 about x", fmt.Sprintf("up icmp6 2/0 from %v about x", llB),
+		fmt.Sprintf("up icmp6 2/0 from %v about x", llA.Next()))
+	for _, p := range [][]byte{{}, {0x45}, {0x60}, bytes.Repeat([]byte{0x45}, 19), bytes.Repeat([]byte{0x60}, 39),
+		bytes.Repeat([]byte{0x50}, 60)} {
 		h.e.TooBig(h.now, append(make([]byte, headroom), p...), 1500)
 	}
 	h.e.TooBig(h.now, h.e.scratch[:], 1500)

@@ -128,7 +128,7 @@ func (t *table) add(ip netip.Addr) *entry {
 	n := t.free
 	t.free = n.next
 	*n = entry{ip: ip}
-	n.timer.entry = n
+	n.timer.Value.entry = n
 	t.byIP[ip] = n
 	n.link(&t.list[0])
 	return n

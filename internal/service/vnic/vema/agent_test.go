@@ -21,7 +21,8 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// vports is a minimal Ports: Set values are kept, and the test sets lists and traps.
+// vports is Ports as simple as can be: what was set is there, and lists and traps are what
+// the test says.
 type vports struct {
 	info      map[uint8]*mad.VESWPortInfo
 	table     map[uint8][]mad.VESWMACEntry
@@ -29,7 +30,7 @@ type vports struct {
 	traps     []vnic.Trap
 	due       mono.Time
 	calls     int // that would change something
-	largest   int // requested list
+	largest   int // list asked for
 	forbidden bool
 }
 
@@ -144,8 +145,8 @@ func (p *vports) Deadline() mono.Time {
 
 func (p *vports) OPAPort() uint8 { return 1 }
 
-// LIDs of the tests: the agent's port, its subnet manager, another configured manager, and an unknown
-// node.
+// LIDs of the tests: the agent's port, its subnet manager, another manager that was
+// configured, and somebody else.
 const (
 	ownLID      = 5
 	smLID       = 1
@@ -174,7 +175,7 @@ func datagram(from ib.LID, b []byte) *mad.Datagram {
 	return d
 }
 
-// request sends a request and returns the response.
+// ask sends a request and returns the answer.
 func ask(t *testing.T, a *Agent, from ib.LID, m *mad.VEMA) mad.VEMA {
 	t.Helper()
 	d := datagram(from, m.Append(nil))
@@ -215,7 +216,7 @@ func trapLID(lid uint32) *mad.VEMAClassPortInfo {
 // step is what happens between the MADs of the sequence in opa16b.json.
 type step struct {
 	link  func() // the interface is switched on
-	lists func() // called with the addresses
+	lists func() // it is told of addresses
 }
 
 func TestSequence(t *testing.T) {
@@ -306,7 +307,7 @@ func sequence(t *testing.T, a *Agent, do step) {
 			}
 			continue
 		}
-		if s.Name == "get_ucast_macs" { // the interface's addresses
+		if s.Name == "get_ucast_macs" { // what the interface has been told
 			do.lists()
 		}
 		d := datagram(smLID, whole(s.Request))
@@ -384,8 +385,8 @@ func TestNoVPort(t *testing.T) {
 	}
 }
 
-// TestD07_Lists: for any requested number of MACs the response has no more than fit, and pages join to
-// the list.
+// TestD07_Lists: however many MACs a request asks for, the answer has no more than fit, and pages join
+// to the list.
 func TestD07_Lists(t *testing.T) {
 	p := newVPorts()
 	p.info[0] = &mad.VESWPortInfo{Port: mad.VESWPort{LinkStatus: mad.VESWLinkUp, McMACsGen: 77}}
@@ -551,7 +552,7 @@ func TestD18_Strangers(t *testing.T) {
 	}
 }
 
-// TestD20_Waiting: until a trusted manager sets ClassPortInfo.
+// TestD20_Waiting: until somebody sets ClassPortInfo who may.
 func TestD20_Waiting(t *testing.T) {
 	a := newAgent(newVPorts())
 	ask(t, a, smLID, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
@@ -610,7 +611,7 @@ func TestD12_Traps(t *testing.T) {
 	p.due = 1000
 	var d mad.Datagram
 	for _, f := range []func(){
-		func() {}, // no trap LID was set
+		func() {}, // nobody has said where to
 		func() {
 			a.store(trapLID(0x12).Append(nil))
 			a.SetPort(Port{LID: ownLID, SMLID: smLID})
@@ -675,8 +676,8 @@ func TestNotMine(t *testing.T) {
 	}
 }
 
-// FuzzAgent passes requests of any sender to the agent: only a manager changes anything, and every
-// response belongs to its request.
+// FuzzAgent gives the agent requests from anybody: nobody but a manager changes anything, and every answer
+// is one to what was asked.
 func FuzzAgent(f *testing.F) {
 	for _, id := range []mad.AttributeID{0x01, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x22, 0xff15} {
 		for _, m := range []byte{1, 2} {

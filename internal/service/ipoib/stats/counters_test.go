@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ipoib
+package stats
 
 import (
 	"slices"
@@ -11,7 +11,7 @@ import (
 func TestCounterNames(t *testing.T) {
 	var c Counters
 	c.Neigh.IgnoredLocked = 7
-	c.Neigh.ARPTx = 9 // the link counts what it sends itself
+	c.Neigh.ARPTx = 9 // the link has counters of its own for these
 	var names []string
 	for _, x := range c.List() {
 		if x.Name == "" || slices.Contains(names, x.Name) {
@@ -22,7 +22,8 @@ func TestCounterNames(t *testing.T) {
 			t.Errorf("%s is %d", x.Name, x.Value)
 		}
 	}
-	for _, want := range []string{"rx_packets", "drop_no_path", "path_queries", "neigh_ignored_locked", "rx_arp_bad_hlen"} {
+	for _, want := range []string{"rx_packets", "drop_no_path", "path_queries", "neigh_ignored_locked",
+		"rx_arp_bad_hlen"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("no counter %s", want)
 		}
