@@ -468,11 +468,11 @@ func (s *subnet) links(now mono.Time) {
 // peerUp reports whether there is somebody at the other end of a port.
 func (s *subnet) peerUp(p uint8) bool {
 	if c := s.ports[p]; c != nil {
-		return s.sw.Wants(p) && c.agent.Wants(1)
+		return s.sw.Enabled(p) && c.agent.Enabled(1)
 	}
 	for _, t := range s.peers {
 		if t.port == p {
-			return t.up && s.sw.Wants(p)
+			return t.up && s.sw.Enabled(p)
 		}
 	}
 	return false

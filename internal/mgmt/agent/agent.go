@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent is the management agents of one node of a subnet, a switch or
-// a channel adapter: the directed-route interface (SMI), the subnet management
-// agent (SMA) and the performance management agent (PMA).
+// Package agent is the management agents of one node of a subnet, a switch or a channel adapter: the
+// directed-route interface (SMI), the subnet management agent (SMA) and the performance management agent (PMA).
 //
-// What comes in: datagrams of queue pairs 0 and 1 with the port they came by,
-// what happens to links, and time. What goes out: each datagram itself, turned
-// into its answer or sent on; traps; and through Owner the news of what a
-// manager changed. The management goroutine of a node calls it, and the
-// simulated subnets of package simfab, with more than a thousand at a time. It
-// never starts anything, reads no clock, and touches nothing but its own state: what
-// the ports and forwarding tables are the owner reads from it.
+// What comes in: datagrams of queue pairs 0 and 1 with their ingress port, changes of links, and time. What goes
+// out: each datagram itself, as its own answer or forwarded; traps; and through Owner a notification of each
+// change by a manager. The management goroutine of a node calls it, and the simulated subnets of
+// test/simfab/subnet, with more than a thousand agents at a time. It starts nothing, reads no clock and writes only
+// its own state, from which the owner reads the ports and the forwarding tables.
 //
-// Attributes are those of IBA volume 1, chapters 14 (subnet management) and
-// 16.1 (performance management).
+// Attributes are those of IBA volume 1, chapters 14 (subnet management) and 16.1 (performance management).
 package agent
 
 import (
@@ -26,8 +22,7 @@ import (
 // Change is a set of what a manager, or a link, changed at a port.
 type Change uint16
 
-// Changes. Tables are the forwarding tables and settings of a switch; port 0
-// bears them.
+// Changes. Those of the forwarding tables and settings of a switch are reported for its port 0.
 const (
 	ChangedState       Change = 1 << iota // PortState or PortPhysicalState
 	ChangedLID                            // LID or LMC
@@ -39,43 +34,41 @@ const (
 	ChangedTimeouts                       // SubnetTimeOut
 	ChangedTables                         // forwarding tables, SwitchInfo
 	ChangedDescription                    // NodeDescription
-	ClientReregister                      // a manager asks for all registrations to be renewed
+	ClientReregister                      // a manager requests that clients renew all registrations
 	ChangedOther
 )
 
-// Order is what a manager wants of a port's link.
+// Order is a command of a manager for the link of a port.
 type Order uint8
 
-// Orders for links. The owner tells the agents at both ends with LinkDown and
-// LinkUp what became of it, after the call that brought the order has
-// returned.
+// Orders for links. After the call that brought the order has returned, the owner reports the result to the
+// agents at both ends by LinkDown and LinkUp.
 const (
 	LinkBounce  Order = iota // take it down and negotiate anew
 	LinkDisable              // take it down until LinkEnable
 	LinkEnable               // let it come up if there is a peer
 )
 
-// Owner is who the agent works for. Its methods are called from within the
-// agent's and must not call the agent's other than to read.
+// Owner applies what managers change. The agent calls its methods from within its own; of the agent they may call
+// only methods that read.
 type Owner interface {
-	// Changed tells that the agent's view of a port changed: the owner reads
-	// what it needs and applies it.
+	// Changed reports that the state of a port changed: the owner reads what it needs and applies it.
 	Changed(port uint8, what Change)
-	// Link passes on what a manager orders for the link of a port.
+	// Link executes an order of a manager for the link of a port.
 	Link(port uint8, order Order)
 }
 
-// Verdict is what is to be done with a datagram after the agent had it.
+// Verdict is what the caller must do with a datagram after Handle, Originate or Next.
 type Verdict uint8
 
 // Verdicts.
 const (
-	Done    Verdict = iota // nothing: it was consumed, or dropped and counted
-	Send                   // it leaves by its Port, which is not 0, to the neighbour there
-	Deliver                // it is for the manager or a client at this node
+	Done    Verdict = iota // nothing: the agent consumed it, or dropped and counted it
+	Send                   // send it by its Port, which is not 0, to the neighbour there
+	Deliver                // pass it to the manager or a client at this node
 )
 
-// Caps is what the ports of a node can do.
+// Caps are the capabilities of the ports of a node.
 type Caps struct {
 	MTU        ib.MTU
 	VL         mad.VLCap
@@ -101,11 +94,10 @@ type Config struct {
 	Revision        uint32
 	Description     string
 	Caps            Caps
-	// EnforceCap is the number of P_Keys that each external port of a switch can
-	// compare packets with; 0 is no enforcement.
+	// EnforceCap is the size of the table of P_Keys by which each external port of a switch enforces partitions;
+	// 0 is no enforcement.
 	EnforceCap uint16
-	// EnhancedPort0 tells that port 0 of a switch is an end port like an
-	// adapter's.
+	// EnhancedPort0 makes port 0 of a switch an end port like that of an adapter.
 	EnhancedPort0 bool
 	// TIDs are the upper half of the transaction identifiers of traps.
 	TIDs uint32
@@ -118,7 +110,7 @@ var DefaultCaps = Caps{MTU: ib.MTU4096, VL: mad.VL0, Width: ib.Width1x | ib.Widt
 		mad.CapCapabilityMaskNotice | mad.CapOtherLocalChangesNotice | mad.CapCapabilityMask2,
 	Mask2: mad.Cap2SetNodeDescription}
 
-// port is a port as its SMA knows it. Tables that nobody wrote are nil.
+// port is the state of a port in its SMA. A table is nil until a manager writes it.
 type port struct {
 	info   mad.PortInfo
 	pkeys  []ib.PKey
@@ -126,7 +118,7 @@ type port struct {
 	vlarb  *[4]mad.VLArb
 	origin *origin // of its counters
 	off    bool    // disabled or asleep by order
-	// disabled is what whoever runs the node says: no manager is asked.
+	// disabled is set by the operator of the node; a manager cannot override it.
 	disabled bool
 }
 
@@ -140,15 +132,14 @@ type Agent struct {
 	sl2vl    map[uint32]mad.SLtoVL
 	info     mad.SwitchInfo
 	forward  *vswitch.Builder // of a switch
-	lease    mono.Time        // when the M_Key's protection ends
-	traps    [numTraps]trap
-	trapTID  uint32
+	lease    mono.Time        // when the protection by the M_Key ends
+	traps    traps
 	smp      mad.SMP   // the one being handled
 	now      mono.Time // when
 	Stats    Stats
 }
 
-// Stats count what the agents did, and why they dropped.
+// Stats count requests, traps and dropped datagrams.
 type Stats struct {
 	Gets, Sets, Forwarded, Traps                                                          uint64
 	DropVersion, DropMethod, DropRoute, DropLID, DropPortDown, DropMKey, DropBadAddressed uint64
@@ -156,8 +147,7 @@ type Stats struct {
 	DropPKey, DropQKey                                                                    uint64 // of datagrams to queue pair 1
 }
 
-// New returns the agents of the node that c describes. counters may be nil:
-// then all are 0.
+// New returns the agents of the node that c describes. Without counters, which may be nil, all counts are 0.
 func New(c Config, o Owner, counters Counters) *Agent {
 	if c.Type != mad.NodeSwitch {
 		c.Type, c.NumPorts = mad.NodeCA, 1
@@ -202,8 +192,7 @@ func New(c Config, o Owner, counters Counters) *Agent {
 
 func (a *Agent) isSwitch() bool { return a.cfg.Type == mad.NodeSwitch }
 
-// endPort is the number of the port that has the node's LID: 0 of a switch, 1
-// of an adapter.
+// endPort is the number of the port that has the LID of the node: 0 of a switch, 1 of an adapter.
 func (a *Agent) endPort() uint8 {
 	if a.isSwitch() {
 		return 0
@@ -219,8 +208,7 @@ func (a *Agent) Config() Config { return a.cfg }
 // Description returns the node's description.
 func (a *Agent) Description() string { return a.desc.String() }
 
-// Port returns the state of a port; it is the agent's and changes with it. For
-// a port that does not exist it is nil.
+// Port returns the state of a port, nil of a port that does not exist. The agent owns it and changes it.
 func (a *Agent) Port(n uint8) *mad.PortInfo {
 	if int(n) >= len(a.ports) || n == 0 && !a.isSwitch() {
 		return nil
@@ -228,7 +216,7 @@ func (a *Agent) Port(n uint8) *mad.PortInfo {
 	return &a.ports[n].info
 }
 
-// PKeys returns the P_Key table of a port, zero where empty; it is the agent's.
+// PKeys returns the P_Key table of a port, 0 where an entry is empty. The agent owns it.
 func (a *Agent) PKeys(n uint8) []ib.PKey {
 	if a.Port(n) == nil {
 		return nil
@@ -236,7 +224,7 @@ func (a *Agent) PKeys(n uint8) []ib.PKey {
 	return a.ports[n].pkeys
 }
 
-// GUIDs returns the GUID table of the node's end port, the port GUID first; it is the agent's.
+// GUIDs returns the GUID table of the end port of the node, the port GUID first. The agent owns it.
 func (a *Agent) GUIDs() []ib.GUID { return a.end().guids }
 
 // SwitchInfo returns the settings of a switch.
@@ -251,7 +239,7 @@ func (a *Agent) SLtoVL(in, out uint8) mad.SLtoVL {
 	return a.defaultSLtoVL()
 }
 
-// defaultSLtoVL spreads the service levels over the lanes there are.
+// defaultSLtoVL spreads the service levels over the virtual lanes.
 func (a *Agent) defaultSLtoVL() (t mad.SLtoVL) {
 	n := max(1, a.cfg.Caps.VL.Lanes())
 	for i := range t {
@@ -260,20 +248,20 @@ func (a *Agent) defaultSLtoVL() (t mad.SLtoVL) {
 	return t
 }
 
-// Forwarding returns the tables of a switch, nil of an adapter. The owner reads
-// them, or takes snapshots for others; a switch's SMA writes them.
+// Forwarding returns the tables of a switch, nil of an adapter. The SMA writes them; the owner reads them, or
+// makes snapshots for other goroutines.
 func (a *Agent) Forwarding() *vswitch.Builder { return a.forward }
 
-// LID returns the node's base LID, 0 as long as no manager gave it one.
+// LID returns the base LID of the node, 0 until a manager assigns one.
 func (a *Agent) LID() ib.LID { return a.end().info.LID }
 
-// IsMine reports whether lid is one of the node's.
+// IsMine reports whether lid is one of the LIDs of the node.
 func (a *Agent) IsMine(lid ib.LID) bool {
 	i := &a.end().info
 	return i.LID != 0 && lid>>i.LMC == i.LID>>i.LMC
 }
 
-// changed tells the owner, and a switch's forwarding, about a port.
+// changed reports a change of a port to the owner, and to the forwarding of a switch.
 func (a *Agent) changed(n uint8, what Change) {
 	if a.forward != nil && what&(ChangedState|ChangedPKeys) != 0 {
 		p := &a.ports[n]
@@ -298,8 +286,8 @@ type Link struct {
 	SpeedExt ib.LinkSpeedExt
 }
 
-// LinkUp tells that the link of a port came up: the port is in INIT. It does
-// nothing to a port that is switched off by order, or up.
+// LinkUp moves a port to INIT because its link came up. It ignores a port that is up, or disabled by the operator
+// or a manager.
 func (a *Agent) LinkUp(now mono.Time, n uint8, l Link) {
 	p := a.external(n)
 	if p == nil || p.off || p.disabled || p.info.PortPhysicalState == ib.PhysLinkUp {
@@ -310,7 +298,7 @@ func (a *Agent) LinkUp(now mono.Time, n uint8, l Link) {
 	a.linkChanged(now, n)
 }
 
-// LinkDown tells that the link of a port went down.
+// LinkDown moves a port to DOWN because its link went down.
 func (a *Agent) LinkDown(now mono.Time, n uint8) {
 	p := a.external(n)
 	if p == nil || p.info.PortPhysicalState != ib.PhysLinkUp {
@@ -320,8 +308,8 @@ func (a *Agent) LinkDown(now mono.Time, n uint8) {
 	a.linkChanged(now, n)
 }
 
-// Disable tells that whoever runs the node switched a port off: its physical
-// state is Disabled, and no manager brings its link up before Enable.
+// Disable disables a port for the operator: its physical state is Disabled, and no manager brings its link up
+// before Enable.
 func (a *Agent) Disable(now mono.Time, n uint8) {
 	p := a.external(n)
 	if p == nil || p.disabled {
@@ -332,8 +320,7 @@ func (a *Agent) Disable(now mono.Time, n uint8) {
 	a.linkChanged(now, n)
 }
 
-// Enable undoes Disable: the port waits for its link, unless a manager
-// switched it off too.
+// Enable undoes Disable: the port waits for its link, unless a manager disabled it too.
 func (a *Agent) Enable(now mono.Time, n uint8) {
 	p := a.external(n)
 	if p == nil || !p.disabled {
@@ -354,23 +341,22 @@ func (a *Agent) external(n uint8) *port {
 	return &a.ports[n]
 }
 
-// Wants reports whether the port takes part in links: nobody switched it off.
-func (a *Agent) Wants(n uint8) bool {
+// Enabled reports whether the port may have a link: neither the operator nor a manager disabled it.
+func (a *Agent) Enabled(n uint8) bool {
 	p := a.external(n)
 	return p != nil && !p.off && !p.disabled
 }
 
-// linkChanged tells the owner and the manager about a link.
+// linkChanged reports a change of a link to the owner, and that of a switch to the manager by a trap.
 func (a *Agent) linkChanged(now mono.Time, n uint8) {
 	a.changed(n, ChangedState)
 	if a.isSwitch() {
 		a.info.PortStateChange = true
-		a.trapLinkState(now)
+		a.raise(now, trapLinkState, mad.LinkStateNotice(a.LID()))
 	}
 }
 
-// SetDescription changes the node's description from within the node and tells
-// the manager.
+// SetDescription changes the description of the node and reports it to the manager by a trap.
 func (a *Agent) SetDescription(now mono.Time, text string) {
 	if d := mad.MakeNodeDescription(text); d != a.desc {
 		a.desc = d
@@ -378,8 +364,8 @@ func (a *Agent) SetDescription(now mono.Time, text string) {
 	}
 }
 
-// SetCapability changes capabilities of the node's end port, such as
-// CapIsSM while a manager is attached, and tells the manager.
+// SetCapability changes capabilities of the end port of the node, such as CapIsSM while a manager is attached, and
+// reports it to the manager by a trap.
 func (a *Agent) SetCapability(now mono.Time, mask mad.Capability, on bool) {
 	i := &a.end().info
 	c := i.CapabilityMask &^ mask

@@ -648,7 +648,7 @@ func TestPortStates(t *testing.T) {
 	sw.LinkDown(start, 2)
 	sw.LinkUp(start, 2, edr)
 	is(ib.PortDown, ib.PhysDisabled)
-	if sw.Wants(2) || !sw.Wants(1) || sw.Wants(0) || sw.Wants(4) {
+	if sw.Enabled(2) || !sw.Enabled(1) || sw.Enabled(0) || sw.Enabled(4) {
 		t.Error("Wants")
 	}
 	do(ib.PortArmed, 0, mad.StatusInvalidValue)

@@ -10,9 +10,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// checkKey judges the M_Key of the Get or Set in a.smp (IBA volume 1,
-// 14.2.4). ok tells that it is to be executed, known that its answer may show
-// the key.
+// checkKey validates the M_Key of the Get or Set in a.smp (IBA volume 1, 14.2.4). If ok the agent executes the
+// request; if known its answer may contain the M_Key.
 func (a *Agent) checkKey(now mono.Time) (known, ok bool) {
 	s, i := &a.smp, &a.end().info
 	switch {
@@ -30,12 +29,13 @@ func (a *Agent) checkKey(now mono.Time) (known, ok bool) {
 	if a.lease.IsZero() && i.MKeyLeasePeriod != 0 {
 		a.lease = now.Add(time.Duration(i.MKeyLeasePeriod) * time.Second)
 	}
-	a.trapMKey(now)
+	bad := mad.BadMKeyOf(s, a.LID())
+	a.raise(now, trapBadMKey, bad.Notice(a.producer()))
 	return false, false
 }
 
-// expireLease ends the protection of an M_Key whose manager did not show up in
-// time after a violation.
+// expireLease ends the protection by an M_Key if no request bore the key during the lease period after a
+// violation.
 func (a *Agent) expireLease(now mono.Time) {
 	if a.lease.Due(now) {
 		a.lease = 0

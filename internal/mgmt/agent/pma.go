@@ -7,16 +7,16 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// Counts are what a port counted since it exists, without wrapping in
-// practice. XmitData and RcvData are in words of four bytes.
+// Counts are the counts of a port since its creation; they do not wrap in practice. XmitData and RcvData are in
+// words of four bytes.
 type Counts struct {
 	Values                                               [mad.NumCounters]uint64
 	UnicastXmit, UnicastRcv, MulticastXmit, MulticastRcv uint64
 }
 
-// Counters is where the counts of the node's ports come from.
+// Counters is the source of the counts of the ports of a node.
 type Counters interface {
-	// Counts adds what port counted to c.
+	// Counts adds the counts of port to c.
 	Counts(port uint8, c *Counts)
 }
 
@@ -26,14 +26,14 @@ func (c *Counts) extended() [8]uint64 {
 		c.UnicastXmit, c.UnicastRcv, c.MulticastXmit, c.MulticastRcv}
 }
 
-// origin is what a port's counts were when its counters were at zero. Both
-// attributes count for themselves.
+// origin is the counts of a port at which its counters are zero. The two attributes of counters have separate
+// origins.
 type origin struct {
 	counters [mad.NumCounters]uint64
 	extended [8]uint64
 }
 
-// performance answers a request of performance management.
+// performance executes a request of performance management and answers it.
 func (a *Agent) performance(d *mad.Datagram) Verdict {
 	var m mad.Perf
 	if m.Parse(d.Data[:]) != nil || m.BaseVersion != mad.BaseVersion {
@@ -57,6 +57,7 @@ func (a *Agent) performance(d *mad.Datagram) Verdict {
 	return a.depart(d)
 }
 
+// perf executes a request and leaves the attribute of the answer in m.Data.
 func (a *Agent) perf(m *mad.Perf) mad.Status {
 	switch m.AttributeID {
 	case mad.AttrClassPortInfo:
@@ -80,7 +81,7 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 		}
 		sum := mad.PortCounters{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect, CounterSelect2: req.CounterSelect2}
 		for n := first; n <= last; n++ {
-			p, counts := &a.ports[n], a.counts(uint8(n))
+			p, counts := &a.ports[n], countsOf(a.counters, uint8(n))
 			if m.Method == mad.MethodSet {
 				for c := range mad.NumCounters {
 					if req.Selected(c) {
@@ -108,7 +109,7 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 		var sum [8]uint64
 		want := [8]uint64{req.XmitData, req.RcvData, req.XmitPkts, req.RcvPkts, req.UnicastXmit, req.UnicastRcv, req.MulticastXmit, req.MulticastRcv}
 		for n := first; n <= last; n++ {
-			p, counts := &a.ports[n], a.counts(uint8(n))
+			p, counts := &a.ports[n], countsOf(a.counters, uint8(n))
 			have := counts.extended()
 			for i := range have {
 				if m.Method == mad.MethodSet && req.CounterSelect>>i&1 != 0 {
@@ -129,7 +130,7 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 	return mad.StatusBadMethodAttr
 }
 
-// selected returns the ports that a PortSelect means.
+// selected returns the range of ports that a PortSelect names.
 func (a *Agent) selected(n uint8) (first, last int, ok bool) {
 	if a.isSwitch() && n == mad.PortSelectAll {
 		return 0, len(a.ports) - 1, true
@@ -140,11 +141,11 @@ func (a *Agent) selected(n uint8) (first, last int, ok bool) {
 	return int(n), int(n), true
 }
 
-func (a *Agent) counts(n uint8) (c Counts) {
-	if a.counters != nil {
-		a.counters.Counts(n, &c)
+func countsOf(c Counters, port uint8) (sum Counts) {
+	if c != nil {
+		c.Counts(port, &sum)
 	}
-	return c
+	return sum
 }
 
 func (p *port) since() *origin {

@@ -7,8 +7,7 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// writePortInfo executes a Set of PortInfo (IBA volume 1, 14.2.5.6): first all
-// values are judged, then all are taken over.
+// writePortInfo executes a Set of PortInfo (IBA volume 1, 14.2.5.6): it validates all values, then applies all.
 func (a *Agent) writePortInfo() mad.Status {
 	m := a.smp.AttributeModifier
 	n, p := a.portOf(uint8(m))
@@ -18,27 +17,27 @@ func (a *Agent) writePortInfo() mad.Status {
 	var w mad.PortInfo
 	w.Parse(a.smp.Data[:]) // long enough
 	extended := m&mad.ModifierExtendedSpeeds != 0
-	if !a.linkValuesOK(n, &p.info, &w, extended) || n == a.endPort() && !endValuesOK(&w, n == 0 && !a.cfg.EnhancedPort0) {
+	if !linkValuesOK(n, &p.info, &w, extended) || n == a.endPort() && !endValuesOK(&w, n == 0 && !a.cfg.EnhancedPort0) {
 		return mad.StatusInvalidValue
 	}
 	what := Change(0)
 	if n == a.endPort() {
-		what = a.takeEnd(&p.info, &w)
+		what = a.applyEnd(&p.info, &w)
 	}
 	if n != 0 {
-		what |= takeLink(&p.info, &w, extended)
+		what |= applyLink(&p.info, &w, extended)
 		if a.isSwitch() && a.cfg.EnforceCap > 0 && (p.info.PartitionEnforceIn != w.PartitionEnforceIn || p.info.PartitionEnforceOut != w.PartitionEnforceOut) {
 			p.info.PartitionEnforceIn, p.info.PartitionEnforceOut = w.PartitionEnforceIn, w.PartitionEnforceOut
 			what |= ChangedPKeys
 		}
-		what |= a.takeState(n, p, w.PortState, w.PortPhysicalState)
+		what |= a.applyState(n, p, w.PortState, w.PortPhysicalState)
 	}
 	a.changed(n, what)
 	return mad.StatusOK
 }
 
-// linkValuesOK judges what every port has.
-func (a *Agent) linkValuesOK(n uint8, i, w *mad.PortInfo, extended bool) bool {
+// linkValuesOK validates the fields of every port.
+func linkValuesOK(n uint8, i, w *mad.PortInfo, extended bool) bool {
 	subset := func(v, supported, all uint8) bool { return v == all || v&^supported == 0 }
 	if !subset(uint8(w.LinkWidthEnabled), uint8(i.LinkWidthSupported), uint8(ib.WidthAllSupported)) ||
 		!subset(uint8(w.LinkSpeedEnabled), uint8(i.LinkSpeedSupported), uint8(ib.SpeedAllSupported)) {
@@ -54,7 +53,7 @@ func (a *Agent) linkValuesOK(n uint8, i, w *mad.PortInfo, extended bool) bool {
 	if w.NeighborMTU > i.MTUCap || w.OperationalVLs > i.VLCap {
 		return false
 	}
-	if n == 0 { // the state of a switch's own port is no manager's to change
+	if n == 0 { // a manager cannot change the state of port 0 of a switch
 		return w.PortState == ib.PortNoChange || w.PortState >= ib.PortArmed && w.PortState <= ib.PortActive
 	}
 	switch w.PortState {
@@ -68,7 +67,7 @@ func (a *Agent) linkValuesOK(n uint8, i, w *mad.PortInfo, extended bool) bool {
 	return false
 }
 
-// endValuesOK judges what only ports with a LID have.
+// endValuesOK validates the fields of ports with a LID.
 func endValuesOK(w *mad.PortInfo, base bool) bool {
 	if w.LID >= ib.LIDMulticastFirst || w.MasterSMLID >= ib.LIDMulticastFirst || w.LID&(1<<w.LMC-1) != 0 || base && w.LMC != 0 {
 		return false
@@ -76,8 +75,8 @@ func endValuesOK(w *mad.PortInfo, base bool) bool {
 	return true
 }
 
-// takeEnd takes over what only ports with a LID have.
-func (a *Agent) takeEnd(i, w *mad.PortInfo) (what Change) {
+// applyEnd applies the fields of ports with a LID.
+func (a *Agent) applyEnd(i, w *mad.PortInfo) (what Change) {
 	if w.LID != i.LID || w.LMC != i.LMC {
 		i.LID, i.LMC = w.LID, w.LMC
 		what |= ChangedLID
@@ -103,7 +102,7 @@ func (a *Agent) takeEnd(i, w *mad.PortInfo) (what Change) {
 	if i.CapabilityMask&mad.CapMcastPKeyTrapSuppression != 0 {
 		i.McastPKeyTrapSuppress = w.McastPKeyTrapSuppress
 	}
-	// A manager resets counters of violations; it never counts.
+	// A manager can reset counters of violations, and cannot set them to another value.
 	if w.MKeyViolations == 0 {
 		i.MKeyViolations = 0
 	}
@@ -121,9 +120,8 @@ func (a *Agent) takeEnd(i, w *mad.PortInfo) (what Change) {
 	return what
 }
 
-// takeLink takes over what ports with a link have. 0 leaves widths, speeds, the MTU and
-// lanes as they are.
-func takeLink(i, w *mad.PortInfo, extended bool) (what Change) {
+// applyLink applies the fields of ports with a link. The value 0 leaves widths, speeds, the MTU and lanes unchanged.
+func applyLink(i, w *mad.PortInfo, extended bool) (what Change) {
 	switch w.LinkWidthEnabled {
 	case 0:
 	case ib.WidthAllSupported:
@@ -163,9 +161,9 @@ func takeLink(i, w *mad.PortInfo, extended bool) (what Change) {
 	return what
 }
 
-// takeState moves a port through its states, as far as the values were judged
-// right, and orders what its link shall do.
-func (a *Agent) takeState(n uint8, p *port, state ib.PortState, phys ib.PhysState) (what Change) {
+// applyState moves a port through its states, whose values linkValuesOK has validated, and issues the order for
+// its link.
+func (a *Agent) applyState(n uint8, p *port, state ib.PortState, phys ib.PhysState) (what Change) {
 	i := &p.info
 	up := i.PortPhysicalState == ib.PhysLinkUp
 	switch {
@@ -179,7 +177,7 @@ func (a *Agent) takeState(n uint8, p *port, state ib.PortState, phys ib.PhysStat
 			if !up {
 				return ChangedState
 			}
-			// The neighbour is gone: whoever did not order it learns of it.
+			// The link is down: managers that did not order it receive a trap.
 			a.linkChanged(a.now, n)
 		}
 		return 0

@@ -12,8 +12,7 @@ import (
 // one data lane.
 const vlArbCap = 64
 
-// portOf returns the port that an attribute modifier names to an SMP that came
-// in by ingress: an adapter knows only the port that received it.
+// portOf returns the port that an attribute modifier names. An adapter has only the port that received the SMP.
 func (a *Agent) portOf(n uint8) (uint8, *port) {
 	if !a.isSwitch() {
 		if n > 1 {
@@ -27,8 +26,7 @@ func (a *Agent) portOf(n uint8) (uint8, *port) {
 	return n, &a.ports[n]
 }
 
-// get fills a.smp.Data with the attribute it asks for. known tells that the SMP
-// bears the M_Key, or may see it.
+// get fills a.smp.Data with the requested attribute. known permits it to contain the M_Key.
 func (a *Agent) get(ingress uint8, known bool) mad.Status {
 	s := &a.smp
 	s.Data = [mad.SMPDataLen]byte{}
@@ -115,8 +113,8 @@ func (a *Agent) get(ingress uint8, known bool) mad.Status {
 	return mad.StatusOK
 }
 
-// set executes the Set in a.smp and leaves the resulting attribute in its
-// Data. With any status but OK nothing has changed.
+// set executes the Set in a.smp and leaves the resulting attribute in its Data. A status other than OK means that
+// nothing changed.
 func (a *Agent) set(ingress uint8) mad.Status {
 	status := a.write()
 	if status != mad.StatusOK {
@@ -255,8 +253,8 @@ func (a *Agent) writeSwitchInfo() mad.Status {
 
 func blocks(entries, per int) int { return (entries + per - 1) / per }
 
-// pkeyBlock finds the P_Key table block that a modifier names. The table of a
-// switch's external port exists as far as it can enforce partitions.
+// pkeyBlock returns the block of a P_Key table that a modifier names. The table of an external port of a switch
+// has EnforceCap entries.
 func (a *Agent) pkeyBlock(m uint32) (n uint8, p *port, block int, ok bool) {
 	if m>>16 > 0xff {
 		return 0, nil, 0, false
@@ -269,8 +267,7 @@ func (a *Agent) pkeyBlock(m uint32) (n uint8, p *port, block int, ok bool) {
 	return n, p, block, p != nil && block < blocks(int(entries), mad.PKeysPerBlock)
 }
 
-// slPair finds the ports between which a modifier maps service levels, both 0
-// of an adapter.
+// slPair returns the ports between which a modifier maps service levels, both 0 of an adapter.
 func (a *Agent) slPair(m uint32) (in, out uint8, ok bool) {
 	if !a.isSwitch() {
 		return 0, 0, true // the modifier has no meaning
@@ -279,7 +276,7 @@ func (a *Agent) slPair(m uint32) (in, out uint8, ok bool) {
 	return in, out, m>>16 == 0 && int(in) < len(a.ports) && int(out) < len(a.ports)
 }
 
-// arbBlock finds the arbitration block, counted from 0, that a modifier names.
+// arbBlock returns the block of an arbitration table, counted from 0, that a modifier names.
 func (a *Agent) arbBlock(m uint32) (n uint8, p *port, block int, ok bool) {
 	n, p = a.portOf(uint8(m))
 	block = int(m>>16) - 1

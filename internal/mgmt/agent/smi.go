@@ -11,11 +11,10 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Handle takes a datagram that came in by d.Port, and makes of it what the
-// verdict says: its answer, the same one hop further, or what is for the
-// manager or a client here. A switch sends on what is not for it, as its
-// forwarding tables say; of datagrams for queue pair 1 the agents answer those
-// of performance management.
+// Handle handles a datagram that arrived by d.Port. It turns d into its answer, into itself one hop further, or
+// into a datagram for the manager or a client at this node, as the verdict states. A switch forwards datagrams for
+// other nodes by its forwarding tables. Of datagrams for queue pair 1 the agents answer those of performance
+// management.
 func (a *Agent) Handle(now mono.Time, d *mad.Datagram) Verdict {
 	a.now = now
 	p := a.external(d.Port)
@@ -33,9 +32,8 @@ func (a *Agent) Handle(now mono.Time, d *mad.Datagram) Verdict {
 	return a.local(now, d)
 }
 
-// Originate takes a datagram that the manager or a client at this node sends:
-// a switch's leave from port 0, an adapter's from its port. What is for the
-// node itself is answered at once.
+// Originate handles a datagram that the manager or a client at this node sends: that of a switch leaves from
+// port 0, that of an adapter from its port. The agents answer at once what is for the node itself.
 func (a *Agent) Originate(now mono.Time, d *mad.Datagram) Verdict {
 	a.now = now
 	d.Port = a.endPort()
@@ -63,7 +61,7 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 	switch d.DstQPN {
 	case ib.QPNSMI:
 	case ib.QPNGSI:
-		if mad.Class(d.Data[1]).IsSubn() { // those belong to queue pair 0, whose senders are judged
+		if mad.Class(d.Data[1]).IsSubn() { // these belong to queue pair 0, which only privileged senders reach
 			a.Stats.DropBadAddressed++
 			return Done
 		}
@@ -89,8 +87,8 @@ func (a *Agent) local(now mono.Time, d *mad.Datagram) Verdict {
 	return a.subnet(now, d)
 }
 
-// admits judges the keys of a datagram to queue pair 1: any partition of the
-// port will do, and one Q_Key (IBA volume 1, 10.2.4 and 10.9.4).
+// admits validates the keys of a datagram to queue pair 1: the P_Key of any partition of the port, and one Q_Key
+// (IBA volume 1, 10.2.4 and 10.9.4).
 func (a *Agent) admits(now mono.Time, d *mad.Datagram) bool {
 	k := mad.BadKey{LID1: d.SLID, LID2: d.DLID, SL: d.SL, QP1: d.SrcQPN, QP2: d.DstQPN, GID1: d.SGID, GID2: d.DGID}
 	switch {
@@ -108,7 +106,7 @@ func (a *Agent) admits(now mono.Time, d *mad.Datagram) bool {
 	return true
 }
 
-// hop does with the directed-route SMP in a.smp what its route says.
+// hop executes one step of the directed route of the SMP in a.smp.
 func (a *Agent) hop(now mono.Time, d *mad.Datagram, h mad.Hop) Verdict {
 	s := &a.smp
 	switch h.Action {
@@ -139,7 +137,7 @@ func (a *Agent) hop(now mono.Time, d *mad.Datagram, h mad.Hop) Verdict {
 	return Done
 }
 
-// depart sends what starts at this node by LID.
+// depart routes by LID a datagram that originates at this node.
 func (a *Agent) depart(d *mad.Datagram) Verdict {
 	if d.SrcQPN == ib.QPNGSI {
 		d.PKey = a.key(d.PKey)
@@ -155,8 +153,8 @@ func (a *Agent) depart(d *mad.Datagram) Verdict {
 	return Send
 }
 
-// key returns the port's own key of a partition: an answer has that, and not the
-// one of who asked, who may be a limited member.
+// key returns the key that this port has of the partition of k. An answer bears it, because the key of the
+// requester may be that of a limited member.
 func (a *Agent) key(k ib.PKey) ib.PKey {
 	own := a.end().pkeys
 	if slices.Contains(own, k) {

@@ -11,8 +11,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// The traps that the agents raise. Of each kind the latest waits to be
-// repressed by the manager.
+// The kinds of traps that the agents raise. The latest of each kind is repeated until the manager represses it.
 const (
 	trapLinkState = iota // 128
 	trapLocal            // 144
@@ -25,46 +24,71 @@ const (
 // localDescription is the flag of trap 144 for a new node description.
 const localDescription = mad.ChangeNodeDescription
 
-// trap is a trap that was raised and not repressed.
+// trap is the state of one kind of trap.
 type trap struct {
-	pending bool
+	pending bool // raised and not repressed
 	notice  mad.Notice
 	tid     uint64
-	due     mono.Time // when it is sent next
-	last    mono.Time // when one of its kind was sent
+	due     mono.Time // of the next transmission
+	last    mono.Time // of the last transmission of this kind
 }
 
-// minInterval bounds how often a trap is sent where a manager set SubnetTimeOut to
-// little or nothing: no answer comes within 4 µs.
+// traps are the traps of a node by kind.
+type traps struct {
+	kinds [numTraps]trap
+	tid   uint32 // of the last trap
+}
+
+// minInterval is the shortest time between two transmissions of a trap, for a SubnetTimeOut that is too short:
+// no answer arrives within 4 µs.
 const minInterval = 10 * time.Millisecond
 
-// interval is how long a trap waits until it is sent again.
+// interval is the time between two transmissions of a trap.
 func (a *Agent) interval() time.Duration {
 	return max(4096*time.Nanosecond<<a.end().info.SubnetTimeOut, minInterval)
 }
 
-// raise makes a trap wait to be sent: at once, but no sooner than the interval
-// after the last of its kind (IBA volume 1, 14.3.4). One that waits already says
-// what is newest, under a transaction identifier of its own: what represses the older one does not repress it.
-func (a *Agent) raise(now mono.Time, kind int, n mad.Notice) {
-	t := &a.traps[kind]
-	a.trapTID++
-	t.tid = uint64(a.cfg.TIDs)<<32 | uint64(a.trapTID)
-	t.notice = n
-	if t.pending {
+// raise raises a trap with the upper half tids of transaction identifiers. It is due at once, but no sooner than
+// interval after the last of its kind (IBA volume 1, 14.3.4). A pending trap gets the new notice and a new
+// transaction identifier, so that a TrapRepress of the old notice does not repress the new one.
+func (t *traps) raise(now mono.Time, kind int, n mad.Notice, tids uint32, interval time.Duration) {
+	k := &t.kinds[kind]
+	t.tid++
+	k.tid = uint64(tids)<<32 | uint64(t.tid)
+	k.notice = n
+	if k.pending {
 		return
 	}
-	t.pending, t.due = true, now
-	if !t.last.IsZero() {
-		t.due = max(now, t.last.Add(a.interval()))
+	k.pending, k.due = true, now
+	if !k.last.IsZero() {
+		k.due = max(now, k.last.Add(interval))
 	}
+}
+
+// repress ends the trap with a transaction identifier.
+func (t *traps) repress(tid uint64) {
+	for i := range t.kinds {
+		if k := &t.kinds[i]; k.pending && k.tid == tid {
+			k.pending = false
+		}
+	}
+}
+
+// deadline returns when the next trap is due, zero if none is pending.
+func (t *traps) deadline() (at mono.Time) {
+	for i := range t.kinds {
+		if t.kinds[i].pending {
+			at = mono.Min(at, t.kinds[i].due)
+		}
+	}
+	return at
+}
+
+func (a *Agent) raise(now mono.Time, kind int, n mad.Notice) {
+	a.traps.raise(now, kind, n, a.cfg.TIDs, a.interval())
 }
 
 func (a *Agent) producer() mad.Producer { return mad.ProducerOf(a.cfg.Type) }
-
-func (a *Agent) trapLinkState(now mono.Time) {
-	a.raise(now, trapLinkState, mad.LinkStateNotice(a.LID()))
-}
 
 func (a *Agent) trapLocalChange(now mono.Time, flags uint16) {
 	i := &a.end().info
@@ -72,19 +96,14 @@ func (a *Agent) trapLocalChange(now mono.Time, flags uint16) {
 	a.raise(now, trapLocal, c.Notice(a.producer()))
 }
 
-func (a *Agent) trapMKey(now mono.Time) {
-	m := mad.BadMKeyOf(&a.smp, a.LID())
-	a.raise(now, trapBadMKey, m.Notice(a.producer()))
-}
-
-// BadPKey tells of n packets that had a P_Key which their queue pair here does
-// not have; k is the last of them.
+// BadPKey counts n packets whose P_Key their queue pair at this node does not have, and raises a trap about the
+// last of them, k.
 func (a *Agent) BadPKey(now mono.Time, k mad.BadKey, n uint64) {
 	a.violation(now, trapBadPKey, mad.TrapBadPKey, &a.end().info.PKeyViolations, k, n)
 }
 
-// BadQKey tells of n datagrams with another Q_Key than their queue pair's; k is
-// the last of them.
+// BadQKey counts n datagrams whose Q_Key is not that of their queue pair, and raises a trap about the last of
+// them, k.
 func (a *Agent) BadQKey(now mono.Time, k mad.BadKey, n uint64) {
 	a.violation(now, trapBadQKey, mad.TrapBadQKey, &a.end().info.QKeyViolations, k, n)
 }
@@ -101,25 +120,22 @@ func (a *Agent) repress() {
 		a.Stats.DropMKey++
 		return
 	}
-	for i := range a.traps {
-		if t := &a.traps[i]; t.pending && t.tid == s.TransactionID && s.AttributeID == mad.AttrNotice {
-			t.pending = false
-		}
+	if s.AttributeID == mad.AttrNotice {
+		a.traps.repress(s.TransactionID)
 	}
 }
 
-// Next produces what the agents send on their own: traps to the manager.
-// Done means that there is none now; call it until then, at every Deadline.
+// Next writes the next trap to the manager to d. Call it at every Deadline, until it returns Done: no trap is due.
 func (a *Agent) Next(now mono.Time, d *mad.Datagram) Verdict {
 	a.expireLease(now)
 	i := &a.end().info
-	for k := range a.traps {
-		t := &a.traps[k]
+	for k := range a.traps.kinds {
+		t := &a.traps.kinds[k]
 		if !t.pending || !t.due.Due(now) {
 			continue
 		}
 		if i.LID == 0 || !i.MasterSMLID.IsUnicast() || i.PortPhysicalState != ib.PhysLinkUp {
-			// Nobody to tell: who configures the port finds out anyway.
+			// No manager is known. One that configures the port later reads its state anyway.
 			t.pending = false
 			continue
 		}
@@ -141,13 +157,5 @@ func (a *Agent) Next(now mono.Time, d *mad.Datagram) Verdict {
 	return Done
 }
 
-// Deadline returns when Next has something to do, zero for never.
-func (a *Agent) Deadline() mono.Time {
-	t := a.lease
-	for i := range a.traps {
-		if a.traps[i].pending {
-			t = mono.Min(t, a.traps[i].due)
-		}
-	}
-	return t
-}
+// Deadline returns when Next must be called next, zero for never.
+func (a *Agent) Deadline() mono.Time { return mono.Min(a.lease, a.traps.deadline()) }

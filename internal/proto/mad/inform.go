@@ -12,8 +12,8 @@ const (
 	InformAllProducers Producer   = 0xffffff
 )
 
-// Wants reports whether the subscription covers a notice from issuer.
-func (f *InformInfo) Wants(n *Notice, issuer ib.GID) bool {
+// Covers reports whether the subscription covers a notice from issuer.
+func (f *InformInfo) Covers(n *Notice, issuer ib.GID) bool {
 	switch {
 	case (f.IsGeneric != 0) != n.Generic,
 		f.Type != InformAllTypes && f.Type != n.Type,

@@ -124,7 +124,7 @@ func TestInformWants(t *testing.T) {
 		{"GID", with(func(f *InformInfo) { f.GID = gid; f.LIDBegin = 9 }), true},
 		{"other GID", with(func(f *InformInfo) { f.GID = ib.GID{15: 2} }), false},
 	} {
-		if got := c.f.Wants(&n, gid); got != c.want {
+		if got := c.f.Covers(&n, gid); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -146,7 +146,7 @@ func (f *Fabric) up(a *Node, ap uint8) {
 		e.trunk.link(e.side)
 		return
 	}
-	if e.node == nil || a.dead || e.node.dead || !a.Agent.Wants(ap) || !e.node.Agent.Wants(e.port) {
+	if e.node == nil || a.dead || e.node.dead || !a.Agent.Enabled(ap) || !e.node.Agent.Enabled(e.port) {
 		return
 	}
 	a.Agent.LinkUp(f.Now, ap, edr)

@@ -64,7 +64,7 @@ func (t *Trunk) Up() [2]bool {
 // link tells the agent at an end whether its link is up.
 func (t *Trunk) link(side int) {
 	e := &t.ends[side]
-	if e.core.Status(0).Up && e.node.Agent.Wants(e.port) {
+	if e.core.Status(0).Up && e.node.Agent.Enabled(e.port) {
 		e.node.Agent.LinkUp(t.f.Now, e.port, edr)
 	} else {
 		e.node.Agent.LinkDown(t.f.Now, e.port)

@@ -36,7 +36,7 @@ type Group struct {
 	Members   []Member // in the order in which they joined
 	// Permanent groups are configured: they exist without members.
 	Permanent bool
-	// Closed groups are for those whom the configuration names: nobody else joins.
+	// Closed groups accept only the members in the configuration.
 	Closed bool `json:",omitempty"`
 }
 
@@ -87,7 +87,7 @@ func validMGID(g ib.GID) bool {
 	return true
 }
 
-// member returns the port that a join or leave is about, or why it may not be.
+// memberPort returns the port that a request joins or leaves for, or the status that refuses it.
 func (a *SA) memberPort(m *mad.MCMemberRecord) (topo.Ref, mad.Status) {
 	prefix, guid := m.PortGID.Prefix(), m.PortGID.GUID()
 	if prefix != a.net.Prefix {
@@ -97,8 +97,8 @@ func (a *SA) memberPort(m *mad.MCMemberRecord) (topo.Ref, mad.Status) {
 	if r.IsNone() {
 		return r, mad.StatusSARequest
 	}
-	// A port speaks for itself; for others whoever may see them does so by proxy.
-	if r != a.who && !a.trusted() && !(a.req.ComponentMask&mad.CompMCProxyJoin != 0 && m.ProxyJoin && a.sees(r)) {
+	// A port acts for itself, and by proxy for each port that it may see.
+	if r != a.requester && !a.trusted() && !(a.req.ComponentMask&mad.CompMCProxyJoin != 0 && m.ProxyJoin && a.sees(r)) {
 		return r, mad.StatusSARequest
 	}
 	return r, mad.StatusOK
@@ -138,7 +138,7 @@ func (a *SA) join(now mono.Time, d *mad.Datagram) {
 	i := g.member(guid)
 	switch {
 	case i >= 0:
-		if g.Members[i].ProxyJoin != m.ProxyJoin && port != a.who && !a.trusted() {
+		if g.Members[i].ProxyJoin != m.ProxyJoin && port != a.requester && !a.trusted() {
 			a.refuse(d, mad.StatusSARequest)
 			return
 		}
@@ -163,16 +163,16 @@ func (a *SA) join(now mono.Time, d *mad.Datagram) {
 	a.joined(now, a.answerTo(d, mad.StatusOK, rec.Append(nil)), a.changes[g.MGID])
 }
 
-// waitingJoin is the answer to a join, and which tables it waits for until when.
+// waitingJoin is the answer to a join, the number of the tables that it waits for, and the end of the wait.
 type waitingJoin struct {
 	tables uint64
 	until  mono.Time
 	d      mad.Datagram
 }
 
-// joined answers a join when switches have the tables of a number: what the client sends to
-// the group at once must find its way, and what is lost is repeated after a second
-// or never. A client that asks again meanwhile waits no longer.
+// joined answers a join when switches have the tables of a number: packets that the client sends to the group at
+// once must be routed, because their loss is repaired after a second or never. A repeated request does not extend
+// the wait.
 func (a *SA) joined(now mono.Time, d mad.Datagram, tables uint64) {
 	tid := func(d *mad.Datagram) uint64 { return binary.BigEndian.Uint64(d.Data[8:]) }
 	i := slices.IndexFunc(a.joins, func(j waitingJoin) bool { return j.d.DLID == d.DLID && j.d.DstQPN == d.DstQPN && tid(&j.d) == tid(&d) })
@@ -189,8 +189,8 @@ func (a *SA) joined(now mono.Time, d mad.Datagram, tables uint64) {
 	}
 }
 
-// Written tells up to which number of Owner.GroupsChanged switches have the tables: joins
-// that waited for them are answered.
+// Written reports the number of Owner.GroupsChanged up to which switches have the tables. The SA answers the joins
+// that waited for them.
 func (a *SA) Written(tables uint64) {
 	if tables <= a.written {
 		return
@@ -209,7 +209,7 @@ func (a *SA) Written(tables uint64) {
 	})
 }
 
-// expireJoins answers joins that have waited for too long.
+// expireJoins answers joins that have waited for Config.TableWait.
 func (a *SA) expireJoins(now mono.Time) {
 	n := 0
 	for n < len(a.joins) && a.joins[n].until.Due(now) {
@@ -237,7 +237,7 @@ func (a *SA) fits(g *Group, m *mad.MCMemberRecord, mask mad.ComponentMask, port 
 	return mad.StatusOK
 }
 
-// portMTU is the largest packet that a port takes.
+// portMTU is the largest packet that a port accepts.
 func portMTU(p *topo.Port) ib.MTU {
 	if p.Info.NeighborMTU.Valid() {
 		return p.Info.NeighborMTU
@@ -245,8 +245,7 @@ func portMTU(p *topo.Port) ib.MTU {
 	return p.Info.MTUCap
 }
 
-// portRate is the rate of a port; one without a link, port 0 of a switch, is
-// never what limits.
+// portRate is the rate of a port. A port without a link, such as port 0 of a switch, limits no path.
 func portRate(p *topo.Port) ib.Rate {
 	if r := p.Rate(); r != 0 {
 		return r
@@ -316,7 +315,7 @@ func (a *SA) create(m *mad.MCMemberRecord, mask mad.ComponentMask, port topo.Ref
 	return g, mad.StatusOK
 }
 
-// makeMGID returns an MGID for a group that was asked for without one.
+// makeMGID returns an MGID for a request to create a group that has none.
 func (a *SA) makeMGID(scope uint8) (g ib.GID) {
 	for {
 		a.assigned++
@@ -351,7 +350,7 @@ func (a *SA) topMLID() ib.LID {
 	return top
 }
 
-// leave takes a member, or part of its membership, out of a group.
+// leave removes a member of a group, or a part of its membership.
 func (a *SA) leave(now mono.Time, d *mad.Datagram) {
 	var m mad.MCMemberRecord
 	m.Parse(a.req.Data[:])
@@ -384,7 +383,7 @@ func (a *SA) leave(now mono.Time, d *mad.Datagram) {
 	a.owner.Kept()
 }
 
-// retire removes a group that nobody needs any more.
+// retire removes a group without a reason to exist.
 func (a *SA) retire(now mono.Time, g *Group) {
 	if g.lives() {
 		return
@@ -394,8 +393,8 @@ func (a *SA) retire(now mono.Time, g *Group) {
 	a.Notify(now, mad.GIDNotice(mad.TrapGroupDeleted, a.selfLID(), g.MGID), a.selfGID())
 }
 
-// members answers a query for MCMemberRecords. Who is not trusted is told of
-// groups it could join, without their members.
+// members adds the MCMemberRecords of a query. A requester that is not trusted gets the groups that it may join,
+// without their members.
 func (a *SA) members(t *table) {
 	req := &a.req
 	mask := req.ComponentMask
@@ -418,13 +417,13 @@ func (a *SA) members(t *table) {
 			}
 			continue
 		}
-		if !inPartition(a.net.Port(a.who), g.PKey) {
+		if !inPartition(a.net.Port(a.requester), g.PKey) {
 			continue
 		}
 		var all Member
 		for _, m := range g.Members {
 			all.JoinState |= m.JoinState
-			if has(mad.CompMCPortGID) && ib.MakeGID(a.net.Prefix, m.PortGUID) == want.PortGID && a.net.PortByGUID(m.PortGUID) == a.who {
+			if has(mad.CompMCPortGID) && ib.MakeGID(a.net.Prefix, m.PortGUID) == want.PortGID && a.net.PortByGUID(m.PortGUID) == a.requester {
 				all.PortGUID = m.PortGUID // a port may ask for its own membership
 				all.JoinState = m.JoinState
 				break
@@ -448,9 +447,9 @@ func (a *SA) Groups() []*Group {
 	return list
 }
 
-// Ensure makes a group that the configuration asks for, or changes one to what
-// it asks for; want.Members are put in, as far as they are in the subnet, and of a closed group others
-// are taken out. A zero MLID is chosen. It reports whether there was room.
+// Ensure creates a group of the configuration, or changes one to match it. It adds want.Members as far as they are
+// in the subnet, and removes others from a closed group. It chooses an MLID if that is zero. It reports whether
+// there was room.
 func (a *SA) Ensure(now mono.Time, want Group) bool {
 	g := a.groups[want.MGID]
 	if g == nil {
@@ -530,7 +529,7 @@ func (a *SA) enlist(g *Group, members []Member) bool {
 	return true
 }
 
-// Remove takes a port out of a group, whoever put it there.
+// Remove removes a port from a group, however it joined.
 func (a *SA) Remove(now mono.Time, mgid ib.GID, port ib.GUID) {
 	g := a.groups[mgid]
 	if g == nil {
@@ -544,7 +543,7 @@ func (a *SA) Remove(now mono.Time, mgid ib.GID, port ib.GUID) {
 	}
 }
 
-// Release ends a group's permanence: it lives on while it has members.
+// Release ends the permanence of a group: it exists until its last member leaves.
 func (a *SA) Release(now mono.Time, mgid ib.GID) {
 	if g := a.groups[mgid]; g != nil && g.Permanent {
 		g.Permanent = false
@@ -554,8 +553,8 @@ func (a *SA) Release(now mono.Time, mgid ib.GID) {
 	}
 }
 
-// prune takes out of groups, services and subscriptions what belonged to
-// ports that have left the subnet, or the group's partition.
+// prune removes the memberships, reports and subscriptions of ports that are not in the subnet any more, or not in
+// the partition of the group.
 func (a *SA) prune(now mono.Time) {
 	changed := false
 	for _, g := range a.Groups() {

@@ -8,7 +8,7 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// wish is what a query wants of a path beyond its ends.
+// wish is the properties of a path that a query selects, its ends apart.
 type wish struct {
 	mask mad.ComponentMask // of a PathRecord
 	p    mad.PathRecord
@@ -38,7 +38,7 @@ func (a *SA) paths(d *mad.Datagram, t *table) mad.Status {
 	for _, f := range from {
 		for _, g := range to {
 			if t.full {
-				return mad.StatusOK // answer says so
+				return mad.StatusOK // answer refuses the query
 			}
 			a.between(t, &w, f, g, slid, dlid, most)
 		}
@@ -46,8 +46,7 @@ func (a *SA) paths(d *mad.Datagram, t *table) mad.Status {
 	return mad.StatusOK
 }
 
-// ends lists the ports that a query may mean by one end of a path: the one
-// that GID or LID names, or all.
+// ends returns the ports that one end of a path in a query matches: the port of the GID or the LID, or all.
 func (a *SA) ends(w *wish, gidBit mad.ComponentMask, gid ib.GID, lidBit mad.ComponentMask, lid ib.LID) ([]topo.Ref, ib.LID, mad.Status) {
 	r := topo.None
 	if w.has(gidBit) {
@@ -81,8 +80,7 @@ func (a *SA) byGID(g ib.GID) topo.Ref {
 	return a.net.PortByGUID(guid)
 }
 
-// between adds the paths between two ports that fulfil a wish, at most most of
-// them; 0 means all.
+// between adds the paths between two ports that have the properties w, at most most of them; 0 means all.
 func (a *SA) between(t *table, w *wish, f, g topo.Ref, slid, dlid ib.LID, most int) {
 	src, dst := a.net.Port(f), a.net.Port(g)
 	if !src.Info.LID.IsUnicast() || !dst.Info.LID.IsUnicast() || !a.sees(f) || !a.sees(g) {
@@ -118,8 +116,7 @@ func (a *SA) between(t *table, w *wish, f, g topo.Ref, slid, dlid ib.LID, most i
 	}
 }
 
-// path describes the path from port f to LID dlid of port g, and whether it is
-// what the query wants.
+// path returns the path from port f to LID dlid of port g, and reports whether the query selects it.
 func (a *SA) path(w *wish, f, g topo.Ref, slid, dlid ib.LID, key ib.PKey) (p mad.PathRecord, ok bool) {
 	way, ok := a.net.Walk(f, dlid, false)
 	if !ok {
@@ -171,7 +168,7 @@ func (a *SA) path(w *wish, f, g topo.Ref, slid, dlid ib.LID, key ib.PKey) (p mad
 	return p, true
 }
 
-// limitMTU returns the MTU to state for a path that has one of have.
+// limitMTU returns the MTU to state for a path whose MTU is have.
 func limitMTU(s mad.Selector, want, have ib.MTU) (ib.MTU, bool) {
 	switch {
 	case s == mad.SelectLess && have >= want:
@@ -202,8 +199,8 @@ func limitRate(s mad.Selector, want, have ib.Rate) (best ib.Rate, ok bool) {
 	return have, s.Accepts(have.Tenths(), want.Tenths())
 }
 
-// multiPath answers a query for paths between sets of ports. Of its wishes
-// those that a PathRecord has too are heard.
+// multiPath answers a query for paths between two sets of ports. It applies the properties that a PathRecord has
+// too.
 func (a *SA) multiPath(d *mad.Datagram, data []byte) {
 	var m mad.MultiPathRecord
 	if a.req.AttributeID != mad.AttrMultiPathRecord {

@@ -8,17 +8,11 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// Capabilities of this SA as its ClassPortInfo states them (IBA volume 1,
-// 15.2.2): notices, UD multicast, multi-path and matching of PortInfo
-// capabilities; beyond them joins as a send-only full member.
-const (
-	capNotices        = 1 << 1
-	capUDMulticast    = 1 << 9
-	capMultiPath      = 1 << 10
-	capPortInfoMatch  = 1 << 13
-	cap2SendOnlyFull  = 1 << 12
-	responseTimeValue = 18
-)
+// capabilities of this SA as its ClassPortInfo states them (IBA volume 1, 15.2.2).
+const capabilities = mad.ClassCapNotice | mad.SACapUDMulticast | mad.SACapMultiPath | mad.SACapPortInfoCapMatch
+
+// responseTimeValue is the time within which the SA answers, 4.096 µs × 2^v.
+const responseTimeValue = 18
 
 // query answers Get and GetTable.
 func (a *SA) query(d *mad.Datagram) {
@@ -30,8 +24,8 @@ func (a *SA) query(d *mad.Datagram) {
 			a.refuse(d, mad.StatusBadMethodAttr)
 			return
 		}
-		c := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionSA, CapabilityMask: capNotices | capUDMulticast | capMultiPath | capPortInfoMatch,
-			CapabilityMask2: cap2SendOnlyFull, RespTimeValue: responseTimeValue}
+		c := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionSA, CapabilityMask: capabilities,
+			CapabilityMask2: mad.SACap2SendOnlyFullMemb, RespTimeValue: responseTimeValue}
 		a.reply(d, mad.StatusOK, c.Append(nil))
 		return
 	case mad.AttrPathRecord:
@@ -51,17 +45,17 @@ func (a *SA) query(d *mad.Datagram) {
 			t.add(r.Append(nil))
 		}
 	case mad.AttrPKeyTableRecord:
-		// Who is in which partition is nobody else's business.
+		// The members of a partition are shown only to trusted requesters.
 		if !a.trusted() {
 			a.refuse(d, mad.StatusSARequest)
 			return
 		}
-		a.pkeys(t)
+		t.pkeys()
 	case mad.AttrNodeRecord, mad.AttrPortInfoRecord, mad.AttrSwitchInfoRecord, mad.AttrLFTRecord, mad.AttrMFTRecord, mad.AttrLinkRecord,
 		mad.AttrGUIDInfoRecord:
 		for r := range a.net.EndPorts() {
 			if a.net.Nodes[r.Node].IsSwitch() || a.sees(r) {
-				a.nodeRecords(t, r)
+				t.nodeRecords(r)
 			}
 		}
 	case mad.AttrSLtoVLRecord, mad.AttrVLArbRecord:
@@ -73,9 +67,9 @@ func (a *SA) query(d *mad.Datagram) {
 	a.answer(d, t)
 }
 
-// nodeRecords adds what a query asks of the node or port of an end port.
-func (a *SA) nodeRecords(t *table, r topo.Ref) {
-	n, p := &a.net.Nodes[r.Node], a.net.Port(r)
+// nodeRecords adds the records of the node or the ports of an end port.
+func (t *table) nodeRecords(r topo.Ref) {
+	n, p := &t.a.net.Nodes[r.Node], t.a.net.Port(r)
 	lid := p.Info.LID
 	if lid == 0 {
 		return
@@ -97,7 +91,7 @@ func (a *SA) nodeRecords(t *table, r topo.Ref) {
 			if info.PortState == 0 {
 				continue
 			}
-			if !a.trusted() {
+			if !t.a.trusted() {
 				info.MKey = 0
 			}
 			rec := mad.PortInfoRecord{EndPortLID: lid, PortNum: uint8(i), PortInfo: info}
@@ -115,18 +109,18 @@ func (a *SA) nodeRecords(t *table, r topo.Ref) {
 		}
 	case mad.AttrLFTRecord:
 		if n.IsSwitch() {
-			a.lft(t, lid, n.Switch)
+			t.lft(lid, n.Switch)
 		}
 	case mad.AttrMFTRecord:
 		if n.IsSwitch() {
-			a.mft(t, lid, n)
+			t.mft(lid, n)
 		}
 	case mad.AttrLinkRecord:
-		a.links(t, r, lid)
+		t.links(r, lid)
 	}
 }
 
-func (a *SA) lft(t *table, lid ib.LID, s *topo.Switch) {
+func (t *table) lft(lid ib.LID, s *topo.Switch) {
 	for at := 0; at < len(s.LFT); at += len(mad.LFT{}) {
 		rec := mad.LFTRecord{LID: lid, Block: uint16(at / len(mad.LFT{}))}
 		for i := copy(rec.LFT[:], s.LFT[at:]); i < len(rec.LFT); i++ {
@@ -136,7 +130,7 @@ func (a *SA) lft(t *table, lid ib.LID, s *topo.Switch) {
 	}
 }
 
-func (a *SA) mft(t *table, lid ib.LID, n *topo.Node) {
+func (t *table) mft(lid ib.LID, n *topo.Node) {
 	const block = len(mad.MFT{})
 	top := 0
 	for m := range n.Switch.MFT {
@@ -155,34 +149,34 @@ func (a *SA) mft(t *table, lid ib.LID, n *topo.Node) {
 }
 
 // links adds the links of the node of an end port, seen from there.
-func (a *SA) links(t *table, r topo.Ref, lid ib.LID) {
-	n := &a.net.Nodes[r.Node]
+func (t *table) links(r topo.Ref, lid ib.LID) {
+	n := &t.a.net.Nodes[r.Node]
 	for i := range n.Ports {
 		peer := n.Ports[i].Peer
 		if peer.IsNone() || !n.IsSwitch() && uint8(i) != r.Port {
 			continue
 		}
 		end := peer
-		if a.net.Nodes[peer.Node].IsSwitch() {
+		if t.a.net.Nodes[peer.Node].IsSwitch() {
 			end.Port = 0
-		} else if !a.sees(peer) {
+		} else if !t.a.sees(peer) {
 			continue
 		}
-		rec := mad.LinkRecord{FromLID: lid, FromPort: uint8(i), ToPort: peer.Port, ToLID: a.net.Port(end).Info.LID}
+		rec := mad.LinkRecord{FromLID: lid, FromPort: uint8(i), ToPort: peer.Port, ToLID: t.a.net.Port(end).Info.LID}
 		t.add(rec.Append(nil))
 	}
 }
 
-func (a *SA) pkeys(t *table) {
-	for r := range a.net.EndPorts() {
-		n := &a.net.Nodes[r.Node]
+func (t *table) pkeys() {
+	for r := range t.a.net.EndPorts() {
+		n := &t.a.net.Nodes[r.Node]
 		first, last := int(r.Port), int(r.Port)
 		if n.IsSwitch() {
 			first, last = 0, len(n.Ports)-1
 		}
 		for i := first; i <= last; i++ {
 			for at := 0; at < len(n.Ports[i].PKeys); at += mad.PKeysPerBlock {
-				rec := mad.PKeyTableRecord{LID: a.net.Port(r).Info.LID, Block: uint16(at / mad.PKeysPerBlock), Port: uint8(i)}
+				rec := mad.PKeyTableRecord{LID: t.a.net.Port(r).Info.LID, Block: uint16(at / mad.PKeysPerBlock), Port: uint8(i)}
 				copy(rec.PKeyTable[:], n.Ports[i].PKeys[at:])
 				t.add(rec.Append(nil))
 			}

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sa is subnet administration: it answers queries about the subnet
-// and keeps multicast groups, services and subscriptions.
+// Package sa is subnet administration: it answers queries about the subnet and keeps multicast groups, services
+// and subscriptions.
 //
-// What comes in: datagrams of management class 3, the newest model of the
-// subnet, traps, and the time. What goes out: answers, reports, and the word
-// that groups have changed. The manager at the same port owns an SA and calls
-// it; simulations do too. It trusts nobody: who asks is found by the source
-// LID, sees what its partitions allow, and changes what is its own. It never
-// reads a clock and never sends by itself. Rules are those of IBA volume 1,
-// chapter 15.2.
+// What comes in: datagrams of management class 3, the newest model of the subnet, traps, and the time. What goes
+// out: answers, reports, and notifications of changed groups. The manager at the same port owns an SA and calls it;
+// simulations do too. It trusts no client: the source LID identifies the port of the requester, which sees what its
+// partitions allow and changes only its own records. It never reads a clock and never sends by itself. Rules are
+// those of IBA volume 1, chapter 15.2.
 package sa
 
 import (
@@ -24,17 +22,16 @@ import (
 
 // Owner is the manager that the SA belongs to.
 type Owner interface {
-	// GroupsChanged tells that the multicast trees must be looked at again. The
-	// number it returns, greater than any before, is told to Written when switches
-	// have the tables.
+	// GroupsChanged reports that the multicast trees must be computed again. It returns a number greater than any
+	// before; the owner passes it to Written when all switches have the tables.
 	GroupsChanged() uint64
-	// Kept tells that State has changed and is worth keeping.
+	// Kept reports that State has changed and must be stored.
 	Kept()
 	// Managers lists the managers of the subnet, this one first.
 	Managers() []mad.SMInfoRecord
 }
 
-// Limits bound what clients can make the SA keep.
+// Limits bound the state that clients can create in the SA.
 type Limits struct {
 	Groups, Members         int // groups, and members of one
 	Services, Subscriptions int
@@ -53,22 +50,21 @@ type Config struct {
 	SMKey uint64
 	// Life is the packet life time of every path, 4.096 µs × 2^Life.
 	Life uint8
-	// ReportTimeout is how long a report waits for its answer before it is
-	// sent again, ReportRetries how often.
+	// ReportTimeout is the time after which an unanswered report is repeated, ReportRetries the number of
+	// repetitions.
 	ReportTimeout time.Duration
 	ReportRetries int
-	// TableWait bounds how long a join is not answered because switches do not
-	// have the group yet.
+	// TableWait bounds the delay of the answer to a join until switches have the group.
 	TableWait time.Duration
 	RMPP      rmpp.Config
 }
 
-// Counters count what the SA did; every refusal has a name.
+// Counters count requests and reports; each reason of a drop has a counter.
 type Counters struct {
 	Requests, Reports, ReportsLost                                 uint64
 	DropNotReady, DropVersion, DropKey, DropUnknown, DropTruncated uint64
 	Refused                                                        uint64 // answered with a status
-	DropTransfers                                                  uint64 // long requests of who has too many under way
+	DropTransfers                                                  uint64 // long requests of ports that have too many in progress
 	JoinsEarly                                                     uint64 // answered before switches had the group
 }
 
@@ -77,7 +73,7 @@ type SA struct {
 	Counters Counters
 	cfg      Config
 	owner    Owner
-	ready    bool // this is the master, and its first sweep is done
+	ready    bool // this is the SA of the master, whose first sweep is done
 	net      *topo.Subnet
 	rmpp     *rmpp.Endpoint
 	out      []mad.Datagram
@@ -90,18 +86,18 @@ type SA struct {
 	reports  []*report
 	tid      uint64
 
-	// Joins that wait: the oldest first. written is the newest number that
-	// Written was told, changes are the groups that need a newer one.
+	// Joins that wait, the oldest first. written is the greatest number passed to Written, changes are the groups
+	// that need a greater one.
 	joins   []waitingJoin
 	written uint64
 	changes map[ib.GID]uint64
 
-	// The request in work.
-	req mad.SA
-	who topo.Ref // the port that asks
+	// The request in progress.
+	req       mad.SA
+	requester topo.Ref // the port that sent it
 }
 
-// New returns an SA that knows no subnet yet and answers nobody.
+// New returns an SA without a subnet, which drops every request.
 func New(cfg Config, owner Owner) *SA {
 	if cfg.Limits == (Limits{}) {
 		cfg.Limits = DefaultLimits
@@ -122,26 +118,25 @@ func New(cfg Config, owner Owner) *SA {
 		cfg.RMPP.PeerTransfers = peerTransfers
 	}
 	return &SA{cfg: cfg, owner: owner, net: &topo.Subnet{Self: topo.None}, rmpp: rmpp.NewEndpoint(cfg.RMPP),
-		groups: map[ib.GID]*Group{}, mlids: map[ib.LID]*Group{}, changes: map[ib.GID]uint64{}, who: topo.None}
+		groups: map[ib.GID]*Group{}, mlids: map[ib.LID]*Group{}, changes: map[ib.GID]uint64{}, requester: topo.None}
 }
 
-// tableWait is less than clients wait before they ask again: 300 ms and more.
+// tableWait is shorter than the interval at which clients repeat a request: 300 ms and more.
 const tableWait = 250 * time.Millisecond
 
-// peerTransfers is how many tables, and how many long requests, a LID may have
-// under way, of 256 in all.
+// peerTransfers is the largest number of tables, and of long requests, in progress for one LID, of 256 in all.
 const peerTransfers = 32
 
-// SetReady says whether this is the master's SA and its subnet is up: until
-// then requests are dropped, and clients ask again.
+// SetReady sets whether this is the SA of the master and its subnet is up. Until then the SA drops requests, and
+// clients repeat them.
 func (a *SA) SetReady(on bool) {
 	if a.ready = on; !on {
 		a.joins = nil
 	}
 }
 
-// SetSubnet gives the SA a new model, which must be indexed. Ports that have
-// gone leave their groups; who subscribed hears of those that came and went.
+// SetSubnet replaces the model of the subnet; the new one must be indexed. Ports that are not in it any more are
+// removed from their groups. Subscribers receive a report of each port that came or went.
 func (a *SA) SetSubnet(now mono.Time, net *topo.Subnet) {
 	old := a.net
 	a.net = net
@@ -170,7 +165,7 @@ func (a *SA) selfLID() ib.LID {
 	return 0
 }
 
-// Handle takes a datagram of class 3.
+// Handle handles a datagram of class 3.
 func (a *SA) Handle(now mono.Time, d *mad.Datagram) {
 	m, part := a.rmpp.Handle(now, d)
 	a.Counters.DropTransfers = a.rmpp.Counters.Full + a.rmpp.Counters.PeerFull
@@ -184,7 +179,7 @@ func (a *SA) Handle(now mono.Time, d *mad.Datagram) {
 	a.request(now, d, d.Data[mad.SAHeaderLen:])
 }
 
-// request handles a whole request; data is what follows its header.
+// request handles a whole request; data follows its header.
 func (a *SA) request(now mono.Time, d *mad.Datagram, data []byte) {
 	r := &a.req
 	if r.Parse(d.Data[:]) != nil || r.BaseVersion != mad.BaseVersion {
@@ -206,8 +201,8 @@ func (a *SA) request(now mono.Time, d *mad.Datagram, data []byte) {
 		a.Counters.DropKey++
 		return
 	}
-	// Who asks must be a port of this subnet: answers go where the LIDs say.
-	if a.who = a.net.PortByLID(d.SLID); a.who.IsNone() {
+	// The requester must be a port of this subnet: answers are routed by its LID.
+	if a.requester = a.net.PortByLID(d.SLID); a.requester.IsNone() {
 		a.Counters.DropUnknown++
 		return
 	}
@@ -257,18 +252,18 @@ func (a *SA) change(now mono.Time, d *mad.Datagram) {
 	}
 }
 
-// refuse answers the request in work with a status and no record.
+// refuse answers the request in progress with a status and no record.
 func (a *SA) refuse(d *mad.Datagram, status mad.Status) {
 	a.Counters.Refused++
 	a.reply(d, status, nil)
 }
 
-// reply answers the request in work with a single MAD.
+// reply answers the request in progress with a single MAD.
 func (a *SA) reply(d *mad.Datagram, status mad.Status, record []byte) {
 	a.out = append(a.out, a.answerTo(d, status, record))
 }
 
-// answerTo makes the single MAD that answers the request in work.
+// answerTo returns the single MAD that answers the request in progress.
 func (a *SA) answerTo(d *mad.Datagram, status mad.Status, record []byte) mad.Datagram {
 	s := &a.req
 	s.Reply(status)
@@ -294,7 +289,7 @@ type table struct {
 	full  bool
 }
 
-// add appends a record if it is what the query asks for.
+// add appends a record if it matches the query.
 func (t *table) add(record []byte) {
 	r := &t.a.req
 	if !mad.Match(r.AttributeID, r.AttributeModifier, r.ComponentMask, r.Data[:], record) {
@@ -303,7 +298,7 @@ func (t *table) add(record []byte) {
 	t.put(record)
 }
 
-// put appends a record that has been found to match.
+// put appends a record that matches.
 func (t *table) put(record []byte) {
 	if t.count >= t.a.cfg.Limits.Records {
 		t.full = true
@@ -314,7 +309,7 @@ func (t *table) put(record []byte) {
 	t.count++
 }
 
-// answer sends what a query found.
+// answer sends the records of a query.
 func (a *SA) answer(d *mad.Datagram, t *table) {
 	r := &a.req
 	n := mad.RecordLen(t.attr)
@@ -365,7 +360,7 @@ func (a *SA) Next(now mono.Time, d *mad.Datagram) bool {
 	return a.nextReport(now, d)
 }
 
-// Deadline returns when Next has something to do if nothing arrives.
+// Deadline returns when Next must be called next if no datagram arrives.
 func (a *SA) Deadline() mono.Time {
 	at := a.rmpp.Deadline()
 	if len(a.joins) > 0 {
@@ -382,8 +377,8 @@ func (a *SA) Deadline() mono.Time {
 	return at
 }
 
-// shares reports whether two ports have a partition in common, and the key
-// that a path between them bears: the full member's where both are.
+// shares reports whether two ports have a partition in common, and the key of a path between them: that of a full
+// member if both are full members.
 func (a *SA) shares(x, y topo.Ref, want ib.PKey) (ib.PKey, bool) {
 	p, q := a.net.Port(x), a.net.Port(y)
 	if p == nil || q == nil {
@@ -406,11 +401,11 @@ func (a *SA) shares(x, y topo.Ref, want ib.PKey) (ib.PKey, bool) {
 	return best, best != 0
 }
 
-// sees reports whether the port that asks may know of r.
+// sees reports whether the answer to the requester may contain r.
 func (a *SA) sees(r topo.Ref) bool {
-	if a.trusted() || r == a.who {
+	if a.trusted() || r == a.requester {
 		return true
 	}
-	_, ok := a.shares(a.who, r, 0)
+	_, ok := a.shares(a.requester, r, 0)
 	return ok
 }

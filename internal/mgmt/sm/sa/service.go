@@ -11,9 +11,6 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// leaseForever is the lease that never ends.
-const leaseForever = 0xffffffff
-
 // service is a ServiceRecord with the end of its lease.
 type service struct {
 	mad.ServiceRecord
@@ -35,12 +32,12 @@ func (a *SA) register(now mono.Time, d *mad.Datagram) {
 	case at.IsNone():
 		a.refuse(d, mad.StatusSAInvalidGID)
 		return
-	case at != a.who && !a.trusted(), r.PKey != 0 && !inPartition(a.net.Port(at), r.PKey):
+	case at != a.requester && !a.trusted(), r.PKey != 0 && !inPartition(a.net.Port(at), r.PKey):
 		a.refuse(d, mad.StatusSARequest)
 		return
 	}
 	if a.req.ComponentMask&mad.CompServiceLease == 0 {
-		r.Lease = leaseForever
+		r.Lease = mad.LeaseForever
 	}
 	s := a.service(&r)
 	switch {
@@ -55,7 +52,7 @@ func (a *SA) register(now mono.Time, d *mad.Datagram) {
 		a.services = append(a.services, s)
 	}
 	s.ServiceRecord = r
-	s.forever = r.Lease == leaseForever
+	s.forever = r.Lease == mad.LeaseForever
 	s.end = now.Add(time.Duration(r.Lease) * time.Second)
 	a.owner.Kept()
 	a.reply(d, mad.StatusOK, r.Append(nil))
@@ -79,7 +76,7 @@ func (a *SA) unregister(d *mad.Datagram) {
 	case s == nil:
 		a.refuse(d, mad.StatusSANoRecords)
 		return
-	case a.byGID(s.ServiceGID) != a.who && !a.trusted(), s.Key != r.Key:
+	case a.byGID(s.ServiceGID) != a.requester && !a.trusted(), s.Key != r.Key:
 		a.refuse(d, mad.StatusSARequest)
 		return
 	}
@@ -88,11 +85,10 @@ func (a *SA) unregister(d *mad.Datagram) {
 	a.reply(d, mad.StatusOK, s.Append(nil))
 }
 
-// servicesTo answers a query for ServiceRecords that the asking port's
-// partitions allow. Keys are not told.
+// servicesTo adds the ServiceRecords that the partitions of the requester allow, without their keys.
 func (a *SA) servicesTo(t *table) {
 	for _, s := range a.services {
-		if s.PKey != 0 && !a.trusted() && !inPartition(a.net.Port(a.who), s.PKey) {
+		if s.PKey != 0 && !a.trusted() && !inPartition(a.net.Port(a.requester), s.PKey) {
 			continue
 		}
 		r := s.ServiceRecord
@@ -103,7 +99,7 @@ func (a *SA) servicesTo(t *table) {
 	}
 }
 
-// expire ends leases that are over.
+// expire removes services whose lease has ended.
 func (a *SA) expire(now mono.Time) {
 	n := len(a.services)
 	a.services = slices.DeleteFunc(a.services, func(s *service) bool { return !s.forever && s.end.Due(now) })
@@ -112,7 +108,7 @@ func (a *SA) expire(now mono.Time) {
 	}
 }
 
-// subscription is an InformInfo with who made it.
+// subscription is an InformInfo with the address of its subscriber.
 type subscription struct {
 	GID  ib.GID
 	LID  ib.LID
@@ -131,7 +127,7 @@ func (a *SA) subscribe(d *mad.Datagram) {
 	if f.QPN == 0 || f.Subscribe == 1 {
 		f.QPN = d.SrcQPN
 	}
-	s := &subscription{GID: a.net.GID(a.who), LID: d.SLID, PKey: d.PKey, InformInfo: f}
+	s := &subscription{GID: a.net.GID(a.requester), LID: d.SLID, PKey: d.PKey, InformInfo: f}
 	s.Subscribe = 1
 	i := slices.IndexFunc(a.subs, func(o *subscription) bool {
 		return o.GID == s.GID && o.InformInfo == s.InformInfo
@@ -156,7 +152,7 @@ func (a *SA) subscribe(d *mad.Datagram) {
 
 func (a *SA) subscriptionsTo(t *table) {
 	for i, s := range a.subs {
-		if !a.trusted() && a.byGID(s.GID) != a.who {
+		if !a.trusted() && a.byGID(s.GID) != a.requester {
 			continue
 		}
 		r := mad.InformInfoRecord{SubscriberGID: s.GID, Enum: uint16(i), InformInfo: s.InformInfo}
@@ -173,15 +169,15 @@ type report struct {
 	tries int
 }
 
-// Notify reports a notice to everybody who subscribed to it: traps that the
-// manager received, and its own. issuer is the GID of whom it is from.
+// Notify reports a notice to each port that subscribed to it: traps that the manager received, and its own.
+// issuer is the GID of the port that issued it.
 func (a *SA) Notify(now mono.Time, n mad.Notice, issuer ib.GID) {
 	if !a.ready {
 		return
 	}
 	r := mad.NoticeRecord{Notice: n, IssuerGID: issuer}
 	for _, s := range a.subs {
-		if !s.Wants(&n, issuer) || !a.mayHear(s, &n) {
+		if !s.Covers(&n, issuer) || !a.mayReport(s, &n) {
 			continue
 		}
 		if len(a.reports) >= a.cfg.Limits.Reports {
@@ -193,9 +189,9 @@ func (a *SA) Notify(now mono.Time, n mad.Notice, issuer ib.GID) {
 	}
 }
 
-// mayHear reports whether a subscriber may know of what a notice is about: a
-// port it shares a partition with, or a group of one of its partitions.
-func (a *SA) mayHear(s *subscription, n *mad.Notice) bool {
+// mayReport reports whether a notice may be reported to a subscriber: its subject is a port with which it shares a
+// partition, or a group of one of its partitions.
+func (a *SA) mayReport(s *subscription, n *mad.Notice) bool {
 	to := a.byGID(s.GID)
 	if to.IsNone() {
 		return false
@@ -237,7 +233,7 @@ func (a *SA) nextReport(now mono.Time, d *mad.Datagram) bool {
 	return false
 }
 
-// reported takes the answer to a report.
+// reported handles the answer to a report.
 func (a *SA) reported(tid uint64) {
 	a.reports = slices.DeleteFunc(a.reports, func(r *report) bool { return r.tid == tid })
 }

@@ -11,8 +11,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// State is what the SA keeps for its clients, for the store: another manager
-// goes on with it.
+// State is the records of clients as the store keeps them, for the SA of the next master.
 type State struct {
 	Groups        []Group
 	Services      []Service
@@ -25,7 +24,7 @@ type Service struct {
 	Left   time.Duration // of its lease; 0 is for ever
 }
 
-// Subscription is who wants to hear of what.
+// Subscription is a subscriber and the notices that it subscribed to.
 type Subscription struct {
 	GID  ib.GID
 	LID  ib.LID
@@ -33,7 +32,7 @@ type Subscription struct {
 	Info mad.InformInfo
 }
 
-// State returns what is to be kept.
+// State returns the records to store.
 func (a *SA) State(now mono.Time) (s State) {
 	for _, g := range a.Groups() {
 		c := *g
@@ -53,8 +52,8 @@ func (a *SA) State(now mono.Time) (s State) {
 	return s
 }
 
-// Restore replaces everything by what another manager kept. What does not
-// belong to the subnet goes with the next SetSubnet.
+// Restore replaces all records by those that another manager stored. The next SetSubnet removes those of ports
+// that are not in the subnet.
 func (a *SA) Restore(now mono.Time, s State) {
 	a.groups, a.mlids, a.services, a.subs = map[ib.GID]*Group{}, map[ib.LID]*Group{}, nil, nil
 	for _, g := range s.Groups {
