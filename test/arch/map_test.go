@@ -129,3 +129,28 @@ func TestLinksLeadSomewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestEachDecisionIsInTheIndex compares the records of docs/adr with the table of its README.md, and their length with a page.
+func TestEachDecisionIsInTheIndex(t *testing.T) {
+	dir := root(t)
+	index, err := os.ReadFile(filepath.Join(dir, "docs/adr/README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tracked(t) {
+		record, ok := strings.CutPrefix(name, "docs/adr/")
+		if !ok || record == "README.md" || record == "0000-template.md" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			continue // deleted, not yet committed
+		}
+		if !strings.Contains(string(index), "]("+record+")") {
+			t.Errorf("docs/adr/README.md does not name %s: add a line to its table", record)
+		}
+		if n := len(strings.Fields(string(text))); n > 600 {
+			t.Errorf("%s has %d words: a record is a page, 600 at most; move measurements to docs/notes", name, n)
+		}
+	}
+}

@@ -7,7 +7,7 @@
 // link cuts it into packets only where it touches a wire, with one GSO system
 // call, and joins received packets again. Within a node nothing is ever cut.
 // Packet sequence numbers count exactly as if each packet had travelled alone
-// (docs/adr/0002-runs.md).
+// (docs/adr/0002-bursts.md).
 package pkt
 
 import (

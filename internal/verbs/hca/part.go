@@ -5,7 +5,7 @@ package hca
 import "weft/internal/proto/mono"
 
 // Part is Close for a session whose program is gone: connected queue pairs tell
-// their peers so before they end (docs/adr/0012-farewell.md). It reports whether
+// their peers so before they end (docs/adr/0012-orphans.md). It reports whether
 // there are any: then the session keeps its number for a few seconds, in which it
 // has no object, no memory and no client, and the function that SetDeparted named
 // is called at the end. Else it is closed, and the caller detaches it.

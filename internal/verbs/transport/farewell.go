@@ -13,7 +13,7 @@ import (
 
 // farewell is what is left of an RC queue pair whose program is gone: it tells the
 // peer, whose queue pair would otherwise wait for ever where nothing of it is on
-// its way (docs/adr/0012-farewell.md). It holds nothing of the program's.
+// its way (docs/adr/0012-orphans.md). It holds nothing of the program's.
 //
 // As a responder it refuses what arrives: remote operational error. As a requester
 // it sends, at the sequence number the peer expects, a request that every

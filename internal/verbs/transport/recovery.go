@@ -202,7 +202,7 @@ const askEvery = 32
 
 // ask finds out whether the peer keeps what arrives behind a gap: of what a retry
 // sends again only the first packet leaves (waits), and the acknowledgement tells
-// (mended). Nothing in the protocol says it (docs/adr/0013-shelf.md). A peer that is known to is
+// (mended). Nothing in the protocol says it (docs/adr/0013-out-of-order-buffer.md). A peer that is known to is
 // asked by every gap that is mended.
 func (q *QP) ask() {
 	s := &q.req
