@@ -87,7 +87,7 @@ func BenchmarkJoin(b *testing.B) {
 	}
 }
 
-// BenchmarkJoinAppend is Join for a receiver that wants each frame in one piece.
+// BenchmarkJoinAppend is Join for a receiver that needs each frame in one piece.
 func BenchmarkJoinAppend(b *testing.B) {
 	frame, _, _, cut := stream(b)
 	j := NewJoiner(64, false, 1)

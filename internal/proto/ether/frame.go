@@ -18,7 +18,7 @@ const (
 	// MaxHeaders bounds the headers of a frame that is cut or joined: Ethernet with tags, IP with
 	// options, and TCP with options.
 	MaxHeaders = HeaderLen + MaxTags*TagLen + maxNetwork + 60
-	maxNetwork = 256 // IPv6 with extension headers; Classify gives up behind that
+	maxNetwork = 256 // IPv6 with extension headers; Classify stops behind that
 )
 
 // EtherTypes.
@@ -65,7 +65,7 @@ type Info struct {
 	TCI       uint16 // of the outermost tag; its upper three bits are the priority
 	EtherType uint16 // behind the tags; below 1536 it is a length
 	L3        uint16 // where the network header begins
-	L4        uint16 // where the TCP or UDP header begins, all of which is there; else 0
+	L4        uint16 // offset of the complete TCP or UDP header, or 0
 	Payload   uint16 // what is behind that header; else 0
 	End       uint32 // where the IP packet ends: octets of padding may follow; without one, where the frame ends
 }
@@ -73,7 +73,7 @@ type Info struct {
 // PCP is the priority of the outermost tag; 0 without one.
 func (in *Info) PCP() uint8 { return uint8(in.TCI >> 13) }
 
-// IsIP tells whether the frame has a sound IP header.
+// IsIP reports whether the frame has a valid IP header.
 func (in *Info) IsIP() bool { return in.Kind != Other }
 
 // Classify looks at the headers of an Ethernet frame of any octets. What has
@@ -218,10 +218,10 @@ func mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// Hash tells flows apart: over addresses, protocol and ports where there are
-// some, addresses and protocol of fragments and other protocols, addresses and type of what is
-// not IP (0 for a bare packet). It is the same for all frames of a flow and all fragments of a
-// packet. Who must not foretell it gives a seed of its own.
+// Hash returns the flow hash: over addresses, protocol and ports if there are ports; addresses and
+// protocol for fragments and other protocols; addresses and type for other frames (0 for a bare
+// packet). It is the same for all frames of a flow and all fragments of a packet. A secret seed makes
+// it unpredictable.
 //
 // Preconditions: in is what Classify or ClassifyIP found in frame.
 func (in *Info) Hash(frame []byte, seed uint64) uint32 {

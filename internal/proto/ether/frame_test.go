@@ -96,7 +96,7 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// sane fails the test if what Classify says lies outside the frame.
+// sane fails the test if a result of Classify lies outside the frame.
 func sane(t testing.TB, frame []byte) {
 	t.Helper()
 	for i, in := range []Info{Classify(frame), ClassifyIP(frame)} {

@@ -39,8 +39,8 @@ type Joiner struct {
 	hdrs   []byte
 	used   int // of hdrs
 
-	// table finds the open group of a flow by its hash: its number + 1. Two flows with
-	// one slot take it from each other: the earlier group is then complete.
+	// table finds the open group of a flow by its hash: its number + 1. Of two flows with one slot,
+	// the later one replaces the earlier, whose group is then complete.
 	table [64]int32
 }
 
@@ -70,12 +70,12 @@ func NewJoiner(frames int, bare bool, seed uint64) *Joiner {
 // maxJoinedHeaders is how long the headers of frames are that are joined: without options or extension headers of IP.
 const maxJoinedHeaders = HeaderLen + MaxTags*TagLen + 40 + 60
 
-// Join returns what becomes of frames, which came in this order, for a receiver that takes
-// what can says. Frames that are not joined are returned as they are, nothing looked
-// at or changed; of two that belong to one flow none overtakes the other. A segment is of frames
-// of one flow that follow each other without a gap, with equal headers but for what Splitter
-// makes different, all but the last of one size, with good checksums. IPv4 identifications count up, or are all
-// the same where nothing may be fragmented. What is returned refers to frames and to j: it is valid until the next Join, and as long as frames are.
+// Join joins frames, in their order of arrival, for a receiver with the features can. Frames that are
+// not joined are returned unchanged; frames of one flow stay in order. A segment consists of
+// consecutive frames of one flow, with equal headers except the fields that Splitter varies, of one
+// size except the last, and with valid checksums. IPv4 identifications are consecutive, or equal where
+// fragmentation is forbidden. The result refers to frames and to j: it is valid until the next Join,
+// and as long as frames are.
 //
 // Preconditions: no more frames than j was made for.
 func (j *Joiner) Join(frames [][]byte, can Features) []Frame {
@@ -157,8 +157,8 @@ func (j *Joiner) add(frames [][]byte, i int32, can Features) {
 	}
 }
 
-// begin notes what the next frame must continue, and tells whether one may. payload remains 0 where frame can neither be
-// continued nor continue another.
+// begin records what the next frame of the group must continue, and reports whether one may. payload
+// stays 0 if frame can neither be continued nor continue another.
 func (g *group) begin(frame []byte, can Features) bool {
 	in := &g.in
 	payload := in.End - uint32(in.Payload)
@@ -201,7 +201,7 @@ func (g *group) begin(frame []byte, can Features) bool {
 	return g.flags&(tcpPSH|tcpFIN) == 0 && (g.flags&tcpCWR == 0 || can&FeatureECN != 0)
 }
 
-// continues tells whether frame, of g, may come behind the group to, whose first frame is head.
+// continues reports whether frame, of g, can follow the group to, whose first frame is head.
 func (g *group) continues(frame, head []byte, to *group) bool {
 	a, b := &to.in, &g.in
 	if a.Kind != b.Kind || a.L3 != b.L3 || a.L4 != b.L4 || a.Payload != b.Payload || g.size > to.size ||
@@ -236,7 +236,8 @@ func (g *group) continues(frame, head []byte, to *group) bool {
 		(p[13]&^tcpCWR) == q[13]&^mayEnd && le.Uint16(p[14:]) == le.Uint16(q[14:]) && string(p[18:]) == string(q[18:])
 }
 
-// verified tells whether the checksums of the first frame are good, which is found out when a second one comes.
+// verified reports whether the checksums of the first frame are valid; it is called when a second
+// frame arrives.
 func (g *group) verified(head []byte) bool {
 	g.good = g.good || sumsGood(head, &g.in)
 	return g.good

@@ -158,7 +158,7 @@ func TestJoinConservative(t *testing.T) {
 	}
 }
 
-// together tells which of frames are in which of got, by their payload's place in memory.
+// together lists which of frames are in which of got, by the addresses of their payloads.
 func together(frames [][]byte, got []Frame) string {
 	of := func(p []byte) int {
 		for i, f := range frames {
@@ -182,7 +182,7 @@ func together(frames [][]byte, got []Frame) string {
 	return out
 }
 
-// No segment is longer than IP can tell, nor of more frames than receivers take.
+// No segment is longer than the IP length field permits, nor has more frames than receivers accept.
 func TestJoinBounds(t *testing.T) {
 	for _, c := range []struct {
 		base  tcpSpec

@@ -62,8 +62,8 @@ func (o *Offload) Put(b []byte) {
 // Kind is o.GSO without its ECN bit.
 func (o *Offload) Kind() uint8 { return o.GSO &^ GSOECN }
 
-// Refusal says why a frame and its Offload are not accepted. It is an index for
-// the caller's counters.
+// Refusal is the reason for which a frame and its Offload are not accepted. It is an index for the
+// caller's counters.
 type Refusal uint8
 
 // Refusals. OK is none.
@@ -91,11 +91,10 @@ func (r Refusal) String() string {
 // MaxSegments is how many frames a segment may be cut into: 64 KiB in the smallest that TCP uses.
 const MaxSegments = 1400
 
-// Check judges what the sender of a frame says about it, and puts right what need not be
-// believed: the fields that mean nothing become zero, HdrLen the length of the headers. After OK, o
-// can be given to any receiver, Complete and Splitter.
+// Check validates the sender's Offload of a frame, and normalizes it: unused fields become zero,
+// HdrLen the length of the headers. After OK, o is valid for any receiver, Complete and Splitter.
 //
-// Preconditions: in is what Classify or ClassifyIP found in frame, and nobody else can change frame any more.
+// Preconditions: in is what Classify or ClassifyIP found in frame, and frame is private memory.
 func (o *Offload) Check(frame []byte, in *Info) Refusal {
 	if in.L3 == 0 && len(frame) == 0 || in.L3 != 0 && len(frame) < HeaderLen {
 		return Short
@@ -141,8 +140,8 @@ func (o *Offload) Check(frame []byte, in *Info) Refusal {
 	return OK
 }
 
-// Complete computes the checksum that o asks for, in frame, and returns what
-// is left to do: nothing, unless o is of a segment.
+// Complete computes the checksum that o requests, in frame, and returns the remaining offload: none,
+// unless o is of a segment.
 //
 // Preconditions: Check accepted o and frame.
 func (o *Offload) Complete(frame []byte) Offload {

@@ -31,14 +31,13 @@ type Splitter struct {
 	hdr [MaxHeaders]byte
 }
 
-// Start takes a frame, which must stay as it is until the last Next, and returns
-// how many frames it becomes. None is longer than its link header and mtu octets: TCP segments
-// are cut smaller than they ask for where they must be; what else does not fit is refused as
-// Long. mtu 0 is no bound.
+// Start begins with a frame, which must not change until the last Next, and returns the number of
+// frames it becomes. None is longer than its link header and mtu octets: TCP segments are cut smaller
+// than requested if necessary; other frames that do not fit are refused as Long. mtu 0 is no bound.
 //
-// As hardware does (RFC 9293, 3168 §6.1.2): sequence numbers go on, FIN and PSH are on the last
-// frame only, CWR on the first only, IPv4 identifications count up. Nothing in the
-// checksum fields of a segment is used.
+// As hardware does (RFC 9293, 3168 §6.1.2): sequence numbers are consecutive, FIN and PSH are on the
+// last frame only, CWR on the first only, IPv4 identifications are consecutive. The checksum fields of
+// a segment are not read.
 //
 // Preconditions: Check accepted off and frame; in is what Classify or ClassifyIP found in it.
 func (s *Splitter) Start(frame []byte, off Offload, in *Info, mtu int) (int, Refusal) {

@@ -105,7 +105,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// A TCP segment that asks for larger frames than the MTU is cut smaller.
+// A TCP segment with a size above the MTU is cut smaller.
 func TestSplitToMTU(t *testing.T) {
 	frame := tcpFrame(tcpSpec{payload: 40000, flags: tcpACK | tcpPSH})
 	in := Classify(frame)
@@ -128,7 +128,7 @@ func TestSplitToMTU(t *testing.T) {
 	if !bytes.Equal(payload, frame[in.Payload:]) {
 		t.Error("other payload")
 	}
-	// Not into more frames than anyone may ask for.
+	// The number of frames is bounded.
 	if _, why := split(t, frame, off, &in, 40+40000/MaxSegments); why != Long {
 		t.Error(why)
 	}
@@ -155,7 +155,7 @@ type tcpSpec struct {
 	ipv4Broken bool
 }
 
-// tcpFrame makes a frame whose checksums are good, by the naive sum.
+// tcpFrame makes a frame with valid checksums, by the naive sum.
 func tcpFrame(s tcpSpec) []byte {
 	b := []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, s.link}
 	for i := range s.tags {

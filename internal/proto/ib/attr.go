@@ -64,8 +64,7 @@ func (s Syndrome) Value() uint8 { return uint8(s & 0x1f) }
 var rnrTenMicros = [32]uint32{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
 	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152}
 
-// RNRTimer returns the wait that an RNR NAK timer code asks for; code 0 is
-// the longest.
+// RNRTimer returns the wait of an RNR NAK timer code; code 0 is the longest.
 func RNRTimer(code uint8) time.Duration {
 	return time.Duration(rnrTenMicros[code&31]) * 10 * time.Microsecond
 }

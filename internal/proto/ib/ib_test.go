@@ -149,7 +149,7 @@ func TestServiceOf(t *testing.T) {
 func TestSplit(t *testing.T) {
 	type row struct{ op, first, middle, last Opcode }
 	rows := []row{
-		{0x00, 0x00, 0x01, 0x01}, // SEND First: the message goes on behind the run
+		{0x00, 0x00, 0x01, 0x01}, // SEND First: the message continues behind the burst
 		{0x01, 0x01, 0x01, 0x01},
 		{0x02, 0x01, 0x01, 0x02},
 		{0x03, 0x01, 0x01, 0x03},

@@ -17,19 +17,17 @@ type Path struct {
 	// MaxRun bounds the payload bytes of one run on this path: what the link
 	// sends with one system call, or more on a path within the node.
 	MaxRun uint32
-	// MTU is the largest path MTU of the interfaces of a RoCE path, by whose address packets leave; 0: no limit but the
-	// port's.
+	// MTU is the path MTU of the interface that holds the source address of a RoCE path; 0: the limit
+	// of the port only.
 	MTU MTU
 	// Local marks a path within the node, which neither loses nor reorders.
 	Local bool
 
-	// Global tells that a GRH goes along on an InfiniBand port's path; GIDs,
-	// FlowLabel, TClass and HopLimit mean nothing there without. RoCE paths
-	// always have addresses and leave it unset.
+	// Global means that packets of an InfiniBand port's path have a GRH; GIDs, FlowLabel, TClass and
+	// HopLimit are valid only then. RoCE paths always have addresses and leave it unset.
 	Global bool
-	// Function is the function of this node that a local path leads to, or
-	// that a received packet arrived at; of a RoCE path to others, the one whose
-	// port packets leave by.
+	// Function is the destination function of a local path, or the function at which a received packet
+	// arrived; for a RoCE path to other nodes, the function whose port sends the packets.
 	Function uint16
 	// DLID and SLID are those of an InfiniBand port's path, zero on RoCE paths.
 	DLID, SLID LID

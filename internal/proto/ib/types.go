@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ib is the vocabulary of InfiniBand and RoCE: identifiers, numbers
-// and tables that every other package shares.
+// Package ib is the vocabulary of InfiniBand and RoCE: identifiers, numbers and tables that every
+// other package shares.
 //
-// What comes in and goes out: values. It knows no packet layout (package
-// wire), no protocol (package transport) and does no I/O. Names and numbers
-// are those of the InfiniBand Architecture Specification volume 1 and of the
-// verbs headers; where the two differ the comment says so.
+// What comes in and goes out: values. It contains no packet layout (package wire), no protocol
+// (package transport) and does no I/O. Names and numbers are those of the InfiniBand Architecture
+// Specification volume 1 and of the verbs headers; comments state the differences between the two.
 package ib
 
 import (

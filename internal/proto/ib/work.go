@@ -19,8 +19,8 @@ const (
 	WRLocalInv WROp = 7
 	WRBindMW   WROp = 8
 	WRSendInv  WROp = 9
-	// WRRegMR registers a region by a request of the send queue. Programs know it
-	// by no number: only kernels and drivers have it.
+	// WRRegMR registers a region by a request of the send queue. It has no number in verbs: only
+	// kernels and drivers use it.
 	WRRegMR WROp = 10
 	// WRAtomicWrite has number 15 in verbs.
 	WRAtomicWrite WROp = 11
@@ -124,7 +124,7 @@ const (
 	WCRecvWithImm WCOp = 129 // receive completion of WRITE with immediate
 )
 
-// WCFlags tell which optional parts of a completion are valid (verbs numbers).
+// WCFlags mark the valid optional fields of a completion (verbs numbers).
 type WCFlags uint16
 
 // Completion flags.

@@ -2,7 +2,7 @@
 
 package mem
 
-// Owner is told that a copy it asked for did not happen.
+// Owner is notified of a failed copy.
 type Owner interface {
 	// PlacementFailed reports that a Put of this owner was not executed
 	// because the destination vanished. Later Puts of the batch were.
@@ -60,7 +60,7 @@ func (b *Batch) Scratch(n int) []byte {
 	return s
 }
 
-// Result tells which side of a copy failed.
+// Result is the side of a copy that failed.
 type Result uint8
 
 // Results of Put and Gather.
@@ -70,10 +70,9 @@ const (
 	DestFault          // the destination could not be written
 )
 
-// Put copies n bytes of src, from offset off of the payload, to the I/O
-// virtual address addr of dst. The destination range must have passed Allows.
-// o hears of a failure that shows only at Flush. No memory is kept but the
-// payload's own bytes.
+// Put copies n bytes of src, from offset off of the payload, to the I/O virtual address addr of dst.
+// The destination range must have passed Allows. o is notified of a failure that occurs at Flush. No
+// memory is retained except the payload's own bytes.
 func (b *Batch) Put(o Owner, dst *Region, addr uint64, src *Payload, off, n int) Result {
 	if n == 0 || src.Lasting && src.Segs == nil && dst.keep(addr, src.Bytes[off:off+n]) {
 		return OK
@@ -168,8 +167,8 @@ func (b *Batch) write(o Owner, dst *Region, addr uint64, p []byte) Result {
 	return OK
 }
 
-// flushLast executes everything pending and returns the error of the newest
-// write, whose owner is not told.
+// flushLast executes everything pending and returns the error of the newest write, whose owner is not
+// notified.
 func (b *Batch) flushLast() error {
 	last := len(b.writes) - 1
 	var failed error
@@ -183,8 +182,8 @@ func (b *Batch) flushLast() error {
 	return failed
 }
 
-// Flush executes every pending write and tells the owners of those that
-// failed. Scratch space is free again.
+// Flush executes every pending write and notifies the owners of those that failed. The scratch space
+// is free again.
 func (b *Batch) Flush() {
 	b.used = 0
 	if len(b.writes) != 0 {

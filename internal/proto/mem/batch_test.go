@@ -174,7 +174,7 @@ func TestFlushTellsOwners(t *testing.T) {
 	}
 }
 
-// TestFaults tells the failing side.
+// TestFaults checks the reported side.
 func TestFaults(t *testing.T) {
 	good := make([]byte, 100000)
 	bad := far(good)

@@ -41,12 +41,11 @@ type Space interface {
 	FetchAdd(addr, add uint64) (uint64, error)
 }
 
-// Keeper is a Space whose user, in this process, may take bytes from where they lie in place of a copy.
+// Keeper is a Space whose user, in this process, can reference bytes in place of a copy.
 type Keeper interface {
 	Space
-	// Keep reports whether the user will take the bytes at addr from p, which stays unchanged for as long as
-	// Payload.Lasting says; else they are to be written. The range has been checked as for
-	// WriteV.
+	// Keep reports whether the user references the bytes of p for addr, which stay unchanged as stated
+	// at Payload.Lasting; otherwise they must be written. The range has been checked as for WriteV.
 	Keep(addr uint64, p []byte) bool
 }
 
@@ -194,13 +193,12 @@ type Seg struct {
 	Bytes  []byte // instead of Region
 }
 
-// Payload is the payload of a run: bytes at hand, or a range of a gather list
-// in somebody's memory. The list belongs to a work request that stays
-// outstanding while the payload is in use.
+// Payload is the payload of a burst: bytes, or a range of a gather list of registered memory. The list
+// belongs to a work request that stays outstanding while the payload is in use.
 type Payload struct {
 	Bytes []byte // payload at hand; then Segs is nil
-	// Lasting says that Bytes stay unchanged until the link that they came by is asked for more: a Keeper may then refer
-	// to them.
+	// Lasting means that Bytes stay unchanged until the next receive call of their link: a Keeper may
+	// then reference them.
 	Lasting bool
 	Segs    []Seg  // else the whole gather list …
 	Off     uint64 // … of which the payload starts here

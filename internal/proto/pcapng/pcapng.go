@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pcapng writes capture files that other programs read: packets of InfiniBand
-// links whole, frames of IP links over them, and Ethernet frames.
+// Package pcapng writes capture files: packets of InfiniBand links, frames of IP links over them, and
+// Ethernet frames.
 //
-// What comes in: packets, and when they were seen. What goes out: blocks of the pcapng format
-// (IETF draft-ietf-opsawg-pcapng) in an io.Writer. Called by whoever captures. It must never
-// change a packet, keep one, or read a clock; it writes each block with one call, so
-// that a file that ends early is whole up to its last block.
+// What comes in: packets, and their times. What goes out: blocks of the pcapng format (IETF
+// draft-ietf-opsawg-pcapng) to an io.Writer. Captures call it. It must never change a packet, retain
+// one, or read a clock; it writes each block with one call, so that a truncated file is complete up to
+// its last block.
 package pcapng
 
 import (
@@ -20,7 +20,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// LinkType says what an interface's packets begin with.
+// LinkType is the type of an interface's packets.
 type LinkType uint16
 
 // Link types.
@@ -118,8 +118,8 @@ func (p *Writer) Blocks(b []byte) error {
 	return nil
 }
 
-// Statistics tells how many packets an interface has received, and how many of
-// them are missing in the file.
+// Statistics writes the number of packets that an interface has received, and of those that are
+// missing in the file.
 func (p *Writer) Statistics(iface int, at time.Time, received, dropped uint64) error {
 	ns := uint64(at.UnixNano())
 	b := p.begin(blockStatistics)
@@ -155,10 +155,9 @@ const packetFixed = 32
 // PacketLen returns the length of the block of a record of n octets.
 func PacketLen(n int) int { return packetFixed + (n+alignment-1)&^(alignment-1) }
 
-// Next takes the first of the blocks that AppendPacket made off b, and says when its
-// packet was seen.
+// Next returns the first of the blocks that AppendPacket made in b, and the time of its packet.
 //
-// Preconditions: b is not empty, and such blocks whole.
+// Preconditions: b is not empty, and contains whole blocks.
 func Next(b []byte) (block, rest []byte, at time.Time) {
 	n := le.Uint32(b[4:])
 	return b[:n:n], b[n:], time.Unix(0, int64(uint64(le.Uint32(b[12:]))<<32|uint64(le.Uint32(b[16:]))))

@@ -39,8 +39,8 @@ type Burst struct {
 	// Whole is, of a datagram of which many copies are made, what PutArea makes
 	// and the payload, side by side; nil elsewhere.
 	Whole []byte
-	// Fault is set by the receiver's Handle where the payload could not be
-	// read from the sender's memory: the sender's queue pair must be told.
+	// Fault is set by the receiver's Handle if the payload could not be read from the sender's memory:
+	// the caller must notify the sender's queue pair.
 	Fault bool
 }
 

@@ -7,9 +7,8 @@ import (
 	"weft/internal/proto/mem"
 )
 
-// Joiner makes runs of the packets that a link receives: consecutive packets
-// of one message become one run, which ends at a packet that asks for an
-// acknowledgement. It is how a receiver undoes what Headers.Packet did. It
+// Joiner joins the packets that a link receives to bursts: consecutive packets of one message become
+// one burst, which ends at a packet with AckReq. It is the receiver's inverse of Headers.Packet. It
 // allocates nothing after NewJoiner and belongs to one lane.
 type Joiner struct {
 	runs []Burst

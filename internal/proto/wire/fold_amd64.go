@@ -36,8 +36,8 @@ func foldYMM(k *folding, reg uint32, p []byte) uint32
 //go:noescape
 func foldZMM(k *folding, reg uint32, p []byte) uint32
 
-// hasVPCLMULQDQ reports the instruction VPCLMULQDQ (CPUID leaf 7, ECX bit 10), of which
-// package cpu tells only together with AVX-512. Leaf 7 must be there.
+// hasVPCLMULQDQ reports the instruction VPCLMULQDQ (CPUID leaf 7, ECX bit 10), which package cpu
+// reports only together with AVX-512. Leaf 7 must exist.
 func hasVPCLMULQDQ() bool
 
 // widest is the widest kernel of this processor and system; it may use those
@@ -89,9 +89,8 @@ type folding struct {
 	by    [64][2]uint64 // by n bytes; 0 only for what is in the first half
 }
 
-// newFolding returns the constants of the CRC whose register takes a zero bit as
-// r = r>>1 ^ poly&-(r&1). One of 16 bits is, times x^16, one of 32 bits
-// whose register is zero above.
+// newFolding returns the constants of the CRC whose register processes a zero bit by r = r>>1 ^
+// poly&-(r&1). A CRC of 16 bits is, times x^16, one of 32 bits whose upper half is zero.
 func newFolding(poly uint32) *folding {
 	f := new(folding)
 	pair := func(n int) [2]uint64 { return [2]uint64{power(poly, 8*n+63) << 32, power(poly, 8*n-1) << 32} }

@@ -2,17 +2,14 @@
 
 // Package wire turns packets into values and values into packets.
 //
-// What comes in: the bytes of one packet, or a Headers value; what goes out:
-// the other of the two, and CRCs. Links call it, and the adapter for the area
-// in front of a received datagram.
+// What comes in: the bytes of one packet, or a Headers value; what goes out: the other of the two, and
+// CRCs. Links call it, and the adapter for the area in front of a received datagram.
 //
-// A RoCEv2 receiver calls IPUDP.Parse where it sees the IP header, the flow's
-// Seed.Verify or VerifyAnyID, then Headers.Parse; a native one ParseIB,
-// VerifyIB, Headers.Parse; one of 16B packets Parse16 and Verify16. A sender
-// calls Put in the same order and PutICRC (Seal16) last. Each Parse checks
-// every length once and gives a small value, or a Refusal to count; nothing
-// behind it looks at header bytes again. The package must never allocate, keep
-// state or know of queue pairs.
+// A RoCEv2 receiver calls IPUDP.Parse if the IP header is visible, the flow's Seed.Verify or
+// VerifyAnyID, then Headers.Parse; a native one ParseIB, VerifyIB, Headers.Parse; one of 16B packets
+// Parse16 and Verify16. A sender calls Put in the same order and PutICRC (Seal16) last. Each Parse
+// checks every length once and returns a small value, or a Refusal to count; later code does not read
+// header bytes again. The package must never allocate, hold state or depend on queue pairs.
 package wire
 
 import "weft/internal/proto/ib"

@@ -71,7 +71,7 @@ func rocev2Vector(t *testing.T, v *vector, stored uint32) {
 	if got := SumIP(v.Frame[:len(v.Frame)-ICRCLen]); (got == ICRC(p)) != v.Valid {
 		t.Errorf("SumIP = %08x, packet bears %08x, want valid %v", got, ICRC(p), v.Valid)
 	}
-	if !ip.DF && ip.IPv4 { // a Seed knows DF packets only, and must not take this one
+	if !ip.DF && ip.IPv4 { // a Seed is for DF packets only, and must refuse this one
 		if s.Verify(ip.ID, p) {
 			t.Error("packet without DF accepted")
 		}
@@ -88,7 +88,7 @@ func rocev2Vector(t *testing.T, v *vector, stored uint32) {
 			t.Errorf("VerifyAnyID(%d) = %d, %v; want %d, %v", hint, id, ok, ip.ID, v.Valid)
 		}
 	}
-	// Piece by piece, as a sender whose payload lies elsewhere does it.
+	// Piece by piece, as a sender does that gathers the payload.
 	crc := s.Begin(ip.ID, pkt[:BTHLen], len(pkt))
 	for i := BTHLen; i < len(pkt); i += 5 {
 		crc = crc32.Update(crc, crc32.IEEETable, pkt[i:min(i+5, len(pkt))])
@@ -238,7 +238,7 @@ func TestVerifyAnyID(t *testing.T) {
 			t.Errorf("difference of bit %d accepted over IPv6", bit)
 		}
 	}
-	// One byte more than a UDP datagram holds; the CRC is right but for that.
+	// One byte more than a UDP datagram holds, with a valid CRC.
 	long := make([]byte, 65528)
 	PutICRC(long[65524:], s.Sum(0, long[:65524]))
 	if _, ok := s.VerifyAnyID(0, long); ok || s.Verify(0, long) {
@@ -273,9 +273,9 @@ func masked(frame []byte) map[int]bool {
 	return m
 }
 
-// TestEveryBitInverted inverts each bit of every valid vector: whoever sees the
-// IP header refuses all but the masked ones, and who does not see the
-// identification takes only those of the identification besides.
+// TestEveryBitInverted inverts each bit of every valid vector: a receiver with the IP header refuses
+// all except the masked ones; a receiver without the identification accepts only those of the
+// identification in addition.
 func TestEveryBitInverted(t *testing.T) {
 	for _, v := range icrcVectors(t) {
 		if !v.Valid {
@@ -306,7 +306,7 @@ func TestEveryBitInverted(t *testing.T) {
 			}
 			var q IPUDP
 			tr, why := q.Parse(p)
-			if why != OK || q.IPv4 && !q.DF { // a socket does not deliver it, or a seed does not know it
+			if why != OK || q.IPv4 && !q.DF { // a socket does not deliver it, or a seed cannot verify it
 				continue
 			}
 			s := NewSeed(q.Src, q.Dst, q.SrcPort, q.DstPort)

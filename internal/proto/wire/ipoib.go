@@ -10,10 +10,10 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// EtherType says what an IPoIB frame carries (RFC 4391, 6).
+// EtherType is the protocol of an IPoIB frame (RFC 4391, 6).
 type EtherType uint16
 
-// EtherTypes that an IPoIB link knows.
+// EtherTypes of an IPoIB link.
 const (
 	EtherIPv4 EtherType = 0x0800
 	EtherARP  EtherType = 0x0806
@@ -32,8 +32,8 @@ func PutEncap(b []byte, t EtherType) {
 	b[2], b[3] = 0, 0
 }
 
-// FrameRefusal says why a frame from an IPoIB link is dropped. It is an index
-// for the caller's counters.
+// FrameRefusal is the reason for which a frame from an IPoIB link is dropped. It is an index for the
+// caller's counters.
 type FrameRefusal uint8
 
 // Frame refusals. FrameOK is none.
@@ -52,7 +52,7 @@ const (
 	NDChecksum                    // ICMPv6 checksum
 	NDOption                      // an option of length 0, or one that leaves the packet
 	NDLinkAddrLen                 // link-layer address option of another length than 24 bytes
-	NDLinkAddr                    // a group, or the multicast queue pair, as somebody's link-layer address
+	NDLinkAddr                    // a group, or the multicast queue pair, as a link-layer address
 	NDSource                      // source address that the message must not have
 	NDTarget                      // target or destination that the message must not have
 	NumFrameRefusals = iota

@@ -167,8 +167,8 @@ func LinkLocal(guid ib.GUID) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// SolicitedNode returns the multicast group by which neighbours ask for the
-// IPv6 address a (RFC 4291, 2.7.1).
+// SolicitedNode returns the multicast group for the resolution of the IPv6 address a (RFC 4291,
+// 2.7.1).
 func SolicitedNode(a netip.Addr) netip.Addr {
 	g, b := [16]byte{0: 0xff, 1: 0x02, 11: 0x01, 12: 0xff}, a.As16()
 	copy(g[13:], b[13:])

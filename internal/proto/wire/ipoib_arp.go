@@ -46,9 +46,8 @@ func put4(b []byte, a netip.Addr) {
 	copy(b, v[:])
 }
 
-// Parse decodes what lies behind the encapsulation header. Bytes behind the
-// packet are ignored, as is an operation that nobody knows. On a refusal a is
-// undefined.
+// Parse decodes the packet behind the encapsulation header. Bytes behind the packet are ignored, and
+// unknown operations are accepted. On a refusal a is undefined.
 func (a *ARP) Parse(b []byte) FrameRefusal {
 	switch {
 	case len(b) < ARPLen:

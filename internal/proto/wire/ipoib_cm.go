@@ -4,8 +4,8 @@ package wire
 
 import "weft/internal/proto/ib"
 
-// CMPrivateLen is the length of what an IPoIB interface in connected mode says
-// in requests and replies of the connection manager (RFC 4755, 3.2).
+// CMPrivateLen is the length of the private data of an IPoIB interface in connected mode in REQ and
+// REP (RFC 4755, 3.2).
 const CMPrivateLen = 8
 
 // PutCMPrivate writes it to the first CMPrivateLen bytes of b: the interface's datagram

@@ -22,16 +22,15 @@ const (
 	icmpHopLimit      = 64
 )
 
-// PutICMPError writes to b the ICMP error that answers the IP packet p, as
-// from address from, and returns its length: with mtu 0 that its next hop
-// cannot be reached (RFC 792, RFC 4443, 3.1), otherwise that it is longer than
-// mtu (RFC 1191, RFC 4443, 3.2). It returns 0, and nothing is to be sent,
-// where no error may answer p: a fragment behind the first, an ICMP error,
-// Neighbor Discovery, a packet from or to a group or nobody (but for a group of IPv6 that mtu is
-// too small for), a malformed one, or addresses of two families.
+// PutICMPError writes to b the ICMP error in reply to the IP packet p, with source address from, and
+// returns its length: with mtu 0 for an unreachable next hop (RFC 792, RFC 4443, 3.1), otherwise for a
+// packet longer than mtu (RFC 1191, RFC 4443, 3.2). It returns 0, and nothing must be sent, if no
+// error may reply to p: a fragment behind the first, an ICMP error, Neighbor Discovery, a packet from
+// or to a group or the unspecified address (except to an IPv6 group, for mtu), a malformed one, or
+// addresses of two families.
 //
-// from must not be an address of the host itself, which would take the error
-// for a forgery. b has ICMPErrorLen bytes; it must not overlap p.
+// from must not be an address of the host itself, which would drop the error as forged. b has
+// ICMPErrorLen bytes; it must not overlap p.
 func PutICMPError(b, p []byte, from netip.Addr, mtu int) int {
 	switch {
 	case len(p) >= ipv4Len && p[0]>>4 == 4 && from.Is4():

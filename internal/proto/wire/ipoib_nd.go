@@ -96,7 +96,7 @@ func (n *ND) fixedLen() int {
 	return 24
 }
 
-// linkOpt is the type of option that tells Link.
+// linkOpt is the type of the option with Link.
 func (n *ND) linkOpt() uint8 {
 	if n.Type == NDNeighborAdvert || n.Type == NDRedirect {
 		return ndOptTarget
@@ -261,15 +261,14 @@ func (n *ND) check() FrameRefusal {
 	return FrameOK
 }
 
-// PutSourceLink copies the router's message p, whose ICMPv6 header is at off,
-// to dst with hw as its Source link-layer address option, or with none where
-// hw is nil, in the place of any it had, and returns the new length: at most
-// SourceLinkRoom more than p's. Payload length and checksum are made right. An
-// IP stack above a link without addresses takes no such option, and sends
-// none, while the neighbours need it.
+// PutSourceLink copies the router's message p, whose ICMPv6 header is at off, to dst with hw as its
+// Source link-layer address option, or with none if hw is nil, replacing any it had. It returns the
+// new length: at most SourceLinkRoom more than p's. It corrects payload length and checksum. An IP
+// stack above a link without addresses accepts no such option, and sends none, while neighbours
+// require it.
 //
-// Preconditions: ND.Parse accepted p; its type is NDRouterSolicit or
-// NDRouterAdvert. dst may be p itself where hw is nil.
+// Preconditions: ND.Parse accepted p; its type is NDRouterSolicit or NDRouterAdvert. dst may be p
+// itself if hw is nil.
 func PutSourceLink(dst, p []byte, off int, hw *HWAddr) int {
 	p = p[:ipv6Len+int(be.Uint16(p[4:]))]
 	fixed := (&ND{Type: p[off]}).fixedLen()

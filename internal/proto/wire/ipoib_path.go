@@ -9,8 +9,8 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// PathInfo is what get-path tells about the way to an IP address: its fields
-// are those of a PathRecord (IBA volume 1, 15.2.5.16).
+// PathInfo is the result of get-path for an IP address: its fields are those of a PathRecord (IBA
+// volume 1, 15.2.5.16).
 type PathInfo struct {
 	Addr           netip.Addr
 	DGID, SGID     ib.GID

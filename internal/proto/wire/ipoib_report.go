@@ -44,10 +44,10 @@ const (
 	queryTenths     = 1
 )
 
-// PutGroupQuery writes to b a general query, of IGMPv3 or MLDv2 as typ says,
-// and returns its length. It asks the host that gets it which groups it wants.
+// PutGroupQuery writes to b a general query, of IGMPv3 or MLDv2 by typ, and returns its length. The
+// receiving host replies with its groups.
 func PutGroupQuery(b []byte, typ EtherType) int {
-	if typ == EtherIPv4 { // from nobody, with a router alert option
+	if typ == EtherIPv4 { // from the unspecified address, with a router alert option
 		b = b[:ipv4Len+4+12]
 		clear(b)
 		b[0], b[1], b[8], b[9] = 0x46, 0xc0, 1, protoIGMP
@@ -86,11 +86,9 @@ func MayReport(p []byte) bool {
 	return false
 }
 
-// AppendReports appends the changes of membership that the IP packet p
-// announces, in their order: those of all versions of IGMP and MLD. Sources
-// are not told apart, as no InfiniBand group knows them: a record that lets
-// any source through joins. ok is false where p is such a message but
-// malformed; then nothing is appended.
+// AppendReports appends the changes of membership in the IP packet p, in their order: those of all
+// versions of IGMP and MLD. Sources are ignored, as InfiniBand groups have none: a record that permits
+// any source joins. ok is false if p is such a message but malformed; then nothing is appended.
 func AppendReports(r []GroupReport, p []byte) (_ []GroupReport, ok bool) {
 	if !MayReport(p) {
 		return r, true
@@ -108,7 +106,7 @@ func AppendReports(r []GroupReport, p []byte) (_ []GroupReport, ok bool) {
 func appendIGMP(r []GroupReport, p []byte) ([]GroupReport, bool) {
 	hl, total := int(p[0]&0xf)*4, int(be.Uint16(p[2:]))
 	if be.Uint16(p[6:])&0x3fff != 0 {
-		return r, true // nobody fragments a report
+		return r, true // reports are not fragmented
 	}
 	if hl < ipv4Len || total < hl+8 || total > len(p) {
 		return r, false
@@ -149,7 +147,7 @@ func appendMLD(r []GroupReport, p []byte, off int) ([]GroupReport, bool) {
 	return appendGroup(r, netip.AddrFrom16([16]byte(m[8:])), typ == mldReportV1)
 }
 
-// appendRecords appends what n records with addresses of alen bytes say.
+// appendRecords appends the changes of n records with addresses of alen bytes.
 func appendRecords(r []GroupReport, b []byte, n, alen int) ([]GroupReport, bool) {
 	start := len(r)
 	for range n {
@@ -176,7 +174,7 @@ func appendRecords(r []GroupReport, b []byte, n, alen int) ([]GroupReport, bool)
 			join = true
 		case typ == recToInclude: // of no source
 		default:
-			continue // says nothing about the group as a whole
+			continue // does not change the membership as a whole
 		}
 		var ok bool
 		if r, ok = appendGroup(r, group, join); !ok {

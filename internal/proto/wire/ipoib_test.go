@@ -317,7 +317,7 @@ func verdict(b []byte) FrameRefusal {
 	return FrameOK
 }
 
-// H-03: the encapsulation header tells the protocol.
+// H-03: the encapsulation header contains the protocol.
 func TestH03_VerdictVectors(t *testing.T) {
 	for _, v := range ipoibVectors(t, "rx_verdict") {
 		var in, out struct {
@@ -624,7 +624,7 @@ func TestConnectedModeVectors(t *testing.T) {
 	}
 }
 
-// Every kind of vector is somebody's: of this package, or of those that read them too.
+// Every kind of vector is read by this package or by another.
 func TestIPoIBVectorKinds(t *testing.T) {
 	var f struct{ Vectors []ipoibVector }
 	loadJSON(t, "ipoib.json", &f)

@@ -14,8 +14,8 @@ const (
 	// Ethernet16Len is the length of the header between a Header16 and an
 	// Ethernet frame.
 	Ethernet16Len = 4
-	// MaxPacket16 is the longest packet that the length field can tell, and
-	// MaxPayload16 what then fits behind the Header16.
+	// MaxPacket16 is the longest packet of the length field, and MaxPayload16 its payload behind the
+	// Header16.
 	MaxPacket16  = maxQwords * 8
 	MaxPayload16 = MaxPacket16 - Header16Len - tail16Len
 
@@ -32,8 +32,7 @@ const (
 	L4Ethernet   = 0x78
 )
 
-// l2Type16 is the link type 16B where every packet of Omni-Path tells its own:
-// 8B is 0, 10B 1, 9B 3.
+// l2Type16 is the link type 16B in the type field of Omni-Path packets: 8B is 0, 10B 1, 9B 3.
 const l2Type16 = 2
 
 // Header16 is the link header of a 16B packet. Its numbers are little-endian,
@@ -115,10 +114,9 @@ func Parse16(p []byte, h *Header16) (payload []byte, why Refusal) {
 	return p[Header16Len : end-pad : end-pad], OK
 }
 
-// Sum16 returns the CRC of a 16B packet: the CRC-32 of Ethernet over all in
-// front of it, with what a switch may change counting as ones: BECN, FECN, SC,
-// Age, and LT. How adapters of Omni-Path compute theirs is not public; this is
-// a convention of Weft's own trunks, and no hardware knows it.
+// Sum16 returns the CRC of a 16B packet: the CRC-32 of Ethernet over all octets before it, with the
+// fields that a switch may change counted as ones: BECN, FECN, SC, Age, and LT. The CRC of Omni-Path
+// adapters is not public; this is a convention of Weft's own trunks.
 //
 // Preconditions: len(p) ≥ min16Len.
 func Sum16(p []byte) uint32 {

@@ -109,7 +109,7 @@ func TestFields16(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		h    Header16
-		at   map[int]byte // of the 16 bytes, but for idle7
+		at   map[int]byte // of the 16 bytes, except idle7
 	}{
 		{"none", Header16{}, nil},
 		{"SLID", Header16{SLID: 0xffffff}, map[int]byte{0: 0xff, 1: 0xff, 2: 0x0f, 9: 0x0f}},
@@ -249,7 +249,7 @@ func FuzzParse16(f *testing.F) {
 		if len(payload) > 0 && &payload[0] != &p[Header16Len] {
 			t.Fatal("the payload does not alias the packet behind its header")
 		}
-		// Written anew it says the same, padding, CRC and reserved bits aside.
+		// Encoded again it is the same, except padding, CRC and reserved bits.
 		q := dirty(len(p))
 		h.Put(q)
 		copy(q[Header16Len:], payload)

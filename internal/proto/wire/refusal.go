@@ -2,9 +2,8 @@
 
 package wire
 
-// Refusal says why bytes are not a packet. It is an index for the caller's
-// counters: every refusal is counted under its name and the packet dropped in
-// silence, as the architecture demands (IBA volume 1, 9.6.1).
+// Refusal is the reason for which bytes are not a valid packet. It is an index for the caller's
+// counters: every refusal is counted, and the packet silently dropped (IBA volume 1, 9.6.1).
 type Refusal uint8
 
 // Refusals. OK is none.

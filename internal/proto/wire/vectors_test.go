@@ -77,7 +77,7 @@ func (v *vector) captured() bool {
 	return strings.HasPrefix(v.ID, "cap-") || strings.HasPrefix(v.ID, "pub-")
 }
 
-// headers returns what the vector's fields say Parse must yield.
+// headers returns the expected result of Parse, from the vector's fields.
 func (v *vector) headers() Headers {
 	f := &v.Fields
 	h := f.BTH.headers()
