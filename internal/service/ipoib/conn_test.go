@@ -677,7 +677,7 @@ func TestConnectedAllocates(t *testing.T) {
 	n := testing.AllocsPerRun(100, func() {
 		a.l.SendBatch(s.now, frame, hops)
 		wcs[0] = WC{ID: c.last, QPN: c.qpn}
-		a.l.complete(s.now, wcs[:])
+		a.l.qp.complete(s.now, wcs[:])
 		a.s.queue = a.s.queue[:0]
 	})
 	// The fake copies what it is given to post, and notes it.

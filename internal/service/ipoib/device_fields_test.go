@@ -427,12 +427,12 @@ func TestRecoverySendsWhatWaits(t *testing.T) {
 		text := fmt.Sprint(i)
 		f := ipv4(ipA, ipB, text)
 		a.l.NetDevice().BuildHeader(f, b.l.attr.hw, wire.EtherIPv4)
-		a.l.xmit(s.now, f)
+		a.l.forwarder.forward(s.now, f)
 		if i >= 128 {
 			want = append(want, text)
 		}
 	}
-	a.l.flush(s.now)
+	a.l.qp.flush(s.now)
 	a.l.QPError(s.now) // everything that is posted completes as flushed
 	s.run(time.Second)
 	if got := b.texts(); !slices.Equal(got, want) {

@@ -122,7 +122,7 @@ func (l *Link) GetPathAsync(now mono.Time, a netip.Addr, out *PathInfo, cb PathF
 	if err == ErrNoNode {
 		l.stats.Driver.GetPathENXIO++
 	}
-	l.flush(now)
+	l.qp.flush(now)
 	return err
 }
 

@@ -81,13 +81,14 @@ type Link struct {
 	groups   *groups
 	sender   *sender
 	receiver *receiver
+	qp       *queuePair
 	conns    *connected.Conns // nil in datagram mode
 
-	retry    timer // of creating, and of registering
-	idle     timer
-	drain    timer
-	watchdog timer // of sends
-	wcs      [pollBatch]WC
+	forwarder *forwarder
+
+	retry timer // of creating, and of registering
+	idle  timer
+	drain timer
 }
 
 // New makes a Link, which does nothing before Start. rnd spreads times over links.
@@ -100,10 +101,11 @@ func New(cfg LinkConfig, rnd *rand.Rand, access Access, dev Device) *Link {
 	l.report = newReporter(dev, l.p, l.stats)
 	l.sa = &transactions{sa: access.SA, timers: l.timers, open: map[uint32]*query{}}
 	l.waiters = &pathWaiters{attr: l.attr, stats: l.stats, byIP: map[netip.Addr][]pathWaiter{}}
+	l.forwarder = &forwarder{attr: l.attr, stats: l.stats}
 	l.sender = &sender{p: l.p, queue: access.Queues, frames: access.Frames, attr: l.attr, vectors: l.vectors,
 		budget: l.budget, stats: l.stats}
 	l.shadow = &shadow{p: l.p, attr: l.attr, stats: l.stats, report: l.report, sa: l.sa, vectors: l.vectors,
-		budget: l.budget, waiters: l.waiters, link: shadowOut{l}}
+		budget: l.budget, waiters: l.waiters, link: l.forwarder}
 	l.shadow.init()
 	l.groups = &groups{p: l.p, rnd: rnd, attr: l.attr, stats: l.stats, report: l.report, timers: l.timers, sa: l.sa,
 		vectors: l.vectors, budget: l.budget, port: access.Groups, sender: l.sender, link: groupsOut{l}}
@@ -115,15 +117,20 @@ func New(cfg LinkConfig, rnd *rand.Rand, access Access, dev Device) *Link {
 		c := connected.Config{MaxConns: l.p.MaxConns, Idle: l.p.ConnIdle, Copybreak: l.p.TxCopybreak}
 		ports := access.Conns
 		ports.Frames = access.Frames
-		l.conns = connected.New(c, ports, connsOut{l}, l.shadow, l.budget, l.report, l.stats)
+		l.conns = connected.New(c, ports, l.forwarder, l.shadow, l.budget, l.report, l.stats)
 	}
 	l.engine = neigh.New(engine, engineOut{l})
+	f := l.forwarder
+	f.engine, f.groups, f.shadow, f.sender, f.conns = l.engine, l.groups, l.shadow, l.sender, l.conns
 	l.receiver = &receiver{queue: access.Queues, device: dev, attr: l.attr, stats: l.stats, engine: l.engine,
 		shadow: l.shadow, gen: &l.sender.gen}
+	l.qp = &queuePair{p: l.p, service: access.Service, memory: access.Memory, cq: access.Queues, device: dev,
+		attr: l.attr, stats: l.stats, report: l.report, timers: l.timers, engine: l.engine, shadow: l.shadow,
+		conns: l.conns, link: l, sender: l.sender, receiver: l.receiver}
+	l.qp.watchdog.Value = l.qp.checkSends
 	l.retry.Value = l.tryAgain
 	l.idle.Value = l.sweep
 	l.drain.Value = func(now mono.Time) { l.finish(now, true) }
-	l.watchdog.Value = l.checkSends
 	return l
 }
 
@@ -143,12 +150,12 @@ var creating = []step{
 		l.attr.qpn, err = l.access.Objects.CreateQP(l.p.SQDepth, l.p.RQDepth)
 		return err
 	}, func(l *Link) { l.access.Objects.DestroyQP(); l.attr.qpn = 0 }},
-	{"datagram service", (*Link).initUD, nil},
+	{"datagram service", func(l *Link) error { return l.qp.initUD() }, nil},
 	{"device memory", func(l *Link) error {
 		l.receiver.packets = make([][]byte, 0, pollBatch)
 		return nil
 	}, func(l *Link) { l.receiver.packets = nil }},
-	{"buffers", (*Link).register, (*Link).deregister},
+	{"buffers", func(l *Link) error { return l.qp.register() }, func(l *Link) { l.qp.deregister() }},
 }
 
 // completions is how many completions there may be at a time.
@@ -169,7 +176,7 @@ func (l *Link) Start(now mono.Time, p Port) {
 	l.attr.setPort(p)
 	l.timers.Set(&l.idle, now.Add(idleSweep))
 	l.create(now)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // create does the steps that are left. Where one fails it undoes all, last first, and tries again later.
@@ -253,7 +260,7 @@ func (l *Link) adoptBroadcast(now mono.Time) error {
 			l.device.SetMTU(a.mtu)
 		}
 		if a.dgramMTU != dgramBefore {
-			l.recover(now) // receive buffers have another length now
+			l.qp.reset(now) // receive buffers have another length now
 		}
 		return l.attachBroadcast(now)
 	case !l.registering:
@@ -310,7 +317,7 @@ func (l *Link) Registered(now mono.Time, err error) {
 		l.groups.broadcastFailed(now, err)
 	}
 	l.updateCarrier(now)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // Open sets the device up. It must be closed as often as it was opened.
@@ -326,7 +333,7 @@ func (l *Link) Open(now mono.Time) error {
 	}
 	l.updateCarrier(now)
 	l.groups.resume(now)
-	l.flush(now)
+	l.qp.flush(now)
 	return nil
 }
 
@@ -345,7 +352,7 @@ func (l *Link) Close(now mono.Time) {
 	l.updateCarrier(now)
 	l.shadow.flush(now)
 	l.groups.suspend(now)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // Opened returns how often the device is open.
@@ -420,10 +427,10 @@ func (l *Link) Stop(now mono.Time) {
 		return
 	}
 	l.state = Destroyed
-	l.groups.ending = true
+	l.groups.ending, l.qp.ending = true, true
 	l.timers.Stop(&l.retry)
 	l.timers.Stop(&l.idle)
-	l.timers.Stop(&l.watchdog)
+	l.timers.Stop(&l.qp.watchdog)
 	l.waiters.failAll()
 	l.updateCarrier(now)
 	if l.conns != nil {
@@ -438,7 +445,7 @@ func (l *Link) Stop(now mono.Time) {
 	}
 	l.timers.Set(&l.drain, now.Add(drainLimit))
 	l.finish(now, false)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // outstanding is how many posted work requests, connections and leaves are not completed.
@@ -467,7 +474,7 @@ func (l *Link) finish(now mono.Time, force bool) {
 		l.conns.Destroy()
 	}
 	l.undo()
-	l.reclaim() // what is still posted, now that there is no queue pair any more
+	l.qp.reclaim() // what is still posted, now that there is no queue pair any more
 	l.timers.Stop(&l.drain)
 	l.waiters.run()
 	l.device.Closed(nil)
@@ -479,13 +486,13 @@ func (l *Link) Tick(now mono.Time) {
 	l.timers.run(now)
 	if l.conns != nil && l.conns.Deadline().Due(now) {
 		l.conns.Tick(now)
-		l.drainQueues(now)
+		l.qp.drainQueues(now)
 		l.finish(now, false)
 	}
 	if l.state != Destroyed {
 		l.engine.Tick(now)
 	}
-	l.flush(now)
+	l.qp.flush(now)
 	l.waiters.run()
 }
 
@@ -514,17 +521,38 @@ func (l *Link) sweep(now mono.Time) {
 	l.groups.leaveIdle(now)
 }
 
+// SendBatch sends packets of the IP stack: packet i is frames[i][Headroom:], hops[i] its next hop. It returns how many
+// it accepted: all, unless the send queue is full; Device.Wake is called when the rest can follow. The frames are the
+// caller's again, but for those that connected.Mapper mapped.
+func (l *Link) SendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int {
+	l.report.now = now
+	return l.qp.sendBatch(now, frames, hops)
+}
+
+// Interrupt is the one routine for completions, of sends and of receives. It handles a batch, and reports whether there
+// may be more.
+func (l *Link) Interrupt(now mono.Time) (more bool) {
+	l.report.now = now
+	if l.steps == 0 {
+		return false
+	}
+	n := l.qp.poll(now)
+	l.finish(now, false)
+	l.qp.flush(now)
+	return n == pollBatch
+}
+
 // JoinGroup has the link receive an IP group, until as many calls of LeaveGroup.
 func (l *Link) JoinGroup(now mono.Time, a netip.Addr) error {
 	err := l.groups.addUser(now, a)
-	l.flush(now)
+	l.qp.flush(now)
 	return err
 }
 
 // LeaveGroup undoes a JoinGroup.
 func (l *Link) LeaveGroup(now mono.Time, a netip.Addr) error {
 	err := l.groups.removeUser(now, a)
-	l.flush(now)
+	l.qp.flush(now)
 	return err
 }
 
@@ -533,7 +561,7 @@ func (l *Link) LeaveGroup(now mono.Time, a netip.Addr) error {
 func (l *Link) SAResponse(now mono.Time, id uint32, status mad.Status, record []byte) {
 	l.report.now = now
 	l.sa.response(now, id, status, record)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // ConnEvent reports an event of a connection.
@@ -546,7 +574,7 @@ func (l *Link) ConnEvent(now mono.Time, e connected.Event) {
 	case e.Kind == connected.Requested:
 		l.conns.Reject(e.ID)
 	}
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // ModeOf returns how packets go to a hardware address: "datagram", or "connected", or "connecting" while a connection

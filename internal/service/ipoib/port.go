@@ -21,7 +21,7 @@ func (l *Link) SetPort(now mono.Time, p Port, events ...ib.Event) {
 	l.attr.setPort(p)
 	if l.state == Creating {
 		l.create(now)
-		l.flush(now)
+		l.qp.flush(now)
 		return
 	}
 	if l.attr.index >= 0 && l.attr.index != index {
@@ -48,7 +48,7 @@ func (l *Link) SetPort(now mono.Time, p Port, events ...ib.Event) {
 		l.groups.retryAll(now)
 	}
 	l.updateCarrier(now)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // changePKeyIndex follows the partition to another index of the P_Key table. Connections have the old index, and end.
@@ -58,7 +58,7 @@ func (l *Link) changePKeyIndex(now mono.Time) {
 	}
 	if err := l.access.Service.SetPKeyIndex(uint16(l.attr.index)); err != nil {
 		l.report.Logf(now, "P_Key index", "P_Key index %d: %v", l.attr.index, err)
-		l.recover(now)
+		l.qp.reset(now)
 	}
 }
 
@@ -95,14 +95,14 @@ func (l *Link) Notice(now mono.Time, trap mad.TrapNumber, gid ib.GID) {
 	case mad.TrapGroupDeleted:
 		l.groups.deleted(now, gid)
 	}
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // SetAddrs sets the device's addresses, each with its prefix, and the prefixes reached without a gateway.
 func (l *Link) SetAddrs(now mono.Time, addrs, onLink []netip.Prefix) {
 	l.addrs = addresses{slices.Clone(addrs), slices.Clone(onLink)}
 	l.engine.SetAddrs(now, l.addrs.own)
-	l.flush(now)
+	l.qp.flush(now)
 }
 
 // MTUChanged reports that the device's MTU was changed from outside. It is set back: the MTU is the group's.
@@ -116,7 +116,7 @@ func (l *Link) MTUChanged(now mono.Time, mtu int) {
 func (l *Link) QPError(now mono.Time) {
 	if l.state > Creating && l.state != Destroyed {
 		l.report.Logf(now, "queue pair", "the queue pair failed; it is reset")
-		l.recover(now)
-		l.flush(now)
+		l.qp.reset(now)
+		l.qp.flush(now)
 	}
 }

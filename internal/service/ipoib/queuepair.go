@@ -8,217 +8,237 @@ import (
 
 	"weft/internal/proto/mono"
 	"weft/internal/service/ipoib/connected"
+	"weft/internal/service/ipoib/neigh"
 	"weft/internal/service/ipoib/stats"
 )
 
+// queuePairLink is what the queue pair needs of its link.
+type queuePairLink interface {
+	// updateCarrier has the carrier follow the queue pair.
+	updateCarrier(now mono.Time)
+}
+
+// queuePair is the datagram queue pair of a link with its sender and receiver, and the completion queue, which it
+// shares with connections.
+type queuePair struct {
+	p       *Params
+	service DatagramService
+	memory  Memory
+	cq      CompletionQueue
+	device  PacketReceiver
+	attr    *attributes
+	stats   *stats.Recorder
+	report  *reporter
+	timers  *timers
+	engine  *neigh.Engine
+	shadow  *shadow
+	conns   *connected.Conns // nil in datagram mode
+	link    queuePairLink
+
+	sender   *sender
+	receiver *receiver
+	ending   bool  // the link ends: nothing is posted
+	watchdog timer // of sends
+	wcs      [pollBatch]WC
+}
+
 // initUD is the step of creating that takes the queue pair to RTS; a reset repeats it.
-func (l *Link) initUD() error {
-	if l.attr.index < 0 {
-		return fmt.Errorf("P_Key %#04x is not in the port's table", uint16(l.attr.partition))
+func (q *queuePair) initUD() error {
+	if q.attr.index < 0 {
+		return fmt.Errorf("P_Key %#04x is not in the port's table", uint16(q.attr.partition))
 	}
-	return l.access.Service.InitUD(uint16(l.attr.index), l.attr.broadcast.QKey)
+	return q.service.InitUD(uint16(q.attr.index), q.attr.broadcast.QKey)
 }
 
 // register is the step of creating that makes buffers.
-func (l *Link) register() error {
-	tx, rx, err := l.access.Memory.Register(l.p.SQDepth, slotLen, l.p.RQDepth, recvSlotLen)
+func (q *queuePair) register() error {
+	tx, rx, err := q.memory.Register(q.p.SQDepth, slotLen, q.p.RQDepth, recvSlotLen)
 	if err != nil {
 		return err
 	}
-	l.sender.setMemory(tx, l.p.SQDepth)
-	l.receiver.setMemory(rx, l.p.RQDepth)
-	if l.conns != nil {
-		if err := l.conns.Open(l.attr.qpn); err != nil {
-			l.deregister()
+	q.sender.setMemory(tx, q.p.SQDepth)
+	q.receiver.setMemory(rx, q.p.RQDepth)
+	if q.conns != nil {
+		if err := q.conns.Open(q.attr.qpn); err != nil {
+			q.deregister()
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *Link) deregister() {
-	if l.conns != nil {
-		l.conns.Close()
+func (q *queuePair) deregister() {
+	if q.conns != nil {
+		q.conns.Close()
 	}
-	l.access.Memory.Deregister()
-	l.sender.mem, l.receiver.mem = nil, nil
+	q.memory.Deregister()
+	q.sender.mem, q.receiver.mem = nil, nil
 }
 
-// SendBatch sends packets of the IP stack: packet i is frames[i][Headroom:], hops[i] its next hop. It returns how many
-// it accepted: all, unless the send queue is full; Device.Wake is called when the rest can follow. The frames are the
-// caller's again, but for those that connected.Mapper mapped.
-func (l *Link) SendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int {
-	l.report.now = now
+// sendBatch is Link.SendBatch.
+func (q *queuePair) sendBatch(now mono.Time, frames [][]byte, hops []netip.Addr) int {
 	n := 0
 	for n < len(frames) {
-		if l.attr.carrier && (l.sender.full() || l.conns != nil && l.conns.Backpressured(now)) {
-			l.sender.refused = true
+		if q.attr.carrier && (q.sender.full() || q.conns != nil && q.conns.Backpressured(now)) {
+			q.sender.refused = true
 			break
 		}
-		l.sendPacket(now, frames[n], hops[n])
+		q.sendPacket(now, frames[n], hops[n])
 		n++
 	}
-	l.flush(now)
+	q.flush(now)
 	return n
 }
 
 // sendPacket sends one packet of the IP stack.
-func (l *Link) sendPacket(now mono.Time, frame []byte, hop netip.Addr) {
+func (q *queuePair) sendPacket(now mono.Time, frame []byte, hop netip.Addr) {
 	switch {
 	case len(frame) <= Headroom:
-		l.stats.TxError(stats.DropShort)
-	case !l.attr.carrier:
-		l.stats.Net.TxCarrierErrors++
-		l.stats.TxError(stats.DropLinkDown)
+		q.stats.TxError(stats.DropShort)
+	case !q.attr.carrier:
+		q.stats.Net.TxCarrierErrors++
+		q.stats.TxError(stats.DropLinkDown)
 	default:
-		l.engine.Output(now, frame, hop)
+		q.engine.Output(now, frame, hop)
 	}
 }
 
 // flush ends every call of the Link: it posts what is to be sent, and sets the watchdog.
-func (l *Link) flush(now mono.Time) {
-	l.sender.flush()
-	if l.conns != nil {
-		l.conns.Flush()
+func (q *queuePair) flush(now mono.Time) {
+	q.sender.flush()
+	if q.conns != nil {
+		q.conns.Flush()
 	}
-	if l.sender.inFlight == 0 {
-		l.sender.busy = false
+	if q.sender.inFlight == 0 {
+		q.sender.busy = false
 		return
 	}
-	if !l.sender.busy {
-		l.sender.busy, l.sender.progress = true, now
+	if !q.sender.busy {
+		q.sender.busy, q.sender.progress = true, now
 	}
-	if !l.watchdog.IsSet() && l.state != Destroyed {
-		l.timers.Set(&l.watchdog, now.Add(l.p.TxTimeout))
+	if !q.watchdog.IsSet() && !q.ending {
+		q.timers.Set(&q.watchdog, now.Add(q.p.TxTimeout))
 	}
 }
 
 // drainQueues sends frames that wait for slots, and calls Device.Wake when SendBatch accepts packets again.
-func (l *Link) drainQueues(now mono.Time) {
-	if l.state == Destroyed {
+func (q *queuePair) drainQueues(now mono.Time) {
+	if q.ending {
 		return
 	}
-	if l.conns != nil {
-		l.conns.Drain(now)
+	if q.conns != nil {
+		q.conns.Drain(now)
 	}
-	l.sender.drain()
-	if l.sender.refused && l.sender.ready() && (l.conns == nil || !l.conns.Backpressured(now)) {
-		l.sender.refused = false
-		l.device.Wake()
+	q.sender.drain()
+	if q.sender.refused && q.sender.ready() && (q.conns == nil || !q.conns.Backpressured(now)) {
+		q.sender.refused = false
+		q.device.Wake()
 	}
 }
 
-// Interrupt is the one routine for completions, of sends and of receives. It handles a batch, and reports whether there
-// may be more.
-func (l *Link) Interrupt(now mono.Time) (more bool) {
-	l.report.now = now
-	if l.steps == 0 {
-		return false
-	}
-	n := l.access.Queues.Poll(l.wcs[:])
+// poll handles a batch of completions; it returns how many there were.
+func (q *queuePair) poll(now mono.Time) int {
+	n := q.cq.Poll(q.wcs[:])
 	if n > 0 {
-		l.stats.Driver.CQEvents++
-		failed := l.complete(now, l.wcs[:n])
-		if failed && l.state != Destroyed {
-			l.report.Logf(now, "send", "a send failed; the queue pair is reset")
-			l.recover(now)
+		q.stats.Driver.CQEvents++
+		failed := q.complete(now, q.wcs[:n])
+		if failed && !q.ending {
+			q.report.Logf(now, "send", "a send failed; the queue pair is reset")
+			q.reset(now)
 		}
 	}
-	l.finish(now, false)
-	l.flush(now)
-	return n == pollBatch
+	return n
 }
 
 // complete handles completions; it reports whether a send of a datagram failed.
-func (l *Link) complete(now mono.Time, wcs []WC) (failed bool) {
-	ending := l.state == Destroyed
+func (q *queuePair) complete(now mono.Time, wcs []WC) (failed bool) {
 	for i := range wcs {
 		wc := &wcs[i]
 		switch {
 		case wc.ID&connected.IDConn != 0:
-			l.completeConn(now, wc, ending)
-		case uint32(wc.ID>>idGenShift) != l.sender.gen:
+			q.completeConn(now, wc)
+		case uint32(wc.ID>>idGenShift) != q.sender.gen:
 		case wc.Recv:
-			l.receiver.completed(now, wc, ending)
+			q.receiver.completed(now, wc, q.ending)
 		default:
-			to, bad := l.sender.completed(now, wc)
+			to, bad := q.sender.completed(now, wc)
 			if to != nil {
-				l.shadow.touch(to, now)
+				q.shadow.touch(to, now)
 			}
 			failed = failed || bad
 		}
 	}
-	l.receiver.deliver()
-	l.receiver.flush()
-	if !ending {
-		if l.conns != nil {
-			l.conns.PostReceives()
+	q.receiver.deliver()
+	q.receiver.flush()
+	if !q.ending {
+		if q.conns != nil {
+			q.conns.PostReceives()
 		}
-		l.drainQueues(now)
+		q.drainQueues(now)
 	}
 	return failed
 }
 
 // completeConn handles a completion of a connection.
-func (l *Link) completeConn(now mono.Time, wc *WC, ending bool) {
+func (q *queuePair) completeConn(now mono.Time, wc *WC) {
 	switch {
-	case l.conns == nil:
+	case q.conns == nil:
 	case wc.ID&idRecv == 0:
-		l.conns.Sent(now, wc.ID, wc.Status)
+		q.conns.Sent(now, wc.ID, wc.Status)
 	default:
-		if b, from := l.conns.Received(now, wc.ID, wc.QPN, wc.Status, wc.ByteLen, ending); b != nil {
-			l.receiver.message(now, from, b)
+		if b, from := q.conns.Received(now, wc.ID, wc.QPN, wc.Status, wc.ByteLen, q.ending); b != nil {
+			q.receiver.message(now, from, b)
 		}
 	}
 }
 
 // checkSends is the watchdog: where no send has completed for the time of parameter timeout it resets the queue pair.
-func (l *Link) checkSends(now mono.Time) {
-	if l.sender.broken {
-		l.recover(now)
+func (q *queuePair) checkSends(now mono.Time) {
+	if q.sender.broken {
+		q.reset(now)
 		return
 	}
-	if l.sender.inFlight == 0 {
+	if q.sender.inFlight == 0 {
 		return
 	}
-	if due := l.sender.progress.Add(l.p.TxTimeout); !due.Due(now) {
-		l.timers.Set(&l.watchdog, due)
+	if due := q.sender.progress.Add(q.p.TxTimeout); !due.Due(now) {
+		q.timers.Set(&q.watchdog, due)
 		return
 	}
-	l.stats.Driver.TxTimeouts++
-	l.report.event(now, EventTxTimeout, netip.Addr{}, "sends do not complete; the queue pair is reset")
-	l.recover(now)
+	q.stats.Driver.TxTimeouts++
+	q.report.event(now, EventTxTimeout, netip.Addr{}, "sends do not complete; the queue pair is reset")
+	q.reset(now)
 }
 
-// recover takes the queue pair through ERR and RESET back to RTS. What was posted is lost; frames that wait are sent.
-func (l *Link) recover(now mono.Time) {
-	l.sender.broken = true
-	l.access.Service.StopQP()
-	for range 2 + (len(l.sender.slots)+len(l.receiver.slots))/pollBatch {
-		n := l.access.Queues.Poll(l.wcs[:])
+// reset takes the queue pair through ERR and RESET back to RTS. What was posted is lost; frames that wait are sent.
+func (q *queuePair) reset(now mono.Time) {
+	q.sender.broken = true
+	q.service.StopQP()
+	for range 2 + (len(q.sender.slots)+len(q.receiver.slots))/pollBatch {
+		n := q.cq.Poll(q.wcs[:])
 		if n == 0 {
 			break
 		}
-		l.complete(now, l.wcs[:n])
+		q.complete(now, q.wcs[:n])
 	}
-	err := l.initUD()
-	if l.sender.broken = err != nil; l.sender.broken {
-		l.report.Logf(now, "queue pair", "reset of the queue pair: %v", err)
-		l.timers.Set(&l.watchdog, now.Add(max(l.p.TxTimeout, retryAfter)))
-		l.updateCarrier(now)
+	err := q.initUD()
+	if q.sender.broken = err != nil; q.sender.broken {
+		q.report.Logf(now, "queue pair", "reset of the queue pair: %v", err)
+		q.timers.Set(&q.watchdog, now.Add(max(q.p.TxTimeout, retryAfter)))
+		q.link.updateCarrier(now)
 		return
 	}
-	l.reclaim() // now that the queue pair has forgotten it
-	if l.attr.registered {
-		l.receiver.postAll()
+	q.reclaim() // now that the queue pair has forgotten it
+	if q.attr.registered {
+		q.receiver.postAll()
 	}
-	l.drainQueues(now)
-	l.sender.progress = now
-	l.updateCarrier(now)
+	q.drainQueues(now)
+	q.sender.progress = now
+	q.link.updateCarrier(now)
 }
 
 // reclaim takes all posted slots back, whose completions are not waited for.
-func (l *Link) reclaim() {
-	l.sender.reclaim()
-	l.receiver.reclaim()
+func (q *queuePair) reclaim() {
+	q.sender.reclaim()
+	q.receiver.reclaim()
 }

@@ -212,11 +212,11 @@ func TestFrames(t *testing.T) {
 				dst = hwB
 			}
 			a.l.NetDevice().BuildHeader(f, dst, wire.EtherType(binary.BigEndian.Uint16(payload)))
-			a.l.xmit(s.now, f)
+			a.l.forwarder.forward(s.now, f)
 			if !grh {
 				s.answerPath(a, pathSA6(t), 0)
 			}
-			a.l.flush(s.now)
+			a.l.qp.flush(s.now)
 			s.step()
 			sent := a.sent[len(a.sent)-1]
 			if !bytes.Equal(sent.data, payload) || sent.ah.DLID != numeral[ib.LID](t, in.DLID) || sent.ah.SL != in.SL ||

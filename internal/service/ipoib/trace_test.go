@@ -115,8 +115,8 @@ func (n *node) xmit(dst wire.HWAddr, typ wire.EtherType, packet []byte) {
 	f := make([]byte, Headroom+len(packet))
 	n.l.NetDevice().BuildHeader(f, dst, typ)
 	copy(f[Headroom:], packet)
-	n.l.xmit(n.s.now, f)
-	n.l.flush(n.s.now)
+	n.l.forwarder.forward(n.s.now, f)
+	n.l.qp.flush(n.s.now)
 	n.s.step()
 }
 

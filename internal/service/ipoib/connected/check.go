@@ -19,7 +19,7 @@ type Usage struct {
 
 // Usage returns what connections use at present.
 func (s *Conns) Usage() Usage {
-	u := Usage{Waiting: s.waiting, FreeSlots: len(s.free), Posted: s.posted}
+	u := Usage{Waiting: s.waiting, FreeSlots: len(s.slots.free), Posted: s.slots.posted}
 	for _, c := range s.byID {
 		u.Octets += c.queued
 	}
@@ -64,10 +64,11 @@ func (s *Conns) Check() error {
 		return fmt.Errorf("%d connections, %d counted, %d by queue pair", live, s.live, len(s.byQPN))
 	case waiting != s.waiting || !maps.Equal(ports, s.perPort):
 		return fmt.Errorf("%d queues, %d counted; of ports %v, counted %v", waiting, s.waiting, ports, s.perPort)
-	case len(s.sends)-len(s.free) != inFlight:
-		return fmt.Errorf("%d of %d send slots are free, %d messages in flight", len(s.free), len(s.sends), inFlight)
-	case s.opened && s.posted != RxSlots:
-		return fmt.Errorf("%d of %d receive slots are posted", s.posted, RxSlots)
+	case len(s.slots.sends)-len(s.slots.free) != inFlight:
+		return fmt.Errorf("%d of %d send slots are free, %d messages in flight", len(s.slots.free), len(s.slots.sends),
+			inFlight)
+	case s.opened && s.slots.posted != RxSlots:
+		return fmt.Errorf("%d of %d receive slots are posted", s.slots.posted, RxSlots)
 	}
 	return nil
 }

@@ -184,8 +184,7 @@ type Conns struct {
 	reapAt  mono.Time
 	watchAt mono.Time
 	private [wire.CMPrivateLen]byte
-
-	slots
+	slots   slots
 }
 
 // New makes Conns, of which nothing exists before Open.
@@ -193,7 +192,7 @@ func New(cfg Config, ports Ports, link Link, shadow Neighbours, budget Budget, r
 	rec *stats.Recorder) *Conns {
 	return &Conns{cfg: cfg, ports: ports, link: link, shadow: shadow, budget: budget, report: report, stats: rec,
 		byID: map[uint32]*conn{}, byQPN: map[ib.QPN]*conn{}, peers: map[wire.HWAddr]*peerConns{},
-		perPort: map[ib.LID]portConns{}}
+		perPort: map[ib.LID]portConns{}, slots: slots{ports: ports, stats: rec, copybreak: cfg.Copybreak}}
 }
 
 // Open makes what all connections share and begins to listen at the interface of queue pair qpn.
@@ -203,7 +202,7 @@ func (s *Conns) Open(qpn ib.QPN) error {
 		return fmt.Errorf("connected mode: %w", err)
 	}
 	s.opened = true
-	s.makeSlots(tx, rx)
+	s.slots.open(tx, rx)
 	return nil
 }
 
@@ -212,7 +211,7 @@ func (s *Conns) Close() {
 	if s.opened {
 		s.opened = false
 		s.ports.Shared.CloseConns()
-		s.dropSlots()
+		s.slots.close()
 	}
 }
 
@@ -380,7 +379,7 @@ func (s *Conns) EndAll(now mono.Time) {
 
 // destroy removes a closing connection.
 func (s *Conns) destroy(c *conn) {
-	s.reclaim(c)
+	s.slots.reclaim(c)
 	delete(s.byID, c.id)
 	delete(s.byQPN, c.qpn)
 	if c.passive() {

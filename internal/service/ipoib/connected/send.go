@@ -78,14 +78,14 @@ func (s *Conns) connect(now mono.Time, hw wire.HWAddr, a *Attempts, path *mad.Pa
 // its window shrinks as slots run short. A peer that acknowledges nothing may hold its slots for long, and such peers
 // may be many: together they get half of the slots, and another quarter for the first message of each.
 func (s *Conns) mayPost(now mono.Time, c *conn) bool {
-	free := len(s.free)
+	free := len(s.slots.free)
 	switch {
 	case c.acknowledges(now):
 		return c.inFlight < min(Window, free)
 	case c.inFlight == 0:
-		return free > 0 && s.trials < TxSlots*3/4
+		return free > 0 && s.slots.trials < TxSlots*3/4
 	}
-	return c.inFlight < min(trialWindow, free) && s.trials < TxSlots/2
+	return c.inFlight < min(trialWindow, free) && s.slots.trials < TxSlots/2
 }
 
 // acknowledges reports whether the peer has acknowledged a message lately.

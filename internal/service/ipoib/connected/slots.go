@@ -36,6 +36,10 @@ type sendSlot struct {
 
 // slots are the send and receive slots of all connections, and the work requests to be posted.
 type slots struct {
+	ports     Ports
+	stats     *stats.Recorder
+	copybreak int // longer frames are mapped, where possible, instead of copied; octets
+
 	tx, rx    []byte
 	sends     []sendSlot
 	free      []uint32 // send slots, as a stack
@@ -47,7 +51,8 @@ type slots struct {
 	batchConn *conn
 }
 
-func (s *Conns) makeSlots(tx, rx []byte) {
+// open makes slots in memory, and posts the receive slots.
+func (s *slots) open(tx, rx []byte) {
 	s.tx, s.rx = tx, rx
 	s.sends = make([]sendSlot, TxSlots)
 	s.free = make([]uint32, 0, TxSlots)
@@ -60,20 +65,21 @@ func (s *Conns) makeSlots(tx, rx []byte) {
 	for i := range s.recvs {
 		s.repost(uint32(i))
 	}
-	s.PostReceives()
+	s.postReceives()
 }
 
-func (s *Conns) dropSlots() { s.slots = slots{} }
+// close forgets all slots: their memory is gone.
+func (s *slots) close() { *s = slots{ports: s.ports, stats: s.stats, copybreak: s.copybreak} }
 
-// repost adds a receive slot to the batch that PostReceives posts.
-func (s *Conns) repost(i uint32) {
+// repost adds a receive slot to the batch that postReceives posts.
+func (s *slots) repost(i uint32) {
 	s.recvs[i] = true
 	s.posted++
 	s.recvBatch = append(s.recvBatch, RecvSlot{ID: IDRecv | IDConn | uint64(i), Off: i*SlotLen + grhLen, Len: RecvMTU})
 }
 
-// PostReceives posts the receive slots whose messages were delivered.
-func (s *Conns) PostReceives() {
+// postReceives posts the receive slots whose messages were delivered.
+func (s *slots) postReceives() {
 	if len(s.recvBatch) == 0 {
 		return
 	}
@@ -84,36 +90,30 @@ func (s *Conns) PostReceives() {
 	s.recvBatch = s.recvBatch[:0]
 }
 
-// post adds a frame to the batch of its connection. Precondition: a send slot is free.
-func (s *Conns) post(now mono.Time, c *conn, frame []byte) {
+// send adds a frame to the batch of its connection. trial: the peer has acknowledged nothing lately. Precondition: a
+// send slot is free.
+func (s *slots) send(c *conn, frame []byte, trial bool) {
 	if s.batchConn != c || len(s.batch) == batchLen {
-		s.Flush()
+		s.flush()
 		s.batchConn = c
 	}
 	i := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	slot := &s.sends[i]
-	*slot = sendSlot{c: c, seq: slot.seq, len: uint32(len(frame) - headroom + wire.EncapLen)}
+	*slot = sendSlot{c: c, seq: slot.seq, len: uint32(len(frame) - headroom + wire.EncapLen), trial: trial}
 	m := Message{ID: uint64(slot.seq)<<idSeqShift | IDConn | uint64(i), Len: slot.len}
 	s.load(slot, &m, frame, i)
-	if slot.trial = !c.acknowledges(now); slot.trial {
+	if trial {
 		s.trials++
 	}
-	if c.inFlight == 0 {
-		c.progress = now
-	}
 	c.inFlight++
-	c.used = now
-	if s.watchAt == 0 {
-		s.watchAt = now.Add(watchEvery)
-	}
 	s.batch = append(s.batch, m)
 }
 
 // load has a message send a frame: from where that lies, if it is long and can be mapped, else from its slot.
-func (s *Conns) load(slot *sendSlot, m *Message, frame []byte, i uint32) {
+func (s *slots) load(slot *sendSlot, m *Message, frame []byte, i uint32) {
 	payload := frame[headroom-wire.EncapLen:]
-	if len(payload) > s.cfg.Copybreak {
+	if len(payload) > s.copybreak {
 		if slot.ref, slot.mapped = s.ports.Frames.Map(frame); slot.mapped {
 			m.Mapped, m.Ref, m.Off = true, slot.ref, headroom-wire.EncapLen
 			s.stats.Driver.TxMapped++
@@ -125,21 +125,21 @@ func (s *Conns) load(slot *sendSlot, m *Message, frame []byte, i uint32) {
 	s.stats.Driver.TxCopied++
 }
 
-// Flush posts the messages that Send has put together.
-func (s *Conns) Flush() {
+// flush posts the batch of messages.
+func (s *slots) flush() {
 	if len(s.batch) == 0 {
 		return
 	}
 	for _, m := range s.batch[s.ports.QPs.PostConn(s.batchConn.id, s.batch):] {
 		s.stats.Net.TxFIFOErrors++
 		s.stats.TxError(stats.DropNoSlot)
-		s.freeSlot(uint32(m.ID & idSlot))
+		s.release(uint32(m.ID & idSlot))
 	}
 	s.batch, s.batchConn = s.batch[:0], nil
 }
 
-// freeSlot returns a send slot to the pool.
-func (s *Conns) freeSlot(i uint32) {
+// release returns a send slot to the pool.
+func (s *slots) release(i uint32) {
 	slot := &s.sends[i]
 	if slot.mapped {
 		s.ports.Frames.Unmap(slot.ref)
@@ -152,25 +152,62 @@ func (s *Conns) freeSlot(i uint32) {
 	s.free = append(s.free, i)
 }
 
-// reclaim frees the send slots of a connection whose completions are not waited for.
-func (s *Conns) reclaim(c *conn) {
+// reclaim releases the send slots of a connection whose completions are not waited for.
+func (s *slots) reclaim(c *conn) {
 	for i := range s.sends {
 		if s.sends[i].c == c {
 			s.stats.Net.TxAbortedErrors++
 			s.stats.TxError(stats.DropTxFlushed)
-			s.freeSlot(uint32(i))
+			s.release(uint32(i))
 		}
 	}
 }
 
+// sent returns the posted message of a completion; nil where there is none.
+func (s *slots) sent(id uint64) *sendSlot {
+	i := uint32(id & idSlot)
+	if int(i) >= len(s.sends) || s.sends[i].c == nil || s.sends[i].seq != uint32(id>>idSeqShift) {
+		return nil
+	}
+	return &s.sends[i]
+}
+
+// received returns the receive slot of a completion, which is not posted any more; false where there is none.
+func (s *slots) received(id uint64) (i uint32, ok bool) {
+	i = uint32(id & idSlot)
+	if int(i) >= len(s.recvs) || !s.recvs[i] {
+		return i, false
+	}
+	s.recvs[i] = false
+	s.posted--
+	return i, true
+}
+
+// message returns the message in a receive slot, behind room for a GRH.
+func (s *slots) message(i, octets uint32) []byte { return s.rx[i*SlotLen:][:grhLen+int(octets)] }
+
+// post sends a frame by a connection. Precondition: mayPost.
+func (s *Conns) post(now mono.Time, c *conn, frame []byte) {
+	if c.inFlight == 0 {
+		c.progress = now
+	}
+	c.used = now
+	s.slots.send(c, frame, !c.acknowledges(now))
+	if s.watchAt == 0 {
+		s.watchAt = now.Add(watchEvery)
+	}
+}
+
+// Flush posts the messages that Send has put together.
+func (s *Conns) Flush() { s.slots.flush() }
+
+// PostReceives posts the receive slots whose messages were delivered.
+func (s *Conns) PostReceives() { s.slots.postReceives() }
+
 // Sent handles the completion of a message. A completion that fits no posted message is ignored.
 func (s *Conns) Sent(now mono.Time, id uint64, status ib.Status) {
-	i := uint32(id & idSlot)
-	if int(i) >= len(s.sends) {
-		return
-	}
-	slot := &s.sends[i]
-	if slot.c == nil || slot.seq != uint32(id>>idSeqShift) {
+	slot := s.slots.sent(id)
+	if slot == nil {
 		return
 	}
 	c := slot.c
@@ -188,7 +225,7 @@ func (s *Conns) Sent(now mono.Time, id uint64, status ib.Status) {
 	default:
 		s.stats.TxError(stats.DropTxStatus)
 	}
-	s.freeSlot(i)
+	s.slots.release(uint32(id & idSlot))
 	if status != ib.Success {
 		s.broken(now, c, status.String())
 	}
@@ -199,13 +236,8 @@ func (s *Conns) Sent(now mono.Time, id uint64, status ib.Status) {
 // and the slot is not posted again.
 func (s *Conns) Received(now mono.Time, id uint64, qpn ib.QPN, status ib.Status, octets uint32, ending bool,
 ) (b []byte, from *Peer) {
-	i := uint32(id & idSlot)
-	if int(i) >= len(s.recvs) || !s.recvs[i] {
-		return nil, nil
-	}
-	s.recvs[i] = false
-	s.posted--
-	if ending {
+	i, ok := s.slots.received(id)
+	if !ok || ending {
 		return nil, nil
 	}
 	c := s.byQPN[qpn]
@@ -228,8 +260,8 @@ func (s *Conns) Received(now mono.Time, id uint64, qpn ib.QPN, status ib.Status,
 			s.stats.RxError(stats.DropShort)
 			break
 		}
-		b, from = s.rx[i*SlotLen:][:grhLen+int(octets)], &c.Peer
+		b, from = s.slots.message(i, octets), &c.Peer
 	}
-	s.repost(i)
+	s.slots.repost(i)
 	return b, from
 }
