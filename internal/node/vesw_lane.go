@@ -256,7 +256,7 @@ func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Off
 		length := vnic.PacketLen(size)
 		b := v.link.Reserve16(&v.out, length)
 		if b == nil {
-			p.sender.Lost(n - i)
+			p.sender.NoRoom(n - i)
 			if i > 0 {
 				p.sender.Sent(d, vnic.Cut{Frames: i, Len: c.Len, Last: c.Len})
 			}

@@ -15,18 +15,18 @@ import (
 
 // remember finds out which switches still have the tables that were written to
 // them: those that were not started anew since.
-func (m *Manager) remember(s *sweep) {
+func (s *sweep) remember() {
 	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
 	s.unwrote = map[int32]bool{}
-	if m.topo == nil || !m.everSwept {
+	if s.base.topo == nil || !s.base.everSwept {
 		return
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
-		if !n.IsSwitch() || !m.trust[n.Info.NodeGUID] {
+		if !n.IsSwitch() || !s.base.trust[n.Info.NodeGUID] {
 			continue
 		}
-		old := &m.topo.Nodes[m.topo.NodeByGUID(n.Info.NodeGUID)]
+		old := &s.base.topo.Nodes[s.base.topo.NodeByGUID(n.Info.NodeGUID)]
 		if old.Ports[0].Info.LID == n.Ports[0].Info.LID && old.Switch.Info.LinearFDBTop == n.Switch.Info.LinearFDBTop {
 			s.trusted[i] = old.Switch
 		}
@@ -35,7 +35,7 @@ func (m *Manager) remember(s *sweep) {
 
 // number gives LIDs, and sets what differs at ports that have passed INIT, and
 // at the switches' own. Ports in INIT are set when they are armed.
-func (m *Manager) number(s *sweep) {
+func (s *sweep) number() {
 	var want []lidWant
 	for r := range s.t.EndPorts() {
 		p := s.t.Port(r)
@@ -44,27 +44,27 @@ func (m *Manager) number(s *sweep) {
 		}
 		w := lidWant{guid: p.GUID, current: p.Info.LID}
 		if !s.t.Nodes[r.Node].IsSwitch() {
-			w.lmc = m.intent.LMC
+			w.lmc = s.base.intent.LMC
 		}
 		want = append(want, w)
 	}
-	adopted := !m.everSwept && m.lids.adopt(want)
-	changed, lost := m.lids.assign(want)
-	m.selfLID = m.lids.of(m.cfg.PortGUID).LID
+	adopted := !s.base.everSwept && s.base.lids.adopt(want)
+	changed, lost := s.base.lids.assign(want)
+	s.base.selfLID = s.base.lids.of(s.base.cfg.PortGUID).LID
 	if changed || adopted {
-		m.version++
+		s.base.version++
 	}
 	for _, g := range lost {
 		s.failed++
-		m.problem(g.String(), "no LID is left for it")
+		s.problem(g.String(), "no LID is left for it")
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		for k := range n.Ports {
 			r := topo.Ref{Node: int32(i), Port: uint8(k)}
 			if st := n.Ports[k].Info.PortState; st == ib.PortArmed || st == ib.PortActive {
-				if w := m.desired(s, r); w != n.Ports[k].Info {
-					m.setPort(s, r, w, 0)
+				if w := s.desired(r); w != n.Ports[k].Info {
+					s.setPort(r, w, 0)
 				}
 			}
 		}
@@ -72,24 +72,24 @@ func (m *Manager) number(s *sweep) {
 }
 
 // desired returns what a port's PortInfo shall be, states apart.
-func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
+func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	w := p.Info
 	if p.GUID != 0 {
-		l := m.lids.of(p.GUID)
-		master := m.lids.of(m.cfg.PortGUID)
+		l := s.base.lids.of(p.GUID)
+		master := s.base.lids.of(s.base.cfg.PortGUID)
 		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
-		w.GIDPrefix, w.SubnetTimeOut = m.intent.Prefix, m.intent.SubnetTimeout
-		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = m.intent.MKey, m.intent.MKeyProtect, m.intent.MKeyLease
+		w.GIDPrefix, w.SubnetTimeOut = s.base.intent.Prefix, s.base.intent.SubnetTimeout
+		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
 		// Who was away has lost its groups and subscriptions, though its port may
 		// not know that it was.
-		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!m.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
-			m.topo != nil && m.topo.PortByGUID(p.GUID).IsNone())
+		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
+			s.base.topo != nil && s.base.topo.PortByGUID(p.GUID).IsNone())
 	}
 	if n.IsSwitch() && r.Port == 0 {
 		return w
 	}
-	if l := m.intent.Lanes; l != nil {
+	if l := s.base.intent.Lanes; l != nil {
 		w.VLHighLimit = l.HighLimit
 	}
 	peer := s.t.Port(p.Peer)
@@ -97,12 +97,12 @@ func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
 		return w
 	}
 	w.NeighborMTU = min(w.MTUCap, peer.Info.MTUCap)
-	if m.intent.MaxMTU != 0 {
-		w.NeighborMTU = min(w.NeighborMTU, m.intent.MaxMTU)
+	if s.base.intent.MaxMTU != 0 {
+		w.NeighborMTU = min(w.NeighborMTU, s.base.intent.MaxMTU)
 	}
 	w.OperationalVLs = min(w.VLCap, peer.Info.VLCap)
 	if n.IsSwitch() {
-		on := m.enforces(s, r)
+		on := s.enforces(r)
 		w.PartitionEnforceIn = on && n.Switch.Info.InboundEnforcementCap
 		w.PartitionEnforceOut = on && n.Switch.Info.OutboundEnforcementCap
 	}
@@ -110,23 +110,22 @@ func (m *Manager) desired(s *sweep, r topo.Ref) mad.PortInfo {
 }
 
 // setPort sets a port's PortInfo and its state; 0 leaves the state.
-func (m *Manager) setPort(s *sweep, r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
+func (s *sweep) setPort(r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
 	mod := uint32(r.Port)
 	// The capabilities of a switch's ports are at its port 0.
 	if (s.t.Nodes[r.Node].Ports[0].Info.CapabilityMask|s.t.Port(r).Info.CapabilityMask)&mad.CapExtendedSpeeds != 0 {
 		mod |= mad.ModifierExtendedSpeeds
 	}
 	w.PortState, w.PortPhysicalState = state, ib.PhysNoChange
-	q := m.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, (*Manager).gotPortSet)
+	q := s.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, s.gotPortSet)
 	w.Append(q.data[:0])
 	return q
 }
 
-func (m *Manager) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
-	if m.gaveUp(r, a) {
+func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
 		return
 	}
-	s := m.sweep
 	p := s.t.Port(r.ref)
 	was := p.Info.PortState
 	p.Info.Parse(a.Data[:])
@@ -136,7 +135,7 @@ func (m *Manager) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
 }
 
 // raisePorts moves ports on both ends of links to their next state.
-func (m *Manager) raisePorts(s *sweep, from, to ib.PortState) {
+func (s *sweep) raisePorts(from, to ib.PortState) {
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		for k := range n.Ports {
@@ -147,34 +146,34 @@ func (m *Manager) raisePorts(s *sweep, from, to ib.PortState) {
 			}
 			w := p.Info
 			if to == ib.PortArmed {
-				w = m.desired(s, r)
+				w = s.desired(r)
 			}
-			if p.GUID != 0 && from == ib.PortInit && len(m.raised) < m.cfg.MaxNodes {
-				m.raised = append(m.raised, p.GUID)
+			if p.GUID != 0 && from == ib.PortInit && len(s.base.raised) < s.base.cfg.MaxNodes {
+				s.base.raised = append(s.base.raised, p.GUID)
 			}
 			w.ClientReregister = w.ClientReregister && to == ib.PortArmed
-			m.setPort(s, r, w, to)
+			s.setPort(r, w, to)
 		}
 	}
 }
 
 // routes computes the unicast tables and writes the blocks that differ.
-func (m *Manager) routes(s *sweep) {
+func (s *sweep) routes() {
 	for r := range s.t.EndPorts() {
 		if p := s.t.Port(r); p.Info.PortState != 0 {
-			l := m.lids.of(p.GUID)
+			l := s.base.lids.of(p.GUID)
 			p.Info.LID, p.Info.LMC = l.LID, l.LMC
 		}
 	}
 	s.t.Index()
-	t, err := m.engine.Unicast(s.t)
+	t, err := s.base.engine.Unicast(s.t)
 	if err != nil {
 		s.failed++
-		m.problem("routing", "%s: %v; by least hops instead", m.engine.Name(), err)
+		s.problem("routing", "%s: %v; by least hops instead", s.base.engine.Name(), err)
 		t, _ = route.MinHop{}.Unicast(s.t) // never fails
 	}
 	for _, n := range t.Notes {
-		m.problem("routing", "%s", n)
+		s.problem("routing", "%s", n)
 	}
 	s.tables = t
 	for rank, i := range s.t.Switches() {
@@ -191,7 +190,7 @@ func (m *Manager) routes(s *sweep) {
 		}
 		if int(t.Top) >= entries {
 			s.failed++
-			m.problem(m.nameOf(topo.Ref{Node: i}), "its table has %d entries, %d are needed", entries, int(t.Top)+1)
+			s.problem(s.nameOf(topo.Ref{Node: i}), "its table has %d entries, %d are needed", entries, int(t.Top)+1)
 			lft = lft[:entries]
 		}
 		n.Switch.LFT = lft
@@ -200,7 +199,7 @@ func (m *Manager) routes(s *sweep) {
 			if old != nil && have == want {
 				continue
 			}
-			q := m.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
+			q := s.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, s.gotTable)
 			want.Append(q.data[:0])
 		}
 		w := n.Switch.Info
@@ -209,7 +208,7 @@ func (m *Manager) routes(s *sweep) {
 			w.LifeTimeValue = 18
 		}
 		if w != n.Switch.Info {
-			q := m.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, (*Manager).gotTop)
+			q := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, s.gotTop)
 			w.Append(q.data[:0])
 		}
 	}
@@ -226,42 +225,42 @@ func lftBlock(lft []uint8, b int) (t mad.LFT) {
 	return t
 }
 
-func (m *Manager) gotTable(_ mono.Time, r *request, a *mad.SMP) {
-	if m.gaveUp(r, a) {
-		m.sweep.unwrote[r.ref.Node] = true
+func (s *sweep) gotTable(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		s.unwrote[r.ref.Node] = true
 	}
 }
 
-func (m *Manager) gotTop(now mono.Time, r *request, a *mad.SMP) {
-	m.gotTable(now, r, a)
+func (s *sweep) gotTop(now mono.Time, r *request, a *mad.SMP) {
+	s.gotTable(now, r, a)
 	if a != nil && a.Status == mad.StatusOK {
-		m.sweep.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
+		s.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
 	}
 }
 
 // replicate computes the multicast trees and writes the blocks that differ.
-func (m *Manager) replicate(s *sweep) {
-	m.groupsAt, s.groups = 0, m.groupsSet
+func (s *sweep) replicate() {
+	s.base.groupsAt, s.groups = 0, s.base.groupsSet
 	want := make([]map[ib.LID]topo.PortMask, len(s.t.Switches()))
 	top := ib.LIDMulticastFirst
-	m.trees.begin(s.tables)
-	for _, g := range m.groups {
+	s.base.trees.begin(s.tables)
+	for _, g := range s.base.groups {
 		if !g.MLID.IsMulticast() {
 			continue
 		}
-		tree, ok := m.trees.of(&g)
+		tree, ok := s.base.trees.of(&g)
 		if !ok {
 			ask := route.Group{MLID: g.MLID, Members: portsOf(s.t, g.Members), Senders: portsOf(s.t, g.Senders)}
 			if len(ask.Members) > 0 {
 				var err error
-				if tree, err = m.engine.Multicast(s.t, s.tables, ask); err != nil {
+				if tree, err = s.base.engine.Multicast(s.t, s.tables, ask); err != nil {
 					s.failed++
-					m.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
+					s.problem("routing", "group %#04x: %v", uint16(g.MLID), err)
 					continue
 				}
 			}
 		}
-		m.trees.keep(g, tree)
+		s.base.trees.keep(g, tree)
 		if len(tree) == 0 {
 			continue
 		}
@@ -278,7 +277,7 @@ func (m *Manager) replicate(s *sweep) {
 		old := s.trusted[i]
 		n.Switch.MFT = want[rank]
 		blocks := map[int]bool{}
-		if old == nil && len(m.groups) > 0 { // what is there is unknown: all up to the last in use
+		if old == nil && len(s.base.groups) > 0 { // what is there is unknown: all up to the last in use
 			for b := range int(top-ib.LIDMulticastFirst)/mad.MFTPerBlock + 1 {
 				blocks[b] = true
 			}
@@ -310,10 +309,10 @@ func (m *Manager) replicate(s *sweep) {
 				}
 				if entries := int(n.Switch.Info.MulticastFDBCap); b*mad.MFTPerBlock >= entries {
 					s.failed++
-					m.problem(m.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
+					s.problem(s.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
 					continue
 				}
-				q := m.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, (*Manager).gotTable)
+				q := s.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, s.gotTable)
 				is.Append(q.data[:0])
 			}
 		}
@@ -371,7 +370,7 @@ func (m *Manager) startGroups(now mono.Time) {
 			s.trusted[i] = n.Switch
 		}
 	}
-	m.replicate(s)
+	s.replicate()
 }
 
 func (m *Manager) endGroups(now mono.Time) {
@@ -390,14 +389,14 @@ func (m *Manager) endGroups(now mono.Time) {
 
 // setLanes programs how service levels use lanes, at every port that has more
 // than one.
-func (m *Manager) setLanes(s *sweep) {
-	l := m.intent.Lanes
+func (s *sweep) setLanes() {
+	l := s.base.intent.Lanes
 	if l == nil {
 		return
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
-		if s.trusted[i] != nil && m.lanesOf == l {
+		if s.trusted[i] != nil && s.base.lanesOf == l {
 			continue // done, and not lost since
 		}
 		for k := range n.Ports {
@@ -413,7 +412,7 @@ func (m *Manager) setLanes(s *sweep) {
 					} else if part > 0 {
 						continue
 					}
-					q := m.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, (*Manager).gotLane)
+					q := s.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, s.gotLane)
 					t.Append(q.data[:0])
 				}
 			}
@@ -426,16 +425,16 @@ func (m *Manager) setLanes(s *sweep) {
 				if n.IsSwitch() {
 					mod = mad.SLtoVLModifier(uint8(in), r.Port)
 				}
-				q := m.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, (*Manager).gotLane)
+				q := s.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, s.gotLane)
 				l.SLtoVL.Append(q.data[:0])
 			}
 		}
 	}
-	m.lanesOf = l
+	s.base.lanesOf = l
 }
 
-func (m *Manager) gotLane(_ mono.Time, r *request, a *mad.SMP) {
-	if m.gaveUp(r, a) {
-		m.lanesOf = nil
+func (s *sweep) gotLane(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		s.base.lanesOf = nil
 	}
 }

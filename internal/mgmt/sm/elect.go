@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"weft/internal/mgmt/sm/topo"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -48,16 +47,16 @@ func (m *Manager) smInfo() mad.SMInfo {
 }
 
 // gotOther notes another manager.
-func (m *Manager) gotOther(_ mono.Time, r *request, a *mad.SMP) {
+func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
 	if a == nil || a.Status != mad.StatusOK {
 		return // its port says so, but there is none, or it is just starting
 	}
-	o := remote{path: slices.Clone(r.path), lid: m.sweep.t.Port(r.ref).Info.LID}
+	o := remote{path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
 	o.info.Parse(a.Data[:])
-	if o.info.GUID == m.cfg.PortGUID || o.info.State == mad.SMNotActive {
+	if o.info.GUID == s.base.cfg.PortGUID || o.info.State == mad.SMNotActive {
 		return
 	}
-	m.sweep.others = append(m.sweep.others, o)
+	s.others = append(s.others, o)
 }
 
 // elect decides, with the subnet discovered, whether this manager is its
@@ -119,7 +118,7 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 	}
 	m.note(now, "hands over to the manager %v", best.info.GUID)
 	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) + m.cfg.PollInterval)}
-	m.askSM(mad.MethodSet, mad.SMHandover, best, (*Manager).ignored)
+	m.askSM(mad.MethodSet, mad.SMHandover, best, ignored)
 }
 
 // maxOrders bounds the requests to other managers at a time: who provokes them
@@ -129,24 +128,22 @@ const maxOrders = 4
 // askSM sends a Get or Set of SMInfo to another manager. Questions go by LID if
 // both have one, because that way is kept up when the subnet changes; orders
 // go the way that was just discovered.
-func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done func(*Manager, mono.Time, *request, *mad.SMP)) {
-	if m.orders >= maxOrders {
+func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done answer) {
+	if m.requests.orders >= maxOrders {
 		return
 	}
-	m.orders++
-	r := m.ask(method, mad.AttrSMInfo, mod, o.path, topo.None, done)
-	r.poll = true
-	if o.lid != 0 && m.ownLID() != 0 && (method == mad.MethodGet || o.path == nil) {
+	m.requests.orders++
+	r := m.requests.add(method, mad.AttrSMInfo, mod, o.path, done)
+	r.mkey = m.intent.MKey
+	if o.lid != 0 && m.selfLID != 0 && (method == mad.MethodGet || o.path == nil) {
 		r.lid = o.lid
 	}
 	i := m.smInfo()
 	i.Append(r.data[:0])
 }
 
-func (m *Manager) ignored(mono.Time, *request, *mad.SMP) {}
-
-// ownLID is the LID of the manager's port, 0 if it has none.
-func (m *Manager) ownLID() ib.LID { return m.selfLID }
+// ignored is the answer handler of requests whose answer has no effect.
+func ignored(mono.Time, *request, *mad.SMP) {}
 
 // pollMaster asks the master of a standby manager whether it is still there.
 func (m *Manager) pollMaster(now mono.Time) {
@@ -155,7 +152,7 @@ func (m *Manager) pollMaster(now mono.Time) {
 	}
 	m.pollAt = now.Add(m.cfg.PollInterval)
 	m.actCount++
-	m.askSM(mad.MethodGet, 0, &m.master, (*Manager).gotPoll)
+	m.askSM(mad.MethodGet, 0, &m.master, m.gotPoll)
 }
 
 func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
@@ -212,10 +209,10 @@ func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
 	case mod == mad.SMHandover && m.state == mad.SMStandby:
 		m.become(now, mad.SMMaster, "the manager "+from.info.GUID.String()+" handed over")
 		m.heavyAt, m.heavyWhy, m.everSwept = now, "it was handed over", false
-		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
 	case mod == mad.SMHandover && m.state == mad.SMMaster:
 		m.note(now, "the manager %v handed its part over", from.info.GUID)
-		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, (*Manager).ignored)
+		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
 		m.sweepSoon(now, "it was handed over")
 	case mod == mad.SMAcknowledge && m.state == mad.SMMaster && m.handover.to == from.info.GUID:
 		m.master = *from
@@ -239,7 +236,7 @@ const maxReplies = 256
 
 func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status, mkey uint64) {
 	if len(m.replies) >= maxReplies {
-		m.Drops++
+		m.requests.Drops++
 		return
 	}
 	s.Reply(status)

@@ -18,13 +18,13 @@ const defaultKey ib.PKey = 0x7fff
 // The manager's port is a full member of that. Where partitions are configured
 // but not the default one, the others are limited members of it: they reach
 // the manager, and not each other.
-func (m *Manager) keysOf(guid ib.GUID) (keys []ib.PKey) {
+func (b *base) keysOf(guid ib.GUID) (keys []ib.PKey) {
 	as := Full
-	if slices.ContainsFunc(m.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
+	if slices.ContainsFunc(b.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
 		as = Limited
 	}
-	for i := range m.intent.Partitions {
-		p := &m.intent.Partitions[i]
+	for i := range b.intent.Partitions {
+		p := &b.intent.Partitions[i]
 		ms := p.All
 		if j := slices.IndexFunc(p.Members, func(x Member) bool { return x.PortGUID == guid }); j >= 0 {
 			ms = p.Members[j].As
@@ -35,7 +35,7 @@ func (m *Manager) keysOf(guid ib.GUID) (keys []ib.PKey) {
 			keys = append(keys, key(k, ms))
 		}
 	}
-	if guid == m.cfg.PortGUID {
+	if guid == b.cfg.PortGUID {
 		as = Full
 	}
 	return append([]ib.PKey{key(defaultKey, as)}, keys...)
@@ -84,31 +84,31 @@ func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
 
 // partition writes the P_Key tables of ports with LIDs, and of the switch ports
 // that enforce partitions for them.
-func (m *Manager) partition(s *sweep) {
-	m.remember(s)
+func (s *sweep) partition() {
+	s.remember()
 	for r := range s.t.EndPorts() {
 		p := s.t.Port(r)
 		if p.Info.PortState == 0 || len(p.PKeys) == 0 {
 			continue
 		}
-		keys := m.keysOf(p.GUID)
+		keys := s.base.keysOf(p.GUID)
 		want, ok := place(p.PKeys, keys)
 		if !ok {
 			s.failed++
-			m.problem(m.nameOf(r), "its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
+			s.problem(s.nameOf(r), "its P_Key table has %d entries, %d are needed", len(p.PKeys), len(keys))
 			want, _ = place(p.PKeys, keys[:len(p.PKeys)])
 		}
-		m.writeKeys(s, r, p.PKeys, want, false)
+		s.writeKeys(r, p.PKeys, want, false)
 		p.PKeys = want
 	}
-	if !m.intent.Enforce {
+	if !s.base.intent.Enforce {
 		return
 	}
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		for k := range n.Ports {
 			r := topo.Ref{Node: int32(i), Port: uint8(k)}
-			if !m.enforces(s, r) {
+			if !s.enforces(r) {
 				continue
 			}
 			p := &n.Ports[k]
@@ -117,11 +117,11 @@ func (m *Manager) partition(s *sweep) {
 			had := make([]ib.PKey, len(want))
 			unknown := true
 			if s.trusted[i] != nil {
-				if old := m.topo.Port(m.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil && len(old.PKeys) == len(want) {
+				if old := s.base.topo.Port(s.base.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil && len(old.PKeys) == len(want) {
 					had, unknown = old.PKeys, false
 				}
 			}
-			m.writeKeys(s, r, had, want, unknown)
+			s.writeKeys(r, had, want, unknown)
 			p.PKeys = want
 		}
 	}
@@ -133,15 +133,15 @@ func nonzero(keys []ib.PKey) []ib.PKey {
 
 // enforces reports whether a switch port compares the partition keys of the
 // adapter behind it.
-func (m *Manager) enforces(s *sweep, r topo.Ref) bool {
+func (s *sweep) enforces(r topo.Ref) bool {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	peer := s.t.Port(p.Peer)
-	return m.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil && !s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
+	return s.base.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil && !s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
 		len(nonzero(peer.PKeys)) <= int(n.Switch.Info.PartitionEnforcementCap)
 }
 
 // writeKeys sets the blocks of a P_Key table that differ, or all.
-func (m *Manager) writeKeys(s *sweep, r topo.Ref, had, want []ib.PKey, all bool) {
+func (s *sweep) writeKeys(r topo.Ref, had, want []ib.PKey, all bool) {
 	for b := 0; b*mad.PKeysPerBlock < len(want); b++ {
 		var is, was mad.PKeyTable
 		copy(is[:], want[b*mad.PKeysPerBlock:])
@@ -153,7 +153,7 @@ func (m *Manager) writeKeys(s *sweep, r topo.Ref, had, want []ib.PKey, all bool)
 		if s.t.Nodes[r.Node].IsSwitch() {
 			port = r.Port
 		}
-		q := m.ask(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, (*Manager).gotTable)
+		q := s.ask(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, s.gotTable)
 		is.Append(q.data[:0])
 	}
 }

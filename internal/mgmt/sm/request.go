@@ -30,14 +30,14 @@ type request struct {
 	data   [mad.SMPDataLen]byte
 	// done gets the answer, or nil if there is none. The request may not be
 	// kept.
-	done func(m *Manager, now mono.Time, r *request, s *mad.SMP)
-	// What done needs to know.
+	done  answer
+	sweep *sweep // nil: a request to another manager, of no sweep
+	// What done needs.
 	ref   topo.Ref
 	block uint16
 	nth   int  // how many M_Keys were tried before
 	stern bool // no patience: silence is an answer
 	probe bool // goes to whoever is behind ref, not to ref's node
-	poll  bool // not of a sweep
 
 	slot       uint8
 	gen        uint32
@@ -45,8 +45,12 @@ type request struct {
 	first, due mono.Time
 }
 
+// answer handles the answer s to r, nil if there is none.
+type answer func(now mono.Time, r *request, s *mad.SMP)
+
 // requests are those of a manager: some on their way, the others in a queue.
 type requests struct {
+	base  *base
 	queue []*request
 	head  int
 	slots [maxOutstanding]*request
@@ -64,17 +68,16 @@ type requests struct {
 	Sent, Resent, Answered, Unanswered, Drops, Stray uint64
 }
 
-// ask queues a request for later; the caller fills in what it returns.
-func (m *Manager) ask(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref,
-	done func(*Manager, mono.Time, *request, *mad.SMP)) *request {
+// add queues a request; the caller fills in the rest of what it returns.
+func (q *requests) add(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, done answer) *request {
 	var r *request
-	if n := len(m.free); n > 0 {
-		r, m.free = m.free[n-1], m.free[:n-1]
+	if n := len(q.free); n > 0 {
+		r, q.free = q.free[n-1], q.free[:n-1]
 	} else {
 		r = new(request)
 	}
-	*r = request{method: method, attr: attr, mod: mod, mkey: m.keyFor(ref), path: path, ref: ref, done: done, max: m.cfg.Retries}
-	m.queue = append(m.queue, r)
+	*r = request{method: method, attr: attr, mod: mod, path: path, ref: topo.None, done: done, max: q.base.cfg.Retries}
+	q.queue = append(q.queue, r)
 	return r
 }
 
@@ -82,8 +85,7 @@ func (m *Manager) ask(method mad.Method, attr mad.AttributeID, mod uint32, path 
 func (q *requests) busy() bool { return q.flown > 0 || q.head < len(q.queue) }
 
 // transmit puts the next request into d: one to be repeated, or a new one.
-func (m *Manager) transmit(now mono.Time, d *mad.Datagram) bool {
-	q := &m.requests
+func (q *requests) transmit(now mono.Time, d *mad.Datagram) bool {
 	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
 		r := q.slots[i]
 		if r == nil {
@@ -92,34 +94,34 @@ func (m *Manager) transmit(now mono.Time, d *mad.Datagram) bool {
 		seen++
 		if r.due.Due(now) { // expire took those that were tried often enough
 			r.tries++
-			r.due = now.Add(m.cfg.Timeout)
+			r.due = now.Add(q.base.cfg.Timeout)
 			q.Resent++
-			m.build(r, d)
+			q.build(r, d)
 			if r.probe {
-				m.askLink(r)
+				r.sweep.askLink(r)
 			}
 			return true
 		}
 	}
-	for q.flown < m.cfg.Outstanding && q.head < len(q.queue) {
+	for q.flown < q.base.cfg.Outstanding && q.head < len(q.queue) {
 		r := q.queue[q.head]
 		q.queue[q.head] = nil
 		if q.head++; q.head == len(q.queue) {
 			q.queue, q.head = q.queue[:0], 0
 		}
-		if q.isDead(r) || m.barred(r) {
-			m.finish(now, r, nil)
+		if q.isDead(r) || r.sweep != nil && r.sweep.barred(r) {
+			q.finish(now, r, nil)
 			continue
 		}
 		for q.slots[r.slot] != nil {
 			r.slot++
 		}
 		q.gen = (q.gen + 1) & 0xffffff
-		r.gen, r.first, r.due = q.gen, now, now.Add(m.cfg.Timeout)
+		r.gen, r.first, r.due = q.gen, now, now.Add(q.base.cfg.Timeout)
 		q.slots[r.slot] = r
 		q.flown++
 		q.Sent++
-		m.build(r, d)
+		q.build(r, d)
 		return true
 	}
 	return false
@@ -130,15 +132,15 @@ func (r *request) tid(upper uint32) uint64 {
 }
 
 // build writes a request as a datagram.
-func (m *Manager) build(r *request, d *mad.Datagram) {
-	s := &m.out
+func (q *requests) build(r *request, d *mad.Datagram) {
+	s := &q.out
 	*s = mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnDR, ClassVersion: mad.ClassVersion, Method: r.method,
-		TransactionID: r.tid(m.cfg.TIDs), AttributeID: r.attr, AttributeModifier: r.mod}, MKey: r.mkey, Data: r.data,
+		TransactionID: r.tid(q.base.cfg.TIDs), AttributeID: r.attr, AttributeModifier: r.mod}, MKey: r.mkey, Data: r.data,
 		DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
 	*d = mad.Datagram{SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, PKey: ib.DefaultPKey}
 	if r.lid != 0 {
 		s.MgmtClass = mad.ClassSubnLID
-		d.SLID, d.DLID = m.ownLID(), r.lid
+		d.SLID, d.DLID = q.base.selfLID, r.lid
 	} else {
 		s.HopCount = uint8(len(r.path))
 		copy(s.InitialPath[1:], r.path)
@@ -147,10 +149,9 @@ func (m *Manager) build(r *request, d *mad.Datagram) {
 }
 
 // answered finds the request that s answers.
-func (m *Manager) answered(now mono.Time, s *mad.SMP) {
-	q := &m.requests
+func (q *requests) answered(now mono.Time, s *mad.SMP) {
 	r := q.slots[uint8(s.TransactionID)]
-	if r == nil || s.TransactionID != r.tid(m.cfg.TIDs) || s.AttributeID != r.attr || s.AttributeModifier != r.mod ||
+	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr || s.AttributeModifier != r.mod ||
 		s.Directed() != (r.lid == 0) || s.Directed() && (!s.D || int(s.HopCount) != len(r.path)) {
 		q.Stray++
 		return
@@ -158,15 +159,14 @@ func (m *Manager) answered(now mono.Time, s *mad.SMP) {
 	q.slots[r.slot] = nil
 	q.flown--
 	q.Answered++
-	if m.sweep != nil && !r.probe {
-		m.sweep.heardOf(r.ref.Node, now)
+	if r.sweep != nil && !r.probe {
+		r.sweep.heardOf(r.ref.Node, now)
 	}
-	m.finish(now, r, s)
+	q.finish(now, r, s)
 }
 
 // expire gives up requests that were repeated often enough.
-func (m *Manager) expire(now mono.Time) {
-	q := &m.requests
+func (q *requests) expire(now mono.Time) {
 	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
 		r := q.slots[i]
 		if r == nil {
@@ -176,8 +176,8 @@ func (m *Manager) expire(now mono.Time) {
 			continue
 		}
 		// A node that answered others meanwhile is there: packets were lost.
-		if m.sweep != nil && !r.probe && !r.poll && !r.stern && m.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(m.cfg.Retries+1) {
-			r.max += m.cfg.Retries + 1
+		if r.sweep != nil && !r.probe && !r.stern && r.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(q.base.cfg.Retries+1) {
+			r.max += q.base.cfg.Retries + 1
 			r.first = now
 			continue
 		}
@@ -185,20 +185,20 @@ func (m *Manager) expire(now mono.Time) {
 		q.flown--
 		seen--
 		q.Unanswered++
-		if r.lid == 0 && !r.poll {
+		if r.lid == 0 && r.sweep != nil {
 			q.dead = append(q.dead, r.path)
 		}
-		m.finish(now, r, nil)
+		q.finish(now, r, nil)
 	}
 }
 
-func (m *Manager) finish(now mono.Time, r *request, s *mad.SMP) {
-	if r.poll {
-		m.orders--
+func (q *requests) finish(now mono.Time, r *request, s *mad.SMP) {
+	if r.sweep == nil {
+		q.orders--
 	}
-	r.done(m, now, r, s)
-	r.path, r.done = nil, nil
-	m.free = append(m.free, r)
+	r.done(now, r, s)
+	r.path, r.done, r.sweep = nil, nil, nil
+	q.free = append(q.free, r)
 }
 
 // isDead reports whether r would travel through a node that does not answer.

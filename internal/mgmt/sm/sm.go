@@ -208,48 +208,55 @@ type Group struct {
 	Senders []ib.GUID `json:",omitempty"` // that send, and get nothing
 }
 
-// Manager is a subnet manager. It has one owner goroutine.
-type Manager struct {
+// base is what each sweep starts from and leaves to the next: configuration, intent and the state of the subnet.
+type base struct {
 	cfg    Config
 	intent Intent
 	engine route.Engine
+	state  mad.SMState
 
-	state     mad.SMState
+	lids    lidTable
+	version uint64    // of the observations
+	selfLID ib.LID    // of the manager's port; 0: none
+	raised  []ib.GUID // ports that were in INIT, since Raised
+
+	groups    []Group
+	groupsSet uint64    // number of calls of SetGroups
+	groupsAt  mono.Time // when multicast tables must be written
+	trees     trees
+
+	topo      *topo.Subnet
+	trust     map[ib.GUID]bool   // nodes whose tables are as topo has them
+	silent    map[silentKey]bool // ports behind which no node answered
+	lanesOf   *Lanes             // the lanes that all ports have
+	everSwept bool               // a heavy sweep ended as master
+}
+
+// Manager is a subnet manager. It has one owner goroutine.
+type Manager struct {
+	base
 	permitted bool
 	token     uint64
 
-	lids    lidTable
-	version uint64 // of the observations
-	groups  []Group
-	raised  []ib.GUID // ports that were in INIT, since Raised
-	// How often groups were set, and up to which of these they are written.
-	groupsSet, groupsWritten uint64
+	groupsWritten uint64 // the newest SetGroups whose trees all switches have
+	tables        *route.Tables
+	guarded       map[int32]bool // nodes of topo with an unknown M_Key
 
-	topo    *topo.Subnet
-	tables  *route.Tables
-	trees   trees
-	guarded map[int32]bool   // nodes of topo with an M_Key that is not known
-	trust   map[ib.GUID]bool // nodes whose tables are as topo has them
-
-	requests
-	replies []mad.Datagram
-	sweep   *sweep
+	requests requests
+	replies  []mad.Datagram
+	sweep    *sweep
 
 	lightAt  mono.Time // next light sweep
 	heavyAt  mono.Time // next heavy sweep
+	heavyWhy string
 	heavyWas mono.Time // end of the last one
-	watch    int       // light sweeps that a change of a link is good for still
-	groupsAt mono.Time // multicast tables are to be written
-	renewAt  mono.Time // ports are to hear from the holder of their M_Key
+	watch    int       // light sweeps at short intervals that remain after a change of a link
+	renewAt  mono.Time // when ports must next receive a request with their M_Key
 	backoff  time.Duration
-	// Of the last heavy sweep: whether something failed, and where nobody
-	// answered.
+	// Of the last heavy sweep: whether a request failed, and the ports behind which no node answered.
 	unfinished bool
 	quiet      []topo.Ref
-	heavyWhy   string
-	everSwept  bool // a heavy sweep ended as master
 	started    bool
-	silent     map[silentKey]bool
 	election
 	traps    map[ib.LID]trapCount
 	actCount uint32
@@ -263,8 +270,9 @@ func New(c Config, i Intent, o Observations) (*Manager, error) {
 		return nil, err
 	}
 	c.fill()
-	m := &Manager{cfg: c, state: mad.SMDiscovering, permitted: !c.Gated, trust: map[ib.GUID]bool{}, traps: map[ib.LID]trapCount{},
-		silent: map[silentKey]bool{}}
+	m := &Manager{permitted: !c.Gated, traps: map[ib.LID]trapCount{},
+		base: base{cfg: c, state: mad.SMDiscovering, trust: map[ib.GUID]bool{}, silent: map[silentKey]bool{}}}
+	m.requests.base = &m.base
 	if c.Gated {
 		m.state = mad.SMNotActive
 	}
@@ -414,7 +422,7 @@ func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	}
 	m.note(now, "%s, was %s: %s", stateName(s), stateName(m.state), why)
 	m.state = s
-	m.abandon()
+	m.requests.abandon()
 	m.sweep = nil
 	m.heavyAt, m.lightAt = 0, 0
 	m.polls = 0
@@ -451,15 +459,15 @@ func stateName(s mad.SMState) string {
 // Handle takes a datagram of queue pair 0 that is for the manager: an answer to
 // one of its own, a question about SMInfo, or a trap.
 func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
-	s := &m.in
+	s := &m.requests.in
 	if s.Parse(d.Data[:]) != nil || s.BaseVersion != mad.BaseVersion || !s.MgmtClass.IsSubn() ||
 		s.HopCount > mad.MaxHops {
-		m.Drops++
+		m.requests.Drops++
 		return
 	}
 	switch {
 	case s.Method == mad.MethodGetResp:
-		m.answered(now, s)
+		m.requests.answered(now, s)
 		m.advance(now)
 	case s.Method == mad.MethodTrap && s.AttributeID == mad.AttrNotice:
 		m.trap(now, d, s)
@@ -467,7 +475,7 @@ func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 		m.serveSMInfo(now, d, s)
 		m.advance(now)
 	default:
-		m.Drops++
+		m.requests.Drops++
 	}
 }
 
@@ -482,11 +490,11 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 	}
 	for {
 		m.tick(now)
-		m.expire(now)
+		m.requests.expire(now)
 		m.advance(now)
-		if !m.transmit(now, d) {
+		if !m.requests.transmit(now, d) {
 			// What could not be sent may have ended a phase.
-			if !m.busy() && m.sweep != nil {
+			if !m.requests.busy() && m.sweep != nil {
 				continue
 			}
 			return false
@@ -522,7 +530,7 @@ func (m *Manager) tick(now mono.Time) {
 	}
 	if m.sweep != nil && m.sweep.kind == light && m.heavyAt.Due(now) {
 		// It may wait for who is behind the link that the news is about.
-		m.abandon()
+		m.requests.abandon()
 		m.sweep = nil
 	}
 	if m.sweep != nil || !m.permitted || m.state != mad.SMMaster && m.state != mad.SMDiscovering {

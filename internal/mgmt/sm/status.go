@@ -18,8 +18,6 @@ type status struct {
 	Traps    uint64
 	BadMKeys uint64 // traps about SMPs with a wrong M_Key
 	DropMKey uint64 // orders of managers without the M_Key
-	lanesOf  *Lanes
-	selfLID  ib.LID
 }
 
 // Problem is something wrong with the subnet, as the last sweep saw it.
@@ -65,7 +63,7 @@ func (m *Manager) note(now mono.Time, format string, args ...any) {
 
 func (m *Manager) logSweep(now mono.Time, s *sweep) {
 	r := SweepRecord{Kind: kindNames[s.kind], Why: s.why, Started: s.started, Took: now.Sub(s.started), Links: s.links,
-		Sent: m.Sent - s.before.sent, Resent: m.Resent - s.before.resent, Unanswered: m.Unanswered - s.before.unanswered, Failed: s.failed}
+		Sent: m.requests.Sent - s.before.sent, Resent: m.requests.Resent - s.before.resent, Unanswered: m.requests.Unanswered - s.before.unanswered, Failed: s.failed}
 	if s.t != nil {
 		r.Nodes = len(s.t.Nodes)
 		for i := range s.t.Nodes {
@@ -125,12 +123,13 @@ type Status struct {
 
 // Status describes the manager. The slices are the caller's.
 func (m *Manager) Status() Status {
+	q := &m.requests
 	s := Status{State: stateName(m.state), PortGUID: m.cfg.PortGUID, LID: m.selfLID, Priority: m.cfg.Priority, Permitted: m.permitted,
 		Token: m.token, Engine: m.engine.Name(), Roots: append([]ib.GUID(nil), m.intent.Roots...),
 		Keyed: m.intent.MKey != 0, MKeyProtect: m.intent.MKeyProtect, MKeyLease: m.intent.MKeyLease, Sweeps: append([]SweepRecord(nil), m.sweeps...),
 		Problems: append([]Problem(nil), m.problems...), Notes: append([]Note(nil), m.notes...),
-		Counters: map[string]uint64{"sent": m.Sent, "resent": m.Resent, "answered": m.Answered, "unanswered": m.Unanswered, "stray": m.Stray,
-			"drops": m.Drops, "traps": m.Traps, "m_key_violations": m.BadMKeys, "drop_m_key": m.DropMKey}}
+		Counters: map[string]uint64{"sent": q.Sent, "resent": q.Resent, "answered": q.Answered, "unanswered": q.Unanswered, "stray": q.Stray,
+			"drops": q.Drops, "traps": m.Traps, "m_key_violations": m.BadMKeys, "drop_m_key": m.DropMKey}}
 	if m.tables != nil {
 		s.Routed = m.tables.Engine
 	}

@@ -44,10 +44,9 @@ func (c *Conn) QPAttr(s ib.QPState) (QPAttr, ib.AttrMask, error) {
 	return QPAttr{}, 0, ErrInvalid
 }
 
-// ackTimeout returns the code of how long an acknowledgement may take: twice the life
-// time of packets and the delay of who answers, all codes of 4.096 µs × 2^n
-// (IBA volume 1, 12.7.34). It is as precise as a code is: what is less than half
-// of the whole is not in it.
+// ackTimeout returns the code of the local ACK timeout: twice the packet lifetime plus the responder's
+// ACK delay, all codes of 4.096 µs × 2^n (IBA volume 1, 12.7.34). The result is as precise as a code:
+// a term below half of the sum is not in it.
 func ackTimeout(delay, life uint8) uint8 {
 	t := life + 1
 	if delay > t {

@@ -34,7 +34,7 @@ func TestBacklog(t *testing.T) {
 	b.sent()
 	b.take(reqs[2]) // comes again
 	b.event(ConnectRequest)
-	// With the listener, requests that users have heard of stay.
+	// Requests that users have received outlive the listener.
 	l.Close(b.now)
 	l.Close(b.now)
 	b.quiet()
@@ -44,8 +44,8 @@ func TestBacklog(t *testing.T) {
 	over(a, b)
 }
 
-// TestShares: listeners whose users do not answer leave room for others, and for connections of
-// one's own.
+// TestShares: listeners whose users do not reply leave room for other listeners, and for connections
+// that the node requests.
 func TestShares(t *testing.T) {
 	const conns = 64
 	a, b := newHost(t, "10.0.0.1", 1, Limits{}), newHost(t, "10.0.0.2", 2, Limits{Conns: conns, Lookups: conns})
@@ -87,8 +87,9 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestListenerClosesBeforeItIsTold: a request that no user has heard of is refused with its listener.
-func TestListenerClosesBeforeItIsTold(t *testing.T) {
+// TestListenerClosesBeforeDelivery: a request that no user has received is rejected when its listener
+// closes.
+func TestListenerClosesBeforeDelivery(t *testing.T) {
 	a, b := newHost(t, "10.0.0.1", 1, Limits{}), newHost(t, "10.0.0.2", 2, Limits{})
 	l, err := b.Listen(&ListenParams{ServiceID: service}, b.hear)
 	if err != nil {
@@ -99,7 +100,7 @@ func TestListenerClosesBeforeItIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	sidr := a.one(mad.AttrCMSIDRReq)
-	b.handle(b.now, 0, &req) // not told yet
+	b.handle(b.now, 0, &req) // not delivered yet
 	b.handle(b.now, 0, &sidr)
 	l.Close(b.now)
 	list := b.sent()
@@ -113,7 +114,7 @@ func TestListenerClosesBeforeItIsTold(t *testing.T) {
 	over(a, b)
 }
 
-// TestPrecedence: of several listeners the one that says most about what it wants has it.
+// TestPrecedence: of several listeners the one with the most specific match gets a request.
 func TestPrecedence(t *testing.T) {
 	b := newHost(t, "10.0.0.2", 2, Limits{})
 	names := map[*Listener]string{}
@@ -268,7 +269,7 @@ func TestLookups(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 
-	// Nobody answers, though the user heard of it; it is forgotten.
+	// The user received it and does not reply; it expires.
 	_, d = ask()
 	b.take(d)
 	i := b.event(LookupRequest).Inquiry
@@ -293,7 +294,7 @@ func TestLookups(t *testing.T) {
 	a.empty()
 }
 
-// TestCloseAll: a Manager that ends tells every peer once.
+// TestCloseAll: a Manager that closes notifies every peer once.
 func TestCloseAll(t *testing.T) {
 	a, b, _, _ := connected(t)
 	_, req := b.connect(a, 0x50)
@@ -309,9 +310,8 @@ func TestCloseAll(t *testing.T) {
 	over(a, b)
 }
 
-// FuzzHandle hands a listening host that has connections in several states arbitrary messages, which may
-// bear identifiers that it knows. Whatever comes, it holds no more than its bounds, and
-// in the end nothing.
+// FuzzHandle passes arbitrary messages, which may contain valid identifiers, to a listening host with
+// connections in several states. The host never holds more than its bounds, and nothing at the end.
 func FuzzHandle(f *testing.F) {
 	for i := range uint8(11) {
 		f.Add(i, []byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
@@ -341,7 +341,7 @@ func FuzzHandle(f *testing.F) {
 			m := mad.NewCM(mad.AttrCMREQ+mad.AttributeID(int(first)+step)%11, 7)
 			n := copy(m.Data[:], in[:min(len(in), 40)])
 			if in[0]&1 != 0 {
-				for id, c := range b.conns { // one that it knows
+				for id, c := range b.conns { // a valid one
 					m.Data[4], m.Data[5], m.Data[6], m.Data[7] = byte(id>>24), byte(id>>16), byte(id>>8), byte(id)
 					if in[0]&2 != 0 {
 						r := c.remote.id

@@ -18,8 +18,8 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// captured returns the datagrams of connection management that two Linux soft-RoCE hosts
-// exchanged: a request that nobody listens for, and a connection from its request to its end.
+// captured returns the datagrams of connection management that two Linux soft-RoCE hosts exchanged: a
+// request without a listener, and a connection from its request to its end.
 func captured(t *testing.T) (list []mad.Datagram) {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "..", "..", "test", "vectors", "linux-rxe-roundtrip.pcapng"))
@@ -92,8 +92,8 @@ func same(t *testing.T, what string, got, want *mad.Datagram) {
 	}
 }
 
-// TestCapturePassive takes the requests of a Linux host, and answers as the other did, but for
-// what is random.
+// TestCapturePassive handles the requests of a Linux host, and replies as the other Linux host did,
+// except for random fields.
 func TestCapturePassive(t *testing.T) {
 	rec := captured(t)
 	h := newHost(t, "10.99.0.1", 1, Limits{})
@@ -146,7 +146,7 @@ func TestCapturePassive(t *testing.T) {
 	h.empty()
 }
 
-// TestCaptureActive asks a Linux host for a connection as the other did.
+// TestCaptureActive requests a connection from a Linux host as the other one did.
 func TestCaptureActive(t *testing.T) {
 	rec := captured(t)
 	h := newHost(t, "10.99.0.2", 1, Limits{})

@@ -33,7 +33,7 @@ type Conn struct {
 	state    state
 	active   bool
 	function uint16
-	listener *Listener // whose backlog it is in
+	listener *Listener // the listener whose backlog contains it
 	t        timer
 	place    *list.Element // in TIMEWAIT
 
@@ -57,21 +57,21 @@ type Conn struct {
 	retryCount uint8
 	rnrRetry   uint8
 	alternate  bool // the peer offers another path too
-	told       bool // the user has heard of the end
+	told       bool // the user has received the end
 }
 
 func (c *Conn) timer() *timer { return &c.t }
 
-// SetHandler says who hears of what happens from now on; nil: nobody.
+// SetHandler sets the handler of all further events; nil drops them.
 func (c *Conn) SetHandler(h Handler) { c.h = h }
 
-// Function returns the function whose port the connection goes by.
+// Function returns the function of the connection's port.
 func (c *Conn) Function() uint16 { return c.function }
 
 // Path returns the path that the connection takes.
 func (c *Conn) Path() Path { return c.path }
 
-// event has the user hear of something.
+// event enqueues an event for the user.
 func (c *Conn) event(e Event) {
 	e.Conn = c
 	c.m.events = append(c.m.events, event{c.h, &c.gone, e})
@@ -95,8 +95,8 @@ func (m *Manager) newConn(function uint16) *Conn {
 	return c
 }
 
-// Connect asks the peer for a connection; h hears what comes of it. Path must be
-// one that packets of a queue pair of the function can take.
+// Connect requests a connection with the peer; h gets the events. Path must be usable for packets of a
+// queue pair of the function.
 func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, error) {
 	port, ok := m.ports.Port(p.Path.Function)
 	switch {
@@ -125,7 +125,7 @@ func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, er
 		r.Transport = mad.CMTransportUC
 	}
 	copy(r.PrivateData[:], p.PrivateData)
-	c.say(mad.AttrCMREQ, &r)
+	c.send(mad.AttrCMREQ, &r)
 	c.state = reqSent
 	c.again(now)
 	return c, nil
@@ -163,8 +163,8 @@ func put(d *mad.Datagram, a mad.AttributeID, tid uint64, v message) {
 	r.Append(d.Data[:0])
 }
 
-// say makes a message the connection's last, and sends it.
-func (c *Conn) say(a mad.AttributeID, v message) {
+// send sets a message as the connection's last one, and sends it.
+func (c *Conn) send(a mad.AttributeID, v message) {
 	put(&c.to, a, c.tid, v)
 	c.m.send(c.function, &c.to)
 }
@@ -193,7 +193,7 @@ func (c *Conn) expire(m *Manager, now mono.Time) {
 	if c.tries > 0 {
 		c.tries--
 		if c.state == dreqSent && c.tries == DefaultRetries-disconnectPatience {
-			c.tellOver()
+			c.notifyOver()
 		}
 		m.Stats.Resent++
 		m.send(c.function, &c.to)
@@ -243,7 +243,7 @@ func (c *Conn) leaveQP() {
 	}
 }
 
-// unlist takes it out of its listener's backlog.
+// unlist removes the connection from its listener's backlog.
 func (c *Conn) unlist() {
 	if c.listener != nil {
 		c.listener.waiting--
@@ -252,14 +252,14 @@ func (c *Conn) unlist() {
 	}
 }
 
-// over goes to TIMEWAIT, of which the user hears.
+// over changes the state to TIMEWAIT and notifies the user.
 func (c *Conn) over(now mono.Time) {
-	c.tellOver()
+	c.notifyOver()
 	c.linger(now)
 }
 
-// tellOver tells the user, once.
-func (c *Conn) tellOver() {
+// notifyOver notifies the user of the end, once.
+func (c *Conn) notifyOver() {
 	if !c.told {
 		c.told = true
 		c.m.Stats.Disconnected++
@@ -283,7 +283,7 @@ func (c *Conn) refuse(what uint8, r Reason, info, data []byte) {
 	c.mention(mad.AttrCMREJ, &j)
 }
 
-// Accept says yes to a ConnectRequest.
+// Accept accepts a ConnectRequest.
 func (c *Conn) Accept(now mono.Time, p *AcceptParams) error {
 	if c.state != reqRcvd {
 		return ErrState
@@ -300,13 +300,13 @@ func (c *Conn) Accept(now mono.Time, p *AcceptParams) error {
 		r.Failover = mad.CMFailoverUnsupported
 	}
 	copy(r.PrivateData[:], p.PrivateData)
-	c.say(mad.AttrCMREP, &r)
+	c.send(mad.AttrCMREP, &r)
 	c.state = repSent
 	c.again(now)
 	return nil
 }
 
-// Establish says, after a Response, that this side is ready.
+// Establish confirms, after a Response, that this side is ready.
 func (c *Conn) Establish(now mono.Time, data []byte) error {
 	if c.state != repRcvd {
 		return ErrState
@@ -316,14 +316,14 @@ func (c *Conn) Establish(now mono.Time, data []byte) error {
 	}
 	r := mad.CMRTU{CMIDs: c.ids()}
 	copy(r.PrivateData[:], data)
-	c.say(mad.AttrCMRTU, &r)
+	c.send(mad.AttrCMRTU, &r)
 	c.state = established
 	c.m.Stats.Established++
 	return nil
 }
 
-// Reject says no to a ConnectRequest, or to a Response, with a reason, additional
-// information and data of the user. The Conn is at its end.
+// Reject rejects a ConnectRequest or a Response, with a reason, additional information and the user's
+// private data. The Conn has ended then.
 func (c *Conn) Reject(now mono.Time, r Reason, info, data []byte) error {
 	if len(info) > MaxRejectInformation || len(data) > MaxRejectData {
 		return ErrInvalid
@@ -343,8 +343,8 @@ func (c *Conn) Reject(now mono.Time, r Reason, info, data []byte) error {
 // Established reports whether both sides are ready.
 func (c *Conn) Established() bool { return c.state == established }
 
-// Notify tells that a packet of the peer arrived before its RTU, on the passive side: the
-// peer is ready.
+// Notify reports, on the passive side, that a packet of the peer arrived before its RTU: the peer is
+// ready.
 func (c *Conn) Notify(now mono.Time) error {
 	switch c.state {
 	case repSent:
@@ -364,8 +364,8 @@ func (c *Conn) ready(data []byte) {
 	c.event(Event{Kind: Established, PrivateData: data})
 }
 
-// Disconnect ends an established connection: Disconnected follows, when the peer has heard of it
-// or does not answer. Where it is ending anyhow, nothing happens.
+// Disconnect ends an established connection: Disconnected follows once the peer has replied or does
+// not reply. It has no effect on a connection that is ending.
 func (c *Conn) Disconnect(now mono.Time, data []byte) error {
 	if len(data) > MaxDisconnectData {
 		return ErrInvalid
@@ -374,8 +374,7 @@ func (c *Conn) Disconnect(now mono.Time, data []byte) error {
 	case established:
 		c.leave(now, data)
 	case repSent:
-		// A DREQ is for who has sent its RTU; but the peer may use the connection
-		// already.
+		// A DREQ is valid only after the RTU; but the peer may use the connection already.
 		c.refuse(mad.CMOther, ReasonConsumer, nil, nil)
 		c.over(now)
 	case dreqSent, timewait, dead:
@@ -390,17 +389,17 @@ func (c *Conn) leave(now mono.Time, data []byte) {
 	r := mad.CMDREQ{CMIDs: c.ids(), RemoteQPN: uint32(c.peerQPN)}
 	copy(r.PrivateData[:], data)
 	c.tid = c.m.newTID()
-	c.say(mad.AttrCMDREQ, &r)
+	c.send(mad.AttrCMDREQ, &r)
 	c.state, c.tries = dreqSent, DefaultRetries
 	c.again(now)
 }
 
-// disconnectPatience is after how many DREQs without an answer the user hears that the connection
-// is over. The peer must hear of it too, and more of them follow.
+// disconnectPatience is the number of DREQs without a reply after which the user is notified that the
+// connection is over. More DREQs follow, since the peer must be notified too.
 const disconnectPatience = 4
 
-// Close lets go of the connection, in whatever state: the peer is told what it must know, and
-// the handler hears of nothing any more.
+// Close releases the connection in any state: the peer is notified as far as its state requires, and
+// the handler gets no further events.
 func (c *Conn) Close(now mono.Time) {
 	if c.gone {
 		return
@@ -424,8 +423,8 @@ func (c *Conn) Close(now mono.Time) {
 	}
 }
 
-// Remove tells that the port of a function is no more: what went by it ends, and users
-// hear of it as if the peer did not answer.
+// Remove reports that a function's port was removed: its connections end, and users are notified as if
+// the peer did not reply.
 func (m *Manager) Remove(now mono.Time, function uint16) {
 	for _, c := range m.conns {
 		if c.function != function {
@@ -433,7 +432,7 @@ func (m *Manager) Remove(now mono.Time, function uint16) {
 		}
 		switch c.state {
 		case established, dreqSent:
-			c.tellOver()
+			c.notifyOver()
 			c.event(Event{Kind: TimewaitExit})
 		case timewait:
 			c.event(Event{Kind: TimewaitExit})
@@ -454,8 +453,8 @@ func (m *Manager) Remove(now mono.Time, function uint16) {
 	}
 }
 
-// Close ends everything: the peers of connections are told what they must know, once, and nobody
-// here hears of anything.
+// Close ends everything: the peers of connections are notified once, as far as their state requires,
+// and handlers get no further events.
 func (m *Manager) Close(now mono.Time) {
 	for _, c := range m.conns {
 		c.Close(now)
@@ -471,8 +470,7 @@ func (m *Manager) Close(now mono.Time) {
 	}
 }
 
-// Load tells how many connections there are in any state, and how many of them neither
-// established nor over.
+// Load returns the number of connections in any state, and of those neither established nor over.
 func (m *Manager) Load() (conns, half int) {
 	for _, c := range m.conns {
 		if c.state <= repRcvd {

@@ -72,7 +72,7 @@ func connected(t testing.TB) (a, b *host, x, y *Conn) {
 	return a, b, x, y
 }
 
-// rej is what a REJ says.
+// rej parses a REJ.
 func rej(t testing.TB, d *mad.Datagram) (r mad.CMREJ) {
 	t.Helper()
 	if k := kindOf(d); k != mad.AttrCMREJ {
@@ -136,7 +136,7 @@ func TestReqSentToUnreachableWhenNobodyAnswers(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	a.empty()
-	// The peer that has heard the REQ but not been heard forgets it.
+	// The peer that received the REQ, and whose reply was lost, drops the connection.
 	b.take(first)
 	b.event(ConnectRequest)
 	b.take(d[0])
@@ -195,7 +195,7 @@ func TestRepSentToUnreachable(t *testing.T) {
 	d := b.one(mad.AttrCMREJ)
 	b.event(Unreachable)
 	b.empty()
-	// The active side, which is established, hears that it is not.
+	// The active side, which is established, is notified that the peer is not.
 	a.take(d)
 	a.event(Disconnected)
 	a.expire()
@@ -448,8 +448,8 @@ func TestOthersCannotSpeakForThePeer(t *testing.T) {
 	over(a, b)
 }
 
-// TestOthersCannotPoseAsThePeer proves that the GUID, identifier and queue pair of a peer, which
-// anybody can state, do neither end its connections nor keep new ones out.
+// TestOthersCannotPoseAsThePeer proves that the GUID, identifier and queue pair of a peer, which any
+// host can state, neither end its connections nor block new ones.
 func TestOthersCannotPoseAsThePeer(t *testing.T) {
 	a, b, _, y := connected(t)
 	pose := newHost(t, "10.0.0.9", 5, Limits{})
@@ -493,8 +493,8 @@ func TestOthersCannotPoseAsThePeer(t *testing.T) {
 	}
 }
 
-// TestREQStatesItsSource: a connection goes to where the REQ says, so that must be who sent it, also on an
-// Ethernet port: nobody has two others connected to each other.
+// TestREQStatesItsSource: a connection goes to the address in the REQ, so that must be the sender's,
+// also on an Ethernet port: no host can connect two others with each other.
 func TestREQStatesItsSource(t *testing.T) {
 	for _, g := range []ib.GID{{}, {0: 0xff}, ib.GIDFromAddr(netip.MustParseAddr("10.0.0.9"))} {
 		a, b := two(t)

@@ -27,7 +27,7 @@ func (e *ethernet) Port(function uint16) (Port, bool) {
 		PKeys: []ib.PKey{ib.DefaultPKey}}, true
 }
 
-// host is a Manager with what it told its user.
+// host is a Manager with the events of its user.
 type host struct {
 	t testing.TB
 	*Manager
@@ -88,7 +88,7 @@ func kindsOf(list []mad.Datagram) (kinds []mad.AttributeID) {
 	return kinds
 }
 
-// event takes the one thing that the user was told.
+// event removes the only event of the user.
 func (h *host) event(k EventKind) *Event {
 	h.t.Helper()
 	list := h.events
@@ -142,7 +142,7 @@ func (h *host) empty() {
 	}
 }
 
-// quietBut is quiet, but that the user is told one thing.
+// quietBut is quiet, except that the user gets one event.
 func (h *host) quietBut(k EventKind) {
 	h.t.Helper()
 	if list := h.sent(); len(list) > 0 {

@@ -11,11 +11,11 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Handle takes a datagram that arrived at queue pair 1 of a function's port. Who passes it has
-// checked its keys; on an Ethernet port SGID and DGID are its addresses, and Global is set.
+// Handle handles a datagram that arrived at queue pair 1 of a function's port. The caller has checked
+// its keys; on an Ethernet port SGID and DGID are its addresses, and Global is set.
 func (m *Manager) Handle(now mono.Time, function uint16, d *mad.Datagram) {
 	m.handle(now, function, d)
-	m.tell(now)
+	m.deliver(now)
 }
 
 func (m *Manager) handle(now mono.Time, function uint16, d *mad.Datagram) {
@@ -80,7 +80,7 @@ func (in *arrival) message(a mad.AttributeID) {
 	case mad.AttrCMLAP:
 		in.lap()
 	case mad.AttrCMAPR:
-		in.m.Stats.DropState++ // nobody asks for other paths
+		in.m.Stats.DropState++ // alternate paths are not requested
 	}
 }
 
@@ -140,7 +140,7 @@ func (in *arrival) known(ids mad.CMIDs) *Conn {
 	return nil
 }
 
-// from reports whether a message came from a connection's peer, as far as one can tell.
+// from reports whether a message came from a connection's peer, as far as the message can prove it.
 func (in *arrival) from(c *Conn) bool {
 	return c.function == in.function && (in.port.Link != ib.LinkEthernet || in.d.SGID == c.to.DGID)
 }
@@ -157,7 +157,7 @@ func (in *arrival) gid() (g ib.GID) {
 func (in *arrival) req() {
 	var r mad.CMREQ
 	r.Parse(in.data)
-	if !in.stands(&r) {
+	if !in.validateSource(&r) {
 		return
 	}
 	m, guid, gid := in.m, r.CAGUID, in.gid()
@@ -213,9 +213,10 @@ func (in *arrival) req() {
 	c.event(Event{Kind: ConnectRequest, Request: q})
 }
 
-// stands reports whether a REQ states the address that it came from, and on an InfiniBand port the LID and the
-// partition (IBA volume 1, 12.7): the connection goes to where the REQ says, and the user takes that for the peer.
-func (in *arrival) stands(r *mad.CMREQ) bool {
+// validateSource reports whether the REQ states the address that it came from, and on an InfiniBand
+// port the LID and the partition (IBA volume 1, 12.7): the connection goes to the stated address, and
+// the user identifies the peer by it.
+func (in *arrival) validateSource(r *mad.CMREQ) bool {
 	p, d, s := &r.Primary, in.d, &in.m.Stats
 	if in.port.Link == ib.LinkEthernet {
 		if p.LocalGID != d.SGID {
@@ -224,7 +225,8 @@ func (in *arrival) stands(r *mad.CMREQ) bool {
 		return p.LocalGID == d.SGID
 	}
 	if !p.SubnetLocal && d.Global && p.LocalLID == ib.LIDPermissive {
-		// Of a path across routers its ends do not know each other's LIDs: those of the last hop count.
+		// The ends of a path across routers do not have each other's LIDs: those of the last hop are
+		// used.
 		p.LocalLID, p.RemoteLID = d.SLID, d.DLID
 	}
 	switch {
@@ -262,8 +264,8 @@ func (in *arrival) reqAgain(c *Conn, r *mad.CMREQ) {
 	}
 }
 
-// request is what a REQ asks for; or why it cannot be had, with what the peer should know
-// about that.
+// request returns the request of a REQ; or the reason to reject it, with additional information for
+// the peer.
 func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 	p, port := &r.Primary, in.port
 	q = &Request{ServiceID: ServiceID(r.ServiceID), Function: in.function, PrivateData: slices.Clone(r.PrivateData[:]), QPN: ib.QPN(r.QPN), SRQ: r.SRQ,
@@ -280,7 +282,7 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 	}
 	keys := []ib.PKey{ib.PKey(r.PKey)}
 	if port.Link != ib.LinkEthernet {
-		keys = append(keys, in.d.PKey) // a limited member may say that it is a full one
+		keys = append(keys, in.d.PKey) // a limited member may state the full key
 	}
 	gid, pkey := slices.Index(port.GIDs, p.RemoteGID), pkeyIndex(port.PKeys, keys...)
 	if p.RemoteGID.IsZero() || gid < 0 || gid > 0xff || pkey < 0 {
@@ -326,9 +328,9 @@ func (in *arrival) rejectREQ(r *mad.CMREQ, why Reason, info []byte) {
 	in.respond(mad.AttrCMREJ, &j)
 }
 
-// stale ends a connection whose peer knows nothing of it any more: its queue pair is another's (IBA volume 1,
-// 12.9.8.3.1). Whose that is the message says, of which only the port it came from is certain: another one than the
-// peer's ends nothing.
+// stale ends a connection whose peer no longer has it: the peer's queue pair belongs to another
+// connection (IBA volume 1, 12.9.8.3.1). The message states the peer, and only the port it came from
+// is proved: a message from another port than the peer's ends nothing.
 func (in *arrival) stale(c *Conn) {
 	if in.port.Link != ib.LinkEthernet && !in.d.SLID.Owns(in.port.LMC, c.to.DLID) {
 		in.m.Stats.DropForeign++
@@ -350,7 +352,7 @@ func (in *arrival) rep() {
 	r.Parse(in.data)
 	m, c := in.m, in.find(r.CMIDs)
 	if c == nil || !c.active || c.state == timewait {
-		// Who waits for a RTU shall not wait for long.
+		// The REJ ends the wait for a RTU early.
 		m.Stats.DropUnknown++
 		m.Stats.RejectCommID++
 		in.respond(mad.AttrCMREJ, &mad.CMREJ{CMIDs: mad.CMIDs{LocalCommID: r.RemoteCommID, RemoteCommID: r.LocalCommID}, Message: mad.CMOfREP,
@@ -430,11 +432,11 @@ func (in *arrival) mra() {
 	}
 }
 
-// guidInfo is the additional information of a REJ for want of time: who sends it.
+// guidInfo is the additional information of a REJ after a timeout: the sender.
 func guidInfo(g ib.GUID) []byte { return binary.BigEndian.AppendUint64(nil, uint64(g)) }
 
-// rejected returns the connection that a REJ is about. Who sends one for want of time may not
-// have heard of this side's identifier, and names itself (IBA volume 1, 12.6.7.2, code 4).
+// rejected returns the connection of a REJ. The sender of a REJ after a timeout may not have this
+// side's identifier, and states its own (IBA volume 1, 12.6.7.2, code 4).
 func (in *arrival) rejected(r *mad.CMREJ) *Conn {
 	if r.RemoteCommID == 0 && Reason(r.Reason) == ReasonTimeout && r.InfoLen >= 8 {
 		c := in.m.byRemote[remoteID{ib.GUID(binary.BigEndian.Uint64(r.Info[:])), in.gid(), r.LocalCommID}]

@@ -23,8 +23,8 @@ type Listener struct {
 // defaultBacklog is the Backlog of ListenParams that state none.
 const defaultBacklog = 128
 
-// Listen has h hear of requests for a service, of connections and of lookups. It is ErrInUse
-// where another listener without a Match has the very same service.
+// Listen passes requests for a service, of connections and of lookups, to h. It is ErrInUse if another
+// listener without a Match has the very same service.
 func (m *Manager) Listen(p *ListenParams, h Handler) (*Listener, error) {
 	l := &Listener{m: m, h: h, service: p.ServiceID, mask: p.Mask, match: p.Match, backlog: p.Backlog}
 	if l.mask == 0 {
@@ -48,7 +48,7 @@ func (m *Manager) Listen(p *ListenParams, h Handler) (*Listener, error) {
 	return l, nil
 }
 
-// before reports whether l is asked before o, which is older.
+// before reports whether l has precedence over o, which is older.
 func (l *Listener) before(o *Listener) bool {
 	if a, b := bits.OnesCount64(uint64(l.mask)), bits.OnesCount64(uint64(o.mask)); a != b {
 		return a > b
@@ -56,16 +56,16 @@ func (l *Listener) before(o *Listener) bool {
 	return l.match != nil && o.match == nil
 }
 
-// fair reports whether another request may wait for the listener's user, where so many wait
-// already and so many connections can be. What waits unanswered takes up half of them at most,
-// and a listener no more of that than it leaves to the others: whoever comes
-// finds room, for the requests of peers and for connections of its own.
+// fair reports whether another request may be enqueued for the listener's user, given the number of
+// pending requests and the limit of connections. Pending requests take up half of the limit at most,
+// and a listener no more of that half than it leaves to the others. So there is always room for
+// requests of peers and for connections that the node requests.
 func (l *Listener) fair(waiting, most int) bool {
 	return l.waiting < max(most/2-waiting, 1)
 }
 
-// Close ends it. Requests of which its handler has heard stay; those it has not heard of yet are
-// rejected, as later ones are.
+// Close closes the listener. Requests that its handler has received stay; the others are rejected, as
+// later ones are.
 func (l *Listener) Close(now mono.Time) {
 	m := l.m
 	at := slices.Index(m.listeners, l)
@@ -84,7 +84,7 @@ func (l *Listener) Close(now mono.Time) {
 	}
 }
 
-// listener returns who is to hear of a request, or nil.
+// listener returns the listener of a request, or nil.
 func (m *Manager) listener(q *Request) *Listener {
 	for _, l := range m.listeners {
 		if q.ServiceID&l.mask == l.service && (l.match == nil || l.match(q)) {

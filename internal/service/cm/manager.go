@@ -13,7 +13,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Port is what a Manager must know of a port of the node.
+// Port holds the attributes of a port of the node that a Manager depends on.
 type Port struct {
 	Link   ib.LinkLayer
 	CAGUID ib.GUID
@@ -51,7 +51,7 @@ type Limits struct {
 // DefaultLimits are those of a Config that states none.
 var DefaultLimits = Limits{Conns: 16384, Listeners: 4096, Lookups: 4096, Out: 4096}
 
-// Config says how a Manager works.
+// Config configures a Manager.
 type Config struct {
 	// Rand makes identifiers and packet sequence numbers, which strangers must not
 	// guess.
@@ -59,10 +59,9 @@ type Config struct {
 	Limits Limits // DefaultLimits where a field is 0
 }
 
-// Manager is the communication manager of a node. See the package comment for who may
-// call it.
+// Manager is the communication manager of a node. The package comment states its concurrency.
 type Manager struct {
-	// Stats may be read by whoever may call the Manager.
+	// Stats may be read on the goroutine that calls the Manager.
 	Stats Stats
 
 	rand  *rand.Rand
@@ -86,9 +85,9 @@ type Manager struct {
 	lastTID   uint64
 }
 
-// remoteID is a connection as the peer names it, remoteQP the peer's queue pair. Anybody can
-// state the peer's GUID: on an Ethernet port the address that a message came from is part of both,
-// lest others end the peer's connections, or keep new ones out. On other links gid is zero.
+// remoteID identifies a connection as the peer does, remoteQP the peer's queue pair. Any host can
+// state the peer's GUID: on an Ethernet port both contain the source address of the message, so that
+// other hosts cannot end the peer's connections or block new ones. On other links gid is zero.
 type (
 	remoteID struct {
 		guid ib.GUID
@@ -107,8 +106,7 @@ type outgoing struct {
 	d        mad.Datagram
 }
 
-// event is one that its user has not been told of; it is dropped where the user
-// has let go of what it is about.
+// event is an event that was not delivered yet; it is dropped if the user has closed its object.
 type event struct {
 	h    Handler
 	gone *bool
@@ -130,16 +128,16 @@ func New(cfg Config, ports Ports) *Manager {
 		lookups: map[uint32]*Lookup{}, inquiries: map[inquiryID]*Inquiry{}, lastTID: cfg.Rand.Uint64() >> 32}
 }
 
-// Next returns a datagram to send from a function's port, false where there is none. It
-// is called until then after every other call, and at Deadline: it is also where timers run, and
-// handlers hear of what they did.
+// Next returns a datagram to send from a function's port, false if there is none. The caller calls it
+// after every other call until it returns false, and at Deadline: it also runs timers and calls
+// handlers.
 func (m *Manager) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
 	for len(m.timers) > 0 && m.timers[0].timer().due.Due(now) {
 		t := m.timers[0]
 		m.stop(t)
 		t.expire(m, now)
 	}
-	m.tell(now)
+	m.deliver(now)
 	if m.head == len(m.out) {
 		m.out, m.head = m.out[:0], 0
 		return 0, false
@@ -158,11 +156,11 @@ func (m *Manager) Deadline() mono.Time {
 	return m.timers[0].timer().due
 }
 
-// Pending reports whether Next has something to do at once, but for timers.
+// Pending reports whether Next has something to do now, timers excluded.
 func (m *Manager) Pending() bool { return len(m.events) > 0 || m.head < len(m.out) }
 
-// tell calls the handlers of what has happened. What they do may add to it.
-func (m *Manager) tell(now mono.Time) {
+// deliver calls the handlers of pending events. Handlers may add events.
+func (m *Manager) deliver(now mono.Time) {
 	for len(m.events) > 0 {
 		events := m.events
 		m.events = nil

@@ -21,8 +21,8 @@ func newNative(t testing.TB, lid ib.LID, lmc uint8, keys ...ib.PKey) *host {
 	return &host{t: t, now: 1, Manager: New(Config{Rand: rand.New(rand.NewPCG(uint64(lid), 1))}, n)}
 }
 
-// TestNativeREQStates: on an InfiniBand port a REQ is taken if it states LID, GID and partition of who sent it. One
-// that does not goes no further: no connection comes of it, none ends, and nobody is answered.
+// TestNativeREQStates: on an InfiniBand port a REQ is accepted if it states LID, GID and partition of
+// its sender. Otherwise it is dropped: no connection results or ends, and there is no reply.
 func TestNativeREQStates(t *testing.T) {
 	const full, limited = ib.PKey(0x8001), ib.PKey(0x0001)
 	other := ib.MakeGID(ib.DefaultGIDPrefix, 0x99)
@@ -118,9 +118,9 @@ func TestNativeREQStates(t *testing.T) {
 	}
 }
 
-// TestNativeStale: a REQ, or a REP, with the queue pair of a connection ends that (IBA volume 1, 12.9.8.3.1) if it comes from
-// the peer's port. From another port it is refused as well, for there cannot be two with one queue pair, but what a
-// stranger says of the peer ends nothing.
+// TestNativeStale: a REQ, or a REP, with the queue pair of a connection ends that connection (IBA
+// volume 1, 12.9.8.3.1) if it comes from the peer's port. From another port it is refused as well, for
+// two connections cannot have one queue pair, but ends nothing.
 func TestNativeStale(t *testing.T) {
 	const key = ib.PKey(0x8001)
 	path := func(from, to ib.LID) Path {
@@ -139,7 +139,7 @@ func TestNativeStale(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A host that says it is the adapter of LID 0x10, begun anew.
+	// A host that claims to be the adapter of LID 0x10 after a restart.
 	claims := func(n *host) { n.ports.(*native).p.CAGUID, n.rand = 0x10, rand.New(rand.NewPCG(99, 1)) }
 	for _, c := range []struct {
 		name string

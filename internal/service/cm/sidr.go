@@ -28,7 +28,7 @@ type Lookup struct {
 
 func (l *Lookup) timer() *timer { return &l.t }
 
-// Lookup asks the peer for a service; h hears of the answer, once.
+// Lookup looks up a service at the peer; h gets the reply, once.
 func (m *Manager) Lookup(now mono.Time, p *LookupParams, h Handler) (*Lookup, error) {
 	if _, ok := m.ports.Port(p.Path.Function); !ok {
 		return nil, ErrNoPort
@@ -51,7 +51,7 @@ func (m *Manager) Lookup(now mono.Time, p *LookupParams, h Handler) (*Lookup, er
 	return l, nil
 }
 
-// Close gives it up: the handler hears nothing.
+// Close cancels the lookup: the handler gets no event.
 func (l *Lookup) Close(now mono.Time) {
 	l.end()
 	l.gone, l.h = true, nil
@@ -67,7 +67,7 @@ func (l *Lookup) event(e Event) {
 	l.m.events = append(l.m.events, event{l.h, &l.gone, e})
 }
 
-// fail tells that nobody answered.
+// fail reports that the peer did not reply.
 func (l *Lookup) fail() {
 	l.m.Stats.Unreachable++
 	l.event(Event{Kind: LookupUnreachable})
@@ -116,10 +116,10 @@ type inquiryID struct {
 	id       uint32
 }
 
-// Inquiry is a Lookup at the node that it asks.
+// Inquiry is a Lookup at the node that receives it.
 type Inquiry struct {
 	m        *Manager
-	gone     bool // nobody is to hear of it
+	gone     bool // no events are delivered
 	t        timer
 	id       inquiryID
 	service  ServiceID
@@ -132,8 +132,8 @@ type Inquiry struct {
 func (i *Inquiry) timer() *timer { return &i.t }
 
 const (
-	// An inquiry that is not answered is forgotten when its peer has given up; one that is, when its
-	// peer has probably heard.
+	// An inquiry without a reply expires when its peer has given up; one with a reply, when its peer
+	// has probably received it.
 	unansweredTime = 2 * time.Minute
 	answeredTime   = 20 * time.Second
 )
@@ -218,13 +218,13 @@ func (i *Inquiry) unlist() {
 	}
 }
 
-// Accept says by which queue pair the service is to be had. It is ErrState where the inquiry was
-// answered, or the peer has given up by now.
+// Accept replies with the queue pair of the service. It is ErrState if there was a reply, or the peer
+// has given up by now.
 func (i *Inquiry) Accept(now mono.Time, qpn ib.QPN, qkey ib.QKey, data []byte) error {
 	return i.reply(now, &mad.CMSIDRRep{QPN: uint32(qpn), QKey: uint32(qkey)}, nil, data)
 }
 
-// Reject says why it is not.
+// Reject replies with the reason of a refusal.
 func (i *Inquiry) Reject(now mono.Time, s LookupStatus, info, data []byte) error {
 	return i.reply(now, &mad.CMSIDRRep{Status: uint8(s)}, info, data)
 }

@@ -15,8 +15,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// network is two or more hosts under a virtual clock, with a network between them that
-// loses, duplicates and delays, and users who do as they please. A seed decides all.
+// network is two or more hosts under a virtual clock, with a network that drops, duplicates and
+// delays, and users with random behaviour. A seed decides all of it.
 type network struct {
 	t      *testing.T
 	rng    *rand.Rand
@@ -80,8 +80,8 @@ type pair struct {
 // end is one user's view.
 type end struct {
 	c    *Conn
-	up   bool // told, or said, that it is established
-	down bool // told that it is over, or that there will be none
+	up   bool // the user was notified, or confirmed, that it is established
+	down bool // the user was notified that it is over, or failed
 	let  bool // closed it
 	qpn  ib.QPN
 	psn  ib.PSN // what the user has its queue pair expect from the peer
@@ -134,7 +134,7 @@ func (n *network) carry(h *simHost) {
 			if n.jitter {
 				at = n.soon(200 * time.Millisecond)
 				if n.chance(3) {
-					at = n.soon(8 * time.Second) // longer than who sent it waits
+					at = n.soon(8 * time.Second) // longer than the timeout of the sender
 				}
 			}
 			n.serial++
@@ -198,7 +198,7 @@ func (n *network) run(d time.Duration) {
 	}
 }
 
-// connect has a host's user ask for a connection.
+// connect makes a host's user request a connection.
 func (h *simHost) connect(to *simHost) {
 	n := h.n
 	p := &pair{n: len(n.pairs), start: n.now}
@@ -206,7 +206,7 @@ func (h *simHost) connect(to *simHost) {
 	p.active.qpn = ib.QPN(0x100 + 2*p.n)
 	c, err := h.Connect(n.now, &ConnectParams{ServiceID: IPService(SpaceTCP, 7471), Path: h.path(to.host), QPType: ib.RC, QPN: p.active.qpn,
 		ResponderResources: 4, InitiatorDepth: 16, RetryCount: 7, RNRRetry: 7, PrivateData: []byte{byte(p.n >> 8), byte(p.n)}},
-		func(now mono.Time, e *Event) { h.hears(p, &p.active, true, e) })
+		func(now mono.Time, e *Event) { h.handle(p, &p.active, true, e) })
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func (h *simHost) serve(now mono.Time, e *Event) {
 		n.t.Errorf("connection %d is requested twice", p.n)
 	}
 	*v = end{c: e.Conn, qpn: ib.QPN(0x101 + 2*p.n)}
-	e.Conn.SetHandler(func(now mono.Time, e *Event) { h.hears(p, v, false, e) })
+	e.Conn.SetHandler(func(now mono.Time, e *Event) { h.handle(p, v, false, e) })
 	h.later(time.Duration(1+n.rng.IntN(30))*time.Second, func() {
 		switch {
 		case v.let || v.down || v.c != e.Conn:
@@ -273,8 +273,8 @@ func (h *simHost) ready(v *end) {
 	v.psn, v.sq = a.RQPSN, b.SQPSN
 }
 
-// hears is the user of a connection.
-func (h *simHost) hears(p *pair, v *end, active bool, e *Event) {
+// handle is the user of a connection.
+func (h *simHost) handle(p *pair, v *end, active bool, e *Event) {
 	n := h.n
 	if v.let {
 		n.t.Errorf("connection %d: %v after it was closed", p.n, e.Kind)
@@ -357,10 +357,10 @@ func seeds(few, many int) int {
 	return few
 }
 
-// TestSimulation connects under loss, duplication and reordering, with users who accept, reject, wait,
-// disconnect and let go at will. When the network is well again and all has settled, both sides of
-// every connection agree, no user was kept in limbo for long, and with the last
-// connections nothing is left of any.
+// TestSimulation connects under loss, duplication and reordering, with users that accept, reject,
+// wait, disconnect and close at random. When the network works again and all timers have run, both
+// sides of every connection agree, no user has waited for long, and nothing is left once the last
+// connections have ended.
 func TestSimulation(t *testing.T) {
 	for _, c := range []struct {
 		name      string

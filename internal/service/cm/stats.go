@@ -8,21 +8,21 @@ import "weft/internal/proto/mad"
 type Stats struct {
 	Sent, Received uint64
 	Message        [11]uint64 // received, by attribute from mad.AttrCMREQ on
-	Resent         uint64     // for want of an answer
+	Resent         uint64     // after a timeout
 	Repeated       uint64     // answered again what had come before
 	Duplicates     uint64     // messages that had come before
-	Requests       uint64     // that users heard of
+	Requests       uint64     // delivered to users
 	Established    uint64
 	Rejected       uint64 // by peers
 	Unreachable    uint64
 	Disconnected   uint64
-	Lookups        uint64 // that users heard of
+	Lookups        uint64 // delivered to users
 
 	DropClass, DropShort uint64 // no message of this class, or of no known kind
 	DropPort             uint64 // arrived at a port that there is not
 	DropState            uint64 // means nothing in the state the connection is in
 	DropUnknown          uint64 // of no connection
-	DropForeign          uint64 // of a connection, but from somebody else
+	DropForeign          uint64 // of a connection, but not from its peer
 	DropBacklog          uint64 // too many requests wait for the listener's user
 	DropShare            uint64 // what waits for users has no room for another of this listener's
 	DropREQGID           uint64 // a REQ that states another GID than it came from,

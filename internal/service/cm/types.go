@@ -11,10 +11,10 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Address is what is known of the way to an IP address before there is a path: by
-// which of the node's ports it goes, and to whom.
+// Address is the result of resolving an IP address before there is a path: the port of the node, and
+// the destination.
 type Address struct {
-	Function uint16       // whose port it is
+	Function uint16       // of the port
 	Link     ib.LinkLayer // of that port
 	Device   string       // IPoIB link that has Src; "" on an Ethernet port
 	// Src is the address of this side. Dst is that of the peer; of an address that
@@ -25,15 +25,15 @@ type Address struct {
 	PKey       ib.PKey
 }
 
-// Path is how packets travel between the ports of two peers: what a path record says,
-// and by which of the node's ports.
+// Path is the path of packets between the ports of two peers: the fields of a path record, and the
+// port of the node.
 type Path struct {
 	Function   uint16
 	Link       ib.LinkLayer
 	SGID, DGID ib.GID
 	SGIDIndex  uint8
-	// SLID and DLID are permissive on an Ethernet port. Global tells that packets need a
-	// GRH on an InfiniBand port; on an Ethernet port it is set.
+	// SLID and DLID are permissive on an Ethernet port. Global means that packets need a GRH on an
+	// InfiniBand port; on an Ethernet port it is set.
 	SLID, DLID ib.LID
 	Global     bool
 	PKey       ib.PKey
@@ -60,16 +60,16 @@ const (
 	MaxRejectInformation = 72
 )
 
-// ConnectParams is what the active side wants of a connection. Fields are those of a
-// REQ (IBA volume 1, 12.6.5) unless they say otherwise.
+// ConnectParams are the active side's parameters of a connection. Fields are those of a REQ (IBA
+// volume 1, 12.6.5) unless stated otherwise.
 type ConnectParams struct {
 	ServiceID ServiceID
 	Path      Path
 	QPType    ib.QPType // RC or UC
 	QPN       ib.QPN
 	SRQ       bool
-	// ResponderResources is how many reads and atomics of the peer this side serves at a
-	// time, InitiatorDepth how many it wants to have under way.
+	// ResponderResources is the number of concurrent reads and atomics of the peer that this side
+	// serves, InitiatorDepth the number that it issues.
 	ResponderResources, InitiatorDepth uint8
 	FlowControl                        bool
 	RetryCount, RNRRetry               uint8 // 3 bits
@@ -82,8 +82,8 @@ type ConnectParams struct {
 	AckDelay uint8
 }
 
-// AcceptParams is what the passive side says to a request: the fields of a REP (IBA
-// volume 1, 12.6.8). ResponderResources and InitiatorDepth are cut to what the peer offers.
+// AcceptParams are the passive side's parameters: the fields of a REP (IBA volume 1, 12.6.8).
+// ResponderResources and InitiatorDepth are reduced to the peer's offer.
 type AcceptParams struct {
 	QPN                                ib.QPN
 	SRQ                                bool
@@ -100,11 +100,11 @@ const (
 	DefaultRetries = 15
 )
 
-// Request is what a peer asks for: a connection, or (a LookupRequest) the queue
-// pair of a service of datagrams, for which only the first group of fields is set.
+// Request is the request of a peer: for a connection, or (a LookupRequest) for the queue pair of a
+// datagram service, with only the first group of fields set.
 type Request struct {
 	ServiceID ServiceID
-	Function  uint16 // whose port it arrived at
+	Function  uint16 // of the port it arrived at
 	// Path leads to the peer. Of a LookupRequest it is that of the answer.
 	Path        Path
 	PrivateData []byte // at full length; the receiver's
@@ -121,7 +121,7 @@ type Request struct {
 	CAGUID                             ib.GUID
 }
 
-// Reply is what the passive side has said to a request.
+// Reply is the reply of the passive side to a request.
 type Reply struct {
 	QPN                                ib.QPN
 	SRQ, FlowControl                   bool
@@ -131,14 +131,14 @@ type Reply struct {
 	CAGUID                             ib.GUID
 }
 
-// EventKind says what happened.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // Events of listeners, connections and lookups.
 const (
-	// ConnectRequest: a peer wants Conn, which is new, and the user's from now on: it must
-	// Accept, Reject or Close it. It comes to the listener's Handler, and all that concerns Conn
-	// later too, unless Conn.SetHandler says otherwise.
+	// ConnectRequest: a peer requests Conn, which is new and belongs to the user from now on: the user
+	// must Accept, Reject or Close it. The event goes to the listener's Handler, and so do all later
+	// events of Conn, unless the user calls Conn.SetHandler.
 	ConnectRequest EventKind = 1 + iota
 	// Response: the peer has accepted (Reply). The user readies its queue pair and calls
 	// Establish, or Reject.
@@ -154,12 +154,12 @@ const (
 	// TimewaitExit: no packet of the connection is under way any more; the queue pair may
 	// be used for another. It follows Disconnected. The Conn is at its end.
 	TimewaitExit
-	// LookupRequest: a peer asks for a service (Inquiry), which must Accept or Reject it.
+	// LookupRequest: a peer looks up a service (Inquiry), which the user must Accept or Reject.
 	LookupRequest
 	// LookupResponse: the answer to a Lookup: Status, and where that is LookupOK
 	// QPN and QKey.
 	LookupResponse
-	// LookupUnreachable: nobody answered it.
+	// LookupUnreachable: the peer did not reply.
 	LookupUnreachable
 )
 
@@ -173,8 +173,8 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// Event is what a Handler is told. Pointers and slices are the receiver's; what
-// does not belong to the Kind is zero.
+// Event is the argument of a Handler. Pointers and slices belong to the receiver; fields that do not
+// belong to the Kind are zero.
 type Event struct {
 	Kind        EventKind
 	Conn        *Conn
@@ -190,13 +190,13 @@ type Event struct {
 	PrivateData []byte // at full length; nil where the peer sent none
 }
 
-// Handler is told of events. It may call anything of the Manager and what belongs to it; but
-// it is itself called from Manager.Handle and Manager.Next only.
+// Handler handles events. It may call every method of the Manager and of its objects; it is called
+// from Manager.Handle and Manager.Next only.
 type Handler func(now mono.Time, e *Event)
 
-// QPAttr is what a connected queue pair's attributes must be, as far as the mask
-// that comes with it says (IBA volume 1, 11.2.5.2). The StartingPSN that a side states in its REQ or
-// REP is the one that the other side begins to send with (12.7.31): it is the RQPSN of who states it.
+// QPAttr holds attributes of a connected queue pair; the mask that comes with it selects the valid
+// ones (IBA volume 1, 11.2.5.2). The StartingPSN that a side states in its REQ or REP is the first PSN
+// of the other side's packets (12.7.31): it is the RQPSN of the side that states it.
 type QPAttr struct {
 	State           ib.QPState
 	PKeyIndex       uint16
@@ -213,7 +213,7 @@ type QPAttr struct {
 	MinRNRTimer     uint8
 }
 
-// LookupParams asks for a service of datagrams.
+// LookupParams are the parameters of a lookup of a datagram service.
 type LookupParams struct {
 	ServiceID                   ServiceID
 	Path                        Path
@@ -221,15 +221,15 @@ type LookupParams struct {
 	ResponseTimeout, MaxRetries uint8 // as in ConnectParams
 }
 
-// ListenParams says what a listener wants to hear of.
+// ListenParams select the requests of a listener.
 type ListenParams struct {
 	ServiceID ServiceID
 	// Mask are the bits of the service identifier that count; 0: all of them.
 	Mask ServiceID
-	// Match, where it is not nil, says whether the listener takes a request: by the port it
-	// arrived at, by its IP header, by its private data. It must not keep the request, nor call
-	// the Manager. Of several listeners that take one, those with more bits in Mask come first,
-	// then those with a Match, then the older one.
+	// Match, if not nil, reports whether the listener accepts a request: by the port it arrived at,
+	// its IP header, or its private data. It must not keep the request, nor call the Manager. Of
+	// several listeners that accept a request, those with more bits in Mask have precedence, then
+	// those with a Match, then the older one.
 	Match func(r *Request) bool
 	// Backlog bounds the requests that are neither accepted nor rejected; 0: 128. What
 	// goes beyond is dropped: the peer will try again.
@@ -266,7 +266,7 @@ var (
 	ErrTimeout   = errors.New("cm: nobody answered")
 )
 
-// Reason says why a connection is rejected (IBA volume 1, 12.6.7.2).
+// Reason is the reason of a rejection (IBA volume 1, 12.6.7.2).
 type Reason uint16
 
 // Reasons.

@@ -16,13 +16,13 @@ import (
 )
 
 // bench is a node with one Ethernet port and two InfiniBand ports, which have the same address in
-// different partitions, and whose datagrams come back to it.
+// different partitions. Its datagrams come back to it.
 type bench struct {
 	t    testing.TB
 	now  mono.Time
 	hub  *Hub
 	cm   *cm.Manager
-	held []func() // outcomes that the network has not told yet
+	held []func() // results that the network has not delivered yet
 	// Memberships: how many were begun and how many were ended.
 	joins, cancels int
 	joinErr        error
@@ -75,7 +75,7 @@ func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 	return cm.Address{}, cm.ErrNoAddress
 }
 
-// second is ibAddr at the port that Bound does not tell of.
+// second is ibAddr at the port that Bound does not return.
 var second = cm.Address{Function: 2, Link: ib.LinkInfiniBand, Device: "ib1", Src: ibAddr, SGID: ibGID2, PKey: 0x8002}
 
 func (b *bench) Has(function uint16, a netip.Addr) bool {
@@ -218,7 +218,7 @@ func (p *program) refused(want Errno, command uint32, fields ...any) {
 	}
 }
 
-// create makes an identifier, whose name with the program is its number and some.
+// create makes an identifier, whose user number is derived from its number.
 func (p *program) create(ps cm.PortSpace) (n uint32, uid uint64) {
 	p.b.t.Helper()
 	p.uid++
@@ -265,7 +265,7 @@ func (p *program) next() (e told, ok bool) {
 	return told{le.Uint64(b), le.Uint32(b[8:]), eventKind(le.Uint32(b[12:])), int32(le.Uint32(b[16:])), b[20 : 20+udLen]}, true
 }
 
-// want is next that has to be this one.
+// want reads the next event and requires this one.
 func (p *program) want(uid uint64, kind eventKind, status int32) told {
 	p.b.t.Helper()
 	e, ok := p.next()
@@ -278,7 +278,7 @@ func (p *program) want(uid uint64, kind eventKind, status int32) told {
 	return e
 }
 
-// quiet wants no event.
+// quiet requires that there is no event.
 func (p *program) quiet() {
 	p.b.t.Helper()
 	if e, ok := p.next(); ok {
@@ -335,7 +335,7 @@ func (p *program) establish(n uint32) {
 	p.must(abi.CMAccept, uint64(0), make([]byte, connLen), n, uint32(0))
 }
 
-// mask asks for the attributes of a state.
+// attr queries the attributes of a state.
 func (p *program) attr(n uint32, s ib.QPState) (mask ib.AttrMask, b []byte) {
 	p.b.t.Helper()
 	b = p.must(abi.CMInitQPAttr, uint64(0), n, uint32(s))

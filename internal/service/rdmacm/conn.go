@@ -49,7 +49,7 @@ func (i *id) listen(backlog int32) Errno {
 		i.state = stateAddrBound
 		return err
 	}
-	l, err := h.cm.Listen(&cm.ListenParams{ServiceID: i.service(i.src.port), Match: i.takes, Backlog: maxBacklog}, i.listened)
+	l, err := h.cm.Listen(&cm.ListenParams{ServiceID: i.service(i.src.port), Match: i.accepts, Backlog: maxBacklog}, i.listened)
 	if err != nil {
 		i.state = stateAddrBound
 		return errno(err)
@@ -58,27 +58,26 @@ func (i *id) listen(backlog int32) Errno {
 	return OK
 }
 
-// takes reports whether a listener's address is the one that a request is for, and the request may be
-// believed. Of the listeners on a port one at most has the address (space.conflict): a request is judged
-// once, however many there are.
-func (i *id) takes(r *cm.Request) bool {
-	return r.IsIP && i.hears(r) && i.hub.plausible(r)
+// accepts reports whether a request is for the address of the listener and its addresses are
+// plausible. At most one of the listeners on a port has the address (space.conflict), so that a
+// request is validated once for any number of listeners.
+func (i *id) accepts(r *cm.Request) bool {
+	return r.IsIP && i.matches(r) && i.hub.plausible(r)
 }
 
-// hears reports whether a request is for the listener's address, as far as the request is right.
-func (i *id) hears(r *cm.Request) bool {
+// matches reports whether the destination of a request is the listener's address.
+func (i *id) matches(r *cm.Request) bool {
 	if !i.src.any() {
 		return r.IP.Dst == i.src.addr && (i.addr == nil || i.addr.Function == r.Function)
 	}
-	// The unspecified address of IPv6 is that of IPv4 too, unless the program said
-	// otherwise.
+	// The unspecified address of IPv6 includes IPv4, unless the program set the option against it.
 	return r.IP.Dst.Is4() == i.src.addr.Is4() || i.src.addr.Is6() && !i.afOnly
 }
 
-// plausible reports whether the addresses that a request states can be those of its two ends, for a
-// program takes them for that. On an Ethernet port they are what its packets go by; on another the
-// port must have the one that is said to be this side's, whichever others have it too: ports of different
-// partitions or subnets may.
+// plausible reports whether the addresses in a request can be those of its two ends, since programs
+// use them as such. On an Ethernet port they are the addresses of its packets; on another the port
+// must have the stated destination address. Other ports may have it too: those of different partitions
+// or subnets.
 func (h *Hub) plausible(r *cm.Request) (ok bool) {
 	src, dst := r.IP.Src, r.IP.Dst
 	switch {
@@ -141,7 +140,7 @@ func (i *id) listened(now mono.Time, e *cm.Event) {
 	i.queue(ev)
 }
 
-// connect asks the peer for a connection, or for its queue pair.
+// connect requests a connection from the peer, or looks up its queue pair.
 func (i *id) connect(c *connParam) Errno {
 	h := i.hub
 	if !c.valid || i.state != stateRouteResolved {
@@ -206,7 +205,7 @@ func (i *id) connected(now mono.Time, e *cm.Event) {
 		return
 	}
 	if i.uid == 0 {
-		h.Stats.DropUntaken++ // nobody could know whose it is
+		h.Stats.DropUntaken++ // its owner cannot be determined
 		return
 	}
 	i.queue(ev)
@@ -248,8 +247,8 @@ func (i *id) found(now mono.Time, e *cm.Event) {
 	i.queue(ev)
 }
 
-// accept accepts a peer's request, or, where the peer has accepted this side's, tells
-// it that the queue pair is ready.
+// accept accepts a peer's request or, if the peer has accepted this side's, confirms that the queue
+// pair is ready.
 func (i *id) accept(uid uint64, c *connParam) Errno {
 	h := i.hub
 	if i.state != stateConnect {
@@ -286,7 +285,7 @@ func (i *id) accept(uid uint64, c *connParam) Errno {
 	return OK
 }
 
-// reasonVendor refuses what a vendor's option asks for.
+// reasonVendor rejects a vendor's option.
 const reasonVendor = 35
 
 // reject refuses a peer's request, or its reply.
@@ -326,12 +325,12 @@ func (i *id) disconnect() Errno {
 	return errno(i.conn.Disconnect(i.hub.now, nil))
 }
 
-// eventCommEst is the asynchronous event of a queue pair that got a packet before the
-// peer said that it was ready, as verbs number it (IBV_EVENT_COMM_EST).
+// eventCommEst is the asynchronous event of a queue pair that received a packet before the RTU, by its
+// number in verbs (IBV_EVENT_COMM_EST).
 const eventCommEst = 4
 
-// notify takes what a program says of its queue pair: that it got the peer's first packet is
-// as good as the RTU that may be lost. Nothing else means anything here.
+// notify handles a program's event of its queue pair: the peer's first packet replaces a RTU that may
+// be lost. Other events have no meaning here.
 func (i *id) notify(event uint32) Errno {
 	switch {
 	case i.conn == nil || event != eventCommEst:

@@ -31,7 +31,7 @@ func TestAddresses(t *testing.T) {
 		by       cm.Address
 		src, dst netip.Addr
 		want     bool
-		// Of listeners for each address: who has it, as the zero Addr for nobody.
+		// For each address: the listener's address, or the zero Addr for none.
 		of netip.Addr
 	}{
 		{"both ends", at(ethAddr), ethAddr, ethAddr, true, ethAddr},

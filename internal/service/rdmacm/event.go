@@ -8,7 +8,7 @@ import (
 	"weft/internal/service/cm"
 )
 
-// eventKind is an event as programs know it.
+// eventKind is the kind of an event, by its number in the ABI.
 type eventKind uint32
 
 // Events.
@@ -39,7 +39,7 @@ type event struct {
 	status int32
 	conn   connParam
 	ud     *udParam // instead of conn
-	// Of evConnectRequest: whose it will be, and what it came with. It has no number
+	// Of evConnectRequest: its new identifier, and the parameters of the request. It has no number
 	// before it is read.
 	child *id
 }
@@ -56,14 +56,14 @@ func (i *id) queue(e *event) {
 		i.waiting++
 	}
 	i.file.events = append(i.file.events, e)
-	i.file.tell()
+	i.file.notify()
 }
 
 // status returns an error as events have it.
 func status(e Errno) int32 { return -int32(e) }
 
-// event reads the oldest event. Those of an identifier whose program has not named it yet were never
-// queued.
+// event reads the oldest event. Events of an identifier that has no user number yet were never
+// enqueued.
 func (f *File) event(room int, b []byte) ([]byte, Errno) {
 	h := f.hub
 	var e *event
@@ -85,11 +85,11 @@ func (f *File) event(room int, b []byte) ([]byte, Errno) {
 		if h.number(e.child, f) == OK {
 			break
 		}
-		// Where the user has no identifier left for it, the peer is told so, and what
-		// came later is not kept waiting.
+		// If the user has no identifier left for it, the peer is rejected, and later events are not
+		// delayed.
 		e.child.refuse(cm.ReasonNoResources)
 	}
-	f.tell()
+	f.notify()
 	h.Stats.Events++
 	e.id.reported++
 	uid, n := e.id.uid, e.id.n
@@ -115,7 +115,7 @@ func (f *File) event(room int, b []byte) ([]byte, Errno) {
 	return b[:min(len(b), at+room)], OK
 }
 
-// refuse ends a request of a peer that no program has heard of.
+// refuse rejects a request of a peer that no program has received.
 func (i *id) refuse(why cm.Reason) {
 	if i.conn != nil {
 		i.conn.Reject(i.hub.now, why, nil, nil)
@@ -164,7 +164,7 @@ func (f *File) migrate(n uint32, from *File, b []byte) ([]byte, Errno) {
 		f.hub.charge(f.owner, 1)
 		i.file = f
 		f.events = append(f.events, moved...)
-		f.tell()
+		f.notify()
 	}
 	return le.AppendUint32(b, i.reported), OK
 }

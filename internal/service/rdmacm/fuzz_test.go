@@ -11,7 +11,7 @@ import (
 	"weft/internal/service/cm"
 )
 
-// check wants the Hub's parts to agree with each other.
+// check verifies that the parts of the Hub are consistent.
 func (b *bench) check() {
 	h, t := b.hub, b.t
 	t.Helper()

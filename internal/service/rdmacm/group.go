@@ -18,7 +18,7 @@ type member struct {
 	uid      uint64
 	reported uint32 // events that were read
 	cancel   func(mono.Time)
-	over     bool // nothing is to be heard of the group any more
+	over     bool // no further events of the group
 }
 
 // Flags of a join: with queue pairs that receive, or that only send.

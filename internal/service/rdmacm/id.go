@@ -32,7 +32,7 @@ var stateNames = [...]string{"IDLE", "ADDR_BOUND", "ADDR_QUERY", "ADDR_RESOLVED"
 // id is an identifier: the end of a connection, or of what may become one.
 type id struct {
 	hub      *Hub
-	file     *File  // nil of a request that nobody has read
+	file     *File  // nil for a request that was not read
 	n        uint32 // its number, where it has one
 	uid      uint64 // its name with the program; 0 until the program has one for it
 	reported uint32 // events that were read
@@ -177,7 +177,7 @@ func (i *id) halt() {
 	}
 }
 
-// Remove tells that the port of a function is no more.
+// Remove reports that the port of a function was removed.
 func (h *Hub) Remove(now mono.Time, function uint16) {
 	h.now = now
 	for _, i := range h.ids {

@@ -8,12 +8,12 @@ import (
 	"weft/internal/service/cm"
 )
 
-// space is the ports of a port space, and who is bound to each.
+// space is the ports of a port space, and the identifiers bound to each.
 type space struct {
 	ports map[uint16][]*id
 }
 
-// Ports that are given to those who ask for none, and those that need a privilege.
+// Ephemeral ports, and privileged ports.
 const (
 	firstPort   = 32768
 	lastPort    = 60999
@@ -62,8 +62,7 @@ func (h *Hub) claim(i *id) Errno {
 	return OK
 }
 
-// conflict says why i cannot have the port of its source address beside those who
-// have it.
+// conflict returns why i cannot share the port of its source address with the identifiers bound to it.
 func (s *space) conflict(i *id) Errno {
 	for _, o := range s.ports[i.src.port] {
 		switch {

@@ -44,7 +44,7 @@ func (i *id) queryRoute(b []byte) []byte {
 	return le.AppendUint32(b, 0)
 }
 
-// What a QUERY asks for.
+// Kinds of a QUERY.
 const (
 	queryAddr = iota
 	queryPath
@@ -130,9 +130,8 @@ func (i *id) record() mad.PathRecord {
 		LifeSelector: mad.SelectExactly, Life: p.LifeTime}
 }
 
-// setPath takes the path that a program has found by itself: it is resolved then.
-// What it says of this side must be the port's: its GID, one of its LIDs, a P_Key
-// of its table. Where it leads is the program's affair.
+// setPath sets the path that a program has resolved by itself. Its source must be the port's: its GID,
+// one of its LIDs, a P_Key of its table. The destination is not checked.
 func (i *id) setPath(v []byte) Errno {
 	if len(v)%pathDataLen != 0 {
 		return EINVAL

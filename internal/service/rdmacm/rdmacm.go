@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rdmacm is the connection manager as programs know it: what the kernel's
-// device rdma_cm is to librdmacm, without the device (docs/notes/rdmacm.md).
+// Package rdmacm is the connection manager for programs: it replaces the kernel's device rdma_cm for
+// librdmacm (docs/notes/rdmacm.md).
 //
-// What comes in: commands that programs write to their channels, events of package cm,
-// outcomes of resolving addresses and paths, and time. What goes out: answers, what to do to the
-// Manager of package cm and to the Network, and notices, through the Sink of each channel. The
-// communication goroutine of a node calls it. It reads no clock, waits for nobody,
-// sends no datagram itself, and holds no more for a program than the bounds below,
-// whatever programs and peers do.
+// What comes in: commands that programs write to their channels, events of package cm, results of
+// resolving addresses and paths, and time. What goes out: replies, calls of the Manager of package cm
+// and of the Network, and notices, through the Sink of each channel. The communication goroutine of a
+// node calls it. It reads no clock, never blocks, sends no datagram itself, and holds no more for a
+// program than the bounds below, for any behaviour of programs and peers.
 //
-// It behaves as the kernel's device, ABI version 4, does; where it differs
-// docs/notes/rdmacm.md says so.
+// It behaves as the kernel's device, ABI version 4; docs/notes/rdmacm.md lists the differences.
 package rdmacm
 
 import (
@@ -31,13 +29,13 @@ const ABIVersion = 4
 // Bounds of what programs can make the Hub hold.
 const (
 	MaxIDs     = 65536 // identifiers of all programs: numbers that librdmacm can look up
-	MaxUserIDs = 16384 // of the programs of a user who is neither root nor the node's own
+	MaxUserIDs = 16384 // of the programs of a user other than root and the node's own
 	maxGroups  = 64    // multicast groups of an identifier
 	maxEvents  = 16    // events of an identifier that wait to be read, requests of peers apart
 	maxBacklog = 1024  // requests of peers that wait to be read
 )
 
-// Errno is the number of an error as programs know it (Linux).
+// Errno is an error number of the ABI (Linux).
 type Errno = syscall.Errno
 
 // Errors that programs see.
@@ -67,10 +65,10 @@ type Group struct {
 	MGID     ib.GID
 	QKey     ib.QKey
 	SendOnly bool
-	// OfLink tells, on an InfiniBand port, that what the group is like is what the
-	// IP link's groups are like.
+	// OfLink means, on an InfiniBand port, that the group's parameters are those of the IP link's
+	// groups.
 	OfLink bool
-	Addr   *cm.Address // of who joins
+	Addr   *cm.Address // of the member
 	TClass uint8
 }
 
@@ -85,7 +83,7 @@ type Device struct {
 // Network is the node's ports and the ways from them. Calls that take done never wait; done is called
 // once, maybe before they return, on the same goroutine.
 type Network interface {
-	// Bound tells which port has an address; the first of them, where several have it.
+	// Bound returns the port that has an address; the first one if several have it.
 	Bound(a netip.Addr) (cm.Address, error)
 	// Has reports whether an IP link of a function's InfiniBand port has an address.
 	Has(function uint16, a netip.Addr) bool
@@ -100,16 +98,16 @@ type Network interface {
 	// Broadcast returns the MGID of the broadcast group of the IP link that an address of
 	// an InfiniBand port belongs to.
 	Broadcast(a *cm.Address) (ib.GID, bool)
-	// Join makes the port a member of a group. What done gets is the way to the group, whose
-	// DLID is its LID, and the group's Q_Key. cancel takes part of it back, or all, and may be
-	// called at any time once.
+	// Join makes the port a member of a group. done gets the path to the group, whose DLID is its LID,
+	// and the group's Q_Key. cancel removes part of the membership, or all of it, and may be called
+	// once at any time.
 	Join(now mono.Time, g *Group, done func(now mono.Time, p cm.Path, qkey ib.QKey, err error)) (cancel func(now mono.Time))
 }
 
-// Sink is the way to whoever has a channel.
+// Sink is the connection to the holder of a channel.
 type Sink interface {
-	// Notice tells that the channel has events. It returns at once. No other follows before
-	// a command says that this one was taken in.
+	// Notice reports that the channel has events. It must not block. The next Notice follows only
+	// after a command that acknowledges this one.
 	Notice()
 }
 
@@ -152,11 +150,11 @@ func New(net Network, m *cm.Manager, rnd *rand.Rand) *Hub {
 		spaces: map[cm.PortSpace]*space{}}
 }
 
-// Owner says whose a channel is.
+// Owner is the owner of a channel.
 type Owner struct {
 	PID, UID int
 	Comm     string
-	// Own tells that the user is root or the node's own; Low that it may have ports below 1024.
+	// Own: the user is root or the node's own; Low: the user may bind ports below 1024.
 	Own, Low bool
 }
 
@@ -192,15 +190,14 @@ func (f *File) Close(now mono.Time) {
 	delete(f.hub.files, f)
 }
 
-// Noticed tells that the channel's notice was taken in. Resume follows, after the command
-// that it was taken in for.
+// Noticed acknowledges the channel's notice. Resume follows after the command that acknowledges it.
 func (f *File) Noticed() { f.noticed = false }
 
 // Resume gives a notice where one is due.
-func (f *File) Resume() { f.tell() }
+func (f *File) Resume() { f.notify() }
 
-// tell gives a notice where there are events and none is out.
-func (f *File) tell() {
+// notify sends a notice if there are events and no notice is pending.
+func (f *File) notify() {
 	if len(f.events) > 0 && !f.noticed && !f.closed {
 		f.noticed = true
 		f.sink.Notice()

@@ -44,7 +44,7 @@ func connect(t *testing.T, dst, on netip.Addr) {
 	if qpn := le.Uint32(e.param); qpn != 0x1234 {
 		t.Errorf("queue pair %#x", qpn)
 	}
-	// The peer wants to have 2 reads under way and serves 1: it is the other way round here.
+	// The peer issues 2 reads and serves 1: this side has the reverse.
 	if e.param[8+maxPrivate+2] != 2 || e.param[8+maxPrivate+3] != 1 {
 		t.Errorf("resources %v", e.param[8+maxPrivate+2:][:2])
 	}
@@ -75,7 +75,7 @@ func connect(t *testing.T, dst, on netip.Addr) {
 			t.Errorf("to queue pair %#x", le.Uint32(attr[32:]))
 		}
 	}
-	// What happens to a connection that its program has no name for yet is not told.
+	// Events of a connection without a user number are not delivered.
 	const childUID = 77
 	server.accept(childUID, child, 0x4321, []byte("welcome"))
 	e = client.want(uid, evConnectResponse, 0)
@@ -106,7 +106,7 @@ func connect(t *testing.T, dst, on netip.Addr) {
 	b.empty()
 }
 
-// empty wants nothing to be left.
+// empty verifies that nothing is left.
 func (b *bench) empty() {
 	b.t.Helper()
 	b.settle()
@@ -121,7 +121,7 @@ func (b *bench) empty() {
 	}
 }
 
-// A program that dies ends its connections: the peer hears of it.
+// A program that ends closes its connections: the peer is notified.
 func TestDeath(t *testing.T) {
 	for _, whose := range []string{"client", "server"} {
 		t.Run(whose, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestDeath(t *testing.T) {
 	}
 }
 
-// Requests: rejected with and without a reason, for nobody, and too many.
+// Requests: rejected with and without a reason, without a listener, and too many.
 func TestReject(t *testing.T) {
 	b := newBench(t)
 	server, client := b.program(), b.program()
@@ -198,8 +198,8 @@ func TestReject(t *testing.T) {
 	b.empty()
 }
 
-// A user that may have no more identifiers still hears of everything else: the peer
-// whose request would need one is refused.
+// A user at its limit of identifiers still gets other events: the peer whose request needs an
+// identifier is rejected.
 func TestRequestWithoutRoom(t *testing.T) {
 	b := newBench(t)
 	server, client := b.programOf(Owner{UID: 5}), b.program()
@@ -348,8 +348,7 @@ func TestNoPort(t *testing.T) {
 	b.empty()
 }
 
-// A notice is out exactly while there are events, as far as the program has let the hub
-// know.
+// A notice is pending exactly while there are events that the program has not acknowledged.
 func TestNotices(t *testing.T) {
 	b := newBench(t)
 	p := b.program()
@@ -555,8 +554,7 @@ func TestRemoveRequest(t *testing.T) {
 	b.empty()
 }
 
-// A program that got the peer's first packet says so: the connection is established without the
-// RTU, once.
+// A program reports the peer's first packet: the connection is established without the RTU, once.
 func TestNotify(t *testing.T) {
 	const commEst, sqDrained = 4, 5 // ibv_event_type
 	b := newBench(t)
@@ -581,7 +579,7 @@ func TestNotify(t *testing.T) {
 	b.empty()
 }
 
-// The interface that a link-local address is for reaches who looks for the way there.
+// The scope of a link-local address reaches the resolver.
 func TestScope(t *testing.T) {
 	b := newBench(t)
 	p := b.program()
@@ -624,14 +622,14 @@ func TestLate(t *testing.T) {
 	n, uid := p.create(cm.SpaceTCP)
 	p.must(abi.CMResolveIP, make([]byte, sockaddrLen), sockaddr(netip.MustParseAddr("192.0.2.7"), 1), n, uint32(1))
 	p.want(uid, evAddrError, -int32(ENETUNREACH))
-	// It may be asked again.
+	// It may be requested again.
 	p.must(abi.CMResolveIP, make([]byte, sockaddrLen), sockaddr(netip.IPv4Unspecified(), 1), n, uint32(1))
 	p.want(uid, evAddrResolved, 0)
 	p.destroy(n)
 	b.empty()
 }
 
-// Options are what they are said to be, or refused.
+// Options have valid sizes and values, or are refused.
 func TestOptions(t *testing.T) {
 	b := newBench(t)
 	p := b.program()
@@ -740,7 +738,7 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// Queries tell addresses, device, and path.
+// Queries return addresses, device, and path.
 func TestQuery(t *testing.T) {
 	b := newBench(t)
 	p := b.program()

@@ -154,7 +154,7 @@ func (f *fields) sockaddr() (e endpoint, err Errno) {
 	return e, err
 }
 
-// storage reads a socket address of any length whose length is said to be n.
+// storage reads a socket address of any family with the stated length n.
 func (f *fields) storage(n uint16) (e endpoint, err Errno) {
 	b := f.take(storageLen)
 	if err = e.parse(b[:sockaddrLen]); err == OK && int(n) != e.len() {
@@ -272,7 +272,7 @@ const (
 	qpAttrLen       = 144
 )
 
-// noIndex stands for the index of a device: the GUID tells which it is.
+// noIndex replaces the index of a device: the GUID identifies it.
 const noIndex = 0xffffffff
 
 // appendRoute appends the path record of the rdma_cm device, 64 bytes: of a path, or,

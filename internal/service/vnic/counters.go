@@ -105,7 +105,7 @@ type Counters struct {
 
 	// Not errors.
 	RxReserved     uint64 // reserved bits were not zero
-	RxFECN, RxBECN uint64 // congestion was met, or told of
+	RxFECN, RxBECN uint64 // congestion marks received
 	NotifySent     uint64 // congestion notifications
 }
 

@@ -176,7 +176,7 @@ func TestD05_Validation(t *testing.T) {
 	if l := h.a.did(); len(l) != 0 {
 		t.Errorf("the adapter was told: %q", l)
 	}
-	// A frame that the length field cannot tell is not sent.
+	// A frame that is too long for the length field is not sent.
 	s := newHost(t, 1, func(i *mad.VESWPortInfo) { i.VESW.EthMTU = MaxEthMTU })
 	f := frame(mad.VESWMAC(testFabric, testVESW, 2), [6]byte{2}, MaxFrame+1)
 	in := ether.Classify(f)
@@ -194,7 +194,7 @@ func TestD05_Validation(t *testing.T) {
 	}
 }
 
-// TestD06_Checks: sizes, P_Key, LIDs and the frame's length are judged (TestJudgement has all of
+// TestD06_Checks: sizes, P_Key, LIDs and the frame's length are checked (TestReceiveChecks has all of
 // them), and no crafted packet makes a length negative.
 func TestD06_Checks(t *testing.T) {
 	h := newHost(t, 2, nil)
@@ -254,8 +254,8 @@ func TestD08_Duplicates(t *testing.T) {
 	}
 }
 
-// TestD09_MACs: the interface hears of each MAC that the manager gives, keeps one that its owner chose, and is never
-// left with none.
+// TestD09_MACs: the interface gets each MAC that the manager sets, keeps one that its owner set, and
+// always has one.
 func TestD09_MACs(t *testing.T) {
 	h := newHost(t, 1, nil)
 	p := h.Port(0)
@@ -319,7 +319,8 @@ func TestD10_Remove(t *testing.T) {
 	}
 }
 
-// TestD11_Link: carrier, oper state and link status follow the port of the fabric, which is told of.
+// TestD11_Link: carrier, oper state and link status follow the port of the fabric, and a trap reports
+// it.
 func TestD11_Link(t *testing.T) {
 	h := newHost(t, 1, nil)
 	now := mono.Time(1).Add(2 * trapWindow)
@@ -334,7 +335,7 @@ func TestD11_Link(t *testing.T) {
 			t.Errorf("change %d: %s", i, diff)
 		}
 	}
-	// A port that was down for another reason has nothing to tell.
+	// A port that was down for another reason has nothing to report.
 	h.Port(0).SetAdmin(now, false)
 	h.drain(now)
 	h.SetLink(now, false)
@@ -411,7 +412,7 @@ func TestD13_Statistics(t *testing.T) {
 	a.dlid([6]byte{0, 1, 2, 3, 4, 5})
 	a.Port(0).SetAdmin(1, false)
 	a.dlid(to)
-	a.tx.Lost(3)
+	a.tx.NoRoom(3)
 	a.tx.Refused(2)
 	want := map[string]uint64{"packets": 14, "bytes": octets, "unicast": 9, "mcastbcast": 5, "untagged": 8, "vlan": 6,
 		"64_size": 2, "65_127": 2, "128_255": 2, "256_511": 2, "512_1023": 2, "1024_1518": 2, "1519_max": 2}
@@ -509,7 +510,8 @@ func TestD18_HostileNode(t *testing.T) {
 	}
 }
 
-// TestPartitionChanges: a port that changes its partition hears the new one and no longer the old.
+// TestPartitionChanges: a port that changes its partition receives packets of the new one and no
+// longer of the old.
 func TestPartitionChanges(t *testing.T) {
 	h := newHost(t, 2, nil)
 	i := h.Info(0)
@@ -529,8 +531,8 @@ func TestPartitionChanges(t *testing.T) {
 	}
 }
 
-// TestD19_Flood: with the property, what would vanish for want of an entry goes to everybody; by default it
-// is dropped and counted.
+// TestD19_Flood: with the property, frames without a table entry are flooded; by default they are
+// dropped and counted.
 func TestD19_Flood(t *testing.T) {
 	unknown, foreign := [6]byte{0, 1, 2, 3, 4, 5}, [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}
 	ours, known := mad.VESWMAC(testFabric, testVESW, 9), [6]byte{0, 7}
@@ -566,8 +568,8 @@ func TestD19_Flood(t *testing.T) {
 	}
 }
 
-// TestD21_BehindABridge: MACs behind a bridge are reached where they are told as filters, where the manager spreads them,
-// and where the VESW floods.
+// TestD21_BehindABridge: MACs behind a bridge are reachable if they are reported as filters, if the
+// manager distributes them, and if the VESW floods.
 func TestD21_BehindABridge(t *testing.T) {
 	behind := [6]byte{0x52, 0x54, 0, 1, 2, 3}
 	bridge := newHost(t, 2, nil)

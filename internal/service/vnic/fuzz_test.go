@@ -80,7 +80,7 @@ func FuzzPorts(f *testing.F) {
 	})
 }
 
-// check holds what is true of a function's ports whenever nobody is at work on them.
+// check verifies the invariants of a function's ports between calls.
 func (h *host) check(t *testing.T) {
 	t.Helper()
 	m := h.a.seen.Load()

@@ -123,7 +123,7 @@ func bare(lid uint32) *host {
 	return h
 }
 
-// newHost is a host whose port 0 forwards.
+// newHost is a host whose port 0 is forwarding.
 func newHost(t testing.TB, lid uint32, change func(i *mad.VESWPortInfo)) *host {
 	t.Helper()
 	h := bare(lid)

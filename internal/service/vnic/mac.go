@@ -81,7 +81,7 @@ func (t *macTable) slot(key uint64) *macSlot {
 	}
 }
 
-// dlid returns where a MAC is, 0 where the table does not know it.
+// dlid returns the DLID of a MAC, 0 if the table has no entry.
 func (t *macTable) dlid(key uint64) uint32 {
 	if len(t.slots) == 0 || key == 0 {
 		return 0

@@ -16,8 +16,8 @@ const (
 // Function gives out the netdevs of type OPA_VNIC of an adapter's function, which are its resources and
 // bounded. The management goroutine calls it.
 type Function interface {
-	// AllocNetdev returns the netdev of a port: down, in no VESW and in no group. ErrNoResource
-	// tells that the function has no more.
+	// AllocNetdev returns the netdev of a port: down, in no VESW and in no group. ErrNoResource means
+	// that the function has no more.
 	AllocNetdev(vport uint8) (Netdev, error)
 	// FreeNetdev gives it back, with all that it held.
 	FreeNetdev(vport uint8)
@@ -25,8 +25,8 @@ type Function interface {
 
 // Netdev is the side of a port that belongs to the adapter. The management goroutine calls it.
 type Netdev interface {
-	// SetVESW binds the netdev to a VESW, whose packets it then gets; 0: to none. After an
-	// error it is in none: ErrVESWInUse where another netdev of the function is in this one.
+	// SetVESW binds the netdev to a VESW, whose packets it then receives; 0: to none. After an error
+	// it is bound to none: ErrVESWInUse if another netdev of the function is bound to this one.
 	SetVESW(id uint16) error
 	// AttachMulticast has the netdev get packets to a group, by its LID of 24 bits;
 	// ErrNoResource beyond MaxGroups.
@@ -35,8 +35,8 @@ type Netdev interface {
 	// Up has it deliver, Down has it drop.
 	Up() error
 	Down()
-	// Configure tells how the interface is to be, and what the receiver checks. It is
-	// called with changes only.
+	// Configure sets the configuration of the interface and the checks of the receiver. It is called
+	// with changes only.
 	Configure(d Device)
 }
 
@@ -46,7 +46,7 @@ type Device struct {
 	MTU, MaxMTU int     // of what follows the Ethernet header
 	PKey        ib.PKey // of the VESW
 	Carrier     bool
-	// Dormant tells that the Ethernet Manager has not released the port.
+	// Dormant: the Ethernet Manager has not released the port.
 	Dormant bool
 	// Reason is why no traffic flows, "" while it does.
 	Reason string

@@ -39,7 +39,7 @@ type demux struct {
 	inlet [MaxNetdevs]inlet
 }
 
-// inlet is what a Receiver knows of a netdev.
+// inlet is a Receiver's snapshot of a netdev.
 type inlet struct {
 	groups   []uint32 // sorted
 	maxFrame int
@@ -58,8 +58,8 @@ func (d *Netdevs) publish() {
 	d.seen.Store(m)
 }
 
-// SetLIDs tells which LIDs, of 24 bits, the function has: those that are lid but for lmc low
-// bits. lid 0: none.
+// SetLIDs sets the LIDs, of 24 bits, of the function: those equal to lid except the lmc low bits. lid
+// 0: none.
 func (d *Netdevs) SetLIDs(lid uint32, lmc uint8) {
 	if d.lid != lid || d.lmc != lmc {
 		d.lid, d.lmc = lid, lmc
@@ -67,7 +67,7 @@ func (d *Netdevs) SetLIDs(lid uint32, lmc uint8) {
 	}
 }
 
-// Alloc returns the netdev of a port. It implements Function but for the type.
+// Alloc returns the netdev of a port. It is AllocNetdev of Function with the concrete type.
 func (d *Netdevs) Alloc(vport uint8) (*Slot, error) {
 	switch {
 	case int(vport) >= MaxNetdevs || d.used >= d.max:

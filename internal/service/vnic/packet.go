@@ -51,7 +51,8 @@ type Cut struct{ Frames, Len, Last int }
 // Preconditions: o.Check accepted the frame, or an ether.Joiner made it.
 func CutOf(n int, o *ether.Offload) Cut { return cut(n, int(o.HdrLen), int(o.GSOSize), o) }
 
-// CutAt is CutOf for a Splitter with an MTU, which cuts TCP segments smaller than they ask for where they must be.
+// CutAt is CutOf for a Splitter with an MTU, which cuts TCP segments smaller than their offload
+// requests if necessary.
 //
 // Preconditions: o.Check accepted the frame, in which ether.Classify found in; mtu > 0.
 func CutAt(n int, o *ether.Offload, in *ether.Info, mtu int) Cut {

@@ -17,8 +17,8 @@ const (
 	maxLID    = 1<<24 - 1
 	maxSC     = 31
 	maxVL     = 15
-	// MaxFilters bounds each list of MACs that an interface takes; what is
-	// beyond is not told to the manager.
+	// MaxFilters bounds each list of MACs that an interface accepts; further ones are not reported to
+	// the manager.
 	MaxFilters = 1024
 	// defaultMTU is an interface's own until its owner sets another.
 	defaultMTU = 1500
@@ -42,11 +42,11 @@ type Port struct {
 	up     bool    // dev is
 	astray string  // why dev is not in the VESW
 	fault  string  // why dev did not go up
-	device Device  // as dev knows it
+	device Device  // as last passed to dev
 	groups []uint32
 	lost   int // groups that dev refused
 
-	filters              [2][][6]byte // unicast, multicast, as the interface told them
+	filters              [2][][6]byte // unicast, multicast, as reported by the interface
 	unicast, multicast   [][6]byte    // as the manager reads them
 	unicastCut, mcastCut int          // how many there are too many
 }
@@ -68,7 +68,7 @@ func (p *Port) Device() Device { return p.device }
 // beyond MaxFilters.
 func (p *Port) Refused() (groups, macs int) { return p.lost, p.unicastCut + p.mcastCut }
 
-// validate judges what a manager wants a port to be.
+// validate checks a manager's configuration of a port.
 func (s *Ports) validate(vport uint8, i *mad.VESWPortInfo) error {
 	v, q := &i.VESW, &i.Port
 	bad := func(format string, a ...any) error {
@@ -187,7 +187,7 @@ func (p *Port) regroup() {
 	p.groups = have
 }
 
-// reason says what keeps traffic from flowing, "" where nothing does.
+// reason returns why no traffic flows, "" if it does.
 func (p *Port) reason() string {
 	switch {
 	case p.info.VESW.VESWID == 0:
@@ -206,7 +206,7 @@ func (p *Port) reason() string {
 	return ""
 }
 
-// publish makes state follow its causes, and tells Senders and the adapter.
+// publish derives the state, and updates Senders and the adapter.
 func (p *Port) publish() {
 	p.fault = ""
 	d := Device{MAC: p.mac, MTU: p.mtu, MaxMTU: int(p.info.VESW.EthMTU), PKey: p.info.VESW.PKey, Dormant: p.info.Port.ConfigState != mad.VESWForwarding}
@@ -243,8 +243,8 @@ func (p *Port) configure(d Device) {
 
 func (p *Port) mark(now mono.Time, op mad.VEMAOpcode) { p.traps.mark(now, op) }
 
-// SetAdmin tells whether the interface is set up or down. It stays so until told otherwise, whatever
-// the manager does meanwhile.
+// SetAdmin sets the interface up or down. The state is kept until the next call, independent of the
+// manager.
 func (p *Port) SetAdmin(now mono.Time, up bool) {
 	if p.admin == up {
 		return
@@ -254,7 +254,7 @@ func (p *Port) SetAdmin(now mono.Time, up bool) {
 	p.mark(now, mad.VEMALinkStatus)
 }
 
-// SetMAC tells the MAC of the interface, where its owner chose one.
+// SetMAC sets the MAC of the interface, if its owner chose one.
 func (p *Port) SetMAC(now mono.Time, mac [6]byte) error {
 	if mac == ([6]byte{}) || mac[0]&groupBit != 0 {
 		return fmt.Errorf("MAC %x: %w", mac, ErrInvalid)
@@ -270,7 +270,7 @@ func (p *Port) SetMAC(now mono.Time, mac [6]byte) error {
 	return nil
 }
 
-// SetMTU tells the MTU of the interface.
+// SetMTU reports the MTU of the interface.
 func (p *Port) SetMTU(now mono.Time, mtu int) error {
 	if limit := int(p.info.VESW.EthMTU); mtu < MinEthMTU || mtu > limit {
 		return fmt.Errorf("MTU %d, not %d … %d: %w", mtu, MinEthMTU, limit, ErrInvalid)
@@ -280,7 +280,7 @@ func (p *Port) SetMTU(now mono.Time, mtu int) error {
 	return nil
 }
 
-// SetFilters tells all MACs that the interface takes besides its own. The lists are copied.
+// SetFilters sets all MACs that the interface accepts besides its own. The lists are copied.
 func (p *Port) SetFilters(now mono.Time, unicast, multicast [][6]byte) {
 	p.filters[0], p.unicastCut = filter(unicast, 0)
 	p.filters[1], p.mcastCut = filter(multicast, groupBit)

@@ -50,7 +50,7 @@ func TestState(t *testing.T) {
 			t.Errorf("%v", some(c.Each))
 		}
 	}
-	// Config states that nobody defined hold the port.
+	// Undefined config states keep the port from forwarding.
 	for _, s := range []mad.VESWState{0, 2, 4, 0xff} {
 		h := newHost(t, 1, func(i *mad.VESWPortInfo) { i.Port.ConfigState = s })
 		if q := h.Info(0).Port; q.OperState != mad.VESWDropAll || q.ConfigState != s {
@@ -59,7 +59,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestPowerOn: what a port is that nobody configured, and one that was deleted.
+// TestPowerOn: the state of a port that was never configured, and of one that was deleted.
 func TestPowerOn(t *testing.T) {
 	h := bare(1)
 	none := mad.DefaultVESWPortInfo()
@@ -185,7 +185,7 @@ func TestNetdev(t *testing.T) {
 	}
 }
 
-// TestAdapterFails: what the adapter refuses is told, keeps the port down, and is tried again.
+// TestAdapterFails: a refusal of the adapter is reported, keeps the port down, and is retried.
 func TestAdapterFails(t *testing.T) {
 	h := bare(1)
 	h.a.fail = "vesw"
@@ -275,7 +275,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("group %#x: %v", g, err)
 		}
 	}
-	// A table of more groups than a netdev takes is kept; what is beyond is told.
+	// A table of more groups than a netdev accepts is kept; the excess is reported.
 	h = newHost(t, 1, nil)
 	entries := make([]mad.VESWMACEntry, MaxGroups+9)
 	for i := range entries {

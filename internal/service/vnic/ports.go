@@ -124,7 +124,7 @@ func (s *Ports) Remove(now mono.Time, vport uint8) error {
 	return nil
 }
 
-// SetLink tells whether the port of the fabric is ACTIVE.
+// SetLink reports whether the port of the fabric is ACTIVE.
 func (s *Ports) SetLink(now mono.Time, active bool) {
 	if s.active == active {
 		return
@@ -140,14 +140,14 @@ func (s *Ports) SetLink(now mono.Time, active bool) {
 	}
 }
 
-// Trap is an event of a port that the manager is to be told of.
+// Trap is an event of a port to report to the manager.
 type Trap struct {
 	VPort  uint8
 	Opcode mad.VEMAOpcode
 }
 
-// NextTrap returns a trap that is to be sent now, each once. It is not called while there is nobody
-// to send to; what happens meanwhile is told of later.
+// NextTrap returns a trap to send now, each once. The caller calls it only while there is a manager to
+// send to; events in between are kept.
 func (s *Ports) NextTrap(now mono.Time) (t Trap, ok bool) {
 	for i, p := range s.ports {
 		if p != nil {

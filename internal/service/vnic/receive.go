@@ -20,7 +20,7 @@ type Receiver struct {
 // Receiver returns one for a lane of its own.
 func (d *Netdevs) Receiver() *Receiver { return &Receiver{d: d} }
 
-// Counters returns what was counted for a port, whoever had the number.
+// Counters returns the counters of a port number, over all ports that had it.
 func (r *Receiver) Counters(vport uint8) (c Counters) {
 	if int(vport) < MaxNetdevs {
 		c = r.c[vport]
@@ -47,8 +47,8 @@ type Inbound struct {
 	Notify []byte
 }
 
-// Receive judges the packet p, finds its port and strips it. false: it is no frame for anybody, which was
-// counted. Whatever p holds is harmless.
+// Receive validates the packet p, finds its port and strips it. false: the packet was dropped, and
+// counted. p may have any content.
 //
 // Preconditions: wire.Parse16 accepted p and decoded h.
 func (r *Receiver) Receive(h *wire.Header16, p []byte, in *Inbound) bool {
@@ -71,7 +71,7 @@ func (r *Receiver) Receive(h *wire.Header16, p []byte, in *Inbound) bool {
 		c.RxReserved++
 	}
 	i := &m.inlet[vport]
-	if !r.judge(m, i, h, c, 1) {
+	if !r.validate(m, i, h, c, 1) {
 		return false
 	}
 	frame := p[HeaderLen:end:end]
@@ -111,7 +111,7 @@ func (r *Receiver) Local(d *Decision, frame []byte, cut Cut, in *Inbound) bool {
 		return false
 	}
 	i := &m.inlet[vport]
-	if !r.judge(m, i, &d.Header, c, cut.Frames) {
+	if !r.validate(m, i, &d.Header, c, cut.Frames) {
 		return false
 	}
 	if cut.Len > i.maxFrame {
@@ -131,7 +131,7 @@ func (r *Receiver) Lost(vport uint8, frame []byte, cut Cut) {
 	c.RxFIFOErrors += uint64(cut.Frames)
 }
 
-// port finds who is in a VESW; nil, and counted, where nobody is.
+// port returns the port that is in a VESW; nil, and counted, if none is.
 func (r *Receiver) port(m *demux, vesw uint16) (vport uint8, c *Counters) {
 	at := m.index[vesw&maxVESW]
 	if at == 0 {
@@ -141,8 +141,9 @@ func (r *Receiver) port(m *demux, vesw uint16) (vport uint8, c *Counters) {
 	return at - 1, &r.c[at-1]
 }
 
-// judge says whether packets with this header are for the netdev, and counts n where they are not.
-func (r *Receiver) judge(m *demux, i *inlet, h *wire.Header16, c *Counters, n int) bool {
+// validate reports whether packets with this header are valid for the netdev, and counts n if they are
+// not.
+func (r *Receiver) validate(m *demux, i *inlet, h *wire.Header16, c *Counters, n int) bool {
 	var why *uint64
 	switch {
 	case !isUnicast(h.SLID) || m.owns(h.SLID):

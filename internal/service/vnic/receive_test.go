@@ -15,15 +15,15 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// reseal makes a packet valid again whose header or frame was changed.
+// reseal makes a packet with a changed header or frame valid again.
 func reseal(p []byte, n int) []byte {
 	wire.Seal16(p, wire.Ethernet16Len+n)
 	return p
 }
 
-// TestJudgement: a packet reaches the port only if all of docs/notes/vesw.md 7 is so; what else
+// TestReceiveChecks: a packet reaches the port only if all of docs/notes/vesw.md 7 is so; what else
 // comes is counted under one name, and within a node as between nodes.
-func TestJudgement(t *testing.T) {
+func TestReceiveChecks(t *testing.T) {
 	for _, x := range []struct {
 		name   string
 		head   func(h *wire.Header16)

@@ -7,9 +7,9 @@ import "weft/internal/proto/ether"
 // Segment is what a port carries frames for: a TAP device, a stack in the process, the rings of a guest, a
 // gateway. One lane calls TryReadBatch, WriteBatch, Takes, FD and Arm, the management goroutine Configure and Close.
 type Segment interface {
-	// TryReadBatch gives what waits to be sent: frames[i] with what off[i] says is still to be done with it,
-	// up to ether.MaxFrame octets. Nobody else can change them, and they stay valid until the next TryReadBatch. 0, nil: nothing
-	// waits. After Close it returns os.ErrClosed.
+	// TryReadBatch returns frames to send: frames[i], up to ether.MaxFrame octets, with the remaining
+	// offload off[i]. They are private, and valid until the next TryReadBatch. 0, nil: there are none.
+	// After Close it returns os.ErrClosed.
 	TryReadBatch(frames [][]byte, off []ether.Offload) (n int, err error)
 	// WriteBatch takes frames, which it neither keeps nor changes, with Offloads that Takes allows. It takes
 	// them in order; dropped is how many at the end found no room.
@@ -19,10 +19,10 @@ type Segment interface {
 	// FD returns a descriptor that becomes readable when frames wait; -1: the segment calls the function that it was
 	// made with, from any goroutine.
 	FD() int
-	// Arm asks to be woken for the next frame, and reports that some wait already: then the lane must
-	// not sleep.
+	// Arm requests a wake-up for the next frame, and reports whether there are frames already: then
+	// the lane must not sleep.
 	Arm() (waiting bool)
-	// Configure makes the interface what d says. It may return before that is so.
+	// Configure applies d to the interface. It may return before that is complete.
 	Configure(d Device)
 	Close() error
 }
@@ -34,8 +34,9 @@ type FrameWriter interface {
 	WriteFrames(frames []ether.Frame) (dropped int)
 }
 
-// SegmentEvent is what the owner of an interface made of it. A Segment tells it by the function that it was made with,
-// from any goroutine: each time the whole of what is so now, and nothing that is older than the Device it was made with.
+// SegmentEvent is the state of an interface as its owner set it. A Segment reports it through the
+// function that it was made with, from any goroutine: always the complete present state, and never one
+// older than the Device it was made with.
 type SegmentEvent struct {
 	Up  bool // administratively
 	MTU int

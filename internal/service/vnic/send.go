@@ -63,7 +63,7 @@ func makePlan(i *mad.VESWPortInfo, macs macTable, oper bool) *plan {
 	return pl
 }
 
-// dlid says where a frame to a MAC goes; 0: nowhere.
+// dlid returns the DLID of a frame to a MAC; 0: none.
 func (pl *plan) dlid(key uint64, entropy uint8) uint32 {
 	lid := pl.macs.dlid(key)
 	switch {
@@ -139,8 +139,8 @@ func (s *Sender) Decide(frame []byte, in *ether.Info, c Cut, d *Decision) bool {
 // Sent counts frames of a Decision that are on their way.
 func (s *Sender) Sent(d *Decision, c Cut) { s.c.Tx.count(c, d.group, d.tagged) }
 
-// Lost counts frames for whose packets there was no room.
-func (s *Sender) Lost(frames int) { s.c.TxFIFOErrors += uint64(frames) }
+// NoRoom counts frames whose packets found no room.
+func (s *Sender) NoRoom(frames int) { s.c.TxFIFOErrors += uint64(frames) }
 
-// Refused counts frames whose packets the fabric's switch does not let pass.
+// Refused counts frames whose packets the fabric's switch refused.
 func (s *Sender) Refused(frames int) { s.c.TxCarrierErrors += uint64(frames) }

@@ -17,8 +17,8 @@ const (
 	windowTraps = 5
 )
 
-// traps are the events of a port that its manager has not been told of: each kind
-// once, however often it happened, and no more than windowTraps in a trapWindow.
+// traps are the unreported events of a port: each kind once, however often it happened, and at most
+// windowTraps in a trapWindow.
 type traps struct {
 	dirty  uint8     // by opcode
 	since  mono.Time // the oldest of them

@@ -211,7 +211,7 @@ func TestDecisionVectors(t *testing.T) {
 	}
 }
 
-// ipFrame makes a frame of an IP packet, or what its EtherType says.
+// ipFrame makes a frame of an IP packet, or of the given EtherType.
 func ipFrame(etherType uint16, proto uint8, tags int) []byte {
 	f := frame([6]byte{2, 0, 0, 9}, [6]byte{2}, 14)[:12]
 	for range tags {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vema is the virtual Ethernet management agent of a port of the
-// fabric: it lets an Ethernet Manager configure the port's vports.
+// Package vema is the virtual Ethernet management agent of a port of the fabric: through it an
+// Ethernet Manager configures the port's vports.
 //
-// What comes in: MADs of class 0x34 that reached the port's queue pair 1, what
-// the subnet manager makes of the port, and time. What goes out: each request
-// as its own answer, calls of Ports, and traps. The management goroutine of a
-// node calls it, for each of its functions. It never sends, waits or reads a
-// clock, changes nothing for a MAD that it does not answer with success, and
-// takes a Set from nobody but a manager that it has reason to trust.
+// What comes in: MADs of class 0x34 that reached the port's queue pair 1, the attributes that the
+// subnet manager set, and time. What goes out: each request as its own response, calls of Ports, and
+// traps. The management goroutine of a node calls it, for each of its functions. It never sends,
+// blocks or reads a clock, changes nothing for a MAD without a successful response, and accepts a Set
+// only from a trusted manager.
 //
-// docs/notes/vesw.md tells formats, answers and who is trusted.
+// docs/notes/vesw.md has formats, responses and the trusted managers.
 package vema
 
 import (
@@ -23,8 +22,8 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// Ports is the vports of the port, by the low octet of an attribute's
-// modifier. An error refuses what was asked, and then nothing has changed.
+// Ports is the vports of the port, by the low octet of an attribute's modifier. An error refuses the
+// request, and then nothing has changed.
 type Ports interface {
 	// Info returns the defaults with a LinkStatus of 0 where there is no vport.
 	Info(vport uint8) mad.VESWPortInfo
@@ -46,29 +45,28 @@ type Ports interface {
 
 var _ Ports = (*vnic.Ports)(nil)
 
-// Counters returns the counters of a vport that exists; who calls it fills in
-// which one that is.
+// Counters returns the counters of a vport that exists; the caller fills in its number.
 type Counters func(vport uint8) (mad.VESWSummary, mad.VESWErrors)
 
 // Config is what an agent works for.
 type Config struct {
 	Ports    Ports
 	Counters Counters // nil: all are 0
-	// Managers are LIDs whose Sets are accepted besides those of the subnet manager
-	// and of the trap LID in force.
+	// Managers are LIDs whose Sets are accepted besides those of the subnet manager and of the trap
+	// LID in force.
 	Managers []ib.LID
 	// DriverPortNum has counters name the port of the fabric, as the driver does, where the port's
 	// number within the VESW belongs.
 	DriverPortNum bool
 }
 
-// Port is what the agent must know of the port of the fabric.
+// Port holds the attributes of the port of the fabric that the agent depends on.
 type Port struct {
 	LID, SMLID ib.LID
 	Active     bool
 }
 
-// Stats count what was asked, and why it was refused.
+// Stats count requests, and refusals by reason.
 type Stats struct {
 	Gets, Sets, Traps uint64
 	Unsupported       uint64 // answered with mad.StatusBadMethodAttr
@@ -86,14 +84,14 @@ type Agent struct {
 	stored   [mad.VEMAClassPortInfoLen]byte
 	info     mad.VEMAClassPortInfo
 	known    bool   // it was written
-	stranger ib.LID // who was refused last
+	stranger ib.LID // source of the last refused Set
 	tid      uint64
 	req      mad.VEMA // being handled; its Data becomes the answer's
 	entries  mad.VESWMACEntries
 	list     mad.VESWMACList
 }
 
-// maxVPorts is how many vports ClassPortInfo says that there can be.
+// maxVPorts is the number of vports in ClassPortInfo.
 const maxVPorts = 255
 
 // respTime is the response time that it names: 4.096 µs · 2^18.
@@ -106,7 +104,7 @@ func New(cfg Config) *Agent {
 	return a
 }
 
-// SetPort tells what has become of the port.
+// SetPort updates the attributes of the port.
 func (a *Agent) SetPort(p Port) { a.port = p }
 
 // Waiting reports whether no Ethernet Manager has turned up since the agent was made.
@@ -115,7 +113,7 @@ func (a *Agent) Waiting() bool { return !a.known }
 // Manager returns the LID that traps go to, 0 where they go nowhere.
 func (a *Agent) Manager() ib.LID { return ib.LID(a.info.Trap.LID) }
 
-// Stats returns the counters, and the LID of the last stranger whose Set was refused.
+// Stats returns the counters, and the source LID of the last refused Set.
 func (a *Agent) Stats() (s Stats, stranger ib.LID) { return a.stats, a.stranger }
 
 // Handle takes a MAD that reached queue pair 1 of the port and makes its answer
@@ -164,7 +162,7 @@ func (a *Agent) Handle(now mono.Time, d *mad.Datagram) bool {
 	return true
 }
 
-// trusts reports whether who sent a datagram may change something.
+// trusts reports whether the sender of a datagram may change something.
 func (a *Agent) trusts(d *mad.Datagram) bool {
 	if d.SrcQPN != ib.QPNGSI || !d.SLID.IsUnicast() {
 		return false
@@ -188,7 +186,7 @@ func (a *Agent) answer(c interface{ Append([]byte) []byte }) mad.Status {
 	return mad.StatusOK
 }
 
-// get puts what the request asks for in its place.
+// get writes the requested attribute into the response.
 func (a *Agent) get() mad.Status {
 	vport := mad.VEMAVPort(a.req.AttributeModifier)
 	switch a.req.AttributeID {
@@ -235,7 +233,7 @@ func (a *Agent) macEntries(vport uint8) mad.Status {
 	return a.answer(e)
 }
 
-// macs answers with a part of a list, however much was asked for.
+// macs responds with a part of a list, for any requested length.
 func (a *Agent) macs(vport uint8, list func(uint8, int, [][6]byte) (int, int, uint16, error)) mad.Status {
 	l := &a.list
 	l.Parse(a.req.Data[:])
@@ -274,7 +272,7 @@ func (a *Agent) counters(vport uint8) mad.Status {
 	return a.answer(&s)
 }
 
-// set does what a trusted request asks for, an attribute that is settable, and puts the answer in its place.
+// set executes a trusted request for a settable attribute and writes the response.
 func (a *Agent) set(now mono.Time) mad.Status {
 	vport := mad.VEMAVPort(a.req.AttributeModifier)
 	var err error
@@ -314,8 +312,8 @@ func (a *Agent) set(now mono.Time) mad.Status {
 	return a.portInfo(vport)
 }
 
-// store keeps a ClassPortInfo as it was written, but for what it says of the agent itself;
-// false where traps cannot go where it says.
+// store stores a ClassPortInfo as written, except the fields of the agent itself; false if traps
+// cannot be sent to its trap LID.
 func (a *Agent) store(b []byte) bool {
 	var stored [mad.VEMAClassPortInfoLen]byte
 	copy(stored[:], b)

@@ -21,8 +21,7 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// vports is Ports as simple as can be: what was set is there, and lists and traps are what
-// the test says.
+// vports is a minimal Ports: Set values are kept, and the test sets lists and traps.
 type vports struct {
 	info      map[uint8]*mad.VESWPortInfo
 	table     map[uint8][]mad.VESWMACEntry
@@ -30,7 +29,7 @@ type vports struct {
 	traps     []vnic.Trap
 	due       mono.Time
 	calls     int // that would change something
-	largest   int // list asked for
+	largest   int // requested list
 	forbidden bool
 }
 
@@ -145,8 +144,8 @@ func (p *vports) Deadline() mono.Time {
 
 func (p *vports) OPAPort() uint8 { return 1 }
 
-// LIDs of the tests: the agent's port, its subnet manager, another manager that was
-// configured, and somebody else.
+// LIDs of the tests: the agent's port, its subnet manager, another configured manager, and an unknown
+// node.
 const (
 	ownLID      = 5
 	smLID       = 1
@@ -175,7 +174,7 @@ func datagram(from ib.LID, b []byte) *mad.Datagram {
 	return d
 }
 
-// ask sends a request and returns the answer.
+// request sends a request and returns the response.
 func ask(t *testing.T, a *Agent, from ib.LID, m *mad.VEMA) mad.VEMA {
 	t.Helper()
 	d := datagram(from, m.Append(nil))
@@ -216,7 +215,7 @@ func trapLID(lid uint32) *mad.VEMAClassPortInfo {
 // step is what happens between the MADs of the sequence in opa16b.json.
 type step struct {
 	link  func() // the interface is switched on
-	lists func() // it is told of addresses
+	lists func() // called with the addresses
 }
 
 func TestSequence(t *testing.T) {
@@ -307,7 +306,7 @@ func sequence(t *testing.T, a *Agent, do step) {
 			}
 			continue
 		}
-		if s.Name == "get_ucast_macs" { // what the interface has been told
+		if s.Name == "get_ucast_macs" { // the interface's addresses
 			do.lists()
 		}
 		d := datagram(smLID, whole(s.Request))
@@ -385,8 +384,8 @@ func TestNoVPort(t *testing.T) {
 	}
 }
 
-// TestD07_Lists: however many MACs a request asks for, the answer has no more than fit, and pages join
-// to the list.
+// TestD07_Lists: for any requested number of MACs the response has no more than fit, and pages join to
+// the list.
 func TestD07_Lists(t *testing.T) {
 	p := newVPorts()
 	p.info[0] = &mad.VESWPortInfo{Port: mad.VESWPort{LinkStatus: mad.VESWLinkUp, McMACsGen: 77}}
@@ -552,7 +551,7 @@ func TestD18_Strangers(t *testing.T) {
 	}
 }
 
-// TestD20_Waiting: until somebody sets ClassPortInfo who may.
+// TestD20_Waiting: until a trusted manager sets ClassPortInfo.
 func TestD20_Waiting(t *testing.T) {
 	a := newAgent(newVPorts())
 	ask(t, a, smLID, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
@@ -611,7 +610,7 @@ func TestD12_Traps(t *testing.T) {
 	p.due = 1000
 	var d mad.Datagram
 	for _, f := range []func(){
-		func() {}, // nobody has said where to
+		func() {}, // no trap LID was set
 		func() {
 			a.store(trapLID(0x12).Append(nil))
 			a.SetPort(Port{LID: ownLID, SMLID: smLID})
@@ -676,8 +675,8 @@ func TestNotMine(t *testing.T) {
 	}
 }
 
-// FuzzAgent gives the agent requests from anybody: nobody but a manager changes anything, and every answer
-// is one to what was asked.
+// FuzzAgent passes requests of any sender to the agent: only a manager changes anything, and every
+// response belongs to its request.
 func FuzzAgent(f *testing.F) {
 	for _, id := range []mad.AttributeID{0x01, 0x11, 0x12, 0x13, 0x14, 0x15, 0x20, 0x22, 0xff15} {
 		for _, m := range []byte{1, 2} {

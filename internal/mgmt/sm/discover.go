@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sm
+
+import (
+	"fmt"
+	"slices"
+
+	"weft/internal/mgmt/sm/topo"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+)
+
+// problem notes what is wrong with the subnet.
+func (s *sweep) problem(where string, format string, args ...any) {
+	const most = 200
+	if len(s.problems) < most {
+		s.problems = append(s.problems, Problem{Where: where, What: fmt.Sprintf(format, args...)})
+	}
+}
+
+// gaveUp notes a request of a sweep that nobody answered, or that was refused.
+func (s *sweep) gaveUp(r *request, a *mad.SMP) bool {
+	if a != nil && a.Status == mad.StatusOK {
+		return false
+	}
+	if s.barred(r) {
+		return true
+	}
+	s.failed++
+	why := "no answer"
+	if a != nil {
+		why = a.Status.String()
+	}
+	s.problem(s.nameOf(r.ref), "%v of %s, modifier %#x: %s", r.method, attrName(r.attr), r.mod, why)
+	return true
+}
+
+// nameOf is how people call a port of the subnet being swept.
+func (s *sweep) nameOf(r topo.Ref) string {
+	t := s.base.topo
+	if s.t != nil {
+		t = s.t
+	}
+	if t == nil || r.IsNone() || int(r.Node) >= len(t.Nodes) {
+		return "the manager's node"
+	}
+	n := &t.Nodes[r.Node]
+	if n.Description == "" {
+		return fmt.Sprintf("%v port %d", n.Info.NodeGUID, r.Port)
+	}
+	return fmt.Sprintf("%q port %d", n.Description, r.Port)
+}
+
+var attrNames = map[mad.AttributeID]string{mad.AttrNodeInfo: "NodeInfo", mad.AttrNodeDescription: "NodeDescription", mad.AttrSwitchInfo: "SwitchInfo",
+	mad.AttrPortInfo: "PortInfo", mad.AttrPKeyTable: "P_KeyTable", mad.AttrSLtoVL: "SLtoVL", mad.AttrVLArb: "VLArbitration",
+	mad.AttrLFT: "LinearForwardingTable", mad.AttrMFT: "MulticastForwardingTable", mad.AttrSMInfo: "SMInfo", mad.AttrGUIDInfo: "GUIDInfo"}
+
+func attrName(a mad.AttributeID) string {
+	if n, ok := attrNames[a]; ok {
+		return n
+	}
+	return fmt.Sprintf("attribute %#x", uint16(a))
+}
+
+// ask queues a request to the node of ref, with the M_Key of its port; the caller fills in the rest.
+func (s *sweep) ask(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref, done answer) *request {
+	r := s.requests.add(method, attr, mod, path, done)
+	r.sweep, r.ref, r.mkey = s, ref, s.keyFor(ref)
+	return r
+}
+
+// probe asks who is behind a port, or with None who the manager's node is. nth
+// counts the M_Keys tried before.
+func (s *sweep) probe(path []uint8, behind topo.Ref, nth int) {
+	r := s.ask(mad.MethodGet, mad.AttrNodeInfo, 0, path, behind, s.gotNodeInfo)
+	r.probe = true
+	r.mkey, r.nth = s.base.intent.knownKey(nth), nth
+	if nth > 0 {
+		s.requests.dead = slices.DeleteFunc(s.requests.dead, func(d []uint8) bool { return slices.Equal(d, path) })
+		return
+	}
+	// Nobody there, or packets lost: ports that were silent before get less
+	// patience.
+	if behind.IsNone() || !s.base.silent[silentKey{s.t.Nodes[behind.Node].Info.NodeGUID, behind.Port}] {
+		r.max = 2*s.base.cfg.Retries + 1
+	}
+}
+
+// askLink asks whether the link is up still over which a probe gets no answer:
+// its end here may notice later than others that it is gone, and its trap not
+// come through.
+func (s *sweep) askLink(probe *request) {
+	if r := probe.ref; s.kind == heavy && !r.IsNone() {
+		s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotLink)
+	}
+}
+
+// gotLink ends the probe over a link that is down.
+func (s *sweep) gotLink(now mono.Time, r *request, a *mad.SMP) {
+	var i mad.PortInfo
+	if a == nil || a.Status != mad.StatusOK {
+		return
+	}
+	if i.Parse(a.Data[:]); i.PortState != ib.PortDown {
+		return
+	}
+	if p := s.requests.cancelProbe(r.ref); p != nil {
+		s.t.Port(r.ref).Info = i
+		p.done = ignored
+		s.requests.finish(now, p, nil)
+	}
+}
+
+// gotNodeInfo adds a node to the model, or a link to one that is there.
+func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
+	from := r.ref
+	switch {
+	case a == nil && r.nth < len(s.base.intent.MKeysBefore):
+		s.probe(r.path, from, r.nth+1)
+		return
+	case a == nil && !from.IsNone():
+		s.quiet = append(s.quiet, from)
+		s.base.silent[silentKey{s.t.Nodes[from.Node].Info.NodeGUID, from.Port}] = true
+		s.problem(s.nameOf(from), "its link is up, but nobody answers behind it, or only to another M_Key")
+		return
+	case s.gaveUp(r, a):
+		return
+	}
+	var i mad.NodeInfo
+	i.Parse(a.Data[:]) // long enough
+	if !from.IsNone() {
+		delete(s.base.silent, silentKey{s.t.Nodes[from.Node].Info.NodeGUID, from.Port})
+	}
+	known, ok := s.byGUID[i.NodeGUID]
+	isSwitch := i.NodeType == mad.NodeSwitch
+	switch {
+	case i.NodeGUID == 0 || i.PortGUID == 0:
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it has no GUID")
+		return
+	case i.NodeType < mad.NodeCA || i.NodeType > mad.NodeRouter || isSwitch && (i.NumPorts == 0xff || i.LocalPortNum > i.NumPorts) ||
+		!isSwitch && i.LocalPortNum == 0:
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it, %v, calls itself %v with %d ports, entered by port %d", i.NodeGUID, i.NodeType, i.NumPorts, i.LocalPortNum)
+		return
+	case ok && (s.t.Nodes[known].IsSwitch() != isSwitch || isSwitch && s.t.Nodes[known].Info.NumPorts != i.NumPorts):
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it has the GUID %v of %q: two nodes of one GUID", i.NodeGUID, s.t.Nodes[known].Description)
+		return
+	case !ok && (len(s.t.Nodes) >= s.base.cfg.MaxNodes || s.ports > portsPerNode*s.base.cfg.MaxNodes):
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it is one too many: there are %d with %d ports", len(s.t.Nodes), s.ports)
+		return
+	}
+	end := i.LocalPortNum
+	if isSwitch {
+		end = 0
+	}
+	// LIDs are given by port GUID.
+	if owner, taken := s.byPort[i.PortGUID]; taken && (!ok || owner != topo.Ref{Node: known, Port: end}) {
+		s.failed++
+		s.problem(s.nameOf(from), "the node behind it has the port GUID %v of %s: two ports of one GUID", i.PortGUID, s.nameOf(owner))
+		return
+	}
+	if !ok {
+		known = s.addNode(r, &i)
+	}
+	s.byPort[i.PortGUID] = topo.Ref{Node: known, Port: end}
+	n := &s.t.Nodes[known]
+	here := topo.Ref{Node: known, Port: i.LocalPortNum}
+	for len(n.Ports) <= int(here.Port) {
+		n.Ports = append(n.Ports, topo.Port{Peer: topo.None})
+	}
+	if !isSwitch {
+		p := &n.Ports[here.Port]
+		if p.GUID == 0 {
+			p.GUID = i.PortGUID
+			p.Path = slices.Clone(r.path)
+			s.askPort(here)
+			s.askKeys(here, n.Info.PartitionCap)
+		} else if p.GUID != i.PortGUID {
+			s.failed++
+			s.problem(s.nameOf(here), "two ports with node GUID %v and port number %d", i.NodeGUID, here.Port)
+			return
+		}
+	}
+	if from.IsNone() {
+		s.t.Self = here
+		if isSwitch {
+			s.t.Self.Port = 0
+		}
+		s.base.cfg.PortGUID = i.PortGUID // the port itself knows best
+		return
+	}
+	s.join(from, here)
+}
+
+// join notes the link between two ports.
+func (s *sweep) join(a, b topo.Ref) {
+	pa, pb := s.t.Port(a), s.t.Port(b)
+	switch {
+	case pa.Peer == b && pb.Peer == a:
+	case a == b:
+		s.problem(s.nameOf(a), "its cable leads back to itself")
+	case !pa.Peer.IsNone() || !pb.Peer.IsNone():
+		s.failed++
+		other := pa.Peer
+		if other.IsNone() {
+			other = pb.Peer
+		}
+		s.problem(s.nameOf(a), "its link leads to %s, which has one to %s: two nodes of one GUID, or a cable that was moved", s.nameOf(b), s.nameOf(other))
+	default:
+		pa.Peer, pb.Peer = b, a
+		s.links++
+	}
+}
+
+// addNode adds the node that i tells of, and asks for the rest.
+func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
+	known := int32(len(s.t.Nodes))
+	s.ports += int(i.NumPorts)
+	s.byGUID[i.NodeGUID] = known
+	if r.nth > 0 {
+		s.keys[known] = r.mkey
+	}
+	s.t.Nodes = append(s.t.Nodes, topo.Node{Info: *i, Path: slices.Clone(r.path)})
+	n := &s.t.Nodes[known]
+	ref := topo.Ref{Node: known}
+	s.ask(mad.MethodGet, mad.AttrNodeDescription, 0, n.Path, ref, s.gotDescription)
+	if i.NodeType == mad.NodeSwitch {
+		n.Switch = &topo.Switch{}
+		n.Ports = make([]topo.Port, int(i.NumPorts)+1)
+		for p := range n.Ports {
+			n.Ports[p].Peer = topo.None
+		}
+		n.Ports[0].GUID = i.PortGUID
+		s.askPort(ref) // tells whether the switch takes orders
+		s.ask(mad.MethodGet, mad.AttrSwitchInfo, 0, n.Path, ref, s.gotSwitchInfo)
+	}
+	return known
+}
+
+func (s *sweep) gotDescription(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		return
+	}
+	d := mad.NodeDescription(a.Data)
+	s.t.Nodes[r.ref.Node].Description = d.String()
+}
+
+// gotSwitchInfo goes on with the switch's ports: a master first clears
+// PortStateChange, so that what changes after its ports were asked sets it
+// again.
+func (s *sweep) gotSwitchInfo(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		return
+	}
+	n := &s.t.Nodes[r.ref.Node]
+	n.Switch.Info.Parse(a.Data[:])
+	if i := n.Switch.Info; i.PortStateChange && s.base.state == mad.SMMaster && r.method == mad.MethodGet && !isClosed(&n.Ports[0].Info) {
+		set := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, r.ref, s.gotSwitchInfo)
+		i.Append(set.data[:0])
+		return
+	}
+	s.askKeys(r.ref, n.Info.PartitionCap)
+	for p := 1; p < len(n.Ports); p++ {
+		s.askPort(topo.Ref{Node: r.ref.Node, Port: uint8(p)})
+	}
+}
+
+// pathTo is the directed route to a port.
+func pathTo(t *topo.Subnet, r topo.Ref) []uint8 {
+	n := &t.Nodes[r.Node]
+	if n.IsSwitch() {
+		return n.Path
+	}
+	return n.Ports[r.Port].Path
+}
+
+func (s *sweep) askPort(r topo.Ref) {
+	s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotPortInfo)
+}
+
+// askKeys asks for the P_Key table of a port with LIDs.
+func (s *sweep) askKeys(r topo.Ref, pkeys uint16) {
+	s.t.Port(r).PKeys = make([]ib.PKey, pkeys)
+	for b := 0; b*mad.PKeysPerBlock < int(pkeys); b++ {
+		q := s.ask(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(0, uint16(b)), pathTo(s.t, r), r, s.gotPKeys)
+		q.block = uint16(b)
+	}
+}
+
+func (s *sweep) gotPKeys(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		return
+	}
+	var t mad.PKeyTable
+	t.Parse(a.Data[:])
+	if p := s.t.Port(r.ref); int(r.block)*mad.PKeysPerBlock < len(p.PKeys) {
+		copy(p.PKeys[int(r.block)*mad.PKeysPerBlock:], t[:])
+	}
+}
+
+// gotPortInfo notes a port's state and looks behind it.
+func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
+	if s.gaveUp(r, a) {
+		return
+	}
+	p := s.t.Port(r.ref)
+	p.Info.Parse(a.Data[:])
+	if p.GUID != 0 && s.tryKey(r, &p.Info) {
+		return
+	}
+	n := &s.t.Nodes[r.ref.Node]
+	if p.GUID != 0 && p.Info.CapabilityMask&mad.CapIsSM != 0 && p.GUID != s.base.cfg.PortGUID {
+		s.ask(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r.ref), r.ref, s.gotOther)
+	}
+	s.lookBehind(r.ref, n, p)
+}
+
+// lookBehind asks who is at the other end of a port's link, if that is not
+// known yet. Adapters are dead ends, but for the manager's own.
+func (s *sweep) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
+	if p.Info.PortState < ib.PortInit || p.Info.PortState > ib.PortActive || !p.Peer.IsNone() {
+		return
+	}
+	if n.IsSwitch() && r.Port == 0 || !n.IsSwitch() && (r.Node != 0 || s.t.Self != r) {
+		return
+	}
+	path := pathTo(s.t, r)
+	if len(path) >= mad.MaxHops {
+		s.failed++
+		s.problem(s.nameOf(r), "what is behind it is more than %d hops away", mad.MaxHops)
+		return
+	}
+	s.probe(append(path[:len(path):len(path)], r.Port), r, 0)
+}
+
+// clearChanges clears PortStateChange of the switches where a manager that was
+// not master yet left it. Ports that were down then may have come up meanwhile.
+func (s *sweep) clearChanges() {
+	for i := range s.t.Nodes {
+		n := &s.t.Nodes[i]
+		if n.IsSwitch() && n.Switch.Info.PortStateChange {
+			s.late[int32(i)] = true
+			set := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: int32(i)}, s.gotCleared)
+			n.Switch.Info.Append(set.data[:0])
+		}
+	}
+}
+
+func (s *sweep) gotCleared(_ mono.Time, r *request, a *mad.SMP) {
+	if !s.gaveUp(r, a) {
+		s.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
+	}
+}
+
+// recheck asks ports that were down when the change was cleared.
+func (s *sweep) recheck() {
+	for i := range s.t.Nodes {
+		if !s.late[int32(i)] {
+			continue
+		}
+		for p := 1; p < len(s.t.Nodes[i].Ports); p++ {
+			if s.t.Nodes[i].Ports[p].Info.PortState == ib.PortDown {
+				s.askPort(topo.Ref{Node: int32(i), Port: uint8(p)})
+			}
+		}
+	}
+}
+
+func (s *sweep) gotLightProbe(_ mono.Time, _ *request, a *mad.SMP) {
+	if a != nil {
+		s.changes, s.why = true, "a node that was silent answers"
+	}
+}
+
+func (s *sweep) gotLight(_ mono.Time, r *request, a *mad.SMP) {
+	var i mad.SwitchInfo
+	if a != nil {
+		i.Parse(a.Data[:])
+	}
+	if a == nil || a.Status != mad.StatusOK || i.PortStateChange {
+		s.changes, s.why = true, "a switch reports a change, or is silent"
+	}
+}
+
+func (s *sweep) gotLightPort(_ mono.Time, r *request, a *mad.SMP) {
+	var i mad.PortInfo
+	if a != nil {
+		i.Parse(a.Data[:])
+	}
+	was := s.base.topo.Port(r.ref).Info
+	if a == nil || a.Status != mad.StatusOK || i.PortState != was.PortState || i.LID != was.LID || i.MasterSMLID != was.MasterSMLID {
+		s.changes, s.why = true, "the manager's own port changed"
+	}
+}
