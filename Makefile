@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: build shim check unit again sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
@@ -75,6 +75,12 @@ unit: deps-build
 	trap 'kill -- -$$shim 2>/dev/null || true' EXIT; \
 	$(RACE) ./internal/... ./cmd/... ./test/simfab/...; \
 	wait $$shim || { cat build/shim.log; exit 1; }; cat build/shim.log
+
+# One test many times: make again RUN=TestKills PKG=./test/e2e COUNT=20 LOAD=4, RACE=1 for the race detector.
+COUNT ?= 100
+LOAD  ?= 0
+again: build
+	@scripts/again -n $(COUNT) -l $(LOAD) $(if $(RACE),-r) "$(RUN)" "$(PKG)"
 
 sim:
 	$(GO) test -count=1 ./test/simfab/...

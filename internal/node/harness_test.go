@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -143,23 +144,31 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	return r
 }
 
-// ports are those that tests were given: some run at the same time.
+// ports holds the ports that freePort returned, as listeners by which other processes of the tests see them taken.
 var ports sync.Map
 
-// freePort returns a UDP port that nobody has now, another one every time.
+// freePort returns a UDP port that is free and stays so for what the test starts: it is outside of the range from which
+// the kernel gives ports to sockets that name none, and no other test gets it as long as this process lives.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for {
-		c, err := net.ListenUDP("udp", &net.UDPAddr{})
+	const first, count = 20000, 12000
+	for range 10 * count {
+		port := first + rand.IntN(count)
+		held, err := net.Listen("unix", fmt.Sprintf("@weft-test-port-%d", port))
 		if err != nil {
-			t.Fatal(err)
+			continue // another test has it
 		}
-		port := c.LocalAddr().(*net.UDPAddr).Port
+		c, err := net.ListenUDP("udp", &net.UDPAddr{Port: port})
+		if err != nil {
+			held.Close()
+			continue
+		}
 		c.Close()
-		if _, given := ports.LoadOrStore(port, true); !given {
-			return port
-		}
+		ports.Store(port, held)
+		return port
 	}
+	t.Fatal("no free port")
+	return 0
 }
 
 func (r *running) door() string {

@@ -5,6 +5,7 @@ package interop
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -24,74 +25,79 @@ const memberships = "igmp or ip6[6] = 0"
 
 // groups has each side send to IP groups that the other is in.
 func (b *bench) groups(t *testing.T) {
-	t.Run("mckey", func(t *testing.T) { b.mckey(t, "") })
+	b.run(t, "mckey", func(*testing.T) error { return b.mckey("") })
 	if lab.Soak {
-		t.Run("mckey -o", func(t *testing.T) { b.mckey(t, " -o") })
-		t.Run("mckey of IPv6", b.mckey6)
+		b.run(t, "mckey -o", func(*testing.T) error { return b.mckey(" -o") })
+		b.run(t, "mckey of IPv6", func(*testing.T) error { return b.mckey6() })
 	}
 	t.Run("verbcheck mcast.copies over IPv6", func(t *testing.T) { b.verbcheck(t, true, true, "mcast.copies") })
 }
 
-// group returns a group that nobody has been in before.
+// group returns a group that has had no member before.
 func (b *bench) group() netip.Addr {
 	b.port++
 	return netip.AddrFrom4([4]byte{239, 78, byte(b.port >> 8), byte(b.port)})
 }
 
 // mckey lets Debian's program send both ways at once, by two groups: it takes three
-// seconds to begin. How says how senders join.
-func (b *bench) mckey(t *testing.T, how string) {
+// seconds to begin. How is the flag with which senders join.
+func (b *bench) mckey(how string) error {
 	toGuest, toWeft := b.group(), b.group()
 	// soft-RoCE sets a filter in the card when a queue pair is attached, as if the group were one of IPv6.
 	a := toGuest.As4()
-	b.serve(t, fmt.Sprintf("mckey -m %v -b %s", toGuest, b.v4), fmt.Sprintf("/sbin/ip maddr show dev eth0 | grep -q 33:33:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3]))
+	joined := fmt.Sprintf("/sbin/ip maddr show dev eth0 | grep -q 33:33:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3])
+	if err := b.serve(fmt.Sprintf("mckey -m %v -b %s", toGuest, b.v4), joined); err != nil {
+		return err
+	}
 	receiver, err := lab.Start(b.node.Program("mckey", "-m", toWeft.String(), "-b", b.ns.V4))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer receiver.Kill()
-	b.waitFor(t, "the receiver is in the group", func() bool {
+	if err := b.waitFor("the receiver is in the group", receiver, func() (bool, error) {
 		var list []api.Group
-		if err := b.node.Query(&list, "mcast", "list"); err != nil {
-			t.Fatal(err)
-		}
-		return slices.ContainsFunc(list, func(g api.Group) bool { return g.Address == toWeft.String() && len(g.QPs) == 1 })
-	})
+		err := b.node.Query(&list, "mcast", "list")
+		joined := func(g api.Group) bool { return g.Address == toWeft.String() && len(g.QPs) == 1 }
+		return slices.ContainsFunc(list, joined), err
+	}); err != nil {
+		return err
+	}
 	argv := []string{"mckey", "-s", "-m", toGuest.String(), "-b", b.ns.V4}
 	if how != "" {
 		argv = append(argv, "-o")
 	}
 	sender, err := lab.Start(b.node.Program(argv...))
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	defer sender.Kill()
 	out, err := b.guest.Run(fmt.Sprintf("timeout 60 mckey -s%s -m %v -b %s", how, toWeft, b.v4), 2*time.Minute)
 	if err != nil {
-		t.Errorf("the guest sends: %v\n%s", err, out)
+		err = fmt.Errorf("the guest sends: %w\n%s", err, out)
 	}
 	for _, p := range []*lab.Proc{sender, receiver} {
-		if err := p.Wait(20 * time.Second); err != nil {
-			t.Errorf("%v\n%s", err, p.Output())
+		if werr := p.WaitBeside(b.guest, lab.PeerPatience); werr != nil {
+			err = errors.Join(err, fmt.Errorf("%w\n%s", werr, p.Output()))
 		}
 	}
-	if out, err := b.served(); err != nil {
-		t.Errorf("the guest receives: %v\n%s", err, out)
+	if out, serr := b.served(); serr != nil {
+		err = errors.Join(err, fmt.Errorf("the guest receives: %w\n%s", serr, out))
 	}
-	b.forgotten(t)
+	return errors.Join(err, b.forgotten())
 }
 
 // mckey6: Linux joins groups of IPv6 by the connection manager for RoCEv1 only.
-func (b *bench) mckey6(t *testing.T) {
+func (b *bench) mckey6() error {
 	out, err := b.guest.Run("timeout 20 mckey -s -m ff0e::78:1 -b "+b.v6, time.Minute)
 	if err == nil || !strings.Contains(out, "error 524") {
-		t.Errorf("%v\n%s", err, out)
+		return fmt.Errorf("%v\n%s", err, out)
 	}
 	// Weft's own goes on, for peers that attach by verbs.
-	if out, err := lab.Run(b.node.Program("mckey", "-s", "-m", "ff0e::78:1", "-b", b.ns.V6), time.Minute); err != nil {
-		t.Errorf("%v\n%s", err, out)
+	sender := b.node.Program("mckey", "-s", "-m", "ff0e::78:1", "-b", b.ns.V6)
+	if out, err := lab.Run(sender, time.Minute); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
 	}
-	b.forgotten(t)
+	return b.forgotten()
 }
 
 // groupTraffic is what a capture has of IP groups: who said to be in one, and who sent to it.

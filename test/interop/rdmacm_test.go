@@ -54,17 +54,19 @@ func (b *bench) cmBoth(t *testing.T, p cmProgram, v6 bool) {
 		if !client {
 			once, addr, way = b.cmServer, mine, "server"
 		}
-		t.Run(name+" weft as "+way, func(t *testing.T) {
-			server, client, err := once(t, p, addr)
+		b.run(t, name+" weft as "+way, func(t *testing.T) error {
+			server, client, err := once(p, addr)
 			for try := 0; try < 4 && err != nil && hasty(p, client); try++ {
 				t.Logf("the server did not listen again in time: %v", err)
-				b.forgotten(t)
-				server, client, err = once(t, p, addr)
+				if err := b.forgotten(); err != nil {
+					return err
+				}
+				server, client, err = once(p, addr)
 			}
 			if err != nil || !strings.Contains(client, p.says) {
-				t.Errorf("%v\n-- client --\n%s\n-- server --\n%s", err, client, server)
+				return fmt.Errorf("%v\n-- client --\n%s\n-- server --\n%s", err, client, server)
 			}
-			b.forgotten(t)
+			return b.forgotten()
 		})
 	}
 }
@@ -72,17 +74,18 @@ func (b *bench) cmBoth(t *testing.T, p cmProgram, v6 bool) {
 const cmLimit = 2 * time.Minute
 
 // cmClient runs p with the guest at an address as the server, and returns what both printed.
-func (b *bench) cmClient(t *testing.T, p cmProgram, addr string) (server, client string, err error) {
-	t.Helper()
+func (b *bench) cmClient(p cmProgram, addr string) (server, client string, err error) {
 	ready := "rdma resource show cm_id | grep -q LISTEN"
 	if p.tcp != 0 {
-		ready = fmt.Sprintf("netstat -ltn | grep -q ':%d '", p.tcp)
+		ready = listensOn(p.tcp)
 	}
-	b.serve(t, ends(p.server, addr, "rxe0"), ready)
-	client, err = lab.Run(b.node.Program(strings.Fields(ends(p.client, addr, "weft0"))...), cmLimit)
+	if err := b.serve(ends(p.server, addr, "rxe0"), ready); err != nil {
+		return "", "", err
+	}
+	client, err = lab.RunBeside(b.guest, b.node.Program(strings.Fields(ends(p.client, addr, "weft0"))...), cmLimit)
 	if err != nil || p.endless {
 		if out, kerr := b.guest.Run("kill -9 $(cat /tmp/pid)", time.Minute); kerr != nil {
-			t.Errorf("%v\n%s", kerr, out)
+			return out, client, errors.Join(err, kerr)
 		}
 	}
 	server, serr := b.served()
@@ -93,51 +96,63 @@ func (b *bench) cmClient(t *testing.T, p cmProgram, addr string) (server, client
 }
 
 // cmServer runs p with Weft at an address as the server, and returns what both printed.
-func (b *bench) cmServer(t *testing.T, p cmProgram, addr string) (server, client string, err error) {
-	t.Helper()
+func (b *bench) cmServer(p cmProgram, addr string) (server, client string, err error) {
 	s, err := lab.Start(b.node.Program(strings.Fields(ends(p.server, addr, "weft0"))...))
 	if err != nil {
-		t.Fatal(err)
+		return "", "", err
 	}
 	defer s.Kill()
 	if p.tcp != 0 {
-		err = s.Listening(p.tcp, 20*time.Second)
+		err = s.Listening(p.tcp, serverLimit)
 	} else {
-		b.waitFor(t, "the server listens", func() bool {
-			return slices.ContainsFunc(b.ids(t), func(i api.CMID) bool { return i.State == "LISTEN" })
-		})
+		err = b.listens(s)
 	}
 	if err != nil {
-		t.Fatalf("%v\n%s", err, s.Output())
+		return s.Output(), "", err
 	}
 	client, err = b.guest.Run("timeout 100 "+ends(p.client, addr, "rxe0"), cmLimit)
 	if err != nil || p.endless {
 		s.Kill()
 	} else {
-		err = s.Wait(20 * time.Second)
+		err = s.WaitBeside(b.guest, lab.PeerPatience)
 	}
 	return s.Output(), client, err
 }
 
-func (b *bench) ids(t *testing.T) (list []api.CMID) {
-	t.Helper()
-	if err := b.node.Query(&list, "res", "cm_id"); err != nil {
-		t.Fatal(err)
-	}
-	return list
+// listens waits until program p listens by the connection manager.
+func (b *bench) listens(p *lab.Proc) error {
+	return b.waitFor("the server listens", p, func() (bool, error) {
+		list, err := b.ids()
+		return slices.ContainsFunc(list, func(i api.CMID) bool { return i.State == "LISTEN" }), err
+	})
+}
+
+func (b *bench) ids() (list []api.CMID, err error) {
+	err = b.node.Query(&list, "res", "cm_id")
+	return list, err
 }
 
 // forgotten waits until the node keeps no identifier of a program.
-func (b *bench) forgotten(t *testing.T) {
-	t.Helper()
-	b.waitFor(t, "no identifier is left", func() bool { return len(b.ids(t)) == 0 })
+func (b *bench) forgotten() error {
+	return b.waitFor("no identifier is left", b.node.Proc, func() (bool, error) {
+		list, err := b.ids()
+		return len(list) == 0, err
+	})
 }
 
-func (b *bench) waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(50 * time.Millisecond) {
+// waitFor waits until a condition is true, as long as the process lives that makes it so.
+func (b *bench) waitFor(what string, p *lab.Proc, ok func() (bool, error)) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		if yes, err := ok(); yes || err != nil {
+			return err
+		}
+		select {
+		case <-p.Done():
+			return fmt.Errorf("waited in vain: %s: the process has ended: %s", what, p.Output())
+		default:
+		}
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
+			return fmt.Errorf("waited in vain: %s", what)
 		}
 	}
 }
@@ -175,48 +190,62 @@ func (b *bench) byAddress(t *testing.T) {
 		b.cmBoth(t, p, false)
 	}
 	b.cmBoth(t, cmProgram{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -v -S 4096 -a ADDR", says: "ping data: rdma-ping-9:"}, true)
-	t.Run("nobody listens", func(t *testing.T) {
-		if out, err := lab.Run(b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute); err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
-			t.Errorf("weft as client: %v\n%s", err, out)
+	b.run(t, "nobody listens", func(*testing.T) error {
+		out, err := lab.Run(b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
+		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
+			return fmt.Errorf("weft as client: %v\n%s", err, out)
 		}
-		if out, err := b.guest.Run("timeout 50 rping -c -C 1 -a "+b.ns.V4, time.Minute); err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
-			t.Errorf("weft as server: %v\n%s", err, out)
+		out, err = b.guest.Run("timeout 50 rping -c -C 1 -a "+b.ns.V4, time.Minute)
+		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
+			return fmt.Errorf("weft as server: %v\n%s", err, out)
 		}
-		b.forgotten(t)
+		return b.forgotten()
 	})
-	t.Run("the server is killed", func(t *testing.T) {
-		server, err := lab.Start(b.node.Program("rping", "-s", "-a", b.ns.V4))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer server.Kill()
-		b.waitFor(t, "the server listens", func() bool {
-			return slices.ContainsFunc(b.ids(t), func(i api.CMID) bool { return i.State == "LISTEN" })
-		})
-		b.serve(t, "rping -c -v -a "+b.ns.V4, "grep -q 'ping data' /tmp/out")
-		server.Kill()
-		// The client hears of it, by the news or by what its requests come to, whichever is first. It does not
-		// always end: its threads wait for each other.
-		if out, err := b.guest.Run(until("grep -q -e 'DISCONNECT EVENT' -e 'completion failed' /tmp/out", 20*time.Second)+" || { tail -c 500 /tmp/out; exit 1; }; kill -9 $(cat /tmp/pid) || :", time.Minute); err != nil {
-			t.Errorf("the client in the guest: %v\n%s", err, out)
-		}
-		b.served()
-		b.forgotten(t)
-	})
-	t.Run("the client is killed", func(t *testing.T) {
-		b.serve(t, "rping -s -a "+b.v4, "rdma resource show cm_id | grep -q LISTEN")
-		client, err := lab.Start(b.node.Program("rping", "-c", "-v", "-a", b.v4))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer client.Kill()
-		if _, err := client.Expect("ping data", time.Minute); err != nil {
-			t.Fatalf("%v\n%s", err, client.Output())
-		}
-		client.Kill()
-		if out, err := b.served(); strings.Contains(out, "still running") {
-			t.Errorf("the server in the guest: %v\n%s", err, out)
-		}
-		b.forgotten(t)
-	})
+	b.run(t, "the server is killed", func(*testing.T) error { return b.serverKilled() })
+	b.run(t, "the client is killed", func(*testing.T) error { return b.clientKilled() })
+}
+
+// serverKilled: a client in the guest gets an event or an error when Weft's server is killed.
+func (b *bench) serverKilled() error {
+	server, err := lab.Start(b.node.Program("rping", "-s", "-a", b.ns.V4))
+	if err != nil {
+		return err
+	}
+	defer server.Kill()
+	if err := b.listens(server); err != nil {
+		return err
+	}
+	if err := b.serve("rping -c -v -a "+b.ns.V4, "grep -q 'ping data' /tmp/out"); err != nil {
+		return err
+	}
+	server.Kill()
+	// The client gets an event, or a request of its own fails, whichever is first. It does not always end: its threads
+	// wait for each other.
+	noticed := until("grep -q -e 'DISCONNECT EVENT' -e 'completion failed' /tmp/out", serverLimit)
+	out, err := b.guest.Run(noticed+" || { tail -c 500 /tmp/out; exit 1; }; kill -9 $(cat /tmp/pid) || :", 2*serverLimit)
+	if err != nil {
+		return fmt.Errorf("the client in the guest: %w\n%s", err, out)
+	}
+	b.served()
+	return b.forgotten()
+}
+
+// clientKilled: a server in the guest ends when Weft's client is killed.
+func (b *bench) clientKilled() error {
+	if err := b.serve("rping -s -a "+b.v4, "rdma resource show cm_id | grep -q LISTEN"); err != nil {
+		return err
+	}
+	client, err := lab.Start(b.node.Program("rping", "-c", "-v", "-a", b.v4))
+	if err != nil {
+		return err
+	}
+	defer client.Kill()
+	if _, err := client.Expect("ping data", time.Minute); err != nil {
+		return fmt.Errorf("%w\n%s", err, client.Output())
+	}
+	client.Kill()
+	if out, err := b.served(); strings.Contains(out, "still running") {
+		return fmt.Errorf("the server in the guest: %v\n%s", err, out)
+	}
+	return b.forgotten()
 }

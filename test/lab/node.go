@@ -16,7 +16,9 @@ import (
 	"weft/internal/control/api"
 )
 
-const limitQuick = 20 * time.Second // for what takes no time
+// limitQuick bounds what takes no time on an idle machine. On a busy one a process may get no processor for long; where
+// there is a process to wait for, its end ends the wait at once.
+const limitQuick = time.Minute
 
 // Node is a running node and where its programs run.
 type Node struct {

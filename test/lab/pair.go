@@ -31,7 +31,7 @@ var lastPort atomic.Int32
 
 // Port returns a TCP port that no other pair of this process has. Beds are in
 // namespaces of this process, so nobody else is there.
-func Port() int { return 20000 + int(lastPort.Add(1))%20000 }
+func Port() int { return 20000 + int(lastPort.Add(1))%12000 }
 
 // Start starts a program as server and, once it listens, as client, both told
 // device, GID and port. Flags are those of weft run. What has been started is
@@ -95,8 +95,10 @@ func (b *Bed) Working(p Pair) error {
 
 // Wait waits for both programs, the server a moment longer than the client.
 func (p Pair) Wait(limit time.Duration) (client, server error) {
-	client = p.Client.Wait(limit)
-	return client, p.Server.Wait(5 * time.Second)
+	done := make(chan error, 1)
+	go func() { done <- p.Server.WaitBeside(p.Client, limit) }()
+	client = p.Client.WaitBeside(p.Server, limit)
+	return client, <-done
 }
 
 // GaveUp is the status of a request that had no answer as often as its queue pair may try.

@@ -190,6 +190,48 @@ func (p *Proc) Wait(limit time.Duration) error {
 	return nil
 }
 
+// Peer is what a program exchanges messages with: another program, or a machine.
+type Peer interface {
+	Done() <-chan struct{} // closed at its end
+	Output() string        // what it has printed
+}
+
+// PeerPatience is how long a program may go on once its peer has ended. A program whose peer is gone can wait for ever;
+// one whose peer ended well has little left to do, even on a busy machine.
+const PeerPatience = 30 * time.Second
+
+// ErrPeerEnded is what WaitBeside wraps when a program did not end after its peer had.
+var ErrPeerEnded = errors.New("did not end after its peer had ended")
+
+// WaitBeside is Wait for a program that cannot go on without a peer: the program is killed when its peer has ended
+// PeerPatience ago. The error then has what the peer printed.
+func (p *Proc) WaitBeside(peer Peer, limit time.Duration) error {
+	end := time.Now().Add(limit)
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-p.done:
+	case <-t.C:
+	case <-peer.Done():
+		left := min(PeerPatience, time.Until(end))
+		if err := p.Wait(left); !errors.Is(err, ErrTimeout) {
+			return err
+		}
+		return fmt.Errorf("%s: %w (%v); the peer printed:\n%s", p.name, ErrPeerEnded, left, Tail(peer.Output(), 30))
+	}
+	return p.Wait(max(0, time.Until(end)))
+}
+
+// RunBeside is Run for a program that cannot go on without a peer, as WaitBeside has it.
+func RunBeside(peer Peer, c Cmd, limit time.Duration) (string, error) {
+	p, err := Start(c)
+	if err != nil {
+		return "", err
+	}
+	err = p.WaitBeside(peer, limit)
+	return p.Output(), err
+}
+
 // ended returns the exit status, -1 where there is none: of what runs, or was killed.
 func (p *Proc) ended() int {
 	select {

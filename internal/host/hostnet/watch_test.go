@@ -91,7 +91,7 @@ func watchAll(t *testing.T) {
 	check(err)
 	addr, err := netlink.ParseAddr("192.0.2.77/24")
 	check(err)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	// Each step changes something and names what the next table must say.
 	steps := []struct {

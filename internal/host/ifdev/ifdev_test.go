@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // follow starts a monitor of interface changes in s, and returns the channel of its calls.
 func follow(t *testing.T, s *nstest.Namespace, p Pace) (m *Monitor, calls chan time.Time, end func() error) {

@@ -20,7 +20,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	headroom = 44
-	patience = 20 * time.Second
+	patience = time.Minute
 )
 
 func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }

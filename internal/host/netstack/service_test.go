@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -214,13 +215,34 @@ func TestIdleConnectionsEnd(t *testing.T) {
 }
 
 // Services end with their device, and by themselves, whatever they carry.
+// ownLoopback returns an address of this host that no other program uses, with port 0.
+func ownLoopback() netip.AddrPort {
+	pid := os.Getpid()
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 83, byte(pid >> 8), byte(pid) | 1}), 0)
+}
+
+// listens reports whether a TCP socket of this host listens on exactly this IPv4 address and port. A connection would not
+// tell: a port that was given up may be another listener's, on all addresses, at once.
+func listens(t *testing.T, addr net.Addr) bool {
+	t.Helper()
+	at := addr.(*net.TCPAddr).AddrPort()
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := at.Addr().As4()
+	want := fmt.Sprintf(" %02X%02X%02X%02X:%04X 00000000:0000 0A ", a[3], a[2], a[1], a[0], at.Port())
+	return strings.Contains(string(table), want)
+}
+
 func TestServicesEnd(t *testing.T) {
 	a, b := pair(t, 2044)
+	own := ownLoopback()
 	at := netip.MustParseAddrPort("10.20.0.2:7")
 	echo(t, must(b.ListenTCP(at))(t))
 	var services []*Service
 	for range 2 {
-		s := must(a.Forward(Forward{Network: "tcp", Listen: loopback, To: at}))(t)
+		s := must(a.Forward(Forward{Network: "tcp", Listen: own, To: at}))(t)
 		services = append(services, s)
 		c := must(net.Dial("tcp", s.Addr().String()))(t)
 		defer c.Close()
@@ -231,14 +253,19 @@ func TestServicesEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	services = append(services, must(a.SOCKS(SOCKS{Listen: loopback}))(t))
+	services = append(services, must(a.SOCKS(SOCKS{Listen: own}))(t))
 	must(net.Dial("tcp", services[2].Addr().String()))(t).Close()
+	for i, s := range services {
+		if !listens(t, s.Addr()) {
+			t.Errorf("service %d does not listen on %v", i, s.Addr())
+		}
+	}
 	services[0].Close()
 	services[0].Close()
 	if services[0].Counters.Active.Load() != 0 {
 		t.Error("a connection outlives its service")
 	}
-	if _, err := net.Dial("tcp", services[0].Addr().String()); err == nil {
+	if listens(t, services[0].Addr()) {
 		t.Error("a service that ended listens")
 	}
 	a.Close()
@@ -246,7 +273,7 @@ func TestServicesEnd(t *testing.T) {
 		if s.Counters.Active.Load() != 0 {
 			t.Error("a connection outlives its device")
 		}
-		if _, err := net.Dial("tcp", s.Addr().String()); err == nil {
+		if listens(t, s.Addr()) {
 			t.Error("a service outlives its device")
 		}
 	}

@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	patience = 20 * time.Second
+	patience = time.Minute
 	headroom = ipoib.Headroom
 )
 

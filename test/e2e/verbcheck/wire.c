@@ -25,10 +25,17 @@ static int full(int fd, void *p, size_t n, bool out)
 	return 0;
 }
 
-static void nodelay(int fd)
+/* Sends at once, and ends with an error when the other host has not answered for a minute: one that has crashed
+ * closes no connection. */
+static void set_up(int fd)
 {
-	int on = 1;
+	int on = 1, idle = 20, interval = 10, probes = 4;
+
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
 static int resolve(const char *host, const char *port, struct addrinfo **ai)
@@ -63,7 +70,7 @@ int wire_serve(const char *port, struct exec *x)
 	fflush(stdout);
 	int fd = accept(ls, NULL, NULL);
 	close(ls);
-	nodelay(fd);
+	set_up(fd);
 	while (!full(fd, &m, sizeof m, false)) {
 		if (m.len > PAYLOAD || full(fd, payload, m.len, false))
 			break;
@@ -87,7 +94,7 @@ int wire_connect(const char *host, const char *port)
 		for (struct addrinfo *a = ai; a; a = a->ai_next) {
 			int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 			if (!connect(fd, a->ai_addr, a->ai_addrlen)) {
-				nodelay(fd);
+				set_up(fd);
 				freeaddrinfo(ai);
 				return fd;
 			}

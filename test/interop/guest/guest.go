@@ -4,6 +4,7 @@ package guest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -45,7 +47,10 @@ type Config struct {
 	Boot     time.Duration     // longest time until the guest answers
 }
 
-// Guest is a running guest. Its methods must not be called concurrently.
+// ErrDied is what Run wraps when the guest has ended: its kernel panicked, or QEMU is gone.
+var ErrDied = errors.New("the guest has died")
+
+// Guest is a running guest. Its methods must not be called concurrently, but for Done and Output.
 type Guest struct {
 	cmd     *exec.Cmd
 	conn    net.Conn
@@ -53,7 +58,9 @@ type Guest struct {
 	dir     string
 	console string
 	qmp     string
-	exited  chan error
+	exited  chan struct{} // closed when QEMU has ended
+	closing atomic.Bool
+	died    atomic.Bool
 }
 
 // Start boots a guest and returns when its network and the device rxe0 are up.
@@ -72,7 +79,7 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guest{dir: dir, console: filepath.Join(dir, "console"), exited: make(chan error, 1)}
+	g := &Guest{dir: dir, console: filepath.Join(dir, "console"), exited: make(chan struct{})}
 	if err := g.start(ctx, c); err != nil {
 		err = fmt.Errorf("boot guest: %w%s", err, g.Console())
 		g.Close()
@@ -103,7 +110,8 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 
 	// On a busy host the check of the timer, a count of interrupts within some milliseconds, fails, and the kernel
 	// panics.
-	cmdline := "console=ttyS0 quiet panic=-1 random.trust_cpu=1 no_timer_check"
+	// A fault of the kernel is a panic (oops=panic), and a panic an end: otherwise the guest goes on, half dead.
+	cmdline := "console=ttyS0 quiet oops=panic panic=-1 random.trust_cpu=1 no_timer_check"
 	for _, kv := range [][2]string{{"ip", c.IP}, {"ip6", c.IP6}} {
 		if kv[1] != "" {
 			cmdline += " " + kv[0] + "=" + kv[1]
@@ -158,7 +166,12 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		g.cmd = nil
 		return err
 	}
-	go func() { g.exited <- g.cmd.Wait() }()
+	go func() {
+		g.cmd.Wait()
+		g.died.Store(!g.closing.Load())
+		close(g.exited)
+	}()
+	go g.watch()
 
 	deadline := time.Now().Add(c.Boot)
 	ln.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second))
@@ -173,6 +186,41 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 		return fmt.Errorf("%w: %s", err, stderr.String())
 	}
 	return nil
+}
+
+// watch ends a guest whose kernel has panicked: one that may reboot would otherwise answer as if nothing had been.
+func (g *Guest) watch() {
+	for {
+		select {
+		case <-g.exited:
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+		if b, _ := os.ReadFile(g.console); bytes.Contains(b, []byte("Kernel panic")) {
+			time.Sleep(time.Second) // for what the kernel prints after it
+			g.cmd.Process.Kill()
+			return
+		}
+	}
+}
+
+// Done is closed when the guest has ended.
+func (g *Guest) Done() <-chan struct{} { return g.exited }
+
+// Output returns what the guest's console shows.
+func (g *Guest) Output() string { return g.Console() }
+
+// Died reports whether the guest has ended other than by Close.
+func (g *Guest) Died() bool { return g.died.Load() }
+
+// why is what an error of the shell's connection means: that the guest has died, if it has.
+func (g *Guest) why(err error) error {
+	select {
+	case <-g.exited:
+		return fmt.Errorf("%w (%v)", ErrDied, err)
+	case <-time.After(2 * time.Second): // the connection ends a moment before QEMU
+		return err
+	}
 }
 
 // ready waits until the guest's shell answers.
@@ -248,12 +296,15 @@ func (g *Guest) Run(script string, limit time.Duration) (string, error) {
 	defer g.conn.SetDeadline(time.Time{})
 	script = "exec 2>&1\n" + script + "\n"
 	if _, err := fmt.Fprintf(g.conn, "%d\n%s", len(script), script); err != nil {
-		return "", fmt.Errorf("guest: %w%s", err, g.Console())
+		return "", fmt.Errorf("guest: %w%s", g.why(err), g.Console())
 	}
 	var out strings.Builder
 	for {
 		line, err := g.r.ReadString('\n')
 		if err != nil {
+			if !errors.Is(err, os.ErrDeadlineExceeded) {
+				return out.String() + line, fmt.Errorf("guest: %w%s", g.why(err), g.Console())
+			}
 			return out.String() + line, fmt.Errorf("guest did not finish within %v: %w%s", limit, err, g.Console())
 		}
 		if i := strings.Index(line, "GUEST-STEP "); i >= 0 {
@@ -280,6 +331,7 @@ func (g *Guest) Console() string {
 
 // Close ends the guest at once and removes its files.
 func (g *Guest) Close() {
+	g.closing.Store(true)
 	if g.conn != nil {
 		g.conn.Close()
 	}

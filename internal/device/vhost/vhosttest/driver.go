@@ -50,7 +50,7 @@ type ring struct {
 }
 
 // Limit bounds every wait for the device.
-const Limit = 10 * time.Second
+const Limit = time.Minute
 
 // NewDriver connects to the door at path, negotiates, announces memory and
 // starts the control queue. The test fails if any of it does; everything is
