@@ -20,7 +20,6 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/hostnet"
-	"weft/internal/mgmt/umad"
 	"weft/internal/node/lane"
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
@@ -117,7 +116,10 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		more, err = n.fabricDegraded(ctx, s.Trunks)
 		s.Degraded = append(s.Degraded, more...)
 	}
-	s.Notices = append(n.notices(), n.vemaNotices()...)
+	s.Notices = n.notices()
+	if n.sub != nil {
+		s.Notices = append(s.Notices, n.sub.Notices()...)
+	}
 	if s.VMs, e = n.VMs(ctx); e != nil {
 		return s, e
 	}
@@ -392,20 +394,6 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		if err := m.counters(add); err != nil {
 			return nil, err
 		}
-	}
-	if s := n.sub; s != nil {
-		s.do(func() {
-			fields(add, api.ScopeNode, "gsi", &s.gsi.stats)
-			for _, c := range s.ports {
-				if a := c.ethernet(); a != nil {
-					k, _ := a.Stats()
-					fields(func(scope, instance, name string, v uint64) { add(scope, instance, "vema_"+name, v) }, api.ScopePort, c.adapter.Name, &k)
-				}
-			}
-			if u, ok := s.clients.(*umad.Hub); ok {
-				fields(add, api.ScopeNode, "umad", &u.Stats)
-			}
-		})
 	}
 	if d := n.cmDoor.Load(); d != nil {
 		d.s.do(func(mono.Time) { fields(add, api.ScopeNode, "rdmacm", &d.hub.Stats) })

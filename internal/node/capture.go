@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/pcapng"
 	"weft/internal/proto/pkt"
@@ -32,13 +33,14 @@ type captures struct {
 	mu   sync.Mutex
 	list []*capturing
 	last int
-	// showing is how many datagrams are on their way to the tap of lane 0; see Node.show.
+	// showing is how many datagrams are on their way to the tap of lane 0; see Mirror.
 	showing atomic.Int32
 	end     chan struct{} // closed when the node ends
+	lanes   func() *lane.Group
 }
 
-// any reports whether somebody captures.
-func (c *captures) any() bool {
+// Active reports whether there is a capture.
+func (c *captures) Active() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.list) > 0
@@ -47,12 +49,11 @@ func (c *captures) any() bool {
 // maxShowing bounds the datagrams that wait for a lane that is stuck.
 const maxShowing = 1024
 
-// show has lane 0 show captures a datagram to or from queue pair 0 or 1 of function r.Path.Function's port, which does
-// not pass a lane as such: one that the port sends, or else receives. number, where it is not nil, gives it its packet
-// sequence number on the lane. The run is the lane's from now on. It never waits: captures count as dropped what the
-// lane has not come to.
-func (n *Node) show(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
-	l, c := n.lanes.First(), &n.captures
+// Mirror copies to captures, on lane 0, a datagram to or from queue pair 0 or 1 of function r.Path.Function's port that does not
+// pass a lane: one that the port sends, or else receives. number, where it is not nil, gives it its packet sequence number on the
+// lane. The burst is the lane's from then on. It never waits: captures count as dropped what the lane has not handled.
+func (c *captures) Mirror(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
+	l := c.lanes().First()
 	if c.showing.Add(1) > maxShowing {
 		c.showing.Add(-1)
 		c.missed(r, sent)

@@ -17,6 +17,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/pcapng"
@@ -276,14 +277,14 @@ func TestCaptureManagement(t *testing.T) {
 	h := mad.Header{BaseVersion: mad.OPABaseVersion, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersion, Method: mad.MethodGetResp, TransactionID: 9}
 	h.Append(long[:0])
 	sgid, dgid := ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.MakeGID(ib.DefaultGIDPrefix, 2)
-	s.do(func() {
-		from := s.byFunc[r.node.function(firstNative).a.Number()]
+	s.Do(func() {
+		from := s.Port(r.node.function(firstNative).a.Number())
 		d := mad.Datagram{SLID: 4, PathBits: 1, DLID: 7, SL: 3, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey,
 			Global: true, SGID: sgid, DGID: dgid, HopLimit: 64, TClass: 5, FlowLabel: 0x12345}
 		if !d.SetMAD(long) {
 			t.Error("not set")
 		}
-		s.send(s.n.now(), from, &d)
+		from.Send(&d)
 		clear(d.Long) // what is shown is a copy
 	})
 	if k := endOther(); k.Packets != 2 || k.Dropped != 0 {
@@ -331,14 +332,14 @@ func TestCaptureManagementToItself(t *testing.T) {
 	var file bytes.Buffer
 	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, &file)
 	var lid ib.LID
-	s.do(func() {
-		c := s.byFunc[r.node.function(firstNative).a.Number()]
-		lid = c.agent.LID()
+	s.Do(func() {
+		c := s.Port(r.node.function(firstNative).a.Number())
+		lid = c.Agent.LID()
 		for _, class := range []mad.Class{mad.ClassPerf, mad.ClassCM} {
 			d := mad.Datagram{SLID: lid, DLID: lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
 			h := mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: class, ClassVersion: mad.ClassVersion, Method: mad.MethodGet, TransactionID: 77, AttributeID: mad.AttrClassPortInfo}
 			h.Append(d.Data[:0])
-			s.send(s.n.now(), c, &d)
+			c.Send(&d)
 		}
 	})
 	end()
@@ -361,23 +362,22 @@ func TestCaptureManagementBounded(t *testing.T) {
 	r := manageable(t)
 	s := r.node.sub
 	d := mad.Datagram{SLID: 4, DLID: 7, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI}
-	var c *caPort
-	s.do(func() { c = s.byFunc[r.node.function(firstNative).a.Number()] })
-	before := s.shown
-	if n := testing.AllocsPerRun(1000, func() { s.show(c, &d, true) }); n != 0 || s.shown != before {
-		t.Errorf("%v allocations though nobody captures, %d shown", n, s.shown)
+	var c *subnet.Port
+	s.Do(func() { c = s.Port(r.node.function(firstNative).a.Number()) })
+	if n := testing.AllocsPerRun(1000, func() { c.Mirror(&d, true) }); n != 0 {
+		t.Errorf("%v allocations without a capture", n)
 	}
 	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, io.Discard)
 	_, none := r.capturing(api.CaptureSpec{Device: r.cfg.Device}, io.Discard)
 	held, free := make(chan struct{}), make(chan struct{})
 	r.node.lanes.First().Post(func() { close(held); <-free })
 	<-held
-	s.do(func() {
+	s.Do(func() {
 		for range maxShowing + 5 {
-			s.show(c, &d, true)
+			c.Mirror(&d, true)
 		}
 		d.SrcQPN, d.DstQPN = 0, 0
-		s.show(c, &d, true) // of no queue pair that is captured
+		c.Mirror(&d, true) // of no queue pair that is captured
 	})
 	close(free)
 	if k := end(); k.Packets != maxShowing || k.Dropped != 5 {

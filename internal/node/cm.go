@@ -195,7 +195,7 @@ func (s *cmService) close() {
 	close(s.end)
 	<-s.done
 	if s.n.sub != nil {
-		s.n.sub.do(func() {}) // what it sent is on its way
+		s.n.sub.Do(func() {}) // what it sent is on its way
 	}
 }
 
@@ -232,8 +232,7 @@ func (s *cmService) dispatch(f uint16, d *mad.Datagram) {
 			s.stats.DropPort.Add(1)
 			return
 		}
-		out := *d
-		s.n.sub.post(func() { s.n.sub.gsi.send(f, &out) })
+		s.n.sub.SendGSI(f, *d)
 	case p.State != ib.PortActive:
 		s.stats.DropPort.Add(1)
 	case !p.WireLocal && p.Lookup(d.DGID) >= 0:
@@ -278,12 +277,12 @@ func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
 
 // show shows captures a datagram that stays in the port and becomes no packet.
 func (s *cmService) show(f uint16, p *hca.Port, d *mad.Datagram) {
-	if !s.n.captures.any() {
+	if !s.n.captures.Active() {
 		return
 	}
 	r := s.datagram(f, p, d)
 	r.Path.Local = true
-	s.n.show(r, true, s.number)
+	s.n.captures.Mirror(r, true, s.number)
 }
 
 // take takes what arrives at queue pair 1 of Ethernet ports, on a lane.
@@ -333,9 +332,9 @@ func (s *cmService) arrived(in cmArrival) {
 	}
 }
 
-// offer takes a datagram that arrived at a function's InfiniBand port, where it is for
+// Offer implements subnet.Connections: it accepts a datagram that arrived at a function's InfiniBand port, where it is for
 // the manager.
-func (s *cmService) offer(f uint16, d *mad.Datagram) bool {
+func (s *cmService) Offer(f uint16, d *mad.Datagram) bool {
 	if mad.Class(d.Data[1]) != mad.ClassCM || d.DstQPN != ib.QPNGSI {
 		return false
 	}
@@ -347,8 +346,8 @@ func (s *cmService) offer(f uint16, d *mad.Datagram) bool {
 	return true
 }
 
-// removed tells that a function is no more.
-func (s *cmService) removed(f uint16) {
+// Removed implements subnet.Connections.
+func (s *cmService) Removed(f uint16) {
 	s.post(func(now mono.Time) {
 		for _, t := range s.tasks {
 			t.Removed(now, f)

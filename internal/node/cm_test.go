@@ -348,7 +348,7 @@ func TestCMStrangersNative(t *testing.T) {
 		before := r.counter(api.ScopeCM, c.counter)
 		d := mad.Datagram{Port: 1, SLID: 1, DLID: 1, SrcQPN: c.from, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
 		m.Append(d.Data[:0])
-		if !r.node.cm.offer(f, &d) {
+		if !r.node.cm.Offer(f, &d) {
 			t.Errorf("from queue pair %d: not taken", c.from)
 		}
 		eventually(t, c.counter, func() bool { return r.counter(api.ScopeCM, c.counter) == before+1 })

@@ -5,6 +5,7 @@ package node
 import (
 	"time"
 
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -18,7 +19,7 @@ import (
 // first and of the last of a group's. The communication goroutine's.
 type cmGroups struct {
 	s      *cmService
-	users  map[uint16]*gsiUser // by function
+	users  map[uint16]*subnet.User // by function
 	groups map[cmGroupKey]*cmGroup
 	asks   map[uint32]*cmAsk
 	last   uint32
@@ -65,7 +66,7 @@ const (
 )
 
 func newCMGroups(s *cmService) *cmGroups {
-	return &cmGroups{s: s, users: map[uint16]*gsiUser{}, groups: map[cmGroupKey]*cmGroup{}, asks: map[uint32]*cmAsk{}}
+	return &cmGroups{s: s, users: map[uint16]*subnet.User{}, groups: map[cmGroupKey]*cmGroup{}, asks: map[uint32]*cmAsk{}}
 }
 
 // join implements rdmacm.Network for InfiniBand ports.
@@ -204,14 +205,14 @@ func (c *cmGroups) try(a *cmAsk) {
 	f := a.key.function
 	u := c.users[f]
 	if u == nil {
-		u = c.s.n.sub.gsi.open(f, func(_ mono.Time, id uint32, m *mad.SA) {
+		u = c.s.n.sub.OpenUser(f, func(_ mono.Time, id uint32, m *mad.SA) {
 			answer := *m
 			c.s.post(func(now mono.Time) { c.answered(now, id, &answer) })
 		}, nil)
 		c.users[f] = u
 	}
 	a.tries++
-	u.ask(a.id, &a.m)
+	u.Request(a.id, &a.m)
 	time.AfterFunc(cmAskWait, func() {
 		c.s.post(func(now mono.Time) {
 			switch {
@@ -263,7 +264,7 @@ func (c *cmGroups) answered(now mono.Time, id uint32, m *mad.SA) {
 // remove forgets a port that is no more.
 func (c *cmGroups) remove(function uint16) {
 	if u := c.users[function]; u != nil {
-		u.close()
+		u.Close()
 		delete(c.users, function)
 	}
 	c.drop(func(a *cmAsk) bool { return a.key.function == function })

@@ -3,8 +3,10 @@
 package node
 
 import (
+	"log/slog"
 	"testing"
 
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -19,7 +21,7 @@ func TestCMGroupsRejoin(t *testing.T) {
 	s := &cmService{n: &Node{}, wake: make(chan struct{}, 1)}
 	c := newCMGroups(s)
 	const f = 3
-	c.users[f] = &gsiUser{g: &gsi{s: &subnet{wake: make(chan struct{}, 1)}}, function: f}
+	c.users[f] = subnet.New(subnet.Config{Log: slog.New(slog.DiscardHandler), SwitchPorts: 2}).OpenUser(f, nil, nil)
 	g := &rdmacm.Group{Function: f, MGID: ib.GID{0: 0xff, 15: 1}, Addr: &cm.Address{Function: f, SGID: ib.GID{15: 9}}}
 	joined := 0
 	join := func() func(mono.Time) {

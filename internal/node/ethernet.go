@@ -77,7 +77,7 @@ func (n *Node) wantedVESWs(ctx context.Context, command string) (i em.Intent, er
 
 // ethernet is what this node's Ethernet Manager knows, if it is the master.
 func (n *Node) ethernet() (s em.Status, master bool, t *topo.Subnet) {
-	n.sub.do(func() {
+	n.sub.Do(func() {
 		s, master = n.manager.Ethernet()
 		t = n.manager.Topo()
 	})

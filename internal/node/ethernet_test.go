@@ -24,9 +24,9 @@ func (n netdevs) FreeNetdev(vport uint8)                       { n.Free(vport) }
 func (r *running) serveVESW(device string) *vnic.Ports {
 	p := vnic.New(vnic.Config{Function: netdevs{vnic.NewNetdevs(4)}, OPAPort: 1})
 	number := r.node.function(device).a.Number()
-	r.node.sub.do(func() {
+	r.node.sub.Do(func() {
 		p.SetLink(r.node.now(), true)
-		r.node.sub.serveEthernet(number, vema.New(vema.Config{Ports: p}))
+		r.node.sub.ServeEthernet(number, vema.New(vema.Config{Ports: p}))
 	})
 	return p
 }
@@ -67,7 +67,7 @@ func TestEthernetManager(t *testing.T) {
 		return states
 	}
 	eventually(t, "the ports are configured, and their interfaces down", func() bool { return slices.Equal(states("lab"), []string{"up", "down", "down"}) })
-	r.node.sub.do(func() {
+	r.node.sub.Do(func() {
 		for _, p := range ports {
 			if i := p.Info(0); i.VESW.VESWID != 1 || i.VESW.EthMTU != 9000 || i.VESW.PKey != 0xc001 || i.Port.PCPToSCUc[6] != 7 || i.VESW.McastDLID < 0xf00000 {
 				t.Errorf("%+v", i)
@@ -145,7 +145,7 @@ func TestEthernetManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the vports are gone", func() (gone bool) {
-		r.node.sub.do(func() { gone = ports[0].Port(0) == nil && ports[1].Port(0) == nil })
+		r.node.sub.Do(func() { gone = ports[0].Port(0) == nil && ports[1].Port(0) == nil })
 		return gone
 	})
 	eventually(t, "the partition is gone", func() bool {

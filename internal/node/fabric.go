@@ -5,13 +5,11 @@ package node
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strings"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/fabric/link/udp"
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
@@ -52,7 +50,7 @@ func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, er
 	if n.sub == nil {
 		return nil, errNoFabric
 	}
-	if n.manager != nil && !n.sub.do(func() { t = n.manager.Topo() }) {
+	if n.manager != nil && n.sub.Do(func() { t = n.manager.Topo() }) != nil {
 		return nil, loop.ErrStopped
 	}
 	if t == nil {
@@ -257,7 +255,7 @@ func (n *Node) Sweep(ctx context.Context) error {
 	if _, err := n.topology(ctx, "weft fabric sweep"); err != nil {
 		return err
 	}
-	if !n.sub.do(func() { n.manager.Sweep(n.now()) }) {
+	if n.sub.Do(func() { n.manager.Sweep(n.now()) }) != nil {
 		return loop.ErrStopped
 	}
 	return nil
@@ -277,7 +275,7 @@ func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
 		return v, nil
 	}
 	var s manager.Status
-	if !n.sub.do(func() { s = n.manager.Status() }) {
+	if n.sub.Do(func() { s = n.manager.Status() }) != nil {
 		return v, loop.ErrStopped
 	}
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
@@ -351,35 +349,11 @@ func (n *Node) Trunks(context.Context) ([]api.Trunk, error) {
 }
 
 // trunkList describes the trunks, none where the node has none.
-func (n *Node) trunkList() (list []api.Trunk, err error) {
-	if n.trunks == nil {
+func (n *Node) trunkList() ([]api.Trunk, error) {
+	if n.sub == nil {
 		return nil, nil
 	}
-	w := n.sub.wiring.Load()
-	err = n.lanes.First().Query(func() {
-		for i := range n.cfg.Peers {
-			s := n.trunks.Status(i)
-			t := api.Trunk{Peer: s.Addr.String(), Port: int(w.Trunk[i]), Up: s.Up, RTTNS: s.RTT, Limit: s.Limit, Received: s.Packets, Lost: s.Lost,
-				Reordered: s.Reordered, Downs: s.Downs}
-			if s.Node != 0 {
-				t.Node = s.Node.String()
-			}
-			if s.Since != 0 {
-				t.Since = n.wall(s.Since)
-			}
-			list = append(list, t)
-		}
-	})
-	for i, l := range n.lanes.All() {
-		if err == nil {
-			err = l.Query(func() {
-				for p := range list {
-					list[p].Sent += n.senders[i].Counters(p).Packets
-				}
-			})
-		}
-	}
-	return list, err
+	return n.sub.Trunks(n.wall)
 }
 
 // fabricDegraded lists what is amiss with the node's place in the subnet.
@@ -387,42 +361,13 @@ func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []a
 	if n.sub == nil {
 		return nil, nil
 	}
-	for _, t := range trunks {
-		if !t.Up {
-			host := t.Peer
-			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
-				host = a.Addr().String()
-			}
-			list = append(list, api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is heard from the node at %s", t.Peer),
-				Fix: "ping " + host + "; weft trunk, there"})
-		}
-	}
-	if n.trunks != nil {
-		err = n.lanes.First().Query(func() {
-			for _, d := range n.trunks.Degraded() {
-				list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
-			}
-		})
-		seen := map[string]bool{}
-		for i, l := range n.lanes.All() {
-			if err == nil {
-				err = l.Query(func() {
-					for _, d := range n.senders[i].Degraded() {
-						if !seen[d.Name] {
-							seen[d.Name] = true
-							list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
-						}
-					}
-				})
-			}
-		}
-	}
+	list, err = n.sub.Degraded(trunks)
 	if n.manager == nil || err != nil {
 		return list, err
 	}
 	var elected bool
 	var problems int
-	n.sub.do(func() {
+	n.sub.Do(func() {
 		s := n.manager.Status()
 		elected, problems = s.Elected, len(s.Problems)
 	})
@@ -447,7 +392,7 @@ func (n *Node) notices() (list []api.Degraded) {
 		return nil
 	}
 	var s manager.Status
-	n.sub.do(func() { s = n.manager.Status() })
+	n.sub.Do(func() { s = n.manager.Status() })
 	if s.Switches > 1 && !s.Keyed {
 		list = append(list, api.Degraded{What: "no_m_key", Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
 			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
@@ -465,7 +410,7 @@ func (n *Node) managerState() (s string) {
 	case n.manager == nil:
 		return n.cfg.SM
 	}
-	n.sub.do(func() { s = n.manager.Status().State })
+	n.sub.Do(func() { s = n.manager.Status().State })
 	return s
 }
 
@@ -475,40 +420,10 @@ func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) 
 	if n.sub == nil {
 		return nil
 	}
-	sent := make([]udp.SendCounters, len(n.cfg.Peers))
-	for i, l := range n.lanes.All() {
-		err := l.Query(func() {
-			c := l.Net.Fabric.Counters()
-			c.Each(func(name string, v uint64) { add(api.ScopeLink, fmt.Sprintf("fabric%d", i), name, v) })
-			if n.trunks == nil {
-				return
-			}
-			for p := range n.cfg.Peers {
-				c := n.senders[i].Counters(p)
-				sent[p].Add(&c)
-			}
-			if i != 0 {
-				return
-			}
-			t := n.trunks.Counters()
-			t.Each(func(name string, v uint64) { add(api.ScopeLink, "trunks", name, v) })
-			for p := range n.cfg.Peers {
-				s := n.trunks.Status(p)
-				s.Each(func(name string, v uint64) { add(api.ScopeTrunk, s.Addr.String(), name, v) })
-			}
-		})
-		if err != nil {
-			return err
-		}
+	if err := n.sub.Counters(add); err != nil {
+		return err
 	}
-	for p := range sent {
-		sent[p].Each(func(name string, v uint64) { add(api.ScopeTrunk, n.trunks.Peer(p).String(), name, v) })
-	}
-	n.sub.do(func() {
-		fields(add, api.ScopeAgent, "switch", &n.sub.sw.Stats)
-		for _, c := range n.sub.ports {
-			fields(add, api.ScopeAgent, c.adapter.Name, &c.agent.Stats)
-		}
+	n.sub.Do(func() {
 		if n.manager == nil {
 			return
 		}
@@ -521,6 +436,5 @@ func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) 
 			fields(add, api.ScopeEM, "", &e.Counters)
 		}
 	})
-	add(api.ScopeNode, "", "management_inbox_full", n.sub.lost.Load())
 	return nil
 }

@@ -106,10 +106,10 @@ func (n *Node) faulty(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
 		return false, false, refuse(api.CodeInvalid, "weft fault add --link trunk, without --device", "a trunk carries what all InfiniBand devices send")
 	case spec.Link == api.LinkTrunk && spec.Device != "":
 		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks", spec.Device)
-	case spec.Link == api.LinkTrunk && n.trunks == nil:
+	case spec.Link == api.LinkTrunk && !n.hasTrunks():
 		return false, false, refuse(api.CodeNotFound, "weft up --peer ADDRESS", "the node has no trunk")
 	}
-	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && n.trunks != nil, nil
+	return spec.Link != api.LinkTrunk, spec.Link != api.LinkRoCE && spec.Device == "" && n.hasTrunks(), nil
 }
 
 // DelFault implements api.Backend.
@@ -136,3 +136,5 @@ func (n *Node) DelFault(_ context.Context, id int) error {
 	}
 	return errors.Join(errs...)
 }
+
+func (n *Node) hasTrunks() bool { return n.sub != nil && n.sub.TrunkLink() != nil }

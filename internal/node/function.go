@@ -17,6 +17,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -33,17 +34,18 @@ type function struct {
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
 }
 
-// switchboard is where InfiniBand ports are plugged in. Calls come with edits
-// held, one at a time.
+// switchboard is where InfiniBand ports are plugged in. Calls come with edits held, one at a time.
 type switchboard interface {
-	// plug connects the port of a function that was added, on or off.
-	plug(a *hca.Adapter, on bool) error
-	// unplug disconnects it before the function goes.
-	unplug(a *hca.Adapter)
-	// power says whether the ports of functions may be up; they are what it says
-	// when it returns, as far as they need nobody else to be.
-	power(list []*hca.Adapter, on bool)
+	// Plug connects the port of a function that was added, on or off.
+	Plug(a *hca.Adapter, on bool) error
+	// Unplug disconnects it before the function is removed.
+	Unplug(a *hca.Adapter)
+	// Power lets the ports of functions come up, or takes them down; when it returns they are in that state, as far as they
+	// depend on this node.
+	Power(list []*hca.Adapter, on bool)
 }
+
+var _ switchboard = (*subnet.Subnet)(nil)
 
 // Errors of functions.
 var (
@@ -109,7 +111,7 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 		n.mu.Unlock()
 	}
 	if n.board != nil {
-		if err := n.board.plug(a, !f.down); err != nil {
+		if err := n.board.Plug(a, !f.down); err != nil {
 			if st != nil {
 				n.forgetStation(st)
 			}
@@ -175,7 +177,7 @@ func (n *Node) drop(f *function) error {
 		n.ip.leave(f)
 	}
 	if n.board != nil {
-		n.board.unplug(f.a)
+		n.board.Unplug(f.a)
 	}
 	if f.st != nil {
 		n.forgetStation(f.st)
@@ -202,6 +204,14 @@ func (n *Node) function(name string) *function {
 	return n.funcs[i]
 }
 
+// adapterNamed returns the adapter of the function with a name, or nil.
+func (n *Node) adapterNamed(name string) *hca.Adapter {
+	if f := n.function(name); f != nil {
+		return f.a
+	}
+	return nil
+}
+
 // byNumber returns the function with a number, or nil.
 func (n *Node) byNumber(number uint16) *function {
 	n.mu.Lock()
@@ -222,31 +232,25 @@ func (n *Node) functions() []*function {
 	return list
 }
 
-// portChange is events of a function's port, for the clients of the function.
-type portChange struct {
-	a      *hca.Adapter
-	events []ib.Event
-}
-
 // portChanged writes the files and notifies the clients of a function after its port got another description.
 func (n *Node) portChanged(a *hca.Adapter, events []ib.Event) {
-	n.portsChanged([]portChange{{a, events}})
+	n.portsChanged([]subnet.PortChange{{Adapter: a, Events: events}})
 }
 
 // portsChanged is portChanged for several functions.
-func (n *Node) portsChanged(changes []portChange) {
+func (n *Node) portsChanged(changes []subnet.PortChange) {
 	n.ports.Lock()
 	defer n.ports.Unlock()
 	n.notify(changes...)
 }
 
 // notify is portsChanged with ports held. Files come first: a client may read them when it receives the event.
-func (n *Node) notify(changes ...portChange) {
+func (n *Node) notify(changes ...subnet.PortChange) {
 	if err := n.writeTree(); err != nil {
 		n.log.Warn("the tree of files for programs is out of date", "err", err)
 	}
 	for _, p := range changes {
-		n.sessions.NotifyPort(p.a, p.events)
+		n.sessions.NotifyPort(p.Adapter, p.Events)
 	}
 }
 

@@ -227,12 +227,12 @@ type plugs struct {
 	err   error
 }
 
-func (p *plugs) plug(a *hca.Adapter, on bool) error {
+func (p *plugs) Plug(a *hca.Adapter, on bool) error {
 	p.calls = append(p.calls, "plug "+a.Name+map[bool]string{true: "", false: " off"}[on])
 	return p.err
 }
-func (p *plugs) unplug(a *hca.Adapter) { p.calls = append(p.calls, "unplug "+a.Name) }
-func (p *plugs) power(list []*hca.Adapter, on bool) {
+func (p *plugs) Unplug(a *hca.Adapter) { p.calls = append(p.calls, "unplug "+a.Name) }
+func (p *plugs) Power(list []*hca.Adapter, on bool) {
 	for _, a := range list {
 		p.calls = append(p.calls, map[bool]string{true: "on ", false: "off "}[on]+a.Name)
 	}
@@ -294,8 +294,8 @@ func TestViolationsReachPrograms(t *testing.T) {
 	r := manageable(t)
 	f := r.node.function(firstNative)
 	c := r.nativeClient(t, f)
-	r.node.sub.violated(f.a.Number(), hca.Violations{Count: 3}, hca.Violations{Count: 70000})
-	r.node.sub.violated(99, hca.Violations{Count: 3}, hca.Violations{})
+	r.node.sub.Violated(f.a.Number(), hca.Violations{Count: 3}, hca.Violations{Count: 70000})
+	r.node.sub.Violated(99, hca.Violations{Count: 3}, hca.Violations{})
 	eventually(t, "the counts", func() bool { return f.a.Port().PKeyViolations == 3 && f.a.Port().QKeyViolations == 0xffff })
 	raw, err := c.Control(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"weft/internal/control/api"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -71,7 +72,7 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
 	case errors.Is(err, errFunctionThere):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "there is a device " + r.Name, Fix: "choose another name"}
-	case errors.Is(err, errNoSwitchPort):
+	case errors.Is(err, subnet.ErrNoSwitchPort):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "delete a device, or start the node with more --switch-ports"}
 	case errors.Is(err, hca.ErrNoFunction):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "the node has made as many devices as it can number", Fix: "start it again"}

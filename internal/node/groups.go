@@ -14,8 +14,6 @@ import (
 	"syscall"
 
 	"weft/internal/control/api"
-	"weft/internal/fabric/link/fabric"
-	"weft/internal/fabric/vswitch"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -164,25 +162,6 @@ func (g *ipGroups) degraded() (list []api.Degraded) {
 		}
 	}
 	return list
-}
-
-// forwarding returns the functions that the switch leads each multicast LID to.
-func forwarding(t *vswitch.Table, w *fabric.Wiring) map[ib.LID][]uint16 {
-	m := map[ib.LID][]uint16{}
-	for lid := ib.LIDMulticastFirst; lid <= ib.LIDMulticastLast; lid++ {
-		var fs []uint16
-		set := t.Members(lid)
-		for p, ok := set.Next(); ok; p, ok = set.Next() {
-			if int(p) < len(w.Port) && w.Port[p].Kind == fabric.Function {
-				fs = append(fs, w.Port[p].Number)
-			}
-		}
-		if len(fs) > 0 {
-			slices.Sort(fs)
-			m[lid] = fs
-		}
-	}
-	return m
 }
 
 // Groups implements api.Backend.

@@ -12,10 +12,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"weft/internal/fabric/link/fabric"
-	"weft/internal/fabric/vswitch"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -106,33 +102,5 @@ func TestIPGroups(t *testing.T) {
 	g.Leave(six)
 	if len(g.groups) != 0 || h.left != before || len(g.degraded()) != 0 {
 		t.Errorf("left behind: %v", g.groups)
-	}
-}
-
-// TestForwardingTable: only functions count, each once and in order.
-func TestForwardingTable(t *testing.T) {
-	b := vswitch.NewBuilder(36)
-	var w fabric.Wiring
-	w.Port[1] = fabric.Plug{Kind: fabric.Function, Number: 7}
-	w.Port[2] = fabric.Plug{Kind: fabric.Function, Number: 3}
-	w.Port[17] = fabric.Plug{Kind: fabric.Function, Number: 12}
-	w.Port[36] = fabric.Plug{Kind: fabric.Peer}
-	set := func(mlid ib.LID, ports ...uint8) {
-		n, i := int(mlid-ib.LIDMulticastFirst)/vswitch.BlockMLIDs, int(mlid-ib.LIDMulticastFirst)%vswitch.BlockMLIDs
-		for _, p := range ports {
-			m := b.MFT(n, p/16)
-			m[i] |= 1 << (p % 16)
-			if !b.SetMFT(n, p/16, &m) {
-				t.Fatal("no such block")
-			}
-		}
-	}
-	set(0xc000, 0, 1, 2, 17, 36)
-	set(0xc021, 36)    // a trunk alone
-	set(0xc022, 2, 20) // and a port with nothing in it
-	set(0xfffe, 17)
-	want := map[ib.LID][]uint16{0xc000: {3, 7, 12}, 0xc022: {3}, 0xfffe: {12}}
-	if d := cmp.Diff(want, forwarding(b.Snapshot(), &w)); d != "" {
-		t.Error(d)
 	}
 }

@@ -39,7 +39,7 @@ func (n *Node) editable(ctx context.Context, command string) error {
 		return n.notMaster(ctx, command)
 	}
 	var s manager.Status
-	if !n.sub.do(func() { s = n.manager.Status() }) {
+	if n.sub.Do(func() { s = n.manager.Status() }) != nil {
 		return loop.ErrStopped
 	}
 	if s.Elected && s.State == "standby" {
@@ -51,7 +51,7 @@ func (n *Node) editable(ctx context.Context, command string) error {
 // known is the model of the subnet if this node has one, to name ports by.
 func (n *Node) known() (t *topo.Subnet) {
 	if n.manager != nil {
-		n.sub.do(func() { t = n.manager.Topo() })
+		n.sub.Do(func() { t = n.manager.Topo() })
 	}
 	return t
 }
@@ -325,7 +325,7 @@ func (n *Node) SubnetGroups(ctx context.Context) (list []api.SubnetGroup, err er
 	if err != nil {
 		return nil, err
 	}
-	n.sub.do(func() {
+	n.sub.Do(func() {
 		for _, g := range n.manager.Status().Groups {
 			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: pkeyText(g.PKey), QKey: uint32(g.QKey), MTU: mtuBytes(g.MTU), Gbps: gbps(g.Rate),
 				SL: int(g.SL), Permanent: g.Permanent}

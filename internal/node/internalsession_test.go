@@ -16,6 +16,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/mgmt/agent"
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -267,7 +268,7 @@ func TestInternalSessionAllocates(t *testing.T) {
 // asker is a user of queue pair 1 that waits for answers.
 type asker struct {
 	t       *testing.T
-	u       *gsiUser
+	u       *subnet.User
 	answers chan mad.SA
 	notices chan mad.Notice
 	id      uint32
@@ -279,7 +280,7 @@ func (r *running) asker(t *testing.T, function uint16, notices bool) *asker {
 	if notices {
 		heard = func(_ mono.Time, n *mad.Notice) { a.notices <- *n }
 	}
-	a.u = r.node.sub.gsi.open(function, func(_ mono.Time, id uint32, m *mad.SA) {
+	a.u = r.node.sub.OpenUser(function, func(_ mono.Time, id uint32, m *mad.SA) {
 		if id != a.id {
 			t.Errorf("the answer to %d, not to %d", id, a.id)
 		}
@@ -293,7 +294,7 @@ func (a *asker) ask(method mad.Method, attr mad.AttributeID, mask mad.ComponentM
 	a.id++
 	m := &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: attr}, ComponentMask: mask}}
 	copy(m.Data[:], record)
-	a.u.ask(a.id, m)
+	a.u.Request(a.id, m)
 	select {
 	case v = <-a.answers:
 	case <-time.After(limit):
@@ -318,7 +319,7 @@ func TestGSI(t *testing.T) {
 	}
 
 	eventually(t, "the administration knows who hears notices", func() (ok bool) {
-		n.sub.do(func() { s := n.sub.gsi.subs[b.Number()]; ok = s != nil && s.want == 0 && s.due == 0 })
+		n.sub.Do(func() { _, ok = n.sub.Subscribed(b.Number()) })
 		return ok
 	})
 	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 13: 1, 14: 2, 15: 3}
@@ -346,26 +347,30 @@ func TestGSI(t *testing.T) {
 
 	// A port that a manager set up anew subscribes again.
 	sent := func() (v uint64) {
-		n.sub.do(func() { v = n.sub.gsi.stats.Sent })
+		n.sub.Do(func() { v = n.sub.GSIStats().Sent })
 		return v
 	}
 	before := sent()
-	n.sub.do(func() { n.sub.byFunc[b.Number()].publish(agent.ClientReregister) })
+	n.sub.Do(func() { n.sub.Port(b.Number()).Publish(agent.ClientReregister) })
 	eventually(t, "four new requests", func() bool { return sent() >= before+4 })
 
 	// Who has gone is not called, nor is who asks for no port.
 	ghost := r.asker(t, 0, false)
-	ghost.u.ask(1, &mad.SA{})
-	hears.u.close()
-	hears.u.ask(1, &mad.SA{})
+	ghost.u.Request(1, &mad.SA{})
+	hears.u.Close()
+	hears.u.Request(1, &mad.SA{})
 	asks.id++
-	asks.u.ask(asks.id, &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodGet, AttributeID: mad.AttrClassPortInfo}}})
-	n.sub.do(func() { delete(n.sub.gsi.users, asks.u.number) }) // before the answer
+	asks.u.Request(asks.id, &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodGet, AttributeID: mad.AttrClassPortInfo}}})
+	asks.u.Close() // before the answer
 	eventually(t, "drop_no_port", func() bool {
-		var s gsiStats
-		subs := 0
-		n.sub.do(func() { s, subs = n.sub.gsi.stats, len(n.sub.gsi.subs) })
-		return s.DropNoPort == 1 && s.Answered+s.DropStray >= 4 && subs == 0
+		var s subnet.GSIStats
+		var onA, onB bool
+		n.sub.Do(func() {
+			s = n.sub.GSIStats()
+			onA, _ = n.sub.Subscribed(a.Number())
+			onB, _ = n.sub.Subscribed(b.Number())
+		})
+		return s.DropNoPort == 1 && s.Answered+s.DropStray >= 4 && !onA && !onB
 	})
 	if len(ghost.answers)+len(hears.answers) != 0 {
 		t.Error("an answer to nobody's question")

@@ -92,14 +92,14 @@ func (q *ipoibRequest) AddLink(c ipoib.LinkConfig, _ ipoib.Port) {
 	h := q.h
 	f := h.n.byNumber(uint16(c.CA + 1))
 	if f == nil {
-		h.n.sub.post(func() { q.driver.Gone(c.Name) })
+		h.n.sub.Post(func() { q.driver.Gone(c.Name) })
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.links[c.Name] != nil {
 		// Two requests for it: the first has it. AddIPLinks refuses those that it can tell.
-		h.n.sub.post(func() { q.driver.Gone(c.Name) })
+		h.n.sub.Post(func() { q.driver.Gone(c.Name) })
 		return
 	}
 	l := &ipLink{h: h, q: q, cfg: c, f: f}
@@ -195,7 +195,7 @@ func (h *ipoibHost) gone(l *ipLink) {
 	}
 	h.tell()
 	h.mu.Unlock()
-	h.n.sub.post(func() { l.q.driver.Gone(l.cfg.Name) })
+	h.n.sub.Post(func() { l.q.driver.Gone(l.cfg.Name) })
 }
 
 // lost tells that the device of a link was removed by somebody: the link begins anew.
@@ -291,16 +291,16 @@ func (h *ipoibHost) add(r api.IPRequest) (*ipoibRequest, error) {
 	}
 	q.driver = ipoib.NewDriver(p, q)
 	var err error
-	if !h.n.sub.do(func() {
+	if h.n.sub.Do(func() {
 		if o := h.overlap(q, p.PKeys); o != "" {
 			err = invalid("weft ipoib del "+o, "%s has links already that this asks for", o)
 			return
 		}
 		h.requests = append(h.requests, q)
-		for _, c := range h.n.sub.ports {
-			h.portChanged(c.adapter, nil)
+		for _, c := range h.n.sub.Ports() {
+			h.portChanged(c.Adapter, nil)
 		}
-	}) {
+	}) != nil {
 		return nil, loop.ErrStopped
 	}
 	return q, err
@@ -344,7 +344,7 @@ const allDevices = "all"
 
 // remove ends a request and waits for its links to go, as long as ctx allows.
 func (h *ipoibHost) remove(ctx context.Context, q *ipoibRequest) {
-	h.n.sub.do(func() {
+	h.n.sub.Do(func() {
 		h.requests = slices.DeleteFunc(h.requests, func(o *ipoibRequest) bool { return o == q })
 		q.driver.Unload()
 	})
@@ -360,7 +360,7 @@ func (h *ipoibHost) remove(ctx context.Context, q *ipoibRequest) {
 
 // leave takes a function out of all requests and waits for its links to go.
 func (h *ipoibHost) leave(f *function) {
-	h.n.sub.do(func() {
+	h.n.sub.Do(func() {
 		for _, q := range h.requests {
 			q.driver.RemoveCA(caOf(f.a.Number()))
 		}
@@ -401,9 +401,9 @@ func (h *ipoibHost) wait(ctx context.Context, ok func() bool) bool {
 // close ends all links. The management goroutine and the lanes run.
 func (h *ipoibHost) close() {
 	var all []*ipoibRequest
-	h.n.sub.do(func() { all, h.requests = h.requests, nil })
+	h.n.sub.Do(func() { all, h.requests = h.requests, nil })
 	for _, q := range all {
-		h.n.sub.do(q.driver.Unload)
+		h.n.sub.Do(q.driver.Unload)
 	}
 	ctx, stop := context.WithTimeout(context.Background(), unloadLimit)
 	defer stop()

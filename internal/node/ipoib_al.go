@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -24,7 +25,7 @@ type ipoibAL struct {
 	*session.Internal
 	n    *Node
 	f    *function
-	gsi  *gsiUser
+	gsi  *subnet.User
 	pd   uint32 // 0: none
 	mr   *session.MR
 	cq   *session.CQ
@@ -282,5 +283,5 @@ func (a *ipoibAL) settle() {
 func (a *ipoibAL) SA(r *ipoib.SARequest) {
 	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: r.Method, AttributeID: r.Attr}, ComponentMask: r.Mask}}
 	copy(m.Data[:], r.Record)
-	a.gsi.ask(r.ID, &m)
+	a.gsi.Request(r.ID, &m)
 }

@@ -134,7 +134,7 @@ func (n *Node) DelIPLinks(ctx context.Context, name string) error {
 		}
 		found = append(found, l.q)
 	} else {
-		n.ip.n.sub.do(func() {
+		n.ip.n.sub.Do(func() {
 			for _, q := range n.ip.requests {
 				if q.name() == name {
 					found = append(found, q)
@@ -356,7 +356,7 @@ func (n *Node) setIPMode(name, mode string) error {
 	if l == nil {
 		return errNoIPLink(name)
 	}
-	if !n.sub.do(func() { l.q.driver.SetMode(l.cfg.Name, p.Mode) }) {
+	if n.sub.Do(func() { l.q.driver.SetMode(l.cfg.Name, p.Mode) }) != nil {
 		return loop.ErrStopped
 	}
 	n.log.Info("mode of an IP link", "link", l.cfg.Name, "mode", mode)

@@ -90,7 +90,7 @@ func (l *ipLink) start() {
 	l.h.mu.Lock()
 	l.lane, l.al = r.Lane(), al
 	l.h.mu.Unlock()
-	al.gsi = n.sub.gsi.open(l.f.a.Number(), l.answered, l.noticed)
+	al.gsi = n.sub.OpenUser(l.f.a.Number(), l.answered, l.noticed)
 	var seed [16]byte
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
@@ -135,7 +135,7 @@ func (l *ipLink) answered(_ mono.Time, id uint32, m *mad.SA) {
 }
 
 func (l *ipLink) noticed(_ mono.Time, n *mad.Notice) {
-	if trap := n.TrapNumber; n.Generic && trap >= firstTrap && trap < firstTrap+4 {
+	if trap := n.TrapNumber; n.Generic && trap >= mad.TrapGIDInService && trap < mad.TrapGIDInService+4 {
 		gid := n.GID()
 		l.onLane(func(now mono.Time, link *ipoib.Link) { link.Notice(now, trap, gid) })
 	}
@@ -215,7 +215,7 @@ func (l *ipLink) Register(d ipoib.DeviceInfo) {
 		l.device, l.end = b, end
 		lost := func(err error) {
 			if !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
-				l.h.n.sub.post(func() { l.h.lost(l, err) })
+				l.h.n.sub.Post(func() { l.h.lost(l, err) })
 			}
 		}
 		l.onLane(func(now mono.Time, link *ipoib.Link) {
@@ -365,7 +365,7 @@ func (l *ipLink) Closed(err error) {
 	l.addrs.Store(nil)
 	l.work.post(func() {
 		l.closeDevice()
-		l.al.gsi.close()
+		l.al.gsi.Close()
 		l.lane.Do(func() { l.lane.RemovePoller(l) })
 		l.al.Close()
 		l.h.gone(l)

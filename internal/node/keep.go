@@ -14,6 +14,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/problem"
 	"weft/internal/verbs/hca"
@@ -375,7 +376,7 @@ func (k *keeper) degraded() (list []api.Degraded) {
 	for _, f := range k.failed {
 		d := api.Degraded{What: "device_not_restored", Why: fmt.Sprintf("%s: %v", f.Name, f.err), Fix: "weft dev del " + f.Name}
 		switch {
-		case errors.Is(f.err, errNoSwitchPort):
+		case errors.Is(f.err, subnet.ErrNoSwitchPort):
 			d.Fix = "start the node with more --switch-ports, or weft dev del " + f.Name
 		case errors.Is(f.err, errFunctionThere):
 			d.Fix = "start the node with another --device, or add it under another name"

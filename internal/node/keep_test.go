@@ -19,6 +19,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 )
 
@@ -119,7 +120,7 @@ func TestFunctionsAreKept(t *testing.T) {
 			missing = append(missing, d.Why+" | "+d.Fix)
 		}
 	}
-	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+errNoSwitchPort.Error()) || !strings.Contains(missing[0], "--switch-ports") {
+	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+subnet.ErrNoSwitchPort.Error()) || !strings.Contains(missing[0], "--switch-ports") {
 		t.Errorf("%q", missing)
 	}
 	if err := api.Do(ctx, r.cli, api.DeleteFunction, "off"); err != nil { // one that is not there

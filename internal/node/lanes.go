@@ -4,7 +4,6 @@ package node
 
 import (
 	"weft/internal/control/config"
-	"weft/internal/fabric/link/fabric"
 	"weft/internal/fabric/link/roce"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
@@ -54,7 +53,7 @@ func (n *Node) openLanes() (err error) {
 			h.SetDeparted(n.sessions.Detach)
 		}}
 	if n.sub != nil {
-		c.Fabric = func(h *hca.Lane, of *lane.Link) (*fabric.Link, []int, []int) { return n.fabricLink(h, of) }
+		c.Fabric = n.sub.LaneLink
 	}
 	if n.lanes, err = lane.Open(c); err != nil {
 		return err

@@ -90,14 +90,14 @@ func (n *Node) startManager(ctx context.Context) error {
 		return err
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
-		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.IPoIBQKey), Log: n.log.With("part", "manager"), Now: n.now, Post: n.sub.post})
+		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.IPoIBQKey), Log: n.log.With("part", "manager"), Now: n.now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
 		return err
 	}
 	n.manager = m
-	n.sub.do(func() {
-		n.sub.mgr = m
-		n.sub.sw.SetCapability(n.now(), mad.CapIsSM, true)
+	n.sub.Do(func() {
+		n.sub.SetManager(m)
+		n.sub.Switch.SetCapability(n.now(), mad.CapIsSM, true)
 	})
 	return nil
 }

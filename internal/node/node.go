@@ -25,7 +25,6 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/fabric/link/udp"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/host/sysfs"
@@ -34,6 +33,7 @@ import (
 	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -58,11 +58,9 @@ type Node struct {
 	host     string // the host's name
 	cm       *cmService
 	cmDoor   atomic.Pointer[cmDoor] // nil before programs are served
-	sub      *subnet                // nil: the node is in no subnet
+	sub      *subnet.Subnet         // nil: the node is in no subnet
 	ip       *ipoibHost             // nil: the same
 	vesw     *veswHost              // nil: the same
-	trunks   *udp.Link              // lane 0's; nil: there are no peers
-	senders  []*udp.Sender
 
 	// Of the subnet manager; nil where another node, or a program, manages.
 	store       store.Store
@@ -161,7 +159,7 @@ func (n *Node) open() (err error) {
 	n.funcs = []*function{{n: n, a: n.adapter}}
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
 	n.cm = newCMService(n)
-	n.captures.end = make(chan struct{})
+	n.captures.end, n.captures.lanes = make(chan struct{}), func() *lane.Group { return n.lanes }
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
@@ -174,8 +172,8 @@ func (n *Node) open() (err error) {
 }
 
 func (n *Node) closeTrunks() {
-	if n.trunks != nil {
-		n.trunks.Close()
+	if n.sub != nil {
+		n.sub.CloseTrunks()
 	}
 }
 
@@ -237,11 +235,12 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}
 	defer rdmacm.Records.Close()
 	if n.sub != nil {
-		u, err := n.openUmad()
+		u, err := n.listenRecords(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
 		if err != nil {
 			control.Close()
 			return err
 		}
+		n.sub.OpenUserMADs(u, n.adapterNamed)
 		defer u.Close()
 		defer n.vesw.close()
 		defer n.ip.close()
@@ -291,8 +290,7 @@ func (n *Node) close() {
 	n.closeStore()
 	n.cm.close()
 	if n.sub != nil {
-		close(n.sub.end)
-		<-n.sub.done
+		n.sub.Close()
 	}
 	n.lanes.Close()
 	n.closeTrunks()

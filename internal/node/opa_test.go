@@ -46,10 +46,10 @@ func row(t *testing.T) (nodes []*port16) {
 	eventually(t, "all ports are active", func() bool {
 		ok := true
 		for _, n := range nodes {
-			n.node.sub.do(func() {
-				c := n.node.sub.byFunc[1]
-				ok = ok && c.agent.Port(1).PortState == ib.PortActive
-				n.lid = c.agent.LID()
+			n.node.sub.Do(func() {
+				c := n.node.sub.Port(1)
+				ok = ok && c.Agent.Port(1).PortState == ib.PortActive
+				n.lid = c.Agent.LID()
 			})
 		}
 		return ok
@@ -110,7 +110,7 @@ func TestPackets16(t *testing.T) {
 		f := n.node.function(firstNative).a
 		join := mad.MCMemberRecord{MGID: mgid, PortGID: f.Port().GIDs[0].GID, QKey: 5, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
 		answers := make(chan mad.SA, 64)
-		user := n.node.sub.gsi.open(f.Number(), func(_ mono.Time, _ uint32, m *mad.SA) {
+		user := n.node.sub.OpenUser(f.Number(), func(_ mono.Time, _ uint32, m *mad.SA) {
 			select {
 			case answers <- *m:
 			default: // one is enough
@@ -120,7 +120,7 @@ func TestPackets16(t *testing.T) {
 		copy(ask.Data[:], join.Append(nil))
 		var got mad.MCMemberRecord
 		eventually(t, "a port joins", func() bool { // the way there may not be set up yet, and nobody but us asks again
-			user.ask(1, &ask)
+			user.Request(1, &ask)
 			select {
 			case v := <-answers:
 				got.Parse(v.Data[:])
@@ -137,7 +137,7 @@ func TestPackets16(t *testing.T) {
 	eventually(t, "the tree of the group", func() bool {
 		ok := true
 		for i, n := range nodes {
-			ok = ok && n.node.sub.table.Load().Members(mlid).Len() == []int{2, 3, 2}[i]
+			ok = ok && n.node.sub.Table().Load().Members(mlid).Len() == []int{2, 3, 2}[i]
 		}
 		return ok
 	})

@@ -19,13 +19,13 @@ func (r *running) enforce(name string, in, out bool, keys ...ib.PKey) {
 	r.t.Helper()
 	s, num := r.node.sub, r.node.function(name).a.Number()
 	var port uint8
-	s.do(func() {
-		port = s.byFunc[num].port
-		s.sw.Forwarding().SetPort(port, vswitch.Port{State: ib.PortActive, EnforceIn: in, EnforceOut: out, PKeys: keys})
-		s.dirty = true
+	s.Do(func() {
+		port = s.Port(num).Number()
+		s.Switch.Forwarding().SetPort(port, vswitch.Port{State: ib.PortActive, EnforceIn: in, EnforceOut: out, PKeys: keys})
+		s.MarkDirty()
 	})
 	eventually(r.t, "the lanes have the tables", func() bool {
-		p := s.table.Load().Port(port)
+		p := s.Table().Load().Port(port)
 		return p.EnforceIn == in && p.EnforceOut == out && slices.Equal(p.PKeys, keys)
 	})
 }

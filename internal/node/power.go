@@ -3,6 +3,7 @@
 package node
 
 import (
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -50,7 +51,7 @@ func (n *Node) power(list ...*function) {
 	}
 	for i, list := range plugged {
 		if len(list) > 0 {
-			n.board.power(list, i == 1)
+			n.board.Power(list, i == 1)
 		}
 	}
 }
@@ -69,7 +70,7 @@ func (n *Node) setDown(a *hca.Adapter, down bool) {
 		}
 	}
 	a.SetPort(&p)
-	n.notify(portChange{a, p.Changes(old)})
+	n.notify(subnet.PortChange{Adapter: a, Events: p.Changes(old)})
 }
 
 // off reports whether somebody disabled the function, and whether the whole

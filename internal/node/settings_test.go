@@ -29,8 +29,8 @@ func TestSetManager(t *testing.T) {
 		}
 	}
 	port := func() (key uint64, protect uint8, lease uint16) {
-		r.node.sub.do(func() {
-			p := r.node.sub.byFunc[1].agent.Port(1)
+		r.node.sub.Do(func() {
+			p := r.node.sub.Port(1).Agent.Port(1)
 			key, protect, lease = p.MKey, p.MKeyProtectBits, p.MKeyLeasePeriod
 		})
 		return
@@ -102,7 +102,7 @@ func TestMKeyFile(t *testing.T) {
 	write("0x123456789abcdef0\n")
 	r := run(t, func(c *config.Config) { c.Fabric, c.Store, c.MKeyFile = true, config.StoreMemory, file })
 	eventually(t, "the port has the key", func() (ok bool) {
-		r.node.sub.do(func() { ok = r.node.sub.byFunc[1].agent.Port(1).MKey == 0x123456789abcdef0 })
+		r.node.sub.Do(func() { ok = r.node.sub.Port(1).Agent.Port(1).MKey == 0x123456789abcdef0 })
 		return ok
 	})
 	m, err := api.Get(context.Background(), r.cli, api.GetManager)

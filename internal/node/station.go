@@ -13,6 +13,7 @@ import (
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/netstack"
 	"weft/internal/node/lane"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
@@ -129,7 +130,7 @@ func (st *station) changed() {
 		return
 	}
 	st.a.SetPort(p)
-	n.notify(portChange{st.a, events})
+	n.notify(subnet.PortChange{Adapter: st.a, Events: events})
 }
 
 // ask is the link's Config.Ask; push its Config.Push.
@@ -202,7 +203,7 @@ func (st *station) describe() api.EthernetPort {
 	if name := st.want.VESW(); name != "" {
 		v.CarrierReason = "the Ethernet Manager has made no port in " + name + " yet"
 	}
-	n.sub.do(func() {
+	n.sub.Do(func() {
 		h := n.vesw.funcs[st.a.Number()]
 		if h == nil {
 			return

@@ -30,7 +30,7 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	t.Helper()
 	nodes := veswPair(t)
 	n = nodes[0]
-	n.node.sub.do(func() { n.node.vesw.open = n.node.vesw.openSegment })
+	n.node.sub.Do(func() { n.node.vesw.open = n.node.vesw.openSegment })
 	v, err := api.Call(context.Background(), n.cli, api.AddFunction, api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
 	if err != nil {
 		t.Fatal(err)
@@ -41,10 +41,10 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	f = n.node.function("blue0")
 	eventually(t, "its port in the fabric is active", func() bool {
 		state := ib.PortDown
-		n.node.sub.do(func() { state = n.node.sub.byFunc[2+1].agent.Port(1).PortState })
+		n.node.sub.Do(func() { state = n.node.sub.Port(2 + 1).Agent.Port(1).PortState })
 		return state == ib.PortActive
 	})
-	n.node.sub.do(func() { n.node.sub.serveEthernet(f.a.Number(), nil) })
+	n.node.sub.Do(func() { n.node.sub.ServeEthernet(f.a.Number(), nil) })
 	nodes[1].vport(1, 0, 5, 1500)
 	other = nodes[1].made(0)
 	n.vport(f.a.Number(), 0, 5, 1500)
@@ -187,7 +187,7 @@ func TestStation(t *testing.T) {
 		}
 	}
 	filtered := func() (yes bool) {
-		n.node.sub.do(func() {
+		n.node.sub.Do(func() {
 			macs := make([][6]byte, 64)
 			c, _, _, _ := n.node.vesw.funcs[f.a.Number()].ports.MulticastMACs(0, 0, macs)
 			yes = slices.Contains(macs[:c], [6]byte{1, 0, 0x5e, 1, 2, 3})

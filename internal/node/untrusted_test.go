@@ -91,19 +91,19 @@ func (s *subnetOfTwo) settled() {
 	eventually(s.t, "both nodes are configured and guarded", func() bool {
 		ok := true
 		for _, r := range []*running{s.a, s.b} {
-			r.node.sub.do(func() {
-				c := r.node.sub.byFunc[1].agent.Port(1)
-				ok = ok && c.PortState == ib.PortActive && c.MKey != 0 && r.node.sub.sw.Port(0).MKey != 0
+			r.node.sub.Do(func() {
+				c := r.node.sub.Port(1).Agent.Port(1)
+				ok = ok && c.PortState == ib.PortActive && c.MKey != 0 && r.node.sub.Switch.Port(0).MKey != 0
 			})
 		}
-		s.a.node.sub.do(func() { ok = ok && s.a.node.manager.Topo() != nil && len(s.a.node.manager.Topo().Nodes) == 4 })
+		s.a.node.sub.Do(func() { ok = ok && s.a.node.manager.Topo() != nil && len(s.a.node.manager.Topo().Nodes) == 4 })
 		m, err := api.Get(context.Background(), s.a.cli, api.GetManager)
 		return ok && err == nil && m.Sweeping == "" && len(m.Problems) == 0
 	})
 }
 
 func (s *subnetOfTwo) lids(r *running) (sw, port ib.LID) {
-	r.node.sub.do(func() { sw, port = r.node.sub.sw.LID(), r.node.sub.byFunc[1].agent.LID() })
+	r.node.sub.Do(func() { sw, port = r.node.sub.Switch.LID(), r.node.sub.Port(1).Agent.LID() })
 	return
 }
 
@@ -111,7 +111,7 @@ func (s *subnetOfTwo) lids(r *running) (sw, port ib.LID) {
 // attributes, without the counters of violations.
 func (s *subnetOfTwo) tables() (text string) {
 	n := s.a.node
-	n.sub.do(func() {
+	n.sub.Do(func() {
 		var b strings.Builder
 		node := func(name string, a *agent.Agent, first, last uint8) {
 			for p := first; p <= last; p++ {
@@ -121,10 +121,10 @@ func (s *subnetOfTwo) tables() (text string) {
 			}
 			fmt.Fprintf(&b, "%s: %q %v\n", name, a.Description(), a.GUIDs())
 		}
-		node("switch", n.sub.sw, 0, uint8(n.cfg.SwitchPorts))
-		i := n.sub.sw.SwitchInfo()
+		node("switch", n.sub.Switch, 0, uint8(n.cfg.SwitchPorts))
+		i := n.sub.Switch.SwitchInfo()
 		fmt.Fprintf(&b, "SwitchInfo % x\n", i.Append(nil))
-		f := n.sub.sw.Forwarding()
+		f := n.sub.Switch.Forwarding()
 		for block := range vswitch.LinearCap / vswitch.BlockLIDs {
 			if t := f.LFT(block); block < 2 || t != f.LFT(2) {
 				fmt.Fprintf(&b, "LFT %d: % x\n", block, t)
@@ -137,8 +137,8 @@ func (s *subnetOfTwo) tables() (text string) {
 				}
 			}
 		}
-		for _, c := range n.sub.ports {
-			node(c.adapter.Name, c.agent, 1, 1)
+		for _, c := range n.sub.Ports() {
+			node(c.Adapter.Name, c.Agent, 1, 1)
 		}
 		t := n.manager.Topo()
 		for r := range t.EndPorts() {
@@ -162,7 +162,7 @@ func (s *subnetOfTwo) datagram(d mad.Datagram) {
 
 // packet sends a packet by b's trunk as it is.
 func (s *subnetOfTwo) packet(p []byte) {
-	l, t := s.b.node.lanes.First(), s.b.node.senders[0]
+	l, t := s.b.node.lanes.First(), s.b.node.sub.Sender(0)
 	l.Post(func() {
 		copy(t.Reserve(0, len(p)), p)
 		t.Commit(l.Now(), len(p))
@@ -289,7 +289,7 @@ func TestUntrustedSources(t *testing.T) {
 	needRoot(t)
 	s := newSubnetOfTwo(t)
 	var of struct{ sw, port mad.PortInfo }
-	s.a.node.sub.do(func() { of.sw, of.port = *s.a.node.sub.sw.Port(0), *s.a.node.sub.byFunc[1].agent.Port(1) })
+	s.a.node.sub.Do(func() { of.sw, of.port = *s.a.node.sub.Switch.Port(0), *s.a.node.sub.Port(1).Agent.Port(1) })
 	evil := func(i mad.PortInfo) []byte {
 		i.LID, i.MasterSMLID, i.PortState, i.PortPhysicalState, i.MKey, i.MKeyProtectBits = 0x77, s.bSwitch, ib.PortNoChange, ib.PhysNoChange, 0, 0
 		return i.Append(nil)
@@ -363,7 +363,7 @@ func TestUntrustedSources(t *testing.T) {
 			fabric.PutMAD(p, &d, 1)
 			b := []byte{0x57, 1 << 4, 0, 0}
 			b = binary.BigEndian.AppendUint32(b, 1)
-			b = binary.BigEndian.AppendUint32(b, uint32(s.a.node.trunks.Epoch()))
+			b = binary.BigEndian.AppendUint32(b, uint32(s.a.node.sub.TrunkLink().Epoch()))
 			b = binary.BigEndian.AppendUint32(b, 1)
 			b = binary.BigEndian.AppendUint64(b, uint64(s.b.node.identity))
 			b = binary.BigEndian.AppendUint16(b, uint16(len(p)))
@@ -468,8 +468,8 @@ func TestUntrustedSources(t *testing.T) {
 	}
 
 	// The violations are counted where managers read them, too, and told to the manager.
-	s.a.node.sub.do(func() {
-		if s.a.node.sub.sw.Port(0).MKeyViolations == 0 || s.a.node.sub.byFunc[1].agent.Port(1).MKeyViolations == 0 {
+	s.a.node.sub.Do(func() {
+		if s.a.node.sub.Switch.Port(0).MKeyViolations == 0 || s.a.node.sub.Port(1).Agent.Port(1).MKeyViolations == 0 {
 			t.Error("no M_Key violations at the ports")
 		}
 	})
@@ -477,7 +477,7 @@ func TestUntrustedSources(t *testing.T) {
 	// The same with the right key is obeyed: the tests above fail for their reasons.
 	s.datagram(set(mad.AttrLFT, 3, lft.Append(nil), right))
 	eventually(t, "an order of who has the key is obeyed", func() (ok bool) {
-		s.a.node.sub.do(func() { ok = s.a.node.sub.sw.Forwarding().LFT(3) == lft })
+		s.a.node.sub.Do(func() { ok = s.a.node.sub.Switch.Forwarding().LFT(3) == lft })
 		return ok
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/umad"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -37,7 +38,7 @@ func (a veswAdapter) FreeNetdev(vport uint8) { a.Free(vport) }
 // Ethernet half; the rest of the manager works as it does. All of it is the management goroutine's.
 type party struct {
 	*port16
-	portManager
+	subnet.Manager
 	out  []outgoingMAD
 	came []cameMAD
 }
@@ -55,11 +56,11 @@ type cameMAD struct {
 // join puts a party between a node and its programs.
 func join(n *port16) *party {
 	p := &party{port16: n}
-	n.node.sub.do(func() {
-		if p.portManager = n.node.sub.mgr; p.portManager != nil {
-			n.node.sub.mgr = managerParty{p}
+	n.node.sub.Do(func() {
+		if p.Manager = n.node.sub.Manager(); p.Manager != nil {
+			n.node.sub.SetManager(managerParty{p})
 		}
-		n.node.sub.clients = clientParty{p}
+		n.node.sub.SetClients(clientParty{p})
 	})
 	return p
 }
@@ -69,7 +70,7 @@ type managerParty struct{ *party }
 
 func (p managerParty) Handle(now mono.Time, d *mad.Datagram) {
 	if d.Long == nil {
-		p.portManager.Handle(now, d)
+		p.Manager.Handle(now, d)
 		return
 	}
 	p.came = append(p.came, cameMAD{0, *d})
@@ -99,9 +100,9 @@ func (p clientParty) Next(_ mono.Time, d *mad.Datagram) (uint16, bool) {
 func (p clientParty) Deadline() mono.Time      { return 0 }
 func (p clientParty) Remove(mono.Time, uint16) {}
 func (p *party) lidOf(function uint16) (l ib.LID) { // 0 is the switch
-	p.node.sub.do(func() {
-		if l = p.node.sub.sw.LID(); function != 0 {
-			l = p.node.sub.byFunc[function].agent.LID()
+	p.node.sub.Do(func() {
+		if l = p.node.sub.Switch.LID(); function != 0 {
+			l = p.node.sub.Port(function).Agent.LID()
 		}
 	})
 	return l
@@ -114,12 +115,12 @@ func (p *party) speak(function uint16, to ib.LID, b []byte) {
 	if !d.SetMAD(b) {
 		p.t.Fatalf("%d octets are no MAD", len(b))
 	}
-	p.node.sub.do(func() { p.out = append(p.out, outgoingMAD{function, d}) })
+	p.node.sub.Do(func() { p.out = append(p.out, outgoingMAD{function, d}) })
 }
 
 // heard returns what came with a transaction identifier.
 func (p *party) heard(function uint16, tid uint64) (list []mad.Datagram) {
-	p.node.sub.do(func() {
+	p.node.sub.Do(func() {
 		for _, c := range p.came {
 			var h mad.Header
 			if h.Parse(c.d.Data[:]); c.function == function && h.TransactionID == tid {
@@ -154,7 +155,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 	manager, stranger := parties[0], parties[1]
 	smLID := manager.lidOf(0)
 	for _, p := range parties {
-		p.node.sub.do(func() { p.node.sub.serveEthernet(1, nil) }) // the node's own
+		p.node.sub.Do(func() { p.node.sub.ServeEthernet(1, nil) }) // the node's own
 	}
 	ports := make([]*vnic.Ports, 3)
 	agents := make([]*vema.Agent, 3)
@@ -163,13 +164,13 @@ func TestD14_EthernetAgents(t *testing.T) {
 		agents[i+1] = vema.New(vema.Config{Ports: ports[i+1]})
 		var before uint64
 		traps := func() (n uint64) {
-			p.node.sub.do(func() { n = p.node.sub.byFunc[1].agent.Stats.Traps })
+			p.node.sub.Do(func() { n = p.node.sub.Port(1).Agent.Stats.Traps })
 			return n
 		}
-		p.node.sub.do(func() {
-			before = p.node.sub.byFunc[1].agent.Stats.Traps
+		p.node.sub.Do(func() {
+			before = p.node.sub.Port(1).Agent.Stats.Traps
 			ports[i+1].SetLink(p.node.now(), true)
-			p.node.sub.serveEthernet(1, agents[i+1])
+			p.node.sub.ServeEthernet(1, agents[i+1])
 		})
 		eventually(t, "the subnet manager is told of a capability", func() bool { return traps() > before })
 	}
@@ -231,7 +232,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 	} {
 		answered("a stranger's Set", stranger.ask(1, far.lid, r), mad.StatusInvalidValue)
 	}
-	if notices(far, "ethernet_strangers") != 1 || notices(far, "no_ethernet_manager") != 1 || far.counter(api.ScopePort, "vema_untrusted") < 2 {
+	if notices(far, "ethernet_refused_lid") != 1 || notices(far, "no_ethernet_manager") != 1 || far.counter(api.ScopePort, "vema_untrusted") < 2 {
 		t.Errorf("%+v", far.status().Notices)
 	}
 
@@ -250,11 +251,11 @@ func TestD14_EthernetAgents(t *testing.T) {
 	if notices(far, "no_ethernet_manager") != 0 {
 		t.Errorf("still waits: %+v", far.status().Notices)
 	}
-	far.node.sub.do(func() { ports[2].Port(4).SetAdmin(far.node.now(), true) })
+	far.node.sub.Do(func() { ports[2].Port(4).SetAdmin(far.node.now(), true) })
 	isTrap := func(c cameMAD) bool { return mad.Method(c.d.Data[3]) == mad.MethodTrap }
 	// A trap is sent once: the trunk may lose it, and then the next tells.
 	eventually(t, "a trap arrives", func() (ok bool) {
-		manager.node.sub.do(func() {
+		manager.node.sub.Do(func() {
 			i := slices.IndexFunc(manager.came, isTrap)
 			if ok = i >= 0; !ok {
 				return
@@ -267,7 +268,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 			}
 		})
 		if !ok {
-			far.node.sub.do(func() {
+			far.node.sub.Do(func() {
 				ports[2].Port(4).SetAdmin(far.node.now(), false)
 				ports[2].Port(4).SetAdmin(far.node.now(), true)
 			})
@@ -278,7 +279,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 
 	// What is not what it seems: each is sent with the manager's addresses, and one that is right at the end,
 	// so that all have been judged.
-	far.node.sub.do(func() { got = ports[2].Info(4) })
+	far.node.sub.Do(func() { got = ports[2].Info(4) })
 	set := request(mad.MethodSet, mad.AttrVESWDelete, 4, nil).Append(nil)
 	with := func(at int, v byte) []byte {
 		b := bytes.Clone(set)
@@ -291,7 +292,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 	}
 	hostile := func(data []byte) {
 		var port uint8
-		manager.node.sub.do(func() { port = manager.node.sub.peers[0].port })
+		port = manager.node.sub.TrunkPort(0)
 		l, f := manager.node.lanes.First(), manager.node.lanes.First().Net.Fabric
 		d := mad.Datagram{SLID: smLID, DLID: far.lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Long: data}
 		if err := l.Query(func() { f.SendMAD(l.Now(), port, &d); f.Flush(l.Now()) }); err != nil {
@@ -309,7 +310,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 	}
 
 	// The function goes, and its agent with it.
-	far.node.sub.do(func() { far.node.sub.serveEthernet(1, nil) })
+	far.node.sub.Do(func() { far.node.sub.ServeEthernet(1, nil) })
 	if c := far.capabilities(); c&mad.CapVendorClass != 0 {
 		t.Errorf("capabilities %#x without an agent", c)
 	}
@@ -320,7 +321,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 
 // capabilities are those that the subnet manager sees of the node's port.
 func (p *party) capabilities() (c mad.Capability) {
-	p.node.sub.do(func() { c = p.node.sub.byFunc[1].agent.Port(1).CapabilityMask })
+	p.node.sub.Do(func() { c = p.node.sub.Port(1).Agent.Port(1).CapabilityMask })
 	return c
 }
 
@@ -329,8 +330,8 @@ func (p *party) capabilities() (c mad.Capability) {
 func TestMADsWithinNode(t *testing.T) {
 	n := row(t)[0]
 	p := join(n)
-	p.node.sub.do(func() {
-		p.node.sub.serveEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
+	p.node.sub.Do(func() {
+		p.node.sub.ServeEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
 	})
 	l := n.node.lanes.First()
 	send := func(b []byte) {
@@ -338,7 +339,7 @@ func TestMADsWithinNode(t *testing.T) {
 		if err := l.Query(func() {
 			r := pkt.Burst{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
 				Count: 1, Path: &ib.Path{SLID: n.lid, DLID: n.lid, Function: 1}, Data: mem.BytesPayload(b)}
-			n.node.sub.take(l.HCA)(l.Now(), &r)
+			n.node.sub.Receive(l.HCA, l.Now(), &r)
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -371,8 +372,8 @@ func TestMADsWithinNode(t *testing.T) {
 func TestUmadOfEthernet(t *testing.T) {
 	nodes := row(t)
 	to := nodes[1]
-	to.node.sub.do(func() {
-		to.node.sub.serveEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
+	to.node.sub.Do(func() {
+		to.node.sub.ServeEthernet(1, vema.New(vema.Config{Ports: vnic.New(vnic.Config{Function: veswAdapter{vnic.NewNetdevs(0)}, OPAPort: 1})}))
 	})
 	r := nodes[0].running
 	c, a := r.umadOpen(firstNative)

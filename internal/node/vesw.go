@@ -68,7 +68,7 @@ func (h *veswHost) plugged(a *hca.Adapter) {
 	f.inlets = &veswInlets{number: a.Number(), recv: f.netdevs.Receiver()}
 	h.funcs[a.Number()] = f
 	h.n.lanes.First().Post(func() { h.lane.addFunction(f.inlets) })
-	h.n.sub.serveEthernet(a.Number(), f.agent)
+	h.n.sub.ServeEthernet(a.Number(), f.agent)
 	f.portChanged()
 }
 
@@ -79,7 +79,7 @@ func (h *veswHost) unplugged(number uint16) (busy []*ordered) {
 		return nil
 	}
 	delete(h.funcs, number)
-	h.n.sub.serveEthernet(number, nil)
+	h.n.sub.ServeEthernet(number, nil)
 	var all []uint8
 	f.ports.Each(func(vport uint8, _ *vnic.Port) { all = append(all, vport) })
 	for _, vport := range all {
@@ -94,7 +94,7 @@ func (h *veswHost) unplugged(number uint16) (busy []*ordered) {
 
 // close ends all ports. The management goroutine and the lanes run.
 func (h *veswHost) close() {
-	h.n.sub.do(func() {
+	h.n.sub.Do(func() {
 		for number := range h.funcs {
 			h.unplugged(number)
 		}
@@ -111,11 +111,11 @@ func (h *veswHost) portChanged(a *hca.Adapter) {
 }
 
 func (f *veswFunction) portChanged() {
-	c := f.h.n.sub.byFunc[f.a.Number()]
+	c := f.h.n.sub.Port(f.a.Number())
 	if c == nil {
 		return
 	}
-	p := c.port1()
+	p := c.FabricPort()
 	f.netdevs.SetLIDs(uint32(p.LID), p.LMC)
 	f.ports.SetLink(f.h.n.now(), p.State == ib.PortActive)
 }
@@ -294,7 +294,7 @@ func (s *veswSlot) configure() {
 		if s.current != nil {
 			s.current.Configure(dev)
 		}
-		s.f.h.n.sub.post(func() {
+		s.f.h.n.sub.Post(func() {
 			if s.made == made {
 				s.told--
 				s.follow()
@@ -312,7 +312,7 @@ func (s *veswSlot) create(with *api.VESWRequest) {
 		port.sender = s.f.ports.Port(s.vport).Sender()
 	}
 	news := func(e vnic.SegmentEvent) {
-		h.n.sub.post(func() {
+		h.n.sub.Post(func() {
 			if s.made == made {
 				s.news = e
 				s.follow()
@@ -320,13 +320,13 @@ func (s *veswSlot) create(with *api.VESWRequest) {
 		})
 	}
 	lost := func(err error) {
-		h.n.sub.post(func() {
+		h.n.sub.Post(func() {
 			if s.made == made {
 				s.lost(err)
 			}
 		})
 	}
-	h.n.sub.post(func() { s.absent(made) }) // not at once: the port may be calling
+	h.n.sub.Post(func() { s.absent(made) }) // not at once: the port may be calling
 	wake := h.n.lanes.First().Wake
 	s.work.post(func() {
 		seg, name, err := h.open(s, with, dev, wake, news)
@@ -338,7 +338,7 @@ func (s *veswSlot) create(with *api.VESWRequest) {
 				s.current = seg
 			}
 		}
-		h.n.sub.post(func() {
+		h.n.sub.Post(func() {
 			if s.made == made {
 				s.opened(seg, name, err)
 			}
@@ -385,7 +385,7 @@ func (s *veswSlot) again(err error) {
 	s.why = err
 	made := s.made
 	time.AfterFunc(s.f.h.retry<<min(s.tries, veswRetryDoubled), func() {
-		s.f.h.n.sub.post(func() {
+		s.f.h.n.sub.Post(func() {
 			if s.made == made && s.port != nil {
 				s.create(s.with)
 			}

@@ -30,7 +30,7 @@ func (n *Node) VESWInterfaces(context.Context) ([]api.VESWInterface, error) {
 // each calls f for every port, in the order of functions and numbers, on the management
 // goroutine.
 func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
-	if !h.n.sub.do(func() {
+	if h.n.sub.Do(func() {
 		var list []*veswFunction
 		for _, x := range h.funcs {
 			list = append(list, x)
@@ -39,7 +39,7 @@ func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
 		for _, x := range list {
 			x.ports.Each(func(vport uint8, p *vnic.Port) { f(x.slots[vport], p) })
 		}
-	}) {
+	}) != nil {
 		return loop.ErrStopped
 	}
 	return nil
@@ -225,7 +225,7 @@ func (h *veswHost) forget(device string) {
 
 // reconsider has a port asked for anew if what it is for is another now.
 func (h *veswHost) reconsider(device string, vesw uint16) {
-	h.n.sub.do(func() {
+	h.n.sub.Do(func() {
 		for _, f := range h.funcs {
 			for _, s := range f.slots {
 				if s != nil && s.port != nil && f.a.Name == device && s.vesw == vesw {

@@ -155,7 +155,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 				c.SM = config.SMOff
 			}
 		})}
-		n.node.sub.do(func() {
+		n.node.sub.Do(func() {
 			n.node.vesw.open = func(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
@@ -181,19 +181,19 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 	eventually(t, "all ports are active", func() bool {
 		ok := true
 		for i, n := range nodes {
-			n.node.sub.do(func() {
-				ok = ok && len(n.node.sub.byFunc) == 2-i
-				for _, c := range n.node.sub.byFunc {
-					ok = ok && c.agent.Port(1).PortState == ib.PortActive && c.agent.LID() != 0
+			n.node.sub.Do(func() {
+				ok = ok && len(n.node.sub.Ports()) == 2-i
+				for _, c := range n.node.sub.Ports() {
+					ok = ok && c.Agent.Port(1).PortState == ib.PortActive && c.Agent.LID() != 0
 				}
 			})
 		}
 		return ok
 	})
 	for _, n := range nodes {
-		n.node.sub.do(func() {
-			for number := range n.node.sub.byFunc {
-				n.node.sub.serveEthernet(number, nil) // so that the Ethernet Manager leaves alone what tests set
+		n.node.sub.Do(func() {
+			for number := range n.node.sub.Ports() {
+				n.node.sub.ServeEthernet(number, nil) // so that the Ethernet Manager leaves alone what tests set
 			}
 		})
 	}
@@ -201,7 +201,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 }
 
 func (n *veswNode) lid(function uint16) (lid uint32) {
-	n.node.sub.do(func() { lid = uint32(n.node.sub.byFunc[function].agent.LID()) })
+	n.node.sub.Do(func() { lid = uint32(n.node.sub.Port(function).Agent.LID()) })
 	return lid
 }
 
@@ -211,7 +211,7 @@ func (n *veswNode) mac(function, vesw uint16) [6]byte { return mad.VESWMAC(0, ve
 func (n *veswNode) vport(function uint16, vport uint8, vesw uint16, mtu int, key ...ib.PKey) {
 	n.t.Helper()
 	lid := n.lid(function)
-	n.node.sub.do(func() {
+	n.node.sub.Do(func() {
 		c := mad.DefaultVESWPortInfo()
 		c.VESW.VESWID, c.VESW.PKey, c.VESW.EthMTU = vesw, ib.DefaultPKey, uint16(mtu)
 		for _, k := range key {
@@ -562,7 +562,7 @@ func TestVESWInterface(t *testing.T) {
 	a.made(3)
 	a.forwards("plug3")
 	// The manager removes the port, and makes one with its number.
-	a.node.sub.do(func() {
+	a.node.sub.Do(func() {
 		if err := a.node.vesw.funcs[1].ports.Remove(a.node.now(), 0); err != nil {
 			t.Error(err)
 		}
@@ -602,7 +602,7 @@ func TestVESWInterface(t *testing.T) {
 func TestVESWRetries(t *testing.T) {
 	a := veswPair(t)[0]
 	const first = 10 * time.Millisecond
-	a.node.sub.do(func() { a.node.vesw.retry = first })
+	a.node.sub.Do(func() { a.node.vesw.retry = first })
 	fail := func(err error) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -685,9 +685,9 @@ func (f *faulty) WriteBatch([][]byte, []ether.Offload) int { panic("fault") }
 // bare is the lane's part of two ports of VESW 5, one of each function of the node, without the lane.
 func (n *veswNode) bare(wireLocal bool, segs [2]vnic.Segment) (v *veswLane, turn func() [2]vnic.Counters) {
 	n.t.Helper()
-	link := fabric.New(fabric.Config{Table: &n.node.sub.table, Wiring: &n.node.sub.wiring, WireLocal: wireLocal})
+	link := fabric.New(fabric.Config{Table: n.node.sub.Table(), Wiring: n.node.sub.Wiring(), WireLocal: wireLocal})
 	v = newVESWLane(&lane.Lane{}, link)
-	n.node.sub.do(func() {
+	n.node.sub.Do(func() {
 		for i := range segs {
 			f := n.node.vesw.funcs[uint16(i+1)]
 			in := &veswInlets{number: uint16(i + 1), recv: f.netdevs.Receiver()}
@@ -802,10 +802,10 @@ func TestVESWAllocatesNothing(t *testing.T) {
 	a.forwards("plug1")
 	for _, wire := range []bool{false, true} {
 		// Beside the node's own, by its tables: both ends in one link.
-		link := fabric.New(fabric.Config{Table: &a.node.sub.table, Wiring: &a.node.sub.wiring, WireLocal: wire})
+		link := fabric.New(fabric.Config{Table: a.node.sub.Table(), Wiring: a.node.sub.Wiring(), WireLocal: wire})
 		v := newVESWLane(&lane.Lane{}, link)
 		var segs [2]*stuffed
-		a.node.sub.do(func() {
+		a.node.sub.Do(func() {
 			for i := range segs {
 				f := a.node.vesw.funcs[uint16(i+1)]
 				in := &veswInlets{number: uint16(i + 1), recv: f.netdevs.Receiver()}

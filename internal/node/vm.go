@@ -22,6 +22,7 @@ import (
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
 	"weft/internal/host/rundir"
+	"weft/internal/node/subnet"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
 )
@@ -330,7 +331,7 @@ func (m *machine) describe() api.VM {
 		if m.want.VESW != "" {
 			v.CarrierReason = "the Ethernet Manager has made no port in " + m.want.VESW + " yet"
 		}
-		n.sub.do(func() {
+		n.sub.Do(func() {
 			h := n.vesw.funcs[f.a.Number()]
 			if h == nil {
 				return
@@ -432,7 +433,7 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 	switch {
 	case errors.Is(err, errFunctionThere):
 		return api.VM{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "there is a device " + want.Name, Fix: "choose another name"}
-	case errors.Is(err, errNoSwitchPort):
+	case errors.Is(err, subnet.ErrNoSwitchPort):
 		return api.VM{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "delete a device, or start the node with more --switch-ports"}
 	case errors.Is(err, hca.ErrNoFunction):
 		return api.VM{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "the node has made as many devices as it can number", Fix: "start it again"}

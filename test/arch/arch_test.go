@@ -160,6 +160,7 @@ var rooms = map[string][]string{
 	"loop":    {},
 	"lane":    {"loop"},
 	"session": {"lane"},
+	"subnet":  {"loop", "lane", "session"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package subnet
 
 import (
 	"slices"
@@ -11,25 +11,23 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// gsi is queue pair 1 of the node's InfiniBand ports for users that live in the
-// node: requests to subnet administration with their answers, and the notices
-// that it reports. The management goroutine's, but for open and the calls of gsiUser.
+// gsi is queue pair 1 of the node's InfiniBand ports for users that live in the node: requests to subnet administration
+// with their answers, and the notices that it reports. It belongs to the management goroutine.
 //
-// It sends a request once and remembers nothing of it: the transaction identifier
-// names user and request. When to repeat one and when to give it up is the user's
-// affair.
+// It sends a request once and keeps nothing of it: the transaction identifier names user and request. Users repeat
+// requests and give them up.
 type gsi struct {
-	s     *subnet
-	stats gsiStats
-	last  uint32              // number of a user
-	users map[uint32]*gsiUser // by number
+	s     *Subnet
+	stats GSIStats
+	last  uint32           // number of a user
+	users map[uint32]*User // by number
 	subs  map[uint16]*subscription
 	out   []gsiOutgoing
 	head  int // of out
 }
 
-// gsiStats count what passed, and what was refused by name.
-type gsiStats struct {
+// GSIStats count datagrams, and dropped ones by reason.
+type GSIStats struct {
 	Sent, Answered, Notices         uint64
 	DropStray, DropFull, DropNoPort uint64
 }
@@ -49,13 +47,13 @@ const (
 	gsiTagMask = 0xf0000000
 )
 
-func newGSI(s *subnet) *gsi {
-	return &gsi{s: s, users: map[uint32]*gsiUser{}, subs: map[uint16]*subscription{}}
+func newGSI(s *Subnet) *gsi {
+	return &gsi{s: s, users: map[uint32]*User{}, subs: map[uint16]*subscription{}}
 }
 
-// gsiUser is a user in the node of a function's port. answer and notice are called on
-// the management goroutine.
-type gsiUser struct {
+// User is a user in the node of a function's port. Its functions are called on the management goroutine; its methods
+// may be called on any goroutine, and never wait.
+type User struct {
 	g        *gsi
 	number   uint32 // the management goroutine's, as what follows
 	function uint16
@@ -63,64 +61,78 @@ type gsiUser struct {
 	notice   func(now mono.Time, n *mad.Notice)
 }
 
-// open adds a user of a function's port. answer hears of whatever the administration that
-// the port is under says in answer to ask; notice, where it is not nil, of groups that are
-// created and deleted and of ports that come and go (traps 64 to 67).
-func (g *gsi) open(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time, n *mad.Notice)) *gsiUser {
-	u := &gsiUser{g: g, function: function, answer: answer, notice: notice}
-	g.s.post(func() {
+// OpenUser adds a user of a function's port. answer is called with each answer to Request of the administration that
+// the port is under; notice, where it is not nil, with notices of groups that are created and deleted and of ports that
+// come and go (traps 64 to 67). Any goroutine may call it.
+func (s *Subnet) OpenUser(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time, n *mad.Notice)) *User {
+	g := s.gsi
+	u := &User{g: g, function: function, answer: answer, notice: notice}
+	s.Post(func() {
 		for u.number == 0 || g.users[u.number] != nil {
 			g.last = (g.last + 1) &^ gsiTagMask
 			u.number = g.last
 		}
 		g.users[u.number] = u
-		g.follow(function)
+		g.subscribePort(function)
 	})
 	return u
 }
 
-// close ends it: nothing is called once the management goroutine has heard of
-// it.
-func (u *gsiUser) close() {
-	u.g.s.post(func() {
+// Close ends the user: none of its functions is called after the management goroutine has run the removal.
+func (u *User) Close() {
+	u.g.s.Post(func() {
 		delete(u.g.users, u.number)
-		u.g.follow(u.function)
+		u.g.subscribePort(u.function)
 	})
 }
 
-// ask sends a request: m has method, attribute, component mask and data. Requests with the
-// same id are one to the administration. It never waits.
-func (u *gsiUser) ask(id uint32, m *mad.SA) {
+// Request sends a request: m has method, attribute, component mask and data. Requests with the same id are one to the
+// administration.
+func (u *User) Request(id uint32, m *mad.SA) {
 	copied := *m
-	u.g.s.post(func() {
+	u.g.s.Post(func() {
 		if u.g.users[u.number] == u {
-			u.g.ask(u.function, uint64(gsiTag|u.number)<<32|uint64(id), &copied)
+			u.g.request(u.function, uint64(gsiTag|u.number)<<32|uint64(id), &copied)
 		}
 	})
 }
 
-// ask sends a request from a function's port; false where it cannot be sent
-// now.
-func (g *gsi) ask(function uint16, tid uint64, m *mad.SA) bool {
-	c := g.s.byFunc[function]
+// SendGSI sends a datagram from queue pair 1 of a function's port. Any goroutine may call it.
+func (s *Subnet) SendGSI(function uint16, d mad.Datagram) {
+	s.Post(func() { s.gsi.send(function, &d) })
+}
+
+// GSIStats returns the counters of queue pair 1; it runs on the management goroutine.
+func (s *Subnet) GSIStats() GSIStats { return s.gsi.stats }
+
+// Subscribed reports whether a function's port has a subscription to notices, and whether the administration has
+// confirmed it. It runs on the management goroutine.
+func (s *Subnet) Subscribed(function uint16) (on, confirmed bool) {
+	sub := s.gsi.subs[function]
+	return sub != nil, sub != nil && sub.missing == 0 && sub.due == 0
+}
+
+// request sends a request from a function's port; false where it cannot be sent now.
+func (g *gsi) request(function uint16, tid uint64, m *mad.SA) bool {
+	c := g.s.functions[function]
 	if c == nil {
 		g.stats.DropNoPort++
 		return false
 	}
-	p := c.agent.Port(1)
+	p := c.Agent.Port(1)
 	if p.PortState != ib.PortActive || !p.MasterSMLID.IsUnicast() {
 		g.stats.DropNoPort++
 		return false
 	}
 	m.BaseVersion, m.MgmtClass, m.ClassVersion, m.TransactionID = mad.BaseVersion, mad.ClassSA, mad.ClassVersionSA, tid
 	d := mad.Datagram{Port: 1, SLID: p.LID, DLID: p.MasterSMLID, SL: p.MasterSMSL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
-		PKey: managementPKey(c.agent.PKeys(1))}
+		PKey: managementPKey(c.Agent.PKeys(1))}
 	m.Append(d.Data[:0])
 	return g.send(function, &d)
 }
 
-// managementPKey is the key that requests to subnet administration go by: that of
-// the default partition, which every port is in.
+// managementPKey is the key of requests to subnet administration: that of the default partition, which every port is
+// in.
 func managementPKey(table []ib.PKey) ib.PKey {
 	if i := slices.IndexFunc(table, func(k ib.PKey) bool { return (k^ib.DefaultPKey)&0x7fff == 0 }); i >= 0 {
 		return table[i]
@@ -166,9 +178,9 @@ func (g *gsi) deadline() (d mono.Time) {
 	return d
 }
 
-// receive offers a datagram that arrived at a function's port. What answers a
-// request of a user is taken; a notice goes to programs too, which may have asked for others.
-func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (taken bool) {
+// receive offers a datagram that arrived at a function's port. An answer to a request of a user is accepted; a notice
+// goes to programs too, which may have subscriptions of their own.
+func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (accepted bool) {
 	if mad.Class(d.Data[1]) != mad.ClassSA || d.DstQPN != ib.QPNGSI || d.Long != nil {
 		return false
 	}
@@ -181,10 +193,10 @@ func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (taken bo
 	if !m.Method.IsResponse() || tag&gsiTagMask != gsiTag {
 		return false
 	}
-	// What does not come from the administration that the port is under is no
-	// answer; after a change of the master whoever asked asks again.
-	c := g.s.byFunc[function]
-	if c == nil || d.SrcQPN != ib.QPNGSI || d.SLID != c.agent.Port(1).MasterSMLID {
+	// A datagram that is not from the administration that the port is under is no answer; after a change of the master
+	// the user sends the request again.
+	c := g.s.functions[function]
+	if c == nil || d.SrcQPN != ib.QPNGSI || d.SLID != c.Agent.Port(1).MasterSMLID {
 		g.stats.DropStray++
 		return true
 	}
@@ -202,7 +214,7 @@ func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (taken bo
 	return true
 }
 
-// report tells the users of a notice, and the administration that it arrived.
+// report passes a notice to the users, and confirms it to the administration.
 func (g *gsi) report(now mono.Time, function uint16, d *mad.Datagram, m *mad.SA) bool {
 	var n mad.Notice
 	if g.subs[function] == nil || n.Parse(m.Data[:]) != nil {
@@ -221,25 +233,24 @@ func (g *gsi) report(now mono.Time, function uint16, d *mad.Datagram, m *mad.SA)
 	return false
 }
 
-// subscription is to the notices of a function's port, of traps 64 to 67: bit n
-// of want is trap 64+n, of which the administration has not yet said that it knows.
+// subscription is to the notices of a function's port, of traps 64 to 67: bit n of missing is trap 64+n, for which the
+// administration has not confirmed the subscription yet.
 type subscription struct {
-	want  uint8
-	tries int
-	due   mono.Time // when to ask again; 0: there is no need
+	missing uint8
+	tries   int
+	due     mono.Time // when to send again; 0: there is no need
 }
 
 const (
 	firstTrap = 64
 	allTraps  = 0xf
-	// An administration that does not answer is asked again after informWait,
-	// and ever more seldom, but after informMost at the latest.
+	// A request that is not answered is sent again after informWait, at growing intervals up to informMost.
 	informWait = time.Second
 	informMost = 30 * time.Second
 )
 
-// follow subscribes for a port as long as it has users who want notices.
-func (g *gsi) follow(function uint16) {
+// subscribePort subscribes for a port as long as it has users with a notice function.
+func (g *gsi) subscribePort(function uint16) {
 	wanted := false
 	for _, u := range g.users {
 		wanted = wanted || u.function == function && u.notice != nil
@@ -256,16 +267,16 @@ func (g *gsi) follow(function uint16) {
 	}
 }
 
-// renew subscribes anew: the administration may have forgotten, or be another.
+// renew subscribes anew: the administration may have lost the subscription, or be another.
 func (g *gsi) renew(function uint16) {
 	if s := g.subs[function]; s != nil {
-		s.want, s.tries, s.due = allTraps, 0, g.s.n.now()
+		s.missing, s.tries, s.due = allTraps, 0, g.s.cfg.Now()
 	}
 }
 
 func (g *gsi) subscribe(now mono.Time, function uint16, s *subscription) {
 	for i := range 4 {
-		if s.want>>i&1 != 0 {
+		if s.missing>>i&1 != 0 {
 			g.inform(function, i, 1)
 		}
 	}
@@ -273,7 +284,7 @@ func (g *gsi) subscribe(now mono.Time, function uint16, s *subscription) {
 	s.tries++
 }
 
-// inform asks for the notices of a trap, or for no more of them.
+// inform subscribes to the notices of a trap, or unsubscribes.
 func (g *gsi) inform(function uint16, i int, on uint8) {
 	f := mad.InformInfo{LIDBegin: mad.InformAllLIDs, IsGeneric: 1, Subscribe: on, Type: mad.InformAllTypes, TrapNumber: firstTrap + mad.TrapNumber(i),
 		RespTime: 18, Producer: mad.InformAllProducers}
@@ -282,19 +293,19 @@ func (g *gsi) inform(function uint16, i int, on uint8) {
 	}
 	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodSet, AttributeID: mad.AttrInformInfo}}}
 	f.Append(m.Data[:0])
-	g.ask(function, gsiTag<<32|uint64(i), &m)
+	g.request(function, gsiTag<<32|uint64(i), &m)
 }
 
-// subscribed takes the answer to inform.
+// subscribed handles the answer to inform.
 func (g *gsi) subscribed(function uint16, id uint32, m *mad.SA) {
 	s := g.subs[function]
 	if s == nil || id > 3 || m.Status != mad.StatusOK {
 		return
 	}
-	if s.want &^= 1 << id; s.want == 0 {
+	if s.missing &^= 1 << id; s.missing == 0 {
 		s.due = 0
 	}
 }
 
-// remove forgets a port that is no more.
+// remove removes a port that is unplugged.
 func (g *gsi) remove(function uint16) { delete(g.subs, function) }

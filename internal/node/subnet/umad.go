@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package subnet
 
 import (
 	"bytes"
@@ -12,23 +12,24 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft/internal/host/rundir"
 	"weft/internal/mgmt/umad"
 	"weft/internal/node/session"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
 )
 
-// umadDoor is the socket at which programs open umadN and issmN, and what they
+// umadSocket is the socket at which programs open umadN and issmN, and what they
 // have open (docs/notes/umad.md). Every connection has a goroutine, and one
 // more that writes to it while it is a file; all of them reach the hub through
 // the management goroutine.
-type umadDoor struct {
+type umadSocket struct {
 	*session.Records
-	n   *Node
-	hub *umad.Hub // the management goroutine's
+	s      *Subnet
+	lookup func(name string) *hca.Adapter
+	hub    *umad.Hub // the management goroutine's
 
 	mu    sync.Mutex // guards files
 	files map[umadToken]*umadFile
@@ -39,51 +40,50 @@ type umadToken [16]byte
 
 // Bounds of what programs can make the node hold.
 const (
-	umadConns    = 256 // connections
-	umadUserConn = 128 // connections of a user other than root and the node's own
-	umadRecords  = 4096
-	umadBytes    = 8 << 20
+	umadRecords = 4096
+	umadBytes   = 8 << 20
 	// umadBuffer is the buffer that a file keeps for what programs write.
 	umadBuffer = 4096
 )
 
-// openUmad opens the socket. The management goroutine runs.
-func (n *Node) openUmad() (*umadDoor, error) {
-	u := &umadDoor{n: n, files: map[umadToken]*umadFile{}}
-	var err error
-	if u.Records, err = n.listenRecords(rundir.UmadSock, "user MADs", umadConns, umadUserConn); err != nil {
-		return nil, err
-	}
-	u.hub = umad.New(umadPorts{n.sub})
-	n.sub.do(func() { n.sub.clients = u.hub })
+// OpenUserMADs serves the socket of user MADs. lookup returns the adapter of a device, nil where there is none. The
+// management goroutine runs.
+func (s *Subnet) OpenUserMADs(r *session.Records, lookup func(name string) *hca.Adapter) {
+	u := &umadSocket{Records: r, s: s, lookup: lookup, hub: umad.New(umadPorts{s}), files: map[umadToken]*umadFile{}}
+	s.Do(func() { s.clients = u.hub })
 	u.Start(u.serve)
-	return u, nil
 }
+
+// Bounds of the socket of user MADs: connections, and those of a user other than root and the node's own.
+const (
+	UserMADConns     = 256
+	UserMADUserConns = 128
+)
 
 // umadPorts is the ports of the node as the hub knows them, on the management
 // goroutine.
-type umadPorts struct{ s *subnet }
+type umadPorts struct{ s *Subnet }
 
 // Port implements umad.Ports.
 func (p umadPorts) Port(function uint16) (umad.Port, bool) {
-	c := p.s.byFunc[function]
+	c := p.s.functions[function]
 	if c == nil {
 		return umad.Port{}, false
 	}
-	i := c.agent.Port(1)
-	return umad.Port{LID: i.LID, LMC: i.LMC, PKeys: c.agent.PKeys(1), Prefix: i.GIDPrefix, GUIDs: c.agent.GUIDs()}, true
+	i := c.Agent.Port(1)
+	return umad.Port{LID: i.LID, LMC: i.LMC, PKeys: c.Agent.PKeys(1), Prefix: i.GIDPrefix, GUIDs: c.Agent.GUIDs()}, true
 }
 
 // SetIsSM implements umad.Ports.
 func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
-	if c := p.s.byFunc[function]; c != nil {
-		c.agent.SetCapability(now, mad.CapIsSM, on)
-		p.s.changed[c] |= 0 // for the files of the port
+	if c := p.s.functions[function]; c != nil {
+		c.Agent.SetCapability(now, mad.CapIsSM, on)
+		c.MarkChanged() // for the files of the port
 	}
 }
 
 // serve reads what a connection is for, and serves it until it ends.
-func (u *umadDoor) serve(c *net.UnixConn) {
+func (u *umadSocket) serve(c *net.UnixConn) {
 	b := u.First(c)
 	switch len(b) {
 	case abi.UmadOpenSize:
@@ -101,14 +101,14 @@ func refuseUmad(c *net.UnixConn, why umad.Errno) {
 }
 
 // open serves the connection that is an open file.
-func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
+func (u *umadSocket) open(c *net.UnixConn, m *abi.UmadOpen) {
 	name, _, _ := bytes.Cut(m.Device[:], []byte{0})
-	f := u.n.function(string(name))
+	a := u.lookup(string(name))
 	if m.Version != abi.UmadVersion || m.Flags&^uint32(abi.UmadNonblock) != 0 {
 		refuseUmad(c, umad.EINVAL)
 		return
 	}
-	if f == nil || f.a.Port().Link != ib.LinkInfiniBand || m.Port != 1 {
+	if a == nil || a.Port().Link != ib.LinkInfiniBand || m.Port != 1 {
 		refuseUmad(c, umad.ENODEV)
 		return
 	}
@@ -119,24 +119,23 @@ func (u *umadDoor) open(c *net.UnixConn, m *abi.UmadOpen) {
 	defer u.Unuse()
 	switch m.Op {
 	case abi.UmadOpOpen:
-		u.file(c, f.a.Number())
+		u.file(c, a.Number())
 	case abi.UmadOpIsSM:
-		u.isSM(c, f.a.Number(), m.Flags&abi.UmadNonblock == 0)
+		u.isSM(c, a.Number(), m.Flags&abi.UmadNonblock == 0)
 	default:
 		refuseUmad(c, umad.EINVAL)
 	}
 }
 
 // isSM serves an open issmN.
-func (u *umadDoor) isSM(c *net.UnixConn, function uint16, wait bool) {
+func (u *umadSocket) isSM(c *net.UnixConn, function uint16, wait bool) {
 	var i *umad.IsSM
-	n := u.n
 	granted := func(why umad.Errno) { c.Write(abi.UmadOpened{Error: uint32(why)}.Append(nil)) }
 	if !u.Own(c) {
 		granted(umad.EPERM)
 		return
 	}
-	if !n.sub.do(func() { i = u.hub.OpenIsSM(n.now(), function, wait, granted) }) {
+	if u.s.Do(func() { i = u.hub.OpenIsSM(u.s.cfg.Now(), function, wait, granted) }) != nil {
 		return
 	}
 	// What a program writes to it means nothing; its end does.
@@ -145,12 +144,12 @@ func (u *umadDoor) isSM(c *net.UnixConn, function uint16, wait bool) {
 			break
 		}
 	}
-	n.sub.do(func() { i.Close(n.now()) })
+	u.s.Do(func() { i.Close(u.s.cfg.Now()) })
 }
 
 // umadFile is an open umadN.
 type umadFile struct {
-	u    *umadDoor
+	u    *umadSocket
 	c    *net.UnixConn
 	raw  syscall.RawConn
 	file *umad.File // the management goroutine's
@@ -168,7 +167,7 @@ type umadFile struct {
 var _ umad.Sink = (*umadFile)(nil)
 
 // file serves an open umadN.
-func (u *umadDoor) file(c *net.UnixConn, function uint16) {
+func (u *umadSocket) file(c *net.UnixConn, function uint16) {
 	f := &umadFile{u: u, c: c, buf: make([]byte, umadBuffer), wake: make(chan struct{}, 1), end: make(chan struct{})}
 	var err error
 	if f.raw, err = c.SyscallConn(); err != nil {
@@ -183,11 +182,11 @@ func (u *umadDoor) file(c *net.UnixConn, function uint16) {
 	})
 	why := umad.EIO
 	manages := u.Own(c)
-	if !u.n.sub.do(func() {
+	if u.s.Do(func() {
 		if f.file, why = u.hub.Open(function, f); why == umad.OK && !manages {
 			f.file.Restrict()
 		}
-	}) || why != umad.OK {
+	}) != nil || why != umad.OK {
 		refuseUmad(c, why)
 		return
 	}
@@ -203,7 +202,7 @@ func (u *umadDoor) file(c *net.UnixConn, function uint16) {
 	u.mu.Lock()
 	delete(u.files, token)
 	u.mu.Unlock()
-	u.n.sub.do(f.file.Close)
+	u.s.Do(f.file.Close)
 	c.Close()
 	close(f.end)
 	wg.Wait()
@@ -229,7 +228,7 @@ func (f *umadFile) pull(fd int) (end bool) {
 		if n, _, err = unix.Recvfrom(fd, f.buf, unix.MSG_DONTWAIT); err != nil {
 			return true
 		}
-		if !f.u.n.sub.do(func() { f.file.Write(f.u.n.now(), f.buf[:n]) }) {
+		if f.u.s.Do(func() { f.file.Write(f.u.s.cfg.Now(), f.buf[:n]) }) != nil {
 			return true
 		}
 		if len(f.buf) > umadBuffer {
@@ -279,7 +278,7 @@ func (f *umadFile) write() {
 			f.mu.Unlock()
 			_, err := f.c.Write(r)
 			if errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS) {
-				f.u.n.sub.post(func() { f.u.hub.Stats.DropTooLong++ })
+				f.u.s.Post(func() { f.u.hub.Stats.DropTooLong++ })
 			} else if err != nil {
 				f.c.Close() // the reader ends too
 				return
@@ -289,7 +288,7 @@ func (f *umadFile) write() {
 }
 
 // control serves the connection that brings a request of an open file.
-func (u *umadDoor) control(c *net.UnixConn, m *abi.UmadControl) {
+func (u *umadSocket) control(c *net.UnixConn, m *abi.UmadControl) {
 	u.mu.Lock()
 	f := u.files[umadToken(m.Token)]
 	u.mu.Unlock()
@@ -301,10 +300,10 @@ func (u *umadDoor) control(c *net.UnixConn, m *abi.UmadControl) {
 	default:
 		// What the program wrote before comes first.
 		f.raw.Control(func(fd uintptr) { f.pull(int(fd)) })
-		if !u.n.sub.do(func() {
+		if u.s.Do(func() {
 			r.Error = uint32(f.file.Control(m.Number, r.Arg[:m.Length]))
 			r.HeaderLen = uint32(f.file.HeaderLen())
-		}) {
+		}) != nil {
 			r.Error = uint32(umad.EIO)
 		}
 	}

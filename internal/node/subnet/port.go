@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subnet
+
+import (
+	"errors"
+	"slices"
+
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/vswitch"
+	"weft/internal/mgmt/agent"
+	"weft/internal/node/loop"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/service/vnic/vema"
+	"weft/internal/verbs/hca"
+)
+
+// ErrNoSwitchPort is the error of Plug where every port of the switch is in use.
+var ErrNoSwitchPort = errors.New("every port of the switch is taken")
+
+// Port is a function with its InfiniBand port. It belongs to the management goroutine.
+type Port struct {
+	Agent    *agent.Agent
+	Adapter  *hca.Adapter
+	s        *Subnet
+	number   uint8 // of the switch's port
+	vema     *vema.Agent
+	underlay *hca.Port // of a function whose programs have an Ethernet port; else nil
+}
+
+// Number is the port of the switch.
+func (c *Port) Number() uint8 { return c.number }
+
+// Port returns the port of a function, nil where it is not plugged in. It runs on the management goroutine.
+func (s *Subnet) Port(function uint16) *Port { return s.functions[function] }
+
+// Ports lists the ports of the functions that are plugged in, by function. The caller must not change it. It runs on
+// the management goroutine.
+func (s *Subnet) Ports() map[uint16]*Port { return s.functions }
+
+// switchOwner receives the changes that managers make to the switch.
+type switchOwner struct{ s *Subnet }
+
+// Changed implements agent.Owner.
+func (o switchOwner) Changed(uint8, agent.Change) { o.s.dirty = true }
+
+// Link implements agent.Owner.
+func (o switchOwner) Link(port uint8, _ agent.Order) { o.s.bounced = append(o.s.bounced, port) }
+
+// Changed implements agent.Owner.
+func (c *Port) Changed(_ uint8, what agent.Change) { c.s.changed[c] |= what }
+
+// Link implements agent.Owner.
+func (c *Port) Link(uint8, agent.Order) { c.s.bounced = append(c.s.bounced, c.number) }
+
+// MarkChanged publishes the port with the next turn.
+func (c *Port) MarkChanged() { c.s.changed[c] |= 0 }
+
+// publish gives lanes, programs and files what has changed.
+func (s *Subnet) publish() {
+	if s.dirty {
+		s.dirty = false
+		s.table.Store(s.Switch.Forwarding().Snapshot())
+		s.cfg.SetMulticastForwarding(forwarding(s.table.Load(), s.wiring.Load()))
+	}
+	if len(s.changed) == 0 {
+		return
+	}
+	var changes []PortChange
+	for c, what := range s.changed {
+		delete(s.changed, c)
+		changes = append(changes, PortChange{c.Adapter, c.Publish(what)})
+	}
+	s.cfg.Publish(changes)
+}
+
+// forwarding returns the functions that the switch leads each multicast LID to.
+func forwarding(t *vswitch.Table, w *fabric.Wiring) map[ib.LID][]uint16 {
+	m := map[ib.LID][]uint16{}
+	for lid := ib.LIDMulticastFirst; lid <= ib.LIDMulticastLast; lid++ {
+		var fs []uint16
+		set := t.Members(lid)
+		for p, ok := set.Next(); ok; p, ok = set.Next() {
+			if int(p) < len(w.Port) && w.Port[p].Kind == fabric.Function {
+				fs = append(fs, w.Port[p].Number)
+			}
+		}
+		if len(fs) > 0 {
+			slices.Sort(fs)
+			m[lid] = fs
+		}
+	}
+	return m
+}
+
+// Publish makes the function's port what its agent reports, and returns the events for programs.
+func (c *Port) Publish(what agent.Change) []ib.Event {
+	old, i := c.FabricPort(), c.Agent.Port(1)
+	p := *old
+	p.State, p.Phys = i.PortState, i.PortPhysicalState
+	p.MTU, p.MaxMTU = i.NeighborMTU, i.MTUCap
+	p.LID, p.LMC, p.SMLID, p.SMSL = i.LID, i.LMC, i.MasterSMLID, i.MasterSMSL
+	p.SubnetTimeout, p.InitType = i.SubnetTimeOut, i.InitTypeReply
+	p.Width, p.Speed, p.SpeedExt = i.LinkWidthActive, i.LinkSpeedActive, i.LinkSpeedExtActive
+	p.PKeyViolations, p.QKeyViolations = i.PKeyViolations, i.QKeyViolations
+	p.CapMask, p.GIDPrefix = uint32(i.CapabilityMask), i.GIDPrefix
+	p.PKeys = append([]ib.PKey(nil), c.Agent.PKeys(1)...)
+	p.GUIDs = append([]ib.GUID(nil), c.Agent.GUIDs()...)
+	p.SetGIDs()
+	events := p.Changes(old)
+	if what&agent.ClientReregister != 0 {
+		events = append(events, ib.EventReregister)
+	}
+	if c.underlay != nil {
+		c.underlay = &p
+	} else {
+		c.Adapter.SetPort(&p)
+	}
+	if slices.ContainsFunc(events, losesRegistrations) {
+		c.s.gsi.renew(c.Adapter.Number())
+	}
+	if c.underlay != nil {
+		return nil // its programs do not see this port
+	}
+	return events
+}
+
+// FabricPort is the port in the fabric, below an Ethernet port where the function has one.
+func (c *Port) FabricPort() *hca.Port {
+	if c.underlay != nil {
+		return c.underlay
+	}
+	return c.Adapter.Port()
+}
+
+// losesRegistrations reports whether the subnet administration may not have the registrations of the port any more
+// after e.
+func losesRegistrations(e ib.Event) bool {
+	switch e {
+	case ib.EventReregister, ib.EventSMChange, ib.EventLIDChange, ib.EventPortActive:
+		return true
+	}
+	return false
+}
+
+// Plug gives a function's InfiniBand port a port of the switch; on: its link may come up.
+func (s *Subnet) Plug(a *hca.Adapter, on bool) (err error) {
+	if e := s.Do(func() { err = s.plug(a, on) }); e != nil {
+		return loop.ErrStopped
+	}
+	return err
+}
+
+func (s *Subnet) plug(a *hca.Adapter, on bool) error {
+	w := *s.wiring.Load()
+	var port uint8
+	for p := 1; p <= s.cfg.SwitchPorts; p++ {
+		if w.Port[p].Kind == fabric.Nothing {
+			port = uint8(p)
+			break
+		}
+	}
+	if port == 0 {
+		return ErrNoSwitchPort
+	}
+	c := &Port{s: s, number: port, Adapter: a}
+	c.Agent = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, SystemImageGUID: s.cfg.GUID, NodeGUID: a.NodeGUID, PortGUID: a.NodeGUID + 1,
+		VendorID: vendorID, Description: s.cfg.Host + " " + a.Name, Caps: agent.DefaultCaps}, c, portCounters{c})
+	if a.Port().Link != ib.LinkInfiniBand {
+		c.underlay = s.cfg.NewPort(a.NodeGUID + 1)
+	}
+	w.Port[port] = fabric.Plug{Kind: fabric.Function, Number: a.Number()}
+	s.wiring.Store(&w)
+	s.dirty = true
+	s.ports[port], s.functions[a.Number()] = c, c
+	s.changed[c] |= agent.ChangedState
+	if on {
+		s.setLink(s.cfg.Now(), port, true)
+	} else {
+		c.Agent.Disable(s.cfg.Now(), 1)
+	}
+	s.cfg.Plugged(a)
+	return nil
+}
+
+// Unplug undoes Plug, and waits for work of other rooms on the function.
+func (s *Subnet) Unplug(a *hca.Adapter) {
+	wait := func() {}
+	defer func() { wait() }()
+	s.Do(func() {
+		c := s.functions[a.Number()]
+		if c == nil {
+			return
+		}
+		wait = s.cfg.Unplugged(a.Number())
+		s.setLink(s.cfg.Now(), c.number, false)
+		w := *s.wiring.Load()
+		w.Port[c.number] = fabric.Plug{}
+		s.wiring.Store(&w)
+		s.dirty = true
+		delete(s.ports, c.number)
+		delete(s.functions, a.Number())
+		delete(s.changed, c)
+		s.gsi.remove(a.Number())
+		s.cfg.Connections.Removed(a.Number())
+		if s.clients != nil {
+			s.clients.Remove(s.cfg.Now(), a.Number())
+		}
+	})
+}
+
+// Power lets the links of functions come up, or takes them down. When it returns the ports are in that state, as far as
+// they depend on this node.
+func (s *Subnet) Power(list []*hca.Adapter, on bool) {
+	s.Do(func() {
+		now := s.cfg.Now()
+		for _, a := range list {
+			c := s.functions[a.Number()]
+			if c == nil {
+				continue
+			}
+			if on {
+				c.Agent.Enable(now, 1)
+			} else {
+				c.Agent.Disable(now, 1)
+			}
+			s.setLink(now, c.number, s.peerUp(c.number))
+		}
+	})
+	s.Do(func() {}) // the changes of the first are published before the second runs
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package subnet
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/fabric"
+	"weft/internal/fabric/link/udp"
+	"weft/internal/fabric/trunk"
+	"weft/internal/mgmt/agent"
+	"weft/internal/node/lane"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+)
+
+var (
+	_ fabric.Trunk  = (*udp.Sender)(nil)
+	_ fabric.Source = (*udp.Link)(nil)
+)
+
+// OpenTrunks opens the trunks to peers, in the order of Config.Peers, before the lanes are made.
+func (s *Subnet) OpenTrunks(port uint16, peers []netip.AddrPort) (err error) {
+	c := udp.Config{Node: s.cfg.GUID, Port: port, Event: s.trunkEvent}
+	for _, a := range peers {
+		c.Peers = append(c.Peers, udp.Peer{Addr: a})
+	}
+	if s.trunks, err = udp.Open(c); err != nil {
+		return fmt.Errorf("open the trunks: %w", err)
+	}
+	return nil
+}
+
+// CloseTrunks closes the trunks, after the lanes have ended.
+func (s *Subnet) CloseTrunks() {
+	if s.trunks != nil {
+		s.trunks.Close()
+	}
+}
+
+// TrunkLink is the link of the trunks, which belongs to lane 0; nil where there are none.
+func (s *Subnet) TrunkLink() *udp.Link { return s.trunks }
+
+// Sender returns the sender of a lane, which belongs to it.
+func (s *Subnet) Sender(lane int) *udp.Sender { return s.senders[lane] }
+
+// LaneLink makes a lane's way into the subnet, and the descriptors that wake the lane. Lane 0 receives from the trunks;
+// every lane sends by itself. It is called for each lane, in the order of their numbers, before they run.
+func (s *Subnet) LaneLink(h *hca.Lane, of *lane.Link) (f *fabric.Link, in, out []int) {
+	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: s.cfg.WireLocal,
+		Manage: func(d *mad.Datagram) { s.receive(inbound{d: *d}) }}
+	if s.trunks != nil {
+		sender := s.trunks.Sender(uint8(h.ID))
+		s.senders = append(s.senders, sender)
+		c.Trunk = sender
+		in, out = s.trunks.FDs()
+		if h.ID == 0 {
+			of.SetTrunks(sender, s.trunks, s.peerGIDs())
+			c.Source = s.trunks
+		} else {
+			of.SetTrunks(sender, nil, s.peerGIDs())
+			in = nil
+		}
+	}
+	f = fabric.New(c)
+	h.SetFabric(f)
+	h.SetSwitch(f)
+	h.SetManagement(s.receiver(h))
+	h.SetViolations(s.Violated)
+	return f, in, out
+}
+
+// peerGIDs are the addresses of the trunks' other ends, as faults name them.
+func (s *Subnet) peerGIDs() (list []ib.GID) {
+	for i := range s.cfg.Peers {
+		list = append(list, ib.GIDFromAddr(s.trunks.Peer(i).Addr().WithZone("")))
+	}
+	return list
+}
+
+// trunkEvent handles a trunk that came up or went down; it is called on lane 0.
+func (s *Subnet) trunkEvent(e trunk.Event) {
+	s.Post(func() {
+		t := &s.peers[e.Peer]
+		t.up, t.node = e.Up, e.Node
+		s.log.Info("trunk", "peer", s.cfg.Peers[e.Peer], "up", e.Up, "node", e.Node)
+		s.setLink(s.cfg.Now(), t.port, s.peerUp(t.port))
+	})
+}
+
+// TrunkPort is the port of the switch that a trunk is plugged into.
+func (s *Subnet) TrunkPort(peer int) uint8 { return s.wiring.Load().Trunk[peer] }
+
+// Trunks describes the trunks, none where the node has none. wall is a time of the node's clock as people have it. No
+// lane may call it.
+func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err error) {
+	if s.trunks == nil {
+		return nil, nil
+	}
+	err = s.lanes.First().Query(func() {
+		for i := range s.cfg.Peers {
+			k := s.trunks.Status(i)
+			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit, Received: k.Packets, Lost: k.Lost,
+				Reordered: k.Reordered, Downs: k.Downs}
+			if k.Node != 0 {
+				t.Node = k.Node.String()
+			}
+			if k.Since != 0 {
+				t.Since = wall(k.Since)
+			}
+			list = append(list, t)
+		}
+	})
+	for i, l := range s.lanes.All() {
+		if err == nil {
+			err = l.Query(func() {
+				for p := range list {
+					list[p].Sent += s.senders[i].Counters(p).Packets
+				}
+			})
+		}
+	}
+	return list, err
+}
+
+// Degraded lists what is wrong with the trunks as Trunks describes them. No lane may call it.
+func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
+	for _, t := range trunks {
+		if !t.Up {
+			host := t.Peer
+			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
+				host = a.Addr().String()
+			}
+			list = append(list, api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
+				Fix: "ping " + host + "; weft trunk, there"})
+		}
+	}
+	if s.trunks == nil {
+		return list, nil
+	}
+	err = s.lanes.First().Query(func() {
+		for _, d := range s.trunks.Degraded() {
+			list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+		}
+	})
+	seen := map[string]bool{}
+	for i, l := range s.lanes.All() {
+		if err == nil {
+			err = l.Query(func() {
+				for _, d := range s.senders[i].Degraded() {
+					if !seen[d.Name] {
+						seen[d.Name] = true
+						list = append(list, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+					}
+				}
+			})
+		}
+	}
+	return list, err
+}
+
+// switchCounters are the counters of the switch's ports: of a function's port what the function counted, with the
+// directions exchanged; of a trunk those of its packets.
+type switchCounters struct{ s *Subnet }
+
+// Counts implements agent.Counters.
+func (c switchCounters) Counts(port uint8, to *agent.Counts) {
+	if p := c.s.ports[port]; p != nil {
+		k, _ := c.s.lanes.PortCounters(p.Adapter.Number()) // of the lanes that answer
+		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts, k.MulticastXmitPkts)
+		return
+	}
+	w := c.s.wiring.Load()
+	if int(port) >= len(w.Port) || w.Port[port].Kind != fabric.Peer {
+		return
+	}
+	for _, l := range c.s.lanes.All() {
+		var k fabric.PeerCounters
+		if l.Query(func() { k = l.Net.Fabric.PeerCounters(int(w.Port[port].Number)) }) != nil {
+			continue // the node ends, or the lane is stuck: the counts of the others remain
+		}
+		add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
+		to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
+		to.Values[mad.CounterRcvErrors] += k.RcvErrors
+	}
+}
+
+func add(to *agent.Counts, xd, rd, xp, rp, ux, ur, mx, mr uint64) {
+	to.Values[mad.CounterXmitData] += xd
+	to.Values[mad.CounterRcvData] += rd
+	to.Values[mad.CounterXmitPkts] += xp
+	to.Values[mad.CounterRcvPkts] += rp
+	to.UnicastXmit += ux
+	to.UnicastRcv += ur
+	to.MulticastXmit += mx
+	to.MulticastRcv += mr
+}
+
+// portCounters are the counters of a function's port.
+type portCounters struct{ c *Port }
+
+// Counts implements agent.Counters.
+func (c portCounters) Counts(_ uint8, to *agent.Counts) {
+	k, _ := c.c.s.lanes.PortCounters(c.c.Adapter.Number()) // of the lanes that answer
+	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts, k.MulticastRcvPkts)
+	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
+	to.Values[mad.CounterXmitConstraintErrors] += k.XmitConstraintErrors
+	to.Values[mad.CounterRcvErrors] += k.RcvErrors
+}
