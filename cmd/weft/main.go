@@ -18,10 +18,12 @@ import (
 
 func main() {
 	os.Exit(cli.Run(context.Background(), os.Args[1:], cli.Env{
-		Out:        os.Stdout,
-		Err:        os.Stderr,
-		Getenv:     os.Getenv,
-		DefaultDir: rundir.Default(os.Geteuid(), os.Getenv),
-		Node:       node.Run,
+		Out:         os.Stdout,
+		Err:         os.Stderr,
+		OutTerminal: cli.TerminalOf(os.Stdout, os.Getenv),
+		ErrTerminal: cli.TerminalOf(os.Stderr, os.Getenv),
+		Getenv:      os.Getenv,
+		DefaultDir:  rundir.Default(os.Geteuid(), os.Getenv),
+		Node:        node.Run,
 	}))
 }

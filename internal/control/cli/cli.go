@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"strings"
 
@@ -39,28 +40,29 @@ const (
 	ExitNotFound   = 127
 )
 
-// Runner runs a node until ctx is done, it fails, or it is told to end. It
-// calls ready once, when programs can use the node.
+// Runner runs a node until ctx is done, it fails, or a request ends it. It calls ready once, when programs can use the
+// node.
 type Runner func(ctx context.Context, c config.Config, ready func(), log *slog.Logger) error
 
 // Env is what a command touches of the world.
 type Env struct {
-	Out, Err   io.Writer
-	Getenv     func(string) string
-	DefaultDir string // of the node nobody named, from rundir.Default
-	Node       Runner
+	Out, Err                 io.Writer
+	OutTerminal, ErrTerminal Terminal // what Out and Err are connected to; see TerminalOf
+	Getenv                   func(string) string
+	DefaultDir               string // directory of a node that is not named, from rundir.Default
+	Node                     Runner
 }
 
 // codeError carries an exit code besides the message.
 type codeError struct {
 	code int
-	err  error // nil: everything was said already
+	err  error // nil: the message was printed already
 }
 
 func (e *codeError) Error() string { return e.err.Error() }
 func (e *codeError) Unwrap() error { return e.err }
 
-// usage returns an error for what the caller typed.
+// usage returns an error for a wrong command line.
 func usage(fix, format string, args ...any) error {
 	return &codeError{ExitUsage, &api.Error{Code: api.CodeInvalid, What: fmt.Sprintf(format, args...), Fix: fix}}
 }
@@ -73,6 +75,7 @@ func Run(ctx context.Context, args []string, env Env) int {
 	root.SetArgs(args)
 	root.SetOut(env.Out)
 	root.SetErr(env.Err)
+	defer a.close()
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return ExitOK
@@ -89,36 +92,54 @@ func Run(ctx context.Context, args []string, env Env) int {
 		code = ExitUsage
 	}
 	if err != nil {
-		fmt.Fprintln(env.Err, "weft: "+printable(strings.ReplaceAll(err.Error(), "\n", "; ")))
+		line := printable(strings.ReplaceAll(err.Error(), "\n", "; "))
+		e := screen{Writer: env.Err, color: env.ErrTerminal.Color}
+		what, fix, ok := strings.Cut(line, ". fix: ")
+		if ok {
+			fix = ". fix: " + e.style(bold, fix)
+		}
+		fmt.Fprintln(env.Err, e.style(red, "weft:")+" "+what+fix)
+		a.report(line)
 	}
 	return code
 }
 
 // app holds what the commands share.
 type app struct {
-	env Env
-	dir string // the flag; empty when not given
+	env  Env
+	dir  string      // the flag; empty when not given
+	wide bool        // the flag: tables are not fitted to the terminal
+	node *api.Client // nil before the first call
+}
+
+func (a *app) close() {
+	if a.node != nil {
+		a.node.Close()
+	}
 }
 
 const longHelp = `Weft runs unmodified RDMA verbs programs on ordinary Linux machines.
 
-  weft run -- ibv_devinfo      run a program; starts a node when none runs
-  weft up                      run a node in the foreground
-  weft status                  one screen of truth
-
 A node lives in a directory: --dir, else $WEFT_DIR, else /run/weft for root,
 $XDG_RUNTIME_DIR/weft or /tmp/weft-<uid> for others.
+
+Tables are fitted to the terminal: --wide shows all of them. Output that goes to
+a file or a pipe is always whole. NO_COLOR=1 turns colours off.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 no node runs
 there, or it is not ready or does not answer, 4 another node owns the
 directory. "weft run" ends with the code of its command, 126 if that cannot be
-executed, 127 if there is none of that name.`
+executed, 127 if there is no command of that name.`
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "weft",
-		Short:         "a software RDMA fabric",
-		Long:          longHelp,
+		Use:   "weft",
+		Short: "a software RDMA fabric",
+		Long:  longHelp,
+		Example: `  weft run -- ibv_devinfo      run a program; starts a node where none runs
+  weft up                      run a node in the foreground
+  weft status                  state and health of the node on one screen`,
+		Version:       ThisBuild().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -129,9 +150,14 @@ func (a *app) root() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.SuggestionsMinimumDistance = 2
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := io.WriteString(cmd.OutOrStderr(), usageText(cmd, a.env.OutTerminal.Width))
+		return err
+	})
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
+	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
 	root.AddCommand(a.up(), a.down(), a.wait(), a.run(), a.status(), a.devices(), a.resources(), a.counters(), a.mcast(), a.fault(), a.capture(),
 		a.fabric(), a.sm(), a.trunks(), a.pkey(), a.store(), a.ipoib(), a.vm(), a.vesw(), a.version())
 	root.InitDefaultHelpCmd()
@@ -151,7 +177,7 @@ func wrapArgs(c *cobra.Command) {
 			if err == nil || errors.As(err, &ce) {
 				return err
 			}
-			return usage(cmd.CommandPath()+" --help", "wrong arguments: %v", err)
+			return argsError(cmd, args)
 		}
 	}
 	for _, sub := range c.Commands() {
@@ -159,12 +185,24 @@ func wrapArgs(c *cobra.Command) {
 	}
 }
 
-func unknownCommand(cmd *cobra.Command, name string) error {
+// argsError is the error of a wrong number of arguments.
+func argsError(cmd *cobra.Command, args []string) error {
 	fix := cmd.CommandPath() + " --help"
-	if s := cmd.SuggestionsFor(name); len(s) > 0 {
-		fix = cmd.CommandPath() + " " + s[0]
+	use := strings.TrimSuffix(cmd.UseLine(), " [flags]")
+	switch {
+	case len(args) == 0:
+		return usage(fix, "an argument is missing: %s", use)
+	case use == cmd.CommandPath() && cmd.Name() == "up" && isAddr(args[0]):
+		return usage("weft up --peer "+args[0], "weft up takes no argument such as %q", args[0])
+	case use == cmd.CommandPath():
+		return usage(use, "%s takes no argument such as %q", use, args[0])
 	}
-	return usage(fix, "unknown command %q", name)
+	return usage(fix, "%d arguments are the wrong number: %s", len(args), use)
+}
+
+func isAddr(s string) bool {
+	_, err := netip.ParseAddr(s)
+	return err == nil
 }
 
 // group returns the RunE of a command that only has subcommands.
@@ -190,32 +228,6 @@ func flagError(cmd *cobra.Command, err error) error {
 	return usage(fix, "%v", err)
 }
 
-// editDistance is the number of bytes inserted, deleted, changed or swapped
-// with their neighbour between two flag names.
-func editDistance(a, b string) int {
-	d := make([][]int, len(a)+1)
-	for i := range d {
-		d[i] = make([]int, len(b)+1)
-		d[i][0] = i
-	}
-	for j := range d[0] {
-		d[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			change := d[i-1][j-1]
-			if a[i-1] != b[j-1] {
-				change++
-			}
-			d[i][j] = min(change, d[i-1][j]+1, d[i][j-1]+1)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				d[i][j] = min(d[i][j], d[i-2][j-2]+1)
-			}
-		}
-	}
-	return d[len(a)][len(b)]
-}
-
 // nodeDir returns the node's directory and whether the caller named it.
 func (a *app) nodeDir() (dir string, named bool, err error) {
 	dir, named = a.dir, true
@@ -230,12 +242,20 @@ func (a *app) nodeDir() (dir string, named bool, err error) {
 		return "", named, err
 	}
 	if n := len(filepath.Join(abs, rundir.ControlSock)); n > maxSocketPath {
-		return "", named, usage("choose a shorter --dir", "directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
+		return "", named, usage("weft "+shorterDir(a.env.DefaultDir), "directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
 	}
 	return abs, named, nil
 }
 
 const maxSocketPath = 107 // of struct sockaddr_un, without the final zero
+
+// shorterDir is the flag with a directory that is short enough.
+func shorterDir(dir string) string {
+	if len(filepath.Join(dir, "door", strings.Repeat("x", 63)+".sock")) > maxSocketPath {
+		dir = "/tmp/weft"
+	}
+	return "--dir " + dir
+}
 
 // dirFlag returns " --dir DIR" for a fix, or nothing for the default.
 func dirFlag(dir string, named bool) string {
@@ -261,15 +281,4 @@ func explain(err error, dir string, named bool) error {
 	x.Why = "no node runs in " + dir
 	x.Fix = "weft up" + dirFlag(dir, named)
 	return &x
-}
-
-// query runs f with a client of the node the caller means.
-func (a *app) query(ctx context.Context, f func(ctx context.Context, c *api.Client) error) error {
-	dir, named, err := a.nodeDir()
-	if err != nil {
-		return err
-	}
-	c := dial(dir)
-	defer c.Close()
-	return explain(f(ctx, c), dir, named)
 }

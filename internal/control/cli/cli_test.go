@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,14 +32,20 @@ import (
 // script calls it by that name.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"weft": func() {
-		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv,
+		var terminal Terminal
+		terminal.Width, _ = strconv.Atoi(os.Getenv("TEST_WIDTH"))
+		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal, Getenv: os.Getenv,
 			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode}))
 	}})
 }
 
+// rewrite writes what scripts compare output with, and the generated documents, anew.
+var rewrite = flag.Bool("rewrite", false, "write golden files anew")
+
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
-		Dir: "testdata/script",
+		Dir:           "testdata/script",
+		UpdateScripts: *rewrite,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("TEST_DEFAULT_DIR", filepath.Join(e.WorkDir, "default"))
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector delays every exit by a second
@@ -321,7 +329,7 @@ func TestTable(t *testing.T) {
 	tb.row("größe", 5, "")
 	tb.row("x", 12345, "esc\x1b[0m\n")
 	var b bytes.Buffer
-	tb.write(&b)
+	tb.write(&screen{Writer: &b})
 	want := "" +
 		"NAME    SIZE  NOTE\n" +
 		"größe      5  -\n" +

@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -15,86 +14,98 @@ import (
 	"weft/internal/control/api"
 )
 
-// look is a command that asks one thing and prints it.
-func look[T any](a *app, cmd *cobra.Command, ask func(ctx context.Context, c *api.Client) (T, error), people func(w io.Writer, v T)) *cobra.Command {
-	if cmd.Args == nil {
-		cmd.Args = cobra.NoArgs
-	}
-	return a.show(cmd, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			v, err := ask(ctx, c)
-			if err != nil {
-				return err
-			}
-			return print(v, func() { people(a.env.Out, v) })
-		})
-	})
-}
-
 func (a *app) fabric() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric",
 		Short: "show the subnet as its manager sees it",
-		Long: `Show the subnet as its manager sees it. The node whose manager is master answers; others say which that is.
-
-  weft fabric nodes            switches, devices, LIDs
+		Long: `Show the subnet as its manager sees it. The node with the master manager
+answers; other nodes name that node.`,
+		Example: `  weft fabric nodes            switches, devices, LIDs
   weft fabric routes           forwarding tables
-  weft fabric routes A B       the way from port A to port B`,
+  weft fabric routes A B       the path from port A to port B`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	nodes := look(a, &cobra.Command{Use: "nodes", Short: "list switches, devices and their LIDs"},
-		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return api.Get(ctx, c, api.GetSubnet) }, printNodes)
-	links := look(a, &cobra.Command{Use: "links", Short: "list links"},
-		func(ctx context.Context, c *api.Client) (api.Subnet, error) { return api.Get(ctx, c, api.GetSubnet) }, printLinks)
+	nodes := view(a, &cobra.Command{Use: "nodes", Short: "list switches, devices and their LIDs"}, api.GetSubnet, nil,
+		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
+	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
+		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
 	cmd.AddCommand(a.topo(), nodes, links, a.fabricRoutes(), a.sweep())
 	return cmd
 }
 
 func (a *app) topo() *cobra.Command {
 	var format string
+	formats := []string{"table", "json"}
+	for _, f := range api.TextFormats {
+		formats = append(formats, string(f))
+	}
 	cmd := &cobra.Command{
 		Use:   "topo",
-		Short: "show nodes with what is at each of their ports",
+		Short: "show each node with the peers of its ports",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			formats := []string{"table", "json"}
-			for _, f := range api.TextFormats {
-				formats = append(formats, string(f))
-			}
 			if !slices.Contains(formats, format) {
 				return usage("weft fabric topo -o json", "-o must be one of %s, not %q", strings.Join(formats, ", "), format)
 			}
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if slices.Contains(api.TextFormats, api.TextFormat(format)) {
-					text, err := api.Call(ctx, c, api.GetSubnetText, api.TextFormat(format))
-					io.WriteString(a.env.Out, text.Text)
-					return err
-				}
-				s, err := api.Get(ctx, c, api.GetSubnet)
-				switch {
-				case err != nil:
-					return err
-				case format == "table":
-					printTopo(a.env.Out, s)
-					return nil
-				}
-				return printJSON(a.env.Out, s)
-			})
+			if slices.Contains(api.TextFormats, api.TextFormat(format)) {
+				text, err := call(cmd.Context(), a, api.GetSubnetText, api.TextFormat(format))
+				io.WriteString(a.env.Out, text.Text)
+				return err
+			}
+			s, err := get(cmd.Context(), a, api.GetSubnet)
+			switch {
+			case err != nil:
+				return err
+			case format == "table":
+				printTopo(a.out(), s)
+				return nil
+			}
+			return printJSON(a.env.Out, s)
 		},
 	}
-	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json, ibnetdiscover (as that tool prints it) or dot (for Graphviz)")
+	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json, ibnetdiscover (its output format) or dot (for Graphviz)")
+	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func printTopo(w io.Writer, s api.Subnet) {
+// topoPort is a port of a node with the link to its peer, if there is one.
+type topoPort struct {
+	api.FabricPort
+	to   api.FabricEnd
+	link *api.FabricLink
+}
+
+// linked is a value of a link, nothing without one.
+func linked(f func(p topoPort) any) func(p topoPort) any {
+	return func(p topoPort) any {
+		if p.link == nil {
+			return ""
+		}
+		return f(p)
+	}
+}
+
+var topoColumns = []column[topoPort]{
+	{head: ">PORT", cell: func(p topoPort) any { return p.Number }},
+	{head: ">LID", cell: func(p topoPort) any { return lidText(p.LID) }},
+	{head: "STATE", cell: func(p topoPort) any { return p.State }},
+	{head: "TO", cell: linked(func(p topoPort) any { return p.to.Description })},
+	{head: ">PORT", cell: linked(func(p topoPort) any { return p.to.Port })},
+	{head: ">LID", cell: linked(func(p topoPort) any { return lidText(p.to.LID) })},
+	{head: rateHead, cell: linked(func(p topoPort) any { return p.link.Gbps }), wide: 2},
+	{head: ">MTU", cell: linked(func(p topoPort) any { return p.link.MTU }), wide: 1},
+}
+
+func printTopo(w *screen, s api.Subnet) {
 	type end struct {
 		guid string
 		port int
 	}
 	peers := map[end]api.FabricEnd{}
-	links := map[end]api.FabricLink{}
-	for _, l := range s.Links {
+	links := map[end]*api.FabricLink{}
+	for i := range s.Links {
+		l := &s.Links[i]
 		x, y := end{l.A.GUID, l.A.Port}, end{l.B.GUID, l.B.Port}
 		peers[x], peers[y] = l.B, l.A
 		links[x], links[y] = l, l
@@ -104,103 +115,118 @@ func printTopo(w io.Writer, s api.Subnet) {
 			fmt.Fprintln(w)
 		}
 		fmt.Fprintf(w, "%s %s: %s\n", n.Type, n.GUID, printable(n.Description))
-		t := table{heads: []string{">PORT", ">LID", "STATE", "TO", ">PORT", ">LID", ">GB/S", ">MTU"}}
+		var ports []topoPort
 		for _, p := range n.Ports {
 			at := end{n.GUID, p.Number}
-			to, ok := peers[at]
-			if !ok {
-				t.row(p.Number, lidText(p.LID), p.State, "", "", "", "", "")
-				continue
-			}
-			t.row(p.Number, lidText(p.LID), p.State, to.Description, to.Port, lidText(to.LID), links[at].Gbps/8, links[at].MTU)
+			ports = append(ports, topoPort{p, peers[at], links[at]})
 		}
-		t.write(w)
+		writeTable(w, "", topoColumns, ports)
 	}
 }
 
-func lidText(lid uint16) string {
-	if lid == 0 {
-		return ""
-	}
-	return fmt.Sprint(lid)
+// nodePort is a port that has a GUID, with its node.
+type nodePort struct {
+	node api.FabricNode
+	port api.FabricPort
 }
 
-func printNodes(w io.Writer, s api.Subnet) {
-	t := table{heads: []string{"TYPE", "NODE GUID", ">PORT", "PORT GUID", ">LID", "STATE", "P_KEYS", "DESCRIPTION"}}
+var nodeColumns = []column[nodePort]{
+	{head: "TYPE", cell: func(p nodePort) any { return p.node.Type }},
+	{head: "NODE GUID", cell: func(p nodePort) any { return p.node.GUID }, wide: 2},
+	{head: ">PORT", cell: func(p nodePort) any { return p.port.Number }, wide: 1},
+	{head: "PORT GUID", cell: func(p nodePort) any { return p.port.GUID }},
+	{head: ">LID", cell: func(p nodePort) any { return p.port.LID }},
+	{head: "STATE", cell: func(p nodePort) any { return p.port.State }},
+	{head: "P_KEYS", cell: func(p nodePort) any { return strings.Join(p.port.PKeys, ",") }},
+	{head: "DESCRIPTION", cell: func(p nodePort) any { return p.node.Description }},
+}
+
+func portsOf(s api.Subnet) (ports []nodePort) {
 	for _, n := range s.Nodes {
 		for _, p := range n.Ports {
 			if p.GUID != "" {
-				t.row(n.Type, n.GUID, p.Number, p.GUID, p.LID, p.State, strings.Join(p.PKeys, ","), n.Description)
+				ports = append(ports, nodePort{n, p})
 			}
 		}
 	}
-	t.write(w)
+	return ports
 }
 
-func printLinks(w io.Writer, s api.Subnet) {
-	t := table{heads: []string{"FROM", ">PORT", ">LID", "TO", ">PORT", ">LID", "STATE", ">GB/S", ">MTU"}}
-	for _, l := range s.Links {
-		t.row(l.A.Description, l.A.Port, lidText(l.A.LID), l.B.Description, l.B.Port, lidText(l.B.LID), l.State, l.Gbps/8, l.MTU)
-	}
-	if len(t.rows) == 0 {
-		fmt.Fprintln(w, "no links")
-	}
-	t.write(w)
+var linkColumns = []column[api.FabricLink]{
+	{head: "FROM", cell: func(l api.FabricLink) any { return l.A.Description }},
+	{head: ">PORT", cell: func(l api.FabricLink) any { return l.A.Port }},
+	{head: ">LID", cell: func(l api.FabricLink) any { return lidText(l.A.LID) }},
+	{head: "TO", cell: func(l api.FabricLink) any { return l.B.Description }},
+	{head: ">PORT", cell: func(l api.FabricLink) any { return l.B.Port }},
+	{head: ">LID", cell: func(l api.FabricLink) any { return lidText(l.B.LID) }},
+	{head: "STATE", cell: func(l api.FabricLink) any { return l.State }},
+	{head: rateHead, cell: func(l api.FabricLink) any { return l.Gbps }, wide: 2},
+	{head: ">MTU", cell: func(l api.FabricLink) any { return l.MTU }, wide: 1},
 }
 
 func (a *app) fabricRoutes() *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "routes [FROM TO]",
-		Short: "show forwarding tables, or the way between two ports",
-		Long: `Show the forwarding tables of all switches, or the way between two ports. A port is named by its GUID, a device of
-the node, or DEVICE@NODE with a node's host name or GUID.`,
+		Short: "show forwarding tables, or the path between two ports",
+		Long: `Show the forwarding tables of all switches, or the path between two ports. A
+port is named by its GUID, by a device of the node, or by DEVICE@NODE with a
+node's host name or GUID.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 0 && len(args) != 2 {
 				return fmt.Errorf("want two ports or none, not %d", len(args))
 			}
 			return nil
 		},
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			if len(args) == 2 {
-				p, err := api.Call(ctx, c, api.FindPath, api.PathQuery{From: args[0], To: args[1]})
-				if err != nil {
-					return err
-				}
-				return print(p, func() { printPath(a.env.Out, p) })
-			}
-			r, err := api.Get(ctx, c, api.ListRoutes)
+	}, func(cmd *cobra.Command, args []string, print printer) error {
+		if len(args) == 2 {
+			p, err := call(cmd.Context(), a, api.FindPath, api.PathQuery{From: args[0], To: args[1]})
 			if err != nil {
 				return err
 			}
-			return print(r, func() { printRoutes(a.env.Out, r) })
-		})
+			return print(p, func(w *screen) { printPath(w, p) })
+		}
+		r, err := get(cmd.Context(), a, api.ListRoutes)
+		if err != nil {
+			return err
+		}
+		return print(r, func(w *screen) { printRoutes(w, r) })
 	})
 }
 
-func printPath(w io.Writer, p api.Path) {
-	fmt.Fprintf(w, "from LID %d to LID %d: %s, mtu %d, %v GB/s\n", p.From.LID, p.To.LID, plural(len(p.Hops), "hop"), p.MTU, p.Gbps/8)
-	t := table{heads: []string{"LEAVES", ">BY PORT"}}
-	for _, h := range p.Hops {
-		t.row(h.Description, h.Port)
-	}
-	t.write(w)
+var hopColumns = []column[api.FabricEnd]{
+	{head: "LEAVES", cell: func(h api.FabricEnd) any { return h.Description }},
+	{head: ">BY PORT", cell: func(h api.FabricEnd) any { return h.Port }},
 }
 
-func printRoutes(w io.Writer, list []api.SwitchRoutes) {
-	for i, s := range list {
+func printPath(w *screen, p api.Path) {
+	fmt.Fprintf(w, "from LID %d to LID %d: %s, mtu %d, %s\n", p.From.LID, p.To.LID, plural(len(p.Hops), "hop"), p.MTU, rateText(p.Gbps))
+	writeTable(w, "", hopColumns, p.Hops)
+}
+
+// routeRow is a row of a switch's forwarding table, unicast or multicast.
+type routeRow struct{ lid, port, hops, to any }
+
+var routeColumns = []column[routeRow]{
+	{head: ">LID", cell: func(r routeRow) any { return r.lid }},
+	{head: ">PORT", cell: func(r routeRow) any { return r.port }},
+	{head: ">HOPS", cell: func(r routeRow) any { return r.hops }},
+	{head: "TO", cell: func(r routeRow) any { return r.to }},
+}
+
+func printRoutes(w *screen, switches []api.SwitchRoutes) {
+	for i, s := range switches {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
 		fmt.Fprintf(w, "switch %s, lid %d: %s\n", s.Switch.GUID, s.Switch.LID, printable(s.Switch.Description))
-		t := table{heads: []string{">LID", ">PORT", ">HOPS", "TO"}}
+		var rows []routeRow
 		for _, r := range s.Unicast {
-			t.row(r.LID, r.Port, r.Hops, r.To.Description)
+			rows = append(rows, routeRow{r.LID, r.Port, r.Hops, r.To.Description})
 		}
 		for _, m := range s.Multicast {
-			t.row(fmt.Sprintf("0x%04x", m.MLID), strings.Trim(fmt.Sprint(m.Ports), "[]"), "", "multicast")
+			rows = append(rows, routeRow{mlidText(m.MLID), strings.Trim(fmt.Sprint(m.Ports), "[]"), "", "multicast"})
 		}
-		t.write(w)
+		writeTable(w, "", routeColumns, rows)
 	}
 }
 
@@ -208,37 +234,47 @@ func printRoutes(w io.Writer, list []api.SwitchRoutes) {
 func (a *app) sweep() *cobra.Command {
 	return &cobra.Command{
 		Use:   "sweep",
-		Short: "have the manager discover the subnet anew",
+		Short: "have the manager discover the subnet again",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := api.Do(ctx, c, api.StartSweep, api.None{}); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.env.Out, "a sweep was asked for")
-				return nil
-			})
+			if err := do(cmd.Context(), a, api.StartSweep, api.None{}); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.env.Out, "a sweep begins")
+			return nil
 		},
 	}
 }
 
 func (a *app) trunks() *cobra.Command {
-	return look(a, &cobra.Command{Use: "trunk", Short: "list the node's trunks to other nodes"},
-		func(ctx context.Context, c *api.Client) ([]api.Trunk, error) { return api.Get(ctx, c, api.ListTrunks) }, printTrunks)
+	return list(a, &cobra.Command{
+		Use:   "trunk",
+		Short: "list the node's trunks to other nodes",
+		Long: `List the node's trunks to other nodes. weft up --peer ADDRESS makes them, once
+for each other node, when the node starts.`,
+	}, api.ListTrunks, nil, "no trunks: weft up --peer ADDRESS makes them", trunkColumns)
 }
 
-func printTrunks(w io.Writer, list []api.Trunk) {
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no trunks")
-		return
-	}
-	t := table{heads: []string{"PEER", ">PORT", "STATE", "NODE", ">RTT", ">LIMIT", ">SENT", ">RECEIVED", ">LOST", ">REORDERED", ">DOWNS"}}
-	for _, k := range list {
-		state := "down"
-		if k.Up {
-			state = "up"
+var trunkColumns = []column[api.Trunk]{
+	{head: "PEER", cell: func(t api.Trunk) any { return t.Peer }},
+	{head: ">PORT", cell: func(t api.Trunk) any { return t.Port }, wide: 3},
+	{head: "STATE", cell: func(t api.Trunk) any {
+		if t.Up {
+			return "up"
 		}
-		t.row(k.Peer, k.Port, state, k.Node, k.RTTNS.Round(time.Microsecond), k.Limit, k.Sent, k.Received, k.Lost, k.Reordered, k.Downs)
-	}
-	t.write(w)
+		return "down"
+	}},
+	{head: "NODE", cell: func(t api.Trunk) any { return t.Node }},
+	{head: ">RTT", cell: func(t api.Trunk) any {
+		if t.RTTNS == 0 {
+			return ""
+		}
+		return t.RTTNS.Round(time.Microsecond)
+	}},
+	{head: ">LIMIT", cell: func(t api.Trunk) any { return t.Limit }, wide: 4},
+	{head: ">SENT", cell: func(t api.Trunk) any { return t.Sent }, wide: 2},
+	{head: ">RECEIVED", cell: func(t api.Trunk) any { return t.Received }, wide: 2},
+	{head: ">LOST", cell: func(t api.Trunk) any { return t.Lost }},
+	{head: ">REORDERED", cell: func(t api.Trunk) any { return t.Reordered }, wide: 5},
+	{head: ">DOWNS", cell: func(t api.Trunk) any { return t.Downs }, wide: 1},
 }

@@ -3,12 +3,9 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -19,15 +16,15 @@ func (a *app) fault() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "inject faults into links",
-		Long: `Inject faults into links. A seed makes the sequence of decisions repeatable.
-
-  weft fault add --drop 5 --reorder 1 --seed 7
+		Long:  "Inject faults into links. A seed makes the sequence of decisions repeatable.",
+		Example: `  weft fault add --drop 5 --reorder 1 --seed 7
   weft fault add --link trunk --drop 100   # as if the cables were pulled
-  weft fault del all`,
+  weft fault delete all`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	cmd.AddCommand(a.faultAdd(), a.faultList(), a.faultDel())
+	cmd.AddCommand(a.faultAdd(), list(a, &cobra.Command{Use: "list", Short: "list the active faults and their effects"},
+		api.ListFaults, nil, "no faults", faultColumns), a.faultDelete())
 	return cmd
 }
 
@@ -47,69 +44,61 @@ func (p *percent) Set(s string) error {
 
 func (a *app) faultAdd() *cobra.Command {
 	var drop, duplicate, reorder, corrupt percent
-	var delay time.Duration
-	var seed uint64
-	var device, peer, link string
+	var spec api.FaultSpec
 	cmd := a.show(&cobra.Command{
 		Use:   "add",
-		Short: "add a fault; its number goes to \"weft fault del\"",
-		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		spec := api.FaultSpec{Drop: float64(drop), Duplicate: float64(duplicate), Reorder: float64(reorder), Corrupt: float64(corrupt),
-			DelayNS: delay, Seed: seed, Device: device, Peer: peer, Link: link}
+		Short: "add a fault and print its number, for \"weft fault delete\"",
+		Long: `Add a fault and print its number, for "weft fault delete". A fault acts on the
+packets of links. Two programs of one node use no link, and a fault does not
+reach them, unless the node sends their traffic through the packet path
+(weft up --wire-local, or WEFT_WIRE_LOCAL=1 weft run).`,
+		Args: cobra.NoArgs,
+	}, func(cmd *cobra.Command, _ []string, print printer) error {
+		spec.Drop, spec.Duplicate, spec.Reorder, spec.Corrupt = float64(drop), float64(duplicate), float64(reorder), float64(corrupt)
 		if err := spec.Validate(); err != nil {
 			return usage("weft fault add --help", "cannot add the fault: %v", err)
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			f, err := api.Call(ctx, c, api.AddFault, spec)
-			if err != nil {
-				return err
+		s, err := get(cmd.Context(), a, api.GetStatus)
+		if err != nil {
+			return err
+		}
+		f, err := call(cmd.Context(), a, api.AddFault, spec)
+		if err != nil {
+			return err
+		}
+		return print(f, func(w *screen) {
+			fmt.Fprintf(w, "fault %d: %s\n", f.ID, printable(faultText(f.FaultSpec)))
+			if !s.WireLocal && spec.Link != api.LinkTrunk && len(s.Trunks) == 0 {
+				fields{w, 5}.line("note:", "traffic between programs of this node uses no link and is not affected. weft up --wire-local changes that")
 			}
-			return print(f, func() { fmt.Fprintf(a.env.Out, "fault %d: %s\n", f.ID, printable(faultText(f.FaultSpec))) })
 		})
 	})
 	f := cmd.Flags()
 	f.Var(&drop, "drop", "packets to drop")
 	f.Var(&duplicate, "duplicate", "packets to send twice")
-	f.Var(&reorder, "reorder", "packets to let others overtake")
+	f.Var(&reorder, "reorder", "packets to send behind later ones")
 	f.Var(&corrupt, "corrupt", "packets to change one bit of")
-	f.DurationVar(&delay, "delay", 0, "how long to hold every packet")
-	f.Uint64Var(&seed, "seed", 0, "of the random decisions; 0: draw one")
-	f.StringVar(&device, "device", "", "only of this device")
-	f.StringVar(&peer, "peer", "", "only to this IP address")
-	f.StringVar(&link, "link", "", "only on links of one kind: roce, or trunk (what InfiniBand devices send to other nodes)")
+	f.DurationVar(&spec.DelayNS, "delay", 0, "delay of every packet")
+	f.Uint64Var(&spec.Seed, "seed", 0, "seed of the random decisions; 0: a random one")
+	f.StringVar(&spec.Device, "device", "", "limit the fault to this device")
+	f.StringVar(&spec.Peer, "peer", "", "limit the fault to packets to this IP address")
+	f.StringVar(&spec.Link, "link", "", "limit the fault to roce links, or to trunk links (packets of InfiniBand devices to other nodes)")
+	cmd.RegisterFlagCompletionFunc("link", cobra.FixedCompletions([]string{api.LinkRoCE, api.LinkTrunk}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-func (a *app) faultList() *cobra.Command {
-	return a.show(&cobra.Command{
-		Use:   "list",
-		Short: "list the active faults and what they did",
-		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			faults, err := api.Get(ctx, c, api.ListFaults)
-			if err != nil {
-				return err
-			}
-			return print(faults, func() { printFaults(a.env.Out, faults) })
-		})
-	})
+var faultColumns = []column[api.Fault]{
+	{head: ">ID", cell: func(f api.Fault) any { return f.ID }},
+	{head: "WHAT", cell: func(f api.Fault) any { return faultText(f.FaultSpec) }},
+	{head: ">PACKETS", cell: func(f api.Fault) any { return f.Packets }},
+	{head: ">DROPPED", cell: func(f api.Fault) any { return f.Dropped }},
+	{head: ">DUPLICATED", cell: func(f api.Fault) any { return f.Duplicated }, wide: 2},
+	{head: ">REORDERED", cell: func(f api.Fault) any { return f.Reordered }, wide: 1},
+	{head: ">CORRUPTED", cell: func(f api.Fault) any { return f.Corrupted }, wide: 3},
+	{head: ">DELAYED", cell: func(f api.Fault) any { return f.Delayed }, wide: 4},
 }
 
-func printFaults(w io.Writer, faults []api.Fault) {
-	if len(faults) == 0 {
-		fmt.Fprintln(w, "no faults")
-		return
-	}
-	t := table{heads: []string{">ID", "WHAT", ">PACKETS", ">DROPPED", ">DUPLICATED", ">REORDERED", ">CORRUPTED", ">DELAYED"}}
-	for _, f := range faults {
-		t.row(f.ID, faultText(f.FaultSpec), f.Packets, f.Dropped, f.Duplicated, f.Reordered, f.Corrupted, f.Delayed)
-	}
-	t.write(w)
-}
-
-// faultText says in words what a fault does.
+// faultText describes a fault.
 func faultText(s api.FaultSpec) string {
 	var parts []string
 	for _, p := range []struct {
@@ -136,44 +125,37 @@ func faultText(s api.FaultSpec) string {
 	return fmt.Sprintf("%s (seed %d)", text, s.Seed)
 }
 
-func (a *app) faultDel() *cobra.Command {
+func (a *app) faultDelete() *cobra.Command {
 	return &cobra.Command{
-		Use:   "del ID…|all",
+		Use: "delete ID…|all", Aliases: deleteAliases,
 		Short: "end faults",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				ids, err := faultIDs(ctx, c, args)
+			var ids []int
+			if len(args) == 1 && args[0] == "all" {
+				faults, err := get(cmd.Context(), a, api.ListFaults)
 				if err != nil {
 					return err
 				}
-				for _, id := range ids {
-					if err := api.Do(ctx, c, api.DeleteFault, id); err != nil {
-						return err
-					}
+				for _, f := range faults {
+					ids = append(ids, f.ID)
 				}
-				fmt.Fprintf(a.env.Out, "ended %s\n", plural(len(ids), "fault"))
-				return nil
-			})
+				args = nil
+			}
+			for _, s := range args {
+				id, err := strconv.Atoi(s)
+				if err != nil {
+					return usage("weft fault list", "%q is not a fault's number", s)
+				}
+				ids = append(ids, id)
+			}
+			for _, id := range ids {
+				if err := do(cmd.Context(), a, api.DeleteFault, id); err != nil {
+					return err
+				}
+			}
+			fmt.Fprintf(a.env.Out, "ended %s\n", plural(len(ids), "fault"))
+			return nil
 		},
 	}
-}
-
-func faultIDs(ctx context.Context, c *api.Client, args []string) ([]int, error) {
-	var ids []int
-	if len(args) == 1 && args[0] == "all" {
-		faults, err := api.Get(ctx, c, api.ListFaults)
-		for _, f := range faults {
-			ids = append(ids, f.ID)
-		}
-		return ids, err
-	}
-	for _, s := range args {
-		id, err := strconv.Atoi(s)
-		if err != nil {
-			return nil, usage("weft fault list", "%q is not a fault's number", s)
-		}
-		ids = append(ids, id)
-	}
-	return ids, nil
 }

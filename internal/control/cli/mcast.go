@@ -3,11 +3,8 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,90 +15,60 @@ import (
 func (a *app) mcast() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mcast",
-		Short: "show multicast groups and who is in them, and join ports to them",
-		Long: `Show multicast groups and who is in them: what this node takes part in (list, show), and what the master of the subnet
-knows (groups). Join ports to groups for good, whether their programs ask for it or not.
-
-  weft mcast join ff12:401b:ffff::1234 weft_ib0
-  weft mcast leave ff12:401b:ffff::1234 weft_ib0
+		Short: "show multicast groups and their members, and join ports to them",
+		Long: `Show multicast groups and their members: those that this node takes part in
+(list, show), and those of the subnet, from its master (groups). Join ports to
+groups permanently, whether their programs join them or not.
 
 ` + memberHelp,
+		Example: `  weft mcast join ff12:401b:ffff::1234 weft_ib0
+  weft mcast leave ff12:401b:ffff::1234 weft_ib0`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	cmd.AddCommand(a.show(&cobra.Command{
-		Use:   "list",
-		Short: "list the groups this node takes part in",
-		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := api.Get(ctx, c, api.ListGroups)
-			if err != nil {
-				return err
-			}
-			return print(g, func() { printGroups(a.env.Out, g) })
-		})
-	}), a.show(&cobra.Command{
+	groups := list(a, &cobra.Command{Use: "list", Short: "list the groups that this node takes part in"}, api.ListGroups, nil,
+		"this node is in no multicast group", groupColumns)
+	members := find(a, &cobra.Command{
 		Use:   "show GROUP",
 		Short: "show the members of a group, named by GID, address or LID",
 		Args:  cobra.ExactArgs(1),
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := api.Get(ctx, c, api.ListGroups)
-			if err != nil {
-				return err
-			}
-			g = slices.DeleteFunc(g, func(v api.Group) bool { return !names(args[0], v) })
-			if len(g) == 0 {
-				return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: fmt.Sprintf("this node is not in %s", args[0]), Fix: "weft mcast list"}
-			}
-			return print(g, func() { printMembers(a.env.Out, g) })
-		})
-	}), a.mcastGroups(), a.mcastJoin(), a.mcastLeave())
+	}, api.ListGroups, isGroup, func(arg string) error {
+		return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "this node is not in " + arg, Fix: "weft mcast list"}
+	}, printGroupMembers)
+	cmd.AddCommand(groups, members, a.mcastGroups(), a.mcastJoin(), a.mcastLeave())
 	return cmd
 }
 
-// names reports whether s means the group.
-func names(s string, g api.Group) bool {
-	return strings.EqualFold(s, g.MGID) || strings.EqualFold(s, g.Address) || g.MLID != 0 && strings.EqualFold(s, lid(g.MLID))
+// isGroup reports whether name is the GID, the address or the LID of a group.
+func isGroup(g api.Group, name string) bool {
+	return strings.EqualFold(name, g.MGID) || strings.EqualFold(name, g.Address) || g.MLID != 0 && strings.EqualFold(name, mlidText(g.MLID))
 }
 
-// lid writes a multicast LID; an Ethernet port's group has none.
-func lid(l uint16) string {
-	if l == 0 {
-		return ""
-	}
-	return fmt.Sprintf("0x%04x", l)
+var groupColumns = []column[api.Group]{
+	{head: "MLID", cell: func(g api.Group) any { return mlidText(g.MLID) }},
+	{head: "ADDRESS", cell: func(g api.Group) any { return g.Address }},
+	{head: "DEVICES", cell: func(g api.Group) any { return strings.Join(g.Devices, ",") }},
+	{head: ">QPS", cell: func(g api.Group) any { return len(g.QPs) }},
 }
 
-func printGroups(w io.Writer, groups []api.Group) {
-	if len(groups) == 0 {
-		fmt.Fprintln(w, "this node is in no multicast group")
-		return
-	}
-	t := table{heads: []string{"MLID", "ADDRESS", "DEVICES", ">QPS"}}
+var groupQPColumns = []column[api.GroupQP]{
+	{head: "DEVICE", cell: func(q api.GroupQP) any { return q.Device }},
+	{head: ">PID", cell: func(q api.GroupQP) any { return q.PID }},
+	{head: "COMMAND", cell: func(q api.GroupQP) any { return q.Comm }},
+	{head: ">LQPN", cell: func(q api.GroupQP) any { return q.LQPN }},
+	{head: ">LANE", cell: func(q api.GroupQP) any { return q.Lane }},
+}
+
+func printGroupMembers(w *screen, groups []api.Group) {
 	for _, g := range groups {
-		t.row(lid(g.MLID), g.Address, strings.Join(g.Devices, ","), len(g.QPs))
-	}
-	t.write(w)
-}
-
-func printMembers(w io.Writer, groups []api.Group) {
-	for _, g := range groups {
-		line := func(name, v string) {
-			if v != "" {
-				fmt.Fprintf(w, "%-8s %s\n", name, printable(v))
+		for _, f := range []struct{ name, value string }{
+			{"mgid", g.MGID}, {"address", g.Address}, {"mlid", mlidText(g.MLID)}, {"devices", strings.Join(g.Devices, ", ")},
+		} {
+			if f.value != "" {
+				fields{w, 8}.line(f.name, "%s", f.value)
 			}
 		}
-		line("mgid", g.MGID)
-		line("address", g.Address)
-		line("mlid", lid(g.MLID))
-		line("devices", strings.Join(g.Devices, ", "))
-		t := table{heads: []string{"DEVICE", ">PID", "COMMAND", ">LQPN", ">LANE"}}
-		for _, q := range g.QPs {
-			t.row(q.Device, q.PID, q.Comm, q.LQPN, q.Lane)
-		}
-		t.write(w)
+		writeTable(w, "", groupQPColumns, g.QPs)
 	}
 }
 
@@ -110,80 +77,94 @@ func (a *app) mcastGroups() *cobra.Command {
 		Use:   "groups [MGID]",
 		Short: "list the groups of the subnet, or the ports in one; the master answers",
 		Args:  cobra.MaximumNArgs(1),
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			g, err := api.Get(ctx, c, api.ListSubnetGroups)
-			if err != nil {
-				return err
+	}, func(cmd *cobra.Command, args []string, print printer) error {
+		groups, err := get(cmd.Context(), a, api.ListSubnetGroups)
+		if err != nil {
+			return err
+		}
+		if len(args) == 0 {
+			return print(groups, func(w *screen) { writeTable(w, "no groups", subnetGroupColumns, groups) })
+		}
+		want, err := netip.ParseAddr(args[0])
+		if err != nil {
+			return usage("weft mcast groups", "%q is not an MGID", args[0])
+		}
+		var found []api.SubnetGroup
+		for _, g := range groups {
+			if a, err := netip.ParseAddr(g.MGID); err == nil && a == want {
+				found = append(found, g)
 			}
-			if len(args) == 0 {
-				return print(g, func() { printSubnetGroups(a.env.Out, g) })
-			}
-			want, err := netip.ParseAddr(args[0])
-			if err != nil {
-				return usage("weft mcast groups", "%q is no MGID", args[0])
-			}
-			g = slices.DeleteFunc(g, func(g api.SubnetGroup) bool {
-				a, err := netip.ParseAddr(g.MGID)
-				return err != nil || a != want
-			})
-			if len(g) == 0 {
-				return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "the subnet has no group " + args[0], Fix: "weft mcast groups"}
-			}
-			return print(g, func() { printSubnetMembers(a.env.Out, g) })
-		})
+		}
+		if len(found) == 0 {
+			return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "the subnet has no group " + args[0], Fix: "weft mcast groups"}
+		}
+		return print(found, func(w *screen) { printSubnetMembers(w, found) })
 	})
 }
 
-func printSubnetGroups(w io.Writer, list []api.SubnetGroup) {
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no groups")
-		return
-	}
-	t := table{heads: []string{"MLID", "MGID", "P_KEY", "Q_KEY", ">MTU", ">SL", "KEPT", ">MEMBERS"}}
-	for _, g := range list {
-		kept := "while it has members"
+var subnetGroupColumns = []column[api.SubnetGroup]{
+	{head: "MLID", cell: func(g api.SubnetGroup) any { return mlidText(g.MLID) }},
+	{head: "MGID", cell: func(g api.SubnetGroup) any { return g.MGID }},
+	{head: "P_KEY", cell: func(g api.SubnetGroup) any { return g.PKey }},
+	{head: "Q_KEY", cell: func(g api.SubnetGroup) any { return fmt.Sprintf("0x%08x", g.QKey) }, wide: 2},
+	{head: ">MTU", cell: func(g api.SubnetGroup) any { return g.MTU }},
+	{head: ">SL", cell: func(g api.SubnetGroup) any { return g.SL }, wide: 3},
+	{head: "LIFETIME", cell: func(g api.SubnetGroup) any {
 		if g.Permanent {
-			kept = "for good"
+			return "permanent"
 		}
-		t.row(lid(g.MLID), g.MGID, g.PKey, fmt.Sprintf("0x%08x", g.QKey), g.MTU, g.SL, kept, len(g.Members))
-	}
-	t.write(w)
+		return "while it has members"
+	}, wide: 1},
+	{head: ">MEMBERS", cell: func(g api.SubnetGroup) any { return len(g.Members) }},
 }
 
-func printSubnetMembers(w io.Writer, list []api.SubnetGroup) {
-	t := table{heads: []string{"MLID", "MGID", "PORT GUID", "JOIN", "OF"}}
-	for _, g := range list {
+// subnetMember is a member with its group.
+type subnetMember struct {
+	api.SubnetGroup
+	api.GroupMember
+}
+
+var subnetMemberColumns = []column[subnetMember]{
+	{head: "MLID", cell: func(m subnetMember) any { return mlidText(m.MLID) }, wide: 1},
+	{head: "MGID", cell: func(m subnetMember) any { return m.MGID }},
+	{head: "PORT GUID", cell: func(m subnetMember) any { return m.PortGUID }},
+	{head: "JOIN", cell: func(m subnetMember) any { return strings.Join(m.Join, ",") }},
+	{head: "OF", cell: func(m subnetMember) any { return m.Name }},
+}
+
+func printSubnetMembers(w *screen, groups []api.SubnetGroup) {
+	var rows []subnetMember
+	for _, g := range groups {
 		for _, m := range g.Members {
-			t.row(lid(g.MLID), g.MGID, m.PortGUID, strings.Join(m.Join, ","), m.Name)
+			rows = append(rows, subnetMember{g, m})
 		}
 	}
-	if len(t.rows) == 0 {
-		fmt.Fprintln(w, "no members")
-	}
-	t.write(w)
+	writeTable(w, "no members", subnetMemberColumns, rows)
 }
 
 func (a *app) mcastJoin() *cobra.Command {
 	var j api.GroupJoin
 	cmd := &cobra.Command{
 		Use:   "join MGID [PORT…]",
-		Short: "keep a multicast group, with these ports in it",
+		Short: "make a multicast group permanent, with these ports as members",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			j.MGID, j.Members = args[0], args[1:]
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := api.Do(ctx, c, api.JoinGroup, j); err != nil {
-					return err
+			if j.PKey != "" {
+				if _, err := parsePKey(j.PKey); err != nil {
+					return pkeyError("cannot join the multicast group", "weft mcast join "+strings.Join(args, " ")+" --pkey %s", "weft mcast join --help", err)
 				}
-				fmt.Fprintf(a.env.Out, "group %s is kept, with %s joined to it\n", printable(j.MGID), plural(len(j.Members), "port"))
-				return nil
-			})
+			}
+			if err := do(cmd.Context(), a, api.JoinGroup, j); err != nil {
+				return err
+			}
+			fmt.Fprintf(a.env.Out, "group %s is permanent, with %s joined to it\n", printable(j.MGID), plural(len(j.Members), "port"))
+			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&j.PKey, "pkey", "", "partition of a new group; the default one if not given")
-	f.Uint32Var(&j.QKey, "qkey", 0, "Q_Key of a new group; if not given 0x0b1b, or for groups of IP links that of their broadcast group")
+	f.StringVar(&j.PKey, "pkey", "", "P_Key of a new group, such as 0x8001; the default partition if not given")
+	f.Uint32Var(&j.QKey, "qkey", 0, "Q_Key of a new group; 0x0b1b if not given, and for groups of IP links that of their broadcast group")
 	f.IntVar(&j.MTU, "mtu", 0, "MTU of a new group in bytes; 2048 if not given")
 	return cmd
 }
@@ -194,17 +175,15 @@ func (a *app) mcastLeave() *cobra.Command {
 		Short: "undo join for these ports; without ports, for the group",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := api.Do(ctx, c, api.LeaveGroup, api.GroupJoin{MGID: args[0], Members: args[1:]}); err != nil {
-					return err
-				}
-				if len(args) == 1 {
-					fmt.Fprintf(a.env.Out, "group %s is kept no longer\n", printable(args[0]))
-				} else {
-					fmt.Fprintf(a.env.Out, "%s left group %s\n", plural(len(args)-1, "port"), printable(args[0]))
-				}
-				return nil
-			})
+			if err := do(cmd.Context(), a, api.LeaveGroup, api.GroupJoin{MGID: args[0], Members: args[1:]}); err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				fmt.Fprintf(a.env.Out, "group %s is not permanent any more\n", printable(args[0]))
+			} else {
+				fmt.Fprintf(a.env.Out, "%s left group %s\n", plural(len(args)-1, "port"), printable(args[0]))
+			}
+			return nil
 		},
 	}
 }

@@ -30,14 +30,18 @@ func (a *app) down() *cobra.Command {
 				return err
 			}
 			pid, err := stop(cmd.Context(), dir, timeout)
-			if err != nil {
+			var e *api.Error
+			switch {
+			case errors.As(err, &e) && e.Code == api.CodeNoNode:
+				return &api.Error{Code: e.Code, What: "there is nothing to end", Why: "no node runs in " + dir}
+			case err != nil:
 				return explain(err, dir, named)
 			}
 			fmt.Fprintf(a.env.Out, "weft: ended the node in %s, pid %d\n", dir, pid)
 			return nil
 		},
 	}
-	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Second, "how long to wait for its end")
+	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Second, "time to wait for its end")
 	return cmd
 }
 
@@ -68,8 +72,8 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return 0, fmt.Errorf("cannot stop the node: %w", err)
 	}
 	if !ended {
-		return 0, &api.Error{Code: api.CodeInternal, What: "cannot stop the node", Why: fmt.Sprintf("process %d has not ended after %v", peer.PID, timeout),
-			Fix: fmt.Sprintf("read its log; kill -9 %d ends it", peer.PID)}
+		return 0, &api.Error{Code: api.CodeNoAnswer, What: "the node has not ended yet", Why: fmt.Sprintf("process %d is still ending after %v", peer.PID, timeout),
+			Fix: fmt.Sprintf("wait for it: weft down --timeout %v", 4*max(timeout, 15*time.Second))}
 	}
 	return peer.PID, nil
 }
@@ -79,8 +83,11 @@ func (a *app) wait() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "wait",
-		Short: "wait until the node is ready or its ports are active",
-		Args:  cobra.NoArgs,
+		Short: "wait until the ports of the node are active, or until it is ready",
+		Long: `Wait until the ports of the node are active and its trunks up (--for=active), or
+until programs can use the node (--for=ready). Ports of devices that were
+disabled do not count.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			is, ok := map[string]func(api.Status) bool{"active": isActive, "ready": isReady}[what]
 			if !ok {
@@ -112,23 +119,48 @@ func (a *app) wait() *cobra.Command {
 					e.Fix = ae.Fix
 				}
 			case last.Ready:
-				e.Why = "not every port is active"
+				e.Why, e.Fix = inactive(last, e.Fix)
 			}
 			return e
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&what, "for", "active", "active: every port is, but of devices that are disabled; ready: programs can use the node")
-	f.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait")
+	f.StringVar(&what, "for", "active", "active: every port is active and every trunk up; ready: programs can use the node")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "time to wait")
 	return cmd
 }
 
 func isReady(s api.Status) bool { return s.Ready }
 
-// isActive leaves out what was disabled: nobody waits for it to come up.
+// isActive reports whether every port is active and every trunk up. Disabled devices do not count.
 func isActive(s api.Status) bool {
-	return s.Ready && len(s.Devices) > 0 &&
-		!slices.ContainsFunc(s.Devices, func(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" })
+	return s.Ready && len(s.Devices) > 0 && !slices.ContainsFunc(s.Devices, isInactive) && !slices.ContainsFunc(s.Trunks, isDown)
+}
+
+func isInactive(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" }
+
+func isDown(t api.Trunk) bool { return !t.Up }
+
+// inactive names what keeps a node from being active, with its fix; other is the fix where no trunk is down.
+func inactive(s api.Status, other string) (why, fix string) {
+	var ports, peers []string
+	for _, d := range s.Devices {
+		if isInactive(d) {
+			ports = append(ports, d.Name)
+		}
+	}
+	for _, t := range s.Trunks {
+		if isDown(t) {
+			peers = append(peers, t.Peer)
+		}
+	}
+	switch {
+	case len(peers) > 0:
+		return "the trunk to " + strings.Join(peers, " and ") + " is down", "weft up --peer with an address of this node, on that host"
+	case len(ports) > 0:
+		return "the port of " + strings.Join(ports, " and ") + " is not active", other
+	}
+	return "it has no device", other
 }
 
 // disabled names the devices whose ports are down on purpose.
@@ -141,7 +173,7 @@ func disabled(s api.Status) (names []string) {
 	return names
 }
 
-// refused reports whether the node will not talk to this user, ever.
+// refused reports whether the node refuses this user.
 func refused(err error) bool {
 	var e *api.Error
 	return errors.As(err, &e) && e.Code == api.CodeRefused
@@ -149,8 +181,7 @@ func refused(err error) bool {
 
 var errNotYet = errors.New("it is starting")
 
-// await polls the node until is holds, and returns the last status and why it
-// was not enough.
+// await polls the node until is(status) holds. It returns the last status, and the reason where that was not enough.
 func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (last api.Status, why error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

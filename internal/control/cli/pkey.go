@@ -3,9 +3,8 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,99 +12,151 @@ import (
 	"weft/internal/control/api"
 )
 
-const memberHelp = `A member is a port's GUID, a device of the node, DEVICE@NODE with a node's host name or GUID, or ALL for every port
-that is not named.`
+const memberHelp = `A member is the GUID of a port, a device of the node, DEVICE@NODE with a node's
+host name or GUID, or ALL for every port that is not named.`
 
 func (a *app) pkey() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pkey",
 		Short: "show and change partitions",
-		Long: `Show and change partitions. Ports of one partition talk to each other, limited members to full ones only.
+		Long: `Show and change partitions. Full members of a partition communicate with all of
+its members, limited members with full members only.
 
-  weft pkey add 0x8001 --name storage weft_ib0 0200:5e00:53ff:0003=limited
-  weft pkey del 0x8001 weft_ib0
-  weft pkey del 0x8001
+A P_Key is a hexadecimal number that begins with 0x, as in 0x8001. Its top bit,
+the membership, does not count: 0x1 and 0x8001 are the same partition.
 
 ` + memberHelp + `
 
-As soon as there is a partition, every port is a limited member of the default one (0x7fff): it reaches the subnet
-manager, and no other port. "weft pkey add 0xffff ALL" makes all of them full members again.`,
+As soon as there is a partition, every port becomes a limited member of the
+default partition (0x7fff): it reaches the subnet manager, and no other port.
+"weft pkey add 0xffff ALL" makes all ports full members again.`,
+		Example: `  weft pkey add 0x8001 --name storage weft_ib0 0200:5e00:53ff:0003=limited
+  weft pkey delete 0x8001 weft_ib0
+  weft pkey delete 0x8001`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	list := look(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
-		func(ctx context.Context, c *api.Client) ([]api.Partition, error) {
-			return api.Get(ctx, c, api.ListPartitions)
-		}, printPartitions)
-	cmd.AddCommand(list, a.pkeyAdd(), a.pkeyDel())
+	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"}, api.ListPartitions, nil, printPartitions),
+		a.pkeyAdd(), a.pkeyDelete())
 	return cmd
 }
 
-func printPartitions(w io.Writer, list []api.Partition) {
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no partitions: every port is a full member of the default one")
-		return
+// parsePKey reads a P_Key of the command line. OpenSM's partitions.conf and ibtools write P_Keys in hexadecimal with 0x. A
+// number without 0x is refused: 8001 could be decimal or hexadecimal.
+func parsePKey(s string) (string, error) {
+	v, err := strconv.ParseUint(strings.TrimPrefix(strings.ToLower(s), "0x"), 16, 16)
+	switch {
+	case err != nil || v&0x7fff == 0:
+		return "", fmt.Errorf("a P_Key is a number of 0x0001 to 0xffff, and not 0x8000, unlike %q", s)
+	case !strings.HasPrefix(strings.ToLower(s), "0x"):
+		return "", &ambiguousPKey{s}
 	}
-	t := table{heads: []string{"PARTITION", "P_KEY", "MEMBER", "AS", "OF"}}
-	for _, p := range list {
+	return s, nil
+}
+
+// ambiguousPKey is the refusal of a P_Key without 0x.
+type ambiguousPKey struct{ text string }
+
+func (e *ambiguousPKey) Error() string {
+	return fmt.Sprintf("the P_Key %s may be decimal or hexadecimal", e.text)
+}
+
+// pkeyError returns a usage error for what parsePKey refuses. command is the command line with %s for the P_Key.
+func pkeyError(what, command, help string, err error) error {
+	if e, ok := err.(*ambiguousPKey); ok {
+		return usage(fmt.Sprintf(command, "0x"+e.text), "%s: %v", what, err)
+	}
+	return usage(help, "%s: %v", what, err)
+}
+
+// partitionMember is a row of the table: a member, or a partition without one.
+type partitionMember struct {
+	of     api.Partition
+	member api.Member
+}
+
+var partitionColumns = []column[partitionMember]{
+	{head: "PARTITION", cell: func(m partitionMember) any { return m.of.Name }},
+	{head: "P_KEY", cell: func(m partitionMember) any { return m.of.PKey }},
+	{head: "MEMBER", cell: func(m partitionMember) any { return m.member.Port }},
+	{head: "AS", cell: func(m partitionMember) any { return m.member.Membership }},
+	{head: "OF", cell: func(m partitionMember) any { return m.member.Name }},
+}
+
+func printPartitions(w *screen, partitions []api.Partition) {
+	var rows []partitionMember
+	for _, p := range partitions {
 		for _, m := range p.Members {
-			t.row(p.Name, p.PKey, m.Port, m.Membership, m.Name)
+			rows = append(rows, partitionMember{p, m})
 		}
 		if len(p.Members) == 0 {
-			t.row(p.Name, p.PKey, "", "", "")
+			rows = append(rows, partitionMember{of: p})
 		}
 	}
-	t.write(w)
+	writeTable(w, "no partitions: every port is a full member of the default one", partitionColumns, rows)
 }
 
 func (a *app) pkeyAdd() *cobra.Command {
+	const what = "cannot add to the partition"
 	var name string
 	cmd := a.show(&cobra.Command{
 		Use:   "add P_KEY [MEMBER[=full|=limited]…]",
 		Short: "make a partition, or add members to it",
-		Long:  "Make a partition, or add members to it: full ones unless said otherwise.\n\n" + memberHelp,
+		Long:  "Make a partition, or add members to it. A member is a full member unless =limited follows it.\n\n" + memberHelp,
 		Args:  cobra.MinimumNArgs(1),
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		p := api.Partition{Name: name, PKey: args[0]}
+	}, func(cmd *cobra.Command, args []string, print printer) error {
+		key, err := parsePKey(args[0])
+		if err != nil {
+			return pkeyError(what, strings.Join(append([]string{"weft pkey add %s"}, args[1:]...), " "), "weft pkey add --help", err)
+		}
+		p := api.Partition{Name: name, PKey: key}
 		for _, s := range args[1:] {
 			port, as, given := strings.Cut(s, "=")
 			if !given {
 				as = api.MemberFull
 			}
 			if as != api.MemberFull && as != api.MemberLimited {
-				return usage("weft pkey add --help", "cannot add to the partition: a member is full or limited, not %q", as)
+				return usage("weft pkey add --help", "%s: a member is full or limited, not %q", what, as)
 			}
 			p.Members = append(p.Members, api.Member{Port: port, Membership: as})
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			p, err := api.Call(ctx, c, api.AddPartition, p)
-			if err != nil {
-				return err
+		before, unknown := get(cmd.Context(), a, api.ListPartitions)
+		added, err := call(cmd.Context(), a, api.AddPartition, p)
+		if err != nil {
+			return err
+		}
+		return print(added, func(w *screen) {
+			printPartitions(w, []api.Partition{added})
+			if unknown == nil && len(before) == 0 {
+				fields{w, 5}.line("note:", "ports are now limited members of the default partition and reach each other only within "+
+					"partitions that they share. weft pkey add 0xffff ALL undoes that")
 			}
-			return print(p, func() { printPartitions(a.env.Out, []api.Partition{p}) })
 		})
 	})
-	cmd.Flags().StringVar(&name, "name", "", "what the partition is called")
+	cmd.Flags().StringVar(&name, "name", "", "name of the partition")
 	return cmd
 }
 
-func (a *app) pkeyDel() *cobra.Command {
+func (a *app) pkeyDelete() *cobra.Command {
+	const what = "cannot delete from the partition"
 	return &cobra.Command{
-		Use:   "del P_KEY [MEMBER…]",
-		Short: "take members out of a partition; without members, delete it",
+		Use: "delete P_KEY [MEMBER…]", Aliases: deleteAliases,
+		Short: "remove members from a partition; without members, delete the partition",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := api.Do(ctx, c, api.DeletePartition, api.PartitionMembers{PKey: args[0], Members: args[1:]}); err != nil {
-					return err
-				}
-				if len(args) > 1 {
-					fmt.Fprintf(a.env.Out, "took %s out of partition %s\n", plural(len(args)-1, "member"), printable(args[0]))
-				} else {
-					fmt.Fprintf(a.env.Out, "deleted partition %s\n", printable(args[0]))
-				}
-				return nil
-			})
+			key, err := parsePKey(args[0])
+			if err != nil {
+				return pkeyError(what, strings.Join(append([]string{"weft pkey delete %s"}, args[1:]...), " "), "weft pkey delete --help", err)
+			}
+			if err := do(cmd.Context(), a, api.DeletePartition, api.PartitionMembers{PKey: key, Members: args[1:]}); err != nil {
+				return err
+			}
+			if len(args) > 1 {
+				fmt.Fprintf(a.env.Out, "removed %s from partition %s\n", plural(len(args)-1, "member"), key)
+			} else {
+				fmt.Fprintf(a.env.Out, "deleted partition %s\n", key)
+			}
+			return nil
 		},
 	}
 }

@@ -4,9 +4,7 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,185 +14,190 @@ import (
 	"weft/internal/control/api"
 )
 
-var resourceKinds = []string{"pd", "mr", "mw", "cq", "qp", "srq", "ah", "cm_id"}
+// resourceKind is a kind of object: its list for programs, its table for people, and its owners.
+type resourceKind struct {
+	name   string
+	list   func(r api.Resources) any
+	print  func(w *screen, r api.Resources)
+	owners func(r api.Resources) []api.Owner
+}
+
+// kindOf describes a kind of object. Every table begins with the owner.
+func kindOf[T any](name string, list func(r api.Resources) []T, owner func(v T) api.Owner, columns ...column[T]) resourceKind {
+	columns = append([]column[T]{
+		{head: "DEVICE", cell: func(v T) any { return owner(v).Device }},
+		{head: ">PID", cell: func(v T) any { return owner(v).PID }},
+		{head: "COMMAND", cell: func(v T) any { return owner(v).Comm }, wide: 1},
+	}, columns...)
+	return resourceKind{name, func(r api.Resources) any { return list(r) },
+		func(w *screen, r api.Resources) { writeTable(w, "no "+name, columns, list(r)) },
+		func(r api.Resources) (owners []api.Owner) {
+			for _, v := range list(r) {
+				owners = append(owners, owner(v))
+			}
+			return owners
+		}}
+}
+
+// resourceKinds are in the order of the columns of "weft res". Numbers of objects are decimal as in the rdma tool,
+// addresses hexadecimal.
+var resourceKinds = []resourceKind{
+	kindOf("pd", func(r api.Resources) []api.PD { return r.PDs }, func(x api.PD) api.Owner { return x.Owner },
+		column[api.PD]{head: ">PDN", cell: func(x api.PD) any { return x.PDN }},
+		column[api.PD]{head: ">USERS", cell: func(x api.PD) any { return x.Users }}),
+	kindOf("mr", func(r api.Resources) []api.MR { return r.MRs }, func(x api.MR) api.Owner { return x.Owner },
+		column[api.MR]{head: ">MRN", cell: func(x api.MR) any { return x.MRN }},
+		column[api.MR]{head: ">PDN", cell: func(x api.MR) any { return x.PDN }, wide: 2},
+		column[api.MR]{head: ">IOVA", cell: func(x api.MR) any { return fmt.Sprintf("%#x", x.IOVA) }},
+		column[api.MR]{head: ">LENGTH", cell: func(x api.MR) any { return sizeText(x.Length) }},
+		column[api.MR]{head: "MEMORY", cell: func(x api.MR) any { return x.Memory }, wide: 3},
+		column[api.MR]{head: "ACCESS", cell: func(x api.MR) any { return strings.Join(x.Access, ",") }}),
+	kindOf("mw", func(r api.Resources) []api.MW { return r.MWs }, func(x api.MW) api.Owner { return x.Owner },
+		column[api.MW]{head: ">MWN", cell: func(x api.MW) any { return x.MWN }},
+		column[api.MW]{head: ">PDN", cell: func(x api.MW) any { return x.PDN }, wide: 3},
+		column[api.MW]{head: ">TYPE", cell: func(x api.MW) any { return x.Type }, wide: 2},
+		column[api.MW]{head: ">MRN", cell: func(x api.MW) any { return numberText(x.MRN) }},
+		column[api.MW]{head: ">IOVA", cell: func(x api.MW) any { return ifBound(x, fmt.Sprintf("%#x", x.IOVA)) }},
+		column[api.MW]{head: ">LENGTH", cell: func(x api.MW) any { return ifBound(x, sizeText(x.Length)) }},
+		column[api.MW]{head: "ACCESS", cell: func(x api.MW) any {
+			if x.MRN == 0 {
+				return "not bound"
+			}
+			return strings.Join(x.Access, ",")
+		}}),
+	kindOf("cq", func(r api.Resources) []api.CQ { return r.CQs }, func(x api.CQ) api.Owner { return x.Owner },
+		column[api.CQ]{head: ">CQN", cell: func(x api.CQ) any { return x.CQN }},
+		column[api.CQ]{head: ">CQE", cell: func(x api.CQ) any { return x.CQE }},
+		column[api.CQ]{head: ">USERS", cell: func(x api.CQ) any { return x.Users }},
+		column[api.CQ]{head: "STATE", cell: func(x api.CQ) any {
+			switch {
+			case x.Overrun:
+				return "overrun"
+			case x.Armed:
+				return "armed"
+			}
+			return "polled"
+		}}),
+	kindOf("qp", func(r api.Resources) []api.QP { return r.QPs }, func(x api.QP) api.Owner { return x.Owner },
+		column[api.QP]{head: ">LQPN", cell: func(x api.QP) any { return x.LQPN }},
+		column[api.QP]{head: "TYPE", cell: func(x api.QP) any { return x.Type }},
+		column[api.QP]{head: "STATE", cell: func(x api.QP) any { return x.State }},
+		column[api.QP]{head: ">RQPN", cell: func(x api.QP) any { return x.RQPN }},
+		column[api.QP]{head: ">SQ PSN", cell: func(x api.QP) any { return x.SQPSN }, wide: 4},
+		column[api.QP]{head: ">RQ PSN", cell: func(x api.QP) any { return x.RQPSN }, wide: 5},
+		column[api.QP]{head: ">MTU", cell: func(x api.QP) any { return x.PathMTU }, wide: 2},
+		column[api.QP]{head: "PATH", cell: func(x api.QP) any {
+			switch {
+			case x.RemoteGID == "":
+				return ""
+			case x.SameNode:
+				return "node"
+			}
+			return "wire"
+		}, wide: 3},
+		column[api.QP]{head: "REMOTE", cell: func(x api.QP) any { return gidAddress(x.RemoteGID) }}),
+	kindOf("srq", func(r api.Resources) []api.SRQ { return r.SRQs }, func(x api.SRQ) api.Owner { return x.Owner },
+		column[api.SRQ]{head: ">SRQN", cell: func(x api.SRQ) any { return x.SRQN }},
+		column[api.SRQ]{head: ">PDN", cell: func(x api.SRQ) any { return x.PDN }},
+		column[api.SRQ]{head: ">MAX", cell: func(x api.SRQ) any { return x.MaxWR }},
+		column[api.SRQ]{head: ">POSTED", cell: func(x api.SRQ) any { return x.Outstanding }},
+		column[api.SRQ]{head: ">LIMIT", cell: func(x api.SRQ) any { return x.Limit }}),
+	kindOf("ah", func(r api.Resources) []api.AH { return r.AHs }, func(x api.AH) api.Owner { return x.Owner },
+		column[api.AH]{head: ">AHN", cell: func(x api.AH) any { return x.AHN }},
+		column[api.AH]{head: ">PDN", cell: func(x api.AH) any { return x.PDN }},
+		column[api.AH]{head: "REMOTE", cell: func(x api.AH) any { return gidAddress(x.RemoteGID) }}),
+	kindOf("cm_id", func(r api.Resources) []api.CMID { return r.CMIDs }, func(x api.CMID) api.Owner { return x.Owner },
+		column[api.CMID]{head: ">CM_IDN", cell: func(x api.CMID) any { return x.CMIDN }, wide: 2},
+		column[api.CMID]{head: ">LQPN", cell: func(x api.CMID) any { return numberText(x.LQPN) }, wide: 4},
+		column[api.CMID]{head: "TYPE", cell: func(x api.CMID) any { return x.Type }, wide: 3},
+		column[api.CMID]{head: "STATE", cell: func(x api.CMID) any { return x.State }},
+		column[api.CMID]{head: "PS", cell: func(x api.CMID) any { return x.PS }, wide: 5},
+		column[api.CMID]{head: "SRC-ADDR", cell: func(x api.CMID) any { return x.Src }},
+		column[api.CMID]{head: "DST-ADDR", cell: func(x api.CMID) any { return x.Dst }}),
+}
+
+// ifBound is text of a memory window that is bound to a region.
+func ifBound(x api.MW, text string) string {
+	if x.MRN == 0 {
+		return ""
+	}
+	return text
+}
+
+// gidAddress returns the address of a RoCEv2 GID, and any other GID as it is. There is none where the GID is zero.
+func gidAddress(gid string) string {
+	a, err := netip.ParseAddr(gid)
+	switch {
+	case err != nil:
+		return gid
+	case a.IsUnspecified():
+		return ""
+	}
+	return a.Unmap().String()
+}
 
 func (a *app) resources() *cobra.Command {
+	var kinds []string
+	for _, k := range resourceKinds {
+		kinds = append(kinds, k.name)
+	}
 	return a.show(&cobra.Command{
-		Use:       "res [pd|mr|mw|cq|qp|srq|ah|cm_id]",
-		Short:     "show the objects programs have made",
-		Long:      "Show how many objects each program has, or one kind of object in detail.",
-		ValidArgs: resourceKinds,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 || len(args) == 1 && !slices.Contains(resourceKinds, args[0]) {
-				return usage("weft res qp", "weft res takes one of %s, not %q", strings.Join(resourceKinds, ", "), strings.Join(args, " "))
+		Use:       "res [" + strings.Join(kinds, "|") + "]",
+		Short:     "show the verbs objects of programs",
+		Long:      "Show the number of verbs objects of each program, or the objects of one kind.",
+		ValidArgs: kinds,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 || len(args) == 1 && !slices.Contains(kinds, args[0]) {
+				return usage("weft res qp", "weft res takes one of %s, not %q", strings.Join(kinds, ", "), strings.Join(args, " "))
 			}
 			return nil
 		},
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			r, err := api.Get(ctx, c, api.GetResources)
-			if err != nil {
-				return err
-			}
-			if len(args) == 0 {
-				return print(r, func() { printTotals(a.env.Out, r) })
-			}
-			v, t := resourceTable(r, args[0])
-			return print(v, func() {
-				if len(t.rows) == 0 {
-					fmt.Fprintf(a.env.Out, "no %s\n", args[0])
-				}
-				t.write(a.env.Out)
-			})
-		})
+	}, func(cmd *cobra.Command, args []string, print printer) error {
+		r, err := get(cmd.Context(), a, api.GetResources)
+		if err != nil {
+			return err
+		}
+		if len(args) == 0 {
+			return print(r, func(w *screen) { printTotals(w, r) })
+		}
+		k := resourceKinds[slices.Index(kinds, args[0])]
+		return print(k.list(r), func(w *screen) { k.print(w, r) })
 	})
+}
+
+// objectCount is the number of objects of each kind of a session. Identifiers of the connection manager belong to no
+// session: they have a row of their own for each program and device.
+type objectCount struct {
+	owner api.Owner
+	n     map[string]int
 }
 
 // printTotals prints one row per session with its number of objects.
-func printTotals(w io.Writer, r api.Resources) {
-	type row struct {
-		owner api.Owner
-		n     [8]int
-	}
-	// Identifiers of the connection manager belong to no session: they have a row of
-	// their own for each program and device.
-	rows := map[api.Owner]*row{}
-	count := func(o api.Owner, kind int) {
-		if rows[o] == nil {
-			rows[o] = &row{owner: o}
+func printTotals(w *screen, r api.Resources) {
+	rows := map[api.Owner]*objectCount{}
+	for _, k := range resourceKinds {
+		for _, o := range k.owners(r) {
+			if rows[o] == nil {
+				rows[o] = &objectCount{o, map[string]int{}}
+			}
+			rows[o].n[k.name]++
 		}
-		rows[o].n[kind]++
 	}
-	for _, x := range r.PDs {
-		count(x.Owner, 0)
-	}
-	for _, x := range r.MRs {
-		count(x.Owner, 1)
-	}
-	for _, x := range r.MWs {
-		count(x.Owner, 2)
-	}
-	for _, x := range r.CQs {
-		count(x.Owner, 3)
-	}
-	for _, x := range r.QPs {
-		count(x.Owner, 4)
-	}
-	for _, x := range r.SRQs {
-		count(x.Owner, 5)
-	}
-	for _, x := range r.AHs {
-		count(x.Owner, 6)
-	}
-	for _, x := range r.CMIDs {
-		count(x.Owner, 7)
-	}
-	if len(rows) == 0 {
-		fmt.Fprintln(w, "no objects")
-		return
-	}
-	sorted := make([]*row, 0, len(rows))
+	var sorted []*objectCount
 	for _, x := range rows {
 		sorted = append(sorted, x)
 	}
-	slices.SortFunc(sorted, func(x, y *row) int {
+	slices.SortFunc(sorted, func(x, y *objectCount) int {
 		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID), cmp.Compare(x.owner.Device, y.owner.Device))
 	})
-	t := table{heads: []string{"DEVICE", ">SESSION", ">PID", "COMMAND", ">PD", ">MR", ">MW", ">CQ", ">QP", ">SRQ", ">AH", ">CM_ID"}}
-	for _, x := range sorted {
-		var session any = x.owner.Session
-		if x.owner.Session == 0 {
-			session = ""
-		}
-		t.row(x.owner.Device, session, x.owner.PID, x.owner.Comm, x.n[0], x.n[1], x.n[2], x.n[3], x.n[4], x.n[5], x.n[6], x.n[7])
+	columns := []column[*objectCount]{
+		{head: "DEVICE", cell: func(x *objectCount) any { return x.owner.Device }},
+		{head: ">SESSION", cell: func(x *objectCount) any { return numberText(x.owner.Session) }, wide: 1},
+		{head: ">PID", cell: func(x *objectCount) any { return x.owner.PID }},
+		{head: "COMMAND", cell: func(x *objectCount) any { return x.owner.Comm }},
 	}
-	t.write(w)
-}
-
-// resourceTable returns the objects of one kind, for programs and for people.
-// Numbers of objects are decimal as in the rdma tool, addresses hexadecimal.
-func resourceTable(r api.Resources, kind string) (any, *table) {
-	t := &table{heads: []string{"DEVICE", ">PID", "COMMAND"}}
-	heads := func(h ...string) { t.heads = append(t.heads, h...) }
-	row := func(o api.Owner, cells ...any) { t.row(append([]any{o.Device, o.PID, o.Comm}, cells...)...) }
-	switch kind {
-	case "pd":
-		heads(">PDN", ">USERS")
-		for _, x := range r.PDs {
-			row(x.Owner, x.PDN, x.Users)
-		}
-		return r.PDs, t
-	case "mr":
-		heads(">MRN", ">PDN", ">IOVA", ">LENGTH", "MEMORY", "ACCESS")
-		for _, x := range r.MRs {
-			row(x.Owner, x.MRN, x.PDN, fmt.Sprintf("%#x", x.IOVA), sizeText(x.Length), x.Memory, strings.Join(x.Access, ","))
-		}
-		return r.MRs, t
-	case "mw":
-		heads(">MWN", ">PDN", ">TYPE", ">MRN", ">IOVA", ">LENGTH", "ACCESS")
-		for _, x := range r.MWs {
-			if x.MRN == 0 {
-				row(x.Owner, x.MWN, x.PDN, x.Type, "", "", "", "not bound")
-				continue
-			}
-			row(x.Owner, x.MWN, x.PDN, x.Type, x.MRN, fmt.Sprintf("%#x", x.IOVA), sizeText(x.Length), strings.Join(x.Access, ","))
-		}
-		return r.MWs, t
-	case "cq":
-		heads(">CQN", ">CQE", ">USERS", "STATE")
-		for _, x := range r.CQs {
-			state := "polled"
-			if x.Armed {
-				state = "armed"
-			}
-			if x.Overrun {
-				state = "overrun"
-			}
-			row(x.Owner, x.CQN, x.CQE, x.Users, state)
-		}
-		return r.CQs, t
-	case "srq":
-		heads(">SRQN", ">PDN", ">MAX", ">POSTED", ">LIMIT")
-		for _, x := range r.SRQs {
-			row(x.Owner, x.SRQN, x.PDN, x.MaxWR, x.Outstanding, x.Limit)
-		}
-		return r.SRQs, t
-	case "ah":
-		heads(">AHN", ">PDN", "REMOTE")
-		for _, x := range r.AHs {
-			row(x.Owner, x.AHN, x.PDN, gidAddress(x.RemoteGID))
-		}
-		return r.AHs, t
-	case "cm_id":
-		heads(">CM_IDN", ">LQPN", "TYPE", "STATE", "PS", "SRC-ADDR", "DST-ADDR")
-		for _, x := range r.CMIDs {
-			var lqpn any = x.LQPN
-			if x.LQPN == 0 {
-				lqpn = ""
-			}
-			row(x.Owner, x.CMIDN, lqpn, x.Type, x.State, x.PS, x.Src, x.Dst)
-		}
-		return r.CMIDs, t
+	for _, k := range resourceKinds {
+		columns = append(columns, column[*objectCount]{head: ">" + strings.ToUpper(k.name), cell: func(x *objectCount) any { return x.n[k.name] }})
 	}
-	heads(">LQPN", "TYPE", "STATE", ">RQPN", ">SQ PSN", ">RQ PSN", ">MTU", "PATH", "REMOTE")
-	for _, x := range r.QPs {
-		path := "wire"
-		if x.SameNode {
-			path = "node"
-		}
-		if x.RemoteGID == "" {
-			path = ""
-		}
-		row(x.Owner, x.LQPN, x.Type, x.State, x.RQPN, x.SQPSN, x.RQPSN, x.PathMTU, path, gidAddress(x.RemoteGID))
-	}
-	return r.QPs, t
-}
-
-// gidAddress returns the address a RoCEv2 GID stands for, or gid itself.
-func gidAddress(gid string) string {
-	a, err := netip.ParseAddr(gid)
-	if err != nil {
-		return gid
-	}
-	return a.Unmap().String()
+	writeTable(w, "no objects", columns, sorted)
 }

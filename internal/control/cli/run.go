@@ -41,8 +41,12 @@ func (a *app) run() *cobra.Command {
 		Long: `Run an unmodified verbs program on a node.
 
 Without --dir and WEFT_DIR, and when no node runs in the default directory, it
-starts one there in the background, which ends ten minutes after its last
-session.`,
+starts a node there in the background, which ends ten minutes after its last
+session. That node takes its settings from the environment (weft up --help), as
+in WEFT_WIRE_LOCAL=1 weft run. It uses UDP port 4791 for RoCEv2, or another port
+where 4791 is taken: weft status shows which.`,
+		Example: `  weft run -- ibv_devinfo
+  weft run -- ib_write_bw`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage("weft run -- ibv_devinfo", "weft run needs a command")
@@ -64,10 +68,10 @@ session.`,
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false) // what follows the command's name is the command's
-	f.StringVar(&device, "device", "", "show the program only this device")
-	f.StringVar(&arena, "arena", "off", "large buffers in memory the node maps: on; only: refuse to register any other")
+	f.StringVar(&device, "device", "", "offer only this device to the program")
+	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
-	f.BoolVar(&replace, "replace", false, "for a program that loads libibverbs by itself (dlopen), as NCCL does: stand in that library's place")
+	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does")
 	return cmd
 }
 
@@ -102,7 +106,11 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 		return err
 	}
 	if why := ignoresPreload(path); why != "" {
-		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: run a dynamically linked build of it\n", args[0], why)
+		fix := "run a dynamically linked build of it"
+		if slices.Contains(containerTools, filepath.Base(path)) {
+			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir + " inside it"
+		}
+		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], why, fix)
 	}
 	env := childEnv(os.Environ(), shim, dir, device, arena)
 	if err := syscall.Exec(path, args, env); err != nil {
@@ -110,6 +118,9 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	}
 	return nil
 }
+
+// containerTools are programs whose containers do not see what is preloaded into the tool.
+var containerTools = []string{"docker", "podman", "nerdctl", "ctr"}
 
 // childEnv returns env with what the shim needs.
 func childEnv(env []string, shim, dir, device, arena string) []string {
@@ -180,9 +191,8 @@ func findShim(exe, lib string) (string, error) {
 	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
 }
 
-// ignoresPreload says why the loader will not preload anything into the
-// program at path, or nothing. A script is judged by nobody: its programs may
-// be fine.
+// ignoresPreload returns the reason for which the loader preloads nothing into the program at path, empty where it does.
+// It passes scripts: the loader preloads into the programs that they run.
 func ignoresPreload(path string) string {
 	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
 		return "it is set-uid or set-gid"
@@ -214,8 +224,7 @@ func (a *app) needNode(ctx context.Context, what, exe, dir string, named bool) e
 	}
 }
 
-// findNode is one try of needNode; the code of its error is ExitOwned where
-// another is worth it.
+// findNode is one try of needNode. The code of its error is ExitOwned where another try may succeed.
 func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string, named bool) error {
 	if err := claim(ctx, c); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -230,14 +239,17 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	case errors.As(err, &e) && e.Code == api.CodeNoNode:
 		cmd := exec.CommandContext(ctx, exe, "up", "--detach", "--dir="+dir, "--idle-exit="+autoIdleExit.String())
 		cmd.Args[0] = "weft"
+		if a.env.Getenv(config.EnvName("roce-port")) == "" && a.env.Getenv("WEFT_CONFIG") == "" {
+			cmd.Args = append(cmd.Args, "--roce-port=0") // 4791 may be another user's
+		}
 		cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD")
-		var said strings.Builder
-		cmd.Stderr = &said
+		var printed strings.Builder
+		cmd.Stderr = &printed
 		if err := cmd.Run(); err == nil {
 			fmt.Fprintf(a.env.Err, "weft: started a node in %s; it ends %v after its last session\n", dir, autoIdleExit)
 			return nil
 		} else {
-			why, code := strings.TrimPrefix(strings.TrimSpace(said.String()), "weft: "), ExitFailed
+			why, code := strings.TrimPrefix(strings.TrimSpace(printed.String()), "weft: "), ExitFailed
 			if why == "" {
 				why = err.Error()
 			}
@@ -260,9 +272,8 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	return nil
 }
 
-// claim tells the node, if there is one, that a program comes, and waits for the
-// end of one that ends for lack of programs. Other errors show again in what
-// is asked next.
+// claim announces a program to the node, if one runs, and waits for the end of a node that ends because it is idle.
+// Other errors appear again in the next request.
 func claim(ctx context.Context, c *api.Client) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

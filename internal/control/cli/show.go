@@ -3,9 +3,7 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -16,45 +14,33 @@ import (
 	"weft/internal/control/api"
 )
 
-// show is a command that prints what get returns.
-func (a *app) show(cmd *cobra.Command, get func(cmd *cobra.Command, args []string, print func(v any, people func()) error) error) *cobra.Command {
-	var print func(v any, people func()) error
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return get(cmd, args, print) }
-	print = output(cmd, a.env.Out)
-	return cmd
-}
-
 func (a *app) status() *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "status",
-		Short: "show the node's state, what is degraded and how to mend it",
-		Long:  "Show the node's state, what is degraded and how to mend it. The exit code is 0 only when the node is ready.",
+		Short: "show the node's state, and what is degraded with its fix",
+		Long:  "Show the node's state, and what is degraded with its fix. The exit code is 0 only\nwhen the node is ready.",
 		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			s, err := api.Get(ctx, c, api.GetStatus)
-			if err != nil {
-				return err
-			}
-			if err := print(s, func() { printStatus(a.env.Out, s) }); err != nil {
-				return err
-			}
-			if !s.Ready {
-				return &codeError{code: ExitNotReady}
-			}
-			return nil
-		})
+	}, func(cmd *cobra.Command, _ []string, print printer) error {
+		s, err := get(cmd.Context(), a, api.GetStatus)
+		if err != nil {
+			return err
+		}
+		if err := print(s, func(w *screen) { printStatus(w, s) }); err != nil {
+			return err
+		}
+		if !s.Ready {
+			return &codeError{code: ExitNotReady}
+		}
+		return nil
 	})
 }
 
-func printStatus(w io.Writer, s api.Status) {
+func printStatus(w *screen, s api.Status) {
 	state := "starting"
 	if s.Ready {
 		state = "ready"
 	}
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%-9s %s\n", name, printable(fmt.Sprintf(format, args...)))
-	}
+	line := fields{w, 9}.line
 	line("node", "%s, up %v, pid %d, uid %d, weft %s", state, round(s.UptimeNS), s.PID, s.UID, s.Version)
 	line("dir", "%s", s.Dir)
 	for _, d := range s.Devices {
@@ -96,7 +82,7 @@ func printStatus(w io.Writer, s api.Status) {
 		line("trunks", "%d of %d up", up, len(s.Trunks))
 	}
 	for _, l := range s.IPLinks {
-		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU, carrierText(l))
+		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU, whether(l.Carrier, l.Reason))
 	}
 	for _, v := range s.VESWInterfaces {
 		name := v.Name
@@ -106,7 +92,7 @@ func printStatus(w io.Writer, s api.Status) {
 		line("vesw port", "%s of %s, VESW %d: %s, mtu %d", name, v.Device, v.VESW, veswStateText(v), v.MTU)
 	}
 	for _, v := range s.VMs {
-		line("vm", "%s: guest %s, carrier %s", v.Name, vmGuest(v), vmCarrier(v))
+		line("vm", "%s: guest %s, carrier %s", v.Name, vmGuest(v), whether(v.Carrier, v.CarrierReason))
 	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
@@ -131,8 +117,7 @@ func printStatus(w io.Writer, s api.Status) {
 	}
 }
 
-// printICRC tells how devices check what they receive, those with one reason
-// together.
+// printICRC prints how devices check the ICRC of received packets, one line for those with the same reason.
 func printICRC(line func(name, format string, args ...any), devs []api.DeviceSummary) {
 	var modes []string
 	names := map[string][]string{}
@@ -142,9 +127,9 @@ func printICRC(line func(name, format string, args ...any), devs []api.DeviceSum
 			modes = append(modes, m)
 		}
 		switch n := len(names[m]); {
-		case n < most:
+		case n < maxNames:
 			names[m] = append(names[m], d.Name)
-		case n == most:
+		case n == maxNames:
 			names[m] = append(names[m], "…")
 		}
 	}
@@ -153,8 +138,8 @@ func printICRC(line func(name, format string, args ...any), devs []api.DeviceSum
 	}
 }
 
-// most is how many names one line has.
-const most = 6
+// maxNames is the number of names in a line.
+const maxNames = 6
 
 // sessionList names the programs, most sessions first.
 func sessionList(sessions []api.Session) string {
@@ -177,7 +162,7 @@ func sessionList(sessions []api.Session) string {
 	})
 	var parts []string
 	for i, n := range names {
-		if i == most {
+		if i == maxNames {
 			parts = append(parts, "…")
 			break
 		}
@@ -189,93 +174,6 @@ func sessionList(sessions []api.Session) string {
 	return fmt.Sprintf("%d (%s)", len(sessions), strings.Join(parts, ", "))
 }
 
-func (a *app) devShow() *cobra.Command {
-	return a.show(&cobra.Command{
-		Use:   "dev",
-		Short: "show devices, ports and GIDs",
-		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			devs, err := api.Get(ctx, c, api.ListDevices)
-			if err != nil {
-				return err
-			}
-			return print(devs, func() { printDevices(a.env.Out, devs) })
-		})
-	})
-}
-
-// devDetails is devShow by its full name, for all devices or one.
-func (a *app) devDetails() *cobra.Command {
-	return a.show(&cobra.Command{
-		Use:   "show [NAME]",
-		Short: "show devices, ports and GIDs, of all devices or one",
-		Args:  cobra.MaximumNArgs(1),
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			devs, err := api.Get(ctx, c, api.ListDevices)
-			if err != nil {
-				return err
-			}
-			if len(args) == 1 {
-				devs = slices.DeleteFunc(devs, func(d api.Device) bool { return d.Name != args[0] })
-				if len(devs) == 0 {
-					return &api.Error{Code: api.CodeNotFound, What: "cannot show the device", Why: "there is no device " + args[0], Fix: "weft dev"}
-				}
-			}
-			return print(devs, func() { printDevices(a.env.Out, devs) })
-		})
-	})
-}
-
-func printDevices(w io.Writer, devs []api.Device) {
-	ports := table{heads: []string{"DEVICE", ">PORT", "STATE", "PHYSICAL", "LINK", ">LID", ">MTU", "NETDEV", "NODE GUID"}}
-	gids := table{heads: []string{"DEVICE", ">PORT", ">GID", "ADDRESS", "TYPE", "NETDEV", "VALUE"}}
-	neighbours := table{heads: []string{"DEVICE", "NEIGHBOUR", "STATE", "MAC", ">ASKED", ">WAITING"}}
-	var segments []string
-	for _, d := range devs {
-		for _, p := range d.Ports {
-			ports.row(d.Name, p.Number, p.State, p.PhysState, p.LinkLayer, p.LID, p.ActiveMTU, p.NetDev, d.NodeGUID)
-			for _, g := range p.GIDs {
-				gids.row(d.Name, p.Number, g.Index, g.Address, g.Type, g.NetDev, g.GID)
-			}
-			if e := p.Ethernet; api.InVESW(p.Segment) {
-				segments = append(segments, fmt.Sprintf("%s in %s: %s", d.Name, p.Segment, printable(ethernetText(e))))
-				for _, o := range e.Neighbours {
-					asked := "-"
-					if o.SinceNS > 0 {
-						asked = fmt.Sprintf("%v ago", round(o.SinceNS))
-					}
-					neighbours.row(d.Name, o.Address, o.State, dash(o.MAC), asked, o.Frames)
-				}
-			}
-		}
-	}
-	ports.write(w)
-	if len(gids.rows) > 0 {
-		fmt.Fprintln(w)
-	}
-	gids.write(w)
-	if len(segments) > 0 {
-		fmt.Fprintln(w)
-	}
-	for _, s := range segments {
-		fmt.Fprintln(w, s)
-	}
-	if len(neighbours.rows) > 0 {
-		fmt.Fprintln(w)
-		neighbours.write(w)
-	}
-	if slices.ContainsFunc(devs, func(d api.Device) bool { return !d.AdapterEnabled }) {
-		fmt.Fprintln(w, "\nthe adapter is disabled: every port is down (weft status tells the fix)")
-	}
-	for _, d := range devs {
-		if !d.Enabled {
-			fmt.Fprintf(w, "\n%s is disabled: its port is down. fix: weft dev set %s --enabled\n", d.Name, d.Name)
-		}
-	}
-}
-
 func (a *app) counters() *cobra.Command {
 	var all bool
 	var scope string
@@ -285,36 +183,40 @@ func (a *app) counters() *cobra.Command {
 		Use:   "stat",
 		Short: "show counters",
 		Args:  cobra.NoArgs,
-	}, func(cmd *cobra.Command, _ []string, print func(any, func()) error) error {
+	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		if scope != "" && !slices.Contains(scopes, scope) {
 			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "), scope)
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			n, err := api.Get(ctx, c, api.ListCounters)
-			if err != nil {
-				return err
-			}
-			n = slices.DeleteFunc(n, func(c api.Counter) bool { return scope != "" && c.Scope != scope })
-			return print(n, func() {
-				t := table{heads: []string{"SCOPE", "INSTANCE", "COUNTER", ">VALUE"}}
-				for _, c := range n {
-					if c.Value != 0 || all {
-						t.row(c.Scope, c.Instance, c.Name, c.Value)
-					}
-				}
-				if len(t.rows) == 0 {
-					fmt.Fprintln(a.env.Out, "every counter is zero")
-				}
-				t.write(a.env.Out)
-			})
-		})
+		n, err := get(cmd.Context(), a, api.ListCounters)
+		if err != nil {
+			return err
+		}
+		n = slices.DeleteFunc(n, func(c api.Counter) bool { return scope != "" && c.Scope != scope })
+		return print(n, func(w *screen) { writeTable(w, "every counter is zero", counterColumns, nonZero(n, all)) })
 	})
-	cmd.Flags().BoolVar(&all, "all", false, "also those that are zero")
-	cmd.Flags().StringVar(&scope, "scope", "", "only one kind: "+strings.Join(scopes, ", "))
+	cmd.Flags().BoolVar(&all, "all", false, "include counters that are zero")
+	cmd.Flags().StringVar(&scope, "scope", "", "one scope: "+strings.Join(scopes, ", "))
 	return cmd
 }
 
-// Build says what this program is.
+var counterColumns = []column[api.Counter]{
+	{head: "SCOPE", cell: func(c api.Counter) any { return c.Scope }},
+	{head: "INSTANCE", cell: func(c api.Counter) any { return c.Instance }},
+	{head: "COUNTER", cell: func(c api.Counter) any { return c.Name }},
+	{head: ">VALUE", cell: func(c api.Counter) any { return c.Value }},
+}
+
+// nonZero returns the counters that are not zero, or all of them.
+func nonZero(list []api.Counter, all bool) (some []api.Counter) {
+	for _, c := range list {
+		if c.Value != 0 || all {
+			some = append(some, c)
+		}
+	}
+	return some
+}
+
+// Build describes this program.
 type Build struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
@@ -323,7 +225,7 @@ type Build struct {
 	Platform string `json:"platform"`
 }
 
-// ThisBuild returns what the linker noted.
+// ThisBuild returns what the linker recorded of this program.
 func ThisBuild() Build {
 	b := Build{Version: "unknown", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -340,13 +242,15 @@ func ThisBuild() Build {
 	return b
 }
 
+func (b Build) String() string { return fmt.Sprintf("weft %s, %s, %s", b.Version, b.Go, b.Platform) }
+
 func (a *app) version() *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "version",
 		Short: "show the version of this program",
 		Args:  cobra.NoArgs,
-	}, func(_ *cobra.Command, _ []string, print func(any, func()) error) error {
+	}, func(_ *cobra.Command, _ []string, print printer) error {
 		b := ThisBuild()
-		return print(b, func() { fmt.Fprintf(a.env.Out, "weft %s, %s, %s\n", b.Version, b.Go, b.Platform) })
+		return print(b, func(w *screen) { fmt.Fprintln(w, b) })
 	})
 }

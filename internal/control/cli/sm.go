@@ -3,9 +3,7 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -17,29 +15,24 @@ import (
 
 func (a *app) sm() *cobra.Command {
 	status := func(use string) *cobra.Command {
-		return look(a, &cobra.Command{
-			Use:   use,
-			Short: "show the node's subnet manager: state, master, sweeps, problems",
-		}, func(ctx context.Context, c *api.Client) (api.Manager, error) { return api.Get(ctx, c, api.GetManager) }, printManager)
+		return view(a, &cobra.Command{Use: use, Short: "show the node's subnet manager: state, master, sweeps, problems"}, api.GetManager, nil, printManager)
 	}
 	cmd := status("sm")
 	cmd.AddCommand(status("status"), a.smSet(), a.sweep())
 	return cmd
 }
 
-// lastSweeps and lastNotes are how many a person reads; JSON has all.
+// lastSweeps and lastNotes are the numbers of lines for people; JSON has all.
 const lastSweeps, lastNotes = 5, 8
 
-func printManager(w io.Writer, m api.Manager) {
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%-9s %s\n", name, printable(fmt.Sprintf(format, args...)))
-	}
+func printManager(w *screen, m api.Manager) {
+	line := fields{w, 9}.line
 	switch m.State {
 	case "off":
 		line("manager", "none at this node (--sm off)")
 		return
 	case "external":
-		line("manager", "a program's, not the built-in one (--sm external)")
+		line("manager", "another program, such as opensm (--sm external)")
 		return
 	case "failed":
 		line("manager", "none: %s", m.Store.Down)
@@ -51,19 +44,19 @@ func printManager(w io.Writer, m api.Manager) {
 	}
 	line("manager", "%s, lid %d, port GUID %s, priority %d, %s", m.State, m.LID, m.PortGUID, m.Priority, elected)
 	if x := m.Master; x.GUID != "" || x.Name != "" {
-		who := x.Name
-		if who == "" {
-			who = x.GUID
+		name := x.Name
+		if name == "" {
+			name = x.GUID
 		}
 		if x.Peer != "" {
-			who += " at " + x.Peer
+			name += " at " + x.Peer
 		}
 		if x.Dir != "" {
-			who += ", in " + x.Dir
+			name += ", in " + x.Dir
 		}
-		line("master", "%s", who)
+		line("master", "%s", name)
 	} else {
-		line("master", "nobody that this node knows")
+		line("master", "this node knows of none")
 	}
 	for _, o := range m.Others {
 		line("other", "%s, lid %d, priority %d, %s", o.GUID, o.LID, o.Priority, o.State)
@@ -84,7 +77,7 @@ func printManager(w io.Writer, m api.Manager) {
 		}
 		line("m_key", "%s", none)
 	case "node":
-		line("m_key", "that of --m-key-file, %s", mkeyText(&m))
+		line("m_key", "from --m-key-file, %s", mkeyText(&m))
 	default:
 		line("m_key", "kept in the store, %s", mkeyText(&m))
 	}
@@ -100,24 +93,34 @@ func printManager(w io.Writer, m api.Manager) {
 	}
 	if s := last(m.Sweeps, lastSweeps); len(s) > 0 {
 		fmt.Fprintln(w)
-		t := table{heads: []string{"SWEEP", "WHY", "STARTED", ">TOOK", ">NODES", ">SWITCHES", ">LINKS", ">SENT", ">RESENT", ">FAILED"}}
-		for _, x := range s {
-			t.row(x.Kind, x.Why, clock(x.StartedAt), x.TookNS.Round(10*time.Microsecond), x.Nodes, x.Switches, x.Links, x.Sent, x.Resent, x.Failed)
-		}
-		t.write(w)
+		writeTable(w, "", sweepColumns, s)
 	}
 	if notes := last(m.Notes, lastNotes); len(notes) > 0 {
 		fmt.Fprintln(w)
-		t := table{heads: []string{"TIME", "NOTE"}}
-		for _, x := range notes {
-			t.row(clock(x.At), x.Text)
-		}
-		t.write(w)
+		writeTable(w, "", noteColumns, notes)
 	}
 }
 
+var sweepColumns = []column[api.Sweep]{
+	{head: "SWEEP", cell: func(s api.Sweep) any { return s.Kind }},
+	{head: "WHY", cell: func(s api.Sweep) any { return s.Why }},
+	{head: "STARTED", cell: func(s api.Sweep) any { return clock(s.StartedAt) }},
+	{head: ">TOOK", cell: func(s api.Sweep) any { return s.TookNS.Round(10 * time.Microsecond) }},
+	{head: ">NODES", cell: func(s api.Sweep) any { return s.Nodes }},
+	{head: ">SWITCHES", cell: func(s api.Sweep) any { return s.Switches }, wide: 3},
+	{head: ">LINKS", cell: func(s api.Sweep) any { return s.Links }, wide: 2},
+	{head: ">SENT", cell: func(s api.Sweep) any { return s.Sent }, wide: 4},
+	{head: ">RESENT", cell: func(s api.Sweep) any { return s.Resent }, wide: 1},
+	{head: ">FAILED", cell: func(s api.Sweep) any { return s.Failed }},
+}
+
+var noteColumns = []column[api.Note]{
+	{head: "TIME", cell: func(n api.Note) any { return clock(n.At) }},
+	{head: "NOTE", cell: func(n api.Note) any { return n.Text }},
+}
+
 func mkeyText(m *api.Manager) string {
-	return fmt.Sprintf("protection %d, lapses %v after its managers are gone", m.MKeyProtect, time.Duration(m.MKeyLeaseS)*time.Second)
+	return fmt.Sprintf("protection %d, lapses %v after the last manager with it is gone", m.MKeyProtect, time.Duration(m.MKeyLeaseS)*time.Second)
 }
 
 func (a *app) smSet() *cobra.Command {
@@ -128,19 +131,22 @@ func (a *app) smSet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set",
 		Short: "change how the subnet is managed: routing, M_Key",
-		Long: `Change how the subnet is managed. It is kept in the store, and a sweep follows at once.
+		Long: `Change how the subnet is managed. The change is kept in the store, and a sweep
+follows at once.
 
-  weft sm set --routing ftree,updn --roots 02aa:0000:0001:0000
-  weft sm set --m-key random --m-key-lease 30s
-
-Routing engines, in the order of preference; the first that can serve the subnet does, else minhop:
-  minhop   shortest ways
-  updn     up towards roots, then down: no deadlocks; without --roots it chooses them
+Routing engines, in the order of preference; the first that can route the subnet
+does, else minhop:
+  minhop   shortest paths
+  updn     up towards roots, then down: no deadlocks; chooses roots without --roots
   ftree    fat trees of two and three levels
 
-The M_Key guards the ports: who does not have it reads them, and changes nothing. Managers that share a store draw one
-by themselves. Managers with stores of their own need the same one each: with this command on each of their nodes, or
-"weft up --m-key-file". One that does not know it can take over only when the lease has passed without a manager that does.`,
+The M_Key protects the tables of the ports: a manager without it can read them
+and change nothing. Managers that share a store draw one by themselves.
+Managers with separate stores need the same M_Key each: run this command at each
+of their nodes, or start them with "weft up --m-key-file". A manager without the
+M_Key can take over only after the lease has passed without a manager that has it.`,
+		Example: `  weft sm set --routing ftree,updn --roots 02aa:0000:0001:0000
+  weft sm set --m-key random --m-key-lease 30s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			const what, fix = "cannot change the subnet manager", "weft sm set --help"
@@ -164,22 +170,20 @@ by themselves. Managers with stores of their own need the same one each: with th
 			if err := c.Validate(); err != nil {
 				return usage(fix, "%s: %v", what, err)
 			}
-			return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-				if err := api.Do(ctx, cl, api.ChangeManager, c); err != nil {
-					return err
-				}
-				fmt.Fprintln(a.env.Out, "kept in the store; a sweep follows")
-				return nil
-			})
+			if err := do(cmd.Context(), a, api.ChangeManager, c); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.env.Out, "kept in the store; a sweep follows")
+			return nil
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&routing, "routing", "", "route engines, in the order of preference: minhop, updn, ftree")
-	f.StringSliceVar(&roots, "roots", nil, "GUIDs of the switches that updn takes as roots; \"\": it chooses")
+	f.StringSliceVar(&roots, "roots", nil, "GUIDs of the root switches of updn; \"\": updn chooses")
 	f.StringVar(&key, "m-key", "", "a number such as 0x1122334455667788, random, or none")
-	f.StringVar(&file, "m-key-file", "", "file with the M_Key, for who does not want it in a command line")
-	f.IntVar(&protect, "m-key-protect", 1, "1: who does not have the key reads, but not the key; 2, 3: nor anything else")
-	f.DurationVar(&lease, "m-key-lease", time.Minute, "how long the key lasts without a manager, 15s or more")
+	f.StringVar(&file, "m-key-file", "", "file with the M_Key, which keeps it out of the command line")
+	f.IntVar(&protect, "m-key-protect", 1, "1: managers without the key can read all but the key; 2, 3: they can read nothing")
+	f.DurationVar(&lease, "m-key-lease", time.Minute, "how long the key lasts without a manager, at least 15s")
 	cmd.MarkFlagsMutuallyExclusive("m-key", "m-key-file")
 	cmd.RegisterFlagCompletionFunc("routing", cobra.FixedCompletions([]string{"minhop", "updn", "ftree", "ftree,updn"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RegisterFlagCompletionFunc("m-key", cobra.FixedCompletions([]string{api.MKeyRandom, api.MKeyNone}, cobra.ShellCompDirectiveNoFileComp))
@@ -187,8 +191,6 @@ by themselves. Managers with stores of their own need the same one each: with th
 }
 
 func last[T any](s []T, n int) []T { return s[max(0, len(s)-n):] }
-
-func clock(t time.Time) string { return t.Local().Format("15:04:05.000") }
 
 func storeLine(line func(name, format string, args ...any), s *api.Store) {
 	if s.Down != "" {
@@ -207,17 +209,15 @@ func storeLine(line func(name, format string, args ...any), s *api.Store) {
 }
 
 func (a *app) store() *cobra.Command {
-	cmd := &cobra.Command{Use: "store", Short: "look into the store of the subnet manager", Args: cobra.ArbitraryArgs, RunE: group}
-	status := look(a, &cobra.Command{Use: "status", Short: "show how the store is"},
-		func(ctx context.Context, c *api.Client) (api.Store, error) { return api.Get(ctx, c, api.GetStore) }, printStore)
-	cmd.AddCommand(status, a.storeList())
+	cmd := &cobra.Command{Use: "store", Short: "show the store of the subnet manager", Args: cobra.ArbitraryArgs, RunE: group}
+	entries := list(a, &cobra.Command{Use: "list [TREE]", Short: "list the keys of the store; -o json includes the values", Args: cobra.MaximumNArgs(1)},
+		api.ListStoreEntries, optional, "no keys", storeColumns)
+	cmd.AddCommand(view(a, &cobra.Command{Use: "status", Short: "show the state of the store"}, api.GetStore, nil, printStore), entries)
 	return cmd
 }
 
-func printStore(w io.Writer, s api.Store) {
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%-9s %s\n", name, printable(fmt.Sprintf(format, args...)))
-	}
+func printStore(w *screen, s api.Store) {
+	line := fields{w, 9}.line
 	storeLine(line, &s)
 	if s.Version != "" {
 		line("etcd", "%s, led by %s", s.Version, s.Leader)
@@ -230,35 +230,14 @@ func printStore(w io.Writer, s api.Store) {
 	}
 }
 
-func (a *app) storeList() *cobra.Command {
-	return a.show(&cobra.Command{
-		Use:   "list [TREE]",
-		Short: "list the keys of the store; -o json has the values",
-		Args:  cobra.MaximumNArgs(1),
-	}, func(cmd *cobra.Command, args []string, print func(any, func()) error) error {
-		tree := ""
-		if len(args) == 1 {
-			tree = args[0]
+var storeColumns = []column[api.StoreEntry]{
+	{head: "KEY", cell: func(e api.StoreEntry) any { return e.Key }},
+	{head: ">REVISION", cell: func(e api.StoreEntry) any { return e.Revision }},
+	{head: ">SIZE", cell: func(e api.StoreEntry) any { return e.Size }},
+	{head: "LIFETIME", cell: func(e api.StoreEntry) any {
+		if e.Leased {
+			return "while its owner lives"
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			list, err := api.Call(ctx, c, api.ListStoreEntries, tree)
-			if err != nil {
-				return err
-			}
-			return print(list, func() {
-				t := table{heads: []string{"KEY", ">REVISION", ">SIZE", "KEPT"}}
-				for _, e := range list {
-					kept := "for good"
-					if e.Leased {
-						kept = "as long as its owner lives"
-					}
-					t.row(e.Key, e.Revision, e.Size, kept)
-				}
-				if len(list) == 0 {
-					fmt.Fprintln(a.env.Out, "no keys")
-				}
-				t.write(a.env.Out)
-			})
-		})
-	})
+		return "permanent"
+	}},
 }

@@ -6,11 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -21,17 +25,17 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/host/rundir"
+	"weft/internal/proto/problem"
 )
 
 const (
 	startTimeout = 15 * time.Second      // a node that takes longer hangs
-	pollInterval = 20 * time.Millisecond // between two looks at a node's state
+	pollInterval = 20 * time.Millisecond // between two reads of the state of a node
 )
 
 func (a *app) up() *cobra.Command {
 	var file string
 	var detach bool
-	d := config.Default()
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "run a node in the foreground",
@@ -40,7 +44,9 @@ ends on SIGTERM, SIGINT or "weft down".
 
 Each setting is taken from its flag, else from its environment variable
 (--roce-port: WEFT_ROCE_PORT), else from the YAML file of --config (key
-roce-port), else from its default.`,
+roce-port), else from its default. docs/configuration.md describes all settings.`,
+		Example: `  weft up --detach
+  weft up --peer 10.0.0.2 --peer 10.0.0.3      a trunk to each of two other nodes`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.loadConfig(cmd.Flags(), file)
@@ -55,37 +61,8 @@ roce-port), else from its default.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "YAML file with settings (WEFT_CONFIG)")
-	f.BoolVar(&detach, "detach", false, "start the node in the background, wait until it is ready; its log is node.log in its directory")
-	f.String("device", d.Device, "name of the verbs device")
-	f.Int("lanes", d.Lanes, "event loops; 0: one per two CPUs, at most 4")
-	f.Int("roce-port", d.RoCEPort, "UDP port of RoCEv2")
-	f.StringSlice("roce-interfaces", nil, "interfaces whose addresses are GIDs of the device, by name or shell pattern; "+
-		"default: all but InfiniBand ones and those of a node's own fabric")
-	f.Bool("wire-local", d.WireLocal, "send traffic within the node through the full packet path")
-	f.String("icrc", d.ICRC, "how much of the ICRC of RoCEv2 packets over IPv4 is checked: full (takes CAP_NET_RAW), solve (16 of 32 bits where the peer's identifications cannot be foreseen), auto (full, where allowed)")
-	f.Bool("real-time", d.RealTime, "run the lanes with real-time priority")
-	f.Duration("spin", d.Spin, "how long a lane polls after its last work")
-	f.Duration("idle-exit", d.IdleExit, "end so long after the last session; 0: never")
-	f.IntSlice("allow-uid", nil, "users who may use the node besides root and its own")
-	f.String("log-level", d.LogLevel, "debug, info, warn or error")
-	f.Int("mcast-payloads", d.McastPayloads, "multicast packets held at a time to be copied, of 4 KiB each")
-	f.Int("mcast-threshold", d.McastThreshold, "multicast packets whose members are to be found at a time, beyond which they are dropped; 0: as many as are held")
-	f.Bool("fabric", d.Fabric, "take part in a subnet: a switch, InfiniBand ports, trunks")
-	f.StringSlice("peer", nil, "a node to be joined to by a trunk: address, or address:port (may be repeated)")
-	f.Int("trunk-port", d.TrunkPort, "UDP port of trunks")
-	f.Int("switch-ports", d.SwitchPorts, "ports of the node's switch, for devices and trunks together")
-	f.String("sm", d.SM, "who manages the subnet: auto (this node, if no better one does), external (such as opensm), off")
-	f.Int("sm-priority", d.SMPriority, "priority in the election of the master manager, 0 to 15")
-	f.String("m-key-file", d.MKeyFile, "file with the M_Key that guards ports against managers without it, as a number such as 0x1122334455667788")
-	f.String("store", d.Store, "where the manager keeps its state: embedded (etcd in the node's directory), memory, the URLs of an etcd cluster, or auto: memory with --idle-exit, else embedded")
-	f.Bool("ipoib", d.IPoIB, "have IP links of every InfiniBand device, one for each partition with a broadcast group; takes CAP_NET_ADMIN")
-	f.StringSlice("ipoib-addr", nil, "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)")
-	f.Int("ipoib-mtu", d.IPoIBMTU, "MTU of the broadcast groups that this node's manager makes, 2048 or 4096; that of IP links is 4 less")
-	f.Int("ipoib-qkey", d.IPoIBQKey, "Q_Key of these groups; OpenSM's is 0x0b1b, which programs without privilege may use, too")
-	f.Lookup("ipoib-qkey").DefValue = fmt.Sprintf("%#x", d.IPoIBQKey)
-	f.String("ipoib-params", "", "file with parameters of IP links, NAME = VALUE lines")
-	f.StringSlice("ipoib-set", nil, "parameter of IP links: NAME=VALUE, before the file's (may be repeated)")
-	f.String("store-listen", d.StoreListen, "URL at which the embedded store serves other nodes")
+	f.BoolVar(&detach, "detach", false, "start the node in the background and wait until it is ready; its log is node.log in its directory")
+	config.AddFlags(f, "dir") // which is the root's
 	return cmd
 }
 
@@ -95,28 +72,16 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 	if file == "" {
 		file = a.env.Getenv("WEFT_CONFIG")
 	}
-	given := map[string]any{}
-	for _, key := range config.Keys {
-		f := flags.Lookup(key)
-		if !f.Changed {
-			continue
-		}
-		if v, err := flags.GetIntSlice(key); err == nil {
-			given[key] = v
-		} else if v, err := flags.GetStringSlice(key); err == nil {
-			given[key] = v
-		} else if v, err := flags.GetInt(key); err == nil {
-			given[key] = v
-		} else if v, err := flags.GetBool(key); err == nil {
-			given[key] = v
-		} else {
-			given[key] = f.Value.String() // strings and durations
-		}
-	}
 	const what, fix = "wrong configuration", "weft up --help"
-	c, err := config.Load(config.Sources{Flags: given, Getenv: a.env.Getenv, File: file})
-	if err != nil {
+	c, err := config.Load(config.Sources{Flags: flags, Getenv: a.env.Getenv, File: file})
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return c, usage("make the file, or weft up without --config", "%s: %v", what, err)
+	case err != nil:
 		return c, usage(fix, "%s: %v", what, err)
+	}
+	if a.dir != "" {
+		c.Dir = a.dir
 	}
 	if c.Dir == "" {
 		c.Dir = a.env.DefaultDir
@@ -125,9 +90,42 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 		return c, err
 	}
 	if err := c.Validate(); err != nil {
+		fix := fix
+		if strings.HasPrefix(err.Error(), "dir is too long") {
+			fix = "weft up " + shorterDir(a.env.DefaultDir)
+		}
 		return c, usage(fix, "%s: %v", what, err)
 	}
+	for _, p := range c.Peers {
+		if at, err := c.PeerAddr(p); err == nil && int(at.Port()) == c.TrunkPort && isOwn(at.Addr()) {
+			return c, usage("weft up --peer with the address of another host", "%s: peer %s is an address of this host", what, p)
+		}
+	}
 	return c, nil
+}
+
+// isOwn reports whether an interface of this host has an address.
+func isOwn(a netip.Addr) bool {
+	addrs, _ := net.InterfaceAddrs()
+	for _, x := range addrs {
+		if p, err := netip.ParsePrefix(x.String()); err == nil && p.Addr() == a.WithZone("").Unmap() {
+			return true
+		}
+	}
+	return false
+}
+
+// reportFD is the environment variable with the descriptor to which a node in the background reports why it did not
+// start: its log may be on a full disk.
+const reportFD = "WEFT_REPORT_FD"
+
+// report writes the line of an error to the descriptor of reportFD, if there is one.
+func (a *app) report(line string) {
+	if fd, err := strconv.Atoi(a.env.Getenv(reportFD)); err == nil && fd > 2 {
+		f := os.NewFile(uintptr(fd), "report")
+		fmt.Fprintln(f, line)
+		f.Close()
+	}
 }
 
 // runNode runs the node in this process.
@@ -138,6 +136,10 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	if err != nil {
 		return err
 	}
+	if fd, err := strconv.Atoi(a.env.Getenv(reportFD)); err == nil && fd > 2 {
+		syscall.CloseOnExec(fd)
+	}
+	c.ChoosePort()
 	log := slog.New(slog.NewTextHandler(a.env.Err, &slog.HandlerOptions{Level: level}))
 	err = a.env.Node(ctx, c, func() {
 		fmt.Fprintf(a.env.Out, "weft: ready: device %s in %s, pid %d\n", c.Device, c.Dir, os.Getpid())
@@ -153,8 +155,14 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 			Fix: fmt.Sprintf("weft down --dir %s, or give this one another --dir", locked.Dir)}}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "free space there, or give it a --dir elsewhere"}
-	case strings.Contains(err.Error(), ". fix: "):
-		// What may not be done is not always the directory's doing: who failed says so.
+	case problem.Of("", err).Fix != "", strings.Contains(err.Error(), ". fix: "):
+		// The error has a fix: the directory need not be the reason.
+	case os.Geteuid() != 0 && !errors.As(err, &place) && errors.Is(err, os.ErrPermission) && min(c.RoCEPort, c.TrunkPort) < 1024:
+		name, port := "roce-port", config.RoCEPort
+		if c.RoCEPort >= 1024 {
+			name, port = "trunk-port", config.TrunkPort
+		}
+		return &api.Error{What: "cannot run the node", Why: err.Error() + " (ports below 1024 need a privilege)", Fix: fmt.Sprintf("weft up --%s %d", name, port)}
 	case errors.As(err, &place), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir that this user owns"}
 	}
@@ -174,19 +182,24 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 	}
 	logName := filepath.Join(c.Dir, rundir.LogFile)
 	logFile, err := os.OpenFile(logName, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW, 0o600)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return &api.Error{What: what, Why: err.Error(), Fix: "free space there, or give it a --dir elsewhere"}
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	defer logFile.Close()
-	logStart, err := logFile.Seek(0, 2)
+	reasonR, reasonW, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	defer reasonR.Close()
+	defer reasonW.Close()
 	cmd := exec.Command(exe, "up", "--dir="+c.Dir)
 	cmd.Args[0] = "weft"
 	flags.Visit(func(f *pflag.Flag) {
 		switch f.Name {
-		case "detach", "dir":
+		case "detach", "dir", "wide":
 		case "config":
 			if abs, err := filepath.Abs(f.Value.String()); err == nil {
 				cmd.Args = append(cmd.Args, "--config="+abs)
@@ -195,14 +208,17 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 			cmd.Args = append(cmd.Args, "--"+f.Name+"="+strings.Trim(f.Value.String(), "[]"))
 		}
 	})
-	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir")) // a node must not run on a node
+	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir"), reportFD) // a node must not run on a node
+	cmd.Env = append(cmd.Env, reportFD+"=3")
+	cmd.ExtraFiles = []*os.File{reasonW} // descriptor 3
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	reasonW.Close()
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // ends with the node or with this process, which starts nothing after it
+	go func() { ended <- cmd.Wait() }() // ends with the node or with this process
 	client := dial(c.Dir)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -217,9 +233,11 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 		}
 		select {
 		case err := <-ended:
-			why := lastLine(logName, logStart)
+			reasonR.SetReadDeadline(time.Now().Add(time.Second))
+			reason, _ := io.ReadAll(io.LimitReader(reasonR, maxReason))
+			why := strings.TrimSpace(string(reason))
 			if why == "" {
-				why = fmt.Sprintf("it ended before it was ready (%v)", err)
+				why = fmt.Sprintf("%s: it ended before it was ready (%v). fix: read %s", what, err, logName)
 			}
 			code := ExitFailed
 			if cmd.ProcessState.ExitCode() > 0 {
@@ -227,25 +245,14 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 			}
 			return &codeError{code, errors.New(why)}
 		case <-ctx.Done():
-			return &codeError{ExitNotReady, &api.Error{What: what, Why: fmt.Sprintf("it is not ready after %v", startTimeout), Fix: "look into " + logName}}
+			return &codeError{ExitNotReady, &api.Error{What: what, Why: fmt.Sprintf("it is not ready after %v", startTimeout), Fix: "read " + logName}}
 		case <-tick.C:
 		}
 	}
 }
 
-// lastLine returns the last error line a node wrote from offset on.
-func lastLine(name string, offset int64) string {
-	b, err := os.ReadFile(name)
-	if err != nil || int64(len(b)) < offset {
-		return ""
-	}
-	for line := range strings.Lines(string(b[offset:])) {
-		if why, ok := strings.CutPrefix(strings.TrimSpace(line), "weft: "); ok {
-			return why
-		}
-	}
-	return ""
-}
+// maxReason bounds the line with which a node reports why it did not start.
+const maxReason = 16 << 10
 
 // withoutEnv returns env without the named variables.
 func withoutEnv(env []string, names ...string) []string {

@@ -5,7 +5,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -15,23 +14,24 @@ import (
 	"weft/internal/control/api"
 )
 
-// How long new ports of a switch are given until they are what they will be, and how often that is looked at.
+// New ports of a switch get veswWait to reach their state, which is polled every veswPoll. A port that is down in veswDown
+// polls in sequence stays down.
 const (
-	veswPatience = 2 * time.Second
-	veswLook     = 50 * time.Millisecond
-	veswDown     = 6 // looks in a row, after which a port that is down remains so
+	veswWait = 2 * time.Second
+	veswPoll = 50 * time.Millisecond
+	veswDown = 6
 )
 
-// settledVESW is a switch once the ports that were added to it forward, or when they have had their time. What is told of
-// them before is only that they are new.
-func settledVESW(ctx context.Context, c *api.Client, was *api.VESW, v api.VESW) api.VESW {
+// settledVESW returns the switch once the ports that were added to it forward, at the latest after veswWait. Before that
+// its only state is that the ports are new.
+func settledVESW(ctx context.Context, a *app, was *api.VESW, v api.VESW) api.VESW {
 	old := map[string]bool{}
 	key := func(p *api.VESWPort) string { return fmt.Sprintf("%s:%d", p.GUID, p.VPort) }
 	for i := range was.Ports {
 		old[key(&was.Ports[i])] = true
 	}
 	down := 0
-	for end := time.Now().Add(veswPatience); v.State != api.VESWUnknown && time.Now().Before(end); {
+	for end := time.Now().Add(veswWait); v.State != api.VESWUnknown && time.Now().Before(end); {
 		waits, isDown := false, false
 		for i := range v.Ports {
 			if p := &v.Ports[i]; !old[key(p)] && p.State != api.StateForwarding {
@@ -47,9 +47,9 @@ func settledVESW(ctx context.Context, c *api.Client, was *api.VESW, v api.VESW) 
 		select {
 		case <-ctx.Done():
 			return v
-		case <-time.After(veswLook):
+		case <-time.After(veswPoll):
 		}
-		now, err := api.Call(ctx, c, api.GetVESW, v.Name)
+		now, err := call(ctx, a, api.GetVESW, v.Name)
 		if err != nil {
 			break
 		}
@@ -62,50 +62,66 @@ func (a *app) vesw() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vesw",
 		Short: "virtual Ethernet switches over the fabric",
-		Long: `Virtual Ethernet switches over the fabric (Ethernet over Omni-Path): hosts on one are on one Ethernet, and see nothing of
-another. The Ethernet Manager, which is part of the subnet manager, makes a port of a device a port of a switch.
-
-  weft vesw create lab --mtu 9000
+		Long: `Virtual Ethernet switches over the fabric (Ethernet over Omni-Path): the hosts on
+one switch are on one Ethernet, separate from every other. The Ethernet
+Manager, part of the subnet manager, assigns ports of devices to switches.`,
+		Example: `  weft vesw create lab --mtu 9000
   weft vesw port add lab weft_ib0
   weft vesw port add lab weft_ib0@otherhost
   weft vesw show lab
-  weft vesw interfaces                            this node's ports, and why one carries nothing`,
+  weft vesw interfaces                            this node's ports, and the reason of one that drops frames`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	list := look(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"},
-		func(ctx context.Context, c *api.Client) ([]api.VESW, error) { return api.Get(ctx, c, api.ListVESWs) }, printVESWs)
-	cmd.AddCommand(list, a.veswShow(), a.veswCreate(), a.veswSet(), a.veswDelete(), a.veswPort())
+	complete := a.completeVESWs()
+	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}, api.ListVESWs, nil, printVESWs),
+		view(a, &cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and problems", Args: cobra.ExactArgs(1),
+			ValidArgsFunction: complete}, api.GetVESW, optional, printVESW),
+		a.veswCreate(), a.veswSet(),
+		removal(a, "NAME…", "delete virtual Ethernet switches with their ports", "virtual Ethernet switch", api.DeleteVESW, byName, complete),
+		a.veswPort())
 	cmd.AddCommand(a.veswLocal()...)
 	return cmd
 }
 
-// printVESWs prints a line for each.
-func printVESWs(w io.Writer, list []api.VESW) {
-	if len(list) == 0 {
-		fmt.Fprintln(w, "no virtual Ethernet switches: weft vesw create NAME makes one")
-		return
+// known is a value that only the master knows, nothing at other nodes.
+func known(f func(v api.VESW) any) func(v api.VESW) any {
+	return func(v api.VESW) any {
+		if v.State == api.VESWUnknown {
+			return ""
+		}
+		return f(v)
 	}
-	t := table{heads: []string{"NAME", ">ID", "P_KEY", "MLID", ">MTU", ">PORTS", ">FORWARDING", ">MACS", "STATE"}}
-	for _, v := range list {
-		forwarding := 0
+}
+
+var veswColumns = []column[api.VESW]{
+	{head: "NAME", cell: func(v api.VESW) any { return v.Name }},
+	{head: ">ID", cell: func(v api.VESW) any { return v.ID }},
+	{head: "P_KEY", cell: func(v api.VESW) any { return v.PKey }, wide: 2},
+	{head: "MLID", cell: known(func(v api.VESW) any { return v.MLID }), wide: 4},
+	{head: ">MTU", cell: func(v api.VESW) any {
+		if v.ActiveMTU != 0 {
+			return v.ActiveMTU
+		}
+		return v.MTU
+	}, wide: 1},
+	{head: ">PORTS", cell: func(v api.VESW) any { return len(v.Ports) }},
+	{head: ">FORWARDING", cell: known(func(v api.VESW) any {
+		n := 0
 		for _, p := range v.Ports {
-			if p.State == "forwarding" {
-				forwarding++
+			if p.State == api.StateForwarding {
+				n++
 			}
 		}
-		mtu := v.MTU
-		if v.ActiveMTU != 0 {
-			mtu = v.ActiveMTU
-		}
-		if v.State == api.VESWUnknown {
-			t.row(v.Name, v.ID, v.PKey, "", mtu, len(v.Ports), "", "", v.State)
-			continue
-		}
-		t.row(v.Name, v.ID, v.PKey, v.MLID, mtu, len(v.Ports), forwarding, v.MACs, v.State)
-	}
-	t.write(w)
-	for _, v := range list {
+		return n
+	})},
+	{head: ">MACS", cell: known(func(v api.VESW) any { return v.MACs }), wide: 3},
+	{head: "STATE", cell: func(v api.VESW) any { return v.State }},
+}
+
+func printVESWs(w *screen, switches []api.VESW) {
+	writeTable(w, "no virtual Ethernet switches: weft vesw create NAME makes one", veswColumns, switches)
+	for _, v := range switches {
 		if len(v.Problems) > 0 {
 			fmt.Fprintf(w, "%s: %s\n", printable(v.Name), veswProblem(v, v.Problems[0]))
 			if n := len(v.Problems) - 1; n > 0 {
@@ -117,34 +133,20 @@ func printVESWs(w io.Writer, list []api.VESW) {
 
 // veswProblem is a problem of v in a line.
 func veswProblem(v api.VESW, p api.VESWProblem) string {
-	who := ""
+	where := ""
 	if p.Port != "" {
-		who = p.Port + ": "
+		where = p.Port + ": "
 		for _, x := range v.Ports {
 			if x.GUID == p.Port && x.Name != "" {
-				who = x.Name + ": "
+				where = x.Name + ": "
 			}
 		}
 	}
-	return printable(fmt.Sprintf("%s%s. fix: %s", who, p.What, p.Fix))
+	return printable(fmt.Sprintf("%s%s. fix: %s", where, p.What, p.Fix))
 }
 
-func (a *app) veswShow() *cobra.Command {
-	return a.show(&cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and what is wrong", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeVESWs},
-		func(cmd *cobra.Command, args []string, print printer) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				v, err := api.Call(ctx, c, api.GetVESW, args[0])
-				if err != nil {
-					return err
-				}
-				return print(v, func() { printVESW(a.env.Out, v) })
-			})
-		})
-}
-
-// printVESW prints all of one.
-func printVESW(w io.Writer, v api.VESW) {
+// printVESW prints a switch with its ports and problems.
+func printVESW(w *screen, v api.VESW) {
 	fmt.Fprintf(w, "%s: id %d, %s\n", printable(v.Name), v.ID, v.State)
 	partition := "given"
 	if v.OwnPartition {
@@ -165,33 +167,22 @@ func printVESW(w io.Writer, v api.VESW) {
 			gateways++
 		}
 	}
-	unknown := "to a MAC that nobody has: dropped"
+	unknown := "to an unknown MAC: dropped"
 	switch {
 	case gateways > 0:
-		unknown = "to a MAC that nobody has: to " + plural(gateways, "gateway")
+		unknown = "to an unknown MAC: to " + plural(gateways, "gateway")
 	case v.Flood:
-		unknown = "to a MAC that nobody has: flooded"
+		unknown = "to an unknown MAC: flooded"
 	}
 	fmt.Fprintf(w, "  frames     %s; service level %s\n", unknown, veswLevels(v))
-	macs := fmt.Sprintf("%d in its tables; of a port %d at most", v.MACs, v.MaxMACs)
+	macs := fmt.Sprintf("%d in its tables; at most %d per port", v.MACs, v.MaxMACs)
 	if !v.UserMACs {
-		macs = "none but those that ports are given"
+		macs = "only those that ports are given"
 	}
 	fmt.Fprintf(w, "  macs       %s\n", macs)
 	if len(v.Ports) > 0 {
 		fmt.Fprintln(w)
-		t := table{heads: []string{">NO", "PORT", ">VPORT", ">LID", "BASE MAC", ">MACS", "AGENT", "STATE", "OF"}}
-		for _, p := range v.Ports {
-			state := p.State
-			switch {
-			case p.Default:
-				state += ", default"
-			case p.Gateway:
-				state += ", gateway"
-			}
-			t.row(p.Number, p.GUID, p.VPort, lidText(uint16(p.LID)), p.BaseMAC, len(p.MACs), p.Agent, strings.TrimPrefix(state, ", "), p.Name)
-		}
-		t.write(w)
+		writeTable(w, "", veswPortColumns, v.Ports)
 	}
 	for i, p := range v.Problems {
 		if i == 0 {
@@ -200,11 +191,11 @@ func printVESW(w io.Writer, v api.VESW) {
 		fmt.Fprintln(w, veswProblem(v, p))
 	}
 	if v.State == api.VESWUnknown {
-		fmt.Fprintln(w, "\nthe subnet's master knows what became of it: weft sm tells who that is")
+		fmt.Fprintln(w, "\nonly the subnet's master knows its state: weft sm names the master")
 	}
 }
 
-// veswLevels tells the service levels of frames.
+// veswLevels describes the service levels of frames.
 func veswLevels(v api.VESW) string {
 	if len(v.PCP) == 0 {
 		return strconv.Itoa(v.SL)
@@ -212,210 +203,214 @@ func veswLevels(v api.VESW) string {
 	return fmt.Sprintf("%d, of tagged frames by priority %s", v.SL, strings.Trim(fmt.Sprint(v.PCP), "[]"))
 }
 
-// completeVESWs completes names of virtual Ethernet switches.
-func (a *app) completeVESWs(cmd *cobra.Command, args []string, _ string) (names []string, d cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-		l, err := api.Get(ctx, c, api.ListVESWs)
-		for _, v := range l {
-			names = append(names, v.Name)
+var veswPortColumns = []column[api.VESWPort]{
+	{head: ">NO", cell: func(p api.VESWPort) any { return p.Number }, wide: 3},
+	{head: "PORT", cell: func(p api.VESWPort) any { return p.GUID }},
+	{head: ">VPORT", cell: func(p api.VESWPort) any { return p.VPort }, wide: 2},
+	{head: ">LID", cell: func(p api.VESWPort) any { return lidText(uint16(p.LID)) }},
+	{head: "BASE MAC", cell: func(p api.VESWPort) any { return p.BaseMAC }, wide: 1},
+	{head: ">MACS", cell: func(p api.VESWPort) any { return len(p.MACs) }, wide: 5},
+	{head: "AGENT", cell: func(p api.VESWPort) any { return p.Agent }, wide: 4},
+	{head: "STATE", cell: func(p api.VESWPort) any {
+		switch {
+		case p.Default:
+			return p.State + ", default"
+		case p.Gateway:
+			return p.State + ", gateway"
 		}
-		return err
-	})
-	return names, cobra.ShellCompDirectiveNoFileComp
+		return p.State
+	}},
+	{head: "OF", cell: func(p api.VESWPort) any { return p.Name }},
+}
+
+// completeVESWs completes names of virtual Ethernet switches.
+func (a *app) completeVESWs() completion {
+	return names(a, api.ListVESWs, func(v api.VESW) string { return v.Name })
 }
 
 func (a *app) veswCreate() *cobra.Command {
+	const what = "cannot create the virtual Ethernet switch"
 	var c api.VESWCreate
-	var pcp []int
 	var fabric int
 	var byteIDs bool
 	cmd := a.show(&cobra.Command{
 		Use:   "create NAME",
 		Short: "make a virtual Ethernet switch",
-		Long: `Make a virtual Ethernet switch, without ports. It gets an identifier and a partition of its own, with its ports as
-members, unless --id and --pkey give others: who shares a partition is kept apart by the identifier alone, which a hostile node can forge.
-
-  weft vesw create lab
+		Long: `Make a virtual Ethernet switch without ports. It gets an identifier, and a
+partition of its own with its ports as members. --id and --pkey choose others.
+Switches that share a partition are separated by the identifier alone, which a
+hostile node can forge.`,
+		Example: `  weft vesw create lab
   weft vesw create storage --mtu 9000 --pkey 0x8005`,
 		Args: cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
-		c.Name, c.PCP = args[0], pcp
+		c.Name = args[0]
 		if cmd.Flags().Changed("fabric-id") {
 			c.FabricID = &fabric
 		}
 		if cmd.Flags().Changed("byte-ids") {
 			c.ByteIDs = &byteIDs
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-			v, err := api.Call(ctx, cl, api.CreateVESW, c)
-			if err != nil {
-				return err
+		if c.PKey != "" {
+			if _, err := parsePKey(c.PKey); err != nil {
+				return pkeyError(what, "weft vesw create "+c.Name+" --pkey %s", "weft vesw create --help", err)
 			}
-			return print(v, func() {
-				fmt.Fprintf(a.env.Out, "created %s: id %d, partition %s. add ports with: weft vesw port add %s DEVICE\n", printable(v.Name), v.ID, v.PKey, printable(v.Name))
-			})
+		}
+		v, err := call(cmd.Context(), a, api.CreateVESW, c)
+		if err != nil {
+			return err
+		}
+		return print(v, func(w *screen) {
+			fmt.Fprintf(w, "created %s: id %d, partition %s. add ports with: weft vesw port add %s DEVICE\n", printable(v.Name), v.ID, v.PKey, printable(v.Name))
 		})
 	})
 	f := cmd.Flags()
-	f.IntVar(&c.ID, "id", 0, "identifier, 1 to 4095; 0: the next")
-	f.StringVar(&c.PKey, "pkey", "", "P_Key of a partition that its ports are members of; without it, a partition of its own")
+	f.IntVar(&c.ID, "id", 0, "identifier, 1 to 4095; 0: the next free one")
+	f.StringVar(&c.PKey, "pkey", "", "P_Key of a partition of which its ports are members, such as 0x8005; without it, a partition of its own")
 	f.IntVar(&c.MTU, "mtu", 0, "MTU of its ports, 68 to 10222; 0: 1500")
-	f.BoolVar(&c.Flood, "flood", false, "send frames to a MAC that nobody has to all ports, where there is no gateway")
-	f.BoolVar(&c.NoUserMACs, "no-user-macs", false, "allow ports no MAC but the one that they are given")
-	f.IntVar(&c.MaxMACs, "max-macs", 0, "MACs that a port may have, up to 2048; 0: 512")
+	f.BoolVar(&c.Flood, "flood", false, "flood frames to an unknown MAC, if there is no gateway")
+	f.BoolVar(&c.NoUserMACs, "no-user-macs", false, "allow ports only the MAC that they are given")
+	f.IntVar(&c.MaxMACs, "max-macs", 0, "limit of MACs per port, up to 2048; 0: 512")
 	f.IntVar(&c.SL, "sl", 0, "service level of frames, 0 to 14")
-	f.IntSliceVar(&pcp, "pcp", nil, "service levels of tagged frames, by priority 0 to 7: eight numbers with commas between them")
-	f.IntVar(&fabric, "fabric-id", 0, "number of the fabric in MACs, 0 to 1023, of all virtual Ethernet switches")
-	f.BoolVar(&byteIDs, "byte-ids", false, "from now on identifiers differ in their low eight bits: ports of other makes tell no others apart")
+	f.IntSliceVar(&c.PCP, "pcp", nil, "service levels of tagged frames, by priority 0 to 7: eight numbers, separated by commas")
+	f.IntVar(&fabric, "fabric-id", 0, "number of the fabric in MACs, 0 to 1023, for all virtual Ethernet switches")
+	f.BoolVar(&byteIDs, "byte-ids", false, "choose identifiers that differ in their low eight bits, the only ones that some ports compare")
 	return cmd
 }
 
 func (a *app) veswSet() *cobra.Command {
+	const what = "cannot change the virtual Ethernet switch"
 	var pkey string
-	var mtu, max, sl int
+	var mtu, maxMACs, sl int
 	var flood, user bool
 	cmd := a.show(&cobra.Command{
 		Use:               "set NAME",
 		Short:             "change a virtual Ethernet switch while it runs",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeVESWs,
+		ValidArgsFunction: a.completeVESWs(),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		var c api.VESWChange
-		given := cmd.Flags().Changed
-		if given("pkey") {
-			c.PKey = &pkey
-		}
-		if given("mtu") {
-			c.MTU = &mtu
-		}
-		if given("max-macs") {
-			c.MaxMACs = &max
-		}
-		if given("sl") {
-			c.SL = &sl
-		}
-		if given("flood") {
-			c.Flood = &flood
-		}
-		if given("user-macs") {
-			c.UserMACs = &user
+		for name, set := range map[string]func(){
+			"pkey": func() { c.PKey = &pkey }, "mtu": func() { c.MTU = &mtu }, "max-macs": func() { c.MaxMACs = &maxMACs },
+			"sl": func() { c.SL = &sl }, "flood": func() { c.Flood = &flood }, "user-macs": func() { c.UserMACs = &user },
+		} {
+			if cmd.Flags().Changed(name) {
+				set()
+			}
 		}
 		if err := c.Validate(); err != nil {
-			return usage("weft vesw set --help", "cannot change the virtual Ethernet switch: %v", err)
+			return usage("weft vesw set --help", "%s: %v", what, err)
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, cl *api.Client) error {
-			v, err := api.Call(ctx, cl, api.ChangeVESW, api.Named[api.VESWChange]{Name: args[0], Value: c})
-			if err != nil {
-				return err
+		if pkey != "" {
+			if _, err := parsePKey(pkey); err != nil {
+				return pkeyError(what, "weft vesw set "+args[0]+" --pkey %s", "weft vesw set --help", err)
 			}
-			return print(v, func() { printVESW(a.env.Out, v) })
-		})
+		}
+		v, err := call(cmd.Context(), a, api.ChangeVESW, api.Named[api.VESWChange]{Name: args[0], Value: c})
+		if err != nil {
+			return err
+		}
+		return print(v, func(w *screen) { printVESW(w, v) })
 	})
 	f := cmd.Flags()
-	f.StringVar(&pkey, "pkey", "", "P_Key of a partition that its ports are members of; empty: a partition of its own")
-	f.IntVar(&mtu, "mtu", 0, "MTU of its ports, 68 to 10222; 0: 1500. ports follow it down by themselves, and up where their hosts raise it")
-	f.IntVar(&max, "max-macs", 0, "MACs that a port may have, up to 2048; 0: 512")
+	f.StringVar(&pkey, "pkey", "", "P_Key of a partition of which its ports are members; empty: a partition of its own")
+	f.IntVar(&mtu, "mtu", 0, "MTU of its ports, 68 to 10222; 0: 1500. ports lower theirs by themselves; their hosts raise it")
+	f.IntVar(&maxMACs, "max-macs", 0, "limit of MACs per port, up to 2048; 0: 512")
 	f.IntVar(&sl, "sl", 0, "service level of frames, 0 to 14")
-	f.BoolVar(&flood, "flood", false, "send frames to a MAC that nobody has to all ports, where there is no gateway")
+	f.BoolVar(&flood, "flood", false, "flood frames to an unknown MAC, if there is no gateway")
 	f.BoolVar(&user, "user-macs", true, "allow ports MACs of their own")
 	return cmd
 }
 
-func (a *app) veswDelete() *cobra.Command {
-	return &cobra.Command{Use: "delete NAME", Short: "delete a virtual Ethernet switch with its ports", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeVESWs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				if err := api.Do(ctx, c, api.DeleteVESW, args[0]); err != nil {
-					return err
-				}
-				fmt.Fprintf(a.env.Out, "deleted virtual Ethernet switch %s\n", printable(args[0]))
-				return nil
-			})
-		}}
-}
-
-const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's host name or GUID, or a port's GUID; with :N behind it, it is vport N there.`
+const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's host name or GUID, or the
+GUID of a port. PORT:N is vport N of that port.`
 
 func (a *app) veswPort() *cobra.Command {
-	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or take them out", Args: cobra.ArbitraryArgs, RunE: group}
+	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or remove them", Args: cobra.ArbitraryArgs, RunE: group}
+	cmd.AddCommand(a.veswPortAdd(), a.veswPortDelete())
+	return cmd
+}
+
+func (a *app) veswPortAdd() *cobra.Command {
+	const what = "cannot add the port to the virtual Ethernet switch"
 	var gateway bool
 	var tap string
-	add := a.show(&cobra.Command{
+	cmd := a.show(&cobra.Command{
 		Use:   "add NAME PORT…",
-		Short: "make ports of devices ports of a virtual Ethernet switch",
-		Long: `Make ports of devices ports of a virtual Ethernet switch: an interface appears at the node of each.
+		Short: "add ports of devices to a virtual Ethernet switch",
+		Long: `Add ports of devices to a virtual Ethernet switch: an interface appears at the
+node of each.
 
-` + veswPortHelp + `
-Without it, the lowest is taken that no virtual Ethernet switch has. A gateway gets frames to MACs that nobody has; a port that is in the
-switch already becomes one, or with --gateway=false none. --tap names the interface of a device of this node: another node's weft vesw attach
-does that there.
-
-  weft vesw port add lab weft_ib0 weft_ib0@otherhost
+` + veswPortHelp + ` Without :N it is the lowest that is free.
+A gateway receives frames to unknown MACs. For a port that is in the switch
+already, --gateway makes it a gateway and --gateway=false undoes that. --tap
+names the interface of a device of this node; at another node, weft vesw attach
+does.`,
+		Example: `  weft vesw port add lab weft_ib0 weft_ib0@otherhost
   weft vesw port add lab 0200:5e00:53ff:0003 --gateway`,
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs,
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs(),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
-		var list []api.VESWPortAdd
+		var ports []api.VESWPortAdd
 		for _, s := range args[1:] {
 			p, err := veswPortOf(s)
 			if err != nil {
-				return usage("weft vesw port add --help", "cannot add the port to the virtual Ethernet switch: %v", err)
+				return usage("weft vesw port add --help", "%s: %v", what, err)
 			}
 			p.Gateway = gateway
-			list = append(list, p)
+			ports = append(ports, p)
 		}
-		if tap != "" && (len(list) != 1 || strings.ContainsAny(list[0].Port, "@:")) {
-			return usage("weft vesw attach --help", "cannot add the port to the virtual Ethernet switch: --tap is for one device of this node")
+		if tap != "" && (len(ports) != 1 || strings.ContainsAny(ports[0].Port, "@:")) {
+			return usage("weft vesw attach --help", "%s: --tap is for one device of this node", what)
 		}
-		return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-			was, err := api.Call(ctx, c, api.GetVESW, args[0])
-			if err != nil {
+		was, err := call(cmd.Context(), a, api.GetVESW, args[0])
+		if err != nil {
+			return err
+		}
+		var v api.VESW
+		for _, p := range ports {
+			if v, err = call(cmd.Context(), a, api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: args[0], Value: p}); err != nil {
 				return err
 			}
-			var v api.VESW
-			for _, p := range list {
-				if v, err = api.Call(ctx, c, api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: args[0], Value: p}); err != nil {
-					return err
-				}
+		}
+		if tap != "" { // before the Ethernet Manager makes the port, which takes longer
+			r := api.VESWRequest{Device: ports[0].Port, VESW: v.ID, Backend: api.BackendTAP, Name: tap}
+			if _, err := call(cmd.Context(), a, api.AttachVESW, r); err != nil {
+				return err
 			}
-			if tap != "" { // it takes longer to make the port
-				if _, err := api.Call(ctx, c, api.AttachVESW, api.VESWRequest{Device: list[0].Port, VESW: v.ID, Backend: api.BackendTAP, Name: tap}); err != nil {
-					return err
-				}
-			}
-			v = settledVESW(ctx, c, &was, v)
-			return print(v, func() { printVESW(a.env.Out, v) })
-		})
+		}
+		v = settledVESW(cmd.Context(), a, &was, v)
+		return print(v, func(w *screen) { printVESW(w, v) })
 	})
-	add.Flags().BoolVar(&gateway, "gateway", false, "frames to MACs that nobody has go there")
-	add.Flags().StringVar(&tap, "tap", "", "name of the interface, of a device of this node; without it opaFvV")
-	del := &cobra.Command{
-		Use: "del NAME PORT…", Short: "take ports out of a virtual Ethernet switch", Long: "Take ports out of a virtual Ethernet switch: their interfaces go.\n\n" + veswPortHelp,
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.query(cmd.Context(), func(ctx context.Context, c *api.Client) error {
-				for _, s := range args[1:] {
-					p, err := veswPortOf(s)
-					if err != nil {
-						return usage("weft vesw port del --help", "cannot take the port out of the virtual Ethernet switch: %v", err)
-					}
-					del := api.VESWPortDelete{Name: args[0], Port: p.Port}
-					if p.VPort != nil {
-						vport := uint(*p.VPort)
-						del.VPort = &vport
-					}
-					if err := api.Do(ctx, c, api.DeleteVESWPort, del); err != nil {
-						return err
-					}
-					fmt.Fprintf(a.env.Out, "took %s out of %s\n", printable(s), printable(args[0]))
-				}
-				return nil
-			})
-		}}
-	cmd.AddCommand(add, del)
+	cmd.Flags().BoolVar(&gateway, "gateway", false, "send frames to unknown MACs to this port")
+	cmd.Flags().StringVar(&tap, "tap", "", "name of the interface, for a device of this node; without it opaFvV")
 	return cmd
+}
+
+func (a *app) veswPortDelete() *cobra.Command {
+	return &cobra.Command{
+		Use: "delete NAME PORT…", Aliases: deleteAliases,
+		Short: "remove ports from a virtual Ethernet switch",
+		Long:  "Remove ports from a virtual Ethernet switch, and their interfaces.\n\n" + veswPortHelp,
+		Args:  cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, s := range args[1:] {
+				p, err := veswPortOf(s)
+				if err != nil {
+					return usage("weft vesw port delete --help", "cannot take the port out of the virtual Ethernet switch: %v", err)
+				}
+				port := api.VESWPortDelete{Name: args[0], Port: p.Port}
+				if p.VPort != nil {
+					vport := uint(*p.VPort)
+					port.VPort = &vport
+				}
+				if err := do(cmd.Context(), a, api.DeleteVESWPort, port); err != nil {
+					return err
+				}
+				fmt.Fprintf(a.env.Out, "removed %s from %s\n", printable(s), printable(args[0]))
+			}
+			return nil
+		},
+	}
 }
 
 // veswPortOf reads a port with the vport behind it. A GUID has colons of its own.
@@ -427,7 +422,7 @@ func veswPortOf(s string) (p api.VESWPortAdd, err error) {
 	}
 	n, err := strconv.Atoi(s[i+1:])
 	if err != nil || n < 0 {
-		return p, fmt.Errorf("%q is no number of a vport", s[i+1:])
+		return p, fmt.Errorf("%q is not the number of a vport", s[i+1:])
 	}
 	p.Port, p.VPort = s[:i], &n
 	return p, nil

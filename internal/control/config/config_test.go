@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 )
 
 func file(t *testing.T, text string) string {
@@ -26,10 +27,21 @@ func env(kv map[string]string) func(string) string {
 	return func(k string) string { return kv[k] }
 }
 
+// flags are those of weft up with arguments.
+func flags(t *testing.T, args ...string) *pflag.FlagSet {
+	t.Helper()
+	f := pflag.NewFlagSet("up", pflag.ContinueOnError)
+	AddFlags(f)
+	if err := f.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 func TestPrecedence(t *testing.T) {
 	name := file(t, "lanes: 3\nroce-port: 5000\nspin: 1ms\nallow-uid: [1, 2]\ndevice: file0\n")
 	vars := env(map[string]string{"WEFT_LANES": "2", "WEFT_ROCE_PORT": "6000", "WEFT_ALLOW_UID": "7", "WEFT_IDLE_EXIT": ""})
-	got, err := Load(Sources{Flags: map[string]any{"lanes": 1}, Getenv: vars, File: name})
+	got, err := Load(Sources{Flags: flags(t, "--lanes=1"), Getenv: vars, File: name})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,24 +64,24 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2", "switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
 		"ipoib": "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
-	for _, k := range Keys {
-		vars[EnvName(k)] = text[k]
-		v := text[k]
-		if k == "allow-uid" || k == "roce-interfaces" || k == "peer" || k == "ipoib-set" || k == "ipoib-addr" {
+	var args []string
+	for i := range Settings {
+		set := &Settings[i]
+		v := text[set.Name]
+		vars[EnvName(set.Name)] = v
+		args = append(args, "--"+set.Name+"="+strings.ReplaceAll(v, " ", ""))
+		if set.isList() {
 			v = "[" + v + "]"
 		}
-		yaml += k + ": " + v + "\n"
+		yaml += set.Name + ": " + v + "\n"
 	}
-	if n := reflect.TypeFor[Config]().NumField(); n != len(Keys) {
-		t.Errorf("Config has %d fields, Keys %d", n, len(Keys))
+	if n := reflect.TypeFor[Config]().NumField(); n != len(Settings) {
+		t.Errorf("Config has %d fields, there are %d settings", n, len(Settings))
 	}
 	for name, s := range map[string]Sources{
 		"environment": {Getenv: env(vars)},
 		"file":        {Getenv: env(nil), File: file(t, yaml)},
-		"flags": {Getenv: env(nil), Flags: map[string]any{"dir": "/d", "device": "w", "lanes": 5, "roce-port": 1, "roce-interfaces": []string{"eth0", "eno*"}, "wire-local": true, "icrc": "solve", "real-time": true,
-			"spin": "1ms", "idle-exit": "1h", "allow-uid": []int{1, 1000}, "log-level": "debug", "fabric": true, "peer": []string{"10.0.0.2", "10.0.0.3:7"},
-			"mcast-payloads": 5, "mcast-threshold": 6, "trunk-port": 2, "switch-ports": 9, "sm": "off", "sm-priority": 3, "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
-			"ipoib": true, "ipoib-params": "/p", "ipoib-set": []string{"debug=1", "scope=2"}, "ipoib-addr": []string{"ib0_1_1=10.0.0.1/8"}, "ipoib-mtu": 4096, "ipoib-qkey": 0x0b1b}},
+		"flags":       {Getenv: env(nil), Flags: flags(t, args...)},
 	} {
 		got, err := Load(s)
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {
@@ -126,7 +138,8 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, key := range Keys {
+	for i := range Settings {
+		key := Settings[i].Name
 		if key != "wire-local" && key != "real-time" && key != "fabric" && key != "ipoib-params" && !strings.Contains("\n"+err.Error(), "\n"+key+" must") {
 			t.Errorf("%v does not name %s", err, key)
 		}

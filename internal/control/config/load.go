@@ -12,140 +12,196 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-viper/mapstructure/v2"
-	"github.com/knadh/koanf/providers/confmap"
-	"github.com/knadh/koanf/v2"
+	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
 
-// Keys are the names of the settings, in the order of Config.
-var Keys = []string{"dir", "device", "lanes", "roce-port", "roce-interfaces", "wire-local", "icrc", "real-time", "spin", "idle-exit", "allow-uid", "log-level", "mcast-payloads", "mcast-threshold",
-	"fabric", "peer", "trunk-port", "switch-ports", "sm", "sm-priority", "m-key-file", "store", "store-listen", "ipoib", "ipoib-params", "ipoib-set", "ipoib-addr", "ipoib-mtu", "ipoib-qkey"}
-
-// EnvName returns the environment variable of a key.
-func EnvName(key string) string {
-	return "WEFT_" + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
+// EnvName returns the environment variable of a setting.
+func EnvName(name string) string {
+	return "WEFT_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
 // Sources are where a configuration comes from, strongest first.
 type Sources struct {
-	Flags  map[string]any      // by key; only those that were given
+	Flags  *pflag.FlagSet      // with the flags of AddFlags; only those that were given count; nil: none
 	Getenv func(string) string // an empty variable counts as unset
 	File   string              // path of a YAML file; empty: none
 }
 
-// Load merges the sources over the defaults. It does not Validate: the caller
-// fills Dir first.
-func Load(s Sources) (Config, error) {
-	k := koanf.New("\x00") // a delimiter no key has: keys are flat
-	if s.File != "" {
-		m, err := readFile(s.File)
-		if err != nil {
-			return Config{}, err
+// AddFlags adds a flag for each setting, except for the names in skip.
+func AddFlags(flags *pflag.FlagSet, skip ...string) {
+	c := new(Config)
+	*c = Default()
+next:
+	for i := range Settings {
+		s := &Settings[i]
+		for _, name := range skip {
+			if s.Name == name {
+				continue next
+			}
 		}
-		if err := k.Load(confmap.Provider(m, ""), nil); err != nil {
+		switch p := s.field(c).(type) {
+		case *string:
+			flags.StringVar(p, s.Name, *p, s.Help)
+		case *bool:
+			flags.BoolVar(p, s.Name, *p, s.Help)
+		case *int:
+			flags.IntVar(p, s.Name, *p, s.Help)
+		case *time.Duration:
+			flags.DurationVar(p, s.Name, *p, s.Help)
+		case *[]int:
+			flags.IntSliceVar(p, s.Name, *p, s.Help)
+		case *[]string:
+			flags.StringSliceVar(p, s.Name, *p, s.Help)
+		}
+		if s.Base == 16 {
+			flags.Lookup(s.Name).DefValue = s.DefaultText()
+		}
+	}
+}
+
+// Load merges the sources over the defaults. It does not Validate: the caller fills Dir first.
+func Load(from Sources) (Config, error) {
+	c := Default()
+	if from.File != "" {
+		if err := c.readFile(from.File); err != nil {
 			return Config{}, err
 		}
 	}
-	env, err := fromEnv(s.Getenv)
-	if err != nil {
+	if err := c.readEnv(from.Getenv); err != nil {
 		return Config{}, err
 	}
-	for _, m := range []map[string]any{env, s.Flags} {
-		if err := k.Load(confmap.Provider(m, ""), nil); err != nil {
-			return Config{}, err
-		}
+	if from.Flags == nil {
+		return c, nil
 	}
-	c := Default()
-	err = k.UnmarshalWithConf("", &c, koanf.UnmarshalConf{DecoderConfig: &mapstructure.DecoderConfig{
-		DecodeHook:  mapstructure.StringToTimeDurationHookFunc(),
-		ErrorUnused: true,
-		ZeroFields:  true, // a list replaces a weaker list, it is not merged into it
-	}})
-	if err != nil {
-		return Config{}, fmt.Errorf("read the configuration: %w", err)
+	for i := range Settings {
+		s := &Settings[i]
+		if f := from.Flags.Lookup(s.Name); f != nil && f.Changed {
+			text := f.Value.String()
+			if list, ok := f.Value.(pflag.SliceValue); ok {
+				text = strings.Join(list.GetSlice(), ",")
+			}
+			if err := s.parse(&c, text); err != nil {
+				return Config{}, fmt.Errorf("flag --%s has no valid value: %q", s.Name, f.Value)
+			}
+		}
 	}
 	return c, nil
 }
 
-// readFile decodes a YAML file strictly: an unknown or doubled key, a wrong
-// type or a second document is an error that names the line.
-func readFile(path string) (map[string]any, error) {
+// readFile decodes a YAML file strictly: an unknown or repeated key, a wrong type or a second document is an error that
+// names the line.
+func (c *Config) readFile(path string) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var typed Config
 	dec := yaml.NewDecoder(bytes.NewReader(b))
-	dec.KnownFields(true)
-	if err := dec.Decode(&typed); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s", path, oneLine(err))
+	var keys map[string]yaml.Node
+	if err := dec.Decode(&keys); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: %s", path, oneLine(err))
 	}
-	if err := dec.Decode(&typed); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: more than one document", path)
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: more than one document", path)
 	}
-	m := map[string]any{}
-	if err := yaml.Unmarshal(b, &m); err != nil {
-		return nil, fmt.Errorf("%s: %s", path, oneLine(err))
+	var errs []string
+	for i := range Settings {
+		s := &Settings[i]
+		if v, ok := keys[s.Name]; ok {
+			if err := v.Decode(s.field(c)); err != nil {
+				errs = append(errs, oneLine(err))
+			}
+			delete(keys, s.Name)
+		}
 	}
-	return m, nil
+	for name := range keys {
+		errs = append(errs, fmt.Sprintf("line %d: %s is not a setting", lineOf(b, name), name))
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%s: %s", path, strings.Join(errs, "; "))
+	}
+	return nil
 }
 
-// oneLine turns the YAML reader's indented list into one line, without the
-// Go type names that mean nothing to whoever wrote the file.
+// lineOf returns the line of a key of a YAML mapping.
+func lineOf(b []byte, key string) int {
+	var doc yaml.Node
+	if yaml.Unmarshal(b, &doc) == nil && len(doc.Content) > 0 {
+		for _, k := range doc.Content[0].Content {
+			if k.Value == key {
+				return k.Line
+			}
+		}
+	}
+	return 0
+}
+
+// oneLine joins the lines of a YAML reader's error.
 func oneLine(err error) string {
 	var te *yaml.TypeError
 	if !errors.As(err, &te) {
 		return strings.TrimPrefix(err.Error(), "yaml: ")
 	}
-	lines := make([]string, len(te.Errors))
-	for i, e := range te.Errors {
-		e = strings.Replace(e, "not found in type config.Config", "is not a setting", 1)
-		lines[i] = strings.Replace(e, "field ", "", 1)
-	}
-	return strings.Join(lines, "; ")
+	return strings.Join(te.Errors, "; ")
 }
 
-// fromEnv reads the WEFT_ variables. They are parsed here and not weakly by
-// the decoder, so that a wrong one is named.
-func fromEnv(getenv func(string) string) (map[string]any, error) {
-	m := map[string]any{}
+// readEnv reads the WEFT_ variables.
+func (c *Config) readEnv(getenv func(string) string) error {
 	var errs []error
-	for _, key := range Keys {
-		name := EnvName(key)
-		s := getenv(name)
-		if s == "" {
+	for i := range Settings {
+		s := &Settings[i]
+		name := EnvName(s.Name)
+		text := getenv(name)
+		if text == "" {
 			continue
 		}
-		var v any = s
-		var err error
-		switch key {
-		case "lanes", "roce-port", "trunk-port", "switch-ports", "sm-priority", "mcast-payloads", "mcast-threshold", "ipoib-mtu":
-			v, err = strconv.Atoi(s)
-		case "ipoib-qkey":
-			var n int64
-			n, err = strconv.ParseInt(s, 0, 0)
-			v = int(n)
-		case "wire-local", "real-time", "fabric", "ipoib":
-			v, err = strconv.ParseBool(s)
-		case "spin", "idle-exit":
-			v, err = time.ParseDuration(s)
-		case "roce-interfaces", "peer", "ipoib-set", "ipoib-addr":
-			v = strings.Split(s, ",")
-		case "allow-uid":
-			var uids []int
-			for f := range strings.SplitSeq(s, ",") {
-				uid, e := strconv.Atoi(strings.TrimSpace(f))
-				err = errors.Join(err, e)
-				uids = append(uids, uid)
-			}
-			v = uids
+		if err := s.parse(c, text); err != nil {
+			errs = append(errs, fmt.Errorf("environment variable %s has no valid value: %q", name, text))
 		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("environment variable %s has no valid value: %q", name, s))
-			continue
-		}
-		m[key] = v
 	}
-	return m, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// parse sets the setting in c to what text says. A list has commas between its values.
+func (s *Setting) parse(c *Config, text string) (err error) {
+	switch p := s.field(c).(type) {
+	case *string:
+		*p = text
+	case *bool:
+		*p, err = strconv.ParseBool(text)
+	case *int:
+		var n int64
+		base := 10
+		if s.Base == 16 {
+			base = 0 // hexadecimal with 0x, else decimal
+		}
+		n, err = strconv.ParseInt(text, base, 0)
+		*p = int(n)
+	case *time.Duration:
+		*p, err = time.ParseDuration(text)
+	case *[]string:
+		*p = strings.Split(text, ",")
+	case *[]int:
+		*p = nil
+		for f := range strings.SplitSeq(text, ",") {
+			n, e := strconv.Atoi(strings.TrimSpace(f))
+			err = errors.Join(err, e)
+			*p = append(*p, n)
+		}
+	}
+	return err
+}
+
+// assign sets the setting in c to v, which has its type.
+func (s *Setting) assign(c *Config, v any) {
+	switch p := s.field(c).(type) {
+	case *string:
+		*p = v.(string)
+	case *bool:
+		*p = v.(bool)
+	case *int:
+		*p = v.(int)
+	case *time.Duration:
+		*p = v.(time.Duration)
+	}
 }

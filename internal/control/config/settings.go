@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"math"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Setting describes a setting of a node.
+type Setting struct {
+	// Name is the key of the file and the name of the flag. The environment variable of "roce-port" is WEFT_ROCE_PORT.
+	Name  string
+	Group string // heading in the documentation
+	// Help is the help text of the flag, Doc what the documentation says in addition.
+	Help, Doc string
+	Unit      string // of a number
+	// Default is the value where no source has one; nil: the zero value.
+	Default any
+	// Base is the base in which a number is printed: 10 or, for 16, with 0x.
+	Base int
+	// Example is a value for the sample file where the default is empty.
+	Example string
+	// field returns a pointer to the setting in c: *string, *bool, *int, *time.Duration, *[]int or *[]string.
+	field func(c *Config) any
+	// check reports what is wrong with the setting, each fault with bad: "must be 1 to 65535, not 0".
+	check func(c *Config, bad func(format string, args ...any))
+}
+
+// between is the check of a number with bounds; zero is the meaning of 0, if 0 is not just a number.
+func between(field func(c *Config) *int, low, high int, zero string) func(c *Config, bad func(format string, args ...any)) {
+	return func(c *Config, bad func(format string, args ...any)) {
+		if v := *field(c); v < low || v > high {
+			bad("must be %d%s to %d, not %d", low, zero, high, v)
+		}
+	}
+}
+
+// oneOf is the check of a text that is one of some words.
+func oneOf(field func(c *Config) *string, words ...string) func(c *Config, bad func(format string, args ...any)) {
+	text := strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
+	return func(c *Config, bad func(format string, args ...any)) {
+		for _, w := range words {
+			if *field(c) == w {
+				return
+			}
+		}
+		bad("must be %s, not %q", text, *field(c))
+	}
+}
+
+// Settings are all settings, in the order of the documentation.
+var Settings = []Setting{
+	{Name: "dir", Group: "Node", Help: "directory of the node",
+		Doc:     "Its sockets, identity, store and log. Without it: /run/weft for root, $XDG_RUNTIME_DIR/weft or /tmp/weft-<uid> for others.",
+		Example: "/run/weft",
+		field:   func(c *Config) any { return &c.Dir },
+		check: func(c *Config, bad func(string, ...any)) {
+			if !filepath.IsAbs(c.Dir) {
+				bad("must be an absolute path, not %q", c.Dir)
+			} else if n := len(filepath.Join(c.Dir, "door", c.Device+".sock")); n > maxSocketPath {
+				bad("is too long: the path of its device sockets has %d bytes, at most %d fit", n, maxSocketPath)
+			}
+		}},
+	{Name: "device", Group: "Node", Help: "name of the verbs device", Default: "weft0",
+		field: func(c *Config) any { return &c.Device },
+		check: func(c *Config, bad func(string, ...any)) {
+			if !deviceName.MatchString(c.Device) {
+				bad("must be a letter and up to 62 letters, digits or ._-, not %q", c.Device)
+			}
+		}},
+	{Name: "lanes", Group: "Node", Help: "event loops of the data path; 0: one per two CPUs, at most 4",
+		Doc:   "Each lane is a thread. Programs need the other CPUs.",
+		field: func(c *Config) any { return &c.Lanes },
+		check: between(func(c *Config) *int { return &c.Lanes }, 0, MaxLanes, " (one per two CPUs, at most 4)")},
+	{Name: "roce-port", Group: "Node", Help: "UDP port of RoCEv2; 0: 4791, or another where a node has that", Default: RoCEPort,
+		Doc:   "Nodes reach each other by RoCEv2 only with the same port. 4791 is the port of the specification (IBA annex A17).",
+		field: func(c *Config) any { return &c.RoCEPort },
+		check: between(func(c *Config) *int { return &c.RoCEPort }, 0, 65535, "")},
+	{Name: "roce-interfaces", Group: "Node", Help: "interfaces whose addresses are GIDs of the device, by name or shell pattern (may be repeated)",
+		Doc: "Without it: all interfaces but InfiniBand ones and those of a node's own fabric.", Example: "eth0",
+		field: func(c *Config) any { return &c.RoCEInterfaces },
+		check: func(c *Config, bad func(string, ...any)) {
+			for _, v := range c.RoCEInterfaces {
+				if _, err := path.Match(v, ""); err != nil || v == "" {
+					bad("must be names or shell patterns of interfaces, not %q", v)
+				}
+			}
+		}},
+	{Name: "wire-local", Group: "Node", Help: "send traffic within the node through the packet path",
+		Doc:   "Without it, payload between two programs of a node is copied from memory to memory. Faults and captures need packets.",
+		field: func(c *Config) any { return &c.WireLocal }},
+	{Name: "icrc", Group: "Node", Help: "check of the ICRC of received RoCEv2 packets over IPv4: full, solve or auto", Default: ICRCAuto,
+		Doc: "full compares all 32 bits and needs CAP_NET_RAW, by which the node reads IPv4 identifications. solve compares 16 bits " +
+			"where the peer's identifications cannot be predicted. auto is full where CAP_NET_RAW is granted, else solve.",
+		field: func(c *Config) any { return &c.ICRC },
+		check: oneOf(func(c *Config) *string { return &c.ICRC }, ICRCAuto, ICRCFull, ICRCSolve)},
+	{Name: "real-time", Group: "Node", Help: "run the lanes with real-time priority",
+		Doc:   "Needs CAP_SYS_NICE or RLIMIT_RTPRIO. Without it lanes run with a short time slice and, where allowed, a negative nice value.",
+		field: func(c *Config) any { return &c.RealTime }},
+	{Name: "spin", Group: "Node", Help: "time that a lane polls after its last work before it sleeps", Default: 50 * time.Microsecond,
+		field: func(c *Config) any { return &c.Spin },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.Spin < 0 || c.Spin > MaxSpin {
+				bad("must be 0s to %v, not %v", MaxSpin, c.Spin)
+			}
+		}},
+	{Name: "idle-exit", Group: "Node", Help: "time after the last session after which the node ends; 0: never",
+		field: func(c *Config) any { return &c.IdleExit },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.IdleExit < 0 {
+				bad("must not be negative, not %v", c.IdleExit)
+			}
+		}},
+	{Name: "allow-uid", Group: "Node", Help: "users that may use the node, besides root and its own user (may be repeated)",
+		Doc: "They may open devices and read the state of the node, and change nothing.", Example: "1000",
+		field: func(c *Config) any { return &c.AllowUIDs },
+		check: func(c *Config, bad func(string, ...any)) {
+			for _, uid := range c.AllowUIDs {
+				if uid < 0 || int64(uid) >= 1<<32-1 {
+					bad("must be a user id, not %d", uid)
+				}
+			}
+		}},
+	{Name: "log-level", Group: "Node", Help: "debug, info, warn or error", Default: "info",
+		field: func(c *Config) any { return &c.LogLevel },
+		check: oneOf(func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error")},
+
+	{Name: "mcast-payloads", Group: "Multicast", Help: "multicast packets that are held for replication, of 4 KiB each", Default: 2048, Unit: "packets",
+		field: func(c *Config) any { return &c.McastPayloads },
+		check: between(func(c *Config) *int { return &c.McastPayloads }, 1, MaxMcastPayloads, "")},
+	{Name: "mcast-threshold", Group: "Multicast", Help: "multicast packets whose members are not resolved yet; one more is dropped; 0: no limit of their own",
+		Default: 1024, Unit: "packets",
+		field: func(c *Config) any { return &c.McastThreshold },
+		check: between(func(c *Config) *int { return &c.McastThreshold }, 0, MaxMcastPayloads, " (maximum)")},
+
+	{Name: "fabric", Group: "Subnet", Help: "be part of a subnet: a switch, InfiniBand ports, trunks", Default: true,
+		field: func(c *Config) any { return &c.Fabric }},
+	{Name: "peer", Group: "Subnet", Help: "node at the other end of a trunk: ADDRESS or ADDRESS:PORT (may be repeated)",
+		Doc: "The other node needs a --peer with an address of this node. Trunks are made when the node starts.", Example: "10.0.0.2",
+		field: func(c *Config) any { return &c.Peers },
+		check: func(c *Config, bad func(string, ...any)) {
+			for _, p := range c.Peers {
+				if _, err := c.PeerAddr(p); err != nil {
+					bad("must be an IP address, or address:port, not %q", p)
+				}
+			}
+		}},
+	{Name: "trunk-port", Group: "Subnet", Help: "UDP port of trunks", Default: TrunkPort,
+		field: func(c *Config) any { return &c.TrunkPort },
+		check: between(func(c *Config) *int { return &c.TrunkPort }, 1, 65535, "")},
+	{Name: "switch-ports", Group: "Subnet", Help: "ports of the node's switch, for devices and trunks together", Default: 36, Unit: "ports",
+		field: func(c *Config) any { return &c.SwitchPorts },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.SwitchPorts < 2 || c.SwitchPorts > 254 {
+				bad("must be 2 to 254, not %d", c.SwitchPorts)
+			} else if len(c.Peers) >= c.SwitchPorts {
+				bad("must be more than the %d trunks, not %d", len(c.Peers), c.SwitchPorts)
+			}
+		}},
+	{Name: "sm", Group: "Subnet", Help: "subnet manager: auto (this node takes part in the election), external (such as opensm) or off", Default: SMAuto,
+		field: func(c *Config) any { return &c.SM },
+		check: oneOf(func(c *Config) *string { return &c.SM }, SMAuto, SMExternal, SMOff)},
+	{Name: "sm-priority", Group: "Subnet", Help: "priority in the election of the master manager, 0 to 15; the highest wins",
+		field: func(c *Config) any { return &c.SMPriority },
+		check: between(func(c *Config) *int { return &c.SMPriority }, 0, 15, "")},
+	{Name: "m-key-file", Group: "Subnet", Help: "file with the M_Key that protects ports against managers without it",
+		Doc:     "The file contains a number such as 0x1122334455667788. Without it the manager uses the M_Key of its store.",
+		Example: "/etc/weft/m_key",
+		field:   func(c *Config) any { return &c.MKeyFile },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.MKeyFile != "" && (c.SM != SMAuto || !c.Fabric) {
+				bad("must not be given to a node without a manager of its own, not %q", c.MKeyFile)
+			}
+		}},
+	{Name: "store", Group: "Subnet", Help: "store of the manager: embedded, memory, URLs of an etcd cluster, or auto", Default: StoreAuto,
+		Doc: "embedded is an etcd in the node's directory. auto is memory with idle-exit, else embedded. " +
+			"Managers that share a store share partitions, groups and virtual Ethernet switches.",
+		field: func(c *Config) any { return &c.Store },
+		check: func(c *Config, bad func(string, ...any)) {
+			if k := c.StoreKind(); k == StoreEmbedded || k == StoreMemory {
+				return
+			}
+			for _, u := range c.StoreURLs() {
+				if !httpURL(u) {
+					bad("must be auto, embedded, memory, or URLs such as http://10.0.0.1:2379, not %q", c.Store)
+					return
+				}
+			}
+		}},
+	{Name: "store-listen", Group: "Subnet", Help: "URL at which the embedded store serves other nodes", Example: "http://10.0.0.1:2379",
+		field: func(c *Config) any { return &c.StoreListen },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.StoreListen != "" && (c.StoreKind() != StoreEmbedded || !httpURL(c.StoreListen)) {
+				bad("must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)
+			}
+		}},
+
+	{Name: "ipoib", Group: "IP links", Help: "add an IP link to every partition with a broadcast group, of every InfiniBand device",
+		Doc:   "Needs CAP_NET_ADMIN. weft ipoib add does the same until the node ends.",
+		field: func(c *Config) any { return &c.IPoIB },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.IPoIB && !c.Fabric {
+				bad("must be false where fabric is")
+			}
+		}},
+	{Name: "ipoib-params", Group: "IP links", Help: "file with parameters of IP links, one NAME = VALUE per line",
+		Doc: "weft ipoib params lists the parameters.", Example: "/etc/weft/ipoib.conf",
+		field: func(c *Config) any { return &c.IPoIBParams }},
+	{Name: "ipoib-set", Group: "IP links", Help: "parameter of IP links: NAME=VALUE; it overrides the file's (may be repeated)", Example: "sq_depth=1024",
+		field: func(c *Config) any { return &c.IPoIBSet },
+		check: func(c *Config, bad func(string, ...any)) {
+			for _, v := range c.IPoIBSet {
+				if name, _, ok := strings.Cut(v, "="); !ok || name == "" {
+					bad("must be NAME=VALUE, not %q", v)
+				}
+			}
+		}},
+	{Name: "ipoib-addr", Group: "IP links", Help: "IP address of a link of --ipoib: LINK=ADDRESS/LENGTH (may be repeated)",
+		Doc: "Needs ipoib.", Example: "ib0_1_7fff=10.1.0.1/24",
+		field: func(c *Config) any { return &c.IPoIBAddrs },
+		check: func(c *Config, bad func(string, ...any)) {
+			for _, v := range c.IPoIBAddrs {
+				link, addr, _ := strings.Cut(v, "=")
+				if _, err := netip.ParsePrefix(addr); err != nil || link == "" || !c.IPoIB {
+					bad("must be LINK=ADDRESS/LENGTH of a link of ipoib, not %q", v)
+				}
+			}
+		}},
+	{Name: "ipoib-mtu", Group: "IP links", Help: "MTU of the broadcast groups that this node's manager makes, 2048 or 4096", Default: 2048, Unit: "bytes",
+		Doc:   "The MTU of IP links is 4 less.",
+		field: func(c *Config) any { return &c.IPoIBMTU },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.IPoIBMTU != 2048 && c.IPoIBMTU != 4096 {
+				bad("must be 2048 or 4096, not %d", c.IPoIBMTU)
+			}
+		}},
+	{Name: "ipoib-qkey", Group: "IP links", Help: "Q_Key of these groups", Default: 0x80000b1b, Base: 16,
+		Doc: "With the top bit set, only the node and programs with CAP_NET_RAW can use it. OpenSM's is 0x0b1b, " +
+			"which programs without privilege can use as well.",
+		field: func(c *Config) any { return &c.IPoIBQKey },
+		check: func(c *Config, bad func(string, ...any)) {
+			if c.IPoIBQKey < 1 || c.IPoIBQKey > math.MaxUint32 {
+				bad("must be a number of 32 bits such as 0x80000b1b, not %#x", c.IPoIBQKey)
+			}
+		}},
+}
+
+// maxSocketPath is the longest path of struct sockaddr_un, without the final zero.
+const maxSocketPath = 107
