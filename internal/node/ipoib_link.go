@@ -60,10 +60,7 @@ type ipLink struct {
 	addrs atomic.Pointer[[]netip.Prefix]
 }
 
-var (
-	_ lane.Poller  = (*ipLink)(nil)
-	_ ipoib.Device = (*ipLink)(nil)
-)
+var _ lane.Poller = (*ipLink)(nil)
 
 // start opens the session and begins the life of the link. It is called by
 // work.
@@ -95,7 +92,7 @@ func (l *ipLink) start() {
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
 	l.lane.Do(func() {
-		l.link = ipoib.New(l.cfg, rnd, l.al.access(), l)
+		l.link = ipoib.New(l.cfg, rnd, l.al.access(), ipoib.Device{Interface: l, Packets: l, Events: l})
 		l.lane.AddPoller(l)
 		l.link.Start(l.lane.Now(), portOf(l.f.a))
 	})
@@ -201,7 +198,7 @@ func (l *ipLink) Deadline() mono.Time {
 // rouse wakes the lane for packets that were read.
 func (l *ipLink) rouse() { l.lane.Wake() }
 
-// Register implements ipoib.Device: the device is made elsewhere.
+// Register implements ipoib.Interface: the device is made elsewhere.
 func (l *ipLink) Register(d ipoib.DeviceInfo) {
 	l.made++
 	made := l.made
@@ -277,7 +274,7 @@ func (l *ipLink) take(now mono.Time, link *ipoib.Link) {
 	l.opened = e.Up
 }
 
-// Unregister implements ipoib.Device.
+// Unregister implements ipoib.Interface.
 func (l *ipLink) Unregister() {
 	l.made++
 	l.unwatch()
@@ -309,12 +306,12 @@ func (l *ipLink) closeDevice() {
 	l.device = nil
 }
 
-// SetCarrier implements ipoib.Device.
+// SetCarrier implements ipoib.Interface.
 func (l *ipLink) SetCarrier(on bool, _ string) {
 	l.onDevice("carrier", func(b ipoib.Backend) error { return b.SetCarrier(on) })
 }
 
-// SetMTU implements ipoib.Device.
+// SetMTU implements ipoib.Interface.
 func (l *ipLink) SetMTU(mtu int) {
 	l.onDevice("MTU", func(b ipoib.Backend) error { return b.SetMTU(mtu) })
 }
@@ -331,7 +328,7 @@ func (l *ipLink) onDevice(what string, f func(ipoib.Backend) error) {
 	})
 }
 
-// Deliver implements ipoib.Device.
+// Deliver implements ipoib.PacketReceiver.
 func (l *ipLink) Deliver(packets [][]byte) (dropped int) {
 	if l.back == nil || l.back.WriteBatch(packets, 0) != nil {
 		return len(packets)
@@ -339,14 +336,14 @@ func (l *ipLink) Deliver(packets [][]byte) (dropped int) {
 	return 0
 }
 
-// Wake implements ipoib.Device.
+// Wake implements ipoib.PacketReceiver.
 func (l *ipLink) Wake() {
 	if l.feed != nil {
 		l.feed.held = false
 	}
 }
 
-// Event implements ipoib.Device.
+// Event implements ipoib.Events.
 func (l *ipLink) Event(_ mono.Time, e ipoib.Event) {
 	text := e.Text
 	if e.Addr.IsValid() {
@@ -355,7 +352,7 @@ func (l *ipLink) Event(_ mono.Time, e ipoib.Event) {
 	l.h.event(l.cfg.Name, e.Kind.String(), text)
 }
 
-// Closed implements ipoib.Device.
+// Closed implements ipoib.Interface.
 func (l *ipLink) Closed(err error) {
 	if err != nil {
 		l.h.event(l.cfg.Name, ipoib.EventLog.String(), err.Error())
