@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/control/api"
 	"weft/test/lab"
 )
 
@@ -56,6 +58,60 @@ func TestDocs(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCounters compares docs/counters.md with what a node lists that has each kind of device and link:
+// the page must have each counter in the section of its scope, and no other.
+func TestCounters(t *testing.T) {
+	lab.NeedNetNS(t)
+	r := newReader(t)
+	var out string
+	for _, text := range []string{
+		"ip netns add peer && ip link add eth0 type veth peer name eth0 netns peer",
+		"ip addr add 10.0.0.1/24 dev eth0 && ip link set eth0 up",
+		"ip -n peer addr add 10.0.0.2/24 dev eth0 && ip -n peer link set eth0 up && ip -n peer link set lo up",
+		"weft up --detach --peer 10.0.0.2",
+		"ip netns exec peer weft up --detach --dir /run/peer --peer 10.0.0.1 --sm off",
+		"weft wait --for=active && weft vesw create lab && weft vesw port add lab weft_ib0",
+		"weft vm add web --vesw lab && weft dev add lab0 --segment vesw:lab --addr 10.3.0.1/24 && weft ipoib add weft_ib0",
+		"weft run -- ibv_rc_pingpong -d weft0 -g 1 &",
+		"weft run -- rping -s &",
+		"sleep 1; weft stat --all -o json >counters.json; weft res qp && grep -q conn_opened counters.json && grep -q rx_bad_veswid counters.json && cat counters.json",
+	} {
+		var err error
+		if out, err = r.run(command{text: text}); err != nil {
+			t.Fatalf("%s: %v\n%s", text, err, out)
+		}
+	}
+	var list []api.Counter
+	if err := json.Unmarshal([]byte(out[strings.Index(out, "["):]), &list); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs/counters.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for _, section := range strings.Split(string(page), "\n## ")[1:] {
+		scope, _, _ := strings.Cut(section, ":")
+		for _, row := range regexp.MustCompile("(?m)^\\| (`.+?`) \\|").FindAllStringSubmatch(section, -1) {
+			for _, name := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(row[1], -1) {
+				documented[scope+" "+name[1]] = false
+			}
+		}
+	}
+	for _, c := range list {
+		key := c.Scope + " " + c.Name
+		if _, ok := documented[key]; !ok {
+			t.Errorf("docs/counters.md has no %s in the section of %s", c.Name, c.Scope)
+		}
+		documented[key] = true
+	}
+	for key, listed := range documented {
+		if !listed {
+			t.Errorf("docs/counters.md has %q, which weft stat --all does not list", key)
+		}
 	}
 }
 
