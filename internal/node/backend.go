@@ -101,11 +101,13 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
 	}
-	if s.IPLinks, err = n.IPLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
+	if s.IPLinks, err = n.ipLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
 	}
 	s.Degraded, err = n.degraded(ctx)
-	s.Degraded = append(s.Degraded, ipDegraded(s.IPLinks)...)
+	if n.ip != nil {
+		s.Degraded = append(s.Degraded, n.ip.Degraded(s.IPLinks)...)
+	}
 	var e error
 	if s.VESWInterfaces, e = n.VESWInterfaces(ctx); e != nil {
 		return s, e
@@ -424,7 +426,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		return nil, err
 	}
 	if n.ip != nil {
-		c, err := n.IPStats(context.Background(), "")
+		c, err := n.ip.Counters(context.Background(), "")
 		if err != nil {
 			return nil, err
 		}

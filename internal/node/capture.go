@@ -231,7 +231,7 @@ func (n *Node) captureConfig(ctx context.Context, spec api.CaptureSpec) (capture
 		return cfg, nil
 	}
 	cfg.Later = false
-	links, err := n.IPLinks(ctx)
+	links, err := n.ipLinks(ctx)
 	if err != nil {
 		return cfg, err
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"weft/internal/node/ipif"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/service/cm"
@@ -29,10 +30,10 @@ const (
 // link's, though the host has it too.
 func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 	a = a.Unmap().WithZone("")
-	if l := s.ipLinkOf(func(_ *ipLink, p netip.Prefix) bool { return p.Addr() == a }); l != nil {
-		p := l.f.a.Port()
+	if l, ok := s.ipAddress(func(l *ipif.Address) bool { return l.Prefix.Addr() == a }); ok {
+		p := l.Adapter.Port()
 		if len(p.GIDs) > 0 {
-			return cm.Address{Function: l.f.a.Number(), Link: ib.LinkInfiniBand, Device: l.cfg.Name, Src: a, SGID: p.GIDs[0].GID, PKey: l.cfg.PKey}, nil
+			return cm.Address{Function: l.Adapter.Number(), Link: ib.LinkInfiniBand, Device: l.Link, Src: a, SGID: p.GIDs[0].GID, PKey: l.PKey}, nil
 		}
 	}
 	if !a.IsValid() || a.IsUnspecified() {
@@ -55,7 +56,8 @@ func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 // knows the first of them only.
 func (s *cmService) has(function uint16, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
-	return s.ipLinkOf(func(l *ipLink, p netip.Prefix) bool { return p.Addr() == a && l.f.a.Number() == function }) != nil
+	_, ok := s.ipAddress(func(l *ipif.Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
+	return ok
 }
 
 // stations lists the Ethernet ports in virtual Ethernet switches, by name.
@@ -67,18 +69,12 @@ func (s *cmService) stations() []*station {
 	return list
 }
 
-// ipLinkOf returns the first IP link, by name, that has such an address; nil where there
-// is none.
-func (s *cmService) ipLinkOf(is func(*ipLink, netip.Prefix) bool) *ipLink {
+// ipAddress returns the first address of an IP link, by the link's name, that match accepts.
+func (s *cmService) ipAddress(match func(*ipif.Address) bool) (ipif.Address, bool) {
 	if s.n.ip == nil {
-		return nil
+		return ipif.Address{}, false
 	}
-	for _, l := range s.n.ip.sorted() {
-		if addrs := l.addrs.Load(); addrs != nil && slices.ContainsFunc(*addrs, func(p netip.Prefix) bool { return is(l, p) }) {
-			return l
-		}
-	}
-	return nil
+	return s.n.ip.Lookup(match)
 }
 
 // source finds from which address packets go to dst.
@@ -90,12 +86,9 @@ func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
 		return a, nil // to itself
 	}
 	// Of stacks in the node the kernel has no routes.
-	if l := s.ipLinkOf(func(_ *ipLink, p netip.Prefix) bool { return p.Contains(dst.WithZone("")) }); l != nil && !dst.IsMulticast() {
-		for _, p := range *l.addrs.Load() {
-			if p.Contains(dst.WithZone("")) {
-				return s.bound(p.Addr())
-			}
-		}
+	onLink := func(l *ipif.Address) bool { return l.Prefix.Contains(dst.WithZone("")) }
+	if l, ok := s.ipAddress(onLink); ok && !dst.IsMulticast() {
+		return s.bound(l.Prefix.Addr())
 	}
 	for _, st := range s.stations() {
 		for _, p := range st.addrs {
@@ -195,26 +188,10 @@ func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done
 
 // ipoibPath asks the IP link of an address for the path to its peer.
 func (s *cmService) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time, *ipoib.PathInfo, error)) {
-	l := s.n.ip.link(a.Device)
-	if l == nil || l.addrs.Load() == nil {
-		done(now, nil, cm.ErrNoAddress)
-		return
-	}
-	dst := a.Dst
-	answer := func(p *ipoib.PathInfo, err error) {
+	resolved := func(p *ipoib.PathInfo, err error) {
 		s.post(func(now mono.Time) { done(now, p, pathError(err)) })
 	}
-	if !l.lane.Post(func() {
-		if l.link == nil {
-			answer(nil, ipoib.ErrLinkDown)
-			return
-		}
-		p := new(ipoib.PathInfo)
-		err := l.link.GetPathAsync(l.lane.Now(), dst, p, func(status error, out *ipoib.PathInfo, _ any) { answer(out, status) }, nil)
-		if !errors.Is(err, ipoib.ErrAgain) {
-			answer(p, err)
-		}
-	}) {
+	if s.n.ip == nil || !s.n.ip.ResolvePath(a.Device, a.Dst, resolved) {
 		done(now, nil, cm.ErrNoAddress)
 	}
 }

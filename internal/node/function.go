@@ -174,7 +174,7 @@ func (n *Node) drop(f *function) error {
 		n.forgetMachine(f.vm)
 	}
 	if n.ip != nil {
-		n.ip.leave(f)
+		n.ip.RemoveAdapter(f.a)
 	}
 	if n.board != nil {
 		n.board.Unplug(f.a)

@@ -221,6 +221,7 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	}
 	if n.vesw != nil {
 		n.vesw.forget(name)
+		n.ip.Forget(name)
 	}
 	n.keeper.save(ctx)
 	n.mu.Lock()

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"weft/internal/control/api"
-	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/service/cm"
 )
@@ -56,7 +55,7 @@ func TestIPLinksConnected(t *testing.T) {
 				if b.has(p) {
 					return true
 				}
-				r.node.ip.describe(func(*ipLink) bool { return true }) // the lane has turned
+				r.node.ip.List(context.Background()) // the lane has turned
 			}
 			return false
 		})
@@ -95,7 +94,7 @@ func TestIPLinksConnected(t *testing.T) {
 		}
 	}
 	for _, name := range []string{firstNative, "vf"} {
-		if err := api.Do(ctx, r.cli, api.DeleteIPLinks, name); err != nil {
+		if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: name}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -109,24 +108,7 @@ func TestIPLinksConnected(t *testing.T) {
 	})
 }
 
-// TestIPLinkConnectionFails: a link hears of connections whose queue pairs failed, by whatever event.
-func TestIPLinkConnectionFails(t *testing.T) {
-	a := &ipoibAL{}
-	a.failed(ib.EventQPReqErr, 7) // before there are connections
-	a.made = map[uint32]*ipoibConn{}
-	for i, e := range []ib.Event{ib.EventQPFatal, ib.EventQPReqErr, ib.EventQPAccessErr} {
-		a.failed(e, uint32(10+i))
-	}
-	a.failed(ib.EventSRQLimit, 13)
-	if !slices.Equal(a.fatal, []ib.QPN{10, 11, 12}) || a.broken {
-		t.Errorf("%v failed; broken: %v", a.fatal, a.broken)
-	}
-	if a.failed(ib.EventCQErr, 1); !a.broken {
-		t.Error("the completion queue is in error")
-	}
-}
-
-// TestIPLinkListensLater: a link that cannot be listened for tells so once, and is as soon as there is room.
+// TestIPLinkListensLater: a link without a listener reports that once, and listens as soon as there is room.
 func TestIPLinkListensLater(t *testing.T) {
 	t.Parallel()
 	r := twoNative(t)
@@ -141,11 +123,12 @@ func TestIPLinkListensLater(t *testing.T) {
 			others = append(others, l)
 		}
 	})
-	told := func(text string) (n int) {
-		h := r.node.ip
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		for _, e := range h.log {
+	reported := func(text string) (n int) {
+		events, err := api.Call(context.Background(), r.cli, api.ListIPEvents, api.EventQuery{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
 			if strings.Contains(e.Text, text) {
 				n++
 			}
@@ -153,14 +136,14 @@ func TestIPLinkListensLater(t *testing.T) {
 		return n
 	}
 	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
-	eventually(t, "the link says that it cannot be connected to", func() bool { return told("nobody can connect to it") == 1 })
+	eventually(t, "an event: no neighbour can connect", func() bool { return reported("no neighbour can connect") == 1 })
 	r.node.cm.do(func(now mono.Time) {
 		for _, l := range others {
 			l.Close(now)
 		}
 	})
-	eventually(t, "the link says that it can be connected to", func() bool { return told("others can connect to it") == 1 })
-	if n := told("nobody can connect to it"); n != 1 {
-		t.Errorf("told %d times", n)
+	eventually(t, "an event: neighbours can connect", func() bool { return reported("neighbours can connect") == 1 })
+	if n := reported("no neighbour can connect"); n != 1 {
+		t.Errorf("reported %d times", n)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/node/ipif"
 	"weft/internal/service/ipoib"
 )
 
@@ -94,19 +95,22 @@ type stacks struct {
 
 func (r *running) stacks() *stacks {
 	s := &stacks{m: map[string]*ipStack{}}
-	r.node.ip.open = func(q *ipoibRequest, d ipoib.DeviceInfo, news func(ipoib.BackendEvent)) (ipoib.Backend, error) {
-		b := &ipStack{name: d.Name, info: d, send: make(chan []byte), end: make(chan struct{}), keep: true}
-		s.mu.Lock()
-		s.m[d.Name] = b
-		s.mu.Unlock()
-		e := ipoib.BackendEvent{Addrs: q.addrs, MTU: d.MTU, Up: true}
-		for _, p := range q.addrs {
-			e.OnLink = append(e.OnLink, p.Masked())
-		}
-		news(e) // also before the back end is there
-		return b, nil
-	}
+	r.node.ip.Open = s.open
 	return s
+}
+
+// open makes the stack of a link.
+func (s *stacks) open(d *ipif.Device) (ipoib.Backend, error) {
+	b := &ipStack{name: d.Name, info: d.DeviceInfo, send: make(chan []byte), end: make(chan struct{}), keep: true}
+	s.mu.Lock()
+	s.m[d.Name] = b
+	s.mu.Unlock()
+	e := ipoib.BackendEvent{Addrs: d.Addrs, MTU: d.MTU, Up: true}
+	for _, p := range d.Addrs {
+		e.OnLink = append(e.OnLink, p.Masked())
+	}
+	d.Notify(e) // also before the back end is there
+	return b, nil
 }
 
 func (s *stacks) of(name string) *ipStack {
@@ -160,17 +164,17 @@ func TestIPLinks(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].State != "UP" || list[0].Type != 32 || list[0].AddrLen != 20 || !list[0].Joined || list[0].MLID < 0xc000 {
 		t.Errorf("%v %+v", err, list)
 	}
-	n, err := r.node.IPNeighbours(ctx, "ib0_1_7fff")
+	n, err := api.Call(ctx, r.cli, api.ListIPNeighbours, "ib0_1_7fff")
 	if err != nil || len(n) != 1 || n[0].Addr != "10.9.0.2" || n[0].HWAddr != list[1].Address {
 		t.Errorf("%v %+v", err, n)
 	}
-	if v, err := r.node.IPShadow(ctx, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.function("vf").a.Port().LID) {
+	if v, err := api.Call(ctx, r.cli, api.ListIPShadow, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.function("vf").a.Port().LID) {
 		t.Errorf("by the name with the membership bit: %v %+v", err, v)
 	}
-	if v, err := r.node.IPPaths(ctx, ""); err != nil || len(v) != 2 || v[0].State != "valid" {
+	if v, err := api.Call(ctx, r.cli, api.ListIPPaths, ""); err != nil || len(v) != 2 || v[0].State != "valid" {
 		t.Errorf("%v %+v", err, v)
 	}
-	if v, err := r.node.IPGroups(ctx, "ib1_1_7fff"); err != nil || !slices.ContainsFunc(v, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, "224.0.0.1") }) {
+	if v, err := api.Call(ctx, r.cli, api.ListIPGroups, "ib1_1_7fff"); err != nil || !slices.ContainsFunc(v, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, "224.0.0.1") }) {
 		t.Errorf("%v %+v", err, v)
 	}
 	if r.counter(api.ScopeIPoIB, "tx_packets") == 0 {
@@ -207,13 +211,13 @@ func TestIPLinks(t *testing.T) {
 		t.Errorf("an address of no link: %v", err)
 	}
 
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_7fff"}); err != nil {
 		t.Fatal(err)
 	}
 	if l, err := api.Get(ctx, r.cli, api.ListIPLinks); err != nil || len(l) != 1 {
 		t.Errorf("%v %+v", err, l)
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); code(err) != api.CodeNotFound {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeNotFound {
 		t.Errorf("deleted twice: %v", err)
 	}
 	// With its device a link goes too.
@@ -303,7 +307,7 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 	if _, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative, Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
 		t.Errorf("asked for twice: %v", err)
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "ib0_1_7fff"); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
 		t.Errorf("one of many: %v", err)
 	}
 	off := false
@@ -320,29 +324,34 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the carrier comes back", names("ib0_1_7fff"))
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, "all"); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "all"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "no link is left", names())
 }
 
-// pollStack is a stack that the lane reads by itself: what is in next, once.
+// pollStack is a stack that the lane polls: it has the packet next, once.
 type pollStack struct {
 	*ipStack
-	pipe [2]int
-	next []byte // the lane's
+	pipe [2]int // readable until the first poll
+	next []byte // the lane's, as hop and polled
 	hop  netip.Addr
+
+	polled bool
 }
 
-var _ polled = (*pollStack)(nil)
-
+// TryReadBatch reports that there is always more, so that each turn of the lane polls.
 func (s *pollStack) TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, bool, error) {
+	if !s.polled {
+		s.polled = true
+		syscall.Read(s.pipe[0], make([]byte, 1))
+	}
 	if s.next == nil {
-		return 0, false, nil
+		return 0, true, nil
 	}
 	sizes[0], hops[0] = copy(bufs[0][offset:], s.next), s.hop
 	s.next = nil
-	return 1, false, nil
+	return 1, true, nil
 }
 
 func (s *pollStack) Control(f func(fd int) error) error { return f(s.pipe[0]) }
@@ -364,38 +373,40 @@ func TestIPLinkAllocates(t *testing.T) {
 func ipLinkAllocates(t *testing.T, mode string) {
 	r := twoNative(t)
 	s := r.stacks()
-	open := r.node.ip.open
-	r.node.ip.open = func(q *ipoibRequest, d ipoib.DeviceInfo, news func(ipoib.BackendEvent)) (ipoib.Backend, error) {
-		b, err := open(q, d, news)
+	open, polls := r.node.ip.Open, map[string]*pollStack{}
+	r.node.ip.Open = func(d *ipif.Device) (ipoib.Backend, error) {
+		b, err := open(d)
 		p := &pollStack{ipStack: b.(*ipStack)}
-		p.keep = false
-		return p, errors.Join(err, syscall.Pipe(p.pipe[:]))
+		p.keep, polls[d.Name] = false, p
+		err = errors.Join(err, syscall.Pipe(p.pipe[:]))
+		syscall.Write(p.pipe[1], []byte{1})
+		return p, err
 	}
 	r.link(t, firstNative, "10.9.0.1/24", "mode="+mode)
 	r.link(t, "vf", "10.9.0.2/24", "mode="+mode)
-	from, to := r.node.ip.link("ib0_1_7fff"), s.of("ib1_1_7fff")
-	p, hop := ipv4("10.9.0.1", "10.9.0.2", make([]byte, 1000)), netip.MustParseAddr("10.9.0.2")
-	offer := func() {
-		b := from.back.(*pollStack)
-		b.next, b.hop = p, hop
-		from.feed.heard = true
+	list, err := api.Get(context.Background(), r.cli, api.ListIPLinks)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("%v %+v", err, list)
 	}
+	on, from, to := r.node.lanes.All()[list[0].Lane], polls["ib0_1_7fff"], s.of("ib1_1_7fff")
+	p, hop := ipv4("10.9.0.1", "10.9.0.2", make([]byte, 1000)), netip.MustParseAddr("10.9.0.2")
+	offer := func() { from.next, from.hop = p, hop }
 	before := to.count.Load()
 	eventually(t, "the first packet arrives", func() bool {
-		from.lane.Do(offer)
+		on.Do(offer)
 		return to.count.Load() > before
 	})
 	eventually(t, "the neighbour is known by its mode", func() bool {
-		from.lane.Do(offer)
+		on.Do(offer)
 		return slices.Equal(r.modes(t, "10.9.0.2"), []string{mode})
 	})
 	before = to.count.Load()
 	n := 0.0
-	from.lane.Do(func() {
+	on.Do(func() {
 		n = testing.AllocsPerRun(500, func() {
 			offer()
 			for range 4 {
-				from.lane.Turn(from.lane.Now())
+				on.Turn(on.Now())
 			}
 		})
 	})
@@ -453,7 +464,7 @@ func TestIPLinkRefusals(t *testing.T) {
 			t.Errorf("%+v: %v", c.a, err)
 		}
 	}
-	p, err := r.node.IPParams(ctx, "ib0_1_7fff")
+	p, err := api.Call(ctx, r.cli, api.ListIPParams, "ib0_1_7fff")
 	if err != nil || !slices.ContainsFunc(p, func(p api.IPParam) bool { return p.Link != "" && p.Name == "sq_depth" && p.Value == "1024" }) {
 		t.Errorf("%v %+v", err, p)
 	}

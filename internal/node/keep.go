@@ -60,6 +60,8 @@ type keptFunctions struct {
 	Functions       []keptFunction `json:"functions"`
 	// VESWPorts is what ports of virtual Ethernet switches are for, whether they are there or not.
 	VESWPorts []api.VESWRequest `json:"vesw_ports,omitempty"`
+	// IPLinks are requests for IP links.
+	IPLinks []api.IPRequest `json:"ip_links,omitempty"`
 }
 
 // keptFunction is a function that was added, or one that is always there and
@@ -186,7 +188,7 @@ func (k *keeper) save(ctx context.Context) {
 // write puts the functions into the store; mu is held.
 func (k *keeper) write(ctx context.Context) error {
 	n := k.n
-	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff(), VESWPorts: n.vesw.kept()}
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff(), VESWPorts: n.vesw.kept(), IPLinks: n.ip.Kept()}
 	for _, f := range n.functions() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
@@ -268,6 +270,7 @@ func (k *keeper) load(ctx context.Context) error {
 			n.mu.Unlock()
 		}
 	}
+	n.ip.Restore(v.IPLinks)
 	n.log.Info("devices restored", "functions", restored, "vesw_ports", len(v.VESWPorts), "adapter_disabled", v.AdapterDisabled)
 	return nil
 }

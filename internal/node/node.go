@@ -31,6 +31,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
@@ -59,7 +60,7 @@ type Node struct {
 	cm       *cmService
 	cmDoor   atomic.Pointer[cmDoor] // nil before programs are served
 	sub      *subnet.Subnet         // nil: the node is in no subnet
-	ip       *ipoibHost             // nil: the same
+	ip       *ipif.Host             // nil: the same
 	vesw     *veswHost              // nil: the same
 
 	// Of the subnet manager; nil where another node, or a program, manages.
@@ -100,6 +101,9 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 	return runNode(ctx, cfg, func(*Node) { ready() }, log)
 }
 
+// testHookOpened is called with a node before it lives, where a test sets it.
+var testHookOpened func(*Node)
+
 // runNode is Run that shows the node to whoever hears that it is ready.
 func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slog.Logger) (err error) {
 	dir, err := rundir.Acquire(cfg.Dir, cfg.DirPerm(os.Geteuid()))
@@ -115,6 +119,9 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err
+	}
+	if testHookOpened != nil {
+		testHookOpened(n)
 	}
 	lived := make(chan error, 1)
 	go func() { lived <- n.live(ctx, func() { ready(n) }) }()
@@ -243,8 +250,8 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		n.sub.OpenUserMADs(u, n.adapterNamed)
 		defer u.Close()
 		defer n.vesw.close()
-		defer n.ip.close()
-		if err := n.ip.configured(); err != nil {
+		defer n.ip.Close()
+		if err := n.ip.Start(n.cfg.IPoIB); err != nil {
 			control.Close()
 			return err
 		}

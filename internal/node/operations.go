@@ -51,18 +51,7 @@ func (n *Node) operations() *http.ServeMux {
 	api.Handle(mux, api.GetStore, api.NoInput(n.Store))
 	api.Handle(mux, api.ListStoreEntries, n.StoreEntries)
 
-	api.Handle(mux, api.ListIPLinks, api.NoInput(n.IPLinks))
-	api.Handle(mux, api.AddIPLinks, n.AddIPLinks)
-	api.Handle(mux, api.DeleteIPLinks, api.NoOutput(n.DelIPLinks))
-	api.Handle(mux, api.ChangeIPLink, n.changeIPLink)
-	api.Handle(mux, api.ListIPNeighbours, n.IPNeighbours)
-	api.Handle(mux, api.ListIPShadow, n.IPShadow)
-	api.Handle(mux, api.ListIPPaths, n.IPPaths)
-	api.Handle(mux, api.ListIPGroups, n.IPGroups)
-	api.Handle(mux, api.ListIPCounters, n.IPStats)
-	api.Handle(mux, api.ListIPParams, n.IPParams)
-	api.Handle(mux, api.ListIPEvents, n.ipEvents)
-	api.Handle(mux, api.ResolveIPPath, n.IPPath)
+	n.ipOperations(mux)
 
 	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs))
 	api.Handle(mux, api.GetVESW, n.VESW)
@@ -93,14 +82,6 @@ func (n *Node) findPath(ctx context.Context, q api.PathQuery) (api.Path, error) 
 
 func (n *Node) deletePartition(ctx context.Context, p api.PartitionMembers) error {
 	return n.DelPartition(ctx, p.PKey, p.Members)
-}
-
-func (n *Node) changeIPLink(ctx context.Context, a api.Named[api.IPAction]) (api.None, error) {
-	return api.None{}, n.IPDo(ctx, a.Name, a.Value)
-}
-
-func (n *Node) ipEvents(ctx context.Context, q api.EventQuery) ([]api.IPEvent, error) {
-	return n.IPEvents(ctx, q.After, q.Wait)
 }
 
 // deleteVESWPort names the vport of the port, -1 where any of them is meant.

@@ -20,7 +20,6 @@ import (
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
-	"weft/internal/proto/wire"
 	"weft/internal/service/cm"
 	"weft/internal/service/rdmacm"
 	"weft/internal/verbs/hca"
@@ -275,17 +274,10 @@ func (w *cmNetwork) Device(function uint16) (rdmacm.Device, bool) {
 
 // Broadcast implements rdmacm.Network.
 func (w *cmNetwork) Broadcast(a *cm.Address) (ib.GID, bool) {
-	n := w.s.n
-	if n.ip == nil {
+	if w.s.n.ip == nil {
 		return ib.GID{}, false
 	}
-	n.ip.mu.Lock()
-	defer n.ip.mu.Unlock()
-	l := n.ip.links[a.Device]
-	if l == nil {
-		return ib.GID{}, false
-	}
-	return wire.BroadcastGID(l.cfg.PKey, l.cfg.Params.Scope), true
+	return w.s.n.ip.BroadcastGID(a.Device)
 }
 
 // Join implements rdmacm.Network.

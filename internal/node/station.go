@@ -13,6 +13,8 @@ import (
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/netstack"
 	"weft/internal/node/lane"
+	"weft/internal/node/loop"
+	"weft/internal/node/stack"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/service/vnic"
@@ -30,7 +32,7 @@ type station struct {
 	addrs  []netip.Prefix
 	routes []netstack.Route
 	a      *hca.Adapter // set before anybody else sees it
-	work   ordered
+	work   *loop.Worker
 	link   *roceframe.Link // lane 0's, as is on
 	on     *stationSegment // what the link's frames go by, nil: none
 
@@ -48,7 +50,7 @@ func (n *Node) newStation(want *api.NewFunction) (*station, error) {
 		return nil, errNoFabric
 	}
 	st := &station{n: n, want: *want, groups: map[ib.GID]int{}}
-	st.work.wg = &n.vesw.wg
+	st.work = loop.NewWorker(&n.vesw.wg)
 	var errs []error
 	for _, v := range want.Addrs {
 		p, err := netip.ParsePrefix(v)
@@ -56,7 +58,7 @@ func (n *Node) newStation(want *api.NewFunction) (*station, error) {
 		st.addrs = append(st.addrs, p)
 	}
 	for _, v := range want.Routes {
-		to, via, err := parseRoute(v)
+		to, via, err := stack.ParseRoute(v)
 		errs = append(errs, err)
 		st.routes = append(st.routes, netstack.Route{Dst: to, Via: via})
 	}
@@ -80,7 +82,7 @@ func (n *Node) forgetStation(st *station) {
 	n.mu.Lock()
 	delete(n.stations, st.a.Name)
 	n.mu.Unlock()
-	st.work.wait()
+	st.work.Wait()
 	n.lanes.First().Do(func() { n.lanes.First().Net.RemoveEthernet(st.a.Number()) })
 }
 
@@ -152,7 +154,7 @@ func (st *station) join(g ib.GID) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.groups[g]++; st.groups[g] == 1 {
-		st.work.post(st.settleGroups)
+		st.work.Post(st.settleGroups)
 	}
 }
 
@@ -161,7 +163,7 @@ func (st *station) leave(g ib.GID) {
 	defer st.mu.Unlock()
 	if st.groups[g]--; st.groups[g] == 0 {
 		delete(st.groups, g)
-		st.work.post(st.settleGroups)
+		st.work.Post(st.settleGroups)
 	}
 }
 

@@ -63,7 +63,7 @@ func (st *station) open(port *veswPort, d vnic.Device, wake func(), news func(vn
 		return nil, err
 	}
 	st.changed()
-	st.work.post(st.settleGroups)
+	st.work.Post(st.settleGroups)
 	return s, nil
 }
 

@@ -21,10 +21,6 @@ func (n *Node) openSubnet() error {
 	if n.host, err = os.Hostname(); err != nil {
 		return err
 	}
-	params, err := n.ipoibParams()
-	if err != nil {
-		return err
-	}
 	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
 		NewPort: n.newPort, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: &n.captures}
 	c.Plugged = func(a *hca.Adapter) { n.vesw.plugged(a) }
@@ -32,13 +28,15 @@ func (n *Node) openSubnet() error {
 		busy := n.vesw.unplugged(function)
 		return func() {
 			for _, w := range busy {
-				w.wait()
+				w.Wait()
 			}
 		}
 	}
 	n.sub = subnet.New(c)
 	n.board = n.sub
-	n.ip = newIPoIB(n, params)
+	if n.ip, err = n.newIPLinks(); err != nil {
+		return err
+	}
 	n.vesw = newVESW(n)
 	if len(n.cfg.Peers) == 0 {
 		return nil
@@ -59,7 +57,7 @@ func (n *Node) openSubnet() error {
 func (n *Node) publish(changes []subnet.PortChange) {
 	n.portsChanged(changes)
 	for _, p := range changes {
-		n.ip.portChanged(p.Adapter, p.Events)
+		n.ip.PortChanged(p.Adapter, p.Events)
 		if d := n.cmDoor.Load(); d != nil {
 			d.portChanged(p.Adapter, p.Events)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -73,7 +74,7 @@ func (h *veswHost) plugged(a *hca.Adapter) {
 }
 
 // unplugged takes all of that away, and returns who is busy with it.
-func (h *veswHost) unplugged(number uint16) (busy []*ordered) {
+func (h *veswHost) unplugged(number uint16) (busy []*loop.Worker) {
 	f := h.funcs[number]
 	if f == nil {
 		return nil
@@ -86,7 +87,7 @@ func (h *veswHost) unplugged(number uint16) (busy []*ordered) {
 		if err := f.ports.Remove(h.n.now(), vport); err != nil {
 			h.n.log.Error("a VESW port was not removed", "device", f.a.Name, "vport", vport, "err", err)
 		}
-		busy = append(busy, &f.slots[vport].work)
+		busy = append(busy, f.slots[vport].work)
 	}
 	h.n.lanes.First().Post(func() { h.lane.removeFunction(f.inlets) })
 	return busy
@@ -129,7 +130,7 @@ func (f *veswFunction) AllocNetdev(vport uint8) (vnic.Netdev, error) {
 	s := f.slots[vport]
 	if s == nil {
 		s = &veswSlot{f: f, vport: vport}
-		s.work.wg = &f.h.wg
+		s.work = loop.NewWorker(&f.h.wg)
 		f.slots[vport] = s
 	}
 	s.begin()
@@ -235,7 +236,7 @@ func (d *veswNetdev) Configure(dev vnic.Device) {
 type veswSlot struct {
 	f     *veswFunction
 	vport uint8
-	work  ordered
+	work  *loop.Worker
 
 	port   *veswPort // the lane's; nil: there is no port
 	vesw   uint16
@@ -265,7 +266,7 @@ func (s *veswSlot) end() {
 	port := s.port
 	s.discard()
 	s.port = nil
-	s.work.post(func() { s.f.h.n.lanes.First().Do(func() { port.to.recv.Forget(port.vport) }) })
+	s.work.Post(func() { s.f.h.n.lanes.First().Do(func() { port.to.recv.Forget(port.vport) }) })
 	s.f.h.changed()
 }
 
@@ -290,7 +291,7 @@ func (s *veswSlot) settle() {
 func (s *veswSlot) configure() {
 	dev, made := s.device, s.made
 	s.told++
-	s.work.post(func() {
+	s.work.Post(func() {
 		if s.current != nil {
 			s.current.Configure(dev)
 		}
@@ -328,7 +329,7 @@ func (s *veswSlot) create(with *api.VESWRequest) {
 	}
 	h.n.sub.Post(func() { s.absent(made) }) // not at once: the port may be calling
 	wake := h.n.lanes.First().Wake
-	s.work.post(func() {
+	s.work.Post(func() {
 		seg, name, err := h.open(s, with, dev, wake, news)
 		if err == nil {
 			e := h.n.lanes.First().Do(func() { err = h.lane.attach(port, seg, lost) })
@@ -404,7 +405,7 @@ func (s *veswSlot) discard() {
 	port, h := s.port, s.f.h
 	s.made++
 	s.asked, s.told, s.seg, s.name, s.with = false, 0, nil, "", nil
-	s.work.post(func() {
+	s.work.Post(func() {
 		if s.current == nil {
 			return
 		}

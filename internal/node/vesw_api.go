@@ -243,7 +243,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 		return errNoFabric
 	}
 	var with *api.VESWRequest
-	var work *ordered
+	var work *loop.Worker
 	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
 		if s.name == name && s.with != nil {
 			with = s.with
@@ -257,7 +257,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	}
 	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
 		if s.with == with {
-			work = &s.work
+			work = s.work
 			if s.vesw == 0 {
 				s.discard() // there is nothing to be instead
 			} else {
@@ -268,7 +268,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 		return err
 	}
 	if work != nil {
-		work.wait() // the name is free
+		work.Wait() // the name is free
 	}
 	return nil
 }

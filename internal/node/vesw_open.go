@@ -5,12 +5,12 @@ package node
 import (
 	"errors"
 	"net/netip"
-	"strings"
 
 	"weft/internal/control/api"
 	"weft/internal/host/gateway"
 	"weft/internal/host/netstack"
 	"weft/internal/host/tap"
+	"weft/internal/node/stack"
 	"weft/internal/service/vnic"
 )
 
@@ -53,7 +53,7 @@ func openVESWStack(name string, r *api.VESWRequest, d vnic.Device, wake func(), 
 		c.Addrs = append(c.Addrs, p)
 	}
 	for _, v := range r.Routes {
-		to, via, err := parseRoute(v)
+		to, via, err := stack.ParseRoute(v)
 		errs = append(errs, err)
 		c.Routes = append(c.Routes, netstack.Route{Dst: to, Via: via})
 	}
@@ -69,45 +69,5 @@ func openVESWStack(name string, r *api.VESWRequest, d vnic.Device, wake func(), 
 			s.Close()
 		}
 	}()
-	return s, offer(s, r.Forwards, r.SOCKS)
-}
-
-// offering is an IP stack of the node that passes connections on.
-type offering interface {
-	Forward(netstack.Forward) (*netstack.Service, error)
-	SOCKS(netstack.SOCKS) (*netstack.Service, error)
-}
-
-// offer begins with what an IP stack passes on.
-func offer(s offering, forwards []api.IPForward, socks string) (err error) {
-	for _, f := range forwards {
-		v := netstack.Forward{Network: f.Network, Inward: f.Remote}
-		if v.Listen, err = netip.ParseAddrPort(f.Listen); err == nil {
-			v.To, err = netip.ParseAddrPort(f.To)
-		}
-		if err == nil {
-			_, err = s.Forward(v)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if socks == "" {
-		return nil
-	}
-	at, err := netip.ParseAddrPort(socks)
-	if err == nil {
-		_, err = s.SOCKS(netstack.SOCKS{Listen: at})
-	}
-	return err
-}
-
-// parseRoute reads PREFIX=GATEWAY, or PREFIX alone.
-func parseRoute(s string) (to netip.Prefix, via netip.Addr, err error) {
-	dst, gateway, ok := strings.Cut(s, "=")
-	if to, err = netip.ParsePrefix(dst); err != nil || !ok {
-		return to.Masked(), via, err
-	}
-	via, err = netip.ParseAddr(gateway)
-	return to.Masked(), via, err
+	return s, stack.Serve(s, r.Forwards, r.SOCKS)
 }

@@ -157,10 +157,14 @@ func TestStoreys(t *testing.T) {
 
 // rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself, which builds them.
 var rooms = map[string][]string{
-	"loop":    {},
-	"lane":    {"loop"},
-	"session": {"lane"},
-	"subnet":  {"loop", "lane", "session"},
+	"loop":       {},
+	"describe":   {},
+	"stack":      {},
+	"lane":       {"loop"},
+	"session":    {"lane"},
+	"subnet":     {"loop", "lane", "session"},
+	"supervisor": {"loop"},
+	"ipif":       {"describe", "lane", "loop", "session", "stack", "supervisor"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

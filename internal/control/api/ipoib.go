@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,19 +14,21 @@ import (
 
 // IPLink is an IP link: one interface, of a device's port in a partition.
 type IPLink struct {
-	Name     string   `json:"name"` // ibX_Y_Z
-	Device   string   `json:"device"`
-	Port     int      `json:"port"`
-	PKey     string   `json:"pkey"`
-	Backend  string   `json:"backend"` // tun or netstack
-	Type     int      `json:"type"`    // ARPHRD_INFINIBAND
-	Flags    []string `json:"flags"`
-	State    string   `json:"state"`
-	Carrier  bool     `json:"carrier"`
-	Reason   string   `json:"reason"`  // of having no carrier
-	Problem  string   `json:"problem"` // what could not be set up of the interface
-	MTU      int      `json:"mtu"`
-	QueueLen int      `json:"tx_queue_len"`
+	Name    string   `json:"name"` // ibX_Y_Z
+	Device  string   `json:"device"`
+	Port    int      `json:"port"`
+	PKey    string   `json:"pkey"`
+	Backend string   `json:"backend"` // tun or netstack
+	Type    int      `json:"type"`    // ARPHRD_INFINIBAND
+	Flags   []string `json:"flags"`
+	State   string   `json:"state"`
+	Carrier bool     `json:"carrier"`
+	Reason  string   `json:"reason"` // of having no carrier
+	// Pending marks a link that was requested, and is not there: the port is not in its partition.
+	Pending  bool   `json:"pending"`
+	Problem  string `json:"problem"` // what could not be set up of the interface
+	MTU      int    `json:"mtu"`
+	QueueLen int    `json:"tx_queue_len"`
 	// Address and Broadcast are hardware addresses.
 	// Mode is datagram or connected; datagrams are of DatagramMTU at most in both.
 	Mode        string   `json:"mode"`
@@ -59,6 +62,42 @@ type IPRequest struct {
 	// Forwards and SOCKS are of netstack.
 	Forwards []IPForward `json:"forwards"`
 	SOCKS    string      `json:"socks"` // address to listen at on this host
+}
+
+// Kept reports whether the node has the links again after a restart: others end with their command.
+func (r *IPRequest) Kept() bool { return r.Backend == BackendTUN }
+
+// Key identifies a request: its device and its partitions.
+func (r *IPRequest) Key() string {
+	var keys []string
+	for _, k := range r.PKeys {
+		keys = append(keys, fullKey(k))
+	}
+	slices.Sort(keys)
+	return r.Device + "/" + strings.Join(keys, ",")
+}
+
+// PKey is the partition of a request for one, as a full member has it; empty for others.
+func (r *IPRequest) PKey() string {
+	if len(r.PKeys) != 1 {
+		return ""
+	}
+	return fullKey(r.PKeys[0])
+}
+
+// fullKey is a P_Key with the membership bit, or the text itself where that is no P_Key.
+func fullKey(s string) string {
+	v, err := strconv.ParseUint(s, 0, 16)
+	if err != nil {
+		return s
+	}
+	return fmt.Sprintf("0x%04x", v|0x8000)
+}
+
+// IPLinkDelete names requests for links: by a link, or by a device or "all", of which PKeys narrows them.
+type IPLinkDelete struct {
+	Name  string   `param:"name"`
+	PKeys []string `param:"pkey"`
 }
 
 // Back ends of IP links.

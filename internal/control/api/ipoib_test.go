@@ -64,7 +64,7 @@ func TestIPoIB(t *testing.T) {
 	l, err = Call(ctx, c, AddIPLinks, r)
 	want(err, nil)
 	want(l, []IPLink{})
-	want(Do(ctx, c, DeleteIPLinks, "a/b"), nil)
+	want(Do(ctx, c, DeleteIPLinks, IPLinkDelete{Name: "a/b"}), nil)
 	want(Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "ib0_1_7fff", Value: IPAction{Op: IPProbe, Addr: "10.0.0.2"}}), nil)
 	e, err := Call(ctx, c, ListIPEvents, EventQuery{After: 7, Wait: true})
 	want(err, nil)
@@ -97,7 +97,7 @@ func TestIPoIBAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
 	_, err := Call(ctx, c, AddIPLinks, IPRequest{Backend: BackendTUN})
-	for _, err := range []error{err, Do(ctx, c, DeleteIPLinks, "x"), Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "x", Value: IPAction{}})} {
+	for _, err := range []error{err, Do(ctx, c, DeleteIPLinks, IPLinkDelete{Name: "x"}), Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "x", Value: IPAction{}})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}

@@ -138,8 +138,8 @@ var (
 	AddIPLinks = Op[IPRequest, []IPLink]{Method: "POST", Path: "/ipoib/links",
 		What: "cannot add IP links", Access: FullAccess}
 
-	// DeleteIPLinks undoes AddIPLinks, by the name of a device or of a link.
-	DeleteIPLinks = Op[string, None]{Method: "DELETE", Path: "/ipoib/links/{name}",
+	// DeleteIPLinks undoes AddIPLinks, by the name of a device or of a link, or by a device and partitions.
+	DeleteIPLinks = Op[IPLinkDelete, None]{Method: "DELETE", Path: "/ipoib/links/{name}?pkey",
 		What: "cannot delete IP links", Access: FullAccess}
 
 	ChangeIPLink = Op[Named[IPAction], None]{Method: "POST", Path: "/ipoib/links/{name}/do",

@@ -51,7 +51,7 @@ func (b *fake) operations() *http.ServeMux {
 
 	Handle(mux, ListIPLinks, NoInput(b.IPLinks))
 	Handle(mux, AddIPLinks, b.AddIPLinks)
-	Handle(mux, DeleteIPLinks, NoOutput(b.DelIPLinks))
+	Handle(mux, DeleteIPLinks, NoOutput(func(ctx context.Context, d IPLinkDelete) error { return b.DelIPLinks(ctx, d.Name) }))
 	Handle(mux, ChangeIPLink, NoOutput(func(ctx context.Context, a Named[IPAction]) error { return b.IPDo(ctx, a.Name, a.Value) }))
 	Handle(mux, ListIPNeighbours, b.IPNeighbours)
 	Handle(mux, ListIPShadow, b.IPShadow)

@@ -216,7 +216,7 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 	defer func() {
 		ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 		defer stop()
-		do(ctx, a, api.DeleteIPLinks, name)
+		do(ctx, a, api.DeleteIPLinks, api.IPLinkDelete{Name: name})
 	}()
 	printed := ""
 	for {
@@ -251,7 +251,12 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 const followInterval = 250 * time.Millisecond
 
 func (a *app) ipDelete() *cobra.Command {
-	return removal(a, "DEVICE|LINK…", "delete the IP links of a device, or one link", "IP link", api.DeleteIPLinks, byName, a.completeLinks())
+	var keys []string
+	input := func(arg string) (api.IPLinkDelete, error) { return api.IPLinkDelete{Name: arg, PKeys: keys}, nil }
+	cmd := removal(a, "DEVICE|LINK…", "delete the IP links of a device, or one link, also links that are pending", "IP link", api.DeleteIPLinks,
+		input, a.completeLinks())
+	cmd.Flags().StringSliceVar(&keys, "pkey", nil, "of a device, only the link in this partition (may be repeated)")
+	return cmd
 }
 
 func (a *app) ipShow() *cobra.Command {

@@ -53,7 +53,7 @@ func (b *fakeBackend) operations() *http.ServeMux {
 
 	api.Handle(mux, api.ListIPLinks, api.NoInput(b.IPLinks))
 	api.Handle(mux, api.AddIPLinks, b.AddIPLinks)
-	api.Handle(mux, api.DeleteIPLinks, api.NoOutput(b.DelIPLinks))
+	api.Handle(mux, api.DeleteIPLinks, api.NoOutput(func(ctx context.Context, d api.IPLinkDelete) error { return b.DelIPLinks(ctx, d.Name) }))
 	api.Handle(mux, api.ChangeIPLink, api.NoOutput(func(ctx context.Context, a api.Named[api.IPAction]) error { return b.IPDo(ctx, a.Name, a.Value) }))
 	api.Handle(mux, api.ListIPNeighbours, b.IPNeighbours)
 	api.Handle(mux, api.ListIPShadow, b.IPShadow)

@@ -61,8 +61,8 @@ func (m *Memory) Close() error {
 	return nil
 }
 
-// Kill ends the client as the death of its process would: without notice, and its leases end by their
-// time to live.
+// Kill ends the client as the death of its process would: nobody is told, and
+// its leases end by their time to live.
 func (m *Memory) Kill() {
 	for _, l := range m.end() {
 		time.AfterFunc(l.ttl, func() { m.tree.endLease(l) })
@@ -86,7 +86,7 @@ func (m *Memory) end() []*memLease {
 	return ls
 }
 
-// usable returns an error if no call can succeed.
+// usable says whether a call can be answered at all.
 func (m *Memory) usable(ctx context.Context) error {
 	select {
 	case <-m.stop:
@@ -173,7 +173,8 @@ func (t *memTree) do(x Txn) (Rev, error) {
 	return t.rev, nil
 }
 
-// apply executes the operations in a new revision, if they change anything, and notifies the watches.
+// apply does the operations in a new revision, if they change anything, and
+// tells the watches.
 func (t *memTree) apply(ops []Op) {
 	next := t.rev + 1
 	var events []Event
@@ -198,7 +199,7 @@ func (t *memTree) apply(ops []Op) {
 	}
 	t.rev = next
 	for w := range t.watches {
-		w.notify(next, events)
+		w.tell(next, events)
 	}
 }
 

@@ -7,19 +7,22 @@ import (
 
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
+	"weft/internal/service/ipoib/neigh"
 )
 
-// engineOut is the Link as its engine calls it: all interfaces of neigh.Out.
+// engineOut is the Link as its engine calls it.
 type engineOut struct{ l *Link }
 
-// Xmit implements neigh.Frames.
+var _ neigh.Out = engineOut{}
+
+// Xmit implements neigh.Out.
 func (o engineOut) Xmit(now mono.Time, frame []byte) { o.l.forwarder.forward(now, frame) }
 
-// Deliver implements neigh.Frames.
+// Deliver implements neigh.Out.
 func (o engineOut) Deliver(now mono.Time, frame []byte) { o.l.receiver.deliverOne(frame) }
 
-// Learned implements neigh.Resolution. Calls that wait for the path to an address which has moved go on with the path
-// to its new place.
+// Learned implements neigh.Out. Calls that wait for the path to an address which has moved go on with the path to its
+// new place.
 func (o engineOut) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	if len(o.l.waiters.byIP[ip]) > 0 {
 		o.Resolved(now, ip, hw)
@@ -28,7 +31,7 @@ func (o engineOut) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	o.l.shadow.learn(now, ip, hw)
 }
 
-// Resolved implements neigh.Resolution: get-path goes on with the path.
+// Resolved implements neigh.Out: get-path goes on with the path.
 func (o engineOut) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	t := o.l.shadow
 	e := t.learn(now, ip, hw)
@@ -43,16 +46,16 @@ func (o engineOut) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	}
 }
 
-// Unresolved implements neigh.Resolution.
+// Unresolved implements neigh.Out.
 func (o engineOut) Unresolved(now mono.Time, ip netip.Addr) { o.l.waiters.failed(ip, ErrNoNode) }
 
-// Join implements neigh.Membership.
+// Join implements neigh.Out.
 func (o engineOut) Join(now mono.Time, group netip.Addr) { o.l.JoinGroup(now, group) }
 
-// Leave implements neigh.Membership.
+// Leave implements neigh.Out.
 func (o engineOut) Leave(now mono.Time, group netip.Addr) { o.l.LeaveGroup(now, group) }
 
-// Conflict implements neigh.Resolution.
+// Conflict implements neigh.Out.
 func (o engineOut) Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	o.l.report.event(now, EventConflict, ip, "used by "+hw.String())
 }

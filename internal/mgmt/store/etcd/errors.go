@@ -19,7 +19,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// entry returns key and value of a response, whose memory is not shared.
+// entry takes a key and its value out of an answer, which is nobody else's.
 func (c *Client) entry(kv *mvccpb.KeyValue) store.Entry {
 	return store.Entry{
 		Key:     strings.TrimPrefix(string(kv.Key), c.namespace),
@@ -46,7 +46,8 @@ func (c *Client) txnFailed(ctx context.Context, t store.Txn, err error) error {
 	return c.failed(ctx, what, err)
 }
 
-// failed returns the store's error for a failed call. ctx is the caller's.
+// failed says in the store's words why a call got no good answer. ctx is the
+// caller's.
 func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if c.ctx.Err() != nil {
 		return store.Closed()
@@ -68,7 +69,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+" has no leader", "start its other members: etcdctl endpoint status --cluster"
 	case embedded && c.server.down() != "":
-		return c.serverEnded()
+		return c.gaveUp()
 	case embedded:
 		e.Fix = "weft store status says what is wrong with the store in " + c.server.dir
 	default:
@@ -78,13 +79,13 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	return e
 }
 
-// serverEnded is the error of a client whose server in this process has ended.
-func (c *Client) serverEnded() error {
+// gaveUp is the error of a client whose server in this process has ended.
+func (c *Client) gaveUp() error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir, Why: c.server.down(),
 		Fix: "see to its disk, then start the node again"}
 }
 
-// lastError precedes the cause in the text of a gRPC timeout.
+// lastError is how gRPC begins to say what a call waited for in vain.
 const lastError = "latest balancer error: "
 
 // explain keeps why there was no connection, which etcd's client would replace

@@ -17,8 +17,9 @@ import (
 // machine that runs what is ready to run.
 const MaxTakeover = 5 * time.Second
 
-// Stall measures until the test ends how well the machine keeps time. The function it returns gives
-// the sum of delays of more than 50 ms so far, by which bounds on elapsed time must be extended.
+// Stall watches until the test ends how well the machine keeps time. The
+// function it returns tells the sum of delays of more than 50 ms so far, by
+// which a bound on elapsed time has to be wider.
 func Stall(t testing.TB) func() time.Duration {
 	var sum atomic.Int64
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -88,7 +89,7 @@ func testLeaseRevoked(e *env) {
 	e.want(err, store.ErrFenced)
 	_, err = s.Get(e.ctx, "plain")
 	e.want(err, store.ErrNotFound)
-	e.ok(l.Revoke(e.ctx)) // again: it has ended already
+	e.ok(l.Revoke(e.ctx)) // again: it has ended, as wanted
 }
 
 func testLeaseEndsWithItsClient(e *env) {
@@ -144,7 +145,7 @@ func (e *env) campaign(s store.Store, name string) *store.Term {
 	return t
 }
 
-// testElectOne runs several candidates of one election: never two are elected.
+// testElectOne lets several want the same office: never two have it.
 func testElectOne(e *env) {
 	var inOffice, terms atomic.Int32
 	var wg sync.WaitGroup
@@ -235,7 +236,7 @@ func testTakeoverAfterDeath(e *env) {
 	e.ok(second.Resign(e.ctx))
 }
 
-// testStaleMasterIsFenced deposes a master that continues to write.
+// testStaleMasterIsFenced deposes a master that goes on living and writing.
 func testStaleMasterIsFenced(e *env) {
 	a, b := e.open(), e.open()
 	stale := e.campaign(a, "a")
