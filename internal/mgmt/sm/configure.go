@@ -13,9 +13,8 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// remember finds out which switches still have the tables that were written to
-// them: those that were not started anew since.
-func (s *sweep) remember() {
+// trustTables records the switches that still have the tables written to them: those that were not restarted since.
+func (s *sweep) trustTables() {
 	s.trusted = make([]*topo.Switch, len(s.t.Nodes))
 	s.unwrote = map[int32]bool{}
 	if s.base.topo == nil || !s.base.everSwept {
@@ -33,8 +32,8 @@ func (s *sweep) remember() {
 	}
 }
 
-// number gives LIDs, and sets what differs at ports that have passed INIT, and
-// at the switches' own. Ports in INIT are set when they are armed.
+// number assigns LIDs, and sets what differs at ports that have passed INIT, and at port 0 of switches. Ports in INIT
+// are set when they become ARMED.
 func (s *sweep) number() {
 	var want []lidWant
 	for r := range s.t.EndPorts() {
@@ -49,12 +48,12 @@ func (s *sweep) number() {
 		want = append(want, w)
 	}
 	adopted := !s.base.everSwept && s.base.lids.adopt(want)
-	changed, lost := s.base.lids.assign(want)
+	changed, without := s.base.lids.assign(want)
 	s.base.selfLID = s.base.lids.of(s.base.cfg.PortGUID).LID
 	if changed || adopted {
 		s.base.version++
 	}
-	for _, g := range lost {
+	for _, g := range without {
 		s.failed++
 		s.problem(g.String(), "no LID is left for it")
 	}
@@ -71,7 +70,7 @@ func (s *sweep) number() {
 	}
 }
 
-// desired returns what a port's PortInfo shall be, states apart.
+// desired returns the PortInfo that a port must have, states apart.
 func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	w := p.Info
@@ -81,8 +80,7 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 		w.LID, w.LMC, w.MasterSMLID, w.MasterSMSL = l.LID, l.LMC, master.LID, 0
 		w.GIDPrefix, w.SubnetTimeOut = s.base.intent.Prefix, s.base.intent.SubnetTimeout
 		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
-		// Who was away has lost its groups and subscriptions, though its port may
-		// not know that it was.
+		// A port that was not in the subnet has lost its groups and subscriptions, even if it did not detect that.
 		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
 			s.base.topo != nil && s.base.topo.PortByGUID(p.GUID).IsNone())
 	}
@@ -109,7 +107,7 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 	return w
 }
 
-// setPort sets a port's PortInfo and its state; 0 leaves the state.
+// setPort sets the PortInfo of a port and its state; 0 leaves the state.
 func (s *sweep) setPort(r topo.Ref, w mad.PortInfo, state ib.PortState) *request {
 	mod := uint32(r.Port)
 	// The capabilities of a switch's ports are at its port 0.
@@ -117,13 +115,13 @@ func (s *sweep) setPort(r topo.Ref, w mad.PortInfo, state ib.PortState) *request
 		mod |= mad.ModifierExtendedSpeeds
 	}
 	w.PortState, w.PortPhysicalState = state, ib.PhysNoChange
-	q := s.ask(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, s.gotPortSet)
+	q := s.request(mad.MethodSet, mad.AttrPortInfo, mod, pathTo(s.t, r), r, s.gotPortSet)
 	w.Append(q.data[:0])
 	return q
 }
 
 func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	p := s.t.Port(r.ref)
@@ -179,7 +177,7 @@ func (s *sweep) routes() {
 	for rank, i := range s.t.Switches() {
 		n := &s.t.Nodes[i]
 		entries := int(n.Switch.Info.LinearFDBCap)
-		if entries == 0 { // it did not say, which is noted already, or it cannot
+		if entries == 0 { // unknown, which is recorded already, or the switch has no table
 			s.unwrote[i] = true
 			continue
 		}
@@ -199,7 +197,7 @@ func (s *sweep) routes() {
 			if old != nil && have == want {
 				continue
 			}
-			q := s.ask(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, s.gotTable)
+			q := s.request(mad.MethodSet, mad.AttrLFT, uint32(b), n.Path, topo.Ref{Node: i}, s.gotTable)
 			want.Append(q.data[:0])
 		}
 		w := n.Switch.Info
@@ -208,7 +206,7 @@ func (s *sweep) routes() {
 			w.LifeTimeValue = 18
 		}
 		if w != n.Switch.Info {
-			q := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, s.gotTop)
+			q := s.request(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: i}, s.gotTop)
 			w.Append(q.data[:0])
 		}
 	}
@@ -226,7 +224,7 @@ func lftBlock(lft []uint8, b int) (t mad.LFT) {
 }
 
 func (s *sweep) gotTable(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		s.unwrote[r.ref.Node] = true
 	}
 }
@@ -277,7 +275,7 @@ func (s *sweep) replicate() {
 		old := s.trusted[i]
 		n.Switch.MFT = want[rank]
 		blocks := map[int]bool{}
-		if old == nil && len(s.base.groups) > 0 { // what is there is unknown: all up to the last in use
+		if old == nil && len(s.base.groups) > 0 { // the old table is unknown: write all blocks up to the last in use
 			for b := range int(top-ib.LIDMulticastFirst)/mad.MFTPerBlock + 1 {
 				blocks[b] = true
 			}
@@ -312,15 +310,15 @@ func (s *sweep) replicate() {
 					s.problem(s.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
 					continue
 				}
-				q := s.ask(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, s.gotTable)
+				q := s.request(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, s.gotTable)
 				is.Append(q.data[:0])
 			}
 		}
 	}
 }
 
-// trees are those of multicast groups under the tables that they were made for: one
-// member more in one of a thousand groups must not cost a thousand trees.
+// trees caches the trees of multicast groups for the unicast tables that they were computed for: one more member in
+// one of a thousand groups must not cost a thousand trees.
 type trees struct {
 	tables    *route.Tables
 	old, kept map[ib.LID]groupTree
@@ -331,7 +329,7 @@ type groupTree struct {
 	tree  route.Tree
 }
 
-// begin makes what was kept the old ones, if they still hold.
+// begin starts a new set of trees. The trees kept before remain available if the unicast tables are the same.
 func (t *trees) begin(tables *route.Tables) {
 	t.old, t.kept = t.kept, make(map[ib.LID]groupTree, len(t.kept))
 	if tables != t.tables {
@@ -387,8 +385,7 @@ func (m *Manager) endGroups(now mono.Time) {
 	}
 }
 
-// setLanes programs how service levels use lanes, at every port that has more
-// than one.
+// setLanes sets the mapping of service levels to virtual lanes at every port with more than one lane.
 func (s *sweep) setLanes() {
 	l := s.base.intent.Lanes
 	if l == nil {
@@ -397,7 +394,7 @@ func (s *sweep) setLanes() {
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		if s.trusted[i] != nil && s.base.lanesOf == l {
-			continue // done, and not lost since
+			continue // set, and not restarted since
 		}
 		for k := range n.Ports {
 			p, r := &n.Ports[k], topo.Ref{Node: int32(i), Port: uint8(k)}
@@ -412,7 +409,7 @@ func (s *sweep) setLanes() {
 					} else if part > 0 {
 						continue
 					}
-					q := s.ask(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, s.gotLane)
+					q := s.request(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, s.gotLane)
 					t.Append(q.data[:0])
 				}
 			}
@@ -425,7 +422,7 @@ func (s *sweep) setLanes() {
 				if n.IsSwitch() {
 					mod = mad.SLtoVLModifier(uint8(in), r.Port)
 				}
-				q := s.ask(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, s.gotLane)
+				q := s.request(mad.MethodSet, mad.AttrSLtoVL, mod, pathTo(s.t, r), r, s.gotLane)
 				l.SLtoVL.Append(q.data[:0])
 			}
 		}
@@ -434,7 +431,7 @@ func (s *sweep) setLanes() {
 }
 
 func (s *sweep) gotLane(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		s.base.lanesOf = nil
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// problem notes what is wrong with the subnet.
+// problem records a problem of the subnet.
 func (s *sweep) problem(where string, format string, args ...any) {
 	const most = 200
 	if len(s.problems) < most {
@@ -20,8 +20,8 @@ func (s *sweep) problem(where string, format string, args ...any) {
 	}
 }
 
-// gaveUp notes a request of a sweep that nobody answered, or that was refused.
-func (s *sweep) gaveUp(r *request, a *mad.SMP) bool {
+// hasFailed records a request that was not answered, or refused, and reports whether r was one.
+func (s *sweep) hasFailed(r *request, a *mad.SMP) bool {
 	if a != nil && a.Status == mad.StatusOK {
 		return false
 	}
@@ -37,14 +37,14 @@ func (s *sweep) gaveUp(r *request, a *mad.SMP) bool {
 	return true
 }
 
-// nameOf is how people call a port of the subnet being swept.
+// nameOf returns the name of a port for people.
 func (s *sweep) nameOf(r topo.Ref) string {
 	t := s.base.topo
 	if s.t != nil {
 		t = s.t
 	}
 	if t == nil || r.IsNone() || int(r.Node) >= len(t.Nodes) {
-		return "the manager's node"
+		return "the node of the manager"
 	}
 	n := &t.Nodes[r.Node]
 	if n.Description == "" {
@@ -64,36 +64,34 @@ func attrName(a mad.AttributeID) string {
 	return fmt.Sprintf("attribute %#x", uint16(a))
 }
 
-// ask queues a request to the node of ref, with the M_Key of its port; the caller fills in the rest.
-func (s *sweep) ask(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref, done answer) *request {
+// request queues a request to the node of ref, with the M_Key of its port. The caller fills in the rest.
+func (s *sweep) request(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref, done answer) *request {
 	r := s.requests.add(method, attr, mod, path, done)
 	r.sweep, r.ref, r.mkey = s, ref, s.keyFor(ref)
 	return r
 }
 
-// probe asks who is behind a port, or with None who the manager's node is. nth
-// counts the M_Keys tried before.
+// probe requests NodeInfo of the node behind a port, or with None of the node of the manager. nth is the number of
+// M_Keys tried before.
 func (s *sweep) probe(path []uint8, behind topo.Ref, nth int) {
-	r := s.ask(mad.MethodGet, mad.AttrNodeInfo, 0, path, behind, s.gotNodeInfo)
+	r := s.request(mad.MethodGet, mad.AttrNodeInfo, 0, path, behind, s.gotNodeInfo)
 	r.probe = true
 	r.mkey, r.nth = s.base.intent.knownKey(nth), nth
 	if nth > 0 {
 		s.requests.dead = slices.DeleteFunc(s.requests.dead, func(d []uint8) bool { return slices.Equal(d, path) })
 		return
 	}
-	// Nobody there, or packets lost: ports that were silent before get less
-	// patience.
+	// A lost packet looks like a node that does not answer. Ports that were silent before get fewer repetitions.
 	if behind.IsNone() || !s.base.silent[silentKey{s.t.Nodes[behind.Node].Info.NodeGUID, behind.Port}] {
 		r.max = 2*s.base.cfg.Retries + 1
 	}
 }
 
-// askLink asks whether the link is up still over which a probe gets no answer:
-// its end here may notice later than others that it is gone, and its trap not
-// come through.
-func (s *sweep) askLink(probe *request) {
+// checkLink requests the state of the link over which a probe gets no answer: this end may detect later than others
+// that it is down, and its trap may not arrive.
+func (s *sweep) checkLink(probe *request) {
 	if r := probe.ref; s.kind == heavy && !r.IsNone() {
-		s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotLink)
+		s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotLink)
 	}
 }
 
@@ -123,9 +121,9 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	case a == nil && !from.IsNone():
 		s.quiet = append(s.quiet, from)
 		s.base.silent[silentKey{s.t.Nodes[from.Node].Info.NodeGUID, from.Port}] = true
-		s.problem(s.nameOf(from), "its link is up, but nobody answers behind it, or only to another M_Key")
+		s.problem(s.nameOf(from), "its link is up, but no node answers behind it, or only to another M_Key")
 		return
-	case s.gaveUp(r, a):
+	case s.hasFailed(r, a):
 		return
 	}
 	var i mad.NodeInfo
@@ -143,7 +141,7 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	case i.NodeType < mad.NodeCA || i.NodeType > mad.NodeRouter || isSwitch && (i.NumPorts == 0xff || i.LocalPortNum > i.NumPorts) ||
 		!isSwitch && i.LocalPortNum == 0:
 		s.failed++
-		s.problem(s.nameOf(from), "the node behind it, %v, calls itself %v with %d ports, entered by port %d", i.NodeGUID, i.NodeType, i.NumPorts, i.LocalPortNum)
+		s.problem(s.nameOf(from), "the node behind it, %v, reports to be a %v with %d ports, entered by port %d", i.NodeGUID, i.NodeType, i.NumPorts, i.LocalPortNum)
 		return
 	case ok && (s.t.Nodes[known].IsSwitch() != isSwitch || isSwitch && s.t.Nodes[known].Info.NumPorts != i.NumPorts):
 		s.failed++
@@ -178,8 +176,8 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		if p.GUID == 0 {
 			p.GUID = i.PortGUID
 			p.Path = slices.Clone(r.path)
-			s.askPort(here)
-			s.askKeys(here, n.Info.PartitionCap)
+			s.requestPort(here)
+			s.requestKeys(here, n.Info.PartitionCap)
 		} else if p.GUID != i.PortGUID {
 			s.failed++
 			s.problem(s.nameOf(here), "two ports with node GUID %v and port number %d", i.NodeGUID, here.Port)
@@ -191,13 +189,13 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		if isSwitch {
 			s.t.Self.Port = 0
 		}
-		s.base.cfg.PortGUID = i.PortGUID // the port itself knows best
+		s.base.cfg.PortGUID = i.PortGUID // from the port itself
 		return
 	}
 	s.join(from, here)
 }
 
-// join notes the link between two ports.
+// join records the link between two ports.
 func (s *sweep) join(a, b topo.Ref) {
 	pa, pb := s.t.Port(a), s.t.Port(b)
 	switch {
@@ -217,7 +215,7 @@ func (s *sweep) join(a, b topo.Ref) {
 	}
 }
 
-// addNode adds the node that i tells of, and asks for the rest.
+// addNode adds the node of i, and requests its other attributes.
 func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
 	known := int32(len(s.t.Nodes))
 	s.ports += int(i.NumPorts)
@@ -228,7 +226,7 @@ func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
 	s.t.Nodes = append(s.t.Nodes, topo.Node{Info: *i, Path: slices.Clone(r.path)})
 	n := &s.t.Nodes[known]
 	ref := topo.Ref{Node: known}
-	s.ask(mad.MethodGet, mad.AttrNodeDescription, 0, n.Path, ref, s.gotDescription)
+	s.request(mad.MethodGet, mad.AttrNodeDescription, 0, n.Path, ref, s.gotDescription)
 	if i.NodeType == mad.NodeSwitch {
 		n.Switch = &topo.Switch{}
 		n.Ports = make([]topo.Port, int(i.NumPorts)+1)
@@ -236,41 +234,40 @@ func (s *sweep) addNode(r *request, i *mad.NodeInfo) int32 {
 			n.Ports[p].Peer = topo.None
 		}
 		n.Ports[0].GUID = i.PortGUID
-		s.askPort(ref) // tells whether the switch takes orders
-		s.ask(mad.MethodGet, mad.AttrSwitchInfo, 0, n.Path, ref, s.gotSwitchInfo)
+		s.requestPort(ref) // reports whether the switch accepts the M_Key
+		s.request(mad.MethodGet, mad.AttrSwitchInfo, 0, n.Path, ref, s.gotSwitchInfo)
 	}
 	return known
 }
 
 func (s *sweep) gotDescription(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	d := mad.NodeDescription(a.Data)
 	s.t.Nodes[r.ref.Node].Description = d.String()
 }
 
-// gotSwitchInfo goes on with the switch's ports: a master first clears
-// PortStateChange, so that what changes after its ports were asked sets it
-// again.
+// gotSwitchInfo continues with the ports of the switch. A master first clears PortStateChange, so that a change after
+// the requests to the ports sets it again.
 func (s *sweep) gotSwitchInfo(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	n := &s.t.Nodes[r.ref.Node]
 	n.Switch.Info.Parse(a.Data[:])
 	if i := n.Switch.Info; i.PortStateChange && s.base.state == mad.SMMaster && r.method == mad.MethodGet && !isClosed(&n.Ports[0].Info) {
-		set := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, r.ref, s.gotSwitchInfo)
+		set := s.request(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, r.ref, s.gotSwitchInfo)
 		i.Append(set.data[:0])
 		return
 	}
-	s.askKeys(r.ref, n.Info.PartitionCap)
+	s.requestKeys(r.ref, n.Info.PartitionCap)
 	for p := 1; p < len(n.Ports); p++ {
-		s.askPort(topo.Ref{Node: r.ref.Node, Port: uint8(p)})
+		s.requestPort(topo.Ref{Node: r.ref.Node, Port: uint8(p)})
 	}
 }
 
-// pathTo is the directed route to a port.
+// pathTo returns the directed route to a port.
 func pathTo(t *topo.Subnet, r topo.Ref) []uint8 {
 	n := &t.Nodes[r.Node]
 	if n.IsSwitch() {
@@ -279,21 +276,21 @@ func pathTo(t *topo.Subnet, r topo.Ref) []uint8 {
 	return n.Ports[r.Port].Path
 }
 
-func (s *sweep) askPort(r topo.Ref) {
-	s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotPortInfo)
+func (s *sweep) requestPort(r topo.Ref) {
+	s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotPortInfo)
 }
 
-// askKeys asks for the P_Key table of a port with LIDs.
-func (s *sweep) askKeys(r topo.Ref, pkeys uint16) {
+// requestKeys requests the P_Key table of a port with LIDs.
+func (s *sweep) requestKeys(r topo.Ref, pkeys uint16) {
 	s.t.Port(r).PKeys = make([]ib.PKey, pkeys)
 	for b := 0; b*mad.PKeysPerBlock < int(pkeys); b++ {
-		q := s.ask(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(0, uint16(b)), pathTo(s.t, r), r, s.gotPKeys)
+		q := s.request(mad.MethodGet, mad.AttrPKeyTable, mad.PKeyModifier(0, uint16(b)), pathTo(s.t, r), r, s.gotPKeys)
 		q.block = uint16(b)
 	}
 }
 
 func (s *sweep) gotPKeys(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	var t mad.PKeyTable
@@ -303,9 +300,9 @@ func (s *sweep) gotPKeys(_ mono.Time, r *request, a *mad.SMP) {
 	}
 }
 
-// gotPortInfo notes a port's state and looks behind it.
+// gotPortInfo records the state of a port and continues behind it.
 func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	p := s.t.Port(r.ref)
@@ -315,13 +312,13 @@ func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	n := &s.t.Nodes[r.ref.Node]
 	if p.GUID != 0 && p.Info.CapabilityMask&mad.CapIsSM != 0 && p.GUID != s.base.cfg.PortGUID {
-		s.ask(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r.ref), r.ref, s.gotOther)
+		s.request(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r.ref), r.ref, s.gotOther)
 	}
 	s.lookBehind(r.ref, n, p)
 }
 
-// lookBehind asks who is at the other end of a port's link, if that is not
-// known yet. Adapters are dead ends, but for the manager's own.
+// lookBehind probes the node at the other end of the link of a port, if it is unknown. Adapters have no other
+// ports, except for that of the manager.
 func (s *sweep) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
 	if p.Info.PortState < ib.PortInit || p.Info.PortState > ib.PortActive || !p.Peer.IsNone() {
 		return
@@ -338,26 +335,26 @@ func (s *sweep) lookBehind(r topo.Ref, n *topo.Node, p *topo.Port) {
 	s.probe(append(path[:len(path):len(path)], r.Port), r, 0)
 }
 
-// clearChanges clears PortStateChange of the switches where a manager that was
-// not master yet left it. Ports that were down then may have come up meanwhile.
+// clearChanges clears PortStateChange of the switches where this manager, before it was master, left it set. Ports
+// that were down at that time may have come up since.
 func (s *sweep) clearChanges() {
 	for i := range s.t.Nodes {
 		n := &s.t.Nodes[i]
 		if n.IsSwitch() && n.Switch.Info.PortStateChange {
 			s.late[int32(i)] = true
-			set := s.ask(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: int32(i)}, s.gotCleared)
+			set := s.request(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, topo.Ref{Node: int32(i)}, s.gotCleared)
 			n.Switch.Info.Append(set.data[:0])
 		}
 	}
 }
 
 func (s *sweep) gotCleared(_ mono.Time, r *request, a *mad.SMP) {
-	if !s.gaveUp(r, a) {
+	if !s.hasFailed(r, a) {
 		s.t.Nodes[r.ref.Node].Switch.Info.Parse(a.Data[:])
 	}
 }
 
-// recheck asks ports that were down when the change was cleared.
+// recheck requests the state of ports that were down when PortStateChange was cleared.
 func (s *sweep) recheck() {
 	for i := range s.t.Nodes {
 		if !s.late[int32(i)] {
@@ -365,7 +362,7 @@ func (s *sweep) recheck() {
 		}
 		for p := 1; p < len(s.t.Nodes[i].Ports); p++ {
 			if s.t.Nodes[i].Ports[p].Info.PortState == ib.PortDown {
-				s.askPort(topo.Ref{Node: int32(i), Port: uint8(p)})
+				s.requestPort(topo.Ref{Node: int32(i), Port: uint8(p)})
 			}
 		}
 	}

@@ -18,26 +18,25 @@ type remote struct {
 	lid  ib.LID
 }
 
-// election is what a manager knows of others (IBA volume 1, 14.4).
+// election is the state of other managers (IBA volume 1, 14.4).
 type election struct {
-	master   remote // whom a standby manager watches
+	master   remote // that a standby manager polls
 	others   []remote
-	polls    int // in a row without a master's answer
+	polls    int // consecutive polls without an answer of the master
 	pollAt   mono.Time
 	handover handover
 }
 
-// handover is one that was asked for and not acknowledged.
+// handover is a handover that is not acknowledged yet.
 type handover struct {
 	to    ib.GUID
 	until mono.Time
 }
 
-// better reports whether a manager of this priority and GUID is to be master
-// before another.
+// better reports whether a manager of priority p and GUID g precedes another as master.
 func better(p uint8, g ib.GUID, op uint8, og ib.GUID) bool { return p > op || p == op && g < og }
 
-// yields reports whether o is to be master before m.
+// yields reports whether o precedes m as master.
 func (m *Manager) yields(o *remote) bool {
 	return better(o.info.Priority, o.info.GUID, m.cfg.Priority, m.cfg.PortGUID)
 }
@@ -46,10 +45,10 @@ func (m *Manager) smInfo() mad.SMInfo {
 	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority, State: m.state}
 }
 
-// gotOther notes another manager.
+// gotOther records another manager.
 func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
 	if a == nil || a.Status != mad.StatusOK {
-		return // its port says so, but there is none, or it is just starting
+		return // its port has the capability, but no manager answers, or it is starting
 	}
 	o := remote{path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
 	o.info.Parse(a.Data[:])
@@ -59,15 +58,14 @@ func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
 	s.others = append(s.others, o)
 }
 
-// elect decides, with the subnet discovered, whether this manager is its
-// master. One that is stays so until it hands over.
+// elect decides after the discovery whether this manager is the master. A master remains so until it hands over.
 func (m *Manager) elect(now mono.Time) {
 	s := m.sweep
 	m.others = s.others
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
 	if m.state == mad.SMMaster {
 		if slices.ContainsFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster && m.yields(&o) }) {
-			// Two subnets have become one, and the better master is to have it.
+			// Two subnets have become one: the preceding master gets it.
 			m.logSweep(now, s)
 			m.handOver(now, s)
 			m.sweep = nil
@@ -90,17 +88,16 @@ func (m *Manager) elect(now mono.Time) {
 	if ahead != nil {
 		m.master = *ahead
 		m.logSweep(now, s)
-		m.become(now, mad.SMStandby, "the manager "+ahead.info.GUID.String()+" is before it")
+		m.become(now, mad.SMStandby, "the manager "+ahead.info.GUID.String()+" precedes it")
 		return
 	}
-	m.note(now, "%s, was %s: no other is before it", stateName(mad.SMMaster), stateName(m.state))
+	m.note(now, "%s, was %s: no other precedes it", stateName(mad.SMMaster), stateName(m.state))
 	m.state = mad.SMMaster
 }
 
-// handOver asks another manager to take over, when everything is in order: a
-// master that is better, for two are too many, or one that waits and has a
-// higher priority. Among equals who has the subnet keeps it, whatever its GUID:
-// every change of master costs a sweep, and clients their registrations.
+// handOver sends a handover to another manager at the end of a sweep: to a master that precedes this one, or to a
+// standby manager of higher priority. Among managers of equal priority the master remains, whatever its GUID: each
+// change of master costs a sweep, and clients their registrations.
 func (m *Manager) handOver(now mono.Time, s *sweep) {
 	if m.handover.to != 0 {
 		return
@@ -118,17 +115,15 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 	}
 	m.note(now, "hands over to the manager %v", best.info.GUID)
 	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) + m.cfg.PollInterval)}
-	m.askSM(mad.MethodSet, mad.SMHandover, best, ignored)
+	m.requestSM(mad.MethodSet, mad.SMHandover, best, ignored)
 }
 
-// maxOrders bounds the requests to other managers at a time: who provokes them
-// cannot keep a sweep from being sent.
+// maxOrders bounds the outstanding requests to other managers, so that a host that provokes them cannot delay a sweep.
 const maxOrders = 4
 
-// askSM sends a Get or Set of SMInfo to another manager. Questions go by LID if
-// both have one, because that way is kept up when the subnet changes; orders
-// go the way that was just discovered.
-func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done answer) {
+// requestSM sends a Get or Set of SMInfo to another manager. A Get is routed by LID if both ports have one, because
+// that route is maintained when the subnet changes; a Set takes the directed route of the last discovery.
+func (m *Manager) requestSM(method mad.Method, mod uint32, o *remote, done answer) {
 	if m.requests.orders >= maxOrders {
 		return
 	}
@@ -142,17 +137,17 @@ func (m *Manager) askSM(method mad.Method, mod uint32, o *remote, done answer) {
 	i.Append(r.data[:0])
 }
 
-// ignored is the answer handler of requests whose answer has no effect.
+// ignored handles an answer that has no effect.
 func ignored(mono.Time, *request, *mad.SMP) {}
 
-// pollMaster asks the master of a standby manager whether it is still there.
+// pollMaster polls the master of a standby manager.
 func (m *Manager) pollMaster(now mono.Time) {
 	if m.state != mad.SMStandby || !m.pollAt.Due(now) {
 		return
 	}
 	m.pollAt = now.Add(m.cfg.PollInterval)
 	m.actCount++
-	m.askSM(mad.MethodGet, 0, &m.master, m.gotPoll)
+	m.requestSM(mad.MethodGet, 0, &m.master, m.gotPoll)
 }
 
 func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
@@ -172,7 +167,7 @@ func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
 	}
 }
 
-// serveSMInfo answers another manager.
+// serveSMInfo answers a Get or Set of SMInfo of another manager.
 func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	var from mad.SMInfo
 	from.Parse(s.Data[:])
@@ -184,8 +179,7 @@ func (m *Manager) serveSMInfo(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 		}
 	}
 	status := mad.StatusOK
-	// Who gives orders shows that it is a manager of this subnet, if that has a
-	// key. One that takes over because it was asked to need not.
+	// A Set must bear the M_Key of the subnet, if it has one. The acknowledgement of a handover need not.
 	if s.Method == mad.MethodSet && m.intent.MKey != 0 && s.MKey != m.intent.MKey &&
 		!(s.AttributeModifier == mad.SMAcknowledge && m.handover.to == from.GUID && from.GUID != 0) {
 		m.DropMKey++
@@ -209,10 +203,10 @@ func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
 	case mod == mad.SMHandover && m.state == mad.SMStandby:
 		m.become(now, mad.SMMaster, "the manager "+from.info.GUID.String()+" handed over")
 		m.heavyAt, m.heavyWhy, m.everSwept = now, "it was handed over", false
-		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
+		m.requestSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
 	case mod == mad.SMHandover && m.state == mad.SMMaster:
 		m.note(now, "the manager %v handed its part over", from.info.GUID)
-		m.askSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
+		m.requestSM(mad.MethodSet, mad.SMAcknowledge, from, ignored)
 		m.sweepSoon(now, "it was handed over")
 	case mod == mad.SMAcknowledge && m.state == mad.SMMaster && m.handover.to == from.info.GUID:
 		m.master = *from
@@ -224,14 +218,14 @@ func (m *Manager) control(now mono.Time, mod uint32, from *remote) mad.Status {
 		m.master = *from
 		m.become(now, mad.SMStandby, "the master enabled it")
 	case mod == mad.SMDiscover && m.state == mad.SMStandby:
-		m.become(now, mad.SMDiscovering, "the master asks it to discover")
+		m.become(now, mad.SMDiscovering, "the master requests a discovery")
 	default:
 		return mad.StatusInvalidValue
 	}
 	return mad.StatusOK
 }
 
-// maxReplies bounds the answers that wait to be sent.
+// maxReplies bounds the queued answers.
 const maxReplies = 256
 
 func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status, mkey uint64) {
@@ -247,29 +241,28 @@ func (m *Manager) reply(d *mad.Datagram, s *mad.SMP, status mad.Status, mkey uin
 	m.replies = append(m.replies, r)
 }
 
-// trapCount is how often a LID sent traps since a time.
+// trapCount is the number of traps of a LID since a time.
 type trapCount struct {
 	since mono.Time
 	n     int
 }
 
-// A LID that sends more traps than so many in the window, as that of a link that
-// comes and goes does, causes one sweep in a pause at most.
+// A LID that sends more than trapMost traps in trapWindow, as that of a flapping link does, causes at most one sweep
+// in trapPause.
 const (
 	trapWindow = time.Minute
 	trapMost   = 10
 	trapPause  = time.Second
 )
 
-// An agent that has sent a trap keeps its peace for a second, whatever happens. So
-// the manager looks itself meanwhile: so many light sweeps, the first so soon, the
-// others after twice the time each.
+// An agent that has sent a trap sends no other for a second. During that time the manager makes `watches` light
+// sweeps of its own, the first after watchFirst, each other after twice the time.
 const (
 	watches    = 5
 	watchFirst = 50 * time.Millisecond
 )
 
-// trap answers a trap, and looks after what it tells.
+// trap answers a trap, and schedules a sweep if it reports a change.
 func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	if m.state != mad.SMMaster {
 		return
@@ -278,7 +271,7 @@ func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	n.Parse(s.Data[:])
 	s.Data = [mad.SMPDataLen]byte{}
 	n.Append(s.Data[:0])
-	m.reply(d, s, mad.StatusOK, m.shownBy(d.SLID))
+	m.reply(d, s, mad.StatusOK, m.keyOf(d.SLID))
 	m.Traps++
 	if n.Generic && n.TrapNumber == mad.TrapBadMKey {
 		m.BadMKeys++
@@ -301,7 +294,7 @@ func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 			break
 		}
 		if c.n == trapMost+1 {
-			m.note(now, "LID %d sends many traps: they cause one sweep in %v at most", d.SLID, trapPause)
+			m.note(now, "LID %d sends many traps: they cause at most one sweep in %v", d.SLID, trapPause)
 		}
 		m.sweepAt(max(now.Add(m.cfg.Debounce), m.heavyWas.Add(trapPause)), n.TrapNumber.String())
 	default:

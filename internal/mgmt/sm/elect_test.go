@@ -136,11 +136,11 @@ func TestHandover(t *testing.T) {
 		return lines
 	}
 	g1, g3 := s.c1.PortGUID().String(), s.c3.PortGUID().String()
-	if diff := cmp.Diff([]string{"master, was discovering: no other is before it", "hands over to the manager " + g3,
+	if diff := cmp.Diff([]string{"master, was discovering: no other precedes it", "hands over to the manager " + g3,
 		"standby, was master: the manager " + g3 + " took over"}, text(a)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]string{"standby, was discovering: the manager " + g1 + " is before it",
+	if diff := cmp.Diff([]string{"standby, was discovering: the manager " + g1 + " precedes it",
 		"master, was standby: the manager " + g1 + " handed over"}, text(b)); diff != "" {
 		t.Error(diff)
 	}
@@ -310,12 +310,12 @@ func TestControl(t *testing.T) {
 	do(mad.SMHandover, key, false, mad.SMNotActive)
 	do(mad.SMDisable, key, false, mad.SMNotActive)
 	do(mad.SMStandbyReq, key, true, st)
-	// It discovers, which is over before long: the other is before it.
+	// It discovers, which ends soon: the other precedes it.
 	if a := control(t, s, mad.SMDiscover, key, other); a == nil || a.Status != 0 || m.State() != st {
 		t.Errorf("%+v", m.Status())
 	}
 	n := m.Status().Notes
-	if !strings.Contains(n[len(n)-2].Text, "the master asks it to discover") || !strings.Contains(n[len(n)-1].Text, "is before it") {
+	if !strings.Contains(n[len(n)-2].Text, "the master requests a discovery") || !strings.Contains(n[len(n)-1].Text, "precedes it") {
 		t.Errorf("%+v", n)
 	}
 }

@@ -123,7 +123,7 @@ func TestCarries(t *testing.T) {
 	}
 }
 
-// TestApart: a partition of its own takes nobody out of the default one.
+// TestApart: a partition that is Apart leaves the members of the default partition unchanged.
 func TestApart(t *testing.T) {
 	f := newSmall(1)
 	m := f.Attach(f.c1, sm.Config{}, sm.Intent{Partitions: []sm.Partition{{Name: "p", PKey: 0xc001, Apart: true, Members: []sm.Member{{PortGUID: f.c2.PortGUID(), As: sm.Full}}}}}, sm.Observations{})
@@ -133,7 +133,7 @@ func TestApart(t *testing.T) {
 	}
 }
 
-// counting is an engine that counts the trees it was asked for.
+// counting is an engine that counts the trees it computes.
 type counting struct {
 	route.MinHop
 	trees *int

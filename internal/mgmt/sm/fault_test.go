@@ -88,7 +88,7 @@ func TestVanishesDuringSweep(t *testing.T) {
 }
 
 // TestPlugsDuringSweep plugs a cable in at every moment of a bring-up: no change
-// is missed, even before switches know whom to tell.
+// is missed, even before switches have the LID of the manager.
 func TestPlugsDuringSweep(t *testing.T) {
 	for step := range 40 {
 		s := newSmall(uint64(step))
@@ -188,7 +188,7 @@ func TestNoSwitch(t *testing.T) {
 		t.Fatalf("%+v", m.Status())
 	}
 	f.Link(a, 1, b, 1)
-	settle(t, f, m, 12*time.Second) // nobody tells: the light sweep sees it
+	settle(t, f, m, 12*time.Second) // no trap arrives: the light sweep detects it
 	f.Cut(a, 1)
 	settle(t, f, m, 12*time.Second)
 	if len(m.Topo().Nodes) != 1 {
@@ -267,7 +267,7 @@ func TestChaos(t *testing.T) {
 		f.Loss = 0
 		f.Run(30 * time.Second)
 		walkAll(t, m.Topo(), nodes)
-		// Switches have what the model says.
+		// The tables of the switches equal those of the model.
 		top := m.Topo()
 		for _, n := range nodes {
 			if fw := n.Agent.Forwarding(); fw != nil {

@@ -21,7 +21,7 @@ func TestGroupsWritten(t *testing.T) {
 		settle(t, f.Fabric, m, 10*time.Second)
 		f.Loss = loss
 		members := []ib.GUID{f.c1.PortGUID(), f.c2.PortGUID(), f.c3.PortGUID()}
-		has := func(n int) bool { // the trees of n members; without loss in between nobody else is in them
+		has := func(n int) bool { // the trees of n members; without loss they contain no other port
 			want1, want2 := []int{0, 0, 2, 3}[n], []int{0, 0, 0, 2}[n]
 			s1, s2 := f.s1.Agent.Forwarding().Members(mlid), f.s2.Agent.Forwarding().Members(mlid)
 			return s1.Len() == want1 && s2.Len() == want2

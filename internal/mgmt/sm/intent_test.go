@@ -61,7 +61,7 @@ func TestPartitions(t *testing.T) {
 	change(in)
 	check(map[*subnet.Node][]ib.PKey{
 		s.c1: {0xffff, 0x8003, 0x0002}, s.c2: {0x7fff, 0x8003, 0x8002}, s.c3: {0x7fff, 0x8002, 0x8003}, s.s1: {0x7fff, 0x8003}})
-	// The default partition may be configured too. Nobody is left out of it.
+	// The default partition may be configured too. Every port is a member of it.
 	change(sm.Intent{Partitions: []sm.Partition{{Name: "default", PKey: 0x7fff, All: sm.Full, Members: []sm.Member{{s.c2.PortGUID(), sm.NotMember}}}}})
 	check(map[*subnet.Node][]ib.PKey{s.c1: {0xffff}, s.c2: {0x7fff}, s.c3: {0xffff}, s.s1: {0xffff}})
 	change(sm.Intent{})
@@ -77,8 +77,7 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
-// TestEnforcement lets switches drop what their adapters may not send or
-// receive, and asks their tables.
+// TestEnforcement makes switches drop packets that their adapters may not send or receive, and checks their tables.
 func TestEnforcement(t *testing.T) {
 	s := newSmall(1)
 	in := sm.Intent{Enforce: true, Partitions: []sm.Partition{
@@ -297,8 +296,8 @@ func TestLanes(t *testing.T) {
 	}
 }
 
-// TestMKey protects ports with a key: a manager with another one gets nowhere
-// and says so; the right one goes on.
+// TestMKey protects ports with a key: a manager with another key changes nothing and reports the problem; the manager
+// with the right key continues.
 func TestMKey(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{MKey: 5, MKeyProtect: 2}, sm.Observations{})

@@ -9,8 +9,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// lidTable knows which LIDs belong to which port, also to ports that are away:
-// they get the same ones when they come back.
+// lidTable is the assignment of LIDs to ports. Ports that are not in the subnet keep their LIDs.
 type lidTable struct {
 	by    map[ib.GUID]LIDRecord
 	owner map[ib.LID]ib.GUID // every LID in use
@@ -20,12 +19,12 @@ func (t *lidTable) restore(o Observations) {
 	t.by, t.owner = map[ib.GUID]LIDRecord{}, map[ib.LID]ib.GUID{}
 	for _, r := range o.LIDs {
 		if r.PortGUID != 0 && r.LMC <= 7 && t.isFree(r.LID, r.LMC) {
-			t.take(r)
+			t.add(r)
 		}
 	}
 }
 
-// records are all of the table's, by LID.
+// records returns all records in the order of LIDs.
 func (t *lidTable) records() []LIDRecord {
 	all := make([]LIDRecord, 0, len(t.by))
 	for _, r := range t.by {
@@ -37,7 +36,7 @@ func (t *lidTable) records() []LIDRecord {
 
 func (t *lidTable) of(g ib.GUID) LIDRecord { return t.by[g] }
 
-// isFree reports whether lid is the base of 2^lmc LIDs that nobody has.
+// isFree reports whether lid is the base of 2^lmc LIDs that are not assigned.
 func (t *lidTable) isFree(lid ib.LID, lmc uint8) bool {
 	n := 1 << lmc
 	if lid == 0 || int(lid)%n != 0 || int(lid)+n > int(ib.LIDMulticastFirst) {
@@ -51,7 +50,7 @@ func (t *lidTable) isFree(lid ib.LID, lmc uint8) bool {
 	return true
 }
 
-func (t *lidTable) take(r LIDRecord) {
+func (t *lidTable) add(r LIDRecord) {
 	t.by[r.PortGUID] = r
 	for k := range 1 << r.LMC {
 		t.owner[r.LID+ib.LID(k)] = r.PortGUID
@@ -69,17 +68,16 @@ func (t *lidTable) release(g ib.GUID) {
 	}
 }
 
-// lidWant is a port that needs LIDs, and what it has at the moment.
+// lidWant is a port that needs LIDs, and the LID that it reports.
 type lidWant struct {
 	guid    ib.GUID
 	lmc     uint8
 	current ib.LID
 }
 
-// adopt makes LIDs that ports have at the moment theirs, whatever was known of
-// them: who becomes master of a subnet that works, with a word of its own from
-// earlier, must not number it anew. Only a port that is in want and has the LID
-// as it is known keeps others from it.
+// adopt assigns ports the LIDs that they report, in place of those of the table: a manager that becomes master of a
+// working subnet, with an old table of its own, must not renumber it. A LID stays with its owner in the table only
+// if that is in want and reports it.
 func (t *lidTable) adopt(want []lidWant) (changed bool) {
 	has := make(map[ib.GUID]ib.LID, len(want))
 	for _, w := range want {
@@ -106,16 +104,16 @@ next:
 			t.release(g)
 		}
 		t.release(w.guid)
-		t.take(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
+		t.add(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
 		changed = true
 	}
 	return changed
 }
 
-// assign gives every port its LIDs: those it had, else those it reports if they are
-// free, else the lowest free ones. Only when all are in use does a port that
-// is away lose its own. lost are ports for which none are left.
-func (t *lidTable) assign(want []lidWant) (changed bool, lost []ib.GUID) {
+// assign assigns LIDs to every port: those it has in the table, else those it reports if they are free, else the
+// lowest free ones. If all are in use, ports that are not in want lose theirs. without are the ports for which none
+// are left.
+func (t *lidTable) assign(want []lidWant) (changed bool, without []ib.GUID) {
 	var rest []lidWant
 	for _, w := range want {
 		if r, ok := t.by[w.guid]; ok && r.LMC == w.lmc {
@@ -130,7 +128,7 @@ func (t *lidTable) assign(want []lidWant) (changed bool, lost []ib.GUID) {
 	none := rest[:0:0]
 	for _, w := range rest {
 		if t.isFree(w.current, w.lmc) {
-			t.take(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
+			t.add(LIDRecord{PortGUID: w.guid, LID: w.current, LMC: w.lmc})
 		} else {
 			none = append(none, w)
 		}
@@ -146,11 +144,11 @@ func (t *lidTable) assign(want []lidWant) (changed bool, lost []ib.GUID) {
 			}
 			next[w.lmc] = l
 			if l+n <= int(ib.LIDMulticastFirst) {
-				t.take(LIDRecord{PortGUID: w.guid, LID: ib.LID(l), LMC: w.lmc})
+				t.add(LIDRecord{PortGUID: w.guid, LID: ib.LID(l), LMC: w.lmc})
 				break
 			}
 			if evicted {
-				lost = append(lost, w.guid)
+				without = append(without, w.guid)
 				break
 			}
 			evicted = true
@@ -158,7 +156,7 @@ func (t *lidTable) assign(want []lidWant) (changed bool, lost []ib.GUID) {
 			t.evict(want)
 		}
 	}
-	return true, lost
+	return true, without
 }
 
 // evict releases the LIDs of all ports that are not in want.

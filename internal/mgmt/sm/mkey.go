@@ -11,12 +11,11 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// M_Keys (IBA volume 1, 14.2.4). Every request bears the key of the port it is
-// for: the one that the port shows, which it does to who knows it and to
-// everybody once its protection has lapsed; else the one that is wanted. A
-// port that is protected and shows none has one that nobody here knows.
+// M_Keys (IBA volume 1, 14.2.4). Every request bears the key of its port. A port reports its key to requesters that
+// have it, and to all requesters after its lease has ended; if it does not report one, requests bear the key of the
+// intent. A protected port that does not report its key has an unknown one.
 
-// knownKey is the nth key that a port may have, the wanted one first.
+// knownKey returns the nth key that a port may have, that of the intent first.
 func (i *Intent) knownKey(nth int) uint64 {
 	if nth == 0 {
 		return i.MKey
@@ -24,12 +23,11 @@ func (i *Intent) knownKey(nth int) uint64 {
 	return i.MKeysBefore[nth-1]
 }
 
-// isClosed reports whether a port is protected by a key that its answer does not
-// show. A port without a key that has protection bits looks the same, and takes
-// every key.
+// isClosed reports whether a port is protected by a key that its answer does not contain. A port without a key that
+// has protection bits looks the same, and accepts every key.
 func isClosed(i *mad.PortInfo) bool { return i.MKey == 0 && i.MKeyProtectBits != 0 }
 
-// keyFor is the M_Key for requests to the node of r.
+// keyFor returns the M_Key for requests to the node of r.
 func (s *sweep) keyFor(r topo.Ref) uint64 {
 	if s.t == nil || r.IsNone() {
 		return s.base.intent.MKey
@@ -46,21 +44,20 @@ func (s *sweep) keyFor(r topo.Ref) uint64 {
 	return s.base.intent.MKey
 }
 
-// tryKey asks for the PortInfo of a closed port with the next key it may have;
-// false where there is no need, or none is left.
+// tryKey requests the PortInfo of a closed port with the next key that it may have. It reports false if the port is
+// not closed, or no key is left.
 func (s *sweep) tryKey(r *request, i *mad.PortInfo) bool {
 	if !isClosed(i) || r.nth >= len(s.base.intent.MKeysBefore) || r.method != mad.MethodGet {
 		return false
 	}
-	q := s.ask(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotPortInfo)
+	q := s.request(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotPortInfo)
 	q.nth = r.nth + 1
 	q.mkey = s.base.intent.knownKey(q.nth)
 	return true
 }
 
-// claim gives the wanted key to ports that have another one, before anything else
-// is set: what follows bears the new key. Closed ports are asked once; that they
-// refuse starts the lease of their key, after which they show it.
+// claim sets the key of the intent at ports that have another one, before all other Sets, which bear the new key.
+// Closed ports get one request: their refusal starts the lease of their key, after which they report it.
 func (s *sweep) claim() {
 	for r := range s.t.EndPorts() {
 		i := &s.t.Port(r).Info
@@ -81,14 +78,14 @@ func (s *sweep) gotClaimed(now mono.Time, r *request, a *mad.SMP) {
 		s.gotPortSet(now, r, a)
 	case r.stern:
 		s.guard(r.ref)
-	default: // the port may have changed its key and the answer been lost
-		q := s.ask(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotClaim)
+	default: // the port may have changed its key and the answer may be lost
+		q := s.request(mad.MethodGet, mad.AttrPortInfo, r.mod, r.path, r.ref, s.gotClaim)
 		q.mkey = s.base.intent.MKey
 	}
 }
 
 func (s *sweep) gotClaim(_ mono.Time, r *request, a *mad.SMP) {
-	if s.gaveUp(r, a) {
+	if s.hasFailed(r, a) {
 		return
 	}
 	i := &s.t.Port(r.ref).Info
@@ -98,7 +95,7 @@ func (s *sweep) gotClaim(_ mono.Time, r *request, a *mad.SMP) {
 	}
 }
 
-// guard notes a node that takes no orders from here.
+// guard records a node that refuses Sets because of its M_Key.
 func (s *sweep) guard(r topo.Ref) {
 	i := &s.t.Port(r).Info
 	s.guarded[r.Node] = true
@@ -116,9 +113,8 @@ func (s *sweep) barred(r *request) bool {
 	return r.method == mad.MethodSet && !r.ref.IsNone() && s.guarded[r.ref.Node]
 }
 
-// shownBy is the M_Key of the port with a LID, as far as this manager may use it: it
-// goes to nobody but the port that has it.
-func (m *Manager) shownBy(lid ib.LID) uint64 {
+// keyOf returns the M_Key of the port with a LID, 0 if it is unknown. It may be sent only to that port.
+func (m *Manager) keyOf(lid ib.LID) uint64 {
 	if m.topo == nil {
 		return 0
 	}
@@ -128,8 +124,8 @@ func (m *Manager) shownBy(lid ib.LID) uint64 {
 	return 0
 }
 
-// scheduleKeyRenewal sets when ports are to hear of the manager again: a third of the lease
-// is left for two that get lost.
+// scheduleKeyRenewal sets the time of the next requests with the M_Key of ports: a third of the lease, so that two
+// of them may be dropped.
 func (m *Manager) scheduleKeyRenewal(now mono.Time) {
 	m.renewAt = 0
 	if m.intent.MKey != 0 && m.intent.MKeyLease != 0 {
@@ -137,19 +133,17 @@ func (m *Manager) scheduleKeyRenewal(now mono.Time) {
 	}
 }
 
-// renewKeys asks adapters for something with their key, as a light sweep does with
-// switches anyway: who provokes a port with wrong keys must not
-// see the lease of the right one end.
+// renewKeys sends adapters a request with their key, as a light sweep does to switches anyway: a host that provokes a
+// port with wrong keys must not end the lease of the right one.
 func (s *sweep) renewKeys() {
 	for r := range s.t.EndPorts() {
 		if p := s.t.Port(r); !s.t.Nodes[r.Node].IsSwitch() && p.Info.MKey != 0 {
-			s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotRenewed).stern = true
+			s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(s.t, r), r, s.gotRenewed).stern = true
 		}
 	}
 }
 
-// gotRenewed looks whether a port still has its key. One that is silent is told of
-// by its switch when its link goes.
+// gotRenewed checks that a port still has its key. The switch of a silent port reports when its link goes down.
 func (s *sweep) gotRenewed(_ mono.Time, r *request, a *mad.SMP) {
 	if a == nil || a.Status != mad.StatusOK {
 		return

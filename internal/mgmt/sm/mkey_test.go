@@ -53,9 +53,9 @@ func send(s *small, n *subnet.Node, method mad.Method, attr mad.AttributeID, mod
 	return answer
 }
 
-// TestMKeyGuards: ports have the key from their first configuration; everybody reads,
-// nobody without it changes anything or learns it, and the lease never ends while the
-// manager lives, however often somebody tries.
+// TestMKeyGuards: ports have the key from their first configuration. Every host may read; a host without the key can
+// neither change anything nor read the key, and the lease does not end while the manager runs, however often such a
+// host tries.
 func TestMKeyGuards(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{}, keyed(red), sm.Observations{})
@@ -103,14 +103,14 @@ func TestMKeyAfterRestart(t *testing.T) {
 	s.Link(s.c3, 1, s.s2, 1)
 	settle(t, s.Fabric, m, time.Second)
 	guardedBy(t, s, keyed(red))
-	// One whose link nobody saw go is found when the lease is renewed.
+	// The renewal of the lease detects a port that was reset without a change of its link.
 	*s.c2.Agent.Port(1) = func(i mad.PortInfo) mad.PortInfo { i.MKey, i.MKeyProtectBits = 0, 0; return i }(*s.c2.Agent.Port(1))
 	settle(t, s.Fabric, m, 30*time.Second)
 	guardedBy(t, s, keyed(red))
 }
 
-// TestMKeyTakeover has a manager follow that knows the key, and one that does not: it says
-// so, changes nothing, and takes over once the lease has lapsed.
+// TestMKeyTakeover replaces the manager by one with the key, and by one without: that reports the problem, changes
+// nothing, and takes over after the lease has ended.
 func TestMKeyTakeover(t *testing.T) {
 	for name, c := range map[string]struct {
 		in     sm.Intent

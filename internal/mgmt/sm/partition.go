@@ -10,14 +10,13 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// defaultKey is the low part of the P_Key of the default partition, through which everybody
-// reaches the manager's subnet administration.
+// defaultKey is the low part of the P_Key of the default partition, by which every port reaches subnet
+// administration.
 const defaultKey ib.PKey = 0x7fff
 
-// keysOf returns the partition keys of a port, the default partition's first.
-// The manager's port is a full member of that. Where partitions are configured
-// but not the default one, the others are limited members of it: they reach
-// the manager, and not each other.
+// keysOf returns the partition keys of a port, that of the default partition first. The port of the manager is a
+// full member of the default partition. If other partitions are configured, the other ports are limited members of
+// it: they reach the manager, and not each other.
 func (b *base) keysOf(guid ib.GUID) (keys []ib.PKey) {
 	as := Full
 	if slices.ContainsFunc(b.intent.Partitions, func(p Partition) bool { return !p.Apart }) {
@@ -48,9 +47,8 @@ func key(k ib.PKey, as Membership) ib.PKey {
 	return k
 }
 
-// place puts keys into a table that has some already: a key that is there stays
-// where it is, because queue pairs use its index; the default partition has
-// index 0. ok is false if they do not fit.
+// place returns the table with keys in place of those that it has. A key that it has keeps its index, because queue
+// pairs use it; the default partition has index 0. ok is false if the keys do not fit.
 func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
 	t = make([]ib.PKey, len(table))
 	if len(keys) > len(table) {
@@ -64,7 +62,7 @@ func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
 			rest = slices.Delete(rest, j, j+1)
 		}
 	}
-	// A key that changed only its membership keeps its place too.
+	// A key that changed only its membership keeps its index too.
 	for i := 1; i < len(table); i++ {
 		if table[i]&0x7fff == 0 || t[i] != 0 {
 			continue
@@ -85,7 +83,7 @@ func place(table, keys []ib.PKey) (t []ib.PKey, ok bool) {
 // partition writes the P_Key tables of ports with LIDs, and of the switch ports
 // that enforce partitions for them.
 func (s *sweep) partition() {
-	s.remember()
+	s.trustTables()
 	for r := range s.t.EndPorts() {
 		p := s.t.Port(r)
 		if p.Info.PortState == 0 || len(p.PKeys) == 0 {
@@ -131,8 +129,7 @@ func nonzero(keys []ib.PKey) []ib.PKey {
 	return slices.DeleteFunc(slices.Clone(keys), func(k ib.PKey) bool { return k&0x7fff == 0 })
 }
 
-// enforces reports whether a switch port compares the partition keys of the
-// adapter behind it.
+// enforces reports whether a switch port enforces the partitions of the adapter behind it.
 func (s *sweep) enforces(r topo.Ref) bool {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	peer := s.t.Port(p.Peer)
@@ -153,7 +150,7 @@ func (s *sweep) writeKeys(r topo.Ref, had, want []ib.PKey, all bool) {
 		if s.t.Nodes[r.Node].IsSwitch() {
 			port = r.Port
 		}
-		q := s.ask(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, s.gotTable)
+		q := s.request(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, s.gotTable)
 		is.Append(q.data[:0])
 	}
 }

@@ -11,12 +11,10 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// maxOutstanding bounds the requests on their way: an octet of the transaction
-// identifier names them.
+// maxOutstanding bounds the outstanding requests: an octet of the transaction identifier is the index of their slot.
 const maxOutstanding = 256
 
-// patience is how many rounds of repetitions a node gets that answers other
-// requests.
+// patience is the number of rounds of repetitions to a node that answers other requests.
 const patience = 8
 
 // request is a Get or Set that waits to be sent or answered.
@@ -28,16 +26,15 @@ type request struct {
 	path   []uint8 // of a directed route
 	lid    ib.LID  // routed by LID instead, if not 0
 	data   [mad.SMPDataLen]byte
-	// done gets the answer, or nil if there is none. The request may not be
-	// kept.
+	// done handles the answer. It must not keep the request.
 	done  answer
 	sweep *sweep // nil: a request to another manager, of no sweep
 	// What done needs.
 	ref   topo.Ref
 	block uint16
-	nth   int  // how many M_Keys were tried before
-	stern bool // no patience: silence is an answer
-	probe bool // goes to whoever is behind ref, not to ref's node
+	nth   int  // number of M_Keys tried before
+	stern bool // no extra repetitions: silence is an answer
+	probe bool // is for the node behind ref, not for the node of ref
 
 	slot       uint8
 	gen        uint32
@@ -48,20 +45,20 @@ type request struct {
 // answer handles the answer s to r, nil if there is none.
 type answer func(now mono.Time, r *request, s *mad.SMP)
 
-// requests are those of a manager: some on their way, the others in a queue.
+// requests are the requests of a manager: outstanding ones in slots, the others in a queue.
 type requests struct {
-	base  *base
-	queue []*request
-	head  int
-	slots [maxOutstanding]*request
-	flown int // slots in use
-	gen   uint32
-	free  []*request
-	in    mad.SMP // being handled
-	out   mad.SMP // being sent
-	// orders are the requests to other managers among them.
+	base        *base
+	queue       []*request
+	head        int
+	slots       [maxOutstanding]*request
+	outstanding int // outstanding: slots in use
+	gen         uint32
+	free        []*request
+	in          mad.SMP // in Handle
+	out         mad.SMP // in build
+	// orders is the number of requests to other managers.
 	orders int
-	// dead are routes beyond which nobody answers, in this sweep.
+	// dead are routes beyond which no node answers, in this sweep.
 	dead [][]uint8
 
 	// Counters.
@@ -81,29 +78,29 @@ func (q *requests) add(method mad.Method, attr mad.AttributeID, mod uint32, path
 	return r
 }
 
-// busy reports whether requests are waiting or on their way.
-func (q *requests) busy() bool { return q.flown > 0 || q.head < len(q.queue) }
+// busy reports whether requests are queued or outstanding.
+func (q *requests) busy() bool { return q.outstanding > 0 || q.head < len(q.queue) }
 
-// transmit puts the next request into d: one to be repeated, or a new one.
+// transmit writes the next request to d: a repetition that is due, or one from the queue.
 func (q *requests) transmit(now mono.Time, d *mad.Datagram) bool {
-	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
+	for i, seen := 0, 0; seen < q.outstanding && i < len(q.slots); i++ {
 		r := q.slots[i]
 		if r == nil {
 			continue
 		}
 		seen++
-		if r.due.Due(now) { // expire took those that were tried often enough
+		if r.due.Due(now) { // expire removed those without repetitions left
 			r.tries++
 			r.due = now.Add(q.base.cfg.Timeout)
 			q.Resent++
 			q.build(r, d)
 			if r.probe {
-				r.sweep.askLink(r)
+				r.sweep.checkLink(r)
 			}
 			return true
 		}
 	}
-	for q.flown < q.base.cfg.Outstanding && q.head < len(q.queue) {
+	for q.outstanding < q.base.cfg.Outstanding && q.head < len(q.queue) {
 		r := q.queue[q.head]
 		q.queue[q.head] = nil
 		if q.head++; q.head == len(q.queue) {
@@ -119,7 +116,7 @@ func (q *requests) transmit(now mono.Time, d *mad.Datagram) bool {
 		q.gen = (q.gen + 1) & 0xffffff
 		r.gen, r.first, r.due = q.gen, now, now.Add(q.base.cfg.Timeout)
 		q.slots[r.slot] = r
-		q.flown++
+		q.outstanding++
 		q.Sent++
 		q.build(r, d)
 		return true
@@ -148,7 +145,7 @@ func (q *requests) build(r *request, d *mad.Datagram) {
 	s.Append(d.Data[:0])
 }
 
-// answered finds the request that s answers.
+// answered matches an answer with its request.
 func (q *requests) answered(now mono.Time, s *mad.SMP) {
 	r := q.slots[uint8(s.TransactionID)]
 	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr || s.AttributeModifier != r.mod ||
@@ -157,7 +154,7 @@ func (q *requests) answered(now mono.Time, s *mad.SMP) {
 		return
 	}
 	q.slots[r.slot] = nil
-	q.flown--
+	q.outstanding--
 	q.Answered++
 	if r.sweep != nil && !r.probe {
 		r.sweep.heardOf(r.ref.Node, now)
@@ -165,9 +162,9 @@ func (q *requests) answered(now mono.Time, s *mad.SMP) {
 	q.finish(now, r, s)
 }
 
-// expire gives up requests that were repeated often enough.
+// expire ends requests without repetitions left.
 func (q *requests) expire(now mono.Time) {
-	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
+	for i, seen := 0, 0; seen < q.outstanding && i < len(q.slots); i++ {
 		r := q.slots[i]
 		if r == nil {
 			continue
@@ -175,14 +172,14 @@ func (q *requests) expire(now mono.Time) {
 		if seen++; !r.due.Due(now) || r.tries < r.max {
 			continue
 		}
-		// A node that answered others meanwhile is there: packets were lost.
+		// A node that has answered other requests is up: packets were dropped.
 		if r.sweep != nil && !r.probe && !r.stern && r.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(q.base.cfg.Retries+1) {
 			r.max += q.base.cfg.Retries + 1
 			r.first = now
 			continue
 		}
 		q.slots[i] = nil
-		q.flown--
+		q.outstanding--
 		seen--
 		q.Unanswered++
 		if r.lid == 0 && r.sweep != nil {
@@ -201,7 +198,7 @@ func (q *requests) finish(now mono.Time, r *request, s *mad.SMP) {
 	q.free = append(q.free, r)
 }
 
-// isDead reports whether r would travel through a node that does not answer.
+// isDead reports whether the route of r leads through a node that does not answer.
 func (q *requests) isDead(r *request) bool {
 	for _, d := range q.dead {
 		if r.lid == 0 && len(d) > 0 && bytes.HasPrefix(r.path, d) {
@@ -211,26 +208,25 @@ func (q *requests) isDead(r *request) bool {
 	return false
 }
 
-// abandon forgets all requests: their answers will be strays.
+// abandon removes all requests. Their answers count as Stray.
 func (q *requests) abandon() {
 	for i := range q.slots {
 		q.slots[i] = nil
 	}
 	clear(q.queue)
-	q.queue, q.head, q.flown, q.dead, q.orders = q.queue[:0], 0, 0, nil, 0
+	q.queue, q.head, q.outstanding, q.dead, q.orders = q.queue[:0], 0, 0, nil, 0
 }
 
-// cancelProbe takes back the probe of who is behind a port, nil if none is on
-// its way.
+// cancelProbe removes and returns the outstanding probe behind a port, nil if there is none.
 func (q *requests) cancelProbe(ref topo.Ref) *request {
-	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
+	for i, seen := 0, 0; seen < q.outstanding && i < len(q.slots); i++ {
 		r := q.slots[i]
 		if r == nil {
 			continue
 		}
 		if seen++; r.probe && r.ref == ref {
 			q.slots[i] = nil
-			q.flown--
+			q.outstanding--
 			q.Unanswered++
 			return r
 		}
@@ -238,9 +234,9 @@ func (q *requests) cancelProbe(ref topo.Ref) *request {
 	return nil
 }
 
-// deadline is when the oldest request is due.
+// deadline returns when the next repetition is due.
 func (q *requests) deadline() (t mono.Time) {
-	for i, seen := 0, 0; seen < q.flown && i < len(q.slots); i++ {
+	for i, seen := 0, 0; seen < q.outstanding && i < len(q.slots); i++ {
 		if r := q.slots[i]; r != nil {
 			seen++
 			t = mono.Min(t, r.due)

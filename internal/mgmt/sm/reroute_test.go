@@ -108,8 +108,8 @@ func TestReroute(t *testing.T) {
 }
 
 // TestRerouteMeanwhile: the bound holds where a light sweep waits for a switch
-// behind the trunk, and where the far end of the trunk notices so much later
-// that discovery waits for who is behind it.
+// behind the trunk, and where the far end of the trunk detects the failure so late that discovery waits for the node
+// behind it.
 func TestRerouteMeanwhile(t *testing.T) {
 	light := func(r *ring) {
 		// The next request for the switch behind the trunk is of a light sweep.
@@ -185,8 +185,7 @@ func TestStarvedNode(t *testing.T) {
 				if !r.Until(10*time.Second, r.whole) {
 					t.Fatalf("round %d: not whole again: %+v", i, r.m.Status())
 				}
-				// A switch whose first trap was lost, or who sent one just before, sends
-				// the next after 1.07 s.
+				// A switch sends the next trap after 1.07 s if its first one was dropped or it sent one just before.
 				if took := r.Now.Sub(at); took > 1200*time.Millisecond {
 					t.Errorf("round %d: whole again after %v", i, took)
 				}
@@ -211,8 +210,8 @@ func TestStarvedNode(t *testing.T) {
 	}
 }
 
-// TestAwayAndBack: who was away has lost its groups with the manager. Its port,
-// which was ACTIVE all the time, is told to register again; others are not.
+// TestAwayAndBack: a node that was not in the subnet has lost its groups with the manager. Its port, which was ACTIVE
+// all the time, gets ClientReregister; others do not.
 func TestAwayAndBack(t *testing.T) {
 	r := newRing(t, 3, 0)
 	var told [3]int

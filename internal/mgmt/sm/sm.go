@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sm is a subnet manager: it finds out what a subnet consists of, gives
-// LIDs, partitions and routes, brings ports to ACTIVE, notices changes, and
-// agrees with other managers who is master.
+// Package sm is a subnet manager: it discovers a subnet, assigns LIDs, partitions and routes, brings ports to
+// ACTIVE, detects changes, and elects the master among managers.
 //
-// What comes in: subnet management packets that reach the manager's port, time,
-// what is wanted (Intent), what an earlier manager left (Observations), the
-// multicast groups. What goes out: packets for the manager's port, models of
-// the subnet (package topo), observations to keep, and Status for people. The
-// management goroutine of a node owns a Manager; simulated subnets drive the same
-// code. It never blocks, reads no clock, and knows the subnet only through
-// management packets, so that it can manage switches and adapters of any make.
+// What comes in: subnet management packets that reach the port of the manager, time, the configuration (Intent), the
+// observations of an earlier manager (Observations), the multicast groups. What goes out: packets for the port of
+// the manager, models of the subnet (package topo), observations to store, and Status for people. The management
+// goroutine of a node owns a Manager; simulated subnets drive the same code. It never blocks, reads no clock, and
+// sees the subnet only through management packets, so that it can manage switches and adapters of any vendor.
 //
-// A heavy sweep discovers everything anew and writes only what differs; a light sweep
-// asks switches whether a port changed. Procedures are those of IBA volume 1,
-// chapter 14, in the order in which OpenSM goes about them.
+// A Manager decides and keeps time. A sweep does the work of one pass: a heavy sweep discovers everything anew and
+// writes only what differs; a light sweep queries switches for changes of their ports. requests queues, repeats and
+// matches packets. Procedures are those of IBA volume 1, chapter 14, in the order of OpenSM.
 package sm
 
 import (
@@ -30,28 +27,27 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Config is how a manager works; zero values are defaults.
+// Config configures a manager; zero values are defaults.
 type Config struct {
-	// PortGUID is the port that the manager sits at.
+	// PortGUID is the port of the manager.
 	PortGUID ib.GUID
 	Priority uint8 // 0 … 15, higher is master
 	SMKey    uint64
-	// TIDs are the upper half of the transaction identifiers: two managers at
-	// one port have different ones.
+	// TIDs are the upper half of the transaction identifiers. Two managers at one port have different ones.
 	TIDs uint32
-	// Gated makes the manager wait for Permit before it takes part in anything:
-	// an election outside of the subnet decides who may be master.
+	// Gated makes the manager inactive until Permit: an election outside of the subnet decides which manager may
+	// be master.
 	Gated bool
 
-	Outstanding   int           // requests on their way at a time, 1 … 256; 16
-	Timeout       time.Duration // until a request is sent again; 200 ms
-	Retries       int           // how often; 3
+	Outstanding   int           // largest number of outstanding requests, 1 … 256; 16
+	Timeout       time.Duration // until a request is repeated; 200 ms
+	Retries       int           // number of repetitions; 3
 	SweepInterval time.Duration // between light sweeps; 10 s
-	PollInterval  time.Duration // between questions to the master; 2 s
-	PollRetries   int           // unanswered ones until it counts as lost; 3
-	Debounce      time.Duration // from news to a heavy sweep; 20 ms
-	Backoff       time.Duration // to the sweep after one with failures, then doubled; 1 s
-	MaxNodes      int           // how many nodes are believed; 16384
+	PollInterval  time.Duration // between polls of the master by a standby manager; 2 s
+	PollRetries   int           // unanswered polls until the master counts as down; 3
+	Debounce      time.Duration // from a notification to the heavy sweep; 20 ms
+	Backoff       time.Duration // until the sweep after one with failures, then doubled; 1 s
+	MaxNodes      int           // largest number of nodes; 16384
 }
 
 func (c *Config) fill() {
@@ -81,27 +77,25 @@ func (c *Config) fill() {
 	def(&c.MaxNodes, 16384)
 }
 
-// Intent is what the subnet shall be like. It is plain data; the zero value is a
-// subnet with one partition of which everybody is a full member.
+// Intent is the configuration of the subnet. It is plain data; the zero value is a subnet with one partition of which
+// every port is a full member.
 type Intent struct {
 	Prefix uint64 `json:",omitempty"` // GID prefix; 0 is the default one
 	LMC    uint8  `json:",omitempty"` // 2^LMC LIDs for each port of an adapter
-	// MKey guards every port against other managers; 0 is none. It is a secret
-	// and not written down with the rest. MKeysBefore are those that ports may
-	// still have.
+	// MKey guards every port against other managers; 0 is none. It is a secret and not stored with the rest.
+	// MKeysBefore are earlier keys that ports may still have.
 	MKey          uint64   `json:"-"`
 	MKeysBefore   []uint64 `json:"-"`
 	MKeyProtect   uint8    `json:",omitempty"`
 	MKeyLease     uint16   `json:",omitempty"` // seconds; 0 never ends
 	SubnetTimeout uint8    `json:",omitempty"` // 4.096 µs × 2^v; 0 is 18
 	MaxMTU        ib.MTU   `json:",omitempty"` // 0 is no limit
-	// Enforce makes switches drop packets of partitions that the adapter at their
-	// port is no member of.
+	// Enforce makes switches drop packets of partitions of which the adapter at their port is not a member.
 	Enforce    bool        `json:",omitempty"`
 	Partitions []Partition `json:",omitempty"`
 	Lanes      *Lanes      `json:",omitempty"`
-	// Engine names route engines, in the order of preference, with commas between
-	// them; minhop serves where none of them can. Roots are for updn.
+	// Engine is a list of route engines in the order of preference, separated by commas; minhop routes where none
+	// of them can. Roots are for updn.
 	Engine string    `json:",omitempty"`
 	Roots  []ib.GUID `json:",omitempty"`
 }
@@ -110,15 +104,14 @@ type Intent struct {
 type Partition struct {
 	Name string
 	PKey ib.PKey // bit 15 is ignored
-	// Apart tells that the partition changes nothing for others: ports stay full members of the
-	// default one.
+	// Apart leaves other partitions unchanged: ports stay full members of the default partition.
 	Apart bool `json:",omitempty"`
-	// All makes every port a member, but those that Members names.
+	// All is the membership of every port that is not in Members.
 	All     Membership `json:",omitempty"`
 	Members []Member   `json:",omitempty"`
 }
 
-// Membership is in what way a port belongs to a partition.
+// Membership is the kind of membership of a port in a partition.
 type Membership uint8
 
 // Memberships.
@@ -134,15 +127,14 @@ type Member struct {
 	As       Membership
 }
 
-// Lanes is how service levels use virtual lanes. Where it is not given, ports
-// keep what they have.
+// Lanes maps service levels to virtual lanes. Without it ports keep their mapping.
 type Lanes struct {
 	SLtoVL    mad.SLtoVL
 	High, Low []mad.VLArbEntry
 	HighLimit uint8
 }
 
-// Validate reports everything that is wrong with i.
+// Validate reports every fault of i, joined.
 func (i *Intent) Validate() error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -187,25 +179,25 @@ func (i *Intent) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Observations are what a manager learnt and the next one should know.
+// Observations are the results of a manager that the next one continues with.
 type Observations struct {
-	// Token is that of the permission under which they were made.
+	// Token is the token of the permission of the manager that made them.
 	Token uint64 `json:",omitempty"`
 	LIDs  []LIDRecord
 }
 
-// LIDRecord says which LIDs a port has.
+// LIDRecord is the LIDs of a port: 2^LMC from LID on.
 type LIDRecord struct {
 	PortGUID ib.GUID
 	LID      ib.LID
 	LMC      uint8 `json:",omitempty"`
 }
 
-// Group is a multicast group as far as forwarding goes.
+// Group is a multicast group for the purpose of forwarding.
 type Group struct {
 	MLID    ib.LID
 	Members []ib.GUID // port GUIDs
-	Senders []ib.GUID `json:",omitempty"` // that send, and get nothing
+	Senders []ib.GUID `json:",omitempty"` // port GUIDs that send and do not receive
 }
 
 // base is what each sweep starts from and leaves to the next: configuration, intent and the state of the subnet.
@@ -226,7 +218,7 @@ type base struct {
 	trees     trees
 
 	topo      *topo.Subnet
-	trust     map[ib.GUID]bool   // nodes whose tables are as topo has them
+	trust     map[ib.GUID]bool   // nodes with the tables of topo
 	silent    map[silentKey]bool // ports behind which no node answered
 	lanesOf   *Lanes             // the lanes that all ports have
 	everSwept bool               // a heavy sweep ended as master
@@ -238,7 +230,7 @@ type Manager struct {
 	permitted bool
 	token     uint64
 
-	groupsWritten uint64 // the newest SetGroups whose trees all switches have
+	groupsWritten uint64 // the newest SetGroups that all switches have the trees of
 	tables        *route.Tables
 	guarded       map[int32]bool // nodes of topo with an unknown M_Key
 
@@ -263,8 +255,7 @@ type Manager struct {
 	status
 }
 
-// New returns a manager that knows what o tells. It starts to work at its first
-// Next, unless it is gated.
+// New returns a manager that continues with the observations o. It starts at its first Next, unless it is gated.
 func New(c Config, i Intent, o Observations) (*Manager, error) {
 	if err := i.Validate(); err != nil {
 		return nil, err
@@ -295,10 +286,10 @@ func (m *Manager) setIntent(i Intent) {
 		i.MKeysBefore = append([]uint64{was}, i.MKeysBefore...)
 	}
 	m.intent = i
-	m.engine, _ = route.ByName(i.Engine, i.Roots...) // judged by Validate
+	m.engine, _ = route.ByName(i.Engine, i.Roots...) // validated by Validate
 }
 
-// SetIntent replaces what is wanted; a heavy sweep brings it about.
+// SetIntent replaces the configuration of the subnet; a heavy sweep applies it.
 func (m *Manager) SetIntent(now mono.Time, i Intent) error {
 	if err := i.Validate(); err != nil {
 		return err
@@ -314,8 +305,7 @@ func (m *Manager) SetEngine(now mono.Time, e route.Engine) {
 	m.sweepSoon(now, "the route engine changed")
 }
 
-// SetGroups replaces the multicast groups, whose trees are written soon. It counts its
-// calls, and returns how many there were.
+// SetGroups replaces the multicast groups; Next writes their trees. It returns the number of its calls so far.
 func (m *Manager) SetGroups(now mono.Time, g []Group) uint64 {
 	m.groups = g
 	m.groupsAt = now
@@ -323,16 +313,16 @@ func (m *Manager) SetGroups(now mono.Time, g []Group) uint64 {
 	return m.groupsSet
 }
 
-// Raised returns the ports that this manager has found in INIT since it was called last: they, or their
-// nodes, were started anew or away.
+// Raised returns the ports that this manager has found in INIT since the last call: they or their nodes were
+// restarted, or not in the subnet.
 func (m *Manager) Raised() []ib.GUID {
 	list := m.raised
 	m.raised = nil
 	return list
 }
 
-// Carries reports whether the tables of all switches are written that take packets of a multicast
-// group to and from a port.
+// Carries reports whether all switches have the tables that forward packets of a multicast group to and from a
+// port.
 func (m *Manager) Carries(mlid ib.LID, port ib.GUID) bool {
 	if m.topo == nil {
 		return false
@@ -355,12 +345,11 @@ func (m *Manager) Carries(mlid ib.LID, port ib.GUID) bool {
 	return true
 }
 
-// GroupsWritten returns the number of the newest SetGroups whose trees are in the
-// tables of all switches, but those that did not answer.
+// GroupsWritten returns the number of the newest SetGroups that all answering switches have the trees of.
 func (m *Manager) GroupsWritten() uint64 { return m.groupsWritten }
 
-// Permit lets a gated manager take part, and be master. token grows with
-// every permission: who has an older one must not write any more.
+// Permit activates a gated manager, which may become master. token grows with every permission: a manager with an
+// older token must not write any more.
 func (m *Manager) Permit(now mono.Time, token uint64) {
 	m.token = token
 	if m.permitted {
@@ -370,7 +359,7 @@ func (m *Manager) Permit(now mono.Time, token uint64) {
 	m.become(now, mad.SMDiscovering, "permitted")
 }
 
-// Revoke takes the permission back: nothing is sent from now on.
+// Revoke withdraws the permission: the manager sends nothing from now on.
 func (m *Manager) Revoke(now mono.Time) {
 	if !m.permitted || !m.cfg.Gated {
 		return
@@ -379,17 +368,16 @@ func (m *Manager) Revoke(now mono.Time) {
 	m.become(now, mad.SMNotActive, "the permission was revoked")
 }
 
-// State returns what the manager is at the moment.
+// State returns the state of the manager.
 func (m *Manager) State() mad.SMState { return m.state }
 
-// Topo returns the subnet as the last complete sweep left it, nil before there
-// was one as master.
+// Topo returns the model of the subnet after the last complete sweep, nil before the first one as master.
 func (m *Manager) Topo() *topo.Subnet { return m.topo }
 
 // Tables returns the routes of Topo.
 func (m *Manager) Tables() *route.Tables { return m.tables }
 
-// Observations returns what is to be kept, and a number that changes with it.
+// Observations returns the observations to store, and a number that changes with them.
 func (m *Manager) Observations() (Observations, uint64) {
 	return Observations{Token: m.token, LIDs: m.lids.records()}, m.version
 }
@@ -397,15 +385,13 @@ func (m *Manager) Observations() (Observations, uint64) {
 // Version is the number that changes with Observations.
 func (m *Manager) Version() uint64 { return m.version }
 
-// Sweep asks for a heavy sweep.
+// Sweep schedules a heavy sweep.
 func (m *Manager) Sweep(now mono.Time) { m.sweepSoon(now, "asked for") }
 
-// Restore makes o what the manager knows of LIDs: an earlier master's word, for
-// one that is about to be permitted.
+// Restore replaces the LIDs by those of an earlier master, before the manager is permitted.
 func (m *Manager) Restore(o Observations) { m.lids.restore(o) }
 
-// sweepSoon makes a heavy sweep start a little later, so that news that comes
-// in numbers causes one.
+// sweepSoon schedules a heavy sweep after Config.Debounce, so that several notifications cause one sweep.
 func (m *Manager) sweepSoon(now mono.Time, why string) { m.sweepAt(now.Add(m.cfg.Debounce), why) }
 
 func (m *Manager) sweepAt(at mono.Time, why string) {
@@ -415,7 +401,7 @@ func (m *Manager) sweepAt(at mono.Time, why string) {
 	m.heavyAt = mono.Min(m.heavyAt, at)
 }
 
-// become changes the manager's state and ends what belonged to the former one.
+// become changes the state of the manager and ends the activities of the former state.
 func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	if s == m.state {
 		return
@@ -441,7 +427,7 @@ func (m *Manager) become(now mono.Time, s mad.SMState, why string) {
 	}
 }
 
-// stateName is how people call a state.
+// stateName returns the name of a state for people.
 func stateName(s mad.SMState) string {
 	switch s {
 	case mad.SMNotActive:
@@ -456,8 +442,8 @@ func stateName(s mad.SMState) string {
 	return s.String()
 }
 
-// Handle takes a datagram of queue pair 0 that is for the manager: an answer to
-// one of its own, a question about SMInfo, or a trap.
+// Handle handles a datagram of queue pair 0 for the manager: the answer to a request, a Get or Set of SMInfo, or a
+// trap.
 func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 	s := &m.requests.in
 	if s.Parse(d.Data[:]) != nil || s.BaseVersion != mad.BaseVersion || !s.MgmtClass.IsSubn() ||
@@ -479,9 +465,8 @@ func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 	}
 }
 
-// Next produces the next datagram to send, by the manager's port: Port is 0.
-// False means that there is none now: call it until then, after every Handle
-// and at every Deadline.
+// Next writes the next datagram to send by the port of the manager to d, with Port 0. Call it after every Handle
+// and at every Deadline, until it returns false: there is none now.
 func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 	if len(m.replies) > 0 {
 		*d = m.replies[0]
@@ -493,7 +478,7 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 		m.requests.expire(now)
 		m.advance(now)
 		if !m.requests.transmit(now, d) {
-			// What could not be sent may have ended a phase.
+			// A request that cannot be sent may have ended a phase.
 			if !m.requests.busy() && m.sweep != nil {
 				continue
 			}
@@ -503,7 +488,7 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) bool {
 	}
 }
 
-// Deadline returns when Next has something to do, zero for never.
+// Deadline returns when Next must be called next, zero for never.
 func (m *Manager) Deadline() mono.Time {
 	t := m.requests.deadline()
 	if m.sweep != nil && m.sweep.kind == light {
@@ -521,7 +506,7 @@ func (m *Manager) Deadline() mono.Time {
 	return mono.Min(t, mono.Min(m.pollAt, m.handover.until))
 }
 
-// tick starts what is due.
+// tick starts the sweep or poll that is due.
 func (m *Manager) tick(now mono.Time) {
 	m.pollMaster(now)
 	if m.handover.until.Due(now) {
@@ -529,7 +514,7 @@ func (m *Manager) tick(now mono.Time) {
 		m.handover = handover{}
 	}
 	if m.sweep != nil && m.sweep.kind == light && m.heavyAt.Due(now) {
-		// It may wait for who is behind the link that the news is about.
+		// It may wait for the node behind the link that changed.
 		m.requests.abandon()
 		m.sweep = nil
 	}

@@ -255,7 +255,7 @@ func TestUnnoticed(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)
-	s.s2.Agent.Port(0).MasterSMLID = 0 // it does not know whom to tell
+	s.s2.Agent.Port(0).MasterSMLID = 0 // it has no LID of a manager
 	s.Cut(s.c3, 1)
 	at := s.Now
 	settle(t, s.Fabric, m, 20*time.Second)

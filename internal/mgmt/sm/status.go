@@ -10,17 +10,17 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// status is what a manager remembers for people.
+// status is the part of the state of a manager that only Status reads.
 type status struct {
 	problems []Problem
 	sweeps   []SweepRecord
 	notes    []Note
 	Traps    uint64
 	BadMKeys uint64 // traps about SMPs with a wrong M_Key
-	DropMKey uint64 // orders of managers without the M_Key
+	DropMKey uint64 // Sets of SMInfo without the M_Key
 }
 
-// Problem is something wrong with the subnet, as the last sweep saw it.
+// Problem is a problem of the subnet that the last sweep found.
 type Problem struct {
 	Where string // a port or a node
 	What  string
@@ -38,7 +38,7 @@ type SweepRecord struct {
 	Sent       uint64 // requests, repetitions apart
 	Resent     uint64
 	Unanswered uint64
-	Failed     int // requests given up or refused, and other problems
+	Failed     int // unanswered or refused requests, and other problems
 }
 
 // Note is a line of the manager's log.
@@ -47,7 +47,7 @@ type Note struct {
 	Text string
 }
 
-// kept is how many sweeps and notes are remembered.
+// kept is the number of sweeps and notes in Status.
 const kept = 64
 
 func keep[T any](list []T, v T) []T {
@@ -84,7 +84,7 @@ func (m *Manager) logSweep(now mono.Time, s *sweep) {
 	}
 }
 
-// OtherManager is another manager that the last sweep saw.
+// OtherManager is another manager that the last sweep found.
 type OtherManager struct {
 	GUID     ib.GUID
 	LID      ib.LID
@@ -92,7 +92,7 @@ type OtherManager struct {
 	State    string
 }
 
-// Status is what a manager does and did, as plain data.
+// Status is the state of a manager as plain data.
 type Status struct {
 	State     string
 	PortGUID  ib.GUID
@@ -100,19 +100,19 @@ type Status struct {
 	Priority  uint8
 	Permitted bool
 	Token     uint64 `json:",omitempty"`
-	// Master is whom a standby manager waits for.
+	// Master is the master that a standby manager polls.
 	Master ib.GUID `json:",omitempty"`
-	// Engine is what was asked for, Routed the engine that serves the subnet:
-	// another one if Problems say that those before it refused.
+	// Engine is the configured engine, Routed the engine that routes the subnet: another one if Problems state that
+	// those before it failed.
 	Engine string
 	Roots  []ib.GUID `json:",omitempty"`
-	// Keyed tells that ports are guarded by an M_Key, with MKeyProtect and for
-	// MKeyLease seconds after the manager is gone.
+	// Keyed means that an M_Key guards the ports, with MKeyProtect and for MKeyLease seconds after the last request
+	// of the manager.
 	Keyed       bool
 	MKeyProtect uint8          `json:",omitempty"`
 	MKeyLease   uint16         `json:",omitempty"`
 	Routed      string         `json:",omitempty"`
-	Sweeping    string         `json:",omitempty"` // why, while a sweep goes on
+	Sweeping    string         `json:",omitempty"` // reason of the sweep in progress
 	Sweeps      []SweepRecord  // the latest last
 	Problems    []Problem      `json:",omitempty"`
 	Notes       []Note         `json:",omitempty"`

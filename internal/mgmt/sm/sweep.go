@@ -10,19 +10,18 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// kind is what a sweep is about.
+// kind is the purpose of a sweep.
 type kind uint8
 
 const (
 	heavy  kind = iota // everything
-	light              // has anything changed?
+	light              // detection of changes
 	groups             // multicast tables only
 )
 
 var kindNames = [...]string{"heavy", "light", "groups"}
 
-// phase is a step of a heavy sweep; each begins when every request of the one
-// before was answered or given up.
+// phase is a step of a heavy sweep. Each begins when every request of the step before is answered or has failed.
 type phase uint8
 
 const (
@@ -30,9 +29,9 @@ const (
 	electing
 	claiming   // ports with another M_Key
 	clearing   // PortStateChange
-	rechecking // ports that were down when it was cleared late
+	rechecking // ports that were down when PortStateChange was cleared late
 	partitioning
-	numbering // LIDs and what else ports hold that are not in INIT
+	numbering // LIDs and other settings of ports that are not in INIT
 	laning
 	routing
 	replicating // multicast tables
@@ -42,7 +41,7 @@ const (
 	finished
 )
 
-// sweep is one that is going on.
+// sweep is a sweep in progress.
 type sweep struct {
 	base     *base
 	requests *requests
@@ -55,27 +54,27 @@ type sweep struct {
 	byGUID   map[ib.GUID]int32
 	byPort   map[ib.GUID]topo.Ref
 	ports    int
-	times    []mono.Time // by node: when it answered last
+	times    []mono.Time // by node: the time of its last answer
 	links    int
 	others   []remote   // managers
-	quiet    []topo.Ref // ports behind which nobody answers
+	quiet    []topo.Ref // ports behind which no node answers
 	late     map[int32]bool
 	trusted  []*topo.Switch   // by node: tables that the switch still has
-	unwrote  map[int32]bool   // nodes whose tables were not written in full
-	keys     map[int32]uint64 // M_Keys, other than the one wanted, that nodes answered to
-	guarded  map[int32]bool   // nodes with an M_Key that is not known
-	again    string           // why another sweep is needed at once
-	groups   uint64           // number of the SetGroups whose trees it writes
-	failed   int              // requests given up, Sets refused
+	unwrote  map[int32]bool   // nodes that did not accept all of their tables
+	keys     map[int32]uint64 // M_Keys of nodes that answer to another key than that of the intent
+	guarded  map[int32]bool   // nodes with an unknown M_Key
+	again    string           // reason of another sweep right after this one
+	groups   uint64           // number of the SetGroups that it writes the trees of
+	failed   int              // unanswered requests, refused Sets and other problems
 	before   requestsCount
-	changes  bool // light: something did
+	changes  bool // of a light sweep: a change was detected
 
 	problems []Problem
 }
 
 type requestsCount struct{ sent, resent, unanswered uint64 }
 
-// silentKey names a port behind which nobody answers.
+// silentKey is a port behind which no node answers.
 type silentKey struct {
 	guid ib.GUID
 	port uint8
@@ -98,7 +97,7 @@ func (s *sweep) heard(node int32) mono.Time {
 	return s.times[node]
 }
 
-// portsPerNode bounds, with Config.MaxNodes, the ports that are believed.
+// portsPerNode bounds, with Config.MaxNodes, the number of ports.
 const portsPerNode = 64
 
 func (m *Manager) begin(now mono.Time, k kind, why string) *sweep {
@@ -125,7 +124,7 @@ func (m *Manager) startHeavy(now mono.Time, why string) {
 	s.probe(nil, topo.None, 0)
 }
 
-// advance begins the next phase when the present one has ended.
+// advance begins the next phase when the current one has ended.
 func (m *Manager) advance(now mono.Time) {
 	for m.sweep != nil && !m.requests.busy() {
 		switch s := m.sweep; s.kind {
@@ -153,7 +152,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	switch s.phase {
 	case electing:
 		if len(s.t.Nodes) == 0 {
-			m.endFailed(now, "the manager's own port does not answer, or only to another M_Key")
+			m.endFailed(now, "the port of the manager does not answer, or only to another M_Key")
 			return
 		}
 		m.elect(now)
@@ -183,7 +182,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	}
 }
 
-// endHeavy publishes what a sweep found and did.
+// endHeavy publishes the results of a sweep.
 func (m *Manager) endHeavy(now mono.Time) {
 	s := m.sweep
 	m.sweep, m.heavyWas = nil, now
@@ -207,8 +206,8 @@ func (m *Manager) endHeavy(now mono.Time) {
 	}
 }
 
-// rest sets the time of the next light sweep: sooner than usual as long as the
-// last heavy one left something undone, or a link has changed of late.
+// rest sets the time of the next light sweep: sooner than usual if the last heavy one had failures, or a link
+// changed shortly before.
 func (m *Manager) rest(now mono.Time) {
 	m.lightAt = now.Add(m.cfg.SweepInterval)
 	if m.backoff > 0 {
@@ -221,7 +220,7 @@ func (m *Manager) rest(now mono.Time) {
 	m.lightAt = mono.Min(m.lightAt, m.renewAt)
 }
 
-// endFailed ends a sweep that came to nothing.
+// endFailed ends a sweep without results.
 func (m *Manager) endFailed(now mono.Time, why string) {
 	s := m.sweep
 	s.problem("the manager", "%s", why)
@@ -230,11 +229,11 @@ func (m *Manager) endFailed(now mono.Time, why string) {
 	m.heavyAt, m.heavyWhy = now.Add(m.cfg.Backoff), why
 }
 
-// startLight asks every switch whether a port changed, and the manager's own port.
+// startLight queries every switch for changes of its ports, and the port of the manager.
 func (m *Manager) startLight(now mono.Time) {
 	m.lightAt = 0
 	if m.topo == nil {
-		m.sweepSoon(now, "nothing is known")
+		m.sweepSoon(now, "no sweep has ended yet")
 		return
 	}
 	s := m.begin(now, light, "time")
@@ -245,13 +244,13 @@ func (m *Manager) startLight(now mono.Time) {
 	}
 	for _, r := range m.quiet {
 		path := pathTo(m.topo, r)
-		s.ask(mad.MethodGet, mad.AttrNodeInfo, 0, append(path[:len(path):len(path)], r.Port), r, s.gotLightProbe).probe = true
+		s.request(mad.MethodGet, mad.AttrNodeInfo, 0, append(path[:len(path):len(path)], r.Port), r, s.gotLightProbe).probe = true
 	}
 	for _, i := range m.topo.Switches() {
-		s.ask(mad.MethodGet, mad.AttrSwitchInfo, 0, m.topo.Nodes[i].Path, topo.Ref{Node: i}, s.gotLight)
+		s.request(mad.MethodGet, mad.AttrSwitchInfo, 0, m.topo.Nodes[i].Path, topo.Ref{Node: i}, s.gotLight)
 	}
 	r := m.topo.Self
-	s.ask(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.topo, r), r, s.gotLightPort)
+	s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.topo, r), r, s.gotLightPort)
 	if m.renewAt.Due(now.Add(m.cfg.Debounce)) {
 		m.scheduleKeyRenewal(now)
 		s.renewKeys()
