@@ -32,7 +32,7 @@ func TestSilentNode(t *testing.T) {
 	s.Kill(s.c3)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
 	settle(t, s.Fabric, m, 10*time.Second)
-	if !hasProblem(m, `"sw2" port 1`, "nobody answers") || len(m.Topo().Nodes) != 4 || s.s2.Agent.Port(1).PortState != ib.PortInit {
+	if !hasProblem(m, `"sw2" port 1`, "no node answers") || len(m.Topo().Nodes) != 4 || s.s2.Agent.Port(1).PortState != ib.PortInit {
 		t.Errorf("%+v", m.Status())
 	}
 	heavy := func() (n int) {
@@ -58,7 +58,7 @@ func TestSilentNode(t *testing.T) {
 	if !s.Until(30*time.Second, func() bool { return len(m.Topo().Nodes) == 3 }) {
 		t.Fatalf("%+v", m.Status())
 	}
-	if !hasProblem(m, `"sw1" port 8`, "nobody answers") {
+	if !hasProblem(m, `"sw1" port 8`, "no node answers") {
 		t.Errorf("%+v", m.Status().Problems)
 	}
 	s.Revive(s.s2)
