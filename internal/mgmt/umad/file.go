@@ -11,7 +11,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// File is an open umadN: registrations, and the records that go both ways.
+// File is an open umadN: registrations, and records in both directions.
 type File struct {
 	hub      *Hub
 	port     *port // nil once it is closed
@@ -20,10 +20,10 @@ type File struct {
 	agents   [maxAgents]*agent
 	pkeys    bool // the header has the P_Key index
 	readOnly bool // of subnet management
-	used     bool // somebody registered
+	used     bool // has had a registration
 }
 
-// Open opens a file on a function's port; its records go to sink.
+// Open opens a file on the port of a function. sink receives its records.
 func (h *Hub) Open(function uint16, sink Sink) (*File, Errno) {
 	if _, ok := h.view.Port(function); !ok {
 		return nil, ENODEV
@@ -33,9 +33,9 @@ func (h *Hub) Open(function uint16, sink Sink) (*File, Errno) {
 	return f, OK
 }
 
-// Restrict keeps f from managing the subnet: by queue pair 0 it may ask, but not
-// set anything, answer, or serve. Nor may it take part in communication management, where it would
-// pass for the node's own manager: for other programs, and for IP links in connected mode.
+// Restrict denies f the management of the subnet: by queue pair 0 it may send Gets, but no Sets and no answers, and
+// may not register for methods. It also denies communication management, where f could pose as the manager of the
+// node to other programs, and to IP links in connected mode.
 func (f *File) Restrict() { f.readOnly = true }
 
 // Close ends all registrations and transactions of f.
@@ -51,7 +51,7 @@ func (f *File) Close() {
 	f.port = nil
 }
 
-// HeaderLen returns the length of the headers of f's records.
+// HeaderLen returns the length of the headers of the records of f.
 func (f *File) HeaderLen() int {
 	if f.pkeys {
 		return HeaderLen
@@ -59,8 +59,7 @@ func (f *File) HeaderLen() int {
 	return shortHeaderLen
 }
 
-// EnablePKeys gives the headers of f's records the P_Key index. It must come
-// before the first registration.
+// EnablePKeys adds the P_Key index to the headers of the records of f. It fails after the first registration.
 func (f *File) EnablePKeys() Errno {
 	switch {
 	case f.port == nil:
@@ -72,17 +71,16 @@ func (f *File) EnablePKeys() Errno {
 	return OK
 }
 
-// Registration says which MADs a program wants.
+// Registration selects the MADs that a program receives.
 type Registration struct {
 	QPN     ib.QPN    // 0 or 1
-	Class   mad.Class // 0: it only sends, and hears the answers
+	Class   mad.Class // 0: it only sends, and receives the answers
 	Version uint8
-	// Methods are those it serves: of method m bit m%64 of word m/64.
+	// Methods are those that it serves: method m is bit m%64 of word m/64.
 	Methods [2]uint64
 	OUI     uint32 // of vendor range 2
-	// RMPPVersion is 1 where segments are joined and split for the program, 0
-	// where it does so itself or there are none; UserRMPP tells that it does so
-	// although RMPPVersion is 1.
+	// RMPPVersion is 1 if the Hub joins and splits segments for the program, 0 if the program does so itself or the
+	// class has none. With UserRMPP the program does so itself although RMPPVersion is 1.
 	RMPPVersion uint8
 	UserRMPP    bool
 }
@@ -93,7 +91,7 @@ const (
 	maxClass   = 0x50 // classes below, and the directed routes
 )
 
-// check returns EINVAL where r cannot be.
+// check returns EINVAL if r is invalid.
 func (r *Registration) check() Errno {
 	if r.QPN > ib.QPNGSI || r.RMPPVersion > mad.RMPPVersion || r.OUI > 0xffffff {
 		return EINVAL
@@ -122,11 +120,11 @@ type agent struct {
 	qpn     ib.QPN
 	tag     uint32 // upper half of its transaction identifiers
 	routes  []route
-	rmpp    *rmpp.Endpoint // nil: the program sees segments as they are
+	rmpp    *rmpp.Endpoint // nil: the program receives segments as they are
 	pending map[pendingKey]*transaction
 }
 
-// Register makes a registration and returns its number: the lowest free one.
+// Register adds a registration and returns its number: the lowest free one.
 func (f *File) Register(r Registration) (id uint32, err Errno) {
 	if f.port == nil {
 		return 0, EIO
@@ -180,7 +178,7 @@ func (f *File) Register(r Registration) (id uint32, err Errno) {
 	return a.id, OK
 }
 
-// Unregister ends a registration, and forgets what it waits for.
+// Unregister removes a registration and its unanswered requests.
 func (f *File) Unregister(id uint32) Errno {
 	if id >= maxAgents || f.agents[id] == nil {
 		return EINVAL
@@ -201,9 +199,8 @@ func (f *File) Unregister(id uint32) Errno {
 	return OK
 }
 
-// Write takes a record that the program wrote. What cannot be sent goes back to it,
-// as one whose time is over does: the header with a status, and the MAD's
-// common header.
+// Write handles a record that the program wrote. A MAD that cannot be sent is returned to the program as one that
+// timed out is: the header with a status, and the header of the MAD.
 func (f *File) Write(now mono.Time, record []byte) Errno {
 	f.hub.now = now
 	var h Header
@@ -219,12 +216,12 @@ func (f *File) Write(now mono.Time, record []byte) Errno {
 		return err
 	}
 	f.hub.Stats.Refused++
-	f.give(&h, err, record[f.HeaderLen():])
+	f.returnMAD(&h, err, record[f.HeaderLen():])
 	return err
 }
 
-// give returns a MAD that was not answered, or not even sent.
-func (f *File) give(h *Header, why Errno, m []byte) {
+// returnMAD returns a MAD that was not answered or not sent to the program.
+func (f *File) returnMAD(h *Header, why Errno, m []byte) {
 	r := *h
 	r.Status = why
 	f.put(append(r.Append(make([]byte, 0, HeaderLen+mad.HeaderLen), f.HeaderLen()), m[:mad.HeaderLen]...))
@@ -236,8 +233,8 @@ func (f *File) put(record []byte) {
 	}
 }
 
-// minMAD is the shortest MAD that can be written: with an RMPP header, whether it
-// means something or not.
+// minMAD is the length of the shortest MAD that a program may write: it includes an RMPP header, whether the class
+// uses it or not.
 const minMAD = mad.HeaderLen + mad.RMPPLen
 
 func (f *File) write(h *Header, b []byte) Errno {
@@ -304,7 +301,7 @@ func (f *File) write(h *Header, b []byte) Errno {
 	return a.begin(t, &m)
 }
 
-// address gives a datagram the addresses that its header names.
+// address sets the addresses of a datagram from the header of its record.
 func (a *agent) address(d *mad.Datagram, h *Header, c mad.Class) Errno {
 	f := a.file
 	p, ok := f.hub.view.Port(f.function)
@@ -340,12 +337,10 @@ func (a *agent) address(d *mad.Datagram, h *Header, c mad.Class) Errno {
 	return OK
 }
 
-// ownQKey is the bit of a Q_Key that stands for the queue pair's own (IBA
-// volume 1, 10.2.5).
+// ownQKey is the bit of a Q_Key that selects the Q_Key of the queue pair (IBA volume 1, 10.2.5).
 const ownQKey = 0x80000000
 
-// deliver gives the program a MAD; data is what follows the headers of one that came in
-// segments, nil of another.
+// deliver passes a MAD to the program. data follows the headers of a MAD in segments, and is nil of another.
 func (a *agent) deliver(d *mad.Datagram, data []byte) {
 	f := a.file
 	m := d.MAD()
@@ -370,8 +365,8 @@ func (a *agent) deliver(d *mad.Datagram, data []byte) {
 	f.put(append(append(h.Append(b, n), m...), data...))
 }
 
-// pkeyIndex returns the index of the key that lets k in: the same, or one of
-// the same partition; 0 where there is none.
+// pkeyIndex returns the index of the key that matches k: the same key, or one of the same partition; 0 if there is
+// none.
 func pkeyIndex(table []ib.PKey, k ib.PKey) uint16 {
 	i := slices.Index(table, k)
 	if i < 0 {

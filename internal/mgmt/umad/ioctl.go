@@ -22,12 +22,11 @@ const (
 // MaxArgument is the length of the longest argument of a request.
 const MaxArgument = register2Len
 
-// userRMPP is the flag of a registration whose program does RMPP itself, the
-// only one there is.
+// userRMPP is the flag of a registration by a program that does RMPP itself. There is no other flag.
 const userRMPP = 1
 
-// Control executes a request that a program made of its file. arg is the
-// argument, which it changes as the request does, also where it fails.
+// Control executes an ioctl of a program on its file. arg is the argument, which it changes as the kernel does, also
+// if the ioctl fails.
 func (f *File) Control(number uint32, arg []byte) Errno {
 	if f.port == nil {
 		return EIO
@@ -53,7 +52,7 @@ func (f *File) Control(number uint32, arg []byte) Errno {
 			RMPPVersion: arg[36], Methods: [2]uint64{le.Uint64(arg[16:]), le.Uint64(arg[24:])}}
 		flags := le.Uint32(arg[12:])
 		if flags&^userRMPP != 0 {
-			le.PutUint32(arg[12:], userRMPP) // tells what there is
+			le.PutUint32(arg[12:], userRMPP) // the supported flags
 			return EINVAL
 		}
 		r.UserRMPP = flags&userRMPP != 0
@@ -61,7 +60,7 @@ func (f *File) Control(number uint32, arg []byte) Errno {
 		id, err := f.Register(r)
 		if err == OK {
 			if !used {
-				f.pkeys = true // who knows this request knows the longer header
+				f.pkeys = true // programs that use this ioctl use the longer header
 			}
 			le.PutUint32(arg, id)
 		}

@@ -8,17 +8,15 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// IsSM is an open issmN: while it is, the port says of itself that a subnet
-// manager is behind it. One at a time can be open.
+// IsSM is an open issmN: while it is open the port has the capability IsSM. At most one per port is open.
 type IsSM struct {
 	hub      *Hub
 	function uint16
 	granted  func(Errno)
 }
 
-// OpenIsSM opens the issm of a function's port. granted is called once, now or
-// when whoever has it closes it: with OK, or the reason why it will not be.
-// Without wait that is EAGAIN where another has it.
+// OpenIsSM opens the issm of the port of a function. It calls granted once, now or when the one that is open is
+// closed: with OK, or the reason of a refusal. Without wait that is EAGAIN if another is open.
 func (h *Hub) OpenIsSM(now mono.Time, function uint16, wait bool, granted func(Errno)) *IsSM {
 	i := &IsSM{hub: h, function: function, granted: granted}
 	if _, ok := h.view.Port(function); !ok {
@@ -39,8 +37,7 @@ func (h *Hub) OpenIsSM(now mono.Time, function uint16, wait bool, granted func(E
 	return i
 }
 
-// Close closes i, or ends the wait for it: granted is not called any more. The
-// next who waits gets it.
+// Close closes i, or ends its wait: granted is not called any more. The first open that waits succeeds.
 func (i *IsSM) Close(now mono.Time) {
 	p := i.hub.ports[i.function]
 	if p == nil {

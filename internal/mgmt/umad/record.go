@@ -8,15 +8,13 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// Lengths of a record's header: the second without the P_Key index, as it is for
-// programs that did not ask for that.
+// Lengths of the header of a record, with and without the P_Key index (File.EnablePKeys).
 const (
 	HeaderLen      = 64
 	shortHeaderLen = 56
 )
 
-// The header's own numbers are in the host's byte order, which is the
-// little-endian one; what goes into packets is big-endian.
+// Fields of the header are in the byte order of the host, which is little-endian; fields of packets are big-endian.
 var (
 	le = binary.LittleEndian
 	be = binary.BigEndian
@@ -26,7 +24,7 @@ var (
 type Header struct {
 	Agent     uint32
 	Status    Errno
-	TimeoutMS uint32 // of a request: how long to wait for the answer; 0: there is none
+	TimeoutMS uint32 // of a request: wait for its answer; 0: it has none
 	Retries   uint32
 	Length    uint32 // of the record that is read; ignored of one that is written
 	QPN       ib.QPN
@@ -34,7 +32,7 @@ type Header struct {
 	LID       ib.LID
 	SL        uint8
 	PathBits  uint8
-	// GRH tells that GIDIndex, HopLimit, TClass, GID and FlowLabel are set.
+	// With GRH the fields GIDIndex, HopLimit, TClass, GID and FlowLabel are set.
 	GRH       bool
 	GIDIndex  uint8 // of the own port
 	HopLimit  uint8
@@ -67,8 +65,8 @@ func (h *Header) Append(b []byte, n int) []byte {
 	return append(b, p[:n]...)
 }
 
-// Parse reads a header of n bytes from the start of b and judges its values;
-// EINVAL where one has no meaning, or b is too short. Reserved bytes are ignored.
+// Parse reads a header of n bytes from the start of b and validates it. It returns EINVAL if a value is invalid or b
+// is too short, and ignores reserved bytes.
 func (h *Header) Parse(b []byte, n int) Errno {
 	if len(b) < n {
 		return EINVAL

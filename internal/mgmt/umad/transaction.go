@@ -11,22 +11,21 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// transaction is a MAD that a program sends, until nothing more can come of
-// it.
+// transaction is a MAD that a program sends, until its answer or its last timeout.
 type transaction struct {
 	agent  *agent
-	header Header // as it was written
+	header Header // as the program wrote it
 	key    pendingKey
 	d      mad.Datagram
-	data   []byte // behind d's headers, of an RMPP message
+	data   []byte // follows the headers in d, of an RMPP message
 	rmpp   bool
-	double bool // the answer comes in segments too
+	double bool // the answer has segments too
 	waits  bool // for an answer
 	left   uint32
 	timer  mono.Timer[*transaction]
 }
 
-// pendingKey tells the requests of a registration apart.
+// pendingKey identifies a request of a registration.
 type pendingKey struct {
 	class mad.Class
 	tid   uint64
@@ -58,8 +57,7 @@ func (a *agent) begin(t *transaction, m *mad.Header) Errno {
 	return OK
 }
 
-// transmit sends a MAD, and starts the clock of one that waits for an answer;
-// of an RMPP message sent does that.
+// transmit sends a MAD and starts the timer of a request. The timer of an RMPP message is started by sent.
 func (a *agent) transmit(t *transaction) Errno {
 	h := a.file.hub
 	if t.rmpp {
@@ -81,53 +79,51 @@ func (a *agent) transmit(t *transaction) Errno {
 	return OK
 }
 
-// sent notes the end of an RMPP message's transfer.
+// sent handles the end of the transfer of an RMPP message.
 func (a *agent) sent(t *transaction, s rmpp.State) {
 	switch h := a.file.hub; {
-	case a.pending == nil: // the registration is gone
-	case t.waits && a.pending[t.key] != t: // the answer was faster
+	case a.pending == nil: // the registration is removed
+	case t.waits && a.pending[t.key] != t: // the answer has arrived before
 	case s == rmpp.Complete && t.waits:
 		h.timers.Set(&t.timer, h.now.Add(t.timeout()))
 	case s != rmpp.Complete:
-		a.giveUp(t)
+		a.timedOut(t)
 	}
 }
 
-// giveUp returns a MAD to the program: nobody answered it.
-func (a *agent) giveUp(t *transaction) {
+// timedOut returns an unanswered MAD to the program.
+func (a *agent) timedOut(t *transaction) {
 	h := a.file.hub
 	h.timers.Stop(&t.timer)
 	if t.waits {
 		delete(a.pending, t.key)
 	}
 	h.Stats.TimedOut++
-	a.file.give(&t.header, ETIMEDOUT, t.d.Data[:])
+	a.file.returnMAD(&t.header, ETIMEDOUT, t.d.Data[:])
 }
 
-// expire repeats requests, or gives them up. A message in segments is not
-// repeated.
+// expire repeats requests, or returns them without repetitions left. A message in segments is not repeated.
 func (h *Hub) expire() {
 	for t, due := h.timers.PopDue(h.now); due; t, due = h.timers.PopDue(h.now) {
 		if t.left == 0 {
-			t.agent.giveUp(t)
+			t.agent.timedOut(t)
 			continue
 		}
 		t.left--
 		if t.rmpp {
-			// Its receiver acknowledged it whole, and would take a repetition
-			// for one of its last segment.
+			// Its receiver has acknowledged it, and would take a repetition for one of its last segment.
 			h.timers.Set(&t.timer, h.now.Add(t.timeout()))
 			continue
 		}
 		h.Stats.Retried++
 		if t.agent.transmit(t) != OK {
-			t.agent.giveUp(t)
+			t.agent.timedOut(t)
 		}
 	}
 }
 
-// stir gives a request more time while its answer arrives in segments.
-func (a *agent) stir(m *mad.Header, d *mad.Datagram) {
+// extend extends the timeout of a request while its answer arrives in segments.
+func (a *agent) extend(m *mad.Header, d *mad.Datagram) {
 	var r mad.RMPP
 	r.Parse(d.Data[mad.HeaderLen:])
 	t := a.pending[pendingKey{m.MgmtClass, m.TransactionID}]
@@ -138,12 +134,11 @@ func (a *agent) stir(m *mad.Header, d *mad.Datagram) {
 	h.timers.Set(&t.timer, max(t.timer.At(), h.now.Add(max(t.timeout(), segmentPatience))))
 }
 
-// segmentPatience is how long a request waits for the next segment of its
-// answer: longer than senders wait until they repeat one (2 s).
+// segmentPatience is the time that a request waits for the next segment of its answer. It is longer than the time
+// after which senders repeat a segment (2 s).
 const segmentPatience = 5 * time.Second
 
-// answered takes the request that a response answers off the list; false
-// where there is none, or no more.
+// answered removes the request of a response. It reports false if there is none, or none any more.
 func (a *agent) answered(m *mad.Header, d *mad.Datagram) bool {
 	k := pendingKey{m.MgmtClass, m.TransactionID}
 	if t := a.pending[k]; t != nil {
@@ -151,7 +146,7 @@ func (a *agent) answered(m *mad.Header, d *mad.Datagram) bool {
 		delete(a.pending, k)
 		return true
 	}
-	// A program that does RMPP itself gets many segments for one request.
+	// A program that does RMPP itself receives many segments for one request.
 	var r mad.RMPP
 	r.Parse(d.Data[mad.HeaderLen:])
 	return a.rmpp == nil && m.MgmtClass.HasRMPP() && r.Flags&mad.RMPPActive != 0

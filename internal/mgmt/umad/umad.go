@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package umad is the user-MAD interface of a node's InfiniBand ports: what
-// the kernel's files umadN and issmN are to management programs, without the
-// files (docs/notes/umad.md).
+// Package umad is the user-MAD interface of the InfiniBand ports of a node: the functions of the kernel's files
+// umadN and issmN for management programs, without the files (docs/notes/umad.md).
 //
-// What comes in: what programs write to their files and ask of them, datagrams
-// that arrived for a port, and time. What goes out: datagrams to send, and records
-// that programs read, through the Sink of each file. The management goroutine
-// of a node calls it. It answers no MAD itself, reads no clock, waits for
-// nobody, and holds no more for a program than the bounds below, whatever programs and
-// peers do.
+// What comes in: writes and ioctls of programs on their files, datagrams that arrived at a port, and time. What
+// goes out: datagrams to send, and records that programs read, through the Sink of each file. The management
+// goroutine of a node calls it. It answers no MAD itself, reads no clock, never blocks, and holds no more for a
+// program than the bounds below, whatever programs and peers do.
 //
-// It behaves as the kernel's user-MAD device, ABI version 5, does; where it
-// differs docs/notes/umad.md says so.
+// It behaves as the kernel's user-MAD device, ABI version 5; docs/notes/umad.md lists the differences.
 package umad
 
 import (
@@ -27,23 +23,23 @@ import (
 // ABIVersion is the version of the records and requests.
 const ABIVersion = 5
 
-// Bounds of what programs can make the Hub hold.
+// Bounds of the state that programs can create in the Hub.
 const (
 	maxAgents   = 32      // registrations of a file
-	maxPending  = 4096    // requests of a registration that wait for their answers
-	maxOut      = 4096    // datagrams that wait to be sent, of all files
+	maxPending  = 4096    // unanswered requests of a registration
+	maxOut      = 4096    // queued datagrams of all files
 	MaxMessage  = 1 << 20 // bytes of a MAD with RMPP, without its headers
 	maxSegments = 64      // transfers of a registration in each direction
-	maxWaiters  = 64      // programs that wait for a port's issm
+	maxWaiters  = 64      // programs that wait for the issm of a port
 )
 
 // MaxRecord is the length of the longest record.
 const MaxRecord = HeaderLen + mad.Len + MaxMessage
 
-// Errno is the number of an error as programs know it (Linux).
+// Errno is an error number of Linux.
 type Errno uint32
 
-// Errors that programs see.
+// Errors that programs receive.
 const (
 	OK        Errno = 0
 	EPERM     Errno = 1
@@ -56,7 +52,7 @@ const (
 	ETIMEDOUT Errno = 110
 )
 
-// Port is what a Hub must know of a port.
+// Port is the state of a port that a Hub uses.
 type Port struct {
 	LID   ib.LID
 	LMC   uint8
@@ -66,7 +62,7 @@ type Port struct {
 	GUIDs  []ib.GUID
 }
 
-// gid returns an entry of the port's GID table.
+// gid returns an entry of the GID table.
 func (p *Port) gid(i uint8) (ib.GID, bool) {
 	if int(i) >= len(p.GUIDs) || p.GUIDs[i] == 0 {
 		return ib.GID{}, false
@@ -74,7 +70,7 @@ func (p *Port) gid(i uint8) (ib.GID, bool) {
 	return ib.MakeGID(p.Prefix, p.GUIDs[i]), true
 }
 
-// gidIndex returns the index of a GID in the table, 0 where it is not there.
+// gidIndex returns the index of a GID in the table, 0 if it is not there.
 func (p *Port) gidIndex(g ib.GID) uint8 {
 	if g.Prefix() != p.Prefix {
 		return 0
@@ -82,34 +78,33 @@ func (p *Port) gidIndex(g ib.GID) uint8 {
 	return uint8(max(0, slices.Index(p.GUIDs, g.GUID())))
 }
 
-// Ports is the ports that programs speak for, by number of their function.
+// Ports is the ports of a node by the number of their function.
 type Ports interface {
-	// Port returns the present state of a port, which the Hub only reads and
-	// does not keep; false where there is none.
+	// Port returns the current state of a port, which the Hub only reads and does not keep. It reports false if
+	// there is no such port.
 	Port(function uint16) (Port, bool)
-	// SetIsSM tells whether a subnet manager is at work behind the port.
+	// SetIsSM sets or clears the capability IsSM of a port.
 	SetIsSM(now mono.Time, function uint16, on bool)
 }
 
-// Sink is where the records of a file go.
+// Sink receives the records of a file.
 type Sink interface {
-	// Put takes a record, which is its from then on, and returns at once;
-	// false where it has no room: the record is lost.
+	// Put receives a record, which it owns from then on, and returns at once. It reports false if it has no room:
+	// the record is dropped.
 	Put(record []byte) bool
-	// Gone tells that the file's port is no more: nothing comes and nothing
-	// goes.
+	// Gone reports that the port of the file was removed: the file neither sends nor receives any more.
 	Gone()
 }
 
-// Stats count what passed, and why MADs were refused or dropped.
+// Stats count MADs, and those refused or dropped by reason.
 type Stats struct {
 	Sent, Received, TimedOut, Retried uint64
-	// What programs wrote: too short to be answered; refused, with a status.
+	// Records that programs wrote: too short to be answered; returned with a status.
 	DropMalformed, Refused uint64
-	// What arrived: of another base version; a response to nothing that waits
-	// for it; for nobody; a reader that does not read.
+	// Datagrams that arrived: of another base version; a response without a request; without a registration for
+	// them; for a program that does not read.
 	DropVersion, DropLate, DropUnclaimed, DropReaderFull uint64
-	// Records too long for the way to the program.
+	// Records too long for the transport to the program.
 	DropTooLong uint64
 }
 
@@ -118,17 +113,17 @@ type Hub struct {
 	Stats  Stats
 	view   Ports
 	ports  map[uint16]*port
-	now    mono.Time // of the call in work
+	now    mono.Time // of the current call
 	tag    uint32
 	tags   map[uint32]*agent
 	out    []outgoing
 	head   int                     // of out
-	timers mono.Heap[*transaction] // of those that wait for an answer
+	timers mono.Heap[*transaction] // of unanswered requests
 	rmpp   []*agent                // with transfers
 	turn   int
 }
 
-// outgoing is a datagram that waits to be sent from a function's port.
+// outgoing is a queued datagram with the function of its port.
 type outgoing struct {
 	function uint16
 	d        mad.Datagram
@@ -138,11 +133,11 @@ type outgoing struct {
 type port struct {
 	files  []*File
 	routes map[route]*agent
-	isSM   *IsSM   // who has issm
-	queue  []*IsSM // who waits for it
+	isSM   *IsSM   // the open issm
+	queue  []*IsSM // opens that wait
 }
 
-// route is what unsolicited MADs are told apart by.
+// route selects the registration of an unsolicited MAD.
 type route struct {
 	class   mad.Class
 	version uint8
@@ -155,7 +150,7 @@ func New(view Ports) *Hub {
 	return &Hub{view: view, ports: map[uint16]*port{}, tags: map[uint32]*agent{}}
 }
 
-// port returns the files of a function's port.
+// port returns the files of the port of a function.
 func (h *Hub) port(function uint16) *port {
 	p := h.ports[function]
 	if p == nil {
@@ -165,7 +160,7 @@ func (h *Hub) port(function uint16) *port {
 	return p
 }
 
-// Remove closes the files of a port that is no more, and tells their sinks.
+// Remove closes the files of a removed port and notifies their sinks.
 func (h *Hub) Remove(now mono.Time, function uint16) {
 	p := h.ports[function]
 	if p == nil {
@@ -187,8 +182,8 @@ func (h *Hub) Remove(now mono.Time, function uint16) {
 	delete(h.ports, function)
 }
 
-// Receive offers a datagram that arrived at a function's port; false where no
-// program takes it.
+// Receive handles a datagram that arrived at the port of a function. It reports false if no program is registered
+// for it.
 func (h *Hub) Receive(now mono.Time, function uint16, d *mad.Datagram) bool {
 	p := h.ports[function]
 	if p == nil || len(p.files) == 0 {
@@ -208,7 +203,7 @@ func (h *Hub) Receive(now mono.Time, function uint16, d *mad.Datagram) bool {
 	}
 	var data []byte
 	if a.rmpp != nil && d.Long == nil {
-		a.stir(&m, d)
+		a.extend(&m, d)
 		msg, ours := a.rmpp.Handle(now, d)
 		switch {
 		case ours && msg == nil:
@@ -229,8 +224,8 @@ func (h *Hub) Receive(now mono.Time, function uint16, d *mad.Datagram) bool {
 	return true
 }
 
-// claim returns whose a MAD is: a response that of the one whose tag it bears,
-// anything else that of the one who registered for it.
+// claim returns the registration of a MAD: of a response that of the tag in its transaction identifier, of another
+// MAD that of its route.
 func (h *Hub) claim(p *port, m *mad.Header, d *mad.Datagram) *agent {
 	if isResponse(m) {
 		if a := h.tags[uint32(m.TransactionID>>32)]; a != nil && a.file.port == p {
@@ -245,8 +240,7 @@ func (h *Hub) claim(p *port, m *mad.Header, d *mad.Datagram) *agent {
 // marks responses (IBA volume 1, 16.2.1.3).
 const bmResponse = 1
 
-// isResponse reports whether a MAD answers another, so that its transaction
-// identifier is that of who asked.
+// isResponse reports whether a MAD answers another: its transaction identifier is that of the requester.
 func isResponse(m *mad.Header) bool {
 	return m.Method.IsResponse() || m.MgmtClass == mad.ClassBM && m.AttributeModifier&bmResponse != 0
 }
@@ -263,8 +257,8 @@ func ouiOf(d *mad.Datagram) uint32 {
 // hasOUI reports whether c is of vendor range 2.
 func hasOUI(c mad.Class) bool { return c >= 0x30 && c <= 0x4f }
 
-// Next returns a datagram that a program sends, and the function whose port it
-// speaks for. The caller calls it until there is none.
+// Next writes the next datagram of a program to d, and returns the function of its port. The caller calls it until
+// it reports false: there is none.
 func (h *Hub) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
 	h.now = now
 	h.expire()
@@ -291,7 +285,7 @@ func (h *Hub) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
 	return 0, false
 }
 
-// Deadline returns when Next has something to do if nothing else happens.
+// Deadline returns when Next must be called next if nothing else happens.
 func (h *Hub) Deadline() mono.Time {
 	at := h.timers.Next()
 	for _, a := range h.rmpp {
@@ -300,7 +294,7 @@ func (h *Hub) Deadline() mono.Time {
 	return at
 }
 
-// send queues a datagram; false where too many wait.
+// send queues a datagram. It reports false if the queue is full.
 func (h *Hub) send(function uint16, d *mad.Datagram) bool {
 	if len(h.out)-h.head >= maxOut {
 		return false
@@ -309,5 +303,5 @@ func (h *Hub) send(function uint16, d *mad.Datagram) bool {
 	return true
 }
 
-// rmppConfig bounds what peers can make a registration hold.
+// rmppConfig bounds the state that peers can create in a registration.
 var rmppConfig = rmpp.Config{MaxBytes: MaxMessage, Transfers: maxSegments}

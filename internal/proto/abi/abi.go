@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package abi is the door's byte layouts: vhost-user requests of our own,
-// control commands, ring elements, completions, events. docs/notes/abi.md is
-// the contract; the layouts of commands 0 to 17 and of the elements are those
+// Package abi is the byte layouts of the device socket: vhost-user requests of Weft, control commands, ring elements,
+// completions, events. docs/notes/abi.md is the contract; the layouts of commands 0 to 17 and of the elements are those
 // of the virtio RoCE RFC v2.
 //
-// What comes in: bytes of a program or guest, already copied out of shared
-// memory; what goes out: structs, and bytes again. rdmadev and vhost call it,
-// and the tests' driver. It must never touch shared memory twice, know an
-// object, or decide anything beyond length.
+// What comes in: bytes of a program or guest, already copied out of shared memory; what goes out: structs, and bytes
+// again. rdmadev and vhost call it, and the driver of the tests. It must never read shared memory twice, hold an
+// object, or decide anything except for lengths.
 //
 // One schema, in gen, produces the Go codecs and shim/weft_abi.h.
 package abi
@@ -20,8 +18,8 @@ import (
 	"fmt"
 )
 
-// ErrLength is returned where the bytes given have not the length of the
-// structure. A caller that must tolerate a longer request cuts it first.
+// ErrLength is returned if the length of the bytes is not that of the structure. A caller that accepts a longer request
+// truncates it first.
 var ErrLength = errors.New("wrong length")
 
 func lengthError(what string, got, want int) error {

@@ -58,7 +58,7 @@ var cmdTable = [...]cmdInfo{
 	CmdQueryPKey:   {name: "QUERY_PKEY", req: QueryPKeySize, res: QueryPKeyResultSize, ext: CapVerbs},
 }
 
-// CmdInfo is what a dispatcher must know of a command before it looks at it.
+// CmdInfo is the properties of a command that a dispatcher needs.
 type CmdInfo struct {
 	Name string
 	Req  int   // length of the request; REG_USER_MR is followed by its page list, others may be longer (the tail is ignored)
@@ -66,7 +66,7 @@ type CmdInfo struct {
 	Ext  uint8 // number of the capability bit that must be enabled; 0 = none
 }
 
-// Info returns the properties of c; ok is false where c is not assigned.
+// Info returns the properties of c; ok is false if c is not assigned.
 func (c Cmd) Info() (i CmdInfo, ok bool) {
 	if int(c) >= len(cmdTable) || cmdTable[c].name == "" {
 		return CmdInfo{}, false
@@ -82,9 +82,8 @@ func (c Cmd) String() string {
 	return fmt.Sprintf("Cmd(%d)", uint8(c))
 }
 
-// ParseRegUserMRPages returns the page list that follows the request r in b,
-// the whole command data. b must be exactly as long as r.NPages says and at
-// most MaxRegPages.
+// ParseRegUserMRPages returns the page list after the request r in b, the whole command data. The length of b must
+// match r.NPages, and be at most MaxRegPages.
 func ParseRegUserMRPages(r RegUserMR, b []byte) ([]uint64, error) {
 	want := RegUserMRSize + 8*uint64(r.NPages)
 	if r.NPages > MaxRegPages || uint64(len(b)) != want {

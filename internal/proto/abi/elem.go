@@ -8,16 +8,14 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// SendFlagsMask keeps the defined bits of send_flags; others make a request
-// malformed.
+// SendFlagsMask has the defined bits of send_flags; a request with others is malformed.
 const SendFlagsMask = ib.Fence | ib.Signaled | ib.Solicited | ib.Inline
 
-// SendForm is one of the two layouts of a send element: where its entries and
-// its inline bytes stand.
+// SendForm is one of the two layouts of a send element: the places of its entries and its inline bytes.
 type SendForm struct {
-	Head   int // bytes before the scatter/gather list; what Parse needs
+	Head   int // length before the scatter/gather list, which Parse needs
 	Inline int // offset of inline data
-	MaxInl int // most inline bytes the layout can hold; 0 = as the element's length allows
+	MaxInl int // largest inline length of the layout; 0 = as the length of the element allows
 	num    int // offset of num_sge
 	mask   uint32
 }
@@ -29,8 +27,8 @@ var (
 	SendRFC     = SendForm{Head: SQRFCSize, Inline: SQRFCInlineData, MaxInl: MaxInlineRFC, num: SQRFCNumSGE, mask: 0xffff}
 )
 
-// Send is the fixed part of a send element. Which operands count depends on
-// opcode and service, so all readings of the union are methods.
+// Send is the fixed part of a send element. Opcode and service select the valid operands, so all readings of the union
+// are methods.
 type Send struct {
 	WRID   uint64
 	Opcode uint8 // as in the element; SendOp translates it
@@ -40,8 +38,7 @@ type Send struct {
 	Arg    [4]uint64
 }
 
-// Parse reads the first f.Head bytes of an element, which must be there and
-// must be private memory. It allocates nothing.
+// Parse reads the first f.Head bytes of an element, which must exist and must be private memory. It allocates nothing.
 func (s *Send) Parse(b []byte, f *SendForm) {
 	_ = b[f.Head-1]
 	s.WRID = binary.LittleEndian.Uint64(b[SQWRID:])
@@ -57,8 +54,8 @@ func (s *Send) Parse(b []byte, f *SendForm) {
 	}
 }
 
-// Put writes the first f.Head bytes of an element, everything but inline data;
-// reserved bytes and unused inline bytes become zero.
+// Put writes the first f.Head bytes of an element, all except for inline data; reserved bytes and unused inline bytes
+// become zero.
 func (s *Send) Put(b []byte, f *SendForm) {
 	clear(b[:f.Head])
 	binary.LittleEndian.PutUint64(b[SQWRID:], s.WRID)
@@ -94,9 +91,8 @@ func (s *Send) RemoteQKey() ib.QKey { return ib.QKey(s.Arg[0] >> 32) }
 // AH is the address handle of a datagram.
 func (s *Send) AH() uint32 { return uint32(s.Arg[1]) }
 
-// Bind are the operands of BIND_MW, and what of them stands elsewhere for
-// REG_MR: where the window or region starts and how long it is, the region's
-// L_Key or number, the new key and the rights.
+// Bind are the operands of BIND_MW, and those of REG_MR: start and length of the window or region, L_Key or number of
+// the region, the new key and the access rights.
 type Bind struct {
 	Addr, Length uint64
 	Object       uint32 // L_Key of the region; REG_MR: its number
@@ -174,8 +170,7 @@ type Recv struct {
 	Num  uint32 // entries of the list
 }
 
-// Parse reads the first RQSize bytes of an element, which must be there and
-// must be private memory. It allocates nothing.
+// Parse reads the first RQSize bytes of an element, which must exist and must be private memory. It allocates nothing.
 func (r *Recv) Parse(b []byte) {
 	_ = b[RQSize-1]
 	r.WRID = binary.LittleEndian.Uint64(b[RQWRID:])
@@ -189,7 +184,7 @@ func (r *Recv) Put(b []byte) {
 	binary.LittleEndian.PutUint32(b[RQNumSGE:], r.Num)
 }
 
-// CQE is a completion as the element states it.
+// CQE is a completion as in its element.
 type CQE struct {
 	WRID         uint64
 	Status       uint8 // WireStatus
@@ -206,8 +201,8 @@ type CQE struct {
 	DLIDPathBits uint8
 }
 
-// Put writes all CQESize bytes of b, reserved ones zero. It only stores, so b
-// may be shared memory. It allocates nothing.
+// Put writes all CQESize bytes of b, reserved ones zero. It only stores, so b may be shared memory. It allocates
+// nothing.
 func (c *CQE) Put(b []byte) {
 	b = b[:CQESize]
 	le := binary.LittleEndian

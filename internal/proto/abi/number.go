@@ -8,15 +8,13 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// UmadOp is what the first record of a connection to umad.sock asks for
-// (docs/notes/umad.md).
+// UmadOp is the operation in the first record of a connection to umad.sock (docs/notes/umad.md).
 type UmadOp uint32
 
-// CMOp is what the first record of a connection to rdmacm.sock asks for
-// (docs/notes/rdmacm.md).
+// CMOp is the operation in the first record of a connection to rdmacm.sock (docs/notes/rdmacm.md).
 type CMOp uint32
 
-// AttrMask names queue pair attributes with the RFC's dense numbers.
+// AttrMask is queue pair attributes with the dense numbers of the RFC.
 type AttrMask uint32
 
 // verbsAttr is the verbs bit of each RFC bit.
@@ -24,7 +22,7 @@ var verbsAttr = [...]ib.AttrMask{ib.AttrState, ib.AttrCurState, ib.AttrAccessFla
 	ib.AttrPathMTU, ib.AttrTimeout, ib.AttrRetryCnt, ib.AttrRNRRetry, ib.AttrRQPSN, ib.AttrMaxQPRdAtomic,
 	ib.AttrMinRNRTimer, ib.AttrSQPSN, ib.AttrMaxDestRdAtomic, ib.AttrCap, ib.AttrDestQPN, ib.AttrRateLimit}
 
-// Verbs translates m; ok is false where a bit has no meaning.
+// Verbs translates m; ok is false if a bit has no meaning.
 func (m AttrMask) Verbs() (v ib.AttrMask, ok bool) {
 	for r := m & AttrAll; r != 0; r &= r - 1 {
 		v |= verbsAttr[bits.TrailingZeros32(uint32(r))]
@@ -32,8 +30,8 @@ func (m AttrMask) Verbs() (v ib.AttrMask, ok bool) {
 	return v, m&^AttrAll == 0
 }
 
-// FromVerbs translates a verbs mask; rest are the bits the RFC has no name
-// for (partition key index, port, path migration, alternate path, …).
+// FromVerbs translates a verbs mask; rest are the bits without a number in the RFC (partition key index, port, path
+// migration, alternate path, …).
 func FromVerbs(v ib.AttrMask) (m AttrMask, rest ib.AttrMask) {
 	for i, b := range verbsAttr {
 		if v&b != 0 {
@@ -44,7 +42,7 @@ func FromVerbs(v ib.AttrMask) (m AttrMask, rest ib.AttrMask) {
 	return m, v
 }
 
-// verbsStatus is the verbs status of each one of the RFC: mapped by name.
+// verbsStatus is the verbs status of each status of the RFC: mapped by name.
 var verbsStatus = [...]ib.Status{WCSuccess: ib.Success, WCLocLenErr: ib.LocLenErr, WCLocQPOpErr: ib.LocQPOpErr,
 	WCLocProtErr: ib.LocProtErr, WCWRFlushErr: ib.WRFlushErr, WCBadRespErr: ib.BadRespErr,
 	WCLocAccessErr: ib.LocAccessErr, WCRemInvReqErr: ib.RemInvReqErr, WCRemAccessErr: ib.RemAccessErr,
@@ -54,7 +52,7 @@ var verbsStatus = [...]ib.Status{WCSuccess: ib.Success, WCLocLenErr: ib.LocLenEr
 
 var wireStatus = func() (t [ib.GeneralErr + 1]uint8) {
 	for i := range t {
-		t[i] = WCGeneralErr // statuses that the RFC does not have
+		t[i] = WCGeneralErr // statuses that are not in the RFC
 	}
 	for w, s := range verbsStatus {
 		t[s] = uint8(w)
@@ -63,8 +61,7 @@ var wireStatus = func() (t [ib.GeneralErr + 1]uint8) {
 	return t
 }()
 
-// WireStatus returns the status of a completion element; a status that has no
-// number there becomes GENERAL_ERR.
+// WireStatus returns the status of a completion element; a status without a number there becomes GENERAL_ERR.
 func WireStatus(s ib.Status) uint8 {
 	if int(s) < len(wireStatus) {
 		return wireStatus[s]
@@ -72,8 +69,7 @@ func WireStatus(s ib.Status) uint8 {
 	return WCGeneralErr
 }
 
-// VerbsStatus translates the status of a completion element; ok is false
-// where it is not assigned.
+// VerbsStatus translates the status of a completion element; ok is false if it is not assigned.
 func VerbsStatus(w uint8) (s ib.Status, ok bool) {
 	if int(w) < len(verbsStatus) {
 		return verbsStatus[w], true
@@ -92,8 +88,7 @@ var sendOps = [...]struct {
 	{OpRegMR, ib.WRRegMR}, {OpBindMW, ib.WRBindMW}, {OpAtomicWrite, ib.WRAtomicWrite},
 }
 
-// SendOp translates the opcode of a send element; ok is false where it is not
-// assigned.
+// SendOp translates the opcode of a send element; ok is false if it is not assigned.
 func SendOp(op uint8) (o ib.WROp, ok bool) {
 	if op <= OpRead {
 		return ib.WROp(op), true
@@ -106,8 +101,7 @@ func SendOp(op uint8) (o ib.WROp, ok bool) {
 	return 0, false
 }
 
-// WireSendOp returns the opcode of a send element; ok is false for an
-// operation that has none in this version.
+// WireSendOp returns the opcode of a send element; ok is false of an operation without an opcode in this version.
 func WireSendOp(o ib.WROp) (op uint8, ok bool) {
 	if o <= ib.WRRead {
 		return uint8(o), true
@@ -130,8 +124,7 @@ var wcOps = [...]struct {
 	{WCOpAtomicWrite, ib.WCAtomicWrite},
 }
 
-// WireWCOp returns the opcode of a completion element; an operation that has
-// none in this version becomes SEND.
+// WireWCOp returns the opcode of a completion element; an operation without an opcode in this version becomes SEND.
 func WireWCOp(o ib.WCOp) uint8 {
 	for i := range wcOps {
 		if wcOps[i].op == o {
@@ -141,8 +134,7 @@ func WireWCOp(o ib.WCOp) uint8 {
 	return WCOpSend
 }
 
-// VerbsWCOp translates the opcode of a completion element; ok is false where
-// it is not assigned.
+// VerbsWCOp translates the opcode of a completion element; ok is false if it is not assigned.
 func VerbsWCOp(w uint8) (o ib.WCOp, ok bool) {
 	for i := range wcOps {
 		if wcOps[i].wire == w {

@@ -2,9 +2,8 @@
 
 package abi
 
-// Rings numbers the rings of a device (virtio RoCE RFC v2, virtqueues): Pairs
-// of Ethernet rings, the control queue, one ring per completion queue, two per
-// queue pair. Pairs is 1 unless multiqueue was negotiated.
+// Rings is the numbering of the rings of a device (virtio RoCE RFC v2, virtqueues): Pairs of Ethernet rings, the
+// control queue, one ring per completion queue, two per queue pair. Pairs is 1 unless multiqueue is negotiated.
 type Rings struct{ Pairs, CQs, QPs int }
 
 // Control returns the ring of the control queue.
@@ -19,10 +18,10 @@ func (r Rings) SQ(q uint32) int { return 2*r.Pairs + 1 + r.CQs + 2*int(q) }
 // RQ returns the receive ring of queue pair, or of shared receive queue, q.
 func (r Rings) RQ(q uint32) int { return r.SQ(q) + 1 }
 
-// Total returns how many rings there are.
+// Total returns the number of rings.
 func (r Rings) Total() int { return 2*r.Pairs + 1 + r.CQs + 2*r.QPs }
 
-// RingKind is what a ring carries.
+// RingKind is the kind of a ring.
 type RingKind uint8
 
 // Kinds of rings.
@@ -36,8 +35,7 @@ const (
 	RingRQ
 )
 
-// Kind returns what ring i carries and the number of its pair, completion
-// queue or queue pair.
+// Kind returns the kind of ring i, and the number of its pair, completion queue or queue pair.
 func (r Rings) Kind(i int) (RingKind, uint32) {
 	cq, qp := r.CQ(0), r.SQ(0)
 	switch {

@@ -7,9 +7,8 @@ import (
 	"errors"
 )
 
-// ErrShort tells that a Parse was given fewer bytes than its structure has.
-// Parsers ignore bytes after the structure, and reserved bits; they never
-// allocate and never keep b.
+// ErrShort is the error of a Parse with fewer bytes than its structure has. Parsers ignore bytes after the structure,
+// and reserved bits; they never allocate and never keep b.
 var ErrShort = errors.New("mad: too short")
 
 var be = binary.BigEndian
@@ -17,8 +16,8 @@ var be = binary.BigEndian
 // blank is what extend appends; the longest structure is a whole MAD of Omni-Path.
 var blank [OPALen]byte
 
-// extend appends n zero bytes to b, at most OPALen, and returns b and the new part:
-// what the caller does not write is zero, whatever was in b's spare capacity.
+// extend appends n zero bytes to b, at most OPALen, and returns b and the new part. Bytes that the caller does not
+// write are zero, whatever the spare capacity of b contained.
 func extend(b []byte, n int) (whole, part []byte) {
 	whole = append(b, blank[:n]...)
 	return whole, whole[len(b):]

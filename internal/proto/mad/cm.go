@@ -2,8 +2,8 @@
 
 package mad
 
-// Attributes of the communication management class (IBA volume 1, 12.6). They
-// come with MethodSend; AttrClassPortInfo with the usual methods.
+// Attributes of communication management (IBA volume 1, 12.6). Their method is MethodSend; AttrClassPortInfo has the
+// usual methods.
 const (
 	AttrCMREQ     AttributeID = 0x0010
 	AttrCMMRA     AttributeID = 0x0011
@@ -21,7 +21,7 @@ const (
 // ClassVersionCM is the version of the communication management class.
 const ClassVersionCM = 2
 
-// CMDataLen is the length of what follows the header.
+// CMDataLen is the length of a message after the header.
 const CMDataLen = Len - HeaderLen
 
 // NewCM returns the MAD of a message with its data still zero.

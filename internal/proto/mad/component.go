@@ -7,18 +7,17 @@ import (
 	"math/bits"
 )
 
-// ComponentMask selects fields of a record: bit n is its field n, reserved
-// fields included (IBA volume 1, 15.2.5).
+// ComponentMask selects fields of a record: bit n is field n, reserved fields included (IBA volume 1, 15.2.5).
 type ComponentMask uint64
 
 // CompTableLID is the LID of every record of a table.
 const CompTableLID ComponentMask = 1 << 0
 
-// ModifierMatchCapability in the attribute modifier of a PortInfoRecord query
-// asks for ports that have at least the given capabilities.
+// ModifierMatchCapability in the attribute modifier of a PortInfoRecord query selects ports that have at least the
+// given capabilities.
 const ModifierMatchCapability = 1 << 31
 
-// field is where a component lies in its record, in bits.
+// field is the place of a component in its record, in bits.
 type field struct {
 	offset, width int
 	reserved      bool
@@ -40,18 +39,16 @@ func RecordLen(attr AttributeID) int {
 // rounded up, in units of 8 bytes.
 func RecordOffset(attr AttributeID) uint16 { return uint16(RecordLen(attr)+7) / 8 }
 
-// AppendPadding appends zeros so that the records appended to b since it was
-// start bytes long take whole units of 8 bytes, as they do in a table.
+// AppendPadding appends zeros to the records that were appended to b since it was start bytes long, so that they take
+// whole units of 8 bytes, as in a table.
 func AppendPadding(b []byte, start int) []byte {
 	return append(b, blank[:-(len(b)-start)&7]...)
 }
 
-// Match reports whether the record have has in all fields that mask selects
-// the values of want. Both are as the record's Append makes them; one that is too
-// short, or an attribute without records, never matches. Reserved fields
-// and bits of the mask without a field are ignored, and selectors are fields
-// like others: a query that understands greater and less than takes their
-// bits, and those of their values, out of mask. modifier is the request's attribute modifier
+// Match reports whether the record have equals want in all fields of mask. Both are as the Append of the record writes
+// them; a record that is too short, or an attribute without records, never matches. Match ignores reserved fields and
+// bits of the mask without a field. It compares selectors like other fields: a query that supports greater and less
+// removes the bits of selectors and their values from mask. modifier is the attribute modifier of the request
 // (ModifierMatchCapability).
 func Match(attr AttributeID, modifier uint32, mask ComponentMask, want, have []byte) bool {
 	fields := components[attr]

@@ -31,7 +31,7 @@ const (
 	ClassVersionSA = 2 // SA and CM
 )
 
-// IsSubn reports whether c is subnet management, which is QP0's alone.
+// IsSubn reports whether c is subnet management, which only queue pair 0 carries.
 func (c Class) IsSubn() bool { return c == ClassSubnLID || c == ClassSubnDR }
 
 // HasRMPP reports whether MADs of class c have an RMPP header: subnet
@@ -65,11 +65,10 @@ const (
 	MethodDeleteResp    Method = 0x95
 )
 
-// IsResponse reports whether m answers another MAD: it has the response bit,
-// or represses a trap.
+// IsResponse reports whether m answers another MAD: it has the response bit, or represses a trap.
 func (m Method) IsResponse() bool { return m&MethodResponse != 0 || m == MethodTrapRepress }
 
-// Response returns the method that answers m, or 0 if m asks for no answer.
+// Response returns the method of the answer to m, or 0 if m has no answer.
 func (m Method) Response() Method {
 	switch m {
 	case MethodGet, MethodSet:
@@ -100,8 +99,7 @@ func (m Method) String() string {
 	return fmt.Sprintf("Method(%#02x)", uint8(m))
 }
 
-// Status is the status of a response; of a directed-route SMP without its
-// direction bit, which SMP keeps apart.
+// Status is the status of a response, of a directed-route SMP without the direction bit, which SMP separates.
 type Status uint16
 
 // Statuses common to all classes (IBA volume 1, 13.4.7).
@@ -125,13 +123,11 @@ const (
 	StatusSAPriority     Status = 0x0800 // suggested
 )
 
-// saStatusNames are by class-specific byte, and as the subnet administration
-// names them.
+// saStatusNames are the names of the statuses of subnet administration, by class-specific byte.
 var saStatusNames = [...]string{"", "no resources", "request invalid", "no records", "too many records", "invalid GID",
 	"insufficient components", "request denied", "priority suggested"}
 
-// String describes s, taking the class-specific byte for that of subnet
-// administration.
+// String returns the name of s. It reads the class-specific byte as that of subnet administration.
 func (s Status) String() string {
 	switch s {
 	case StatusOK:

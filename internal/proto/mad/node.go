@@ -27,7 +27,7 @@ func (t NodeType) String() string {
 	return fmt.Sprintf("NodeType(%d)", uint8(t))
 }
 
-// MakeNodeDescription returns s as a NodeDescription, cut if it is too long.
+// MakeNodeDescription returns s as a NodeDescription, truncated if it is too long.
 func MakeNodeDescription(s string) (d NodeDescription) {
 	copy(d[:], s)
 	return d
@@ -39,8 +39,7 @@ func (d *NodeDescription) String() string {
 	return string(text)
 }
 
-// LifeTimeInfinite is the smallest LifeTimeValue that means forever; below it
-// v is 4.096 µs × 2^v.
+// LifeTimeInfinite is the smallest LifeTimeValue without an end; a smaller v is 4.096 µs × 2^v.
 const LifeTimeInfinite = 0x14
 
 // SMState is the state of a subnet manager.

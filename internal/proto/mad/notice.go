@@ -8,7 +8,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// NoticeType says how grave a notice is.
+// NoticeType is the severity of a notice.
 type NoticeType uint16
 
 // Types of notices. In a Notice it has 7 bits, in an InformInfo 16.
@@ -21,8 +21,7 @@ const (
 	NoticeEmpty NoticeType = 0x7f
 )
 
-// Producer is what kind of node issued a generic notice, or the vendor of
-// another.
+// Producer is the kind of node that issued a generic notice, or the vendor of another notice.
 type Producer uint32
 
 // Producers of generic notices.
@@ -33,10 +32,10 @@ const (
 	ProducerClassManager
 )
 
-// ProducerOf returns the producer of what a node of type t issues.
+// ProducerOf returns the producer of the notices of a node of type t.
 func ProducerOf(t NodeType) Producer { return Producer(t) }
 
-// TrapNumber says what a generic notice is about, or the device of another.
+// TrapNumber is the subject of a generic notice, or the device of another notice.
 type TrapNumber uint16
 
 // Traps (IBA volume 1, 14.2.5.1 and 14.3.13).
@@ -72,11 +71,11 @@ func (t TrapNumber) String() string {
 	return fmt.Sprintf("trap %d", uint16(t))
 }
 
-// noticeDetails is how many octets a notice has for what it reports.
+// noticeDetails is the number of octets for the details of a notice.
 const noticeDetails = 54
 
-// GIDNotice returns the notice of traps 64 to 67: a port's or a group's GID
-// came or went. issuer is the subnet manager's port.
+// GIDNotice returns the notice of traps 64 to 67: the GID of a port or a group came or went. issuer is the port of the
+// subnet manager.
 func GIDNotice(trap TrapNumber, issuer ib.LID, gid ib.GID) Notice {
 	n := Notice{Generic: true, Type: NoticeSubnet, Producer: ProducerClassManager, TrapNumber: trap, IssuerLID: issuer}
 	copy(n.Details[6:], gid[:])
@@ -86,16 +85,14 @@ func GIDNotice(trap TrapNumber, issuer ib.LID, gid ib.GID) Notice {
 // GID returns the GID of traps 64 to 67.
 func (n *Notice) GID() ib.GID { return ib.GID(n.Details[6:]) }
 
-// LinkStateNotice returns the notice of trap 128: a port of the switch at lid
-// changed its state.
+// LinkStateNotice returns the notice of trap 128: the state of a port of the switch at lid changed.
 func LinkStateNotice(lid ib.LID) Notice {
 	n := Notice{Generic: true, Type: NoticeUrgent, Producer: ProducerSwitch, TrapNumber: TrapLinkState, IssuerLID: lid}
 	be.PutUint16(n.Details[:], uint16(lid))
 	return n
 }
 
-// LID returns the LID that the notice is about: of traps 128 to 131, 144, 145
-// and 256.
+// LID returns the LID of the subject of traps 128 to 131, 144, 145 and 256.
 func (n *Notice) LID() ib.LID {
 	if n.TrapNumber == TrapLinkState {
 		return ib.LID(be.Uint16(n.Details[:]))
@@ -103,8 +100,7 @@ func (n *Notice) LID() ib.LID {
 	return ib.LID(be.Uint16(n.Details[2:]))
 }
 
-// PortErrorNotice returns the notice of traps 129 to 131: a threshold of the port
-// was passed.
+// PortErrorNotice returns the notice of traps 129 to 131: a threshold of the port was exceeded.
 func PortErrorNotice(trap TrapNumber, from Producer, lid ib.LID, port uint8) Notice {
 	n := Notice{Generic: true, Type: NoticeUrgent, Producer: from, TrapNumber: trap, IssuerLID: lid}
 	be.PutUint16(n.Details[2:], uint16(lid))
@@ -148,10 +144,10 @@ func SystemImageNotice(from Producer, lid ib.LID, guid ib.GUID) Notice {
 // SystemImageGUID returns the GUID of trap 145.
 func (n *Notice) SystemImageGUID() ib.GUID { return ib.GUID(be.Uint64(n.Details[6:])) }
 
-// maxNoticePath is how much of a return path fits a notice.
+// maxNoticePath is the length of the return path in a notice.
 const maxNoticePath = 30
 
-// BadMKeyOf returns what trap 256 says of the refused SMP s at the port of lid.
+// BadMKeyOf returns the details of trap 256 about the refused SMP s at the port of lid.
 func BadMKeyOf(s *SMP, lid ib.LID) BadMKey {
 	m := BadMKey{LID: lid, Method: s.Method, AttributeID: s.AttributeID, Modifier: s.AttributeModifier, MKey: s.MKey}
 	if s.Directed() {
@@ -175,15 +171,14 @@ func (n *Notice) BadMKey() (m BadMKey) {
 	return m
 }
 
-// BadKey is what traps 257 to 259 say: a packet from LID1 to LID2 had a wrong
-// P_Key or Q_Key.
+// BadKey is the details of traps 257 to 259: a packet from LID1 to LID2 had a wrong P_Key or Q_Key.
 type BadKey struct {
 	LID1, LID2 ib.LID
 	Key        uint32 // a Q_Key, or a P_Key in the low half
 	SL         uint8  // 4 bits
 	QP1, QP2   ib.QPN
 	GID1, GID2 ib.GID
-	// Of trap 259: which of the above are known, and where it was seen.
+	// Of trap 259: the valid fields of those above, and the place of detection.
 	DataValid uint16
 	SwitchLID ib.LID
 	Port      uint8

@@ -4,7 +4,7 @@ package mad
 
 import "weft/internal/proto/ib"
 
-// Selector says how a value of a query is meant (IBA volume 1, 15.2.5.16).
+// Selector is the meaning of a value in a query (IBA volume 1, 15.2.5.16).
 type Selector uint8
 
 // Selectors. Responses have SelectExactly.
@@ -15,8 +15,8 @@ const (
 	SelectBest // the largest MTU or rate available, the smallest life time
 )
 
-// Accepts reports whether value have satisfies a query for want. SelectBest is any
-// value: choosing the best is the caller's.
+// Accepts reports whether the value have satisfies a query for want. SelectBest accepts any value: the caller chooses
+// the best.
 func (s Selector) Accepts(have, want int) bool {
 	switch s {
 	case SelectGreater:
@@ -29,8 +29,8 @@ func (s Selector) Accepts(have, want int) bool {
 	return true
 }
 
-// GID returns the i-th of the SGIDCount+DGIDCount GIDs of the record at the
-// start of b, false if b does not reach so far.
+// GID returns the i-th of the SGIDCount+DGIDCount GIDs of the record at the start of b. It reports false if b is too
+// short.
 func (p *MultiPathRecord) GID(b []byte, i int) (g ib.GID, ok bool) {
 	at := MultiPathRecordLen + 16*i
 	if i < 0 || i >= int(p.SGIDCount)+int(p.DGIDCount) || len(b) < at+16 {

@@ -5,7 +5,7 @@ package mad
 // PerfDataLen is the length of a performance management attribute.
 const PerfDataLen = 192
 
-// Reply turns a request into its response, whose Data the caller fills.
+// Reply turns a request into its response. The caller fills Data.
 func (m *Perf) Reply(status Status) {
 	m.Method = m.Method.Response()
 	m.Status = status
@@ -58,7 +58,7 @@ const (
 	NumCounters
 )
 
-// Max returns the value at which counter c stays.
+// Max returns the largest value of counter c, at which it saturates.
 func (c Counter) Max() uint32 { return portCountersValuesMax[c] }
 
 // Selected reports whether p, as a request to set counters, selects c.
@@ -66,7 +66,7 @@ func (p *PortCounters) Selected(c Counter) bool {
 	return (uint32(p.CounterSelect)|uint32(p.CounterSelect2)<<16)>>c&1 != 0
 }
 
-// Load sets those values of p that the request req selects to req's.
+// Load sets the values that the request req selects to those of req.
 func (p *PortCounters) Load(req *PortCounters) {
 	for c := range NumCounters {
 		if req.Selected(c) {
@@ -75,7 +75,7 @@ func (p *PortCounters) Load(req *PortCounters) {
 	}
 }
 
-// Load sets those counters of p that the request req selects to req's.
+// Load sets the counters that the request req selects to those of req.
 func (p *PortCountersExtended) Load(req *PortCountersExtended) {
 	for i, c := range []struct{ to, from *uint64 }{
 		{&p.XmitData, &req.XmitData}, {&p.RcvData, &req.RcvData}, {&p.XmitPkts, &req.XmitPkts}, {&p.RcvPkts, &req.RcvPkts},

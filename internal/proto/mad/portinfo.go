@@ -86,6 +86,6 @@ func (v VLCap) Lanes() int {
 	return 0
 }
 
-// ModifierExtendedSpeeds in the attribute modifier of PortInfo says that the
-// manager knows extended speeds; the low octet is the port.
+// ModifierExtendedSpeeds in the attribute modifier of PortInfo means that the manager supports extended speeds; the low
+// octet is the port.
 const ModifierExtendedSpeeds = 1 << 31

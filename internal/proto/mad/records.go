@@ -4,10 +4,10 @@ package mad
 
 import "bytes"
 
-// TableRecordLen is the length of a record of a block of a table but SLtoVL.
+// TableRecordLen is the length of a record of a block of a table, except for SLtoVL.
 const TableRecordLen = 8 + TableLen
 
-// LeaseForever is the ServiceLease of a service that does not expire.
+// LeaseForever is the ServiceLease without an end.
 const LeaseForever = 0xffffffff
 
 // ServiceName returns Name without its padding.

@@ -13,8 +13,7 @@ const (
 	RMPPAbort
 )
 
-// Flags of a segment. Without RMPPActive the MAD is a single one, and the rest of its
-// RMPP header means nothing.
+// Flags of a segment. Without RMPPActive the MAD is a single one, and the rest of its RMPP header has no meaning.
 const (
 	RMPPActive = 1
 	RMPPFirst  = 2
@@ -27,12 +26,11 @@ const RMPPRespTimeNone = 0x1f
 // RMPPVersion is the version of RMPP.
 const RMPPVersion = 1
 
-// SADataLen is the length of what follows the headers of a MAD of subnet administration.
+// SADataLen is the length of a MAD of subnet administration after its headers.
 const SADataLen = Len - SAHeaderLen
 
-// Reply turns a request into its response: method and status are set, the
-// SM_Key does not go back, and the RMPP header is that of a single MAD. The caller
-// sets AttributeOffset and Data.
+// Reply turns a request into its response: it sets method and status, removes the SM_Key, and sets the RMPP header of a
+// single MAD. The caller sets AttributeOffset and Data.
 func (s *SA) Reply(status Status) {
 	s.Method = s.Method.Response()
 	s.Status = status
@@ -40,8 +38,7 @@ func (s *SA) Reply(status Status) {
 	s.RMPP = RMPP{}
 }
 
-// Match reports whether record, as a record's Append makes it, has the
-// components that the request selects.
+// Match reports whether record, as its Append writes it, matches the components that the request selects.
 func (s *SA) Match(record []byte) bool {
 	return Match(s.AttributeID, s.AttributeModifier, s.ComponentMask, s.Data[:], record)
 }

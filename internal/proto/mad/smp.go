@@ -10,16 +10,15 @@ const MaxHops = 63
 // SMPDataLen is the length of a subnet management attribute.
 const SMPDataLen = 64
 
-// SMP is a subnet management packet, LID-routed or directed-route by its
-// MgmtClass (IBA volume 1, 14.2.1). The fields from D on exist in a directed
-// route only: in a LID-routed SMP they are neither read nor written.
+// SMP is a subnet management packet, LID-routed or directed-route by its MgmtClass (IBA volume 1, 14.2.1). The fields
+// from D on exist only in a directed route: Append and Parse ignore them in a LID-routed SMP.
 type SMP struct {
-	// Header.ClassSpecific of a directed-route SMP is HopPointer and HopCount
-	// and not used; Header.Status is without the direction bit.
+	// Header.ClassSpecific of a directed-route SMP is HopPointer and HopCount, and is not used; Header.Status is
+	// without the direction bit.
 	Header
 	MKey uint64
-	// Data is the attribute, whose Append fills it in place. What a shorter
-	// attribute leaves of another is cleared by
+	// Data is the attribute, which its Append writes in place. The remains of a longer attribute are cleared by
+	//
 	//	clear(s.Data[len(a.Append(s.Data[:0])):])
 	Data [SMPDataLen]byte
 
@@ -27,14 +26,14 @@ type SMP struct {
 	HopPointer     uint8
 	HopCount       uint8
 	DrSLID, DrDLID ib.LID
-	InitialPath    [MaxHops + 1]uint8 // ports to leave by; entry 0 is not used
-	ReturnPath     [MaxHops + 1]uint8 // ports it came by; entry 0 is not used
+	InitialPath    [MaxHops + 1]uint8 // ports of departure; entry 0 is not used
+	ReturnPath     [MaxHops + 1]uint8 // ports of arrival; entry 0 is not used
 }
 
 // Directed reports whether s is a directed-route SMP.
 func (s *SMP) Directed() bool { return s.MgmtClass == ClassSubnDR }
 
-// Append appends the SMP's Len bytes to b.
+// Append appends the Len bytes of s to b.
 func (s *SMP) Append(b []byte) []byte {
 	b, p := extend(b, Len)
 	if s.Directed() {
@@ -45,8 +44,7 @@ func (s *SMP) Append(b []byte) []byte {
 	return b
 }
 
-// Parse reads an SMP from the start of b. It judges nothing but the length:
-// class, versions and hops are the receiver's to check.
+// Parse reads an SMP from the start of b. It validates only the length: the receiver checks class, versions and hops.
 func (s *SMP) Parse(b []byte) error {
 	if len(b) < Len {
 		return ErrShort
@@ -60,9 +58,8 @@ func (s *SMP) Parse(b []byte) error {
 	return nil
 }
 
-// Reply turns a request into its response: method and status are set, a
-// directed route points back with its hop pointer at the responder, the M_Key
-// goes back as it came. The caller fills Data. A trap becomes its TrapRepress.
+// Reply turns a request into its response: it sets method and status, turns a directed route with its hop pointer at
+// the responder, and leaves the M_Key. The caller fills Data. A trap becomes its TrapRepress.
 func (s *SMP) Reply(status Status) {
 	s.Method = s.Method.Response()
 	s.Status = status
@@ -72,32 +69,30 @@ func (s *SMP) Reply(status Status) {
 	}
 }
 
-// Action is what is to be done with a directed-route SMP.
+// Action is the next step of a directed-route SMP.
 type Action uint8
 
 // Actions of directed-route processing.
 const (
-	Discard  Action = iota // silently
-	Deliver                // to this node's subnet management agent, or manager if it returns
+	Discard  Action = iota // drop without an answer
+	Deliver                // to the subnet management agent of this node, or to the manager if it returns
 	Forward                // by Hop.Port, with LIDs permissive
-	RouteLID               // by LID from here: to DrDLID outbound, to DrSLID returning; from an end node to its peer
+	RouteLID               // by LID from this node on: to DrDLID outbound, to DrSLID returning; from an end node to its peer
 )
 
 var actionNames = [...]string{"discard", "deliver", "forward", "route by LID"}
 
 func (a Action) String() string { return actionNames[a&3] }
 
-// Hop is the outcome of directed-route processing.
+// Hop is the result of directed-route processing.
 type Hop struct {
 	Action Action
-	Port   uint8 // to leave by, of Forward
+	Port   uint8 // port of departure, of Forward
 }
 
-// Send processes an SMP that originates at this node: a request with its hop
-// pointer at 0, or a response as Reply leaves it. ports is NumPorts of a switch and
-// port is not used; of a channel adapter port is the one the SMP shall leave
-// by. Deliver means that the SMP is for this node itself. The hop pointer is
-// advanced (IBA volume 1, 14.2.2).
+// Send processes an SMP that originates at this node: a request with its hop pointer at 0, or a response as Reply
+// leaves it. ports is NumPorts of a switch, where port is not used; of a channel adapter port is the port of departure.
+// Deliver means that the SMP is for this node itself. Send advances the hop pointer (IBA volume 1, 14.2.2).
 func (s *SMP) Send(isSwitch bool, port, ports uint8) Hop {
 	hp, hc := s.HopPointer, s.HopCount
 	if hc > MaxHops {
@@ -133,10 +128,9 @@ func (s *SMP) Send(isSwitch bool, port, ports uint8) Hop {
 	return Hop{}
 }
 
-// Receive processes an SMP that came in by port ingress of this node, which has
-// ports ports. It records the return path, advances the hop pointer and says what is
-// to be done (IBA volume 1, 14.2.2). An SMP that arrived routed by LID is
-// processed the same way.
+// Receive processes an SMP that arrived by port ingress of this node, which has ports ports. It records the return
+// path, advances the hop pointer and returns the next step (IBA volume 1, 14.2.2). It processes an SMP that arrived
+// routed by LID in the same way.
 func (s *SMP) Receive(isSwitch bool, ingress, ports uint8) Hop {
 	hp, hc := s.HopPointer, s.HopCount
 	if hc > MaxHops {
@@ -186,10 +180,9 @@ func (s *SMP) Receive(isSwitch bool, ingress, ports uint8) Hop {
 	return Hop{}
 }
 
-// leave steps the hop pointer in the SMP's direction and says which port is
-// next. A port that does not exist discards; port 0 of a switch is no way out.
-// Preconditions: 0 <= HopPointer < HopCount outbound, 2 <= HopPointer <=
-// HopCount+1 returning.
+// leave advances the hop pointer in the direction of the SMP and returns the next port. A port that does not exist
+// discards the SMP; port 0 of a switch is no port of departure. Preconditions: 0 <= HopPointer < HopCount outbound, 2
+// <= HopPointer <= HopCount+1 returning.
 func (s *SMP) leave(isSwitch bool, port, ports uint8) Hop {
 	hp, path := s.HopPointer+1, &s.InitialPath
 	if s.D {

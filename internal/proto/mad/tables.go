@@ -2,7 +2,7 @@
 
 package mad
 
-// TableLen is the length of a block of every table below but SLtoVL.
+// TableLen is the length of a block of every table, except for SLtoVL.
 const TableLen = 64
 
 // Entries of one block.
@@ -14,8 +14,8 @@ const (
 	MFTPerBlock   = 32
 )
 
-// PKeyModifier returns the attribute modifier of a block of a P_Key table; port is 0
-// for a channel adapter, whose table is that of the port the SMP reaches.
+// PKeyModifier returns the attribute modifier of a block of a P_Key table. port is 0 of a channel adapter: its table is
+// that of the port which receives the SMP.
 func PKeyModifier(port uint8, block uint16) uint32 { return uint32(port)<<16 | uint32(block) }
 
 // SLtoVLModifier returns the attribute modifier of the mapping from port in to
@@ -32,11 +32,10 @@ const (
 // arbitration tables.
 func VLArbModifier(block, port uint8) uint32 { return uint32(block)<<16 | uint32(port) }
 
-// LFTUnreachable is the port of a LID that has none.
+// LFTUnreachable is the entry of a LID without a port.
 const LFTUnreachable = 0xff
 
-// MFTPortsPerPosition is how many ports one position of a multicast
-// forwarding table covers.
+// MFTPortsPerPosition is the number of ports in one position of a multicast forwarding table.
 const MFTPortsPerPosition = 16
 
 // MFTModifier returns the attribute modifier of a multicast forwarding table: block of

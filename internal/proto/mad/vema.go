@@ -4,25 +4,25 @@ package mad
 
 import "weft/internal/proto/ib"
 
-// The class of the virtual Ethernet management agent (VEMA) of Omni-Path: how an Ethernet
-// Manager configures the Ethernet ports (vports) behind a port of the fabric. Its MADs
-// have a base version and a length of their own. The layouts are those of the Linux driver,
-// as docs/notes/vesw.md has them; its own bytes are in test/vectors/opa16b.json.
+// ClassVEMA is the class of the virtual Ethernet management agent (VEMA) of Omni-Path, by which an Ethernet Manager
+// configures the Ethernet ports (vports) behind a port of the fabric. Its MADs have a base version and a length of
+// their own. The layouts are those of the Linux driver, as in docs/notes/vesw.md; bytes of the driver are in
+// test/vectors/opa16b.json.
 const ClassVEMA Class = 0x34
 
-// What every MAD of the class carries.
+// Values in the headers of every MAD of the class.
 const (
 	OPABaseVersion   = 0x80
 	VEMAClassVersion = 0x80
 	VEMAOUI          = 0x00066a
 )
 
-// OPALen is the length of the longest MAD of base version OPABaseVersion, and of every VEMA
-// but traps and refusals.
+// OPALen is the length of the longest MAD of base version OPABaseVersion, and of every VEMA except for traps and
+// refusals.
 const OPALen = 2048
 
-// Attributes of the class, besides AttrClassPortInfo and AttrNotice. VESWRemove is of this
-// project alone: its Set removes the vport, which VESWDelete leaves behind unconfigured.
+// Attributes of the class, besides AttrClassPortInfo and AttrNotice. VESWRemove exists only in Weft: its Set removes
+// the vport, which VESWDelete leaves unconfigured.
 const (
 	AttrVESWPortInfo    AttributeID = 0x0011
 	AttrVESWMACEntries  AttributeID = 0x0012
@@ -46,8 +46,7 @@ func NewVEMA(m Method, a AttributeID, vport uint8, tid uint64) VEMA {
 		AttributeID: a, AttributeModifier: uint32(vport)}, OUI: VEMAOUI}
 }
 
-// VEMAVPort returns the vport that an attribute modifier names. The upper 24 bits
-// are sent as zero and ignored.
+// VEMAVPort returns the vport of an attribute modifier. The upper 24 bits are sent as zero and ignored.
 func VEMAVPort(modifier uint32) uint8 { return uint8(modifier) }
 
 // IsVEMA reports whether the MAD b has the base version, class, class version and OUI of a
@@ -62,14 +61,14 @@ func NewVEMATrap(tid uint64, n VEMANotice) VEMATrap {
 		TransactionID: tid, AttributeID: AttrNotice}, OUI: VEMAOUI, Notice: n}
 }
 
-// VEMAOpcode is what a notice of the class reports.
+// VEMAOpcode is the subject of a notice of the class.
 type VEMAOpcode uint8
 
-// What notices report.
+// Subjects of notices.
 const (
-	VEMAUnicastMACs VEMAOpcode = 1 + iota // another list of unicast MACs
-	VEMAMcastMACs                         // another list of multicast MACs
-	VEMALinkStatus                        // another state of the Ethernet link
+	VEMAUnicastMACs VEMAOpcode = 1 + iota // the list of unicast MACs changed
+	VEMAMcastMACs                         // the list of multicast MACs changed
+	VEMALinkStatus                        // the state of the Ethernet link changed
 )
 
 func (o VEMAOpcode) String() string {
@@ -84,28 +83,28 @@ func (o VEMAOpcode) String() string {
 	return "unknown"
 }
 
-// VEMAGenericType is the first octet of a notice as the driver sends it: the type
-// NoticeInformational, shifted by a bit that the layout of notices has not.
+// VEMAGenericType is the first octet of a notice of the driver: the type NoticeInformational, shifted by a bit that
+// does not exist in the layout of notices.
 const VEMAGenericType = 0x08
 
-// Informational reports whether n has the type that traps of the class have, as the driver
-// sends it or as the layout of notices demands.
+// Informational reports whether n has the type of traps of the class, as the driver sends it or as the layout of
+// notices requires.
 func (n *VEMANotice) Informational() bool {
 	return n.GenericType == VEMAGenericType || n.GenericType == uint8(NoticeInformational)
 }
 
-// VEMATarget is where a class of a port sends something to, with LIDs of 32 bits.
+// VEMATarget is where a class of a port sends to, with LIDs of 32 bits.
 type VEMATarget struct {
 	GID       ib.GID
 	TClass    uint8
 	FlowLabel uint32 // 20 bits
 	LID       uint32
 	SL        uint8 // 5 bits
-	HopLimit  uint8 // of traps; of redirection it does not exist
+	HopLimit  uint8 // of traps; redirection has none
 	QPN       ib.QPN
 	QKey      ib.QKey
 	PKey      ib.PKey
 }
 
-// MaxVPorts returns how many vports the port can have.
+// MaxVPorts returns the largest number of vports of the port.
 func (c *VEMAClassPortInfo) MaxVPorts() int { return int(c.CapabilityMask >> 8) }

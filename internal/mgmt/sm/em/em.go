@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package em is the Ethernet Manager: it makes vports of adapters' ports into the ports of virtual
-// Ethernet switches (VESWs), tells each where the MACs of the others are, and follows what changes.
+// Package em is the Ethernet Manager: it makes vports of the ports of adapters into the ports of virtual Ethernet
+// switches (VESWs), distributes the MACs of the members, and follows changes.
 //
-// What comes in: the subnet as its manager sees it, what is wanted (Intent), what an earlier manager
-// knew (Observations), MADs of class 0x34 and the time. What goes out: such MADs, with the LID that they are for, orders for the
-// multicast groups (Fabric), and Status for people. The manager of a node owns a Manager and calls it on its one goroutine; tests do with
-// fake agents. It never reads a clock, never blocks, and believes no agent: what one says is bounded, and costs
-// nobody but its own port.
+// What comes in: the subnet as its manager sees it, the configuration (Intent), the observations of an earlier manager
+// (Observations), MADs of class 0x34 and the time. What goes out: such MADs with their destination LID, requests for
+// multicast groups (Fabric), and Status for people. The manager of a node owns a Manager and calls it on its one
+// goroutine; tests call it with fake agents. It never reads a clock, never blocks, and trusts no agent: the state that
+// an agent causes is bounded, and affects only its own port.
 //
-// Everything is done by comparison. What a port has is read, what it shall have is computed, and what differs is set;
-// so a manager that takes over does what the one before would have done next, and touches no port that is as it
-// shall be. docs/notes/vesw.md tells the order of things.
+// All work is by comparison: the manager reads the state of a port, computes the required state, and sets what differs.
+// So a manager that takes over does the next step of the one before, and does not write to a port that is correct.
+// docs/notes/vesw.md has the order of the steps.
 package em
 
 import (
@@ -23,19 +23,19 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Config is how a manager works; zero values are defaults.
+// Config configures a manager; zero values are defaults.
 type Config struct {
 	// TIDs are the upper half of the transaction identifiers.
 	TIDs uint32
 
-	Outstanding int           // requests on their way at a time, of a port there is only one; 1 … 256; 128
+	Outstanding int           // largest number of outstanding requests, one per port; 1 … 256; 128
 	Timeout     time.Duration // until a request is repeated, then doubled; 300 ms
 	MaxTimeout  time.Duration // 1.1 s
-	Retries     int           // how often it is repeated; 3
-	Poll        time.Duration // how often a port is looked at; 10 s
-	Probe       time.Duration // how often a port without an agent is asked again; 60 s
-	Backoff     time.Duration // until a port that does not answer, or not as it should, is tried again, then doubled up to Probe; 2 s
-	ListEvery   time.Duration // how often lists of MACs of a port are read at most; doubled up to Poll while they change; 200 ms
+	Retries     int           // number of repetitions; 3
+	Poll        time.Duration // interval of polls of a port; 10 s
+	Probe       time.Duration // interval of probes of a port without an agent; 60 s
+	Backoff     time.Duration // until a port without an answer, or with a wrong one, is tried again, then doubled up to Probe; 2 s
+	ListEvery   time.Duration // shortest interval of reads of the lists of MACs of a port; doubled up to Poll while they change; 200 ms
 }
 
 func (c *Config) fill() {
@@ -60,49 +60,48 @@ func (c *Config) fill() {
 	dur(&c.ListEvery, 200*time.Millisecond)
 }
 
-// Fabric is the rest of the subnet's manager. Its methods are called from within those of Manager and
-// must not call those.
+// Fabric is the interface to the manager of the subnet. Manager calls its methods from within its own; they must not
+// call Manager.
 type Fabric interface {
-	// Join makes a multicast group what g says, and returns its MLID; 0 means that there is no room.
+	// Join creates or changes a multicast group to match g, and returns its MLID; 0 means that there is no room.
 	Join(now mono.Time, g Group) ib.LID
-	// Leave ends the group of an MGID.
+	// Leave deletes the group of an MGID.
 	Leave(now mono.Time, mgid ib.GID)
-	// Groups are the MGIDs of the groups that Join made, also for an earlier manager.
+	// Groups returns the MGIDs of the groups that Join created, also those of an earlier manager.
 	Groups() []ib.GID
-	// Carries reports whether the tables of all switches are written that take packets of
-	// a group to and from a port.
+	// Carries reports whether all switches have the tables that forward packets of a group to and from a port.
 	Carries(mlid ib.LID, port ib.GUID) bool
-	// Keep tells that Observations changed.
+	// Keep reports that Observations changed.
 	Keep()
 }
 
-// Group is the multicast group of a VESW. Nobody but its members may be in it.
+// Group is the multicast group of a VESW. Only its members may join it.
 type Group struct {
 	MGID    ib.GID
-	MLID    ib.LID // that it had, or shall have if there is a choice; 0 otherwise
+	MLID    ib.LID // preferred MLID, such as that of the past; 0: none
 	PKey    ib.PKey
 	SL      uint8
 	Members []ib.GUID
 }
 
-// mgidOf is the MGID of the group of a VESW.
+// mgidOf returns the MGID of the group of a VESW.
 func mgidOf(fabric, id uint16, key ib.PKey) ib.GID {
 	return ib.GID{0xff, 0x15, mgidSignature >> 8, mgidSignature & 0xff, byte(key>>8) | 0x80, byte(key), 12: byte(fabric >> 8), 13: byte(fabric), 14: byte(id >> 8), 15: byte(id)}
 }
 
 const mgidSignature = 0xe078
 
-// IsGroup reports whether an MGID is that of a VESW's group.
+// IsGroup reports whether an MGID is that of the group of a VESW.
 func IsGroup(g ib.GID) bool {
 	return g[0] == 0xff && g[2] == mgidSignature>>8 && g[3] == mgidSignature&0xff
 }
 
-// groupID is what ports that use a group have: the identifier of its VESW, and its P_Key.
+// groupID identifies a group at its ports: the identifier of the VESW, and its P_Key.
 func groupID(g ib.GID) [2]uint16 {
 	return [2]uint16{uint16(g[14])<<8 | uint16(g[15]), uint16(g[4])<<8 | uint16(g[5])}
 }
 
-// mlid24 is an MLID as 16B packets have it.
+// mlid24 is an MLID in the 24 bits of a 16B packet.
 func mlid24(l ib.LID) uint32 {
 	if !l.IsMulticast() {
 		return 0
@@ -115,7 +114,7 @@ type Manager struct {
 	cfg    Config
 	fabric Fabric
 	intent Intent
-	before map[uint16]Observed // what an earlier manager knew, by identifier, until it is used
+	before map[uint16]Observed // observations of an earlier manager, by identifier, until they are used
 
 	active bool
 	lid    ib.LID // of the manager's port
@@ -125,32 +124,32 @@ type Manager struct {
 	byLID  map[ib.LID]*port
 	vesws  []*vesw // as in the intent
 	byID   map[uint16]*vesw
-	dying  map[ib.GID]bool // groups of VESWs that are no more
+	dying  map[ib.GID]bool // groups of removed VESWs
 
-	// Ports to be looked at, in order: those that answer, and those of which that is not known.
+	// Ports that Next must handle, in order: those that answer, and those of which that is unknown.
 	ready, unsure queue
 	timers        mono.Heap[*port] // ports by the time at which Next looks at them
 	requests
 	Counters Counters
 }
 
-// Counters count what a manager did, and what it refused to believe.
+// Counters count requests, answers and the lists of MACs.
 type Counters struct {
 	Sent, Answered, Unanswered, Sets                 uint64
 	Traps, TrapsDropped                              uint64
-	Stray, BadAnswers, Refused, Mismatches           uint64 // answers: to nothing, nonsense, a status, not what was set
+	Stray, BadAnswers, Refused, Mismatches           uint64 // answers: without a request, invalid, with a status, other values than were set
 	ListsRead, ListsCut, ListsUnstable, BadMACs      uint64 // lists of MACs
 	Duplicates, Overflows, Adopted, Bounced, Removed uint64
 }
 
-// New returns a manager that does nothing until Activate.
+// New returns a manager that is inactive until Activate.
 func New(c Config, f Fabric) *Manager {
 	c.fill()
 	return &Manager{cfg: c, fabric: f, before: map[uint16]Observed{}, ports: map[ib.GUID]*port{}, byLID: map[ib.LID]*port{}, byID: map[uint16]*vesw{},
 		dying: map[ib.GID]bool{}}
 }
 
-// Activate makes m the manager of the subnet, with what the one before knew: every port is looked at anew.
+// Activate makes m the manager of the subnet, with the observations of the one before. It reads every port again.
 func (m *Manager) Activate(now mono.Time, o []Observed) {
 	m.Deactivate()
 	m.active = true
@@ -160,11 +159,11 @@ func (m *Manager) Activate(now mono.Time, o []Observed) {
 	}
 	m.setVESWs(now)
 	for _, g := range m.fabric.Groups() {
-		m.dying[g] = true // unless a VESW turns out to have it
+		m.dying[g] = true // unless a VESW has it
 	}
 }
 
-// Deactivate ends that: nothing is sent any more. Ports go on as they are.
+// Deactivate ends the management: the manager sends nothing any more. Ports keep their state.
 func (m *Manager) Deactivate() {
 	*m = Manager{cfg: m.cfg, fabric: m.fabric, intent: m.intent, before: map[uint16]Observed{}, ports: map[ib.GUID]*port{}, byLID: map[ib.LID]*port{},
 		byID: map[uint16]*vesw{}, dying: map[ib.GID]bool{}, requests: requests{gen: m.requests.gen}, Counters: m.Counters}
@@ -173,7 +172,7 @@ func (m *Manager) Deactivate() {
 // Active reports whether m manages.
 func (m *Manager) Active() bool { return m.active }
 
-// SetIntent replaces what is wanted.
+// SetIntent replaces the configuration.
 func (m *Manager) SetIntent(now mono.Time, i Intent) error {
 	if err := i.Validate(); err != nil {
 		return err
@@ -185,11 +184,11 @@ func (m *Manager) SetIntent(now mono.Time, i Intent) error {
 	return nil
 }
 
-// Intent returns what is wanted.
+// Intent returns the configuration.
 func (m *Manager) Intent() Intent { return m.intent }
 
-// SetSubnet gives the manager a new model of the subnet, which must be indexed, after Activate. What Fabric.Carries
-// says may have changed with it.
+// SetSubnet replaces the model of the subnet, which must be indexed, after Activate. The results of Fabric.Carries may
+// have changed with it.
 func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 	if !m.active {
 		return
@@ -206,7 +205,7 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 		}
 	}
 	seen := map[ib.GUID]bool{}
-	moved := false // who tables of MACs lead to
+	moved := false // a LID in tables of MACs changed
 	clear(m.byLID)
 	for r := range net.EndPorts() {
 		n, tp := &net.Nodes[r.Node], net.Port(r)
@@ -223,7 +222,7 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 		if p.lid != tp.Info.LID {
 			p.lid = tp.Info.LID
 			moved = true
-			m.cancel(p) // it was asked under another LID
+			m.cancel(p) // its request was sent to another LID
 			p.cpiAt = now
 		}
 		if c := (capabilities{tp.Info.CapabilityMask, tp.Info.CapabilityMask2}); p.caps != c {
@@ -251,7 +250,7 @@ func (m *Manager) SetSubnet(now mono.Time, net *topo.Subnet) {
 	m.replan(now)
 }
 
-// Recheck has a port's agent asked again whether it is there: its capabilities changed.
+// Recheck makes the manager probe the agent of a port again, because its capabilities changed.
 func (m *Manager) Recheck(now mono.Time, from ib.LID) {
 	if p := m.byLID[from]; p != nil && m.active {
 		p.cpiAt = now
@@ -259,7 +258,7 @@ func (m *Manager) Recheck(now mono.Time, from ib.LID) {
 	}
 }
 
-// forget drops a port that has left the subnet, and what came from it.
+// forget removes a port that is not in the subnet any more, and its MACs.
 func (m *Manager) forget(p *port) {
 	m.cancel(p)
 	p.gone = true
@@ -267,7 +266,7 @@ func (m *Manager) forget(p *port) {
 	delete(m.ports, p.guid)
 }
 
-// setVESWs makes what is kept of VESWs follow the intent.
+// setVESWs updates the VESWs to match the intent.
 func (m *Manager) setVESWs(now mono.Time) {
 	old := m.byID
 	m.vesws, m.byID = nil, map[uint16]*vesw{}
@@ -296,7 +295,7 @@ func (m *Manager) setVESWs(now mono.Time) {
 	m.replan(now)
 }
 
-// replan computes what every VESW and vport shall be, and has all ports looked at.
+// replan computes the required state of every VESW and vport, and wakes all ports.
 func (m *Manager) replan(now mono.Time) {
 	if m.net == nil {
 		return
@@ -308,7 +307,7 @@ func (m *Manager) replan(now mono.Time) {
 	}
 	for _, v := range m.vesws {
 		v.enroll()
-		v.joined = nil // who left the subnet has left its groups
+		v.joined = nil // a port that left the subnet is not in its groups any more
 	}
 	for _, v := range m.vesws {
 		v.plan(now)
@@ -318,17 +317,17 @@ func (m *Manager) replan(now mono.Time) {
 	}
 }
 
-// Next produces the next request to send. False means that there is none now: call it until then, after
-// everything that came in and at every Deadline.
+// Next writes the next request to r. Call it after every other call and at every Deadline, until it returns false:
+// there is none now.
 func (m *Manager) Next(now mono.Time, r *Request) bool {
 	if !m.active || m.net == nil {
 		return false
 	}
 	m.expire(now)
 	m.timers.Run(now, m.wake)
-	for m.flown < m.cfg.Outstanding {
+	for m.outstanding < m.cfg.Outstanding {
 		p := m.ready.pop()
-		if p == nil && m.doubtful < (m.cfg.Outstanding+1)/2 { // who does not answer leaves room for who does
+		if p == nil && m.doubtful < (m.cfg.Outstanding+1)/2 { // silent ports get at most half of the slots
 			p = m.unsure.pop()
 		}
 		if p == nil {
@@ -346,14 +345,14 @@ func (m *Manager) Next(now mono.Time, r *Request) bool {
 		m.send(now, p, q, r)
 		return true
 	}
-	m.settle(now)
+	m.endGroups(now)
 	return false
 }
 
-// Deadline returns when Next has something to do if nothing arrives; zero is never.
+// Deadline returns when Next must be called next if no answer arrives; zero is never.
 func (m *Manager) Deadline() mono.Time { return mono.Min(m.timers.Next(), m.requests.deadline()) }
 
-// wake has a port looked at by Next.
+// wake queues a port for Next.
 func (m *Manager) wake(p *port) {
 	m.timers.Stop(&p.timer)
 	if !p.queued && p.req == nil && !p.gone {
@@ -366,7 +365,7 @@ func (m *Manager) wake(p *port) {
 	}
 }
 
-// queue is ports in order.
+// queue is a queue of ports.
 type queue struct {
 	list []*port
 	head int
@@ -393,7 +392,7 @@ func (q *queue) pop() *port {
 	return p
 }
 
-// sleep has a port looked at later.
+// sleep makes Next handle a port at a later time.
 func (m *Manager) sleep(p *port, at mono.Time) {
 	if at.IsZero() || p.queued || p.gone {
 		return
@@ -401,15 +400,15 @@ func (m *Manager) sleep(p *port, at mono.Time) {
 	m.timers.Set(&p.timer, at)
 }
 
-// settle ends the groups of VESWs that are no more, once no port uses them.
-func (m *Manager) settle(now mono.Time) {
+// endGroups deletes the groups of removed VESWs that no port uses any more.
+func (m *Manager) endGroups(now mono.Time) {
 	if len(m.dying) == 0 {
 		return
 	}
 	used := map[[2]uint16]bool{}
 	for _, p := range m.ports {
 		if p.state == agentUnknown || p.state == agentThere && !p.scanned {
-			return // it may
+			return // it may use one
 		}
 		for _, vp := range p.vports {
 			if i := &vp.info; p.state == agentThere && vp.known {
@@ -425,7 +424,7 @@ func (m *Manager) settle(now mono.Time) {
 	}
 }
 
-// Observed is what a manager knew of a VESW, and the next one should know.
+// Observed is the state of a VESW that the next manager continues with.
 type Observed struct {
 	ID   uint16
 	Name string
@@ -433,14 +432,14 @@ type Observed struct {
 	MACs []Slot `json:",omitempty"`
 }
 
-// Slot is a place in the tables of MACs of a VESW.
+// Slot is a slot of the tables of MACs of a VESW.
 type Slot struct {
 	Slot uint16
 	MAC  MAC
 	Port ib.GUID
 }
 
-// Observations returns what is to be kept.
+// Observations returns the observations to store.
 func (m *Manager) Observations() (list []Observed) {
 	for _, v := range m.vesws {
 		o := Observed{ID: v.want.ID, Name: v.want.Name, MLID: v.mlid}
@@ -454,7 +453,7 @@ func (m *Manager) Observations() (list []Observed) {
 	return list
 }
 
-// double is d times two to the n, but most at most.
+// double returns d × 2^n, at most most.
 func double(d time.Duration, n int, most time.Duration) time.Duration {
 	if n >= bits.LeadingZeros64(uint64(d))-1 {
 		return most

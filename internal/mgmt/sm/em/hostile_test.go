@@ -186,8 +186,8 @@ func TestSilentPorts(t *testing.T) {
 	w.until(40*time.Second, "two forward", func() bool { return w.forwards(1, 298, 299) })
 	w.setMACs(298, 0, MAC{0, 1})
 	w.until(2*time.Second, "MACs are known", func() bool { return w.at(299, 0).entries() == 1 })
-	if w.m.flown > w.m.cfg.Outstanding || w.m.doubtful > w.m.cfg.Outstanding/2 {
-		t.Error(w.m.flown, w.m.doubtful)
+	if w.m.outstanding > w.m.cfg.Outstanding || w.m.doubtful > w.m.cfg.Outstanding/2 {
+		t.Error(w.m.outstanding, w.m.doubtful)
 	}
 	problems := func() []Problem { return w.m.Status().VESWs[0].Problems }
 	w.until(40*time.Second, "the silent are named", func() bool { return len(problems()) == 298 })

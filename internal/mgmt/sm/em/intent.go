@@ -22,13 +22,11 @@ const (
 	MaxID       = 4095
 	MaxFabricID = 1023
 	MinMTU      = 68
-	// MaxMTU leaves room for an Ethernet header and a VLAN tag in the largest
-	// packet of Omni-Path links.
+	// MaxMTU leaves room for an Ethernet header and a VLAN tag in the largest packet of Omni-Path links.
 	MaxMTU = MaxLinkMTU - 18
-	// MaxLinkMTU is the MTU of a link that carries 16B packets and says no
-	// smaller one.
+	// MaxLinkMTU is the default MTU of a link that carries 16B packets.
 	MaxLinkMTU = 10240
-	// DefaultMaxMACs is how many MACs of its own a member may have.
+	// DefaultMaxMACs is the default limit of MACs of a member.
 	DefaultMaxMACs = 512
 )
 
@@ -53,38 +51,33 @@ func (m *MAC) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// IsMulticast reports whether m is that of a group, or of all.
+// IsMulticast reports whether m is a multicast or the broadcast address.
 func (m MAC) IsMulticast() bool { return m[0]&1 != 0 }
 
-// Intent is which virtual Ethernet switches there shall be. It is plain data;
-// the zero value is none of them.
+// Intent is the configuration of virtual Ethernet switches. It is plain data; the zero value has none.
 type Intent struct {
 	FabricID uint16 // 10 bits
-	// ByteIDs makes identifiers differ in their low eight bits: some agents tell
-	// no others apart.
+	// ByteIDs makes identifiers differ in their low eight bits: some agents do not distinguish others.
 	ByteIDs bool `json:",omitempty"`
-	// LastID is the identifier that was given last: another VESW does not get one
-	// that was just free.
+	// LastID is the last identifier assigned: a new VESW does not get one that has just become free.
 	LastID uint16 `json:",omitempty"`
 	VESWs  []VESW `json:",omitempty"`
 }
 
-// VESW is a virtual Ethernet switch as it is wanted.
+// VESW is the configuration of a virtual Ethernet switch.
 type VESW struct {
 	Name string
 	ID   uint16
-	// PKey is the partition, bit 15 ignored; 0: one of its own, of which its members
-	// are full members (Key).
+	// PKey is the partition, bit 15 ignored; 0: a partition of its own, of which its members are full members (Key).
 	PKey ib.PKey `json:",omitempty"`
 	MTU  uint16  `json:",omitempty"` // 0: 1500
-	// Flood sends frames to a MAC that nobody has to all members where there is no
-	// gateway.
+	// Flood sends frames to an unknown MAC to all members if there is no gateway.
 	Flood bool `json:",omitempty"`
-	// NoUserMACs allows members no MAC but that which the manager gave them.
+	// NoUserMACs permits members only the MAC that the manager assigned.
 	NoUserMACs bool   `json:",omitempty"`
 	MaxMACs    uint16 `json:",omitempty"` // of a member; 0: DefaultMaxMACs
-	// SL is the service level, and so channel, of frames without a VLAN tag; PCP that of
-	// tagged ones by priority, where it is given.
+	// SL is the service level, and so channel, of frames without a VLAN tag; PCP that of tagged frames by priority, if
+	// it is set.
 	SL      uint8     `json:",omitempty"`
 	PCP     *[8]uint8 `json:",omitempty"`
 	Members []Member  `json:",omitempty"`
@@ -96,14 +89,14 @@ type Member struct {
 	Index uint8 // of the vport
 	// Num is the number of the port within the VESW, from 1.
 	Num uint32
-	// Gateway makes it a default port: it gets frames to a MAC that nobody has.
+	// Gateway makes it a default port: it receives frames to unknown MACs.
 	Gateway bool `json:",omitempty"`
 }
 
-// ownKeys and what follows are the P_Keys of VESWs that have a partition of their own.
+// ownKeys and the following are the P_Keys of VESWs with a partition of their own.
 const ownKeys ib.PKey = 0xc000
 
-// Key is the P_Key of the VESW's partition, with bit 15.
+// Key returns the P_Key of the partition of the VESW, with bit 15.
 func (v *VESW) Key() ib.PKey {
 	if v.PKey != 0 {
 		return v.PKey | 0x8000
@@ -111,13 +104,13 @@ func (v *VESW) Key() ib.PKey {
 	return ownKeys | ib.PKey(v.ID)
 }
 
-// OwnPartition reports whether the partition is the VESW's own, so that the manager sees to its members.
+// OwnPartition reports whether the partition belongs to the VESW alone: the manager sets its members.
 func (v *VESW) OwnPartition() bool { return v.PKey == 0 }
 
 // MaxIndex is the highest index of a vport.
 const MaxIndex = 254
 
-// Validate reports everything that is wrong with i.
+// Validate reports every fault of i, joined.
 func (i *Intent) Validate() error {
 	var errs []error
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -164,13 +157,13 @@ func (i *Intent) Validate() error {
 	return errors.Join(errs...)
 }
 
-// vportID names a vport of the fabric.
+// vportID identifies a vport of the fabric.
 type vportID struct {
 	port  ib.GUID
 	index uint8
 }
 
-// key is what must be unique of an identifier.
+// key returns the part of an identifier that must be unique.
 func (i *Intent) key(id uint16) uint16 {
 	if i.ByteIDs {
 		return id & 0xff
@@ -195,7 +188,7 @@ func checkName(s string) error {
 	return nil
 }
 
-// check reports what is wrong with one VESW.
+// check reports the faults of one VESW.
 func (v *VESW) check() (errs []error) {
 	fault := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if v.PKey != 0 && v.PKey&0x7fff == 0 {
@@ -240,14 +233,14 @@ func (v *VESW) check() (errs []error) {
 	return errs
 }
 
-// Errors of edits, for callers that name a fix.
+// Errors of edits, for callers that add a fix.
 var (
 	ErrNoVESW   = errors.New("there is no such virtual Ethernet switch")
 	ErrNoMember = errors.New("the port is no member")
 	ErrNoRoom   = errors.New("there is no room")
 )
 
-// Find returns the VESW with a name, nil for none.
+// Find returns the VESW with a name, nil if there is none.
 func (i *Intent) Find(name string) *VESW {
 	k := slices.IndexFunc(i.VESWs, func(v VESW) bool { return v.Name == name })
 	if k < 0 {
@@ -256,7 +249,7 @@ func (i *Intent) Find(name string) *VESW {
 	return &i.VESWs[k]
 }
 
-// Create adds v, with an identifier of its own where v has none.
+// Create adds v. It assigns an identifier if v has none.
 func (i *Intent) Create(v VESW) error {
 	if v.ID == 0 {
 		taken := map[uint16]bool{i.key(0): i.ByteIDs}
@@ -293,8 +286,7 @@ func (i *Intent) Delete(name string) error {
 	return nil
 }
 
-// Add makes a port a member, or changes whether it is a gateway. index < 0
-// chooses a vport that no VESW has.
+// Add adds a port as a member, or changes whether it is a gateway. With index < 0 it chooses a vport that no VESW has.
 func (i *Intent) Add(name string, port ib.GUID, index int, gateway bool) (m Member, err error) {
 	v := i.Find(name)
 	if v == nil {
@@ -338,7 +330,7 @@ func (i *Intent) Add(name string, port ib.GUID, index int, gateway bool) (m Memb
 	return m, i.Validate()
 }
 
-// Remove takes a port out of a VESW; index < 0 is whichever vport it has there.
+// Remove removes a port from a VESW; index < 0 is any vport that it has there.
 func (i *Intent) Remove(name string, port ib.GUID, index int) error {
 	v := i.Find(name)
 	if v == nil {

@@ -13,21 +13,22 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// slot is a place in the tables of MACs of a VESW: every member but the owner has the MAC there, with the owner's LID.
+// slot is a slot of the tables of MACs of a VESW: every member except for the owner has the MAC there, with the LID of
+// the owner.
 type slot struct {
 	mac   MAC
 	owner ib.GUID
 }
 
-// refusedMAC is a MAC that a member has and others are not told of.
+// refusedMAC is a MAC of a member that is not distributed.
 type refusedMAC struct {
 	mac MAC
 	of  ib.GUID
 	why string
-	by  ib.GUID // who has it
+	by  ib.GUID // its owner
 }
 
-// maxRefused is how many of those are remembered.
+// maxRefused is the number of refused MACs that are kept.
 const maxRefused = 64
 
 // put fills a slot, or empties it.
@@ -50,8 +51,8 @@ func (mb *member) claims() (list []MAC, unread bool) {
 	return mb.port.uc.macs, false
 }
 
-// assign gives every MAC of a member a slot. A MAC keeps its slot as long as somebody has it, and its owner as long as that one has it:
-// who had it first keeps it.
+// assign assigns a slot to every MAC of a member. A MAC keeps its slot while any member has it, and its owner while
+// that member has it: the first member that had it keeps it.
 func (v *vesw) assign() {
 	m := v.m
 	v.refused = nil
@@ -78,7 +79,7 @@ func (v *vesw) assign() {
 		for _, mac := range list {
 			switch owner, taken := base[mac]; {
 			case taken && owner == mb.is.Port:
-				continue // everybody knows it
+				continue // all members have it
 			case taken:
 				v.refuse(mac, mb.is.Port, "it is the base MAC of another member", owner)
 				continue
@@ -108,7 +109,7 @@ func (v *vesw) assign() {
 		case isBase || placed[s.mac]:
 			v.put(i, slot{})
 			continue
-		case unread[s.owner]: // it had it before this manager was
+		case unread[s.owner]: // its owner had it before this manager became active
 		case c == nil:
 			v.put(i, slot{})
 			continue
@@ -145,7 +146,7 @@ func (v *vesw) assign() {
 	}
 }
 
-// contest refuses a MAC to all but its owner.
+// contest refuses a MAC to all members except for its owner.
 func (v *vesw) contest(by []*member, mac MAC, owner ib.GUID) {
 	for _, mb := range by {
 		if mb.is.Port != owner {
@@ -161,7 +162,7 @@ func (v *vesw) refuse(mac MAC, of ib.GUID, why string, by ib.GUID) {
 	}
 }
 
-// entry is what a member's table shall have in a slot.
+// entry returns the required entry of a slot in the table of a member.
 func (mb *member) entry(i int) (e mad.VESWMACEntry) {
 	v := mb.v
 	if i >= len(v.slots) || v.slots[i].mac == (MAC{}) || v.slots[i].owner == mb.is.Port {
@@ -176,8 +177,8 @@ func (mb *member) entry(i int) (e mad.VESWMACEntry) {
 
 var fullMask = [6]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-// expected is the digest that tells that a member's table is as it shall be. It is never 0, which is
-// that of a table which nobody completed.
+// expected returns the digest of the correct table of a member. It is never 0, which is the digest of an incomplete
+// table.
 func (mb *member) expected() uint32 {
 	if mb.digest != 0 && mb.digestStamp == mb.v.stamp {
 		return mb.digest
@@ -200,13 +201,13 @@ func (mb *member) expected() uint32 {
 	return mb.digest
 }
 
-// table is what is known of the table of MACs of a vport.
+// table is the known state of the table of MACs of a vport.
 type table struct {
-	has  []mad.VESWMACEntry // as far as it is not empty
-	sure int                // slots below are as has says; the others may have anything
-	// known is the digest that has was compared with.
+	has  []mad.VESWMACEntry // up to the last non-empty slot
+	sure int                // slots below it are as in has; the others are unknown
+	// known is the digest with which has was compared.
 	known uint32
-	// fresh tells that the table came to be under this manager.
+	// fresh means that the table was created under this manager.
 	fresh bool
 }
 
@@ -217,11 +218,11 @@ func (t *table) at(i int) mad.VESWMACEntry {
 	return mad.VESWMACEntry{}
 }
 
-// next is the next order for a table, nil where it is as it shall be.
+// next returns the next Set for a table, nil if the table is correct.
 func (t *table) next(digest uint32, mb *member) *request {
 	want := mb.expected()
 	if digest == want {
-		if t.known != want { // an earlier manager wrote it, or an order came through without an answer
+		if t.known != want { // an earlier manager wrote it, or a Set without an answer was executed
 			*t = table{sure: mad.VESWMaxMACs, known: want, fresh: t.fresh}
 			for i := range mb.v.slots {
 				t.has = append(t.has, mb.entry(i))
@@ -229,7 +230,7 @@ func (t *table) next(digest uint32, mb *member) *request {
 		}
 		return nil
 	}
-	if t.sure < mad.VESWMaxMACs { // what is there is read first, so that no entry is taken away that others need
+	if t.sure < mad.VESWMaxMACs { // read unknown slots first, so that no entry that others need is removed
 		q := get(mad.AttrVESWMACEntries)
 		q.entries.Offset, q.entries.Num = uint16(t.sure), uint16(min(mad.VESWMACsPerMAD, mad.VESWMaxMACs-t.sure))
 		return q
@@ -263,8 +264,8 @@ func (t *table) next(digest uint32, mb *member) *request {
 	return q
 }
 
-// unread reports whether a member's MACs are still to be heard of after a manager took over. Until then, and
-// for some seconds at most, no entry is taken away.
+// unread reports whether the MACs of a member are still unread after a takeover. Until they are read, and for some
+// seconds at most, no entry is removed.
 func (v *vesw) unread(now mono.Time) bool {
 	if v.patience == 0 {
 		v.patience = now.Add(listPatience)
@@ -276,7 +277,7 @@ func (v *vesw) unread(now mono.Time) bool {
 
 const listPatience = 5 * time.Second
 
-// seed takes the slots of a table that an earlier manager wrote, where nothing else is known.
+// seed adopts the slots of a table that an earlier manager wrote, if nothing else is known.
 func (v *vesw) seed(t *table) {
 	if v.recalled {
 		return
@@ -296,7 +297,7 @@ func (v *vesw) seed(t *table) {
 	}
 }
 
-// readEntries takes a range of a table that was read.
+// readEntries handles a range of a table.
 func (m *Manager) readEntries(now mono.Time, v *vport, q *request, e *mad.VESWMACEntries) {
 	t := &v.table
 	if e.Offset != q.entries.Offset || e.Num != q.entries.Num || int(e.Offset) != t.sure {
@@ -316,14 +317,14 @@ func (m *Manager) readEntries(now mono.Time, v *vport, q *request, e *mad.VESWMA
 	}
 }
 
-// trim takes empty slots off the end.
+// trim removes empty slots at the end.
 func (t *table) trim() {
 	for n := len(t.has); n > 0 && t.has[n-1].MAC == ([6]byte{}); n-- {
 		t.has = t.has[:n-1]
 	}
 }
 
-// doubt makes slots differ from whatever they shall be.
+// doubt makes slots differ from every required entry.
 func (t *table) doubt(first, n int) {
 	if n > 0 {
 		t.has = append(t.has, make([]mad.VESWMACEntry, max(0, first+n-len(t.has)))...)
@@ -333,7 +334,7 @@ func (t *table) doubt(first, n int) {
 	}
 }
 
-// gotEntries takes the answer to a Get or a Set of a range of a table.
+// gotEntries handles the answer to a Get or a Set of a range of a table.
 func (m *Manager) gotEntries(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 	var e mad.VESWMACEntries
 	e.Parse(a.Data[:]) // long enough
@@ -362,31 +363,31 @@ func (m *Manager) gotEntries(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 	}
 }
 
-// list is a list of MACs that the interface of a vport takes in.
+// list is a list of the MACs that the interface of a vport accepts.
 type list struct {
 	macs   []MAC
 	read   bool   // macs is the whole list of gen
-	gen    uint16 // as the agent counted it
-	wanted bool   // it changed, or may have
+	gen    uint16 // counted by the agent
+	wanted bool   // it has changed, or may have
 	cut    bool   // it is longer
 
-	part     []MAC // of the list that is being read
+	part     []MAC // of the list in progress
 	partGen  uint16
 	parts    int
 	beganAt  mono.Time
 	restarts int
 	restAt   mono.Time
-	paces    int // times in a row that it was read soon again
+	paces    int // consecutive early reads
 	readAt   mono.Time
 }
 
-// maxList is how many MACs of a list are read; no table has room for more.
+// maxList is the largest number of MACs read of a list; no table has room for more.
 const maxList = mad.VESWMaxMACs
 
-// maxParts is in how many parts at most; six are enough for maxList.
+// maxParts is the largest number of parts; six suffice for maxList.
 const maxParts = 32
 
-// gotList takes a part of a list.
+// gotList handles a part of a list.
 func (m *Manager) gotList(now mono.Time, v *vport, l *list, q *request, a *mad.VEMA) {
 	var r mad.VESWMACList
 	r.Parse(a.Data[:]) // long enough
@@ -421,7 +422,7 @@ func (m *Manager) gotList(now mono.Time, v *vport, l *list, q *request, a *mad.V
 	macs := l.part[:min(len(l.part), maxList)]
 	l.part, l.parts, l.restarts = nil, 0, 0
 	l.gen, l.wanted = r.Gen, false
-	// Who changes its list all the time is not asked all the time.
+	// A list that changes all the time is not read all the time.
 	if l.readAt != 0 && now.Sub(l.readAt) < 2*double(m.cfg.ListEvery, l.paces, m.cfg.Poll) {
 		l.paces++
 	} else {

@@ -12,14 +12,14 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// agentState is what is known of the management agent of a port.
+// agentState is the known state of the management agent of a port.
 type agentState uint8
 
 const (
 	agentUnknown agentState = iota
 	agentThere
-	agentNone   // something answers, and has no such agent
-	agentSilent // nothing answers
+	agentNone   // the port answers and has no such agent
+	agentSilent // the port does not answer
 )
 
 var agentNames = [...]string{"asked", "present", "none", "silent"}
@@ -37,49 +37,49 @@ type port struct {
 	pkeys []ib.PKey
 	mtu   int // of its link, bytes
 	caps  capabilities
-	gone  bool // it has left the subnet
+	gone  bool // not in the subnet any more
 
 	state   agentState
-	everSet bool      // the agent had our LID for its traps
-	trapSet bool      // it has
-	trapAt  mono.Time // it is not to be set before
-	cpiAt   mono.Time // ClassPortInfo is to be read; 0: now, if nothing is known
+	everSet bool      // the agent has had the LID of this manager for its traps
+	trapSet bool      // the agent has it
+	trapAt  mono.Time // earliest time of the next Set
+	cpiAt   mono.Time // time of the next Get of ClassPortInfo; 0: now, if it is unknown
 	max     int       // vports
 	vports  map[uint8]*vport
-	scanned bool // every vport that may be in use was read once
+	scanned bool // every vport that may exist was read once
 	scanAt  int  // the next
-	empty   int  // in a row that do not exist
-	later   int  // that may be read at present of those that are hardly in use
+	empty   int  // consecutive vports that do not exist
+	later   int  // number of unlikely vports that may be read now
 	laterAt mono.Time
-	turn    uint8 // vport that had a request last
+	turn    uint8 // vport of the last request
 
-	paid     mono.Time // runs ahead of the clock by what was asked lately
-	tries    int       // requests in a row without an answer
-	backoffs int       // times in a row that it fell silent
-	restAt   mono.Time // nothing is asked before
-	req      *request  // on its way
+	paid     mono.Time // runs ahead of the clock by recent requests
+	tries    int       // consecutive requests without an answer
+	backoffs int       // consecutive times that it fell silent
+	restAt   mono.Time // earliest time of the next request
+	req      *request  // outstanding
 
 	queued bool
 	timer  mono.Timer[*port]
 }
 
-// answers reports whether the agent answered when it was asked last.
+// answers reports whether the agent answered the last request.
 func (p *port) answers() bool { return p.state == agentThere && p.tries == 0 }
 
-// Whatever an agent does, it is not asked more often than burst times in a row, and then once per pace.
+// Bounds of the requests to an agent: burst consecutive ones, then one per pace.
 const (
 	burst = 2000
 	pace  = 20 * time.Millisecond
 )
 
-// scanGap is how many vports that do not exist are read behind the last one that does, before the
-// port is taken for known. What lies further out is read later.
+// scanGap is the number of vports that do not exist read behind the last one that does, before the scan of the port is
+// complete. Vports further out are read later.
 const scanGap = 3
 
-// scanLater is how many more vports are read with each poll.
+// scanLater is the number of further vports read with each poll.
 const scanLater = 16
 
-// step is what a port is to be asked next; where nothing is, at is when it is looked at again.
+// step returns the next request to a port. If there is none, at is the time of the next step.
 func (m *Manager) step(now mono.Time, p *port) (q *request, at mono.Time) {
 	if p.restAt > now {
 		return nil, p.restAt
@@ -107,7 +107,7 @@ func (m *Manager) step(now mono.Time, p *port) (q *request, at mono.Time) {
 		return q, 0
 	}
 	at = mono.Min(at, when)
-	// In turn, so that one that always wants something does not keep another from it.
+	// In turn, so that one vport cannot starve another.
 	list := slices.Sorted(maps.Keys(p.vports))
 	first, _ := slices.BinarySearch(list, p.turn+1)
 	for i := range list {
@@ -122,7 +122,7 @@ func (m *Manager) step(now mono.Time, p *port) (q *request, at mono.Time) {
 	return nil, at
 }
 
-// troubled reports whether a vport does not do as it is told.
+// troubled reports whether a vport refuses its settings.
 func (p *port) troubled() bool {
 	for _, v := range p.vports {
 		if v.troubles > 0 {
@@ -142,8 +142,7 @@ func (p *port) vport(index uint8) *vport {
 	return v
 }
 
-// scan reads vports that nobody told of: what an earlier manager left. Where it is done for now, at is when it goes
-// on.
+// scan reads vports of earlier managers. If it is complete for now, at is the time to continue.
 func (m *Manager) scan(now mono.Time, p *port) (q *request, at mono.Time) {
 	for p.scanAt < p.max {
 		if p.empty >= scanGap {
@@ -176,7 +175,7 @@ func (m *Manager) scan(now mono.Time, p *port) (q *request, at mono.Time) {
 	return nil, 0
 }
 
-// unanswered notes that a request timed out.
+// unanswered handles a request that timed out.
 func (m *Manager) unanswered(now mono.Time, q *request) {
 	p := q.p
 	if p.tries++; p.tries <= m.cfg.Retries {
@@ -191,11 +190,11 @@ func (m *Manager) unanswered(now mono.Time, q *request) {
 	}
 }
 
-// answered takes the answer to a request.
+// answered handles the answer to a request.
 func (m *Manager) answered(now mono.Time, q *request, a *mad.VEMA) {
 	p := q.p
 	p.tries, p.backoffs, p.restAt = 0, 0, 0
-	if p.state == agentSilent { // it may have been started anew meanwhile
+	if p.state == agentSilent { // it may have been restarted
 		p.state = agentUnknown
 		p.cpiAt = now
 	}
@@ -224,7 +223,7 @@ func (m *Manager) answered(now mono.Time, q *request, a *mad.VEMA) {
 	}
 }
 
-// gotClassPortInfo takes the answer to a Get or a Set of ClassPortInfo.
+// gotClassPortInfo handles the answer to a Get or a Set of ClassPortInfo.
 func (m *Manager) gotClassPortInfo(now mono.Time, q *request, a *mad.VEMA) {
 	p := q.p
 	var c mad.VEMAClassPortInfo
@@ -251,7 +250,7 @@ func (m *Manager) gotClassPortInfo(now mono.Time, q *request, a *mad.VEMA) {
 		p.everSet = p.everSet || ours
 		return
 	}
-	if p.everSet && c.Trap.LID == 0 { // it has lost all it knew
+	if p.everSet && c.Trap.LID == 0 { // it has lost its state
 		m.drop(p)
 	}
 	p.trapSet = ours
@@ -261,14 +260,14 @@ func (m *Manager) gotClassPortInfo(now mono.Time, q *request, a *mad.VEMA) {
 	p.cpiAt = now.Add(m.cfg.Probe)
 	if p.state != agentThere {
 		p.state = agentThere
-		for _, v := range p.vports { // what it had may be gone
+		for _, v := range p.vports { // its vports may be lost
 			v.lookAt = now
 		}
 		m.affected(now, p)
 	}
 }
 
-// drop forgets what a port's vports have.
+// drop removes the state of the vports of a port.
 func (m *Manager) drop(p *port) {
 	for _, v := range p.vports {
 		v.renew()
@@ -276,7 +275,7 @@ func (m *Manager) drop(p *port) {
 	p.scanned, p.scanAt, p.empty, p.everSet, p.trapSet = false, 0, 0, false, false
 }
 
-// affected replans the VESWs that a port is in.
+// affected replans the VESWs of a port.
 func (m *Manager) affected(now mono.Time, p *port) {
 	for _, v := range p.vports {
 		if v.member != nil {
@@ -285,7 +284,7 @@ func (m *Manager) affected(now mono.Time, p *port) {
 	}
 }
 
-// changed replans a VESW and has the ports looked at that shall be different.
+// changed replans a VESW and wakes the ports with a new required state.
 func (m *Manager) changed(now mono.Time, v *vesw) {
 	v.plan(now)
 }

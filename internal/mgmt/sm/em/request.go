@@ -8,7 +8,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// maxOutstanding bounds the requests on their way: an octet of the transaction identifier names them.
+// maxOutstanding bounds the outstanding requests: an octet of the transaction identifier is the index of their slot.
 const maxOutstanding = 256
 
 // Request is a MAD to send to queue pair 1 of a port.
@@ -17,14 +17,14 @@ type Request struct {
 	MAD mad.VEMA
 }
 
-// request is a question that a port has to answer. One that it does not answer is forgotten, and asked anew if it
-// is still of use: every Set may be repeated.
+// request is a request to a port. One without an answer is dropped, and made anew if it is still needed: every Set may
+// be repeated.
 type request struct {
 	p      *port
 	method mad.Method
 	attr   mad.AttributeID
 	vport  uint8
-	// What was sent, for the answer to be compared with.
+	// The values sent, for comparison with the answer.
 	trap    mad.VEMAClassPortInfo
 	info    mad.VESWPortInfo
 	entries mad.VESWMACEntries
@@ -33,24 +33,24 @@ type request struct {
 	slot uint8
 	gen  uint32
 	due  mono.Time
-	// doubtful: the port had not answered before.
+	// doubtful: the port did not answer the request before.
 	doubtful bool
 }
 
-// requests are those on their way.
+// requests are the outstanding requests.
 type requests struct {
-	slots    [maxOutstanding]*request
-	flown    int // slots in use
-	doubtful int // of them
-	gen      uint32
-	next     uint8 // slot to try
+	slots       [maxOutstanding]*request
+	outstanding int // slots in use
+	doubtful    int // of them
+	gen         uint32
+	next        uint8 // slot to try
 }
 
 func (r *request) tid(upper uint32) uint64 {
 	return uint64(upper)<<32 | uint64(r.gen)<<8 | uint64(r.slot)
 }
 
-// send gives q a slot and writes it down. There is a free slot.
+// send assigns a slot to q and writes it to r. There is a free slot.
 func (m *Manager) send(now mono.Time, p *port, q *request, out *Request) {
 	s := &m.requests
 	for s.slots[s.next] != nil {
@@ -62,7 +62,7 @@ func (m *Manager) send(now mono.Time, p *port, q *request, out *Request) {
 	q.doubtful = !p.answers()
 	s.slots[q.slot] = q
 	s.next++
-	s.flown++
+	s.outstanding++
 	if q.doubtful {
 		s.doubtful++
 	}
@@ -87,26 +87,25 @@ func (m *Manager) send(now mono.Time, p *port, q *request, out *Request) {
 	}
 }
 
-// take removes a request from those on their way.
-func (s *requests) take(q *request) {
+// remove removes a request from its slot.
+func (s *requests) remove(q *request) {
 	s.slots[q.slot] = nil
-	s.flown--
+	s.outstanding--
 	if q.doubtful {
 		s.doubtful--
 	}
 	q.p.req = nil
 }
 
-// cancel forgets what a port was asked.
+// cancel drops the request to a port.
 func (m *Manager) cancel(p *port) {
 	if p.req != nil {
 		p.req.doubt()
-		m.take(p.req)
+		m.remove(p.req)
 	}
 }
 
-// doubt notes that an order may have been carried out or not: what the vport has is asked before it is told
-// anything else.
+// doubt records that a Set may have been executed or not: the vport is read before the next Set.
 func (r *request) doubt() {
 	v := r.p.vports[r.vport]
 	if r.method != mad.MethodSet || r.attr == mad.AttrClassPortInfo || v == nil {
@@ -118,10 +117,10 @@ func (r *request) doubt() {
 	}
 }
 
-// expire takes note of who did not answer in time.
+// expire handles requests that timed out.
 func (m *Manager) expire(now mono.Time) {
 	s := &m.requests
-	for i, seen := 0, 0; seen < s.flown && i < len(s.slots); i++ {
+	for i, seen := 0, 0; seen < s.outstanding && i < len(s.slots); i++ {
 		q := s.slots[i]
 		if q == nil {
 			continue
@@ -131,7 +130,7 @@ func (m *Manager) expire(now mono.Time) {
 			continue
 		}
 		q.doubt()
-		m.take(q)
+		m.remove(q)
 		seen--
 		m.Counters.Unanswered++
 		m.unanswered(now, q)
@@ -139,9 +138,9 @@ func (m *Manager) expire(now mono.Time) {
 	}
 }
 
-// deadline is when the oldest request is due.
+// deadline returns when the next request times out.
 func (s *requests) deadline() (t mono.Time) {
-	for i, seen := 0, 0; seen < s.flown && i < len(s.slots); i++ {
+	for i, seen := 0, 0; seen < s.outstanding && i < len(s.slots); i++ {
 		if q := s.slots[i]; q != nil {
 			seen++
 			t = mono.Min(t, q.due)
@@ -150,7 +149,7 @@ func (s *requests) deadline() (t mono.Time) {
 	return t
 }
 
-// Handle takes a response that came from a LID.
+// Handle handles a response from a LID.
 func (m *Manager) Handle(now mono.Time, from ib.LID, a *mad.VEMA) {
 	s := &m.requests
 	q := s.slots[uint8(a.TransactionID)]
@@ -159,13 +158,13 @@ func (m *Manager) Handle(now mono.Time, from ib.LID, a *mad.VEMA) {
 		m.Counters.Stray++
 		return
 	}
-	m.take(q)
+	m.remove(q)
 	m.Counters.Answered++
 	m.answered(now, q, a)
 	m.wake(q.p)
 }
 
-// Trap takes a trap that came from a LID. It is only a hint: what it says is asked for.
+// Trap handles a trap from a LID. A trap is only a hint: the manager reads its subject.
 func (m *Manager) Trap(now mono.Time, from ib.LID, n *mad.VEMANotice) {
 	p := m.byLID[from]
 	if p == nil || !n.Informational() || p.vports[n.VPort] == nil {

@@ -10,12 +10,12 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// Status is the VESWs as a manager sees them, as plain data.
+// Status is the state of the VESWs, as plain data.
 type Status struct {
 	VESWs []VESWStatus
 	// Capable are the ports of the subnet with an agent.
 	Capable  int
-	Ports    int // that were asked
+	Ports    int // that were probed
 	Counters Counters
 }
 
@@ -24,16 +24,16 @@ type VESWStatus struct {
 	Name    string
 	ID      uint16
 	PKey    ib.PKey
-	MLID    ib.LID // 0 as long as there is none
+	MLID    ib.LID // 0 if it has none
 	MTU     int
-	Up      bool // members forward, or may
+	Up      bool // members forward, or may forward
 	Members []MemberStatus
-	// Problems are what keeps it from working as it is wanted.
+	// Problems are the differences from the configuration.
 	Problems []Problem
 	MACs     int // in its tables
 }
 
-// Problem is something wrong, what it is about and what helps.
+// Problem is a problem, its subject and its fix.
 type Problem struct {
 	Port ib.GUID // 0: the VESW
 	What string
@@ -43,16 +43,16 @@ type Problem struct {
 // MemberStatus is a member of a VESW.
 type MemberStatus struct {
 	Member
-	Name    string // of the port's node; empty: it is not in the subnet
+	Name    string // of the node of the port; empty: not in the subnet
 	LID     ib.LID
-	Agent   string // asked, present, none, silent; empty: it is not in the subnet
+	Agent   string // asked, present, none, silent; empty: not in the subnet
 	BaseMAC MAC
-	// State is absent, waiting, configuring, dropping (configured, and not to forward yet), down (its interface or link
+	// State is absent, waiting, configuring, dropping (configured, and not forwarding yet), down (its interface or link
 	// is), or forwarding.
 	State     string
 	MACs      []MAC // of its own
 	Multicast []MAC
-	// Default tells that others send it what nobody has.
+	// Default means that others send it frames to unknown MACs.
 	Default bool
 }
 
@@ -66,7 +66,7 @@ const (
 	StateForwarding  = "forwarding"
 )
 
-// Status describes what a manager does. Slices are the caller's.
+// Status returns the state of a manager. The caller owns the slices.
 func (m *Manager) Status() Status {
 	s := Status{Counters: m.Counters, Ports: len(m.ports)}
 	for _, p := range m.ports {
@@ -139,7 +139,7 @@ func (v *vesw) status() VESWStatus {
 	return s
 }
 
-// state is the member's state for people.
+// state returns the state of the member for people.
 func (mb *member) state() string {
 	switch {
 	case mb.p == nil:

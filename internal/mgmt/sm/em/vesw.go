@@ -24,18 +24,18 @@ type vesw struct {
 	mgid ib.GID
 	mlid ib.LID
 	mtu  int
-	// joined are those that were put into the group, nil if that is not known.
+	// joined are the ports in the group, nil if unknown.
 	joined []ib.GUID
-	up     bool      // all that could be were set once before the first forwarded
-	upAt   mono.Time // the others are not waited for any longer
+	up     bool      // all reachable members were configured once before the first forwarded
+	upAt   mono.Time // the wait for the others ends
 	why    string
 	fix    string
 
 	slots   []slot
 	stamp   uint64 // grows with every change of slots
 	refused []refusedMAC
-	// recalled tells that an earlier manager's slots are known; until patience is over, nothing is taken out of tables
-	// that it wrote.
+	// recalled means that the slots of an earlier manager are known; until the end of patience, entries of its tables
+	// are not removed.
 	recalled bool
 	patience mono.Time
 }
@@ -46,20 +46,20 @@ type member struct {
 	is   Member
 	p    *port // nil: not in the subnet
 	port *vport
-	// ok tells that want says what the vport shall be, its ConfigState apart.
+	// ok means that want is the required state of the vport, except for its ConfigState.
 	ok   bool
 	want mad.VESWPortInfo
-	why  string // it is not
+	why  string // ok is false
 	fix  string
-	// waitUntil is until when the others wait for it to get its P_Key.
+	// waitUntil is the end of the wait of the others for its P_Key.
 	waitUntil mono.Time
-	was       uint64 // stamp of the VESW when it was looked at because of the last change
-	// digest is what is expected of the table, for a stamp of the VESW.
+	was       uint64 // stamp of the VESW at the last wake because of a change
+	// digest is the expected digest of the table, for a stamp of the VESW.
 	digest      uint32
 	digestStamp uint64
 }
 
-// recall takes what an earlier manager knew.
+// recall adopts the observations of an earlier manager.
 func (v *vesw) recall(o *Observed) {
 	v.mlid, v.recalled = o.MLID, true
 	for _, s := range o.MACs {
@@ -69,14 +69,14 @@ func (v *vesw) recall(o *Observed) {
 	}
 }
 
-// adopt notes that an earlier manager set a port.
+// adopt records that an earlier manager configured a port.
 func (v *vesw) adopt(p *vport) {
 	if p.info.Port.ConfigState == mad.VESWForwarding {
 		v.up = true
 	}
 }
 
-// enroll finds the vports of the members.
+// enroll assigns the vports of the members.
 func (v *vesw) enroll() {
 	old := v.members
 	v.members, v.list = make(map[ib.GUID]*member, len(v.want.Members)), nil
@@ -95,18 +95,18 @@ func (v *vesw) enroll() {
 	}
 }
 
-// there reports whether the member's agent is there, or may be.
+// there reports whether the agent of the member is present, or may be.
 func (mb *member) there() bool { return mb.p != nil && mb.p.state != agentNone }
 
-// works reports whether the member does what it is told, as far as is known.
+// works reports whether the member accepts its settings, as far as is known.
 func (mb *member) works() bool {
 	return mb.p != nil && mb.p.state == agentThere && mb.port.troubles == 0
 }
 
-// id is what a vport's VESWPortInfo has as the identifier once it is set.
+// id returns the identifier that the VESWPortInfo of a configured vport has.
 func (mb *member) set() bool { return mb.port.known && mb.port.info.VESW.VESWID == mb.v.want.ID }
 
-// plan computes what every member shall be.
+// plan computes the required state of every member.
 func (v *vesw) plan(now mono.Time) {
 	m := v.m
 	v.why, v.fix = "", ""
@@ -157,7 +157,7 @@ func (v *vesw) plan(now mono.Time) {
 		}
 		mb.ok, mb.want = true, w
 		s, p := &mb.want.VESW, &mb.want.Port
-		if s.PKey = v.keyOf(mb); !mb.is.Gateway { // to themselves or to each other is nowhere
+		if s.PKey = v.keyOf(mb); !mb.is.Gateway { // a gateway does not forward to itself or to another
 			s.DefaultPortMask = mask
 		}
 		p.PortNum, p.BaseMAC, p.EncapSLID = mb.is.Num, v.base(mb), uint32(mb.p.lid)
@@ -173,20 +173,20 @@ func (v *vesw) plan(now mono.Time) {
 	v.check(now)
 }
 
-// keyPatience is how long members of a new VESW wait for one that is not yet a member of its
-// partition: the subnet's manager writes it in a sweep.
+// keyPatience is the time that members of a new VESW wait for one that is not a member of its partition yet: the subnet
+// manager writes it in a sweep.
 const keyPatience = 3 * time.Second
 
-// upPatience is how long a member of a new VESW waits for all others.
+// upPatience is the time that a member of a new VESW waits for all others.
 const upPatience = 5 * time.Second
 
-// wanted is what a vport shall be.
+// wanted is the required state of a vport.
 type wanted struct {
 	ok   bool
 	info mad.VESWPortInfo
 }
 
-// wakeChanged has members looked at that shall be something else than before.
+// wakeChanged wakes members with a new required state.
 func (v *vesw) wakeChanged(before []wanted) {
 	for k, mb := range v.list {
 		if mb.p != nil && (mb.was != v.stamp || before[k] != wanted{mb.ok, mb.want}) {
@@ -196,12 +196,12 @@ func (v *vesw) wakeChanged(before []wanted) {
 	}
 }
 
-// base is the MAC that the manager gives a member.
+// base returns the MAC that the manager assigns to a member.
 func (v *vesw) base(mb *member) MAC {
 	return mad.VESWMAC(v.m.intent.FabricID, v.want.ID, uint32(mb.p.lid))
 }
 
-// keyOf is the VESW's P_Key as a member has it, 0 if it does not.
+// keyOf returns the P_Key of the VESW that a member has, 0 if it does not have it.
 func (v *vesw) keyOf(mb *member) ib.PKey {
 	best := ib.PKey(0)
 	if mb.p == nil {
@@ -215,7 +215,7 @@ func (v *vesw) keyOf(mb *member) ib.PKey {
 	return best
 }
 
-// chooseMTU finds the MTU: what is wanted, as far as the links of all members have room.
+// chooseMTU computes the MTU: the configured one, limited by the links of all members.
 func (v *vesw) chooseMTU() {
 	want := cmp.Or(int(v.want.MTU), mad.DefaultEthMTU)
 	v.mtu = want
@@ -228,7 +228,7 @@ func (v *vesw) chooseMTU() {
 	}
 }
 
-// group keeps the multicast group of the VESW.
+// group maintains the multicast group of the VESW.
 func (v *vesw) group(now mono.Time, in []ib.GUID) {
 	m := v.m
 	if g := mgidOf(m.intent.FabricID, v.want.ID, v.pkey); g != v.mgid {
@@ -254,8 +254,8 @@ func (v *vesw) group(now mono.Time, in []ib.GUID) {
 	}
 }
 
-// defaultPorts writes where frames go to a MAC that nobody has, and returns the mask: to the gateways whose link is
-// up, or to all of them where none is known to be.
+// defaultPorts writes the destinations of frames to unknown MACs, and returns the mask: the gateways with a link that
+// is up, or all of them if none is known to be up.
 func (v *vesw) defaultPorts(w *mad.VESW) (mask uint16) {
 	var all uint16
 	bit := 0
@@ -278,11 +278,11 @@ func (v *vesw) defaultPorts(w *mad.VESW) (mask uint16) {
 	return mask
 }
 
-// mayForward reports whether a member that is set up may begin to forward: the switches carry its
-// group, and all others were set up once that can be.
+// mayForward reports whether a configured member may begin to forward: the switches carry its group, and all others
+// were configured once that can be.
 func (v *vesw) mayForward(mb *member) bool { return v.up && v.m.fabric.Carries(v.mlid, mb.is.Port) }
 
-// check notes that all members are set up which can be. The first time all wait for that.
+// check records that all reachable members are configured. The first time all wait for that.
 func (v *vesw) check(now mono.Time) {
 	if v.up {
 		return

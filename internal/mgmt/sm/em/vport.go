@@ -9,44 +9,44 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// vport is a vport of a port of the fabric, as far as something is known or wanted of it.
+// vport is the known and the required state of a vport of a port of the fabric.
 type vport struct {
 	p      *port
 	index  uint8
-	member *member // of the VESW that it shall be in, nil for none
+	member *member // of its VESW, nil for none
 
 	known  bool
-	info   mad.VESWPortInfo // as it said last
-	readAt mono.Time        // when info was read
-	lookAt mono.Time        // info is to be read again; 0: with the next poll
+	info   mad.VESWPortInfo // as last reported
+	readAt mono.Time        // time of info
+	lookAt mono.Time        // time of the next Get of info; 0: with the next poll
 
 	table table
 	uc    list
 	mc    list
 
-	// Trouble: how often in a row something was refused, or not done as it was asked; nothing is set before
-	// restAt. why is for people.
+	// Trouble is the number of consecutive settings that were refused, or not applied as requested; nothing is set
+	// before restAt. why is for people.
 	troubles int
 	restAt   mono.Time
 	why      string
-	noRemove bool // it cannot be removed
+	noRemove bool // the agent cannot remove it
 }
 
 // exists reports whether the agent has the vport, configured or not.
 func (v *vport) exists() bool { return v.info.Port.LinkStatus != 0 || v.configured() }
 
-// configured reports whether the vport has anything that a manager set.
+// configured reports whether the vport has any setting of a manager.
 func (v *vport) configured() bool {
 	i := &v.info
 	return i.VESW.VESWID != 0 || i.Port.MACDigest != 0 || i.Port.ConfigState == mad.VESWForwarding
 }
 
-// forwards reports whether the vport is in a VESW and lets frames pass, as far as the manager has a say in it.
+// forwards reports whether the vport is in a VESW and forwards frames, as far as the manager decides.
 func (v *vport) forwards(id uint16) bool {
 	return v.known && v.info.VESW.VESWID == id && v.info.Port.ConfigState == mad.VESWForwarding
 }
 
-// renew forgets what is known of the vport.
+// renew discards the known state of the vport.
 func (v *vport) renew() {
 	if v.member == nil {
 		delete(v.p.vports, v.index)
@@ -55,15 +55,15 @@ func (v *vport) renew() {
 	*v = vport{p: v.p, index: v.index, member: v.member, troubles: v.troubles}
 }
 
-// get asks for an attribute of the vport.
+// get returns a Get of an attribute of the vport.
 func get(a mad.AttributeID) *request { return &request{method: mad.MethodGet, attr: a} }
 
-// set orders a VESWPortInfo.
+// set returns a Set of a VESWPortInfo.
 func set(i *mad.VESWPortInfo) *request {
 	return &request{method: mad.MethodSet, attr: mad.AttrVESWPortInfo, info: *i}
 }
 
-// stepVPort is what a vport is to be asked next; where nothing is, at is when it is looked at again.
+// stepVPort returns the next request to a vport. If there is none, at is the time of the next step.
 func (m *Manager) stepVPort(now mono.Time, v *vport) (q *request, at mono.Time) {
 	if v.restAt > now {
 		return nil, v.restAt
@@ -76,7 +76,7 @@ func (m *Manager) stepVPort(now mono.Time, v *vport) (q *request, at mono.Time) 
 	}
 	mb := v.member
 	id := mb.v.want.ID
-	if have := v.info.VESW.VESWID; have != id && v.configured() { // what is left of another VESW, or of this one under another identifier
+	if have := v.info.VESW.VESWID; have != id && v.configured() { // left from another VESW, or from this one under another identifier
 		return m.clean(now, v)
 	}
 	at = mono.Min(v.lookAt, v.readAt.Add(m.cfg.Poll))
@@ -96,7 +96,7 @@ func (m *Manager) stepVPort(now mono.Time, v *vport) (q *request, at mono.Time) 
 	want := mb.want
 	want.Port.ConfigState = mad.VESWDropAll
 	if v.forwards(id) {
-		want.Port.ConfigState = mad.VESWForwarding // no bounce, whatever else changes
+		want.Port.ConfigState = mad.VESWForwarding // do not interrupt, whatever else changes
 	}
 	if !same(&v.info, &want) {
 		return set(&want), 0
@@ -135,8 +135,7 @@ func (m *Manager) stepVPort(now mono.Time, v *vport) (q *request, at mono.Time) 
 	return nil, at
 }
 
-// rival reports whether another vport of the port is in the VESW that v shall be
-// in: a port has one only. It is cleaned first.
+// rival reports whether another vport of the port is in the VESW of v: a port has at most one. It is cleaned first.
 func (m *Manager) rival(v *vport, id uint16) bool {
 	for _, o := range v.p.vports {
 		if o != v && o.known && o.info.VESW.VESWID == id {
@@ -146,8 +145,8 @@ func (m *Manager) rival(v *vport, id uint16) bool {
 	return false
 }
 
-// clean is what takes a vport nearer to being nobody's: all that were of its VESW stop to forward before the first is
-// deleted.
+// clean returns the next request that removes the settings of a vport: all vports of its VESW stop to forward before
+// the first is deleted.
 func (m *Manager) clean(now mono.Time, v *vport) (q *request, at mono.Time) {
 	i := v.info
 	id := i.VESW.VESWID
@@ -166,11 +165,11 @@ func (m *Manager) clean(now mono.Time, v *vport) (q *request, at mono.Time) {
 	return nil, 0
 }
 
-// lingering reports whether another vport of a VESW that is no more still forwards, and its agent answers.
+// lingering reports whether another vport of a removed VESW still forwards, and its agent answers.
 func (m *Manager) lingering(v *vport, id uint16) bool {
 	for _, p := range m.ports {
 		if p.state == agentUnknown || p.state == agentThere && !p.scanned {
-			return true // it may
+			return true // it may forward
 		}
 		if p.state != agentThere {
 			continue
@@ -184,12 +183,12 @@ func (m *Manager) lingering(v *vport, id uint16) bool {
 	return false
 }
 
-// same reports whether a vport has all that a manager sets as it shall be. Reserved octets are not compared.
+// same reports whether a vport has all required settings. Reserved octets are not compared.
 func same(have, want *mad.VESWPortInfo) bool {
 	h := *have
 	w := *want
 	hv, wv, hp, wp := &h.VESW, &w.VESW, &h.Port, &w.Port
-	h.VESW.SetFlood(false) // the only one of the reserved bits that means something
+	h.VESW.SetFlood(false) // the only reserved bit with a meaning
 	w.VESW.SetFlood(false)
 	if have.VESW.Flood() != want.VESW.Flood() {
 		return false
@@ -201,7 +200,7 @@ func same(have, want *mad.VESWPortInfo) bool {
 	return h == w
 }
 
-// gotInfo takes the contents of a vport: the answer to a Get, to a Set of them, or to its end.
+// gotInfo handles the state of a vport: the answer to a Get, to a Set, or to its removal.
 func (m *Manager) gotInfo(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 	if q.attr == mad.AttrVESWRemove {
 		m.Counters.Removed++
@@ -257,12 +256,12 @@ func (m *Manager) gotInfo(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 	}
 }
 
-// state is what others of a VESW depend on, of a gateway.
+// state returns the state of a gateway that others of a VESW depend on.
 func state(i *mad.VESWPortInfo) [4]uint16 {
 	return [4]uint16{i.VESW.VESWID, uint16(i.Port.ConfigState), uint16(i.Port.OperState), uint16(i.Port.LinkStatus)}
 }
 
-// wakeLingering has ports looked at that wait until the rest of a VESW which is no more has stopped to forward.
+// wakeLingering wakes ports that wait until the rest of a removed VESW has stopped to forward.
 func (m *Manager) wakeLingering(id uint16) {
 	if id == 0 {
 		return
@@ -276,20 +275,20 @@ func (m *Manager) wakeLingering(id uint16) {
 	}
 }
 
-// refused takes an answer with a status.
+// refused handles an answer with a status.
 func (m *Manager) refused(now mono.Time, v *vport, q *request, s mad.Status) {
 	switch q.attr {
 	case mad.AttrVESWRemove:
-		if v.noRemove = s != mad.StatusInvalidValue; !v.noRemove { // it is gone
+		if v.noRemove = s != mad.StatusInvalidValue; !v.noRemove { // removed
 			v.renew()
 		}
 		return
 	case mad.AttrVESWDelete:
-		if s == mad.StatusInvalidValue { // it is gone, though it was said to be there
+		if s == mad.StatusInvalidValue { // removed, though it was reported to exist
 			v.renew()
 		}
 	case mad.AttrVESWMACEntries, mad.AttrVESWUnicastMACs, mad.AttrVESWMcastMACs:
-		v.lookAt = now // the vport may be gone
+		v.lookAt = now // the vport may be removed
 		if q.attr == mad.AttrVESWMACEntries {
 			v.table = table{}
 		}
@@ -312,7 +311,7 @@ func orderName(q *request) string {
 	return "to list its MACs"
 }
 
-// trouble lets a vport rest that did not do as it was told; the VESW goes on without it.
+// trouble suspends a vport that refused its settings; the VESW continues without it.
 func (m *Manager) trouble(now mono.Time, v *vport, why string) {
 	v.why = why
 	v.restAt = now.Add(double(m.cfg.Backoff, v.troubles, m.cfg.Probe))

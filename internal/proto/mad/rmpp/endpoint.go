@@ -10,25 +10,24 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// Message is a message that arrived whole.
+// Message is a complete message.
 type Message struct {
-	// Datagram has the addressing and, in Data, the headers of the first
-	// segment with as much of the data as fits.
+	// Datagram has the addressing and, in Data, the headers of the first segment with as much of the data as fits.
 	Datagram mad.Datagram
-	// Data is what follows the headers, of all segments; the caller owns it.
+	// Data is the data of all segments; the caller owns it.
 	Data []byte
 }
 
-// Counters count what an Endpoint refused or gave up.
+// Counters count refused and failed transfers.
 type Counters struct {
-	Full           uint64 // messages not taken because of too many transfers
+	Full           uint64 // messages refused because of too many transfers
 	PeerFull       uint64 // because of too many with their peer
 	Stray          uint64 // segments, acknowledgements and ends of no known transfer
 	SendsFailed    uint64
 	ReceivesFailed uint64
 }
 
-// key tells transfers apart. Method is that of the segments with data.
+// key identifies a transfer. Method is that of the segments with data.
 type key struct {
 	port   uint8
 	lid    ib.LID
@@ -39,7 +38,7 @@ type key struct {
 	tid    uint64
 }
 
-// keyOf returns the key of the peer of d; lid, qpn and gid are the peer's.
+// keyOf returns the key of the peer of d; lid, qpn and gid are those of the peer.
 func keyOf(d *mad.Datagram, h *mad.Header, lid ib.LID, qpn ib.QPN, gid ib.GID) key {
 	k := key{port: d.Port, lid: lid, qpn: qpn, class: h.MgmtClass, method: h.Method, tid: h.TransactionID}
 	if d.Global {
@@ -54,10 +53,10 @@ func (k key) turned() key {
 	return k
 }
 
-// transfer is a Sender or a Receiver with where its MADs go.
+// transfer is a Sender or a Receiver with the address of its peer.
 type transfer struct {
 	key  key
-	to   mad.Datagram // Data means nothing
+	to   mad.Datagram // Data is not used
 	s    *Sender
 	r    *Receiver
 	done func(State, Status)
@@ -79,11 +78,9 @@ func NewEndpoint(cfg Config) *Endpoint {
 	return &Endpoint{cfg: cfg.WithDefaults(), senders: map[key]*transfer{}, receivers: map[key]*transfer{}}
 }
 
-// Send begins to send data behind the headers that d.Data begins with, to where d
-// is addressed. data belongs to the Endpoint until done, which may be nil, is
-// called with Complete or Failed: during a later Handle or Next. A response
-// to a message that came whole takes the window that the requester granted.
-// doubleSided says that the answer will be such a message as well.
+// Send starts to send data, after the headers at the start of d.Data, to the destination of d. The Endpoint owns data
+// until it calls done, which may be nil, with Complete or Failed: during a later Handle or Next. A response to a
+// received message uses the window that the requester granted. doubleSided means that the answer has segments as well.
 func (e *Endpoint) Send(d *mad.Datagram, data []byte, doubleSided bool, done func(State, Status)) error {
 	var h mad.Header
 	if err := h.Parse(d.Data[:]); err != nil {
@@ -117,8 +114,8 @@ func (e *Endpoint) Send(d *mad.Datagram, data []byte, doubleSided bool, done fun
 	return nil
 }
 
-// Handle takes a datagram that arrived. It returns false if d is no part of a
-// transfer but a MAD of its own, and a message when d made it whole.
+// Handle handles a datagram that arrived. It returns false if d is a single MAD and not part of a transfer, and a
+// message if d completed it.
 func (e *Endpoint) Handle(now mono.Time, d *mad.Datagram) (*Message, bool) {
 	var h mad.Header
 	var r mad.RMPP
@@ -131,8 +128,7 @@ func (e *Endpoint) Handle(now mono.Time, d *mad.Datagram) (*Message, bool) {
 	}
 	t := e.senders[k.turned()]
 	if t != nil && r.Type != mad.RMPPAck {
-		// An end that comes after our message was acknowledged is that of its
-		// answer.
+		// An end that arrives after the acknowledgement of the message is that of its answer.
 		if st, _ := t.s.State(); st != Active {
 			t = nil
 		}
@@ -145,7 +141,7 @@ func (e *Endpoint) Handle(now mono.Time, d *mad.Datagram) (*Message, bool) {
 		return nil, true
 	}
 	t.handle(now, d)
-	e.settle(t)
+	e.conclude(t)
 	return nil, true
 }
 
@@ -175,7 +171,7 @@ func (e *Endpoint) data(now mono.Time, d *mad.Datagram, k key, r *mad.RMPP) *Mes
 	}
 	before, _ := t.r.State()
 	t.handle(now, d)
-	e.settle(t)
+	e.conclude(t)
 	if st, _ := t.r.State(); st != Complete || before == Complete {
 		return nil
 	}
@@ -187,8 +183,7 @@ func (e *Endpoint) data(now mono.Time, d *mad.Datagram, k key, r *mad.RMPP) *Mes
 	return m
 }
 
-// peerFull reports whether a LID has as many transfers as it may, those counted
-// that linger.
+// peerFull reports whether a LID has the largest number of transfers, lingering ones included.
 func (e *Endpoint) peerFull(all map[key]*transfer, lid ib.LID) bool {
 	if e.cfg.PeerTransfers <= 0 {
 		return false
@@ -210,9 +205,8 @@ func (t *transfer) handle(now mono.Time, d *mad.Datagram) {
 	}
 }
 
-// settle tells of a transfer's end, once, and forgets it when nothing more can
-// come of it.
-func (e *Endpoint) settle(t *transfer) {
+// conclude reports the end of a transfer once, and removes it when it is closed.
+func (e *Endpoint) conclude(t *transfer) {
 	closed := false
 	if t.s != nil {
 		st, why := t.s.State()
@@ -249,8 +243,8 @@ func (e *Endpoint) drop(t *transfer) {
 	}
 }
 
-// Next writes the next datagram to send to d, false if there is none now; d is
-// then undefined. Transfers take turns.
+// Next writes the next datagram to send to d. It reports false if there is none now; d is then undefined. Transfers
+// take turns.
 func (e *Endpoint) Next(now mono.Time, d *mad.Datagram) bool {
 	for range len(e.all) {
 		if e.turn >= len(e.all) {
@@ -268,7 +262,7 @@ func (e *Endpoint) Next(now mono.Time, d *mad.Datagram) bool {
 		} else {
 			more = t.r.Next(now, &d.Data)
 		}
-		e.settle(t)
+		e.conclude(t)
 		if more {
 			return true
 		}
@@ -276,7 +270,7 @@ func (e *Endpoint) Next(now mono.Time, d *mad.Datagram) bool {
 	return false
 }
 
-// Deadline returns when Next has something to do if nothing arrives.
+// Deadline returns when Next must be called next if nothing arrives.
 func (e *Endpoint) Deadline() (at mono.Time) {
 	for _, t := range e.all {
 		if t.s != nil {

@@ -12,12 +12,12 @@ import (
 // Receiver receives one message. See NewReceiver.
 type Receiver struct {
 	cfg    Config
-	head   [mad.Len]byte // headers of the first segment that came
+	head   [mad.Len]byte // headers of the first segment received
 	headN  int
 	data   []byte
 	next   uint32 // the lowest segment that is missing
-	edge   uint32 // the highest that the peer may send
-	came   uint64 // bit i: segment next+1+i is there
+	edge   uint32 // the highest segment in the window
+	came   uint64 // bit i: segment next+1+i has arrived
 	last   uint32 // number of segments, 0 while unknown
 	lastN  uint32 // PayloadLength of the last
 	total  uint32 // PayloadLength of the first, 0 if unknown
@@ -31,9 +31,8 @@ type Receiver struct {
 	closed   bool
 }
 
-// NewReceiver prepares to receive the message of which first is a segment: a
-// MAD whose RMPP header is active and of type data. The caller passes first
-// to Handle too.
+// NewReceiver prepares to receive the message of which first is a segment: a MAD with an active RMPP header of type
+// data. The caller passes first to Handle too.
 func NewReceiver(cfg Config, now mono.Time, first []byte) (*Receiver, error) {
 	if len(first) < mad.Len {
 		return nil, mad.ErrShort
@@ -48,15 +47,14 @@ func NewReceiver(cfg Config, now mono.Time, first []byte) (*Receiver, error) {
 	return r, nil
 }
 
-// State returns how far the transfer is, and why it failed.
+// State returns the progress of the transfer, and the reason of its failure.
 func (r *Receiver) State() (State, Status) { return r.state, r.status }
 
-// Closed reports whether nothing more can come of r: it failed and the peer
-// was told, or it is complete and has lingered.
+// Closed reports whether r has ended: it failed and the peer is notified, or it is complete and has lingered.
 func (r *Receiver) Closed() bool { return r.closed }
 
-// Message returns the headers of the first segment and the data of a
-// Complete transfer. The caller owns them: a second call returns nothing.
+// Message returns the headers of the first segment and the data of a Complete transfer. The caller owns them: a second
+// call returns nothing.
 func (r *Receiver) Message() (head, data []byte) {
 	if r.state != Complete || r.data == nil {
 		return nil, nil
@@ -66,11 +64,10 @@ func (r *Receiver) Message() (head, data []byte) {
 	return append([]byte(nil), head...), data
 }
 
-// ResponseWindow returns the window that the peer granted for the answer to
-// its message.
+// ResponseWindow returns the window from the peer for the answer to its message.
 func (r *Receiver) ResponseWindow() uint32 { return r.repWin }
 
-// Deadline returns when Next has something to do if nothing arrives.
+// Deadline returns when Next must be called next if nothing arrives.
 func (r *Receiver) Deadline() mono.Time {
 	if r.closed {
 		return 0
@@ -78,7 +75,7 @@ func (r *Receiver) Deadline() mono.Time {
 	return r.deadline
 }
 
-// Next writes the next MAD to send to b, false if there is none now.
+// Next writes the next MAD to send to b. It reports false if there is none now.
 func (r *Receiver) Next(now mono.Time, b *[mad.Len]byte) bool {
 	if !r.closed && r.deadline.Due(now) {
 		if r.state == Active {
@@ -100,8 +97,7 @@ func (r *Receiver) Next(now mono.Time, b *[mad.Len]byte) bool {
 	return false
 }
 
-// Handle takes a MAD of this transfer from the peer: a segment, a window for
-// the answer, or the end.
+// Handle handles a MAD of this transfer from the peer: a segment, a window for the answer, or the end.
 func (r *Receiver) Handle(now mono.Time, b []byte) {
 	var h mad.RMPP
 	if r.closed || r.state == Failed || len(b) < mad.Len || h.Parse(b[rmppAt:]) != nil {
@@ -115,8 +111,7 @@ func (r *Receiver) Handle(now mono.Time, b []byte) {
 	case mad.RMPPData:
 		r.segment(now, &h, b)
 	case mad.RMPPAck:
-		// Of segment 0: the window for the answer. Another belongs to no
-		// message of ours.
+		// Of segment 0: the window for the answer. Another acknowledgement belongs to no message of this side.
 		if r.state == Complete && h.Data1 == 0 && h.Status == 0 {
 			r.repWin = max(r.repWin, h.Data2)
 		}
@@ -145,10 +140,10 @@ func (r *Receiver) segment(now mono.Time, h *mad.RMPP, b []byte) {
 		r.refuse(AbortFirst)
 		return
 	case seg < r.next:
-		r.ack = true // the acknowledgement was lost
+		r.ack = true // the acknowledgement was dropped
 		return
 	case seg > r.edge:
-		return // beyond what was granted: never lawful, and no place for it
+		return // beyond the window: invalid
 	case seg > r.next && r.came>>(seg-r.next-1)&1 != 0:
 		return
 	}
@@ -163,7 +158,7 @@ func (r *Receiver) segment(now mono.Time, h *mad.RMPP, b []byte) {
 		}
 		r.last, r.lastN = seg, lastN
 	}
-	// The highest segment there is must be the last, whichever came first.
+	// The highest segment received must be the last, in any order of arrival.
 	if r.last != 0 && (seg > r.last || isLast && r.came>>(r.last-r.next) != 0) {
 		r.refuse(AbortLast)
 		return
@@ -174,7 +169,7 @@ func (r *Receiver) segment(now mono.Time, h *mad.RMPP, b []byte) {
 		return
 	}
 	if want := int(seg) * per; len(r.data) < want {
-		// What lies in a gap is written before the message is complete.
+		// A gap is written before the message is complete.
 		r.data = slices.Grow(r.data, want-len(r.data))[:want]
 	}
 	copy(r.data[int(seg-1)*per:], b[r.headN:mad.Len])
@@ -211,17 +206,17 @@ func (r *Receiver) finish(now mono.Time, class uint32, per int) {
 	r.deadline = now.Add(r.cfg.Linger)
 }
 
-// refuse aborts the transfer; what comes after its completion is only ignored.
+// refuse aborts the transfer. A MAD after its completion is only ignored.
 func (r *Receiver) refuse(why Status) {
 	if r.state == Active {
 		r.fail(mad.RMPPAbort, why)
 	}
 }
 
-// fail ends the transfer; the peer is told with a segment of kind tell, if any.
+// fail ends the transfer, and notifies the peer with a segment of kind tell, if any.
 func (r *Receiver) fail(tell mad.RMPPType, why Status) {
 	if why == StatusOK {
-		why = AbortOther // the peer gave no reason
+		why = AbortOther // without a reason from the peer
 	}
 	r.state, r.status, r.end, r.ack, r.data = Failed, why, tell, false, nil
 }

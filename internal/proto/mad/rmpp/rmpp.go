@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rmpp is the reliable multi-packet protocol: messages longer than a
-// MAD, as subnet administration answers with tables and takes multi-path
-// queries (IBA volume 1, 13.6).
+// Package rmpp is the reliable multi-packet protocol: messages longer than a MAD, such as the tables and the multi-path
+// queries of subnet administration (IBA volume 1, 13.6).
 //
-// What comes in: messages to send, MADs that arrived, the current time. What
-// goes out: MADs to send, messages that are complete, deadlines. Sender and
-// Receiver are one transfer each; an Endpoint has those of all peers of a port
-// and is what most callers want. It is called by whoever owns the port's QP1:
-// one goroutine. It never sends, waits or reads a clock, and its memory is
-// bounded by its Config whatever peers do.
+// What comes in: messages to send, MADs that arrived, the current time. What goes out: MADs to send, complete messages,
+// deadlines. Sender and Receiver are one transfer each; an Endpoint has those of all peers of a port, for most callers.
+// The owner of queue pair 1 of the port calls it on one goroutine. It never sends, waits or reads a clock, and its
+// Config bounds its memory, whatever peers do.
 package rmpp
 
 import (
@@ -24,13 +21,13 @@ import (
 const (
 	rmppAt  = mad.HeaderLen
 	classAt = mad.HeaderLen + mad.RMPPLen
-	// segment is how much of a MAD PayloadLength counts: all behind the RMPP
-	// header, the class's own header included.
+	// segment is the part of a MAD that PayloadLength counts: all after the RMPP header, the header of the class
+	// included.
 	segment = mad.Len - classAt
 )
 
-// HeaderLen returns how many bytes of a MAD of class c precede its data: all headers,
-// which each segment repeats. It is 0 for a class without RMPP.
+// HeaderLen returns the length of the headers of a MAD of class c, which each segment repeats. It is 0 of a class
+// without RMPP.
 func HeaderLen(c mad.Class) int {
 	switch {
 	case c == mad.ClassSA:
@@ -43,7 +40,7 @@ func HeaderLen(c mad.Class) int {
 	return 0
 }
 
-// Status is why a transfer ended, as STOP and ABORT say it.
+// Status is the reason of the end of a transfer, in STOP and ABORT.
 type Status uint8
 
 // Statuses. Those from AbortTooLong on are of ABORT.
@@ -84,15 +81,15 @@ var (
 
 // Config are the limits of transfers; a zero field takes its default.
 type Config struct {
-	Window    int           // segments that a receiver lets a sender be ahead; 64, at most 64
-	Resend    time.Duration // a sender repeats what is not acknowledged; 2 s
-	Retries   int           // repetitions without progress before a sender gives up; 3
-	Stall     time.Duration // a receiver without a new segment gives up; 40 s
-	Linger    time.Duration // a receiver that is done acknowledges what still comes; 10 s
+	Window    int           // window of a receiver, in segments; 64, at most 64
+	Resend    time.Duration // time after which a sender repeats unacknowledged segments; 2 s
+	Retries   int           // repetitions without progress until a sender aborts; 3
+	Stall     time.Duration // time without a new segment after which a receiver aborts; 40 s
+	Linger    time.Duration // time in which a complete receiver acknowledges late segments; 10 s
 	MaxBytes  int           // of a message; 4 MiB
 	Transfers int           // of an Endpoint, in each direction; 256
-	// PeerTransfers bounds those of them with one LID, whatever queue pairs it
-	// has: who does not finish leaves room for others. 0 is no bound.
+	// PeerTransfers bounds the transfers with one LID, of any of its queue pairs: a peer that does not finish leaves
+	// room for others. 0 is no bound.
 	PeerTransfers int
 }
 
@@ -119,23 +116,21 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// maxWindow is as many segments as a receiver's map of what came out of order
-// has bits.
+// maxWindow is the number of bits in the map of out-of-order segments of a receiver.
 const maxWindow = 64
 
-// State is how far a transfer is.
+// State is the progress of a transfer.
 type State uint8
 
 // States of a transfer.
 const (
 	Active   State = iota
-	Complete       // the whole message is there
-	Failed         // Status says why
+	Complete       // all segments have arrived
+	Failed         // Status has the reason
 )
 
-// control writes a segment without data: kind, with status, segment number
-// and new window. head are a MAD's headers; its method's response bit is turned if
-// turn says so.
+// control writes a segment without data: kind, with status, segment number and new window. head are the headers of a
+// MAD; turn inverts the response bit of its method.
 func control(b *[mad.Len]byte, head []byte, turn bool, kind mad.RMPPType, status Status, seg, window uint32) {
 	clear(b[copy(b[:], head):])
 	if turn {

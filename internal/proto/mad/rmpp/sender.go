@@ -29,11 +29,10 @@ type Sender struct {
 	status Status
 }
 
-// NewSender prepares the transfer of data behind the headers at the start of
-// head, HeaderLen of them; of their RMPP header nothing is used. data belongs to the
-// Sender until its state is no longer Active. window is what the peer granted beforehand:
-// Receiver.ResponseWindow if the message answers one, else 1. doubleSided says that
-// a message answers this one: the peer gets a window for it.
+// NewSender prepares the transfer of data after the headers at the start of head, HeaderLen of them; it does not use
+// their RMPP header. The Sender owns data until its state is no longer Active. window is the initial window from the
+// peer: Receiver.ResponseWindow if the message answers one, else 1. doubleSided means that a message answers this one:
+// the Sender grants the peer a window for it.
 func NewSender(cfg Config, head, data []byte, window uint32, doubleSided bool) (*Sender, error) {
 	if len(head) < mad.HeaderLen {
 		return nil, mad.ErrShort
@@ -56,19 +55,19 @@ func NewSender(cfg Config, head, data []byte, window uint32, doubleSided bool) (
 	return s, nil
 }
 
-// State returns how far the transfer is, and why it ended. A Sender that is not
-// Active may still have a MAD for Next.
+// State returns the progress of the transfer, and the reason of its end. A Sender that is not Active may have a MAD for
+// Next.
 func (s *Sender) State() (State, Status) { return s.state, s.status }
 
-// Closed reports whether nothing more can come of s.
+// Closed reports whether s has ended: it neither sends nor expects anything.
 func (s *Sender) Closed() bool {
 	return s.state != Active && !s.abort && !s.turn && s.deadline.IsZero()
 }
 
-// Deadline returns when Next has something to do if nothing arrives.
+// Deadline returns when Next must be called next if nothing arrives.
 func (s *Sender) Deadline() mono.Time { return s.deadline }
 
-// Next writes the next MAD to send to b, false if there is none now.
+// Next writes the next MAD to send to b. It reports false if there is none now.
 func (s *Sender) Next(now mono.Time, b *[mad.Len]byte) bool {
 	if s.deadline.Due(now) {
 		s.expire(now)
@@ -92,8 +91,7 @@ func (s *Sender) Next(now mono.Time, b *[mad.Len]byte) bool {
 	return true
 }
 
-// expire acts on the deadline: it repeats what is not acknowledged, gives up, or
-// has lingered long enough.
+// expire handles the deadline: it repeats unacknowledged segments, aborts, or ends the lingering.
 func (s *Sender) expire(now mono.Time) {
 	switch {
 	case s.state != Active:
@@ -126,15 +124,14 @@ func (s *Sender) put(b *[mad.Len]byte, n uint32) {
 	copy(b[s.headN:], part)
 }
 
-// Handle takes a MAD of this transfer from the peer: an acknowledgement, or the end.
+// Handle handles a MAD of this transfer from the peer: an acknowledgement, or the end.
 func (s *Sender) Handle(now mono.Time, b []byte) {
 	var r mad.RMPP
 	if len(b) < mad.Len || r.Parse(b[rmppAt:]) != nil {
 		return
 	}
 	if s.state != Active {
-		// The window for the answer was lost if the last acknowledgement is
-		// repeated.
+		// A repetition of the last acknowledgement means that the window for the answer was dropped.
 		s.turn = s.turn || s.state == Complete && s.doubleSided && r.Type == mad.RMPPAck && r.Data1 == s.last
 		return
 	}
@@ -162,7 +159,7 @@ func (s *Sender) ack(now mono.Time, r *mad.RMPP) {
 	case seg > s.sent:
 		s.fail(AbortSegment, true)
 	case seg < s.acked || window < s.window && seg == s.acked:
-		// Old: overtaken by another.
+		// An old acknowledgement: a newer one has overtaken it.
 	default:
 		if seg > s.acked {
 			s.acked, s.retries = seg, s.cfg.Retries
@@ -179,10 +176,10 @@ func (s *Sender) ack(now mono.Time, r *mad.RMPP) {
 	}
 }
 
-// fail ends the transfer; tell says whether the peer shall know.
+// fail ends the transfer. tell means that the peer must be notified.
 func (s *Sender) fail(why Status, tell bool) {
 	if why == StatusOK {
-		why = AbortOther // the peer gave no reason
+		why = AbortOther // without a reason from the peer
 	}
 	s.state, s.status, s.data, s.abort, s.deadline = Failed, why, nil, tell, 0
 }
