@@ -422,6 +422,9 @@ static struct weft_cq *create_cq(struct ibv_context *c, uint32_t cqe, void *cq_c
 	int err;
 
 	if (!cqe || cqe > ctx->attr.max_cqe || vector >= (uint32_t)c->num_comp_vectors) {
+		weft_explain(c, "ibv_create_cq", EINVAL, "stay within the limits; ibv_devinfo -v shows them",
+			     "%u entries of 1 to %u, completion vector %u of 0 to %d", cqe,
+			     ctx->attr.max_cqe, vector, c->num_comp_vectors - 1);
 		errno = EINVAL;
 		return NULL;
 	}
@@ -468,6 +471,7 @@ unlock:
 	weft_ring_free(ctx, &cq->ring);
 free_cq:
 	free(cq);
+	weft_explain(c, "ibv_create_cq", err, NULL, NULL);
 	errno = err;
 	return NULL;
 }

@@ -316,6 +316,7 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	err = weft_door_open(ctx, path);
 	if (err) {
 		free_ctx(ctx);
+		weft_explain_open(d->name, w->dir, err);
 		errno = err;
 		return NULL;
 	}

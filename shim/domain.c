@@ -41,6 +41,7 @@ WEFT_PUBLIC struct ibv_pd *ibv_alloc_pd(struct ibv_context *c)
 	err = weft_command(ctx, WEFT_CMD_CREATE_PD, NULL, 0, &made, sizeof(made));
 	if (err) {
 		free(pd);
+		weft_explain(c, "ibv_alloc_pd", err, NULL, NULL);
 		errno = err;
 		return NULL;
 	}

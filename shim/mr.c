@@ -175,6 +175,7 @@ WEFT_PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_
 	return &m->mr;
 fail:
 	free(m);
+	weft_explain_reg_mr(pd->context, addr, length, access, err);
 	errno = err;
 	return NULL;
 }
@@ -378,6 +379,7 @@ WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *
 
 	WEFT_FORWARD(pd->context, NULL, ibv_create_ah, pd, a);
 	if (a->port_num != 1) {
+		weft_explain_create_ah(pd->context, a, EINVAL);
 		errno = EINVAL;
 		return NULL;
 	}
@@ -398,6 +400,7 @@ WEFT_PUBLIC struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *
 			   sizeof(made));
 	if (err) {
 		free(ah);
+		weft_explain_create_ah(pd->context, a, err);
 		errno = err;
 		return NULL;
 	}

@@ -45,12 +45,17 @@ static uint32_t at_most(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
+uint32_t weft_inline_limit(const struct weft_res_query_device *d)
+{
+	return d->max_inline ? at_most(d->max_inline, INLINE_MAX) : INLINE_MIN;
+}
+
 /* What is granted for what is asked: rings of a power of two, whole cache
  * lines for slots. Returns 0 or an errno. */
 static int grant(struct weft_ctx *ctx, struct ibv_qp_init_attr_ex *a, struct weft_qp *q)
 {
 	const struct weft_res_query_device *d = &ctx->attr;
-	uint32_t inline_limit = d->max_inline ? at_most(d->max_inline, INLINE_MAX) : INLINE_MIN;
+	uint32_t inline_limit = weft_inline_limit(d);
 	struct ibv_qp_cap *c = &a->cap;
 	uint32_t body, sq, rq;
 	int err;
@@ -145,6 +150,7 @@ static struct weft_qp *create_qp(struct ibv_qp_init_attr_ex *a)
 	else if (weft_dead(ctx))
 		err = EIO;
 	if (err) {
+		weft_explain_create_qp(a->pd->context, a, err);
 		errno = err;
 		return NULL;
 	}
@@ -155,6 +161,7 @@ static struct weft_qp *create_qp(struct ibv_qp_init_attr_ex *a)
 		weft_ring_free(ctx, &q->sq);
 		weft_ring_free(ctx, &q->rq);
 		free(q);
+		weft_explain_create_qp(a->pd->context, a, err);
 		errno = err;
 		return NULL;
 	}
@@ -266,8 +273,10 @@ WEFT_PUBLIC int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask
 	WEFT_FORWARD(qp->context, errno, ibv_modify_qp, qp, a, mask);
 	ctx = weft_ctx(qp->context);
 	/* One port, which the ABI's address vector need not name. */
-	if (mask & IBV_QP_AV && a->ah_attr.port_num != 1)
+	if (mask & IBV_QP_AV && a->ah_attr.port_num != 1) {
+		weft_explain_modify_qp(qp, a, mask, EINVAL);
 		return weft_ret(EINVAL);
+	}
 	in.qp_state = (uint8_t)a->qp_state;
 	in.cur_qp_state = (uint8_t)a->cur_qp_state;
 	in.path_mtu = (uint8_t)a->path_mtu;
@@ -295,6 +304,8 @@ WEFT_PUBLIC int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask
 	if (mask & IBV_QP_AV)
 		ah_to_abi(&a->ah_attr, &in);
 	err = weft_command(ctx, WEFT_CMD_MODIFY_QP_EX, &in, sizeof(in), NULL, 0);
+	if (err)
+		weft_explain_modify_qp(qp, a, mask, err);
 	if (!err && mask & IBV_QP_STATE)
 		__atomic_store_n(&qp->state, a->qp_state, __ATOMIC_RELEASE);
 	if (!err && mask & IBV_QP_STATE && a->qp_state == IBV_QPS_RESET) {
@@ -418,9 +429,14 @@ WEFT_PUBLIC int ibv_destroy_qp(struct ibv_qp *qp)
 static int membership(struct ibv_qp *qp, uint8_t cmd, const union ibv_gid *gid, uint16_t lid)
 {
 	struct weft_cmd_attach_mcast in = { .qpn = qp->handle, .mlid = lid };
+	int err;
 
 	memcpy(in.gid, gid->raw, sizeof(in.gid));
-	return weft_ret(weft_command(weft_ctx(qp->context), cmd, &in, sizeof(in), NULL, 0));
+	err = weft_command(weft_ctx(qp->context), cmd, &in, sizeof(in), NULL, 0);
+	if (err)
+		weft_explain(qp->context, cmd == WEFT_CMD_ATTACH_MCAST ? "ibv_attach_mcast" : "ibv_detach_mcast",
+			     err, NULL, NULL);
+	return weft_ret(err);
 }
 
 WEFT_PUBLIC int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)

@@ -66,6 +66,10 @@ WEFT_PUBLIC struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_ini
 	}
 	if (!attr->attr.max_wr || attr->attr.max_wr > ctx->attr.max_srq_wr ||
 	    attr->attr.max_sge > ctx->attr.max_srq_sge) {
+		weft_explain(pd->context, "ibv_create_srq", EINVAL,
+			     "stay within the limits; ibv_devinfo -v shows them",
+			     "%u requests of 1 to %u, %u entries each of at most %u", attr->attr.max_wr,
+			     ctx->attr.max_srq_wr, attr->attr.max_sge, ctx->attr.max_srq_sge);
 		errno = EINVAL;
 		return NULL;
 	}
@@ -117,6 +121,7 @@ fail:
 	weft_ring_free(ctx, &s->rq);
 	free(s->free);
 	free(s);
+	weft_explain(pd->context, "ibv_create_srq", err, NULL, NULL);
 	errno = err;
 	return NULL;
 }

@@ -25,6 +25,7 @@
 #include <infiniband/verbs.h>
 
 #include "arena.h"
+#include "explain.h"
 #include "paths.h"
 #include "weft_abi.h"
 
@@ -544,6 +545,8 @@ int weft_dealloc_mw(struct ibv_mw *mw);
 /* Drops the completions of a queue pair that was reset. */
 void weft_cq_forget(struct ibv_cq *cq, uint32_t qp_num);
 struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *attr);
+/* The most inline data of a request that a queue pair of a device may have, in bytes. */
+uint32_t weft_inline_limit(const struct weft_res_query_device *d);
 int weft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int weft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void weft_qp_ex_ops(struct weft_qp *q, uint64_t send_ops);

@@ -107,6 +107,33 @@ $cc $flags -O1 -fPIC -shared -fvisibility=hidden "$here/later_libibverbs.c" -o "
 $cc $flags -O1 "$here/newer_test.c" "$here/fake_node.c" -L"$out" -llater -libverbs -ldl \
 	-Wl,-rpath,"$out" -o "$out/newer_test"
 "$out/newer_test" "$out/verbs.so"
+
+# Why calls failed: nothing, the last at a bad end, or all.
+$cc $flags -O1 "$here/explain_test.c" "$here/fake_node.c" -libverbs -o "$out/explain_test"
+explains() { # WEFT_EXPLAIN, exit status, what is printed
+	got=$(WEFT_EXPLAIN="$1" "$out/explain_test" "$out/verbs.so" "$2" 2>&1) && status=0 || status=$?
+	[ "$status" = "$2" ] && [ "$got" = "$3" ] || {
+		echo "explain: WEFT_EXPLAIN=$1: status $status, want $2; got '$got', want '$3'" >&2
+		exit 1
+	}
+}
+odp="weft: ibv_reg_mr of weft0 failed (Operation not supported): the device has no on-demand paging. \
+fix: leave IBV_ACCESS_ON_DEMAND out"
+depth="weft: ibv_create_qp of weft0 failed (Invalid argument): \
+max_send_wr 1048576 is above the limit of the device, 1024. \
+fix: ask for less; ibv_devinfo -v shows the limits"
+port="weft: ibv_modify_qp of weft0 failed (Invalid argument): the address names port 7, the only one is 1. \
+fix: set port_num to 1"
+region="weft: ibv_reg_mr of weft0 failed (Bad address): not all of the 4096 bytes at 0x1000 are mapped in the program. \
+fix: register memory that is allocated"
+explains "" 1 ""
+explains exit 0 ""
+explains exit 1 "$region"
+explains 1 0 "$odp
+$depth
+$port
+$region"
+echo "explain: ok"
 parts=$(ls "$shim"/*.c | grep -v arena_libc)
 $cc $flags -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -I"$shim" $verbs $parts \
 	-libverbs -ldl -o "$out/verbs_asan"

@@ -34,7 +34,7 @@ const autoIdleExit = 10 * time.Minute
 
 func (a *app) run() *cobra.Command {
 	var device, arena string
-	var replace bool
+	var replace, explain bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG…]",
 		Short: "run an unmodified verbs program on a node",
@@ -46,7 +46,8 @@ session. That node takes its settings from the environment (weft up --help), as
 in WEFT_WIRE_LOCAL=1 weft run. It uses UDP port 4791 for RoCEv2, or another port
 where 4791 is taken: weft status shows which.`,
 		Example: `  weft run -- ibv_devinfo
-  weft run -- ib_write_bw`,
+  weft run -- ib_write_bw
+  weft run --explain -- ibv_rc_pingpong`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage("weft run -- ibv_devinfo", "weft run needs a command")
@@ -63,6 +64,7 @@ where 4791 is taken: weft status shows which.`,
 			if replace {
 				name = replacementName
 			}
+			explainFailures(explain)
 			return a.exec(cmd.Context(), args, name, device, arena)
 		},
 	}
@@ -71,6 +73,7 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&device, "device", "", "offer only this device to the program")
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
+	f.BoolVar(&explain, "explain", false, "print why each verbs call failed (else: the last one, if the program fails)")
 	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does")
 	return cmd
 }

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Why a verbs call failed: the record, and the reasons of calls with many arguments. */
+#include "weft.h"
+#include "explain.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#define LINE 1024
+
+enum { OFF, AT_EXIT, ALWAYS };
+
+static struct weft_lock lock;
+static char last[LINE];  /* guarded by lock, as is last_pid */
+static pid_t last_pid;   /* of the process that recorded it, or 0 */
+
+static int mode(void)
+{
+	static _Atomic int known = -1;
+	const char *e;
+
+	if (known < 0) {
+		e = getenv("WEFT_EXPLAIN");
+		known = !e ? OFF : !strcmp(e, "1") ? ALWAYS : !strcmp(e, "exit") ? AT_EXIT : OFF;
+	}
+	return known;
+}
+
+bool weft_explains(void)
+{
+	return mode() != OFF;
+}
+
+static void at_exit(int status, void *arg)
+{
+	(void)arg;
+	if (status && last_pid == getpid())
+		weft_sys_write(2, last, strlen(last));
+}
+
+static void record(const char *line)
+{
+	static bool registered;
+
+	if (mode() == ALWAYS) {
+		weft_sys_write(2, line, strlen(line));
+		return;
+	}
+	weft_lock(&lock);
+	memcpy(last, line, LINE);
+	last_pid = getpid();
+	if (!registered)
+		registered = on_exit(at_exit, NULL) == 0;
+	weft_unlock(&lock);
+}
+
+/* What an errno means for any call: why, and in *fix what to do. */
+static const char *meaning(int err, const char **fix)
+{
+	switch (err) {
+	case EIO:
+		*fix = "weft status, then start the program again";
+		return "the node has ended, or has closed the session of this program";
+	case ENOMEM:
+	case ENOSPC:
+	case EDQUOT:
+		*fix = "weft res shows what is in use; weft dev set changes the quotas of a device";
+		return "a limit of the device, or memory, is used up";
+	case EPERM:
+	case EACCES:
+		*fix = "run it as the user of the node, or weft up --allow-uid";
+		return "the node does not permit it to this user";
+	case EOPNOTSUPP:
+		*fix = "use a program or an option that does without";
+		return "the device does not support it";
+	case EBUSY:
+		*fix = "destroy what uses it first";
+		return "other objects use it";
+	default:
+		*fix = "weft run --explain shows each call that fails; WEFT_DEBUG=1 shows more";
+		return "the node refused the arguments";
+	}
+}
+
+void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
+		  ...)
+{
+	const char *general = NULL, *general_fix = NULL;
+	char line[LINE] = { 0 };
+	int saved = errno;
+	size_t n;
+	va_list ap;
+
+	/* Programs try what a device may lack, and go on without it. */
+	if (mode() == OFF || (mode() == AT_EXIT && err == EOPNOTSUPP))
+		return;
+	if (!why || (c && weft_dead(weft_ctx(c)))) {
+		general = meaning(c && weft_dead(weft_ctx(c)) ? EIO : err, &general_fix);
+		fix = general_fix;
+	}
+	n = (size_t)snprintf(line, LINE - 1, "weft: %s%s%s failed (%s): ", call, c ? " of " : "",
+			     c ? c->device->name : "", strerror(err));
+	if (n < LINE - 1) {
+		va_start(ap, why);
+		if (general)
+			snprintf(line + n, LINE - 1 - n, "%s", general);
+		else
+			vsnprintf(line + n, LINE - 1 - n, why, ap);
+		va_end(ap);
+		n = strlen(line);
+	}
+	if (fix && n < LINE - 1)
+		snprintf(line + n, LINE - 1 - n, ". fix: %s", fix);
+	strcat(line, "\n");
+	record(line);
+	errno = saved;
+}
+
+void weft_explain_open(const char *device, const char *dir, int err)
+{
+	char call[96], fix[320];
+
+	if (!weft_explains())
+		return;
+	snprintf(call, sizeof(call), "ibv_open_device(%s)", device);
+	snprintf(fix, sizeof(fix), "weft status --dir %s", dir);
+	switch (err) {
+	case ENOENT:
+	case ECONNREFUSED:
+		weft_explain(NULL, call, err, fix, "no node answers in %s", dir);
+		break;
+	case EACCES:
+	case EPERM:
+	case ECONNRESET:
+	case EPIPE:
+		snprintf(fix, sizeof(fix), "start the node with --allow-uid %u, or run one of your own",
+			 (unsigned)geteuid());
+		weft_explain(NULL, call, err, fix,
+			     "the node in %s does not serve uid %u, or refused the session", dir,
+			     (unsigned)geteuid());
+		break;
+	default:
+		weft_explain(NULL, call, err, fix, "the session with the node in %s failed", dir);
+	}
+}
+
+void weft_explain_reg_mr(struct ibv_context *c, const void *addr, size_t len, unsigned int access,
+			 int err)
+{
+	const char *call = "ibv_reg_mr";
+
+	if (!weft_explains())
+		return;
+	if (err == EFAULT)
+		weft_explain(c, call, err, "register memory that is allocated",
+			     "not all of the %zu bytes at %p are mapped in the program", len, addr);
+	else if (access & IBV_ACCESS_ON_DEMAND)
+		weft_explain(c, call, err, "leave IBV_ACCESS_ON_DEMAND out",
+			     "the device has no on-demand paging");
+	else if (err == EINVAL && !(access & IBV_ACCESS_LOCAL_WRITE) &&
+		 access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC))
+		weft_explain(c, call, err, "add IBV_ACCESS_LOCAL_WRITE",
+			     "remote write or atomic access needs local write access");
+	else if (err == EINVAL && weft_arena_torn(addr, len))
+		weft_explain(c, call, err, "register the parts one by one",
+			     "the %zu bytes at %p are partly in the arena and partly outside", len, addr);
+	else
+		weft_explain(c, call, err, NULL, NULL);
+}
+
+/* ---- queue pairs ---- */
+
+static const char *const states[] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
+
+static const char *state_name(unsigned int s)
+{
+	return s < sizeof(states) / sizeof(states[0]) ? states[s] : "an unknown state";
+}
+
+/* Reports a request above a limit of the device; returns whether it was. */
+static bool above(struct ibv_context *c, const char *call, int err, const char *what, uint64_t asked,
+		  uint64_t limit)
+{
+	if (asked <= limit)
+		return false;
+	weft_explain(c, call, err, "ask for less; ibv_devinfo -v shows the limits",
+		     "%s %llu is above the limit of the device, %llu", what,
+		     (unsigned long long)asked, (unsigned long long)limit);
+	return true;
+}
+
+void weft_explain_create_qp(struct ibv_context *c, const struct ibv_qp_init_attr_ex *a, int err)
+{
+	const struct weft_res_query_device *d = &weft_ctx(c)->attr;
+	const struct ibv_qp_cap *cap = &a->cap;
+	const char *call = "ibv_create_qp";
+
+	if (!weft_explains())
+		return;
+	if (err == EOPNOTSUPP) {
+		weft_explain(c, call, err, "use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD",
+			     "queue pair type %d, or a flag of it, is not supported", (int)a->qp_type);
+		return;
+	}
+	if (!a->send_cq || !a->recv_cq) {
+		weft_explain(c, call, err, "name a completion queue for sends and one for receives",
+			     "send_cq or recv_cq is NULL");
+		return;
+	}
+	if (above(c, call, err, "max_send_wr", cap->max_send_wr, d->max_qp_wr) ||
+	    above(c, call, err, "max_send_sge", cap->max_send_sge, d->max_send_sge) ||
+	    above(c, call, err, "max_inline_data", cap->max_inline_data, weft_inline_limit(d)))
+		return;
+	if (!a->srq && (above(c, call, err, "max_recv_wr", cap->max_recv_wr, d->max_qp_wr) ||
+			above(c, call, err, "max_recv_sge", cap->max_recv_sge, d->max_recv_sge)))
+		return;
+	weft_explain(c, call, err, NULL, NULL);
+}
+
+#define HOW_TO_NAME_A_GID \
+	"name a GID: -g INDEX of ibv_*_pingpong, -x INDEX of perftest; ibv_devinfo -v lists them"
+
+/* Reports what is wrong with an address; returns whether something was found. */
+static bool wrong_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a, int err)
+{
+	struct weft_res_query_gid gid;
+	struct ibv_port_attr port;
+
+	if (a->port_num != 1) {
+		weft_explain(c, call, err, "set port_num to 1", "the address names port %u, the only one is 1",
+			     a->port_num);
+		return true;
+	}
+	if (weft_query_port(c, 1, &port, sizeof(port)))
+		return false;
+	if (port.link_layer == IBV_LINK_LAYER_ETHERNET && !a->is_global) {
+		weft_explain(c, call, err, HOW_TO_NAME_A_GID,
+			     "the address has no GID, which a RoCE port needs to reach its peer");
+		return true;
+	}
+	if (port.link_layer != IBV_LINK_LAYER_ETHERNET && !a->dlid) {
+		weft_explain(c, call, err, "weft wait --for=active, on the other node too",
+			     "the address has LID 0: the port of the peer had no LID yet");
+		return true;
+	}
+	if (!a->is_global)
+		return false;
+	if (a->grh.sgid_index >= port.gid_tbl_len ||
+	    weft_gid(weft_ctx(c), a->grh.sgid_index, &gid) || !gid.valid) {
+		weft_explain(c, call, err, HOW_TO_NAME_A_GID, "index %u holds no GID", a->grh.sgid_index);
+		return true;
+	}
+	return false;
+}
+
+/* The attributes that a change of state needs (IBA volume 1, 10.3.1, as verbs name them). */
+static const struct {
+	enum ibv_qp_state from, to;
+	int rc, uc, ud;
+} needs[] = {
+	{ IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+	  IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+	  IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY },
+	{ IBV_QPS_INIT, IBV_QPS_RTR,
+	  IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+	  IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN, 0 },
+	{ IBV_QPS_RTR, IBV_QPS_RTS,
+	  IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+	  IBV_QP_SQ_PSN, IBV_QP_SQ_PSN },
+};
+
+static const struct {
+	int bit;
+	const char *name;
+} attributes[] = {
+	{ IBV_QP_PKEY_INDEX, "IBV_QP_PKEY_INDEX" }, { IBV_QP_PORT, "IBV_QP_PORT" },
+	{ IBV_QP_ACCESS_FLAGS, "IBV_QP_ACCESS_FLAGS" }, { IBV_QP_QKEY, "IBV_QP_QKEY" },
+	{ IBV_QP_AV, "IBV_QP_AV" }, { IBV_QP_PATH_MTU, "IBV_QP_PATH_MTU" },
+	{ IBV_QP_DEST_QPN, "IBV_QP_DEST_QPN" }, { IBV_QP_RQ_PSN, "IBV_QP_RQ_PSN" },
+	{ IBV_QP_MAX_DEST_RD_ATOMIC, "IBV_QP_MAX_DEST_RD_ATOMIC" },
+	{ IBV_QP_MIN_RNR_TIMER, "IBV_QP_MIN_RNR_TIMER" }, { IBV_QP_SQ_PSN, "IBV_QP_SQ_PSN" },
+	{ IBV_QP_TIMEOUT, "IBV_QP_TIMEOUT" }, { IBV_QP_RETRY_CNT, "IBV_QP_RETRY_CNT" },
+	{ IBV_QP_RNR_RETRY, "IBV_QP_RNR_RETRY" }, { IBV_QP_MAX_QP_RD_ATOMIC, "IBV_QP_MAX_QP_RD_ATOMIC" },
+};
+
+/* Reports a change of state that does not exist, or lacks attributes. */
+static bool wrong_change(struct ibv_qp *qp, const char *call, const struct ibv_qp_attr *a, int mask, int err)
+{
+	enum ibv_qp_state from = mask & IBV_QP_CUR_STATE ? a->cur_qp_state : qp->state;
+	char missing[256] = "";
+
+	if (!(mask & IBV_QP_STATE))
+		return false;
+	for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) {
+		int lacks;
+
+		if (a->qp_state != needs[i].to)
+			continue;
+		if (from != needs[i].from && from != needs[i].to &&
+		    !(needs[i].to == IBV_QPS_RTS && (from == IBV_QPS_SQD || from == IBV_QPS_SQE))) {
+			weft_explain(qp->context, call, err, "RESET, INIT, RTR, RTS, in this order",
+				     "the queue pair is in state %s", state_name(from));
+			return true;
+		}
+		if (from != needs[i].from)
+			continue;
+		lacks = (qp->qp_type == IBV_QPT_RC ? needs[i].rc :
+			 qp->qp_type == IBV_QPT_UC ? needs[i].uc : needs[i].ud) & ~mask;
+		for (size_t k = 0; k < sizeof(attributes) / sizeof(attributes[0]); k++)
+			if (lacks & attributes[k].bit)
+				snprintf(missing + strlen(missing), sizeof(missing) - strlen(missing), " %s",
+					 attributes[k].name);
+		if (!lacks)
+			continue;
+		weft_explain(qp->context, call, err, "set them and name them in the mask",
+			     "attributes that this change needs are missing:%s", missing);
+		return true;
+	}
+	return false;
+}
+
+void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int mask, int err)
+{
+	struct ibv_context *c = qp->context;
+	const struct weft_res_query_device *d = &weft_ctx(c)->attr;
+	struct ibv_port_attr port;
+	char call[48] = "ibv_modify_qp";
+
+	if (!weft_explains())
+		return;
+	if (mask & IBV_QP_STATE)
+		snprintf(call, sizeof(call), "ibv_modify_qp to %s", state_name(a->qp_state));
+	if (err != EINVAL || weft_dead(weft_ctx(c)))
+		goto general;
+	if (wrong_change(qp, call, a, mask, err))
+		return;
+	if (mask & IBV_QP_PORT && a->port_num != 1) {
+		weft_explain(c, call, err, "set port_num to 1", "it names port %u, the only one is 1",
+			     a->port_num);
+		return;
+	}
+	if (mask & IBV_QP_AV && wrong_address(c, call, &a->ah_attr, err))
+		return;
+	if (weft_query_port(c, 1, &port, sizeof(port)))
+		goto general;
+	if (mask & IBV_QP_PATH_MTU && a->path_mtu > port.active_mtu) {
+		weft_explain(c, call, err, "a path MTU of at most that (-m); a larger MTU of the interface",
+			     "the path MTU %u is above the active MTU of the port, %u",
+			     128u << a->path_mtu, 128u << port.active_mtu);
+		return;
+	}
+	if (mask & IBV_QP_PKEY_INDEX && a->pkey_index >= port.pkey_tbl_len) {
+		weft_explain(c, call, err, "weft pkey shows the partitions",
+			     "P_Key index %u is outside of the table of %u", a->pkey_index,
+			     port.pkey_tbl_len);
+		return;
+	}
+	if ((mask & IBV_QP_MAX_QP_RD_ATOMIC &&
+	     above(c, call, err, "max_rd_atomic", a->max_rd_atomic, d->max_qp_init_rd_atom)) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC &&
+	     above(c, call, err, "max_dest_rd_atomic", a->max_dest_rd_atomic, d->max_qp_rd_atom)) ||
+	    (mask & IBV_QP_TIMEOUT && above(c, call, err, "timeout", a->timeout, 31)) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER && above(c, call, err, "min_rnr_timer", a->min_rnr_timer, 31)) ||
+	    (mask & IBV_QP_RETRY_CNT && above(c, call, err, "retry_cnt", a->retry_cnt, 7)) ||
+	    (mask & IBV_QP_RNR_RETRY && above(c, call, err, "rnr_retry", a->rnr_retry, 7)))
+		return;
+general:
+	weft_explain(c, call, err, NULL, NULL);
+}
+
+void weft_explain_create_ah(struct ibv_context *c, const struct ibv_ah_attr *a, int err)
+{
+	const char *call = "ibv_create_ah";
+
+	if (!weft_explains())
+		return;
+	if (err != EINVAL || weft_dead(weft_ctx(c)) || !wrong_address(c, call, a, err))
+		weft_explain(c, call, err, NULL, NULL);
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Why a verbs call failed. Verbs report an errno alone; programs print that, or
+ * nothing. WEFT_EXPLAIN=1 (weft run --explain) prints a line at once for each call
+ * that fails; WEFT_EXPLAIN=exit (weft run) prints the line of the last one when
+ * the program ends with a status other than 0; without it nothing is printed.
+ *
+ * All functions may be called from any thread, keep errno, and cost nothing where
+ * no call fails.
+ */
+#ifndef WEFT_EXPLAIN_H
+#define WEFT_EXPLAIN_H
+
+#include <infiniband/verbs.h>
+
+/* Whether explanations are wanted at all. */
+bool weft_explains(void);
+
+/*
+ * Records that call, such as "ibv_create_cq", failed with err: why (format), and
+ * what to do about it (fix, may be NULL). A NULL why is replaced by what err means
+ * for any call.
+ */
+void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
+		  ...) __attribute__((format(printf, 5, 6)));
+
+void weft_explain_open(const char *device, const char *dir, int err);
+void weft_explain_reg_mr(struct ibv_context *c, const void *addr, size_t len, unsigned int access,
+			 int err);
+void weft_explain_create_qp(struct ibv_context *c, const struct ibv_qp_init_attr_ex *a, int err);
+void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int mask, int err);
+void weft_explain_create_ah(struct ibv_context *c, const struct ibv_ah_attr *a, int err);
+
+#endif
