@@ -7,8 +7,17 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .NOTPARALLEL:
 .DEFAULT_GOAL := build
-.PHONY: build shim check unit again sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
+.PHONY: help install uninstall build shim check unit again sim fuzz e2e interop programs-and-fuzz bench bench-mcast census demo test soak soak-unit soak-fuzz soak-e2e soak-interop clean deps-build deps-demo deps-test deps-bench
 
+PREFIX  ?= /usr/local
+DESTDIR ?=
+BINDIR  := $(DESTDIR)$(PREFIX)/bin
+LIBDIR  := $(DESTDIR)$(PREFIX)/lib/weft
+MANDIR  := $(DESTDIR)$(PREFIX)/share/man/man1
+DOCDIR  := $(DESTDIR)$(PREFIX)/share/doc/weft
+BASHDIR := $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+ZSHDIR  := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
+FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
 RACE    := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -tags invariants
@@ -43,6 +52,40 @@ bin/weft-verbs/libibverbs.so.1: $(SHIM_SRC) $(wildcard shim/replacement/*) Makef
 
 demo: deps-demo build
 	@scripts/demo
+
+help:
+	@echo "make            bin/weft, bin/libweft-verbs.so and bin/weft-verbs/libibverbs.so.1"
+	@echo "make install    install them with man pages and completions: PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)"
+	@echo "make uninstall  remove what make install installed"
+	@echo "make demo       programs on nodes, with real traffic and measured rows"
+	@echo "make test       all tests, as CI runs them: check, unit, sim, fuzz, e2e, interop"
+	@echo "make check      format, vet, staticcheck and the rules of the tree, in seconds"
+	@echo "make unit       unit tests with the race detector"
+	@echo "make sim        a fabric of nodes in memory"
+	@echo "make fuzz       every fuzz target (FUZZTIME=$(FUZZTIME))"
+	@echo "make e2e        programs of Debian on one node and between nodes; needs root"
+	@echo "make interop    a Linux guest with soft-RoCE as the peer; needs root"
+	@echo "make bench      the measurements of docs/performance.md"
+	@echo "make soak       long campaigns, in hours"
+	@echo "make census     sizes of types and files, and words of the prose"
+	@echo "make clean      remove bin and build"
+
+# weft finds its libraries in ../lib/weft, from the directory it is in.
+install: build
+	install -d $(BINDIR) $(LIBDIR)/weft-verbs $(MANDIR) $(DOCDIR) $(BASHDIR) $(ZSHDIR) $(FISHDIR)
+	install -m 755 bin/weft $(BINDIR)/weft
+	install -m 755 bin/libweft-verbs.so $(LIBDIR)/libweft-verbs.so
+	install -m 755 bin/weft-verbs/libibverbs.so.1 $(LIBDIR)/weft-verbs/libibverbs.so.1
+	ln -sf libibverbs.so.1 $(LIBDIR)/weft-verbs/libibverbs.so
+	install -m 644 docs/weft.yaml $(DOCDIR)/weft.yaml
+	bin/weft docs man $(MANDIR)
+	bin/weft completion bash >$(BASHDIR)/weft
+	bin/weft completion zsh >$(ZSHDIR)/_weft
+	bin/weft completion fish >$(FISHDIR)/weft.fish
+
+uninstall:
+	rm -f $(BINDIR)/weft $(MANDIR)/weft.1 $(MANDIR)/weft-*.1 $(BASHDIR)/weft $(ZSHDIR)/_weft $(FISHDIR)/weft.fish
+	rm -rf $(LIBDIR) $(DOCDIR)
 
 # What CI runs: every part, the fast ones first.
 

@@ -19,7 +19,7 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) capture() *cobra.Command {
+func captureCommand(a *app) *cobra.Command {
 	var spec api.CaptureSpec
 	var file, dev string
 	var qps []uint

@@ -150,6 +150,8 @@ func (a *app) root() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.InitDefaultVersionFlag()
+	root.Flags().Lookup("version").Usage = "print the version of this program"
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
@@ -158,8 +160,8 @@ func (a *app) root() *cobra.Command {
 	})
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
-	root.AddCommand(a.up(), a.down(), a.wait(), a.run(), a.status(), a.devices(), a.resources(), a.counters(), a.mcast(), a.fault(), a.capture(),
-		a.fabric(), a.sm(), a.trunks(), a.pkey(), a.store(), a.ipoib(), a.vm(), a.vesw(), a.version())
+	root.AddCommand(upCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a), resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
+		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), versionCommand(a), docsCommand(a))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {

@@ -14,27 +14,27 @@ import (
 )
 
 // devices is "weft dev" with its subcommands.
-func (a *app) devices() *cobra.Command {
+func devicesCommand(a *app) *cobra.Command {
 	cmd := view(a, &cobra.Command{Use: "dev", Short: "show devices, ports and GIDs"}, api.ListDevices, nil, printDevices)
 	details := find(a, &cobra.Command{
 		Use:   "show [NAME]",
 		Short: "show devices, ports and GIDs, of all devices or of one",
-		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: a.completeFunctions(),
+		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: completeFunctions(a),
 	}, api.ListDevices, func(d api.Device, name string) bool { return d.Name == name },
 		missing("cannot show the device", "device", "weft dev"), printDevices)
 	functions := list(a, &cobra.Command{Use: "list", Short: "list devices with their quotas and weights"},
 		api.ListFunctions, nil, "", functionColumns)
-	cmd.AddCommand(details, functions, a.devAdd(), a.devSet(),
-		removal(a, "NAME…", "delete virtual functions and end their sessions", "device", api.DeleteFunction, byName, a.completeFunctions()))
+	cmd.AddCommand(details, functions, devAdd(a), devSet(a),
+		removal(a, "NAME…", "delete virtual functions and end their sessions", "device", api.DeleteFunction, byName, completeFunctions(a)))
 	return cmd
 }
 
-func (a *app) completeFunctions() completion {
+func completeFunctions(a *app) completion {
 	return names(a, api.ListFunctions, func(f api.Function) string { return f.Name })
 }
 
 // completeDevices completes names of InfiniBand devices.
-func (a *app) completeDevices() completion {
+func completeDevices(a *app) completion {
 	return names(a, api.ListFunctions, func(f api.Function) string {
 		if f.LinkLayer != "InfiniBand" {
 			return ""
@@ -249,7 +249,7 @@ func (f *changeFlags) change(cmd *cobra.Command) (api.FunctionChange, error) {
 	return f.c, nil
 }
 
-func (a *app) devAdd() *cobra.Command {
+func devAdd(a *app) *cobra.Command {
 	var flags changeFlags
 	var n api.NewFunction
 	cmd := a.show(&cobra.Command{
@@ -301,7 +301,7 @@ weft vesw port add NAME GUID.`,
 	return cmd
 }
 
-func (a *app) devSet() *cobra.Command {
+func devSet(a *app) *cobra.Command {
 	var flags changeFlags
 	cmd := a.show(&cobra.Command{
 		Use:   "set NAME",
@@ -317,7 +317,7 @@ their previous LIDs.`,
 		Example: `  weft dev set weft_ib0 --weight 300 --qos 0=10,1=40
   weft dev set weft0 --enabled=false
   weft dev set weft_ib0 --adapter=disabled`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeFunctions(),
+		Args: cobra.ExactArgs(1), ValidArgsFunction: completeFunctions(a),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		change, err := flags.change(cmd)
 		if err == nil {

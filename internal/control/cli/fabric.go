@@ -14,7 +14,7 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) fabric() *cobra.Command {
+func fabricCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fabric",
 		Short: "show the subnet as its manager sees it",
@@ -30,11 +30,11 @@ answers; other nodes name that node.`,
 		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
 	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
-	cmd.AddCommand(a.topo(), nodes, links, a.fabricRoutes(), a.sweep())
+	cmd.AddCommand(topoCommand(a), nodes, links, fabricRoutes(a), sweepCommand(a))
 	return cmd
 }
 
-func (a *app) topo() *cobra.Command {
+func topoCommand(a *app) *cobra.Command {
 	var format string
 	formats := []string{"table", "json"}
 	for _, f := range api.TextFormats {
@@ -164,7 +164,7 @@ var linkColumns = []column[api.FabricLink]{
 	{head: ">MTU", cell: func(l api.FabricLink) any { return l.MTU }, wide: 1},
 }
 
-func (a *app) fabricRoutes() *cobra.Command {
+func fabricRoutes(a *app) *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "routes [FROM TO]",
 		Short: "show forwarding tables, or the path between two ports",
@@ -231,7 +231,7 @@ func printRoutes(w *screen, switches []api.SwitchRoutes) {
 }
 
 // sweep is both "weft fabric sweep" and "weft sm sweep".
-func (a *app) sweep() *cobra.Command {
+func sweepCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "sweep",
 		Short: "have the manager discover the subnet again",
@@ -246,7 +246,7 @@ func (a *app) sweep() *cobra.Command {
 	}
 }
 
-func (a *app) trunks() *cobra.Command {
+func trunksCommand(a *app) *cobra.Command {
 	return list(a, &cobra.Command{
 		Use:   "trunk",
 		Short: "list the node's trunks to other nodes",

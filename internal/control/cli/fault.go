@@ -12,7 +12,7 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) fault() *cobra.Command {
+func faultCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fault",
 		Short: "inject faults into links",
@@ -23,8 +23,8 @@ func (a *app) fault() *cobra.Command {
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	cmd.AddCommand(a.faultAdd(), list(a, &cobra.Command{Use: "list", Short: "list the active faults and their effects"},
-		api.ListFaults, nil, "no faults", faultColumns), a.faultDelete())
+	cmd.AddCommand(faultAdd(a), list(a, &cobra.Command{Use: "list", Short: "list the active faults and their effects"},
+		api.ListFaults, nil, "no faults", faultColumns), faultDelete(a))
 	return cmd
 }
 
@@ -42,7 +42,7 @@ func (p *percent) Set(s string) error {
 	return nil
 }
 
-func (a *app) faultAdd() *cobra.Command {
+func faultAdd(a *app) *cobra.Command {
 	var drop, duplicate, reorder, corrupt percent
 	var spec api.FaultSpec
 	cmd := a.show(&cobra.Command{
@@ -125,7 +125,7 @@ func faultText(s api.FaultSpec) string {
 	return fmt.Sprintf("%s (seed %d)", text, s.Seed)
 }
 
-func (a *app) faultDelete() *cobra.Command {
+func faultDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete ID…|all", Aliases: deleteAliases,
 		Short: "end faults",

@@ -20,7 +20,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-func (a *app) ipoib() *cobra.Command {
+func ipoibCommand(a *app) *cobra.Command {
 	const none = "no IP links: weft ipoib add"
 	cmd := list(a, &cobra.Command{
 		Use:   "ipoib",
@@ -35,8 +35,8 @@ ports, for ordinary IP programs.`,
                                                   an IP stack in the node, without privilege`,
 	}, api.ListIPLinks, nil, none, ipLinkColumns)
 	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list IP links"}, api.ListIPLinks, nil, none, ipLinkColumns),
-		a.ipAdd(), a.ipSet(), a.ipNetstack(), a.ipDelete(), a.ipShow(), a.ipPath(), a.ipNeigh(), a.ipShadow(), a.ipMcast(), a.ipStats(), a.ipParams(),
-		a.ipEvents(), a.ipDebug())
+		ipAdd(a), ipSet(a), ipNetstack(a), ipDelete(a), ipShow(a), ipPath(a), ipNeigh(a), ipShadow(a), ipMcast(a), ipStats(a), ipParams(a),
+		ipEvents(a), ipDebug(a))
 	return cmd
 }
 
@@ -54,7 +54,7 @@ var ipLinkColumns = []column[api.IPLink]{
 }
 
 // completeLinks completes names of links.
-func (a *app) completeLinks() completion {
+func completeLinks(a *app) completion {
 	return names(a, api.ListIPLinks, func(l api.IPLink) string { return l.Name })
 }
 
@@ -89,7 +89,7 @@ func complete(r *api.IPRequest, args []string, mode string) error {
 	return r.Validate()
 }
 
-func (a *app) ipAdd() *cobra.Command {
+func ipAdd(a *app) *cobra.Command {
 	const what = "cannot add IP links"
 	r, mode := api.IPRequest{Backend: api.BackendTUN}, ""
 	cmd := a.show(&cobra.Command{
@@ -105,7 +105,7 @@ Links end with the node: weft up --ipoib adds them at its start.`,
   weft ipoib add weft_ib0 --addr 10.1.0.1/24 --addr fd00::1/64
   weft ipoib add weft_ib0 --mode connected --addr 10.1.0.1/24
   weft ipoib add weft_ib0 --pkey 0x8014 --addr 10.2.0.1/24 --route 10.3.0.0/16=10.2.0.9 --set sq_depth=1024`,
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeDevices(),
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: completeDevices(a),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		if err := complete(&r, args, mode); err != nil {
 			return pkeyError(what, "weft ipoib add "+strings.Join(args, " ")+" --pkey %s", "weft ipoib add --help", err)
@@ -140,7 +140,7 @@ func failedLinks(links []api.IPLink) error {
 // linkFailed is the state of a link without an interface.
 const linkFailed = "FAILED"
 
-func (a *app) ipNetstack() *cobra.Command {
+func ipNetstack(a *app) *cobra.Command {
 	const what = "cannot start the IP stack"
 	r, mode := api.IPRequest{Backend: api.BackendNetstack}, ""
 	var forwards forwardFlags
@@ -154,7 +154,7 @@ other direction. The IP stack ends with this command.`,
 		Example: `  weft ipoib netstack weft_ib0 --addr 10.1.0.3/24 --socks 127.0.0.1:1080
   weft ipoib netstack weft_ib0 --addr 10.1.0.3/24 -L tcp:127.0.0.1:8080=10.1.0.1:80
   weft ipoib netstack weft_ib0 --addr 10.1.0.3/24 -R tcp:10.1.0.3:2222=127.0.0.1:22 -R udp:10.1.0.3:53=127.0.0.1:53`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDevices(),
+		Args: cobra.ExactArgs(1), ValidArgsFunction: completeDevices(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := forwards.parse()
 			r.Forwards = list
@@ -250,20 +250,20 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 // followInterval is the time between two reads of the state of a link.
 const followInterval = 250 * time.Millisecond
 
-func (a *app) ipDelete() *cobra.Command {
+func ipDelete(a *app) *cobra.Command {
 	var keys []string
 	input := func(arg string) (api.IPLinkDelete, error) { return api.IPLinkDelete{Name: arg, PKeys: keys}, nil }
 	cmd := removal(a, "DEVICE|LINK…", "delete the IP links of a device, or one link, also links that are pending", "IP link", api.DeleteIPLinks,
-		input, a.completeLinks())
+		input, completeLinks(a))
 	cmd.Flags().StringSliceVar(&keys, "pkey", nil, "of a device, only the link in this partition (may be repeated)")
 	return cmd
 }
 
-func (a *app) ipShow() *cobra.Command {
+func ipShow(a *app) *cobra.Command {
 	return find(a, &cobra.Command{
 		Use:   "show LINK",
 		Short: "show all of an IP link",
-		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeLinks(),
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: completeLinks(a),
 	}, api.ListIPLinks, func(l api.IPLink, name string) bool {
 		if ca, port, k, err := wire.ParseIPoIBName(name); err == nil {
 			name = wire.IPoIBName(ca, port, k)
@@ -313,9 +313,9 @@ func completeModes(*cobra.Command, []string, string) ([]string, cobra.ShellCompD
 	return []string{modeDatagram, modeConnected}, cobra.ShellCompDirectiveNoFileComp
 }
 
-func (a *app) ipSet() *cobra.Command {
+func ipSet(a *app) *cobra.Command {
 	var mode string
-	cmd := a.ipDo("set LINK --mode datagram|connected", "change the mode of a link; the link restarts", api.IPMode, 0,
+	cmd := ipDo(a, "set LINK --mode datagram|connected", "change the mode of a link; the link restarts", api.IPMode, 0,
 		func(v *api.IPAction, _ []string) error {
 			if v.Mode = mode; mode != modeDatagram && mode != modeConnected {
 				return fmt.Errorf("the mode is %s or %s, not %q", modeDatagram, modeConnected, mode)
@@ -327,7 +327,7 @@ func (a *app) ipSet() *cobra.Command {
 	return cmd
 }
 
-func (a *app) ipEvents() *cobra.Command {
+func ipEvents(a *app) *cobra.Command {
 	var follow bool
 	cmd := a.show(&cobra.Command{
 		Use:   "events",
@@ -365,7 +365,7 @@ func printIPEvents(w *screen, list []api.IPEvent) {
 	}
 }
 
-func (a *app) ipPath() *cobra.Command {
+func ipPath(a *app) *cobra.Command {
 	var q api.IPPathQuery
 	cmd := a.show(&cobra.Command{
 		Use:   "path ADDRESS",
@@ -396,7 +396,7 @@ known yet (--nonblock), 22 not the address of one node, 100 the link is down.`,
 	f.BoolVar(&q.NonBlocking, "nonblock", false, "return at once where the path is not known yet")
 	f.DurationVar(&q.TimeoutNS, "timeout", 5*time.Second, "time limit of the resolution")
 	cmd.AddCommand(ipTable(a, "list", "show the paths of links", "no paths", api.ListIPPaths, ipPathColumns),
-		a.ipDo("flush LINK", "delete the paths of a link", api.IPFlushPaths, 0, nil))
+		ipDo(a, "flush LINK", "delete the paths of a link", api.IPFlushPaths, 0, nil))
 	return cmd
 }
 

@@ -18,14 +18,14 @@ import (
 
 // ipTable is a command that prints one of the tables of a link, or of all links.
 func ipTable[T any](a *app, name, short, none string, op api.Op[string, []T], columns []column[T]) *cobra.Command {
-	cmd := &cobra.Command{Use: name + " [LINK]", Short: short, Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeLinks()}
+	cmd := &cobra.Command{Use: name + " [LINK]", Short: short, Args: cobra.MaximumNArgs(1), ValidArgsFunction: completeLinks(a)}
 	return list(a, cmd, op, optional, none, columns)
 }
 
 // ipDo is a command that changes a link.
-func (a *app) ipDo(use, short, op string, args int, fill func(v *api.IPAction, args []string) error) *cobra.Command {
+func ipDo(a *app, use, short, op string, args int, fill func(v *api.IPAction, args []string) error) *cobra.Command {
 	return &cobra.Command{
-		Use: use, Short: short, Args: cobra.ExactArgs(1 + args), ValidArgsFunction: a.completeLinks(),
+		Use: use, Short: short, Args: cobra.ExactArgs(1 + args), ValidArgsFunction: completeLinks(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			v := api.IPAction{Op: op}
 			if fill != nil {
@@ -55,8 +55,8 @@ func withHW(v *api.IPAction, args []string) error {
 	return nil
 }
 
-func (a *app) ipDebug() *cobra.Command {
-	return a.ipDo("debug LINK MASK", "add events: 1 control, 2 multicast, 4 data, 8 path, or their sum", api.IPDebug, 1,
+func ipDebug(a *app) *cobra.Command {
+	return ipDo(a, "debug LINK MASK", "add events: 1 control, 2 multicast, 4 data, 8 path, or their sum", api.IPDebug, 1,
 		func(v *api.IPAction, args []string) error {
 			n, err := strconv.ParseUint(args[0], 0, 4)
 			if err != nil {
@@ -67,11 +67,11 @@ func (a *app) ipDebug() *cobra.Command {
 		})
 }
 
-func (a *app) ipNeigh() *cobra.Command {
+func ipNeigh(a *app) *cobra.Command {
 	cmd := ipTable(a, "neigh", "show IP neighbours and their hardware addresses", "no neighbours", api.ListIPNeighbours, ipNeighbourColumns)
-	cmd.AddCommand(a.ipDo("flush LINK", "delete the neighbours of a link", api.IPFlushNeighbours, 0, nil),
-		a.ipDo("probe LINK ADDRESS", "resolve an address again", api.IPProbe, 1, withAddr),
-		a.ipDo("add LINK ADDRESS HWADDRESS", "add a permanent neighbour", api.IPAddNeighbour, 2, func(v *api.IPAction, args []string) error {
+	cmd.AddCommand(ipDo(a, "flush LINK", "delete the neighbours of a link", api.IPFlushNeighbours, 0, nil),
+		ipDo(a, "probe LINK ADDRESS", "resolve an address again", api.IPProbe, 1, withAddr),
+		ipDo(a, "add LINK ADDRESS HWADDRESS", "add a permanent neighbour", api.IPAddNeighbour, 2, func(v *api.IPAction, args []string) error {
 			return errors.Join(withAddr(v, args), withHW(v, args[1:]))
 		}))
 	return cmd
@@ -101,9 +101,9 @@ func expiry(d time.Duration) string {
 	return round(d).String()
 }
 
-func (a *app) ipShadow() *cobra.Command {
+func ipShadow(a *app) *cobra.Command {
 	cmd := ipTable(a, "shadow", "show hardware addresses with their address vectors", "no entries", api.ListIPShadow, ipShadowColumns)
-	cmd.AddCommand(a.ipDo("purge LINK HWADDRESS", "delete an entry", api.IPPurgeShadow, 1, withHW))
+	cmd.AddCommand(ipDo(a, "purge LINK HWADDRESS", "delete an entry", api.IPPurgeShadow, 1, withHW))
 	return cmd
 }
 
@@ -122,10 +122,10 @@ var ipShadowColumns = []column[api.IPShadow]{
 	{head: ">IDLE", cell: func(s api.IPShadow) any { return round(s.IdleNS) }, wide: 3},
 }
 
-func (a *app) ipMcast() *cobra.Command {
+func ipMcast(a *app) *cobra.Command {
 	cmd := ipTable(a, "mcast", "show the multicast groups of links", "no groups", api.ListIPGroups, ipGroupColumns)
-	cmd.AddCommand(a.ipDo("join LINK GROUP", "join an IP group manually", api.IPJoin, 1, withAddr),
-		a.ipDo("leave LINK GROUP", "undo join", api.IPLeave, 1, withAddr))
+	cmd.AddCommand(ipDo(a, "join LINK GROUP", "join an IP group manually", api.IPJoin, 1, withAddr),
+		ipDo(a, "leave LINK GROUP", "undo join", api.IPLeave, 1, withAddr))
 	return cmd
 }
 
@@ -144,10 +144,10 @@ var ipGroupColumns = []column[api.IPGroup]{
 	{head: "REASON", cell: func(g api.IPGroup) any { return g.Reason }, wide: 1},
 }
 
-func (a *app) ipStats() *cobra.Command {
+func ipStats(a *app) *cobra.Command {
 	var all bool
 	cmd := view(a, &cobra.Command{
-		Use: "stats [LINK]", Short: "show the counters of links", Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeLinks(),
+		Use: "stats [LINK]", Short: "show the counters of links", Args: cobra.MaximumNArgs(1), ValidArgsFunction: completeLinks(a),
 	}, api.ListIPCounters, optional, func(w *screen, c []api.Counter) {
 		writeTable(w, "every counter is zero", instanceColumns("LINK"), nonZero(c, all))
 	})
@@ -164,7 +164,7 @@ func instanceColumns(kind string) []column[api.Counter] {
 	}
 }
 
-func (a *app) ipParams() *cobra.Command {
+func ipParams(a *app) *cobra.Command {
 	return ipTable(a, "params", "show the parameters of links, or those of new links", "no parameters", api.ListIPParams, ipParamColumns)
 }
 

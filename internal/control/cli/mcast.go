@@ -12,7 +12,7 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) mcast() *cobra.Command {
+func mcastCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mcast",
 		Short: "show multicast groups and their members, and join ports to them",
@@ -35,7 +35,7 @@ groups permanently, whether their programs join them or not.
 	}, api.ListGroups, isGroup, func(arg string) error {
 		return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "this node is not in " + arg, Fix: "weft mcast list"}
 	}, printGroupMembers)
-	cmd.AddCommand(groups, members, a.mcastGroups(), a.mcastJoin(), a.mcastLeave())
+	cmd.AddCommand(groups, members, mcastGroups(a), mcastJoin(a), mcastLeave(a))
 	return cmd
 }
 
@@ -72,7 +72,7 @@ func printGroupMembers(w *screen, groups []api.Group) {
 	}
 }
 
-func (a *app) mcastGroups() *cobra.Command {
+func mcastGroups(a *app) *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "groups [MGID]",
 		Short: "list the groups of the subnet, or the ports in one; the master answers",
@@ -142,7 +142,7 @@ func printSubnetMembers(w *screen, groups []api.SubnetGroup) {
 	writeTable(w, "no members", subnetMemberColumns, rows)
 }
 
-func (a *app) mcastJoin() *cobra.Command {
+func mcastJoin(a *app) *cobra.Command {
 	var j api.GroupJoin
 	cmd := &cobra.Command{
 		Use:   "join MGID [PORT…]",
@@ -169,7 +169,7 @@ func (a *app) mcastJoin() *cobra.Command {
 	return cmd
 }
 
-func (a *app) mcastLeave() *cobra.Command {
+func mcastLeave(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "leave MGID [PORT…]",
 		Short: "undo join for these ports; without ports, for the group",

@@ -18,7 +18,7 @@ import (
 	"weft/internal/host/rundir"
 )
 
-func (a *app) down() *cobra.Command {
+func downCommand(a *app) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "down",
@@ -78,7 +78,7 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 	return peer.PID, nil
 }
 
-func (a *app) wait() *cobra.Command {
+func waitCommand(a *app) *cobra.Command {
 	var what string
 	var timeout time.Duration
 	cmd := &cobra.Command{

@@ -15,7 +15,7 @@ import (
 const memberHelp = `A member is the GUID of a port, a device of the node, DEVICE@NODE with a node's
 host name or GUID, or ALL for every port that is not named.`
 
-func (a *app) pkey() *cobra.Command {
+func pkeyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pkey",
 		Short: "show and change partitions",
@@ -37,7 +37,7 @@ default partition (0x7fff): it reaches the subnet manager, and no other port.
 		RunE: group,
 	}
 	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"}, api.ListPartitions, nil, printPartitions),
-		a.pkeyAdd(), a.pkeyDelete())
+		pkeyAdd(a), pkeyDelete(a))
 	return cmd
 }
 
@@ -96,13 +96,13 @@ func printPartitions(w *screen, partitions []api.Partition) {
 	writeTable(w, "no partitions: every port is a full member of the default one", partitionColumns, rows)
 }
 
-func (a *app) pkeyAdd() *cobra.Command {
+func pkeyAdd(a *app) *cobra.Command {
 	const what = "cannot add to the partition"
 	var name string
 	cmd := a.show(&cobra.Command{
 		Use:   "add P_KEY [MEMBER[=full|=limited]…]",
 		Short: "make a partition, or add members to it",
-		Long:  "Make a partition, or add members to it. A member is a full member unless =limited follows it.\n\n" + memberHelp,
+		Long:  "Make a partition, or add members to it. A member is a full member, unless\n=limited follows it.\n\n" + memberHelp,
 		Args:  cobra.MinimumNArgs(1),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		key, err := parsePKey(args[0])
@@ -137,7 +137,7 @@ func (a *app) pkeyAdd() *cobra.Command {
 	return cmd
 }
 
-func (a *app) pkeyDelete() *cobra.Command {
+func pkeyDelete(a *app) *cobra.Command {
 	const what = "cannot delete from the partition"
 	return &cobra.Command{
 		Use: "delete P_KEY [MEMBER…]", Aliases: deleteAliases,

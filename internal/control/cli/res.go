@@ -136,7 +136,7 @@ func gidAddress(gid string) string {
 	return a.Unmap().String()
 }
 
-func (a *app) resources() *cobra.Command {
+func resourcesCommand(a *app) *cobra.Command {
 	var kinds []string
 	for _, k := range resourceKinds {
 		kinds = append(kinds, k.name)

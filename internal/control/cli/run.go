@@ -32,7 +32,7 @@ const (
 // autoIdleExit ends a node that "weft run" started, after its last session.
 const autoIdleExit = 10 * time.Minute
 
-func (a *app) run() *cobra.Command {
+func runCommand(a *app) *cobra.Command {
 	var device, arena string
 	var replace, explain bool
 	cmd := &cobra.Command{

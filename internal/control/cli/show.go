@@ -14,11 +14,11 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) status() *cobra.Command {
+func statusCommand(a *app) *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "status",
 		Short: "show the node's state, and what is degraded with its fix",
-		Long:  "Show the node's state, and what is degraded with its fix. The exit code is 0 only\nwhen the node is ready.",
+		Long:  "Show the node's state, and what is degraded with its fix. The exit code is 0\nonly when the node is ready.",
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		s, err := get(cmd.Context(), a, api.GetStatus)
@@ -174,7 +174,7 @@ func sessionList(sessions []api.Session) string {
 	return fmt.Sprintf("%d (%s)", len(sessions), strings.Join(parts, ", "))
 }
 
-func (a *app) counters() *cobra.Command {
+func countersCommand(a *app) *cobra.Command {
 	var all bool
 	var scope string
 	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP, api.ScopeTrunk,
@@ -244,7 +244,7 @@ func ThisBuild() Build {
 
 func (b Build) String() string { return fmt.Sprintf("weft %s, %s, %s", b.Version, b.Go, b.Platform) }
 
-func (a *app) version() *cobra.Command {
+func versionCommand(a *app) *cobra.Command {
 	return a.show(&cobra.Command{
 		Use:   "version",
 		Short: "show the version of this program",

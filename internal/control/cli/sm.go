@@ -13,12 +13,12 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) sm() *cobra.Command {
+func smCommand(a *app) *cobra.Command {
 	status := func(use string) *cobra.Command {
 		return view(a, &cobra.Command{Use: use, Short: "show the node's subnet manager: state, master, sweeps, problems"}, api.GetManager, nil, printManager)
 	}
 	cmd := status("sm")
-	cmd.AddCommand(status("status"), a.smSet(), a.sweep())
+	cmd.AddCommand(status("status"), smSet(a), sweepCommand(a))
 	return cmd
 }
 
@@ -123,7 +123,7 @@ func mkeyText(m *api.Manager) string {
 	return fmt.Sprintf("protection %d, lapses %v after the last manager with it is gone", m.MKeyProtect, time.Duration(m.MKeyLeaseS)*time.Second)
 }
 
-func (a *app) smSet() *cobra.Command {
+func smSet(a *app) *cobra.Command {
 	var routing, key, file string
 	var roots []string
 	var protect int
@@ -137,14 +137,14 @@ follows at once.
 Routing engines, in the order of preference; the first that can route the subnet
 does, else minhop:
   minhop   shortest paths
-  updn     up towards roots, then down: no deadlocks; chooses roots without --roots
+  updn     up towards roots, then down: no deadlocks; finds roots if not given
   ftree    fat trees of two and three levels
 
 The M_Key protects the tables of the ports: a manager without it can read them
 and change nothing. Managers that share a store draw one by themselves.
 Managers with separate stores need the same M_Key each: run this command at each
 of their nodes, or start them with "weft up --m-key-file". A manager without the
-M_Key can take over only after the lease has passed without a manager that has it.`,
+M_Key can take over only when the lease has passed without a manager with it.`,
 		Example: `  weft sm set --routing ftree,updn --roots 02aa:0000:0001:0000
   weft sm set --m-key random --m-key-lease 30s`,
 		Args: cobra.NoArgs,
@@ -208,7 +208,7 @@ func storeLine(line func(name, format string, args ...any), s *api.Store) {
 	line("store", "%s, %s", s.Kind, strings.Join(parts, ", "))
 }
 
-func (a *app) store() *cobra.Command {
+func storeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "store", Short: "show the store of the subnet manager", Args: cobra.ArbitraryArgs, RunE: group}
 	entries := list(a, &cobra.Command{Use: "list [TREE]", Short: "list the keys of the store; -o json includes the values", Args: cobra.MaximumNArgs(1)},
 		api.ListStoreEntries, optional, "no keys", storeColumns)

@@ -33,7 +33,7 @@ const (
 	pollInterval = 20 * time.Millisecond // between two reads of the state of a node
 )
 
-func (a *app) up() *cobra.Command {
+func upCommand(a *app) *cobra.Command {
 	var file string
 	var detach bool
 	cmd := &cobra.Command{

@@ -58,12 +58,12 @@ func settledVESW(ctx context.Context, a *app, was *api.VESW, v api.VESW) api.VES
 	return v
 }
 
-func (a *app) vesw() *cobra.Command {
+func veswCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vesw",
 		Short: "virtual Ethernet switches over the fabric",
-		Long: `Virtual Ethernet switches over the fabric (Ethernet over Omni-Path): the hosts on
-one switch are on one Ethernet, separate from every other. The Ethernet
+		Long: `Virtual Ethernet switches over the fabric (Ethernet over Omni-Path): the hosts
+on one switch are on one Ethernet, separate from every other. The Ethernet
 Manager, part of the subnet manager, assigns ports of devices to switches.`,
 		Example: `  weft vesw create lab --mtu 9000
   weft vesw port add lab weft_ib0
@@ -73,14 +73,14 @@ Manager, part of the subnet manager, assigns ports of devices to switches.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	complete := a.completeVESWs()
+	complete := completeVESWs(a)
 	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}, api.ListVESWs, nil, printVESWs),
 		view(a, &cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and problems", Args: cobra.ExactArgs(1),
 			ValidArgsFunction: complete}, api.GetVESW, optional, printVESW),
-		a.veswCreate(), a.veswSet(),
+		veswCreate(a), veswSet(a),
 		removal(a, "NAME…", "delete virtual Ethernet switches with their ports", "virtual Ethernet switch", api.DeleteVESW, byName, complete),
-		a.veswPort())
-	cmd.AddCommand(a.veswLocal()...)
+		veswPort(a))
+	cmd.AddCommand(veswLocal(a)...)
 	return cmd
 }
 
@@ -224,11 +224,11 @@ var veswPortColumns = []column[api.VESWPort]{
 }
 
 // completeVESWs completes names of virtual Ethernet switches.
-func (a *app) completeVESWs() completion {
+func completeVESWs(a *app) completion {
 	return names(a, api.ListVESWs, func(v api.VESW) string { return v.Name })
 }
 
-func (a *app) veswCreate() *cobra.Command {
+func veswCreate(a *app) *cobra.Command {
 	const what = "cannot create the virtual Ethernet switch"
 	var c api.VESWCreate
 	var fabric int
@@ -278,7 +278,7 @@ hostile node can forge.`,
 	return cmd
 }
 
-func (a *app) veswSet() *cobra.Command {
+func veswSet(a *app) *cobra.Command {
 	const what = "cannot change the virtual Ethernet switch"
 	var pkey string
 	var mtu, maxMACs, sl int
@@ -287,7 +287,7 @@ func (a *app) veswSet() *cobra.Command {
 		Use:               "set NAME",
 		Short:             "change a virtual Ethernet switch while it runs",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeVESWs(),
+		ValidArgsFunction: completeVESWs(a),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		var c api.VESWChange
 		for name, set := range map[string]func(){
@@ -322,16 +322,16 @@ func (a *app) veswSet() *cobra.Command {
 	return cmd
 }
 
-const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's host name or GUID, or the
-GUID of a port. PORT:N is vport N of that port.`
+const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's host name or GUID, or
+the GUID of a port. PORT:N is vport N of that port.`
 
-func (a *app) veswPort() *cobra.Command {
+func veswPort(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or remove them", Args: cobra.ArbitraryArgs, RunE: group}
-	cmd.AddCommand(a.veswPortAdd(), a.veswPortDelete())
+	cmd.AddCommand(veswPortAdd(a), veswPortDelete(a))
 	return cmd
 }
 
-func (a *app) veswPortAdd() *cobra.Command {
+func veswPortAdd(a *app) *cobra.Command {
 	const what = "cannot add the port to the virtual Ethernet switch"
 	var gateway bool
 	var tap string
@@ -341,14 +341,16 @@ func (a *app) veswPortAdd() *cobra.Command {
 		Long: `Add ports of devices to a virtual Ethernet switch: an interface appears at the
 node of each.
 
-` + veswPortHelp + ` Without :N it is the lowest that is free.
+` + veswPortHelp + `
+Without :N it is the lowest vport that is free.
+
 A gateway receives frames to unknown MACs. For a port that is in the switch
 already, --gateway makes it a gateway and --gateway=false undoes that. --tap
 names the interface of a device of this node; at another node, weft vesw attach
 does.`,
 		Example: `  weft vesw port add lab weft_ib0 weft_ib0@otherhost
   weft vesw port add lab 0200:5e00:53ff:0003 --gateway`,
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs(),
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: completeVESWs(a),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		var ports []api.VESWPortAdd
 		for _, s := range args[1:] {
@@ -386,12 +388,12 @@ does.`,
 	return cmd
 }
 
-func (a *app) veswPortDelete() *cobra.Command {
+func veswPortDelete(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete NAME PORT…", Aliases: deleteAliases,
 		Short: "remove ports from a virtual Ethernet switch",
 		Long:  "Remove ports from a virtual Ethernet switch, and their interfaces.\n\n" + veswPortHelp,
-		Args:  cobra.MinimumNArgs(2), ValidArgsFunction: a.completeVESWs(),
+		Args:  cobra.MinimumNArgs(2), ValidArgsFunction: completeVESWs(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, s := range args[1:] {
 				p, err := veswPortOf(s)

@@ -16,13 +16,13 @@ import (
 )
 
 // veswLocal are the commands about this node's ports of virtual Ethernet switches.
-func (a *app) veswLocal() []*cobra.Command {
+func veswLocal(a *app) []*cobra.Command {
 	interfaces := list(a, &cobra.Command{
 		Use:     "interfaces",
 		Aliases: []string{"if"},
 		Short:   "list this node's ports of virtual Ethernet switches",
 	}, api.ListVESWInterfaces, nil, "no ports: the Ethernet Manager makes them (weft vesw port add)", veswInterfaceColumns)
-	return []*cobra.Command{interfaces, a.veswAttach(), a.veswNetstack(), a.veswDetach(), a.veswStats()}
+	return []*cobra.Command{interfaces, veswAttach(a), veswNetstack(a), veswDetach(a), veswStats(a)}
 }
 
 var veswInterfaceColumns = []column[api.VESWInterface]{
@@ -50,11 +50,11 @@ func veswStateText(v api.VESWInterface) string {
 }
 
 // completePorts completes names of interfaces.
-func (a *app) completePorts() completion {
+func completePorts(a *app) completion {
 	return names(a, api.ListVESWInterfaces, func(v api.VESWInterface) string { return v.Name })
 }
 
-func (a *app) veswAttach() *cobra.Command {
+func veswAttach(a *app) *cobra.Command {
 	const what, help = "cannot attach the port", "weft vesw attach --help"
 	r := api.VESWRequest{Backend: api.BackendTAP}
 	outside := ""
@@ -71,7 +71,7 @@ the network at an interface of the host; weft vesw port add --gateway reports
 that to the manager.`,
 		Example: `  weft vesw attach weft_ib0 --vesw 5 --name lab0
   weft vesw attach weft_ib0 --vesw 5 --gateway eth1`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDevices(),
+		Args: cobra.ExactArgs(1), ValidArgsFunction: completeDevices(a),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		r.Device = args[0]
 		if outside != "" {
@@ -102,21 +102,21 @@ that to the manager.`,
 	return cmd
 }
 
-func (a *app) veswNetstack() *cobra.Command {
+func veswNetstack(a *app) *cobra.Command {
 	r := api.VESWRequest{Backend: api.BackendNetstack}
 	var forwards forwardFlags
 	cmd := &cobra.Command{
 		Use:   "netstack DEVICE --vesw ID --addr ADDRESS/LENGTH",
 		Short: "run an IP stack in the node, with port forwards and a SOCKS5 proxy",
-		Long: `Run an IP stack in the node at a port of a virtual Ethernet switch, in place of a
-network interface. This needs no privilege. Programs of this host reach the
-switch by forwarded ports, or by the SOCKS5 proxy; hosts on the switch reach this
-host by ports forwarded in the other direction. The IP stack ends with this
+		Long: `Run an IP stack in the node at a port of a virtual Ethernet switch, in place of
+a network interface. This needs no privilege. Programs of this host reach the
+switch by forwarded ports, or by the SOCKS5 proxy; hosts on the switch reach
+this host by ports forwarded in the other direction. The IP stack ends with this
 command. When the node restarts, the command adds it again.`,
 		Example: `  weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 --socks 127.0.0.1:1080
   weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 -L tcp:127.0.0.1:8080=10.5.0.1:80
-  weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 -R tcp:10.5.0.3:2222=127.0.0.1:22 -R udp:10.5.0.3:53=127.0.0.1:53`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDevices(),
+  weft vesw netstack weft_ib0 --vesw 5 --addr 10.5.0.3/24 -R tcp:10.5.0.3:2222=127.0.0.1:22`,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: completeDevices(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			list, err := forwards.parse()
 			r.Device, r.Forwards = args[0], list
@@ -197,11 +197,11 @@ func (a *app) veswStackState(ctx context.Context, r *api.VESWRequest, life *time
 	return "ready", nil
 }
 
-func (a *app) veswDetach() *cobra.Command {
+func veswDetach(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach INTERFACE|DEVICE:ID…",
 		Short: "undo weft vesw attach",
-		Args:  cobra.MinimumNArgs(1), ValidArgsFunction: a.completePorts(),
+		Args:  cobra.MinimumNArgs(1), ValidArgsFunction: completePorts(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range args {
 				if err := do(cmd.Context(), a, api.DetachVESW, name); err != nil {
@@ -214,12 +214,12 @@ func (a *app) veswDetach() *cobra.Command {
 	}
 }
 
-func (a *app) veswStats() *cobra.Command {
+func veswStats(a *app) *cobra.Command {
 	var all bool
 	cmd := view(a, &cobra.Command{
 		Use:   "stats [INTERFACE]",
 		Short: "show the counters of this node's ports",
-		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: a.completePorts(),
+		Args:  cobra.MaximumNArgs(1), ValidArgsFunction: completePorts(a),
 	}, api.ListVESWCounters, optional, func(w *screen, c []api.Counter) {
 		writeTable(w, "every counter is zero", instanceColumns("INTERFACE"), nonZero(c, all))
 	})

@@ -11,7 +11,7 @@ import (
 	"weft/internal/control/api"
 )
 
-func (a *app) vm() *cobra.Command {
+func vmCommand(a *app) *cobra.Command {
 	const none = "no virtual machines: weft vm add"
 	cmd := list(a, &cobra.Command{
 		Use:   "vm",
@@ -26,7 +26,7 @@ port in a virtual Ethernet switch; the guest reaches it by vhost-user.`,
 	}, api.ListVMs, nil, none, vmColumns)
 	complete := names(a, api.ListVMs, func(v api.VM) string { return v.Name })
 	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list network cards of virtual machines"}, api.ListVMs, nil, none, vmColumns),
-		a.vmAdd(), a.vmShow(complete),
+		vmAdd(a), vmShow(a, complete),
 		removal(a, "NAME…", "delete network cards; their guests lose them at once", "virtual machine", api.DeleteVM, byName, complete))
 	return cmd
 }
@@ -98,7 +98,7 @@ func checkMemory(what, help, memory string) error {
 	return nil
 }
 
-func (a *app) vmAdd() *cobra.Command {
+func vmAdd(a *app) *cobra.Command {
 	var v api.NewVM
 	var memory string
 	cmd := a.show(&cobra.Command{
@@ -141,7 +141,7 @@ is the server of that socket: the node may restart while the machine runs.`,
 	return cmd
 }
 
-func (a *app) vmShow(complete completion) *cobra.Command {
+func vmShow(a *app, complete completion) *cobra.Command {
 	var memory string
 	const what = "cannot show the virtual machine"
 	cmd := a.show(&cobra.Command{

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestInstall installs into an empty directory, runs a program by what is there, and finds nothing after uninstall.
+func TestInstall(t *testing.T) {
+	root := t.TempDir()
+	mk := func(target string) {
+		t.Helper()
+		out, err := exec.Command("make", "-C", "../..", "--no-print-directory", target, "PREFIX=/usr", "DESTDIR="+root).CombinedOutput()
+		if err != nil {
+			t.Fatalf("make %s: %v\n%s", target, err, out)
+		}
+	}
+	mk("install")
+	for _, name := range []string{"bin/weft", "lib/weft/libweft-verbs.so", "lib/weft/weft-verbs/libibverbs.so.1", "share/man/man1/weft.1",
+		"share/man/man1/weft-up.1", "share/doc/weft/weft.yaml", "share/bash-completion/completions/weft",
+		"share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"} {
+		if st, err := os.Stat(filepath.Join(root, "usr", name)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	weft := filepath.Join(root, "usr/bin/weft")
+	if out, err := exec.Command(weft, "--version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "weft ") {
+		t.Errorf("%v: %s", err, out)
+	}
+	dir := t.TempDir()
+	up := exec.Command(weft, "up", "--detach", "--dir", dir, "--fabric=false", "--roce-port=0")
+	if out, err := up.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	defer exec.Command(weft, "down", "--dir", dir).Run()
+	out, err := exec.Command(weft, "run", "--dir", dir, "--", "env").CombinedOutput()
+	if want := "LD_PRELOAD=" + filepath.Join(root, "usr/lib/weft/libweft-verbs.so"); err != nil || !strings.Contains(string(out), want) {
+		t.Errorf("%v: want %s in %s", err, want, out)
+	}
+	mk("uninstall")
+	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			t.Errorf("make uninstall left %s", path)
+		}
+		return nil
+	})
+}
