@@ -491,6 +491,10 @@ func (n *Node) DelVM(ctx context.Context, name string) error {
 // vmNotices lists cards without a guest, and what keeps those in use from the network.
 func vmNotices(list []api.VM) (notices []api.Degraded) {
 	for _, v := range list {
+		if v.VESW == "" && v.VESWNumber == 0 {
+			notices = append(notices, api.Degraded{What: "vm_without_vesw", Why: v.Name + ": its card is in no virtual Ethernet switch",
+				Fix: "weft vesw port add NAME " + v.PortGUID + " where the Ethernet Manager runs"})
+		}
 		if !v.Guest {
 			notices = append(notices, api.Degraded{What: "vm_without_guest", Why: v.Name + ": " + v.Reason,
 				Fix: "start the machine as weft vm show " + v.Name + " says, or weft vm del " + v.Name})

@@ -72,6 +72,8 @@ func TestVM(t *testing.T) {
 	}
 	if s := n.status(); len(s.VMs) != 1 || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
 		return d.What == "vm_without_guest" && strings.HasPrefix(d.Why, "web: nobody")
+	}) || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
+		return d.What == "vm_without_vesw" && strings.HasPrefix(d.Fix, "weft vesw port add NAME "+v.PortGUID)
 	}) {
 		t.Errorf("%+v %+v", s.VMs, s.Notices)
 	}
@@ -234,14 +236,14 @@ func TestVMsAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(ln)
-	a := r.addVM(api.NewVM{Name: "a", Queues: 4, Packed: true})
+	a := r.addVM(api.NewVM{Name: "a", Queues: 4, Packed: true, Memory: "256M"})
 	b := r.addVM(api.NewVM{Name: "b", Connect: path})
 	if !a.Kept || a.MAC == b.MAC || !strings.HasPrefix(a.MAC, "52:54:00:") {
 		t.Errorf("%+v %+v", a, b)
 	}
 	eventually(t, "the node connects", func() bool { return r.vm("b").Guest })
 	for _, v := range []api.NewVM{{Name: "a"}, {Name: firstNative}, {Name: "c", Socket: a.Socket}, {Name: "c", Connect: path},
-		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}} {
+		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}, {Name: "c", Memory: "lots"}} {
 		if _, err := api.Call(t.Context(), r.cli, api.AddVM, v); !isInvalid(err) {
 			t.Errorf("%+v: %v", v, err)
 		}

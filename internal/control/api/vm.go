@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -33,6 +34,20 @@ type NewVM struct {
 	Connect string `json:"connect"`
 	// Packed has the machine use packed rings.
 	Packed bool `json:"packed"`
+	// Memory is the memory of the machine in the options for its emulator, as QEMU's -m takes it; empty: the node does
+	// not know it.
+	Memory string `json:"memory"`
+}
+
+// memorySize is a size as QEMU's -m takes it: a number with an optional unit.
+var memorySize = regexp.MustCompile(`^[1-9][0-9]{0,9}[kKmMgGtT]?$`)
+
+// ValidateMemory reports why a text is no memory size.
+func ValidateMemory(s string) error {
+	if !memorySize.MatchString(s) {
+		return fmt.Errorf("the memory must be a number with K, M, G or T, such as 512M, not %q", s)
+	}
+	return nil
 }
 
 // Validate reports all that is wrong with the request.
@@ -51,6 +66,9 @@ func (v *NewVM) Validate() error {
 	}
 	if v.Socket != "" && v.Connect != "" {
 		errs = append(errs, errors.New("either the node listens (socket) or the emulator does (connect), not both"))
+	}
+	if v.Memory != "" {
+		errs = append(errs, ValidateMemory(v.Memory))
 	}
 	for _, s := range []string{v.Socket, v.Connect} {
 		switch {

@@ -3,8 +3,8 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
-	"regexp"
 
 	"github.com/spf13/cobra"
 
@@ -53,7 +53,7 @@ func vmGuest(v api.VM) string {
 	return fmt.Sprintf("pid %d", v.PID)
 }
 
-// printVM prints a card and the options that give it to a guest.
+// printVM prints a card and the options that give it to a guest. memory, unless empty, replaces that of the card.
 func printVM(w *screen, v api.VM, memory string) {
 	line := fields{w, 10}.line
 	line("vm", "%s: function %d, port GUID %s", v.Name, v.Number, v.PortGUID)
@@ -69,7 +69,7 @@ func printVM(w *screen, v api.VM, memory string) {
 		line("note", "this does not survive the node's end: %s", v.NotKept)
 	}
 	fmt.Fprint(w, "\nQEMU:\n")
-	options := v.QEMU(memory)
+	options := v.QEMU(cmp.Or(memory, v.Memory, vmMemory))
 	for i, o := range options {
 		end := " \\"
 		if i == len(options)-1 {
@@ -83,24 +83,23 @@ func printVM(w *screen, v api.VM, memory string) {
 // vmMemory is the default of --memory.
 const vmMemory = "2G"
 
-// memorySize is a size as QEMU's -m takes it: a number with an optional unit.
-var memorySize = regexp.MustCompile(`^[1-9][0-9]{0,9}[kKmMgGtT]?$`)
-
 // memoryFlag adds --memory: the memory of the machine, in the options that are printed.
-func memoryFlag(cmd *cobra.Command, memory *string) {
-	cmd.Flags().StringVar(memory, "memory", vmMemory, "memory of the machine in the options that are printed, as QEMU's -m takes it")
+func memoryFlag(cmd *cobra.Command, memory *string, without string) {
+	cmd.Flags().StringVar(memory, "memory", "", "memory of the machine in the options that are printed, as QEMU's -m takes it (default "+without+")")
 }
 
 func checkMemory(what, help, memory string) error {
-	if !memorySize.MatchString(memory) {
-		return usage(help+" --memory "+vmMemory, "%s: --memory must be a number with K, M, G or T, such as 512M, not %q", what, memory)
+	if memory == "" {
+		return nil
+	}
+	if err := api.ValidateMemory(memory); err != nil {
+		return usage(help+" --memory "+vmMemory, "%s: --memory: %v", what, err)
 	}
 	return nil
 }
 
 func vmAdd(a *app) *cobra.Command {
 	var v api.NewVM
-	var memory string
 	cmd := a.show(&cobra.Command{
 		Use:   "add NAME",
 		Short: "give a virtual machine a network card",
@@ -113,22 +112,17 @@ is the server of that socket: the node may restart while the machine runs.`,
 		Args: cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		v.Name = args[0]
+		if err := checkMemory("cannot add the virtual machine", "weft vm add "+v.Name, v.Memory); err != nil {
+			return err
+		}
 		if err := v.Validate(); err != nil {
 			return usage("weft vm add --help", "cannot add the virtual machine: %v", err)
-		}
-		if err := checkMemory("cannot add the virtual machine", "weft vm add "+v.Name, memory); err != nil {
-			return err
 		}
 		got, err := call(cmd.Context(), a, api.AddVM, v)
 		if err != nil {
 			return err
 		}
-		return print(got, func(w *screen) {
-			printVM(w, got, memory)
-			if cmd.Flags().Changed("memory") {
-				fields{w, 5}.line("note:", "the node does not keep --memory: weft vm show %s --memory %s prints these options again", got.Name, memory)
-			}
-		})
+		return print(got, func(w *screen) { printVM(w, got, "") })
 	})
 	f := cmd.Flags()
 	f.StringVar(&v.VESW, "vesw", "", "virtual Ethernet switch of the card, by name or number; without it, weft vesw port add")
@@ -137,7 +131,7 @@ is the server of that socket: the node may restart while the machine runs.`,
 	f.StringVar(&v.Socket, "socket", "", "socket that the node makes and the emulator connects to (default vm/NAME.sock in the node's directory)")
 	f.StringVar(&v.Connect, "connect", "", "socket that the emulator makes and the node connects to, repeatedly")
 	f.BoolVar(&v.Packed, "packed", false, "offer packed virtqueues")
-	memoryFlag(cmd, &memory)
+	memoryFlag(cmd, &v.Memory, vmMemory)
 	return cmd
 }
 
@@ -163,6 +157,6 @@ func vmShow(a *app, complete completion) *cobra.Command {
 		}
 		return missing(what, "virtual machine", "weft vm")(args[0])
 	})
-	memoryFlag(cmd, &memory)
+	memoryFlag(cmd, &memory, "that of weft vm add")
 	return cmd
 }
