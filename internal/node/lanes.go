@@ -50,7 +50,7 @@ func (n *Node) openLanes() (err error) {
 		RoCE:      roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex}, MemoryOwner: n.memoryOwner,
 		Prepare: func(h *hca.Lane) {
 			h.SetGeneralServices(n.cm.take(h))
-			h.SetDeparted(n.sessions.Detach)
+			h.SetOrphanEnded(n.sessions.Detach)
 		}}
 	if n.sub != nil {
 		c.Fabric = n.sub.LaneLink

@@ -76,7 +76,8 @@ func TestIPoIBDissected(t *testing.T) {
 	now := mono.Time(time.Hour)
 	for i := range d.sides {
 		d.hw[i] = wire.MakeHWAddr(0, ib.QPN(0x4002+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x02aa000000010003+i)))
-		d.sides[i] = neigh.New(neigh.Config{Rand: rand.New(rand.NewPCG(1, 2))}, side{d, i})
+		out := side{d, i}
+		d.sides[i] = neigh.New(neigh.Config{Rand: rand.New(rand.NewPCG(1, 2))}, neigh.Out{Frames: out, Resolution: out, Membership: out})
 	}
 	for i, e := range d.sides {
 		e.SetLink(now, neigh.LinkInfo{HW: d.hw[i], PKey: 0xffff, Scope: 2, MTU: ipPayload})

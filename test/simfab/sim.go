@@ -116,7 +116,7 @@ type Options struct {
 	RNRRetry        uint8
 	MinWindow       uint32
 	SendSGE, RecvSG uint32
-	NoShelf         bool // what arrives behind a gap is discarded
+	NoBuffers       bool // what arrives behind a gap is discarded
 }
 
 // Connect makes a connected pair of queue pairs in RTS, one on each node.
@@ -133,13 +133,13 @@ func (s *Sim) Connect(a, b *Node, o Options) (x, y *QP, err error) {
 
 func (n *Node) newQP(o *Options) *QP {
 	q := &QP{node: n}
-	var shelves *transport.Shelves
-	if !o.NoShelf {
-		shelves = transport.NewShelves(4)
+	var buffers *transport.Buffers
+	if !o.NoBuffers {
+		buffers = transport.NewBuffers(4)
 	}
 	q.QP = transport.New(&transport.Config{Type: o.Type, QPN: firstQPN + ib.QPN(len(n.qps)),
 		Cap:     transport.Cap{MaxSendWR: max(o.SendWR, 1), MaxRecvWR: max(o.RecvWR, 1), MaxSendSGE: max(o.SendSGE, 1), MaxRecvSGE: max(o.RecvSG, 1)},
-		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Shelves: shelves}, q)
+		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Buffers: buffers}, q)
 	n.qps = append(n.qps, q)
 	return q
 }

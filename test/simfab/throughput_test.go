@@ -59,7 +59,7 @@ func throughput(t *testing.T, perMille int, op ib.WROp, discards bool) float64 {
 	s := New(1, Faults{Drop: perMille, Delay: 10 * time.Microsecond, Rate: 1.25e9})
 	a, b := s.AddNode(size), s.AddNode(size)
 	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 63 << 10, Timeout: 14, Retry: 7, RNRRetry: 7, MinRNR: 1, RdAtomic: 16,
-		Window: 512 << 10, SendWR: 8, RecvWR: 8, NoShelf: discards})
+		Window: 512 << 10, SendWR: 8, RecvWR: 8, NoBuffers: discards})
 	if err != nil {
 		t.Fatal(err)
 	}

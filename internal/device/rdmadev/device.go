@@ -113,12 +113,12 @@ func (d *Device) Close() {
 	}
 }
 
-// Part is Close for a client that has ended: connected queue pairs notify their peers. It reports
-// whether any of them still do so; then the session must not be detached yet (hca.Session.Part).
-func (d *Device) Part() bool {
-	parts := d.sess.Part(d.now())
+// Orphan is Close for a client that died: the peers of connected queue pairs are made to fail. It reports whether there
+// are any, and the session must not be detached yet (hca.Session.Orphan).
+func (d *Device) Orphan() bool {
+	orphaned := d.sess.Orphan(d.now())
 	d.Close()
-	return parts
+	return orphaned
 }
 
 func (d *Device) now() mono.Time { return d.cfg.Now() }

@@ -96,7 +96,7 @@ func (m *Manager) hold(ctx context.Context, term *store.Term) {
 		m.setKey(mkey, rev)
 		m.beginEthernet(vesws)
 		m.net = nil // the SA has what belongs to the subnet that was
-		// What is wanted is known before anything is done, so that nothing is taken away that is wanted.
+		// The intent is read before anything is changed, so that nothing intended is removed.
 		if intentRev != 0 {
 			m.setIntent(intent, intentRev)
 		}
@@ -187,10 +187,10 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 // Damaged is appended to the key of what could not be read.
 const Damaged = ".damaged"
 
-// recall reads what the manager before has written; v stays empty where there is
-// nothing. What cannot be read must not keep the subnet without a manager, for
-// it can be had anew: LIDs from the ports that bear them, registrations from
-// clients, which are asked for them. It is set aside under a key of its own.
+// recall reads a value that the previous manager wrote; v stays empty if there is none. A value that
+// cannot be read must not leave the subnet without a manager, since it can be obtained again: LIDs
+// from the ports, registrations from the clients, which are told to reregister. It is moved to a key
+// of its own.
 func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string, v *T) error {
 	e, err := m.cfg.Store.Get(ctx, key)
 	if isNotFound(err) {
@@ -211,8 +211,8 @@ func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string
 	return nil
 }
 
-// loadIntent reads what is wanted, for a term that begins. The revision is 0 where there is
-// nothing, or nothing that can be read.
+// loadIntent reads the intent at the begin of a term. The revision is 0 if there is none, or none that
+// can be read.
 func (m *Manager) loadIntent(ctx context.Context) (i Intent, rev store.Rev, err error) {
 	e, err := m.cfg.Store.Get(ctx, KeyIntent)
 	if isNotFound(err) {

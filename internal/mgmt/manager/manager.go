@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manager puts a subnet manager, its subnet administration, the
-// Ethernet Manager and the store together: who is elected in the store manages, what the subnet shall
-// be like comes from there, and what was observed goes there.
+// Package manager combines a subnet manager, its subnet administration, the Ethernet Manager and the
+// store: the node that wins the election in the store manages the subnet, the intent comes from the
+// store, and observations are written to it.
 //
-// What comes in: datagrams of the manager's port and the time, on the node's
-// management goroutine, and changes of the store, on goroutines of this
-// package; what goes out: datagrams, and writes that carry the proof of the
-// term of office. The management goroutine never waits for the store. The data
-// path does not know this package: it goes on without it.
+// What comes in: datagrams of the manager's port and the time, on the node's management goroutine, and
+// changes of the store, on goroutines of this package; what goes out: datagrams, and writes that carry
+// the proof of the term of office. The management goroutine never waits for the store. The data path
+// does not depend on this package.
 package manager
 
 import (
@@ -35,7 +34,7 @@ import (
 
 // Keys of the store.
 const (
-	KeyIntent       = "subnet/intent"   // Intent, written by whoever runs the fabric
+	KeyIntent       = "subnet/intent"   // Intent, written by the operator
 	KeyObservations = "subnet/observed" // sm.Observations, written by the master
 	KeyClients      = "subnet/clients"  // sa.State, written by the master
 	Election        = "subnet-manager"
@@ -45,7 +44,7 @@ const (
 type Intent struct {
 	Version int `json:"version"` // IntentVersion
 	Subnet  sm.Intent
-	Groups  []sa.Group `json:",omitempty"` // that exist without members, and who is in them for good
+	Groups  []sa.Group `json:",omitempty"` // groups that exist without members, and their permanent members
 }
 
 // IntentVersion is the version of Intent that this package writes.
@@ -59,9 +58,8 @@ type Config struct {
 	Priority uint8
 	TIDs     uint32
 	Store    store.Store
-	// Shared tells that other nodes' managers use the store too: they draw an
-	// M_Key together. MKey is one that was given to this node and goes before any
-	// in the store.
+	// Shared means that other nodes' managers use the same store: they share a generated M_Key. MKey
+	// is the configured key of this node and overrides the one in the store.
 	Shared bool
 	MKey   uint64
 	// BroadcastMTU is the MTU of broadcast groups, and so, less 4, of the IP links
@@ -75,13 +73,13 @@ type Config struct {
 	Post func(f func())
 }
 
-// Manager is the manager of one node. What is not said to be safe elsewhere
-// belongs to the management goroutine.
+// Manager is the manager of one node. Methods belong to the management goroutine unless stated
+// otherwise.
 type Manager struct {
 	cfg Config
 	sm  *sm.Manager
 	sa  *sa.SA
-	net *topo.Subnet // as the SA knows it
+	net *topo.Subnet // the snapshot of the SA
 
 	vesw
 	intent Intent
@@ -177,7 +175,7 @@ func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 	m.forward(now, d)
 }
 
-// forward reports a trap that the manager takes to those who subscribed.
+// forward reports a trap that the manager accepted to the subscribers.
 func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
 	var s mad.SMP
 	var n mad.Notice
@@ -301,8 +299,7 @@ const (
 	// controlled one, so that no program without privilege can forge packets of a
 	// link (RFC 4391, 4). OpenSM gives GroupQKey to them. Links take whatever the group has.
 	DefaultBroadcastQKey = ib.QKeyControlled | GroupQKey
-	// GroupQKey is that of groups that people ask for without saying it: programs are to use
-	// them.
+	// GroupQKey is the Q_Key of groups that are added without one, for use by programs.
 	GroupQKey ib.QKey = 0x0b1b
 )
 
@@ -353,7 +350,7 @@ type Status struct {
 	// MKeyFrom is MKeyOfNode or MKeyOfStore; empty where there is no M_Key.
 	MKeyFrom string
 	Switches int          // of the subnet, if this is the master
-	Store    store.Status // filled in by who may wait for it
+	Store    store.Status // filled in by a caller that may wait for it
 	Groups   []*sa.Group
 	SA       sa.Counters
 }
@@ -380,10 +377,10 @@ func (m *Manager) Topo() *topo.Subnet {
 	return m.sm.Topo()
 }
 
-// Sweep asks for a heavy sweep.
+// Sweep schedules a heavy sweep.
 func (m *Manager) Sweep(now mono.Time) { m.sm.Sweep(now) }
 
-// Intent returns what the fabric shall be like, as this manager knows it.
+// Intent returns the intent in force at this manager.
 func (m *Manager) Intent() Intent { return m.intent }
 
 // setKey takes a new M_Key on the management goroutine, unless a newer one is

@@ -27,8 +27,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // limit is how long a test waits for what must come.
 const limit = time.Minute
 
-// node is a switch with a manager behind port 0 and an adapter at port 1. Its
-// goroutine is whoever calls pump.
+// node is a switch with a manager behind port 0 and an adapter at port 1. Its goroutine is the caller
+// of pump.
 type node struct {
 	t      *testing.T
 	m      *Manager
@@ -91,7 +91,7 @@ func (n *node) pump() {
 	}
 }
 
-// carry moves a datagram on from where at said what to do with it.
+// carry moves a datagram on after the verdict of at.
 func (n *node) carry(at *agent.Agent, v agent.Verdict, d mad.Datagram) {
 	for {
 		switch {
@@ -159,8 +159,8 @@ func load[T any](t *testing.T, s store.Store, key string) (v T) {
 	return v
 }
 
-// TestTakeover: the one who is elected brings the subnet up and keeps what it
-// observed; the next one gives the same LIDs; who was deposed writes no more.
+// TestTakeover: the elected manager brings the subnet up and stores what it observes; the next one
+// assigns the same LIDs; a deposed one can no longer write.
 func TestTakeover(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()

@@ -33,8 +33,8 @@ const MKeyVersion = 1
 // keysBefore is how many earlier keys are remembered.
 const keysBefore = 8
 
-// Protection of ports where the intent does not say: who does not have the key
-// reads, and the key is not shown; and how long a manager may be away.
+// Default protection of ports: a manager without the key can read, and the key is not returned; and
+// how long a manager may be absent.
 const (
 	defaultProtect = 1
 	defaultLease   = 60 // seconds
@@ -127,8 +127,7 @@ const (
 	MKeyOfStore = "store" // kept there
 )
 
-// wanted is the intent for the core: with the key, and what is used where it says
-// nothing of its protection.
+// wanted returns the intent for the core: with the key, and the default protection where it has none.
 func (m *Manager) wanted() (i Intent, source string) {
 	i = m.intent
 	s := &i.Subnet

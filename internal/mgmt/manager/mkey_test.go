@@ -14,8 +14,8 @@ import (
 
 func shared(c *Config) { c.Shared = true }
 
-// TestMKeyIsShared: managers that share a store draw a key once. Who takes over has it, and
-// an M_Key that somebody sets reaches the ports.
+// TestMKeyIsShared: managers that share a store generate a key once. The next manager has it, and a
+// configured M_Key reaches the ports.
 func TestMKeyIsShared(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()

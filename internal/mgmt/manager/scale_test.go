@@ -18,8 +18,8 @@ import (
 	"weft/test/simfab/subnet"
 )
 
-// large is a simulated fat tree whose manager, with its administration, sits at the
-// first adapter. It is elected; nothing is written to a store.
+// large is a simulated fat tree whose manager, with its administration, is at the first adapter. It is
+// elected; nothing is written to a store.
 type large struct {
 	*subnet.Fabric
 	m   *Manager
@@ -27,7 +27,7 @@ type large struct {
 	cas []*subnet.Node
 	tid uint64
 	ok  int // answers without an error
-	// joined, if set, hears of each answer when it arrives, and at whom.
+	// joined, if set, is called for each response when it arrives, with the receiving node.
 	joined func(c *subnet.Node, group ib.LID)
 }
 
@@ -193,9 +193,9 @@ func (l *large) reached(from *subnet.Node, group ib.LID) map[ib.GUID]bool {
 	return got
 }
 
-// TestJoinsAreAnsweredInPlace: who is told that it has joined a group reaches every member that was
-// told before, and is reached by them, by the tables as they are then. That costs no join
-// more than a few exchanges with switches.
+// TestJoinsAreAnsweredInPlace: a member whose join was answered reaches every member whose join was
+// answered before, and is reached by them, by the tables at that time. No join costs more than a few
+// exchanges with switches.
 func TestJoinsAreAnsweredInPlace(t *testing.T) {
 	l := newLarge(t, 4, 18, 2)
 	members := map[ib.LID][]*subnet.Node{}

@@ -24,7 +24,7 @@ import (
 
 // Keys of the store.
 const (
-	KeyVESWs        = "subnet/vesws"          // VESWs, written by whoever runs the fabric
+	KeyVESWs        = "subnet/vesws"          // VESWs, written by the operator
 	KeyVESWObserved = "subnet/vesws_observed" // below it, by identifier, em.Observed, written by the master
 )
 
@@ -37,7 +37,7 @@ type VESWs struct {
 // VESWsVersion is the version of VESWs that this package writes.
 const VESWsVersion = 1
 
-// DefaultFabricID is the fabric's number in MACs where nobody gave another.
+// DefaultFabricID is the fabric's number in MACs if none is configured.
 const DefaultFabricID = 1
 
 // vesw is the Ethernet Manager of a Manager. All of it belongs to the management goroutine.
@@ -63,7 +63,7 @@ func (e ethernet) Join(now mono.Time, g em.Group) ib.LID {
 	for _, p := range g.Members {
 		want.Members = append(want.Members, sa.Member{PortGUID: p, JoinState: mad.JoinFull})
 	}
-	e.m.sa.Ensure(now, want) // who found no room has no packets carried, and is not let forward
+	e.m.sa.Ensure(now, want) // a VESW without a group has no packets forwarded, and its ports are not released
 	if have := e.m.sa.Group(g.MGID); have != nil {
 		return have.MLID
 	}
@@ -104,7 +104,7 @@ func (m *Manager) handleEthernet(now mono.Time, d *mad.Datagram) {
 	var a mad.VEMA
 	switch {
 	case mad.IsVEMA(d.Long) && a.Parse(d.Long) == nil:
-	case len(d.Long) == mad.HeaderLen: // of who does not serve the class: a status without an attribute
+	case len(d.Long) == mad.HeaderLen: // from a node without the class: a status without an attribute
 		a.Header.Parse(d.Long)
 		if a.Status == mad.StatusOK {
 			return
@@ -144,14 +144,14 @@ func (m *Manager) beginEthernet(known []em.Observed) {
 
 // settleEthernet gives the Ethernet Manager the subnet, of which this is the master.
 func (m *Manager) settleEthernet(now mono.Time, t *topo.Subnet) {
-	if !m.vesw.read { // nothing is taken away for want of knowing what is wanted
+	if !m.vesw.read { // nothing is removed while the intent is unknown
 		return
 	}
 	if !m.em.Active() {
 		m.em.Activate(now, m.known)
 	}
 	m.em.SetSubnet(now, t)
-	for _, guid := range m.sm.Raised() { // who was away may have lost all it knew
+	for _, guid := range m.sm.Raised() { // a node that was away may have lost its state
 		if p := t.Port(t.PortByGUID(guid)); p != nil {
 			m.em.Recheck(now, p.Info.LID)
 		}
@@ -169,7 +169,7 @@ func (m *Manager) endEthernet() {
 
 func veswKey(id uint16) string { return KeyVESWObserved + "/" + strconv.Itoa(int(id)) }
 
-// veswsDirty reports whether there is something to keep of VESWs: only a master knows.
+// veswsDirty reports whether the state of VESWs must be stored: only a master does that.
 func (m *Manager) veswsDirty() bool { return m.vesw.dirty && m.em.Active() }
 
 // observedVESWs are the keys that have changed, with what they shall have; nil is nothing.
@@ -215,7 +215,7 @@ func (m *Manager) recallVESWs(ctx context.Context, term *store.Term) (list []em.
 	return list, nil
 }
 
-// partitions are those that are wanted: those of the intent, and those that VESWs have for themselves.
+// partitions returns the intended ones: those of the intent, and those of VESWs.
 func (m *Manager) partitions() []sm.Partition { return m.partitionsWith(&m.intent) }
 
 func (m *Manager) partitionsWith(i *Intent) []sm.Partition { return Partitions(i, &m.vesws) }
@@ -244,7 +244,7 @@ func Partitions(i *Intent, vesws *em.Intent) []sm.Partition {
 	return list
 }
 
-// loadVESWs reads what is wanted, for a term that begins: ok is false where it cannot be read.
+// loadVESWs reads the intended VESWs at the begin of a term: ok is false if they cannot be read.
 func (m *Manager) loadVESWs(ctx context.Context) (i VESWs, rev store.Rev, ok bool, err error) {
 	e, err := m.cfg.Store.Get(ctx, KeyVESWs)
 	if isNotFound(err) {
@@ -273,7 +273,7 @@ func (m *Manager) setVESWs(i VESWs, rev store.Rev) {
 		return
 	}
 	m.vesws, m.vesw.rev = i.Ethernet, rev
-	m.em.SetIntent(now, i.Ethernet) // it was judged
+	m.em.SetIntent(now, i.Ethernet) // it was validated
 	if !m.vesw.read {
 		m.vesw.read = true
 		m.net = nil // the Ethernet Manager gets it with the next settle

@@ -146,8 +146,8 @@ func newPorts() *ports {
 	return &ports{info: map[uint8]*mad.VESWPortInfo{}, table: map[int]mad.VESWMACEntry{}}
 }
 
-// TestVESW: a VESW that is wanted comes up with a partition and a group of its own, which nobody else joins; the next manager takes it over
-// without touching it; when it is wanted no more all of it goes.
+// TestVESW: a new VESW comes up with its own partition and group, which other ports cannot join; the
+// next manager takes it over without interruption; after its deletion nothing of it is left.
 func TestVESW(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()
@@ -254,7 +254,8 @@ func TestVESW(t *testing.T) {
 	b.m.Close()
 }
 
-// TestRestartedNode: a node that was started anew gets its ports back at once, not with the next poll, and nobody else is touched.
+// TestRestartedNode: a restarted node gets its ports back at once, not with the next poll, and other
+// nodes are not affected.
 func TestRestartedNode(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()
@@ -294,8 +295,8 @@ func TestRestartedNode(t *testing.T) {
 	}
 }
 
-// TestUnreadableVESWs: where it cannot be read which switches are wanted, their ports stay as they are, also under a manager that knew
-// them never.
+// TestUnreadableVESWs: if the intended switches cannot be read, their ports stay as they are, also
+// under a manager that never had them.
 func TestUnreadableVESWs(t *testing.T) {
 	mem := store.NewMemory()
 	defer mem.Close()
@@ -323,8 +324,8 @@ func TestUnreadableVESWs(t *testing.T) {
 	n.until("what nobody wants is gone", func() bool { return left.info[0] == nil })
 }
 
-// TestPartitionsOfVESWs: a partition that somebody made gets the members of the VESW that has its P_Key, and nobody else is taken out of
-// the default partition by a VESW.
+// TestPartitionsOfVESWs: a configured partition gets the members of the VESW with its P_Key, and a
+// VESW removes no port from the default partition.
 func TestPartitionsOfVESWs(t *testing.T) {
 	i := Intent{Subnet: sm.Intent{Partitions: []sm.Partition{{Name: "x", PKey: 0x4002, Members: []sm.Member{{PortGUID: 7, As: sm.Limited}}}}}}
 	v := em.Intent{VESWs: []em.VESW{{Name: "a", ID: 1, Members: []em.Member{{Port: 5, Num: 1}}}, {Name: "b", ID: 2, Members: []em.Member{{Port: 7, Num: 1}}},

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// CheckKey says what is wrong with a key, as ErrInvalid. A key is a path of
-// segments of letters, digits and - _ . : @ + = joined by slashes; no segment
-// is empty, "." or "..".
+// CheckKey returns the error of a key, as ErrInvalid. A key is a path of segments of letters, digits
+// and - _ . : @ + = joined by slashes; no segment is empty, "." or "..".
 func CheckKey(key string) error {
 	what := "cannot use the key " + shown(key)
 	switch {
@@ -59,7 +58,7 @@ func Below(tree, key string) bool {
 	return tree == "" || len(key) > len(tree) && key[len(tree)] == '/' && key[:len(tree)] == tree
 }
 
-// CheckTxn says what is wrong with a transaction, as ErrInvalid.
+// CheckTxn returns the error of a transaction, as ErrInvalid.
 func CheckTxn(t Txn) error {
 	const what = "cannot do the transaction"
 	if len(t.Do) > MaxTxn || len(t.If) > MaxTxn {
@@ -105,8 +104,7 @@ func CheckTxn(t Txn) error {
 	return nil
 }
 
-// WholeTTL rounds a time to live up to whole seconds, or says that it cannot
-// be one.
+// WholeTTL rounds a time to live up to whole seconds, or returns an error if it is out of range.
 func WholeTTL(ttl time.Duration) (time.Duration, error) {
 	if ttl <= 0 || ttl > MaxTTL {
 		return 0, invalid("cannot take a lease", "it must live between 1s and %v, not %v", MaxTTL, ttl)

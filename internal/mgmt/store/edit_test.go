@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestEdit: an edit makes what is not there, starts again when somebody was
-// faster, and leaves what it does not change.
+// TestEdit: an edit creates a missing value, starts again after a concurrent change, and does not
+// write an unchanged value.
 func TestEdit(t *testing.T) {
 	ctx := context.Background()
 	s := NewMemory()

@@ -17,11 +17,10 @@ import (
 // bounded by 3 s on a store that answers.
 const ElectionTTL = 2 * time.Second
 
-// retryEvery is how long a candidate waits before it asks a store again that
-// did not answer.
+// retryEvery is the delay before a candidate retries a store that did not answer.
 const retryEvery = 200 * time.Millisecond
 
-// Leader is who leads an election. The zero Leader is nobody.
+// Leader is the leader of an election. The zero Leader is none.
 type Leader struct {
 	Name    string `json:"name"`    // of the node
 	Address string `json:"address"` // where it is reached
@@ -54,9 +53,9 @@ type Term struct {
 	done sync.WaitGroup
 }
 
-// Campaign stands as a candidate until it is elected or ctx ends, also while
-// the store does not answer. Who is elected first among several waiting is
-// not defined. The caller ends the term with Resign, also a lost one.
+// Campaign is a candidate until it is elected or ctx ends, also while the store does not answer. The
+// order among several candidates is not defined. The caller ends the term with Resign, also a lost
+// one.
 func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term, error) {
 	value, err := json.Marshal(who)
 	if err != nil {
@@ -73,7 +72,7 @@ func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term,
 	}
 	c := candidate{s: s, key: electionKey(election), value: value}
 	for {
-		term, err := c.stand(ctx)
+		term, err := c.attempt(ctx)
 		if term != nil {
 			return term, nil
 		}
@@ -98,7 +97,7 @@ func Campaign(ctx context.Context, s Store, election string, who Leader) (*Term,
 	}
 }
 
-// candidate is somebody in an election; its lease outlives the attempts.
+// candidate is a participant of an election; its lease outlives the attempts.
 type candidate struct {
 	s     Store
 	key   string
@@ -124,8 +123,8 @@ func (c *candidate) withdraw(ctx context.Context) {
 	_ = c.lease.Revoke(ctx)
 }
 
-// stand tries once: ErrConflict when somebody else leads.
-func (c *candidate) stand(ctx context.Context) (*Term, error) {
+// attempt tries once: ErrConflict if there is another leader.
+func (c *candidate) attempt(ctx context.Context) (*Term, error) {
 	if c.lease == nil {
 		l, err := c.s.Lease(ctx, ElectionTTL)
 		if err != nil {
@@ -185,7 +184,7 @@ func (t *Term) watch(ctx context.Context) {
 }
 
 func (t *Term) holdsAfter(c Change) bool {
-	holds := !c.Reset // a Reset without the key says it is gone
+	holds := !c.Reset // a Reset without the key means that it was deleted
 	for _, e := range c.Events {
 		if e.Key == t.fence.Key {
 			holds = !e.Deleted && e.Created == t.fence.Created
@@ -197,9 +196,9 @@ func (t *Term) holdsAfter(c Change) bool {
 // Fence returns what makes a transaction fail once the term is over.
 func (t *Term) Fence() Fence { return t.fence }
 
-// Lost is closed when the term is over, as far as this node can know: another
-// may be elected from the same moment on, and writes then fail. A leader must
-// not rely on it alone: what it writes carries Fence.
+// Lost is closed when the term may be over for all that this node can observe: another leader may be
+// elected from that moment on, and writes then fail. A leader must not rely on it alone: its writes
+// carry Fence.
 func (t *Term) Lost() <-chan struct{} { return t.lost }
 
 // Txn does x if the term still lasts, else ErrFenced.
@@ -217,7 +216,7 @@ func (t *Term) Resign(ctx context.Context) error {
 	return err
 }
 
-// LeaderOf returns who leads an election now; nobody is ErrNotFound.
+// LeaderOf returns the present leader of an election; ErrNotFound if there is none.
 func LeaderOf(ctx context.Context, s Store, election string) (Leader, error) {
 	e, err := s.Get(ctx, electionKey(election))
 	if err != nil {
@@ -226,10 +225,9 @@ func LeaderOf(ctx context.Context, s Store, election string) (Leader, error) {
 	return leaderOf(e)
 }
 
-// Observe tells who leads an election: first who does now, be it nobody, then
-// whenever that changes, until ctx or the store ends, which closes the
-// channel. A slow observer misses leaders in between, never the last. A
-// leader whose entry cannot be read has a Term and no Name.
+// Observe sends the leader of an election: first the present one, which may be none, then each change,
+// until ctx or the store ends, which closes the channel. A slow observer misses leaders in between,
+// never the last. A leader whose entry cannot be read has a Term and no Name.
 func Observe(ctx context.Context, s Store, election string) (<-chan Leader, error) {
 	key := electionKey(election)
 	if err := CheckKey(key); err != nil {

@@ -12,7 +12,7 @@ import (
 // Kinds of failures, for errors.Is.
 var (
 	ErrNotFound    = errors.New("not found")
-	ErrConflict    = errors.New("conflict")    // somebody else was first: read again, then decide
+	ErrConflict    = errors.New("conflict")    // concurrent change: read again, then decide
 	ErrFenced      = errors.New("fenced")      // the caller's term or lease is over: stop writing
 	ErrUnavailable = errors.New("unavailable") // no answer: try again later; a write may have been done
 	ErrFull        = errors.New("full")        // nothing can be put until something is deleted

@@ -61,8 +61,8 @@ func (m *Memory) Close() error {
 	return nil
 }
 
-// Kill ends the client as the death of its process would: nobody is told, and
-// its leases end by their time to live.
+// Kill ends the client as the death of its process would: without notice, and its leases end by their
+// time to live.
 func (m *Memory) Kill() {
 	for _, l := range m.end() {
 		time.AfterFunc(l.ttl, func() { m.tree.endLease(l) })
@@ -86,7 +86,7 @@ func (m *Memory) end() []*memLease {
 	return ls
 }
 
-// usable says whether a call can be answered at all.
+// usable returns an error if no call can succeed.
 func (m *Memory) usable(ctx context.Context) error {
 	select {
 	case <-m.stop:
@@ -173,8 +173,7 @@ func (t *memTree) do(x Txn) (Rev, error) {
 	return t.rev, nil
 }
 
-// apply does the operations in a new revision, if they change anything, and
-// tells the watches.
+// apply executes the operations in a new revision, if they change anything, and notifies the watches.
 func (t *memTree) apply(ops []Op) {
 	next := t.rev + 1
 	var events []Event
@@ -199,7 +198,7 @@ func (t *memTree) apply(ops []Op) {
 	}
 	t.rev = next
 	for w := range t.watches {
-		w.tell(next, events)
+		w.notify(next, events)
 	}
 }
 

@@ -39,8 +39,8 @@ func (m *Memory) Watch(ctx context.Context, tree string) (<-chan Change, error) 
 	return w.out, nil
 }
 
-// tell queues what concerns the watch. The caller holds the tree's lock.
-func (w *memWatch) tell(rev Rev, events []Event) {
+// notify enqueues the events of the watched tree. The caller holds the tree's lock.
+func (w *memWatch) notify(rev Rev, events []Event) {
 	if w.stale {
 		return
 	}

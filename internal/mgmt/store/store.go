@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps the desired and the observed state of a fabric: small
-// values under slash paths, with transactions, watches, leases, and elections
-// whose winner can be fenced off.
+// Package store keeps the desired and the observed state of a fabric: small values under slash paths,
+// with transactions, watches, leases, and elections whose winner can be fenced off.
 //
-// What comes in: keys and bytes of the manager, which owns their format; what
-// goes out: entries with revisions, ordered changes, and terms of office.
-// NewMemory keeps all of it in this process; package store/etcd keeps it in
-// etcd, embedded in the node or a cluster's. Both pass the suite of
-// store/storetest. Called by manager, node and tests. The data path must never
-// wait for it, and it must never look into a value.
+// What comes in: keys and bytes of the manager, which owns their format; what goes out: entries with
+// revisions, ordered changes, and terms of office. NewMemory keeps all of it in this process; package
+// store/etcd keeps it in etcd, embedded in the node or a cluster's. Both pass the suite of
+// store/storetest. Called by manager, node and tests. The data path must never wait for it, and it
+// must never interpret a value.
 package store
 
 import (
@@ -57,7 +55,7 @@ type Op struct {
 	Delete bool    // of a key that is there or not
 }
 
-// Test says what a Cond asks of a key.
+// Test is the kind of a Cond.
 type Test uint8
 
 // Tests.
@@ -86,13 +84,13 @@ func (c Cond) Holds(rev Rev) bool {
 	return rev == c.Rev
 }
 
-// Absent is true when nobody put key.
+// Absent is true while key does not exist.
 func Absent(key string) Cond { return Cond{Key: key, Test: IsAbsent} }
 
 // Present is true when key is there.
 func Present(key string) Cond { return Cond{Key: key, Test: IsPresent} }
 
-// At is true when nobody changed e since it was read.
+// At is true while e is unchanged since it was read.
 func At(e Entry) Cond { return Cond{Key: e.Key, Test: IsAt, Rev: e.Rev} }
 
 // PutOp sets a key.
@@ -101,17 +99,15 @@ func PutOp(key string, value []byte) Op { return Op{Key: key, Value: value} }
 // DeleteOp removes a key if it is there.
 func DeleteOp(key string) Op { return Op{Key: key, Delete: true} }
 
-// Fence is the proof of a term of office: the key of the election and the
-// revision in which its winner created it. It holds as long as that very key
-// is there. The zero Fence asks nothing.
+// Fence is the proof of a term of office: the key of the election and the revision in which its winner
+// created it. It holds as long as that very key exists. The zero Fence is no condition.
 type Fence struct {
 	Key     string
 	Created Rev
 }
 
-// Txn is done as a whole or not at all: if the fence holds and every condition
-// is true, then every operation. No key may be in two operations. Without
-// operations it only asks.
+// Txn is atomic: if the fence holds and every condition is true, then every operation is executed,
+// otherwise none. No key may be in two operations. Without operations it only checks.
 type Txn struct {
 	Fence Fence
 	If    []Cond
@@ -124,16 +120,15 @@ type Event struct {
 	Deleted bool
 }
 
-// Change is what one transaction did to a watched tree, in the order of its
-// operations. With Reset, Events are instead all keys of the tree as they are
-// at Rev, in order: what the watcher knows of other keys is void.
+// Change is the effect of one transaction on a watched tree, in the order of its operations. With
+// Reset, Events are instead all keys of the tree at Rev, in order, and replace the watcher's state.
 type Change struct {
 	Rev    Rev
 	Reset  bool
 	Events []Event
 }
 
-// ResetTo is the change that replaces all a watcher knows by a listing.
+// ResetTo is the change that replaces a watcher's state by a listing.
 func ResetTo(l Listing) Change {
 	c := Change{Rev: l.Rev, Reset: true}
 	for _, e := range l.Entries {
@@ -155,20 +150,18 @@ type Lease interface {
 	Revoke(ctx context.Context) error
 }
 
-// Store is a store as one client sees it. All methods may be called by
-// several goroutines. Errors are *Error, but for the context's own; a method
-// waits no longer than its context and, where it needs an answer, than the
-// store's own limit (ErrUnavailable). A write that fails with ErrUnavailable
-// may have been done: conditions make it safe to try again.
+// Store is one client of a store. All methods may be called by several goroutines. Errors are *Error,
+// except the context's own; a method waits no longer than its context and, if it needs an answer, than
+// the store's own limit (ErrUnavailable). A write that fails with ErrUnavailable may have been
+// executed: conditions make a retry safe.
 type Store interface {
 	// Get returns an entry, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
 	// List returns the entries below tree, that is those whose keys begin with
 	// tree and a slash; all of the store for "".
 	List(ctx context.Context, tree string) (Listing, error)
-	// Txn does t and returns the store's revision after it. Reasons not to:
-	// ErrFenced (the fence does not hold, or a lease in it has ended),
-	// ErrConflict (a condition is false; Error.Key says which).
+	// Txn executes t and returns the store's revision after it. Errors: ErrFenced (the fence does not
+	// hold, or a lease in it has ended), ErrConflict (a condition is false; Error.Key is its key).
 	Txn(ctx context.Context, t Txn) (Rev, error)
 	// Watch follows the entries below tree until ctx or the store ends, which
 	// closes the channel. The first change is a Reset; then every change comes
@@ -179,7 +172,7 @@ type Store interface {
 	// Lease grants a lease that is renewed until it is revoked or lost. ttl is
 	// rounded up to what the store can do: whole seconds.
 	Lease(ctx context.Context, ttl time.Duration) (Lease, error)
-	// Status says how the store is; it answers also when the store does not.
+	// Status returns the state of the store, also if the store does not answer.
 	Status(ctx context.Context) Status
 	// Close revokes the leases and ends the watches of this client, and waits
 	// until they ended. Other calls then fail with ErrUnavailable.
@@ -214,16 +207,14 @@ func Create(ctx context.Context, s Store, key string, value []byte) (Rev, error)
 	return s.Txn(ctx, Txn{If: []Cond{Absent(key)}, Do: []Op{PutOp(key, value)}})
 }
 
-// Update replaces the value of an entry that was read before, unless somebody
-// changed it since: ErrConflict.
+// Update replaces the value of an entry that was read before; ErrConflict if it has changed since.
 func Update(ctx context.Context, s Store, e Entry, value []byte) (Rev, error) {
 	return s.Txn(ctx, Txn{If: []Cond{At(e)}, Do: []Op{{Key: e.Key, Value: value, Lease: e.Lease}}})
 }
 
-// Edit changes the value of a key, or makes it, whatever others do meanwhile:
-// change gets the value, nil where there is none, and is called again when
-// somebody was faster. What it returns is stored, nil leaves all as it is. Its
-// error ends the edit and is returned.
+// Edit changes or creates the value of a key under concurrent changes: change gets the value, nil if
+// there is none, and is called again after a conflict. Its result is stored; nil leaves the value
+// unchanged. Its error ends the edit and is returned.
 func Edit(ctx context.Context, s Store, key string, change func(value []byte) ([]byte, error)) error {
 	for {
 		e, err := s.Get(ctx, key)

@@ -62,10 +62,7 @@ type backend struct {
 	read sync.WaitGroup
 }
 
-var (
-	_ lane.Poller  = (*iface)(nil)
-	_ ipoib.Device = (*iface)(nil)
-)
+var _ lane.Poller = (*iface)(nil)
 
 const (
 	// interrupts bounds the batches of completions of a turn: with those of sends, more than a turn brings.
@@ -108,7 +105,7 @@ func (l *iface) start() {
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
 	l.lane.Do(func() {
-		l.engine = ipoib.New(l.cfg, rnd, l.access.parts(), l)
+		l.engine = ipoib.New(l.cfg, rnd, l.access.parts(), ipoib.Device{Interface: l, Packets: l, Events: l})
 		l.lane.AddPoller(l)
 		l.engine.Start(l.lane.Now(), portOf(l.adapter))
 	})
@@ -203,7 +200,7 @@ func (l *iface) Deadline() mono.Time {
 	return l.engine.Deadline()
 }
 
-// Register implements ipoib.Device: the worker makes the device.
+// Register implements ipoib.Interface: the worker makes the device.
 func (l *iface) Register(d ipoib.DeviceInfo) {
 	l.device.Open(func(t supervisor.Term) (*backend, error) {
 		notify := func(e ipoib.BackendEvent) { t.Post(func() { l.deviceChanged(&e) }) }
@@ -283,7 +280,7 @@ func (l *iface) applyState(now mono.Time) {
 	l.opened = e.Up
 }
 
-// Unregister implements ipoib.Device.
+// Unregister implements ipoib.Interface.
 func (l *iface) Unregister() { l.discardDevice() }
 
 // discardDevice ends the use of the device and has the worker close it.
@@ -312,12 +309,12 @@ func (l *iface) closeDevice(b *backend) {
 	b.read.Wait()
 }
 
-// SetCarrier implements ipoib.Device.
+// SetCarrier implements ipoib.Interface.
 func (l *iface) SetCarrier(on bool, _ string) {
 	l.changeDevice("carrier", func(b ipoib.Backend) error { return b.SetCarrier(on) })
 }
 
-// SetMTU implements ipoib.Device.
+// SetMTU implements ipoib.Interface.
 func (l *iface) SetMTU(mtu int) {
 	l.changeDevice("MTU", func(b ipoib.Backend) error { return b.SetMTU(mtu) })
 }
@@ -331,7 +328,7 @@ func (l *iface) changeDevice(what string, change func(ipoib.Backend) error) {
 	}, nil)
 }
 
-// Deliver implements ipoib.Device.
+// Deliver implements ipoib.PacketReceiver.
 func (l *iface) Deliver(packets [][]byte) (dropped int) {
 	if l.back == nil || l.back.WriteBatch(packets, 0) != nil {
 		return len(packets)
@@ -339,14 +336,14 @@ func (l *iface) Deliver(packets [][]byte) (dropped int) {
 	return 0
 }
 
-// Wake implements ipoib.Device.
+// Wake implements ipoib.PacketReceiver.
 func (l *iface) Wake() {
 	if l.feed != nil {
 		l.feed.held = false
 	}
 }
 
-// Event implements ipoib.Device.
+// Event implements ipoib.Events.
 func (l *iface) Event(_ mono.Time, e ipoib.Event) {
 	text := e.Text
 	if e.Addr.IsValid() {
@@ -355,7 +352,7 @@ func (l *iface) Event(_ mono.Time, e ipoib.Event) {
 	l.h.event(l.cfg.Name, e.Kind.String(), text)
 }
 
-// Closed implements ipoib.Device.
+// Closed implements ipoib.Interface.
 func (l *iface) Closed(err error) {
 	if err != nil {
 		l.h.event(l.cfg.Name, ipoib.EventLog.String(), err.Error())

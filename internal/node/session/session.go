@@ -320,7 +320,7 @@ func (d *Session) renew() error {
 // part closes a device of the session after its client has gone or reset it; it runs on the lane. Where queue pairs
 // notify their peers first, the lane detaches the session later.
 func (d *Session) part(dev *rdmadev.Device) {
-	if !dev.Part() {
+	if !dev.Orphan() {
 		d.r.Detach(dev.Session())
 	}
 }

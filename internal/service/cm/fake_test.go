@@ -131,9 +131,9 @@ func (h *host) path(to *host) Path {
 // empty fails where a Manager still holds something.
 func (h *host) empty() {
 	h.t.Helper()
-	if n := len(h.conns) + len(h.byRemote) + len(h.byQP) + h.waiting.Len() + len(h.lookups) + len(h.inquiries) + h.answered.Len() + len(h.timers); n != 0 {
+	if n := len(h.conns) + len(h.byRemote) + len(h.byQP) + h.waiting.Len() + len(h.lookups) + len(h.inquiries) + h.answered.Len() + h.timers.Len(); n != 0 {
 		h.t.Fatalf("holds %d conns, %d+%d by peer, %d in TIMEWAIT, %d lookups, %d inquiries, %d timers", len(h.conns), len(h.byRemote), len(h.byQP),
-			h.waiting.Len(), len(h.lookups), len(h.inquiries), len(h.timers))
+			h.waiting.Len(), len(h.lookups), len(h.inquiries), h.timers.Len())
 	}
 	for _, l := range h.listeners {
 		if l.waiting != 0 {

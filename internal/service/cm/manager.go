@@ -3,7 +3,6 @@
 package cm
 
 import (
-	"container/heap"
 	"container/list"
 	"math/rand/v2"
 	"time"
@@ -78,7 +77,7 @@ type Manager struct {
 	listeners []*Listener // in order of precedence
 	asked     int         // connections, and inquiries below, that wait for a listener's user
 	inquired  int
-	timers    timerHeap
+	timers    mono.Heap[timed]
 	out       []outgoing
 	head      int // of out
 	events    []event
@@ -132,9 +131,11 @@ func New(cfg Config, ports Ports) *Manager {
 // after every other call until it returns false, and at Deadline: it also runs timers and calls
 // handlers.
 func (m *Manager) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
-	for len(m.timers) > 0 && m.timers[0].timer().due.Due(now) {
-		t := m.timers[0]
-		m.stop(t)
+	for {
+		t, ok := m.timers.PopDue(now)
+		if !ok {
+			break
+		}
 		t.expire(m, now)
 	}
 	m.deliver(now)
@@ -149,12 +150,7 @@ func (m *Manager) Next(now mono.Time, d *mad.Datagram) (function uint16, ok bool
 }
 
 // Deadline is when Next has something to do if nothing else happens.
-func (m *Manager) Deadline() mono.Time {
-	if len(m.timers) == 0 {
-		return 0
-	}
-	return m.timers[0].timer().due
-}
+func (m *Manager) Deadline() mono.Time { return m.timers.Next() }
 
 // Pending reports whether Next has something to do now, timers excluded.
 func (m *Manager) Pending() bool { return len(m.events) > 0 || m.head < len(m.out) }
@@ -199,61 +195,30 @@ func (m *Manager) newTID() uint64 {
 	return m.lastTID
 }
 
-// timer is a deadline of something.
-type timer struct {
-	due mono.Time // 0: not set
-	at  int       // in the heap
-}
+// timer is the deadline of a connection, a lookup or an inquiry.
+type timer = mono.Timer[timed]
 
+// timed has a timer, and an action for when it is due.
 type timed interface {
 	timer() *timer
 	expire(m *Manager, now mono.Time)
 }
 
-// start sets a timer, whether it was set before or not.
+// start sets a timer, whether it is set or not.
 func (m *Manager) start(t timed, due mono.Time) {
-	m.stop(t)
-	t.timer().due = due
-	heap.Push(&m.timers, t)
+	v := t.timer()
+	v.Value = t
+	m.timers.Set(v, due)
 }
 
-func (m *Manager) stop(t timed) {
-	if v := t.timer(); v.due != 0 {
-		heap.Remove(&m.timers, v.at)
-		v.due = 0
-	}
-}
+// stop stops a timer, whether it is set or not.
+func (m *Manager) stop(t timed) { m.timers.Stop(t.timer()) }
 
-type timerHeap []timed
-
-func (h timerHeap) Len() int           { return len(h) }
-func (h timerHeap) Less(i, j int) bool { return h[i].timer().due < h[j].timer().due }
-func (h timerHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].timer().at, h[j].timer().at = i, j
-}
-
-// Push implements heap.Interface.
-func (h *timerHeap) Push(x any) {
-	t := x.(timed)
-	t.timer().at = len(*h)
-	*h = append(*h, t)
-}
-
-// Pop implements heap.Interface.
-func (h *timerHeap) Pop() any {
-	old := *h
-	t := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	return t
-}
-
-// Bounds on what a peer may make this side wait for: 17 s for an answer, 69 s after an MRA.
+// Bounds of the times that a peer may set: 17 s for a response, 69 s after an MRA.
 const (
 	maxTimeoutCode = 22
 	maxServiceCode = 24
 )
 
-// wait is how long a code stands for, with a bound.
+// wait is the time that a code stands for, with a bound on the code.
 func wait(code, most uint8) time.Duration { return 4096 * time.Nanosecond << min(code&31, most) }

@@ -14,12 +14,12 @@ const Headroom = 44
 // MaxPacket is the longest packet of an IP stack, in octets.
 const MaxPacket = 65535
 
-// Device is the network device of a Link: the glue between the Link and a Backend. The Link calls it on its lane; no
-// call blocks or calls the Link back.
-type Device interface {
-	Interface
-	PacketReceiver
-	Events
+// Device is the network device of a Link: the glue between the Link and a Backend. One value usually implements all of
+// it. The Link calls it on its lane; no call blocks or calls the Link back.
+type Device struct {
+	Interface Interface
+	Packets   PacketReceiver
+	Events    Events
 }
 
 // Interface is the network interface that the IP stack sees.

@@ -163,7 +163,7 @@ func (s *subnet) add(name string, lid ib.LID, gid ib.GID, qpn ib.QPN, params ...
 			MTU: ib.MTU4096, Rate: ib.Rate40,
 			PKeys: []ib.PKey{0xffff, testPKey}}}
 	n.l = New(LinkConfig{Name: name, Port: 1, PKey: testPKey, Params: p}, rand.New(rand.NewPCG(1, uint64(lid))),
-		n.access(), device{n})
+		n.access(), Device{Interface: device{n}, Packets: device{n}, Events: device{n}})
 	s.nodes = append(s.nodes, n)
 	return n
 }

@@ -56,7 +56,7 @@ type Link struct {
 	cfg    LinkConfig
 	p      *Params // of cfg
 	access Access
-	device Device
+	device Interface
 
 	state  State
 	steps  int    // of creating that are done
@@ -93,12 +93,12 @@ type Link struct {
 
 // New makes a Link, which does nothing before Start. rnd spreads times over links.
 func New(cfg LinkConfig, rnd *rand.Rand, access Access, dev Device) *Link {
-	l := &Link{cfg: cfg, access: access, device: dev, reason: "not started", stats: &stats.Recorder{}, timers: &timers{},
-		budget: &frameBudget{}, vectors: &vectorSet{port: access.Vectors}}
+	l := &Link{cfg: cfg, access: access, device: dev.Interface, reason: "not started", stats: &stats.Recorder{},
+		timers: &timers{}, budget: &frameBudget{}, vectors: &vectorSet{port: access.Vectors}}
 	l.p = &l.cfg.Params
 	l.attr = &attributes{partition: cfg.PKey, pkey: cfg.PKey, index: -1,
 		broadcastGID: wire.BroadcastGID(cfg.PKey, l.p.Scope)}
-	l.report = newReporter(dev, l.p, l.stats)
+	l.report = newReporter(dev.Events, l.p, l.stats)
 	l.sa = &transactions{sa: access.SA, timers: l.timers, open: map[uint32]*query{}}
 	l.waiters = &pathWaiters{attr: l.attr, stats: l.stats, byIP: map[netip.Addr][]pathWaiter{}}
 	l.forwarder = &forwarder{attr: l.attr, stats: l.stats}
@@ -119,12 +119,13 @@ func New(cfg LinkConfig, rnd *rand.Rand, access Access, dev Device) *Link {
 		ports.Frames = access.Frames
 		l.conns = connected.New(c, ports, l.forwarder, l.shadow, l.budget, l.report, l.stats)
 	}
-	l.engine = neigh.New(engine, engineOut{l})
+	out := engineOut{l}
+	l.engine = neigh.New(engine, neigh.Out{Frames: out, Resolution: out, Membership: out})
 	f := l.forwarder
 	f.engine, f.groups, f.shadow, f.sender, f.conns = l.engine, l.groups, l.shadow, l.sender, l.conns
-	l.receiver = &receiver{queue: access.Queues, device: dev, attr: l.attr, stats: l.stats, engine: l.engine,
+	l.receiver = &receiver{queue: access.Queues, device: dev.Packets, attr: l.attr, stats: l.stats, engine: l.engine,
 		shadow: l.shadow, gen: &l.sender.gen}
-	l.qp = &queuePair{p: l.p, service: access.Service, memory: access.Memory, cq: access.Queues, device: dev,
+	l.qp = &queuePair{p: l.p, service: access.Service, memory: access.Memory, cq: access.Queues, device: dev.Packets,
 		attr: l.attr, stats: l.stats, report: l.report, timers: l.timers, engine: l.engine, shadow: l.shadow,
 		conns: l.conns, link: l, sender: l.sender, receiver: l.receiver}
 	l.qp.watchdog.Value = l.qp.checkSends

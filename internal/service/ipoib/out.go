@@ -7,22 +7,19 @@ import (
 
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
-	"weft/internal/service/ipoib/neigh"
 )
 
-// engineOut is the Link as its engine calls it.
+// engineOut is the Link as its engine calls it: all interfaces of neigh.Out.
 type engineOut struct{ l *Link }
 
-var _ neigh.Out = engineOut{}
-
-// Xmit implements neigh.Out.
+// Xmit implements neigh.Frames.
 func (o engineOut) Xmit(now mono.Time, frame []byte) { o.l.forwarder.forward(now, frame) }
 
-// Deliver implements neigh.Out.
+// Deliver implements neigh.Frames.
 func (o engineOut) Deliver(now mono.Time, frame []byte) { o.l.receiver.deliverOne(frame) }
 
-// Learned implements neigh.Out. Calls that wait for the path to an address which has moved go on with the path to its
-// new place.
+// Learned implements neigh.Resolution. Calls that wait for the path to an address which has moved go on with the path
+// to its new place.
 func (o engineOut) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	if len(o.l.waiters.byIP[ip]) > 0 {
 		o.Resolved(now, ip, hw)
@@ -31,7 +28,7 @@ func (o engineOut) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	o.l.shadow.learn(now, ip, hw)
 }
 
-// Resolved implements neigh.Out: get-path goes on with the path.
+// Resolved implements neigh.Resolution: get-path goes on with the path.
 func (o engineOut) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	t := o.l.shadow
 	e := t.learn(now, ip, hw)
@@ -46,16 +43,16 @@ func (o engineOut) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	}
 }
 
-// Unresolved implements neigh.Out.
+// Unresolved implements neigh.Resolution.
 func (o engineOut) Unresolved(now mono.Time, ip netip.Addr) { o.l.waiters.failed(ip, ErrNoNode) }
 
-// Join implements neigh.Out.
+// Join implements neigh.Membership.
 func (o engineOut) Join(now mono.Time, group netip.Addr) { o.l.JoinGroup(now, group) }
 
-// Leave implements neigh.Out.
+// Leave implements neigh.Membership.
 func (o engineOut) Leave(now mono.Time, group netip.Addr) { o.l.LeaveGroup(now, group) }
 
-// Conflict implements neigh.Out.
+// Conflict implements neigh.Resolution.
 func (o engineOut) Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
 	o.l.report.event(now, EventConflict, ip, "used by "+hw.String())
 }

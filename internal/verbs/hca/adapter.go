@@ -120,7 +120,7 @@ func (a *Adapter) Attach(s *Session) error {
 		}
 	}
 	for n, o := range old {
-		if o != nil && o.departing.Load() {
+		if o != nil && o.orphaned.Load() {
 			a.seat(s, n)
 			return nil
 		}
@@ -139,7 +139,7 @@ func (a *Adapter) seat(s *Session, n int) {
 // Sessions returns how many sessions are attached, without those that part.
 func (a *Adapter) Sessions() (n int) {
 	for _, s := range a.sessions.Load() {
-		if s != nil && !s.departing.Load() {
+		if s != nil && !s.orphaned.Load() {
 			n++
 		}
 	}

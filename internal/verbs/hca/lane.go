@@ -36,7 +36,7 @@ type LaneStats struct {
 	Copies                                     uint64 // of multicast packets, handed to a queue pair
 	BlockedSelf                                uint64 // copies of its own packets that a queue pair does not want
 	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
-	Farewells                                  uint64 // queue pairs that told their peer that their program is gone
+	OrphanedQPs                                uint64 // queue pairs whose program died, and whose peer was connected
 	Rounds                                     uint64
 }
 
@@ -44,24 +44,24 @@ type LaneStats struct {
 // calls Receive for what arrived and Run for everything else, from one
 // goroutine.
 type Lane struct {
-	ID       int
-	Stats    LaneStats
-	all      *Functions
-	seen     uint64 // the generation of all that sessions follow
-	ports    []PortCounters
-	tap      *tapped // nil: nobody captures
-	link     Link
-	fabric   Link // nil: InfiniBand ports reach this node only
-	sw       Switch
-	manage   func(now mono.Time, r *pkt.Burst)
-	general  func(now mono.Time, r *pkt.Burst)
-	batch    *mem.Batch
-	shelves  *transport.Shelves // of all its queue pairs
-	groups   *Multicast         // nil: no copies are made of multicast packets
-	sessions []*Session
-	parting  []*Session // their programs are gone, their peers are told
-	departed func(*Session)
-	others   Others
+	ID          int
+	Stats       LaneStats
+	all         *Functions
+	seen        uint64 // the generation of all that sessions follow
+	ports       []PortCounters
+	tap         *tapped // nil: nobody captures
+	link        Link
+	fabric      Link // nil: InfiniBand ports reach this node only
+	sw          Switch
+	manage      func(now mono.Time, r *pkt.Burst)
+	general     func(now mono.Time, r *pkt.Burst)
+	batch       *mem.Batch
+	buffers     *transport.Buffers // of all its queue pairs
+	groups      *Multicast         // nil: no copies are made of multicast packets
+	sessions    []*Session
+	orphans     []*Session // their programs died, their peers are made to fail
+	orphanEnded func(*Session)
+	others      Others
 
 	ready, running []*QP // to be given a turn
 	sched          scheduler
@@ -102,15 +102,15 @@ type Others interface {
 	Quiesce()
 }
 
-// shelves is how many queue pairs of a lane may keep what arrived behind a gap at a
-// time: 32 MiB of it.
-const shelves = 32
+// laneBuffers is how many buffers of 1 MiB the queue pairs of a lane share, for what arrived behind a gap and for READ
+// responses that must be copied.
+const laneBuffers = 32
 
 // NewLane returns a lane that serves sessions of any of the functions. link
 // takes what RoCE sends to other nodes. others may be nil where there is one
 // lane only.
 func NewLane(all *Functions, id int, link Link, others Others) *Lane {
-	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), shelves: transport.NewShelves(shelves)}
+	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), buffers: transport.NewBuffers(laneBuffers)}
 	l.refresh()
 	return l
 }
@@ -279,7 +279,7 @@ func (l *Lane) refresh() {
 		return
 	}
 	l.seen = g
-	l.followParting()
+	l.refreshOrphans()
 	l.sched.forget(l.all)
 	for _, s := range l.sessions {
 		s.follow()
@@ -419,8 +419,8 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 		}
 		*r = pkt.Burst{}
 		if !q.t.Next(now, r) {
-			if q.parting && q.t.Parted() {
-				l.bury(q)
+			if q.orphaned && q.t.OrphanDone() {
+				l.endOrphan(q)
 				return
 			}
 			l.arm(q)
@@ -495,8 +495,8 @@ func (l *Lane) settle(now mono.Time) {
 			continue
 		}
 		q.t.Commit(now)
-		if q.parting && q.t.Parted() {
-			l.bury(q)
+		if q.orphaned && q.t.OrphanDone() {
+			l.endOrphan(q)
 			continue
 		}
 		if q.more || q.t.Pending() {
@@ -680,7 +680,7 @@ func (l *Lane) Recover() {
 	}
 	l.sched.queued, l.sched.aside = 0, l.sched.aside[:0]
 	l.recount()
-	for _, s := range slices.Concat(l.sessions, l.parting) {
+	for _, s := range slices.Concat(l.sessions, l.orphans) {
 		for _, q := range s.qps.m {
 			q.active, q.dirty = false, false
 			q.touch()

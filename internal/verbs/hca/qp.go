@@ -75,7 +75,7 @@ type QP struct {
 	pace   pace
 
 	active, handled, dirty, dead bool
-	parting                      bool // its program is gone: Session.Part
+	orphaned                     bool // its program died: Session.Orphan
 	more                         bool // the send ring may hold requests not fetched yet
 	timer                        mono.Time
 	heapIdx                      int
@@ -131,7 +131,7 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	q.slot, q.num = slot, s.wireQPN(slot)
 	port := s.a.Port()
 	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
-		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Shelves: s.lane.shelves}, q)
+		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Buffers: s.lane.buffers}, q)
 	q.classify(nil)
 	s.slots[slot] = q
 	p.refs++

@@ -44,9 +44,9 @@ type Session struct {
 	memory int64 // bytes charged
 	pages  PageSpace
 	closed bool
-	// departing says that the session is over but for farewells: it counts no
+	// orphaned: nothing is left of the session but orphaned queue pairs; it counts no
 	// more, and gives its number to another where there is none left.
-	departing atomic.Bool
+	orphaned atomic.Bool
 }
 
 // NewSession returns a session of function a on lane l, which the caller

@@ -19,28 +19,32 @@ func (q *QP) check() error {
 		return fmt.Errorf("send queue indices: ack %d tx %d fresh %d tail %d of %d", ack, tx, fresh, tail, len(s.sq))
 	case flight > maxOutstanding || sent > flight:
 		return fmt.Errorf("sequence numbers: una %d next %d highest %d", s.una, s.txPSN, s.maxPSN)
-	case s.rnrAt != 0 && !s.stalled:
+	case s.timers.rnrAt != 0 && !s.stalled:
 		return fmt.Errorf("sending while the RNR timer runs")
-	case q.cfg.Type == ib.RC && q.attr.Path != nil && !q.attr.Path.Local && s.cwnd < q.mtu:
-		return fmt.Errorf("window of %d bytes", s.cwnd)
+	case s.timers.rnrAt != 0 && s.timers.ackAt != 0:
+		return fmt.Errorf("the ACK timer runs beside the RNR timer")
+	case s.window.open && s.window.size < q.mtu:
+		return fmt.Errorf("window of %d bytes", s.window.size)
+	case q.cfg.Type == ib.RC && q.attr.Path != nil && q.orphan == nil && s.window.open == q.attr.Path.Local:
+		return fmt.Errorf("window open: %v, path local: %v", s.window.open, q.attr.Path.Local)
 	case q.cfg.Type == ib.RC && s.reads > uint32(q.attr.MaxRdAtomic) && q.attr.State != ib.SQD:
 		return fmt.Errorf("%d reads outstanding of %d", s.reads, q.attr.MaxRdAtomic)
 	case s.readRequests > s.reads:
 		return fmt.Errorf("%d READ requests of %d requests that wait for a response", s.readRequests, s.reads)
-	case p.nstaged > stageDepth:
-		return fmt.Errorf("%d receive completions staged", p.nstaged)
-	case p.recTail-p.recHead > uint32(len(p.recs)):
-		return fmt.Errorf("%d records", p.recTail-p.recHead)
-	case (q.attr.State == ib.Reset || q.attr.State == ib.Init) && (p.open || p.work || flight != 0):
+	case p.recvs.count > stageDepth:
+		return fmt.Errorf("%d receive completions staged", p.recvs.count)
+	case p.answers.tail-p.answers.head > uint32(len(p.answers.records)):
+		return fmt.Errorf("%d records", p.answers.tail-p.answers.head)
+	case (q.attr.State == ib.Reset || q.attr.State == ib.Init) && (p.open || p.answers.due || flight != 0):
 		return fmt.Errorf("activity in %v", q.attr.State)
-	case p.open && !p.write && p.recv == nil:
+	case p.open && !p.write && p.recvs.wr == nil:
 		return fmt.Errorf("a SEND in progress without a receive request")
-	case p.recv != nil && p.recvLen > p.recvCap:
-		return fmt.Errorf("%d bytes in a buffer of %d", p.recvLen, p.recvCap)
-	case p.open && p.write && p.done > p.length:
-		return fmt.Errorf("%d bytes written of %d", p.done, p.length)
+	case p.recvs.wr != nil && p.recvs.placed > p.recvs.capacity:
+		return fmt.Errorf("%d bytes in a buffer of %d", p.recvs.placed, p.recvs.capacity)
+	case p.open && p.write && p.target.done > p.target.length:
+		return fmt.Errorf("%d bytes written of %d", p.target.done, p.target.length)
 	}
-	if err := p.checkShelf(); err != nil {
+	if err := p.checkOutOfOrder(); err != nil {
 		return err
 	}
 	psn := s.una
@@ -54,11 +58,11 @@ func (q *QP) check() error {
 	return nil
 }
 
-func (p *responder) checkShelf() error {
-	f := p.shelf
+func (p *responder) checkOutOfOrder() error {
+	f := p.ooo
 	for i := 0; f != nil && i < f.n; i++ {
-		if e := &f.runs[i]; e.PSN.Diff(p.ePSN) <= 0 || i > 0 && e.PSN.Diff(f.runs[i-1].PSN) < 0 || e.len > int(e.count)*4096 {
-			return fmt.Errorf("shelf entry %d of %d: %d packets from PSN %d, expected %d", i, f.n, e.count, e.PSN, p.ePSN)
+		if e := &f.bursts[i]; e.PSN.Diff(p.ePSN) <= 0 || i > 0 && e.PSN.Diff(f.bursts[i-1].PSN) < 0 || e.len > int(e.count)*4096 {
+			return fmt.Errorf("out-of-order burst %d of %d: %d packets from PSN %d, expected %d", i, f.n, e.count, e.PSN, p.ePSN)
 		}
 	}
 	return nil

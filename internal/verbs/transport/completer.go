@@ -13,84 +13,82 @@ import (
 
 // handleResponse takes a response to this queue pair's requests (IBA volume
 // 1, 9.7.5 and 9.7.6).
-func (q *QP) handleResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
+func (s *requester) handleResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	switch {
-	case q.attr.State != ib.RTS && q.attr.State != ib.SQD:
-		q.ctr.DropState++
+	case s.attr.State != ib.RTS && s.attr.State != ib.SQD:
+		s.ctr.DropState++
 	case i.ReadResp:
-		q.onReadResponse(now, r, i, b)
+		s.onReadResponse(now, r, i, b)
 	case r.Count != 1 || r.Data.Len != 0:
-		q.ctr.DropLength++
+		s.ctr.DropLength++
 	case r.Opcode.Op() == ib.AtomicAck:
-		q.onAtomicAck(now, r, b)
+		s.onAtomicAck(now, r, b)
 	default:
-		q.onAck(now, r)
+		s.onAck(now, r)
 	}
 }
 
 // onAck takes an ACK or NAK.
-func (q *QP) onAck(now mono.Time, r *pkt.Burst) {
-	s := &q.req
+func (s *requester) onAck(now mono.Time, r *pkt.Burst) {
 	if dist(r.PSN, s.una) >= dist(s.maxPSN, s.una) {
-		q.ctr.DropPSN++ // a ghost, or a duplicate of what was acknowledged
+		s.ctr.DropPSN++ // a ghost, or a duplicate of what was acknowledged
 		return
 	}
 	syn, una := r.Syndrome, s.una
 	if syn.IsACK() {
-		if q.acknowledge(now, r.PSN.Add(1)) && q.mended(dist(s.una, una)) {
-			q.resend(now)
+		if s.acknowledge(now, r.PSN.Add(1)) && s.filledGap(dist(s.una, una)) {
+			s.resend(now)
 		}
 		return
 	}
 	// A NAK acknowledges what precedes its PSN.
-	if !q.acknowledge(now, r.PSN) {
+	if !s.acknowledge(now, r.PSN) {
 		return
 	}
 	switch {
 	case syn.IsRNR():
-		q.onRNR(now, syn.Value())
+		s.onRNR(now, syn.Value())
 	case syn == ib.SynNAKSeq:
-		q.ctr.SeqNakRcvd++
-		q.mended(dist(s.una, una))
+		s.ctr.SeqNakRcvd++
+		s.filledGap(dist(s.una, una))
 		// While the RNR timer runs, packets that were in flight behind the
 		// refused one draw this too; and one NAK starts one retry.
-		if s.rnrAt.IsZero() && !s.retrying {
-			q.retry(now)
-			q.ask()
+		if s.timers.rnrAt.IsZero() && !s.retrying {
+			s.retry(now)
+			s.testPeer()
 		}
 	case syn == ib.SynNAKInvReq:
-		q.ctr.RemoteInvalidReq++
-		q.failSend(ib.RemInvReqErr, ReasonRemoteNak)
+		s.ctr.RemoteInvalidReq++
+		s.fail(ib.RemInvReqErr, ReasonRemoteNak)
 	case syn == ib.SynNAKRemAcc:
-		q.ctr.RemoteAccessErr++
-		q.failSend(ib.RemAccessErr, ReasonRemoteNak)
+		s.ctr.RemoteAccessErr++
+		s.fail(ib.RemAccessErr, ReasonRemoteNak)
 	case syn == ib.SynNAKRemOp:
-		q.ctr.RemoteOpErr++
-		q.failSend(ib.RemOpErr, ReasonRemoteNak)
+		s.ctr.RemoteOpErr++
+		s.fail(ib.RemOpErr, ReasonRemoteNak)
 	default:
-		q.badResponse()
+		s.badResponse()
 	}
 }
 
-func (q *QP) badResponse() {
-	q.ctr.BadResponse++
-	q.failSend(ib.BadRespErr, ReasonResponse)
+func (s *requester) badResponse() {
+	s.ctr.BadResponse++
+	s.fail(ib.BadRespErr, ReasonResponse)
 }
 
 // acknowledge marks everything before psn as received by the peer; psn lies in
 // (una, maxPSN] or is una. It reports false where a READ or atomic before psn
 // is still without its response: that response was lost, and the retry has
 // been started.
-func (q *QP) acknowledge(now mono.Time, psn ib.PSN) bool {
-	s := &q.req
+func (s *requester) acknowledge(now mono.Time, psn ib.PSN) bool {
 	target := dist(psn, s.una)
 	done := uint32(0)
 	for done < target {
 		wr := &s.sq[s.ack&s.mask]
 		if wr.Op.NeedsResponse() {
-			q.progress(now, done)
-			if s.rnrAt.IsZero() && !s.retrying {
-				q.retry(now)
+			s.progress(now, done)
+			if s.timers.rnrAt.IsZero() && !s.retrying {
+				s.retry(now)
 			}
 			return false
 		}
@@ -102,136 +100,128 @@ func (q *QP) acknowledge(now mono.Time, psn ib.PSN) bool {
 		done += left
 		s.ack++
 	}
-	q.progress(now, done)
+	s.progress(now, done)
 	return true
 }
 
 // progress moves una over n PSNs that are done; s.ack is already right.
-func (q *QP) progress(now mono.Time, n uint32) {
+func (s *requester) progress(now mono.Time, n uint32) {
 	if n == 0 {
 		return
 	}
-	s := &q.req
 	behind := dist(s.txPSN, s.una) < n // sent again, and answered meanwhile
-	if !s.sampleAt.IsZero() && dist(s.samplePSN, s.una) <= n {
-		q.measured(now.Sub(s.sampleAt))
-	}
+	s.timers.acknowledged(now, s.una, n)
 	s.una = s.una.Add(n)
 	if behind {
 		s.txPSN, s.tx = s.una, s.ack
 	}
-	s.retries, s.rnrs = q.attr.RetryCnt, q.attr.RNRRetry
-	probed := s.probes != 0
-	s.retrying, s.twice, s.stalled, s.probes = false, false, false, 0
-	s.rnrAt = 0
+	s.retries, s.rnrRetries = s.attr.RetryCnt, s.attr.RNRRetry
+	probed := s.timers.probes != 0
+	s.retrying, s.gaps.duplicate, s.stalled, s.timers.probes = false, false, false, 0
+	s.timers.rnrAt = 0
 	if s.una == s.maxPSN {
-		s.ackAt, s.probeAt = 0, 0
+		s.timers.stopAck()
 	} else {
-		q.armAck(now)
+		s.startAck(now)
 	}
-	if s.recovering && dist(s.una, s.recover) < maxOutstanding {
-		s.recovering = false
-	}
+	s.window.acknowledged(s.una)
 	if probed && s.una != s.maxPSN {
-		q.cutWindow(false) // more was lost than a tail of one packet
+		s.window.cut(s.maxPSN, s.cutPart()) // more was lost than a tail of one packet
 		return
 	}
-	q.growWindow(n)
+	s.window.grow(n)
 }
 
 // onRNR waits as long as the responder asked for, then sends again from the
 // refused packet, which is una.
-func (q *QP) onRNR(now mono.Time, code uint8) {
-	s := &q.req
-	q.ctr.RNRNakRcvd++
-	if !s.rnrAt.IsZero() {
+func (s *requester) onRNR(now mono.Time, code uint8) {
+	s.ctr.RNRNakRcvd++
+	if !s.timers.rnrAt.IsZero() {
 		return
 	}
-	if q.attr.RNRRetry != 7 {
-		if s.rnrs == 0 {
-			q.ctr.RNRRetryExceeded++
-			q.failSend(ib.RNRRetryExcErr, ReasonRNR)
+	if s.attr.RNRRetry != 7 {
+		if s.rnrRetries == 0 {
+			s.ctr.RNRRetryExceeded++
+			s.fail(ib.RNRRetryExcErr, ReasonRNR)
 			return
 		}
-		s.rnrs--
+		s.rnrRetries--
 	}
-	s.rnrAt, s.ackAt, s.probeAt = now.Add(ib.RNRTimer(code)), 0, 0
-	q.goBack()
-	s.mending, s.stalled = false, true
+	s.timers.startRNR(now, ib.RNRTimer(code))
+	s.goBack()
+	s.gaps.selective, s.stalled = false, true
 }
 
 // responseFor finds the request that a READ response or atomic acknowledge
 // with this PSN answers: it acknowledges everything before and returns the
 // oldest request, or nil where the response is not the awaited one.
-func (q *QP) responseFor(now mono.Time, psn ib.PSN) *SendWR {
-	s := &q.req
+func (s *requester) responseFor(now mono.Time, psn ib.PSN) *SendWR {
 	if dist(psn, s.una) >= dist(s.maxPSN, s.una) {
-		q.ctr.DropPSN++
+		s.ctr.DropPSN++
 		return nil
 	}
 	if psn != s.una {
 		// Within the READ at hand this is a gap, before it a lost response.
-		if !q.acknowledge(now, psn) {
+		if !s.acknowledge(now, psn) {
 			return nil
 		}
 	}
-	s.mending = false
+	s.gaps.selective = false
 	return &s.sq[s.ack&s.mask]
 }
 
 // onReadResponse places READ data.
-func (q *QP) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
-	s := &q.req
+func (s *requester) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	psn, count, op, skip := r.PSN, r.Count, i, 0
 	if count == 0 || count > maxOutstanding {
-		q.ctr.DropLength++
+		s.ctr.DropLength++
 		return
 	}
 	if old := dist(s.una, psn); old != 0 && old < count {
 		// The head of the run has been here before.
-		psn, count, skip = s.una, count-old, int(old)*int(q.mtu)
+		psn, count, skip = s.una, count-old, int(old)*int(s.mtu)
 		op = tail(r.Opcode).Info()
 	}
-	wr := q.responseFor(now, psn)
+	wr := s.responseFor(now, psn)
 	if wr == nil {
 		return
 	}
 	if wr.Op == ib.WRAtomicWrite && i.First && i.Last && r.Syndrome.IsACK() && r.Data.Len == 0 {
 		s.reads--
 		s.ack++
-		q.progress(now, 1)
+		s.progress(now, 1)
 		return
 	}
 	if wr.Op != ib.WRRead || (i.First || i.Last) && !r.Syndrome.IsACK() {
-		q.badResponse()
+		s.badResponse()
 		return
 	}
 	at := dist(psn, wr.firstPSN)
 	start := s.chunkStart(at)
 	end := s.chunkEnd(wr, at)
-	off := uint64(at) * uint64(q.mtu)
-	want := uint64(count) * uint64(q.mtu)
+	off := uint64(at) * uint64(s.mtu)
+	want := uint64(count) * uint64(s.mtu)
 	if op.Last {
-		want = min(wr.length, uint64(end)*uint64(q.mtu)) - off
+		want = min(wr.length, uint64(end)*uint64(s.mtu)) - off
 	}
 	switch {
 	case op.First && !start && psn != wr.readPSN, !op.First && start:
-		q.badResponse()
+		s.badResponse()
 		return
-	case count > end-at, !shape(r, i, q.mtu), uint64(r.Data.Len-skip) != want:
-		q.ctr.DropLength++
-		q.failSend(ib.LocLenErr, ReasonLength)
+	case count > end-at, !validLength(r, i, s.mtu), uint64(r.Data.Len-skip) != want:
+		s.ctr.DropLength++
+		s.fail(ib.LocLenErr, ReasonLength)
 		return
 	case op.Last != (count == end-at):
-		q.badResponse()
+		s.badResponse()
 		return
 	}
-	switch placeList(b, (*requestOwner)(q), wr.segs, off, &r.Data, skip, r.Data.Len-skip) {
+	switch placeList(b, s, wr.segs, off, &r.Data, skip, r.Data.Len-skip) {
 	case mem.SourceFault:
 		r.Fault = true
 		return
 	case mem.DestFault:
-		q.failSend(ib.LocProtErr, ReasonPlacement)
+		s.fail(ib.LocProtErr, ReasonPlacement)
 		return
 	}
 	if op.Last {
@@ -241,30 +231,29 @@ func (q *QP) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b *mem.Ba
 	if at+count == dist(wr.lastPSN, wr.firstPSN)+1 {
 		s.ack++
 	}
-	q.progress(now, count)
+	s.progress(now, count)
 }
 
 // onAtomicAck stores the original value, a number in this host's order.
-func (q *QP) onAtomicAck(now mono.Time, r *pkt.Burst, b *mem.Batch) {
-	s := &q.req
-	wr := q.responseFor(now, r.PSN)
+func (s *requester) onAtomicAck(now mono.Time, r *pkt.Burst, b *mem.Batch) {
+	wr := s.responseFor(now, r.PSN)
 	if wr == nil {
 		return
 	}
 	if !wr.Op.IsAtomic() || !r.Syndrome.IsACK() {
-		q.badResponse()
+		s.badResponse()
 		return
 	}
 	buf := b.Scratch(8)
 	binary.NativeEndian.PutUint64(buf, r.Orig)
 	data := mem.BytesPayload(buf)
-	if placeList(b, (*requestOwner)(q), wr.segs, 0, &data, 0, 8) != mem.OK {
-		q.failSend(ib.LocProtErr, ReasonPlacement)
+	if placeList(b, s, wr.segs, 0, &data, 0, 8) != mem.OK {
+		s.fail(ib.LocProtErr, ReasonPlacement)
 		return
 	}
 	s.reads--
 	s.ack++
-	q.progress(now, 1)
+	s.progress(now, 1)
 }
 
 // placeList copies n bytes of src, from offset from, to offset off of a
@@ -288,21 +277,18 @@ func placeList(b *mem.Batch, o mem.Owner, segs []mem.Seg, off uint64, src *mem.P
 	return mem.OK
 }
 
-// requestOwner is the queue pair as the owner of READ and atomic results.
-type requestOwner QP
-
-// PlacementFailed implements mem.Owner; Commit acts on it.
-func (o *requestOwner) PlacementFailed() { o.req.placeFailed = true }
+// PlacementFailed implements mem.Owner for READ and atomic results; Commit acts on it.
+func (s *requester) PlacementFailed() { s.placeFailed = true }
 
 // failPlacement turns the oldest READ or atomic that is not yet visible into a
 // protection error.
-func (q *QP) failPlacement() {
-	s := &q.req
+func (s *requester) failPlacement() {
+	s.placeFailed = false
 	for i := s.head; i != s.fresh && int32(i-s.ack) <= 0; i++ {
 		if s.sq[i&s.mask].Op.Fetches() {
 			s.ack = i
 			break
 		}
 	}
-	q.failSend(ib.LocProtErr, ReasonPlacement)
+	s.fail(ib.LocProtErr, ReasonPlacement)
 }

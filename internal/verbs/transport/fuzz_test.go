@@ -31,8 +31,8 @@ func FuzzHandle(f *testing.F) {
 // fuzzBatch is reused: a new one clears hundreds of kilobytes.
 var fuzzBatch = mem.NewBatch(4096)
 
-// fuzzShelves is one shelf, which every run gives back.
-var fuzzShelves = NewShelves(1)
+// fuzzBuffers is one buffer, which every run returns.
+var fuzzBuffers = NewBuffers(1)
 
 type fuzzer struct {
 	t     *testing.T
@@ -55,7 +55,7 @@ func (z *fuzzer) byte() byte {
 func (z *fuzzer) run() {
 	typ := ib.QPType(z.byte() % 5)
 	cfg := testConfig(typ, 17)
-	cfg.Cap.MaxSendWR, cfg.SRQ, cfg.Shelves = 4, z.byte()&0x80 != 0, fuzzShelves
+	cfg.Cap.MaxSendWR, cfg.SRQ, cfg.Buffers = 4, z.byte()&0x80 != 0, fuzzBuffers
 	z.s = newSide("X", cfg, 4096, nil)
 	z.s.quiet, z.s.batch = true, fuzzBatch
 	state := ib.QPState(z.byte() % 7)
@@ -144,13 +144,13 @@ func (z *fuzzer) step() {
 	case 10:
 		z.settle()
 	case 11:
-		// Only a queue pair that had copies made hears of one that failed.
+		// Only a queue pair that requested copies is notified of one that failed.
 		b, st := z.byte(), q.State()
 		switch {
 		case b > 240 && st >= ib.RTR && st <= ib.SQE:
-			(*responseOwner)(q).PlacementFailed()
+			q.rsp.PlacementFailed()
 		case b > 220 && q.Type() == ib.RC && (st == ib.RTS || st == ib.SQD):
-			(*requestOwner)(q).PlacementFailed()
+			q.req.PlacementFailed()
 		}
 		z.settle()
 	}

@@ -47,7 +47,7 @@ func TestOutstandingLimit(t *testing.T) {
 	}
 	// The newest PSN is still told from one that was never sent.
 	last := r.PSN.Add(maxOutstanding - 1)
-	s.q.onAck(1, &pkt.Burst{})
+	s.q.req.onAck(1, &pkt.Burst{})
 	if s.q.ctr.DropPSN != 1 {
 		t.Fatal("a ghost was taken for an answer")
 	}
@@ -257,9 +257,9 @@ func TestReceiveLength(t *testing.T) {
 		wr.SGE = append(wr.SGE, ib.SGE{Addr: base, Len: 1 << 31, LKey: testKey})
 	}
 	s.recvs = append(s.recvs, wr)
-	s.q.rsp.recv, s.recvs = wr, nil
-	s.q.openRecv()
-	s.q.rsp.open, s.q.rsp.recvLen = true, 1<<31
+	s.q.rsp.recvs.wr, s.recvs = wr, nil
+	s.q.rsp.recvs.open()
+	s.q.rsp.open, s.q.rsp.recvs.placed = true, 1<<31
 	r := pkt.Burst{Count: 1, Path: &ib.Path{SGID: gid(2), DGID: gid(1)}, Data: mem.BytesPayload(make([]byte, 8))}
 	r.Opcode, r.PSN, r.PKey = ib.SendLast, ib.PSN(2)<<8, ib.DefaultPKey
 	s.q.Handle(1, &r, mem.NewBatch(64))

@@ -72,7 +72,7 @@ func runModel(t *testing.T, seed uint64) {
 	cfg := testConfig(ib.RC, 17)
 	cfg.Window = 16 << 10
 	if seed&2 != 0 { // what arrives behind a gap is kept, or not
-		cfg.Shelves = NewShelves(1)
+		cfg.Buffers = NewBuffers(1)
 	}
 	m.a = newSide("A", cfg, 1<<20, log("A", &m.sends))
 	cfg.QPN = 18
@@ -251,7 +251,7 @@ func (m *modelRun) step(t *testing.T) {
 			w[k], w[k+1] = w[k+1], w[k]
 		}
 	}
-	if m.b.q.rsp.nak.IsRNR() || rng.IntN(3) == 0 {
+	if m.b.q.rsp.answers.nak.IsRNR() || rng.IntN(3) == 0 {
 		if k := rng.IntN(len(m.b.free) + 1); k > 0 {
 			m.b.recvs = append(m.b.recvs, m.pending(k)...)
 		}
@@ -279,10 +279,10 @@ func (m *modelRun) step(t *testing.T) {
 func (m *modelRun) pending(k int) []*RecvWR {
 	var out []*RecvWR
 	posted := uint64(len(m.rcv) + len(m.b.recvs))
-	if m.b.q.rsp.recv != nil {
+	if m.b.q.rsp.recvs.wr != nil {
 		posted++
 	}
-	posted += uint64(m.b.q.rsp.nstaged)
+	posted += uint64(m.b.q.rsp.recvs.count)
 	for _, wr := range m.b.free {
 		if wr.ID > posted && len(out) < k {
 			out = append(out, wr)

@@ -106,7 +106,7 @@ func (q *QP) Modify(now mono.Time, a *Attr, mask ib.AttrMask) error {
 		return nil
 	case ib.Err:
 		q.enterErr(false)
-		q.rsp.silence()
+		q.rsp.answers.clear()
 		q.deliver()
 		return nil
 	}
@@ -192,7 +192,7 @@ func (q *QP) apply(a *Attr, mask ib.AttrMask) {
 		{ib.AttrPathMTU, func() { t.PathMTU = a.PathMTU; q.mtu = uint32(a.PathMTU.Bytes()) }},
 		{ib.AttrTimeout, func() { t.Timeout = a.Timeout }},
 		{ib.AttrRetryCnt, func() { t.RetryCnt = a.RetryCnt; q.req.retries = a.RetryCnt }},
-		{ib.AttrRNRRetry, func() { t.RNRRetry = a.RNRRetry; q.req.rnrs = a.RNRRetry }},
+		{ib.AttrRNRRetry, func() { t.RNRRetry = a.RNRRetry; q.req.rnrRetries = a.RNRRetry }},
 		{ib.AttrRQPSN, func() { t.RQPSN = a.RQPSN & ib.PSNMask; q.rsp.ePSN, q.rsp.safePSN = t.RQPSN, t.RQPSN }},
 		{ib.AttrSQPSN, func() {
 			t.SQPSN = a.SQPSN & ib.PSNMask
@@ -217,9 +217,9 @@ func (q *QP) apply(a *Attr, mask ib.AttrMask) {
 func (q *QP) enter(from, to ib.QPState, mask ib.AttrMask) {
 	q.attr.State = to
 	s := &q.req
-	s.stalled = !s.rnrAt.IsZero()
+	s.stalled = !s.timers.rnrAt.IsZero()
 	if mask&ib.AttrAV != 0 {
-		q.openWindow()
+		s.openWindow()
 	}
 	if to == ib.SQD && from == ib.RTS {
 		if mask&ib.AttrEnSQDAsyncNotify == 0 {

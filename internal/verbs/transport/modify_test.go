@@ -130,7 +130,7 @@ func tryModify(t *testing.T, typ ib.QPType, from, to ib.QPState, m ib.AttrMask, 
 	t.Helper()
 	q := New(&Config{Type: typ, QPN: 17, PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: 4}, &side{log: t.Logf})
 	q.attr.State, q.attr.Path = from, &ib.Path{}
-	q.openWindow()
+	q.req.openWindow()
 	a := validAttr(from, to)
 	var before, after Attr
 	q.Query(&before)

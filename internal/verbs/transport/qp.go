@@ -152,8 +152,8 @@ type Config struct {
 	// Window bounds the unacknowledged bytes of a path that can lose packets,
 	// and MinWindow what remains of it after losses.
 	Window, MinWindow uint32
-	// Shelves are where what arrives behind a gap is kept; nil: nowhere.
-	Shelves *Shelves
+	// Buffers are where packets are kept that arrive behind a gap, and READ responses that must be copied; nil: nowhere.
+	Buffers *Buffers
 }
 
 // Attr are the attributes of a queue pair (verbs names). Path is the resolved
@@ -184,7 +184,7 @@ type Attr struct {
 type Counters struct {
 	SentPackets, RcvdPackets, SentBytes, RcvdBytes uint64
 	DuplicateRequest, OutOfSequence                uint64
-	Shelved, ShelfRefused                          uint64 // packets behind a gap: kept, and not for lack of room
+	OOOBuffered, OOORefused                        uint64 // packets behind a gap: kept, and not for lack of room
 	// READ responses that were copied before a request behind them was executed, and requests deferred for lack of room.
 	ReadCopies, ReadCopyRefused                         uint64
 	RNRNakSent, RNRNakRcvd, SeqNakSent, SeqNakRcvd      uint64

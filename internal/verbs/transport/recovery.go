@@ -3,186 +3,93 @@
 package transport
 
 import (
-	"time"
-
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
 
-// What the requester does about loss: timers, probes, retries, and the window of
-// paths that can lose packets (docs/adr/0007-loss-recovery.md, 0011, 0013 and 0014).
+// What the requester does about loss: timers, probes and retries (docs/adr/0007-loss-recovery.md). The rules of its
+// parts are those of window, gaps and timers.
 
 // runTimers acts on the deadlines that have passed.
-func (q *QP) runTimers(now mono.Time) {
-	s := &q.req
-	if s.rnrAt.Due(now) {
-		s.rnrAt, s.stalled = 0, false
+func (s *requester) runTimers(now mono.Time) {
+	t := &s.timers
+	if t.rnrAt.Due(now) {
+		t.rnrAt, s.stalled = 0, false
 	}
-	if s.probeAt.Due(now) && !s.ackAt.Due(now) {
-		q.probe(now)
+	if t.probeAt.Due(now) && !t.ackAt.Due(now) {
+		s.probe(now)
 	}
-	if s.ackAt.Due(now) {
-		s.ackAt = 0
-		q.ctr.LocalAckTimeout++
-		q.cutWindow(true)
-		q.retry(now)
-		if q.attr.State == ib.Err {
-			q.deliver()
+	if t.ackAt.Due(now) {
+		t.ackAt = 0
+		s.ctr.LocalAckTimeout++
+		s.window.collapse(s.maxPSN, s.cutPart())
+		s.retry(now)
+		if s.attr.State == ib.Err {
+			s.life.deliver()
 		}
 	}
 }
 
-// armAck starts the local ACK timer.
-func (q *QP) armAck(now mono.Time) {
-	s := &q.req
-	if d := ib.AckTimeout(q.attr.Timeout); d != 0 {
-		s.ackAt = now.Add(max(ackTolerance*d, minAckTimeout))
-		q.armProbe(now)
-	}
+// startAck starts the local ACK timer, and with it the probe.
+func (s *requester) startAck(now mono.Time) {
+	s.timers.startAck(now, ib.AckTimeout(s.attr.Timeout), !s.attr.Path.Local)
 }
 
-// probeSlack is what a probe allows for, beyond what round trips show.
-const probeSlack = 50 * time.Microsecond
-
-// firstProbe is when to probe before the first round trip was measured.
-const firstProbe = 16 * time.Millisecond
-
-// armProbe sets the time of the next probe: longer than round trips take, twice
-// as long after each probe without progress. One that was needless, since a peer did not run
-// for a moment, costs a packet.
-func (q *QP) armProbe(now mono.Time) {
-	s := &q.req
-	if s.probeAt = 0; q.attr.Path.Local {
-		return
+// cutPart returns which part of the window a loss takes.
+func (s *requester) cutPart() uint32 {
+	if s.gaps.peerKeepsOOO {
+		return cutPeerKeeps
 	}
-	d := firstProbe
-	if s.rtt != 0 {
-		d = probeSlack + 2*s.rtt
-	}
-	s.probeAt = now.Add(d << min(s.probes, 6))
+	return cutPeerDiscards
 }
 
-// measured takes one round trip (RFC 6298, section 2).
-func (q *QP) measured(d time.Duration) {
-	s := &q.req
-	s.sampleAt = 0
-	if d = max(d, 1); s.rtt == 0 {
-		s.rtt = d
-		return
+// probe goes back where no answer arrived for long: the loss of a tail, of a NAK or of what was sent again draws no
+// NAK, and the local ACK timeout is mostly thousands of round trips. Until an answer arrives one packet is sent (room),
+// whose acknowledgement says where the peer is. It is no retry: only the timeout counts against retry_cnt.
+func (s *requester) probe(now mono.Time) {
+	s.ctr.Probes++
+	if s.timers.probes > 1 {
+		s.window.collapse(s.maxPSN, s.cutPart())
 	}
-	s.rtt += (d - s.rtt) / 8
-}
-
-// probe goes back when nothing came back for long: the loss of a tail, of a
-// NAK or of what was sent again draws no NAK, and the local ACK timeout is
-// mostly thousands of round trips. Until something comes back one packet is sent
-// (room), whose acknowledgement says where the peer is. It is no retry: only the
-// timeout counts against retry_cnt.
-func (q *QP) probe(now mono.Time) {
-	s := &q.req
-	q.ctr.Probes++
-	if s.probes > 1 {
-		q.cutWindow(true)
-	}
-	s.probes = min(s.probes, 254) + 1
-	q.goBack()
+	s.timers.countProbe()
+	s.goBack()
 	s.retrying = true
-	q.armProbe(now)
-}
-
-// growWindow opens the window by what was acknowledged: as fast while it was
-// never cut, by four packets per window afterwards. Where every hundredth is lost at random, cuts of
-// a quarter keep 37 packets under way (docs/adr/0011-loss-windows.md), those of a sixteenth 80.
-func (q *QP) growWindow(n uint32) {
-	s := &q.req
-	if q.attr.Path.Local || s.cwnd >= q.cfg.Window {
-		return
-	}
-	bytes := uint64(n) * uint64(q.mtu)
-	if s.cwnd >= s.ssthresh {
-		bytes = bytes * 4 * uint64(q.mtu) / uint64(s.cwnd)
-	}
-	s.cwnd = uint32(min(uint64(s.cwnd)+bytes, uint64(q.cfg.Window)))
-}
-
-// Parts of a window that a loss takes: where the peer discards what follows a gap, a
-// larger window is mostly sent again in vain; where it keeps that, nothing is.
-const (
-	cutDiscards = 4
-	cutKeeps    = 16
-)
-
-// cutWindow answers a loss; timeout says that nothing at all came back.
-func (q *QP) cutWindow(timeout bool) {
-	s := &q.req
-	if q.attr.Path.Local {
-		return
-	}
-	// Several packets at least: with one, every lost packet or ACK would cost
-	// a timeout.
-	floor := max(q.cfg.MinWindow, 4*q.mtu)
-	if !s.recovering {
-		s.recovering, s.recover = true, s.maxPSN
-		part := uint32(cutDiscards)
-		if s.keeps {
-			part = cutKeeps
-		}
-		s.cwnd = max(s.cwnd-s.cwnd/part, floor)
-		s.ssthresh = s.cwnd
-	}
-	if timeout {
-		s.cwnd = floor
-	}
+	s.timers.startProbe(now, true)
 }
 
 // retry goes back to the oldest unacknowledged packet, or gives up.
-func (q *QP) retry(now mono.Time) {
-	s := &q.req
+func (s *requester) retry(now mono.Time) {
 	if s.retries == 0 {
-		q.ctr.RetryExceeded++
-		q.failSend(ib.RetryExcErr, ReasonTimeout)
+		s.ctr.RetryExceeded++
+		s.fail(ib.RetryExcErr, ReasonTimeout)
 		return
 	}
 	s.retries--
-	q.cutWindow(false)
-	q.resend(now)
+	s.window.cut(s.maxPSN, s.cutPart())
+	s.resend(now)
 }
 
-// mendGaps is how many gaps may be expected in what is under way for them to be mended
-// one per round trip. Where there are more, going back by everything costs less time.
-const mendGaps = 4
-
-// resend sends the packet at una again, and what follows it unless that is on the
-// peer's shelf.
-func (q *QP) resend(now mono.Time) {
-	s := &q.req
-	q.goBack()
-	if n := dist(s.una, s.gap); n != 0 {
-		s.gap = s.una
-		s.between += (int32(min(n, gapFar)) - s.between) / 8
-	}
-	s.mending = s.mending && dist(s.maxPSN, s.una) <= uint32(s.between)*mendGaps
-	// The responder refuses a gap once: if the packet that fills it gets lost again,
-	// only a timer tells. So it leaves twice, but for a READ, whose responses would.
-	// After a retry that got lost that does too: on a path this bad, one packet per
-	// timeout would use up the retries of an honest connection.
-	s.twice = !q.attr.Path.Local && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
+// resend sends the packet at una again, and what follows it unless the peer keeps that.
+func (s *requester) resend(now mono.Time) {
+	s.goBack()
+	s.gaps.found(s.una, s.maxPSN)
+	// The responder refuses a gap once: if the packet that fills it gets lost again, only a timer detects that. So it
+	// leaves twice, but for a READ, whose responses would leave twice. After a retry that got lost a READ does too: on
+	// a path this bad, one packet per timeout would use up the retries of an honest connection.
+	s.gaps.duplicate = !s.attr.Path.Local && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
 	s.retrying = true
-	q.armAck(now)
+	s.startAck(now)
 }
 
-// goBack goes back to the oldest unacknowledged packet, and no further than to that
-// where the peer keeps what followed it.
-func (q *QP) goBack() {
-	s := &q.req
-	s.mending = s.keeps && !s.sq[s.ack&s.mask].Op.NeedsResponse()
-	s.mendEnd = s.maxPSN
+// goBack goes back to the oldest unacknowledged packet; only that one is sent again where the peer keeps what follows.
+func (s *requester) goBack() {
+	s.gaps.begin(!s.sq[s.ack&s.mask].Op.NeedsResponse(), s.maxPSN)
 	s.rewind()
 }
 
 func (s *requester) rewind() {
 	s.txPSN, s.tx, s.stalled = s.una, s.ack, false
-	s.sampleAt = 0
+	s.timers.dropSample()
 }
 
 // skip goes on behind everything that was sent.
@@ -193,49 +100,15 @@ func (s *requester) skip() {
 	}
 }
 
-// gapFar is what the distance of two gaps counts as at most, in packets.
-const gapFar = 1 << 10
-
-// askEvery is after how many NAKs at most a peer that was found to discard what follows a
-// gap is asked again; at first sooner: two packets missing in a row look the same.
-const askEvery = 32
-
-// ask finds out whether the peer keeps what arrives behind a gap: of what a retry
-// sends again only the first packet leaves (waits), and the acknowledgement tells
-// (mended). Nothing in the protocol says it (docs/adr/0013-out-of-order-buffer.md). A peer that is known to is
-// asked by every gap that is mended.
-func (q *QP) ask() {
-	s := &q.req
-	switch {
-	case s.keeps || q.attr.Path.Local || q.attr.State == ib.Err || s.sq[s.ack&s.mask].Op.NeedsResponse():
-	case s.askIn == 0:
-		s.mending = true
-	default:
-		s.askIn--
+// testPeer makes the retransmission at hand a test of the peer's out-of-order buffer where it can be one.
+func (s *requester) testPeer() {
+	if !s.attr.Path.Local && s.attr.State != ib.Err && !s.sq[s.ack&s.mask].Op.NeedsResponse() {
+		s.gaps.test()
 	}
 }
 
-// mended takes an acknowledgement of n packets where the first of them was sent again to
-// mend a gap. It answers what arrived after all that had been sent before. So if more than
-// the gap was acknowledged, the peer keeps what follows one; and if less than all
-// before mendEnd, the packet at una is missing too. mended reports whether that is to be
-// sent again now, without waiting for a NAK.
-func (q *QP) mended(n uint32) (again bool) {
-	s := &q.req
-	if !s.mending || n == 0 {
-		return false
-	}
-	s.mending = false
-	again = s.mendEnd.Diff(s.una) > 0
-	switch {
-	case n > 1:
-		s.keeps, s.doubted, s.askIn, s.askNext = true, false, 0, 0
-	case !again:
-	case s.keeps && !s.doubted:
-		s.doubted = true // two packets missing in a row look the same
-	default:
-		again = s.keeps // else what follows leaves in any case
-		s.keeps, s.askIn, s.askNext = false, s.askNext, min(2*s.askNext+1, askEvery)
-	}
-	return again && !s.sq[s.ack&s.mask].Op.NeedsResponse()
+// filledGap takes an acknowledgement that moved una by n packets, and reports whether the packet at una must be sent
+// again now: it is lost too. READs and atomics are sent again only after a NAK.
+func (s *requester) filledGap(n uint32) (again bool) {
+	return s.gaps.filled(n, s.una) && !s.sq[s.ack&s.mask].Op.NeedsResponse()
 }

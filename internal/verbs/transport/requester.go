@@ -3,64 +3,56 @@
 package transport
 
 import (
-	"time"
+	"math/bits"
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/pkt"
-	"weft/internal/proto/wire"
 )
 
-// requester is the sending half. Its queue is a ring with free-running
-// indices:
+// requester is the sending half. Its queue is a ring with free-running indices:
 //
 //	head ≤ ack ≤ tx ≤ fresh ≤ tail
 //
-// [head, ack) is done and waits for Commit, [ack, fresh) has its PSNs, tx is
-// being transmitted, [fresh, tail) is not started. tx lags behind fresh where
-// messages are sent again: going back is moving tx and txPSN back, and what
-// follows is ordinary transmission.
+// [head, ack) is done and waits for Commit, [ack, fresh) has its PSNs, tx is being transmitted, [fresh, tail) is not
+// started. tx lags behind fresh where messages are sent again: going back is moving tx and txPSN back, and what follows
+// is ordinary transmission.
 type requester struct {
+	*endpoint
 	sq                         []SendWR
 	mask                       uint32
 	head, ack, tx, fresh, tail uint32
 	una, txPSN, maxPSN         ib.PSN // oldest unacknowledged, next to send, after the highest sent
-	reads                      uint32 // READ requests and atomics without their response
-	readRequests               uint32 // the READ requests among them
-	stalled                    bool   // Next cannot go on before a response, a timer or Modify
-	retrying                   bool   // went back to una and saw no progress since
-	twice                      bool   // the run at una is to leave twice
-	mending                    bool   // of what precedes mendEnd only the packet at una is sent again
-	keeps                      bool   // the peer keeps what arrives behind a gap, as far as is known …
-	doubted                    bool   // … but what was behind the last one was missing as well
-	askIn, askNext             uint8  // NAKs until that is found out again, and if it then does not
-	mendEnd                    ib.PSN
-	gap                        ib.PSN // the last one
-	between                    int32  // packets from gap to gap, on average
-	placeFailed                bool   // a response's data did not reach its buffer
-	owed                       bool   // unreliable sends left whose payload may still be in use: Commit
-	draining                   bool
-	paused                     bool // Pause
-	retries, rnrs              uint8
-	probes                     uint8 // since the last progress
-	ackAt, rnrAt               mono.Time
-	probeAt                    mono.Time // when to look for the loss of what was sent last; zero: not now
-	sampleAt                   mono.Time // when the packet before samplePSN left, once and for the first time
-	samplePSN                  ib.PSN
-	rtt                        time.Duration // smoothed round trip; 0 is unknown
-	failStatus                 ib.Status
-	failReason                 uint32
-	cwnd, ssthresh             uint32 // bytes, on paths that can lose packets
-	recover                    ib.PSN // the window is not cut again before this is acknowledged
-	recovering                 bool
-	readChunk                  uint32     // packets that one READ request asks for
-	fell                       ib.QPState // from where it failed by itself, not by Modify; una and txPSN then
-	fellUna, fellPSN           ib.PSN
+
+	window window
+	gaps   gaps
+	timers timers
+
+	reads        uint32 // READ requests and atomics without their response
+	readRequests uint32 // the READ requests among them
+	readChunk    uint32 // packets that one READ request covers at most; 0: all
+	stalled      bool   // Next cannot go on before a response, a timer or Modify
+	retrying     bool   // it went back to una and saw no progress since
+	placeFailed  bool   // a response's data did not reach its buffer
+	owed         bool   // unreliable sends left whose payload may still be in use: Commit
+	draining     bool   // SQD: started messages are not all done
+	paused       bool   // Pause
+	// retries and rnrRetries are the retries left for the packet at una, 0 … 7.
+	retries, rnrRetries uint8
+	// failStatus and failReason are what the next request to be flushed completes with; Success for none.
+	failStatus ib.Status
+	failReason uint32
+	failure    failurePoint
 }
 
-// maxOutstanding bounds unacknowledged PSNs (IBA volume 1, 9.7.2): beyond it
-// old and new cannot be told apart.
+// failurePoint is where a requester was when its queue pair failed by itself, not by Modify.
+type failurePoint struct {
+	state      ib.QPState // RESET while it did not fail
+	una, txPSN ib.PSN
+}
+
+// maxOutstanding bounds unacknowledged PSNs (IBA volume 1, 9.7.2): beyond it old and new cannot be told apart.
 const maxOutstanding = 1 << 23
 
 // Values of Completion.VendorErr: why a request failed.
@@ -87,17 +79,87 @@ const (
 	ReasonBound    // it is bound, or registered, or is not
 	ReasonRights   // rights that do not go together
 	ReasonRange    // the window is not in its region, or pages and length disagree
-	ReasonPageList // the list of pages is not to be had
+	ReasonPageList // the list of pages cannot be read
 )
 
 // dist returns how far p lies ahead of q, 0 … 2^24-1.
 func dist(p, q ib.PSN) uint32 { return uint32(p-q) & ib.PSNMask }
 
-// SendSlot returns the slot to fill for the next Post, or nil where the send
-// queue is full. Every field but SGE's capacity is reset.
-func (q *QP) SendSlot() *SendWR {
-	s := &q.req
-	if s.tail-s.head >= q.cfg.Cap.MaxSendWR {
+// init allocates the send queue.
+func (s *requester) init(e *endpoint) {
+	n := uint32(1)
+	if c := e.cfg.Cap.MaxSendWR; c > 1 {
+		n = 1 << bits.Len32(c-1)
+	}
+	s.endpoint, s.sq, s.mask = e, make([]SendWR, n), n-1
+	sges := int(e.cfg.Cap.MaxSendSGE)
+	sge := make([]ib.SGE, int(n)*sges)
+	segs := make([]mem.Seg, int(n)*sges)
+	for i := range s.sq {
+		s.sq[i].SGE = sge[i*sges : i*sges : (i+1)*sges]
+		s.sq[i].segs = segs[i*sges : i*sges : (i+1)*sges]
+	}
+}
+
+// reset is the state of a new queue pair; the queue must have been discarded.
+func (s *requester) reset() {
+	*s = requester{endpoint: s.endpoint, sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
+}
+
+// discard returns every request without a completion.
+func (s *requester) discard() {
+	s.comp = Completion{Discard: true}
+	for s.head != s.tail {
+		wr := &s.sq[s.head&s.mask]
+		s.env.SendDone(wr, false, &s.comp)
+		s.head++
+	}
+}
+
+// complete makes visible what is done.
+func (s *requester) complete() {
+	for s.head != s.ack {
+		wr := &s.sq[s.head&s.mask]
+		s.comp = Completion{Op: wr.Op.WCOp(), ByteLen: uint32(wr.length)}
+		s.env.SendDone(wr, s.cfg.SigAll || wr.Flags&ib.Signaled != 0, &s.comp)
+		s.head++
+	}
+}
+
+// flush completes everything that is left in an error state: the oldest with the reason of the failure.
+func (s *requester) flush() {
+	for s.head != s.tail {
+		wr := &s.sq[s.head&s.mask]
+		s.comp = Completion{Op: wr.Op.WCOp(), Status: ib.WRFlushErr}
+		if s.failStatus != ib.Success {
+			s.comp.Status, s.comp.VendorErr = s.failStatus, s.failReason
+			s.failStatus = ib.Success
+		}
+		s.env.SendDone(wr, true, &s.comp)
+		s.head++
+	}
+	// Numbers go on where the queue was cut off: nothing is outstanding now.
+	s.ack, s.tx, s.fresh = s.tail, s.tail, s.tail
+	s.una, s.txPSN = s.maxPSN, s.maxPSN
+	s.reads, s.readRequests = 0, 0
+}
+
+// fail completes the oldest unacknowledged request with status: RC goes to ERR, the other services to SQE.
+func (s *requester) fail(status ib.Status, reason uint32) {
+	s.failStatus, s.failReason = status, reason
+	if s.cfg.Type == ib.RC {
+		s.life.fail(false)
+		return
+	}
+	if s.attr.State != ib.Err {
+		s.attr.State = ib.SQE
+		s.draining = false
+	}
+}
+
+// slot returns the slot of the next request, or nil where the send queue is full.
+func (s *requester) slot() *SendWR {
+	if s.tail-s.head >= s.cfg.Cap.MaxSendWR {
 		return nil
 	}
 	wr := &s.sq[s.tail&s.mask]
@@ -105,98 +167,21 @@ func (q *QP) SendSlot() *SendWR {
 	return wr
 }
 
-// Post makes the slot that SendSlot returned last part of the queue. In ERR
-// and SQE it is flushed by the next Next.
-func (q *QP) Post(now mono.Time) { q.req.tail++ }
-
-// Pending reports whether Next has something to do now; it may err on the
-// side of yes.
-func (q *QP) Pending() bool {
-	s := &q.req
-	if q.rsp.work {
-		return true
-	}
-	switch q.attr.State {
-	case ib.RTS, ib.SQD:
-		return s.tx != s.tail && !s.stalled && !s.paused
-	case ib.SQE, ib.Err:
-		return !s.owed && (s.head != s.tail || q.rsp.recvPosted) || q.bye != nil && q.bye.pending()
-	}
-	return false
-}
-
-// Pause keeps Next from producing requests, until it is told otherwise or the
-// queue pair is reset; answers go on.
-func (q *QP) Pause(on bool) { q.req.paused = on }
-
-// Deadline returns when Next wants to be called at the latest; the zero Time
-// is never. Work that is ready now is told by Pending alone.
-func (q *QP) Deadline() mono.Time {
-	if q.bye != nil {
-		return q.bye.at
-	}
-	return mono.Min(mono.Min(q.req.ackAt, q.req.rnrAt), q.req.probeAt)
-}
-
-// Next stores the next run to send in r and reports whether there was one. It
-// also runs the timers that are due and flushes queues in the error states.
-// Between Handle and Commit there is nothing to send, even to a queue pair that
-// is its own peer.
-func (q *QP) Next(now mono.Time, r *pkt.Burst) bool {
-	if q.bye != nil {
-		return q.nextFarewell(now, r)
-	}
-	more := q.next(now, r)
-	if invariants {
-		q.verify()
-	}
-	return more
-}
-
-func (q *QP) next(now mono.Time, r *pkt.Burst) bool {
-	s := &q.req
-	if q.dirty {
-		return false // an answer must not overtake the data it answers for
-	}
-	if s.ackAt.Due(now) || s.rnrAt.Due(now) || s.probeAt.Due(now) {
-		q.runTimers(now)
-	}
-	if q.rsp.work && q.nextResponse(r) {
-		q.sent(r)
-		return true
-	}
-	switch q.attr.State {
-	case ib.RTS, ib.SQD:
-		if s.tx != s.tail && !s.stalled && !s.paused && q.nextRequest(now, r) {
-			q.sent(r)
-			return true
-		}
-	case ib.SQE, ib.Err:
-		if !s.owed && (s.head != s.tail || q.rsp.recvPosted) {
-			q.deliver()
-		}
-	}
-	return false
-}
-
-func (q *QP) sent(r *pkt.Burst) {
-	q.ctr.SentPackets += uint64(r.Count)
-	q.ctr.SentBytes += uint64(r.Data.Len)
-}
+// ready reports whether next may have something to send.
+func (s *requester) ready() bool { return s.tx != s.tail && !s.stalled && !s.paused }
 
 // localTurn bounds the local operations that one call of Next executes.
 const localTurn = 64
 
-// nextRequest produces the next run of the send queue.
-func (q *QP) nextRequest(now mono.Time, r *pkt.Burst) bool {
-	s := &q.req
+// next produces the next burst of the send queue.
+func (s *requester) next(now mono.Time, r *pkt.Burst) bool {
 	var wr *SendWR
 	for n := 0; ; n++ {
 		if s.tx == s.tail || n == localTurn {
 			return false
 		}
 		wr = &s.sq[s.tx&s.mask]
-		if !wr.started && wr.status == ib.Success && !q.start(wr) {
+		if !wr.started && wr.status == ib.Success && !s.start(wr) {
 			s.stalled = true
 			return false
 		}
@@ -206,8 +191,8 @@ func (q *QP) nextRequest(now mono.Time, r *pkt.Burst) bool {
 		// It is done, and nothing was outstanding before it.
 		s.tx++
 		s.fresh, s.ack = s.tx, s.tx
-		q.ctr.LocalOps++
-		q.deliver()
+		s.ctr.LocalOps++
+		s.life.deliver()
 	}
 	if wr.status != ib.Success {
 		// Everything earlier comes first, and may fail first.
@@ -215,28 +200,27 @@ func (q *QP) nextRequest(now mono.Time, r *pkt.Burst) bool {
 			s.stalled = true
 			return false
 		}
-		q.failSend(wr.status, s.failReason)
-		q.deliver()
+		s.fail(wr.status, s.failReason)
+		s.life.deliver()
 		return false
 	}
 	switch {
-	case q.datagram():
-		q.emitDatagram(wr, r)
+	case s.datagram():
+		s.emitDatagram(wr, r)
 		return true
 	case wr.Op == ib.WRRead:
-		return q.emitRead(now, wr, r)
+		return s.emitRead(now, wr, r)
 	case wr.Op.IsAtomic(), wr.Op == ib.WRAtomicWrite:
-		return q.emitAtomic(now, wr, r)
+		return s.emitAtomic(now, wr, r)
 	}
-	return q.emitMessage(now, wr, r)
+	return s.emitMessage(now, wr, r)
 }
 
 // start checks a request whose turn has come and gives it its PSNs; false
 // where it must wait. A request that fails its checks keeps the reason in
 // status.
-func (q *QP) start(wr *SendWR) bool {
-	s := &q.req
-	if q.attr.State != ib.RTS || s.reads != 0 && q.fenced(wr) {
+func (s *requester) start(wr *SendWR) bool {
+	if s.attr.State != ib.RTS || s.reads != 0 && s.fenced(wr) {
 		return false
 	}
 	if wr.Op.IsLocal() && (s.ack != s.tx || s.owed) {
@@ -244,16 +228,16 @@ func (q *QP) start(wr *SendWR) bool {
 		// again reads its memory again. LOCAL_INV has to wait anyway.
 		return false
 	}
-	if wr.status, s.failReason = q.resolve(wr); wr.status != ib.Success {
+	if wr.status, s.failReason = s.resolve(wr); wr.status != ib.Success {
 		return true
 	}
 	if wr.Op.IsLocal() {
-		if wr.status, s.failReason = q.env.Local(wr); wr.status != ib.Success {
-			q.ctr.BindErr++
+		if wr.status, s.failReason = s.env.Local(wr); wr.status != ib.Success {
+			s.ctr.BindErr++
 		}
 		return true
 	}
-	n := packets(wr.length, q.mtu)
+	n := packets(wr.length, s.mtu)
 	wr.firstPSN, wr.lastPSN = s.txPSN, s.txPSN.Add(n-1)
 	wr.readPSN = wr.firstPSN
 	wr.started = true
@@ -265,8 +249,8 @@ func (q *QP) start(wr *SendWR) bool {
 // the path is local and wr follows a READ whose memory it could change. On a local path a READ response refers to
 // memory until the requester's lane has copied it, so that the requester keeps the order (docs/adr/0016-read-order.md).
 // Preconditions: reads is not 0.
-func (q *QP) fenced(wr *SendWR) bool {
-	return wr.Flags&ib.Fence != 0 || q.req.readRequests != 0 && wr.Op != ib.WRRead && q.attr.Path.Local
+func (s *requester) fenced(wr *SendWR) bool {
+	return wr.Flags&ib.Fence != 0 || s.readRequests != 0 && wr.Op != ib.WRRead && s.attr.Path.Local
 }
 
 // packets returns how many packets carry n bytes, at least one.
@@ -281,17 +265,17 @@ const validFlags = ib.Fence | ib.Signaled | ib.Solicited | ib.Inline
 
 // resolve validates a request (IBA volume 1, 10.8.2 and 11.6.2) and finds the
 // memory of its gather list.
-func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
+func (s *requester) resolve(wr *SendWR) (ib.Status, uint32) {
 	switch {
 	case wr.BadWQE:
 		return ib.LocQPOpErr, ReasonBadWQE
-	case !wr.Op.AllowedOn(q.cfg.Type):
+	case !wr.Op.AllowedOn(s.cfg.Type):
 		return ib.LocQPOpErr, ReasonOpcode
 	case wr.Flags&^validFlags != 0:
 		return ib.LocQPOpErr, ReasonFlags
-	case q.datagram() && wr.Path == nil:
+	case s.datagram() && wr.Path == nil:
 		return ib.LocQPOpErr, ReasonNoPath
-	case wr.Op.NeedsResponse() && q.attr.MaxRdAtomic == 0:
+	case wr.Op.NeedsResponse() && s.attr.MaxRdAtomic == 0:
 		return ib.LocQPOpErr, ReasonNoDepth
 	case wr.Op.IsLocal():
 		wr.length = 0
@@ -301,15 +285,15 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 		switch {
 		case wr.Op.Fetches():
 			return ib.LocQPOpErr, ReasonFlags
-		case uint64(len(wr.InlineData)) > uint64(q.cfg.Cap.MaxInline):
+		case uint64(len(wr.InlineData)) > uint64(s.cfg.Cap.MaxInline):
 			return ib.LocQPOpErr, ReasonInlineLength
 		}
 		wr.length = uint64(len(wr.InlineData))
-	} else if status, reason := q.resolveList(wr); status != ib.Success {
+	} else if status, reason := s.resolveList(wr); status != ib.Success {
 		return status, reason
 	}
 	switch {
-	case wr.length > ib.MaxMessage, q.datagram() && wr.length > q.longestDatagram(wr):
+	case wr.length > ib.MaxMessage, s.datagram() && wr.length > s.longestDatagram(wr):
 		return ib.LocLenErr, ReasonLength
 	case wr.Op.IsAtomic():
 		if wr.length < 8 {
@@ -322,8 +306,8 @@ func (q *QP) resolve(wr *SendWR) (ib.Status, uint32) {
 	return ib.Success, ReasonNone
 }
 
-func (q *QP) resolveList(wr *SendWR) (ib.Status, uint32) {
-	if len(wr.SGE) > int(q.cfg.Cap.MaxSendSGE) {
+func (s *requester) resolveList(wr *SendWR) (ib.Status, uint32) {
+	if len(wr.SGE) > int(s.cfg.Cap.MaxSendSGE) {
 		return ib.LocQPOpErr, ReasonSGECount
 	}
 	var need ib.Access
@@ -336,7 +320,7 @@ func (q *QP) resolveList(wr *SendWR) (ib.Status, uint32) {
 		if g.Len == 0 {
 			continue
 		}
-		region := q.env.LocalRegion(g.LKey, g.Addr, uint64(g.Len), need)
+		region := s.env.LocalRegion(g.LKey, g.Addr, uint64(g.Len), need)
 		if region == nil {
 			return ib.LocProtErr, ReasonLocalKey
 		}
@@ -356,19 +340,11 @@ var messageOps = [...][4]ib.Opcode{
 	ib.WRSendInv:  {ib.SendMiddle, ib.SendFirst, ib.SendLastInv, ib.SendOnlyInv},
 }
 
-// header fills what every run of a connected queue pair has.
-func (q *QP) header(r *pkt.Burst, op ib.Opcode, psn ib.PSN, count uint32) {
-	r.Headers = wire.Headers{Opcode: q.svc | op, MigReq: true, PKey: q.pkey(), DestQPN: q.attr.DestQPN, PSN: psn}
-	r.Count, r.MTU, r.Path = count, q.mtu, q.attr.Path
-	r.IPv4, r.Fault = false, false
-}
-
 // emitMessage produces the next run of a SEND or WRITE.
-func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
-	s := &q.req
-	off := uint64(dist(s.txPSN, wr.firstPSN)) * uint64(q.mtu)
+func (s *requester) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
+	off := uint64(dist(s.txPSN, wr.firstPSN)) * uint64(s.mtu)
 	n := wr.length - off
-	limit := q.room()
+	limit := s.room()
 	if limit == 0 {
 		s.stalled = true
 		return false
@@ -380,8 +356,8 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	if off == 0 {
 		pos |= 1
 	}
-	count := packets(n, q.mtu)
-	q.header(r, messageOps[wr.Op][pos], s.txPSN, count)
+	count := packets(n, s.mtu)
+	s.header(r, messageOps[wr.Op][pos], s.txPSN, count)
 	if pos&1 != 0 && !wr.Op.IsSend() {
 		r.VA, r.RKey, r.DMALen = wr.RemoteVA, wr.RKey, uint32(wr.length)
 	}
@@ -394,7 +370,7 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 		r.SE = wr.Flags&ib.Solicited != 0 && wr.Op != ib.WRWrite
 	}
 	r.Data = wr.payload(off, n)
-	if q.cfg.Type == ib.UC {
+	if s.cfg.Type == ib.UC {
 		s.txPSN = s.txPSN.Add(count)
 		s.maxPSN, s.una = s.txPSN, s.txPSN
 		s.owed = true
@@ -404,29 +380,28 @@ func (q *QP) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 		}
 		return true
 	}
-	// A run is at most half a window, so that acknowledgements keep it moving.
-	r.AckReq = pos&2 != 0 || !q.attr.Path.Local
-	q.advance(now, wr, count)
+	// A burst is at most half a window, so that acknowledgements keep it moving.
+	r.AckReq = pos&2 != 0 || !s.attr.Path.Local
+	s.advance(now, wr, count)
 	return true
 }
 
 // emitRead produces a READ request: for the whole message, for a chunk of it,
 // or for what is missing of either.
-func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
-	s := &q.req
+func (s *requester) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	at := dist(s.txPSN, wr.firstPSN)
 	n := s.chunkEnd(wr, at) - at
 	fresh := s.txPSN == s.maxPSN
 	flight := dist(s.txPSN, s.una)
-	if fresh && s.reads >= uint32(q.attr.MaxRdAtomic) || flight+n > maxOutstanding ||
-		flight != 0 && !q.attr.Path.Local && (s.waits() || uint64(flight+n)*uint64(q.mtu) > uint64(s.cwnd)) {
+	if fresh && s.reads >= uint32(s.attr.MaxRdAtomic) || flight+n > maxOutstanding ||
+		flight != 0 && s.window.open && (s.waiting() || uint64(flight+n)*uint64(s.mtu) > uint64(s.window.size)) {
 		s.stalled = true
 		return false
 	}
-	off := uint64(at) * uint64(q.mtu)
-	q.header(r, ib.ReadRequest, s.txPSN, 1)
+	off := uint64(at) * uint64(s.mtu)
+	s.header(r, ib.ReadRequest, s.txPSN, 1)
 	r.VA, r.RKey, r.AckReq = wr.RemoteVA+off, wr.RKey, true
-	r.DMALen = uint32(min(wr.length-off, uint64(n)*uint64(q.mtu)))
+	r.DMALen = uint32(min(wr.length-off, uint64(n)*uint64(s.mtu)))
 	r.Data = mem.Payload{}
 	if fresh {
 		s.reads++
@@ -434,7 +409,7 @@ func (q *QP) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	} else if !s.chunkStart(at) {
 		wr.readPSN = s.txPSN
 	}
-	q.advance(now, wr, n)
+	s.advance(now, wr, n)
 	return true
 }
 
@@ -466,10 +441,9 @@ func (wr *SendWR) payload(off, n uint64) mem.Payload {
 }
 
 // emitAtomic produces an atomic request, or an ATOMIC WRITE.
-func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
-	s := &q.req
+func (s *requester) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	fresh := s.txPSN == s.maxPSN
-	if fresh && s.reads >= uint32(q.attr.MaxRdAtomic) || q.room() == 0 {
+	if fresh && s.reads >= uint32(s.attr.MaxRdAtomic) || s.room() == 0 {
 		s.stalled = true
 		return false
 	}
@@ -480,7 +454,7 @@ func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	case ib.WRAtomicWrite:
 		op = ib.AtomicWrite
 	}
-	q.header(r, op, s.txPSN, 1)
+	s.header(r, op, s.txPSN, 1)
 	r.VA, r.RKey, r.AckReq, r.Data = wr.RemoteVA, wr.RKey, true, mem.Payload{}
 	switch wr.Op {
 	case ib.WRAtomicWrite:
@@ -493,18 +467,17 @@ func (q *QP) emitAtomic(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	if fresh {
 		s.reads++
 	}
-	q.advance(now, wr, 1)
+	s.advance(now, wr, 1)
 	return true
 }
 
 // advance moves the transmit cursor over n PSNs of wr.
-func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
-	s := &q.req
+func (s *requester) advance(now mono.Time, wr *SendWR, n uint32) {
 	end := s.txPSN.Add(n)
 	if s.txPSN != s.maxPSN {
-		q.ctr.Retransmits += uint64(min(n, dist(s.maxPSN, s.txPSN)))
-	} else if s.sampleAt.IsZero() && !q.attr.Path.Local {
-		s.sampleAt, s.samplePSN = now, s.txPSN.Add(1)
+		s.ctr.Retransmits += uint64(min(n, dist(s.maxPSN, s.txPSN)))
+	} else if s.window.open {
+		s.timers.sample(now, s.txPSN)
 	}
 	if dist(end, s.una) > dist(s.maxPSN, s.una) {
 		s.maxPSN = end
@@ -513,87 +486,68 @@ func (q *QP) advance(now mono.Time, wr *SendWR, n uint32) {
 	if end == wr.lastPSN.Add(1) {
 		s.tx++
 	}
-	if s.ackAt.IsZero() {
-		q.armAck(now)
+	if s.timers.ackAt.IsZero() {
+		s.startAck(now)
 	}
 	switch {
-	case s.twice:
-		s.twice = false
+	case s.gaps.duplicate:
+		s.gaps.duplicate = false
 		s.rewind()
-	case s.mending && !s.waits() && end == s.una.Add(1):
+	case s.gaps.selective && !s.waiting() && end == s.una.Add(1):
 		s.skip()
 	}
 }
 
-// waits reports whether nothing may follow the packet at una until something comes
-// back, which says where to go on.
-func (s *requester) waits() bool { return s.probes != 0 || s.mending && !s.keeps }
+// waiting reports whether nothing may follow the packet at una until an answer arrives, which says where to go on.
+func (s *requester) waiting() bool { return s.timers.probes != 0 || s.gaps.waiting() }
 
-// room returns how many payload bytes the next run may carry, whole packets;
-// zero where the window is full.
-func (q *QP) room() uint64 {
-	s, path, mtu := &q.req, q.attr.Path, uint64(q.mtu)
-	run := max(uint64(path.MaxRun)&^(mtu-1), mtu)
-	if q.cfg.Type != ib.RC {
-		return run
+// room returns how many payload bytes the next burst may carry, whole packets; zero where the window is full.
+func (s *requester) room() uint64 {
+	mtu := uint64(s.mtu)
+	burst := max(uint64(s.attr.Path.MaxRun)&^(mtu-1), mtu)
+	if s.cfg.Type != ib.RC {
+		return burst
 	}
 	flight := dist(s.txPSN, s.una)
-	run = min(run, uint64(maxOutstanding-flight)*mtu)
-	if path.Local {
-		return run
-	}
-	if flight != 0 && s.waits() {
+	burst = min(burst, uint64(maxOutstanding-flight)*mtu)
+	switch {
+	case !s.window.open:
+		return burst
+	case flight != 0 && s.waiting():
 		return 0
-	}
-	if s.twice || flight == 0 && (s.mending || s.probes != 0) {
+	case s.gaps.duplicate, flight == 0 && (s.gaps.selective || s.timers.probes != 0):
 		return mtu // alone
 	}
-	inFlight := uint64(flight) * mtu
-	if inFlight == 0 {
-		return max(min(run, uint64(s.cwnd/2)&^(mtu-1)), mtu)
-	}
-	if inFlight >= uint64(s.cwnd) {
-		return 0
-	}
-	return min(run, max(uint64(s.cwnd/2)&^(mtu-1), mtu), (uint64(s.cwnd)-inFlight)&^(mtu-1))
+	return min(burst, s.window.allows(uint64(flight)*mtu))
 }
 
 // openWindow sets the window and READ chunk of a fresh connection.
-func (q *QP) openWindow() {
-	s := &q.req
-	s.readChunk, s.rtt, s.between = 0, 0, gapFar
-	if q.cfg.Type != ib.RC || q.attr.Path.Local {
+func (s *requester) openWindow() {
+	s.readChunk, s.timers.rtt, s.window = 0, 0, window{}
+	s.gaps.reset()
+	if s.cfg.Type != ib.RC || s.attr.Path.Local {
 		return
 	}
-	s.cwnd = max(min(initialWindow, q.cfg.Window), q.mtu)
-	s.ssthresh = q.cfg.Window
-	s.readChunk = max(min(initialWindow, q.cfg.Window/4)/q.mtu, 1)
+	s.window = newWindow(s.mtu, s.cfg.MinWindow, s.cfg.Window)
+	s.readChunk = max(min(initialWindow, s.cfg.Window/4)/s.mtu, 1)
 }
 
-// SourceFault tells that the payload of r, a run that this queue pair
-// produced, could not be read from its memory. The peer is to regard the run
-// as lost. It is called before the Commit that follows the Next that produced
-// r.
-func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
-	if i := r.Opcode.Info(); i.Response {
-		q.refuse(ib.SynNAKRemOp, ib.Success, r.PSN, ReasonSourceFault)
-		return
-	}
-	s := &q.req
+// sourceFault makes the request fail whose burst r could not be read from its memory.
+func (s *requester) sourceFault(r *pkt.Burst) {
 	for i := s.head; i != s.fresh; i++ {
 		wr := &s.sq[i&s.mask]
 		if dist(r.PSN, wr.firstPSN) > dist(wr.lastPSN, wr.firstPSN) {
 			continue
 		}
 		wr.status, s.failReason = ib.LocProtErr, ReasonSourceFault
-		if q.cfg.Type != ib.RC {
+		if s.cfg.Type != ib.RC {
 			// Nothing later may complete as if it had been sent.
 			s.ack, s.tx, s.fresh, s.una = i, i, i+1, r.PSN
-			q.failSend(ib.LocProtErr, ReasonSourceFault)
+			s.fail(ib.LocProtErr, ReasonSourceFault)
 			return
 		}
 		if int32(i-s.ack) >= 0 && int32(i-s.tx) <= 0 {
-			s.tx, s.txPSN, s.stalled = i, r.PSN, !s.rnrAt.IsZero()
+			s.tx, s.txPSN, s.stalled = i, r.PSN, !s.timers.rnrAt.IsZero()
 		}
 		return
 	}

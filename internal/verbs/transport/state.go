@@ -4,45 +4,28 @@ package transport
 
 import (
 	"math/bits"
-	"time"
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
+	"weft/internal/proto/mono"
+	"weft/internal/proto/pkt"
 )
 
-// QP is one queue pair. It is not safe for concurrent use: its lane owns it.
+// QP is one queue pair. It is not safe for concurrent use: its lane owns it. It joins the two halves, requester and
+// responder, and owns what concerns both: states, flushing and the end.
 type QP struct {
-	cfg   Config
-	env   Env
-	svc   ib.Opcode // service bits of the opcodes it sends and accepts
-	attr  Attr      // attr.State is the current state
-	mtu   uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
-	req   requester
-	rsp   responder
-	dirty bool       // handled a run since the last Commit: nothing may leave
-	comp  Completion // what callbacks are shown; a field, so that it never escapes
-	ctr   Counters
-	bye   *farewell // the program is gone: nil before Farewell
+	endpoint
+	req    requester
+	rsp    responder
+	orphan *orphan // nil until Orphan: its program is gone
 }
 
-// Defaults of Config.
-const (
-	defaultWindow = 1 << 20
-	initialWindow = 64 << 10
-)
+var _ lifecycle = (*QP)(nil)
 
-// minAckTimeout is the shortest local ACK timeout that is honoured: a peer in
-// software is scheduled, and below this a busy processor looks like loss.
-const minAckTimeout = time.Millisecond
+// defaultWindow is Config.Window where that is 0, in bytes.
+const defaultWindow = 1 << 20
 
-// ackTolerance is how many times its nominal value the local ACK timeout is: as
-// long as it may be (IBA volume 1, 9.7.6.1.3). Losses are found by probes; what is
-// left for the timeout is a peer that is gone, or one that does not run or has
-// no way for a moment, which the 0.5 s that most programs ask for would not cover.
-const ackTolerance = 4
-
-// Memory returns about how many bytes a queue pair with capacities c takes, for
-// quotas.
+// Memory returns about how many bytes a queue pair with capacities c takes, for quotas.
 func Memory(c *Cap) int64 {
 	n := int64(1)
 	if c.MaxSendWR > 1 {
@@ -52,41 +35,24 @@ func Memory(c *Cap) int64 {
 	return n*(wr+int64(c.MaxSendSGE)*sge) + rest
 }
 
-// New returns a queue pair in state RESET. cfg is copied; its key table is
-// shared and must not change: SetPort brings another one.
-// Allocation of everything the queue pair ever needs happens here.
+// New returns a queue pair in state RESET. cfg is copied; its key table is shared and must not change: SetPort
+// replaces it. Everything the queue pair ever needs is allocated here.
 func New(cfg *Config, env Env) *QP {
-	q := &QP{cfg: *cfg, env: env, svc: ib.ServiceOf(cfg.Type)}
+	q := &QP{endpoint: endpoint{cfg: *cfg, env: env, svc: ib.ServiceOf(cfg.Type)}}
+	q.life = q
 	if q.cfg.Window == 0 {
 		q.cfg.Window = defaultWindow
 	}
 	if !q.cfg.PortMTU.Valid() {
 		q.cfg.PortMTU = ib.MTU1024
 	}
-	n := uint32(1)
-	if c := cfg.Cap.MaxSendWR; c > 1 {
-		n = 1 << bits.Len32(c-1)
-	}
-	sges := int(cfg.Cap.MaxSendSGE)
-	q.req.sq = make([]SendWR, n)
-	q.req.mask = n - 1
-	sge := make([]ib.SGE, int(n)*sges)
-	segs := make([]mem.Seg, int(n)*sges)
-	for i := range q.req.sq {
-		q.req.sq[i].SGE = sge[i*sges : i*sges : (i+1)*sges]
-		q.req.sq[i].segs = segs[i*sges : i*sges : (i+1)*sges]
-	}
-	q.rsp.staged = make([]stagedRecv, stageDepth)
-	if cfg.Type == ib.RC {
-		q.rsp.recs = make([]record, 1<<bits.Len8(max(cfg.MaxRdAtomic, 1)-1))
-		q.rsp.recMask = uint32(len(q.rsp.recs) - 1)
-	}
+	q.req.init(&q.endpoint)
+	q.rsp.init(&q.endpoint)
 	q.reset()
 	return q
 }
 
-// SetPort tells the queue pair that its port has another MTU or another table
-// of partition keys. A path MTU that was agreed on stays; datagrams follow.
+// SetPort replaces the port's MTU and table of partition keys. A path MTU that was agreed on stays; datagrams follow.
 func (q *QP) SetPort(mtu ib.MTU, keys []ib.PKey) {
 	q.cfg.PortMTU, q.cfg.PKeys = mtu, keys
 	if q.datagram() {
@@ -94,9 +60,8 @@ func (q *QP) SetPort(mtu ib.MTU, keys []ib.PKey) {
 	}
 }
 
-// SetPath replaces the path of a connected queue pair by one that leads to the
-// same place and differs in what the sending port's LID gives it. Runs that are
-// under way keep the old one.
+// SetPath replaces the path of a connected queue pair by one that leads to the same place and differs in what the
+// sending port's LID gives it. Bursts that are under way keep the old one.
 // Preconditions: there is a path, and p.Local is as it was.
 func (q *QP) SetPath(p *ib.Path) { q.attr.Path = p }
 
@@ -112,15 +77,13 @@ func (q *QP) QPN() ib.QPN { return q.cfg.QPN }
 // Counters returns the live counters; they survive RESET.
 func (q *QP) Counters() *Counters { return &q.ctr }
 
-// PathOf returns the path of a connected queue pair, nil before RTR and for
-// datagram service.
+// PathOf returns the path of a connected queue pair, nil before RTR and for datagram service.
 func (q *QP) PathOf() *ib.Path { return q.attr.Path }
 
 // DestQPN returns the peer's queue pair of a connected queue pair.
 func (q *QP) DestQPN() ib.QPN { return q.attr.DestQPN }
 
-// Query stores the current attributes in a. The sequence numbers are those of
-// the next packet to send and to receive.
+// Query stores the current attributes in a. The sequence numbers are those of the next packet to send and to receive.
 func (q *QP) Query(a *Attr) {
 	*a = q.attr
 	a.CurState, a.SQDraining = a.State, q.req.draining
@@ -132,181 +95,261 @@ func (q *QP) Query(a *Attr) {
 	}
 }
 
-// datagram reports whether the service is UD or one of its special cases.
-func (q *QP) datagram() bool { return q.svc == ib.ServiceUD }
+// SendSlot returns the slot to fill for the next Post, or nil where the send queue is full. Every field but SGE's
+// capacity is reset.
+func (q *QP) SendSlot() *SendWR { return q.req.slot() }
 
-func (q *QP) pkey() ib.PKey {
-	if int(q.attr.PKeyIndex) < len(q.cfg.PKeys) {
-		return q.cfg.PKeys[q.attr.PKeyIndex]
+// Post makes the slot that SendSlot returned last part of the queue. In ERR and SQE it is flushed by the next Next.
+func (q *QP) Post(now mono.Time) { q.req.tail++ }
+
+// RecvPosted reports that the receive queue got requests: in ERR the next Next flushes them.
+func (q *QP) RecvPosted(now mono.Time) {
+	if q.attr.State == ib.Err && !q.cfg.SRQ && q.orphan == nil {
+		q.rsp.posted = true
 	}
-	return 0
+}
+
+// Pause keeps Next from producing requests, until Pause(false) or RESET; answers go on.
+func (q *QP) Pause(on bool) { q.req.paused = on }
+
+// Pending reports whether Next has something to do now; it may err on the side of yes.
+func (q *QP) Pending() bool {
+	if q.rsp.answers.due {
+		return true
+	}
+	switch q.attr.State {
+	case ib.RTS, ib.SQD:
+		return q.req.ready()
+	case ib.SQE, ib.Err:
+		return q.unflushed() || q.orphan != nil && q.orphan.pending()
+	}
+	return false
+}
+
+// unflushed reports whether there is something to flush in an error state.
+func (q *QP) unflushed() bool {
+	return !q.req.owed && (q.req.head != q.req.tail || q.rsp.posted)
+}
+
+// Deadline returns when Next must be called at the latest; the zero Time is never. Pending alone reports work that is
+// ready now.
+func (q *QP) Deadline() mono.Time {
+	if q.orphan != nil {
+		return q.orphan.at
+	}
+	return q.req.timers.deadline()
+}
+
+// Next stores the next burst to send in r and reports whether there was one. It also runs the timers that are due and
+// flushes queues in the error states. Between Handle and Commit there is nothing to send, even to a queue pair that is
+// its own peer.
+func (q *QP) Next(now mono.Time, r *pkt.Burst) bool {
+	if q.orphan != nil {
+		return q.orphan.next(now, &q.endpoint, r)
+	}
+	more := q.next(now, r)
+	if invariants {
+		q.verify()
+	}
+	return more
+}
+
+func (q *QP) next(now mono.Time, r *pkt.Burst) bool {
+	if q.uncommitted {
+		return false
+	}
+	if q.req.timers.due(now) {
+		q.req.runTimers(now)
+	}
+	if q.rsp.answers.due && q.rsp.nextAnswer(r) {
+		q.countSent(r)
+		return true
+	}
+	switch q.attr.State {
+	case ib.RTS, ib.SQD:
+		if q.req.ready() && q.req.next(now, r) {
+			q.countSent(r)
+			return true
+		}
+	case ib.SQE, ib.Err:
+		if q.unflushed() {
+			q.deliver()
+		}
+	}
+	return false
+}
+
+// Acknowledge is Next for the answers alone that carry no payload: ACK, NAK and atomic acknowledge, up to the next
+// READ response. The lane calls it before it makes completions visible, so that a program which has seen its last one
+// may destroy the queue pair without leaving its peer waiting.
+func (q *QP) Acknowledge(r *pkt.Burst) bool {
+	if q.uncommitted || !q.rsp.answers.due || q.rsp.answers.nextIsRead() || !q.rsp.nextAnswer(r) {
+		return false
+	}
+	q.countSent(r)
+	if invariants {
+		q.verify()
+	}
+	return true
+}
+
+func (q *QP) countSent(r *pkt.Burst) {
+	q.ctr.SentPackets += uint64(r.Count)
+	q.ctr.SentBytes += uint64(r.Data.Len)
+}
+
+// Handle receives one inbound burst for this queue pair. Payload goes to b; what follows from it is visible after the
+// flush and Commit. r.Fault is set where the payload could not be read, and then the burst counts as lost.
+func (q *QP) Handle(now mono.Time, r *pkt.Burst, b *mem.Batch) {
+	q.handle(now, r, b)
+	if invariants {
+		q.verify()
+	}
+}
+
+func (q *QP) handle(now mono.Time, r *pkt.Burst, b *mem.Batch) {
+	i := r.Opcode.Info()
+	if !i.Valid || r.Opcode.Service() != q.svc {
+		q.ctr.DropOpcode++
+		return
+	}
+	switch q.attr.State {
+	case ib.RTR, ib.RTS, ib.SQD, ib.SQE:
+	default:
+		if q.orphan != nil {
+			q.orphan.handle(&q.endpoint, r, i)
+			return
+		}
+		q.ctr.DropState++
+		return
+	}
+	q.uncommitted = true
+	if r.Count == 0 || r.Count > maxOutstanding || !i.Payload && (r.Count != 1 || r.Data.Len != 0) {
+		q.ctr.DropLength++
+		return
+	}
+	if q.rsp.recvs.full() && !q.rsp.makeRoom(b) {
+		q.ctr.DropState++
+		return
+	}
+	if q.datagram() {
+		q.rsp.handleDatagram(r, b)
+		return
+	}
+	if !q.fromPeer(r.Path) {
+		q.ctr.DropPath++
+		return
+	}
+	if !q.pkey().Match(r.PKey) {
+		q.ctr.DropPKey++
+		return
+	}
+	q.ctr.RcvdPackets += uint64(r.Count)
+	q.ctr.RcvdBytes += uint64(r.Data.Len)
+	if i.Response {
+		q.req.handleResponse(now, r, i, b)
+		return
+	}
+	q.rsp.established()
+	if q.cfg.Type == ib.UC {
+		q.rsp.handleUnreliable(r, i, b)
+		return
+	}
+	q.rsp.handleRequest(r, i, b)
+}
+
+// SourceFault reports that the payload of r, a burst that this queue pair produced, could not be read from its memory.
+// The peer must treat the burst as lost. It is called before the Commit that follows the Next that produced r.
+func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
+	if r.Opcode.Info().Response {
+		q.rsp.refuse(ib.SynNAKRemOp, ib.Success, r.PSN, ReasonSourceFault)
+		return
+	}
+	q.req.sourceFault(r)
+}
+
+// Commit makes visible what Handle staged: everything placed was flushed. It must follow Handle before anything but
+// Handle is called, and follow the consumption of what Next produced.
+func (q *QP) Commit(now mono.Time) {
+	p, s := &q.rsp, &q.req
+	q.uncommitted = false
+	if q.orphan != nil {
+		return
+	}
+	if p.placeFailed {
+		p.failPlacement()
+	}
+	if s.placeFailed {
+		s.failPlacement()
+	}
+	if s.owed {
+		s.owed, s.stalled = false, false
+	}
+	p.commit()
+	if p.recvs.staged() || s.head != s.ack || q.attr.State >= ib.SQE {
+		q.deliver()
+	}
+	if s.draining {
+		q.checkDrained()
+	}
+	if invariants {
+		q.verify()
+	}
 }
 
 // reset is the state of a new queue pair; queues must have been discarded.
 func (q *QP) reset() {
-	s, p := &q.req, &q.rsp
-	*s = requester{sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
-	clear(p.recs)
-	clear(p.staged)
-	p.forget()
-	q.returnShelf()
-	q.returnCopies()
-	*p = responder{recs: p.recs, recMask: p.recMask, staged: p.staged}
-	q.attr, q.dirty = Attr{State: ib.Reset}, false
+	q.req.reset()
+	q.rsp.reset()
+	q.attr, q.uncommitted = Attr{State: ib.Reset}, false
 	q.mtu = uint32(q.cfg.PortMTU.Bytes())
 	if q.cfg.Type == ib.GSI {
 		q.attr.QKey = ib.GSIQKey
 	}
 }
 
-// discard gives every work request back without a completion.
+// discard returns every work request without a completion.
 func (q *QP) discard() {
-	q.comp = Completion{Discard: true}
-	s := &q.req
-	for s.head != s.tail {
-		wr := &s.sq[s.head&s.mask]
-		q.env.SendDone(wr, false, &q.comp)
-		s.head++
-	}
-	p := &q.rsp
-	for ; p.nstaged > 0; p.nstaged-- {
-		st := &p.staged[p.stageHead%stageDepth]
-		p.stageHead++
-		q.recvDone(st.wr, &q.comp)
-		st.wr = nil
-	}
-	if p.recv != nil {
-		q.recvDone(p.recv, &q.comp)
-		p.recv = nil
-	}
-	if q.cfg.SRQ {
-		return
-	}
-	for range MaxFlush {
-		wr := q.env.TakeRecv()
-		if wr == nil {
-			return
-		}
-		q.recvDone(wr, &q.comp)
-	}
+	q.req.discard()
+	q.rsp.recvs.discard()
 }
 
-// MaxFlush bounds the receive requests that one flush takes: the entries of
-// the largest ring. A client that posts as fast as they are flushed gets no
-// more; it tells of what it posts (RecvPosted), and the next flush takes that.
-const MaxFlush = 1 << 15
-
-func (q *QP) recvDone(wr *RecvWR, c *Completion) { q.env.RecvDone(wr, c) }
-
-// Destroy discards everything; the queue pair is in RESET afterwards and must
-// not be used again.
+// Destroy discards everything; the queue pair is in RESET afterwards and must not be used again.
 func (q *QP) Destroy() {
 	q.discard()
 	q.reset()
 }
 
-// enterErr moves the queue pair to ERR. What is staged is delivered by the
-// next deliver. Answers that are owed are dropped unless the responder itself
-// refused something: its NAK, and what precedes it, is still sent.
-func (q *QP) enterErr(sendNak bool) {
+func (q *QP) enterErr(sendNAK bool) {
 	if q.attr.State == ib.Err {
 		return
 	}
 	q.attr.State = ib.Err
-	q.req.ackAt, q.req.rnrAt, q.req.probeAt = 0, 0, 0
+	q.req.timers.stop()
 	q.req.draining = false
-	q.rsp.forget()
-	if !q.dirty {
-		q.returnShelf() // otherwise Commit does
-	}
-	if !sendNak {
-		q.rsp.silence()
-	}
+	q.rsp.stop(sendNAK)
 }
 
-// fall notes where the requester was when the queue pair failed by itself: memory
-// of a program that is killed goes before the node hears of its end.
-func (q *QP) fall() {
-	if s := &q.req; q.attr.State != ib.Err {
-		s.fell, s.fellUna, s.fellPSN = q.attr.State, s.una, s.txPSN
-	}
-}
-
-// failSend completes the oldest unacknowledged request with status: RC goes to
-// ERR, the other services to SQE.
-func (q *QP) failSend(status ib.Status, reason uint32) {
-	q.req.failStatus, q.req.failReason = status, reason
-	if q.cfg.Type == ib.RC {
-		q.fall()
-		q.enterErr(false)
-		return
-	}
+// fail also records where the requester was: the memory of a program that is killed goes before the node is notified
+// of its end, and the peer must still be notified then (Orphan).
+func (q *QP) fail(sendNAK bool) {
 	if q.attr.State != ib.Err {
-		q.attr.State = ib.SQE
-		q.req.draining = false
+		q.req.failure = failurePoint{q.attr.State, q.req.una, q.req.txPSN}
 	}
+	q.enterErr(sendNAK)
 }
 
-// deliver makes staged completions visible and, in the error states, flushes.
-// Sends come first: a message that arrived together with the acknowledgement
-// of ours may be its answer, but ours, posted before either was visible, is
-// never caused by that message. Programs that wait for both with one
+// deliver completes sends first: a message that arrived together with the acknowledgement of ours may be its answer,
+// but ours, posted before either was visible, is never caused by that message. Programs that wait for both with one
 // completion channel depend on that order.
-// Preconditions: everything placed was flushed.
 func (q *QP) deliver() {
-	s := &q.req
-	for s.head != s.ack {
-		wr := &s.sq[s.head&s.mask]
-		q.comp = Completion{Op: wr.Op.WCOp(), ByteLen: uint32(wr.length)}
-		q.env.SendDone(wr, q.cfg.SigAll || wr.Flags&ib.Signaled != 0, &q.comp)
-		s.head++
-	}
-	q.deliverRecv()
+	q.req.complete()
+	q.rsp.recvs.deliver()
 	if q.attr.State != ib.Err && q.attr.State != ib.SQE {
 		return
 	}
-	for s.head != s.tail {
-		wr := &s.sq[s.head&s.mask]
-		q.comp = Completion{Op: wr.Op.WCOp(), Status: ib.WRFlushErr}
-		if s.failStatus != ib.Success {
-			q.comp.Status, q.comp.VendorErr = s.failStatus, s.failReason
-			s.failStatus = ib.Success
-		}
-		q.env.SendDone(wr, true, &q.comp)
-		s.head++
-	}
-	// Numbers go on where the queue was cut off: nothing is outstanding now.
-	s.ack, s.tx, s.fresh = s.tail, s.tail, s.tail
-	s.una, s.txPSN = s.maxPSN, s.maxPSN
-	s.reads, s.readRequests = 0, 0
+	q.req.flush()
 	if q.attr.State == ib.Err {
-		q.flushRecv()
-	}
-}
-
-// flushRecv completes every receive request of the queue pair in ERR.
-func (q *QP) flushRecv() {
-	p := &q.rsp
-	q.comp = Completion{Op: ib.WCRecv, Status: ib.WRFlushErr}
-	if p.recv != nil {
-		wr := p.recv
-		p.recv = nil
-		q.recvDone(wr, &q.comp)
-	}
-	p.recvPosted, p.open = false, false
-	if q.cfg.SRQ {
-		if !p.lastWQE {
-			p.lastWQE = true
-			q.env.Event(ib.EventLastWQEReached)
-		}
-		return
-	}
-	for range MaxFlush {
-		wr := q.env.TakeRecv()
-		if wr == nil {
-			return
-		}
-		q.comp = Completion{Op: ib.WCRecv, Status: ib.WRFlushErr}
-		q.recvDone(wr, &q.comp)
+		q.rsp.flush()
 	}
 }

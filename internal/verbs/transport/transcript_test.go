@@ -25,7 +25,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 // TestTranscripts runs testdata/transcripts/*.txt. A line at the margin is a
 // comment (#) or a command; the indented lines below it are what it printed.
 //
-//	pair type=rc [mtu=256 maxrun=256 local shelf ... any attribute]
+//	pair type=rc [mtu=256 maxrun=256 local ooo ... any attribute]
 //	     sides A (QPN 17, first PSN 100) and B (QPN 18, first PSN 200) in RTS
 //	qp X type=rc state=init|rtr|rts …   one side, in that state
 //	post X write|write_imm|send|send_imm|send_inv|read|cmp_swap|fetch_add|local_inv|bind_mw|reg_mr|atomic_write|unknown
@@ -39,8 +39,8 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	tick 67ms      let time pass, then send both sides
 //	inject X OPCODE psn= …        hand X a packet written by hand
 //	modify X state=… attr=…       print the error, if any
-//	farewell X     X's program is gone
-//	parted X       whether X has told its peer
+//	orphan X       X's program died
+//	orphandone X   whether X has nothing more to do for its peer
 //	revoke X       take X's memory away
 //	fault X        tell X that the run it sent last was unreadable
 //	placefail X [request]         fail a copy of X's last Handle
@@ -259,10 +259,10 @@ func (s *script) command(f []string) error {
 		return s.inject(name, a)
 	case "modify":
 		return s.modify(x, a)
-	case "farewell":
-		s.printf("%s %v", name, x.q.Farewell(s.now))
-	case "parted":
-		s.printf("%s %v", name, x.q.Parted())
+	case "orphan":
+		s.printf("%s %v", name, x.q.Orphan(s.now))
+	case "orphandone":
+		s.printf("%s %v", name, x.q.OrphanDone())
 	case "revoke":
 		x.region.Revoke()
 	case "fault":
@@ -271,9 +271,9 @@ func (s *script) command(f []string) error {
 		x.q.Commit(s.now)
 	case "placefail":
 		if a.has("request") {
-			(*requestOwner)(x.q).PlacementFailed()
+			x.q.req.PlacementFailed()
 		} else {
-			(*responseOwner)(x.q).PlacementFailed()
+			x.q.rsp.PlacementFailed()
 		}
 	case "commit":
 		x.q.Commit(s.now)
@@ -330,8 +330,8 @@ func (s *script) newSide(name, state string, a *args) error {
 	cfg.PortMTU = ib.MTU(a.num("portmtu", uint64(ib.MTU1024)))
 	cfg.Window = uint32(a.num("window", 64<<10))
 	cfg.Cap.MaxSendWR = uint32(a.num("sendwr", 16))
-	if a.has("shelf") {
-		cfg.Shelves = NewShelves(1)
+	if a.has("ooo") {
+		cfg.Buffers = NewBuffers(1)
 	}
 	x := newSide(name, cfg, 1<<17, s.printf)
 	for i := range x.buf {

@@ -38,8 +38,7 @@ const DefaultTimeout = 5 * time.Second
 // What it would print, calls return.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// ClientConfig says how a cluster is reached. Zero means default, but for
-// Endpoints.
+// ClientConfig configures the connection to a cluster. Zero means default, except for Endpoints.
 type ClientConfig struct {
 	Endpoints []string      // URLs as http://10.0.0.1:2379; with https, TLS is used
 	TLS       *tls.Config   // for https; nil: the system's roots, no client certificate
@@ -66,8 +65,8 @@ type Client struct {
 
 var _ store.Store = (*Client)(nil)
 
-// Connect returns a client of a cluster. It does not wait until the cluster
-// answers: a node starts without it, and calls say that it is missing.
+// Connect returns a client of a cluster. It does not wait until the cluster answers: a node starts
+// without it, and calls return that it is unavailable.
 func Connect(c ClientConfig) (*Client, error) {
 	if len(c.Endpoints) == 0 {
 		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use a store", Why: "it has no address", Fix: "weft up --store http://10.0.0.1:2379"}
@@ -132,7 +131,7 @@ func (c *Client) begin(ctx context.Context) (call context.Context, end func(), e
 	}
 	if c.server != nil && c.server.down() != "" {
 		c.calls.Done()
-		return nil, nil, c.gaveUp()
+		return nil, nil, c.serverEnded()
 	}
 	call, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), c.timeout)
 	unhook := context.AfterFunc(c.ctx, cancel)
@@ -214,8 +213,7 @@ func (c *Client) Txn(ctx context.Context, t store.Txn) (store.Rev, error) {
 	}
 	defer end()
 
-	// What the conditions are about is read in the same revision when one is
-	// false, to say which.
+	// The keys of the conditions are read in the same revision, to determine which condition is false.
 	var ifs []clientv3.Cmp
 	var then, reads []clientv3.Op
 	if t.Fence != (store.Fence{}) {
@@ -256,8 +254,8 @@ func compare(key string, cond store.Cond) clientv3.Cmp {
 	return clientv3.Compare(clientv3.ModRevision(key), "=", int64(cond.Rev))
 }
 
-// refusal says why a transaction was not done, from what was read instead:
-// the fence's key first, then the conditions' in their order.
+// refusal returns why a transaction was not applied, from the values that were read: the fence's key
+// first, then the conditions' in their order.
 func refusal(t store.Txn, resp *clientv3.TxnResponse) error {
 	var created, found []store.Rev
 	for _, r := range resp.Responses {

@@ -19,7 +19,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// entry takes a key and its value out of an answer, which is nobody else's.
+// entry returns key and value of a response, whose memory is not shared.
 func (c *Client) entry(kv *mvccpb.KeyValue) store.Entry {
 	return store.Entry{
 		Key:     strings.TrimPrefix(string(kv.Key), c.namespace),
@@ -46,8 +46,7 @@ func (c *Client) txnFailed(ctx context.Context, t store.Txn, err error) error {
 	return c.failed(ctx, what, err)
 }
 
-// failed says in the store's words why a call got no good answer. ctx is the
-// caller's.
+// failed returns the store's error for a failed call. ctx is the caller's.
 func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if c.ctx.Err() != nil {
 		return store.Closed()
@@ -69,7 +68,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+" has no leader", "start its other members: etcdctl endpoint status --cluster"
 	case embedded && c.server.down() != "":
-		return c.gaveUp()
+		return c.serverEnded()
 	case embedded:
 		e.Fix = "weft store status says what is wrong with the store in " + c.server.dir
 	default:
@@ -79,13 +78,13 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	return e
 }
 
-// gaveUp is the error of a client whose server in this process has ended.
-func (c *Client) gaveUp() error {
+// serverEnded is the error of a client whose server in this process has ended.
+func (c *Client) serverEnded() error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir, Why: c.server.down(),
 		Fix: "see to its disk, then start the node again"}
 }
 
-// lastError is how gRPC begins to say what a call waited for in vain.
+// lastError precedes the cause in the text of a gRPC timeout.
 const lastError = "latest balancer error: "
 
 // explain keeps why there was no connection, which etcd's client would replace

@@ -57,8 +57,8 @@ func (c *Client) Lease(ctx context.Context, ttl time.Duration) (store.Lease, err
 	return l, nil
 }
 
-// run ends the lease when its renewal ends or is late. etcd's client would
-// tell the latter too, but only after seconds of its own.
+// run ends the lease when its renewal ends or is late. etcd's client would report the latter too, but
+// only seconds later.
 func (l *lease) run(renewed <-chan *clientv3.LeaseKeepAliveResponse, ttl time.Duration) {
 	defer l.c.calls.Done()
 	late := time.NewTimer(ttl)

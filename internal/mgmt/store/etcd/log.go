@@ -10,10 +10,9 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// bridge makes a zap logger, which etcd wants, of a slog one. etcd tells much
-// that only its developers need: each level is taken one lower. Where etcd
-// would end the process or panic, the logger calls fatal (nil: nothing) and
-// ends the goroutine.
+// bridge makes a zap logger, which etcd requires, of a slog one. etcd logs much for its own
+// developers: each level is lowered by one. Where etcd would end the process or panic, the logger
+// calls fatal (nil: nothing) and ends the goroutine.
 func bridge(log *slog.Logger, fatal func(why string)) *zap.Logger {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)

@@ -44,16 +44,16 @@ const (
 	memberURL  = "http://127.0.0.1:1"
 )
 
-// ServerConfig says how a store is embedded. Zero means default, but for Dir.
+// ServerConfig configures an embedded store. Zero means default, except for Dir.
 type ServerConfig struct {
 	Dir       string        // of the data, made with 0700; one server at a time
 	Listen    string        // URL for other nodes, as http://10.0.0.1:2379 (port 0: any); empty: none
-	TLS       *tls.Config   // for https: certificate, and who may call (ClientAuth)
+	TLS       *tls.Config   // for https: certificate, and client verification (ClientAuth)
 	Namespace string        // of this fabric's keys; DefaultNamespace
 	Timeout   time.Duration // of one call; DefaultTimeout
 	Log       *slog.Logger  // nil: discarded
 
-	maxSize int64 // MaxSize, but for tests
+	maxSize int64 // MaxSize, except in tests
 }
 
 // Server is an embedded etcd of one member. It opens no socket but the one of
@@ -132,7 +132,7 @@ func (s *Server) ownDir() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fail(err.Error(), "weft up --dir names a place that can be written", err)
 	}
-	// It may be older, and opened up by somebody.
+	// An existing directory may have other permissions.
 	if err := os.Chmod(s.dir, 0o700); err != nil {
 		return fail(err.Error(), "give it to the node's user", err)
 	}
@@ -257,7 +257,7 @@ func (s *Server) newServer() error {
 	}
 }
 
-// fail notes why etcd gave up.
+// fail records why etcd ended.
 func (s *Server) fail(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +267,7 @@ func (s *Server) fail(why string) {
 	}
 }
 
-// down says why the server cannot be used, "" when it can.
+// down returns why the server cannot be used, "" if it can.
 func (s *Server) down() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -296,7 +296,7 @@ func (s *Server) serve(run context.Context) {
 	})
 	s.work.Go(func() {
 		select {
-		case <-s.failed: // others shall know it too
+		case <-s.failed: // wakes the other waiters too
 			s.listener.Close()
 		case <-run.Done():
 		}
@@ -337,8 +337,8 @@ func (s *Server) forget(c *Client) {
 	delete(s.clients, c)
 }
 
-// finish runs what ends a part of etcd and waits for it: not for long if etcd
-// gave up, because what waits for its goroutines then never ends.
+// finish runs a function that ends a part of etcd and waits for it: only briefly if etcd has ended by
+// itself, because a wait for its goroutines then never ends.
 func (s *Server) finish(end func()) {
 	done := make(chan struct{})
 	go func() {

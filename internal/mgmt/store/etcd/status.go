@@ -30,8 +30,7 @@ func (c *Client) Status(ctx context.Context) store.Status {
 	return st
 }
 
-// status fills in what etcd says of itself: the first member of ask that
-// answers speaks for all.
+// status fills in etcd's status: of the first member in the list that answers.
 func (c *Client) status(ctx context.Context, ask []string, st *store.Status) error {
 	call, end, err := c.begin(ctx)
 	if err != nil {

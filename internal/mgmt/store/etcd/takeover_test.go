@@ -54,7 +54,7 @@ func master(where string) int {
 	}
 }
 
-// spawn starts a master; what it says comes line by line.
+// spawn starts a master and returns a reader of its output.
 func spawn(t *testing.T, where string) (*exec.Cmd, *bufio.Reader) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -84,7 +84,7 @@ func line(t *testing.T, out *bufio.Reader) string {
 	return says
 }
 
-// child starts a master and waits until it says something.
+// child starts a master and waits for its first line.
 func child(t *testing.T, where string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd, out := spawn(t, where)

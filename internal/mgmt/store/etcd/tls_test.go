@@ -63,7 +63,7 @@ func (a *authority) node(t *testing.T) tls.Certificate {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 }
 
-// TestOnlyKnownNodes lets in who has a certificate of the right authority.
+// TestOnlyKnownNodes accepts only clients with a certificate of the right authority.
 func TestOnlyKnownNodes(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	s := start(t, etcd.ServerConfig{Dir: quick(t), Listen: "https://127.0.0.1:0", TLS: &tls.Config{
@@ -77,8 +77,7 @@ func TestOnlyKnownNodes(t *testing.T) {
 	if got := get(t, client(t, s), "k"); got != "v" {
 		t.Errorf("value is %q", got)
 	}
-	// Who is turned away by the server may see no more than the end of the
-	// connection.
+	// A refused client may see only the end of the connection.
 	tests := []struct {
 		name, says string
 		c          etcd.ClientConfig

@@ -40,8 +40,8 @@ func (s *Server) upkeep(ctx context.Context) {
 			if err != nil && ctx.Err() == nil {
 				bridge(s.c.Log, nil).Error("cannot make room in the store: " + err.Error())
 			}
-			// A put that was refused meanwhile may say only now that the store is
-			// full: what helped once is tried again.
+			// A put that was refused before may report only now that the store is full: the successful
+			// remedy is applied again.
 			if err == nil && !gained {
 				tried = rev
 			}

@@ -53,14 +53,14 @@ func TestFullStoreMakesRoom(t *testing.T) {
 	c := client(t, s)
 	put(t, c, "kept", "x")
 
-	// Full of history: nobody has to do anything.
+	// Full of history: the store recovers by itself.
 	fill(t, c, func(int) string { return "one" })
 	for until := time.Now().Add(patience); s.SaysFull(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("the store stays full")
 		}
 	}
-	// A put that was refused before there was room says so afterwards.
+	// A put that was refused before there was room reports it afterwards.
 	if err := s.SayFull(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestWatchSurvivesCompaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The watch has listed nothing, and waits until somebody takes that.
+	// The watch has delivered nothing, and waits for its receiver.
 	for i := range 20 {
 		put(t, c, fmt.Sprintf("k/%d", i), "x")
 	}

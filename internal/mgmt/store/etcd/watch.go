@@ -12,8 +12,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// listAgain is how long a watch waits before it asks an etcd again that did
-// not answer.
+// listAgain is the delay before a watch retries an etcd that did not answer.
 const listAgain = 200 * time.Millisecond
 
 // Watch implements store.Store: a list, then etcd's watch from there. Whenever
@@ -69,7 +68,7 @@ func (c *Client) follow(ctx context.Context, tree string, out chan<- store.Chang
 	}
 }
 
-// list is List without its limit in time, but for each attempt.
+// list is List without a time limit except that of each attempt.
 func (c *Client) list(ctx context.Context, tree string) (store.Listing, error) {
 	l, err := c.List(ctx, tree)
 	if errors.Is(err, store.ErrInvalid) {

@@ -216,7 +216,7 @@ func testConditions(e *env) {
 	if got := e.get(s, "there").Value; string(got) != "2" {
 		e.Errorf("value is %q, want that of the update that was first", got)
 	}
-	// A fence asks for the creation, not the last put.
+	// A fence compares the creation, not the last put.
 	fence := store.Fence{Key: "there", Created: there.Created}
 	_, err = s.Txn(e.ctx, store.Txn{Fence: fence, Do: []store.Op{store.PutOp("x", nil)}})
 	e.ok(err)
@@ -226,7 +226,7 @@ func testConditions(e *env) {
 	e.want(err, store.ErrFenced)
 	e.put(s, "there", "")
 	_, err = s.Txn(e.ctx, store.Txn{Fence: fence, If: []store.Cond{store.Absent("there")}})
-	e.want(err, store.ErrFenced) // the fence is asked before the conditions
+	e.want(err, store.ErrFenced) // the fence is checked before the conditions
 }
 
 func testLargestTxn(e *env) {

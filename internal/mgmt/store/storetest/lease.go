@@ -17,9 +17,8 @@ import (
 // machine that runs what is ready to run.
 const MaxTakeover = 5 * time.Second
 
-// Stall watches until the test ends how well the machine keeps time. The
-// function it returns tells the sum of delays of more than 50 ms so far, by
-// which a bound on elapsed time has to be wider.
+// Stall measures until the test ends how well the machine keeps time. The function it returns gives
+// the sum of delays of more than 50 ms so far, by which bounds on elapsed time must be extended.
 func Stall(t testing.TB) func() time.Duration {
 	var sum atomic.Int64
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -89,7 +88,7 @@ func testLeaseRevoked(e *env) {
 	e.want(err, store.ErrFenced)
 	_, err = s.Get(e.ctx, "plain")
 	e.want(err, store.ErrNotFound)
-	e.ok(l.Revoke(e.ctx)) // again: it has ended, as wanted
+	e.ok(l.Revoke(e.ctx)) // again: it has ended already
 }
 
 func testLeaseEndsWithItsClient(e *env) {
@@ -145,7 +144,7 @@ func (e *env) campaign(s store.Store, name string) *store.Term {
 	return t
 }
 
-// testElectOne lets several want the same office: never two have it.
+// testElectOne runs several candidates of one election: never two are elected.
 func testElectOne(e *env) {
 	var inOffice, terms atomic.Int32
 	var wg sync.WaitGroup
@@ -236,7 +235,7 @@ func testTakeoverAfterDeath(e *env) {
 	e.ok(second.Resign(e.ctx))
 }
 
-// testStaleMasterIsFenced deposes a master that goes on living and writing.
+// testStaleMasterIsFenced deposes a master that continues to write.
 func testStaleMasterIsFenced(e *env) {
 	a, b := e.open(), e.open()
 	stale := e.campaign(a, "a")

@@ -77,7 +77,7 @@ func (m *model) list(t *rapid.T) {
 	}
 }
 
-// txn does a transaction whose conditions are true more often than not.
+// txn executes a transaction whose conditions are mostly true.
 func (m *model) txn(t *rapid.T) {
 	var x store.Txn
 	var want error

@@ -113,7 +113,7 @@ func (e *env) ok(err error) {
 	}
 }
 
-// want checks the kind of an error, and that a person can act on it.
+// want checks the kind of an error, and that its text has reason and fix.
 func (e *env) want(err, kind error) {
 	e.Helper()
 	if !errors.Is(err, kind) {

@@ -14,7 +14,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// mirror is what a watcher knows, and the rules that changes must keep.
+// mirror is a watcher's state, and the rules of changes.
 type mirror struct {
 	rev    store.Rev
 	resets int
@@ -170,7 +170,7 @@ func testWatchLags(e *env) {
 	if m.resets < 2 || taken == n {
 		e.Errorf("a watcher that lagged by %d changes got %d of them and %d resets", n, taken, m.resets)
 	}
-	// And it goes on.
+	// The watch continues.
 	m.until(e, w, e.put(s, "k/new", ""))
 	m.equals(e, s, "")
 }

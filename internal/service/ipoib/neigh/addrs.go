@@ -11,10 +11,10 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// AddrState is that of an address of the interface.
+// AddrState is the state of an address of the interface.
 type AddrState uint8
 
-// States of own addresses. A tentative one, and a duplicate, are never answered for.
+// States of own addresses. Only for valid ones the engine answers.
 const (
 	Tentative AddrState = iota
 	Valid
@@ -30,13 +30,12 @@ func (s AddrState) String() string {
 	return "unknown"
 }
 
-// address is one of the interface. Its timer ends the detection of duplicates,
-// then paces announcements.
+// address is an address of the interface. Its timer ends duplicate address detection, then paces announcements.
 type address struct {
 	prefix    netip.Prefix
 	state     AddrState
-	announces int       // still to come
-	conflict  mono.Time // last told
+	announces int       // that are left
+	conflict  mono.Time // when one was reported last
 	timer     timer
 }
 
@@ -44,9 +43,8 @@ func (a *address) ip() netip.Addr { return a.prefix.Addr() }
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// SetAddrs tells all addresses of the interface, each with the prefix that is
-// on the link. New ones are checked for duplicates (IPv6), announced and
-// answered for from then on.
+// SetAddrs sets all addresses of the interface, each with the prefix that is on the link. A new one is checked for
+// duplicates (IPv6) and announced; from then on the engine answers for it.
 func (e *Engine) SetAddrs(now mono.Time, prefixes []netip.Prefix) {
 	keep := make(map[netip.Addr]bool, len(prefixes))
 	clear(e.broadcast)
@@ -102,8 +100,7 @@ func (e *Engine) SetAddrs(now mono.Time, prefixes []netip.Prefix) {
 	}
 }
 
-// directedBroadcast returns the broadcast address of an IPv4 prefix that has
-// one (RFC 3021: none of 31 bits).
+// directedBroadcast returns the broadcast address of an IPv4 prefix; false where it has none (RFC 3021: of 31 bits).
 func directedBroadcast(p netip.Prefix) (netip.Addr, bool) {
 	if !p.Addr().Is4() || p.Bits() > 30 {
 		return netip.Addr{}, false
@@ -134,7 +131,7 @@ func (e *Engine) start(now mono.Time, a *address) {
 	e.timers.Set(&a.timer, now.Add(detectTime))
 }
 
-// announce tells the neighbours, now and twice more, where a is.
+// announce announces an address, now and twice more.
 func (e *Engine) announce(now mono.Time, a *address) {
 	if a.state == Valid {
 		a.announces = announceCount
@@ -142,11 +139,12 @@ func (e *Engine) announce(now mono.Time, a *address) {
 	}
 }
 
+// addrExpire handles the timer of an address.
 func (e *Engine) addrExpire(now mono.Time, a *address) {
 	if a.state == Tentative {
 		a.state = Valid
 		a.announces = announceCount
-		e.sourceFound(now)
+		e.solicitDelayed(now)
 	}
 	if a.announces == 0 || a.state != Valid {
 		return
@@ -170,9 +168,9 @@ func (e *Engine) sendAnnouncement(now mono.Time, a *address) {
 	e.sendND(now, &nd, e.groupHW(allNodes))
 }
 
-// dispute handles that hw uses our address a. A tentative IPv6 address is lost;
-// a valid IPv4 address is defended (RFC 5227, 2.4), as often as it is told.
-func (e *Engine) dispute(now mono.Time, a *address, hw wire.HWAddr) {
+// handleConflict handles that another node at hw uses our address a. A tentative IPv6 address becomes a duplicate; a
+// valid IPv4 address is defended (RFC 5227, 2.4), as often as conflicts are reported.
+func (e *Engine) handleConflict(now mono.Time, a *address, hw wire.HWAddr) {
 	e.c.Conflicts++
 	if a.state == Tentative {
 		a.state = Duplicate
@@ -184,7 +182,7 @@ func (e *Engine) dispute(now mono.Time, a *address, hw wire.HWAddr) {
 	if a.state == Valid && a.ip().Is4() {
 		e.sendAnnouncement(now, a)
 	}
-	e.out.Conflict(now, a.ip(), hw)
+	e.out.Resolution.Conflict(now, a.ip(), hw)
 }
 
 // sorted returns the own addresses in order.
@@ -192,17 +190,16 @@ func (e *Engine) sorted() []*address {
 	return slices.SortedFunc(maps.Values(e.addrs), func(a, b *address) int { return a.ip().Compare(b.ip()) })
 }
 
-// ours returns the own address ip, nil where it is none or not to be answered
-// for.
-func (e *Engine) ours(ip netip.Addr) *address {
+// validAddr returns the own address ip; nil where it is none, or not valid.
+func (e *Engine) validAddr(ip netip.Addr) *address {
 	if a := e.addrs[ip]; a != nil && a.state == Valid {
 		return a
 	}
 	return nil
 }
 
-// source returns the own address to ask for target from: that of the longest
-// common prefix, or, for IPv6, the link-local one. ok is false where there is none.
+// source returns the source address of a request for target: the own address with the longest common prefix, or, for
+// IPv6, the link-local one. ok is false where there is none.
 func (e *Engine) source(target netip.Addr) (src netip.Addr, ok bool) {
 	best := -1
 	for ip, a := range e.addrs {

@@ -11,7 +11,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Neighbour is an entry as people see it.
+// Neighbour describes an entry.
 type Neighbour struct {
 	IP      netip.Addr
 	HW      wire.HWAddr
@@ -19,7 +19,7 @@ type Neighbour struct {
 	Router  bool
 	Queued  int // frames that wait
 	Probes  int
-	Expires time.Duration // until the state ends; 0: not by itself
+	Expires time.Duration // until the state ends; 0: no timer ends it
 }
 
 // Neighbours returns all entries, by address.
@@ -36,7 +36,7 @@ func (e *Engine) Neighbours(now mono.Time) []Neighbour {
 	return l
 }
 
-// Address is one of the interface as people see it.
+// Address describes an address of the interface.
 type Address struct {
 	Prefix netip.Prefix
 	State  AddrState
@@ -52,7 +52,7 @@ func (e *Engine) Addresses() []Address {
 	return l
 }
 
-// Group is a group that is received, as people see it, and who wants it.
+// Group describes a group that is received, and why.
 type Group struct {
 	IP                  netip.Addr
 	Permanent, Reported bool
@@ -63,14 +63,13 @@ type Group struct {
 func (e *Engine) Groups() []Group {
 	l := make([]Group, 0, len(e.groups.byIP))
 	for ip, g := range e.groups.byIP {
-		l = append(l, Group{ip, g.permanent > 0, g.reported, g.byHand})
+		l = append(l, Group{ip, g.permanent > 0, g.reported, g.manual})
 	}
 	slices.SortFunc(l, func(a, b Group) int { return a.IP.Compare(b.IP) })
 	return l
 }
 
-// Flush forgets all neighbours but those set by hand. What waits for one is
-// dropped, and Unresolved ends each Resolve.
+// Flush removes all neighbours but permanent ones. Frames that wait are dropped, and Unresolved ends each Resolve.
 func (e *Engine) Flush(now mono.Time) {
 	for n := range e.table.all() {
 		if n.state != Permanent {
@@ -79,7 +78,7 @@ func (e *Engine) Flush(now mono.Time) {
 	}
 }
 
-// Delete forgets a neighbour and reports whether there was one.
+// Delete removes a neighbour and reports whether there was one.
 func (e *Engine) Delete(now mono.Time, ip netip.Addr) bool {
 	n := e.table.byIP[plain(ip)]
 	if n != nil {
@@ -88,9 +87,8 @@ func (e *Engine) Delete(now mono.Time, ip netip.Addr) bool {
 	return n != nil
 }
 
-// AddStatic sets a neighbour by hand: it is not asked for, and no frame
-// changes it. It reports false where ip or hw is not one node's, ip is our own, or half of the
-// table is set by hand.
+// AddStatic sets a permanent neighbour: it is not solicited, and no frame changes it. It reports false where ip or hw
+// is not the address of one node, ip is our own, or half of the table is permanent.
 func (e *Engine) AddStatic(now mono.Time, ip netip.Addr, hw wire.HWAddr) bool {
 	ip = plain(ip)
 	if !oneHost(ip) || e.addrs[ip] != nil || !hw.Unicast() {
@@ -116,8 +114,8 @@ func (e *Engine) AddStatic(now mono.Time, ip netip.Addr, hw wire.HWAddr) bool {
 	return true
 }
 
-// Probe asks a neighbour at once whether it is still there, or for it where
-// it is not known. It reports false where ip is not one other node's or the link is down.
+// Probe sends a solicitation for a neighbour at once, known or not. It reports false where ip is not the address of one
+// other node, or the link is down.
 func (e *Engine) Probe(now mono.Time, ip netip.Addr) bool {
 	ip = plain(ip)
 	if !e.up || !oneHost(ip) || e.addrs[ip] != nil {

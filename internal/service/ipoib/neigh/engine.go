@@ -14,43 +14,54 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Out is what the engine asks of its link. Frames start with a hard header and
-// are valid during the call. The link must not call the engine from within, but
-// for Undeliverable.
-type Out interface {
+// Out is the link of an engine. One value usually implements all of it. It must not call the engine from within, but
+// for Undeliverable and TooBig.
+type Out struct {
+	Frames     Frames
+	Resolution Resolution
+	Membership Membership
+}
+
+// Frames sends frames. They start with a hard header and are valid during the call.
+type Frames interface {
 	// Xmit sends a frame to the destination in its hard header.
 	Xmit(now mono.Time, frame []byte)
-	// Deliver gives the IP stack a packet of the engine's own, an ICMP error,
-	// behind wire.HardHeaderLen bytes.
+	// Deliver gives the IP stack a packet that the engine made, an ICMP error or a query, behind wire.HardHeaderLen bytes.
 	Deliver(now mono.Time, frame []byte)
-	// Learned tells that ip is at hw: stored, changed, or confirmed.
+}
+
+// Resolution receives what the engine finds out about IP addresses.
+type Resolution interface {
+	// Learned reports that ip is at hw: the address is new, has changed, or was confirmed.
 	Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr)
-	// Resolved and Unresolved end what Resolve began: one of them comes,
-	// once, however often it was asked.
+	// Resolved or Unresolved ends a Resolve: one of them is called once, however often Resolve was called.
 	Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr)
 	Unresolved(now mono.Time, ip netip.Addr)
-	// Join and Leave follow the groups to receive. IP groups that share an
-	// InfiniBand group are one: Leave repeats the address that Join had.
+	// Conflict reports that another node at hw uses ip, an address of this interface; at most once in ten seconds for each
+	// address.
+	Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr)
+}
+
+// Membership follows the groups to receive. IP groups that share an InfiniBand group are one: Leave repeats the address
+// that Join had.
+type Membership interface {
 	Join(now mono.Time, group netip.Addr)
 	Leave(now mono.Time, group netip.Addr)
-	// Conflict tells that hw uses ip, which is ours; at most once in ten
-	// seconds for an address.
-	Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr)
 }
 
 // Config holds the bounds of an engine. Zero values mean the defaults.
 type Config struct {
-	MaxNeighbours int // 16384; the least recently used goes
-	// A neighbour that is being resolved holds up to QueueFrames frames (64) and QueueBytes
-	// bytes (128 KiB), all of them together PoolFrames (1024).
+	MaxNeighbours int // 16384; the least recently used one is removed
+	// QueueFrames (64) and QueueBytes (128 KiB) bound the frames that wait for one neighbour, PoolFrames (1024) those that
+	// wait for all.
 	QueueFrames, QueueBytes, PoolFrames int
 	MaxAddrs                            int // 256 of the interface
 	MaxGroups                           int // 4096 to receive
-	// Rand spreads the times that RFC 4861 wants spread. It must be set.
+	// Rand spreads the reachable time (RFC 4861, 6.3.2). It must be set.
 	Rand *rand.Rand
 }
 
-// Validate reports all faults of c.
+// Validate returns all faults of c.
 func (c *Config) Validate() error {
 	var faults []error
 	for _, v := range []struct {
@@ -68,13 +79,14 @@ func (c *Config) Validate() error {
 	return errors.Join(faults...)
 }
 
+// def sets a default.
 func def(n *int, d int) {
 	if *n == 0 {
 		*n = d
 	}
 }
 
-// LinkInfo is what the engine has to know of its link.
+// LinkInfo describes the link to the engine.
 type LinkInfo struct {
 	HW    wire.HWAddr
 	PKey  ib.PKey
@@ -82,36 +94,33 @@ type LinkInfo struct {
 	MTU   int   // of IP packets, in bytes
 }
 
-// Kind is how a frame came.
+// Kind is how a frame was addressed.
 type Kind uint8
 
-// Kinds of frames: to this interface alone, to the broadcast group, to another
-// group.
+// Kinds of frames: to this interface alone, to the broadcast group, to another group.
 const (
 	Host Kind = iota
 	Broadcast
 	Multicast
 )
 
-// Times of RFC 4861, 10, of RFC 4862, 5.1 and of RFC 5227, 1.1; the rest is of
-// docs/notes/ipoib.md, 4.
+// Times of RFC 4861, 10, of RFC 4862, 5.1 and of RFC 5227, 1.1; the others are of docs/notes/ipoib.md, section 4.
 const (
 	retransTime   = time.Second
-	maxProbes     = 3 // to a group, and to a neighbour alone
+	maxProbes     = 3 // multicast, and unicast
 	reachableTime = 30 * time.Second
 	delayTime     = 5 * time.Second
 	staleTime     = 60 * time.Second
 	announceCount = 3
 	announceTime  = time.Second
 	detectTime    = time.Second
-	lockTime      = time.Second // a neighbour's new address is not believed sooner
+	lockTime      = time.Second // between changes of a neighbour's address
 	defendTime    = 10 * time.Second
-	queryCount    = 2 // of the IP stack, which may have reported while there was no carrier
+	queryCount    = 2 // of the groups of the IP stack, whose reports without carrier were lost
 	queryTime     = time.Second
 )
 
-// tickMax is how many timers one Tick serves, so that a lane is never held up
-// by them: Deadline says at once that there are more.
+// tickMax bounds the timers of one Tick, for the sake of the lane. If more are due, so is Deadline.
 const tickMax = 256
 
 const headroom = wire.HardHeaderLen
@@ -133,20 +142,20 @@ type Engine struct {
 	broadcast map[netip.Addr]struct{} // directed ones, of the prefixes on the link
 
 	unreachable, tooBig bucket
-	query               timer // asks the IP stack for its groups
-	queries             int   // still to come
+	query               timer // of the groups of the IP stack
+	queries             int   // that are left
 	scratch             [headroom + maxScratch]byte
 	reports             []wire.GroupReport
 	c                   Counters
 }
 
-// maxScratch bounds what the engine makes itself: a router's solicitation of
-// the IP stack grows by an option, everything else is shorter.
+// maxScratch bounds the packets that the engine makes: a router solicitation of the IP stack grows by an option, others
+// are shorter.
 const maxScratch = 4096 + wire.SourceLinkRoom
 
 // New returns an engine without link and addresses.
 //
-// Preconditions: cfg.Validate reports nothing.
+// Preconditions: cfg.Validate returns nil.
 func New(cfg Config, out Out) *Engine {
 	def(&cfg.MaxNeighbours, 16384)
 	def(&cfg.QueueFrames, 64)
@@ -161,8 +170,8 @@ func New(cfg Config, out Out) *Engine {
 	return e
 }
 
-// SetLink tells the engine of the link, first when its broadcast group was
-// joined. A changed hardware address is announced.
+// SetLink sets the attributes of the link, first when its broadcast group was joined. A changed hardware address is
+// announced.
 func (e *Engine) SetLink(now mono.Time, l LinkInfo) {
 	moved := e.ready && l.HW != e.link.HW
 	e.link, e.ready = l, true
@@ -179,9 +188,8 @@ func (e *Engine) SetLink(now mono.Time, l LinkInfo) {
 	}
 }
 
-// SetUp follows the carrier. Up checks and announces the addresses and asks the
-// IP stack for its groups; down
-// forgets all neighbours but those set by hand, and everything that waits.
+// SetUp follows the carrier. Up checks and announces the addresses, and queries the groups of the IP stack. Down
+// removes all neighbours but permanent ones, and drops the frames that wait.
 //
 // Preconditions: SetLink was called.
 func (e *Engine) SetUp(now mono.Time, up bool) {
@@ -205,7 +213,7 @@ func (e *Engine) SetUp(now mono.Time, up bool) {
 		e.start(now, a)
 	}
 	e.queries = queryCount
-	e.askStack(now)
+	e.queryStack(now)
 }
 
 // Deadline returns when Tick is due.
@@ -223,7 +231,7 @@ func (e *Engine) Tick(now mono.Time) {
 		case due.addr != nil:
 			e.addrExpire(now, due.addr)
 		default:
-			e.askStack(now)
+			e.queryStack(now)
 		}
 	}
 }
@@ -239,7 +247,8 @@ const (
 	errorInterval = 10 * time.Millisecond
 )
 
-func (b *bucket) take(now mono.Time) bool {
+// allow takes a token, if there is one.
+func (b *bucket) allow(now mono.Time) bool {
 	if n := now.Sub(b.filled) / errorInterval; b.filled.IsZero() || n >= errorBurst {
 		b.tokens, b.filled = errorBurst, now
 	} else if n > 0 {

@@ -175,7 +175,7 @@ func newHost(t testing.TB, cfg Config) *host {
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	h.e = New(cfg, h)
+	h.e = New(cfg, outOf(h))
 	h.e.SetLink(h.now, LinkInfo{HW: hwA, PKey: pkey, Scope: scope, MTU: mtu})
 	return h
 }
@@ -640,7 +640,7 @@ func TestErrorsAreLimited(t *testing.T) {
 func TestNoAllocation(t *testing.T) {
 	h := upHost(t, Config{})
 	quiet := &silent{}
-	h.e.out = quiet
+	h.e.out = outOf(quiet)
 	h.e.AddStatic(h.now, ipB, hwB)
 	h.e.AddStatic(h.now, llB, hwB)
 	reply, frame := make([]byte, wire.ARPLen), make([]byte, headroom, headroom+200)
@@ -681,7 +681,17 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// silent is an Out that remembers nothing.
+// link is all that an Out has.
+type link interface {
+	Frames
+	Resolution
+	Membership
+}
+
+// outOf returns the Out of a fake that implements all of it.
+func outOf(l link) Out { return Out{Frames: l, Resolution: l, Membership: l} }
+
+// silent is a link that counts the frames that it sends.
 type silent struct{ sent int }
 
 func (s *silent) Xmit(mono.Time, []byte)                      { s.sent++ }
@@ -696,7 +706,7 @@ func (s *silent) Conflict(mono.Time, netip.Addr, wire.HWAddr) {}
 // BenchmarkOutput is what a packet to a known neighbour costs.
 func BenchmarkOutput(b *testing.B) {
 	h := upHost(b, Config{})
-	h.e.out = &silent{}
+	h.e.out = outOf(&silent{})
 	h.e.AddStatic(h.now, ipB, hwB)
 	f := packet(ipA, ipB, strings.Repeat("x", 1000))
 	b.ReportAllocs()

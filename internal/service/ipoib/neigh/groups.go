@@ -10,40 +10,39 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Groups that an interface is always in, beside the solicited-node groups of
-// its addresses and the broadcast group, which is the link's own.
+// Groups that an interface always receives, beside the solicited-node groups of its addresses and the broadcast group,
+// which the link joins itself.
 var (
 	allHosts = netip.AddrFrom4([4]byte{224, 0, 0, 1})
 	allNodes = netip.AddrFrom16([16]byte{0: 0xff, 1: 0x02, 15: 1})
 )
 
-// group is an IP group and who wants it.
+// group is an IP group and why it is received.
 type group struct {
-	permanent int  // all nodes; own addresses with this solicited-node group
-	byHand    int  // JoinGroup
-	reported  bool // the IP stack's last report
+	permanent int  // 1: all nodes; else the own addresses of this solicited-node group
+	manual    int  // calls of JoinGroup
+	reported  bool // by the IP stack, in its last report
 }
 
-func (g *group) wanted() bool { return g.permanent > 0 || g.byHand > 0 || g.reported }
+func (g *group) wanted() bool { return g.permanent > 0 || g.manual > 0 || g.reported }
 
-// shared is an InfiniBand group: IP groups that differ in bits which do not
-// survive the mapping have one together.
+// shared is an InfiniBand group. IP groups that differ only in bits which are lost in the mapping share one.
 type shared struct {
 	members int
-	joined  netip.Addr // what Out.Join was told
+	joined  netip.Addr // the address in Membership.Join
 }
 
 type groups struct {
 	byIP  map[netip.Addr]*group
-	byGID map[ib.GID]*shared // P_Key and scope of no meaning
+	byGID map[ib.GID]*shared // of P_Key 0 and scope 0
 }
 
 func (s *groups) init() {
 	s.byIP, s.byGID = map[netip.Addr]*group{}, map[ib.GID]*shared{}
 }
 
-// change applies f to the group ip and tells the link if that makes the first
-// who wants it, or if nobody is left.
+// change applies f to the group ip, and joins or leaves it where that becomes necessary. It reports false where there
+// are too many groups.
 func (s *groups) change(e *Engine, now mono.Time, ip netip.Addr, f func(g *group)) bool {
 	g := s.byIP[ip]
 	if g == nil {
@@ -64,13 +63,13 @@ func (s *groups) change(e *Engine, now mono.Time, ip netip.Addr, f func(g *group
 			return true
 		}
 		s.byGID[gid] = &shared{1, ip}
-		e.out.Join(now, ip)
+		e.out.Membership.Join(now, ip)
 	case before && !g.wanted():
 		delete(s.byIP, ip)
 		m := s.byGID[gid]
 		if m.members--; m.members == 0 {
 			delete(s.byGID, gid)
-			e.out.Leave(now, m.joined)
+			e.out.Membership.Leave(now, m.joined)
 		}
 	}
 	return true
@@ -80,8 +79,7 @@ func (s *groups) permanent(e *Engine, now mono.Time, ip netip.Addr, by int) {
 	s.change(e, now, ip, func(g *group) { g.permanent += by })
 }
 
-// report applies a report of the IP stack's. Repeated ones are harmless and
-// cost no more than looking the group up.
+// report applies a membership report of the IP stack. A repeated one has no effect.
 func (s *groups) report(e *Engine, now mono.Time, r wire.GroupReport) {
 	if g := s.byIP[r.Group]; g == nil && !r.Join || g != nil && g.reported == r.Join {
 		return
@@ -89,16 +87,16 @@ func (s *groups) report(e *Engine, now mono.Time, r wire.GroupReport) {
 	s.change(e, now, r.Group, func(g *group) { g.reported = r.Join })
 }
 
-// askStack has the IP stack report its groups, of which it said nothing that
-// arrived while the link was down. The questions go to the stack alone.
-func (e *Engine) askStack(now mono.Time) {
+// queryStack queries the groups of the IP stack (IGMP and MLD), since its reports were lost while the link was down.
+// The queries go to the IP stack only.
+func (e *Engine) queryStack(now mono.Time) {
 	e.queries--
 	for _, typ := range [...]wire.EtherType{wire.EtherIPv4, wire.EtherIPv6} {
 		if typ == wire.EtherIPv6 && e.link.MTU < wire.IPv6MinMTU {
 			continue
 		}
 		wire.PutHardHeader(e.scratch[:], &e.link.HW, &wire.HWAddr{}, typ)
-		e.out.Deliver(now, e.scratch[:headroom+wire.PutGroupQuery(e.scratch[headroom:], typ)])
+		e.out.Frames.Deliver(now, e.scratch[:headroom+wire.PutGroupQuery(e.scratch[headroom:], typ)])
 	}
 	var again mono.Time
 	if e.queries > 0 {
@@ -107,28 +105,27 @@ func (e *Engine) askStack(now mono.Time) {
 	e.timers.Set(&e.query, again)
 }
 
-// JoinGroup receives a group by hand, once more for each call, beside what the
-// IP stack wants. It reports false, and does nothing, where group is none or
-// there are too many.
+// JoinGroup adds a manual member to a group, beside the memberships of the IP stack. It reports false, and changes
+// nothing, where the address is not a group's or there are too many groups.
 func (e *Engine) JoinGroup(now mono.Time, group netip.Addr) bool {
 	if group = plain(group); !group.IsMulticast() {
 		return false
 	}
-	return e.groups.change(e, now, group, byHand(1))
+	return e.groups.change(e, now, group, manual(1))
 }
 
-// LeaveGroup takes one JoinGroup back. It reports false where there was none.
+// LeaveGroup undoes one JoinGroup. It reports false where there was none.
 func (e *Engine) LeaveGroup(now mono.Time, group netip.Addr) bool {
 	group = plain(group)
-	if g := e.groups.byIP[group]; g == nil || g.byHand == 0 {
+	if g := e.groups.byIP[group]; g == nil || g.manual == 0 {
 		return false
 	}
-	return e.groups.change(e, now, group, byHand(-1))
+	return e.groups.change(e, now, group, manual(-1))
 }
 
-func byHand(n int) func(g *group) { return func(g *group) { g.byHand += n } }
+func manual(n int) func(g *group) { return func(g *group) { g.manual += n } }
 
-// plain returns a without zone, and as IPv4 where it is that in disguise.
+// plain returns a without zone, and an IPv4-mapped IPv6 address as IPv4.
 func plain(a netip.Addr) netip.Addr {
 	if a.Zone() != "" {
 		a = a.WithZone("")

@@ -9,10 +9,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Input takes a frame of the link with its hard header: source as far as it is
-// known, else zero, and encapsulation header; the destination is not looked at. It returns what goes to
-// the IP stack, the frame with its headroom, perhaps shortened; nil where that
-// is nothing. The frame may be written to.
+// Input handles a frame of the link with its hard header: the source, or zero where it is unknown, and the
+// encapsulation header; the destination is ignored. It returns the frame for the IP stack, with its headroom, perhaps
+// shortened; nil where the frame ends here. The frame may be changed.
 func (e *Engine) Input(now mono.Time, kind Kind, frame []byte) (up []byte) {
 	typ, p, why := wire.ParseFrame(frame[headroom-wire.EncapLen:])
 	if why != wire.FrameOK {
@@ -23,18 +22,19 @@ func (e *Engine) Input(now mono.Time, kind Kind, frame []byte) (up []byte) {
 	case wire.EtherIPv4:
 		return frame
 	case wire.EtherARP:
-		e.arp(now, kind, p)
+		e.handleARP(now, kind, p)
 		return nil
 	case wire.EtherIPv6:
 		if off, ok := wire.ICMPv6(p); ok && wire.IsND(p[off]) {
-			return e.nd(now, frame, p, off)
+			return e.handleND(now, frame, p, off)
 		}
 		return frame
 	}
-	return nil // RARP: nobody here answers
+	return nil // RARP is not supported
 }
 
-func (e *Engine) arp(now mono.Time, kind Kind, p []byte) {
+// handleARP handles an ARP packet (RFC 826).
+func (e *Engine) handleARP(now mono.Time, kind Kind, p []byte) {
 	e.c.ARPRx++
 	var a wire.ARP
 	if why := a.Parse(p); why != wire.FrameOK {
@@ -42,15 +42,15 @@ func (e *Engine) arp(now mono.Time, kind Kind, p []byte) {
 		return
 	}
 	switch {
-	case !e.up || a.SenderHW.Same(e.link.HW): // our own, come back
+	case !e.up || a.SenderHW.Same(e.link.HW): // our own, returned by the fabric
 		return
 	case a.Op != wire.ARPRequest && a.Op != wire.ARPReply:
 		e.c.IgnoredOp++
 		return
 	}
-	target := e.ours(a.TargetIP)
+	target := e.validAddr(a.TargetIP)
 	if mine := e.addrs[a.SenderIP]; mine != nil {
-		e.dispute(now, mine, a.SenderHW)
+		e.handleConflict(now, mine, a.SenderHW)
 	} else if !a.SenderIP.IsUnspecified() {
 		solicited := a.Op == wire.ARPReply && kind == Host
 		e.learn(now, a.SenderIP, a.SenderHW, solicited, solicited, target != nil)
@@ -61,9 +61,8 @@ func (e *Engine) arp(now mono.Time, kind Kind, p []byte) {
 	}
 }
 
-// learn stores that ip is at hw. confirmed is an answer to what we asked for;
-// override changes an address whatever its age; create makes an entry where
-// there is none. It returns the entry, nil where there is none.
+// learn stores that ip is at hw. confirmed: it is the reply to a request of ours. override changes an address whatever
+// its age. create makes an entry where there is none. It returns the entry; nil where there is none.
 func (e *Engine) learn(now mono.Time, ip netip.Addr, hw wire.HWAddr, confirmed, override, create bool) *entry {
 	n := e.table.find(ip)
 	if n == nil {
@@ -92,32 +91,32 @@ func (e *Engine) learn(now mono.Time, ip netip.Addr, hw wire.HWAddr, confirmed, 
 	return n
 }
 
-// store gives n a hardware address, and what waits for it is sent.
+// store sets the hardware address of n, and sends the frames that wait for it.
 func (e *Engine) store(now mono.Time, n *entry, hw wire.HWAddr, confirmed bool) {
 	if n.state == Incomplete || n.hw != hw {
 		n.hw, n.updated = hw, now
 		n.makeHeader(&e.link.HW)
 	}
-	n.unasked = false
+	n.noSource = false
 	if confirmed {
 		e.setState(now, n, Reachable)
 	} else {
 		e.setState(now, n, Stale)
 	}
-	e.out.Learned(now, n.ip, hw)
-	if n.waited {
-		n.waited = false
-		e.out.Resolved(now, n.ip, hw)
+	e.out.Resolution.Learned(now, n.ip, hw)
+	if n.resolving {
+		n.resolving = false
+		e.out.Resolution.Resolved(now, n.ip, hw)
 	}
-	for b := n.queue.take(); b != nil; b = n.queue.take() {
+	for b := n.queue.pop(); b != nil; b = n.queue.pop() {
 		e.unicast(now, n, b.b, wire.HardHeader(b.b).Type())
-		e.pool.give(b)
+		e.pool.release(b)
 	}
 }
 
-// nd handles Neighbor Discovery. Neighbours' messages end here. Those of
-// routers go on without the option that the IP stack would refuse.
-func (e *Engine) nd(now mono.Time, frame, p []byte, off int) (up []byte) {
+// handleND handles Neighbor Discovery. Messages of neighbours end here. Those of routers go to the IP stack, without
+// the option that it would refuse.
+func (e *Engine) handleND(now mono.Time, frame, p []byte, off int) (up []byte) {
 	e.c.NDRx++
 	var nd wire.ND
 	if why := nd.Parse(p, off); why != wire.FrameOK {
@@ -125,22 +124,22 @@ func (e *Engine) nd(now mono.Time, frame, p []byte, off int) (up []byte) {
 		return nil
 	}
 	if !e.up || nd.HasLink && nd.Link.Same(e.link.HW) || wire.HardHeader(frame).Src().Same(e.link.HW) {
-		return nil // our own, come back
+		return nil // our own, returned by the fabric
 	}
 	switch nd.Type {
 	case wire.NDNeighborSolicit:
-		e.solicited(now, &nd, wire.HardHeader(frame).Src())
+		e.handleSolicit(now, &nd, wire.HardHeader(frame).Src())
 		return nil
 	case wire.NDNeighborAdvert:
-		e.advertised(now, &nd, wire.HardHeader(frame).Src())
+		e.handleAdvert(now, &nd, wire.HardHeader(frame).Src())
 		return nil
 	case wire.NDRedirect:
-		e.c.IgnoredRedirect++ // routes are the IP stack's
+		e.c.IgnoredRedirect++ // routes belong to the IP stack
 		return nil
 	}
 	if nd.HasLink && !nd.Src.IsUnspecified() {
 		if mine := e.addrs[nd.Src]; mine != nil {
-			e.dispute(now, mine, nd.Link)
+			e.handleConflict(now, mine, nd.Link)
 			return nil
 		}
 		advert := nd.Type == wire.NDRouterAdvert
@@ -151,18 +150,18 @@ func (e *Engine) nd(now mono.Time, frame, p []byte, off int) (up []byte) {
 	return frame[:headroom+wire.PutSourceLink(p, p, off, nil)]
 }
 
-// solicited answers a neighbour that asks for an address. from is the sender's
-// hardware address, as far as the frame told it.
-func (e *Engine) solicited(now mono.Time, nd *wire.ND, from wire.HWAddr) {
+// handleSolicit replies to a Neighbor Solicitation. from is the hardware address of the sender; zero where it is
+// unknown.
+func (e *Engine) handleSolicit(now mono.Time, nd *wire.ND, from wire.HWAddr) {
 	mine := e.addrs[nd.Target]
 	if mine == nil {
 		e.c.IgnoredTarget++
 		return
 	}
-	probe := nd.Src.IsUnspecified() // another checks whether the address is free
+	probe := nd.Src.IsUnspecified() // duplicate address detection of another node
 	if mine.state != Valid {
 		if probe && mine.state == Tentative {
-			e.dispute(now, mine, from)
+			e.handleConflict(now, mine, from)
 		}
 		return
 	}
@@ -177,7 +176,7 @@ func (e *Engine) solicited(now mono.Time, nd *wire.ND, from wire.HWAddr) {
 		if nd.HasLink {
 			from = nd.Link
 		}
-		e.dispute(now, other, from)
+		e.handleConflict(now, other, from)
 		return
 	}
 	if nd.HasLink {
@@ -202,13 +201,13 @@ func (e *Engine) solicited(now mono.Time, nd *wire.ND, from wire.HWAddr) {
 	}
 }
 
-// advertised takes a neighbour's advertisement (RFC 4861, 7.2.5).
-func (e *Engine) advertised(now mono.Time, nd *wire.ND, from wire.HWAddr) {
+// handleAdvert handles a Neighbor Advertisement (RFC 4861, 7.2.5).
+func (e *Engine) handleAdvert(now mono.Time, nd *wire.ND, from wire.HWAddr) {
 	if mine := e.addrs[nd.Target]; mine != nil {
 		if nd.HasLink {
 			from = nd.Link
 		}
-		e.dispute(now, mine, from)
+		e.handleConflict(now, mine, from)
 		return
 	}
 	n := e.table.find(nd.Target)

@@ -210,7 +210,7 @@ func TestModel(t *testing.T) {
 			hands: map[netip.Addr]int{}, report: map[netip.Addr]bool{}, joined: map[ib.GID]netip.Addr{}}
 		m.e = New(Config{MaxNeighbours: rapid.IntRange(1, 5).Draw(t, "max"),
 			PoolFrames: rapid.IntRange(0, 20).Draw(t, "pool"), QueueFrames: 6,
-			Rand: rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))}, m)
+			Rand: rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed")))}, outOf(m))
 		m.e.SetLink(m.now, LinkInfo{HW: hwA, PKey: pkey, Scope: scope, MTU: 100})
 		host := rapid.SampledFrom(hosts)
 		hw := rapid.SampledFrom(hws)
@@ -360,7 +360,7 @@ func FuzzEngine(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte, step uint8) {
 		out := &silent{}
-		e := New(Config{MaxNeighbours: 4, PoolFrames: 8, Rand: rand.New(rand.NewPCG(1, 2))}, out)
+		e := New(Config{MaxNeighbours: 4, PoolFrames: 8, Rand: rand.New(rand.NewPCG(1, 2))}, outOf(out))
 		now := mono.Time(1)
 		e.SetLink(now, LinkInfo{HW: hwA, PKey: pkey, Scope: scope, MTU: mtu})
 		e.SetUp(now, true)

@@ -17,10 +17,9 @@ const (
 	ipv6Len, ipv6Dst          = 40, 24
 )
 
-// Output sends a packet of the IP stack, which lies behind headroom for the
-// hard header in frame, to its destination if that is a group or a broadcast address,
-// and to hop otherwise; a hop that is not valid means the destination. frame is
-// the caller's again on return: what must wait is copied.
+// Output sends a packet of the IP stack, which lies in frame behind headroom for the hard header: to its destination if
+// that is a group or a broadcast address, else to hop; an invalid hop stands for the destination. The frame is the
+// caller's again on return: a packet that must wait is copied.
 func (e *Engine) Output(now mono.Time, frame []byte, hop netip.Addr) {
 	p := frame[headroom:]
 	if !e.up {
@@ -91,12 +90,12 @@ func (e *Engine) Output(now mono.Time, frame []byte, hop netip.Addr) {
 	e.unicast(now, n, frame, typ)
 }
 
-// unicast sends frame to n, or keeps a copy until it is known where n is.
+// unicast sends a frame to n, or keeps a copy until n is resolved.
 func (e *Engine) unicast(now mono.Time, n *entry, frame []byte, typ wire.EtherType) {
 	switch n.state {
 	case Incomplete:
 		wire.PutEncap(frame[headroom-wire.EncapLen:], typ)
-		if e.pool.put(&n.queue, frame, e.cfg.QueueFrames, e.cfg.QueueBytes) {
+		if e.pool.push(&n.queue, frame, e.cfg.QueueFrames, e.cfg.QueueBytes) {
 			e.c.Queued++
 		} else {
 			e.c.DropQueueFull++
@@ -112,21 +111,21 @@ func (e *Engine) unicast(now mono.Time, n *entry, frame []byte, typ wire.EtherTy
 	e.c.HeaderHits++
 	copy(frame, n.header[:])
 	wire.PutEncap(frame[headroom-wire.EncapLen:], typ)
-	e.out.Xmit(now, frame)
+	e.out.Frames.Xmit(now, frame)
 }
 
-// xmit sends frame to hw.
+// xmit sends a frame to hw.
 func (e *Engine) xmit(now mono.Time, frame []byte, hw wire.HWAddr, typ wire.EtherType) {
 	wire.PutHardHeader(frame, &hw, &e.link.HW, typ)
-	e.out.Xmit(now, frame)
+	e.out.Frames.Xmit(now, frame)
 }
 
+// groupHW returns the hardware address of an IP group.
 func (e *Engine) groupHW(group netip.Addr) wire.HWAddr {
 	return wire.GroupHWAddr(wire.GroupGID(group, e.link.PKey, e.link.Scope))
 }
 
-// snoop learns from p, if it is one, which groups the IP stack wants. The
-// packet is sent all the same.
+// snoop follows the membership reports of the IP stack. p is sent in any case.
 func (e *Engine) snoop(now mono.Time, p []byte) {
 	r, ok := wire.AppendReports(e.reports[:0], p)
 	e.reports = r
@@ -138,9 +137,8 @@ func (e *Engine) snoop(now mono.Time, p []byte) {
 	}
 }
 
-// stackND handles Neighbor Discovery of the IP stack's own. It solicits
-// routers, which need to hear our hardware address; all else is answered and
-// asked here.
+// stackND handles Neighbor Discovery of the IP stack. Its router solicitations are sent, with our hardware address;
+// other messages are dropped, since the engine sends its own.
 func (e *Engine) stackND(now mono.Time, p []byte, off int) {
 	if p[off] != wire.NDRouterSolicit {
 		e.c.DropStackND++
@@ -172,17 +170,16 @@ func (e *Engine) sendND(now mono.Time, nd *wire.ND, to wire.HWAddr) {
 	e.xmit(now, e.scratch[:n], to, wire.EtherIPv6)
 }
 
-// icmpError tells the IP stack that its packet p went nowhere, as from that
-// address.
+// icmpError sends the IP stack an ICMP error about its packet p, with from as source.
 func (e *Engine) icmpError(now mono.Time, limit *bucket, p []byte, from netip.Addr, mtu int) {
 	if e.addrs[from] != nil {
-		return // who would believe it
+		return // the IP stack drops what has its own address as source
 	}
 	n := wire.PutICMPError(e.scratch[headroom:], p, from, mtu)
 	if n == 0 {
 		return
 	}
-	if !limit.take(now) {
+	if !limit.allow(now) {
 		e.c.ErrorsLimited++
 		return
 	}
@@ -192,11 +189,10 @@ func (e *Engine) icmpError(now mono.Time, limit *bucket, p []byte, from netip.Ad
 		typ = wire.EtherIPv6
 	}
 	wire.PutHardHeader(e.scratch[:], &e.link.HW, &wire.HWAddr{}, typ)
-	e.out.Deliver(now, e.scratch[:headroom+n])
+	e.out.Frames.Deliver(now, e.scratch[:headroom+n])
 }
 
-// Resolve returns the hardware address of ip. Where it is not known, ok is
-// false and Resolved or Unresolved comes later.
+// Resolve returns the hardware address of ip. Where it is unknown, ok is false, and Resolved or Unresolved follows.
 func (e *Engine) Resolve(now mono.Time, ip netip.Addr) (hw wire.HWAddr, ok bool) {
 	ip = plain(ip)
 	n := e.table.find(ip)
@@ -211,19 +207,19 @@ func (e *Engine) Resolve(now mono.Time, ip netip.Addr) (hw wire.HWAddr, ok bool)
 		}
 		return n.hw, true
 	}
-	n.waited = true
+	n.resolving = true
 	_, bcast := e.broadcast[ip]
 	switch {
 	case !e.up || bcast || !oneHost(ip) || e.addrs[ip] != nil:
 		n.probes = maxProbes
-		e.timers.Set(&n.timer, now) // Unresolved, but not from within
+		e.timers.Set(&n.timer, now) // Unresolved must not be called from within
 	case !n.timer.IsSet():
 		e.solicit(now, n)
 	}
 	return wire.HWAddr{}, false
 }
 
-// create makes an entry for ip, which has none.
+// create makes an entry for ip. Precondition: it has none.
 func (e *Engine) create(now mono.Time, ip netip.Addr) *entry {
 	if v := e.table.victim(); v != nil {
 		e.c.Evicted++
@@ -232,25 +228,25 @@ func (e *Engine) create(now mono.Time, ip netip.Addr) *entry {
 	return e.table.add(ip)
 }
 
-// remove forgets a neighbour. Frames that wait for it are dropped; with failed the IP
-// stack is told.
+// remove removes a neighbour, and drops the frames that wait for it; with failed the IP stack gets an ICMP error for
+// each.
 func (e *Engine) remove(now mono.Time, n *entry, failed bool) {
 	e.timers.Set(&n.timer, 0)
-	for b := n.queue.take(); b != nil; b = n.queue.take() {
+	for b := n.queue.pop(); b != nil; b = n.queue.pop() {
 		e.c.DropUnresolved++
 		if failed {
 			e.icmpError(now, &e.unreachable, b.b[headroom:], n.ip, 0)
 		}
-		e.pool.give(b)
+		e.pool.release(b)
 	}
-	waited, ip := n.waited, n.ip
+	waited, ip := n.resolving, n.ip
 	e.table.remove(n)
 	if waited {
-		e.out.Unresolved(now, ip)
+		e.out.Resolution.Unresolved(now, ip)
 	}
 }
 
-// expire is the timer of a neighbour.
+// expire handles the timer of a neighbour.
 func (e *Engine) expire(now mono.Time, n *entry) {
 	switch n.state {
 	case Incomplete, Probe:
@@ -271,15 +267,14 @@ func (e *Engine) expire(now mono.Time, n *entry) {
 	}
 }
 
-// solicit asks for n, by broadcast or, where it is only to be confirmed, n
-// alone.
+// solicit sends a request for n: to n itself in Probe, else to all, or to its solicited-node group.
 func (e *Engine) solicit(now mono.Time, n *entry) {
 	n.probes++
 	e.timers.Set(&n.timer, now.Add(retransTime))
 	src, ok := e.source(n.ip)
 	if n.ip.Is4() {
 		if !ok {
-			src = netip.IPv4Unspecified() // an answer comes all the same
+			src = netip.IPv4Unspecified() // neighbours reply to a probe as well
 			e.c.NoSource++
 		}
 		to := wire.PseudoBroadcast
@@ -290,11 +285,11 @@ func (e *Engine) solicit(now mono.Time, n *entry) {
 		return
 	}
 	if !ok {
-		n.unasked = true // sourceFound asks when there is one
+		n.noSource = true // solicitDelayed follows
 		e.c.NoSource++
 		return
 	}
-	n.unasked = false
+	n.noSource = false
 	nd := wire.ND{Type: wire.NDNeighborSolicit, Src: src, Dst: n.ip, Target: n.ip, Link: e.link.HW, HasLink: true}
 	to := n.hw
 	if n.state != Probe {
@@ -304,17 +299,18 @@ func (e *Engine) solicit(now mono.Time, n *entry) {
 	e.sendND(now, &nd, to)
 }
 
-// sourceFound asks at once for the IPv6 neighbours that could not be asked for
-// before the first own address was found unique.
-func (e *Engine) sourceFound(now mono.Time) {
+// solicitDelayed solicits the IPv6 neighbours for which there was no source address before: the first own address has
+// become valid.
+func (e *Engine) solicitDelayed(now mono.Time) {
 	for n := range e.table.all() {
-		if n.unasked {
+		if n.noSource {
 			n.probes = 0
 			e.solicit(now, n)
 		}
 	}
 }
 
+// setState sets the state of n and the timer of that.
 func (e *Engine) setState(now mono.Time, n *entry, s State) {
 	n.state = s
 	var after mono.Time
@@ -327,9 +323,8 @@ func (e *Engine) setState(now mono.Time, n *entry, s State) {
 	e.timers.Set(&n.timer, after)
 }
 
-// Undeliverable takes back a frame that Xmit was given: there is no group as its
-// destination. A neighbour that was asked for by its solicited-node group does not
-// exist, then, and is given up at the next Tick; so Xmit may call this.
+// Undeliverable reports that the destination group of a frame of Xmit does not exist. If the frame was a solicitation
+// to a solicited-node group, the neighbour does not exist, and is removed at the next Tick. Xmit may call it.
 func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
 	typ, p, why := wire.ParseFrame(frame[headroom-wire.EncapLen:])
 	if why != wire.FrameOK || typ != wire.EtherIPv6 {
@@ -349,7 +344,7 @@ func (e *Engine) Undeliverable(now mono.Time, frame []byte) {
 	}
 }
 
-// Forget drops the neighbours behind a GID that is out of service.
+// Forget removes the neighbours at a GID that is out of service.
 func (e *Engine) Forget(now mono.Time, gid ib.GID) {
 	for n := range e.table.all() {
 		if n.state != Incomplete && n.state != Permanent && n.hw.GID() == gid {
@@ -358,11 +353,11 @@ func (e *Engine) Forget(now mono.Time, gid ib.GID) {
 	}
 }
 
-// TooBig takes back a frame that Xmit was given, whose packet is longer than the mtu of where it goes: the IP
-// stack is told. Xmit may call this.
+// TooBig reports that the packet of a frame of Xmit is longer than the MTU to its destination: the IP stack gets an
+// ICMP error. Xmit may call it.
 func (e *Engine) TooBig(now mono.Time, frame []byte, mtu int) {
 	if &frame[0] == &e.scratch[0] {
-		return // the engine's own
+		return // of the engine itself
 	}
 	p := frame[headroom:]
 	var from netip.Addr
@@ -371,18 +366,18 @@ func (e *Engine) TooBig(now mono.Time, frame []byte, mtu int) {
 		from = netip.AddrFrom4([4]byte(p[ipv4Dst:]))
 	case len(p) >= ipv6Len && p[0]>>4 == 6:
 		if from = netip.AddrFrom16([16]byte(p[ipv6Dst:])); from.IsMulticast() {
-			from = e.beside(from)
+			from = e.otherAddr(from)
 		}
 	}
-	// Of IPv4, no error answers what was for many (RFC 1122, 3.2.2).
+	// IPv4 has no errors about packets to groups and broadcast addresses (RFC 1122, 3.2.2).
 	if _, broadcast := e.broadcast[from]; from.IsValid() && !broadcast {
 		e.icmpError(now, &e.tooBig, p, from, mtu)
 	}
 }
 
-// beside returns an address of the link that is not ours: as from there the IP stack is told of an IPv6 group
-// what only a neighbour could tell.
-func (e *Engine) beside(group netip.Addr) netip.Addr {
+// otherAddr returns an address of the link that is not ours: the source of ICMP errors about packets to an IPv6 group,
+// which only another node could send.
+func (e *Engine) otherAddr(group netip.Addr) netip.Addr {
 	src, ok := e.source(group)
 	if !ok {
 		return netip.Addr{}

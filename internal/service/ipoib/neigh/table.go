@@ -10,16 +10,23 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// State is that of a neighbour (RFC 4861, 7.3.2).
+// State is the state of a neighbour (RFC 4861, 7.3.2).
 type State uint8
 
-// States of neighbours. Incomplete has no hardware address yet; Permanent was set by hand.
+// States of neighbours.
 const (
+	// Incomplete: the hardware address is unknown; frames wait. Solicitations are sent until a reply makes it Reachable or
+	// Stale, or maxProbes are sent and the neighbour is removed.
 	Incomplete State = iota
+	// Reachable: a reply confirmed the address lately. After about reachableTime it is Stale.
 	Reachable
+	// Stale: the address may be out of date. A packet makes it Delay; staleTime without one removes the neighbour.
 	Stale
+	// Delay: a packet was sent with the address, which may be confirmed within delayTime. Then it is Probe.
 	Delay
+	// Probe: unicast solicitations are sent. A reply makes it Reachable; maxProbes without one remove the neighbour.
 	Probe
+	// Permanent: set by AddStatic. Only Delete removes it.
 	Permanent
 )
 
@@ -34,34 +41,33 @@ func (s State) String() string {
 
 // entry is a neighbour.
 type entry struct {
-	ip      netip.Addr
-	hw      wire.HWAddr
-	state   State
-	router  bool
-	waited  bool // Resolve waits for it
-	unasked bool // nothing was sent for want of an own address
-	probes  uint8
-	updated mono.Time // hw was stored
-	header  [headroom]byte
-	queue   queue
-	timer   timer
+	ip        netip.Addr
+	hw        wire.HWAddr
+	state     State
+	router    bool
+	resolving bool // Resolved or Unresolved is to be called
+	noSource  bool // no solicitation was sent: there was no source address
+	probes    uint8
+	updated   mono.Time // when hw was stored
+	header    [headroom]byte
+	queue     queue
+	timer     timer
 
-	next, prev *entry // of its list, most recently used first; next alone in the list of free ones
+	next, prev *entry // in its list, most recently used first; a free one has next only
 }
 
-// makeHeader prepares the hard header of packets to n.
+// makeHeader makes the hard header of packets to n.
 func (n *entry) makeHeader(src *wire.HWAddr) {
 	wire.PutHardHeader(n.header[:], &n.hw, src, wire.EtherIPv4)
 }
 
-// table are the neighbours by address. When it is full the least recently used
-// one goes, among those that no packet was sent to if there is any: a stranger
-// that makes up neighbours does not push out those in use.
+// table has the neighbours by address. When it is full the least recently used one is removed, first among those to
+// which no packet was sent: a node that invents neighbours does not displace those in use.
 type table struct {
 	byIP map[netip.Addr]*entry
 	max  int
-	last *entry // of the last lookup: packets come in trains
-	list [2]entry
+	last *entry   // of the last lookup: consecutive packets have the same next hop
+	list [2]entry // heads: of neighbours without packets, and with
 	free *entry
 }
 
@@ -83,7 +89,7 @@ func (t *table) find(ip netip.Addr) *entry {
 	return n
 }
 
-// use marks n as used for a packet.
+// use notes that a packet is sent to n.
 func (t *table) use(n *entry) {
 	head := &t.list[1]
 	if head.next != n {
@@ -99,7 +105,7 @@ func (n *entry) link(head *entry) {
 	head.next.prev, head.next = n, n
 }
 
-// victim is who goes when the table is full, or nil where it is not.
+// victim returns the neighbour to remove for another one; nil where the table is not full.
 func (t *table) victim() *entry {
 	if len(t.byIP) < t.max {
 		return nil
@@ -111,13 +117,13 @@ func (t *table) victim() *entry {
 			}
 		}
 	}
-	return nil // all set by hand, which AddStatic bounds
+	return nil // all are permanent, which AddStatic prevents
 }
 
 // chunk is how many entries are allocated at a time.
 const chunk = 64
 
-// add puts a new neighbour into the table, which has room.
+// add adds a neighbour. Precondition: the table has room.
 func (t *table) add(ip netip.Addr) *entry {
 	if t.free == nil {
 		c := make([]entry, chunk)
@@ -134,16 +140,16 @@ func (t *table) add(ip netip.Addr) *entry {
 	return n
 }
 
-// remove takes n out; its queue is empty and its timer stopped.
+// remove removes n. Precondition: its queue is empty and its timer stopped.
 func (t *table) remove(n *entry) {
 	delete(t.byIP, n.ip)
 	n.unlink()
-	n.ip = netip.Addr{} // t.last finds it no more
+	n.ip = netip.Addr{} // for t.last
 	n.prev, n.next, t.free = nil, t.free, n
 }
 
-// all yields every neighbour, the most recently used first, passive ones last.
-// The one just yielded may be removed.
+// all yields every neighbour, the most recently used first, those without packets last. The one just yielded may be
+// removed.
 func (t *table) all() iter.Seq[*entry] {
 	return func(yield func(*entry) bool) {
 		for i := len(t.list) - 1; i >= 0; i-- {
@@ -158,7 +164,7 @@ func (t *table) all() iter.Seq[*entry] {
 	}
 }
 
-// queue are frames that wait for a neighbour's address, in order.
+// queue has the frames that wait for a neighbour, in order.
 type queue struct {
 	head, tail *buffer
 	n, bytes   int
@@ -170,17 +176,16 @@ type buffer struct {
 	b    []byte
 }
 
-// pool are the buffers of all queues.
+// pool has the buffers of all queues.
 type pool struct {
 	free *buffer
 	used int
 	max  int
 }
 
-// put copies frame to the end of q. It reports false where q or the pool has no
-// room; while half of the pool is in use, a queue may hold but four, so that one
-// address nobody has does not keep others from being found.
-func (p *pool) put(q *queue, frame []byte, frames, bytes int) bool {
+// push copies a frame to the end of q. It reports false where q or the pool is full. While half of the pool is in use,
+// a queue has room for four only, so that one address that does not exist leaves room for others.
+func (p *pool) push(q *queue, frame []byte, frames, bytes int) bool {
 	if q.n >= frames || q.bytes+len(frame) > bytes || p.used >= p.max || p.used >= p.max/2 && q.n >= 4 {
 		return false
 	}
@@ -203,9 +208,8 @@ func (p *pool) put(q *queue, frame []byte, frames, bytes int) bool {
 	return true
 }
 
-// take removes the first of q and returns it, nil where q is empty. give hands
-// it back to the pool.
-func (q *queue) take() *buffer {
+// pop removes and returns the first frame of q; nil where q is empty. The caller releases it to the pool.
+func (q *queue) pop() *buffer {
 	b := q.head
 	if b == nil {
 		return nil
@@ -218,7 +222,8 @@ func (q *queue) take() *buffer {
 	return b
 }
 
-func (p *pool) give(b *buffer) {
+// release returns a buffer to the pool.
+func (p *pool) release(b *buffer) {
 	b.next, p.free = p.free, b
 	p.used--
 }

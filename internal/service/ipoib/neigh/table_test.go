@@ -205,7 +205,7 @@ func TestStatic(t *testing.T) {
 // The table is bounded. Strangers who ask go before those we talk to.
 func TestTableBound(t *testing.T) {
 	h := upHost(t, Config{MaxNeighbours: 100})
-	h.e.out = &silent{}
+	h.e.out = outOf(&silent{})
 	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}) }
 	for i := range 60 {
 		h.send(ip(i), "x")
@@ -357,12 +357,12 @@ func TestConfig(t *testing.T) {
 // A lane is not held up by a thousand timers at once.
 func TestTickIsBounded(t *testing.T) {
 	h := upHost(t, Config{})
-	h.e.out = &silent{}
+	h.e.out = outOf(&silent{})
 	for i := range 1000 {
 		h.send(netip.AddrFrom4([4]byte{10, 20, byte(i >> 8), byte(i)}), "x")
 	}
 	out := &silent{}
-	h.e.out = out
+	h.e.out = outOf(out)
 	h.now = h.now.Add(time.Second)
 	for _, want := range []int{256, 512, 768, 998, 998} { // one is our own, one to all
 		h.e.Tick(h.now)

@@ -11,19 +11,19 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// slots is how many packets the shelf of these tests has room for.
-const slots = shelfBytes / 4096
+// slots is how many packets the buffer of these tests has room for.
+const slots = bufferBytes / 4096
 
-// shelfSides makes n responders whose memory is reached by calls only, with one shelf and
+// oooSides makes n responders whose memory is reached by calls only, with one buffer and
 // one batch for all of them, as on a lane.
-func shelfSides(t *testing.T, n int) []*side {
+func oooSides(t *testing.T, n int) []*side {
 	t.Helper()
-	shelves, batch := NewShelves(1), mem.NewBatch(4096)
+	buffers, batch := NewBuffers(1), mem.NewBatch(4096)
 	list := make([]*side, n)
 	for i := range list {
 		cfg := testConfig(ib.RC, 17)
-		cfg.Shelves = shelves
-		s := newSide("B", cfg, 2*shelfBytes, t.Logf)
+		cfg.Buffers = buffers
+		s := newSide("B", cfg, 2*bufferBytes, t.Logf)
 		s.batch, s.quiet = batch, true
 		s.opaque()
 		if err := up(s, 2, 1, 18, ib.MTU4096, 1<<16, false); err != nil {
@@ -34,12 +34,12 @@ func shelfSides(t *testing.T, n int) []*side {
 	return list
 }
 
-// write hands the side packets of one WRITE of twice a shelf, from packet at on.
+// write hands the side packets of one WRITE of twice a buffer, from packet at on.
 func (s *side) write(at, count uint32, fill byte) {
 	r := pkt.Burst{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}, Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
 	r.Opcode, r.PSN, r.PKey, r.AckReq = ib.WriteMiddle, (ib.PSN(1) << 8).Add(at), ib.DefaultPKey, true
 	if at == 0 {
-		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 2*shelfBytes
+		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 2*bufferBytes
 	}
 	s.q.Handle(1, &r, s.batch)
 }
@@ -49,17 +49,17 @@ func (s *side) commit() {
 	s.q.Commit(1)
 }
 
-// TestShelfReturns: a shelf from which copies are still to be made is not another's,
+// TestOutOfOrderBufferReturns: a buffer from which copies are still to be made is not given to another queue pair,
 // and its slots are not used again, before Commit.
-func TestShelfReturns(t *testing.T) {
-	list := shelfSides(t, 2)
+func TestOutOfOrderBufferReturns(t *testing.T) {
+	list := oooSides(t, 2)
 	a, b := list[0], list[1]
 	a.write(1, 1, 1)
 	a.write(0, 1, 2)
 	// The copy of packet 1 is pending; this one would have its slot.
 	a.write(1+slots, 1, 3)
 	b.write(1, 1, 4)
-	if a.q.ctr.Shelved != 1 || a.q.ctr.ShelfRefused != 1 || b.q.ctr.Shelved != 0 || b.q.ctr.ShelfRefused != 1 {
+	if a.q.ctr.OOOBuffered != 1 || a.q.ctr.OOORefused != 1 || b.q.ctr.OOOBuffered != 0 || b.q.ctr.OOORefused != 1 {
 		t.Fatalf("%+v\n%+v", a.q.ctr, b.q.ctr)
 	}
 	a.commit()
@@ -67,43 +67,43 @@ func TestShelfReturns(t *testing.T) {
 		t.Fatal("memory is wrong")
 	}
 	b.write(2, 1, 4)
-	if b.q.ctr.Shelved != 1 {
+	if b.q.ctr.OOOBuffered != 1 {
 		t.Fatalf("%+v", b.q.ctr)
 	}
 	b.q.Destroy()
 	a.write(3, 1, 5)
-	if a.q.ctr.Shelved != 2 {
-		t.Fatalf("destruction kept the shelf: %+v", a.q.ctr)
+	if a.q.ctr.OOOBuffered != 2 {
+		t.Fatalf("destruction kept the buffer: %+v", a.q.ctr)
 	}
 }
 
-// TestShelfEnds: a queue pair whose program is gone, or that failed, keeps no shelf from the others of its lane.
-func TestShelfEnds(t *testing.T) {
+// TestOutOfOrderBufferReleasedAtEnd: a queue pair whose program died, or that failed, returns its buffer to the lane.
+func TestOutOfOrderBufferReleasedAtEnd(t *testing.T) {
 	for name, end := range map[string]func(*QP) bool{
-		"farewell": func(q *QP) bool { return q.Farewell(1) },
-		"error":    func(q *QP) bool { return q.Modify(1, &Attr{State: ib.Err}, ib.AttrState) == nil },
+		"orphan": func(q *QP) bool { return q.Orphan(1) },
+		"error":  func(q *QP) bool { return q.Modify(1, &Attr{State: ib.Err}, ib.AttrState) == nil },
 	} {
 		t.Run(name, func(t *testing.T) {
-			list := shelfSides(t, 2)
+			list := oooSides(t, 2)
 			a, b := list[0], list[1]
 			a.write(1, 1, 1)
 			a.commit()
-			if !end(a.q) || a.q.ctr.Shelved != 1 {
+			if !end(a.q) || a.q.ctr.OOOBuffered != 1 {
 				t.Fatalf("%+v", a.q.ctr)
 			}
 			b.write(1, 1, 2)
-			if b.q.ctr.Shelved != 1 {
-				t.Fatalf("the shelf is lost: %+v", b.q.ctr)
+			if b.q.ctr.OOOBuffered != 1 {
+				t.Fatalf("the buffer is lost: %+v", b.q.ctr)
 			}
 		})
 	}
 }
 
-// TestShelfWraps: runs of all lengths at every place of the shelf arrive whole, and
+// TestOutOfOrderBufferWraps: bursts of all lengths at every place of the buffer arrive whole, and
 // what does not fit is refused.
-func TestShelfWraps(t *testing.T) {
-	s := shelfSides(t, 1)[0]
-	want := make([]byte, 0, 2*shelfBytes)
+func TestOutOfOrderBufferWraps(t *testing.T) {
+	s := oooSides(t, 1)[0]
+	want := make([]byte, 0, 2*bufferBytes)
 	at := uint32(0)
 	for k := uint32(1); at+k+1 < 2*slots; k = k*3/2 + 1 {
 		// The packet at is missing, then k follow.
@@ -120,23 +120,23 @@ func TestShelfWraps(t *testing.T) {
 			t.Fatalf("%d packets behind packet %d are wrong", k, at)
 		}
 	}
-	if at < slots || s.q.ctr.ShelfRefused != 0 {
+	if at < slots || s.q.ctr.OOORefused != 0 {
 		t.Fatalf("%d packets, %+v", at, s.q.ctr)
 	}
 	s.write(at+slots, 1, 0xee)
 	s.write(at+1, slots, 0xee)
-	if s.q.ctr.ShelfRefused != slots+1 {
+	if s.q.ctr.OOORefused != slots+1 {
 		t.Fatalf("%+v", s.q.ctr)
 	}
 	s.write(at+1, slots-1, 0xee)
-	if s.q.ctr.ShelfRefused != slots+1 {
+	if s.q.ctr.OOORefused != slots+1 {
 		t.Fatalf("%+v", s.q.ctr)
 	}
 }
 
-// TestShelfAllocs: once there is a shelf, a gap allocates nothing.
-func TestShelfAllocs(t *testing.T) {
-	s := shelfSides(t, 1)[0]
+// TestOutOfOrderBufferAllocs: once there is a buffer, a gap allocates nothing.
+func TestOutOfOrderBufferAllocs(t *testing.T) {
+	s := oooSides(t, 1)[0]
 	body := mem.BytesPayload(make([]byte, 4096))
 	psn := ib.PSN(1) << 8
 	r := pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}}
@@ -152,7 +152,7 @@ func TestShelfAllocs(t *testing.T) {
 		psn = psn.Add(4)
 		s.commit()
 	})
-	if n != 0 || s.q.ctr.Shelved != 303 || s.q.rsp.shelf != nil {
+	if n != 0 || s.q.ctr.OOOBuffered != 303 || s.q.rsp.ooo != nil {
 		t.Fatalf("%v allocations, %+v", n, s.q.ctr)
 	}
 }

@@ -11,11 +11,10 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// FuzzFarewell: whatever a queue pair did before its program went, and whatever
-// comes afterwards, it gives back what it had, sends no more than one answer per
-// run that came and a bounded number of requests, uses no memory and tells its
-// program nothing, and is over in time.
-func FuzzFarewell(f *testing.F) {
+// FuzzOrphan: whatever a queue pair did before its program died, and whatever arrives afterwards, it returns the
+// requests it had, sends at most one answer per burst that arrived and a bounded number of requests, uses no memory and
+// completes nothing, and is done in time.
+func FuzzOrphan(f *testing.F) {
 	f.Add([]byte{2, 3, 2, 1, 4, 0, 0, 8}, []byte{0x11, 1, 0, 0, 0})
 	f.Add([]byte{2, 2, 1, 1, 3, 0x00, 1, 0, 1}, []byte{0x0c, 1, 2, 3, 0, 0x04, 1, 0, 0, 0})
 	f.Add([]byte{2, 3, 0, 4, 1, 2, 0, 4, 1, 2, 0, 5, 7}, []byte{0x11, 1, 0xff, 0, 0x65, 0x11, 1, 0, 0, 0x65})
@@ -38,10 +37,10 @@ func FuzzFarewell(f *testing.F) {
 		q := z.s.q
 		was := q.State()
 		if was == ib.Err {
-			was = q.req.fell
+			was = q.req.failure.state
 		}
-		if began := q.Farewell(z.now); began != (was == ib.RTR || was == ib.RTS || was == ib.SQD) {
-			t.Fatalf("farewell in %v: %v", was, began)
+		if began := q.Orphan(z.now); began != (was == ib.RTR || was == ib.RTS || was == ib.SQD) {
+			t.Fatalf("orphan in %v: %v", was, began)
 		} else if !began {
 			return
 		}
@@ -51,14 +50,14 @@ func FuzzFarewell(f *testing.F) {
 		sends, free := z.s.sends, len(z.s.free)
 		z.in = after
 		end := z.now.Add(5200 * time.Millisecond)
-		came, answers, requests := 0, 0, 0
-		for !q.Parted() {
+		arrived, answers, requests := 0, 0, 0
+		for !q.OrphanDone() {
 			if z.now > end {
-				t.Fatal("not over")
+				t.Fatal("not done")
 			}
 			if len(z.in) > 0 {
 				z.handle()
-				came++
+				arrived++
 			} else {
 				if q.Deadline() == 0 {
 					t.Fatal("nothing to wait for")
@@ -74,7 +73,7 @@ func FuzzFarewell(f *testing.F) {
 					requests++
 				}
 				if r.Data.Len != 0 || r.Count != 1 || r.Path == nil {
-					t.Fatalf("run %+v", r)
+					t.Fatalf("burst %+v", r)
 				}
 			}
 			q.Commit(z.now)
@@ -82,8 +81,8 @@ func FuzzFarewell(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		if answers > came || requests > farewellSent {
-			t.Fatalf("%d answers to %d runs, %d requests", answers, came, requests)
+		if answers > arrived || requests > orphanRequests {
+			t.Fatalf("%d answers to %d bursts, %d requests", answers, arrived, requests)
 		}
 		if z.s.sends != sends || len(z.s.free) != free {
 			t.Fatal("completions after the end")
