@@ -64,7 +64,7 @@ func (c *captures) Mirror(r *pkt.Burst, sent bool, number func(*pkt.Burst)) {
 		if number != nil {
 			number(r)
 		}
-		l.HCA.ShowManagement(r, sent)
+		l.HCA.MirrorManagement(r, sent)
 	})
 }
 

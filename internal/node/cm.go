@@ -270,7 +270,7 @@ func (s *cmService) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
 	l, r := s.n.lanes.First(), s.datagram(f, p, d)
 	l.Post(func() {
 		s.number(r)
-		l.HCA.ShowManagement(r, true)
+		l.HCA.MirrorManagement(r, true)
 		s.n.lanes.First().Net.Send(l.Now(), r, l.HCA.Batch())
 	})
 }

@@ -32,12 +32,12 @@ func TestTraffic(t *testing.T) {
 		o     vhosttest.Options
 		count string // the lanes' counter that shows the way taken
 	}{
-		{"one lane", false, 1, vhosttest.Options{}, "local_runs"},
-		{"two lanes", false, 2, vhosttest.Options{}, "foreign_runs"},
-		{"over the wire", true, 1, vhosttest.Options{}, "wire_runs"},
-		{"over the wire, two lanes", true, 2, vhosttest.Options{}, "wire_runs"},
-		{"plain", false, 1, vhosttest.Options{Plain: true}, "local_runs"},
-		{"plain, two lanes", false, 2, vhosttest.Options{Plain: true}, "foreign_runs"},
+		{"one lane", false, 1, vhosttest.Options{}, "local_bursts"},
+		{"two lanes", false, 2, vhosttest.Options{}, "foreign_bursts"},
+		{"over the wire", true, 1, vhosttest.Options{}, "wire_bursts"},
+		{"over the wire, two lanes", true, 2, vhosttest.Options{}, "wire_bursts"},
+		{"plain", false, 1, vhosttest.Options{Plain: true}, "local_bursts"},
+		{"plain, two lanes", false, 2, vhosttest.Options{Plain: true}, "foreign_bursts"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := run(t, func(cfg *config.Config) { cfg.WireLocal, cfg.Lanes = c.wire, c.lanes })
@@ -60,7 +60,7 @@ func TestTraffic(t *testing.T) {
 			if r.counter(api.ScopeLane, c.count) == 0 {
 				t.Errorf("no %s", c.count)
 			}
-			if c.wire && r.counter(api.ScopeLane, "local_runs") != 0 {
+			if c.wire && r.counter(api.ScopeLane, "local_bursts") != 0 {
 				t.Error("short cuts although the wire was asked for")
 			}
 		})

@@ -47,7 +47,7 @@ func TestEnforcementWithinNode(t *testing.T) {
 		a.wait, b.wait = 17, 17
 		pair(t, ib.RC, a, b)
 		mustWrite(t, a, b, 1, 5000)
-		local, wired := r.counter(api.ScopeLane, "local_runs"), r.counter(api.ScopeLane, "wire_runs")
+		local, wired := r.counter(api.ScopeLane, "local_bursts"), r.counter(api.ScopeLane, "wire_bursts")
 		if (local == 0) != wire || (wired == 0) == wire {
 			t.Errorf("wire %v: %d runs from memory to memory, %d as packets", wire, local, wired)
 		}

@@ -106,7 +106,7 @@ func (b *bed) runs(t *testing.T) (n uint64) {
 		t.Fatal(err)
 	}
 	for _, c := range list {
-		if c.Scope == "lane" && (c.Name == "local_runs" || c.Name == "wire_runs" || c.Name == "rcvd_runs") {
+		if c.Scope == "lane" && (c.Name == "local_bursts" || c.Name == "wire_bursts" || c.Name == "rcvd_bursts") {
 			n += c.Value
 		}
 	}

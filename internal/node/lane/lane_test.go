@@ -208,7 +208,7 @@ func TestFaultCostsOneRun(t *testing.T) {
 	if got := l.HCA.Stats.DropNoQP; got != uint64(len(runs)-1) {
 		t.Errorf("%d of %d other runs were handled", got, len(runs)-1)
 	}
-	if turn(2e9); l.HCA.Stats.RcvdRuns != uint64(len(runs)) {
-		t.Errorf("%d runs handled in all, want %d", l.HCA.Stats.RcvdRuns, len(runs))
+	if turn(2e9); l.HCA.Stats.RcvdBursts != uint64(len(runs)) {
+		t.Errorf("%d runs handled in all, want %d", l.HCA.Stats.RcvdBursts, len(runs))
 	}
 }

@@ -4,11 +4,9 @@
 // memory regions, completion queues, queue pairs, shared receive queues and
 // address handles, and the engine that drives queue pairs.
 //
-// What comes in: verbs of clients (from rdmadev), runs of packets (from links
-// and from queue pairs of the same node) and the time; what goes out: runs,
-// completions and events. Package node owns the goroutine of every Lane and
-// calls it; simfab calls the same code under a virtual clock. The package must
-// never do I/O, read a clock or start a goroutine.
+// What comes in: verbs of clients (from rdmadev), bursts of packets (from links and from queue pairs of the same node)
+// and the time; what goes out: bursts, completions and events. Package node owns the goroutine of every Lane and calls
+// it. The package must never do I/O, read a clock or start a goroutine.
 //
 // Ownership: a Session and everything in it belongs to one Lane. Only the
 // tables of Functions and Adapters are shared, as immutable snapshots.
@@ -87,9 +85,8 @@ func (a *Adapter) Number() uint16 { return a.num }
 // Port returns the current port description.
 func (a *Adapter) Port() *Port { return a.port.Load() }
 
-// SetPort publishes a new port description: lanes follow with their next turn.
-// Sessions are told by the caller through Session.PortChanged, each on its
-// lane; Port.Changes says of what. Calls must not overlap.
+// SetPort publishes a new port description: lanes follow with their next turn. The caller notifies sessions by
+// Session.PortChanged, each on its lane; Port.Changes returns the events. Calls must not overlap.
 func (a *Adapter) SetPort(p *Port) {
 	a.port.Store(p)
 	if a.all != nil {
@@ -115,20 +112,20 @@ func (a *Adapter) Attach(s *Session) error {
 			continue
 		}
 		if old[n] == nil {
-			a.seat(s, n)
+			a.assignNumber(s, n)
 			return nil
 		}
 	}
 	for n, o := range old {
 		if o != nil && o.orphaned.Load() {
-			a.seat(s, n)
+			a.assignNumber(s, n)
 			return nil
 		}
 	}
 	return ErrNoSession
 }
 
-func (a *Adapter) seat(s *Session, n int) {
+func (a *Adapter) assignNumber(s *Session, n int) {
 	t := *a.sessions.Load()
 	s.num = uint16(n)
 	t[n] = s
@@ -136,7 +133,7 @@ func (a *Adapter) seat(s *Session, n int) {
 	a.sessions.Store(&t)
 }
 
-// Sessions returns how many sessions are attached, without those that part.
+// Sessions returns how many sessions are attached, without orphaned ones.
 func (a *Adapter) Sessions() (n int) {
 	for _, s := range a.sessions.Load() {
 		if s != nil && !s.orphaned.Load() {
@@ -146,7 +143,7 @@ func (a *Adapter) Sessions() (n int) {
 	return n
 }
 
-// Detach ends the number of s: packets for it find nobody.
+// Detach ends the number of s: packets for it are dropped.
 func (a *Adapter) Detach(s *Session) {
 	t := *a.sessions.Load()
 	if t[s.num] == s {

@@ -110,7 +110,7 @@ func (c *CQ) SetRing(r CQRing) {
 // Failed reports whether the queue overflowed.
 func (c *CQ) Failed() bool { return c.failed }
 
-// Depth returns the number of entries asked for.
+// Depth returns the number of entries that the client requested.
 func (c *CQ) Depth() uint32 { return c.depth }
 
 // Backlog returns how many entries wait for a buffer.

@@ -20,7 +20,7 @@ type Functions struct {
 	generation atomic.Uint64 // rises with every change of the table or of a port
 	groups     atomic.Pointer[Groups]
 	ip         IPGroups           // nil: groups of Ethernet ports reach this node only
-	used       [maxFunctions]bool // numbers that functions have, had or are to have
+	used       [maxFunctions]bool // numbers that functions have, had or are reserved for
 }
 
 // NewFunctions returns a table of the given functions, numbered from 0.
@@ -36,8 +36,7 @@ func NewFunctions(list ...*Adapter) *Functions {
 	return f
 }
 
-// ErrNoFunction is returned when every function number, or the one asked for,
-// was used.
+// ErrNoFunction is returned when every function number, or the requested one, was used.
 var ErrNoFunction = errors.New("no function number is left")
 
 // ErrInUse is returned for a function that still has sessions.
@@ -53,16 +52,15 @@ func (f *Functions) Add(a *Adapter) error {
 	return ErrNoFunction
 }
 
-// Reserve keeps a number from being used by Add: who is to have it may come
-// later, by AddAt.
+// Reserve keeps a number from being used by Add: AddAt may assign it later.
 func (f *Functions) Reserve(n uint16) {
 	if n < maxFunctions {
 		f.used[n] = true
 	}
 }
 
-// AddAt gives a a number of the caller's choice, which no function of the table
-// has. Numbers that were used and reserved ones are no obstacle.
+// AddAt gives a a number of the caller's choice, which no function of the table has. The number may have been used
+// before or be reserved.
 func (f *Functions) AddAt(a *Adapter, n uint16) error {
 	if n >= maxFunctions || f.At(n) != nil {
 		return ErrNoFunction
@@ -78,8 +76,7 @@ func (f *Functions) AddAt(a *Adapter, n uint16) error {
 	return nil
 }
 
-// Remove takes a out: packets for it find nobody. It is ErrInUse while a
-// session is attached.
+// Remove removes a: packets for it are dropped. It is ErrInUse while a session is attached.
 func (f *Functions) Remove(a *Adapter) error {
 	if a.Sessions() > 0 {
 		return ErrInUse
@@ -103,8 +100,7 @@ func (f *Functions) At(n uint16) *Adapter {
 // must not be changed.
 func (f *Functions) All() []*Adapter { return *f.table.Load() }
 
-// Owner returns the function whose InfiniBand port answers to a unicast LID,
-// or nil. Where several claim it, it is the first.
+// Owner returns the function whose InfiniBand port has a unicast LID, or nil. Where several claim it, it is the first.
 func (f *Functions) Owner(lid ib.LID) *Adapter {
 	for _, a := range f.All() {
 		if a == nil {

@@ -11,17 +11,15 @@ import (
 	"weft/internal/verbs/hca/replicate"
 )
 
-// Groups say who of the node is in which multicast group. They are immutable:
-// what replicates packets holds on to one while it works. Functions of each
-// MLID are those that the node's switch leads it to, Attached the queue pairs
-// in the order in which they were attached.
+// Groups are the memberships of the node's queue pairs in multicast groups. They are immutable: the replication engine
+// keeps one snapshot while it works. Functions are, by MLID, those to which the node's switch forwards it; Attached the
+// queue pairs in the order in which they were attached.
 type Groups struct {
 	replicate.Groups
 	total int // attachments
 }
 
-// IPGroups is the part in groups of whoever has the addresses of Ethernet ports: IGMP
-// and MLD. It is safe for concurrent use.
+// IPGroups joins groups where the addresses of Ethernet ports are held: IGMP and MLD. It is safe for concurrent use.
 type IPGroups interface {
 	// Join makes the port of a function receive the packets of a group, until
 	// as many calls of Leave. An error is a syscall.Errno.
@@ -33,9 +31,8 @@ type IPGroups interface {
 // they reach this node only. It is called before lanes run.
 func (f *Functions) SetIPGroups(g IPGroups) { f.ip = g }
 
-// SetMulticastForwarding tells to which functions the node's switch leads each
-// multicast LID. The map and the slices in it, in ascending order, are f's from
-// then on.
+// SetMulticastForwarding sets to which functions the node's switch forwards each multicast LID. The map and the slices
+// in it, in ascending order, are f's from then on.
 func (f *Functions) SetMulticastForwarding(functions map[ib.LID][]uint16) {
 	f.edit(func(n *Groups) bool {
 		n.Functions = functions
@@ -60,10 +57,9 @@ type group struct {
 }
 
 // AttachMulticast makes the queue pair a member of a group (IBA volume 1,
-// 11.3.1). Only datagram queue pairs can be, of MGIDs and MLIDs of the multicast
-// ranges: others are EINVAL. On an Ethernet port the group is that of an IP
-// address, which the host, or whoever has the port's addresses, joins, and the MLID means nothing. To be a member
-// already is no error; ENOMEM when there are too many.
+// 11.3.1). Only datagram queue pairs can be, of MGIDs and MLIDs of the multicast ranges: others are EINVAL. On an
+// Ethernet port the group is that of an IP address, which IPGroups joins, and the MLID is ignored. It is no error where
+// the queue pair is a member already; ENOMEM when there are too many.
 func (q *QP) AttachMulticast(mgid ib.GID, mlid ib.LID) error {
 	g, native := q.group(mgid, mlid), q.s.a.Port().native()
 	switch {
@@ -109,8 +105,7 @@ func (q *QP) dest(mlid ib.LID) replicate.Dest {
 	return replicate.Dest{Function: q.s.a.num, Lane: uint8(q.s.lane.ID), QPN: q.num, MLID: mlid}
 }
 
-// DetachMulticast ends a membership. One that does not exist is EINVAL. No copy
-// comes after it.
+// DetachMulticast ends a membership. One that does not exist is EINVAL. No copy arrives after it.
 func (q *QP) DetachMulticast(mgid ib.GID, mlid ib.LID) error {
 	g := q.group(mgid, mlid)
 	i := slices.Index(q.groups, g)
@@ -118,12 +113,12 @@ func (q *QP) DetachMulticast(mgid ib.GID, mlid ib.LID) error {
 		return syscall.EINVAL
 	}
 	q.groups = slices.Delete(q.groups, i, i+1)
-	q.leave([]group{g})
+	q.leaveGroups([]group{g})
 	return nil
 }
 
-// leave takes the queue pair out of the node's tables for groups.
-func (q *QP) leave(groups []group) {
+// leaveGroups removes the queue pair from the node's tables for groups.
+func (q *QP) leaveGroups(groups []group) {
 	all := q.s.lane.all
 	all.edit(func(n *Groups) bool {
 		n.Attached = maps.Clone(n.Attached)

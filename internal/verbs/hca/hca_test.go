@@ -420,7 +420,7 @@ func TestDestroyMeetsTraffic(t *testing.T) {
 // takes the queue pair down, and its peer has the acknowledgement all the same;
 // also where the last byte came with the end of a turn.
 func TestAnswersGoBeforeCompletions(t *testing.T) {
-	const n = lookBytes
+	const n = pollBytes
 	l, a, b := pair(t, n)
 	b.postRecv(2, 0, n)
 	a.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, SGE: a.sge(0, n)})
@@ -577,7 +577,7 @@ func TestLargeMessagesTakeTurns(t *testing.T) {
 			n := sent(e)
 			after, least, most = after+n, min(least, n), max(most, n)
 		}
-		if after-before > lookBytes+turnBytes {
+		if after-before > pollBytes+turnBytes {
 			t.Fatalf("look %d: %d bytes at once", looks, after-before)
 		}
 		if most-least > 2*turnBytes {

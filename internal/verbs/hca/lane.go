@@ -14,10 +14,10 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-// Link carries runs to other nodes.
+// Link carries bursts to other nodes.
 type Link interface {
-	// Send puts a run into the batch being built; payload is gathered before
-	// it returns. SourceFault tells that it could not be read.
+	// Send puts a burst into the batch being built; payload is gathered before it returns. SourceFault reports that it
+	// could not be read.
 	Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result
 	// Blocked reports that the link takes no more until it has drained.
 	Blocked() bool
@@ -27,78 +27,75 @@ type Link interface {
 
 // LaneStats count what a lane saw; every refusal has a name.
 type LaneStats struct {
-	LocalRuns, WireRuns, RcvdRuns, ForeignRuns uint64
-	DropNoQP, DropForeignFull, CQOverrun       uint64
-	DropOwnSource                              uint64 // claimed to come from this node, over the network
-	DropPort                                   uint64 // the port it left or came by was not active, or not the one meant
-	DropNoFunction                             uint64
-	DropMulticast                              uint64 // to the queue pair number of groups, but not to a group
-	Copies                                     uint64 // of multicast packets, handed to a queue pair
-	BlockedSelf                                uint64 // copies of its own packets that a queue pair does not want
-	DropNotMember                              uint64 // copies whose queue pair has left the group meanwhile, or is gone
-	OrphanedQPs                                uint64 // queue pairs whose program died, and whose peer was connected
-	Rounds                                     uint64
+	LocalBursts, WireBursts, RcvdBursts, ForeignBursts uint64
+	DropNoQP, DropForeignFull, CQOverrun               uint64
+	DropOwnSource                                      uint64 // from the network, with an address of this node as its source
+	DropPort                                           uint64 // the port it left or arrived at was not active, or not the one addressed
+	DropNoFunction                                     uint64
+	DropMulticast                                      uint64 // to the queue pair number of groups, but not to a group
+	Copies                                             uint64 // of multicast packets, handed to a queue pair
+	BlockedSelf                                        uint64 // copies of a queue pair's own packets, which it was created to block
+	DropNotMember                                      uint64 // copies whose queue pair was detached from the group or destroyed meanwhile
+	OrphanedQPs                                        uint64 // queue pairs whose program died, and whose peer was connected
+	Rounds                                             uint64
 }
 
-// Lane drives the queue pairs of its sessions. It has no goroutine: the owner
-// calls Receive for what arrived and Run for everything else, from one
-// goroutine.
+// Lane drives the queue pairs of its sessions. It has no goroutine: its owner calls Receive for what arrived and Run for
+// everything else, from one goroutine.
 type Lane struct {
 	ID          int
 	Stats       LaneStats
 	all         *Functions
 	seen        uint64 // the generation of all that sessions follow
 	ports       []PortCounters
-	tap         *tapped // nil: nobody captures
+	tap         *tapped // nil: no capture runs
 	link        Link
 	fabric      Link // nil: InfiniBand ports reach this node only
 	sw          Switch
 	manage      func(now mono.Time, r *pkt.Burst)
 	general     func(now mono.Time, r *pkt.Burst)
 	batch       *mem.Batch
-	buffers     *transport.Buffers // of all its queue pairs
+	buffers     *transport.Buffers // shared by its queue pairs
 	groups      *Multicast         // nil: no copies are made of multicast packets
 	sessions    []*Session
-	orphans     []*Session // their programs died, their peers are made to fail
+	orphans     []*Session // their programs died; their peers are made to fail
 	orphanEnded func(*Session)
 	others      Others
 
-	ready, running []*QP // to be given a turn
-	sched          scheduler
-	handled        []*QP // got a run since the last commit
-	dirtyQPs       []*QP
-	dirtyCQs       []*CQ
-	waitingCQs     []*CQ // have a backlog
-	failedCQs      []*CQ
-	revoked        bool // what completions say is gone may still be copied through by another lane
-	timers         timerHeap
-	stuck          [2]int // queue pairs that waited for link and for fabric in the last round
-	run            pkt.Burst
-	reading        []replicate.Descriptor // taken from the receive queue: of the first copied the payload is being read out
-	copied         int
-	quiet          int       // turns with copies since there was unicast work
-	outbound       pkt.Burst // and path: of a multicast packet on its way to the engine
-	outboundPath   ib.Path
-	cqe            CQE
-	bad            []violations // by function
-	tell           func(function uint16, pkeys, qkeys Violations)
-	told, tellAt   mono.Time // when violations were told last, and are to be
-	moved          int       // bytes since the last look at rings and sockets
-	carried        uint64
+	ready, running       []*QP // to be given a turn
+	sched                scheduler
+	handled              []*QP // handled a burst since the last commit
+	dirtyQPs             []*QP
+	dirtyCQs             []*CQ
+	waitingCQs           []*CQ // have a backlog
+	failedCQs            []*CQ
+	revoked              bool // another lane may still copy through memory that completions will report as invalidated
+	timers               timerHeap
+	linkBlocked          [2]int // queue pairs that waited for link and for fabric in the last round
+	run                  pkt.Burst
+	copying              []replicate.Descriptor // taken from the receive queue; the payloads of the first copied are being read
+	copied               int
+	turnsWithCopies      int       // since there was unicast work
+	outbound             pkt.Burst // and path: of a multicast packet on its way to the engine
+	outboundPath         ib.Path
+	cqe                  CQE
+	bad                  []violations // by function
+	report               func(function uint16, pkeys, qkeys Violations)
+	reportedAt, reportAt mono.Time // when violations were reported last, and are due to be
+	moved                int       // bytes since the last look at rings and sockets
+	carried              uint64
 }
 
 // Others is a lane's way to the other lanes of its node.
 type Others interface {
-	// Forward takes a run for a session of another lane; false where there is
-	// no room, and the run is lost. from is the queue pair in whose memory the
-	// payload lies, nil where the payload is bytes at hand. Where that memory
-	// cannot be read it may set r.Fault at once, or call from.SourceFault later.
-	// What an unreliable service sends must have been read when it returns.
+	// Forward enqueues a burst for a session of another lane; false where there is no room, and the burst is dropped.
+	// from is the queue pair whose memory holds the payload, nil where the payload is bytes. Where that memory cannot be
+	// read Forward may set r.Fault at once, or call from.SourceFault later. What an unreliable service sends must have
+	// been read when it returns.
 	Forward(to *Lane, r *pkt.Burst, from *QP) bool
-	// Room reports whether Forward would take any run now.
+	// Room reports whether Forward would accept any burst now.
 	Room(to *Lane) bool
-	// Quiesce returns when every other lane has finished the copies it was
-	// making when it was called.
+	// Quiesce returns when every other lane has finished the copies that it was making at the time of the call.
 	Quiesce()
 }
 
@@ -106,33 +103,28 @@ type Others interface {
 // responses that must be copied.
 const laneBuffers = 32
 
-// NewLane returns a lane that serves sessions of any of the functions. link
-// takes what RoCE sends to other nodes. others may be nil where there is one
-// lane only.
+// NewLane returns a lane that serves sessions of any of the functions. link sends what RoCE ports send to other nodes.
+// others may be nil where there is one lane only.
 func NewLane(all *Functions, id int, link Link, others Others) *Lane {
 	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), buffers: transport.NewBuffers(laneBuffers)}
 	l.refresh()
 	return l
 }
 
-// SetFabric gives the lane the link that takes what InfiniBand ports send and
-// what does not go straight to another queue pair of the node. It is called
-// before the lane runs.
+// SetFabric sets the link for what InfiniBand ports send and what does not go straight to another queue pair of the
+// node. It is called before the lane runs.
 func (l *Lane) SetFabric(f Link) { l.fabric = f }
 
-// SetSwitch gives the lane the switch between the node's InfiniBand ports. It is
-// called before the lane runs.
+// SetSwitch sets the switch between the node's InfiniBand ports. It is called before the lane runs.
 func (l *Lane) SetSwitch(s Switch) { l.sw = s }
 
-// SetManagement gives the lane the taker of datagrams for queue pair 1 of one
-// of the node's InfiniBand ports, which r.Path.Function names. The payload must
-// be read before it returns; where that fails it sets r.Fault. It is called
-// before the lane runs.
-func (l *Lane) SetManagement(take func(now mono.Time, r *pkt.Burst)) { l.manage = take }
+// SetManagement sets the function that receives datagrams for queue pair 1 of the node's InfiniBand ports;
+// r.Path.Function names the port. It must read the payload before it returns; where that fails it sets r.Fault. It is
+// called before the lane runs.
+func (l *Lane) SetManagement(receive func(now mono.Time, r *pkt.Burst)) { l.manage = receive }
 
-// SetGeneralServices is SetManagement for Ethernet ports, whose keys are not
-// checked before.
-func (l *Lane) SetGeneralServices(take func(now mono.Time, r *pkt.Burst)) { l.general = take }
+// SetGeneralServices is SetManagement for Ethernet ports, whose keys are not checked before.
+func (l *Lane) SetGeneralServices(receive func(now mono.Time, r *pkt.Burst)) { l.general = receive }
 
 // Carried returns how many bytes of payload the lane has received and sent.
 func (l *Lane) Carried() uint64 { return l.carried }
@@ -144,26 +136,25 @@ func (l *Lane) Batch() *mem.Batch { return l.batch }
 func (l *Lane) Sessions() []*Session { return l.sessions }
 
 const (
-	turnRuns  = 64 // runs of one queue pair per turn
-	maxRounds = 16 // turns between two looks at rings and sockets
-	// Bytes of one queue pair per turn, and of all between two looks: what a
-	// lane moves in tenths of a millisecond. Else many pairs with large
-	// messages keep whoever else wants the lane waiting for seconds.
+	turnBursts = 64 // bursts of one queue pair per turn
+	maxRounds  = 16 // turns between two polls of rings and sockets
+	// Bytes of one queue pair per turn, and of all between two polls: what a lane moves in tenths of a millisecond. Else
+	// many pairs with large messages would keep other users of the lane waiting for seconds.
 	turnBytes = 2 << 20
-	lookBytes = 8 << 20
+	pollBytes = 8 << 20
 )
 
-// Receive takes one inbound run, from a link or from another lane. The run
-// and its payload must stay valid until Run returns.
+// Receive receives one inbound burst, from a link or from another lane. The burst and its payload must stay valid until
+// Run returns.
 func (l *Lane) Receive(now mono.Time, r *pkt.Burst) {
 	l.refresh()
-	l.Stats.RcvdRuns++
+	l.Stats.RcvdBursts++
 	l.carried += uint64(r.Data.Len)
 	if r.DestQPN == ib.QPNMulticast {
 		if l.tap != nil {
-			l.showReceived(r.Path.Function, r)
+			l.mirrorReceived(r.Path.Function, r)
 		}
-		l.inspect(r)
+		l.receiveMulticast(r)
 		return
 	}
 	a := l.all.At(r.Path.Function)
@@ -171,7 +162,7 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Burst) {
 		l.Stats.DropNoFunction++
 		return
 	}
-	// What this node sends itself takes no socket: another program's doing.
+	// What this node sends itself does not pass a socket: another host uses the address.
 	if !r.Path.Local && !r.Path.Native() && a.Port().own(r.Path.SGID) {
 		l.Stats.DropOwnSource++
 		return
@@ -179,58 +170,57 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Burst) {
 	l.dispatch(now, a, r, nil)
 }
 
-// dispatch hands a run to the queue pair of function a that it is for. from is
-// the sender where that is a queue pair of this lane.
+// dispatch delivers a burst to its queue pair of function a. from is the sender where that is a queue pair of this lane.
 func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Burst, from *QP) {
-	if r.DestQPN == ib.QPNGSI && r.Path.Native() && l.manage != nil {
-		if l.tap != nil {
-			l.showReceived(a.num, r)
-		}
-		if p := a.Port(); l.arrive(a, p, p.State == ib.PortActive, r) {
-			l.manage(now, r)
-		}
-		return
+	native := r.Path.Native()
+	services := l.general
+	if native {
+		services = l.manage
 	}
-	if r.DestQPN == ib.QPNGSI && !r.Path.Native() && l.general != nil {
-		if l.tap != nil {
-			l.showReceived(a.num, r)
-		}
-		if a.Port().State == ib.PortActive {
-			l.general(now, r)
-		} else {
-			l.Stats.DropPort++
-		}
-		return
+	if r.DestQPN != ib.QPNGSI {
+		services = nil
 	}
 	s := a.Session(r.DestQPN)
-	if l.tap != nil && (s == nil || s.lane == l) {
-		l.showReceived(a.num, r)
+	if services == nil && s != nil && s.lane != l {
+		l.forward(s.lane, r, from) // mirrored there
+		return
+	}
+	if l.tap != nil {
+		l.mirrorReceived(a.num, r)
 	}
 	switch {
+	case services != nil:
+		if p := a.Port(); l.portOpen(a, p, p.State == ib.PortActive, r) {
+			services(now, r)
+		}
 	case s == nil:
 		l.Stats.DropNoQP++
-	case s.lane != l:
-		l.forward(s.lane, r, from)
-	case r.Path.Native():
-		if l.arrive(s.a, s.port, s.up, r) {
-			l.handle(now, s, r)
-		}
-	case !s.up:
-		l.Stats.DropPort++
-	default:
+	case l.portOpen(s.a, s.port, s.up, r):
 		l.handle(now, s, r)
 	}
 }
 
+// portOpen reports whether port p of function a receives the burst, and counts it where it does not; up reports that
+// the port is active.
+func (l *Lane) portOpen(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
+	if r.Path.Native() {
+		return l.portReceives(a, p, up, r)
+	}
+	if !up {
+		l.Stats.DropPort++
+	}
+	return up
+}
+
 func (l *Lane) forward(to *Lane, r *pkt.Burst, from *QP) {
-	l.Stats.ForeignRuns++
+	l.Stats.ForeignBursts++
 	if l.others == nil || !l.others.Forward(to, r, from) {
 		l.Stats.DropForeignFull++
 	}
 }
 
-// What a queue pair may have to wait for before it produces a run: the two
-// links, or room on the way to the lane of its peer.
+// What a queue pair may have to wait for before it produces a burst: the two links, or room on the way to the lane of
+// its peer.
 const (
 	forLink = iota
 	forFabric
@@ -238,7 +228,7 @@ const (
 	forNothing
 )
 
-// blocked reports whether a link takes nothing now.
+// blocked reports whether a link accepts nothing now.
 func (l *Lane) blocked(link int) bool {
 	if link == forFabric {
 		return l.fabric != nil && l.fabric.Blocked()
@@ -246,8 +236,8 @@ func (l *Lane) blocked(link int) bool {
 	return l.link.Blocked()
 }
 
-// waits returns what the queue pair must wait for.
-func (l *Lane) waits(q *QP) int {
+// blockedOn returns what the queue pair must wait for.
+func (l *Lane) blockedOn(q *QP) int {
 	p := q.t.PathOf()
 	if p == nil || !p.Local {
 		link := forLink
@@ -272,7 +262,7 @@ func (l *Lane) waits(q *QP) int {
 	return forNothing
 }
 
-// refresh lets the sessions follow what has become of functions and ports.
+// refresh makes the sessions follow changes of functions and ports.
 func (l *Lane) refresh() {
 	g := l.all.generation.Load()
 	if g == l.seen {
@@ -286,7 +276,7 @@ func (l *Lane) refresh() {
 	}
 }
 
-// quiesce waits until no other lane copies through what was just revoked.
+// quiesce waits until no other lane copies through memory that was just revoked.
 func (l *Lane) quiesce() {
 	l.revoked = false
 	l.batch.Flush()
@@ -301,12 +291,12 @@ func (l *Lane) handle(now mono.Time, s *Session, r *pkt.Burst) {
 		l.Stats.DropNoQP++
 		return
 	}
-	l.quiet = 0
-	l.hand(now, s.slots[slot], r)
+	l.turnsWithCopies = 0
+	l.handleBurst(now, s.slots[slot], r)
 }
 
-// hand lets a queue pair handle a run.
-func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Burst) {
+// handleBurst makes a queue pair handle a burst.
+func (l *Lane) handleBurst(now mono.Time, q *QP, r *pkt.Burst) {
 	if r.Path.Native() {
 		k := q.t.Counters()
 		pkeys, qkeys := k.DropPKey, k.DropQKey
@@ -315,25 +305,24 @@ func (l *Lane) hand(now mono.Time, q *QP, r *pkt.Burst) {
 		if pkeys, qkeys = k.DropPKey-pkeys, k.DropQKey-qkeys; pkeys|qkeys != 0 {
 			c.PKeyViolations += pkeys
 			c.QKeyViolations += qkeys
-			l.violated(now, q, r, pkeys, qkeys)
+			l.countViolation(now, q, r, pkeys, qkeys)
 		}
 	} else {
 		q.t.Handle(now, r, l.batch)
 	}
-	l.owe(q)
+	l.commitLater(q)
 }
 
-// owe makes sure that the queue pair gets its Commit.
-func (l *Lane) owe(q *QP) {
+// commitLater makes sure that the queue pair gets its Commit.
+func (l *Lane) commitLater(q *QP) {
 	if !q.handled {
 		q.handled = true
 		l.handled = append(l.handled, q)
 	}
 }
 
-// Run gives every ready queue pair its turns, makes all effects visible and
-// reports whether work remains. Rings must have been told (SendPosted) and
-// inbound runs handed over (Receive) before.
+// Run gives every ready queue pair its turns, makes all effects visible and reports whether work remains. Rings with new
+// requests (SendPosted) and inbound bursts (Receive) must have been reported before.
 func (l *Lane) Run(now mono.Time) bool {
 	l.refresh()
 	for len(l.timers) > 0 && l.timers[0].timer.Due(now) {
@@ -341,33 +330,33 @@ func (l *Lane) Run(now mono.Time) bool {
 		l.timers.remove(q)
 		q.schedule()
 	}
-	l.settle(now)
-	l.readOut() // what a memory fault kept from it
-	l.moved, l.stuck, l.sched.held = 0, [2]int{}, [forNothing]int{}
-	for i := 0; len(l.ready)+l.sched.queued > 0 && i < maxRounds*l.sched.rounds() && l.moved < lookBytes; i++ {
+	l.commit(now)
+	l.releaseCopied() // what a memory fault kept from it
+	l.moved, l.linkBlocked, l.sched.held = 0, [2]int{}, [forNothing]int{}
+	for i := 0; len(l.ready)+l.sched.queued > 0 && i < maxRounds*l.sched.rounds() && l.moved < pollBytes; i++ {
 		l.Stats.Rounds++
-		l.stuck = [2]int{}
+		l.linkBlocked = [2]int{}
 		l.ready, l.running = l.running[:0], l.ready
 		if l.sched.busy > 1 {
 			l.shareRound(now)
 		} else {
 			l.round(now)
 		}
-		l.settle(now)
+		l.commit(now)
 	}
 	l.gather()
-	l.acknowledge(now)
+	l.sendAnswers(now)
 	l.link.Flush(now)
 	if l.fabric != nil {
 		l.fabric.Flush(now)
 	}
 	l.publish(now)
 	more := l.replicate(now)
-	if l.tellAt.Due(now) {
-		l.tellViolations(now)
+	if l.reportAt.Due(now) {
+		l.reportViolations(now)
 	}
 	able := len(l.ready)
-	for link, n := range l.stuck {
+	for link, n := range l.linkBlocked {
 		if n += l.sched.held[link]; n > 0 && l.blocked(link) {
 			able -= n
 		}
@@ -384,8 +373,8 @@ func (l *Lane) round(now mono.Time) {
 		l.ready, l.running = l.running[:0], l.ready
 	}
 	for i, q := range l.running {
-		if l.moved >= lookBytes {
-			// Whoever had no turn has the first ones next time.
+		if l.moved >= pollBytes {
+			// Queue pairs without a turn have the first ones next time.
 			l.ready = slices.Insert(l.ready, 0, l.running[i:]...)
 			break
 		}
@@ -398,21 +387,21 @@ func (l *Lane) round(now mono.Time) {
 	}
 }
 
-// turn lets one queue pair produce runs of about so many bytes.
+// turn makes one queue pair produce bursts of about so many bytes.
 func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 	more := q.fetch(now)
 	r := &l.run
 	if q.pace.waiting {
 		q.release(now)
 	}
-	for i, end := 0, l.moved+bytes; i < turnRuns && l.moved < end; i++ {
-		if what := l.waits(q); what != forNothing {
+	for i, end := 0, l.moved+bytes; i < turnBursts && l.moved < end; i++ {
+		if what := l.blockedOn(q); what != forNothing {
 			if l.sched.sharing && i == 0 {
 				l.sched.setAside(q, what)
 				return
 			}
 			if what != forLane {
-				l.stuck[what]++
+				l.linkBlocked[what]++
 			}
 			q.schedule()
 			return
@@ -429,38 +418,38 @@ func (l *Lane) turn(now mono.Time, q *QP, bytes int) {
 			}
 			return
 		}
-		l.owe(q)
+		l.commitLater(q)
 		l.moved += r.Data.Len
 		if r.Path.SL&(Levels-1) != q.class.level {
 			q.classify(r.Path)
 		}
 		if q.pace.limit != 0 || r.Path.StaticRate != 0 {
-			q.spend(now, r)
+			q.chargeRate(now, r)
 		}
 		l.transmit(now, q, r)
 	}
 	q.schedule()
 }
 
-// transmit hands a run to whoever is at the other end of its path.
+// transmit sends a burst along its path: to a queue pair of the node, a group, or a link.
 func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	native := r.Path.Native()
 	switch {
-	case native && !l.leave(q.s, r):
+	case native && !l.portSends(q.s, r):
 		return
 	case !q.s.up:
 		l.Stats.DropPort++
 		return
-	case native && l.sw != nil && !l.passes(q, r):
+	case native && l.sw != nil && !l.switchAllows(q, r):
 		return
-	case l.tap != nil && !l.showSent(now, q, r):
+	case l.tap != nil && !l.mirrorSent(now, q, r):
 		return
 	case r.DestQPN == ib.QPNMulticast && groupPath(r.Path):
-		l.spread(now, q, r)
+		l.sendMulticast(now, q, r)
 		return
 	case !r.Path.Local:
-		l.quiet = 0
-		l.Stats.WireRuns++
+		l.turnsWithCopies = 0
+		l.Stats.WireBursts++
 		link := l.link
 		if native {
 			link = l.fabric
@@ -470,7 +459,7 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 		}
 		return
 	}
-	l.Stats.LocalRuns++
+	l.Stats.LocalBursts++
 	r.IPv4 = !native && r.Path.DGID.IsIPv4()
 	if a := l.all.At(r.Path.Function); a != nil {
 		l.dispatch(now, a, r, q)
@@ -482,8 +471,8 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	}
 }
 
-// settle puts payload in place and then lets its effects be seen.
-func (l *Lane) settle(now mono.Time) {
+// commit puts payload in place and then makes its effects visible.
+func (l *Lane) commit(now mono.Time) {
 	l.batch.Flush()
 	if l.tap != nil {
 		l.tap.used = 0
@@ -517,31 +506,30 @@ func (l *Lane) settle(now mono.Time) {
 
 var errAttr = transport.Attr{State: ib.Err}
 
-// acknowledge sends the answers that queue pairs still owe when the budget of a
-// Run is used up: before completions become visible, as an adapter does, for a
-// program may destroy the queue pair as soon as it has seen its last one.
-func (l *Lane) acknowledge(now mono.Time) {
+// sendAnswers sends the answers that queue pairs still owe when the budget of a Run is used up: before completions
+// become visible, as an adapter does, since a program may destroy the queue pair as soon as it has seen its last one.
+func (l *Lane) sendAnswers(now mono.Time) {
 	r := &l.run
-	for sent := true; sent; l.settle(now) { // again for those an answer kept from theirs
+	for sent := true; sent; l.commit(now) { // again for those that had to commit first
 		sent = false
 		for _, q := range l.ready {
-			for !q.dead && l.waits(q) == forNothing {
+			for !q.dead && l.blockedOn(q) == forNothing {
 				*r = pkt.Burst{}
 				if !q.t.Acknowledge(r) {
 					break
 				}
 				sent = true
-				l.owe(q)
+				l.commitLater(q)
 				l.transmit(now, q, r)
 			}
 		}
 	}
 }
 
-// lastWord sends what a queue pair owes its peer for completions that its program may have seen, as that is about
-// to take it down: where a link was blocked they became visible before the answers left. What is blocked has room
-// for these, mostly; else their loss is counted as any.
-func (l *Lane) lastWord(now mono.Time, q *QP) {
+// sendLastAnswers sends the answers for completions that the program may have seen, before the program takes the queue
+// pair down: where a link was blocked completions became visible before the answers left. A blocked link mostly has
+// room for these; else their loss is counted as any.
+func (l *Lane) sendLastAnswers(now mono.Time, q *QP) {
 	if q.t == nil || q.t.State() == ib.Err || q.t.State() == ib.Reset {
 		return
 	}
@@ -580,7 +568,7 @@ func (l *Lane) publish(now mono.Time) {
 		}
 	}
 	l.dirtyQPs = l.dirtyQPs[:0]
-	// Clients give buffers back without a kick: look whenever there is a chance.
+	// Clients return buffers without a kick: check at every opportunity.
 	for _, c := range l.waitingCQs {
 		c.touch()
 	}
@@ -598,8 +586,8 @@ func (l *Lane) publish(now mono.Time) {
 	l.dirtyCQs = l.dirtyCQs[:0]
 }
 
-// RetryCQs looks for buffers for completions that wait for one; drivers give
-// buffers back without a kick. It reports whether some still wait.
+// RetryCQs looks for buffers for completions that wait for one; drivers return buffers without a kick. It reports whether
+// some still wait.
 func (l *Lane) RetryCQs() bool {
 	l.publish(0)
 	return len(l.waitingCQs) > 0
@@ -608,14 +596,13 @@ func (l *Lane) RetryCQs() bool {
 // Deadline returns when Run must be called next if nothing else happens.
 func (l *Lane) Deadline() mono.Time {
 	if len(l.timers) == 0 {
-		return l.tellAt
+		return l.reportAt
 	}
-	return mono.Min(l.timers[0].timer, l.tellAt)
+	return mono.Min(l.timers[0].timer, l.reportAt)
 }
 
-// arm keeps the queue pair's place among the timers. A deadline that moved
-// away is left in place and found early: that is cheaper than moving it with
-// every acknowledgement.
+// arm keeps the queue pair's place among the timers. A deadline that became later is left in place and expires early:
+// that is cheaper than moving it with every acknowledgement.
 func (l *Lane) arm(q *QP) {
 	d := q.t.Deadline()
 	if q.pace.waiting {
@@ -667,10 +654,9 @@ func (l *Lane) forget(s *Session) {
 	l.recount()
 }
 
-// Recover puts the lane in order after a memory fault unwound it in the
-// middle of its work: every queue pair gets a turn and every queue is
-// published. Copies that are pending stay so: they are system calls, which
-// report a fault instead of raising it.
+// Recover restores the lane after a memory fault unwound it in the middle of its work: every queue pair gets a turn and
+// every queue is published. Copies that are pending stay so: they are system calls, which report a fault instead of
+// raising it.
 func (l *Lane) Recover() {
 	l.ready, l.running, l.handled, l.dirtyQPs, l.dirtyCQs = l.ready[:0], l.running[:0], l.handled[:0], l.dirtyQPs[:0], l.dirtyCQs[:0]
 	for _, u := range l.sched.users {
@@ -697,7 +683,7 @@ func (l *Lane) Recover() {
 			c.touch()
 		}
 	}
-	if l.owns() {
+	if l.ownsEngine() {
 		l.groups.engine.Recover()
 	}
 }

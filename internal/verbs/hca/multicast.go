@@ -25,7 +25,7 @@ type Multicast struct {
 	high   uint64
 }
 
-// MulticastCounters are those of the engine, and of what it leads to.
+// MulticastCounters are those of the engine, the payload store and the receive queues.
 type MulticastCounters struct {
 	replicate.Counters
 	Payloads  uint64 // in the store now
@@ -34,11 +34,9 @@ type MulticastCounters struct {
 
 const (
 	receiveSlots = 1024 // of a lane's receive queue
-	// copyTurn bounds the copies that the engine injects, and that a lane
-	// makes, between two looks at everything else: what a unicast packet may
-	// have to wait for. Where none came for quietTurns turns with copies the
-	// bound doubles, time and again up to copyTurnMost: calls that place many
-	// copies at once cost less each.
+	// copyTurn bounds the copies that the engine injects, and that a lane makes, per turn: what a unicast packet may
+	// have to wait for. Each time that none arrived for quietTurns turns with copies the bound doubles, up to
+	// copyTurnMost: calls that place many copies at once cost less each.
 	copyTurn     = 4
 	quietTurns   = 16
 	maxDoublings = 4
@@ -53,7 +51,7 @@ type receiveQueue struct {
 	next       uint32 // the writer's: where the next descriptor goes
 }
 
-// publish lets the lane see what was injected, and reports whether that is any.
+// publish makes visible to the lane what was injected, and reports whether that is any.
 func (q *receiveQueue) publish() bool {
 	if q.next == q.tail.Load() {
 		return false
@@ -62,9 +60,8 @@ func (q *receiveQueue) publish() bool {
 	return true
 }
 
-// NewMulticast returns the pipeline for so many lanes, each of which is given
-// it with SetMulticast. wake is called on lane 0 to tell another lane that
-// descriptors wait for it; it may be nil where there is one lane only.
+// NewMulticast returns the pipeline for so many lanes; SetMulticast makes each a part of it. wake is called on lane 0
+// when descriptors wait for another lane; it may be nil where there is one lane only.
 func NewMulticast(all *Functions, lanes int, cfg replicate.Config, wake func(lane int)) *Multicast {
 	m := &Multicast{all: all, lanes: make([]*Lane, lanes), queues: make([]receiveQueue, lanes), wake: wake}
 	m.engine = replicate.New(cfg, injector{m})
@@ -74,7 +71,7 @@ func NewMulticast(all *Functions, lanes int, cfg replicate.Config, wake func(lan
 // SetMulticast makes the lane a part of m. It is called before any lane runs.
 func (l *Lane) SetMulticast(m *Multicast) {
 	l.groups, m.lanes[l.ID] = m, l
-	l.reading = make([]replicate.Descriptor, 0, copyTurnMost)
+	l.copying = make([]replicate.Descriptor, 0, copyTurnMost)
 }
 
 // Counters is called on lane 0.
@@ -86,14 +83,14 @@ func (m *Multicast) Counters() MulticastCounters {
 // use.
 func (m *Multicast) Payloads() int { return m.engine.Payloads() }
 
-// Close gives back every payload. It is called when all lanes have ended.
+// Close releases every payload. It is called when all lanes have ended.
 func (m *Multicast) Close() {
 	for i, l := range m.lanes {
 		if l == nil {
 			continue
 		}
-		l.copied = len(l.reading)
-		l.readOut()
+		l.copied = len(l.copying)
+		l.releaseCopied()
 		q := &m.queues[i]
 		for head := q.head.Load(); head != q.next; head++ {
 			q.ring[head%receiveSlots].Release()
@@ -119,8 +116,8 @@ func (i injector) Inject(d replicate.Descriptor) bool {
 	return true
 }
 
-// owns reports whether the lane is that of the engine.
-func (l *Lane) owns() bool { return l.groups != nil && l.groups.lanes[0] == l }
+// ownsEngine reports whether the lane is that of the engine.
+func (l *Lane) ownsEngine() bool { return l.groups != nil && l.groups.lanes[0] == l }
 
 // Replicating reports whether copies wait for the lane.
 func (l *Lane) Replicating() bool {
@@ -128,7 +125,7 @@ func (l *Lane) Replicating() bool {
 		return false
 	}
 	q := &l.groups.queues[l.ID]
-	return len(l.reading) > 0 || q.head.Load() != q.tail.Load() || l.owns() && l.groups.engine.Pending()
+	return len(l.copying) > 0 || q.head.Load() != q.tail.Load() || l.ownsEngine() && l.groups.engine.Pending()
 }
 
 // groupPath reports whether a path leads to a multicast group.
@@ -139,17 +136,16 @@ func groupPath(p *ib.Path) bool {
 	return p.DGID.IsMulticast()
 }
 
-// spread sends a multicast packet of q, which its port lets go: to the network,
-// and to the engine for the members on this node. Those are not told apart: what
-// a queue pair sends comes back to itself if it is a member.
-func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Burst) {
+// sendMulticast sends a multicast packet of q, which its port allows: to the network, and to the engine for the members
+// on this node. q is no exception: what a queue pair sends returns to itself if it is a member.
+func (l *Lane) sendMulticast(now mono.Time, q *QP, r *pkt.Burst) {
 	native := r.Path.Native()
 	link := l.link
 	if native {
 		link = l.fabric
 	}
 	if link != nil {
-		l.Stats.WireRuns++
+		l.Stats.WireBursts++
 		if link.Send(now, r, l.batch) == mem.SourceFault {
 			q.t.SourceFault(now, r)
 			return
@@ -158,13 +154,13 @@ func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Burst) {
 	if l.groups == nil {
 		return
 	}
-	l.Stats.LocalRuns++
+	l.Stats.LocalBursts++
 	o := &l.outbound
 	*o, l.outboundPath = *r, *r.Path
 	o.Path, o.IPv4 = &l.outboundPath, !native && r.Path.DGID.IsIPv4()
 	o.Path.Local, o.Path.Function = true, q.s.a.num
-	if l.owns() {
-		l.inspect(o)
+	if l.ownsEngine() {
+		l.receiveMulticast(o)
 	} else {
 		l.forward(l.groups.lanes[0], o, nil)
 	}
@@ -173,12 +169,12 @@ func (l *Lane) spread(now mono.Time, q *QP, r *pkt.Burst) {
 	}
 }
 
-// inspect hands a multicast packet to the engine: one of this node's, which has
-// a local path, or one from a link.
-func (l *Lane) inspect(r *pkt.Burst) {
+// receiveMulticast passes a multicast packet to the engine: one of this node's, which has a local path, or one from a
+// link.
+func (l *Lane) receiveMulticast(r *pkt.Burst) {
 	p, from := r.Path, uint16(replicate.NoFunction)
 	switch a := l.all.At(p.Function); {
-	case !l.owns() || r.Opcode.Service() != ib.ServiceUD || !r.Opcode.Info().Valid || !groupPath(p):
+	case !l.ownsEngine() || r.Opcode.Service() != ib.ServiceUD || !r.Opcode.Info().Valid || !groupPath(p):
 		l.Stats.DropMulticast++
 		return
 	case p.Native():
@@ -202,16 +198,15 @@ func (l *Lane) inspect(r *pkt.Burst) {
 	}
 }
 
-// replicate lets the engine go on, if it is this lane's, and makes the copies
-// that wait in the lane's receive queue: few of them, after everything else. It
-// reports whether more wait.
+// replicate runs the engine, if it is this lane's, and makes the copies that wait in the lane's receive queue: few of
+// them, after everything else. It reports whether more wait.
 func (l *Lane) replicate(now mono.Time) (more bool) {
 	m := l.groups
 	if m == nil {
 		return false
 	}
-	turn := copyTurn << min(l.quiet/quietTurns, maxDoublings)
-	if l.owns() && m.engine.Pending() {
+	turn := copyTurn << min(l.turnsWithCopies/quietTurns, maxDoublings)
+	if l.ownsEngine() && m.engine.Pending() {
 		m.engine.Run(&m.all.Groups().Groups, turn)
 		for i := range m.queues {
 			if m.queues[i].publish() && i != l.ID {
@@ -219,33 +214,32 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 			}
 		}
 	}
-	if len(l.reading) == 0 {
+	if len(l.copying) == 0 {
 		q := &m.queues[l.ID]
 		head := q.head.Load()
 		for n := min(q.tail.Load()-head, uint32(turn)); n > 0; n-- {
-			l.reading = append(l.reading, q.ring[head%receiveSlots])
+			l.copying = append(l.copying, q.ring[head%receiveSlots])
 			head++
 		}
-		if len(l.reading) == 0 {
-			return l.owns() && m.engine.Pending()
+		if len(l.copying) == 0 {
+			return l.ownsEngine() && m.engine.Pending()
 		}
 		q.head.Store(head)
 	}
-	l.quiet++
-	for l.copied < len(l.reading) {
-		l.copies(now)
+	l.turnsWithCopies++
+	for l.copied < len(l.copying) {
+		l.deliverCopies(now)
 	}
-	l.settle(now)
-	l.readOut()
+	l.commit(now)
+	l.releaseCopied()
 	l.publish(now)
 	return l.Replicating()
 }
 
-// copies hands the copies that come next, those in a row for one queue pair, to
-// it. It takes them as it takes unicast packets, each for itself; what makes it
-// the one they are for is looked up once.
-func (l *Lane) copies(now mono.Time) {
-	dest := l.reading[l.copied].Dest
+// deliverCopies delivers the next copies, those in a row for one queue pair. The queue pair handles each as it handles a
+// unicast packet; the lookup is done once.
+func (l *Lane) deliverCopies(now mono.Time) {
+	dest := l.copying[l.copied].Dest
 	a := l.all.At(dest.Function)
 	var p *Port
 	var q *QP
@@ -256,8 +250,8 @@ func (l *Lane) copies(now mono.Time) {
 	native := p != nil && p.native()
 	up := p != nil && p.State == ib.PortActive
 	var key group
-	for l.copied < len(l.reading) && l.reading[l.copied].Dest == dest {
-		d := &l.reading[l.copied]
+	for l.copied < len(l.copying) && l.copying[l.copied].Dest == dest {
+		d := &l.copying[l.copied]
 		// Counted as made before it is: a memory fault may unwind this.
 		l.copied++
 		r := &d.Run
@@ -266,7 +260,7 @@ func (l *Lane) copies(now mono.Time) {
 			l.Stats.DropNoFunction++
 			continue
 		case native && d.First:
-			if !l.arrive(a, p, up, r) {
+			if !l.portReceives(a, p, up, r) {
 				continue
 			}
 		case !up:
@@ -290,7 +284,7 @@ func (l *Lane) copies(now mono.Time) {
 		}
 		l.Stats.Copies++
 		l.carried += uint64(r.Data.Len)
-		l.hand(now, q, r)
+		l.handleBurst(now, q, r)
 	}
 }
 
@@ -305,12 +299,12 @@ func (l *Lane) memberAt(a *Adapter, n ib.QPN) *QP {
 	return s.slots[slot]
 }
 
-// readOut releases the payloads that were copied: the batch is flushed. What a
-// fault kept from being copied remains.
-func (l *Lane) readOut() {
-	for i := range l.reading[:l.copied] {
-		l.reading[i].Release()
+// releaseCopied releases the payloads that were copied: the batch is flushed. What was not copied because of a fault
+// remains.
+func (l *Lane) releaseCopied() {
+	for i := range l.copying[:l.copied] {
+		l.copying[i].Release()
 	}
-	l.reading = l.reading[:copy(l.reading, l.reading[l.copied:])]
+	l.copying = l.copying[:copy(l.copying, l.copying[l.copied:])]
 	l.copied = 0
 }

@@ -174,7 +174,7 @@ func (p *party) packet(from *member, n int) []byte {
 }
 
 // arrive brings a packet by a trunk.
-func (p *party) arrive(n int) {
+func (p *party) portReceives(n int) {
 	b := p.packet(nil, n)
 	p.lanes[0].Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
 		Count: 1, Path: &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff},
@@ -284,8 +284,8 @@ func TestMulticast(t *testing.T) {
 					before := last.lane.PortCounters(last.s.a.num)
 					p.send(last, 100)
 					p.drive()
-					p.arrive(0)
-					p.arrive(333)
+					p.portReceives(0)
+					p.portReceives(333)
 					p.drive()
 					p.empty()
 					for i, m := range good {
@@ -407,7 +407,7 @@ func TestMulticastRefusals(t *testing.T) {
 	down := *a.Port()
 	down.State = ib.PortInit
 	a.SetPort(&down)
-	p.arrive(10)
+	p.portReceives(10)
 	p.drive()
 	if c := l.PortCounters(1); len(m.cqes) != 0 || c.RcvErrors != 1 {
 		t.Errorf("a port that is down: %+v", c)
@@ -445,7 +445,7 @@ func TestMulticastSchedules(t *testing.T) {
 			case k < 10 && alive[m] && !lost[m]:
 				p.send(m, rng.IntN(300))
 			case k < 16:
-				p.arrive(rng.IntN(300))
+				p.portReceives(rng.IntN(300))
 			case k == 17 && alive[m]:
 				m.s.Close()
 				m.s.a.Detach(m.s)
@@ -524,7 +524,7 @@ func TestUnicastDoesNotWait(t *testing.T) {
 	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: b.s.a.Port().LID})
 	a.must(err)
 	for range 50 {
-		p.arrive(100)
+		p.portReceives(100)
 	}
 	for i := range 200 {
 		b.give(1)
@@ -553,7 +553,7 @@ func TestFaultWhileCopying(t *testing.T) {
 	}
 	bad := p.members[2]
 	bad.space.faulty = true
-	p.arrive(50)
+	p.portReceives(50)
 	p.drive()
 	p.empty()
 	// The same while the payload of what it sends is read.
@@ -591,12 +591,12 @@ func TestFaultAmongCopies(t *testing.T) {
 			m.space.faulty = i == bad
 		}
 		for range 3 {
-			p.arrive(50)
+			p.portReceives(50)
 		}
 		among := false
 		for range 20 {
 			p.turn(0)
-			among = among || p.lanes[0].copied < len(p.lanes[0].reading)
+			among = among || p.lanes[0].copied < len(p.lanes[0].copying)
 		}
 		if !among && bad < 3 {
 			t.Fatal("no fault among copies")
@@ -619,10 +619,10 @@ func TestEndWhileCopying(t *testing.T) {
 		m.give(4)
 		m.space.faulty = true
 	}
-	p.arrive(50)
+	p.portReceives(50)
 	p.turn(0)
 	p.turn(1)
-	if len(p.lanes[0].reading) == 0 || len(p.lanes[1].reading) == 0 {
+	if len(p.lanes[0].copying) == 0 || len(p.lanes[1].copying) == 0 {
 		t.Fatal("no copy was being read out")
 	}
 	p.m.Close()
@@ -640,7 +640,7 @@ func TestLateCopies(t *testing.T) {
 		}
 		m.give(2)
 	}
-	p.arrive(50)
+	p.portReceives(50)
 	p.turn(0)
 	if !p.lanes[1].Replicating() {
 		t.Fatal("no copies wait")
@@ -711,7 +711,7 @@ func TestMulticastLanes(t *testing.T) {
 			p.lanes[0].Run(2)
 			runtime.Gosched()
 		}
-		p.arrive(64)
+		p.portReceives(64)
 		p.lanes[0].Run(2)
 		for _, m := range p.members {
 			if m.lane == p.lanes[0] {
@@ -792,7 +792,7 @@ func TestBlockSelf(t *testing.T) {
 		for _, m := range p.members {
 			p.send(m, 100)
 		}
-		p.arrive(50)
+		p.portReceives(50)
 		p.drive()
 		for i, m := range p.members {
 			want := []int{}

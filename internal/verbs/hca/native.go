@@ -8,10 +8,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// leave reports whether the run of a session's queue pair may leave by its
-// InfiniBand port, and counts it there. The SLID must be the port's own: what
-// it was when the path was made may have changed.
-func (l *Lane) leave(s *Session, r *pkt.Burst) bool {
+// portSends reports whether the burst of a session's queue pair may leave by its InfiniBand port, and counts it there.
+// The SLID must be the port's own: it may have changed since the path was made.
+func (l *Lane) portSends(s *Session, r *pkt.Burst) bool {
 	c := l.counters(s.a.num)
 	switch {
 	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil && !r.Path.DLID.IsMulticast():
@@ -36,9 +35,9 @@ func (l *Lane) leave(s *Session, r *pkt.Burst) bool {
 // fullMember is the membership bit of a P_Key, beside which 0 is no key.
 const fullMember ib.PKey = 0x8000
 
-// arrive reports whether InfiniBand port p of function a takes the run, and
-// counts it there; up says that it is active.
-func (l *Lane) arrive(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
+// portReceives reports whether InfiniBand port p of function a accepts the burst, and counts it there; up reports that
+// the port is active.
+func (l *Lane) portReceives(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
 	c := l.counters(a.num)
 	n := uint64(r.Count)
 	if !up || !p.accepts(r.Path) {
@@ -56,8 +55,7 @@ func (l *Lane) arrive(a *Adapter, p *Port, up bool, r *pkt.Burst) bool {
 	return true
 }
 
-// counters returns the counters of function n, which may be younger than the
-// last refresh.
+// counters returns the counters of function n, which may have been added after the last refresh.
 func (l *Lane) counters(n uint16) *PortCounters {
 	if more := int(n) + 1 - len(l.ports); more > 0 {
 		l.ports = append(l.ports, make([]PortCounters, more)...)
@@ -74,8 +72,7 @@ func (l *Lane) PortCounters(n uint16) (c PortCounters) {
 	return c
 }
 
-// words returns how many words of four bytes the packets of a run have on a
-// native link, from the LRH through the ICRC.
+// words returns how many words of four bytes the packets of a burst have on a native link, from the LRH through the ICRC.
 func words(r *pkt.Burst) uint64 {
 	fixed := uint64(wire.LRHLen + wire.ICRCLen)
 	if r.Path.Global {

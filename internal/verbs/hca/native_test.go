@@ -401,7 +401,7 @@ func TestViolationsAreTold(t *testing.T) {
 	if len(got) != 1 || got[0].pkeys.Count+got[0].qkeys.Count != 3 || s.l.Deadline() != 0 {
 		t.Errorf("%+v, %v", got, s.l.Deadline())
 	}
-	if n := testing.AllocsPerRun(10, func() { s.l.violated(at, b.q, &pkt.Burst{Path: &ib.Path{}}, 1, 1) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { s.l.countViolation(at, b.q, &pkt.Burst{Path: &ib.Path{}}, 1, 1) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

@@ -28,8 +28,8 @@ type Port struct {
 	GIDs      []GIDEntry // unset entries are zero; an index is stable while its entry exists
 	PKeys     []ib.PKey  // as the subnet manager wrote them; zero is an unused entry
 	WireLocal bool       // also traffic within the node takes the wire path
-	// OverFabric tells of an Ethernet port that its packets leave in frames of a
-	// virtual switch: they wait for the fabric's link where that is blocked.
+	// OverFabric: the packets of an Ethernet port leave in frames of a virtual switch, and wait for the fabric's link
+	// where that is blocked.
 	OverFabric bool
 	// MaxRun bounds the payload of a run towards other nodes, MaxLocalRun
 	// within the node.
@@ -126,7 +126,7 @@ type PortCounters struct {
 	XmitPkts, RcvPkts                   uint64
 	UnicastXmitPkts, UnicastRcvPkts     uint64
 	MulticastXmitPkts, MulticastRcvPkts uint64
-	XmitDiscards                        uint64 // the port was not active, or nobody took the packet
+	XmitDiscards                        uint64 // the port was not active, or no link accepted the packet
 	XmitConstraintErrors                uint64 // no valid P_Key to send with
 	RcvErrors                           uint64 // not for this port, or it was not active
 	PKeyViolations, QKeyViolations      uint64

@@ -17,7 +17,7 @@ import (
 type SendRing interface {
 	// Fetch copies the next request into wr; false where there is none.
 	Fetch(wr *transport.SendWR) bool
-	// Done gives back the ring element that cookie names; Publish makes all
+	// Done returns the ring element that cookie names; Publish makes all
 	// that were given back visible.
 	Done(cookie uint32)
 	Publish()
@@ -70,9 +70,9 @@ type QP struct {
 	lastLocal, lastRemote *mr
 	windows               int // bound for this queue pair alone
 
-	passed passage
-	class  *class // of the send scheduler
-	pace   pace
+	verdict switchVerdict
+	class   *class // of the send scheduler
+	pace    pace
 
 	active, handled, dirty, dead bool
 	orphaned                     bool // its program died: Session.Orphan
@@ -162,7 +162,7 @@ func (s *Session) DestroyQP(now mono.Time, h uint32) error {
 	if len(q.groups) > 0 {
 		return syscall.EBUSY
 	}
-	s.lane.lastWord(now, q)
+	s.lane.sendLastAnswers(now, q)
 	s.dropQP(q)
 	s.freeWindows(q)
 	s.charge(-transport.Memory(&q.cfg.Cap))
@@ -180,7 +180,7 @@ func (s *Session) DestroyQP(now mono.Time, h uint32) error {
 func (s *Session) dropQP(q *QP) {
 	s.slots[q.slot] = nil
 	if len(q.groups) > 0 {
-		q.leave(q.groups)
+		q.leaveGroups(q.groups)
 		q.groups = nil
 	}
 	if q.t != nil {
@@ -266,7 +266,7 @@ func (q *QP) Modify(now mono.Time, a *transport.Attr, av *AHAttr, mask ib.AttrMa
 		}
 	}
 	if mask&ib.AttrState != 0 && (a.State == ib.Err || a.State == ib.Reset) {
-		q.s.lane.lastWord(now, q)
+		q.s.lane.sendLastAnswers(now, q)
 	}
 	if err := q.t.Modify(now, a, mask); err != nil {
 		var e syscall.Errno
@@ -315,13 +315,13 @@ func (q *QP) discardRing() {
 	}
 }
 
-// SendPosted tells that the send ring has new requests.
+// SendPosted reports that the send ring has new requests.
 func (q *QP) SendPosted() {
 	q.more = true
 	q.schedule()
 }
 
-// RecvPosted tells that the receive ring has new requests. They wait there for
+// RecvPosted reports that the receive ring has new requests. They wait there for
 // a message; only where they are to be flushed there is something to do.
 func (q *QP) RecvPosted(now mono.Time) {
 	if q.t != nil {

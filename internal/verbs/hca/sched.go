@@ -27,7 +27,7 @@ type Shares struct {
 // MaxWeight is the largest weight; the smallest is 1.
 const MaxWeight = 1000
 
-// EqualShares are those of a function that was told nothing.
+// EqualShares are those of a function without configured weights.
 var EqualShares = Shares{Weight: 100, Level: [Levels]uint16{100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100}}
 
 // Shares returns the weights of the function, which must not be changed in
@@ -39,11 +39,10 @@ func (a *Adapter) Shares() *Shares { return a.shares.Load() }
 func (a *Adapter) SetShares(s Shares) { a.shares.Store(&s) }
 
 // The scheduler is start-time fair queueing (Goyal, Vin and Cheng 1996) at two
-// levels, functions and the QoS levels of each: every turn goes to the one that
-// has had least for its weight, and who comes back after a while starts where
-// the others are, not where it left. Unlike a round robin of quanta it loses
-// nothing when a link blocks in the middle of a round. With one class to serve
-// queue pairs take turns as they come, and nothing is weighed.
+// levels, functions and the QoS levels of each: every turn goes to the one that has sent least for its weight, and one
+// that was idle starts at the pass of the others, not at its own old one. Unlike a round robin of quanta it loses
+// nothing when a link blocks in the middle of a round. With one class to serve, queue pairs have turns in the order in
+// which they became ready, and nothing is weighed.
 
 // share is what has been sent for one function, or one QoS level of it, in bytes
 // per weight.
@@ -57,7 +56,7 @@ type share struct {
 const passShift = 10
 
 // arrive makes a share that was idle start no earlier than now.
-func (s *share) arrive(now uint64) {
+func (s *share) portReceives(now uint64) {
 	if s.ready++; s.ready == 1 {
 		s.pass = max(s.pass, now)
 	}
@@ -92,8 +91,8 @@ type scheduler struct {
 	now    uint64 // the pass of the function served last
 	busy   int    // classes with queue pairs that wait for a turn
 	queued int    // queue pairs in the queues of classes
-	// While it is sharing, what must wait for a link is aside until the end of the
-	// look, so that it is in nobody's way; held counts it, by what it waits for.
+	// While it is sharing, queue pairs that must wait for a link are aside until the end of the round, so that others
+	// behind them have their turns; held counts them, by what they wait for.
 	sharing bool
 	aside   []*QP
 	held    [forNothing]int
@@ -104,8 +103,8 @@ const (
 	// sharedBytes is what one turn sends where several classes have something
 	// to send.
 	sharedBytes = 64 << 10
-	// runCost is what a run costs besides its payload.
-	runCost = 64
+	// burstCost is what a burst costs besides its payload, in bytes.
+	burstCost = 64
 )
 
 // class returns the class of a level of a function.
@@ -130,9 +129,8 @@ func (s *scheduler) class(a *Adapter, level uint8) *class {
 	return c
 }
 
-// classify gives the queue pair the class that its path asks for. A queue pair
-// that waits for a turn changes only its place in the count: it is in no
-// class's queue between looks.
+// classify gives the queue pair the class of its path's service level. A queue pair that waits for a turn changes only
+// its place in the count: it is in no class's queue between rounds.
 func (q *QP) classify(p *ib.Path) {
 	level := uint8(0)
 	if p != nil {
@@ -156,8 +154,8 @@ func (s *scheduler) enlist(q *QP) {
 	if c.ready == 0 {
 		s.busy++
 	}
-	c.of.arrive(s.now)
-	c.arrive(c.of.now)
+	c.of.portReceives(s.now)
+	c.portReceives(c.of.now)
 }
 
 func (s *scheduler) dismiss(q *QP) {
@@ -169,8 +167,8 @@ func (s *scheduler) dismiss(q *QP) {
 	}
 }
 
-// pick returns the queue pair whose turn it is, nil where its class has none at
-// hand: then the round is over, and settling it brings others.
+// pick returns the queue pair whose turn it is, nil where its class has none at hand: then the round is over, and its
+// commit makes others ready.
 func (s *scheduler) pick() *QP {
 	var u *user
 	for _, o := range s.users {
@@ -208,8 +206,8 @@ func (s *scheduler) rounds() int {
 	return 1
 }
 
-// setAside keeps a queue pair out of the way until the look is over. It waits
-// for its turn all the same: its class loses nothing.
+// setAside keeps a queue pair out of the queues until the round is over. It still waits for its turn: its class loses
+// nothing.
 func (s *scheduler) setAside(q *QP, what int) {
 	s.enlist(q)
 	q.class.held++
@@ -228,7 +226,7 @@ func (l *Lane) shareRound(now mono.Time) {
 	s.queued += len(l.running)
 	s.sharing = true
 	defer func() { s.sharing = false }()
-	for l.moved < lookBytes {
+	for l.moved < pollBytes {
 		q := s.pick()
 		if q == nil {
 			return
@@ -241,17 +239,17 @@ func (l *Lane) shareRound(now mono.Time) {
 		case q.dead:
 			continue
 		}
-		c, moved, runs := q.class, l.moved, l.Stats.LocalRuns+l.Stats.WireRuns
+		c, moved, runs := q.class, l.moved, l.Stats.LocalBursts+l.Stats.WireBursts
 		l.turn(now, q, sharedBytes)
-		cost := l.moved - moved + runCost*int(l.Stats.LocalRuns+l.Stats.WireRuns-runs)
+		cost := l.moved - moved + burstCost*int(l.Stats.LocalBursts+l.Stats.WireBursts-runs)
 		w := c.of.fn.Shares()
 		c.of.pay(cost, w.Weight)
 		c.pay(cost, w.Level[c.level])
 	}
 }
 
-// gather puts what waits in the queues of classes back, before what came later,
-// and what a link held back.
+// gather returns what waits in the queues of classes to the ready list, before what became ready later, and what is
+// aside.
 func (l *Lane) gather() {
 	s := &l.sched
 	if s.queued > 0 {
@@ -288,7 +286,7 @@ func (l *Lane) recount() {
 	}
 }
 
-// forget drops functions that are gone.
+// forget removes functions that no longer exist.
 func (s *scheduler) forget(all *Functions) {
 	s.users = slices.DeleteFunc(s.users, func(u *user) bool { return u.ready == 0 && all.At(u.fn.num) != u.fn })
 }
@@ -301,7 +299,7 @@ type pace struct {
 }
 
 // paceBurst is for how long a paced queue pair may have been silent and still
-// send at once what it might have sent meanwhile; a run of one is no longer.
+// send at once what it might have sent meanwhile; one burst takes no longer.
 const paceBurst = time.Millisecond
 
 // nanos returns how long a byte takes on path p, 0 where nothing limits it: the
@@ -338,22 +336,21 @@ func (q *QP) setPace(p *ib.Path) {
 	}
 }
 
-// release lets a queue pair that waited for its time send again, where that has
-// come.
+// release resumes a queue pair whose time to send again has come.
 func (q *QP) release(now mono.Time) {
 	q.pace.waiting = q.pace.nextAt > now
 	q.t.Pause(q.pace.waiting)
 }
 
-// spend holds the queue pair to its rate after it produced a request.
-func (q *QP) spend(now mono.Time, r *pkt.Burst) {
+// chargeRate holds the queue pair to its rate after it produced a request.
+func (q *QP) chargeRate(now mono.Time, r *pkt.Burst) {
 	per := q.nanos(r.Path)
 	if per == 0 || r.Opcode.Info().Response {
 		return
 	}
 	n := uint64(r.Data.Len) + uint64(r.Count)*packetOverhead
 	if r.Opcode.Op() == ib.ReadRequest {
-		n += uint64(r.DMALen) // what comes back is what it asked for
+		n += uint64(r.DMALen) // the responses that it requests
 	}
 	q.pace.nextAt = max(q.pace.nextAt, now.Add(-paceBurst)).Add(time.Duration(float64(n) * per))
 	q.release(now)

@@ -44,8 +44,8 @@ type Session struct {
 	memory int64 // bytes charged
 	pages  PageSpace
 	closed bool
-	// orphaned: nothing is left of the session but orphaned queue pairs; it counts no
-	// more, and gives its number to another where there is none left.
+	// orphaned: nothing is left of the session but orphaned queue pairs. It counts no longer, and its number is assigned
+	// to another session where no number is left.
 	orphaned atomic.Bool
 }
 
@@ -153,7 +153,7 @@ type MRResult struct {
 func (s *Session) checkAccess(a ib.Access) error {
 	mask := accessMask
 	if s.strict {
-		mask = ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead // the rights the RFC knows
+		mask = ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead // the rights that the RFC defines
 	}
 	if a&^mask != 0 || a&(ib.RemoteWrite|ib.RemoteAtomic) != 0 && a&ib.LocalWrite == 0 {
 		return syscall.EINVAL
@@ -327,7 +327,7 @@ func (s *Session) DelGID(i uint32) error {
 	return nil
 }
 
-// PortChanged tells the client that its port has changed.
+// PortChanged notifies the client that its port has changed.
 func (s *Session) PortChanged(e ib.Event) {
 	s.lane.refresh()
 	s.events.Event(e, portNumber)

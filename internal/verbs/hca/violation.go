@@ -17,21 +17,21 @@ type Violations struct {
 	Newest mad.BadKey
 }
 
-// violations are those of a function that the lane has not told yet.
+// violations are those of a function that the lane has not reported yet.
 type violations struct{ pkeys, qkeys Violations }
 
-// tellPeriod is how often a lane tells of violations: a flood of them is one
-// message, not one each.
-const tellPeriod = time.Second
+// reportPeriod is how often a lane reports violations at most: a flood of them is one report.
+const reportPeriod = time.Second
 
-// SetViolations gives the lane whom to tell of violations of P_Keys and Q_Keys
-// at InfiniBand ports: at once, and then once in a second. tell is called on
-// the lane, before which it must not run, and must not wait.
-func (l *Lane) SetViolations(tell func(function uint16, pkeys, qkeys Violations)) { l.tell = tell }
+// SetViolations sets the function that gets reports of P_Key and Q_Key violations at InfiniBand ports: at once, and then
+// once a second. report is called on the lane and must not block. SetViolations is called before the lane runs.
+func (l *Lane) SetViolations(report func(function uint16, pkeys, qkeys Violations)) {
+	l.report = report
+}
 
-// violated notes that a queue pair refused packets of r.
-func (l *Lane) violated(now mono.Time, q *QP, r *pkt.Burst, pkeys, qkeys uint64) {
-	if l.tell == nil {
+// countViolation records that a queue pair refused packets of r.
+func (l *Lane) countViolation(now mono.Time, q *QP, r *pkt.Burst, pkeys, qkeys uint64) {
+	if l.report == nil {
 		return
 	}
 	function := q.s.a.num
@@ -51,19 +51,19 @@ func (l *Lane) violated(now mono.Time, q *QP, r *pkt.Burst, pkeys, qkeys uint64)
 		k.Key = uint32(r.QKey)
 		b.qkeys.Count, b.qkeys.Newest = b.qkeys.Count+qkeys, k
 	}
-	if l.tellAt.IsZero() {
-		if l.tellAt = now; !l.told.IsZero() {
-			l.tellAt = max(now, l.told.Add(tellPeriod))
+	if l.reportAt.IsZero() {
+		if l.reportAt = now; !l.reportedAt.IsZero() {
+			l.reportAt = max(now, l.reportedAt.Add(reportPeriod))
 		}
 	}
 }
 
-// tellViolations tells of those there are.
-func (l *Lane) tellViolations(now mono.Time) {
-	l.told, l.tellAt = now, 0
+// reportViolations reports what was counted.
+func (l *Lane) reportViolations(now mono.Time) {
+	l.reportedAt, l.reportAt = now, 0
 	for f := range l.bad {
 		if b := &l.bad[f]; b.pkeys.Count+b.qkeys.Count != 0 {
-			l.tell(uint16(f), b.pkeys, b.qkeys)
+			l.report(uint16(f), b.pkeys, b.qkeys)
 			*b = violations{}
 		}
 	}

@@ -132,7 +132,7 @@ func (s *Session) unbind(w *mr) {
 	}
 }
 
-// freeWindows takes the windows off that only q, which is gone, could use.
+// freeWindows unbinds the windows that only q, which is destroyed, could use.
 func (s *Session) freeWindows(q *QP) {
 	if q.windows == 0 {
 		return
@@ -203,7 +203,7 @@ func (q *QP) bind(wr *transport.SendWR) (reason uint32) {
 		return transport.ReasonNone
 	}
 	m := s.keys[index(ib.Key(wr.Object))]
-	access := wr.Access &^ ib.LocalWrite // programs ask for it, as for a region; it says nothing here
+	access := wr.Access &^ ib.LocalWrite // programs set it, as for a region; it has no meaning here
 	switch {
 	case m == nil, m.key != ib.Key(wr.Object), m.kind >= window1, m.pd != q.pd:
 		return transport.ReasonObject

@@ -180,7 +180,7 @@ func TestFilters(t *testing.T) {
 		count(x.within, func() { tap.Sent(0, 0x4002, run(op, within, 10, 1024)) })
 		count(x.received, func() { tap.Received(0, run(op, away, 10, 1024)) })
 		count(x.late, func() { tap.Received(5, run(op, away, 10, 1024)) })
-		if got, want := tap.Wants(0, 0x4002), x.sent > 0; got != want {
+		if got, want := tap.Selects(0, 0x4002), x.sent > 0; got != want {
 			t.Errorf("%s: wants the sender %v", x.name, got)
 		}
 	}

@@ -29,8 +29,8 @@ func NewTap(lane int, captures []*Capture) *Tap {
 // maxFrame is more than any packet and what stands around it.
 const maxFrame = 8 << 10
 
-// Wants implements hca.Tap.
-func (t *Tap) Wants(f uint16, qpn ib.QPN) bool {
+// Selects implements hca.Tap.
+func (t *Tap) Selects(f uint16, qpn ib.QPN) bool {
 	for _, c := range t.captures {
 		if c.wants(f, qpn) {
 			return true

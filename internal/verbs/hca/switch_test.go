@@ -61,10 +61,10 @@ func TestSwitchBetweenFunctions(t *testing.T) {
 	if g.dropped[vswitch.PKeyOut] == 0 || b.mem[0] != 0 || len(a.cqes) != 0 {
 		t.Errorf("dropped %v, %d completions", g.dropped, len(a.cqes))
 	}
-	sent := s.l.Stats.LocalRuns
+	sent := s.l.Stats.LocalBursts
 	g.change(ib.DefaultPKey, vswitch.OK)
 	s.settleUntil(t, a, 1) // the retry passes
-	if a.cqes[0].Status != ib.Success || b.mem[0] != 7 || s.l.Stats.LocalRuns == sent {
+	if a.cqes[0].Status != ib.Success || b.mem[0] != 7 || s.l.Stats.LocalBursts == sent {
 		t.Errorf("%+v", a.cqes)
 	}
 	a.cqes = nil
@@ -88,7 +88,7 @@ func TestPassageDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		i++
 		g.table = tables[i/2%2]
-		if !s.l.passes(a.q, r) {
+		if !s.l.switchAllows(a.q, r) {
 			t.Error("refused")
 		}
 	}); n != 0 {

@@ -30,7 +30,7 @@ type shown struct {
 	data     []byte
 }
 
-func (w *watcher) Wants(f uint16, q ib.QPN) bool { return w.only == 0 || w.only == q }
+func (w *watcher) Selects(f uint16, q ib.QPN) bool { return w.only == 0 || w.only == q }
 func (w *watcher) Sent(_ uint16, src ib.QPN, r *pkt.Burst) {
 	w.packet += int(r.Count)
 	w.sent = append(w.sent, shown{src, r.DestQPN, r.Opcode, r.PSN, r.Count, bytes.Clone(r.Data.Bytes)})
@@ -146,15 +146,15 @@ func TestTapManagement(t *testing.T) {
 	l, _, _ := pair(t, 1<<16)
 	r := &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
 		Path: &ib.Path{SLID: 1, DLID: 2, Function: 1}, Data: mem.BytesPayload(make([]byte, 256))}
-	l.ShowManagement(r, true) // nobody captures
+	l.MirrorManagement(r, true) // nobody captures
 	for _, c := range []struct {
 		only       ib.QPN
 		sent, came int
 	}{{0, 1, 1}, {0x4002, 1, 0}, {ib.QPNGSI, 0, 1}, {7, 0, 0}} {
 		w := &watcher{only: c.only}
 		l.SetTap(w)
-		l.ShowManagement(r, true)
-		l.ShowManagement(r, false)
+		l.MirrorManagement(r, true)
+		l.MirrorManagement(r, false)
 		if len(w.sent) != c.sent || len(w.came) != c.came || c.sent > 0 && w.sent[0].src != 0x4002 {
 			t.Errorf("%+v: %+v, %+v", c, w.sent, w.came)
 		}
