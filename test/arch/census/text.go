@@ -110,7 +110,7 @@ func kindOf(name string) string {
 	return ""
 }
 
-var generatedMark = regexp.MustCompile(`(?mi)^(//|/\*|\.\\"|<!--) ?(Code )?generated .*DO NOT EDIT`)
+var generatedMark = regexp.MustCompile(`(?mi)^(//|/\*|\.\\"|<!--) ?(Code )?generated .*DO NOT EDIT|^This page is generated from `)
 
 func isGenerated(src []byte) bool { return generatedMark.Match(src[:min(len(src), 500)]) }
 
