@@ -174,7 +174,7 @@
 #define WEFT_CMD_ATTACH_MCAST 82
 #define WEFT_CMD_DETACH_MCAST 83
 
-/* ack byte without ERRNO_ACK; with it any positive errno stands for failure */
+/* ack byte without ERRNO_ACK; with it a positive errno is a failure */
 #define WEFT_ACK_OK 0
 #define WEFT_ACK_ERR 1
 
@@ -240,7 +240,7 @@
 #define WEFT_ATTR_RATE_LIMIT 0x10000
 #define WEFT_ATTR_ALL 0x1ffff
 
-/* atomic_cap: atomic among this device's queue pairs, or with the CPU too */
+/* atomic_cap: atomic among queue pairs of this device, or with the CPU too */
 #define WEFT_ATOMIC_HCA 1
 #define WEFT_ATOMIC_GLOB 2
 
@@ -308,7 +308,7 @@
 /* version of the records at umad.sock */
 #define WEFT_UMAD_VERSION 1
 
-/* what a first record at umad.sock asks for */
+/* operation of the first record at umad.sock */
 #define WEFT_UMAD_OPEN 1
 #define WEFT_UMAD_OPEN_ISSM 2
 #define WEFT_UMAD_CONTROL 3
@@ -319,14 +319,14 @@
 /* version of the records at rdmacm.sock */
 #define WEFT_CM_VERSION 1
 
-/* what a first record at rdmacm.sock asks for */
+/* operation of the first record at rdmacm.sock */
 #define WEFT_CM_CHANNEL 1
 #define WEFT_CM_COMMANDS 2
 
-/* flags of cm_command: a notice of the channel was taken in */
+/* flags of cm_command: a notice of the channel was received */
 #define WEFT_CM_NOTICED 1
 
-/* flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing */
+/* flags of cm_answer: a notice of the channel, of the one migrated from, is obsolete */
 #define WEFT_CM_STALE 1
 #define WEFT_CM_STALE_FROM 2
 
@@ -355,7 +355,7 @@
 #define WEFT_CM_RESOLVE_ADDR 21
 #define WEFT_CM_JOIN_MCAST 22
 
-/* one more: there is none but what the flags say */
+/* an additional command that only carries flags */
 #define WEFT_CM_RESUME 256
 
 /* asynchronous events */
@@ -456,13 +456,13 @@ struct weft_vu_mem_reg {
 	uint64_t mmap_offset;
 };
 
-/* payload of SET_VRING_NUM, SET_VRING_BASE and their kin */
+/* payload of SET_VRING_NUM, SET_VRING_BASE and others */
 struct weft_vu_vring_state {
 	uint32_t index;
 	uint32_t num;
 };
 
-/* payload of SET_VRING_ADDR; addresses are the front-end's own */
+/* payload of SET_VRING_ADDR; addresses are those of the front end */
 struct weft_vu_vring_addr {
 	uint32_t index;
 	uint32_t flags;
@@ -488,7 +488,7 @@ struct weft_hello_reply {
 	uint32_t spin_us;
 };
 
-/* payload of WEFT_SET_DOORBELL, the kick eventfd comes along */
+/* payload of WEFT_SET_DOORBELL, with the kick eventfd */
 struct weft_set_doorbell {
 	uint64_t gpa;
 	uint32_t nbits;
@@ -513,7 +513,7 @@ struct weft_stop_ring {
 	uint32_t reserved;
 };
 
-/* payload of WEFT_PROC_MEM, the descriptor comes along */
+/* payload of WEFT_PROC_MEM, with the descriptor */
 struct weft_proc_mem {
 	uint64_t probe_addr;
 	uint64_t probe_value;
@@ -562,7 +562,7 @@ struct weft_ctrl_hdr {
 	uint8_t command;
 };
 
-/* from max_srq on valid with the capability bit that each belongs to, else 0 */
+/* fields from max_srq on are valid with their capability bit, else 0 */
 struct weft_res_query_device {
 	uint64_t device_cap_flags;
 	uint64_t max_mr_size;
@@ -665,7 +665,7 @@ struct weft_res_create_qp_ex {
 	uint32_t wire_qpn;
 };
 
-/* attr_mask has the RFC's own bits */
+/* attr_mask has the bits of the RFC */
 struct weft_cmd_modify_qp {
 	uint32_t qpn;
 	uint32_t attr_mask;
@@ -1070,14 +1070,14 @@ struct weft_umad_open {
 	uint8_t device[64];
 };
 
-/* its answer; what follows is the file's records */
+/* its answer; records of the file follow */
 struct weft_umad_opened {
 	uint32_t error;
 	uint32_t header_len;
 	uint8_t token[16];
 };
 
-/* first and only record of a request that is made of an open file */
+/* first and only record of an ioctl on an open file */
 struct weft_umad_control {
 	uint32_t op;
 	uint32_t version;
@@ -1101,7 +1101,7 @@ struct weft_cm_open {
 	uint64_t reserved;
 };
 
-/* its answer; of a channel, what follows is notices */
+/* its answer; of a channel, notices follow */
 struct weft_cm_opened {
 	uint32_t error;
 	uint32_t reserved;

@@ -17,7 +17,7 @@ import (
 
 const start = mono.Time(time.Second)
 
-// log is an owner that writes down what it is told.
+// log is an owner that records its calls.
 type log struct{ lines []string }
 
 func (l *log) Changed(port uint8, what Change) {
@@ -244,7 +244,7 @@ func TestLIDRouted(t *testing.T) {
 	}
 }
 
-// TestStatuses asks for each attribute in right and wrong ways.
+// TestStatuses requests each attribute with valid and invalid values.
 func TestStatuses(t *testing.T) {
 	sw, _ := newSwitch(20)
 	ca, _ := newCA()
@@ -549,8 +549,7 @@ func TestPortInfoValues(t *testing.T) {
 	}
 }
 
-// TestExtendedSpeeds are only judged and taken from a manager that says it
-// knows them.
+// TestExtendedSpeeds: extended speeds are validated and applied only if the manager supports them.
 func TestExtendedSpeeds(t *testing.T) {
 	for _, c := range []struct {
 		mod    uint32
@@ -633,7 +632,7 @@ func TestPortStates(t *testing.T) {
 	if diff := cmp.Diff([]string{"port 2: changed 0x1"}, l.take()); diff != "" {
 		t.Error(diff)
 	}
-	// Switched off, whoever pulls or plugs. The link that goes down is news.
+	// Disabled, whatever happens to the link. The link that goes down is reported.
 	ask(t, sw, mad.MethodSet, mad.AttrSwitchInfo, 0, &mad.SwitchInfo{PortStateChange: true})
 	l.take()
 	do(0, ib.PhysDisabled, 0)

@@ -161,8 +161,7 @@ func applyLink(i, w *mad.PortInfo, extended bool) (what Change) {
 	return what
 }
 
-// applyState moves a port through its states, whose values linkValuesOK has validated, and issues the order for
-// its link.
+// applyState moves a port through its states, which linkValuesOK has validated, and issues the order for its link.
 func (a *Agent) applyState(n uint8, p *port, state ib.PortState, phys ib.PhysState) (what Change) {
 	i := &p.info
 	up := i.PortPhysicalState == ib.PhysLinkUp

@@ -96,14 +96,13 @@ func (a *Agent) trapLocalChange(now mono.Time, flags uint16) {
 	a.raise(now, trapLocal, c.Notice(a.producer()))
 }
 
-// BadPKey counts n packets whose P_Key their queue pair at this node does not have, and raises a trap about the
+// BadPKey counts n packets with a P_Key that their queue pair at this node does not have, and raises a trap about the
 // last of them, k.
 func (a *Agent) BadPKey(now mono.Time, k mad.BadKey, n uint64) {
 	a.violation(now, trapBadPKey, mad.TrapBadPKey, &a.end().info.PKeyViolations, k, n)
 }
 
-// BadQKey counts n datagrams whose Q_Key is not that of their queue pair, and raises a trap about the last of
-// them, k.
+// BadQKey counts n datagrams with another Q_Key than their queue pair, and raises a trap about the last of them, k.
 func (a *Agent) BadQKey(now mono.Time, k mad.BadKey, n uint64) {
 	a.violation(now, trapBadQKey, mad.TrapBadQKey, &a.end().info.QKeyViolations, k, n)
 }

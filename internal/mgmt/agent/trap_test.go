@@ -92,7 +92,7 @@ func TestMKeyLease(t *testing.T) {
 	if p.MKeyViolations != 0xffff {
 		t.Errorf("violations wrapped to %d", p.MKeyViolations)
 	}
-	tick(start) // the trap, which nobody is there to get
+	tick(start) // the trap, for which there is no manager
 	if got := ca.Deadline(); got != start.Add(10*time.Second) {
 		t.Errorf("deadline %v", got)
 	}
@@ -148,8 +148,7 @@ func repressing(a *Agent, now mono.Time, trap mad.SMP, key uint64) {
 	a.Handle(now, &d)
 }
 
-// TestTrapUntilRepressed checks what a trap says, how often it is said, and
-// when it ends.
+// TestTrapUntilRepressed checks the contents of a trap, its repetitions, and its end.
 func TestTrapUntilRepressed(t *testing.T) {
 	ca, _ := newCA()
 	ca.SetDescription(start, "nobody is told")
@@ -178,8 +177,8 @@ func TestTrapUntilRepressed(t *testing.T) {
 	if len(again) != 1 || again[0].TransactionID != first[0].TransactionID {
 		t.Fatalf("%v", again)
 	}
-	// Another change while it waits: the newest is told, and the answer to the
-	// older one does not end it.
+	// Another change before the repression: the trap has the newest notice, and the answer to the older one does not
+	// end it.
 	now = now.Add(every + 1)
 	ca.SetCapability(now, mad.CapIsSM, true)
 	if got := sent(t, ca, now); len(got) != 0 {

@@ -27,8 +27,7 @@ func masterOf(ns ...*subnet.Node) (m *subnet.Node) {
 	return m
 }
 
-// elected runs until want alone is master, the others stand by, and it has
-// swept.
+// elected runs until want alone is master, the others stand by, and it has swept.
 func elected(t *testing.T, s *small, within time.Duration, want *subnet.Node, others ...*subnet.Node) {
 	t.Helper()
 	if !s.Until(within, func() bool {
@@ -125,7 +124,7 @@ func TestHandover(t *testing.T) {
 	at := s.Now
 	b := s.Attach(s.c3, sm.Config{Priority: 2}, sm.Intent{}, sm.Observations{})
 	elected(t, s, time.Second, s.c3, s.c1)
-	// The port's new capability is told by a trap: no light sweep is waited for.
+	// A trap reports the new capability of the port: no light sweep is needed.
 	if took := s.Now.Sub(at); took > 100*time.Millisecond {
 		t.Errorf("handed over after %v", took)
 	}

@@ -17,8 +17,7 @@ import (
 	"weft/test/simfab/subnet"
 )
 
-// TestEngine checks which engine serves a ring and a fat tree, and that a
-// refusal is told.
+// TestEngine checks which engine routes a ring and a fat tree, and that a failure is reported.
 func TestEngine(t *testing.T) {
 	ring := func(f *subnet.Fabric) (cas []*subnet.Node) {
 		for range 5 {

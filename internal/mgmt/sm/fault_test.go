@@ -299,8 +299,7 @@ func FuzzHostile(f *testing.F) {
 		s.Link(liar, 1, s.s2, 5)
 		n := 0
 		s.Trace = func(from *subnet.Node, _ uint8, d *mad.Datagram) {
-			// Every answer of the liar is edited in the same places, and some are
-			// lost.
+			// Every answer of the faulty agent is changed at the same offsets, and some are dropped.
 			if from != liar || d.Data[3]&0x80 == 0 {
 				return
 			}

@@ -10,9 +10,8 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// TestGroupsWritten: the number of a change of groups is reached when every switch has its trees,
-// whether they are written by themselves or within a heavy sweep, and whatever is lost;
-// a switch that is silent holds it up for as long as it is asked.
+// TestGroupsWritten: the number of a change of groups is reached when every switch has its trees, written alone or
+// within a heavy sweep, with any loss. A silent switch delays it until its requests have failed.
 func TestGroupsWritten(t *testing.T) {
 	const mlid = ib.LIDMulticastFirst + 5
 	for _, loss := range []int{0, 200} {

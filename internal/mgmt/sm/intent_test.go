@@ -242,7 +242,7 @@ func TestGroups(t *testing.T) {
 	f.Link(cas[5], 1, b, p)
 	settle(t, f, m, 2*time.Second)
 	all(0xc000, cas[0], cas[5], cas[8])
-	// A new manager does not know what is in the tables, and clears the rest.
+	// A new manager has no copy of the tables, and clears the rest.
 	o, _ := m.Observations()
 	f.Detach(cas[0])
 	m = f.Attach(cas[0], sm.Config{}, sm.Intent{}, o)

@@ -23,8 +23,7 @@ type ring struct {
 	m      *sm.Manager
 }
 
-// newRing returns a ring that is up. Ends of trunks begin to say hello at
-// different times, step apart.
+// newRing returns a ring that is up. The ends of trunks send their first hellos at different times, step apart.
 func newRing(t *testing.T, nodes int, step time.Duration) *ring {
 	t.Helper()
 	r := &ring{Fabric: subnet.New(1, 50*time.Microsecond)}
@@ -203,14 +202,14 @@ func TestStarvedNode(t *testing.T) {
 				t.Errorf("%d heavy sweeps in %v", n, r.Now.Sub(from))
 			}
 			r.Run(time.Minute)
-			if len(r.m.Status().Problems) > 0 || !r.whole() || r.heavySweeps()-before > n+2 { // each switch has a trap to tell yet
+			if len(r.m.Status().Problems) > 0 || !r.whole() || r.heavySweeps()-before > n+2 { // each switch has a trap pending
 				t.Errorf("a minute later, %d heavy sweeps: %+v", r.heavySweeps()-before-n, r.m.Status())
 			}
 		})
 	}
 }
 
-// TestAwayAndBack: a node that was not in the subnet has lost its groups with the manager. Its port, which was ACTIVE
+// TestAwayAndBack: the manager has removed the groups of a node that was not in the subnet. Its port, which was ACTIVE
 // all the time, gets ClientReregister; others do not.
 func TestAwayAndBack(t *testing.T) {
 	r := newRing(t, 3, 0)

@@ -250,7 +250,7 @@ func TestCable(t *testing.T) {
 	}
 }
 
-// TestUnnoticed checks that a light sweep finds what no trap told of.
+// TestUnnoticed checks that a light sweep detects a change without a trap.
 func TestUnnoticed(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
@@ -335,7 +335,7 @@ func TestRestart(t *testing.T) {
 			t.Errorf("%s: LID %d", name, l)
 		}
 	}
-	// A switch that starts anew has lost its tables, and gets them again.
+	// A restarted switch has no tables, and gets them again.
 	walkAll(t, m.Topo(), s.ends())
 }
 
@@ -363,8 +363,7 @@ func TestSwitchReboots(t *testing.T) {
 	}
 }
 
-// TestLoss brings a subnet up, changes it and keeps it up, while packets are lost on every
-// cable.
+// TestLoss brings a subnet up, changes it and keeps it up, while every cable drops packets.
 func TestLoss(t *testing.T) {
 	for _, loss := range []int{10, 50} {
 		for seed := range uint64(5) {

@@ -29,7 +29,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// check wants the Hub's parts to agree with each other.
+// check checks that the parts of the Hub agree with each other.
 func (b *bench) check() {
 	h, t := b.hub, b.t
 	agents, endpoints, waiting := 0, 0, 0

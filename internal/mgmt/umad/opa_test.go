@@ -10,7 +10,7 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// vesw is a registration for MADs of the class whose MADs are longer than others.
+// vesw is a registration for the class with MADs longer than others.
 var vesw = Registration{QPN: ib.QPNGSI, Class: mad.ClassVEMA, Version: mad.VEMAClassVersion, OUI: mad.VEMAOUI, RMPPVersion: 1,
 	Methods: methods(mad.MethodGet, mad.MethodSet, mad.MethodTrap)}
 
@@ -22,8 +22,7 @@ func vemaRequest(m mad.Method) []byte {
 	return r.Append(nil)
 }
 
-// TestOmniPath asks from one port, answers at another, and tells by a trap, in the lengths that
-// Omni-Path has.
+// TestOmniPath sends a request from one port, the answer from another, and a trap, in the lengths of Omni-Path.
 func TestOmniPath(t *testing.T) {
 	b := newBench(t)
 	f, r := b.open(1)
@@ -55,7 +54,7 @@ func TestOmniPath(t *testing.T) {
 	if !bytes.Equal(d.Long, want) || !b.hub.Receive(b.now, 1, &d) || !bytes.Equal(r.take(t)[HeaderLen:], want) {
 		t.Fatal("the answer")
 	}
-	// A trap, and what a port says that has no agent of the class: shorter.
+	// A trap, and the answer of a port without an agent of the class: shorter.
 	if !b.hub.Receive(b.now, 1, &d) || b.hub.Stats.DropLate != 1 {
 		t.Error("an answer is taken twice")
 	}

@@ -24,8 +24,8 @@ func rmppMAD(m mad.Method, n int, tid uint64) []byte {
 
 func rmppRequest(n int, tid uint64) []byte { return rmppMAD(mad.MethodGetMulti, n, tid) }
 
-// carry moves datagrams between the ports until nobody has any; lose says
-// which do not arrive. It moves the clock to deadlines until the time is over.
+// carry moves datagrams between the ports until there are none; lose selects dropped ones. It moves the clock to
+// deadlines until the limit.
 func (b *bench) carry(limit time.Duration, lose func(i int, d *mad.Datagram) bool) (n int) {
 	end := b.now.Add(limit)
 	for {
@@ -100,7 +100,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// A single segment whose data ends early is as long as it says.
+// A single segment of short data has the length in its header.
 func TestShortTable(t *testing.T) {
 	b := newBench(t)
 	client, server, cr, sr := b.pair()
@@ -203,7 +203,7 @@ func TestSlowTable(t *testing.T) {
 	}
 }
 
-// Who does RMPP itself reads and writes segments.
+// A program that does RMPP itself reads and writes segments.
 func TestUserRMPP(t *testing.T) {
 	b := newBench(t)
 	f, r := b.open(1)

@@ -99,7 +99,7 @@ func (b *bench) register(f *File, r Registration) uint32 {
 	return id
 }
 
-// next wants a datagram of a function.
+// next returns the next datagram of a function, which must exist.
 func (b *bench) next(function uint16) mad.Datagram {
 	b.t.Helper()
 	var d mad.Datagram
@@ -835,7 +835,7 @@ func TestControl(t *testing.T) {
 			}
 		}
 	}
-	// Who begins with the second request gets the long header, who enables it too.
+	// A program that starts with the second ioctl gets the long header, one that enables it too.
 	g, _ := b.hub.Open(2, r)
 	reg2[12], reg2[8] = 0, 0
 	if err := g.Control(ioctlRegister2, reg2); err != OK || g.HeaderLen() != HeaderLen {

@@ -188,7 +188,7 @@ const (
 	CmdDetachMcast Cmd = 83
 )
 
-// Ack byte without ERRNO_ACK; with it any positive errno stands for failure.
+// Ack byte without ERRNO_ACK; with it a positive errno is a failure.
 const (
 	AckOK  = 0
 	AckErr = 1
@@ -274,7 +274,7 @@ const (
 	AttrAll             AttrMask = 0x1ffff
 )
 
-// Atomic_cap: atomic among this device's queue pairs, or with the CPU too.
+// Atomic_cap: atomic among queue pairs of this device, or with the CPU too.
 const (
 	AtomicHCA  = 1
 	AtomicGlob = 2
@@ -348,7 +348,7 @@ const (
 	UmadVersion = 1
 )
 
-// What a first record at umad.sock asks for.
+// Operation of the first record at umad.sock.
 const (
 	UmadOpOpen    UmadOp = 1
 	UmadOpIsSM    UmadOp = 2
@@ -365,18 +365,18 @@ const (
 	CMVersion = 1
 )
 
-// What a first record at rdmacm.sock asks for.
+// Operation of the first record at rdmacm.sock.
 const (
 	CMOpChannel  CMOp = 1
 	CMOpCommands CMOp = 2
 )
 
-// Flags of cm_command: a notice of the channel was taken in.
+// Flags of cm_command: a notice of the channel was received.
 const (
 	CMNoticed = 1
 )
 
-// Flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing.
+// Flags of cm_answer: a notice of the channel, of the one migrated from, is obsolete.
 const (
 	CMStale     = 1
 	CMStaleFrom = 2
@@ -409,7 +409,7 @@ const (
 	CMJoinMcast    = 22
 )
 
-// One more: there is none but what the flags say.
+// An additional command that only carries flags.
 const (
 	CMResume = 256
 )

@@ -20,8 +20,8 @@ type SendForm struct {
 	mask   uint32
 }
 
-// The compact form (SG_WQE) and the one of the RFC, whose inline length has
-// 16 bits (bytes 562 and 563 are ignored then).
+// The compact form (SG_WQE) and the form of the RFC, with an inline length of 16 bits (bytes 562 and 563 are ignored
+// then).
 var (
 	SendCompact = SendForm{Head: SQSize, Inline: SQSGE, num: SQNumSGE, mask: ^uint32(0)}
 	SendRFC     = SendForm{Head: SQRFCSize, Inline: SQRFCInlineData, MaxInl: MaxInlineRFC, num: SQRFCNumSGE, mask: 0xffff}

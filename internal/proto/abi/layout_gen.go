@@ -320,7 +320,7 @@ func (v VUMemReg) Append(b []byte) []byte {
 // VUVringStateSize is the length of a VUVringState.
 const VUVringStateSize = 8
 
-// VUVringState is weft_vu_vring_state: payload of SET_VRING_NUM, SET_VRING_BASE and their kin.
+// VUVringState is weft_vu_vring_state: payload of SET_VRING_NUM, SET_VRING_BASE and others.
 type VUVringState struct {
 	Index uint32
 	Num   uint32
@@ -351,7 +351,7 @@ func (v VUVringState) Append(b []byte) []byte {
 // VUVringAddrSize is the length of a VUVringAddr.
 const VUVringAddrSize = 40
 
-// VUVringAddr is weft_vu_vring_addr: payload of SET_VRING_ADDR; addresses are the front-end's own.
+// VUVringAddr is weft_vu_vring_addr: payload of SET_VRING_ADDR; addresses are those of the front end.
 type VUVringAddr struct {
 	Index uint32
 	Flags uint32
@@ -466,7 +466,7 @@ func (v HelloReply) Append(b []byte) []byte {
 // SetDoorbellSize is the length of a SetDoorbell.
 const SetDoorbellSize = 16
 
-// SetDoorbell is weft_set_doorbell: payload of WEFT_SET_DOORBELL, the kick eventfd comes along.
+// SetDoorbell is weft_set_doorbell: payload of WEFT_SET_DOORBELL, with the kick eventfd.
 type SetDoorbell struct {
 	GPA   uint64
 	NBits uint32
@@ -574,7 +574,7 @@ func (v StopRing) Append(b []byte) []byte {
 // ProcMemSize is the length of a ProcMem.
 const ProcMemSize = 16
 
-// ProcMem is weft_proc_mem: payload of WEFT_PROC_MEM, the descriptor comes along.
+// ProcMem is weft_proc_mem: payload of WEFT_PROC_MEM, with the descriptor.
 type ProcMem struct {
 	ProbeAddr  uint64
 	ProbeValue uint64
@@ -676,7 +676,7 @@ func (v CtrlHeader) Append(b []byte) []byte {
 // QueryDeviceResultSize is the length of a QueryDeviceResult.
 const QueryDeviceResultSize = 128
 
-// QueryDeviceResult is weft_res_query_device: from max_srq on valid with the capability bit that each belongs to, else 0.
+// QueryDeviceResult is weft_res_query_device: fields from max_srq on are valid with their capability bit, else 0.
 type QueryDeviceResult struct {
 	DeviceCapFlags        uint64
 	MaxMRSize             uint64
@@ -1166,7 +1166,7 @@ func (v CreateQPResultEx) Append(b []byte) []byte {
 // ModifyQPSize is the length of a ModifyQP.
 const ModifyQPSize = 128
 
-// ModifyQP is weft_cmd_modify_qp: attr_mask has the RFC's own bits.
+// ModifyQP is weft_cmd_modify_qp: attr_mask has the bits of the RFC.
 type ModifyQP struct {
 	QPN             uint32
 	AttrMask        AttrMask
@@ -2696,7 +2696,7 @@ func (v UmadOpen) Append(b []byte) []byte {
 // UmadOpenedSize is the length of a UmadOpened.
 const UmadOpenedSize = 24
 
-// UmadOpened is weft_umad_opened: its answer; what follows is the file's records.
+// UmadOpened is weft_umad_opened: its answer; records of the file follow.
 type UmadOpened struct {
 	Error     uint32
 	HeaderLen uint32
@@ -2730,7 +2730,7 @@ func (v UmadOpened) Append(b []byte) []byte {
 // UmadControlSize is the length of a UmadControl.
 const UmadControlSize = 72
 
-// UmadControl is weft_umad_control: first and only record of a request that is made of an open file.
+// UmadControl is weft_umad_control: first and only record of an ioctl on an open file.
 type UmadControl struct {
 	Op      UmadOp
 	Version uint32
@@ -2839,7 +2839,7 @@ func (v CMOpen) Append(b []byte) []byte {
 // CMOpenedSize is the length of a CMOpened.
 const CMOpenedSize = 24
 
-// CMOpened is weft_cm_opened: its answer; of a channel, what follows is notices.
+// CMOpened is weft_cm_opened: its answer; of a channel, notices follow.
 type CMOpened struct {
 	Error uint32
 	Token [16]uint8

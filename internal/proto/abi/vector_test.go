@@ -439,8 +439,8 @@ func number(v reflect.Value, next *uint64) {
 	}
 }
 
-// FuzzCommands proves for every structure that what was parsed encodes to the
-// same fields, in the same length, and that only reserved bytes are lost.
+// FuzzCommands proves for every structure that parsed bytes encode to the same fields, in the same length, and that
+// only reserved bytes are not kept.
 func FuzzCommands(f *testing.F) {
 	for _, v := range vectors(f, "ctrl") {
 		f.Add(byte(v.Command), unhex(f, v.ToDevice)[CtrlHeaderSize:])

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestSetMAD tells which lengths a datagram's MAD can have, and that nothing of the one
-// before stays.
+// TestSetMAD checks the valid lengths of the MAD of a datagram, and that SetMAD replaces all of the one before.
 func TestSetMAD(t *testing.T) {
 	for _, c := range []struct {
 		version uint8
@@ -18,7 +17,7 @@ func TestSetMAD(t *testing.T) {
 		{BaseVersion, Len, true}, {BaseVersion, Len - 4, false}, {BaseVersion, Len + 4, false}, {BaseVersion, OPALen, false}, {BaseVersion, 0, false},
 		{OPABaseVersion, OPALen, true}, {OPABaseVersion, VEMATrapLen, true}, {OPABaseVersion, HeaderLen, true}, {OPABaseVersion, Len, true},
 		{OPABaseVersion, HeaderLen - 4, false}, {OPABaseVersion, OPALen + 4, false}, {OPABaseVersion, OPALen - 2, false}, {OPABaseVersion, 0, false},
-		{2, OPALen, false}, {2, Len, true}, // other versions are judged by those who serve the class
+		{2, OPALen, false}, {2, Len, true}, // the agents of other versions validate them
 	} {
 		b := bytes.Repeat([]byte{0x3c}, c.n)
 		if c.n > 0 {

@@ -65,8 +65,8 @@ func (f *fabric) walk(from end, path []uint8) (to int, ingress []uint8, ok bool)
 	return to, ingress, true
 }
 
-// carry takes an SMP, as h leaves it at node, through the fabric, encoded and
-// parsed on every cable, until it is delivered or lost.
+// carry carries an SMP, as h leaves it at node, through the fabric, encoded and parsed on every cable, until it is
+// delivered or dropped.
 func (f *fabric) carry(s *SMP, node int, h Hop) (at int, outcome Hop, err error) {
 	var wire []byte
 	for range 2 * (MaxHops + 2) {
@@ -145,7 +145,7 @@ func TestDirectedRoutes(t *testing.T) {
 				if roundTrip(t, f, from, path) {
 					delivered++
 				} else if lost++; len(path) > 2 {
-					return // what is lost stays lost: two more hops are enough to see it
+					return // two more hops suffice to see that it was dropped
 				}
 				if len(path) < 4 {
 					for p := range uint8(6) {

@@ -62,8 +62,8 @@ func driversVESWPortInfo() VESWPortInfo {
 	return i
 }
 
-// TestVEMASequence writes what a manager and an agent say in the sequence of opa16b.json, and
-// compares it with the bytes that the driver's own agent took and gave.
+// TestVEMASequence writes the MADs of a manager and an agent in the sequence of opa16b.json, and compares them with the
+// bytes of the agent of the driver.
 func TestVEMASequence(t *testing.T) {
 	type step struct {
 		name      string
@@ -219,7 +219,7 @@ func TestVESWFlood(t *testing.T) {
 	}
 }
 
-// TestVEMAValues checks what values say of themselves.
+// TestVEMAValues checks the methods of values.
 func TestVEMAValues(t *testing.T) {
 	for _, c := range []struct {
 		offset, num uint16

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package subnet runs a whole InfiniBand subnet in one goroutine under a virtual
-// clock: switches and channel adapters with their real agents (package agent),
-// cables with latency and seeded loss, and subnet managers (package sm).
+// Package subnet runs a whole InfiniBand subnet in one goroutine under a virtual clock: switches and channel adapters
+// with their real agents (package agent), cables with latency and seeded loss, and subnet managers (package sm).
 //
-// What comes in: nodes, cables, what happens to them, and how long to run;
-// what goes out: the state of agents and managers, the same for the same seed.
-// Tests call it. Every datagram is bytes on every hop: each node on its way
-// parses and writes it again. The package never reads a clock and never starts a
-// goroutine.
+// What comes in: nodes, cables, events, and the time to run; what goes out: the state of agents and managers, the same
+// for the same seed. Tests call it. Every datagram is bytes on every hop: each node on its path parses and writes it
+// again. The package never reads a clock and never starts a goroutine.
 package subnet
 
 import (
@@ -27,10 +24,9 @@ import (
 // Fabric is a subnet, or several that cables may join.
 type Fabric struct {
 	Now mono.Time
-	// Loss is the probability in thousandths that a packet is lost on a cable.
+	// Loss is the probability in thousandths that a cable drops a packet.
 	Loss int
-	// Trace, if set, sees every datagram that a node sends by a cable. It must not
-	// keep or change it.
+	// Trace, if set, is called with every datagram that a node sends by a cable. It must not keep or change it.
 	Trace func(from *Node, port uint8, d *mad.Datagram)
 	Stats Stats
 
@@ -43,13 +39,13 @@ type Fabric struct {
 	free     []*mad.Datagram
 }
 
-// Stats count what the cables did.
+// Stats count the packets of the cables.
 type Stats struct{ Carried, Lost, Cut uint64 }
 
-// relink is how long a link takes to come up again.
+// relink is the time until a bounced link is up again.
 const relink = time.Millisecond
 
-// New returns an empty fabric whose cables take hop for each packet.
+// New returns an empty fabric with cables that take hop for each packet.
 func New(seed uint64, hop time.Duration) *Fabric {
 	return &Fabric{Now: mono.Time(time.Second), hop: hop, rng: rand.New(rand.NewPCG(seed, 0x5b))}
 }
@@ -58,7 +54,7 @@ func New(seed uint64, hop time.Duration) *Fabric {
 type end struct {
 	node  *Node
 	port  uint8
-	epoch uint32 // counts cables: what was on its way over an earlier one is lost
+	epoch uint32 // counts cables: packets on an earlier one are dropped
 	trunk *Trunk // instead of a cable
 	side  int    // which end of it
 }
@@ -69,18 +65,17 @@ type Node struct {
 	Agent *agent.Agent
 	// Manager is the subnet manager at the node, nil if there is none.
 	Manager *sm.Manager
-	// GSI, if set, gets the datagrams of queue pair 1 that the agents do not
-	// answer; it may call Send.
+	// GSI, if set, receives the datagrams of queue pair 1 that the agents do not answer; it may call Send.
 	GSI func(now mono.Time, d *mad.Datagram)
-	// Changes, if set, is told what changes at the node.
+	// Changes, if set, is called with each change at the node.
 	Changes func(port uint8, what agent.Change)
 
 	f       *Fabric
 	ends    []end
-	timer   mono.Time // of the event that is queued
+	timer   mono.Time // of the queued event
 	dead    bool
 	stopped bool
-	waiting []event // what came meanwhile
+	waiting []event // events since Stop
 }
 
 // Switch adds a switch.
@@ -125,8 +120,7 @@ func (n *Node) End() uint8 {
 	return 1
 }
 
-// Link plugs a cable between two ports. A port that has one is a mistake of
-// the test.
+// Link connects two ports by a cable. They must not have one.
 func (f *Fabric) Link(a *Node, ap uint8, b *Node, bp uint8) {
 	if a.ends[ap].node != nil || b.ends[bp].node != nil {
 		panic(fmt.Sprintf("subnet: %s port %d or %s port %d has a cable", a.Name, ap, b.Name, bp))
@@ -136,10 +130,10 @@ func (f *Fabric) Link(a *Node, ap uint8, b *Node, bp uint8) {
 	f.up(a, ap)
 }
 
-// edr is how fast every link is.
+// edr is the width and speed of every link.
 var edr = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
 
-// up brings the link at a port up, if both ends want it.
+// up brings the link at a port up, if both ends are enabled.
 func (f *Fabric) up(a *Node, ap uint8) {
 	e := a.ends[ap]
 	if e.trunk != nil {
@@ -174,7 +168,7 @@ func (f *Fabric) down(a *Node, ap uint8) {
 	f.wake(e.node)
 }
 
-// Cut pulls the cable at a port and returns where its other end was.
+// Cut removes the cable at a port and returns the port at its other end.
 func (f *Fabric) Cut(a *Node, ap uint8) (b *Node, bp uint8) {
 	f.down(a, ap)
 	e := &a.ends[ap]
@@ -185,8 +179,7 @@ func (f *Fabric) Cut(a *Node, ap uint8) (b *Node, bp uint8) {
 	return b, bp
 }
 
-// Kill makes a node fall silent with its links up: nothing is answered or sent
-// on any more. Revive ends that.
+// Kill makes a node silent with its links up: it neither answers nor forwards any more. Revive ends that.
 func (f *Fabric) Kill(n *Node) { n.dead = true }
 func (f *Fabric) Revive(n *Node) {
 	n.dead = false
@@ -198,9 +191,8 @@ func (f *Fabric) Revive(n *Node) {
 	}
 }
 
-// Stop makes a node not run, as a machine does that has no time for it. What
-// comes for it waits. Resume lets it go on: it takes what has come, then looks
-// at the time.
+// Stop suspends a node, as on a machine without processor time. Its events wait. Resume continues it: it handles the
+// events that have arrived, then its timers.
 func (f *Fabric) Stop(n *Node) { n.stopped = true }
 func (f *Fabric) Resume(n *Node) {
 	n.stopped = false
@@ -228,14 +220,14 @@ func (f *Fabric) Attach(n *Node, c sm.Config, i sm.Intent, o sm.Observations) *s
 	return m
 }
 
-// Detach ends a node's manager without a word.
+// Detach removes the manager of a node without a message.
 func (f *Fabric) Detach(n *Node) {
 	n.Manager = nil
 	n.Agent.SetCapability(f.Now, mad.CapIsSM, false)
 	f.wake(n)
 }
 
-// Poke lets a manager go on after the test changed something of it.
+// Poke makes a manager continue after the test changed its state.
 func (f *Fabric) Poke(n *Node) { f.wake(n) }
 
 // Changed implements agent.Owner.
@@ -245,7 +237,7 @@ func (n *Node) Changed(port uint8, what agent.Change) {
 	}
 }
 
-// Link implements agent.Owner: what a manager orders happens a little later.
+// Link implements agent.Owner: an order of a manager is executed a little later.
 func (n *Node) Link(port uint8, o agent.Order) {
 	at := n.f.Now.Add(n.f.hop)
 	switch o {
@@ -335,7 +327,7 @@ func (f *Fabric) Step() bool {
 	return true
 }
 
-// Run lets the fabric live for d.
+// Run runs the fabric for d.
 func (f *Fabric) Run(d time.Duration) {
 	end := f.Now.Add(d)
 	for f.queue.Next().Due(end) {
@@ -344,8 +336,7 @@ func (f *Fabric) Run(d time.Duration) {
 	f.Now = end
 }
 
-// Until lets the fabric live until cond holds, at most for d, and reports
-// whether it does.
+// Until runs the fabric until cond holds, at most for d, and reports whether it does.
 func (f *Fabric) Until(d time.Duration, cond func() bool) bool {
 	end := f.Now.Add(d)
 	for !cond() {
@@ -358,7 +349,7 @@ func (f *Fabric) Until(d time.Duration, cond func() bool) bool {
 	return true
 }
 
-// wake makes a node look what it has to do, now.
+// wake makes a node send what it has, now.
 func (f *Fabric) wake(n *Node) { f.at(n, f.Now) }
 
 func (f *Fabric) at(n *Node, t mono.Time) {
@@ -377,7 +368,7 @@ func (f *Fabric) datagram() *mad.Datagram {
 	return new(mad.Datagram)
 }
 
-// pump lets a node's agents and manager send what they have to.
+// pump makes the agents and the manager of a node send what they have.
 func (n *Node) pump() {
 	if n.dead {
 		return
@@ -405,8 +396,7 @@ func (n *Node) pump() {
 	}
 }
 
-// Send sends a datagram from the node, as a client of it would. d is the
-// caller's again afterwards.
+// Send sends a datagram from the node, as one of its clients would. The caller owns d again afterwards.
 func (n *Node) Send(d *mad.Datagram) {
 	c := n.f.datagram()
 	*c = *d
@@ -414,7 +404,7 @@ func (n *Node) Send(d *mad.Datagram) {
 	n.f.wake(n)
 }
 
-// dispatch does with a datagram what the agents said.
+// dispatch executes the verdict of the agents on a datagram.
 func (n *Node) dispatch(d *mad.Datagram, v agent.Verdict) {
 	f := n.f
 	if v == agent.Send {

@@ -31,8 +31,8 @@ type trunkEnd struct {
 	timer mono.Time // of the event that is queued
 }
 
-// Trunk lays a trunk between ports of two switches. Its ends say hello for the
-// first time after start each, and then by their own clocks.
+// Trunk connects ports of two switches by a trunk. Its ends send their first hello after start each, and then by their
+// own clocks.
 func (f *Fabric) Trunk(a *Node, ap uint8, b *Node, bp uint8, start [2]time.Duration) *Trunk {
 	if a.ends[ap].node != nil || b.ends[bp].node != nil {
 		panic(fmt.Sprintf("subnet: %s port %d or %s port %d has a cable", a.Name, ap, b.Name, bp))
@@ -53,15 +53,15 @@ func (f *Fabric) Trunk(a *Node, ap uint8, b *Node, bp uint8, start [2]time.Durat
 	return t
 }
 
-// Cut pulls the cable below the trunk, or plugs it in.
+// Cut removes or restores the cable below the trunk.
 func (t *Trunk) Cut(cut bool) { t.Deaf = [2]bool{cut, cut} }
 
-// Up reports which ends hear the other.
+// Up reports the ends that receive the hellos of the other.
 func (t *Trunk) Up() [2]bool {
 	return [2]bool{t.ends[0].core.Status(0).Up, t.ends[1].core.Status(0).Up}
 }
 
-// link tells the agent at an end whether its link is up.
+// link reports to the agent at an end whether its link is up.
 func (t *Trunk) link(side int) {
 	e := &t.ends[side]
 	if e.core.Status(0).Up && e.node.Agent.Enabled(e.port) {

@@ -63,7 +63,7 @@ func TestBringUp(t *testing.T) {
 	}
 }
 
-// TestLoss: whatever is lost of the MADs, all comes about, and no port is bounced.
+// TestLoss: with any loss of MADs all settings are applied, and no port is interrupted.
 func TestLoss(t *testing.T) {
 	for seed := range uint64(30) {
 		w := newWorld(t, seed, 4)
@@ -198,7 +198,7 @@ func TestMACs(t *testing.T) {
 	if slotOf(1, list[300]) != at {
 		t.Error("a slot moved")
 	}
-	// A member is lost without goodbye.
+	// A member leaves without a message.
 	w.agents[portGUID(0)].there = false
 	w.sweep()
 	w.until(2*time.Second, "none left", func() bool { return w.at(1, 0).entries() == 0 && w.at(2, 0).entries() == 0 })
@@ -213,8 +213,8 @@ func TestMACs(t *testing.T) {
 	}
 }
 
-// TestDuplicates: who had a MAC first keeps it, also under the next manager; nobody takes another's base MAC; and who drops one
-// lets another have it.
+// TestDuplicates: the first member with a MAC keeps it, also under the next manager; no member gets the base MAC of
+// another; and a MAC that a member drops goes to another.
 func TestDuplicates(t *testing.T) {
 	w := newWorld(t, 3, 3)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1, 2)}})
@@ -268,7 +268,8 @@ func TestNoUserMACs(t *testing.T) {
 	}
 }
 
-// TestD19_ChangedLID: a member with another LID gets another base MAC, others send its MACs there, and nobody is bounced.
+// TestD19_ChangedLID: a member with another LID gets another base MAC, others send its MACs there, and no member is
+// interrupted.
 func TestD19_ChangedLID(t *testing.T) {
 	w := newWorld(t, 4, 3)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1, 2)}})
@@ -288,7 +289,7 @@ func TestD19_ChangedLID(t *testing.T) {
 	}
 }
 
-// TestGateways: frames to nobody go to the gateways whose link is up, as the trap and the poll tell.
+// TestGateways: frames to unknown MACs go to the gateways with a link that is up, as the trap and the poll report.
 func TestGateways(t *testing.T) {
 	w := newWorld(t, 5, 4)
 	v := members("a", 1, 0, 1, 2, 3)
@@ -432,7 +433,7 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestReload: an agent that was started anew gets all again, at once where its port tells, else with the poll.
+// TestReload: a restarted agent gets all settings again, at once if its port reports it, else with the poll.
 func TestReload(t *testing.T) {
 	for _, told := range []bool{true, false} {
 		w := newWorld(t, 9, 2)
@@ -458,7 +459,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestNoAgent: a member whose agent is gone loses its MACs; it is asked again when its port says that its capabilities changed.
+// TestNoAgent: a member without its agent is removed from the tables of MACs; it is probed again when its port reports
+// changed capabilities.
 func TestNoAgent(t *testing.T) {
 	w := newWorld(t, 10, 3)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
@@ -540,7 +542,8 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestLinkMTU: where a link has no room for what is wanted, the VESW has what there is room for, and says so.
+// TestLinkMTU: if a link has no room for the configured MTU, the VESW uses the largest one that fits, and reports the
+// problem.
 func TestLinkMTU(t *testing.T) {
 	w := newWorld(t, 1, 2)
 	w.want(Intent{VESWs: []VESW{{Name: "a", ID: 1, MTU: 3000, Members: members("a", 1, 0, 1).Members}}})

@@ -128,8 +128,8 @@ var twists = map[string]func(w *world) func(q, a *mad.VEMA) *mad.VEMA{
 	},
 }
 
-// TestHostileAgents: whatever one member's agent answers, the others of its VESW and of another come up, hear of each other's MACs,
-// and are not bounced; and it is not asked all the time.
+// TestHostileAgents: whatever the agent of one member answers, the others of its VESW and of another come up, get each
+// other's MACs, and are not interrupted; and the rate of requests to it is bounded.
 func TestHostileAgents(t *testing.T) {
 	for name, twist := range twists {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestSilentPorts(t *testing.T) {
 	}
 }
 
-// TestStrangers: answers and traps from who was not asked change nothing.
+// TestStrangers: answers and traps from ports without a request change nothing.
 func TestStrangers(t *testing.T) {
 	w := newWorld(t, 1, 3)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
@@ -230,7 +230,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestDeactivated: who does not manage any more sends nothing.
+// TestDeactivated: a deactivated manager sends nothing.
 func TestDeactivated(t *testing.T) {
 	w := newWorld(t, 1, 2)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
@@ -246,8 +246,8 @@ func TestDeactivated(t *testing.T) {
 	}
 }
 
-// TestRandomAgents: whatever the agent of one member answers, as far as an answer goes by its transaction, the other two come up and
-// hear of each other, and what is kept of it stays within its bounds.
+// TestRandomAgents: whatever the agent of one member answers, if the transaction matches, the other two come up and get
+// each other's MACs, and its state stays within the bounds.
 func TestRandomAgents(t *testing.T) {
 	for seed := range uint64(200) {
 		w := newWorld(t, 1, 3)

@@ -222,7 +222,7 @@ func (m *Manager) gotInfo(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 	case q.method == mad.MethodSet && q.attr == mad.AttrVESWDelete && v.configured(),
 		q.method == mad.MethodSet && q.attr == mad.AttrVESWPortInfo && !same(i, &q.info):
 		m.Counters.Mismatches++
-		m.trouble(now, v, "its agent does not do what it is told, and says that it did")
+		m.trouble(now, v, "its agent confirms a setting that it does not apply")
 	case q.method == mad.MethodSet:
 		v.troubles, v.restAt, v.why = 0, 0, ""
 	}

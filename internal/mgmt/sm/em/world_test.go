@@ -72,7 +72,7 @@ type agent struct {
 	none  bool // there is no agent
 	cpi   mad.VEMAClassPortInfo
 	vport map[uint8]*fakeVPort
-	plain bool // a driver that knows no VESWRemove
+	plain bool // a driver without VESWRemove
 	// twist changes an answer, or makes it nil.
 	twist func(q, a *mad.VEMA) *mad.VEMA
 }
@@ -308,7 +308,7 @@ func freshInfo() mad.VESWPortInfo {
 	return i
 }
 
-// derive computes what an agent tells of itself.
+// derive computes the read-only fields of an agent.
 func (v *fakeVPort) derive() {
 	p := &v.info.Port
 	p.OperState, p.LinkStatus = mad.VESWDropAll, mad.VESWLinkDown
@@ -436,7 +436,7 @@ func (w *world) serve(a *agent, q *mad.VEMA) *mad.VEMA {
 	return &r
 }
 
-// setMACs gives a vport another list of unicast MACs, and tells by trap.
+// setMACs replaces the list of unicast MACs of a vport, and sends a trap.
 func (w *world) setMACs(port int, index uint8, macs ...MAC) {
 	a := w.agents[portGUID(port)]
 	v := a.vport[index]

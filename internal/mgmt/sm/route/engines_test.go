@@ -15,11 +15,10 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// shapes are subnets that every engine is tried on. ftree tells whether one is
-// a fat tree.
+// shapes are subnets for tests of every engine, and whether each is a fat tree.
 var shapes = []struct {
 	name  string
-	ftree string // what the refusal says
+	ftree string // text of the failure
 	loops bool   // by least hops, adapters' packets can wait in a circle
 	plan  func() *plan
 }{

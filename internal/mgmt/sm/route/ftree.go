@@ -10,21 +10,19 @@ import (
 	"weft/internal/mgmt/sm/topo"
 )
 
-// FTree serves fat trees of two and three levels. Packets go up from a leaf and
-// down to another, so that they cannot wait for each other's buffers in a circle.
+// FTree routes fat trees of two and three levels. Packets go up from a leaf and down to another, so that there is no
+// cyclic wait for buffers.
 //
-// Every LID of an adapter is given one way down from the top to its leaf, such
-// that those of one leaf, and all of them, are spread evenly over the links down; and all
-// other leaves send up to the top of that way. In a full tree the adapters of
-// a leaf thus come down by different links, in the order of LIDs, and when
-// every adapter sends to the one that is so many places further, no two packets
-// meet on a link. Leaves may differ in their adapters and links.
+// Every LID of an adapter gets one path down from the top to its leaf, such that those of one leaf, and all of them,
+// are spread evenly over the links down; all other leaves send up to the top of that path. In a full tree the adapters
+// of a leaf thus use different links down, in the order of LIDs, and if every adapter sends to the one at a fixed
+// distance, no two packets share a link. Leaves may differ in their adapters and links.
 type FTree struct{}
 
 // Name implements Engine.
 func (FTree) Name() string { return "ftree" }
 
-// Unicast implements Engine. It refuses what is no fat tree.
+// Unicast implements Engine. It fails for a subnet that is no fat tree.
 func (f FTree) Unicast(s *topo.Subnet) (*Tables, error) {
 	g, at := newGraph(s), endsOf(s)
 	hosts := adapters(at)
@@ -52,8 +50,8 @@ func (FTree) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 	return spanning(s, t, g), nil
 }
 
-// levels returns the level of each switch: 0 of leaves, which are those with
-// adapters. The error says why it is no fat tree.
+// levels returns the level of each switch: 0 of leaves, which are those with adapters. The error is the reason why it
+// is no fat tree.
 func (g *graph) levels(hosts []int) ([]uint8, error) {
 	var leaves []int
 	for r, n := range hosts {
@@ -91,18 +89,17 @@ func (g *graph) levels(hosts []int) ([]uint8, error) {
 	return level, nil
 }
 
-// fan gives adapters their ways.
+// fan assigns paths to adapters.
 type fan struct {
 	w *updown
 	t *Tables
-	// Of switches, by rank, and of their ports: the LIDs that they send down,
-	// or up.
+	// By rank of the switch and port: the number of LIDs routed down, or up.
 	downs, ups [][256]int32
-	total      []int32 // LIDs that a switch sends down
-	on         []bool  // by rank: is on the way of the present LID
-	good       []bool  // leads to that way
-	chain      []int   // that way, from the leaf to the top
-	// via is, by LID, the links of its way down, from the leaf up.
+	total      []int32 // number of LIDs that a switch routes down
+	on         []bool  // by rank: is on the path of the current LID
+	good       []bool  // leads to that path
+	chain      []int   // that path, from the leaf to the top
+	// via is, by LID, the links of its path down, from the leaf up.
 	via  [][2]link
 	some []edge
 }
@@ -119,8 +116,8 @@ func newFan(w *updown, t *Tables) *fan {
 		on: make([]bool, n), good: make([]bool, n), via: make([][2]link, int(t.Top)+1)}
 }
 
-// all serves the LIDs of all adapters: first the base LIDs, then the second of
-// each port and so on, so that the base LIDs by themselves are spread evenly.
+// all routes the LIDs of all adapters: first the base LIDs, then the second of each port and so on, so that the base
+// LIDs alone are spread evenly.
 func (f *fan) all(at [][]ends) {
 	most := 0
 	for r := range at {
@@ -140,8 +137,7 @@ func (f *fan) all(at [][]ends) {
 	}
 }
 
-// down chooses the way down to LID base+k, which is at a leaf, and leaves it
-// in chain.
+// down chooses the path down to LID base+k, which is at a leaf, and leaves it in chain.
 func (f *fan) down(leaf, base, k int) {
 	lid := base + k
 	for _, r := range f.chain {
@@ -156,7 +152,7 @@ func (f *fan) down(leaf, base, k int) {
 			if !f.w.up(at, e) {
 				continue
 			}
-			// LIDs of one port take different ways as long as there are any.
+			// LIDs of one port get different paths while there are any.
 			used := int32(0)
 			for j := range k {
 				if f.via[base+j][level] == (link{e.to, e.peer}) {
@@ -183,7 +179,7 @@ func (f *fan) down(leaf, base, k int) {
 
 func less(a, b [3]int32) bool { return slices.Compare(a[:], b[:]) < 0 }
 
-// rest sends lid from all other switches towards chain.
+// rest routes lid from all other switches towards chain.
 func (f *fan) rest(leaf, lid int) {
 	down := f.w.down[leaf]
 	for _, at := range f.w.order {
@@ -197,7 +193,7 @@ func (f *fan) rest(leaf, lid int) {
 			continue
 		}
 		if down[at] {
-			// Few packets come here. Those who lead to the chain come first.
+			// Few packets arrive here. Links that lead to the chain come first.
 			if i := slices.IndexFunc(ways, func(e edge) bool { return f.on[e.to] }); i >= 0 {
 				ways = slices.DeleteFunc(ways, func(e edge) bool { return !f.on[e.to] })
 			}

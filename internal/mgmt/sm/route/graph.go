@@ -18,8 +18,7 @@ type edge struct {
 	to   int   // rank of the other switch
 }
 
-// graph is the switches and the links between them. Links go both ways, so
-// each is in edges twice.
+// graph is the switches and the links between them. A link has two directions, so it is in edges twice.
 type graph struct {
 	s     *topo.Subnet
 	node  []int32 // by rank: index in Subnet.Nodes
@@ -33,7 +32,7 @@ func newGraph(s *topo.Subnet) *graph {
 		for p := range s.Nodes[i].Ports {
 			peer := s.Nodes[i].Ports[p].Peer
 			if p == 0 || peer.IsNone() || peer.Node == i || !s.Nodes[peer.Node].IsSwitch() {
-				continue // not a link, back to itself, or to an end node
+				continue // no link, a link to itself, or to an end node
 			}
 			g.edges[r] = append(g.edges[r], edge{uint8(p), peer.Port, s.Nodes[peer.Node].Switch.Rank})
 		}
@@ -41,7 +40,7 @@ func newGraph(s *topo.Subnet) *graph {
 	return g
 }
 
-// name is how people call a switch.
+// name returns the name of a switch for people.
 func (g *graph) name(rank int) string {
 	n := &g.s.Nodes[g.node[rank]]
 	if n.Description == "" {
@@ -52,9 +51,8 @@ func (g *graph) name(rank int) string {
 
 func (g *graph) guid(rank int) ib.GUID { return g.s.Nodes[g.node[rank]].Info.NodeGUID }
 
-// spread fills hops with the distance of every switch from the nearest of
-// from; it is Unreachable where no directed route would lead either. queue is
-// scratch space.
+// spread fills hops with the distance of every switch from the nearest of from; it is Unreachable beyond the length of
+// directed routes. queue is scratch space.
 func (g *graph) spread(hops []uint8, queue []int, from ...int) []int {
 	for i := range hops {
 		hops[i] = Unreachable
@@ -78,8 +76,8 @@ func (g *graph) spread(hops []uint8, queue []int, from ...int) []int {
 	return queue
 }
 
-// distances returns the hops between all switches. Links go both ways, so the
-// hops to a switch are those from it.
+// distances returns the hops between all switches. Links have both directions, so the hops to a switch equal those from
+// it.
 func (g *graph) distances() [][]uint8 {
 	hops := matrix(len(g.node))
 	var queue []int
@@ -98,8 +96,7 @@ func matrix(n int) [][]uint8 {
 	return m
 }
 
-// parts returns the parts of a graph that are connected, each by rank, and of
-// each switch the part it belongs to.
+// parts returns the connected parts of a graph, each by rank, and the part of each switch.
 func (g *graph) parts() (parts [][]int, of []int) {
 	of = make([]int, len(g.node))
 	for i := range of {
@@ -130,7 +127,7 @@ func (g *graph) parts() (parts [][]int, of []int) {
 type ends struct {
 	lid   uint16 // base LID
 	count int    // LIDs
-	port  uint8  // of the switch that serves it, 0 for itself
+	port  uint8  // port of the switch, 0 for the switch itself
 }
 
 // endsOf returns the ports with LIDs at each switch, by rank, in the order of LIDs.
@@ -151,7 +148,7 @@ func endsOf(s *topo.Subnet) [][]ends {
 	return at
 }
 
-// adapters returns how many LIDs adapters have at each switch.
+// adapters returns the number of LIDs of adapters at each switch.
 func adapters(at [][]ends) []int {
 	n := make([]int, len(at))
 	for r := range at {
@@ -164,7 +161,7 @@ func adapters(at [][]ends) []int {
 	return n
 }
 
-// newTables returns tables that lead from every switch to its own ends.
+// newTables returns tables with the routes from every switch to its own ports.
 func newTables(s *topo.Subnet, g *graph, at [][]ends, engine string) *Tables {
 	n := len(g.node)
 	t := &Tables{Engine: engine, graph: g, Top: s.TopLID(), LFT: make([][]uint8, n)}
@@ -184,18 +181,16 @@ func newTables(s *topo.Subnet, g *graph, at [][]ends, engine string) *Tables {
 	return t
 }
 
-// kinds of ends that fill serves.
+// Kinds of destinations of fill.
 const (
 	onlySwitches = iota // port 0 of switches
 	allEnds
 )
 
-// fill completes tables: ways appends to buf the links by which packets from
-// one switch may go to the ends of another, and each destination gets the one
-// that the fewest of the others use.
+// fill completes tables: ways appends to buf the links by which packets from one switch may go to a destination switch,
+// and each destination gets the link with the fewest others.
 func (t *Tables) fill(at [][]ends, kind int, ways func(from, to int, buf []edge) []edge) {
-	// Destinations by port: switches, which few talk to, do not count as
-	// adapters.
+	// Destinations by port: switches, which are destinations of few packets, do not count as adapters.
 	var loads [2][256]int
 	var some, left []edge
 	n := len(t.LFT)
@@ -203,7 +198,7 @@ func (t *Tables) fill(at [][]ends, kind int, ways func(from, to int, buf []edge)
 		lft := t.LFT[from]
 		loads = [2][256]int{}
 		for k := range n {
-			// Neighbours in rank start at different ports.
+			// Switches of adjacent ranks start at different ports.
 			to := (from + k) % n
 			if to == from || len(at[to]) == 0 {
 				continue
@@ -215,8 +210,7 @@ func (t *Tables) fill(at [][]ends, kind int, ways func(from, to int, buf []edge)
 				if kind == onlySwitches && e.port != 0 {
 					continue
 				}
-				// The LIDs of one port take different ways as long as there are
-				// any.
+				// The LIDs of one port get different links while there are any.
 				load := &loads[min(e.port, 1)]
 				left = left[:0]
 				for k := range e.count {

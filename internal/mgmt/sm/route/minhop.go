@@ -4,9 +4,8 @@ package route
 
 import "weft/internal/mgmt/sm/topo"
 
-// MinHop sends packets by a shortest way, and spreads destinations evenly over
-// the ports of equally short ones. It is free of dead-locks only where the
-// shortest ways are, as in trees and stars, and between the adapters of fat trees.
+// MinHop routes by shortest paths, and spreads destinations evenly over equally short ones. It is deadlock-free only if
+// the shortest paths are, as in trees and stars, and between the adapters of fat trees.
 type MinHop struct{}
 
 // Name implements Engine.
@@ -18,7 +17,7 @@ func (e MinHop) Unicast(s *topo.Subnet) (*Tables, error) {
 	t := newTables(s, g, at, e.Name())
 	t.Hops = g.distances()
 	t.fill(at, allEnds, func(from, to int, buf []edge) []edge {
-		h := t.Hops[to] // the same both ways
+		h := t.Hops[to] // the same in both directions
 		if h[from] == Unreachable {
 			return buf
 		}

@@ -4,10 +4,9 @@ package route
 
 import "weft/internal/mgmt/sm/topo"
 
-// spanning joins the switches of a group's ports by shortest ways to a root. The
-// root is the switch from which the farthest of them is nearest; of several, the
-// one that is nearest to them on average; of those the MLID chooses, so that
-// groups differ in it, and in the links that they use.
+// spanning connects the switches of the ports of a group by shortest paths to a root. The root is the switch with the
+// smallest distance to the farthest of them; among several, the one with the smallest average distance; among those the
+// MLID selects, so that groups use different roots and links.
 func spanning(s *topo.Subnet, t *Tables, group Group) Tree {
 	g := t.graph
 	if g == nil {
@@ -15,9 +14,9 @@ func spanning(s *topo.Subnet, t *Tables, group Group) Tree {
 	}
 	tree := Tree{}
 	n := len(g.node)
-	// Ports at each switch that get copies, and that send.
+	// Ports at each switch that receive copies, and that send.
 	gets, sends := make([]int, n), make([]int, n)
-	var at []int // switches with either
+	var at []int // switches with such ports
 	count := func(ports []topo.Ref, member bool) {
 		for _, r := range ports {
 			sw := s.Attached(r)
@@ -44,9 +43,8 @@ func spanning(s *topo.Subnet, t *Tables, group Group) Tree {
 	root := roots[int(group.MLID)%len(roots)]
 	parent, order := g.towards(root, int(group.MLID)/len(roots))
 
-	// A link up carries copies if there is somebody to send below and somebody
-	// to get them elsewhere; a link down, if there is somebody to get them below
-	// and somebody to send elsewhere.
+	// A link up carries copies if there are senders below and receivers elsewhere; a link down, if there are receivers
+	// below and senders elsewhere.
 	for _, r := range at {
 		if r != root && parent[r].to < 0 {
 			delete(tree, r) // in another part of the subnet
@@ -101,9 +99,8 @@ func pickRoots(t *Tables, at []int) (roots []int) {
 	return roots
 }
 
-// towards returns, by rank, the link that leads to root by a shortest way, with to
-// -1 where there is none, and the switches that reach it, from root on. Of several
-// equally good links pick chooses.
+// towards returns, by rank, the link to root on a shortest path, with to -1 if there is none, and the switches that
+// reach it, from root on. pick selects among equally good links.
 func (g *graph) towards(root, pick int) (parent []edge, order []int) {
 	hops := make([]uint8, len(g.node))
 	order = g.spread(hops, nil, root)

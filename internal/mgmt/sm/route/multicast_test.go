@@ -46,9 +46,8 @@ func TestSenders(t *testing.T) {
 	}
 }
 
-// TestMulticast checks on all shapes and on random subnets that from everyone
-// who may send every member gets one copy, others get none, and that no entry
-// could be spared.
+// TestMulticast checks on all shapes and on random subnets that every member gets one copy from each port that may
+// send, other ports get none, and that each entry is needed.
 func TestMulticast(t *testing.T) {
 	try := func(name string, rng *rand.Rand, p *plan, e Engine) {
 		tab, err := e.Unicast(&p.Subnet)

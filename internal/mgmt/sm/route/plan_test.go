@@ -130,8 +130,8 @@ func (p *plan) plug(a, b int32) {
 	p.link(a, pa, b, free(b))
 }
 
-// twoLevels is a fat tree: hosts says how many adapters each leaf has, and every
-// leaf has trunks cables to every spine.
+// twoLevels is a fat tree: hosts is the number of adapters at each leaf, and every leaf has trunks cables to every
+// spine.
 func twoLevels(hosts []int, spines, trunks int) *plan {
 	p := &plan{}
 	var tops []int32
@@ -277,9 +277,8 @@ func (p *plan) parts() []int {
 	return of
 }
 
-// check walks from every switch to every LID: what is connected must be
-// reached, over as many links as Hops says. It returns what packets of one link
-// wait for, from all ways together.
+// check walks from every switch to every LID: a connected port must be reached, over the number of links in Hops. It
+// returns the links that packets of one link wait for, over all paths.
 func check(t *testing.T, p *plan, tab *Tables) map[topo.Ref]map[topo.Ref]bool {
 	t.Helper()
 	p.install(tab)

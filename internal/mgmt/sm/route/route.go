@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package route decides which way packets take through a subnet.
+// Package route computes the paths of packets through a subnet.
 //
-// What comes in: a topo.Subnet in which ports have LIDs; what goes out: a
-// forwarding table for each switch, and the ports of multicast trees. The
-// subnet manager calls an Engine after every sweep and writes what differs
-// from what the switches have. An Engine keeps no state, and equal subnets give equal
-// tables; it never changes the Subnet, and it sends nothing.
+// What comes in: a topo.Subnet in which ports have LIDs; what goes out: a forwarding table for each switch, and the
+// ports of multicast trees. The subnet manager calls an Engine after every sweep and writes the differences to the
+// switches. An Engine keeps no state, and equal subnets give equal tables; it never changes the Subnet, and it sends
+// nothing.
 package route
 
 import (
@@ -25,58 +24,52 @@ const NoPort = 0xff
 type Tables struct {
 	// Engine is the name of the engine that made them.
 	Engine string
-	// Top is the highest LID that the tables know.
+	// Top is the highest LID in the tables.
 	Top ib.LID
 	// LFT is by rank of the switch, then by LID 0 … Top: the port, or NoPort.
 	LFT [][]uint8
-	// Hops is by rank from and rank to: the links between two switches on the
-	// shortest way that the engine allows, Unreachable if there is none. The way back
-	// may be another one.
+	// Hops is by rank from and rank to: the links between two switches on the shortest path that the engine allows,
+	// Unreachable if there is none. The path back may be another one.
 	Hops [][]uint8
-	// Notes say, for people, what is not as it was asked for: an engine that
-	// refused, a root that is not there, switches that do not reach each other.
+	// Notes are, for people, the differences from the configuration: an engine that failed, a root that does not exist,
+	// switches that do not reach each other.
 	Notes []string
 
-	graph *graph // of the subnet; nil where the tables were not made here
+	graph *graph // of the subnet; nil if the tables were not computed here
 }
 
-// Unreachable is the number of hops between switches that have no way to each
-// other.
+// Unreachable is the number of hops between switches without a path.
 const Unreachable = 0xff
 
-// Group is a multicast group as far as its tree goes: ports with LIDs, each
-// once.
+// Group is a multicast group for the purpose of its tree: ports with LIDs, each once.
 type Group struct {
-	// MLID spreads the trees of different groups over equally good switches and
-	// links.
+	// MLID selects among equally good switches and links, so that the trees of different groups differ.
 	MLID ib.LID
-	// Members get what is sent to the group, and may send.
+	// Members receive and may send.
 	Members []topo.Ref
-	// Senders may send, and get nothing.
+	// Senders may send, and do not receive.
 	Senders []topo.Ref
 }
 
-// Tree is the way of one multicast group: the ports of each switch, by rank,
-// that copies leave by; port 0 is the switch itself. Copies never come back to
-// where they came from, so a tree has links in both directions. There is no entry
-// that no copy would ever use: towards where only senders are, none leave.
+// Tree is the tree of one multicast group: the ports of each switch, by rank, to which it sends copies; port 0 is the
+// switch itself. A switch sends no copy to the port of arrival, so a tree has links in both directions. It has no entry
+// that no copy uses: no copies go to where only senders are.
 type Tree map[int]topo.PortMask
 
 // Engine computes routes.
 type Engine interface {
-	// Name is how a configuration calls the engine.
+	// Name is the name of the engine in a configuration.
 	Name() string
-	// Unicast computes the tables. Ports without LIDs, and links that lead
-	// nowhere, are left out. An error tells why the engine cannot serve the
-	// subnet.
+	// Unicast computes the tables. It ignores ports without LIDs, and links without a peer. An error is the reason why
+	// the engine cannot route the subnet.
 	Unicast(s *topo.Subnet) (*Tables, error)
-	// Multicast computes the tree of a group; t are the tables that Unicast
-	// returned for s. Ports that cannot be reached from the others are left out.
+	// Multicast computes the tree of a group; t are the tables that Unicast returned for s. It ignores ports that
+	// cannot be reached from the others.
 	Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error)
 }
 
-// Chain is engines in the order in which they are asked. The first that can serve
-// a subnet does; MinHop does if none can. Tables.Notes tell of refusals.
+// Chain is engines in the order of preference. The first that can route a subnet does, MinHop if none can. Tables.Notes
+// has the failures.
 type Chain []Engine
 
 // Name implements Engine.
@@ -107,17 +100,16 @@ func (c Chain) Unicast(s *topo.Subnet) (*Tables, error) {
 	return t, nil
 }
 
-// Multicast implements Engine: the engines do not differ in it.
+// Multicast implements Engine: all engines compute the same trees.
 func (c Chain) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 	return MinHop{}.Multicast(s, t, g)
 }
 
-// ErrEngine tells that there is no engine of that name.
+// ErrEngine is the error of an unknown engine name.
 var ErrEngine = errors.New("there is no such one: want minhop, updn, ftree, or several with commas between them")
 
-// ByName returns the engine that names calls: one, or a Chain of several between
-// commas. Without a name it is MinHop. roots are the node GUIDs of the switches
-// that UpDn takes for the top; without any it looks for them.
+// ByName returns the engine of a configuration: one name, or several with commas for a Chain. Without a name it is
+// MinHop. roots are the node GUIDs of the root switches of UpDn; without any it finds them.
 func ByName(names string, roots ...ib.GUID) (Engine, error) {
 	if names == "" {
 		return MinHop{}, nil

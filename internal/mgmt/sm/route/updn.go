@@ -12,15 +12,13 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// UpDn sends packets up, towards roots, and then down, never up again, so that
-// they cannot wait for each other's buffers in a circle, whatever the shape of
-// the subnet. A link leads up to the switch that is nearer to a root; between two
-// at the same distance, to the one with the lower node GUID.
+// UpDn routes packets up, towards roots, and then down, never up again, so that there is no cyclic wait for buffers, in
+// any topology. A link leads up to the switch with the smaller distance to a root; at equal distances, to the one with
+// the lower node GUID.
 //
-// Without Roots it takes, in each part of the subnet, the switches that are
-// farthest from all adapters, if under them all adapters reach each other: those
-// are the spines of a fat tree. If not, it takes the one switch that is nearest to
-// all adapters, under which everything reaches everything.
+// Without Roots it uses, in each part of the subnet, the switches that are farthest from all adapters, if all adapters
+// reach each other below them: these are the spines of a fat tree. If not, it uses the one switch that is nearest to
+// all adapters, below which all ports reach each other.
 type UpDn struct {
 	Roots []ib.GUID // node GUIDs
 }
@@ -28,8 +26,7 @@ type UpDn struct {
 // Name implements Engine.
 func (UpDn) Name() string { return "updn" }
 
-// Unicast implements Engine. It refuses where adapters do not reach each other
-// under the roots given.
+// Unicast implements Engine. It fails if adapters do not reach each other below the configured roots.
 func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 	g, at := newGraph(s), endsOf(s)
 	t := newTables(s, g, at, u.Name())
@@ -48,7 +45,7 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 	hosts := adapters(at)
 	parts, _ := g.parts()
 	roots := make([][]int, len(parts))
-	found := make([]bool, len(parts)) // by itself
+	found := make([]bool, len(parts)) // in this part
 	for k, part := range parts {
 		for _, r := range part {
 			if given[r] {
@@ -74,13 +71,13 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 				return done, nil
 			}
 		}
-		// Under a single root everything reaches everything.
+		// Below a single root all ports reach each other.
 		k := w.part[from]
 		roots[k], found[k] = []int{g.center(parts[k], hosts)}, false
 	}
 }
 
-// Multicast implements Engine. Copies follow a tree, in which there is no circle.
+// Multicast implements Engine. Copies follow a tree, which has no loop.
 func (UpDn) Multicast(s *topo.Subnet, t *Tables, g Group) (Tree, error) {
 	return spanning(s, t, g), nil
 }
@@ -110,8 +107,7 @@ func (g *graph) tops(part, hosts []int) (tops []int) {
 	return tops
 }
 
-// center returns the switch of a part that is nearest to all adapters; of
-// several, the one with the most links.
+// center returns the switch of a part that is nearest to all adapters; among several, the one with the most links.
 func (g *graph) center(part, hosts []int) int {
 	best, bestSum := -1, 0
 	hops := make([]uint8, len(g.node))
@@ -120,7 +116,7 @@ func (g *graph) center(part, hosts []int) int {
 		queue = g.spread(hops, queue, r)
 		sum := 0
 		for _, to := range part {
-			// A part without adapters has its center, too.
+			// A part without adapters has a center, too.
 			sum += int(hops[to]) * (hosts[to]*len(part) + 1)
 		}
 		if best < 0 || cmp.Or(cmp.Compare(sum, bestSum), cmp.Compare(len(g.edges[best]), len(g.edges[r])),

@@ -8,28 +8,26 @@ import (
 	"slices"
 )
 
-// updown is the ways that go up first and then down, never up again. Where up
-// leads is a total order of the switches; so no chain of packets that wait for
-// each other's buffers can close: a link up waits for links further up or for
-// links down, and those wait for links further down only.
+// updown is the paths that go up first and then down, never up again. The direction up is a total order of the
+// switches, so there is no cycle of packets that wait for buffers: a link up waits for links further up or for links
+// down, and these wait only for links further down.
 //
-// A forwarding table does not know where a packet came from. Hence a switch that
-// has a way down to a destination always takes it, even where going up first
-// would be shorter: who sent it a packet from above relies on that.
+// A forwarding table does not distinguish the origin of a packet. Hence a switch with a path down to a destination
+// always uses it, even if a path up first would be shorter: a switch above that sent it the packet relies on that.
 type updown struct {
 	g     *graph
 	pos   []int   // by rank: the place in the order, 0 is the top
 	order []int   // ranks from the top down
-	cost  [][]int // by rank to and rank from: links, none if there is no way
+	cost  [][]int // by rank to and rank from: the links, none if there is no path
 	down  [][]bool
 	part  []int
 	hub   []int // by part, -1 for none; see connect
 }
 
-// none is the cost where there is no way.
+// none is the cost without a path.
 const none = 1 << 20
 
-// newUpDown finds all ways of an order.
+// newUpDown computes all paths of an order.
 func newUpDown(g *graph, order []int) *updown {
 	n := len(g.node)
 	u := &updown{g: g, order: order, pos: make([]int, n), cost: make([][]int, n), down: make([][]bool, n)}
@@ -77,8 +75,7 @@ func newUpDown(g *graph, order []int) *updown {
 // up reports whether e leads up from a switch.
 func (u *updown) up(from int, e edge) bool { return u.pos[e.to] < u.pos[from] }
 
-// ways appends to buf the links by which packets from one switch to another may
-// leave.
+// ways appends to buf the links of departure of packets from one switch to another.
 func (u *updown) ways(from, to int, buf []edge) []edge {
 	if u.cost[to][from] >= none {
 		hub := u.hub[u.part[to]]
@@ -96,8 +93,7 @@ func (u *updown) ways(from, to int, buf []edge) []edge {
 	return buf
 }
 
-// missing returns two switches with adapters, of one part, that have no way to
-// each other.
+// missing returns two switches with adapters, of one part, without a path.
 func (u *updown) missing(adapters []int) (from, to int, found bool) {
 	for to := range u.cost {
 		if adapters[to] == 0 {
@@ -112,8 +108,8 @@ func (u *updown) missing(adapters []int) (from, to int, found bool) {
 	return 0, 0, false
 }
 
-// apart returns two switches of one part that have no way to each other, not even
-// by a hub. Only parts for which of holds are looked at.
+// apart returns two switches of one part without a path, not even by a hub. It examines only the parts for which of
+// holds.
 func (u *updown) apart(of []bool) (from, to int, found bool) {
 	for to := range u.cost {
 		if k := u.part[to]; of[k] && u.hub[k] < 0 {
@@ -127,13 +123,11 @@ func (u *updown) apart(of []bool) (from, to int, found bool) {
 	return 0, 0, false
 }
 
-// connect fills tables by means of fill, which uses ways.
+// connect fills tables by fill with ways.
 //
-// Switches that have no way to each other get one through a hub, a switch at the
-// bottom: down to it, and up again. Only switches do without a way under the rule,
-// as the tops of a fat tree do, and only what they themselves send takes such
-// ways. It is done where packets cannot wait for each other in a circle
-// nevertheless; what is left without a way is noted in the tables.
+// Switches without a path get one through a hub, a switch at the bottom: down to it, and up again. Only switches have
+// no path under the rule, as the tops of a fat tree, and only packets that they send themselves use such paths. connect
+// does so only if there is still no cyclic wait for buffers; Tables.Notes has the switches that remain without a path.
 func (u *updown) connect(blank *Tables, fill func(*Tables)) *Tables {
 	every := make([]bool, len(u.hub))
 	for i := range every {
@@ -174,8 +168,8 @@ func (u *updown) connect(blank *Tables, fill func(*Tables)) *Tables {
 	return t
 }
 
-// findHub returns the lowest switch of a part that reaches all others and is
-// reached by them under the rule, -1 if there is none.
+// findHub returns the lowest switch of a part that reaches all others and is reached by them under the rule, -1 if
+// there is none.
 func (u *updown) findHub(part int) int {
 	for _, h := range slices.Backward(u.order) {
 		if u.part[h] != part {
@@ -206,8 +200,8 @@ func (u *updown) hops(t *Tables) {
 		if hub < 0 {
 			continue
 		}
-		// From the hub outwards: whoever has no way by the rule is one link
-		// farther than the next on its way to the hub.
+		// From the hub outwards: a switch without a path under the rule is one link farther than the next one on its
+		// path to the hub.
 		byHub = byHub[:0]
 		for from, c := range u.cost[to] {
 			if c >= none && u.part[from] == u.part[to] {
@@ -235,9 +229,8 @@ func (t *Tables) clone() *Tables {
 	return &c
 }
 
-// waits reports whether packets that follow the tables can wait for each other's
-// buffers in a circle: whether the links, each direction for itself, joined where
-// packets of one go on by the other, contain a circle.
+// waits reports whether packets that follow the tables can form a cyclic wait for buffers: whether the links, each
+// direction separately, joined where packets of one continue by the other, contain a cycle.
 func (g *graph) waits(lft [][]uint8) bool {
 	const ports = 256
 	n := len(g.node)
@@ -250,7 +243,7 @@ func (g *graph) waits(lft [][]uint8) bool {
 			to[r*ports+int(e.port)] = int32(e.to)
 		}
 	}
-	// next is, by link, the ports that packets leave the other switch by.
+	// next is, by link, the ports of departure at the other switch.
 	next := make([][ports / 64]uint64, n*ports)
 	for r := range lft {
 		for lid, p := range lft[r] {

@@ -488,7 +488,7 @@ func (a *SA) Ensure(now mono.Time, want Group) bool {
 // Group returns a group, nil for none; it is the SA's and must not be changed.
 func (a *SA) Group(mgid ib.GID) *Group { return a.groups[mgid] }
 
-// End removes a group with all its members, whoever made it.
+// End removes a group with all its members.
 func (a *SA) End(now mono.Time, mgid ib.GID) {
 	g := a.groups[mgid]
 	if g == nil {

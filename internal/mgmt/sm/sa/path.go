@@ -168,7 +168,7 @@ func (a *SA) path(w *wish, f, g topo.Ref, slid, dlid ib.LID, key ib.PKey) (p mad
 	return p, true
 }
 
-// limitMTU returns the MTU to state for a path whose MTU is have.
+// limitMTU returns the MTU to state for a path that has the MTU have.
 func limitMTU(s mad.Selector, want, have ib.MTU) (ib.MTU, bool) {
 	switch {
 	case s == mad.SelectLess && have >= want:

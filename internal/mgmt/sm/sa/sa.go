@@ -73,7 +73,7 @@ type SA struct {
 	Counters Counters
 	cfg      Config
 	owner    Owner
-	ready    bool // this is the SA of the master, whose first sweep is done
+	ready    bool // this is the SA of the master, after its first sweep
 	net      *topo.Subnet
 	rmpp     *rmpp.Endpoint
 	out      []mad.Datagram

@@ -29,8 +29,7 @@ const (
 func guid(n int) ib.GUID { return ib.GUID(0x0200000000000001 + uint64(n)<<8) }
 func gid(n int) ib.GID   { return ib.MakeGID(prefix, guid(n)) }
 
-// net is a switch with n adapters: adapter i has LID 10+i at port i of the
-// switch, whose own LID is 1.
+// net is a switch with n adapters: adapter i has LID 10+i at port i of the switch; the LID of the switch is 1.
 func net(n int, keys func(i int) []ib.PKey) *topo.Subnet {
 	link := mad.PortInfo{PortState: ib.PortActive, LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedQDR, LinkSpeedExtActive: ib.SpeedEDR,
 		NeighborMTU: ib.MTU4096, MTUCap: ib.MTU4096, GIDPrefix: prefix}
@@ -163,8 +162,7 @@ func (f *fixture) collect(lid ib.LID) (r answer) {
 	return r
 }
 
-// TestPaths checks what a PathRecord says, who gets it, and how wishes for MTU
-// and rate are met.
+// TestPaths checks the contents of a PathRecord, its visibility, and the selection of MTU and rate.
 func TestPaths(t *testing.T) {
 	f := start(t, 3, full)
 	want := mad.PathRecord{DGID: gid(2), SGID: gid(1), DLID: 12, SLID: 11, Reversible: true, NumbPath: 1, PKey: 0xffff, MTUSelector: mad.SelectExactly,
@@ -230,7 +228,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestPartitions: who shares no partition with a port does not hear of it.
+// TestPartitions: a port without a common partition is not visible.
 func TestPartitions(t *testing.T) {
 	f := start(t, 4, func(i int) []ib.PKey { // 1 and 2 in 0x8001, 3 limited in it, 4 elsewhere
 		return [][]ib.PKey{{0x8001}, {0x8001}, {0x0001}, {0x8002}}[i-1]
@@ -408,8 +406,7 @@ func TestMLIDs(t *testing.T) {
 	}
 }
 
-// TestSubscription: subscribers hear of groups and ports, until they answer,
-// or are given up.
+// TestSubscription: subscribers receive reports of groups and ports, until they answer, or until the last repetition.
 func TestSubscription(t *testing.T) {
 	f := start(t, 3, full)
 	in := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: mad.InformAllTypes, TrapNumber: mad.InformAllTraps, Producer: mad.InformAllProducers}
@@ -433,7 +430,7 @@ func TestSubscription(t *testing.T) {
 		}
 	}
 	if !slices.Equal(traps, []mad.TrapNumber{mad.TrapGroupCreated}) {
-		// Port 3 itself has gone: nobody is left to hear of it.
+		// Port 3 itself has left: no subscriber remains.
 		t.Errorf("reports %v", traps)
 	}
 	f.a.SetSubnet(f.now, net(3, full))
@@ -465,8 +462,7 @@ func TestSubscription(t *testing.T) {
 	}
 }
 
-// TestServices: they are created, found, changed by who has the key, and end
-// with their lease.
+// TestServices: services are created, found, changed by requesters with the key, and end with their lease.
 func TestServices(t *testing.T) {
 	f := start(t, 2, full)
 	const need = mad.CompServiceID | mad.CompServiceGID | mad.CompServicePKey | mad.CompServiceLease
@@ -535,7 +531,7 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestNotReady: nobody is answered before the subnet is up, nor who is not in it.
+// TestNotReady: no request is answered before the subnet is up, and none from ports outside of it.
 func TestNotReady(t *testing.T) {
 	f := start(t, 1, full)
 	if r := f.ask(50, mad.MethodGetTable, mad.AttrNodeRecord, 0, nil); r.Method != 0 {
@@ -693,8 +689,8 @@ func TestConfiguredMembers(t *testing.T) {
 	}
 }
 
-// TestClientsDoNotStarve: a client that asks for tables and acknowledges none, from as many
-// queue pairs as it likes, gets no more than its share; another one is served.
+// TestClientsDoNotStarve: a client that requests tables and acknowledges none, from any number of queue pairs, gets no
+// more than its share; another client is served.
 func TestClientsDoNotStarve(t *testing.T) {
 	f := start(t, 20, full)
 	ask := func(lid ib.LID, qpn ib.QPN, method mad.Method, flags uint8) {
@@ -751,8 +747,8 @@ func TestClientsDoNotStarve(t *testing.T) {
 	}
 }
 
-// TestClosedGroups: nobody joins a group that is for those whom the configuration names; whoever was in it before leaves; and it ends with
-// all in it.
+// TestClosedGroups: only configured members join a closed group; other members are removed; and the group has all of
+// them in the end.
 func TestClosedGroups(t *testing.T) {
 	f := start(t, 3, full)
 	m := member(1, mad.JoinFull)
@@ -760,7 +756,7 @@ func TestClosedGroups(t *testing.T) {
 		m := member(n, mad.JoinFull)
 		return f.ask(ib.LID(10+n), mad.MethodSet, mad.AttrMCMemberRecord, createMask, m.Append(nil)).Status
 	}
-	if s := ask(3); s != mad.StatusOK { // somebody was faster
+	if s := ask(3); s != mad.StatusOK { // another client was faster
 		t.Fatal(s)
 	}
 	want := Group{MGID: m.MGID, QKey: m.QKey, PKey: 0xffff, MTU: m.MTU, Rate: m.Rate, Closed: true, Members: []Member{{PortGUID: guid(1), JoinState: mad.JoinFull}}}

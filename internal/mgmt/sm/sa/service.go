@@ -99,7 +99,7 @@ func (a *SA) servicesTo(t *table) {
 	}
 }
 
-// expire removes services whose lease has ended.
+// expire removes services after the end of their lease.
 func (a *SA) expire(now mono.Time) {
 	n := len(a.services)
 	a.services = slices.DeleteFunc(a.services, func(s *service) bool { return !s.forever && s.end.Due(now) })

@@ -13,14 +13,14 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// What ibnetdiscover calls types of nodes.
+// Types of nodes in the output of ibnetdiscover.
 var (
 	kindLetters = map[mad.NodeType]string{mad.NodeCA: "H", mad.NodeSwitch: "S", mad.NodeRouter: "R"}
 	kindTitles  = map[mad.NodeType]string{mad.NodeCA: "Ca", mad.NodeSwitch: "Switch", mad.NodeRouter: "Rt"}
 	kindShorts  = map[mad.NodeType]string{mad.NodeCA: "ca", mad.NodeSwitch: "switch", mad.NodeRouter: "rt"}
 )
 
-// kind is the node's type: what has a switch part is a switch.
+// kind returns the type of the node: one with a switch part is a switch.
 func (n *Node) kind() mad.NodeType {
 	switch {
 	case n.IsSwitch():
@@ -31,13 +31,12 @@ func (n *Node) kind() mad.NodeType {
 	return mad.NodeCA
 }
 
-// id is the node's name in files of the InfiniBand diagnostics.
+// id returns the identifier of the node in files of the InfiniBand diagnostics.
 func (n *Node) id() string {
 	return fmt.Sprintf("%s-%016x", kindLetters[n.kind()], uint64(n.Info.NodeGUID))
 }
 
-// plain is a description as the diagnostics print it, all that is not printable
-// as spaces.
+// plain returns a description as the diagnostics print it, with a space for each character that is not printable.
 func plain(s string) string {
 	b := []byte(s)
 	for i, c := range b {
@@ -48,7 +47,7 @@ func plain(s string) string {
 	return string(b)
 }
 
-// speed is width and speed of a port's link, as the diagnostics print them.
+// speed returns width and speed of the link of a port, as the diagnostics print them.
 func (p *Port) speed() string {
 	lane := "??"
 	switch i := &p.Info; {
@@ -74,7 +73,7 @@ func (p *Port) speed() string {
 	return "??" + lane
 }
 
-// lid is the base LID of a port, or of its switch.
+// lid returns the base LID of a port, or of its switch.
 func (s *Subnet) lid(r Ref) ib.LID {
 	if n := &s.Nodes[r.Node]; n.IsSwitch() {
 		return n.Ports[0].Info.LID
@@ -82,10 +81,9 @@ func (s *Subnet) lid(r Ref) ib.LID {
 	return s.Port(r).Info.LID
 }
 
-// NetDiscover returns the subnet as ibnetdiscover of infiniband-diags prints it;
-// ibsim and other tools read that. Switches come first, then adapters and routers,
-// each in the opposite order of Nodes, as the tool does with the order in which it
-// found them. at is the time that it says it was made.
+// NetDiscover returns the subnet in the format of ibnetdiscover of infiniband-diags, which ibsim and other tools read.
+// Switches come first, then adapters and routers, each in the reverse order of Nodes, as in the tool. at is the time of
+// creation in its header.
 func (s *Subnet) NetDiscover(at time.Time) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "#\n# Topology file: generated on %s\n#\n", at.Format(time.ANSIC))
@@ -145,8 +143,8 @@ func (s *Subnet) discovered(b *strings.Builder, n *Node) {
 	}
 }
 
-// DOT returns the subnet as a graph for Graphviz: switches as boxes, links with
-// their port numbers, several between the same two nodes as several.
+// DOT returns the subnet as a graph for Graphviz: switches as boxes, links with their port numbers, parallel links as
+// several.
 func (s *Subnet) DOT() string {
 	var b strings.Builder
 	b.WriteString("graph subnet {\n\trankdir=TB;\n\tnode [fontname=\"sans-serif\"];\n\tedge [fontname=\"sans-serif\", fontsize=8];\n")
@@ -178,12 +176,12 @@ func (s *Subnet) DOT() string {
 	return b.String()
 }
 
-// dotText writes a text between quotes of DOT.
+// dotText writes a quoted text of DOT.
 func dotText(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(strings.ToValidUTF8(s, "?"))
 }
 
-// View is a subnet as programs get it, in names of their own: it only grows.
+// View is a subnet for programs, with stable names: later versions only add fields.
 type View struct {
 	Prefix string     `json:"prefix"`
 	Nodes  []ViewNode `json:"nodes"`
@@ -208,7 +206,7 @@ type ViewPort struct {
 	GUID  string `json:"guid,omitempty"`
 	LID   int    `json:"lid,omitempty"`
 	LMC   int    `json:"lmc,omitempty"`
-	State string `json:"state,omitempty"` // none of a port that was not asked
+	State string `json:"state,omitempty"` // empty of a port without PortInfo
 	MTU   int    `json:"mtu,omitempty"`   // of the link, in bytes
 }
 

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package topo is a model of a subnet: its nodes, their ports, the links
-// between them, LIDs and forwarding tables.
+// Package topo is a model of a subnet: its nodes, their ports, the links between them, LIDs and forwarding tables.
 //
-// What comes in: what the subnet manager discovered and wrote; what goes out:
-// answers to who is where and which way packets take. The manager (package sm)
-// builds a Subnet and publishes it; route engines, subnet administration and
-// the commands that show a fabric read it. A published Subnet never changes,
-// so that any number of readers may keep one; nothing here sends or decides
-// anything.
+// What comes in: the results and settings of the subnet manager; what goes out: lookups of nodes and ports, and the
+// paths of packets. The manager (package sm) builds a Subnet and publishes it; route engines, subnet administration and
+// the commands that print a fabric read it. A published Subnet never changes, so that any number of readers may keep
+// one. Nothing here sends or decides anything.
 //
-// Nodes are known by their index in Subnet.Nodes, ports by a Ref. Everything
-// is plain data: a Subnet can be written as JSON and, after Index, be read
-// back.
+// Nodes are identified by their index in Subnet.Nodes, ports by a Ref. Everything is plain data: a Subnet can be
+// written as JSON and, after Index, be read back.
 package topo
 
 import (
@@ -22,7 +18,7 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// Ref names a port of a Subnet.
+// Ref identifies a port of a Subnet.
 type Ref struct {
 	Node int32 // index in Subnet.Nodes; -1 is none
 	Port uint8
@@ -62,20 +58,18 @@ type Port struct {
 	// PKeys is the P_Key table of a port with LIDs, and of an external port of
 	// a switch as far as the manager enforces partitions there.
 	PKeys []ib.PKey
-	// Peer is the port at the other end of the link: None if there is no link,
-	// or nobody answers there.
+	// Peer is the port at the other end of the link: None if there is no link, or no node answers there.
 	Peer Ref
 	// Path is, for a port of an adapter, the directed route to it.
 	Path []uint8
 }
 
-// Switch is what only switches have.
+// Switch is the part of a node that only switches have.
 type Switch struct {
 	Info mad.SwitchInfo
 	// Rank counts the switches in the order of Subnet.Nodes.
 	Rank int
-	// LFT is the unicast forwarding table by LID, as far as Info.LinearFDBTop;
-	// nil as long as nothing was written.
+	// LFT is the unicast forwarding table by LID, up to Info.LinearFDBTop; nil until it is written.
 	LFT []uint8
 	// MFT is the multicast forwarding table, without empty entries.
 	MFT map[ib.LID]PortMask
@@ -83,12 +77,11 @@ type Switch struct {
 
 // Node is a switch, a channel adapter or a router.
 type Node struct {
-	Info        mad.NodeInfo // PortGUID and LocalPortNum are of the first way to it
+	Info        mad.NodeInfo // PortGUID and LocalPortNum are those of the first path to it
 	Description string
-	// Ports are by number. Element 0 of an adapter is unused; the slice reaches
-	// as far as the highest port known.
+	// Ports are by number. Element 0 of an adapter is not used; the slice ends at the highest known port.
 	Ports []Port
-	// Path is the directed route from the manager: the ports to leave by.
+	// Path is the directed route from the manager: the ports of departure.
 	Path   []uint8
 	Switch *Switch // nil of others
 }
@@ -96,11 +89,11 @@ type Node struct {
 // IsSwitch reports whether n is a switch.
 func (n *Node) IsSwitch() bool { return n.Switch != nil }
 
-// Subnet is a model of a subnet as its manager sees it. Nodes[0] is the
-// manager's node. It must be indexed before its lookups are used.
+// Subnet is a model of a subnet from the view of its manager. Nodes[0] is the node of the manager. Lookups need Index
+// first.
 type Subnet struct {
 	Nodes []Node
-	// Self is the manager's own port.
+	// Self is the port of the manager.
 	Self Ref
 	// Prefix is the GID prefix of the subnet.
 	Prefix uint64
@@ -111,8 +104,8 @@ type Subnet struct {
 	byLID    []Ref
 }
 
-// Index builds what the lookups need. Call it when nodes, LIDs and LMCs are in
-// place, and before others read the Subnet.
+// Index builds the tables of the lookups. Call it when nodes, LIDs and LMCs are complete, and before others read the
+// Subnet.
 func (s *Subnet) Index() {
 	s.switches = nil
 	s.byNode = make(map[ib.GUID]int32, len(s.Nodes))
@@ -147,7 +140,7 @@ func (s *Subnet) Index() {
 	}
 }
 
-// endPorts are the ports of n, node i, that can have LIDs.
+// endPorts returns the ports of n, node i, that can have LIDs.
 func (n *Node) endPorts(i int32) func(func(Ref) bool) {
 	return func(yield func(Ref) bool) {
 		if n.IsSwitch() {
@@ -164,7 +157,7 @@ func (n *Node) endPorts(i int32) func(func(Ref) bool) {
 	}
 }
 
-// EndPorts are all ports that can have LIDs, in the order of Nodes.
+// EndPorts returns all ports that can have LIDs, in the order of Nodes.
 func (s *Subnet) EndPorts() func(func(Ref) bool) {
 	return func(yield func(Ref) bool) {
 		for i := range s.Nodes {
@@ -177,10 +170,10 @@ func (s *Subnet) EndPorts() func(func(Ref) bool) {
 	}
 }
 
-// Switches are the indices of the switches, by rank.
+// Switches returns the indices of the switches, by rank.
 func (s *Subnet) Switches() []int32 { return s.switches }
 
-// Port returns the port that r names, nil for none.
+// Port returns the port of r, nil for None.
 func (s *Subnet) Port(r Ref) *Port {
 	if r.Node < 0 || int(r.Node) >= len(s.Nodes) || int(r.Port) >= len(s.Nodes[r.Node].Ports) {
 		return nil
@@ -196,8 +189,7 @@ func (s *Subnet) NodeByGUID(g ib.GUID) int32 {
 	return -1
 }
 
-// PortOf returns port n of the node with a node GUID, None if there is no such
-// node; the port may be one the node does not have.
+// PortOf returns port n of the node with a node GUID, None if there is no such node. The node may not have the port.
 func (s *Subnet) PortOf(g ib.GUID, n uint8) Ref {
 	i := s.NodeByGUID(g)
 	if i < 0 {
@@ -214,7 +206,7 @@ func (s *Subnet) PortByGUID(g ib.GUID) Ref {
 	return None
 }
 
-// PortByLID returns the port that has a LID, be it the base LID or not.
+// PortByLID returns the port with a LID, the base LID or another one.
 func (s *Subnet) PortByLID(l ib.LID) Ref {
 	if int(l) >= len(s.byLID) {
 		return None
@@ -234,8 +226,8 @@ func (s *Subnet) GID(r Ref) ib.GID {
 	return ib.MakeGID(p.Info.GIDPrefix, p.GUID)
 }
 
-// Attached returns the switch port that serves a port with LIDs: its peer, or
-// for port 0 of a switch itself. It is None for a port whose peer is no switch.
+// Attached returns the switch port to which a port with LIDs is attached: its peer, or port 0 of a switch itself. It is
+// None if the peer is no switch.
 func (s *Subnet) Attached(r Ref) Ref {
 	p := s.Port(r)
 	switch {
@@ -266,29 +258,27 @@ func (s *Subnet) Links() (all []Link) {
 	return all
 }
 
-// Rate returns the rate at which a port runs, 0 if it has no link.
+// Rate returns the rate of a port, 0 if it has no link.
 func (p *Port) Rate() ib.Rate {
 	return ib.RateOf(p.Info.LinkWidthActive, p.Info.LinkSpeedActive, p.Info.LinkSpeedExtActive)
 }
 
-// maxWalk bounds the switches on a path: more means that tables lead in a
-// circle.
+// maxWalk bounds the switches on a path: a longer one means that the tables contain a loop.
 const maxWalk = 64
 
-// Route is the way from one port to a LID.
+// Route is the path from one port to a LID.
 type Route struct {
 	To   Ref // the port that has the LID
 	Hops int // links
-	// MTU and Rate are the smallest on the way; of a way without a link those
-	// of the port itself.
+	// MTU and Rate are the smallest on the path; of a path without a link those of the port itself.
 	MTU  ib.MTU
 	Rate ib.Rate
-	// Ports are the ports that packets leave by, from the source on.
+	// Ports are the ports of departure, from the source on.
 	Ports []Ref
 }
 
-// Walk follows the forwarding tables from port from to dlid. ok is false if
-// they do not lead there. ports asks for Route.Ports, which allocates.
+// Walk follows the forwarding tables from port from to dlid. ok is false if they do not lead there. ports fills
+// Route.Ports, which allocates.
 func (s *Subnet) Walk(from Ref, dlid ib.LID, ports bool) (w Route, ok bool) {
 	w.To = s.PortByLID(dlid)
 	p, to := s.Port(from), s.Port(w.To)
@@ -336,8 +326,8 @@ func (s *Subnet) Walk(from Ref, dlid ib.LID, ports bool) (w Route, ok bool) {
 	return w, false
 }
 
-// Clone returns a copy whose nodes, ports and switches can be changed without
-// the original's: tables and paths are shared, and are to be replaced, not written.
+// Clone returns a copy: changes of its nodes, ports and switches do not affect the original. It shares tables and
+// paths, which must be replaced, not written.
 func (s *Subnet) Clone() *Subnet {
 	c := &Subnet{Nodes: slices.Clone(s.Nodes), Self: s.Self, Prefix: s.Prefix}
 	for i := range c.Nodes {

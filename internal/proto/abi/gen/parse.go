@@ -25,7 +25,7 @@ func (f *field) reserved() bool {
 	return strings.HasPrefix(f.name, "reserved") || strings.HasPrefix(f.name, "pad")
 }
 
-// parsed is a layout whose offsets have been checked.
+// parsed is a layout with checked offsets.
 type parsed struct {
 	layout
 	list  []field

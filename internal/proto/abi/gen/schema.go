@@ -3,8 +3,8 @@
 package main
 
 // layout is one structure of the ABI. Fields are lines "offset name type";
-// the generator checks that every offset is what natural alignment gives, that
-// nothing is left to the compiler to pad and that the sum is size.
+// the generator checks that every offset follows from natural alignment, that the
+// compiler adds no padding and that the sum is size.
 type layout struct {
 	c, goName string // goName "" = no Go structure, only offsets
 	size      int
@@ -73,10 +73,10 @@ var layouts = []layout{
 		16 size u64
 		24 user_addr u64
 		32 mmap_offset u64`},
-	{"vu_vring_state", "VUVringState", 8, "payload of SET_VRING_NUM, SET_VRING_BASE and their kin", `
+	{"vu_vring_state", "VUVringState", 8, "payload of SET_VRING_NUM, SET_VRING_BASE and others", `
 		0 index u32
 		4 num u32`},
-	{"vu_vring_addr", "VUVringAddr", 40, "payload of SET_VRING_ADDR; addresses are the front-end's own", `
+	{"vu_vring_addr", "VUVringAddr", 40, "payload of SET_VRING_ADDR; addresses are those of the front end", `
 		0 index u32
 		4 flags u32
 		8 desc u64
@@ -93,7 +93,7 @@ var layouts = []layout{
 		4 flags u32
 		8 node_uid u32
 		12 spin_us u32`},
-	{"set_doorbell", "SetDoorbell", 16, "payload of WEFT_SET_DOORBELL, the kick eventfd comes along", `
+	{"set_doorbell", "SetDoorbell", 16, "payload of WEFT_SET_DOORBELL, with the kick eventfd", `
 		0 gpa u64
 		8 nbits u32
 		12 reserved u32`},
@@ -109,7 +109,7 @@ var layouts = []layout{
 	{"stop_ring", "StopRing", 8, "payload of WEFT_STOP_RING", `
 		0 index u32
 		4 reserved u32`},
-	{"proc_mem", "ProcMem", 16, "payload of WEFT_PROC_MEM, the descriptor comes along", `
+	{"proc_mem", "ProcMem", 16, "payload of WEFT_PROC_MEM, with the descriptor", `
 		0 probe_addr u64
 		8 probe_value u64`},
 
@@ -140,7 +140,7 @@ var layouts = []layout{
 	{"ctrl_hdr", "CtrlHeader", 2, "first bytes of every control command", `
 		0 cls u8
 		1 command u8:Cmd`},
-	{"res_query_device", "QueryDeviceResult", 128, "from max_srq on valid with the capability bit that each belongs to, else 0", `
+	{"res_query_device", "QueryDeviceResult", 128, "fields from max_srq on are valid with their capability bit, else 0", `
 		0 device_cap_flags u64
 		8 max_mr_size u64
 		16 page_size_cap u64
@@ -212,7 +212,7 @@ var layouts = []layout{
 	{"res_create_qp_ex", "CreateQPResultEx", 8, "result with WEFT_VERBS", `
 		0 qpn u32
 		4 wire_qpn u32:ib.QPN`},
-	{"cmd_modify_qp", "ModifyQP", 128, "attr_mask has the RFC's own bits", `
+	{"cmd_modify_qp", "ModifyQP", 128, "attr_mask has the bits of the RFC", `
 		0 qpn u32
 		4 attr_mask u32:AttrMask
 		8 qp_state u8:ib.QPState
@@ -504,11 +504,11 @@ var layouts = []layout{
 		8 flags u32
 		12 port u32
 		16 device u8[64]`},
-	{"umad_opened", "UmadOpened", 24, "its answer; what follows is the file's records", `
+	{"umad_opened", "UmadOpened", 24, "its answer; records of the file follow", `
 		0 error u32
 		4 header_len u32
 		8 token u8[16]`},
-	{"umad_control", "UmadControl", 72, "first and only record of a request that is made of an open file", `
+	{"umad_control", "UmadControl", 72, "first and only record of an ioctl on an open file", `
 		0 op u32:UmadOp
 		4 version u32
 		8 token u8[16]
@@ -524,7 +524,7 @@ var layouts = []layout{
 		0 op u32:CMOp
 		4 version u32
 		8 reserved u64`},
-	{"cm_opened", "CMOpened", 24, "its answer; of a channel, what follows is notices", `
+	{"cm_opened", "CMOpened", 24, "its answer; of a channel, notices follow", `
 		0 error u32
 		4 reserved u32
 		8 token u8[16]`},
@@ -549,7 +549,7 @@ var layouts = []layout{
 }
 
 // constant is one number of the ABI. The C name is WEFT_ + name; goName gives
-// the Go one, "" keeps it out of Go (a type of package ib has it).
+// the Go one, "" omits it in Go (a type of package ib has it).
 type constant struct {
 	name, goName string
 	value        uint64
@@ -634,7 +634,7 @@ var constants = []constGroup{
 		{"CMD_MODIFY_QP_EX", "CmdModifyQPEx", 79}, {"CMD_QUERY_QP_EX", "CmdQueryQPEx", 80},
 		{"CMD_QUERY_PKEY", "CmdQueryPKey", 81}, {"CMD_ATTACH_MCAST", "CmdAttachMcast", 82},
 		{"CMD_DETACH_MCAST", "CmdDetachMcast", 83}}},
-	{"ack byte without ERRNO_ACK; with it any positive errno stands for failure", "", []constant{
+	{"ack byte without ERRNO_ACK; with it a positive errno is a failure", "", []constant{
 		{"ACK_OK", "AckOK", 0}, {"ACK_ERR", "AckErr", 1}}},
 	{"device_cap_flags: bit numbers", "", []constant{
 		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt", 41}, {"CAP_MW", "CapMW", 42},
@@ -661,7 +661,7 @@ var constants = []constGroup{
 		{"ATTR_SQ_PSN", "AttrSQPSN", 1 << 12}, {"ATTR_MAX_DEST_RD_ATOMIC", "AttrMaxDestRdAtomic", 1 << 13},
 		{"ATTR_CAP", "AttrCap", 1 << 14}, {"ATTR_DEST_QPN", "AttrDestQPN", 1 << 15},
 		{"ATTR_RATE_LIMIT", "AttrRateLimit", 1 << 16}, {"ATTR_ALL", "AttrAll", 0x1ffff}}},
-	{"atomic_cap: atomic among this device's queue pairs, or with the CPU too", "", []constant{
+	{"atomic_cap: atomic among queue pairs of this device, or with the CPU too", "", []constant{
 		{"ATOMIC_HCA", "AtomicHCA", 1}, {"ATOMIC_GLOB", "AtomicGlob", 2}}},
 	{"types of GID", "", []constant{{"GID_TYPE_IB", "GIDTypeIB", 0}, {"GID_TYPE_ROCE_V2", "GIDTypeRoCEv2", 2}}},
 	{"opcodes of send elements", "", []constant{
@@ -689,14 +689,14 @@ var constants = []constGroup{
 		{"WC_OP_ATOMIC_WRITE", "WCOpAtomicWrite", 0x47}}},
 	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}, {"WC_FLAG_WITH_INV", "WCFlagWithInv", 0x100}}},
 	{"version of the records at umad.sock", "", []constant{{"UMAD_VERSION", "UmadVersion", 1}}},
-	{"what a first record at umad.sock asks for", "UmadOp", []constant{
+	{"operation of the first record at umad.sock", "UmadOp", []constant{
 		{"UMAD_OPEN", "UmadOpOpen", 1}, {"UMAD_OPEN_ISSM", "UmadOpIsSM", 2}, {"UMAD_CONTROL", "UmadOpControl", 3}}},
 	{"flags of umad_open", "", []constant{{"UMAD_NONBLOCK", "UmadNonblock", 1}}},
 	{"version of the records at rdmacm.sock", "", []constant{{"CM_VERSION", "CMVersion", 1}}},
-	{"what a first record at rdmacm.sock asks for", "CMOp", []constant{
+	{"operation of the first record at rdmacm.sock", "CMOp", []constant{
 		{"CM_CHANNEL", "CMOpChannel", 1}, {"CM_COMMANDS", "CMOpCommands", 2}}},
-	{"flags of cm_command: a notice of the channel was taken in", "", []constant{{"CM_NOTICED", "CMNoticed", 1}}},
-	{"flags of cm_answer: a notice of the channel, of the one migrated from, is out for nothing", "", []constant{
+	{"flags of cm_command: a notice of the channel was received", "", []constant{{"CM_NOTICED", "CMNoticed", 1}}},
+	{"flags of cm_answer: a notice of the channel, of the one migrated from, is obsolete", "", []constant{
 		{"CM_STALE", "CMStale", 1}, {"CM_STALE_FROM", "CMStaleFrom", 2}}},
 	{"commands of the rdma_cm device, ABI version 4", "", []constant{
 		{"CM_CREATE_ID", "CMCreateID", 0}, {"CM_DESTROY_ID", "CMDestroyID", 1}, {"CM_BIND_IP", "CMBindIP", 2},
@@ -707,7 +707,7 @@ var constants = []constGroup{
 		{"CM_JOIN_IP_MCAST", "CMJoinIPMcast", 16}, {"CM_LEAVE_MCAST", "CMLeaveMcast", 17}, {"CM_MIGRATE_ID", "CMMigrateID", 18},
 		{"CM_QUERY", "CMQuery", 19}, {"CM_BIND", "CMBind", 20}, {"CM_RESOLVE_ADDR", "CMResolveAddr", 21},
 		{"CM_JOIN_MCAST", "CMJoinMcast", 22}}},
-	{"one more: there is none but what the flags say", "", []constant{{"CM_RESUME", "CMResume", 0x100}}},
+	{"an additional command that only carries flags", "", []constant{{"CM_RESUME", "CMResume", 0x100}}},
 	{"asynchronous events", "", []constant{
 		{"EVENT_CQ_ERR", "", 1}, {"EVENT_QP_FATAL", "", 2}, {"EVENT_QP_REQ_ERR", "", 3},
 		{"EVENT_QP_ACCESS_ERR", "", 4}, {"EVENT_COMM_EST", "", 5}, {"EVENT_SQ_DRAINED", "", 6},

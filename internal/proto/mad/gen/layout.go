@@ -28,7 +28,7 @@ type field struct {
 
 func (f *field) reserved() bool { return f.line == "reserved" }
 
-// declares reports whether the line declares a field whose parts lie elsewhere.
+// declares reports whether the line declares a field with parts elsewhere.
 func (f *field) declares() bool { return f.bits == 0 }
 
 // bytes reports whether the field is an array of octets, copied as it is.
@@ -36,7 +36,7 @@ func (f *field) bytes() bool {
 	return f.elem != nil && f.elem.nested == nil && f.elem.elem == nil && f.elem.bits == 8 || f.goType == "ib.GID"
 }
 
-// parsed is a layout whose lines have been checked.
+// parsed is a layout with checked lines.
 type parsed struct {
 	layout
 	list []*field
@@ -62,7 +62,7 @@ func (p *parsed) typeName() string {
 	return p.name
 }
 
-// widths are those of the elements of an array whose length is a named constant.
+// widths are the widths of elements, for arrays with a named constant as their length.
 var widths = map[string]int{"byte": 8, "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
 	"ib.GUID": 64, "ib.PKey": 16}
 

@@ -170,8 +170,7 @@ func TestCleanNetwork(t *testing.T) {
 	}
 }
 
-// TestDoubleSided asks with a long message and answers it with another, as
-// GetMulti does (IBA volume 1, 13.6.3.2).
+// TestDoubleSided sends a long message and answers it with another, as GetMulti does (IBA volume 1, 13.6.3.2).
 func TestDoubleSided(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 6))
@@ -346,10 +345,8 @@ func TestTurns(t *testing.T) {
 	send(2, 3, 1, 2, 3, 1)
 }
 
-// TestSchedules lets rapid choose the fate of every datagram, with few
-// retries. Whatever happens: a message arrives at most once and unchanged, a
-// sender that is told it is complete has delivered, everything comes to an
-// end, and nothing is left over.
+// TestSchedules drops, duplicates and reorders datagrams at random, with few retries. In all cases a message arrives at
+// most once and unchanged, a sender that reports Complete has delivered, every transfer ends, and no state remains.
 func TestSchedules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Window: rapid.IntRange(1, 64).Draw(t, "window"), Retries: rapid.IntRange(1, 3).Draw(t, "retries")}
@@ -416,7 +413,7 @@ func TestBounds(t *testing.T) {
 	if _, taken := e.Handle(start, &d); taken {
 		t.Error("takes a class without RMPP")
 	}
-	// Nobody answers: all end.
+	// Without answers all transfers end.
 	var out mad.Datagram
 	for now := start; !e.idle(); now = max(now, e.Deadline()) {
 		for e.Next(now, &out) {

@@ -186,8 +186,8 @@ func TestOvertaken(t *testing.T) {
 	expectSent(t, s, now, 5, 6)
 }
 
-// TestResend lets acknowledgements get lost: after two seconds everything after the
-// last one goes out again, and after two times in vain the transfer is aborted.
+// TestResend drops acknowledgements: after two seconds the sender repeats all segments after the last acknowledged one,
+// and after two repetitions it aborts the transfer.
 func TestResend(t *testing.T) {
 	s := newSender(t, 6, false)
 	now := start
@@ -218,7 +218,7 @@ func TestResend(t *testing.T) {
 	}
 }
 
-// TestClosedWindow ends a transfer whose peer acknowledges all and never grants more.
+// TestClosedWindow ends a transfer if the peer acknowledges all and never grants more.
 func TestClosedWindow(t *testing.T) {
 	s := newSender(t, 3, false)
 	expectSent(t, s, start, 1)
@@ -348,8 +348,8 @@ func expectReply(t *testing.T, r *Receiver, now mono.Time, kind mad.RMPPType, st
 	}
 }
 
-// TestReceive acknowledges at the edge of its window and at the end, takes
-// segments out of order, and repeats an acknowledgement that was lost.
+// TestReceive acknowledges at the edge of its window and at the end, accepts segments out of order, and repeats an
+// acknowledgement that was dropped.
 func TestReceive(t *testing.T) {
 	segs := segmented(t, Config{}, saHead(1, mad.MethodGetTableResp), pattern(1150))
 	cfg := Config{Window: 3}
