@@ -10,18 +10,17 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Host is what a Driver has done with links, by whom it is called: each belongs to a
-// lane, which the Driver never enters.
+// Host makes and removes the links of a Driver. A link belongs to a lane, where the Driver never runs.
 type Host interface {
 	// AddLink makes a Link, starts it with the port as it is, and opens it.
 	AddLink(c LinkConfig, p Port)
-	// RemoveLink stops it. When its Device is told Closed, Driver.Gone follows.
+	// RemoveLink stops it. After Interface.Closed it calls Driver.Gone.
 	RemoveLink(name string)
-	// Port is news of a link's port: Link.SetPort.
+	// Port sets the attributes of a link's port: Link.SetPort.
 	Port(name string, p Port, events ...ib.Event)
 }
 
-// LinkConfig says which link it is.
+// LinkConfig is the configuration of a Link.
 type LinkConfig struct {
 	Name     string // ibX_Y_Z
 	CA, Port int
@@ -29,40 +28,38 @@ type LinkConfig struct {
 	Params   Params
 }
 
-// Driver decides which links there are: one for each partition of each port of
-// each channel adapter, or of those partitions only that the parameters name. It
-// is not safe for concurrent use.
+// Driver decides which links exist: one for each partition of each port of each channel adapter, or for those
+// partitions only that the parameters name. It is not safe for concurrent use.
 type Driver struct {
 	host   Host
 	params Params
-	cas    map[int]map[int]Port // by adapter and port; an adapter may have none yet
+	cas    map[int]map[int]Port // by adapter and port; an adapter may have no port yet
 	links  map[string]*driven
-	modes  map[string]Mode // that were set by name
+	modes  map[string]Mode // set by SetMode
 	ended  bool
 }
 
-// driven is a link that the Driver had made.
+// driven is a link that the Host made for the Driver.
 type driven struct {
-	cfg   LinkConfig
-	going bool        // RemoveLink was called
-	again *LinkConfig // to be made when it has gone
+	cfg      LinkConfig
+	removing bool        // RemoveLink was called
+	next     *LinkConfig // of the link to be made after it; nil: none
 }
 
-// NewDriver makes a Driver for which host makes links.
+// NewDriver makes a Driver without adapters.
 func NewDriver(params Params, host Host) *Driver {
 	return &Driver{host: host, params: params, cas: map[int]map[int]Port{}, links: map[string]*driven{},
 		modes: map[string]Mode{}}
 }
 
-// AddCA tells that there is a channel adapter. The number names it in
-// interface names.
+// AddCA adds a channel adapter. Its number is part of interface names.
 func (d *Driver) AddCA(ca int) {
 	if d.cas[ca] == nil && !d.ended {
 		d.cas[ca] = map[int]Port{}
 	}
 }
 
-// RemoveCA tells that an adapter is gone, and its ports and links with it.
+// RemoveCA removes an adapter, with its ports and links.
 func (d *Driver) RemoveCA(ca int) {
 	for _, port := range slices.Sorted(maps.Keys(d.cas[ca])) {
 		d.RemovePort(ca, port)
@@ -70,9 +67,8 @@ func (d *Driver) RemoveCA(ca int) {
 	delete(d.cas, ca)
 }
 
-// SetPort tells what a port of an adapter is like, first and whenever it
-// changed: partitions come and go, and links hear of the rest. events are
-// those of Link.SetPort.
+// SetPort sets the attributes of a port, first and whenever they change: links are added and removed with partitions;
+// other changes go to the links. events are those of Link.SetPort.
 func (d *Driver) SetPort(ca, port int, p Port, events ...ib.Event) {
 	if d.cas[ca] == nil || d.ended {
 		return
@@ -91,13 +87,13 @@ func (d *Driver) SetPort(ca, port int, p Port, events ...ib.Event) {
 		}
 		cfg, ok := want[name]
 		switch {
-		case !ok && l.going:
-			l.again = nil
+		case !ok && l.removing:
+			l.next = nil
 		case !ok:
-			l.going = true
+			l.removing = true
 			d.host.RemoveLink(name)
-		case l.going:
-			l.again = &cfg
+		case l.removing:
+			l.next = &cfg
 		default:
 			d.host.Port(name, p, events...)
 		}
@@ -108,7 +104,7 @@ func (d *Driver) SetPort(ca, port int, p Port, events ...ib.Event) {
 	}
 }
 
-// config is that of a link.
+// config returns the configuration of a link.
 func (d *Driver) config(name string, ca, port int, k ib.PKey) LinkConfig {
 	c := LinkConfig{Name: name, CA: ca, Port: port, PKey: k, Params: d.params}
 	if m, ok := d.modes[name]; ok {
@@ -117,7 +113,7 @@ func (d *Driver) config(name string, ca, port int, k ib.PKey) LinkConfig {
 	return c
 }
 
-// SetMode changes the mode of a link: it goes, and comes again with it.
+// SetMode changes the mode of a link, which is removed and made again.
 func (d *Driver) SetMode(name string, m Mode) {
 	l := d.links[name]
 	if l == nil || d.ended {
@@ -125,17 +121,17 @@ func (d *Driver) SetMode(name string, m Mode) {
 	}
 	d.modes[name] = m
 	switch {
-	case l.again != nil:
-		l.again.Params.Mode = m
-	case !l.going && l.cfg.Params.Mode != m:
+	case l.next != nil:
+		l.next.Params.Mode = m
+	case !l.removing && l.cfg.Params.Mode != m:
 		c := d.config(name, l.cfg.CA, l.cfg.Port, l.cfg.PKey)
-		l.going, l.again = true, &c
+		l.removing, l.next = true, &c
 		d.host.RemoveLink(name)
 	}
 }
 
-// partitions lists the P_Keys of a port's table that shall have links, each
-// partition once, by the full member's key where it has both.
+// partitions returns the P_Keys of a port's table that have links: each partition once, by the full member's key where
+// the table has both.
 func (d *Driver) partitions(p *Port) (keys []ib.PKey) {
 	for _, k := range p.PKeys {
 		if k&0x7fff == 0 || len(d.params.PKeys) > 0 && !slices.Contains(d.params.PKeys, k|0x8000) {
@@ -156,7 +152,7 @@ func (d *Driver) add(cfg LinkConfig, p Port) {
 	d.host.AddLink(cfg, p)
 }
 
-// RemovePort tells that a port is gone, and its links with it.
+// RemovePort removes a port with its links.
 func (d *Driver) RemovePort(ca, port int) {
 	if _, ok := d.cas[ca][port]; !ok {
 		return
@@ -165,27 +161,25 @@ func (d *Driver) RemovePort(ca, port int) {
 	delete(d.cas[ca], port)
 }
 
-// Gone tells that a link has released everything. One of its name that is
-// wanted again is made now.
+// Gone reports that a link has released everything. The next one of its name is made now, if there is one.
 func (d *Driver) Gone(name string) {
 	l := d.links[name]
 	if l == nil {
 		return
 	}
 	delete(d.links, name)
-	if l.again == nil || d.ended {
+	if l.next == nil || d.ended {
 		return
 	}
 	if p, ok := d.cas[l.cfg.CA][l.cfg.Port]; ok {
-		d.add(*l.again, p)
+		d.add(*l.next, p)
 	}
 }
 
-// Links lists the names of all links that are not gone, in order.
+// Links returns the names of all links that are not gone, in order.
 func (d *Driver) Links() []string { return slices.Sorted(maps.Keys(d.links)) }
 
-// Unload removes all links; those that come later are not made. It is done
-// when Links is empty.
+// Unload removes all links, and makes no further ones. It is complete when Links is empty.
 func (d *Driver) Unload() {
 	for _, ca := range slices.Sorted(maps.Keys(d.cas)) {
 		d.RemoveCA(ca)

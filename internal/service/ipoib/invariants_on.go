@@ -4,8 +4,8 @@
 
 package ipoib
 
-// invariants has memory spoiled whose owner has given it away: packets that
-// were delivered, send slots that are free, receive slots that are posted.
+// invariants overwrites memory that its owner has released: delivered packets, free send slots, posted receive slots.
+// It also makes transitions panic that do not occur.
 const invariants = true
 
 var spoilt = [...]byte{recvSlotLen - 1: 0xdb}

@@ -17,7 +17,7 @@ import (
 // Jiffy is the unit of the parameter timeout.
 const Jiffy = 10 * time.Millisecond
 
-// Bits of Params.Debug: what is told as events besides failures.
+// Bits of Params.Debug: what is reported as events beside failures.
 const (
 	DebugControl = 1 << iota
 	DebugMulticast
@@ -25,21 +25,22 @@ const (
 	DebugPath
 )
 
-// SendOnly is how a group that is not joined is sent to.
+// SendOnly is the rule for sending to a group without being a member.
 type SendOnly uint8
 
-// Rules for sending to a group without being a member. By the RFC's (RFC 4391, 7.3) only
-// groups that exist are joined, as a sender; else routers of the link get the
-// packet, if it may leave the link. SendOnlyCreate creates groups nobody listens to.
+// Rules for sending to a group without being a member.
 const (
+	// SendOnlyRFC joins existing groups only, as a sender; other packets go to the routers of the link, if they may leave
+	// the link (RFC 4391, 7.3).
 	SendOnlyRFC SendOnly = iota
+	// SendOnlyCreate creates groups that do not exist.
 	SendOnlyCreate
 )
 
-// Mode is how packets go to one node.
+// Mode is how packets travel to one node.
 type Mode uint8
 
-// Modes: every packet is a datagram, or (RFC 4755) goes by a connection where the neighbour takes one.
+// Modes: every packet is a datagram, or a packet goes by a connection where the neighbour takes one (RFC 4755).
 const (
 	Datagram Mode = iota
 	Connected
@@ -50,7 +51,7 @@ var modeNames = []string{"datagram", "connected"}
 // String returns the mode's name.
 func (m Mode) String() string { return modeNames[m] }
 
-// Params are the parameters of links.
+// Params are the parameters of a link.
 type Params struct {
 	SQDepth     int           // send queue, send slots, and queue length of the network device
 	RQDepth     int           // receive slots
@@ -79,14 +80,13 @@ const (
 	maxConns   = 4096
 )
 
-// DefaultParams are the parameters when nobody says anything.
+// DefaultParams returns the default parameters.
 func DefaultParams() Params {
 	return Params{SQDepth: 512, RQDepth: 1024, McastWait: time.Second, McastRetry: 3, TxTimeout: 100 * Jiffy,
 		TxCopybreak: 256, Scope: 2, ShadowIdle: time.Minute, MaxNeigh: 16384, MaxConns: 256, ConnIdle: 512 * time.Second}
 }
 
-// params are the parameters by name. set stores a value that is a string as
-// people write it.
+// params has the parameters by name. set parses the text of a value and stores it.
 var params = []struct {
 	name, help string
 	set        func(p *Params, v string) error
@@ -102,20 +102,20 @@ var params = []struct {
 	{"mcast_retry_cnt", "requests to join a multicast group after the first, before backing off",
 		between(0, 100, func(p *Params) *int { return &p.McastRetry }),
 		number(func(p *Params) *int { return &p.McastRetry })},
-	{"timeout", "time a send may take, in jiffies of 10 ms", duration(Jiffy, Jiffy, time.Hour,
-		func(p *Params) *time.Duration { return &p.TxTimeout }), units(Jiffy,
-		func(p *Params) *time.Duration { return &p.TxTimeout })},
-	{"debug", "what to tell as events: 1 control, 2 multicast, 4 data, 8 path, added up", setDebug,
+	{"timeout", "time that a send may take, in jiffies of 10 ms",
+		duration(Jiffy, Jiffy, time.Hour, func(p *Params) *time.Duration { return &p.TxTimeout }),
+		units(Jiffy, func(p *Params) *time.Duration { return &p.TxTimeout })},
+	{"debug", "what to report as events, as a sum: 1 control, 2 multicast, 4 data, 8 path", setDebug,
 		func(p *Params) string { return strconv.Itoa(int(p.Debug)) }},
 	{"pkeys", "partitions to have links in, separated by commas; empty: all with a broadcast group", setPKeys, getPKeys},
-	{"create", "create broadcast groups of pkeys that are missing: 0 or 1", setCreate, func(p *Params) string {
+	{"create", "create missing broadcast groups of the partitions in pkeys: 0 or 1", setCreate, func(p *Params) string {
 		if p.Create {
 			return "1"
 		}
 		return "0"
 	}},
-	{"tx_copybreak", "frames longer than so many octets are mapped instead of copied; all: copy all", setCopybreak,
-		func(p *Params) string {
+	{"tx_copybreak", "frames longer than this, in octets, are mapped instead of copied; all: copy all frames",
+		setCopybreak, func(p *Params) string {
 			if p.TxCopybreak == math.MaxInt {
 				return "all"
 			}
@@ -126,11 +126,11 @@ var params = []struct {
 		func(p *Params) string {
 			return [...]string{"rfc", "create"}[p.SendOnly]
 		}},
-	{"shadow_idle", "time after which an unused shadow entry goes, in seconds",
+	{"shadow_idle", "time after which an unused shadow entry is removed, in seconds",
 		duration(time.Second, time.Second, 24*time.Hour, func(p *Params) *time.Duration { return &p.ShadowIdle }),
 		units(time.Second, func(p *Params) *time.Duration { return &p.ShadowIdle })},
-	{"max_neigh", "neighbours a link knows at a time", between(16, 1<<20, func(p *Params) *int { return &p.MaxNeigh }),
-		number(func(p *Params) *int { return &p.MaxNeigh })},
+	{"max_neigh", "largest number of neighbours of a link", between(16, 1<<20,
+		func(p *Params) *int { return &p.MaxNeigh }), number(func(p *Params) *int { return &p.MaxNeigh })},
 	{"mode", "datagram, or connected: by a connection with each neighbour that takes one", setMode,
 		func(p *Params) string { return p.Mode.String() }},
 	{"max_conns", "connections of connected mode at a time", between(1, maxConns,
@@ -154,7 +154,7 @@ func between(lo, hi int, f func(p *Params) *int) func(p *Params, v string) error
 	}
 }
 
-// depth takes a queue depth, rounded up to a power of two.
+// depth parses a queue depth, and rounds it up to a power of two.
 func depth(lo int, f func(p *Params) *int) func(p *Params, v string) error {
 	set := between(1, maxDepth, f)
 	return func(p *Params, v string) error {
@@ -170,7 +170,7 @@ func depth(lo int, f func(p *Params) *int) func(p *Params, v string) error {
 	}
 }
 
-// duration takes a number of units, or a duration as Go writes it.
+// duration parses a number of units, or a duration in the syntax of Go.
 func duration(unit, lo, hi time.Duration, f func(p *Params) *time.Duration) func(p *Params, v string) error {
 	return func(p *Params, v string) error {
 		d, err := time.ParseDuration(v)
@@ -280,10 +280,10 @@ func setMode(p *Params, v string) error {
 	return nil
 }
 
-// ErrUnknownParam is in the error of Set for a name that is none.
+// ErrUnknownParam is the cause of the error of Set for an unknown name.
 var ErrUnknownParam = errors.New("no such parameter")
 
-// Set changes the parameter with that name.
+// Set sets a parameter by name.
 func (p *Params) Set(name, value string) error {
 	for i := range params {
 		if params[i].name != name {
@@ -297,10 +297,10 @@ func (p *Params) Set(name, value string) error {
 	return fmt.Errorf("%s: %w", name, ErrUnknownParam)
 }
 
-// Param is a parameter as people see it.
+// Param is a parameter with its value and help text.
 type Param struct{ Name, Value, Help string }
 
-// List returns all parameters with their values.
+// List returns all parameters.
 func (p *Params) List() []Param {
 	l := make([]Param, len(params))
 	for i := range params {
@@ -309,10 +309,9 @@ func (p *Params) List() []Param {
 	return l
 }
 
-// ParseParams returns the parameters of a configuration file, of lines "name =
-// value" with comments from # on, and of a command line's words "name=value", which
-// win. text may be empty. All faults are reported, those of the file with its
-// name and the line.
+// ParseParams returns the parameters of a configuration file and of a command line. The file has lines "name = value",
+// and comments from # on; text may be empty. The words of the command line are "name=value", and take precedence. The
+// error lists all faults, those of the file with its name and the line.
 func ParseParams(file, text string, words []string) (Params, error) {
 	p := DefaultParams()
 	var faults []error

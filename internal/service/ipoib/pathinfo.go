@@ -8,15 +8,14 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Outcomes of asking for a path. They are syscall.Errno, so that errors.Is
-// finds them.
+// Errors of path lookups. They are syscall.Errno, for errors.Is.
 const (
-	ErrAgain    = syscall.EAGAIN   // not known yet: a resolution is under way
+	ErrAgain    = syscall.EAGAIN   // unknown: a resolution is under way
 	ErrNoNode   = syscall.ENXIO    // no node has the address
 	ErrInvalid  = syscall.EINVAL   // not the address of one node
 	ErrLinkDown = syscall.ENETDOWN // the link is gone or has no carrier
 	ErrNotSupp  = syscall.EOPNOTSUPP
 )
 
-// PathInfo is how packets travel to the node with an IP address.
+// PathInfo describes the path to the node that has an IP address.
 type PathInfo = wire.PathInfo
