@@ -339,7 +339,7 @@ func TestConnectedAgainAndAgain(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedClaim: who asks in the name of a neighbour that is elsewhere does not end the connection with it, and
+// TestConnectedClaim: a REQ in the name of a neighbour at another port does not end the connection with it, and
 // the path is asked for; a neighbour that moved gets its connection when the path is known.
 func TestConnectedClaim(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")

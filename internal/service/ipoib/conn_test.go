@@ -214,8 +214,8 @@ func TestConnectedOldService(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedUnreachable: who does not answer gets datagrams, and the IP stack is told of what cannot be one; later
-// it is asked again.
+// TestConnectedUnreachable: a peer that does not answer gets datagrams, and the IP stack is told of what cannot be one;
+// later it is asked again.
 func TestConnectedUnreachable(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	s.cmLost = func(_, _ *node, what string) bool { return what == "REQ" }
@@ -340,7 +340,7 @@ func TestConnectedStalePath(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedIdle: a connection that nobody uses ends, at both sides.
+// TestConnectedIdle: an unused connection ends, at both sides.
 func TestConnectedIdle(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -350,7 +350,7 @@ func TestConnectedIdle(t *testing.T) {
 	a.expectCount("conns", 0)
 	b.expectCount("conns", 0)
 	if a.counter("conn_idle")+b.counter("conn_idle") == 0 {
-		t.Error("nobody says why")
+		t.Error("no idle connection is counted")
 	}
 	a.send(ipA, ipB, text("two", 4000))
 	s.run(time.Second)
@@ -548,7 +548,7 @@ func TestConnectedSlots(t *testing.T) {
 		}
 		s.run(time.Millisecond)
 		if a.wakes != wakes+1 {
-			t.Fatal("nobody says that it goes on")
+			t.Fatal("Wake was not called")
 		}
 	}
 	s.run(time.Second)

@@ -413,13 +413,13 @@ func (n *node) complete() {
 	n.sendq = n.sendq[:0]
 }
 
-// carry takes a datagram to whom it is for.
+// carry delivers a datagram to its destination.
 func (s *subnet) carry(from *node, f *sentFrame) {
 	for _, to := range s.nodes {
 		switch {
 		case from.state != ib.RTS || to.state != ib.RTS || to.port.State != ib.PortActive || from.port.State != ib.PortActive:
 		case f.ah.DLID.IsMulticast():
-			// Packets of a group come back to who sent them.
+			// Packets of a group come back to their sender.
 			if !f.ah.Global || f.wr.QPN != ib.QPNMulticast {
 				s.t.Errorf("%s: a datagram to a group without GRH, or to %#x", from.name, f.wr.QPN)
 			}

@@ -57,7 +57,7 @@ func (f *forwarder) forward(now mono.Time, frame []byte) {
 	f.noteRequests(now, h.Type(), hw, frame[Headroom:])
 }
 
-// sendTo sends a frame to a neighbour whose entry is resolved: by its connection, or as a datagram.
+// sendTo sends a frame to a neighbour with a resolved entry: by its connection, or as a datagram.
 func (f *forwarder) sendTo(now mono.Time, e *entry, frame []byte) {
 	mtu := f.attr.dgramMTU
 	if e.flags&wire.HWFlagRC != 0 && f.conns != nil && byConnection(frame) && !f.shadow.isLocal(e.path) {

@@ -41,7 +41,7 @@ func TestH63_GetPath(t *testing.T) {
 	if a.counter("getpath_enxio") != 2 || a.counter("getpath_calls") != 9 {
 		t.Errorf("%d calls, %d ENXIO", a.counter("getpath_calls"), a.counter("getpath_enxio"))
 	}
-	// The link's own address is answered without anybody being asked.
+	// The link's own address needs no query.
 	s.asked = nil
 	p, err := a.l.TryGetPath(s.now, ipA)
 	if err != nil || p.DGID != gidA || p.SGID != gidA || p.DLID != 5 || p.SLID != 5 || len(s.asked) != 0 {
@@ -72,7 +72,7 @@ func TestH63_GetPath(t *testing.T) {
 }
 
 // TestH66_Async: callbacks come after EAGAIN only, once each, never from
-// within the call, with what was given, for all who wait by one resolution.
+// within the call, with what was given, for all waiters by one resolution.
 func TestH66_Async(t *testing.T) {
 	s, a, _ := two(t)
 	type called struct {
@@ -117,7 +117,7 @@ func TestH66_Async(t *testing.T) {
 	if n := s.asks(a.name, "path"); n != 1 {
 		t.Errorf("asked for %d paths", n)
 	}
-	// Nobody there: ENXIO, at the latest after three probes and a query; the
+	// No such node: ENXIO, at the latest after three probes and a query; the
 	// record stays as it is.
 	calls, outs[0] = nil, PathInfo{}
 	within = true
@@ -193,7 +193,7 @@ func TestH64_Image(t *testing.T) {
 	}
 }
 
-// TestGetPathIsAnswered: whatever happens to entries meanwhile, who waits for a path
+// TestGetPathIsAnswered: whatever happens to entries meanwhile, a call that waits for a path
 // hears how that ended.
 func TestGetPathIsAnswered(t *testing.T) {
 	other := wire.MakeHWAddr(0, 0x209, gidB) // another queue pair of b's port
@@ -254,8 +254,8 @@ func TestGetPathIsAnswered(t *testing.T) {
 	})
 }
 
-// TestGetPathWithoutGroup: an IPv6 address whose solicited-node group does not exist is
-// nobody's, at once; where the group exists, its member is asked three times.
+// TestGetPathWithoutGroup: an IPv6 address without a solicited-node group has no node, which is known at
+// once; where the group exists, its member is solicited three times.
 func TestGetPathWithoutGroup(t *testing.T) {
 	s, a := alone(t)
 	ask := func(ip string) (took time.Duration, status error) {

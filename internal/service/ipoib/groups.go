@@ -217,7 +217,7 @@ func (t *groups) enqueue(g *group) {
 
 func (p *place) valid() bool { return p.g.state == groupQueued && p.g.ticket == p.ticket }
 
-// joinNext joins groups whose turn has come.
+// joinNext joins the next groups in line.
 func (t *groups) joinNext(now mono.Time) {
 	for len(t.line) > 0 && t.joins < maxJoins {
 		p := t.line[0]
@@ -434,7 +434,7 @@ func (t *groups) joinFailed(now mono.Time, g *group, state uint8, a *answer, why
 	t.setBackoff(now, g)
 }
 
-// setBackoff sets the timer of a group whose request failed, later each time.
+// setBackoff sets the timer of a group after a failed request, later each time.
 func (t *groups) setBackoff(now mono.Time, g *group) {
 	g.backoff = min(max(2*g.backoff, time.Second), maxBackoff)
 	t.timers.Set(&g.timer, now.Add(g.backoff+time.Duration(t.rnd.Int64N(int64(time.Second)/4))))
@@ -663,7 +663,7 @@ func (t *groups) removeUser(now mono.Time, a netip.Addr) error {
 	return nil
 }
 
-// leaveAll leaves all groups, since the link ends: also those whose join is under way, which may be granted.
+// leaveAll leaves all groups, since the link ends: also those that are being joined, since the join may be granted.
 func (t *groups) leaveAll(now mono.Time) {
 	t.ending = true
 	for _, g := range t.sorted() {

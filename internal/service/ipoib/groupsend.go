@@ -42,7 +42,7 @@ func (t *groups) send(now mono.Time, mgid ib.GID, frame []byte) {
 	t.advance(now, g)
 }
 
-// allRouters is the group whose members forward packets to other links, by the IP version of a packet.
+// allRouters is the group of the routers of the link, by the IP version of a packet.
 func allRouters(p []byte) netip.Addr {
 	if p[0]>>4 == 4 {
 		return netip.AddrFrom4([4]byte{224, 0, 0, 2})

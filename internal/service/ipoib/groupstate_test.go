@@ -31,7 +31,7 @@ func (n *node) expectGroup(when, want string) {
 	}
 }
 
-// joining returns a link whose request to join the group is under way, for a second.
+// joining returns a link with a request to join the group under way, for a second.
 func joining(t *testing.T, params ...string) (*subnet, *node) {
 	s, a := alone(t, params...)
 	s.delay = time.Second

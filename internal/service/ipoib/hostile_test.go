@@ -277,7 +277,7 @@ func TestHostileAdministration(t *testing.T) {
 	stillTalks(t, s, a, b)
 }
 
-// A link that loses its carrier cannot tell that nobody is there: those who wait for
+// A link that loses its carrier cannot tell that there is no such node: the calls that wait for
 // paths are told ENETDOWN, not ENXIO.
 func TestCarrierLostWhileResolving(t *testing.T) {
 	s, a, _ := two(t)
@@ -299,8 +299,8 @@ func TestCarrierLostWhileResolving(t *testing.T) {
 	}
 }
 
-// TestEvictionLetsOthersAsk: where strangers push out entries whose paths are being asked for,
-// those that wait for their turn get it.
+// TestEvictionLetsOthersAsk: where other nodes displace entries during the query of their paths,
+// the queries that wait are sent.
 func TestEvictionLetsOthersAsk(t *testing.T) {
 	s, a := alone(t, "max_neigh=300")
 	s.holdPaths = true
@@ -324,7 +324,7 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 	}
 }
 
-// asks brings a question by ARP from the port with a LID, whose sender says to be at hw.
+// asks delivers an ARP request from the port with a LID; its sender claims to be at hw.
 func (n *node) asks(lid ib.LID, ip netip.Addr, hw wire.HWAddr) {
 	n.s.t.Helper()
 	b := make([]byte, grhLen+wire.EncapLen+wire.ARPLen)
@@ -421,7 +421,7 @@ func TestStrangersShare(t *testing.T) {
 		if e == nil || e.path.request != requestQueued {
 			t.Fatal("the last does not wait")
 		}
-		// The link itself has something for it now: it does not wait behind the others, and it counts for nobody.
+		// The link itself has something for it now: it does not wait behind the others, and it counts for no port.
 		a.xmitText(hw, "x")
 		if e.path.request == requestQueued || e.path.q == nil || e.account != nil {
 			t.Errorf("it waits: %v, it counts for a port: %v", e.path.request == requestQueued, e.account != nil)

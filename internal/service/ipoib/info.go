@@ -176,7 +176,7 @@ func (l *Link) Groups(now mono.Time) []GroupInfo {
 	return all
 }
 
-// Engine returns the resolver, whose neighbours can be listed and edited.
+// Engine returns the resolver, to list and edit its neighbours.
 func (l *Link) Engine() *neigh.Engine { return l.engine }
 
 // Params returns the parameters.
@@ -207,7 +207,7 @@ func (NetDevice) SetConfig() error             { return ErrNotSupp }
 func (NetDevice) SetAddress(wire.HWAddr) error { return ErrNotSupp }
 func (NetDevice) SetMTU(int) error             { return ErrNotSupp }
 
-// BuildHeader writes the hard header of a frame to dst, whose packet lies behind it.
+// BuildHeader writes the hard header of a frame to dst. The packet lies behind it.
 func (d NetDevice) BuildHeader(frame []byte, dst wire.HWAddr, t wire.EtherType) {
 	wire.PutHardHeader(frame, &dst, &d.attr.hw, t)
 }

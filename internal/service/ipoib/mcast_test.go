@@ -516,8 +516,8 @@ func TestLeaveMoreThanThereIs(t *testing.T) {
 	}
 }
 
-// TestLeaveAfterRefusedRepetition: a join whose answer was late and whose repetition was refused is
-// left all the same: the administration has it.
+// TestLeaveAfterRefusedRepetition: a join that was granted too late, and refused when repeated, is
+// left in any case: the administration may have it.
 func TestLeaveAfterRefusedRepetition(t *testing.T) {
 	s, a := alone(t)
 	group := netip.MustParseAddr("239.1.1.2")

@@ -15,7 +15,7 @@ import (
 // The tests of this file are named for one transition each of an entry of the shadow table, or of a path: from, to and
 // event.
 
-// pendingEntry returns a link with an entry whose path is being queried, and a frame that waits.
+// pendingEntry returns a link with an entry, a query of its path, and a frame that waits.
 func pendingEntry(t *testing.T) (*subnet, *node, *entry) {
 	s, a := alone(t)
 	a.xmitText(hwB, "x")

@@ -237,7 +237,7 @@ func (q *queuePair) reset(now mono.Time) {
 	q.link.updateCarrier(now)
 }
 
-// reclaim takes all posted slots back, whose completions are not waited for.
+// reclaim takes all posted slots back without waiting for their completions.
 func (q *queuePair) reclaim() {
 	q.sender.reclaim()
 	q.receiver.reclaim()

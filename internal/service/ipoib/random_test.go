@@ -21,7 +21,7 @@ import (
 // TestH55_Random: links under random events never lose the order of a flow,
 // never leak, and never exceed their bounds (subnet.step checks after each
 // event). Purging meets sending and completions in every order: entries and address vectors are
-// counted by who uses them. When all is well again they talk (S-13).
+// counted by their users. When all is well again they talk (S-13).
 func TestH55_Random(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := newSubnet(t)

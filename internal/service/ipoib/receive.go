@@ -83,7 +83,7 @@ func (r *receiver) flush() {
 	r.wrs = r.wrs[:0]
 }
 
-// reclaim takes all receive slots back, whose completions are not waited for.
+// reclaim takes all receive slots back without waiting for their completions.
 func (r *receiver) reclaim() {
 	clear(r.slots)
 	r.posted = 0
@@ -117,7 +117,7 @@ func (r *receiver) completed(now mono.Time, wc *WC, ending bool) {
 func sgid(b []byte) ib.GID { return ib.GID(b[8:24]) }
 func dgid(b []byte) ib.GID { return ib.GID(b[24:40]) }
 
-// kindOf returns to whom the datagram in b was addressed.
+// kindOf returns how the datagram in b was addressed.
 func (r *receiver) kindOf(wc *WC, b []byte) neigh.Kind {
 	switch {
 	case !wc.GRH || b[24] != 0xff:

@@ -31,7 +31,7 @@ func numeral[T ~uint16 | ~uint32](t testing.TB, s string) T {
 }
 
 // TestH38_Source plays the receive vectors: the source of a frame is in the GRH
-// and the completion, and unknown without a GRH, whose octets mean nothing then (S-08).
+// and the completion, and unknown without a GRH: its octets mean nothing then (S-08).
 func TestH38_Source(t *testing.T) {
 	for id, v := range vectors(t, "RX-") {
 		var in struct {
@@ -369,7 +369,7 @@ func TestSARecordsRefused(t *testing.T) {
 		if len(a.l.shadow.entries) != 0 {
 			t.Errorf("%x is taken for a path", bad)
 		}
-		a.l.SAResponse(s.now, id, 0, bad) // nobody asks any more
+		a.l.SAResponse(s.now, id, 0, bad) // it answers nothing any more
 	}
 	s.step()
 	for _, bad := range [][]byte{nil, make([]byte, mad.MCMemberRecordLen),

@@ -32,7 +32,7 @@ const (
 type dest struct {
 	ah    *address
 	qpn   ib.QPN
-	entry *entry // whose use is noted; nil for groups
+	entry *entry // its use is noted; nil for groups
 }
 
 // sendSlot is a send slot, free or posted.
@@ -226,7 +226,7 @@ func (s *sender) dropBacklog() {
 	s.backlog, s.head = s.backlog[:0], 0
 }
 
-// reclaim frees the slots of posted sends whose completions are not waited for, and begins another generation.
+// reclaim frees the slots of posted sends without waiting for their completions, and begins another generation.
 func (s *sender) reclaim() {
 	s.wrs = s.wrs[:0]
 	for i := range s.slots {

@@ -61,7 +61,7 @@ type entry struct {
 	queued int // octets
 	ips    []netip.Addr
 	used   mono.Time
-	// account is the port for whose frames the entry was made, as long as the link itself sends nothing to it; nil: it
+	// account is of the port that caused the entry by its frames, as long as the link itself sends nothing to it; nil: it
 	// counts for no port.
 	account  *account
 	attempts connected.Attempts
@@ -89,7 +89,7 @@ func (e *entry) dest() dest { return dest{ah: e.ah, qpn: e.hw.QPN(), entry: e} }
 
 // shadowLink is what the shadow table needs of its link.
 type shadowLink interface {
-	// sendTo sends a frame to a neighbour whose entry is resolved.
+	// sendTo sends a frame to a neighbour with a resolved entry.
 	sendTo(now mono.Time, e *entry, frame []byte)
 	// probe queries the hardware address of an IP address again.
 	probe(now mono.Time, ip netip.Addr)

@@ -147,7 +147,7 @@ func TestS06_JoinWhilePortGoesDown(t *testing.T) {
 	}
 }
 
-// TestS08_Echo: the fabric gives a group's packets back to who sent them; the IP stack does
+// TestS08_Echo: the fabric gives a group's packets back to their sender; the IP stack does
 // not see them, and nothing counts as received.
 func TestS08_Echo(t *testing.T) {
 	s, a, b := two(t)

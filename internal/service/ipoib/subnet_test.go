@@ -121,7 +121,7 @@ func (s *subnet) member(r *SARequest, m *mad.MCMemberRecord) (mad.Status, []byte
 	return 0, rec.Append(nil)
 }
 
-// retire ends a group that nobody needs.
+// retire ends a group without members.
 func (s *subnet) retire(g *saGroup) {
 	for _, j := range g.members {
 		if j&(mad.JoinFull|mad.JoinSendOnlyFull) != 0 {
@@ -280,7 +280,7 @@ func (n *node) check() {
 			asking++
 		}
 		if p.gid != gid || len(p.entries) == 0 {
-			n.s.t.Fatalf("%s: path to %v is kept for nobody", n.name, gid)
+			n.s.t.Fatalf("%s: path to %v has no entry", n.name, gid)
 		}
 	}
 	if asking != l.shadow.queries || asking > maxPathQueries {

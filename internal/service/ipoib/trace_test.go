@@ -92,8 +92,7 @@ var (
 	hwB = wire.MakeHWAddr(wire.HWFlagRC, 0x208, gidB)
 )
 
-// alone makes host A of the vectors, whose link is up and whose requests for paths only
-// the test answers.
+// alone makes host A of the vectors. Its link is up; its path queries are answered by the test only.
 func alone(t testing.TB, params ...string) (*subnet, *node) {
 	s := newSubnet(t)
 	a := s.add("ib0_1_14", 5, gidA, 0x48, params...)

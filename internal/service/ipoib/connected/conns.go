@@ -325,7 +325,7 @@ func (s *Conns) add(c *conn) *conn {
 	return c
 }
 
-// end closes a connection and returns the frames that waited for it, whose octets are released. The queue pair is
+// end closes a connection and returns the frames that waited for it; their octets are released. The queue pair is
 // destroyed when it has flushed what was posted.
 func (s *Conns) end(now mono.Time, c *conn) (queue [][]byte) {
 	if c.state == closing {

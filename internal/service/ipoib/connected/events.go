@@ -45,7 +45,7 @@ func (s *Conns) handle(now mono.Time, c *conn, e *Event) {
 	}
 }
 
-// notMade ends a connection whose handshake failed.
+// notMade ends a connection after its handshake failed.
 func (s *Conns) notMade(now mono.Time, c *conn, why EventKind) {
 	queue := s.end(now, c)
 	a := s.shadow.Attempts(c.HW)

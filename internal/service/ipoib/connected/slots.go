@@ -78,7 +78,7 @@ func (s *slots) repost(i uint32) {
 	s.recvBatch = append(s.recvBatch, RecvSlot{ID: IDRecv | IDConn | uint64(i), Off: i*SlotLen + grhLen, Len: RecvMTU})
 }
 
-// postReceives posts the receive slots whose messages were delivered.
+// postReceives posts the receive slots of delivered messages.
 func (s *slots) postReceives() {
 	if len(s.recvBatch) == 0 {
 		return
@@ -152,7 +152,7 @@ func (s *slots) release(i uint32) {
 	s.free = append(s.free, i)
 }
 
-// reclaim releases the send slots of a connection whose completions are not waited for.
+// reclaim releases the send slots of a connection without waiting for their completions.
 func (s *slots) reclaim(c *conn) {
 	for i := range s.sends {
 		if s.sends[i].c == c {
@@ -201,7 +201,7 @@ func (s *Conns) post(now mono.Time, c *conn, frame []byte) {
 // Flush posts the messages that Send has put together.
 func (s *Conns) Flush() { s.slots.flush() }
 
-// PostReceives posts the receive slots whose messages were delivered.
+// PostReceives posts the receive slots of delivered messages.
 func (s *Conns) PostReceives() { s.slots.postReceives() }
 
 // Sent handles the completion of a message. A completion that fits no posted message is ignored.
