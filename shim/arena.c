@@ -309,7 +309,7 @@ static size_t unlink_free(struct chunk *c, size_t i, bool *dirty)
 	return p->n;
 }
 
-/* Makes [i, i+n), whose pages are blank, free, and merges it. */
+/* Makes [i, i+n), with blank pages, free, and merges it. */
 static void put_free(struct chunk *c, size_t i, size_t n, bool dirty)
 {
 	if (!atomic_load_explicit(&c->shared, memory_order_relaxed)) {
@@ -462,7 +462,7 @@ void arena_free(void *p)
 	struct chunk *c = used(p, &i, "free");
 
 	n = c->pages[i].n;
-	/* The run is still used: nobody else touches it meanwhile. */
+	/* The run is still used: no other thread changes it meanwhile. */
 	give(taken);
 	dirty = drop(c, p, n * PAGE);
 	taken = take();
@@ -551,7 +551,7 @@ static void unmap_part(struct chunk *c, size_t i, size_t from, size_t to)
 	size_t n = (to - from) * PAGE;
 
 	if (c->pages[i].state == USED) {
-		/* Whoever gets these pages next may write them. */
+		/* The next owner of these pages may write them. */
 		mprotect(p, n, PROT_READ | PROT_WRITE);
 		release(c, i, from, to, drop(c, p, n));
 	} else if (c->pages[i].state == LOST) {
@@ -575,7 +575,7 @@ static void lose_part(struct chunk *c, size_t i, size_t from, size_t to)
 	if (c->pages[i].state == LOST)
 		return;
 	if (c->pages[i].state == FREE) {
-		/* Nobody's: taken out of the list for good. */
+		/* Without an owner: removed from the list for good. */
 		if (atomic_load_explicit(&c->shared, memory_order_relaxed))
 			unlink_free(c, i, &dirty);
 		if (from > i)

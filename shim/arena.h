@@ -38,7 +38,7 @@ struct weft_arena_chunk {
 /*
  * Whether [p, p+n) lies in one chunk, so that the node can reach it once that
  * chunk is announced. False for n bytes that straddle chunks, for memory the
- * program has mapped over, for chunks whose descriptor it has closed, and in
+ * program has mapped over, for chunks with a descriptor that it has closed, and in
  * the child of a fork for memory inherited from the parent. No lock: callable
  * at any time.
  */
@@ -60,7 +60,7 @@ WEFT_HIDDEN uint64_t weft_arena_generation(void);
  * many it wrote. Numbers are stable and chunks are never unmapped, so a caller
  * that announced n of them goes on at n. After a fork the child starts again
  * at 0: the chunks of the parent are gone from its list (the generation tells).
- * A chunk whose descriptor the program has closed has fd -1: it cannot be
+ * A chunk has fd -1 if the program has closed its descriptor: it cannot be
  * announced.
  */
 WEFT_HIDDEN size_t weft_arena_chunks(size_t first, struct weft_arena_chunk *out, size_t max);

@@ -9,7 +9,7 @@
 #define NO_QP   UINT32_MAX   /* queue pair numbers have 24 bits */
 
 /* Polls in a row that may find nothing before the processor is offered to
- * whoever would produce something. */
+ * other threads, which may produce something. */
 #define EMPTY_SPINS 16u
 
 static const uint8_t statuses[16] = {
@@ -226,7 +226,7 @@ int weft_req_notify_cq(struct ibv_cq *c, int solicited_only)
 					    __ATOMIC_RELAXED))
 		;
 	/* Publish, then look: a completion that came before the node could see
-	 * the word would otherwise wake nobody. */
+	 * the word would otherwise wake no thread. */
 	atomic_thread_fence(memory_order_seq_cst);
 	n = waiting(cq);
 	if (n && (int32_t)(cq->taken + n - cq->told) > 0) {

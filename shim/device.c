@@ -197,7 +197,7 @@ WEFT_PUBLIC struct ibv_device **ibv_get_device_list(int *num)
 	node_dir(dir, sizeof(dir));
 	n = list_names(dir, names);
 	if (n < 0 && !weft_dir()) {
-		/* Nobody asked for a node and there is none: real devices, if any. */
+		/* No node is named and none runs: real devices, if any. */
 		struct ibv_device **(*real)(int *) = weft_next("ibv_get_device_list");
 
 		if (real)

@@ -91,7 +91,7 @@ WEFT_PUBLIC int ibv_dealloc_pd(struct ibv_pd *p)
 	weft_lock(&ctx->obj);
 	err = pd->users ? EBUSY : 0;
 	if (!err)
-		forget(ctx, pd); /* nobody imports it from now on */
+		forget(ctx, pd); /* it cannot be imported from now on */
 	weft_unlock(&ctx->obj);
 	if (err)
 		return weft_ret(err);

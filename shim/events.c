@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Events. A completion channel is a pipe whose records are CQ generation and
+ * Events. A completion channel is a pipe; its records are CQ generation and
  * number; asynchronous events come through a ring, with a pipe that holds one
  * record for each so that it is readable exactly while events wait.
  */
@@ -17,11 +17,11 @@
 /* Records of the asynchronous pipe. */
 enum { TOKEN_RING = 1, TOKEN_FATAL = 2 };
 
-/* The record of a channel whose node is gone. It stays in the pipe. */
+/* The record of a channel after its node has ended. It stays in the pipe. */
 #define CHANNEL_FATAL 0ull
 
 /* The node opens its end of a pipe anew, so that the flags are its own; one that
- * runs as another user needs the permission. Nobody else gains any: the way to
+ * runs as another user needs the permission. No other user gains one: the way to
  * the pipe is a descriptor, or this process's /proc/self/fd. */
 static void let_node_open(int fd)
 {
@@ -283,7 +283,7 @@ WEFT_PUBLIC void ibv_ack_async_event(struct ibv_async_event *event)
 		ack(&srq->mutex, &srq->cond, &srq->events_completed, 1);
 		return;
 	default:
-		return; /* of the port or the device: nobody waits */
+		return; /* of the port or the device: no destroy waits for it */
 	}
 }
 

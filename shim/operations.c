@@ -4,8 +4,8 @@
  * answer of EOPNOTSUPP, in whatever version of libibverbs a program runs.
  *
  * Programs find an operation in one of three ways:
- *  - inline functions of verbs.h call the slots of ibv_context.ops, whose layout
- *    is fixed, or those of verbs_context, which grows towards lower addresses:
+ *  - inline functions of verbs.h call the slots of ibv_context.ops, a fixed
+ *    layout, or those of verbs_context, which grows towards lower addresses:
  *    a slot exists if verbs_context.sz covers its distance from the end, and an
  *    inline function sets EOPNOTSUPP where it does not or where it is NULL;
  *  - public functions that this library defines;
@@ -28,8 +28,8 @@ static struct {
 
 static void *real_table; /* never freed */
 
-/* Has the real library make a context without a device, whose table then holds
- * its own functions that return EOPNOTSUPP, each with the right type. The table
+/* Has the real library make a context without a device. The table of that
+ * context holds its own functions that return EOPNOTSUPP, each with the right type. The table
  * is read-only from then on, so all contexts share it. */
 static void make_real_table(void)
 {

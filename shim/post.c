@@ -74,7 +74,7 @@ static inline bool carries(uint8_t opcode)
 	       opcode == WEFT_OP_ATOMIC_WRITE;
 }
 
-/* The gather list of an element whose header is filled in. */
+/* The gather list of an element with a complete header. */
 static inline void put_list(struct weft_ctx *ctx, struct weft_qp *q, struct weft_sq_hdr *e,
 			    const struct ibv_sge *sg, uint32_t n)
 {

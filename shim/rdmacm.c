@@ -3,7 +3,7 @@
  * The connection manager's device, /dev/infiniband/rdma_cm (docs/notes/rdmacm.md).
  * What open returns is a connection to the node, by which nothing comes but a
  * notice when there are events: poll, select and epoll are the kernel's own, and
- * so is the end of the channel, whoever closes its last descriptor. Commands, which
+ * so is the end of the channel, whichever process closes its last descriptor. Commands, which
  * programs write, go by one more connection of the process, under the token that the
  * node gave at open.
  *
@@ -35,7 +35,7 @@ struct channel {
 
 _Atomic int weft_cm_channels; /* entries in use, stale ones included */
 static struct channel *_Atomic pages[PAGES];
-static struct weft_lock channels_lock; /* who fills an entry */
+static struct weft_lock channels_lock; /* guards changes of an entry */
 
 static struct channel *entry(int fd)
 {

@@ -73,7 +73,7 @@ struct file {
 
 static struct file files[MAX_FILES];
 static atomic_int open_files; /* entries in use, stale ones included */
-static struct weft_lock files_lock; /* who takes or frees an entry */
+static struct weft_lock files_lock; /* guards allocation of entries */
 
 static void forked(void)
 {
@@ -177,7 +177,7 @@ int weft_node_connect(const char *name, int type)
 		return -1;
 	while (connect(fd, (struct sockaddr *)&sa, sizeof(sa)))
 		if (errno != EINTR) {
-			err = ENXIO; /* as from a device whose driver is gone */
+			err = ENXIO; /* as from a device without its driver */
 			goto fail;
 		}
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &node, &len) || !weft_trusted(&node)) {

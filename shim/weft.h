@@ -449,7 +449,7 @@ struct weft_cq {
 	uint32_t carry_at, carry_n;
 	/* start_poll … end_poll */
 	const struct weft_cqe *cur;
-	pthread_t poller;        /* who is between them, or 0 */
+	pthread_t poller;        /* the thread between them, or 0 */
 	uint32_t ex_pos;
 	uint64_t ts, wallclock;
 	uint64_t wc_flags;

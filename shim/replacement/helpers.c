@@ -184,7 +184,7 @@ WEFT_PUBLIC void ibv_copy_ah_attr_from_kern(struct ibv_ah_attr *dst, struct ib_u
 	dst->port_num = src->port_num;
 }
 
-/* All but qp_state, which who asks has set already. */
+/* All but qp_state, which the caller has set already. */
 WEFT_PUBLIC void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *dst, struct ib_uverbs_qp_attr *src)
 {
 	dst->cur_qp_state = src->cur_qp_state;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The arena, linked with arena.c and arena_libc.c, whose functions stand in
+ * The arena, linked with arena.c and arena_libc.c; their functions stand in
  * front of libc's as those of a preloaded library do. The program runs itself
  * again once for each mode. With CORE_ONLY it is linked with arena.c alone and
  * tests that, under sanitizers that bring their own malloc.
@@ -21,7 +21,7 @@
 #include "../arena.h"
 #include "check.h"
 
-/* Addresses of memory nobody has written are asked about all the time. */
+/* Lookups of addresses of unwritten memory are frequent. */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #define KIB 1024ul
@@ -194,7 +194,7 @@ static void core(void)
 	CHECK(!strcmp(p + 4999, "seen"));
 	arena_free(p);
 	CHECK(!arena_alloc(SIZE_MAX, 1, false) && !arena_alloc(1, 1ul << 62, false));
-	CHECK(weft_arena_misses() == 0); /* nobody could have served these */
+	CHECK(weft_arena_misses() == 0); /* these cannot be served */
 	q = arena_alloc(4096, 256 * MIB, false);
 	CHECK(q && (uintptr_t)q % (256 * MIB) == 0);
 	arena_free(q);

@@ -787,7 +787,7 @@ static void *run(void *arg)
 			fake_kicks++;
 		if (p[0].revents && !message())
 			return NULL;
-		/* Only rings whose bell rang have work: a lost bell must show. */
+		/* Only rings with a rung bell have work: a lost bell must show. */
 		if (n.db && bells()) {
 			idle = 0;
 			dry = false;

@@ -203,7 +203,7 @@ static void with_tree(const char *dir)
 	CHECK(weft_rewrite(DEV, b, sizeof(b)) && errno == 77);
 }
 
-/* Paths that look alike are nobody's but the kernel's. */
+/* Similar paths are the kernel's. */
 static void untouched(void)
 {
 	static const char *const paths[] = {

@@ -329,7 +329,7 @@ static void test_async(void)
 	CHECK(!readable(ctx->async_fd, 0));
 	fake_event(WEFT_EVENT_COMM_EST, b->qp_num);
 	CHECK(readable(ctx->async_fd, 2000));
-	/* Its object is destroyed undelivered: dropped, and nobody is woken. */
+	/* Its object is destroyed undelivered: dropped, and no thread is woken. */
 	CHECK(!ibv_destroy_qp(b));
 	CHECK(!readable(ctx->async_fd, 0));
 	fake_event(WEFT_EVENT_QP_FATAL, a->qp_num);

@@ -52,7 +52,7 @@ func TestAdapterDisabled(t *testing.T) {
 		t.Errorf("through a virtual function: %v\n%s", err, out)
 	}
 	s.weft(n, "dev", "set", native, "--adapter=disabled")
-	s.until("programs hear of the port", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ERR") })
+	s.until("programs get an event of the port", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ERR") })
 	s.until("the subnet has lost the functions", func() bool { return nodes() == 5 })
 	if out, err := lab.Run(s.nodes[n].Program("ibv_devinfo", "-v"), 20*time.Second); err != nil || strings.Count(out, "PORT_DOWN") != 3 || strings.Count(out, "DISABLED") != 3 {
 		t.Errorf("%v\n%s", err, out)
@@ -89,7 +89,7 @@ func TestAdapterDisabled(t *testing.T) {
 			t.Errorf("%s had LID %d, %s and has %d, %s", name, before[i].LID, before[i].GIDs[0].GID, p.LID, p.GIDs[0].GID)
 		}
 	}
-	s.until("programs hear of the port again", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ACTIVE") })
+	s.until("programs get an event of the port again", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ACTIVE") })
 	if client, server := p.Wait(60 * time.Second); client != nil || server != nil {
 		t.Errorf("programs at work meanwhile: %v, %v%s", client, server, p.Outputs())
 	}
@@ -153,7 +153,7 @@ func TestFunctionsSurvive(t *testing.T) {
 	s.between(n, m, "vf1").pair(t, 60*time.Second, "ibv_rc_pingpong", "-c")
 
 	// Without a store on disk it is said that they do not.
-	b := open(t, 1500, true, 0, "--store", "memory")
+	b := openTestbed(t, 1500, true, 0, "--store", "memory")
 	if out, err := b.Server.Weft("dev", "add", "vf1"); err != nil || !strings.Contains(out, "does not survive the node's end: the store is the node's memory (--store memory)") {
 		t.Errorf("%v\n%s", err, out)
 	}

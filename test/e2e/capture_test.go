@@ -63,7 +63,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 // leave out what they shall; and a pipe into tshark shows it at once.
 func TestCapture(t *testing.T) {
 	needs(t, "tshark", "dumpcap", "saquery", "sminfo")
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	// The first programs of a device have these queue pair numbers.
 	const first, second = 0x4002, 0x8002
 	all := startCapture(t, b.Server)
@@ -86,9 +86,9 @@ func TestCapture(t *testing.T) {
 	const iters = 7
 	pingpong := func(device string, size int) (qpn []uint64, psn map[uint64]uint64) {
 		t.Helper()
-		bed := b.Bed
-		bed.Device = device
-		p, err := bed.Start(nil, "ibv_rc_pingpong", "-c", "-n", strconv.Itoa(iters), "-s", strconv.Itoa(size), "-m", "1024")
+		testbed := b.Testbed
+		testbed.Device = device
+		p, err := testbed.Start(nil, "ibv_rc_pingpong", "-c", "-n", strconv.Itoa(iters), "-s", strconv.Itoa(size), "-m", "1024")
 		defer p.Kill()
 		if err != nil {
 			t.Fatal(err)

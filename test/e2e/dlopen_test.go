@@ -20,7 +20,7 @@ func TestReplacement(t *testing.T) {
 	if err := lab.BuildC(program, "test/e2e/dlopen/*.c", "-ldl"); err != nil {
 		t.Fatal(err)
 	}
-	b := open(t, 9000, true, lab.Nobody)
+	b := openTestbed(t, 9000, true, lab.Nobody)
 	gid, err := b.Server.GID(b.Server.NetNS.V4)
 	if err != nil {
 		t.Fatal(err)
@@ -34,10 +34,10 @@ func TestReplacement(t *testing.T) {
 		})
 	}
 	// Programs linked with it, and with libraries that need its private symbols.
-	for _, r := range []rung{{"ibv_rc_pingpong", "-c -e", true}, {"ib_write_bw", "-n 1000", true}} {
+	for _, r := range []invocation{{"ibv_rc_pingpong", "-c -e", true}, {"ib_write_bw", "-n 1000", true}} {
 		t.Run(r.name(), func(t *testing.T) {
 			out := b.pairWith(t, 60*time.Second, []string{"--replace"}, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
-			if why := judge(r.program, out); why != "" {
+			if why := checkOutput(r.program, out); why != "" {
 				t.Errorf("%s\n%s", why, out)
 			}
 		})
@@ -59,12 +59,12 @@ func TestReplacement(t *testing.T) {
 // TestReplacementTwoNodes: all of verbcheck, by the library that stands in libibverbs' place.
 func TestReplacementTwoNodes(t *testing.T) {
 	lab.OnlySoak(t)
-	verbcheck(t, open(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
+	verbcheck(t, openTestbed(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
 }
 
 // replaced: who sets LD_LIBRARY_PATH to where that library is, and nothing else, has a node too: the one that
 // WEFT_DIR names.
-func replaced(t *testing.T, b *bed) {
+func replaced(t *testing.T, b *testbed) {
 	alone := func(args ...string) lab.Cmd {
 		return lab.Cmd{NetNS: b.Server.NetNS.Name, UID: b.Server.UID, Args: args,
 			Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(lab.Bin("weft-verbs/libibverbs.so.1")), "WEFT_DIR=" + b.Server.Dir}}

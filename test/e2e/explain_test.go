@@ -14,7 +14,7 @@ import (
 
 // TestExplain: a program that fails shows which verbs call failed, what was wrong and the fix, and the fix works.
 func TestExplain(t *testing.T) {
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	gid, err := b.Server.GID(b.Server.NetNS.V4)
 	if err != nil {
 		t.Fatal(err)

@@ -247,9 +247,9 @@ func portOf(n *lab.Node, device string) (p api.Port, err error) {
 // guid returns the GUID of a port: the lower half of its first GID.
 func guid(p api.Port) string { return p.GIDs[0].GID[20:] }
 
-// between is a bed of two nodes for programs on an InfiniBand device.
-func (s *subnet) between(server, client int, device string) *bed {
-	return &bed{Bed: lab.Bed{Server: s.nodes[server], Client: s.nodes[client], Device: device}, mtu: 4096}
+// between is a testbed of two nodes for programs on an InfiniBand device.
+func (s *subnet) between(server, client int, device string) *testbed {
+	return &testbed{Testbed: lab.Testbed{Server: s.nodes[server], Client: s.nodes[client], Device: device}, mtu: 4096}
 }
 
 var pairsOfThree = [][2]int{{0, 1}, {0, 2}, {1, 2}}
@@ -309,13 +309,13 @@ func TestFabric(t *testing.T) {
 			b := s.between(p[0], p[1], native)
 			switch {
 			case lab.Soak:
-				climb(t, b, all)
+				runInvocations(t, b, all)
 			case p == pairsOfThree[0]:
-				climb(t, b, basic)
+				runInvocations(t, b, basic)
 			default:
 				for _, r := range [][]string{{"ibv_rc_pingpong", "-c"}, {"ibv_ud_pingpong", "-c", "-s", "1000"}, {"ib_read_bw", "-n", "1000", "-F"}} {
 					out := b.pair(t, 90*time.Second, r[0], r[1:]...)
-					if why := judge(r[0], out); why != "" {
+					if why := checkOutput(r[0], out); why != "" {
 						t.Errorf("%s: %s\n%s", r[0], why, out)
 					}
 				}
@@ -441,8 +441,8 @@ func (s *subnet) traffic(t *testing.T, server, client int) (rounds *atomic.Int32
 				return
 			default:
 			}
-			out, err := s.between(server, client, native).tried(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "2000")
-			if why := judge("ibv_", out); err != nil || why != "" {
+			out, err := s.between(server, client, native).runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "2000")
+			if why := checkOutput("ibv_", out); err != nil || why != "" {
 				t.Errorf("other programs: %v %s", err, why)
 				return
 			}

@@ -33,9 +33,9 @@ const forgeStream = trunks.MaxStreams - 1
 
 // serveForge is that program: "WHO IF ADDRESS SEQUENCE PACKET…". WHO is
 //
-//   - node: who may listen and send where a node does, and so knows the epochs of its trunk;
-//   - guess: who may send from a node's address, but not listen;
-//   - stranger: who has an address of its own.
+//   - node: a program that may listen and send where a node does, and so knows the epochs of its trunk;
+//   - guess: one that may send from a node's address, but not listen;
+//   - stranger: one with an address of its own.
 func serveForge(what string) int {
 	if err := forge(strings.Fields(what)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -52,7 +52,7 @@ func forge(f []string) error {
 	}
 	h := trunks.Header{Node: 0x0200_0000_0000_0bad, From: 0x11111111, To: 0x22222222}
 	if who != "stranger" {
-		if h, err = overhear(f[1], to); err != nil {
+		if h, err = captureHeader(f[1], to); err != nil {
 			return err
 		}
 	}
@@ -96,9 +96,9 @@ func forge(f []string) error {
 
 const udpHeader = 8
 
-// overhear waits for a datagram that the node here sends to another, and returns its header: whose trunk it
+// captureHeader waits for a datagram that the node here sends to another, and returns its header: whose trunk it
 // is, and the epochs of both ends.
-func overhear(ifname string, to netip.Addr) (h trunks.Header, err error) {
+func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 	i, err := net.InterfaceByName(ifname)
 	if err != nil {
 		return h, err
@@ -161,7 +161,7 @@ func forged(text string, slid, dlid uint32, vesw int, key ib.PKey, change func(*
 // hosts of red and blue with identifiers of their own invention.
 func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	const second = "opa1v1"
-	listeners := []*lab.Proc{s.hear(t, 0, first), s.hear(t, 0, second), s.hear(t, 1, first), s.hear(t, 1, second)}
+	listeners := []*lab.Proc{s.startListener(t, 0, first), s.startListener(t, 0, second), s.startListener(t, 1, first), s.startListener(t, 1, second)}
 	mine, theirs, far := s.portIn(2, red), s.portIn(0, blue), s.portIn(1, blue)
 	key := func(v api.VESWInterface) ib.PKey {
 		k, err := strconv.ParseUint(v.PKey, 0, 16)
@@ -203,10 +203,10 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	}
 	list[len(list)-2].packet[40] ^= 1
 	list[len(list)-1].packet[len(list[len(list)-1].packet)-1] |= 0x3f
-	// Passed on, it is refused by whom it reaches.
+	// Passed on, it is refused by the node that it reaches.
 	through := forgery{"another VESW, by way of a node", second, "rx_bad_pkey", forged("forged", slid, uint32(far.LID), blue, own, nil)}
 
-	// counted adds up all counters of a node whose name begins so.
+	// counted adds up all counters of a node with names that begin so.
 	counted := func(i int, f *forgery) (n uint64) {
 		var all []api.Counter
 		args := []string{"stat"}
@@ -245,7 +245,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	}
 	all = append(all, through.packet)
 
-	// A stranger, and one who sends from node 2's address but cannot know the epochs of its trunk.
+	// A stranger, and a host that sends from node 2's address but cannot know the epochs of its trunk.
 	outside := []struct {
 		who, ifname, to, counter string
 		from                     *lab.NetNS
@@ -264,7 +264,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	}
 	for _, p := range listeners {
 		if out := p.Output(); strings.Contains(out, "forged") || strings.Contains(out, "control") {
-			t.Fatalf("heard of who is no peer:\n%s", out)
+			t.Fatalf("received of who is no peer:\n%s", out)
 		}
 	}
 
@@ -279,7 +279,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	missing := ""
 	for range 20 { // a datagram may be lost, and then all are sent once more
 		send(s.Spaces[2], "node", "trunk0", s.TrunkAddr(0, 2), append(all[:len(all):len(all)], control)...)
-		s.until("the last packet, which is true, arrives", func() bool { return strings.Contains(listeners[0].Output(), "heard control in") })
+		s.until("the last packet, which is true, arrives", func() bool { return strings.Contains(listeners[0].Output(), "received control in") })
 		missing = ""
 		for i := range list {
 			f := &list[i]
@@ -300,7 +300,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	for i, p := range listeners {
 		out := p.Output()
 		if strings.Contains(out, "forged") || i != 0 && strings.Contains(out, "control") {
-			t.Errorf("listener %d heard of a forged packet:\n%s", i, out)
+			t.Errorf("listener %d received of a forged packet:\n%s", i, out)
 		}
 	}
 	for i := range 2 {

@@ -181,7 +181,7 @@ func TestIPoIBMasterRestarted(t *testing.T) {
 }
 
 // TestIPoIBFirstPacket: the first question for an address is answered, although it goes to a
-// group that the link joins for it: nobody is told that it may send before switches have the group.
+// group that the link joins for it: no member is told that it may send before switches have the group.
 // Each address has a group of its own; a question that is lost is repeated after a second.
 func TestIPoIBFirstPacket(t *testing.T) {
 	const addrs = 16
@@ -210,7 +210,7 @@ func TestIPoIBFirstPacket(t *testing.T) {
 		return n > addrs // the link-local one's too
 	})
 	// Duplicates of all are looked for at once: when the first and the last are found to be
-	// free, all are soon. Who asks has the administration at hand, or has not.
+	// free, all are soon. The request comes from the node of the administration, or from another.
 	for what, i := range map[string]int{"the manager's node": m, "another": a} {
 		t.Run(what, func(t *testing.T) {
 			s.reaches(i, at(0))

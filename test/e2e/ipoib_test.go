@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	ipLink    = "ib0_1_7fff"             // the link of the default partition
-	groupEnv  = "WEFT_E2E_GROUP"         // has this binary be a program of a multicast group
-	ipPayload = 2044                     // MTU of links
-	groupHi   = "hello, whoever is here" // what the members of a group say
+	ipLink    = "ib0_1_7fff"         // the link of the default partition
+	groupEnv  = "WEFT_E2E_GROUP"     // has this binary be a program of a multicast group
+	ipPayload = 2044                 // MTU of links
+	groupHi   = "hello, all members" // what the members of a group send
 )
 
 // serveGroup is a program that joins an IPv4 or IPv6 group on an interface and
-// prints what it hears, or, told to, says something to it.
+// prints what it receives from the group, or sends something to it.
 func serveGroup(what string) int {
 	var verb, ifname, group string
 	fmt.Sscan(what, &verb, &ifname, &group)
@@ -39,7 +39,7 @@ func serveGroup(what string) int {
 		return 1
 	}
 	addr := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(group))
-	if verb == "say" {
+	if verb == "send" {
 		if addr.Zone == "" && addr.IP.To4() == nil {
 			addr.Zone = ifname
 		}
@@ -216,7 +216,7 @@ func TestIPoIB(t *testing.T) {
 		if out, err := s.in(0, "ping", "-c", "1", "-s", "9000", v4(2)); err != nil {
 			t.Errorf("in fragments: %v\n%s", err, out)
 		}
-		// H-35: nobody but the group sets it.
+		// H-35: only the group sets it.
 		s.mustIn(0, "ip", "link", "set", ipLink, "mtu", "1500")
 		s.until("the MTU is the group's again", func() bool {
 			out, err := s.in(0, "ip", "link", "show", ipLink)
@@ -305,7 +305,7 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 	}
 	var listeners []*lab.Proc
 	for _, i := range nodes {
-		p, err := lab.Start(program(i, "hear"))
+		p, err := lab.Start(program(i, "listen"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +321,7 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 		})
 	}
 	// A datagram may be lost while switches learn of the group.
-	heard := func() bool {
+	received := func() bool {
 		for _, p := range listeners {
 			if !strings.Contains(p.Output(), "says "+groupHi) {
 				return false
@@ -329,11 +329,11 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 		}
 		return true
 	}
-	s.until("all hear what is said to "+group, func() bool {
-		if out, err := lab.Run(program(0, "say"), fabricLimit); err != nil {
+	s.until("all receive what is sent to "+group, func() bool {
+		if out, err := lab.Run(program(0, "send"), fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		return heard()
+		return received()
 	})
 }
 

@@ -59,13 +59,13 @@ var endlessPairs = []endless{
 	{server: "rping -s -C 1000000 -V -p PORT -a ADDR", client: "rping -c -C 1000000 -V -p PORT -a ADDR", short: true},
 }
 
-// heard bounds how long a program may go on after its peer was killed; on an idle
+// noticeLimit bounds how long a program may go on after its peer was killed; on an idle
 // machine it is less than a second, but for UCX, see docs/notes/interop.md.
-const heard = 30 * time.Second
+const noticeLimit = 30 * time.Second
 
 // killed starts a pair, kills one side, and returns what is wrong with how the
 // other takes it, and how long that took.
-func (e *endless) killed(b *bed, side string) (took time.Duration, err error) {
+func (e *endless) killed(b *testbed, side string) (took time.Duration, err error) {
 	var device string
 	if device = b.Device; device == "" {
 		device = "weft0"
@@ -99,7 +99,7 @@ func (e *endless) killed(b *bed, side string) (took time.Duration, err error) {
 	}
 	defer func() { p.Kill() }()
 	if e.client == "" {
-		err = p.Server.Listening(port, heard)
+		err = p.Server.Listening(port, noticeLimit)
 	} else {
 		err = listensForConnections(b.Server, p.Server)
 	}
@@ -125,11 +125,11 @@ func (e *endless) killed(b *bed, side string) (took time.Duration, err error) {
 	if strings.Contains(e.blind, otherSide) {
 		err = failed(at, other)
 	} else {
-		err = toldOf(other)
+		err = noticesDeath(other)
 	}
 	took = time.Since(killed)
 	other.Signal(syscall.SIGTERM)
-	if errors.Is(other.Wait(heard), lab.ErrTimeout) && err == nil {
+	if errors.Is(other.Wait(noticeLimit), lab.ErrTimeout) && err == nil {
 		err = errors.New("the other does not end")
 	}
 	if err == nil {
@@ -142,9 +142,9 @@ func (e *endless) killed(b *bed, side string) (took time.Duration, err error) {
 	return took, err
 }
 
-// toldOf waits until a program ends with an error, or says one: UCX, and rping, whose exit
+// noticesDeath waits until a program ends with an error, or prints one: UCX, and rping, of which the exit
 // status is 0.
-func toldOf(p *lab.Proc) error {
+func noticesDeath(p *lab.Proc) error {
 	return until("it ends with an error", func() (bool, error) {
 		out := p.Output()
 		if strings.Contains(out, "UCX  ERROR") || strings.Contains(out, "DISCONNECT EVENT") {
@@ -152,7 +152,7 @@ func toldOf(p *lab.Proc) error {
 		}
 		select {
 		case <-p.Done():
-			if p.Wait(heard) == nil {
+			if p.Wait(noticeLimit) == nil {
 				return false, errors.New("it ended as if nothing had happened")
 			}
 			return true, nil
@@ -164,7 +164,7 @@ func toldOf(p *lab.Proc) error {
 
 // until asks until an answer is right.
 func until(what string, ask func() (bool, error)) error {
-	for end := time.Now().Add(heard); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(noticeLimit); ; time.Sleep(10 * time.Millisecond) {
 		if ok, err := ask(); ok || err != nil {
 			return err
 		}
@@ -236,7 +236,7 @@ func nothingOf(n *lab.Node, p *lab.Proc) error {
 func TestKilled(t *testing.T) {
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
-			b := open(t, 9000, oneNode, 0)
+			b := openTestbed(t, 9000, oneNode, 0)
 			var running sync.WaitGroup
 			slots := make(chan struct{}, 3)
 			for _, e := range endlessPairs {

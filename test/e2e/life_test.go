@@ -19,7 +19,7 @@ import (
 
 // 64 pairs of programs at once on one node, all contents checked.
 func TestManyPairs(t *testing.T) {
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	const pairs = 64
 	var running [pairs]lab.Pair
 	defer func() {
@@ -40,7 +40,7 @@ func TestManyPairs(t *testing.T) {
 	}
 	for i, p := range running {
 		errC, errS := p.Wait(120 * time.Second)
-		if why := judge("ibv_", p.Client.Output()); errC != nil || errS != nil || why != "" {
+		if why := checkOutput("ibv_", p.Client.Output()); errC != nil || errS != nil || why != "" {
 			t.Errorf("pair %d: client: %v, server: %v %s\n%s", i, errC, errS, why, p.Outputs())
 		}
 	}
@@ -49,11 +49,11 @@ func TestManyPairs(t *testing.T) {
 func TestManyQueuePairs(t *testing.T) {
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
-			b := open(t, 9000, oneNode, 0)
-			for _, r := range []rung{{"ib_write_bw", "-q 200 -n 50 -s 4096", true}, {"ib_send_bw", "-q 200 -n 20 -s 1024 -r 20", true}, {"ib_read_bw", "-q 200 -n 20 -s 4096", true}} {
+			b := openTestbed(t, 9000, oneNode, 0)
+			for _, r := range []invocation{{"ib_write_bw", "-q 200 -n 50 -s 4096", true}, {"ib_send_bw", "-q 200 -n 20 -s 1024 -r 20", true}, {"ib_read_bw", "-q 200 -n 20 -s 4096", true}} {
 				t.Run(r.name(), func(t *testing.T) {
 					out := b.pair(t, 120*time.Second, r.program, append(strings.Fields(r.args), "-F")...)
-					if why := judge(r.program, out); why != "" {
+					if why := checkOutput(r.program, out); why != "" {
 						t.Fatalf("%s\n%s", why, out)
 					}
 				})
@@ -71,12 +71,12 @@ func TestKills(t *testing.T) {
 			if !lab.Soak {
 				kills = 30
 			}
-			killSome(t, open(t, 9000, oneNode, 0), kills) // floods of datagrams from two processes at once may overrun a socket
+			killSome(t, openTestbed(t, 9000, oneNode, 0), kills) // floods of datagrams from two processes at once may overrun a socket
 		})
 	}
 }
 
-func killSome(t *testing.T, b *bed, kills int) {
+func killSome(t *testing.T, b *testbed, kills int) {
 	seed := uint64(time.Now().UnixNano())
 	rng := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)
@@ -100,8 +100,8 @@ func killSome(t *testing.T, b *bed, kills int) {
 				return
 			default:
 			}
-			out, err := b.tried(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
-			if why := judge("ibv_", out); err != nil || why != "" {
+			out, err := b.runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
+			if why := checkOutput("ibv_", out); err != nil || why != "" {
 				t.Errorf("other programs, undisturbed: %v %s", err, why)
 				return
 			}
@@ -109,24 +109,24 @@ func killSome(t *testing.T, b *bed, kills int) {
 		}
 	})
 
-	// -u 12: who is left finds out after half a second.
-	victims := []rung{
+	// -u 12: the end that is left has an error after half a second.
+	victims := []invocation{
 		{"ib_write_bw", "-D 30 -s 65536 -u 12", true}, {"ib_send_bw", "-D 30 -s 4096 -u 12", true}, {"ib_read_bw", "-D 30 -s 65536 -u 12", true}, {"ib_atomic_bw", "-D 30 -u 12", true},
 		{"ib_send_bw", "-n 10000000 -e -u 12", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576 -u 12", true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
 		{"ibv_srq_pingpong", "-n 10000000 -e", true}, {"ib_write_lat", "-n 100000000 -t 100 -u 12", true},
 	}
 	const atOnce = 3
 	type job struct {
-		rung   rung
-		delay  time.Duration
-		server bool
+		invocation invocation
+		delay      time.Duration
+		server     bool
 	}
 	jobs := make(chan job)
 	var killers sync.WaitGroup
 	for range atOnce {
 		killers.Go(func() {
 			for j := range jobs {
-				killOne(t, b, j.rung, j.delay, j.server)
+				killOne(t, b, j.invocation, j.delay, j.server)
 			}
 		})
 	}
@@ -160,7 +160,7 @@ func killSome(t *testing.T, b *bed, kills int) {
 
 // killOne starts a pair, kills one side after a while and wants the other to
 // end by itself.
-func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
+func killOne(t *testing.T, b *testbed, r invocation, delay time.Duration, server bool) {
 	p, err := b.Start(nil, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
 	if err != nil {
 		t.Errorf("%s: %v", r.name(), err)
@@ -189,7 +189,7 @@ func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
 	if early {
 		return
 	}
-	// What the peer makes of it is TestKilled's. Here whoever may only wait is told
+	// What the peer makes of it is TestKilled's. Here an end that may only wait is told
 	// to end, and must then leave nothing either.
 	if other == p.Server || !strings.HasSuffix(r.program, "_bw") || strings.Contains(r.args, "UD") {
 		other.Signal(syscall.SIGTERM)
@@ -202,7 +202,7 @@ func killOne(t *testing.T, b *bed, r rung, delay time.Duration, server bool) {
 // A node that is told to end does so while programs are at work, and they
 // learn of it.
 func TestNodeEnds(t *testing.T) {
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestNodeEnds(t *testing.T) {
 // A node that is killed outright: its programs learn of it, and the next node
 // takes the directory over.
 func TestNodeKilled(t *testing.T) {
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	p, err := b.Start(nil, "ibv_rc_pingpong", "-n", "100000000", "-e")
 	if err != nil {
 		t.Fatal(err)
@@ -310,7 +310,7 @@ func TestAutoStart(t *testing.T) {
 
 // Mistakes of a user: one line that names the fix.
 func TestMistakes(t *testing.T) {
-	b := open(t, 1500, true, 0)
+	b := openTestbed(t, 1500, true, 0)
 	empty := t.TempDir()
 	for _, c := range []struct {
 		name string

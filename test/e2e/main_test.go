@@ -35,27 +35,27 @@ func TestMain(m *testing.M) {
 	if what := os.Getenv(forgeEnv); what != "" {
 		os.Exit(serveForge(what))
 	}
-	os.Exit(lab.Main(m, closeBeds))
+	os.Exit(lab.Main(m, closeTestbeds))
 }
 
-// bed is where a server and a client run: nodes, namespaces, users.
-type bed struct {
-	lab.Bed
+// testbed is where a server and a client run: nodes, namespaces, users.
+type testbed struct {
+	lab.Testbed
 	mtu    int // of the ports, in bytes
 	spaces []*lab.NetNS
 }
 
-var beds []*bed // all that are open
+var testbeds []*testbed // all that are open
 
-func closeBeds() error {
+func closeTestbeds() error {
 	var err error
-	for _, b := range beds {
+	for _, b := range testbeds {
 		err = errors.Join(err, b.close())
 	}
 	return err
 }
 
-func (b *bed) close() error {
+func (b *testbed) close() error {
 	var err error
 	for i, n := range []*lab.Node{b.Server, b.Client} {
 		if n != nil && (i == 0 || n != b.Server) {
@@ -82,21 +82,21 @@ func flagsWith(flags []string, other *lab.NetNS) []string {
 	return out
 }
 
-// open makes a bed and closes it with the test, when every node must still be
+// open makes a testbed and closes it with the test, when every node must still be
 // in order.
-func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
+func openTestbed(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *testbed {
 	t.Helper()
 	lab.NeedNetNS(t)
 	a, c, err := lab.Joined(mtu)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{mtu: portMTU(mtu), spaces: []*lab.NetNS{a, c}}
-	beds = append(beds, b)
+	b := &testbed{mtu: portMTU(mtu), spaces: []*lab.NetNS{a, c}}
+	testbeds = append(testbeds, b)
 	t.Cleanup(func() {
-		for i := range beds {
-			if beds[i] == b {
-				beds = append(beds[:i], beds[i+1:]...)
+		for i := range testbeds {
+			if testbeds[i] == b {
+				testbeds = append(testbeds[:i], testbeds[i+1:]...)
 				break
 			}
 		}
@@ -139,7 +139,7 @@ func open(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) *bed {
 }
 
 // check wants all nodes alive and without objects of programs that have ended.
-func (b *bed) check(t *testing.T) {
+func (b *testbed) check(t *testing.T) {
 	t.Helper()
 	for _, n := range []*lab.Node{b.Server, b.Client} {
 		if n == nil {
@@ -173,38 +173,38 @@ func portMTU(mtu int) int {
 
 // pair runs a program as server and as client and wants both to succeed. It
 // returns what the client printed.
-func (b *bed) pair(t *testing.T, limit time.Duration, program string, args ...string) string {
+func (b *testbed) pair(t *testing.T, limit time.Duration, program string, args ...string) string {
 	t.Helper()
 	return b.pairWith(t, limit, nil, program, args...)
 }
 
-func (b *bed) pairWith(t *testing.T, limit time.Duration, flags []string, program string, args ...string) string {
+func (b *testbed) pairWith(t *testing.T, limit time.Duration, flags []string, program string, args ...string) string {
 	t.Helper()
-	out, err := b.tried(t, limit, flags, program, args...)
+	out, err := b.runPairRetrying(t, limit, flags, program, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
-// tried runs a pair, and again, three times at most, if it failed for what is not its doing:
+// runPairRetrying runs a pair, and again, three times at most, if it failed for what is not its doing:
 //   - On a busy machine perftest can fail to measure the processor's clock, and
 //     then prints zeros for a run that went well.
 //   - A trunk goes down when a node gets no processor for long: what it carries
 //     then is lost, which programs of the unreliable services wait for in vain.
-//   - A pingpong's last acknowledgement was lost, where somebody counted packets that were: a node or
+//   - A pingpong's last acknowledgement was lost, where a counter shows lost packets: of a node or
 //     the kernel. One that a node never sent is not among them.
 //
 // It may be called from any goroutine of the test.
-func (b *bed) tried(t *testing.T, limit time.Duration, flags []string, program string, args ...string) (out string, err error) {
+func (b *testbed) runPairRetrying(t *testing.T, limit time.Duration, flags []string, program string, args ...string) (out string, err error) {
 	const again = 3
 	for try := 0; ; try++ {
 		since, lost := b.downs(), b.losses()
 		var p lab.Pair
-		p, err = b.once(limit, flags, program, args...)
+		p, err = b.runPairOnce(limit, flags, program, args...)
 		if err == nil {
 			out = p.Client.Output()
-			if try == again || !strings.HasPrefix(program, "ib_") || judge(program, out) == "" {
+			if try == again || !strings.HasPrefix(program, "ib_") || checkOutput(program, out) == "" {
 				return out, nil
 			}
 			t.Logf("%s printed no result: once more", program)
@@ -230,7 +230,7 @@ func unreliable(program string, args []string) bool {
 }
 
 // downs is downs of the nodes of b.
-func (b *bed) downs() func() uint64 { return downs(b.Server, b.Client) }
+func (b *testbed) downs() func() uint64 { return downs(b.Server, b.Client) }
 
 // downs returns what tells how often trunks of the nodes went down since now. Where a node does not answer, which
 // excuses nothing, that is 0.
@@ -262,7 +262,7 @@ func countDowns(nodes ...*lab.Node) (n uint64, err error) {
 // losses returns what tells how many packets between the nodes of b were lost since now: those that the kernel
 // or a node had no room for, and those that faults of the nodes took. Where a node does not answer, or is another
 // one now, that is 0.
-func (b *bed) losses() func() uint64 {
+func (b *testbed) losses() func() uint64 {
 	count := func() uint64 { return dropped(b.Server) + dropped(b.Client) + taken(b.Server) + taken(b.Client) }
 	was := count()
 	return func() uint64 { return max(count(), was) - was }
@@ -285,8 +285,8 @@ func taken(n *lab.Node) (sum uint64) {
 	return sum
 }
 
-// dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets whose
-// buffer was full. It is 0 where the node has ended.
+// dropped is how many packets the kernel has dropped in the namespace of a node: at interfaces, and at sockets with a
+// buffer that was full. It is 0 where the node has ended.
 func dropped(n *lab.Node) (sum uint64) {
 	add := func(f []string, at ...int) {
 		for _, i := range at {
@@ -316,8 +316,8 @@ func dropped(n *lab.Node) (sum uint64) {
 	return sum
 }
 
-// once runs a pair to its end, and says what was wrong with how they ended.
-func (b *bed) once(limit time.Duration, flags []string, program string, args ...string) (lab.Pair, error) {
+// runPairOnce runs a pair to its end, and says what was wrong with how they ended.
+func (b *testbed) runPairOnce(limit time.Duration, flags []string, program string, args ...string) (lab.Pair, error) {
 	p, err := b.Start(flags, program, args...)
 	defer p.Kill()
 	if err != nil {

@@ -32,7 +32,7 @@ func TestMulticast(t *testing.T) {
 		{"small store", false, false, []string{"--mcast-payloads", "64", "--mcast-threshold", "0"}, nil},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			b := open(t, 9000, x.oneNode, 0, x.flags...)
+			b := openTestbed(t, 9000, x.oneNode, 0, x.flags...)
 			b.V6 = x.v6
 			verbcheck(t, b, verbcheckLimit, x.run, "-t", "mcast.*")
 			for _, n := range []*lab.Node{b.Server, b.Client} {
@@ -64,7 +64,7 @@ func TestMulticast(t *testing.T) {
 // multicast runs ib_send_bw with a multicast group, which it joins by itself
 // where the device has an InfiniBand port; it ends well only when every message
 // has come. Where a trunk went down meanwhile it is run again.
-func (b *bed) multicast(t *testing.T, device string, gid int) {
+func (b *testbed) multicast(t *testing.T, device string, gid int) {
 	t.Helper()
 	for try := 0; ; try++ {
 		since := b.downs()
@@ -80,7 +80,7 @@ func (b *bed) multicast(t *testing.T, device string, gid int) {
 	}
 }
 
-func (b *bed) multicastOnce(t *testing.T, device string, gid int) (why string) {
+func (b *testbed) multicastOnce(t *testing.T, device string, gid int) (why string) {
 	t.Helper()
 	port := lab.Port()
 	args := []string{"ib_send_bw", "-d", device, "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-s", "256", "-n", "400", "-r", "512", "-F", "-p", fmt.Sprint(port)}
@@ -96,7 +96,7 @@ func (b *bed) multicastOnce(t *testing.T, device string, gid int) (why string) {
 	if err == nil {
 		err = server.Wait(diagLimit)
 	}
-	if err != nil || !strings.Contains(server.Output(), "Multicast Test") || judge("ib_send_bw", out) != "" {
+	if err != nil || !strings.Contains(server.Output(), "Multicast Test") || checkOutput("ib_send_bw", out) != "" {
 		return fmt.Sprintf("%v\n%s\n%s", err, out, server.Output())
 	}
 	return ""
@@ -109,7 +109,7 @@ func (b *bed) multicastOnce(t *testing.T, device string, gid int) (why string) {
 func TestPerftestMulticast(t *testing.T) {
 	needs(t, "ib_send_bw")
 	t.Run("two nodes by LID", func(t *testing.T) {
-		m := &managed{bed: open(t, 9000, false, 0, fabricFlags...)}
+		m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}
 		m.awaitActive(t)
 		m.multicast(t, nativeDevice, 0)
 		// Within one port a group needs no way through the switch.
@@ -120,7 +120,7 @@ func TestPerftestMulticast(t *testing.T) {
 		}
 	})
 	t.Run("one node, IPv6", func(t *testing.T) {
-		b := open(t, 9000, true, 0)
+		b := openTestbed(t, 9000, true, 0)
 		gid, err := b.Server.GID(b.Server.NetNS.V6)
 		if err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // both runs a server, which listens on a TCP port, and a client of it, and wants
 // both to end well and the client to have said what is wanted.
-func (b *bed) both(t *testing.T, port int, want string, server, client []string) {
+func (b *testbed) both(t *testing.T, port int, want string, server, client []string) {
 	t.Helper()
 	if why := b.bothOnce(port, want, server, client); why != "" {
 		t.Fatal(why)
@@ -23,7 +23,7 @@ func (b *bed) both(t *testing.T, port int, want string, server, client []string)
 }
 
 // bothOnce does that, and says what came of it if it was not so.
-func (b *bed) bothOnce(port int, want string, server, client []string) (why string) {
+func (b *testbed) bothOnce(port int, want string, server, client []string) (why string) {
 	p, err := lab.StartPair(port, b.Server.Program(server...), b.Client.Program(client...))
 	defer p.Kill()
 	if err != nil {
@@ -39,7 +39,7 @@ func (b *bed) bothOnce(port int, want string, server, client []string) (why stri
 }
 
 // libfabric runs fi_pingpong over a provider; -c checks contents.
-func (b *bed) libfabric(t *testing.T, args string) {
+func (b *testbed) libfabric(t *testing.T, args string) {
 	t.Run("fi_pingpong "+args, func(t *testing.T) {
 		port := lab.Port()
 		common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
@@ -49,7 +49,7 @@ func (b *bed) libfabric(t *testing.T, args string) {
 
 // qperf connects by address, since its own way knows no GID. Its server tells the port before it listens: a client
 // that is faster is refused, and tries again.
-func (b *bed) qperf(t *testing.T) {
+func (b *testbed) qperf(t *testing.T) {
 	t.Run("qperf -cm1", func(t *testing.T) {
 		tests := []string{"rc_lat", "rc_bw", "rc_rdma_write_bw", "rc_rdma_read_lat"}
 		if !lab.Soak {
@@ -74,7 +74,7 @@ func (b *bed) qperf(t *testing.T) {
 // Middleware that finds its peers by the connection manager.
 func TestMiddlewareOneNode(t *testing.T) {
 	needs(t, "fi_pingpong", "qperf")
-	b := open(t, 9000, true, lab.Nobody)
+	b := openTestbed(t, 9000, true, lab.Nobody)
 	b.libfabric(t, "-p verbs -e msg")
 	b.libfabric(t, "-p verbs;ofi_rxm -e rdm")
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
@@ -87,7 +87,7 @@ func TestMiddlewareOneNode(t *testing.T) {
 
 func TestMiddlewareTwoNodes(t *testing.T) {
 	needs(t, "fi_pingpong", "qperf")
-	b := open(t, 9000, false, 0)
+	b := openTestbed(t, 9000, false, 0)
 	b.libfabric(t, "-p verbs -e dgram -d weft0-dgram")
 	// The server names no address.
 	b.libfabric(t, "-p verbs -e msg")
@@ -99,7 +99,7 @@ func TestMiddlewareTwoNodes(t *testing.T) {
 }
 
 // io_demo connects by address, and checks what it gets.
-func (b *bed) ioDemo(t *testing.T) {
+func (b *testbed) ioDemo(t *testing.T) {
 	t.Run("io_demo", func(t *testing.T) {
 		cmd := func(n *lab.Node, args ...string) lab.Cmd {
 			c := n.Program(append([]string{"io_demo", "-p", "1337"}, args...)...)

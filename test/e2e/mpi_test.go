@@ -42,10 +42,10 @@ func overUCX(tls, device string) mpi {
 	return mpi{"ucx " + tls + " " + device, "--mca pml ucx --mca osc ucx -x UCX_TLS=self," + tls + " -x UCX_NET_DEVICES=" + device + ":1"}
 }
 
-// mpirun returns the command that runs a program as ranks of the bed's nodes by
+// mpirun returns the command that runs a program as ranks of the testbed's nodes by
 // turns. It needs neither ssh nor a scheduler: daemons of other nodes are started
 // by entering their namespace.
-func (b *bed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.Cmd {
+func (b *testbed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.Cmd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "weft-mpi-") // short: sockets lie in it
 	if err != nil {
@@ -84,7 +84,7 @@ func (b *bed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.Cmd 
 
 // ring runs the MPI program and wants it to say that every byte was right, and
 // the bytes to have gone through the node.
-func (b *bed) ring(t *testing.T, program string, m mpi, ranks int) {
+func (b *testbed) ring(t *testing.T, program string, m mpi, ranks int) {
 	t.Helper()
 	before := b.runs(t)
 	out, err := lab.Run(b.mpirun(t, m, ranks, program), 2*time.Minute)
@@ -105,7 +105,7 @@ func TestMPI(t *testing.T) {
 			if oneNode {
 				uid = lab.Nobody
 			}
-			b := open(t, 9000, oneNode, uid)
+			b := openTestbed(t, 9000, oneNode, uid)
 			for _, m := range []mpi{overUCX("rc_v", "weft0"), overUCX("ud_v", "weft0")} {
 				t.Run(m.name, func(t *testing.T) { b.ring(t, program, m, 2) })
 			}
@@ -123,7 +123,7 @@ func TestMPI(t *testing.T) {
 // By LID, through switches and a trunk.
 func TestMPIFabric(t *testing.T) {
 	program := buildRing(t)
-	m := &managed{bed: open(t, 9000, false, 0, fabricFlags...)}
+	m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}
 	m.awaitActive(t)
 	ways := []mpi{overUCX("rc_v", "weft_ib0")}
 	if lab.Soak {

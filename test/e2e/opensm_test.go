@@ -90,7 +90,7 @@ func (s *subnet) downs() uint64 {
 	return n
 }
 
-// trunksUp waits until each node hears both others.
+// trunksUp waits until each node receives hellos of both others.
 func (s *subnet) trunksUp() {
 	s.t.Helper()
 	s.until("every trunk is up", func() bool {

@@ -43,7 +43,7 @@ func TestPyverbs(t *testing.T) {
 	expected := expectedSkips(t)
 	dir := t.TempDir()
 	unpackPyverbs(t, dir)
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	gid := pyverbsGID(t, b.Server)
 	if !hugePages(t, 8) {
 		const test = "tests.test_parent_domain.ParentDomainTrafficTest.test_huge_page_traffic"

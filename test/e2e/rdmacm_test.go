@@ -21,7 +21,7 @@ import (
 // cmRung is a program that connects by address, through librdmacm.
 type cmRung struct {
 	server, client string // ADDR is the server's address, DEV its device
-	on             way    // of whose short lists it is part
+	on             way    // the short lists that it is part of
 	endless        bool   // the server goes on until it is told to end
 	says           string // the client's output has this
 }
@@ -160,7 +160,7 @@ func (w *cmWay) once(t *testing.T, r cmRung) (why string) {
 	if !strings.Contains(out, r.says) {
 		return fmt.Sprintf("the client did not say %q:\n%s", r.says, out)
 	}
-	if strings.HasPrefix(client[0], "ib_") && judge(client[0], out) != "" {
+	if strings.HasPrefix(client[0], "ib_") && checkOutput(client[0], out) != "" {
 		t.Logf("no result: %s", out) // on a busy machine it may fail to measure the clock
 	}
 	return ""
@@ -331,7 +331,7 @@ func TestCM(t *testing.T) {
 // time: none may wait for ever.
 func TestCMAgain(t *testing.T) {
 	needs(t, "rping")
-	b := open(t, 9000, false, 0)
+	b := openTestbed(t, 9000, false, 0)
 	times := 5
 	if lab.Soak {
 		times = 50
@@ -358,7 +358,7 @@ func TestCMAgain(t *testing.T) {
 // root's.
 func TestCMOtherUser(t *testing.T) {
 	needs(t, "rping")
-	b := open(t, 9000, true, 0, "--allow-uid", "65534")
+	b := openTestbed(t, 9000, true, 0, "--allow-uid", "65534")
 	other := *b.Server
 	other.UID = 65534
 	w := cmWay{0, "", &other, &other, b.Server.NetNS.V4, "weft0", b.Server.NetNS.V4}

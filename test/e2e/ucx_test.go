@@ -59,7 +59,7 @@ var ucxRungs = func() (list []ucx) {
 }()
 
 // start starts u as server and as client, on a device of both nodes.
-func (u ucx) start(b *bed, device string) (lab.Pair, error) {
+func (u ucx) start(b *testbed, device string) (lab.Pair, error) {
 	port := lab.Port()
 	cmd := func(n *lab.Node, more ...string) lab.Cmd {
 		args := append([]string{"ucx_perftest", "-f", "-p", strconv.Itoa(port)}, strings.Fields(u.args)...)
@@ -78,7 +78,7 @@ func (u ucx) start(b *bed, device string) (lab.Pair, error) {
 // The last line of ucx_perftest's: iterations, three times, and rates twice.
 var ucxResult = regexp.MustCompile(`(?m)^\s*\d+(\s+[0-9.]+){7}\s*$`)
 
-func (u ucx) run(t *testing.T, b *bed, device string) {
+func (u ucx) run(t *testing.T, b *testbed, device string) {
 	t.Helper()
 	before := b.runs(t)
 	p, err := u.start(b, device)
@@ -99,7 +99,7 @@ func (u ucx) run(t *testing.T, b *bed, device string) {
 }
 
 // runs counts the runs of packets that the client's node has handled.
-func (b *bed) runs(t *testing.T) (n uint64) {
+func (b *testbed) runs(t *testing.T) (n uint64) {
 	t.Helper()
 	list, err := b.Client.Counters()
 	if err != nil {
@@ -113,8 +113,8 @@ func (b *bed) runs(t *testing.T) (n uint64) {
 	return n
 }
 
-// ucxAll runs the list, or only what tells most where a bed is one of several.
-func ucxAll(t *testing.T, b *bed, device string, pick func(ucx) bool) {
+// ucxAll runs the list, or only what tells most where a testbed is one of several.
+func ucxAll(t *testing.T, b *testbed, device string, pick func(ucx) bool) {
 	for _, u := range ucxRungs {
 		if lab.Soak || pick(u) {
 			t.Run(u.name(), func(t *testing.T) { u.run(t, b, device) })
@@ -123,7 +123,7 @@ func ucxAll(t *testing.T, b *bed, device string, pick func(ucx) bool) {
 }
 
 func TestUCXOneNode(t *testing.T) {
-	b := open(t, 9000, true, lab.Nobody)
+	b := openTestbed(t, 9000, true, lab.Nobody)
 	t.Run("ucx_info -d", func(t *testing.T) {
 		out, err := lab.Run(b.Server.Program("ucx_info", "-d"), 30*time.Second)
 		if err != nil {
@@ -141,15 +141,15 @@ func TestUCXOneNode(t *testing.T) {
 }
 
 func TestUCXTwoNodes(t *testing.T) {
-	ucxAll(t, open(t, 9000, false, 0), "weft0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "65536") })
+	ucxAll(t, openTestbed(t, 9000, false, 0), "weft0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "65536") })
 	if lab.Soak {
-		t.Run("MTU 1500", func(t *testing.T) { ucxAll(t, open(t, 1500, false, 0), "weft0", nil) })
+		t.Run("MTU 1500", func(t *testing.T) { ucxAll(t, openTestbed(t, 1500, false, 0), "weft0", nil) })
 	}
 }
 
 // By LID, through switches and a trunk.
 func TestUCXFabric(t *testing.T) {
-	m := &managed{bed: open(t, 9000, false, 0, fabricFlags...)}
+	m := &managed{testbed: openTestbed(t, 9000, false, 0, fabricFlags...)}
 	m.awaitActive(t)
-	ucxAll(t, m.bed, "weft_ib0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "tag_bw") })
+	ucxAll(t, m.testbed, "weft_ib0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "tag_bw") })
 }

@@ -21,7 +21,7 @@ import (
 // managed is what the programs of a subnet's management shall find: two nodes
 // joined by a trunk.
 type managed struct {
-	*bed
+	*testbed
 	words *strings.Replacer // {…} of the expectations
 }
 
@@ -82,7 +82,7 @@ func (m *managed) awaitActive(t *testing.T) {
 		lc, _ := sysfsFile(m.Client, "lid")
 		sa, _ := sysfsFile(m.Server, "sm_lid")
 		sc, _ := sysfsFile(m.Client, "sm_lid")
-		// Until the trunk is up, and the managers agree who is the master, each
+		// Until the trunk is up, and the managers have elected a master, each
 		// node may be a subnet of its own, with the same LIDs.
 		if a == "4: ACTIVE" && c == a && la != lc && sa == sc && settled(m.Server, m.Client) {
 			break
@@ -180,7 +180,7 @@ var fabricFlags = []string{"--fabric", "--peer", peer, "--store", "memory"}
 // manages.
 func TestDiagnostics(t *testing.T) {
 	needs(t, "ibstat", "saquery", "ibtracert", "ibping")
-	m := &managed{bed: open(t, 1500, false, 0, fabricFlags...)}
+	m := &managed{testbed: openTestbed(t, 1500, false, 0, fabricFlags...)}
 	m.awaitActive(t)
 	m.diagnose(t)
 	t.Run("ibping", m.ping)
@@ -215,7 +215,7 @@ func TestGuardedSubnet(t *testing.T) {
 	if err := os.WriteFile(file, []byte(key), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m := &managed{bed: open(t, 1500, false, 0, append(slices.Clone(fabricFlags), "--m-key-file", file)...)}
+	m := &managed{testbed: openTestbed(t, 1500, false, 0, append(slices.Clone(fabricFlags), "--m-key-file", file)...)}
 	m.awaitActive(t)
 	m.diagnose(t)
 	info := strings.Fields(m.words.Replace("smpquery -K portinfo {lid2} 1"))

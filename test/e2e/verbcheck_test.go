@@ -13,13 +13,13 @@ import (
 // bounds every wait itself.
 const verbcheckLimit = 10 * time.Minute
 
-// verbcheck runs the program between the bed's nodes, one row per check. A trunk that goes down, as where
+// verbcheck runs the program between the testbed's nodes, one row per check. A trunk that goes down, as where
 // a node gets no processor for long, takes datagrams along that checks wait for: then all of it once more.
-func verbcheck(t *testing.T, b *bed, limit time.Duration, flags []string, args ...string) {
+func verbcheck(t *testing.T, b *testbed, limit time.Duration, flags []string, args ...string) {
 	t.Helper()
 	for try := 0; ; try++ {
 		since := b.downs()
-		p, err := b.once(limit, flags, lab.Bin("verbcheck"), args...)
+		p, err := b.runPairOnce(limit, flags, lab.Bin("verbcheck"), args...)
 		if downs := since(); err != nil && downs > 0 && try < 3 {
 			t.Logf("trunks went down %d times meanwhile: once more: %v", downs, err)
 			continue
@@ -61,12 +61,12 @@ func big(args ...string) []string {
 }
 
 func TestVerbcheckOneNode(t *testing.T) {
-	verbcheck(t, open(t, 9000, true, 0), verbcheckLimit, nil, big()...)
+	verbcheck(t, openTestbed(t, 9000, true, 0), verbcheckLimit, nil, big()...)
 }
 
 // Both ends in one process, of a user without rights.
 func TestVerbcheckLocal(t *testing.T) {
-	b := open(t, 9000, true, lab.Nobody)
+	b := openTestbed(t, 9000, true, lab.Nobody)
 	out, err := lab.Run(b.Server.Program(lab.Bin("verbcheck"), "--local"), verbcheckLimit)
 	rows(t, out)
 	if err != nil && !t.Failed() {
@@ -75,20 +75,20 @@ func TestVerbcheckLocal(t *testing.T) {
 }
 
 func TestVerbcheckArena(t *testing.T) {
-	verbcheck(t, open(t, 9000, true, 0), verbcheckLimit, []string{"--arena"})
+	verbcheck(t, openTestbed(t, 9000, true, 0), verbcheckLimit, []string{"--arena"})
 }
 
 // One node, but every message through the full packet path.
 func TestVerbcheckWireLocal(t *testing.T) {
-	verbcheck(t, open(t, 1500, true, 0, "--wire-local"), verbcheckLimit, nil)
+	verbcheck(t, openTestbed(t, 1500, true, 0, "--wire-local"), verbcheckLimit, nil)
 }
 
 func TestVerbcheckTwoNodes(t *testing.T) {
-	verbcheck(t, open(t, 9000, false, 0), verbcheckLimit, nil, big()...)
+	verbcheck(t, openTestbed(t, 9000, false, 0), verbcheckLimit, nil, big()...)
 }
 
 func TestVerbcheckTwoNodesIPv6(t *testing.T) {
-	b := open(t, 1500, false, 0)
+	b := openTestbed(t, 1500, false, 0)
 	b.V6 = true
 	verbcheck(t, b, verbcheckLimit, nil)
 }
@@ -100,7 +100,7 @@ func TestVerbcheckFaults(t *testing.T) {
 		{"--duplicate", "5%", "--reorder", "5%", "--corrupt", "1%", "--seed", "8"},
 	} {
 		t.Run(f[0], func(t *testing.T) {
-			b := open(t, 9000, false, 0)
+			b := openTestbed(t, 9000, false, 0)
 			for _, n := range []*lab.Node{b.Server, b.Client} {
 				if _, err := n.Weft(append([]string{"fault", "add"}, f...)...); err != nil {
 					t.Fatal(err)

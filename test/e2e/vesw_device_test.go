@@ -16,7 +16,7 @@ import (
 // stations are two nodes of a user without rights, with devices in virtual Ethernet switches and without any network
 // interface for them.
 type stations struct {
-	*bed
+	*testbed
 	t *testing.T
 }
 
@@ -30,7 +30,7 @@ const (
 func openStations(t *testing.T, mtu int, flags ...string) *stations {
 	t.Helper()
 	flags = append(slices.Clone(flags), "--peer", peer, "--store", "memory", onSecond, "--sm", "off")
-	s := &stations{bed: open(t, 9000, false, lab.Nobody, flags...), t: t}
+	s := &stations{testbed: openTestbed(t, 9000, false, lab.Nobody, flags...), t: t}
 	s.mtu, s.Device, s.GID = portMTU(mtu), blueDevice, v4GID
 	for _, n := range []*lab.Node{s.Server, s.Client} {
 		if out, err := n.Weft("wait", "--for=active", "--timeout", "30s"); err != nil {
@@ -120,26 +120,26 @@ func TestVESWDevices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s.GID = i
 			defer func() { s.GID = v4GID }()
-			for _, r := range []rung{{"ibv_rc_pingpong", "-c", true}, {"ibv_uc_pingpong", "-c", true}, {"ibv_ud_pingpong", "-c -s 1000", true}} {
+			for _, r := range []invocation{{"ibv_rc_pingpong", "-c", true}, {"ibv_uc_pingpong", "-c", true}, {"ibv_ud_pingpong", "-c -s 1000", true}} {
 				if i != v4GID && !lab.Soak && r.program != "ibv_rc_pingpong" {
 					continue
 				}
 				args := strings.Fields(r.args)
 				if i == localGID {
-					args = append(args, "-g", "0") // the bed takes index 0 for none
+					args = append(args, "-g", "0") // the testbed takes index 0 for none
 				}
-				if out := s.pair(t, time.Minute, r.program, args...); judge(r.program, out) != "" {
+				if out := s.pair(t, time.Minute, r.program, args...); checkOutput(r.program, out) != "" {
 					t.Errorf("%s\n%s", r.name(), out)
 				}
 			}
 		})
 	}
 	t.Run("perftest", func(t *testing.T) {
-		for _, r := range []rung{{"ib_write_bw", "-n 1000", true}, {"ib_send_lat", "-n 500", true}, {"ib_read_bw", "-n 1000", false}, {"ib_atomic_lat", "-n 500", false}} {
+		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_lat", "-n 500", true}, {"ib_read_bw", "-n 1000", false}, {"ib_atomic_lat", "-n 500", false}} {
 			if !r.basic && !lab.Soak {
 				continue
 			}
-			if out := s.pair(t, time.Minute, r.program, append(strings.Fields(r.args), "-F")...); judge(r.program, out) != "" {
+			if out := s.pair(t, time.Minute, r.program, append(strings.Fields(r.args), "-F")...); checkOutput(r.program, out) != "" {
 				t.Errorf("%s\n%s", r.name(), out)
 			}
 		}
@@ -149,13 +149,13 @@ func TestVESWDevices(t *testing.T) {
 		if lab.Soak {
 			args = nil
 		}
-		verbcheck(t, s.bed, verbcheckLimit, nil, args...)
+		verbcheck(t, s.testbed, verbcheckLimit, nil, args...)
 	})
 	t.Run("one node", func(t *testing.T) {
 		s.add(s.Server, "blue", "blue1", "10.9.0.3/24,fd09::3/64")
-		one := bed{Bed: lab.Bed{Server: s.Server, Client: s.Server, Device: blueDevice, ClientDevice: "blue1", GID: v6GID}, mtu: s.mtu}
-		for _, r := range []rung{{"ibv_rc_pingpong", "-c", true}, {"ib_write_bw", "-n 1000 -F", true}} {
-			if out := one.pair(t, time.Minute, r.program, strings.Fields(r.args)...); judge(r.program, out) != "" {
+		one := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Server, Device: blueDevice, ClientDevice: "blue1", GID: v6GID}, mtu: s.mtu}
+		for _, r := range []invocation{{"ibv_rc_pingpong", "-c", true}, {"ib_write_bw", "-n 1000 -F", true}} {
+			if out := one.pair(t, time.Minute, r.program, strings.Fields(r.args)...); checkOutput(r.program, out) != "" {
 				t.Errorf("%s\n%s", r.name(), out)
 			}
 		}
@@ -210,8 +210,8 @@ func (s *stations) apart(t *testing.T) {
 	}
 	// The same address may be in both, and each has its own neighbours.
 	s.add(s.Server, "red", "red1", "10.9.0.1/24")
-	both := bed{Bed: lab.Bed{Server: s.Server, Client: s.Client, Device: "red1", ClientDevice: "red0", GID: v4GID}, mtu: s.mtu}
-	if out := both.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); judge("ibv_rc_pingpong", out) != "" {
+	both := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Client, Device: "red1", ClientDevice: "red0", GID: v4GID}, mtu: s.mtu}
+	if out := both.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}
 	s.weft(s.Server, "dev", "del", "red1")
@@ -230,7 +230,7 @@ func (s *stations) disabled(t *testing.T) {
 	s.until("the port is down", func() bool { return s.port(s.Server, blueDevice).State == "DOWN" })
 	s.weft(s.Server, "dev", "set", blueDevice, "--enabled")
 	s.until("the port is up", func() bool { return s.port(s.Server, blueDevice).State == "ACTIVE" })
-	if out := s.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); judge("ibv_rc_pingpong", out) != "" {
+	if out := s.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}
 	// What the manager takes out of the switch has no carrier.
@@ -241,7 +241,7 @@ func (s *stations) disabled(t *testing.T) {
 	})
 	s.weft(s.Server, "vesw", "port", "add", "blue", blueDevice)
 	s.until("the port is up", func() bool { return s.port(s.Server, blueDevice).State == "ACTIVE" })
-	if out := s.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); judge("ibv_rc_pingpong", out) != "" {
+	if out := s.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}
 }
@@ -253,10 +253,10 @@ func TestVESWDevicesJumbo(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	out := s.pair(t, time.Minute, "ibv_rc_pingpong", "-c", "-s", "1000003", "-n", "20", "-r", "8", "-m", "4096")
-	if judge("ibv_rc_pingpong", out) != "" {
+	if checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}
-	one := bed{Bed: lab.Bed{Server: s.Server, Client: s.Server, Device: blueDevice, GID: v4GID}, mtu: s.mtu}
+	one := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Server, Device: blueDevice, GID: v4GID}, mtu: s.mtu}
 	verbcheck(t, &one, verbcheckLimit, nil, "-t", "rc.send*", "-t", "rc.write*", "-t", "ud.*", "-t", "mcast.*")
 	if n := s.counter(s.Server, blueDevice, "sent_packets"); n != 0 {
 		t.Logf("%d packets by frames", n)

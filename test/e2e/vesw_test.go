@@ -22,13 +22,13 @@ import (
 	"weft/test/lab"
 )
 
-// framesEnv has this binary be a program of raw Ethernet frames: it says some, or prints those that it hears.
+// framesEnv has this binary be a program of raw Ethernet frames: it sends some, or prints those that it receives.
 const framesEnv = "WEFT_E2E_FRAMES"
 
 // testType is the EtherType of frames that programs here send (IEEE 802, local experimental).
 const testType = 0x88b5
 
-// serveFrames is that program: "hear IF", or "say IF MAC TEXT COUNT SIZE TAG", where SIZE is
+// serveFrames is that program: "listen IF", or "send IF MAC TEXT COUNT SIZE TAG", where SIZE is
 // that of what follows the header and TAG a VLAN tag's control information, -1 for none.
 func serveFrames(what string) int {
 	f := strings.Fields(what)
@@ -43,7 +43,7 @@ func serveFrames(what string) int {
 	be := binary.BigEndian
 	var proto [2]byte
 	be.PutUint16(proto[:], testType)
-	if f[0] == "hear" {
+	if f[0] == "listen" {
 		be.PutUint16(proto[:], unix.ETH_P_ALL) // others get no tags of VLANs that the kernel does not know
 	}
 	sock, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(binary.NativeEndian.Uint16(proto[:])))
@@ -53,7 +53,7 @@ func serveFrames(what string) int {
 	if err != nil {
 		return fail(err)
 	}
-	if f[0] == "hear" {
+	if f[0] == "listen" {
 		// The kernel takes tags out, and tells of them beside the frame.
 		if err := unix.SetsockoptInt(sock, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1); err != nil {
 			return fail(err)
@@ -71,7 +71,7 @@ func serveFrames(what string) int {
 				continue
 			}
 			text, _, _ := bytes.Cut(b[14:n], []byte{0})
-			fmt.Printf("heard %s in %d tag %d\n", text, n, tagBeside(oob[:m]))
+			fmt.Printf("received %s in %d tag %d\n", text, n, tagBeside(oob[:m]))
 		}
 	}
 	var count, size, tag int
@@ -124,10 +124,10 @@ func (s *subnet) frames(i int, what ...any) lab.Cmd {
 	return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{framesEnv + "=" + strings.TrimSpace(fmt.Sprintln(what...))}, Args: []string{exe}}
 }
 
-// hear starts to listen for frames at an interface of a node.
-func (s *subnet) hear(t *testing.T, i int, ifname string) *lab.Proc {
+// startListener starts to listen for frames at an interface of a node.
+func (s *subnet) startListener(t *testing.T, i int, ifname string) *lab.Proc {
 	t.Helper()
-	p, err := lab.Start(s.frames(i, "hear", ifname))
+	p, err := lab.Start(s.frames(i, "listen", ifname))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,10 +138,10 @@ func (s *subnet) hear(t *testing.T, i int, ifname string) *lab.Proc {
 	return p
 }
 
-// say sends frames from an interface of a node.
-func (s *subnet) say(t *testing.T, i int, ifname, to, text string, count, size, tag int) {
+// sendFrames sends frames from an interface of a node.
+func (s *subnet) sendFrames(t *testing.T, i int, ifname, to, text string, count, size, tag int) {
 	t.Helper()
-	if out, err := lab.Run(s.frames(i, "say", ifname, to, text, count, size, tag), fabricLimit); err != nil {
+	if out, err := lab.Run(s.frames(i, "send", ifname, to, text, count, size, tag), fabricLimit); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -364,20 +364,20 @@ func (s *subnet) veswGateway(t *testing.T) {
 	s.mustIn(2, "ip", "link", "show", "out0") // which was there before
 }
 
-// apartVESWs has frames to all pass both switches, each of which is heard on its own alone.
+// apartVESWs has frames to all pass both switches, each of which is received on its own alone.
 func (s *subnet) apartVESWs(t *testing.T, red, blue int) {
 	listeners := map[string][]*lab.Proc{
-		first:    {s.hear(t, 1, first), s.hear(t, 2, first)},
-		"opa1v1": {s.hear(t, 1, "opa1v1")},
+		first:    {s.startListener(t, 1, first), s.startListener(t, 2, first)},
+		"opa1v1": {s.startListener(t, 1, "opa1v1")},
 	}
 	const first, second = "opa1v0", "opa1v1"
 	mac := s.portIn(2, red).MAC
-	s.until("both are heard", func() bool {
+	s.until("both are received", func() bool {
 		// Of the other switch first, to all and to a port that is not there.
-		s.say(t, 0, second, broadcast, "blue", 1, 100, -1)
-		s.say(t, 0, second, mac, "stray", 1, 100, -1)
-		s.say(t, 0, first, broadcast, "red", 1, 100, -1)
-		for name, want := range map[string]string{first: "heard red in", second: "heard blue in"} {
+		s.sendFrames(t, 0, second, broadcast, "blue", 1, 100, -1)
+		s.sendFrames(t, 0, second, mac, "stray", 1, 100, -1)
+		s.sendFrames(t, 0, first, broadcast, "red", 1, 100, -1)
+		for name, want := range map[string]string{first: "received red in", second: "received blue in"} {
 			for _, p := range listeners[name] {
 				if !strings.Contains(p.Output(), want) {
 					return false
@@ -389,7 +389,7 @@ func (s *subnet) apartVESWs(t *testing.T, red, blue int) {
 	for name, other := range map[string]string{first: "blue", second: "red"} {
 		for _, p := range listeners[name] {
 			if out := p.Output(); strings.Contains(out, other) || strings.Contains(out, "stray") {
-				t.Errorf("heard on %s:\n%s", name, out)
+				t.Errorf("received on %s:\n%s", name, out)
 			}
 		}
 	}
@@ -397,18 +397,18 @@ func (s *subnet) apartVESWs(t *testing.T, red, blue int) {
 
 // taggedFrames has tagged frames pass, and be counted one by one.
 func (s *subnet) taggedFrames(t *testing.T) {
-	p := s.hear(t, 1, first)
+	p := s.startListener(t, 1, first)
 	to := s.ports(1)[0].MAC
 	const count, size, tag = 20, 1000, 5<<13 | 7
 	round, wrong := 0, ""
 	try := func() bool {
 		was := [2]map[string]uint64{s.veswStats(0, first), s.veswStats(1, first)}
 		round++
-		s.say(t, 0, first, to, fmt.Sprintf("tagged%d", round), count, size, tag)
-		heard := fmt.Sprintf("heard tagged%d in %d tag %d\n", round, 14+size, tag)
-		for end := time.Now().Add(fabricLimit / 10); strings.Count(p.Output(), heard) < count; time.Sleep(10 * time.Millisecond) {
+		s.sendFrames(t, 0, first, to, fmt.Sprintf("tagged%d", round), count, size, tag)
+		received := fmt.Sprintf("received tagged%d in %d tag %d\n", round, 14+size, tag)
+		for end := time.Now().Add(fabricLimit / 10); strings.Count(p.Output(), received) < count; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
-				wrong = "not all are heard: " + p.Output()
+				wrong = "not all are received: " + p.Output()
 				return false
 			}
 		}
@@ -454,7 +454,7 @@ func (s *subnet) veswGroup(t *testing.T, group string, nodes ...int) {
 	}
 	var listeners []*lab.Proc
 	for _, i := range nodes {
-		p, err := lab.Start(program(i, "hear"))
+		p, err := lab.Start(program(i, "listen"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -464,8 +464,8 @@ func (s *subnet) veswGroup(t *testing.T, group string, nodes ...int) {
 		}
 		listeners = append(listeners, p)
 	}
-	s.until("all have heard", func() bool {
-		if out, err := lab.Run(program(0, "say"), fabricLimit); err != nil {
+	s.until("all have received", func() bool {
+		if out, err := lab.Run(program(0, "send"), fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		return !slices.ContainsFunc(listeners, func(p *lab.Proc) bool { return !strings.Contains(p.Output(), "says "+groupHi) })
@@ -532,7 +532,7 @@ func TestVESWMasterKilled(t *testing.T) {
 	s.reaches(a, v4(m))
 }
 
-// TestVESWNetstack: who may do nothing to the host's network is on a virtual Ethernet switch by an IP stack in
+// TestVESWNetstack: a user without rights on the host's network is on a virtual Ethernet switch by an IP stack in
 // the node, and its status tells what helps.
 func TestVESWNetstack(t *testing.T) {
 	lab.NeedNetNS(t)

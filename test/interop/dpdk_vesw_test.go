@@ -74,7 +74,7 @@ func TestDPDKOnVESW(t *testing.T) {
 // byDPDK has the hosts talk by way of DPDK between two cards, the first at node 1 and the second at node 0.
 func (f *fleet) byDPDK(t *testing.T, pairs int, options string, cards [2]api.VM, reconnect bool) {
 	for i := range f.nodes {
-		f.mustIn(i, "ip", "neigh", "flush", "dev", veswTap) // so that a question to all tells where who answers is now
+		f.mustIn(i, "ip", "neigh", "flush", "dev", veswTap) // so that a request to all shows where the target is now
 	}
 	was := f.passed(cards)
 	end := testpmd(t, pairs, options, at(cards[0]), at(cards[1]))

@@ -100,7 +100,7 @@ func (b *bench) mckey6() error {
 	return b.forgotten()
 }
 
-// groupTraffic is what a capture has of IP groups: who said to be in one, and who sent to it.
+// groupTraffic is what a capture has of IP groups: which ends reported to be in one, and which sent to it.
 // Index true is Weft, false the guest.
 type groupTraffic struct {
 	guest  [6]byte // its MAC
@@ -121,7 +121,7 @@ func newGroupTraffic(b *bench) *groupTraffic {
 
 func (g *groupTraffic) weft(frame []byte) bool { return [6]byte(frame[6:12]) != g.guest }
 
-// report notes who a frame says is in which groups, if it is such a report: of IGMPv3 (RFC 3376, 4.2)
+// report notes the groups that the sender of a frame is in, if it is a report of IGMPv3 (RFC 3376, 4.2)
 // or MLDv2 (RFC 3810, 5.2), which differ in the length of addresses.
 func (g *groupTraffic) report(frame []byte) bool {
 	packet := frame[14:]
@@ -142,7 +142,7 @@ func (g *groupTraffic) report(frame []byte) bool {
 	for len(records) >= 4+alen && alen > 0 {
 		sources := int(binary.BigEndian.Uint16(records[2:]))
 		group, _ := netip.AddrFromSlice(records[4 : 4+alen])
-		// To exclude nobody is to join.
+		// To exclude no source is to join.
 		if kind := records[0]; (kind == 2 || kind == 4) && sources == 0 {
 			g.member[g.weft(frame)][group] = true
 		}
@@ -151,7 +151,7 @@ func (g *groupTraffic) report(frame []byte) bool {
 	return true
 }
 
-// packet notes who sent to a group, and says what is wrong with such a packet. Its MAC address is
+// packet notes the sender to a group, and returns what is wrong with such a packet. Its MAC address is
 // that of the IP group (RFC 1112, 6.4; RFC 2464, 7), its queue pair the one for groups (IBA volume 1, 10.5),
 // its source the sender's.
 func (g *groupTraffic) packet(frame []byte, ip *wire.IPUDP, h *wire.Headers) string {

@@ -12,7 +12,7 @@ import (
 	"weft/test/interop/guest"
 )
 
-// TestGuestDies: what waits for a guest whose kernel panics ends at once, with what the console shows.
+// TestGuestDies: what waits for a guest ends at once when its kernel panics, with what the console shows.
 func TestGuestDies(t *testing.T) {
 	image, err := guest.Build(t.Context(), "")
 	if err != nil {

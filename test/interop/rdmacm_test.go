@@ -158,7 +158,7 @@ func (b *bench) waitFor(what string, p *lab.Proc, ok func() (bool, error)) error
 }
 
 // byAddress connects programs by address with those of a Linux host, both ways, and has each
-// side refuse the other where nobody listens, and die.
+// side refuse the other where no program listens, and die.
 func (b *bench) byAddress(t *testing.T) {
 	n, size := "-n 20", "65536"
 	if lab.Soak {

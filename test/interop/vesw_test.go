@@ -338,7 +338,7 @@ func TestGuestsOnVESW(t *testing.T) {
 	})
 }
 
-// restart ends the node whose guest's QEMU is the server, and starts it again, while the guest
+// restart ends the node with a guest as the server of its card, and starts it again, while the guest
 // and the other node's host talk.
 func (f *fleet) restart(t *testing.T) {
 	// Each line has the time; a gap between answers is the pause.

@@ -58,7 +58,7 @@ func (t *Triangle) Capture(i, j int, dir string) (*Capture, error) {
 	}
 }
 
-// Kill ends a capture that nobody wants any more.
+// Kill ends a capture that is not needed any more.
 func (c *Capture) Kill() { c.proc.Kill() }
 
 // Packets ends the capture, and calls f with each native packet that passed the
@@ -100,11 +100,11 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 			return fmt.Errorf("no datagram of a trunk (%v): %x", why, udp.Payload)
 		}
 		if h.To == 0 {
-			continue // a hello to nobody in particular
+			continue // a hello without an epoch of the receiver
 		}
 		to := receivers[h.To]
 		if to == nil {
-			// Whoever it is, it is not the sender.
+			// The GUID is any but the sender's.
 			if to, err = trunk.New(trunk.Config{Node: h.Node ^ 1, Epoch: h.To, Peers: []ib.GUID{h.Node}}); err != nil {
 				return err
 			}

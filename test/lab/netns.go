@@ -71,7 +71,7 @@ func (n *NetNS) addresses(subnet, host int) error {
 		ip("-n", n.Name, "link", "set", "eth0", "up"))
 }
 
-// Joined makes two namespaces whose eth0 are the ends of one cable.
+// Joined makes two namespaces; their eth0 are the ends of one cable.
 func Joined(mtu int) (a, b *NetNS, err error) {
 	if a, err = newNetNS(); err != nil {
 		return nil, nil, err

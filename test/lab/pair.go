@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Bed is where a server and a client run: on two nodes, or both on one.
-type Bed struct {
+// Testbed is where a server and a client run: on two nodes, or both on one.
+type Testbed struct {
 	Server, Client *Node
 	V6             bool // packets are IPv6; programs find each other over IPv4 all the same
 	// Device is a device of both nodes; empty is weft0. Programs are told its GID of index GID, and none where that is
@@ -30,13 +30,13 @@ type Pair struct {
 var lastPort atomic.Int32
 
 // Port returns a TCP port that no other pair of this process has. Beds are in
-// namespaces of this process, so nobody else is there.
+// namespaces of this process, so no other program uses them.
 func Port() int { return 20000 + int(lastPort.Add(1))%12000 }
 
 // Start starts a program as server and, once it listens, as client, both told
 // device, GID and port. Flags are those of weft run. What has been started is
 // in the pair even if there is an error.
-func (b *Bed) Start(flags []string, program string, args ...string) (Pair, error) {
+func (b *Testbed) Start(flags []string, program string, args ...string) (Pair, error) {
 	var p Pair
 	var address [2][]string
 	for i, n := range []*Node{b.Server, b.Client} {
@@ -86,7 +86,7 @@ func StartPair(tcp int, server, client Cmd) (p Pair, err error) {
 }
 
 // Working waits until both programs are connected.
-func (b *Bed) Working(p Pair) error {
+func (b *Testbed) Working(p Pair) error {
 	if err := b.Server.Working(p.Server, limitQuick); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ const gaveUpSending = "Failed status " + GaveUp + " (12) for wr_id 2"
 
 // LastAckLost reports, of a pair that has ended, whether all that went wrong is what no wire that loses
 // packets can spare pingpongs: one had all its messages and ended well, its queue pair with it, and the
-// acknowledgement of the last message was lost, which nobody is left to repeat. So the other gave up its
+// acknowledgement of the last message was lost, which no end is left to repeat. So the other gave up its
 // last request. They say no farewell to each other; programs that do, such as perftest's, end well.
 func (p Pair) LastAckLost() bool {
 	if p.Server == nil || p.Client == nil {

@@ -3,7 +3,7 @@
 // Package lab sets up what end-to-end tests and benchmarks need: network
 // namespaces, links, nodes and programs on them, all bounded in time.
 //
-// In: what to run, where and as whom. Out: running processes, what they
+// In: what to run, where and as which user. Out: running processes, what they
 // printed, how they ended. Called by test/e2e, test/interop and bench. It must
 // never touch an interface, a process or a file that it did not make, and
 // leaves none behind once everything is closed.
@@ -196,8 +196,8 @@ type Peer interface {
 	Output() string        // what it has printed
 }
 
-// PeerPatience is how long a program may go on once its peer has ended. A program whose peer is gone can wait for ever;
-// one whose peer ended well has little left to do, even on a busy machine.
+// PeerPatience is how long a program may go on once its peer has ended. A program without its peer can wait for ever;
+// after a good end of the peer it has little left to do, even on a busy machine.
 const PeerPatience = 30 * time.Second
 
 // ErrPeerEnded is what WaitBeside wraps when a program did not end after its peer had.

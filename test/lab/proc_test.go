@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// TestChildrenKeepTheOutput: a program that ended well did so, whoever holds its output open, and all
+// TestChildrenKeepTheOutput: a program that ended well did so, whichever process holds its output open, and all
 // that it printed is there.
 func TestChildrenKeepTheOutput(t *testing.T) {
 	out, err := Run(Cmd{Args: []string{"/bin/sh", "-c", "sleep 300 & echo $!; seq 20000; echo end"}}, time.Minute)
@@ -26,7 +26,7 @@ func TestChildrenKeepTheOutput(t *testing.T) {
 	}
 }
 
-// TestDrain: what a program had written when nobody read is taken, and no more is waited for.
+// TestDrain: what a program had written before a read is returned, and no more is waited for.
 func TestDrain(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

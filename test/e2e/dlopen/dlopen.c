@@ -42,7 +42,7 @@ static void *find(const char *name, const char *version)
 
 	if (!fn)
 		fail("no %s@%s: %s", name, version, dlerror());
-	/* Who asks for no version gets the same. */
+	/* A lookup without a version gets the same. */
 	if (dlsym(lib, name) != fn)
 		fail("%s@%s is not the default", name, version);
 	return fn;
@@ -174,7 +174,7 @@ static void unsupported(struct ibv_pd *pd, struct ibv_qp *qp)
 		fail("ibv_query_ece, ibv_set_ece: not EOPNOTSUPP");
 }
 
-/* A queue pair that fails says so to who waits for events. */
+/* A queue pair that fails raises an event. */
 static void event(struct ibv_context *c, struct ibv_qp *qp, struct ibv_qp *peer, struct ibv_mr *mr)
 {
 	struct ibv_sge s = { (uintptr_t)mr->addr, 8, mr->lkey };

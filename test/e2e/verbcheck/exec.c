@@ -214,7 +214,7 @@ static void quiet(struct exec *x)
 
 /* reset destroys all objects, users before what they use. Answers: rc, the
  * first failure; id, the call; u[0], a bit for each asynchronous event that
- * nobody had fetched. */
+ * was not fetched. */
 static void reset(struct exec *x, struct msg *m)
 {
 	static const enum op order[] = { OP_AH_FREE, OP_QP_FREE, OP_SRQ_FREE, OP_CQ_FREE, OP_CHANNEL_FREE, OP_MW_FREE, OP_MR_FREE, OP_PD_FREE };

@@ -150,7 +150,7 @@ static int own(struct worker *w)
 }
 
 /* common posts to the queue pair that all threads share and polls the common
- * completion queue for everybody. */
+ * completion queue for all. */
 static int common(struct worker *w)
 {
 	struct shared *s = w->s;

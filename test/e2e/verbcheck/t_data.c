@@ -259,7 +259,7 @@ static void rc_inline_write_imm(void) { inl(RC, IBV_WR_RDMA_WRITE_WITH_IMM); }
 static void uc_inline(void) { inl(UC, IBV_WR_SEND_WITH_IMM); }
 static void ud_inline(void) { inl(UD, IBV_WR_SEND_WITH_IMM); }
 
-/* No entries at all; and a WRITE of nothing, whose key and address nobody may look at. */
+/* No entries at all; and a WRITE of nothing, with a key and an address that are not to be checked. */
 static void rc_empty(void)
 {
 	struct conn c;

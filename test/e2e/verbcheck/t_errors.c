@@ -272,7 +272,7 @@ static void send_long(void)
 	}
 }
 
-/* A receive whose own entries are faulty. */
+/* A receive with faulty entries of its own. */
 static void recv_fault(void)
 {
 	for (int kind = KEY_WRONG; kind <= KEY_WRAP + 1; kind++) {

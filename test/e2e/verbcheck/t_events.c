@@ -375,7 +375,7 @@ static void shared_cq(void)
 	int qp[Q], next_s[Q] = { 0 }, next_r[Q] = { 0 }, cq = make_cq(A, 256, NONE);
 	uint32_t qpn[Q];
 
-	/* Side 0 of each pair is replaced by a queue pair whose completions all go to cq. */
+	/* Side 0 of each pair is replaced by a queue pair with all completions in cq. */
 	for (int q = 0; q < Q; q++) {
 		connect_pair(&c[q], &(struct opt){ .until = NONE, .room = 4096 });
 		struct qp_init in = { .type = IBV_QPT_RC, .pd = c[q].s[0].pd, .scq = cq, .rcq = cq, .srq = NONE, .cap = { 64, 64, 2, 2, 0 } };

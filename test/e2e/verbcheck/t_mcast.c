@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Multicast groups: who is attached gets one exact copy each, the sender too. */
+/* Multicast groups: each attached queue pair receives one exact copy, the sender too. */
 #include "vc.h"
 
 #include <errno.h>
@@ -106,7 +106,7 @@ static bool gets(struct party *p, int i, int from, uint32_t key)
 	return p->in[i] && key == qkey && !(i == from && p->deaf[i]);
 }
 
-/* spread has member `from` send n bytes, which each who is in must get. */
+/* spread has member `from` send n bytes, which each member must receive. */
 static void spread(struct party *p, int from, uint32_t n, uint32_t key)
 {
 	struct side *f = side(p, from);
@@ -150,7 +150,7 @@ static void spread(struct party *p, int from, uint32_t n, uint32_t key)
 		if (i < 2 || !p->buffer[i] || !gets(p, i, from, key)) /* for the others time has passed */
 			want_none(s->e, s->rcq, i < 2 || key != qkey ? 20 : 0);
 	}
-	/* Whoever was left out has its receive still: the next one would take it. */
+	/* A member that was left out has its receive still: the next message would use it. */
 	for (int i = 0; i < MEMBERS; i++) {
 		struct side *s = side(p, i);
 		struct ibv_qp_attr e = { .qp_state = IBV_QPS_ERR };
@@ -208,7 +208,7 @@ static void wrong_qkey(void)
 	disperse(&p);
 }
 
-/* Who does not want what it sends itself gets the others' all the same. */
+/* A queue pair that blocks its own messages receives those of others. */
 static void self(void)
 {
 	struct party p;

@@ -399,7 +399,7 @@ static void invalidate_local(void)
 	again(&c);
 	w.rkey = w.m.rkey;
 	works(&w, 0, 100, WR);
-	/* Nothing outlives it: it waits for the READ before it, whose data it frees. */
+	/* Nothing outlives it: it waits for the READ before it, and releases its data. */
 	struct win r = make_win(&c, 2, BINDABLE);
 	bind_to(&r, 0, 100, WR, IBV_WC_SUCCESS);
 	struct swr list[2] = { swr(&c, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED), swr(&c, IBV_WR_LOCAL_INV, IBV_SEND_SIGNALED) };
@@ -536,7 +536,7 @@ static void services(void)
 	local_inv(&w, w.rkey, IBV_WC_SUCCESS);
 	struct swr r = access_wr(&w, IBV_WR_RDMA_WRITE, 0, 100);
 	post(&c, 0, &r);
-	want_ok(&c, 0, &r, 100); /* unreliable: nobody says that it was dropped */
+	want_ok(&c, 0, &r, 100); /* unreliable: no error for what was dropped */
 	ping(&c, 0);
 	verify(B, c.s[1].rx, 0, "a WRITE by a key that has ended");
 	struct swr s = swr(&c, IBV_WR_SEND_WITH_INV, IBV_SEND_SIGNALED);

@@ -30,7 +30,7 @@ type Config struct {
 	IP6   string // IPv6 address/length of eth0; empty: link-local only
 	MTU   int    // of eth0; 0: leave 1500
 	// Vhost is the socket of vhost-user that serves eth0 instead of a TAP. With Listen QEMU is its server, and
-	// the guest boots only when somebody connects. Queues is how many queue pairs eth0 has, 0: one; Device further
+	// the guest boots only when a client connects. Queues is how many queue pairs eth0 has, 0: one; Device further
 	// properties of it, as ",packed=on".
 	Vhost  string
 	Listen bool
@@ -188,7 +188,7 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	return nil
 }
 
-// watch ends a guest whose kernel has panicked: one that may reboot would otherwise answer as if nothing had been.
+// watch ends a guest after a panic of its kernel: one that may reboot would otherwise answer as if nothing had been.
 func (g *Guest) watch() {
 	for {
 		select {

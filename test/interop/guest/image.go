@@ -34,7 +34,7 @@ type Image struct {
 	Initrd string // path of a newc archive
 }
 
-// packages are the Debian packages whose programs the guest runs. The kernel
+// packages are the Debian packages with the programs that the guest runs. The kernel
 // is only unpacked, never installed.
 var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool"}
 

@@ -14,8 +14,8 @@ import (
 	"weft/test/lab"
 )
 
-// rung is one invocation of a program of Debian.
-type rung struct {
+// invocation is one invocation of a program of Debian.
+type invocation struct {
 	program string
 	args    string
 	basic   bool // part of the short list
@@ -24,11 +24,11 @@ type rung struct {
 // slow reports whether r is for a soak: the latency of every size. Its time goes
 // into measuring the processor's clock again and again; every size is moved by
 // the bandwidth of each.
-func (r rung) slow() bool {
+func (r invocation) slow() bool {
 	return strings.HasSuffix(r.program, "_lat") && strings.Contains(r.args, "-a")
 }
 
-func (r rung) name() string {
+func (r invocation) name() string {
 	if r.args == "" {
 		return r.program
 	}
@@ -36,7 +36,7 @@ func (r rung) name() string {
 }
 
 // pingpongs check contents (-c) wherever they can. %[1]d is the port's MTU.
-var pingpongs = []rung{
+var pingpongs = []invocation{
 	{"ibv_rc_pingpong", "-c", true},
 	{"ibv_rc_pingpong", "-c -e", true},
 	{"ibv_rc_pingpong", "-c -s 1", false},
@@ -57,7 +57,7 @@ var pingpongs = []rung{
 	{"ibv_srq_pingpong", "-c -s 6001 -q 4", false},
 }
 
-var perftests = []rung{
+var perftests = []invocation{
 	{"ib_send_bw", "-n 1000", true},
 	{"ib_send_bw", "-a -n 20", false},
 	{"ib_send_bw", "-c UC -n 1000", false},
@@ -112,9 +112,9 @@ const (
 	all
 )
 
-// climb runs the ladder but for the rungs named in without.
-func climb(t *testing.T, b *bed, how int, without ...rung) {
-	for _, r := range append(append([]rung{}, pingpongs...), perftests...) {
+// runInvocations runs the list of programs, but for those in without.
+func runInvocations(t *testing.T, b *testbed, how int, without ...invocation) {
+	for _, r := range append(append([]invocation{}, pingpongs...), perftests...) {
 		if slices.Contains(without, r) {
 			continue
 		}
@@ -127,7 +127,7 @@ func climb(t *testing.T, b *bed, how int, without ...rung) {
 				args = fmt.Sprintf(args, b.mtu)
 			}
 			out := b.pair(t, 90*time.Second, r.program, append(strings.Fields(args), extraArgs(r.program)...)...)
-			if why := judge(r.program, out); why != "" {
+			if why := checkOutput(r.program, out); why != "" {
 				t.Fatalf("%s\n%s", why, out)
 			}
 		})
@@ -143,8 +143,8 @@ func extraArgs(program string) []string {
 
 var iterations = regexp.MustCompile(`(?m)^(\d+) iters in [0-9.]+ seconds`)
 
-// judge says what is wrong with a client's output, or nothing.
-func judge(program, out string) string {
+// checkOutput says what is wrong with a client's output, or nothing.
+func checkOutput(program, out string) string {
 	if strings.HasPrefix(program, "ibv_") {
 		if !iterations.MatchString(out) {
 			return "no result line"
@@ -180,9 +180,9 @@ func judge(program, out string) string {
 	return ""
 }
 
-// list runs the programs that only look.
-func list(t *testing.T, b *bed) {
-	see := func(t *testing.T, want []string, args ...string) {
+// checkListings runs the programs that print devices.
+func checkListings(t *testing.T, b *testbed) {
+	expectOutput := func(t *testing.T, want []string, args ...string) {
 		t.Helper()
 		out, err := lab.Run(b.Server.Program(args...), 20*time.Second)
 		if err != nil {
@@ -194,20 +194,20 @@ func list(t *testing.T, b *bed) {
 			}
 		}
 	}
-	t.Run("ibv_devices", func(t *testing.T) { see(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`}, "ibv_devices") })
+	t.Run("ibv_devices", func(t *testing.T) { expectOutput(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`}, "ibv_devices") })
 	t.Run("ibv_devinfo -v", func(t *testing.T) {
-		see(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`, fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
+		expectOutput(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`, fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
 			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.Server.NetNS.V4) + `, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
 			`phys_state:\s*LINK_UP`}, "ibv_devinfo", "-v")
 	})
 	t.Run("ibstat", func(t *testing.T) {
-		see(t, []string{`CA 'weft0'`, `State: Active`, `Physical state: LinkUp`, `Link layer: Ethernet`}, "ibstat")
+		expectOutput(t, []string{`CA 'weft0'`, `State: Active`, `Physical state: LinkUp`, `Link layer: Ethernet`}, "ibstat")
 	})
 }
 
-// inSoak returns rungs to be left out unless this is a soak: messages of every size pass on
+// inSoak returns invocations to be left out unless this is a soak: messages of every size pass on
 // either way without them, and each of these spends its time measuring the clock, too.
-func inSoak(r ...rung) []rung {
+func inSoak(r ...invocation) []invocation {
 	if lab.Soak {
 		return nil
 	}
@@ -215,27 +215,27 @@ func inSoak(r ...rung) []rung {
 }
 
 func TestOneNode(t *testing.T) {
-	b := open(t, 9000, true, 0)
-	list(t, b)
-	climb(t, b, all, inSoak(rung{"ib_write_bw", "-a -n 20", false}, rung{"ib_read_bw", "-a -n 20", false})...)
+	b := openTestbed(t, 9000, true, 0)
+	checkListings(t, b)
+	runInvocations(t, b, all, inSoak(invocation{"ib_write_bw", "-a -n 20", false}, invocation{"ib_read_bw", "-a -n 20", false})...)
 }
 
 // An ordinary user: no capability, no memory to lock, a node of its own.
 func TestUnprivileged(t *testing.T) {
-	b := open(t, 9000, true, lab.Nobody)
-	list(t, b)
-	climb(t, b, basic)
+	b := openTestbed(t, 9000, true, lab.Nobody)
+	checkListings(t, b)
+	runInvocations(t, b, basic)
 }
 
 // A node of root that lets a user in.
 func TestOtherUser(t *testing.T) {
-	b := open(t, 9000, true, 0, "--allow-uid", strconv.Itoa(lab.Nobody))
+	b := openTestbed(t, 9000, true, 0, "--allow-uid", strconv.Itoa(lab.Nobody))
 	other := *b.Client
 	other.UID = lab.Nobody
 	b.Client = &other
 	defer func() { b.Client = b.Server }()
 	out := b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
-	if why := judge("ibv_rc_pingpong", out); why != "" {
+	if why := checkOutput("ibv_rc_pingpong", out); why != "" {
 		t.Errorf("%s\n%s", why, out)
 	}
 	// What its node does not let it do.
@@ -247,24 +247,24 @@ func TestOtherUser(t *testing.T) {
 }
 
 func TestWireLocal(t *testing.T) {
-	climb(t, open(t, 9000, true, 0, "--wire-local"), basic)
+	runInvocations(t, openTestbed(t, 9000, true, 0, "--wire-local"), basic)
 }
 
 func TestTwoNodes9000(t *testing.T) {
-	climb(t, open(t, 9000, false, 0), all, inSoak(rung{"ib_send_bw", "-a -n 20", false})...)
+	runInvocations(t, openTestbed(t, 9000, false, 0), all, inSoak(invocation{"ib_send_bw", "-a -n 20", false})...)
 }
 
-func TestTwoNodes1500(t *testing.T) { climb(t, open(t, 1500, false, 0), basic) }
+func TestTwoNodes1500(t *testing.T) { runInvocations(t, openTestbed(t, 1500, false, 0), basic) }
 
 func TestTwoNodesUnprivileged(t *testing.T) {
 	if !lab.Soak {
-		b := open(t, 9000, false, lab.Nobody)
+		b := openTestbed(t, 9000, false, lab.Nobody)
 		b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 		return
 	}
 	// A flood of an unreliable service loses packets in the receive buffer that a
 	// user may have (208 KiB), and this program's server waits for every one.
-	climb(t, open(t, 9000, false, lab.Nobody), all, rung{"ib_send_bw", "-c UC -n 1000", false})
+	runInvocations(t, openTestbed(t, 9000, false, lab.Nobody), all, invocation{"ib_send_bw", "-c UC -n 1000", false})
 }
 
 // TestEventsAgain repeats what sleeps until an event comes: one that is lost is a
@@ -279,7 +279,7 @@ func TestEventsAgain(t *testing.T) {
 			continue
 		}
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
-			b := open(t, 9000, oneNode, 0)
+			b := openTestbed(t, 9000, oneNode, 0)
 			for range times {
 				b.pair(t, 60*time.Second, "ib_send_bw", "-n", "500", "-e", "-F")
 				b.pair(t, 60*time.Second, "ib_send_bw", "-n", "500", "-e", "-c", "UD", "-F")
@@ -290,12 +290,12 @@ func TestEventsAgain(t *testing.T) {
 
 // Large buffers in memory that the node maps.
 func TestArena(t *testing.T) {
-	b := open(t, 9000, true, 0)
+	b := openTestbed(t, 9000, true, 0)
 	for _, flag := range []string{"--arena", "--arena=only"} {
-		for _, r := range []rung{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
+		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
 			t.Run(flag+" "+r.name(), func(t *testing.T) {
 				args := append(strings.Fields(r.args), "-F")
-				if why := judge(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program, args...)); why != "" {
+				if why := checkOutput(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program, args...)); why != "" {
 					t.Fatal(why)
 				}
 			})
