@@ -236,12 +236,12 @@ func (a *Agent) SLtoVL(in, out uint8) mad.SLtoVL {
 	if t, ok := a.sl2vl[mad.SLtoVLModifier(in, out)]; ok {
 		return t
 	}
-	return a.defaultSLtoVL()
+	return defaultSLtoVL(a.cfg.Caps.VL)
 }
 
 // defaultSLtoVL spreads the service levels over the virtual lanes.
-func (a *Agent) defaultSLtoVL() (t mad.SLtoVL) {
-	n := max(1, a.cfg.Caps.VL.Lanes())
+func defaultSLtoVL(c mad.VLCap) (t mad.SLtoVL) {
+	n := max(1, c.Lanes())
 	for i := range t {
 		t[i] = uint8(i % n)
 	}

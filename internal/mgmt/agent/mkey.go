@@ -30,7 +30,7 @@ func (a *Agent) checkKey(now mono.Time) (known, ok bool) {
 		a.lease = now.Add(time.Duration(i.MKeyLeasePeriod) * time.Second)
 	}
 	bad := mad.BadMKeyOf(s, a.LID())
-	a.raise(now, trapBadMKey, bad.Notice(a.producer()))
+	a.raise(now, trapBadMKey, bad.Notice(a.cfg.producer()))
 	return false, false
 }
 

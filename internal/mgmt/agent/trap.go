@@ -88,12 +88,12 @@ func (a *Agent) raise(now mono.Time, kind int, n mad.Notice) {
 	a.traps.raise(now, kind, n, a.cfg.TIDs, a.interval())
 }
 
-func (a *Agent) producer() mad.Producer { return mad.ProducerOf(a.cfg.Type) }
+func (c *Config) producer() mad.Producer { return mad.ProducerOf(c.Type) }
 
 func (a *Agent) trapLocalChange(now mono.Time, flags uint16) {
 	i := &a.end().info
 	c := mad.LocalChange{LID: i.LID, Other: flags != 0, CapabilityMask: i.CapabilityMask, Flags: flags, CapabilityMask2: i.CapabilityMask2}
-	a.raise(now, trapLocal, c.Notice(a.producer()))
+	a.raise(now, trapLocal, c.Notice(a.cfg.producer()))
 }
 
 // BadPKey counts n packets with a P_Key that their queue pair at this node does not have, and raises a trap about the
@@ -109,7 +109,7 @@ func (a *Agent) BadQKey(now mono.Time, k mad.BadKey, n uint64) {
 
 func (a *Agent) violation(now mono.Time, kind int, number mad.TrapNumber, count *uint16, k mad.BadKey, n uint64) {
 	*count = uint16(min(uint64(*count)+n, math.MaxUint16))
-	a.raise(now, kind, k.Notice(number, a.producer(), a.LID()))
+	a.raise(now, kind, k.Notice(number, a.cfg.producer(), a.LID()))
 }
 
 // repress ends the trap that the TrapRepress in a.smp answers.

@@ -34,8 +34,8 @@ type Config struct {
 	Retries     int           // number of repetitions; 3
 	Poll        time.Duration // interval of polls of a port; 10 s
 	Probe       time.Duration // interval of probes of a port without an agent; 60 s
-	Backoff     time.Duration // until a port without an answer, or with a wrong one, is tried again, then doubled up to Probe; 2 s
-	ListEvery   time.Duration // shortest interval of reads of the lists of MACs of a port; doubled up to Poll while they change; 200 ms
+	Backoff     time.Duration // rest of a port without an answer, doubled up to Probe; 2 s
+	ListEvery   time.Duration // shortest interval of reads of a list of MACs, doubled up to Poll; 200 ms
 }
 
 func (c *Config) fill() {
@@ -137,7 +137,7 @@ type Manager struct {
 type Counters struct {
 	Sent, Answered, Unanswered, Sets                 uint64
 	Traps, TrapsDropped                              uint64
-	Stray, BadAnswers, Refused, Mismatches           uint64 // answers: without a request, invalid, with a status, other values than were set
+	Stray, BadAnswers, Refused, Mismatches           uint64 // answers by fault
 	ListsRead, ListsCut, ListsUnstable, BadMACs      uint64 // lists of MACs
 	Duplicates, Overflows, Adopted, Bounced, Removed uint64
 }

@@ -76,7 +76,7 @@ func (m *Manager) stepVPort(now mono.Time, v *vport) (q *request, at mono.Time) 
 	}
 	mb := v.member
 	id := mb.v.want.ID
-	if have := v.info.VESW.VESWID; have != id && v.configured() { // left from another VESW, or from this one under another identifier
+	if have := v.info.VESW.VESWID; have != id && v.configured() { // left from another VESW, or another identifier
 		return m.clean(now, v)
 	}
 	at = mono.Min(v.lookAt, v.readAt.Add(m.cfg.Poll))

@@ -64,7 +64,7 @@ type Counters struct {
 	Requests, Reports, ReportsLost                                 uint64
 	DropNotReady, DropVersion, DropKey, DropUnknown, DropTruncated uint64
 	Refused                                                        uint64 // answered with a status
-	DropTransfers                                                  uint64 // long requests of ports that have too many in progress
+	DropTransfers                                                  uint64 // long requests beyond peerTransfers
 	JoinsEarly                                                     uint64 // answered before switches had the group
 }
 
