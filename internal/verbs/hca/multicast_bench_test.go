@@ -34,7 +34,7 @@ func BenchmarkCopies(b *testing.B) {
 
 func benchCopies(b *testing.B, members, size int, software bool) {
 	const slot, burst = 2048 + wire.GRHLen, 16
-	p := newParty(b, 1, members, 1, replicate.DefaultConfig)
+	p := newGroupNode(b, 1, members, 1, replicate.DefaultConfig)
 	rings := make([][]transport.RecvWR, members)
 	for i, m := range p.members {
 		m.plain(b)
@@ -45,14 +45,14 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 		m.cqes = make([]CQE, 0, burst)
 	}
 	dest := ib.QPNMulticast
-	path := &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
+	path := &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
 	var collector *endpoint
 	var sends []transport.SendWR
 	var ring []transport.RecvWR
 	l := p.lanes[0]
 	if software {
 		a := p.members[0].s.a
-		collector = newClientOf(b, l, a, partySize).qp(QPConfig{Type: ib.UD})
+		collector = newClientOf(b, l, a, groupMemory).qp(QPConfig{Type: ib.UD})
 		collector.must(collector.up(nil, 0, 0))
 		collector.cqes = make([]CQE, 0, burst)
 		for k := range burst {
@@ -99,7 +99,7 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 // plain gives a member memory that is at hand.
 func (m *member) plain(b *testing.B) {
 	var err error
-	if m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space.Slice, Start: base, Base: base, Len: partySize, Access: ib.LocalWrite}); err != nil {
+	if m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space.Slice, Start: base, Base: base, Len: groupMemory, Access: ib.LocalWrite}); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -4,7 +4,6 @@ package hca
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,240 +18,11 @@ import (
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
-	"weft/internal/proto/mono"
 	"weft/internal/proto/pkt"
 	"weft/internal/proto/wire"
 	"weft/internal/verbs/hca/replicate"
 	"weft/internal/verbs/transport"
 )
-
-// remote is memory that only calls reach, as that of another process: it may
-// be taken away, and touching it may raise a fault.
-type remote struct {
-	*mem.Slice
-	gone, faulty bool
-	writing      func() // called before each write
-}
-
-var errTaken = errors.New("memory taken away")
-
-func (r *remote) View(addr, n uint64) []byte {
-	if r.faulty {
-		panic(errTaken)
-	}
-	return nil
-}
-func (r *remote) ReadV(addr uint64, d [][]byte) error {
-	if r.gone {
-		return mem.ErrFault
-	}
-	return r.Slice.ReadV(addr, d)
-}
-func (r *remote) WriteV(w []mem.Write) (int, error) {
-	if r.writing != nil {
-		r.writing()
-	}
-	if r.gone {
-		return 0, mem.ErrFault
-	}
-	return r.Slice.WriteV(w)
-}
-
-// sink is a link that takes everything and counts.
-type sink struct{ runs int }
-
-func (s *sink) Send(_ mono.Time, _ *pkt.Burst, _ *mem.Batch) mem.Result { s.runs++; return mem.OK }
-func (s *sink) Blocked() bool                                           { return false }
-func (s *sink) Flush(mono.Time)                                         {}
-
-// hub is the pipes between the lanes of a node.
-type hub struct{ runs [][]pkt.Burst }
-
-func (h *hub) Forward(to *Lane, r *pkt.Burst, _ *QP) bool {
-	c, p, b := *r, *r.Path, make([]byte, r.Data.Len)
-	if mem.CopyOut(b, &r.Data) != mem.OK {
-		r.Fault = true
-		return false
-	}
-	c.Path, c.Data = &p, mem.BytesPayload(b)
-	h.runs[to.ID] = append(h.runs[to.ID], c)
-	return true
-}
-func (h *hub) Room(*Lane) bool { return true }
-func (h *hub) Quiesce()        {}
-
-// party is a node with members of one multicast group: per queue pairs on each
-// of some functions, each of a session of its own, spread over lanes.
-type party struct {
-	t       testing.TB
-	all     *Functions
-	lanes   []*Lane
-	hub     *hub
-	m       *Multicast
-	trunks  *sink
-	members []*member
-	sent    [][]byte
-	from    []*member // of each packet sent; nil where it came by a trunk
-	woken   int
-}
-
-type member struct {
-	*endpoint
-	lane  *Lane
-	space *remote
-	slots int // receive buffers so far
-}
-
-const (
-	partyMLID ib.LID = 0xc001
-	partySlot        = 512 // bytes of a receive buffer
-	partySize        = 1 << 16
-)
-
-func newParty(t testing.TB, lanes, functions, per int, cfg replicate.Config) *party {
-	p := &party{t: t, all: NewFunctions(NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs,
-		PKeys: []ib.PKey{ib.DefaultPKey}}, DefaultLimits)), hub: &hub{runs: make([][]pkt.Burst, lanes)}, trunks: &sink{}}
-	p.m = NewMulticast(p.all, lanes, cfg, func(int) { p.woken++ })
-	for i := range lanes {
-		l := NewLane(p.all, i, noLink{t}, p.hub)
-		l.SetFabric(p.trunks)
-		l.SetMulticast(p.m)
-		p.lanes = append(p.lanes, l)
-	}
-	var fs []uint16
-	for f := range functions {
-		a := NewAdapter(lidPort(ib.LID(0x10+f), ib.GUID(0x101+f)), DefaultLimits)
-		if err := p.all.Add(a); err != nil {
-			t.Fatal(err)
-		}
-		fs = append(fs, a.Number())
-		for range per {
-			p.join(a, p.lanes[len(p.members)%lanes], 0)
-		}
-	}
-	p.all.SetMulticastForwarding(map[ib.LID][]uint16{partyMLID: fs})
-	return p
-}
-
-// join adds a member with the P_Key at an index.
-func (p *party) join(a *Adapter, l *Lane, pkey uint16) *member {
-	m := &member{endpoint: newClientOf(p.t, l, a, partySize).qp(QPConfig{Type: ib.UD}), lane: l}
-	m.space = &remote{Slice: mem.NewSlice(base, m.mem)}
-	var err error
-	m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space, Start: base, Base: base, Len: partySize, Access: ib.LocalWrite})
-	m.must(err)
-	m.must(m.up(nil, 0, pkey))
-	m.must(m.q.AttachMulticast(mgid(1), partyMLID))
-	p.members = append(p.members, m)
-	return m
-}
-
-func (m *member) give(n int) {
-	for range n {
-		m.postRecv(uint64(m.slots), m.slots*partySlot, partySlot)
-		m.slots++
-	}
-}
-
-// send has a member send the group a packet with a number in front.
-func (p *party) send(m *member, n int) {
-	b := p.packet(m, n)
-	h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: partyMLID, Global: true, DGID: mgid(1), HopLimit: 3, TrafficClass: 9, FlowLabel: 0x12345})
-	m.must(err)
-	m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Flags: ib.Inline, Path: m.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, InlineData: b})
-}
-
-func (p *party) packet(from *member, n int) []byte {
-	b := make([]byte, max(4, n))
-	r := rand.New(rand.NewPCG(uint64(len(p.sent)), 7))
-	for i := range b {
-		b[i] = byte(r.Uint32())
-	}
-	binary.BigEndian.PutUint32(b, uint32(len(p.sent)))
-	p.sent, p.from = append(p.sent, b), append(p.from, from)
-	return b
-}
-
-// arrive brings a packet by a trunk.
-func (p *party) portReceives(n int) {
-	b := p.packet(nil, n)
-	p.lanes[0].Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
-		Count: 1, Path: &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff},
-		Data: mem.BytesPayload(b)})
-}
-
-// turn is one turn of a lane, which survives a fault.
-func (p *party) turn(i int) (more bool) {
-	l := p.lanes[i]
-	defer func() {
-		if r := recover(); r != nil {
-			if r != any(errTaken) {
-				panic(r)
-			}
-			l.Recover()
-			more = true
-		}
-	}()
-	runs := p.hub.runs[i]
-	p.hub.runs[i] = nil
-	for j := range runs {
-		l.Receive(2, &runs[j])
-	}
-	return l.Run(2)
-}
-
-func (p *party) drive() {
-	p.t.Helper()
-	for i := 0; ; i++ {
-		if i == 100000 {
-			p.t.Fatal("the lanes never come to rest")
-		}
-		more := false
-		for l := range p.lanes {
-			more = p.turn(l) || more
-		}
-		for i, l := range p.lanes {
-			more = more || l.Replicating() || len(p.hub.runs[i]) > 0
-		}
-		if !more {
-			return
-		}
-	}
-}
-
-// got returns the numbers of the packets a member has received, and checks
-// every byte of them.
-func (p *party) got(m *member) (list []int) {
-	p.t.Helper()
-	for _, c := range m.cqes {
-		if c.WRID == 99 {
-			continue
-		}
-		if c.Status != ib.Success {
-			p.t.Fatalf("completion %+v", c)
-		}
-		at := m.mem[int(c.WRID)*partySlot:]
-		body := at[40:c.ByteLen]
-		if ib.GID(at[24:40]) != mgid(1) || at[0]>>4 != 6 || at[6] != wire.NxtHdrIBA || at[7] != 3 && c.SrcQPN != 5 || c.Flags&ib.WCGRH == 0 {
-			p.t.Fatalf("GRH % x, completion %+v", at[:40], c)
-		}
-		n := int(binary.BigEndian.Uint32(body))
-		if n >= len(p.sent) || !bytes.Equal(body, p.sent[n]) {
-			p.t.Fatalf("packet %d: other bytes arrived", n)
-		}
-		list = append(list, n)
-	}
-	return list
-}
-
-func (p *party) empty() {
-	p.t.Helper()
-	if n := p.m.Payloads(); n != 0 {
-		p.t.Fatalf("%d payloads remain: %+v", n, p.m.Counters())
-	}
-}
-
-var smallConfig = replicate.Config{Payloads: 64, Threshold: replicate.Maximum, Requests: 48}
 
 // TestMulticast sends to every member, own copies included, and by way of a
 // trunk. Members without a buffer, with another Q_Key, another P_Key or in a
@@ -262,15 +32,15 @@ func TestMulticast(t *testing.T) {
 		for _, functions := range []int{1, 4, 16, 64} {
 			for per := 1; per <= 4; per++ {
 				t.Run(fmt.Sprintf("%d_lanes_%d_functions_%d_each", lanes, functions, per), func(t *testing.T) {
-					p := newParty(t, lanes, functions, per, smallConfig)
+					p := newGroupNode(t, lanes, functions, per, smallConfig)
 					last := p.members[len(p.members)-1]
 					good := p.members
 					slow, other, qkey, gone := p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[lanes-1], 3), p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[0], 0)
 					qkey.must(qkey.q.Modify(1, &transport.Attr{QKey: 0x12}, nil, ib.AttrQKey))
 					gone.space.gone = true
 					elsewhere := p.join(last.s.a, p.lanes[0], 0)
-					elsewhere.must(elsewhere.q.DetachMulticast(mgid(1), partyMLID))
-					elsewhere.must(elsewhere.q.AttachMulticast(mgid(1), partyMLID+1))
+					elsewhere.must(elsewhere.q.DetachMulticast(mgid(1), groupMLID))
+					elsewhere.must(elsewhere.q.AttachMulticast(mgid(1), groupMLID+1))
 					for _, m := range p.members {
 						if m != slow {
 							m.give(4)
@@ -284,8 +54,8 @@ func TestMulticast(t *testing.T) {
 					before := last.lane.PortCounters(last.s.a.num)
 					p.send(last, 100)
 					p.drive()
-					p.portReceives(0)
-					p.portReceives(333)
+					p.arriveByTrunk(0)
+					p.arriveByTrunk(333)
 					p.drive()
 					p.empty()
 					for i, m := range good {
@@ -374,10 +144,10 @@ func TestMulticastOverEthernet(t *testing.T) {
 // TestMulticastRefusals: what is not properly addressed to a group is counted
 // and goes nowhere.
 func TestMulticastRefusals(t *testing.T) {
-	p := newParty(t, 1, 1, 1, smallConfig)
+	p := newGroupNode(t, 1, 1, 1, smallConfig)
 	m, l := p.members[0], p.lanes[0]
 	m.give(4)
-	good := ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
+	good := ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
 	for _, x := range []struct {
 		name string
 		edit func(r *pkt.Burst, path *ib.Path)
@@ -386,7 +156,7 @@ func TestMulticastRefusals(t *testing.T) {
 		{"unicast LID", func(r *pkt.Burst, path *ib.Path) { path.DLID = 0x10 }},
 		{"permissive LID", func(r *pkt.Burst, path *ib.Path) { path.DLID = 0xffff }},
 		{"unicast GID", func(r *pkt.Burst, path *ib.Path) { path.DGID = ib.MakeGID(ib.DefaultGIDPrefix, 0x101) }},
-		{"from a group", func(r *pkt.Burst, path *ib.Path) { path.SLID = partyMLID }},
+		{"from a group", func(r *pkt.Burst, path *ib.Path) { path.SLID = groupMLID }},
 		{"from nobody", func(r *pkt.Burst, path *ib.Path) { path.SLID = 0 }},
 		{"reliable", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceRC | ib.SendOnly }},
 		{"no opcode of datagrams", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceUD | 7 }},
@@ -407,7 +177,7 @@ func TestMulticastRefusals(t *testing.T) {
 	down := *a.Port()
 	down.State = ib.PortInit
 	a.SetPort(&down)
-	p.portReceives(10)
+	p.arriveByTrunk(10)
 	p.drive()
 	if c := l.PortCounters(1); len(m.cqes) != 0 || c.RcvErrors != 1 {
 		t.Errorf("a port that is down: %+v", c)
@@ -432,7 +202,7 @@ func TestMulticastSchedules(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		lanes := 1 + rng.IntN(4)
 		cfg := replicate.Config{Payloads: 1 + rng.IntN(20), Threshold: rng.IntN(12), Requests: 1 + rng.IntN(16), Dummy: rng.IntN(2) == 0}
-		p := newParty(t, lanes, 1+rng.IntN(5), 1+rng.IntN(4), cfg)
+		p := newGroupNode(t, lanes, 1+rng.IntN(5), 1+rng.IntN(4), cfg)
 		alive := map[*member]bool{}
 		for _, m := range p.members {
 			alive[m] = true
@@ -445,13 +215,13 @@ func TestMulticastSchedules(t *testing.T) {
 			case k < 10 && alive[m] && !lost[m]:
 				p.send(m, rng.IntN(300))
 			case k < 16:
-				p.portReceives(rng.IntN(300))
+				p.arriveByTrunk(rng.IntN(300))
 			case k == 17 && alive[m]:
 				m.s.Close()
 				m.s.a.Detach(m.s)
 				delete(alive, m)
 			case k == 18 && alive[m] && len(m.q.groups) > 0:
-				m.must(m.q.DetachMulticast(mgid(1), partyMLID))
+				m.must(m.q.DetachMulticast(mgid(1), groupMLID))
 				if rng.IntN(2) == 0 {
 					m.must(m.s.DestroyQP(2, m.q.Slot()))
 					m.s.Close()
@@ -508,14 +278,14 @@ func (c *copiesAt) Publish(bool) { c.at = c.l.Stats.Copies }
 // is sent, placed and completed within one turn and before any copy of that
 // turn, and a turn makes few.
 func TestUnicastDoesNotWait(t *testing.T) {
-	p := newParty(t, 1, 16, 4, replicate.Config{Payloads: 100, Requests: 64})
+	p := newGroupNode(t, 1, 16, 4, replicate.Config{Payloads: 100, Requests: 64})
 	for _, m := range p.members {
 		m.give(100)
 	}
 	l := p.lanes[0]
 	a, b := p.join(p.members[0].s.a, l, 0), p.join(p.members[9].s.a, l, 0)
 	for _, m := range []*member{a, b} {
-		m.must(m.q.DetachMulticast(mgid(1), partyMLID))
+		m.must(m.q.DetachMulticast(mgid(1), groupMLID))
 	}
 	cq, err := b.s.CQ(b.cq)
 	b.must(err)
@@ -524,7 +294,7 @@ func TestUnicastDoesNotWait(t *testing.T) {
 	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: b.s.a.Port().LID})
 	a.must(err)
 	for range 50 {
-		p.portReceives(100)
+		p.arriveByTrunk(100)
 	}
 	for i := range 200 {
 		b.give(1)
@@ -547,19 +317,19 @@ func TestUnicastDoesNotWait(t *testing.T) {
 // TestFaultWhileCopying: a fault while a copy is put in place, or while a
 // payload is read, leaves no count behind.
 func TestFaultWhileCopying(t *testing.T) {
-	p := newParty(t, 2, 2, 2, smallConfig)
+	p := newGroupNode(t, 2, 2, 2, smallConfig)
 	for _, m := range p.members {
 		m.give(4)
 	}
 	bad := p.members[2]
 	bad.space.faulty = true
-	p.portReceives(50)
+	p.arriveByTrunk(50)
 	p.drive()
 	p.empty()
 	// The same while the payload of what it sends is read.
 	src := p.members[0]
 	src.space.faulty = true
-	h, err := src.s.CreateAH(src.pd, &AHAttr{DLID: partyMLID, Global: true, DGID: mgid(1)})
+	h, err := src.s.CreateAH(src.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1)})
 	src.must(err)
 	src.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: src.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: src.sge(0, 64)})
 	for range 20 {
@@ -585,13 +355,13 @@ func TestFaultWhileCopying(t *testing.T) {
 // with one that raises a fault are made all the same.
 func TestFaultAmongCopies(t *testing.T) {
 	for bad := range 4 {
-		p := newParty(t, 1, 1, 4, smallConfig)
+		p := newGroupNode(t, 1, 1, 4, smallConfig)
 		for i, m := range p.members {
 			m.give(4)
 			m.space.faulty = i == bad
 		}
 		for range 3 {
-			p.portReceives(50)
+			p.arriveByTrunk(50)
 		}
 		among := false
 		for range 20 {
@@ -614,12 +384,12 @@ func TestFaultAmongCopies(t *testing.T) {
 
 // TestEndWhileCopying: lanes that end right after a fault leave no count behind.
 func TestEndWhileCopying(t *testing.T) {
-	p := newParty(t, 2, 2, 2, smallConfig)
+	p := newGroupNode(t, 2, 2, 2, smallConfig)
 	for _, m := range p.members {
 		m.give(4)
 		m.space.faulty = true
 	}
-	p.portReceives(50)
+	p.arriveByTrunk(50)
 	p.turn(0)
 	p.turn(1)
 	if len(p.lanes[0].copying) == 0 || len(p.lanes[1].copying) == 0 {
@@ -632,7 +402,7 @@ func TestEndWhileCopying(t *testing.T) {
 // TestLateCopies: no copy comes to a queue pair that left its group after the
 // descriptor was injected, nor to another that has its number now.
 func TestLateCopies(t *testing.T) {
-	p := newParty(t, 2, 1, 4, smallConfig)
+	p := newGroupNode(t, 2, 1, 4, smallConfig)
 	left, replaced := p.members[1], p.members[3]
 	for _, m := range []*member{left, replaced} {
 		if m.lane != p.lanes[1] {
@@ -640,14 +410,14 @@ func TestLateCopies(t *testing.T) {
 		}
 		m.give(2)
 	}
-	p.portReceives(50)
+	p.arriveByTrunk(50)
 	p.turn(0)
 	if !p.lanes[1].Replicating() {
 		t.Fatal("no copies wait")
 	}
-	left.must(left.q.DetachMulticast(mgid(1), partyMLID))
+	left.must(left.q.DetachMulticast(mgid(1), groupMLID))
 	num := replaced.q.Num()
-	replaced.must(replaced.q.DetachMulticast(mgid(1), partyMLID))
+	replaced.must(replaced.q.DetachMulticast(mgid(1), groupMLID))
 	replaced.must(replaced.s.DestroyQP(2, replaced.q.Slot()))
 	var next *endpoint
 	for range 100 {
@@ -671,11 +441,11 @@ func TestLateCopies(t *testing.T) {
 // TestUnreadablePayload: a send whose memory is gone fails, and reaches nobody.
 func TestUnreadablePayload(t *testing.T) {
 	for _, i := range []int{0, 1} { // on the engine's lane, and on another
-		p := newParty(t, 2, 1, 2, smallConfig)
+		p := newGroupNode(t, 2, 1, 2, smallConfig)
 		m := p.members[i]
 		p.members[1-i].give(1)
 		m.space.gone = true
-		h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: partyMLID, Global: true, DGID: mgid(1)})
+		h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1)})
 		m.must(err)
 		m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: m.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: m.sge(0, 64)})
 		p.drive()
@@ -689,7 +459,7 @@ func TestUnreadablePayload(t *testing.T) {
 // TestMulticastLanes lets each lane run in a goroutine of its own.
 func TestMulticastLanes(t *testing.T) {
 	const lanes, packets = 3, 500
-	p := newParty(t, lanes, 4, 3, replicate.Config{Payloads: 32, Requests: 64})
+	p := newGroupNode(t, lanes, 4, 3, replicate.Config{Payloads: 32, Requests: 64})
 	var wg sync.WaitGroup
 	var done atomic.Bool
 	for i := 1; i < lanes; i++ {
@@ -711,7 +481,7 @@ func TestMulticastLanes(t *testing.T) {
 			p.lanes[0].Run(2)
 			runtime.Gosched()
 		}
-		p.portReceives(64)
+		p.arriveByTrunk(64)
 		p.lanes[0].Run(2)
 		for _, m := range p.members {
 			if m.lane == p.lanes[0] {
@@ -744,18 +514,18 @@ func (m *member) recycle() {
 }
 
 func TestMulticastDoesNotAllocate(t *testing.T) {
-	p := newParty(t, 1, 4, 4, smallConfig)
+	p := newGroupNode(t, 1, 4, 4, smallConfig)
 	// Rings of a fixed size, used again and again.
 	rings := make([][]transport.RecvWR, len(p.members))
 	for i, m := range p.members {
 		m.cqes = make([]CQE, 0, 16)
 		for s := range 4 {
-			rings[i] = append(rings[i], transport.RecvWR{ID: uint64(s), SGE: m.sge(s*partySlot, partySlot)})
+			rings[i] = append(rings[i], transport.RecvWR{ID: uint64(s), SGE: m.sge(s*groupSlot, groupSlot)})
 		}
 	}
 	b := p.packet(nil, 200)
 	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1,
-		Path: &ib.Path{DLID: partyMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}, Data: mem.BytesPayload(b)}
+		Path: &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}, Data: mem.BytesPayload(b)}
 	turn := func() {
 		for i, m := range p.members {
 			m.rq.wrs, m.cqes = rings[i], m.cqes[:0]
@@ -782,7 +552,7 @@ func TestMulticastDoesNotAllocate(t *testing.T) {
 // everything else, also from its number on other functions.
 func TestBlockSelf(t *testing.T) {
 	for _, lanes := range []int{1, 2} {
-		p := newParty(t, lanes, 2, 2, smallConfig)
+		p := newGroupNode(t, lanes, 2, 2, smallConfig)
 		deaf := p.members[0]
 		deaf.q.cfg.BlockSelf = true
 		p.members[3].q.cfg.BlockSelf = true
@@ -792,7 +562,7 @@ func TestBlockSelf(t *testing.T) {
 		for _, m := range p.members {
 			p.send(m, 100)
 		}
-		p.portReceives(50)
+		p.arriveByTrunk(50)
 		p.drive()
 		for i, m := range p.members {
 			want := []int{}
@@ -816,7 +586,7 @@ func TestBlockSelf(t *testing.T) {
 		}
 		p.empty()
 	}
-	c := newParty(t, 1, 1, 1, smallConfig).members[0]
+	c := newGroupNode(t, 1, 1, 1, smallConfig).members[0]
 	if _, err := c.s.CreateQP(&QPConfig{Type: ib.RC, PD: c.pd, BlockSelf: true}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("RC: %v", err)
 	}

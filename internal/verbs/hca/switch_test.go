@@ -116,7 +116,7 @@ func TestSwitchJudgesDatagrams(t *testing.T) {
 		t.Errorf("%d came, %v, asked %d times", len(b.cqes), g.dropped, g.asked)
 	}
 
-	p := newParty(t, 1, 2, 1, smallConfig)
+	p := newGroupNode(t, 1, 2, 1, smallConfig)
 	g = newGate()
 	p.lanes[0].SetSwitch(g)
 	for _, m := range p.members {
