@@ -139,7 +139,7 @@ func (n *Node) newQP(o *Options) *QP {
 	}
 	q.QP = transport.New(&transport.Config{Type: o.Type, QPN: firstQPN + ib.QPN(len(n.qps)),
 		Cap:     transport.Cap{MaxSendWR: max(o.SendWR, 1), MaxRecvWR: max(o.RecvWR, 1), MaxSendSGE: max(o.SendSGE, 1), MaxRecvSGE: max(o.RecvSG, 1)},
-		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Buffers: buffers}, q)
+		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Buffers: buffers}, q, q)
 	n.qps = append(n.qps, q)
 	return q
 }
@@ -168,7 +168,7 @@ func (q *QP) up(peer *QP, o *Options, sq, rq ib.PSN) error {
 	return nil
 }
 
-// LocalRegion implements transport.Env.
+// LocalRegion implements transport.Regions.
 func (q *QP) LocalRegion(key ib.Key, addr, n uint64, need ib.Access) *mem.Region {
 	if key != Key || !q.node.region.Allows(addr, n, need) {
 		return nil
@@ -176,20 +176,20 @@ func (q *QP) LocalRegion(key ib.Key, addr, n uint64, need ib.Access) *mem.Region
 	return q.node.region
 }
 
-// RemoteRegion implements transport.Env.
+// RemoteRegion implements transport.Regions.
 func (q *QP) RemoteRegion(key ib.Key, addr, n uint64, need ib.Access) *mem.Region {
 	return q.LocalRegion(key, addr, n, need)
 }
 
-// Local implements transport.Env: here keys never change.
+// Local implements transport.Regions: here keys never change.
 func (q *QP) Local(*transport.SendWR) (ib.Status, uint32) {
 	return ib.MWBindErr, transport.ReasonObject
 }
 
-// Invalidate implements transport.Env.
+// Invalidate implements transport.Regions.
 func (q *QP) Invalidate(ib.Key) bool { return false }
 
-// TakeRecv implements transport.Env.
+// TakeRecv implements transport.Queues.
 func (q *QP) TakeRecv() *transport.RecvWR {
 	if len(q.recvs) == 0 {
 		return nil
@@ -199,19 +199,19 @@ func (q *QP) TakeRecv() *transport.RecvWR {
 	return wr
 }
 
-// SendDone implements transport.Env.
+// SendDone implements transport.Queues.
 func (q *QP) SendDone(wr *transport.SendWR, signal bool, c *transport.Completion) {
 	if signal {
 		q.Sends = append(q.Sends, Completion{wr.ID, *c})
 	}
 }
 
-// RecvDone implements transport.Env.
+// RecvDone implements transport.Queues.
 func (q *QP) RecvDone(wr *transport.RecvWR, c *transport.Completion) {
 	q.Recvs = append(q.Recvs, Completion{wr.ID, *c})
 }
 
-// Event implements transport.Env.
+// Event implements transport.Queues.
 func (q *QP) Event(e ib.Event) { q.Events = append(q.Events, e) }
 
 // PostRecv posts a receive request of one entry.
@@ -229,9 +229,8 @@ type packet struct {
 	b       []byte // BTH … ICRC
 }
 
-// Run lets time pass until done returns true or limit is over, and reports
-// which. done is asked before anything is sent, whenever something may have
-// changed; it may post.
+// Run lets time pass until done returns true or limit is over, and reports which. done is called before anything is
+// sent, whenever something may have changed; it may post.
 func (s *Sim) Run(limit time.Duration, done func() bool) bool {
 	end := s.Now.Add(limit)
 	for s.Now < end {

@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"testing"
 
-
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
@@ -97,8 +96,8 @@ type member struct {
 }
 
 const (
-	groupMLID ib.LID = 0xc001
-	groupSlot        = 512 // bytes of a receive buffer
+	groupMLID   ib.LID = 0xc001
+	groupSlot          = 512 // bytes of a receive buffer
 	groupMemory        = 1 << 16
 )
 

@@ -47,7 +47,7 @@ type QPConfig struct {
 }
 
 // QP is a queue pair, or with no transport an SRQ: both live in a slot. It is
-// the Env of its transport.
+// the Regions and Queues of its transport.
 type QP struct {
 	s    *Session
 	slot uint32
@@ -81,7 +81,10 @@ type QP struct {
 	heapIdx                      int
 }
 
-var _ transport.Env = (*QP)(nil)
+var (
+	_ transport.Regions = (*QP)(nil)
+	_ transport.Queues  = (*QP)(nil)
+)
 
 // CreateQP makes a queue pair in state RESET and returns its slot and its
 // number on the wire.
@@ -131,7 +134,7 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	q.slot, q.num = slot, s.wireQPN(slot)
 	port := s.a.Port()
 	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
-		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Buffers: s.lane.buffers}, q)
+		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Buffers: s.lane.buffers}, q, q)
 	q.classify(nil)
 	s.slots[slot] = q
 	p.refs++
@@ -370,7 +373,7 @@ func (q *QP) Path(h uint32) *ib.Path {
 	return v.path
 }
 
-// LocalRegion implements transport.Env. A window has no local key.
+// LocalRegion implements transport.Regions. A window has no local key.
 func (q *QP) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
 	m := q.keyed(&q.lastLocal, lkey)
 	if m == nil || m.kind >= window1 || !m.region.Allows(addr, n, need) {
@@ -379,7 +382,7 @@ func (q *QP) LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Regio
 	return m.region
 }
 
-// RemoteRegion implements transport.Env.
+// RemoteRegion implements transport.Regions.
 func (q *QP) RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region {
 	m := q.keyed(&q.lastRemote, rkey)
 	if m == nil || m.qp != nil && m.qp != q || !m.region.Allows(addr, n, need) {
@@ -415,7 +418,7 @@ func (q *QP) recvWR() *transport.RecvWR {
 	return &transport.RecvWR{SGE: make([]ib.SGE, 0, q.cfg.Cap.MaxRecvSGE)}
 }
 
-// TakeRecv implements transport.Env.
+// TakeRecv implements transport.Queues.
 func (q *QP) TakeRecv() *transport.RecvWR {
 	src := q
 	if q.srq != nil {
@@ -436,7 +439,7 @@ func (q *QP) TakeRecv() *transport.RecvWR {
 	return wr
 }
 
-// SendDone implements transport.Env.
+// SendDone implements transport.Queues.
 func (q *QP) SendDone(wr *transport.SendWR, signal bool, c *transport.Completion) {
 	if q.send != nil {
 		q.send.Done(wr.Cookie)
@@ -447,7 +450,7 @@ func (q *QP) SendDone(wr *transport.SendWR, signal bool, c *transport.Completion
 	}
 }
 
-// RecvDone implements transport.Env.
+// RecvDone implements transport.Queues.
 func (q *QP) RecvDone(wr *transport.RecvWR, c *transport.Completion) {
 	src := q
 	if q.srq != nil {
@@ -474,7 +477,7 @@ func (q *QP) complete(cq *CQ, id uint64, c *transport.Completion) {
 	cq.push(e)
 }
 
-// Event implements transport.Env.
+// Event implements transport.Queues.
 func (q *QP) Event(e ib.Event) { q.s.events.Event(e, uint32(q.num)) }
 
 // touch makes the lane publish the rings at the end of its round.

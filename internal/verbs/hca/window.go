@@ -145,7 +145,7 @@ func (s *Session) freeWindows(q *QP) {
 	s.lane.quiesce()
 }
 
-// Local implements transport.Env.
+// Local implements transport.Regions.
 func (q *QP) Local(wr *transport.SendWR) (ib.Status, uint32) {
 	var reason uint32
 	switch wr.Op {
@@ -162,7 +162,7 @@ func (q *QP) Local(wr *transport.SendWR) (ib.Status, uint32) {
 	return ib.Success, reason
 }
 
-// Invalidate implements transport.Env.
+// Invalidate implements transport.Regions.
 func (q *QP) Invalidate(rkey ib.Key) bool { return q.invalidate(rkey) == transport.ReasonNone }
 
 // invalidate ends what key means: of a region registered by request, or of a

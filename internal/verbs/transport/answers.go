@@ -187,7 +187,7 @@ func (p *responder) replayRead(rec *record, r *pkt.Burst, off uint64) bool {
 		return true
 	}
 	if n != 0 {
-		region := p.env.RemoteRegion(r.RKey, r.VA, n, ib.RemoteRead)
+		region := p.regions.RemoteRegion(r.RKey, r.VA, n, ib.RemoteRead)
 		if region == nil {
 			return false
 		}

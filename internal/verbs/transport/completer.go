@@ -132,8 +132,7 @@ func (s *requester) progress(now mono.Time, n uint32) {
 	s.window.grow(n)
 }
 
-// onRNR waits as long as the responder asked for, then sends again from the
-// refused packet, which is una.
+// onRNR waits as long as the responder requests, then sends again from the refused packet, which is una.
 func (s *requester) onRNR(now mono.Time, code uint8) {
 	s.ctr.RNRNakRcvd++
 	if !s.timers.rnrAt.IsZero() {
@@ -178,7 +177,7 @@ func (s *requester) onReadResponse(now mono.Time, r *pkt.Burst, i *ib.OpInfo, b 
 		return
 	}
 	if old := dist(s.una, psn); old != 0 && old < count {
-		// The head of the run has been here before.
+		// The first packets of the burst were received before.
 		psn, count, skip = s.una, count-old, int(old)*int(s.mtu)
 		op = tail(r.Opcode).Info()
 	}

@@ -94,8 +94,8 @@ func (p *responder) handleDatagram(r *pkt.Burst, b *mem.Batch) {
 		return
 	}
 	c.Flags |= ib.WCGRH
-	// RoCE has no service level. Programs find here what the 40 bytes hold,
-	// numbered as Linux numbers network types (UCX drops what says otherwise).
+	// RoCE has no service level. It holds the type of the 40 bytes, numbered as Linux numbers network types (UCX drops
+	// completions with another number).
 	c.SL = slIPv6
 	if isIPv4(r) {
 		c.SL = slIPv4
@@ -218,7 +218,7 @@ func (p *responder) unreliableWrite(in *inbound, b *mem.Batch) bool {
 			return false
 		}
 		if p.target.length != 0 {
-			if p.target.region = p.env.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
+			if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
 				p.ctr.RemoteAccessErr++
 				return false
 			}

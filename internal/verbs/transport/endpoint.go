@@ -12,12 +12,13 @@ import (
 
 // endpoint is what both halves of a queue pair share: configuration, attributes, counters and the adapter around it.
 type endpoint struct {
-	cfg  Config
-	env  Env
-	life lifecycle
-	svc  ib.Opcode // service bits of the opcodes it sends and accepts
-	attr Attr      // attr.State is the current state
-	mtu  uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
+	cfg     Config
+	regions Regions
+	queues  Queues
+	life    lifecycle
+	svc     ib.Opcode // service bits of the opcodes it sends and accepts
+	attr    Attr      // attr.State is the current state
+	mtu     uint32    // bytes: path MTU of RC and UC, port MTU of datagrams
 	// uncommitted: a burst was handled since the last Commit. Nothing may leave, since an answer must not overtake the
 	// data it answers for.
 	uncommitted bool

@@ -147,7 +147,7 @@ func newSide(name string, cfg Config, size int, log func(string, ...any)) *side 
 	s := &side{name: name, buf: make([]byte, size), log: log}
 	s.region = &mem.Region{Space: mem.NewSlice(base, s.buf), Start: base, Base: base, Len: uint64(size), LKey: testKey, RKey: testKey,
 		Access: ib.LocalWrite | ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic}
-	s.q = New(&cfg, s)
+	s.q = New(&cfg, s, s)
 	if log != nil {
 		s.batch = mem.NewBatch(64 << 10)
 	}

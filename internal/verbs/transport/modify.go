@@ -236,7 +236,7 @@ func (q *QP) checkDrained() {
 	if s.draining && s.head == s.fresh {
 		s.draining = false
 		if q.attr.EnSQDAsyncNotify {
-			q.env.Event(ib.EventSQDrained)
+			q.queues.Event(ib.EventSQDrained)
 		}
 	}
 }

@@ -128,7 +128,8 @@ func TestModifyMask(t *testing.T) {
 
 func tryModify(t *testing.T, typ ib.QPType, from, to ib.QPState, m ib.AttrMask, legal bool, set [2]ib.AttrMask) {
 	t.Helper()
-	q := New(&Config{Type: typ, QPN: 17, PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: 4}, &side{log: t.Logf})
+	s := &side{log: t.Logf}
+	q := New(&Config{Type: typ, QPN: 17, PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: 4}, s, s)
 	q.attr.State, q.attr.Path = from, &ib.Path{}
 	q.req.openWindow()
 	a := validAttr(from, to)

@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transport is the queue pair: requester, responder and completer of
-// the RC, UC and UD services as pure state machines.
+// Package transport is the queue pair: requester, responder and completer of the RC, UC and UD services as pure state
+// machines.
 //
-// What comes in: work requests, runs of packets (package pkt) and the time;
-// what goes out: runs, completions and events through Env. Package hca calls
-// it. It must never read a clock, take a lock, start a goroutine, log, or
-// allocate per packet. The rules are those of IBA volume 1 chapters 9 to 11.
+// What comes in: work requests, bursts of packets (package pkt) and the time; what goes out: bursts, completions and
+// events through Regions and Queues. Package hca calls it. It must never read a clock, take a lock, start a goroutine,
+// log, or allocate per packet. The rules are those of IBA volume 1 chapters 9 to 11.
 //
 // A lane drives a queue pair in this order, over and over:
 //
-//	Handle   each inbound run; payload goes to the batch
+//	Handle   each inbound burst; payload goes to the batch
 //	(flush)  the lane flushes the batch: payload is in place
 //	Commit   completions of what was handled become visible
 //	Next     until false: acknowledgements, responses, requests, resends
 //	Deadline when to call Next again if nothing else happens
 //
-// so that no completion and no acknowledgement ever overtakes its data. The
-// payload of a run that Next produced must have been read (and, where another
-// queue pair handled it, flushed) before the next Commit of the queue pair
-// that produced it; SourceFault for it comes before that Commit. Unreliable
-// sends complete in that Commit, so it is owed to every queue pair whose Next
-// returned true. Commit without anything to do is cheap. Modify, Destroy,
-// Post and RecvPosted are not called between Handle and Commit.
+// so that no completion and no acknowledgement ever overtakes its data. The payload of a burst that Next produced must
+// have been read (and, where another queue pair handled it, flushed) before the next Commit of the queue pair that
+// produced it; SourceFault for it comes before that Commit. Unreliable sends complete in that Commit, so every queue
+// pair whose Next returned true needs one. Commit without anything to do is cheap. Modify, Destroy, Post and RecvPosted
+// are not called between Handle and Commit.
+//
+// Where to look: endpoint is what both halves share; requester sends (window, gaps and timers are its loss recovery,
+// completer.go handles responses); responder receives (receives, answers, the out-of-order buffer); QP joins them;
+// orphan is what is left of a queue pair whose program died.
 package transport
 
 import (
@@ -38,7 +39,7 @@ type SendWR struct {
 	Cookie   uint32 // the poster's: identifies the ring element
 	Op       ib.WROp
 	Flags    ib.SendFlags
-	BadWQE   bool // the poster found the request malformed: complete with LocQPOpErr when its turn comes
+	BadWQE   bool // the poster found the request malformed: it completes with LocQPOpErr in its turn
 	Imm      uint32
 	RemoteVA uint64
 	RKey     ib.Key // SEND_INV, LOCAL_INV: what to invalidate
@@ -98,33 +99,34 @@ type Completion struct {
 	SLID      ib.LID
 	PathBits  uint8
 	PKeyIndex uint16
-	// Discard marks a request that was dropped without a completion: RESET
-	// or destruction. Only the ring element is to be given back.
+	// Discard marks a request that was dropped without a completion: RESET or destruction. Only the ring element must be
+	// returned.
 	Discard bool
 }
 
-// Env is what a queue pair needs of the adapter that holds it. Calls come
-// from within the queue pair's own calls, never concurrently.
-type Env interface {
-	// LocalRegion returns the region that lkey names if it belongs to the
-	// queue pair's PD and [addr, addr+n) lies inside with the rights need.
+// Regions is what a queue pair needs of the adapter's protection domains. Calls come from within the queue pair's own
+// calls, never concurrently.
+type Regions interface {
+	// LocalRegion returns the region that lkey names if it belongs to the queue pair's PD and [addr, addr+n) lies inside
+	// with the rights need.
 	LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
-	// RemoteRegion is the same for an R_Key a peer stated.
+	// RemoteRegion is the same for an R_Key that a peer stated.
 	RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
-	// Local executes a request that concerns this end alone: LOCAL_INV, BIND_MW
-	// or REG_MR. Where it fails nothing has changed.
+	// Local executes a request that concerns this end alone: LOCAL_INV, BIND_MW or REG_MR. Where it fails nothing has
+	// changed.
 	Local(wr *SendWR) (ib.Status, uint32)
-	// Invalidate ends what rkey means because a peer's message asks for it; false
-	// where the peer has no right to.
+	// Invalidate invalidates rkey because of a peer's message; false where the peer has no right to.
 	Invalidate(rkey ib.Key) bool
-	// TakeRecv removes the oldest receive request from the receive queue or
-	// SRQ; nil where there is none.
+}
+
+// Queues is what a queue pair needs of the adapter's work and completion queues. Calls come as those of Regions do.
+type Queues interface {
+	// TakeRecv removes the oldest receive request from the receive queue or SRQ; nil where there is none.
 	TakeRecv() *RecvWR
-	// SendDone gives back the oldest send request. signal says whether a
-	// completion is owed (Signaled, or not successful); c.Discard never
-	// signals.
+	// SendDone returns the oldest send request. signal reports whether a completion is owed (Signaled, or not
+	// successful); c.Discard never signals.
 	SendDone(wr *SendWR, signal bool, c *Completion)
-	// RecvDone gives back a receive request with its completion.
+	// RecvDone returns a receive request with its completion.
 	RecvDone(wr *RecvWR, c *Completion)
 	// Event raises an asynchronous event for this queue pair.
 	Event(e ib.Event)

@@ -52,7 +52,7 @@ func (v *receives) staged() bool { return v.count != 0 }
 // take makes sure that a receive request is at hand.
 func (v *receives) take() bool {
 	if v.wr == nil {
-		v.wr = v.env.TakeRecv()
+		v.wr = v.queues.TakeRecv()
 	}
 	return v.wr != nil
 }
@@ -76,7 +76,7 @@ func (v *receives) entry() *ib.SGE {
 			continue
 		}
 		if v.at.region == nil {
-			if v.at.region = v.env.LocalRegion(g.LKey, g.Addr, uint64(g.Len), ib.LocalWrite); v.at.region == nil {
+			if v.at.region = v.regions.LocalRegion(g.LKey, g.Addr, uint64(g.Len), ib.LocalWrite); v.at.region == nil {
 				return nil
 			}
 		}
@@ -164,7 +164,7 @@ func (v *receives) deliver() {
 		v.first++
 		wr := st.wr
 		st.wr = nil
-		v.env.RecvDone(wr, &st.c)
+		v.queues.RecvDone(wr, &st.c)
 	}
 	v.first = 0 // the same few entries again: they are in the cache
 }
@@ -180,7 +180,7 @@ func (v *receives) discard() {
 		st := &v.ring[v.first%stageDepth]
 		v.first++
 		v.comp = Completion{Discard: true}
-		v.env.RecvDone(st.wr, &v.comp)
+		v.queues.RecvDone(st.wr, &v.comp)
 		st.wr = nil
 	}
 	v.end(Completion{Discard: true})
@@ -192,17 +192,17 @@ func (v *receives) end(c Completion) {
 		wr := v.wr
 		v.wr = nil
 		v.comp = c
-		v.env.RecvDone(wr, &v.comp)
+		v.queues.RecvDone(wr, &v.comp)
 	}
 	if v.cfg.SRQ {
 		return
 	}
 	for range MaxFlush {
-		wr := v.env.TakeRecv()
+		wr := v.queues.TakeRecv()
 		if wr == nil {
 			return
 		}
 		v.comp = c
-		v.env.RecvDone(wr, &v.comp)
+		v.queues.RecvDone(wr, &v.comp)
 	}
 }

@@ -328,7 +328,7 @@ func newResponder(t *testing.T, e end, reqs, want []*recorded) *replayer {
 	cfg := testConfig(typ, e.qpn)
 	cfg.Cap.MaxRecvWR, cfg.MaxRdAtomic, cfg.SRQ = 64, 16, shared[e]
 	r := &replayer{side: newSide("R", cfg, 1<<20, t.Logf), keys: map[ib.Key]bool{}, changed: map[uint64]bool{}, want: want}
-	r.q = New(&cfg, r)
+	r.q = New(&cfg, r, r)
 	lo, hi := uint64(1<<63), uint64(0)
 	for _, p := range reqs {
 		if ext := p.Opcode.Info().Ext; ext&(ib.ExtRETH|ib.ExtAtomic) != 0 {

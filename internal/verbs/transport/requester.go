@@ -111,7 +111,7 @@ func (s *requester) discard() {
 	s.comp = Completion{Discard: true}
 	for s.head != s.tail {
 		wr := &s.sq[s.head&s.mask]
-		s.env.SendDone(wr, false, &s.comp)
+		s.queues.SendDone(wr, false, &s.comp)
 		s.head++
 	}
 }
@@ -121,7 +121,7 @@ func (s *requester) complete() {
 	for s.head != s.ack {
 		wr := &s.sq[s.head&s.mask]
 		s.comp = Completion{Op: wr.Op.WCOp(), ByteLen: uint32(wr.length)}
-		s.env.SendDone(wr, s.cfg.SigAll || wr.Flags&ib.Signaled != 0, &s.comp)
+		s.queues.SendDone(wr, s.cfg.SigAll || wr.Flags&ib.Signaled != 0, &s.comp)
 		s.head++
 	}
 }
@@ -135,7 +135,7 @@ func (s *requester) flush() {
 			s.comp.Status, s.comp.VendorErr = s.failStatus, s.failReason
 			s.failStatus = ib.Success
 		}
-		s.env.SendDone(wr, true, &s.comp)
+		s.queues.SendDone(wr, true, &s.comp)
 		s.head++
 	}
 	// Numbers go on where the queue was cut off: nothing is outstanding now.
@@ -232,7 +232,7 @@ func (s *requester) start(wr *SendWR) bool {
 		return true
 	}
 	if wr.Op.IsLocal() {
-		if wr.status, s.failReason = s.env.Local(wr); wr.status != ib.Success {
+		if wr.status, s.failReason = s.regions.Local(wr); wr.status != ib.Success {
 			s.ctr.BindErr++
 		}
 		return true
@@ -320,7 +320,7 @@ func (s *requester) resolveList(wr *SendWR) (ib.Status, uint32) {
 		if g.Len == 0 {
 			continue
 		}
-		region := s.env.LocalRegion(g.LKey, g.Addr, uint64(g.Len), need)
+		region := s.regions.LocalRegion(g.LKey, g.Addr, uint64(g.Len), need)
 		if region == nil {
 			return ib.LocProtErr, ReasonLocalKey
 		}
@@ -340,7 +340,7 @@ var messageOps = [...][4]ib.Opcode{
 	ib.WRSendInv:  {ib.SendMiddle, ib.SendFirst, ib.SendLastInv, ib.SendOnlyInv},
 }
 
-// emitMessage produces the next run of a SEND or WRITE.
+// emitMessage produces the next burst of a SEND or WRITE.
 func (s *requester) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	off := uint64(dist(s.txPSN, wr.firstPSN)) * uint64(s.mtu)
 	n := wr.length - off
@@ -418,9 +418,8 @@ func (s *requester) chunkStart(at uint32) bool {
 	return at == 0 || s.readChunk != 0 && at%s.readChunk == 0
 }
 
-// chunkEnd returns the offset in packets of the end of the READ request that
-// covers offset at. Boundaries depend on the request alone, so that a resumed
-// READ never reaches over the end of what one request asked for.
+// chunkEnd returns the offset in packets of the end of the READ request that covers offset at. Boundaries depend on the
+// request alone, so that a resumed READ never extends beyond the end of the original one.
 func (s *requester) chunkEnd(wr *SendWR, at uint32) uint32 {
 	total := dist(wr.lastPSN, wr.firstPSN) + 1
 	if s.readChunk == 0 {

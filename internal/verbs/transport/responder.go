@@ -94,7 +94,7 @@ func (p *responder) flush() {
 	p.posted, p.open = false, false
 	if p.cfg.SRQ && !p.lastWQE {
 		p.lastWQE = true
-		p.env.Event(ib.EventLastWQEReached)
+		p.queues.Event(ib.EventLastWQEReached)
 	}
 }
 
@@ -141,12 +141,11 @@ func (p *responder) failPlacement() {
 	case inRecv:
 		p.recvs.fail(ib.LocProtErr, ReasonPlacement)
 	default:
-		p.env.Event(event)
+		p.queues.Event(event)
 	}
 }
 
-// tail returns the opcode of what is left of a run of opcode o when its first
-// packets are taken away.
+// tail returns the opcode of the rest of a burst of opcode o without its first packets.
 func tail(o ib.Opcode) ib.Opcode { return o.Split(1, 2) }
 
 // validLength reports whether the payload length fits the opcode, the packet count
@@ -168,7 +167,7 @@ func validLength(r *pkt.Burst, i *ib.OpInfo, mtu uint32) bool {
 func (p *responder) established() {
 	if p.attr.State == ib.RTR && !p.commEst {
 		p.commEst = true
-		p.env.Event(ib.EventCommEst)
+		p.queues.Event(ib.EventCommEst)
 	}
 }
 
@@ -200,7 +199,7 @@ func (p *responder) handleRequest(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 func (p *responder) handleInOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	in := inbound{Burst: r, op: r.Opcode.Op(), info: i, count: r.Count}
 	if d := r.PSN.Diff(p.ePSN); d < 0 {
-		// The head of the run has been here before.
+		// The first packets of the burst were received before.
 		in.count -= uint32(-d)
 		in.skip = int(-d) * int(p.mtu)
 		in.op = tail(r.Opcode).Op()
@@ -236,7 +235,7 @@ func (p *responder) handleInOrder(r *pkt.Burst, i *ib.OpInfo, b *mem.Batch) {
 	}
 }
 
-// inbound is a run of which the part that was received before is cut off.
+// inbound is a burst without the packets that were received before.
 type inbound struct {
 	*pkt.Burst
 	op    ib.Opcode
@@ -269,7 +268,7 @@ func (p *responder) refuse(syn ib.Syndrome, status ib.Status, psn ib.PSN, reason
 		p.recvs.fail(status, reason)
 		return
 	}
-	p.env.Event(event)
+	p.queues.Event(event)
 }
 
 // refusal prepares a fatal NAK, goes to ERR and returns the event of its class.
@@ -332,7 +331,7 @@ func (p *responder) onSend(in *inbound, b *mem.Batch) {
 		return
 	}
 	if in.info.Ext&ib.ExtIETH != 0 {
-		if !p.env.Invalidate(in.InvKey) {
+		if !p.regions.Invalidate(in.InvKey) {
 			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 			return
 		}
@@ -379,7 +378,7 @@ func (p *responder) onWrite(in *inbound, b *mem.Batch) {
 		return
 	}
 	if in.info.First && p.target.length != 0 {
-		if p.target.region = p.env.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
+		if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
 			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 			return
 		}
@@ -416,7 +415,7 @@ func (p *responder) onReadRequest(r *pkt.Burst) {
 	}
 	var region *mem.Region
 	if r.DMALen != 0 {
-		if region = p.env.RemoteRegion(r.RKey, r.VA, uint64(r.DMALen), ib.RemoteRead); region == nil {
+		if region = p.regions.RemoteRegion(r.RKey, r.VA, uint64(r.DMALen), ib.RemoteRead); region == nil {
 			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 			return
 		}
@@ -439,7 +438,7 @@ func (p *responder) onAtomic(r *pkt.Burst, b *mem.Batch) {
 		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
 		return
 	}
-	region := p.env.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteAtomic)
+	region := p.regions.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteAtomic)
 	if region == nil {
 		p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 		return
@@ -475,7 +474,7 @@ func (p *responder) onAtomicWrite(r *pkt.Burst, b *mem.Batch) {
 		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
 		return
 	}
-	region := p.env.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteWrite)
+	region := p.regions.RemoteRegion(r.RKey, r.VA, 8, ib.RemoteWrite)
 	if region == nil {
 		p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 		return

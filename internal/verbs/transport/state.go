@@ -37,8 +37,8 @@ func Memory(c *Cap) int64 {
 
 // New returns a queue pair in state RESET. cfg is copied; its key table is shared and must not change: SetPort
 // replaces it. Everything the queue pair ever needs is allocated here.
-func New(cfg *Config, env Env) *QP {
-	q := &QP{endpoint: endpoint{cfg: *cfg, env: env, svc: ib.ServiceOf(cfg.Type)}}
+func New(cfg *Config, regions Regions, queues Queues) *QP {
+	q := &QP{endpoint: endpoint{cfg: *cfg, regions: regions, queues: queues, svc: ib.ServiceOf(cfg.Type)}}
 	q.life = q
 	if q.cfg.Window == 0 {
 		q.cfg.Window = defaultWindow
