@@ -112,7 +112,9 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	if s.VESWInterfaces, e = n.VESWInterfaces(ctx); e != nil {
 		return s, e
 	}
-	s.Degraded = append(s.Degraded, veswDegraded(s.VESWInterfaces)...)
+	if n.vesw != nil {
+		s.Degraded = append(s.Degraded, n.vesw.degraded(s.VESWInterfaces)...)
+	}
 	if err == nil {
 		var more []api.Degraded
 		more, err = n.fabricDegraded(ctx, s.Trunks)

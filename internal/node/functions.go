@@ -96,19 +96,7 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 func (n *Node) awaitCarrier(ctx context.Context, f *function) {
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
-	for {
-		n.vesw.mu.Lock()
-		more := n.vesw.more
-		n.vesw.mu.Unlock()
-		if f.a.Port().State == ib.PortActive {
-			return
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return
-		}
-	}
+	n.vesw.changes.Await(ctx, func() bool { return f.a.Port().State == ib.PortActive })
 }
 
 // deviceElsewhere tells who can put a device into a VESW where this node cannot.

@@ -10,6 +10,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/loop"
+	"weft/internal/node/supervisor"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -32,9 +33,10 @@ type veswHost struct {
 
 	funcs map[uint16]*veswFunction // by number; the management goroutine's
 
+	changes supervisor.Changes // of ports
+
 	mu       sync.Mutex // guards what follows
 	requests []*api.VESWRequest
-	more     chan struct{} // closed when a port changes
 }
 
 // veswFunction is the ports of a function: its vnic.Function. It is the management
@@ -52,7 +54,7 @@ type veswFunction struct {
 var _ vnic.Function = (*veswFunction)(nil)
 
 func newVESW(n *Node) *veswHost {
-	h := &veswHost{n: n, retry: veswRetry, funcs: map[uint16]*veswFunction{}, more: make(chan struct{})}
+	h := &veswHost{n: n, retry: veswRetry, funcs: map[uint16]*veswFunction{}}
 	h.open = h.openSegment
 	return h
 }
@@ -87,7 +89,7 @@ func (h *veswHost) unplugged(number uint16) (busy []*loop.Worker) {
 		if err := f.ports.Remove(h.n.now(), vport); err != nil {
 			h.n.log.Error("a VESW port was not removed", "device", f.a.Name, "vport", vport, "err", err)
 		}
-		busy = append(busy, f.slots[vport].work)
+		busy = append(busy, f.slots[vport].worker)
 	}
 	h.n.lanes.First().Post(func() { h.lane.removeFunction(f.inlets) })
 	return busy
@@ -129,8 +131,7 @@ func (f *veswFunction) AllocNetdev(vport uint8) (vnic.Netdev, error) {
 	}
 	s := f.slots[vport]
 	if s == nil {
-		s = &veswSlot{f: f, vport: vport}
-		s.work = loop.NewWorker(&f.h.wg)
+		s = newVESWSlot(f, vport)
 		f.slots[vport] = s
 	}
 	s.begin()
@@ -177,14 +178,6 @@ func (p *veswPort) counters() vnic.Counters {
 	return c
 }
 
-// changed wakes who waits for a port to change.
-func (h *veswHost) changed() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	close(h.more)
-	h.more = make(chan struct{})
-}
-
 // wanted returns what was asked for the port of a device in a VESW, nil where nobody asked for anything.
 func (h *veswHost) wanted(device string, vesw uint16) *api.VESWRequest {
 	h.mu.Lock()
@@ -227,59 +220,71 @@ func (d *veswNetdev) SetVESW(id uint16) error {
 func (d *veswNetdev) Configure(dev vnic.Device) {
 	d.Slot.Configure(dev)
 	d.s.device = dev
-	d.s.settle()
-	d.s.f.h.changed()
+	d.s.apply()
+	d.s.f.h.changes.Announce()
 }
 
-// veswSlot is a port number of a function, and the interface of the port that has it
-// now. It is the management goroutine's, but for what work does, which may wait.
+// veswSlot is a port number of a function, and the interface of the port that has it now. It belongs to the management
+// goroutine.
 type veswSlot struct {
-	f     *veswFunction
-	vport uint8
-	work  *loop.Worker
+	f      *veswFunction
+	vport  uint8
+	worker *loop.Worker
+	// segment is the interface; its owner is the management goroutine.
+	segment *supervisor.Supervisor[*veswSegment]
 
-	port   *veswPort // the lane's; nil: there is no port
-	vesw   uint16
-	device vnic.Device
-	made   uint64           // counts segments asked for: names the present one
-	asked  bool             // one was
-	with   *api.VESWRequest // what for
-	told   int              // configurations on their way to it
-	news   vnic.SegmentEvent
-	seg    vnic.Segment // nil while it is being made
-	name   string
-	why    error     // it could not be made, the last time
-	tries  int       // in a row that it could not, or did not last
-	since  mono.Time // when seg was made
-
-	current vnic.Segment // work's: the one made last
+	port     *veswPort // the lane's; nil: there is no port
+	vesw     uint16
+	device   vnic.Device
+	open     bool             // a segment was opened, or is being opened
+	with     *api.VESWRequest // the request that it was opened for
+	changing int              // configurations that the worker has not made yet
+	state    vnic.SegmentEvent
+	seg      vnic.Segment // nil while it is being opened
+	name     string
+	why      error     // the last attempt to open it failed
+	tries    int       // attempts in a row that failed, or did not last
+	since    mono.Time // when seg was opened
 }
 
-// begin has the number taken by a port.
+// veswSegment is an interface at work for a port.
+type veswSegment struct {
+	vnic.Segment
+	name string
+	port *veswPort
+}
+
+func newVESWSlot(f *veswFunction, vport uint8) *veswSlot {
+	s := &veswSlot{f: f, vport: vport, worker: loop.NewWorker(&f.h.wg)}
+	s.segment = supervisor.New(s.worker, func(g func()) { f.h.n.sub.Post(g) }, s.close)
+	return s
+}
+
+// begin gives the number to a port.
 func (s *veswSlot) begin() {
 	s.port = &veswPort{to: s.f.inlets, function: s.f.a.Number(), vport: s.vport}
 	s.vesw, s.device, s.why, s.tries = 0, vnic.Device{}, nil, 0
 }
 
-// end gives it back.
+// end frees the number.
 func (s *veswSlot) end() {
 	port := s.port
 	s.discard()
 	s.port = nil
-	s.work.Post(func() { s.f.h.n.lanes.First().Do(func() { port.to.recv.Forget(port.vport) }) })
-	s.f.h.changed()
+	s.worker.Post(func() { s.f.h.n.lanes.First().Do(func() { port.to.recv.Forget(port.vport) }) })
+	s.f.h.changes.Announce()
 }
 
-// settle makes the interface what it is to be.
-func (s *veswSlot) settle() {
+// apply makes the interface what port and requests say.
+func (s *veswSlot) apply() {
 	with := s.with
 	if s.vesw != 0 {
 		with = s.f.h.wanted(s.f.a.Name, s.vesw)
 	}
 	switch {
-	case s.asked && with == s.with:
+	case s.open && with == s.with:
 		s.configure()
-	case s.vesw == 0: // nobody knows what for
+	case s.vesw == 0: // the switch is not known yet
 	default:
 		s.discard()
 		s.why, s.tries = nil, 0
@@ -287,143 +292,117 @@ func (s *veswSlot) settle() {
 	}
 }
 
-// configure tells the segment what to be.
+// configure passes the port's configuration to the segment.
 func (s *veswSlot) configure() {
-	dev, made := s.device, s.made
-	s.told++
-	s.work.Post(func() {
-		if s.current != nil {
-			s.current.Configure(dev)
-		}
-		s.f.h.n.sub.Post(func() {
-			if s.made == made {
-				s.told--
-				s.follow()
-			}
-		})
+	dev := s.device
+	s.changing++
+	s.segment.Change(func(seg *veswSegment) { seg.Configure(dev) }, func() {
+		s.changing--
+		s.follow()
 	})
 }
 
-// create asks for a segment.
+// create opens a segment for a request.
 func (s *veswSlot) create(with *api.VESWRequest) {
-	s.made++
-	s.asked, s.with = true, with
-	made, dev, port, h := s.made, s.device, s.port, s.f.h
+	dev, port, h := s.device, s.port, s.f.h
 	if port.sender == nil {
 		port.sender = s.f.ports.Port(s.vport).Sender()
 	}
-	news := func(e vnic.SegmentEvent) {
-		h.n.sub.Post(func() {
-			if s.made == made {
-				s.news = e
-				s.follow()
-			}
-		})
-	}
-	lost := func(err error) {
-		h.n.sub.Post(func() {
-			if s.made == made {
-				s.lost(err)
-			}
-		})
-	}
-	h.n.sub.Post(func() { s.absent(made) }) // not at once: the port may be calling
 	wake := h.n.lanes.First().Wake
-	s.work.Post(func() {
-		seg, name, err := h.open(s, with, dev, wake, news)
-		if err == nil {
-			e := h.n.lanes.First().Do(func() { err = h.lane.attach(port, seg, lost) })
-			if err = errors.Join(e, err); err != nil {
-				seg.Close()
-			} else {
-				s.current = seg
-			}
+	s.segment.Open(func(t supervisor.Term) (*veswSegment, error) {
+		notify := func(e vnic.SegmentEvent) {
+			t.Post(func() {
+				s.state = e
+				s.follow()
+			})
 		}
-		h.n.sub.Post(func() {
-			if s.made == made {
-				s.opened(seg, name, err)
-			}
-		})
-	})
+		seg, name, err := h.open(s, with, dev, wake, notify)
+		if err != nil {
+			return nil, err
+		}
+		failed := func(err error) { t.Post(func() { s.removed(err) }) }
+		e := h.n.lanes.First().Do(func() { err = h.lane.attach(port, seg, failed) })
+		if err = errors.Join(e, err); err != nil {
+			seg.Close()
+			return nil, err
+		}
+		return &veswSegment{seg, name, port}, nil
+	}, s.opened)
+	s.open, s.with = true, with
+	s.segment.Term().Post(s.absent) // not at once: the port may be calling
 }
 
 // absent sets the port down as long as there is no interface.
-func (s *veswSlot) absent(made uint64) {
-	if p := s.f.ports.Port(s.vport); p != nil && s.made == made && s.seg == nil {
+func (s *veswSlot) absent() {
+	if p := s.f.ports.Port(s.vport); p != nil && s.seg == nil {
 		p.SetAdmin(s.f.h.n.now(), false)
 	}
 }
 
-// opened takes what became of create.
-func (s *veswSlot) opened(seg vnic.Segment, name string, err error) {
+// opened puts a new segment to work, or tries again later.
+func (s *veswSlot) opened(seg *veswSegment, err error) {
 	if err != nil {
 		if s.why == nil || s.why.Error() != err.Error() {
 			s.f.h.n.log.Warn("a VESW port has no interface", "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw, "err", err)
 		}
-		s.again(err)
+		s.retry(err)
 		return
 	}
-	s.seg, s.name, s.why, s.since = seg, name, nil, s.f.h.n.now()
-	s.f.h.n.log.Info("VESW port", "interface", name, "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw)
+	s.seg, s.name, s.why, s.since = seg.Segment, seg.name, nil, s.f.h.n.now()
+	s.f.h.n.log.Info("VESW port", "interface", seg.name, "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw)
 	s.follow()
-	s.f.h.changed()
+	s.f.h.changes.Announce()
 }
 
-// lost begins anew after somebody removed the interface.
-func (s *veswSlot) lost(err error) {
+// removed opens the interface again after it was removed from outside.
+func (s *veswSlot) removed(err error) {
 	s.f.h.n.log.Warn("the interface of a VESW port is gone", "interface", s.name, "err", err)
 	if s.f.h.n.now().Sub(s.since) >= veswSettled {
 		s.tries = 0
 	}
 	with := s.with
 	s.discard()
-	s.asked, s.with = true, with
-	s.again(err)
+	s.open, s.with = true, with
+	s.retry(err)
 }
 
-// again has the segment tried again, later each time; why is in the status until it is there.
-func (s *veswSlot) again(err error) {
+// retry opens the segment again, later each time; the status shows err until it is there.
+func (s *veswSlot) retry(err error) {
 	s.why = err
-	made := s.made
-	time.AfterFunc(s.f.h.retry<<min(s.tries, veswRetryDoubled), func() {
-		s.f.h.n.sub.Post(func() {
-			if s.made == made && s.port != nil {
-				s.create(s.with)
-			}
-		})
+	s.segment.Term().After(s.f.h.retry<<min(s.tries, veswRetryDoubled), func() {
+		if s.port != nil {
+			s.create(s.with)
+		}
 	})
 	s.tries++
-	s.absent(made)
-	s.f.h.changed()
+	s.absent()
+	s.f.h.changes.Announce()
 }
 
-// discard ends the segment, or the making of it.
+// discard closes the segment, or gives up opening it.
 func (s *veswSlot) discard() {
-	if !s.asked {
-		return
+	if s.open {
+		s.open, s.changing, s.seg, s.name, s.with = false, 0, nil, "", nil
+		s.segment.Discard()
 	}
-	port, h := s.port, s.f.h
-	s.made++
-	s.asked, s.told, s.seg, s.name, s.with = false, 0, nil, "", nil
-	s.work.Post(func() {
-		if s.current == nil {
-			return
-		}
-		h.n.lanes.First().Do(func() { h.lane.detach(port) })
-		if err := s.current.Close(); err != nil {
-			h.n.log.Warn("an interface was not closed", "device", s.f.a.Name, "vport", s.vport, "err", err)
-		}
-		s.current = nil
-	})
 }
 
-// follow tells the port what the owner of the interface made of it. While the segment is still
-// to be told something, that says nothing: it may be from before.
+// close closes a segment. The worker calls it.
+func (s *veswSlot) close(seg *veswSegment) {
+	h := s.f.h
+	h.n.lanes.First().Do(func() { h.lane.detach(seg.port) })
+	if err := seg.Close(); err != nil {
+		h.n.log.Warn("an interface was not closed", "device", s.f.a.Name, "vport", s.vport, "err", err)
+	}
+}
+
+// follow passes the state of the interface, which its owner may have changed, to the port. While a configuration is on its
+// way to the segment the state may be older, and is not passed.
 func (s *veswSlot) follow() {
-	if s.seg == nil || s.told > 0 {
+	if s.seg == nil || s.changing > 0 {
 		return
 	}
-	e := s.news
+	e := s.state
 	if now, ok := s.seg.(interface{ Event() vnic.SegmentEvent }); ok {
 		e = now.Event()
 	}

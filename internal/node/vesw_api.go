@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 	"time"
 
 	"weft/internal/control/api"
@@ -16,6 +15,7 @@ import (
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
+	"weft/internal/proto/problem"
 	"weft/internal/service/vnic"
 )
 
@@ -133,31 +133,39 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	if err := h.attach(ctx, &r); err != nil {
 		return nil, err
 	}
-	own := func(s *veswSlot) bool { return s.with == &r }
+	var failure error
+	own := func(s *veswSlot) bool {
+		if s.with == &r {
+			failure = s.why
+		}
+		return s.with == &r
+	}
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
-	for {
-		h.mu.Lock()
-		more := h.more
-		h.mu.Unlock()
-		list, err := h.describe(own)
-		if err != nil || len(list) > 0 && list[0].Reason == "" {
-			return list, err
-		}
-		if len(list) > 0 && list[0].Failed != "" {
-			err := &api.Error{Code: api.CodeInvalid, Why: list[0].Failed}
-			if why, fix, ok := strings.Cut(list[0].Failed, ". fix: "); ok {
-				err.Why, err.Fix = why, fix
-			}
-			_ = n.DetachVESW(context.WithoutCancel(ctx), r.Key())
-			return nil, err
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return list, nil
-		}
+	var list []api.VESWInterface
+	var err error
+	h.changes.Await(ctx, func() bool {
+		list, err = h.describe(own)
+		return err != nil || len(list) > 0 && (list[0].Reason == "" || list[0].Failed != "")
+	})
+	if err != nil || len(list) == 0 || list[0].Failed == "" {
+		return list, err
 	}
+	_ = n.DetachVESW(context.WithoutCancel(ctx), r.Key())
+	return nil, refusal(failure)
+}
+
+// refusal is the error of a request that failed for a reason.
+func refusal(err error) error {
+	p := problem.Of("", err)
+	return &api.Error{Code: api.CodeInvalid, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
+}
+
+// failures are the reasons for which ports have no interface, by portKey.
+func (h *veswHost) failures() map[string]error {
+	m := map[string]error{}
+	_ = h.each(func(s *veswSlot, _ *vnic.Port) { m[portKey(s.f.a.Name, int(s.vport))] = s.why })
+	return m
 }
 
 func noInfiniBand(name string) error {
@@ -229,7 +237,7 @@ func (h *veswHost) reconsider(device string, vesw uint16) {
 		for _, f := range h.funcs {
 			for _, s := range f.slots {
 				if s != nil && s.port != nil && f.a.Name == device && s.vesw == vesw {
-					s.settle()
+					s.apply()
 				}
 			}
 		}
@@ -257,11 +265,11 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	}
 	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
 		if s.with == with {
-			work = s.work
+			work = s.worker
 			if s.vesw == 0 {
 				s.discard() // there is nothing to be instead
 			} else {
-				s.settle()
+				s.apply()
 			}
 		}
 	}); err != nil {
@@ -362,24 +370,28 @@ func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, er
 	return list, err
 }
 
-// label is what people know a port by.
+// portKey names a port by its device and number.
+func portKey(device string, vport int) string { return fmt.Sprintf("%s:v%d", device, vport) }
+
+// label is the name of a port in tables.
 func (s *veswSlot) label() string {
 	if s.name != "" {
 		return s.name
 	}
-	return fmt.Sprintf("%s:v%d", s.f.a.Name, s.vport)
+	return portKey(s.f.a.Name, int(s.vport))
 }
 
-// veswDegraded lists ports that do not carry frames though they should.
-func veswDegraded(ports []api.VESWInterface) (list []api.Degraded) {
+// degraded lists ports that do not carry frames though they should.
+func (h *veswHost) degraded(ports []api.VESWInterface) (list []api.Degraded) {
+	failures := h.failures()
 	for _, v := range ports {
 		where := fmt.Sprintf("port %d of %s in VESW %d", v.VPort, v.Device, v.VESW)
 		switch {
 		case v.Failed != "":
 			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed,
 				Fix: fmt.Sprintf("weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
-			if why, fix, ok := strings.Cut(v.Failed, ". fix: "); ok {
-				d.Why, d.Fix = where+": "+why, fix+"; "+d.Fix
+			if p := problem.Of("", failures[portKey(v.Device, v.VPort)]); p != nil && p.Fix != "" {
+				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), p.Fix+"; "+d.Fix
 			}
 			list = append(list, d)
 		case v.Problem != "":

@@ -23,6 +23,7 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
+	"weft/internal/proto/problem"
 	native "weft/internal/proto/wire"
 	"weft/internal/service/vnic"
 )
@@ -547,7 +548,7 @@ func TestVESWInterface(t *testing.T) {
 	}
 	// Somebody removes it, and it cannot be made again at first.
 	a.mu.Lock()
-	a.fail = errors.New("create it: no. fix: be root")
+	a.fail = &problem.Error{What: "create it", Why: "no", Fix: "be root"}
 	a.mu.Unlock()
 	r.set(func() { r.broken = errors.New("removed") })
 	r.wake()

@@ -398,23 +398,14 @@ func (n *Node) AddVM(ctx context.Context, want api.NewVM) (v api.VM, err error) 
 	// How a machine is told of the card depends on the switch.
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
-	for {
-		n.vesw.mu.Lock()
-		more := n.vesw.more
-		n.vesw.mu.Unlock()
+	n.vesw.changes.Await(ctx, func() bool {
 		m := n.machine(want.Name)
-		if m == nil {
-			return v, nil // somebody deleted it
+		if m != nil {
+			v = m.describe()
 		}
-		if v = m.describe(); v.Carrier {
-			return v, nil
-		}
-		select {
-		case <-more:
-		case <-ctx.Done():
-			return v, nil
-		}
-	}
+		return m == nil || v.Carrier // or deleted meanwhile
+	})
+	return v, nil
 }
 
 func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
