@@ -20,6 +20,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/hostnet"
+	"weft/internal/node/describe"
 	"weft/internal/node/lane"
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
@@ -65,7 +66,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		}
 		off, _ := f.off()
 		mode, why := n.icrc(f)
-		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: portState(p.State),
+		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: describe.PortState(p.State),
 			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
 	}
 	count := n.sessions.Count()
@@ -93,13 +94,15 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		}
 		s.Sessions = append(s.Sessions, row)
 	}
-	s.Manager = n.managerState()
+	s.Manager = n.mgmt.State()
 	var err error
 	if s.Captures, err = n.Captures(ctx); err != nil {
 		return s, err
 	}
-	if s.Trunks, err = n.trunkList(); err != nil && !errors.Is(err, lane.ErrStuck) {
-		return s, err
+	if n.sub != nil {
+		if s.Trunks, err = n.sub.Trunks(n.wall); err != nil && !errors.Is(err, lane.ErrStuck) {
+			return s, err
+		}
 	}
 	if s.IPLinks, err = n.ipLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
@@ -117,10 +120,10 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	}
 	if err == nil {
 		var more []api.Degraded
-		more, err = n.fabricDegraded(ctx, s.Trunks)
+		more, err = n.mgmt.Degraded(ctx, s.Trunks)
 		s.Degraded = append(s.Degraded, more...)
 	}
-	s.Notices = n.notices()
+	s.Notices = n.mgmt.Notices()
 	if n.sub != nil {
 		s.Notices = append(s.Notices, n.sub.Notices()...)
 	}
@@ -139,30 +142,6 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	return s, err
 }
 
-// portState is the name that verbs has for a port state.
-func portState(s ib.PortState) string {
-	switch s {
-	case ib.PortInit:
-		return "INIT"
-	case ib.PortArmed:
-		return "ARMED"
-	case ib.PortActive:
-		return "ACTIVE"
-	}
-	return "DOWN"
-}
-
-// physState is the name that verbs has for a physical state.
-func physState(s ib.PhysState) string {
-	switch s {
-	case ib.PhysPolling:
-		return "POLLING"
-	case ib.PhysLinkUp:
-		return "LINK_UP"
-	}
-	return "DISABLED"
-}
-
 // whyNotActive says what an InfiniBand port waits for.
 func whyNotActive(p *hca.Port) string {
 	if p.Phys != ib.PhysLinkUp {
@@ -173,10 +152,11 @@ func whyNotActive(p *hca.Port) string {
 
 // fixNotActive says what makes an InfiniBand port active.
 func (n *Node) fixNotActive() string {
+	m, missing := n.mgmt.Manager()
 	switch {
-	case n.noManager != nil:
+	case missing != nil:
 		return "see no_manager"
-	case n.manager != nil:
+	case m != nil:
 		return "weft wait --for=active; if that takes long, weft sm"
 	case n.cfg.SM == config.SMExternal:
 		return "weft run -- opensm"
@@ -204,7 +184,6 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 		}
 	}
 	list = append(list, n.sessions.Degraded()...)
-	list = append(list, n.unmanaged(ctx)...)
 	list = append(list, n.keeper.degraded()...)
 	adapterOff := n.adapterIsOff()
 	if adapterOff {
@@ -218,10 +197,10 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
 		case adapterOff:
 		case f.st != nil && p.State != ib.PortActive:
-			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), f.st.describe().CarrierReason),
+			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), f.st.describe().CarrierReason),
 				Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() + " where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces"})
 		case p.State != ib.PortActive:
-			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, portState(p.State), whyNotActive(p)),
+			list = append(list, api.Degraded{What: "port_not_active", Why: fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), whyNotActive(p)),
 				Fix: n.fixNotActive()})
 		}
 	}
@@ -247,7 +226,7 @@ func (n *Node) Devices(context.Context) ([]api.Device, error) {
 	list := []api.Device{}
 	for _, f := range n.functions() {
 		p := f.a.Port()
-		port := api.Port{Number: 1, State: portState(p.State), PhysState: physState(p.Phys), LinkLayer: p.Link.String(),
+		port := api.Port{Number: 1, State: describe.PortState(p.State), PhysState: describe.PhysState(p.Phys), LinkLayer: p.Link.String(),
 			MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID), LMC: p.LMC, SMLID: uint16(p.SMLID)}
 		off, adapterOff := f.off()
 		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion(), Enabled: !off, AdapterEnabled: !adapterOff}
@@ -424,9 +403,12 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			return nil, err
 		}
 	}
-	if err := n.fabricCounters(add); err != nil {
-		return nil, err
+	if n.sub != nil {
+		if err := n.sub.Counters(add); err != nil {
+			return nil, err
+		}
 	}
+	n.mgmt.Counters(add)
 	if n.ip != nil {
 		c, err := n.ip.Counters(context.Background(), "")
 		if err != nil {

@@ -212,6 +212,26 @@ func (n *Node) adapterNamed(name string) *hca.Adapter {
 	return nil
 }
 
+// fabricPort returns the GUID of a device's InfiniBand port, which may be below an Ethernet port in a virtual Ethernet switch; false
+// where it has none.
+func (n *Node) fabricPort(device string) (ib.GUID, bool) {
+	f := n.function(device)
+	if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
+		return 0, false
+	}
+	return f.a.NodeGUID + 1, true
+}
+
+// managedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
+func (n *Node) managedBy() ib.LID {
+	for _, f := range n.functions() {
+		if p := f.a.Port(); p.Link == ib.LinkInfiniBand && p.State == ib.PortActive {
+			return p.SMLID
+		}
+	}
+	return 0
+}
+
 // byNumber returns the function with a number, or nil.
 func (n *Node) byNumber(number uint16) *function {
 	n.mu.Lock()

@@ -8,6 +8,8 @@ import (
 	"fmt"
 
 	"weft/internal/control/api"
+	"weft/internal/node/describe"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
@@ -27,7 +29,7 @@ func (f *function) describe() api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
 	off, adapterOff := f.off()
 	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off, AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(),
-		PortState: portState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
+		PortState: describe.PortState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
 		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
 			MemoryBytes: l.Memory}}
 	v.Kept, v.NotKept = f.n.keeper.kept()
@@ -59,9 +61,9 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 	vesw := r.VESW()
 	if vesw != "" {
 		if n.sub == nil {
-			return api.Function{}, errNoFabric
+			return api.Function{}, mgmt.ErrNoFabric
 		}
-		if _, err := n.VESW(ctx, vesw); err != nil {
+		if _, err := n.mgmt.VESW(ctx, vesw); err != nil {
 			return api.Function{}, deviceElsewhere(err, vesw, &r)
 		}
 	}
@@ -80,7 +82,7 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 		return api.Function{}, err
 	}
 	if vesw != "" {
-		if _, err := n.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
+		if _, err := n.mgmt.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
 			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), n.removeFunction(r.Name))
 		}
 	}
@@ -193,7 +195,7 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	}
 	if st := n.station(name); st != nil && st.want.VESW() != "" {
 		var e *api.Error
-		if err := n.DelVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+		if err := n.mgmt.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
 			n.log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)
 		}
 	}

@@ -11,18 +11,19 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 )
 
 func TestParseNames(t *testing.T) {
 	for s, want := range map[string]ib.GUID{"0x0002c90300000001": 0x2c90300000001, "02aa:bbcc:0001:0003": 0x02aabbcc00010003, "0x1": 1,
 		"weft_ib0": 0, "face": 0, "": 0, "0x": 0, "0x0": 0, "02aa:xxxx:0001:0003": 0, "1:2:3:4:5:6:7:8:9:a:b:c:d:e:f:0:1": 0} {
-		if g, ok := parseGUID(s); ok != (want != 0) || ok && g != want {
+		if g, ok := describe.ParseGUID(s); ok != (want != 0) || ok && g != want {
 			t.Errorf("%q: %v %v", s, g, ok)
 		}
 	}
 	for s, want := range map[string]ib.PKey{"0x8001": 0x8001, "1": 0x8001, "0x7fff": 0xffff, "0xffff": 0xffff, "0x8000": 0, "0": 0, "0x10000": 0, "-1": 0, "red": 0} {
-		if k, err := parsePKey(s); (err == nil) != (want != 0) || err == nil && k != want {
+		if k, err := describe.ParsePKey(s); (err == nil) != (want != 0) || err == nil && k != want {
 			t.Errorf("%q: %#x %v", s, uint16(k), err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/ipif"
+	"weft/internal/node/mgmt"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -54,7 +55,7 @@ func (n *Node) ipOperations(mux *http.ServeMux) {
 }
 
 // absent refuses an operation of a node that is in no subnet.
-func absent[In, Out any](context.Context, In) (out Out, err error) { return out, errNoFabric }
+func absent[In, Out any](context.Context, In) (out Out, err error) { return out, mgmt.ErrNoFabric }
 
 // ipLinks lists the IP links, none where the node is in no subnet.
 func (n *Node) ipLinks(ctx context.Context) ([]api.IPLink, error) {

@@ -14,6 +14,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/problem"
@@ -26,6 +27,8 @@ import (
 // (docs/notes/fabric.md).
 type keeper struct {
 	n *Node
+	// store is the store, nil where there is none, and why, where there should be one.
+	store func() (store.Store, error)
 	// mu is held from the look at functions to the answer of the store, so that
 	// what is newer is written later. It comes before edits, and guards asked of
 	// every function.
@@ -83,7 +86,9 @@ const (
 	keepRetry = time.Second
 )
 
-func newKeeper(n *Node) *keeper { return &keeper{n: n, wake: make(chan struct{}, 1)} }
+func newKeeper(n *Node) *keeper {
+	return &keeper{n: n, store: func() (store.Store, error) { return n.mgmt.Store() }, wake: make(chan struct{}, 1)}
+}
 
 // keptKey is where the store has the functions of a node.
 func keptKey(identity ib.GUID) string { return fmt.Sprintf("node/%016x/functions", uint64(identity)) }
@@ -92,13 +97,14 @@ func keptKey(identity ib.GUID) string { return fmt.Sprintf("node/%016x/functions
 // store that does not answer soon is asked again by run.
 func (k *keeper) start(ctx context.Context) {
 	n := k.n
+	kept, missing := k.store()
 	var never error
 	switch {
 	case n.sub == nil:
 		never = errors.New("the node is in no subnet (--fabric=false)")
-	case n.noStore != nil:
-		never = fmt.Errorf("the store cannot be used: %w", n.noStore)
-	case n.store == nil:
+	case missing != nil:
+		never = fmt.Errorf("the store cannot be used: %w", missing)
+	case kept == nil:
 		never = fmt.Errorf("the node has no store, since it has no subnet manager (--sm %s) and --store names none", n.cfg.SM)
 	case n.cfg.StoreKind() == config.StoreMemory && n.cfg.Store == config.StoreAuto:
 		never = errors.New("the store of a node that ends by itself (--idle-exit) is its memory")
@@ -113,7 +119,7 @@ func (k *keeper) start(ctx context.Context) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.attempt(ctx, storePatience)
+	k.attempt(ctx, mgmt.StorePatience)
 }
 
 // run does what the store could not be told or asked, until it can. It returns
@@ -130,7 +136,7 @@ func (k *keeper) run(ctx context.Context) {
 		case <-k.wake:
 		case <-again:
 			k.mu.Lock()
-			k.attempt(ctx, storeWait)
+			k.attempt(ctx, mgmt.StoreWait)
 			k.mu.Unlock()
 		}
 	}
@@ -181,7 +187,7 @@ func (k *keeper) save(ctx context.Context) {
 	never := k.never
 	k.n.mu.Unlock()
 	if never == nil {
-		k.attempt(ctx, storeWait)
+		k.attempt(ctx, mgmt.StoreWait)
 	}
 }
 
@@ -211,7 +217,8 @@ func (k *keeper) write(ctx context.Context) error {
 	n.mu.Unlock()
 	b, err := json.Marshal(v)
 	if err == nil {
-		_, err = store.Put(ctx, n.store, keptKey(n.identity), b)
+		s, _ := k.store()
+		_, err = store.Put(ctx, s, keptKey(n.identity), b)
 	}
 	return k.outOf(ctx, err)
 }
@@ -227,8 +234,9 @@ func (k *keeper) outOf(ctx context.Context, err error) error {
 // load reads what was kept and makes it so; mu is held.
 func (k *keeper) load(ctx context.Context) error {
 	n := k.n
-	e, err := n.store.Get(ctx, keptKey(n.identity))
-	if isNotFound(err) {
+	s, _ := k.store()
+	e, err := s.Get(ctx, keptKey(n.identity))
+	if errors.Is(err, store.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
@@ -366,9 +374,10 @@ func (k *keeper) degraded() (list []api.Degraded) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	const fix = "weft store status"
+	_, missing := k.store()
 	switch {
-	case n.noStore != nil:
-		p := problem.Of("", n.noStore)
+	case missing != nil:
+		p := problem.Of("", missing)
 		list = append(list, api.Degraded{What: "devices_not_restored", Why: "devices that were added are not there, and changes of devices are not kept: " + problem.Text(p.What, p.Why, ""),
 			Fix: p.Fix + "; then start the node again"})
 	case !k.loaded:

@@ -243,11 +243,12 @@ func TestForeignEntry(t *testing.T) {
 		t.Error(got)
 	}
 	for _, text := range []string{`{"version":2,"functions":[{"name":"a"}]}`, `{`, `[]`} {
-		n.store = memoryWith(t, keptKey(n.identity), text)
+		kept := memoryWith(t, keptKey(n.identity), text)
+		k.store = func() (store.Store, error) { return kept, nil }
 		if err := k.load(context.Background()); err == nil || !strings.Contains(err.Error(), keptKey(n.identity)) {
 			t.Errorf("%s: %v", text, err)
 		}
-		n.store.Close()
+		kept.Close()
 	}
 }
 
@@ -346,7 +347,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	key := keptKey(r.node.identity)
 	stored := func() (v keptFunctions) {
 		t.Helper()
-		e, err := r.node.store.Get(ctx, key)
+		e, err := storeOf(r.node).Get(ctx, key)
 		if err == nil {
 			err = json.Unmarshal(e.Value, &v)
 		}
@@ -362,7 +363,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	v.VESWPorts = append(v.VESWPorts, wrong, twice, stack)
 	b, err := json.Marshal(v)
 	if err == nil {
-		_, err = store.Put(ctx, r.node.store, key, b)
+		_, err = store.Put(ctx, storeOf(r.node), key, b)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -428,4 +429,10 @@ func TestVESWPortOutlivesNoDevice(t *testing.T) {
 			t.Error("it is still wanted")
 		}
 	}
+}
+
+// storeOf is the store of a node.
+func storeOf(n *Node) store.Store {
+	s, _ := n.mgmt.Store()
+	return s
 }

@@ -28,11 +28,9 @@ import (
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/host/sysfs"
-	"weft/internal/mgmt/manager"
-	"weft/internal/mgmt/store"
-	"weft/internal/mgmt/store/etcd"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
@@ -63,14 +61,9 @@ type Node struct {
 	ip       *ipif.Host             // nil: the same
 	vesw     *veswHost              // nil: the same
 
-	// Of the subnet manager; nil where another node, or a program, manages.
-	store       store.Store
-	storeServer *etcd.Server
-	manager     *manager.Manager
-	noManager   error // why there is none, though there should be
-	noStore     error // why there is no store, though there should be
-	keeper      *keeper
-	stop        context.CancelCauseFunc
+	mgmt   *mgmt.Network
+	keeper *keeper
+	stop   context.CancelCauseFunc
 
 	captures captures
 
@@ -142,7 +135,7 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 	if err := n.startSubnet(); err != nil {
 		return err
 	}
-	if err := n.startManager(ctx); err != nil {
+	if err := n.mgmt.Start(ctx); err != nil {
 		return err
 	}
 	n.keeper.start(ctx)
@@ -151,6 +144,9 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 
 // now is the node's clock. It starts above zero, which means "none".
 func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
+
+// wall is a time of the node's clock as people have it.
+func (n *Node) wall(t mono.Time) time.Time { return n.base.Add(time.Duration(t)) }
 
 // open reads the host's addresses and builds adapter, link and lanes.
 func (n *Node) open() (err error) {
@@ -170,6 +166,8 @@ func (n *Node) open() (err error) {
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
+	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host, Subnet: n.sub,
+		DevicePort: n.fabricPort, ManagedBy: n.managedBy})
 	if err := n.openLanes(); err != nil {
 		n.closeTrunks()
 		return err
@@ -291,10 +289,7 @@ var errEnd = errors.New("the node was asked to end")
 
 // close ends the manager, the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
-	if n.manager != nil {
-		n.manager.Close()
-	}
-	n.closeStore()
+	n.mgmt.Close()
 	n.cm.close()
 	if n.sub != nil {
 		n.sub.Close()

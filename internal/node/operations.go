@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"net/http"
 
 	"weft/internal/control/api"
@@ -34,32 +33,9 @@ func (n *Node) operations() *http.ServeMux {
 	api.Handle(mux, api.ChangeFunction, api.ByName(n.SetFunction))
 	api.Handle(mux, api.DeleteFunction, api.NoOutput(n.DelFunction))
 
-	api.Handle(mux, api.GetSubnet, api.NoInput(n.Subnet))
-	api.Handle(mux, api.GetSubnetText, n.subnetText)
-	api.Handle(mux, api.ListRoutes, api.NoInput(n.Routes))
-	api.Handle(mux, api.FindPath, n.findPath)
-	api.Handle(mux, api.StartSweep, api.Action(n.Sweep))
-	api.Handle(mux, api.GetManager, api.NoInput(n.Manager))
-	api.Handle(mux, api.ChangeManager, api.NoOutput(n.SetManager))
-	api.Handle(mux, api.ListTrunks, api.NoInput(n.Trunks))
-	api.Handle(mux, api.ListPartitions, api.NoInput(n.Partitions))
-	api.Handle(mux, api.AddPartition, n.AddPartition)
-	api.Handle(mux, api.DeletePartition, api.NoOutput(n.deletePartition))
-	api.Handle(mux, api.ListSubnetGroups, api.NoInput(n.SubnetGroups))
-	api.Handle(mux, api.JoinGroup, api.NoOutput(n.JoinGroup))
-	api.Handle(mux, api.LeaveGroup, api.NoOutput(n.LeaveGroup))
-	api.Handle(mux, api.GetStore, api.NoInput(n.Store))
-	api.Handle(mux, api.ListStoreEntries, n.StoreEntries)
+	n.mgmt.Register(mux)
 
 	n.ipOperations(mux)
-
-	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs))
-	api.Handle(mux, api.GetVESW, n.VESW)
-	api.Handle(mux, api.CreateVESW, n.CreateVESW)
-	api.Handle(mux, api.ChangeVESW, api.ByName(n.ChangeVESW))
-	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.DeleteVESW))
-	api.Handle(mux, api.AddVESWPort, api.ByName(n.AddVESWPort))
-	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.deleteVESWPort))
 
 	api.Handle(mux, api.ListVESWInterfaces, api.NoInput(n.VESWInterfaces))
 	api.Handle(mux, api.ListVESWCounters, n.VESWStats)
@@ -70,25 +46,4 @@ func (n *Node) operations() *http.ServeMux {
 	api.Handle(mux, api.AddVM, n.AddVM)
 	api.Handle(mux, api.DeleteVM, api.NoOutput(n.DelVM))
 	return mux
-}
-
-func (n *Node) subnetText(ctx context.Context, format api.TextFormat) (api.Text, error) {
-	return n.SubnetText(ctx, string(format))
-}
-
-func (n *Node) findPath(ctx context.Context, q api.PathQuery) (api.Path, error) {
-	return n.Path(ctx, q.From, q.To)
-}
-
-func (n *Node) deletePartition(ctx context.Context, p api.PartitionMembers) error {
-	return n.DelPartition(ctx, p.PKey, p.Members)
-}
-
-// deleteVESWPort names the vport of the port, -1 where any of them is meant.
-func (n *Node) deleteVESWPort(ctx context.Context, p api.VESWPortDelete) error {
-	vport := -1
-	if p.VPort != nil {
-		vport = int(*p.VPort)
-	}
-	return n.DelVESWPort(ctx, p.Name, p.Port, vport)
 }

@@ -14,6 +14,7 @@ import (
 	"weft/internal/host/netstack"
 	"weft/internal/node/lane"
 	"weft/internal/node/loop"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/stack"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
@@ -47,7 +48,7 @@ var errInAnotherVESW = errors.New("the device is in another VESW")
 // newStation makes the Ethernet port that is asked for, which has no function yet.
 func (n *Node) newStation(want *api.NewFunction) (*station, error) {
 	if n.sub == nil {
-		return nil, errNoFabric
+		return nil, mgmt.ErrNoFabric
 	}
 	st := &station{n: n, want: *want, groups: map[ib.GID]int{}}
 	st.work = loop.NewWorker(&n.vesw.wg)

@@ -99,7 +99,7 @@ func (s *subnetOfTwo) settled() {
 				ok = ok && trunk.PortState == ib.PortActive && !info.PortStateChange
 			})
 		}
-		s.a.node.sub.Do(func() { ok = ok && s.a.node.manager.Topo() != nil && len(s.a.node.manager.Topo().Nodes) == 4 })
+		s.a.node.sub.Do(func() { ok = ok && managerOf(s.a.node).Topo() != nil && len(managerOf(s.a.node).Topo().Nodes) == 4 })
 		m, err := api.Get(context.Background(), s.a.cli, api.GetManager)
 		return ok && err == nil && m.Sweeping == "" && len(m.Problems) == 0
 	})
@@ -143,15 +143,15 @@ func (s *subnetOfTwo) tables() (text string) {
 		for _, c := range n.sub.Ports() {
 			node(c.Adapter.Name, c.Agent, 1, 1)
 		}
-		t := n.manager.Topo()
+		t := managerOf(n).Topo()
 		for r := range t.EndPorts() {
 			fmt.Fprintf(&b, "known: %v %v %v\n", t.Port(r).GUID, t.Port(r).Info.LID, t.Port(r).PKeys)
 		}
-		records, err := json.Marshal(n.manager.Records(n.now()))
+		records, err := json.Marshal(managerOf(n).Records(n.now()))
 		if err != nil {
 			s.t.Error(err)
 		}
-		fmt.Fprintf(&b, "SA %s\nmanager %v\n", records, n.manager.Status().State)
+		fmt.Fprintf(&b, "SA %s\nmanager %v\n", records, managerOf(n).Status().State)
 		text = b.String()
 	})
 	return text
@@ -483,4 +483,10 @@ func TestUntrustedSources(t *testing.T) {
 		s.a.node.sub.Do(func() { ok = s.a.node.sub.Switch.Forwarding().LFT(3) == lft })
 		return ok
 	})
+}
+
+// managerOf is the subnet manager of a node.
+func managerOf(n *Node) *manager.Manager {
+	m, _ := n.mgmt.Manager()
+	return m
 }

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/describe"
 	"weft/internal/node/loop"
+	"weft/internal/node/mgmt"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -71,7 +73,7 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	v := api.VESWInterface{Name: s.name, Device: s.f.a.Name, VPort: int(s.vport), VESW: int(i.VESW.VESWID), Backend: api.BackendTAP,
 		State: vportState(i.Port.OperState), Reason: d.Reason, Config: vportState(i.Port.ConfigState), Carrier: d.Carrier,
 		MAC: net.HardwareAddr(d.MAC[:]).String(), BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(), MTU: d.MTU, MaxMTU: d.MaxMTU,
-		PKey: pkeyText(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
+		PKey: describe.PKey(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
@@ -119,16 +121,16 @@ const veswPatience = 3 * time.Second
 func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
 	h := n.vesw
 	if h == nil {
-		return nil, errNoFabric
+		return nil, mgmt.ErrNoFabric
 	}
 	if n.station(r.Device) != nil {
-		return nil, invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
+		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
 	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
 	}
 	if n.machine(r.Device) != nil {
-		return nil, invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
+		return nil, describe.Invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
 	}
 	if err := h.attach(ctx, &r); err != nil {
 		return nil, err
@@ -183,7 +185,7 @@ func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 		}
 	}
 	if !h.ask(r) {
-		return invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
+		return describe.Invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
 	}
 	// Whoever deletes a device forgets after that what was asked of it: before now, or after.
 	if h.n.function(r.Device) == nil {
@@ -248,7 +250,7 @@ func (h *veswHost) reconsider(device string, vesw uint16) {
 func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	h := n.vesw
 	if h == nil {
-		return errNoFabric
+		return mgmt.ErrNoFabric
 	}
 	var with *api.VESWRequest
 	var work *loop.Worker

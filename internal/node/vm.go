@@ -22,6 +22,7 @@ import (
 	"weft/internal/device/ethdev"
 	"weft/internal/device/vhost"
 	"weft/internal/host/rundir"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/subnet"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
@@ -390,7 +391,7 @@ func (m *machine) running() (yes bool) {
 // AddVM implements api.Backend.
 func (n *Node) AddVM(ctx context.Context, want api.NewVM) (v api.VM, err error) {
 	if n.sub == nil {
-		return v, errNoFabric
+		return v, mgmt.ErrNoFabric
 	}
 	if v, err = n.addVM(ctx, want); err != nil || want.VESW == "" {
 		return v, err
@@ -416,7 +417,7 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 		return api.VM{}, err
 	}
 	if want.VESW != "" {
-		if _, err := n.VESW(ctx, want.VESW); err != nil {
+		if _, err := n.mgmt.VESW(ctx, want.VESW); err != nil {
 			return api.VM{}, elsewhere(err, want.VESW, want.Name)
 		}
 	}
@@ -432,7 +433,7 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 		return api.VM{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "choose another --socket"}
 	}
 	if want.VESW != "" {
-		if _, err := n.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
+		if _, err := n.mgmt.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
 			return api.VM{}, errors.Join(elsewhere(err, want.VESW, want.Name), n.removeFunction(want.Name))
 		}
 	}
@@ -467,7 +468,7 @@ func (n *Node) DelVM(ctx context.Context, name string) error {
 	if m != nil {
 		if m.want.VESW != "" {
 			var e *api.Error
-			if err := n.DelVESWPort(ctx, m.want.VESW, name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+			if err := n.mgmt.DeleteVESWPort(ctx, m.want.VESW, name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
 				n.log.Warn("a deleted virtual machine is still wanted in its VESW", "vm", name, "vesw", m.want.VESW, "err", err)
 			}
 		}

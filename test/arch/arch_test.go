@@ -165,6 +165,7 @@ var rooms = map[string][]string{
 	"subnet":     {"loop", "lane", "session"},
 	"supervisor": {"loop"},
 	"ipif":       {"describe", "lane", "loop", "session", "stack", "supervisor"},
+	"mgmt":       {"describe", "loop", "subnet"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

@@ -9,6 +9,7 @@ package describe
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"weft/internal/control/api"
 	"weft/internal/proto/ib"
@@ -45,4 +46,41 @@ func Gbps(r ib.Rate) float64 {
 // Invalid is the error of a request that cannot be granted as it is.
 func Invalid(fix, format string, args ...any) error {
 	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+// ParseGUID reads a GUID as tools print it: with colons, or after 0x.
+func ParseGUID(s string) (ib.GUID, bool) {
+	digits, hex := strings.CutPrefix(s, "0x")
+	if !hex {
+		digits = strings.ReplaceAll(s, ":", "")
+		if digits == s {
+			return 0, false
+		}
+	}
+	v, err := strconv.ParseUint(digits, 16, 64)
+	return ib.GUID(v), err == nil && v != 0
+}
+
+// PortState is the name that verbs has for a port state.
+func PortState(s ib.PortState) string {
+	switch s {
+	case ib.PortInit:
+		return "INIT"
+	case ib.PortArmed:
+		return "ARMED"
+	case ib.PortActive:
+		return "ACTIVE"
+	}
+	return "DOWN"
+}
+
+// PhysState is the name that verbs has for a physical state.
+func PhysState(s ib.PhysState) string {
+	switch s {
+	case ib.PhysPolling:
+		return "POLLING"
+	case ib.PhysLinkUp:
+		return "LINK_UP"
+	}
+	return "DISABLED"
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package mgmt
 
 import (
 	"context"
@@ -13,19 +13,13 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/describe"
 	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
-	"weft/internal/proto/mono"
 )
 
-// storeWait bounds how long a command waits for the store.
-const storeWait = 2 * storePatience
-
-var errNoFabric = &api.Error{Code: api.CodeNotFound, Why: "the node is in no subnet", Fix: "weft up --fabric"}
-
-// Subnet implements api.Backend.
-func (n *Node) Subnet(ctx context.Context) (api.Subnet, error) {
+func (n *Network) getSubnet(ctx context.Context) (api.Subnet, error) {
 	t, err := n.topology(ctx, "weft fabric topo")
 	if err != nil {
 		return api.Subnet{}, err
@@ -33,9 +27,8 @@ func (n *Node) Subnet(ctx context.Context) (api.Subnet, error) {
 	return describeSubnet(t), nil
 }
 
-// SubnetText implements api.Backend.
-func (n *Node) SubnetText(ctx context.Context, format string) (api.Text, error) {
-	t, err := n.topology(ctx, "weft fabric topo -o "+format)
+func (n *Network) subnetText(ctx context.Context, format api.TextFormat) (api.Text, error) {
+	t, err := n.topology(ctx, "weft fabric topo -o "+string(format))
 	if err != nil {
 		return api.Text{}, err
 	}
@@ -46,9 +39,9 @@ func (n *Node) SubnetText(ctx context.Context, format string) (api.Text, error) 
 }
 
 // topology returns what the master knows; command is what to ask it.
-func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, err error) {
+func (n *Network) topology(ctx context.Context, command string) (t *topo.Subnet, err error) {
 	if n.sub == nil {
-		return nil, errNoFabric
+		return nil, ErrNoFabric
 	}
 	if n.manager != nil && n.sub.Do(func() { t = n.manager.Topo() }) != nil {
 		return nil, loop.ErrStopped
@@ -60,21 +53,21 @@ func (n *Node) topology(ctx context.Context, command string) (t *topo.Subnet, er
 }
 
 // notMaster says who is master, and how to ask that node.
-func (n *Node) notMaster(ctx context.Context, command string) error {
+func (n *Network) notMaster(ctx context.Context, command string) error {
 	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet", Fix: "weft up --sm auto on a node of the subnet"}
 	if n.manager == nil {
 		switch {
 		case n.noManager != nil:
 			e.Why, e.Fix = "the node has no manager: "+n.noManager.Error(), "weft status"
-		case n.cfg.SM == config.SMExternal:
+		case n.cfg.Settings.SM == config.SMExternal:
 			e.Why, e.Fix = "a program manages the subnet, not this node", "saquery or ibnetdiscover, with weft run"
-		case n.managedBy() != 0:
-			e.Why = fmt.Sprintf("this node has no manager; the one at LID %d is master", n.managedBy())
+		case n.cfg.ManagedBy() != 0:
+			e.Why = fmt.Sprintf("this node has no manager; the one at LID %d is master", n.cfg.ManagedBy())
 			e.Fix = command + " on that node"
 		}
 		return e
 	}
-	m, err := n.Manager(ctx)
+	m, err := n.getManager(ctx)
 	if err != nil {
 		return err
 	}
@@ -99,16 +92,6 @@ func (n *Node) notMaster(ctx context.Context, command string) error {
 	return e
 }
 
-// managedBy is the LID of the manager that gave a port of this node its LID.
-func (n *Node) managedBy() ib.LID {
-	for _, f := range n.functions() {
-		if p := f.a.Port(); p.Link == ib.LinkInfiniBand && p.State == ib.PortActive {
-			return p.SMLID
-		}
-	}
-	return 0
-}
-
 // describeSubnet turns a model into what people see of it.
 func describeSubnet(t *topo.Subnet) api.Subnet {
 	s := api.Subnet{Prefix: fmt.Sprintf("0x%016x", t.Prefix)}
@@ -125,7 +108,7 @@ func describeSubnet(t *topo.Subnet) api.Subnet {
 	}
 	for _, l := range t.Links() {
 		a, b := t.Port(l.A), t.Port(l.B)
-		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b), MTU: mtuBytes(a.Info.NeighborMTU), Gbps: gbps(a.Rate())})
+		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b), MTU: describe.MTU(a.Info.NeighborMTU), Gbps: describe.Gbps(a.Rate())})
 	}
 	return s
 }
@@ -141,14 +124,14 @@ func nodeType(n *topo.Node) string {
 }
 
 func describePort(number int, p *topo.Port) api.FabricPort {
-	v := api.FabricPort{Number: number, State: portState(p.Info.PortState), PhysState: physState(p.Info.PortPhysicalState),
-		LID: uint16(p.Info.LID), LMC: p.Info.LMC, MTU: mtuBytes(p.Info.NeighborMTU), Gbps: gbps(p.Rate())}
+	v := api.FabricPort{Number: number, State: describe.PortState(p.Info.PortState), PhysState: describe.PhysState(p.Info.PortPhysicalState),
+		LID: uint16(p.Info.LID), LMC: p.Info.LMC, MTU: describe.MTU(p.Info.NeighborMTU), Gbps: describe.Gbps(p.Rate())}
 	if p.GUID != 0 {
 		v.GUID = p.GUID.String()
 	}
 	for _, k := range p.PKeys {
 		if k != 0 {
-			v.PKeys = append(v.PKeys, pkeyText(k))
+			v.PKeys = append(v.PKeys, describe.PKey(k))
 		}
 	}
 	return v
@@ -156,22 +139,8 @@ func describePort(number int, p *topo.Port) api.FabricPort {
 
 // linkState is the lower state of the two ends: INIT for one that a manager
 // has not finished.
-func linkState(a, b *topo.Port) string { return portState(min(a.Info.PortState, b.Info.PortState)) }
-
-func pkeyText(k ib.PKey) string { return fmt.Sprintf("0x%04x", uint16(k)) }
-
-func mtuBytes(m ib.MTU) int {
-	if !m.Valid() {
-		return 0
-	}
-	return m.Bytes()
-}
-
-func gbps(r ib.Rate) float64 {
-	if !r.Valid() {
-		return 0
-	}
-	return float64(r.Tenths()) / 10
+func linkState(a, b *topo.Port) string {
+	return describe.PortState(min(a.Info.PortState, b.Info.PortState))
 }
 
 // endOf names a port, with the LID of its switch if it has none itself.
@@ -188,8 +157,7 @@ func endOf(t *topo.Subnet, r topo.Ref) api.FabricEnd {
 	return e
 }
 
-// Routes implements api.Backend.
-func (n *Node) Routes(ctx context.Context) (list []api.SwitchRoutes, err error) {
+func (n *Network) routes(ctx context.Context) (list []api.SwitchRoutes, err error) {
 	t, err := n.topology(ctx, "weft fabric routes")
 	if err != nil {
 		return nil, err
@@ -223,8 +191,8 @@ func (n *Node) Routes(ctx context.Context) (list []api.SwitchRoutes, err error) 
 	return list, nil
 }
 
-// Path implements api.Backend.
-func (n *Node) Path(ctx context.Context, from, to string) (v api.Path, err error) {
+func (n *Network) findPath(ctx context.Context, q api.PathQuery) (v api.Path, err error) {
+	from, to := q.From, q.To
 	t, err := n.topology(ctx, "weft fabric routes "+from+" "+to)
 	if err != nil {
 		return v, err
@@ -243,32 +211,30 @@ func (n *Node) Path(ctx context.Context, from, to string) (v api.Path, err error
 	if !ok {
 		return v, &api.Error{Code: api.CodeNotFound, Why: "the forwarding tables do not lead from " + from + " to " + to, Fix: "weft fabric sweep"}
 	}
-	v = api.Path{From: endOf(t, ends[0]), To: endOf(t, ends[1]), MTU: mtuBytes(w.MTU), Gbps: gbps(w.Rate)}
+	v = api.Path{From: endOf(t, ends[0]), To: endOf(t, ends[1]), MTU: describe.MTU(w.MTU), Gbps: describe.Gbps(w.Rate)}
 	for _, r := range w.Ports {
 		v.Hops = append(v.Hops, endOf(t, r))
 	}
 	return v, nil
 }
 
-// Sweep implements api.Backend.
-func (n *Node) Sweep(ctx context.Context) error {
+func (n *Network) sweep(ctx context.Context) error {
 	if _, err := n.topology(ctx, "weft fabric sweep"); err != nil {
 		return err
 	}
-	if n.sub.Do(func() { n.manager.Sweep(n.now()) }) != nil {
+	if n.sub.Do(func() { n.manager.Sweep(n.cfg.Now()) }) != nil {
 		return loop.ErrStopped
 	}
 	return nil
 }
 
-// Manager implements api.Backend.
-func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
+func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 	if n.sub == nil {
-		return v, errNoFabric
+		return v, ErrNoFabric
 	}
 	v.Store.Kind = "none"
 	if n.manager == nil {
-		v.State = n.managerState() // external, off or failed
+		v.State = n.State() // external, off or failed
 		if n.noManager != nil {
 			v.Store.Down = n.noManager.Error()
 		}
@@ -285,35 +251,32 @@ func (n *Node) Manager(ctx context.Context) (v api.Manager, err error) {
 		v.Roots = append(v.Roots, g.String())
 	}
 	for _, r := range s.Sweeps {
-		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
+		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.cfg.Wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
 			Links: r.Links, Sent: r.Sent, Resent: r.Resent, Unanswered: r.Unanswered, Failed: r.Failed})
 	}
 	for _, p := range s.Problems {
 		v.Problems = append(v.Problems, api.Problem{Where: p.Where, What: p.What})
 	}
 	for _, p := range s.Notes {
-		v.Notes = append(v.Notes, api.Note{At: n.wall(p.At), Text: p.Text})
+		v.Notes = append(v.Notes, api.Note{At: n.cfg.Wall(p.At), Text: p.Text})
 	}
 	for _, o := range s.Others {
 		v.Others = append(v.Others, api.OtherManager{GUID: o.GUID.String(), LID: uint16(o.LID), Priority: int(o.Priority), State: o.State})
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	v.Store = describeStore(n.store.Status(ctx))
 	v.Master, err = n.master(ctx, &s, v.Store.Down == "")
 	return v, err
 }
 
-// wall is a time of the node's clock as people have it.
-func (n *Node) wall(t mono.Time) time.Time { return n.base.Add(time.Duration(t)) }
-
 // master says who manages the subnet: this node, the one that won the election
 // in the store, or the one that this manager stands by for.
-func (n *Node) master(ctx context.Context, s *manager.Status, reachable bool) (m api.Master, err error) {
+func (n *Network) master(ctx context.Context, s *manager.Status, reachable bool) (m api.Master, err error) {
 	guid := s.Master
 	switch {
 	case s.State == "master":
-		return api.Master{Name: n.name(), GUID: n.identity.String(), Dir: n.cfg.Dir}, nil
+		return api.Master{Name: n.name(), GUID: n.cfg.GUID.String(), Dir: n.cfg.Settings.Dir}, nil
 	case !s.Elected && reachable:
 		l, err := store.LeaderOf(ctx, n.store, manager.Election)
 		if err != nil {
@@ -321,14 +284,14 @@ func (n *Node) master(ctx context.Context, s *manager.Status, reachable bool) (m
 		}
 		m.Name, m.Dir = l.Name, l.Address
 		if _, text, ok := strings.Cut(l.Name, " "); ok {
-			guid, _ = parseGUID(text)
+			guid, _ = describe.ParseGUID(text)
 		}
 	}
 	if guid == 0 {
 		return m, nil
 	}
 	m.GUID = guid.String()
-	trunks, err := n.Trunks(ctx)
+	trunks, err := n.trunks(ctx)
 	for _, t := range trunks {
 		if t.Node == m.GUID {
 			m.Peer = t.Peer
@@ -337,31 +300,20 @@ func (n *Node) master(ctx context.Context, s *manager.Status, reachable bool) (m
 	return m, err
 }
 
-// name is what the node is called in elections.
-func (n *Node) name() string { return n.host + " " + n.identity.String() }
-
-// Trunks implements api.Backend.
-func (n *Node) Trunks(context.Context) ([]api.Trunk, error) {
+func (n *Network) trunks(context.Context) ([]api.Trunk, error) {
 	if n.sub == nil {
-		return nil, errNoFabric
+		return nil, ErrNoFabric
 	}
-	return n.trunkList()
+	return n.sub.Trunks(n.cfg.Wall)
 }
 
-// trunkList describes the trunks, none where the node has none.
-func (n *Node) trunkList() ([]api.Trunk, error) {
+// Degraded lists what is wrong with the store, the manager, the trunks and the subnet.
+func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.Degraded, err error) {
 	if n.sub == nil {
 		return nil, nil
 	}
-	return n.sub.Trunks(n.wall)
-}
-
-// fabricDegraded lists what is amiss with the node's place in the subnet.
-func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []api.Degraded, err error) {
-	if n.sub == nil {
-		return nil, nil
-	}
-	list, err = n.sub.Degraded(trunks)
+	down, err := n.sub.Degraded(trunks)
+	list = append(n.unmanaged(ctx), down...)
 	if n.manager == nil || err != nil {
 		return list, err
 	}
@@ -371,23 +323,23 @@ func (n *Node) fabricDegraded(ctx context.Context, trunks []api.Trunk) (list []a
 		s := n.manager.Status()
 		elected, problems = s.Elected, len(s.Problems)
 	})
-	list = append(list, n.veswDegraded()...)
+	list = append(list, n.vesw.degraded()...)
 	if problems > 0 {
 		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems), Fix: "weft sm"})
 	}
 	if elected {
 		return list, nil
 	}
-	ctx, stop := context.WithTimeout(ctx, storePatience)
+	ctx, stop := context.WithTimeout(ctx, StorePatience)
 	defer stop()
-	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) { // unmanaged tells of a store that is down
+	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) { // unmanaged reports a store that is down
 		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store", Fix: "weft sm"})
 	}
 	return list, nil
 }
 
-// notices lists what is worth knowing of the subnet.
-func (n *Node) notices() (list []api.Degraded) {
+// Notices lists states of the subnet that people should know.
+func (n *Network) Notices() (list []api.Degraded) {
 	if n.sub == nil || n.manager == nil {
 		return nil
 	}
@@ -398,43 +350,4 @@ func (n *Node) notices() (list []api.Degraded) {
 			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
 	}
 	return list
-}
-
-// managerState is the manager's state for the status.
-func (n *Node) managerState() (s string) {
-	switch {
-	case n.sub == nil:
-		return ""
-	case n.noManager != nil:
-		return "failed"
-	case n.manager == nil:
-		return n.cfg.SM
-	}
-	n.sub.Do(func() { s = n.manager.Status().State })
-	return s
-}
-
-// fabricCounters adds the counters of fabric, trunks, agents, manager and its
-// administration.
-func (n *Node) fabricCounters(add func(scope, instance, name string, v uint64)) error {
-	if n.sub == nil {
-		return nil
-	}
-	if err := n.sub.Counters(add); err != nil {
-		return err
-	}
-	n.sub.Do(func() {
-		if n.manager == nil {
-			return
-		}
-		s := n.manager.Status()
-		for name, v := range s.Counters {
-			add(api.ScopeSM, "", name, v)
-		}
-		fields(add, api.ScopeSA, "", &s.SA)
-		if e, master := n.manager.Ethernet(); master {
-			fields(add, api.ScopeEM, "", &e.Counters)
-		}
-	})
-	return nil
 }

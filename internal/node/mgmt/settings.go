@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package mgmt
 
 import (
 	"context"
@@ -10,23 +10,23 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
+	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 )
 
-// SetManager implements api.Backend.
-func (n *Node) SetManager(ctx context.Context, c api.ManagerChange) error {
+func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	const fix = "weft sm set --help"
 	if err := c.Validate(); err != nil {
-		return invalid(fix, "%v", err)
+		return describe.Invalid(fix, "%v", err)
 	}
 	if n.sub == nil {
-		return errNoFabric
+		return ErrNoFabric
 	}
 	if n.manager == nil {
 		return n.notMaster(ctx, "weft sm set")
 	}
-	if c.MKey != nil && n.cfg.MKeyFile != "" {
-		return invalid("change that file and start the node anew", "the M_Key of this node is that of its --m-key-file, %s", n.cfg.MKeyFile)
+	if c.MKey != nil && n.cfg.Settings.MKeyFile != "" {
+		return describe.Invalid("change that file and start the node anew", "the M_Key of this node is that of its --m-key-file, %s", n.cfg.Settings.MKeyFile)
 	}
 	if c != (api.ManagerChange{MKey: c.MKey}) {
 		if err := n.editable(ctx, "weft sm set"); err != nil {
@@ -48,25 +48,25 @@ func (n *Node) SetManager(ctx context.Context, c api.ManagerChange) error {
 	default:
 		key, _ = api.ParseMKey(*c.MKey) // valid
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) { k.Set(key) }); err != nil {
 		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 	}
-	n.log.Info("M_Key changed", "none", key == 0)
+	n.cfg.Log.Info("M_Key changed", "none", key == 0)
 	return nil
 }
 
 // setSubnet changes what of c is kept with partitions and groups.
-func (n *Node) setSubnet(ctx context.Context, fix string, c *api.ManagerChange) error {
+func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChange) error {
 	var roots []ib.GUID
 	if c.Roots != nil {
 		for _, s := range *c.Roots {
-			g, ok := parseGUID(s)
+			g, ok := describe.ParseGUID(s)
 			if !ok {
-				return invalid("weft fabric nodes", "a root is the GUID of a switch, such as %v, not %q", n.identity, s)
+				return describe.Invalid("weft fabric nodes", "a root is the GUID of a switch, such as %v, not %q", n.cfg.GUID, s)
 			}
-			if t := n.known(); t != nil {
+			if t := n.topologyIfKnown(); t != nil {
 				if i := t.NodeByGUID(g); i < 0 || !t.Nodes[i].IsSwitch() {
 					return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no switch %v", g), Fix: "weft fabric nodes"}
 				}
@@ -83,7 +83,7 @@ func (n *Node) setSubnet(ctx context.Context, fix string, c *api.ManagerChange) 
 			s.Roots = roots
 		}
 		if len(roots) > 0 && !slices.Contains(strings.Split(s.Engine, ","), "updn") {
-			return invalid("weft sm set --routing updn --roots …", "roots are for the engine updn, which the routing %q does not name", s.Engine)
+			return describe.Invalid("weft sm set --routing updn --roots …", "roots are for the engine updn, which the routing %q does not name", s.Engine)
 		}
 		if c.MKeyProtect != nil {
 			s.MKeyProtect = uint8(*c.MKeyProtect)
@@ -94,7 +94,7 @@ func (n *Node) setSubnet(ctx context.Context, fix string, c *api.ManagerChange) 
 		return nil
 	})
 	if err == nil {
-		n.log.Info("subnet settings changed")
+		n.cfg.Log.Info("subnet settings changed")
 	}
 	return err
 }

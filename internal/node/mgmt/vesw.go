@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package mgmt
 
 import (
 	"context"
@@ -14,26 +14,28 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/sm/em"
 	"weft/internal/mgmt/sm/topo"
+	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 )
 
-// VESWs implements api.Backend.
-func (n *Node) VESWs(ctx context.Context) (list []api.VESW, err error) {
-	i, err := n.wantedVESWs(ctx, "weft vesw list")
+// vesws are the operations on virtual Ethernet switches.
+type vesws struct{ n *Network }
+
+func (e *vesws) list(ctx context.Context) (list []api.VESW, err error) {
+	i, err := e.intent(ctx, "weft vesw list")
 	if err != nil {
 		return nil, err
 	}
-	s, master, t := n.ethernet()
+	s, master, t := e.status()
 	for k := range i.VESWs {
 		list = append(list, describeVESW(&i, &i.VESWs[k], s, master, t))
 	}
 	return list, nil
 }
 
-// VESW implements api.Backend.
-func (n *Node) VESW(ctx context.Context, name string) (v api.VESW, err error) {
-	i, err := n.wantedVESWs(ctx, "weft vesw show "+name)
+func (e *vesws) get(ctx context.Context, name string) (v api.VESW, err error) {
+	i, err := e.intent(ctx, "weft vesw show "+name)
 	if err != nil {
 		return v, err
 	}
@@ -41,7 +43,7 @@ func (n *Node) VESW(ctx context.Context, name string) (v api.VESW, err error) {
 	if err != nil {
 		return v, err
 	}
-	s, master, t := n.ethernet()
+	s, master, t := e.status()
 	return describeVESW(&i, w, s, master, t), nil
 }
 
@@ -62,31 +64,31 @@ func noVESW(name string) error {
 	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no virtual Ethernet switch %q", name), Fix: "weft vesw list"}
 }
 
-// wantedVESWs reads what is wanted from the store.
-func (n *Node) wantedVESWs(ctx context.Context, command string) (i em.Intent, err error) {
-	if err := n.editable(ctx, command); err != nil {
+// intent reads the intent from the store.
+func (e *vesws) intent(ctx context.Context, command string) (i em.Intent, err error) {
+	if err := e.n.editable(ctx, command); err != nil {
 		return i, err
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	if i, err = manager.LoadVESWs(ctx, n.store); err != nil {
+	if i, err = manager.LoadVESWs(ctx, e.n.store); err != nil {
 		err = &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 	}
 	return i, err
 }
 
-// ethernet is what this node's Ethernet Manager knows, if it is the master.
-func (n *Node) ethernet() (s em.Status, master bool, t *topo.Subnet) {
-	n.sub.Do(func() {
-		s, master = n.manager.Ethernet()
-		t = n.manager.Topo()
+// status is what this node's Ethernet Manager knows, if it is the master.
+func (e *vesws) status() (s em.Status, master bool, t *topo.Subnet) {
+	e.n.sub.Do(func() {
+		s, master = e.n.manager.Ethernet()
+		t = e.n.manager.Topo()
 	})
 	return s, master, t
 }
 
-// describeVESW puts together what is wanted and what became of it.
+// describeVESW describes a virtual Ethernet switch by its intent and its state.
 func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Subnet) api.VESW {
-	v := api.VESW{Name: w.Name, ID: int(w.ID), PKey: pkeyText(w.Key()), OwnPartition: w.OwnPartition(), FabricID: int(i.FabricID), MTU: int(w.MTU), Flood: w.Flood,
+	v := api.VESW{Name: w.Name, ID: int(w.ID), PKey: describe.PKey(w.Key()), OwnPartition: w.OwnPartition(), FabricID: int(i.FabricID), MTU: int(w.MTU), Flood: w.Flood,
 		UserMACs: !w.NoUserMACs, MaxMACs: int(w.MaxMACs), SL: int(w.SL), State: api.VESWUnknown}
 	if v.MTU == 0 {
 		v.MTU = mad.DefaultEthMTU
@@ -152,12 +154,12 @@ func veswState(s *em.VESWStatus) string {
 	return api.VESWUp
 }
 
-// editVESWs changes the virtual Ethernet switches that are wanted, and describes one of them.
-func (n *Node) editVESWs(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
+// edit changes the intent in the store, and describes one of its virtual Ethernet switches.
+func (e *vesws) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
 	var after em.Intent
-	edit, stop := context.WithTimeout(ctx, storeWait)
+	edit, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	err = manager.EditVESWs(edit, n.store, func(i *em.Intent) error {
+	err = manager.EditVESWs(edit, e.n.store, func(i *em.Intent) error {
 		if err := f(i); err != nil {
 			return err
 		}
@@ -172,12 +174,12 @@ func (n *Node) editVESWs(ctx context.Context, help, name string, f func(*em.Inte
 	case errors.Is(err, em.ErrNoVESW):
 		return v, noVESW(name)
 	case errors.As(err, &wrong):
-		return v, invalid(help, "%v", wrong.Err)
+		return v, describe.Invalid(help, "%v", wrong.Err)
 	case err != nil:
 		return v, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 	}
 	if w := after.Find(name); w != nil {
-		s, master, t := n.ethernet()
+		s, master, t := e.status()
 		v = describeVESW(&after, w, s, master, t)
 	}
 	return v, nil
@@ -191,8 +193,7 @@ func narrow[T uint8 | uint16](v int, what string) (T, error) {
 	return T(v), nil
 }
 
-// CreateVESW implements api.Backend.
-func (n *Node) CreateVESW(ctx context.Context, c api.VESWCreate) (api.VESW, error) {
+func (e *vesws) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) {
 	const help = "weft vesw create --help"
 	w := em.VESW{Name: c.Name, Flood: c.Flood, NoUserMACs: c.NoUserMACs}
 	var errs [6]error
@@ -213,26 +214,26 @@ func (n *Node) CreateVESW(ctx context.Context, c api.VESWCreate) (api.VESW, erro
 		}
 	}
 	if c.PKey != "" {
-		w.PKey, errs[5] = parsePKey(c.PKey)
+		w.PKey, errs[5] = describe.ParsePKey(c.PKey)
 	}
 	if err := errors.Join(errs[:]...); err != nil {
-		return api.VESW{}, invalid(help, "%v", err)
+		return api.VESW{}, describe.Invalid(help, "%v", err)
 	}
-	if err := n.editable(ctx, "weft vesw create"); err != nil {
+	if err := e.n.editable(ctx, "weft vesw create"); err != nil {
 		return api.VESW{}, err
 	}
-	others, err := n.intent(ctx, "weft vesw create")
+	others, err := e.n.intent(ctx, "weft vesw create")
 	if err != nil {
 		return api.VESW{}, err
 	}
-	v, err := n.editVESWs(ctx, help, c.Name, func(i *em.Intent) error {
+	v, err := e.edit(ctx, help, c.Name, func(i *em.Intent) error {
 		if c.ByteIDs != nil {
 			i.ByteIDs = *c.ByteIDs
 		}
 		if c.FabricID != nil {
 			id, err := narrow[uint16](*c.FabricID, "fabric id")
 			if err != nil {
-				return invalid(help, "%v", err)
+				return describe.Invalid(help, "%v", err)
 			}
 			i.FabricID = id
 		}
@@ -240,12 +241,12 @@ func (n *Node) CreateVESW(ctx context.Context, c api.VESWCreate) (api.VESW, erro
 			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already", c.Name), Fix: "weft vesw set " + c.Name}
 		}
 		if err := i.Create(w); err != nil {
-			return invalid(help, "%v", err)
+			return describe.Invalid(help, "%v", err)
 		}
 		return partitionFree(&others, i.Find(c.Name))
 	})
 	if err == nil {
-		n.log.Info("virtual Ethernet switch created", "name", c.Name, "id", v.ID)
+		e.n.cfg.Log.Info("virtual Ethernet switch created", "name", c.Name, "id", v.ID)
 	}
 	return v, err
 }
@@ -255,24 +256,23 @@ func partitionFree(i *manager.Intent, v *em.VESW) error {
 	if !v.OwnPartition() || partition(i, v.Key()) < 0 {
 		return nil
 	}
-	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", pkeyText(v.Key())),
-		Fix: "weft vesw create --id with another, or --pkey " + pkeyText(v.Key()) + " to share it"}
+	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", describe.PKey(v.Key())),
+		Fix: "weft vesw create --id with another, or --pkey " + describe.PKey(v.Key()) + " to share it"}
 }
 
-// ChangeVESW implements api.Backend.
-func (n *Node) ChangeVESW(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {
+func (e *vesws) change(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {
 	const help = "weft vesw set --help"
-	if err := n.editable(ctx, "weft vesw set"); err != nil {
+	if err := e.n.editable(ctx, "weft vesw set"); err != nil {
 		return v, err
 	}
-	others, err := n.intent(ctx, "weft vesw set")
+	others, err := e.n.intent(ctx, "weft vesw set")
 	if err != nil {
 		return v, err
 	}
-	return n.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) (err error) {
+	return e.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) (err error) {
 		if c.PKey != nil {
 			if w.PKey = 0; *c.PKey != "" {
-				if w.PKey, err = parsePKey(*c.PKey); err != nil {
+				if w.PKey, err = describe.ParsePKey(*c.PKey); err != nil {
 					return err
 				}
 			}
@@ -306,8 +306,8 @@ func (n *Node) ChangeVESW(ctx context.Context, name string, c api.VESWChange) (v
 }
 
 // editNamed changes the VESW with a name or an identifier.
-func (n *Node) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW, error) {
-	i, err := n.wantedVESWs(ctx, strings.TrimSuffix(help, " --help"))
+func (e *vesws) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW, error) {
+	i, err := e.intent(ctx, strings.TrimSuffix(help, " --help"))
 	if err != nil {
 		return api.VESW{}, err
 	}
@@ -316,7 +316,7 @@ func (n *Node) editNamed(ctx context.Context, help, name string, f func(*em.Inte
 		return api.VESW{}, err
 	}
 	name = w.Name
-	return n.editVESWs(ctx, help, name, func(i *em.Intent) error {
+	return e.edit(ctx, help, name, func(i *em.Intent) error {
 		w := i.Find(name)
 		if w == nil {
 			return em.ErrNoVESW
@@ -326,72 +326,78 @@ func (n *Node) editNamed(ctx context.Context, help, name string, f func(*em.Inte
 		if err == nil || errors.As(err, &known) || errors.Is(err, em.ErrNoVESW) {
 			return err
 		}
-		return invalid(help, "%v", err)
+		return describe.Invalid(help, "%v", err)
 	})
 }
 
-// DeleteVESW implements api.Backend.
-func (n *Node) DeleteVESW(ctx context.Context, name string) error {
-	_, err := n.editNamed(ctx, "weft vesw list", name, func(i *em.Intent, w *em.VESW) error { return i.Delete(w.Name) })
+func (e *vesws) delete(ctx context.Context, name string) error {
+	_, err := e.editNamed(ctx, "weft vesw list", name, func(i *em.Intent, w *em.VESW) error { return i.Delete(w.Name) })
 	if err == nil {
-		n.log.Info("virtual Ethernet switch deleted", "name", name)
+		e.n.cfg.Log.Info("virtual Ethernet switch deleted", "name", name)
 	}
 	return err
 }
 
-// AddVESWPort implements api.Backend.
-func (n *Node) AddVESWPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
+func (e *vesws) addPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
 	const help = "weft vesw port add --help"
 	index := -1
 	if p.VPort != nil {
 		if index = *p.VPort; index < 0 || index > em.MaxIndex {
-			return v, invalid(help, "a vport is 0 to %d, not %d", em.MaxIndex, index)
+			return v, describe.Invalid(help, "a vport is 0 to %d, not %d", em.MaxIndex, index)
 		}
 	}
-	if err := n.editable(ctx, "weft vesw port add"); err != nil {
+	if err := e.n.editable(ctx, "weft vesw port add"); err != nil {
 		return v, err
 	}
-	guid, err := n.portNamed(p.Port, n.known())
+	guid, err := e.n.portNamed(p.Port, e.n.topologyIfKnown())
 	if err != nil {
 		return v, err
 	}
-	v, err = n.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) error {
+	v, err = e.editNamed(ctx, help, name, func(i *em.Intent, w *em.VESW) error {
 		_, err := i.Add(w.Name, guid, index, p.Gateway)
 		return err
 	})
 	if err == nil {
-		n.log.Info("port added to a virtual Ethernet switch", "name", v.Name, "port", guid)
+		e.n.cfg.Log.Info("port added to a virtual Ethernet switch", "name", v.Name, "port", guid)
 	}
 	return v, err
 }
 
-// DelVESWPort implements api.Backend.
-func (n *Node) DelVESWPort(ctx context.Context, name, port string, vport int) error {
-	if err := n.editable(ctx, "weft vesw port del"); err != nil {
+func (e *vesws) removePort(ctx context.Context, name, port string, vport int) error {
+	if err := e.n.editable(ctx, "weft vesw port del"); err != nil {
 		return err
 	}
-	guid, err := n.portNamed(port, n.known())
+	guid, err := e.n.portNamed(port, e.n.topologyIfKnown())
 	if err != nil {
 		return err
 	}
-	_, err = n.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
+	_, err = e.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
 		if err := i.Remove(w.Name, guid, vport); err != nil {
 			return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %s is no member of %s", port, w.Name), Fix: "weft vesw show " + w.Name}
 		}
 		return nil
 	})
 	if err == nil {
-		n.log.Info("port taken out of a virtual Ethernet switch", "name", name, "port", guid)
+		e.n.cfg.Log.Info("port taken out of a virtual Ethernet switch", "name", name, "port", guid)
 	}
 	return err
 }
 
-// veswDegraded names the virtual Ethernet switches that are not as they are wanted.
-func (n *Node) veswDegraded() (list []api.Degraded) {
-	if n.sub == nil || n.manager == nil {
+// deletePort names the vport of the port, none where any of them is meant.
+func (e *vesws) deletePort(ctx context.Context, p api.VESWPortDelete) error {
+	vport := -1
+	if p.VPort != nil {
+		vport = int(*p.VPort)
+	}
+	return e.removePort(ctx, p.Name, p.Port, vport)
+}
+
+// degraded lists the virtual Ethernet switches that differ from the intent.
+func (e *vesws) degraded() (list []api.Degraded) {
+	if e.n.sub == nil || e.n.manager == nil {
 		return nil
 	}
-	s, master, t := n.ethernet()
+	s, master, t := e.status()
 	if !master {
 		return nil
 	}
@@ -419,11 +425,11 @@ func (n *Node) veswDegraded() (list []api.Degraded) {
 	return list
 }
 
-// veswKeyTaken refuses a partition to others that a VESW has for itself.
-func (n *Node) veswKeyTaken(ctx context.Context, key ib.PKey) error {
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+// keyTaken refuses a partition that a virtual Ethernet switch has for itself.
+func (e *vesws) keyTaken(ctx context.Context, key ib.PKey) error {
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
-	i, err := manager.LoadVESWs(ctx, n.store)
+	i, err := manager.LoadVESWs(ctx, e.n.store)
 	if err != nil {
 		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package mgmt
 
 import (
 	"context"
@@ -22,16 +22,16 @@ import (
 )
 
 // openStore opens the store that the configuration names.
-func (n *Node) openStore(ctx context.Context) error {
-	log := n.log.With("part", "store")
-	switch n.cfg.StoreKind() {
+func (n *Network) openStore(ctx context.Context) error {
+	log := n.cfg.Log.With("part", "store")
+	switch n.cfg.Settings.StoreKind() {
 	case config.StoreMemory:
 		n.store = store.NewMemory()
 		return nil
 	case config.StoreEmbedded:
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
-		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Dir, rundir.StoreDir), Listen: n.cfg.StoreListen, Log: log})
+		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir), Listen: n.cfg.Settings.StoreListen, Log: log})
 		if err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func (n *Node) openStore(ctx context.Context) error {
 		n.store = c
 		return nil
 	}
-	s, err := etcd.Connect(etcd.ClientConfig{Endpoints: n.cfg.StoreURLs(), Log: log})
+	s, err := etcd.Connect(etcd.ClientConfig{Endpoints: n.cfg.Settings.StoreURLs(), Log: log})
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (n *Node) openStore(ctx context.Context) error {
 // storeTimeout bounds the start of the embedded store.
 const storeTimeout = 10 * time.Second
 
-func (n *Node) closeStore() {
+func (n *Network) closeStore() {
 	if n.store != nil {
 		n.store.Close()
 	}
@@ -63,16 +63,16 @@ func (n *Node) closeStore() {
 	}
 }
 
-// startManager opens the store and starts the subnet manager behind port 0 of the switch. A node that shall not manage
+// Start opens the store and starts the subnet manager behind port 0 of the switch. A node that shall not manage
 // has a store only if one is named. The management goroutine runs. Where the store cannot be used at present the node
-// serves without a manager, and says so.
-func (n *Node) startManager(ctx context.Context) error {
-	manages := n.cfg.SM == config.SMAuto
-	if n.sub == nil || !manages && n.cfg.Store == config.StoreAuto {
+// serves without a manager, and reports it.
+func (n *Network) Start(ctx context.Context) error {
+	manages := n.cfg.Settings.SM == config.SMAuto
+	if n.sub == nil || !manages && n.cfg.Settings.Store == config.StoreAuto {
 		return nil
 	}
 	if err := n.openStore(ctx); errors.Is(err, store.ErrUnavailable) {
-		n.log.Error("no store, and so no subnet manager", "err", err)
+		n.cfg.Log.Error("no store, and so no subnet manager", "err", err)
 		n.closeStore()
 		n.store, n.storeServer, n.noStore = nil, nil, err
 		if manages {
@@ -89,32 +89,32 @@ func (n *Node) startManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Dir, PortGUID: n.identity, Priority: uint8(n.cfg.SMPriority),
-		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.IPoIBQKey), Log: n.log.With("part", "manager"), Now: n.now, Post: func(f func()) { n.sub.Post(f) }})
+	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID, Priority: uint8(n.cfg.Settings.SMPriority),
+		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
 		return err
 	}
 	n.manager = m
 	n.sub.Do(func() {
 		n.sub.SetManager(m)
-		n.sub.Switch.SetCapability(n.now(), mad.CapIsSM, true)
+		n.sub.Switch.SetCapability(n.cfg.Now(), mad.CapIsSM, true)
 	})
 	return nil
 }
 
 // nodeMKey reads the M_Key that was given to this node, 0 if none was.
-func (n *Node) nodeMKey() (uint64, error) {
-	if n.cfg.MKeyFile == "" {
+func (n *Network) nodeMKey() (uint64, error) {
+	if n.cfg.Settings.MKeyFile == "" {
 		return 0, nil
 	}
 	const what, fix = "cannot read the M_Key", "write one number to it, such as 0x1122334455667788, readable by the node's user"
-	b, err := os.ReadFile(n.cfg.MKeyFile)
+	b, err := os.ReadFile(n.cfg.Settings.MKeyFile)
 	if err != nil {
 		return 0, &api.Error{What: what, Why: err.Error(), Fix: fix}
 	}
 	key, err := api.ParseMKey(string(b))
 	if err != nil {
-		return 0, &api.Error{What: what, Why: n.cfg.MKeyFile + ": " + err.Error(), Fix: fix}
+		return 0, &api.Error{What: what, Why: n.cfg.Settings.MKeyFile + ": " + err.Error(), Fix: fix}
 	}
 	return key, nil
 }
@@ -127,8 +127,8 @@ func broadcastMTU(bytes int) ib.MTU {
 	return ib.MTU2048
 }
 
-// unmanaged lists what keeps the manager of this node from its work.
-func (n *Node) unmanaged(ctx context.Context) []api.Degraded {
+// unmanaged lists why the manager of this node does not work.
+func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	switch {
 	case n.noManager != nil:
 		p := problem.Of("", n.noManager)
@@ -136,19 +136,16 @@ func (n *Node) unmanaged(ctx context.Context) []api.Degraded {
 	case n.store == nil:
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, storePatience)
+	ctx, cancel := context.WithTimeout(ctx, StorePatience)
 	defer cancel()
 	down := n.store.Status(ctx).Down
 	if down == nil {
 		return nil
 	}
-	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.StoreKind(), Fix: "start it or make it reachable, or name another with weft up --store"}
+	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.Settings.StoreKind(), Fix: "start it or make it reachable, or name another with weft up --store"}
 	if ctx.Err() == nil {
 		p := problem.Of("", down)
 		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), p.Fix
 	}
 	return []api.Degraded{d}
 }
-
-// storePatience bounds how long people wait for a store that is away.
-const storePatience = time.Second

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package mgmt
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"weft/internal/control/api"
@@ -17,23 +16,17 @@ import (
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
+	"weft/internal/node/describe"
 	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 )
 
-func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
-
-// invalid is the answer to a request that can never work.
-func invalid(fix, format string, args ...any) error {
-	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf(format, args...), Fix: fix}
-}
-
 // editable returns an error where what is wanted of the subnet is not kept in
 // this node's store: its own manager was elected there and is not the master.
-func (n *Node) editable(ctx context.Context, command string) error {
+func (n *Network) editable(ctx context.Context, command string) error {
 	if n.sub == nil {
-		return errNoFabric
+		return ErrNoFabric
 	}
 	if n.manager == nil {
 		return n.notMaster(ctx, command)
@@ -48,25 +41,16 @@ func (n *Node) editable(ctx context.Context, command string) error {
 	return nil
 }
 
-// known is the model of the subnet if this node has one, to name ports by.
-func (n *Node) known() (t *topo.Subnet) {
-	if n.manager != nil {
-		n.sub.Do(func() { t = n.manager.Topo() })
-	}
-	return t
-}
-
-// Partitions implements api.Backend.
-func (n *Node) Partitions(ctx context.Context) (list []api.Partition, err error) {
+func (n *Network) partitions(ctx context.Context) (list []api.Partition, err error) {
 	i, err := n.intent(ctx, "weft pkey list")
 	if err != nil {
 		return nil, err
 	}
-	v, err := n.wantedVESWs(ctx, "weft pkey list")
+	v, err := n.vesw.intent(ctx, "weft pkey list")
 	if err != nil {
 		return nil, err
 	}
-	t := n.known()
+	t := n.topologyIfKnown()
 	for _, p := range manager.Partitions(&i, &v) {
 		list = append(list, describePartition(&p, t))
 	}
@@ -74,17 +58,17 @@ func (n *Node) Partitions(ctx context.Context) (list []api.Partition, err error)
 }
 
 // intent reads what is wanted from the store.
-func (n *Node) intent(ctx context.Context, command string) (i manager.Intent, err error) {
+func (n *Network) intent(ctx context.Context, command string) (i manager.Intent, err error) {
 	if err := n.editable(ctx, command); err != nil {
 		return i, err
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	return manager.LoadIntent(ctx, n.store)
 }
 
 func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {
-	v := api.Partition{Name: p.Name, PKey: pkeyText(p.PKey | 0x8000)}
+	v := api.Partition{Name: p.Name, PKey: describe.PKey(p.PKey | 0x8000)}
 	if p.All != sm.NotMember {
 		v.Members = append(v.Members, api.Member{Port: api.AllPorts, Membership: membershipText(p.All)})
 	}
@@ -115,22 +99,21 @@ func portName(t *topo.Subnet, g ib.GUID) string {
 	return ""
 }
 
-// AddPartition implements api.Backend.
-func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partition, error) {
+func (n *Network) addPartition(ctx context.Context, want api.Partition) (api.Partition, error) {
 	const help = "weft pkey add --help"
-	key, err := parsePKey(want.PKey)
+	key, err := describe.ParsePKey(want.PKey)
 	if err != nil {
-		return want, invalid(help, "%v", err)
+		return want, describe.Invalid(help, "%v", err)
 	}
 	if err := n.editable(ctx, "weft pkey add"); err != nil {
 		return want, err
 	}
-	if err := n.veswKeyTaken(ctx, key); err != nil {
+	if err := n.vesw.keyTaken(ctx, key); err != nil {
 		return want, err
 	}
 	var members []sm.Member
 	all := sm.NotMember
-	t := n.known()
+	t := n.topologyIfKnown()
 	for _, m := range want.Members {
 		as := sm.Full
 		switch m.Membership {
@@ -138,7 +121,7 @@ func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partit
 		case api.MemberLimited:
 			as = sm.Limited
 		default:
-			return want, invalid(help, "a member is full or limited, not %q", m.Membership)
+			return want, describe.Invalid(help, "a member is full or limited, not %q", m.Membership)
 		}
 		if m.Port == api.AllPorts {
 			all = as
@@ -156,7 +139,7 @@ func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partit
 		if j < 0 {
 			name := want.Name
 			if name == "" {
-				name = pkeyText(key)
+				name = describe.PKey(key)
 			}
 			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: name, PKey: key})
 			j = len(i.Subnet.Partitions) - 1
@@ -178,20 +161,20 @@ func (n *Node) AddPartition(ctx context.Context, want api.Partition) (api.Partit
 	if err != nil {
 		return want, err
 	}
-	n.log.Info("partition changed", "pkey", pkeyText(key), "name", out.Name, "members", len(out.Members))
+	n.cfg.Log.Info("partition changed", "pkey", describe.PKey(key), "name", out.Name, "members", len(out.Members))
 	return describePartition(&out, t), nil
 }
 
-// DelPartition implements api.Backend.
-func (n *Node) DelPartition(ctx context.Context, pkey string, names []string) error {
-	key, err := parsePKey(pkey)
+func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) error {
+	pkey, names := d.PKey, d.Members
+	key, err := describe.ParsePKey(pkey)
 	if err != nil {
-		return invalid("weft pkey list", "%v", err)
+		return describe.Invalid("weft pkey list", "%v", err)
 	}
 	if err := n.editable(ctx, "weft pkey del"); err != nil {
 		return err
 	}
-	t := n.known()
+	t := n.topologyIfKnown()
 	var guids []ib.GUID
 	all := false
 	for _, name := range names {
@@ -205,14 +188,14 @@ func (n *Node) DelPartition(ctx context.Context, pkey string, names []string) er
 		}
 		guids = append(guids, guid)
 	}
-	taken := n.veswKeyTaken(ctx, key)
+	taken := n.vesw.keyTaken(ctx, key)
 	err = n.edit(ctx, func(i *manager.Intent) error {
 		j := partition(i, key)
 		if j < 0 && taken != nil {
 			return taken
 		}
 		if j < 0 {
-			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + pkeyText(key), Fix: "weft pkey list"}
+			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + describe.PKey(key), Fix: "weft pkey list"}
 		}
 		if len(names) == 0 {
 			i.Subnet.Partitions = slices.Delete(i.Subnet.Partitions, j, j+1)
@@ -232,7 +215,7 @@ func (n *Node) DelPartition(ctx context.Context, pkey string, names []string) er
 		return nil
 	})
 	if err == nil {
-		n.log.Info("partition changed", "pkey", pkeyText(key), "removed", names)
+		n.cfg.Log.Info("partition changed", "pkey", describe.PKey(key), "removed", names)
 	}
 	return err
 }
@@ -242,14 +225,14 @@ func partition(i *manager.Intent, key ib.PKey) int {
 }
 
 // edit changes partitions and groups that are wanted, in the store.
-func (n *Node) edit(ctx context.Context, f func(*manager.Intent) error) error {
+func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
 	return n.editFor(ctx, "weft pkey list", f)
 }
 
 // editFor changes what is wanted, in the store; fix is for what a manager would
 // refuse.
-func (n *Node) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	err := manager.EditIntent(ctx, n.store, f)
 	var known *api.Error
@@ -258,49 +241,28 @@ func (n *Node) editFor(ctx context.Context, fix string, f func(*manager.Intent) 
 	case err == nil, errors.As(err, &known):
 		return err
 	case errors.As(err, &wrong):
-		return invalid(fix, "%v", wrong.Err)
+		return describe.Invalid(fix, "%v", wrong.Err)
 	}
 	return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 }
 
-func parsePKey(s string) (ib.PKey, error) {
-	v, err := strconv.ParseUint(s, 0, 16)
-	if err != nil || v&0x7fff == 0 {
-		return 0, fmt.Errorf("a P_Key is a number of 0x0001 to 0x7fff, with or without the bit 0x8000, not %q", s)
-	}
-	return ib.PKey(v) | 0x8000, nil
-}
-
-// parseGUID reads a GUID as tools print it: with colons, or after 0x.
-func parseGUID(s string) (ib.GUID, bool) {
-	digits, hex := strings.CutPrefix(s, "0x")
-	if !hex {
-		digits = strings.ReplaceAll(s, ":", "")
-		if digits == s {
-			return 0, false
-		}
-	}
-	v, err := strconv.ParseUint(digits, 16, 64)
-	return ib.GUID(v), err == nil && v != 0
-}
-
 // portNamed returns the GUID of a port: the GUID itself, a device of this node,
 // or DEVICE@NODE with a host name, or the GUID of a node's switch.
-func (n *Node) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
-	if g, ok := parseGUID(name); ok {
+func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
+	if g, ok := describe.ParseGUID(name); ok {
 		return g, nil
 	}
 	device, host, remote := strings.Cut(name, "@")
-	own, isGUID := parseGUID(host)
-	if !remote || isGUID && own == n.identity {
-		f := n.function(device)
-		if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
+	own, isGUID := describe.ParseGUID(host)
+	if !remote || isGUID && own == n.cfg.GUID {
+		port, ok := n.cfg.DevicePort(device)
+		if !ok {
 			return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
 		}
-		return f.a.NodeGUID + 1, nil
+		return port, nil
 	}
 	if t == nil {
-		return 0, invalid("give the port's GUID, or ask the master (weft sm)", "this node does not know the devices of others: %q", name)
+		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)", "this node does not know the devices of others: %q", name)
 	}
 	var found []ib.GUID
 	for r := range t.EndPorts() {
@@ -316,18 +278,17 @@ func (n *Node) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	case 0:
 		return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no device %q", name), Fix: "weft fabric nodes"}
 	}
-	return 0, invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
+	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
 }
 
-// SubnetGroups implements api.Backend.
-func (n *Node) SubnetGroups(ctx context.Context) (list []api.SubnetGroup, err error) {
+func (n *Network) subnetGroups(ctx context.Context) (list []api.SubnetGroup, err error) {
 	t, err := n.topology(ctx, "weft mcast groups")
 	if err != nil {
 		return nil, err
 	}
 	n.sub.Do(func() {
 		for _, g := range n.manager.Status().Groups {
-			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: pkeyText(g.PKey), QKey: uint32(g.QKey), MTU: mtuBytes(g.MTU), Gbps: gbps(g.Rate),
+			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: describe.PKey(g.PKey), QKey: uint32(g.QKey), MTU: describe.MTU(g.MTU), Gbps: describe.Gbps(g.Rate),
 				SL: int(g.SL), Permanent: g.Permanent}
 			for _, m := range g.Members {
 				v.Members = append(v.Members, api.GroupMember{PortGUID: m.PortGUID.String(), Name: portName(t, m.PortGUID), Join: joinNames(m.JoinState)})
@@ -351,16 +312,16 @@ func joinNames(state uint8) (names []string) {
 }
 
 // groupOf reads what a request says of a group.
-func (n *Node) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
+func (n *Network) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 	const help = "weft mcast join --help"
 	a, err := netip.ParseAddr(j.MGID)
 	if err != nil || !a.Is6() || !a.IsMulticast() {
-		return g, invalid(help, "an MGID is a multicast address such as ff12:401b:ffff::1, not %q", j.MGID)
+		return g, describe.Invalid(help, "an MGID is a multicast address such as ff12:401b:ffff::1, not %q", j.MGID)
 	}
 	g = sa.Group{MGID: ib.GIDFromAddr(a), QKey: ib.QKey(j.QKey), PKey: ib.DefaultPKey, MTU: ib.MTU2048, Rate: ib.Rate10}
 	if j.PKey != "" {
-		if g.PKey, err = parsePKey(j.PKey); err != nil {
-			return g, invalid(help, "%v", err)
+		if g.PKey, err = describe.ParsePKey(j.PKey); err != nil {
+			return g, describe.Invalid(help, "%v", err)
 		}
 	}
 	if j.MTU != 0 {
@@ -371,10 +332,10 @@ func (n *Node) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 			}
 		}
 		if g.MTU == 0 {
-			return g, invalid(help, "the MTU must be 256, 512, 1024, 2048 or 4096, not %d", j.MTU)
+			return g, describe.Invalid(help, "the MTU must be 256, 512, 1024, 2048 or 4096, not %d", j.MTU)
 		}
 	}
-	t := n.known()
+	t := n.topologyIfKnown()
 	for _, name := range j.Members {
 		guid, err := n.portNamed(name, t)
 		if err != nil {
@@ -385,8 +346,7 @@ func (n *Node) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 	return g, nil
 }
 
-// JoinGroup implements api.Backend.
-func (n *Node) JoinGroup(ctx context.Context, j api.GroupJoin) error {
+func (n *Network) joinGroup(ctx context.Context, j api.GroupJoin) error {
 	if err := n.editable(ctx, "weft mcast join"); err != nil {
 		return err
 	}
@@ -409,8 +369,7 @@ func (n *Node) JoinGroup(ctx context.Context, j api.GroupJoin) error {
 	})
 }
 
-// LeaveGroup implements api.Backend.
-func (n *Node) LeaveGroup(ctx context.Context, j api.GroupJoin) error {
+func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 	if err := n.editable(ctx, "weft mcast leave"); err != nil {
 		return err
 	}
@@ -441,12 +400,11 @@ func (n *Node) LeaveGroup(ctx context.Context, j api.GroupJoin) error {
 
 var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager", Fix: "weft up --sm auto"}
 
-// Store implements api.Backend.
-func (n *Node) Store(ctx context.Context) (api.Store, error) {
+func (n *Network) getStore(ctx context.Context) (api.Store, error) {
 	if n.store == nil {
 		return api.Store{}, errNoStore
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	return describeStore(n.store.Status(ctx)), nil
 }
@@ -460,17 +418,16 @@ func describeStore(s store.Status) api.Store {
 		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
 }
 
-// StoreEntries implements api.Backend.
-func (n *Node) StoreEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
+func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
 	if n.store == nil {
 		return nil, errNoStore
 	}
 	if tree != "" {
 		if err := store.CheckTree(tree); err != nil {
-			return nil, invalid("weft store list", "%v", err)
+			return nil, describe.Invalid("weft store list", "%v", err)
 		}
 	}
-	ctx, stop := context.WithTimeout(ctx, storeWait)
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	l, err := n.store.List(ctx, tree)
 	if err != nil {
