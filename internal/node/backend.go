@@ -25,7 +25,6 @@ import (
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
-	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
 )
 
@@ -296,7 +295,7 @@ func (n *Node) Resources(context.Context) (r api.Resources, err error) {
 		n.resources(&r, v.Owner(), func(mem.Space) string { return "node" }, &i)
 	}
 	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
-	r.CMIDs = n.cmIDs()
+	r.CMIDs = n.cm.Identifiers()
 	return r, nil
 }
 
@@ -378,10 +377,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			return nil, err
 		}
 	}
-	if d := n.cmDoor.Load(); d != nil {
-		d.s.do(func(mono.Time) { fields(add, api.ScopeNode, "rdmacm", &d.hub.Stats) })
-	}
-	n.cm.counters(func(name string, v uint64) { add(api.ScopeCM, "", name, v) })
+	n.cm.Counters(add)
 	for i, l := range n.lanes.All() {
 		err = l.Query(func() {
 			if i == 0 {

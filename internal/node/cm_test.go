@@ -12,6 +12,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/node/conn"
 	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -25,7 +26,7 @@ import (
 // cmUser is a user of a node's communication manager.
 type cmUser struct {
 	t      *testing.T
-	s      *cmService
+	s      *conn.Service
 	events chan cm.Event
 }
 
@@ -39,7 +40,7 @@ func (u *cmUser) hear(_ mono.Time, e *cm.Event) { u.events <- *e }
 func (u *cmUser) do(f func(now mono.Time) error) {
 	u.t.Helper()
 	err := loop.ErrStopped
-	u.s.do(func(now mono.Time) { err = f(now) })
+	u.s.Do(func(now mono.Time) { err = f(now) })
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -68,13 +69,13 @@ func (u *cmUser) path(src, dst string) (a cm.Address, p cm.Path, err error) {
 		from = netip.MustParseAddr(src)
 	}
 	done := make(chan error, 1)
-	u.s.post(func(now mono.Time) {
-		u.s.resolveAddr(now, from, netip.MustParseAddr(dst), func(now mono.Time, found cm.Address, err error) {
+	u.s.Post(func(now mono.Time) {
+		u.s.ResolveAddr(now, from, netip.MustParseAddr(dst), func(now mono.Time, found cm.Address, err error) {
 			if a = found; err != nil {
 				done <- err
 				return
 			}
-			u.s.resolvePath(now, &a, 0, func(_ mono.Time, found cm.Path, err error) {
+			u.s.ResolvePath(now, &a, 0, func(_ mono.Time, found cm.Path, err error) {
 				p = found
 				done <- err
 			})
@@ -121,8 +122,8 @@ func TestCMConnects(t *testing.T) {
 			a, b := r.cmUser(t), r.cmUser(t)
 			service, datagrams := cm.IPService(cm.SpaceTCP, 7471), cm.IPService(cm.SpaceUDP, 7471)
 			b.do(func(mono.Time) error {
-				_, err := b.s.mgr.Listen(&cm.ListenParams{ServiceID: service}, b.hear)
-				_, err2 := b.s.mgr.Listen(&cm.ListenParams{ServiceID: datagrams}, b.hear)
+				_, err := b.s.Manager().Listen(&cm.ListenParams{ServiceID: service}, b.hear)
+				_, err2 := b.s.Manager().Listen(&cm.ListenParams{ServiceID: datagrams}, b.hear)
 				return errors.Join(err, err2)
 			})
 			addr, path, err := a.path(c.src, c.dst)
@@ -135,7 +136,7 @@ func TestCMConnects(t *testing.T) {
 			ip := cm.IPHeader{SrcPort: 1234, Src: addr.Src, Dst: addr.Dst}
 			var active, passive *cm.Conn
 			a.do(func(now mono.Time) (err error) {
-				active, err = a.s.mgr.Connect(now, &cm.ConnectParams{ServiceID: service, Path: path, QPType: ib.RC, QPN: 0x1111, ResponderResources: 4, InitiatorDepth: 2,
+				active, err = a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: service, Path: path, QPType: ib.RC, QPN: 0x1111, ResponderResources: 4, InitiatorDepth: 2,
 					RetryCount: 7, RNRRetry: 6, AckDelay: 15, PrivateData: append(ip.Append(nil), "hello"...)}, a.hear)
 				return err
 			})
@@ -165,7 +166,7 @@ func TestCMConnects(t *testing.T) {
 			b.event(cm.Disconnected)
 
 			a.do(func(now mono.Time) error {
-				_, err := a.s.mgr.Lookup(now, &cm.LookupParams{ServiceID: datagrams, Path: path, PrivateData: ip.Append(nil)}, a.hear)
+				_, err := a.s.Manager().Lookup(now, &cm.LookupParams{ServiceID: datagrams, Path: path, PrivateData: ip.Append(nil)}, a.hear)
 				return err
 			})
 			e = b.event(cm.LookupRequest)
@@ -177,7 +178,7 @@ func TestCMConnects(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 			a.do(func(now mono.Time) error {
-				_, err := a.s.mgr.Connect(now, &cm.ConnectParams{ServiceID: cm.IPService(cm.SpaceTCP, 1), Path: path, QPType: ib.RC, QPN: 0x1113}, a.hear)
+				_, err := a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: cm.IPService(cm.SpaceTCP, 1), Path: path, QPType: ib.RC, QPN: 0x1113}, a.hear)
 				return err
 			})
 			if e = a.event(cm.Rejected); e.Reason != cm.ReasonInvalidServiceID {
@@ -265,7 +266,7 @@ func TestCMAddresses(t *testing.T) {
 			addr string
 			err  error
 		}{{"10.9.0.1", nil}, {"127.0.0.1", nil}, {"192.0.2.77", cm.ErrNoAddress}, {"0.0.0.0", cm.ErrNoAddress}, {"224.0.0.1", cm.ErrNoAddress}} {
-			if a, err := u.s.bound(netip.MustParseAddr(c.addr)); !errors.Is(err, c.err) || err == nil && a.Src != netip.MustParseAddr(c.addr) {
+			if a, err := u.s.Bound(netip.MustParseAddr(c.addr)); !errors.Is(err, c.err) || err == nil && a.Src != netip.MustParseAddr(c.addr) {
 				t.Errorf("bound %s: %+v, %v", c.addr, a, err)
 			}
 		}
@@ -280,7 +281,7 @@ func TestCMAddresses(t *testing.T) {
 		}
 		f := r.node.functions()[i].a.Number()
 		u.do(func(mono.Time) error {
-			yes = (&cmNetwork{s: u.s}).Has(f, netip.MustParseAddr(a))
+			yes = u.s.Has(f, netip.MustParseAddr(a))
 			return nil
 		})
 		return yes
@@ -328,7 +329,7 @@ func TestCMStrangers(t *testing.T) {
 			t.Errorf("%s is %d, not %d", c.counter, n, before+1)
 		}
 	}
-	if n := s.stats.DropInbox.Load(); n != 0 {
+	if n := s.Stats().DropInbox.Load(); n != 0 {
 		t.Errorf("%d found the inbox full", n)
 	}
 }
@@ -367,7 +368,7 @@ type cmTurns struct {
 	at          mono.Time
 }
 
-// Turn implements cmTask.
+// Turn implements conn.Task.
 func (c *cmTurns) Turn(now mono.Time) mono.Time {
 	if c.at.Due(now) {
 		c.at = 0
@@ -376,10 +377,10 @@ func (c *cmTurns) Turn(now mono.Time) mono.Time {
 	return c.at
 }
 
-// Removed implements cmTask.
+// Removed implements conn.Task.
 func (c *cmTurns) Removed(mono.Time, uint16) {}
 
-// Close implements cmTask.
+// Close implements conn.Task.
 func (c *cmTurns) Close(now mono.Time) { c.closed <- now }
 
 // TestCMTask: a task is called when it is due, and before the goroutine ends.
@@ -391,7 +392,7 @@ func TestCMTask(t *testing.T) {
 	u.do(func(now mono.Time) error {
 		asked = now
 		c.at = now.Add(5 * time.Millisecond)
-		u.s.add(c)
+		u.s.Add(c)
 		return nil
 	})
 	select {
@@ -408,7 +409,7 @@ func TestCMTask(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("the task is not told of the end")
 	}
-	if u.s.do(func(mono.Time) {}) {
+	if u.s.Do(func(mono.Time) {}) == nil {
 		t.Error("the goroutine still runs functions")
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
-	"weft/internal/service/cm"
 	"weft/internal/service/ipoib"
 	"weft/internal/verbs/hca"
 )
@@ -31,7 +30,7 @@ func (n *Node) newIPLinks() (*ipif.Host, error) {
 		OpenSA: func(function uint16, answer func(mono.Time, uint32, *mad.SA), notice func(mono.Time, *mad.Notice)) ipif.SA {
 			return n.sub.OpenUser(function, answer, notice)
 		},
-		Connections: connectionManager{n.cm}, Keeper: n.keeper}), nil
+		Connections: n.cm, Keeper: n.keeper}), nil
 }
 
 // ipOperations registers the operations of IP links, or their refusal where the node is in no subnet.
@@ -88,18 +87,6 @@ func (n *Node) nativeAdapters() (list []*hca.Adapter) {
 	}
 	return list
 }
-
-// connectionManager is the connection manager as other rooms use it.
-type connectionManager struct{ s *cmService }
-
-// Post implements ipif.Connections.
-func (c connectionManager) Post(f func(now mono.Time)) { c.s.post(f) }
-
-// Manager implements ipif.Connections.
-func (c connectionManager) Manager() *cm.Manager { return c.s.mgr }
-
-// Port implements ipif.Connections.
-func (c connectionManager) Port(function uint16) (cm.Port, bool) { return c.s.Port(function) }
 
 // Edit implements ipif.Keeper.
 func (k *keeper) Edit(ctx context.Context, what string, change func() error) error {

@@ -103,7 +103,7 @@ func TestIPLinksConnected(t *testing.T) {
 	}
 	eventually(t, "the connection manager has no request that waits", func() bool {
 		half := 0
-		r.node.cm.do(func(_ mono.Time) { _, half = r.node.cm.mgr.Load() })
+		r.node.cm.Do(func(_ mono.Time) { _, half = r.node.cm.Manager().Load() })
 		return half == 0
 	})
 }
@@ -114,9 +114,9 @@ func TestIPLinkListensLater(t *testing.T) {
 	r := twoNative(t)
 	r.stacks()
 	var others []*cm.Listener
-	r.node.cm.do(func(mono.Time) {
+	r.node.cm.Do(func(mono.Time) {
 		for {
-			l, err := r.node.cm.mgr.Listen(&cm.ListenParams{ServiceID: cm.ServiceID(0x4711<<32 + len(others))}, func(mono.Time, *cm.Event) {})
+			l, err := r.node.cm.Manager().Listen(&cm.ListenParams{ServiceID: cm.ServiceID(0x4711<<32 + len(others))}, func(mono.Time, *cm.Event) {})
 			if err != nil {
 				return
 			}
@@ -137,7 +137,7 @@ func TestIPLinkListensLater(t *testing.T) {
 	}
 	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
 	eventually(t, "an event: no neighbour can connect", func() bool { return reported("no neighbour can connect") == 1 })
-	r.node.cm.do(func(now mono.Time) {
+	r.node.cm.Do(func(now mono.Time) {
 		for _, l := range others {
 			l.Close(now)
 		}

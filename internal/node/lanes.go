@@ -49,7 +49,7 @@ func (n *Node) openLanes() (err error) {
 		Multicast: replicate.Config{Payloads: n.cfg.McastPayloads, Threshold: n.cfg.McastThreshold, Requests: replicate.DefaultConfig.Requests},
 		RoCE:      roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex}, MemoryOwner: n.memoryOwner,
 		Prepare: func(h *hca.Lane) {
-			h.SetGeneralServices(n.cm.take(h))
+			h.SetGeneralServices(n.cm.Receiver(h))
 			h.SetOrphanEnded(n.sessions.Detach)
 		}}
 	if n.sub != nil {

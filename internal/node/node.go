@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"weft/internal/control/api"
@@ -28,6 +27,7 @@ import (
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/host/sysfs"
+	"weft/internal/node/conn"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/mgmt"
@@ -55,11 +55,10 @@ type Node struct {
 	sessions *session.Registry
 	groups   *ipGroups
 	host     string // the host's name
-	cm       *cmService
-	cmDoor   atomic.Pointer[cmDoor] // nil before programs are served
-	sub      *subnet.Subnet         // nil: the node is in no subnet
-	ip       *ipif.Host             // nil: the same
-	vesw     *veswHost              // nil: the same
+	cm       *conn.Service
+	sub      *subnet.Subnet // nil: the node is in no subnet
+	ip       *ipif.Host     // nil: the same
+	vesw     *veswHost      // nil: the same
 
 	mgmt   *mgmt.Network
 	keeper *keeper
@@ -161,7 +160,7 @@ func (n *Node) open() (err error) {
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
-	n.cm = newCMService(n)
+	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: &n.captures})
 	n.captures.end, n.captures.lanes = make(chan struct{}), func() *lane.Group { return n.lanes }
 	if err := n.openSubnet(); err != nil {
 		return err
@@ -172,7 +171,7 @@ func (n *Node) open() (err error) {
 		n.closeTrunks()
 		return err
 	}
-	go n.cm.run() // ends with close
+	n.cm.Start(n.lanes, n.sub) // ends with close
 	return nil
 }
 
@@ -233,12 +232,13 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		control.Close()
 		return err
 	}
-	rdmacm, err := n.openCM(n.cm)
+	rdmacm, err := n.listenRecords(rundir.CMSock, "the connection manager", conn.DeviceConns, conn.DeviceUserConns)
 	if err != nil {
 		control.Close()
 		return err
 	}
-	defer rdmacm.Records.Close()
+	n.cm.OpenDevice(rdmacm)
+	defer rdmacm.Close()
 	if n.sub != nil {
 		u, err := n.listenRecords(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
 		if err != nil {
@@ -290,7 +290,7 @@ var errEnd = errors.New("the node was asked to end")
 // close ends the manager, the management goroutine, the lanes, then the links they used.
 func (n *Node) close() {
 	n.mgmt.Close()
-	n.cm.close()
+	n.cm.Close()
 	if n.sub != nil {
 		n.sub.Close()
 	}

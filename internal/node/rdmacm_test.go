@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -221,37 +220,4 @@ func TestCMHostile(t *testing.T) {
 		t.Error("what was refused was not counted")
 	}
 	r.cmProgram().create(1)
-}
-
-// TestCMNoticeLost: a channel that cannot be told of an event ends, so that its program
-// does not wait for it.
-func TestCMNoticeLost(t *testing.T) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fds[1])
-	file := os.NewFile(uintptr(fds[0]), "channel")
-	defer file.Close()
-	f := &cmChannel{}
-	if f.raw, err = file.SyscallConn(); err != nil {
-		t.Fatal(err)
-	}
-	read := func() (int, error) { return unix.Read(fds[1], make([]byte, 64)) }
-	f.Notice()
-	if n, err := read(); n != abi.CMNoticeSize || err != nil {
-		t.Fatalf("a notice: %d octets, %v", n, err)
-	}
-	for unix.Sendto(fds[0], []byte{0}, unix.MSG_DONTWAIT, nil) == nil {
-	}
-	f.Notice()
-	for {
-		n, err := read()
-		if err != nil {
-			t.Fatalf("no end: %v", err)
-		}
-		if n == 0 {
-			return
-		}
-	}
 }

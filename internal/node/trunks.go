@@ -58,9 +58,7 @@ func (n *Node) publish(changes []subnet.PortChange) {
 	n.portsChanged(changes)
 	for _, p := range changes {
 		n.ip.PortChanged(p.Adapter, p.Events)
-		if d := n.cmDoor.Load(); d != nil {
-			d.portChanged(p.Adapter, p.Events)
-		}
+		n.cm.PortChanged(p.Adapter, p.Events)
 		n.vesw.portChanged(p.Adapter)
 	}
 }

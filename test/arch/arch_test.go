@@ -166,6 +166,7 @@ var rooms = map[string][]string{
 	"supervisor": {"loop"},
 	"ipif":       {"describe", "lane", "loop", "session", "stack", "supervisor"},
 	"mgmt":       {"describe", "loop", "subnet"},
+	"conn":       {"loop", "lane", "session", "subnet"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package conn
 
 import (
 	"time"
@@ -14,78 +14,78 @@ import (
 	"weft/internal/service/rdmacm"
 )
 
-// cmGroups is what programs have joined, by the connection manager, of the multicast groups of
+// groupTable is what programs have joined, by the connection manager, of the multicast groups of
 // InfiniBand ports. The subnet administration knows one member per port, so it hears of the
 // first and of the last of a group's. The communication goroutine's.
-type cmGroups struct {
-	s      *cmService
+type groupTable struct {
+	s      *Service
 	users  map[uint16]*subnet.User // by function
-	groups map[cmGroupKey]*cmGroup
-	asks   map[uint32]*cmAsk
+	groups map[groupKey]*group
+	asks   map[uint32]*request
 	last   uint32
 }
 
-type cmGroupKey struct {
+type groupKey struct {
 	function uint16
 	mgid     ib.GID
 	sendOnly bool
 }
 
-// cmGroup is a group that count identifiers are in, or wait to be.
-type cmGroup struct {
-	key     cmGroupKey
+// group is a group that count identifiers are in, or wait to be.
+type group struct {
+	key     groupKey
 	want    rdmacm.Group // as the first of them wants it
 	count   int
 	joined  bool
 	err     error
 	rec     mad.MCMemberRecord
-	ask     *cmAsk // under way
-	waiting []*cmWaiter
+	ask     *request // under way
+	waiting []*waiter
 }
 
-// cmWaiter waits for the outcome of a join.
-type cmWaiter struct {
+// waiter waits for the outcome of a join.
+type waiter struct {
 	g    *rdmacm.Group
 	done func(mono.Time, cm.Path, ib.QKey, error) // nil: no more
 }
 
-// cmAsk is a request to subnet administration that may have to be sent again.
-type cmAsk struct {
+// request is a request to subnet administration that may have to be sent again.
+type request struct {
 	id    uint32
-	key   cmGroupKey
+	key   groupKey
 	m     mad.SA
 	tries int
 	done  func(now mono.Time, rec *mad.MCMemberRecord, err error)
 }
 
 const (
-	cmAskWait  = time.Second
-	cmAskTries = 8
-	// cmAskMost bounds the requests under way.
-	cmAskMost = 4096
+	requestWait  = time.Second
+	requestTries = 8
+	// maxRequests bounds the requests under way.
+	maxRequests = 4096
 )
 
-func newCMGroups(s *cmService) *cmGroups {
-	return &cmGroups{s: s, users: map[uint16]*subnet.User{}, groups: map[cmGroupKey]*cmGroup{}, asks: map[uint32]*cmAsk{}}
+func newGroupTable(s *Service) *groupTable {
+	return &groupTable{s: s, users: map[uint16]*subnet.User{}, groups: map[groupKey]*group{}, asks: map[uint32]*request{}}
 }
 
 // join implements rdmacm.Network for InfiniBand ports.
-func (c *cmGroups) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
-	key := cmGroupKey{want.Function, want.MGID, want.SendOnly}
+func (c *groupTable) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
+	key := groupKey{want.Function, want.MGID, want.SendOnly}
 	g := c.groups[key]
 	if g == nil {
-		g = &cmGroup{key: key, want: *want}
+		g = &group{key: key, want: *want}
 		c.groups[key] = g
 	}
 	g.count++
-	w := &cmWaiter{g: want, done: done}
+	w := &waiter{g: want, done: done}
 	switch {
 	case g.joined:
 		g.tell(now, w)
 	case g.ask != nil:
 		g.waiting = append(g.waiting, w)
 	default:
-		c.drop(func(a *cmAsk) bool { return a.key == key }) // to leave: sent again it would end what begins here
+		c.drop(func(a *request) bool { return a.key == key }) // to leave: sent again it would end what begins here
 		g.waiting = append(g.waiting, w)
 		c.begin(g)
 	}
@@ -98,7 +98,7 @@ func (c *cmGroups) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, 
 		c.forget(g.ask)
 		// It may be a member even where the answer was lost.
 		rec := mad.MCMemberRecord{MGID: key.mgid, PortGID: want.Addr.SGID, JoinState: joinState(key.sendOnly)}
-		c.send(&cmAsk{key: key, done: func(mono.Time, *mad.MCMemberRecord, error) {}}, mad.MethodDelete,
+		c.send(&request{key: key, done: func(mono.Time, *mad.MCMemberRecord, error) {}}, mad.MethodDelete,
 			mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState, &rec)
 	}
 }
@@ -112,13 +112,13 @@ func joinState(sendOnly bool) uint8 {
 
 // begin asks for what the groups of the IP link are like, and then to be a
 // member.
-func (c *cmGroups) begin(g *cmGroup) {
+func (c *groupTable) begin(g *group) {
 	a := g.want.Addr
-	broadcast, ok := (&cmNetwork{s: c.s}).Broadcast(a)
+	broadcast, ok := (&network{s: c.s}).Broadcast(a)
 	if !ok {
 		broadcast = wire.BroadcastGID(a.PKey, 2)
 	}
-	g.ask = &cmAsk{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
+	g.ask = &request{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
 		g.ask = nil
 		if err != nil {
 			g.end(now, err)
@@ -130,7 +130,7 @@ func (c *cmGroups) begin(g *cmGroup) {
 }
 
 // enter asks to be a member of a group; like is the broadcast group.
-func (c *cmGroups) enter(g *cmGroup, like *mad.MCMemberRecord) {
+func (c *groupTable) enter(g *group, like *mad.MCMemberRecord) {
 	rec := mad.MCMemberRecord{MGID: g.key.mgid, PortGID: g.want.Addr.SGID, PKey: like.PKey, QKey: g.want.QKey, SL: like.SL, FlowLabel: like.FlowLabel,
 		TClass: like.TClass, JoinState: joinState(g.key.sendOnly)}
 	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCPKey | mad.CompMCQKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCTClass
@@ -139,7 +139,7 @@ func (c *cmGroups) enter(g *cmGroup, like *mad.MCMemberRecord) {
 		rec.MTUSelector, rec.MTU, rec.RateSelector, rec.Rate, rec.HopLimit = mad.SelectExactly, like.MTU, mad.SelectExactly, like.Rate, like.HopLimit
 		mask |= mad.CompMCMTUSelector | mad.CompMCMTU | mad.CompMCRateSelector | mad.CompMCRate | mad.CompMCHopLimit
 	}
-	g.ask = &cmAsk{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
+	g.ask = &request{key: g.key, done: func(now mono.Time, rec *mad.MCMemberRecord, err error) {
 		g.ask = nil
 		if g.joined = err == nil; g.joined {
 			g.rec = *rec
@@ -150,7 +150,7 @@ func (c *cmGroups) enter(g *cmGroup, like *mad.MCMemberRecord) {
 }
 
 // end tells all who wait how it ended.
-func (g *cmGroup) end(now mono.Time, err error) {
+func (g *group) end(now mono.Time, err error) {
 	list := g.waiting
 	g.waiting, g.err = nil, err
 	for _, w := range list {
@@ -158,7 +158,7 @@ func (g *cmGroup) end(now mono.Time, err error) {
 	}
 }
 
-func (g *cmGroup) tell(now mono.Time, w *cmWaiter) {
+func (g *group) tell(now mono.Time, w *waiter) {
 	done := w.done
 	if done == nil {
 		return
@@ -175,7 +175,7 @@ func (g *cmGroup) tell(now mono.Time, w *cmWaiter) {
 
 // rejoin makes a function's port a member again where a subnet administration may have forgotten
 // that it is one.
-func (c *cmGroups) rejoin(function uint16) {
+func (c *groupTable) rejoin(function uint16) {
 	for _, g := range c.groups {
 		if g.key.function != function || !g.joined || g.ask != nil {
 			continue
@@ -186,9 +186,9 @@ func (c *cmGroups) rejoin(function uint16) {
 }
 
 // send asks the subnet administration, again and again until it answers or has been asked often enough.
-func (c *cmGroups) send(a *cmAsk, method mad.Method, mask mad.ComponentMask, rec *mad.MCMemberRecord) {
-	if len(c.asks) >= cmAskMost {
-		c.s.post(func(now mono.Time) { a.done(now, nil, cm.ErrFull) })
+func (c *groupTable) send(a *request, method mad.Method, mask mad.ComponentMask, rec *mad.MCMemberRecord) {
+	if len(c.asks) >= maxRequests {
+		c.s.Post(func(now mono.Time) { a.done(now, nil, cm.ErrFull) })
 		return
 	}
 	a.m = mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
@@ -201,23 +201,23 @@ func (c *cmGroups) send(a *cmAsk, method mad.Method, mask mad.ComponentMask, rec
 }
 
 // try sends a request once more.
-func (c *cmGroups) try(a *cmAsk) {
+func (c *groupTable) try(a *request) {
 	f := a.key.function
 	u := c.users[f]
 	if u == nil {
-		u = c.s.n.sub.OpenUser(f, func(_ mono.Time, id uint32, m *mad.SA) {
+		u = c.s.sub.OpenUser(f, func(_ mono.Time, id uint32, m *mad.SA) {
 			answer := *m
-			c.s.post(func(now mono.Time) { c.answered(now, id, &answer) })
+			c.s.Post(func(now mono.Time) { c.answered(now, id, &answer) })
 		}, nil)
 		c.users[f] = u
 	}
 	a.tries++
 	u.Request(a.id, &a.m)
-	time.AfterFunc(cmAskWait, func() {
-		c.s.post(func(now mono.Time) {
+	time.AfterFunc(requestWait, func() {
+		c.s.Post(func(now mono.Time) {
 			switch {
 			case c.asks[a.id] != a:
-			case a.tries < cmAskTries:
+			case a.tries < requestTries:
 				c.try(a)
 			default:
 				delete(c.asks, a.id)
@@ -228,14 +228,14 @@ func (c *cmGroups) try(a *cmAsk) {
 }
 
 // forget lets nobody hear of a request any more.
-func (c *cmGroups) forget(a *cmAsk) {
+func (c *groupTable) forget(a *request) {
 	if a != nil && c.asks[a.id] == a {
 		delete(c.asks, a.id)
 	}
 }
 
 // drop lets nobody hear of the requests that match.
-func (c *cmGroups) drop(match func(a *cmAsk) bool) {
+func (c *groupTable) drop(match func(a *request) bool) {
 	for _, a := range c.asks {
 		if match(a) {
 			c.forget(a)
@@ -244,7 +244,7 @@ func (c *cmGroups) drop(match func(a *cmAsk) bool) {
 }
 
 // answered takes the answer to a request.
-func (c *cmGroups) answered(now mono.Time, id uint32, m *mad.SA) {
+func (c *groupTable) answered(now mono.Time, id uint32, m *mad.SA) {
 	a := c.asks[id]
 	if a == nil {
 		return
@@ -262,12 +262,12 @@ func (c *cmGroups) answered(now mono.Time, id uint32, m *mad.SA) {
 }
 
 // remove forgets a port that is no more.
-func (c *cmGroups) remove(function uint16) {
+func (c *groupTable) remove(function uint16) {
 	if u := c.users[function]; u != nil {
 		u.Close()
 		delete(c.users, function)
 	}
-	c.drop(func(a *cmAsk) bool { return a.key.function == function })
+	c.drop(func(a *request) bool { return a.key.function == function })
 	for k, g := range c.groups {
 		if k.function == function {
 			g.ask = nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package conn
 
 import (
 	"log/slog"
@@ -14,12 +14,17 @@ import (
 	"weft/internal/service/rdmacm"
 )
 
+// noAddresses is a node without IP links and virtual Ethernet switches.
+type noAddresses struct{ Addresses }
+
+func (noAddresses) BroadcastGID(string) (ib.GID, bool) { return ib.GID{}, false }
+
 // TestCMGroupsRejoin proves that a program which joins a group again at once stays in it: the request
 // to leave, which the subnet administration was too busy for, is not sent again. What is
 // asked from a port that is gone ends with it.
 func TestCMGroupsRejoin(t *testing.T) {
-	s := &cmService{n: &Node{}, wake: make(chan struct{}, 1)}
-	c := newCMGroups(s)
+	s := New(Config{Addresses: noAddresses{}})
+	c := newGroupTable(s)
 	const f = 3
 	c.users[f] = subnet.New(subnet.Config{Log: slog.New(slog.DiscardHandler), SwitchPorts: 2}).OpenUser(f, nil, nil)
 	g := &rdmacm.Group{Function: f, MGID: ib.GID{0: 0xff, 15: 1}, Addr: &cm.Address{Function: f, SGID: ib.GID{15: 9}}}

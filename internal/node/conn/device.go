@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package conn
 
 import (
 	"crypto/rand"
@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/control/api"
-	"weft/internal/host/rundir"
 	"weft/internal/node/session"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
@@ -25,87 +24,86 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// cmDoor is the socket at which programs open the rdma_cm device, and what they have
-// open (docs/notes/rdmacm.md). Connections reach the hub through the communication
-// goroutine, one command at a time each.
-type cmDoor struct {
+// Device is the socket at which programs open the rdma_cm device, and their open channels (docs/notes/rdmacm.md).
+// Connections reach the hub through the goroutine of the service, one command at a time each.
+type Device struct {
 	*session.Records
-	s      *cmService
+	s      *Service
 	hub    *rdmacm.Hub // the communication goroutine's, as groups are
-	groups *cmGroups
+	groups *groupTable
 
 	mu    sync.Mutex // guards files
-	files map[cmToken]*cmChannel
+	files map[token]*channel
 }
 
-// cmToken names an open channel to those who have it, and to nobody else.
-type cmToken [16]byte
+// token names an open channel to its holders only.
+type token [16]byte
 
-// Bounds of what programs can make the node hold. A program has one connection for its
-// commands, and one for each channel.
+// Bounds of the connections. A program has one connection for its commands, and one for each channel.
 const (
-	cmConns    = 8192
-	cmUserConn = 2048 // of a user other than root and the node's own
+	DeviceConns     = 8192
+	DeviceUserConns = 2048 // of a user other than root and the node's own
 )
 
-// openCM opens the socket. The communication goroutine runs.
-func (n *Node) openCM(s *cmService) (*cmDoor, error) {
-	d := &cmDoor{s: s, files: map[cmToken]*cmChannel{}}
-	var err error
-	if d.Records, err = n.listenRecords(rundir.CMSock, "the connection manager", cmConns, cmUserConn); err != nil {
-		return nil, err
-	}
+// OpenDevice serves the rdma_cm device at a socket, which the caller closes. The goroutine runs.
+func (s *Service) OpenDevice(r *session.Records) {
+	d := &Device{Records: r, s: s, files: map[token]*channel{}}
 	var seed [32]byte
 	rand.Read(seed[:])
-	d.groups = newCMGroups(s)
+	d.groups = newGroupTable(s)
 	groups := d.groups
-	s.do(func(mono.Time) {
-		d.hub = rdmacm.New(&cmNetwork{s: s, groups: groups}, s.mgr, mrand.New(mrand.NewChaCha8(seed)))
-		s.add(d)
+	s.Do(func(mono.Time) {
+		d.hub = rdmacm.New(&network{s: s, groups: groups}, s.mgr, mrand.New(mrand.NewChaCha8(seed)))
+		s.Add(d)
 	})
-	n.cmDoor.Store(d)
+	s.dev.Store(d)
 	d.Start(d.serve)
-	return d, nil
+}
+
+// PortChanged reports events of a port to the programs with channels. Any goroutine may call it.
+func (s *Service) PortChanged(a *hca.Adapter, events []ib.Event) {
+	if d := s.dev.Load(); d != nil {
+		d.portChanged(a, events)
+	}
 }
 
 // serve reads what a connection is for, and serves it until it ends.
-func (d *cmDoor) serve(c *net.UnixConn) {
+func (d *Device) serve(c *net.UnixConn) {
 	m, err := abi.ParseCMOpen(d.First(c))
 	if err != nil {
 		return
 	}
-	answer := func(e syscall.Errno, t cmToken) error {
+	answer := func(e syscall.Errno, t token) error {
 		_, err := c.Write(abi.CMOpened{Error: uint32(e), Token: t}.Append(nil))
 		return err
 	}
 	switch {
 	case m.Version != abi.CMVersion || m.Op != abi.CMOpChannel && m.Op != abi.CMOpCommands:
-		answer(unix.EINVAL, cmToken{})
+		answer(unix.EINVAL, token{})
 	case m.Op == abi.CMOpCommands:
-		if answer(0, cmToken{}) == nil {
+		if answer(0, token{}) == nil {
 			d.commands(c)
 		}
 	case !d.Use():
-		answer(unix.ENODEV, cmToken{})
+		answer(unix.ENODEV, token{})
 	default:
 		defer d.Unuse()
-		d.channel(c, func(t cmToken) error { return answer(0, t) })
+		d.channel(c, func(t token) error { return answer(0, t) })
 	}
 }
 
-// cmChannel is an open channel of a program.
-type cmChannel struct {
-	d    *cmDoor
+// channel is an open channel of a program.
+type channel struct {
+	d    *Device
 	raw  syscall.RawConn
 	file *rdmacm.File // the communication goroutine's
 }
 
-var _ rdmacm.Sink = (*cmChannel)(nil)
+var _ rdmacm.Sink = (*channel)(nil)
 
-// Notice implements rdmacm.Sink. There is room: one notice at a time is out. A
-// channel whose program cannot be told of an event, for want of memory, ends: else
-// it would wait for ever.
-func (f *cmChannel) Notice() {
+// Notice implements rdmacm.Sink. There is room: one notice at a time is out. A channel ends where its program cannot be
+// notified for lack of memory: otherwise the program would wait forever.
+func (f *channel) Notice() {
 	f.raw.Control(func(fd uintptr) {
 		if err := unix.Sendto(int(fd), abi.CMNotice{}.Append(nil), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil); err != nil {
 			unix.Shutdown(int(fd), unix.SHUT_RDWR)
@@ -114,18 +112,18 @@ func (f *cmChannel) Notice() {
 }
 
 // channel serves the connection that is a channel: nothing comes by it but its end.
-func (d *cmDoor) channel(c *net.UnixConn, answer func(cmToken) error) {
-	f := &cmChannel{d: d}
+func (d *Device) channel(c *net.UnixConn, answer func(token) error) {
+	f := &channel{d: d}
 	var err error
 	if f.raw, err = c.SyscallConn(); err != nil {
 		return
 	}
 	p := d.Peer(c)
 	o := rdmacm.Owner{PID: p.PID, UID: p.UID, Comm: session.Comm(p.PID), Own: session.OwnUser(p.UID), Low: p.UID == 0}
-	if !d.s.do(func(mono.Time) { f.file = d.hub.Open(o, f) }) {
+	if d.s.Do(func(mono.Time) { f.file = d.hub.Open(o, f) }) != nil {
 		return
 	}
-	var t cmToken
+	var t token
 	rand.Read(t[:])
 	d.mu.Lock()
 	d.files[t] = f
@@ -140,18 +138,18 @@ func (d *cmDoor) channel(c *net.UnixConn, answer func(cmToken) error) {
 	d.mu.Lock()
 	delete(d.files, t)
 	d.mu.Unlock()
-	d.s.do(func(now mono.Time) { f.file.Close(now) })
+	d.s.Do(func(now mono.Time) { f.file.Close(now) })
 }
 
 // fileOf returns the channel that a token names; nil where there is none.
-func (d *cmDoor) fileOf(t [16]byte) *cmChannel {
+func (d *Device) fileOf(t [16]byte) *channel {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.files[cmToken(t)]
+	return d.files[token(t)]
 }
 
 // commands serves the connection that brings a program's commands.
-func (d *cmDoor) commands(c *net.UnixConn) {
+func (d *Device) commands(c *net.UnixConn) {
 	b := make([]byte, abi.CMCommandSize+1)
 	var out []byte
 	for {
@@ -175,7 +173,7 @@ func (d *cmDoor) commands(c *net.UnixConn) {
 }
 
 // command executes a command; false where the node ends.
-func (d *cmDoor) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
+func (d *Device) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 	const room = len(r.Data)
 	if m.InLen > uint32(len(m.Data)) || m.OptionLen > uint32(len(m.Data))-m.InLen || m.Flags&^uint32(abi.CMNoticed) != 0 {
 		r.Error = uint32(unix.EINVAL)
@@ -193,7 +191,7 @@ func (d *cmDoor) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 			from = other.file
 		}
 	}
-	ok = d.s.do(func(now mono.Time) {
+	ok = d.s.Do(func(now mono.Time) {
 		if m.Flags&abi.CMNoticed != 0 {
 			f.file.Noticed()
 		}
@@ -208,80 +206,77 @@ func (d *cmDoor) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 		if from != nil && other != f && from.Stale() {
 			r.Flags |= abi.CMStaleFrom
 		}
-	})
+	}) == nil
 	return r, ok
 }
 
-var _ cmTask = (*cmDoor)(nil)
+var _ Task = (*Device)(nil)
 
-// Turn implements cmTask: nothing here is due by itself.
-func (d *cmDoor) Turn(mono.Time) mono.Time { return 0 }
+// Turn implements Task: nothing here is due by itself.
+func (d *Device) Turn(mono.Time) mono.Time { return 0 }
 
-// Removed implements cmTask.
-func (d *cmDoor) Removed(now mono.Time, function uint16) {
+// Removed implements Task.
+func (d *Device) Removed(now mono.Time, function uint16) {
 	d.hub.Remove(now, function)
 	d.groups.remove(function)
 }
 
-// Close implements cmTask: what programs had ended with their connections.
-func (d *cmDoor) Close(mono.Time) {}
+// Close implements Task: what programs had ended with their connections.
+func (d *Device) Close(mono.Time) {}
 
 // portChanged has memberships renewed that a subnet administration may have forgotten. The
 // management goroutine calls it.
-func (d *cmDoor) portChanged(a *hca.Adapter, events []ib.Event) {
+func (d *Device) portChanged(a *hca.Adapter, events []ib.Event) {
 	if slices.ContainsFunc(events, func(e ib.Event) bool {
 		return e == ib.EventReregister || e == ib.EventSMChange || e == ib.EventLIDChange || e == ib.EventPortActive
 	}) {
 		f := a.Number()
-		d.s.post(func(mono.Time) { d.groups.rejoin(f) })
+		d.s.Post(func(mono.Time) { d.groups.rejoin(f) })
 	}
 }
 
-// cmNetwork is the node's ports as the connection manager's device needs them. The
+// network is the node's ports as the connection manager's device needs them. The
 // communication goroutine's.
-type cmNetwork struct {
-	s      *cmService
-	groups *cmGroups
+type network struct {
+	s      *Service
+	groups *groupTable
 }
 
-var _ rdmacm.Network = (*cmNetwork)(nil)
+var _ rdmacm.Network = (*network)(nil)
 
 // Bound implements rdmacm.Network.
-func (w *cmNetwork) Bound(a netip.Addr) (cm.Address, error) { return w.s.bound(a) }
+func (w *network) Bound(a netip.Addr) (cm.Address, error) { return w.s.Bound(a) }
 
 // Has implements rdmacm.Network.
-func (w *cmNetwork) Has(function uint16, a netip.Addr) bool { return w.s.has(function, a) }
+func (w *network) Has(function uint16, a netip.Addr) bool { return w.s.Has(function, a) }
 
 // ResolveAddr implements rdmacm.Network.
-func (w *cmNetwork) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
-	w.s.resolveAddr(now, src, dst, done)
+func (w *network) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
+	w.s.ResolveAddr(now, src, dst, done)
 }
 
 // ResolvePath implements rdmacm.Network.
-func (w *cmNetwork) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
-	w.s.resolvePath(now, a, tclass, done)
+func (w *network) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
+	w.s.ResolvePath(now, a, tclass, done)
 }
 
 // Device implements rdmacm.Network.
-func (w *cmNetwork) Device(function uint16) (rdmacm.Device, bool) {
-	f := w.s.n.byNumber(function)
+func (w *network) Device(function uint16) (rdmacm.Device, bool) {
+	f := w.s.cfg.Functions.At(function)
 	if f == nil {
 		return rdmacm.Device{}, false
 	}
-	p := f.a.Port()
-	return rdmacm.Device{GUID: f.a.NodeGUID, PKeys: p.PKeys, LID: p.LID, LMC: p.LMC}, true
+	p := f.Port()
+	return rdmacm.Device{GUID: f.NodeGUID, PKeys: p.PKeys, LID: p.LID, LMC: p.LMC}, true
 }
 
 // Broadcast implements rdmacm.Network.
-func (w *cmNetwork) Broadcast(a *cm.Address) (ib.GID, bool) {
-	if w.s.n.ip == nil {
-		return ib.GID{}, false
-	}
-	return w.s.n.ip.BroadcastGID(a.Device)
+func (w *network) Broadcast(a *cm.Address) (ib.GID, bool) {
+	return w.s.cfg.Addresses.BroadcastGID(a.Device)
 }
 
 // Join implements rdmacm.Network.
-func (w *cmNetwork) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
+func (w *network) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
 	if g.Addr.Link == ib.LinkInfiniBand {
 		return w.groups.join(now, g, done)
 	}
@@ -298,18 +293,18 @@ const groupHops = 64
 // psNames are those of the rdma tool.
 var psNames = map[cm.PortSpace]string{cm.SpaceIPoIB: "IPoIB", cm.SpaceTCP: "TCP", cm.SpaceUDP: "UDP", cm.SpaceIB: "IB"}
 
-// cmIDs describes the identifiers of programs.
-func (n *Node) cmIDs() (list []api.CMID) {
+// Identifiers describes the identifiers of programs.
+func (s *Service) Identifiers() (list []api.CMID) {
 	var ids []rdmacm.Info
-	d := n.cmDoor.Load()
-	if d == nil || !d.s.do(func(mono.Time) { ids = d.hub.IDs() }) {
+	d := s.dev.Load()
+	if d == nil || s.Do(func(mono.Time) { ids = d.hub.IDs() }) != nil {
 		return nil
 	}
 	for _, i := range ids {
 		v := api.CMID{Owner: api.Owner{PID: i.Owner.PID, Comm: i.Owner.Comm, UID: i.Owner.UID}, CMIDN: i.Number, LQPN: uint32(i.QPN), Type: i.Type.String(),
 			State: i.State, PS: psNames[i.PS], Src: i.Src, Dst: i.Dst}
-		if f := n.byNumber(i.Function); i.Bound && f != nil {
-			v.Device = f.a.Name
+		if a := s.cfg.Functions.At(i.Function); i.Bound && a != nil {
+			v.Device = a.Name
 		}
 		list = append(list, v)
 	}

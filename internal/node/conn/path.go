@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package conn
 
 import (
 	"errors"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
-	"weft/internal/node/ipif"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/service/cm"
@@ -26,11 +23,11 @@ const (
 	roceHopLimit = 64
 )
 
-// bound finds the port of the node that has an IP address. An address of an IP link is that
-// link's, though the host has it too.
-func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
+// Bound finds the port of the node that has an IP address. An address of an IP link is that of the link, though the
+// host has it too.
+func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 	a = a.Unmap().WithZone("")
-	if l, ok := s.ipAddress(func(l *ipif.Address) bool { return l.Prefix.Addr() == a }); ok {
+	if l, ok := s.cfg.Addresses.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a }); ok {
 		p := l.Adapter.Port()
 		if len(p.GIDs) > 0 {
 			return cm.Address{Function: l.Adapter.Number(), Link: ib.LinkInfiniBand, Device: l.Link, Src: a, SGID: p.GIDs[0].GID, PKey: l.PKey}, nil
@@ -39,9 +36,9 @@ func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 	if !a.IsValid() || a.IsUnspecified() {
 		return cm.Address{}, cm.ErrNoAddress
 	}
-	ports := []*hca.Adapter{s.n.adapter}
-	for _, st := range s.stations() {
-		ports = append(ports, st.a)
+	ports := []*hca.Adapter{s.cfg.Host}
+	for _, p := range s.cfg.Addresses.EthernetPorts() {
+		ports = append(ports, p.Adapter)
 	}
 	for _, o := range ports {
 		p := o.Port()
@@ -52,48 +49,31 @@ func (s *cmService) bound(a netip.Addr) (cm.Address, error) {
 	return cm.Address{}, cm.ErrNoAddress
 }
 
-// has reports whether an IP link of the function has an address, which links of others may have too: bound
-// knows the first of them only.
-func (s *cmService) has(function uint16, a netip.Addr) bool {
+// Has reports whether an IP link of the function has an address, which links of others may have too: Bound returns the
+// first of them only.
+func (s *Service) Has(function uint16, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
-	_, ok := s.ipAddress(func(l *ipif.Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
+	_, ok := s.cfg.Addresses.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
 	return ok
 }
 
-// stations lists the Ethernet ports in virtual Ethernet switches, by name.
-func (s *cmService) stations() []*station {
-	s.n.mu.Lock()
-	defer s.n.mu.Unlock()
-	list := slices.Collect(maps.Values(s.n.stations))
-	slices.SortFunc(list, func(a, b *station) int { return strings.Compare(a.a.Name, b.a.Name) })
-	return list
-}
-
-// ipAddress returns the first address of an IP link, by the link's name, that match accepts.
-func (s *cmService) ipAddress(match func(*ipif.Address) bool) (ipif.Address, bool) {
-	if s.n.ip == nil {
-		return ipif.Address{}, false
-	}
-	return s.n.ip.Lookup(match)
-}
-
 // source finds from which address packets go to dst.
-func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
+func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 	if src.IsValid() && !src.IsUnspecified() {
-		return s.bound(src)
+		return s.Bound(src)
 	}
-	if a, err := s.bound(dst); err == nil {
+	if a, err := s.Bound(dst); err == nil {
 		return a, nil // to itself
 	}
 	// Of stacks in the node the kernel has no routes.
-	onLink := func(l *ipif.Address) bool { return l.Prefix.Contains(dst.WithZone("")) }
-	if l, ok := s.ipAddress(onLink); ok && !dst.IsMulticast() {
-		return s.bound(l.Prefix.Addr())
+	onLink := func(l *Address) bool { return l.Prefix.Contains(dst.WithZone("")) }
+	if l, ok := s.cfg.Addresses.Lookup(onLink); ok && !dst.IsMulticast() {
+		return s.Bound(l.Prefix.Addr())
 	}
-	for _, st := range s.stations() {
-		for _, p := range st.addrs {
+	for _, e := range s.cfg.Addresses.EthernetPorts() {
+		for _, p := range e.Addrs {
 			if p.Contains(dst.WithZone("")) {
-				return s.bound(p.Addr())
+				return s.Bound(p.Addr())
 			}
 		}
 	}
@@ -102,14 +82,14 @@ func (s *cmService) source(src, dst netip.Addr) (cm.Address, error) {
 		return cm.Address{}, cm.ErrNoRoute
 	}
 	defer c.Close()
-	return s.bound(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr())
+	return s.Bound(c.LocalAddr().(*net.UDPAddr).AddrPort().Addr())
 }
 
-// resolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of the peer; of a
+// ResolveAddr finds the port by which packets go from src, where that is valid, to dst, and the GID of the peer; of a
 // group there is none. The zone of a link-local dst is an interface of the host. done is called once on the goroutine,
-// as resolveAddr is, maybe before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and
+// as ResolveAddr is, maybe before it returns; the error is one of cm.ErrNoAddress, ErrNoRoute, ErrNoPath and
 // ErrTimeout.
-func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
+func (s *Service) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	dst = dst.Unmap()
 	if dst.IsUnspecified() {
 		// The host's own, of the family that was asked for.
@@ -131,7 +111,7 @@ func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mo
 	a.Dst = dst
 	switch {
 	case a.Link == ib.LinkEthernet:
-		if _, err := s.bound(dst); err != nil && (a.Src.IsLoopback() || dst.IsLoopback()) {
+		if _, err := s.Bound(dst); err != nil && (a.Src.IsLoopback() || dst.IsLoopback()) {
 			done(now, cm.Address{}, cm.ErrNoRoute)
 			return
 		}
@@ -149,12 +129,12 @@ func (s *cmService) resolveAddr(now mono.Time, src, dst netip.Addr, done func(mo
 	}
 }
 
-// resolvePath finds the path to the peer of an address that resolveAddr found. done is
+// ResolvePath finds the path to the peer of an address that ResolveAddr found. done is
 // called as there.
-func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
+func (s *Service) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
 	addr := *a
 	if a.Link == ib.LinkEthernet {
-		o := s.n.all.At(a.Function)
+		o := s.cfg.Functions.At(a.Function)
 		if o == nil {
 			done(now, cm.Path{}, cm.ErrNoAddress)
 			return
@@ -186,17 +166,16 @@ func (s *cmService) resolvePath(now mono.Time, a *cm.Address, tclass uint8, done
 	})
 }
 
-// ipoibPath asks the IP link of an address for the path to its peer.
-func (s *cmService) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time, *ipoib.PathInfo, error)) {
-	resolved := func(p *ipoib.PathInfo, err error) {
-		s.post(func(now mono.Time) { done(now, p, pathError(err)) })
-	}
-	if s.n.ip == nil || !s.n.ip.ResolvePath(a.Device, a.Dst, resolved) {
+// ipoibPath resolves the path from the IP link of an address to its peer.
+func (s *Service) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time, *ipoib.PathInfo, error)) {
+	if !s.cfg.Addresses.ResolvePath(a.Device, a.Dst, func(p *ipoib.PathInfo, err error) {
+		s.Post(func(now mono.Time) { done(now, p, pathError(err)) })
+	}) {
 		done(now, nil, cm.ErrNoAddress)
 	}
 }
 
-// pathError is what an outcome of an IP link means.
+// pathError is the error of a resolution for an outcome of an IP link.
 func pathError(err error) error {
 	switch {
 	case err == nil:
