@@ -178,8 +178,8 @@ static const char *state_name(unsigned int s)
 }
 
 /* Reports a request above a limit of the device; returns whether it was. */
-static bool above(struct ibv_context *c, const char *call, int err, const char *what, uint64_t asked,
-		  uint64_t limit)
+static bool above(struct ibv_context *c, const char *call, int err, const char *what,
+		  uint64_t asked, uint64_t limit)
 {
 	if (asked <= limit)
 		return false;
@@ -221,14 +221,15 @@ void weft_explain_create_qp(struct ibv_context *c, const struct ibv_qp_init_attr
 	"name a GID: -g INDEX of ibv_*_pingpong, -x INDEX of perftest; ibv_devinfo -v lists them"
 
 /* Reports what is wrong with an address; returns whether something was found. */
-static bool wrong_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a, int err)
+static bool wrong_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a,
+			  int err)
 {
 	struct weft_res_query_gid gid;
 	struct ibv_port_attr port;
 
 	if (a->port_num != 1) {
-		weft_explain(c, call, err, "set port_num to 1", "the address names port %u, the only one is 1",
-			     a->port_num);
+		weft_explain(c, call, err, "set port_num to 1",
+			     "the address names port %u, the only one is 1", a->port_num);
 		return true;
 	}
 	if (weft_query_port(c, 1, &port, sizeof(port)))
@@ -247,7 +248,8 @@ static bool wrong_address(struct ibv_context *c, const char *call, const struct 
 		return false;
 	if (a->grh.sgid_index >= port.gid_tbl_len ||
 	    weft_gid(weft_ctx(c), a->grh.sgid_index, &gid) || !gid.valid) {
-		weft_explain(c, call, err, HOW_TO_NAME_A_GID, "index %u holds no GID", a->grh.sgid_index);
+		weft_explain(c, call, err, HOW_TO_NAME_A_GID, "index %u holds no GID",
+			     a->grh.sgid_index);
 		return true;
 	}
 	return false;
@@ -281,11 +283,13 @@ static const struct {
 	{ IBV_QP_MAX_DEST_RD_ATOMIC, "IBV_QP_MAX_DEST_RD_ATOMIC" },
 	{ IBV_QP_MIN_RNR_TIMER, "IBV_QP_MIN_RNR_TIMER" }, { IBV_QP_SQ_PSN, "IBV_QP_SQ_PSN" },
 	{ IBV_QP_TIMEOUT, "IBV_QP_TIMEOUT" }, { IBV_QP_RETRY_CNT, "IBV_QP_RETRY_CNT" },
-	{ IBV_QP_RNR_RETRY, "IBV_QP_RNR_RETRY" }, { IBV_QP_MAX_QP_RD_ATOMIC, "IBV_QP_MAX_QP_RD_ATOMIC" },
+	{ IBV_QP_RNR_RETRY, "IBV_QP_RNR_RETRY" },
+	{ IBV_QP_MAX_QP_RD_ATOMIC, "IBV_QP_MAX_QP_RD_ATOMIC" },
 };
 
 /* Reports a change of state that does not exist, or lacks attributes. */
-static bool wrong_change(struct ibv_qp *qp, const char *call, const struct ibv_qp_attr *a, int mask, int err)
+static bool wrong_change(struct ibv_qp *qp, const char *call, const struct ibv_qp_attr *a, int mask,
+			 int err)
 {
 	enum ibv_qp_state from = mask & IBV_QP_CUR_STATE ? a->cur_qp_state : qp->state;
 	char missing[256] = "";
@@ -309,7 +313,8 @@ static bool wrong_change(struct ibv_qp *qp, const char *call, const struct ibv_q
 			 qp->qp_type == IBV_QPT_UC ? needs[i].uc : needs[i].ud) & ~mask;
 		for (size_t k = 0; k < sizeof(attributes) / sizeof(attributes[0]); k++)
 			if (lacks & attributes[k].bit)
-				snprintf(missing + strlen(missing), sizeof(missing) - strlen(missing), " %s",
+				snprintf(missing + strlen(missing),
+					 sizeof(missing) - strlen(missing), " %s",
 					 attributes[k].name);
 		if (!lacks)
 			continue;
@@ -345,7 +350,8 @@ void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int 
 	if (weft_query_port(c, 1, &port, sizeof(port)))
 		goto general;
 	if (mask & IBV_QP_PATH_MTU && a->path_mtu > port.active_mtu) {
-		weft_explain(c, call, err, "a path MTU of at most that (-m); a larger MTU of the interface",
+		weft_explain(c, call, err,
+			     "a path MTU of at most that (-m); a larger MTU of the interface",
 			     "the path MTU %u is above the active MTU of the port, %u",
 			     128u << a->path_mtu, 128u << port.active_mtu);
 		return;
@@ -361,7 +367,8 @@ void weft_explain_modify_qp(struct ibv_qp *qp, const struct ibv_qp_attr *a, int 
 	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC &&
 	     above(c, call, err, "max_dest_rd_atomic", a->max_dest_rd_atomic, d->max_qp_rd_atom)) ||
 	    (mask & IBV_QP_TIMEOUT && above(c, call, err, "timeout", a->timeout, 31)) ||
-	    (mask & IBV_QP_MIN_RNR_TIMER && above(c, call, err, "min_rnr_timer", a->min_rnr_timer, 31)) ||
+	    (mask & IBV_QP_MIN_RNR_TIMER &&
+	     above(c, call, err, "min_rnr_timer", a->min_rnr_timer, 31)) ||
 	    (mask & IBV_QP_RETRY_CNT && above(c, call, err, "retry_cnt", a->retry_cnt, 7)) ||
 	    (mask & IBV_QP_RNR_RETRY && above(c, call, err, "rnr_retry", a->rnr_retry, 7)))
 		return;

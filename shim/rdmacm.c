@@ -11,7 +11,9 @@
  * option is. They are followed here, and the node sees zeroes.
  */
 #undef _FORTIFY_SOURCE
-#include "weft.h"
+#include "base.h"
+#include "paths.h"
+#include "weft_abi.h"
 #include "device.h"
 
 #include <dlfcn.h>

@@ -12,7 +12,9 @@
  * manager (rdmacm.c) come by them too.
  */
 #undef _FORTIFY_SOURCE
-#include "weft.h"
+#include "base.h"
+#include "paths.h"
+#include "weft_abi.h"
 #include "device.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What every part needs: the lock's slow path, the log, the library behind. */
-#include "weft.h"
+#include "base.h"
 
 #include <dlfcn.h>
 #include <linux/futex.h>
