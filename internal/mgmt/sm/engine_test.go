@@ -84,8 +84,8 @@ func TestSenders(t *testing.T) {
 	}
 }
 
-// TestCarries: a group is carried to a port once all switches have said that they wrote their tables, and as long as they are believed to
-// have them.
+// TestCarries: a group is carried to a port after all switches have confirmed their tables, until the manager stops
+// trusting them.
 func TestCarries(t *testing.T) {
 	f := newSmall(1)
 	m := f.Attach(f.c1, sm.Config{}, sm.Intent{}, sm.Observations{})

@@ -111,8 +111,8 @@ func story(w *world) {
 	w.run(time.Second, nil)
 }
 
-// TestFailoverAnywhere ends a manager after each of its requests. The next one, with or without what the first had kept,
-// brings the story to its end, bounces no port, and sets nothing where all was done.
+// TestFailoverAnywhere ends a manager after each of its requests. The next one, with or without what the first had
+// kept, brings the story to its end, bounces no port, and sets nothing where all was done.
 func TestFailoverAnywhere(t *testing.T) {
 	full := newWorld(t, 1, 4)
 	story(full)
@@ -329,8 +329,8 @@ func TestGateways(t *testing.T) {
 	}
 }
 
-// TestD10_Delete: all ports of a VESW that is no more stop before the first is reset, its vports and group go, and others do
-// not notice.
+// TestD10_Delete: all ports of a VESW that is no more stop before the first is reset, its vports and group go, and
+// others do not notice.
 func TestD10_Delete(t *testing.T) {
 	for _, after := range []bool{false, true} { // by the same manager, or the next one
 		w := newWorld(t, 6, 4)
@@ -403,7 +403,8 @@ func TestLeavesOneVESW(t *testing.T) {
 	}
 }
 
-// TestLeftOver: what another manager left is taken over where it is as it shall be, and cleaned elsewhere, wherever it is.
+// TestLeftOver: what another manager left is taken over where it is as it shall be, and cleaned elsewhere, wherever it
+// is.
 func TestLeftOver(t *testing.T) {
 	w := newWorld(t, 8, 2)
 	foreign := func(id uint16) *fakeVPort {

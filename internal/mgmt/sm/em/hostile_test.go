@@ -196,8 +196,8 @@ func TestSilentPorts(t *testing.T) {
 	}
 }
 
-// TestStrangers: answers and traps from ports without a request change nothing.
-func TestStrangers(t *testing.T) {
+// TestUnrelatedAnswers: answers and traps from ports without a request change nothing.
+func TestUnrelatedAnswers(t *testing.T) {
 	w := newWorld(t, 1, 3)
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
 	w.start(nil)

@@ -13,8 +13,9 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// TestRandomLives drives managers through random lives, with losses, and compares what became of it with what was wanted, which is
-// easily said: every member that is there forwards in its VESW, sends each MAC of another to that one's LID, and nothing else is configured.
+// TestRandomLives drives managers through random events, with losses, and compares the result with the configuration:
+// every member in the subnet forwards in its VESW and sends each MAC of another member to the LID of that member, and
+// nothing else is configured.
 func TestRandomLives(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
