@@ -179,7 +179,7 @@ func TestH70_Unload(t *testing.T) {
 	d.Unload()
 }
 
-// TestDriverMode: a link whose mode is changed goes and comes again with it; others stay, and what comes later by its
+// TestDriverMode: a link is removed and made again with another mode; others stay, and a later link by its
 // name has it.
 func TestDriverMode(t *testing.T) {
 	d, h, saw := drive()

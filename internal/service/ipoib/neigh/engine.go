@@ -116,7 +116,7 @@ const (
 	detectTime    = time.Second
 	lockTime      = time.Second // between changes of a neighbour's address
 	defendTime    = 10 * time.Second
-	queryCount    = 2 // of the groups of the IP stack, whose reports without carrier were lost
+	queryCount    = 2 // of the groups of the IP stack: its reports without carrier were lost
 	queryTime     = time.Second
 )
 

@@ -46,8 +46,8 @@ func mustHW(s string) wire.HWAddr {
 	return h
 }
 
-// who names a hardware address.
-func who(h wire.HWAddr) string {
+// hwName names a hardware address.
+func hwName(h wire.HWAddr) string {
 	switch {
 	case h.IsZero():
 		return "-"
@@ -72,7 +72,7 @@ func tell(f []byte) string {
 	if why != wire.FrameOK {
 		return why.String()
 	}
-	to := " > " + who(h.Dst())
+	to := " > " + hwName(h.Dst())
 	switch typ {
 	case wire.EtherARP:
 		var a wire.ARP
@@ -80,7 +80,7 @@ func tell(f []byte) string {
 			return why.String()
 		}
 		op := map[uint16]string{1: "who-has", 2: "is-at"}[a.Op]
-		return fmt.Sprintf("arp %s %v (%s) tell %v (%s)%s", op, a.TargetIP, who(a.TargetHW), a.SenderIP, who(a.SenderHW), to)
+		return fmt.Sprintf("arp %s %v (%s) tell %v (%s)%s", op, a.TargetIP, hwName(a.TargetHW), a.SenderIP, hwName(a.SenderHW), to)
 	case wire.EtherIPv4:
 		if p[9] == 1 && p[20] == 3 {
 			return fmt.Sprintf("icmp %d from %v to %v about %s", p[21], addr4(p[12:]), addr4(p[16:]), p[28+20:])
@@ -109,7 +109,7 @@ func tell(f []byte) string {
 	}
 	link := "-"
 	if n.HasLink {
-		link = who(n.Link)
+		link = hwName(n.Link)
 	}
 	flags := ""
 	if n.Solicited {
@@ -156,16 +156,16 @@ func (h *host) Xmit(now mono.Time, f []byte) {
 
 func (h *host) Deliver(now mono.Time, f []byte) { h.say(now, "up %s", tell(f)) }
 func (h *host) Learned(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
-	h.say(now, "learned %v at %s", ip, who(hw))
+	h.say(now, "learned %v at %s", ip, hwName(hw))
 }
 func (h *host) Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
-	h.say(now, "resolved %v at %s", ip, who(hw))
+	h.say(now, "resolved %v at %s", ip, hwName(hw))
 }
 func (h *host) Unresolved(now mono.Time, ip netip.Addr) { h.say(now, "unresolved %v", ip) }
 func (h *host) Join(now mono.Time, g netip.Addr)        { h.say(now, "join %v", g) }
 func (h *host) Leave(now mono.Time, g netip.Addr)       { h.say(now, "leave %v", g) }
 func (h *host) Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr) {
-	h.say(now, "conflict %v with %s", ip, who(hw))
+	h.say(now, "conflict %v with %s", ip, hwName(hw))
 }
 
 // newHost returns A, not yet up.
@@ -393,7 +393,7 @@ func TestFramesBehindHardHeader(t *testing.T) {
 	}
 }
 
-// Nobody answers: three questions, then an error to the stack for what waited.
+// No answer: three solicitations, then an error to the IP stack for each packet that waited.
 func TestUnreachable(t *testing.T) {
 	h := upHost(t, Config{})
 	h.send(ipC, "f1")
@@ -467,7 +467,7 @@ func TestStatesOfNeighbour(t *testing.T) {
 			h.wait(15*time.Second + 59*time.Second)
 			h.wantState(c.ip, "STALE")
 			h.wait(31 * time.Second)
-			h.wantState(c.ip, "absent") // nobody used it
+			h.wantState(c.ip, "absent") // unused
 		})
 	}
 }

@@ -19,10 +19,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// model is what must be true of an engine whatever is done to it: packets are sent once and
-// in order, or counted as dropped; they go where the neighbour last said that it is; only a frame
-// that says so moves a neighbour; who waits is told once; the link hears of each
-// group once.
+// model has the invariants of an engine under any sequence of calls: packets are sent once and in order, or counted as
+// dropped; they go to the hardware address that the neighbour announced last; only such a frame changes it; each Resolve
+// ends once; each group is joined once.
 type model struct {
 	t   *rapid.T
 	e   *Engine
@@ -256,7 +255,7 @@ func TestModel(t *testing.T) {
 				}
 				defer hear(n.Src, n.Link)()
 				b := make([]byte, headroom+wire.MaxNDLen)
-				// The GRH tells who asks, so that no answer has to wait.
+				// The GRH has the address of the sender, so that no answer has to wait.
 				wire.PutHardHeader(b, &wire.HWAddr{}, &n.Link, wire.EtherIPv6)
 				m.e.Input(m.now, Host, b[:headroom+n.Put(b[headroom:])])
 			},

@@ -267,7 +267,7 @@ func TestNDRules(t *testing.T) {
 		h.nd(Host, advertOf(llB, hwB))
 		h.want("learned fe80::f652:1403:7b:cba1 at B", answer)
 		h.wait(time.Hour)
-		h.nd(Host, solicit(llB, nil)) // nobody answers: no error for what the stack never sent
+		h.nd(Host, solicit(llB, nil)) // no answer, and no error for what the stack did not send
 		h.wait(5 * time.Second)
 		for _, line := range h.log {
 			if strings.HasPrefix(line, "up ") {
@@ -734,7 +734,7 @@ func TestTooBig(t *testing.T) {
 	}
 	h.e.TooBig(h.now, h.e.scratch[:], 1500)
 	h.want()
-	// Without an address of the family there is nobody to tell it as from.
+	// Without an address of the family there is no source for the error.
 	h.e.SetAddrs(h.now, []netip.Prefix{netip.PrefixFrom(ipA, 31)})
 	h.wait(10 * time.Second)
 	h.log = nil

@@ -91,7 +91,7 @@ func TestResolve(t *testing.T) {
 	}
 	h.wantState(ipB, "DELAY")
 	h.want()
-	// TR-3: an address nobody has.
+	// TR-3: an address without a node.
 	nobody := netip.MustParseAddr("10.20.0.99")
 	h.e.Resolve(h.now, nobody)
 	h.send(nobody, "f")
@@ -149,7 +149,7 @@ func TestUndeliverable(t *testing.T) {
 	h.want()
 	h.wait(0)
 	h.want("up icmp6 1/3 from fe80::f652:1403:7b:cba1 about f", "unresolved fe80::f652:1403:7b:cba1")
-	h.e.Undeliverable(h.now, sent) // known to nobody by now
+	h.e.Undeliverable(h.now, sent) // of an unknown neighbour
 	h.send(llB, "f")
 	h.nd(Host, advertOf(llB, hwB))
 	h.log = nil
@@ -202,7 +202,7 @@ func TestStatic(t *testing.T) {
 	h.want("arp who-has 10.20.0.3 (C) tell 10.20.0.1 (A) > C")
 }
 
-// The table is bounded. Strangers who ask go before those we talk to.
+// The table is bounded. Nodes that only send requests are removed before those that packets are sent to.
 func TestTableBound(t *testing.T) {
 	h := upHost(t, Config{MaxNeighbours: 100})
 	h.e.out = outOf(&silent{})
