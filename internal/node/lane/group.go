@@ -53,7 +53,7 @@ type Group struct {
 }
 
 // Open makes the lanes, the pipes between them and their links. They run from Start on; Close ends them.
-func Open(c Config) (g *Group, err error) {
+func Open(c Config) (_ *Group, err error) {
 	pipes := make([][]*pipe, c.Count) // [from][to]
 	for from := range pipes {
 		pipes[from] = make([]*pipe, c.Count)
@@ -63,7 +63,7 @@ func Open(c Config) (g *Group, err error) {
 			}
 		}
 	}
-	g = &Group{lanes: make([]*Lane, c.Count)}
+	g := &Group{lanes: make([]*Lane, c.Count)}
 	defer func() {
 		if err != nil {
 			g.discard()
