@@ -53,7 +53,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	ready := n.ready
 	n.mu.Unlock()
 	s := api.Status{Ready: ready, Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
-		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, IdleExitNS: n.cfg.IdleExit,
+		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, RoCEPort: n.cfg.RoCEPort, IdleExitNS: n.cfg.IdleExit,
 		AdapterEnabled: !n.adapterIsOff()}
 	for _, f := range n.functions() {
 		p := f.a.Port()

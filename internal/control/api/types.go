@@ -25,6 +25,7 @@ type Status struct {
 	StartedAt time.Time     `json:"started_at"`
 	UptimeNS  time.Duration `json:"uptime_ns"`
 	WireLocal bool          `json:"wire_local"`
+	RoCEPort  int           `json:"roce_port"` // UDP
 	// IdleExitNS is how long after its last session the node ends; 0: never.
 	IdleExitNS time.Duration   `json:"idle_exit_ns"`
 	Devices    []DeviceSummary `json:"devices"`

@@ -31,12 +31,16 @@ import (
 // TestMain runs this binary as the weft command, with a fake node, when a
 // script calls it by that name.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"weft": func() {
+	weft := func() {
 		var terminal Terminal
 		terminal.Width, _ = strconv.Atoi(os.Getenv("TEST_WIDTH"))
 		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal, Getenv: os.Getenv,
 			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode}))
-	}})
+	}
+	if os.Getenv("BE_WEFT") != "" {
+		weft()
+	}
+	testscript.Main(m, map[string]func(){"weft": weft})
 }
 
 // rewrite writes what scripts compare output with, and the generated documents, anew.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft/internal/control/api"
+	"weft/internal/control/config"
 )
 
 func statusCommand(a *app) *cobra.Command {
@@ -96,6 +97,9 @@ func printStatus(w *screen, s api.Status) {
 	}
 	if s.WireLocal {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
+	}
+	if s.RoCEPort != 0 && s.RoCEPort != config.RoCEPort {
+		line("roce port", "%d, not %d: nodes reach each other by RoCEv2 with the same port only", s.RoCEPort, config.RoCEPort)
 	}
 	if s.IdleExitNS > 0 {
 		line("end", "%v after the last session", s.IdleExitNS)

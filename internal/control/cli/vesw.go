@@ -148,18 +148,19 @@ func veswProblem(v api.VESW, p api.VESWProblem) string {
 // printVESW prints a switch with its ports and problems.
 func printVESW(w *screen, v api.VESW) {
 	fmt.Fprintf(w, "%s: id %d, %s\n", printable(v.Name), v.ID, v.State)
+	line := fields{w, 12}.line
 	partition := "given"
 	if v.OwnPartition {
 		partition = "its own"
 	}
-	fmt.Fprintf(w, "  partition  %s, %s\n", v.PKey, partition)
+	line("  partition", "%s, %s", v.PKey, partition)
 	mtu := strconv.Itoa(v.MTU)
 	if v.ActiveMTU != 0 && v.ActiveMTU != v.MTU {
 		mtu = fmt.Sprintf("%d, wanted %d", v.ActiveMTU, v.MTU)
 	}
-	fmt.Fprintf(w, "  mtu        %s\n", mtu)
+	line("  mtu", "%s", mtu)
 	if v.MLID != "" {
-		fmt.Fprintf(w, "  group      %s\n", v.MLID)
+		line("  group", "%s", v.MLID)
 	}
 	gateways := 0
 	for _, p := range v.Ports {
@@ -174,12 +175,12 @@ func printVESW(w *screen, v api.VESW) {
 	case v.Flood:
 		unknown = "to an unknown MAC: flooded"
 	}
-	fmt.Fprintf(w, "  frames     %s; service level %s\n", unknown, veswLevels(v))
+	line("  frames", "%s; service level %s", unknown, veswLevels(v))
 	macs := fmt.Sprintf("%d in its tables; at most %d per port", v.MACs, v.MaxMACs)
 	if !v.UserMACs {
 		macs = "only those that ports are given"
 	}
-	fmt.Fprintf(w, "  macs       %s\n", macs)
+	line("  macs", "%s", macs)
 	if len(v.Ports) > 0 {
 		fmt.Fprintln(w)
 		writeTable(w, "", veswPortColumns, v.Ports)
