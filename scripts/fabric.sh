@@ -28,6 +28,12 @@ fail() { # WHAT FILE…
   exit 1
 }
 
+# machine: one line on what the numbers were measured with.
+machine() {
+  echo "$(nproc) × $(awk -F': ' '/model name/ { print $2; exit }' /proc/cpuinfo), Linux $(uname -r)," \
+    "load $(cut -d' ' -f1 /proc/loadavg), weft $("$weft" version | cut -d' ' -f2 | tr -d ,)"
+}
+
 # in_ns NAMESPACE COMMAND…: runs the command there, or here if it is "-".
 in_ns() {
   local ns=$1; shift
@@ -61,11 +67,21 @@ third_namespace() {
   done
 }
 
-# start NAMESPACE DIR [FLAG…]: a node, active when this returns.
+# start NAMESPACE DIR [FLAG…]: a node, active when this returns. A node with peers is active when all of them run: see
+# active.
 start() {
   dirs+=("$2")
   in_ns "$1" "$weft" up --detach --dir "$2" "${@:3}" >"$tmp/up.log" 2>&1 || fail 'weft up' "$tmp/up.log"
-  "$weft" wait --for=active --timeout 20s --dir "$2"
+  case " ${*:3} " in
+    *' --peer '*) ;;
+    *) active "$2" ;;
+  esac
+}
+
+# active DIR…: waits until the ports and the trunks of these nodes are up.
+active() {
+  local d
+  for d; do "$weft" wait --for=active --timeout 20s --dir "$d" >/dev/null; done
 }
 
 # gid DIR: the index of the first IPv4 entry of the GID table.
@@ -86,14 +102,15 @@ once() {
   done
   client_ended=0 server_ended=0
   in_ns "$ns2" timeout 60 "$@" >"$tmp/client" 2>&1 || client_ended=$?
-  [ $client_ended = 0 ] || grep -q "$gave_up" "$tmp/client" || fail "$*" "$tmp/client" "$tmp/server" # the server may wait for ever
+  [ $client_ended = 0 ] || grep -q "$gave_up" "$tmp/client" ||
+    fail "$*" "$tmp/client" "$tmp/server" # the server may wait forever
   wait "$pid" || server_ended=$?
   servers=()
 }
 
-# last_ack_lost: whether all that went wrong is what no wire that loses packets can
-# spare pingpongs: one ended with its last message, nobody is left to repeat the
-# acknowledgement of that one, which was lost, and the other gave up its last request.
+# last_ack_lost: whether the only failure is the one that packet loss can always
+# cause: one program ended after its last message, the acknowledgement of that
+# message was lost and is not repeated, and the other gave up its last request.
 gave_up='Failed status transport retry counter exceeded (12) for wr_id 2'
 last_ack_lost() {
   case $lossy$client_ended$server_ended in
