@@ -22,7 +22,7 @@ type CQRing interface {
 	// where there is none.
 	Put(c *CQE) bool
 	// Publish makes the entries put since the last call visible and notifies
-	// the client if it armed the queue; solicited tells whether one of them
+	// the client if it armed the queue; solicited: one of them
 	// qualifies for a queue armed for solicited events only.
 	Publish(solicited bool)
 }

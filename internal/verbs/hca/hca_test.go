@@ -357,7 +357,7 @@ func TestPathMTUByInterface(t *testing.T) {
 	}{
 		{"a large interface", false, 1, far, ib.MTU4096, ib.MTU4096},
 		{"a small interface", false, 2, far, ib.MTU4096, ib.MTU1024},
-		{"a small interface, less asked for", false, 2, far, ib.MTU512, ib.MTU512},
+		{"a small interface, a smaller MTU requested", false, 2, far, ib.MTU512, ib.MTU512},
 		{"more than the port has", false, 2, far, ib.MTU4096 + 1, 0},
 		{"within the node", false, 2, gids[1].GID, ib.MTU4096, ib.MTU4096},
 		{"from another node of the host, there", true, 1, gids[2].GID, ib.MTU4096, ib.MTU1024},
@@ -442,7 +442,7 @@ func TestAnswersGoBeforeCompletions(t *testing.T) {
 }
 
 // TestLastWord: where a link is blocked completions become visible before their acknowledgements leave. A program that
-// takes the queue pair down then leaves nobody waiting, and only the peer of one that still works has to wait.
+// takes the queue pair down then leaves no peer waiting, and only the peer of one that still works has to wait.
 func TestLastWord(t *testing.T) {
 	for _, how := range []string{"destroyed", "to RESET", "to ERR", "at work"} {
 		t.Run(how, func(t *testing.T) {
@@ -529,7 +529,7 @@ func (e *endlessRecvs) Done(uint32)                     {}
 func (e *endlessRecvs) Publish()                        {}
 func (e *endlessRecvs) Len() int                        { return 1 }
 
-// TestEndlessRings: whoever refills its rings while they are flushed gets no
+// TestEndlessRings: a client that refills its rings while they are flushed gets no
 // more than a ring's worth at a time.
 func TestEndlessRings(t *testing.T) {
 	for _, state := range []ib.QPState{ib.Err, ib.Reset} {

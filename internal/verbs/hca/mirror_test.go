@@ -146,7 +146,7 @@ func TestTapManagement(t *testing.T) {
 	l, _, _ := pair(t, 1<<16)
 	r := &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
 		Path: &ib.Path{SLID: 1, DLID: 2, Function: 1}, Data: mem.BytesPayload(make([]byte, 256))}
-	l.MirrorManagement(r, true) // nobody captures
+	l.MirrorManagement(r, true) // no capture runs
 	for _, c := range []struct {
 		only       ib.QPN
 		sent, came int

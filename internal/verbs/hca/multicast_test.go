@@ -157,7 +157,7 @@ func TestMulticastRefusals(t *testing.T) {
 		{"permissive LID", func(r *pkt.Burst, path *ib.Path) { path.DLID = 0xffff }},
 		{"unicast GID", func(r *pkt.Burst, path *ib.Path) { path.DGID = ib.MakeGID(ib.DefaultGIDPrefix, 0x101) }},
 		{"from a group", func(r *pkt.Burst, path *ib.Path) { path.SLID = groupMLID }},
-		{"from nobody", func(r *pkt.Burst, path *ib.Path) { path.SLID = 0 }},
+		{"without a source", func(r *pkt.Burst, path *ib.Path) { path.SLID = 0 }},
 		{"reliable", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceRC | ib.SendOnly }},
 		{"no opcode of datagrams", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceUD | 7 }},
 	} {
@@ -195,7 +195,7 @@ func TestMulticastRefusals(t *testing.T) {
 }
 
 // TestMulticastSchedules drives random mixes of sending, slow lanes, members
-// that leave, die or lose their memory, and faults: whoever stays gets exact
+// that leave, die or lose their memory, and faults: members that stay get exact
 // copies in order, each count returns to zero, the store keeps its bound.
 func TestMulticastSchedules(t *testing.T) {
 	for seed := range uint64(150) {
@@ -254,7 +254,7 @@ func TestMulticastSchedules(t *testing.T) {
 			if lost[m] {
 				continue
 			}
-			newest := map[*member]int{} // by who sent it; nil is the trunk
+			newest := map[*member]int{} // by sender; nil is the trunk
 			for _, n := range p.got(m) {
 				if last, ok := newest[p.from[n]]; ok && n <= last {
 					t.Fatalf("seed %d: packet %d came after %d of the same sender", seed, n, last)
@@ -438,7 +438,7 @@ func TestLateCopies(t *testing.T) {
 	}
 }
 
-// TestUnreadablePayload: a send whose memory is gone fails, and reaches nobody.
+// TestUnreadablePayload: a send whose memory is gone fails, and reaches no member.
 func TestUnreadablePayload(t *testing.T) {
 	for _, i := range []int{0, 1} { // on the engine's lane, and on another
 		p := newGroupNode(t, 2, 1, 2, smallConfig)
@@ -548,7 +548,7 @@ func TestMulticastDoesNotAllocate(t *testing.T) {
 	p.empty()
 }
 
-// TestBlockSelf: a queue pair that does not want what it sends itself gets
+// TestBlockSelf: a queue pair created to block its own packets gets
 // everything else, also from its number on other functions.
 func TestBlockSelf(t *testing.T) {
 	for _, lanes := range []int{1, 2} {

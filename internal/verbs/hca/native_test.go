@@ -363,16 +363,16 @@ func TestPortsDecidePerRun(t *testing.T) {
 	})
 }
 
-// TestViolationsAreTold checks that the first is told at once, and a flood of them
+// TestViolationsAreReported checks that the first is reported at once, and a flood of them
 // once in a second, each counted.
-func TestViolationsAreTold(t *testing.T) {
+func TestViolationsAreReported(t *testing.T) {
 	s, a, b := datagrams(t)
-	type told struct {
+	type report struct {
 		function     uint16
 		pkeys, qkeys Violations
 	}
-	var got []told
-	s.l.SetViolations(func(f uint16, p, q Violations) { got = append(got, told{f, p, q}) })
+	var got []report
+	s.l.SetViolations(func(f uint16, p, q Violations) { got = append(got, report{f, p, q}) })
 	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: lidB})
 	a.must(err)
 	send := func(q ib.QKey) {
@@ -382,7 +382,7 @@ func TestViolationsAreTold(t *testing.T) {
 	now := mono.Time(2)
 	s.l.Run(now)
 	k := mad.BadKey{LID1: lidA, LID2: lidB, Key: 0x12, QP1: a.q.Num(), QP2: b.q.Num()}
-	if want := (told{2, Violations{}, Violations{1, k}}); len(got) != 1 || got[0] != want {
+	if want := (report{2, Violations{}, Violations{1, k}}); len(got) != 1 || got[0] != want {
 		t.Fatalf("%+v, want %+v", got, want)
 	}
 	got = nil
@@ -463,7 +463,7 @@ func TestGRHMustMatch(t *testing.T) {
 }
 
 // TestQP1OfANeighbour: what a program sends to the general services of a port
-// of the node goes to whoever manages it.
+// of the node goes to the management function.
 func TestQP1OfANeighbour(t *testing.T) {
 	s, a, _ := datagrams(t)
 	var got []byte

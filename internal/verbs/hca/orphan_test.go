@@ -40,7 +40,7 @@ func TestOrphan(t *testing.T) {
 	b.expect(ib.Success)
 	a.postRecv(8, 0, 64)
 	if !b.s.Orphan(2) {
-		t.Fatal("there is nobody to tell")
+		t.Fatal("no peer was found")
 	}
 	if b.s.Orphan(2) || b.s.Objects() != 0 || len(b.s.Inspect().QPs) != 0 || l.all.At(0).Sessions() != 1 || len(l.Sessions()) != 1 {
 		t.Errorf("a session that parts has %d objects, %d sessions", b.s.Objects(), l.all.At(0).Sessions())
@@ -58,11 +58,11 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestOrphanWithRequests: the peer had posted something, and that says why.
+// TestOrphanWithRequests: the peer had posted a request, whose completion has the reason.
 func TestOrphanWithRequests(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	if !b.s.Orphan(2) {
-		t.Fatal("there is nobody to tell")
+		t.Fatal("no peer was found")
 	}
 	a.postRecv(8, 0, 64)
 	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
@@ -74,7 +74,7 @@ func TestOrphanWithRequests(t *testing.T) {
 }
 
 // TestOrphanWithoutPeer: where there is no peer the session is closed at once, and queue
-// pairs that its program destroyed say nothing.
+// pairs that its program destroyed send nothing.
 func TestOrphanWithoutPeer(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	b.must(b.s.DestroyQP(2, b.q.Slot()))
@@ -92,11 +92,11 @@ func TestOrphanWithoutPeer(t *testing.T) {
 	}
 }
 
-// TestOrphansOfEachOther: both ends go at once, and a function goes while sessions part.
+// TestOrphansOfEachOther: both programs die at once, and a function is removed while sessions are orphaned.
 func TestOrphansOfEachOther(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	if !a.s.Orphan(2) || !b.s.Orphan(2) {
-		t.Fatal("there is nobody to tell")
+		t.Fatal("no peer was found")
 	}
 	if gone := runOrphans(l); len(gone) != 2 {
 		t.Errorf("%d sessions are over, want 2", len(gone))
@@ -115,7 +115,7 @@ func TestOrphansOfEachOther(t *testing.T) {
 	}
 }
 
-// TestOrphanReleasesNumber: a program that comes finds a number, whoever parts.
+// TestOrphanReleasesNumber: a new session finds a number though orphaned sessions hold some.
 func TestOrphanReleasesNumber(t *testing.T) {
 	l, a, _ := pair(t, 1<<16)
 	f := l.all.At(0)
@@ -128,7 +128,7 @@ func TestOrphanReleasesNumber(t *testing.T) {
 		t.Errorf("one more than there are numbers: %v", err)
 	}
 	if f.Session(a.q.Num()) == a.s {
-		t.Error("who parts keeps its number")
+		t.Error("an orphaned session keeps its number")
 	}
 	if gone := runOrphans(l); len(gone) != 1 || f.Sessions() != maxSessions-1 {
 		t.Errorf("%d over, %d sessions", len(gone), f.Sessions())

@@ -98,7 +98,7 @@ func (p *Port) accepts(path *ib.Path) bool {
 	return p.LID.Owns(p.LMC, path.DLID) && (!path.Global || p.Lookup(path.DGID) >= 0)
 }
 
-// Changes lists the events that a session must be told when old gives way to
+// Changes lists the events that a session must get when old is replaced by
 // p, most important first. CLIENT_REREGISTER, which no attribute shows, is the
 // caller's to add.
 func (p *Port) Changes(old *Port) (events []ib.Event) {

@@ -201,7 +201,7 @@ func (s *Session) dropQP(q *QP) {
 	q.send, q.recv = nil, nil
 }
 
-// SourceFault tells the queue pair that another lane could not read the
+// SourceFault reports to the queue pair that another lane could not read the
 // payload of its run r.
 func (q *QP) SourceFault(now mono.Time, r *pkt.Burst) {
 	if !q.dead {

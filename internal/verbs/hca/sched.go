@@ -13,7 +13,7 @@ import (
 
 // Levels is the number of QoS levels within a function: the service level of a
 // queue pair's path is its level. A datagram queue pair has that of the last
-// packet it sent. Paths of Ethernet ports have what their address vector says.
+// packet it sent. Paths of Ethernet ports have the level of their address vector.
 const Levels = 16
 
 // Shares are the weights by which the send scheduler of a lane divides what the

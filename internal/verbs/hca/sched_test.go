@@ -94,7 +94,7 @@ func TestShares(t *testing.T) {
 	near(t, "equal functions", got[2]/all, 0.5, 3)
 	near(t, "equal levels", got[0]/got[1], 1, 3)
 
-	// Who has nothing to send leaves its share to the others.
+	// A queue pair with nothing to send leaves its share to the others.
 	for _, e := range append(other, high...) {
 		e.q.SetSendRing(nil)
 	}
@@ -268,8 +268,8 @@ func TestRateLimit(t *testing.T) {
 	}
 }
 
-// TestStaticRate: so does what the address vector says, of a connection and of
-// a datagram's handle, and it holds back nobody else.
+// TestStaticRate: so does the static rate of the address vector, of a connection and of
+// a datagram's handle, and it holds back no other queue pair.
 func TestStaticRate(t *testing.T) {
 	start := mono.Time(time.Second)
 	s := newSubnet(t)
@@ -297,7 +297,7 @@ func TestStaticRate(t *testing.T) {
 	}
 }
 
-// TestAnswersAreNotPaced: a limit is for what a queue pair asks, not for what
+// TestAnswersAreNotPaced: a limit is for what a queue pair requests, not for what
 // it answers.
 func TestAnswersAreNotPaced(t *testing.T) {
 	s := newSubnet(t)

@@ -206,7 +206,7 @@ func (s *Session) key(m *mr) {
 	s.name(m)
 }
 
-// name tells the region of m its key. A driver of the RFC is told of no key for
+// name gives the region of m its key. A driver of the RFC gets no key for
 // others where they have no rights; programs may give them some later.
 func (s *Session) name(m *mr) {
 	m.region.LKey, m.region.RKey = m.key, m.key
@@ -349,7 +349,7 @@ func (s *Session) follow() {
 			continue
 		}
 		q.t.SetPort(s.port.MTU, s.port.PKeys)
-		// A connected pair stays with the way it was given: whoever moves a LID
+		// A connected pair stays with the way it was given: a subnet manager that moves a LID
 		// to another port breaks its connections.
 		if p := q.t.PathOf(); p != nil && p.Native() {
 			if slid := s.port.LID | ib.LID(q.ahv.SrcPathBits); slid != p.SLID {

@@ -11,11 +11,11 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-// gate is a switch that refuses some keys, and counts what it is asked.
+// gate is a switch that refuses some keys, and counts lookups.
 type gate struct {
 	table   *vswitch.Table
 	refuses map[ib.PKey]vswitch.Refusal
-	asked   int
+	lookups int
 	dropped [vswitch.NumRefusals]uint64
 }
 
@@ -28,13 +28,13 @@ func (g *gate) change(key ib.PKey, why vswitch.Refusal) {
 
 func (g *gate) Table() *vswitch.Table { return g.table }
 func (g *gate) Route(t *vswitch.Table, p *ib.Path, key ib.PKey) vswitch.Refusal {
-	g.asked++
+	g.lookups++
 	return g.refuses[key]
 }
 func (g *gate) Refused(why vswitch.Refusal, packets uint32) { g.dropped[why] += uint64(packets) }
 
 // TestSwitchBetweenFunctions: what goes straight from memory to memory passes
-// the switch all the same, which is asked once per path, key and state.
+// the switch all the same, which looks up once per path, key and state.
 func TestSwitchBetweenFunctions(t *testing.T) {
 	s := newSubnet(t)
 	g := newGate()
@@ -48,10 +48,10 @@ func TestSwitchBetweenFunctions(t *testing.T) {
 		drive(t, s.l)
 	}
 	a.expect(ib.Success, ib.Success, ib.Success, ib.Success, ib.Success)
-	if g.asked != 2 { // of a, and of b for the answers
-		t.Errorf("asked %d times", g.asked)
+	if g.lookups != 2 { // of a, and of b for the answers
+		t.Errorf("%d lookups", g.lookups)
 	}
-	// Refused from a new state on, whatever was said before.
+	// Refused from a new state on, whatever the verdict was before.
 	a.cqes = nil
 	copy(b.mem, make([]byte, 5000))
 	a.mem[0] = 7
@@ -76,8 +76,8 @@ func TestSwitchBetweenFunctions(t *testing.T) {
 	}
 }
 
-// TestPassageDoesNotAllocate, whether the switch is asked or not.
-func TestPassageDoesNotAllocate(t *testing.T) {
+// TestVerdictDoesNotAllocate, whether the switch is consulted or not.
+func TestVerdictDoesNotAllocate(t *testing.T) {
 	s := newSubnet(t)
 	g := newGate()
 	s.l.SetSwitch(g)
@@ -112,8 +112,8 @@ func TestSwitchJudgesDatagrams(t *testing.T) {
 	g.change(0x8001, vswitch.PKeyIn)
 	a.sendDatagram(av, b, 16)
 	drive(t, s.l)
-	if len(b.cqes) != 2 || g.dropped[vswitch.PKeyIn] != 1 || g.asked != 3 {
-		t.Errorf("%d came, %v, asked %d times", len(b.cqes), g.dropped, g.asked)
+	if len(b.cqes) != 2 || g.dropped[vswitch.PKeyIn] != 1 || g.lookups != 3 {
+		t.Errorf("%d arrived, %v, %d lookups", len(b.cqes), g.dropped, g.lookups)
 	}
 
 	p := newGroupNode(t, 1, 2, 1, smallConfig)

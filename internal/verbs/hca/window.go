@@ -16,7 +16,7 @@ import (
 // must not keep the list.
 type PageSpace func(pages []uint64, shift uint8, last uint64) mem.Space
 
-// SetPageSpace tells where pages of regions that are registered by request are
+// SetPageSpace sets where pages of regions that are registered by request are
 // looked for.
 func (s *Session) SetPageSpace(f PageSpace) { s.pages = f }
 
@@ -52,14 +52,14 @@ func unusable() *mem.Region {
 	return r
 }
 
-// revoke ends what the key of m means. Whoever tells the client calls quiesce
+// revoke invalidates the key of m. Before the client is notified the lane calls quiesce
 // before: at once, or by l.revoked with the publishing of completions.
 func (s *Session) revoke(m *mr) {
 	m.region.Revoke()
 	s.lane.revoked = true
 }
 
-// AllocMR makes a region of up to maxPages pages whose key means nothing until
+// AllocMR makes a region of up to maxPages pages whose key is invalid until
 // it is registered by a request.
 func (s *Session) AllocMR(pdn, maxPages uint32) (MRResult, error) {
 	p, err := s.pds.get(pdn)

@@ -175,7 +175,7 @@ func (p *responder) duplicate(r *pkt.Burst, i *ib.OpInfo) {
 	p.ctr.DropPSN++
 }
 
-// replayRead prepares the response to a duplicate READ, which may ask for a tail of the original range, from offset
+// replayRead prepares the response to a duplicate READ, which may request a tail of the original range, from offset
 // off. Memory is read again, but for a response that was copied and is still due: it goes on as it was, since memory
 // has changed, and the duplicate need not mean that anything was lost.
 func (p *responder) replayRead(rec *record, r *pkt.Burst, off uint64) bool {

@@ -109,7 +109,7 @@ func isIPv4(r *pkt.Burst) bool { return r.IPv4 || r.Path.DGID.IsIPv4() }
 
 // placeDatagram fills the receive request at hand: 40 bytes for the GRH or what
 // RoCE has in its place, which are left alone where a native packet came
-// without one, then the payload. bad says that the request's own list is at
+// without one, then the payload. bad reports that the request's own list is at
 // fault.
 func (p *responder) placeDatagram(r *pkt.Burst, b *mem.Batch) (res mem.Result, bad bool) {
 	if r.Whole != nil {

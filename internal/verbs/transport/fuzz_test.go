@@ -12,7 +12,7 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// FuzzHandle drives one queue pair with whatever the bytes say: requests,
+// FuzzHandle drives one queue pair by the bytes of its input: requests,
 // inbound runs of every shape, time, changes of state, failing memory. No
 // sequence may panic or break an invariant, every request taken must come back
 // exactly once, and after RESET nothing is left.

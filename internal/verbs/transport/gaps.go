@@ -4,7 +4,7 @@ package transport
 
 import "weft/internal/proto/ib"
 
-// gaps is what a requester knows about lost packets beyond the oldest one, and about what its peer does with packets
+// gaps is what a requester has inferred about lost packets beyond the oldest one, and about what its peer does with packets
 // that arrive behind a gap: selective retransmission (docs/adr/0013-out-of-order-buffer.md and
 // 0014-selective-retransmission.md). Nothing in the protocol states whether the peer keeps them, so the requester
 // infers it from acknowledgements.
@@ -42,7 +42,7 @@ const (
 // reset prepares for a fresh path. What is known about the peer stays.
 func (g *gaps) reset() { g.distance = distanceMax }
 
-// begin starts a retransmission from una. allowed says that the packet there may be sent alone; end is the end of what
+// begin starts a retransmission from una. allowed: the packet there may be sent alone; end is the end of what
 // was sent.
 func (g *gaps) begin(allowed bool, end ib.PSN) {
 	g.selective, g.selectiveEnd = g.peerKeepsOOO && allowed, end

@@ -86,7 +86,7 @@ func TestGapsTwoPacketsInARowDoNotChangeThePeer(t *testing.T) {
 func TestGapsFilledWithoutRetransmission(t *testing.T) {
 	g := newGaps()
 	if g.filled(5, 105) || g.peerKeepsOOO {
-		t.Error("an ordinary acknowledgement says something about the peer")
+		t.Error("an ordinary acknowledgement changes what is inferred about the peer")
 	}
 	g.selective, g.selectiveEnd = true, 110
 	if g.filled(0, 100) || !g.selective {

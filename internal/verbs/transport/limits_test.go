@@ -45,7 +45,7 @@ func TestOutstandingLimit(t *testing.T) {
 	if err := s.q.check(); err != nil {
 		t.Fatal(err)
 	}
-	// The newest PSN is still told from one that was never sent.
+	// The newest PSN is still distinct from one that was never sent.
 	last := r.PSN.Add(maxOutstanding - 1)
 	s.q.req.onAck(1, &pkt.Burst{})
 	if s.q.ctr.DropPSN != 1 {
@@ -248,7 +248,7 @@ func TestRecordsOutliveTheirNumbers(t *testing.T) {
 }
 
 // TestReceiveLength: a message has at most 2^31 bytes, whatever the request
-// that receives it has room for: its length is told in 32 bits.
+// that receives it has room for: its length is reported in 32 bits.
 func TestReceiveLength(t *testing.T) {
 	var log []string
 	s := huge(t, func(f string, a ...any) { log = append(log, fmt.Sprintf(f, a...)) })

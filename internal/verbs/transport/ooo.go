@@ -126,7 +126,7 @@ func (e *oooBurst) precedes(r *pkt.Burst, mtu uint32) bool {
 	return ok && r.PSN == e.PSN.Add(e.count) && uint32(e.len) == e.count*mtu && !e.SE
 }
 
-// join appends r. It asks for an acknowledgement if either did: there is one for both.
+// join appends r. It requests an acknowledgement if either did: there is one for both.
 func (e *oooBurst) join(r *pkt.Burst) {
 	e.Opcode, _ = e.Opcode.Join(r.Opcode)
 	e.SE, e.AckReq, e.Imm, e.InvKey = r.SE, e.AckReq || r.AckReq, r.Imm, r.InvKey

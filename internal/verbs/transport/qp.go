@@ -90,11 +90,11 @@ type Completion struct {
 	ByteLen   uint32
 	Imm       uint32
 	SrcQPN    ib.QPN
-	Solicited bool   // the message asked for a solicited event
+	Solicited bool   // the message requests a solicited event
 	VendorErr uint32 // why, for people: one of the Reason constants
 	// Of a datagram: SL, and from an InfiniBand port where the sender is, which
 	// of the table's keys matched, and the DLID's low bits, of which the port's
-	// LMC says how many count.
+	// LMC defines how many count.
 	SL        uint8
 	SLID      ib.LID
 	PathBits  uint8
@@ -147,7 +147,7 @@ type Config struct {
 	SigAll  bool
 	SRQ     bool // receives come from a shared receive queue
 	PortMTU ib.MTU
-	// PKey is the port's partition key table; index 0 unless Attr says other.
+	// PKey is the port's partition key table; index 0 unless Attr states another.
 	PKeys []ib.PKey
 	// MaxRdAtomic bounds both depths that Modify accepts.
 	MaxRdAtomic uint8

@@ -45,7 +45,7 @@ func (s *requester) cutPart() uint32 {
 
 // probe goes back where no answer arrived for long: the loss of a tail, of a NAK or of what was sent again draws no
 // NAK, and the local ACK timeout is mostly thousands of round trips. Until an answer arrives one packet is sent (room),
-// whose acknowledgement says where the peer is. It is no retry: only the timeout counts against retry_cnt.
+// whose acknowledgement shows which PSN the peer expects. It is no retry: only the timeout counts against retry_cnt.
 func (s *requester) probe(now mono.Time) {
 	s.ctr.Probes++
 	if s.timers.probes > 1 {

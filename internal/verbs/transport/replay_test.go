@@ -192,7 +192,7 @@ func recordedHost(n byte) ib.GID {
 // and in receives what was sent. Two differences
 // are allowed, in which this responder keeps to the specification: it sets MigReq, for
 // its queue pairs are in the state Migrated (IBA volume 1, 17.2.8), and where soft-RoCE
-// counts no credits it may say how many it has (9.7.7.2.5).
+// counts no credits it may state how many it has (9.7.7.2.5).
 func TestReplay(t *testing.T) {
 	all := recording(t)
 	requests := map[end][]*recorded{}

@@ -497,7 +497,7 @@ func (s *requester) advance(now mono.Time, wr *SendWR, n uint32) {
 	}
 }
 
-// waiting reports whether nothing may follow the packet at una until an answer arrives, which says where to go on.
+// waiting reports whether nothing may follow the packet at una until an answer arrives, which shows where to go on.
 func (s *requester) waiting() bool { return s.timers.probes != 0 || s.gaps.waiting() }
 
 // room returns how many payload bytes the next burst may carry, whole packets; zero where the window is full.

@@ -98,7 +98,7 @@ func (p *responder) flush() {
 	}
 }
 
-// makeRoom delivers what is staged, after a flush of its data. False says that some of it failed and the queue pair is
+// makeRoom delivers what is staged, after a flush of its data. False reports that some of it failed and the queue pair is
 // in ERR.
 func (p *responder) makeRoom(b *mem.Batch) bool {
 	b.Flush()

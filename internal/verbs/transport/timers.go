@@ -15,7 +15,7 @@ import (
 // Invariants: probeAt runs only while ackAt does; ackAt and rnrAt do not run at the same time.
 type timers struct {
 	ackAt   mono.Time // the local ACK timeout; it runs while packets are unacknowledged, unless Attr.Timeout is 0
-	rnrAt   mono.Time // the end of the time that an RNR NAK asked for; while it runs the requester is stalled
+	rnrAt   mono.Time // the end of the time that an RNR NAK states; while it runs the requester is stalled
 	probeAt mono.Time // when to look for the loss of what was sent last, on a path that can lose packets
 	// probes counts since the last progress. While it is not 0, one packet leaves at a time.
 	probes uint8
@@ -40,7 +40,7 @@ const (
 	firstProbe = 16 * time.Millisecond
 )
 
-// startAck starts the local ACK timer for a nominal timeout d; where d is 0 the timers stay as they are. probe says
+// startAck starts the local ACK timer for a nominal timeout d; where d is 0 the timers stay as they are. probe reports
 // that the path can lose packets.
 func (t *timers) startAck(now mono.Time, d time.Duration, probe bool) {
 	if d != 0 {
@@ -65,7 +65,7 @@ func (t *timers) startProbe(now mono.Time, probe bool) {
 // countProbe counts a probe that leaves.
 func (t *timers) countProbe() { t.probes = min(t.probes, 254) + 1 }
 
-// startRNR starts the wait that an RNR NAK asked for: nothing is sent, so nothing else is timed.
+// startRNR starts the wait that an RNR NAK states: nothing is sent, so nothing else is timed.
 func (t *timers) startRNR(now mono.Time, d time.Duration) {
 	t.rnrAt, t.ackAt, t.probeAt = now.Add(d), 0, 0
 }

@@ -42,7 +42,7 @@ var rewrite = flag.Bool("rewrite", false, "write what the transcripts produce in
 //	orphan X       X's program died
 //	orphandone X   whether X has nothing more to do for its peer
 //	revoke X       take X's memory away
-//	fault X        tell X that the run it sent last was unreadable
+//	fault X        report to X that the burst it sent last was unreadable
 //	placefail X [request]         fail a copy of X's last Handle
 //	commit X · destroy X · fill X value= · same X off= at= len=
 //	show X         state, deadline

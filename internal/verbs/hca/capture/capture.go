@@ -4,7 +4,7 @@
 //
 // What comes in: runs that the lanes of a node show its taps; what goes out: blocks
 // of a capture file (package pcapng), from a ring of bounded size per lane, to
-// whoever writes the file. Package node starts captures and gives lanes their taps.
+// the writer of the file. Package node starts captures and gives lanes their taps.
 // A tap must never block or allocate: what finds no room is counted, and missing in
 // the file.
 //
@@ -25,7 +25,7 @@ import (
 	"weft/internal/proto/pcapng"
 )
 
-// Config says what to capture.
+// Config selects what to capture.
 type Config struct {
 	// Lanes is the number of lanes, each of which has a ring of RingBytes, a power of
 	// two.
@@ -45,7 +45,7 @@ type Config struct {
 	SnapLen int
 	// Port is the UDP port of RoCEv2.
 	Port uint16
-	// Clock tells the time.
+	// Clock returns the time.
 	Clock func() time.Time
 }
 
@@ -68,7 +68,7 @@ const (
 )
 
 // Capture is a capture under way. Each ring belongs to its lane's tap; the rest to
-// whoever writes the file.
+// the writer of the file.
 type Capture struct {
 	cfg    Config
 	ifaces []pcapng.Interface
@@ -118,10 +118,10 @@ func New(cfg Config) *Capture {
 // Interfaces lists those of the file.
 func (c *Capture) Interfaces() []pcapng.Interface { return c.ifaces }
 
-// Wake tells that a ring fills.
+// Wake is notified when a ring fills.
 func (c *Capture) Wake() <-chan struct{} { return c.wake }
 
-// iface returns the interface of a function, whose port is native or not, or -1.
+// iface returns the interface of a function with a native port or an Ethernet port, or -1.
 func (c *Capture) iface(f uint16, native bool) int {
 	switch {
 	case int(f) < len(c.index):
@@ -132,8 +132,8 @@ func (c *Capture) iface(f uint16, native bool) int {
 	return c.lastEthernet
 }
 
-// wants reports whether packets of a queue pair are captured.
-func (c *Capture) wants(f uint16, qpn ib.QPN) bool {
+// selects reports whether packets of a queue pair are captured.
+func (c *Capture) selects(f uint16, qpn ib.QPN) bool {
 	if c.iface(f, true) < 0 || len(c.cfg.QPs) > 0 && !slices.Contains(c.cfg.QPs, qpn) {
 		return false
 	}
@@ -192,10 +192,10 @@ func (c *Capture) Counts(iface int) (n Counts) {
 	return n
 }
 
-// Missed counts a packet to or from a queue pair of a function, whose port is native or not, that no tap was shown. It may
-// be called from any goroutine.
+// Missed counts a packet to or from a queue pair of a function with a native port or an Ethernet port, that no tap
+// got. It may be called from any goroutine.
 func (c *Capture) Missed(f uint16, qpn ib.QPN, native bool) {
-	if c.wants(f, qpn) {
+	if c.selects(f, qpn) {
 		n := &c.rings[0].count[c.iface(f, native)]
 		n.seen.Add(1)
 		n.dropped.Add(1)

@@ -157,7 +157,7 @@ func TestFilters(t *testing.T) {
 		{"one device, either end", Config{Functions: one}, 0, 1, 0, 0},
 		{"sender", Config{Functions: dev, QPs: []ib.QPN{0x4002}}, 1, 1, 0, 0},
 		{"receiver", Config{Functions: dev, Later: true, QPs: []ib.QPN{7, 0x8002}}, 0, 1, 1, 1},
-		{"nobody", Config{Functions: dev, QPs: []ib.QPN{9}}, 0, 0, 0, 0},
+		{"none selected", Config{Functions: dev, QPs: []ib.QPN{9}}, 0, 0, 0, 0},
 		{"IP link", Config{Functions: dev, IPoIB: []Link{{1, 0x8002}}}, 0, 1, 0, 0},
 		{"no IP link", Config{Functions: dev, IPoIB: []Link{}}, 0, 0, 0, 0},
 	} {
@@ -181,7 +181,7 @@ func TestFilters(t *testing.T) {
 		count(x.received, func() { tap.Received(0, run(op, away, 10, 1024)) })
 		count(x.late, func() { tap.Received(5, run(op, away, 10, 1024)) })
 		if got, want := tap.Selects(0, 0x4002), x.sent > 0; got != want {
-			t.Errorf("%s: wants the sender %v", x.name, got)
+			t.Errorf("%s: selects the sender %v", x.name, got)
 		}
 	}
 	// What was not shown counts by the same filters.
@@ -269,7 +269,7 @@ func TestFull(t *testing.T) {
 	select {
 	case <-c.Wake():
 	default:
-		t.Error("nobody is woken")
+		t.Error("the writer is not woken")
 	}
 	n := 0
 	for b := c.Take(); len(b) > 0; n++ {
@@ -281,7 +281,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestLanes: two lanes fill their rings while somebody empties them; all
+// TestLanes: two lanes fill their rings while a reader empties them; all
 // packets are there, whole, and those at hand are in the order of their times.
 func TestLanes(t *testing.T) {
 	const each = 20000

@@ -32,7 +32,7 @@ const maxFrame = 8 << 10
 // Selects implements hca.Tap.
 func (t *Tap) Selects(f uint16, qpn ib.QPN) bool {
 	for _, c := range t.captures {
-		if c.wants(f, qpn) {
+		if c.selects(f, qpn) {
 			return true
 		}
 	}
@@ -43,9 +43,9 @@ func (t *Tap) Selects(f uint16, qpn ib.QPN) bool {
 func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Burst) {
 	for _, c := range t.captures {
 		switch {
-		case c.wants(f, src):
+		case c.selects(f, src):
 			t.add(c, c.iface(f, r.Path.Native()), src, r)
-		case r.Path.Local && c.wants(r.Path.Function, r.DestQPN):
+		case r.Path.Local && c.selects(r.Path.Function, r.DestQPN):
 			t.add(c, c.iface(r.Path.Function, r.Path.Native()), src, r)
 		}
 	}
@@ -54,7 +54,7 @@ func (t *Tap) Sent(f uint16, src ib.QPN, r *pkt.Burst) {
 // Received implements hca.Tap.
 func (t *Tap) Received(f uint16, r *pkt.Burst) {
 	for _, c := range t.captures {
-		if c.wants(f, r.DestQPN) {
+		if c.selects(f, r.DestQPN) {
 			t.add(c, c.iface(f, r.Path.Native()), r.SrcQPN, r)
 		}
 	}
@@ -188,7 +188,7 @@ func native(b []byte, p *ib.Path, h *wire.Headers, body []byte) int {
 	return at + wire.VCRCLen
 }
 
-// datagram appends what an IP link carries. Who sent it and to whom is known by
+// datagram appends what an IP link carries. Its source and destination are those of
 // queue pair number, and by GID where there is a GRH.
 func datagram(b []byte, p *ib.Path, src ib.QPN, h *wire.Headers, body []byte) []byte {
 	var from, to ib.GID

@@ -15,12 +15,12 @@ type Class struct {
 	// network adapters use by default) of addresses and, where Kind has them,
 	// ports.
 	Hash uint32
-	// IPOK tells that the IPv4 header checksum is right (IPv6 has none), L4OK
+	// IPOK reports that the IPv4 header checksum is right (IPv6 has none), L4OK
 	// that the checksum of TCP or UDP is.
 	IPOK, L4OK bool
 }
 
-// Kind says what was recognised.
+// Kind is what was recognised.
 type Kind uint8
 
 // Kinds.
@@ -98,7 +98,7 @@ func (c *Class) transport(h *toeplitz, proto uint8, l4 []byte, pseudo uint64, tc
 		c.L4OK = fold(sum(pseudo, l4)) == 0xffff
 	case proto == protoUDP && len(l4) >= 8 && int(be.Uint16(l4[4:])) == len(l4):
 		c.Kind = udp
-		// Over IPv4 a checksum of zero says there is none.
+		// Over IPv4 a checksum of zero stands for none.
 		c.L4OK = udp == UDPv4 && be.Uint16(l4[6:]) == 0 || fold(sum(pseudo, l4)) == 0xffff
 	default:
 		return
@@ -132,7 +132,7 @@ func fold(s uint64) uint16 {
 }
 
 // rssKey is the secret key of the receive-side scaling specification's
-// verification suite, which adapters use unless told another; four zeros follow.
+// verification suite, which adapters use unless configured otherwise; four zeros follow.
 var rssKey = [44]byte{
 	0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca, 0x2b, 0xcb,
 	0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,

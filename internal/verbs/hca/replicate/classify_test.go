@@ -84,7 +84,7 @@ func TestClassify(t *testing.T) {
 			}
 		}
 		// The checksums cover every octet behind the four of IPoIB, but what
-		// says how to read them: each bit shows, or changes the kind.
+		// defines how to read them: each bit shows, or changes the kind.
 		for i := 4 * 8; x.want.L4OK && i < len(x.p)*8; i++ {
 			x.p[i/8] ^= 1 << (i % 8)
 			if c := Classify(x.p); c.Kind == x.want.Kind && c.IPOK && c.L4OK && !(x.want.Kind >= TCPv6 && i/8 < 12) {

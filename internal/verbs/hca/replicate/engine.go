@@ -41,7 +41,7 @@ type GroupKey struct {
 	MGID     ib.GID
 }
 
-// Groups says who is in which group. It is immutable once shared.
+// Groups are the members of groups. It is immutable once shared.
 type Groups struct {
 	// Functions are those whose ports the MLID leads to, in ascending order.
 	Functions map[ib.LID][]uint16
@@ -51,14 +51,12 @@ type Groups struct {
 
 // Pipeline is the receive pipeline of the lanes, from the receive queue on.
 type Pipeline interface {
-	// Inject takes a descriptor for the lane of d.Dest, which owes it
-	// d.Release; false where that lane's receive queue has no room now. The
-	// lane may not see it before the end of the Run that calls.
+	// Inject enqueues a descriptor for the lane of d.Dest, which must call d.Release; false where that lane's receive
+	// queue has no room now. The lane may not see it before the end of the Run that calls.
 	Inject(d Descriptor) bool
 }
 
-// Descriptor is one copy on its way: what is replicated for each, and for whom
-// it is.
+// Descriptor is one copy under way: what is replicated for each copy, and its destination.
 type Descriptor struct {
 	*Packet
 	Dest Dest
@@ -100,7 +98,7 @@ type Counters struct {
 	DropSize       uint64 // larger than a packet can be
 	Inspected      uint64 // packets whose members were found
 	NoMembers      uint64 // of those, without any
-	Requested      uint64 // copies asked for
+	Requested      uint64 // copies requested
 	CreditWaits    uint64 // times the inspection engine had to wait for a credit
 	Injected       uint64 // copies that went on
 	InjectionWaits uint64 // times a lane's receive queue was full
@@ -152,7 +150,7 @@ type Engine struct {
 	details  fifo[*Packet] // packet-header details, in order of arrival
 	requests fifo[request] // the replication-request FIFO
 	// The packets in inspection: the first n of the information FIFO, of one
-	// group and source. cur is the member whose copies are being asked for,
+	// group and source. cur is the member whose copies are being requested,
 	// at the next packet it gets one of; after is the one behind it.
 	groups     *Groups
 	n, at      int
@@ -247,7 +245,7 @@ func (e *Engine) Close() {
 func (e *Engine) Pending() bool { return e.infos.len() > 0 || e.requests.len() > 0 }
 
 // Run lets inspection and injection go on, with at most budget requests
-// served, and reports whether work remains. g is who is in which group now; a
+// served, and reports whether work remains. g is the current membership; a
 // packet in inspection keeps what it began with.
 func (e *Engine) Run(g *Groups, budget int) (more bool) {
 	// Packets without members are looked at too.
@@ -266,7 +264,7 @@ func (e *Engine) Run(g *Groups, budget int) (more bool) {
 // into requests while there are credits, at most so many, and returns how many.
 //
 // Packets of one group that wait behind each other are inspected together, and
-// member after member gets a copy of each: who gets several in a row costs less
+// member after member gets a copy of each: several in a row for one member cost less
 // than by turns, and each gets them in order.
 func (e *Engine) inspect(g *Groups, most int) (n int) {
 	for ; n < most; n++ {

@@ -339,7 +339,7 @@ func TestBurst(t *testing.T) {
 	})
 }
 
-// TestBudget: one call does no more than it was told, whatever waits.
+// TestBudget: one call does no more than its budget, whatever waits.
 func TestBudget(t *testing.T) {
 	p := newPipes(1, 1000)
 	e := New(Config{Payloads: 100, Requests: 100}, p)

@@ -21,7 +21,7 @@ type Packet struct {
 	// Run is the packet as each of its queue pairs handles it, but for the
 	// destination, which the descriptor names: P_Key, Q_Key, source queue pair,
 	// immediate data, opcode, how it came, and the payload, whose bytes stand
-	// behind the 40 that precede it in every receive buffer. Nobody changes it.
+	// behind the 40 that precede it in every receive buffer. It is read-only.
 	Run   pkt.Burst
 	Class Class
 
@@ -48,7 +48,7 @@ func (p *Packet) fill(r *pkt.Burst) {
 	p.Class = Classify(p.Payload())
 }
 
-// Release tells that one copy has been read out, on whatever lane; at zero the
+// Release counts one copy as read, on any lane; at zero the
 // payload's place is free.
 func (p *Packet) Release() {
 	switch n := p.refs.Add(-1); {
@@ -59,7 +59,7 @@ func (p *Packet) Release() {
 	}
 }
 
-// store is the payload store. One lane takes from it, all give back.
+// store is the payload store. One lane allocates from it, all release.
 type store struct {
 	limit int
 	made  int
