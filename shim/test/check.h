@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int failures;
+__attribute__((weak)) int failures; /* of all files of a test */
 
 #define CHECK(cond) \
 	do { \

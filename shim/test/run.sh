@@ -96,7 +96,7 @@ echo "smoke: ok"
 
 # The verbs, against a fake node: the library preloaded into an ordinary program,
 # and its parts linked in with the sanitizers (without the interposed malloc).
-verbs="$here/verbs_test.c $here/fake_node.c"
+verbs="$here/verbs_test.c $here/verbs_end_test.c $here/fake_node.c"
 $cc $flags -O1 $verbs -libverbs -o "$out/verbs_test"
 $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/verbs.so"
 "$out/verbs_test" "$out/verbs.so"

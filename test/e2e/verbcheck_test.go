@@ -106,8 +106,8 @@ func TestVerbcheckFaults(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// What may be lost for good is left out: datagrams, and the refusal of a request, which is not repeated. So is
-			// what a READ returns that is executed again after its response was lost (docs/adr/0016-read-order.md).
+			// What may be lost for good is left out: datagrams, and the refusal of a request, which is not repeated. So
+			// is what a READ returns that is executed again after its response was lost (docs/adr/0016-read-order.md).
 			verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-x", "rc.read_then_*", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
 			s, err := b.Client.Status()
 			if err != nil {
