@@ -619,8 +619,6 @@ func (l *Lane) arm(q *QP) {
 	}
 }
 
-func (l *Lane) unschedule(q *QP) { l.timers.remove(q) }
-
 // forget drops a closed session from the lane's lists.
 func (l *Lane) forget(s *Session) {
 	for i, o := range l.sessions {

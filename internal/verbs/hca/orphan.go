@@ -64,7 +64,7 @@ func (l *Lane) SetOrphanEnded(f func(*Session)) { l.orphanEnded = f }
 func (l *Lane) endOrphan(q *QP) {
 	s := q.s
 	q.dead = true
-	l.unschedule(q)
+	l.timers.remove(q)
 	s.slots[q.slot] = nil
 	delete(s.qps.m, q.slot)
 	if len(s.qps.m) == 0 {
@@ -83,7 +83,7 @@ func (l *Lane) endOrphans(s *Session) {
 	for _, q := range s.qps.m {
 		q.dead = true
 		s.slots[q.slot] = nil
-		l.unschedule(q)
+		l.timers.remove(q)
 	}
 	s.qps = table[*QP]{}
 	if l.orphanEnded != nil {

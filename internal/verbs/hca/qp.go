@@ -197,7 +197,7 @@ func (s *Session) dropQP(q *QP) {
 		}
 	}
 	q.dead = true
-	s.lane.unschedule(q)
+	s.lane.timers.remove(q)
 	q.send, q.recv = nil, nil
 }
 
