@@ -31,9 +31,9 @@ func (a addresses) Lookup(match func(*conn.Address) bool) (conn.Address, bool) {
 // EthernetPorts implements conn.Addresses.
 func (a addresses) EthernetPorts() (list []conn.EthernetPort) {
 	a.n.mu.Lock()
-	stations := slices.Collect(maps.Values(a.n.stations))
+	stations := slices.Collect(maps.Values(a.n.segmentPorts))
 	a.n.mu.Unlock()
-	slices.SortFunc(stations, func(a, b *station) int { return strings.Compare(a.a.Name, b.a.Name) })
+	slices.SortFunc(stations, func(a, b *segmentPort) int { return strings.Compare(a.a.Name, b.a.Name) })
 	for _, st := range stations {
 		list = append(list, conn.EthernetPort{Adapter: st.a, Addrs: st.addrs})
 	}

@@ -132,7 +132,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	s.Notices = append(s.Notices, vmNotices(s.VMs)...)
 	for _, f := range n.functions() {
 		if f.st != nil {
-			s.Notices = append(s.Notices, stationNotices(f.a.Name, f.st.describe())...)
+			s.Notices = append(s.Notices, segmentNotices(f.a.Name, f.st.describe())...)
 		}
 	}
 	if err == nil {

@@ -28,7 +28,7 @@ type function struct {
 	a        *hca.Adapter
 	door     *vhost.Server      // nil before the node serves
 	vm       *machine           // whose network card it is, nil: nobody's; guarded by the node's mu
-	st       *station           // its Ethernet port in a virtual Ethernet switch, nil: it has none
+	st       *segmentPort       // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by whoever runs the node; guarded by the node's mu
 	asked    api.FunctionChange // all that people asked for; guarded by the keeper
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
@@ -80,7 +80,7 @@ func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
 
 // makeFunction is addFunction with edits held; number gives the function its
 // number, on says whether its port may come up, and st is its Ethernet port, nil: programs have the InfiniBand port.
-func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool, st *station) (*function, error) {
+func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool, st *segmentPort) (*function, error) {
 	if n.function(name) != nil {
 		return nil, errFunctionThere
 	}
@@ -107,13 +107,13 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 			return nil, errors.Join(err, n.all.Remove(a))
 		}
 		n.mu.Lock()
-		n.stations[name] = st // before its function can get a port of a VESW
+		n.segmentPorts[name] = st // before its function can get a port of a VESW
 		n.mu.Unlock()
 	}
 	if n.board != nil {
 		if err := n.board.Plug(a, !f.down); err != nil {
 			if st != nil {
-				n.forgetStation(st)
+				n.removeSegmentPort(st)
 			}
 			return nil, errors.Join(err, n.all.Remove(a))
 		}
@@ -180,7 +180,7 @@ func (n *Node) drop(f *function) error {
 		n.board.Unplug(f.a)
 	}
 	if f.st != nil {
-		n.forgetStation(f.st)
+		n.removeSegmentPort(f.st)
 	}
 	n.mu.Lock()
 	n.funcs = slices.DeleteFunc(n.funcs, func(o *function) bool { return o == f })

@@ -118,10 +118,10 @@ func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) 
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
 	}
-	var st *station
+	var st *segmentPort
 	if r.Segment != "" {
 		var err error
-		if st, err = n.newStation(r); err != nil {
+		if st, err = n.newSegmentPort(r); err != nil {
 			return nil, err
 		}
 	}
@@ -193,7 +193,7 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	if n.machine(name) != nil {
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine", Fix: "weft vm del " + name}
 	}
-	if st := n.station(name); st != nil && st.want.VESW() != "" {
+	if st := n.segmentPort(name); st != nil && st.want.VESW() != "" {
 		var e *api.Error
 		if err := n.mgmt.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
 			n.log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)

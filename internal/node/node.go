@@ -77,12 +77,12 @@ type Node struct {
 	oldEnds map[string]uint64 // ends of sessions at doors that are gone
 	serving bool              // doors are open
 	// adapterOff: the physical function disabled the whole adapter.
-	adapterOff bool
-	vms        map[string]*machine // by name
-	stations   map[string]*station // by the name of the device
-	ready      bool
-	faults     []api.Fault // their counters are with the links
-	faultID    int
+	adapterOff   bool
+	vms          map[string]*machine     // by name
+	segmentPorts map[string]*segmentPort // by the name of the device
+	ready        bool
+	faults       []api.Fault // their counters are with the links
+	faultID      int
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -107,7 +107,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		vms: make(map[string]*machine), stations: make(map[string]*station), oldEnds: make(map[string]uint64)}
+		vms: make(map[string]*machine), segmentPorts: make(map[string]*segmentPort), oldEnds: make(map[string]uint64)}
 	n.keeper = newKeeper(n)
 	if err := n.open(); err != nil {
 		return err

@@ -19,16 +19,15 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// veswHost is the ports of virtual Ethernet switches of a node (docs/notes/vesw.md): those of
-// each function, as an Ethernet Manager makes them, and what this node's people want
-// them to be for.
+// veswHost is the ports of virtual Ethernet switches of a node (docs/notes/vesw.md): those of each function, as an
+// Ethernet Manager makes them, and the requests of people for their interfaces.
 type veswHost struct {
 	n    *Node
 	lane *veswLane // lane 0's
 	wg   sync.WaitGroup
-	// retry is when a segment that could not be made is tried again.
+	// retry is the time after which a segment that could not be opened is tried again.
 	retry time.Duration
-	// open makes the segment of a port; it is called by the port's work.
+	// open opens the segment of a port. The port's worker calls it.
 	open func(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error)
 
 	funcs map[uint16]*veswFunction // by number; the management goroutine's
@@ -39,8 +38,7 @@ type veswHost struct {
 	requests []*api.VESWRequest
 }
 
-// veswFunction is the ports of a function: its vnic.Function. It is the management
-// goroutine's.
+// veswFunction is the ports of a function: its vnic.Function. It belongs to the management goroutine.
 type veswFunction struct {
 	h       *veswHost
 	a       *hca.Adapter
@@ -62,8 +60,8 @@ func newVESW(n *Node) *veswHost {
 // veswOPAPort is the number of every function's port.
 const veswOPAPort = 1
 
-// plugged gives a function's port its ports of virtual Ethernet switches, of which there are
-// none yet, and an agent that makes them. The management goroutine calls it.
+// plugged gives a function its ports of virtual Ethernet switches, none yet, and the agent that makes them. The
+// management goroutine calls it.
 func (h *veswHost) plugged(a *hca.Adapter) {
 	f := &veswFunction{h: h, a: a, netdevs: vnic.NewNetdevs(0)}
 	f.ports = vnic.New(vnic.Config{Function: f, OPAPort: veswOPAPort})
@@ -75,7 +73,7 @@ func (h *veswHost) plugged(a *hca.Adapter) {
 	f.portChanged()
 }
 
-// unplugged takes all of that away, and returns who is busy with it.
+// unplugged undoes plugged, and returns the workers that are still busy with it.
 func (h *veswHost) unplugged(number uint16) (busy []*loop.Worker) {
 	f := h.funcs[number]
 	if f == nil {
@@ -105,8 +103,7 @@ func (h *veswHost) close() {
 	h.wg.Wait()
 }
 
-// portChanged tells what has become of a function's port; the management
-// goroutine calls it.
+// portChanged follows a change of a function's port. The management goroutine calls it.
 func (h *veswHost) portChanged(a *hca.Adapter) {
 	if f := h.funcs[a.Number()]; f != nil {
 		f.portChanged()
@@ -144,8 +141,8 @@ func (f *veswFunction) FreeNetdev(vport uint8) {
 	f.slots[vport].end()
 }
 
-// lookedAt are the counters of a port.
-func (f *veswFunction) lookedAt(vport uint8) (c vnic.Counters, u vnic.Unknown, err error) {
+// countersOf are the counters of a port, by a query of the lane.
+func (f *veswFunction) countersOf(vport uint8) (c vnic.Counters, u vnic.Unknown, err error) {
 	s := f.slots[vport]
 	if s == nil || s.port == nil {
 		return c, u, nil
@@ -157,18 +154,18 @@ func (f *veswFunction) lookedAt(vport uint8) (c vnic.Counters, u vnic.Unknown, e
 	return c, u, err
 }
 
-// counters is what the agent answers an Ethernet Manager with.
+// counters are the agent's answers to an Ethernet Manager.
 func (f *veswFunction) counters(vport uint8) (mad.VESWSummary, mad.VESWErrors) {
 	p := f.ports.Port(vport)
 	if p == nil {
 		return mad.VESWSummary{}, mad.VESWErrors{}
 	}
-	c, u, _ := f.lookedAt(vport) // while the lane is stuck, zeros
+	c, u, _ := f.countersOf(vport) // while the lane is stuck, zeros
 	i := p.Info()
 	return c.Summary(vport, &i), c.Errors(vport, &i, &u)
 }
 
-// counters are those of both directions; the lane calls it.
+// counters are those of both directions. The lane calls it.
 func (p *veswPort) counters() vnic.Counters {
 	c := p.to.recv.Counters(p.vport)
 	if p.sender != nil {
@@ -178,7 +175,7 @@ func (p *veswPort) counters() vnic.Counters {
 	return c
 }
 
-// wanted returns what was asked for the port of a device in a VESW, nil where nobody asked for anything.
+// wanted returns the request for the port of a device in a VESW, nil where there is none.
 func (h *veswHost) wanted(device string, vesw uint16) *api.VESWRequest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -190,16 +187,15 @@ func (h *veswHost) wanted(device string, vesw uint16) *api.VESWRequest {
 }
 
 const (
-	// veswRetry is when a segment that could not be made is tried again. It doubles with every time in a row, so often
-	// at most.
+	// veswRetry is the time after which a segment that could not be opened is tried again. It doubles with each failure
+	// in a row, veswRetryDoubled times at most.
 	veswRetry        = 2 * time.Second
 	veswRetryDoubled = 4
-	// veswSettled is how long a segment must have been there for its end to be the first in a row.
+	// veswSettled is the time after which the end of a segment no longer counts as a failure in a row.
 	veswSettled = time.Minute
 )
 
-// veswNetdev is the vnic.Netdev of a port: the Slot, and what it does for the
-// interface.
+// veswNetdev is the vnic.Netdev of a port: the Slot, and its effect on the interface.
 type veswNetdev struct {
 	*vnic.Slot
 	s *veswSlot

@@ -47,7 +47,7 @@ func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
 	return nil
 }
 
-// vportState names a state that an Ethernet Manager sets and ports have.
+// vportState is the name of a state, set by an Ethernet Manager or reached by a port.
 func vportState(s mad.VESWState) string {
 	switch s {
 	case mad.VESWForwarding:
@@ -58,7 +58,7 @@ func vportState(s mad.VESWState) string {
 	return "initial"
 }
 
-// describe tells people about ports.
+// describe describes ports.
 func (h *veswHost) describe(which func(*veswSlot) bool) (list []api.VESWInterface, err error) {
 	err = h.each(func(s *veswSlot, p *vnic.Port) {
 		if which(s) {
@@ -83,7 +83,7 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	if s.f.h.n.machine(v.Device) != nil {
 		v.Backend = api.BackendVM
 	}
-	if s.f.h.n.station(v.Device) != nil {
+	if s.f.h.n.segmentPort(v.Device) != nil {
 		v.Backend = api.BackendDevice
 	}
 	_, v.MACs, _, _ = s.f.ports.UnicastMACs(s.vport, 0, nil)
@@ -100,7 +100,7 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	return v
 }
 
-// known counts the MACs that the Ethernet Manager told of.
+// known is the number of MACs that the Ethernet Manager has distributed.
 func (s *veswSlot) known() (n int) {
 	var table [mad.VESWMaxMACs]mad.VESWMACEntry
 	if _, err := s.f.ports.MACEntries(s.vport, 0, table[:]); err != nil {
@@ -114,7 +114,7 @@ func (s *veswSlot) known() (n int) {
 	return n
 }
 
-// veswPatience is how long AttachVESW gives a port to come up before it tells what there is.
+// veswPatience is how long AttachVESW waits for a port to come up before it returns its state.
 const veswPatience = 3 * time.Second
 
 // AttachVESW implements api.Backend.
@@ -123,7 +123,7 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	if h == nil {
 		return nil, mgmt.ErrNoFabric
 	}
-	if n.station(r.Device) != nil {
+	if n.segmentPort(r.Device) != nil {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
 	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
@@ -174,7 +174,7 @@ func noInfiniBand(name string) error {
 	return &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + name, Fix: "weft dev"}
 }
 
-// attach notes what a port is for, and has the store keep it.
+// attach records a request, and saves it.
 func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 	k := h.n.keeper
 	if r.Kept() {
@@ -185,9 +185,10 @@ func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 		}
 	}
 	if !h.ask(r) {
-		return describe.Invalid("weft vesw detach "+r.Key(), "somebody said already what the port of %s in VESW %d is for", r.Device, r.VESW)
+		return describe.Invalid("weft vesw detach "+r.Key(), "the port of %s in VESW %d is attached already", r.Device, r.VESW)
 	}
-	// Whoever deletes a device forgets after that what was asked of it: before now, or after.
+	// The deletion of a device removes its requests after the device: the device is there still, or the request goes
+	// here.
 	if h.n.function(r.Device) == nil {
 		h.forget(r.Device)
 		return noInfiniBand(r.Device)
@@ -200,7 +201,7 @@ func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 	return nil
 }
 
-// ask notes what a port is for; false where somebody has said that.
+// ask records a request; false where there is one for the port.
 func (h *veswHost) ask(r *api.VESWRequest) bool {
 	h.mu.Lock()
 	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {
@@ -213,7 +214,7 @@ func (h *veswHost) ask(r *api.VESWRequest) bool {
 	return true
 }
 
-// kept are the requests that the store is to have.
+// kept are the requests for the store.
 func (h *veswHost) kept() (list []api.VESWRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -225,7 +226,7 @@ func (h *veswHost) kept() (list []api.VESWRequest) {
 	return list
 }
 
-// forget drops what was said of ports of a device that is no more.
+// forget removes the requests for ports of a device that was deleted.
 func (h *veswHost) forget(device string) {
 	h.n.keeper.forgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
 	h.mu.Lock()
@@ -233,7 +234,7 @@ func (h *veswHost) forget(device string) {
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
 }
 
-// reconsider has a port asked for anew if what it is for is another now.
+// reconsider opens the interface of a port again where its request has changed.
 func (h *veswHost) reconsider(device string, vesw uint16) {
 	h.n.sub.Do(func() {
 		for _, f := range h.funcs {
@@ -283,8 +284,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	return nil
 }
 
-// unask drops what was said of a port, which r is, or which has a key, and returns it, nil where that was not in use;
-// the store hears of it.
+// unask removes a request, r or the one with a key, and returns it, nil where it was not in use; the store follows.
 func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*api.VESWRequest, error) {
 	k := h.n.keeper
 	k.mu.Lock()
@@ -306,7 +306,7 @@ func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*
 			k.save(ctx)
 			return nil, nil
 		}
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + key + " is for", Fix: "weft vesw interfaces"}
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "nothing is attached as " + key, Fix: "weft vesw interfaces"}
 	}
 	h.mu.Lock()
 	h.requests = slices.DeleteFunc(h.requests, func(o *api.VESWRequest) bool { return o == r })
@@ -405,5 +405,5 @@ func (h *veswHost) degraded(ports []api.VESWInterface) (list []api.Degraded) {
 	return list
 }
 
-// reasonDown is that of a port whose interface somebody set down.
+// reasonDown is the reason of a port whose interface was set down by its administrator.
 const reasonDown = "the interface is set down"

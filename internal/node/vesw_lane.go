@@ -14,10 +14,9 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// veswLane is what lane 0 does for the ports of virtual Ethernet switches of a node
-// (docs/notes/vesw.md, section 5): frames of segments become packets in the batch of a trunk, frames of packets are
-// joined and written to segments, and frames between two ports of the node go as they are. All of it belongs
-// to the lane.
+// veswLane is the work of lane 0 for the ports of virtual Ethernet switches of a node (docs/notes/vesw.md, section 5):
+// frames of segments become packets in the batch of a trunk, frames of packets are joined and written to segments, and
+// frames between two ports of the node pass unchanged. All of it belongs to the lane.
 type veswLane struct {
 	lane  *lane.Lane
 	link  *fabric.Link
@@ -54,12 +53,11 @@ func newVESWFrames() veswFrames {
 const (
 	// veswBatch is how many frames are read or written at a time.
 	veswBatch = 64
-	// veswTurn is after how many octets of a segment others have their turn.
+	// veswTurn is the number of octets of a segment after which the next one has its turn.
 	veswTurn = 256 << 10
-	// veswWaiting is how many frames of packets may wait to be written: more than a
-	// look at the sockets brings.
+	// veswWaiting is how many frames of packets may wait to be written: more than one poll of the sockets brings.
 	veswWaiting = 2048
-	// veswRoom is room for frames that are put together.
+	// veswRoom is room for frames that are assembled, in octets.
 	veswRoom = 8 * ether.MaxFrame
 )
 
@@ -77,13 +75,13 @@ type veswPort struct {
 	vport    uint8
 	sender   *vnic.Sender
 
-	seg    vnic.Segment
-	pieces vnic.FrameWriter // seg, if it takes frames in parts
-	fd     int
-	heard  bool // fd may have something
-	lost   func(error)
+	seg      vnic.Segment
+	pieces   vnic.FrameWriter // seg, if it takes frames in parts
+	fd       int
+	readable bool // frames may wait at fd
+	failed   func(error)
 
-	came     [][]byte // frames of packets, which wait for the end of the turn
+	received [][]byte // frames of packets, which wait for the end of the turn
 	whole    veswFrames
 	due      bool                      // it is in veswLane.due
 	refusals [ether.NumRefusals]uint64 // frames that the segment should not have given
@@ -94,7 +92,7 @@ var _ lane.Poller = (*veswLane)(nil)
 func newVESWLane(l *lane.Lane, link *fabric.Link) *veswLane {
 	v := &veswLane{lane: l, link: link, funcs: map[uint16]*veswInlets{}, read: newVESWFrames(), write: newVESWFrames()}
 	v.write.frames, v.write.off = v.write.frames[:0], v.write.off[:0]
-	link.SetTaker(v.take)
+	link.SetTaker(v.receive)
 	return v
 }
 
@@ -107,10 +105,10 @@ func (v *veswLane) removeFunction(f *veswInlets) {
 }
 
 // attach puts a segment to work.
-func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error {
+func (v *veswLane) attach(p *veswPort, seg vnic.Segment, failed func(error)) error {
 	fd := seg.FD()
 	if fd >= 0 {
-		if err := v.lane.WatchInput(fd, &p.heard); err != nil {
+		if err := v.lane.WatchInput(fd, &p.readable); err != nil {
 			return err
 		}
 	}
@@ -118,10 +116,10 @@ func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error
 		v.join = ether.NewJoiner(veswWaiting, false, 0)
 		v.room = make([]byte, veswRoom)
 	}
-	p.seg, p.fd, p.heard, p.lost = seg, fd, true, lost
+	p.seg, p.fd, p.readable, p.failed = seg, fd, true, failed
 	p.pieces, _ = seg.(vnic.FrameWriter)
-	if p.came == nil {
-		p.came, p.whole = make([][]byte, 0, veswWaiting), newVESWFrames()
+	if p.received == nil {
+		p.received, p.whole = make([][]byte, 0, veswWaiting), newVESWFrames()
 		p.whole.frames, p.whole.off = p.whole.frames[:0], p.whole.off[:0]
 	}
 	p.to.ports[p.vport] = p
@@ -131,7 +129,7 @@ func (v *veswLane) attach(p *veswPort, seg vnic.Segment, lost func(error)) error
 	return nil
 }
 
-// detach ends that. What waits for the segment is lost with it.
+// detach undoes attach. Frames that wait for the segment are dropped.
 func (v *veswLane) detach(p *veswPort) {
 	if p.seg == nil {
 		return
@@ -140,7 +138,7 @@ func (v *veswLane) detach(p *veswPort) {
 	if p.fd >= 0 {
 		v.lane.UnwatchInput(p.fd)
 	}
-	p.seg, p.pieces, p.lost = nil, nil, nil
+	p.seg, p.pieces, p.failed = nil, nil, nil
 	p.to.ports[p.vport] = nil
 	for i, o := range v.ports {
 		if o == p {
@@ -165,7 +163,7 @@ func (v *veswLane) Begin(now mono.Time) (busy bool) {
 	return busy
 }
 
-// Finish implements lane.Poller: frames that came are written while their packets are
+// Finish implements lane.Poller: frames that received are written while their packets are
 // valid.
 func (v *veswLane) Finish(mono.Time) bool { return v.writeDue() }
 
@@ -174,7 +172,7 @@ func (v *veswLane) Sleep() bool {
 	ready := len(v.due) == 0
 	blocked := v.link.Blocked()
 	for _, p := range v.ports {
-		if p.seg.Arm() && !blocked || p.heard && !blocked {
+		if p.seg.Arm() && !blocked || p.readable && !blocked {
 			ready = false
 		}
 	}
@@ -184,12 +182,12 @@ func (v *veswLane) Sleep() bool {
 // Deadline implements lane.Poller.
 func (v *veswLane) Deadline() mono.Time { return 0 }
 
-// pull sends what waits at a segment, and reports whether there was anything.
+// pull sends the frames that wait at a segment, and reports whether there were any.
 func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
-	for octets := 0; (p.heard || p.fd < 0) && octets < veswTurn && !v.link.Blocked(); {
+	for octets := 0; (p.readable || p.fd < 0) && octets < veswTurn && !v.link.Blocked(); {
 		n, err := p.seg.TryReadBatch(v.read.frames, v.read.off)
 		if n == 0 {
-			p.heard = false
+			p.readable = false
 			if err != nil {
 				v.failed(p, err)
 			}
@@ -203,8 +201,8 @@ func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
 		}
 		v.writeDue() // frames to ports of this node are the segment's memory
 		if batch < ether.MaxFrame && n < len(v.read.frames)/4 {
-			// Probably all of it. What is left keeps the descriptor readable.
-			p.heard = p.fd < 0
+			// Probably all of them. Others keep the descriptor readable.
+			p.readable = p.fd < 0
 			return true
 		}
 		octets += batch
@@ -212,17 +210,16 @@ func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
 	return busy
 }
 
-// failed ends the work of a segment that is no more.
+// failed detaches a segment that has failed, and reports it.
 func (v *veswLane) failed(p *veswPort, err error) {
-	lost := p.lost
+	report := p.failed
 	v.detach(p)
 	if !errors.Is(err, os.ErrClosed) {
-		lost(err)
+		report(err)
 	}
 }
 
-// send sends a frame of a port to where it goes: decisions are made once, however many
-// packets it becomes.
+// send sends a frame of a port to its destinations: decisions are made once, however many packets it becomes.
 func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Offload) {
 	in, d := &v.info, &v.d
 	*in = ether.Classify(frame)
@@ -269,7 +266,7 @@ func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Off
 	p.sender.Sent(d, c)
 }
 
-// local gives a frame to a port of another function of this node as it is.
+// local passes a frame to a port of another function of this node.
 func (v *veswLane) local(function uint16, frame []byte, off *ether.Offload, c vnic.Cut) {
 	f := v.funcs[function]
 	if f == nil || !f.recv.Local(&v.d, frame, c, &v.in) {
@@ -291,7 +288,7 @@ func (v *veswLane) local(function uint16, frame []byte, off *ether.Offload, c vn
 	}
 }
 
-// needs returns what a segment must take to take a frame as it is.
+// needs returns the offloads that a segment must accept to receive a frame unchanged.
 func needs(off *ether.Offload, in *ether.Info) (f ether.Features) {
 	if off.Flags&ether.NeedsCsum != 0 {
 		f = ether.FeatureCsum
@@ -312,8 +309,7 @@ func needs(off *ether.Offload, in *ether.Info) (f ether.Features) {
 	return f
 }
 
-// cut gives a port of this node a frame in the frames that the network would have made
-// of it.
+// cut splits a frame for a port of this node, as it would be split for the network.
 func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
 	v.flushWhole(p)
 	n, why := v.split.Start(frame, *off, &v.info, 0)
@@ -323,14 +319,14 @@ func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
 	v.begin(-1)
 	for range n {
 		size := v.split.Len()
-		b := v.take1(p, size)
+		b := v.reserve(p, size)
 		v.split.Next(b)
 	}
 	v.flushWrite(p)
 }
 
-// take1 returns room for one more frame of n octets in the batch that flushWrite writes.
-func (v *veswLane) take1(p *veswPort, n int) []byte {
+// reserve returns room for one more frame of n octets in the batch that flushWrite writes.
+func (v *veswLane) reserve(p *veswPort, n int) []byte {
 	if v.used+n > len(v.room) || len(v.write.frames) == cap(v.write.frames) {
 		v.flushWrite(p)
 	}
@@ -340,8 +336,8 @@ func (v *veswLane) take1(p *veswPort, n int) []byte {
 	return b
 }
 
-// take is the link's fabric.Taker.
-func (v *veswLane) take(now mono.Time, function uint16, h *wire.Header16, p []byte) bool {
+// receive is the link's fabric.Taker.
+func (v *veswLane) receive(now mono.Time, function uint16, h *wire.Header16, p []byte) bool {
 	f := v.last
 	if f == nil || f.number != function {
 		if f = v.funcs[function]; f == nil {
@@ -360,15 +356,15 @@ func (v *veswLane) take(now mono.Time, function uint16, h *wire.Header16, p []by
 		f.recv.Lost(v.in.VPort, v.in.Frame, vnic.CutOf(len(v.in.Frame), &ether.Offload{}))
 		return true
 	}
-	if len(to.came) == cap(to.came) {
-		v.flushCame(to)
+	if len(to.received) == cap(to.received) {
+		v.flushReceived(to)
 	}
-	to.came = append(to.came, v.in.Frame)
+	to.received = append(to.received, v.in.Frame)
 	v.mark(to)
 	return true
 }
 
-// mark has a port's frames written before they are no longer valid.
+// mark has a port's frames written before they become invalid.
 func (v *veswLane) mark(p *veswPort) {
 	if !p.due {
 		p.due = true
@@ -392,7 +388,7 @@ func (v *veswLane) writeDue() bool {
 
 func (v *veswLane) flush(p *veswPort) {
 	v.flushWhole(p)
-	v.flushCame(p)
+	v.flushReceived(p)
 }
 
 // flushWhole writes frames of other ports of this node.
@@ -408,41 +404,41 @@ func (v *veswLane) flushWhole(p *veswPort) {
 	w.frames, w.off = w.frames[:0], w.off[:0]
 }
 
-// flushCame writes frames of packets, those of a flow joined as far as the segment
-// takes that.
-func (v *veswLane) flushCame(p *veswPort) {
-	if len(p.came) == 0 {
+// flushReceived writes frames of packets, those of a flow joined as far as the segment accepts that.
+func (v *veswLane) flushReceived(p *veswPort) {
+	if len(p.received) == 0 {
 		return
 	}
 	if p.seg != nil {
-		list := v.join.Join(p.came, p.seg.Takes())
+		list := v.join.Join(p.received, p.seg.Takes())
 		if p.pieces != nil {
 			lost := p.pieces.WriteFrames(list)
-			v.notTaken(p, len(list)-lost, len(list))
+			v.countDropped(p, len(list)-lost, len(list))
 		} else {
 			v.assemble(p, list)
 		}
 	}
-	clear(p.came)
-	p.came = p.came[:0]
+	clear(p.received)
+	p.received = p.received[:0]
 }
 
-// notTaken counts what became frames from … to-1 of those joined, as it was counted when it came.
-func (v *veswLane) notTaken(p *veswPort, from, to int) {
+// countDropped counts the frames that were joined to frames from … to-1, which the segment dropped, as they were
+// counted on arrival.
+func (v *veswLane) countDropped(p *veswPort, from, to int) {
 	for i := from; i < to; i++ {
 		v.join.Each(i, func(k int) {
-			p.to.recv.Lost(p.vport, p.came[k], vnic.Cut{Frames: 1, Len: len(p.came[k]), Last: len(p.came[k])})
+			p.to.recv.Lost(p.vport, p.received[k], vnic.Cut{Frames: 1, Len: len(p.received[k]), Last: len(p.received[k])})
 		})
 	}
 }
 
-// assemble writes frames in pieces to a segment that takes them in one.
+// assemble writes frames in pieces to a segment that accepts them only in one.
 func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
 	v.begin(0)
 	for i := range list {
 		f := &list[i]
 		if len(f.Parts) > 1 {
-			f.Append(v.take1(p, f.Len)[:0])
+			f.Append(v.reserve(p, f.Len)[:0])
 			v.write.off[len(v.write.off)-1] = f.Off
 			continue
 		}
@@ -454,27 +450,27 @@ func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
 	v.flushWrite(p)
 }
 
-// begin empties the batch that flushWrite writes: a fault may have left frames of another port there. They will be those
-// joined from next on, or of something else where that is negative.
+// begin empties the batch that flushWrite writes: a fault may have left frames of another port there. Its frames will
+// be those joined from next on, or others where next is negative.
 func (v *veswLane) begin(next int) {
 	w := &v.write
 	clear(w.frames)
 	w.frames, w.off, v.used, v.next = w.frames[:0], w.off[:0], 0, next
 }
 
-// flushWrite writes the batch that was put together.
+// flushWrite writes the batch.
 func (v *veswLane) flushWrite(p *veswPort) {
 	w, next := &v.write, v.next
 	if n := len(w.frames); n > 0 && next < 0 {
 		v.writeBatch(p, w)
 	} else if n > 0 {
 		next += n
-		v.notTaken(p, next-p.seg.WriteBatch(w.frames, w.off), next)
+		v.countDropped(p, next-p.seg.WriteBatch(w.frames, w.off), next)
 	}
 	v.begin(next)
 }
 
-// writeBatch writes frames, and counts those that found no room.
+// writeBatch writes frames, and counts those that were dropped.
 func (v *veswLane) writeBatch(p *veswPort, w *veswFrames) {
 	lost := p.seg.WriteBatch(w.frames, w.off)
 	for i := len(w.frames) - lost; i < len(w.frames); i++ {

@@ -14,13 +14,13 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// openSegment makes what was asked for, or a TAP device with the name of its function and port.
+// openSegment opens the segment that a request asks for, or a TAP device with the name of its function and port.
 func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
 	if m := h.n.machine(s.f.a.Name); m != nil {
 		seg, err := m.segment(d, news)
 		return seg, m.want.Name, err
 	}
-	if st := h.n.station(s.f.a.Name); st != nil {
+	if st := h.n.segmentPort(s.f.a.Name); st != nil {
 		seg, err := st.open(s.port, d, wake, news)
 		return seg, st.a.Name, err
 	}
@@ -43,7 +43,7 @@ func (h *veswHost) openSegment(s *veswSlot, r *api.VESWRequest, d vnic.Device, w
 // veswQueueLen is how many frames wait for the lane, segments counting as one.
 const veswQueueLen = 1000
 
-// openVESWStack makes an IP stack in the node, with its ports and its proxy.
+// openVESWStack makes an IP stack in the node, with its forwards and its proxy.
 func openVESWStack(name string, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (_ vnic.Segment, err error) {
 	c := netstack.EtherConfig{Name: name, Device: d, Wake: wake, Notify: news}
 	var errs []error

@@ -28,14 +28,13 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// machine is the network card of a virtual machine: a function of the node, of which the first
-// port in a virtual Ethernet switch carries the frames of a front-end of vhost-user. The card outlives
-// sessions of the front-end, and the port.
+// machine is the network card of a virtual machine: a function of the node, whose first port in a virtual Ethernet
+// switch carries the frames of a front-end of vhost-user. The card outlives sessions of the front-end, and the port.
 type machine struct {
 	n    *Node
 	want api.NewVM // all of it filled in
 	port *ethdev.Port
-	f    *function // set before anybody else sees it
+	f    *function // set before it is published
 
 	// news is what the segment in use was made with, nil: none is.
 	news atomic.Pointer[func(vnic.SegmentEvent)]
@@ -70,7 +69,7 @@ func (l machineLane) Quiesce() { l.n.lanes.Quiesce() }
 // vmDir holds the sockets of cards, below the node's directory.
 const vmDir = "vm"
 
-// newMachine fills in what is wanted and makes a card without a function.
+// newMachine completes a request and makes a card without a function.
 func (n *Node) newMachine(want api.NewVM) (*machine, error) {
 	if want.Queues == 0 {
 		want.Queues = 1
@@ -95,7 +94,7 @@ func (n *Node) newMachine(want api.NewVM) (*machine, error) {
 	return m, err
 }
 
-// event takes what the guest wants of the vport to whoever asked for the segment.
+// event passes the guest's changes of the vport to the owner of the segment.
 func (m *machine) event(e vnic.SegmentEvent) {
 	if f := m.news.Load(); f != nil {
 		(*f)(e)
@@ -140,7 +139,7 @@ func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number fu
 	return m, nil
 }
 
-// free refuses sockets that another card has, and files that are none.
+// free refuses sockets of other cards, and paths of files that are no sockets.
 func (m *machine) free() error {
 	path := m.want.Socket + m.want.Connect
 	for _, o := range m.n.machines() {
@@ -183,8 +182,8 @@ func (n *Node) machine(name string) *machine {
 	return n.vms[name]
 }
 
-// open lets the front-end in, or begins to connect to it; edits is held. All sockets share the
-// quotas of the first door.
+// open listens for the front-end, or begins to connect to it; edits is held. All sockets share the quotas of the first
+// device socket.
 func (m *machine) open() error {
 	n := m.n
 	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].door}
@@ -226,7 +225,7 @@ func (m *machine) close() {
 	}
 }
 
-// socket is what serves the front-end, nil: nothing yet.
+// socket is the server of the front-end, nil before there is one.
 func (m *machine) socket() *vhost.Server {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -318,7 +317,7 @@ func (n *Node) VMs(context.Context) (list []api.VM, err error) {
 	return list, nil
 }
 
-// describe tells people about a card.
+// describe describes a card.
 func (m *machine) describe() api.VM {
 	n := m.n
 	v := api.VM{NewVM: m.want}
@@ -358,12 +357,12 @@ func (m *machine) describe() api.VM {
 	case m.server == nil:
 		v.Reason = "starting"
 	case m.want.Connect != "":
-		v.Reason = "nobody listens"
+		v.Reason = "no emulator listens at " + m.want.Connect
 		if err := m.server.Waiting(); err != nil {
 			v.Reason = err.Error()
 		}
 	default:
-		v.Reason = "nobody has connected to " + m.want.Socket
+		v.Reason = "no emulator is connected to " + m.want.Socket
 	}
 	return v
 }
@@ -396,7 +395,7 @@ func (n *Node) AddVM(ctx context.Context, want api.NewVM) (v api.VM, err error) 
 	if v, err = n.addVM(ctx, want); err != nil || want.VESW == "" {
 		return v, err
 	}
-	// How a machine is told of the card depends on the switch.
+	// The options for the machine depend on the switch.
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
 	n.vesw.changes.Await(ctx, func() bool {
@@ -442,7 +441,7 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 	return m.describe(), nil
 }
 
-// elsewhere tells who can put a card into a VESW where this node cannot.
+// elsewhere adds to an error the node that can put a card into a VESW, where this one cannot.
 func elsewhere(err error, vesw, name string) error {
 	var e *api.Error
 	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
@@ -480,7 +479,7 @@ func (n *Node) DelVM(ctx context.Context, name string) error {
 	return nil
 }
 
-// vmNotices lists cards without a guest, and what keeps those in use from the network.
+// vmNotices lists cards without a guest, and cards in no switch.
 func vmNotices(list []api.VM) (notices []api.Degraded) {
 	for _, v := range list {
 		if v.VESW == "" && v.VESWNumber == 0 {

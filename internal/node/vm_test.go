@@ -71,7 +71,7 @@ func TestVM(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	if s := n.status(); len(s.VMs) != 1 || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
-		return d.What == "vm_without_guest" && strings.HasPrefix(d.Why, "web: nobody")
+		return d.What == "vm_without_guest" && strings.HasPrefix(d.Why, "web: no emulator")
 	}) || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
 		return d.What == "vm_without_vesw" && strings.HasPrefix(d.Fix, "weft vesw port add NAME "+v.PortGUID)
 	}) {

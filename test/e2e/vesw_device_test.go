@@ -200,7 +200,7 @@ func (s *stations) apart(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	s.until("nobody answers", func() bool {
-		return strings.Contains(s.weft(s.Client, "status"), "neighbour_unreachable: red0: nobody in VESW 2 answers for 10.9.0.1")
+		return strings.Contains(s.weft(s.Client, "status"), "neighbour_unreachable: red0: no station in VESW 2 answers for 10.9.0.1")
 	})
 	if n := s.counter(s.Server, blueDevice, "rcvd_packets"); n != before {
 		t.Errorf("%d packets came", n-before)

@@ -12,8 +12,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// announce tells the neighbours which MAC the stack's addresses are at, as after a change of it or of the
-// way to them: those that have an entry take it over (RFC 5227 §2.3, RFC 4861 §7.2.6).
+// announce notifies the neighbours of the MAC of the stack's addresses, after a change of it or of the way to them:
+// those that have an entry update it (RFC 5227 §2.3, RFC 4861 §7.2.6).
 func (d *Ether) announce() {
 	mac := d.ep.LinkAddress()
 	if mac == "" || mac == header.UnspecifiedEthernetAddress {
@@ -61,8 +61,8 @@ func announcement(mac tcpip.LinkAddress, ip tcpip.Address) []byte {
 	return b
 }
 
-// heard forgets the neighbour that an ARP announcement of another MAC is of, so that it is asked for again: the stack would
-// keep the old one, through seconds of silence, until it believed that nobody is there.
+// heard deletes the entry of a neighbour that announced another MAC by ARP, so that the stack resolves it again: it
+// would keep the old MAC through seconds of silence, until it declared the neighbour unreachable.
 func (d *Ether) heard(f []byte) {
 	if binary.BigEndian.Uint16(f[12:]) != uint16(header.ARPProtocolNumber) {
 		return

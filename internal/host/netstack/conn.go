@@ -39,8 +39,7 @@ var errnos = map[string]syscall.Errno{
 	(&tcpip.ErrNoBufferSpace{}).String():      syscall.ENOBUFS,
 }
 
-// named gives an error of the stack, which is but text, the errno it stands
-// for.
+// named adds to an error of the stack, which is text only, its errno.
 func named(err error) error {
 	if err == nil {
 		return nil
@@ -136,8 +135,7 @@ func (h *host) DialUDP(to netip.AddrPort) (net.Conn, error) {
 	return c, nil
 }
 
-// ListenUDP makes a socket for datagrams to and from anybody. Addresses are as
-// for ListenTCP.
+// ListenUDP makes a socket for datagrams to and from any address. Addresses are as for ListenTCP.
 func (h *host) ListenUDP(at netip.AddrPort) (net.PacketConn, error) {
 	f, proto := full(at)
 	c, err := h.socketUDP(proto, func(ep tcpip.Endpoint) tcpip.Error { return ep.Bind(f) })

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netstack is IP stacks in the process, for users without privilege: of
-// an IPoIB link (Device) and of a VESW port (Ether).
+// Package netstack is IP stacks in the process, for users without privilege: of an IPoIB link (Device) and of a VESW
+// port (Ether).
 //
-// What comes in: packets or frames of the fabric, connections of the host's programs to
-// forwarded ports and to the SOCKS proxy, and what the node's own parts send.
-// What goes out: packets to the fabric, each with the next hop it is for, or frames, and
-// connections to the host's services. Package node opens one per link or port that has
-// no interface of the host; ipoib.Link, or a port's lane, reads and writes it. A Device must never
-// resolve a neighbor: its answers would have the wrong form, and are ended
-// below it (docs/notes/ipoib.md). An Ether resolves its own.
+// What comes in: packets or frames of the fabric, connections of the host's programs to forwarded ports and to the
+// SOCKS proxy, and packets of the node's own parts. What goes out: packets to the fabric, each with its next hop, or
+// frames, and connections to the host's services. Package node opens one per link or port that has no interface of the
+// host; ipoib.Link, or a port's lane, reads and writes it. A Device must never resolve a neighbour: its answers would
+// have the wrong form, and are dropped below it (docs/notes/ipoib.md). An Ether resolves its own.
 //
-// The stack is gVisor's, of which no type leaves this package.
+// The stack is gVisor's; none of its types leaves this package.
 package netstack
 
 import (
@@ -40,8 +38,8 @@ import (
 const (
 	// BatchSize is the number of packets that one read may produce.
 	BatchSize = ipoib.BatchSize
-	// maxIn and maxInBytes bound what was written and waits for the stack. What
-	// exceeds them is dropped, as by any interface.
+	// maxIn and maxInBytes bound the packets that wait for the stack. Packets beyond them are dropped, as by any
+	// interface.
 	maxIn      = 4096
 	maxInBytes = 16 << 20
 	// Buffers of a TCP connection in each direction: fabrics are fast.
@@ -50,7 +48,7 @@ const (
 	nic = tcpip.NICID(1)
 )
 
-// The stack logs what peers send wrong, which it counts too.
+// The stack logs errors of peers, which it counts too.
 func init() { gvlog.SetTarget(silent{}) }
 
 type silent struct{}
@@ -65,8 +63,8 @@ type Config struct {
 	LinkLocal netip.Addr
 	Addrs     []netip.Prefix
 	Routes    []Route
-	// Notify, unless nil, is told addresses, prefixes and MTU, first and after
-	// changes, on a goroutine of the device. Close waits for it.
+	// Notify, unless nil, is called with addresses, prefixes and MTU, first and after changes, on a goroutine of the
+	// device. Close waits for it.
 	Notify func(ipoib.BackendEvent)
 }
 
@@ -197,9 +195,8 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 	return n, nil
 }
 
-// WriteBatch hands packets, each bufs[i][offset:], to the stack, which handles
-// them on a goroutine of its own. They are copied; one kind of ICMP error is
-// changed.
+// WriteBatch passes packets, each bufs[i][offset:], to the stack, which handles them on a goroutine of its own. They
+// are copied; one kind of ICMP error is changed.
 func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 	if !d.in.begin() {
 		return os.ErrClosed
@@ -228,9 +225,8 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 	return nil
 }
 
-// understandable makes of "address unreachable" (RFC 4443 §3.1, code 3), which
-// the stack ignores, so that a connection to a neighbor that nobody is would
-// wait for its timeout, "no route to destination" (code 0).
+// understandable changes "address unreachable" (RFC 4443 §3.1, code 3) to "no route to destination" (code 0): the stack
+// ignores the former, and a connection to an address without a neighbour would wait for its timeout.
 func understandable(p []byte) {
 	const nextHeader, icmp, kind, code, sum = 6, 58, 40, 41, 42
 	if len(p) < header.IPv6MinimumSize+header.ICMPv6MinimumSize || p[nextHeader] != icmp || p[kind] != uint8(header.ICMPv6DstUnreachable) ||
@@ -243,7 +239,7 @@ func understandable(p []byte) {
 	p[code] = uint8(header.ICMPv6NetworkUnreachable)
 }
 
-// deliver takes what was written to the stack, segments of a connection joined.
+// deliver passes the packets that were written to the stack, segments of a connection joined.
 func (d *Device) deliver() {
 	var merge gro.GRO
 	merge.Init(true)
@@ -251,7 +247,7 @@ func (d *Device) deliver() {
 	d.in.each(merge.Enqueue, merge.Flush)
 }
 
-// follow does what changes of carrier and MTU entail, and may wait.
+// follow applies changes of carrier and MTU, which may wait.
 func (d *Device) follow() {
 	var told int
 	for {
@@ -277,7 +273,7 @@ func (d *Device) changed() {
 	}
 }
 
-// SetCarrier lets packets pass, or loses them.
+// SetCarrier has packets pass, or drops them.
 func (d *Device) SetCarrier(on bool) error {
 	d.ep.setCarrier(on)
 	if on {

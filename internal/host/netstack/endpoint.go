@@ -12,26 +12,25 @@ import (
 )
 
 const (
-	// maxOut and maxOutBytes bound what waits for ReadBatch. Whoever sends more
-	// waits: TCP then keeps its data, and its segments grow.
+	// maxOut and maxOutBytes bound the packets that wait for ReadBatch. A sender beyond them waits: TCP then keeps its
+	// data, and its segments grow.
 	maxOut      = 1024
 	maxOutBytes = 4 << 20
-	// maxGSO is the longest packet that the stack makes, of which ReadBatch makes
-	// many: the longest that an IPv4 header can tell the length of.
+	// maxGSO is the longest packet that the stack makes, of which ReadBatch makes many: the largest length of an IPv4
+	// header.
 	maxGSO = 65535
 )
 
-// endpoint is the stack's view of the link: a NIC that takes long TCP packets. It asks
-// for no resolution: neighbors are found below it, or by the Ethernet endpoint around it, which alone
-// gives it an address.
+// endpoint is the stack's view of the link: a NIC that accepts long TCP packets. It needs no resolution: neighbours are
+// found below it, or by the Ethernet endpoint around it, which alone gives it an address.
 type endpoint struct {
 	mtu        atomic.Uint32
 	addr       atomic.Pointer[tcpip.LinkAddress]
 	wake       func() // unless nil, is called for the first packet after arm; it calls nothing here
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	noCarrier  *atomic.Uint64 // counts
-	// checked says that the packet being delivered has had its checksums
-	// verified. Only the goroutine that delivers changes it.
+	// checked marks that the packet being delivered has had its checksums verified. Only the goroutine that delivers
+	// changes it.
 	checked atomic.Bool
 
 	mu              sync.Mutex // guards what follows; nothing is called under it
@@ -56,9 +55,8 @@ func newEndpoint(mtu int, noCarrier *atomic.Uint64) *endpoint {
 	return e
 }
 
-// WritePackets takes packets from the stack, and waits while there are too
-// many. Without carrier they are lost, as on any interface: a sender that
-// waited would hold locks that others need.
+// WritePackets accepts packets from the stack, and waits while there are too many. Without carrier they are dropped, as
+// on any interface: a sender that waited would hold locks that others need.
 func (e *endpoint) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,7 +104,7 @@ func (e *endpoint) tryTake(to []*stack.PacketBuffer) (n int, open bool) {
 	return e.move(to), !e.closed
 }
 
-// move does what take says, with what there is. mu is held.
+// move is take for the packets that wait. mu is held.
 func (e *endpoint) move(to []*stack.PacketBuffer) int {
 	if e.closed {
 		return 0
@@ -131,7 +129,7 @@ func (e *endpoint) arm() (waiting bool) {
 	return !e.armed
 }
 
-// setCarrier lets packets pass, or loses them, with those that wait.
+// setCarrier has packets pass, or drops them, with those that wait.
 func (e *endpoint) setCarrier(on bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -142,7 +140,7 @@ func (e *endpoint) setCarrier(on bool) {
 	e.space.Broadcast()
 }
 
-// drop releases what waits. mu is held.
+// drop releases the packets that wait. mu is held.
 func (e *endpoint) drop() {
 	for ; e.n > 0; e.n-- {
 		e.ring[e.head].DecRef()
@@ -187,8 +185,8 @@ func (e *endpoint) GSOMaxSize() uint32 { return maxGSO }
 // no checksum yet.
 func (e *endpoint) SupportedGSO() stack.SupportedGSO { return stack.HostGSOSupported }
 
-// Capabilities implements stack.LinkEndpoint. The stack asks before it handles a
-// packet whether checksums have been verified.
+// Capabilities implements stack.LinkEndpoint. The stack calls it before it handles a packet, to learn whether checksums
+// have been verified.
 func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities {
 	if e.checked.Load() {
 		return stack.CapabilityRXChecksumOffload
@@ -206,7 +204,7 @@ func (e *endpoint) DeliverNetworkPacket(proto tcpip.NetworkProtocolNumber, p *st
 	}
 }
 
-// DeliverLinkPacket implements stack.NetworkDispatcher: nobody asks for such.
+// DeliverLinkPacket implements stack.NetworkDispatcher: the stack has no packet endpoints.
 func (e *endpoint) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
 
 // MaxHeaderLength implements stack.LinkEndpoint: headers of the link are

@@ -27,24 +27,24 @@ import (
 const (
 	// etherBatch is the number of frames that one TryReadBatch gives at most.
 	etherBatch = 32
-	// takesEther is what the stack takes: it cannot cut datagrams apart.
+	// takesEther are the offloads that the stack accepts: it cannot split datagrams.
 	takesEther = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN
 )
 
 // EtherConfig says what stack to make for a VESW port.
 type EtherConfig struct {
 	Name string
-	// MTU is what the interface wants; it gets as much of it as the VESW carries (Device.MaxMTU). 0 means all of that.
+	// MTU is the MTU asked for; the interface has as much of it as the VESW carries (Device.MaxMTU). 0 means all of
+	// that.
 	MTU    int
 	Device vnic.Device // how it begins
-	// Addrs are its addresses; the link-local one of IPv6 is made of the first MAC. None is
-	// tried for duplicates.
+	// Addrs are its addresses; the link-local one of IPv6 is made of the first MAC. Duplicate address detection is off.
 	Addrs  []netip.Prefix
 	Routes []Route
-	// Wake rouses the lane: frames wait to be read. Called from any goroutine, after Arm.
+	// Wake wakes the lane: frames wait to be read. It is called from any goroutine, after Arm.
 	Wake func()
-	// Notify, unless nil, is told what Event says, first and after changes, on a goroutine
-	// of the device. Close waits for it.
+	// Notify, unless nil, is called with the contents of Event, first and after changes, on a goroutine of the device.
+	// Close waits for it.
 	Notify func(vnic.SegmentEvent)
 }
 
@@ -60,7 +60,7 @@ func (c EtherConfig) Validate() error {
 	if c.Device.MTU < header.IPv4MinimumMTU {
 		errs = append(errs, fmt.Errorf("MTU %d of the port: want at least %d", c.Device.MTU, header.IPv4MinimumMTU))
 	}
-	// The rest has nothing to do with the link.
+	// The other settings do not depend on the link.
 	of := Config{MTU: header.IPv4MinimumMTU, Addrs: c.Addrs, Routes: c.Routes}
 	return errors.Join(append(errs, of.Validate())...)
 }
@@ -108,7 +108,7 @@ func OpenEther(cfg EtherConfig) (*Ether, error) {
 	d := &Ether{cfg: cfg, tell: make(chan struct{}, 1), in: newInbox(), dev: cfg.Device}
 	d.ep = newEndpoint(cfg.mtu(cfg.Device)+header.EthernetMinimumSize, &d.Counters.NoCarrier)
 	d.ep.wake = cfg.Wake
-	// Until there is an address it is one that nobody has.
+	// Until the port has a MAC, the stack has one that no station has.
 	d.setMAC(cfg.Device.MAC)
 	p := plan{name: cfg.Name, v6: cfg.mtu(cfg.Device) >= header.IPv6MinimumMTU, addrs: cfg.Addrs, routes: cfg.Routes}
 	if err := d.host.open(p, ethernet.New(d.ep), arp.NewProtocol); err != nil {
@@ -124,7 +124,7 @@ func OpenEther(cfg EtherConfig) (*Ether, error) {
 	return d, nil
 }
 
-// mtu is that of the interface where the port is as dev says.
+// mtu is the MTU of the interface for a port's configuration.
 func (c EtherConfig) mtu(dev vnic.Device) int {
 	if c.MTU != 0 {
 		return min(c.MTU, max(dev.MTU, dev.MaxMTU))
@@ -204,7 +204,7 @@ func (d *Ether) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) 
 	return n, nil
 }
 
-// offload is what the stack has left to do.
+// offload describes the work that the stack has left to the link.
 func offload(p *stack.PacketBuffer) (o ether.Offload) {
 	g := p.GSOOptions
 	if g.Type == stack.GSONone || !g.NeedsCsum {
@@ -305,7 +305,7 @@ func (d *Ether) changed() {
 	}
 }
 
-// Event is what the interface is now, as Notify is told.
+// Event is the state of the interface, which Notify reports.
 func (d *Ether) Event() vnic.SegmentEvent {
 	d.mu.Lock()
 	e := vnic.SegmentEvent{Up: true, MTU: d.cfg.mtu(d.dev), MAC: d.dev.MAC}
@@ -338,8 +338,8 @@ func (d *Ether) Event() vnic.SegmentEvent {
 	return e
 }
 
-// JoinGroup makes the stack a member of a group, of which it tells routers by IGMP or MLD, and Notify.
-// Calls are counted.
+// JoinGroup makes the stack a member of a group, and reports it to routers by IGMP or MLD, and to Notify. Calls are
+// counted.
 func (d *Ether) JoinGroup(group netip.Addr) error {
 	defer d.changed()
 	return d.host.JoinGroup(group)
@@ -351,7 +351,7 @@ func (d *Ether) LeaveGroup(group netip.Addr) error {
 	return d.host.LeaveGroup(group)
 }
 
-// follow does what changes entail, and may wait.
+// follow applies changes, which may wait.
 func (d *Ether) follow() {
 	var told vnic.SegmentEvent
 	for first := true; ; first = false {
@@ -378,8 +378,8 @@ func (d *Ether) follow() {
 	}
 }
 
-// Resolve finds the MAC of an address on the link, or of the gateway to it, by ARP or Neighbor
-// Discovery. EHOSTUNREACH: nobody has it.
+// Resolve finds the MAC of an address on the link, or of the gateway to it, by ARP or Neighbor Discovery. EHOSTUNREACH:
+// there was no answer.
 func (d *Ether) Resolve(ctx context.Context, ip netip.Addr) (mac [6]byte, err error) {
 	type result = stack.LinkResolutionResult
 	got := make(chan result, 1)
@@ -400,8 +400,8 @@ func (d *Ether) Resolve(ctx context.Context, ip netip.Addr) (mac [6]byte, err er
 	}
 }
 
-// Seek is Resolve for callers who do not wait for the answer: found is called once with it, unless Seek
-// returns an error, on any goroutine, and must not call the stack. Seek itself may wait for the lane to read frames.
+// Seek is Resolve for callers that do not wait for the answer: found is called once with it, unless Seek returns an
+// error, on any goroutine, and must not call the stack. Seek itself may wait for the lane to read frames.
 func (d *Ether) Seek(ip netip.Addr, found func(mac [6]byte, ok bool)) error {
 	return d.resolve(ip, func(r stack.LinkResolutionResult) {
 		var mac [6]byte

@@ -163,7 +163,7 @@ func subnet(p netip.Prefix) tcpip.Subnet {
 	return tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(p.Addr().AsSlice()), PrefixLen: p.Bits()}.Subnet()
 }
 
-// close ends services and connections, then what below says, and then the stack. It does so once.
+// close ends services and connections, then the device below, and then the stack. It does so once.
 func (h *host) close(ep *endpoint, below func()) {
 	h.services.Lock()
 	closing := !h.services.closed
@@ -177,7 +177,7 @@ func (h *host) close(ep *endpoint, below func()) {
 		return
 	}
 	h.cancel()
-	ep.shut() // nobody waits in WritePackets, so that locks of the stack come free
+	ep.shut() // no caller waits in WritePackets, so that locks of the stack come free
 	for _, s := range open {
 		s.Close()
 	}
@@ -185,8 +185,8 @@ func (h *host) close(ep *endpoint, below func()) {
 	h.stack.Destroy()
 }
 
-// inbox is what was written and waits for the stack, which takes it on a goroutine of its own: it may
-// have to wait for the link.
+// inbox is the packets that wait for the stack, which handles them on a goroutine of its own: it may have to wait for
+// the link.
 type inbox struct {
 	mu     sync.Mutex // guards what follows
 	ready  sync.Cond
@@ -201,8 +201,8 @@ func newInbox() *inbox {
 	return b
 }
 
-// begin has put called, for packets that the stack shall get together, until end. It reports
-// false, and nothing may be put, when the inbox is closed.
+// begin begins a group of packets, added by put, that the stack receives together, until end. It reports false, and put
+// must not be called, when the inbox is closed.
 func (b *inbox) begin() bool {
 	b.mu.Lock()
 	if b.closed {

@@ -12,8 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// segmenter gives out one packet of the stack at a time, a long TCP packet in
-// pieces that fit the MTU.
+// segmenter returns one packet of the stack at a time, a long TCP packet in pieces that fit the MTU.
 type segmenter struct {
 	pkt   *stack.PacketBuffer // nil: nothing left
 	hop   netip.Addr
@@ -28,8 +27,8 @@ type segmenter struct {
 	left int       // payload not given out
 }
 
-// start takes a packet and its reference. It reports whether the packet can be
-// sent at that MTU; if not, it is released.
+// start begins with a packet and owns its reference. It reports whether the packet can be sent at that MTU; if not, it
+// is released.
 func (s *segmenter) start(p *stack.PacketBuffer, mtu int) bool {
 	s.pkt, s.tcp, s.sent = p, false, 0
 	// Both calls may move headers that are shared with others, and with them
@@ -130,7 +129,7 @@ func (s *segmenter) next(to []byte) int {
 	return len(p)
 }
 
-// finish makes the headers of a piece right.
+// finish corrects the headers of a piece.
 func (s *segmenter) finish(p []byte, last bool) {
 	be := binary.BigEndian
 	var pseudo uint16

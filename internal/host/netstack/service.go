@@ -53,7 +53,7 @@ const (
 
 var chunks = sync.Pool{New: func() any { b := make([]byte, chunk); return &b }}
 
-// ServiceCounters tell what a service has done.
+// ServiceCounters count the work of a service.
 type ServiceCounters struct {
 	Active   atomic.Int64  // connections, or peers of datagrams, now
 	Accepted atomic.Uint64 // in all
@@ -61,8 +61,8 @@ type ServiceCounters struct {
 	Failed   atomic.Uint64 // the other side could not be reached
 	Idle     atomic.Uint64 // ended by Limits.Idle
 	Dropped  atomic.Uint64 // datagrams that could not be passed on
-	Out      atomic.Uint64 // octets from who connected
-	In       atomic.Uint64 // octets to who connected
+	Out      atomic.Uint64 // octets from the side that connected
+	In       atomic.Uint64 // octets to the side that connected
 }
 
 // Service is a port forward or a proxy that runs.
@@ -79,7 +79,7 @@ type Service struct {
 	slots  chan struct{} // one element for each connection
 }
 
-// Name says what it is, for people.
+// Name describes the service to people.
 func (s *Service) Name() string { return s.name }
 
 // Addr is where it listens.
@@ -118,7 +118,7 @@ func (h *host) start(name string, limits Limits, at net.Addr, listening io.Close
 	return s, nil
 }
 
-// enter takes a place for a connection, if there is one.
+// enter reserves a place for a connection, if there is one.
 func (s *Service) enter() bool {
 	select {
 	case s.slots <- struct{}{}:

@@ -50,7 +50,7 @@ const (
 	addrIPv6       = 4
 )
 
-// greeting is how long a client may take to say what it wants.
+// greeting is the time that a client has for its request.
 const greeting = 10 * time.Second
 
 // SOCKS starts a proxy, which listens when the call returns.
@@ -263,9 +263,8 @@ func (s *session) connect(to netip.AddrPort, name string) {
 	s.pipe(s.client, server)
 }
 
-// associate relays datagrams until the client's connection ends, or nothing
-// has passed for the idle time (RFC 1928 §7). from is where the client says it
-// will send from; parts of it may be zero.
+// associate relays datagrams until the client's connection ends, or nothing has passed for the idle time (RFC 1928 §7).
+// from is the address from which the client announced to send; parts of it may be zero.
 func (s *session) associate(from netip.AddrPort) {
 	control, _ := s.client.LocalAddr().(*net.TCPAddr)
 	client, _ := s.client.RemoteAddr().(*net.TCPAddr)
@@ -311,7 +310,7 @@ type relay struct {
 	host   *net.UDPConn
 	fabric net.PacketConn
 	dog    *watchdog
-	ip     netip.Addr                     // only who has the connection may send
+	ip     netip.Addr                     // the host of the connection: only it may send
 	client atomic.Pointer[netip.AddrPort] // from where, once known
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rawio is the system calls that move frames: to and from a descriptor that does not block, without telling
-// the scheduler and without allocating. What comes in and goes out is the caller's memory, in pieces. Lanes call
-// it through the devices of hostnet; nobody may with a descriptor that blocks, or that another can close meanwhile.
+// Package rawio is the system calls that move frames: to and from a descriptor that does not block, without notifying
+// the scheduler and without allocating. What comes in and goes out is the caller's memory, in pieces. Lanes call it
+// through the devices of this storey. A descriptor that blocks, or that another goroutine may close meanwhile, must not
+// be used.
 package rawio
 
 import (

@@ -21,16 +21,15 @@ import (
 // IdentityFile holds the node's identity: 16 hexadecimal digits.
 const IdentityFile = "identity"
 
-// identityMask are the bits of an identity that are drawn; the low 16 number
-// the node's GUIDs, and the first octet says "locally administered".
+// identityMask are the random bits of an identity; the low 16 number the node's GUIDs, and the first octet marks it as
+// locally administered.
 const (
 	identityMask  = 0x00ffffffffff0000
 	identityLocal = 0x0200000000000000
 )
 
-// Identity returns the base of the node's GUIDs (docs/notes/fabric.md). It is
-// drawn once and kept in the directory: managers know nodes by it, and give
-// the same one the same LIDs again.
+// Identity returns the base of the node's GUIDs (docs/notes/fabric.md). It is generated once and kept in the directory:
+// managers identify nodes by it, and assign the same LIDs again.
 func (d *Dir) Identity() (ib.GUID, error) {
 	name := filepath.Join(d.path, IdentityFile)
 	b, err := readFile(name)

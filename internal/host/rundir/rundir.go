@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rundir is a node's directory: where it is, who may enter it, which
-// process owns it, and who is at the other end of its sockets.
+// Package rundir is a node's directory: its place, its permissions, the process that owns it, and the peers of its
+// sockets.
 //
-// What comes in: a path, or none; what goes out: a locked Dir for the node
-// and small questions answered for the command line. Called by node and cli.
-// It must never kill a process or remove what another node owns. The files
-// below the directory are listed in docs/notes/abi.md.
+// What comes in: a path, or none; what goes out: a locked Dir for the node and small queries for the command line.
+// Called by node and cli. It must never kill a process or remove what another node owns. The files below the directory
+// are listed in docs/notes/abi.md.
 package rundir
 
 import (
@@ -46,7 +45,7 @@ func Default(uid int, getenv func(string) string) string {
 	return "/tmp/weft-" + strconv.Itoa(uid)
 }
 
-// LockedError says that another process owns the directory.
+// LockedError reports that another process owns the directory.
 type LockedError struct {
 	Dir string
 	PID int // 0 when the owner did not write it yet
@@ -59,7 +58,7 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("process %d already runs a node in %s", e.PID, e.Dir)
 }
 
-// PlaceError says that a path cannot be a node's directory for this user.
+// PlaceError reports that a path cannot be a node's directory for this user.
 type PlaceError struct{ Path, Why string }
 
 func (e *PlaceError) Error() string { return e.Path + " " + e.Why }
@@ -135,8 +134,8 @@ func Acquire(path string, perm fs.FileMode) (*Dir, error) {
 // Path returns the directory.
 func (d *Dir) Path() string { return d.path }
 
-// Close gives the directory up. The lock file stays: removing it would let
-// two processes hold two locks of one name.
+// Close releases the directory. The lock file stays: removing it would allow two processes to hold two locks of one
+// name.
 func (d *Dir) Close() error { return d.lock.Close() }
 
 // Listen opens the stream socket name below the directory, replacing what a
@@ -167,7 +166,7 @@ func (d *Dir) listen(network, name string, perm fs.FileMode) (*net.UnixListener,
 	return l, nil
 }
 
-// Peer is who holds the other end of a Unix socket, as the kernel knows it.
+// Peer is the process at the other end of a Unix socket, as the kernel recorded it.
 type Peer struct{ PID, UID int }
 
 // PeerOf returns the peer of c at the time it connected.
@@ -189,8 +188,7 @@ func PeerOf(c *net.UnixConn) (Peer, error) {
 	return Peer{PID: int(cred.Pid), UID: int(cred.Uid)}, nil
 }
 
-// Stopped reports whether a process is stopped, by a signal or a debugger: it
-// will do nothing until it is continued.
+// Stopped reports whether a process is stopped, by a signal or a debugger: it does nothing until it is continued.
 func Stopped(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

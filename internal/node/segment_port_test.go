@@ -97,7 +97,7 @@ func TestStation(t *testing.T) {
 	}
 
 	n.node.lanes.First().Do(func() {
-		st, links := n.node.station("blue0"), map[uint16]*roceframe.Link{}
+		st, links := n.node.segmentPort("blue0"), map[uint16]*roceframe.Link{}
 		n.node.lanes.First().Net.EachEthernet(func(function uint16, l *roceframe.Link) { links[function] = l })
 		if len(links) != 1 || links[f.a.Number()] != st.link || st.on == nil || st.on.port.seg != vnic.Segment(st.on) {
 			t.Error("the links are mixed up")
@@ -232,7 +232,7 @@ func TestStation(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.node.lanes.First().Net.EachEthernet(func(uint16, *roceframe.Link) { t.Error("the link is left") })
-	if n.node.station("blue0") != nil {
+	if n.node.segmentPort("blue0") != nil {
 		t.Error("something is left")
 	}
 }
@@ -242,7 +242,7 @@ func TestStationRefused(t *testing.T) {
 	n := run(t, nil)
 	var e *api.Error
 	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
-		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.station("x") != nil || n.node.function("x") != nil {
+		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.segmentPort("x") != nil || n.node.function("x") != nil {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// neighbourAsks is how many addresses wait to be looked for.
+	// neighbourAsks is how many addresses may wait for resolution.
 	neighbourAsks = 64
-	// neighbourNotice is for how long a neighbour that did not answer is told of.
+	// neighbourNotice is how long a neighbour that did not answer is in the status.
 	neighbourNotice = time.Minute
 )
 
-// stationSegment is a station at work for a vport: frames of RoCEv2 are its link's, all others the IP stack's.
-type stationSegment struct {
+// portSegment is a segmentPort at work for a vport: frames of RoCEv2 pass its link, all others the IP stack.
+type portSegment struct {
 	*netstack.Ether
-	st        *station
+	st        *segmentPort
 	port      *veswPort
 	linkLocal ib.GID          // of the first MAC; guarded by the station's mu
 	joined    map[ib.GID]bool // of the station's work
@@ -38,10 +38,10 @@ type stationSegment struct {
 	list   []ether.Frame
 }
 
-var _ vnic.FrameWriter = (*stationSegment)(nil)
+var _ vnic.FrameWriter = (*portSegment)(nil)
 
-// open puts the station to work for a port of its function. It has one.
-func (st *station) open(port *veswPort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, error) {
+// open puts the port to work for a vport of its function. It has one at a time.
+func (st *segmentPort) open(port *veswPort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, error) {
 	st.mu.Lock()
 	busy := st.seg != nil
 	st.mu.Unlock()
@@ -52,7 +52,7 @@ func (st *station) open(port *veswPort, d vnic.Device, wake func(), news func(vn
 	if err != nil {
 		return nil, err
 	}
-	s := &stationSegment{Ether: e, st: st, port: port, joined: map[ib.GID]bool{}, asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
+	s := &portSegment{Ether: e, st: st, port: port, joined: map[ib.GID]bool{}, asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
 	st.mu.Lock()
 	st.seg, st.dev = s, d
 	s.setLinkLocal(d.MAC)
@@ -63,19 +63,19 @@ func (st *station) open(port *veswPort, d vnic.Device, wake func(), news func(vn
 		return nil, err
 	}
 	st.changed()
-	st.work.Post(st.settleGroups)
+	st.work.Post(st.applyGroups)
 	return s, nil
 }
 
-// setLinkLocal has the address that the stack makes of the first MAC (RFC 4291, appendix A). The station's mu is held.
-func (s *stationSegment) setLinkLocal(mac [6]byte) {
+// setLinkLocal sets the address that the stack makes of the first MAC (RFC 4291, appendix A). The port's mu is held.
+func (s *portSegment) setLinkLocal(mac [6]byte) {
 	if s.linkLocal.IsZero() && mac != [6]byte{} {
 		s.linkLocal = ib.GID{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]}
 	}
 }
 
 // Configure implements vnic.Segment.
-func (s *stationSegment) Configure(d vnic.Device) {
+func (s *portSegment) Configure(d vnic.Device) {
 	s.Ether.Configure(d)
 	s.st.mu.Lock()
 	s.st.dev = d
@@ -85,7 +85,7 @@ func (s *stationSegment) Configure(d vnic.Device) {
 }
 
 // Close implements vnic.Segment. The port goes down.
-func (s *stationSegment) Close() error {
+func (s *portSegment) Close() error {
 	st := s.st
 	st.mu.Lock()
 	st.seg = nil
@@ -101,8 +101,8 @@ func (s *stationSegment) Close() error {
 	return err
 }
 
-// seek looks for neighbours: on a goroutine of its own, since the stack may wait for the lane.
-func (s *stationSegment) seek() {
+// seek resolves neighbours, on a goroutine of its own: the stack may wait for the lane.
+func (s *portSegment) seek() {
 	st, lane := s.st, s.st.n.lanes.First()
 	for {
 		select {
@@ -124,7 +124,7 @@ func (s *stationSegment) seek() {
 }
 
 // push sends the frames that wait in the link; the lane calls it.
-func (st *station) push(now mono.Time) {
+func (st *segmentPort) push(now mono.Time) {
 	if s := st.on; s != nil && s.port.seg == vnic.Segment(s) {
 		st.n.vesw.lane.pull(now, s.port)
 	}
@@ -132,7 +132,7 @@ func (st *station) push(now mono.Time) {
 
 // TryReadBatch implements vnic.Segment: half of the batch is for RoCEv2 at most while the stack has frames, so that neither waits
 // for the other.
-func (s *stationSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
+func (s *portSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
 	n := s.st.link.Read(frames[:(len(frames)+1)/2], off)
 	m, err := s.Ether.TryReadBatch(frames[n:], off[n:])
 	if err != nil {
@@ -142,11 +142,11 @@ func (s *stationSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int
 }
 
 // Arm implements vnic.Segment.
-func (s *stationSegment) Arm() bool { return s.Ether.Arm() || s.st.link.Pending() }
+func (s *portSegment) Arm() bool { return s.Ether.Arm() || s.st.link.Pending() }
 
 // WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are at the
 // end.
-func (s *stationSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
+func (s *portSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
 	s.frames, s.off = s.frames[:0], s.off[:0]
 	n := 0
 	for i := range frames {
@@ -167,7 +167,7 @@ func (s *stationSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropp
 }
 
 // WriteFrames implements vnic.FrameWriter, with WriteBatch's order.
-func (s *stationSegment) WriteFrames(frames []ether.Frame) (dropped int) {
+func (s *portSegment) WriteFrames(frames []ether.Frame) (dropped int) {
 	s.list = s.list[:0]
 	n := 0
 	for i := range frames {

@@ -23,34 +23,34 @@ import (
 	"weft/internal/verbs/hca/replicate"
 )
 
-// station is the Ethernet port of a function in a virtual Ethernet switch: the port of the function in the fabric stays as it
-// is, and carries the frames of the first port of a switch that the function is given. What programs see is the Ethernet port, with
-// addresses that people chose. RoCEv2 to and from them is the station's link, on lane 0; everything else is an IP stack's in the
-// node, which also finds neighbours and tells of groups.
-type station struct {
+// segmentPort is the Ethernet port of a function in a virtual Ethernet switch (a device segment): the port of the
+// function in the fabric stays as it is, and carries the frames of the first port of a switch that the function has.
+// Programs see the Ethernet port, with addresses that people chose. RoCEv2 packets to and from them pass the port's
+// link, on lane 0; all others an IP stack in the node, which also finds neighbours and reports groups.
+type segmentPort struct {
 	n      *Node
 	want   api.NewFunction // Segment, Addrs and Routes of it
 	addrs  []netip.Prefix
 	routes []netstack.Route
-	a      *hca.Adapter // set before anybody else sees it
+	a      *hca.Adapter // set before it is published
 	work   *loop.Worker
 	link   *roceframe.Link // lane 0's, as is on
-	on     *stationSegment // what the link's frames go by, nil: none
+	on     *portSegment    // what the link's frames go by, nil: none
 
 	mu     sync.Mutex // guards what follows; before it the node's ports
-	seg    *stationSegment
+	seg    *portSegment
 	dev    vnic.Device // as seg is configured
 	groups map[ib.GID]int
 }
 
 var errInAnotherVESW = errors.New("the device is in another VESW")
 
-// newStation makes the Ethernet port that is asked for, which has no function yet.
-func (n *Node) newStation(want *api.NewFunction) (*station, error) {
+// newSegmentPort makes the Ethernet port that is asked for, without a function yet.
+func (n *Node) newSegmentPort(want *api.NewFunction) (*segmentPort, error) {
 	if n.sub == nil {
 		return nil, mgmt.ErrNoFabric
 	}
-	st := &station{n: n, want: *want, groups: map[ib.GID]int{}}
+	st := &segmentPort{n: n, want: *want, groups: map[ib.GID]int{}}
 	st.work = loop.NewWorker(&n.vesw.wg)
 	var errs []error
 	for _, v := range want.Addrs {
@@ -66,8 +66,8 @@ func (n *Node) newStation(want *api.NewFunction) (*station, error) {
 	return st, errors.Join(errs...)
 }
 
-// begin gives the station its function, which has its number.
-func (st *station) begin(a *hca.Adapter) error {
+// begin gives the port its function, which has its number.
+func (st *segmentPort) begin(a *hca.Adapter) error {
 	st.a = a
 	n := st.n
 	st.link = roceframe.New(roceframe.Config{Function: a.Number(), Resolve: st.ask, Push: st.push,
@@ -78,24 +78,24 @@ func (st *station) begin(a *hca.Adapter) error {
 	return n.lanes.First().Do(func() { n.lanes.First().Net.AddEthernet(a.Number(), st.link) })
 }
 
-// forgetStation takes a station away, of which no segment is left.
-func (n *Node) forgetStation(st *station) {
+// removeSegmentPort removes a port that has no segment any more.
+func (n *Node) removeSegmentPort(st *segmentPort) {
 	n.mu.Lock()
-	delete(n.stations, st.a.Name)
+	delete(n.segmentPorts, st.a.Name)
 	n.mu.Unlock()
 	st.work.Wait()
 	n.lanes.First().Do(func() { n.lanes.First().Net.RemoveEthernet(st.a.Number()) })
 }
 
-// station returns the Ethernet port of the device with a name, nil where it has none.
-func (n *Node) station(name string) *station {
+// segmentPort returns the Ethernet port of the device with a name, nil where it has none.
+func (n *Node) segmentPort(name string) *segmentPort {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.stations[name]
+	return n.segmentPorts[name]
 }
 
-// port is what programs see. mu is held, or nobody else sees the station.
-func (st *station) port() *hca.Port {
+// port is the port as programs see it. mu is held, or the segmentPort is not published yet.
+func (st *segmentPort) port() *hca.Port {
 	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortDown, Phys: ib.PhysPolling, MTU: ib.MTUForLink(st.dev.MaxMTU), MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
 		WireLocal: st.n.cfg.WireLocal, MaxRun: roceframe.MaxRun, MaxLocalRun: lane.LocalBurst, OverFabric: true}
 	if st.seg != nil && st.dev.Carrier {
@@ -115,7 +115,7 @@ func (st *station) port() *hca.Port {
 }
 
 // changed publishes the port as it is now.
-func (st *station) changed() {
+func (st *segmentPort) changed() {
 	n := st.n
 	n.ports.Lock()
 	defer n.ports.Unlock()
@@ -137,7 +137,7 @@ func (st *station) changed() {
 }
 
 // ask is the link's Config.Ask; push its Config.Push.
-func (st *station) ask(ip netip.Addr) bool {
+func (st *segmentPort) ask(ip netip.Addr) bool {
 	if st.on == nil {
 		return false
 	}
@@ -151,25 +151,25 @@ func (st *station) ask(ip netip.Addr) bool {
 
 // join implements hca.IPGroups for the function: the link takes packets of a group that a queue pair is in, and the stack tells
 // routers and the Ethernet Manager of it soon.
-func (st *station) join(g ib.GID) {
+func (st *segmentPort) join(g ib.GID) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.groups[g]++; st.groups[g] == 1 {
-		st.work.Post(st.settleGroups)
+		st.work.Post(st.applyGroups)
 	}
 }
 
-func (st *station) leave(g ib.GID) {
+func (st *segmentPort) leave(g ib.GID) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.groups[g]--; st.groups[g] == 0 {
 		delete(st.groups, g)
-		st.work.Post(st.settleGroups)
+		st.work.Post(st.applyGroups)
 	}
 }
 
-// settleGroups has the stack be in those groups that are wanted. It runs as work.
-func (st *station) settleGroups() {
+// applyGroups has the stack join and leave groups as the queue pairs require. The worker calls it.
+func (st *segmentPort) applyGroups() {
 	st.mu.Lock()
 	seg := st.seg
 	want := make(map[ib.GID]bool, len(st.groups))
@@ -199,8 +199,8 @@ func (st *station) settleGroups() {
 	}
 }
 
-// describe tells people about the port.
-func (st *station) describe() api.EthernetPort {
+// describe describes the port.
+func (st *segmentPort) describe() api.EthernetPort {
 	n := st.n
 	v := api.EthernetPort{Addrs: st.want.Addrs, Routes: st.want.Routes, CarrierReason: "it is in no VESW"}
 	if name := st.want.VESW(); name != "" {
@@ -239,11 +239,11 @@ func (st *station) describe() api.EthernetPort {
 	return v
 }
 
-// stationNotices lists neighbours that nobody answers for, of those that were asked for of late.
-func stationNotices(device string, v api.EthernetPort) (list []api.Degraded) {
+// segmentNotices lists neighbours that have not answered lately.
+func segmentNotices(device string, v api.EthernetPort) (list []api.Degraded) {
 	for _, o := range v.Neighbours {
 		if o.State == roceframe.Unreachable.String() && o.SinceNS < neighbourNotice {
-			list = append(list, api.Degraded{What: "neighbour_unreachable", Why: fmt.Sprintf("%s: nobody in VESW %d answers for %s", device, v.Number, o.Address),
+			list = append(list, api.Degraded{What: "neighbour_unreachable", Why: fmt.Sprintf("%s: no station in VESW %d answers for %s", device, v.Number, o.Address),
 				Fix: "weft dev show " + device + "; check the address, and --route where it is behind a gateway"})
 		}
 	}
