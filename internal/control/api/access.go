@@ -10,7 +10,7 @@ import (
 	"weft/internal/host/rundir"
 )
 
-// PeerAccess returns what NewServer asks: root and the node's own user may do
+// PeerAccess returns the function of NewServer: root and the node's own user may do
 // everything, those allowed the door may read, others nothing.
 func PeerAccess(self int, allow []int) func(net.Conn) (Access, error) {
 	return func(c net.Conn) (Access, error) {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// CaptureSpec says what to capture: packets of queue pairs, as a capture file.
+// CaptureSpec selects what to capture: packets of queue pairs, as a capture file.
 type CaptureSpec struct {
 	// Device narrows it to one device; empty: all.
 	Device string `json:"device"`
@@ -53,7 +53,7 @@ type Capture struct {
 	ID int `json:"id"`
 	CaptureSpec
 	Packets uint64 `json:"packets"` // in the file
-	Dropped uint64 `json:"dropped"` // for want of room: the file could not be written fast enough
+	Dropped uint64 `json:"dropped"` // for lack of room: the file could not be written fast enough
 }
 
 // CaptureFunc captures packets. It calls started once and then write with pieces of a capture file, until ctx or the

@@ -27,7 +27,7 @@ const answerTime = 10 * time.Second
 
 // Client talks to the node behind one control socket. Methods may be called
 // from several goroutines and return after answerTime at the latest, whatever
-// their context says. Every error is an *Error.
+// their context is. Every error is an *Error.
 type Client struct {
 	http    http.Client
 	timeout time.Duration
@@ -100,7 +100,7 @@ func (c *Client) refused(what, status string, answer []byte) error {
 }
 
 // failed sorts what a request ended with: only a socket that is missing or that
-// nobody listens on means that there is no node.
+// has no listener means that there is no node.
 func (c *Client) failed(what string, err error) *Error {
 	e := &Error{Code: CodeInternal, What: what, err: err}
 	switch {

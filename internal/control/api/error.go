@@ -9,7 +9,7 @@ import (
 	"weft/internal/proto/problem"
 )
 
-// Code says what kind of failure an Error is.
+// Code is the kind of a failure.
 type Code string
 
 // Codes.
@@ -26,7 +26,7 @@ const (
 )
 
 // Error is a failure in the form people read: "what: why. fix: command".
-// A node returns one where it knows the kind or the fix; any other error
+// A node returns one where the kind or the fix is known; any other error
 // is CodeInternal.
 type Error struct {
 	Code Code   `json:"code"`

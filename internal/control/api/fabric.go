@@ -69,15 +69,15 @@ type SwitchRoutes struct {
 	Multicast []MulticastRoute `json:"multicast"`
 }
 
-// Route says by which port a switch sends packets to a LID.
+// Route is the port by which a switch sends packets to a LID.
 type Route struct {
 	LID  uint16    `json:"lid"`
 	Port int       `json:"port"`
-	To   FabricEnd `json:"to"` // who has the LID
+	To   FabricEnd `json:"to"` // the port with the LID
 	Hops int       `json:"hops"`
 }
 
-// MulticastRoute says by which ports a switch sends packets to a group.
+// MulticastRoute is the ports by which a switch sends packets to a group.
 type MulticastRoute struct {
 	MLID  uint16 `json:"mlid"`
 	Ports []int  `json:"ports"`
@@ -94,7 +94,7 @@ type Path struct {
 
 // Manager is the subnet manager of a node.
 type Manager struct {
-	// State is off, external, failed (Store.Down says why), or what the built-in
+	// State is off, external, failed (Store.Down is the reason), or what the built-in
 	// manager is: not active, discovering, standby, master.
 	State    string `json:"state"`
 	PortGUID string `json:"port_guid"`
@@ -102,14 +102,14 @@ type Manager struct {
 	Priority int    `json:"priority"`
 	Elected  bool   `json:"elected"` // by its store
 	Term     uint64 `json:"term"`    // grows with every election
-	// Master is who manages the subnet, as far as this node knows.
+	// Master is the master of the subnet, empty where this node has not found it.
 	Master Master `json:"master"`
-	// Engine names the route engines asked for, Routed the one that serves:
-	// where it is a later one, Problems say why.
+	// Engine names the route engines that were requested, Routed the one that serves:
+	// where it is a later one, Problems have the reason.
 	Engine string   `json:"engine"`
 	Routed string   `json:"routed"`
 	Roots  []string `json:"roots"` // GUIDs of switches, for updn
-	// MKey says where the M_Key is from that guards the ports: "store", "node"
+	// MKey is the source of the M_Key that protects the ports: "store", "node"
 	// (its --m-key-file), or empty: there is none. MKeyProtect is its
 	// protection, MKeyLeaseS the seconds after which it lapses without a manager.
 	MKey        string         `json:"m_key"`
@@ -177,7 +177,7 @@ func (c *ManagerChange) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Master is who manages a subnet. What is not known is empty.
+// Master is the master manager of a subnet. What is not known is empty.
 type Master struct {
 	Name string `json:"name"` // host and GUID
 	GUID string `json:"guid"`
@@ -245,7 +245,7 @@ const (
 // AllPorts is the member that stands for every port.
 const AllPorts = "ALL"
 
-// Partition is a partition as it is wanted.
+// Partition is a partition as it is intended.
 type Partition struct {
 	Name    string   `json:"name"`
 	PKey    string   `json:"pkey"`
@@ -253,12 +253,12 @@ type Partition struct {
 }
 
 // Member is a member of a partition. To add one, Port is a port's GUID, a
-// device of the node asked, DEVICE@NODE with a node's host name or GUID, or
+// device of the node that answers, DEVICE@NODE with a node's host name or GUID, or
 // AllPorts; to show one, a GUID or AllPorts.
 type Member struct {
 	Port       string `json:"port"`
 	Membership string `json:"membership"`
-	Name       string `json:"name"` // of the port's node, where the node asked knows it
+	Name       string `json:"name"` // of the port's node, where the node that answers has it
 }
 
 // SubnetGroup is a multicast group that the master's SA keeps.
@@ -281,8 +281,8 @@ type GroupMember struct {
 	Join     []string `json:"join"` // full, non, send_only, send_only_full
 }
 
-// GroupJoin is who shall be in a multicast group for good, whether a program
-// asks for it or not. Without members the group alone is meant.
+// GroupJoin names the permanent members of a multicast group, whether their programs join it or not. Without members it
+// makes the group permanent.
 type GroupJoin struct {
 	MGID string `json:"mgid"`
 	// PKey, QKey and MTU are of a group that does not exist yet; zero values
@@ -313,6 +313,6 @@ type StoreEntry struct {
 	Key      string `json:"key"`
 	Revision int64  `json:"revision"`
 	Size     int    `json:"size"`
-	Leased   bool   `json:"leased"` // it ends with who put it
+	Leased   bool   `json:"leased"` // it ends with its owner
 	Value    string `json:"value"`  // empty where it is a secret
 }

@@ -39,7 +39,7 @@ func InVESW(segment string) bool { return strings.HasPrefix(segment, SegmentVESW
 // MaxAddrs bounds the addresses of an Ethernet port, and its routes.
 const MaxAddrs = 16
 
-// segment reports what is wrong with the port that is asked for.
+// segment reports what is wrong with the requested port.
 func (f *NewFunction) segment() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -47,7 +47,7 @@ func (f *NewFunction) segment() error {
 	switch {
 	case f.Segment == "":
 		if len(f.Addrs)+len(f.Routes) > 0 {
-			bad("addresses and routes are for an Ethernet port: say --segment vesw:NAME")
+			bad("addresses and routes are for an Ethernet port: add --segment vesw:NAME")
 		}
 		return errors.Join(errs...)
 	case !inVESW, name != "" && (name[0] != ':' || len(name) == 1):

@@ -47,7 +47,7 @@ type IPLink struct {
 	Lane        int      `json:"lane"`
 }
 
-// IPRequest asks for links. Of several partitions, each gets one.
+// IPRequest requests links, one in each of several partitions.
 type IPRequest struct {
 	Device string `json:"device"` // empty: every InfiniBand device, also later ones
 	// PKeys are the partitions; none: every one that has a broadcast group.
@@ -236,7 +236,7 @@ type IPEvent struct {
 	Text   string    `json:"text"`
 }
 
-// IPPathQuery asks for the path to an IP address.
+// IPPathQuery requests the path to an IP address.
 type IPPathQuery struct {
 	Addr string `json:"address"`
 	Link string `json:"link"` // empty: the link whose prefixes have the address

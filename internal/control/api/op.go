@@ -58,8 +58,8 @@ func (n *Named[T]) Validate() error {
 }
 
 // Handle registers f as what op does. f is called from any goroutine, several times at once; it returns soon after ctx
-// is done. What it returns belongs to the caller: snapshots, never live state. An *Error is passed on as it is; any other
-// error is CodeInternal. Lists that are nil are answered as empty ones.
+// is done. What it returns belongs to the caller: snapshots, never live state. An *Error is passed on as it is; any
+// other error is CodeInternal. Lists that are nil are answered as empty ones.
 func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Context, In) (Out, error)) {
 	path, _, _ := strings.Cut(op.Path, "?")
 	mux.Handle(op.Method+" /"+Version+path, handler{op.What, op.Access, func(r *http.Request) (any, error) {
@@ -295,8 +295,8 @@ func paramText(v reflect.Value) []string {
 	return []string{fmt.Sprint(v.Interface())}
 }
 
-// noNilLists makes every list of v that is nil an empty one, so that a list is never null in JSON. Octets are text there
-// and stay.
+// noNilLists makes every list of v that is nil an empty one, so that a list is never null in JSON. Octets are text
+// there and stay.
 func noNilLists(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Slice:

@@ -134,7 +134,8 @@ var (
 	ListIPLinks = Op[None, []IPLink]{Method: "GET", Path: "/ipoib/links",
 		What: "cannot list IP links", Access: ReadAccess}
 
-	// AddIPLinks requests links, which come and go with their partitions. The answer is the links that are there by then.
+	// AddIPLinks requests links, which come and go with their partitions. The answer is the links that are there by
+	// then.
 	AddIPLinks = Op[IPRequest, []IPLink]{Method: "POST", Path: "/ipoib/links",
 		What: "cannot add IP links", Access: FullAccess}
 
@@ -168,8 +169,8 @@ var (
 		What: "cannot resolve the path", Access: ReadAccess}
 )
 
-// Virtual Ethernet switches as their manager sees them (docs/notes/vesw.md). The store of the subnet's master keeps what
-// is intended; the master alone has the state.
+// Virtual Ethernet switches as their manager sees them (docs/notes/vesw.md). The store of the subnet's master keeps
+// what is intended; the master alone has the state.
 var (
 	ListVESWs = Op[None, []VESW]{Method: "GET", Path: "/vesws",
 		What: "cannot list virtual Ethernet switches", Access: ReadAccess}
@@ -206,8 +207,8 @@ var (
 	ListVESWCounters = Op[string, []Counter]{Method: "GET", Path: "/vesw/stats?interface",
 		What: "cannot show the counters", Access: ReadAccess}
 
-	// AttachVESW sets what the port of a device in a switch is for, whether the port exists yet or not. The answer is what
-	// is there soon after.
+	// AttachVESW sets what the port of a device in a switch is for, whether the port exists yet or not. The answer is
+	// what is there soon after.
 	AttachVESW = Op[VESWRequest, []VESWInterface]{Method: "POST", Path: "/vesw/interfaces",
 		What: "cannot attach the port", Access: FullAccess}
 
@@ -254,7 +255,7 @@ type PartitionMembers struct {
 	Members []string `param:"member"`
 }
 
-// EventQuery names the events after a number. Wait asks for an answer that waits for one where there is none.
+// EventQuery names the events after a number. With Wait the answer waits for one where there is none.
 type EventQuery struct {
 	After uint64 `param:"after"`
 	Wait  bool   `param:"wait"`

@@ -35,8 +35,8 @@ type Server struct {
 
 type accessKey struct{}
 
-// NewServer returns a server for the operations that were registered in mux with Handle. allow returns the access of the
-// peer of a connection; it is called once per connection. NoAccess comes with an error, which is the answer.
+// NewServer returns a server for the operations that were registered in mux with Handle. allow returns the access of
+// the peer of a connection; it is called once per connection. NoAccess comes with an error, which is the answer.
 func NewServer(mux *http.ServeMux, allow func(net.Conn) (Access, error), log *slog.Logger) *Server {
 	s := &Server{allow: allow}
 	mux.Handle("/", handler{"cannot answer", ReadAccess, func(r *http.Request) (any, error) {
@@ -74,8 +74,8 @@ func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ct
 // Close stops at once.
 func (s *Server) Close() error { return s.http.Close() }
 
-// handler is an operation: the text that begins its errors, the access that it needs, and the call. The answer is encoded
-// before the first byte is written.
+// handler is an operation: the text that begins its errors, the access that it needs, and the call. The answer is
+// encoded before the first byte is written.
 type handler struct {
 	what string
 	need Access

@@ -3,11 +3,10 @@
 // Package api is the control interface of a node: its types, its server on
 // the node's Unix socket and the client the command line uses.
 //
-// What comes in: requests of a person's tools; what goes out: snapshots of
-// the node's state, as the same JSON that `weft … -o json` prints. Field names
-// are stable and the set only grows. Each operation is one value (operations.go): the node registers a function for it with
-// Handle, the command line uses it with Call. The node owns the listener. The package never touches the packet path and keeps no state of
-// its own (docs/adr/0005-control-api.md).
+// What comes in: requests of a person's tools; what goes out: snapshots of the node's state, as the same JSON that
+// `weft … -o json` prints. Field names are stable and the set only grows. Each operation is one value (operations.go):
+// the node registers a function for it with Handle, the command line uses it with Call. The node owns the listener. The
+// package never touches the packet path and keeps no state of its own (docs/adr/0005-control-api.md).
 package api
 
 import "time"
@@ -57,7 +56,7 @@ type DeviceSummary struct {
 	ActiveMTU int    `json:"active_mtu"` // bytes
 	GIDs      int    `json:"gids"`
 	LID       uint16 `json:"lid"` // 0: none
-	// ICRC says how the ICRC of received packets is checked: "full", or "solve":
+	// ICRC is how the ICRC of received packets is checked: "full", or "solve":
 	// 16 bits of it where the peer's IPv4 identifications cannot be foreseen.
 	ICRC    string `json:"icrc"`
 	ICRCWhy string `json:"icrc_why"`
@@ -76,7 +75,7 @@ type Lane struct {
 	RealTime bool `json:"realtime"` // its thread has real-time priority
 }
 
-// Owner says whose an object is.
+// Owner is the program that owns an object.
 type Owner struct {
 	Device  string `json:"device"`
 	Session uint32 `json:"session"`
@@ -132,7 +131,7 @@ type Port struct {
 	SMLID     uint16 `json:"sm_lid"`
 	GIDs      []GID  `json:"gids"`
 	PKeys     []PKey `json:"pkeys"` // of an InfiniBand port
-	// Ethernet tells more of a port in a virtual Ethernet switch.
+	// Ethernet describes a port in a virtual Ethernet switch.
 	Ethernet EthernetPort `json:"ethernet"`
 }
 
@@ -161,7 +160,7 @@ type Resources struct {
 	QPs  []QP  `json:"qp"`
 	SRQs []SRQ `json:"srq"`
 	AHs  []AH  `json:"ah"`
-	// CMIDs are identifiers of the connection manager (rdma_cm), whose Owner has no Session; Device is
+	// CMIDs are identifiers of the connection manager (rdma_cm), with an Owner without Session; Device is
 	// empty before they are bound to one.
 	CMIDs []CMID `json:"cm_id"`
 }
@@ -259,7 +258,7 @@ type CMID struct {
 // Group is a multicast group as far as this node takes part in it.
 type Group struct {
 	MLID    uint16 `json:"mlid"`    // 0: a group of an IP address
-	MGID    string `json:"mgid"`    // empty: the switch forwards the LID, and no queue pair has said of what group
+	MGID    string `json:"mgid"`    // empty: the switch forwards the LID, and no queue pair has named the group
 	Address string `json:"address"` // the MGID as an IP address
 	// Devices are those that the group's packets reach.
 	Devices []string  `json:"devices"`
@@ -296,7 +295,7 @@ const (
 // Counter is one named count since its scope's start.
 type Counter struct {
 	Scope string `json:"scope"`
-	// Instance tells scopes of one kind apart: a lane's or a session's number,
+	// Instance distinguishes scopes of one kind: a lane's or a session's number,
 	// a link's name; empty for the node.
 	Instance string `json:"instance"`
 	Name     string `json:"name"`
@@ -324,7 +323,7 @@ type Function struct {
 	Virtual bool   `json:"virtual"` // can be deleted
 	Enabled bool   `json:"enabled"`
 	// AdapterEnabled is false while the physical function has the whole adapter
-	// disabled: every port is down, whatever Enabled says.
+	// disabled: every port is down, whatever Enabled is.
 	AdapterEnabled bool   `json:"adapter_enabled"`
 	LinkLayer      string `json:"link_layer"`
 	PortState      string `json:"port_state"`
@@ -333,8 +332,7 @@ type Function struct {
 	Sessions       int    `json:"sessions"`
 	Weight         int    `json:"weight"`
 	QoS            []int  `json:"qos"` // weight of each level, by service level
-	// Kept says whether the device, and what was changed of it, is there when
-	// the node starts again; else NotKept says why not.
+	// Kept reports whether the device and its changes survive a restart of the node; if not, NotKept is the reason.
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
 	Quotas  Quotas `json:"quotas"`
@@ -358,7 +356,7 @@ type EthernetPort struct {
 	MAC     string `json:"mac"`
 	MTU     int    `json:"mtu"` // of frames
 	Carrier bool   `json:"carrier"`
-	// CarrierReason says why nothing flows.
+	// CarrierReason is the reason of no carrier.
 	CarrierReason string      `json:"carrier_reason"`
 	Neighbours    []Neighbour `json:"neighbours"`
 }
@@ -368,7 +366,7 @@ type Neighbour struct {
 	Address string `json:"address"`
 	MAC     string `json:"mac"`   // its, or that of the gateway to it; empty: not known
 	State   string `json:"state"` // resolving, reachable, unreachable
-	// SinceNS is how long ago it was asked for last, 0: it never answered; Frames how many wait for it.
+	// SinceNS is the time since the last request for it, 0: it never answered; Frames is the number that wait for it.
 	SinceNS time.Duration `json:"since_ns"`
 	Frames  int           `json:"frames"`
 }
@@ -388,7 +386,7 @@ type FunctionChange struct {
 type NewFunction struct {
 	Name string `json:"name"`
 	// Segment is where its port is plugged: empty for an InfiniBand port, vesw:NAME for an Ethernet port in a
-	// virtual Ethernet switch by name or number, vesw for one in the switch that whoever manages those says.
+	// virtual Ethernet switch by name or number, vesw for one that the manager of the switches assigns.
 	Segment string `json:"segment"`
 	// Addrs are the IP addresses of an Ethernet port, with prefix lengths, and Routes ways by it, PREFIX=GATEWAY.
 	Addrs  []string `json:"addrs"`

@@ -6,15 +6,15 @@ import (
 	"errors"
 )
 
-// VESW is a virtual Ethernet switch: what is wanted of it, and, from the master, what became of that.
+// VESW is a virtual Ethernet switch: as it is intended, and, from the master, as it is.
 type VESW struct {
 	Name string `json:"name"`
 	ID   int    `json:"id"`
 	PKey string `json:"pkey"`
-	// OwnPartition tells that the partition is the switch's alone: its members are those of the switch.
+	// OwnPartition reports that the partition is the switch's alone: its members are those of the switch.
 	OwnPartition bool   `json:"own_partition"`
 	FabricID     int    `json:"fabric_id"`
-	MTU          int    `json:"mtu"`        // of what follows the Ethernet header, as it is wanted
+	MTU          int    `json:"mtu"`        // of what follows the Ethernet header, as it is intended
 	ActiveMTU    int    `json:"active_mtu"` // as it is; 0: not known
 	MLID         string `json:"mlid"`       // of the multicast group, as 16B packets have it; empty: none, or not known
 	Flood        bool   `json:"flood"`
@@ -22,7 +22,8 @@ type VESW struct {
 	MaxMACs      int    `json:"max_macs"`  // of a member
 	SL           int    `json:"sl"`
 	PCP          []int  `json:"pcp"` // service level of tagged frames by priority; empty: SL
-	// State is up, degraded (Problems say why), configuring, or unknown: this node's manager is not the master.
+	// State is up, degraded (for the reasons in Problems), configuring, or unknown: this node's manager is not the
+	// master.
 	State    string        `json:"state"`
 	MACs     int           `json:"macs"` // in its tables
 	Ports    []VESWPort    `json:"ports"`
@@ -54,7 +55,7 @@ type VESWPort struct {
 	Groups  []string `json:"groups"`
 }
 
-// VESWProblem is what keeps a VESW from working as it is wanted.
+// VESWProblem is a difference between a VESW and its intent.
 type VESWProblem struct {
 	Port string `json:"port"` // GUID; empty: the VESW itself
 	What string `json:"what"`
@@ -72,7 +73,8 @@ type VESWCreate struct {
 	MaxMACs    int    `json:"max_macs"`
 	SL         int    `json:"sl"`
 	PCP        []int  `json:"pcp"` // eight, or none
-	// FabricID and ByteIDs are of all VESWs: the fabric's number in MACs, and that identifiers differ in their low eight bits. Nil stays.
+	// FabricID and ByteIDs are of all VESWs: the fabric's number in MACs, and that identifiers differ in their low
+	// eight bits. Nil stays.
 	FabricID *int  `json:"fabric_id,omitempty"`
 	ByteIDs  *bool `json:"byte_ids,omitempty"`
 }

@@ -18,7 +18,7 @@ type VESWInterface struct {
 	// State is forwarding, or drop_all for Reason.
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
-	Config  string `json:"config"` // what the Ethernet Manager wants of the port: initial, drop_all, forwarding
+	Config  string `json:"config"` // the state that the Ethernet Manager set: initial, drop_all, forwarding
 	Carrier bool   `json:"carrier"`
 	MAC     string `json:"mac"`
 	BaseMAC string `json:"base_mac"` // that the Ethernet Manager gave it
@@ -27,11 +27,11 @@ type VESWInterface struct {
 	PKey    string `json:"pkey"`
 	LID     int    `json:"lid"`  // frames are sent from it
 	MLID    string `json:"mlid"` // to which frames to groups go
-	// MACs is how many MACs the interface takes besides its own, Known how many the Ethernet Manager told of.
+	// MACs is how many MACs the interface takes besides its own, Known how many the Ethernet Manager reported.
 	MACs  int `json:"macs"`
 	Known int `json:"known_macs"`
-	// Asked tells that somebody said what the port is for; Kept that this is so when the node starts again, and else
-	// NotKept why not.
+	// Asked reports that AttachVESW chose the interface; Kept that the choice survives a restart of the node, and if
+	// not NotKept why not.
 	Asked   bool   `json:"asked"`
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
@@ -50,7 +50,7 @@ const (
 	StateForwarding = "forwarding"
 )
 
-// VESWRequest says what a port of this node in a virtual Ethernet switch is for, where it
+// VESWRequest chooses what a port of this node in a virtual Ethernet switch is for, where it
 // is not a TAP device with the name of its device and port.
 type VESWRequest struct {
 	Device  string `json:"device"`
@@ -100,7 +100,8 @@ func (r *VESWRequest) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Kept reports whether the node keeps the request when it starts again: a stack is its command's, which asks again.
+// Kept reports whether the node keeps the request when it starts again: a stack belongs to its command, which requests
+// it again.
 func (r *VESWRequest) Kept() bool { return r.Backend != BackendNetstack }
 
 // Key names the request among those of a node.

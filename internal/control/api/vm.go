@@ -18,11 +18,12 @@ const (
 	maxVMSocket = 107
 )
 
-// NewVM is a network card of a virtual machine that is wanted: a function of the
-// node whose frames are the machine's, by vhost-user.
+// NewVM is a network card of a virtual machine to add: a function of the node that exchanges frames with the machine by
+// vhost-user.
 type NewVM struct {
 	Name string `json:"name"`
-	// VESW is the virtual Ethernet switch that it is to be in, by name or number; empty: whoever manages those says.
+	// VESW is the virtual Ethernet switch that it is to be in, by name or number; empty: the manager of the switches
+	// assigns one.
 	VESW string `json:"vesw"`
 	// MAC is the card's address; empty: the node chooses one, for good.
 	MAC string `json:"mac"`
@@ -102,7 +103,7 @@ type VM struct {
 	NewVM
 	Number   int    `json:"number"` // of its function
 	PortGUID string `json:"port_guid"`
-	// Guest reports whether an emulator is connected; Reason says why none is.
+	// Guest reports whether an emulator is connected; Reason is the reason where none is.
 	Guest  bool   `json:"guest"`
 	Reason string `json:"reason"`
 	PID    int    `json:"pid"` // of the emulator
@@ -115,15 +116,15 @@ type VM struct {
 	VPort      int  `json:"vport"`
 	MTU        int  `json:"mtu"` // the longest, 0: not known
 	Carrier    bool `json:"carrier"`
-	// CarrierReason says why no frames flow.
+	// CarrierReason is the reason of no carrier.
 	CarrierReason string `json:"carrier_reason"`
 	// Kept is whether it is there after the node starts again, NotKept why not.
 	Kept    bool   `json:"kept"`
 	NotKept string `json:"not_kept"`
 }
 
-// QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each. memory is the machine's, as
-// -m takes it: the node has to share it.
+// QEMU returns the options that give a machine of QEMU 7.2 or later the card, one or two words each. memory is the
+// machine's, as -m takes it: the node has to share it.
 func (v *VM) QEMU(memory string) []string {
 	chardev := fmt.Sprintf("socket,id=chr-%s,path=%s", v.Name, v.Socket)
 	if v.Connect != "" {
@@ -153,7 +154,7 @@ func (v *VM) QEMU(memory string) []string {
 	}
 }
 
-// defaultMTU is that of an Ethernet interface nobody told anything.
+// defaultMTU is that of an Ethernet interface without configuration.
 const defaultMTU = 1500
 
 // Libvirt returns what a domain of libvirt needs for the card.

@@ -58,8 +58,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// TestHelpFits checks that the description, the examples' commands and the name of each command fit 80 columns, and that
-// the help wraps its flags there.
+// TestHelpFits checks that the description, the examples' commands and the name of each command fit 80 columns, and
+// that the help wraps its flags there.
 func TestHelpFits(t *testing.T) {
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {

@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -30,7 +31,23 @@ answers; other nodes name that node.`,
 		func(w *screen, s api.Subnet) { writeTable(w, "no nodes", nodeColumns, portsOf(s)) })
 	links := view(a, &cobra.Command{Use: "links", Short: "list links"}, api.GetSubnet, nil,
 		func(w *screen, s api.Subnet) { writeTable(w, "no links", linkColumns, s.Links) })
-	cmd.AddCommand(topoCommand(a), nodes, links, fabricRoutes(a), sweepCommand(a))
+	cmd.AddCommand(topoCommand(a), onMaster(nodes), onMaster(links), onMaster(fabricRoutes(a)), sweepCommand(a))
+	return cmd
+}
+
+// onMaster makes the error of a node that is not the master name cmd as the command for that node.
+func onMaster(cmd *cobra.Command) *cobra.Command {
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		err := run(cmd, args)
+		var e *api.Error
+		if errors.As(err, &e) && e.Code == api.CodeNotMaster {
+			x := *e
+			x.Fix = strings.Replace(x.Fix, "weft fabric topo", strings.Join(append([]string{cmd.CommandPath()}, args...), " "), 1)
+			return &x
+		}
+		return err
+	}
 	return cmd
 }
 

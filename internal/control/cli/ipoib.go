@@ -72,7 +72,7 @@ func requestFlags(cmd *cobra.Command, r *api.IPRequest, mode *string) {
 // defaultPartition is the partition of a link with an address where no other is given.
 const defaultPartition = "0x7fff"
 
-// complete fills in what arguments and --mode say of a request.
+// complete fills in a request from arguments and --mode.
 func complete(r *api.IPRequest, args []string, mode string) error {
 	if mode != "" {
 		r.Params = append(r.Params, "mode="+mode)
@@ -114,31 +114,14 @@ Links end with the node: weft up --ipoib adds them at its start.`,
 		if err != nil {
 			return err
 		}
-		if err := print(links, func(w *screen) {
+		return print(links, func(w *screen) {
 			writeTable(w, "IP links will appear with their partitions: weft ipoib", ipLinkColumns, links)
 			fields{w, 5}.line("note:", "this does not survive the node's end: weft up --ipoib and --ipoib-addr do")
-		}); err != nil {
-			return err
-		}
-		return failedLinks(links)
+		})
 	})
 	requestFlags(cmd, &r, &mode)
 	return cmd
 }
-
-// failedLinks is the error of links whose interface could not be made, nil where there is none.
-func failedLinks(links []api.IPLink) error {
-	for _, l := range links {
-		if l.State == linkFailed {
-			why, fix, _ := strings.Cut(l.Reason, ". fix: ")
-			return &api.Error{Code: api.CodeRefused, What: "cannot make the interface " + l.Name, Why: why, Fix: fix}
-		}
-	}
-	return nil
-}
-
-// linkFailed is the state of a link without an interface.
-const linkFailed = "FAILED"
 
 func ipNetstack(a *app) *cobra.Command {
 	const what = "cannot start the IP stack"

@@ -22,8 +22,8 @@ type mistake struct {
 	code int
 	want string // in the message, before its fix
 	fix  string // the command that the message names; empty: it names none
-	// then is the code with which that command ends, when the user types it. A negative number: it is not typed, as it is
-	// no command, needs another host, or would not end.
+	// then is the code with which that command ends, when the user types it. A negative number: it is not typed, as it
+	// is no command, needs another host, or would not end.
 	then int
 	// before is typed first, and has to succeed.
 	before string

@@ -41,8 +41,8 @@ default partition (0x7fff): it reaches the subnet manager, and no other port.
 	return cmd
 }
 
-// parsePKey reads a P_Key of the command line. OpenSM's partitions.conf and ibtools write P_Keys in hexadecimal with 0x. A
-// number without 0x is refused: 8001 could be decimal or hexadecimal.
+// parsePKey reads a P_Key of the command line. OpenSM's partitions.conf and ibtools write P_Keys in hexadecimal with
+// 0x. A number without 0x is refused: 8001 could be decimal or hexadecimal.
 func parsePKey(s string) (string, error) {
 	v, err := strconv.ParseUint(strings.TrimPrefix(strings.ToLower(s), "0x"), 16, 16)
 	switch {

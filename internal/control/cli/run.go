@@ -136,7 +136,7 @@ func childEnv(env []string, shim, dir, device, arena string) []string {
 	env = withoutEnv(env, "LD_PRELOAD", config.EnvName("dir"), "WEFT_ARENA")
 	env = append(env, "LD_PRELOAD="+preload, config.EnvName("dir")+"="+dir)
 	if strings.HasSuffix(shim, "/"+replacementName) {
-		// By its soname the loader finds what is preloaded. A program that asks for
+		// By its soname the loader finds what is preloaded. A program that opens
 		// libibverbs.so gets it by this directory.
 		search := filepath.Dir(shim)
 		for _, kv := range env {
@@ -194,8 +194,8 @@ func findShim(exe, lib string) (string, error) {
 	return "", fmt.Errorf("%s is neither in %s nor in %s", lib, places[0], places[1])
 }
 
-// ignoresPreload returns the reason for which the loader preloads nothing into the program at path, empty where it does.
-// It passes scripts: the loader preloads into the programs that they run.
+// ignoresPreload returns the reason for which the loader preloads nothing into the program at path, empty where it
+// does. It passes scripts: the loader preloads into the programs that they run.
 func ignoresPreload(path string) string {
 	if st, err := os.Stat(path); err == nil && st.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 && os.Geteuid() != 0 {
 		return "it is set-uid or set-gid"

@@ -56,7 +56,7 @@ func printManager(w *screen, m api.Manager) {
 		}
 		line("master", "%s", name)
 	} else {
-		line("master", "this node knows of none")
+		line("master", "none that this node has found")
 	}
 	for _, o := range m.Others {
 		line("other", "%s, lid %d, priority %d, %s", o.GUID, o.LID, o.Priority, o.State)

@@ -73,8 +73,8 @@ func unknownCommand(cmd *cobra.Command, name string) error {
 	return usage(fix, "unknown command %q", name)
 }
 
-// suggestion returns the subcommand that is nearest to name: another word for it, one that begins with name, or one at an
-// edit distance that a slip makes. It is empty where none is near.
+// suggestion returns the subcommand that is nearest to name: another word for it, one that begins with name, or one at
+// an edit distance that a slip makes. It is empty where none is near.
 func suggestion(cmd *cobra.Command, name string) string {
 	if s, ok := otherWords[name]; ok && !cmd.HasParent() {
 		return s

@@ -67,8 +67,8 @@ const (
 	minText   = 12
 )
 
-// write prints the table. A table that is wider than the screen loses columns, and then the ends of its longest cells; a
-// line below it names the columns that are left out.
+// write prints the table. A table that is wider than the screen loses columns, and then the ends of its longest cells;
+// a line below it names the columns that are left out.
 func (t *table) write(w *screen) {
 	right := make([]bool, len(t.heads))
 	all := [][]string{make([]string, len(t.heads))}
@@ -112,8 +112,8 @@ func (t *table) write(w *screen) {
 	}
 }
 
-// fit returns the columns that the screen has room for, and the headings of the others. It narrows the widest columns of
-// text where that is not enough. limit 0 is room for all.
+// fit returns the columns that the screen has room for, and the headings of the others. It narrows the widest columns
+// of text where that is not enough. limit 0 is room for all.
 func (t *table) fit(width []int, limit int) (shown []int, left []string) {
 	total := func() (n int) {
 		for _, i := range shown {
@@ -172,8 +172,8 @@ func printable(s string) string {
 	}, s)
 }
 
-// fields prints lines of a name and what it is, the names in a column. Lines that are longer than the screen go on below
-// their text.
+// fields prints lines of a name and what it is, the names in a column. Lines that are longer than the screen go on
+// below their text.
 type fields struct {
 	w     *screen
 	names int // width of the column
@@ -189,8 +189,8 @@ func (f fields) line(name, format string, args ...any) {
 	}
 }
 
-// wrap splits text at blanks into parts of a width at most; a word that is longer is a part of its own. A width below 20
-// leaves the text whole.
+// wrap splits text at blanks into parts of a width at most; a word that is longer is a part of its own. A width below
+// 20 leaves the text whole.
 func wrap(text string, width int) (parts []string) {
 	if width < 20 {
 		return []string{text}

@@ -82,8 +82,9 @@ func yes(b bool) string {
 	return "no"
 }
 
-// whether prints "yes", or "no" with the reason.
+// whether prints "yes", or "no" with the reason. The fix of the reason is in a line of its own in weft status.
 func whether(b bool, reason string) string {
+	reason, _, _ = strings.Cut(reason, ". fix: ")
 	if b || reason == "" {
 		return yes(b)
 	}

@@ -14,16 +14,16 @@ import (
 	"weft/internal/control/api"
 )
 
-// New ports of a switch get veswWait to reach their state, which is polled every veswPoll. A port that is down in veswDown
-// polls in sequence stays down.
+// New ports of a switch get veswWait to reach their state, which is polled every veswPoll. A port that is down in
+// veswDown polls in sequence stays down.
 const (
 	veswWait = 2 * time.Second
 	veswPoll = 50 * time.Millisecond
 	veswDown = 6
 )
 
-// settledVESW returns the switch once the ports that were added to it forward, at the latest after veswWait. Before that
-// its only state is that the ports are new.
+// settledVESW returns the switch once the ports that were added to it forward, at the latest after veswWait. Before
+// that its only state is that the ports are new.
 func settledVESW(ctx context.Context, a *app, was *api.VESW, v api.VESW) api.VESW {
 	old := map[string]bool{}
 	key := func(p *api.VESWPort) string { return fmt.Sprintf("%s:%d", p.GUID, p.VPort) }
@@ -84,7 +84,7 @@ Manager, part of the subnet manager, assigns ports of devices to switches.`,
 	return cmd
 }
 
-// known is a value that only the master knows, nothing at other nodes.
+// known is a value that only the master has, nothing at other nodes.
 func known(f func(v api.VESW) any) func(v api.VESW) any {
 	return func(v api.VESW) any {
 		if v.State == api.VESWUnknown {
@@ -192,7 +192,7 @@ func printVESW(w *screen, v api.VESW) {
 		fmt.Fprintln(w, veswProblem(v, p))
 	}
 	if v.State == api.VESWUnknown {
-		fmt.Fprintln(w, "\nonly the subnet's master knows its state: weft sm names the master")
+		fmt.Fprintln(w, "\nonly the subnet's master has its state: weft sm names the master")
 	}
 }
 

@@ -41,8 +41,8 @@ type Config struct {
 	Device   string
 	Lanes    int // 0: one per two CPUs, at most 4; see LaneCount
 	RoCEPort int // 0: RoCEPort if it is free, else another; see ChoosePort
-	// RoCEInterfaces are names or shell patterns of interfaces; empty: all but InfiniBand ones and those of a node's own
-	// fabric.
+	// RoCEInterfaces are names or shell patterns of interfaces; empty: all but InfiniBand ones and those of a node's
+	// own fabric.
 	RoCEInterfaces []string
 	WireLocal      bool
 	ICRC           string // one of the ICRC constants
@@ -135,8 +135,8 @@ func (c Config) PeerAddr(peer string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, uint16(c.TrunkPort)), err
 }
 
-// StoreKind returns Store with "auto" resolved. A node that somebody needs for
-// a while starts at once and leaves nothing behind.
+// StoreKind returns Store with "auto" resolved. A node for a limited time
+// starts at once and leaves nothing behind.
 func (c Config) StoreKind() string {
 	switch {
 	case c.Store != StoreAuto:
@@ -181,7 +181,7 @@ func (c Config) Level() (slog.Level, error) {
 
 // DirPerm returns the permissions of the node's directory: its owner's alone,
 // or open to look into where other users may have business. The door and the
-// control socket check who calls in either case.
+// control socket check the caller in either case.
 func (c Config) DirPerm(uid int) fs.FileMode {
 	if uid == 0 || len(c.AllowUIDs) > 0 {
 		return 0o755

@@ -162,7 +162,7 @@ func (c *Config) readEnv(getenv func(string) string) error {
 	return errors.Join(errs...)
 }
 
-// parse sets the setting in c to what text says. A list has commas between its values.
+// parse sets the setting in c to the value of text. A list has commas between its values.
 func (s *Setting) parse(c *Config, text string) (err error) {
 	switch p := s.field(c).(type) {
 	case *string:

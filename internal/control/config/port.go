@@ -11,8 +11,9 @@ import (
 // ports is the number of ports that ChoosePort tries.
 const ports = 256
 
-// ChoosePort replaces a RoCEPort of 0: by the port of the specification, or, where another process has that port, by the
-// next that is free on this host. It does not use TrunkPort. Another process may take the port before the node opens it.
+// ChoosePort replaces a RoCEPort of 0: by the port of the specification, or, where another process has that port, by
+// the next that is free on this host. It does not use TrunkPort. Another process may take the port before the node
+// opens it.
 func (c *Config) ChoosePort() {
 	if c.RoCEPort != 0 {
 		return

@@ -16,7 +16,7 @@ type Setting struct {
 	// Name is the key of the file and the name of the flag. The environment variable of "roce-port" is WEFT_ROCE_PORT.
 	Name  string
 	Group string // heading in the documentation
-	// Help is the help text of the flag, Doc what the documentation says in addition.
+	// Help is the help text of the flag, Doc the additional paragraph of the documentation.
 	Help, Doc string
 	Unit      string // of a number
 	// Default is the value where no source has one; nil: the zero value.
