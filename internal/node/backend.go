@@ -8,13 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"reflect"
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-	"unicode"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
@@ -443,27 +440,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	return list, nil
 }
 
-// fields adds every field of a struct of counters under its name in snake
-// case.
-func fields(add func(scope, instance, name string, v uint64), scope, instance string, counters any) {
-	v := reflect.ValueOf(counters).Elem()
-	for i := range v.NumField() {
-		add(scope, instance, snake(v.Type().Field(i).Name), v.Field(i).Uint())
-	}
-}
-
-// snake turns RNRNakSent into rnr_nak_sent.
-func snake(s string) string {
-	var b strings.Builder
-	r := []rune(s)
-	for i, c := range r {
-		if unicode.IsUpper(c) {
-			if i > 0 && (unicode.IsLower(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
-				b.WriteByte('_')
-			}
-			c = unicode.ToLower(c)
-		}
-		b.WriteRune(c)
-	}
-	return b.String()
+// fields adds every counter of c, a pointer to a struct of counters.
+func fields(add func(scope, instance, name string, v uint64), scope, instance string, c any) {
+	counters.Each("", c, func(name string, v uint64) { add(scope, instance, name, v) })
 }

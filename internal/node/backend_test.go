@@ -12,29 +12,6 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-func TestSnake(t *testing.T) {
-	for in, want := range map[string]string{
-		"":                 "",
-		"Sent":             "sent",
-		"SentPackets":      "sent_packets",
-		"RNRNakSent":       "rnr_nak_sent",
-		"CQOverrun":        "cq_overrun",
-		"DropNoQP":         "drop_no_qp",
-		"DropPKey":         "drop_p_key",
-		"RcvdGRO":          "rcvd_gro",
-		"CtrlNoRoom":       "ctrl_no_room",
-		"RemoteAccessErr":  "remote_access_err",
-		"RNRRetryExceeded": "rnr_retry_exceeded",
-		"A":                "a",
-		"AB":               "ab",
-		"aB":               "a_b",
-	} {
-		if got := snake(in); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
-		}
-	}
-}
-
 // TestFields: every field of every struct of counters gets one name of its own.
 func TestFields(t *testing.T) {
 	for _, v := range []any{&hca.LaneStats{}, &lane.Stats{}, &rdmadev.Stats{}, &transport.Counters{}} {

@@ -78,18 +78,21 @@ func elements(prefix string, v reflect.Value, f func(string, uint64)) {
 	}
 }
 
-// Snake turns RNRNakSent into rnr_nak_sent.
+// Snake turns RNRNakSent into rnr_nak_sent, and BadMACs into bad_macs.
 func Snake(s string) string {
 	var b strings.Builder
 	r := []rune(s)
+	upper := func(i int) bool { return i >= 0 && i < len(r) && unicode.IsUpper(r[i]) }
+	lower := func(i int) bool { return i >= 0 && i < len(r) && unicode.IsLower(r[i]) }
+	// plural reports whether r[i] is the s behind an acronym.
+	plural := func(i int) bool {
+		return i < len(r) && r[i] == 's' && upper(i-1) && upper(i-2) && (i+1 == len(r) || upper(i+1))
+	}
 	for i, c := range r {
-		if unicode.IsUpper(c) {
-			if i > 0 && (unicode.IsLower(r[i-1]) || i+1 < len(r) && unicode.IsLower(r[i+1])) {
-				b.WriteByte('_')
-			}
-			c = unicode.ToLower(c)
+		if upper(i) && i > 0 && (lower(i-1) || lower(i+1) && !plural(i+1)) {
+			b.WriteByte('_')
 		}
-		b.WriteRune(c)
+		b.WriteRune(unicode.ToLower(c))
 	}
 	return b.String()
 }

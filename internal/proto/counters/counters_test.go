@@ -63,7 +63,11 @@ func TestEachRefusesWhatIsNoCounter(t *testing.T) {
 }
 
 func TestSnake(t *testing.T) {
-	for in, want := range map[string]string{"RNRNakSent": "rnr_nak_sent", "SentGSO": "sent_gso", "Loops": "loops", "RxCRCErrors": "rx_crc_errors"} {
+	for in, want := range map[string]string{
+		"": "", "A": "a", "AB": "ab", "aB": "a_b", "Loops": "loops", "RNRNakSent": "rnr_nak_sent", "SentGSO": "sent_gso",
+		"RxCRCErrors": "rx_crc_errors", "DropNoQP": "drop_no_qp", "DropPKey": "drop_p_key", "RNRRetryExceeded": "rnr_retry_exceeded",
+		"BadMACs": "bad_macs", "DropIDs": "drop_ids", "OrphanedQPs": "orphaned_qps", "QPsLost": "qps_lost",
+	} {
 		if got := Snake(in); got != want {
 			t.Errorf("%s: got %s, want %s", in, got, want)
 		}
