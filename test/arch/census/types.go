@@ -228,7 +228,7 @@ func (g graph) balance(file int) int {
 	return n
 }
 
-// improve moves files within order until no move lessens the back edges, whose number it returns.
+// improve moves files within order until no move lessens the back edges, and returns their number.
 func (g graph) improve(order []int) int {
 	for moved := true; moved; {
 		moved = false
