@@ -17,11 +17,11 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/hostnet"
+	"weft/internal/node/control"
 	"weft/internal/node/describe"
 	"weft/internal/node/lane"
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
-	"weft/internal/proto/mem"
 	"weft/internal/verbs/hca"
 )
 
@@ -92,7 +92,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 	}
 	s.Manager = n.mgmt.State()
 	var err error
-	if s.Captures, err = n.Captures(ctx); err != nil {
+	if s.Captures, err = n.captures.List(ctx); err != nil {
 		return s, err
 	}
 	if n.sub != nil {
@@ -133,7 +133,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		}
 	}
 	if err == nil {
-		s.Faults, err = n.Faults(ctx)
+		s.Faults, err = n.faults.List(ctx)
 	}
 	return s, err
 }
@@ -275,77 +275,6 @@ func nativeTables(port *api.Port, p *hca.Port) {
 	}
 }
 
-// Resources implements api.Backend.
-func (n *Node) Resources(context.Context) (r api.Resources, err error) {
-	for _, d := range n.sessions.Programs() {
-		var i hca.Info
-		if err := d.Lane().Query(func() { i = d.Dev.Session().Inspect() }); err != nil {
-			return r, err
-		}
-		n.resources(&r, d.Owner(), d.Kind, &i)
-	}
-	for _, v := range n.sessions.Internal() {
-		var i hca.Info
-		if err := v.Lane().Query(func() { i = v.Session().Inspect() }); err != nil {
-			return r, err
-		}
-		n.resources(&r, v.Owner(), func(mem.Space) string { return "node" }, &i)
-	}
-	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
-	r.CMIDs = n.cm.Identifiers()
-	return r, nil
-}
-
-var accessNames = []struct {
-	bit  ib.Access
-	name string
-}{{ib.LocalWrite, "local_write"}, {ib.RemoteWrite, "remote_write"}, {ib.RemoteRead, "remote_read"},
-	{ib.RemoteAtomic, "remote_atomic"}, {ib.MWBind, "mw_bind"}, {ib.ZeroBased, "zero_based"}}
-
-// access names rights.
-func access(of ib.Access) (names []string) {
-	for _, a := range accessNames {
-		if of&a.bit != 0 {
-			names = append(names, a.name)
-		}
-	}
-	return names
-}
-
-func (n *Node) resources(r *api.Resources, o api.Owner, kind func(mem.Space) string, i *hca.Info) {
-	for _, v := range i.PDs {
-		r.PDs = append(r.PDs, api.PD{Owner: o, PDN: v.PDN, Users: v.Users})
-	}
-	for _, v := range i.MRs {
-		m := api.MR{Owner: o, MRN: v.MRN, PDN: v.PDN, IOVA: v.Start, Length: v.Len, Memory: kind(v.Space)}
-		m.Access = access(v.Access)
-		r.MRs = append(r.MRs, m)
-	}
-	for _, v := range i.MWs {
-		r.MWs = append(r.MWs, api.MW{Owner: o, MWN: v.MWN, PDN: v.PDN, Type: v.Type, MRN: v.MRN, IOVA: v.Start, Length: v.Len, Access: access(v.Access)})
-	}
-	for _, v := range i.CQs {
-		r.CQs = append(r.CQs, api.CQ{Owner: o, CQN: v.CQN, CQE: int(v.Depth), Users: v.Users, Overrun: v.Overrun})
-	}
-	for _, v := range i.SRQs {
-		r.SRQs = append(r.SRQs, api.SRQ{Owner: o, SRQN: v.SRQN, PDN: v.PDN, MaxWR: int(v.MaxWR), Outstanding: int(v.Outstanding), Limit: int(v.Limit)})
-	}
-	for _, v := range i.AHs {
-		r.AHs = append(r.AHs, api.AH{Owner: o, AHN: v.AHN, PDN: v.PDN, RemoteGID: v.DGID.String()})
-	}
-	for _, v := range i.QPs {
-		q := api.QP{Owner: o, LQPN: uint32(v.Num), RQPN: uint32(v.Attr.DestQPN), Type: v.Type.String(), State: v.Attr.State.String(),
-			RQPSN: uint32(v.Attr.RQPSN), SQPSN: uint32(v.Attr.SQPSN), PDN: v.PDN, SendCQN: v.SendCQ, RecvCQN: v.RecvCQ, SRQN: v.SRQN}
-		if v.Attr.PathMTU.Valid() {
-			q.PathMTU = v.Attr.PathMTU.Bytes()
-		}
-		if p := v.Attr.Path; p != nil {
-			q.LocalGID, q.RemoteGID, q.SameNode = p.SGID.String(), p.DGID.String(), p.Local
-		}
-		r.QPs = append(r.QPs, q)
-	}
-}
-
 // Counters implements api.Backend.
 func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 	add := func(scope, instance, name string, v uint64) {
@@ -389,7 +318,7 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 			c.Each(func(name string, v uint64) { add(api.ScopeLink, "roce"+strconv.Itoa(i), name, v) })
 			l.Net.EachEthernet(func(function uint16, port *roceframe.Link) {
 				c := port.Counters()
-				c.Each(func(name string, v uint64) { add(api.ScopeLink, n.deviceName(function), name, v) })
+				c.Each(func(name string, v uint64) { add(api.ScopeLink, control.DeviceName(n.all, function), name, v) })
 			})
 		})
 		if err != nil {

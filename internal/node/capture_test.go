@@ -17,6 +17,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/node/control"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -154,20 +155,20 @@ func TestCaptureRefused(t *testing.T) {
 			t.Errorf("%+v: %v", x.spec, err)
 		}
 	}
-	for range maxCaptures {
+	for range control.MaxCaptures {
 		r.capturing(api.CaptureSpec{DurationNS: limit}, io.Discard)
 	}
 	if _, err := r.cli.Capture(t.Context(), api.CaptureSpec{}, func(api.Capture) {}, io.Discard); err == nil || !strings.Contains(err.Error(), "4 captures run") {
 		t.Errorf("one too many: %v", err)
 	}
 	list, err := api.Get(t.Context(), r.cli, api.ListCaptures)
-	if err != nil || len(list) != maxCaptures {
+	if err != nil || len(list) != control.MaxCaptures {
 		t.Fatalf("%v: %+v", err, list)
 	}
 	if err := api.Do(t.Context(), r.cli, api.StopCapture, list[1].ID); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "one has ended", func() bool { return len(r.status().Captures) == maxCaptures-1 })
+	eventually(t, "one has ended", func() bool { return len(r.status().Captures) == control.MaxCaptures-1 })
 	if err := api.Do(t.Context(), r.cli, api.StopCapture, list[1].ID); err == nil {
 		t.Error("ended twice")
 	}
@@ -373,14 +374,14 @@ func TestCaptureManagementBounded(t *testing.T) {
 	r.node.lanes.First().Post(func() { close(held); <-free })
 	<-held
 	s.Do(func() {
-		for range maxShowing + 5 {
+		for range control.MaxMirrored + 5 {
 			c.Mirror(&d, true)
 		}
 		d.SrcQPN, d.DstQPN = 0, 0
 		c.Mirror(&d, true) // of no queue pair that is captured
 	})
 	close(free)
-	if k := end(); k.Packets != maxShowing || k.Dropped != 5 {
+	if k := end(); k.Packets != control.MaxMirrored || k.Dropped != 5 {
 		t.Errorf("%+v", k)
 	}
 	if k := none(); k.Packets != 0 || k.Dropped != 0 {

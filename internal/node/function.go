@@ -204,6 +204,14 @@ func (n *Node) function(name string) *function {
 	return n.funcs[i]
 }
 
+// adapters lists the adapters of the functions in the order of their numbers.
+func (n *Node) adapters() (list []*hca.Adapter) {
+	for _, f := range n.functions() {
+		list = append(list, f.a)
+	}
+	return list
+}
+
 // adapterNamed returns the adapter of the function with a name, or nil.
 func (n *Node) adapterNamed(name string) *hca.Adapter {
 	if f := n.function(name); f != nil {

@@ -3,13 +3,9 @@
 package node
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"syscall"
 
@@ -162,89 +158,4 @@ func (g *ipGroups) degraded() (list []api.Degraded) {
 		}
 	}
 	return list
-}
-
-// Groups implements api.Backend.
-func (n *Node) Groups(context.Context) ([]api.Group, error) {
-	g := n.all.Groups()
-	type key struct {
-		mlid ib.LID
-		mgid ib.GID
-	}
-	groups := map[key]*api.Group{}
-	for k, dests := range g.Attached {
-		for _, d := range dests {
-			at := key{d.MLID, k.MGID}
-			v := groups[at]
-			if v == nil {
-				v = &api.Group{MLID: uint16(d.MLID), MGID: k.MGID.String(), Address: k.MGID.Addr().String()}
-				groups[at] = v
-			}
-			v.QPs = append(v.QPs, api.GroupQP{Owner: api.Owner{Device: n.deviceName(d.Function)}, LQPN: uint32(d.QPN), Lane: int(d.Lane)})
-			if d.MLID == 0 && !slices.Contains(v.Devices, n.deviceName(d.Function)) {
-				v.Devices = append(v.Devices, n.deviceName(d.Function))
-			}
-		}
-	}
-	// A LID of which no queue pair is a member yet has no GID that the switch knows.
-	seen := map[ib.LID]bool{}
-	for k := range groups {
-		seen[k.mlid] = true
-	}
-	for lid := range g.Functions {
-		if !seen[lid] {
-			groups[key{mlid: lid}] = &api.Group{MLID: uint16(lid)}
-		}
-	}
-	for k, v := range groups {
-		for _, f := range g.Functions[k.mlid] {
-			v.Devices = append(v.Devices, n.deviceName(f))
-		}
-	}
-	if err := n.nameOwners(slices.Collect(maps.Values(groups))); err != nil {
-		return nil, err
-	}
-	list := make([]api.Group, 0, len(groups))
-	for _, v := range groups {
-		slices.SortFunc(v.QPs, func(a, b api.GroupQP) int {
-			return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.LQPN, b.LQPN))
-		})
-		list = append(list, *v)
-	}
-	slices.SortFunc(list, func(a, b api.Group) int { return cmp.Or(cmp.Compare(a.MLID, b.MLID), cmp.Compare(a.MGID, b.MGID)) })
-	return list, nil
-}
-
-func (n *Node) deviceName(function uint16) string {
-	if a := n.all.At(function); a != nil {
-		return a.Name
-	}
-	return fmt.Sprintf("function %d", function)
-}
-
-// nameOwners fills in whose the attached queue pairs are.
-func (n *Node) nameOwners(groups []*api.Group) error {
-	type key struct {
-		device  string
-		session uint32
-	}
-	owners := map[key]api.Owner{}
-	for _, d := range n.sessions.Programs() {
-		o := d.Owner()
-		if err := d.Lane().Query(func() { owners[key{o.Device, uint32(d.Dev.Session().Number())}] = o }); err != nil {
-			return err
-		}
-	}
-	for _, r := range n.sessions.Internal() {
-		owners[key{r.Owner().Device, uint32(r.Session().Number())}] = r.Owner()
-	}
-	for _, g := range groups {
-		for i := range g.QPs {
-			q := &g.QPs[i]
-			if o, ok := owners[key{q.Device, uint32(hca.SessionOf(ib.QPN(q.LQPN)))}]; ok {
-				q.Owner = o
-			}
-		}
-	}
-	return nil
 }

@@ -5,6 +5,7 @@ package node
 import (
 	"weft/internal/control/config"
 	"weft/internal/fabric/link/roce"
+	"weft/internal/node/control"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
@@ -62,6 +63,9 @@ func (n *Node) openLanes() (err error) {
 	n.groups = &ipGroups{port: n.adapter.Port, join: first.Join, quit: first.Leave, log: n.log, groups: map[ib.GID]*ipGroup{}}
 	n.all.SetIPGroups(portGroups{n})
 	n.sessions.SetLanes(n.lanes)
+	n.captures.SetLanes(n.lanes)
+	n.faults = control.NewFaults(control.FaultConfig{Log: n.log, Lanes: n.lanes, Host: n.adapter, Trunks: n.sub != nil && n.sub.TrunkLink() != nil,
+		Device: func(name string) bool { return n.function(name) != nil }})
 	n.lanes.Start()
 	return nil
 }

@@ -28,6 +28,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/host/sysfs"
 	"weft/internal/node/conn"
+	"weft/internal/node/control"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/mgmt"
@@ -64,7 +65,8 @@ type Node struct {
 	keeper *keeper
 	stop   context.CancelCauseFunc
 
-	captures captures
+	captures *control.Captures
+	faults   *control.Faults
 
 	// edits is held while functions come and go, ports while a port changes and
 	// whoever must know is told; in this order, and before mu. Nobody waits for
@@ -81,8 +83,6 @@ type Node struct {
 	vms          map[string]*machine     // by name
 	segmentPorts map[string]*segmentPort // by the name of the device
 	ready        bool
-	faults       []api.Fault // their counters are with the links
-	faultID      int
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -160,8 +160,8 @@ func (n *Node) open() (err error) {
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = []*function{{n: n, a: n.adapter}}
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
-	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: &n.captures})
-	n.captures.end, n.captures.lanes = make(chan struct{}), func() *lane.Group { return n.lanes }
+	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort), Functions: n.adapters, IPLinks: n.ipLinks})
+	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures})
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	defer wg.Wait()
 	server := api.NewServer(n.operations(), api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
 	defer func() { // after the door; whoever asked for the end hears the answer
-		close(n.captures.end)
+		n.captures.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
 		defer cancel()
 		server.Shutdown(ctx)

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"weft/internal/control/api"
+	"weft/internal/node/control"
 )
 
 // operations registers what the node does for the operations of the control interface.
@@ -14,25 +15,18 @@ func (n *Node) operations() *http.ServeMux {
 
 	api.Handle(mux, api.GetStatus, api.NoInput(n.Status))
 	api.Handle(mux, api.ListDevices, api.NoInput(n.Devices))
-	api.Handle(mux, api.GetResources, api.NoInput(n.Resources))
 	api.Handle(mux, api.ListCounters, api.NoInput(n.Counters))
-	api.Handle(mux, api.ListGroups, api.NoInput(n.Groups))
 	api.Handle(mux, api.AnnounceProgram, api.Action(n.Use))
 	api.Handle(mux, api.Shutdown, api.Action(n.Shutdown))
-
-	api.Handle(mux, api.ListFaults, api.NoInput(n.Faults))
-	api.Handle(mux, api.AddFault, n.AddFault)
-	api.Handle(mux, api.DeleteFault, api.NoOutput(n.DelFault))
-
-	api.HandleCapture(mux, n.Capture)
-	api.Handle(mux, api.ListCaptures, api.NoInput(n.Captures))
-	api.Handle(mux, api.StopCapture, api.NoOutput(n.StopCapture))
 
 	api.Handle(mux, api.ListFunctions, api.NoInput(n.Functions))
 	api.Handle(mux, api.AddFunction, n.AddFunction)
 	api.Handle(mux, api.ChangeFunction, api.ByName(n.SetFunction))
 	api.Handle(mux, api.DeleteFunction, api.NoOutput(n.DelFunction))
 
+	n.captures.Register(mux)
+	n.faults.Register(mux)
+	(&control.Inspector{Sessions: n.sessions, All: n.all, Identifiers: n.cm.Identifiers}).Register(mux)
 	n.mgmt.Register(mux)
 
 	n.ipOperations(mux)

@@ -140,13 +140,13 @@ func TestCMChannel(t *testing.T) {
 	if a = q.command(abi.CMCommand{Command: abi.CMMigrateID, From: p.token}, d...); a.Error != 0 || binary.LittleEndian.Uint32(a.Data[:]) != 1 {
 		t.Fatalf("%+v", a)
 	}
-	res, err := r.node.Resources(context.Background())
+	res, err := api.Get(context.Background(), r.cli, api.GetResources)
 	if err != nil || len(res.CMIDs) != 1 || res.CMIDs[0].State != "ADDR_RESOLVED" || res.CMIDs[0].Device != r.cfg.Device {
 		t.Fatalf("%v %+v", err, res.CMIDs)
 	}
 	q.channel.Close()
 	eventually(t, "nothing is left", func() bool {
-		res, err := r.node.Resources(context.Background())
+		res, err := api.Get(context.Background(), r.cli, api.GetResources)
 		return err == nil && len(res.CMIDs) == 0
 	})
 	// The channel is gone; the connection for commands is not.

@@ -22,7 +22,7 @@ func (n *Node) openSubnet() error {
 		return err
 	}
 	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
-		NewPort: n.newPort, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: &n.captures}
+		NewPort: n.newPort, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures}
 	c.Plugged = func(a *hca.Adapter) { n.vesw.plugged(a) }
 	c.Unplugged = func(function uint16) func() {
 		busy := n.vesw.unplugged(function)

@@ -167,6 +167,7 @@ var rooms = map[string][]string{
 	"ipif":       {"describe", "lane", "loop", "session", "stack", "supervisor"},
 	"mgmt":       {"describe", "loop", "subnet"},
 	"conn":       {"loop", "lane", "session", "subnet"},
+	"control":    {"lane", "session"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.
