@@ -180,7 +180,7 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 		}
 	}
 	list = append(list, n.sessions.Degraded()...)
-	list = append(list, n.keeper.degraded()...)
+	list = append(list, n.intentStore.degraded()...)
 	adapterOff := n.adapterIsOff()
 	if adapterOff {
 		list = append(list, api.Degraded{What: "adapter_disabled", Why: "the physical function disabled the adapter: every port is down, nothing is sent or received",

@@ -22,15 +22,15 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// function is a device of the node: a function of the adapter with its door.
+// function is a device of the node: a function of the adapter with its device socket.
 type function struct {
 	n        *Node
 	a        *hca.Adapter
-	door     *vhost.Server      // nil before the node serves
+	socket   *vhost.Server      // its device socket, nil before the node serves
 	vm       *machine           // whose network card it is, nil: nobody's; guarded by the node's mu
 	st       *segmentPort       // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by whoever runs the node; guarded by the node's mu
-	asked    api.FunctionChange // all that people asked for; guarded by the keeper
+	asked    api.FunctionChange // all that people asked for; guarded by the intentStore
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
 }
 
@@ -40,8 +40,8 @@ type switchboard interface {
 	Plug(a *hca.Adapter, on bool) error
 	// Unplug disconnects it before the function is removed.
 	Unplug(a *hca.Adapter)
-	// Power lets the ports of functions come up, or takes them down; when it returns they are in that state, as far as they
-	// depend on this node.
+	// Power lets the ports of functions come up, or takes them down; when it returns they are in that state, as far as
+	// they depend on this node.
 	Power(list []*hca.Adapter, on bool)
 }
 
@@ -71,7 +71,7 @@ func (n *Node) newPort(guid ib.GUID) *hca.Port {
 }
 
 // addFunction makes a function with an InfiniBand port under the next number,
-// and its door if the node serves already.
+// and its device socket if the node serves already.
 func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
 	n.edits.Lock()
 	defer n.edits.Unlock()
@@ -166,8 +166,8 @@ const virtualFunctions = 2
 
 // drop takes a function away; edits is held.
 func (n *Node) drop(f *function) error {
-	if f.door != nil {
-		f.door.Close()
+	if f.socket != nil {
+		f.socket.Close()
 	}
 	if f.vm != nil {
 		f.vm.close()
@@ -220,8 +220,8 @@ func (n *Node) adapterNamed(name string) *hca.Adapter {
 	return nil
 }
 
-// fabricPort returns the GUID of a device's InfiniBand port, which may be below an Ethernet port in a virtual Ethernet switch; false
-// where it has none.
+// fabricPort returns the GUID of a device's InfiniBand port, which may be below an Ethernet port in a virtual Ethernet
+// switch; false where it has none.
 func (n *Node) fabricPort(device string) (ib.GUID, bool) {
 	f := n.function(device)
 	if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
@@ -289,46 +289,46 @@ func (n *Node) rewriteTree() error {
 	return n.writeTree()
 }
 
-// ownDoor are the permissions of a door that only the node's user may enter.
-const ownDoor os.FileMode = 0o600
+// ownSocketPerm are the permissions of a socket that only the node's user may enter.
+const ownSocketPerm os.FileMode = 0o600
 
-// doorPerm returns the permissions of the node's doors.
-func (n *Node) doorPerm() os.FileMode {
+// socketPerm returns the permissions of the node's sockets.
+func (n *Node) socketPerm() os.FileMode {
 	if len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0 {
 		return 0o666 // who calls is checked by its credentials
 	}
-	return ownDoor
+	return ownSocketPerm
 }
 
 // listenRecords opens a record socket, which serves nothing before Start.
 func (n *Node) listenRecords(name, what string, most, mostOfUser int) (*session.Records, error) {
-	l, err := n.dir.ListenRecords(name, n.doorPerm())
+	l, err := n.dir.ListenRecords(name, n.socketPerm())
 	if err != nil {
 		return nil, err
 	}
 	return n.sessions.OpenRecords(l, name, what, most, mostOfUser), nil
 }
 
-// treePerm returns the permissions of directories with doors.
+// treePerm returns the permissions of directories with sockets.
 func (n *Node) treePerm() os.FileMode {
-	if n.doorPerm() == ownDoor {
+	if n.socketPerm() == ownSocketPerm {
 		return 0o700
 	}
 	return 0o755
 }
 
-// open opens the function's door. All doors share the quotas of the first.
+// open opens the function's device socket. All device sockets share the quotas of the first.
 func (f *function) open() error {
 	n := f.n
-	door, err := vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), n.doorPerm(), vhost.Config{
+	socket, err := vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), n.socketPerm(), vhost.Config{
 		New:   func(s *vhost.Session) (vhost.Device, error) { return n.sessions.Admit(f.a, f.lane(), s) },
 		OnEnd: n.sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
-		Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].door})
+		Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].socket})
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}
 	n.mu.Lock()
-	f.door = door
+	f.socket = socket
 	n.mu.Unlock()
 	return nil
 }
@@ -341,9 +341,9 @@ func (f *function) lane() *lane.Lane {
 	return nil
 }
 
-// openDoors opens the doors of the functions there are, and lets those that
+// openSockets opens the device sockets of the functions, and lets those that
 // are added open theirs.
-func (n *Node) openDoors() error {
+func (n *Node) openSockets() error {
 	n.edits.Lock()
 	defer n.edits.Unlock()
 	for _, f := range n.functions() {
@@ -360,16 +360,16 @@ func (n *Node) openDoors() error {
 	return nil
 }
 
-// closeDoors ends every session; no function can be added any more.
-func (n *Node) closeDoors() {
+// closeSockets ends every session; no function can be added any more.
+func (n *Node) closeSockets() {
 	n.edits.Lock()
 	defer n.edits.Unlock()
 	n.mu.Lock()
 	n.serving = false
 	n.mu.Unlock()
 	for _, f := range n.functions() {
-		if f.door != nil {
-			f.door.Close()
+		if f.socket != nil {
+			f.socket.Close()
 		}
 	}
 	for _, m := range n.machines() {
@@ -381,10 +381,10 @@ func (n *Node) closeDoors() {
 func (n *Node) refusals() map[string]uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.funcs[0].door.Refusals()
+	return n.funcs[0].socket.Refusals()
 }
 
-// ends counts the ends of sessions by reason, at all doors.
+// ends counts the ends of sessions by reason, at all device sockets.
 func (n *Node) ends() map[string]uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -402,11 +402,11 @@ func (n *Node) ends() map[string]uint64 {
 	return sum
 }
 
-// servers are the doors of the function, also that for a guest; the caller holds the node's
+// servers are the device sockets of the function, also that for a guest; the caller holds the node's
 // mu.
 func (f *function) servers() (list []*vhost.Server) {
-	if f.door != nil {
-		list = append(list, f.door)
+	if f.socket != nil {
+		list = append(list, f.socket)
 	}
 	if f.vm != nil {
 		if s := f.vm.socket(); s != nil {

@@ -32,7 +32,7 @@ func (f *function) describe() api.Function {
 		PortState: describe.PortState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
 		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
 			MemoryBytes: l.Memory}}
-	v.Kept, v.NotKept = f.n.keeper.kept()
+	v.Kept, v.NotKept = f.n.intentStore.kept()
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
 	}
@@ -50,9 +50,9 @@ func (f *function) describe() api.Function {
 // AddFunction implements api.Backend.
 func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function, error) {
 	const what = "cannot add the device"
-	n.keeper.mu.Lock()
-	defer n.keeper.mu.Unlock()
-	if err := n.keeper.editable(what); err != nil {
+	n.intentStore.mu.Lock()
+	defer n.intentStore.mu.Unlock()
+	if err := n.intentStore.editable(what); err != nil {
 		return api.Function{}, err
 	}
 	if r.AdapterEnabled != nil {
@@ -86,8 +86,8 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), n.removeFunction(r.Name))
 		}
 	}
-	n.keeper.forget(r.Name)
-	n.keeper.save(ctx)
+	n.intentStore.forget(r.Name)
+	n.intentStore.save(ctx)
 	if vesw != "" {
 		n.awaitCarrier(ctx, f)
 	}
@@ -112,7 +112,7 @@ func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 	return err
 }
 
-// newFunction makes the function that r asks for; the keeper's mu is held.
+// newFunction makes the function that r asks for; the intentStore's mu is held.
 func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
 	limits := hca.DefaultLimits
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
@@ -137,13 +137,13 @@ func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) 
 // SetFunction implements api.Backend.
 func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChange) (api.Function, error) {
 	const what = "cannot change the device"
-	n.keeper.mu.Lock()
-	defer n.keeper.mu.Unlock()
+	n.intentStore.mu.Lock()
+	defer n.intentStore.mu.Unlock()
 	f := n.function(name)
 	if f == nil {
 		return api.Function{}, noDevice(what, name)
 	}
-	if err := n.keeper.editable(what); err != nil {
+	if err := n.intentStore.editable(what); err != nil {
 		return api.Function{}, err
 	}
 	if c.AdapterEnabled != nil && virtual(f.a) {
@@ -155,12 +155,12 @@ func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChang
 	if c.AdapterEnabled != nil {
 		n.enableAdapter(*c.AdapterEnabled)
 	}
-	n.keeper.save(ctx)
+	n.intentStore.save(ctx)
 	return f.describe(), nil
 }
 
 // change does what a change asks of the function itself, and notes that it was
-// asked for; the keeper's mu is held. On an error nothing has changed.
+// asked for; the intentStore's mu is held. On an error nothing has changed.
 func (f *function) change(c *api.FunctionChange) error {
 	limits := *f.a.Limits()
 	if err := applyQuotas(&limits, &c.Quotas); err != nil {
@@ -185,9 +185,9 @@ func (f *function) change(c *api.FunctionChange) error {
 // DelFunction implements api.Backend.
 func (n *Node) DelFunction(ctx context.Context, name string) error {
 	const what = "cannot delete the device"
-	n.keeper.mu.Lock()
-	defer n.keeper.mu.Unlock()
-	if err := n.keeper.editable(what); err != nil {
+	n.intentStore.mu.Lock()
+	defer n.intentStore.mu.Unlock()
+	if err := n.intentStore.editable(what); err != nil {
 		return err
 	}
 	if n.machine(name) != nil {
@@ -200,7 +200,7 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 		}
 	}
 	err := n.removeFunction(name)
-	switch forgotten := n.keeper.forget(name); {
+	switch forgotten := n.intentStore.forget(name); {
 	case errors.Is(err, errPhysical):
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is a device of the physical function",
 			Fix: "weft dev set " + name + " --enabled=false"}
@@ -213,12 +213,10 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 		n.vesw.forget(name)
 		n.ip.Forget(name)
 	}
-	n.keeper.save(ctx)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.keeper.dirty {
+	n.intentStore.save(ctx)
+	if err := n.intentStore.unsaved(); err != nil {
 		return &api.Error{Code: api.CodeInternal, What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
-			Why: n.keeper.err.Error(), Fix: "weft store status; the node tries again by itself"}
+			Why: err.Error(), Fix: "weft store status; the node tries again by itself"}
 	}
 	return nil
 }
@@ -257,7 +255,7 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 	if q.MemoryBytes != 0 {
 		l.Memory = q.MemoryBytes
 	}
-	// A door keeps the first two queue pairs and one completion queue.
+	// A session keeps the first two queue pairs and one completion queue.
 	if l.QP < 3 || l.CQ < 2 {
 		errs = append(errs, errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"))
 	}

@@ -30,7 +30,7 @@ func (n *Node) newIPLinks() (*ipif.Host, error) {
 		OpenSA: func(function uint16, answer func(mono.Time, uint32, *mad.SA), notice func(mono.Time, *mad.Notice)) ipif.SA {
 			return n.sub.OpenUser(function, answer, notice)
 		},
-		Connections: n.cm, Keeper: n.keeper}), nil
+		Connections: n.cm, Keeper: n.intentStore}), nil
 }
 
 // ipOperations registers the operations of IP links, or their refusal where the node is in no subnet.
@@ -89,7 +89,7 @@ func (n *Node) nativeAdapters() (list []*hca.Adapter) {
 }
 
 // Edit implements ipif.Keeper.
-func (k *keeper) Edit(ctx context.Context, what string, change func() error) error {
+func (k *intentStore) Edit(ctx context.Context, what string, change func() error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.editable(what); err != nil {
@@ -103,6 +103,6 @@ func (k *keeper) Edit(ctx context.Context, what string, change func() error) err
 }
 
 // Kept implements ipif.Keeper.
-func (k *keeper) Kept() (bool, string) { return k.kept() }
+func (k *intentStore) Kept() (bool, string) { return k.kept() }
 
-var _ ipif.Keeper = (*keeper)(nil)
+var _ ipif.Keeper = (*intentStore)(nil)

@@ -5,7 +5,7 @@
 // they end.
 //
 // What comes in: a config.Config; what goes out: the files of a node's
-// directory (docs/notes/abi.md, section 1), doors for clients, and RoCEv2 on
+// directory (docs/notes/abi.md, section 1), device sockets for clients, and RoCEv2 on
 // the host's addresses. Command line and tests call Run. The packet path is in
 // the lanes; nothing else here may touch what a lane owns except through
 // lane.do.
@@ -61,23 +61,22 @@ type Node struct {
 	ip       *ipif.Host     // nil: the same
 	vesw     *veswHost      // nil: the same
 
-	mgmt   *mgmt.Network
-	keeper *keeper
-	stop   context.CancelCauseFunc
+	mgmt        *mgmt.Network
+	intentStore *intentStore
+	stop        context.CancelCauseFunc
 
 	captures *control.Captures
 	faults   *control.Faults
 
-	// edits is held while functions come and go, ports while a port changes and
-	// whoever must know is told; in this order, and before mu. Nobody waits for
-	// another goroutine with ports held.
+	// edits is held while functions are added and removed, ports while a port changes and its clients are notified; in
+	// this order, and before mu. No goroutine waits for another with ports held.
 	edits, ports sync.Mutex
 
 	mu      sync.Mutex // guards what follows; never held while waiting for a lane
 	table   *hostnet.Table
 	funcs   []*function       // in the order of their numbers; the first has the host's addresses
-	oldEnds map[string]uint64 // ends of sessions at doors that are gone
-	serving bool              // doors are open
+	oldEnds map[string]uint64 // ends of sessions at device sockets that are closed
+	serving bool              // device sockets are open
 	// adapterOff: the physical function disabled the whole adapter.
 	adapterOff   bool
 	vms          map[string]*machine     // by name
@@ -108,7 +107,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
 		vms: make(map[string]*machine), segmentPorts: make(map[string]*segmentPort), oldEnds: make(map[string]uint64)}
-	n.keeper = newKeeper(n)
+	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 	if err := n.mgmt.Start(ctx); err != nil {
 		return err
 	}
-	n.keeper.start(ctx)
+	n.intentStore.start(ctx)
 	return n.serve(ctx, ready)
 }
 
@@ -204,31 +203,31 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 	return p
 }
 
-// serve opens the doors and waits for the end.
+// serve opens the device sockets and waits for the end.
 func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.rewriteTree(); err != nil {
 		return err
 	}
-	doorPerm := n.doorPerm()
+	socketPerm := n.socketPerm()
 	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), n.treePerm()); err != nil {
 		return err
 	}
-	control, err := n.dir.Listen(rundir.ControlSock, doorPerm)
+	control, err := n.dir.Listen(rundir.ControlSock, socketPerm)
 	if err != nil {
 		return err
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	server := api.NewServer(n.operations(), api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
-	defer func() { // after the door; whoever asked for the end hears the answer
+	defer func() { // after the sockets; the requester of the end still receives the answer
 		n.captures.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), lastAnswers)
 		defer cancel()
 		server.Shutdown(ctx)
 		server.Close()
 	}()
-	defer n.closeDoors()
-	if err := n.openDoors(); err != nil {
+	defer n.closeSockets()
+	if err := n.openSockets(); err != nil {
 		control.Close()
 		return err
 	}
@@ -255,7 +254,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	}
 	table := n.table // addressesChanged replaces it
-	wg.Go(func() {   // not before the doors are there, whose counters it tells
+	wg.Go(func() {   // not before the device sockets are there, since it lists their counters
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			n.stop(fmt.Errorf("control socket: %w", err))
 		}
@@ -266,7 +265,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	})
 	wg.Go(func() { n.watchLanes(ctx) })
-	wg.Go(func() { n.keeper.run(ctx) })
+	wg.Go(func() { n.intentStore.run(ctx) })
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })
 	}

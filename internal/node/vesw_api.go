@@ -77,7 +77,7 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
-			v.Kept, v.NotKept = s.f.h.n.keeper.kept()
+			v.Kept, v.NotKept = s.f.h.n.intentStore.kept()
 		}
 	}
 	if s.f.h.n.machine(v.Device) != nil {
@@ -176,7 +176,7 @@ func noInfiniBand(name string) error {
 
 // attach records a request, and saves it.
 func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
-	k := h.n.keeper
+	k := h.n.intentStore
 	if r.Kept() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -228,7 +228,7 @@ func (h *veswHost) kept() (list []api.VESWRequest) {
 
 // forget removes the requests for ports of a device that was deleted.
 func (h *veswHost) forget(device string) {
-	h.n.keeper.forgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
+	h.n.intentStore.forgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
@@ -286,7 +286,7 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 
 // unask removes a request, r or the one with a key, and returns it, nil where it was not in use; the store follows.
 func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*api.VESWRequest, error) {
-	k := h.n.keeper
+	k := h.n.intentStore
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	h.mu.Lock()

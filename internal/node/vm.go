@@ -101,7 +101,7 @@ func (m *machine) event(e vnic.SegmentEvent) {
 	}
 }
 
-// makeMachine makes a card and its function; the keeper's mu is held.
+// makeMachine makes a card and its function; the intentStore's mu is held.
 func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number func(*hca.Adapter) error) (*machine, error) {
 	m, err := n.newMachine(want)
 	if err != nil {
@@ -186,7 +186,7 @@ func (n *Node) machine(name string) *machine {
 // device socket.
 func (m *machine) open() error {
 	n := m.n
-	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].door}
+	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].socket}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)
@@ -196,7 +196,7 @@ func (m *machine) open() error {
 			err = rundir.Ensure(filepath.Dir(m.want.Socket), n.treePerm())
 		}
 		if err == nil {
-			s, err = vhost.Listen(m.want.Socket, n.doorPerm(), c)
+			s, err = vhost.Listen(m.want.Socket, n.socketPerm(), c)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.want.Socket, err)
@@ -321,7 +321,7 @@ func (n *Node) VMs(context.Context) (list []api.VM, err error) {
 func (m *machine) describe() api.VM {
 	n := m.n
 	v := api.VM{NewVM: m.want}
-	v.Kept, v.NotKept = n.keeper.kept()
+	v.Kept, v.NotKept = n.intentStore.kept()
 	n.mu.Lock()
 	f := m.f
 	n.mu.Unlock()
@@ -410,9 +410,9 @@ func (n *Node) AddVM(ctx context.Context, want api.NewVM) (v api.VM, err error) 
 
 func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 	const what = "cannot add the virtual machine"
-	n.keeper.mu.Lock()
-	defer n.keeper.mu.Unlock()
-	if err := n.keeper.editable(what); err != nil {
+	n.intentStore.mu.Lock()
+	defer n.intentStore.mu.Unlock()
+	if err := n.intentStore.editable(what); err != nil {
 		return api.VM{}, err
 	}
 	if want.VESW != "" {
@@ -436,8 +436,8 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 			return api.VM{}, errors.Join(elsewhere(err, want.VESW, want.Name), n.removeFunction(want.Name))
 		}
 	}
-	n.keeper.forget(want.Name)
-	n.keeper.save(ctx)
+	n.intentStore.forget(want.Name)
+	n.intentStore.save(ctx)
 	return m.describe(), nil
 }
 
@@ -455,13 +455,13 @@ func elsewhere(err error, vesw, name string) error {
 // DelVM implements api.Backend.
 func (n *Node) DelVM(ctx context.Context, name string) error {
 	const what = "cannot delete the virtual machine"
-	n.keeper.mu.Lock()
-	defer n.keeper.mu.Unlock()
-	if err := n.keeper.editable(what); err != nil {
+	n.intentStore.mu.Lock()
+	defer n.intentStore.mu.Unlock()
+	if err := n.intentStore.editable(what); err != nil {
 		return err
 	}
 	m := n.machine(name)
-	if m == nil && !n.keeper.forget(name) {
+	if m == nil && !n.intentStore.forget(name) {
 		return &api.Error{Code: api.CodeNotFound, What: what, Why: "there is no virtual machine " + name, Fix: "weft vm"}
 	}
 	if m != nil {
@@ -475,7 +475,7 @@ func (n *Node) DelVM(ctx context.Context, name string) error {
 			return err
 		}
 	}
-	n.keeper.save(ctx)
+	n.intentStore.save(ctx)
 	return nil
 }
 

@@ -238,7 +238,7 @@ func TestStoreComesLate(t *testing.T) {
 // left alone.
 func TestForeignEntry(t *testing.T) {
 	n := &Node{identity: 0x0211220000ab0000}
-	k := newKeeper(n)
+	k := newIntentStore(n)
 	if got := keptKey(n.identity); got != "node/0211220000ab0000/functions" {
 		t.Error(got)
 	}

@@ -21,36 +21,34 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// keeper keeps in the store what people want of the node's functions: which
-// there are, under which numbers, from which their GUIDs follow, and all that
-// was asked of each. A node that starts again reads it back
+// intentStore keeps the intent for the node's functions in the store: which there are, under which numbers, from which
+// their GUIDs follow, and all settings that were requested of each. A node that starts again reads it back
 // (docs/notes/fabric.md).
-type keeper struct {
+type intentStore struct {
 	n *Node
 	// store is the store, nil where there is none, and why, where there should be one.
 	store func() (store.Store, error)
-	// mu is held from the look at functions to the answer of the store, so that
-	// what is newer is written later. It comes before edits, and guards asked of
-	// every function.
+	// mu is held from reading the functions to the answer of the store, so that newer states are written later. It is
+	// locked before the node's edits, and guards asked of every function.
 	mu   sync.Mutex
 	wake chan struct{}
-	// Guarded by the node's mu.
-	never  error // why nothing is kept in this life of the node; nil: it is
-	loaded bool  // functions are those that were kept
-	dirty  bool  // the store has not got the last change
-	err    error // why not
+
+	state  sync.Mutex // guards what follows; nothing else is locked with state held
+	never  error      // why nothing is kept until the node starts again; nil: it is
+	loaded bool       // functions are those of the store
+	dirty  bool       // the last change is not in the store yet
+	err    error      // why not
 	failed []failedFunction
 	ports  []failedPort
 }
 
-// failedPort is what a VESW port of the store is for, and cannot be. It stays in the store.
+// failedPort is the use of a VESW port in the store that could not be restored. It stays in the store.
 type failedPort struct {
 	api.VESWRequest
 	err error
 }
 
-// failedFunction is a function of the store that could not be made. It stays in
-// the store.
+// failedFunction is a function of the store that could not be restored. It stays in the store.
 type failedFunction struct {
 	keptFunction
 	err error
@@ -86,16 +84,16 @@ const (
 	keepRetry = time.Second
 )
 
-func newKeeper(n *Node) *keeper {
-	return &keeper{n: n, store: func() (store.Store, error) { return n.mgmt.Store() }, wake: make(chan struct{}, 1)}
+func newIntentStore(n *Node) *intentStore {
+	return &intentStore{n: n, store: func() (store.Store, error) { return n.mgmt.Store() }, wake: make(chan struct{}, 1)}
 }
 
 // keptKey is where the store has the functions of a node.
 func keptKey(identity ib.GUID) string { return fmt.Sprintf("node/%016x/functions", uint64(identity)) }
 
-// start finds out where functions are kept, and restores those there are. A
-// store that does not answer soon is asked again by run.
-func (k *keeper) start(ctx context.Context) {
+// start finds out where functions are kept, and restores them. run repeats the request to a store that does not answer
+// soon.
+func (k *intentStore) start(ctx context.Context) {
 	n := k.n
 	kept, missing := k.store()
 	var never error
@@ -111,9 +109,9 @@ func (k *keeper) start(ctx context.Context) {
 	case n.cfg.StoreKind() == config.StoreMemory:
 		never = errors.New("the store is the node's memory (--store memory)")
 	}
-	n.mu.Lock()
+	k.state.Lock()
 	k.never, k.loaded = never, never != nil
-	n.mu.Unlock()
+	k.state.Unlock()
 	if never != nil {
 		return
 	}
@@ -122,9 +120,8 @@ func (k *keeper) start(ctx context.Context) {
 	k.attempt(ctx, mgmt.StorePatience)
 }
 
-// run does what the store could not be told or asked, until it can. It returns
-// when ctx ends.
-func (k *keeper) run(ctx context.Context) {
+// run reads and writes what the store did not answer for, until it does. It returns when ctx ends.
+func (k *intentStore) run(ctx context.Context) {
 	for {
 		var again <-chan time.Time
 		if k.pending() {
@@ -143,20 +140,20 @@ func (k *keeper) run(ctx context.Context) {
 }
 
 // pending reports whether the store is still to be read or written.
-func (k *keeper) pending() bool {
-	k.n.mu.Lock()
-	defer k.n.mu.Unlock()
+func (k *intentStore) pending() bool {
+	k.state.Lock()
+	defer k.state.Unlock()
 	return !k.loaded || k.dirty
 }
 
 // attempt reads from or writes to the store; mu is held.
-func (k *keeper) attempt(ctx context.Context, patience time.Duration) {
+func (k *intentStore) attempt(ctx context.Context, patience time.Duration) {
 	n := k.n
 	ctx, stop := context.WithTimeout(ctx, patience)
 	defer stop()
-	n.mu.Lock()
+	k.state.Lock()
 	loaded, before := k.loaded, k.err
-	n.mu.Unlock()
+	k.state.Unlock()
 	var err error
 	if !loaded {
 		if err = k.load(ctx); err == nil {
@@ -165,9 +162,9 @@ func (k *keeper) attempt(ctx context.Context, patience time.Duration) {
 	} else {
 		err = k.write(ctx)
 	}
-	n.mu.Lock()
+	k.state.Lock()
 	k.loaded, k.err, k.dirty = loaded, err, loaded && err != nil
-	n.mu.Unlock()
+	k.state.Unlock()
 	if err == nil {
 		return
 	}
@@ -180,19 +177,19 @@ func (k *keeper) attempt(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// save writes the functions as they are; mu is held. What the store does not
-// take now it gets later: degraded tells of it until then.
-func (k *keeper) save(ctx context.Context) {
-	k.n.mu.Lock()
+// save writes the functions as they are; mu is held. A change that the store does not accept now is written later:
+// degraded reports it until then.
+func (k *intentStore) save(ctx context.Context) {
+	k.state.Lock()
 	never := k.never
-	k.n.mu.Unlock()
+	k.state.Unlock()
 	if never == nil {
 		k.attempt(ctx, mgmt.StoreWait)
 	}
 }
 
 // write puts the functions into the store; mu is held.
-func (k *keeper) write(ctx context.Context) error {
+func (k *intentStore) write(ctx context.Context) error {
 	n := k.n
 	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff(), VESWPorts: n.vesw.kept(), IPLinks: n.ip.Kept()}
 	for _, f := range n.functions() {
@@ -207,14 +204,14 @@ func (k *keeper) write(ctx context.Context) error {
 			v.Functions = append(v.Functions, k)
 		}
 	}
-	n.mu.Lock()
+	k.state.Lock()
 	for _, f := range k.failed {
 		v.Functions = append(v.Functions, f.keptFunction)
 	}
 	for i := range k.ports {
 		v.VESWPorts = append(v.VESWPorts, k.ports[i].VESWRequest)
 	}
-	n.mu.Unlock()
+	k.state.Unlock()
 	b, err := json.Marshal(v)
 	if err == nil {
 		s, _ := k.store()
@@ -224,7 +221,7 @@ func (k *keeper) write(ctx context.Context) error {
 }
 
 // outOf names the store where all that is known is that it did not answer.
-func (k *keeper) outOf(ctx context.Context, err error) error {
+func (k *intentStore) outOf(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("no answer from the store (%s)", k.n.cfg.StoreKind())
 	}
@@ -232,7 +229,7 @@ func (k *keeper) outOf(ctx context.Context, err error) error {
 }
 
 // load reads what was kept and makes it so; mu is held.
-func (k *keeper) load(ctx context.Context) error {
+func (k *intentStore) load(ctx context.Context) error {
 	n := k.n
 	s, _ := k.store()
 	e, err := s.Get(ctx, keptKey(n.identity))
@@ -262,9 +259,9 @@ func (k *keeper) load(ctx context.Context) error {
 	for _, f := range v.Functions {
 		if err := n.restore(&f); err != nil {
 			n.log.Error("a device is not restored", "device", f.Name, "err", err)
-			n.mu.Lock()
+			k.state.Lock()
 			k.failed = append(k.failed, failedFunction{f, err})
-			n.mu.Unlock()
+			k.state.Unlock()
 			continue
 		}
 		restored++
@@ -273,9 +270,9 @@ func (k *keeper) load(ctx context.Context) error {
 		r := &v.VESWPorts[i]
 		if err := n.restorePort(r); err != nil {
 			n.log.Error("what a VESW port was for is not restored", "device", r.Device, "vesw", r.VESW, "err", err)
-			n.mu.Lock()
+			k.state.Lock()
 			k.ports = append(k.ports, failedPort{*r, err})
-			n.mu.Unlock()
+			k.state.Unlock()
 		}
 	}
 	n.ip.Restore(v.IPLinks)
@@ -323,10 +320,10 @@ func (n *Node) restorePort(r *api.VESWRequest) error {
 	return nil
 }
 
-// editable refuses changes before it is known what there is.
-func (k *keeper) editable(what string) error {
-	k.n.mu.Lock()
-	defer k.n.mu.Unlock()
+// editable refuses changes before the functions of the store are known.
+func (k *intentStore) editable(what string) error {
+	k.state.Lock()
+	defer k.state.Unlock()
 	if k.loaded {
 		return nil
 	}
@@ -336,9 +333,9 @@ func (k *keeper) editable(what string) error {
 
 // kept reports whether what the node has now is there after it starts again,
 // and else why not.
-func (k *keeper) kept() (bool, string) {
-	k.n.mu.Lock()
-	defer k.n.mu.Unlock()
+func (k *intentStore) kept() (bool, string) {
+	k.state.Lock()
+	defer k.state.Unlock()
 	switch {
 	case k.never != nil:
 		return false, k.never.Error()
@@ -350,9 +347,9 @@ func (k *keeper) kept() (bool, string) {
 
 // forget drops a function that was not restored; false where there is none of
 // that name.
-func (k *keeper) forget(name string) bool {
-	k.n.mu.Lock()
-	defer k.n.mu.Unlock()
+func (k *intentStore) forget(name string) bool {
+	k.state.Lock()
+	defer k.state.Unlock()
 	before := len(k.failed)
 	k.failed = slices.DeleteFunc(k.failed, func(f failedFunction) bool { return f.Name == name })
 	return len(k.failed) != before
@@ -360,19 +357,28 @@ func (k *keeper) forget(name string) bool {
 
 // forgetPorts drops what was not restored of VESW ports, by a device or a request's key; false where there
 // is nothing.
-func (k *keeper) forgetPorts(which func(*api.VESWRequest) bool) bool {
-	k.n.mu.Lock()
-	defer k.n.mu.Unlock()
+func (k *intentStore) forgetPorts(which func(*api.VESWRequest) bool) bool {
+	k.state.Lock()
+	defer k.state.Unlock()
 	before := len(k.ports)
 	k.ports = slices.DeleteFunc(k.ports, func(p failedPort) bool { return which(&p.VESWRequest) })
 	return len(k.ports) != before
 }
 
-// degraded lists what is amiss with what is kept.
-func (k *keeper) degraded() (list []api.Degraded) {
-	n := k.n
-	n.mu.Lock()
-	defer n.mu.Unlock()
+// unsaved returns why the last change is not in the store yet, nil where it is.
+func (k *intentStore) unsaved() error {
+	k.state.Lock()
+	defer k.state.Unlock()
+	if !k.dirty {
+		return nil
+	}
+	return k.err
+}
+
+// degraded lists what is wrong with the intent in the store.
+func (k *intentStore) degraded() (list []api.Degraded) {
+	k.state.Lock()
+	defer k.state.Unlock()
 	const fix = "weft store status"
 	_, missing := k.store()
 	switch {
