@@ -38,7 +38,8 @@ var generators = []string{"internal/proto/abi/gen", "internal/proto/mad/gen"}
 
 // cores are the protocol cores: no goroutine, lock, clock, log or socket. A core imports
 // internal/proto and its own parts, no other core.
-var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "internal/fabric/trunk", "internal/service/vnic/...",
+var cores = []string{"internal/verbs/transport", "internal/fabric/vswitch", "internal/fabric/trunk",
+	"internal/service/vnic/...",
 	"internal/service/ipoib/...", "internal/service/cm", "internal/mgmt/sm/...", "internal/mgmt/umad"}
 
 // pure are the packages that know nothing of the world: the cores, and what they are made of.
@@ -48,10 +49,12 @@ func pure(rel string) bool {
 
 // mayCallSystem are the packages that may use golang.org/x/sys/unix; their
 // files named *_unsafe.go may use unsafe. Package node may only do the former.
-var mayCallSystem = []string{"internal/device/...", "internal/fabric/link/...", "internal/host/...", "internal/node/..."}
+var mayCallSystem = []string{"internal/device/...", "internal/fabric/link/...", "internal/host/...",
+	"internal/node/..."}
 
 // pureForbidden are the imports of the world that pure packages must not know.
-var pureForbidden = []string{"os", "os/exec", "net", "net/http", "log", "log/slog", "sync", "context", "io/fs", "syscall", "os/signal"}
+var pureForbidden = []string{"os", "os/exec", "net", "net/http", "log", "log/slog", "sync", "context", "io/fs",
+	"syscall", "os/signal"}
 
 // pureAllowed are the exceptions, with their reason.
 var pureAllowed = map[string]string{
@@ -145,7 +148,9 @@ func TestStoreys(t *testing.T) {
 				t.Errorf("%s imports %s: imports point down only; declare an interface here and let the caller pass it in", rel, other)
 			case matches(cores, rel) && matches(cores, other) && family(rel) != family(other):
 				t.Errorf("%s imports %s: protocol cores do not import each other; move what both need to internal/proto", rel, other)
-			case strings.HasPrefix(other, "cmd/") || strings.HasPrefix(other, "test/") && !strings.HasPrefix(rel, "test/") || strings.HasSuffix(other, "test") && !strings.HasSuffix(rel, "test") && product:
+			case strings.HasPrefix(other, "cmd/") || strings.HasPrefix(other, "test/") &&
+				!strings.HasPrefix(rel, "test/") || strings.HasSuffix(other, "test") &&
+				!strings.HasSuffix(rel, "test") && product:
 				t.Errorf("%s imports %s: only tests may", rel, other)
 			}
 		}
@@ -155,7 +160,8 @@ func TestStoreys(t *testing.T) {
 	}
 }
 
-// rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself, which builds them.
+// rooms are the rooms of a node, each with the other rooms that it may import. None imports the node itself,
+// which builds them.
 var rooms = map[string][]string{
 	"loop":       {},
 	"describe":   {},
@@ -187,7 +193,8 @@ func TestRoomsOfNode(t *testing.T) {
 			case imp == "weft/"+node:
 				t.Errorf("%s imports %s: let the node pass in what the room needs", p.rel(), node)
 			case inside && !slices.Contains(may, other):
-				t.Errorf("%s imports %s: a room declares an interface for what it needs, and the node passes it in", p.rel(), imp)
+				t.Errorf("%s imports %s: a room declares an interface for what it needs, and the node passes it in",
+					p.rel(), imp)
 			}
 		}
 	}
@@ -233,7 +240,8 @@ func TestPurePackagesKnowNoWorld(t *testing.T) {
 		}
 		for i, line := range strings.Split(string(src), "\n") {
 			if clock.MatchString(line) {
-				t.Errorf("%s/%s:%d: protocol cores start no goroutine and read no clock: take now as an argument", p.rel(), name, i+1)
+				t.Errorf("%s/%s:%d: protocol cores start no goroutine and read no clock: take now as an argument",
+					p.rel(), name, i+1)
 			}
 		}
 	})
@@ -274,7 +282,8 @@ func TestUnsafeAndSystemCalls(t *testing.T) {
 			case `"unsafe"`:
 				if !matches(mayCallSystem, p.rel()) || p.rel() == "internal/node" {
 					t.Errorf("%s/%s imports unsafe: only internal/device, fabric/link and host may", p.rel(), name)
-				} else if !strings.HasSuffix(strings.TrimSuffix(name, "_test.go"), "_unsafe") && !strings.HasSuffix(name, "_unsafe.go") {
+				} else if !strings.HasSuffix(strings.TrimSuffix(name, "_test.go"), "_unsafe") &&
+					!strings.HasSuffix(name, "_unsafe.go") {
 					t.Errorf("%s/%s imports unsafe: move it to a file named *_unsafe.go", p.rel(), name)
 				}
 			case `"golang.org/x/sys/unix"`:
@@ -293,7 +302,8 @@ func TestEachPackageHasOneComment(t *testing.T) {
 	for _, p := range packages(t) {
 		var with []string
 		for _, name := range p.GoFiles {
-			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.PackageClauseOnly|parser.ParseComments)
+			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -358,9 +368,11 @@ func TestEachFileHasOneLicenseLine(t *testing.T) {
 func TestNoForeignWords(t *testing.T) {
 	dir := root(t)
 	// Spelled in parts, so that this file does not match itself.
-	forbidden := regexp.MustCompile(`(^|[^a-zA-Z0-9._-])/(work|farm|root)/|proxy\.golang` + `\.org|deb\.debian` + `\.org|registry\.npm` + `js|\bTO` + `DO\b|\bFIX` + `ME\b|fact ` + `sheet`)
+	forbidden := regexp.MustCompile(`(^|[^a-zA-Z0-9._-])/(work|farm|root)/|proxy\.golang` + `\.org|deb\.debian` +
+		`\.org|registry\.npm` + `js|\bTO` + `DO\b|\bFIX` + `ME\b|fact ` + `sheet`)
 	for _, name := range tracked(t) {
-		if name == "go.sum" || strings.Contains(name, "/testdata/") || path.Ext(name) == ".pcapng" || path.Ext(name) == ".json" {
+		if name == "go.sum" || strings.Contains(name, "/testdata/") || path.Ext(name) == ".pcapng" ||
+			path.Ext(name) == ".json" {
 			continue
 		}
 		src, err := os.ReadFile(filepath.Join(dir, name))

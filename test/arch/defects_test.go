@@ -25,15 +25,18 @@ func TestDefectsHaveTests(t *testing.T) {
 	table, _, _ = strings.Cut(table, "\n## ")
 	tests := testsByName(t, dir)
 	var numbers []string
-	for _, row := range regexp.MustCompile(`(?m)^\| (\d+|15–17) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(table, -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| (\d+|15–17) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(table,
+		-1) {
 		no, cell := row[1], row[3]
 		numbers = append(numbers, no)
 		named := regexp.MustCompile("`(TestD(\\d\\d)_\\w+)` \\((\\w+)\\)").FindAllStringSubmatch(cell, -1)
-		if exempt := strings.HasPrefix(cell, "exempt"); exempt != slices.Contains([]string{"15–17", "20"}, no) || !exempt && len(named) == 0 {
+		if exempt := strings.HasPrefix(cell, "exempt"); exempt != slices.Contains([]string{"15–17", "20"}, no) ||
+			!exempt && len(named) == 0 {
 			t.Errorf("docs/notes/vesw.md: defect %s (%s) has no test: %q", no, row[2], cell)
 		}
 		if n := strings.Count(cell, "`Test"); n != len(named) {
-			t.Errorf("docs/notes/vesw.md: defect %s: %d of %d tests are written as `TestDnn_Name` (package)", no, len(named), n)
+			t.Errorf("docs/notes/vesw.md: defect %s: %d of %d tests are written as `TestDnn_Name` (package)", no,
+				len(named), n)
 		}
 		for _, m := range named {
 			if fmt.Sprintf("%02s", no) != m[2] {

@@ -28,7 +28,8 @@ func TestDemandsHaveTests(t *testing.T) {
 	tests := testsByName(t, dir)
 	named := regexp.MustCompile("`(Test\\w+)`(?: \\((\\w+)\\))?")
 	for letter, count := range map[string]int{"H": 70, "S": 15} {
-		rows := regexp.MustCompile(`(?m)^\| (`+letter+`-\d\d) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(string(note), -1)
+		rows := regexp.MustCompile(`(?m)^\| (`+letter+
+			`-\d\d) \| (.+?) \| (.*) \|$`).FindAllStringSubmatch(string(note), -1)
 		if len(rows) != count {
 			t.Fatalf("docs/notes/ipoib.md has %d rows of %s, not %d", len(rows), letter, count)
 		}
@@ -39,7 +40,8 @@ func TestDemandsHaveTests(t *testing.T) {
 			}
 			exempt := strings.HasPrefix(cell, "kernel only: ")
 			if exempt != slices.Contains(kernelOnly, no) {
-				t.Errorf("docs/notes/ipoib.md: %s: kernel only is %v, which the list in this test does not say", no, exempt)
+				t.Errorf("docs/notes/ipoib.md: %s: kernel only is %v, which the list in this test does not say", no,
+					exempt)
 			}
 			bears := exempt
 			for _, m := range named.FindAllStringSubmatch(cell, -1) {
@@ -52,7 +54,8 @@ func TestDemandsHaveTests(t *testing.T) {
 				}
 				bearsHere := false
 				for _, text := range tests[key] {
-					bearsHere = bearsHere || strings.Contains(text, no) || strings.Contains(m[1], strings.Replace(no, "-", "", 1))
+					bearsHere = bearsHere || strings.Contains(text, no) ||
+						strings.Contains(m[1], strings.Replace(no, "-", "", 1))
 				}
 				if letter == "S" && !bearsHere {
 					t.Errorf("docs/notes/ipoib.md: %s names %s, which does not bear its number", no, key)

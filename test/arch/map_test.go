@@ -130,7 +130,8 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-// TestEachDecisionIsInTheIndex compares the records of docs/adr with the table of its README.md, and their length with a page.
+// TestEachDecisionIsInTheIndex compares the records of docs/adr with the table of its README.md, and their
+// length with a page.
 func TestEachDecisionIsInTheIndex(t *testing.T) {
 	dir := root(t)
 	index, err := os.ReadFile(filepath.Join(dir, "docs/adr/README.md"))

@@ -48,13 +48,18 @@ func TestAdapterDisabled(t *testing.T) {
 	if err := s.between(o, n, native).Working(p); err != nil {
 		t.Fatalf("%v%s", err, p.Outputs())
 	}
-	if out, err := s.nodes[n].Weft("dev", "set", "vf1", "--adapter=disabled"); err == nil || !strings.Contains(out, "fix: weft dev set weft_ib0 --adapter=disabled") {
+	if out, err := s.nodes[n].Weft("dev", "set", "vf1", "--adapter=disabled"); err == nil ||
+		!strings.Contains(out, "fix: weft dev set weft_ib0 --adapter=disabled") {
 		t.Errorf("through a virtual function: %v\n%s", err, out)
 	}
 	s.weft(n, "dev", "set", native, "--adapter=disabled")
-	s.until("programs get an event of the port", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ERR") })
+	s.until("programs get an event of the port", func() bool {
+		return strings.Contains(events.Output(),
+			"IBV_EVENT_PORT_ERR")
+	})
 	s.until("the subnet has lost the functions", func() bool { return nodes() == 5 })
-	if out, err := lab.Run(s.nodes[n].Program("ibv_devinfo", "-v"), 20*time.Second); err != nil || strings.Count(out, "PORT_DOWN") != 3 || strings.Count(out, "DISABLED") != 3 {
+	if out, err := lab.Run(s.nodes[n].Program("ibv_devinfo", "-v"), 20*time.Second); err != nil ||
+		strings.Count(out, "PORT_DOWN") != 3 || strings.Count(out, "DISABLED") != 3 {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err := s.nodes[n].Weft("wait", "--for=active", "--timeout", "5s")
@@ -83,13 +88,20 @@ func TestAdapterDisabled(t *testing.T) {
 
 	s.weft(n, "dev", "set", native, "--adapter=enabled")
 	s.until("the subnet has the functions again", func() bool { return nodes() == 7 })
-	s.until("every port is active", func() bool { return s.device(n, native).State == "ACTIVE" && s.device(n, "vf1").State == "ACTIVE" })
+	s.until("every port is active", func() bool {
+		return s.device(n, native).State == "ACTIVE" &&
+			s.device(n, "vf1").State == "ACTIVE"
+	})
 	for i, name := range []string{native, "vf1"} {
 		if p := s.device(n, name); p.LID != before[i].LID || p.GIDs[0] != before[i].GIDs[0] {
-			t.Errorf("%s had LID %d, %s and has %d, %s", name, before[i].LID, before[i].GIDs[0].GID, p.LID, p.GIDs[0].GID)
+			t.Errorf("%s had LID %d, %s and has %d, %s", name, before[i].LID, before[i].GIDs[0].GID, p.LID,
+				p.GIDs[0].GID)
 		}
 	}
-	s.until("programs get an event of the port again", func() bool { return strings.Contains(events.Output(), "IBV_EVENT_PORT_ACTIVE") })
+	s.until("programs get an event of the port again", func() bool {
+		return strings.Contains(events.Output(),
+			"IBV_EVENT_PORT_ACTIVE")
+	})
 	if client, server := p.Wait(60 * time.Second); client != nil || server != nil {
 		t.Errorf("programs at work meanwhile: %v, %v%s", client, server, p.Outputs())
 	}
@@ -122,7 +134,10 @@ func TestFunctionsSurvive(t *testing.T) {
 	}
 	active := func() {
 		t.Helper()
-		s.until("the functions are active", func() bool { return s.device(m, "vf1").State == "ACTIVE" && s.device(n, "vf1").State == "ACTIVE" })
+		s.until("the functions are active", func() bool {
+			return s.device(m, "vf1").State == "ACTIVE" &&
+				s.device(n, "vf1").State == "ACTIVE"
+		})
 	}
 	active()
 	before, _ := find("vf1")
@@ -140,7 +155,8 @@ func TestFunctionsSurvive(t *testing.T) {
 	}
 	active()
 	after, ok := find("vf1")
-	if !ok || after.Number != before.Number || after.NodeGUID != before.NodeGUID || after.LID != before.LID || after.Weight != 300 || after.Quotas.QPs != 64 || !after.Kept {
+	if !ok || after.Number != before.Number || after.NodeGUID != before.NodeGUID || after.LID != before.LID ||
+		after.Weight != 300 || after.Quotas.QPs != 64 || !after.Kept {
 		t.Errorf("it was %+v\nand is %+v", before, after)
 	}
 	if f, ok := find("vf2"); !ok || f.Enabled || f.PortState != "DOWN" {
@@ -154,7 +170,8 @@ func TestFunctionsSurvive(t *testing.T) {
 
 	// Without a store on disk it is said that they do not.
 	b := openTestbed(t, 1500, true, 0, "--store", "memory")
-	if out, err := b.Server.Weft("dev", "add", "vf1"); err != nil || !strings.Contains(out, "does not survive the node's end: the store is the node's memory (--store memory)") {
+	if out, err := b.Server.Weft("dev", "add", "vf1"); err != nil ||
+		!strings.Contains(out, "does not survive the node's end: the store is the node's memory (--store memory)") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -69,8 +69,9 @@ func TestCapture(t *testing.T) {
 	all := startCapture(t, b.Server)
 	one := startCapture(t, b.Server, "--dev", "weft0/1", "--qp", fmt.Sprint(second), "--snaplen", "70")
 	const piped = 12
-	tshark, err := lab.Start(lab.Cmd{Args: []string{"sh", "-c", fmt.Sprintf("%s | tshark -n -l -i - -T fields -e frame.number -e infiniband.bth.psn",
-		captureCmd(b.Server, "-w", "-", "--dev", "weft_ib0", "--count", strconv.Itoa(piped)))}})
+	tshark, err := lab.Start(lab.Cmd{Args: []string{"sh", "-c",
+		fmt.Sprintf("%s | tshark -n -l -i - -T fields -e frame.number -e infiniband.bth.psn",
+			captureCmd(b.Server, "-w", "-", "--dev", "weft_ib0", "--count", strconv.Itoa(piped)))}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,8 @@ func TestCapture(t *testing.T) {
 	})
 	eventually(t, "the status tells of three", func() bool {
 		out, err := b.Server.Weft("status")
-		return err == nil && strings.Count(out, "\ncapture   ") == 3 && strings.Contains(out, "reach each other by the packet path")
+		return err == nil && strings.Count(out, "\ncapture   ") == 3 &&
+			strings.Contains(out, "reach each other by the packet path")
 	})
 
 	const iters = 7
@@ -88,7 +90,8 @@ func TestCapture(t *testing.T) {
 		t.Helper()
 		testbed := b.Testbed
 		testbed.Device = device
-		p, err := testbed.Start(nil, "ibv_rc_pingpong", "-c", "-n", strconv.Itoa(iters), "-s", strconv.Itoa(size), "-m", "1024")
+		p, err := testbed.Start(nil, "ibv_rc_pingpong", "-c", "-n", strconv.Itoa(iters), "-s", strconv.Itoa(size),
+			"-m", "1024")
 		defer p.Kill()
 		if err != nil {
 			t.Fatal(err)
@@ -100,7 +103,8 @@ func TestCapture(t *testing.T) {
 		for _, out := range []string{p.Server.Output(), p.Client.Output()} {
 			var lid, q, n uint64
 			at := strings.Index(out, "local address:")
-			if _, err := fmt.Sscanf(out[max(at, 0):], "local address: LID 0x%x, QPN 0x%x, PSN 0x%x", &lid, &q, &n); err != nil {
+			if _, err := fmt.Sscanf(out[max(at, 0):], "local address: LID 0x%x, QPN 0x%x, PSN 0x%x", &lid, &q,
+				&n); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			qpn = append(qpn, q)
@@ -122,7 +126,8 @@ func TestCapture(t *testing.T) {
 		t.Errorf("%v: %s", err, tshark.Output())
 	}
 	capturesManagement(t, b.Server)
-	if out := tshark.Output(); !strings.Contains(out, fmt.Sprintf("\n%d\t", piped)) || strings.Contains(out, fmt.Sprintf("\n%d\t", piped+1)) {
+	if out := tshark.Output(); !strings.Contains(out, fmt.Sprintf("\n%d\t", piped)) ||
+		strings.Contains(out, fmt.Sprintf("\n%d\t", piped+1)) {
 		t.Errorf("not %d packets by a pipe: %s", piped, out)
 	}
 
@@ -132,7 +137,9 @@ func TestCapture(t *testing.T) {
 		filter string
 		qpn    []uint64
 		psn    map[uint64]uint64
-	}{{"eth and infiniband and !(infiniband.bth.destqp == " + fmt.Sprintf("%#x", others[0]) + " or infiniband.bth.destqp == " + fmt.Sprintf("%#x", others[1]) + ")", roce, rocePSN}, {"erf and infiniband", native, nativePSN}} {
+	}{{"eth and infiniband and !(infiniband.bth.destqp == " + fmt.Sprintf("%#x", others[0]) +
+		" or infiniband.bth.destqp == " + fmt.Sprintf("%#x", others[1]) + ")", roce, rocePSN},
+		{"erf and infiniband", native, nativePSN}} {
 		// By receiver: three packets of each message in sequence, and one acknowledgement of the
 		// last of each message the other way.
 		sent, acked := map[uint64][]uint64{}, map[uint64][]uint64{}
@@ -157,7 +164,8 @@ func TestCapture(t *testing.T) {
 				}
 			}
 			if !slices.Equal(sent[q], want) || !slices.Equal(acked[peer], acks) {
-				t.Errorf("%s: to %#x: PSN %d, want %d; acknowledged to %#x: %d, want %d", d.filter, q, sent[q], want, peer, acked[peer], acks)
+				t.Errorf("%s: to %#x: PSN %d, want %d; acknowledged to %#x: %d, want %d", d.filter, q, sent[q], want,
+					peer, acked[peer], acks)
 			}
 		}
 	}
@@ -170,7 +178,8 @@ func TestCapture(t *testing.T) {
 	long := 0
 	for _, l := range lines {
 		var q, got, whole int
-		if _, err := fmt.Sscanf(l, "0x%x\t%d\t%d", &q, &got, &whole); err != nil || q != first && q != second || got != min(whole, 70) {
+		if _, err := fmt.Sscanf(l, "0x%x\t%d\t%d", &q, &got, &whole); err != nil || q != first && q != second ||
+			got != min(whole, 70) {
 			t.Errorf("%q: %v", l, err)
 		}
 		if whole > 1000 {
@@ -214,7 +223,8 @@ func capturesManagement(t *testing.T, n *lab.Node) {
 	const subnet, administration = 0x01, 0x03
 	type packet struct{ slid, dlid, qp, vl, class, method uint64 }
 	seen := map[packet]bool{}
-	for _, l := range x.fields2("infiniband", "infiniband.lrh.slid", "infiniband.lrh.dlid", "infiniband.bth.destqp", "infiniband.lrh.vl", "infiniband.mad.mgmtclass",
+	for _, l := range x.fields2("infiniband", "infiniband.lrh.slid", "infiniband.lrh.dlid", "infiniband.bth.destqp",
+		"infiniband.lrh.vl", "infiniband.mad.mgmtclass",
 		"infiniband.mad.method") {
 		var v [6]uint64
 		for i, f := range strings.Split(l, "\t") {

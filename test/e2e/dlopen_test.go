@@ -27,7 +27,8 @@ func TestReplacement(t *testing.T) {
 	}
 	for _, library := range []string{"libibverbs.so", "libibverbs.so.1"} {
 		t.Run("dlopen "+library, func(t *testing.T) {
-			out, err := lab.Run(b.Server.Program("--replace", "--", program, library, "weft0", fmt.Sprint(gid)), 30*time.Second)
+			out, err := lab.Run(b.Server.Program("--replace", "--", program, library, "weft0", fmt.Sprint(gid)),
+				30*time.Second)
 			if err != nil || !strings.Contains(out, "dlopen: ok") {
 				t.Errorf("%v\n%s", err, out)
 			}
@@ -36,7 +37,8 @@ func TestReplacement(t *testing.T) {
 	// Programs linked with it, and with libraries that need its private symbols.
 	for _, r := range []invocation{{"ibv_rc_pingpong", "-c -e", true}, {"ib_write_bw", "-n 1000", true}} {
 		t.Run(r.name(), func(t *testing.T) {
-			out := b.pairWith(t, 60*time.Second, []string{"--replace"}, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
+			out := b.pairWith(t, 60*time.Second, []string{"--replace"}, r.program, append(strings.Fields(r.args),
+				extraArgs(r.program)...)...)
 			if why := checkOutput(r.program, out); why != "" {
 				t.Errorf("%s\n%s", why, out)
 			}
@@ -67,9 +69,11 @@ func TestReplacementTwoNodes(t *testing.T) {
 func replaced(t *testing.T, b *testbed) {
 	alone := func(args ...string) lab.Cmd {
 		return lab.Cmd{NetNS: b.Server.NetNS.Name, UID: b.Server.UID, Args: args,
-			Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(lab.Bin("weft-verbs/libibverbs.so.1")), "WEFT_DIR=" + b.Server.Dir}}
+			Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(lab.Bin("weft-verbs/libibverbs.so.1")),
+				"WEFT_DIR=" + b.Server.Dir}}
 	}
-	if out, err := lab.Run(alone("ibv_devinfo", "-d", "weft0"), 30*time.Second); err != nil || !strings.Contains(out, "PORT_ACTIVE") {
+	if out, err := lab.Run(alone("ibv_devinfo", "-d", "weft0"), 30*time.Second); err != nil ||
+		!strings.Contains(out, "PORT_ACTIVE") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	gid, err := b.Server.GID(b.Server.NetNS.V4)

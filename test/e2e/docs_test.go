@@ -156,7 +156,8 @@ func commandsOf(page string) ([]command, error) {
 		m := prompt.FindStringSubmatch(line)
 		switch {
 		case language != "console" && m != nil:
-			return nil, fmt.Errorf("line %d: a command in a block of %q: only those of console blocks are tested", i+1, language)
+			return nil, fmt.Errorf("line %d: a command in a block of %q: only those of console blocks are tested",
+				i+1, language)
 		case language != "console":
 		case m != nil:
 			list = append(list, command{line: i + 1, host: m[1], text: m[2]})
@@ -210,7 +211,8 @@ type shell struct {
 
 func newReader(t *testing.T) *reader {
 	r := &reader{t: t, shells: map[string]*shell{}}
-	machine := exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private", "bash")
+	machine := exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"--propagation", "private", "bash")
 	r.shells[""] = r.start(machine)
 	setUp := command{text: "mount -t tmpfs tmpfs /run && ip link set lo up && cd $(mktemp -d -p /run)"}
 	if out, err := r.run(setUp); err != nil {
@@ -228,7 +230,8 @@ func newReader(t *testing.T) *reader {
 // start runs a shell and ends it, with all that runs in its namespaces, at the end of the test.
 func (r *reader) start(cmd *exec.Cmd) *shell {
 	r.t.Helper()
-	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(lab.Bin("weft"))+":"+os.Getenv("PATH"), "HOME=/run", "LC_ALL=C.UTF-8")
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(lab.Bin("weft"))+":"+os.Getenv("PATH"), "HOME=/run",
+		"LC_ALL=C.UTF-8")
 	for _, name := range []string{"WEFT_DIR", "XDG_RUNTIME_DIR"} {
 		cmd.Env = append(cmd.Env, name+"=")
 	}
@@ -271,7 +274,8 @@ func (r *reader) start(cmd *exec.Cmd) *shell {
 func (r *reader) run(c command) (string, error) {
 	s := r.shells[c.host]
 	if s == nil {
-		s = r.start(exec.Command("nsenter", "--target", r.inside, "--mount", "--net", "--pid", "ip", "netns", "exec", c.host, "unshare", "--uts", "bash"))
+		s = r.start(exec.Command("nsenter", "--target", r.inside, "--mount", "--net", "--pid", "ip", "netns", "exec",
+			c.host, "unshare", "--uts", "bash"))
 		r.shells[c.host] = s
 	}
 	script := "{ " + c.text + "\n} </dev/null"

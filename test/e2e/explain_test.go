@@ -21,7 +21,8 @@ func TestExplain(t *testing.T) {
 	}
 	pingpong := func(flags string, args ...string) (err error, out string) {
 		port := lab.Port()
-		argv := append(append(strings.Fields(flags), "--", "ibv_rc_pingpong", "-d", "weft0", "-p", strconv.Itoa(port)), args...)
+		argv := append(append(strings.Fields(flags), "--", "ibv_rc_pingpong", "-d", "weft0", "-p",
+			strconv.Itoa(port)), args...)
 		p, err := lab.StartPair(port, b.Server.Program(argv...), b.Client.Program(append(argv, b.Server.NetNS.V4)...))
 		defer p.Kill()
 		if err != nil {
@@ -47,10 +48,12 @@ func TestExplain(t *testing.T) {
 	}{
 		{"too deep a queue", "max_recv_wr 100000 is above the limit of the device", false,
 			[]string{"ibv_rc_pingpong", "-d", "weft0", "-r", "100000"}},
-		{"a script that goes on", "", true, []string{"sh", "-c", "ibv_rc_pingpong -d weft0 -r 100000 2>/dev/null; exit 0"}},
+		{"a script that goes on", "", true, []string{"sh", "-c",
+			"ibv_rc_pingpong -d weft0 -r 100000 2>/dev/null; exit 0"}},
 	} {
 		out, err := lab.Run(b.Server.Program(c.args...), time.Minute)
-		if (err == nil) != c.status || !strings.Contains(out, c.want) || c.want == "" && strings.Contains(out, "weft: ") {
+		if (err == nil) != c.status || !strings.Contains(out, c.want) || c.want == "" &&
+			strings.Contains(out, "weft: ") {
 			t.Errorf("%s: %v\n%s", c.name, err, out)
 		}
 	}

@@ -87,7 +87,8 @@ func startNodes(t *testing.T, sharedStore bool, flags func(node int) []string) *
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.store, err = lab.Start(lab.Cmd{NetNS: s.Hub.Name, Env: []string{storeEnv + "=" + t.TempDir() + " " + url}, Args: []string{exe}})
+		s.store, err = lab.Start(lab.Cmd{NetNS: s.Hub.Name, Env: []string{storeEnv + "=" + t.TempDir() + " " + url},
+			Args: []string{exe}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +275,8 @@ func TestFabric(t *testing.T) {
 	t.Run("weft fabric topo -o", func(t *testing.T) {
 		n := s.nodes[s.master(0, 1, 2)]
 		for format, want := range map[string]string{"ibnetdiscover": "(?m)^Switch\\s+36 ", "dot": "(?m)^(di)?graph "} {
-			if out, err := n.Weft("fabric", "topo", "-o", format); err != nil || !regexp.MustCompile(want).MatchString(out) {
+			if out, err := n.Weft("fabric", "topo", "-o", format); err != nil ||
+				!regexp.MustCompile(want).MatchString(out) {
 				t.Errorf("%s: %v\n%s", format, err, out)
 			}
 		}
@@ -282,11 +284,14 @@ func TestFabric(t *testing.T) {
 	t.Run("ibv_devinfo", func(t *testing.T) {
 		p := s.device(0, native)
 		var devs []api.Device
-		if err := s.nodes[0].Query(&devs, "dev", "show", native); err != nil || len(devs) != 1 || devs[0].SysImageGUID == devs[0].NodeGUID {
+		if err := s.nodes[0].Query(&devs, "dev", "show", native); err != nil || len(devs) != 1 ||
+			devs[0].SysImageGUID == devs[0].NodeGUID {
 			t.Fatalf("%v, %+v", err, devs)
 		}
 		out, err := lab.Run(s.nodes[0].Program("ibv_devinfo", "-v", "-d", native), 20*time.Second)
-		for _, w := range []string{`node_guid:\s*` + devs[0].NodeGUID, `sys_image_guid:\s*` + devs[0].SysImageGUID, `link_layer:\s*InfiniBand`, `state:\s*PORT_ACTIVE`, fmt.Sprintf(`port_lid:\s*%d\n`, p.LID), fmt.Sprintf(`sm_lid:\s*%d\n`, p.SMLID)} {
+		for _, w := range []string{`node_guid:\s*` + devs[0].NodeGUID, `sys_image_guid:\s*` + devs[0].SysImageGUID,
+			`link_layer:\s*InfiniBand`, `state:\s*PORT_ACTIVE`, fmt.Sprintf(`port_lid:\s*%d\n`,
+				p.LID), fmt.Sprintf(`sm_lid:\s*%d\n`, p.SMLID)} {
 			if err != nil || p.LID == 0 || !regexp.MustCompile(w).MatchString(out) {
 				t.Errorf("no %q (%v):\n%s", w, err, out)
 			}
@@ -296,7 +301,8 @@ func TestFabric(t *testing.T) {
 		m := s.master(0, 1, 2)
 		out, err := s.nodes[(m+1)%3].Weft("fabric", "nodes")
 		peer := s.TrunkAddr(m, (m+1)%3)
-		if err == nil || !strings.Contains(out, "the master is ") || !strings.Contains(out, peer) || !strings.Contains(out, "fix: weft fabric ") {
+		if err == nil || !strings.Contains(out, "the master is ") || !strings.Contains(out, peer) ||
+			!strings.Contains(out, "fix: weft fabric ") {
 			t.Errorf("%v, want %s in:\n%s", err, peer, out)
 		}
 	})
@@ -313,7 +319,8 @@ func TestFabric(t *testing.T) {
 			case p == pairsOfThree[0]:
 				runInvocations(t, b, basic)
 			default:
-				for _, r := range [][]string{{"ibv_rc_pingpong", "-c"}, {"ibv_ud_pingpong", "-c", "-s", "1000"}, {"ib_read_bw", "-n", "1000", "-F"}} {
+				for _, r := range [][]string{{"ibv_rc_pingpong", "-c"}, {"ibv_ud_pingpong", "-c", "-s", "1000"},
+					{"ib_read_bw", "-n", "1000", "-F"}} {
 					out := b.pair(t, 90*time.Second, r[0], r[1:]...)
 					if why := checkOutput(r[0], out); why != "" {
 						t.Errorf("%s: %s\n%s", r[0], why, out)
@@ -325,18 +332,23 @@ func TestFabric(t *testing.T) {
 	t.Run("verbcheck by LID", func(t *testing.T) {
 		const group = "ff12:401b:ffff::7665:7201" // verbcheck's
 		m := s.master(0, 1, 2)
-		s.weft(m, "mcast", "join", group, guid(s.device(0, native)), guid(s.device(1, native)), guid(s.device(2, native)), "--mtu", "4096")
+		s.weft(m, "mcast", "join", group, guid(s.device(0, native)), guid(s.device(1, native)),
+			guid(s.device(2, native)), "--mtu", "4096")
 		mlid := 0
 		s.until("copies for the group find their way", func() bool {
 			var g []api.SubnetGroup
 			var r []api.SwitchRoutes
-			if s.nodes[m].Query(&g, "mcast", "groups", group) != nil || len(g[0].Members) != 3 || s.nodes[m].Query(&r, "fabric", "routes") != nil {
+			if s.nodes[m].Query(&g, "mcast", "groups", group) != nil || len(g[0].Members) != 3 ||
+				s.nodes[m].Query(&r, "fabric", "routes") != nil {
 				return false
 			}
 			mlid = int(g[0].MLID)
 			routed := 0
 			for _, x := range r {
-				if slices.ContainsFunc(x.Multicast, func(v api.MulticastRoute) bool { return int(v.MLID) == mlid && len(v.Ports) > 0 }) {
+				if slices.ContainsFunc(x.Multicast, func(v api.MulticastRoute) bool {
+					return int(v.MLID) == mlid &&
+						len(v.Ports) > 0
+				}) {
 					routed++
 				}
 			}
@@ -344,7 +356,8 @@ func TestFabric(t *testing.T) {
 		})
 		for _, p := range pairsOfThree {
 			if p == pairsOfThree[0] || lab.Soak {
-				verbcheck(t, s.between(p[0], p[1], native), verbcheckLimit, nil, big("--lid", "-m", fmt.Sprint(mlid))...)
+				verbcheck(t, s.between(p[0], p[1], native), verbcheckLimit, nil,
+					big("--lid", "-m", fmt.Sprint(mlid))...)
 			}
 		}
 	})
@@ -441,7 +454,8 @@ func (s *subnet) traffic(t *testing.T, server, client int) (rounds *atomic.Int32
 				return
 			default:
 			}
-			out, err := s.between(server, client, native).runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "2000")
+			out, err := s.between(server, client, native).runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong",
+				"-c", "-e", "-n", "2000")
 			if why := checkOutput("ibv_", out); err != nil || why != "" {
 				t.Errorf("other programs: %v %s", err, why)
 				return
@@ -529,7 +543,8 @@ func TestTrunkCut(t *testing.T) {
 			s.weft(b, "fault", "add", "--link", "trunk", "--drop", "100", "--peer", s.TrunkAddr(a, b))
 			return func() {
 				var f []api.Fault
-				if err := s.nodes[b].Query(&f, "fault", "list"); err != nil || len(f) != 1 || f[0].Dropped == 0 || f[0].Dropped != f[0].Packets {
+				if err := s.nodes[b].Query(&f, "fault", "list"); err != nil || len(f) != 1 || f[0].Dropped == 0 ||
+					f[0].Dropped != f[0].Packets {
 					t.Errorf("%v: %+v", err, f)
 				}
 				s.weft(b, "fault", "del", fmt.Sprint(f[0].ID))
@@ -576,7 +591,8 @@ func trunkCut(t *testing.T, cut func(s *subnet, a, b int) (mend func())) {
 	s.between(b, a, native).pair(t, 60*time.Second, "ibv_rc_pingpong", "-c")
 	for _, n := range []int{a, b} {
 		var st api.Status
-		if err := s.nodes[n].Query(&st, "status"); err != nil || !slices.ContainsFunc(st.Degraded, func(d api.Degraded) bool { return d.What == "trunk_down" }) {
+		if err := s.nodes[n].Query(&st, "status"); err != nil || !slices.ContainsFunc(st.Degraded,
+			func(d api.Degraded) bool { return d.What == "trunk_down" }) {
 			t.Errorf("the status of node %d does not tell of the trunk (%v): %+v", n, err, st.Degraded)
 		}
 	}
@@ -663,14 +679,16 @@ func TestStarvedNode(t *testing.T) {
 func TestTrunkFaults(t *testing.T) {
 	s := openSubnet(t, false)
 	for i := range s.nodes {
-		s.weft(i, "fault", "add", "--link", "trunk", "--drop", "1", "--duplicate", "1", "--reorder", "1", "--corrupt", "1", "--seed", fmt.Sprint(i+1))
+		s.weft(i, "fault", "add", "--link", "trunk", "--drop", "1", "--duplicate", "1", "--reorder", "1", "--corrupt",
+			"1", "--seed", fmt.Sprint(i+1))
 	}
 	for _, p := range pairsOfThree {
 		b := s.between(p[0], p[1], native)
 		b.pair(t, 90*time.Second, "ibv_rc_pingpong", "-c", "-n", "2000")
 	}
 	var f []api.Fault
-	if err := s.nodes[0].Query(&f, "fault", "list"); err != nil || len(f) != 1 || f[0].Dropped == 0 || f[0].Duplicated == 0 || f[0].Reordered == 0 || f[0].Corrupted == 0 {
+	if err := s.nodes[0].Query(&f, "fault", "list"); err != nil || len(f) != 1 || f[0].Dropped == 0 ||
+		f[0].Duplicated == 0 || f[0].Reordered == 0 || f[0].Corrupted == 0 {
 		t.Errorf("%v: the fault did nothing: %+v", err, f)
 	}
 }
@@ -727,7 +745,10 @@ func TestVirtualFunction(t *testing.T) {
 	for _, i := range []int{n, m} {
 		s.weft(i, "dev", "add", "vf1")
 	}
-	s.until("the function is active", func() bool { return s.device(n, "vf1").State == "ACTIVE" && s.device(m, "vf1").State == "ACTIVE" })
+	s.until("the function is active", func() bool {
+		return s.device(n, "vf1").State == "ACTIVE" &&
+			s.device(m, "vf1").State == "ACTIVE"
+	})
 	p := s.device(n, "vf1")
 	if p.LID == 0 || p.LID == s.device(n, native).LID {
 		t.Errorf("LID %d", p.LID)

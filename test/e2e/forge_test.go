@@ -161,7 +161,8 @@ func forged(text string, slid, dlid uint32, vesw int, key ib.PKey, change func(*
 // hosts of red and blue with identifiers of their own invention.
 func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	const second = "opa1v1"
-	listeners := []*lab.Proc{s.startListener(t, 0, first), s.startListener(t, 0, second), s.startListener(t, 1, first), s.startListener(t, 1, second)}
+	listeners := []*lab.Proc{s.startListener(t, 0, first), s.startListener(t, 0, second),
+		s.startListener(t, 1, first), s.startListener(t, 1, second)}
 	mine, theirs, far := s.portIn(2, red), s.portIn(0, blue), s.portIn(1, blue)
 	key := func(v api.VESWInterface) ib.PKey {
 		k, err := strconv.ParseUint(v.PKey, 0, 16)
@@ -184,7 +185,8 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 		{"another VESW", second, "rx_bad_pkey", forged("forged", slid, dlid, blue, own, nil)},
 		{"another VESW, to its group", second, "rx_bad_pkey", forged("forged", slid, group(theirs), blue, own, nil)},
 		{"another VESW, to the own group", second, "rx_bad_dlid", forged("forged", slid, group(mine), blue, own, nil)},
-		{"the own VESW, to another's group", first, "rx_bad_dlid", forged("forged", slid, group(theirs), red, own, nil)},
+		{"the own VESW, to another's group", first, "rx_bad_dlid", forged("forged", slid, group(theirs), red, own,
+			nil)},
 		{"a VESW equal in the low octet", native, "rx_bad_veswid", forged("forged", slid, dlid, blue^0x100, own, nil)},
 		{"no VESW", native, "rx_bad_veswid", forged("forged", slid, dlid, 0, own, nil)},
 		{"another partition", first, "rx_bad_pkey", forged("forged", slid, dlid, red, other, nil)},
@@ -194,8 +196,10 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 		{"from nobody", node, "drop_route_bad_lid", forged("forged", 0, dlid, blue, other, nil)},
 		{"to a LID that nobody has", node, "drop_route_", forged("forged", slid, 0x7bad, blue, own, nil)},
 		{"to a LID that no switch knows", node, "drop_route_bad_lid", forged("forged", slid, 0x12bad, blue, own, nil)},
-		{"no Ethernet", native, "rx_bad_l4", forged("forged", slid, dlid, blue, other, func(h *wire.Header16) { h.L4 = 0x79 })},
-		{"a wrong length", node, "drop_link_length", forged("forged", slid, dlid, blue, other, func(h *wire.Header16) { h.Length++ })},
+		{"no Ethernet", native, "rx_bad_l4", forged("forged", slid, dlid, blue, other,
+			func(h *wire.Header16) { h.L4 = 0x79 })},
+		{"a wrong length", node, "drop_link_length", forged("forged", slid, dlid, blue, other,
+			func(h *wire.Header16) { h.Length++ })},
 		{"half of it", node, "drop_link_length", forged("forged", slid, dlid, blue, other, nil)[:64]},
 		{"the header alone", node, "drop_short", forged("forged", slid, dlid, blue, other, nil)[:wire.Header16Len]},
 		{"a wrong CRC", node, "drop_bad_icrc", forged("forged", slid, dlid, blue, other, nil)},
@@ -204,7 +208,8 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	list[len(list)-2].packet[40] ^= 1
 	list[len(list)-1].packet[len(list[len(list)-1].packet)-1] |= 0x3f
 	// Passed on, it is refused by the node that it reaches.
-	through := forgery{"another VESW, by way of a node", second, "rx_bad_pkey", forged("forged", slid, uint32(far.LID), blue, own, nil)}
+	through := forgery{"another VESW, by way of a node", second, "rx_bad_pkey", forged("forged", slid,
+		uint32(far.LID), blue, own, nil)}
 
 	// counted adds up all counters of a node with names that begin so.
 	counted := func(i int, f *forgery) (n uint64) {
@@ -235,7 +240,8 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out, err := lab.Run(lab.Cmd{NetNS: from.Name, Env: []string{forgeEnv + "=" + what}, Args: []string{exe}}, fabricLimit); err != nil {
+		if out, err := lab.Run(lab.Cmd{NetNS: from.Name, Env: []string{forgeEnv + "=" + what}, Args: []string{exe}},
+			fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
@@ -279,12 +285,14 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	missing := ""
 	for range 20 { // a datagram may be lost, and then all are sent once more
 		send(s.Spaces[2], "node", "trunk0", s.TrunkAddr(0, 2), append(all[:len(all):len(all)], control)...)
-		s.until("the last packet, which is true, arrives", func() bool { return strings.Contains(listeners[0].Output(), "received control in") })
+		s.until("the last packet, which is true, arrives",
+			func() bool { return strings.Contains(listeners[0].Output(), "received control in") })
 		missing = ""
 		for i := range list {
 			f := &list[i]
 			if n := counted(0, f) - was[at{f.of, f.counter}]; n < want[at{f.of, f.counter}] {
-				missing += fmt.Sprintf("%s: %d of %d counted as %s %s\n", f.name, n, want[at{f.of, f.counter}], f.of, f.counter)
+				missing += fmt.Sprintf("%s: %d of %d counted as %s %s\n", f.name, n, want[at{f.of, f.counter}], f.of,
+					f.counter)
 			}
 		}
 		if n := counted(1, &through) - wasFar; n < 1 {

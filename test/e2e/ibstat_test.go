@@ -32,9 +32,11 @@ func TestIbstatReadsTheTree(t *testing.T) {
 	err = sysfs.Write(filepath.Join(dir, "tree"), []sysfs.Device{{
 		Name: "weft7", NodeGUID: 0x025254fffe000001, SysImageGUID: 0x025254fffe000002, Firmware: "1.2.3", HCAType: "weft", NetDevs: []string{"lo"},
 		Ports: []sysfs.Port{
-			{State: ib.PortActive, Phys: ib.PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)", CapMask: 0x10000,
-				GIDs: []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, PKeys: []ib.PKey{ib.DefaultPKey}},
-			{State: ib.PortDown, Phys: ib.PhysDisabled, LinkLayer: "InfiniBand", Rate: "10 Gb/sec (4X SDR)", LID: 0x1234, SMLID: 1, LMC: 2,
+			{State: ib.PortActive, Phys: ib.PhysLinkUp, LinkLayer: "Ethernet", Rate: "100 Gb/sec (4X EDR)",
+				CapMask: 0x10000,
+				GIDs:    []sysfs.GID{{GID: gid, Type: "RoCE v2", NetDev: "lo"}}, PKeys: []ib.PKey{ib.DefaultPKey}},
+			{State: ib.PortDown, Phys: ib.PhysDisabled, LinkLayer: "InfiniBand", Rate: "10 Gb/sec (4X SDR)",
+				LID: 0x1234, SMLID: 1, LMC: 2,
 				GIDs: []sysfs.GID{{GID: gid, Type: "IB/RoCE v1"}}, PKeys: []ib.PKey{ib.DefaultPKey}},
 		},
 	}})

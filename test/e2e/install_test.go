@@ -16,13 +16,15 @@ func TestInstall(t *testing.T) {
 	root := t.TempDir()
 	mk := func(target string) {
 		t.Helper()
-		out, err := exec.Command("make", "-C", "../..", "--no-print-directory", target, "PREFIX=/usr", "DESTDIR="+root).CombinedOutput()
+		out, err := exec.Command("make", "-C", "../..", "--no-print-directory", target, "PREFIX=/usr",
+			"DESTDIR="+root).CombinedOutput()
 		if err != nil {
 			t.Fatalf("make %s: %v\n%s", target, err, out)
 		}
 	}
 	mk("install")
-	for _, name := range []string{"bin/weft", "lib/weft/libweft-verbs.so", "lib/weft/weft-verbs/libibverbs.so.1", "share/man/man1/weft.1",
+	for _, name := range []string{"bin/weft", "lib/weft/libweft-verbs.so", "lib/weft/weft-verbs/libibverbs.so.1",
+		"share/man/man1/weft.1",
 		"share/man/man1/weft-up.1", "share/doc/weft/weft.yaml", "share/bash-completion/completions/weft",
 		"share/zsh/site-functions/_weft", "share/fish/vendor_completions.d/weft.fish"} {
 		if st, err := os.Stat(filepath.Join(root, "usr", name)); err != nil || st.Size() == 0 {
@@ -30,7 +32,8 @@ func TestInstall(t *testing.T) {
 		}
 	}
 	weft := filepath.Join(root, "usr/bin/weft")
-	if out, err := exec.Command(weft, "--version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "weft ") {
+	if out, err := exec.Command(weft, "--version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out),
+		"weft ") {
 		t.Errorf("%v: %s", err, out)
 	}
 	dir := t.TempDir()
@@ -40,7 +43,8 @@ func TestInstall(t *testing.T) {
 	}
 	defer exec.Command(weft, "down", "--dir", dir).Run()
 	out, err := exec.Command(weft, "run", "--dir", dir, "--", "env").CombinedOutput()
-	if want := "LD_PRELOAD=" + filepath.Join(root, "usr/lib/weft/libweft-verbs.so"); err != nil || !strings.Contains(string(out), want) {
+	if want := "LD_PRELOAD=" + filepath.Join(root, "usr/lib/weft/libweft-verbs.so"); err != nil ||
+		!strings.Contains(string(out), want) {
 		t.Errorf("%v: want %s in %s", err, want, out)
 	}
 	mk("uninstall")

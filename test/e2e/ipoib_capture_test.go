@@ -120,7 +120,8 @@ func (s *subnet) fetch(t *testing.T, server, client, size int) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), file, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	web, err := lab.Start(lab.Cmd{NetNS: s.Spaces[server].Name, Args: []string{"busybox", "httpd", "-f", "-p", "8000", "-h", dir}})
+	web, err := lab.Start(lab.Cmd{NetNS: s.Spaces[server].Name, Args: []string{"busybox", "httpd", "-f", "-p", "8000",
+		"-h", dir}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,16 +69,19 @@ func TestIPoIBConnected(t *testing.T) {
 	}
 	t.Run("MTU", func(t *testing.T) {
 		for head, addr := range map[int]string{28: v4(1), 48: v6(1)} {
-			if out, err := s.in(0, "ping", "-c", "3", "-i", "0.05", "-M", "do", "-s", fmt.Sprint(connPayload-head), addr); err != nil {
+			if out, err := s.in(0, "ping", "-c", "3", "-i", "0.05", "-M", "do", "-s", fmt.Sprint(connPayload-head),
+				addr); err != nil {
 				t.Errorf("a packet of the MTU: %v\n%s", err, out)
 			}
 		}
-		if out, err := s.in(0, "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(connPayload-28+1), v4(1)); err == nil || !strings.Contains(out, fmt.Sprintf("mtu=%d", connPayload)) {
+		if out, err := s.in(0, "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(connPayload-28+1),
+			v4(1)); err == nil || !strings.Contains(out, fmt.Sprintf("mtu=%d", connPayload)) {
 			t.Errorf("a longer one: %v\n%s", err, out)
 		}
 	})
 	t.Run("iperf3", func(t *testing.T) {
-		for _, args := range [][]string{{v4(1), "-n", "64M"}, {v6(1), "-n", "32M", "-R"}, {v4(1), "-u", "-b", "20M", "-n", "2M"}} {
+		for _, args := range [][]string{{v4(1), "-n", "64M"}, {v6(1), "-n", "32M", "-R"}, {v4(1), "-u", "-b", "20M",
+			"-n", "2M"}} {
 			r := s.iperf(t, 1, 0, args[0], args[1:]...)
 			if args[1] == "-u" {
 				if r.End.Sum.Packets == 0 || r.End.Sum.LostPackets*2 > r.End.Sum.Packets {
@@ -96,7 +99,8 @@ func TestIPoIBConnected(t *testing.T) {
 		// The first says how long they may be; by then the neighbour is known.
 		s.until("the IP stack knows how long packets may be", func() bool {
 			out, _ := s.in(0, "ping", "-c", "1", "-W", "1", "-M", "do", "-s", "9000", v4(2))
-			return strings.Contains(out, fmt.Sprintf("mtu = %d", ipPayload)) || strings.Contains(out, fmt.Sprintf("mtu=%d", ipPayload))
+			return strings.Contains(out, fmt.Sprintf("mtu = %d", ipPayload)) ||
+				strings.Contains(out, fmt.Sprintf("mtu=%d", ipPayload))
 		})
 		if out, err := s.in(0, "ping", "-c", "2", "-i", "0.05", "-s", "9000", v4(2)); err != nil {
 			t.Errorf("in fragments: %v\n%s", err, out)
@@ -119,7 +123,8 @@ func TestIPoIBConnected(t *testing.T) {
 			s.weft(1, "ipoib", "set", ipLink, "--mode", mode)
 			s.until("the link is made anew", func() bool {
 				var list []api.IPLink
-				return s.nodes[1].Query(&list, "ipoib") == nil && len(list) == 1 && list[0].Carrier && list[0].QPN != before && list[0].Mode == mode
+				return s.nodes[1].Query(&list, "ipoib") == nil && len(list) == 1 && list[0].Carrier &&
+					list[0].QPN != before && list[0].Mode == mode
 			})
 			s.reaches(0, v4(1))
 			if mode == "datagram" {
@@ -169,7 +174,8 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 		t.Fatal(err)
 	}
 	x := dissect(t, file.Bytes())
-	asked := x.fields2("infiniband.cm.req", "infiniband.cm.req.serviceid", "infiniband.cm.req.transpsvctype", "infiniband.cm.req.srq", "infiniband.cm.req.private")
+	asked := x.fields2("infiniband.cm.req", "infiniband.cm.req.serviceid", "infiniband.cm.req.transpsvctype",
+		"infiniband.cm.req.srq", "infiniband.cm.req.private")
 	if len(asked) == 0 {
 		t.Error("nobody asked for a connection")
 	}
@@ -185,7 +191,8 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 	}
 	said := x.fields2("infiniband.cm.rep", "infiniband.cm.rep.private")
 	if !slices.ContainsFunc(said, func(l string) bool {
-		return strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[0])) || strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[1]))
+		return strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[0])) ||
+			strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[1]))
 	}) {
 		t.Errorf("no answer says what it should: %q", said)
 	}
@@ -200,7 +207,8 @@ func TestIPoIBConnectedKilled(t *testing.T) {
 		if i != 0 {
 			manager = "external"
 		}
-		return []string{"--sm", manager, "--ipoib", "--ipoib-set", "mode=connected", "--ipoib-addr", ipLink + "=" + v4(i) + "/24",
+		return []string{"--sm", manager, "--ipoib", "--ipoib-set", "mode=connected", "--ipoib-addr",
+			ipLink + "=" + v4(i) + "/24",
 			"--ipoib-addr", ipLink + "=" + v6(i) + "/64"}
 	})
 	s.active(0, 1, 2)

@@ -39,7 +39,8 @@ type side struct {
 func (s side) Xmit(now mono.Time, frame []byte) {
 	h := wire.HardHeader(frame)
 	src, dst, f := s.hw[s.i], h.Dst(), bytes.Clone(frame)
-	if err := s.file.Write(0, time.Unix(0, int64(now)), pcapng.AppendIPoIB(nil, src, dst, f[wire.HardHeaderLen-wire.EncapLen:])); err != nil {
+	if err := s.file.Write(0, time.Unix(0, int64(now)), pcapng.AppendIPoIB(nil, src, dst,
+		f[wire.HardHeaderLen-wire.EncapLen:])); err != nil {
 		panic(err) // a file in memory
 	}
 	kind := neigh.Host
@@ -77,7 +78,8 @@ func TestIPoIBDissected(t *testing.T) {
 	for i := range d.sides {
 		d.hw[i] = wire.MakeHWAddr(0, ib.QPN(0x4002+i), ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(0x02aa000000010003+i)))
 		out := side{d, i}
-		d.sides[i] = neigh.New(neigh.Config{Rand: rand.New(rand.NewPCG(1, 2))}, neigh.Out{Frames: out, Resolution: out, Membership: out})
+		d.sides[i] = neigh.New(neigh.Config{Rand: rand.New(rand.NewPCG(1, 2))}, neigh.Out{Frames: out,
+			Resolution: out, Membership: out})
 	}
 	for i, e := range d.sides {
 		e.SetLink(now, neigh.LinkInfo{HW: d.hw[i], PKey: 0xffff, Scope: 2, MTU: ipPayload})
@@ -109,7 +111,8 @@ func TestIPoIBDissected(t *testing.T) {
 	x := dissect(t, b.Bytes())
 	x.faultless(t)
 	fields := x.fields("arp.opcode", "icmpv6.type")
-	for what, field := range map[string]string{"ARP request": "1", "ARP reply": "2", "solicitation": "135", "advertisement": "136"} {
+	for what, field := range map[string]string{"ARP request": "1", "ARP reply": "2", "solicitation": "135",
+		"advertisement": "136"} {
 		if !slices.Contains(fields, field) { // either protocol's alone
 			t.Errorf("there is no %s among %q", what, fields)
 		}
@@ -135,7 +138,8 @@ func dissect(t *testing.T, octets []byte) capture {
 // course of connections.
 func (c capture) tshark(args ...string) string {
 	c.t.Helper()
-	out, err := lab.Run(lab.Cmd{Args: append([]string{"tshark", "-n", "-r", c.file, "-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE",
+	out, err := lab.Run(lab.Cmd{Args: append([]string{"tshark", "-n", "-r", c.file, "-o", "ip.check_checksum:TRUE",
+		"-o", "tcp.check_checksum:TRUE",
 		"-o", "udp.check_checksum:TRUE", "-o", "tcp.analyze_sequence_numbers:FALSE"}, args...)}, fabricLimit)
 	if err != nil {
 		c.t.Fatalf("%v\n%s", err, out)
@@ -147,7 +151,8 @@ func (c capture) tshark(args ...string) string {
 func (c capture) faultless(t *testing.T) {
 	t.Helper()
 	const warning = "0x600000"
-	if out := c.tshark("-Y", "_ws.malformed or _ws.expert.severity >= "+warning, "-V"); strings.Contains(out, "Frame ") {
+	if out := c.tshark("-Y", "_ws.malformed or _ws.expert.severity >= "+warning, "-V"); strings.Contains(out,
+		"Frame ") {
 		t.Errorf("faults:\n%s", lab.Tail(out, 200))
 	}
 }

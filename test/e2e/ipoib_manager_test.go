@@ -25,7 +25,8 @@ func (s *subnet) stream(t *testing.T, from, to int) *stream {
 	x := &stream{subnet: s}
 	start := func(node int, args ...string) *lab.Proc {
 		t.Helper()
-		p, err := lab.Start(lab.Cmd{NetNS: s.Spaces[node].Name, Args: append([]string{"iperf3", "--forceflush"}, args...)})
+		p, err := lab.Start(lab.Cmd{NetNS: s.Spaces[node].Name, Args: append([]string{"iperf3", "--forceflush"},
+			args...)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +75,8 @@ func (s *subnet) unbroken(t *testing.T, nodes ...int) {
 	t.Helper()
 	for _, i := range nodes {
 		var e []api.IPEvent
-		if err := s.nodes[i].Query(&e, "ipoib", "events"); err != nil || slices.ContainsFunc(e, func(e api.IPEvent) bool { return e.Kind == "down" }) {
+		if err := s.nodes[i].Query(&e, "ipoib", "events"); err != nil ||
+			slices.ContainsFunc(e, func(e api.IPEvent) bool { return e.Kind == "down" }) {
 			t.Errorf("node %d lost its carrier: %v %+v", i, err, e)
 		}
 	}
@@ -87,7 +89,10 @@ func (s *subnet) joins(i int, group string) {
 	s.until(fmt.Sprintf("node %d is in %s", i, group), func() bool {
 		var g []api.IPGroup
 		return s.nodes[i].Query(&g, "ipoib", "mcast") == nil &&
-			slices.ContainsFunc(g, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, group) && g.State == "joined" })
+			slices.ContainsFunc(g, func(g api.IPGroup) bool {
+				return slices.Contains(g.Addrs, group) &&
+					g.State == "joined"
+			})
 	})
 }
 
@@ -127,7 +132,8 @@ func TestIPoIBMasterRestarted(t *testing.T) {
 				if i != 0 {
 					manager = others
 				}
-				return []string{"--sm", manager, "--ipoib", "--ipoib-addr", ipLink + "=" + v4(i) + "/24", "--ipoib-addr", ipLink + "=" + v6(i) + "/64"}
+				return []string{"--sm", manager, "--ipoib", "--ipoib-addr", ipLink + "=" + v4(i) + "/24",
+					"--ipoib-addr", ipLink + "=" + v6(i) + "/64"}
 			})
 			s.active(0, 1, 2)
 			m := s.master(0, 1, 2)
@@ -145,7 +151,10 @@ func TestIPoIBMasterRestarted(t *testing.T) {
 					var g []api.SubnetGroup
 					i := s.master(0, 1, 2)
 					return i >= 0 && s.nodes[i].Query(&g, "mcast", "groups") == nil &&
-						slices.ContainsFunc(g, func(g api.SubnetGroup) bool { return strings.HasSuffix(g.MGID, ":ffff:ffff") && len(g.Members) == 3 })
+						slices.ContainsFunc(g, func(g api.SubnetGroup) bool {
+							return strings.HasSuffix(g.MGID,
+								":ffff:ffff") && len(g.Members) == 3
+						})
 				})
 			}
 			whole()
@@ -203,7 +212,10 @@ func TestIPoIBFirstPacket(t *testing.T) {
 		}
 		n := 0
 		for _, g := range g {
-			if g.State == "joined" && slices.ContainsFunc(g.Addrs, func(a string) bool { return strings.HasPrefix(a, "ff02::1:ff") }) {
+			if g.State == "joined" && slices.ContainsFunc(g.Addrs, func(a string) bool {
+				return strings.HasPrefix(a,
+					"ff02::1:ff")
+			}) {
 				n++
 			}
 		}

@@ -76,7 +76,8 @@ func TestIPoIBOpenSM(t *testing.T) {
 	// A partition that is not for IP has no broadcast group.
 	dir := t.TempDir()
 	parts := filepath.Join(dir, "partitions")
-	if err := os.WriteFile(parts, []byte("Default=0x7fff, ipoib : ALL=full;\nplain=0x0021 : ALL=full;\n"), 0o600); err != nil {
+	if err := os.WriteFile(parts, []byte("Default=0x7fff, ipoib : ALL=full;\nplain=0x0021 : ALL=full;\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.startOpenSM(1, dir, "third", "-P", parts)

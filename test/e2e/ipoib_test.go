@@ -115,7 +115,10 @@ func (s *subnet) ipLinks(i int) (up []string) {
 
 func (s *subnet) carrier(i int, link string) {
 	s.t.Helper()
-	s.until(fmt.Sprintf("%s of node %d has a carrier", link, i), func() bool { return slices.Contains(s.ipLinks(i), link) })
+	s.until(fmt.Sprintf("%s of node %d has a carrier", link, i), func() bool {
+		return slices.Contains(s.ipLinks(i),
+			link)
+	})
 }
 
 // reaches waits until an address answers: at the first packets of a link
@@ -180,13 +183,15 @@ func TestIPoIB(t *testing.T) {
 		}
 	})
 	t.Run("iperf3", func(t *testing.T) {
-		for _, args := range [][]string{{v4(1), "-n", "32M"}, {v4(1), "-n", "32M", "-R"}, {v6(1), "-n", "16M", "-P", "4"}, {v4(1), "-u", "-b", "20M", "-n", "2M"}} {
+		for _, args := range [][]string{{v4(1), "-n", "32M"}, {v4(1), "-n", "32M", "-R"}, {v6(1), "-n", "16M", "-P",
+			"4"}, {v4(1), "-u", "-b", "20M", "-n", "2M"}} {
 			r := s.iperf(t, 1, 0, args[0], args[1:]...)
 			if args[1] == "-u" {
 				if r.End.Sum.Packets == 0 || r.End.Sum.LostPackets*2 > r.End.Sum.Packets {
 					t.Errorf("%v: %+v", args, r)
 				}
-			} else if r.End.SumSent.Bytes < 16<<20 || r.End.SumReceived.Bytes == 0 { // the last octets of several streams arrive after the count
+				// the last octets of several streams arrive after the count
+			} else if r.End.SumSent.Bytes < 16<<20 || r.End.SumReceived.Bytes == 0 {
 				t.Errorf("%v: %+v", args, r)
 			}
 		}
@@ -201,7 +206,8 @@ func TestIPoIB(t *testing.T) {
 		s.mustIn(0, "ip", "route", "add", "10.92.0.0/24", "via", v4(1), "dev", ipLink)
 		s.reaches(0, "10.92.0.1")
 		var n []api.IPNeighbour
-		if err := s.nodes[0].Query(&n, "ipoib", "neigh"); err != nil || slices.ContainsFunc(n, func(n api.IPNeighbour) bool { return n.Addr == "10.92.0.1" }) {
+		if err := s.nodes[0].Query(&n, "ipoib", "neigh"); err != nil ||
+			slices.ContainsFunc(n, func(n api.IPNeighbour) bool { return n.Addr == "10.92.0.1" }) {
 			t.Errorf("an address behind a gateway was asked for: %v %+v", err, n)
 		}
 	})
@@ -210,7 +216,8 @@ func TestIPoIB(t *testing.T) {
 		if out, err := s.in(0, "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(ipPayload-head), v4(2)); err != nil {
 			t.Errorf("a packet of the MTU: %v\n%s", err, out)
 		}
-		if out, err := s.in(0, "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(ipPayload-head+1), v4(2)); err == nil || !strings.Contains(out, fmt.Sprintf("mtu=%d", ipPayload)) {
+		if out, err := s.in(0, "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(ipPayload-head+1),
+			v4(2)); err == nil || !strings.Contains(out, fmt.Sprintf("mtu=%d", ipPayload)) {
 			t.Errorf("a longer one: %v\n%s", err, out)
 		}
 		if out, err := s.in(0, "ping", "-c", "1", "-s", "9000", v4(2)); err != nil {
@@ -225,10 +232,12 @@ func TestIPoIB(t *testing.T) {
 	})
 	t.Run("path", func(t *testing.T) {
 		var p api.IPPathInfo
-		if err := s.nodes[0].Query(&p, "ipoib", "path", v4(1)); err != nil || p.DLID != s.device(1, native).LID || p.MTU != 4096 || len(p.Image) != 72 {
+		if err := s.nodes[0].Query(&p, "ipoib", "path", v4(1)); err != nil || p.DLID != s.device(1, native).LID ||
+			p.MTU != 4096 || len(p.Image) != 72 {
 			t.Errorf("%v %+v", err, p)
 		}
-		if out, err := s.nodes[0].Weft("ipoib", "path", "10.91.0.77"); err == nil || !strings.Contains(out, "no node has the address. fix: weft ipoib neigh") {
+		if out, err := s.nodes[0].Weft("ipoib", "path", "10.91.0.77"); err == nil ||
+			!strings.Contains(out, "no node has the address. fix: weft ipoib neigh") {
 			t.Errorf("nobody's address: %v %s", err, out)
 		}
 	})
@@ -275,7 +284,8 @@ func TestIPoIB(t *testing.T) {
 		// administration is slower it does them later.
 		s.until("no group has members", func() bool {
 			var g []api.SubnetGroup
-			return s.nodes[m].Query(&g, "mcast", "groups") == nil && !slices.ContainsFunc(g, func(g api.SubnetGroup) bool { return len(g.Members) > 0 })
+			return s.nodes[m].Query(&g, "mcast", "groups") == nil &&
+				!slices.ContainsFunc(g, func(g api.SubnetGroup) bool { return len(g.Members) > 0 })
 		})
 	})
 }
@@ -297,7 +307,8 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 		t.Fatal(err)
 	}
 	program := func(i int, verb string) lab.Cmd {
-		return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{groupEnv + "=" + verb + " " + ipLink + " " + group}, Args: []string{exe}}
+		return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{groupEnv + "=" + verb + " " + ipLink + " " + group},
+			Args: []string{exe}}
 	}
 	addr := netip.MustParseAddrPort(group).Addr()
 	if addr.Is4() {
@@ -317,7 +328,10 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 		s.until(fmt.Sprintf("node %d is in %v", i, addr), func() bool {
 			var g []api.IPGroup
 			return s.nodes[i].Query(&g, "ipoib", "mcast") == nil &&
-				slices.ContainsFunc(g, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, addr.String()) && g.State == "joined" })
+				slices.ContainsFunc(g, func(g api.IPGroup) bool {
+					return slices.Contains(g.Addrs, addr.String()) &&
+						g.State == "joined"
+				})
 		})
 	}
 	// A datagram may be lost while switches learn of the group.
@@ -341,8 +355,10 @@ func (s *subnet) group(t *testing.T, group string, nodes ...int) {
 // (RFC 4390): a hardware address it has none. The interface has no header that a
 // client could build, which is why those that want one refuse it.
 func (s *subnet) dhcp(t *testing.T) {
-	server, err := lab.Start(lab.Cmd{NetNS: s.Spaces[0].Name, Args: []string{"dnsmasq", "--no-daemon", "--conf-file=/dev/null", "--no-ping", "--port=0", "--interface=" + ipLink,
-		"--bind-interfaces", "--dhcp-broadcast", "--dhcp-range=10.91.0.100,10.91.0.110,1h", "--dhcp-leasefile=" + filepath.Join(t.TempDir(), "leases"), "--user=root"}})
+	server, err := lab.Start(lab.Cmd{NetNS: s.Spaces[0].Name, Args: []string{"dnsmasq", "--no-daemon",
+		"--conf-file=/dev/null", "--no-ping", "--port=0", "--interface=" + ipLink,
+		"--bind-interfaces", "--dhcp-broadcast", "--dhcp-range=10.91.0.100,10.91.0.110,1h", "--dhcp-leasefile=" +
+			filepath.Join(t.TempDir(), "leases"), "--user=root"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +366,8 @@ func (s *subnet) dhcp(t *testing.T) {
 	if _, err := server.Expect("bound exclusively", fabricLimit); err != nil {
 		t.Fatalf("%v\n%s", err, server.Output())
 	}
-	out, err := s.in(1, "busybox", "udhcpc", "-i", ipLink, "-n", "-q", "-t", "8", "-T", "2", "-s", "/bin/true", "-C", "-x", "0x3d:ff0000000100030001020304050607")
+	out, err := s.in(1, "busybox", "udhcpc", "-i", ipLink, "-n", "-q", "-t", "8", "-T", "2", "-s", "/bin/true", "-C",
+		"-x", "0x3d:ff0000000100030001020304050607")
 	if err != nil || !strings.Contains(out, "lease of 10.91.0.1") {
 		t.Errorf("%v\n%s\n%s", err, out, server.Output())
 	}
@@ -376,7 +393,8 @@ func (s *subnet) manyGroups(t *testing.T) {
 		t.Helper()
 		for i := range count {
 			a := netip.AddrFrom4([4]byte{239, 7, byte(i >> 8), byte(i)})
-			if err := api.Do(context.Background(), c, api.ChangeIPLink, api.Named[api.IPAction]{Name: ipLink, Value: api.IPAction{Op: op, Addr: a.String()}}); err != nil {
+			if err := api.Do(context.Background(), c, api.ChangeIPLink, api.Named[api.IPAction]{Name: ipLink,
+				Value: api.IPAction{Op: op, Addr: a.String()}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -402,7 +420,8 @@ func TestIPoIBPartitions(t *testing.T) {
 	s.weft(m, "pkey", "add", "0x8015", "--name", "blue", g[0], g[1], g[2])
 	for i, links := range [][]string{{red, blue}, {red, blue}, {blue}} {
 		for _, l := range links {
-			s.weft(i, "ipoib", "add", native, "--pkey", "0x80"+l[6:], "--addr", fmt.Sprintf("10.%s.0.%d/24", l[6:], i+1))
+			s.weft(i, "ipoib", "add", native, "--pkey", "0x80"+l[6:], "--addr", fmt.Sprintf("10.%s.0.%d/24", l[6:],
+				i+1))
 			s.carrier(i, l)
 		}
 	}
@@ -450,7 +469,8 @@ func (s *subnet) limited(t *testing.T, m int, g [3]string) {
 		if out, err := s.in(p[0], "ping", "-c", "2", "-i", "0.2", "-W", "1", at(p[1])); err == nil {
 			t.Errorf("a limited member reaches another:\n%s", out)
 		}
-		if out, err := s.nodes[p[0]].Weft("ipoib", "path", at(p[1]), "--link", green); err == nil || !strings.Contains(out, "no node has the address") {
+		if out, err := s.nodes[p[0]].Weft("ipoib", "path", at(p[1]), "--link", green); err == nil ||
+			!strings.Contains(out, "no node has the address") {
 			t.Errorf("a limited member has a path to another: %v %s", err, out)
 		}
 	}
@@ -494,7 +514,8 @@ func netstacks(t *testing.T, mode string) {
 	}()
 	var nodes [2]*lab.Node
 	for i := range nodes {
-		if nodes[i], err = lab.StartNode(tri.Spaces[i], lab.Nobody, "--store", "memory", "--peer", tri.TrunkAddr(1-i, i)); err != nil {
+		if nodes[i], err = lab.StartNode(tri.Spaces[i], lab.Nobody, "--store", "memory", "--peer",
+			tri.TrunkAddr(1-i, i)); err != nil {
 			t.Fatal(err)
 		}
 		defer func() {
@@ -528,7 +549,8 @@ func netstacks(t *testing.T, mode string) {
 	}
 	stack := func(i int, args ...string) *lab.Proc {
 		t.Helper()
-		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir, native, "--mode", mode, "--addr", v4(i) + "/24", "--addr", v6(i) + "/64"}, args...)...))
+		p := start("ready", user(i, append([]string{lab.Bin("weft"), "ipoib", "netstack", "--dir", nodes[i].Dir,
+			native, "--mode", mode, "--addr", v4(i) + "/24", "--addr", v6(i) + "/64"}, args...)...))
 		return p
 	}
 	// What is served is a file of the user's, by a server that only this host reaches.
@@ -545,10 +567,12 @@ func netstacks(t *testing.T, mode string) {
 		t.Fatal(err)
 	}
 	a := stack(0, "-R", "tcp:"+v4(0)+":80=127.0.0.1:8000", "-R", "tcp:["+v6(0)+"]:80=127.0.0.1:8000")
-	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "-L", "tcp:127.0.0.1:8081=["+v6(0)+"]:80", "--socks", "127.0.0.1:1080")
+	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "-L", "tcp:127.0.0.1:8081=["+v6(0)+"]:80", "--socks",
+		"127.0.0.1:1080")
 	for _, port := range []string{"8080", "8081"} { // the neighbour found by ARP, and by Neighbor Discovery
 		for end := time.Now().Add(fabricLimit); ; { // the first packets may be lost while the groups form
-			out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:"+port+"/file"), fabricLimit)
+			out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:"+port+"/file"),
+				fabricLimit)
 			if err == nil {
 				break
 			}

@@ -73,7 +73,8 @@ func (e *endless) killed(b *testbed, side string) (took time.Duration, err error
 	port := lab.Port()
 	words := func(n *lab.Node, s string) ([]string, error) {
 		gid, err := n.GID(n.NetNS.V4)
-		return strings.Fields(strings.NewReplacer("ADDR", b.Server.NetNS.V4, "DEV", device, "GID", strconv.Itoa(gid), "PORT", strconv.Itoa(port)).Replace(s)), err
+		return strings.Fields(strings.NewReplacer("ADDR", b.Server.NetNS.V4, "DEV", device, "GID", strconv.Itoa(gid),
+			"PORT", strconv.Itoa(port)).Replace(s)), err
 	}
 	cmd := func(n *lab.Node, s, more string) (lab.Cmd, error) {
 		w, err := words(n, s+" "+more)
@@ -227,7 +228,8 @@ func failed(n *lab.Node, p *lab.Proc) error {
 func nothingOf(n *lab.Node, p *lab.Proc) error {
 	return until("nothing is left of it", func() (bool, error) {
 		out, err := n.Weft("res", "-o", "json")
-		return !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, p.PID())) && !strings.Contains(out, fmt.Sprintf(`"pid":%d,`, p.PID())), err
+		return !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, p.PID())) &&
+			!strings.Contains(out, fmt.Sprintf(`"pid":%d,`, p.PID())), err
 	})
 }
 
@@ -251,7 +253,8 @@ func TestKilled(t *testing.T) {
 						if err != nil {
 							t.Errorf("%s, %s killed: %v", e.server, side, err)
 						} else {
-							t.Logf("%-60s %s killed: the other knew after %v", e.server, side, took.Round(time.Millisecond))
+							t.Logf("%-60s %s killed: the other knew after %v", e.server, side,
+								took.Round(time.Millisecond))
 						}
 					})
 				}

@@ -50,7 +50,8 @@ func TestManyQueuePairs(t *testing.T) {
 	for _, oneNode := range []bool{true, false} {
 		t.Run(map[bool]string{true: "one node", false: "two nodes"}[oneNode], func(t *testing.T) {
 			b := openTestbed(t, 9000, oneNode, 0)
-			for _, r := range []invocation{{"ib_write_bw", "-q 200 -n 50 -s 4096", true}, {"ib_send_bw", "-q 200 -n 20 -s 1024 -r 20", true}, {"ib_read_bw", "-q 200 -n 20 -s 4096", true}} {
+			for _, r := range []invocation{{"ib_write_bw", "-q 200 -n 50 -s 4096", true},
+				{"ib_send_bw", "-q 200 -n 20 -s 1024 -r 20", true}, {"ib_read_bw", "-q 200 -n 20 -s 4096", true}} {
 				t.Run(r.name(), func(t *testing.T) {
 					out := b.pair(t, 120*time.Second, r.program, append(strings.Fields(r.args), "-F")...)
 					if why := checkOutput(r.program, out); why != "" {
@@ -71,7 +72,8 @@ func TestKills(t *testing.T) {
 			if !lab.Soak {
 				kills = 30
 			}
-			killSome(t, openTestbed(t, 9000, oneNode, 0), kills) // floods of datagrams from two processes at once may overrun a socket
+			// floods of datagrams from two processes at once may overrun a socket
+			killSome(t, openTestbed(t, 9000, oneNode, 0), kills)
 		})
 	}
 }
@@ -100,7 +102,8 @@ func killSome(t *testing.T, b *testbed, kills int) {
 				return
 			default:
 			}
-			out, err := b.runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s", "10001")
+			out, err := b.runPairRetrying(t, 60*time.Second, nil, "ibv_rc_pingpong", "-c", "-e", "-n", "1000", "-s",
+				"10001")
 			if why := checkOutput("ibv_", out); err != nil || why != "" {
 				t.Errorf("other programs, undisturbed: %v %s", err, why)
 				return
@@ -111,8 +114,10 @@ func killSome(t *testing.T, b *testbed, kills int) {
 
 	// -u 12: the end that is left has an error after half a second.
 	victims := []invocation{
-		{"ib_write_bw", "-D 30 -s 65536 -u 12", true}, {"ib_send_bw", "-D 30 -s 4096 -u 12", true}, {"ib_read_bw", "-D 30 -s 65536 -u 12", true}, {"ib_atomic_bw", "-D 30 -u 12", true},
-		{"ib_send_bw", "-n 10000000 -e -u 12", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576 -u 12", true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
+		{"ib_write_bw", "-D 30 -s 65536 -u 12", true}, {"ib_send_bw", "-D 30 -s 4096 -u 12", true}, {"ib_read_bw",
+			"-D 30 -s 65536 -u 12", true}, {"ib_atomic_bw", "-D 30 -u 12", true},
+		{"ib_send_bw", "-n 10000000 -e -u 12", true}, {"ib_write_bw", "-D 30 -q 16 -s 1048576 -u 12",
+			true}, {"ib_send_bw", "-D 30 -c UD", true}, {"ibv_rc_pingpong", "-n 10000000 -e", true},
 		{"ibv_srq_pingpong", "-n 10000000 -e", true}, {"ib_write_lat", "-n 100000000 -t 100 -u 12", true},
 	}
 	const atOnce = 3
@@ -228,7 +233,8 @@ func TestNodeEnds(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	// A new one in the same place works at once.
-	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.Server.Dir}})
+	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir",
+		b.Server.Dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +263,8 @@ func TestNodeKilled(t *testing.T) {
 			t.Errorf("a program whose node was killed: %v\n%s", err, x.Output())
 		}
 	}
-	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir", b.Server.Dir}})
+	again, err := lab.Start(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: []string{lab.Bin("weft"), "up", "--dir",
+		b.Server.Dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,13 +330,15 @@ func TestMistakes(t *testing.T) {
 		{"unknown flag", []string{"up", "--no-such-flag"}, 2, "fix: "},
 		{"flag out of range", []string{"up", "--roce-port", "70000", "--dir", filepath.Join(empty, "x")}, 2, "fix: "},
 		{"unknown command", []string{"upp"}, 2, "fix: "},
-		{"no node", []string{"run", "--dir", filepath.Join(empty, "none"), "--", "ibv_devices"}, 3, "fix: weft up --dir "},
+		{"no node", []string{"run", "--dir", filepath.Join(empty, "none"), "--", "ibv_devices"}, 3,
+			"fix: weft up --dir "},
 		{"status without a node", []string{"status", "--dir", filepath.Join(empty, "none")}, 3, "fix: "},
 		{"no command", []string{"run", "--dir", b.Server.Dir, "--", "no-such-program"}, 127, "fix: "},
 		{"fault out of range", []string{"fault", "add", "--drop", "101", "--dir", b.Server.Dir}, 2, "fix: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := lab.Run(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: append([]string{lab.Bin("weft")}, c.args...)}, 20*time.Second)
+			out, err := lab.Run(lab.Cmd{NetNS: b.Server.NetNS.Name, Args: append([]string{lab.Bin("weft")},
+				c.args...)}, 20*time.Second)
 			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("exit status %d", c.code)) {
 				t.Errorf("%v, want exit status %d", err, c.code)
 			}

@@ -196,7 +196,8 @@ func (b *testbed) pairWith(t *testing.T, limit time.Duration, flags []string, pr
 //     the kernel. One that a node never sent is not among them.
 //
 // It may be called from any goroutine of the test.
-func (b *testbed) runPairRetrying(t *testing.T, limit time.Duration, flags []string, program string, args ...string) (out string, err error) {
+func (b *testbed) runPairRetrying(t *testing.T, limit time.Duration, flags []string, program string,
+	args ...string) (out string, err error) {
 	const again = 3
 	for try := 0; ; try++ {
 		since, lost := b.downs(), b.losses()
@@ -226,7 +227,8 @@ func (b *testbed) runPairRetrying(t *testing.T, limit time.Duration, flags []str
 
 // unreliable reports whether a pingpong waits for ever when a packet is lost.
 func unreliable(program string, args []string) bool {
-	return program == "ibv_uc_pingpong" || program == "ibv_ud_pingpong" || slices.Contains(args, "UD") || slices.Contains(args, "UC")
+	return program == "ibv_uc_pingpong" || program == "ibv_ud_pingpong" || slices.Contains(args, "UD") ||
+		slices.Contains(args, "UC")
 }
 
 // downs is downs of the nodes of b.

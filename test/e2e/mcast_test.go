@@ -83,7 +83,8 @@ func (b *testbed) multicast(t *testing.T, device string, gid int) {
 func (b *testbed) multicastOnce(t *testing.T, device string, gid int) (why string) {
 	t.Helper()
 	port := lab.Port()
-	args := []string{"ib_send_bw", "-d", device, "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-s", "256", "-n", "400", "-r", "512", "-F", "-p", fmt.Sprint(port)}
+	args := []string{"ib_send_bw", "-d", device, "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-s", "256", "-n", "400",
+		"-r", "512", "-F", "-p", fmt.Sprint(port)}
 	server, err := lab.Start(b.Server.Program(args...))
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +114,8 @@ func TestPerftestMulticast(t *testing.T) {
 		m.awaitActive(t)
 		m.multicast(t, nativeDevice, 0)
 		// Within one port a group needs no way through the switch.
-		out, err := lab.Run(m.Server.Program(lab.Bin("verbcheck"), "--local", "-d", nativeDevice, "-t", "mcast.*"), verbcheckLimit)
+		out, err := lab.Run(m.Server.Program(lab.Bin("verbcheck"), "--local", "-d", nativeDevice, "-t", "mcast.*"),
+			verbcheckLimit)
 		rows(t, out)
 		if err != nil && !t.Failed() {
 			t.Errorf("%v\n%s", err, lab.Tail(out, 20))
@@ -127,7 +129,8 @@ func TestPerftestMulticast(t *testing.T) {
 		}
 		b.multicast(t, "weft0", gid)
 		// A member that is killed leaves its group.
-		server, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-F", "-p", "19851", "-D", "30"))
+		server, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD",
+			"-g", "-F", "-p", "19851", "-D", "30"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +138,8 @@ func TestPerftestMulticast(t *testing.T) {
 		if err := server.Listening(19851, diagLimit); err != nil {
 			t.Fatal(err)
 		}
-		client, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD", "-g", "-F", "-p", "19851", "-D", "30", b.Server.NetNS.V4))
+		client, err := lab.Start(b.Server.Program("ib_send_bw", "-d", "weft0", "-x", fmt.Sprint(gid), "-c", "UD",
+			"-g", "-F", "-p", "19851", "-D", "30", b.Server.NetNS.V4))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -43,7 +43,8 @@ func (b *testbed) libfabric(t *testing.T, args string) {
 	t.Run("fi_pingpong "+args, func(t *testing.T) {
 		port := lab.Port()
 		common := append([]string{"fi_pingpong", "-c", "-I", "100"}, strings.Fields(args)...)
-		b.both(t, port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)), append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
+		b.both(t, port, `(?m)^4k\s+100\s+=100\s`, append(common, "-B", strconv.Itoa(port)),
+			append(common, "-P", strconv.Itoa(port), b.Server.NetNS.V4))
 	})
 }
 
@@ -58,7 +59,8 @@ func (b *testbed) qperf(t *testing.T) {
 		for tries := 0; ; tries++ {
 			port := lab.Port()
 			lp := strconv.Itoa(port)
-			client := append([]string{"qperf", "-lp", lp, "-t", "1", "-cm1", b.Server.NetNS.V4}, append(tests, "quit")...)
+			client := append([]string{"qperf", "-lp", lp, "-t", "1", "-cm1", b.Server.NetNS.V4},
+				append(tests, "quit")...)
 			why := b.bothOnce(port, `(latency|bw)\s+=\s+[0-9.]+ `, []string{"qperf", "-lp", lp}, client)
 			if why == "" {
 				return

@@ -39,7 +39,8 @@ type mpi struct {
 }
 
 func overUCX(tls, device string) mpi {
-	return mpi{"ucx " + tls + " " + device, "--mca pml ucx --mca osc ucx -x UCX_TLS=self," + tls + " -x UCX_NET_DEVICES=" + device + ":1"}
+	return mpi{"ucx " + tls + " " + device, "--mca pml ucx --mca osc ucx -x UCX_TLS=self," + tls +
+		" -x UCX_NET_DEVICES=" + device + ":1"}
 }
 
 // mpirun returns the command that runs a program as ranks of the testbed's nodes by
@@ -55,7 +56,8 @@ func (b *testbed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-np", fmt.Sprint(ranks), "--mca", "orte_tmpdir_base", dir}, strings.Fields(m.args)...)
+	args := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-np", fmt.Sprint(ranks), "--mca",
+		"orte_tmpdir_base", dir}, strings.Fields(m.args)...)
 	c := b.Server
 	if c.UID == 0 {
 		args = append(args, "--allow-run-as-root")
@@ -71,11 +73,13 @@ func (b *testbed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.
 	for i, n := range []*lab.Node{b.Server, b.Client} {
 		script += fmt.Sprintf("%s) ns=%s name=weft%d dir=%s ;;\n", n.NetNS.V4, n.NetNS.Name, i, n.Dir)
 	}
-	script += "esac\nexec ip netns exec $ns unshare --uts sh -c 'hostname '$name'; exec \"$@\"' - " + lab.Bin("weft") + " run --dir $dir -- sh -c \"$*\"\n"
+	script += "esac\nexec ip netns exec $ns unshare --uts sh -c 'hostname '$name'; exec \"$@\"' - " +
+		lab.Bin("weft") + " run --dir $dir -- sh -c \"$*\"\n"
 	if err := os.WriteFile(agent, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	args = append(args, "--map-by", "node", "--host", b.Server.NetNS.V4+":"+fmt.Sprint(ranks)+","+b.Client.NetNS.V4+":"+fmt.Sprint(ranks), "--mca", "plm_rsh_agent", agent)
+	args = append(args, "--map-by", "node", "--host", b.Server.NetNS.V4+":"+fmt.Sprint(ranks)+","+b.Client.NetNS.V4+
+		":"+fmt.Sprint(ranks), "--mca", "plm_rsh_agent", agent)
 	cmd := c.Program(append(args, program...)...)
 	cmd.Args = append([]string{"unshare", "--uts", "sh", "-c", `hostname weft0; exec "$@"`, "-"}, cmd.Args...)
 	cmd.Env = []string{"HOME=" + dir}
@@ -113,7 +117,8 @@ func TestMPI(t *testing.T) {
 				for _, m := range []mpi{overUCX("rc_v", "weft0"), overUCX("ud_v", "weft0")} {
 					t.Run(m.name+" 6 ranks", func(t *testing.T) { b.ring(t, program, m, 6) })
 				}
-				m := mpi{"ofi verbs;ofi_rxm", "--mca pml cm --mca mtl ofi --mca osc pt2pt --mca btl self --mca mtl_ofi_provider_include verbs;ofi_rxm"}
+				m := mpi{"ofi verbs;ofi_rxm",
+					"--mca pml cm --mca mtl ofi --mca osc pt2pt --mca btl self --mca mtl_ofi_provider_include verbs;ofi_rxm"}
 				t.Run(m.name, func(t *testing.T) { b.ring(t, program, m, 2) })
 			}
 		})

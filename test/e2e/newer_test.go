@@ -90,7 +90,8 @@ func TestNewerRdmaCore(t *testing.T) {
 		for _, program := range []string{"ibv_rc_pingpong", "ibv_ud_pingpong -s 1000", "ibv_srq_pingpong"} {
 			t.Run(program+" "+flag, func(t *testing.T) {
 				port := lab.Port()
-				args := append(strings.Fields(program), "-c", "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(port))
+				args := append(strings.Fields(program), "-c", "-d", "weft0", "-g", fmt.Sprint(gid), "-p",
+					fmt.Sprint(port))
 				p, err := lab.StartPair(port, run(args...), run(append(args, b.Server.NetNS.V4)...))
 				defer p.Kill()
 				if err == nil {

@@ -34,7 +34,8 @@ func (s *subnet) startOpenSM(node int, dir, name string, more ...string) *opensm
 	o := &opensm{s: s, log: filepath.Join(dir, name), downs: s.downs()}
 	guid := fmt.Sprintf("%#x", uint64(identity(s.t, s.nodes[node]))+3)
 	var err error
-	args := append([]string{"env", "OSM_TMP_DIR=" + dir, "OSM_CACHE_DIR=" + dir, "opensm", "-d", "2", "-D", "3", "-t", "2000", "-g", guid, "-f", o.log}, more...)
+	args := append([]string{"env", "OSM_TMP_DIR=" + dir, "OSM_CACHE_DIR=" + dir, "opensm", "-d", "2", "-D", "3", "-t",
+		"2000", "-g", guid, "-f", o.log}, more...)
 	o.Proc, err = lab.Start(s.nodes[node].Program(args...))
 	if err != nil {
 		s.t.Fatal(err)
@@ -116,7 +117,8 @@ func TestOpenSM(t *testing.T) {
 	t.Run("diagnostics", f.diagnose)
 	meet := func(t *testing.T) {
 		for _, p := range pairsOfThree {
-			for _, program := range []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong"} {
+			for _, program := range []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong",
+				"ibv_srq_pingpong"} {
 				t.Run(fmt.Sprintf("%s %d-%d", program, p[0], p[1]), func(t *testing.T) {
 					s.between(p[0], p[1], native).pair(t, 60*time.Second, program, "-c")
 				})
@@ -172,7 +174,8 @@ func TestOpenSMGuards(t *testing.T) {
 	s.trunksUp()
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "conf")
-	if err := os.WriteFile(conf, []byte("m_key "+key+"\nm_key_lease_period 60\nm_key_protection_level 1\nm_key_lookup FALSE\n"), 0o600); err != nil {
+	if err := os.WriteFile(conf, []byte("m_key "+key+
+		"\nm_key_lease_period 60\nm_key_protection_level 1\nm_key_lookup FALSE\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	o := s.startOpenSM(1, dir, "log", "-F", conf)
@@ -186,7 +189,8 @@ func TestOpenSMGuards(t *testing.T) {
 					port = "0"
 				}
 				out := f.run(t, 0, "smpquery", "-K", "-y", key, "portinfo", lid, port)
-				if !regexp.MustCompile(`Mkey:\.+`+key+`\n`).MatchString(out) || !regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
+				if !regexp.MustCompile(`Mkey:\.+`+key+`\n`).MatchString(out) ||
+					!regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
 					t.Errorf("LID %s is not guarded:\n%s", lid, out)
 				}
 				if out = f.run(t, 0, "smpquery", "-K", "portinfo", lid, port); strings.Contains(out, key) {
@@ -261,7 +265,8 @@ func (s *subnet) learn(t *testing.T) *known {
 	})
 	f.text = f.run(t, 0, "ibnetdiscover")
 	for i := range s.nodes {
-		m := regexp.MustCompile(`(?m)^Switch\t36 "S-` + f.switchGUID(i) + `".* enhanced port 0 lid (\d+) lmc 0$`).FindStringSubmatch(f.text)
+		m := regexp.MustCompile(`(?m)^Switch\t36 "S-` + f.switchGUID(i) +
+			`".* enhanced port 0 lid (\d+) lmc 0$`).FindStringSubmatch(f.text)
 		if m == nil {
 			t.Fatalf("ibnetdiscover shows no switch %d:\n%s", i, f.text)
 		}
@@ -318,7 +323,8 @@ var traceLine = regexp.MustCompile(`(?m)^(?:From ca \{0x([0-9a-f]+)\} portnum (\
 
 // traced is the way that ibtracert shows between the adapters of two nodes.
 func (f *known) traced(t *testing.T, from, to int) (list []string) {
-	out, _ := lab.Run(f.s.nodes[from].Program("ibtracert", f.lid[from], f.lid[to]), diagLimit) // fails where there is no way yet
+	// fails where there is no way yet
+	out, _ := lab.Run(f.s.nodes[from].Program("ibtracert", f.lid[from], f.lid[to]), diagLimit)
 	for _, m := range traceLine.FindAllStringSubmatch(out, -1) {
 		switch {
 		case m[1] != "":
@@ -339,7 +345,8 @@ func equal(t *testing.T, what string, got, want []string, text string) {
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("%s:\n%s\nwant:\n%s\nof:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"), lab.Tail(text, 80))
+		t.Errorf("%s:\n%s\nwant:\n%s\nof:\n%s", what, strings.Join(got, "\n"), strings.Join(want, "\n"),
+			lab.Tail(text, 80))
 	}
 }
 
@@ -399,7 +406,8 @@ func (f *known) diagnose(t *testing.T) {
 		for _, m := range re.FindAllStringSubmatch(out, -1) {
 			links = append(links, fmt.Sprintf("%s/%s %s %s/%s %s", m[1], m[2], m[3], m[4], m[5], m[6]))
 		}
-		equal(t, "links", links, f.links(func(i int) string { return f.portGUID(i) + "/" + f.lid[i] }, func(i int) string { return f.switchGUID(i) + "/" + f.sw[i] }), out)
+		equal(t, "links", links, f.links(func(i int) string { return f.portGUID(i) + "/" + f.lid[i] },
+			func(i int) string { return f.switchGUID(i) + "/" + f.sw[i] }), out)
 		if n := strings.Count(out, "Down/ Polling"); n != 3*33 {
 			t.Errorf("%d ports of switches are down\n%s", n, lab.Tail(out, 120))
 		}
@@ -419,9 +427,11 @@ func (f *known) diagnose(t *testing.T) {
 				args string
 				want []string
 			}{
-				{"ibstat " + native + " 1", []string{`State: Active`, `Physical state: LinkUp`, `Rate: 100`, `Base lid: ` + f.lid[i] + `\n`, `SM lid: ` + f.sm + `\n`,
+				{"ibstat " + native + " 1", []string{`State: Active`, `Physical state: LinkUp`, `Rate: 100`,
+					`Base lid: ` + f.lid[i] + `\n`, `SM lid: ` + f.sm + `\n`,
 					`Port GUID: 0x` + f.portGUID(i), `Link layer: InfiniBand`}},
-				{"sminfo", []string{`sm lid ` + f.sm + ` sm guid 0x[0-9a-f]+, activity count \d+ priority \d+ state 3 SMINFO_MASTER`}},
+				{"sminfo", []string{`sm lid ` + f.sm +
+					` sm guid 0x[0-9a-f]+, activity count \d+ priority \d+ state 3 SMINFO_MASTER`}},
 				{"ibhosts", []string{`0x` + f.caGUID(0), `0x` + f.caGUID(1), `0x` + f.caGUID(2)}},
 			} {
 				out := f.run(t, i, strings.Fields(d.args)...)
@@ -459,7 +469,8 @@ func (f *known) askSA(t *testing.T, lidOf, swLID func(i int) string) {
 		func(i int) []any { return []any{f.sw[i], f.switchGUID(i), f.switchGUID(i), "Switch 36"} }), out)
 	for i := range 3 {
 		out, got = ask("PIR", f.lid[i]+"/1")
-		equal(t, "PortInfoRecord", each(got, "EndPortLid", "PortNum", "Lid", "SMLid", "LinkState"), []string{fmt.Sprintf("%s 1 %s %s Active", f.lid[i], f.lid[i], f.sm)}, out)
+		equal(t, "PortInfoRecord", each(got, "EndPortLid", "PortNum", "Lid", "SMLid", "LinkState"),
+			[]string{fmt.Sprintf("%s 1 %s %s Active", f.lid[i], f.lid[i], f.sm)}, out)
 		out, got = ask("PIR", f.sw[i])
 		if len(got) != 37 {
 			t.Errorf("switch %d has %d PortInfoRecords", i, len(got))
@@ -486,16 +497,23 @@ func (f *known) askSA(t *testing.T, lidOf, swLID func(i int) string) {
 		equal(t, "LFTRecord", routes, to, out)
 		for j := range 3 {
 			out, got = ask("-p", "--src-to-dst", f.lid[i]+":"+f.lid[j])
-			equal(t, "PathRecord", each(got, "slid", "dlid", "pkey", "mtu", "rate"), []string{fmt.Sprintf("%s %s 0xFFFF 0x85 0x90", f.lid[i], f.lid[j])}, out)
+			equal(t, "PathRecord", each(got, "slid", "dlid", "pkey", "mtu", "rate"),
+				[]string{fmt.Sprintf("%s %s 0xFFFF 0x85 0x90", f.lid[i], f.lid[j])}, out)
 		}
 	}
 	out, got = ask("GIR")
 	equal(t, "GUIDInfoRecord", each(got, "LID", "Block", "GUID 0"), want("%s 0 0x%s",
-		func(i int) []any { return []any{f.lid[i], f.portGUID(i)} }, func(i int) []any { return []any{f.sw[i], f.switchGUID(i)} }), out)
+		func(i int) []any { return []any{f.lid[i], f.portGUID(i)} }, func(i int) []any {
+			return []any{f.sw[i],
+				f.switchGUID(i)}
+		}), out)
 	out, got = ask("LR")
 	equal(t, "LinkRecord", each(got, "FromLID", "FromPort", "ToLID", "ToPort"), f.links(lidOf, swLID), out)
 	out, got = ask("SMIR")
-	masters := slices.DeleteFunc(each(got, "LID", "SMState"), func(l string) bool { return !strings.HasSuffix(l, " 3") })
+	masters := slices.DeleteFunc(each(got, "LID", "SMState"), func(l string) bool {
+		return !strings.HasSuffix(l,
+			" 3")
+	})
 	equal(t, "SMInfoRecord", masters, []string{f.sm + " 3"}, out)
 	out, got = ask("MCMR")
 	qkey := "0x80000b1b"
@@ -506,7 +524,8 @@ func (f *known) askSA(t *testing.T, lidOf, swLID func(i int) string) {
 	if m.State == "external" {
 		qkey = "0xb1b"
 	}
-	equal(t, "MCMemberRecord", each(got, "MGID", "pkey", "qkey"), []string{"ff12:401b:ffff::ffff:ffff 0xffff " + qkey}, out)
+	equal(t, "MCMemberRecord", each(got, "MGID", "pkey", "qkey"), []string{"ff12:401b:ffff::ffff:ffff 0xffff " +
+		qkey}, out)
 	out, got = ask("-c")
 	equal(t, "ClassPortInfo", each(got, "Base version", "Class version"), []string{"1 2"}, out)
 	for _, kind := range []string{"SL2VL", "VLAR", "MFTR", "SR", "IIR"} { // there may be none
@@ -543,13 +562,15 @@ func (f *known) count(t *testing.T) {
 		t.Fatalf("%d counters: %v", len(before), before)
 	}
 	const n, size = 2000, 4096
-	f.s.between(0, 1, native).pair(t, 60*time.Second, "ibv_rc_pingpong", "-c", "-n", fmt.Sprint(n), "-s", fmt.Sprint(size))
+	f.s.between(0, 1, native).pair(t, 60*time.Second, "ibv_rc_pingpong", "-c", "-n", fmt.Sprint(n), "-s",
+		fmt.Sprint(size))
 	after := read()
 	const words = n * size / 4
 	for name, v := range after {
 		more := v - before[name]
 		used := false
-		for _, p := range []string{f.lid[0] + "/1 ", f.sw[0] + "/1 ", fmt.Sprintf("%s/%d ", f.sw[0], trunk(0, 1)), f.lid[1] + "/1 ", f.sw[1] + "/1 ", fmt.Sprintf("%s/%d ", f.sw[1], trunk(1, 0))} {
+		for _, p := range []string{f.lid[0] + "/1 ", f.sw[0] + "/1 ", fmt.Sprintf("%s/%d ", f.sw[0], trunk(0, 1)),
+			f.lid[1] + "/1 ", f.sw[1] + "/1 ", fmt.Sprintf("%s/%d ", f.sw[1], trunk(1, 0))} {
 			used = used || strings.HasPrefix(name, p)
 		}
 		if used && (more < words || more > 2*words) || !used && more > words/10 {

@@ -194,14 +194,20 @@ func checkListings(t *testing.T, b *testbed) {
 			}
 		}
 	}
-	t.Run("ibv_devices", func(t *testing.T) { expectOutput(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`}, "ibv_devices") })
+	t.Run("ibv_devices", func(t *testing.T) {
+		expectOutput(t, []string{`(?m)^\s*weft0\s+[0-9a-f]{16}`},
+			"ibv_devices")
+	})
 	t.Run("ibv_devinfo -v", func(t *testing.T) {
-		expectOutput(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`, fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
-			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.Server.NetNS.V4) + `, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
+		expectOutput(t, []string{`hca_id:\s*weft0`, `state:\s*PORT_ACTIVE \(4\)`, `link_layer:\s*Ethernet`,
+			fmt.Sprintf(`active_mtu:\s*%d`, b.mtu),
+			`GID\[ *\d+\]:\s*::ffff:` + regexp.QuoteMeta(b.Server.NetNS.V4) +
+				`, RoCE v2`, `atomic_cap:\s*ATOMIC_HCA`, `transport:\s*InfiniBand`, `max_sge:\s*(1[6-9]|[2-9]\d|\d{3})`,
 			`phys_state:\s*LINK_UP`}, "ibv_devinfo", "-v")
 	})
 	t.Run("ibstat", func(t *testing.T) {
-		expectOutput(t, []string{`CA 'weft0'`, `State: Active`, `Physical state: LinkUp`, `Link layer: Ethernet`}, "ibstat")
+		expectOutput(t, []string{`CA 'weft0'`, `State: Active`, `Physical state: LinkUp`, `Link layer: Ethernet`},
+			"ibstat")
 	})
 }
 
@@ -217,7 +223,8 @@ func inSoak(r ...invocation) []invocation {
 func TestOneNode(t *testing.T) {
 	b := openTestbed(t, 9000, true, 0)
 	checkListings(t, b)
-	runInvocations(t, b, all, inSoak(invocation{"ib_write_bw", "-a -n 20", false}, invocation{"ib_read_bw", "-a -n 20", false})...)
+	runInvocations(t, b, all, inSoak(invocation{"ib_write_bw", "-a -n 20", false}, invocation{"ib_read_bw",
+		"-a -n 20", false})...)
 }
 
 // An ordinary user: no capability, no memory to lock, a node of its own.
@@ -239,7 +246,8 @@ func TestOtherUser(t *testing.T) {
 		t.Errorf("%s\n%s", why, out)
 	}
 	// What its node does not let it do.
-	out, err := lab.Run(other.Program(lab.Bin("verbcheck"), "--local", "--user", "-t", "err.ud.controlled"), verbcheckLimit)
+	out, err := lab.Run(other.Program(lab.Bin("verbcheck"), "--local", "--user", "-t", "err.ud.controlled"),
+		verbcheckLimit)
 	rows(t, out)
 	if err != nil && !t.Failed() {
 		t.Errorf("%v\n%s", err, lab.Tail(out, 20))
@@ -292,10 +300,12 @@ func TestEventsAgain(t *testing.T) {
 func TestArena(t *testing.T) {
 	b := openTestbed(t, 9000, true, 0)
 	for _, flag := range []string{"--arena", "--arena=only"} {
-		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true}, {"ib_read_bw", "-n 1000", true}} {
+		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_bw", "-n 1000", true},
+			{"ib_read_bw", "-n 1000", true}} {
 			t.Run(flag+" "+r.name(), func(t *testing.T) {
 				args := append(strings.Fields(r.args), "-F")
-				if why := checkOutput(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program, args...)); why != "" {
+				if why := checkOutput(r.program, b.pairWith(t, 60*time.Second, []string{flag}, r.program,
+					args...)); why != "" {
 					t.Fatal(why)
 				}
 			})

@@ -28,9 +28,12 @@ var pyverbsModules = []struct {
 	name  string
 	least int
 }{
-	{"test_device", 11}, {"test_pd", 4}, {"test_mr", 3}, {"test_cq", 2}, {"test_cq_events", 2}, {"test_cqex", 3}, {"test_qp", 16},
-	{"test_qpex", 15}, {"test_addr", 3}, {"test_atomic", 5}, {"test_odp", 0}, {"test_fork", 1}, {"test_relaxed_ordering", 2}, {"test_rdmacm", 5},
-	{"test_shared_pd", 0}, {"test_parent_domain", 0}, {"test_flow", 0}, {"test_rss_traffic", 0}, {"test_tag_matching", 0},
+	{"test_device", 11}, {"test_pd", 4}, {"test_mr", 3}, {"test_cq", 2}, {"test_cq_events", 2}, {"test_cqex",
+		3}, {"test_qp", 16},
+	{"test_qpex", 15}, {"test_addr", 3}, {"test_atomic", 5}, {"test_odp", 0}, {"test_fork",
+		1}, {"test_relaxed_ordering", 2}, {"test_rdmacm", 5},
+	{"test_shared_pd", 0}, {"test_parent_domain", 0}, {"test_flow", 0}, {"test_rss_traffic", 0}, {"test_tag_matching",
+		0},
 }
 
 // pyverbsTests is where Debian's python3-pyverbs has them.
@@ -53,7 +56,8 @@ func TestPyverbs(t *testing.T) {
 	passed, skipped := 0, 0
 	for _, m := range pyverbsModules {
 		t.Run(m.name, func(t *testing.T) {
-			c := b.Server.Program("/usr/bin/env", "-C", dir, "/usr/bin/python3", "tests/run_tests.py", "--dev", "weft0", "--port", "1",
+			c := b.Server.Program("/usr/bin/env", "-C", dir, "/usr/bin/python3", "tests/run_tests.py", "--dev",
+				"weft0", "--port", "1",
 				"--gid", strconv.Itoa(gid), "-v", "tests."+m.name)
 			c.Env = []string{"PYTHONFAULTHANDLER=1"}
 			out, err := lab.Run(c, 5*time.Minute)

@@ -39,17 +39,20 @@ const (
 )
 
 var cmRungs = []cmRung{
-	{server: "rping -s -C 10 -V -a ADDR", client: "rping -c -C 10 -V -v -a ADDR", on: wayLocal | wayRoCE6 | wayIP6, says: "ping data: rdma-ping-9:"},
+	{server: "rping -s -C 10 -V -a ADDR", client: "rping -c -C 10 -V -v -a ADDR", on: wayLocal | wayRoCE6 | wayIP6,
+		says: "ping data: rdma-ping-9:"},
 	{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -S 4096 -a ADDR", on: wayRoCE + wayIP},
 	{server: "ucmatose -c 4 -C 20", client: "ucmatose -s ADDR -c 4 -C 20", on: wayLocal, says: "return status 0"},
-	{server: "ucmatose -m -c 4 -C 20", client: "ucmatose -m -s ADDR -c 4 -C 20", on: wayLocal | wayRoCE, says: "return status 0"},
+	{server: "ucmatose -m -c 4 -C 20", client: "ucmatose -m -s ADDR -c 4 -C 20", on: wayLocal | wayRoCE,
+		says: "return status 0"},
 	{server: "rdma_server", client: "rdma_client -s ADDR", on: wayLocal, says: "rdma_client: end 0"},
 	{server: "rdma_xserver", client: "rdma_xclient -s ADDR", on: wayLocal, says: "end 0"},
 	{server: "udaddy", client: "udaddy -s ADDR", on: wayLocal | wayIP, says: "return status 0"},
 	{server: "cmtime -c 20", client: "cmtime -s ADDR -c 20", on: wayLocal, endless: true, says: "disconnect"},
 	{server: "rstream -S 65536 -I 10 -C 20", client: "rstream -S 65536 -I 10 -C 20 -s ADDR", on: wayIP, says: "64k"},
 	{server: "rstream", client: "rstream -s ADDR"},
-	{server: "riostream -S 4096 -I 10 -C 100", client: "riostream -S 4096 -I 10 -C 100 -s ADDR", on: wayLocal, says: "4k"},
+	{server: "riostream -S 4096 -I 10 -C 100", client: "riostream -S 4096 -I 10 -C 100 -s ADDR", on: wayLocal,
+		says: "4k"},
 	{server: "ib_send_bw -d DEV -R -n 500 -F", client: "ib_send_bw -d DEV -R -n 500 -F ADDR", on: wayRoCE},
 	{server: "ib_write_bw -d DEV -R -n 500 -F", client: "ib_write_bw -d DEV -R -n 500 -F ADDR"},
 	{server: "ib_read_lat -d DEV -R -n 500 -F", client: "ib_read_lat -d DEV -R -n 500 -F ADDR"},
@@ -258,7 +261,10 @@ func (w *cmWay) kill(t *testing.T, which string) {
 	defer client.Kill()
 	connected := func(n *lab.Node, p *lab.Proc) func() bool {
 		return func() bool {
-			return slices.ContainsFunc(cmIDs(t, n, p.PID()), func(i api.CMID) bool { return i.State == "CONNECT" && i.LQPN != 0 })
+			return slices.ContainsFunc(cmIDs(t, n, p.PID()), func(i api.CMID) bool {
+				return i.State == "CONNECT" &&
+					i.LQPN != 0
+			})
 		}
 	}
 	waitFor(t, server, "the server is connected", connected(w.server, server))

@@ -33,7 +33,8 @@ var ucxRungs = func() (list []ucx) {
 	}
 	for _, test := range []string{"am_lat", "am_bw", "put_lat", "put_bw"} {
 		for _, layout := range []string{"short", "bcopy", "zcopy"} {
-			uct(test == "put_lat" && layout == "short" || test == "am_bw" && layout == "zcopy", "-x rc_verbs -t %s -D %s -n 500 -s 8", test, layout)
+			uct(test == "put_lat" && layout == "short" || test == "am_bw" && layout == "zcopy",
+				"-x rc_verbs -t %s -D %s -n 500 -s 8", test, layout)
 		}
 	}
 	uct(false, "-x rc_verbs -t put_bw -D zcopy -n 500 -s 65536")
@@ -52,7 +53,8 @@ var ucxRungs = func() (list []ucx) {
 			short := tls == "rc_v" && (test == "ucp_get" || test == "stream_bw") || test == "tag_bw"
 			list = append(list, ucx{tls, "-t " + test + " -n 300 -s 65536", short})
 		}
-		list = append(list, ucx{tls, "-t tag_lat -n 300 -s 65536 -E sleep", tls == "rc_v"}, ucx{tls, "-t tag_lat -n 300 -s 8 -E sleep", false},
+		list = append(list, ucx{tls, "-t tag_lat -n 300 -s 65536 -E sleep", tls == "rc_v"},
+			ucx{tls, "-t tag_lat -n 300 -s 8 -E sleep", false},
 			ucx{tls, "-t ucp_fadd -n 300 -s 8", false}, ucx{tls, "-t tag_bw -n 100 -s 1048576", false})
 	}
 	return list
@@ -131,7 +133,8 @@ func TestUCXOneNode(t *testing.T) {
 		}
 		for _, device := range []string{"weft0", "weft_ib0"} {
 			for _, transport := range []string{"rc_verbs", "ud_verbs"} {
-				if !regexp.MustCompile(`Transport: ` + transport + `\n#\s+Device: ` + device + `:1\n`).MatchString(out) {
+				if !regexp.MustCompile(`Transport: ` + transport + `\n#\s+Device: ` + device +
+					`:1\n`).MatchString(out) {
 					t.Errorf("no %s of %s in:\n%s", transport, device, out)
 				}
 			}
@@ -141,7 +144,10 @@ func TestUCXOneNode(t *testing.T) {
 }
 
 func TestUCXTwoNodes(t *testing.T) {
-	ucxAll(t, openTestbed(t, 9000, false, 0), "weft0", func(u ucx) bool { return u.basic && strings.Contains(u.args, "65536") })
+	ucxAll(t, openTestbed(t, 9000, false, 0), "weft0", func(u ucx) bool {
+		return u.basic &&
+			strings.Contains(u.args, "65536")
+	})
 	if lab.Soak {
 		t.Run("MTU 1500", func(t *testing.T) { ucxAll(t, openTestbed(t, 1500, false, 0), "weft0", nil) })
 	}

@@ -88,7 +88,8 @@ func (m *managed) awaitActive(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the ports are %q with LID %s and %q with LID %s; the managers are %s and %s", a, la, c, lc, sa, sc)
+			t.Fatalf("the ports are %q with LID %s and %q with LID %s; the managers are %s and %s", a, la, c, lc, sa,
+				sc)
 		}
 	}
 	for name, n := range map[string]*lab.Node{"1": m.Server, "2": m.Client} {
@@ -101,8 +102,10 @@ func (m *managed) awaitActive(t *testing.T) {
 		if err != nil || l == 0 {
 			t.Fatalf("node %s has LID %q", name, lid)
 		}
-		words = append(words, "{lid"+name+"}", fmt.Sprint(l), "{sw"+name+"}", fmt.Sprintf("%016x", g), "{ca"+name+"}", fmt.Sprintf("%016x", g+2),
-			"{port"+name+"}", fmt.Sprintf("%016x", g+3), "{SW"+name+"}", fmt.Sprintf("%x", g), "{CA"+name+"}", fmt.Sprintf("%x", g+2), "{xlid"+name+"}", fmt.Sprintf("%x", l))
+		words = append(words, "{lid"+name+"}", fmt.Sprint(l), "{sw"+name+"}", fmt.Sprintf("%016x", g), "{ca"+name+"}",
+			fmt.Sprintf("%016x", g+2),
+			"{port"+name+"}", fmt.Sprintf("%016x", g+3), "{SW"+name+"}", fmt.Sprintf("%x", g), "{CA"+name+
+				"}", fmt.Sprintf("%x", g+2), "{xlid"+name+"}", fmt.Sprintf("%x", l))
 		sm, err := sysfsFile(n, "sm_lid")
 		if err != nil {
 			t.Fatal(err)
@@ -112,7 +115,8 @@ func (m *managed) awaitActive(t *testing.T) {
 	}
 	m.words = strings.NewReplacer(words...)
 	for _, name := range []string{"1", "2"} {
-		re := regexp.MustCompile(m.words.Replace(`0x{sw` + name + `} ports \d+ ".* weft switch" enhanced port 0 lid (\d+) lmc 0`))
+		re := regexp.MustCompile(m.words.Replace(`0x{sw` + name +
+			`} ports \d+ ".* weft switch" enhanced port 0 lid (\d+) lmc 0`))
 		var lid []string
 		// A switch's own LID comes with the same sweep, or the one after.
 		for end := time.Now().Add(diagLimit); lid == nil || lid[1] == "0"; time.Sleep(20 * time.Millisecond) {
@@ -132,16 +136,19 @@ var diags = []struct {
 	args string
 	want []string
 }{
-	{"ibstat weft_ib0 1", []string{`State: Active`, `Physical state: LinkUp`, `Rate: 100`, `Base lid: {lid1}\n`, `SM lid: {sm1}\n`, `Port GUID: 0x{port1}`, `Link layer: InfiniBand`}},
+	{"ibstat weft_ib0 1", []string{`State: Active`, `Physical state: LinkUp`, `Rate: 100`, `Base lid: {lid1}\n`,
+		`SM lid: {sm1}\n`, `Port GUID: 0x{port1}`, `Link layer: InfiniBand`}},
 	{"ibaddr", []string{`GID fe80::\S+ LID start 0x0*{xlid1} end 0x0*{xlid1}\n`}},
 	{"sminfo", []string{`sm lid {sm1} sm guid 0x[0-9a-f]+, activity count \d+ priority \d+ state 3 SMINFO_MASTER`}},
 	{"ibhosts", []string{`0x{ca1} ports 1 ".*weft_ib0"`, `0x{ca2} ports 1 ".*weft_ib0"`}},
 	{"ibswitches", []string{`0x{sw1} ports 36`, `0x{sw2} ports 36`}},
-	{"ibnetdiscover", []string{`switchguid=0x{SW1}\(`, `(?m)^\[36\]\s+"S-{sw2}"\[36\]`, `(?m)^\[1\]\s+"H-{ca1}"\[1\].*lid {lid1} 4xEDR`, `caguid=0x{CA2}\n`}},
+	{"ibnetdiscover", []string{`switchguid=0x{SW1}\(`, `(?m)^\[36\]\s+"S-{sw2}"\[36\]`,
+		`(?m)^\[1\]\s+"H-{ca1}"\[1\].*lid {lid1} 4xEDR`, `caguid=0x{CA2}\n`}},
 	{"iblinkinfo -l", []string{`{swlid1}\s+36\[  \] ==\( 4X +25.78125 Gbps Active/ +LinkUp\)==>\s+0x{sw2}\s+{swlid2}\s+36`, `0x{port2}.*Active/ +LinkUp`}},
 	{"smpquery nodeinfo {lid2}", []string{`NodeType:\.+Channel Adapter`, `Guid:\.+0x{ca2}`, `PortGuid:\.+0x{port2}`}},
 	{"smpquery -D nodeinfo 0,1,36,1", []string{`Guid:\.+0x{ca2}`, `LocalPort:\.+1\n`}},
-	{"smpquery portinfo {lid2} 1", []string{`Lid:\.+{lid2}\n`, `SMLid:\.+{sm2}\n`, `LinkState:\.+Active`, `NeighborMTU:\.+4096`}},
+	{"smpquery portinfo {lid2} 1", []string{`Lid:\.+{lid2}\n`, `SMLid:\.+{sm2}\n`, `LinkState:\.+Active`,
+		`NeighborMTU:\.+4096`}},
 	{"smpquery switchinfo {swlid2}", []string{`LinearFdbCap:\.+49152`, `EnhancedPort0:\.+1`}},
 	{"smpquery pkeys {lid2}", []string{`0: 0x[7f]fff`, `32 pkeys capacity`}},
 	{"smpquery sl2vl {lid2} 1", []string{`\| 0\| 0\| 0\|`}},
@@ -149,11 +156,14 @@ var diags = []struct {
 	{"perfquery {lid2} 1", []string{`Port counters: Lid {lid2} port 1`, `PortXmitData:\.+\d+`}},
 	{"perfquery -x {lid1} 1", []string{`Port extended counters: Lid {lid1} port 1`, `PortUnicastRcvPkts:`}},
 	{"perfquery -a {swlid2}", []string{`Port counters: Lid {swlid2} port 255`}},
-	{"ibroute {swlid1}", []string{`(?i)0x[0-9a-f]{4} 001 : \(Channel Adapter portguid 0x{port1}`, `0x[0-9a-f]{4} 036 : \(Channel Adapter portguid 0x{port2}`}},
-	{"ibtracert {lid1} {lid2}", []string{`\[1\] -> switch port \{0x{sw1}\}\[1\]`, `\[36\] -> switch port \{0x{sw2}\}\[36\]`, `\[1\] -> ca port \{0x{port2}\}\[1\]`}},
+	{"ibroute {swlid1}", []string{`(?i)0x[0-9a-f]{4} 001 : \(Channel Adapter portguid 0x{port1}`,
+		`0x[0-9a-f]{4} 036 : \(Channel Adapter portguid 0x{port2}`}},
+	{"ibtracert {lid1} {lid2}", []string{`\[1\] -> switch port \{0x{sw1}\}\[1\]`,
+		`\[36\] -> switch port \{0x{sw2}\}\[36\]`, `\[1\] -> ca port \{0x{port2}\}\[1\]`}},
 	{"saquery", []string{`node_guid\.+0x{ca2}`, `node_guid\.+0x{sw1}`, `port_guid\.+0x{port1}`}},
 	{"saquery -c", []string{`Redirect QP\.+0x0*1?\n`, `Class version\.+2`}},
-	{"saquery -p --src-to-dst {lid1}:{lid2}", []string{`dlid\.+{lid2}\n`, `slid\.+{lid1}\n`, `pkey\.+0xFFFF`, `mtu\.+0x85`}},
+	{"saquery -p --src-to-dst {lid1}:{lid2}", []string{`dlid\.+{lid2}\n`, `slid\.+{lid1}\n`, `pkey\.+0xFFFF`,
+		`mtu\.+0x85`}},
 	{"saquery -x", []string{`FromLID\.+{swlid1}\n\s+FromPort\.+36\n\s+ToPort\.+36\n\s+ToLID\.+{swlid2}`}},
 	{"saquery LFTR {swlid1}", []string{`LID\.+{swlid1}\n`}},
 	{"saquery PIR {lid2}/1", []string{`EndPortLid\.+{lid2}\n`, `\sLid:\.+{lid2}\n`}},
@@ -221,7 +231,8 @@ func TestGuardedSubnet(t *testing.T) {
 	info := strings.Fields(m.words.Replace("smpquery -K portinfo {lid2} 1"))
 	shows := func(out, mkey string) {
 		t.Helper()
-		if !regexp.MustCompile(`Mkey:\.+`+mkey+`\n`).MatchString(out) || !regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
+		if !regexp.MustCompile(`Mkey:\.+`+mkey+`\n`).MatchString(out) ||
+			!regexp.MustCompile(`ProtectBits:\.+1\n`).MatchString(out) {
 			t.Errorf("no M_Key %s:\n%s", mkey, out)
 		}
 	}

@@ -108,12 +108,14 @@ func TestVerbcheckFaults(t *testing.T) {
 			}
 			// What may be lost for good is left out: datagrams, and the refusal of a request, which is not repeated. So
 			// is what a READ returns that is executed again after its response was lost (docs/adr/0016-read-order.md).
-			verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-x", "rc.read_then_*", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*", "-t", "err.rnr.forever")
+			verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-x", "rc.read_then_*", "-t", "rc.*", "-t", "srq.*",
+				"-t", "cq.*", "-t", "err.rnr.forever")
 			s, err := b.Client.Status()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(s.Faults) != 1 || s.Faults[0].Packets == 0 || s.Faults[0].Dropped+s.Faults[0].Duplicated+s.Faults[0].Reordered == 0 {
+			if len(s.Faults) != 1 || s.Faults[0].Packets == 0 || s.Faults[0].Dropped+s.Faults[0].Duplicated+
+				s.Faults[0].Reordered == 0 {
 				t.Errorf("status shows no fault at work: %+v", s.Faults)
 			}
 		})

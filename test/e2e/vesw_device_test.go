@@ -101,7 +101,10 @@ func (s *stations) counter(n *lab.Node, device, name string) (v uint64) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	i := slices.IndexFunc(list, func(c api.Counter) bool { return c.Scope == api.ScopeLink && c.Instance == device && c.Name == name })
+	i := slices.IndexFunc(list, func(c api.Counter) bool {
+		return c.Scope == api.ScopeLink && c.Instance == device &&
+			c.Name == name
+	})
 	if i < 0 {
 		s.t.Fatalf("%s has no counter %s", device, name)
 	}
@@ -112,15 +115,18 @@ func (s *stations) counter(n *lab.Node, device, name string) (v uint64) {
 // nobody else's.
 func TestVESWDevices(t *testing.T) {
 	s := openStations(t, 1500)
-	if p := s.port(s.Server, blueDevice); p.LinkLayer != "Ethernet" || p.ActiveMTU != 1024 || p.Segment != "vesw:blue" || p.LID != 0 || len(p.GIDs) != 3 ||
-		!strings.HasPrefix(p.GIDs[0].Address, "fe80::") || p.GIDs[1].Address != "10.9.0.1" || p.GIDs[2].Address != "fd09::1" || !p.Ethernet.Carrier {
+	if p := s.port(s.Server, blueDevice); p.LinkLayer != "Ethernet" || p.ActiveMTU != 1024 ||
+		p.Segment != "vesw:blue" || p.LID != 0 || len(p.GIDs) != 3 ||
+		!strings.HasPrefix(p.GIDs[0].Address, "fe80::") || p.GIDs[1].Address != "10.9.0.1" ||
+		p.GIDs[2].Address != "fd09::1" || !p.Ethernet.Carrier {
 		t.Errorf("%+v", p)
 	}
 	for i, name := range []string{"link-local", "IPv4", "IPv6"} {
 		t.Run(name, func(t *testing.T) {
 			s.GID = i
 			defer func() { s.GID = v4GID }()
-			for _, r := range []invocation{{"ibv_rc_pingpong", "-c", true}, {"ibv_uc_pingpong", "-c", true}, {"ibv_ud_pingpong", "-c -s 1000", true}} {
+			for _, r := range []invocation{{"ibv_rc_pingpong", "-c", true}, {"ibv_uc_pingpong", "-c", true},
+				{"ibv_ud_pingpong", "-c -s 1000", true}} {
 				if i != v4GID && !lab.Soak && r.program != "ibv_rc_pingpong" {
 					continue
 				}
@@ -135,17 +141,20 @@ func TestVESWDevices(t *testing.T) {
 		})
 	}
 	t.Run("perftest", func(t *testing.T) {
-		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_lat", "-n 500", true}, {"ib_read_bw", "-n 1000", false}, {"ib_atomic_lat", "-n 500", false}} {
+		for _, r := range []invocation{{"ib_write_bw", "-n 1000", true}, {"ib_send_lat", "-n 500", true},
+			{"ib_read_bw", "-n 1000", false}, {"ib_atomic_lat", "-n 500", false}} {
 			if !r.basic && !lab.Soak {
 				continue
 			}
-			if out := s.pair(t, time.Minute, r.program, append(strings.Fields(r.args), "-F")...); checkOutput(r.program, out) != "" {
+			if out := s.pair(t, time.Minute, r.program, append(strings.Fields(r.args),
+				"-F")...); checkOutput(r.program, out) != "" {
 				t.Errorf("%s\n%s", r.name(), out)
 			}
 		}
 	})
 	t.Run("verbcheck", func(t *testing.T) {
-		args := []string{"-t", "rc.send*", "-t", "rc.write*", "-t", "rc.read*", "-t", "rc.atomic*", "-t", "uc.*", "-t", "ud.*", "-t", "mcast.*"}
+		args := []string{"-t", "rc.send*", "-t", "rc.write*", "-t", "rc.read*", "-t", "rc.atomic*", "-t", "uc.*",
+			"-t", "ud.*", "-t", "mcast.*"}
 		if lab.Soak {
 			args = nil
 		}
@@ -153,9 +162,11 @@ func TestVESWDevices(t *testing.T) {
 	})
 	t.Run("one node", func(t *testing.T) {
 		s.add(s.Server, "blue", "blue1", "10.9.0.3/24,fd09::3/64")
-		one := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Server, Device: blueDevice, ClientDevice: "blue1", GID: v6GID}, mtu: s.mtu}
+		one := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Server, Device: blueDevice,
+			ClientDevice: "blue1", GID: v6GID}, mtu: s.mtu}
 		for _, r := range []invocation{{"ibv_rc_pingpong", "-c", true}, {"ib_write_bw", "-n 1000 -F", true}} {
-			if out := one.pair(t, time.Minute, r.program, strings.Fields(r.args)...); checkOutput(r.program, out) != "" {
+			if out := one.pair(t, time.Minute, r.program, strings.Fields(r.args)...); checkOutput(r.program,
+				out) != "" {
 				t.Errorf("%s\n%s", r.name(), out)
 			}
 		}
@@ -163,17 +174,21 @@ func TestVESWDevices(t *testing.T) {
 	t.Run("told", func(t *testing.T) {
 		p := s.port(s.Client, blueDevice)
 		i := slices.IndexFunc(p.Ethernet.Neighbours, func(v api.Neighbour) bool { return v.Address == "10.9.0.1" })
-		if i < 0 || p.Ethernet.Neighbours[i].State != "reachable" || p.Ethernet.Neighbours[i].MAC != s.port(s.Server, blueDevice).Ethernet.MAC {
+		if i < 0 || p.Ethernet.Neighbours[i].State != "reachable" || p.Ethernet.Neighbours[i].MAC != s.port(s.Server,
+			blueDevice).Ethernet.MAC {
 			t.Errorf("%+v", p.Ethernet)
 		}
-		if out := s.weft(s.Client, "dev", "show", blueDevice); !strings.Contains(out, "blue0 in vesw: VESW 1, MAC ") || !strings.Contains(out, "reachable") {
+		if out := s.weft(s.Client, "dev", "show", blueDevice); !strings.Contains(out,
+			"blue0 in vesw: VESW 1, MAC ") || !strings.Contains(out, "reachable") {
 			t.Error(out)
 		}
-		if out := s.weft(s.Server, "status"); !strings.Contains(out, "blue0: Ethernet vesw:blue port ACTIVE, mtu 1024, 3 gids") {
+		if out := s.weft(s.Server, "status"); !strings.Contains(out,
+			"blue0: Ethernet vesw:blue port ACTIVE, mtu 1024, 3 gids") {
 			t.Error(out)
 		}
 		// No privilege was needed, nor was any interface made.
-		if out, err := lab.Run(lab.Cmd{NetNS: s.Server.NetNS.Name, Args: []string{"ip", "-o", "link"}}, time.Minute); err != nil || strings.Count(out, "\n") != 2 {
+		if out, err := lab.Run(lab.Cmd{NetNS: s.Server.NetNS.Name, Args: []string{"ip", "-o", "link"}},
+			time.Minute); err != nil || strings.Count(out, "\n") != 2 {
 			t.Errorf("%v\n%s", err, out)
 		}
 	})
@@ -195,12 +210,14 @@ func (s *stations) apart(t *testing.T) {
 	if err := server.Listening(19701, 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, server.Output())
 	}
-	out, err := lab.Run(s.Client.Program("ibv_rc_pingpong", "-d", "red0", "-g", "1", "-p", "19701", s.Server.NetNS.V4), time.Minute)
+	out, err := lab.Run(s.Client.Program("ibv_rc_pingpong", "-d", "red0", "-g", "1", "-p", "19701",
+		s.Server.NetNS.V4), time.Minute)
 	if err == nil || !strings.Contains(out, lab.GaveUp) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	s.until("nobody answers", func() bool {
-		return strings.Contains(s.weft(s.Client, "status"), "neighbour_unreachable: red0: no station in VESW 2 answers for 10.9.0.1")
+		return strings.Contains(s.weft(s.Client, "status"),
+			"neighbour_unreachable: red0: no station in VESW 2 answers for 10.9.0.1")
 	})
 	if n := s.counter(s.Server, blueDevice, "rcvd_packets"); n != before {
 		t.Errorf("%d packets came", n-before)
@@ -210,7 +227,8 @@ func (s *stations) apart(t *testing.T) {
 	}
 	// The same address may be in both, and each has its own neighbours.
 	s.add(s.Server, "red", "red1", "10.9.0.1/24")
-	both := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Client, Device: "red1", ClientDevice: "red0", GID: v4GID}, mtu: s.mtu}
+	both := testbed{Testbed: lab.Testbed{Server: s.Server, Client: s.Client, Device: "red1", ClientDevice: "red0",
+		GID: v4GID}, mtu: s.mtu}
 	if out := both.pair(t, time.Minute, "ibv_rc_pingpong", "-c"); checkOutput("ibv_rc_pingpong", out) != "" {
 		t.Error(out)
 	}

@@ -121,7 +121,8 @@ func (s *subnet) frames(i int, what ...any) lab.Cmd {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{framesEnv + "=" + strings.TrimSpace(fmt.Sprintln(what...))}, Args: []string{exe}}
+	return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{framesEnv + "=" + strings.TrimSpace(fmt.Sprintln(what...))},
+		Args: []string{exe}}
 }
 
 // startListener starts to listen for frames at an interface of a node.
@@ -194,7 +195,8 @@ func (s *subnet) portIn(i, id int) (v api.VESWInterface) {
 
 func (s *subnet) forwards(i, id int) {
 	s.t.Helper()
-	s.until(fmt.Sprintf("node %d forwards in VESW %d", i, id), func() bool { return s.portIn(i, id).State == api.StateForwarding })
+	s.until(fmt.Sprintf("node %d forwards in VESW %d", i, id),
+		func() bool { return s.portIn(i, id).State == api.StateForwarding })
 }
 
 // addressed gives an interface of a node addresses, and an MTU unless that is 0.
@@ -267,7 +269,8 @@ func TestVESW(t *testing.T) {
 		}
 	})
 	t.Run("iperf3", func(t *testing.T) {
-		for _, args := range [][]string{{v4(1), "-n", "64M"}, {v4(2), "-n", "32M", "-R"}, {v6(1), "-n", "16M", "-P", "4"}, {v4(1), "-u", "-b", "20M", "-n", "2M"}} {
+		for _, args := range [][]string{{v4(1), "-n", "64M"}, {v4(2), "-n", "32M", "-R"}, {v6(1), "-n", "16M", "-P",
+			"4"}, {v4(1), "-u", "-b", "20M", "-n", "2M"}} {
 			server := 1
 			if args[0] == v4(2) {
 				server = 2
@@ -289,7 +292,8 @@ func TestVESW(t *testing.T) {
 			s.until("the port is as its interface", func() bool { return s.portIn(i, red).MTU == 9000 })
 		}
 		for _, p := range pairsOfThree {
-			if out, err := s.in(p[0], "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(9000-head), v4(p[1])); err != nil {
+			if out, err := s.in(p[0], "ping", "-c", "1", "-M", "do", "-s", fmt.Sprint(9000-head),
+				v4(p[1])); err != nil {
 				t.Errorf("a frame of the MTU: %v\n%s", err, out)
 			}
 		}
@@ -307,7 +311,11 @@ func TestVESW(t *testing.T) {
 	})
 	t.Run("removed by somebody", func(t *testing.T) {
 		s.mustIn(2, "ip", "link", "del", first)
-		s.until("the interface is made anew", func() bool { _, err := s.in(2, "ip", "link", "show", first); return err == nil })
+		s.until("the interface is made anew", func() bool {
+			_, err := s.in(2, "ip", "link", "show",
+				first)
+			return err == nil
+		})
 		s.forwards(2, red)
 		s.addressed(2, first, 0, v4(2)+"/24")
 		s.reaches(0, v4(2))
@@ -340,7 +348,8 @@ func (s *subnet) veswGateway(t *testing.T) {
 	outside := func(args ...string) (string, error) {
 		return lab.Run(lab.Cmd{NetNS: s.Hub.Name, Args: args}, fabricLimit)
 	}
-	for _, args := range [][]string{{"ip", "addr", "add", "10.98.0.9/24", "dev", "host0"}, {"ip", "link", "set", "host0", "up"}} {
+	for _, args := range [][]string{{"ip", "addr", "add", "10.98.0.9/24", "dev", "host0"},
+		{"ip", "link", "set", "host0", "up"}} {
 		if out, err := outside(args...); err != nil {
 			t.Fatalf("%v: %v\n%s", args, err, out)
 		}
@@ -406,7 +415,8 @@ func (s *subnet) taggedFrames(t *testing.T) {
 		round++
 		s.sendFrames(t, 0, first, to, fmt.Sprintf("tagged%d", round), count, size, tag)
 		received := fmt.Sprintf("received tagged%d in %d tag %d\n", round, 14+size, tag)
-		for end := time.Now().Add(fabricLimit / 10); strings.Count(p.Output(), received) < count; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(fabricLimit / 10); strings.Count(p.Output(),
+			received) < count; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
 				wrong = "not all are received: " + p.Output()
 				return false
@@ -447,7 +457,8 @@ func (s *subnet) veswGroup(t *testing.T, group string, nodes ...int) {
 		t.Fatal(err)
 	}
 	program := func(i int, verb string) lab.Cmd {
-		return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{groupEnv + "=" + verb + " " + first + " " + group}, Args: []string{exe}}
+		return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{groupEnv + "=" + verb + " " + first + " " + group},
+			Args: []string{exe}}
 	}
 	if strings.HasPrefix(group, "239") {
 		s.mustIn(0, "ip", "route", "replace", "239.0.0.0/8", "dev", first)
@@ -468,7 +479,10 @@ func (s *subnet) veswGroup(t *testing.T, group string, nodes ...int) {
 		if out, err := lab.Run(program(0, "send"), fabricLimit); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		return !slices.ContainsFunc(listeners, func(p *lab.Proc) bool { return !strings.Contains(p.Output(), "says "+groupHi) })
+		return !slices.ContainsFunc(listeners, func(p *lab.Proc) bool {
+			return !strings.Contains(p.Output(),
+				"says "+groupHi)
+		})
 	})
 }
 
@@ -511,7 +525,8 @@ func TestVESWMasterKilled(t *testing.T) {
 	}
 	s.until("the lost port is absent", func() bool {
 		var v api.VESW
-		return s.nodes[n].Query(&v, "vesw", "show", "red") == nil && slices.ContainsFunc(v.Ports, func(p api.VESWPort) bool { return p.State == "absent" })
+		return s.nodes[n].Query(&v, "vesw", "show", "red") == nil && slices.ContainsFunc(v.Ports,
+			func(p api.VESWPort) bool { return p.State == "absent" })
 	})
 	s.addressed(a, "opa1v1", 0, "10.97.0.1/24")
 	s.addressed(b, "opa1v1", 0, "10.97.0.2/24")
@@ -616,7 +631,8 @@ func TestVESWNetstack(t *testing.T) {
 	}
 	stack := func(i int, args ...string) *lab.Proc {
 		t.Helper()
-		return start("ready", user(i, append([]string{lab.Bin("weft"), "vesw", "netstack", "--dir", nodes[i].Dir, native, "--vesw", "5", "--addr", v4(i) + "/24"}, args...)...))
+		return start("ready", user(i, append([]string{lab.Bin("weft"), "vesw", "netstack", "--dir", nodes[i].Dir,
+			native, "--vesw", "5", "--addr", v4(i) + "/24"}, args...)...))
 	}
 	dir := t.TempDir()
 	os.Chmod(filepath.Dir(dir), 0o755)
@@ -652,7 +668,8 @@ func TestVESWNetstack(t *testing.T) {
 	}
 	wget := []string{"timeout", "10", "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:8080/file"}
 	moves("by a forwarded port", wget...)
-	moves("by the proxy", "curl", "-s", "-S", "-m", "10", "-x", "socks5h://127.0.0.1:1080", "-o", to, "http://"+v4(0)+"/file")
+	moves("by the proxy", "curl", "-s", "-S", "-m", "10", "-x", "socks5h://127.0.0.1:1080", "-o", to,
+		"http://"+v4(0)+"/file")
 	// The node starts anew, and the command goes on.
 	nodes[1].Proc.Kill()
 	if _, err := b.Expect("waiting for the node", fabricLimit); err != nil {
@@ -666,7 +683,8 @@ func TestVESWNetstack(t *testing.T) {
 	if err := b.Wait(fabricLimit); err != nil {
 		t.Errorf("%v\n%s", err, b.Output())
 	}
-	if out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:8080/file"), fabricLimit); err == nil {
+	if out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:8080/file"),
+		fabricLimit); err == nil {
 		t.Errorf("the forward outlives the command: %s", out)
 	}
 }

@@ -87,7 +87,8 @@ func (b *bench) boot() error {
 		return err
 	}
 	for _, a := range []string{b.ns.V4, b.ns.V6} {
-		ping := "for i in $(seq 50); do ping -c 1 -W 1 " + a + " >/dev/null && exit 0; usleep 50000; done; ip addr; exit 1"
+		ping := "for i in $(seq 50); do ping -c 1 -W 1 " + a +
+			" >/dev/null && exit 0; usleep 50000; done; ip addr; exit 1"
 		if out, err := b.guest.Run(ping, time.Minute); err != nil {
 			return fmt.Errorf("the guest does not reach %s: %w\n%s", a, err, out)
 		}

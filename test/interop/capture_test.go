@@ -22,7 +22,8 @@ func checkCapture(t *testing.T, file string, b *bench) {
 		t.Fatal(err)
 	}
 	const fileHeader, recordHeader, ethernet = 24, 16, 14
-	if len(raw) < fileHeader || binary.LittleEndian.Uint32(raw) != 0xa1b2c3d4 || binary.LittleEndian.Uint32(raw[20:]) != 1 {
+	if len(raw) < fileHeader || binary.LittleEndian.Uint32(raw) != 0xa1b2c3d4 ||
+		binary.LittleEndian.Uint32(raw[20:]) != 1 {
 		t.Fatalf("%s is no pcap file of Ethernet frames", file)
 	}
 	ours := netip.MustParseAddr(b.ns.V4)
@@ -80,11 +81,13 @@ func checkCapture(t *testing.T, file string, b *bench) {
 		t.Errorf("only %d packets: the capture missed the traffic", packets)
 	}
 	groups.check(t)
-	for _, op := range []ib.Opcode{ib.SendOnly, ib.SendFirst, ib.WriteFirst, ib.ReadRequest, ib.ReadRespFirst, ib.Acknowledge, ib.FetchAdd, ib.AtomicAck,
+	for _, op := range []ib.Opcode{ib.SendOnly, ib.SendFirst, ib.WriteFirst, ib.ReadRequest, ib.ReadRespFirst,
+		ib.Acknowledge, ib.FetchAdd, ib.AtomicAck,
 		ib.ServiceUC | ib.SendFirst, ib.ServiceUD | ib.SendOnly} {
 		for weft, counts := range seen {
 			// Those that one row asks for, in one direction.
-			one := op == ib.ReadRequest || op == ib.ReadRespFirst || op == ib.FetchAdd || op == ib.AtomicAck || op == ib.WriteFirst
+			one := op == ib.ReadRequest || op == ib.ReadRespFirst || op == ib.FetchAdd || op == ib.AtomicAck ||
+				op == ib.WriteFirst
 			if counts[op] == 0 && !(one && seen[!weft][op] > 0) {
 				t.Errorf("no %v from %s", op, map[bool]string{true: "weft", false: "soft-RoCE"}[weft])
 			}

@@ -24,12 +24,14 @@ import (
 func testpmd(t *testing.T, pairs int, options string, paths ...string) (end func() string) {
 	t.Helper()
 	prefix := fmt.Sprintf("weft%d", os.Getpid())
-	args := []string{"--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--file-prefix", prefix, "--lcores", "0@(0-1),1@(0-1)"}
+	args := []string{"--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--file-prefix", prefix, "--lcores",
+		"0@(0-1),1@(0-1)"}
 	for i, p := range paths {
 		args = append(args, "--vdev", fmt.Sprintf("net_virtio_user%d,path=%s,queues=%d%s", i, p, pairs, options))
 	}
 	n := strconv.Itoa(pairs)
-	args = append(args, "--", "--total-num-mbufs=8192", "--forward-mode=io", "--auto-start", "--no-flush-rx", "--no-mlockall", "--rxq="+n, "--txq="+n)
+	args = append(args, "--", "--total-num-mbufs=8192", "--forward-mode=io", "--auto-start", "--no-flush-rx",
+		"--no-mlockall", "--rxq="+n, "--txq="+n)
 	cmd := exec.Command("dpdk-testpmd", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var out strings.Builder

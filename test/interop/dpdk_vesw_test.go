@@ -107,9 +107,11 @@ func (f *fleet) byDPDK(t *testing.T, pairs int, options string, cards [2]api.VM,
 			is[i]["rx_no_buffer"]-was[i]["rx_no_buffer"])
 		// What DPDK holds when a session ends is lost with it.
 		if in == 0 || !reconnect && in != out+dropped[1-i] {
-			t.Errorf("%s: %d frames to DPDK, %d from it to the other side, and it dropped %d", at, in, out, dropped[1-i])
+			t.Errorf("%s: %d frames to DPDK, %d from it to the other side, and it dropped %d", at, in, out,
+				dropped[1-i])
 		}
-		for _, name := range []string{"broken_rings", "tx_short", "tx_long", "rx_offload", "rx_too_long", "rx_no_queue"} {
+		for _, name := range []string{"broken_rings", "tx_short", "tx_long", "rx_offload", "rx_too_long",
+			"rx_no_queue"} {
 			if n := is[i][name] - was[i][name]; n != 0 {
 				t.Errorf("%s: %d %s", at, n, name)
 			}

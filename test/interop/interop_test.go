@@ -71,7 +71,8 @@ func (b *bench) ways(t *testing.T, p program, v6 bool, ways []bool) {
 				why = p.check(r.weft, r.rxe)
 			}
 			if r.weftErr != nil || r.rxeErr != nil || why != "" {
-				return fmt.Errorf("weft: %v, guest: %v %s\n-- weft --\n%s\n-- guest --\n%s", r.weftErr, r.rxeErr, why, r.weft, r.rxe)
+				return fmt.Errorf("weft: %v, guest: %v %s\n-- weft --\n%s\n-- guest --\n%s", r.weftErr, r.rxeErr, why,
+					r.weft, r.rxe)
 			}
 			return nil
 		})
@@ -101,7 +102,8 @@ func (b *bench) killed(t *testing.T) {
 			return err
 		}
 		client.Kill()
-		if out, err := b.served(); err == nil || strings.Contains(out, "still running") || !strings.Contains(out, "tatus") {
+		if out, err := b.served(); err == nil || strings.Contains(out, "still running") ||
+			!strings.Contains(out, "tatus") {
 			return fmt.Errorf("the guest's end: %v\n%s", err, out)
 		}
 		return nil
@@ -125,7 +127,8 @@ func pingpong(weftOut, rxeOut string) string {
 func (b *bench) capture(t *testing.T) (file string, stop func()) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "tap.pcap")
-	p, err := lab.Start(lab.Cmd{NetNS: b.ns.Name, Args: []string{"dumpcap", "-q", "-P", "-i", "eth0", "-B", "64", "-f", "udp port 4791 or " + memberships, "-w", file}})
+	p, err := lab.Start(lab.Cmd{NetNS: b.ns.Name, Args: []string{"dumpcap", "-q", "-P", "-i", "eth0", "-B", "64",
+		"-f", "udp port 4791 or " + memberships, "-w", file}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +223,8 @@ func (b *bench) large(t *testing.T) {
 	if out, err := b.guest.Run(fmt.Sprintf("ip link set eth0 mtu %d", mtu), 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if out, err := lab.Run(lab.Cmd{NetNS: b.ns.Name, Args: []string{"ip", "link", "set", "eth0", "mtu", fmt.Sprint(mtu)}}, 20*time.Second); err != nil {
+	if out, err := lab.Run(lab.Cmd{NetNS: b.ns.Name, Args: []string{"ip", "link", "set", "eth0", "mtu",
+		fmt.Sprint(mtu)}}, 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	b.mtu = mtu
@@ -284,10 +288,12 @@ func (b *bench) verbcheckClient(v6 bool, args string) (out string, err error) {
 		return "", err
 	}
 	b.port++
-	if err := b.serve(fmt.Sprintf("verbcheck -d rxe0 -g %s -p %d -w 20", guestGID, b.port), "grep -q waiting /tmp/out"); err != nil {
+	if err := b.serve(fmt.Sprintf("verbcheck -d rxe0 -g %s -p %d -w 20", guestGID, b.port),
+		"grep -q waiting /tmp/out"); err != nil {
 		return "", err
 	}
-	argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)}, strings.Fields(args)...)
+	argv := append([]string{lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", fmt.Sprint(b.port)},
+		strings.Fields(args)...)
 	out, err = lab.RunBeside(b.guest, b.node.Program(append(argv, b.v4)...), verbcheckLimit)
 	if theirs, serr := b.served(); serr != nil {
 		err = errors.Join(err, fmt.Errorf("server in the guest: %w\n%s", serr, theirs))
@@ -303,7 +309,8 @@ func (b *bench) verbcheckServer(v6 bool, args string) (out string, err error) {
 	}
 	b.port++
 	port := fmt.Sprint(b.port)
-	server, err := lab.Start(b.node.Program(lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", port, "-w", "20"))
+	server, err := lab.Start(b.node.Program(lab.Bin("verbcheck"), "-d", "weft0", "-g", fmt.Sprint(gid), "-p", port,
+		"-w", "20"))
 	if err != nil {
 		return "", err
 	}
@@ -311,5 +318,6 @@ func (b *bench) verbcheckServer(v6 bool, args string) (out string, err error) {
 	if _, err := server.Expect("waiting", serverLimit); err != nil {
 		return "", err
 	}
-	return b.guest.Run(fmt.Sprintf("timeout 590 verbcheck -d rxe0 -g %s -p %s %s %s", guestGID, port, args, b.ns.V4), verbcheckLimit)
+	return b.guest.Run(fmt.Sprintf("timeout 590 verbcheck -d rxe0 -g %s -p %s %s %s", guestGID, port, args, b.ns.V4),
+		verbcheckLimit)
 }

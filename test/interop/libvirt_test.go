@@ -37,13 +37,16 @@ func TestLibvirt(t *testing.T) {
 		return path
 	}
 	lint := func(paths ...string) (string, error) {
-		return lab.Run(lab.Cmd{Args: append([]string{"xmllint", "--noout", "--relaxng", libvirtSchema}, paths...)}, time.Minute)
+		return lab.Run(lab.Cmd{Args: append([]string{"xmllint", "--noout", "--relaxng", libvirtSchema}, paths...)},
+			time.Minute)
 	}
 	card := func(socket, connect string, queues, mtu int, packed bool) *api.VM {
-		return &api.VM{NewVM: api.NewVM{Name: "web", MAC: "52:54:00:12:34:56", Socket: socket, Connect: connect, Queues: queues, Packed: packed}, MTU: mtu}
+		return &api.VM{NewVM: api.NewVM{Name: "web", MAC: "52:54:00:12:34:56", Socket: socket, Connect: connect,
+			Queues: queues, Packed: packed}, MTU: mtu}
 	}
 	var paths []string
-	for i, v := range []*api.VM{card("/run/weft/vm/web.sock", "", 1, 1500, false), card("/run/weft/vm/web.sock", "", 2, 9000, true), card("", "/run/qemu/web.sock", 8, 0, true),
+	for i, v := range []*api.VM{card("/run/weft/vm/web.sock", "", 1, 1500, false), card("/run/weft/vm/web.sock", "",
+		2, 9000, true), card("", "/run/qemu/web.sock", 8, 0, true),
 		card("", "/run/it's <here> & there", 1, 1500, false)} {
 		paths = append(paths, domain(fmt.Sprint(i), v.Libvirt()))
 	}
@@ -51,7 +54,8 @@ func TestLibvirt(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	// That the schema is looked at.
-	wrong := strings.Replace(card("/run/weft/vm/web.sock", "", 1, 1500, false).Libvirt(), "mode='client'", "mode='neither'", 1)
+	wrong := strings.Replace(card("/run/weft/vm/web.sock", "", 1, 1500, false).Libvirt(), "mode='client'",
+		"mode='neither'", 1)
 	if out, err := lint(domain("wrong", wrong)); err == nil {
 		t.Errorf("the schema takes anything:\n%s", out)
 	}

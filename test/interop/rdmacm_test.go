@@ -177,19 +177,25 @@ func (b *bench) byAddress(t *testing.T) {
 	if lab.Soak {
 		lat := perftest("ib_read_lat -s 8")
 		lat.says = "t_typical"
-		programs = append(programs, perftest("ib_write_bw -s "+size), lat, perftest("ib_atomic_bw -A CMP_AND_SWAP"), perftest("ib_send_bw -c UD -s 1000 -n 100"),
-			cmProgram{server: "ucmatose -m -c 4 -C 20", client: "ucmatose -m -s ADDR -c 4 -C 20", says: "return status 0"},
+		programs = append(programs, perftest("ib_write_bw -s "+size), lat, perftest("ib_atomic_bw -A CMP_AND_SWAP"),
+			perftest("ib_send_bw -c UD -s 1000 -n 100"),
+			cmProgram{server: "ucmatose -m -c 4 -C 20", client: "ucmatose -m -s ADDR -c 4 -C 20",
+				says: "return status 0"},
 			cmProgram{server: "rdma_server", client: "rdma_client -s ADDR", says: "rdma_client: end 0"},
 			cmProgram{server: "rdma_xserver", client: "rdma_xclient -s ADDR", says: "end 0"},
 			cmProgram{server: "cmtime -c 20", client: "cmtime -s ADDR -c 20", says: "disconnect", endless: true},
-			cmProgram{server: "rstream -S 65536 -I 10 -C 20", client: "rstream -S 65536 -I 10 -C 20 -s ADDR", says: "64k"},
-			cmProgram{server: "riostream -S 4096 -I 10 -C 100", client: "riostream -S 4096 -I 10 -C 100 -s ADDR", says: "4k"},
-			cmProgram{server: "qperf", client: "qperf ADDR -cm1 -t 1 rc_lat rc_bw", says: "rc_bw", endless: true, tcp: 19765})
+			cmProgram{server: "rstream -S 65536 -I 10 -C 20", client: "rstream -S 65536 -I 10 -C 20 -s ADDR",
+				says: "64k"},
+			cmProgram{server: "riostream -S 4096 -I 10 -C 100", client: "riostream -S 4096 -I 10 -C 100 -s ADDR",
+				says: "4k"},
+			cmProgram{server: "qperf", client: "qperf ADDR -cm1 -t 1 rc_lat rc_bw", says: "rc_bw", endless: true,
+				tcp: 19765})
 	}
 	for _, p := range programs {
 		b.cmBoth(t, p, false)
 	}
-	b.cmBoth(t, cmProgram{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -v -S 4096 -a ADDR", says: "ping data: rdma-ping-9:"}, true)
+	b.cmBoth(t, cmProgram{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -v -S 4096 -a ADDR",
+		says: "ping data: rdma-ping-9:"}, true)
 	b.run(t, "nobody listens", func(*testing.T) error {
 		out, err := lab.Run(b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
 		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
@@ -222,7 +228,8 @@ func (b *bench) serverKilled() error {
 	// The client gets an event, or a request of its own fails, whichever is first. It does not always end: its threads
 	// wait for each other.
 	noticed := until("grep -q -e 'DISCONNECT EVENT' -e 'completion failed' /tmp/out", serverLimit)
-	out, err := b.guest.Run(noticed+" || { tail -c 500 /tmp/out; exit 1; }; kill -9 $(cat /tmp/pid) || :", 2*serverLimit)
+	out, err := b.guest.Run(noticed+" || { tail -c 500 /tmp/out; exit 1; }; kill -9 $(cat /tmp/pid) || :",
+		2*serverLimit)
 	if err != nil {
 		return fmt.Errorf("the client in the guest: %w\n%s", err, out)
 	}

@@ -38,11 +38,13 @@ func (f *fleet) station(t *testing.T) {
 	for _, x := range []struct {
 		name, guest string
 		gid, peer   int
-	}{{"IPv4 to the other node", guestAddr(1), 1, 1}, {"IPv6 to the other node", guestAddr6(1), 2, 1}, {"IPv4 within the node", guestAddr(0), 1, 0}} {
+	}{{"IPv4 to the other node", guestAddr(1), 1, 1}, {"IPv6 to the other node", guestAddr6(1), 2,
+		1}, {"IPv4 within the node", guestAddr(0), 1, 0}} {
 		gid := f.rxeGIDOf(x.peer, x.guest)
 		t.Run(x.name+", client", func(t *testing.T) {
 			f.pingpongWith(x.peer, gid, func() (string, error) {
-				return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c", "-g", strconv.Itoa(x.gid), "-n", "100", guestAddr(x.peer)), 2*time.Minute)
+				return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c", "-g", strconv.Itoa(x.gid),
+					"-n", "100", guestAddr(x.peer)), 2*time.Minute)
 			})
 		})
 		t.Run(x.name+", server", func(t *testing.T) { f.servePingpong(t, x.gid, x.peer, gid) })
@@ -53,7 +55,8 @@ func (f *fleet) station(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range list {
-		if c.Scope == api.ScopeLink && c.Instance == "lab0" && (c.Name == "rcvd_packets" && c.Value == 0 || strings.HasPrefix(c.Name, "drop_bad_") && c.Value != 0) {
+		if c.Scope == api.ScopeLink && c.Instance == "lab0" && (c.Name == "rcvd_packets" && c.Value == 0 ||
+			strings.HasPrefix(c.Name, "drop_bad_") && c.Value != 0) {
 			t.Errorf("%s is %d", c.Name, c.Value)
 		}
 	}
@@ -63,7 +66,8 @@ func (f *fleet) station(t *testing.T) {
 func (f *fleet) servePingpong(t *testing.T, gid, peer int, peerGID string) {
 	for try := range 3 {
 		port := 19900 + try
-		server, err := lab.Start(f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c", "-g", strconv.Itoa(gid), "-n", "100", "-p", strconv.Itoa(port)))
+		server, err := lab.Start(f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c", "-g", strconv.Itoa(gid),
+			"-n", "100", "-p", strconv.Itoa(port)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +75,8 @@ func (f *fleet) servePingpong(t *testing.T, gid, peer int, peerGID string) {
 		if err := server.Listening(port, veswLimit); err != nil {
 			t.Fatalf("%v\n%s", err, server.Output())
 		}
-		out, err := f.guests[peer].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+peerGID+" -n 100 -p "+strconv.Itoa(port)+" "+hostAddr(0), 2*time.Minute)
+		out, err := f.guests[peer].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+peerGID+" -n 100 -p "+
+			strconv.Itoa(port)+" "+hostAddr(0), 2*time.Minute)
 		if err != nil {
 			server.Kill() // it may wait for ever
 		}

@@ -84,7 +84,8 @@ func newFleet(t *testing.T) *fleet {
 	var wg sync.WaitGroup
 	for i := range f.guests {
 		wg.Go(func() {
-			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: guest.Card(&f.vms[i], "512M"), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
+			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: guest.Card(&f.vms[i],
+				"512M"), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
 				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64"})
 			if err != nil {
 				t.Error(err)
@@ -114,7 +115,8 @@ func (f *fleet) close() {
 			continue
 		}
 		if f.t.Failed() {
-			for _, c := range [][]string{{"vesw", "list"}, {"vesw", "interfaces"}, {"vesw", "stats"}, {"vm"}, {"status"}, {"trunk"}, {"stat", "--scope", "vm"}} {
+			for _, c := range [][]string{{"vesw", "list"}, {"vesw", "interfaces"}, {"vesw", "stats"}, {"vm"},
+				{"status"}, {"trunk"}, {"stat", "--scope", "vm"}} {
 				out, err := n.Weft(c...)
 				f.t.Logf("node %d, weft %v (%v):\n%s", i, c, err, out)
 			}
@@ -291,7 +293,10 @@ func TestGuestsOnVESW(t *testing.T) {
 				f.reconnects(i, f.vms[i])
 				if i == 1 {
 					seen := strings.Count(p.Output(), " bytes from ")
-					wait(t, "frames go both ways in the new session", func() bool { return strings.Count(p.Output(), " bytes from ") > seen })
+					wait(t, "frames go both ways in the new session", func() bool {
+						return strings.Count(p.Output(),
+							" bytes from ") > seen
+					})
 				}
 			}
 			f.reaches(i, guestAddr(1-i))
@@ -317,7 +322,8 @@ func TestGuestsOnVESW(t *testing.T) {
 	row("node started anew under load", func(t *testing.T) { f.restart(t) })
 	row("soft-RoCE between guests", func(*testing.T) {
 		f.pingpong(func() (string, error) {
-			return f.guests[0].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1), 2*time.Minute)
+			return f.guests[0].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1),
+				2*time.Minute)
 		})
 	})
 	row("verbs of a node's program with soft-RoCE", func(t *testing.T) {
@@ -326,14 +332,18 @@ func TestGuestsOnVESW(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g", strconv.Itoa(gid), "-n", "100", guestAddr(1)), 2*time.Minute)
+			return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g", strconv.Itoa(gid), "-n",
+				"100", guestAddr(1)), 2*time.Minute)
 		})
 	})
 	row("a device in the switch with soft-RoCE", func(t *testing.T) { f.station(t) })
 	row("guest lost", func(t *testing.T) {
 		f.guests[0].Close()
 		f.guests[0] = nil
-		wait(t, "the node tells of it", func() bool { return !f.vm(0).Guest && strings.Contains(f.weft(0, "status"), "vm_without_guest: g0") })
+		wait(t, "the node tells of it", func() bool {
+			return !f.vm(0).Guest && strings.Contains(f.weft(0, "status"),
+				"vm_without_guest: g0")
+		})
 		f.reaches(1, hostAddr(0))
 	})
 }
@@ -342,7 +352,8 @@ func TestGuestsOnVESW(t *testing.T) {
 // and the other node's host talk.
 func (f *fleet) restart(t *testing.T) {
 	// Each line has the time; a gap between answers is the pause.
-	p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-D", "-n", "-i", "0.02", guestAddr(1)}})
+	p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-D", "-n", "-i", "0.02",
+		guestAddr(1)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -406,10 +417,12 @@ func (f *fleet) pingpong(client func() (string, error)) { f.pingpongWith(1, f.rx
 func (f *fleet) pingpongWith(i int, gid string, client func() (string, error)) {
 	f.t.Helper()
 	for try := range 3 {
-		f.run(i, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+gid+" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
+		f.run(i, "rm -f /tmp/status; : >/tmp/out; (ibv_rc_pingpong -d rxe0 -c -g "+gid+
+			" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
 			until("netstat -ltn | grep -q ':18515 '", veswLimit))
 		out, err := client()
-		theirs, serr := f.guests[i].Run(until("[ -s /tmp/status ]", veswLimit)+" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
+		theirs, serr := f.guests[i].Run(until("[ -s /tmp/status ]", veswLimit)+
+			" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
 		r := result{weft: out, rxe: theirs}
 		if err == nil && serr == nil && pingpong(out, theirs) == "" {
 			return

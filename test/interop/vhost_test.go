@@ -138,10 +138,12 @@ func TestGuestsOnDoors(t *testing.T) {
 	var a, b *guest.Guest
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		a = machine(t, guest.Config{Image: image, Vhost: split.path, MAC: "52:54:00:00:00:0a", IP: "10.99.0.1/24", IP6: "fd99::1/64"})
+		a = machine(t, guest.Config{Image: image, Vhost: split.path, MAC: "52:54:00:00:00:0a", IP: "10.99.0.1/24",
+			IP6: "fd99::1/64"})
 	})
 	wg.Go(func() {
-		b = machine(t, guest.Config{Image: image, Vhost: packed.path, Listen: true, Device: ",packed=on", Queues: 2, CPUs: 2, Reboot: true,
+		b = machine(t, guest.Config{Image: image, Vhost: packed.path, Listen: true, Device: ",packed=on", Queues: 2,
+			CPUs: 2, Reboot: true,
 			MAC: "52:54:00:00:00:0b", IP: "10.99.0.2/24", IP6: "fd99::2/64"})
 	})
 	wg.Wait()
@@ -243,7 +245,8 @@ func TestMovingGuest(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { a = machine(t, moving) })
 	wg.Go(func() {
-		b = machine(t, guest.Config{Image: image, Vhost: peer.path, MAC: "52:54:00:00:00:0b", IP: "10.99.0.2/24", MemMB: 384})
+		b = machine(t, guest.Config{Image: image, Vhost: peer.path, MAC: "52:54:00:00:00:0b", IP: "10.99.0.2/24",
+			MemMB: 384})
 	})
 	wg.Wait()
 	if t.Failed() {
@@ -257,7 +260,8 @@ func TestMovingGuest(t *testing.T) {
 	}
 	loop := "n=0; while [ ! -e /tmp/stop ]; do wget -q -O /tmp/got http://10.99.0.2:5000/busybox && [ \"$(md5sum </tmp/got)\" = \"" + strings.TrimSpace(sum) +
 		"\" ] && n=$((n+1)) && echo $n >/tmp/n || echo bad >>/tmp/bad; done"
-	if out, err := a.Run("("+loop+") >/dev/null 2>&1 & "+until("[ -s /tmp/n ]", time.Minute), 2*time.Minute); err != nil {
+	if out, err := a.Run("("+loop+") >/dev/null 2>&1 & "+until("[ -s /tmp/n ]", time.Minute),
+		2*time.Minute); err != nil {
 		t.Fatal(err, out)
 	}
 	moving.Vhost, moving.Incoming = to.path, filepath.Join(h.dir, "moving")
@@ -289,7 +293,8 @@ func TestMovingGuest(t *testing.T) {
 	if !logged {
 		t.Error("the device never kept a log")
 	}
-	out, err := c.Run("old=$(cat /tmp/n); "+until("[ $(cat /tmp/n) -ge $((old+3)) ]", time.Minute)+"; touch /tmp/stop; cat /tmp/bad 2>/dev/null; cat /tmp/n", 2*time.Minute)
+	out, err := c.Run("old=$(cat /tmp/n); "+until("[ $(cat /tmp/n) -ge $((old+3)) ]", time.Minute)+
+		"; touch /tmp/stop; cat /tmp/bad 2>/dev/null; cat /tmp/n", 2*time.Minute)
 	if err != nil || strings.Contains(out, "bad\n") {
 		t.Errorf("%v\n%s", err, out)
 	}

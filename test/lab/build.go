@@ -39,7 +39,8 @@ func Setup() (cleanup func(), err error) {
 			err = copyProgram(dir, from, name)
 		}
 	}
-	err = errors.Join(err, os.Symlink("libibverbs.so.1", filepath.Join(dir, "weft-verbs", "libibverbs.so")), os.Chmod(dir, 0o755), BuildVerbcheck(filepath.Join(dir, "verbcheck")))
+	err = errors.Join(err, os.Symlink("libibverbs.so.1", filepath.Join(dir, "weft-verbs", "libibverbs.so")),
+		os.Chmod(dir, 0o755), BuildVerbcheck(filepath.Join(dir, "verbcheck")))
 	if err != nil {
 		cleanup()
 		return nil, err

@@ -37,7 +37,8 @@ func (t *Triangle) Capture(i, j int, dir string) (*Capture, error) {
 	}
 	c := &Capture{file: filepath.Join(dir, "cable.pcap")}
 	var err error
-	c.proc, err = Start(Cmd{NetNS: t.Spaces[i].Name, Args: []string{"dumpcap", "-P", "-p", "-B", "64", "-i", cable(j), "-f", fmt.Sprintf("udp port %d", trunk.DefaultPort), "-w", c.file}})
+	c.proc, err = Start(Cmd{NetNS: t.Spaces[i].Name, Args: []string{"dumpcap", "-P", "-p", "-B", "64", "-i", cable(j),
+		"-f", fmt.Sprintf("udp port %d", trunk.DefaultPort), "-w", c.file}})
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +111,10 @@ func (c *Capture) Packets(f func(at time.Time, packet []byte)) error {
 			}
 			receivers[h.To] = to
 		}
-		to.Handle(mono.Time(info.Timestamp.UnixNano()), 0, udp.Payload, func(_ int, packet []byte) { f(info.Timestamp, packet) })
+		to.Handle(mono.Time(info.Timestamp.UnixNano()), 0, udp.Payload, func(_ int, packet []byte) {
+			f(info.Timestamp,
+				packet)
+		})
 		to.Recycle()
 	}
 }

@@ -80,12 +80,14 @@ func Joined(mtu int) (a, b *NetNS, err error) {
 		return nil, nil, errors.Join(err, a.Close())
 	}
 	m := strconv.Itoa(mtu)
-	err = ip("-n", a.Name, "link", "add", "eth0", "mtu", m, "type", "veth", "peer", "name", "eth0", "mtu", m, "netns", b.Name)
+	err = ip("-n", a.Name, "link", "add", "eth0", "mtu", m, "type", "veth", "peer", "name", "eth0", "mtu", m, "netns",
+		b.Name)
 	for i, n := range []*NetNS{a, b} {
 		// Without the tentative state that duplicate address detection brings, link-local addresses can be used at
 		// once.
 		if err == nil {
-			_, err = Run(Cmd{NetNS: n.Name, Args: []string{"sh", "-c", "echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad"}}, limitQuick)
+			_, err = Run(Cmd{NetNS: n.Name, Args: []string{"sh", "-c",
+				"echo 0 >/proc/sys/net/ipv6/conf/eth0/accept_dad"}}, limitQuick)
 		}
 		if err == nil {
 			err = n.addresses(77, i+1)
@@ -113,7 +115,8 @@ func (n *NetNS) ready() error {
 		return err
 	}
 	for end := time.Now().Add(limitQuick); ; time.Sleep(10 * time.Millisecond) {
-		err := errors.Join(look("state UP", "link", "show", "eth0"), look("ff00::/8", "-6", "route", "show", "table", "local", "type", "multicast", "dev", "eth0"))
+		err := errors.Join(look("state UP", "link", "show", "eth0"), look("ff00::/8", "-6", "route", "show", "table",
+			"local", "type", "multicast", "dev", "eth0"))
 		if err == nil || time.Now().After(end) {
 			return err
 		}

@@ -38,7 +38,8 @@ func StartNode(ns *NetNS, uid int, flags ...string) (*Node, error) {
 	err = errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, uidOr(uid), -1))
 	n := &Node{Dir: filepath.Join(dir, "node"), NetNS: ns, UID: uid}
 	if err == nil {
-		n.Proc, err = Start(Cmd{NetNS: n.netns(), UID: uid, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir}, flags...)})
+		n.Proc, err = Start(Cmd{NetNS: n.netns(), UID: uid, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir},
+			flags...)})
 	}
 	if err != nil {
 		os.RemoveAll(dir)
@@ -155,7 +156,8 @@ func (n *Node) Query(v any, args ...string) error { return n.query(v, args...) }
 
 // Again starts a node that has ended, in the same directory.
 func (n *Node) Again(flags ...string) error {
-	p, err := Start(Cmd{NetNS: n.netns(), UID: n.UID, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir}, flags...)})
+	p, err := Start(Cmd{NetNS: n.netns(), UID: n.UID, Args: append([]string{Bin("weft"), "up", "--dir", n.Dir},
+		flags...)})
 	if err != nil {
 		return err
 	}

@@ -121,7 +121,8 @@ func (p Pair) LastAckLost() bool {
 		well, other = other, well
 	}
 	out := other.Output()
-	return well.ended() == 0 && other.ended() == 1 && strings.Contains(out, gaveUpSending) && strings.Count(out, "Failed ") == 1 && !strings.Contains(out, "invalid data")
+	return well.ended() == 0 && other.ended() == 1 && strings.Contains(out, gaveUpSending) &&
+		strings.Count(out, "Failed ") == 1 && !strings.Contains(out, "invalid data")
 }
 
 // Kill ends both.

@@ -24,8 +24,10 @@ func TestLastAckLost(t *testing.T) {
 		{"a receive", "echo 'Failed status transport retry counter exceeded (12) for wr_id 1'; exit 1", well, false},
 		{"more than that", "echo 'Failed to modify QP to RTS'; " + gaveUp, well, false},
 		{"wrong contents", "echo invalid data in page 1; " + gaveUp, well, false},
-		{"another exit status", "echo 'Failed status transport retry counter exceeded (12) for wr_id 2'; exit 2", well, false},
-		{"a signal", "echo 'Failed status transport retry counter exceeded (12) for wr_id 2'; kill -TERM $$", well, false},
+		{"another exit status", "echo 'Failed status transport retry counter exceeded (12) for wr_id 2'; exit 2",
+			well, false},
+		{"a signal", "echo 'Failed status transport retry counter exceeded (12) for wr_id 2'; kill -TERM $$", well,
+			false},
 		{"nothing said", "exit 1", well, false},
 	} {
 		for i, scripts := range [][2]string{{c.one, c.other}, {c.other, c.one}} {

@@ -64,7 +64,8 @@ func (c Cmd) argv() []string {
 	}
 	if c.UID != 0 {
 		id := strconv.Itoa(c.UID)
-		v = append(v, "prlimit", "--memlock=0:0", "setpriv", "--reuid="+id, "--regid="+id, "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--")
+		v = append(v, "prlimit", "--memlock=0:0", "setpriv", "--reuid="+id, "--regid="+id, "--clear-groups",
+			"--inh-caps=-all", "--bounding-set=-all", "--no-new-privs", "--")
 	}
 	return append(v, c.Args...)
 }

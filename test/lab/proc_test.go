@@ -64,7 +64,8 @@ func TestPeerEnds(t *testing.T) {
 	}
 	peer := start("echo the last line; exit 3")
 	<-peer.Done()
-	if err := start("sleep 1000").WaitBeside(peer, time.Second); !errors.Is(err, ErrPeerEnded) || !strings.Contains(err.Error(), "the last line") {
+	if err := start("sleep 1000").WaitBeside(peer, time.Second); !errors.Is(err, ErrPeerEnded) ||
+		!strings.Contains(err.Error(), "the last line") {
 		t.Errorf("beside one that has ended: %v", err)
 	}
 	if err := start("sleep 0.2").WaitBeside(peer, time.Minute); err != nil {
@@ -73,7 +74,8 @@ func TestPeerEnds(t *testing.T) {
 	if err := start("sleep 1000").WaitBeside(start("sleep 1000"), 100*time.Millisecond); !errors.Is(err, ErrTimeout) {
 		t.Errorf("beside one that lives: %v", err)
 	}
-	if out, err := RunBeside(start("sleep 1000"), Cmd{Args: []string{"echo", "well"}}, time.Minute); err != nil || out != "well\n" {
+	if out, err := RunBeside(start("sleep 1000"), Cmd{Args: []string{"echo", "well"}}, time.Minute); err != nil ||
+		out != "well\n" {
 		t.Errorf("%v: %q", err, out)
 	}
 }

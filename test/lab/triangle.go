@@ -36,7 +36,8 @@ func MakeTriangle(mtu int) (_ *Triangle, err error) {
 		}
 		port := "p" + strconv.Itoa(i)
 		err = errors.Join(
-			ip("-n", t.Spaces[i].Name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", t.Hub.Name),
+			ip("-n", t.Spaces[i].Name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns",
+				t.Hub.Name),
 			ip("-n", t.Hub.Name, "link", "set", port, "master", "eth0", "up"),
 			t.Spaces[i].addresses(79, i+1))
 		if err != nil {
@@ -50,7 +51,8 @@ func MakeTriangle(mtu int) (_ *Triangle, err error) {
 	for i := range t.Spaces {
 		for j := i + 1; j < len(t.Spaces); j++ {
 			a, b := t.Spaces[i].Name, t.Spaces[j].Name
-			err = ip("-n", a, "link", "add", cable(j), "mtu", m, "type", "veth", "peer", "name", cable(i), "mtu", m, "netns", b)
+			err = ip("-n", a, "link", "add", cable(j), "mtu", m, "type", "veth", "peer", "name", cable(i), "mtu", m,
+				"netns", b)
 			for _, x := range [][2]int{{i, j}, {j, i}} {
 				err = errors.Join(err,
 					ip("-n", t.Spaces[x[0]].Name, "addr", "add", t.TrunkAddr(x[0], x[1])+"/24", "dev", cable(x[1])),

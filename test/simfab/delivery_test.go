@@ -91,7 +91,8 @@ func deliver(t *testing.T, seed uint64, perMille int, op ib.WROp, mtu ib.MTU, n 
 		Delay: 5 * time.Microsecond, Jitter: 40 * time.Microsecond, Rate: 1.25e9}
 	s := New(seed<<32|uint64(op)<<24|uint64(n), f)
 	a, b := s.AddNode(slots*slotSize), s.AddNode(slots*slotSize)
-	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: mtu, MaxRun: 16 << 10, Timeout: 8, Retry: 7, RNRRetry: 7, MinRNR: 1, RdAtomic: 4,
+	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: mtu, MaxRun: 16 << 10, Timeout: 8, Retry: 7, RNRRetry: 7,
+		MinRNR: 1, RdAtomic: 4,
 		Window: 64 << 10, SendWR: slots, RecvWR: slots, StartPSN: ib.PSN(0x1000000-20) & ib.PSNMask})
 	if err != nil {
 		t.Fatal(err)
@@ -143,7 +144,8 @@ func deliver(t *testing.T, seed uint64, perMille int, op ib.WROp, mtu ib.MTU, n 
 	ok := s.Run(time.Minute, done)
 	where := fmt.Sprintf("seed %d loss %d‰ %v mtu %d size %d", seed, perMille, op, mtu.Bytes(), n)
 	if !ok {
-		t.Fatalf("%s: %d of %d completed after %v; %+v", where, len(x.Sends), slots, s.Now.Sub(mono.Time(time.Second)), s.Stats)
+		t.Fatalf("%s: %d of %d completed after %v; %+v", where, len(x.Sends), slots,
+			s.Now.Sub(mono.Time(time.Second)), s.Stats)
 	}
 	for i, c := range x.Sends {
 		if c.ID != uint64(i) || c.Status != ib.Success || c.ByteLen != uint32(n) {
@@ -172,7 +174,8 @@ func deliver(t *testing.T, seed uint64, perMille int, op ib.WROp, mtu ib.MTU, n 
 func TestUnreliable(t *testing.T) {
 	for _, seed := range campaign(t) {
 		const n, messages = 5000, 200
-		s := New(seed, Faults{Drop: 30, Dup: 30, Reorder: 30, Corrupt: 10, Delay: time.Microsecond, Jitter: 20 * time.Microsecond, Rate: 1e9})
+		s := New(seed, Faults{Drop: 30, Dup: 30, Reorder: 30, Corrupt: 10, Delay: time.Microsecond,
+			Jitter: 20 * time.Microsecond, Rate: 1e9})
 		a, b := s.AddNode(messages*8+n), s.AddNode(messages*8*1024)
 		x, y, err := s.Connect(a, b, Options{Type: ib.UC, MTU: ib.MTU1024, MaxRun: 4096, SendWR: messages})
 		if err != nil {
@@ -194,7 +197,8 @@ func TestUnreliable(t *testing.T) {
 		}
 		for i, c := range y.Recvs {
 			at := int(c.Imm)
-			if c.Status != ib.Success || c.ID != uint64(i) || c.ByteLen != n || !bytes.Equal(b.Mem[i*8192:i*8192+n], a.Mem[at:at+n]) {
+			if c.Status != ib.Success || c.ID != uint64(i) || c.ByteLen != n || !bytes.Equal(b.Mem[i*8192:i*8192+n],
+				a.Mem[at:at+n]) {
 				t.Fatalf("seed %d: receive %d is %+v", seed, i, c)
 			}
 		}
@@ -205,7 +209,8 @@ func TestUnreliable(t *testing.T) {
 func TestManyNodes(t *testing.T) {
 	const nodes, n = 6, 9000
 	for _, seed := range campaign(t) {
-		s := New(seed, Faults{Drop: 20, Dup: 10, Reorder: 20, Corrupt: 10, Delay: 5 * time.Microsecond, Jitter: 50 * time.Microsecond, Rate: 1.25e9})
+		s := New(seed, Faults{Drop: 20, Dup: 10, Reorder: 20, Corrupt: 10, Delay: 5 * time.Microsecond,
+			Jitter: 50 * time.Microsecond, Rate: 1.25e9})
 		var all []*Node
 		for range nodes {
 			all = append(all, s.AddNode(3*nodes*n))
@@ -219,7 +224,8 @@ func TestManyNodes(t *testing.T) {
 				if i == j {
 					continue
 				}
-				x, _, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 8192, Timeout: 8, Retry: 7, RdAtomic: 4, SendWR: 2})
+				x, _, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 8192, Timeout: 8, Retry: 7,
+					RdAtomic: 4, SendWR: 2})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -253,7 +259,8 @@ func TestManyNodes(t *testing.T) {
 					continue
 				}
 				want := a.Mem[j*n : (j+1)*n]
-				if !bytes.Equal(want, b.Mem[(nodes+i)*n:(nodes+i+1)*n]) || !bytes.Equal(want, a.Mem[(2*nodes+j)*n:(2*nodes+j+1)*n]) {
+				if !bytes.Equal(want, b.Mem[(nodes+i)*n:(nodes+i+1)*n]) ||
+					!bytes.Equal(want, a.Mem[(2*nodes+j)*n:(2*nodes+j+1)*n]) {
 					t.Fatalf("seed %d: from %d to %d", seed, i, j)
 				}
 			}

@@ -78,8 +78,10 @@ const firstQPN = 0x11
 
 // AddNode adds a node with size bytes of memory.
 func (s *Sim) AddNode(size int) *Node {
-	n := &Node{Mem: make([]byte, size), sim: s, gid: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: byte(len(s.nodes) + 1)}, batch: mem.NewBatch(4096)}
-	n.region = &mem.Region{Space: mem.NewSlice(Base, n.Mem), Start: Base, Base: Base, Len: uint64(size), LKey: Key, RKey: Key,
+	n := &Node{Mem: make([]byte, size), sim: s, gid: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: byte(len(s.nodes) + 1)},
+		batch: mem.NewBatch(4096)}
+	n.region = &mem.Region{Space: mem.NewSlice(Base, n.Mem), Start: Base, Base: Base, Len: uint64(size), LKey: Key,
+		RKey:   Key,
 		Access: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic}
 	s.nodes = append(s.nodes, n)
 	return n
@@ -138,7 +140,8 @@ func (n *Node) newQP(o *Options) *QP {
 		buffers = transport.NewBuffers(4)
 	}
 	q.QP = transport.New(&transport.Config{Type: o.Type, QPN: firstQPN + ib.QPN(len(n.qps)),
-		Cap:     transport.Cap{MaxSendWR: max(o.SendWR, 1), MaxRecvWR: max(o.RecvWR, 1), MaxSendSGE: max(o.SendSGE, 1), MaxRecvSGE: max(o.RecvSG, 1)},
+		Cap: transport.Cap{MaxSendWR: max(o.SendWR, 1), MaxRecvWR: max(o.RecvWR, 1), MaxSendSGE: max(o.SendSGE,
+			1), MaxRecvSGE: max(o.RecvSG, 1)},
 		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: o.RdAtomic, Window: o.Window, MinWindow: o.MinWindow, Buffers: buffers}, q, q)
 	n.qps = append(n.qps, q)
 	return q
@@ -147,7 +150,8 @@ func (n *Node) newQP(o *Options) *QP {
 func (q *QP) up(peer *QP, o *Options, sq, rq ib.PSN) error {
 	path := &ib.Path{SGID: q.node.gid, DGID: peer.node.gid, MaxRun: max(o.MaxRun, 256), HopLimit: 64, Local: o.Local,
 		SrcPort: wire.SrcPort(0, q.QPN(), peer.QPN())}
-	a := transport.Attr{State: ib.Init, Port: 1, Access: ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic, Path: path, PathMTU: o.MTU,
+	a := transport.Attr{State: ib.Init, Port: 1, Access: ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic, Path: path,
+		PathMTU: o.MTU,
 		DestQPN: peer.QPN(), RQPSN: rq, SQPSN: sq, MaxRdAtomic: o.RdAtomic, MaxDestRdAtomic: o.RdAtomic, MinRNRTimer: o.MinRNR,
 		Timeout: o.Timeout, RetryCnt: o.Retry, RNRRetry: o.RNRRetry}
 	rtr := ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN
@@ -216,7 +220,8 @@ func (q *QP) Event(e ib.Event) { q.Events = append(q.Events, e) }
 
 // PostRecv posts a receive request of one entry.
 func (q *QP) PostRecv(id uint64, off, n int) {
-	q.recvs = append(q.recvs, &transport.RecvWR{ID: id, SGE: []ib.SGE{{Addr: Base + uint64(off), Len: uint32(n), LKey: Key}}})
+	q.recvs = append(q.recvs, &transport.RecvWR{ID: id, SGE: []ib.SGE{{Addr: Base + uint64(off), Len: uint32(n),
+		LKey: Key}}})
 	q.RecvPosted(q.node.sim.Now)
 }
 

@@ -58,7 +58,8 @@ func throughput(t *testing.T, perMille int, op ib.WROp, discards bool) float64 {
 	}
 	s := New(1, Faults{Drop: perMille, Delay: 10 * time.Microsecond, Rate: 1.25e9})
 	a, b := s.AddNode(size), s.AddNode(size)
-	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 63 << 10, Timeout: 14, Retry: 7, RNRRetry: 7, MinRNR: 1, RdAtomic: 16,
+	x, y, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU1024, MaxRun: 63 << 10, Timeout: 14, Retry: 7,
+		RNRRetry: 7, MinRNR: 1, RdAtomic: 16,
 		Window: 512 << 10, SendWR: 8, RecvWR: 8, NoBuffers: discards})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +92,8 @@ func TestDeterminism(t *testing.T) {
 	run := func() (Stats, mono.Time) {
 		s := New(7, Faults{Drop: 100, Dup: 50, Reorder: 50, Corrupt: 50, Jitter: time.Millisecond, Rate: 1e9})
 		a, b := s.AddNode(1<<20), s.AddNode(1<<20)
-		x, _, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU256, MaxRun: 4096, Timeout: 8, Retry: 7, SendWR: 4})
+		x, _, err := s.Connect(a, b, Options{Type: ib.RC, MTU: ib.MTU256, MaxRun: 4096, Timeout: 8, Retry: 7,
+			SendWR: 4})
 		if err != nil {
 			t.Fatal(err)
 		}

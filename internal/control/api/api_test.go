@@ -47,7 +47,8 @@ type fake struct {
 
 func (f *fake) Functions(context.Context) ([]Function, error) { return f.funcs, f.err }
 func (f *fake) AddFunction(_ context.Context, n NewFunction) (Function, error) {
-	v := Function{Name: n.Name, Weight: n.Weight, Enabled: n.Enabled == nil || *n.Enabled, QoS: []int{n.QoS[0]}, Quotas: n.Quotas}
+	v := Function{Name: n.Name, Weight: n.Weight, Enabled: n.Enabled == nil || *n.Enabled, QoS: []int{n.QoS[0]},
+		Quotas: n.Quotas}
 	f.funcs = append(f.funcs, v)
 	return v, f.err
 }
@@ -70,13 +71,15 @@ func (f *fake) Devices(context.Context) ([]Device, error) {
 	return []Device{{Name: "weft0", Ports: []Port{{Number: 1, State: "ACTIVE"}}}}, f.err
 }
 func (f *fake) Resources(context.Context) (Resources, error) {
-	return Resources{QPs: []QP{{Owner: Owner{PID: 7, Comm: "x"}, LQPN: 1 << 14, Type: "RC"}}, MRs: []MR{{Length: 1 << 40}}}, f.err
+	return Resources{QPs: []QP{{Owner: Owner{PID: 7, Comm: "x"}, LQPN: 1 << 14, Type: "RC"}},
+		MRs: []MR{{Length: 1 << 40}}}, f.err
 }
 func (f *fake) Counters(context.Context) ([]Counter, error) {
 	return []Counter{{ScopeLink, "roce", "rx_packets", 1<<64 - 1}}, f.err
 }
 func (f *fake) Groups(context.Context) ([]Group, error) {
-	return []Group{{MLID: 0xc001, MGID: "ff12::1", QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, f.err
+	return []Group{{MLID: 0xc001, MGID: "ff12::1", QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}},
+		f.err
 }
 func (f *fake) Faults(context.Context) ([]Fault, error) { return f.faults, f.err }
 func (f *fake) AddFault(_ context.Context, s FaultSpec) (Fault, error) {
@@ -108,7 +111,8 @@ func serve(t *testing.T, b *fake, access Access, refusal error) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewServer(b.operations(), func(net.Conn) (Access, error) { return access, refusal }, slog.New(slog.DiscardHandler))
+	s := NewServer(b.operations(), func(net.Conn) (Access, error) { return access, refusal },
+		slog.New(slog.DiscardHandler))
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -141,7 +145,8 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("Counters: %v\n%s", err, diff)
 	}
 	g, err := Get(ctx, c, ListGroups)
-	if diff := cmp.Diff([]Group{{MLID: 0xc001, MGID: "ff12::1", Devices: []string{}, QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, g); err != nil || diff != "" {
+	if diff := cmp.Diff([]Group{{MLID: 0xc001, MGID: "ff12::1", Devices: []string{},
+		QPs: []GroupQP{{Owner: Owner{PID: 7}, LQPN: 1 << 14, Lane: 2}}}}, g); err != nil || diff != "" {
 		t.Errorf("Groups: %v\n%s", err, diff)
 	}
 	r, err := Get(ctx, c, GetResources)
@@ -168,13 +173,15 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("Use: %v, %d calls", err, b.uses)
 	}
 	off := false
-	fn, err := Call(ctx, c, AddFunction, NewFunction{Name: "vf", FunctionChange: FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{0: 9}, Quotas: Quotas{QPs: 5}}})
+	fn, err := Call(ctx, c, AddFunction, NewFunction{Name: "vf", FunctionChange: FunctionChange{Enabled: &off,
+		Weight: 7, QoS: map[int]int{0: 9}, Quotas: Quotas{QPs: 5}}})
 	wantFn := withLists(Function{Name: "vf", Weight: 7, QoS: []int{9}, Quotas: Quotas{QPs: 5}})
 	if diff := cmp.Diff(wantFn, fn); err != nil || diff != "" {
 		t.Errorf("AddFunction: %v\n%s", err, diff)
 	}
 	wantFn.Weight = 8
-	if fn, err = Call(ctx, c, ChangeFunction, Named[FunctionChange]{Name: "vf", Value: FunctionChange{Weight: 8}}); err != nil || cmp.Diff(wantFn, fn) != "" {
+	if fn, err = Call(ctx, c, ChangeFunction, Named[FunctionChange]{Name: "vf",
+		Value: FunctionChange{Weight: 8}}); err != nil || cmp.Diff(wantFn, fn) != "" {
 		t.Errorf("SetFunction: %v, %+v", err, fn)
 	}
 	if list, err := Get(ctx, c, ListFunctions); err != nil || cmp.Diff([]Function{wantFn}, list) != "" {
@@ -191,8 +198,10 @@ func TestRoundTrip(t *testing.T) {
 // TestFunctionRequests checks what is refused before the node sees it.
 func TestFunctionRequests(t *testing.T) {
 	for _, bad := range []NewFunction{{}, {Name: "A"}, {Name: "a/b"}, {Name: "a" + strings.Repeat("b", 32)},
-		{Name: "a", FunctionChange: FunctionChange{Weight: -1}}, {Name: "a", FunctionChange: FunctionChange{Weight: 1001}},
-		{Name: "a", FunctionChange: FunctionChange{QoS: map[int]int{16: 1}}}, {Name: "a", FunctionChange: FunctionChange{QoS: map[int]int{1: 0}}},
+		{Name: "a", FunctionChange: FunctionChange{Weight: -1}}, {Name: "a",
+			FunctionChange: FunctionChange{Weight: 1001}},
+		{Name: "a", FunctionChange: FunctionChange{QoS: map[int]int{16: 1}}}, {Name: "a",
+			FunctionChange: FunctionChange{QoS: map[int]int{1: 0}}},
 		{Name: "a", FunctionChange: FunctionChange{Quotas: Quotas{MemoryBytes: -1}}}} {
 		if bad.Validate() == nil {
 			t.Errorf("accepted %+v", bad)
@@ -202,27 +211,35 @@ func TestFunctionRequests(t *testing.T) {
 		return NewFunction{Name: "a", Segment: "vesw:blue", Addrs: []string{addr}, Routes: []string{route}}
 	}
 	const route4, route6 = "10.0.0.0/8=10.9.0.1", "fd00::/8=fd09::1"
-	for _, bad := range []NewFunction{{Name: "a", Segment: "host"}, {Name: "a", Segment: "vesw:"}, {Name: "a", Segment: "veswblue"}, {Name: "a", Addrs: []string{"10.9.0.7/24"}},
-		{Name: "a", Segment: "vesw", Addrs: []string{"10.9.0.7/24", "10.9.0.7/8"}}, {Name: "a", Segment: "vesw", Addrs: make([]string, MaxAddrs+1)},
-		vesw("10.9.0.7", route4), vesw("224.0.0.1/24", route4), vesw("255.255.255.255/32", route4), vesw("::ffff:10.9.0.7/128", route4),
-		vesw("10.9.0.7/24", ""), vesw("10.9.0.7/24", "10.0.0.0/8"), vesw("10.9.0.7/24", "10.0.0.0=10.9.0.1"), vesw("10.9.0.7/24", "10.0.0.0/8=gw"),
-		vesw("10.9.0.7/24", "10.0.0.0/8=fd09::1"), vesw("10.9.0.7/24", "fd00::/8=10.9.0.1"), vesw("10.9.0.7/24", "fd00::/8=fe80::1%eth0"),
+	for _, bad := range []NewFunction{{Name: "a", Segment: "host"}, {Name: "a", Segment: "vesw:"},
+		{Name: "a", Segment: "veswblue"}, {Name: "a", Addrs: []string{"10.9.0.7/24"}},
+		{Name: "a", Segment: "vesw", Addrs: []string{"10.9.0.7/24", "10.9.0.7/8"}}, {Name: "a", Segment: "vesw",
+			Addrs: make([]string, MaxAddrs+1)},
+		vesw("10.9.0.7", route4), vesw("224.0.0.1/24", route4), vesw("255.255.255.255/32",
+			route4), vesw("::ffff:10.9.0.7/128", route4),
+		vesw("10.9.0.7/24", ""), vesw("10.9.0.7/24", "10.0.0.0/8"), vesw("10.9.0.7/24",
+			"10.0.0.0=10.9.0.1"), vesw("10.9.0.7/24", "10.0.0.0/8=gw"),
+		vesw("10.9.0.7/24", "10.0.0.0/8=fd09::1"), vesw("10.9.0.7/24", "fd00::/8=10.9.0.1"), vesw("10.9.0.7/24",
+			"fd00::/8=fe80::1%eth0"),
 		vesw("10.9.0.7/24", "fd00::/8=::ffff:10.9.0.1"), vesw("10.9.0.7/24", "::ffff:10.0.0.0/104=fd09::1")} {
 		if bad.Validate() == nil {
 			t.Errorf("accepted %+v", bad)
 		}
 	}
-	for _, good := range []NewFunction{vesw("10.9.0.7/24", route4), vesw("fd09::7/64", route6), vesw("10.9.0.7/24", route6), {Name: "a", Segment: "vesw"}} {
+	for _, good := range []NewFunction{vesw("10.9.0.7/24", route4), vesw("fd09::7/64", route6),
+		vesw("10.9.0.7/24", route6), {Name: "a", Segment: "vesw"}} {
 		if err := good.Validate(); err != nil {
 			t.Error(err)
 		}
 	}
-	good := NewFunction{Name: "vf_1", FunctionChange: FunctionChange{Weight: 1000, QoS: map[int]int{0: 1, 15: 1000}, Quotas: Quotas{QPs: 3}}}
+	good := NewFunction{Name: "vf_1", FunctionChange: FunctionChange{Weight: 1000, QoS: map[int]int{0: 1, 15: 1000},
+		Quotas: Quotas{QPs: 3}}}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
 	}
 	path := serve(t, &fake{}, FullAccess, nil)
-	for _, x := range []struct{ method, url, body string }{{"POST", "/v1/functions", `{"name":"Bad"}`}, {"PATCH", "/v1/functions/a", `{"weight":-1}`},
+	for _, x := range []struct{ method, url, body string }{{"POST", "/v1/functions", `{"name":"Bad"}`},
+		{"PATCH", "/v1/functions/a", `{"weight":-1}`},
 		{"PATCH", "/v1/functions/a", `{"wait":1}`}} {
 		if status, e := raw(t, path, x.method, x.url, x.body); status != 400 || e.Code != CodeInvalid {
 			t.Errorf("%s %s: %d %+v", x.method, x.body, status, e)
@@ -236,7 +253,8 @@ func TestErrorsKeepTheirKind(t *testing.T) {
 	_, err := Get(ctx, c, GetStatus)
 	checkError(t, err, CodeInternal, "cannot read the status: lane 1 hangs")
 	c = client(t, serve(t, &fake{}, FullAccess, nil))
-	checkError(t, Do(ctx, c, DeleteFault, 9), CodeNotFound, "cannot delete the fault: there is no fault 9. fix: weft fault list")
+	checkError(t, Do(ctx, c, DeleteFault, 9), CodeNotFound,
+		"cannot delete the fault: there is no fault 9. fix: weft fault list")
 	_, err = Call(ctx, c, AddFault, FaultSpec{Drop: 101})
 	checkError(t, err, CodeInvalid, "cannot add the fault: drop must be 0 to 100 percent, not 101")
 
@@ -285,7 +303,8 @@ func TestAccess(t *testing.T) {
 // raw sends a body that Client never would.
 func raw(t *testing.T, path, method, url, body string) (int, Error) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _,
+		_ string) (net.Conn, error) {
 		return net.Dial("unix", path)
 	}}}
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://weft"+url, strings.NewReader(body))
@@ -365,10 +384,12 @@ func TestJSONNames(t *testing.T) {
 			walk(field.Type)
 		}
 	}
-	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{}, GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
+	for _, v := range []any{Subnet{}, SwitchRoutes{}, Path{}, Manager{}, Trunk{}, Partition{}, SubnetGroup{},
+		GroupJoin{}, Store{}, StoreEntry{}, Status{}, Device{}, Resources{}, Counter{}, Fault{}, Function{}, NewFunction{}, Error{}} {
 		walk(reflect.TypeOf(v))
 	}
-	for _, v := range []any{&Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}}, &[]SwitchRoutes{{Multicast: []MulticastRoute{{}}}},
+	for _, v := range []any{&Subnet{Nodes: []FabricNode{{Ports: []FabricPort{{}}}}},
+		&[]SwitchRoutes{{Multicast: []MulticastRoute{{}}}},
 		&Path{}, &Manager{}, &[]Partition{{}}, &[]SubnetGroup{{Members: []GroupMember{{}}}}, &Store{}, &Status{}, &[]Device{{Ports: []Port{{}}}},
 		&Resources{MRs: []MR{{}}, MWs: []MW{{}}}, new([]Counter), &[]Function{{}}} {
 		noNilLists(reflect.ValueOf(v).Elem())
@@ -493,7 +514,8 @@ func TestNoAnswer(t *testing.T) {
 			cl.timeout = 50 * time.Millisecond
 			_, err = Get(context.Background(), cl, GetStatus)
 			pid := strconv.Itoa(os.Getpid())
-			want := "cannot read the status: the node, process " + pid + ", does not answer. fix: read its log; kill -9 " + pid + " ends it"
+			want := "cannot read the status: the node, process " + pid +
+				", does not answer. fix: read its log; kill -9 " + pid + " ends it"
 			var e *Error
 			if !errors.As(err, &e) || e.Code != CodeNoAnswer || e.Error() != want {
 				t.Errorf("got %v, want %s", err, want)

@@ -58,7 +58,8 @@ type Capture struct {
 
 // CaptureFunc captures packets. It calls started once and then write with pieces of a capture file, until ctx or the
 // capture ends, and returns the capture as it ended. An error before started is the answer to the request.
-type CaptureFunc = func(ctx context.Context, spec CaptureSpec, started func(Capture) error, write func([]byte) error) (Capture, error)
+type CaptureFunc = func(ctx context.Context, spec CaptureSpec, started func(Capture) error,
+	write func([]byte) error) (Capture, error)
 
 // Headers of the answer to a capture: what began, and behind the file what it has
 // come to.
@@ -120,7 +121,8 @@ func (c Capture) text() string {
 
 // Capture writes a capture file to w until the capture or ctx ends: then the file has all that was captured until then.
 // started is called when the capture runs. It returns the capture as it ended. Unlike other calls it has no time limit.
-func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Capture), w io.Writer) (end Capture, err error) {
+func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Capture), w io.Writer) (end Capture,
+	err error) {
 	what := startCapture.What
 	path, body, err := startCapture.encode(spec)
 	if err != nil {
@@ -163,7 +165,8 @@ func (c *Client) Capture(ctx context.Context, spec CaptureSpec, started func(Cap
 		return end, c.failed("the capture broke off", err)
 	}
 	if err := json.Unmarshal([]byte(resp.Trailer.Get(captureEnd)), &end); err != nil {
-		return end, &Error{Code: CodeInternal, What: "the capture broke off", Why: "the node ended it without a word", err: err}
+		return end, &Error{Code: CodeInternal, What: "the capture broke off", Why: "the node ended it without a word",
+			err: err}
 	}
 	return end, nil
 }

@@ -36,7 +36,8 @@ func (f *fakeCaptures) StopCapture(_ context.Context, id int) error {
 	return nil
 }
 
-func (f *fakeCaptures) Capture(ctx context.Context, spec CaptureSpec, started func(Capture) error, write func([]byte) error) (c Capture, err error) {
+func (f *fakeCaptures) Capture(ctx context.Context, spec CaptureSpec, started func(Capture) error,
+	write func([]byte) error) (c Capture, err error) {
 	if spec.Device == "none" {
 		return c, &Error{Code: CodeNotFound, Why: "there is no device"}
 	}
@@ -69,7 +70,8 @@ func TestCaptureRoundTrip(t *testing.T) {
 	var file bytes.Buffer
 	var first Capture
 	end, err := c.Capture(t.Context(), spec, func(now Capture) { first = now }, &file)
-	if err != nil || first.ID != 3 || first.Device != "weft0" || len(first.QPs) != 2 || end.Packets != 1000 || end.Dropped != 7 || end.SnapLen != 64 {
+	if err != nil || first.ID != 3 || first.Device != "weft0" || len(first.QPs) != 2 || end.Packets != 1000 ||
+		end.Dropped != 7 || end.SnapLen != 64 {
 		t.Errorf("%v: %+v, %+v", err, first, end)
 	}
 	if file.String() != strings.Repeat(piece, 1000) {
@@ -94,7 +96,8 @@ func TestCaptureEnds(t *testing.T) {
 		t.Errorf("%v: %+v and %d bytes", err, end, file.Len())
 	}
 	gone := errors.New("gone")
-	if _, err := c.Capture(t.Context(), CaptureSpec{}, func(Capture) {}, writeFunc(func([]byte) error { return gone })); !errors.Is(err, gone) {
+	if _, err := c.Capture(t.Context(), CaptureSpec{}, func(Capture) {},
+		writeFunc(func([]byte) error { return gone })); !errors.Is(err, gone) {
 		t.Errorf("%v", err)
 	}
 	if err := <-b.left; !errors.Is(err, context.Canceled) {
@@ -119,13 +122,15 @@ func TestCaptureRefused(t *testing.T) {
 		{CaptureSpec{DurationNS: -1}, CodeInvalid},
 	} {
 		var e *Error
-		if _, err := c.Capture(t.Context(), x.spec, func(Capture) { t.Error("started") }, io.Discard); !errors.As(err, &e) || e.Code != x.code || e.What == "" {
+		if _, err := c.Capture(t.Context(), x.spec, func(Capture) { t.Error("started") }, io.Discard); !errors.As(err,
+			&e) || e.Code != x.code || e.What == "" {
 			t.Errorf("%+v: %v", x.spec, err)
 		}
 	}
 	reader := client(t, serve(t, &fake{}, ReadAccess, nil))
 	var e *Error
-	if _, err := reader.Capture(t.Context(), CaptureSpec{}, func(Capture) {}, io.Discard); !errors.As(err, &e) || e.Code != CodeRefused {
+	if _, err := reader.Capture(t.Context(), CaptureSpec{}, func(Capture) {}, io.Discard); !errors.As(err, &e) ||
+		e.Code != CodeRefused {
 		t.Errorf("who may only read captures: %v", err)
 	}
 	if err := Do(t.Context(), c, StopCapture, 9); !errors.As(err, &e) || e.Code != CodeNotFound {

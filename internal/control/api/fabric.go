@@ -145,7 +145,8 @@ const (
 func ParseMKey(s string) (uint64, error) {
 	k, err := strconv.ParseUint(strings.TrimSpace(s), 0, 64)
 	if err != nil || k == 0 {
-		return 0, errors.New("an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788") // not what it is: it may be one
+		// not what it is: it may be one
+		return 0, errors.New("an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788")
 	}
 	return k, nil
 }
@@ -172,7 +173,8 @@ func (c *ManagerChange) Validate() error {
 		errs = append(errs, fmt.Errorf("the M_Key's protection must be 1 (others read) to 3, not %d", *p))
 	}
 	if s := c.MKeyLeaseS; s != nil && (*s < MinMKeyLease || *s > MaxMKeyLease) {
-		errs = append(errs, fmt.Errorf("the M_Key's lease must be %d to %d seconds, not %d", MinMKeyLease, MaxMKeyLease, *s))
+		errs = append(errs, fmt.Errorf("the M_Key's lease must be %d to %d seconds, not %d", MinMKeyLease,
+			MaxMKeyLease, *s))
 	}
 	return errors.Join(errs...)
 }

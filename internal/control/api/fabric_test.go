@@ -80,27 +80,47 @@ func TestFabricRoundTrip(t *testing.T) {
 		want []string
 	}{
 		{"cannot show the fabric", func() error { _, err := Get(ctx, c, GetSubnet); return err }, []string{"subnet"}},
-		{"cannot show the fabric", func() error { _, err := Call(ctx, c, GetSubnetText, "dot"); return err }, []string{"text", "dot"}},
+		{"cannot show the fabric", func() error { _, err := Call(ctx, c, GetSubnetText, "dot"); return err },
+			[]string{"text", "dot"}},
 		{"cannot show the fabric", func() error { _, err := Get(ctx, c, ListRoutes); return err }, []string{"routes"}},
-		{"cannot show the fabric", func() error { _, err := Call(ctx, c, FindPath, PathQuery{From: "a b", To: "c@d&e"}); return err }, []string{"path", "a b", "c@d&e"}},
+		{"cannot show the fabric", func() error {
+			_, err := Call(ctx, c, FindPath, PathQuery{From: "a b",
+				To: "c@d&e"})
+			return err
+		}, []string{"path", "a b", "c@d&e"}},
 		{"cannot sweep the subnet", func() error { return Do(ctx, c, StartSweep, None{}) }, []string{"sweep"}},
-		{"cannot show the subnet manager", func() error { _, err := Get(ctx, c, GetManager); return err }, []string{"manager"}},
+		{"cannot show the subnet manager", func() error { _, err := Get(ctx, c, GetManager); return err },
+			[]string{"manager"}},
 		{"cannot change the subnet manager", func() error {
 			key := "random"
 			return Do(ctx, c, ChangeManager, ManagerChange{MKey: &key, Roots: &[]string{"a", "b"}})
 		}, []string{"set", "random", "a", "b"}},
 		{"cannot list trunks", func() error { _, err := Get(ctx, c, ListTrunks); return err }, []string{"trunks"}},
-		{"cannot list partitions", func() error { _, err := Get(ctx, c, ListPartitions); return err }, []string{"partitions"}},
-		{"cannot add to the partition", func() error { _, err := Call(ctx, c, AddPartition, Partition{PKey: "0x8001"}); return err }, []string{"add", "0x8001"}},
+		{"cannot list partitions", func() error { _, err := Get(ctx, c, ListPartitions); return err },
+			[]string{"partitions"}},
+		{"cannot add to the partition", func() error {
+			_, err := Call(ctx, c, AddPartition,
+				Partition{PKey: "0x8001"})
+			return err
+		}, []string{"add", "0x8001"}},
 		{"cannot delete from the partition", func() error {
 			return Do(ctx, c, DeletePartition, PartitionMembers{PKey: "0x1", Members: []string{"x@y", "ALL"}})
 		}, []string{"del", "0x1", "x@y", "ALL"}},
-		{"cannot delete from the partition", func() error { return Do(ctx, c, DeletePartition, PartitionMembers{PKey: "../x"}) }, []string{"del", "../x"}},
-		{"cannot list multicast groups", func() error { _, err := Get(ctx, c, ListSubnetGroups); return err }, []string{"groups"}},
-		{"cannot join the multicast group", func() error { return Do(ctx, c, JoinGroup, GroupJoin{MGID: "ff12::1"}) }, []string{"join", "ff12::1"}},
-		{"cannot leave the multicast group", func() error { return Do(ctx, c, LeaveGroup, GroupJoin{MGID: "ff12::1"}) }, []string{"leave", "ff12::1"}},
+		{"cannot delete from the partition", func() error {
+			return Do(ctx, c, DeletePartition,
+				PartitionMembers{PKey: "../x"})
+		}, []string{"del", "../x"}},
+		{"cannot list multicast groups", func() error { _, err := Get(ctx, c, ListSubnetGroups); return err },
+			[]string{"groups"}},
+		{"cannot join the multicast group", func() error { return Do(ctx, c, JoinGroup, GroupJoin{MGID: "ff12::1"}) },
+			[]string{"join", "ff12::1"}},
+		{"cannot leave the multicast group", func() error {
+			return Do(ctx, c, LeaveGroup,
+				GroupJoin{MGID: "ff12::1"})
+		}, []string{"leave", "ff12::1"}},
 		{"cannot show the store", func() error { _, err := Get(ctx, c, GetStore); return err }, []string{"store"}},
-		{"cannot show the store", func() error { _, err := Call(ctx, c, ListStoreEntries, "a/b"); return err }, []string{"entries", "a/b"}},
+		{"cannot show the store", func() error { _, err := Call(ctx, c, ListStoreEntries, "a/b"); return err },
+			[]string{"entries", "a/b"}},
 	}
 	for _, x := range calls {
 		b.calls, b.fail = nil, nil
@@ -121,7 +141,9 @@ func TestNoSuchFormat(t *testing.T) {
 func TestFabricAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
-	for _, err := range []error{Do(ctx, c, StartSweep, None{}), Do(ctx, c, ChangeManager, ManagerChange{}), Do(ctx, c, DeletePartition, PartitionMembers{PKey: "1"}), Do(ctx, c, JoinGroup, GroupJoin{}), Do(ctx, c, LeaveGroup, GroupJoin{})} {
+	for _, err := range []error{Do(ctx, c, StartSweep, None{}), Do(ctx, c, ChangeManager, ManagerChange{}),
+		Do(ctx, c, DeletePartition, PartitionMembers{PKey: "1"}), Do(ctx, c, JoinGroup, GroupJoin{}), Do(ctx, c,
+			LeaveGroup, GroupJoin{})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}
@@ -130,7 +152,8 @@ func TestFabricAccess(t *testing.T) {
 		t.Errorf("%v %v", err, b.calls)
 	}
 	s, err := Get(ctx, c, GetSubnet)
-	if diff := cmp.Diff(withLists(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}), s); err != nil || diff != "" {
+	if diff := cmp.Diff(withLists(Subnet{Prefix: "0xfe80000000000000", Nodes: []FabricNode{{GUID: "a"}}}),
+		s); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 }
@@ -150,7 +173,8 @@ func TestManagerChange(t *testing.T) {
 		{ManagerChange{MKey: text("random"), MKeyLeaseS: number(65535)}, ""},
 		{ManagerChange{}, "nothing is to be changed"},
 		{ManagerChange{MKey: text("0")}, "an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788, or none or random"},
-		{ManagerChange{MKey: text("s3cret")}, "an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788, or none or random"},
+		{ManagerChange{MKey: text("s3cret")},
+			"an M_Key is a number of 1 to 2^64-1 such as 0x1122334455667788, or none or random"},
 		{ManagerChange{MKeyProtect: number(0)}, "the M_Key's protection must be 1 (others read) to 3, not 0"},
 		{ManagerChange{MKeyProtect: number(4)}, "the M_Key's protection must be 1 (others read) to 3, not 4"},
 		{ManagerChange{MKeyLeaseS: number(14)}, "the M_Key's lease must be 15 to 65535 seconds, not 14"},

@@ -61,9 +61,14 @@ func (f *NewFunction) segment() error {
 		switch a := p.Addr(); {
 		case err != nil:
 			bad("an address has a prefix length, such as 10.1.0.1/24, unlike %q", s)
-		case a.Is4In6() || a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		case a.Is4In6() || a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() ||
+			a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 			bad("%s is not the address of a station", a)
-		case slices.ContainsFunc(f.Addrs[:i], func(o string) bool { q, err := netip.ParsePrefix(o); return err == nil && q.Addr() == a }):
+		case slices.ContainsFunc(f.Addrs[:i], func(o string) bool {
+			q,
+				err := netip.ParsePrefix(o)
+			return err == nil && q.Addr() == a
+		}):
 			bad("the address %s is there twice", a)
 		}
 	}
@@ -108,8 +113,10 @@ func (c *FunctionChange) Validate() error {
 	for _, q := range []struct {
 		name string
 		v    int64
-	}{{"sessions", int64(c.Quotas.Sessions)}, {"pd", int64(c.Quotas.PDs)}, {"mr", int64(c.Quotas.MRs)}, {"cq", int64(c.Quotas.CQs)},
-		{"qp", int64(c.Quotas.QPs)}, {"srq", int64(c.Quotas.SRQs)}, {"ah", int64(c.Quotas.AHs)}, {"memory", c.Quotas.MemoryBytes}} {
+	}{{"sessions", int64(c.Quotas.Sessions)}, {"pd", int64(c.Quotas.PDs)}, {"mr", int64(c.Quotas.MRs)}, {"cq",
+		int64(c.Quotas.CQs)},
+		{"qp", int64(c.Quotas.QPs)}, {"srq", int64(c.Quotas.SRQs)}, {"ah", int64(c.Quotas.AHs)}, {"memory",
+			c.Quotas.MemoryBytes}} {
 		if q.v < 0 {
 			errs = append(errs, fmt.Errorf("the quota %s must not be negative", q.name))
 		}

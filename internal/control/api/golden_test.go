@@ -131,11 +131,13 @@ func TestGolden(t *testing.T) {
 			access Access
 			refuse error
 			fail   error
-		}{{"full", FullAccess, nil, nil}, {"read", ReadAccess, nil, nil}, {"none", NoAccess, errors.New("uid 7 may not"), nil}, {"fails", FullAccess, nil, node}} {
+		}{{"full", FullAccess, nil, nil}, {"read", ReadAccess, nil, nil}, {"none", NoAccess,
+			errors.New("uid 7 may not"), nil}, {"fails", FullAccess, nil, node}} {
 			b := &fake{err: y.fail, funcs: []Function{{Name: "vf"}}, faults: []Fault{{ID: 1}}}
 			b.fail, b.veswError = y.fail, y.fail
 			status, body := exchange(t, serve(t, b, y.access, y.refuse), x.method, "/v1"+x.path, x.body)
-			fmt.Fprintf(&got, "  %s: %d %s\n", y.name, status, strings.TrimSpace(strings.ReplaceAll(body, piece, "<piece>")))
+			fmt.Fprintf(&got, "  %s: %d %s\n", y.name, status, strings.TrimSpace(strings.ReplaceAll(body, piece,
+				"<piece>")))
 		}
 	}
 	const name = "testdata/golden.txt"
@@ -156,7 +158,8 @@ func TestGolden(t *testing.T) {
 // exchange sends a request and returns the status and body of its answer.
 func exchange(t *testing.T, path, method, url, body string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string,
+		string) (net.Conn, error) {
 		return net.Dial("unix", path)
 	}}}
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://weft"+url, strings.NewReader(body))

@@ -60,12 +60,14 @@ func TestIPoIB(t *testing.T) {
 	l, err := Get(ctx, c, ListIPLinks)
 	want(err, nil)
 	want(l, []IPLink{{Name: "ib0_1_7fff", Flags: []string{}, Addrs: []string{}}})
-	r := IPRequest{Device: "weft_ib0", PKeys: []string{"0x8014"}, Backend: BackendTUN, Addrs: []string{"10.0.0.1/8"}, Routes: []string{"10.9.0.0/16=10.0.0.9"}}
+	r := IPRequest{Device: "weft_ib0", PKeys: []string{"0x8014"}, Backend: BackendTUN, Addrs: []string{"10.0.0.1/8"},
+		Routes: []string{"10.9.0.0/16=10.0.0.9"}}
 	l, err = Call(ctx, c, AddIPLinks, r)
 	want(err, nil)
 	want(l, []IPLink{})
 	want(Do(ctx, c, DeleteIPLinks, IPLinkDelete{Name: "a/b"}), nil)
-	want(Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "ib0_1_7fff", Value: IPAction{Op: IPProbe, Addr: "10.0.0.2"}}), nil)
+	want(Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "ib0_1_7fff", Value: IPAction{Op: IPProbe,
+		Addr: "10.0.0.2"}}), nil)
 	e, err := Call(ctx, c, ListIPEvents, EventQuery{After: 7, Wait: true})
 	want(err, nil)
 	want(e, []IPEvent{{Number: 8}})
@@ -97,7 +99,8 @@ func TestIPoIBAccess(t *testing.T) {
 	b := &fake{}
 	c, ctx := client(t, serve(t, b, ReadAccess, nil)), t.Context()
 	_, err := Call(ctx, c, AddIPLinks, IPRequest{Backend: BackendTUN})
-	for _, err := range []error{err, Do(ctx, c, DeleteIPLinks, IPLinkDelete{Name: "x"}), Do(ctx, c, ChangeIPLink, Named[IPAction]{Name: "x", Value: IPAction{}})} {
+	for _, err := range []error{err, Do(ctx, c, DeleteIPLinks, IPLinkDelete{Name: "x"}), Do(ctx, c, ChangeIPLink,
+		Named[IPAction]{Name: "x", Value: IPAction{}})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}
@@ -115,17 +118,21 @@ func TestIPRequestValidate(t *testing.T) {
 		"a route is PREFIX=":  {Backend: BackendTUN, Device: "d", Routes: []string{"10.0.0.0/8=gw"}},
 		"not \"10.0.0.0/8\"":  {Backend: BackendNetstack, Device: "d", Routes: []string{"10.0.0.0/8"}},
 		"are for one link":    {Backend: BackendTUN, Addrs: []string{"10.0.0.1/8"}},
-		"one P_Key at most":   {Backend: BackendTUN, Device: "d", PKeys: []string{"1", "2"}, Addrs: []string{"10.0.0.1/8"}},
-		"SOCKS are for":       {Backend: BackendTUN, SOCKS: "127.0.0.1:1"},
-		"tcp or udp":          {Backend: BackendNetstack, Forwards: []IPForward{{Network: "sctp", Listen: "1.1.1.1:1", To: "1.1.1.1:1"}}},
-		"from ADDRESS:PORT":   {Backend: BackendNetstack, Forwards: []IPForward{{Network: "tcp", Listen: "1", To: "1.1.1.1:1"}}},
-		"SOCKS listens":       {Backend: BackendNetstack, SOCKS: "x"},
+		"one P_Key at most": {Backend: BackendTUN, Device: "d", PKeys: []string{"1", "2"},
+			Addrs: []string{"10.0.0.1/8"}},
+		"SOCKS are for": {Backend: BackendTUN, SOCKS: "127.0.0.1:1"},
+		"tcp or udp": {Backend: BackendNetstack, Forwards: []IPForward{{Network: "sctp", Listen: "1.1.1.1:1",
+			To: "1.1.1.1:1"}}},
+		"from ADDRESS:PORT": {Backend: BackendNetstack, Forwards: []IPForward{{Network: "tcp", Listen: "1",
+			To: "1.1.1.1:1"}}},
+		"SOCKS listens": {Backend: BackendNetstack, SOCKS: "x"},
 	} {
 		if err := r.Validate(); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%+v: %v, want %q", r, err, why)
 		}
 	}
-	ok := IPRequest{Device: "d", Backend: BackendNetstack, PKeys: []string{"0x14"}, Addrs: []string{"10.0.0.1/8", "fd00::1/64"}, Routes: []string{"0.0.0.0/0=10.0.0.9"},
+	ok := IPRequest{Device: "d", Backend: BackendNetstack, PKeys: []string{"0x14"}, Addrs: []string{"10.0.0.1/8",
+		"fd00::1/64"}, Routes: []string{"0.0.0.0/0=10.0.0.9"},
 		Forwards: []IPForward{{Network: "udp", Listen: "127.0.0.1:1", To: "[fd00::2]:2"}}, SOCKS: "127.0.0.1:1080"}
 	if err := ok.Validate(); err != nil {
 		t.Error(err)

@@ -98,7 +98,8 @@ func Action(f func(context.Context) error) func(context.Context, None) (None, er
 }
 
 // ByName makes a function of a name and a value one that Handle takes.
-func ByName[T, Out any](f func(ctx context.Context, name string, v T) (Out, error)) func(context.Context, Named[T]) (Out, error) {
+func ByName[T, Out any](f func(ctx context.Context, name string, v T) (Out, error)) func(context.Context,
+	Named[T]) (Out, error) {
 	return func(ctx context.Context, in Named[T]) (Out, error) { return f(ctx, in.Name, in.Value) }
 }
 

@@ -33,7 +33,10 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, DeleteFunction, NoOutput(b.DelFunction))
 
 	Handle(mux, GetSubnet, NoInput(b.Subnet))
-	Handle(mux, GetSubnetText, func(ctx context.Context, f TextFormat) (Text, error) { return b.SubnetText(ctx, string(f)) })
+	Handle(mux, GetSubnetText, func(ctx context.Context, f TextFormat) (Text, error) {
+		return b.SubnetText(ctx,
+			string(f))
+	})
 	Handle(mux, ListRoutes, NoInput(b.Routes))
 	Handle(mux, FindPath, func(ctx context.Context, q PathQuery) (Path, error) { return b.Path(ctx, q.From, q.To) })
 	Handle(mux, StartSweep, Action(b.Sweep))
@@ -42,7 +45,10 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, ListTrunks, NoInput(b.Trunks))
 	Handle(mux, ListPartitions, NoInput(b.Partitions))
 	Handle(mux, AddPartition, b.AddPartition)
-	Handle(mux, DeletePartition, NoOutput(func(ctx context.Context, p PartitionMembers) error { return b.DelPartition(ctx, p.PKey, p.Members) }))
+	Handle(mux, DeletePartition, NoOutput(func(ctx context.Context,
+		p PartitionMembers) error {
+		return b.DelPartition(ctx, p.PKey, p.Members)
+	}))
 	Handle(mux, ListSubnetGroups, NoInput(b.SubnetGroups))
 	Handle(mux, JoinGroup, NoOutput(b.JoinGroup))
 	Handle(mux, LeaveGroup, NoOutput(b.LeaveGroup))
@@ -51,15 +57,24 @@ func (b *fake) operations() *http.ServeMux {
 
 	Handle(mux, ListIPLinks, NoInput(b.IPLinks))
 	Handle(mux, AddIPLinks, b.AddIPLinks)
-	Handle(mux, DeleteIPLinks, NoOutput(func(ctx context.Context, d IPLinkDelete) error { return b.DelIPLinks(ctx, d.Name) }))
-	Handle(mux, ChangeIPLink, NoOutput(func(ctx context.Context, a Named[IPAction]) error { return b.IPDo(ctx, a.Name, a.Value) }))
+	Handle(mux, DeleteIPLinks, NoOutput(func(ctx context.Context, d IPLinkDelete) error {
+		return b.DelIPLinks(ctx,
+			d.Name)
+	}))
+	Handle(mux, ChangeIPLink, NoOutput(func(ctx context.Context, a Named[IPAction]) error {
+		return b.IPDo(ctx, a.Name,
+			a.Value)
+	}))
 	Handle(mux, ListIPNeighbours, b.IPNeighbours)
 	Handle(mux, ListIPShadow, b.IPShadow)
 	Handle(mux, ListIPPaths, b.IPPaths)
 	Handle(mux, ListIPGroups, b.IPGroups)
 	Handle(mux, ListIPCounters, b.IPStats)
 	Handle(mux, ListIPParams, b.IPParams)
-	Handle(mux, ListIPEvents, func(ctx context.Context, q EventQuery) ([]IPEvent, error) { return b.IPEvents(ctx, q.After, q.Wait) })
+	Handle(mux, ListIPEvents, func(ctx context.Context, q EventQuery) ([]IPEvent, error) {
+		return b.IPEvents(ctx,
+			q.After, q.Wait)
+	})
 	Handle(mux, ResolveIPPath, b.IPPath)
 
 	Handle(mux, ListVESWs, NoInput(b.VESWs))

@@ -110,7 +110,8 @@ func (h handler) answer(w http.ResponseWriter, v any, err error) {
 func (h handler) serve(r *http.Request) (any, error) {
 	g, ok := r.Context().Value(accessKey{}).(grant)
 	if !ok || g.err != nil || g.access < h.need {
-		e := Error{Code: CodeRefused, Why: "this user may only read", Fix: "run the command as the node's user or as root"}
+		e := Error{Code: CodeRefused, Why: "this user may only read",
+			Fix: "run the command as the node's user or as root"}
 		if g.err != nil {
 			e.Why = g.err.Error()
 			var known *Error

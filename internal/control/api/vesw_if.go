@@ -75,7 +75,8 @@ func (r *VESWRequest) Validate() error {
 	if r.VESW < 1 || r.VESW > 4095 {
 		bad("the identifier of a virtual Ethernet switch is 1 to 4095, not %d", r.VESW)
 	}
-	if r.Name != "" && (len(r.Name) > 15 || r.Name == "." || r.Name == ".." || strings.ContainsAny(r.Name, "/:% \t\n")) {
+	if r.Name != "" && (len(r.Name) > 15 || r.Name == "." || r.Name == ".." ||
+		strings.ContainsAny(r.Name, "/:% \t\n")) {
 		bad("the name of an interface has at most 15 characters, none of them /, :, %% or space, unlike %q", r.Name)
 	}
 	switch r.Backend {
@@ -87,7 +88,8 @@ func (r *VESWRequest) Validate() error {
 			bad("addresses, routes, forwards and SOCKS are for the back end %s", BackendNetstack)
 		}
 	case BackendNetstack:
-		ip := IPRequest{Device: r.Device, Backend: r.Backend, Addrs: r.Addrs, Routes: r.Routes, Forwards: r.Forwards, SOCKS: r.SOCKS}
+		ip := IPRequest{Device: r.Device, Backend: r.Backend, Addrs: r.Addrs, Routes: r.Routes, Forwards: r.Forwards,
+			SOCKS: r.SOCKS}
 		if err := ip.Validate(); err != nil {
 			errs = append(errs, err)
 		}

@@ -14,7 +14,8 @@ import (
 type fakeVESW struct{ vesw []any }
 
 func (f *fakeVESW) VESWInterfaces(context.Context) ([]VESWInterface, error) {
-	return []VESWInterface{{Name: "opa1v0", Device: "weft_ib0", VESW: 5, Backend: BackendTAP, State: StateForwarding}}, nil
+	return []VESWInterface{{Name: "opa1v0", Device: "weft_ib0", VESW: 5, Backend: BackendTAP,
+		State: StateForwarding}}, nil
 }
 func (f *fakeVESW) AttachVESW(_ context.Context, r VESWRequest) ([]VESWInterface, error) {
 	f.vesw = append(f.vesw, r)
@@ -39,7 +40,8 @@ func TestVESWInterfaces(t *testing.T) {
 	if err != nil || len(s) != 1 || s[0].Instance != "a b" {
 		t.Errorf("%+v, %v", s, err)
 	}
-	r := VESWRequest{Device: "weft_ib0", VESW: 5, Backend: BackendNetstack, Addrs: []string{"10.5.0.3/24"}, SOCKS: "127.0.0.1:1080",
+	r := VESWRequest{Device: "weft_ib0", VESW: 5, Backend: BackendNetstack, Addrs: []string{"10.5.0.3/24"},
+		SOCKS:    "127.0.0.1:1080",
 		Forwards: []IPForward{{Network: "tcp", Listen: "127.0.0.1:8080", To: "10.5.0.1:80"}}}
 	if l, err = Call(ctx, c, AttachVESW, r); err != nil || l == nil {
 		t.Errorf("%+v, %v", l, err)
@@ -70,7 +72,8 @@ func TestVESWInterfaces(t *testing.T) {
 		r := r
 		change(&r)
 		var e *Error
-		if _, err := Call(ctx, c, AttachVESW, r); !errors.As(err, &e) || e.Code != CodeInvalid || !strings.Contains(e.Why, want) {
+		if _, err := Call(ctx, c, AttachVESW, r); !errors.As(err, &e) || e.Code != CodeInvalid ||
+			!strings.Contains(e.Why, want) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}

@@ -54,19 +54,33 @@ func TestVESWRoundTrip(t *testing.T) {
 		do   func() error
 		want []string
 	}{
-		{"cannot list virtual Ethernet switches", func() error { _, err := Get(ctx, c, ListVESWs); return err }, []string{"list"}},
-		{"cannot show the virtual Ethernet switch", func() error { _, err := Call(ctx, c, GetVESW, "a/b c"); return err }, []string{"show", "a/b c"}},
-		{"cannot create the virtual Ethernet switch", func() error { _, err := Call(ctx, c, CreateVESW, VESWCreate{Name: "x", MTU: 9000}); return err }, []string{"create", "x", "9000"}},
+		{"cannot list virtual Ethernet switches", func() error { _, err := Get(ctx, c, ListVESWs); return err },
+			[]string{"list"}},
+		{"cannot show the virtual Ethernet switch", func() error {
+			_, err := Call(ctx, c, GetVESW,
+				"a/b c")
+			return err
+		}, []string{"show", "a/b c"}},
+		{"cannot create the virtual Ethernet switch", func() error {
+			_, err := Call(ctx, c, CreateVESW,
+				VESWCreate{Name: "x", MTU: 9000})
+			return err
+		}, []string{"create", "x", "9000"}},
 		{"cannot change the virtual Ethernet switch", func() error {
 			_, err := Call(ctx, c, ChangeVESW, Named[VESWChange]{Name: "x", Value: VESWChange{MTU: &n}})
 			return err
 		}, []string{"change", "x", "3"}},
-		{"cannot delete the virtual Ethernet switch", func() error { return Do(ctx, c, DeleteVESW, "x") }, []string{"delete", "x"}},
+		{"cannot delete the virtual Ethernet switch", func() error { return Do(ctx, c, DeleteVESW, "x") },
+			[]string{"delete", "x"}},
 		{"cannot add the port to the virtual Ethernet switch", func() error {
-			_, err := Call(ctx, c, AddVESWPort, Named[VESWPortAdd]{Name: "x", Value: VESWPortAdd{Port: "d@h", VPort: &n, Gateway: true}})
+			_, err := Call(ctx, c, AddVESWPort, Named[VESWPortAdd]{Name: "x", Value: VESWPortAdd{Port: "d@h",
+				VPort: &n, Gateway: true}})
 			return err
 		}, []string{"add", "x", "d@h", "3", "true"}},
-		{"cannot take the port out of the virtual Ethernet switch", func() error { return Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "d@h"}) }, []string{"del", "x", "d@h", "-1"}},
+		{"cannot take the port out of the virtual Ethernet switch", func() error {
+			return Do(ctx, c, DeleteVESWPort,
+				VESWPortDelete{Name: "x", Port: "d@h"})
+		}, []string{"del", "x", "d@h", "-1"}},
 		{"cannot take the port out of the virtual Ethernet switch", func() error {
 			return Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "d@h", VPort: new(uint)})
 		}, []string{"del", "x", "d@h", "0"}},
@@ -94,7 +108,8 @@ func TestVESWAccess(t *testing.T) {
 	_, create := Call(ctx, c, CreateVESW, VESWCreate{})
 	_, change := Call(ctx, c, ChangeVESW, Named[VESWChange]{Name: "x", Value: VESWChange{MTU: new(int)}})
 	_, add := Call(ctx, c, AddVESWPort, Named[VESWPortAdd]{Name: "x", Value: VESWPortAdd{}})
-	for _, err := range []error{create, change, add, Do(ctx, c, DeleteVESW, "x"), Do(ctx, c, DeleteVESWPort, VESWPortDelete{Name: "x", Port: "y"})} {
+	for _, err := range []error{create, change, add, Do(ctx, c, DeleteVESW, "x"), Do(ctx, c, DeleteVESWPort,
+		VESWPortDelete{Name: "x", Port: "y"})} {
 		if e, ok := err.(*Error); !ok || e.Code != CodeRefused {
 			t.Errorf("a reader may change things: %v", err)
 		}

@@ -77,7 +77,8 @@ func (v *NewVM) Validate() error {
 		case !filepath.IsAbs(s):
 			errs = append(errs, fmt.Errorf("the path of a socket must begin with /, %q does not", s))
 		case len(s) > maxVMSocket:
-			errs = append(errs, fmt.Errorf("the path of a socket has %d bytes at most, %q has %d", maxVMSocket, s, len(s)))
+			errs = append(errs, fmt.Errorf("the path of a socket has %d bytes at most, %q has %d", maxVMSocket, s,
+				len(s)))
 		case strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == ',' || r == 0x7f }):
 			errs = append(errs, fmt.Errorf("the path of a socket must be without blanks and commas, not %q", s))
 		}

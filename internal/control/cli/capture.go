@@ -101,7 +101,8 @@ func (a *app) captureTo(ctx context.Context, file string, spec api.CaptureSpec) 
 	}
 	end, err := c.Capture(ctx, spec, func(now api.Capture) {
 		empty()
-		fmt.Fprintf(a.env.Err, "weft: capture %d runs: %s; %s\n", now.ID, printable(captureText(now.CaptureSpec)), capturePath)
+		fmt.Fprintf(a.env.Err, "weft: capture %d runs: %s; %s\n", now.ID, printable(captureText(now.CaptureSpec)),
+			capturePath)
 	}, out)
 	if errors.Is(err, syscall.EPIPE) {
 		return nil // the reader has enough
@@ -118,7 +119,8 @@ func (a *app) captureTo(ctx context.Context, file string, spec api.CaptureSpec) 
 }
 
 func noCaptureFile(err error) error {
-	return &api.Error{Code: api.CodeInvalid, What: "cannot write the capture file", Why: err.Error(), Fix: "weft capture -w FILE with another one"}
+	return &api.Error{Code: api.CodeInvalid, What: "cannot write the capture file", Why: err.Error(),
+		Fix: "weft capture -w FILE with another one"}
 }
 
 // captureText describes a capture.

@@ -86,7 +86,8 @@ func Run(ctx context.Context, args []string, env Env) int {
 	switch {
 	case errors.As(err, &ce):
 		code, err = ce.code, ce.err
-	case errors.As(err, &ae) && (ae.Code == api.CodeNoNode || ae.Code == api.CodeNotReady || ae.Code == api.CodeNoAnswer):
+	case errors.As(err, &ae) && (ae.Code == api.CodeNoNode || ae.Code == api.CodeNotReady ||
+		ae.Code == api.CodeNoAnswer):
 		code = ExitNotReady
 	case errors.As(err, &ae) && ae.Code == api.CodeInvalid:
 		code = ExitUsage
@@ -160,7 +161,8 @@ func (a *app) root() *cobra.Command {
 	})
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
-	root.AddCommand(upCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a), resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
+	root.AddCommand(upCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
+		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), versionCommand(a), docsCommand(a))
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -244,7 +246,8 @@ func (a *app) nodeDir() (dir string, named bool, err error) {
 		return "", named, err
 	}
 	if n := len(filepath.Join(abs, rundir.ControlSock)); n > maxSocketPath {
-		return "", named, usage("weft "+shorterDir(a.env.DefaultDir), "directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
+		return "", named, usage("weft "+shorterDir(a.env.DefaultDir),
+			"directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
 	}
 	return abs, named, nil
 }

@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	weft := func() {
 		var terminal Terminal
 		terminal.Width, _ = strconv.Atoi(os.Getenv("TEST_WIDTH"))
-		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal, Getenv: os.Getenv,
+		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal,
+			Getenv:     os.Getenv,
 			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode}))
 	}
 	if os.Getenv("BE_WEFT") != "" {
@@ -77,7 +78,8 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 	}
 	defer d.Close()
 	if mode == "bind" {
-		return &api.Error{What: "cannot run the node", Why: "UDP port 4791 is taken by process 7 (weft)", Fix: "weft up --roce-port 4792"}
+		return &api.Error{What: "cannot run the node", Why: "UDP port 4791 is taken by process 7 (weft)",
+			Fix: "weft up --roce-port 4792"}
 	}
 	if mode == "denied" {
 		return fmt.Errorf("check all of the ICRC: raw socket: %w. fix: run as root", syscall.EPERM)
@@ -129,19 +131,24 @@ func (b *fakeBackend) owner(n uint32) api.Owner {
 }
 
 func (b *fakeBackend) Status(context.Context) (api.Status, error) {
-	s := api.Status{Ready: b.mode != "hang", Version: "v0", PID: os.Getpid(), UID: 1000, Dir: b.c.Dir, UptimeNS: 192 * time.Second,
-		WireLocal: b.c.WireLocal, IdleExitNS: b.c.IdleExit, Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true}, {ID: 1}}}
-	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2, ICRC: "solve", ICRCWhy: "as asked for", Enabled: b.mode != "disabled"}
+	s := api.Status{Ready: b.mode != "hang", Version: "v0", PID: os.Getpid(), UID: 1000, Dir: b.c.Dir,
+		UptimeNS:  192 * time.Second,
+		WireLocal: b.c.WireLocal, IdleExitNS: b.c.IdleExit, Lanes: []api.Lane{{ID: 0, Sessions: 2, Polling: true},
+			{ID: 1}}}
+	dev := api.DeviceSummary{Name: b.c.Device, PortState: "ACTIVE", ActiveMTU: 1024, GIDs: 2, ICRC: "solve",
+		ICRCWhy: "as asked for", Enabled: b.mode != "disabled"}
 	if b.mode == "disabled" {
 		dev.PortState = "DOWN"
 	}
 	if b.mode == "down" {
 		dev.PortState = "DOWN"
-		s.Degraded = []api.Degraded{{What: b.c.Device + " port 1 is down", Why: "interface eth0 has no carrier", Fix: "ip link set eth0 up"}}
+		s.Degraded = []api.Degraded{{What: b.c.Device + " port 1 is down", Why: "interface eth0 has no carrier",
+			Fix: "ip link set eth0 up"}}
 	}
 	s.Devices = []api.DeviceSummary{dev}
 	if b.mode != "empty" {
-		s.Sessions = []api.Session{{Owner: b.owner(1), Memory: "process", Objects: 5}, {Owner: b.owner(2)}, {Owner: api.Owner{Comm: "evil\x1b[2J"}}}
+		s.Sessions = []api.Session{{Owner: b.owner(1), Memory: "process", Objects: 5}, {Owner: b.owner(2)},
+			{Owner: api.Owner{Comm: "evil\x1b[2J"}}}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -150,12 +157,15 @@ func (b *fakeBackend) Status(context.Context) (api.Status, error) {
 }
 
 func (b *fakeBackend) Devices(context.Context) ([]api.Device, error) {
-	return []api.Device{{Name: b.c.Device, NodeGUID: "0252:54ff:fe00:0001", NodeType: "CA", Enabled: b.mode != "disabled", AdapterEnabled: b.mode != "disabled", Ports: []api.Port{{
-		Number: 1, State: "ACTIVE", PhysState: "LINK_UP", LinkLayer: "Ethernet", NetDev: "eth0", MaxMTU: 4096, ActiveMTU: 1024,
-		GIDs: []api.GID{
-			{Index: 0, GID: "fe80:0000:0000:0000:5054:00ff:fe00:0001", Address: "fe80::5054:ff:fe00:1", Type: "RoCE v2", NetDev: "eth0"},
-			{Index: 1, GID: "0000:0000:0000:0000:0000:ffff:0a00:0001", Address: "10.0.0.1", Type: "RoCE v2", NetDev: "eth0"},
-		}}}}}, nil
+	return []api.Device{{Name: b.c.Device, NodeGUID: "0252:54ff:fe00:0001", NodeType: "CA",
+		Enabled: b.mode != "disabled", AdapterEnabled: b.mode != "disabled", Ports: []api.Port{{
+			Number: 1, State: "ACTIVE", PhysState: "LINK_UP", LinkLayer: "Ethernet", NetDev: "eth0", MaxMTU: 4096, ActiveMTU: 1024,
+			GIDs: []api.GID{
+				{Index: 0, GID: "fe80:0000:0000:0000:5054:00ff:fe00:0001", Address: "fe80::5054:ff:fe00:1",
+					Type: "RoCE v2", NetDev: "eth0"},
+				{Index: 1, GID: "0000:0000:0000:0000:0000:ffff:0a00:0001", Address: "10.0.0.1", Type: "RoCE v2",
+					NetDev: "eth0"},
+			}}}}}, nil
 }
 
 func (b *fakeBackend) Resources(context.Context) (api.Resources, error) {
@@ -164,15 +174,21 @@ func (b *fakeBackend) Resources(context.Context) (api.Resources, error) {
 	}
 	o := b.owner(1)
 	return api.Resources{
-		PDs:  []api.PD{{Owner: o, PDN: 1, Users: 3}, {Owner: b.owner(2), PDN: 1}},
-		MRs:  []api.MR{{Owner: o, MRN: 9, PDN: 1, IOVA: 0x7f0000001000, Length: 65536, Memory: "process", Access: []string{"local_write", "remote_write"}}},
-		MWs:  []api.MW{{Owner: o, MWN: 4, PDN: 1, Type: 2, MRN: 9, IOVA: 0x7f0000001000, Length: 4096, Access: []string{"remote_write"}}, {Owner: o, MWN: 5, PDN: 1, Type: 1}},
-		CQs:  []api.CQ{{Owner: o, CQN: 1, CQE: 255, Users: 1, Armed: true}},
-		QPs:  []api.QP{{Owner: o, LQPN: 16385, RQPN: 32769, Type: "RC", State: "RTS", SQPSN: 77, RQPSN: 5, PathMTU: 1024, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"}, {Owner: o, LQPN: 16386, Type: "UD", State: "INIT"}},
+		PDs: []api.PD{{Owner: o, PDN: 1, Users: 3}, {Owner: b.owner(2), PDN: 1}},
+		MRs: []api.MR{{Owner: o, MRN: 9, PDN: 1, IOVA: 0x7f0000001000, Length: 65536, Memory: "process",
+			Access: []string{"local_write", "remote_write"}}},
+		MWs: []api.MW{{Owner: o, MWN: 4, PDN: 1, Type: 2, MRN: 9, IOVA: 0x7f0000001000, Length: 4096,
+			Access: []string{"remote_write"}}, {Owner: o, MWN: 5, PDN: 1, Type: 1}},
+		CQs: []api.CQ{{Owner: o, CQN: 1, CQE: 255, Users: 1, Armed: true}},
+		QPs: []api.QP{{Owner: o, LQPN: 16385, RQPN: 32769, Type: "RC", State: "RTS", SQPSN: 77, RQPSN: 5,
+			PathMTU: 1024, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"},
+			{Owner: o, LQPN: 16386, Type: "UD", State: "INIT"}},
 		SRQs: []api.SRQ{{Owner: o, SRQN: 3, PDN: 1, MaxWR: 512, Outstanding: 500, Limit: 16}},
 		AHs:  []api.AH{{Owner: o, AHN: 2, PDN: 1, RemoteGID: "0000:0000:0000:0000:0000:ffff:0a00:0002"}},
-		CMIDs: []api.CMID{{Owner: api.Owner{PID: 4003, Comm: "rping"}, CMIDN: 0, Type: "RC", State: "LISTEN", PS: "TCP", Src: "0.0.0.0:7174"},
-			{Owner: api.Owner{Device: "weft0", PID: 4003, Comm: "rping"}, CMIDN: 1, LQPN: 16385, Type: "RC", State: "CONNECT", PS: "TCP", Src: "10.0.0.1:7174", Dst: "10.0.0.2:40000"}},
+		CMIDs: []api.CMID{{Owner: api.Owner{PID: 4003, Comm: "rping"}, CMIDN: 0, Type: "RC", State: "LISTEN",
+			PS: "TCP", Src: "0.0.0.0:7174"},
+			{Owner: api.Owner{Device: "weft0", PID: 4003, Comm: "rping"}, CMIDN: 1, LQPN: 16385, Type: "RC",
+				State: "CONNECT", PS: "TCP", Src: "10.0.0.1:7174", Dst: "10.0.0.2:40000"}},
 	}, nil
 }
 
@@ -194,7 +210,8 @@ func (b *fakeBackend) Groups(context.Context) ([]api.Group, error) {
 	return []api.Group{
 		{MGID: "0000:0000:0000:0000:0000:ffff:ef01:0203", Address: "239.1.2.3", Devices: []string{b.c.Device},
 			QPs: []api.GroupQP{{Owner: b.owner(1), LQPN: 16385}, {Owner: b.owner(2), LQPN: 32770, Lane: 1}}},
-		{MLID: 0xc000, MGID: "ff12:401b:ffff:0000:0000:0000:ffff:ffff", Address: "ff12:401b:ffff::ffff:ffff", Devices: []string{"weft_ib0", "weft_ib1"}},
+		{MLID: 0xc000, MGID: "ff12:401b:ffff:0000:0000:0000:ffff:ffff", Address: "ff12:401b:ffff::ffff:ffff",
+			Devices: []string{"weft_ib0", "weft_ib1"}},
 		{MLID: 0xc001, Devices: []string{"weft_ib1"}},
 	}, nil
 }
@@ -237,8 +254,10 @@ func (b *fakeBackend) Functions(context.Context) ([]api.Function, error) {
 }
 
 func (b *fakeBackend) function(name string, n int) api.Function {
-	f := api.Function{Name: name, Number: n, Virtual: n > 1, Enabled: true, AdapterEnabled: !b.off, Kept: n == 0, NotKept: "the store is memory", LinkLayer: "Ethernet", PortState: "ACTIVE", NodeGUID: "0252:54ff:fe00:0001",
-		Weight: 100, QoS: make([]int, api.Levels), Quotas: api.Quotas{Sessions: 1024, QPs: 16384, MRs: 65536, MemoryBytes: 1 << 30}}
+	f := api.Function{Name: name, Number: n, Virtual: n > 1, Enabled: true, AdapterEnabled: !b.off, Kept: n == 0,
+		NotKept: "the store is memory", LinkLayer: "Ethernet", PortState: "ACTIVE", NodeGUID: "0252:54ff:fe00:0001",
+		Weight: 100, QoS: make([]int, api.Levels), Quotas: api.Quotas{Sessions: 1024, QPs: 16384, MRs: 65536,
+			MemoryBytes: 1 << 30}}
 	for i := range f.QoS {
 		f.QoS[i] = 100
 	}
@@ -314,13 +333,19 @@ func TestChildEnv(t *testing.T) {
 		name, shim, device, arena string
 		env, want                 []string
 	}{
-		{"plain", s, "", "off", []string{"A=1", "WEFT_ARENA=only", "WEFT_DIR=/old"}, []string{"A=1", "LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
-		{"other preload", s, "", "on", []string{"LD_PRELOAD=/x.so /y.so"}, []string{"LD_PRELOAD=/b/s.so:/x.so /y.so", "WEFT_DIR=/d", "WEFT_ARENA=1"}},
-		{"weft run in weft run", s, "w1", "only", []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DEVICE=w0"}, []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DIR=/d", "WEFT_ARENA=only", "WEFT_DEVICE=w1"}},
+		{"plain", s, "", "off", []string{"A=1", "WEFT_ARENA=only", "WEFT_DIR=/old"},
+			[]string{"A=1", "LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
+		{"other preload", s, "", "on", []string{"LD_PRELOAD=/x.so /y.so"}, []string{"LD_PRELOAD=/b/s.so:/x.so /y.so",
+			"WEFT_DIR=/d", "WEFT_ARENA=1"}},
+		{"weft run in weft run", s, "w1", "only", []string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DEVICE=w0"},
+			[]string{"LD_PRELOAD=/x.so:/b/s.so", "WEFT_DIR=/d", "WEFT_ARENA=only", "WEFT_DEVICE=w1"}},
 		{"empty preload", s, "", "off", []string{"LD_PRELOAD="}, []string{"LD_PRELOAD=/b/s.so", "WEFT_DIR=/d"}},
-		{"replacement", r, "", "off", []string{"A=1"}, []string{"A=1", "LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs"}},
-		{"replacement, other libraries", r, "", "off", []string{"LD_LIBRARY_PATH=/x:/y"}, []string{"LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x:/y"}},
-		{"replacement twice", r, "", "off", []string{"LD_PRELOAD=" + r, "LD_LIBRARY_PATH=/b/weft-verbs:/x"}, []string{"LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x"}},
+		{"replacement", r, "", "off", []string{"A=1"}, []string{"A=1", "LD_PRELOAD=" + r, "WEFT_DIR=/d",
+			"LD_LIBRARY_PATH=/b/weft-verbs"}},
+		{"replacement, other libraries", r, "", "off", []string{"LD_LIBRARY_PATH=/x:/y"}, []string{"LD_PRELOAD=" + r,
+			"WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x:/y"}},
+		{"replacement twice", r, "", "off", []string{"LD_PRELOAD=" + r, "LD_LIBRARY_PATH=/b/weft-verbs:/x"},
+			[]string{"LD_PRELOAD=" + r, "WEFT_DIR=/d", "LD_LIBRARY_PATH=/b/weft-verbs:/x"}},
 	} {
 		if diff := cmp.Diff(x.want, childEnv(x.env, x.shim, "/d", x.device, x.arena)); diff != "" {
 			t.Errorf("%s:\n%s", x.name, diff)
@@ -344,7 +369,8 @@ func TestTable(t *testing.T) {
 }
 
 func TestText(t *testing.T) {
-	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 31: "2 GiB", 1<<64 - 1: "16 EiB"} {
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1 << 31: "2 GiB",
+		1<<64 - 1: "16 EiB"} {
 		if got := sizeText(n); got != want {
 			t.Errorf("%d: want %q, got %q", n, want, got)
 		}
@@ -362,7 +388,8 @@ func TestText(t *testing.T) {
 	}
 	var many []api.Session
 	for i := range 9 {
-		many = append(many, api.Session{Owner: api.Owner{Comm: string(rune('a' + i))}}, api.Session{Owner: api.Owner{Comm: "z"}})
+		many = append(many, api.Session{Owner: api.Owner{Comm: string(rune('a' + i))}},
+			api.Session{Owner: api.Owner{Comm: "z"}})
 	}
 	if got, want := sessionList(many), "18 (z ×9, a, b, c, d, e, …)"; got != want {
 		t.Errorf("want %q, got %q", want, got)

@@ -53,10 +53,12 @@ func do[In any](ctx context.Context, a *app, op api.Op[In, api.None], in In) err
 type printer = func(v any, people func(w *screen)) error
 
 // show makes cmd a command with -o whose run prints something.
-func (a *app) show(cmd *cobra.Command, run func(cmd *cobra.Command, args []string, print printer) error) *cobra.Command {
+func (a *app) show(cmd *cobra.Command, run func(cmd *cobra.Command, args []string,
+	print printer) error) *cobra.Command {
 	var format string
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "table or json")
-	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"},
+		cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if format != "table" && format != "json" {
 			return usage(cmd.CommandPath()+" -o json", "-o must be table or json, not %q", format)

@@ -15,7 +15,8 @@ import (
 
 // devices is "weft dev" with its subcommands.
 func devicesCommand(a *app) *cobra.Command {
-	cmd := view(a, &cobra.Command{Use: "dev", Short: "show devices, ports and GIDs"}, api.ListDevices, nil, printDevices)
+	cmd := view(a, &cobra.Command{Use: "dev", Short: "show devices, ports and GIDs"}, api.ListDevices, nil,
+		printDevices)
 	details := find(a, &cobra.Command{
 		Use:   "show [NAME]",
 		Short: "show devices, ports and GIDs, of all devices or of one",
@@ -25,7 +26,8 @@ func devicesCommand(a *app) *cobra.Command {
 	functions := list(a, &cobra.Command{Use: "list", Short: "list devices with their quotas and weights"},
 		api.ListFunctions, nil, "", functionColumns)
 	cmd.AddCommand(details, functions, devAdd(a), devSet(a),
-		removal(a, "NAME…", "delete virtual functions and end their sessions", "device", api.DeleteFunction, byName, completeFunctions(a)))
+		removal(a, "NAME…", "delete virtual functions and end their sessions", "device", api.DeleteFunction, byName,
+			completeFunctions(a)))
 	return cmd
 }
 
@@ -326,7 +328,8 @@ their previous LIDs.`,
 		if err != nil {
 			return usage("weft dev set --help", "cannot change the device: %v", err)
 		}
-		f, err := call(cmd.Context(), a, api.ChangeFunction, api.Named[api.FunctionChange]{Name: args[0], Value: change})
+		f, err := call(cmd.Context(), a, api.ChangeFunction, api.Named[api.FunctionChange]{Name: args[0],
+			Value: change})
 		if err != nil {
 			return err
 		}
@@ -336,6 +339,7 @@ their previous LIDs.`,
 		})
 	})
 	flags.add(cmd)
-	cmd.Flags().StringVar(&flags.adapter, "adapter", "", "enabled or disabled: the whole adapter, through a device of the physical function")
+	cmd.Flags().StringVar(&flags.adapter, "adapter", "",
+		"enabled or disabled: the whole adapter, through a device of the physical function")
 	return cmd
 }

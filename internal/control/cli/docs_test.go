@@ -28,7 +28,8 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s differs from the commands. fix: go test ./internal/control/cli -run TestDocs -rewrite\n%s", path, diff)
+		t.Errorf("%s differs from the commands. fix: go test ./internal/control/cli -run TestDocs -rewrite\n%s", path,
+			diff)
 	}
 }
 
@@ -72,7 +73,8 @@ func TestHelpFits(t *testing.T) {
 			t.Errorf("%s: the short description %q", c.CommandPath(), c.Short)
 		}
 		for _, line := range strings.Split(usageText(c, 80), "\n") {
-			if n := utf8.RuneCountInString(line); n > 80 && !strings.Contains(c.Example, line) && !strings.Contains(line, "weft ") {
+			if n := utf8.RuneCountInString(line); n > 80 && !strings.Contains(c.Example, line) &&
+				!strings.Contains(line, "weft ") {
 				t.Errorf("%s --help: a line of %d columns: %s", c.CommandPath(), n, line)
 			}
 		}

@@ -43,7 +43,8 @@ func onMaster(cmd *cobra.Command) *cobra.Command {
 		var e *api.Error
 		if errors.As(err, &e) && e.Code == api.CodeNotMaster {
 			x := *e
-			x.Fix = strings.Replace(x.Fix, "weft fabric topo", strings.Join(append([]string{cmd.CommandPath()}, args...), " "), 1)
+			x.Fix = strings.Replace(x.Fix, "weft fabric topo", strings.Join(append([]string{cmd.CommandPath()},
+				args...), " "), 1)
 			return &x
 		}
 		return err
@@ -63,7 +64,8 @@ func topoCommand(a *app) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains(formats, format) {
-				return usage("weft fabric topo -o json", "-o must be one of %s, not %q", strings.Join(formats, ", "), format)
+				return usage("weft fabric topo -o json", "-o must be one of %s, not %q", strings.Join(formats, ", "),
+					format)
 			}
 			if slices.Contains(api.TextFormats, api.TextFormat(format)) {
 				text, err := call(cmd.Context(), a, api.GetSubnetText, api.TextFormat(format))
@@ -81,7 +83,8 @@ func topoCommand(a *app) *cobra.Command {
 			return printJSON(a.env.Out, s)
 		},
 	}
-	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json, ibnetdiscover (its output format) or dot (for Graphviz)")
+	cmd.Flags().StringVarP(&format, "output", "o", "table",
+		"table, json, ibnetdiscover (its output format) or dot (for Graphviz)")
 	cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -216,7 +219,8 @@ var hopColumns = []column[api.FabricEnd]{
 }
 
 func printPath(w *screen, p api.Path) {
-	fmt.Fprintf(w, "from LID %d to LID %d: %s, mtu %d, %s\n", p.From.LID, p.To.LID, plural(len(p.Hops), "hop"), p.MTU, rateText(p.Gbps))
+	fmt.Fprintf(w, "from LID %d to LID %d: %s, mtu %d, %s\n", p.From.LID, p.To.LID, plural(len(p.Hops), "hop"), p.MTU,
+		rateText(p.Gbps))
 	writeTable(w, "", hopColumns, p.Hops)
 }
 

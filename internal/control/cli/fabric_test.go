@@ -24,7 +24,8 @@ func (f *fakeFabric) master() error {
 	if f.mode != "standby" {
 		return nil
 	}
-	return &api.Error{Code: api.CodeNotMaster, Why: "the master is h 02aa:0000:0001:0000 at 10.0.0.2:4792", Fix: "weft fabric topo --dir /run/weft on that node"}
+	return &api.Error{Code: api.CodeNotMaster, Why: "the master is h 02aa:0000:0001:0000 at 10.0.0.2:4792",
+		Fix: "weft fabric topo --dir /run/weft on that node"}
 }
 
 func (f *fakeFabric) Subnet(context.Context) (api.Subnet, error) {
@@ -34,12 +35,16 @@ func (f *fakeFabric) Subnet(context.Context) (api.Subnet, error) {
 	link := func(a, b api.FabricEnd) api.FabricLink {
 		return api.FabricLink{A: a, B: b, State: "ACTIVE", MTU: 4096, Gbps: 100}
 	}
-	sw := api.FabricNode{GUID: "02aa:0000:0001:0000", Type: "switch", Description: "h weft switch", Ports: []api.FabricPort{
-		{Number: 0, GUID: "02aa:0000:0001:0000", State: "ACTIVE", LID: 1, PKeys: []string{"0xffff"}}, {Number: 1, State: "ACTIVE", Gbps: 100}}}
-	ca := api.FabricNode{GUID: "02aa:0000:0001:0002", Type: "ca", Description: "h weft_ib0\x1b[0m", Ports: []api.FabricPort{
-		{Number: 1, GUID: "02aa:0000:0001:0003", State: "ACTIVE", LID: 2, PKeys: []string{"0x7fff", "0x8001"}}}}
+	sw := api.FabricNode{GUID: "02aa:0000:0001:0000", Type: "switch", Description: "h weft switch",
+		Ports: []api.FabricPort{
+			{Number: 0, GUID: "02aa:0000:0001:0000", State: "ACTIVE", LID: 1, PKeys: []string{"0xffff"}}, {Number: 1,
+				State: "ACTIVE", Gbps: 100}}}
+	ca := api.FabricNode{GUID: "02aa:0000:0001:0002", Type: "ca", Description: "h weft_ib0\x1b[0m",
+		Ports: []api.FabricPort{
+			{Number: 1, GUID: "02aa:0000:0001:0003", State: "ACTIVE", LID: 2, PKeys: []string{"0x7fff", "0x8001"}}}}
 	return api.Subnet{Prefix: "0xfe80000000000000", Nodes: []api.FabricNode{sw, ca},
-		Links: []api.FabricLink{link(end(sw.GUID, 1, 1, sw.Description), end(ca.GUID, 1, 2, ca.Description))}}, f.master()
+			Links: []api.FabricLink{link(end(sw.GUID, 1, 1, sw.Description), end(ca.GUID, 1, 2, ca.Description))}},
+		f.master()
 }
 
 func (f *fakeFabric) SubnetText(_ context.Context, format string) (api.Text, error) {
@@ -48,22 +53,28 @@ func (f *fakeFabric) SubnetText(_ context.Context, format string) (api.Text, err
 
 func (f *fakeFabric) Routes(context.Context) ([]api.SwitchRoutes, error) {
 	return []api.SwitchRoutes{{Switch: api.FabricEnd{GUID: "02aa:0000:0001:0000", LID: 1, Description: "h weft switch"},
-		Unicast: []api.Route{{LID: 2, Port: 1, Hops: 1, To: api.FabricEnd{Description: "h weft_ib0"}}}, Multicast: []api.MulticastRoute{{MLID: 0xc000, Ports: []int{1, 36}}}}}, f.master()
+		Unicast: []api.Route{{LID: 2, Port: 1, Hops: 1,
+			To: api.FabricEnd{Description: "h weft_ib0"}}},
+		Multicast: []api.MulticastRoute{{MLID: 0xc000, Ports: []int{1, 36}}}}}, f.master()
 }
 
 func (f *fakeFabric) Path(_ context.Context, from, to string) (api.Path, error) {
-	return api.Path{From: api.FabricEnd{LID: 2}, To: api.FabricEnd{LID: 4}, MTU: 4096, Gbps: 100, Hops: []api.FabricEnd{{Description: from, Port: 1}}}, f.master()
+	return api.Path{From: api.FabricEnd{LID: 2}, To: api.FabricEnd{LID: 4}, MTU: 4096, Gbps: 100,
+		Hops: []api.FabricEnd{{Description: from, Port: 1}}}, f.master()
 }
 
 func (f *fakeFabric) Sweep(context.Context) error { return f.master() }
 
 func (f *fakeFabric) Manager(ctx context.Context) (api.Manager, error) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.Local)
-	m := api.Manager{State: "master", PortGUID: "02aa:0000:0001:0000", LID: 1, Elected: true, Term: 7, Engine: "ftree,updn", Routed: "updn",
+	m := api.Manager{State: "master", PortGUID: "02aa:0000:0001:0000", LID: 1, Elected: true, Term: 7,
+		Engine: "ftree,updn", Routed: "updn",
 		Roots: []string{"02aa:0000:0001:0000"}, MKey: "store", MKeyProtect: 1, MKeyLeaseS: 60,
 		Master:   api.Master{Name: "h 02aa:0000:0001:0000", GUID: "02aa:0000:0001:0000", Dir: "/run/weft"},
-		Problems: []api.Problem{{Where: "h weft_ib0 port 1", What: "no answer"}}, Notes: []api.Note{{At: at, Text: "master, was discovering"}},
-		Sweeps: []api.Sweep{{Kind: "heavy", Why: "start", StartedAt: at, TookNS: 1234567, Nodes: 2, Switches: 1, Links: 1, Sent: 88}}}
+		Problems: []api.Problem{{Where: "h weft_ib0 port 1", What: "no answer"}}, Notes: []api.Note{{At: at,
+			Text: "master, was discovering"}},
+		Sweeps: []api.Sweep{{Kind: "heavy", Why: "start", StartedAt: at, TookNS: 1234567, Nodes: 2, Switches: 1,
+			Links: 1, Sent: 88}}}
 	m.Store, _ = f.Store(ctx)
 	switch f.mode {
 	case "off", "external":
@@ -101,7 +112,8 @@ func (f *fakeFabric) Trunks(context.Context) ([]api.Trunk, error) {
 	if f.mode == "empty" {
 		return nil, nil
 	}
-	return []api.Trunk{{Peer: "10.0.0.2:4792", Port: 36, Up: true, Node: "02aa:0000:0002:0000", RTTNS: 123456, Limit: 8972, Sent: 5, Received: 6, Lost: 1},
+	return []api.Trunk{{Peer: "10.0.0.2:4792", Port: 36, Up: true, Node: "02aa:0000:0002:0000", RTTNS: 123456,
+		Limit: 8972, Sent: 5, Received: 6, Lost: 1},
 		{Peer: "10.0.0.3:4792", Port: 35, Downs: 1}}, nil
 }
 
@@ -140,7 +152,8 @@ func (f *fakeFabric) LeaveGroup(context.Context, api.GroupJoin) error {
 }
 
 func (f *fakeFabric) Store(context.Context) (api.Store, error) {
-	return api.Store{Kind: "embedded", Version: "3.7.3", Leader: "weft", Dir: "/run/weft/store", Endpoints: []string{"http://10.0.0.1:2379"}, Members: 1,
+	return api.Store{Kind: "embedded", Version: "3.7.3", Leader: "weft", Dir: "/run/weft/store",
+		Endpoints: []string{"http://10.0.0.1:2379"}, Members: 1,
 		Revision: 9, SizeBytes: 20480, UsedBytes: 10240, MaxBytes: 256 << 20}, nil
 }
 
@@ -148,5 +161,6 @@ func (f *fakeFabric) StoreEntries(_ context.Context, tree string) ([]api.StoreEn
 	if tree == "none" {
 		return nil, nil
 	}
-	return []api.StoreEntry{{Key: "election/subnet-manager/leader", Revision: 2, Size: 5, Leased: true, Value: "hello"}, {Key: "subnet/intent", Revision: 9, Size: 2, Value: "{}"}}, nil
+	return []api.StoreEntry{{Key: "election/subnet-manager/leader", Revision: 2, Size: 5, Leased: true,
+		Value: "hello"}, {Key: "subnet/intent", Revision: 9, Size: 2, Value: "{}"}}, nil
 }

@@ -83,7 +83,8 @@ reach them, unless the node sends their traffic through the packet path
 	f.StringVar(&spec.Device, "device", "", "limit the fault to this device")
 	f.StringVar(&spec.Peer, "peer", "", "limit the fault to packets to this IP address")
 	f.StringVar(&spec.Link, "link", "", "limit the fault to roce links, or to trunk links (packets of InfiniBand devices to other nodes)")
-	cmd.RegisterFlagCompletionFunc("link", cobra.FixedCompletions([]string{api.LinkRoCE, api.LinkTrunk}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("link", cobra.FixedCompletions([]string{api.LinkRoCE, api.LinkTrunk},
+		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -34,7 +34,8 @@ ports, for ordinary IP programs.`,
   weft ipoib netstack weft_ib0 --addr 10.1.0.3/24 -L tcp:127.0.0.1:8080=10.1.0.1:80
                                                   an IP stack in the node, without privilege`,
 	}, api.ListIPLinks, nil, none, ipLinkColumns)
-	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list IP links"}, api.ListIPLinks, nil, none, ipLinkColumns),
+	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list IP links"}, api.ListIPLinks, nil, none,
+		ipLinkColumns),
 		ipAdd(a), ipSet(a), ipNetstack(a), ipDelete(a), ipShow(a), ipPath(a), ipNeigh(a), ipShadow(a), ipMcast(a), ipStats(a), ipParams(a),
 		ipEvents(a), ipDebug(a))
 	return cmd
@@ -163,8 +164,10 @@ type forwardFlags struct{ local, remote []string }
 
 func (f *forwardFlags) add(cmd *cobra.Command, far, near string, socks *string) {
 	l := cmd.Flags()
-	l.StringArrayVarP(&f.local, "local", "L", nil, "tcp:LISTEN=TO or udp:LISTEN=TO: from an address of this host to one of "+far)
-	l.StringArrayVarP(&f.remote, "remote", "R", nil, "tcp:LISTEN=TO or udp:LISTEN=TO: from an address of "+near+" to one of this host")
+	l.StringArrayVarP(&f.local, "local", "L", nil,
+		"tcp:LISTEN=TO or udp:LISTEN=TO: from an address of this host to one of "+far)
+	l.StringArrayVarP(&f.remote, "remote", "R", nil, "tcp:LISTEN=TO or udp:LISTEN=TO: from an address of "+near+
+		" to one of this host")
 	l.StringVar(socks, "socks", "", "address of this host for a SOCKS5 proxy")
 }
 
@@ -193,7 +196,8 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 		return err
 	}
 	if len(l) != 1 {
-		return &api.Error{Code: api.CodeInternal, What: "cannot start the IP stack", Why: fmt.Sprintf("%d links instead of one", len(l)), Fix: "weft ipoib"}
+		return &api.Error{Code: api.CodeInternal, What: "cannot start the IP stack",
+			Why: fmt.Sprintf("%d links instead of one", len(l)), Fix: "weft ipoib"}
 	}
 	name := l[0].Name
 	defer func() {
@@ -212,7 +216,8 @@ func (a *app) netstack(ctx context.Context, r api.IPRequest) error {
 		}
 		i := slices.IndexFunc(l, func(l api.IPLink) bool { return l.Name == name })
 		if i < 0 {
-			return &api.Error{Code: api.CodeNotFound, What: "the IP stack ended", Why: name + " was deleted", Fix: "weft ipoib netstack"}
+			return &api.Error{Code: api.CodeNotFound, What: "the IP stack ended", Why: name + " was deleted",
+				Fix: "weft ipoib netstack"}
 		}
 		now := "no carrier: " + l[i].Reason
 		if l[i].Carrier {
@@ -236,7 +241,8 @@ const followInterval = 250 * time.Millisecond
 func ipDelete(a *app) *cobra.Command {
 	var keys []string
 	input := func(arg string) (api.IPLinkDelete, error) { return api.IPLinkDelete{Name: arg, PKeys: keys}, nil }
-	cmd := removal(a, "DEVICE|LINK…", "delete the IP links of a device, or one link, also links that are pending", "IP link", api.DeleteIPLinks,
+	cmd := removal(a, "DEVICE|LINK…", "delete the IP links of a device, or one link, also links that are pending",
+		"IP link", api.DeleteIPLinks,
 		input, completeLinks(a))
 	cmd.Flags().StringSliceVar(&keys, "pkey", nil, "of a device, only the link in this partition (may be repeated)")
 	return cmd
@@ -252,7 +258,10 @@ func ipShow(a *app) *cobra.Command {
 			name = wire.IPoIBName(ca, port, k)
 		}
 		return l.Name == name
-	}, missing("cannot show the IP link", "link", "weft ipoib"), func(w *screen, l []api.IPLink) { printIPLink(w, l[0]) })
+	}, missing("cannot show the IP link", "link", "weft ipoib"), func(w *screen, l []api.IPLink) {
+		printIPLink(w,
+			l[0])
+	})
 }
 
 func printIPLink(w *screen, l api.IPLink) {

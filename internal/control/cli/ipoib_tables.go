@@ -18,7 +18,8 @@ import (
 
 // ipTable is a command that prints one of the tables of a link, or of all links.
 func ipTable[T any](a *app, name, short, none string, op api.Op[string, []T], columns []column[T]) *cobra.Command {
-	cmd := &cobra.Command{Use: name + " [LINK]", Short: short, Args: cobra.MaximumNArgs(1), ValidArgsFunction: completeLinks(a)}
+	cmd := &cobra.Command{Use: name + " [LINK]", Short: short, Args: cobra.MaximumNArgs(1),
+		ValidArgsFunction: completeLinks(a)}
 	return list(a, cmd, op, optional, none, columns)
 }
 
@@ -56,7 +57,8 @@ func withHW(v *api.IPAction, args []string) error {
 }
 
 func ipDebug(a *app) *cobra.Command {
-	return ipDo(a, "debug LINK MASK", "add events: 1 control, 2 multicast, 4 data, 8 path, or their sum", api.IPDebug, 1,
+	return ipDo(a, "debug LINK MASK", "add events: 1 control, 2 multicast, 4 data, 8 path, or their sum", api.IPDebug,
+		1,
 		func(v *api.IPAction, args []string) error {
 			n, err := strconv.ParseUint(args[0], 0, 4)
 			if err != nil {
@@ -68,12 +70,14 @@ func ipDebug(a *app) *cobra.Command {
 }
 
 func ipNeigh(a *app) *cobra.Command {
-	cmd := ipTable(a, "neigh", "show IP neighbours and their hardware addresses", "no neighbours", api.ListIPNeighbours, ipNeighbourColumns)
+	cmd := ipTable(a, "neigh", "show IP neighbours and their hardware addresses", "no neighbours",
+		api.ListIPNeighbours, ipNeighbourColumns)
 	cmd.AddCommand(ipDo(a, "flush LINK", "delete the neighbours of a link", api.IPFlushNeighbours, 0, nil),
 		ipDo(a, "probe LINK ADDRESS", "resolve an address again", api.IPProbe, 1, withAddr),
-		ipDo(a, "add LINK ADDRESS HWADDRESS", "add a permanent neighbour", api.IPAddNeighbour, 2, func(v *api.IPAction, args []string) error {
-			return errors.Join(withAddr(v, args), withHW(v, args[1:]))
-		}))
+		ipDo(a, "add LINK ADDRESS HWADDRESS", "add a permanent neighbour", api.IPAddNeighbour, 2,
+			func(v *api.IPAction, args []string) error {
+				return errors.Join(withAddr(v, args), withHW(v, args[1:]))
+			}))
 	return cmd
 }
 
@@ -102,7 +106,8 @@ func expiry(d time.Duration) string {
 }
 
 func ipShadow(a *app) *cobra.Command {
-	cmd := ipTable(a, "shadow", "show hardware addresses with their address vectors", "no entries", api.ListIPShadow, ipShadowColumns)
+	cmd := ipTable(a, "shadow", "show hardware addresses with their address vectors", "no entries", api.ListIPShadow,
+		ipShadowColumns)
 	cmd.AddCommand(ipDo(a, "purge LINK HWADDRESS", "delete an entry", api.IPPurgeShadow, 1, withHW))
 	return cmd
 }
@@ -165,7 +170,8 @@ func instanceColumns(kind string) []column[api.Counter] {
 }
 
 func ipParams(a *app) *cobra.Command {
-	return ipTable(a, "params", "show the parameters of links, or those of new links", "no parameters", api.ListIPParams, ipParamColumns)
+	return ipTable(a, "params", "show the parameters of links, or those of new links", "no parameters",
+		api.ListIPParams, ipParamColumns)
 }
 
 var ipParamColumns = []column[api.IPParam]{

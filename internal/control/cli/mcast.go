@@ -26,14 +26,16 @@ groups permanently, whether their programs join them or not.
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	groups := list(a, &cobra.Command{Use: "list", Short: "list the groups that this node takes part in"}, api.ListGroups, nil,
+	groups := list(a, &cobra.Command{Use: "list", Short: "list the groups that this node takes part in"},
+		api.ListGroups, nil,
 		"this node is in no multicast group", groupColumns)
 	members := find(a, &cobra.Command{
 		Use:   "show GROUP",
 		Short: "show the members of a group, named by GID, address or LID",
 		Args:  cobra.ExactArgs(1),
 	}, api.ListGroups, isGroup, func(arg string) error {
-		return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "this node is not in " + arg, Fix: "weft mcast list"}
+		return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "this node is not in " + arg,
+			Fix: "weft mcast list"}
 	}, printGroupMembers)
 	cmd.AddCommand(groups, members, mcastGroups(a), mcastJoin(a), mcastLeave(a))
 	return cmd
@@ -41,7 +43,8 @@ groups permanently, whether their programs join them or not.
 
 // isGroup reports whether name is the GID, the address or the LID of a group.
 func isGroup(g api.Group, name string) bool {
-	return strings.EqualFold(name, g.MGID) || strings.EqualFold(name, g.Address) || g.MLID != 0 && strings.EqualFold(name, mlidText(g.MLID))
+	return strings.EqualFold(name, g.MGID) || strings.EqualFold(name, g.Address) || g.MLID != 0 &&
+		strings.EqualFold(name, mlidText(g.MLID))
 }
 
 var groupColumns = []column[api.Group]{
@@ -62,7 +65,8 @@ var groupQPColumns = []column[api.GroupQP]{
 func printGroupMembers(w *screen, groups []api.Group) {
 	for _, g := range groups {
 		for _, f := range []struct{ name, value string }{
-			{"mgid", g.MGID}, {"address", g.Address}, {"mlid", mlidText(g.MLID)}, {"devices", strings.Join(g.Devices, ", ")},
+			{"mgid", g.MGID}, {"address", g.Address}, {"mlid", mlidText(g.MLID)}, {"devices", strings.Join(g.Devices,
+				", ")},
 		} {
 			if f.value != "" {
 				fields{w, 8}.line(f.name, "%s", f.value)
@@ -96,7 +100,8 @@ func mcastGroups(a *app) *cobra.Command {
 			}
 		}
 		if len(found) == 0 {
-			return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "the subnet has no group " + args[0], Fix: "weft mcast groups"}
+			return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "the subnet has no group " +
+				args[0], Fix: "weft mcast groups"}
 		}
 		return print(found, func(w *screen) { printSubnetMembers(w, found) })
 	})
@@ -152,13 +157,15 @@ func mcastJoin(a *app) *cobra.Command {
 			j.MGID, j.Members = args[0], args[1:]
 			if j.PKey != "" {
 				if _, err := parsePKey(j.PKey); err != nil {
-					return pkeyError("cannot join the multicast group", "weft mcast join "+strings.Join(args, " ")+" --pkey %s", "weft mcast join --help", err)
+					return pkeyError("cannot join the multicast group", "weft mcast join "+strings.Join(args, " ")+
+						" --pkey %s", "weft mcast join --help", err)
 				}
 			}
 			if err := do(cmd.Context(), a, api.JoinGroup, j); err != nil {
 				return err
 			}
-			fmt.Fprintf(a.env.Out, "group %s is permanent, with %s joined to it\n", printable(j.MGID), plural(len(j.Members), "port"))
+			fmt.Fprintf(a.env.Out, "group %s is permanent, with %s joined to it\n", printable(j.MGID),
+				plural(len(j.Members), "port"))
 			return nil
 		},
 	}
@@ -175,7 +182,8 @@ func mcastLeave(a *app) *cobra.Command {
 		Short: "undo join for these ports; without ports, for the group",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := do(cmd.Context(), a, api.LeaveGroup, api.GroupJoin{MGID: args[0], Members: args[1:]}); err != nil {
+			if err := do(cmd.Context(), a, api.LeaveGroup, api.GroupJoin{MGID: args[0],
+				Members: args[1:]}); err != nil {
 				return err
 			}
 			if len(args) == 1 {

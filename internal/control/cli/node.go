@@ -72,7 +72,8 @@ func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err 
 		return 0, fmt.Errorf("cannot stop the node: %w", err)
 	}
 	if !ended {
-		return 0, &api.Error{Code: api.CodeNoAnswer, What: "the node has not ended yet", Why: fmt.Sprintf("process %d is still ending after %v", peer.PID, timeout),
+		return 0, &api.Error{Code: api.CodeNoAnswer, What: "the node has not ended yet",
+			Why: fmt.Sprintf("process %d is still ending after %v", peer.PID, timeout),
 			Fix: fmt.Sprintf("wait for it: weft down --timeout %v", 4*max(timeout, 15*time.Second))}
 	}
 	return peer.PID, nil
@@ -102,11 +103,13 @@ disabled do not count.`,
 			last, err := await(cmd.Context(), c, timeout, is)
 			if err == nil {
 				if off := disabled(last); what == "active" && len(off) > 0 {
-					fmt.Fprintf(a.env.Out, "weft: did not wait for %s: disabled on purpose (weft status)\n", strings.Join(off, ", "))
+					fmt.Fprintf(a.env.Out, "weft: did not wait for %s: disabled on purpose (weft status)\n",
+						strings.Join(off, ", "))
 				}
 				return nil
 			}
-			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout), Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
+			e := &api.Error{Code: api.CodeNotReady, What: fmt.Sprintf("the node is not %s after %v", what, timeout),
+				Why: err.Error(), Fix: "weft status" + dirFlag(dir, named)}
 			var ae *api.Error
 			switch {
 			case refused(err):
@@ -134,7 +137,8 @@ func isReady(s api.Status) bool { return s.Ready }
 
 // isActive reports whether every port is active and every trunk up. Disabled devices do not count.
 func isActive(s api.Status) bool {
-	return s.Ready && len(s.Devices) > 0 && !slices.ContainsFunc(s.Devices, isInactive) && !slices.ContainsFunc(s.Trunks, isDown)
+	return s.Ready && len(s.Devices) > 0 && !slices.ContainsFunc(s.Devices, isInactive) &&
+		!slices.ContainsFunc(s.Trunks, isDown)
 }
 
 func isInactive(d api.DeviceSummary) bool { return d.Enabled && d.PortState != "ACTIVE" }
@@ -156,7 +160,8 @@ func inactive(s api.Status, other string) (why, fix string) {
 	}
 	switch {
 	case len(peers) > 0:
-		return "the trunk to " + strings.Join(peers, " and ") + " is down", "weft up --peer with an address of this node, on that host"
+		return "the trunk to " + strings.Join(peers, " and ") + " is down",
+			"weft up --peer with an address of this node, on that host"
 	case len(ports) > 0:
 		return "the port of " + strings.Join(ports, " and ") + " is not active", other
 	}
@@ -182,7 +187,8 @@ func refused(err error) bool {
 var errNotYet = errors.New("it is starting")
 
 // await polls the node until is(status) holds. It returns the last status, and the reason where that was not enough.
-func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (last api.Status, why error) {
+func await(ctx context.Context, c *api.Client, timeout time.Duration, is func(api.Status) bool) (last api.Status,
+	why error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)

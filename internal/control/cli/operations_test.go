@@ -35,16 +35,25 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.DeleteFunction, api.NoOutput(b.DelFunction))
 
 	api.Handle(mux, api.GetSubnet, api.NoInput(b.Subnet))
-	api.Handle(mux, api.GetSubnetText, func(ctx context.Context, f api.TextFormat) (api.Text, error) { return b.SubnetText(ctx, string(f)) })
+	api.Handle(mux, api.GetSubnetText, func(ctx context.Context, f api.TextFormat) (api.Text,
+		error) {
+		return b.SubnetText(ctx, string(f))
+	})
 	api.Handle(mux, api.ListRoutes, api.NoInput(b.Routes))
-	api.Handle(mux, api.FindPath, func(ctx context.Context, q api.PathQuery) (api.Path, error) { return b.Path(ctx, q.From, q.To) })
+	api.Handle(mux, api.FindPath, func(ctx context.Context, q api.PathQuery) (api.Path, error) {
+		return b.Path(ctx,
+			q.From, q.To)
+	})
 	api.Handle(mux, api.StartSweep, api.Action(b.Sweep))
 	api.Handle(mux, api.GetManager, api.NoInput(b.Manager))
 	api.Handle(mux, api.ChangeManager, api.NoOutput(b.SetManager))
 	api.Handle(mux, api.ListTrunks, api.NoInput(b.Trunks))
 	api.Handle(mux, api.ListPartitions, api.NoInput(b.Partitions))
 	api.Handle(mux, api.AddPartition, b.AddPartition)
-	api.Handle(mux, api.DeletePartition, api.NoOutput(func(ctx context.Context, p api.PartitionMembers) error { return b.DelPartition(ctx, p.PKey, p.Members) }))
+	api.Handle(mux, api.DeletePartition, api.NoOutput(func(ctx context.Context,
+		p api.PartitionMembers) error {
+		return b.DelPartition(ctx, p.PKey, p.Members)
+	}))
 	api.Handle(mux, api.ListSubnetGroups, api.NoInput(b.SubnetGroups))
 	api.Handle(mux, api.JoinGroup, api.NoOutput(b.JoinGroup))
 	api.Handle(mux, api.LeaveGroup, api.NoOutput(b.LeaveGroup))
@@ -53,8 +62,14 @@ func (b *fakeBackend) operations() *http.ServeMux {
 
 	api.Handle(mux, api.ListIPLinks, api.NoInput(b.IPLinks))
 	api.Handle(mux, api.AddIPLinks, b.AddIPLinks)
-	api.Handle(mux, api.DeleteIPLinks, api.NoOutput(func(ctx context.Context, d api.IPLinkDelete) error { return b.DelIPLinks(ctx, d.Name) }))
-	api.Handle(mux, api.ChangeIPLink, api.NoOutput(func(ctx context.Context, a api.Named[api.IPAction]) error { return b.IPDo(ctx, a.Name, a.Value) }))
+	api.Handle(mux, api.DeleteIPLinks, api.NoOutput(func(ctx context.Context,
+		d api.IPLinkDelete) error {
+		return b.DelIPLinks(ctx, d.Name)
+	}))
+	api.Handle(mux, api.ChangeIPLink, api.NoOutput(func(ctx context.Context,
+		a api.Named[api.IPAction]) error {
+		return b.IPDo(ctx, a.Name, a.Value)
+	}))
 	api.Handle(mux, api.ListIPNeighbours, b.IPNeighbours)
 	api.Handle(mux, api.ListIPShadow, b.IPShadow)
 	api.Handle(mux, api.ListIPPaths, b.IPPaths)

@@ -36,7 +36,8 @@ default partition (0x7fff): it reaches the subnet manager, and no other port.
 		Args: cobra.ArbitraryArgs,
 		RunE: group,
 	}
-	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"}, api.ListPartitions, nil, printPartitions),
+	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
+		api.ListPartitions, nil, printPartitions),
 		pkeyAdd(a), pkeyDelete(a))
 	return cmd
 }
@@ -102,12 +103,14 @@ func pkeyAdd(a *app) *cobra.Command {
 	cmd := a.show(&cobra.Command{
 		Use:   "add P_KEY [MEMBER[=full|=limited]…]",
 		Short: "make a partition, or add members to it",
-		Long:  "Make a partition, or add members to it. A member is a full member, unless\n=limited follows it.\n\n" + memberHelp,
-		Args:  cobra.MinimumNArgs(1),
+		Long: "Make a partition, or add members to it. A member is a full member, unless\n=limited follows it.\n\n" +
+			memberHelp,
+		Args: cobra.MinimumNArgs(1),
 	}, func(cmd *cobra.Command, args []string, print printer) error {
 		key, err := parsePKey(args[0])
 		if err != nil {
-			return pkeyError(what, strings.Join(append([]string{"weft pkey add %s"}, args[1:]...), " "), "weft pkey add --help", err)
+			return pkeyError(what, strings.Join(append([]string{"weft pkey add %s"}, args[1:]...), " "),
+				"weft pkey add --help", err)
 		}
 		p := api.Partition{Name: name, PKey: key}
 		for _, s := range args[1:] {
@@ -146,9 +149,11 @@ func pkeyDelete(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parsePKey(args[0])
 			if err != nil {
-				return pkeyError(what, strings.Join(append([]string{"weft pkey delete %s"}, args[1:]...), " "), "weft pkey delete --help", err)
+				return pkeyError(what, strings.Join(append([]string{"weft pkey delete %s"}, args[1:]...), " "),
+					"weft pkey delete --help", err)
 			}
-			if err := do(cmd.Context(), a, api.DeletePartition, api.PartitionMembers{PKey: key, Members: args[1:]}); err != nil {
+			if err := do(cmd.Context(), a, api.DeletePartition, api.PartitionMembers{PKey: key,
+				Members: args[1:]}); err != nil {
 				return err
 			}
 			if len(args) > 1 {

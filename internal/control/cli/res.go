@@ -23,7 +23,8 @@ type resourceKind struct {
 }
 
 // kindOf describes a kind of object. Every table begins with the owner.
-func kindOf[T any](name string, list func(r api.Resources) []T, owner func(v T) api.Owner, columns ...column[T]) resourceKind {
+func kindOf[T any](name string, list func(r api.Resources) []T, owner func(v T) api.Owner,
+	columns ...column[T]) resourceKind {
 	columns = append([]column[T]{
 		{head: "DEVICE", cell: func(v T) any { return owner(v).Device }},
 		{head: ">PID", cell: func(v T) any { return owner(v).PID }},
@@ -148,7 +149,8 @@ func resourcesCommand(a *app) *cobra.Command {
 		ValidArgs: kinds,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 || len(args) == 1 && !slices.Contains(kinds, args[0]) {
-				return usage("weft res qp", "weft res takes one of %s, not %q", strings.Join(kinds, ", "), strings.Join(args, " "))
+				return usage("weft res qp", "weft res takes one of %s, not %q", strings.Join(kinds, ", "),
+					strings.Join(args, " "))
 			}
 			return nil
 		},
@@ -188,7 +190,8 @@ func printTotals(w *screen, r api.Resources) {
 		sorted = append(sorted, x)
 	}
 	slices.SortFunc(sorted, func(x, y *objectCount) int {
-		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID), cmp.Compare(x.owner.Device, y.owner.Device))
+		return cmp.Or(cmp.Compare(x.owner.Session, y.owner.Session), cmp.Compare(x.owner.PID, y.owner.PID),
+			cmp.Compare(x.owner.Device, y.owner.Device))
 	})
 	columns := []column[*objectCount]{
 		{head: "DEVICE", cell: func(x *objectCount) any { return x.owner.Device }},
@@ -197,7 +200,8 @@ func printTotals(w *screen, r api.Resources) {
 		{head: "COMMAND", cell: func(x *objectCount) any { return x.owner.Comm }},
 	}
 	for _, k := range resourceKinds {
-		columns = append(columns, column[*objectCount]{head: ">" + strings.ToUpper(k.name), cell: func(x *objectCount) any { return x.n[k.name] }})
+		columns = append(columns, column[*objectCount]{head: ">" + strings.ToUpper(k.name),
+			cell: func(x *objectCount) any { return x.n[k.name] }})
 	}
 	writeTable(w, "no objects", columns, sorted)
 }

@@ -84,7 +84,8 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	path, err := exec.LookPath(args[0])
 	switch {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return &codeError{ExitNotFound, &api.Error{What: what, Why: "there is no such command", Fix: "install it, or give its path"}}
+		return &codeError{ExitNotFound, &api.Error{What: what, Why: "there is no such command",
+			Fix: "install it, or give its path"}}
 	case err != nil && !errors.Is(err, exec.ErrDot):
 		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "make it executable"}}
 	}
@@ -111,13 +112,15 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	if why := ignoresPreload(path); why != "" {
 		fix := "run a dynamically linked build of it"
 		if slices.Contains(containerTools, filepath.Base(path)) {
-			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir + " inside it"
+			fix = "mount " + dir + " and " + filepath.Dir(shim) + " into the container, and weft run --dir " + dir +
+				" inside it"
 		}
 		fmt.Fprintf(a.env.Err, "weft: %s will see no device: %s. fix: %s\n", args[0], why, fix)
 	}
 	env := childEnv(os.Environ(), shim, dir, device, arena)
 	if err := syscall.Exec(path, args, env); err != nil {
-		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(), Fix: "run it without weft to see whether it works at all"}}
+		return &codeError{ExitCannotExec, &api.Error{What: what, Why: err.Error(),
+			Fix: "run it without weft to see whether it works at all"}}
 	}
 	return nil
 }
@@ -140,7 +143,8 @@ func childEnv(env []string, shim, dir, device, arena string) []string {
 		// libibverbs.so gets it by this directory.
 		search := filepath.Dir(shim)
 		for _, kv := range env {
-			if old, ok := strings.CutPrefix(kv, "LD_LIBRARY_PATH="); ok && old != "" && !slices.Contains(filepath.SplitList(old), search) {
+			if old, ok := strings.CutPrefix(kv, "LD_LIBRARY_PATH="); ok && old != "" &&
+				!slices.Contains(filepath.SplitList(old), search) {
 				search += ":" + old
 			} else if ok && old != "" {
 				search = old
@@ -264,13 +268,15 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	case errors.As(err, &e) && e.Code == api.CodeNoAnswer:
 		return &api.Error{Code: e.Code, What: what, Why: e.Why, Fix: e.Fix}
 	case refused(err):
-		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d", dir, os.Geteuid()),
+		return &api.Error{Code: api.CodeRefused, What: what, Why: fmt.Sprintf("the node in %s does not serve uid %d",
+			dir, os.Geteuid()),
 			Fix: fmt.Sprintf("start it with --allow-uid %d, or run a node of your own", os.Geteuid())}
 	case errors.As(err, &e) && e.Code != api.CodeNotReady:
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	if _, err := await(ctx, c, startTimeout, isReady); err != nil {
-		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready", Fix: "weft status --dir " + dir}
+		return &api.Error{Code: api.CodeNotReady, What: what, Why: "the node in " + dir + " is not ready",
+			Fix: "weft status --dir " + dir}
 	}
 	return nil
 }
@@ -314,5 +320,6 @@ func (a *app) needDevice(ctx context.Context, what, dir, device string) error {
 	if len(names) == 0 {
 		return &api.Error{What: what, Why: "the node has no device", Fix: "weft status --dir " + dir}
 	}
-	return &api.Error{What: what, Why: fmt.Sprintf("the node has no device %s, but %s", device, strings.Join(names, ", ")), Fix: "weft run --device " + names[0]}
+	return &api.Error{What: what, Why: fmt.Sprintf("the node has no device %s, but %s", device,
+		strings.Join(names, ", ")), Fix: "weft run --device " + names[0]}
 }

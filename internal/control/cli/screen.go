@@ -80,7 +80,8 @@ func stateStyle(text string) style {
 		return green
 	case "down", "no", "failed", "unreachable", "absent", "error", "err":
 		return red
-	case "init", "armed", "starting", "degraded", "configuring", "joining", "waiting", "resolving", "disabled", "drop_all":
+	case "init", "armed", "starting", "degraded", "configuring", "joining", "waiting", "resolving", "disabled",
+		"drop_all":
 		return yellow
 	}
 	return normal

@@ -83,7 +83,8 @@ func printStatus(w *screen, s api.Status) {
 		line("trunks", "%d of %d up", up, len(s.Trunks))
 	}
 	for _, l := range s.IPLinks {
-		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU, whether(l.Carrier, l.Reason))
+		line("ip link", "%s of %s: %s, mtu %d, carrier %s", l.Name, l.Device, l.State, l.MTU,
+			whether(l.Carrier, l.Reason))
 	}
 	for _, v := range s.VESWInterfaces {
 		name := v.Name
@@ -99,7 +100,8 @@ func printStatus(w *screen, s api.Status) {
 		line("path", "traffic within the node takes the full packet path (--wire-local)")
 	}
 	if s.RoCEPort != 0 && s.RoCEPort != config.RoCEPort {
-		line("roce port", "%d, not %d: nodes reach each other by RoCEv2 with the same port only", s.RoCEPort, config.RoCEPort)
+		line("roce port", "%d, not %d: nodes reach each other by RoCEv2 with the same port only", s.RoCEPort,
+			config.RoCEPort)
 	}
 	if s.IdleExitNS > 0 {
 		line("end", "%v after the last session", s.IdleExitNS)
@@ -108,7 +110,8 @@ func printStatus(w *screen, s api.Status) {
 		line("fault", "%d: %s", f.ID, faultText(f.FaultSpec))
 	}
 	for _, c := range s.Captures {
-		line("capture", "%d: %s: %d packets so far, %d dropped; %s", c.ID, captureText(c.CaptureSpec), c.Packets, c.Dropped, capturePath)
+		line("capture", "%d: %s: %d packets so far, %d dropped; %s", c.ID, captureText(c.CaptureSpec), c.Packets,
+			c.Dropped, capturePath)
 	}
 	for _, d := range s.Degraded {
 		line("degraded", "%s: %s. fix: %s", d.What, d.Why, d.Fix)
@@ -181,7 +184,8 @@ func sessionList(sessions []api.Session) string {
 func countersCommand(a *app) *cobra.Command {
 	var all bool
 	var scope string
-	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession, api.ScopeQP, api.ScopeTrunk,
+	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession,
+		api.ScopeQP, api.ScopeTrunk,
 		api.ScopeAgent, api.ScopeSM, api.ScopeSA, api.ScopeEM, api.ScopeIPoIB, api.ScopeVM, api.ScopeCM}
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
@@ -189,7 +193,8 @@ func countersCommand(a *app) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		if scope != "" && !slices.Contains(scopes, scope) {
-			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "), scope)
+			return usage("weft stat --scope link", "--scope must be one of %s, not %q", strings.Join(scopes, ", "),
+				scope)
 		}
 		n, err := get(cmd.Context(), a, api.ListCounters)
 		if err != nil {

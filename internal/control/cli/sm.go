@@ -15,7 +15,9 @@ import (
 
 func smCommand(a *app) *cobra.Command {
 	status := func(use string) *cobra.Command {
-		return view(a, &cobra.Command{Use: use, Short: "show the node's subnet manager: state, master, sweeps, problems"}, api.GetManager, nil, printManager)
+		return view(a, &cobra.Command{Use: use,
+			Short: "show the node's subnet manager: state, master, sweeps, problems"}, api.GetManager, nil,
+			printManager)
 	}
 	cmd := status("sm")
 	cmd.AddCommand(status("status"), smSet(a), sweepCommand(a))
@@ -120,7 +122,8 @@ var noteColumns = []column[api.Note]{
 }
 
 func mkeyText(m *api.Manager) string {
-	return fmt.Sprintf("protection %d, lapses %v after the last manager with it is gone", m.MKeyProtect, time.Duration(m.MKeyLeaseS)*time.Second)
+	return fmt.Sprintf("protection %d, lapses %v after the last manager with it is gone", m.MKeyProtect,
+		time.Duration(m.MKeyLeaseS)*time.Second)
 }
 
 func smSet(a *app) *cobra.Command {
@@ -185,8 +188,10 @@ M_Key can take over only when the lease has passed without a manager with it.`,
 	f.IntVar(&protect, "m-key-protect", 1, "1: managers without the key can read all but the key; 2, 3: they can read nothing")
 	f.DurationVar(&lease, "m-key-lease", time.Minute, "how long the key lasts without a manager, at least 15s")
 	cmd.MarkFlagsMutuallyExclusive("m-key", "m-key-file")
-	cmd.RegisterFlagCompletionFunc("routing", cobra.FixedCompletions([]string{"minhop", "updn", "ftree", "ftree,updn"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RegisterFlagCompletionFunc("m-key", cobra.FixedCompletions([]string{api.MKeyRandom, api.MKeyNone}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("routing", cobra.FixedCompletions([]string{"minhop", "updn", "ftree",
+		"ftree,updn"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("m-key", cobra.FixedCompletions([]string{api.MKeyRandom, api.MKeyNone},
+		cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -209,10 +214,13 @@ func storeLine(line func(name, format string, args ...any), s *api.Store) {
 }
 
 func storeCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "store", Short: "show the store of the subnet manager", Args: cobra.ArbitraryArgs, RunE: group}
-	entries := list(a, &cobra.Command{Use: "list [TREE]", Short: "list the keys of the store; -o json includes the values", Args: cobra.MaximumNArgs(1)},
+	cmd := &cobra.Command{Use: "store", Short: "show the store of the subnet manager", Args: cobra.ArbitraryArgs,
+		RunE: group}
+	entries := list(a, &cobra.Command{Use: "list [TREE]",
+		Short: "list the keys of the store; -o json includes the values", Args: cobra.MaximumNArgs(1)},
 		api.ListStoreEntries, optional, "no keys", storeColumns)
-	cmd.AddCommand(view(a, &cobra.Command{Use: "status", Short: "show the state of the store"}, api.GetStore, nil, printStore), entries)
+	cmd.AddCommand(view(a, &cobra.Command{Use: "status", Short: "show the state of the store"}, api.GetStore, nil,
+		printStore), entries)
 	return cmd
 }
 
@@ -226,7 +234,8 @@ func printStore(w *screen, s api.Store) {
 		line("dir", "%s", s.Dir)
 	}
 	if s.MaxBytes > 0 {
-		line("size", "%s, %s of it in use, at most %s", sizeText(uint64(s.SizeBytes)), sizeText(uint64(s.UsedBytes)), sizeText(uint64(s.MaxBytes)))
+		line("size", "%s, %s of it in use, at most %s", sizeText(uint64(s.SizeBytes)), sizeText(uint64(s.UsedBytes)),
+			sizeText(uint64(s.MaxBytes)))
 	}
 }
 

@@ -98,7 +98,8 @@ func (a *app) loadConfig(flags *pflag.FlagSet, file string) (config.Config, erro
 	}
 	for _, p := range c.Peers {
 		if at, err := c.PeerAddr(p); err == nil && int(at.Port()) == c.TrunkPort && isOwn(at.Addr()) {
-			return c, usage("weft up --peer with the address of another host", "%s: peer %s is an address of this host", what, p)
+			return c, usage("weft up --peer with the address of another host",
+				"%s: peer %s is an address of this host", what, p)
 		}
 	}
 	return c, nil
@@ -154,15 +155,18 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 		return &codeError{ExitOwned, &api.Error{What: "cannot start a node", Why: locked.Error(),
 			Fix: fmt.Sprintf("weft down --dir %s, or give this one another --dir", locked.Dir)}}
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "free space there, or give it a --dir elsewhere"}
+		return &api.Error{What: "cannot run the node", Why: err.Error(),
+			Fix: "free space there, or give it a --dir elsewhere"}
 	case problem.Of("", err).Fix != "", strings.Contains(err.Error(), ". fix: "):
 		// The error has a fix: the directory need not be the reason.
-	case os.Geteuid() != 0 && !errors.As(err, &place) && errors.Is(err, os.ErrPermission) && min(c.RoCEPort, c.TrunkPort) < 1024:
+	case os.Geteuid() != 0 && !errors.As(err, &place) && errors.Is(err, os.ErrPermission) &&
+		min(c.RoCEPort, c.TrunkPort) < 1024:
 		name, port := "roce-port", config.RoCEPort
 		if c.RoCEPort >= 1024 {
 			name, port = "trunk-port", config.TrunkPort
 		}
-		return &api.Error{What: "cannot run the node", Why: err.Error() + " (ports below 1024 need a privilege)", Fix: fmt.Sprintf("weft up --%s %d", name, port)}
+		return &api.Error{What: "cannot run the node", Why: err.Error() + " (ports below 1024 need a privilege)",
+			Fix: fmt.Sprintf("weft up --%s %d", name, port)}
 	case errors.As(err, &place), errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir that this user owns"}
 	}
@@ -245,7 +249,8 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 			}
 			return &codeError{code, errors.New(why)}
 		case <-ctx.Done():
-			return &codeError{ExitNotReady, &api.Error{What: what, Why: fmt.Sprintf("it is not ready after %v", startTimeout), Fix: "read " + logName}}
+			return &codeError{ExitNotReady, &api.Error{What: what, Why: fmt.Sprintf("it is not ready after %v",
+				startTimeout), Fix: "read " + logName}}
 		case <-tick.C:
 		}
 	}

@@ -74,11 +74,14 @@ Manager, part of the subnet manager, assigns ports of devices to switches.`,
 		RunE: group,
 	}
 	complete := completeVESWs(a)
-	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}, api.ListVESWs, nil, printVESWs),
-		view(a, &cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and problems", Args: cobra.ExactArgs(1),
+	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list virtual Ethernet switches"}, api.ListVESWs, nil,
+		printVESWs),
+		view(a, &cobra.Command{Use: "show NAME", Short: "show a virtual Ethernet switch with its ports and problems",
+			Args:              cobra.ExactArgs(1),
 			ValidArgsFunction: complete}, api.GetVESW, optional, printVESW),
 		veswCreate(a), veswSet(a),
-		removal(a, "NAME…", "delete virtual Ethernet switches with their ports", "virtual Ethernet switch", api.DeleteVESW, byName, complete),
+		removal(a, "NAME…", "delete virtual Ethernet switches with their ports", "virtual Ethernet switch",
+			api.DeleteVESW, byName, complete),
 		veswPort(a))
 	cmd.AddCommand(veswLocal(a)...)
 	return cmd
@@ -262,7 +265,8 @@ hostile node can forge.`,
 			return err
 		}
 		return print(v, func(w *screen) {
-			fmt.Fprintf(w, "created %s: id %d, partition %s. add ports with: weft vesw port add %s DEVICE\n", printable(v.Name), v.ID, v.PKey, printable(v.Name))
+			fmt.Fprintf(w, "created %s: id %d, partition %s. add ports with: weft vesw port add %s DEVICE\n",
+				printable(v.Name), v.ID, v.PKey, printable(v.Name))
 		})
 	})
 	f := cmd.Flags()
@@ -327,7 +331,8 @@ const veswPortHelp = `PORT is a device of the node, DEVICE@NODE with a node's ho
 the GUID of a port. PORT:N is vport N of that port.`
 
 func veswPort(a *app) *cobra.Command {
-	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or remove them", Args: cobra.ArbitraryArgs, RunE: group}
+	cmd := &cobra.Command{Use: "port", Short: "add ports to a virtual Ethernet switch, or remove them",
+		Args: cobra.ArbitraryArgs, RunE: group}
 	cmd.AddCommand(veswPortAdd(a), veswPortDelete(a))
 	return cmd
 }
@@ -371,7 +376,8 @@ does.`,
 		}
 		var v api.VESW
 		for _, p := range ports {
-			if v, err = call(cmd.Context(), a, api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: args[0], Value: p}); err != nil {
+			if v, err = call(cmd.Context(), a, api.AddVESWPort, api.Named[api.VESWPortAdd]{Name: args[0],
+				Value: p}); err != nil {
 				return err
 			}
 		}
@@ -399,7 +405,8 @@ func veswPortDelete(a *app) *cobra.Command {
 			for _, s := range args[1:] {
 				p, err := veswPortOf(s)
 				if err != nil {
-					return usage("weft vesw port delete --help", "cannot take the port out of the virtual Ethernet switch: %v", err)
+					return usage("weft vesw port delete --help",
+						"cannot take the port out of the virtual Ethernet switch: %v", err)
 				}
 				port := api.VESWPortDelete{Name: args[0], Port: p.Port}
 				if p.VPort != nil {

@@ -21,7 +21,8 @@ func veswLocal(a *app) []*cobra.Command {
 		Use:     "interfaces",
 		Aliases: []string{"if"},
 		Short:   "list this node's ports of virtual Ethernet switches",
-	}, api.ListVESWInterfaces, nil, "no ports: the Ethernet Manager makes them (weft vesw port add)", veswInterfaceColumns)
+	}, api.ListVESWInterfaces, nil, "no ports: the Ethernet Manager makes them (weft vesw port add)",
+		veswInterfaceColumns)
 	return []*cobra.Command{interfaces, veswAttach(a), veswNetstack(a), veswDetach(a), veswStats(a)}
 }
 
@@ -89,7 +90,8 @@ that to the manager.`,
 		}
 		return print(l, func(w *screen) {
 			if len(l) == 0 {
-				fmt.Fprintf(w, "the Ethernet Manager has made no port of %s in VESW %d yet: weft vesw interfaces\n", printable(r.Device), r.VESW)
+				fmt.Fprintf(w, "the Ethernet Manager has made no port of %s in VESW %d yet: weft vesw interfaces\n",
+					printable(r.Device), r.VESW)
 				return
 			}
 			writeTable(w, "", veswInterfaceColumns, l)
@@ -154,7 +156,8 @@ func (a *app) veswStack(ctx context.Context, r api.VESWRequest) error {
 			return nil
 		}
 		var e *api.Error
-		if !life.IsZero() && errors.As(err, &e) && (e.Code == api.CodeNoNode || e.Code == api.CodeNotReady || e.Code == api.CodeNoAnswer) {
+		if !life.IsZero() && errors.As(err, &e) && (e.Code == api.CodeNoNode || e.Code == api.CodeNotReady ||
+			e.Code == api.CodeNoAnswer) {
 			now = "waiting for the node"
 		} else if err != nil {
 			return err

@@ -19,9 +19,11 @@ type fakeVESW struct {
 func (f *fakeVESW) VESWInterfaces(context.Context) ([]api.VESWInterface, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return append([]api.VESWInterface{{Name: "opa1v0", Device: "weft_ib0", VESW: 5, Backend: "tap", State: "forwarding", Carrier: true, MAC: "02:50:00:02:00:00",
+	return append([]api.VESWInterface{{Name: "opa1v0", Device: "weft_ib0", VESW: 5, Backend: "tap",
+		State: "forwarding", Carrier: true, MAC: "02:50:00:02:00:00",
 		BaseMAC: "02:50:00:02:00:00", MTU: 1500, MaxMTU: 9000, PKey: "0xc005", LID: 2, MLID: "0xf00001", Known: 3},
-		{Device: "weft_ib0", VPort: 1, VESW: 6, Backend: "tap", State: "drop_all", Reason: "there is no interface", Failed: "open /dev/net/tun: no", MTU: 1500, MaxMTU: 1500,
+		{Device: "weft_ib0", VPort: 1, VESW: 6, Backend: "tap", State: "drop_all", Reason: "there is no interface",
+			Failed: "open /dev/net/tun: no", MTU: 1500, MaxMTU: 1500,
 			MAC: "02:60:00:02:00:00", PKey: "0xc006"}}, f.added...), nil
 }
 
@@ -34,7 +36,8 @@ func (f *fakeVESW) AttachVESW(_ context.Context, r api.VESWRequest) ([]api.VESWI
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	v := api.VESWInterface{Name: r.Name, Device: r.Device, VPort: 2, VESW: r.VESW, Backend: r.Backend, State: "forwarding", MTU: 1500, MaxMTU: 1500, PKey: "0xc007"}
+	v := api.VESWInterface{Name: r.Name, Device: r.Device, VPort: 2, VESW: r.VESW, Backend: r.Backend,
+		State: "forwarding", MTU: 1500, MaxMTU: 1500, PKey: "0xc007"}
 	f.added = append(f.added, v)
 	return []api.VESWInterface{v}, nil
 }
@@ -44,11 +47,13 @@ func (f *fakeVESW) DetachVESW(_ context.Context, name string) error {
 	defer f.mu.Unlock()
 	n := len(f.added)
 	if f.added = slices.DeleteFunc(f.added, func(v api.VESWInterface) bool { return v.Name == name }); len(f.added) == n {
-		return &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + name + " is for", Fix: "weft vesw interfaces"}
+		return &api.Error{Code: api.CodeNotFound, Why: "nobody said what " + name + " is for",
+			Fix: "weft vesw interfaces"}
 	}
 	return nil
 }
 
 func (f *fakeVESW) VESWStats(_ context.Context, name string) ([]api.Counter, error) {
-	return []api.Counter{{Scope: api.ScopeVESW, Instance: "opa1v0", Name: "tx_packets", Value: 7}, {Scope: api.ScopeVESW, Instance: "opa1v0", Name: "rx_runt"}}, nil
+	return []api.Counter{{Scope: api.ScopeVESW, Instance: "opa1v0", Name: "tx_packets", Value: 7},
+		{Scope: api.ScopeVESW, Instance: "opa1v0", Name: "rx_runt"}}, nil
 }

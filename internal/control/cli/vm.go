@@ -25,9 +25,11 @@ port in a virtual Ethernet switch; the guest reaches it by vhost-user.`,
   weft vm delete web`,
 	}, api.ListVMs, nil, none, vmColumns)
 	complete := names(a, api.ListVMs, func(v api.VM) string { return v.Name })
-	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list network cards of virtual machines"}, api.ListVMs, nil, none, vmColumns),
+	cmd.AddCommand(list(a, &cobra.Command{Use: "list", Short: "list network cards of virtual machines"}, api.ListVMs,
+		nil, none, vmColumns),
 		vmAdd(a), vmShow(a, complete),
-		removal(a, "NAME…", "delete network cards; their guests lose them at once", "virtual machine", api.DeleteVM, byName, complete))
+		removal(a, "NAME…", "delete network cards; their guests lose them at once", "virtual machine", api.DeleteVM,
+			byName, complete))
 	return cmd
 }
 
@@ -77,7 +79,8 @@ func printVM(w *screen, v api.VM, memory string) {
 		}
 		fmt.Fprintf(w, "  %s%s\n", printable(o), end)
 	}
-	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt (the interface below devices):\n%s", v.Libvirt())
+	fmt.Fprintf(w, "  (QEMU 7.2 without KVM fails unless vectors=0)\n\nlibvirt (the interface below devices):\n%s",
+		v.Libvirt())
 }
 
 // vmMemory is the default of --memory.
@@ -85,7 +88,8 @@ const vmMemory = "2G"
 
 // memoryFlag adds --memory: the memory of the machine, in the options that are printed.
 func memoryFlag(cmd *cobra.Command, memory *string, without string) {
-	cmd.Flags().StringVar(memory, "memory", "", "memory of the machine in the options that are printed, as QEMU's -m takes it (default "+without+")")
+	cmd.Flags().StringVar(memory, "memory", "",
+		"memory of the machine in the options that are printed, as QEMU's -m takes it (default "+without+")")
 }
 
 func checkMemory(what, help, memory string) error {

@@ -40,7 +40,8 @@ func flags(t *testing.T, args ...string) *pflag.FlagSet {
 
 func TestPrecedence(t *testing.T) {
 	name := file(t, "lanes: 3\nroce-port: 5000\nspin: 1ms\nallow-uid: [1, 2]\ndevice: file0\n")
-	vars := env(map[string]string{"WEFT_LANES": "2", "WEFT_ROCE_PORT": "6000", "WEFT_ALLOW_UID": "7", "WEFT_IDLE_EXIT": ""})
+	vars := env(map[string]string{"WEFT_LANES": "2", "WEFT_ROCE_PORT": "6000", "WEFT_ALLOW_UID": "7",
+		"WEFT_IDLE_EXIT": ""})
 	got, err := Load(Sources{Flags: flags(t, "--lanes=1"), Getenv: vars, File: name})
 	if err != nil {
 		t.Fatal(err)
@@ -57,10 +58,15 @@ func TestPrecedence(t *testing.T) {
 }
 
 func TestEverySettingFromEverySource(t *testing.T) {
-	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"}, WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
-		Fabric: true, Peers: []string{"10.0.0.2", "10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, SwitchPorts: 9, SM: "off", SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
-		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1", "scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
-	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1", "roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
+	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
+		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",
+		Fabric: true, Peers: []string{"10.0.0.2",
+			"10.0.0.3:7"}, McastPayloads: 5, McastThreshold: 6, TrunkPort: 2, SwitchPorts: 9, SM: "off",
+		SMPriority: 3, MKeyFile: "/k", Store: "http://h:1", StoreListen: "http://h:2",
+		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
+			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
+	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
+		"roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
 		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2", "switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
 		"ipoib": "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
@@ -107,7 +113,8 @@ func TestStrictFile(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "# nothing\n"} {
-		if got, err := Load(Sources{Getenv: env(nil), File: file(t, text)}); err != nil || !reflect.DeepEqual(got, Default()) {
+		if got, err := Load(Sources{Getenv: env(nil), File: file(t, text)}); err != nil ||
+			!reflect.DeepEqual(got, Default()) {
 			t.Errorf("%q: %v %+v", text, err, got)
 		}
 	}
@@ -117,7 +124,8 @@ func TestStrictFile(t *testing.T) {
 }
 
 func TestWrongEnvironmentIsNamed(t *testing.T) {
-	_, err := Load(Sources{Getenv: env(map[string]string{"WEFT_LANES": "x", "WEFT_SPIN": "5", "WEFT_ALLOW_UID": "1,,2", "WEFT_WIRE_LOCAL": "maybe"})})
+	_, err := Load(Sources{Getenv: env(map[string]string{"WEFT_LANES": "x", "WEFT_SPIN": "5",
+		"WEFT_ALLOW_UID": "1,,2", "WEFT_WIRE_LOCAL": "maybe"})})
 	for _, name := range []string{"WEFT_LANES", "WEFT_SPIN", "WEFT_ALLOW_UID", "WEFT_WIRE_LOCAL"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
@@ -131,7 +139,8 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Errorf("the defaults are wrong: %v", err)
 	}
-	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, RoCEInterfaces: []string{"eth["}, Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
+	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, RoCEInterfaces: []string{"eth["},
+		Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
 		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me", SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
 		IPoIB: true, IPoIBSet: []string{"debug"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1"}}
 	err := bad.Validate()
@@ -140,7 +149,8 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	}
 	for i := range Settings {
 		key := Settings[i].Name
-		if key != "wire-local" && key != "real-time" && key != "fabric" && key != "ipoib-params" && !strings.Contains("\n"+err.Error(), "\n"+key+" must") {
+		if key != "wire-local" && key != "real-time" && key != "fabric" && key != "ipoib-params" &&
+			!strings.Contains("\n"+err.Error(), "\n"+key+" must") {
 			t.Errorf("%v does not name %s", err, key)
 		}
 	}

@@ -32,7 +32,8 @@ type Setting struct {
 }
 
 // between is the check of a number with bounds; zero is the meaning of 0, if 0 is not just a number.
-func between(field func(c *Config) *int, low, high int, zero string) func(c *Config, bad func(format string, args ...any)) {
+func between(field func(c *Config) *int, low, high int, zero string) func(c *Config, bad func(format string,
+	args ...any)) {
 	return func(c *Config, bad func(format string, args ...any)) {
 		if v := *field(c); v < low || v > high {
 			bad("must be %d%s to %d, not %d", low, zero, high, v)
@@ -77,10 +78,11 @@ var Settings = []Setting{
 		Doc:   "Each lane is a thread. Programs need the other CPUs.",
 		field: func(c *Config) any { return &c.Lanes },
 		check: between(func(c *Config) *int { return &c.Lanes }, 0, MaxLanes, " (one per two CPUs, at most 4)")},
-	{Name: "roce-port", Group: "Node", Help: "UDP port of RoCEv2; 0: 4791, or another where a node has that", Default: RoCEPort,
-		Doc:   "Nodes reach each other by RoCEv2 only with the same port. 4791 is the port of the specification (IBA annex A17).",
-		field: func(c *Config) any { return &c.RoCEPort },
-		check: between(func(c *Config) *int { return &c.RoCEPort }, 0, 65535, "")},
+	{Name: "roce-port", Group: "Node", Help: "UDP port of RoCEv2; 0: 4791, or another where a node has that",
+		Default: RoCEPort,
+		Doc:     "Nodes reach each other by RoCEv2 only with the same port. 4791 is the port of the specification (IBA annex A17).",
+		field:   func(c *Config) any { return &c.RoCEPort },
+		check:   between(func(c *Config) *int { return &c.RoCEPort }, 0, 65535, "")},
 	{Name: "roce-interfaces", Group: "Node", Help: "interfaces whose addresses are GIDs of the device, by name or shell pattern (may be repeated)",
 		Doc: "Without it: all interfaces but InfiniBand ones and those of a node's own fabric.", Example: "eth0",
 		field: func(c *Config) any { return &c.RoCEInterfaces },
@@ -94,7 +96,8 @@ var Settings = []Setting{
 	{Name: "wire-local", Group: "Node", Help: "send traffic within the node through the packet path",
 		Doc:   "Without it, payload between two programs of a node is copied from memory to memory. Faults and captures need packets.",
 		field: func(c *Config) any { return &c.WireLocal }},
-	{Name: "icrc", Group: "Node", Help: "check of the ICRC of received RoCEv2 packets over IPv4: full, solve or auto", Default: ICRCAuto,
+	{Name: "icrc", Group: "Node", Help: "check of the ICRC of received RoCEv2 packets over IPv4: full, solve or auto",
+		Default: ICRCAuto,
 		Doc: "full compares all 32 bits and needs CAP_NET_RAW, by which the node reads IPv4 identifications. solve compares 16 bits " +
 			"where the peer's identifications cannot be predicted. auto is full where CAP_NET_RAW is granted, else solve.",
 		field: func(c *Config) any { return &c.ICRC },
@@ -102,8 +105,9 @@ var Settings = []Setting{
 	{Name: "real-time", Group: "Node", Help: "run the lanes with real-time priority",
 		Doc:   "Needs CAP_SYS_NICE or RLIMIT_RTPRIO. Without it lanes run with a short time slice and, where allowed, a negative nice value.",
 		field: func(c *Config) any { return &c.RealTime }},
-	{Name: "spin", Group: "Node", Help: "time that a lane polls after its last work before it sleeps", Default: 50 * time.Microsecond,
-		field: func(c *Config) any { return &c.Spin },
+	{Name: "spin", Group: "Node", Help: "time that a lane polls after its last work before it sleeps",
+		Default: 50 * time.Microsecond,
+		field:   func(c *Config) any { return &c.Spin },
 		check: func(c *Config, bad func(string, ...any)) {
 			if c.Spin < 0 || c.Spin > MaxSpin {
 				bad("must be 0s to %v, not %v", MaxSpin, c.Spin)
@@ -130,10 +134,12 @@ var Settings = []Setting{
 		field: func(c *Config) any { return &c.LogLevel },
 		check: oneOf(func(c *Config) *string { return &c.LogLevel }, "debug", "info", "warn", "error")},
 
-	{Name: "mcast-payloads", Group: "Multicast", Help: "multicast packets that are held for replication, of 4 KiB each", Default: 2048, Unit: "packets",
+	{Name: "mcast-payloads", Group: "Multicast",
+		Help: "multicast packets that are held for replication, of 4 KiB each", Default: 2048, Unit: "packets",
 		field: func(c *Config) any { return &c.McastPayloads },
 		check: between(func(c *Config) *int { return &c.McastPayloads }, 1, MaxMcastPayloads, "")},
-	{Name: "mcast-threshold", Group: "Multicast", Help: "multicast packets whose members are not resolved yet; one more is dropped; 0: no limit of their own",
+	{Name: "mcast-threshold", Group: "Multicast",
+		Help:    "multicast packets whose members are not resolved yet; one more is dropped; 0: no limit of their own",
 		Default: 1024, Unit: "packets",
 		field: func(c *Config) any { return &c.McastThreshold },
 		check: between(func(c *Config) *int { return &c.McastThreshold }, 0, MaxMcastPayloads, " (maximum)")},
@@ -153,7 +159,8 @@ var Settings = []Setting{
 	{Name: "trunk-port", Group: "Subnet", Help: "UDP port of trunks", Default: TrunkPort,
 		field: func(c *Config) any { return &c.TrunkPort },
 		check: between(func(c *Config) *int { return &c.TrunkPort }, 1, 65535, "")},
-	{Name: "switch-ports", Group: "Subnet", Help: "ports of the node's switch, for devices and trunks together", Default: 36, Unit: "ports",
+	{Name: "switch-ports", Group: "Subnet", Help: "ports of the node's switch, for devices and trunks together",
+		Default: 36, Unit: "ports",
 		field: func(c *Config) any { return &c.SwitchPorts },
 		check: func(c *Config, bad func(string, ...any)) {
 			if c.SwitchPorts < 2 || c.SwitchPorts > 254 {
@@ -177,7 +184,8 @@ var Settings = []Setting{
 				bad("must not be given to a node without a manager of its own, not %q", c.MKeyFile)
 			}
 		}},
-	{Name: "store", Group: "Subnet", Help: "store of the manager: embedded, memory, URLs of an etcd cluster, or auto", Default: StoreAuto,
+	{Name: "store", Group: "Subnet", Help: "store of the manager: embedded, memory, URLs of an etcd cluster, or auto",
+		Default: StoreAuto,
 		Doc: "embedded is an etcd in the node's directory. auto is memory with idle-exit, else embedded. " +
 			"Managers that share a store share partitions, groups and virtual Ethernet switches.",
 		field: func(c *Config) any { return &c.Store },
@@ -192,8 +200,9 @@ var Settings = []Setting{
 				}
 			}
 		}},
-	{Name: "store-listen", Group: "Subnet", Help: "URL at which the embedded store serves other nodes", Example: "http://10.0.0.1:2379",
-		field: func(c *Config) any { return &c.StoreListen },
+	{Name: "store-listen", Group: "Subnet", Help: "URL at which the embedded store serves other nodes",
+		Example: "http://10.0.0.1:2379",
+		field:   func(c *Config) any { return &c.StoreListen },
 		check: func(c *Config, bad func(string, ...any)) {
 			if c.StoreListen != "" && (c.StoreKind() != StoreEmbedded || !httpURL(c.StoreListen)) {
 				bad("must be a URL such as http://10.0.0.1:2379 of an embedded store, not %q", c.StoreListen)

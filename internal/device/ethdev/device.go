@@ -101,7 +101,8 @@ func (d *Device) SetFeatures(f uint64) error {
 	return d.do(func() {
 		d.features, d.takes = f, 0
 		d.mergeable = f&(1<<abi.FeatureMrgRxbuf) != 0
-		for bit, t := range map[int]ether.Features{abi.FeatureGuestCsum: ether.FeatureCsum, abi.FeatureGuestTSO4: ether.FeatureTSO4,
+		for bit, t := range map[int]ether.Features{abi.FeatureGuestCsum: ether.FeatureCsum,
+			abi.FeatureGuestTSO4: ether.FeatureTSO4,
 			abi.FeatureGuestTSO6: ether.FeatureTSO6, abi.FeatureGuestECN: ether.FeatureECN} {
 			if f&(1<<bit) != 0 {
 				d.takes |= t

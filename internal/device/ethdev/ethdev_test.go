@@ -75,11 +75,12 @@ func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
 	}
 	for i := range doors {
 		p := &port{path: filepath.Join(w.dir, fmt.Sprintf("%d.sock", i)), ends: make(chan error, 1024)}
-		p.Port, err = ethdev.New(ethdev.Config{Lane: w.hub, Pairs: 4, Forget: w.forget, Event: func(e vnic.SegmentEvent) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.events = append(p.events, e)
-		}})
+		p.Port, err = ethdev.New(ethdev.Config{Lane: w.hub, Pairs: 4, Forget: w.forget,
+			Event: func(e vnic.SegmentEvent) {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				p.events = append(p.events, e)
+			}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +171,8 @@ const (
 // every kind.
 func TestFrames(t *testing.T) {
 	sizes := []int{14, 60, 61, 1514, 2036, 2037, 4084, 4085, 9014, 30000, 65535 + 14, ether.MaxFrame}
-	for _, f := range []uint64{0, mrg, mrg | event, mrg | indirect | packed, mrg | packed | event, packed, mrg | csum | tso} {
+	for _, f := range []uint64{0, mrg, mrg | event, mrg | indirect | packed, mrg | packed | event, packed,
+		mrg | csum | tso} {
 		t.Run(fmt.Sprintf("%#x", f), func(t *testing.T) {
 			w := newWorld(t, 2)
 			o := ethdevtest.Options{Features: f}
@@ -249,14 +251,16 @@ func tcpSegment(n int) ([]byte, ether.Offload) {
 	f := frame(54+n, 3)
 	copy(f[12:], []byte{8, 0, 0x45, 0})
 	binary.BigEndian.PutUint16(f[16:], uint16(40+n))
-	copy(f[18:], []byte{0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0x12, 0x34, 0x14, 0x51, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 0xff, 0xff})
+	copy(f[18:], []byte{0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0x12, 0x34, 0x14, 0x51, 0, 0, 0, 1, 0,
+		0, 0, 2, 0x50, 0x18, 0xff, 0xff})
 	binary.BigEndian.PutUint16(f[24:], 0)
 	binary.BigEndian.PutUint16(f[24:], ^fold(f[14:34]))
 	// The pseudo header's sum stands in the checksum field.
 	pseudo := append(append([]byte{}, f[26:34]...), 0, 6, byte((20+n)>>8), byte(20+n))
 	binary.BigEndian.PutUint16(f[50:], fold(pseudo))
 	f[52], f[53] = 0, 0
-	return f, ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, HdrLen: 54, GSOSize: 1460, CsumStart: 34, CsumOffset: 16}
+	return f, ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, HdrLen: 54, GSOSize: 1460, CsumStart: 34,
+		CsumOffset: 16}
 }
 
 func fold(b []byte) uint16 {
@@ -297,7 +301,8 @@ func TestOffloads(t *testing.T) {
 		if got.Off != (ether.Offload{}) || len(got.Frame) > 1514 {
 			t.Fatalf("%d octets, %+v", len(got.Frame), got.Off)
 		}
-		pseudo := append(append([]byte{}, got.Frame[26:34]...), 0, 6, byte((len(got.Frame)-34)>>8), byte(len(got.Frame)-34))
+		pseudo := append(append([]byte{}, got.Frame[26:34]...), 0, 6, byte((len(got.Frame)-34)>>8),
+			byte(len(got.Frame)-34))
 		if s := fold(append(pseudo, got.Frame[34:]...)); s != 0xffff {
 			t.Errorf("checksum %#x", s)
 		}
@@ -370,7 +375,8 @@ func TestNoGuest(t *testing.T) {
 			t.Error("a port without a guest has something")
 		}
 		w.port[0].Port.Close()
-		if _, err := w.port[0].TryReadBatch(make([][]byte, 3), make([]ether.Offload, 3)); !errors.Is(err, os.ErrClosed) {
+		if _, err := w.port[0].TryReadBatch(make([][]byte, 3), make([]ether.Offload, 3)); !errors.Is(err,
+			os.ErrClosed) {
 			t.Error(err)
 		}
 	})

@@ -65,7 +65,8 @@ func FuzzGuest(f *testing.F) {
 		p.dev = d
 		mode := u8()
 		features := uint64(1 << abi.FeatureVersion1)
-		for i, bit := range []int{abi.FeatureMrgRxbuf, abi.FeaturePacked, abi.FeatureEventIdx, abi.FeatureGuestCsum, abi.FeatureGuestTSO4, abi.FeatureCtrlVQ,
+		for i, bit := range []int{abi.FeatureMrgRxbuf, abi.FeaturePacked, abi.FeatureEventIdx, abi.FeatureGuestCsum,
+			abi.FeatureGuestTSO4, abi.FeatureCtrlVQ,
 			abi.FeatureCtrlRX, abi.FeatureCtrlMACAddr} {
 			if mode>>i&1 != 0 {
 				features |= 1 << bit
@@ -82,7 +83,8 @@ func FuzzGuest(f *testing.F) {
 		}
 		for i := range rings {
 			at := uint64(memoryBase + i*ringBytes)
-			c := virtio.Config{Num: num, Desc: at, Driver: at + 0x200, Device: at + 0x300, EventIdx: mode>>2&1 != 0, Packed: mode>>1&1 != 0}
+			c := virtio.Config{Num: num, Desc: at, Driver: at + 0x200, Device: at + 0x300, EventIdx: mode>>2&1 != 0,
+				Packed: mode>>1&1 != 0}
 			if c.Packed {
 				c.Base = uint32(virtio.Start)
 			}
@@ -140,7 +142,8 @@ func FuzzGuest(f *testing.F) {
 					off[j] = ether.Offload{}
 				}
 				dropped := p.WriteBatch(frames[:k], off[:k])
-				if taken := p.Stats.RxFrames - before.RxFrames + p.Stats.RxFiltered - before.RxFiltered; int(taken)+dropped != k {
+				if taken := p.Stats.RxFrames - before.RxFrames + p.Stats.RxFiltered - before.RxFiltered; int(taken)+
+					dropped != k {
 					t.Fatalf("%d taken and %d dropped of %d", taken, dropped, k)
 				}
 			}

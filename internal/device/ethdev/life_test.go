@@ -165,12 +165,14 @@ func TestHostileFrames(t *testing.T) {
 	e := ethdevtest.Element(f, ether.Offload{})
 	at := a.Mem.Alloc(len(e), 1)
 	copy(a.Mem.At(at, len(e)), e)
-	q.Raw([]virtiotest.Buf{{GPA: at, Len: 5}, {GPA: at + 5, Len: 6}, {GPA: at + 11, Len: 30}, {GPA: at + 41, Len: len(e) - 41}}, nil)
+	q.Raw([]virtiotest.Buf{{GPA: at, Len: 5}, {GPA: at + 5, Len: 6}, {GPA: at + 11, Len: 30},
+		{GPA: at + 41, Len: len(e) - 41}}, nil)
 	if got, err := b.RX[0].Recv(limit); err != nil || !bytes.Equal(got.Frame, f) {
 		t.Fatal(err)
 	}
 	// The receiver of the frame drops it for an invalid offload.
-	if err := q.Send([][]byte{f}, []ether.Offload{{Flags: 1, GSO: 1, CsumStart: 65535, CsumOffset: 65535, GSOSize: 1}}); err != nil {
+	if err := q.Send([][]byte{f}, []ether.Offload{{Flags: 1, GSO: 1, CsumStart: 65535, CsumOffset: 65535,
+		GSOSize: 1}}); err != nil {
 		t.Fatal(err)
 	}
 	w.until("the frame is refused", func() bool { return w.hub.Refused == 1 })
@@ -185,7 +187,10 @@ func TestBrokenRing(t *testing.T) {
 		transmit bool
 		damage   func(g *ethdevtest.Guest, w *world)
 	}{
-		"transmit": {true, func(g *ethdevtest.Guest, w *world) { g.TX[0].Raw([]virtiotest.Buf{{GPA: bad, Len: 100}}, nil) }},
+		"transmit": {true, func(g *ethdevtest.Guest, w *world) {
+			g.TX[0].Raw([]virtiotest.Buf{{GPA: bad, Len: 100}},
+				nil)
+		}},
 		"receive": {false, func(g *ethdevtest.Guest, w *world) {
 			g.RX[0].Raw(nil, []virtiotest.Buf{{GPA: bad, Len: 2048}})
 			w.write(0, frame(60, 1))
@@ -363,14 +368,17 @@ func TestLearning(t *testing.T) {
 		}
 		return b
 	}
-	if ack, err := g.Command(abi.ClassMAC, 0, append(table([6]byte{2, 7}), table([6]byte{3, 7}, [6]byte{3, 8})...)); ack != abi.AckOK || err != nil {
+	if ack, err := g.Command(abi.ClassMAC, 0, append(table([6]byte{2, 7}),
+		table([6]byte{3, 7}, [6]byte{3, 8})...)); ack != abi.AckOK || err != nil {
 		t.Error(ack, err)
 	}
-	if e, _ := p.last(); e.MAC != [6]byte{2, 9, 9, 9, 9, 9} || len(e.Unicast) != 17 || e.Unicast[0] != [6]byte{2, 7} || len(e.Multicast) != 2 {
+	if e, _ := p.last(); e.MAC != [6]byte{2, 9, 9, 9, 9, 9} || len(e.Unicast) != 17 ||
+		e.Unicast[0] != [6]byte{2, 7} || len(e.Multicast) != 2 {
 		t.Errorf("%+v", e)
 	}
 	// The filter drops frames to other addresses.
-	for mac, want := range map[[6]byte]bool{{2, 9, 9, 9, 9, 9}: true, {2, 7}: true, {2, 8}: false, {3, 8}: true, {3, 9}: false, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: true} {
+	for mac, want := range map[[6]byte]bool{{2, 9, 9, 9, 9, 9}: true, {2, 7}: true, {2, 8}: false, {3, 8}: true,
+		{3, 9}: false, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}: true} {
 		f := frame(60, 1)
 		copy(f, mac[:])
 		before := w.stats(0).RxFiltered
@@ -403,7 +411,8 @@ func TestForgetting(t *testing.T) {
 		if err := g.TX[0].Done(); err != nil {
 			t.Fatal(err)
 		}
-		if ack, err := g.Command(abi.ClassMAC, 0, []byte{1, 0, 0, 0, 2, 7, 0, 0, 0, 0, 1, 0, 0, 0, 3, 7, 0, 0, 0, 0}); ack != abi.AckOK || err != nil {
+		if ack, err := g.Command(abi.ClassMAC, 0, []byte{1, 0, 0, 0, 2, 7, 0, 0, 0, 0, 1, 0, 0, 0, 3, 7, 0, 0, 0,
+			0}); ack != abi.AckOK || err != nil {
 			t.Fatal(ack, err)
 		}
 		return g
@@ -444,10 +453,13 @@ func TestControl(t *testing.T) {
 		data           []byte
 		want           uint8
 	}{
-		{abi.ClassMQ, 0, []byte{2, 0}, 0}, {abi.ClassMQ, 0, []byte{4, 0}, 0}, {abi.ClassMQ, 0, []byte{0, 0}, 1}, {abi.ClassMQ, 0, []byte{5, 0}, 1},
+		{abi.ClassMQ, 0, []byte{2, 0}, 0}, {abi.ClassMQ, 0, []byte{4, 0}, 0}, {abi.ClassMQ, 0, []byte{0, 0},
+			1}, {abi.ClassMQ, 0, []byte{5, 0}, 1},
 		{abi.ClassMQ, 0, []byte{1}, 1}, {abi.ClassMQ, 1, []byte{1, 0}, 1},
-		{abi.ClassRX, 0, []byte{1}, 1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0, 1}, 1}, {abi.ClassVLAN, 0, []byte{1, 0}, 1}, {abi.ClassAnnounce, 0, nil, 1},
-		{abi.ClassRoCE, 0, nil, 1}, {200, 0, nil, 1}, {abi.ClassMAC, 0, make([]byte, 600), 1}, {abi.ClassMAC, 0, make([]byte, 4000), 1},
+		{abi.ClassRX, 0, []byte{1}, 1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0, 1}, 1}, {abi.ClassVLAN, 0,
+			[]byte{1, 0}, 1}, {abi.ClassAnnounce, 0, nil, 1},
+		{abi.ClassRoCE, 0, nil, 1}, {200, 0, nil, 1}, {abi.ClassMAC, 0, make([]byte, 600), 1}, {abi.ClassMAC, 0,
+			make([]byte, 4000), 1},
 	} {
 		if ack, err := g.Command(c.class, c.command, c.data); err != nil || ack != c.want {
 			t.Errorf("%+v: ack %d, %v", c, ack, err)
@@ -470,11 +482,15 @@ func TestControl(t *testing.T) {
 		data           []byte
 		want           uint8
 	}{
-		{abi.ClassRX, 0, []byte{1}, 0}, {abi.ClassRX, 5, []byte{0}, 0}, {abi.ClassRX, 6, []byte{0}, 1}, {abi.ClassRX, 0, nil, 1},
-		{abi.ClassVLAN, 0, []byte{1, 0}, 0}, {abi.ClassVLAN, 1, []byte{1, 0}, 0}, {abi.ClassVLAN, 0, []byte{0, 0x10}, 1}, {abi.ClassVLAN, 2, []byte{1, 0}, 1},
+		{abi.ClassRX, 0, []byte{1}, 0}, {abi.ClassRX, 5, []byte{0}, 0}, {abi.ClassRX, 6, []byte{0}, 1}, {abi.ClassRX,
+			0, nil, 1},
+		{abi.ClassVLAN, 0, []byte{1, 0}, 0}, {abi.ClassVLAN, 1, []byte{1, 0}, 0}, {abi.ClassVLAN, 0, []byte{0, 0x10},
+			1}, {abi.ClassVLAN, 2, []byte{1, 0}, 1},
 		{abi.ClassAnnounce, 0, nil, 0}, {abi.ClassAnnounce, 1, nil, 1},
-		{abi.ClassMAC, 0, make([]byte, 8), 0}, {abi.ClassMAC, 0, make([]byte, 7), 1}, {abi.ClassMAC, 0, []byte{65, 0, 0, 0}, 1},
-		{abi.ClassMAC, 0, []byte{0xff, 0xff, 0xff, 0xff}, 1}, {abi.ClassMAC, 1, []byte{3, 0, 0, 0, 0, 1}, 1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0}, 1},
+		{abi.ClassMAC, 0, make([]byte, 8), 0}, {abi.ClassMAC, 0, make([]byte, 7), 1}, {abi.ClassMAC, 0,
+			[]byte{65, 0, 0, 0}, 1},
+		{abi.ClassMAC, 0, []byte{0xff, 0xff, 0xff, 0xff}, 1}, {abi.ClassMAC, 1, []byte{3, 0, 0, 0, 0, 1},
+			1}, {abi.ClassMAC, 1, []byte{2, 0, 0, 0, 0}, 1},
 	} {
 		if ack, err := g.Command(c.class, c.command, c.data); err != nil || ack != c.want {
 			t.Errorf("%+v: ack %d, %v", c, ack, err)
@@ -614,17 +630,20 @@ func TestAnnounce(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := make([]byte, 60)
-	copy(want, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 5, 6, 7, 8, 9, 0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3, 2, 5, 6, 7, 8, 9, 0, 0, 0, 0, 2, 5, 6, 7, 8, 9})
+	copy(want, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 5, 6, 7, 8, 9, 0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3, 2, 5,
+		6, 7, 8, 9, 0, 0, 0, 0, 2, 5, 6, 7, 8, 9})
 	if !bytes.Equal(got.Frame, want) {
 		t.Errorf("% x", got.Frame)
 	}
-	for mtu, want := range map[uint64]error{1500: nil, 9000: nil, 68: nil, 67: unix.EINVAL, 9001: unix.EINVAL, 1 << 16: unix.EINVAL} {
+	for mtu, want := range map[uint64]error{1500: nil, 9000: nil, 68: nil, 67: unix.EINVAL, 9001: unix.EINVAL,
+		1 << 16: unix.EINVAL} {
 		if err := a.Do(abi.ReqNetSetMTU, vhosttest.U64(mtu)); err != want {
 			t.Errorf("MTU %d: %v", mtu, err)
 		}
 	}
 	w.hub.Do(func() { w.port[0].Configure(vnic.Device{MTU: 1500, MaxMTU: 1500}) })
-	p, err := a.Get(abi.ReqGetConfig, append(abi.VUConfig{Size: abi.ConfigSize}.Append(nil), make([]byte, abi.ConfigSize)...))
+	p, err := a.Get(abi.ReqGetConfig, append(abi.VUConfig{Size: abi.ConfigSize}.Append(nil),
+		make([]byte, abi.ConfigSize)...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -704,7 +723,8 @@ func TestHostileLog(t *testing.T) {
 	b := w.guest(1, ethdevtest.Options{Features: mrg})
 	u64 := func(size, off uint64) []byte { return binary.NativeEndian.AppendUint64(vhosttest.U64(size), off) }
 	for name, c := range map[string]struct{ size, off uint64 }{
-		"empty": {0, 0}, "beyond the file": {4097, 0}, "offset beyond": {1, 4096}, "around": {1 << 20, ^uint64(0)}, "huge": {1 << 60, 0},
+		"empty": {0, 0}, "beyond the file": {4097, 0}, "offset beyond": {1, 4096}, "around": {1 << 20,
+			^uint64(0)}, "huge": {1 << 60, 0},
 	} {
 		a := w.guest(0, ethdevtest.Options{Features: mrg, MemSize: 1 << 20})
 		if err := a.Do(abi.ReqSetLogBase, u64(c.size, c.off), log.FD); !vhosttest.Closed(err) {

@@ -115,7 +115,8 @@ func New(c Config) (*Port, error) {
 
 // show makes the configuration space.
 func (p *Port) show(mtu int, carrier bool) {
-	c := &abi.Config{MAC: p.hear.own, MTU: uint16(min(mtu, 65535)), MaxVirtqueuePairs: uint16(p.cfg.Pairs), Speed: 0xffffffff, Duplex: 0xff}
+	c := &abi.Config{MAC: p.hear.own, MTU: uint16(min(mtu, 65535)), MaxVirtqueuePairs: uint16(p.cfg.Pairs),
+		Speed: 0xffffffff, Duplex: 0xff}
 	if carrier {
 		c.Status = statusLinkUp
 	}

@@ -191,7 +191,8 @@ func TestWriteFaults(t *testing.T) {
 		if n != 2 || err != mem.ErrFault {
 			t.Errorf("adjacent writes across the end = %d, %v; want 2, ErrFault", n, err)
 		}
-		if got := p.get(t, areaSize-16, 16); !bytes.Equal(got, append(fill(make([]byte, 8), 1), fill(make([]byte, 8), 2)...)) {
+		if got := p.get(t, areaSize-16, 16); !bytes.Equal(got, append(fill(make([]byte, 8), 1),
+			fill(make([]byte, 8), 2)...)) {
 			t.Errorf("adjacent writes before the end: %x", got)
 		}
 	})
@@ -296,7 +297,8 @@ func TestMapped(t *testing.T) {
 	if old, err := s.FetchAdd(p.Area+16, 2); err != nil || old != 0xeeeeeeeeeeeeeeee {
 		t.Errorf("FetchAdd = %#x, %v", old, err)
 	}
-	if old, err := s.CompareSwap(p.Area+16, 0xeeeeeeeeeeeeeef0, 7); err != nil || old != 0xeeeeeeeeeeeeeef0 || binary.NativeEndian.Uint64(here[16:]) != 7 {
+	if old, err := s.CompareSwap(p.Area+16, 0xeeeeeeeeeeeeeef0, 7); err != nil || old != 0xeeeeeeeeeeeeeef0 ||
+		binary.NativeEndian.Uint64(here[16:]) != 7 {
 		t.Errorf("CompareSwap = %#x, %v", old, err)
 	}
 	// A mapping that is not aligned as the address is.

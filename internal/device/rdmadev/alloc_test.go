@@ -159,7 +159,8 @@ func (e *end) inProcess(t *testing.T) {
 	}
 	m := virtiotest.NewMemory(t, 64<<10)
 	binary.LittleEndian.PutUint64(m.Bytes[60<<10:], 0x77656674)
-	s, err := procmem.New(procmem.Config{Mem: f, PID: os.Getpid(), UID: uint32(os.Getuid()), ProbeAddr: m.Base + 60<<10, ProbeValue: 0x77656674})
+	s, err := procmem.New(procmem.Config{Mem: f, PID: os.Getpid(), UID: uint32(os.Getuid()),
+		ProbeAddr: m.Base + 60<<10, ProbeValue: 0x77656674})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,8 @@ func TestOverflow(t *testing.T) {
 	if f.lane.Stats.CQOverrun == 0 {
 		t.Error("not counted")
 	}
-	r := parse(a.d, a.d.must(abi.CmdQueryQP, abi.QueryQP{QPN: q.num}.Append(nil), abi.QueryQPResultSize), abi.ParseQueryQPResult)
+	r := parse(a.d, a.d.must(abi.CmdQueryQP, abi.QueryQP{QPN: q.num}.Append(nil), abi.QueryQPResultSize),
+		abi.ParseQueryQPResult)
 	if r.QPState != ib.Err {
 		t.Errorf("state %v", r.QPState)
 	}
@@ -122,7 +123,8 @@ func TestOverflowOfProgram(t *testing.T) {
 	if got := a.cq.poll(); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
-	want := []abi.Event{{Type: uint32(ib.EventCQErr), Object: a.cq.num}, {Type: uint32(ib.EventQPFatal), Object: uint32(a.wire)}}
+	want := []abi.Event{{Type: uint32(ib.EventCQErr), Object: a.cq.num}, {Type: uint32(ib.EventQPFatal),
+		Object: uint32(a.wire)}}
 	ev.expect(want...)
 	if f.lane.Stats.CQOverrun == 0 {
 		t.Error("not counted")
@@ -150,7 +152,8 @@ func (e *evq) expect(want ...abi.Event) {
 		if n != abi.EventSize {
 			e.d.t.Fatalf("event of %d bytes", n)
 		}
-		got = append(got, parse(e.d, append([]byte(nil), e.d.mem.At(e.slots+uint64(head)*slotSize, abi.EventSize)...), abi.ParseEvent))
+		got = append(got, parse(e.d, append([]byte(nil), e.d.mem.At(e.slots+uint64(head)*slotSize, abi.EventSize)...),
+			abi.ParseEvent))
 	}
 	if len(got) != len(want) {
 		e.d.t.Fatalf("events %+v, want %+v", got, want)
@@ -185,7 +188,8 @@ func TestEventsWait(t *testing.T) {
 	ev.expect(want...)
 	ev.give(ringNum)
 	d.dev.Kick(ev.index)
-	ev.expect(abi.Event{Type: uint32(ib.EventPortDown), Object: 1}, abi.Event{Type: uint32(ib.EventGIDChange), Object: 1})
+	ev.expect(abi.Event{Type: uint32(ib.EventPortDown), Object: 1}, abi.Event{Type: uint32(ib.EventGIDChange),
+		Object: 1})
 	if ev.bell.calls != ringNum+2 {
 		t.Errorf("%d calls for %d events", ev.bell.calls, ringNum+2)
 	}
@@ -379,7 +383,8 @@ func TestSRQ(t *testing.T) {
 	d := f.newDriver(true, 8<<20)
 	ev := d.evq()
 	e1 := d.end(ib.RC, 4096)
-	srq := parse(d, d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: e1.pd, MaxWR: ringNum, MaxSGE: 2, Limit: 3}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
+	srq := parse(d, d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: e1.pd, MaxWR: ringNum, MaxSGE: 2,
+		Limit: 3}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
 	r := d.start(srq.RingIndex)
 	var ends []*end
 	for range 2 {
@@ -419,7 +424,8 @@ func TestSRQ(t *testing.T) {
 	}
 	ev.expect() // once
 	e1.cq.give(5)
-	q := parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: srq.SRQN}.Append(nil), abi.QuerySRQResultSize), abi.ParseQuerySRQResult)
+	q := parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: srq.SRQN}.Append(nil), abi.QuerySRQResultSize),
+		abi.ParseQuerySRQResult)
 	if q.Limit != 0 || q.Outstanding != 0 {
 		t.Errorf("%+v", q)
 	}

@@ -41,7 +41,8 @@ const (
 )
 
 // parsed adapts a handler of a decoded request.
-func parsed[T any](parse func([]byte) (T, error), run func(d *Device, v T, res []byte) error) func(*Device, []byte, []byte) error {
+func parsed[T any](parse func([]byte) (T, error), run func(d *Device, v T, res []byte) error) func(*Device, []byte,
+	[]byte) error {
 	return func(d *Device, req, res []byte) error {
 		v, err := parse(req)
 		if err != nil {
@@ -152,7 +153,8 @@ func (d *Device) regUserMR(req, res []byte) error {
 		return syscall.EINVAL
 	}
 	list := req[abi.RegUserMRSize:]
-	if v.Length == 0 || v.VirtAddr+v.Length-1 < v.VirtAddr || v.NPages > maxPages || uint64(len(list)) < uint64(v.NPages)*8 {
+	if v.Length == 0 || v.VirtAddr+v.Length-1 < v.VirtAddr || v.NPages > maxPages ||
+		uint64(len(list)) < uint64(v.NPages)*8 {
 		return syscall.EINVAL
 	}
 	r := &mem.Region{Space: d.guest, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
@@ -216,7 +218,8 @@ func (d *Device) handleAttr(v *abi.AHAttr) *hca.AHAttr {
 }
 
 func abiAH(v *hca.AHAttr) abi.AHAttr {
-	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit, TrafficClass: v.TrafficClass, DMAC: v.DMAC}
+	return abi.AHAttr{DGID: v.DGID, FlowLabel: v.FlowLabel, SGIDIndex: v.SGIDIndex, HopLimit: v.HopLimit,
+		TrafficClass: v.TrafficClass, DMAC: v.DMAC}
 }
 
 func (d *Device) membership(v abi.AttachMcast, change func(*hca.QP, ib.GID, ib.LID) error) error {
@@ -228,15 +231,18 @@ func (d *Device) membership(v abi.AttachMcast, change func(*hca.QP, ib.GID, ib.L
 }
 
 func transportCap(c abi.QPCap) transport.Cap {
-	return transport.Cap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInlineData}
+	return transport.Cap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE,
+		MaxRecvSGE: c.MaxRecvSGE, MaxInline: c.MaxInlineData}
 }
 
 func abiCap(c transport.Cap) abi.QPCap {
-	return abi.QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE, MaxRecvSGE: c.MaxRecvSGE, MaxInlineData: c.MaxInline}
+	return abi.QPCap{MaxSendWR: c.MaxSendWR, MaxRecvWR: c.MaxRecvWR, MaxSendSGE: c.MaxSendSGE,
+		MaxRecvSGE: c.MaxRecvSGE, MaxInlineData: c.MaxInline}
 }
 
 func (d *Device) createQP(v abi.CreateQP, res []byte) error {
-	c := hca.QPConfig{Type: v.QPType, PD: v.PDN, SendCQ: v.SendCQN, RecvCQ: v.RecvCQN, Cap: transportCap(v.Cap), SigAll: v.SQSigAll != 0}
+	c := hca.QPConfig{Type: v.QPType, PD: v.PDN, SendCQ: v.SendCQN, RecvCQ: v.RecvCQN, Cap: transportCap(v.Cap),
+		SigAll: v.SQSigAll != 0}
 	compact := false
 	if d.ext&extVerbs != 0 {
 		c.SRQ, compact = v.SRQN1, v.QPFlags&abi.QPSGWQE != 0

@@ -102,19 +102,22 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 			t.Errorf("command %v of a plain device: %x", c, got)
 		}
 	}
-	if r := parse(plain, plain.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult); r.DeviceCapFlags>>40 != 0 || r.MaxSRQ != 0 {
+	if r := parse(plain, plain.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize),
+		abi.ParseQueryDeviceResult); r.DeviceCapFlags>>40 != 0 || r.MaxSRQ != 0 {
 		t.Errorf("a plain device tells of extensions: %+v", r)
 	}
 
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
 	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite | 1<<abi.CapSRQResize)
-	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ || r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
+	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ ||
+		r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
 		r.MaxMW != f.adapter.Limits().MW || r.MaxFastRegPages != abi.MaxFastRegPages {
 		t.Errorf("%+v", r)
 	}
 	enable := func(mask uint64) uint64 {
-		return parse(d, d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: mask}.Append(nil), abi.ExtEnableSize), abi.ParseExtEnable).Mask
+		return parse(d, d.must(abi.CmdExtEnable, abi.ExtEnable{Mask: mask}.Append(nil), abi.ExtEnableSize),
+			abi.ParseExtEnable).Mask
 	}
 	if got := enable(^uint64(0)); got != want {
 		t.Errorf("enabled %#x, want %#x", got, want)
@@ -156,10 +159,14 @@ func TestDestroyRules(t *testing.T) {
 			d.refused(abi.CmdModifyQP, abi.ModifyQP{QPN: stale, AttrMask: 1}.Append(nil), 0, syscall.ENOENT)
 			d.refused(abi.CmdReqNotifyCQ, abi.ReqNotifyCQ{CQN: stale}.Append(nil), 0, syscall.ENOENT)
 			d.refused(abi.CmdGetDMAMR, abi.GetDMAMR{PDN: stale}.Append(nil), abi.MRResultSize, syscall.ENOENT)
-			d.refused(abi.CmdCreateAH, abi.CreateAH{PDN: stale, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1}}.Append(nil), abi.CreateAHResultSize, syscall.ENOENT)
-			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: stale, QPType: ib.RC, SendCQN: scq.num, RecvCQN: rcq.num}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
-			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: stale, RecvCQN: rcq.num}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
-			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: scq.num, RecvCQN: stale}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
+			d.refused(abi.CmdCreateAH, abi.CreateAH{PDN: stale, AHAttr: abi.AHAttr{DGID: gid,
+				SGIDIndex: 1}}.Append(nil), abi.CreateAHResultSize, syscall.ENOENT)
+			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: stale, QPType: ib.RC, SendCQN: scq.num,
+				RecvCQN: rcq.num}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
+			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: stale,
+				RecvCQN: rcq.num}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
+			d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: scq.num,
+				RecvCQN: stale}.Append(nil), abi.CreateQPResultSize, syscall.ENOENT)
 		}
 		// In the order of dependence each goes, once.
 		for _, c := range []struct {
@@ -217,7 +224,8 @@ func TestRefusedRequests(t *testing.T) {
 			flags = append(flags, ib.LocalWrite|ib.RemoteAtomic, ib.MWBind, ib.ZeroBased)
 		}
 		for _, a := range flags {
-			d.refused(abi.CmdGetDMAMR, abi.GetDMAMR{PDN: pd, AccessFlags: a}.Append(nil), abi.MRResultSize, syscall.EINVAL)
+			d.refused(abi.CmdGetDMAMR, abi.GetDMAMR{PDN: pd, AccessFlags: a}.Append(nil), abi.MRResultSize,
+				syscall.EINVAL)
 		}
 		ah := func(e syscall.Errno, change func(*abi.AHAttr)) {
 			t.Helper()
@@ -238,7 +246,8 @@ func TestRefusedRequests(t *testing.T) {
 		for range l.AH {
 			d.ah(pd)
 		}
-		d.refused(abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1}}.Append(nil), abi.CreateAHResultSize, syscall.ENOSPC)
+		d.refused(abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1}}.Append(nil),
+			abi.CreateAHResultSize, syscall.ENOSPC)
 		for range maxCQ - 1 {
 			d.must(abi.CmdCreateCQ, abi.CreateCQ{CQE: 1}.Append(nil), abi.CreateCQResultSize)
 		}
@@ -322,7 +331,8 @@ func TestKeysAndHandles(t *testing.T) {
 	var or, and ib.Key = 0, ^ib.Key(0)
 	var last uint32
 	for i := range 500 {
-		r := parse(d, d.must(abi.CmdGetDMAMR, abi.GetDMAMR{PDN: pd, AccessFlags: 7}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
+		r := parse(d, d.must(abi.CmdGetDMAMR, abi.GetDMAMR{PDN: pd, AccessFlags: 7}.Append(nil), abi.MRResultSize),
+			abi.ParseMRResult)
 		if seen[r.LKey] || r.LKey == 0 {
 			t.Fatalf("key %#x again", r.LKey)
 		}
@@ -364,23 +374,28 @@ func TestExtensionCommands(t *testing.T) {
 	_ = data
 
 	// Port, GIDs and partition keys.
-	p := parse(d, d.must(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize), abi.ParseQueryPortExResult)
-	if p.State != 4 || p.PhysState != 5 || p.LinkLayer != 2 || p.ActiveMTU != ib.MTU1024 || p.MaxMTU != ib.MTU4096 || p.GIDTblLen != 256 || p.PKeyTblLen != 1 || p.MaxMsgSz != 1<<31 {
+	p := parse(d, d.must(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize),
+		abi.ParseQueryPortExResult)
+	if p.State != 4 || p.PhysState != 5 || p.LinkLayer != 2 || p.ActiveMTU != ib.MTU1024 || p.MaxMTU != ib.MTU4096 ||
+		p.GIDTblLen != 256 || p.PKeyTblLen != 1 || p.MaxMsgSz != 1<<31 {
 		t.Errorf("port: %+v", p)
 	}
 	d.refused(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 2}.Append(nil), abi.QueryPortExResultSize, syscall.EINVAL)
 	d.refused(abi.CmdQueryPortEx, abi.QueryPortEx{}.Append(nil), abi.QueryPortExResultSize, syscall.EINVAL)
-	g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: 1}.Append(nil), abi.QueryGIDResultSize), abi.ParseQueryGIDResult)
+	g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: 1}.Append(nil), abi.QueryGIDResultSize),
+		abi.ParseQueryGIDResult)
 	if g.GID != gid || g.Valid != 1 || g.Type != abi.GIDTypeRoCEv2 {
 		t.Errorf("GID 1: %+v", g)
 	}
 	for _, i := range []uint32{0, 4, 255} {
-		if g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: i}.Append(nil), abi.QueryGIDResultSize), abi.ParseQueryGIDResult); g.Valid != 0 || !g.GID.IsZero() {
+		if g := parse(d, d.must(abi.CmdQueryGID, abi.QueryGID{Index: i}.Append(nil), abi.QueryGIDResultSize),
+			abi.ParseQueryGIDResult); g.Valid != 0 || !g.GID.IsZero() {
 			t.Errorf("GID %d: %+v", i, g)
 		}
 	}
 	d.refused(abi.CmdQueryGID, abi.QueryGID{Index: 256}.Append(nil), abi.QueryGIDResultSize, syscall.EINVAL)
-	if k := parse(d, d.must(abi.CmdQueryPKey, abi.QueryPKey{}.Append(nil), abi.QueryPKeyResultSize), abi.ParseQueryPKeyResult); k.PKey != ib.DefaultPKey {
+	if k := parse(d, d.must(abi.CmdQueryPKey, abi.QueryPKey{}.Append(nil), abi.QueryPKeyResultSize),
+		abi.ParseQueryPKeyResult); k.PKey != ib.DefaultPKey {
 		t.Errorf("P_Key %#x", k.PKey)
 	}
 	d.refused(abi.CmdQueryPKey, abi.QueryPKey{Index: 1}.Append(nil), abi.QueryPKeyResultSize, syscall.EINVAL)
@@ -395,9 +410,10 @@ func TestExtensionCommands(t *testing.T) {
 		req []byte
 		e   syscall.Errno
 	}{
-		{reg(^uint64(0)-10, 100, 0, 7), syscall.EINVAL},               // wraps
-		{reg(at, 8192, ^uint64(0)-10, 7), syscall.EINVAL},             // wraps where peers address it
-		{reg(0x1000, 10, 0, 7), syscall.EPERM},                        // not announced, and no process memory was handed over
+		{reg(^uint64(0)-10, 100, 0, 7), syscall.EINVAL},   // wraps
+		{reg(at, 8192, ^uint64(0)-10, 7), syscall.EINVAL}, // wraps where peers address it
+		// not announced, and no process memory was handed over
+		{reg(0x1000, 10, 0, 7), syscall.EPERM},
 		{reg(at, 10, 5, 1|ib.ZeroBased), syscall.EINVAL},              // zero based, yet not at zero
 		{reg(at, 10, at, ib.RemoteAtomic), syscall.EINVAL},            // needs local write
 		{reg(at, 10, at, 1<<30), syscall.EINVAL},                      // no such right
@@ -438,16 +454,21 @@ func TestExtensionCommands(t *testing.T) {
 		{rereg(abi.ReregPD, func(v *abi.ReregMR) { v.PDN = 99 }), syscall.ENOENT},
 		{rereg(abi.ReregAccess, func(v *abi.ReregMR) { v.Access = ib.RemoteWrite }), syscall.EINVAL},
 		{rereg(abi.ReregTranslation, func(v *abi.ReregMR) { v.VA, v.Length = 0x1000, 10 }), syscall.EPERM},
-		{rereg(abi.ReregTranslation, func(v *abi.ReregMR) { v.VA, v.Length, v.IOVA = at, 8192, ^uint64(0)-10 }), syscall.EINVAL},
+		{rereg(abi.ReregTranslation, func(v *abi.ReregMR) { v.VA, v.Length, v.IOVA = at, 8192, ^uint64(0)-10 }),
+			syscall.EINVAL},
 		{rereg(abi.ReregPD, func(v *abi.ReregMR) { v.MRN, v.PDN = 999, pd }), syscall.ENOENT},
 	} {
 		d.refused(abi.CmdReregMR, bad.req, abi.MRResultSize, bad.e)
 	}
-	r := parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregAccess, func(v *abi.ReregMR) { v.Access = 7 }), abi.MRResultSize), abi.ParseMRResult)
+	r := parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregAccess, func(v *abi.ReregMR) { v.Access = 7 }),
+		abi.MRResultSize), abi.ParseMRResult)
 	if r != m {
 		t.Errorf("other rights: %+v, was %+v", r, m)
 	}
-	r = parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregTranslation, func(v *abi.ReregMR) { v.VA, v.Length, v.IOVA = at, 100, at }), abi.MRResultSize), abi.ParseMRResult)
+	r = parse(d, d.must(abi.CmdReregMR, rereg(abi.ReregTranslation, func(v *abi.ReregMR) {
+		v.VA, v.Length,
+			v.IOVA = at, 100, at
+	}), abi.MRResultSize), abi.ParseMRResult)
 	if r.MRN != m.MRN || r.LKey == m.LKey || r.RKey == m.RKey {
 		t.Errorf("other memory: %+v, was %+v", r, m)
 	}
@@ -460,17 +481,21 @@ func TestExtensionCommands(t *testing.T) {
 	// Queue pairs by the extension.
 	q := d.qp(qpOpt{typ: ib.RC, pd: pd, scq: c, rcq: c})
 	query := func() abi.QPAttrEx {
-		return parse(d, d.must(abi.CmdQueryQPEx, abi.QueryQPEx{QPN: q.num}.Append(nil), abi.QPAttrExSize), abi.ParseQPAttrEx)
+		return parse(d, d.must(abi.CmdQueryQPEx, abi.QueryQPEx{QPN: q.num}.Append(nil), abi.QPAttrExSize),
+			abi.ParseQPAttrEx)
 	}
-	av := abi.AHAttr{DGID: gid, SGIDIndex: 1, HopLimit: 9, FlowLabel: 77, TrafficClass: 3, DMAC: [6]byte{2, 0, 0, 0, 0, 7}}
-	d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: q.num, AttrMask: ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrAccessFlags, QPState: ib.Init, Port: 1, Access: 15}.Append(nil), 0)
+	av := abi.AHAttr{DGID: gid, SGIDIndex: 1, HopLimit: 9, FlowLabel: 77, TrafficClass: 3, DMAC: [6]byte{2, 0, 0, 0,
+		0, 7}}
+	d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: q.num,
+		AttrMask: ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrAccessFlags, QPState: ib.Init, Port: 1, Access: 15}.Append(nil), 0)
 	rtr := abi.QPAttrEx{QPN: q.num, AttrMask: ib.AttrState | ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN | ib.AttrMaxDestRdAtomic | ib.AttrMinRNRTimer,
 		QPState: ib.RTR, PathMTU: ib.MTU1024, DestQPNum: 0x123456, RQPSN: 0x654321, MaxDestRdAtomic: 4, MinRNRTimer: 12, AHAttr: av, SL: 5}
 	d.refused(abi.CmdModifyQPEx, rtr.Append(nil), 0, syscall.EINVAL) // an Ethernet port needs a GRH
 	rtr.IsGlobal = 1
 	d.must(abi.CmdModifyQPEx, rtr.Append(nil), 0)
 	got := query()
-	want := abi.QPAttrEx{QPN: q.num, QPState: ib.RTR, CurQPState: ib.RTR, PathMTU: ib.MTU1024, RQPSN: 0x654321, DestQPNum: 0x123456, Access: 15,
+	want := abi.QPAttrEx{QPN: q.num, QPState: ib.RTR, CurQPState: ib.RTR, PathMTU: ib.MTU1024, RQPSN: 0x654321,
+		DestQPNum: 0x123456, Access: 15,
 		MaxDestRdAtomic: 4, MinRNRTimer: 12, Port: 1, IsGlobal: 1, Cap: defaultCap, AHAttr: av, SL: 5, QPType: ib.RC}
 	if got != want {
 		t.Errorf("attributes\ngot  %+v\nwant %+v", got, want)
@@ -492,7 +517,8 @@ func TestExtensionCommands(t *testing.T) {
 		t.Errorf("SRQ %d has ring %d", s.SRQN, s.RingIndex)
 	}
 	querySRQ := func() abi.QuerySRQResult {
-		return parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: s.SRQN}.Append(nil), abi.QuerySRQResultSize), abi.ParseQuerySRQResult)
+		return parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: s.SRQN}.Append(nil), abi.QuerySRQResultSize),
+			abi.ParseQuerySRQResult)
 	}
 	if r := querySRQ(); r != (abi.QuerySRQResult{MaxWR: 32, MaxSGE: 3, Limit: 5}) {
 		t.Errorf("SRQ: %+v", r)
@@ -509,8 +535,10 @@ func TestExtensionCommands(t *testing.T) {
 	d.must(abi.CmdModifySRQ, modify(abi.SRQMaxWR, 64, 999), 0)
 	d.must(abi.CmdModifySRQ, modify(abi.SRQMaxWR|abi.SRQLimit, 16, 16), 0)
 	d.must(abi.CmdModifySRQ, modify(0, 1, 1), 0)
-	for _, bad := range [][]byte{modify(abi.SRQMaxWR, 0, 0), modify(abi.SRQMaxWR, l.SRQWR+1, 0), modify(abi.SRQMaxWR, 15, 0),
-		modify(abi.SRQMaxWR|abi.SRQLimit, 64, 65), modify(abi.SRQMaxWR|abi.SRQLimit, 0, 0), modify(abi.SRQLimit, 0, 17)} {
+	for _, bad := range [][]byte{modify(abi.SRQMaxWR, 0, 0), modify(abi.SRQMaxWR, l.SRQWR+1, 0),
+		modify(abi.SRQMaxWR, 15, 0),
+		modify(abi.SRQMaxWR|abi.SRQLimit, 64, 65), modify(abi.SRQMaxWR|abi.SRQLimit, 0, 0), modify(abi.SRQLimit, 0,
+			17)} {
 		d.refused(abi.CmdModifySRQ, bad, 0, syscall.EINVAL)
 	}
 	if r := querySRQ(); r != (abi.QuerySRQResult{MaxWR: 16, MaxSGE: 3, Limit: 16}) {
@@ -547,7 +575,8 @@ func TestExtensionCommands(t *testing.T) {
 	d.refused(abi.CmdSetEVQ, abi.SetEVQ{CQN: c.num}.Append(nil), 0, syscall.EBUSY) // a queue pair completes there
 	d.must(abi.CmdSetEVQ, abi.SetEVQ{CQN: ev.num}.Append(nil), 0)
 	d.refused(abi.CmdSetEVQ, abi.SetEVQ{CQN: ev.num}.Append(nil), 0, syscall.EINVAL)
-	d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: ev.num, RecvCQN: ev.num}.Append(nil), abi.CreateQPResultSize, syscall.EINVAL)
+	d.refused(abi.CmdCreateQP, abi.CreateQP{PDN: pd, QPType: ib.RC, SendCQN: ev.num, RecvCQN: ev.num}.Append(nil),
+		abi.CreateQPResultSize, syscall.EINVAL)
 	d.must(abi.CmdDestroyCQ, abi.DestroyCQ{CQN: ev.num}.Append(nil), 0)
 }
 
@@ -565,7 +594,8 @@ func TestReregPages(t *testing.T) {
 	req := abi.RegUserMR{PDN: e.pd, AccessFlags: 1, VirtAddr: 0x800, Length: 4096, NPages: 2}.Append(nil)
 	req = le64(le64(req, at+4096), at)
 	m := parse(d, d.must(abi.CmdRegUserMR, req, abi.MRResultSize), abi.ParseMRResult)
-	m = parse(d, d.must(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 7}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
+	m = parse(d, d.must(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 7}.Append(nil),
+		abi.MRResultSize), abi.ParseMRResult)
 	want := append(append([]byte{}, data[4096+0x800:]...), data[:0x800]...)
 	s := abi.Send{WRID: 1, Opcode: uint8(ib.WRWrite), Flags: ib.Signaled}
 	s.SetRDMA(peer.at, peer.mr.RKey)
@@ -586,7 +616,8 @@ func TestCommandsTakeTurns(t *testing.T) {
 		copy(d.mem.At(d.buf, bufSize), abi.CtrlHeader{Cls: abi.ClassRoCE, Command: abi.CmdQueryPort}.Append(nil))
 		answers := d.mem.Alloc(count*ansSize, 8)
 		for i := range uint64(count) {
-			d.ctrl.Add([]virtiotest.Buf{{GPA: d.buf, Len: bufSize}}, []virtiotest.Buf{{GPA: answers + i*ansSize, Len: ansSize}})
+			d.ctrl.Add([]virtiotest.Buf{{GPA: d.buf, Len: bufSize}},
+				[]virtiotest.Buf{{GPA: answers + i*ansSize, Len: ansSize}})
 		}
 		d.ctrl.Publish()
 		d.dev.Kick(d.ctrl.index)

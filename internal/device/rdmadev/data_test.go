@@ -55,7 +55,8 @@ func testConnected(t *testing.T, verbs bool, typ ib.QPType) {
 		a.kick()
 		a.cq.expect(ok(id)...)
 		e := b.cq.expect(ok(id)...)[0]
-		if !bytes.Equal(b.mem[:n], src) || e.ByteLen != uint32(n) || e.Flags != ib.WCWithImm || e.Imm != [4]byte{1, 2, 3, 4} || e.QPN != b.told || e.Opcode != abi.WireWCOp(ib.WCRecv) {
+		if !bytes.Equal(b.mem[:n], src) || e.ByteLen != uint32(n) || e.Flags != ib.WCWithImm ||
+			e.Imm != [4]byte{1, 2, 3, 4} || e.QPN != b.told || e.Opcode != abi.WireWCOp(ib.WCRecv) {
 			t.Fatalf("send of %d bytes: %+v", n, e)
 		}
 		clean(n)
@@ -83,7 +84,8 @@ func testConnected(t *testing.T, verbs bool, typ ib.QPType) {
 		a.post(s, list, nil)
 		a.kick()
 		a.cq.expect(ok(id)...)
-		if e := b.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCRecvWithImm) || e.ByteLen != uint32(n) || e.Imm != [4]byte{9, 8, 7, 6} || !bytes.Equal(b.mem[:n], src) {
+		if e := b.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCRecvWithImm) || e.ByteLen != uint32(n) ||
+			e.Imm != [4]byte{9, 8, 7, 6} || !bytes.Equal(b.mem[:n], src) {
 			t.Fatalf("write of %d bytes with immediate: %+v", n, e)
 		}
 		clean(n)
@@ -97,7 +99,8 @@ func testConnected(t *testing.T, verbs bool, typ ib.QPType) {
 		s.SetRDMA(b.at, b.mr.RKey)
 		a.post(s, list, nil)
 		a.kick()
-		if e := a.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCRead) || e.ByteLen != uint32(n) || !bytes.Equal(a.mem[:n], b.mem[:n]) {
+		if e := a.cq.expect(ok(id)...)[0]; e.Opcode != abi.WireWCOp(ib.WCRead) || e.ByteLen != uint32(n) ||
+			!bytes.Equal(a.mem[:n], b.mem[:n]) {
 			t.Fatalf("read of %d bytes: %+v", n, e)
 		}
 	}
@@ -128,7 +131,8 @@ func TestDatagrams(t *testing.T) {
 			send(uint64(i), n, qkey)
 			a.cq.expect(ok(uint64(i))...)
 			e := b.cq.expect(ok(uint64(i))...)[0]
-			if e.ByteLen != uint32(n+40) || e.SrcQP != a.wire || e.Flags != ib.WCGRH|ib.WCWithImm || e.Imm != [4]byte{5, 6, 7, 8} || !bytes.Equal(b.mem[40:40+n], a.mem[:n]) {
+			if e.ByteLen != uint32(n+40) || e.SrcQP != a.wire || e.Flags != ib.WCGRH|ib.WCWithImm ||
+				e.Imm != [4]byte{5, 6, 7, 8} || !bytes.Equal(b.mem[40:40+n], a.mem[:n]) {
 				t.Fatalf("%d bytes: %+v", n, e)
 			}
 			sl := uint8(0) // reserved in the RFC
@@ -187,7 +191,8 @@ func TestAtomics(t *testing.T) {
 	} {
 		post(uint64(i), c.op, b.at+8, c.x, c.y)
 		e := a.cq.expect(ok(uint64(i))...)[0]
-		if got, now := le.Uint64(a.mem), le.Uint64(b.mem[8:]); got != c.old || now != c.new || e.Opcode != c.op || e.ByteLen != 8 {
+		if got, now := le.Uint64(a.mem), le.Uint64(b.mem[8:]); got != c.old || now != c.new || e.Opcode != c.op ||
+			e.ByteLen != 8 {
 			t.Errorf("%d: was %d, is %d, want %d, %d; %+v", i, got, now, c.old, c.new, e)
 		}
 	}
@@ -216,14 +221,21 @@ func TestMalformed(t *testing.T) {
 			status ib.Status
 			make   func(a, b *end) []byte
 		}{
-			{"unknown opcode", ib.RC, ib.LocQPOpErr, func(a, b *end) []byte { s := write(b); s.Opcode = 5; return a.element(s, nil, nil) }},
-			{"opcode of another service", ib.UC, ib.LocQPOpErr, func(a, b *end) []byte { s := write(b); s.Opcode = uint8(ib.WRRead); return a.element(s, nil, nil) }},
-			{"write on a datagram pair", ib.UD, ib.LocQPOpErr, func(a, b *end) []byte { return a.element(write(b), nil, nil) }},
+			{"unknown opcode", ib.RC, ib.LocQPOpErr,
+				func(a, b *end) []byte { s := write(b); s.Opcode = 5; return a.element(s, nil, nil) }},
+			{"opcode of another service", ib.UC, ib.LocQPOpErr,
+				func(a, b *end) []byte { s := write(b); s.Opcode = uint8(ib.WRRead); return a.element(s, nil, nil) }},
+			{"write on a datagram pair", ib.UD, ib.LocQPOpErr, func(a, b *end) []byte {
+				return a.element(write(b),
+					nil, nil)
+			}},
 			{"datagram without a handle", ib.UD, ib.LocQPOpErr, func(a, b *end) []byte {
 				return a.element(abi.Send{WRID: 7, Opcode: uint8(ib.WRSend), Flags: ib.Signaled}, nil, nil)
 			}},
-			{"reserved flag", ib.RC, ib.LocQPOpErr, func(a, b *end) []byte { s := write(b); s.Flags |= 0x10; return a.element(s, nil, nil) }},
-			{"top flag", ib.RC, ib.LocQPOpErr, func(a, b *end) []byte { s := write(b); s.Flags |= 0x80; return a.element(s, nil, nil) }},
+			{"reserved flag", ib.RC, ib.LocQPOpErr,
+				func(a, b *end) []byte { s := write(b); s.Flags |= 0x10; return a.element(s, nil, nil) }},
+			{"top flag", ib.RC, ib.LocQPOpErr,
+				func(a, b *end) []byte { s := write(b); s.Flags |= 0x80; return a.element(s, nil, nil) }},
 			{"inline read", ib.RC, ib.LocQPOpErr, func(a, b *end) []byte {
 				s := write(b)
 				s.Opcode, s.Flags = uint8(ib.WRRead), s.Flags|ib.Inline
@@ -322,9 +334,14 @@ func TestMalformedReceive(t *testing.T) {
 		}{
 			{"short", func(b *end) []byte { return make([]byte, abi.RQSize-1) }, 0, ib.LocQPOpErr},
 			{"empty", func(b *end) []byte { return nil }, 0, ib.LocQPOpErr},
-			{"list beyond the element", func(b *end) []byte { return recvElement(5, []ib.SGE{b.sge(0, 1)})[:abi.RQSize+15] }, 5, ib.LocQPOpErr},
-			{"list longer than agreed", func(b *end) []byte { return recvElement(5, make([]ib.SGE, 5)) }, 5, ib.LocQPOpErr},
-			{"unknown key", func(b *end) []byte { return recvElement(5, []ib.SGE{{Addr: b.at, Len: 100, LKey: 1}}) }, 5, ib.LocProtErr},
+			{"list beyond the element", func(b *end) []byte {
+				return recvElement(5,
+					[]ib.SGE{b.sge(0, 1)})[:abi.RQSize+15]
+			}, 5, ib.LocQPOpErr},
+			{"list longer than agreed", func(b *end) []byte { return recvElement(5, make([]ib.SGE, 5)) }, 5,
+				ib.LocQPOpErr},
+			{"unknown key", func(b *end) []byte { return recvElement(5, []ib.SGE{{Addr: b.at, Len: 100, LKey: 1}}) },
+				5, ib.LocProtErr},
 			{"too small", func(b *end) []byte { return recvElement(5, []ib.SGE{b.sge(0, 9)}) }, 5, ib.LocLenErr},
 		} {
 			t.Run(c.name, func(t *testing.T) {
@@ -379,12 +396,14 @@ func TestGathered(t *testing.T) {
 				// Two of them, so that a second fetch could spoil the first.
 				a.send.Publish()
 				y := make([]byte, 200)
-				a.post(abi.Send{WRID: id + 100, Opcode: uint8(ib.WRSend), Flags: ib.Signaled | ib.Inline}, nil, fill(y, 99))
+				a.post(abi.Send{WRID: id + 100, Opcode: uint8(ib.WRSend), Flags: ib.Signaled | ib.Inline}, nil,
+					fill(y, 99))
 
 				rx := recvElement(id, []ib.SGE{b.sge(0, 64), b.sge(64, 200)})
 				at := b.d.mem.Alloc(len(rx), 1)
 				copy(b.d.mem.At(at, len(rx)), rx)
-				b.recv.Add([]virtiotest.Buf{{GPA: at, Len: 11}, {GPA: at + 11, Len: 30}, {GPA: at + 41, Len: len(rx) - 41}}, nil)
+				b.recv.Add([]virtiotest.Buf{{GPA: at, Len: 11}, {GPA: at + 11, Len: 30},
+					{GPA: at + 41, Len: len(rx) - 41}}, nil)
 				b.recv.Publish()
 				b.postRecv(id+100, b.sge(1000, 200))
 				a.kick()
@@ -425,7 +444,12 @@ func TestBrokenRings(t *testing.T) {
 		}{
 			{"head beyond the table", func(a *end) { a.send.SetAvail(0, ringNum); a.send.PublishIndex(1) }},
 			{"index jumps", func(a *end) { a.send.PublishIndex(ringNum + 1) }},
-			{"not announced", func(a *end) { a.send.SetDesc(0, 8, 100, 0, 0); a.send.SetAvail(0, 0); a.send.PublishIndex(1) }},
+			{"not announced", func(a *end) {
+				a.send.SetDesc(0, 8, 100, 0, 0)
+				a.send.SetAvail(0,
+					0)
+				a.send.PublishIndex(1)
+			}},
 			{"writable send element", func(a *end) {
 				a.send.SetDesc(0, a.at, 100, abi.DescFlagWrite, 0)
 				a.send.SetAvail(0, 0)
@@ -457,7 +481,8 @@ func TestBrokenRings(t *testing.T) {
 					t.Error("other sessions ended, too")
 				}
 				peer.postRecv(1, peer.sge(0, 10))
-				other.post(abi.Send{WRID: 1, Opcode: uint8(ib.WRSend), Flags: ib.Signaled}, []ib.SGE{other.sge(0, 10)}, nil)
+				other.post(abi.Send{WRID: 1, Opcode: uint8(ib.WRSend), Flags: ib.Signaled},
+					[]ib.SGE{other.sge(0, 10)}, nil)
 				other.kick()
 				other.cq.expect(ok(1)...)
 				peer.cq.expect(ok(1)...)

@@ -15,7 +15,8 @@ import (
 )
 
 // effect is by how much a command changes the number of objects.
-var effect = map[abi.Cmd]int{abi.CmdCreateCQ: 1, abi.CmdDestroyCQ: -1, abi.CmdCreatePD: 1, abi.CmdDestroyPD: -1, abi.CmdGetDMAMR: 1,
+var effect = map[abi.Cmd]int{abi.CmdCreateCQ: 1, abi.CmdDestroyCQ: -1, abi.CmdCreatePD: 1, abi.CmdDestroyPD: -1,
+	abi.CmdGetDMAMR:  1,
 	abi.CmdRegUserMR: 1, abi.CmdDeregMR: -1, abi.CmdCreateQP: 1, abi.CmdDestroyQP: -1, abi.CmdCreateAH: 1, abi.CmdDestroyAH: -1,
 	abi.CmdCreateSRQ: 1, abi.CmdDestroySRQ: -1, abi.CmdRegMRVA: 1, abi.CmdAllocMR: 1, abi.CmdAllocMW: 1, abi.CmdDeallocMW: -1}
 
@@ -202,7 +203,8 @@ func (h *hostile) step() bool {
 		keys := []abi.MRResult{h.mr, h.fast, {MRN: 9, RKey: h.windows[0]}, {MRN: 9, RKey: h.windows[1]}}
 		to := keys[h.s.u8()%4]
 		to.RKey ^= ib.Key(h.s.u8())
-		b := abi.Bind{Addr: h.at + uint64(h.s.u32()), Length: uint64(h.s.u32()), Key: to.RKey, Access: ib.Access(h.s.u8())}
+		b := abi.Bind{Addr: h.at + uint64(h.s.u32()), Length: uint64(h.s.u32()), Key: to.RKey,
+			Access: ib.Access(h.s.u8())}
 		switch e.Opcode {
 		case abi.OpBindMW:
 			b.Object = uint32(keys[h.s.u8()%4].LKey) ^ uint32(h.s.u8())
@@ -213,7 +215,8 @@ func (h *hostile) step() bool {
 		default:
 			e.SetInvKey(to.RKey)
 		}
-		h.put(h.send, h.element(e, []ib.SGE{{Addr: h.at + uint64(h.s.u8()), Len: h.s.u32(), LKey: h.mr.LKey}}, h.s.bytes(int(h.s.u8()))))
+		h.put(h.send, h.element(e, []ib.SGE{{Addr: h.at + uint64(h.s.u8()), Len: h.s.u32(), LKey: h.mr.LKey}},
+			h.s.bytes(int(h.s.u8()))))
 	}
 	if h.s.u8()%2 == 0 {
 		h.d.f.run()
@@ -274,7 +277,8 @@ func FuzzDevice(f *testing.F) {
 	for _, verbs := range []bool{false, true} {
 		seed(verbs, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 6, 50, 0)
 		seed(verbs, 2, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 5, 9, 0, 9, 0, 8, 1, 0)
-		seed(verbs, 3, 0, 0, 0, 0, 100, 0, 0, 0, 1, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 0)
+		seed(verbs, 3, 0, 0, 0, 0, 100, 0, 0, 0, 1, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18,
+			19, 20, 0)
 		seed(verbs, 4, 0, 1, 3, 0, 1, 0, 0, 1, 0, 1, 0, 0, 4, 1, 0, 0, 0, 1, 0)
 		seed(verbs, 4, 3, 0, 0, 77, 0, 0, 4, 3, 4, 0, 3, 200, 0)
 		seed(verbs, 5, 3, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 1, 0, 0, 5, 3, 0)
@@ -282,9 +286,11 @@ func FuzzDevice(f *testing.F) {
 		seed(verbs, 7, 6, 0, 7, 0, 0, 7, 1, 0, 0, 12, 2, 0, 0, 0, 3, 0, 0, 0)
 		seed(verbs, 0, 9, 1, 7, 4, 2, 20, 64, 24, 64, 0, 0, 12, 2, 0, 0, 10, 1, 1, 0)
 		seed(verbs, 0, 72, 1, 0, 0, 10, 3, 7, 0, 8, 0, 0)
-		seed(verbs, 11, 3, 2, 2, 1, 0, 0, 0, 0, 16, 0, 2, 0, 0, 0, 0, 0, 0, 11, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		seed(verbs, 11, 3, 2, 2, 1, 0, 0, 0, 0, 16, 0, 2, 0, 0, 0, 0, 0, 0, 11, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+			0, 0, 0)
 		seed(verbs, 11, 2, 10, 1, 5, 0, 0, 0, 0, 16, 0, 7, 0, 1, 0, 8, 0, 0, 8, 0, 0, 240, 15, 0, 0, 0, 0, 0)
-		seed(verbs, 11, 0, 2, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 3, 2, 3, 1, 0, 0, 0, 255, 255, 0, 31, 0, 0, 0, 0, 0, 0)
+		seed(verbs, 11, 0, 2, 3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 11, 3, 2, 3, 1, 0, 0, 0, 255, 255, 0, 31, 0,
+			0, 0, 0, 0, 0)
 	}
 	f.Fuzz(func(t *testing.T, verbs bool, b []byte) {
 		if len(b) > 2000 {
@@ -304,9 +310,11 @@ func FuzzDevice(f *testing.F) {
 		h := &hostile{end: bad, s: &script{b}, rings: []*ring{bad.d.ctrl, bad.send, bad.recv, bad.cq.ring}}
 		if verbs {
 			h.fast = bad.d.fastReg(bad.pd, 8)
-			srq := parse(bad.d, bad.d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: bad.pd, MaxWR: ringNum, MaxSGE: 2}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
+			srq := parse(bad.d, bad.d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: bad.pd, MaxWR: ringNum,
+				MaxSGE: 2}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
 			for i := range h.spare {
-				h.spare[i] = &ring{Ring: virtiotest.NewRing(bad.d.mem, ringNum>>i, false), index: srq.RingIndex, slots: bad.recv.slots, bell: &bell{}}
+				h.spare[i] = &ring{Ring: virtiotest.NewRing(bad.d.mem, ringNum>>i, false), index: srq.RingIndex,
+					slots: bad.recv.slots, bell: &bell{}}
 			}
 			bad.d.attach(h.spare[0])
 			h.rings = append(h.rings, h.spare[0], h.spare[1])

@@ -47,10 +47,13 @@ var gid = ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 7}
 func newFabric(t testing.TB) *fabric {
 	l := hca.DefaultLimits
 	l.PD, l.AH = 64, 64
-	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
-		GIDs:   []hca.GIDEntry{{}, {GID: gid}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 192, 13: 168, 14: 100, 15: 1}}, {GID: ib.GID{0: 0xfe, 1: 0x80, 15: 9}}},
+	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU1024,
+		MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
+		GIDs: []hca.GIDEntry{{}, {GID: gid}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 192, 13: 168, 14: 100, 15: 1}},
+			{GID: ib.GID{0: 0xfe, 1: 0x80, 15: 9}}},
 		MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, l)
-	return &fabric{t: t, adapter: a, lane: hca.NewLane(hca.NewFunctions(a), 0, noLink{t}, nil), clock: mono.Time(time.Second)}
+	return &fabric{t: t, adapter: a, lane: hca.NewLane(hca.NewFunctions(a), 0, noLink{t}, nil),
+		clock: mono.Time(time.Second)}
 }
 
 // run lets the lane work until it is idle. Time stands still.
@@ -177,7 +180,8 @@ func (d *driver) open() {
 	f, verbs := d.f, d.verbs
 	f.t.Helper()
 	d.fault = nil
-	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane, Guest: d.guest, Now: func() mono.Time { return f.clock },
+	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane, Guest: d.guest,
+		Now: func() mono.Time { return f.clock },
 		Log: slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
 		Fail: func(err error) { d.fault = err }})
 	if err := f.adapter.Attach(d.dev.Session()); err != nil {
@@ -244,7 +248,8 @@ func (d *driver) consistent() error {
 			return fmt.Errorf("completion queue %d counts %d users, there are %d", v.CQN, v.Users, cqs[v.CQN])
 		}
 	}
-	if n, all := d.dev.Session().Objects(), len(i.PDs)+len(i.MRs)+len(i.MWs)+len(i.CQs)+len(i.QPs)+len(i.SRQs)+len(i.AHs); n != all {
+	if n, all := d.dev.Session().Objects(), len(i.PDs)+len(i.MRs)+len(i.MWs)+len(i.CQs)+len(i.QPs)+len(i.SRQs)+
+		len(i.AHs); n != all {
 		return fmt.Errorf("%d objects counted, there are %d", n, all)
 	}
 	return nil
@@ -385,11 +390,13 @@ const allAccess = ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead
 func (d *driver) mr(pd uint32, gpa uint64, n int, access ib.Access) abi.MRResult {
 	d.t.Helper()
 	if d.verbs {
-		return parse(d, d.must(abi.CmdRegMRVA, abi.RegMRVA{PDN: pd, Access: access, VA: gpa, Length: uint64(n), IOVA: gpa}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
+		return parse(d, d.must(abi.CmdRegMRVA, abi.RegMRVA{PDN: pd, Access: access, VA: gpa, Length: uint64(n),
+			IOVA: gpa}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
 	}
 	first := gpa &^ 4095
 	count := (gpa + uint64(n) - first + 4095) / 4096
-	req := abi.RegUserMR{PDN: pd, AccessFlags: access, VirtAddr: gpa, Length: uint64(n), NPages: uint32(count)}.Append(nil)
+	req := abi.RegUserMR{PDN: pd, AccessFlags: access, VirtAddr: gpa, Length: uint64(n),
+		NPages: uint32(count)}.Append(nil)
 	for i := range count {
 		req = le64(req, first+4096*i)
 	}
@@ -405,7 +412,8 @@ type cq struct {
 
 func (d *driver) cq(cqe uint32) *cq {
 	d.t.Helper()
-	n := parse(d, d.must(abi.CmdCreateCQ, abi.CreateCQ{CQE: cqe}.Append(nil), abi.CreateCQResultSize), abi.ParseCreateCQResult).CQN
+	n := parse(d, d.must(abi.CmdCreateCQ, abi.CreateCQ{CQE: cqe}.Append(nil), abi.CreateCQResultSize),
+		abi.ParseCreateCQResult).CQN
 	c := &cq{d.start(3 + n), d, n}
 	c.give(ringNum)
 	return c
@@ -444,7 +452,8 @@ func (c *cq) expect(want ...done) []abi.CQE {
 	}
 	for i, w := range want {
 		if got[i].WRID != w.id || got[i].Status != abi.WireStatus(w.status) {
-			c.d.t.Fatalf("completion %d: request %d with status %d, want %d with %d (%v)", i, got[i].WRID, got[i].Status, w.id, abi.WireStatus(w.status), w.status)
+			c.d.t.Fatalf("completion %d: request %d with status %d, want %d with %d (%v)", i, got[i].WRID,
+				got[i].Status, w.id, abi.WireStatus(w.status), w.status)
 		}
 	}
 	c.give(len(got))
@@ -533,7 +542,8 @@ func (q *qp) tryModify(a abi.ModifyQP, mask abi.AttrMask) error {
 	if a.QPState == ib.Init && mask&abi.AttrState != 0 {
 		v |= ib.AttrPKeyIndex | ib.AttrPort
 	}
-	_, err := q.d.do(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: q.num, AttrMask: v, QPState: a.QPState, CurQPState: a.CurQPState, PathMTU: a.PathMTU, QKey: a.QKey,
+	_, err := q.d.do(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: q.num, AttrMask: v, QPState: a.QPState,
+		CurQPState: a.CurQPState, PathMTU: a.PathMTU, QKey: a.QKey,
 		RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPNum, Access: a.QPAccessFlags, MaxRdAtomic: a.MaxRdAtomic,
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: 1, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry, IsGlobal: 1, AHAttr: a.AHAttr}.Append(nil), 0)
@@ -554,15 +564,18 @@ const qkey = 0x11111111
 // connect takes the queue pair to RTS, towards peer unless it is UD.
 func (q *qp) connect(peer *qp) {
 	q.d.t.Helper()
-	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 3, RNRRetry: 3,
-		QKey: qkey, RQPSN: 100, SQPSN: 100, QPAccessFlags: allAccess, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1, HopLimit: 64}}
+	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14,
+		RetryCnt: 3, RNRRetry: 3,
+		QKey: qkey, RQPSN: 100, SQPSN: 100, QPAccessFlags: allAccess, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1,
+			HopLimit: 64}}
 	if q.d.verbs {
 		a.QPAccessFlags |= ib.RemoteAtomic
 	}
 	if peer != nil {
 		a.DestQPNum = peer.wire
 	}
-	masks := map[ib.QPType][3]abi.AttrMask{ib.RC: {0x5, 0xaa31, 0x15c1}, ib.UC: {0x5, 0x8231, 0x1001}, ib.UD: {0x9, 0x1, 0x1001}}[q.typ]
+	masks := map[ib.QPType][3]abi.AttrMask{ib.RC: {0x5, 0xaa31, 0x15c1}, ib.UC: {0x5, 0x8231, 0x1001},
+		ib.UD: {0x9, 0x1, 0x1001}}[q.typ]
 	for i, s := range []ib.QPState{ib.Init, ib.RTR, ib.RTS} {
 		a.QPState = s
 		q.modify(a, masks[i])
@@ -645,7 +658,8 @@ func (q *qp) outstanding() (send, recv int) {
 
 func (d *driver) ah(pd uint32) uint32 {
 	d.t.Helper()
-	return parse(d, d.must(abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1, HopLimit: 64}}.Append(nil), abi.CreateAHResultSize), abi.ParseCreateAHResult).AH
+	return parse(d, d.must(abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: abi.AHAttr{DGID: gid, SGIDIndex: 1,
+		HopLimit: 64}}.Append(nil), abi.CreateAHResultSize), abi.ParseCreateAHResult).AH
 }
 
 // end is one client of a connected pair: a queue pair with everything around.

@@ -14,12 +14,14 @@ import (
 
 func (d *driver) fastReg(pd, pages uint32) abi.MRResult {
 	d.t.Helper()
-	return parse(d, d.must(abi.CmdAllocMR, abi.AllocMR{PDN: pd, MaxPages: pages}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
+	return parse(d, d.must(abi.CmdAllocMR, abi.AllocMR{PDN: pd, MaxPages: pages}.Append(nil), abi.MRResultSize),
+		abi.ParseMRResult)
 }
 
 func (d *driver) window(pd, typ uint32) abi.AllocMWResult {
 	d.t.Helper()
-	return parse(d, d.must(abi.CmdAllocMW, abi.AllocMW{PDN: pd, Type: typ}.Append(nil), abi.AllocMWResultSize), abi.ParseAllocMWResult)
+	return parse(d, d.must(abi.CmdAllocMW, abi.AllocMW{PDN: pd, Type: typ}.Append(nil), abi.AllocMWResultSize),
+		abi.ParseAllocMWResult)
 }
 
 // keys is a connected pair whose second end has regions and windows; the first end tests access by
@@ -154,7 +156,8 @@ func TestWindow1(t *testing.T) {
 	s := abi.Send{Opcode: abi.OpRead}
 	s.SetRDMA(b.at+at0, after(w.RKey, 1))
 	k.does(k.a, s, []ib.SGE{k.a.sge(0, 8)}, nil, ib.RemAccessErr)
-	k.does(b, abi.Send{Opcode: abi.OpSend}, []ib.SGE{{Addr: b.at + at0, Len: 8, LKey: after(w.RKey, 1)}}, nil, ib.LocProtErr)
+	k.does(b, abi.Send{Opcode: abi.OpSend}, []ib.SGE{{Addr: b.at + at0, Len: 8, LKey: after(w.RKey, 1)}}, nil,
+		ib.LocProtErr)
 	// It moves.
 	k.bind(after(w.RKey, 2), to(0, 100, ib.RemoteWrite|ib.RemoteRead), ib.Success)
 	k.refuses(after(w.RKey, 1), b.at+at0)
@@ -162,7 +165,8 @@ func TestWindow1(t *testing.T) {
 	k.writes(after(w.RKey, 2), b.at+50, 50, 50, ib.Success)
 	// Its region cannot be removed while the window exists.
 	b.d.refused(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0, syscall.EBUSY)
-	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil), abi.MRResultSize, syscall.EBUSY)
+	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil),
+		abi.MRResultSize, syscall.EBUSY)
 	k.writes(after(w.RKey, 2), b.at, 100, 0, ib.Success)
 	// It cannot be invalidated, but bound to nothing.
 	k.inv(after(w.RKey, 2), ib.MWBindErr)
@@ -192,7 +196,8 @@ func TestWindow2(t *testing.T) {
 	k.writes(after(w.RKey, 1), b.at+at0, 4096, at0, ib.Success)
 	// Another queue pair of the domain has nothing of it: neither its peer ...
 	other := b.d.qp(qpOpt{typ: ib.RC, pd: b.pd, scq: b.cq, rcq: b.cq})
-	x := &keys{t: t, a: &end{qp: a.d.qp(qpOpt{typ: ib.RC, pd: a.pd, scq: a.cq, rcq: a.cq}), pd: a.pd, mr: a.mr, mem: a.mem, at: a.at, cq: a.cq},
+	x := &keys{t: t, a: &end{qp: a.d.qp(qpOpt{typ: ib.RC, pd: a.pd, scq: a.cq, rcq: a.cq}), pd: a.pd, mr: a.mr,
+		mem: a.mem, at: a.at, cq: a.cq},
 		b: &end{qp: other, pd: b.pd, mr: b.mr, mem: b.mem, at: b.at, cq: b.cq}, id: 1000}
 	x.a.connect(x.b.qp)
 	x.b.connect(x.a.qp)
@@ -233,7 +238,8 @@ func TestBindRefused(t *testing.T) {
 	m := b.d.mr(b.pd, b.at, 8192, bindable)
 	unbindable := b.d.mr(b.pd, b.at, 8192, allAccess)
 	readOnly := b.d.mr(b.pd, b.at, 8192, ib.RemoteRead|ib.MWBind)
-	zero := parse(b.d, b.d.must(abi.CmdRegMRVA, abi.RegMRVA{PDN: b.pd, Access: bindable | ib.ZeroBased, VA: b.at, Length: 8192}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
+	zero := parse(b.d, b.d.must(abi.CmdRegMRVA, abi.RegMRVA{PDN: b.pd, Access: bindable | ib.ZeroBased, VA: b.at,
+		Length: 8192}.Append(nil), abi.MRResultSize), abi.ParseMRResult)
 	pd2 := b.d.pd()
 	foreign := b.d.mr(pd2, b.at, 8192, bindable)
 	fast := b.d.fastReg(b.pd, 4)
@@ -255,15 +261,21 @@ func TestBindRefused(t *testing.T) {
 			"region of another":  {w.RKey, func(v *abi.Bind) { v.Object = uint32(foreign.LKey) }},
 			"no right to bind":   {w.RKey, func(v *abi.Bind) { v.Object = uint32(unbindable.LKey) }},
 			"zero-based region":  {w.RKey, func(v *abi.Bind) { v.Object, v.Addr = uint32(zero.LKey), 0 }},
-			"read only":          {w.RKey, func(v *abi.Bind) { v.Object, v.Access = uint32(readOnly.LKey), ib.RemoteWrite }},
-			"read only, atomic":  {w.RKey, func(v *abi.Bind) { v.Object, v.Access = uint32(readOnly.LKey), ib.RemoteAtomic }},
-			"unknown right":      {w.RKey, func(v *abi.Bind) { v.Access |= 0x40 }},
-			"right to bind":      {w.RKey, func(v *abi.Bind) { v.Access |= ib.MWBind }},
-			"below":              {w.RKey, func(v *abi.Bind) { v.Addr-- }},
-			"beyond":             {w.RKey, func(v *abi.Bind) { v.Addr += 8192 - 99 }},
-			"longer":             {w.RKey, func(v *abi.Bind) { v.Length = 8193 }},
-			"wraps":              {w.RKey, func(v *abi.Bind) { v.Length = ^uint64(0) }},
-			"wraps to it":        {w.RKey, func(v *abi.Bind) { v.Addr, v.Length = ^uint64(0)-10, b.at+50 }},
+			"read only": {w.RKey, func(v *abi.Bind) {
+				v.Object, v.Access = uint32(readOnly.LKey),
+					ib.RemoteWrite
+			}},
+			"read only, atomic": {w.RKey, func(v *abi.Bind) {
+				v.Object, v.Access = uint32(readOnly.LKey),
+					ib.RemoteAtomic
+			}},
+			"unknown right": {w.RKey, func(v *abi.Bind) { v.Access |= 0x40 }},
+			"right to bind": {w.RKey, func(v *abi.Bind) { v.Access |= ib.MWBind }},
+			"below":         {w.RKey, func(v *abi.Bind) { v.Addr-- }},
+			"beyond":        {w.RKey, func(v *abi.Bind) { v.Addr += 8192 - 99 }},
+			"longer":        {w.RKey, func(v *abi.Bind) { v.Length = 8193 }},
+			"wraps":         {w.RKey, func(v *abi.Bind) { v.Length = ^uint64(0) }},
+			"wraps to it":   {w.RKey, func(v *abi.Bind) { v.Addr, v.Length = ^uint64(0)-10, b.at+50 }},
 		} {
 			v := good
 			if c.change != nil {
@@ -328,7 +340,8 @@ func TestFastRegister(t *testing.T) {
 	b.d.refused(abi.CmdDeregMR, abi.DeregMR{MRN: m.MRN}.Append(nil), 0, syscall.EBUSY)
 	k.inv(w.RKey, ib.Success)
 	k.inv(v.Key, ib.Success)
-	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil), abi.MRResultSize, syscall.EINVAL)
+	b.d.refused(abi.CmdReregMR, abi.ReregMR{MRN: m.MRN, Flags: abi.ReregAccess, Access: 1}.Append(nil),
+		abi.MRResultSize, syscall.EINVAL)
 	// From zero.
 	v.Access |= ib.ZeroBased
 	k.reg(v, pages, true, ib.Success)
@@ -394,7 +407,8 @@ func TestFastRegisterRefused(t *testing.T) {
 	k.does(b, s, []ib.SGE{b.sge(0, 8), b.sge(8, 8)}, nil, ib.MWBindErr)
 	k.does(b, s, nil, nil, ib.MWBindErr)
 	k.reg(good, pages, true, ib.Success)
-	for _, v := range []abi.AllocMR{{PDN: b.pd}, {PDN: b.pd, MaxPages: 513}, {PDN: b.pd, MaxPages: 1, Access: 1}, {PDN: b.pd, MaxPages: 1, Type: 1}} {
+	for _, v := range []abi.AllocMR{{PDN: b.pd}, {PDN: b.pd, MaxPages: 513}, {PDN: b.pd, MaxPages: 1, Access: 1},
+		{PDN: b.pd, MaxPages: 1, Type: 1}} {
 		b.d.refused(abi.CmdAllocMR, v.Append(nil), abi.MRResultSize, syscall.EINVAL)
 	}
 	b.d.refused(abi.CmdAllocMR, abi.AllocMR{PDN: 999, MaxPages: 1}.Append(nil), abi.MRResultSize, syscall.ENOENT)
@@ -421,7 +435,8 @@ func TestRemoteInvalidate(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 		c := b.cq.expect(done{k.id, recv})[0]
-		if recv == ib.Success && (c.Flags != abi.WCFlagWithInv || ib.Key(binary.LittleEndian.Uint32(c.Imm[:])) != key || c.ByteLen != uint32(n) ||
+		if recv == ib.Success && (c.Flags != abi.WCFlagWithInv ||
+			ib.Key(binary.LittleEndian.Uint32(c.Imm[:])) != key || c.ByteLen != uint32(n) ||
 			c.Opcode != abi.WCOpRecv || !bytes.Equal(a.mem[:n], b.mem[16<<10:][:n])) {
 			t.Errorf("%+v", c)
 		}
@@ -435,13 +450,15 @@ func TestRemoteInvalidate(t *testing.T) {
 		k.writes(after(w2.RKey, 1), b.at, 100, 0, ib.Success)
 		send(after(w2.RKey, 1), n, ib.Success, ib.Success)
 		k.refuses(after(w2.RKey, 1), b.at)
-		k.reg(abi.Bind{Addr: b.at, Length: 8192, Object: fast.MRN, Key: fast.RKey, Access: allAccess, Pages: 2}, []uint64{b.at, b.at + 4096}, true, ib.Success)
+		k.reg(abi.Bind{Addr: b.at, Length: 8192, Object: fast.MRN, Key: fast.RKey, Access: allAccess, Pages: 2},
+			[]uint64{b.at, b.at + 4096}, true, ib.Success)
 		k.writes(fast.RKey, b.at, 8192, 0, ib.Success)
 		send(fast.RKey, n, ib.Success, ib.Success)
 		k.refuses(fast.RKey, b.at)
 	}
 	// What no peer may end.
-	for _, key := range []ib.Key{m.RKey, w1.RKey, free.RKey, after(w2.RKey, 1), fast.RKey, after(fast.RKey, 1), 0, a.mr.RKey} {
+	for _, key := range []ib.Key{m.RKey, w1.RKey, free.RKey, after(w2.RKey, 1), fast.RKey, after(fast.RKey, 1), 0,
+		a.mr.RKey} {
 		send(key, 100, ib.RemAccessErr, ib.LocAccessErr)
 	}
 	k.writes(m.RKey, b.at, 100, 0, ib.Success)
@@ -490,7 +507,8 @@ func TestManyKeys(t *testing.T) {
 	w := b.d.window(b.pd, 1)
 	for i := range ringNum - 1 {
 		s := abi.Send{WRID: uint64(i), Opcode: abi.OpBindMW}
-		s.SetBind(abi.Bind{Addr: b.at, Length: uint64(i + 1), Object: uint32(m.LKey), Key: w.RKey&^0xff | ib.Key(i), Access: ib.RemoteWrite})
+		s.SetBind(abi.Bind{Addr: b.at, Length: uint64(i + 1), Object: uint32(m.LKey), Key: w.RKey&^0xff | ib.Key(i),
+			Access: ib.RemoteWrite})
 		b.post(s, nil, nil)
 	}
 	b.post(abi.Send{WRID: 99, Opcode: abi.OpSend, Flags: ib.Signaled}, nil, nil)

@@ -151,7 +151,8 @@ func (d *Device) queryQP(v abi.QueryQP, res []byte) error {
 	}
 	var a transport.Attr
 	q.Transport().Query(&a)
-	put(res, abi.QueryQPResult{QPState: a.State, PathMTU: a.PathMTU, SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic,
+	put(res, abi.QueryQPResult{QPState: a.State, PathMTU: a.PathMTU, SQDraining: b2u(a.SQDraining),
+		MaxRdAtomic:     a.MaxRdAtomic,
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Timeout: a.Timeout, RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry, QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, QPAccessFlags: a.Access,
 		Cap: abiCap(q.Config().Cap), AHAttr: abiAH(q.AH())}.Append(nil))
@@ -198,8 +199,9 @@ func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
 	var a transport.Attr
 	q.Transport().Query(&a)
 	c := q.Config()
-	put(res, abi.QPAttrEx{QPN: q.Slot(), QPState: a.State, CurQPState: a.State, PathMTU: a.PathMTU, PathMigState: a.PathMigState,
-		QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, Access: a.Access, PKeyIndex: a.PKeyIndex,
+	put(res, abi.QPAttrEx{QPN: q.Slot(), QPState: a.State, CurQPState: a.State, PathMTU: a.PathMTU,
+		PathMigState: a.PathMigState,
+		QKey:         a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, Access: a.Access, PKeyIndex: a.PKeyIndex,
 		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic, RateLimit: q.RateLimit(),
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
 		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),

@@ -151,10 +151,12 @@ func TestMoveRing(t *testing.T) {
 	f := newFabric(t)
 	d := f.newDriver(true, 16<<20)
 	e := d.end(ib.RC, size)
-	srq := parse(d, d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: e.pd, MaxWR: 8, MaxSGE: 1, Limit: 2}.Append(nil), abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
+	srq := parse(d, d.must(abi.CmdCreateSRQ, abi.CreateSRQ{PDN: e.pd, MaxWR: 8, MaxSGE: 1, Limit: 2}.Append(nil),
+		abi.CreateSRQResultSize), abi.ParseCreateSRQResult)
 	r := d.start(srq.RingIndex)
 	query := func() abi.QuerySRQResult {
-		return parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: srq.SRQN}.Append(nil), abi.QuerySRQResultSize), abi.ParseQuerySRQResult)
+		return parse(d, d.must(abi.CmdQuerySRQ, abi.QuerySRQ{SRQN: srq.SRQN}.Append(nil), abi.QuerySRQResultSize),
+			abi.ParseQuerySRQResult)
 	}
 	peer := f.newDriver(true, 8<<20).end(ib.RC, size)
 	e.qp = d.qp(qpOpt{typ: ib.RC, pd: e.pd, scq: e.cq, rcq: e.cq, srq1: srq.SRQN + 1})
@@ -171,7 +173,8 @@ func TestMoveRing(t *testing.T) {
 	send(8)
 	e.cq.expect(ok(0)...) // used, visible to the driver
 	fill(peer.mem, 3)
-	peer.d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: peer.num, AttrMask: ib.AttrRateLimit, RateLimit: 1_000_000}.Append(nil), 0)
+	peer.d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: peer.num, AttrMask: ib.AttrRateLimit,
+		RateLimit: 1_000_000}.Append(nil), 0)
 	send(size)
 	f.run()
 	if got := e.cq.poll(); len(got) != 0 {

@@ -27,7 +27,8 @@ type sendRing struct {
 func (d *Device) bindSend(q *hca.QP, compact bool) {
 	r := d.ring(d.sendRing(q.Slot()))
 	c := q.Config()
-	s := &sendRing{ring: r, qp: q, form: &abi.SendRFC, maxSGE: c.Cap.MaxSendSGE, maxInl: c.Cap.MaxInline, datagram: c.Type == ib.UD}
+	s := &sendRing{ring: r, qp: q, form: &abi.SendRFC, maxSGE: c.Cap.MaxSendSGE, maxInl: c.Cap.MaxInline,
+		datagram: c.Type == ib.UD}
 	if compact {
 		s.form = &abi.SendCompact
 	}

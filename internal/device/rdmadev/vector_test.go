@@ -65,7 +65,8 @@ func prepare(d *driver, id string) {
 	}
 	twoQP := func() *qp {
 		pd, c := pdCQs(2)
-		return d.qp(qpOpt{typ: ib.RC, pd: pd, scq: c[0], rcq: c[1], cap: abi.QPCap{MaxSendWR: 128, MaxRecvWR: 256, MaxSendSGE: 4, MaxRecvSGE: 2, MaxInlineData: 512}})
+		return d.qp(qpOpt{typ: ib.RC, pd: pd, scq: c[0], rcq: c[1], cap: abi.QPCap{MaxSendWR: 128, MaxRecvWR: 256,
+			MaxSendSGE: 4, MaxRecvSGE: 2, MaxInlineData: 512}})
 	}
 	before := func(ids ...string) {
 		q := twoQP()
@@ -123,7 +124,8 @@ var own = map[string]func(t *testing.T, d *driver, got []byte){
 	"query-device-1": func(t *testing.T, d *driver, got []byte) {
 		r := parse(d, got[1:], abi.ParseQueryDeviceResult)
 		l := d.f.adapter.Limits()
-		want := abi.QueryDeviceResult{DeviceCapFlags: 1, MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1, MaxQPWR: l.QPWR,
+		want := abi.QueryDeviceResult{DeviceCapFlags: 1, MaxMRSize: 1<<64 - 1, PageSizeCap: 0xfffff000, HWVer: 1,
+			MaxQPWR:    l.QPWR,
 			MaxSendSGE: l.SGE, MaxRecvSGE: l.SGE, MaxSGERd: l.SGE, MaxCQE: l.CQE, MaxMR: l.MR, MaxPD: l.PD, MaxQPRdAtom: 128,
 			MaxQPInitRdAtom: 128, MaxAH: l.AH, LocalCAAckDelay: 15}
 		if r != want {
@@ -131,7 +133,8 @@ var own = map[string]func(t *testing.T, d *driver, got []byte){
 		}
 	},
 	"query-port-1": func(t *testing.T, d *driver, got []byte) {
-		if r := parse(d, got[1:], abi.ParseQueryPortResult); r != (abi.QueryPortResult{GIDTblLen: 256, MaxMsgSz: 1 << 31}) {
+		if r := parse(d, got[1:], abi.ParseQueryPortResult); r != (abi.QueryPortResult{GIDTblLen: 256,
+			MaxMsgSz: 1 << 31}) {
 			t.Errorf("%+v", r)
 		}
 	},
@@ -211,14 +214,16 @@ func TestShortCommands(t *testing.T) {
 				}
 			}
 			after := d.dev.Session().Inspect()
-			if len(before.QPs) != len(after.QPs) || len(before.CQs) != len(after.CQs) || len(before.MRs) != len(after.MRs) ||
+			if len(before.QPs) != len(after.QPs) || len(before.CQs) != len(after.CQs) ||
+				len(before.MRs) != len(after.MRs) ||
 				len(before.PDs) != len(after.PDs) || len(before.AHs) != len(after.AHs) {
 				t.Errorf("%s: refused commands had effects", v.ID)
 			}
 			if len(before.QPs) > 0 && before.QPs[0].Attr.State != after.QPs[0].Attr.State {
 				t.Errorf("%s: a refused command changed a state", v.ID)
 			}
-			if got := d.exec(append(in, 1, 2, 3), 200); v.ID != "reg-user-mr-1" && got[0] != v.Ack && !(verbs && got[0] != 0 && v.Ack != 0) && !rfcOnly(v.Command) {
+			if got := d.exec(append(in, 1, 2, 3), 200); v.ID != "reg-user-mr-1" && got[0] != v.Ack &&
+				!(verbs && got[0] != 0 && v.Ack != 0) && !rfcOnly(v.Command) {
 				t.Errorf("%s with a tail: %x", v.ID, got)
 			}
 		}

@@ -383,7 +383,8 @@ func TestDriver(t *testing.T) {
 			}
 			for round := range 50 {
 				for i := range 10 {
-					if err := qp.PostSend(abi.Send{WRID: uint64(round*10 + i), Opcode: abi.OpSend}, nil, nil); err != nil {
+					if err := qp.PostSend(abi.Send{WRID: uint64(round*10 + i), Opcode: abi.OpSend}, nil,
+						nil); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -218,11 +218,13 @@ func processMemory(fd int, addr, value uint64) (*os.File, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if fs.Type != unix.PROC_SUPER_MAGIC || !strings.HasSuffix(name, "/mem") || st.Mode&unix.S_IFMT != unix.S_IFREG || flags&unix.O_ACCMODE != unix.O_RDWR {
+	if fs.Type != unix.PROC_SUPER_MAGIC || !strings.HasSuffix(name, "/mem") || st.Mode&unix.S_IFMT != unix.S_IFREG ||
+		flags&unix.O_ACCMODE != unix.O_RDWR {
 		return fail(unix.EPERM)
 	}
 	var word [8]byte
-	if n, err := unix.Pread(fd, word[:], int64(addr)); n != 8 || err != nil || binary.NativeEndian.Uint64(word[:]) != value {
+	if n, err := unix.Pread(fd, word[:], int64(addr)); n != 8 || err != nil ||
+		binary.NativeEndian.Uint64(word[:]) != value {
 		return fail(unix.EPERM)
 	}
 	return f, nil

@@ -28,7 +28,8 @@ var known = []uint32{abi.ReqGetFeatures, abi.ReqSetFeatures, abi.ReqSetOwner, ab
 	abi.ReqSetLogBase, abi.ReqSetLogFD, abi.ReqSendRARP, abi.ReqNetSetMTU}
 
 // sizes are the payload lengths that are right for known.
-var sizes = []int{0, 8, 0, 0, 8 + 32, 8, 40, 8, 8, 8, 8, 8, 0, 8, 0, 8, 12 + 8, 12 + 8, 0, 0, 40, 40, 8, 0, 16, 16, 48, 8, 16, 16, 0, 8, 8}
+var sizes = []int{0, 8, 0, 0, 8 + 32, 8, 40, 8, 8, 8, 8, 8, 0, 8, 0, 8, 12 + 8, 12 + 8, 0, 0, 40, 40, 8, 0, 16, 16,
+	48, 8, 16, 16, 0, 8, 8}
 
 // writer makes a script of messages, as FuzzMessages reads it.
 type writer []byte
@@ -70,7 +71,8 @@ func seeds() (list []writer) {
 	std := start(false)
 	std.add(abi.ReqSetVringNum, 9, nil, put(2, 4))
 	std.add(abi.ReqSetVringBase, 9, nil, put(2, 0))
-	std.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256, Used: fixed + 512}.Append(nil))
+	std.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256,
+		Used: fixed + 512}.Append(nil))
 	std.add(abi.ReqSetVringCall, 9, []byte{fdPipe}, vhosttest.U64(2))
 	std.add(abi.ReqSetVringErr, 9, []byte{fdEvent}, vhosttest.U64(2))
 	std.add(abi.ReqSetVringKick, 9, []byte{fdEvent}, vhosttest.U64(2))
@@ -81,17 +83,21 @@ func seeds() (list []writer) {
 	stop.add(abi.ReqRemMemReg, 9, nil, abi.VUMemReg{GPA: fixed, Size: 1 << 16, UserAddr: fixed}.Append(nil))
 	stop.add(abi.ReqResetDevice, 9, nil, nil)
 	table := slices.Clone(std)
-	table.add(abi.ReqSetMemTable, 9, []byte{fdMem}, append(put(1, 0), abi.VUMemReg{GPA: fixed, Size: 1 << 12, UserAddr: fixed}.Append(nil)[8:]...))
+	table.add(abi.ReqSetMemTable, 9, []byte{fdMem}, append(put(1, 0), abi.VUMemReg{GPA: fixed, Size: 1 << 12,
+		UserAddr: fixed}.Append(nil)[8:]...))
 	table.add(abi.ReqGetConfig, 1, nil, append(put(24, 8, 0), make([]byte, 8)...))
 	weft := start(true)
 	weft.add(abi.ReqSetDoorbell, 9, []byte{fdEvent}, abi.SetDoorbell{GPA: fixed + 4096, NBits: 64}.Append(nil))
 	weft.add(abi.ReqProcMem, 9, []byte{fdProcMem}, abi.ProcMem{}.Append(nil))
-	weft.add(abi.ReqSetRing, 9, []byte{fdPipe}, abi.SetRing{Index: 2, Num: 4, Desc: fixed, Avail: fixed + 256, Used: fixed + 512, CallValue: 9, Flags: 1}.Append(nil))
-	weft.add(abi.ReqSetRing, 9, nil, abi.SetRing{Index: 11, Num: 4, Desc: fixed + 1024, Avail: fixed + 1280, Used: fixed + 1536}.Append(nil))
+	weft.add(abi.ReqSetRing, 9, []byte{fdPipe}, abi.SetRing{Index: 2, Num: 4, Desc: fixed, Avail: fixed + 256,
+		Used: fixed + 512, CallValue: 9, Flags: 1}.Append(nil))
+	weft.add(abi.ReqSetRing, 9, nil, abi.SetRing{Index: 11, Num: 4, Desc: fixed + 1024, Avail: fixed + 1280,
+		Used: fixed + 1536}.Append(nil))
 	weft.add(abi.ReqStopRing, 9, nil, put(2, 0))
 	weft.add(abi.ReqSetStatus, 9, nil, vhosttest.U64(0))
 	log := start(false)
-	log.add(abi.ReqSetProtocolFeatures, 9, nil, vhosttest.U64(1<<abi.ProtoReplyAck|1<<abi.ProtoLogShmFD|1<<abi.ProtoRARP|1<<abi.ProtoMTU))
+	log.add(abi.ReqSetProtocolFeatures, 9, nil,
+		vhosttest.U64(1<<abi.ProtoReplyAck|1<<abi.ProtoLogShmFD|1<<abi.ProtoRARP|1<<abi.ProtoMTU))
 	log.add(abi.ReqSetLogBase, 9, []byte{fdMem}, append(vhosttest.U64(1<<12), vhosttest.U64(64)...))
 	log.add(abi.ReqSetFeatures, 9, nil, vhosttest.U64(1<<32|1<<55|1<<17|1<<30|1<<abi.FeatureLogAll))
 	log.add(abi.ReqSetLogBase, 9, []byte{fdMem}, append(vhosttest.U64(1<<10), vhosttest.U64(0)...))
@@ -102,7 +108,8 @@ func seeds() (list []writer) {
 	packed.add(abi.ReqSetFeatures, 9, nil, vhosttest.U64(1<<32|1<<55|1<<17|1<<30|1<<abi.FeaturePacked))
 	packed.add(abi.ReqSetVringNum, 9, nil, put(2, 3))
 	packed.add(abi.ReqSetVringBase, 9, nil, put(2, 0x80008000))
-	packed.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256, Used: fixed + 512}.Append(nil))
+	packed.add(abi.ReqSetVringAddr, 9, nil, abi.VUVringAddr{Index: 2, Desc: fixed, Avail: fixed + 256,
+		Used: fixed + 512}.Append(nil))
 	packed.add(abi.ReqSetVringKick, 9, []byte{fdEvent}, vhosttest.U64(2))
 	packed.add(abi.ReqSetVringEnable, 9, nil, put(2, 1))
 	packed.add(abi.ReqGetVringBase, 1, nil, put(2, 0))
@@ -137,7 +144,8 @@ func FuzzMessages(f *testing.F) {
 		unix.Close(pipe[0])
 		unix.Close(pipe[1])
 	})
-	kinds := [fdKinds]int{fdEvent: vhosttest.Eventfd(f), fdMem: m.FD, fdPipe: pipe[1], fdProcMem: int(proc.Fd()), fdNull: int(null.Fd())}
+	kinds := [fdKinds]int{fdEvent: vhosttest.Eventfd(f), fdMem: m.FD, fdPipe: pipe[1], fdProcMem: int(proc.Fd()),
+		fdNull: int(null.Fd())}
 	// The runtime opens descriptors of its own at the first connection.
 	first, _ := vhosttest.Dial(door.path)
 	first.Close()

@@ -287,7 +287,8 @@ func mapRegion(m abi.VUMemReg, fd int) (*region, error) {
 		return nil, &end{Reason: BadMemory, cause: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size < 0 || uint64(st.Size) < m.MmapOffset+m.Size {
-		return nil, fatal(BadMemory, "file of %d bytes, mode %o, for region %#x+%#x at offset %#x", st.Size, st.Mode, m.GPA, m.Size, m.MmapOffset)
+		return nil, fatal(BadMemory, "file of %d bytes, mode %o, for region %#x+%#x at offset %#x", st.Size, st.Mode,
+			m.GPA, m.Size, m.MmapOffset)
 	}
 	// Huge pages require offset and length in their own unit.
 	unit := uint64(unix.Getpagesize())

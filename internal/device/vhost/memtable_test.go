@@ -52,7 +52,8 @@ func TestLookupAgainstModel(t *testing.T) {
 		gpa := uint64(1 << 32)
 		order := rnd.Perm(n)
 		for _, i := range order {
-			m := abi.VUMemReg{GPA: gpa + uint64(i)*3*page, Size: 2 * page, UserAddr: 1<<40 + uint64(i)*2*page, MmapOffset: uint64(i * 2 * page)}
+			m := abi.VUMemReg{GPA: gpa + uint64(i)*3*page, Size: 2 * page, UserAddr: 1<<40 + uint64(i)*2*page,
+				MmapOffset: uint64(i * 2 * page)}
 			if i%2 == 1 { // adjacent to its predecessor
 				m.GPA -= page
 			}
@@ -83,7 +84,8 @@ func TestLookupAgainstModel(t *testing.T) {
 			for i := range data {
 				data[i] = byte(rnd.Uint32())
 			}
-			if done, err := tab.WriteV([]mem.Write{{Addr: a, Data: data}}); (err == nil) != (run == size) || err == nil && done != 1 {
+			if done, err := tab.WriteV([]mem.Write{{Addr: a, Data: data}}); (err == nil) != (run == size) ||
+				err == nil && done != 1 {
 				t.Fatalf("%d regions: write %#x+%d: %d, %v", n, a, size, done, err)
 			}
 			if run == size {
@@ -204,7 +206,8 @@ func TestRepetitionAndLimit(t *testing.T) {
 	if !tab.Sealed() {
 		t.Error("sealed file not seen")
 	}
-	if err := tab.replace([]abi.VUMemReg{{GPA: 0, Size: page}}, []int{memfd(t, page, 0)}, func(*region) {}); err != nil {
+	if err := tab.replace([]abi.VUMemReg{{GPA: 0, Size: page}}, []int{memfd(t, page, 0)},
+		func(*region) {}); err != nil {
 		t.Fatal(err)
 	}
 	if tab.Sealed() {
@@ -231,7 +234,8 @@ func TestOddOffset(t *testing.T) {
 	for _, tc := range []struct {
 		user, n, gpa uint64
 		ok           bool
-	}{{1 << 20, 300, 7, true}, {1<<20 + 299, 1, 306, true}, {1<<20 + 299, 2, 0, false}, {1<<20 - 1, 1, 0, false}, {1 << 20, 301, 0, false}} {
+	}{{1 << 20, 300, 7, true}, {1<<20 + 299, 1, 306, true}, {1<<20 + 299, 2, 0, false}, {1<<20 - 1, 1, 0,
+		false}, {1 << 20, 301, 0, false}} {
 		if gpa, ok := tab.fromUser(tc.user, tc.n); gpa != tc.gpa || ok != tc.ok {
 			t.Errorf("user %#x+%d: %#x %v", tc.user, tc.n, gpa, ok)
 		}
@@ -255,7 +259,8 @@ func TestRetire(t *testing.T) {
 	stays, goes := tab.View(0, 8), tab.View(page, 8)
 	var stopped []uint64
 	c := abi.VUMemReg{GPA: 4 * page, Size: page, UserAddr: 4 * page}
-	if err := tab.replace([]abi.VUMemReg{c, a}, []int{gone, keep}, func(r *region) { stopped = append(stopped, r.gpa) }); err != nil {
+	if err := tab.replace([]abi.VUMemReg{c, a}, []int{gone, keep},
+		func(r *region) { stopped = append(stopped, r.gpa) }); err != nil {
 		t.Fatal(err)
 	}
 	if len(stopped) != 1 || stopped[0] != page {
@@ -385,7 +390,8 @@ func TestReplaceIsAtomic(t *testing.T) {
 	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, fd); err != nil {
 		t.Fatal(err)
 	}
-	list := []abi.VUMemReg{{GPA: 8 * page, Size: page, UserAddr: 8 * page}, {GPA: 9 * page, Size: 2 * page, UserAddr: 9 * page}}
+	list := []abi.VUMemReg{{GPA: 8 * page, Size: page, UserAddr: 8 * page}, {GPA: 9 * page, Size: 2 * page,
+		UserAddr: 9 * page}}
 	err := tab.replace(list, []int{fd, fd}, func(*region) { t.Error("stopped a region") })
 	if !errors.Is(err, BadMemory) || tab.View(0, 1) == nil || tab.View(8*page, 1) != nil {
 		t.Errorf("%v", err)
@@ -492,7 +498,8 @@ func TestFileOfFileSystem(t *testing.T) {
 	}
 	defer f.Close()
 	tab := table(t)
-	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, int(f.Fd())); !errors.Is(err, BadMemory) || !errors.Is(err, unix.EINVAL) {
+	if err := tab.add(abi.VUMemReg{GPA: 0, Size: page}, int(f.Fd())); !errors.Is(err, BadMemory) ||
+		!errors.Is(err, unix.EINVAL) {
 		t.Errorf("a program's file as memory: %v", err)
 	}
 }

@@ -144,7 +144,8 @@ func (m *message) adopt(oob []byte) error {
 
 // reply answers request m. The flags are exactly these: front-ends compare.
 func (s *Session) reply(m *message, payload []byte) error {
-	b := abi.VUHeader{Request: m.Request, Flags: abi.VUVersion | abi.VUReply, Size: uint32(len(payload))}.Append(s.out[:0])
+	b := abi.VUHeader{Request: m.Request, Flags: abi.VUVersion | abi.VUReply,
+		Size: uint32(len(payload))}.Append(s.out[:0])
 	b = append(b, payload...)
 	s.out = b
 	if _, err := s.conn.Write(b); err != nil {

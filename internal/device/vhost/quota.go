@@ -119,7 +119,8 @@ func (s *Session) hold(n int) error {
 	if m := l.limits.SessionDescriptors; m > 0 && s.held+n > m {
 		return DescriptorsOfSession
 	}
-	all, user := l.descriptors.reserve(s.peer.Uid, n, l.limits.Descriptors, l.user(s.peer.Uid, l.limits.UserDescriptors))
+	all, user := l.descriptors.reserve(s.peer.Uid, n, l.limits.Descriptors,
+		l.user(s.peer.Uid, l.limits.UserDescriptors))
 	switch {
 	case all:
 		return DescriptorsOfAll

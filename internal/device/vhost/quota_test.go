@@ -41,7 +41,8 @@ func TestSessionQuota(t *testing.T) {
 	}{
 		{vhost.Limits{Sessions: 2}, vhost.SessionsOfAll, unix.ENOSPC},
 		{vhost.Limits{Sessions: 100, UserSessions: 2}, vhost.SessionsOfUser, unix.EUSERS},
-		{vhost.Limits{Sessions: 3, UserSessions: 2, Free: func(uid uint32) bool { return uid == uint32(os.Getuid()) }}, vhost.SessionsOfAll, unix.ENOSPC},
+		{vhost.Limits{Sessions: 3, UserSessions: 2,
+			Free: func(uid uint32) bool { return uid == uint32(os.Getuid()) }}, vhost.SessionsOfAll, unix.ENOSPC},
 	} {
 		t.Run(c.quota.Name(), func(t *testing.T) {
 			d := newLimitedDoor(t, c.limits)
@@ -106,16 +107,20 @@ func TestDescriptorQuota(t *testing.T) {
 		want   error
 	}{
 		{vhost.DescriptorsOfSession, vhost.Limits{SessionDescriptors: 6, UserDescriptors: 100}, unix.EMFILE},
-		{vhost.DescriptorsOfUser, vhost.Limits{SessionDescriptors: 100, UserDescriptors: 6, Descriptors: 100}, unix.EMFILE},
-		{vhost.DescriptorsOfAll, vhost.Limits{SessionDescriptors: 100, UserDescriptors: 100, Descriptors: 6}, unix.ENFILE},
+		{vhost.DescriptorsOfUser, vhost.Limits{SessionDescriptors: 100, UserDescriptors: 6, Descriptors: 100},
+			unix.EMFILE},
+		{vhost.DescriptorsOfAll, vhost.Limits{SessionDescriptors: 100, UserDescriptors: 100, Descriptors: 6},
+			unix.ENFILE},
 	} {
 		t.Run(c.quota.Name(), func(t *testing.T) {
 			door := newLimitedDoor(t, c.limits)
 			for range 5 { // each leaves everything behind
-				d := vhosttest.NewDriver(t, door.path, vhosttest.Options{MemSize: 1 << 18, NoRings: true}) // memory, doorbell: one kept
+				// memory, doorbell: one kept
+				d := vhosttest.NewDriver(t, door.path, vhosttest.Options{MemSize: 1 << 18, NoRings: true})
 				set := func(i int) error {
 					r := virtiotest.NewRing(d.Mem, 4, false)
-					m := abi.SetRing{Index: uint32(3 + i), Num: 4, Desc: r.Desc, Avail: r.Avail, Used: r.Used, Flags: abi.RingCall, CallValue: 1}
+					m := abi.SetRing{Index: uint32(3 + i), Num: 4, Desc: r.Desc, Avail: r.Avail, Used: r.Used,
+						Flags: abi.RingCall, CallValue: 1}
 					return d.Do(abi.ReqSetRing, m.Append(nil), vhosttest.Eventfd(t))
 				}
 				before := door.Refusals()[c.quota.Name()]

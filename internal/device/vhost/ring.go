@@ -223,8 +223,9 @@ func (s *Session) start(i int, r *ring) error {
 	if r.Num == 0 || !r.addrSet {
 		return fatal(BadState, "ring %d started without size or addresses", i)
 	}
-	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0, Packed: s.features&(1<<abi.FeaturePacked) != 0,
-		Base: r.base, Resume: true}
+	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0,
+		Packed: s.features&(1<<abi.FeaturePacked) != 0,
+		Base:   r.base, Resume: true}
 	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
 		c.Log = s.table // whether it logs is read while the ring runs
 	}

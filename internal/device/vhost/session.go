@@ -425,7 +425,10 @@ func (s *Session) remMemReg(m *message) error {
 // stopRings stops every running ring whose tables lie in r.
 func (s *Session) stopRings(r *region) {
 	for i, g := range s.rings {
-		if g.running && slices.ContainsFunc(g.spans(), func(p span) bool { return overlap(p.gpa, p.size, r.gpa, r.size) }) {
+		if g.running && slices.ContainsFunc(g.spans(), func(p span) bool {
+			return overlap(p.gpa, p.size, r.gpa,
+				r.size)
+		}) {
 			s.halt(i, g)
 			s.broken(g)
 		}

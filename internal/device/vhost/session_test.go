@@ -79,7 +79,8 @@ func (d *door) enter(t testing.TB, s stage) (*vhosttest.Front, *vhosttest.Driver
 		d.made <- <-d.made // the session has begun
 		return f, nil
 	default:
-		v := vhosttest.NewDriver(t, d.path, vhosttest.Options{Plain: s == plain, NoRings: s != running, MemSize: 1 << 18})
+		v := vhosttest.NewDriver(t, d.path, vhosttest.Options{Plain: s == plain, NoRings: s != running,
+			MemSize: 1 << 18})
 		return v.Front, v
 	}
 }
@@ -117,19 +118,25 @@ func TestMalformed(t *testing.T) {
 		{"huge", fresh, abi.ReqSetFeatures, v1, raw(make([]byte, 4097)), 0, vhost.BadSize},
 		{"descriptor where none belongs", fresh, abi.ReqSetOwner, v1, raw(nil), 1, vhost.BadDescriptors},
 		{"many descriptors", fresh, abi.ReqSetOwner, v1, raw(nil), 200, vhost.BadDescriptors},
-		{"descriptor missing", plain, abi.ReqAddMemReg, ask, raw(make([]byte, abi.VUMemRegSize)), 0, vhost.BadDescriptors},
+		{"descriptor missing", plain, abi.ReqAddMemReg, ask, raw(make([]byte, abi.VUMemRegSize)), 0,
+			vhost.BadDescriptors},
 		{"features not offered", fresh, abi.ReqSetFeatures, ask, raw(vhosttest.U64(1 << 60)), 0, vhost.BadRequest},
-		{"protocol feature WEFT without hello", fresh, abi.ReqSetProtocolFeatures, ask, raw(vhosttest.U64(1 << abi.ProtoWeft)), 0, vhost.BadRequest},
+		{"protocol feature WEFT without hello", fresh, abi.ReqSetProtocolFeatures, ask,
+			raw(vhosttest.U64(1 << abi.ProtoWeft)), 0, vhost.BadRequest},
 		{"status too wide", plain, abi.ReqSetStatus, ask, raw(vhosttest.U64(256)), 0, vhost.BadRequest},
 		{"hello of version 1", fresh, abi.ReqHello, v1, raw(abi.Hello{ABI: 1}.Append(nil)), 0, vhost.BadVersion},
-		{"hello with flags", fresh, abi.ReqHello, v1, raw(abi.Hello{ABI: abi.Version, Flags: 1}.Append(nil)), 0, vhost.BadVersion},
+		{"hello with flags", fresh, abi.ReqHello, v1, raw(abi.Hello{ABI: abi.Version, Flags: 1}.Append(nil)), 0,
+			vhost.BadVersion},
 		{"late hello", plain, abi.ReqHello, v1, raw(abi.Hello{ABI: abi.Version}.Append(nil)), 0, vhost.BadState},
-		{"memory of an eventfd", plain, abi.ReqAddMemReg, ask, raw(abi.VUMemReg{GPA: 1 << 40, Size: 1, UserAddr: 1 << 40}.Append(nil)), 1, vhost.BadMemory},
+		{"memory of an eventfd", plain, abi.ReqAddMemReg, ask,
+			raw(abi.VUMemReg{GPA: 1 << 40, Size: 1, UserAddr: 1 << 40}.Append(nil)), 1, vhost.BadMemory},
 		{"table count and size", plain, abi.ReqSetMemTable, ask, raw(put(2, 0)), 0, vhost.BadSize},
 		{"table too short", plain, abi.ReqSetMemTable, ask, raw(put(0)), 0, vhost.BadSize},
 		{"table of 2^32-1", plain, abi.ReqSetMemTable, ask, raw(put(0xffffffff, 0)), 0, vhost.BadSize},
-		{"table without descriptors", plain, abi.ReqSetMemTable, ask, raw(append(put(1, 0), make([]byte, 32)...)), 0, vhost.BadDescriptors},
-		{"removal with two descriptors", plain, abi.ReqRemMemReg, ask, raw(make([]byte, abi.VUMemRegSize)), 2, vhost.BadDescriptors},
+		{"table without descriptors", plain, abi.ReqSetMemTable, ask, raw(append(put(1, 0), make([]byte, 32)...)), 0,
+			vhost.BadDescriptors},
+		{"removal with two descriptors", plain, abi.ReqRemMemReg, ask, raw(make([]byte, abi.VUMemRegSize)), 2,
+			vhost.BadDescriptors},
 		{"config size mismatch", fresh, abi.ReqGetConfig, v1, raw(put(0, 4, 0)), 0, vhost.BadSize},
 		{"config cut off", fresh, abi.ReqGetConfig, v1, raw(put(0, 0)), 0, vhost.BadSize},
 		{"ring index", plain, abi.ReqSetVringNum, ask, raw(put(1000, 64)), 0, vhost.BadRing},
@@ -138,23 +145,32 @@ func TestMalformed(t *testing.T) {
 		{"ring of 0", plain, abi.ReqSetVringNum, ask, raw(put(2, 0)), 0, vhost.BadRing},
 		{"ring of 65536", plain, abi.ReqSetVringNum, ask, raw(put(2, 65536)), 0, vhost.BadRing},
 		{"base beyond 16 bits", plain, abi.ReqSetVringBase, ask, raw(put(2, 65536)), 0, vhost.BadRing},
-		{"address flags", plain, abi.ReqSetVringAddr, ask, raw(abi.VUVringAddr{Index: 2, Flags: 2}.Append(nil)), 0, vhost.BadRing},
+		{"address flags", plain, abi.ReqSetVringAddr, ask, raw(abi.VUVringAddr{Index: 2, Flags: 2}.Append(nil)), 0,
+			vhost.BadRing},
 		{"enabled twice over", plain, abi.ReqSetVringEnable, ask, raw(put(2, 2)), 0, vhost.BadRing},
 		{"kick word", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(0x202)), 1, vhost.BadRing},
 		{"kick without descriptor", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(2)), 0, vhost.BadDescriptors},
 		{"kick with one too many", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(0x102)), 1, vhost.BadDescriptors},
-		{"kick of a ring that is not set up", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(2)), 1, vhost.BadState},
+		{"kick of a ring that is not set up", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(2)), 1,
+			vhost.BadState},
 		{"kick of ring 255", plain, abi.ReqSetVringKick, ask, raw(vhosttest.U64(255)), 1, vhost.BadRing},
-		{"second doorbell", weft, abi.ReqSetDoorbell, ask, raw(abi.SetDoorbell{NBits: 64}.Append(nil)), 1, vhost.BadState},
-		{"ring call without descriptor", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 1 }), 0, vhost.BadDescriptors},
-		{"ring descriptor without flag", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) {}), 1, vhost.BadDescriptors},
+		{"second doorbell", weft, abi.ReqSetDoorbell, ask, raw(abi.SetDoorbell{NBits: 64}.Append(nil)), 1,
+			vhost.BadState},
+		{"ring call without descriptor", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 1 }), 0,
+			vhost.BadDescriptors},
+		{"ring descriptor without flag", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) {}), 1,
+			vhost.BadDescriptors},
 		{"ring flags", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = 4 }), 0, vhost.BadRing},
-		{"moving ring with a descriptor", running, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = abi.RingMove }), 1, vhost.BadRing},
-		{"moving ring with a notification", running, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Flags = abi.RingMove | abi.RingCall }), 1, vhost.BadRing},
+		{"moving ring with a descriptor", running, abi.ReqSetRing, ask,
+			ring(func(m *abi.SetRing) { m.Flags = abi.RingMove }), 1, vhost.BadRing},
+		{"moving ring with a notification", running, abi.ReqSetRing, ask,
+			ring(func(m *abi.SetRing) { m.Flags = abi.RingMove | abi.RingCall }), 1, vhost.BadRing},
 		{"private ring of 3", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Num = 3 }), 0, vhost.BadRing},
-		{"private ring index", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Index = 1 << 20 }), 0, vhost.BadRing},
+		{"private ring index", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Index = 1 << 20 }), 0,
+			vhost.BadRing},
 		{"ring outside", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Used = 4096 }), 0, vhost.BadRing},
-		{"ring over the end", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Num = 32768 }), 0, vhost.BadRing},
+		{"ring over the end", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Num = 32768 }), 0,
+			vhost.BadRing},
 		{"ring misaligned", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Desc += 8 }), 0, vhost.BadRing},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -207,8 +223,10 @@ func TestRefusals(t *testing.T) {
 		{"base of a running ring", running, abi.ReqSetVringBase, put(2, 8), 0, unix.EBUSY},
 		{"kick of a private ring", running, abi.ReqSetVringKick, vhosttest.U64(2), 1, unix.EBUSY},
 		{"running ring again", running, abi.ReqSetRing, abi.SetRing{Index: 2, Num: 4}.Append(nil), 0, unix.EBUSY},
-		{"move of a ring that rests", weft, abi.ReqSetRing, abi.SetRing{Index: 5, Num: 4, Flags: abi.RingMove}.Append(nil), 0, unix.ENOENT},
-		{"move of a ring with a notification", running, abi.ReqSetRing, abi.SetRing{Index: 2, Num: 4, Flags: abi.RingMove}.Append(nil), 0, unix.EBUSY},
+		{"move of a ring that rests", weft, abi.ReqSetRing, abi.SetRing{Index: 5, Num: 4,
+			Flags: abi.RingMove}.Append(nil), 0, unix.ENOENT},
+		{"move of a ring with a notification", running, abi.ReqSetRing, abi.SetRing{Index: 2, Num: 4,
+			Flags: abi.RingMove}.Append(nil), 0, unix.EBUSY},
 		{"features of a running device", running, abi.ReqSetFeatures, vhosttest.U64(1 << 32), 0, unix.EBUSY},
 		{"an eventfd as process memory", weft, abi.ReqProcMem, abi.ProcMem{}.Append(nil), 1, unix.EPERM},
 	} {
@@ -331,7 +349,8 @@ func TestEmptyRights(t *testing.T) {
 func TestConfigSpace(t *testing.T) {
 	door := newDoor(t)
 	f, _ := door.enter(t, fresh)
-	want := append(abi.Config{MaxVirtqueuePairs: 1, MTU: 1500, MaxRDMAQPs: fakeQPs, MaxRDMACQs: fakeCQs}.Append(nil), make([]byte, 256-abi.ConfigSize)...)
+	want := append(abi.Config{MaxVirtqueuePairs: 1, MTU: 1500, MaxRDMAQPs: fakeQPs, MaxRDMACQs: fakeCQs}.Append(nil),
+		make([]byte, 256-abi.ConfigSize)...)
 	for _, r := range [][2]uint32{{0, 32}, {24, 8}, {0, 256}, {255, 1}, {256, 0}, {31, 2}} {
 		p, err := f.Get(abi.ReqGetConfig, append(put(r[0], r[1], 0), make([]byte, r[1])...))
 		if err != nil {
@@ -342,7 +361,8 @@ func TestConfigSpace(t *testing.T) {
 		}
 	}
 	for _, r := range [][2]uint32{{0, 257}, {256, 1}, {0xffffffff, 2}} {
-		if p, err := f.Get(abi.ReqGetConfig, append(put(r[0], r[1], 0), make([]byte, r[1])...)); err != nil || len(p) != 0 {
+		if p, err := f.Get(abi.ReqGetConfig, append(put(r[0], r[1], 0), make([]byte, r[1])...)); err != nil ||
+			len(p) != 0 {
 			t.Errorf("%v: % x, %v", r, p, err)
 		}
 	}
@@ -350,7 +370,8 @@ func TestConfigSpace(t *testing.T) {
 
 func TestFeaturesOK(t *testing.T) {
 	const v1, roce, ctrl = 1 << abi.FeatureVersion1, 1 << abi.FeatureRoCE, 1 << abi.FeatureCtrlVQ
-	for f, want := range map[uint64]uint64{v1: 0x0b, v1 | roce | ctrl: 0x0b, v1 | roce: 0x03, roce | ctrl: 0x03, 0: 0x03} {
+	for f, want := range map[uint64]uint64{v1: 0x0b, v1 | roce | ctrl: 0x0b, v1 | roce: 0x03, roce | ctrl: 0x03,
+		0: 0x03} {
 		door := newDoor(t)
 		c, _ := door.enter(t, fresh)
 		for range 2 { // front-ends repeat it
@@ -581,7 +602,8 @@ func TestReconnects(t *testing.T) {
 		f.Close()
 		door.settled(t)
 		t.Run("", func(t *testing.T) { // its clean-up closes the driver's own descriptors
-			d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: i%2 == 0, ProcMem: i%2 == 1, MemSize: 1 << 20})
+			d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: i%2 == 0, ProcMem: i%2 == 1,
+				MemSize: 1 << 20})
 			if _, err := d.CreatePD(); err != nil {
 				t.Fatal(err)
 			}
@@ -651,7 +673,8 @@ func TestMoveRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	m, err := set(16, abi.RingMove)
-	if got, want := at(), (virtio.Config{Num: 16, Desc: m.Desc, Driver: m.Avail, Device: m.Used, Resume: true}); err != nil || !got.Move || got.Config != want || !got.Enabled {
+	if got, want := at(), (virtio.Config{Num: 16, Desc: m.Desc, Driver: m.Avail, Device: m.Used,
+		Resume: true}); err != nil || !got.Move || got.Config != want || !got.Enabled {
 		t.Errorf("%v, ring %+v, want %+v", err, got, want)
 	}
 	dev.locked(func() { dev.refuse = unix.EINVAL })
@@ -731,8 +754,10 @@ func TestMessageVectors(t *testing.T) {
 		t.Fatal(err)
 	}
 	payloads := map[string][]byte{
-		"vu-vring-addr":  abi.VUVringAddr{Index: 0xc2, Desc: 0x7f0000100000, Used: 0x7f0000102240, Avail: 0x7f0000101000, Log: 0x5982240}.Append(nil),
-		"vu-add-mem":     abi.VUMemReg{GPA: 0xc0000, Size: 0xff40000, UserAddr: 0x7ff07f0c0000, MmapOffset: 0xc0000}.Append(nil),
+		"vu-vring-addr": abi.VUVringAddr{Index: 0xc2, Desc: 0x7f0000100000, Used: 0x7f0000102240,
+			Avail: 0x7f0000101000, Log: 0x5982240}.Append(nil),
+		"vu-add-mem": abi.VUMemReg{GPA: 0xc0000, Size: 0xff40000, UserAddr: 0x7ff07f0c0000,
+			MmapOffset: 0xc0000}.Append(nil),
 		"vu-base-packed": abi.VUVringState{Index: 1, Num: 0x80008000}.Append(nil),
 		"vu-call-nofd":   vhosttest.U64(0x105),
 		"vu-ack":         vhosttest.U64(0),
@@ -751,7 +776,8 @@ func TestMessageVectors(t *testing.T) {
 		}
 		found++
 		var h abi.VUHeader
-		for raw, dst := range map[*json.RawMessage]*uint32{&v.Request: &h.Request, &v.Flags: &h.Flags, &v.Size: &h.Size} {
+		for raw, dst := range map[*json.RawMessage]*uint32{&v.Request: &h.Request, &v.Flags: &h.Flags,
+			&v.Size: &h.Size} {
 			if err := json.Unmarshal(*raw, dst); err != nil {
 				t.Fatal(err)
 			}

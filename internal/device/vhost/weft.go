@@ -25,7 +25,8 @@ func (s *Session) hello(m *message) error {
 		return err
 	}
 	if h.ABI != abi.Version || h.Flags != 0 {
-		return fatal(BadVersion, "process %d speaks version %d with flags %#x, this node version %d", h.PID, h.ABI, h.Flags, abi.Version)
+		return fatal(BadVersion, "process %d speaks version %d with flags %#x, this node version %d", h.PID, h.ABI,
+			h.Flags, abi.Version)
 	}
 	s.weft, s.table.mustSeal = true, true
 	return errAnswered
@@ -89,7 +90,8 @@ func (s *Session) setRing(m *message) error {
 	// Kicks of earlier standard messages are not used.
 	s.closeKick(r.Kick)
 	s.closeCall(r.Call)
-	r.Ring = Ring{Config: virtio.Config{Num: q.Num, Desc: q.Desc, Driver: q.Avail, Device: q.Used}, Call: call, Enabled: true, Weft: true}
+	r.Ring = Ring{Config: virtio.Config{Num: q.Num, Desc: q.Desc, Driver: q.Avail, Device: q.Used}, Call: call,
+		Enabled: true, Weft: true}
 	r.base, r.addrSet = 0, false
 	if err := s.launch(int(q.Index), r); err != nil {
 		s.closeCall(call)

@@ -63,7 +63,8 @@ func TestDoorbellRefusals(t *testing.T) {
 		want  virtio.Fault
 	}{
 		{m.Base, 0, virtio.FaultSize}, {m.Base, 65, virtio.FaultSize}, {m.Base, 1 << 17, virtio.FaultSize},
-		{m.Base + 8, 64, virtio.FaultAlign}, {m.Base + 1<<16 - 128, 64, virtio.FaultRingMemory}, {0, 64, virtio.FaultRingMemory},
+		{m.Base + 8, 64, virtio.FaultAlign}, {m.Base + 1<<16 - 128, 64, virtio.FaultRingMemory}, {0, 64,
+			virtio.FaultRingMemory},
 	} {
 		if _, err := virtio.NewDoorbell(m, tc.gpa, tc.nbits); err != tc.want {
 			t.Errorf("%#x, %d bits: %v, want %v", tc.gpa, tc.nbits, err, tc.want)

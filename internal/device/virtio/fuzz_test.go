@@ -168,7 +168,8 @@ func FuzzRing(f *testing.F) {
 		}
 		clear(w.a[:0x1000])
 		num := uint32(1) << (s.u8() % 4)
-		c := virtio.Config{Num: num, Desc: worldBase, Driver: worldBase + 0x400, Device: worldBase + 0x800, EventIdx: s.u8()&1 != 0}
+		c := virtio.Config{Num: num, Desc: worldBase, Driver: worldBase + 0x400, Device: worldBase + 0x800,
+			EventIdx: s.u8()&1 != 0}
 		q, err := virtio.New(w, c)
 		if err != nil {
 			t.Fatal(err)
@@ -238,7 +239,8 @@ func FuzzRing(f *testing.F) {
 				case broken && (got || err == nil):
 					t.Fatal("a broken ring gave an element")
 				case got && (!ok || n == 0 || !bytes.Equal(gotRead, read) || gotRoom != room):
-					t.Fatalf("got %d readable and %d writable bytes, model %v %d %d, %d available", len(gotRead), gotRoom, ok, len(read), room, n)
+					t.Fatalf("got %d readable and %d writable bytes, model %v %d %d, %d available", len(gotRead),
+						gotRoom, ok, len(read), room, n)
 				case !got && err == nil && n > 0 && !broken && n+uint32(taken-done) <= num:
 					t.Fatal("an available element was not given")
 				case !got && err != nil && !broken && ok && n > 0 && n+uint32(taken-done) <= num && op%11 == 4:
@@ -279,19 +281,23 @@ func FuzzRing(f *testing.F) {
 				for i := range size {
 					le.PutUint16(w.b[0x404+2*i:], uint16(s.u8())%uint16(size+1))
 				}
-				p, err := virtio.New(w, virtio.Config{Num: size, Desc: worldBase + worldHalf, Driver: worldBase + worldHalf + 0x400, Device: worldBase + worldHalf + 0x800, Resume: true})
+				p, err := virtio.New(w, virtio.Config{Num: size, Desc: worldBase + worldHalf,
+					Driver: worldBase + worldHalf + 0x400, Device: worldBase + worldHalf + 0x800, Resume: true})
 				if err != nil {
 					t.Fatal(err)
 				}
 				broken := q.Err() != nil
 				wait, all := uint32(le.Uint16(avail[2:])-taken), uint32(end-first)
 				ok, err := p.Succeed(q)
-				want := !broken && wait+uint32(taken-done) <= num && all <= size && end == le.Uint16(avail[2:]) && all >= wait
+				want := !broken && wait+uint32(taken-done) <= num && all <= size && end == le.Uint16(avail[2:]) &&
+					all >= wait
 				for i := range taken - first {
 					want = want && uint32(le.Uint16(w.b[0x404+2*(uint32(first+i)%size):])) < size
 				}
-				if ok != want || ok && (err != nil || p.Popped() != taken || p.State() != uint32(taken) || p.Outstanding() != 0) {
-					t.Fatalf("%v %v with taken %d and state %d, want %v with %d", ok, err, p.Popped(), p.State(), want, taken)
+				if ok != want || ok && (err != nil || p.Popped() != taken || p.State() != uint32(taken) ||
+					p.Outstanding() != 0) {
+					t.Fatalf("%v %v with taken %d and state %d, want %v with %d", ok, err, p.Popped(), p.State(),
+						want, taken)
 				}
 			}
 			if q.Outstanding() != len(heads) || q.Popped() != taken {

@@ -124,9 +124,10 @@ func TestPackedFaults(t *testing.T) {
 		list []d // addresses below 1<<16 are offsets in memory
 		want error
 	}{
-		"identifier beyond":       {[]d{{0, 1, 4, 0}}, virtio.FaultHead},
-		"identifier out already":  {[]d{{0, 1, 1, 0}, {0, 1, 1, 0}}, virtio.FaultHead},
-		"chain without an end":    {[]d{{0, 1, 0, next}, {0, 1, 0, next}, {0, 1, 0, next}, {0, 1, 0, next}}, virtio.FaultLoop},
+		"identifier beyond":      {[]d{{0, 1, 4, 0}}, virtio.FaultHead},
+		"identifier out already": {[]d{{0, 1, 1, 0}, {0, 1, 1, 0}}, virtio.FaultHead},
+		"chain without an end": {[]d{{0, 1, 0, next}, {0, 1, 0, next}, {0, 1, 0, next}, {0, 1, 0, next}},
+			virtio.FaultLoop},
 		"readable after writable": {[]d{{0, 1, 0, next | write}, {0, 1, 0, 0}}, virtio.FaultDirection},
 		"nowhere":                 {[]d{{1 << 50, 1, 0, 0}}, virtio.FaultAddress},
 		"around":                  {[]d{{^uint64(0), 2, 0, 0}}, virtio.FaultAddress},
@@ -255,7 +256,8 @@ func FuzzPacked(f *testing.F) {
 		s := script(in)
 		w := newWorld()
 		num := uint32(s.u8()%6) + 1
-		c := virtio.Config{Num: num, Desc: worldBase, Driver: worldBase + 0x400, Device: worldBase + 0x800, EventIdx: s.u8()&1 != 0, Packed: true, Base: 0x8000}
+		c := virtio.Config{Num: num, Desc: worldBase, Driver: worldBase + 0x400, Device: worldBase + 0x800,
+			EventIdx: s.u8()&1 != 0, Packed: true, Base: 0x8000}
 		q, err := virtio.NewPacked(w, c)
 		if err != nil {
 			t.Fatal(err)

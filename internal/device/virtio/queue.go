@@ -81,8 +81,9 @@ type Queue struct {
 
 // New checks the addresses of a split ring and returns it. An error is a Fault.
 func New(m Memory, c Config) (*Queue, error) {
-	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: uint16(c.Base), scratch: c.Scratch,
-		most: c.most(), usedAt: c.Device, log: c.Log}
+	q := &Queue{mem: m, num: c.Num, mask: uint16(c.Num - 1), eventIdx: c.EventIdx, lastAvail: uint16(c.Base),
+		scratch: c.Scratch,
+		most:    c.most(), usedAt: c.Device, log: c.Log}
 	if q.scratch == nil {
 		q.scratch = &Scratch{}
 	}
@@ -370,8 +371,10 @@ func (q *Queue) Continue(o *Queue) bool {
 	if q == o {
 		return true
 	}
-	if q.num != o.num || &q.desc[0] != &o.desc[0] || &q.avail[0] != &o.avail[0] || &q.used[0] != &o.used[0] || q.published != o.published ||
-		uint32(load16(q.avail, abi.VringAvailIdx)-o.usedIdx) > q.num || load16(q.avail, abi.VringAvailIdx)-o.usedIdx < o.lastAvail-o.usedIdx {
+	if q.num != o.num || &q.desc[0] != &o.desc[0] || &q.avail[0] != &o.avail[0] || &q.used[0] != &o.used[0] ||
+		q.published != o.published ||
+		uint32(load16(q.avail, abi.VringAvailIdx)-o.usedIdx) > q.num ||
+		load16(q.avail, abi.VringAvailIdx)-o.usedIdx < o.lastAvail-o.usedIdx {
 		return false
 	}
 	q.lastAvail, q.availIdx, q.usedIdx, q.signalled = o.lastAvail, o.lastAvail, o.usedIdx, o.signalled

@@ -97,7 +97,8 @@ func TestFraming(t *testing.T) {
 		read string
 		room int
 	}{
-		{"one readable", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.Add(bufs(put(m, "hello")), nil) }, "hello", 0},
+		{"one readable", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.Add(bufs(put(m, "hello")), nil) },
+			"hello", 0},
 		{"split", func(m *virtiotest.Memory, r *virtiotest.Ring) {
 			r.Add(bufs(put(m, "he"), put(m, ""), put(m, "llo")), bufs(put(m, "."), put(m, "....")))
 		}, "hello", 5},
@@ -425,9 +426,12 @@ func TestSetupRefusals(t *testing.T) {
 		{"desc align", func(c *virtio.Config) { c.Desc += 8 }, virtio.FaultAlign},
 		{"avail align", func(c *virtio.Config) { c.Driver++ }, virtio.FaultAlign},
 		{"used align", func(c *virtio.Config) { c.Device += 2 }, virtio.FaultAlign},
-		{"desc outside", func(c *virtio.Config) { c.Desc = m.Base + uint64(len(m.Bytes)) - 48 }, virtio.FaultRingMemory},
-		{"avail outside", func(c *virtio.Config) { c.Driver = m.Base + uint64(len(m.Bytes)) - 12 }, virtio.FaultRingMemory},
-		{"used outside", func(c *virtio.Config) { c.Device = m.Base + uint64(len(m.Bytes)) - 36 }, virtio.FaultRingMemory},
+		{"desc outside", func(c *virtio.Config) { c.Desc = m.Base + uint64(len(m.Bytes)) - 48 },
+			virtio.FaultRingMemory},
+		{"avail outside", func(c *virtio.Config) { c.Driver = m.Base + uint64(len(m.Bytes)) - 12 },
+			virtio.FaultRingMemory},
+		{"used outside", func(c *virtio.Config) { c.Device = m.Base + uint64(len(m.Bytes)) - 36 },
+			virtio.FaultRingMemory},
 		{"wrap", func(c *virtio.Config) { c.Device = ^uint64(0) - 7 }, virtio.FaultRingMemory},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -470,8 +474,10 @@ func TestBrokenRings(t *testing.T) {
 		want virtio.Fault
 	}{
 		{"index jump", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.PublishIndex(5) }, virtio.FaultIndexJump},
-		{"index back", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.PublishIndex(0xffff) }, virtio.FaultIndexJump},
-		{"head", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.SetAvail(0, 4); r.PublishIndex(1) }, virtio.FaultHead},
+		{"index back", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.PublishIndex(0xffff) },
+			virtio.FaultIndexJump},
+		{"head", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.SetAvail(0, 4); r.PublishIndex(1) },
+			virtio.FaultHead},
 		{"next", func(m *virtiotest.Memory, r *virtiotest.Ring) {
 			r.SetDesc(0, m.Base, 1, abi.DescFlagNext, 4)
 			r.PublishIndex(1)
@@ -490,12 +496,17 @@ func TestBrokenRings(t *testing.T) {
 			r.SetDesc(1, m.Base, 1, 0, 0)
 			r.PublishIndex(1)
 		}, virtio.FaultDirection},
-		{"outside", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.SetDesc(0, 1, 1, 0, 0); r.PublishIndex(1) }, virtio.FaultAddress},
+		{"outside", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.SetDesc(0, 1, 1, 0, 0); r.PublishIndex(1) },
+			virtio.FaultAddress},
 		{"over the end", func(m *virtiotest.Memory, r *virtiotest.Ring) {
 			r.SetDesc(0, m.Base+uint64(len(m.Bytes))-1, 2, 0, 0)
 			r.PublishIndex(1)
 		}, virtio.FaultAddress},
-		{"wrapping", func(m *virtiotest.Memory, r *virtiotest.Ring) { r.SetDesc(0, far, 200, 0, 0); r.PublishIndex(1) }, virtio.FaultAddress},
+		{"wrapping", func(m *virtiotest.Memory, r *virtiotest.Ring) {
+			r.SetDesc(0, far, 200, 0,
+				0)
+			r.PublishIndex(1)
+		}, virtio.FaultAddress},
 		{"empty table", func(m *virtiotest.Memory, r *virtiotest.Ring) {
 			r.SetDesc(0, m.Base, 0, abi.DescFlagIndirect, 0)
 			r.PublishIndex(1)

@@ -113,7 +113,8 @@ const (
 	FaultLength           // element larger than an element may be
 )
 
-var faultNames = [...]string{"none", "ring_size", "ring_align", "ring_memory", "ring_index_jump", "ring_head", "ring_next",
+var faultNames = [...]string{"none", "ring_size", "ring_align", "ring_memory", "ring_index_jump", "ring_head",
+	"ring_next",
 	"ring_loop", "ring_direction", "ring_indirect", "ring_address", "ring_length"}
 
 // Name is the name of the counter.

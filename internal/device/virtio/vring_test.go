@@ -24,7 +24,8 @@ func (f format) String() string {
 	return fmt.Sprintf("packed=%v,event=%v,num=%d", f.packed, f.event, f.num)
 }
 
-var formats = []format{{false, false, 8}, {false, true, 8}, {true, false, 8}, {true, true, 8}, {true, true, 7}, {true, false, 1}, {false, true, 1}}
+var formats = []format{{false, false, 8}, {false, true, 8}, {true, false, 8}, {true, true, 8}, {true, true, 7},
+	{true, false, 1}, {false, true, 1}}
 
 func open(t testing.TB, f format) (*virtiotest.Memory, virtiotest.Vring, virtio.Ring) {
 	t.Helper()
@@ -97,7 +98,8 @@ func TestElements(t *testing.T) {
 					got := make([]byte, c.ReadLen)
 					c.ReadAt(got, 0)
 					if c.Head != e.id || !bytes.Equal(got, e.read) || c.WriteLen != e.room {
-						t.Fatalf("round %d: element %d is %d with %d and %d octets, want %d with %d and %d", round, i, c.Head, len(got), c.WriteLen, e.id, len(e.read), e.room)
+						t.Fatalf("round %d: element %d is %d with %d and %d octets, want %d with %d and %d", round, i,
+							c.Head, len(got), c.WriteLen, e.id, len(e.read), e.room)
 					}
 					if e.room > 0 {
 						e.wrote = rnd.IntN(e.room + 1)

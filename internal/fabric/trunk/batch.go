@@ -110,8 +110,10 @@ type Batch struct {
 // NewBatch returns an empty Batch of a stream, below MaxStreams, from a node's
 // epoch to any of the peers. Each Reserve calls remote.
 func NewBatch(node ib.GUID, from Epoch, stream uint8, peers int, remote func(peer int) Remote) *Batch {
-	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers), drops: make([]Drops, peers),
-		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0, maxPieces)}
+	b := &Batch{head: Header{Stream: stream, From: from, Node: node}, seq: make([]uint32, peers),
+		drops:  make([]Drops, peers),
+		remote: remote, buf: make([]byte, batchBytes), trains: make([]Train, 0, maxTrains), pieces: make([]Piece, 0,
+			maxPieces)}
 	b.send = b.copyOut
 	return b
 }
@@ -135,14 +137,16 @@ func (b *Batch) Reserve(peer, n int) []byte {
 		why = DropDown
 	case n <= 0 || n > MaxPacket || r.Limit < MinDatagram:
 		why = DropTooLong
-	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces || cap(b.trains)-len(b.trains) < 3:
+	case len(b.buf)-b.tail < n+packetExtra || cap(b.pieces)-len(b.pieces) < packetPieces ||
+		cap(b.trains)-len(b.trains) < 3:
 		why = DropFull
 	}
 	if why != NotDropped {
 		b.drops[peer][why]++
 		return nil
 	}
-	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To || b.tail-o.off+lengthLen+n > r.Limit) {
+	if o := &b.open; o.packets != 0 && (o.packets == MaxPackets || o.peer != peer || o.to != r.To ||
+		b.tail-o.off+lengthLen+n > r.Limit) {
 		b.seal()
 	}
 	b.room.n, b.room.peer, b.room.r = n, peer, r
@@ -269,7 +273,8 @@ func (b *Batch) datagram(peer, size int) *Train {
 	if i := len(b.trains) - 1; i >= 0 {
 		// Invariant: every datagram of a train but the last is Size long.
 		t := &b.trains[i]
-		if t.Peer == peer && t.Bytes == t.Count*t.Size && size <= t.Size && t.Count < maxTrain && t.Bytes+size <= maxTrainBytes {
+		if t.Peer == peer && t.Bytes == t.Count*t.Size && size <= t.Size && t.Count < maxTrain &&
+			t.Bytes+size <= maxTrainBytes {
 			t.Count++
 			t.Bytes += size
 			return t

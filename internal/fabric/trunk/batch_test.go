@@ -15,7 +15,8 @@ func TestRoundTrip(t *testing.T) {
 		for _, slack := range []int{0, 9, 2000} {
 			a, b := pair(t, limit)
 			var want [][]byte
-			for _, n := range []int{1, 2, 30, 30, 1060, 1060, 1060, 1446, 1447, 4178, 4178, 4178, 520, 521, 522, 523, 10240, MaxPacket, MaxPacket - 1, 7} {
+			for _, n := range []int{1, 2, 30, 30, 1060, 1060, 1060, 1446, 1447, 4178, 4178, 4178, 520, 521, 522, 523,
+				10240, MaxPacket, MaxPacket - 1, 7} {
 				want = append(want, random(n))
 			}
 			a.send(slack, want...)
@@ -26,7 +27,8 @@ func TestRoundTrip(t *testing.T) {
 				b.handle(2*ms, d)
 			}
 			if !slices.EqualFunc(want, b.got, bytes.Equal) {
-				t.Errorf("limit %d, slack %d: %d packets sent, %d received, or they differ", limit, slack, len(want), len(b.got))
+				t.Errorf("limit %d, slack %d: %d packets sent, %d received, or they differ", limit, slack, len(want),
+					len(b.got))
 			}
 			s := b.core.Status(0)
 			if s.Packets != uint64(len(want)) || s.Lost != 0 || s.Drop != [NumRefusals]uint64{} {

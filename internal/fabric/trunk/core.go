@@ -44,7 +44,8 @@ func (c *Config) validate() error {
 		}
 	}
 	if c.HelloEvery < 0 || c.DownAfter < 0 || c.DownAfter != 0 && c.DownAfter < c.HelloEvery {
-		errs = append(errs, fmt.Errorf("hellos every %v, down after %v: must be positive and in this order", c.HelloEvery, c.DownAfter))
+		errs = append(errs, fmt.Errorf("hellos every %v, down after %v: must be positive and in this order",
+			c.HelloEvery, c.DownAfter))
 	}
 	return errors.Join(errs...)
 }

@@ -58,7 +58,8 @@ func TestUpWithinOneRoundTrip(t *testing.T) {
 	}
 	a.wantEvents(upB)
 	s := a.core.Status(0)
-	if s.Epoch != 2 || s.Node != 0xb0 || s.Since != 7*ms || s.LastRTT != 2*time.Millisecond || s.RTT != 2*time.Millisecond || s.Ups != 1 {
+	if s.Epoch != 2 || s.Node != 0xb0 || s.Since != 7*ms || s.LastRTT != 2*time.Millisecond ||
+		s.RTT != 2*time.Millisecond || s.Ups != 1 {
 		t.Errorf("status %+v", s)
 	}
 	for _, d := range a.control(7 * ms) {

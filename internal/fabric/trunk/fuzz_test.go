@@ -63,7 +63,8 @@ func FuzzHandle(f *testing.F) {
 			sum += s.Drop[r] - before.Drop[r]
 		}
 		if sum != datagrams || s.Packets != packets || octets < 0 {
-			t.Fatalf("%d datagrams, %d accounted for; %d packets, %d counted; %d octets more than came", datagrams, sum, packets, s.Packets, -octets)
+			t.Fatalf("%d datagrams, %d accounted for; %d packets, %d counted; %d octets more than came", datagrams,
+				sum, packets, s.Packets, -octets)
 		}
 		if p := &b.core.peers[0].parts; p.used > MaxPartial || p.used < 0 {
 			t.Fatalf("%d in reassembly", p.used)

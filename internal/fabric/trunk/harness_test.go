@@ -42,7 +42,10 @@ func newEnd(t testing.TB, node ib.GUID, epoch Epoch, limit int) *end {
 func (e *end) newBatch() {
 	if e.batch == nil {
 		c := &e.core.cfg
-		e.batch = NewBatch(c.Node, c.Epoch, 3, 1, func(int) Remote { return Remote{To: e.core.Status(0).Epoch, Limit: e.limit} })
+		e.batch = NewBatch(c.Node, c.Epoch, 3, 1, func(int) Remote {
+			return Remote{To: e.core.Status(0).Epoch,
+				Limit: e.limit}
+		})
 	}
 }
 
@@ -85,7 +88,8 @@ func (e *end) datagrams() (out [][]byte) {
 		for _, p := range e.batch.Pieces(t) {
 			b = append(b, e.batch.Bytes()[p.Off:p.Off+p.Len]...)
 		}
-		if len(b) != t.Bytes || (len(b)+t.Size-1)/t.Size != t.Count || t.Count > maxTrain || t.Bytes > maxTrainBytes || t.Size > e.limit {
+		if len(b) != t.Bytes || (len(b)+t.Size-1)/t.Size != t.Count || t.Count > maxTrain ||
+			t.Bytes > maxTrainBytes || t.Size > e.limit {
 			e.t.Fatalf("train %+v has %d octets", *t, len(b))
 		}
 		for len(b) > 0 {

@@ -91,7 +91,8 @@ const (
 	NumRefusals
 )
 
-var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "bad_identity", "bad_body", "wrong_node",
+var refusals = [NumRefusals]string{"ok", "short", "bad_magic", "bad_kind", "bad_stream", "bad_identity", "bad_body",
+	"wrong_node",
 	"wrong_epoch", "peer_down", "duplicate", "too_old", "bad_fragment"}
 
 // String returns the counter name of r.

@@ -70,7 +70,8 @@ type partials struct {
 // add adds one fragment and returns the packet once it is complete, valid until
 // the pool's next recycle. why is BadFragment if the fragment's count or length
 // differs from those of the packet's other fragments.
-func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece, data []byte) (whole []byte, why Refusal) {
+func (r *partials) add(now mono.Time, m *pool, stream uint8, seq uint32, p piece, data []byte) (whole []byte,
+	why Refusal) {
 	id := seq - uint32(p.index)
 	i := r.find(stream, id)
 	if i < 0 {

@@ -82,7 +82,8 @@ func TestHostileFragments(t *testing.T) {
 	// The newest is among those that stayed.
 	last := uint32(n - 1)
 	for i := 1; i < 32; i++ {
-		b.handle(2*ms, fragment(uint8(last%MaxStreams), 100+last/MaxStreams*40+uint32(i), piece{i, 32, MaxPacket}, make([]byte, 512)))
+		b.handle(2*ms, fragment(uint8(last%MaxStreams), 100+last/MaxStreams*40+uint32(i), piece{i, 32, MaxPacket},
+			make([]byte, 512)))
 	}
 	if len(b.got) != 1 || parts.used != MaxPartial-1 {
 		t.Errorf("%d packets, %d in reassembly", len(b.got), parts.used)

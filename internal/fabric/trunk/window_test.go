@@ -40,7 +40,8 @@ func TestWindow(t *testing.T) {
 		var w window
 		var m model
 		for range rapid.IntRange(1, 300).Draw(t, "datagrams") {
-			step := rapid.OneOf(rapid.Int64Range(-3, 4), rapid.Int64Range(-1100, 1100), rapid.Int64Range(-200, 70)).Draw(t, "step")
+			step := rapid.OneOf(rapid.Int64Range(-3, 4), rapid.Int64Range(-1100, 1100), rapid.Int64Range(-200,
+				70)).Draw(t, "step")
 			at := m.top + step
 			if m.seen == nil {
 				at = 1<<33 - 500 + step

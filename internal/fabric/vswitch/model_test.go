@@ -128,8 +128,9 @@ func FuzzTable(f *testing.F) {
 		}
 		n := next()
 		b := NewBuilder(n)
-		m := &model{n: min(int(n), MaxPorts), ports: map[int]Port{}, lft: map[ib.LID]int{}, member: map[ib.LID]map[int]bool{},
-			g: Globals{PrimaryPort: NoPort, NotPrimaryPort: NoPort}}
+		m := &model{n: min(int(n), MaxPorts), ports: map[int]Port{}, lft: map[ib.LID]int{},
+			member: map[ib.LID]map[int]bool{},
+			g:      Globals{PrimaryPort: NoPort, NotPrimaryPort: NoPort}}
 		for p := range m.n + 1 {
 			m.ports[p] = Port{State: ib.PortDown}
 		}

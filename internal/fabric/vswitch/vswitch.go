@@ -51,17 +51,19 @@ const (
 	BadPort              // the ingress port does not exist
 	BadLID               // DLID 0, or permissive on a data packet; 16B: a DLID or SLID outside this fabric's ranges
 	IngressState         // the ingress port is not ARMED or ACTIVE (a management packet: its link is down)
-	EgressState          // the egress port, or each port of a multicast packet, is not ACTIVE (a management packet: its link is down)
-	AboveTop             // the DLID is above LinearFDBTop
-	Unreachable          // the forwarding entry is no port of the switch
-	Loopback             // the egress port is the ingress port
-	PKeyIn               // the ingress port's partition table does not allow the key
-	PKeyOut              // that of the egress port, or of each port of a multicast packet, does not
-	NoMembers            // the multicast entry, without the ingress port, is empty
-	NumRefusals  = iota
+	// the egress port, or each port of a multicast packet, is not ACTIVE (a management packet: its link is down)
+	EgressState
+	AboveTop    // the DLID is above LinearFDBTop
+	Unreachable // the forwarding entry is no port of the switch
+	Loopback    // the egress port is the ingress port
+	PKeyIn      // the ingress port's partition table does not allow the key
+	PKeyOut     // that of the egress port, or of each port of a multicast packet, does not
+	NoMembers   // the multicast entry, without the ingress port, is empty
+	NumRefusals = iota
 )
 
-var refusalNames = [NumRefusals]string{"ok", "bad_port", "bad_lid", "ingress_state", "egress_state", "above_top", "unreachable",
+var refusalNames = [NumRefusals]string{"ok", "bad_port", "bad_lid", "ingress_state", "egress_state", "above_top",
+	"unreachable",
 	"loopback", "pkey_in", "pkey_out", "no_members"}
 
 // String returns the counter name of r.

@@ -11,7 +11,8 @@ import (
 // lab is a switch with 6 ports: 1 … 3 ACTIVE, 4 ARMED, 5 INIT, 6 Down.
 func lab() *Builder {
 	b := NewBuilder(6)
-	for p, s := range map[uint8]ib.PortState{1: ib.PortActive, 2: ib.PortActive, 3: ib.PortActive, 4: ib.PortArmed, 5: ib.PortInit} {
+	for p, s := range map[uint8]ib.PortState{1: ib.PortActive, 2: ib.PortActive, 3: ib.PortActive, 4: ib.PortArmed,
+		5: ib.PortInit} {
 		b.SetPort(p, Port{State: s})
 	}
 	for lid, p := range map[ib.LID]uint8{1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 6, 8: 7, 9: NoPort, 200: 1, 0xbfff: 2} {
@@ -310,7 +311,8 @@ func TestBounds(t *testing.T) {
 	if b.SetMFT(0, Positions, &[BlockMLIDs]uint16{1}) || b.MFT(0, Positions) != [BlockMLIDs]uint16{} {
 		t.Error("position 16 exists")
 	}
-	if b.SetEntry(ib.LIDMulticastFirst, 1) || b.Entry(ib.LIDMulticastFirst) != NoPort || !b.SetEntry(ib.LIDMulticastFirst-1, 1) || b.Entry(ib.LIDMulticastFirst-1) != 1 {
+	if b.SetEntry(ib.LIDMulticastFirst, 1) || b.Entry(ib.LIDMulticastFirst) != NoPort ||
+		!b.SetEntry(ib.LIDMulticastFirst-1, 1) || b.Entry(ib.LIDMulticastFirst-1) != 1 {
 		t.Error("the last unicast LID")
 	}
 	b.SetPort(255, Port{State: ib.PortActive})
@@ -327,7 +329,8 @@ func TestBounds(t *testing.T) {
 	}
 	var zero Table
 	if _, why := zero.Unicast(0, 1, full); why != BadPort || zero.Entry(1) != NoPort || zero.LFT(0) != noLIDs ||
-		zero.MFT(0, 0) != [BlockMLIDs]uint16{} || zero.Members(ib.LIDMulticastFirst) != set() || zero.Port(0).State != ib.PortDown {
+		zero.MFT(0, 0) != [BlockMLIDs]uint16{} || zero.Members(ib.LIDMulticastFirst) != set() ||
+		zero.Port(0).State != ib.PortDown {
 		t.Error("the zero table routes")
 	}
 	if _, why := zero.Multicast(0, ib.LIDMulticastFirst, full); why != BadPort {
@@ -367,12 +370,14 @@ func TestPortSet(t *testing.T) {
 }
 
 func TestLIDOf24(t *testing.T) {
-	for l24, want := range map[uint32]ib.LID{0: 0, 1: 1, 0xbfff: 0xbfff, 0xf00000: 0xc000, 0xf00001: 0xc001, 0xf03ffe: 0xfffe, 0xffffff: 0xffff} {
+	for l24, want := range map[uint32]ib.LID{0: 0, 1: 1, 0xbfff: 0xbfff, 0xf00000: 0xc000, 0xf00001: 0xc001,
+		0xf03ffe: 0xfffe, 0xffffff: 0xffff} {
 		if l, ok := LIDOf24(l24); l != want || !ok {
 			t.Errorf("%#x: %#x %v, want %#x", l24, l, ok, want)
 		}
 	}
-	for _, l24 := range []uint32{0xc000, 0xffff, 0x10000, 0xefffff, 0xf03fff, 0xf04000, 0xfffffe, 0x1000000, 0xffffffff} {
+	for _, l24 := range []uint32{0xc000, 0xffff, 0x10000, 0xefffff, 0xf03fff, 0xf04000, 0xfffffe, 0x1000000,
+		0xffffffff} {
 		if l, ok := LIDOf24(l24); ok {
 			t.Errorf("%#x is %#x", l24, l)
 		}
@@ -393,14 +398,16 @@ func TestRoute24(t *testing.T) {
 	b.SetMFT(0, 0, &masks)
 	for _, enforced := range []bool{false, true} {
 		for p := uint8(1); p <= 3; p++ {
-			b.SetPort(p, Port{State: ib.PortActive, EnforceIn: enforced, EnforceOut: enforced, PKeys: []ib.PKey{0x8001 + ib.PKey(p&1)}})
+			b.SetPort(p, Port{State: ib.PortActive, EnforceIn: enforced, EnforceOut: enforced,
+				PKeys: []ib.PKey{0x8001 + ib.PKey(p&1)}})
 		}
 		for _, in := range []uint8{0, 1, 2, 4, 5, 7} {
 			for _, lid := range []ib.LID{0, 1, 2, 3, 4, 5, 9, 200, 0xbfff, 0xc000, 0xc001, 0xfffe, 0xffff} {
 				for _, key := range []ib.PKey{full, 0x8001, 0x8002, 0x0002, 0} {
 					out, why := b.Route24(in, LIDTo24(lid), key)
 					if want, whyWant := b.Route(in, lid, key); out != want || why != whyWant {
-						t.Errorf("from port %d to %#x with key %#x: %v, %v; as 9B %v, %v", in, lid, key, out, why, want, whyWant)
+						t.Errorf("from port %d to %#x with key %#x: %v, %v; as 9B %v, %v", in, lid, key, out, why,
+							want, whyWant)
 					}
 				}
 			}

@@ -114,7 +114,8 @@ func Open(cfg Config) (*Device, error) {
 func (d *Device) open() error {
 	at, err := d.Find(d.cfg.Interface)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return &problem.Error{What: "find it", Why: "there is no such interface", Fix: "ip link lists them", Err: unix.ENODEV}
+		return &problem.Error{What: "find it", Why: "there is no such interface", Fix: "ip link lists them",
+			Err: unix.ENODEV}
 	}
 	if err != nil {
 		return err
@@ -241,7 +242,8 @@ func (d *Device) follow() {
 // notify reports the state if it differs from the one that was reported last.
 func (d *Device) notify() {
 	e, last := d.Event(), d.notified
-	if last != nil && e.Up == last.Up && e.MTU == last.MTU && e.MAC == last.MAC && slices.Equal(e.Unicast, last.Unicast) {
+	if last != nil && e.Up == last.Up && e.MTU == last.MTU && e.MAC == last.MAC &&
+		slices.Equal(e.Unicast, last.Unicast) {
 		return
 	}
 	if d.notified = &e; d.cfg.Notify != nil {

@@ -66,7 +66,8 @@ func (s *space) setUp(name, addr string) {
 func network(t testing.TB) (gw, host *space) {
 	gw, host = newSpace(t), newSpace(t)
 	gw.Must(func() error {
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "g0"}, PeerName: "l0", PeerNamespace: netlink.NsFd(host.FD())})
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "g0"}, PeerName: "l0",
+			PeerNamespace: netlink.NsFd(host.FD())})
 	})
 	gw.setUp("g0", "")
 	host.setUp("l0", "10.20.0.2/24")
@@ -89,7 +90,8 @@ func tapStation(t testing.TB, n byte) (*space, *tap.Device) {
 	s := newSpace(t)
 	var d *tap.Device
 	s.Must(func() (err error) {
-		d, err = tap.Open(tap.Config{Name: "opa1v0", Up: true, Device: vnic.Device{MAC: [6]byte{6, 0x2c, 0, n, 0, 0}, MTU: 1500, MaxMTU: 1500, Carrier: true}})
+		d, err = tap.Open(tap.Config{Name: "opa1v0", Up: true, Device: vnic.Device{MAC: [6]byte{6, 0x2c, 0, n, 0, 0},
+			MTU: 1500, MaxMTU: 1500, Carrier: true}})
 		return err
 	})
 	t.Cleanup(func() { d.Close() })
@@ -244,7 +246,8 @@ func TestTwoGatewaysAreNoRing(t *testing.T) {
 			t.Fatal("nothing was kept from going round")
 		}
 	}
-	// It becomes quiet, and soon: a frame that goes round passes thousands of times a second, until the kernel loses it.
+	// It becomes quiet, and soon: a frame that goes round passes thousands of times a second, until the kernel
+	// loses it.
 	for n := int64(-1); n != h.frames.Load(); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d frames, and more", n)
@@ -275,13 +278,15 @@ func TestGatewayTags(t *testing.T) {
 		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
-		frame := append([]byte{6, 0x2c, 0, 1, 0, 0, 2, 0, 0, 0, 0, 9, 0x81, 0, 0xa0, 100, 0x88, 0xb5}, bytes.Repeat([]byte{7}, 100)...)
+		frame := append([]byte{6, 0x2c, 0, 1, 0, 0, 2, 0, 0, 0, 0, 9, 0x81, 0, 0xa0, 100, 0x88, 0xb5},
+			bytes.Repeat([]byte{7}, 100)...)
 		return unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index, Halen: 6})
 	})
 	defer unix.Close(fd)
 	select {
 	case f := <-got:
-		want := append([]byte{6, 0x2c, 0, 1, 0, 0, 2, 0, 0, 0, 0, 9, 0x81, 0, 0xa0, 100, 0x88, 0xb5}, bytes.Repeat([]byte{7}, 100)...)
+		want := append([]byte{6, 0x2c, 0, 1, 0, 0, 2, 0, 0, 0, 0, 9, 0x81, 0, 0xa0, 100, 0x88, 0xb5},
+			bytes.Repeat([]byte{7}, 100)...)
 		if !bytes.Equal(f, want) {
 			t.Errorf("%x", f)
 		}
@@ -332,7 +337,8 @@ func TestGatewayEvents(t *testing.T) {
 	var mac [6]byte
 	link(host, "l0", func(l netlink.Link) error {
 		copy(mac[:], l.Attrs().HardwareAddr)
-		return netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.IP{10, 20, 0, 77}, State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 7, 7, 7, 7, 7}})
+		return netlink.NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.IP{10, 20, 0, 77},
+			State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 7, 7, 7, 7, 7}})
 	})
 	var u *net.UDPConn
 	host.Must(func() (err error) {
@@ -377,8 +383,10 @@ func TestGatewayEnds(t *testing.T) {
 	pause := append([]byte{1, 0x80, 0xc2, 0, 0, 1, 2, 0, 0, 0, 0, 1}, make([]byte, 50)...)
 	whole := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1}, make([]byte, 50)...)
 	long := append(slices.Clone(whole), make([]byte, 3000)...)
-	if n := d.WriteBatch([][]byte{forged, pause, whole[:5], whole}, off); n != 0 || d.Counters.Looped.Load() != 1 || d.Counters.Reserved.Load() != 1 || d.Counters.Malformed.Load() != 1 {
-		t.Errorf("%d dropped, %d looped, %d reserved, %d malformed", n, d.Counters.Looped.Load(), d.Counters.Reserved.Load(), d.Counters.Malformed.Load())
+	if n := d.WriteBatch([][]byte{forged, pause, whole[:5], whole}, off); n != 0 || d.Counters.Looped.Load() != 1 ||
+		d.Counters.Reserved.Load() != 1 || d.Counters.Malformed.Load() != 1 {
+		t.Errorf("%d dropped, %d looped, %d reserved, %d malformed", n, d.Counters.Looped.Load(),
+			d.Counters.Reserved.Load(), d.Counters.Malformed.Load())
 	}
 	if n := d.WriteBatch([][]byte{long, whole}, off); n != 1 || d.Counters.NotDelivered.Load() != 1 {
 		t.Errorf("%d dropped of one that is too long", n)
@@ -422,7 +430,8 @@ func TestGatewayEnds(t *testing.T) {
 			return nil
 		})
 	}
-	if err := explain("packet socket", unix.EPERM); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "CAP_NET_RAW. fix: ") {
+	if err := explain("packet socket", unix.EPERM); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(),
+		"CAP_NET_RAW. fix: ") {
 		t.Error(err)
 	}
 	// The interface goes.

@@ -36,9 +36,12 @@ func TestSides(t *testing.T) {
 		name  string
 		steps []step
 	}{
-		{"each on its side", []step{{0, inside, 1, true, true, false}, {0, outside, 2, true, true, false}, {s, inside, 1, false, true, false}, {s, outside, 2, false, true, false}}},
-		{"what comes back goes no further", []step{{0, inside, 1, false, true, false}, {s, outside, 1, false, false, true}, {s, inside, 1, false, true, false}}},
-		{"a station moves", []step{{0, inside, 1, true, true, false}, {hold - 1, outside, 1, false, false, true}, {1, outside, 1, false, true, false}, {0, inside, 1, false, false, true}}},
+		{"each on its side", []step{{0, inside, 1, true, true, false}, {0, outside, 2, true, true, false},
+			{s, inside, 1, false, true, false}, {s, outside, 2, false, true, false}}},
+		{"what comes back goes no further", []step{{0, inside, 1, false, true, false}, {s, outside, 1, false, false,
+			true}, {s, inside, 1, false, true, false}}},
+		{"a station moves", []step{{0, inside, 1, true, true, false}, {hold - 1, outside, 1, false, false, true},
+			{1, outside, 1, false, true, false}, {0, inside, 1, false, false, true}}},
 	} {
 		var sd sides
 		now := mono.Time(1)
@@ -64,7 +67,8 @@ func TestSides(t *testing.T) {
 	}
 }
 
-// Two bridges between the same two networks: a frame to a group, first heard by the wrong way, does not go round for ever.
+// Two bridges between the same two networks: a frame to a group, first heard by the wrong way, does not go round
+// for ever.
 func TestSidesEndStorms(t *testing.T) {
 	var a, b sides
 	now := mono.Time(1)
@@ -90,7 +94,8 @@ func TestSidesEndStorms(t *testing.T) {
 		}
 	}
 	// Sent again, it passes; so does another, and the same the other way.
-	if a.again(now.Add(echo), inside, 77) || a.again(now, inside, 78) || a.again(now, outside, 79) || a.again(now, inside, 79) {
+	if a.again(now.Add(echo), inside, 77) || a.again(now, inside, 78) || a.again(now, outside, 79) ||
+		a.again(now, inside, 79) {
 		t.Error("kept from passing")
 	}
 	if !a.again(now.Add(echo), inside, 77) {
@@ -164,7 +169,8 @@ func TestTag(t *testing.T) {
 	off := ether.Offload{Flags: ether.NeedsCsum, HdrLen: 54, CsumStart: 34, CsumOffset: 16}
 	insert(b, 0xa064, ether.TypeQinQ, &off)
 	want := []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0x88, 0xa8, 0xa0, 0x64, 12, 13, 14, 15}
-	if string(b) != string(want) || off != (ether.Offload{Flags: ether.NeedsCsum, HdrLen: 58, CsumStart: 38, CsumOffset: 16}) {
+	if string(b) != string(want) || off != (ether.Offload{Flags: ether.NeedsCsum, HdrLen: 58, CsumStart: 38,
+		CsumOffset: 16}) {
 		t.Errorf("%x, %+v", b, off)
 	}
 	off = ether.Offload{}

@@ -245,7 +245,11 @@ func nodeGUID(links []link, seed string) ib.GUID {
 // absent lists the patterns that no link with an address matches.
 func (c Choice) absent(links []link) (list []string) {
 	for _, p := range c.Names {
-		if !slices.ContainsFunc(links, func(l link) bool { ok, _ := path.Match(p, l.name); return ok && len(l.addrs) > 0 }) {
+		if !slices.ContainsFunc(links, func(l link) bool {
+			ok, _ := path.Match(p, l.name)
+			return ok &&
+				len(l.addrs) > 0
+		}) {
 			list = append(list, p)
 		}
 	}

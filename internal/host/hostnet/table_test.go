@@ -31,9 +31,12 @@ func mac(s string) net.HardwareAddr {
 }
 
 var (
-	lo   = link{name: "lo", index: 1, mtu: 65536, loopback: true, running: true, mac: mac("00:00:00:00:00:00"), addrs: addrs("127.0.0.1", "::1")}
-	eth0 = link{name: "eth0", index: 4, mtu: 1500, running: true, mac: mac("02:fc:00:00:00:01"), addrs: addrs("192.0.2.2", "2001:db8::2", "fe80::fc:ff:fe00:1")}
-	eth1 = link{name: "eth1", index: 3, mtu: 9000, mac: mac("02:fc:00:00:00:09"), addrs: addrs("198.51.100.7", "fe80::fc:ff:fe00:9")}
+	lo = link{name: "lo", index: 1, mtu: 65536, loopback: true, running: true, mac: mac("00:00:00:00:00:00"),
+		addrs: addrs("127.0.0.1", "::1")}
+	eth0 = link{name: "eth0", index: 4, mtu: 1500, running: true, mac: mac("02:fc:00:00:00:01"),
+		addrs: addrs("192.0.2.2", "2001:db8::2", "fe80::fc:ff:fe00:1")}
+	eth1 = link{name: "eth1", index: 3, mtu: 9000, mac: mac("02:fc:00:00:00:09"), addrs: addrs("198.51.100.7",
+		"fe80::fc:ff:fe00:9")}
 )
 
 func (t *Table) dump() string {
@@ -61,7 +64,8 @@ func TestBuild(t *testing.T) {
 		links []link
 		want  string
 	}{
-		{"two interfaces, the one without carrier after the other", []link{lo, eth1, eth0}, `guid 00fc:00ff:fe00:0001 mtu 4096 left 0
+		{"two interfaces, the one without carrier after the other", []link{lo, eth1, eth0},
+			`guid 00fc:00ff:fe00:0001 mtu 4096 left 0
 0 fe80::fc:ff:fe00:1 eth0/4 1500
 1 192.0.2.2 eth0/4 1500
 2 2001:db8::2 eth0/4 1500
@@ -95,7 +99,8 @@ func TestBuild(t *testing.T) {
 			t.Errorf("%s: -want +got\n%s", c.name, diff)
 		}
 	}
-	if a, b := build(nil, nil, Choice{}, "a").NodeGUID, build(nil, nil, Choice{}, "b").NodeGUID; a == b || a>>56&3 != 0 {
+	if a, b := build(nil, nil, Choice{}, "a").NodeGUID, build(nil, nil, Choice{}, "b").NodeGUID; a == b ||
+		a>>56&3 != 0 {
 		t.Errorf("GUIDs of hosts without MAC: %v and %v", a, b)
 	}
 }
@@ -124,7 +129,8 @@ func TestChoice(t *testing.T) {
 			if !e.LocalOnly && !slices.Contains(names, e.Interface) {
 				names = append(names, e.Interface)
 			}
-			if e.Interface == "eth0" && e.PathMTU() != ib.MTU1024 || e.Interface == "eth1" && e.PathMTU() != ib.MTU4096 {
+			if e.Interface == "eth0" && e.PathMTU() != ib.MTU1024 || e.Interface == "eth1" &&
+				e.PathMTU() != ib.MTU4096 {
 				t.Errorf("%v: path MTU %d by %s", c.names, e.PathMTU().Bytes(), e.Interface)
 			}
 		}
@@ -148,7 +154,8 @@ func TestEntriesKeepTheirIndex(t *testing.T) {
 1 127.0.0.1 lo/1 65536
 2 ::1 lo/1 65536
 `},
-		{"an interface comes: its link-local address replaces the made-up one", []link{lo, eth0}, `guid 6432:a217:f59b:4edb mtu 1024 left 0
+		{"an interface comes: its link-local address replaces the made-up one", []link{lo, eth0},
+			`guid 6432:a217:f59b:4edb mtu 1024 left 0
 0 fe80::fc:ff:fe00:1 eth0/4 1500
 1 127.0.0.1 lo/1 65536
 2 ::1 lo/1 65536
@@ -173,7 +180,8 @@ func TestEntriesKeepTheirIndex(t *testing.T) {
 5 198.51.100.7 eth1/3 9000
 6 fe80::fc:ff:fe00:9 eth1/3 9000
 `},
-		{"and returns, with another MTU", []link{lo, eth1, func() link { l := eth0; l.mtu = 4200; return l }()}, `guid 6432:a217:f59b:4edb mtu 4096 left 0
+		{"and returns, with another MTU", []link{lo, eth1, func() link { l := eth0; l.mtu = 4200; return l }()},
+			`guid 6432:a217:f59b:4edb mtu 4096 left 0
 0 fe80::fc:ff:fe00:1 eth0/4 4200
 1 127.0.0.1 lo/1 65536
 2 ::1 lo/1 65536

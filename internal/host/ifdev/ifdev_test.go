@@ -144,7 +144,8 @@ func TestFailedMonitorIsReported(t *testing.T) {
 	if err := <-failed; !errors.Is(err, os.ErrClosed) {
 		t.Error(err)
 	}
-	if err := errors.Join(i.Close(func() error { return nil }), i.Close(func() error { return errors.New("twice") })); err != nil {
+	if err := errors.Join(i.Close(func() error { return nil }),
+		i.Close(func() error { return errors.New("twice") })); err != nil {
 		t.Error(err)
 	}
 }
@@ -173,7 +174,8 @@ func TestExplain(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for name, ok := range map[string]bool{"ib0_1_7fff": true, "a": true, "": false, ".": false, "..": false, "a/b": false,
+	for name, ok := range map[string]bool{"ib0_1_7fff": true, "a": true, "": false, ".": false, "..": false,
+		"a/b":             false,
 		"fifteen_letters": true, "sixteen_letters_": false, "a b": false, "eth%d": false, "eth0:1": false} {
 		if err := ValidateName(name); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)

@@ -49,14 +49,16 @@ func announcement(mac tcpip.LinkAddress, ip tcpip.Address) []byte {
 	copy(b, "\x33\x33\x00\x00\x00\x01")
 	copy(b[6:], mac)
 	be.PutUint16(b[12:], uint16(header.IPv6ProtocolNumber))
-	header.IPv6(b[14:]).Encode(&header.IPv6Fields{PayloadLength: uint16(len(b) - nd), TransportProtocol: header.ICMPv6ProtocolNumber,
-		HopLimit: header.NDPHopLimit, SrcAddr: ip, DstAddr: header.IPv6AllNodesMulticastAddress})
+	header.IPv6(b[14:]).Encode(&header.IPv6Fields{PayloadLength: uint16(len(b) - nd),
+		TransportProtocol: header.ICMPv6ProtocolNumber,
+		HopLimit:          header.NDPHopLimit, SrcAddr: ip, DstAddr: header.IPv6AllNodesMulticastAddress})
 	p := b[nd:]
 	p[0], p[4] = uint8(header.ICMPv6NeighborAdvert), 0x20 // override
 	copy(p[8:], ip.AsSlice())
 	p[24], p[25] = 2, 1
 	copy(p[26:], mac)
-	sum := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, ip, header.IPv6AllNodesMulticastAddress, uint16(len(p)))
+	sum := header.PseudoHeaderChecksum(header.ICMPv6ProtocolNumber, ip, header.IPv6AllNodesMulticastAddress,
+		uint16(len(p)))
 	be.PutUint16(p[2:], ^checksum.Checksum(p, sum))
 	return b
 }
@@ -75,7 +77,8 @@ func (d *Ether) heard(f []byte) {
 	known, _ := d.stack.Neighbors(nic, header.IPv4ProtocolNumber)
 	for _, n := range known {
 		// One that is being asked for has none yet.
-		if n.Addr == tcpip.AddrFrom4Slice(from) && n.LinkAddr != "" && string(n.LinkAddr) != string(p.HardwareAddressSender()) {
+		if n.Addr == tcpip.AddrFrom4Slice(from) && n.LinkAddr != "" &&
+			string(n.LinkAddr) != string(p.HardwareAddressSender()) {
 			_ = d.stack.RemoveNeighbor(nic, header.IPv4ProtocolNumber, n.Addr) // gone by itself, it is unknown
 		}
 	}

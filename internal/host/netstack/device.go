@@ -133,7 +133,8 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d := &Device{cfg: cfg, tell: make(chan struct{}, 1), in: newInbox()}
 	d.ep = newEndpoint(cfg.MTU, &d.Counters.NoCarrier)
-	p := plan{name: cfg.Name, v6: cfg.MTU >= header.IPv6MinimumMTU, linkLocal: cfg.LinkLocal, addrs: cfg.Addrs, routes: cfg.Routes}
+	p := plan{name: cfg.Name, v6: cfg.MTU >= header.IPv6MinimumMTU, linkLocal: cfg.LinkLocal, addrs: cfg.Addrs,
+		routes: cfg.Routes}
 	if err := d.host.open(p, d.ep); err != nil {
 		d.ep.shut()
 		return nil, fmt.Errorf("make stack %s: %w", cfg.Name, err)
@@ -167,7 +168,8 @@ func (d *Device) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset
 		room = min(room, len(b)-offset)
 	}
 	if len(bufs) == 0 || len(sizes) < len(bufs) || len(hops) < len(bufs) || room < header.IPv4MinimumMTU {
-		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops, room for %d octets", d.cfg.Name, len(bufs), len(sizes), len(hops), room)
+		return 0, fmt.Errorf("read %s: %d buffers, %d sizes, %d hops, room for %d octets", d.cfg.Name, len(bufs),
+			len(sizes), len(hops), room)
 	}
 	for n < len(bufs) {
 		if d.seg.pkt == nil {
@@ -229,7 +231,8 @@ func (d *Device) WriteBatch(bufs [][]byte, offset int) error {
 // ignores the former, and a connection to an address without a neighbour would wait for its timeout.
 func understandable(p []byte) {
 	const nextHeader, icmp, kind, code, sum = 6, 58, 40, 41, 42
-	if len(p) < header.IPv6MinimumSize+header.ICMPv6MinimumSize || p[nextHeader] != icmp || p[kind] != uint8(header.ICMPv6DstUnreachable) ||
+	if len(p) < header.IPv6MinimumSize+header.ICMPv6MinimumSize || p[nextHeader] != icmp ||
+		p[kind] != uint8(header.ICMPv6DstUnreachable) ||
 		p[code] != uint8(header.ICMPv6AddressUnreachable) {
 		return
 	}

@@ -64,7 +64,8 @@ func checkTCP(t *testing.T, p []byte) {
 		if int(be.Uint16(p[4:])) != len(p)-40 {
 			t.Errorf("IPv6 header % x of %d octets", p[:40], len(p))
 		}
-		pseudo, tcp = slices.Concat(p[8:40], []byte{0, 0}, be.AppendUint16(nil, uint16(len(p)-40)), []byte{0, 0, 0, 6}), p[40:]
+		pseudo, tcp = slices.Concat(p[8:40], []byte{0, 0}, be.AppendUint16(nil, uint16(len(p)-40)),
+			[]byte{0, 0, 0, 6}), p[40:]
 	}
 	if sum(pseudo, tcp) != 0xffff {
 		t.Errorf("TCP checksum of % x", tcp[:20])
@@ -265,7 +266,8 @@ func TestPing(t *testing.T) {
 	if _, err := a.Ping(ctx, addr("10.20.0.99"), 56); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("nobody there: %v", err)
 	}
-	if _, err := a.Ping(within(t), addr("192.0.2.1"), 56); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+	if _, err := a.Ping(within(t), addr("192.0.2.1"), 56); !errors.Is(err, syscall.EHOSTUNREACH) &&
+		!errors.Is(err, syscall.ENETUNREACH) {
 		t.Errorf("no route: %v", err)
 	}
 }
@@ -275,7 +277,8 @@ func TestErrorsHaveNumbers(t *testing.T) {
 	if _, err := a.DialTCP(within(t), netip.MustParseAddrPort("10.20.0.2:9")); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("closed port: %v", err)
 	}
-	if _, err := a.DialTCP(within(t), netip.MustParseAddrPort("192.0.2.1:9")); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+	if _, err := a.DialTCP(within(t), netip.MustParseAddrPort("192.0.2.1:9")); !errors.Is(err,
+		syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
 		t.Errorf("no route: %v", err)
 	}
 	l, err := a.ListenTCP(netip.MustParseAddrPort("10.20.0.1:80"))
@@ -308,8 +311,9 @@ func TestNextHopsAndGroups(t *testing.T) {
 	d := open(t, cfg)
 	var l log
 	cable(t, d, nil, 2044, l.see)
-	for dst, hop := range map[string]string{"10.20.0.7": "10.20.0.7", "192.0.2.1": "10.20.0.253", "198.51.100.1": "10.20.0.254",
-		"10.20.0.255": "10.20.0.255", "239.1.2.3": "239.1.2.3", "2001:db8:20::7": "2001:db8:20::7", "2001:db8:99::1": "fe80::fe", "ff02::77": "ff02::77"} {
+	for dst, hop := range map[string]string{"10.20.0.7": "10.20.0.7", "192.0.2.1": "10.20.0.253",
+		"198.51.100.1": "10.20.0.254",
+		"10.20.0.255":  "10.20.0.255", "239.1.2.3": "239.1.2.3", "2001:db8:20::7": "2001:db8:20::7", "2001:db8:99::1": "fe80::fe", "ff02::77": "ff02::77"} {
 		c, err := d.ListenUDP(netip.AddrPort{})
 		if err != nil {
 			t.Fatal(err)
@@ -379,7 +383,8 @@ func TestMulticastArrives(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.WriteTo([]byte(group), net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(group), 5000))); err != nil {
+		if _, err := c.WriteTo([]byte(group), net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(group),
+			5000))); err != nil {
 			t.Fatal(err)
 		}
 		buf := make([]byte, 100)
@@ -532,8 +537,10 @@ func TestNotify(t *testing.T) {
 	cfg.Notify = func(e ipoib.BackendEvent) { events <- e }
 	d := open(t, cfg)
 	e := <-events
-	if !e.Up || e.MTU != 2044 || !slices.Equal(e.Addrs, []netip.Prefix{prefix("fe80::1/64"), prefix("10.20.0.1/24"), prefix("2001:db8:20::1/64")}) ||
-		!slices.Equal(e.OnLink, []netip.Prefix{prefix("fe80::/64"), prefix("10.20.0.0/24"), prefix("2001:db8:20::/64")}) {
+	if !e.Up || e.MTU != 2044 || !slices.Equal(e.Addrs, []netip.Prefix{prefix("fe80::1/64"), prefix("10.20.0.1/24"),
+		prefix("2001:db8:20::1/64")}) ||
+		!slices.Equal(e.OnLink, []netip.Prefix{prefix("fe80::/64"), prefix("10.20.0.0/24"),
+			prefix("2001:db8:20::/64")}) {
 		t.Errorf("%+v", e)
 	}
 	if err := d.SetMTU(1500); err != nil {
@@ -617,7 +624,9 @@ func TestCloseUnderLoad(t *testing.T) {
 	if err := a.WriteBatch([][]byte{make([]byte, 100)}, headroom); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("write: %v", err)
 	}
-	if _, err := a.Forward(Forward{Network: "tcp", Listen: netip.MustParseAddrPort("127.0.0.1:0"), To: netip.MustParseAddrPort("10.20.0.2:80")}); !errors.Is(err, os.ErrClosed) && !errors.Is(err, context.Canceled) {
+	if _, err := a.Forward(Forward{Network: "tcp", Listen: netip.MustParseAddrPort("127.0.0.1:0"),
+		To: netip.MustParseAddrPort("10.20.0.2:80")}); !errors.Is(err, os.ErrClosed) && !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("forward: %v", err)
 	}
 }
@@ -660,7 +669,8 @@ func TestUnreachableNeighbor(t *testing.T) {
 		return true
 	})
 	for _, to := range []string{"10.20.0.99:80", "[2001:db8:20::99]:80"} {
-		if _, err := d.DialTCP(within(t), netip.MustParseAddrPort(to)); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+		if _, err := d.DialTCP(within(t), netip.MustParseAddrPort(to)); !errors.Is(err, syscall.EHOSTUNREACH) &&
+			!errors.Is(err, syscall.ENETUNREACH) {
 			t.Errorf("%s: %v", to, err)
 		}
 	}

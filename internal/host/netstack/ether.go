@@ -148,7 +148,8 @@ func (d *Ether) linkLocal(mac [6]byte) {
 		return
 	}
 	d.linked = true
-	a := netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]}), 64)
+	a := netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3],
+		mac[4], mac[5]}), 64)
 	if d.addAddr(a) == nil { // otherwise it is one of those that were given
 		d.addRoute(a.Masked(), netip.Addr{})
 	}
@@ -210,7 +211,8 @@ func offload(p *stack.PacketBuffer) (o ether.Offload) {
 	if g.Type == stack.GSONone || !g.NeedsCsum {
 		return o
 	}
-	o = ether.Offload{Flags: ether.NeedsCsum, CsumStart: uint16(len(p.LinkHeader().Slice())) + g.L3HdrLen, CsumOffset: g.CsumOffset}
+	o = ether.Offload{Flags: ether.NeedsCsum, CsumStart: uint16(len(p.LinkHeader().Slice())) + g.L3HdrLen,
+		CsumOffset: g.CsumOffset}
 	if p.Data().Size() > int(g.MSS) {
 		o.GSO, o.GSOSize, o.HdrLen = ether.GSOTCPv4, g.MSS, uint16(p.HeaderSize())
 		if g.Type == stack.GSOTCPv6 {

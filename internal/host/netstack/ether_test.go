@@ -54,8 +54,9 @@ func lanPair(t testing.TB, l *lan, change func(i int, c *EtherConfig)) (a, b *Et
 	for i := range 2 {
 		c := EtherConfig{Name: fmt.Sprintf("opa%dv0", i+1),
 			Device: vnic.Device{MAC: [6]byte{2, 0, 0, byte(i + 1), 0, 0}, MTU: l.mtu, MaxMTU: l.mtu, Carrier: true},
-			Addrs:  []netip.Prefix{prefix(fmt.Sprintf("10.20.0.%d/24", i+1)), prefix(fmt.Sprintf("2001:db8:20::%d/64", i+1))},
-			Wake:   l.rouse}
+			Addrs: []netip.Prefix{prefix(fmt.Sprintf("10.20.0.%d/24", i+1)),
+				prefix(fmt.Sprintf("2001:db8:20::%d/64", i+1))},
+			Wake: l.rouse}
 		if change != nil {
 			change(i, &c)
 		}
@@ -216,7 +217,8 @@ func TestEtherResolves(t *testing.T) {
 		mac [6]byte
 		ok  bool
 	}
-	for ip, want := range map[string]found{"10.20.0.2": {[6]byte{2, 0, 0, 2, 0, 0}, true}, "2001:db8:20::2": {[6]byte{2, 0, 0, 2, 0, 0}, true}, "10.20.0.96": {}} {
+	for ip, want := range map[string]found{"10.20.0.2": {[6]byte{2, 0, 0, 2, 0, 0}, true},
+		"2001:db8:20::2": {[6]byte{2, 0, 0, 2, 0, 0}, true}, "10.20.0.96": {}} {
 		got := make(chan found, 1)
 		if err := a.Seek(addr(ip), func(mac [6]byte, ok bool) { got <- found{mac, ok} }); err != nil {
 			t.Errorf("%s: %v", ip, err)
@@ -234,10 +236,12 @@ func TestEtherResolves(t *testing.T) {
 	if err := a.Seek(addr("192.0.2.1"), func([6]byte, bool) { t.Error("an answer without a way") }); err == nil {
 		t.Error("a neighbour without a way is looked for")
 	}
-	if mac, err := a.Resolve(within(t), addr("10.20.0.99")); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ETIMEDOUT) {
+	if mac, err := a.Resolve(within(t), addr("10.20.0.99")); !errors.Is(err, syscall.EHOSTUNREACH) &&
+		!errors.Is(err, syscall.ETIMEDOUT) {
 		t.Errorf("nobody: %x, %v", mac, err)
 	}
-	if _, err := a.Resolve(within(t), addr("192.0.2.1")); !errors.Is(err, syscall.EHOSTUNREACH) && !errors.Is(err, syscall.ENETUNREACH) {
+	if _, err := a.Resolve(within(t), addr("192.0.2.1")); !errors.Is(err, syscall.EHOSTUNREACH) &&
+		!errors.Is(err, syscall.ENETUNREACH) {
 		t.Errorf("no route: %v", err)
 	}
 	if _, err := a.DialTCP(within(t), netip.MustParseAddrPort("10.20.0.98:80")); !errors.Is(err, syscall.EHOSTUNREACH) {
@@ -338,9 +342,11 @@ func TestEtherEvents(t *testing.T) {
 	}
 	has := func(e vnic.SegmentEvent, mac ...byte) bool { return slices.Contains(e.Multicast, [6]byte(mac)) }
 	wait("at first", func(e vnic.SegmentEvent) bool {
-		return e.Up && e.MTU == 1500 && e.MAC == [6]byte{} && has(e, 1, 0, 0x5e, 0, 0, 1) && has(e, 0x33, 0x33, 0, 0, 0, 1) && has(e, 0x33, 0x33, 0xff, 0, 0, 1)
+		return e.Up && e.MTU == 1500 && e.MAC == [6]byte{} && has(e, 1, 0, 0x5e, 0, 0, 1) &&
+			has(e, 0x33, 0x33, 0, 0, 0, 1) && has(e, 0x33, 0x33, 0xff, 0, 0, 1)
 	})
-	if a.WriteBatch([][]byte{append([]byte{2, 0, 0, 9, 0, 0}, make([]byte, 60)...), {1, 2}}, make([]ether.Offload, 2)) != 0 || a.Counters.OtherHost.Load() != 1 {
+	if a.WriteBatch([][]byte{append([]byte{2, 0, 0, 9, 0, 0}, make([]byte, 60)...), {1, 2}},
+		make([]ether.Offload, 2)) != 0 || a.Counters.OtherHost.Load() != 1 {
 		t.Errorf("%d frames for another", a.Counters.OtherHost.Load())
 	}
 	// The port gets a MAC and more MTU than the stack wants.
@@ -348,7 +354,8 @@ func TestEtherEvents(t *testing.T) {
 	wait("MAC and MTU", func(e vnic.SegmentEvent) bool {
 		return e.MTU == 4000 && e.MAC == [6]byte{2, 0, 0, 7, 8, 9} && has(e, 0x33, 0x33, 0xff, 7, 8, 9)
 	})
-	for group, mac := range map[string][]byte{"239.129.2.3": {1, 0, 0x5e, 1, 2, 3}, "ff05::1:2": {0x33, 0x33, 0, 1, 0, 2}} {
+	for group, mac := range map[string][]byte{"239.129.2.3": {1, 0, 0x5e, 1, 2, 3}, "ff05::1:2": {0x33, 0x33, 0, 1, 0,
+		2}} {
 		if err := a.JoinGroup(addr(group)); err != nil {
 			t.Fatal(err)
 		}

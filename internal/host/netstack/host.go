@@ -58,8 +58,9 @@ func (h *host) open(p plan, ep stack.LinkEndpoint, more ...stack.NetworkProtocol
 			ipv4.NewProtocolWithOptions(ipv4.Options{IGMP: ipv4.IGMPOptions{Enabled: true}}),
 			ipv6.NewProtocolWithOptions(ipv6.Options{MLD: ipv6.MLDOptions{Enabled: true}}),
 		),
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
-		HandleLocal:        true,
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4,
+			icmp.NewProtocol6},
+		HandleLocal: true,
 	})
 	if err := h.configure(ep); err != nil {
 		h.stack.Destroy()
@@ -110,7 +111,8 @@ func (h *host) configure(ep stack.LinkEndpoint) error {
 
 func (h *host) addAddr(a netip.Prefix) error {
 	err := h.stack.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: protocol(a.Addr()),
-		AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.Addr().AsSlice()), PrefixLen: a.Bits()}}, stack.AddressProperties{})
+		AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.Addr().AsSlice()),
+			PrefixLen: a.Bits()}}, stack.AddressProperties{})
 	if err != nil {
 		return fmt.Errorf("address %s: %s", a, err)
 	}

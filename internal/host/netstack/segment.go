@@ -48,7 +48,8 @@ func (s *segmenter) start(p *stack.PacketBuffer, mtu int) bool {
 	if offloaded && p.GSOOptions.MSS > 0 {
 		s.mss = min(s.mss, int(p.GSOOptions.MSS))
 	}
-	if p.TransportProtocolNumber != header.TCPProtocolNumber || s.ip < header.IPv4MinimumSize || s.hlen < s.ip+header.TCPMinimumSize || s.mss <= 0 {
+	if p.TransportProtocolNumber != header.TCPProtocolNumber || s.ip < header.IPv4MinimumSize ||
+		s.hlen < s.ip+header.TCPMinimumSize || s.mss <= 0 {
 		s.release()
 		return false
 	}
@@ -139,11 +140,13 @@ func (s *segmenter) finish(p []byte, last bool) {
 		ip.SetID(ip.ID() + uint16(s.sent/s.mss))
 		ip.SetChecksum(0)
 		ip.SetChecksum(^ip.CalculateChecksum())
-		pseudo = header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(), uint16(len(p)-s.ip))
+		pseudo = header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(),
+			uint16(len(p)-s.ip))
 	} else {
 		ip := header.IPv6(p)
 		ip.SetPayloadLength(uint16(len(p) - header.IPv6MinimumSize))
-		pseudo = header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(), uint16(len(p)-s.ip))
+		pseudo = header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(),
+			uint16(len(p)-s.ip))
 	}
 	tcp := p[s.ip:]
 	be.PutUint32(tcp[header.TCPSeqNumOffset:], be.Uint32(tcp[header.TCPSeqNumOffset:])+uint32(s.sent))

@@ -97,7 +97,8 @@ func (s *Service) Close() error {
 
 // start makes a service of the device, whose loop is run, and which closes
 // listening when it ends.
-func (h *host) start(name string, limits Limits, at net.Addr, listening io.Closer, run func(*Service)) (*Service, error) {
+func (h *host) start(name string, limits Limits, at net.Addr, listening io.Closer, run func(*Service)) (*Service,
+	error) {
 	s := &Service{name: name, limits: limits, addr: at, h: h, slots: make(chan struct{}, limits.Conns)}
 	s.ctx, s.cancel = context.WithCancel(h.ctx)
 	h.services.Lock()
@@ -324,7 +325,8 @@ func (h *host) forwardUDP(f Forward) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("forward %s: %w", f, err)
 	}
-	return h.start(f.String(), f.Limits.orDefaults(idleUDP), l.LocalAddr(), l, func(s *Service) { s.datagrams(l, f.To, dial) })
+	return h.start(f.String(), f.Limits.orDefaults(idleUDP), l.LocalAddr(), l,
+		func(s *Service) { s.datagrams(l, f.To, dial) })
 }
 
 // peers are the senders of datagrams that have a socket to the other side.
@@ -370,7 +372,8 @@ func (s *Service) datagrams(l net.PacketConn, to netip.AddrPort, dial func(netip
 }
 
 // newPeer makes a socket for a new sender, or returns nil.
-func (s *Service) newPeer(l net.PacketConn, addr net.Addr, from, to netip.AddrPort, dial func(netip.AddrPort) (net.Conn, error), all *peers) *peer {
+func (s *Service) newPeer(l net.PacketConn, addr net.Addr, from, to netip.AddrPort,
+	dial func(netip.AddrPort) (net.Conn, error), all *peers) *peer {
 	if !s.enter() {
 		return nil
 	}

@@ -121,8 +121,10 @@ func TestForwardTCP(t *testing.T) {
 	settled(t, out)
 	settled(t, inward)
 	for _, s := range []*Service{out, inward} {
-		if n := &s.Counters; n.Accepted.Load() != 3 || n.Out.Load() != 900000 || n.In.Load() != 900000 || n.Failed.Load() != 0 {
-			t.Errorf("%s: %d accepted, %d out, %d in, %d failed", s.Name(), n.Accepted.Load(), n.Out.Load(), n.In.Load(), n.Failed.Load())
+		if n := &s.Counters; n.Accepted.Load() != 3 || n.Out.Load() != 900000 || n.In.Load() != 900000 ||
+			n.Failed.Load() != 0 {
+			t.Errorf("%s: %d accepted, %d out, %d in, %d failed", s.Name(), n.Accepted.Load(), n.Out.Load(),
+				n.In.Load(), n.Failed.Load())
 		}
 	}
 	// Nobody behind it: the connection ends, and that is counted.
@@ -180,7 +182,8 @@ func TestForwardUDP(t *testing.T) {
 func TestLimitOfConnections(t *testing.T) {
 	a, b := pair(t, 2044)
 	echo(t, must(b.ListenTCP(netip.MustParseAddrPort("10.20.0.2:7")))(t))
-	s := must(a.Forward(Forward{Network: "tcp", Listen: loopback, To: netip.MustParseAddrPort("10.20.0.2:7"), Limits: Limits{Conns: 1}}))(t)
+	s := must(a.Forward(Forward{Network: "tcp", Listen: loopback, To: netip.MustParseAddrPort("10.20.0.2:7"),
+		Limits: Limits{Conns: 1}}))(t)
 	first := must(net.Dial("tcp", s.Addr().String()))(t)
 	defer first.Close()
 	await(t, "first connection", func() bool { return s.Counters.Active.Load() == 1 })
@@ -204,13 +207,17 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	echo(t, must(b.ListenTCP(to))(t))
 	echoUDP(t, must(b.ListenUDP(to))(t))
 	for _, network := range []string{"tcp", "udp"} {
-		s := must(a.Forward(Forward{Network: network, Listen: loopback, To: to, Limits: Limits{Idle: 50 * time.Millisecond}}))(t)
+		s := must(a.Forward(Forward{Network: network, Listen: loopback, To: to,
+			Limits: Limits{Idle: 50 * time.Millisecond}}))(t)
 		c := must(net.Dial(network, s.Addr().String()))(t)
 		defer c.Close()
 		if _, err := c.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "end of idle "+network, func() bool { return s.Counters.Idle.Load() == 1 && s.Counters.Active.Load() == 0 })
+		await(t, "end of idle "+network, func() bool {
+			return s.Counters.Idle.Load() == 1 &&
+				s.Counters.Active.Load() == 0
+		})
 	}
 }
 
@@ -221,8 +228,8 @@ func ownLoopback() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 83, byte(pid >> 8), byte(pid) | 1}), 0)
 }
 
-// listens reports whether a TCP socket of this host listens on exactly this IPv4 address and port. A connection would not
-// tell: a port that was given up may be another listener's, on all addresses, at once.
+// listens reports whether a TCP socket of this host listens on exactly this IPv4 address and port. A connection
+// would not tell: a port that was given up may be another listener's, on all addresses, at once.
 func listens(t *testing.T, addr net.Addr) bool {
 	t.Helper()
 	at := addr.(*net.TCPAddr).AddrPort()
@@ -311,7 +318,8 @@ func TestForwardIsValidated(t *testing.T) {
 func TestDialLimit(t *testing.T) {
 	d := open(t, config(1, 2044))
 	cable(t, d, nil, 2044, nil)
-	s := must(d.Forward(Forward{Network: "tcp", Listen: loopback, To: netip.MustParseAddrPort("10.20.0.9:7"), Limits: Limits{Dial: 20 * time.Millisecond}}))(t)
+	s := must(d.Forward(Forward{Network: "tcp", Listen: loopback, To: netip.MustParseAddrPort("10.20.0.9:7"),
+		Limits: Limits{Dial: 20 * time.Millisecond}}))(t)
 	c := must(net.Dial("tcp", s.Addr().String()))(t)
 	defer c.Close()
 	await(t, "failure", func() bool { return s.Counters.Failed.Load() == 1 && s.Counters.Active.Load() == 0 })

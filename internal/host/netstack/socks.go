@@ -402,5 +402,6 @@ func parseDatagram(b []byte) (to netip.AddrPort, data []byte, ok bool) {
 func transient(err error) bool {
 	err = named(err)
 	return !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, io.EOF) &&
-		(errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH))
+		(errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EHOSTUNREACH) ||
+			errors.Is(err, syscall.ENETUNREACH))
 }

@@ -45,7 +45,8 @@ func TestSOCKSConnect(t *testing.T) {
 	echo(t, must(b.ListenTCP(netip.MustParseAddrPort("10.20.0.2:258")))(t))
 	echo(t, must(b.ListenTCP(netip.MustParseAddrPort("[2001:db8:20::2]:258")))(t))
 	plain := must(a.SOCKS(SOCKS{Listen: loopback, Limits: Limits{Dial: 5 * time.Second}}))(t)
-	resolving := must(a.SOCKS(SOCKS{Listen: loopback, Resolve: func(_ context.Context, name string) ([]netip.Addr, error) {
+	resolving := must(a.SOCKS(SOCKS{Listen: loopback, Resolve: func(_ context.Context, name string) ([]netip.Addr,
+		error) {
 		switch name {
 		case "b.example":
 			return []netip.Addr{addr("192.0.2.1"), addr("10.20.0.2")}, nil // the first has no route
@@ -117,7 +118,8 @@ func TestSOCKSRefusesOthers(t *testing.T) {
 	for n := range len(whole) {
 		bad = append(bad, whole[:n])
 	}
-	bad = append(bad, []byte{4, 1, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), []byte{5, 1, 2}, []byte{5, 0}, []byte{5, 1, 0, 4, 1, 0, 1})
+	bad = append(bad, []byte{4, 1, 0}, []byte("GET / HTTP/1.1\r\n\r\n"), []byte{5, 1, 2}, []byte{5, 0},
+		[]byte{5, 1, 0, 4, 1, 0, 1})
 	for i, b := range bad {
 		c := proxied(t, s)
 		if _, err := c.Write(b); err != nil {
@@ -152,7 +154,8 @@ func TestSOCKSAssociate(t *testing.T) {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	v6 := addr("2001:db8:20::2").As16()
 	buf := make([]byte, 1<<16)
-	for _, head := range [][]byte{{0, 0, 0, 1, 10, 20, 0, 2, 1, 2}, append(append([]byte{0, 0, 0, 4}, v6[:]...), 1, 2)} {
+	for _, head := range [][]byte{{0, 0, 0, 1, 10, 20, 0, 2, 1, 2}, append(append([]byte{0, 0, 0, 4}, v6[:]...), 1,
+		2)} {
 		for _, size := range []int{0, 1, 5000} {
 			p := append(bytes.Clone(head), pattern(size)...)
 			if _, err := c.Write(p); err != nil {
@@ -169,7 +172,8 @@ func TestSOCKSAssociate(t *testing.T) {
 	other := must(net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(relay)))(t)
 	defer other.Close()
 	good := []byte{0, 0, 0, 1, 10, 20, 0, 2, 1, 2, 'x'}
-	for i, p := range [][]byte{{0, 0, 1, 1, 10, 20, 0, 2, 1, 2, 'x'}, {0, 0, 0, 3, 1, 'b', 1, 2, 'x'}, good[:9], good[:3], {0, 0, 0, 1, 10, 20, 0, 2, 0, 0, 'x'}} {
+	for i, p := range [][]byte{{0, 0, 1, 1, 10, 20, 0, 2, 1, 2, 'x'}, {0, 0, 0, 3, 1, 'b', 1, 2, 'x'}, good[:9],
+		good[:3], {0, 0, 0, 1, 10, 20, 0, 2, 0, 0, 'x'}} {
 		if _, err := c.Write(p); err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,8 @@ func TestPieces(t *testing.T) {
 	m.Add(one[:3])
 	m.Add(two[:3])
 	n, oob, flags, errno := m.Receive(to, control)
-	if n != 5 || oob != unix.CmsgSpace(unix.SizeofUcred) || flags&unix.MSG_TRUNC != 0 || errno != 0 || string(one) != "abc\xa5" || string(two) != "de\xa5\xa5" {
+	if n != 5 || oob != unix.CmsgSpace(unix.SizeofUcred) || flags&unix.MSG_TRUNC != 0 || errno != 0 ||
+		string(one) != "abc\xa5" || string(two) != "de\xa5\xa5" {
 		t.Errorf("%d, %d, %#x, %v: %q %q", n, oob, flags, errno, one, two)
 	}
 	send()

@@ -39,7 +39,8 @@ func (v *Vector) Add(p []byte) {
 // Write writes the pieces once, as writev(2) does.
 func (v *Vector) Write(fd uintptr) syscall.Errno {
 	// v.iov is alive during the call, and what its pointers refer to with it.
-	_, _, err := syscall.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v.iov))), uintptr(len(v.iov)))
+	_, _, err := syscall.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(v.iov))),
+		uintptr(len(v.iov)))
 	return err
 }
 
@@ -79,6 +80,7 @@ func (m *Message) Receive(fd uintptr, control []byte) (n, oob, flags int, err sy
 // know that the processor is free, but for a signal by which it asks for it. events is not empty.
 func EpollWait(epfd int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	// events is alive during the call; the kernel writes no more than len(events) of them.
-	n, _, err := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), uintptr(ms), 0, 0)
+	n, _, err := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
+		uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), uintptr(ms), 0, 0)
 	return int(n), err
 }

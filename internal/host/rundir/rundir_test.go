@@ -67,7 +67,8 @@ func TestEnsureRefusesForeignPlaces(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]string{name: "is not a directory", link: "is not a directory", "rel": "is not an absolute path"} {
+	for path, want := range map[string]string{name: "is not a directory", link: "is not a directory",
+		"rel": "is not an absolute path"} {
 		if err := Ensure(path, 0o700); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: want %q, got %v", path, want, err)
 		}

@@ -75,7 +75,8 @@ func TestMADFiles(t *testing.T) {
 	}
 	got := map[string]string{}
 	for name, text := range list(t, dir) {
-		if strings.HasPrefix(name, "sys/class/infiniband_mad/") || strings.HasPrefix(name, "dev/infiniband/") && !strings.HasPrefix(name, "dev/infiniband/uverbs") {
+		if strings.HasPrefix(name, "sys/class/infiniband_mad/") || strings.HasPrefix(name, "dev/infiniband/") &&
+			!strings.HasPrefix(name, "dev/infiniband/uverbs") {
 			got[strings.TrimPrefix(name, "sys/class/infiniband_mad/")] = text
 		}
 	}
@@ -157,7 +158,8 @@ func TestReplaceAndRemove(t *testing.T) {
 	}
 	// uverbs numbers follow the names' order, not the caller's.
 	m := list(t, dir)
-	if m["sys/class/infiniband_verbs/uverbs0/ibdev"] != "a\n" || m["sys/class/infiniband_verbs/uverbs1/ibdev"] != "b\n" {
+	if m["sys/class/infiniband_verbs/uverbs0/ibdev"] != "a\n" ||
+		m["sys/class/infiniband_verbs/uverbs1/ibdev"] != "b\n" {
 		t.Errorf("%q", m)
 	}
 	if err := os.MkdirAll(dir+".new/left", 0o755); err != nil { // by a writer that died
@@ -240,7 +242,8 @@ func TestNamesCannotEscape(t *testing.T) {
 }
 
 func TestCPUMask(t *testing.T) {
-	for n, want := range map[int]string{0: "00000000", 1: "00000001", 2: "00000003", 32: "ffffffff", 33: "00000001,ffffffff", 72: "000000ff,ffffffff,ffffffff"} {
+	for n, want := range map[int]string{0: "00000000", 1: "00000001", 2: "00000003", 32: "ffffffff",
+		33: "00000001,ffffffff", 72: "000000ff,ffffffff,ffffffff"} {
 		if got := cpuMask(n); got != want {
 			t.Errorf("%d: want %s, got %s", n, want, got)
 		}

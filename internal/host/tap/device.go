@@ -34,7 +34,8 @@ type Config struct {
 	// Device is the initial configuration. With a zero MAC the kernel generates one, which no event reports before
 	// Configure has set another.
 	Device vnic.Device
-	// QueueLen is how many frames may wait to be read (the tx_queue_len of the interface); 0 means the kernel's default.
+	// QueueLen is how many frames may wait to be read (the tx_queue_len of the interface); 0 means the kernel's
+	// default.
 	QueueLen int
 	// Up sets the interface up, as the administrator may do later.
 	Up bool

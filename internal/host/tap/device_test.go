@@ -55,7 +55,8 @@ func TestOpenMakesTheInterface(t *testing.T) {
 		return at
 	}
 	at := look()
-	if at.MTU != 1500 || at.TxQLen != 700 || at.HardwareAddr.String() != "06:2c:00:05:00:00" || at.Index != d.Index() || at.Flags&net.FlagUp == 0 ||
+	if at.MTU != 1500 || at.TxQLen != 700 || at.HardwareAddr.String() != "06:2c:00:05:00:00" ||
+		at.Index != d.Index() || at.Flags&net.FlagUp == 0 ||
 		at.RawFlags&unix.IFF_LOWER_UP != 0 {
 		t.Errorf("%+v", at)
 	}
@@ -136,7 +137,8 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 		err  error
 		want string
 	}{{unix.ENOENT, "modprobe tun"}, {unix.EACCES, "chmod"}, {unix.EPERM, "--device"}} {
-		if got := ifdev.TAP.Explain("open /dev/net/tun", c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
+		if got := ifdev.TAP.Explain("open /dev/net/tun", c.err); !errors.Is(got, c.err) ||
+			!strings.Contains(got.Error(), c.want) {
 			t.Errorf("%v: no %q", got, c.want)
 		}
 	}
@@ -182,7 +184,8 @@ func TestEventsFollowTheInterface(t *testing.T) {
 	s.addr(d, "10.20.0.1/24")
 	var conn *net.UDPConn
 	s.Must(func() (err error) {
-		conn, err = net.ListenMulticastUDP("udp4", &net.Interface{Index: d.Index(), Name: d.Name()}, &net.UDPAddr{IP: net.IP{239, 1, 2, 3}, Port: 4000})
+		conn, err = net.ListenMulticastUDP("udp4", &net.Interface{Index: d.Index(), Name: d.Name()},
+			&net.UDPAddr{IP: net.IP{239, 1, 2, 3}, Port: 4000})
 		return err
 	})
 	has := func(list [][6]byte, mac ...byte) bool { return slices.Contains(list, [6]byte(mac)) }
@@ -195,13 +198,18 @@ func TestEventsFollowTheInterface(t *testing.T) {
 			return err
 		}
 		return unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
-			&unix.PacketMreq{Ifindex: int32(d.Index()), Type: unix.PACKET_MR_MULTICAST, Alen: 6, Address: [8]uint8{1, 0x80, 0xc2, 0, 0, 0x0e}})
+			&unix.PacketMreq{Ifindex: int32(d.Index()), Type: unix.PACKET_MR_MULTICAST, Alen: 6,
+				Address: [8]uint8{1, 0x80, 0xc2, 0, 0, 0x0e}})
 	})
-	wait("group of a packet socket", func(e vnic.SegmentEvent) bool { return has(e.Multicast, 1, 0x80, 0xc2, 0, 0, 0x0e) })
+	wait("group of a packet socket", func(e vnic.SegmentEvent) bool {
+		return has(e.Multicast, 1, 0x80, 0xc2, 0, 0,
+			0x0e)
+	})
 	unix.Close(fd)
 	wait("its end", func(e vnic.SegmentEvent) bool { return !has(e.Multicast, 1, 0x80, 0xc2, 0, 0, 0x0e) })
 	// Further addresses, as of what is behind a bridge.
-	entry := &netlink.Neigh{LinkIndex: d.Index(), Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, HardwareAddr: net.HardwareAddr{2, 1, 1, 1, 1, 1}}
+	entry := &netlink.Neigh{LinkIndex: d.Index(), Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT,
+		Flags: netlink.NTF_SELF, HardwareAddr: net.HardwareAddr{2, 1, 1, 1, 1, 1}}
 	s.Must(func() error { return netlink.NeighAppend(entry) })
 	wait("address", func(e vnic.SegmentEvent) bool { return has(e.Unicast, 2, 1, 1, 1, 1, 1) && e.MAC == [6]byte(mac) })
 	s.Must(func() error { return netlink.NeighDel(entry) })
@@ -210,7 +218,8 @@ func TestEventsFollowTheInterface(t *testing.T) {
 	wait("down", func(e vnic.SegmentEvent) bool { return !e.Up })
 	s.Must(func() error { return netlink.LinkDel(s.link(d)) })
 	wait("gone", func(e vnic.SegmentEvent) bool { return e.MTU == 0 })
-	if n, err := d.TryReadBatch(make([][]byte, 1), make([]ether.Offload, 1)); n != 0 || !errors.Is(err, ifdev.ErrRemoved) {
+	if n, err := d.TryReadBatch(make([][]byte, 1), make([]ether.Offload, 1)); n != 0 ||
+		!errors.Is(err, ifdev.ErrRemoved) {
 		t.Errorf("read of nothing: %d, %v", n, err)
 	}
 }
@@ -388,7 +397,8 @@ func TestD09_AnotherMACIsAnnounced(t *testing.T) {
 		}
 		for _, f := range frames[:n] {
 			// ARP: of the new MAC, for its own address.
-			if len(f) >= 42 && f[12] == 8 && f[13] == 6 && bytes.Equal(f[22:28], dev.MAC[:]) && bytes.Equal(f[28:32], f[38:42]) {
+			if len(f) >= 42 && f[12] == 8 && f[13] == 6 && bytes.Equal(f[22:28], dev.MAC[:]) &&
+				bytes.Equal(f[28:32], f[38:42]) {
 				return
 			}
 		}
@@ -403,13 +413,15 @@ func TestTags(t *testing.T) {
 	(&cable{mtu: 1500}).plug(t, a, b)
 	sock := func(s *space, d *Device) (fd int) {
 		s.Must(func() (err error) {
-			if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ALL))); err != nil {
+			if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+				int(htons(unix.ETH_P_ALL))); err != nil {
 				return err
 			}
 			if err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1); err != nil {
 				return err
 			}
-			if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
+			if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+				&unix.Timeval{Sec: int64(patience.Seconds())}); err != nil {
 				return err
 			}
 			return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: d.Index()})
@@ -458,7 +470,8 @@ func TestNothingIsAllocated(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	// What the kernel does not take is dropped, not what comes behind it.
-	if n := a.WriteBatch([][]byte{frame[:4], frame}, make([]ether.Offload, 2)); n != 1 || a.Counters.NotDelivered.Load() != 1 {
+	if n := a.WriteBatch([][]byte{frame[:4], frame}, make([]ether.Offload, 2)); n != 1 ||
+		a.Counters.NotDelivered.Load() != 1 {
 		t.Errorf("%d dropped", n)
 	}
 	if n := a.WriteFrames([]ether.Frame{{Parts: make([][]byte, ifdev.MaxPieces+1)}, pieces[0]}); n != 1 {

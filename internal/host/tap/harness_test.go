@@ -43,7 +43,8 @@ func (s *space) open(cfg Config) *Device {
 func (s *space) addr(d *Device, prefix string) {
 	s.T.Helper()
 	p := netip.MustParsePrefix(prefix)
-	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, Flags: unix.IFA_F_NODAD}
+	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		Flags: unix.IFA_F_NODAD}
 	s.Must(func() error { return netlink.AddrAdd(s.link(d), a) })
 }
 
@@ -102,7 +103,8 @@ type cableEnd struct {
 const cutFrames = 256
 
 func newEnd(c *cable, from, to *Device) *cableEnd {
-	e := &cableEnd{cable: c, from: from, to: to, frames: make([][]byte, ifdev.BatchFrames), off: make([]ether.Offload, ifdev.BatchFrames), join: ether.NewJoiner(cutFrames, false, 1)}
+	e := &cableEnd{cable: c, from: from, to: to, frames: make([][]byte, ifdev.BatchFrames), off: make([]ether.Offload,
+		ifdev.BatchFrames), join: ether.NewJoiner(cutFrames, false, 1)}
 	return e
 }
 

@@ -140,7 +140,8 @@ func (d *Device) readFilters(s *state) error {
 		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, m := range msgs {
-		if len(m) < unix.SizeofNdMsg || binary.NativeEndian.Uint32(m[4:]) != uint32(d.Index()) || m[10]&unix.NTF_SELF == 0 {
+		if len(m) < unix.SizeofNdMsg || binary.NativeEndian.Uint32(m[4:]) != uint32(d.Index()) ||
+			m[10]&unix.NTF_SELF == 0 {
 			continue
 		}
 		attrs, err := nl.ParseRouteAttr(m[unix.SizeofNdMsg:])

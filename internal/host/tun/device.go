@@ -41,7 +41,8 @@ const (
 type Config struct {
 	Name string // at most 15 characters
 	MTU  int    // of IP packets
-	// QueueLen is how many packets may wait to be read (the tx_queue_len of the interface); 0 means the kernel's default.
+	// QueueLen is how many packets may wait to be read (the tx_queue_len of the interface); 0 means the kernel's
+	// default.
 	QueueLen int
 	// InfiniBand makes the interface one of type 32 (ARPHRD_INFINIBAND). Its hardware address still has length 0.
 	InfiniBand bool

@@ -35,13 +35,15 @@ func TestOpenMakesTheInterface(t *testing.T) {
 		{Dst: prefix("2001:db8:99::/48"), Via: via("2001:db8:20::2")}}
 	d := s.open(cfg)
 	st := d.State()
-	if !st.Up || st.MTU != 2044 || st.Problem != "" || !st.has(addr("10.20.0.1")) || !st.has(addr("2001:db8:20::1")) || !st.has(cfg.LinkLocal) {
+	if !st.Up || st.MTU != 2044 || st.Problem != "" || !st.has(addr("10.20.0.1")) ||
+		!st.has(addr("2001:db8:20::1")) || !st.has(cfg.LinkLocal) {
 		t.Errorf("state %+v", *st)
 	}
 	if len(st.Addrs) != 3 {
 		t.Errorf("addresses %v: the kernel made one of its own", st.Addrs)
 	}
-	for dst, hop := range map[string]string{"10.99.1.1": "10.20.0.2", "10.20.0.9": "10.20.0.9", "10.20.0.255": "10.20.0.255",
+	for dst, hop := range map[string]string{"10.99.1.1": "10.20.0.2", "10.20.0.9": "10.20.0.9",
+		"10.20.0.255":     "10.20.0.255",
 		"255.255.255.255": "255.255.255.255", "2001:db8:99::1": "2001:db8:20::2", "fe80::1": "fe80::1"} {
 		if got := st.Routes.NextHop(addr(dst)); got != addr(hop) {
 			t.Errorf("to %s: next hop %s, want %s", dst, got, hop)
@@ -108,9 +110,13 @@ func (s *space) gone(name string) {
 func TestEachFailureLeavesNothing(t *testing.T) {
 	s := newSpace(t)
 	for what, change := range map[string]func(*Config){
-		"MTU 67":             func(c *Config) { c.MTU = 67 },
-		"name ":              func(c *Config) { c.Name = "ib0_1_7fff_is_too_long" },
-		"add route to ":      func(c *Config) { c.Routes = []Route{{Dst: prefix("10.99.0.0/16"), Via: via("10.77.0.1")}} }, // unreachable gateway
+		"MTU 67": func(c *Config) { c.MTU = 67 },
+		"name ":  func(c *Config) { c.Name = "ib0_1_7fff_is_too_long" },
+		// unreachable gateway
+		"add route to ": func(c *Config) {
+			c.Routes = []Route{{Dst: prefix("10.99.0.0/16"),
+				Via: via("10.77.0.1")}}
+		},
 		"host bits":          func(c *Config) { c.Routes = []Route{{Dst: netip.MustParsePrefix("10.99.0.1/16")}} },
 		"cannot be an inter": func(c *Config) { c.Addrs = []netip.Prefix{prefix("224.0.0.1/4")} },
 		"is not a link-loca": func(c *Config) { c.LinkLocal = addr("2001:db8::1") },
@@ -159,7 +165,8 @@ func TestMissingPrivilegeIsExplained(t *testing.T) {
 		what string
 		err  error
 		want string
-	}{{"open /dev/net/tun", unix.ENOENT, "modprobe tun"}, {"open /dev/net/tun", unix.EACCES, "chmod"}, {"open /dev/net/tun", unix.EPERM, "--device"}} {
+	}{{"open /dev/net/tun", unix.ENOENT, "modprobe tun"}, {"open /dev/net/tun", unix.EACCES,
+		"chmod"}, {"open /dev/net/tun", unix.EPERM, "--device"}} {
 		if got := ifdev.TUN.Explain(c.what, c.err); !errors.Is(got, c.err) || !strings.Contains(got.Error(), c.want) {
 			t.Errorf("%v: no %q", got, c.want)
 		}
@@ -236,12 +243,17 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 	// Several paths: those of this interface are used.
 	paths := []netip.Addr{addr("10.20.0.21"), addr("10.20.0.22")}
 	s.Must(func() error {
-		return netlink.RouteReplace(&netlink.Route{Dst: ipNet(prefix("203.0.114.0/24")), MultiPath: []*netlink.NexthopInfo{
-			{LinkIndex: d.Index(), Gw: paths[0].AsSlice()}, {LinkIndex: d.Index(), Gw: paths[1].AsSlice()}}})
+		return netlink.RouteReplace(&netlink.Route{Dst: ipNet(prefix("203.0.114.0/24")),
+			MultiPath: []*netlink.NexthopInfo{
+				{LinkIndex: d.Index(), Gw: paths[0].AsSlice()}, {LinkIndex: d.Index(), Gw: paths[1].AsSlice()}}})
 	})
-	st := await(t, d, "route of several paths", func(st *State) bool { return slices.Contains(paths, st.Routes.NextHop(addr("203.0.114.1"))) })
+	st := await(t, d, "route of several paths", func(st *State) bool {
+		return slices.Contains(paths,
+			st.Routes.NextHop(addr("203.0.114.1")))
+	})
 	send("203.0.114.1", st.Routes.NextHop(addr("203.0.114.1")))
-	if slices.Contains(st.OnLink, prefix("0.0.0.0/0")) || !slices.Contains(st.OnLink, prefix("10.20.0.0/24")) || !slices.Contains(st.OnLink, prefix("fe80::/64")) {
+	if slices.Contains(st.OnLink, prefix("0.0.0.0/0")) || !slices.Contains(st.OnLink, prefix("10.20.0.0/24")) ||
+		!slices.Contains(st.OnLink, prefix("fe80::/64")) {
 		t.Errorf("on the link are %v", st.OnLink)
 	}
 	// Without the address, its routes are gone, of which the kernel says nothing.
@@ -300,7 +312,8 @@ func TestAddressesComeBackWithTheInterface(t *testing.T) {
 		t.Errorf("reconfigured %d times", n)
 	}
 	// While it is down nothing is delivered, and that is counted.
-	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8), datagram("10.20.0.8", "10.20.0.1", 1, 2, 8)}, headroom); err != nil {
+	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8), datagram("10.20.0.8", "10.20.0.1", 1,
+		2, 8)}, headroom); err != nil {
 		t.Error(err)
 	}
 	if n := d.Counters.NotDelivered.Load(); n != 2 {
@@ -325,7 +338,8 @@ func TestNotify(t *testing.T) {
 		await(t, d, what, func(*State) bool { mu.Lock(); defer mu.Unlock(); return ok(last) })
 	}
 	told("begin", func(e ipoib.BackendEvent) bool {
-		return e.Up && e.MTU == 2044 && len(e.Addrs) == 3 && slices.Contains(e.OnLink, prefix("10.20.0.0/24")) && slices.Contains(e.OnLink, prefix("2001:db8:20::/64"))
+		return e.Up && e.MTU == 2044 && len(e.Addrs) == 3 && slices.Contains(e.OnLink, prefix("10.20.0.0/24")) &&
+			slices.Contains(e.OnLink, prefix("2001:db8:20::/64"))
 	})
 	// A router has an anycast address in each prefix.
 	s.Must(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0) })
@@ -360,7 +374,8 @@ func TestRemovedInterface(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the read goes on")
 	}
-	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err, ifdev.ErrRemoved) {
+	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err,
+		ifdev.ErrRemoved) {
 		t.Errorf("write: %v", err)
 	}
 }
@@ -396,7 +411,8 @@ func TestCloseEndsRead(t *testing.T) {
 		t.Error(err)
 	}
 	ended <- err
-	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err, os.ErrClosed) {
+	if err := d.WriteBatch([][]byte{datagram("10.20.0.9", "10.20.0.1", 1, 2, 8)}, headroom); !errors.Is(err,
+		os.ErrClosed) {
 		t.Errorf("write: %v", err)
 	}
 	if _, err := d.ReadBatch(make([][]byte, 3), make([]int, 3), make([]netip.Addr, 3), headroom); err == nil {
@@ -461,7 +477,10 @@ func TestReadsAreBatched(t *testing.T) {
 	}
 	segment := func(size int) error {
 		var err error
-		return errors.Join(raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size) }), err)
+		return errors.Join(raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_UDP,
+				unix.UDP_SEGMENT, size)
+		}), err)
 	}
 	bufs, sizes, hops := buffers(headroom + 2044)
 	want := map[int]int{28 + 1: 20, 28 + 1000: 40, 28 + 7: 1} // by length
@@ -644,7 +663,8 @@ func TestRefusedPacketsAreBounded(t *testing.T) {
 			}
 			defer unix.Close(fd)
 			for range count {
-				if err := unix.Sendto(fd, make([]byte, 30), 0, &unix.SockaddrLinklayer{Protocol: 0xb588, Ifindex: d.Index()}); err != nil {
+				if err := unix.Sendto(fd, make([]byte, 30), 0, &unix.SockaddrLinklayer{Protocol: 0xb588,
+					Ifindex: d.Index()}); err != nil {
 					return err
 				}
 			}
@@ -681,6 +701,7 @@ func TestRefusedPacketsAreBounded(t *testing.T) {
 	send(count)
 	refused := read()
 	if slices.Max(refused) > BatchSize || d.Counters.NotIP.Load()-before != count {
-		t.Errorf("%d packets refused, in each call %d; want %d, at most %d in each", d.Counters.NotIP.Load()-before, refused, count, BatchSize)
+		t.Errorf("%d packets refused, in each call %d; want %d, at most %d in each", d.Counters.NotIP.Load()-before,
+			refused, count, BatchSize)
 	}
 }

@@ -60,7 +60,10 @@ func testSegmentsOfUDP(t *testing.T, a, b netip.Prefix) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT, size) }); errors.Join(e, err) != nil {
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT,
+			size)
+	}); errors.Join(e, err) != nil {
 		t.Fatal(errors.Join(e, err))
 	}
 	sent := make([]byte, (count-1)*size+tail)

@@ -83,10 +83,10 @@ func (r *Routes) Len() int {
 	return r.n
 }
 
-// NextHop is the address to resolve for a packet to dst: the gateway of the longest matching prefix, or dst itself where
-// that route has none, for groups, and where no route matches (a program may bind to the interface without a route;
-// the kernel then assumes that the destination is on the link). All packets of a destination go to the same one of
-// several gateways.
+// NextHop is the address to resolve for a packet to dst: the gateway of the longest matching prefix, or dst
+// itself where that route has none, for groups, and where no route matches (a program may bind to the interface
+// without a route; the kernel then assumes that the destination is on the link). All packets of a destination go
+// to the same one of several gateways.
 func (r *Routes) NextHop(dst netip.Addr) netip.Addr {
 	if r == nil || dst.IsMulticast() {
 		return dst

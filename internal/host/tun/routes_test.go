@@ -100,7 +100,8 @@ func TestNextHopAgainstModel(t *testing.T) {
 		bytes := rapid.SliceOfN(rapid.ByteRange(0, 3), 4, 4) // few values, so that prefixes nest
 		var routes []Route
 		for range rapid.IntRange(0, 12).Draw(t, "routes") {
-			p := netip.PrefixFrom(netip.AddrFrom4([4]byte(bytes.Draw(t, "prefix"))), rapid.IntRange(0, 32).Draw(t, "bits")).Masked()
+			p := netip.PrefixFrom(netip.AddrFrom4([4]byte(bytes.Draw(t, "prefix"))), rapid.IntRange(0, 32).Draw(t,
+				"bits")).Masked()
 			r := Route{Dst: p, Metric: rapid.IntRange(0, 2).Draw(t, "metric"), Main: rapid.Bool().Draw(t, "main")}
 			if rapid.Bool().Draw(t, "gateway") {
 				r.Via = []netip.Addr{netip.AddrFrom4([4]byte(bytes.Draw(t, "via")))}
@@ -110,8 +111,9 @@ func TestNextHopAgainstModel(t *testing.T) {
 		dst := netip.AddrFrom4([4]byte(bytes.Draw(t, "dst")))
 		var best *Route
 		for i, r := range routes {
-			if r.Dst.Contains(dst) && (best == nil || r.Dst.Bits() > best.Dst.Bits() || r.Dst.Bits() == best.Dst.Bits() &&
-				(r.Metric < best.Metric || r.Metric == best.Metric && r.Main && !best.Main)) {
+			if r.Dst.Contains(dst) && (best == nil || r.Dst.Bits() > best.Dst.Bits() ||
+				r.Dst.Bits() == best.Dst.Bits() &&
+					(r.Metric < best.Metric || r.Metric == best.Metric && r.Main && !best.Main)) {
 				best = &routes[i]
 			}
 		}
@@ -127,7 +129,8 @@ func TestNextHopAgainstModel(t *testing.T) {
 
 func TestRoutesEqual(t *testing.T) {
 	a := NewRoutes(someRoutes)
-	if !a.equal(NewRoutes(someRoutes)) || a.equal(nil) || (*Routes)(nil).equal(a) || !(*Routes)(nil).equal(NewRoutes(nil)) {
+	if !a.equal(NewRoutes(someRoutes)) || a.equal(nil) || (*Routes)(nil).equal(a) ||
+		!(*Routes)(nil).equal(NewRoutes(nil)) {
 		t.Error("equality of whole tables")
 	}
 	for i := range someRoutes {

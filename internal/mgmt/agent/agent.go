@@ -104,7 +104,8 @@ type Config struct {
 }
 
 // DefaultCaps are those of the software ports of this project: one data lane, every MTU, 4X EDR.
-var DefaultCaps = Caps{MTU: ib.MTU4096, VL: mad.VL0, Width: ib.Width1x | ib.Width4x, Speed: ib.SpeedSDR | ib.SpeedDDR | ib.SpeedQDR,
+var DefaultCaps = Caps{MTU: ib.MTU4096, VL: mad.VL0, Width: ib.Width1x | ib.Width4x,
+	Speed:    ib.SpeedSDR | ib.SpeedDDR | ib.SpeedQDR,
 	SpeedExt: ib.SpeedFDR | ib.SpeedEDR, PKeys: 32, GUIDs: 8, ResponseTO: 16,
 	Mask: mad.CapTrap | mad.CapSystemImageGUID | mad.CapExtendedSpeeds | mad.CapCM | mad.CapClientReregistration |
 		mad.CapCapabilityMaskNotice | mad.CapOtherLocalChangesNotice | mad.CapCapabilityMask2,
@@ -143,8 +144,10 @@ type Agent struct {
 type Stats struct {
 	Gets, Sets, Forwarded, Traps                                                          uint64
 	DropVersion, DropMethod, DropRoute, DropLID, DropPortDown, DropMKey, DropBadAddressed uint64
-	Refused                                                                               uint64 // answered with a status
-	DropPKey, DropQKey                                                                    uint64 // of datagrams to queue pair 1
+	// answered with a status
+	Refused uint64
+	// of datagrams to queue pair 1
+	DropPKey, DropQKey uint64
 }
 
 // New returns the agents of the node that c describes. Without counters, which may be nil, all counts are 0.
@@ -156,11 +159,13 @@ func New(c Config, o Owner, counters Counters) *Agent {
 		c.PortGUID = c.NodeGUID
 	}
 	c.NumPorts = min(c.NumPorts, vswitch.MaxPorts)
-	a := &Agent{cfg: c, owner: o, counters: counters, desc: mad.MakeNodeDescription(c.Description), ports: make([]port, int(c.NumPorts)+1)}
+	a := &Agent{cfg: c, owner: o, counters: counters, desc: mad.MakeNodeDescription(c.Description),
+		ports: make([]port, int(c.NumPorts)+1)}
 	for i := range a.ports {
 		p := &a.ports[i]
-		p.info = mad.PortInfo{LinkWidthSupported: c.Caps.Width, LinkWidthEnabled: c.Caps.Width, LinkSpeedSupported: c.Caps.Speed,
-			LinkSpeedEnabled: c.Caps.Speed, LinkSpeedExtSupported: c.Caps.SpeedExt, LinkSpeedExtEnabled: c.Caps.SpeedExt,
+		p.info = mad.PortInfo{LinkWidthSupported: c.Caps.Width, LinkWidthEnabled: c.Caps.Width,
+			LinkSpeedSupported: c.Caps.Speed,
+			LinkSpeedEnabled:   c.Caps.Speed, LinkSpeedExtSupported: c.Caps.SpeedExt, LinkSpeedExtEnabled: c.Caps.SpeedExt,
 			PortState: ib.PortDown, PortPhysicalState: ib.PhysPolling, LinkDownDefaultState: ib.PhysPolling,
 			NeighborMTU: c.Caps.MTU, MTUCap: c.Caps.MTU, VLCap: c.Caps.VL, OperationalVLs: c.Caps.VL,
 			LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedSDR}
@@ -265,8 +270,9 @@ func (a *Agent) IsMine(lid ib.LID) bool {
 func (a *Agent) changed(n uint8, what Change) {
 	if a.forward != nil && what&(ChangedState|ChangedPKeys) != 0 {
 		p := &a.ports[n]
-		a.forward.SetPort(n, vswitch.Port{State: p.info.PortState, EnforceIn: p.info.PartitionEnforceIn, EnforceOut: p.info.PartitionEnforceOut,
-			PKeys: p.pkeys})
+		a.forward.SetPort(n, vswitch.Port{State: p.info.PortState, EnforceIn: p.info.PartitionEnforceIn,
+			EnforceOut: p.info.PartitionEnforceOut,
+			PKeys:      p.pkeys})
 	}
 	if a.owner != nil && what != 0 {
 		a.owner.Changed(n, what)

@@ -38,13 +38,15 @@ func fastCaps() Caps {
 
 func newSwitch(ports uint8) (*Agent, *log) {
 	l := &log{}
-	return New(Config{Type: mad.NodeSwitch, NumPorts: ports, SystemImageGUID: 0x100, NodeGUID: 0x100, Description: "switch", Caps: fastCaps(),
+	return New(Config{Type: mad.NodeSwitch, NumPorts: ports, SystemImageGUID: 0x100, NodeGUID: 0x100,
+		Description: "switch", Caps: fastCaps(),
 		EnforceCap: 32, VendorID: 0x1405, DeviceID: 7, Revision: 3, TIDs: 0xabc}, l, nil), l
 }
 
 func newCA() (*Agent, *log) {
 	l := &log{}
-	a := New(Config{Type: mad.NodeCA, SystemImageGUID: 0x100, NodeGUID: 0x200, PortGUID: 0x201, Description: "host HCA-1", Caps: fastCaps()}, l, nil)
+	a := New(Config{Type: mad.NodeCA, SystemImageGUID: 0x100, NodeGUID: 0x200, PortGUID: 0x201,
+		Description: "host HCA-1", Caps: fastCaps()}, l, nil)
 	a.LinkUp(start, 1, edr)
 	l.take()
 	return a, l
@@ -56,8 +58,10 @@ type attribute interface{ Append([]byte) []byte }
 
 // smp returns a directed-route request for hop 0 … of path.
 func request(method mad.Method, attr mad.AttributeID, mod uint32, data attribute, path ...uint8) mad.Datagram {
-	s := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method, TransactionID: 0x1234,
-		AttributeID: attr, AttributeModifier: mod}, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive, HopCount: uint8(len(path))}
+	s := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method,
+		TransactionID: 0x1234,
+		AttributeID:   attr, AttributeModifier: mod}, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive,
+		HopCount: uint8(len(path))}
 	copy(s.InitialPath[1:], path)
 	if data != nil {
 		data.Append(s.Data[:0])
@@ -83,7 +87,8 @@ func ask(t *testing.T, a *Agent, method mad.Method, attr mad.AttributeID, mod ui
 		t.Fatalf("%v of %#x: verdict %d", method, attr, v)
 	}
 	s := smpOf(t, &d)
-	if s.Method != mad.MethodGetResp || s.TransactionID != 0x1234 || s.AttributeID != attr || s.AttributeModifier != mod || !s.D {
+	if s.Method != mad.MethodGetResp || s.TransactionID != 0x1234 || s.AttributeID != attr ||
+		s.AttributeModifier != mod || !s.D {
 		t.Fatalf("%v of %#x: answer %+v", method, attr, s.Header)
 	}
 	return s
@@ -146,7 +151,8 @@ func TestDirectedRouteWalk(t *testing.T) {
 	s := smpOf(t, &d)
 	var n mad.NodeInfo
 	n.Parse(s.Data[:])
-	want2 := mad.NodeInfo{BaseVersion: 1, ClassVersion: 1, NodeType: mad.NodeSwitch, NumPorts: 4, SystemImageGUID: 0x100, NodeGUID: 0x100,
+	want2 := mad.NodeInfo{BaseVersion: 1, ClassVersion: 1, NodeType: mad.NodeSwitch, NumPorts: 4,
+		SystemImageGUID: 0x100, NodeGUID: 0x100,
 		PortGUID: 0x100, PartitionCap: 40, DeviceID: 7, Revision: 3, LocalPortNum: 1, VendorID: 0x1405}
 	if diff := cmp.Diff(want2, n); diff != "" || s.Status != 0 {
 		t.Errorf("%v %s", s.Status, diff)
@@ -258,19 +264,27 @@ func TestStatuses(t *testing.T) {
 		{mad.AttrNodeDescription, 0, ok, ok},
 		{mad.AttrNodeInfo, 0, ok, ok},
 		{mad.AttrSwitchInfo, 0, bad, ok},
-		{mad.AttrGUIDInfo, 0, ok, ok}, {mad.AttrGUIDInfo, 1, ok, ok}, {mad.AttrGUIDInfo, 2, val, val}, {mad.AttrGUIDInfo, 0x10000, val, val},
-		{mad.AttrPortInfo, 0, ok, ok}, {mad.AttrPortInfo, 1, ok, ok}, {mad.AttrPortInfo, 2, val, ok}, {mad.AttrPortInfo, 20, val, ok},
-		{mad.AttrPortInfo, 21, val, val}, {mad.AttrPortInfo, 255, val, val}, {mad.AttrPortInfo, 0x80000001, ok, ok}, {mad.AttrPortInfo, 0x101, val, val},
+		{mad.AttrGUIDInfo, 0, ok, ok}, {mad.AttrGUIDInfo, 1, ok, ok}, {mad.AttrGUIDInfo, 2, val,
+			val}, {mad.AttrGUIDInfo, 0x10000, val, val},
+		{mad.AttrPortInfo, 0, ok, ok}, {mad.AttrPortInfo, 1, ok, ok}, {mad.AttrPortInfo, 2, val,
+			ok}, {mad.AttrPortInfo, 20, val, ok},
+		{mad.AttrPortInfo, 21, val, val}, {mad.AttrPortInfo, 255, val, val}, {mad.AttrPortInfo, 0x80000001, ok,
+			ok}, {mad.AttrPortInfo, 0x101, val, val},
 		{mad.AttrPKeyTable, 0, ok, ok}, {mad.AttrPKeyTable, 1, ok, ok}, {mad.AttrPKeyTable, 2, val, val},
 		{mad.AttrPKeyTable, mad.PKeyModifier(1, 0), ok, ok}, {mad.AttrPKeyTable, mad.PKeyModifier(1, 1), ok, val},
-		{mad.AttrPKeyTable, mad.PKeyModifier(2, 0), val, ok}, {mad.AttrPKeyTable, mad.PKeyModifier(21, 0), val, val}, {mad.AttrPKeyTable, 0x01000000, val, val},
-		{mad.AttrSLtoVL, 0, ok, ok}, {mad.AttrSLtoVL, mad.SLtoVLModifier(20, 3), ok, ok}, {mad.AttrSLtoVL, mad.SLtoVLModifier(3, 21), ok, val},
+		{mad.AttrPKeyTable, mad.PKeyModifier(2, 0), val, ok}, {mad.AttrPKeyTable, mad.PKeyModifier(21, 0), val,
+			val}, {mad.AttrPKeyTable, 0x01000000, val, val},
+		{mad.AttrSLtoVL, 0, ok, ok}, {mad.AttrSLtoVL, mad.SLtoVLModifier(20, 3), ok, ok}, {mad.AttrSLtoVL,
+			mad.SLtoVLModifier(3, 21), ok, val},
 		{mad.AttrSLtoVL, 0x10000, ok, val},
-		{mad.AttrVLArb, mad.VLArbModifier(1, 0), ok, ok}, {mad.AttrVLArb, mad.VLArbModifier(4, 1), ok, ok}, {mad.AttrVLArb, mad.VLArbModifier(5, 1), val, val},
+		{mad.AttrVLArb, mad.VLArbModifier(1, 0), ok, ok}, {mad.AttrVLArb, mad.VLArbModifier(4, 1), ok,
+			ok}, {mad.AttrVLArb, mad.VLArbModifier(5, 1), val, val},
 		{mad.AttrVLArb, mad.VLArbModifier(0, 1), val, val}, {mad.AttrVLArb, mad.VLArbModifier(1, 7), val, ok},
-		{mad.AttrLFT, 0, bad, ok}, {mad.AttrLFT, 767, bad, ok}, {mad.AttrLFT, 768, bad, val}, {mad.AttrLFT, 0x10000, bad, val},
+		{mad.AttrLFT, 0, bad, ok}, {mad.AttrLFT, 767, bad, ok}, {mad.AttrLFT, 768, bad, val}, {mad.AttrLFT, 0x10000,
+			bad, val},
 		{mad.AttrMFT, mad.MFTModifier(1, 511), bad, ok}, {mad.AttrMFT, mad.MFTModifier(2, 0), bad, val},
-		{mad.AttrSMInfo, 0, bad, bad}, {mad.AttrNotice, 0, bad, bad}, {mad.AttrVendorDiag, 0, bad, bad}, {mad.AttrLedInfo, 0, bad, bad},
+		{mad.AttrSMInfo, 0, bad, bad}, {mad.AttrNotice, 0, bad, bad}, {mad.AttrVendorDiag, 0, bad,
+			bad}, {mad.AttrLedInfo, 0, bad, bad},
 		{mad.AttrRFT, 0, bad, bad}, {mad.AttrMlxExtendedPortInfo, 1, bad, bad}, {0x7777, 0, bad, bad},
 	} {
 		for _, a := range []*Agent{ca, sw} {
@@ -357,7 +371,8 @@ func TestTables(t *testing.T) {
 		// The table has 40 entries: of the second block 8.
 		var got mad.PKeyTable
 		got.Parse(s.Data[:])
-		if got != (mad.PKeyTable{0: 0x8001, 7: 0x0002}) || ca.PKeys(1)[39] != 2 || len(ca.PKeys(1)) != 40 || ca.PKeys(1)[0] != ib.DefaultPKey {
+		if got != (mad.PKeyTable{0: 0x8001, 7: 0x0002}) || ca.PKeys(1)[39] != 2 || len(ca.PKeys(1)) != 40 ||
+			ca.PKeys(1)[0] != ib.DefaultPKey {
 			t.Errorf("%x %x", got, ca.PKeys(1))
 		}
 	}
@@ -410,10 +425,12 @@ func TestTables(t *testing.T) {
 	if diff := cmp.Diff([]string{"port 0: changed 0x100", "port 0: changed 0x100"}, l.take()); diff != "" {
 		t.Error(diff)
 	}
-	si := mad.SwitchInfo{LinearFDBTop: 100, LifeTimeValue: 9, DefaultMulticastPrimaryPort: 1, DefaultMulticastNotPrimaryPort: 17,
-		MulticastFDBTop: 0xbfff, LinearFDBCap: 1, PartitionEnforcementCap: 9, OptimizedSLtoVLMapping: 3}
+	si := mad.SwitchInfo{LinearFDBTop: 100, LifeTimeValue: 9, DefaultMulticastPrimaryPort: 1,
+		DefaultMulticastNotPrimaryPort: 17,
+		MulticastFDBTop:                0xbfff, LinearFDBCap: 1, PartitionEnforcementCap: 9, OptimizedSLtoVLMapping: 3}
 	s = ask(t, sw, mad.MethodSet, mad.AttrSwitchInfo, 0, &si)
-	want2 := mad.SwitchInfo{LinearFDBCap: 0xc000, MulticastFDBCap: 0x3fff, LinearFDBTop: 100, LifeTimeValue: 9, DefaultPort: 0,
+	want2 := mad.SwitchInfo{LinearFDBCap: 0xc000, MulticastFDBCap: 0x3fff, LinearFDBTop: 100, LifeTimeValue: 9,
+		DefaultPort:                 0,
 		DefaultMulticastPrimaryPort: 1, DefaultMulticastNotPrimaryPort: 17, MulticastFDBTop: 0xbfff, PartitionEnforcementCap: 32,
 		InboundEnforcementCap: true, OutboundEnforcementCap: true, PortStateChange: true}
 	var have mad.SwitchInfo
@@ -469,39 +486,54 @@ func TestPortInfoValues(t *testing.T) {
 		want   edit // on what was there before
 		change Change
 	}{
-		"nothing":              {func(i *mad.PortInfo) {}, ok, func(i *mad.PortInfo) {}, 0},
-		"LID":                  {func(i *mad.PortInfo) { i.LID = 5 }, ok, func(i *mad.PortInfo) { i.LID = 5 }, ChangedLID},
-		"LMC":                  {func(i *mad.PortInfo) { i.LID, i.LMC = 8, 3 }, ok, func(i *mad.PortInfo) { i.LID, i.LMC = 8, 3 }, ChangedLID},
-		"LID inside LMC":       {func(i *mad.PortInfo) { i.LID, i.LMC = 9, 3 }, val, nil, 0},
-		"multicast LID":        {func(i *mad.PortInfo) { i.LID = 0xc000 }, val, nil, 0},
-		"manager":              {func(i *mad.PortInfo) { i.MasterSMLID, i.MasterSMSL = 3, 2 }, ok, func(i *mad.PortInfo) { i.MasterSMLID, i.MasterSMSL = 3, 2 }, ChangedSM},
-		"manager multicast":    {func(i *mad.PortInfo) { i.MasterSMLID = 0xffff }, val, nil, 0},
-		"prefix":               {func(i *mad.PortInfo) { i.GIDPrefix = 7 }, ok, func(i *mad.PortInfo) { i.GIDPrefix = 7 }, ChangedGIDs},
-		"timeout":              {func(i *mad.PortInfo) { i.SubnetTimeOut = 7 }, ok, func(i *mad.PortInfo) { i.SubnetTimeOut = 7 }, ChangedTimeouts},
-		"reregister":           {func(i *mad.PortInfo) { i.ClientReregister = true }, ok, func(i *mad.PortInfo) {}, ClientReregister},
-		"MTU":                  {func(i *mad.PortInfo) { i.NeighborMTU = ib.MTU2048 }, ok, func(i *mad.PortInfo) { i.NeighborMTU = ib.MTU2048 }, ChangedMTU},
-		"MTU 0":                {func(i *mad.PortInfo) { i.NeighborMTU = 0 }, ok, func(i *mad.PortInfo) {}, 0},
-		"MTU too large":        {func(i *mad.PortInfo) { i.NeighborMTU = 6 }, val, nil, 0},
-		"lanes":                {func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0 }, ok, func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0 }, ChangedVLs},
-		"too many lanes":       {func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0to7 }, val, nil, 0},
-		"width":                {func(i *mad.PortInfo) { i.LinkWidthEnabled = 1 }, ok, func(i *mad.PortInfo) { i.LinkWidthEnabled = 1 }, 0},
-		"all widths":           {func(i *mad.PortInfo) { i.LinkWidthEnabled = 255 }, ok, func(i *mad.PortInfo) {}, 0},
-		"width unsupported":    {func(i *mad.PortInfo) { i.LinkWidthEnabled = 4 }, val, nil, 0},
-		"speed":                {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 3 }, ok, func(i *mad.PortInfo) { i.LinkSpeedEnabled = 3 }, 0},
-		"all speeds":           {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 15 }, ok, func(i *mad.PortInfo) {}, 0},
-		"speed unsupported":    {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 8 }, val, nil, 0},
-		"default state":        {func(i *mad.PortInfo) { i.LinkDownDefaultState = 1 }, ok, func(i *mad.PortInfo) { i.LinkDownDefaultState = 1 }, 0},
+		"nothing": {func(i *mad.PortInfo) {}, ok, func(i *mad.PortInfo) {}, 0},
+		"LID": {func(i *mad.PortInfo) { i.LID = 5 }, ok, func(i *mad.PortInfo) { i.LID = 5 },
+			ChangedLID},
+		"LMC": {func(i *mad.PortInfo) { i.LID, i.LMC = 8, 3 }, ok, func(i *mad.PortInfo) {
+			i.LID,
+				i.LMC = 8, 3
+		}, ChangedLID},
+		"LID inside LMC": {func(i *mad.PortInfo) { i.LID, i.LMC = 9, 3 }, val, nil, 0},
+		"multicast LID":  {func(i *mad.PortInfo) { i.LID = 0xc000 }, val, nil, 0},
+		"manager": {func(i *mad.PortInfo) { i.MasterSMLID, i.MasterSMSL = 3, 2 }, ok,
+			func(i *mad.PortInfo) { i.MasterSMLID, i.MasterSMSL = 3, 2 }, ChangedSM},
+		"manager multicast": {func(i *mad.PortInfo) { i.MasterSMLID = 0xffff }, val, nil, 0},
+		"prefix": {func(i *mad.PortInfo) { i.GIDPrefix = 7 }, ok,
+			func(i *mad.PortInfo) { i.GIDPrefix = 7 }, ChangedGIDs},
+		"timeout": {func(i *mad.PortInfo) { i.SubnetTimeOut = 7 }, ok,
+			func(i *mad.PortInfo) { i.SubnetTimeOut = 7 }, ChangedTimeouts},
+		"reregister": {func(i *mad.PortInfo) { i.ClientReregister = true }, ok, func(i *mad.PortInfo) {},
+			ClientReregister},
+		"MTU": {func(i *mad.PortInfo) { i.NeighborMTU = ib.MTU2048 }, ok,
+			func(i *mad.PortInfo) { i.NeighborMTU = ib.MTU2048 }, ChangedMTU},
+		"MTU 0":         {func(i *mad.PortInfo) { i.NeighborMTU = 0 }, ok, func(i *mad.PortInfo) {}, 0},
+		"MTU too large": {func(i *mad.PortInfo) { i.NeighborMTU = 6 }, val, nil, 0},
+		"lanes": {func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0 }, ok,
+			func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0 }, ChangedVLs},
+		"too many lanes": {func(i *mad.PortInfo) { i.OperationalVLs = mad.VL0to7 }, val, nil, 0},
+		"width": {func(i *mad.PortInfo) { i.LinkWidthEnabled = 1 }, ok,
+			func(i *mad.PortInfo) { i.LinkWidthEnabled = 1 }, 0},
+		"all widths":        {func(i *mad.PortInfo) { i.LinkWidthEnabled = 255 }, ok, func(i *mad.PortInfo) {}, 0},
+		"width unsupported": {func(i *mad.PortInfo) { i.LinkWidthEnabled = 4 }, val, nil, 0},
+		"speed": {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 3 }, ok,
+			func(i *mad.PortInfo) { i.LinkSpeedEnabled = 3 }, 0},
+		"all speeds":        {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 15 }, ok, func(i *mad.PortInfo) {}, 0},
+		"speed unsupported": {func(i *mad.PortInfo) { i.LinkSpeedEnabled = 8 }, val, nil, 0},
+		"default state": {func(i *mad.PortInfo) { i.LinkDownDefaultState = 1 }, ok,
+			func(i *mad.PortInfo) { i.LinkDownDefaultState = 1 }, 0},
 		"default state 3":      {func(i *mad.PortInfo) { i.LinkDownDefaultState = 3 }, val, nil, 0},
 		"physical state 4":     {func(i *mad.PortInfo) { i.PortPhysicalState = 4 }, val, nil, 0},
 		"state INIT":           {func(i *mad.PortInfo) { i.PortState = ib.PortInit }, val, nil, 0},
 		"state ACTIVE in INIT": {func(i *mad.PortInfo) { i.PortState = ib.PortActive }, val, nil, 0},
 		"state 5":              {func(i *mad.PortInfo) { i.PortState = 5 }, val, nil, 0},
-		"key": {func(i *mad.PortInfo) { i.MKey, i.MKeyProtectBits, i.MKeyLeasePeriod = 9, 0, 3 }, ok, func(i *mad.PortInfo) {
-			i.MKey, i.MKeyLeasePeriod = 9, 3
-		}, ChangedOther},
-		"violations": {func(i *mad.PortInfo) { i.MKeyViolations, i.PKeyViolations, i.QKeyViolations = 0, 9, 0 }, ok, func(i *mad.PortInfo) {
-			i.MKeyViolations, i.QKeyViolations = 0, 0
-		}, 0},
+		"key": {func(i *mad.PortInfo) { i.MKey, i.MKeyProtectBits, i.MKeyLeasePeriod = 9, 0, 3 }, ok,
+			func(i *mad.PortInfo) {
+				i.MKey, i.MKeyLeasePeriod = 9, 3
+			}, ChangedOther},
+		"violations": {func(i *mad.PortInfo) { i.MKeyViolations, i.PKeyViolations, i.QKeyViolations = 0, 9, 0 }, ok,
+			func(i *mad.PortInfo) {
+				i.MKeyViolations, i.QKeyViolations = 0, 0
+			}, 0},
 		"what is read-only": {func(i *mad.PortInfo) {
 			i.CapabilityMask, i.MTUCap, i.VLCap, i.GUIDCap, i.LinkWidthSupported, i.LinkWidthActive, i.CapabilityMask2 = 0, 1, 1, 1, 8, 8, 0
 			i.LinkSpeedSupported, i.LinkSpeedActive, i.LinkSpeedExtSupported, i.LocalPortNum, i.DiagCode, i.MaxCreditHint = 15, 2, 15, 9, 9, 9
@@ -557,7 +589,8 @@ func TestExtendedSpeeds(t *testing.T) {
 		status mad.Status
 		want   ib.LinkSpeedExt
 	}{
-		{1, 1, 0, 3}, {1, 4, 0, 3}, {0x80000001, 1, 0, 1}, {0x80000001, 4, mad.StatusInvalidValue, 3}, {0x80000001, 31, 0, 3},
+		{1, 1, 0, 3}, {1, 4, 0, 3}, {0x80000001, 1, 0, 1}, {0x80000001, 4, mad.StatusInvalidValue, 3}, {0x80000001,
+			31, 0, 3},
 		{0x80000001, 30, 0, 30}, {0x80000000, 0, 0, 3}, {0x80000000, 2, 0, 2},
 	} {
 		ca, _ := newCA()
@@ -611,7 +644,8 @@ func TestPortStates(t *testing.T) {
 	do(ib.PortActive, 0, 0)
 	is(ib.PortActive, ib.PhysLinkUp)
 	do(ib.PortArmed, 0, mad.StatusInvalidValue)
-	if diff := cmp.Diff([]string{"port 2: changed 0x1", "port 2: changed 0x1", "port 2: changed 0x1"}, l.take()); diff != "" {
+	if diff := cmp.Diff([]string{"port 2: changed 0x1", "port 2: changed 0x1", "port 2: changed 0x1"},
+		l.take()); diff != "" {
 		t.Error(diff)
 	}
 	// DOWN negotiates anew: the owner takes the link down and up.

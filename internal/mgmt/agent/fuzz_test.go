@@ -17,15 +17,18 @@ func FuzzHandle(f *testing.F) {
 		f.Add(byte(1), byte(0), d.Data[:])
 		f.Add(byte(0), byte(0x40), d.Data[:])
 	}
-	for _, attr := range []mad.AttributeID{mad.AttrNodeInfo, mad.AttrNodeDescription, mad.AttrSwitchInfo, mad.AttrGUIDInfo, mad.AttrPortInfo,
+	for _, attr := range []mad.AttributeID{mad.AttrNodeInfo, mad.AttrNodeDescription, mad.AttrSwitchInfo,
+		mad.AttrGUIDInfo, mad.AttrPortInfo,
 		mad.AttrPKeyTable, mad.AttrSLtoVL, mad.AttrVLArb, mad.AttrLFT, mad.AttrMFT, mad.AttrSMInfo} {
 		for _, mod := range []uint32{0, 1, 0x10001, 0x80000001} {
 			seed(mad.MethodGet, attr, mod, nil)
-			seed(mad.MethodSet, attr, mod, &mad.LFT{1, 2, 3, 4, 5, 6, 7, 8, 0xfe, 0x80, 32: 0x03, 33: 0x52, 36: 0x40, 43: 0x18})
+			seed(mad.MethodSet, attr, mod, &mad.LFT{1, 2, 3, 4, 5, 6, 7, 8, 0xfe, 0x80, 32: 0x03, 33: 0x52, 36: 0x40,
+				43: 0x18})
 		}
 	}
 	seed(mad.MethodGet, mad.AttrNodeInfo, 0, nil, 1, 2)
-	pma := mad.Perf{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: mad.MethodSet, AttributeID: mad.AttrPortCounters}}
+	pma := mad.Perf{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1,
+		Method: mad.MethodSet, AttributeID: mad.AttrPortCounters}}
 	(&mad.PortCounters{PortSelect: 1, CounterSelect: 0xffff}).Append(pma.Data[:0])
 	f.Add(byte(1), byte(0x80), pma.Append(nil))
 
@@ -68,10 +71,12 @@ func FuzzHandle(f *testing.F) {
 
 func check(t *testing.T, a *Agent, in, out *mad.Datagram, v Verdict) {
 	t.Helper()
-	if v == Send && (out.Port == 0 || int(out.Port) >= len(a.ports) || a.ports[out.Port].info.PortPhysicalState != ib.PhysLinkUp) {
+	if v == Send && (out.Port == 0 || int(out.Port) >= len(a.ports) ||
+		a.ports[out.Port].info.PortPhysicalState != ib.PhysLinkUp) {
 		t.Fatalf("sent by port %d", out.Port)
 	}
-	if v != Done && (mad.Method(in.Data[3]) == mad.MethodGet || mad.Method(in.Data[3]) == mad.MethodSet) && out.Data[3]&0x80 != 0 {
+	if v != Done && (mad.Method(in.Data[3]) == mad.MethodGet || mad.Method(in.Data[3]) == mad.MethodSet) &&
+		out.Data[3]&0x80 != 0 {
 		// An answer keeps what identifies the question.
 		for _, i := range []int{0, 1, 2, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 20, 21, 22, 23} {
 			if in.Data[i] != out.Data[i] {
@@ -84,7 +89,8 @@ func check(t *testing.T, a *Agent, in, out *mad.Datagram, v Verdict) {
 		if n == 0 && !a.isSwitch() {
 			continue
 		}
-		if i.PortState < ib.PortDown || i.PortState > ib.PortActive || i.NeighborMTU > i.MTUCap || i.OperationalVLs > i.VLCap ||
+		if i.PortState < ib.PortDown || i.PortState > ib.PortActive || i.NeighborMTU > i.MTUCap ||
+			i.OperationalVLs > i.VLCap ||
 			i.LinkWidthEnabled&^i.LinkWidthSupported != 0 || i.LinkSpeedEnabled&^i.LinkSpeedSupported != 0 ||
 			(i.PortState > ib.PortDown) != (i.PortPhysicalState == ib.PhysLinkUp) || i.ClientReregister {
 			t.Fatalf("port %d: %+v", n, i)
@@ -94,7 +100,8 @@ func check(t *testing.T, a *Agent, in, out *mad.Datagram, v Verdict) {
 		}
 	}
 	e := &a.end().info
-	if e.LID >= ib.LIDMulticastFirst || e.LID&(1<<e.LMC-1) != 0 || a.GUIDs()[0] != a.cfg.PortGUID || e.CapabilityMask != a.cfg.Caps.Mask {
+	if e.LID >= ib.LIDMulticastFirst || e.LID&(1<<e.LMC-1) != 0 || a.GUIDs()[0] != a.cfg.PortGUID ||
+		e.CapabilityMask != a.cfg.Caps.Mask {
 		t.Fatalf("%+v", e)
 	}
 }

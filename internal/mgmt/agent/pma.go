@@ -22,7 +22,8 @@ type Counters interface {
 
 // extended are the counts in the order of PortCountersExtended.
 func (c *Counts) extended() [8]uint64 {
-	return [8]uint64{c.Values[mad.CounterXmitData], c.Values[mad.CounterRcvData], c.Values[mad.CounterXmitPkts], c.Values[mad.CounterRcvPkts],
+	return [8]uint64{c.Values[mad.CounterXmitData], c.Values[mad.CounterRcvData], c.Values[mad.CounterXmitPkts],
+		c.Values[mad.CounterRcvPkts],
 		c.UnicastXmit, c.UnicastRcv, c.MulticastXmit, c.MulticastRcv}
 }
 
@@ -79,7 +80,8 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 		if !ok {
 			return mad.StatusInvalidValue
 		}
-		sum := mad.PortCounters{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect, CounterSelect2: req.CounterSelect2}
+		sum := mad.PortCounters{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect,
+			CounterSelect2: req.CounterSelect2}
 		for n := first; n <= last; n++ {
 			p, counts := &a.ports[n], countsOf(a.counters, uint8(n))
 			if m.Method == mad.MethodSet {
@@ -107,7 +109,8 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 			return mad.StatusInvalidValue
 		}
 		var sum [8]uint64
-		want := [8]uint64{req.XmitData, req.RcvData, req.XmitPkts, req.RcvPkts, req.UnicastXmit, req.UnicastRcv, req.MulticastXmit, req.MulticastRcv}
+		want := [8]uint64{req.XmitData, req.RcvData, req.XmitPkts, req.RcvPkts, req.UnicastXmit, req.UnicastRcv,
+			req.MulticastXmit, req.MulticastRcv}
 		for n := first; n <= last; n++ {
 			p, counts := &a.ports[n], countsOf(a.counters, uint8(n))
 			have := counts.extended()
@@ -121,7 +124,8 @@ func (a *Agent) perf(m *mad.Perf) mad.Status {
 				}
 			}
 		}
-		r := mad.PortCountersExtended{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect, XmitData: sum[0], RcvData: sum[1], XmitPkts: sum[2],
+		r := mad.PortCountersExtended{PortSelect: req.PortSelect, CounterSelect: req.CounterSelect, XmitData: sum[0],
+			RcvData: sum[1], XmitPkts: sum[2],
 			RcvPkts: sum[3], UnicastXmit: sum[4], UnicastRcv: sum[5], MulticastXmit: sum[6], MulticastRcv: sum[7]}
 		m.Data = [mad.PerfDataLen]byte{}
 		r.Append(m.Data[:0])

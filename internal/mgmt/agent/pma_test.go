@@ -22,7 +22,8 @@ func (k *counting) Counts(port uint8, c *Counts) {
 
 func perf(t *testing.T, a *Agent, m mad.Method, attr mad.AttributeID, data attribute) mad.Perf {
 	t.Helper()
-	p := mad.Perf{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: m, TransactionID: 5, AttributeID: attr}}
+	p := mad.Perf{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: m,
+		TransactionID: 5, AttributeID: attr}}
 	if data != nil {
 		data.Append(p.Data[:0])
 	}
@@ -39,13 +40,15 @@ func perf(t *testing.T, a *Agent, m mad.Method, attr mad.AttributeID, data attri
 
 func TestPerformance(t *testing.T) {
 	k := &counting{}
-	ca, sw := New(Config{Type: mad.NodeCA, Caps: DefaultCaps, NodeGUID: 1}, nil, k), New(Config{Type: mad.NodeSwitch, NumPorts: 3, Caps: DefaultCaps, NodeGUID: 2}, nil, k)
+	ca, sw := New(Config{Type: mad.NodeCA, Caps: DefaultCaps, NodeGUID: 1}, nil, k), New(Config{Type: mad.NodeSwitch,
+		NumPorts: 3, Caps: DefaultCaps, NodeGUID: 2}, nil, k)
 	managed(ca)
 	managed(sw)
 	for a, want := range map[*Agent]uint16{ca: 0x1200, sw: 0x1300} {
 		p := perf(t, a, mad.MethodGet, mad.AttrClassPortInfo, nil)
 		var c mad.ClassPortInfo
-		if c.Parse(p.Data[:]); c.CapabilityMask != want || c.BaseVersion != 1 || c.ClassVersion != 1 || c.RespTimeValue != 16 || p.Status != 0 {
+		if c.Parse(p.Data[:]); c.CapabilityMask != want || c.BaseVersion != 1 || c.ClassVersion != 1 ||
+			c.RespTimeValue != 16 || p.Status != 0 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -59,19 +62,23 @@ func TestPerformance(t *testing.T) {
 		return c
 	}
 	c := counters(ca, mad.MethodGet, mad.PortCounters{PortSelect: 1})
-	if c.Values[mad.CounterXmitData] != 1012 || c.Values[mad.CounterSymbolErrors] != 1000 || c.Values[mad.CounterLinkDowned] != 255 || c.Values[mad.CounterXmitWait] != 1016 {
+	if c.Values[mad.CounterXmitData] != 1012 || c.Values[mad.CounterSymbolErrors] != 1000 ||
+		c.Values[mad.CounterLinkDowned] != 255 || c.Values[mad.CounterXmitWait] != 1016 {
 		t.Errorf("%v", c.Values)
 	}
 	// Reset some, set one.
-	req := mad.PortCounters{PortSelect: 1, CounterSelect: 1<<mad.CounterXmitData | 1<<mad.CounterLinkDowned, CounterSelect2: 1}
+	req := mad.PortCounters{PortSelect: 1, CounterSelect: 1<<mad.CounterXmitData | 1<<mad.CounterLinkDowned,
+		CounterSelect2: 1}
 	req.Values[mad.CounterXmitData] = 50
 	c = counters(ca, mad.MethodSet, req)
-	if c.Values[mad.CounterXmitData] != 50 || c.Values[mad.CounterLinkDowned] != 0 || c.Values[mad.CounterXmitWait] != 0 || c.Values[mad.CounterRcvData] != 1013 {
+	if c.Values[mad.CounterXmitData] != 50 || c.Values[mad.CounterLinkDowned] != 0 ||
+		c.Values[mad.CounterXmitWait] != 0 || c.Values[mad.CounterRcvData] != 1013 {
 		t.Errorf("%v", c.Values)
 	}
 	k.more = 5
 	c = counters(ca, mad.MethodGet, mad.PortCounters{PortSelect: 1})
-	if c.Values[mad.CounterXmitData] != 55 || c.Values[mad.CounterLinkDowned] != 5 || c.Values[mad.CounterRcvData] != 1018 {
+	if c.Values[mad.CounterXmitData] != 55 || c.Values[mad.CounterLinkDowned] != 5 ||
+		c.Values[mad.CounterRcvData] != 1018 {
 		t.Errorf("%v", c.Values)
 	}
 	// All ports of a switch.
@@ -99,7 +106,8 @@ func TestPerformance(t *testing.T) {
 	}
 	// The reset above was of the other counters.
 	e := ext(sw, mad.MethodGet, mad.PortCountersExtended{PortSelect: 3})
-	want := mad.PortCountersExtended{PortSelect: 3, XmitData: 3012, RcvData: 3013, XmitPkts: 3014, RcvPkts: 3015, UnicastXmit: 7, MulticastRcv: 9}
+	want := mad.PortCountersExtended{PortSelect: 3, XmitData: 3012, RcvData: 3013, XmitPkts: 3014, RcvPkts: 3015,
+		UnicastXmit: 7, MulticastRcv: 9}
 	if e != want {
 		t.Errorf("%+v", e)
 	}
@@ -118,8 +126,10 @@ func TestPerformance(t *testing.T) {
 		port uint8
 		want mad.Status
 	}{{ca, mad.AttrPortCounters, 0, mad.StatusInvalidValue}, {ca, mad.AttrPortCounters, 2, mad.StatusInvalidValue},
-		{ca, mad.AttrPortCounters, 0xff, mad.StatusInvalidValue}, {sw, mad.AttrPortCountersExtended, 4, mad.StatusInvalidValue},
-		{sw, mad.AttrPortXmitDataSL, 1, mad.StatusBadMethodAttr}, {sw, mad.AttrPortSamplesControl, 1, mad.StatusBadMethodAttr}} {
+		{ca, mad.AttrPortCounters, 0xff, mad.StatusInvalidValue}, {sw, mad.AttrPortCountersExtended, 4,
+			mad.StatusInvalidValue},
+		{sw, mad.AttrPortXmitDataSL, 1, mad.StatusBadMethodAttr}, {sw, mad.AttrPortSamplesControl, 1,
+			mad.StatusBadMethodAttr}} {
 		if p := perf(t, c.a, mad.MethodGet, c.attr, &mad.PortCounters{PortSelect: c.port}); p.Status != c.want {
 			t.Errorf("%#x of port %d: %v", c.attr, c.port, p.Status)
 		}
@@ -150,7 +160,8 @@ func TestGeneralServices(t *testing.T) {
 		"GS on QP0":       {mad.ClassPerf, mad.MethodGet, 1, 0, Done},
 	} {
 		d := mad.Datagram{SLID: 1, DLID: 9, SrcQPN: 1, DstQPN: c.qpn, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Port: 1}
-		h := mad.Header{BaseVersion: c.base, MgmtClass: c.class, ClassVersion: 1, Method: c.method, AttributeID: mad.AttrPortCounters}
+		h := mad.Header{BaseVersion: c.base, MgmtClass: c.class, ClassVersion: 1, Method: c.method,
+			AttributeID: mad.AttrPortCounters}
 		h.Append(d.Data[:0])
 		if v := ca.Handle(start, &d); v != c.want {
 			t.Errorf("%s: verdict %d, want %d", name, v, c.want)
@@ -184,16 +195,19 @@ func TestKeysOfGeneralServices(t *testing.T) {
 		managed(ca)
 		ca.ports[1].pkeys[1], ca.ports[1].pkeys[2] = 0x0005, 0x0006
 		d := mad.Datagram{SLID: 3, DLID: 9, SrcQPN: 1, DstQPN: 1, QKey: c.qkey, PKey: c.key, Port: 1, SL: 2}
-		h := mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: mad.MethodSet, AttributeID: mad.AttrPortCounters}
+		h := mad.Header{BaseVersion: 1, MgmtClass: mad.ClassPerf, ClassVersion: 1, Method: mad.MethodSet,
+			AttributeID: mad.AttrPortCounters}
 		h.Append(d.Data[:0])
 		if v := ca.Handle(start, &d); v != c.want {
 			t.Errorf("%s: verdict %d, want %d", name, v, c.want)
 		}
 		// The answer bears the port's own key.
-		if own := map[ib.PKey]ib.PKey{0x7fff: 0xffff, 0xffff: 0xffff, 0x8005: 0x0005}[c.key]; c.want == Send && d.PKey != own {
+		if own := map[ib.PKey]ib.PKey{0x7fff: 0xffff, 0xffff: 0xffff, 0x8005: 0x0005}[c.key]; c.want == Send &&
+			d.PKey != own {
 			t.Errorf("%s: answered with key %#x, want %#x", name, uint16(d.PKey), uint16(own))
 		}
-		if i := ca.Port(1); i.PKeyViolations != c.pkeys || i.QKeyViolations != c.qkeys || ca.Stats.DropPKey != uint64(c.pkeys) || ca.Stats.DropQKey != uint64(c.qkeys) {
+		if i := ca.Port(1); i.PKeyViolations != c.pkeys || i.QKeyViolations != c.qkeys ||
+			ca.Stats.DropPKey != uint64(c.pkeys) || ca.Stats.DropQKey != uint64(c.qkeys) {
 			t.Errorf("%s: %d and %d violations, %+v", name, i.PKeyViolations, i.QKeyViolations, ca.Stats)
 		}
 		var s mad.SMP

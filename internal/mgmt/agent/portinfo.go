@@ -26,7 +26,8 @@ func (a *Agent) writePortInfo() mad.Status {
 	}
 	if n != 0 {
 		what |= applyLink(&p.info, &w, extended)
-		if a.isSwitch() && a.cfg.EnforceCap > 0 && (p.info.PartitionEnforceIn != w.PartitionEnforceIn || p.info.PartitionEnforceOut != w.PartitionEnforceOut) {
+		if a.isSwitch() && a.cfg.EnforceCap > 0 && (p.info.PartitionEnforceIn != w.PartitionEnforceIn ||
+			p.info.PartitionEnforceOut != w.PartitionEnforceOut) {
 			p.info.PartitionEnforceIn, p.info.PartitionEnforceOut = w.PartitionEnforceIn, w.PartitionEnforceOut
 			what |= ChangedPKeys
 		}
@@ -69,7 +70,8 @@ func linkValuesOK(n uint8, i, w *mad.PortInfo, extended bool) bool {
 
 // endValuesOK validates the fields of ports with a LID.
 func endValuesOK(w *mad.PortInfo, base bool) bool {
-	if w.LID >= ib.LIDMulticastFirst || w.MasterSMLID >= ib.LIDMulticastFirst || w.LID&(1<<w.LMC-1) != 0 || base && w.LMC != 0 {
+	if w.LID >= ib.LIDMulticastFirst || w.MasterSMLID >= ib.LIDMulticastFirst || w.LID&(1<<w.LMC-1) != 0 || base &&
+		w.LMC != 0 {
 		return false
 	}
 	return true

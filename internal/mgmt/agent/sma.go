@@ -35,7 +35,8 @@ func (a *Agent) get(ingress uint8, known bool) mad.Status {
 	case mad.AttrNodeDescription:
 		a.desc.Append(b)
 	case mad.AttrNodeInfo:
-		n := mad.NodeInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersion, NodeType: a.cfg.Type, NumPorts: a.cfg.NumPorts,
+		n := mad.NodeInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersion, NodeType: a.cfg.Type,
+			NumPorts:        a.cfg.NumPorts,
 			SystemImageGUID: a.cfg.SystemImageGUID, NodeGUID: a.cfg.NodeGUID, PortGUID: a.cfg.PortGUID, PartitionCap: a.cfg.Caps.PKeys,
 			DeviceID: a.cfg.DeviceID, Revision: a.cfg.Revision, LocalPortNum: ingress, VendorID: a.cfg.VendorID}
 		n.Append(b)
@@ -235,7 +236,8 @@ func (a *Agent) writeSwitchInfo() mad.Status {
 	n.Parse(a.smp.Data[:]) // long enough
 	i := &a.info
 	top := n.MulticastFDBTop
-	if int(n.LinearFDBTop) >= vswitch.LinearCap || top != 0 && (top < ib.LIDMulticastFirst-1 || top == ib.LIDPermissive) {
+	if int(n.LinearFDBTop) >= vswitch.LinearCap || top != 0 && (top < ib.LIDMulticastFirst-1 ||
+		top == ib.LIDPermissive) {
 		return mad.StatusInvalidValue
 	}
 	i.LinearFDBTop, i.MulticastFDBTop = n.LinearFDBTop, top

@@ -193,7 +193,8 @@ func (a *Agent) subnet(now mono.Time, d *mad.Datagram) Verdict {
 	case s.Method.IsResponse():
 		s.Append(d.Data[:0])
 		return Deliver
-	case s.Method == mad.MethodTrap || s.AttributeID == mad.AttrSMInfo && (s.Method == mad.MethodGet || s.Method == mad.MethodSet):
+	case s.Method == mad.MethodTrap || s.AttributeID == mad.AttrSMInfo && (s.Method == mad.MethodGet ||
+		s.Method == mad.MethodSet):
 		// Only a manager can answer.
 		if a.end().info.CapabilityMask&mad.CapIsSM != 0 {
 			s.Append(d.Data[:0])

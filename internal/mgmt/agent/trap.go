@@ -92,7 +92,8 @@ func (c *Config) producer() mad.Producer { return mad.ProducerOf(c.Type) }
 
 func (a *Agent) trapLocalChange(now mono.Time, flags uint16) {
 	i := &a.end().info
-	c := mad.LocalChange{LID: i.LID, Other: flags != 0, CapabilityMask: i.CapabilityMask, Flags: flags, CapabilityMask2: i.CapabilityMask2}
+	c := mad.LocalChange{LID: i.LID, Other: flags != 0, CapabilityMask: i.CapabilityMask, Flags: flags,
+		CapabilityMask2: i.CapabilityMask2}
 	a.raise(now, trapLocal, c.Notice(a.cfg.producer()))
 }
 
@@ -141,8 +142,9 @@ func (a *Agent) Next(now mono.Time, d *mad.Datagram) Verdict {
 		t.last, t.due = now, now.Add(a.interval())
 		a.Stats.Traps++
 		*d = mad.Datagram{SLID: i.LID, DLID: i.MasterSMLID, SL: i.MasterSMSL, PKey: ib.DefaultPKey}
-		s := mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnLID, ClassVersion: mad.ClassVersion,
-			Method: mad.MethodTrap, TransactionID: t.tid, AttributeID: mad.AttrNotice}}
+		s := mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnLID,
+			ClassVersion: mad.ClassVersion,
+			Method:       mad.MethodTrap, TransactionID: t.tid, AttributeID: mad.AttrNotice}}
 		t.notice.Append(s.Data[:0])
 		s.Append(d.Data[:0])
 		if a.IsMine(d.DLID) {

@@ -127,8 +127,10 @@ func sent(t *testing.T, a *Agent, now mono.Time) (traps []mad.SMP) {
 			return traps
 		}
 		s := smpOf(t, &d)
-		if d.SLID != 9 || d.DLID != 1 || d.SL != 2 || d.Port != 1 || d.SrcQPN != 0 || d.DstQPN != 0 || s.Method != mad.MethodTrap ||
-			s.MgmtClass != mad.ClassSubnLID || s.AttributeID != mad.AttrNotice || s.BaseVersion != 1 || s.ClassVersion != 1 {
+		if d.SLID != 9 || d.DLID != 1 || d.SL != 2 || d.Port != 1 || d.SrcQPN != 0 || d.DstQPN != 0 ||
+			s.Method != mad.MethodTrap ||
+			s.MgmtClass != mad.ClassSubnLID || s.AttributeID != mad.AttrNotice || s.BaseVersion != 1 ||
+			s.ClassVersion != 1 {
 			t.Errorf("%+v %+v", d.Port, s.Header)
 		}
 		traps = append(traps, s)
@@ -165,9 +167,11 @@ func TestTrapUntilRepressed(t *testing.T) {
 	if len(first) != 1 {
 		t.Fatalf("%d traps", len(first))
 	}
-	want := mad.LocalChange{LID: 9, Other: true, CapabilityMask: DefaultCaps.Mask, Flags: mad.ChangeNodeDescription, CapabilityMask2: DefaultCaps.Mask2}
+	want := mad.LocalChange{LID: 9, Other: true, CapabilityMask: DefaultCaps.Mask, Flags: mad.ChangeNodeDescription,
+		CapabilityMask2: DefaultCaps.Mask2}
 	n := noticeOf(first[0])
-	if diff := cmp.Diff(want, n.LocalChange()); diff != "" || n.TrapNumber != mad.TrapLocalChange || n.Producer != mad.ProducerCA || !n.Generic || n.IssuerLID != 9 {
+	if diff := cmp.Diff(want, n.LocalChange()); diff != "" || n.TrapNumber != mad.TrapLocalChange ||
+		n.Producer != mad.ProducerCA || !n.Generic || n.IssuerLID != 9 {
 		t.Errorf("%+v %s", n, diff)
 	}
 	if got := sent(t, ca, now.Add(every-1)); len(got) != 0 {
@@ -276,7 +280,8 @@ func TestTrapsOfViolations(t *testing.T) {
 			t.Errorf("%+v", n)
 		}
 		if want == mad.TrapBadMKey {
-			if m := n.BadMKey(); m.Method != mad.MethodGet || m.AttributeID != mad.AttrNodeInfo || m.Modifier != 3 || m.MKey != 0 || !m.Directed {
+			if m := n.BadMKey(); m.Method != mad.MethodGet || m.AttributeID != mad.AttrNodeInfo || m.Modifier != 3 ||
+				m.MKey != 0 || !m.Directed {
 				t.Errorf("%+v", m)
 			}
 		} else if b := n.BadKey(); b != k {

@@ -143,8 +143,10 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 		if err == nil && k.clients != nil {
 			// By themselves: what clients registered may be too much for the store,
 			// and LIDs are not to be lost for it.
-			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err, store.ErrInvalid) {
-				m.cfg.Log.Error("groups, services and subscriptions are not kept: there are too many", "bytes", len(k.clients), "err", err)
+			if _, err = term.Txn(c, store.Txn{Do: []store.Op{store.PutOp(KeyClients, k.clients)}}); errors.Is(err,
+				store.ErrInvalid) {
+				m.cfg.Log.Error("groups, services and subscriptions are not kept: there are too many", "bytes",
+					len(k.clients), "err", err)
 				err = nil
 			}
 		}
@@ -157,7 +159,8 @@ func (m *Manager) write(ctx context.Context, term *store.Term, k keeping) bool {
 				op = store.DeleteOp(key)
 			}
 			if _, err = term.Txn(c, store.Txn{Do: []store.Op{op}}); errors.Is(err, store.ErrInvalid) {
-				m.cfg.Log.Error("what was observed of a virtual Ethernet switch is not kept", "key", key, "bytes", len(b), "err", err)
+				m.cfg.Log.Error("what was observed of a virtual Ethernet switch is not kept", "key", key, "bytes",
+					len(b), "err", err)
 				err = nil
 			}
 			if err == nil {
@@ -207,7 +210,8 @@ func recall[T any](ctx context.Context, m *Manager, term *store.Term, key string
 	if _, err := term.Txn(ctx, store.Txn{Do: []store.Op{store.PutOp(key+Damaged, e.Value)}}); err != nil {
 		return err
 	}
-	m.cfg.Log.Error("what the manager before observed cannot be read, and is asked for anew", "key", key, "kept", key+Damaged, "err", why)
+	m.cfg.Log.Error("what the manager before observed cannot be read, and is asked for anew", "key", key, "kept",
+		key+Damaged, "err", why)
 	return nil
 }
 

@@ -179,8 +179,10 @@ func (m *Manager) Handle(now mono.Time, d *mad.Datagram) {
 func (m *Manager) forward(now mono.Time, d *mad.Datagram) {
 	var s mad.SMP
 	var n mad.Notice
-	if m.sm.State() != mad.SMMaster || s.Parse(d.Data[:]) != nil || s.Method != mad.MethodTrap || s.AttributeID != mad.AttrNotice ||
-		n.Parse(s.Data[:]) != nil || m.net == nil || n.Generic && n.TrapNumber == mad.TrapBadMKey { // it has a key in it
+	if m.sm.State() != mad.SMMaster || s.Parse(d.Data[:]) != nil || s.Method != mad.MethodTrap ||
+		s.AttributeID != mad.AttrNotice ||
+		// it has a key in it
+		n.Parse(s.Data[:]) != nil || m.net == nil || n.Generic && n.TrapNumber == mad.TrapBadMKey {
 		return
 	}
 	if n.Generic && n.TrapNumber == mad.TrapLocalChange {
@@ -336,9 +338,11 @@ func (o owner) Kept() { o.m.dirty = true }
 // Managers implements sa.Owner.
 func (o owner) Managers() (list []mad.SMInfoRecord) {
 	s := o.m.sm.Status()
-	list = append(list, mad.SMInfoRecord{LID: s.LID, SMInfo: mad.SMInfo{GUID: s.PortGUID, Priority: s.Priority, State: o.m.sm.State()}})
+	list = append(list, mad.SMInfoRecord{LID: s.LID, SMInfo: mad.SMInfo{GUID: s.PortGUID, Priority: s.Priority,
+		State: o.m.sm.State()}})
 	for _, x := range s.Others {
-		list = append(list, mad.SMInfoRecord{LID: x.LID, SMInfo: mad.SMInfo{GUID: x.GUID, Priority: x.Priority, State: mad.SMStandby}})
+		list = append(list, mad.SMInfoRecord{LID: x.LID, SMInfo: mad.SMInfo{GUID: x.GUID, Priority: x.Priority,
+			State: mad.SMStandby}})
 	}
 	return list
 }
@@ -414,7 +418,8 @@ func (m *Manager) setIntent(i Intent, rev store.Rev) {
 	for _, old := range m.intent.Groups {
 		k := slices.IndexFunc(i.Groups, func(g sa.Group) bool { return g.MGID == old.MGID })
 		for _, x := range old.Members {
-			if k < 0 || !slices.ContainsFunc(i.Groups[k].Members, func(y sa.Member) bool { return y.PortGUID == x.PortGUID }) {
+			if k < 0 || !slices.ContainsFunc(i.Groups[k].Members,
+				func(y sa.Member) bool { return y.PortGUID == x.PortGUID }) {
 				m.sa.Remove(now, old.MGID, x.PortGUID)
 			}
 		}
@@ -423,7 +428,8 @@ func (m *Manager) setIntent(i Intent, rev store.Rev) {
 		}
 	}
 	for _, old := range m.intent.Subnet.Partitions {
-		if !slices.ContainsFunc(m.partitionsWith(&i), func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) && old.PKey&0x7fff != 0x7fff {
+		if !slices.ContainsFunc(m.partitionsWith(&i),
+			func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) && old.PKey&0x7fff != 0x7fff {
 			m.sa.Release(now, BroadcastGroup(old.PKey))
 		}
 	}

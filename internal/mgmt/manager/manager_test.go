@@ -57,13 +57,16 @@ const base = ib.GUID(0x0200000000010000)
 func begin(t *testing.T, name string, s store.Store, change ...func(*Config)) *node {
 	t.Helper()
 	n := &node{t: t, start: time.Now()}
-	n.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: 4, NodeGUID: base, Caps: agent.DefaultCaps, EnhancedPort0: true}, nil, nil)
-	n.ca = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, NodeGUID: base + 2, PortGUID: base + 3, Caps: agent.DefaultCaps}, nil, nil)
+	n.sw = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: 4, NodeGUID: base, Caps: agent.DefaultCaps,
+		EnhancedPort0: true}, nil, nil)
+	n.ca = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, NodeGUID: base + 2, PortGUID: base + 3,
+		Caps: agent.DefaultCaps}, nil, nil)
 	up := agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
 	n.sw.LinkUp(n.now(), 1, up)
 	n.ca.LinkUp(n.now(), 1, up)
 	n.sw.SetCapability(n.now(), mad.CapIsSM, true)
-	c := Config{Node: name, PortGUID: base, Priority: 5, TIDs: 1, Store: s, Log: slog.New(slog.DiscardHandler), Now: n.now, Post: n.post}
+	c := Config{Node: name, PortGUID: base, Priority: 5, TIDs: 1, Store: s, Log: slog.New(slog.DiscardHandler),
+		Now: n.now, Post: n.post}
 	for _, f := range change {
 		f(&c)
 	}
@@ -239,7 +242,8 @@ func TestIntent(t *testing.T) {
 	ctx := context.Background()
 	add := func(k ib.PKey) func(*Intent) error {
 		return func(i *Intent) error {
-			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: "p", PKey: k, Members: []sm.Member{{PortGUID: base + 3, As: sm.Limited}}})
+			i.Subnet.Partitions = append(i.Subnet.Partitions, sm.Partition{Name: "p", PKey: k,
+				Members: []sm.Member{{PortGUID: base + 3, As: sm.Limited}}})
 			return nil
 		}
 	}
@@ -309,7 +313,8 @@ func TestQKeys(t *testing.T) {
 		ip6, other := ib.GID{0xff, 0x12, 0x60, 0x1b, 0xff, 0xff, 15: 9}, ib.GID{0xff, 0x12, 0xa0, 0x1c, 15: 9}
 		own := ib.GID{0xff, 0x12, 0x60, 0x1b, 0xff, 0xff, 15: 10}
 		l.m.sa.End(l.Now, BroadcastGroup(0x7fff))
-		l.m.intent.Groups = []sa.Group{{MGID: ip6, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10}, {MGID: other, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10},
+		l.m.intent.Groups = []sa.Group{{MGID: ip6, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10},
+			{MGID: other, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10},
 			{MGID: own, QKey: 7, PKey: 0xffff, MTU: ib.MTU2048, Rate: ib.Rate10}}
 		l.m.ensureGroups(l.Now)
 		for g, want := range map[ib.GID]ib.QKey{BroadcastGroup(0x7fff): want, ip6: want, other: 0x0b1b, own: 7} {

@@ -114,7 +114,8 @@ func (m *Manager) loadMKey(ctx context.Context, term *store.Term) (MKey, store.R
 		if err != nil {
 			return MKey{}, 0, err
 		}
-		_, err = term.Txn(ctx, store.Txn{If: []store.Cond{store.Absent(KeyMKey)}, Do: []store.Op{store.PutOp(KeyMKey, b)}})
+		_, err = term.Txn(ctx, store.Txn{If: []store.Cond{store.Absent(KeyMKey)},
+			Do: []store.Op{store.PutOp(KeyMKey, b)}})
 		if err != nil && !isConflict(err) {
 			return MKey{}, 0, err
 		}

@@ -79,7 +79,11 @@ func TestMKeyIsShared(t *testing.T) {
 	if _, err := store.Put(ctx, mem, KeyMKey, off); err != nil {
 		t.Fatal(err)
 	}
-	b.until("no key is wanted", func() bool { p := b.ca.Port(1); return p.MKey == 0 && p.MKeyProtectBits == 0 && p.MKeyLeasePeriod == 0 })
+	b.until("no key is wanted", func() bool {
+		p := b.ca.Port(1)
+		return p.MKey == 0 && p.MKeyProtectBits == 0 &&
+			p.MKeyLeasePeriod == 0
+	})
 	if s := b.m.Status(); s.MKeyFrom != "" || s.Keyed {
 		t.Errorf("%+v", s)
 	}
@@ -92,7 +96,8 @@ func TestMKeyOfNode(t *testing.T) {
 	defer mem.Close()
 	a := begin(t, "a", mem)
 	a.until("the port comes up", a.active)
-	if _, err := mem.Get(context.Background(), KeyMKey); !isNotFound(err) || a.ca.Port(1).MKey != 0 || a.m.Status().MKeyFrom != "" {
+	if _, err := mem.Get(context.Background(), KeyMKey); !isNotFound(err) || a.ca.Port(1).MKey != 0 ||
+		a.m.Status().MKeyFrom != "" {
 		t.Errorf("a key was drawn: %v", err)
 	}
 	a.m.Close()

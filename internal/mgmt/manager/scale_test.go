@@ -39,7 +39,8 @@ func newLarge(tb testing.TB, leaves, hosts, spines int) *large {
 	if !f.Until(time.Minute, f.Active) || !f.Until(time.Second, func() bool { return core.Topo() != nil }) {
 		tb.Fatalf("not up: %+v", core.Status())
 	}
-	l.m = &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler), Now: func() mono.Time { return f.Now }}, sm: core, keep: make(chan keeping, 1), elected: true}
+	l.m = &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler), Now: func() mono.Time { return f.Now }}, sm: core,
+		keep: make(chan keeping, 1), elected: true}
 	l.m.sa = sa.New(sa.Config{}, owner{l.m})
 	l.m.vesw = vesw{em: em.New(em.Config{}, ethernet{l.m})}
 	l.at.GSI = func(now mono.Time, d *mad.Datagram) { l.m.Handle(now, d) }
@@ -72,20 +73,24 @@ func (l *large) pump() {
 
 // join has an adapter join a group, which it creates if there is none.
 func (l *large) join(c *subnet.Node, group uint32) {
-	m := mad.MCMemberRecord{MGID: ib.GID{0xff, 0x15, 0x40, 0x1b, 0xff, 0xff, 12: byte(group >> 24), 13: byte(group >> 16), 14: byte(group >> 8), 15: byte(group)},
+	m := mad.MCMemberRecord{MGID: ib.GID{0xff, 0x15, 0x40, 0x1b, 0xff, 0xff, 12: byte(group >> 24),
+		13: byte(group >> 16), 14: byte(group >> 8), 15: byte(group)},
 		PortGID: ib.MakeGID(ib.DefaultGIDPrefix, c.PortGUID()), JoinState: mad.JoinFull, QKey: 5, PKey: 0xffff}
 	l.tid++
 	var r mad.SA
-	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: mad.MethodSet, TransactionID: l.tid, AttributeID: mad.AttrMCMemberRecord}
+	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA,
+		Method: mad.MethodSet, TransactionID: l.tid, AttributeID: mad.AttrMCMemberRecord}
 	r.ComponentMask = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCFlowLabel | mad.CompMCSL
 	m.Append(r.Data[:0])
-	d := mad.Datagram{SLID: c.Agent.LID(), DLID: l.at.Agent.LID(), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+	d := mad.Datagram{SLID: c.Agent.LID(), DLID: l.at.Agent.LID(), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
+		PKey: ib.DefaultPKey}
 	r.Append(d.Data[:0])
 	c.Send(&d)
 }
 
 func BenchmarkJoins(b *testing.B) {
-	for name, group := range map[string]func(i int) uint32{"one group": func(int) uint32 { return 1 }, "1000 groups": func(i int) uint32 { return uint32(1 + i) }} {
+	for name, group := range map[string]func(i int) uint32{"one group": func(int) uint32 { return 1 },
+		"1000 groups": func(i int) uint32 { return uint32(1 + i) }} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()

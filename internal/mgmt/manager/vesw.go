@@ -59,7 +59,8 @@ var _ em.Fabric = ethernet{}
 
 // Join implements em.Fabric.
 func (e ethernet) Join(now mono.Time, g em.Group) ib.LID {
-	want := sa.Group{MGID: g.MGID, MLID: g.MLID, QKey: GroupQKey, PKey: g.PKey, MTU: ib.MTU2048, Rate: ib.Rate10, SL: g.SL, Closed: true}
+	want := sa.Group{MGID: g.MGID, MLID: g.MLID, QKey: GroupQKey, PKey: g.PKey, MTU: ib.MTU2048, Rate: ib.Rate10,
+		SL: g.SL, Closed: true}
 	for _, p := range g.Members {
 		want.Members = append(want.Members, sa.Member{PortGUID: p, JoinState: mad.JoinFull})
 	}
@@ -122,7 +123,8 @@ func (m *Manager) nextEthernet(now mono.Time, d *mad.Datagram) bool {
 	if self == nil || !m.em.Next(now, &r) {
 		return false
 	}
-	*d = mad.Datagram{SLID: self.Info.LID, DLID: r.LID, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+	*d = mad.Datagram{SLID: self.Info.LID, DLID: r.LID, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+		PKey: ib.DefaultPKey}
 	return d.SetMAD(r.MAD.Append(nil))
 }
 
@@ -269,7 +271,8 @@ func (m *Manager) setVESWs(i VESWs, rev store.Rev) {
 	now := m.cfg.Now()
 	before := m.partitions()
 	if err := i.Ethernet.Validate(); err != nil {
-		m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: those before stand", "key", KeyVESWs, "err", err)
+		m.cfg.Log.Error("the virtual Ethernet switches in the store are wrong: those before stand", "key", KeyVESWs,
+			"err", err)
 		return
 	}
 	m.vesws, m.vesw.rev = i.Ethernet, rev
@@ -284,7 +287,8 @@ func (m *Manager) setVESWs(i VESWs, rev store.Rev) {
 		return
 	}
 	for _, old := range before {
-		if old.Apart && !slices.ContainsFunc(after, func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) {
+		if old.Apart && !slices.ContainsFunc(after,
+			func(p sm.Partition) bool { return (p.PKey^old.PKey)&0x7fff == 0 }) {
 			m.sa.Release(now, BroadcastGroup(old.PKey))
 		}
 	}

@@ -48,12 +48,14 @@ func (p *ports) serve(q *mad.VEMA) *mad.VEMA {
 		} else {
 			p.asked++
 		}
-		c = mad.VEMAClassPortInfo{BaseVersion: mad.OPABaseVersion, ClassVersion: mad.VEMAClassVersion, CapabilityMask: 0xff01, RespTimeValue: 18}
+		c = mad.VEMAClassPortInfo{BaseVersion: mad.OPABaseVersion, ClassVersion: mad.VEMAClassVersion,
+			CapabilityMask: 0xff01, RespTimeValue: 18}
 		c.Trap.LID = p.trap
 		r.Data = [mad.VEMADataLen]byte{}
 		c.Append(r.Data[:0])
 	case mad.AttrVESWPortInfo, mad.AttrVESWDelete:
-		if isSet && i != nil && i.Port.ConfigState == mad.VESWForwarding && mad.VESWState(q.Data[mad.VESWLen+14]) != mad.VESWForwarding {
+		if isSet && i != nil && i.Port.ConfigState == mad.VESWForwarding &&
+			mad.VESWState(q.Data[mad.VESWLen+14]) != mad.VESWForwarding {
 			p.bad = append(p.bad, "bounced")
 		}
 		if isSet && i == nil {
@@ -134,7 +136,8 @@ func ethernetNode(t *testing.T, name string, s store.Store, lan []*ports) *node 
 	n.ethernet = map[uint8]*ports{1: lan[0], 2: lan[1], 3: nil}
 	up := agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR}
 	for p := uint8(2); p <= 3; p++ {
-		ca := agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, NodeGUID: base + 2*ib.GUID(p), PortGUID: base + 2*ib.GUID(p) + 1, Caps: agent.DefaultCaps}, nil, nil)
+		ca := agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, NodeGUID: base + 2*ib.GUID(p),
+			PortGUID: base + 2*ib.GUID(p) + 1, Caps: agent.DefaultCaps}, nil, nil)
 		n.more[p] = ca
 		n.sw.LinkUp(n.now(), p, up)
 		ca.LinkUp(n.now(), 1, up)
@@ -180,7 +183,8 @@ func TestVESW(t *testing.T) {
 	}
 	a.until("both forward", forwards)
 	i := lan[1].info[0]
-	if i.VESW.PKey != 0xc001 || i.VESW.FabricID != DefaultFabricID || i.Port.EncapSLID != uint32(a.more[2].LID()) || lan[0].trap != uint32(a.sw.Port(0).LID) {
+	if i.VESW.PKey != 0xc001 || i.VESW.FabricID != DefaultFabricID || i.Port.EncapSLID != uint32(a.more[2].LID()) ||
+		lan[0].trap != uint32(a.sw.Port(0).LID) {
 		t.Errorf("%+v", i)
 	}
 	if k := a.ca.PKeys(1); k[0] != 0xffff || k[1] != 0xc001 {
@@ -202,7 +206,8 @@ func TestVESW(t *testing.T) {
 	lan[0].info[0].Port.UcMACsGen++
 	var d mad.Datagram
 	d.SLID, d.SrcQPN, d.DstQPN = a.ca.LID(), ib.QPNGSI, ib.QPNGSI
-	trap := mad.NewVEMATrap(1, mad.VEMANotice{GenericType: mad.VEMAGenericType, OUI: mad.VEMAOUI, Opcode: mad.VEMAUnicastMACs})
+	trap := mad.NewVEMATrap(1, mad.VEMANotice{GenericType: mad.VEMAGenericType, OUI: mad.VEMAOUI,
+		Opcode: mad.VEMAUnicastMACs})
 	if !d.SetMAD(trap.Append(nil)) {
 		t.Fatal("no trap")
 	}
@@ -226,7 +231,8 @@ func TestVESW(t *testing.T) {
 	first.Kill()
 	b.until("the second manages", func() bool {
 		s, ok := b.m.Ethernet()
-		return ok && s.Capable == 2 && s.VESWs[0].Members[1].State == em.StateForwarding && len(s.VESWs[0].Members[0].MACs) == 1
+		return ok && s.Capable == 2 && s.VESWs[0].Members[1].State == em.StateForwarding &&
+			len(s.VESWs[0].Members[0].MACs) == 1
 	})
 	if _, ok := a.m.Ethernet(); ok {
 		a.until("the first notices", func() bool { _, ok := a.m.Ethernet(); return !ok })
@@ -271,7 +277,8 @@ func TestRestartedNode(t *testing.T) {
 	}
 	forwards := func() bool {
 		a, b := lan[0].info[0], lan[1].info[0]
-		return a != nil && b != nil && a.Port.ConfigState == mad.VESWForwarding && b.Port.ConfigState == mad.VESWForwarding
+		return a != nil && b != nil && a.Port.ConfigState == mad.VESWForwarding &&
+			b.Port.ConfigState == mad.VESWForwarding
 	}
 	n.until("both forward", forwards)
 	for range 50 { // what is left to do is done
@@ -327,11 +334,14 @@ func TestUnreadableVESWs(t *testing.T) {
 // TestPartitionsOfVESWs: a configured partition gets the members of the VESW with its P_Key, and a
 // VESW removes no port from the default partition.
 func TestPartitionsOfVESWs(t *testing.T) {
-	i := Intent{Subnet: sm.Intent{Partitions: []sm.Partition{{Name: "x", PKey: 0x4002, Members: []sm.Member{{PortGUID: 7, As: sm.Limited}}}}}}
-	v := em.Intent{VESWs: []em.VESW{{Name: "a", ID: 1, Members: []em.Member{{Port: 5, Num: 1}}}, {Name: "b", ID: 2, Members: []em.Member{{Port: 7, Num: 1}}},
+	i := Intent{Subnet: sm.Intent{Partitions: []sm.Partition{{Name: "x", PKey: 0x4002,
+		Members: []sm.Member{{PortGUID: 7, As: sm.Limited}}}}}}
+	v := em.Intent{VESWs: []em.VESW{{Name: "a", ID: 1, Members: []em.Member{{Port: 5, Num: 1}}},
+		{Name: "b", ID: 2, Members: []em.Member{{Port: 7, Num: 1}}},
 		{Name: "c", ID: 3, PKey: 0x7fff, Members: []em.Member{{Port: 9, Num: 1}}}}}
 	list := Partitions(&i, &v)
-	if len(list) != 2 || list[0].Apart || list[0].Members[0].As != sm.Full || !list[1].Apart || list[1].PKey != 0xc001 || list[1].Name != "vesw-a" {
+	if len(list) != 2 || list[0].Apart || list[0].Members[0].As != sm.Full || !list[1].Apart ||
+		list[1].PKey != 0xc001 || list[1].Name != "vesw-a" {
 		t.Errorf("%+v", list)
 	}
 	if i.Subnet.Partitions[0].Members[0].As != sm.Limited {
@@ -380,7 +390,8 @@ func TestStrayEthernet(t *testing.T) {
 	defer mem.Close()
 	n := begin(t, "a", mem)
 	defer n.m.Close()
-	for _, b := range [][]byte{make([]byte, mad.HeaderLen), make([]byte, 40), make([]byte, mad.OPALen), make([]byte, mad.VEMATrapLen)} {
+	for _, b := range [][]byte{make([]byte, mad.HeaderLen), make([]byte, 40), make([]byte, mad.OPALen),
+		make([]byte, mad.VEMATrapLen)} {
 		for _, m := range []mad.Method{mad.MethodTrap, mad.MethodGetResp} {
 			b[0], b[1], b[2], b[3] = mad.OPABaseVersion, byte(mad.ClassVEMA), mad.VEMAClassVersion, byte(m)
 			d := mad.Datagram{SrcQPN: ib.QPNGSI, SLID: 9}

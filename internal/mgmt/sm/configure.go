@@ -81,8 +81,9 @@ func (s *sweep) desired(r topo.Ref) mad.PortInfo {
 		w.GIDPrefix, w.SubnetTimeOut = s.base.intent.Prefix, s.base.intent.SubnetTimeout
 		w.MKey, w.MKeyProtectBits, w.MKeyLeasePeriod = s.base.intent.MKey, s.base.intent.MKeyProtect, s.base.intent.MKeyLease
 		// A port that was not in the subnet has lost its groups and subscriptions, even if it did not detect that.
-		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 && (!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
-			s.base.topo != nil && s.base.topo.PortByGUID(p.GUID).IsNone())
+		w.ClientReregister = w.CapabilityMask&mad.CapClientReregistration != 0 &&
+			(!s.base.everSwept || w.PortState == ib.PortInit || p.Info.LID != l.LID ||
+				s.base.topo != nil && s.base.topo.PortByGUID(p.GUID).IsNone())
 	}
 	if n.IsSwitch() && r.Port == 0 {
 		return w
@@ -307,10 +308,12 @@ func (s *sweep) replicate() {
 				}
 				if entries := int(n.Switch.Info.MulticastFDBCap); b*mad.MFTPerBlock >= entries {
 					s.failed++
-					s.problem(s.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed", entries, (b+1)*mad.MFTPerBlock)
+					s.problem(s.nameOf(topo.Ref{Node: i}), "its multicast table has %d entries, %d are needed",
+						entries, (b+1)*mad.MFTPerBlock)
 					continue
 				}
-				q := s.request(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i}, s.gotTable)
+				q := s.request(mad.MethodSet, mad.AttrMFT, mad.MFTModifier(pos, uint16(b)), n.Path, topo.Ref{Node: i},
+					s.gotTable)
 				is.Append(q.data[:0])
 			}
 		}
@@ -354,7 +357,10 @@ func portsOf(t *topo.Subnet, guids []ib.GUID) (ports []topo.Ref) {
 			ports = append(ports, r)
 		}
 	}
-	slices.SortFunc(ports, func(a, b topo.Ref) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Port, b.Port)) })
+	slices.SortFunc(ports, func(a, b topo.Ref) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node),
+			cmp.Compare(a.Port, b.Port))
+	})
 	return slices.Compact(ports)
 }
 
@@ -409,7 +415,8 @@ func (s *sweep) setLanes() {
 					} else if part > 0 {
 						continue
 					}
-					q := s.request(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r, s.gotLane)
+					q := s.request(mad.MethodSet, mad.AttrVLArb, mad.VLArbModifier(b+part, r.Port), pathTo(s.t, r), r,
+						s.gotLane)
 					t.Append(q.data[:0])
 				}
 			}

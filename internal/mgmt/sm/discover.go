@@ -53,8 +53,9 @@ func (s *sweep) nameOf(r topo.Ref) string {
 	return fmt.Sprintf("%q port %d", n.Description, r.Port)
 }
 
-var attrNames = map[mad.AttributeID]string{mad.AttrNodeInfo: "NodeInfo", mad.AttrNodeDescription: "NodeDescription", mad.AttrSwitchInfo: "SwitchInfo",
-	mad.AttrPortInfo: "PortInfo", mad.AttrPKeyTable: "P_KeyTable", mad.AttrSLtoVL: "SLtoVL", mad.AttrVLArb: "VLArbitration",
+var attrNames = map[mad.AttributeID]string{mad.AttrNodeInfo: "NodeInfo", mad.AttrNodeDescription: "NodeDescription",
+	mad.AttrSwitchInfo: "SwitchInfo",
+	mad.AttrPortInfo:   "PortInfo", mad.AttrPKeyTable: "P_KeyTable", mad.AttrSLtoVL: "SLtoVL", mad.AttrVLArb: "VLArbitration",
 	mad.AttrLFT: "LinearForwardingTable", mad.AttrMFT: "MulticastForwardingTable", mad.AttrSMInfo: "SMInfo", mad.AttrGUIDInfo: "GUIDInfo"}
 
 func attrName(a mad.AttributeID) string {
@@ -65,7 +66,8 @@ func attrName(a mad.AttributeID) string {
 }
 
 // request queues a request to the node of ref, with the M_Key of its port. The caller fills in the rest.
-func (s *sweep) request(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref, done answer) *request {
+func (s *sweep) request(method mad.Method, attr mad.AttributeID, mod uint32, path []uint8, ref topo.Ref,
+	done answer) *request {
 	r := s.requests.add(method, attr, mod, path, done)
 	r.sweep, r.ref, r.mkey = s, ref, s.keyFor(ref)
 	return r
@@ -138,18 +140,22 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 		s.failed++
 		s.problem(s.nameOf(from), "the node behind it has no GUID")
 		return
-	case i.NodeType < mad.NodeCA || i.NodeType > mad.NodeRouter || isSwitch && (i.NumPorts == 0xff || i.LocalPortNum > i.NumPorts) ||
+	case i.NodeType < mad.NodeCA || i.NodeType > mad.NodeRouter || isSwitch && (i.NumPorts == 0xff ||
+		i.LocalPortNum > i.NumPorts) ||
 		!isSwitch && i.LocalPortNum == 0:
 		s.failed++
-		s.problem(s.nameOf(from), "the node behind it, %v, reports to be a %v with %d ports, entered by port %d", i.NodeGUID, i.NodeType, i.NumPorts, i.LocalPortNum)
+		s.problem(s.nameOf(from), "the node behind it, %v, reports to be a %v with %d ports, entered by port %d",
+			i.NodeGUID, i.NodeType, i.NumPorts, i.LocalPortNum)
 		return
 	case ok && (s.t.Nodes[known].IsSwitch() != isSwitch || isSwitch && s.t.Nodes[known].Info.NumPorts != i.NumPorts):
 		s.failed++
-		s.problem(s.nameOf(from), "the node behind it has the GUID %v of %q: two nodes of one GUID", i.NodeGUID, s.t.Nodes[known].Description)
+		s.problem(s.nameOf(from), "the node behind it has the GUID %v of %q: two nodes of one GUID", i.NodeGUID,
+			s.t.Nodes[known].Description)
 		return
 	case !ok && (len(s.t.Nodes) >= s.base.cfg.MaxNodes || s.ports > portsPerNode*s.base.cfg.MaxNodes):
 		s.failed++
-		s.problem(s.nameOf(from), "the node behind it is one too many: there are %d with %d ports", len(s.t.Nodes), s.ports)
+		s.problem(s.nameOf(from), "the node behind it is one too many: there are %d with %d ports", len(s.t.Nodes),
+			s.ports)
 		return
 	}
 	end := i.LocalPortNum
@@ -159,7 +165,8 @@ func (s *sweep) gotNodeInfo(_ mono.Time, r *request, a *mad.SMP) {
 	// LIDs are given by port GUID.
 	if owner, taken := s.byPort[i.PortGUID]; taken && (!ok || owner != topo.Ref{Node: known, Port: end}) {
 		s.failed++
-		s.problem(s.nameOf(from), "the node behind it has the port GUID %v of %s: two ports of one GUID", i.PortGUID, s.nameOf(owner))
+		s.problem(s.nameOf(from), "the node behind it has the port GUID %v of %s: two ports of one GUID", i.PortGUID,
+			s.nameOf(owner))
 		return
 	}
 	if !ok {
@@ -256,7 +263,8 @@ func (s *sweep) gotSwitchInfo(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	n := &s.t.Nodes[r.ref.Node]
 	n.Switch.Info.Parse(a.Data[:])
-	if i := n.Switch.Info; i.PortStateChange && s.base.state == mad.SMMaster && r.method == mad.MethodGet && !isClosed(&n.Ports[0].Info) {
+	if i := n.Switch.Info; i.PortStateChange && s.base.state == mad.SMMaster && r.method == mad.MethodGet &&
+		!isClosed(&n.Ports[0].Info) {
 		set := s.request(mad.MethodSet, mad.AttrSwitchInfo, 0, n.Path, r.ref, s.gotSwitchInfo)
 		i.Append(set.data[:0])
 		return
@@ -390,7 +398,8 @@ func (s *sweep) gotLightPort(_ mono.Time, r *request, a *mad.SMP) {
 		i.Parse(a.Data[:])
 	}
 	was := s.base.topo.Port(r.ref).Info
-	if a == nil || a.Status != mad.StatusOK || i.PortState != was.PortState || i.LID != was.LID || i.MasterSMLID != was.MasterSMLID {
+	if a == nil || a.Status != mad.StatusOK || i.PortState != was.PortState || i.LID != was.LID ||
+		i.MasterSMLID != was.MasterSMLID {
 		s.changes, s.why = true, "the manager's own port changed"
 	}
 }

@@ -42,7 +42,8 @@ func (m *Manager) yields(o *remote) bool {
 }
 
 func (m *Manager) smInfo() mad.SMInfo {
-	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority, State: m.state}
+	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority,
+		State: m.state}
 }
 
 // gotOther records another manager.
@@ -105,7 +106,8 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 	var best *remote
 	for i := range s.others {
 		o := &s.others[i]
-		if (o.info.State == mad.SMMaster && m.yields(o) || o.info.State == mad.SMStandby && o.info.Priority > m.cfg.Priority) &&
+		if (o.info.State == mad.SMMaster && m.yields(o) || o.info.State == mad.SMStandby &&
+			o.info.Priority > m.cfg.Priority) &&
 			(best == nil || better(o.info.Priority, o.info.GUID, best.info.Priority, best.info.GUID)) {
 			best = o
 		}
@@ -114,7 +116,8 @@ func (m *Manager) handOver(now mono.Time, s *sweep) {
 		return
 	}
 	m.note(now, "hands over to the manager %v", best.info.GUID)
-	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) + m.cfg.PollInterval)}
+	m.handover = handover{to: best.info.GUID, until: now.Add(m.cfg.Timeout*time.Duration(m.cfg.Retries+1) +
+		m.cfg.PollInterval)}
 	m.requestSM(mad.MethodSet, mad.SMHandover, best, ignored)
 }
 
@@ -163,7 +166,8 @@ func (m *Manager) gotPoll(now mono.Time, r *request, a *mad.SMP) {
 		return
 	}
 	if m.polls++; m.polls >= m.cfg.PollRetries {
-		m.become(now, mad.SMDiscovering, "the manager "+m.master.info.GUID.String()+" is not master any more, or does not answer")
+		m.become(now, mad.SMDiscovering, "the manager "+m.master.info.GUID.String()+
+			" is not master any more, or does not answer")
 	}
 }
 
@@ -287,7 +291,8 @@ func (m *Manager) trap(now mono.Time, d *mad.Datagram, s *mad.SMP) {
 	m.traps[d.SLID] = c
 	switch {
 	case !n.Generic:
-	case n.TrapNumber == mad.TrapLinkState || n.TrapNumber == mad.TrapLocalChange || n.TrapNumber == mad.TrapSystemImageGUID:
+	case n.TrapNumber == mad.TrapLinkState || n.TrapNumber == mad.TrapLocalChange ||
+		n.TrapNumber == mad.TrapSystemImageGUID:
 		if c.n <= trapMost {
 			m.watch = watches
 			m.sweepSoon(now, n.TrapNumber.String())

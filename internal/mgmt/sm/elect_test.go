@@ -259,7 +259,8 @@ func TestGate(t *testing.T) {
 // control sends a Set of SMInfo from c2 to the manager at c1.
 func control(t *testing.T, s *small, mod uint32, key uint64, guid ib.GUID) (answer *mad.SMP) {
 	t.Helper()
-	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: mad.MethodSet, AttributeID: mad.AttrSMInfo,
+	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1,
+		Method: mad.MethodSet, AttributeID: mad.AttrSMInfo,
 		AttributeModifier: mod, TransactionID: 99}, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive, HopCount: 2}
 	p.InitialPath[1], p.InitialPath[2] = 1, 1
 	i := mad.SMInfo{GUID: guid, SMKey: key, Priority: 15, State: mad.SMMaster}
@@ -295,7 +296,8 @@ func TestControl(t *testing.T) {
 		}
 		var i mad.SMInfo
 		i.Parse(a.Data[:])
-		if (a.Status == 0) != ok || m.State() != want || i.State != want || i.GUID != s.c1.PortGUID() || i.Priority != 1 {
+		if (a.Status == 0) != ok || m.State() != want || i.State != want || i.GUID != s.c1.PortGUID() ||
+			i.Priority != 1 {
 			t.Errorf("%d: %v, %v, %+v; want %v", mod, a.Status, m.State(), i, want)
 		}
 	}
@@ -314,7 +316,8 @@ func TestControl(t *testing.T) {
 		t.Errorf("%+v", m.Status())
 	}
 	n := m.Status().Notes
-	if !strings.Contains(n[len(n)-2].Text, "the master requests a discovery") || !strings.Contains(n[len(n)-1].Text, "precedes it") {
+	if !strings.Contains(n[len(n)-2].Text, "the master requests a discovery") || !strings.Contains(n[len(n)-1].Text,
+		"precedes it") {
 		t.Errorf("%+v", n)
 	}
 }

@@ -72,7 +72,8 @@ func TestSenders(t *testing.T) {
 	f := newSmall(1)
 	m := f.Attach(f.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
 	settle(t, f.Fabric, m, time.Second)
-	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc003, Members: []ib.GUID{f.c1.PortGUID(), f.s2.PortGUID()}, Senders: []ib.GUID{f.c2.PortGUID(), f.c3.PortGUID()}}})
+	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc003, Members: []ib.GUID{f.c1.PortGUID(), f.s2.PortGUID()},
+		Senders: []ib.GUID{f.c2.PortGUID(), f.c3.PortGUID()}}})
 	f.Poke(f.c1)
 	f.Run(time.Millisecond)
 	for _, from := range []*subnet.Node{f.c1, f.c2, f.c3, f.s2} {
@@ -103,7 +104,8 @@ func TestCarries(t *testing.T) {
 		mlid ib.LID
 		port ib.GUID
 		want bool
-	}{{0xc003, f.c1.PortGUID(), true}, {0xc003, f.c3.PortGUID(), true}, {0xc003, f.c2.PortGUID(), false}, {0xc004, f.c1.PortGUID(), false}, {0xc003, 99, false}} {
+	}{{0xc003, f.c1.PortGUID(), true}, {0xc003, f.c3.PortGUID(), true}, {0xc003, f.c2.PortGUID(), false}, {0xc004,
+		f.c1.PortGUID(), false}, {0xc003, 99, false}} {
 		if got := m.Carries(c.mlid, c.port); got != c.want {
 			t.Errorf("%#x to %v: %v", uint16(c.mlid), c.port, got)
 		}
@@ -117,7 +119,10 @@ func TestCarries(t *testing.T) {
 		t.Error("a table that nobody acknowledged")
 	}
 	f.Resume(f.s2)
-	if !f.Until(20*time.Second, func() bool { return m.Carries(0xc005, f.c1.PortGUID()) && m.Carries(0xc005, f.c3.PortGUID()) }) {
+	if !f.Until(20*time.Second, func() bool {
+		return m.Carries(0xc005, f.c1.PortGUID()) &&
+			m.Carries(0xc005, f.c3.PortGUID())
+	}) {
 		t.Error("never written")
 	}
 }
@@ -125,9 +130,11 @@ func TestCarries(t *testing.T) {
 // TestApart: a partition that is Apart leaves the members of the default partition unchanged.
 func TestApart(t *testing.T) {
 	f := newSmall(1)
-	m := f.Attach(f.c1, sm.Config{}, sm.Intent{Partitions: []sm.Partition{{Name: "p", PKey: 0xc001, Apart: true, Members: []sm.Member{{PortGUID: f.c2.PortGUID(), As: sm.Full}}}}}, sm.Observations{})
+	m := f.Attach(f.c1, sm.Config{}, sm.Intent{Partitions: []sm.Partition{{Name: "p", PKey: 0xc001, Apart: true,
+		Members: []sm.Member{{PortGUID: f.c2.PortGUID(), As: sm.Full}}}}}, sm.Observations{})
 	settle(t, f.Fabric, m, time.Second)
-	if a, b := f.c2.Agent.PKeys(1), f.c3.Agent.PKeys(1); a[0] != 0xffff || a[1] != 0xc001 || b[0] != 0xffff || b[1] != 0 {
+	if a, b := f.c2.Agent.PKeys(1), f.c3.Agent.PKeys(1); a[0] != 0xffff || a[1] != 0xc001 || b[0] != 0xffff ||
+		b[1] != 0 {
 		t.Errorf("%#x %#x", a[:2], b[:2])
 	}
 }

@@ -32,7 +32,8 @@ func TestSilentNode(t *testing.T) {
 	s.Kill(s.c3)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
 	settle(t, s.Fabric, m, 10*time.Second)
-	if !hasProblem(m, `"sw2" port 1`, "no node answers") || len(m.Topo().Nodes) != 4 || s.s2.Agent.Port(1).PortState != ib.PortInit {
+	if !hasProblem(m, `"sw2" port 1`, "no node answers") || len(m.Topo().Nodes) != 4 ||
+		s.s2.Agent.Port(1).PortState != ib.PortInit {
 		t.Errorf("%+v", m.Status())
 	}
 	heavy := func() (n int) {
@@ -128,7 +129,8 @@ func TestDuplicateGUID(t *testing.T) {
 	bad := s.Add("bad", c)
 	s.Link(bad, 1, s.s2, 5)
 	m = s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
-	if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"sw2" port 5`, "two nodes of one GUID") {
+	if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"sw2" port 5`,
+		"two nodes of one GUID") {
 		t.Errorf("%+v", m.Status())
 	}
 }
@@ -143,7 +145,8 @@ func TestDuplicatePortGUID(t *testing.T) {
 		thief := s.Add("thief", c)
 		s.Link(thief, 1, s.s2, 5)
 		m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
-		if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"sw2" port 5`, "two ports of one GUID") {
+		if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"sw2" port 5`,
+			"two ports of one GUID") {
 			t.Errorf("%+v", m.Status())
 		}
 		if thief.Agent.LID() != 0 || s.c3.Agent.LID() == 0 {
@@ -156,7 +159,8 @@ func TestDuplicatePortGUID(t *testing.T) {
 func TestTooManyNodes(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{MaxNodes: 4}, sm.Intent{}, sm.Observations{})
-	if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, "", "one too many") || len(m.Topo().Nodes) != 4 {
+	if !s.Until(time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, "", "one too many") ||
+		len(m.Topo().Nodes) != 4 {
 		t.Errorf("%+v", m.Status())
 	}
 }
@@ -212,7 +216,8 @@ func TestManagerWithoutPort(t *testing.T) {
 		}
 		now = m.Deadline()
 	}
-	if s := m.Status(); len(s.Sweeps) < 2 || !hasProblem(m, "manager", "no answer") && !hasProblem(m, "manager", "does not answer") {
+	if s := m.Status(); len(s.Sweeps) < 2 || !hasProblem(m, "manager", "no answer") &&
+		!hasProblem(m, "manager", "does not answer") {
 		t.Errorf("%+v", s)
 	}
 }
@@ -274,7 +279,8 @@ func TestChaos(t *testing.T) {
 				lft := top.Nodes[top.NodeByGUID(n.Agent.Config().NodeGUID)].Switch.LFT
 				for l := 1; l < len(lft); l++ {
 					if fw.Entry(ib.LID(l)) != lft[l] {
-						t.Fatalf("seed %d: %s, LID %d: port %d, the model has %d", seed, n.Name, l, fw.Entry(ib.LID(l)), lft[l])
+						t.Fatalf("seed %d: %s, LID %d: port %d, the model has %d", seed, n.Name, l,
+							fw.Entry(ib.LID(l)), lft[l])
 					}
 				}
 			}
@@ -331,9 +337,11 @@ func FuzzHostile(f *testing.F) {
 
 // FuzzHandle gives a manager datagrams of any bytes while it works.
 func FuzzHandle(f *testing.F) {
-	for _, method := range []mad.Method{mad.MethodGetResp, mad.MethodTrap, mad.MethodSet, mad.MethodGet, mad.MethodTrapRepress} {
+	for _, method := range []mad.Method{mad.MethodGetResp, mad.MethodTrap, mad.MethodSet, mad.MethodGet,
+		mad.MethodTrapRepress} {
 		for _, attr := range []mad.AttributeID{mad.AttrSMInfo, mad.AttrNotice, mad.AttrNodeInfo} {
-			p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method, AttributeID: attr,
+			p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1,
+				Method: method, AttributeID: attr,
 				AttributeModifier: 1, TransactionID: 0x100}, D: method == mad.MethodGetResp, HopCount: 2}
 			f.Add(p.Append(nil), byte(1), true)
 		}
@@ -369,13 +377,15 @@ func TestRefusedSets(t *testing.T) {
 	s.Trace = func(from *subnet.Node, _ uint8, d *mad.Datagram) {
 		var p mad.SMP
 		p.Parse(d.Data[:])
-		if refuse && from == s.c3 && p.D && p.AttributeID == mad.AttrPortInfo && p.AttributeModifier&0xff == 1 && p.Status == 0 {
+		if refuse && from == s.c3 && p.D && p.AttributeID == mad.AttrPortInfo && p.AttributeModifier&0xff == 1 &&
+			p.Status == 0 {
 			p.Status = mad.StatusInvalidValue
 			p.Append(d.Data[:0])
 		}
 	}
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
-	if !s.Until(10*time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"host3" port 1`, "PortInfo") {
+	if !s.Until(10*time.Second, func() bool { return m.Topo() != nil }) || !hasProblem(m, `"host3" port 1`,
+		"PortInfo") {
 		t.Fatalf("%+v", m.Status())
 	}
 	if s.c2.Agent.Port(1).PortState != ib.PortActive {
@@ -395,7 +405,8 @@ func TestTrapStorm(t *testing.T) {
 	settle(t, s.Fabric, m, time.Second)
 	for i := range 200 {
 		n := mad.LinkStateNotice(s.s2.Agent.LID())
-		p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnLID, ClassVersion: 1, Method: mad.MethodTrap, AttributeID: mad.AttrNotice,
+		p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnLID, ClassVersion: 1,
+			Method: mad.MethodTrap, AttributeID: mad.AttrNotice,
 			TransactionID: uint64(i)}}
 		n.Append(p.Data[:0])
 		d := mad.Datagram{SLID: s.s2.Agent.LID(), DLID: s.c1.Agent.LID()}

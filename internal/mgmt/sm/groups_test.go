@@ -41,7 +41,8 @@ func TestGroupsWritten(t *testing.T) {
 				t.Fatalf("loss %d, change %d: never written: %+v", loss, i, m.Status())
 			}
 			if !has(n) {
-				t.Errorf("loss %d, change %d: said to be written, %v and %v", loss, i, f.s1.Agent.Forwarding().Members(mlid), f.s2.Agent.Forwarding().Members(mlid))
+				t.Errorf("loss %d, change %d: said to be written, %v and %v", loss, i,
+					f.s1.Agent.Forwarding().Members(mlid), f.s2.Agent.Forwarding().Members(mlid))
 			}
 		}
 	}

@@ -33,7 +33,8 @@ func TestPartitions(t *testing.T) {
 	s := newSmall(1)
 	in := sm.Intent{Partitions: []sm.Partition{
 		{Name: "red", PKey: 1, Members: []sm.Member{{s.c1.PortGUID(), sm.Full}, {s.c2.PortGUID(), sm.Limited}}},
-		{Name: "blue", PKey: 0x8002, All: sm.Limited, Members: []sm.Member{{s.c3.PortGUID(), sm.Full}, {s.s1.PortGUID(), sm.NotMember}}},
+		{Name: "blue", PKey: 0x8002, All: sm.Limited, Members: []sm.Member{{s.c3.PortGUID(), sm.Full},
+			{s.s1.PortGUID(), sm.NotMember}}},
 	}}
 	m := s.Attach(s.c1, sm.Config{}, in, sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)
@@ -46,7 +47,8 @@ func TestPartitions(t *testing.T) {
 		}
 	}
 	check(map[*subnet.Node][]ib.PKey{
-		s.c1: {0xffff, 0x8001, 0x0002}, s.c2: {0x7fff, 0x0001, 0x0002}, s.c3: {0x7fff, 0x8002}, s.s1: {0x7fff}, s.s2: {0x7fff, 0x0002}})
+		s.c1: {0xffff, 0x8001, 0x0002}, s.c2: {0x7fff, 0x0001, 0x0002}, s.c3: {0x7fff,
+			0x8002}, s.s1: {0x7fff}, s.s2: {0x7fff, 0x0002}})
 	// Red goes, green comes, and c2 becomes a full member of blue.
 	change := func(i sm.Intent) {
 		t.Helper()
@@ -60,16 +62,19 @@ func TestPartitions(t *testing.T) {
 	in.Partitions[0] = sm.Partition{Name: "green", PKey: 3, All: sm.Full}
 	change(in)
 	check(map[*subnet.Node][]ib.PKey{
-		s.c1: {0xffff, 0x8003, 0x0002}, s.c2: {0x7fff, 0x8003, 0x8002}, s.c3: {0x7fff, 0x8002, 0x8003}, s.s1: {0x7fff, 0x8003}})
+		s.c1: {0xffff, 0x8003, 0x0002}, s.c2: {0x7fff, 0x8003, 0x8002}, s.c3: {0x7fff, 0x8002, 0x8003}, s.s1: {0x7fff,
+			0x8003}})
 	// The default partition may be configured too. Every port is a member of it.
-	change(sm.Intent{Partitions: []sm.Partition{{Name: "default", PKey: 0x7fff, All: sm.Full, Members: []sm.Member{{s.c2.PortGUID(), sm.NotMember}}}}})
+	change(sm.Intent{Partitions: []sm.Partition{{Name: "default", PKey: 0x7fff, All: sm.Full,
+		Members: []sm.Member{{s.c2.PortGUID(), sm.NotMember}}}}})
 	check(map[*subnet.Node][]ib.PKey{s.c1: {0xffff}, s.c2: {0x7fff}, s.c3: {0xffff}, s.s1: {0xffff}})
 	change(sm.Intent{})
 	check(map[*subnet.Node][]ib.PKey{s.c1: {0xffff}, s.c2: {0xffff}, s.c3: {0xffff}, s.s1: {0xffff}})
 	// More partitions than a table has entries.
 	var many sm.Intent
 	for k := range 40 {
-		many.Partitions = append(many.Partitions, sm.Partition{Name: string(rune('a' + k)), PKey: ib.PKey(k + 1), All: sm.Full})
+		many.Partitions = append(many.Partitions, sm.Partition{Name: string(rune('a' + k)), PKey: ib.PKey(k + 1),
+			All: sm.Full})
 	}
 	change(many)
 	if !hasProblem(m, "host2", "its P_Key table has 32 entries, 41 are needed") || len(keys(s.c2)) != 32 {
@@ -215,7 +220,8 @@ func TestGroups(t *testing.T) {
 		}
 	}
 	leaf := f.Nodes()[2]
-	set(sm.Group{MLID: 0xc000, Members: guids(cas[0], cas[1], cas[4], cas[8])}, sm.Group{MLID: 0xc021, Members: guids(cas[2], leaf)})
+	set(sm.Group{MLID: 0xc000, Members: guids(cas[0], cas[1], cas[4], cas[8])}, sm.Group{MLID: 0xc021,
+		Members: guids(cas[2], leaf)})
 	all(0xc000, cas[0], cas[1], cas[4], cas[8])
 	all(0xc021, cas[2], leaf)
 	if n := m.Status().Sweeps; n[len(n)-1].Kind != "groups" || len(n) != 2 {
@@ -246,7 +252,8 @@ func TestGroups(t *testing.T) {
 	o, _ := m.Observations()
 	f.Detach(cas[0])
 	m = f.Attach(cas[0], sm.Config{}, sm.Intent{}, o)
-	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc001, Members: guids(cas[3], cas[6])}, {MLID: 0x1234, Members: guids(cas[3])}, {MLID: 0xc002, Members: []ib.GUID{99}}})
+	m.SetGroups(f.Now, []sm.Group{{MLID: 0xc001, Members: guids(cas[3], cas[6])},
+		{MLID: 0x1234, Members: guids(cas[3])}, {MLID: 0xc002, Members: []ib.GUID{99}}})
 	settle(t, f, m, time.Second)
 	all(0xc001, cas[3], cas[6])
 	for _, n := range f.Nodes() {
@@ -263,12 +270,14 @@ func TestLanes(t *testing.T) {
 	caps := agent.DefaultCaps
 	caps.VL = mad.VL0to3
 	add := func(name string, typ mad.NodeType, ports uint8, g ib.GUID) *subnet.Node {
-		return f.Add(name, agent.Config{Type: typ, NumPorts: ports, NodeGUID: g, PortGUID: g, Description: name, Caps: caps})
+		return f.Add(name, agent.Config{Type: typ, NumPorts: ports, NodeGUID: g, PortGUID: g, Description: name,
+			Caps: caps})
 	}
 	sw, a, b := add("sw", mad.NodeSwitch, 4, 1), add("a", mad.NodeCA, 1, 2), add("b", mad.NodeCA, 1, 3)
 	f.Link(a, 1, sw, 1)
 	f.Link(b, 1, sw, 2)
-	l := &sm.Lanes{SLtoVL: mad.SLtoVL{0, 1, 2, 3, 0, 1, 2, 3, 15}, High: []mad.VLArbEntry{{VL: 1, Weight: 9}}, HighLimit: 5}
+	l := &sm.Lanes{SLtoVL: mad.SLtoVL{0, 1, 2, 3, 0, 1, 2, 3, 15}, High: []mad.VLArbEntry{{VL: 1, Weight: 9}},
+		HighLimit: 5}
 	for k := range uint8(40) {
 		l.Low = append(l.Low, mad.VLArbEntry{VL: k % 4, Weight: k})
 	}
@@ -284,7 +293,8 @@ func TestLanes(t *testing.T) {
 			}
 		}
 	}
-	if b.Agent.SLtoVL(0, 0) != l.SLtoVL || b.Agent.Port(1).VLHighLimit != 5 || b.Agent.Port(1).OperationalVLs != mad.VL0to3 {
+	if b.Agent.SLtoVL(0, 0) != l.SLtoVL || b.Agent.Port(1).VLHighLimit != 5 ||
+		b.Agent.Port(1).OperationalVLs != mad.VL0to3 {
 		t.Errorf("%+v", b.Agent.Port(1))
 	}
 	sets := sw.Agent.Stats.Sets
@@ -326,10 +336,13 @@ func TestValidate(t *testing.T) {
 		want []string
 	}{
 		"nothing": {sm.Intent{}, nil},
-		"numbers": {sm.Intent{LMC: 8, SubnetTimeout: 32, MKeyProtect: 4, MaxMTU: 6, Prefix: 0xff00000000000000, Engine: "x"},
+		"numbers": {sm.Intent{LMC: 8, SubnetTimeout: 32, MKeyProtect: 4, MaxMTU: 6, Prefix: 0xff00000000000000,
+			Engine: "x"},
 			[]string{"LMC 8", "subnet timeout 32", "M_Key protection 4", "MTU 6", "GID prefix 0xff", `engine "x"`}},
-		"partitions": {sm.Intent{Partitions: []sm.Partition{{Name: "a", PKey: 1}, {Name: "b", PKey: 0x8001}, {Name: "c", PKey: 0x8000},
-			{Name: "d", PKey: 2, Members: []sm.Member{{1, 1}, {1, 2}}}}}, []string{`partitions "a" and "b"`, `partition "c"`, `partition "d"`}},
+		"partitions": {sm.Intent{Partitions: []sm.Partition{{Name: "a", PKey: 1}, {Name: "b", PKey: 0x8001},
+			{Name: "c", PKey: 0x8000},
+			{Name: "d", PKey: 2, Members: []sm.Member{{1, 1}, {1, 2}}}}}, []string{`partitions "a" and "b"`,
+			`partition "c"`, `partition "d"`}},
 		"lanes": {sm.Intent{Lanes: &sm.Lanes{High: make([]mad.VLArbEntry, 65)}}, []string{"lanes"}},
 	} {
 		err := c.in.Validate()
@@ -352,7 +365,8 @@ func TestValidate(t *testing.T) {
 // back.
 func TestPlainData(t *testing.T) {
 	s := newSmall(1)
-	in := sm.Intent{LMC: 2, Enforce: true, MaxMTU: ib.MTU2048, Partitions: []sm.Partition{{Name: "red", PKey: 1, All: sm.Limited,
+	in := sm.Intent{LMC: 2, Enforce: true, MaxMTU: ib.MTU2048, Partitions: []sm.Partition{{Name: "red", PKey: 1,
+		All:     sm.Limited,
 		Members: []sm.Member{{5, sm.Full}}}}, Lanes: &sm.Lanes{HighLimit: 3}}
 	m := s.Attach(s.c1, sm.Config{}, in, sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)

@@ -37,14 +37,16 @@ func consistent(t *testing.T, l *lidTable) {
 
 func TestLIDs(t *testing.T) {
 	var l lidTable
-	l.restore(Observations{LIDs: []LIDRecord{{1, 10, 0}, {2, 10, 0}, {3, 0, 0}, {4, 0xbfff, 0}, {5, 0xbfff, 1}, {6, 9, 1}, {7, 12, 2}, {8, 14, 0}, {0, 20, 0},
+	l.restore(Observations{LIDs: []LIDRecord{{1, 10, 0}, {2, 10, 0}, {3, 0, 0}, {4, 0xbfff, 0}, {5, 0xbfff, 1},
+		{6, 9, 1}, {7, 12, 2}, {8, 14, 0}, {0, 20, 0},
 		{9, 30, 8}, {10, 0xc000, 0}}})
 	consistent(t, &l)
 	want := []LIDRecord{{1, 10, 0}, {7, 12, 2}, {4, 0xbfff, 0}}
 	if diff := cmp.Diff(want, l.records()); diff != "" {
 		t.Fatal(diff)
 	}
-	changed, lost := l.assign([]lidWant{{guid: 1}, {guid: 20, current: 10}, {guid: 21, current: 5}, {guid: 22}, {guid: 23, lmc: 3}, {guid: 7, lmc: 1}})
+	changed, lost := l.assign([]lidWant{{guid: 1}, {guid: 20, current: 10}, {guid: 21, current: 5}, {guid: 22},
+		{guid: 23, lmc: 3}, {guid: 7, lmc: 1}})
 	if !changed || lost != nil {
 		t.Errorf("%v %v", changed, lost)
 	}
@@ -137,13 +139,16 @@ func TestAdopt(t *testing.T) {
 		lids    []LIDRecord
 		changed bool
 	}{
-		"as known":             {[]lidWant{{1, 0, 1}, {2, 0, 2}}, known, false},
-		"started anew":         {[]lidWant{{1, 0, 0}, {2, 0, 0}}, known, false},
-		"of another master":    {[]lidWant{{1, 0, 3}, {2, 0, 4}, {3, 0, 5}}, []LIDRecord{{1, 3, 0}, {2, 4, 0}, {3, 5, 0}, {9, 8, 2}}, true},
-		"exchanged":            {[]lidWant{{1, 0, 2}, {2, 0, 1}}, []LIDRecord{{2, 1, 0}, {1, 2, 0}, {3, 3, 0}, {9, 8, 2}}, true},
-		"of one that is away":  {[]lidWant{{4, 0, 3}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {4, 3, 0}, {9, 8, 2}}, true},
-		"of one that has it":   {[]lidWant{{1, 0, 2}, {2, 0, 2}}, known, false},
-		"two of one":           {[]lidWant{{4, 0, 6}, {5, 0, 6}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {4, 6, 0}, {9, 8, 2}}, true},
+		"as known":     {[]lidWant{{1, 0, 1}, {2, 0, 2}}, known, false},
+		"started anew": {[]lidWant{{1, 0, 0}, {2, 0, 0}}, known, false},
+		"of another master": {[]lidWant{{1, 0, 3}, {2, 0, 4}, {3, 0, 5}}, []LIDRecord{{1, 3, 0}, {2, 4, 0},
+			{3, 5, 0}, {9, 8, 2}}, true},
+		"exchanged": {[]lidWant{{1, 0, 2}, {2, 0, 1}}, []LIDRecord{{2, 1, 0}, {1, 2, 0}, {3, 3, 0},
+			{9, 8, 2}}, true},
+		"of one that is away": {[]lidWant{{4, 0, 3}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {4, 3, 0}, {9, 8, 2}}, true},
+		"of one that has it":  {[]lidWant{{1, 0, 2}, {2, 0, 2}}, known, false},
+		"two of one": {[]lidWant{{4, 0, 6}, {5, 0, 6}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0},
+			{4, 6, 0}, {9, 8, 2}}, true},
 		"several over one":     {[]lidWant{{4, 1, 2}}, []LIDRecord{{1, 1, 0}, {4, 2, 1}, {9, 8, 2}}, true},
 		"within several":       {[]lidWant{{4, 0, 9}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {4, 9, 0}}, true},
 		"another LMC":          {[]lidWant{{9, 1, 8}}, []LIDRecord{{1, 1, 0}, {2, 2, 0}, {3, 3, 0}, {9, 8, 1}}, true},

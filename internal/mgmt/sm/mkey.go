@@ -102,7 +102,8 @@ func (s *sweep) guard(r topo.Ref) {
 	s.failed++
 	why := "it never lapses: restart the node, or"
 	if i.MKeyLeasePeriod != 0 {
-		why = "it lapses " + (time.Duration(i.MKeyLeasePeriod) * time.Second).String() + " after that manager is gone; or"
+		why = "it lapses " + (time.Duration(i.MKeyLeasePeriod) * time.Second).String() +
+			" after that manager is gone; or"
 	}
 	s.problem(s.nameOf(r), "the port is guarded by another M_Key, of another manager (protection %d). fix: %s give this manager that key (weft sm set --m-key)",
 		i.MKeyProtectBits, why)
@@ -150,7 +151,8 @@ func (s *sweep) gotRenewed(_ mono.Time, r *request, a *mad.SMP) {
 	}
 	var i mad.PortInfo
 	i.Parse(a.Data[:])
-	if i.MKey != s.base.topo.Port(r.ref).Info.MKey || i.MKeyProtectBits != s.base.topo.Port(r.ref).Info.MKeyProtectBits {
+	if i.MKey != s.base.topo.Port(r.ref).Info.MKey ||
+		i.MKeyProtectBits != s.base.topo.Port(r.ref).Info.MKeyProtectBits {
 		s.changes, s.why = true, "the M_Key of a port changed"
 	}
 }

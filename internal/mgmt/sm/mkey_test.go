@@ -27,16 +27,20 @@ func keyed(key uint64) sm.Intent { return sm.Intent{MKey: key, MKeyProtect: 1, M
 func guardedBy(t *testing.T, s *small, i sm.Intent) {
 	t.Helper()
 	for _, n := range s.Nodes() {
-		if p := n.Agent.Port(n.End()); p.MKey != i.MKey || p.MKeyProtectBits != i.MKeyProtect || p.MKeyLeasePeriod != i.MKeyLease {
+		if p := n.Agent.Port(n.End()); p.MKey != i.MKey || p.MKeyProtectBits != i.MKeyProtect ||
+			p.MKeyLeasePeriod != i.MKeyLease {
 			t.Errorf("%s: key %#x, protection %d, lease %d", n.Name, p.MKey, p.MKeyProtectBits, p.MKeyLeasePeriod)
 		}
 	}
 }
 
 // send sends a request of a program at n along a directed route and returns its answer.
-func send(s *small, n *subnet.Node, method mad.Method, attr mad.AttributeID, mod uint32, key uint64, data []byte, path ...uint8) (answer *mad.SMP) {
-	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method, AttributeID: attr,
-		AttributeModifier: mod, TransactionID: 99}, MKey: key, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive, HopCount: uint8(len(path))}
+func send(s *small, n *subnet.Node, method mad.Method, attr mad.AttributeID, mod uint32, key uint64, data []byte,
+	path ...uint8) (answer *mad.SMP) {
+	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method,
+		AttributeID:       attr,
+		AttributeModifier: mod, TransactionID: 99}, MKey: key, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive,
+		HopCount: uint8(len(path))}
 	copy(p.InitialPath[1:], path)
 	copy(p.Data[:], data)
 	d := mad.Datagram{SLID: ib.LIDPermissive, DLID: ib.LIDPermissive}
@@ -104,7 +108,11 @@ func TestMKeyAfterRestart(t *testing.T) {
 	settle(t, s.Fabric, m, time.Second)
 	guardedBy(t, s, keyed(red))
 	// The renewal of the lease detects a port that was reset without a change of its link.
-	*s.c2.Agent.Port(1) = func(i mad.PortInfo) mad.PortInfo { i.MKey, i.MKeyProtectBits = 0, 0; return i }(*s.c2.Agent.Port(1))
+	*s.c2.Agent.Port(1) = func(i mad.PortInfo) mad.PortInfo {
+		i.MKey, i.MKeyProtectBits = 0,
+			0
+		return i
+	}(*s.c2.Agent.Port(1))
 	settle(t, s.Fabric, m, 30*time.Second)
 	guardedBy(t, s, keyed(red))
 }
@@ -131,7 +139,8 @@ func TestMKeyTakeover(t *testing.T) {
 			if c.lapses {
 				at := s.Now
 				if !s.Until(10*time.Second, func() bool {
-					return hasProblem(m, "host3", "guarded by another M_Key") && hasProblem(m, "sw1", "it lapses 1m0s after")
+					return hasProblem(m, "host3", "guarded by another M_Key") &&
+						hasProblem(m, "sw1", "it lapses 1m0s after")
 				}) {
 					t.Fatalf("%+v", m.Status())
 				}
@@ -139,7 +148,10 @@ func TestMKeyTakeover(t *testing.T) {
 				s.Poke(s.c2)
 				if !s.Until(4*time.Second, func() bool {
 					l := m.Status().Sweeps
-					return slices.ContainsFunc(l, func(r sm.SweepRecord) bool { return r.Kind == "groups" && r.Took < 10*time.Millisecond })
+					return slices.ContainsFunc(l, func(r sm.SweepRecord) bool {
+						return r.Kind == "groups" &&
+							r.Took < 10*time.Millisecond
+					})
 				}) {
 					t.Errorf("groups wait for switches that do not obey: %+v", m.Status().Sweeps)
 				}
@@ -175,7 +187,8 @@ func TestMKeyChanges(t *testing.T) {
 	s := newSmall(1)
 	m := s.Attach(s.c1, sm.Config{}, sm.Intent{}, sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)
-	for _, in := range []sm.Intent{keyed(red), keyed(blue), {MKey: blue, MKeyProtect: 3, MKeyLease: 20}, {MKey: red, MKeyProtect: 2, MKeyLease: 20}, {}} {
+	for _, in := range []sm.Intent{keyed(red), keyed(blue), {MKey: blue, MKeyProtect: 3, MKeyLease: 20},
+		{MKey: red, MKeyProtect: 2, MKeyLease: 20}, {}} {
 		if err := m.SetIntent(s.Now, in); err != nil {
 			t.Fatal(err)
 		}
@@ -218,7 +231,10 @@ func TestMKeyHandover(t *testing.T) {
 	s.Attach(s.c2, sm.Config{Priority: 2}, keyed(red), sm.Observations{})
 	elected(t, s, 5*time.Second, s.c2, s.c1)
 	c := s.Attach(s.c3, sm.Config{Priority: 3}, sm.Intent{}, sm.Observations{})
-	if !s.Until(10*time.Second, func() bool { return c.State() == mad.SMMaster && hasProblem(c, "host1", "another M_Key") }) {
+	if !s.Until(10*time.Second, func() bool {
+		return c.State() == mad.SMMaster &&
+			hasProblem(c, "host1", "another M_Key")
+	}) {
 		t.Fatalf("%+v", c.Status())
 	}
 	guardedBy(t, s, keyed(red))

@@ -115,7 +115,8 @@ func (s *sweep) partition() {
 			had := make([]ib.PKey, len(want))
 			unknown := true
 			if s.trusted[i] != nil {
-				if old := s.base.topo.Port(s.base.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil && len(old.PKeys) == len(want) {
+				if old := s.base.topo.Port(s.base.topo.PortOf(n.Info.NodeGUID, r.Port)); old != nil &&
+					len(old.PKeys) == len(want) {
 					had, unknown = old.PKeys, false
 				}
 			}
@@ -133,7 +134,8 @@ func nonzero(keys []ib.PKey) []ib.PKey {
 func (s *sweep) enforces(r topo.Ref) bool {
 	n, p := &s.t.Nodes[r.Node], s.t.Port(r)
 	peer := s.t.Port(p.Peer)
-	return s.base.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil && !s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
+	return s.base.intent.Enforce && n.IsSwitch() && r.Port != 0 && peer != nil &&
+		!s.t.Nodes[p.Peer.Node].IsSwitch() && len(peer.PKeys) > 0 &&
 		len(nonzero(peer.PKeys)) <= int(n.Switch.Info.PartitionEnforcementCap)
 }
 
@@ -150,7 +152,8 @@ func (s *sweep) writeKeys(r topo.Ref, had, want []ib.PKey, all bool) {
 		if s.t.Nodes[r.Node].IsSwitch() {
 			port = r.Port
 		}
-		q := s.request(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r, s.gotTable)
+		q := s.request(mad.MethodSet, mad.AttrPKeyTable, mad.PKeyModifier(port, uint16(b)), pathTo(s.t, r), r,
+			s.gotTable)
 		is.Append(q.data[:0])
 	}
 }

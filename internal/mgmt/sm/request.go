@@ -131,8 +131,10 @@ func (r *request) tid(upper uint32) uint64 {
 // build writes a request as a datagram.
 func (q *requests) build(r *request, d *mad.Datagram) {
 	s := &q.out
-	*s = mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnDR, ClassVersion: mad.ClassVersion, Method: r.method,
-		TransactionID: r.tid(q.base.cfg.TIDs), AttributeID: r.attr, AttributeModifier: r.mod}, MKey: r.mkey, Data: r.data,
+	*s = mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnDR,
+		ClassVersion: mad.ClassVersion, Method: r.method,
+		TransactionID: r.tid(q.base.cfg.TIDs), AttributeID: r.attr, AttributeModifier: r.mod}, MKey: r.mkey,
+		Data:   r.data,
 		DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
 	*d = mad.Datagram{SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, PKey: ib.DefaultPKey}
 	if r.lid != 0 {
@@ -148,7 +150,8 @@ func (q *requests) build(r *request, d *mad.Datagram) {
 // answered matches an answer with its request.
 func (q *requests) answered(now mono.Time, s *mad.SMP) {
 	r := q.slots[uint8(s.TransactionID)]
-	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr || s.AttributeModifier != r.mod ||
+	if r == nil || s.TransactionID != r.tid(q.base.cfg.TIDs) || s.AttributeID != r.attr ||
+		s.AttributeModifier != r.mod ||
 		s.Directed() != (r.lid == 0) || s.Directed() && (!s.D || int(s.HopCount) != len(r.path)) {
 		q.Stray++
 		return
@@ -173,7 +176,8 @@ func (q *requests) expire(now mono.Time) {
 			continue
 		}
 		// A node that has answered other requests is up: packets were dropped.
-		if r.sweep != nil && !r.probe && !r.stern && r.sweep.heard(r.ref.Node) >= r.first && r.max < patience*(q.base.cfg.Retries+1) {
+		if r.sweep != nil && !r.probe && !r.stern && r.sweep.heard(r.ref.Node) >= r.first &&
+			r.max < patience*(q.base.cfg.Retries+1) {
 			r.max += q.base.cfg.Retries + 1
 			r.first = now
 			continue

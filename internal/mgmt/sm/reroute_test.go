@@ -34,7 +34,8 @@ func newRing(t *testing.T, nodes int, step time.Duration) *ring {
 	}
 	for i := range nodes {
 		a, b := time.Duration(2*i)*step, time.Duration(2*i+1)*step
-		r.trunks = append(r.trunks, r.Trunk(r.sw[i], 36, r.sw[(i+1)%nodes], 35, [2]time.Duration{a % (100 * time.Millisecond), b % (100 * time.Millisecond)}))
+		r.trunks = append(r.trunks, r.Trunk(r.sw[i], 36, r.sw[(i+1)%nodes], 35,
+			[2]time.Duration{a % (100 * time.Millisecond), b % (100 * time.Millisecond)}))
 	}
 	r.m = r.Attach(r.sw[0], sm.Config{}, sm.Intent{}, sm.Observations{})
 	if !r.Until(30*time.Second, r.whole) {
@@ -78,7 +79,8 @@ func TestReroute(t *testing.T) {
 	var worst time.Duration
 	for _, nodes := range []int{3, 5} {
 		for _, step := range []time.Duration{7 * time.Millisecond, 37 * time.Millisecond} {
-			for way, deaf := range map[string][2]bool{"both": {true, true}, "forth": {false, true}, "back": {true, false}} {
+			for way, deaf := range map[string][2]bool{"both": {true, true}, "forth": {false, true},
+				"back": {true, false}} {
 				for cut := range nodes {
 					r := newRing(t, nodes, step)
 					for k := range 2 {
@@ -90,7 +92,8 @@ func TestReroute(t *testing.T) {
 						}
 						took := r.Now.Sub(at)
 						if worst = max(worst, took); took > time.Second {
-							t.Errorf("%d nodes, hellos %v apart, trunk %d, %s: rerouted after %v\n%+v", nodes, step, cut, way, took, r.m.Status().Sweeps)
+							t.Errorf("%d nodes, hellos %v apart, trunk %d, %s: rerouted after %v\n%+v", nodes, step,
+								cut, way, took, r.m.Status().Sweeps)
 						}
 						r.Run(3 * time.Second)
 						r.trunks[cut].Cut(false)
@@ -202,7 +205,8 @@ func TestStarvedNode(t *testing.T) {
 				t.Errorf("%d heavy sweeps in %v", n, r.Now.Sub(from))
 			}
 			r.Run(time.Minute)
-			if len(r.m.Status().Problems) > 0 || !r.whole() || r.heavySweeps()-before > n+2 { // each switch has a trap pending
+			// each switch has a trap pending
+			if len(r.m.Status().Problems) > 0 || !r.whole() || r.heavySweeps()-before > n+2 {
 				t.Errorf("a minute later, %d heavy sweeps: %+v", r.heavySweeps()-before-n, r.m.Status())
 			}
 		})

@@ -79,7 +79,8 @@ func TestBringUp(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		at   func(*small) *subnet.Node
-	}{{"adapter", func(s *small) *subnet.Node { return s.c1 }}, {"switch", func(s *small) *subnet.Node { return s.s1 }}} {
+	}{{"adapter", func(s *small) *subnet.Node { return s.c1 }}, {"switch",
+		func(s *small) *subnet.Node { return s.s1 }}} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSmall(1)
 			var text strings.Builder
@@ -92,13 +93,15 @@ func TestBringUp(t *testing.T) {
 				if from != root || p.D || p.Method != mad.MethodGet && p.Method != mad.MethodSet || p.HopPointer > 1 {
 					return
 				}
-				fmt.Fprintf(&text, "%v %v %#x to %v", p.Method, attrName(p.AttributeID), p.AttributeModifier, p.InitialPath[1:p.HopCount+1])
+				fmt.Fprintf(&text, "%v %v %#x to %v", p.Method, attrName(p.AttributeID), p.AttributeModifier,
+					p.InitialPath[1:p.HopCount+1])
 				if p.Method == mad.MethodSet {
 					switch p.AttributeID {
 					case mad.AttrPortInfo:
 						var i mad.PortInfo
 						i.Parse(p.Data[:])
-						fmt.Fprintf(&text, ": LID %d manager %d MTU %d VLs %d reregister %v state %v", i.LID, i.MasterSMLID, i.NeighborMTU,
+						fmt.Fprintf(&text, ": LID %d manager %d MTU %d VLs %d reregister %v state %v", i.LID,
+							i.MasterSMLID, i.NeighborMTU,
 							i.OperationalVLs, i.ClientReregister, i.PortState)
 					case mad.AttrSwitchInfo:
 						var i mad.SwitchInfo
@@ -131,7 +134,8 @@ func TestBringUp(t *testing.T) {
 			if st.State != "master" || len(st.Problems) != 0 || st.Counters["resent"] != 0 || len(st.Sweeps) != 2 {
 				t.Errorf("%+v", st)
 			}
-			if r := st.Sweeps[0]; r.Kind != "heavy" || r.Nodes != 5 || r.Switches != 2 || r.Links != 4 || r.Failed != 0 {
+			if r := st.Sweeps[0]; r.Kind != "heavy" || r.Nodes != 5 || r.Switches != 2 || r.Links != 4 ||
+				r.Failed != 0 {
 				t.Errorf("%+v", r)
 			}
 			walkAll(t, m.Topo(), s.ends())
@@ -140,8 +144,9 @@ func TestBringUp(t *testing.T) {
 }
 
 func attrName(a mad.AttributeID) string {
-	return map[mad.AttributeID]string{mad.AttrNodeInfo: "NodeInfo", mad.AttrNodeDescription: "NodeDescription", mad.AttrSwitchInfo: "SwitchInfo",
-		mad.AttrPortInfo: "PortInfo", mad.AttrPKeyTable: "P_KeyTable", mad.AttrLFT: "LFT", mad.AttrMFT: "MFT", mad.AttrSMInfo: "SMInfo"}[a]
+	return map[mad.AttributeID]string{mad.AttrNodeInfo: "NodeInfo", mad.AttrNodeDescription: "NodeDescription",
+		mad.AttrSwitchInfo: "SwitchInfo",
+		mad.AttrPortInfo:   "PortInfo", mad.AttrPKeyTable: "P_KeyTable", mad.AttrLFT: "LFT", mad.AttrMFT: "MFT", mad.AttrSMInfo: "SMInfo"}[a]
 }
 
 // TestPorts reads what the manager set.
@@ -153,12 +158,14 @@ func TestPorts(t *testing.T) {
 			reregistered++
 		}
 	}
-	m := s.Attach(s.c2, sm.Config{}, sm.Intent{Prefix: 0xfec0000000000001, SubnetTimeout: 15, MaxMTU: ib.MTU2048}, sm.Observations{})
+	m := s.Attach(s.c2, sm.Config{}, sm.Intent{Prefix: 0xfec0000000000001, SubnetTimeout: 15, MaxMTU: ib.MTU2048},
+		sm.Observations{})
 	settle(t, s.Fabric, m, time.Second)
 	seen := map[ib.LID]bool{}
 	for _, n := range s.Nodes() {
 		i := n.Agent.Port(n.End())
-		if i.LID == 0 || seen[i.LID] || i.MasterSMLID != s.c2.Agent.LID() || i.GIDPrefix != 0xfec0000000000001 || i.SubnetTimeOut != 15 {
+		if i.LID == 0 || seen[i.LID] || i.MasterSMLID != s.c2.Agent.LID() || i.GIDPrefix != 0xfec0000000000001 ||
+			i.SubnetTimeOut != 15 {
 			t.Errorf("%s: %+v", n.Name, i)
 		}
 		seen[i.LID] = true
@@ -275,7 +282,8 @@ func TestLinkOrders(t *testing.T) {
 	set := func(phys ib.PhysState, state ib.PortState) {
 		i := *s.s1.Agent.Port(2)
 		i.PortState, i.PortPhysicalState = state, phys
-		p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: mad.MethodSet, AttributeID: mad.AttrPortInfo,
+		p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1,
+			Method: mad.MethodSet, AttributeID: mad.AttrPortInfo,
 			AttributeModifier: 2}, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive, HopCount: 1}
 		p.InitialPath[1] = 1
 		i.Append(p.Data[:0])

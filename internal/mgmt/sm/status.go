@@ -124,11 +124,13 @@ type Status struct {
 // Status describes the manager. The slices are the caller's.
 func (m *Manager) Status() Status {
 	q := &m.requests
-	s := Status{State: stateName(m.state), PortGUID: m.cfg.PortGUID, LID: m.selfLID, Priority: m.cfg.Priority, Permitted: m.permitted,
-		Token: m.token, Engine: m.engine.Name(), Roots: append([]ib.GUID(nil), m.intent.Roots...),
+	s := Status{State: stateName(m.state), PortGUID: m.cfg.PortGUID, LID: m.selfLID, Priority: m.cfg.Priority,
+		Permitted: m.permitted,
+		Token:     m.token, Engine: m.engine.Name(), Roots: append([]ib.GUID(nil), m.intent.Roots...),
 		Keyed: m.intent.MKey != 0, MKeyProtect: m.intent.MKeyProtect, MKeyLease: m.intent.MKeyLease, Sweeps: append([]SweepRecord(nil), m.sweeps...),
 		Problems: append([]Problem(nil), m.problems...), Notes: append([]Note(nil), m.notes...),
-		Counters: map[string]uint64{"sent": q.Sent, "resent": q.Resent, "answered": q.Answered, "unanswered": q.Unanswered, "stray": q.Stray,
+		Counters: map[string]uint64{"sent": q.Sent, "resent": q.Resent, "answered": q.Answered,
+			"unanswered": q.Unanswered, "stray": q.Stray,
 			"drops": q.Drops, "traps": m.Traps, "m_key_violations": m.BadMKeys, "drop_m_key": m.DropMKey}}
 	if m.tables != nil {
 		s.Routed = m.tables.Engine
@@ -140,7 +142,8 @@ func (m *Manager) Status() Status {
 		s.Master = m.master.info.GUID
 	}
 	for _, o := range m.others {
-		s.Others = append(s.Others, OtherManager{GUID: o.info.GUID, LID: o.lid, Priority: o.info.Priority, State: stateName(o.info.State)})
+		s.Others = append(s.Others, OtherManager{GUID: o.info.GUID, LID: o.lid, Priority: o.info.Priority,
+			State: stateName(o.info.State)})
 	}
 	return s
 }

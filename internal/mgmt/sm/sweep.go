@@ -102,7 +102,8 @@ const portsPerNode = 64
 
 func (m *Manager) begin(now mono.Time, k kind, why string) *sweep {
 	q := &m.requests
-	m.sweep = &sweep{base: &m.base, requests: q, kind: k, why: why, started: now, before: requestsCount{q.Sent, q.Resent, q.Unanswered}}
+	m.sweep = &sweep{base: &m.base, requests: q, kind: k, why: why, started: now, before: requestsCount{q.Sent,
+		q.Resent, q.Unanswered}}
 	q.dead = q.dead[:0]
 	m.actCount++
 	return m.sweep
@@ -244,7 +245,8 @@ func (m *Manager) startLight(now mono.Time) {
 	}
 	for _, r := range m.quiet {
 		path := pathTo(m.topo, r)
-		s.request(mad.MethodGet, mad.AttrNodeInfo, 0, append(path[:len(path):len(path)], r.Port), r, s.gotLightProbe).probe = true
+		s.request(mad.MethodGet, mad.AttrNodeInfo, 0, append(path[:len(path):len(path)], r.Port), r,
+			s.gotLightProbe).probe = true
 	}
 	for _, i := range m.topo.Switches() {
 		s.request(mad.MethodGet, mad.AttrSwitchInfo, 0, m.topo.Nodes[i].Path, topo.Ref{Node: i}, s.gotLight)

@@ -62,7 +62,8 @@ func Below(tree, key string) bool {
 func CheckTxn(t Txn) error {
 	const what = "cannot do the transaction"
 	if len(t.Do) > MaxTxn || len(t.If) > MaxTxn {
-		return invalid(what, "it has %d operations and %d conditions, at most %d each fit", len(t.Do), len(t.If), MaxTxn)
+		return invalid(what, "it has %d operations and %d conditions, at most %d each fit", len(t.Do), len(t.If),
+			MaxTxn)
 	}
 	if t.Fence != (Fence{}) {
 		if err := CheckKey(t.Fence.Key); err != nil {

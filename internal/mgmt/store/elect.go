@@ -132,7 +132,8 @@ func (c *candidate) attempt(ctx context.Context) (*Term, error) {
 		}
 		c.lease = l
 	}
-	rev, err := c.s.Txn(ctx, Txn{If: []Cond{Absent(c.key)}, Do: []Op{{Key: c.key, Value: c.value, Lease: c.lease.ID()}}})
+	rev, err := c.s.Txn(ctx, Txn{If: []Cond{Absent(c.key)},
+		Do: []Op{{Key: c.key, Value: c.value, Lease: c.lease.ID()}}})
 	switch {
 	case isConflict(err):
 		// An attempt that got no answer may have been the one that won.

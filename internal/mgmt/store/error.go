@@ -55,7 +55,8 @@ func NotFound(key string) error {
 // Conflict is the error of a store about a condition that is false: found is
 // the revision of the key, 0 when it is absent.
 func Conflict(c Cond, found Rev) error {
-	e := &Error{Kind: ErrConflict, Key: c.Key, What: "cannot write " + c.Key, Fix: "read it again, then repeat the command"}
+	e := &Error{Kind: ErrConflict, Key: c.Key, What: "cannot write " + c.Key,
+		Fix: "read it again, then repeat the command"}
 	switch {
 	case found == 0:
 		e.Why = "it is not there"
@@ -82,9 +83,11 @@ func LeaseEnded(id LeaseID) error {
 
 // Closed is the error of a client after its Close.
 func Closed() error {
-	return &Error{Kind: ErrUnavailable, What: "cannot use the store", Why: "it was closed", Fix: "weft up starts the node again"}
+	return &Error{Kind: ErrUnavailable, What: "cannot use the store", Why: "it was closed",
+		Fix: "weft up starts the node again"}
 }
 
 func invalid(what, format string, args ...any) error {
-	return &Error{Kind: ErrInvalid, What: what, Why: fmt.Sprintf(format, args...), Fix: "weft store --help tells the bounds"}
+	return &Error{Kind: ErrInvalid, What: what, Why: fmt.Sprintf(format, args...),
+		Fix: "weft store --help tells the bounds"}
 }

@@ -60,7 +60,8 @@ func TestRemove(t *testing.T) {
 	if !r.gone || other.gone || !slices.Equal(heard, []Errno{OK, ENODEV}) || b.isSM[1] {
 		t.Errorf("%+v, %+v, %v, %v", r, other, heard, b.isSM)
 	}
-	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1}, request(mad.ClassPerf, 1, mad.MethodGet, 1))); err != EIO {
+	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1}, request(mad.ClassPerf, 1, mad.MethodGet,
+		1))); err != EIO {
 		t.Errorf("write: %d", err)
 	}
 	if err := f.Control(ioctlEnablePKey, nil); err != EIO {
@@ -87,7 +88,8 @@ func TestControl(t *testing.T) {
 	}
 	a := f.agents[0]
 	want := []route{{0x32, 1, 1, 0x1405}, {0x32, 1, 0x42, 0x1405}}
-	if diff := cmp.Diff(want, a.routes, cmp.AllowUnexported(route{})); diff != "" || a.qpn != 1 || a.rmpp == nil || f.HeaderLen() != shortHeaderLen {
+	if diff := cmp.Diff(want, a.routes, cmp.AllowUnexported(route{})); diff != "" || a.qpn != 1 || a.rmpp == nil ||
+		f.HeaderLen() != shortHeaderLen {
 		t.Errorf("%s%+v", diff, a)
 	}
 	// struct ib_user_mad_reg_req2: id, qpn, mgmt_class, mgmt_class_version, res,
@@ -98,7 +100,8 @@ func TestControl(t *testing.T) {
 		t.Errorf("unknown flag: %d, % x", err, reg2)
 	}
 	reg2[16], reg2[36] = 4, 1
-	if err := f.Control(ioctlRegister2, reg2); err != OK || le.Uint32(reg2) != 1 || f.agents[1].rmpp != nil || f.HeaderLen() != shortHeaderLen {
+	if err := f.Control(ioctlRegister2, reg2); err != OK || le.Uint32(reg2) != 1 || f.agents[1].rmpp != nil ||
+		f.HeaderLen() != shortHeaderLen {
 		t.Errorf("register 2: %d, % x", err, reg2)
 	}
 	if diff := cmp.Diff([]route{{3, 2, 2, 0}}, f.agents[1].routes, cmp.AllowUnexported(route{})); diff != "" {
@@ -115,7 +118,8 @@ func TestControl(t *testing.T) {
 	}
 	for n := range uint32(8) {
 		for l := range MaxArgument + 2 {
-			lens := map[uint32]int{ioctlRegister: registerLen, ioctlUnregister: unregisterLen, ioctlEnablePKey: 0, ioctlRegister2: register2Len}
+			lens := map[uint32]int{ioctlRegister: registerLen, ioctlUnregister: unregisterLen, ioctlEnablePKey: 0,
+				ioctlRegister2: register2Len}
 			if want, known := lens[n]; !known {
 				if err := f.Control(n, make([]byte, l)); err != ENOTTY {
 					t.Errorf("request %d: %d", n, err)

@@ -348,7 +348,8 @@ func (a *agent) deliver(d *mad.Datagram, data []byte) {
 		m = m[:rmpp.HeaderLen(mad.Class(m[1]))]
 	}
 	n := f.HeaderLen()
-	h := Header{Agent: a.id, Length: uint32(n + len(m) + len(data)), QPN: d.SrcQPN, LID: d.SLID, SL: d.SL, GRH: d.Global}
+	h := Header{Agent: a.id, Length: uint32(n + len(m) + len(data)), QPN: d.SrcQPN, LID: d.SLID, SL: d.SL,
+		GRH: d.Global}
 	if p, ok := f.hub.view.Port(f.function); ok {
 		if d.DLID.IsUnicast() {
 			h.PathBits = uint8(d.DLID) & (1<<(p.LMC&7) - 1)

@@ -66,7 +66,8 @@ func (b *bench) check() {
 		}
 	}
 	if agents != len(h.tags) || endpoints != len(h.rmpp) || waiting != h.timers.Len() {
-		t.Fatalf("%d registrations, %d tags; %d endpoints, %d known; %d deadlines, %d known", agents, len(h.tags), endpoints, len(h.rmpp), waiting, h.timers.Len())
+		t.Fatalf("%d registrations, %d tags; %d endpoints, %d known; %d deadlines, %d known", agents, len(h.tags),
+			endpoints, len(h.rmpp), waiting, h.timers.Len())
 	}
 	h.timers.All(func(w *transaction) {
 		if !w.timer.IsSet() || w.timer.At() < h.timers.Next() {
@@ -103,7 +104,8 @@ func FuzzHub(f *testing.F) {
 		}
 		classes := []mad.Class{mad.ClassSA, mad.ClassPerf, mad.ClassSubnLID, mad.ClassSubnDR, 0x32, 0, 0x60}
 		if long := mad.NewVEMA(mad.MethodGet, mad.AttrVESWPortInfo, 0, 9); len(in) > 0 && in[0] >= 0x80 {
-			file().Write(b.now, record(Header{Agent: uint32(take() % 4), TimeoutMS: 5, LID: 0x20, QPN: 1}, long.Append(nil)[:4*int(take())]))
+			file().Write(b.now, record(Header{Agent: uint32(take() % 4), TimeoutMS: 5, LID: 0x20, QPN: 1},
+				long.Append(nil)[:4*int(take())]))
 		}
 		for steps := 0; len(in) > 0 && steps < 500; steps++ {
 			switch take() % 11 {
@@ -114,7 +116,8 @@ func FuzzHub(f *testing.F) {
 				}
 			case 1:
 				c := classes[take()%7]
-				r := Registration{Class: c, Version: 1 + take()%2, Methods: [2]uint64{uint64(take()) * 0x11111, 1 << (take() % 64)}, OUI: uint32(take() % 2),
+				r := Registration{Class: c, Version: 1 + take()%2, Methods: [2]uint64{uint64(take()) * 0x11111,
+					1 << (take() % 64)}, OUI: uint32(take() % 2),
 					RMPPVersion: take() % 3, UserRMPP: take()%4 == 0}
 				if !c.IsSubn() {
 					r.QPN = 1
@@ -128,7 +131,8 @@ func FuzzHub(f *testing.F) {
 				if c == mad.ClassSA && take()%2 == 0 {
 					m = rmppMAD(mad.Method(take()&0x9f), int(take())*7, uint64(take()))
 				}
-				h := Header{Agent: uint32(take() % 4), TimeoutMS: uint32(take()), Retries: uint32(take() % 3), LID: 0x10 * ib.LID(1+take()%2)}
+				h := Header{Agent: uint32(take() % 4), TimeoutMS: uint32(take()), Retries: uint32(take() % 3),
+					LID: 0x10 * ib.LID(1+take()%2)}
 				if !c.IsSubn() {
 					h.QPN = 1
 				}
@@ -141,7 +145,8 @@ func FuzzHub(f *testing.F) {
 			case 5:
 				var d mad.Datagram
 				if fn, ok := b.hub.Next(b.now, &d); ok {
-					if d.SL > 15 || d.SrcQPN > 1 || d.DstQPN > maxQPN || d.FlowLabel > maxFlowLabel || d.Data[0] != 1 && d.Long == nil || !mad.MADLength(d.MAD()) ||
+					if d.SL > 15 || d.SrcQPN > 1 || d.DstQPN > maxQPN || d.FlowLabel > maxFlowLabel ||
+						d.Data[0] != 1 && d.Long == nil || !mad.MADLength(d.MAD()) ||
 						mad.Class(d.Data[1]).IsSubn() != (d.SrcQPN == 0) {
 						t.Fatalf("sent %+v", d)
 					}

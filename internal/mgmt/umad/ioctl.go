@@ -37,7 +37,8 @@ func (f *File) Control(number uint32, arg []byte) Errno {
 			return EINVAL
 		}
 		qpn := ib.QPN(arg[20])
-		r := Registration{QPN: qpn, Class: mad.Class(arg[21]), Version: arg[22], OUI: uint32(arg[23])<<16 | uint32(arg[24])<<8 | uint32(arg[25]),
+		r := Registration{QPN: qpn, Class: mad.Class(arg[21]), Version: arg[22],
+			OUI:         uint32(arg[23])<<16 | uint32(arg[24])<<8 | uint32(arg[25]),
 			RMPPVersion: arg[26], Methods: [2]uint64{le.Uint64(arg[4:]), le.Uint64(arg[12:])}}
 		id, err := f.Register(r)
 		if err == OK {
@@ -48,7 +49,8 @@ func (f *File) Control(number uint32, arg []byte) Errno {
 		if len(arg) != register2Len {
 			return EINVAL
 		}
-		r := Registration{QPN: ib.QPN(le.Uint32(arg[4:])), Class: mad.Class(arg[8]), Version: arg[9], OUI: le.Uint32(arg[32:]),
+		r := Registration{QPN: ib.QPN(le.Uint32(arg[4:])), Class: mad.Class(arg[8]), Version: arg[9],
+			OUI:         le.Uint32(arg[32:]),
 			RMPPVersion: arg[36], Methods: [2]uint64{le.Uint64(arg[16:]), le.Uint64(arg[24:])}}
 		flags := le.Uint32(arg[12:])
 		if flags&^userRMPP != 0 {

@@ -11,8 +11,9 @@ import (
 )
 
 // vesw is a registration for the class with MADs longer than others.
-var vesw = Registration{QPN: ib.QPNGSI, Class: mad.ClassVEMA, Version: mad.VEMAClassVersion, OUI: mad.VEMAOUI, RMPPVersion: 1,
-	Methods: methods(mad.MethodGet, mad.MethodSet, mad.MethodTrap)}
+var vesw = Registration{QPN: ib.QPNGSI, Class: mad.ClassVEMA, Version: mad.VEMAClassVersion, OUI: mad.VEMAOUI,
+	RMPPVersion: 1,
+	Methods:     methods(mad.MethodGet, mad.MethodSet, mad.MethodTrap)}
 
 func vemaRequest(m mad.Method) []byte {
 	r := mad.NewVEMA(m, mad.AttrVESWPortInfo, 3, 0x77)
@@ -28,13 +29,15 @@ func TestOmniPath(t *testing.T) {
 	f, r := b.open(1)
 	g, s := b.open(2)
 	id, agent := b.register(f, vesw), b.register(g, vesw)
-	if err := f.Write(b.now, record(Header{Agent: id, TimeoutMS: 100, LID: 0x20, QPN: 1, QKey: ownQKey, PKeyIndex: 2}, vemaRequest(mad.MethodSet))); err != OK {
+	if err := f.Write(b.now, record(Header{Agent: id, TimeoutMS: 100, LID: 0x20, QPN: 1, QKey: ownQKey, PKeyIndex: 2},
+		vemaRequest(mad.MethodSet))); err != OK {
 		t.Fatal(err)
 	}
 	d := b.next(1)
 	want := vemaRequest(mad.MethodSet)
 	copy(want[8:12], d.Long[8:12]) // the tag
-	if !bytes.Equal(d.Long, want) || !bytes.Equal(d.Data[:], want[:mad.Len]) || d.DLID != 0x20 || bytes.Equal(want[8:12], make([]byte, 4)) {
+	if !bytes.Equal(d.Long, want) || !bytes.Equal(d.Data[:], want[:mad.Len]) || d.DLID != 0x20 ||
+		bytes.Equal(want[8:12], make([]byte, 4)) {
 		t.Fatalf("% x\nbecame % x", want[:64], d.Long[:64])
 	}
 	if !b.hub.Receive(b.now, 2, &d) {
@@ -63,7 +66,8 @@ func TestOmniPath(t *testing.T) {
 	if !b.hub.Receive(b.now, 1, &d) || !bytes.Equal(r.take(t)[HeaderLen:], d.Long) || len(d.Long) != mad.VEMATrapLen {
 		t.Error("a trap")
 	}
-	f.Write(b.now, record(Header{Agent: id, TimeoutMS: 100, LID: 0x20, QPN: 1, QKey: ownQKey}, vemaRequest(mad.MethodGet)))
+	f.Write(b.now, record(Header{Agent: id, TimeoutMS: 100, LID: 0x20, QPN: 1, QKey: ownQKey},
+		vemaRequest(mad.MethodGet)))
 	d = b.next(1)
 	d.Data[3] = byte(mad.MethodGetResp)
 	d.SetMAD(d.Data[:mad.HeaderLen])

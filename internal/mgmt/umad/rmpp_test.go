@@ -81,12 +81,14 @@ func TestTable(t *testing.T) {
 			var m mad.Header
 			m.Parse(q)
 			answer := rmppMAD(mad.MethodGetTableResp, 200*70+13, m.TransactionID)
-			if err := server.Write(b.now, record(Header{Agent: qh.Agent, QPN: qh.QPN, LID: qh.LID, QKey: ib.GSIQKey}, answer)); err != OK {
+			if err := server.Write(b.now, record(Header{Agent: qh.Agent, QPN: qh.QPN, LID: qh.LID, QKey: ib.GSIQKey},
+				answer)); err != OK {
 				t.Fatal(err)
 			}
 			b.carry(60*time.Second, lose)
 			gh, got := parse(t, cr.take(t))
-			if gh.Status != OK || int(gh.Length) != HeaderLen+len(answer) || !bytes.Equal(got[mad.SAHeaderLen:], answer[mad.SAHeaderLen:]) {
+			if gh.Status != OK || int(gh.Length) != HeaderLen+len(answer) || !bytes.Equal(got[mad.SAHeaderLen:],
+				answer[mad.SAHeaderLen:]) {
 				t.Errorf("%+v, %d bytes, want %d", gh, len(got), len(answer))
 			}
 			m.Parse(got)
@@ -104,15 +106,18 @@ func TestTable(t *testing.T) {
 func TestShortTable(t *testing.T) {
 	b := newBench(t)
 	client, server, cr, sr := b.pair()
-	client.Write(b.now, record(Header{QPN: 1, LID: 0x20, TimeoutMS: 1000}, request(mad.ClassSA, 2, mad.MethodGetTable, 5)))
+	client.Write(b.now, record(Header{QPN: 1, LID: 0x20, TimeoutMS: 1000}, request(mad.ClassSA, 2, mad.MethodGetTable,
+		5)))
 	b.carry(0, nil)
 	qh, q := parse(t, sr.take(t))
 	var m mad.Header
 	m.Parse(q)
 	for _, n := range []int{0} {
-		server.Write(b.now, record(Header{Agent: qh.Agent, QPN: 1, LID: qh.LID}, rmppMAD(mad.MethodGetTableResp, n, m.TransactionID)))
+		server.Write(b.now, record(Header{Agent: qh.Agent, QPN: 1, LID: qh.LID}, rmppMAD(mad.MethodGetTableResp, n,
+			m.TransactionID)))
 		b.carry(0, nil)
-		if h, got := parse(t, cr.take(t)); len(got) != mad.SAHeaderLen+n || int(h.Length) != HeaderLen+mad.SAHeaderLen+n {
+		if h, got := parse(t, cr.take(t)); len(got) != mad.SAHeaderLen+n || int(h.Length) != HeaderLen+
+			mad.SAHeaderLen+n {
 			t.Errorf("%d bytes of data: %d, %+v", n, len(got), h)
 		}
 	}
@@ -179,12 +184,14 @@ func TestUnansweredMessage(t *testing.T) {
 func TestSlowTable(t *testing.T) {
 	b := newBench(t)
 	client, server, cr, sr := b.pair()
-	client.Write(b.now, record(Header{QPN: 1, LID: 0x20, TimeoutMS: 100}, request(mad.ClassSA, 2, mad.MethodGetTable, 5)))
+	client.Write(b.now, record(Header{QPN: 1, LID: 0x20, TimeoutMS: 100}, request(mad.ClassSA, 2, mad.MethodGetTable,
+		5)))
 	b.carry(0, nil)
 	qh, q := parse(t, sr.take(t))
 	var m mad.Header
 	m.Parse(q)
-	server.Write(b.now, record(Header{Agent: qh.Agent, QPN: 1, LID: qh.LID}, rmppMAD(mad.MethodGetTableResp, 200*20, m.TransactionID)))
+	server.Write(b.now, record(Header{Agent: qh.Agent, QPN: 1, LID: qh.LID}, rmppMAD(mad.MethodGetTableResp, 200*20,
+		m.TransactionID)))
 	for range 1000 {
 		var d mad.Datagram
 		_, ok := b.hub.Next(b.now, &d)
@@ -210,7 +217,8 @@ func TestUserRMPP(t *testing.T) {
 	u := sa
 	u.UserRMPP = true
 	id := b.register(f, u)
-	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, LID: 0x20, TimeoutMS: 100}, request(mad.ClassSA, 2, mad.MethodGetTable, 5))); err != OK {
+	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, LID: 0x20, TimeoutMS: 100}, request(mad.ClassSA, 2,
+		mad.MethodGetTable, 5))); err != OK {
 		t.Fatal(err)
 	}
 	d := b.next(1)

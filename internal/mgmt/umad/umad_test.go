@@ -28,7 +28,8 @@ type bench struct {
 
 func newBench(t testing.TB) *bench {
 	b := &bench{t: t, now: start, isSM: map[uint16]bool{}, port: map[uint16]*Port{
-		1: {LID: 0x10, LMC: 2, PKeys: []ib.PKey{0xffff, 0, 0x8001, 0x7abc}, Prefix: ib.DefaultGIDPrefix, GUIDs: []ib.GUID{0x1111, 0, 0x3333}},
+		1: {LID: 0x10, LMC: 2, PKeys: []ib.PKey{0xffff, 0, 0x8001, 0x7abc}, Prefix: ib.DefaultGIDPrefix,
+			GUIDs: []ib.GUID{0x1111, 0, 0x3333}},
 		2: {LID: 0x20, PKeys: []ib.PKey{0x7fff, 0x8001}, Prefix: ib.DefaultGIDPrefix, GUIDs: []ib.GUID{0x2222}},
 	}}
 	b.hub = New(b)
@@ -133,7 +134,8 @@ var (
 
 // request is a MAD of whole length with a pattern behind its header.
 func request(c mad.Class, version uint8, m mad.Method, tid uint64) []byte {
-	h := mad.Header{BaseVersion: 1, MgmtClass: c, ClassVersion: version, Method: m, TransactionID: tid, AttributeID: 0x11, AttributeModifier: 0x55}
+	h := mad.Header{BaseVersion: 1, MgmtClass: c, ClassVersion: version, Method: m, TransactionID: tid,
+		AttributeID: 0x11, AttributeModifier: 0x55}
 	b := h.Append(nil)
 	if c.HasRMPP() {
 		b = append(b, make([]byte, mad.RMPPLen)...)
@@ -174,8 +176,10 @@ var goldenHeader = []byte{
 }
 
 func TestHeader(t *testing.T) {
-	want := Header{Agent: 3, Status: ETIMEDOUT, TimeoutMS: 1000, Retries: 2, Length: 320, QPN: 0x123456, QKey: ib.GSIQKey, LID: 0xbeef, SL: 5, PathBits: 6,
-		GRH: true, GIDIndex: 7, HopLimit: 8, TClass: 9, GID: ib.GID{0xfe, 0x80, 8: 1, 9: 2, 10: 3, 11: 4, 12: 5, 13: 6, 14: 7, 15: 8}, FlowLabel: 0xbcdef, PKeyIndex: 0x10a}
+	want := Header{Agent: 3, Status: ETIMEDOUT, TimeoutMS: 1000, Retries: 2, Length: 320, QPN: 0x123456,
+		QKey: ib.GSIQKey, LID: 0xbeef, SL: 5, PathBits: 6,
+		GRH: true, GIDIndex: 7, HopLimit: 8, TClass: 9, GID: ib.GID{0xfe, 0x80, 8: 1, 9: 2, 10: 3, 11: 4, 12: 5,
+			13: 6, 14: 7, 15: 8}, FlowLabel: 0xbcdef, PKeyIndex: 0x10a}
 	var h Header
 	if err := h.Parse(goldenHeader, HeaderLen); err != OK || h != want {
 		t.Errorf("parse: %d\n%s", err, cmp.Diff(want, h))
@@ -220,8 +224,10 @@ func TestRequestAndAnswer(t *testing.T) {
 	}
 	d := b.next(1)
 	b.idle()
-	want := mad.Datagram{Port: 1, SLID: 0x13, DLID: 0x20, PathBits: 3, SL: 3, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0x8001,
-		Global: true, HopLimit: 4, TClass: 5, FlowLabel: 6, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x3333), DGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x2222)}
+	want := mad.Datagram{Port: 1, SLID: 0x13, DLID: 0x20, PathBits: 3, SL: 3, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
+		PKey:   0x8001,
+		Global: true, HopLimit: 4, TClass: 5, FlowLabel: 6, SGID: ib.MakeGID(ib.DefaultGIDPrefix,
+			0x3333), DGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x2222)}
 	copy(want.Data[:], m)
 	copy(want.Data[8:12], []byte{0, 0, 0, 2}) // the second registration
 	if diff := cmp.Diff(want, d); diff != "" {
@@ -333,7 +339,8 @@ func TestNoTimeoutNoAnswer(t *testing.T) {
 	b := newBench(t)
 	f, r := b.open(1)
 	id := b.register(f, perf)
-	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, LID: 0x20}, request(mad.ClassPerf, 1, mad.MethodGet, 5))); err != OK {
+	if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, LID: 0x20}, request(mad.ClassPerf, 1, mad.MethodGet,
+		5))); err != OK {
 		t.Fatal(err)
 	}
 	d := b.next(1)
@@ -446,7 +453,8 @@ func TestDuplicate(t *testing.T) {
 	}
 	// Responses have no transaction of their own.
 	for range 2 {
-		if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, TimeoutMS: 9}, request(mad.ClassPerf, 1, mad.MethodGetResp, 1))); err != OK {
+		if err := f.Write(b.now, record(Header{Agent: id, QPN: 1, TimeoutMS: 9}, request(mad.ClassPerf, 1,
+			mad.MethodGetResp, 1))); err != OK {
 			t.Errorf("response: %d", err)
 		}
 	}
@@ -469,7 +477,8 @@ func TestRegister(t *testing.T) {
 	g, _ := b.open(1)
 	far, _ := b.open(2)
 	traps := Registration{QPN: 0, Class: mad.ClassSubnLID, Version: 1, Methods: methods(mad.MethodTrap, mad.MethodGet)}
-	vendor := Registration{QPN: 1, Class: 0x32, Version: 1, OUI: 0x001405, RMPPVersion: 1, Methods: methods(mad.MethodGet)}
+	vendor := Registration{QPN: 1, Class: 0x32, Version: 1, OUI: 0x001405, RMPPVersion: 1,
+		Methods: methods(mad.MethodGet)}
 	with := func(r Registration, f func(*Registration)) Registration { f(&r); return r }
 	for i, c := range []struct {
 		f    *File
@@ -543,7 +552,8 @@ func TestRegister(t *testing.T) {
 	}
 	g.Close()
 	far.Close()
-	if len(b.hub.tags) != 0 || len(b.hub.rmpp) != 0 || len(b.hub.ports[1].routes) != 0 || len(b.hub.ports[1].files) != 0 {
+	if len(b.hub.tags) != 0 || len(b.hub.rmpp) != 0 || len(b.hub.ports[1].routes) != 0 ||
+		len(b.hub.ports[1].files) != 0 {
 		t.Errorf("left: %+v", b.hub)
 	}
 	if _, err := b.hub.Open(3, &reader{}); err != ENODEV {
@@ -557,11 +567,13 @@ func TestRestrict(t *testing.T) {
 	f, _ := b.open(1)
 	f.Restrict()
 	for _, c := range []mad.Class{mad.ClassSubnLID, mad.ClassSubnDR} {
-		if _, err := f.Register(Registration{QPN: 0, Class: c, Version: 1, Methods: methods(mad.MethodTrap)}); err != EPERM {
+		if _, err := f.Register(Registration{QPN: 0, Class: c, Version: 1,
+			Methods: methods(mad.MethodTrap)}); err != EPERM {
 			t.Errorf("serves class %#x: %d", c, err)
 		}
 	}
-	comm := Registration{QPN: ib.QPNGSI, Class: mad.ClassCM, Version: mad.ClassVersionCM, Methods: methods(mad.MethodSend)}
+	comm := Registration{QPN: ib.QPNGSI, Class: mad.ClassCM, Version: mad.ClassVersionCM,
+		Methods: methods(mad.MethodSend)}
 	if _, err := f.Register(comm); err != EPERM {
 		t.Errorf("serves communication management: %d", err)
 	}
@@ -576,7 +588,8 @@ func TestRestrict(t *testing.T) {
 		{asks, mad.ClassSubnLID, mad.MethodSet, EPERM}, {asks, mad.ClassSubnDR, mad.MethodSet, EPERM},
 		{asks, mad.ClassSubnLID, mad.MethodGetResp, EPERM}, {asks, mad.ClassSubnLID, mad.MethodTrap, EPERM},
 		{asks, mad.ClassSubnLID, mad.MethodTrapRepress, EPERM}, {general, mad.ClassPerf, mad.MethodSet, OK},
-		{general, mad.ClassCM, mad.MethodSend, EPERM}, {general, mad.ClassCM, mad.MethodSet, EPERM}, {general, mad.ClassCM, mad.MethodGetResp, EPERM},
+		{general, mad.ClassCM, mad.MethodSend, EPERM}, {general, mad.ClassCM, mad.MethodSet, EPERM}, {general,
+			mad.ClassCM, mad.MethodGetResp, EPERM},
 		{general, mad.ClassCM, mad.MethodGet, OK},
 	} {
 		h := Header{Agent: c.agent, LID: 0x20, TimeoutMS: 100}
@@ -592,7 +605,8 @@ func TestRestrict(t *testing.T) {
 		b.idle()
 	}
 	g, _ := b.open(1)
-	if err := g.Write(b.now, record(Header{Agent: b.register(g, comm), LID: 0x20, QPN: 1, QKey: ib.GSIQKey}, request(mad.ClassCM, 2, mad.MethodSend, 1))); err != OK {
+	if err := g.Write(b.now, record(Header{Agent: b.register(g, comm), LID: 0x20, QPN: 1, QKey: ib.GSIQKey},
+		request(mad.ClassCM, 2, mad.MethodSend, 1))); err != OK {
 		t.Errorf("communication management of who may: %d", err)
 	}
 	b.next(1)
@@ -602,7 +616,8 @@ func TestUnsolicited(t *testing.T) {
 	b := newBench(t)
 	f, r := b.open(1)
 	g, s := b.open(1)
-	b.register(f, Registration{QPN: 0, Class: mad.ClassSubnLID, Version: 1, Methods: methods(mad.MethodTrap, mad.MethodGet)})
+	b.register(f, Registration{QPN: 0, Class: mad.ClassSubnLID, Version: 1, Methods: methods(mad.MethodTrap,
+		mad.MethodGet)})
 	b.register(f, Registration{QPN: 0, Class: mad.ClassSubnDR, Version: 1, Methods: methods(mad.MethodGet)})
 	b.register(g, Registration{QPN: 1, Class: 0x32, Version: 1, OUI: 0x001405, Methods: methods(mad.MethodGet)})
 	b.register(g, Registration{QPN: 1, Class: 0x32, Version: 1, OUI: 0x001406, Methods: methods(mad.MethodGet)})
@@ -641,7 +656,8 @@ func TestUnsolicited(t *testing.T) {
 		if n := len(r.got) + len(s.got); c.who == nil && n != 0 || c.who != nil && (n != 1 || len(c.who.got) != 1) {
 			t.Errorf("%s: %d and %d records", name, len(r.got), len(s.got))
 		} else if c.who != nil {
-			if h, m := parse(t, c.who.got[0]); h.Agent != c.agent || h.LID != 0x55 || h.PathBits != 2 || !bytes.Equal(m, c.m) {
+			if h, m := parse(t, c.who.got[0]); h.Agent != c.agent || h.LID != 0x55 || h.PathBits != 2 ||
+				!bytes.Equal(m, c.m) {
 				t.Errorf("%s: %+v % x", name, h, m)
 			}
 		}
@@ -697,7 +713,8 @@ func TestBounds(t *testing.T) {
 	f, r := b.open(1)
 	id := b.register(f, perf)
 	write := func(tid int) Errno {
-		return f.Write(b.now, record(Header{Agent: id, QPN: 1, TimeoutMS: 1000}, request(mad.ClassPerf, 1, mad.MethodGet, uint64(tid))))
+		return f.Write(b.now, record(Header{Agent: id, QPN: 1, TimeoutMS: 1000}, request(mad.ClassPerf, 1,
+			mad.MethodGet, uint64(tid))))
 	}
 	for i := range maxOut {
 		if err := write(i); err != OK {

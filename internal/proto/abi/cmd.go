@@ -61,9 +61,11 @@ var cmdTable = [...]cmdInfo{
 // CmdInfo is the properties of a command that a dispatcher needs.
 type CmdInfo struct {
 	Name string
-	Req  int   // length of the request; REG_USER_MR is followed by its page list, others may be longer (the tail is ignored)
-	Res  int   // length of the result after the ack byte; CREATE_QP may give CreateQPResultExSize
-	Ext  uint8 // number of the capability bit that must be enabled; 0 = none
+	// length of the request; REG_USER_MR is followed by its page list, others may be longer (the tail is
+	// ignored)
+	Req int
+	Res int   // length of the result after the ack byte; CREATE_QP may give CreateQPResultExSize
+	Ext uint8 // number of the capability bit that must be enabled; 0 = none
 }
 
 // Info returns the properties of c; ok is false if c is not assigned.

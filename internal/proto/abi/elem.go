@@ -24,7 +24,8 @@ type SendForm struct {
 // then).
 var (
 	SendCompact = SendForm{Head: SQSize, Inline: SQSGE, num: SQNumSGE, mask: ^uint32(0)}
-	SendRFC     = SendForm{Head: SQRFCSize, Inline: SQRFCInlineData, MaxInl: MaxInlineRFC, num: SQRFCNumSGE, mask: 0xffff}
+	SendRFC     = SendForm{Head: SQRFCSize, Inline: SQRFCInlineData, MaxInl: MaxInlineRFC, num: SQRFCNumSGE,
+		mask: 0xffff}
 )
 
 // Send is the fixed part of a send element. Opcode and service select the valid operands, so all readings of the union
@@ -103,13 +104,15 @@ type Bind struct {
 
 // Bind returns the operands of BIND_MW.
 func (s *Send) Bind() Bind {
-	return Bind{Addr: s.Arg[0], Length: s.Arg[1], Object: uint32(s.Arg[2]), Key: ib.Key(s.Arg[2] >> 32), Access: ib.Access(s.Arg[3])}
+	return Bind{Addr: s.Arg[0], Length: s.Arg[1], Object: uint32(s.Arg[2]), Key: ib.Key(s.Arg[2] >> 32),
+		Access: ib.Access(s.Arg[3])}
 }
 
 // Reg returns the operands of REG_MR.
 func (s *Send) Reg() Bind {
-	return Bind{Addr: s.Arg[2], Length: s.Arg[3], Object: uint32(s.Arg[0]), Key: ib.Key(s.Arg[0] >> 32), Access: ib.Access(s.Arg[1]),
-		Pages: uint32(s.Arg[1] >> 32)}
+	return Bind{Addr: s.Arg[2], Length: s.Arg[3], Object: uint32(s.Arg[0]), Key: ib.Key(s.Arg[0] >> 32),
+		Access: ib.Access(s.Arg[1]),
+		Pages:  uint32(s.Arg[1] >> 32)}
 }
 
 // InvKey is the key that SEND_INV and LOCAL_INV invalidate.

@@ -46,13 +46,15 @@ func TestSendVectors(t *testing.T) {
 	for _, v := range vectors(t, "sq") {
 		t.Run(v.ID, func(t *testing.T) {
 			f, want := v.Fields, unhex(t, v.Hex)
-			w := Send{WRID: num(t, f["wr_id"]), Opcode: uint8(num(t, f["opcode"])), Flags: ib.SendFlags(num(t, f["send_flags"])),
-				Imm: [4]byte(unhex(t, f["imm_data_be"].(string))), Num: uint32(num(t, f["num_sge"]))}
+			w := Send{WRID: num(t, f["wr_id"]), Opcode: uint8(num(t, f["opcode"])),
+				Flags: ib.SendFlags(num(t, f["send_flags"])),
+				Imm:   [4]byte(unhex(t, f["imm_data_be"].(string))), Num: uint32(num(t, f["num_sge"]))}
 			if _, ok := f["rdma.rkey"]; ok {
 				w.SetRDMA(num(t, f["rdma.remote_addr"]), ib.Key(num(t, f["rdma.rkey"])))
 			}
 			if _, ok := f["ud.ah"]; ok {
-				w.SetUD(ib.QPN(num(t, f["ud.remote_qpn"])), ib.QKey(num(t, f["ud.remote_qkey"])), uint32(num(t, f["ud.ah"])))
+				w.SetUD(ib.QPN(num(t, f["ud.remote_qpn"])), ib.QKey(num(t, f["ud.remote_qkey"])),
+					uint32(num(t, f["ud.ah"])))
 				if w.RemoteQPN() != 3 || w.RemoteQKey() != 0x11111111 || w.AH() != 1 {
 					t.Error("datagram accessors disagree with the vector")
 				}
@@ -70,7 +72,8 @@ func TestSendVectors(t *testing.T) {
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("encoding (-want +got):\n%s", d)
 			}
-			if _, ok := f["rdma.rkey"]; ok && (w.RKey() != ib.Key(num(t, f["rdma.rkey"])) || w.RemoteAddr() != num(t, f["rdma.remote_addr"])) {
+			if _, ok := f["rdma.rkey"]; ok && (w.RKey() != ib.Key(num(t, f["rdma.rkey"])) ||
+				w.RemoteAddr() != num(t, f["rdma.remote_addr"])) {
 				t.Error("WRITE and READ accessors disagree with the vector")
 			}
 			var back Send
@@ -115,7 +118,8 @@ func TestSendCompactGolden(t *testing.T) {
 	}
 	var back Send
 	back.Parse(want, &SendCompact)
-	if back != w || back.RemoteAddr() != 0x7fffdeadb000 || back.CompareAdd() != 5 || back.AtomicRKey() != 0x512 || back.Swap() != 0 {
+	if back != w || back.RemoteAddr() != 0x7fffdeadb000 || back.CompareAdd() != 5 || back.AtomicRKey() != 0x512 ||
+		back.Swap() != 0 {
 		t.Errorf("decoded %+v", back)
 	}
 }
@@ -147,9 +151,11 @@ func TestCQEVectors(t *testing.T) {
 			SrcQP: ib.QPN(num(t, f["src_qp"])), Flags: ib.WCFlags(num(t, f["wc_flags"]))}
 		checkCQE(t, w, want)
 	}
-	checkCQE(t, CQE{Status: 1, Opcode: 2, VendorErr: 3, ByteLen: 4, Imm: [4]byte{5, 6, 7, 8}, QPN: 0x914002, SrcQP: 0xffffff,
+	checkCQE(t, CQE{Status: 1, Opcode: 2, VendorErr: 3, ByteLen: 4, Imm: [4]byte{5, 6, 7, 8}, QPN: 0x914002,
+		SrcQP: 0xffffff,
 		Flags: 3, PKeyIndex: 0x1122, SLID: 0x3344, SL: 0x55, DLIDPathBits: 0x66},
-		unhex(t, "0000000000000000"+"01020000"+"03000000"+"04000000"+"05060708"+"02409100"+"ffffff00"+"03000000"+"2211"+"4433"+"5566"+"000000000000"))
+		unhex(t, "0000000000000000"+"01020000"+"03000000"+"04000000"+"05060708"+"02409100"+"ffffff00"+"03000000"+
+			"2211"+"4433"+"5566"+"000000000000"))
 }
 
 func checkCQE(t *testing.T, w CQE, want []byte) {
@@ -178,8 +184,10 @@ func TestKeyOperations(t *testing.T) {
 		set  func(*Send)
 		want string // bytes 12 to 47
 	}{
-		{OpBindMW, func(s *Send) { s.SetBind(b) }, "00000000" + "8877665544332211" + "00ffeeddccbbaa99" + "04030201" + "08070605" + "27000000" + "00000000"},
-		{OpRegMR, func(s *Send) { b := b; b.Pages = 0x40; s.SetReg(b) }, "00000000" + "04030201" + "08070605" + "27000000" + "40000000" + "8877665544332211" + "00ffeeddccbbaa99"},
+		{OpBindMW, func(s *Send) { s.SetBind(b) }, "00000000" + "8877665544332211" + "00ffeeddccbbaa99" + "04030201" +
+			"08070605" + "27000000" + "00000000"},
+		{OpRegMR, func(s *Send) { b := b; b.Pages = 0x40; s.SetReg(b) }, "00000000" + "04030201" + "08070605" +
+			"27000000" + "40000000" + "8877665544332211" + "00ffeeddccbbaa99"},
 		{OpSendInv, func(s *Send) { s.SetInvKey(0x0a0b0c0d) }, "0d0c0b0a" + strings.Repeat("00", 32)},
 		{OpLocalInv, func(s *Send) { s.SetInvKey(0x0a0b0c0d) }, "0d0c0b0a" + strings.Repeat("00", 32)},
 	} {
@@ -187,7 +195,8 @@ func TestKeyOperations(t *testing.T) {
 		tc.set(&s)
 		got := bytes.Repeat([]byte{0xa5}, SQSize)
 		s.Put(got, &SendCompact)
-		want := append(append(unhex(t, fmt.Sprintf("0100000000000000%02x020000", tc.op)), unhex(t, tc.want)...), make([]byte, 16)...)
+		want := append(append(unhex(t, fmt.Sprintf("0100000000000000%02x020000", tc.op)), unhex(t, tc.want)...),
+			make([]byte, 16)...)
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%#x (-want +got):\n%s", tc.op, d)
 		}
@@ -241,7 +250,8 @@ func TestAttrMask(t *testing.T) {
 		if v, ok := tc.wire.Verbs(); !ok || v != tc.verbs {
 			t.Errorf("%#x: %#x %v, want %#x", tc.wire, v, ok, tc.verbs)
 		}
-		if w, rest := FromVerbs(tc.verbs | ib.AttrPort | ib.AttrPKeyIndex); w != tc.wire || rest != ib.AttrPort|ib.AttrPKeyIndex {
+		if w, rest := FromVerbs(tc.verbs | ib.AttrPort | ib.AttrPKeyIndex); w != tc.wire ||
+			rest != ib.AttrPort|ib.AttrPKeyIndex {
 			t.Errorf("%#x: %#x rest %#x", tc.verbs, w, rest)
 		}
 	}
@@ -269,12 +279,14 @@ func TestNumbers(t *testing.T) {
 	if s, ok := VerbsStatus(WCMWBindErr); !ok || s != ib.MWBindErr {
 		t.Errorf("status %#x: %s", WCMWBindErr, s)
 	}
-	for s, w := range map[ib.Status]uint8{ib.WRFlushErr: 4, ib.RetryExcErr: 10, ib.GeneralErr: 15, ib.MWBindErr: 0x40, ib.Status(99): 15} {
+	for s, w := range map[ib.Status]uint8{ib.WRFlushErr: 4, ib.RetryExcErr: 10, ib.GeneralErr: 15, ib.MWBindErr: 0x40,
+		ib.Status(99): 15} {
 		if WireStatus(s) != w {
 			t.Errorf("%s: %d, want %d", s, WireStatus(s), w)
 		}
 	}
-	for o, w := range map[ib.WROp]uint8{ib.WRWrite: 0, ib.WRRead: 4, ib.WRCmpSwap: 0x40, ib.WRFetchAdd: 0x41, ib.WRSendInv: 0x42,
+	for o, w := range map[ib.WROp]uint8{ib.WRWrite: 0, ib.WRRead: 4, ib.WRCmpSwap: 0x40, ib.WRFetchAdd: 0x41,
+		ib.WRSendInv:  0x42,
 		ib.WRLocalInv: 0x43, ib.WRRegMR: 0x44, ib.WRBindMW: 0x45, ib.WRAtomicWrite: 0x47} {
 		if got, ok := WireSendOp(o); !ok || got != w {
 			t.Errorf("%s: %#x", o, got)
@@ -291,7 +303,8 @@ func TestNumbers(t *testing.T) {
 	if _, ok := WireSendOp(ib.WRAtomicWrite + 1); ok {
 		t.Error("an operation that there is not has an opcode")
 	}
-	for o, w := range map[ib.WCOp]uint8{ib.WCSend: 0, ib.WCRead: 2, ib.WCRecv: 3, ib.WCRecvWithImm: 4, ib.WCFetchAdd: 0x41, ib.WCLocalInv: 0x42,
+	for o, w := range map[ib.WCOp]uint8{ib.WCSend: 0, ib.WCRead: 2, ib.WCRecv: 3, ib.WCRecvWithImm: 4,
+		ib.WCFetchAdd: 0x41, ib.WCLocalInv: 0x42,
 		ib.WCRegMR: 0x43, ib.WCBindMW: 0x44, ib.WCAtomicWrite: 0x47, ib.WCOp(99): 0} {
 		if WireWCOp(o) != w {
 			t.Errorf("completion %d: %#x", o, WireWCOp(o))

@@ -21,7 +21,8 @@ func TestRingVectors(t *testing.T) {
 				t.Errorf("%s: ring %d is kind %d number %d, which is ring %d", v.ID, i, k, n, back)
 			}
 		}
-		if seen[RingCQ] != v.M || seen[RingSQ] != v.L || seen[RingRQ] != v.L || seen[RingEthRX] != v.N || seen[RingControl] != 1 {
+		if seen[RingCQ] != v.M || seen[RingSQ] != v.L || seen[RingRQ] != v.L || seen[RingEthRX] != v.N ||
+			seen[RingControl] != 1 {
 			t.Errorf("%s: %v", v.ID, seen)
 		}
 		for _, i := range []int{-1, r.Total()} {

@@ -69,7 +69,8 @@ func each(prefix string, v reflect.Value, f func(string, uint64)) {
 func elements(prefix string, v reflect.Value, f func(string, uint64)) {
 	namer, ok := v.Interface().(Namer)
 	if !ok {
-		panic("counters: " + v.Type().String() + " is no counter and has no CounterName: give its field the tag counter:\"-\"")
+		panic("counters: " + v.Type().String() +
+			" is no counter and has no CounterName: give its field the tag counter:\"-\"")
 	}
 	for i := range v.Len() {
 		if name := namer.CounterName(i); name != "" {

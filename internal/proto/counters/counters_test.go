@@ -29,11 +29,13 @@ type sample struct {
 }
 
 func TestEach(t *testing.T) {
-	c := &sample{RNRNakSent: 1, GSO: 2, Overflow: 3, private: 9, Drops: reasons{9, 5, 6}, Rx: inner{7, 8}, Queue: inner{9, 10}}
+	c := &sample{RNRNakSent: 1, GSO: 2, Overflow: 3, private: 9, Drops: reasons{9, 5, 6}, Rx: inner{7, 8},
+		Queue: inner{9, 10}}
 	c.Sent.Store(4)
 	var got []string
 	Each("p_", c, func(name string, v uint64) { got = append(got, fmt.Sprint(name, "=", v)) })
-	want := []string{"p_rnr_nak_sent=1", "p_gso=2", "p_rcvbuf_overflow=3", "p_sent=4", "p_drop_length=5", "p_drop_key=6",
+	want := []string{"p_rnr_nak_sent=1", "p_gso=2", "p_rcvbuf_overflow=3", "p_sent=4", "p_drop_length=5",
+		"p_drop_key=6",
 		"p_rx_packets=7", "p_rx_bytes=8", "p_queue_packets=9", "p_queue_bytes=10"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)

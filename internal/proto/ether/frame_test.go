@@ -46,10 +46,13 @@ func TestClassify(t *testing.T) {
 		want        Info
 	}{
 		{"tcp4", tcpv4, Info{Kind: IPv4TCP, Proto: 6, EtherType: 0x800, L3: 14, L4: 34, Payload: 54, End: 58}},
-		{"padded", tcpv4 + "a5a5", Info{Kind: IPv4TCP, Proto: 6, EtherType: 0x800, L3: 14, L4: 34, Payload: 54, End: 58}},
+		{"padded", tcpv4 + "a5a5", Info{Kind: IPv4TCP, Proto: 6, EtherType: 0x800, L3: 14, L4: 34, Payload: 54,
+			End: 58}},
 		{"udp4", udpv4, Info{Kind: IPv4UDP, Proto: 17, EtherType: 0x800, L3: 14, L4: 34, Payload: 42, End: 46}},
-		{"tagged", tagged, Info{Kind: IPv4UDP, Tags: 1, TCI: 0xa064, Proto: 17, EtherType: 0x800, L3: 18, L4: 38, Payload: 46, End: 50}},
-		{"qinq", qinq, Info{Kind: IPv6UDP, Tags: 2, TCI: 0x6005, Proto: 17, EtherType: 0x86dd, L3: 22, L4: 62, Payload: 70, End: 74}},
+		{"tagged", tagged, Info{Kind: IPv4UDP, Tags: 1, TCI: 0xa064, Proto: 17, EtherType: 0x800, L3: 18, L4: 38,
+			Payload: 46, End: 50}},
+		{"qinq", qinq, Info{Kind: IPv6UDP, Tags: 2, TCI: 0x6005, Proto: 17, EtherType: 0x86dd, L3: 22, L4: 62,
+			Payload: 70, End: 74}},
 		{"tcp6", tcpv6, Info{Kind: IPv6TCP, Proto: 6, EtherType: 0x86dd, L3: 14, L4: 54, Payload: 74, End: 78}},
 		{"options6", hopv6, Info{Kind: IPv6, Proto: 6, EtherType: 0x86dd, L3: 14, L4: 62, Payload: 82, End: 86}},
 		{"first fragment", fragv4, Info{Kind: IPv4UDP, Proto: 17, Frag: true, EtherType: 0x800, L3: 14, End: 46}},
@@ -59,12 +62,15 @@ func TestClassify(t *testing.T) {
 		{"icmp", icmp, Info{Kind: IPv4, Proto: 1, EtherType: 0x800, L3: 14, End: 42}},
 		{"routed6", routev6, Info{Kind: IPv6, Proto: 43, EtherType: 0x86dd, L3: 14, End: 86}},
 		{"arp", arp, Info{EtherType: 0x806, L3: 14, End: 42}},
-		{"five tags", macs + "81000001 81000002 81000003 81000004 81000005 0800 45000014", Info{Tags: 4, TCI: 1, EtherType: 0x8100, L3: 30, End: 38}},
+		{"five tags", macs + "81000001 81000002 81000003 81000004 81000005 0800 45000014",
+			Info{Tags: 4, TCI: 1, EtherType: 0x8100, L3: 30, End: 38}},
 		{"version", strings.Replace(udpv4, "45000020", "55000020", 1), Info{EtherType: 0x800, L3: 14, End: 46}},
 		{"header length", strings.Replace(udpv4, "45000020", "44000020", 1), Info{EtherType: 0x800, L3: 14, End: 46}},
 		{"total length", strings.Replace(udpv4, "45000020", "45000021", 1), Info{EtherType: 0x800, L3: 14, End: 46}},
-		{"tcp offset", strings.Replace(tcpv4, "5010 0100", "4010 0100", 1), Info{Kind: IPv4TCP, Proto: 6, EtherType: 0x800, L3: 14, End: 58}},
-		{"tcp options cut off", strings.Replace(tcpv4, "5010 0100", "7010 0100", 1), Info{Kind: IPv4TCP, Proto: 6, EtherType: 0x800, L3: 14, End: 58}},
+		{"tcp offset", strings.Replace(tcpv4, "5010 0100", "4010 0100", 1), Info{Kind: IPv4TCP, Proto: 6,
+			EtherType: 0x800, L3: 14, End: 58}},
+		{"tcp options cut off", strings.Replace(tcpv4, "5010 0100", "7010 0100", 1), Info{Kind: IPv4TCP, Proto: 6,
+			EtherType: 0x800, L3: 14, End: 58}},
 	} {
 		frame := unhex(t, c.frame)
 		got := Classify(frame)
@@ -102,7 +108,8 @@ func sane(t testing.TB, frame []byte) {
 	for i, in := range []Info{Classify(frame), ClassifyIP(frame)} {
 		ok := int(in.L3) <= len(frame) && int(in.End) <= len(frame) && int(in.End) >= int(in.L3) && in.Tags <= MaxTags
 		if in.L4 != 0 {
-			ok = ok && in.IsIP() && in.L4 > in.L3 && in.Payload > in.L4 && uint32(in.Payload) <= in.End && in.Payload <= MaxHeaders
+			ok = ok && in.IsIP() && in.L4 > in.L3 && in.Payload > in.L4 && uint32(in.Payload) <= in.End &&
+				in.Payload <= MaxHeaders
 		}
 		if !ok {
 			t.Errorf("%x: %+v", frame, in)
@@ -143,9 +150,12 @@ func TestHash(t *testing.T) {
 	}
 	// What does not has another.
 	for _, c := range [][3]string{
-		{udpv4, "0a000001", "0a000003"}, {udpv4, "0a000002", "0a000003"}, {udpv4, "1111", "1112"}, {udpv4, "2222", "2223"},
-		{tcpv6, "0001 20010db8", "0003 20010db8"}, {tcpv6, "0002 1f90", "0003 1f90"}, {tcpv6, "1f90", "1f91"}, {tcpv6, "0050", "0051"},
-		{fragv4, "0a000001", "0a000003"}, {icmp, "0a000001", "0a000003"}, {arp, "02aabbccdd02 0806", "02aabbccdd03 0806"}, {arp, "0806", "0807"},
+		{udpv4, "0a000001", "0a000003"}, {udpv4, "0a000002", "0a000003"}, {udpv4, "1111", "1112"}, {udpv4, "2222",
+			"2223"},
+		{tcpv6, "0001 20010db8", "0003 20010db8"}, {tcpv6, "0002 1f90", "0003 1f90"}, {tcpv6, "1f90", "1f91"}, {tcpv6,
+			"0050", "0051"},
+		{fragv4, "0a000001", "0a000003"}, {icmp, "0a000001", "0a000003"}, {arp, "02aabbccdd02 0806",
+			"02aabbccdd03 0806"}, {arp, "0806", "0807"},
 	} {
 		if of(c[0]) == of(change(c[0], c[1], c[2])) {
 			t.Errorf("%s: %s instead of %s makes no difference", c[0], c[2], c[1])
@@ -219,7 +229,8 @@ func TestChecksum(t *testing.T) {
 }
 
 func TestOffloadBytes(t *testing.T) {
-	want := Offload{Flags: 1, GSO: GSOTCPv4 | GSOECN, HdrLen: 0x0102, GSOSize: 0x0304, CsumStart: 0x0506, CsumOffset: 0x0708}
+	want := Offload{Flags: 1, GSO: GSOTCPv4 | GSOECN, HdrLen: 0x0102, GSOSize: 0x0304, CsumStart: 0x0506,
+		CsumOffset: 0x0708}
 	b := unhex(t, "0181 0201 0403 0605 0807")
 	var o Offload
 	o.Parse(b)
@@ -242,33 +253,50 @@ func TestCheck(t *testing.T) {
 		want        Offload
 	}{
 		{"nothing", tcpv4, Offload{}, OK, Offload{}},
-		{"good is not believed", tcpv4, Offload{Flags: DataValid | 4, HdrLen: 1, GSOSize: 2, CsumStart: 3, CsumOffset: 4}, OK, Offload{}},
-		{"checksum", udpv4, Offload{Flags: NeedsCsum, HdrLen: 5, GSOSize: 6, CsumStart: 34, CsumOffset: 6}, OK, Offload{Flags: NeedsCsum, CsumStart: 34, CsumOffset: 6}},
-		{"checksum of anything", arp, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 26}, OK, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 26}},
-		{"checksum behind the end", arp, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 27}, CsumPlace, Offload{}},
-		{"checksum far behind the end", arp, Offload{Flags: NeedsCsum, CsumStart: 65535, CsumOffset: 65535}, CsumPlace, Offload{}},
+		{"good is not believed", tcpv4, Offload{Flags: DataValid | 4, HdrLen: 1, GSOSize: 2, CsumStart: 3,
+			CsumOffset: 4}, OK, Offload{}},
+		{"checksum", udpv4, Offload{Flags: NeedsCsum, HdrLen: 5, GSOSize: 6, CsumStart: 34, CsumOffset: 6}, OK,
+			Offload{Flags: NeedsCsum, CsumStart: 34, CsumOffset: 6}},
+		{"checksum of anything", arp, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 26}, OK,
+			Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 26}},
+		{"checksum behind the end", arp, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 27}, CsumPlace,
+			Offload{}},
+		{"checksum far behind the end", arp, Offload{Flags: NeedsCsum, CsumStart: 65535, CsumOffset: 65535},
+			CsumPlace, Offload{}},
 		{"checksum in addresses", udpv4, Offload{Flags: NeedsCsum, CsumStart: 0, CsumOffset: 4}, CsumPlace, Offload{}},
 		{"checksum in tags", tagged, Offload{Flags: NeedsCsum, CsumStart: 14, CsumOffset: 6}, CsumPlace, Offload{}},
-		{"tcp4", tcpv4, seg4, OK, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, HdrLen: 54, GSOSize: 2, CsumStart: 34, CsumOffset: 16}},
-		{"tcp6", tcpv6, Offload{Flags: NeedsCsum, GSO: GSOTCPv6 | GSOECN, GSOSize: 2, CsumStart: 54, CsumOffset: 16}, OK,
+		{"tcp4", tcpv4, seg4, OK, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, HdrLen: 54, GSOSize: 2, CsumStart: 34,
+			CsumOffset: 16}},
+		{"tcp6", tcpv6, Offload{Flags: NeedsCsum, GSO: GSOTCPv6 | GSOECN, GSOSize: 2, CsumStart: 54, CsumOffset: 16},
+			OK,
 			Offload{Flags: NeedsCsum, GSO: GSOTCPv6 | GSOECN, HdrLen: 74, GSOSize: 2, CsumStart: 54, CsumOffset: 16}},
 		{"udp4", tagged, Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 3, CsumStart: 38, CsumOffset: 6}, OK,
 			Offload{Flags: NeedsCsum, GSO: GSOUDP, HdrLen: 46, GSOSize: 3, CsumStart: 38, CsumOffset: 6}},
 		{"udp6", qinq, Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 3, CsumStart: 62, CsumOffset: 6}, OK,
 			Offload{Flags: NeedsCsum, GSO: GSOUDP, HdrLen: 70, GSOSize: 3, CsumStart: 62, CsumOffset: 6}},
 		{"padded", tcpv4 + "00", seg4, SegmentForm, Offload{}},
-		{"no payload", strings.TrimSuffix(strings.Replace(tcpv4, "4500002c", "45000028", 1), "61626364"), seg4, SegmentForm, Offload{}},
+		{"no payload", strings.TrimSuffix(strings.Replace(tcpv4, "4500002c", "45000028", 1), "61626364"), seg4,
+			SegmentForm, Offload{}},
 		{"other family", tcpv6, seg4, SegmentForm, Offload{}},
 		{"other protocol", strings.Replace(tcpv4, "40060000", "40110000", 1), seg4, SegmentForm, Offload{}},
-		{"not ip", arp, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 14, CsumOffset: 16}, SegmentForm, Offload{}},
-		{"fragment", fragv4, Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 2, CsumStart: 34, CsumOffset: 6}, SegmentForm, Offload{}},
-		{"other start", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 33, CsumOffset: 16}, SegmentForm, Offload{}},
-		{"other place", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 34, CsumOffset: 6}, SegmentForm, Offload{}},
-		{"udp length", strings.Replace(udpv4, "000c", "000b", 1), Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 2, CsumStart: 34, CsumOffset: 6}, SegmentForm, Offload{}},
-		{"no size", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, CsumStart: 34, CsumOffset: 16}, SegmentSize, Offload{}},
-		{"no checksum", tcpv4, Offload{GSO: GSOTCPv4, GSOSize: 2, CsumStart: 34, CsumOffset: 16}, SegmentKind, Offload{}},
-		{"fragmentation", udpv4, Offload{Flags: NeedsCsum, GSO: GSOUFO, GSOSize: 2, CsumStart: 34, CsumOffset: 6}, SegmentKind, Offload{}},
-		{"ecn of datagrams", udpv4, Offload{Flags: NeedsCsum, GSO: GSOUDP | GSOECN, GSOSize: 2, CsumStart: 34, CsumOffset: 6}, SegmentKind, Offload{}},
+		{"not ip", arp, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 14, CsumOffset: 16},
+			SegmentForm, Offload{}},
+		{"fragment", fragv4, Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 2, CsumStart: 34, CsumOffset: 6},
+			SegmentForm, Offload{}},
+		{"other start", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 33, CsumOffset: 16},
+			SegmentForm, Offload{}},
+		{"other place", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, GSOSize: 2, CsumStart: 34, CsumOffset: 6},
+			SegmentForm, Offload{}},
+		{"udp length", strings.Replace(udpv4, "000c", "000b", 1), Offload{Flags: NeedsCsum, GSO: GSOUDP, GSOSize: 2,
+			CsumStart: 34, CsumOffset: 6}, SegmentForm, Offload{}},
+		{"no size", tcpv4, Offload{Flags: NeedsCsum, GSO: GSOTCPv4, CsumStart: 34, CsumOffset: 16}, SegmentSize,
+			Offload{}},
+		{"no checksum", tcpv4, Offload{GSO: GSOTCPv4, GSOSize: 2, CsumStart: 34, CsumOffset: 16}, SegmentKind,
+			Offload{}},
+		{"fragmentation", udpv4, Offload{Flags: NeedsCsum, GSO: GSOUFO, GSOSize: 2, CsumStart: 34, CsumOffset: 6},
+			SegmentKind, Offload{}},
+		{"ecn of datagrams", udpv4, Offload{Flags: NeedsCsum, GSO: GSOUDP | GSOECN, GSOSize: 2, CsumStart: 34,
+			CsumOffset: 6}, SegmentKind, Offload{}},
 		{"short", "02aabbccdd01 02aabbccdd02 08", Offload{}, Short, Offload{}},
 		{"long", arp + strings.Repeat("00", MaxFrame-41), Offload{}, Long, Offload{}},
 		{"longest", arp + strings.Repeat("00", MaxFrame-42), Offload{}, OK, Offload{}},

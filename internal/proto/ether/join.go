@@ -63,8 +63,10 @@ type group struct {
 // NewJoiner makes a Joiner for up to frames frames at a time, with Ethernet headers
 // or, if bare, without. seed is that of Info.Hash.
 func NewJoiner(frames int, bare bool, seed uint64) *Joiner {
-	return &Joiner{bare: bare, seed: seed, groups: make([]group, 0, frames), next: make([]int32, frames), tail: make([]piece, frames),
-		out: make([]Frame, 0, frames), parts: make([][]byte, 0, frames+frames/2), hdrs: make([]byte, frames/2*maxJoinedHeaders)}
+	return &Joiner{bare: bare, seed: seed, groups: make([]group, 0, frames), next: make([]int32, frames),
+		tail: make([]piece, frames),
+		out:  make([]Frame, 0, frames), parts: make([][]byte, 0, frames+frames/2), hdrs: make([]byte,
+			frames/2*maxJoinedHeaders)}
 }
 
 // maxJoinedHeaders is how long the headers of frames are that are joined: without options or extension headers of IP.
@@ -210,7 +212,8 @@ func (g *group) continues(frame, head []byte, to *group) bool {
 	}
 	p, q := head[a.L3:a.Payload], frame[a.L3:a.Payload]
 	if a.Kind < IPv6 {
-		if le.Uint16(p) != le.Uint16(q) || le.Uint32(p[6:]) != le.Uint32(q[6:]) || le.Uint64(p[12:]) != le.Uint64(q[12:]) {
+		if le.Uint16(p) != le.Uint16(q) || le.Uint32(p[6:]) != le.Uint32(q[6:]) ||
+			le.Uint64(p[12:]) != le.Uint64(q[12:]) {
 			return false
 		}
 		same := g.id == to.id && p[6]&0x40 != 0 && (to.n == 1 || to.sameID)

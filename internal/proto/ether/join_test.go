@@ -214,8 +214,10 @@ func TestJoinThenSplit(t *testing.T) {
 		const flows = 3
 		var next [flows]tcpSpec
 		for f := range next {
-			next[f] = tcpSpec{flow: byte(f), v6: rapid.Bool().Draw(rt, "v6"), udp: rapid.Bool().Draw(rt, "udp"), tags: rapid.IntRange(0, 1).Draw(rt, "tags"),
-				df: rapid.Bool().Draw(rt, "df"), seq: rapid.Uint32().Draw(rt, "seq"), payload: rapid.IntRange(1, 300).Draw(rt, "payload")}
+			next[f] = tcpSpec{flow: byte(f), v6: rapid.Bool().Draw(rt, "v6"), udp: rapid.Bool().Draw(rt, "udp"),
+				tags: rapid.IntRange(0, 1).Draw(rt, "tags"),
+				df:   rapid.Bool().Draw(rt, "df"), seq: rapid.Uint32().Draw(rt, "seq"), payload: rapid.IntRange(1,
+					300).Draw(rt, "payload")}
 		}
 		var in [][]byte
 		for range rapid.IntRange(1, 64).Draw(rt, "frames") {

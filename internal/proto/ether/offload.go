@@ -46,7 +46,8 @@ type Offload struct {
 // Parse decodes the first OffloadLen octets of b, little-endian as since VIRTIO 1.0.
 func (o *Offload) Parse(b []byte) {
 	b = b[:OffloadLen]
-	*o = Offload{Flags: b[0], GSO: b[1], HdrLen: le.Uint16(b[2:]), GSOSize: le.Uint16(b[4:]), CsumStart: le.Uint16(b[6:]), CsumOffset: le.Uint16(b[8:])}
+	*o = Offload{Flags: b[0], GSO: b[1], HdrLen: le.Uint16(b[2:]), GSOSize: le.Uint16(b[4:]),
+		CsumStart: le.Uint16(b[6:]), CsumOffset: le.Uint16(b[8:])}
 }
 
 // Put writes o to the first OffloadLen octets of b.
@@ -78,7 +79,8 @@ const (
 	NumRefusals = iota
 )
 
-var refusalNames = [NumRefusals]string{"ok", "frame_short", "frame_long", "csum_place", "segment_kind", "segment_size", "segment_form"}
+var refusalNames = [NumRefusals]string{"ok", "frame_short", "frame_long", "csum_place", "segment_kind",
+	"segment_size", "segment_form"}
 
 // String returns the counter name of r.
 func (r Refusal) String() string {

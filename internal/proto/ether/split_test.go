@@ -79,7 +79,8 @@ func TestSplit(t *testing.T) {
 		{"plain", arp, Offload{}, 28, OK, []string{arp}},
 		{"plain and long", udpv4, Offload{}, 31, Long, nil},
 		{"padding is no matter", udpv4 + "0000", Offload{}, 32, OK, []string{udpv4 + "0000"}},
-		{"checksum", strings.Replace(udpv4, "000c 0000", "000c 1420", 1), Offload{Flags: NeedsCsum, CsumStart: 34, CsumOffset: 6}, 0, OK,
+		{"checksum", strings.Replace(udpv4, "000c 0000", "000c 1420", 1), Offload{Flags: NeedsCsum, CsumStart: 34,
+			CsumOffset: 6}, 0, OK,
 			[]string{strings.Replace(udpv4, "000c 0000", "000c f3d9", 1)}},
 	} {
 		frame := unhex(t, c.frame)
@@ -166,7 +167,8 @@ func tcpFrame(s tcpSpec) []byte {
 	be.PutUint16(t[2:], 80)
 	if !s.udp {
 		be.PutUint32(t[4:], s.seq)
-		t = append(t, 0, 0, be.AppendUint16(nil, s.ack)[0], byte(s.ack), byte(5+s.options)<<4, s.flags, 1, 2, 0, 0, 0, 0)
+		t = append(t, 0, 0, be.AppendUint16(nil, s.ack)[0], byte(s.ack), byte(5+s.options)<<4, s.flags, 1, 2, 0, 0, 0,
+			0)
 		for range s.options {
 			t = append(t, 1, 1, 1, 1)
 		}
@@ -191,7 +193,8 @@ func tcpFrame(s tcpSpec) []byte {
 	} else {
 		b = append(b, 8, 0)
 		n := 20 + len(t)
-		ip = []byte{0x45, 0, byte(n >> 8), byte(n), byte(s.id >> 8), byte(s.id), 0, 0, 64 - s.ttl, proto, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2}
+		ip = []byte{0x45, 0, byte(n >> 8), byte(n), byte(s.id >> 8), byte(s.id), 0, 0, 64 - s.ttl, proto, 0, 0, 10, 0,
+			0, 1, 10, 0, 0, 2}
 		if s.df {
 			ip[6] = 0x40
 		}
@@ -230,7 +233,8 @@ func naive(b []byte) uint16 {
 func segmentOf(s tcpSpec, size int) ([]byte, Offload) {
 	frame := tcpFrame(s)
 	in := Classify(frame)
-	off := Offload{Flags: NeedsCsum, GSO: GSOTCPv4, HdrLen: in.Payload, GSOSize: uint16(size), CsumStart: in.L4, CsumOffset: 16}
+	off := Offload{Flags: NeedsCsum, GSO: GSOTCPv4, HdrLen: in.Payload, GSOSize: uint16(size), CsumStart: in.L4,
+		CsumOffset: 16}
 	switch {
 	case s.udp:
 		off.GSO, off.CsumOffset = GSOUDP, 6
@@ -257,9 +261,11 @@ func TestSplitThenJoin(t *testing.T) {
 	bare := NewJoiner(maxJoinedTCP, true, 3)
 	rapid.Check(t, func(rt *rapid.T) {
 		s := tcpSpec{
-			tags: rapid.IntRange(0, 2).Draw(rt, "tags"), v6: rapid.Bool().Draw(rt, "v6"), udp: rapid.Bool().Draw(rt, "udp"),
+			tags: rapid.IntRange(0, 2).Draw(rt, "tags"), v6: rapid.Bool().Draw(rt, "v6"), udp: rapid.Bool().Draw(rt,
+				"udp"),
 			id: rapid.Uint16().Draw(rt, "id"), df: rapid.Bool().Draw(rt, "df"), seq: rapid.Uint32().Draw(rt, "seq"),
-			flags: tcpACK | rapid.SampledFrom([]byte{0, tcpPSH, tcpFIN, tcpCWR, tcpPSH | tcpFIN | tcpCWR | 0x40}).Draw(rt, "flags"),
+			flags: tcpACK | rapid.SampledFrom([]byte{0, tcpPSH, tcpFIN, tcpCWR,
+				tcpPSH | tcpFIN | tcpCWR | 0x40}).Draw(rt, "flags"),
 		}
 		size := rapid.IntRange(1, 1500).Draw(rt, "size")
 		most := maxJoinedTCP

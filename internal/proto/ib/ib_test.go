@@ -408,7 +408,8 @@ func TestNames(t *testing.T) {
 			t.Errorf("%T prints %q, want %q", v, v, want)
 		}
 	}
-	if len(statusNames) != int(GeneralErr)+1 || len(stateNames) != int(Err)+1 || len(eventNames) != int(EventReregister)+1 {
+	if len(statusNames) != int(GeneralErr)+1 || len(stateNames) != int(Err)+1 ||
+		len(eventNames) != int(EventReregister)+1 {
 		t.Error("a constant has no name")
 	}
 }
@@ -441,7 +442,8 @@ func TestOwnedLIDs(t *testing.T) {
 		lmc  uint8
 		dlid LID
 		want bool
-	}{{5, 0, 5, true}, {5, 0, 4, false}, {8, 2, 11, true}, {8, 2, 12, false}, {0, 0, 0, false}, {0, 7, 3, false}, {0x80, 7, 0xff, true}} {
+	}{{5, 0, 5, true}, {5, 0, 4, false}, {8, 2, 11, true}, {8, 2, 12, false}, {0, 0, 0, false}, {0, 7, 3,
+		false}, {0x80, 7, 0xff, true}} {
 		if got := c.base.Owns(c.lmc, c.dlid); got != c.want {
 			t.Errorf("LID %#x with LMC %d and %#x: %v", c.base, c.lmc, c.dlid, got)
 		}

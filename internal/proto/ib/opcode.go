@@ -211,7 +211,8 @@ func (o Opcode) Split(k, n uint32) Opcode {
 // false where n does not continue it. It is the inverse of Split.
 func (o Opcode) Join(n Opcode) (Opcode, bool) {
 	i, j := o.Info(), n.Info()
-	if i.Last || j.First || o.Service() != n.Service() || i.Send != j.Send || i.Write != j.Write || i.ReadResp != j.ReadResp {
+	if i.Last || j.First || o.Service() != n.Service() || i.Send != j.Send || i.Write != j.Write ||
+		i.ReadResp != j.ReadResp {
 		return 0, false
 	}
 	if !j.Last {

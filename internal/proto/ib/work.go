@@ -28,7 +28,8 @@ const (
 	numWROps = 12
 )
 
-var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV", "BIND_MW", "SEND_INV", "REG_MR", "ATOMIC_WRITE"}
+var wrNames = [numWROps]string{"WRITE", "WRITE_IMM", "SEND", "SEND_IMM", "READ", "CMP_SWAP", "FETCH_ADD", "LOCAL_INV",
+	"BIND_MW", "SEND_INV", "REG_MR", "ATOMIC_WRITE"}
 
 func (o WROp) String() string {
 	if int(o) < len(wrNames) {

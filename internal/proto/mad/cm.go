@@ -26,7 +26,8 @@ const CMDataLen = Len - HeaderLen
 
 // NewCM returns the MAD of a message with its data still zero.
 func NewCM(a AttributeID, tid uint64) CM {
-	return CM{Header: Header{BaseVersion: BaseVersion, MgmtClass: ClassCM, ClassVersion: ClassVersionCM, Method: MethodSend,
+	return CM{Header: Header{BaseVersion: BaseVersion, MgmtClass: ClassCM, ClassVersion: ClassVersionCM,
+		Method:        MethodSend,
 		TransactionID: tid, AttributeID: a}}
 }
 

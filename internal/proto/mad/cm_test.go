@@ -77,7 +77,8 @@ func TestCMVectors(t *testing.T) {
 			if err := c.Parse(m.MAD); err != nil {
 				t.Fatal(err)
 			}
-			if id, err := strconv.ParseUint(m.AttrID[2:], 16, 16); err != nil || c.AttributeID != AttributeID(id) || c.MgmtClass != ClassCM || c.ClassVersion != ClassVersionCM ||
+			if id, err := strconv.ParseUint(m.AttrID[2:], 16, 16); err != nil || c.AttributeID != AttributeID(id) ||
+				c.MgmtClass != ClassCM || c.ClassVersion != ClassVersionCM ||
 				c.Method != MethodSend {
 				t.Fatalf("header %+v, %v", c.Header, err)
 			}
@@ -85,20 +86,23 @@ func TestCMVectors(t *testing.T) {
 			switch m.Message {
 			case "REQ":
 				got = &CMREQ{}
-				want = &CMREQ{LocalCommID: u32("local_comm_id"), ServiceID: m.u(t, "service_id"), CAGUID: ib.GUID(m.u(t, "local_ca_guid")), QPN: u32("local_qpn"),
+				want = &CMREQ{LocalCommID: u32("local_comm_id"), ServiceID: m.u(t, "service_id"),
+					CAGUID: ib.GUID(m.u(t, "local_ca_guid")), QPN: u32("local_qpn"),
 					ResponderResources: u8("responder_resources"), InitiatorDepth: u8("initiator_depth"), RemoteResponseTimeout: u8("remote_cm_response_timeout"),
 					Transport: u8("transport_service_type"), FlowControl: is("end_to_end_flow_control"), StartingPSN: u32("starting_psn"),
 					LocalResponseTimeout: u8("local_cm_response_timeout"), RetryCount: u8("retry_count"), PKey: uint16(u32("pkey")), PathMTU: ib.MTU(u8("path_mtu")),
 					RDCExists: is("rdc_exists"), RNRRetry: u8("rnr_retry_count"), MaxCMRetries: u8("max_cm_retries"), SRQ: is("srq"),
-					Primary: CMPath{LocalLID: ib.LID(u32("primary_local_lid")), RemoteLID: ib.LID(u32("primary_remote_lid")), LocalGID: m.gid(t, "primary_local_gid"),
+					Primary: CMPath{LocalLID: ib.LID(u32("primary_local_lid")),
+						RemoteLID: ib.LID(u32("primary_remote_lid")), LocalGID: m.gid(t, "primary_local_gid"),
 						RemoteGID: m.gid(t, "primary_remote_gid"), FlowLabel: u32("primary_flow_label"), Rate: ib.Rate(u8("primary_packet_rate")),
 						TClass: u8("primary_traffic_class"), HopLimit: u8("primary_hop_limit"), SL: u8("primary_sl"), SubnetLocal: is("primary_subnet_local"),
 						AckTimeout: u8("primary_local_ack_timeout")},
 					PrivateData: [92]byte(m.MAD[HeaderLen+140:])}
 			case "REP":
 				got = &CMREP{}
-				want = &CMREP{CMIDs: ids(), QPN: u32("local_qpn"), StartingPSN: u32("starting_psn"), ResponderResources: u8("responder_resources"),
-					InitiatorDepth: u8("initiator_depth"), AckDelay: u8("target_ack_delay"), Failover: u8("failover_accepted"),
+				want = &CMREP{CMIDs: ids(), QPN: u32("local_qpn"), StartingPSN: u32("starting_psn"),
+					ResponderResources: u8("responder_resources"),
+					InitiatorDepth:     u8("initiator_depth"), AckDelay: u8("target_ack_delay"), Failover: u8("failover_accepted"),
 					FlowControl: is("end_to_end_flow_control"), RNRRetry: u8("rnr_retry_count"), SRQ: is("srq"), CAGUID: ib.GUID(m.u(t, "local_ca_guid")),
 					PrivateData: [196]byte(m.MAD[HeaderLen+36:])}
 			case "RTU":
@@ -106,30 +110,38 @@ func TestCMVectors(t *testing.T) {
 			case "DREP":
 				got, want = &CMDREP{}, &CMDREP{CMIDs: ids(), PrivateData: [224]byte(m.MAD[HeaderLen+8:])}
 			case "DREQ":
-				got, want = &CMDREQ{}, &CMDREQ{CMIDs: ids(), RemoteQPN: u32("remote_qpn"), PrivateData: [220]byte(m.MAD[HeaderLen+12:])}
+				got, want = &CMDREQ{}, &CMDREQ{CMIDs: ids(), RemoteQPN: u32("remote_qpn"),
+					PrivateData: [220]byte(m.MAD[HeaderLen+12:])}
 			case "REJ":
 				got = &CMREJ{}
-				want = &CMREJ{CMIDs: ids(), Message: u8("message_rejected"), InfoLen: u8("rejected_info_length"), Reason: uint16(u32("reason")),
-					Info: [72]byte(m.MAD[HeaderLen+12:]), PrivateData: [148]byte(m.MAD[HeaderLen+84:])}
+				want = &CMREJ{CMIDs: ids(), Message: u8("message_rejected"), InfoLen: u8("rejected_info_length"),
+					Reason: uint16(u32("reason")),
+					Info:   [72]byte(m.MAD[HeaderLen+12:]), PrivateData: [148]byte(m.MAD[HeaderLen+84:])}
 			case "MRA":
-				got, want = &CMMRA{}, &CMMRA{CMIDs: ids(), Message: u8("message_mraed"), ServiceTimeout: u8("service_timeout"), PrivateData: [222]byte(m.MAD[HeaderLen+10:])}
+				got, want = &CMMRA{}, &CMMRA{CMIDs: ids(), Message: u8("message_mraed"),
+					ServiceTimeout: u8("service_timeout"), PrivateData: [222]byte(m.MAD[HeaderLen+10:])}
 			case "SIDR_REQ":
 				got = &CMSIDRReq{}
-				want = &CMSIDRReq{RequestID: u32("request_id"), PKey: uint16(u32("pkey")), ServiceID: m.u(t, "service_id"), PrivateData: [216]byte(m.MAD[HeaderLen+16:])}
+				want = &CMSIDRReq{RequestID: u32("request_id"), PKey: uint16(u32("pkey")),
+					ServiceID: m.u(t, "service_id"), PrivateData: [216]byte(m.MAD[HeaderLen+16:])}
 			case "SIDR_REP":
 				got = &CMSIDRRep{}
-				want = &CMSIDRRep{RequestID: u32("request_id"), Status: u8("status"), InfoLen: u8("additional_info_length"), QPN: u32("qpn"),
+				want = &CMSIDRRep{RequestID: u32("request_id"), Status: u8("status"),
+					InfoLen: u8("additional_info_length"), QPN: u32("qpn"),
 					ServiceID: m.u(t, "service_id"), QKey: u32("qkey"), PrivateData: [136]byte(m.MAD[HeaderLen+96:])}
 			case "LAP":
 				got = &CMLAP{}
-				want = &CMLAP{CMIDs: ids(), RemoteQPN: u32("remote_qpn"), RemoteResponseTimeout: u8("remote_cm_response_timeout"),
-					Alternate: CMPath{LocalLID: ib.LID(u32("alternate_local_lid")), RemoteLID: ib.LID(u32("alternate_remote_lid")), LocalGID: m.gid(t, "alternate_local_gid"),
+				want = &CMLAP{CMIDs: ids(), RemoteQPN: u32("remote_qpn"),
+					RemoteResponseTimeout: u8("remote_cm_response_timeout"),
+					Alternate: CMPath{LocalLID: ib.LID(u32("alternate_local_lid")),
+						RemoteLID: ib.LID(u32("alternate_remote_lid")), LocalGID: m.gid(t, "alternate_local_gid"),
 						RemoteGID: m.gid(t, "alternate_remote_gid"), FlowLabel: u32("flow_label"), TClass: u8("traffic_class"), HopLimit: u8("hop_limit"),
 						Rate: ib.Rate(u8("packet_rate")), SL: u8("sl"), SubnetLocal: is("subnet_local"), AckTimeout: u8("local_ack_timeout")},
 					PrivateData: [168]byte(m.MAD[HeaderLen+64:])}
 			case "APR":
 				got = &CMAPR{}
-				want = &CMAPR{CMIDs: ids(), InfoLen: u8("additional_info_length"), Status: u8("ar_status"), PrivateData: [148]byte(m.MAD[HeaderLen+84:])}
+				want = &CMAPR{CMIDs: ids(), InfoLen: u8("additional_info_length"), Status: u8("ar_status"),
+					PrivateData: [148]byte(m.MAD[HeaderLen+84:])}
 			default:
 				t.Fatalf("a message %s", m.Message)
 			}

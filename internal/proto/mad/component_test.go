@@ -104,29 +104,40 @@ func TestComponentNames(t *testing.T) {
 	}{
 		{AttrNodeRecord, CompNodeLID, 0, "LID"}, {AttrNodeRecord, CompNodeBaseVersion, 2, "NodeInfo.BaseVersion"},
 		{AttrNodeRecord, CompNodeClassVersion, 3, "NodeInfo.ClassVersion"},
-		{AttrNodeRecord, CompNodeType, 4, "NodeInfo.NodeType"}, {AttrNodeRecord, CompNodeNumPorts, 5, "NodeInfo.NumPorts"},
-		{AttrNodeRecord, CompNodeSystemImageGUID, 6, "NodeInfo.SystemImageGUID"}, {AttrNodeRecord, CompNodeGUID, 7, "NodeInfo.NodeGUID"},
-		{AttrNodeRecord, CompNodePortGUID, 8, "NodeInfo.PortGUID"}, {AttrNodeRecord, CompNodePartitionCap, 9, "NodeInfo.PartitionCap"},
-		{AttrNodeRecord, CompNodeDeviceID, 10, "NodeInfo.DeviceID"}, {AttrNodeRecord, CompNodeRevision, 11, "NodeInfo.Revision"},
+		{AttrNodeRecord, CompNodeType, 4, "NodeInfo.NodeType"}, {AttrNodeRecord, CompNodeNumPorts, 5,
+			"NodeInfo.NumPorts"},
+		{AttrNodeRecord, CompNodeSystemImageGUID, 6, "NodeInfo.SystemImageGUID"}, {AttrNodeRecord, CompNodeGUID, 7,
+			"NodeInfo.NodeGUID"},
+		{AttrNodeRecord, CompNodePortGUID, 8, "NodeInfo.PortGUID"}, {AttrNodeRecord, CompNodePartitionCap, 9,
+			"NodeInfo.PartitionCap"},
+		{AttrNodeRecord, CompNodeDeviceID, 10, "NodeInfo.DeviceID"}, {AttrNodeRecord, CompNodeRevision, 11,
+			"NodeInfo.Revision"},
 		{AttrNodeRecord, CompNodeLocalPortNum, 12, "NodeInfo.LocalPortNum"},
-		{AttrNodeRecord, CompNodeVendorID, 13, "NodeInfo.VendorID"}, {AttrNodeRecord, CompNodeDescription, 14, "NodeDescription"},
+		{AttrNodeRecord, CompNodeVendorID, 13, "NodeInfo.VendorID"}, {AttrNodeRecord, CompNodeDescription, 14,
+			"NodeDescription"},
 		{AttrPortInfoRecord, CompPortLID, 0, "EndPortLID"}, {AttrPortInfoRecord, CompPortNum, 1, "PortNum"},
 		{AttrPortInfoRecord, CompPortOptions, 2, "Options"}, {AttrPortInfoRecord, CompPortMKey, 3, "PortInfo.MKey"},
-		{AttrPortInfoRecord, CompPortGIDPrefix, 4, "PortInfo.GIDPrefix"}, {AttrPortInfoRecord, CompPortBaseLID, 5, "PortInfo.LID"},
+		{AttrPortInfoRecord, CompPortGIDPrefix, 4, "PortInfo.GIDPrefix"}, {AttrPortInfoRecord, CompPortBaseLID, 5,
+			"PortInfo.LID"},
 		{AttrPortInfoRecord, CompPortMasterSMLID, 6, "PortInfo.MasterSMLID"},
 		{AttrPortInfoRecord, CompPortCapabilityMask, 7, "PortInfo.CapabilityMask"},
-		{AttrPortInfoRecord, CompPortState, 15, "PortInfo.PortState"}, {AttrPortInfoRecord, CompPortLMC, 20, "PortInfo.LMC"},
-		{AttrPortInfoRecord, 1 << 57, 57, "PortInfo.LinkSpeedExtEnabled"}, {AttrPortInfoRecord, 1 << 42, 42, "PortInfo.GUIDCap"},
+		{AttrPortInfoRecord, CompPortState, 15, "PortInfo.PortState"}, {AttrPortInfoRecord, CompPortLMC, 20,
+			"PortInfo.LMC"},
+		{AttrPortInfoRecord, 1 << 57, 57, "PortInfo.LinkSpeedExtEnabled"}, {AttrPortInfoRecord, 1 << 42, 42,
+			"PortInfo.GUIDCap"},
 		{AttrSLtoVLRecord, CompTableLID, 0, "LID"}, {AttrSLtoVLRecord, CompSLtoVLInPort, 1, "InPort"},
 		{AttrSLtoVLRecord, CompSLtoVLOutPort, 2, "OutPort"}, {AttrSwitchInfoRecord, CompTableLID, 0, "LID"},
 		{AttrLFTRecord, CompTableLID, 0, "LID"}, {AttrLFTRecord, CompLFTBlock, 1, "Block"},
-		{AttrMFTRecord, CompTableLID, 0, "LID"}, {AttrMFTRecord, CompMFTPosition, 1, "Position"}, {AttrMFTRecord, CompMFTBlock, 3, "Block"},
+		{AttrMFTRecord, CompTableLID, 0, "LID"}, {AttrMFTRecord, CompMFTPosition, 1, "Position"}, {AttrMFTRecord,
+			CompMFTBlock, 3, "Block"},
 		{AttrPKeyTableRecord, CompTableLID, 0, "LID"}, {AttrPKeyTableRecord, CompPKeyBlock, 1, "Block"},
 		{AttrPKeyTableRecord, CompPKeyPort, 2, "Port"}, {AttrVLArbRecord, CompTableLID, 0, "LID"},
 		{AttrVLArbRecord, CompVLArbPort, 1, "Port"}, {AttrVLArbRecord, CompVLArbBlock, 2, "Block"},
 		{AttrGUIDInfoRecord, CompTableLID, 0, "LID"}, {AttrGUIDInfoRecord, CompGUIDInfoBlock, 1, "Block"},
-		{AttrGUIDInfoRecord, CompGUIDInfoGUID0, 4, "GUIDInfo[0]"}, {AttrGUIDInfoRecord, CompGUIDInfoGUID0 << 7, 11, "GUIDInfo[7]"},
-		{AttrSMInfoRecord, CompSMLID, 0, "LID"}, {AttrSMInfoRecord, CompSMGUID, 2, "SMInfo.GUID"}, {AttrSMInfoRecord, CompSMKey, 3, "SMInfo.SMKey"},
+		{AttrGUIDInfoRecord, CompGUIDInfoGUID0, 4, "GUIDInfo[0]"}, {AttrGUIDInfoRecord, CompGUIDInfoGUID0 << 7, 11,
+			"GUIDInfo[7]"},
+		{AttrSMInfoRecord, CompSMLID, 0, "LID"}, {AttrSMInfoRecord, CompSMGUID, 2, "SMInfo.GUID"}, {AttrSMInfoRecord,
+			CompSMKey, 3, "SMInfo.SMKey"},
 		{AttrSMInfoRecord, CompSMActCount, 4, "SMInfo.ActCount"},
 		{AttrSMInfoRecord, CompSMPriority, 5, "SMInfo.Priority"}, {AttrSMInfoRecord, CompSMState, 6, "SMInfo.State"},
 		{AttrLinkRecord, CompLinkFromLID, 0, "FromLID"}, {AttrLinkRecord, CompLinkFromPort, 1, "FromPort"},
@@ -134,10 +145,13 @@ func TestComponentNames(t *testing.T) {
 		{AttrServiceRecord, CompServiceID, 0, "ServiceID"}, {AttrServiceRecord, CompServiceGID, 1, "ServiceGID"},
 		{AttrServiceRecord, CompServicePKey, 2, "PKey"}, {AttrServiceRecord, CompServiceLease, 4, "Lease"},
 		{AttrServiceRecord, CompServiceKey, 5, "Key"}, {AttrServiceRecord, CompServiceName, 6, "Name"},
-		{AttrServiceRecord, 1 << 7, 7, "Data8[0]"}, {AttrServiceRecord, 1 << 23, 23, "Data16[0]"}, {AttrServiceRecord, 1 << 31, 31, "Data32[0]"},
+		{AttrServiceRecord, 1 << 7, 7, "Data8[0]"}, {AttrServiceRecord, 1 << 23, 23, "Data16[0]"}, {AttrServiceRecord,
+			1 << 31, 31, "Data32[0]"},
 		{AttrServiceRecord, 1 << 36, 36, "Data64[1]"},
-		{AttrPathRecord, CompPathServiceID & 1, 0, "ServiceID"}, {AttrPathRecord, CompPathServiceID & 2, 1, "ServiceID"},
-		{AttrPathRecord, CompPathDGID, 2, "DGID"}, {AttrPathRecord, CompPathSGID, 3, "SGID"}, {AttrPathRecord, CompPathDLID, 4, "DLID"},
+		{AttrPathRecord, CompPathServiceID & 1, 0, "ServiceID"}, {AttrPathRecord, CompPathServiceID & 2, 1,
+			"ServiceID"},
+		{AttrPathRecord, CompPathDGID, 2, "DGID"}, {AttrPathRecord, CompPathSGID, 3, "SGID"}, {AttrPathRecord,
+			CompPathDLID, 4, "DLID"},
 		{AttrPathRecord, CompPathSLID, 5, "SLID"}, {AttrPathRecord, CompPathRawTraffic, 6, "RawTraffic"},
 		{AttrPathRecord, CompPathFlowLabel, 8, "FlowLabel"}, {AttrPathRecord, CompPathHopLimit, 9, "HopLimit"},
 		{AttrPathRecord, CompPathTClass, 10, "TClass"}, {AttrPathRecord, CompPathReversible, 11, "Reversible"},
@@ -147,26 +161,37 @@ func TestComponentNames(t *testing.T) {
 		{AttrPathRecord, CompPathRateSelector, 18, "RateSelector"}, {AttrPathRecord, CompPathRate, 19, "Rate"},
 		{AttrPathRecord, CompPathLifeSelector, 20, "LifeSelector"}, {AttrPathRecord, CompPathLife, 21, "Life"},
 		{AttrPathRecord, CompPathPreference, 22, "Preference"},
-		{AttrMCMemberRecord, CompMCMGID, 0, "MGID"}, {AttrMCMemberRecord, CompMCPortGID, 1, "PortGID"}, {AttrMCMemberRecord, CompMCQKey, 2, "QKey"},
+		{AttrMCMemberRecord, CompMCMGID, 0, "MGID"}, {AttrMCMemberRecord, CompMCPortGID, 1,
+			"PortGID"}, {AttrMCMemberRecord, CompMCQKey, 2, "QKey"},
 		{AttrMCMemberRecord, CompMCMLID, 3, "MLID"}, {AttrMCMemberRecord, CompMCMTUSelector, 4, "MTUSelector"},
-		{AttrMCMemberRecord, CompMCMTU, 5, "MTU"}, {AttrMCMemberRecord, CompMCTClass, 6, "TClass"}, {AttrMCMemberRecord, CompMCPKey, 7, "PKey"},
+		{AttrMCMemberRecord, CompMCMTU, 5, "MTU"}, {AttrMCMemberRecord, CompMCTClass, 6,
+			"TClass"}, {AttrMCMemberRecord, CompMCPKey, 7, "PKey"},
 		{AttrMCMemberRecord, CompMCRateSelector, 8, "RateSelector"}, {AttrMCMemberRecord, CompMCRate, 9, "Rate"},
 		{AttrMCMemberRecord, CompMCLifeSelector, 10, "LifeSelector"}, {AttrMCMemberRecord, CompMCLife, 11, "Life"},
 		{AttrMCMemberRecord, CompMCSL, 12, "SL"}, {AttrMCMemberRecord, CompMCFlowLabel, 13, "FlowLabel"},
 		{AttrMCMemberRecord, CompMCHopLimit, 14, "HopLimit"}, {AttrMCMemberRecord, CompMCScope, 15, "Scope"},
 		{AttrMCMemberRecord, CompMCJoinState, 16, "JoinState"}, {AttrMCMemberRecord, CompMCProxyJoin, 17, "ProxyJoin"},
-		{AttrMultiPathRecord, CompMultiRawTraffic, 0, "RawTraffic"}, {AttrMultiPathRecord, CompMultiFlowLabel, 2, "FlowLabel"},
+		{AttrMultiPathRecord, CompMultiRawTraffic, 0, "RawTraffic"}, {AttrMultiPathRecord, CompMultiFlowLabel, 2,
+			"FlowLabel"},
 		{AttrMultiPathRecord, CompMultiHopLimit, 3, "HopLimit"}, {AttrMultiPathRecord, CompMultiTClass, 4, "TClass"},
-		{AttrMultiPathRecord, CompMultiReversible, 5, "Reversible"}, {AttrMultiPathRecord, CompMultiNumbPath, 6, "NumbPath"},
+		{AttrMultiPathRecord, CompMultiReversible, 5, "Reversible"}, {AttrMultiPathRecord, CompMultiNumbPath, 6,
+			"NumbPath"},
 		{AttrMultiPathRecord, CompMultiPKey, 7, "PKey"}, {AttrMultiPathRecord, CompMultiQoSClass, 8, "QoSClass"},
 		{AttrMultiPathRecord, CompMultiSL, 9, "SL"}, {AttrMultiPathRecord, CompMultiMTUSelector, 10, "MTUSelector"},
-		{AttrMultiPathRecord, CompMultiMTU, 11, "MTU"}, {AttrMultiPathRecord, CompMultiRateSelector, 12, "RateSelector"},
-		{AttrMultiPathRecord, CompMultiRate, 13, "Rate"}, {AttrMultiPathRecord, CompMultiLifeSelector, 14, "LifeSelector"},
-		{AttrMultiPathRecord, CompMultiLife, 15, "Life"}, {AttrMultiPathRecord, CompMultiServiceIDHigh, 16, "ServiceID"},
-		{AttrMultiPathRecord, CompMultiIndependence, 17, "Independence"}, {AttrMultiPathRecord, CompMultiSGIDCount, 19, "SGIDCount"},
-		{AttrMultiPathRecord, CompMultiDGIDCount, 20, "DGIDCount"}, {AttrMultiPathRecord, CompMultiServiceIDLow, 21, "ServiceID"},
-		{AttrInformInfoRecord, CompInformSubscriberGID, 0, "SubscriberGID"}, {AttrInformInfoRecord, CompInformEnum, 1, "Enum"},
-		{AttrInformInfoRecord, 1 << 15, 15, "InformInfo.Producer"}, {AttrInformInfoRecord, 1 << 10, 10, "InformInfo.TrapNumber"},
+		{AttrMultiPathRecord, CompMultiMTU, 11, "MTU"}, {AttrMultiPathRecord, CompMultiRateSelector, 12,
+			"RateSelector"},
+		{AttrMultiPathRecord, CompMultiRate, 13, "Rate"}, {AttrMultiPathRecord, CompMultiLifeSelector, 14,
+			"LifeSelector"},
+		{AttrMultiPathRecord, CompMultiLife, 15, "Life"}, {AttrMultiPathRecord, CompMultiServiceIDHigh, 16,
+			"ServiceID"},
+		{AttrMultiPathRecord, CompMultiIndependence, 17, "Independence"}, {AttrMultiPathRecord, CompMultiSGIDCount,
+			19, "SGIDCount"},
+		{AttrMultiPathRecord, CompMultiDGIDCount, 20, "DGIDCount"}, {AttrMultiPathRecord, CompMultiServiceIDLow, 21,
+			"ServiceID"},
+		{AttrInformInfoRecord, CompInformSubscriberGID, 0, "SubscriberGID"}, {AttrInformInfoRecord, CompInformEnum, 1,
+			"Enum"},
+		{AttrInformInfoRecord, 1 << 15, 15, "InformInfo.Producer"}, {AttrInformInfoRecord, 1 << 10, 10,
+			"InformInfo.TrapNumber"},
 	} {
 		rec, found := records[c.attr](), false
 		zero := rec.Append(nil)
@@ -224,7 +249,8 @@ func TestMatch(t *testing.T) {
 		if matches == 0 || matches == 300 {
 			t.Errorf("attribute %#x: %d matches prove nothing", attr, matches)
 		}
-		if full := make([]byte, RecordLen(attr)); Match(attr, 0, 0, full, full[1:]) || Match(attr, 0, 0, full[1:], full) {
+		if full := make([]byte, RecordLen(attr)); Match(attr, 0, 0, full, full[1:]) ||
+			Match(attr, 0, 0, full[1:], full) {
 			t.Errorf("attribute %#x: a short record matches", attr)
 		}
 	}
@@ -245,12 +271,14 @@ func TestMatchCapability(t *testing.T) {
 		{CapIsSM | CapCM, ModifierMatchCapability, false},
 	} {
 		have := PortInfoRecord{EndPortLID: 9, PortInfo: PortInfo{CapabilityMask: c.have}}
-		if got := Match(AttrPortInfoRecord, c.modifier, CompPortCapabilityMask, want.Append(nil), have.Append(nil)); got != c.match {
+		if got := Match(AttrPortInfoRecord, c.modifier, CompPortCapabilityMask, want.Append(nil),
+			have.Append(nil)); got != c.match {
 			t.Errorf("%#x with modifier %#x: %v", c.have, c.modifier, got)
 		}
 		// The mode leaves other components alone, and does nothing where the
 		// mask is not selected.
-		if Match(AttrPortInfoRecord, c.modifier, CompPortCapabilityMask|CompPortLID, want.Append(nil), have.Append(nil)) ||
+		if Match(AttrPortInfoRecord, c.modifier, CompPortCapabilityMask|CompPortLID, want.Append(nil),
+			have.Append(nil)) ||
 			!Match(AttrPortInfoRecord, c.modifier, CompPortNum, want.Append(nil), have.Append(nil)) {
 			t.Errorf("%#x: other components", c.have)
 		}

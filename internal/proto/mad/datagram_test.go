@@ -14,9 +14,12 @@ func TestSetMAD(t *testing.T) {
 		n       int
 		ok      bool
 	}{
-		{BaseVersion, Len, true}, {BaseVersion, Len - 4, false}, {BaseVersion, Len + 4, false}, {BaseVersion, OPALen, false}, {BaseVersion, 0, false},
-		{OPABaseVersion, OPALen, true}, {OPABaseVersion, VEMATrapLen, true}, {OPABaseVersion, HeaderLen, true}, {OPABaseVersion, Len, true},
-		{OPABaseVersion, HeaderLen - 4, false}, {OPABaseVersion, OPALen + 4, false}, {OPABaseVersion, OPALen - 2, false}, {OPABaseVersion, 0, false},
+		{BaseVersion, Len, true}, {BaseVersion, Len - 4, false}, {BaseVersion, Len + 4, false}, {BaseVersion, OPALen,
+			false}, {BaseVersion, 0, false},
+		{OPABaseVersion, OPALen, true}, {OPABaseVersion, VEMATrapLen, true}, {OPABaseVersion, HeaderLen,
+			true}, {OPABaseVersion, Len, true},
+		{OPABaseVersion, HeaderLen - 4, false}, {OPABaseVersion, OPALen + 4, false}, {OPABaseVersion, OPALen - 2,
+			false}, {OPABaseVersion, 0, false},
 		{2, OPALen, false}, {2, Len, true}, // the agents of other versions validate them
 	} {
 		b := bytes.Repeat([]byte{0x3c}, c.n)

@@ -87,7 +87,8 @@ func (m Method) Response() Method {
 	return 0
 }
 
-var methodNames = map[Method]string{MethodGet: "Get", MethodSet: "Set", MethodSend: "Send", MethodTrap: "Trap", MethodReport: "Report",
+var methodNames = map[Method]string{MethodGet: "Get", MethodSet: "Set", MethodSend: "Send", MethodTrap: "Trap",
+	MethodReport:      "Report",
 	MethodTrapRepress: "TrapRepress", MethodGetResp: "GetResp", MethodReportResp: "ReportResp", MethodGetTable: "GetTable",
 	MethodGetTraceTable: "GetTraceTable", MethodGetMulti: "GetMulti", MethodDelete: "Delete", MethodGetTableResp: "GetTableResp",
 	MethodGetMultiResp: "GetMultiResp", MethodDeleteResp: "DeleteResp"}

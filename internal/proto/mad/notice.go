@@ -135,7 +135,8 @@ func (n *Notice) LocalChange() (c LocalChange) {
 
 // SystemImageNotice returns the notice of trap 145.
 func SystemImageNotice(from Producer, lid ib.LID, guid ib.GUID) Notice {
-	n := Notice{Generic: true, Type: NoticeInformational, Producer: from, TrapNumber: TrapSystemImageGUID, IssuerLID: lid}
+	n := Notice{Generic: true, Type: NoticeInformational, Producer: from, TrapNumber: TrapSystemImageGUID,
+		IssuerLID: lid}
 	be.PutUint16(n.Details[2:], uint16(lid))
 	be.PutUint64(n.Details[6:], uint64(guid))
 	return n

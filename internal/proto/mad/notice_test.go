@@ -14,10 +14,13 @@ import (
 // hand, and what is read back with what was put in.
 func TestNotices(t *testing.T) {
 	gid := ib.GID{0: 0xfe, 1: 0x80, 15: 7}
-	change := LocalChange{LID: 0x0102, Other: true, CapabilityMask: 0x03040506, Flags: ChangeNodeDescription | ChangeCapabilityMask2, CapabilityMask2: 0x0708}
-	mkey := BadMKey{LID: 0x0102, DrSLID: 0x0304, Method: MethodSet, AttributeID: 0x0506, Modifier: 0x0708090a, MKey: 0x0b0c0d0e0f101112,
+	change := LocalChange{LID: 0x0102, Other: true, CapabilityMask: 0x03040506,
+		Flags: ChangeNodeDescription | ChangeCapabilityMask2, CapabilityMask2: 0x0708}
+	mkey := BadMKey{LID: 0x0102, DrSLID: 0x0304, Method: MethodSet, AttributeID: 0x0506, Modifier: 0x0708090a,
+		MKey:     0x0b0c0d0e0f101112,
 		Directed: true, Truncated: true, Hops: 0x13, ReturnPath: [30]uint8{0: 0x14, 29: 0x15}}
-	qkey := BadKey{LID1: 0x0102, LID2: 0x0304, Key: 0x05060708, SL: 9, QP1: 0x0a0b0c, QP2: 0x0d0e0f, GID1: ib.GID{0: 0x10, 15: 0x11}, GID2: ib.GID{0: 0x12, 15: 0x13}}
+	qkey := BadKey{LID1: 0x0102, LID2: 0x0304, Key: 0x05060708, SL: 9, QP1: 0x0a0b0c, QP2: 0x0d0e0f,
+		GID1: ib.GID{0: 0x10, 15: 0x11}, GID2: ib.GID{0: 0x12, 15: 0x13}}
 	pkey := qkey
 	pkey.Key, pkey.DataValid, pkey.SwitchLID, pkey.Port = 0x0708, 0x1415, 0x1617, 0x18
 	details := func(head []byte, at int, d []byte) []byte {
@@ -33,21 +36,31 @@ func TestNotices(t *testing.T) {
 		back any
 		get  func(*Notice) any
 	}{
-		{"64", GIDNotice(TrapGIDInService, 0x0203, gid), details([]byte{0x83, 0, 0, 4, 0, 64, 2, 3}, 6, gid[:]), gid, func(n *Notice) any { return n.GID() }},
-		{"67", GIDNotice(TrapGroupDeleted, 0x0203, gid), details([]byte{0x83, 0, 0, 4, 0, 67, 2, 3}, 6, gid[:]), gid, func(n *Notice) any { return n.GID() }},
-		{"128", LinkStateNotice(0x0203), details([]byte{0x81, 0, 0, 2, 0, 128, 2, 3}, 0, []byte{2, 3}), ib.LID(0x0203), func(n *Notice) any { return n.LID() }},
-		{"130", PortErrorNotice(TrapBufferOverrun, ProducerCA, 0x0203, 4), details([]byte{0x81, 0, 0, 1, 0, 130, 2, 3}, 2, []byte{2, 3, 4}),
+		{"64", GIDNotice(TrapGIDInService, 0x0203, gid), details([]byte{0x83, 0, 0, 4, 0, 64, 2, 3}, 6, gid[:]), gid,
+			func(n *Notice) any { return n.GID() }},
+		{"67", GIDNotice(TrapGroupDeleted, 0x0203, gid), details([]byte{0x83, 0, 0, 4, 0, 67, 2, 3}, 6, gid[:]), gid,
+			func(n *Notice) any { return n.GID() }},
+		{"128", LinkStateNotice(0x0203), details([]byte{0x81, 0, 0, 2, 0, 128, 2, 3}, 0, []byte{2, 3}),
+			ib.LID(0x0203), func(n *Notice) any { return n.LID() }},
+		{"130", PortErrorNotice(TrapBufferOverrun, ProducerCA, 0x0203, 4),
+			details([]byte{0x81, 0, 0, 1, 0, 130, 2, 3}, 2, []byte{2, 3, 4}),
 			[]any{ib.LID(0x0203), uint8(4)}, func(n *Notice) any { return []any{n.LID(), n.Port()} }},
-		{"144", change.Notice(ProducerSwitch), details([]byte{0x84, 0, 0, 2, 0, 144, 1, 2}, 2, []byte{1, 2, 0, 1, 3, 4, 5, 6, 0, 0x21, 7, 8}), change,
+		{"144", change.Notice(ProducerSwitch), details([]byte{0x84, 0, 0, 2, 0, 144, 1, 2}, 2,
+			[]byte{1, 2, 0, 1, 3, 4, 5, 6, 0, 0x21, 7, 8}), change,
 			func(n *Notice) any { return n.LocalChange() }},
-		{"145", SystemImageNotice(ProducerOf(NodeRouter), 0x0203, 0x0405060708090a0b), details([]byte{0x84, 0, 0, 3, 0, 145, 2, 3}, 2, []byte{2, 3, 0, 0, 4, 5, 6, 7, 8, 9, 10, 11}),
+		{"145", SystemImageNotice(ProducerOf(NodeRouter), 0x0203, 0x0405060708090a0b),
+			details([]byte{0x84, 0, 0, 3, 0, 145, 2, 3}, 2, []byte{2, 3, 0, 0, 4, 5, 6, 7, 8, 9, 10, 11}),
 			ib.GUID(0x0405060708090a0b), func(n *Notice) any { return n.SystemImageGUID() }},
 		{"256", mkey.Notice(ProducerCA), details([]byte{0x82, 0, 0, 1, 1, 0, 1, 2}, 2,
-			[]byte{1, 2, 3, 4, 2, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 0, 0xd3, 0x14, 51: 0x15}), mkey, func(n *Notice) any { return n.BadMKey() }},
+			[]byte{1, 2, 3, 4, 2, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 0, 0xd3, 0x14, 51: 0x15}),
+			mkey, func(n *Notice) any { return n.BadMKey() }},
 		{"258", qkey.Notice(TrapBadQKey, ProducerCA, 0x0908), details([]byte{0x82, 0, 0, 1, 1, 2, 9, 8}, 2,
-			[]byte{1, 2, 3, 4, 5, 6, 7, 8, 0x90, 10, 11, 12, 0, 13, 14, 15, 16: 0x10, 31: 0x11, 32: 0x12, 47: 0x13}), qkey, func(n *Notice) any { return n.BadKey() }},
-		{"259", pkey.Notice(TrapBadPKeyAtSwitch, ProducerSwitch, 0x1617), details([]byte{0x82, 0, 0, 2, 1, 3, 0x16, 0x17}, 0,
-			[]byte{0x14, 0x15, 1, 2, 3, 4, 7, 8, 0x90, 10, 11, 12, 0, 13, 14, 15, 16: 0x10, 31: 0x11, 32: 0x12, 47: 0x13, 48: 0x16, 49: 0x17, 50: 0x18}), pkey,
+			[]byte{1, 2, 3, 4, 5, 6, 7, 8, 0x90, 10, 11, 12, 0, 13, 14, 15, 16: 0x10, 31: 0x11, 32: 0x12, 47: 0x13}),
+			qkey, func(n *Notice) any { return n.BadKey() }},
+		{"259", pkey.Notice(TrapBadPKeyAtSwitch, ProducerSwitch, 0x1617),
+			details([]byte{0x82, 0, 0, 2, 1, 3, 0x16, 0x17}, 0,
+				[]byte{0x14, 0x15, 1, 2, 3, 4, 7, 8, 0x90, 10, 11, 12, 0, 13, 14, 15, 16: 0x10, 31: 0x11, 32: 0x12,
+					47: 0x13, 48: 0x16, 49: 0x17, 50: 0x18}), pkey,
 			func(n *Notice) any { return n.BadKey() }},
 	} {
 		if diff := cmp.Diff(c.want, c.n.Append(nil)); diff != "" {
@@ -76,13 +89,15 @@ func TestNotices(t *testing.T) {
 }
 
 func TestBadMKeyOf(t *testing.T) {
-	s := SMP{Header: Header{MgmtClass: ClassSubnDR, Method: MethodGet, AttributeID: AttrPortInfo, AttributeModifier: 3}, MKey: 4,
+	s := SMP{Header: Header{MgmtClass: ClassSubnDR, Method: MethodGet, AttributeID: AttrPortInfo,
+		AttributeModifier: 3}, MKey: 4,
 		DrSLID: ib.LIDPermissive, HopCount: 29}
 	for i := range s.ReturnPath {
 		s.ReturnPath[i] = uint8(i)
 	}
 	m := BadMKeyOf(&s, 5)
-	if m.LID != 5 || m.MKey != 4 || m.Method != MethodGet || m.AttributeID != AttrPortInfo || m.Modifier != 3 || !m.Directed || m.Truncated ||
+	if m.LID != 5 || m.MKey != 4 || m.Method != MethodGet || m.AttributeID != AttrPortInfo || m.Modifier != 3 ||
+		!m.Directed || m.Truncated ||
 		m.Hops != 29 || m.ReturnPath[29] != 29 || m.DrSLID != ib.LIDPermissive {
 		t.Errorf("%+v", m)
 	}
@@ -98,7 +113,8 @@ func TestBadMKeyOf(t *testing.T) {
 func TestInformWants(t *testing.T) {
 	n := LinkStateNotice(5)
 	gid := ib.GID{15: 1}
-	all := InformInfo{LIDBegin: InformAllLIDs, IsGeneric: 1, Subscribe: 1, Type: InformAllTypes, TrapNumber: InformAllTraps, Producer: InformAllProducers}
+	all := InformInfo{LIDBegin: InformAllLIDs, IsGeneric: 1, Subscribe: 1, Type: InformAllTypes,
+		TrapNumber: InformAllTraps, Producer: InformAllProducers}
 	with := func(edit func(*InformInfo)) InformInfo {
 		f := all
 		edit(&f)

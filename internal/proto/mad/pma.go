@@ -78,7 +78,8 @@ func (p *PortCounters) Load(req *PortCounters) {
 // Load sets the counters that the request req selects to those of req.
 func (p *PortCountersExtended) Load(req *PortCountersExtended) {
 	for i, c := range []struct{ to, from *uint64 }{
-		{&p.XmitData, &req.XmitData}, {&p.RcvData, &req.RcvData}, {&p.XmitPkts, &req.XmitPkts}, {&p.RcvPkts, &req.RcvPkts},
+		{&p.XmitData, &req.XmitData}, {&p.RcvData, &req.RcvData}, {&p.XmitPkts, &req.XmitPkts}, {&p.RcvPkts,
+			&req.RcvPkts},
 		{&p.UnicastXmit, &req.UnicastXmit}, {&p.UnicastRcv, &req.UnicastRcv},
 		{&p.MulticastXmit, &req.MulticastXmit}, {&p.MulticastRcv, &req.MulticastRcv},
 	} {

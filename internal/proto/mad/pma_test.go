@@ -30,12 +30,14 @@ func TestSampleCounters(t *testing.T) {
 		t.Error(diff)
 	}
 	m = perfSample(t, "PMA Get ClassPortInfo then PortCountersExtended", 3)
-	if diff := cmp.Diff(PortCountersExtended{PortSelect: 1, XmitData: 13176, RcvData: 13176, XmitPkts: 183, RcvPkts: 183},
+	if diff := cmp.Diff(PortCountersExtended{PortSelect: 1, XmitData: 13176, RcvData: 13176, XmitPkts: 183,
+		RcvPkts: 183},
 		parse[PortCountersExtended](t, m.Data[:])); diff != "" {
 		t.Error(diff)
 	}
 	m = perfSample(t, "PMA Get ClassPortInfo then PortCountersExtended", 1)
-	if c := parse[ClassPortInfo](t, m.Data[:]); c.CapabilityMask != PerfCapXmitWait|PerfCapExtWidth || c.RespTimeValue != 0x12 {
+	if c := parse[ClassPortInfo](t, m.Data[:]); c.CapabilityMask != PerfCapXmitWait|PerfCapExtWidth ||
+		c.RespTimeValue != 0x12 {
 		t.Errorf("%+v", c)
 	}
 	m.Method = MethodSet
@@ -56,7 +58,8 @@ func TestCounterBytes(t *testing.T) {
 	if diff := cmp.Diff(want, p.Append(nil)); diff != "" {
 		t.Error(diff)
 	}
-	e := PortCountersExtended{PortSelect: 1, CounterSelect: 0x0203, CounterSelect2: 0x04050607, XmitData: 0x08090a0b0c0d0e0f, RcvData: 0x1011121314151617,
+	e := PortCountersExtended{PortSelect: 1, CounterSelect: 0x0203, CounterSelect2: 0x04050607,
+		XmitData: 0x08090a0b0c0d0e0f, RcvData: 0x1011121314151617,
 		XmitPkts: 0x18191a1b1c1d1e1f, RcvPkts: 0x2021222324252627, UnicastXmit: 0x28292a2b2c2d2e2f, UnicastRcv: 0x3031323334353637,
 		MulticastXmit: 0x38393a3b3c3d3e3f, MulticastRcv: 0x4041424344454647}
 	want = make([]byte, PortCountersExtendedLen)
@@ -83,7 +86,8 @@ func TestCountersSaturate(t *testing.T) {
 			}
 		}
 	}
-	for c, want := range map[Counter]uint32{CounterLocalLinkIntegrity: 15, CounterLinkDowned: 255, CounterVL15Dropped: 65535, CounterRcvPkts: 0xffffffff} {
+	for c, want := range map[Counter]uint32{CounterLocalLinkIntegrity: 15, CounterLinkDowned: 255,
+		CounterVL15Dropped: 65535, CounterRcvPkts: 0xffffffff} {
 		if c.Max() != want {
 			t.Errorf("counter %d: largest value %d, want %d", c, c.Max(), want)
 		}
@@ -111,9 +115,12 @@ func TestSetCounters(t *testing.T) {
 			t.Errorf("counter %d: %+v", c, have)
 		}
 	}
-	have := PortCountersExtended{XmitData: 9, RcvData: 9, XmitPkts: 9, RcvPkts: 9, UnicastXmit: 9, UnicastRcv: 9, MulticastXmit: 9, MulticastRcv: 9}
-	have.Load(&PortCountersExtended{CounterSelect: 0xaa, RcvData: 1, RcvPkts: 2, UnicastRcv: 3, MulticastRcv: 4, XmitData: 5})
-	if want := (PortCountersExtended{XmitData: 9, RcvData: 1, XmitPkts: 9, RcvPkts: 2, UnicastXmit: 9, UnicastRcv: 3, MulticastXmit: 9, MulticastRcv: 4}); have != want {
+	have := PortCountersExtended{XmitData: 9, RcvData: 9, XmitPkts: 9, RcvPkts: 9, UnicastXmit: 9, UnicastRcv: 9,
+		MulticastXmit: 9, MulticastRcv: 9}
+	have.Load(&PortCountersExtended{CounterSelect: 0xaa, RcvData: 1, RcvPkts: 2, UnicastRcv: 3, MulticastRcv: 4,
+		XmitData: 5})
+	if want := (PortCountersExtended{XmitData: 9, RcvData: 1, XmitPkts: 9, RcvPkts: 2, UnicastXmit: 9, UnicastRcv: 3,
+		MulticastXmit: 9, MulticastRcv: 4}); have != want {
 		t.Errorf("%+v", have)
 	}
 }

@@ -91,8 +91,9 @@ func (f *fabric) carry(s *SMP, node int, h Hop) (at int, outcome Hop, err error)
 }
 
 func request(path []uint8) SMP {
-	s := SMP{Header: Header{BaseVersion: 1, MgmtClass: ClassSubnDR, ClassVersion: 1, Method: MethodGet}, HopCount: uint8(len(path)),
-		DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
+	s := SMP{Header: Header{BaseVersion: 1, MgmtClass: ClassSubnDR, ClassVersion: 1, Method: MethodGet},
+		HopCount: uint8(len(path)),
+		DrSLID:   ib.LIDPermissive, DrDLID: ib.LIDPermissive}
 	copy(s.InitialPath[1:], path)
 	return s
 }
@@ -107,7 +108,8 @@ func roundTrip(t *testing.T, f *fabric, from end, path []uint8) (delivered bool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if (h.Action == Deliver) != ok || ok && (at != want || !slices.Equal(s.ReturnPath[1:1+len(path)], ingress) || s.HopPointer != s.HopCount+1) {
+	if (h.Action == Deliver) != ok || ok && (at != want || !slices.Equal(s.ReturnPath[1:1+len(path)], ingress) ||
+		s.HopPointer != s.HopCount+1) {
 		t.Fatalf("%v, path %v of %v: %v at node %d, return path %v, pointer %d\nwant %v at node %d by %v",
 			f, path, from, h.Action, at, s.ReturnPath[1:1+len(path)], s.HopPointer, ok, want, ingress)
 	}
@@ -124,7 +126,8 @@ func roundTrip(t *testing.T, f *fabric, from end, path []uint8) (delivered bool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.Action != Deliver || at != from.node || s.HopPointer != 0 || !s.D || s.ReturnPath != sent.ReturnPath || s.InitialPath != sent.InitialPath {
+	if h.Action != Deliver || at != from.node || s.HopPointer != 0 || !s.D || s.ReturnPath != sent.ReturnPath ||
+		s.InitialPath != sent.InitialPath {
 		t.Fatalf("%v, path %v of %v: the answer is %v at node %d, %+v", f, path, from, h.Action, at, s)
 	}
 	return true
@@ -242,7 +245,8 @@ func TestRouteRows(t *testing.T) {
 			got = s.Receive(c.isSwitch, 5, 8)
 		}
 		if got != c.want || s.HopPointer != c.pointer {
-			t.Errorf("%s: %v by %d, pointer %d; want %v by %d, %d", c.name, got.Action, got.Port, s.HopPointer, c.want.Action, c.want.Port, c.pointer)
+			t.Errorf("%s: %v by %d, pointer %d; want %v by %d, %d", c.name, got.Action, got.Port, s.HopPointer,
+				c.want.Action, c.want.Port, c.pointer)
 		}
 	}
 	// A response that has not begun must not enter by another port than it shall
@@ -263,7 +267,8 @@ func TestMixedRoute(t *testing.T) {
 	step := func(h Hop, want Hop, pointer uint8) {
 		t.Helper()
 		if h != want || s.HopPointer != pointer {
-			t.Fatalf("%v by %d, pointer %d; want %v by %d, %d", h.Action, h.Port, s.HopPointer, want.Action, want.Port, pointer)
+			t.Fatalf("%v by %d, pointer %d; want %v by %d, %d", h.Action, h.Port, s.HopPointer, want.Action,
+				want.Port, pointer)
 		}
 	}
 	step(s.Send(false, 1, 1), Hop{Action: RouteLID}, 0)

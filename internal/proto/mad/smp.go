@@ -74,10 +74,11 @@ type Action uint8
 
 // Actions of directed-route processing.
 const (
-	Discard  Action = iota // drop without an answer
-	Deliver                // to the subnet management agent of this node, or to the manager if it returns
-	Forward                // by Hop.Port, with LIDs permissive
-	RouteLID               // by LID from this node on: to DrDLID outbound, to DrSLID returning; from an end node to its peer
+	Discard Action = iota // drop without an answer
+	Deliver               // to the subnet management agent of this node, or to the manager if it returns
+	Forward               // by Hop.Port, with LIDs permissive
+	// by LID from this node on: to DrDLID outbound, to DrSLID returning; from an end node to its peer
+	RouteLID
 )
 
 var actionNames = [...]string{"discard", "deliver", "forward", "route by LID"}

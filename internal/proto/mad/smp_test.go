@@ -24,7 +24,8 @@ func TestSMPTruncated(t *testing.T) {
 // (IBA volume 1, figure 160).
 func TestSMPBytes(t *testing.T) {
 	s := SMP{
-		Header: Header{BaseVersion: 1, MgmtClass: ClassSubnDR, ClassVersion: 1, Method: MethodGetResp, Status: StatusInvalidValue,
+		Header: Header{BaseVersion: 1, MgmtClass: ClassSubnDR, ClassVersion: 1, Method: MethodGetResp,
+			Status:        StatusInvalidValue,
 			ClassSpecific: 0xdead, TransactionID: 0x0102030405060708, AttributeID: AttrPortInfo, AttributeModifier: 0x80000003},
 		MKey: 0x1112131415161718, D: true, HopPointer: 5, HopCount: 6, DrSLID: 0x2122, DrDLID: 0x2324,
 	}
@@ -62,8 +63,10 @@ func TestSMPBytes(t *testing.T) {
 
 func TestReply(t *testing.T) {
 	for _, c := range []struct{ ask, answer Method }{
-		{MethodGet, MethodGetResp}, {MethodSet, MethodGetResp}, {MethodTrap, MethodTrapRepress}, {MethodReport, MethodReportResp},
-		{MethodGetTable, MethodGetTableResp}, {MethodGetTraceTable, MethodGetTableResp}, {MethodGetMulti, MethodGetMultiResp},
+		{MethodGet, MethodGetResp}, {MethodSet, MethodGetResp}, {MethodTrap, MethodTrapRepress}, {MethodReport,
+			MethodReportResp},
+		{MethodGetTable, MethodGetTableResp}, {MethodGetTraceTable, MethodGetTableResp}, {MethodGetMulti,
+			MethodGetMultiResp},
 		{MethodDelete, MethodDeleteResp}, {MethodSend, 0}, {MethodGetResp, 0}, {MethodTrapRepress, 0},
 	} {
 		if got := c.ask.Response(); got != c.answer {
@@ -75,7 +78,8 @@ func TestReply(t *testing.T) {
 	}
 	s := SMP{Header: Header{MgmtClass: ClassSubnLID, Method: MethodSet, TransactionID: 7}, MKey: 9}
 	s.Reply(StatusInvalidValue)
-	if s.D || s.HopPointer != 0 || s.Method != MethodGetResp || s.Status != StatusInvalidValue || s.TransactionID != 7 || s.MKey != 9 {
+	if s.D || s.HopPointer != 0 || s.Method != MethodGetResp || s.Status != StatusInvalidValue ||
+		s.TransactionID != 7 || s.MKey != 9 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -84,7 +88,8 @@ func TestReply(t *testing.T) {
 // back.
 func TestWalk(t *testing.T) {
 	v := vectors(t)
-	s := SMP{Header: Header{MgmtClass: ClassSubnDR, Method: MethodGet}, HopCount: 2, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
+	s := SMP{Header: Header{MgmtClass: ClassSubnDR, Method: MethodGet}, HopCount: 2, DrSLID: ib.LIDPermissive,
+		DrDLID: ib.LIDPermissive}
 	copy(s.InitialPath[:], v.Walk.InitialPath)
 	step := 0
 	at := func(h Hop, want Action) {

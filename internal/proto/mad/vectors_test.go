@@ -167,12 +167,16 @@ func response(t *testing.T, title string, n int) SMP {
 // them.
 func TestSampleValues(t *testing.T) {
 	s := response(t, "SubnGet NodeInfo, directed route 0,1 (switch)", 1)
-	if s.TransactionID != 0x100010749d4eb || s.Method != MethodGetResp || !s.D || s.Status != StatusOK || s.HopPointer != 0 ||
-		s.HopCount != 1 || s.InitialPath[1] != 1 || s.ReturnPath[1] != 2 || s.DrSLID != 0xffff || s.DrDLID != 0xffff || s.MKey != 0 {
+	if s.TransactionID != 0x100010749d4eb || s.Method != MethodGetResp || !s.D || s.Status != StatusOK ||
+		s.HopPointer != 0 ||
+		s.HopCount != 1 || s.InitialPath[1] != 1 || s.ReturnPath[1] != 2 || s.DrSLID != 0xffff ||
+		s.DrDLID != 0xffff || s.MKey != 0 {
 		t.Errorf("SMP %+v", s)
 	}
-	if diff := cmp.Diff(NodeInfo{BaseVersion: 1, ClassVersion: 1, NodeType: NodeSwitch, NumPorts: 8, SystemImageGUID: 0x200000,
-		NodeGUID: 0x200000, PortGUID: 0x200000, PartitionCap: 8, Revision: 0xa1, LocalPortNum: 2}, parse[NodeInfo](t, s.Data[:])); diff != "" {
+	if diff := cmp.Diff(NodeInfo{BaseVersion: 1, ClassVersion: 1, NodeType: NodeSwitch, NumPorts: 8,
+		SystemImageGUID: 0x200000,
+		NodeGUID:        0x200000, PortGUID: 0x200000, PartitionCap: 8, Revision: 0xa1, LocalPortNum: 2},
+		parse[NodeInfo](t, s.Data[:])); diff != "" {
 		t.Error(diff)
 	}
 	s = response(t, "SubnGet PortInfo, LID 4 port 1 (CA)", 1)
@@ -189,11 +193,13 @@ func TestSampleValues(t *testing.T) {
 	}
 	s = response(t, "SubnGet SwitchInfo, LID 2", 1)
 	if diff := cmp.Diff(SwitchInfo{LinearFDBCap: 30720, MulticastFDBCap: 1024, LinearFDBTop: 5, LifeTimeValue: 18,
-		PartitionEnforcementCap: 64, FilterRawInboundCap: true, FilterRawOutboundCap: true}, parse[SwitchInfo](t, s.Data[:])); diff != "" {
+		PartitionEnforcementCap: 64, FilterRawInboundCap: true, FilterRawOutboundCap: true},
+		parse[SwitchInfo](t, s.Data[:])); diff != "" {
 		t.Error(diff)
 	}
 	s = response(t, "SubnGet SMInfo, LID 1", 1)
-	if diff := cmp.Diff(SMInfo{GUID: 0x100001, SMKey: 1, ActCount: 133, Priority: 5, State: SMMaster}, parse[SMInfo](t, s.Data[:])); diff != "" {
+	if diff := cmp.Diff(SMInfo{GUID: 0x100001, SMKey: 1, ActCount: 133, Priority: 5, State: SMMaster},
+		parse[SMInfo](t, s.Data[:])); diff != "" {
 		t.Error(diff)
 	}
 	s = response(t, "SubnGet NodeInfo then NodeDescription", 3)
@@ -205,7 +211,8 @@ func TestSampleValues(t *testing.T) {
 		t.Errorf("keys %v", k)
 	}
 	s = response(t, "SubnGet NodeInfo and SLtoVL table of switch port 1", 7)
-	if m := parse[SLtoVL](t, s.Data[:]); m != (SLtoVL{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7}) || s.AttributeModifier != SLtoVLModifier(2, 1) {
+	if m := parse[SLtoVL](t, s.Data[:]); m != (SLtoVL{0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7}) ||
+		s.AttributeModifier != SLtoVLModifier(2, 1) {
 		t.Errorf("lanes %v of %#x", m, s.AttributeModifier)
 	}
 	s = response(t, "SubnGet NodeInfo/PortInfo/VLArbitration", 5)
@@ -213,7 +220,8 @@ func TestSampleValues(t *testing.T) {
 	for i := 1; i < 8; i++ {
 		want[i] = VLArbEntry{uint8(i), 4}
 	}
-	if a := parse[VLArb](t, s.Data[:]); want[1] != a[1] || a[0] != (VLArbEntry{}) || want[7] != a[7] || s.AttributeModifier != VLArbModifier(VLArbLow, 0) {
+	if a := parse[VLArb](t, s.Data[:]); want[1] != a[1] || a[0] != (VLArbEntry{}) || want[7] != a[7] ||
+		s.AttributeModifier != VLArbModifier(VLArbLow, 0) {
 		t.Errorf("arbitration %v of %#x", a, s.AttributeModifier)
 	}
 }

@@ -42,7 +42,8 @@ const VEMADataLen = OPALen - VEMAHeaderLen
 
 // NewVEMA returns a request: a Get or a Set of an attribute of a vport.
 func NewVEMA(m Method, a AttributeID, vport uint8, tid uint64) VEMA {
-	return VEMA{Header: Header{BaseVersion: OPABaseVersion, MgmtClass: ClassVEMA, ClassVersion: VEMAClassVersion, Method: m, TransactionID: tid,
+	return VEMA{Header: Header{BaseVersion: OPABaseVersion, MgmtClass: ClassVEMA, ClassVersion: VEMAClassVersion,
+		Method: m, TransactionID: tid,
 		AttributeID: a, AttributeModifier: uint32(vport)}, OUI: VEMAOUI}
 }
 
@@ -52,12 +53,14 @@ func VEMAVPort(modifier uint32) uint8 { return uint8(modifier) }
 // IsVEMA reports whether the MAD b has the base version, class, class version and OUI of a
 // VEMA.
 func IsVEMA(b []byte) bool {
-	return len(b) >= VEMAHeaderLen && b[0] == OPABaseVersion && Class(b[1]) == ClassVEMA && b[2] == VEMAClassVersion && get24(b[37:]) == VEMAOUI
+	return len(b) >= VEMAHeaderLen && b[0] == OPABaseVersion && Class(b[1]) == ClassVEMA &&
+		b[2] == VEMAClassVersion && get24(b[37:]) == VEMAOUI
 }
 
 // NewVEMATrap returns a trap.
 func NewVEMATrap(tid uint64, n VEMANotice) VEMATrap {
-	return VEMATrap{Header: Header{BaseVersion: OPABaseVersion, MgmtClass: ClassVEMA, ClassVersion: VEMAClassVersion, Method: MethodTrap,
+	return VEMATrap{Header: Header{BaseVersion: OPABaseVersion, MgmtClass: ClassVEMA, ClassVersion: VEMAClassVersion,
+		Method:        MethodTrap,
 		TransactionID: tid, AttributeID: AttrNotice}, OUI: VEMAOUI, Notice: n}
 }
 

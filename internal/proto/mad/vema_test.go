@@ -51,8 +51,10 @@ func vemaSequence(t testing.TB) (steps []vemaStep) {
 
 // driversVESWPortInfo is what the sequence configures.
 func driversVESWPortInfo() VESWPortInfo {
-	i := VESWPortInfo{VESW: VESW{FabricID: 0x301, VESWID: 2, DefaultPortMask: 5, PKey: 0x8002, McastDLID: 0xf00002, RC: 0x6543210, EthMTU: 9000},
-		Port: VESWPort{PortNum: 7, LinkStatus: VESWLinkDown, BaseMAC: [6]byte{0x06, 0x2c, 0, 5, 0, 0}, ConfigState: VESWForwarding, OperState: VESWDropAll,
+	i := VESWPortInfo{VESW: VESW{FabricID: 0x301, VESWID: 2, DefaultPortMask: 5, PKey: 0x8002, McastDLID: 0xf00002,
+		RC: 0x6543210, EthMTU: 9000},
+		Port: VESWPort{PortNum: 7, LinkStatus: VESWLinkDown, BaseMAC: [6]byte{0x06, 0x2c, 0, 5, 0, 0},
+			ConfigState: VESWForwarding, OperState: VESWDropAll,
 			MaxMACEntries: VESWMaxMACs, MaxSMACEntries: VESWMaxSMACs, EncapSLID: 5,
 			PCPToSCUc: [8]uint8{0, 1, 2, 3, 4, 5, 6, 7}, PCPToVLUc: [8]uint8{0, 1, 2, 3, 0, 1, 2, 3},
 			PCPToSCMc: [8]uint8{8, 9, 10, 11, 12, 13, 14, 15}, PCPToVLMc: [8]uint8{1, 2, 3, 0, 1, 2, 3, 0},
@@ -75,7 +77,8 @@ func TestVEMASequence(t *testing.T) {
 		response  codec // nil: nothing
 	}
 	agents := VEMAClassPortInfo{BaseVersion: 0x80, ClassVersion: 0x80, CapabilityMask: 0xff01, RespTimeValue: 18}
-	set := VEMAClassPortInfo{CapabilityMask: 0xdead, Trap: VEMATarget{LID: 0x12, SL: 3, QPN: 1, QKey: 0x80010000, PKey: 0xffff}}
+	set := VEMAClassPortInfo{CapabilityMask: 0xdead, Trap: VEMATarget{LID: 0x12, SL: 3, QPN: 1, QKey: 0x80010000,
+		PKey: 0xffff}}
 	agentsSet := agents
 	agentsSet.Trap = set.Trap
 	initial, down := DefaultVESWPortInfo(), driversVESWPortInfo()
@@ -91,11 +94,13 @@ func TestVEMASequence(t *testing.T) {
 		copy(m.Entries[:], e)
 		return m
 	}
-	summary := &VESWSummary{VPort: 1, VESWID: 2, PortNum: 1, Values: [NumVESWCounters]uint64{1005, 1004, 1001, 1000, 1003, 1002}}
+	summary := &VESWSummary{VPort: 1, VESWID: 2, PortNum: 1, Values: [NumVESWCounters]uint64{1005, 1004, 1001, 1000,
+		1003, 1002}}
 	for c := VESWTxUnicast; c < NumVESWCounters; c++ {
 		summary.Values[c] = 1024 + uint64(c-VESWTxUnicast)
 	}
-	errs := &VESWErrors{VPort: 1, VESWID: 2, PortNum: 1, TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047,
+	errs := &VESWErrors{VPort: 1, VESWID: 2, PortNum: 1, TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046,
+		TxLogic: 2035, TxDropState: 1047,
 		RxBadVESWID: 1023, RxRunt: 1049, RxOversize: 1050, RxDropState: 1048, RxLogic: 1014}
 	steps := []step{
 		{"get_cpi_initial", MethodGet, AttrClassPortInfo, 0, nil, 0, &agents},
@@ -105,13 +110,17 @@ func TestVEMASequence(t *testing.T) {
 		{"set_veswportinfo_if_down", MethodSet, AttrVESWPortInfo, 1, &asked, 0, &down},
 		{name: "trap_eth_link_status"},
 		{"get_veswportinfo_if_up", MethodGet, AttrVESWPortInfo, 0xabcd0001, nil, 0, &up},
-		{"set_mac_entries", MethodSet, AttrVESWMACEntries, 1, entries(4, 2, 0xcafef00d, one, two), 0, entries(4, 2, 0xcafef00d, one, two)},
-		{"get_mac_entries", MethodGet, AttrVESWMACEntries, 1, entries(3, 4, 0), 0, entries(3, 4, 0xcafef00d, VESWMACEntry{}, one, two)},
+		{"set_mac_entries", MethodSet, AttrVESWMACEntries, 1, entries(4, 2, 0xcafef00d, one, two), 0,
+			entries(4, 2, 0xcafef00d, one, two)},
+		{"get_mac_entries", MethodGet, AttrVESWMACEntries, 1, entries(3, 4, 0), 0, entries(3, 4, 0xcafef00d,
+			VESWMACEntry{}, one, two)},
 		{"get_mac_entries_126", MethodGet, AttrVESWMACEntries, 1, entries(0, 126, 0), StatusInvalidValue, nil},
 		{"set_mac_entries_past_end", MethodSet, AttrVESWMACEntries, 1, entries(2047, 2, 1), StatusInvalidValue, nil},
-		{"get_mac_entries_last8", MethodGet, AttrVESWMACEntries, 1, entries(2040, 8, 0), 0, entries(2040, 8, 0xcafef00d)},
+		{"get_mac_entries_last8", MethodGet, AttrVESWMACEntries, 1, entries(2040, 8, 0), 0,
+			entries(2040, 8, 0xcafef00d)},
 		{"get_ucast_macs", MethodGet, AttrVESWUnicastMACs, 1, nil, 0,
-			&VESWMACList{Num: 2, Total: 2, Gen: 3, MACs: [VESWListPerMAD][6]byte{{0, 0x11, 0x22, 0x33, 0x44, 0x01}, {0, 0x11, 0x22, 0x33, 0x44, 0x02}}}},
+			&VESWMACList{Num: 2, Total: 2, Gen: 3, MACs: [VESWListPerMAD][6]byte{{0, 0x11, 0x22, 0x33, 0x44, 0x01},
+				{0, 0x11, 0x22, 0x33, 0x44, 0x02}}}},
 		{"get_mcast_macs_paged", MethodGet, AttrVESWMcastMACs, 1, &VESWMACList{Start: 1, Num: 1}, 0,
 			&VESWMACList{Start: 1, Num: 1, Total: 3, Gen: 4, MACs: [VESWListPerMAD][6]byte{{0x33, 0x33, 0, 0, 0, 1}}}},
 		{"get_summary_counters", MethodGet, AttrVESWSummary, 1, nil, 0, summary},
@@ -131,7 +140,8 @@ func TestVEMASequence(t *testing.T) {
 			t.Fatalf("step %d is %s, want %s", i, want.Name, s.name)
 		}
 		if want.Trap != nil {
-			trap := NewVEMATrap(0x42, VEMANotice{GenericType: VEMAGenericType, OUI: VEMAOUI, IssuerLID: 5, FabricID: 0x301, VESWID: 2, PortNum: 7,
+			trap := NewVEMATrap(0x42, VEMANotice{GenericType: VEMAGenericType, OUI: VEMAOUI, IssuerLID: 5,
+				FabricID: 0x301, VESWID: 2, PortNum: 7,
 				OPAPort: 1, VPort: 1, Opcode: VEMALinkStatus})
 			if d := cmp.Diff([]byte(want.Trap), trap.Append(nil)); d != "" {
 				t.Errorf("%s (-want +got):\n%s", s.name, d)
@@ -191,7 +201,8 @@ func TestVESWMAC(t *testing.T) {
 		if mac := VESWMAC(c.FabricID, c.VESWID, c.LID); !bytes.Equal(mac[:], c.MAC) {
 			t.Errorf("%+v: % x", c, mac)
 		}
-		if fabric, vesw, lid, ok := ParseVESWMAC([6]byte(c.MAC)); fabric != c.FabricID || vesw != c.VESWID || lid != c.LID || !ok {
+		if fabric, vesw, lid, ok := ParseVESWMAC([6]byte(c.MAC)); fabric != c.FabricID || vesw != c.VESWID ||
+			lid != c.LID || !ok {
 			t.Errorf("%+v: %#x %#x %#x %v", c, fabric, vesw, lid, ok)
 		}
 	}
@@ -224,7 +235,8 @@ func TestVEMAValues(t *testing.T) {
 	for _, c := range []struct {
 		offset, num uint16
 		want        bool
-	}{{0, 0, true}, {0, 125, true}, {0, 126, false}, {2048, 0, true}, {2049, 0, false}, {1923, 125, true}, {1924, 125, false}, {65535, 65535, false}} {
+	}{{0, 0, true}, {0, 125, true}, {0, 126, false}, {2048, 0, true}, {2049, 0, false}, {1923, 125, true}, {1924, 125,
+		false}, {65535, 65535, false}} {
 		if m := (VESWMACEntries{Offset: c.offset, Num: c.num}); m.Valid() != c.want {
 			t.Errorf("%d from %d: %v", c.num, c.offset, !c.want)
 		}
@@ -286,7 +298,8 @@ func FuzzVEMA(f *testing.F) {
 		if again.Parse(m.Append(nil)) != nil || again != m {
 			t.Fatalf("%+v became %+v", m.Header, again.Header)
 		}
-		attributes := map[AttributeID]codec{AttrClassPortInfo: &VEMAClassPortInfo{}, AttrNotice: &VEMANotice{}, AttrVESWPortInfo: &VESWPortInfo{},
+		attributes := map[AttributeID]codec{AttrClassPortInfo: &VEMAClassPortInfo{}, AttrNotice: &VEMANotice{},
+			AttrVESWPortInfo:   &VESWPortInfo{},
 			AttrVESWMACEntries: &VESWMACEntries{}, AttrVESWUnicastMACs: &VESWMACList{}, AttrVESWMcastMACs: &VESWMACList{},
 			AttrVESWSummary: &VESWSummary{}, AttrVESWErrors: &VESWErrors{}}
 		c := attributes[m.AttributeID]

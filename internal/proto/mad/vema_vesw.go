@@ -18,7 +18,8 @@ func (v *VESW) SetFlood(on bool) { v.Reserved4[5] = v.Reserved4[5]&^veswFlood | 
 // VESWMAC returns the locally administered MAC of a port: of the number of the fabric (10 bits), of the VESW (12), and
 // its LID (24). As a little-endian number its bits are 0, 1, and these in this order.
 func VESWMAC(fabric, vesw uint16, lid uint32) [6]byte {
-	return [6]byte{byte(fabric)<<2 | 2, byte(vesw)<<4 | byte(fabric>>6)&0xf, byte(vesw >> 4), byte(lid), byte(lid >> 8), byte(lid >> 16)}
+	return [6]byte{byte(fabric)<<2 | 2, byte(vesw)<<4 | byte(fabric>>6)&0xf, byte(vesw >> 4), byte(lid),
+		byte(lid >> 8), byte(lid >> 16)}
 }
 
 // ParseVESWMAC is the inverse of VESWMAC. It reports false if the MAC is not locally administered, or a multicast
@@ -59,7 +60,8 @@ const DefaultEthMTU = 1500
 // the same.
 func DefaultVESWPortInfo() VESWPortInfo {
 	return VESWPortInfo{VESW: VESW{EthMTU: DefaultEthMTU},
-		Port: VESWPort{ConfigState: VESWDropAll, OperState: VESWDropAll, MaxMACEntries: VESWMaxMACs, MaxSMACEntries: VESWMaxSMACs}}
+		Port: VESWPort{ConfigState: VESWDropAll, OperState: VESWDropAll, MaxMACEntries: VESWMaxMACs,
+			MaxSMACEntries: VESWMaxSMACs}}
 }
 
 // VESWMACsPerMAD is the number of slots of a table of MACs in one MAD.

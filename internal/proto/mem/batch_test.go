@@ -128,7 +128,8 @@ func TestPutBytesByPages(t *testing.T) {
 		t.Fatal(got)
 	}
 	b.Flush()
-	got := append(append(append([]byte(nil), back[0x8123:0x9000]...), back[0x3000:0x4000]...), back[0xf000:0xf000+10000-0x1000-0xedd]...)
+	got := append(append(append([]byte(nil), back[0x8123:0x9000]...), back[0x3000:0x4000]...),
+		back[0xf000:0xf000+10000-0x1000-0xedd]...)
 	if !bytes.Equal(data, got) {
 		t.Error("pages hold other bytes than were put")
 	}

@@ -61,7 +61,8 @@ func TestHeapAgainstSortedList(t *testing.T) {
 		}
 		for i := range all {
 			if e, set := model[i]; all[i].IsSet() != set || all[i].At() != e.at {
-				t.Fatalf("step %d: timer %d is set %v at %d; want %v at %d", step, i, all[i].IsSet(), all[i].At(), set, e.at)
+				t.Fatalf("step %d: timer %d is set %v at %d; want %v at %d", step, i, all[i].IsSet(), all[i].At(),
+					set, e.at)
 			}
 		}
 	}

@@ -41,7 +41,8 @@ func TestFile(t *testing.T) {
 // TestRead: another's reader finds the packets, whatever their length, with interface and time.
 func TestRead(t *testing.T) {
 	var f bytes.Buffer
-	w, err := NewWriter(&f, "weft", Interface{Name: "ib0", Type: LinkERF}, Interface{Name: "ib0_1_7fff", Type: LinkIPoIB})
+	w, err := NewWriter(&f, "weft", Interface{Name: "ib0", Type: LinkERF}, Interface{Name: "ib0_1_7fff",
+		Type: LinkIPoIB})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,8 @@ func TestRead(t *testing.T) {
 	}
 	for n := range 70 {
 		data, ci, err := r.ReadPacketData()
-		if err != nil || !bytes.Equal(data, bytes.Repeat([]byte{byte(n)}, n)) || ci.InterfaceIndex != n%2 || !ci.Timestamp.Equal(seen.Add(time.Duration(n))) {
+		if err != nil || !bytes.Equal(data, bytes.Repeat([]byte{byte(n)}, n)) || ci.InterfaceIndex != n%2 ||
+			!ci.Timestamp.Equal(seen.Add(time.Duration(n))) {
 			t.Fatalf("packet %d: %v %x %+v", n, err, data, ci)
 		}
 	}
@@ -100,7 +102,8 @@ func TestBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	tail := hex.EncodeToString(f.Bytes()[f.Len()-52:])
-	if want := "0500000034000000" + "00000000fe9c97170065f753" + "04000800" + "4b00000000000000" + "05000800" + "0500000000000000" + "00000000" + "34000000"; tail != want {
+	if want := "0500000034000000" + "00000000fe9c97170065f753" + "04000800" + "4b00000000000000" + "05000800" +
+		"0500000000000000" + "00000000" + "34000000"; tail != want {
 		t.Errorf("statistics %s, want %s", tail, want)
 	}
 	r, err := pcapgo.NewNgReader(&f, pcapgo.DefaultNgReaderOptions)
@@ -109,7 +112,8 @@ func TestBlocks(t *testing.T) {
 	}
 	for n := range 70 {
 		data, ci, err := r.ReadPacketData()
-		if err != nil || !bytes.Equal(data, bytes.Repeat([]byte{byte(n)}, min(n, 64))) || ci.Length != n || !ci.Timestamp.Equal(seen.Add(time.Duration(n))) {
+		if err != nil || !bytes.Equal(data, bytes.Repeat([]byte{byte(n)}, min(n, 64))) || ci.Length != n ||
+			!ci.Timestamp.Equal(seen.Add(time.Duration(n))) {
 			t.Fatalf("packet %d: %v %x %+v", n, err, data, ci)
 		}
 	}
@@ -134,7 +138,8 @@ func TestRecords(t *testing.T) {
 	src := wire.MakeHWAddr(0x80, 0x123456, ib.MakeGID(ib.DefaultGIDPrefix, 1))
 	dst := wire.MakeHWAddr(0, 0x654321, ib.MakeGID(ib.DefaultGIDPrefix, 2))
 	got = hex.EncodeToString(AppendIPoIB(nil, src, dst, []byte{8, 0, 0, 0, 0x45}))
-	if want := "60000000" + "00123456" + "fe800000000000000000000000000001" + "fe800000000000000000000000000002" + "0800000045"; got != want {
+	if want := "60000000" + "00123456" + "fe800000000000000000000000000001" + "fe800000000000000000000000000002" +
+		"0800000045"; got != want {
 		t.Errorf("IPoIB: %s, want %s", got, want)
 	}
 }
@@ -159,7 +164,8 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, err := range map[string]error{"writing": w.Write(0, seen, nil), "interface": w.Write(1, seen, nil), "below": w.Write(-1, seen, nil), "time": w.Write(0, time.Unix(-1, 0), nil)} {
+	for what, err := range map[string]error{"writing": w.Write(0, seen, nil), "interface": w.Write(1, seen, nil),
+		"below": w.Write(-1, seen, nil), "time": w.Write(0, time.Unix(-1, 0), nil)} {
 		if err == nil {
 			t.Errorf("%s: no error", what)
 		}

@@ -11,7 +11,8 @@ import (
 
 func TestText(t *testing.T) {
 	for _, c := range []struct{ what, why, fix, want string }{
-		{"cannot start", "port 4791 is in use", "weft up --roce-port 4793", "cannot start: port 4791 is in use. fix: weft up --roce-port 4793"},
+		{"cannot start", "port 4791 is in use", "weft up --roce-port 4793",
+			"cannot start: port 4791 is in use. fix: weft up --roce-port 4793"},
 		{"cannot start", "", "weft up", "cannot start. fix: weft up"},
 		{"cannot start", "", "", "cannot start"},
 		{"", "the store is full", "weft store defrag", "the store is full. fix: weft store defrag"},

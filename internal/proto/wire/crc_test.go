@@ -92,7 +92,8 @@ func TestFeeds(t *testing.T) {
 	}
 	for _, n := range []int{1023, 1024, 2048, 2060, 4095, 4096, 4096 + 66, 9000, 10240, 65535} {
 		for _, at := range []int{0, 1, 20, 63} {
-			check(at, n, ^uint32(0), 0xffff, slowCRC(poly, ^uint32(0), buf[at:][:n]), slowCRC(vcrcPoly, 0xffff, buf[at:][:n]))
+			check(at, n, ^uint32(0), 0xffff, slowCRC(poly, ^uint32(0), buf[at:][:n]), slowCRC(vcrcPoly, 0xffff,
+				buf[at:][:n]))
 		}
 	}
 }

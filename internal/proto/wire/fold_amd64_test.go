@@ -74,7 +74,8 @@ func TestKernelsAlone(t *testing.T) {
 				}
 			}
 			p := buf[:10240]
-			if a, b := k.fold(icrcFolding, 1, p), k.fold(vcrcFolding, 1, p); a != slowCRC(poly, 1, p) || b != slowCRC(vcrcPoly, 1, p) {
+			if a, b := k.fold(icrcFolding, 1, p), k.fold(vcrcFolding, 1, p); a != slowCRC(poly, 1, p) ||
+				b != slowCRC(vcrcPoly, 1, p) {
 				t.Errorf("%d bytes: %08x, %04x", len(p), a, b)
 			}
 		})
@@ -137,13 +138,16 @@ func TestFolding(t *testing.T) {
 			}
 		}
 		f := c.of
-		got := fmt.Sprintf("%x", [][2]uint64{f.by[0], f.by32, f.by64, f.by96, f.by128, f.by192, f.by256, f.lanes[0], f.lanes[1], f.lanes[2], f.lanes[3]})
-		want := fmt.Sprintf("%x", [][2]uint64{{bits.Reverse64(power(63))}, pair(32), pair(64), pair(96), pair(128), pair(192), pair(256),
+		got := fmt.Sprintf("%x", [][2]uint64{f.by[0], f.by32, f.by64, f.by96, f.by128, f.by192, f.by256, f.lanes[0],
+			f.lanes[1], f.lanes[2], f.lanes[3]})
+		want := fmt.Sprintf("%x", [][2]uint64{{bits.Reverse64(power(63))}, pair(32), pair(64), pair(96), pair(128),
+			pair(192), pair(256),
 			pair(48), pair(32), pair(16), {}})
 		if got != want {
 			t.Errorf("%#x: pairs\n%s, want\n%s", c.poly, got, want)
 		}
-		if bits.Reverse64(f.poly)>>31 != c.poly || uint64(bits.Reverse32(uint32(f.end[0]))) != power(95) || f.end[0]>>32 != 0 {
+		if bits.Reverse64(f.poly)>>31 != c.poly || uint64(bits.Reverse32(uint32(f.end[0]))) != power(95) ||
+			f.end[0]>>32 != 0 {
 			t.Errorf("%#x: polynomial %x, x^95 %x", c.poly, f.poly, f.end[0])
 		}
 		// The quotient lacks one coefficient, that of x^0, so its product with

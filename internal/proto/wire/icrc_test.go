@@ -124,7 +124,8 @@ func nativeVector(t *testing.T, v *vector, stored uint32) {
 		return
 	}
 	f := &v.Fields
-	want := LRH{VL: f.LRH.VL, LVer: f.LRH.LVer, SL: f.LRH.SL, LNH: f.LRH.LNH, DLID: ib.LID(f.LRH.DLID), SLID: ib.LID(f.LRH.SLID), PktLen: f.LRH.PktLen}
+	want := LRH{VL: f.LRH.VL, LVer: f.LRH.LVer, SL: f.LRH.SL, LNH: f.LRH.LNH, DLID: ib.LID(f.LRH.DLID),
+		SLID: ib.LID(f.LRH.SLID), PktLen: f.LRH.PktLen}
 	if l != want {
 		t.Errorf("LRH %+v, want %+v", l, want)
 	}
@@ -132,8 +133,9 @@ func nativeVector(t *testing.T, v *vector, stored uint32) {
 	l.Put(b)
 	n := LRHLen
 	if x := f.GRH; x != nil {
-		want := GRH{IPVer: x.IPVer, TClass: x.TClass, FlowLabel: x.Flow, PayLen: x.PayLen, NxtHdr: x.NxtHdr, HopLimit: x.Hop,
-			SGID: ib.GIDFromAddr(x.SGID), DGID: ib.GIDFromAddr(x.DGID)}
+		want := GRH{IPVer: x.IPVer, TClass: x.TClass, FlowLabel: x.Flow, PayLen: x.PayLen, NxtHdr: x.NxtHdr,
+			HopLimit: x.Hop,
+			SGID:     ib.GIDFromAddr(x.SGID), DGID: ib.GIDFromAddr(x.DGID)}
 		if g != want {
 			t.Errorf("GRH %+v, want %+v", g, want)
 		}
@@ -150,7 +152,8 @@ func nativeVector(t *testing.T, v *vector, stored uint32) {
 func TestSeedAgainstMaskedCopy(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for n := BTHLen; n < 1200; n++ {
-		ip := IPUDP{IPv4: n&1 == 0, DF: true, TClass: uint8(rng.Uint32()), HopLimit: uint8(rng.Uint32()), ID: uint16(rng.Uint32()),
+		ip := IPUDP{IPv4: n&1 == 0, DF: true, TClass: uint8(rng.Uint32()), HopLimit: uint8(rng.Uint32()),
+			ID:      uint16(rng.Uint32()),
 			SrcPort: uint16(rng.Uint32()), DstPort: UDPPort, FlowLabel: rng.Uint32(), Checksum: uint16(rng.Uint32())}
 		for i := range ip.Src {
 			ip.Src[i], ip.Dst[i] = byte(rng.Uint32()), byte(rng.Uint32())
@@ -426,7 +429,8 @@ func TestCapture(t *testing.T) {
 	if total != 277 || others == 0 {
 		t.Errorf("%d RoCEv2 packets and %d others; want 277 and some", total, others)
 	}
-	for _, op := range []ib.Opcode{ib.SendOnly, ib.ReadRequest, ib.FetchAdd, ib.Acknowledge, ib.AtomicAck, ib.ServiceUD | ib.SendOnly} {
+	for _, op := range []ib.Opcode{ib.SendOnly, ib.ReadRequest, ib.FetchAdd, ib.Acknowledge, ib.AtomicAck,
+		ib.ServiceUD | ib.SendOnly} {
 		if counts[op] == 0 {
 			t.Errorf("no %v in the capture: %v", op, counts)
 		}
@@ -435,8 +439,10 @@ func TestCapture(t *testing.T) {
 
 func TestNoAllocation(t *testing.T) {
 	v4 := NewSeed(mapped([4]byte{192, 0, 2, 1}), mapped([4]byte{192, 0, 2, 2}), 0xc001, UDPPort)
-	v6 := NewSeed(ib.GIDFromAddr(netip.MustParseAddr("2001:db8::1")), ib.GIDFromAddr(netip.MustParseAddr("2001:db8::2")), 0xc001, UDPPort)
-	ip := IPUDP{IPv4: true, DF: true, Src: mapped([4]byte{192, 0, 2, 1}), Dst: mapped([4]byte{192, 0, 2, 2}), DstPort: UDPPort}
+	v6 := NewSeed(ib.GIDFromAddr(netip.MustParseAddr("2001:db8::1")),
+		ib.GIDFromAddr(netip.MustParseAddr("2001:db8::2")), 0xc001, UDPPort)
+	ip := IPUDP{IPv4: true, DF: true, Src: mapped([4]byte{192, 0, 2, 1}), Dst: mapped([4]byte{192, 0, 2, 2}),
+		DstPort: UDPPort}
 	frame := make([]byte, 28+28+1024+4)
 	h := Headers{Opcode: ib.WriteFirst, PKey: 0xffff}
 	area := make([]byte, GRHLen)

@@ -86,7 +86,8 @@ func (h HWAddr) String() string {
 func ParseHWAddr(s string) (h HWAddr, err error) {
 	parts := strings.Split(s, ":")
 	if len(parts) != HWAddrLen {
-		return HWAddr{}, fmt.Errorf("hardware address %q: %d of %d pairs of hexadecimal digits", s, len(parts), HWAddrLen)
+		return HWAddr{}, fmt.Errorf("hardware address %q: %d of %d pairs of hexadecimal digits", s, len(parts),
+			HWAddrLen)
 	}
 	for i, p := range parts {
 		if len(p) != 2 {

@@ -40,7 +40,8 @@ func ndVectors(t testing.TB) []ndVector {
 		if len(o.Frame) != o.Length {
 			t.Fatalf("%s: %d bytes, want %d", v.ID, len(o.Frame), o.Length)
 		}
-		n := ND{Type: o.Frame[EncapLen+ipv6Len], Src: in.Src, Dst: in.Dst, Router: in.R == 1, Solicited: in.S == 1, Override: in.O == 1, MTU: in.MTU}
+		n := ND{Type: o.Frame[EncapLen+ipv6Len], Src: in.Src, Dst: in.Dst, Router: in.R == 1, Solicited: in.S == 1,
+			Override: in.O == 1, MTU: in.MTU}
 		if in.Target != nil {
 			n.Target = *in.Target
 		}
@@ -137,16 +138,19 @@ func TestNDRefusals(t *testing.T) {
 		{"solicitation for nobody", ND{Type: NDNeighborSolicit, Src: a, Dst: b, Target: zero}, NDTarget},
 		{"solicitation from a group", ND{Type: NDNeighborSolicit, Src: group, Dst: b, Target: b}, NDSource},
 		{"detection", ND{Type: NDNeighborSolicit, Src: zero, Dst: SolicitedNode(b), Target: b}, FrameOK},
-		{"detection with an address", ND{Type: NDNeighborSolicit, Src: zero, Dst: SolicitedNode(b), Target: b, Link: hw, HasLink: true}, NDSource},
+		{"detection with an address", ND{Type: NDNeighborSolicit, Src: zero, Dst: SolicitedNode(b), Target: b,
+			Link: hw, HasLink: true}, NDSource},
 		{"detection to another group", ND{Type: NDNeighborSolicit, Src: zero, Dst: group, Target: b}, NDTarget},
 		{"advertisement", ND{Type: NDNeighborAdvert, Src: b, Dst: group, Target: b}, FrameOK},
 		{"advertisement of a group", ND{Type: NDNeighborAdvert, Src: b, Dst: a, Target: group}, NDTarget},
 		{"solicited by a group", ND{Type: NDNeighborAdvert, Src: b, Dst: group, Target: b, Solicited: true}, NDTarget},
 		{"advertisement by nobody", ND{Type: NDNeighborAdvert, Src: zero, Dst: a, Target: b}, NDSource},
-		{"group's hardware address", ND{Type: NDNeighborAdvert, Src: b, Dst: a, Target: b, Link: GroupHWAddr(BroadcastGID(1, 2)), HasLink: true}, NDLinkAddr},
+		{"group's hardware address", ND{Type: NDNeighborAdvert, Src: b, Dst: a, Target: b,
+			Link: GroupHWAddr(BroadcastGID(1, 2)), HasLink: true}, NDLinkAddr},
 		{"no hardware address", ND{Type: NDNeighborAdvert, Src: b, Dst: a, Target: b, HasLink: true}, NDLinkAddr},
 		{"router solicitation from nobody", ND{Type: NDRouterSolicit, Src: zero, Dst: group}, FrameOK},
-		{"the same with an address", ND{Type: NDRouterSolicit, Src: zero, Dst: group, Link: hw, HasLink: true}, NDSource},
+		{"the same with an address", ND{Type: NDRouterSolicit, Src: zero, Dst: group, Link: hw, HasLink: true},
+			NDSource},
 		{"redirect", ND{Type: NDRedirect, Src: a, Dst: b, Target: a, Dest: global, Link: hw, HasLink: true}, FrameOK},
 		{"redirect to an on-link host", ND{Type: NDRedirect, Src: a, Dst: b, Target: global, Dest: global}, FrameOK},
 		{"redirect to a far router", ND{Type: NDRedirect, Src: a, Dst: b, Target: global, Dest: b}, NDTarget},
@@ -285,7 +289,8 @@ func FuzzND(f *testing.F) {
 		if n.Type == NDRouterSolicit || n.Type == NDRouterAdvert {
 			b := dirty(len(p) + SourceLinkRoom)
 			b = b[:PutSourceLink(b, p, off, &hw)]
-			if why := again.Parse(b, off); why != FrameOK && n.Src.IsValid() && !n.Src.IsUnspecified() || why == FrameOK && again.Link != hw {
+			if why := again.Parse(b, off); why != FrameOK && n.Src.IsValid() && !n.Src.IsUnspecified() ||
+				why == FrameOK && again.Link != hw {
 				t.Errorf("with an option: %v, %+v", why, again)
 			}
 			b = b[:PutSourceLink(b, b, off, nil)]
@@ -377,10 +382,12 @@ func TestReportRecords(t *testing.T) {
 		typ     byte
 		sources int
 		want    *bool
-	}{{1, 0, nil}, {1, 2, &join}, {2, 0, &join}, {2, 3, &join}, {3, 0, &leave}, {3, 1, &join}, {4, 0, &join}, {4, 1, &join},
+	}{{1, 0, nil}, {1, 2, &join}, {2, 0, &join}, {2, 3, &join}, {3, 0, &leave}, {3, 1, &join}, {4, 0, &join}, {4, 1,
+		&join},
 		{5, 0, nil}, {5, 1, &join}, {6, 0, nil}, {6, 2, nil}, {0, 1, nil}, {7, 1, nil}} {
 		t.Run(fmt.Sprintf("type %d with %d sources", c.typ, c.sources), func(t *testing.T) {
-			for _, p := range [][]byte{igmp(igmpReportV3, 1, record(c.typ, g4, c.sources)), mld(mldReportV2, 1, record(c.typ, g6, c.sources))} {
+			for _, p := range [][]byte{igmp(igmpReportV3, 1, record(c.typ, g4, c.sources)),
+				mld(mldReportV2, 1, record(c.typ, g6, c.sources))} {
 				got, ok := AppendReports(nil, p)
 				if !ok {
 					t.Fatal("malformed")
@@ -396,13 +403,14 @@ func TestReportRecords(t *testing.T) {
 		})
 	}
 	for name, p := range map[string][]byte{
-		"more records than bytes":  igmp(igmpReportV3, 2, record(2, g4, 0)),
-		"more sources than bytes":  igmp(igmpReportV3, 1, record(2, g4, 1)[:10]),
-		"unicast group":            igmp(igmpReportV3, 1, record(2, netip.MustParseAddr("10.0.0.1"), 0)),
-		"second group is no group": igmp(igmpReportV3, 2, record(2, g4, 0), record(2, netip.MustParseAddr("10.0.0.1"), 0)),
-		"MLD, more records":        mld(mldReportV2, 255, record(2, g6, 0)),
-		"MLD, mapped group":        mld(mldReportV2, 1, record(2, netip.MustParseAddr("::ffff:239.1.2.3"), 0)),
-		"MLD, short version 1":     mld(mldReportV1, 0, make([]byte, 15)),
+		"more records than bytes": igmp(igmpReportV3, 2, record(2, g4, 0)),
+		"more sources than bytes": igmp(igmpReportV3, 1, record(2, g4, 1)[:10]),
+		"unicast group":           igmp(igmpReportV3, 1, record(2, netip.MustParseAddr("10.0.0.1"), 0)),
+		"second group is no group": igmp(igmpReportV3, 2, record(2, g4, 0), record(2, netip.MustParseAddr("10.0.0.1"),
+			0)),
+		"MLD, more records":    mld(mldReportV2, 255, record(2, g6, 0)),
+		"MLD, mapped group":    mld(mldReportV2, 1, record(2, netip.MustParseAddr("::ffff:239.1.2.3"), 0)),
+		"MLD, short version 1": mld(mldReportV1, 0, make([]byte, 15)),
 	} {
 		if got, ok := AppendReports(nil, p); ok || len(got) > 0 {
 			t.Errorf("%s: %v, %v", name, got, ok)
@@ -460,11 +468,13 @@ func FuzzReports(f *testing.F) {
 		v.decode(f, &in, &struct{}{})
 		f.Add([]byte(in.Packet))
 	}
-	f.Add(mld(mldReportV2, 2, record(2, netip.MustParseAddr("ff15::1"), 3), record(3, netip.MustParseAddr("ff15::2"), 0)))
+	f.Add(mld(mldReportV2, 2, record(2, netip.MustParseAddr("ff15::1"), 3), record(3, netip.MustParseAddr("ff15::2"),
+		0)))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if len(p)&1 == 0 && MayReport(p) { // let half of them past the checksum
 			p = bytes.Clone(p)
-			if hl := int(p[0]&0xf) * 4; p[0]>>4 == 4 && hl >= ipv4Len && int(be.Uint16(p[2:])) >= hl+8 && int(be.Uint16(p[2:])) <= len(p) {
+			if hl := int(p[0]&0xf) * 4; p[0]>>4 == 4 && hl >= ipv4Len && int(be.Uint16(p[2:])) >= hl+8 &&
+				int(be.Uint16(p[2:])) <= len(p) {
 				m := p[hl:be.Uint16(p[2:])]
 				m[2], m[3] = 0, 0
 				be.PutUint16(m[2:], fold(sum(0, m)))
@@ -512,7 +522,8 @@ func TestPutICMPError(t *testing.T) {
 		{"too big", four(none), router4, 2044, []byte{3, 4, 0, 0, 7, 0xfc}},
 		{"address", six(none), router6, 0, []byte{1, 3, 0, 0, 0, 0}},
 		{"too big for IPv6", six(none), router6, 2044, []byte{2, 0, 0, 0, 7, 0xfc}},
-		{"too big for a group", six(func(p []byte) { p[24], p[25] = 0xff, 2 }), router6, 2044, []byte{2, 0, 0, 0, 7, 0xfc}},
+		{"too big for a group", six(func(p []byte) { p[24], p[25] = 0xff, 2 }), router6, 2044,
+			[]byte{2, 0, 0, 0, 7, 0xfc}},
 		{"group not there", six(func(p []byte) { p[24] = 0xff }), router6, 0, nil},
 		{"IPv4 group", four(func(p []byte) { p[16] = 239 }), router4, 2044, nil},
 		{"broadcast", four(func(p []byte) { copy(p[16:], []byte{255, 255, 255, 255}) }), router4, 2044, nil},
@@ -568,7 +579,8 @@ func TestPutICMPError(t *testing.T) {
 			from = router6
 		}
 		n := PutICMPError(b, p, from, 0)
-		if n == 0 || PutICMPError(e, b[:n], netip.MustParseAddr("10.20.0.7"), 0)+PutICMPError(e, b[:n], netip.MustParseAddr("fe80::7"), 0) != 0 {
+		if n == 0 || PutICMPError(e, b[:n], netip.MustParseAddr("10.20.0.7"), 0)+PutICMPError(e, b[:n],
+			netip.MustParseAddr("fe80::7"), 0) != 0 {
 			t.Error("an error answered")
 		}
 	}
@@ -578,7 +590,8 @@ func FuzzICMPError(f *testing.F) {
 	for _, v := range ndVectors(f) {
 		f.Add([]byte(v.frame[EncapLen:]), 0)
 	}
-	f.Add([]byte{0x45, 0, 0, 28, 0, 1, 0x40, 0, 64, protoUDP, 0, 0, 10, 20, 0, 1, 10, 20, 0, 2, 1, 2, 3, 4, 5, 6, 7, 8}, 1500)
+	f.Add([]byte{0x45, 0, 0, 28, 0, 1, 0x40, 0, 64, protoUDP, 0, 0, 10, 20, 0, 1, 10, 20, 0, 2, 1, 2, 3, 4, 5, 6, 7,
+		8}, 1500)
 	f.Fuzz(func(t *testing.T, p []byte, mtu int) {
 		b := make([]byte, ICMPErrorLen)
 		for _, from := range []netip.Addr{netip.MustParseAddr("10.20.0.254"), netip.MustParseAddr("fe80::1")} {

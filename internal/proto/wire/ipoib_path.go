@@ -77,7 +77,8 @@ func (p *PathInfo) Parse(b []byte) bool {
 	if len(b) != PathInfoLen {
 		return false
 	}
-	*p = PathInfo{DGID: ib.GID(b[18:]), SGID: ib.GID(b[34:]), DLID: ib.LID(be.Uint16(b[50:])), SLID: ib.LID(be.Uint16(b[52:])),
+	*p = PathInfo{DGID: ib.GID(b[18:]), SGID: ib.GID(b[34:]), DLID: ib.LID(be.Uint16(b[50:])),
+		SLID:      ib.LID(be.Uint16(b[52:])),
 		FlowLabel: be.Uint32(b[56:]), PKey: ib.PKey(be.Uint16(b[60:])), SL: b[63], MTU: ib.MTU(b[65]), Rate: ib.Rate(b[67]),
 		PacketLifetime: b[69], HopLimit: b[70], TClass: b[71]}
 	switch binary.NativeEndian.Uint16(b) {

@@ -99,7 +99,8 @@ func TestH12_InterfaceNames(t *testing.T) {
 	if _, _, pkey, err := ParseIPoIBName("ib0_1_8014"); err != nil || pkey != 0x8014 {
 		t.Errorf("the alias with the membership bit gives %#x, %v", pkey, err)
 	}
-	for _, bad := range []string{"", "ib", "ib0", "ib0_1", "ib0_1_", "ib0_1_0", "ib0_1_8000", "ib0_1_14_2", "eth0_1_14", "ib0_1_G",
+	for _, bad := range []string{"", "ib", "ib0", "ib0_1", "ib0_1_", "ib0_1_0", "ib0_1_8000", "ib0_1_14_2",
+		"eth0_1_14", "ib0_1_G",
 		"ib0_100_14", "ib0_1_10014", "ib00_1_14", "ib0_1_0014", "ib0_1_+4", "ib-1_1_14", "IB0_1_14", "ib0_1_1A"} {
 		if ca, port, pkey, err := ParseIPoIBName(bad); err == nil {
 			t.Errorf("%q parsed as %d, %d, %#x", bad, ca, port, pkey)
@@ -116,7 +117,8 @@ func FuzzParseIPoIBName(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if ca2, port2, pkey2, err := ParseIPoIBName(IPoIBName(ca, port, pkey)); err != nil || ca2 != ca || port2 != port || pkey2 != pkey {
+		if ca2, port2, pkey2, err := ParseIPoIBName(IPoIBName(ca, port, pkey)); err != nil || ca2 != ca ||
+			port2 != port || pkey2 != pkey {
 			t.Errorf("%q does not come back: %d %d %#x %v", s, ca2, port2, pkey2, err)
 		}
 	})
@@ -167,7 +169,8 @@ func TestH07_HardwareAddress(t *testing.T) {
 			t.Errorf("%v counts as one interface's", h)
 		}
 	}
-	for _, bad := range []string{"", "00", strings.Repeat("00:", 19), strings.Repeat("00:", 19) + "0", strings.Repeat("00:", 19) + "000",
+	for _, bad := range []string{"", "00", strings.Repeat("00:", 19), strings.Repeat("00:", 19) + "0",
+		strings.Repeat("00:", 19) + "000",
 		strings.Repeat("00:", 20) + "00", strings.Repeat("0g:", 19) + "00"} {
 		if h, err := ParseHWAddr(bad); err == nil {
 			t.Errorf("%q parsed as %v", bad, h)
@@ -240,7 +243,8 @@ func TestGroupVectors(t *testing.T) {
 	if n != 22 {
 		t.Errorf("%d vectors", n)
 	}
-	diff(t, "solicited node", netip.MustParseAddr("ff02::1:ff0a:1b2d"), SolicitedNode(netip.MustParseAddr("fe80::202:c903:a:1b2d")))
+	diff(t, "solicited node", netip.MustParseAddr("ff02::1:ff0a:1b2d"),
+		SolicitedNode(netip.MustParseAddr("fe80::202:c903:a:1b2d")))
 }
 
 // H-16: the IP MTU is the group's less four.
@@ -378,7 +382,8 @@ func TestARPVectors(t *testing.T) {
 			Length int
 		}
 		v.decode(t, &in, &out)
-		want := ARP{Op: in.Op, SenderHW: in.SenderHW, TargetHW: in.TargetHW, SenderIP: in.SenderIP, TargetIP: in.TargetIP}
+		want := ARP{Op: in.Op, SenderHW: in.SenderHW, TargetHW: in.TargetHW, SenderIP: in.SenderIP,
+			TargetIP: in.TargetIP}
 		b := dirty(EncapLen + ARPLen + 1)
 		PutEncap(b, EtherARP)
 		diff(t, v.ID, ARPLen, want.Put(b[EncapLen:]))
@@ -400,7 +405,8 @@ func TestARPVectors(t *testing.T) {
 				t.Errorf("%s: %d bytes: %v", v.ID, i, why)
 			}
 		}
-		for at, want := range map[int]FrameRefusal{1: ARPHardwareType, 2: ARPProtocolType, 4: ARPHardwareLen, 5: ARPProtocolLen} {
+		for at, want := range map[int]FrameRefusal{1: ARPHardwareType, 2: ARPProtocolType, 4: ARPHardwareLen,
+			5: ARPProtocolLen} {
 			bad := bytes.Clone(l3)
 			bad[at] ^= 0x40
 			if why := got.Parse(bad); why != want {
@@ -444,7 +450,8 @@ func TestH64_PathInfo(t *testing.T) {
 			Length int
 		}
 		v.decode(t, &in, &out)
-		want := PathInfo{Addr: in.Address, DLID: 0x11, SLID: 5, PKey: 0x8014, SL: 3, MTU: ib.MTU2048, Rate: 7, PacketLifetime: 18}
+		want := PathInfo{Addr: in.Address, DLID: 0x11, SLID: 5, PKey: 0x8014, SL: 3, MTU: ib.MTU2048, Rate: 7,
+			PacketLifetime: 18}
 		want.DGID = ib.GIDFromAddr(netip.MustParseAddr("fe80::f452:1403:7b:cba1"))
 		want.SGID = ib.GIDFromAddr(netip.MustParseAddr("fe80::2:c903:a:1b2d"))
 		b := dirty(PathInfoLen + 1)
@@ -545,7 +552,8 @@ func TestIPoIBFrames(t *testing.T) {
 			payload = arp[in.Payload]
 		}
 		pad := Pad(len(payload))
-		h := Headers{Opcode: ib.ServiceUD | ib.SendOnly, PadCnt: uint8(pad), PKey: ib.PKey(in.PKey), DestQPN: ib.QPN(in.DestQPN), PSN: ib.PSN(in.PSN),
+		h := Headers{Opcode: ib.ServiceUD | ib.SendOnly, PadCnt: uint8(pad), PKey: ib.PKey(in.PKey),
+			DestQPN: ib.QPN(in.DestQPN), PSN: ib.PSN(in.PSN),
 			QKey: ib.QKey(in.QKey), SrcQPN: ib.QPN(in.SrcQPN)}
 		lrh := LRH{VL: uint8(in.VL), SL: uint8(in.SL), LNH: LNHLocal, DLID: ib.LID(in.DLID), SLID: ib.LID(in.SLID)}
 		b := dirty(len(out.Hex))
@@ -561,7 +569,8 @@ func TestIPoIBFrames(t *testing.T) {
 		lrh.PktLen = uint16((n + ICRCLen) / 4)
 		lrh.Put(b)
 		if in.GRH != nil {
-			(&GRH{IPVer: 6, TClass: in.GRH.TClass, FlowLabel: in.GRH.FlowLabel, PayLen: uint16(n - LRHLen - GRHLen + ICRCLen), NxtHdr: NxtHdrIBA,
+			(&GRH{IPVer: 6, TClass: in.GRH.TClass, FlowLabel: in.GRH.FlowLabel,
+				PayLen: uint16(n - LRHLen - GRHLen + ICRCLen), NxtHdr: NxtHdrIBA,
 				HopLimit: in.GRH.HopLimit, SGID: ib.GID(in.GRH.SGID), DGID: ib.GID(in.GRH.DGID)}).Put(b[LRHLen:])
 		}
 		sameBytes(t, v.ID, out.Hex, b[:n])
@@ -628,7 +637,8 @@ func TestConnectedModeVectors(t *testing.T) {
 func TestIPoIBVectorKinds(t *testing.T) {
 	var f struct{ Vectors []ipoibVector }
 	loadJSON(t, "ipoib.json", &f)
-	here := []string{"ifname", "hwaddr", "link_local", "broadcast_gid", "mcast_v4", "bcast_v4", "mcast_v6", "arp_frame", "rx_verdict", "nd_frame",
+	here := []string{"ifname", "hwaddr", "link_local", "broadcast_gid", "mcast_v4", "bcast_v4", "mcast_v6",
+		"arp_frame", "rx_verdict", "nd_frame",
 		"hard_header", "ib_frame", "snoop", "cm_private_data", "cm_service_id", "ipoib_path_info", "mtu"}
 	ofTheLink := []string{"ud_receive", "sa_mad", "sa_path_response", "shadow_trace", "event_trace", "getpath_trace"}
 	if len(f.Vectors) != 87 {
@@ -656,7 +666,8 @@ func TestH09_WholeAddresses(t *testing.T) {
 	if hh := HardHeader(b); hh.Dst() != h || hh.Src() != h {
 		t.Error("an address is cut in the hard header")
 	}
-	a, back := ARP{SenderHW: h, TargetHW: h, SenderIP: netip.IPv4Unspecified(), TargetIP: netip.IPv4Unspecified()}, ARP{}
+	a, back := ARP{SenderHW: h, TargetHW: h, SenderIP: netip.IPv4Unspecified(),
+		TargetIP: netip.IPv4Unspecified()}, ARP{}
 	p := make([]byte, ARPLen)
 	a.Put(p)
 	if back.Parse(p) != FrameOK || back.SenderHW != h || back.TargetHW != h {

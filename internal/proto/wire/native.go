@@ -74,7 +74,8 @@ func (h *GRH) Put(b []byte) {
 func (h *GRH) parse(b []byte) {
 	b = b[:GRHLen]
 	first := be.Uint32(b)
-	*h = GRH{IPVer: uint8(first >> 28), TClass: uint8(first >> 20), FlowLabel: first & 0xfffff, PayLen: be.Uint16(b[4:]),
+	*h = GRH{IPVer: uint8(first >> 28), TClass: uint8(first >> 20), FlowLabel: first & 0xfffff,
+		PayLen: be.Uint16(b[4:]),
 		NxtHdr: b[6], HopLimit: b[7], SGID: ib.GID(b[8:24]), DGID: ib.GID(b[24:40])}
 }
 

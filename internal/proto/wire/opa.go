@@ -57,7 +57,8 @@ var le = binary.LittleEndian
 func (h *Header16) Put(b []byte) {
 	b = b[:Header16Len]
 	le.PutUint32(b, h.SLID&0xfffff|uint32(h.Length&maxQwords)<<20|uint32(bit(h.BECN, 7))<<24)
-	le.PutUint32(b[4:], h.DLID&0xfffff|uint32(h.SC&0x1f)<<20|uint32(h.RC&7)<<25|uint32(bit(h.FECN, 4))<<24|l2Type16<<29|1<<31)
+	le.PutUint32(b[4:], h.DLID&0xfffff|uint32(h.SC&0x1f)<<20|uint32(h.RC&7)<<25|uint32(bit(h.FECN,
+		4))<<24|l2Type16<<29|1<<31)
 	b[8] = h.L4
 	b[9] = byte(h.SLID>>20)&0x0f | byte(h.DLID>>20)<<4
 	le.PutUint16(b[10:], uint16(h.PKey))
@@ -69,8 +70,9 @@ func (h *Header16) Put(b []byte) {
 func (h *Header16) parse(b []byte) {
 	b = b[:Header16Len]
 	w0, w1 := le.Uint32(b), le.Uint32(b[4:])
-	*h = Header16{SLID: w0&0xfffff | uint32(b[9]&0x0f)<<20, DLID: w1&0xfffff | uint32(b[9]>>4)<<20, Length: uint16(w0>>20) & maxQwords,
-		BECN: w0>>31 != 0, FECN: w1>>28&1 != 0, SC: uint8(w1>>20) & 0x1f, RC: uint8(w1>>25) & 7, L4: b[8],
+	*h = Header16{SLID: w0&0xfffff | uint32(b[9]&0x0f)<<20, DLID: w1&0xfffff | uint32(b[9]>>4)<<20,
+		Length: uint16(w0>>20) & maxQwords,
+		BECN:   w0>>31 != 0, FECN: w1>>28&1 != 0, SC: uint8(w1>>20) & 0x1f, RC: uint8(w1>>25) & 7, L4: b[8],
 		PKey: ib.PKey(le.Uint16(b[10:])), Entropy: le.Uint16(b[12:]), Age: b[14]}
 }
 

@@ -190,7 +190,8 @@ func TestRefusals16(t *testing.T) {
 		{"length 0", func(p []byte) []byte { p[2] &= 0x0f; p[3] = 0; return p }, LinkLength},
 		{"eight bytes of padding", func(p []byte) []byte { p[len(p)-1] = 8; return p }, BadPad},
 		{"reserved bits of the tail", func(p []byte) []byte { p[len(p)-1] |= 0x20; return p }, BadPad},
-		{"padding in the header", func(p []byte) []byte { p[2], p[3], p[23] = p[2]&0x0f|3<<4, 0, 4; return p[:24] }, BadPad},
+		{"padding in the header", func(p []byte) []byte { p[2], p[3], p[23] = p[2]&0x0f|3<<4, 0, 4; return p[:24] },
+			BadPad},
 	} {
 		var h Header16
 		if payload, why := Parse16(c.edit(fresh()), &h); why != c.want || payload != nil {

@@ -108,7 +108,8 @@ func TestParseRefusals(t *testing.T) {
 		{"FLUSH", "1c00ffff0000001180000001 00000000", BadOpcode},
 		{"ATOMIC WRITE without RETH", "1d00ffff0000001180000001 00000000", Short},
 		{"ATOMIC WRITE", "1d00ffff0000001180000001 00000000000000000000000000000008 0102030405060708 00000000", OK},
-		{"UC ATOMIC WRITE", "3d00ffff0000001180000001 00000000000000000000000000000008 0102030405060708 00000000", BadOpcode},
+		{"UC ATOMIC WRITE", "3d00ffff0000001180000001 00000000000000000000000000000008 0102030405060708 00000000",
+			BadOpcode},
 		{"UC READ Request", "2c00ffff0000001180000001 00000000", BadOpcode},
 		{"reliable datagram", "4400ffff0000001180000001 00000000", BadOpcode},
 		{"vendor", "c000ffff0000001180000001 00000000", BadOpcode},
@@ -196,7 +197,8 @@ func TestHeaderVectors(t *testing.T) {
 		}
 		switch v.Header {
 		case "LRH":
-			want := LRH{VL: x.VL, LVer: x.LVer, SL: x.SL, LNH: x.LNH, DLID: ib.LID(x.DLID), SLID: ib.LID(x.SLID), PktLen: x.PktLen}
+			want := LRH{VL: x.VL, LVer: x.LVer, SL: x.SL, LNH: x.LNH, DLID: ib.LID(x.DLID), SLID: ib.LID(x.SLID),
+				PktLen: x.PktLen}
 			var got LRH
 			got.parse(v.Hex)
 			b := dirty(LRHLen)
@@ -205,8 +207,9 @@ func TestHeaderVectors(t *testing.T) {
 				t.Errorf("%d LRH (-want +got):\n%s", i, d)
 			}
 		case "GRH":
-			want := GRH{IPVer: x.IPVer, TClass: x.TClass, FlowLabel: x.Flow, PayLen: x.PayLen, NxtHdr: x.NxtHdr, HopLimit: x.Hop,
-				SGID: ib.GIDFromAddr(x.SGID), DGID: ib.GIDFromAddr(x.DGID)}
+			want := GRH{IPVer: x.IPVer, TClass: x.TClass, FlowLabel: x.Flow, PayLen: x.PayLen, NxtHdr: x.NxtHdr,
+				HopLimit: x.Hop,
+				SGID:     ib.GIDFromAddr(x.SGID), DGID: ib.GIDFromAddr(x.DGID)}
 			var got GRH
 			got.parse(v.Hex)
 			b := dirty(GRHLen)
@@ -246,7 +249,8 @@ func TestHeaderVectors(t *testing.T) {
 			ext(ib.WriteOnlyImm, h, 12)
 		case "AtomicETH":
 			for _, op := range []ib.Opcode{ib.CmpSwap, ib.FetchAdd} {
-				ext(op, Headers{VA: uint64(x.VA), RKey: ib.Key(x.RKey), SwapAdd: uint64(x.SwapAdd), Compare: uint64(x.Compare)}, 12)
+				ext(op, Headers{VA: uint64(x.VA), RKey: ib.Key(x.RKey), SwapAdd: uint64(x.SwapAdd),
+					Compare: uint64(x.Compare)}, 12)
 			}
 		case "AETH":
 			for _, op := range []ib.Opcode{ib.Acknowledge, ib.ReadRespFirst, ib.ReadRespLast, ib.ReadRespOnly} {
@@ -255,7 +259,8 @@ func TestHeaderVectors(t *testing.T) {
 		case "AtomicAckETH":
 			ext(ib.AtomicAck, Headers{Syndrome: 0x1f, MSN: 3, Orig: uint64(x.Orig)}, 16)
 		case "ImmDt":
-			for _, op := range []ib.Opcode{ib.SendLastImm, ib.SendOnlyImm, ib.WriteLastImm, ib.ServiceUC | ib.SendOnlyImm} {
+			for _, op := range []ib.Opcode{ib.SendLastImm, ib.SendOnlyImm, ib.WriteLastImm,
+				ib.ServiceUC | ib.SendOnlyImm} {
 				ext(op, Headers{Imm: uint32(x.Imm)}, 12)
 			}
 			ext(ib.WriteOnlyImm, Headers{Imm: uint32(x.Imm), VA: 9}, 28)

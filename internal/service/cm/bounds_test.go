@@ -51,7 +51,8 @@ func TestShares(t *testing.T) {
 	a, b := newHost(t, "10.0.0.1", 1, Limits{}), newHost(t, "10.0.0.2", 2, Limits{Conns: conns, Lookups: conns})
 	var heard [8]int
 	for i := range heard {
-		if _, err := b.Listen(&ListenParams{ServiceID: service + ServiceID(i), Backlog: 1024}, func(_ mono.Time, e *Event) { heard[i]++ }); err != nil {
+		if _, err := b.Listen(&ListenParams{ServiceID: service + ServiceID(i), Backlog: 1024},
+			func(_ mono.Time, e *Event) { heard[i]++ }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -60,10 +61,12 @@ func TestShares(t *testing.T) {
 		for k := range conns {
 			for _, lookup := range []bool{false, true} {
 				if lookup {
-					if _, err := a.Lookup(a.now, &LookupParams{ServiceID: service + ServiceID(i), Path: a.path(b)}, a.hear); err != nil {
+					if _, err := a.Lookup(a.now, &LookupParams{ServiceID: service + ServiceID(i), Path: a.path(b)},
+						a.hear); err != nil {
 						t.Fatal(err)
 					}
-				} else if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service + ServiceID(i), Path: a.path(b), QPN: ib.QPN(16 + i*conns + k), QPType: ib.RC}, a.hear); err != nil {
+				} else if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service + ServiceID(i),
+					Path: a.path(b), QPN: ib.QPN(16 + i*conns + k), QPType: ib.RC}, a.hear); err != nil {
 					t.Fatal(err)
 				}
 				b.take(a.sent()...)
@@ -79,10 +82,12 @@ func TestShares(t *testing.T) {
 	for _, n := range heard {
 		total += n
 	}
-	if b.asked > conns/2 || b.inquired > conns/2 || b.asked+b.inquired != total || b.Stats.DropShare != dropped-uint64(total) || b.Stats.DropFull != 0 {
+	if b.asked > conns/2 || b.inquired > conns/2 || b.asked+b.inquired != total ||
+		b.Stats.DropShare != dropped-uint64(total) || b.Stats.DropFull != 0 {
 		t.Errorf("heard %v, %d and %d wait, %d dropped", heard, b.asked, b.inquired, b.Stats.DropShare)
 	}
-	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPN: 99, QPType: ib.RC}, b.hear); err != nil {
+	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPN: 99, QPType: ib.RC},
+		b.hear); err != nil {
 		t.Errorf("a connection of one's own: %v", err)
 	}
 }
@@ -108,7 +113,8 @@ func TestListenerClosesBeforeDelivery(t *testing.T) {
 		t.Fatalf("%#x, %d events", k, len(b.events))
 	}
 	a.take(list...)
-	if len(a.events) != 2 || a.events[0].Kind != Rejected || a.events[1].Kind != LookupResponse || a.events[1].Status != LookupNoService {
+	if len(a.events) != 2 || a.events[0].Kind != Rejected || a.events[1].Kind != LookupResponse ||
+		a.events[1].Status != LookupNoService {
 		t.Errorf("%+v", a.events)
 	}
 	over(a, b)
@@ -181,7 +187,8 @@ func TestFull(t *testing.T) {
 	if r := rej(t, &out[0]); Reason(r.Reason) != ReasonNoResources || b.Stats.RejectFull != 1 {
 		t.Errorf("%+v", r)
 	}
-	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPType: ib.RC}, nil); err != ErrFull {
+	if _, err := b.Connect(b.now, &ConnectParams{ServiceID: service, Path: b.path(a), QPType: ib.RC},
+		nil); err != ErrFull {
 		t.Errorf("%v", err)
 	}
 	if err := c.Disconnect(b.now, nil); err != nil { // no RTU yet: TIMEWAIT at once
@@ -222,7 +229,8 @@ func (h *host) respondTo(t *testing.T, from *host, id uint32) {
 func TestLookups(t *testing.T) {
 	a, b := two(t)
 	ask := func() (*Lookup, mad.Datagram) {
-		l, err := a.Lookup(a.now, &LookupParams{ServiceID: service, Path: a.path(b), PrivateData: []byte("who")}, a.hear)
+		l, err := a.Lookup(a.now, &LookupParams{ServiceID: service, Path: a.path(b), PrivateData: []byte("who")},
+			a.hear)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +239,8 @@ func TestLookups(t *testing.T) {
 	_, d := ask()
 	b.take(d, d)
 	e := b.event(LookupRequest)
-	if string(e.Request.PrivateData[:4]) != "who\x00" || b.Stats.Duplicates != 1 || e.Request.Path.DGID != ib.GIDFromAddr(a.eth.addr) || e.Request.Path.SGIDIndex != 1 {
+	if string(e.Request.PrivateData[:4]) != "who\x00" || b.Stats.Duplicates != 1 ||
+		e.Request.Path.DGID != ib.GIDFromAddr(a.eth.addr) || e.Request.Path.SGIDIndex != 1 {
 		t.Errorf("%+v", e.Request)
 	}
 	if err := e.Inquiry.Accept(b.now, 0x31, 0x1234567, []byte("me")); err != nil {
@@ -250,7 +259,8 @@ func TestLookups(t *testing.T) {
 	a.take(stranger)
 	a.quiet()
 	a.take(rep, rep)
-	if e := a.event(LookupResponse); e.Status != LookupOK || e.QPN != 0x31 || e.QKey != 0x1234567 || string(e.PrivateData[:3]) != "me\x00" {
+	if e := a.event(LookupResponse); e.Status != LookupOK || e.QPN != 0x31 || e.QKey != 0x1234567 ||
+		string(e.PrivateData[:3]) != "me\x00" {
 		t.Errorf("%+v", e)
 	}
 	a.empty()

@@ -55,14 +55,16 @@ func captured(t *testing.T) (list []mad.Datagram) {
 		if h.QKey != ib.GSIQKey || h.SrcQPN != ib.QPNGSI || h.PKey != ib.DefaultPKey || ip.HopLimit != 64 {
 			t.Fatalf("datagram %d: %+v, hop limit %d", len(list), h, ip.HopLimit)
 		}
-		d := mad.Datagram{Port: 1, SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, SrcQPN: h.SrcQPN, DstQPN: h.DestQPN, QKey: h.QKey, PKey: h.PKey,
+		d := mad.Datagram{Port: 1, SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, SrcQPN: h.SrcQPN,
+			DstQPN: h.DestQPN, QKey: h.QKey, PKey: h.PKey,
 			Global: true, SGID: ip.Src, DGID: ip.Dst, HopLimit: ip.HopLimit}
 		if !d.SetMAD(b) {
 			t.Fatalf("a MAD of %d bytes", len(b))
 		}
 		list = append(list, d)
 	}
-	want := []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREJ, mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ, mad.AttrCMDREP}
+	want := []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREJ, mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU,
+		mad.AttrCMDREQ, mad.AttrCMDREP}
 	if got := kindsOf(list); len(got) != len(want) {
 		t.Fatalf("messages %#x, want %#x", got, want)
 	}
@@ -86,7 +88,8 @@ func same(t *testing.T, what string, got, want *mad.Datagram) {
 	if !bytes.Equal(got.Data[:], want.Data[:]) {
 		t.Errorf("%s\n got %x\nwant %x", what, got.Data, want.Data)
 	}
-	if got.SGID != want.SGID || got.DGID != want.DGID || got.HopLimit != want.HopLimit || got.QKey != want.QKey || got.SrcQPN != want.SrcQPN ||
+	if got.SGID != want.SGID || got.DGID != want.DGID || got.HopLimit != want.HopLimit || got.QKey != want.QKey ||
+		got.SrcQPN != want.SrcQPN ||
 		got.DstQPN != want.DstQPN || got.PKey != want.PKey || !got.Global {
 		t.Errorf("%s goes by %+v, want %+v", what, got, want)
 	}
@@ -108,15 +111,18 @@ func TestCapturePassive(t *testing.T) {
 	h.Handle(h.now, 0, &rec[2])
 	e := h.event(ConnectRequest)
 	q, c := e.Request, e.Conn
-	if !q.IsIP || q.IP != (IPHeader{SrcPort: 0x83c0, Src: netip.MustParseAddr("10.99.0.2"), Dst: netip.MustParseAddr("10.99.0.1")}) {
+	if !q.IsIP || q.IP != (IPHeader{SrcPort: 0x83c0, Src: netip.MustParseAddr("10.99.0.2"),
+		Dst: netip.MustParseAddr("10.99.0.1")}) {
 		t.Errorf("IP header %+v", q.IP)
 	}
-	if q.QPType != ib.RC || q.QPN != 0x21 || q.ResponderResources != 1 || q.InitiatorDepth != 1 || q.CAGUID != 0x505400fffe000002 || q.Path.MTU != ib.MTU1024 ||
+	if q.QPType != ib.RC || q.QPN != 0x21 || q.ResponderResources != 1 || q.InitiatorDepth != 1 ||
+		q.CAGUID != 0x505400fffe000002 || q.Path.MTU != ib.MTU1024 ||
 		q.Path.FlowLabel != 0x01046 || q.Path.HopLimit != 64 || q.Path.SGIDIndex != 1 {
 		t.Errorf("request %+v", q)
 	}
 	// The program of the capture takes the values of the request (255: all).
-	if err := c.Accept(h.now, &AcceptParams{QPN: 0x1c, ResponderResources: 255, InitiatorDepth: 255, RNRRetry: 7, AckDelay: 15}); err != nil {
+	if err := c.Accept(h.now, &AcceptParams{QPN: 0x1c, ResponderResources: 255, InitiatorDepth: 255, RNRRetry: 7,
+		AckDelay: 15}); err != nil {
 		t.Fatal(err)
 	}
 	got = h.one(mad.AttrCMREP)
@@ -125,10 +131,12 @@ func TestCapturePassive(t *testing.T) {
 	patch(&rec[3], 20, field(&got, 20, 3)...)
 	same(t, "REP", &got, &rec[3])
 	a, _, err := c.QPAttr(ib.RTS)
-	if err != nil || a.Timeout != 19 || a.RetryCnt != 7 || a.RNRRetry != 7 || a.MaxRdAtomic != 1 || a.SQPSN != 0xc42d75 {
+	if err != nil || a.Timeout != 19 || a.RetryCnt != 7 || a.RNRRetry != 7 || a.MaxRdAtomic != 1 ||
+		a.SQPSN != 0xc42d75 {
 		t.Errorf("RTS %+v, %v", a, err)
 	}
-	if a, _, err = c.QPAttr(ib.RTR); err != nil || a.RQPSN != psnOf(&got, 20) || a.DestQPN != 0x21 || a.PathMTU != ib.MTU1024 || a.MaxDestRdAtomic != 1 {
+	if a, _, err = c.QPAttr(ib.RTR); err != nil || a.RQPSN != psnOf(&got, 20) || a.DestQPN != 0x21 ||
+		a.PathMTU != ib.MTU1024 || a.MaxDestRdAtomic != 1 {
 		t.Errorf("RTR %+v, %v", a, err)
 	}
 
@@ -155,7 +163,8 @@ func TestCaptureActive(t *testing.T) {
 	p := h.path(to)
 	p.FlowLabel = 0x01046
 	ip := IPHeader{SrcPort: 0x83c0, Src: h.eth.addr, Dst: to.eth.addr}
-	c, err := h.Connect(h.now, &ConnectParams{ServiceID: IPService(SpaceTCP, 7174), Path: p, QPType: ib.RC, QPN: 0x21, ResponderResources: 1, InitiatorDepth: 1,
+	c, err := h.Connect(h.now, &ConnectParams{ServiceID: IPService(SpaceTCP, 7174), Path: p, QPType: ib.RC, QPN: 0x21,
+		ResponderResources: 1, InitiatorDepth: 1,
 		RetryCount: 7, RNRRetry: 7, AckDelay: 15, PrivateData: ip.Append(nil)}, h.hear)
 	if err != nil {
 		t.Fatal(err)

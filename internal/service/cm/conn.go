@@ -102,7 +102,8 @@ func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, er
 	switch {
 	case !ok:
 		return nil, ErrNoPort
-	case p.QPType != ib.RC && p.QPType != ib.UC, len(p.PrivateData) > MaxRequestData, p.ResponseTimeout > 31, p.MaxRetries > 15, p.AckDelay > 31,
+	case p.QPType != ib.RC && p.QPType != ib.UC, len(p.PrivateData) > MaxRequestData, p.ResponseTimeout > 31,
+		p.MaxRetries > 15, p.AckDelay > 31,
 		!p.Path.MTU.Valid(), p.Path.DGID.IsZero(), p.Path.LifeTime > 63:
 		return nil, ErrInvalid
 	}
@@ -117,8 +118,9 @@ func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, er
 	c.patience, c.tries = defaults(p.ResponseTimeout, p.MaxRetries)
 	c.ackTimeout = ackTimeout(p.AckDelay, p.Path.LifeTime)
 	c.to = datagram(&p.Path)
-	r := mad.CMREQ{LocalCommID: c.id, ServiceID: uint64(p.ServiceID), CAGUID: port.CAGUID, QPN: uint32(p.QPN), ResponderResources: p.ResponderResources,
-		InitiatorDepth: p.InitiatorDepth, RemoteResponseTimeout: c.patience, FlowControl: p.FlowControl, StartingPSN: uint32(c.psn),
+	r := mad.CMREQ{LocalCommID: c.id, ServiceID: uint64(p.ServiceID), CAGUID: port.CAGUID, QPN: uint32(p.QPN),
+		ResponderResources: p.ResponderResources,
+		InitiatorDepth:     p.InitiatorDepth, RemoteResponseTimeout: c.patience, FlowControl: p.FlowControl, StartingPSN: uint32(c.psn),
 		LocalResponseTimeout: c.patience, RetryCount: c.retryCount, PKey: uint16(p.Path.PKey), PathMTU: p.Path.MTU, RNRRetry: c.rnrRetry,
 		MaxCMRetries: c.tries, SRQ: p.SRQ, Primary: requestPath(&p.Path, c.ackTimeout)}
 	if p.QPType == ib.UC {
@@ -133,13 +135,15 @@ func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, er
 
 // requestPath is a path as a REQ states it.
 func requestPath(p *Path, ackTimeout uint8) mad.CMPath {
-	return mad.CMPath{LocalLID: p.SLID, RemoteLID: p.DLID, LocalGID: p.SGID, RemoteGID: p.DGID, FlowLabel: p.FlowLabel, Rate: p.Rate, TClass: p.TClass,
+	return mad.CMPath{LocalLID: p.SLID, RemoteLID: p.DLID, LocalGID: p.SGID, RemoteGID: p.DGID,
+		FlowLabel: p.FlowLabel, Rate: p.Rate, TClass: p.TClass,
 		HopLimit: p.HopLimit, SL: p.SL, SubnetLocal: p.Link == ib.LinkInfiniBand && !p.Global, AckTimeout: ackTimeout}
 }
 
 // datagram is one that goes by a path, without its data.
 func datagram(p *Path) mad.Datagram {
-	return mad.Datagram{Port: 1, SLID: p.SLID, DLID: p.DLID, SL: p.SL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: p.PKey, Global: p.Global,
+	return mad.Datagram{Port: 1, SLID: p.SLID, DLID: p.DLID, SL: p.SL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI,
+		QKey: ib.GSIQKey, PKey: p.PKey, Global: p.Global,
 		HopLimit: p.HopLimit, TClass: p.TClass, FlowLabel: p.FlowLabel, SGID: p.SGID, DGID: p.DGID}
 }
 
@@ -294,8 +298,9 @@ func (c *Conn) Accept(now mono.Time, p *AcceptParams) error {
 	c.unlist()
 	c.qpn = p.QPN
 	c.serve, c.ask = min(p.ResponderResources, c.serve), min(p.InitiatorDepth, c.ask)
-	r := mad.CMREP{CMIDs: c.ids(), QPN: uint32(p.QPN), StartingPSN: uint32(c.psn), ResponderResources: c.serve, InitiatorDepth: c.ask,
-		AckDelay: p.AckDelay, FlowControl: p.FlowControl, RNRRetry: p.RNRRetry & 7, SRQ: p.SRQ, CAGUID: c.guid}
+	r := mad.CMREP{CMIDs: c.ids(), QPN: uint32(p.QPN), StartingPSN: uint32(c.psn), ResponderResources: c.serve,
+		InitiatorDepth: c.ask,
+		AckDelay:       p.AckDelay, FlowControl: p.FlowControl, RNRRetry: p.RNRRetry & 7, SRQ: p.SRQ, CAGUID: c.guid}
 	if c.alternate {
 		r.Failover = mad.CMFailoverUnsupported
 	}

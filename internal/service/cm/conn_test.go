@@ -27,7 +27,8 @@ func two(t testing.TB) (a, b *host) {
 // connect sends a REQ and returns it.
 func (h *host) connect(to *host, qpn ib.QPN) (*Conn, mad.Datagram) {
 	h.t.Helper()
-	c, err := h.Connect(h.now, &ConnectParams{ServiceID: service, Path: h.path(to), QPType: ib.RC, QPN: qpn, ResponderResources: 3, InitiatorDepth: 5,
+	c, err := h.Connect(h.now, &ConnectParams{ServiceID: service, Path: h.path(to), QPType: ib.RC, QPN: qpn,
+		ResponderResources: 3, InitiatorDepth: 5,
 		RetryCount: 7, RNRRetry: 7}, h.hear)
 	if err != nil {
 		h.t.Fatal(err)
@@ -44,7 +45,8 @@ func (h *host) take(list ...mad.Datagram) {
 
 func (h *host) accept(c *Conn, qpn ib.QPN) mad.Datagram {
 	h.t.Helper()
-	if err := c.Accept(h.now, &AcceptParams{QPN: qpn, ResponderResources: 16, InitiatorDepth: 16, RNRRetry: 7, AckDelay: 15}); err != nil {
+	if err := c.Accept(h.now, &AcceptParams{QPN: qpn, ResponderResources: 16, InitiatorDepth: 16, RNRRetry: 7,
+		AckDelay: 15}); err != nil {
 		h.t.Fatal(err)
 	}
 	return h.one(mad.AttrCMREP)
@@ -128,7 +130,8 @@ func TestReqSentToUnreachableWhenNobodyAnswers(t *testing.T) {
 	if len(d) != 1 {
 		t.Fatalf("%d messages", len(d))
 	}
-	if r := rej(t, &d[0]); Reason(r.Reason) != ReasonTimeout || r.LocalCommID != c.id || r.RemoteCommID != 0 || r.InfoLen != 8 || !bytes.Equal(r.Info[:8], guidInfo(a.eth.guid)) {
+	if r := rej(t, &d[0]); Reason(r.Reason) != ReasonTimeout || r.LocalCommID != c.id || r.RemoteCommID != 0 ||
+		r.InfoLen != 8 || !bytes.Equal(r.Info[:8], guidInfo(a.eth.guid)) {
 		t.Errorf("%+v", r)
 	}
 	// 16 times 4.3 s and twice 1.07 s.
@@ -401,7 +404,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}{
 		{"service", func(r *mad.CMREQ) { r.ServiceID++ }, ReasonInvalidServiceID, nil},
 		{"RD", func(r *mad.CMREQ) { r.Transport = mad.CMTransportRD }, ReasonInvalidTransport, nil},
-		{"XRC", func(r *mad.CMREQ) { r.Transport, r.ExtTransport = mad.CMTransportExt, 1 }, ReasonInvalidTransport, nil},
+		{"XRC", func(r *mad.CMREQ) { r.Transport, r.ExtTransport = mad.CMTransportExt, 1 }, ReasonInvalidTransport,
+			nil},
 		{"GID", func(r *mad.CMREQ) { r.Primary.RemoteGID[15]++ }, ReasonInvalidGID, nil},
 		{"partition", func(r *mad.CMREQ) { r.PKey = 0x8001 }, ReasonInvalidGID, nil},
 		{"MTU", func(r *mad.CMREQ) { r.PathMTU = ib.MTU2048 }, ReasonInvalidMTU, []byte{byte(ib.MTU1024)}},
@@ -420,7 +424,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			good := ib.GIDFromAddr(b.eth.addr)
 			c.info = good[:]
 		}
-		if Reason(j.Reason) != c.why || j.Message != mad.CMOfREQ || j.LocalCommID != 0 || !bytes.Equal(j.Info[:j.InfoLen], c.info) {
+		if Reason(j.Reason) != c.why || j.Message != mad.CMOfREQ || j.LocalCommID != 0 ||
+			!bytes.Equal(j.Info[:j.InfoLen], c.info) {
 			t.Errorf("%s: %+v", c.name, j)
 		}
 		b.empty()
@@ -438,7 +443,8 @@ func TestOthersCannotSpeakForThePeer(t *testing.T) {
 	dreq := a.one(mad.AttrCMDREQ)
 	dreq.SGID = ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 9}
 	b.take(dreq)
-	j := mad.CMREJ{CMIDs: mad.CMIDs{LocalCommID: x.id, RemoteCommID: y.id}, Message: mad.CMOther, Reason: uint16(ReasonConsumer)}
+	j := mad.CMREJ{CMIDs: mad.CMIDs{LocalCommID: x.id, RemoteCommID: y.id}, Message: mad.CMOther,
+		Reason: uint16(ReasonConsumer)}
 	put(&dreq, mad.AttrCMREJ, 1, &j)
 	b.take(dreq)
 	b.quiet()
@@ -519,7 +525,8 @@ func TestLAPIsAnswered(t *testing.T) {
 	b.take(d)
 	out := b.one(mad.AttrCMAPR)
 	var r mad.CMAPR
-	if r.Parse(out.Data[mad.HeaderLen:]); r.Status != mad.CMAPUnsupported || r.LocalCommID != y.id || r.RemoteCommID != x.id {
+	if r.Parse(out.Data[mad.HeaderLen:]); r.Status != mad.CMAPUnsupported || r.LocalCommID != y.id ||
+		r.RemoteCommID != x.id {
 		t.Errorf("%+v", r)
 	}
 	over(a, b)
@@ -539,7 +546,8 @@ func TestClassPortInfo(t *testing.T) {
 	}
 	var i mad.ClassPortInfo
 	m.Parse(list[0].Data[:])
-	if i.Parse(list[0].Data[64:]); m.Method != mad.MethodGetResp || m.Status != mad.StatusOK || m.TransactionID != 9 || i.ClassVersion != 2 || i.RespTimeValue != DefaultTimeout {
+	if i.Parse(list[0].Data[64:]); m.Method != mad.MethodGetResp || m.Status != mad.StatusOK ||
+		m.TransactionID != 9 || i.ClassVersion != 2 || i.RespTimeValue != DefaultTimeout {
 		t.Errorf("%+v %+v", m.Header, i)
 	}
 	m.Method, m.AttributeID = mad.MethodSet, mad.AttrNotice
@@ -642,7 +650,8 @@ func TestPortGoesAway(t *testing.T) {
 	for _, e := range a.events {
 		seen[e.Kind]++
 	}
-	if seen[Disconnected] != 1 || seen[TimewaitExit] != 1 || seen[Unreachable] != 1 || seen[LookupUnreachable] != 1 || len(a.events) != 4 {
+	if seen[Disconnected] != 1 || seen[TimewaitExit] != 1 || seen[Unreachable] != 1 || seen[LookupUnreachable] != 1 ||
+		len(a.events) != 4 {
 		t.Errorf("%v", seen)
 	}
 	a.empty()
@@ -665,7 +674,8 @@ func TestUCHasNoReads(t *testing.T) {
 	for _, c := range []*Conn{x, e.Conn} {
 		_, rtr, err := c.QPAttr(ib.RTR)
 		_, rts, err2 := c.QPAttr(ib.RTS)
-		if err != nil || err2 != nil || rtr != ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN || rts != ib.AttrState|ib.AttrSQPSN {
+		if err != nil || err2 != nil || rtr != ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN ||
+			rts != ib.AttrState|ib.AttrSQPSN {
 			t.Errorf("%v %v %x %x", err, err2, rtr, rts)
 		}
 	}
@@ -673,7 +683,8 @@ func TestUCHasNoReads(t *testing.T) {
 }
 
 func TestAckTimeout(t *testing.T) {
-	for _, c := range []struct{ delay, life, want uint8 }{{15, 18, 19}, {0, 18, 19}, {18, 18, 20}, {19, 18, 20}, {20, 18, 21}, {25, 18, 25}, {31, 18, 31}, {15, 31, 31}} {
+	for _, c := range []struct{ delay, life, want uint8 }{{15, 18, 19}, {0, 18, 19}, {18, 18, 20}, {19, 18, 20},
+		{20, 18, 21}, {25, 18, 25}, {31, 18, 31}, {15, 31, 31}} {
 		if got := ackTimeout(c.delay, c.life); got != c.want {
 			t.Errorf("delay %d, life time %d: %d, want %d", c.delay, c.life, got, c.want)
 		}

@@ -23,7 +23,8 @@ func (e *ethernet) Port(function uint16) (Port, bool) {
 	if function != 0 || e.gone {
 		return Port{}, false
 	}
-	return Port{Link: ib.LinkEthernet, CAGUID: e.guid, MTU: ib.MTU2048, MTUs: []ib.MTU{0, ib.MTU1024}, GIDs: []ib.GID{{0: 0xfe, 1: 0x80, 15: byte(e.guid)}, ib.GIDFromAddr(e.addr)},
+	return Port{Link: ib.LinkEthernet, CAGUID: e.guid, MTU: ib.MTU2048, MTUs: []ib.MTU{0, ib.MTU1024},
+		GIDs:  []ib.GID{{0: 0xfe, 1: 0x80, 15: byte(e.guid)}, ib.GIDFromAddr(e.addr)},
 		PKeys: []ib.PKey{ib.DefaultPKey}}, true
 }
 
@@ -124,15 +125,18 @@ func (h *host) expire() {
 }
 
 func (h *host) path(to *host) Path {
-	return Path{Link: ib.LinkEthernet, SGID: ib.GIDFromAddr(h.eth.addr), SGIDIndex: 1, DGID: ib.GIDFromAddr(to.eth.addr), SLID: ib.LIDPermissive,
+	return Path{Link: ib.LinkEthernet, SGID: ib.GIDFromAddr(h.eth.addr), SGIDIndex: 1,
+		DGID: ib.GIDFromAddr(to.eth.addr), SLID: ib.LIDPermissive,
 		DLID: ib.LIDPermissive, Global: true, PKey: ib.DefaultPKey, HopLimit: 64, MTU: ib.MTU1024, LifeTime: 18, FlowLabel: 0x12345}
 }
 
 // empty fails where a Manager still holds something.
 func (h *host) empty() {
 	h.t.Helper()
-	if n := len(h.conns) + len(h.byRemote) + len(h.byQP) + h.waiting.Len() + len(h.lookups) + len(h.inquiries) + h.answered.Len() + h.timers.Len(); n != 0 {
-		h.t.Fatalf("holds %d conns, %d+%d by peer, %d in TIMEWAIT, %d lookups, %d inquiries, %d timers", len(h.conns), len(h.byRemote), len(h.byQP),
+	if n := len(h.conns) + len(h.byRemote) + len(h.byQP) + h.waiting.Len() + len(h.lookups) + len(h.inquiries) +
+		h.answered.Len() + h.timers.Len(); n != 0 {
+		h.t.Fatalf("holds %d conns, %d+%d by peer, %d in TIMEWAIT, %d lookups, %d inquiries, %d timers", len(h.conns),
+			len(h.byRemote), len(h.byQP),
 			h.waiting.Len(), len(h.lookups), len(h.inquiries), h.timers.Len())
 	}
 	for _, l := range h.listeners {

@@ -109,7 +109,8 @@ func (in *arrival) answerClass(r *mad.CM) {
 	out := *r
 	out.Method, out.Status = r.Method.Response(), mad.StatusBadMethodAttr
 	if r.Method == mad.MethodGet && r.AttributeID == mad.AttrClassPortInfo {
-		i := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionCM, RespTimeValue: DefaultTimeout}
+		i := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionCM,
+			RespTimeValue: DefaultTimeout}
 		out.Status, out.Data = mad.StatusOK, [mad.CMDataLen]byte{}
 		i.Append(out.Data[mad.CMDataLen-192 : mad.CMDataLen-192])
 	}
@@ -268,7 +269,8 @@ func (in *arrival) reqAgain(c *Conn, r *mad.CMREQ) {
 // the peer.
 func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 	p, port := &r.Primary, in.port
-	q = &Request{ServiceID: ServiceID(r.ServiceID), Function: in.function, PrivateData: slices.Clone(r.PrivateData[:]), QPN: ib.QPN(r.QPN), SRQ: r.SRQ,
+	q = &Request{ServiceID: ServiceID(r.ServiceID), Function: in.function,
+		PrivateData: slices.Clone(r.PrivateData[:]), QPN: ib.QPN(r.QPN), SRQ: r.SRQ,
 		FlowControl: r.FlowControl, ResponderResources: r.ResponderResources, InitiatorDepth: r.InitiatorDepth, RetryCount: r.RetryCount,
 		RNRRetry: r.RNRRetry, CAGUID: r.CAGUID}
 	switch r.Transport {
@@ -297,8 +299,10 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 		in.m.Stats.RejectMTU++
 		return nil, ReasonInvalidMTU, []byte{uint8(most)}
 	}
-	q.Path = Path{Function: in.function, Link: port.Link, SGID: p.RemoteGID, DGID: p.LocalGID, SGIDIndex: uint8(gid), SLID: p.RemoteLID, DLID: p.LocalLID,
-		Global: port.Link == ib.LinkEthernet || !p.SubnetLocal, PKey: port.PKeys[pkey], PKeyIndex: uint16(pkey), FlowLabel: p.FlowLabel, TClass: p.TClass,
+	q.Path = Path{Function: in.function, Link: port.Link, SGID: p.RemoteGID, DGID: p.LocalGID, SGIDIndex: uint8(gid),
+		SLID: p.RemoteLID, DLID: p.LocalLID,
+		Global: port.Link == ib.LinkEthernet ||
+			!p.SubnetLocal, PKey: port.PKeys[pkey], PKeyIndex: uint16(pkey), FlowLabel: p.FlowLabel, TClass: p.TClass,
 		HopLimit: p.HopLimit, SL: p.SL, MTU: r.PathMTU, Rate: p.Rate, LifeTime: max(p.AckTimeout, 1) - 1}
 	q.header()
 	return q, 0, nil
@@ -323,7 +327,8 @@ func (q *Request) header() {
 
 // rejectREQ refuses a REQ of which no connection becomes.
 func (in *arrival) rejectREQ(r *mad.CMREQ, why Reason, info []byte) {
-	j := mad.CMREJ{CMIDs: mad.CMIDs{RemoteCommID: r.LocalCommID}, Message: mad.CMOfREQ, InfoLen: uint8(len(info)), Reason: uint16(why)}
+	j := mad.CMREJ{CMIDs: mad.CMIDs{RemoteCommID: r.LocalCommID}, Message: mad.CMOfREQ, InfoLen: uint8(len(info)),
+		Reason: uint16(why)}
 	copy(j.Info[:], info)
 	in.respond(mad.AttrCMREJ, &j)
 }
@@ -355,7 +360,8 @@ func (in *arrival) rep() {
 		// The REJ ends the wait for a RTU early.
 		m.Stats.DropUnknown++
 		m.Stats.RejectCommID++
-		in.respond(mad.AttrCMREJ, &mad.CMREJ{CMIDs: mad.CMIDs{LocalCommID: r.RemoteCommID, RemoteCommID: r.LocalCommID}, Message: mad.CMOfREP,
+		in.respond(mad.AttrCMREJ, &mad.CMREJ{CMIDs: mad.CMIDs{LocalCommID: r.RemoteCommID,
+			RemoteCommID: r.LocalCommID}, Message: mad.CMOfREP,
 			Reason: uint16(ReasonInvalidCommID)})
 		return
 	}
@@ -397,7 +403,8 @@ func (in *arrival) accepted(c *Conn, r *mad.CMREP) {
 	c.serve, c.ask = min(c.serve, r.InitiatorDepth), min(c.ask, r.ResponderResources)
 	c.rnrRetry, c.ackTimeout = r.RNRRetry, ackTimeout(r.AckDelay, c.path.LifeTime)
 	c.tid, c.state = in.tid, repRcvd
-	c.event(Event{Kind: Response, PrivateData: slices.Clone(r.PrivateData[:]), Reply: &Reply{QPN: qp.qpn, SRQ: r.SRQ, FlowControl: r.FlowControl,
+	c.event(Event{Kind: Response, PrivateData: slices.Clone(r.PrivateData[:]), Reply: &Reply{QPN: qp.qpn, SRQ: r.SRQ,
+		FlowControl:        r.FlowControl,
 		ResponderResources: r.ResponderResources, InitiatorDepth: r.InitiatorDepth, RNRRetry: r.RNRRetry, AckDelay: r.AckDelay, CAGUID: r.CAGUID}})
 }
 
@@ -469,7 +476,8 @@ func (in *arrival) rej() {
 	switch c.state {
 	case reqSent, reqRcvd, repSent, repRcvd:
 		m.Stats.Rejected++
-		c.event(Event{Kind: Rejected, Reason: Reason(r.Reason), Info: slices.Clone(r.Info[:min(int(r.InfoLen), len(r.Info))]),
+		c.event(Event{Kind: Rejected, Reason: Reason(r.Reason),
+			Info:        slices.Clone(r.Info[:min(int(r.InfoLen), len(r.Info))]),
 			PrivateData: slices.Clone(r.PrivateData[:])})
 		c.end()
 	case established, dreqSent:
@@ -488,7 +496,8 @@ func (in *arrival) dreq() {
 	if c == nil || c.known && c.remote.id != r.LocalCommID {
 		// It is over, and this side has forgotten it already.
 		in.m.Stats.DropUnknown++
-		in.respond(mad.AttrCMDREP, &mad.CMDREP{CMIDs: mad.CMIDs{LocalCommID: r.RemoteCommID, RemoteCommID: r.LocalCommID}})
+		in.respond(mad.AttrCMDREP, &mad.CMDREP{CMIDs: mad.CMIDs{LocalCommID: r.RemoteCommID,
+			RemoteCommID: r.LocalCommID}})
 		return
 	}
 	if !c.known || !in.from(c) || ib.QPN(r.RemoteQPN) != c.qpn {

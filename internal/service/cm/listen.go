@@ -37,7 +37,10 @@ func (m *Manager) Listen(p *ListenParams, h Handler) (*Listener, error) {
 	if len(m.listeners) >= m.max.Listeners {
 		return nil, ErrFull
 	}
-	if l.match == nil && slices.ContainsFunc(m.listeners, func(o *Listener) bool { return o.match == nil && o.service == l.service && o.mask == l.mask }) {
+	if l.match == nil && slices.ContainsFunc(m.listeners, func(o *Listener) bool {
+		return o.match == nil &&
+			o.service == l.service && o.mask == l.mask
+	}) {
 		return nil, ErrInUse
 	}
 	at := slices.IndexFunc(m.listeners, func(o *Listener) bool { return l.before(o) })

@@ -118,12 +118,14 @@ func New(cfg Config, ports Ports) *Manager {
 	for _, v := range []struct {
 		p   *int
 		def int
-	}{{&l.Conns, DefaultLimits.Conns}, {&l.Listeners, DefaultLimits.Listeners}, {&l.Lookups, DefaultLimits.Lookups}, {&l.Out, DefaultLimits.Out}} {
+	}{{&l.Conns, DefaultLimits.Conns}, {&l.Listeners, DefaultLimits.Listeners}, {&l.Lookups,
+		DefaultLimits.Lookups}, {&l.Out, DefaultLimits.Out}} {
 		if *v.p == 0 {
 			*v.p = v.def
 		}
 	}
-	return &Manager{rand: cfg.Rand, max: l, ports: ports, conns: map[uint32]*Conn{}, byRemote: map[remoteID]*Conn{}, byQP: map[remoteQP]*Conn{},
+	return &Manager{rand: cfg.Rand, max: l, ports: ports, conns: map[uint32]*Conn{}, byRemote: map[remoteID]*Conn{},
+		byQP:    map[remoteQP]*Conn{},
 		lookups: map[uint32]*Lookup{}, inquiries: map[inquiryID]*Inquiry{}, lastTID: cfg.Rand.Uint64() >> 32}
 }
 

@@ -17,7 +17,8 @@ func (n *native) Port(function uint16) (Port, bool) { return n.p, function == 0 
 
 func newNative(t testing.TB, lid ib.LID, lmc uint8, keys ...ib.PKey) *host {
 	gid := ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(lid))
-	n := &native{Port{Link: ib.LinkInfiniBand, CAGUID: ib.GUID(lid), LID: lid, LMC: lmc, MTU: ib.MTU2048, GIDs: []ib.GID{gid}, PKeys: keys}}
+	n := &native{Port{Link: ib.LinkInfiniBand, CAGUID: ib.GUID(lid), LID: lid, LMC: lmc, MTU: ib.MTU2048,
+		GIDs: []ib.GID{gid}, PKeys: keys}}
 	return &host{t: t, now: 1, Manager: New(Config{Rand: rand.New(rand.NewPCG(uint64(lid), 1))}, n)}
 }
 
@@ -37,29 +38,55 @@ func TestNativeREQStates(t *testing.T) {
 	}{
 		{name: "the truth"},
 		{name: "the truth, with a GRH", path: func(p *Path) { p.Global, p.HopLimit = true, 64 }},
-		{name: "another LID", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x11 }, refuse: "drop_req_lid"},
-		{name: "another LID, GRH", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x11 },
+		{name: "another LID", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x11 },
+			refuse: "drop_req_lid"},
+		{name: "another LID, GRH", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram,
+			r *mad.CMREQ) {
+			r.Primary.LocalLID = 0x11
+		},
 			refuse: "drop_req_lid"},
 		{name: "no LID", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0 }, refuse: "drop_req_lid"},
-		{name: "permissive LID in the subnet", lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = ib.LIDPermissive }, refuse: "drop_req_lid"},
-		{name: "from the permissive LID", lie: func(d *mad.Datagram, r *mad.CMREQ) { d.SLID, r.Primary.LocalLID = ib.LIDPermissive, ib.LIDPermissive },
+		{name: "permissive LID in the subnet", lie: func(_ *mad.Datagram,
+			r *mad.CMREQ) {
+			r.Primary.LocalLID = ib.LIDPermissive
+		}, refuse: "drop_req_lid"},
+		{name: "from the permissive LID", lie: func(d *mad.Datagram, r *mad.CMREQ) {
+			d.SLID,
+				r.Primary.LocalLID = ib.LIDPermissive, ib.LIDPermissive
+		},
 			refuse: "drop_req_lid"},
 		{name: "sides swapped", lie: func(_ *mad.Datagram, r *mad.CMREQ) {
 			r.Primary.LocalLID, r.Primary.RemoteLID = r.Primary.RemoteLID, r.Primary.LocalLID
 		}, refuse: "drop_req_lid"},
 		{name: "path bits", lmc: 2, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x13 }},
-		{name: "beyond path bits", lmc: 2, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x14 }, refuse: "drop_req_lid"},
+		{name: "beyond path bits", lmc: 2, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalLID = 0x14 },
+			refuse: "drop_req_lid"},
 		{name: "across routers", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) {
 			r.Primary.LocalLID, r.Primary.RemoteLID = ib.LIDPermissive, ib.LIDPermissive
 		}, check: func(q *Request) bool { return q.Path.DLID == 0x10 && q.Path.SLID == 0x20 }},
-		{name: "another GID", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.Primary.LocalGID = other },
+		{name: "another GID", path: func(p *Path) { p.Global = true }, lie: func(_ *mad.Datagram,
+			r *mad.CMREQ) {
+			r.Primary.LocalGID = other
+		},
 			refuse: "drop_req_gid"},
-		{name: "another partition", keys: []ib.PKey{full, ib.DefaultPKey}, lie: func(_ *mad.Datagram, r *mad.CMREQ) { r.PKey = uint16(ib.DefaultPKey) },
+		{name: "another partition", keys: []ib.PKey{full, ib.DefaultPKey}, lie: func(_ *mad.Datagram,
+			r *mad.CMREQ) {
+			r.PKey = uint16(ib.DefaultPKey)
+		},
 			refuse: "drop_req_pkey"},
-		{name: "limited member", lie: func(d *mad.Datagram, r *mad.CMREQ) { d.PKey, r.PKey = limited, uint16(limited) }},
-		{name: "limited member that says full", keys: []ib.PKey{limited, full}, lie: func(d *mad.Datagram, _ *mad.CMREQ) { d.PKey = limited },
+		{name: "limited member", lie: func(d *mad.Datagram, r *mad.CMREQ) {
+			d.PKey, r.PKey = limited,
+				uint16(limited)
+		}},
+		{name: "limited member that says full", keys: []ib.PKey{limited, full}, lie: func(d *mad.Datagram,
+			_ *mad.CMREQ) {
+			d.PKey = limited
+		},
 			check: func(q *Request) bool { return q.Path.PKey == full && q.Path.PKeyIndex == 1 }},
-		{name: "two limited members", keys: []ib.PKey{limited}, lie: func(d *mad.Datagram, _ *mad.CMREQ) { d.PKey = limited }, refuse: "reject_gid"},
+		{name: "two limited members", keys: []ib.PKey{limited}, lie: func(d *mad.Datagram,
+			_ *mad.CMREQ) {
+			d.PKey = limited
+		}, refuse: "reject_gid"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			keys := c.keys
@@ -70,12 +97,14 @@ func TestNativeREQStates(t *testing.T) {
 			if _, err := b.Listen(&ListenParams{ServiceID: service}, b.hear); err != nil {
 				t.Fatal(err)
 			}
-			p := Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x10), DGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x20), SLID: 0x10, DLID: 0x20,
+			p := Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x10),
+				DGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x20), SLID: 0x10, DLID: 0x20,
 				PKey: full, MTU: ib.MTU2048, LifeTime: 18}
 			if c.path != nil {
 				c.path(&p)
 			}
-			if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: 0x77}, a.hear); err != nil {
+			if _, err := a.Connect(a.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: 0x77},
+				a.hear); err != nil {
 				t.Fatal(err)
 			}
 			d := a.one(mad.AttrCMREQ)
@@ -99,7 +128,8 @@ func TestNativeREQStates(t *testing.T) {
 			before := counter(b, c.refuse)
 			b.take(d)
 			if c.refuse == "" {
-				if q := b.event(ConnectRequest).Request; q.Path.SGID != p.DGID || q.Path.DGID != p.SGID || c.check != nil && !c.check(q) {
+				if q := b.event(ConnectRequest).Request; q.Path.SGID != p.DGID || q.Path.DGID != p.SGID ||
+					c.check != nil && !c.check(q) {
 					t.Errorf("request %+v", q)
 				}
 				return
@@ -124,12 +154,14 @@ func TestNativeREQStates(t *testing.T) {
 func TestNativeStale(t *testing.T) {
 	const key = ib.PKey(0x8001)
 	path := func(from, to ib.LID) Path {
-		return Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(from)), DGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(to)), SLID: from, DLID: to,
+		return Path{Link: ib.LinkInfiniBand, SGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(from)),
+			DGID: ib.MakeGID(ib.DefaultGIDPrefix, ib.GUID(to)), SLID: from, DLID: to,
 			PKey: key, MTU: ib.MTU2048, LifeTime: 18}
 	}
 	ask := func(h *host, p Path, qpn ib.QPN) mad.Datagram {
 		t.Helper()
-		if _, err := h.Connect(h.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: qpn}, h.hear); err != nil {
+		if _, err := h.Connect(h.now, &ConnectParams{ServiceID: service, Path: p, QPType: ib.RC, QPN: qpn},
+			h.hear); err != nil {
 			t.Fatal(err)
 		}
 		return h.one(mad.AttrCMREQ)
@@ -195,7 +227,8 @@ func TestNativeStale(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 			list := b.sent()
-			if k := kindsOf(list); c.ends && (len(k) != 2 || k[0] != mad.AttrCMREJ || k[1] != mad.AttrCMDREQ) || !c.ends && (len(k) != 1 || k[0] != mad.AttrCMREJ) {
+			if k := kindsOf(list); c.ends && (len(k) != 2 || k[0] != mad.AttrCMREJ || k[1] != mad.AttrCMDREQ) ||
+				!c.ends && (len(k) != 1 || k[0] != mad.AttrCMREJ) {
 				t.Errorf("sent %#x", k)
 			}
 			if !c.ends && (y.state != established || counter(b, "drop_foreign") != 1) {

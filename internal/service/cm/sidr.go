@@ -33,7 +33,8 @@ func (m *Manager) Lookup(now mono.Time, p *LookupParams, h Handler) (*Lookup, er
 	if _, ok := m.ports.Port(p.Path.Function); !ok {
 		return nil, ErrNoPort
 	}
-	if len(p.PrivateData) > MaxLookupData || p.ResponseTimeout > 31 || p.MaxRetries > 15 || p.Path.DGID.IsZero() || p.Path.LifeTime > 63 {
+	if len(p.PrivateData) > MaxLookupData || p.ResponseTimeout > 31 || p.MaxRetries > 15 || p.Path.DGID.IsZero() ||
+		p.Path.LifeTime > 63 {
 		return nil, ErrInvalid
 	}
 	if len(m.lookups) >= m.max.Lookups {
@@ -99,7 +100,8 @@ func (in *arrival) answer() {
 		in.m.Stats.DropForeign++
 		return
 	}
-	e := Event{Kind: LookupResponse, Status: LookupStatus(r.Status), Info: slices.Clone(r.Info[:min(int(r.InfoLen), len(r.Info))]),
+	e := Event{Kind: LookupResponse, Status: LookupStatus(r.Status),
+		Info:        slices.Clone(r.Info[:min(int(r.InfoLen), len(r.Info))]),
 		PrivateData: slices.Clone(r.PrivateData[:])}
 	if e.Status == LookupOK {
 		e.QPN, e.QKey = ib.QPN(r.QPN), ib.QKey(r.QKey)
@@ -156,13 +158,15 @@ func (in *arrival) inquiry() {
 		return
 	}
 	to := in.reply()
-	q := &Request{ServiceID: ServiceID(r.ServiceID), Function: in.function, PrivateData: slices.Clone(r.PrivateData[:]), Path: in.back(&to)}
+	q := &Request{ServiceID: ServiceID(r.ServiceID), Function: in.function,
+		PrivateData: slices.Clone(r.PrivateData[:]), Path: in.back(&to)}
 	q.header()
 	l := m.listener(q)
 	switch {
 	case l == nil:
 		m.Stats.RejectService++
-		in.respond(mad.AttrCMSIDRRep, &mad.CMSIDRRep{RequestID: r.RequestID, ServiceID: r.ServiceID, Status: uint8(LookupNoService)})
+		in.respond(mad.AttrCMSIDRRep, &mad.CMSIDRRep{RequestID: r.RequestID, ServiceID: r.ServiceID,
+			Status: uint8(LookupNoService)})
 		return
 	case l.waiting >= l.backlog:
 		m.Stats.DropBacklog++
@@ -190,7 +194,8 @@ func (in *arrival) inquiry() {
 
 // back is the path of an answer.
 func (in *arrival) back(to *mad.Datagram) Path {
-	p := Path{Function: in.function, Link: in.port.Link, SGID: to.SGID, DGID: to.DGID, SLID: to.SLID, DLID: to.DLID, Global: to.Global, PKey: to.PKey,
+	p := Path{Function: in.function, Link: in.port.Link, SGID: to.SGID, DGID: to.DGID, SLID: to.SLID, DLID: to.DLID,
+		Global: to.Global, PKey: to.PKey,
 		FlowLabel: to.FlowLabel, TClass: to.TClass, HopLimit: to.HopLimit, SL: to.SL, MTU: in.port.MTU}
 	p.SGIDIndex = uint8(max(slices.Index(in.port.GIDs, to.SGID), 0))
 	p.PKeyIndex = uint16(max(pkeyIndex(in.port.PKeys, to.PKey), 0))

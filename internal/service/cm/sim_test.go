@@ -204,8 +204,10 @@ func (h *simHost) connect(to *simHost) {
 	p := &pair{n: len(n.pairs), start: n.now}
 	n.pairs = append(n.pairs, p)
 	p.active.qpn = ib.QPN(0x100 + 2*p.n)
-	c, err := h.Connect(n.now, &ConnectParams{ServiceID: IPService(SpaceTCP, 7471), Path: h.path(to.host), QPType: ib.RC, QPN: p.active.qpn,
-		ResponderResources: 4, InitiatorDepth: 16, RetryCount: 7, RNRRetry: 7, PrivateData: []byte{byte(p.n >> 8), byte(p.n)}},
+	c, err := h.Connect(n.now, &ConnectParams{ServiceID: IPService(SpaceTCP, 7471), Path: h.path(to.host),
+		QPType: ib.RC, QPN: p.active.qpn,
+		ResponderResources: 4, InitiatorDepth: 16, RetryCount: 7, RNRRetry: 7, PrivateData: []byte{byte(p.n >> 8),
+			byte(p.n)}},
 		func(now mono.Time, e *Event) { h.handle(p, &p.active, true, e) })
 	if err != nil {
 		n.t.Fatal(err)
@@ -256,7 +258,8 @@ func (h *simHost) serve(now mono.Time, e *Event) {
 			h.let(v)
 		default:
 			h.ready(v)
-			if err := v.c.Accept(n.now, &AcceptParams{QPN: v.qpn, ResponderResources: 16, InitiatorDepth: 16, RNRRetry: 7}); err != nil {
+			if err := v.c.Accept(n.now, &AcceptParams{QPN: v.qpn, ResponderResources: 16, InitiatorDepth: 16,
+				RNRRetry: 7}); err != nil {
 				n.t.Errorf("accept: %v", err)
 			}
 		}
@@ -394,7 +397,8 @@ func simulate(t *testing.T, seed uint64, loss, dup int, jitter bool) {
 		from.connect(to)
 		if n.chance(30) {
 			asked++
-			if _, err := from.Lookup(n.now, &LookupParams{ServiceID: IPService(SpaceUDP, 7471), Path: from.path(to.host)}, func(now mono.Time, e *Event) {
+			if _, err := from.Lookup(n.now, &LookupParams{ServiceID: IPService(SpaceUDP, 7471),
+				Path: from.path(to.host)}, func(now mono.Time, e *Event) {
 				answered++
 				if e.Kind != LookupResponse || e.QPN != 0x77 || e.QKey != 0x1234567 {
 					t.Errorf("a lookup hears %v, status %d, queue pair %#x", e.Kind, e.Status, e.QPN)
@@ -425,7 +429,8 @@ func simulate(t *testing.T, seed uint64, loss, dup int, jitter bool) {
 		}
 		up := func(v *end) bool { return v.c != nil && v.up && !v.down && !v.let }
 		if up(a) != up(b) {
-			t.Errorf("connection %d: one side takes it for established, the other does not (%v %v, %v %v)", p.n, a.c.state, up(a), b.c, up(b))
+			t.Errorf("connection %d: one side takes it for established, the other does not (%v %v, %v %v)", p.n,
+				a.c.state, up(a), b.c, up(b))
 		}
 	}
 	if connected < len(n.pairs)/3 {

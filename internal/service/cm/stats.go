@@ -59,14 +59,18 @@ func (s *Stats) Each(f func(name string, v uint64)) {
 		v    uint64
 	}{
 		{"resent", s.Resent}, {"repeated", s.Repeated}, {"duplicates", s.Duplicates}, {"requests", s.Requests},
-		{"established", s.Established}, {"rejected", s.Rejected}, {"unreachable", s.Unreachable}, {"disconnected", s.Disconnected},
+		{"established", s.Established}, {"rejected", s.Rejected}, {"unreachable", s.Unreachable}, {"disconnected",
+			s.Disconnected},
 		{"lookups", s.Lookups},
-		{"drop_class", s.DropClass}, {"drop_short", s.DropShort}, {"drop_port", s.DropPort}, {"drop_state", s.DropState},
-		{"drop_unknown", s.DropUnknown}, {"drop_foreign", s.DropForeign}, {"drop_backlog", s.DropBacklog}, {"drop_share", s.DropShare},
+		{"drop_class", s.DropClass}, {"drop_short", s.DropShort}, {"drop_port", s.DropPort}, {"drop_state",
+			s.DropState},
+		{"drop_unknown", s.DropUnknown}, {"drop_foreign", s.DropForeign}, {"drop_backlog",
+			s.DropBacklog}, {"drop_share", s.DropShare},
 		{"drop_req_lid", s.DropREQLID}, {"drop_req_gid", s.DropREQGID}, {"drop_req_pkey", s.DropREQPKey},
 		{"drop_full", s.DropFull},
 		{"lost_out", s.LostOut}, {"early_timewait", s.EarlyTimewait},
-		{"reject_service", s.RejectService}, {"reject_transport", s.RejectTransport}, {"reject_gid", s.RejectGID}, {"reject_mtu", s.RejectMTU},
+		{"reject_service", s.RejectService}, {"reject_transport", s.RejectTransport}, {"reject_gid",
+			s.RejectGID}, {"reject_mtu", s.RejectMTU},
 		{"reject_stale", s.RejectStale}, {"reject_full", s.RejectFull}, {"reject_comm_id", s.RejectCommID},
 	} {
 		f(e.name, e.v)

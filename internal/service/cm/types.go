@@ -163,7 +163,8 @@ const (
 	LookupUnreachable
 )
 
-var kindNames = [...]string{"", "connect request", "response", "established", "rejected", "unreachable", "disconnected", "timewait exit",
+var kindNames = [...]string{"", "connect request", "response", "established", "rejected", "unreachable",
+	"disconnected", "timewait exit",
 	"lookup request", "lookup response", "lookup unreachable"}
 
 func (k EventKind) String() string {
@@ -295,7 +296,8 @@ const (
 	ReasonClassVersion       Reason = 31
 )
 
-var reasonNames = map[Reason]string{ReasonNoQP: "no queue pair", ReasonNoResources: "no resources", ReasonTimeout: "timeout",
+var reasonNames = map[Reason]string{ReasonNoQP: "no queue pair", ReasonNoResources: "no resources",
+	ReasonTimeout:     "timeout",
 	ReasonUnsupported: "unsupported request", ReasonInvalidCommID: "invalid communication ID", ReasonInvalidCommInst: "invalid communication instance",
 	ReasonInvalidServiceID: "invalid service ID", ReasonInvalidTransport: "invalid transport service type", ReasonStale: "stale connection",
 	ReasonInvalidGID: "invalid GID", ReasonInvalidLID: "invalid LID", ReasonInvalidSL: "invalid SL", ReasonInvalidTClass: "invalid traffic class",

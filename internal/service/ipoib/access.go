@@ -41,8 +41,9 @@ type Objects interface {
 
 // DatagramService is the state of the queue pair.
 type DatagramService interface {
-	// InitUD takes the queue pair, from any state and through RESET, to RTS with an entry of the port's P_Key table and a
-	// Q_Key. What was posted before is forgotten; completions of it that were not polled may or may not come.
+	// InitUD takes the queue pair, from any state and through RESET, to RTS with an entry of the port's P_Key
+	// table and a Q_Key. What was posted before is forgotten; completions of it that were not polled may or may
+	// not come.
 	InitUD(pkeyIndex uint16, qkey ib.QKey) error
 	// StopQP takes the queue pair to ERR: what is posted completes as flushed.
 	StopQP()
@@ -53,9 +54,9 @@ type DatagramService interface {
 
 // Memory is the memory of the send and receive slots.
 type Memory interface {
-	// Register allocates and registers the memory of tx send slots of txLen octets and rx receive slots of rxLen octets;
-	// slot i begins at i*txLen or i*rxLen. It is the Link's until Deregister. Frames may still be mapped after
-	// Deregister, when sends did not complete.
+	// Register allocates and registers the memory of tx send slots of txLen octets and rx receive slots of rxLen
+	// octets; slot i begins at i*txLen or i*rxLen. It is the Link's until Deregister. Frames may still be mapped
+	// after Deregister, when sends did not complete.
 	Register(tx, txLen, rx, rxLen int) (txMem, rxMem []byte, err error)
 	Deregister()
 }
@@ -83,8 +84,9 @@ type SendQueue interface {
 type RecvQueue interface {
 	// PostRecv posts receive slots, the whole of each, and returns how many were accepted.
 	PostRecv(slots []RecvWR) int
-	// Arrived returns the datagram of a completion of the last Poll if it lies elsewhere than in its slot, which begins at
-	// off; nil where it lies in the slot, behind room for a GRH. It is the Link's until the call that polled returns.
+	// Arrived returns the datagram of a completion of the last Poll if it lies elsewhere than in its slot, which
+	// begins at off; nil where it lies in the slot, behind room for a GRH. It is the Link's until the call that
+	// polled returns.
 	Arrived(off uint32) []byte
 }
 
@@ -103,8 +105,8 @@ type Queues interface {
 
 // Administration sends requests to the subnet administration.
 type Administration interface {
-	// SA sends a request once: the Link repeats it. The record is valid during the call. Requests with the same ID are one
-	// transaction: an answer to any of them is Link.SAResponse(id).
+	// SA sends a request once: the Link repeats it. The record is valid during the call. Requests with the same
+	// ID are one transaction: an answer to any of them is Link.SAResponse(id).
 	SA(r *SARequest)
 }
 

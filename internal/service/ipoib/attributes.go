@@ -22,8 +22,8 @@ type attributes struct {
 	qpn   ib.QPN
 	hw    wire.HWAddr
 
-	// broadcast is the record of the broadcast group, the attributes of which are those of the link (RFC 4391, 5): Q_Key,
-	// MTU, service level. Before the first join it is zero.
+	// broadcast is the record of the broadcast group, the attributes of which are those of the link (RFC 4391,
+	// 5): Q_Key, MTU, service level. Before the first join it is zero.
 	broadcast    mad.MCMemberRecord
 	broadcastGID ib.GID
 
@@ -67,7 +67,8 @@ func (a *attributes) active() bool { return a.port.State == ib.PortActive }
 // localPath is the path to the link's own port, which needs no query.
 func (a *attributes) localPath() mad.PathRecord {
 	p := &a.port
-	return mad.PathRecord{DGID: p.GID, SGID: p.GID, DLID: p.LID, SLID: p.LID, Reversible: true, NumbPath: 1, PKey: a.pkey,
-		SL: a.broadcast.SL, MTUSelector: mad.SelectExactly, MTU: p.MTU, RateSelector: mad.SelectExactly, Rate: p.Rate,
+	return mad.PathRecord{DGID: p.GID, SGID: p.GID, DLID: p.LID, SLID: p.LID, Reversible: true, NumbPath: 1,
+		PKey: a.pkey,
+		SL:   a.broadcast.SL, MTUSelector: mad.SelectExactly, MTU: p.MTU, RateSelector: mad.SelectExactly, Rate: p.Rate,
 		LifeSelector: mad.SelectExactly, TClass: a.broadcast.TClass}
 }

@@ -269,7 +269,8 @@ func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
 	k.next++
 	c := k.n.newConn(connected.FirstPassive + uint32(k.lid)<<16 + k.next)
 	c.peer = &fakeConn{n: k.n, stopped: true}
-	k.n.l.ConnEvent(k.n.s.now, connected.Event{ID: c.id, Kind: connected.Requested, Service: 0x0100000000000048, GID: gid,
+	k.n.l.ConnEvent(k.n.s.now, connected.Event{ID: c.id, Kind: connected.Requested, Service: 0x0100000000000048,
+		GID: gid,
 		LID: k.lid, Private: wire4(qpn, 65524)})
 	return k.n.conns[c.id] != nil
 }

@@ -460,7 +460,8 @@ func TestConnectedHostile(t *testing.T) {
 	}
 	for i := range 2 * maxPortEntries {
 		made := wire.MakeHWAddr(0, ib.QPN(1000+i), gidA)
-		nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 1, 14: byte(i >> 8),
+		nd := wire.ND{Type: wire.NDNeighborSolicit, Src: netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 1,
+			14: byte(i >> 8),
 			15: byte(i)}), Dst: ll, Target: ll, Link: made, HasLink: true}
 		m := make([]byte, 256)
 		n := nd.Put(m[wire.EncapLen:])
@@ -654,7 +655,8 @@ func TestConnectedRandom(t *testing.T) {
 				t.Errorf("%s sends by %s", n.name, m)
 			}
 			if !slices.Contains(w, "last") {
-				t.Fatalf("seed %d, %v: %s got %q; %v %q %v %q\n%+v\n%+v\n%+v", seed, modes, nodes[1-i].name, w, a.carrier,
+				t.Fatalf("seed %d, %v: %s got %q; %v %q %v %q\n%+v\n%+v\n%+v", seed, modes, nodes[1-i].name, w,
+					a.carrier,
 					a.reason, b.carrier, b.reason, n.l.Shadow(s.now), n.l.Engine().Neighbours(s.now), nodes[1-i].l.Info())
 			}
 		}

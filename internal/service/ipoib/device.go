@@ -37,8 +37,8 @@ type Interface interface {
 
 // PacketReceiver is the IP stack's side of the packet path.
 type PacketReceiver interface {
-	// Deliver gives packets to the IP stack, which may change them; they are the Link's again when it returns. It returns
-	// for how many there was no room.
+	// Deliver gives packets to the IP stack, which may change them; they are the Link's again when it returns.
+	// It returns for how many there was no room.
 	Deliver(packets [][]byte) (dropped int)
 	// Wake reports that SendBatch accepts packets again after it did not accept all.
 	Wake()
@@ -67,8 +67,9 @@ const BatchSize = 128
 type Backend interface {
 	Name() string
 	// ReadBatch waits for packets that the IP stack sends, no longer than the MTU each, and puts packet i at
-	// bufs[i][offset:offset+sizes[i]]. nexthops[i] is the address to resolve: that of a gateway where the route has one,
-	// the destination otherwise. All slices have BatchSize elements at least. After Close it returns os.ErrClosed.
+	// bufs[i][offset:offset+sizes[i]]. nexthops[i] is the address to resolve: that of a gateway where the route
+	// has one, the destination otherwise. All slices have BatchSize elements at least. After Close it returns
+	// os.ErrClosed.
 	ReadBatch(bufs [][]byte, sizes []int, nexthops []netip.Addr, offset int) (n int, err error)
 	// WriteBatch gives packets to the IP stack: packet i is bufs[i][offset:]. It may change them, and keeps none.
 	WriteBatch(bufs [][]byte, offset int) error

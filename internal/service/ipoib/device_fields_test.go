@@ -236,7 +236,8 @@ func TestH17_Watchdog(t *testing.T) {
 	if n := a.counter("tx_timeouts"); n != 2 && n != 3 {
 		t.Errorf("%d timeouts in 1.5 s of 0.5 s each", n)
 	}
-	if a.counter("tx_aborted_errors") == 0 || !slices.Contains(a.log, "stop qp") || !slices.Contains(a.log, "init ud 1") {
+	if a.counter("tx_aborted_errors") == 0 || !slices.Contains(a.log, "stop qp") ||
+		!slices.Contains(a.log, "init ud 1") {
 		t.Errorf("log %v", a.log)
 	}
 	if !slices.ContainsFunc(a.events, func(e Event) bool { return e.Kind == EventTxTimeout }) {
@@ -267,7 +268,8 @@ func TestH10_Partitions(t *testing.T) {
 		n[i].port.PKeys = []ib.PKey{k}
 		n[i].l.attr.partition = k
 		n[i].start()
-		n[i].l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 20, 0, byte(1 + i)}), 24)}, nil)
+		n[i].l.SetAddrs(s.now, []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 20, 0, byte(1 + i)}), 24)},
+			nil)
 	}
 	s.run(10 * time.Second)
 	for i := range n {
@@ -338,7 +340,8 @@ func TestH30_Statistics(t *testing.T) {
 	c, d := a.l.Counters().Net, b.l.Counters().Net
 	// 36 frames found the queue full while the address was resolved; asking
 	// took a broadcast, its answer a frame.
-	if c.TxPackets-before.TxPackets != 64+1+1 || d.RxPackets-was.RxPackets != 64+1+1 || d.Multicast-was.Multicast != 1 ||
+	if c.TxPackets-before.TxPackets != 64+1+1 || d.RxPackets-was.RxPackets != 64+1+1 ||
+		d.Multicast-was.Multicast != 1 ||
 		c.TxBytes-before.TxBytes != d.RxBytes-was.RxBytes || d.RxBytes-was.RxBytes != 64*104+60+34 ||
 		c.TxDropped-before.TxDropped != 36 {
 		t.Errorf("A %+v\nB %+v", c, d)

@@ -143,7 +143,8 @@ func newSubnet(t testing.TB) *subnet {
 
 // permanent makes the broadcast group of a partition.
 func (s *subnet) permanent(pkey ib.PKey) *saGroup {
-	g := &saGroup{members: map[ib.GID]uint8{}, permanent: true, rec: mad.MCMemberRecord{MGID: wire.BroadcastGID(pkey, 2),
+	g := &saGroup{members: map[ib.GID]uint8{}, permanent: true, rec: mad.MCMemberRecord{MGID: wire.BroadcastGID(pkey,
+		2),
 		QKey: 0x0b1b, MLID: s.newMLID(), MTUSelector: mad.SelectExactly, MTU: s.mtu, PKey: pkey | 0x8000,
 		RateSelector: mad.SelectExactly, Rate: ib.Rate10, Scope: 2}}
 	s.groups[g.rec.MGID] = g
@@ -159,7 +160,8 @@ func (s *subnet) add(name string, lid ib.LID, gid ib.GID, qpn ib.QPN, params ...
 		s.t.Fatal(err)
 	}
 	n := &node{s: s, name: name, fail: map[string]int{}, qpn: qpn, ahs: map[Handle]AH{}, attached: map[ib.GID]ib.LID{},
-		maps: map[uint64][]byte{}, drops: map[string]int{}, port: Port{State: ib.PortActive, LID: lid, SMLID: 1, GID: gid,
+		maps: map[uint64][]byte{}, drops: map[string]int{}, port: Port{State: ib.PortActive, LID: lid, SMLID: 1,
+			GID: gid,
 			MTU: ib.MTU4096, Rate: ib.Rate40,
 			PKeys: []ib.PKey{0xffff, testPKey}}}
 	n.l = New(LinkConfig{Name: name, Port: 1, PKey: testPKey, Params: p}, rand.New(rand.NewPCG(1, uint64(lid))),
@@ -417,7 +419,8 @@ func (n *node) complete() {
 func (s *subnet) carry(from *node, f *sentFrame) {
 	for _, to := range s.nodes {
 		switch {
-		case from.state != ib.RTS || to.state != ib.RTS || to.port.State != ib.PortActive || from.port.State != ib.PortActive:
+		case from.state != ib.RTS || to.state != ib.RTS || to.port.State != ib.PortActive ||
+			from.port.State != ib.PortActive:
 		case f.ah.DLID.IsMulticast():
 			// Packets of a group come back to their sender.
 			if !f.ah.Global || f.wr.QPN != ib.QPNMulticast {

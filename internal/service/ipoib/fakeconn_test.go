@@ -124,7 +124,8 @@ func (n *node) Connect(r *connected.Request) (ib.QPN, error) {
 		}
 	})
 	for _, to := range s.nodes {
-		if to.port.GID != r.GID || to == n || to.port.State != ib.PortActive || s.cmLost != nil && s.cmLost(n, to, "REQ") {
+		if to.port.GID != r.GID || to == n || to.port.State != ib.PortActive || s.cmLost != nil &&
+			s.cmLost(n, to, "REQ") {
 			continue
 		}
 		s.after(s.cmDelay, func() {
@@ -142,7 +143,8 @@ func (n *node) Connect(r *connected.Request) (ib.QPN, error) {
 			to.lastConn++
 			p := to.newConn(connected.FirstPassive + to.lastConn)
 			c.peer, p.peer = p, c
-			to.l.ConnEvent(s.now, connected.Event{ID: p.id, Kind: connected.Requested, Service: q.ServiceID, GID: n.port.GID,
+			to.l.ConnEvent(s.now, connected.Event{ID: p.id, Kind: connected.Requested, Service: q.ServiceID,
+				GID: n.port.GID,
 				LID: n.port.LID, Private: q.Private})
 			if !p.answered {
 				s.t.Errorf("%s: a request has no answer", to.name)

@@ -461,7 +461,8 @@ func (t *groups) explain(now mono.Time, g *group) {
 			case r.Rate.Tenths() > port.Rate.Tenths():
 				g.reason = fmt.Sprintf("rate too low: group %v, port %v", r.Rate, port.Rate)
 			case (r.PKey^t.attr.partition)&0x7fff != 0:
-				g.reason = fmt.Sprintf("P_Key differs: group %#04x, link %#04x", uint16(r.PKey), uint16(t.attr.partition))
+				g.reason = fmt.Sprintf("P_Key differs: group %#04x, link %#04x", uint16(r.PKey),
+					uint16(t.attr.partition))
 			default:
 				return
 			}

@@ -15,20 +15,21 @@ const (
 	// groupQueued: a join waits for others to end, since maxJoins are under way. Its turn makes it joining; when no
 	// membership is needed any more it is leaving, or is removed.
 	groupQueued
-	// groupJoining: a request to join is under way. A record makes it a member; a refusal or silence, backoff, absent, or
-	// idle for another attempt at once.
+	// groupJoining: a request to join is under way. A record makes it a member; a refusal or silence, backoff,
+	// absent, or idle for another attempt at once.
 	groupJoining
-	// groupMember: a membership is granted, and nothing is requested. Frames are sent, and received where it is full. Need
-	// of another membership makes it queued or joining; the end of the need, leaving; an event of the subnet, idle.
+	// groupMember: a membership is granted, and nothing is requested. Frames are sent, and received where it is
+	// full. Need of another membership makes it queued or joining; the end of the need, leaving; an event of the
+	// subnet, idle.
 	groupMember
 	// groupLeaving: a request to leave is under way. An answer makes it a member of what is left, or idle; silence,
 	// backoff, since the membership may still be in effect.
 	groupLeaving
-	// groupBackoff: the last request failed. The next one follows when its timer fires, or an event of the subnet, or the
-	// end of the need, cuts it short.
+	// groupBackoff: the last request failed. The next one follows when its timer fires, or an event of the
+	// subnet, or the end of the need, cuts it short.
 	groupBackoff
-	// groupAbsent: the group does not exist, and the link only sends to it. Its frames go to the routers, or are dropped,
-	// until its timer fires, or the group is created.
+	// groupAbsent: the group does not exist, and the link only sends to it. Its frames go to the routers, or are
+	// dropped, until its timer fires, or the group is created.
 	groupAbsent
 
 	numGroupStates = iota
@@ -70,7 +71,8 @@ const (
 // groupTransitions has the next state by state and event. A pair without one, which is 0, does not occur; groupIdle is
 // reached by settled only.
 var groupTransitions = [numGroupStates][numGroupEvents]groupState{
-	groupIdle: {groupJoinQueued: groupQueued, groupJoinSent: groupJoining, groupLeaveSent: groupLeaving, groupTimer: stay,
+	groupIdle: {groupJoinQueued: groupQueued, groupJoinSent: groupJoining, groupLeaveSent: groupLeaving,
+		groupTimer: stay,
 		groupReset: stay},
 	groupQueued: {groupTurn: settled, groupJoinSent: groupJoining, groupLeaveSent: groupLeaving, groupTimer: stay,
 		groupDeleted: stay, groupReset: stay},

@@ -282,7 +282,8 @@ func TestGroupTransitions(t *testing.T) {
 			g := &group{state: groupState(from), granted: mad.JoinFull}
 			g.transition(groupEvent(ev))
 			switch {
-			case to == stay && g.state != groupState(from), to == settled && g.state != groupMember, to < stay && g.state != to:
+			case to == stay && g.state != groupState(from), to == settled && g.state != groupMember, to < stay &&
+				g.state != to:
 				t.Errorf("%v: event %d led to %v", groupState(from), ev, g.state)
 			}
 		}

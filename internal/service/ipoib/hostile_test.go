@@ -66,7 +66,8 @@ func vectorFrames(t testing.TB) map[string][]byte {
 	for _, v := range f.Vectors {
 		text := v.Input.Frame + v.Output.Frame
 		if v.Input.Packet != "" {
-			text = map[bool]string{true: "08000000", false: "86dd0000"}[strings.HasPrefix(v.Input.Packet, "4")] + v.Input.Packet
+			text = map[bool]string{true: "08000000", false: "86dd0000"}[strings.HasPrefix(v.Input.Packet, "4")] +
+				v.Input.Packet
 		}
 		if text == "" {
 			continue
@@ -133,8 +134,9 @@ func TestHostileFrames(t *testing.T) {
 				wc := WC{ByteLen: uint32(grhLen + n), SrcQPN: 0x208, SLID: 17}
 				if kind > 0 {
 					wc.GRH = true
-					dst := []ib.GID{gidA, wire.BroadcastGID(testPKey, 2), wire.GroupGID(netip.MustParseAddr("ff02::1"), testPKey,
-						2)}[kind-1]
+					dst := []ib.GID{gidA, wire.BroadcastGID(testPKey, 2),
+						wire.GroupGID(netip.MustParseAddr("ff02::1"), testPKey,
+							2)}[kind-1]
 					(&wire.GRH{IPVer: 6, SGID: gidB, DGID: dst}).Put(buf)
 				}
 				a.force(wc, append(buf, f[:n]...))
@@ -170,7 +172,8 @@ func TestHostileCompletions(t *testing.T) {
 	for _, id := range []uint64{0, 1, 1 << 20, idRecv, idRecv | 1<<20, 1 << 40, 1<<64 - 1} {
 		for _, gen := range []uint64{0, uint64(a.l.sender.gen) << idGenShift} {
 			for _, recv := range []bool{false, true} {
-				a.cq = append(a.cq, WC{ID: gen | id&(1<<idGenShift-1), Recv: recv && id&idSlot >= uint64(len(a.l.receiver.slots)),
+				a.cq = append(a.cq, WC{ID: gen | id&(1<<idGenShift-1), Recv: recv &&
+					id&idSlot >= uint64(len(a.l.receiver.slots)),
 					ByteLen: 100})
 			}
 		}
@@ -314,7 +317,8 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 		t.Fatalf("asks for %d paths", a.l.shadow.queries)
 	}
 	for i := range maxPathQueries {
-		a.l.shadow.learn(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i), a.port.GID))
+		a.l.shadow.learn(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i),
+			a.port.GID))
 	}
 	s.run(5 * time.Second)
 	for _, e := range a.l.shadow.entries {

@@ -50,8 +50,8 @@ type Info struct {
 	Carrier           bool
 	Reason            string // of the missing carrier
 	Addrs             []netip.Prefix
-	// SendFree and RecvPosted are of QueueLen and RQDepth slots; Pending are octets of frames that wait, Addresses address
-	// vectors.
+	// SendFree and RecvPosted are of QueueLen and RQDepth slots; Pending are octets of frames that wait,
+	// Addresses address vectors.
 	SendFree, RecvPosted, RQDepth int
 	Pending, Addresses            int
 }
@@ -102,7 +102,11 @@ func (l *Link) Shadow(now mono.Time) []ShadowInfo {
 		}
 		all = append(all, i)
 	}
-	slices.SortFunc(all, func(a, b ShadowInfo) int { x, y := a.HW.Key(), b.HW.Key(); return slices.Compare(x[:], y[:]) })
+	slices.SortFunc(all, func(a, b ShadowInfo) int {
+		x, y := a.HW.Key(), b.HW.Key()
+		return slices.Compare(x[:],
+			y[:])
+	})
 	return all
 }
 
@@ -145,7 +149,8 @@ type GroupInfo struct {
 func (l *Link) Groups(now mono.Time) []GroupInfo {
 	all := make([]GroupInfo, 0, len(l.groups.table))
 	for _, g := range l.groups.sorted() {
-		i := GroupInfo{MGID: g.mgid, IPs: slices.Clone(g.ips), JoinState: g.granted, Record: g.rec, Attached: g.attached != 0,
+		i := GroupInfo{MGID: g.mgid, IPs: slices.Clone(g.ips), JoinState: g.granted, Record: g.rec,
+			Attached: g.attached != 0,
 			SendOnly: g.sendOnly && len(g.ips) == 0, Queued: len(g.queue), Failures: g.failures, Reason: g.reason,
 			State: "waiting"}
 		switch {

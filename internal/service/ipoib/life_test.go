@@ -151,7 +151,8 @@ func TestH24_OpenClose(t *testing.T) {
 			t.Fatalf("closed: carrier %v, state %v, reason %q", a.carrier, a.l.state, a.l.reason)
 		}
 		if len(a.l.groups.table) != 1 || len(a.l.shadow.entries) != 0 || a.l.vectors.n != 1 {
-			t.Fatalf("closed: %d groups, %d entries, %d address vectors", len(a.l.groups.table), len(a.l.shadow.entries),
+			t.Fatalf("closed: %d groups, %d entries, %d address vectors", len(a.l.groups.table),
+				len(a.l.shadow.entries),
 				a.l.vectors.n)
 		}
 		a.l.Open(s.now)
@@ -241,7 +242,8 @@ func TestPortEvents(t *testing.T) {
 		s.step()
 		if a.carrier || a.reason != "port is Down" || len(a.l.shadow.entries) != 0 || a.l.vectors.n != 0 ||
 			len(a.attached) != 0 {
-			t.Errorf("carrier %v, reason %q, %d entries, %d address vectors", a.carrier, a.reason, len(a.l.shadow.entries),
+			t.Errorf("carrier %v, reason %q, %d entries, %d address vectors", a.carrier, a.reason,
+				len(a.l.shadow.entries),
 				a.l.vectors.n)
 		}
 		if len(s.asked) != 0 {

@@ -247,8 +247,11 @@ func TestShadowTable(t *testing.T) {
 		}
 	})
 	for what, say := range map[string]func(*subnet){
-		"without an answer":                     func(s *subnet) { s.silent = true },
-		"answered by what is no administration": func(s *subnet) { s.refuse, s.holdPaths = mad.StatusBadMethodAttr, false },
+		"without an answer": func(s *subnet) { s.silent = true },
+		"answered by what is no administration": func(s *subnet) {
+			s.refuse, s.holdPaths = mad.StatusBadMethodAttr,
+				false
+		},
 	} {
 		t.Run("a refresh "+what+" leaves all as it is", func(t *testing.T) {
 			s, a, e := resolved(t)
@@ -333,7 +336,8 @@ func TestShadowTable(t *testing.T) {
 			prefix uint64
 			want   bool
 			rate   ib.Rate // held to
-		}{{0, ib.DefaultGIDPrefix, false, 0}, {1, ib.DefaultGIDPrefix, true, ib.Rate20}, {0, 0xfec0000000000007, true, 0}} {
+		}{{0, ib.DefaultGIDPrefix, false, 0}, {1, ib.DefaultGIDPrefix, true, ib.Rate20}, {0, 0xfec0000000000007, true,
+			0}} {
 			s, a := alone(t)
 			gid := ib.MakeGID(tc.prefix, gidB.GUID())
 			a.xmitText(wire.MakeHWAddr(0, 0x208, gid), "x")

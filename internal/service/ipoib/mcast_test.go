@@ -60,7 +60,8 @@ func TestSARecords(t *testing.T) {
 		}
 		v.read(t, &in, &out)
 		if !slices.ContainsFunc(s.requests, func(r SARequest) bool {
-			return fmt.Sprintf("0x%016x", uint64(r.Mask)) == out.CompMask && hex.EncodeToString(r.Record) == out.Attribute &&
+			return fmt.Sprintf("0x%016x", uint64(r.Mask)) == out.CompMask &&
+				hex.EncodeToString(r.Record) == out.Attribute &&
 				(in.Method == "" || fmt.Sprintf("0x%02x", uint8(r.Method)) == in.Method) &&
 				(in.Attr == "" || fmt.Sprintf("0x%04x", uint16(r.Attr)) == in.Attr)
 		}) {
@@ -122,7 +123,8 @@ func TestH62_DynamicAndConfigured(t *testing.T) {
 		clear(s.groups)
 		a.start()
 		s.run(time.Minute)
-		if a.registered || len(s.groups) != 0 || a.l.reason != "broadcast group: absent, and none is made without create=1" {
+		if a.registered || len(s.groups) != 0 ||
+			a.l.reason != "broadcast group: absent, and none is made without create=1" {
 			t.Errorf("registered %v, %d groups, reason %q", a.registered, len(s.groups), a.l.reason)
 		}
 		for _, r := range s.requests {

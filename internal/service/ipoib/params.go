@@ -30,8 +30,8 @@ type SendOnly uint8
 
 // Rules for sending to a group without being a member.
 const (
-	// SendOnlyRFC joins existing groups only, as a sender; other packets go to the routers of the link, if they may leave
-	// the link (RFC 4391, 7.3).
+	// SendOnlyRFC joins existing groups only, as a sender; other packets go to the routers of the link, if they
+	// may leave the link (RFC 4391, 7.3).
 	SendOnlyRFC SendOnly = iota
 	// SendOnlyCreate creates groups that do not exist.
 	SendOnlyCreate
@@ -97,7 +97,8 @@ var params = []struct {
 	{"rq_depth", "receive queue depth, in buffers", depth(minRQDepth, func(p *Params) *int { return &p.RQDepth }),
 		number(func(p *Params) *int { return &p.RQDepth })},
 	{"mcast_timeout", "time for one request to join a multicast group, in milliseconds",
-		duration(time.Millisecond, 10*time.Millisecond, time.Minute, func(p *Params) *time.Duration { return &p.McastWait }),
+		duration(time.Millisecond, 10*time.Millisecond, time.Minute,
+			func(p *Params) *time.Duration { return &p.McastWait }),
 		units(time.Millisecond, func(p *Params) *time.Duration { return &p.McastWait })},
 	{"mcast_retry_cnt", "requests to join a multicast group after the first, before backing off",
 		between(0, 100, func(p *Params) *int { return &p.McastRetry }),
@@ -107,7 +108,8 @@ var params = []struct {
 		units(Jiffy, func(p *Params) *time.Duration { return &p.TxTimeout })},
 	{"debug", "what to report as events, as a sum: 1 control, 2 multicast, 4 data, 8 path", setDebug,
 		func(p *Params) string { return strconv.Itoa(int(p.Debug)) }},
-	{"pkeys", "partitions to have links in, separated by commas; empty: all with a broadcast group", setPKeys, getPKeys},
+	{"pkeys", "partitions to have links in, separated by commas; empty: all with a broadcast group", setPKeys,
+		getPKeys},
 	{"create", "create missing broadcast groups of the partitions in pkeys: 0 or 1", setCreate, func(p *Params) string {
 		if p.Create {
 			return "1"

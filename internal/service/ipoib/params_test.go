@@ -165,7 +165,8 @@ func TestH69_Effects(t *testing.T) {
 		a.send(ipA, ipB, "x")
 		s.run(time.Second)
 		a.l.Engine().Flush(s.now)
-		if s.run(20 * time.Second); len(a.l.shadow.entries) != 0 || len(a.l.shadow.paths) != 0 || len(a.l.shadow.byIP) != 0 {
+		if s.run(20 * time.Second); len(a.l.shadow.entries) != 0 || len(a.l.shadow.paths) != 0 ||
+			len(a.l.shadow.byIP) != 0 {
 			t.Errorf("%d entries, %d paths, %d addresses are left", len(a.l.shadow.entries), len(a.l.shadow.paths),
 				len(a.l.shadow.byIP))
 		}

@@ -31,7 +31,8 @@ const (
 	// pathOutdated: entries with an address vector may go on with it; a new entry must wait for a query. A purge, or a
 	// query that was refused, led here; an answer makes it valid, an event unknown.
 	pathOutdated
-	// pathValid: the record may be used for every entry. A purge or a refused query makes it outdated, an event unknown.
+	// pathValid: the record may be used for every entry. A purge or a refused query makes it outdated, an event
+	// unknown.
 	pathValid
 )
 

@@ -68,7 +68,8 @@ func TestH55_Random(t *testing.T) {
 				}
 			},
 			"time": func(rt *rapid.T) {
-				s.run(time.Duration(rapid.SampledFrom([]int{0, 1, 20, 300, 3000, 70000}).Draw(rt, "ms")) * time.Millisecond)
+				s.run(time.Duration(rapid.SampledFrom([]int{0, 1, 20, 300, 3000, 70000}).Draw(rt,
+					"ms")) * time.Millisecond)
 			},
 			"step": func(rt *rapid.T) { s.step() },
 			"sa": func(rt *rapid.T) {
@@ -77,7 +78,8 @@ func TestH55_Random(t *testing.T) {
 				case 0:
 					s.silent = true
 				case 1:
-					s.refuse = rapid.SampledFrom([]mad.Status{mad.StatusSARequest, mad.StatusSANoResources, mad.StatusSAInsufficient,
+					s.refuse = rapid.SampledFrom([]mad.Status{mad.StatusSARequest, mad.StatusSANoResources,
+						mad.StatusSAInsufficient,
 						mad.StatusBusy}).Draw(rt, "status")
 				case 2:
 					s.delay = time.Duration(rapid.IntRange(0, 2000).Draw(rt, "delay")) * time.Millisecond
@@ -90,15 +92,18 @@ func TestH55_Random(t *testing.T) {
 			},
 			"port": func(rt *rapid.T) {
 				_, n := pick()
-				events := rapid.SampledFrom([][]ib.Event{nil, {ib.EventReregister}, {ib.EventSMChange}}).Draw(rt, "events")
+				events := rapid.SampledFrom([][]ib.Event{nil, {ib.EventReregister}, {ib.EventSMChange}}).Draw(rt,
+					"events")
 				switch rapid.IntRange(0, 4).Draw(rt, "what") {
 				case 0:
 					n.event(func(p *Port) {
-						p.State = rapid.SampledFrom([]ib.PortState{ib.PortDown, ib.PortInit, ib.PortActive}).Draw(rt, "state")
+						p.State = rapid.SampledFrom([]ib.PortState{ib.PortDown, ib.PortInit, ib.PortActive}).Draw(rt,
+							"state")
 					}, events...)
 				case 1:
 					n.event(func(p *Port) {
-						p.PKeys = rapid.SampledFrom([][]ib.PKey{{0xffff}, {testPKey}, {0xffff, 0, testPKey}}).Draw(rt, "keys")
+						p.PKeys = rapid.SampledFrom([][]ib.PKey{{0xffff}, {testPKey}, {0xffff, 0, testPKey}}).Draw(rt,
+							"keys")
 					}, events...)
 				case 2:
 					n.event(func(p *Port) { p.LID ^= 0x100 }, events...)
@@ -136,7 +141,8 @@ func TestH55_Random(t *testing.T) {
 			},
 			"notice": func(rt *rapid.T) {
 				_, n := pick()
-				gid := rapid.SampledFrom([]ib.GID{s.nodes[0].port.GID, s.nodes[1].port.GID, n.l.groups.mgidOf(groups[1]),
+				gid := rapid.SampledFrom([]ib.GID{s.nodes[0].port.GID, s.nodes[1].port.GID,
+					n.l.groups.mgidOf(groups[1]),
 					n.l.groups.broadcast.mgid}).Draw(rt, "gid")
 				n.l.Notice(s.now, rapid.SampledFrom([]mad.TrapNumber{64, 65, 66, 67}).Draw(rt, "trap"), gid)
 			},
@@ -144,7 +150,8 @@ func TestH55_Random(t *testing.T) {
 				_, n := pick()
 				var p PathInfo
 				err := n.l.GetPathAsync(s.now, rapid.SampledFrom([]netip.Addr{ip[0], ip[1],
-					netip.MustParseAddr("10.20.0.77")}).Draw(rt, "ip"), &p, func(error, *PathInfo, any) { calls++ }, nil)
+					netip.MustParseAddr("10.20.0.77")}).Draw(rt, "ip"), &p, func(error, *PathInfo, any) { calls++ },
+					nil)
 				if err == ErrAgain {
 					asked++
 				}

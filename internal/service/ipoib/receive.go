@@ -137,7 +137,8 @@ func (r *receiver) isEcho(wc *WC, b []byte) bool {
 // datagram validates the datagram in slot b, of which ByteLen octets count, and delivers it to the IP stack or to the
 // engine. Where elsewhere is not nil the datagram lies there, and b has the GRH only.
 func (r *receiver) datagram(now mono.Time, wc *WC, b, elsewhere []byte) {
-	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) || elsewhere != nil && len(elsewhere) != int(wc.ByteLen)-grhLen {
+	if wc.ByteLen < Headroom || int(wc.ByteLen) > len(b) || elsewhere != nil &&
+		len(elsewhere) != int(wc.ByteLen)-grhLen {
 		r.stats.Net.RxLengthErrors++
 		r.stats.RxError(stats.DropShort)
 		return

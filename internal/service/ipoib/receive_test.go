@@ -72,13 +72,15 @@ func TestH38_Source(t *testing.T) {
 		a.l.receiver.datagram(a.s.now, &wc, slot, nil)
 		c := a.l.Counters()
 		if out.Type == "discard_own_echo" {
-			if c.Drops[stats.DropOwnEcho] != before.Drops[stats.DropOwnEcho]+1 || c.Net.RxPackets != before.Net.RxPackets ||
+			if c.Drops[stats.DropOwnEcho] != before.Drops[stats.DropOwnEcho]+1 ||
+				c.Net.RxPackets != before.Net.RxPackets ||
 				c.Net.RxDropped != before.Net.RxDropped {
 				t.Errorf("%s: counted as received or dropped: %+v", id, c.Net)
 			}
 			continue
 		}
-		if c.Net.RxPackets != before.Net.RxPackets+1 || c.Net.RxBytes != before.Net.RxBytes+uint64(out.Len)+wire.EncapLen {
+		if c.Net.RxPackets != before.Net.RxPackets+1 || c.Net.RxBytes != before.Net.RxBytes+uint64(out.Len)+
+			wire.EncapLen {
 			t.Errorf("%s: %+v", id, c.Net)
 		}
 		// The frame lies in the slot as the engine saw it.
@@ -244,7 +246,8 @@ func TestH06_SlowStack(t *testing.T) {
 		}
 		s.run(time.Millisecond)
 	}
-	if n := b.counter("drop_stack_full"); n != 1000 || b.counter("rx_missed_errors") != n || b.counter("rx_dropped") != n {
+	if n := b.counter("drop_stack_full"); n != 1000 || b.counter("rx_missed_errors") != n ||
+		b.counter("rx_dropped") != n {
 		t.Errorf("%d packets dropped", n)
 	}
 	if i := b.l.Info(); i.RecvPosted != i.RQDepth || b.drops["no buffer"] != 0 {
@@ -322,7 +325,8 @@ func FuzzReceive(f *testing.F) {
 		if len(payload) > 2048 {
 			payload = payload[:2048]
 		}
-		a.inject(WC{ByteLen: uint32(grhLen + len(payload)), GRH: grh, SrcQPN: ib.QPN(qpn & 0xffffff), SLID: ib.LID(slid)},
+		a.inject(WC{ByteLen: uint32(grhLen + len(payload)), GRH: grh, SrcQPN: ib.QPN(qpn & 0xffffff),
+			SLID: ib.LID(slid)},
 			append(buf, payload...))
 		s.heldPaths = nil
 		a.got, a.sent, a.log = nil, nil, nil
@@ -346,7 +350,8 @@ func TestTruncated(t *testing.T) {
 	a.inject(WC{ByteLen: recvSlotLen + 1}, nil)
 	a.inject(WC{Status: ib.LocLenErr}, nil)
 	s.step()
-	if a.counter("drop_rx_status") != 1 || a.counter("rx_fifo_errors") != 1 || a.counter("rx_length_errors") < Headroom {
+	if a.counter("drop_rx_status") != 1 || a.counter("rx_fifo_errors") != 1 ||
+		a.counter("rx_length_errors") < Headroom {
 		t.Error("not counted")
 	}
 	if len(a.l.shadow.entries) > 1 {

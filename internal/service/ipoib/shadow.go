@@ -61,8 +61,8 @@ type entry struct {
 	queued int // octets
 	ips    []netip.Addr
 	used   mono.Time
-	// account is of the port that caused the entry by its frames, as long as the link itself sends nothing to it; nil: it
-	// counts for no port.
+	// account is of the port that caused the entry by its frames, as long as the link itself sends nothing to
+	// it; nil: it counts for no port.
 	account  *account
 	attempts connected.Attempts
 

@@ -114,7 +114,8 @@ func TestS06_JoinWhilePortGoesDown(t *testing.T) {
 			a.event(func(p *Port) { p.State = ib.PortActive })
 			s.run(3 * time.Second)
 			if !a.carrier || a.l.groups.joins != 0 || a.l.budget.octets != 0 {
-				t.Fatalf("%s: carrier %v (%s), %d joins under way, %d octets wait", what, a.carrier, a.reason, a.l.groups.joins,
+				t.Fatalf("%s: carrier %v (%s), %d joins under way, %d octets wait", what, a.carrier, a.reason,
+					a.l.groups.joins,
 					a.l.budget.octets)
 			}
 			for _, g := range []netip.Addr{member, netip.MustParseAddr("224.0.0.1")} {

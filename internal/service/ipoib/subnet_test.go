@@ -245,7 +245,8 @@ func (n *node) check() {
 	}
 	if received != l.receiver.posted || n.registered && l.state != Destroyed && !l.sender.broken &&
 		received != l.p.RQDepth {
-		n.s.t.Fatalf("%s: %d receive slots posted (%d counted), of %d", n.name, received, l.receiver.posted, l.p.RQDepth)
+		n.s.t.Fatalf("%s: %d receive slots posted (%d counted), of %d", n.name, received, l.receiver.posted,
+			l.p.RQDepth)
 	}
 	waits, joins := 0, 0
 	for _, e := range l.shadow.entries {
@@ -313,10 +314,12 @@ func (n *node) checkShares() {
 			l.shadow.own.queries, l.shadow.requester)
 	}
 	for lid, x := range l.shadow.ports {
-		if x.queries != queries[x] || x.queries > maxPortQueries || x.entries != entries[x] || x.entries > maxPortEntries ||
+		if x.queries != queries[x] || x.queries > maxPortQueries || x.entries != entries[x] ||
+			x.entries > maxPortEntries ||
 			x.inTurn != slices.Contains(l.shadow.turns, x) ||
 			x.queries+x.entries == 0 && !x.inTurn {
-			n.s.t.Fatalf("%s: LID %d has %d queries and %d entries, %+v is counted", n.name, lid, queries[x], entries[x], x)
+			n.s.t.Fatalf("%s: LID %d has %d queries and %d entries, %+v is counted", n.name, lid, queries[x],
+				entries[x], x)
 		}
 	}
 }

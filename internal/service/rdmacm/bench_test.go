@@ -54,12 +54,15 @@ func newBench(t testing.TB) *bench {
 func (b *bench) Port(function uint16) (cm.Port, bool) {
 	switch function {
 	case 0:
-		return cm.Port{Link: ib.LinkEthernet, CAGUID: ethGUID, MTU: ib.MTU1024, GIDs: []ib.GID{ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.GIDFromAddr(ethAddr),
-			ib.GIDFromAddr(eth6), ib.GIDFromAddr(loopback)}, PKeys: []ib.PKey{ib.DefaultPKey}}, true
+		return cm.Port{Link: ib.LinkEthernet, CAGUID: ethGUID, MTU: ib.MTU1024,
+			GIDs: []ib.GID{ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.GIDFromAddr(ethAddr),
+				ib.GIDFromAddr(eth6), ib.GIDFromAddr(loopback)}, PKeys: []ib.PKey{ib.DefaultPKey}}, true
 	case 1:
-		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xb0, LID: 1, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID}, PKeys: []ib.PKey{ib.DefaultPKey, 0x8001}}, true
+		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xb0, LID: 1, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID},
+			PKeys: []ib.PKey{ib.DefaultPKey, 0x8001}}, true
 	case 2:
-		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xc0, LID: 2, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID2}, PKeys: []ib.PKey{ib.DefaultPKey, 0x8002}}, true
+		return cm.Port{Link: ib.LinkInfiniBand, CAGUID: 0xc0, LID: 2, MTU: ib.MTU4096, GIDs: []ib.GID{ibGID2},
+			PKeys: []ib.PKey{ib.DefaultPKey, 0x8002}}, true
 	}
 	return cm.Port{}, false
 }
@@ -68,7 +71,8 @@ func (b *bench) Port(function uint16) (cm.Port, bool) {
 func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 	switch a {
 	case ethAddr, eth6, loopback, linkLocal:
-		return cm.Address{Link: ib.LinkEthernet, Src: a, SGID: ib.GIDFromAddr(a), SGIDIndex: 1, PKey: ib.DefaultPKey}, nil
+		return cm.Address{Link: ib.LinkEthernet, Src: a, SGID: ib.GIDFromAddr(a), SGIDIndex: 1, PKey: ib.DefaultPKey},
+			nil
 	case ibAddr:
 		return cm.Address{Function: 1, Link: ib.LinkInfiniBand, Device: "ib0", Src: a, SGID: ibGID, PKey: 0x8001}, nil
 	}
@@ -104,7 +108,8 @@ func (b *bench) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.T
 }
 
 func (b *bench) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
-	p := cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: a.SGIDIndex, SLID: 0xffff, DLID: 0xffff, Global: true, PKey: a.PKey,
+	p := cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: a.SGIDIndex, SLID: 0xffff,
+		DLID: 0xffff, Global: true, PKey: a.PKey,
 		TClass: tclass, HopLimit: 64, MTU: ib.MTU1024, Rate: 3, LifeTime: 18}
 	if a.Link == ib.LinkInfiniBand {
 		p.SLID, p.DLID, p.Global, p.PKeyIndex, p.MTU, p.HopLimit = ib.LID(a.Function), ib.LID(a.Function), false, 1, ib.MTU4096, 0
@@ -126,7 +131,8 @@ func (b *bench) Join(now mono.Time, g *Group, done func(mono.Time, cm.Path, ib.Q
 	b.groups = append(b.groups, *g)
 	err := b.joinErr
 	b.held = append(b.held, func() {
-		done(b.now, cm.Path{Function: g.Function, Link: g.Addr.Link, SGID: g.Addr.SGID, DGID: g.MGID, DLID: 0xc001, Global: true, PKey: g.Addr.PKey, HopLimit: 1}, g.QKey, err)
+		done(b.now, cm.Path{Function: g.Function, Link: g.Addr.Link, SGID: g.Addr.SGID, DGID: g.MGID, DLID: 0xc001,
+			Global: true, PKey: g.Addr.PKey, HopLimit: 1}, g.QKey, err)
 	})
 	return func(mono.Time) { b.cancels++ }
 }
@@ -262,7 +268,8 @@ func (p *program) next() (e told, ok bool) {
 	if err != OK || len(b) != eventLen {
 		p.b.t.Fatalf("an event of %d octets", len(b))
 	}
-	return told{le.Uint64(b), le.Uint32(b[8:]), eventKind(le.Uint32(b[12:])), int32(le.Uint32(b[16:])), b[20 : 20+udLen]}, true
+	return told{le.Uint64(b), le.Uint32(b[8:]), eventKind(le.Uint32(b[12:])), int32(le.Uint32(b[16:])),
+		b[20 : 20+udLen]}, true
 }
 
 // want reads the next event and requires this one.
@@ -288,7 +295,8 @@ func (p *program) quiet() {
 
 // connParams makes the parameters of a connection.
 func connParams(qpn uint32, private []byte) []byte {
-	c := connParam{qpn: ib.QPN(qpn), private: private, responderResources: 1, initiatorDepth: 2, retryCount: 7, rnrRetry: 6, valid: true}
+	c := connParam{qpn: ib.QPN(qpn), private: private, responderResources: 1, initiatorDepth: 2, retryCount: 7,
+		rnrRetry: 6, valid: true}
 	return c.append(nil)
 }
 
@@ -299,7 +307,8 @@ func (p *program) accept(uid uint64, n, qpn uint32, private []byte) {
 
 func (p *program) option(n, level, name uint32, v []byte) {
 	p.b.t.Helper()
-	if _, err := p.f.Command(p.b.now, abi.CMSetOption, body(uint64(0), n, level, name, uint32(len(v))), v, nil, 0, nil); err != OK {
+	if _, err := p.f.Command(p.b.now, abi.CMSetOption, body(uint64(0), n, level, name, uint32(len(v))), v, nil, 0,
+		nil); err != OK {
 		p.b.t.Fatalf("option %d: %v", name, err)
 	}
 }

@@ -49,7 +49,8 @@ func (i *id) listen(backlog int32) Errno {
 		i.state = stateAddrBound
 		return err
 	}
-	l, err := h.cm.Listen(&cm.ListenParams{ServiceID: i.service(i.src.port), Match: i.accepts, Backlog: maxBacklog}, i.listened)
+	l, err := h.cm.Listen(&cm.ListenParams{ServiceID: i.service(i.src.port), Match: i.accepts, Backlog: maxBacklog},
+		i.listened)
 	if err != nil {
 		i.state = stateAddrBound
 		return errno(err)
@@ -118,12 +119,15 @@ func (i *id) listened(now mono.Time, e *cm.Event) {
 		return
 	}
 	r := e.Request
-	c := &id{hub: h, ps: i.ps, qpType: i.qpType, state: stateConnect, passive: true, conn: e.Conn, inquiry: e.Inquiry, tos: i.tos,
+	c := &id{hub: h, ps: i.ps, qpType: i.qpType, state: stateConnect, passive: true, conn: e.Conn, inquiry: e.Inquiry,
+		tos:        i.tos,
 		ackTimeout: i.ackTimeout, ackTimeoutSet: i.ackTimeoutSet, afOnly: i.afOnly,
-		src: endpoint{addr: r.IP.Dst, port: i.src.port, scope: i.src.scope}, dst: endpoint{addr: r.IP.Src, port: r.IP.SrcPort, scope: i.src.scope}}
+		src: endpoint{addr: r.IP.Dst, port: i.src.port, scope: i.src.scope}, dst: endpoint{addr: r.IP.Src,
+			port: r.IP.SrcPort, scope: i.src.scope}}
 	p := r.Path
 	c.path = &p
-	c.addr = &cm.Address{Function: r.Function, Link: p.Link, Src: r.IP.Dst, Dst: r.IP.Src, SGID: p.SGID, DGID: p.DGID, SGIDIndex: p.SGIDIndex, PKey: p.PKey}
+	c.addr = &cm.Address{Function: r.Function, Link: p.Link, Src: r.IP.Dst, Dst: r.IP.Src, SGID: p.SGID, DGID: p.DGID,
+		SGIDIndex: p.SGIDIndex, PKey: p.PKey}
 	data := r.PrivateData[min(len(r.PrivateData), cm.IPHeaderLen):]
 	ev := &event{kind: evConnectRequest, child: c}
 	if i.datagram() {
@@ -131,8 +135,9 @@ func (i *id) listened(now mono.Time, e *cm.Event) {
 	} else {
 		c.serves = r.InitiatorDepth > 0
 		// What the peer serves is what this side may have under way.
-		ev.conn = connParam{qpn: r.QPN, private: data, srq: r.SRQ, responderResources: r.InitiatorDepth, initiatorDepth: r.ResponderResources,
-			flowControl: r.FlowControl, retryCount: r.RetryCount, rnrRetry: r.RNRRetry}
+		ev.conn = connParam{qpn: r.QPN, private: data, srq: r.SRQ, responderResources: r.InitiatorDepth,
+			initiatorDepth: r.ResponderResources,
+			flowControl:    r.FlowControl, retryCount: r.RetryCount, rnrRetry: r.RNRRetry}
 		e.Conn.SetHandler(c.connected)
 	}
 	i.backlog--
@@ -151,7 +156,8 @@ func (i *id) connect(c *connParam) Errno {
 		if len(c.private) > maxLookupData {
 			return EINVAL
 		}
-		l, err := h.cm.Lookup(h.now, &cm.LookupParams{ServiceID: i.service(i.dst.port), Path: *i.path, PrivateData: append(hdr.Append(nil), c.private...)}, i.found)
+		l, err := h.cm.Lookup(h.now, &cm.LookupParams{ServiceID: i.service(i.dst.port), Path: *i.path,
+			PrivateData: append(hdr.Append(nil), c.private...)}, i.found)
 		if err != nil {
 			return errno(err)
 		}
@@ -161,8 +167,10 @@ func (i *id) connect(c *connParam) Errno {
 	if len(c.private) > maxRequestData {
 		return EINVAL
 	}
-	p := &cm.ConnectParams{ServiceID: i.service(i.dst.port), Path: *i.path, QPType: i.qpType, QPN: c.qpn, SRQ: c.srq, ResponderResources: c.responderResources,
-		InitiatorDepth: c.initiatorDepth, FlowControl: c.flowControl, RetryCount: min(c.retryCount, 7), RNRRetry: min(c.rnrRetry, 7),
+	p := &cm.ConnectParams{ServiceID: i.service(i.dst.port), Path: *i.path, QPType: i.qpType, QPN: c.qpn, SRQ: c.srq,
+		ResponderResources: c.responderResources,
+		InitiatorDepth:     c.initiatorDepth, FlowControl: c.flowControl, RetryCount: min(c.retryCount,
+			7), RNRRetry: min(c.rnrRetry, 7),
 		PrivateData: append(hdr.Append(nil), c.private...)}
 	conn, err := h.cm.Connect(h.now, p, i.connected)
 	if err != nil {
@@ -270,8 +278,9 @@ func (i *id) accept(uid uint64, c *connParam) Errno {
 		}
 		i.inquiry = nil
 	case i.conn != nil && i.passive:
-		p := &cm.AcceptParams{QPN: c.qpn, SRQ: c.srq, ResponderResources: c.responderResources, InitiatorDepth: c.initiatorDepth,
-			FlowControl: c.flowControl, RNRRetry: min(c.rnrRetry, 7), PrivateData: c.private}
+		p := &cm.AcceptParams{QPN: c.qpn, SRQ: c.srq, ResponderResources: c.responderResources,
+			InitiatorDepth: c.initiatorDepth,
+			FlowControl:    c.flowControl, RNRRetry: min(c.rnrRetry, 7), PrivateData: c.private}
 		if len(c.private) > cm.MaxReplyData {
 			return EINVAL
 		}

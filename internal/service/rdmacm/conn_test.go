@@ -41,7 +41,8 @@ func TestAddresses(t *testing.T) {
 		{"another destination, of the port", at(ethAddr), ethAddr, loopback, false, loopback},
 		{"no source", at(ethAddr), unspecified4, ethAddr, false, ethAddr},
 		{"InfiniBand", at(ibAddr), stranger, ibAddr, true, ibAddr},
-		{"InfiniBand, the second port with the address", second, stranger, ibAddr, true, netip.Addr{}}, // ibAddr's listener is the first port's
+		// ibAddr's listener is the first port's
+		{"InfiniBand, the second port with the address", second, stranger, ibAddr, true, netip.Addr{}},
 		{"InfiniBand, a destination that it has not", at(ibAddr), stranger, stranger, false, netip.Addr{}},
 		{"InfiniBand, a destination of another port", at(ibAddr), stranger, ethAddr, false, netip.Addr{}},
 		{"InfiniBand, a destination of no device", at(ibAddr), stranger, loopback, false, loopback},
@@ -88,9 +89,11 @@ func TestAddresses(t *testing.T) {
 					hear := func(_ mono.Time, e *cm.Event) { heard = *e }
 					var err error
 					if ps == cm.SpaceTCP {
-						_, err = b.cm.Connect(b.now, &cm.ConnectParams{ServiceID: cm.IPService(ps, 7), Path: path, QPType: ib.RC, QPN: 9, PrivateData: hdr.Append(nil)}, hear)
+						_, err = b.cm.Connect(b.now, &cm.ConnectParams{ServiceID: cm.IPService(ps, 7), Path: path,
+							QPType: ib.RC, QPN: 9, PrivateData: hdr.Append(nil)}, hear)
 					} else {
-						_, err = b.cm.Lookup(b.now, &cm.LookupParams{ServiceID: cm.IPService(ps, 7), Path: path, PrivateData: hdr.Append(nil)}, hear)
+						_, err = b.cm.Lookup(b.now, &cm.LookupParams{ServiceID: cm.IPService(ps, 7), Path: path,
+							PrivateData: hdr.Append(nil)}, hear)
 					}
 					if err != nil {
 						t.Fatal(err)
@@ -107,7 +110,8 @@ func TestAddresses(t *testing.T) {
 					if l.of.IsValid() {
 						dropped = 1
 					}
-					if heard.Reason != cm.ReasonInvalidServiceID && heard.Status != cm.LookupNoService || b.hub.Stats.DropAddress != dropped {
+					if heard.Reason != cm.ReasonInvalidServiceID && heard.Status != cm.LookupNoService ||
+						b.hub.Stats.DropAddress != dropped {
 						t.Errorf("%+v, %d dropped, want %d", heard, b.hub.Stats.DropAddress, dropped)
 					}
 				})

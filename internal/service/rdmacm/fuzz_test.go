@@ -27,7 +27,8 @@ func (b *bench) check() {
 					t.Fatalf("membership %d: %+v", m.n, m)
 				}
 			}
-			if i.listener != nil && i.state != stateListen || i.backlog < 0 || i.requests < 0 || i.waiting < 0 || len(i.groups) > maxGroups {
+			if i.listener != nil && i.state != stateListen || i.backlog < 0 || i.requests < 0 || i.waiting < 0 ||
+				len(i.groups) > maxGroups {
 				t.Fatalf("identifier %d: %+v", i.n, i)
 			}
 		}
@@ -72,9 +73,11 @@ func (b *bench) check() {
 func FuzzCommand(f *testing.F) {
 	f.Add([]byte{0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0})
 	f.Add(bytes.Repeat([]byte{0, 2, 7, 20, 1, 3, 20, 20, 4, 20, 6, 20, 12, 8, 20, 12}, 6))
-	f.Add([]byte{0, 1, 2, 1, 7, 1, 128, 2, 131, 2, 20, 132, 2, 20, 134, 2, 20, 12, 1, 8, 2, 20, 140, 2, 136, 2, 20, 10, 1, 1, 1, 1, 2})
+	f.Add([]byte{0, 1, 2, 1, 7, 1, 128, 2, 131, 2, 20, 132, 2, 20, 134, 2, 20, 12, 1, 8, 2, 20, 140, 2, 136, 2, 20,
+		10, 1, 1, 1, 1, 2})
 	f.Add(bytes.Repeat([]byte{0, 2, 2, 3, 16, 20, 12, 17, 18, 21, 22, 23}, 5))
-	addrs := []netip.Addr{ethAddr, eth6, ibAddr, loopback, netip.IPv4Unspecified(), netip.IPv6Unspecified(), netip.MustParseAddr("239.1.2.3"), netip.MustParseAddr("192.0.2.9"), {}}
+	addrs := []netip.Addr{ethAddr, eth6, ibAddr, loopback, netip.IPv4Unspecified(), netip.IPv6Unspecified(),
+		netip.MustParseAddr("239.1.2.3"), netip.MustParseAddr("192.0.2.9"), {}}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) > 2000 {
 			return
@@ -99,7 +102,8 @@ func FuzzCommand(f *testing.F) {
 			copy(private, connParams(uint32(n), []byte("data")))
 			switch c := uint32(what & 0x7f); c {
 			case abi.CMCreateID:
-				p.try(c, uint64(take()), uint64(0), uint16([]cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP, cm.SpaceIPoIB, cm.SpaceIB}[n%4]), take(), make([]byte, 5))
+				p.try(c, uint64(take()), uint64(0), uint16([]cm.PortSpace{cm.SpaceTCP, cm.SpaceUDP, cm.SpaceIPoIB,
+					cm.SpaceIB}[n%4]), take(), make([]byte, 5))
 			case abi.CMBindIP:
 				p.try(c, uint64(0), sockaddr(addrs[int(take())%len(addrs)], port), n)
 			case abi.CMResolveIP:
@@ -112,7 +116,8 @@ func FuzzCommand(f *testing.F) {
 				p.try(c, uint64(0), uint64(7), sockaddr(addrs[6], 0), n)
 			case abi.CMSetOption:
 				v := []byte{take(), 0, 0, 0}
-				p.f.Command(b.now, c, body(uint64(0), n, uint32(0), uint32(take()%5), uint32(4)), v[:1+3*(n&1)], nil, 0, nil)
+				p.f.Command(b.now, c, body(uint64(0), n, uint32(0), uint32(take()%5), uint32(4)), v[:1+3*(n&1)], nil,
+					0, nil)
 			case abi.CMMigrateID:
 				p.f.Command(b.now, c, body(uint64(0), n, uint32(0)), nil, other.f, 4, nil)
 				p.f.Resume()
@@ -127,7 +132,8 @@ func FuzzCommand(f *testing.F) {
 				*p = program{b: b}
 				p.f = b.hub.Open(Owner{UID: int(what >> 7), Own: what>>7 == 0}, p)
 			case 26:
-				p.f.Command(b.now, uint32(take()%24), bytes.Repeat([]byte{take()}, int(take())+64), nil, other.f, 512, nil)
+				p.f.Command(b.now, uint32(take()%24), bytes.Repeat([]byte{take()}, int(take())+64), nil, other.f, 512,
+					nil)
 			case abi.CMDestroyID, abi.CMLeaveMcast, abi.CMQueryRoute, abi.CMInitQPAttr, abi.CMQuery:
 				p.try(c, uint64(0), n, uint32(take()%4))
 			default:

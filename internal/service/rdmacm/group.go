@@ -43,7 +43,8 @@ func (i *id) join(uid uint64, e endpoint, flags uint16, b []byte) ([]byte, Errno
 		h.Stats.DropGroups++
 		return b, ENOMEM
 	}
-	g := &Group{Function: i.addr.Function, QKey: i.ownQKey(), SendOnly: flags == joinSendOnly, Addr: i.addr, TClass: i.tos, OfLink: i.ps == cm.SpaceIPoIB}
+	g := &Group{Function: i.addr.Function, QKey: i.ownQKey(), SendOnly: flags == joinSendOnly, Addr: i.addr,
+		TClass: i.tos, OfLink: i.ps == cm.SpaceIPoIB}
 	if i.addr.Link == ib.LinkEthernet {
 		g.MGID, g.OfLink = ib.GIDFromAddr(e.addr), false
 	} else {

@@ -27,7 +27,8 @@ const (
 )
 
 // stateNames are those of the rdma tool.
-var stateNames = [...]string{"IDLE", "ADDR_BOUND", "ADDR_QUERY", "ADDR_RESOLVED", "ROUTE_QUERY", "ROUTE_RESOLVED", "CONNECT", "DISCONNECT", "LISTEN"}
+var stateNames = [...]string{"IDLE", "ADDR_BOUND", "ADDR_QUERY", "ADDR_RESOLVED", "ROUTE_QUERY", "ROUTE_RESOLVED",
+	"CONNECT", "DISCONNECT", "LISTEN"}
 
 // id is an identifier: the end of a connection, or of what may become one.
 type id struct {
@@ -191,7 +192,10 @@ func (h *Hub) Remove(now mono.Time, function uint16) {
 		i.removed = true
 	}
 	for f := range h.files {
-		f.purge(func(e *event) bool { return e.child != nil && e.child.addr != nil && e.child.addr.Function == function })
+		f.purge(func(e *event) bool {
+			return e.child != nil && e.child.addr != nil &&
+				e.child.addr.Function == function
+		})
 	}
 }
 

@@ -125,7 +125,8 @@ const pathFlags = 0x1 | 0x2 | 0x28
 // record returns the identifier's path as a record of subnet administration.
 func (i *id) record() mad.PathRecord {
 	p := i.path
-	return mad.PathRecord{DGID: p.DGID, SGID: p.SGID, DLID: p.DLID, SLID: p.SLID, FlowLabel: p.FlowLabel, HopLimit: p.HopLimit, TClass: p.TClass,
+	return mad.PathRecord{DGID: p.DGID, SGID: p.SGID, DLID: p.DLID, SLID: p.SLID, FlowLabel: p.FlowLabel,
+		HopLimit: p.HopLimit, TClass: p.TClass,
 		Reversible: true, NumbPath: 1, PKey: p.PKey, SL: p.SL, MTUSelector: mad.SelectExactly, MTU: p.MTU, RateSelector: mad.SelectExactly, Rate: p.Rate,
 		LifeSelector: mad.SelectExactly, Life: p.LifeTime}
 }
@@ -155,7 +156,8 @@ func (i *id) setPath(v []byte) Errno {
 		i.hub.Stats.DropPath++
 		return EINVAL
 	}
-	i.path = &cm.Path{Function: a.Function, Link: a.Link, SGID: r.SGID, DGID: r.DGID, SGIDIndex: a.SGIDIndex, PKeyIndex: uint16(pkey), SLID: r.SLID, DLID: r.DLID,
+	i.path = &cm.Path{Function: a.Function, Link: a.Link, SGID: r.SGID, DGID: r.DGID, SGIDIndex: a.SGIDIndex,
+		PKeyIndex: uint16(pkey), SLID: r.SLID, DLID: r.DLID,
 		Global: r.HopLimit > 1, PKey: r.PKey, FlowLabel: r.FlowLabel, TClass: r.TClass, HopLimit: r.HopLimit, SL: r.SL, MTU: r.MTU, Rate: r.Rate, LifeTime: r.Life}
 	i.state = stateRouteResolved
 	i.queue(&event{kind: evRouteResolved})
@@ -227,7 +229,8 @@ func (i *id) qpAttr(state uint32, b []byte) ([]byte, Errno) {
 	b = append(b, make([]byte, 20)...)
 	b = le.AppendUint16(b, a.PKeyIndex)
 	b = le.AppendUint16(b, 0)
-	b = append(b, 0, 0, a.MaxRdAtomic, a.MaxDestRdAtomic, a.MinRNRTimer, portNum, a.Timeout, a.RetryCnt, a.RNRRetry, 0, 0)
+	b = append(b, 0, 0, a.MaxRdAtomic, a.MaxDestRdAtomic, a.MinRNRTimer, portNum, a.Timeout, a.RetryCnt, a.RNRRetry,
+		0, 0)
 	return append(b, make([]byte, 5)...), OK
 }
 
@@ -249,7 +252,8 @@ type Info struct {
 func (h *Hub) IDs() []Info {
 	list := make([]Info, 0, len(h.ids))
 	for n, i := range h.ids {
-		v := Info{Number: n, Owner: i.file.owner, PS: i.ps, Type: i.qpType, State: stateNames[i.state], QPN: i.qpn, Src: i.src.String(), Dst: i.dst.String(),
+		v := Info{Number: n, Owner: i.file.owner, PS: i.ps, Type: i.qpType, State: stateNames[i.state], QPN: i.qpn,
+			Src: i.src.String(), Dst: i.dst.String(),
 			EventsDue: i.waiting + i.requests}
 		if i.addr != nil {
 			v.Function, v.Bound = i.addr.Function, true

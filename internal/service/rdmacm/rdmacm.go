@@ -101,7 +101,8 @@ type Network interface {
 	// Join makes the port a member of a group. done gets the path to the group, whose DLID is its LID,
 	// and the group's Q_Key. cancel removes part of the membership, or all of it, and may be called
 	// once at any time.
-	Join(now mono.Time, g *Group, done func(now mono.Time, p cm.Path, qkey ib.QKey, err error)) (cancel func(now mono.Time))
+	Join(now mono.Time, g *Group, done func(now mono.Time, p cm.Path, qkey ib.QKey,
+		err error)) (cancel func(now mono.Time))
 }
 
 // Sink is the connection to the holder of a channel.
@@ -146,7 +147,8 @@ type Hub struct {
 
 // New returns a Hub without channels. rnd chooses ports.
 func New(net Network, m *cm.Manager, rnd *rand.Rand) *Hub {
-	return &Hub{net: net, cm: m, rnd: rnd, files: map[*File]struct{}{}, ids: map[uint32]*id{}, users: map[int]int{}, groups: map[uint32]*member{},
+	return &Hub{net: net, cm: m, rnd: rnd, files: map[*File]struct{}{}, ids: map[uint32]*id{}, users: map[int]int{},
+		groups: map[uint32]*member{},
 		spaces: map[cm.PortSpace]*space{}}
 }
 
@@ -210,7 +212,8 @@ func (f *File) Stale() bool { return f.noticed && len(f.events) == 0 }
 // Command executes a command that a program wrote: body is what follows its header, option what a
 // SET_OPTION points at, from the channel that a MIGRATE_ID names; room is how much of an
 // answer there is room for. It appends the answer to b.
-func (f *File) Command(now mono.Time, command uint32, body, option []byte, from *File, room int, b []byte) ([]byte, Errno) {
+func (f *File) Command(now mono.Time, command uint32, body, option []byte, from *File, room int, b []byte) ([]byte,
+	Errno) {
 	h := f.hub
 	h.now = now
 	h.Stats.Commands++

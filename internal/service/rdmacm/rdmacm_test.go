@@ -79,7 +79,8 @@ func connect(t *testing.T, dst, on netip.Addr) {
 	const childUID = 77
 	server.accept(childUID, child, 0x4321, []byte("welcome"))
 	e = client.want(uid, evConnectResponse, 0)
-	if !bytes.HasPrefix(e.param[8:], []byte("welcome\x00")) || e.param[8+maxPrivate] != cm.MaxReplyData || le.Uint32(e.param) != 0x4321 {
+	if !bytes.HasPrefix(e.param[8:], []byte("welcome\x00")) || e.param[8+maxPrivate] != cm.MaxReplyData ||
+		le.Uint32(e.param) != 0x4321 {
 		t.Errorf("response %q", e.param[:16])
 	}
 	client.attr(n, ib.RTR)
@@ -117,7 +118,8 @@ func (b *bench) empty() {
 		}
 	}
 	if len(h.ids) != 0 || len(h.groups) != 0 || len(h.users) != 0 || b.joins != b.cancels {
-		b.t.Errorf("%d identifiers, %d groups, %d users; %d joins, %d cancelled", len(h.ids), len(h.groups), len(h.users), b.joins, b.cancels)
+		b.t.Errorf("%d identifiers, %d groups, %d users; %d joins, %d cancelled", len(h.ids), len(h.groups),
+			len(h.users), b.joins, b.cancels)
 	}
 }
 
@@ -253,7 +255,8 @@ func TestDatagram(t *testing.T) {
 	}
 	server.accept(9, e.id, 0x77, []byte("me"))
 	e = client.want(uid, evEstablished, 0)
-	if le.Uint32(e.param) != 0x77 || ib.QKey(le.Uint32(e.param[4:])) != QKeyUDP || ib.GID(e.param[8:24]) != ib.GIDFromAddr(ethAddr) ||
+	if le.Uint32(e.param) != 0x77 || ib.QKey(le.Uint32(e.param[4:])) != QKeyUDP ||
+		ib.GID(e.param[8:24]) != ib.GIDFromAddr(ethAddr) ||
 		!bytes.HasPrefix(e.param[at:], []byte("me\x00")) {
 		t.Errorf("answer % x", e.param[:at])
 	}
@@ -440,7 +443,8 @@ func TestGroups(t *testing.T) {
 			n, _ := p.create(c.ps)
 			p.refused(EINVAL, abi.CMJoinIPMcast, uint64(0), uint64(5), sockaddr(netip.MustParseAddr(c.addr), 0), n)
 			p.bind(n, c.on, 0)
-			m := le.Uint32(p.must(abi.CMJoinIPMcast, uint64(0), uint64(500), sockaddr(netip.MustParseAddr(c.addr), 0), n))
+			m := le.Uint32(p.must(abi.CMJoinIPMcast, uint64(0), uint64(500), sockaddr(netip.MustParseAddr(c.addr), 0),
+				n))
 			e := p.want(500, evMulticastJoin, 0)
 			if e.id != m || le.Uint32(e.param) != 0xffffff || ib.GID(e.param[8:24]) != c.want || e.param[8+29] != 1 {
 				t.Errorf("%v, want %v", ib.GID(e.param[8:24]), c.want)
@@ -450,7 +454,8 @@ func TestGroups(t *testing.T) {
 				t.Errorf("%d events, %d cancelled", k, b.cancels)
 			}
 			// Another ends with its identifier; its event was not read.
-			p.must(abi.CMJoinMcast, uint64(0), uint64(501), n, uint16(storageOf(c.addr)), uint16(joinSendOnly), pad(sockaddr(netip.MustParseAddr(c.addr), 0), storageLen))
+			p.must(abi.CMJoinMcast, uint64(0), uint64(501), n, uint16(storageOf(c.addr)), uint16(joinSendOnly),
+				pad(sockaddr(netip.MustParseAddr(c.addr), 0), storageLen))
 			b.settle()
 			if !b.groups[1].SendOnly || p.destroy(n) != 1 || !p.f.Stale() {
 				t.Errorf("%+v", b.groups[1])
@@ -651,7 +656,8 @@ func TestOptions(t *testing.T) {
 		{levelIB, optionPath, make([]byte, 3), EINVAL},
 		{9, 0, nil, ENOSYS},
 	} {
-		if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, c.level, c.name, uint32(len(c.value))), c.value, nil, 0, nil); err != c.want {
+		if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, c.level, c.name, uint32(len(c.value))),
+			c.value, nil, 0, nil); err != c.want {
 			t.Errorf("%d: %v, want %v", i, err, c.want)
 		}
 	}
@@ -687,14 +693,16 @@ func TestOwnPath(t *testing.T) {
 		bad := r
 		spoil(&bad)
 		o := bad.Append(body(uint32(pathFlags), uint32(0)))
-		if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath), uint32(len(o))), o, nil, 0, nil); err != EINVAL {
+		if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath),
+			uint32(len(o))), o, nil, 0, nil); err != EINVAL {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if b.hub.Stats.DropPath != 7 {
 		t.Errorf("%+v", b.hub.Stats)
 	}
-	if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath), uint32(len(v))), v, nil, 0, nil); err != OK {
+	if _, err := p.f.Command(b.now, abi.CMSetOption, body(uint64(0), n, uint32(levelIB), uint32(optionPath),
+		uint32(len(v))), v, nil, 0, nil); err != OK {
 		t.Fatal(err)
 	}
 	p.want(uid, evRouteResolved, 0)
@@ -745,7 +753,8 @@ func TestQuery(t *testing.T) {
 	n, _ := p.route(cm.SpaceTCP, ibAddr, 9)
 	addr := p.must(abi.CMQuery, uint64(0), n, uint32(queryAddr))
 	gid := p.must(abi.CMQuery, uint64(0), n, uint32(queryGID))
-	if len(addr) != queryAddrLen || len(gid) != queryAddrLen || be.Uint64(addr) != 0xb0 || addr[8] != portNum || be.Uint16(addr[10:]) != 0x8001 {
+	if len(addr) != queryAddrLen || len(gid) != queryAddrLen || be.Uint64(addr) != 0xb0 || addr[8] != portNum ||
+		be.Uint16(addr[10:]) != 0x8001 {
 		t.Fatalf("% x", addr[:16])
 	}
 	var src, dst endpoint
@@ -754,7 +763,8 @@ func TestQuery(t *testing.T) {
 	if src.addr != ibAddr || dst.addr != ibAddr || dst.port != 9 {
 		t.Errorf("%v %v", src, dst)
 	}
-	if le.Uint16(gid[16:]) != afIB || ib.GID(gid[24:40]) != ibGID || be.Uint64(gid[144+24:]) != uint64(cm.IPService(cm.SpaceTCP, 9)) {
+	if le.Uint16(gid[16:]) != afIB || ib.GID(gid[24:40]) != ibGID ||
+		be.Uint64(gid[144+24:]) != uint64(cm.IPService(cm.SpaceTCP, 9)) {
 		t.Errorf("% x", gid[16:64])
 	}
 	route := p.must(abi.CMQueryRoute, uint64(0), n, uint32(0))

@@ -202,7 +202,8 @@ func (c *connParam) append(b []byte) []byte {
 	b = le.AppendUint32(b, uint32(c.qpn))
 	b = le.AppendUint32(b, uint32(c.qkey))
 	b = appendPrivate(b, c.private)
-	return append(b, bit(c.srq), c.responderResources, c.initiatorDepth, bit(c.flowControl), c.retryCount, c.rnrRetry, bit(c.valid))
+	return append(b, bit(c.srq), c.responderResources, c.initiatorDepth, bit(c.flowControl), c.retryCount, c.rnrRetry,
+		bit(c.valid))
 }
 
 // appendPrivate appends private data in its room, and its length.

@@ -144,10 +144,13 @@ type named struct {
 
 // reasons are the counters that the driver does not have, and those behind its histograms.
 func (c *Counters) reasons() [18]named {
-	return [...]named{{"rx_fifo_errors", &c.RxFIFOErrors}, {"tx_fifo_errors", &c.TxFIFOErrors}, {"tx_carrier_errors", &c.TxCarrierErrors},
+	return [...]named{{"rx_fifo_errors", &c.RxFIFOErrors}, {"tx_fifo_errors", &c.TxFIFOErrors},
+		{"tx_carrier_errors", &c.TxCarrierErrors},
 		{"tx_dlid_zero", &c.TxDLIDZero}, {"tx_drop_state", &c.TxDropState}, {"rx_drop_state", &c.RxDropState},
-		{"rx_oversize", &c.RxOversize}, {"rx_runt", &c.RxRunt}, {"tx_oversize", &c.TxOversize}, {"tx_runt", &c.TxRunt}, {"rx_bad_slid", &c.RxBadSLID},
-		{"rx_bad_dlid", &c.RxBadDLID}, {"rx_bad_pkey", &c.RxBadPKey}, {"rx_bad_sc", &c.RxBadSC}, {"rx_reserved", &c.RxReserved},
+		{"rx_oversize", &c.RxOversize}, {"rx_runt", &c.RxRunt}, {"tx_oversize", &c.TxOversize}, {"tx_runt",
+			&c.TxRunt}, {"rx_bad_slid", &c.RxBadSLID},
+		{"rx_bad_dlid", &c.RxBadDLID}, {"rx_bad_pkey", &c.RxBadPKey}, {"rx_bad_sc", &c.RxBadSC}, {"rx_reserved",
+			&c.RxReserved},
 		{"rx_fecn", &c.RxFECN}, {"rx_becn", &c.RxBECN}, {"cnp_sent", &c.NotifySent}}
 }
 

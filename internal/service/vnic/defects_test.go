@@ -58,7 +58,8 @@ func TestD02_Padding(t *testing.T) {
 		if got := p[HeaderLen+n : len(p)-TailLen]; len(bytes.Trim(got, "\x00")) != 0 {
 			t.Errorf("frame of %d: % x follows", n, got)
 		}
-		if payload, _ := wire.Parse16(p, &head); len(payload) != wire.Ethernet16Len+max(n, 60) || payload[0]|payload[1] != 0 || p[14]|p[15] != 0 {
+		if payload, _ := wire.Parse16(p, &head); len(payload) != wire.Ethernet16Len+max(n, 60) ||
+			payload[0]|payload[1] != 0 || p[14]|p[15] != 0 {
 			t.Errorf("frame of %d: %d octets, header % x", n, len(payload), p[:HeaderLen])
 		}
 	}
@@ -170,7 +171,8 @@ func TestD05_Validation(t *testing.T) {
 	if diff := cmp.Diff(before, h.Info(0)); diff != "" {
 		t.Error(diff)
 	}
-	if err := h.SetMACEntries(0, 0, []mad.VESWMACEntry{{MAC: [6]byte{0, 1}, DLIDSD: 0xffffff00}}, 3); !errors.Is(err, ErrInvalid) || h.Info(0).Port.MACDigest != 0 {
+	if err := h.SetMACEntries(0, 0, []mad.VESWMACEntry{{MAC: [6]byte{0, 1}, DLIDSD: 0xffffff00}}, 3); !errors.Is(err,
+		ErrInvalid) || h.Info(0).Port.MACDigest != 0 {
 		t.Errorf("an entry to the permissive LID: %v", err)
 	}
 	if l := h.a.did(); len(l) != 0 {
@@ -202,7 +204,8 @@ func TestD06_Checks(t *testing.T) {
 		for tail := range 256 {
 			for _, becn := range []bool{false, true} {
 				p := bytes.Repeat([]byte{0}, size)
-				head := wire.Header16{SLID: 1, DLID: 2, Length: uint16(size / 8), BECN: becn, L4: wire.L4Ethernet, PKey: testPKey}
+				head := wire.Header16{SLID: 1, DLID: 2, Length: uint16(size / 8), BECN: becn, L4: wire.L4Ethernet,
+					PKey: testPKey}
 				head.Put(p)
 				if size > HeaderLen {
 					wire.PutEthernet16(p[wire.Header16Len:], testVESW)
@@ -212,7 +215,8 @@ func TestD06_Checks(t *testing.T) {
 					continue
 				}
 				var in Inbound
-				if ok := h.rx.Receive(&head, p, &in); ok && (len(in.Frame) < MinFrame || len(in.Frame) > size-HeaderLen-TailLen) {
+				if ok := h.rx.Receive(&head, p, &in); ok && (len(in.Frame) < MinFrame ||
+					len(in.Frame) > size-HeaderLen-TailLen) {
 					t.Fatalf("packet of %d with tail %#x: a frame of %d", size, tail, len(in.Frame))
 				}
 			}
@@ -238,7 +242,8 @@ func TestD08_Duplicates(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := h.SetMACEntries(0, 2000, []mad.VESWMACEntry{{MAC: [6]byte{0, 9, 9, 9, 9, 5}, DLIDSD: mad.MakeDLIDSD(7)}}, 2); err != nil {
+		if err := h.SetMACEntries(0, 2000, []mad.VESWMACEntry{{MAC: [6]byte{0, 9, 9, 9, 9, 5},
+			DLIDSD: mad.MakeDLIDSD(7)}}, 2); err != nil {
 			t.Fatal(err)
 		}
 		if got := h.dlid(mac); got != 3 {
@@ -328,7 +333,8 @@ func TestD11_Link(t *testing.T) {
 		h.SetLink(now, active)
 		h.SetLink(now, active)
 		q, d := h.Info(0).Port, h.Port(0).Device()
-		if d.Carrier != active || (q.OperState == mad.VESWForwarding) != active || (q.LinkStatus == mad.VESWLinkUp) != active {
+		if d.Carrier != active || (q.OperState == mad.VESWForwarding) != active ||
+			(q.LinkStatus == mad.VESWLinkUp) != active {
 			t.Errorf("active %v: %+v, oper %d", active, d, q.OperState)
 		}
 		if diff := cmp.Diff([]mad.VEMAOpcode{mad.VEMALinkStatus}, h.drain(now)); diff != "" {
@@ -421,7 +427,8 @@ func TestD13_Statistics(t *testing.T) {
 		c      Counters
 		more   map[string]uint64
 	}{
-		{"tx_", a.tx.Counters(), map[string]uint64{"tx_errors": 7, "tx_dropped": 7, "tx_dlid_zero": 1, "tx_drop_state": 1, "tx_fifo_errors": 3, "tx_carrier_errors": 2}},
+		{"tx_", a.tx.Counters(), map[string]uint64{"tx_errors": 7, "tx_dropped": 7, "tx_dlid_zero": 1,
+			"tx_drop_state": 1, "tx_fifo_errors": 3, "tx_carrier_errors": 2}},
 		{"rx_", b.rx.Counters(0), nil},
 	} {
 		all := map[string]uint64{}
@@ -448,7 +455,8 @@ func TestD13_Statistics(t *testing.T) {
 	// The names and order of the driver's statistics.
 	var names []string
 	(&Counters{}).Each(func(name string, _ uint64) { names = append(names, name) })
-	driver := []string{"rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "tx_unicast", "tx_mcastbcast",
+	driver := []string{"rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped",
+		"tx_dropped", "tx_unicast", "tx_mcastbcast",
 		"tx_untagged", "tx_vlan", "tx_64_size", "tx_65_127", "tx_128_255", "tx_256_511", "tx_512_1023", "tx_1024_1518", "tx_1519_max", "rx_unicast",
 		"rx_mcastbcast", "rx_untagged", "rx_vlan", "rx_64_size", "rx_65_127", "rx_128_255", "rx_256_511", "rx_512_1023", "rx_1024_1518", "rx_1519_max",
 		"rx_fifo_errors", "rx_length_errors", "tx_fifo_errors", "tx_carrier_errors", "tx_dlid_zero", "tx_drop_state", "rx_drop_state", "rx_oversize", "rx_runt"}
@@ -470,7 +478,8 @@ func TestD13_Statistics(t *testing.T) {
 	var in Inbound
 	b.rx.Local(&d, f, cut, &in)
 	for _, c := range []Traffic{a.tx.Counters().Tx, b.rx.Counters(0).Rx} {
-		if c.Packets != 45 || c.Bytes != 44*1518+74 || c.Sizes[5] != 44 || c.Sizes[1] != 1 || c.Unicast != 45 || c.Untagged != 45 {
+		if c.Packets != 45 || c.Bytes != 44*1518+74 || c.Sizes[5] != 44 || c.Sizes[1] != 1 || c.Unicast != 45 ||
+			c.Untagged != 45 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -484,16 +493,18 @@ func TestD13_Statistics(t *testing.T) {
 	ca.Add(&cb)
 	i := a.Info(0)
 	s, e := ca.Summary(3, &i), ca.Errors(3, &i, &u)
-	if s.VPort != 3 || s.VESWID != testVESW || s.PortNum != 1 || s.Values[mad.VESWTxPackets] != 45 || s.Values[mad.VESWTx1024To1518] != 44 || s.Values[mad.VESWTx65To127] != 1 || s.Values[mad.VESWRxErrors] != 45 {
+	if s.VPort != 3 || s.VESWID != testVESW || s.PortNum != 1 || s.Values[mad.VESWTxPackets] != 45 ||
+		s.Values[mad.VESWTx1024To1518] != 44 || s.Values[mad.VESWTx65To127] != 1 || s.Values[mad.VESWRxErrors] != 45 {
 		t.Errorf("%+v", s)
 	}
-	if diff := cmp.Diff(mad.VESWErrors{VPort: 3, VESWID: testVESW, PortNum: 1, RxErrors: 45, RxLogic: 45, RxBadVESWID: 6}, e); diff != "" {
+	if diff := cmp.Diff(mad.VESWErrors{VPort: 3, VESWID: testVESW, PortNum: 1, RxErrors: 45, RxLogic: 45,
+		RxBadVESWID: 6}, e); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestD18_HostileNode: whatever a node claims, the frames of a VESW in another partition do not reach a port, nor do those
-// of a partition that is its own under another VESW.
+// TestD18_HostileNode: whatever a node claims, the frames of a VESW in another partition do not reach a port,
+// nor do those of a partition that is its own under another VESW.
 func TestD18_HostileNode(t *testing.T) {
 	victim := newHost(t, 2, nil)
 	for _, key := range []ib.PKey{0x8003, 0x0003, 0xffff, 0x7fff, 0, 0x8000, 0x0002} {

@@ -91,7 +91,8 @@ func (h *host) check(t *testing.T) {
 		q, pl, d := &p.info.Port, p.plan.Load(), p.Device()
 		id := p.info.VESW.VESWID
 		oper := q.ConfigState == mad.VESWForwarding && p.admin && h.active && id != 0
-		if (q.OperState == mad.VESWForwarding) != oper || (q.LinkStatus == mad.VESWLinkUp) != oper || pl.oper != oper || (d.Reason == "") != oper {
+		if (q.OperState == mad.VESWForwarding) != oper || (q.LinkStatus == mad.VESWLinkUp) != oper ||
+			pl.oper != oper || (d.Reason == "") != oper {
 			t.Fatalf("port %d: oper %v, and %+v, plan %v", v, oper, d, pl.oper)
 		}
 		if bound[id] && id != 0 {
@@ -101,7 +102,8 @@ func (h *host) check(t *testing.T) {
 		if (m.index[id] == v+1) != (id != 0) {
 			t.Fatalf("port %d is in VESW %#x, whose packets go to %d", v, id, int(m.index[id])-1)
 		}
-		if in := &m.inlet[v]; id != 0 && (in.up != oper || in.pkey != p.info.VESW.PKey || in.maxFrame != d.MTU+18 || in.attached(p.info.VESW.McastDLID) != (p.info.VESW.McastDLID != 0)) {
+		if in := &m.inlet[v]; id != 0 && (in.up != oper || in.pkey != p.info.VESW.PKey || in.maxFrame != d.MTU+18 ||
+			in.attached(p.info.VESW.McastDLID) != (p.info.VESW.McastDLID != 0)) {
 			t.Fatalf("port %d: %+v behind %+v", v, in, p.info)
 		}
 		if d.MTU > int(p.info.VESW.EthMTU) || d.MTU < MinEthMTU || d.MaxMTU != int(p.info.VESW.EthMTU) {

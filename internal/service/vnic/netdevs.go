@@ -52,7 +52,8 @@ func (d *Netdevs) publish() {
 	for i, s := range d.slots {
 		if s != nil && s.vesw != 0 {
 			m.index[s.vesw] = uint8(i + 1)
-			m.inlet[i] = inlet{groups: slices.Clone(s.groups), maxFrame: s.device.MTU + frameOverhead, pkey: s.device.PKey, up: s.up}
+			m.inlet[i] = inlet{groups: slices.Clone(s.groups), maxFrame: s.device.MTU + frameOverhead,
+				pkey: s.device.PKey, up: s.up}
 		}
 	}
 	d.seen.Store(m)

@@ -106,7 +106,8 @@ const notifyLen = 32
 
 // putNotify makes the congestion notification that answers a packet.
 func putNotify(p *[notifyLen]byte, h *wire.Header16, vesw uint16) {
-	back := wire.Header16{SLID: h.DLID, DLID: h.SLID, Length: notifyLen / 8, BECN: true, SC: h.SC, L4: wire.L4Ethernet, PKey: h.PKey}
+	back := wire.Header16{SLID: h.DLID, DLID: h.SLID, Length: notifyLen / 8, BECN: true, SC: h.SC,
+		L4: wire.L4Ethernet, PKey: h.PKey}
 	back.Put(p[:])
 	wire.PutEthernet16(p[wire.Header16Len:], vesw)
 	wire.Seal16(p[:], wire.Ethernet16Len)

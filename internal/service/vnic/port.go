@@ -209,7 +209,8 @@ func (p *Port) reason() string {
 // publish derives the state, and updates Senders and the adapter.
 func (p *Port) publish() {
 	p.fault = ""
-	d := Device{MAC: p.mac, MTU: p.mtu, MaxMTU: int(p.info.VESW.EthMTU), PKey: p.info.VESW.PKey, Dormant: p.info.Port.ConfigState != mad.VESWForwarding}
+	d := Device{MAC: p.mac, MTU: p.mtu, MaxMTU: int(p.info.VESW.EthMTU), PKey: p.info.VESW.PKey,
+		Dormant: p.info.Port.ConfigState != mad.VESWForwarding}
 	d.Reason = p.reason()
 	d.Carrier = p.admin && p.s.active && p.info.VESW.VESWID != 0 && p.astray == ""
 	oper := d.Reason == ""
@@ -332,7 +333,8 @@ func filter(list [][6]byte, group byte) (kept [][6]byte, cut int) {
 // setMACs replaces slots of the table of MACs.
 func (p *Port) setMACs(offset int, e []mad.VESWMACEntry, digest uint32) error {
 	for i := range e {
-		if lid := e[i].DLID(); macKey(e[i].MAC) != 0 && !e[i].IsSource() && lid != 0 && !isUnicast(lid) && !isGroup(lid) {
+		if lid := e[i].DLID(); macKey(e[i].MAC) != 0 && !e[i].IsSource() && lid != 0 && !isUnicast(lid) &&
+			!isGroup(lid) {
 			return fmt.Errorf("LID %#x of slot %d: %w", lid, offset+i, ErrInvalid)
 		}
 	}

@@ -36,8 +36,10 @@ func TestState(t *testing.T) {
 		h.SetLink(1, link)
 		oper := forward && admin && link && bound
 		q, d := p.Info().Port, p.Device()
-		if (q.OperState == mad.VESWForwarding) != oper || (q.LinkStatus == mad.VESWLinkUp) != oper || !oper && (q.OperState != mad.VESWDropAll || q.LinkStatus != mad.VESWLinkDown) {
-			t.Errorf("released %v, set up %v, link %v, VESW %v: oper %d, link status %d", forward, admin, link, bound, q.OperState, q.LinkStatus)
+		if (q.OperState == mad.VESWForwarding) != oper || (q.LinkStatus == mad.VESWLinkUp) != oper || !oper &&
+			(q.OperState != mad.VESWDropAll || q.LinkStatus != mad.VESWLinkDown) {
+			t.Errorf("released %v, set up %v, link %v, VESW %v: oper %d, link status %d", forward, admin, link, bound,
+				q.OperState, q.LinkStatus)
 		}
 		if (d.Reason == "") != oper || d.Dormant == forward || d.Carrier != (admin && link && bound) {
 			t.Errorf("released %v, set up %v, link %v, VESW %v: %+v", forward, admin, link, bound, d)
@@ -112,7 +114,8 @@ func TestSetKeepsWhatItMustNot(t *testing.T) {
 	h.Port(0).SetFilters(1, [][6]byte{{2, 1}}, [][6]byte{{1}, {3}})
 	h.SetMACEntries(0, 0, nil, 42)
 	i := info(1)
-	i.VESW.Reserved4, i.VESW.Reserved12, i.VESW.Reserved16, i.VESW.Reserved150 = [6]byte{1, 2, 3, 4, 5, 6}, [2]byte{7}, [4]byte{8}, [2]byte{9}
+	i.VESW.Reserved4, i.VESW.Reserved12, i.VESW.Reserved16, i.VESW.Reserved150 = [6]byte{1, 2, 3, 4, 5,
+		6}, [2]byte{7}, [4]byte{8}, [2]byte{9}
 	i.VESW.Reserved92[55], i.Port.Reserved5[2], i.Port.Reserved24[0], i.Port.Reserved68[47], i.Port.Reserved120[7] = 1, 2, 3, 4, 5
 	i.VESW.UcastDLIDs[15], i.VESW.RC = 99, 0xffffffff
 	want := *i
@@ -194,12 +197,14 @@ func TestAdapterFails(t *testing.T) {
 	}
 	p := h.Port(0)
 	p.SetAdmin(1, true)
-	if d := p.Device(); d.Carrier || !strings.Contains(d.Reason, errAdapter.Error()) || h.Info(0).Port.OperState != mad.VESWDropAll {
+	if d := p.Device(); d.Carrier || !strings.Contains(d.Reason, errAdapter.Error()) ||
+		h.Info(0).Port.OperState != mad.VESWDropAll {
 		t.Errorf("%+v", d)
 	}
 	h.a.fail = "up"
 	h.SetInfo(1, 0, info(1))
-	if d := p.Device(); d.Carrier || !strings.Contains(d.Reason, errAdapter.Error()) || h.Info(0).Port.OperState != mad.VESWDropAll {
+	if d := p.Device(); d.Carrier || !strings.Contains(d.Reason, errAdapter.Error()) ||
+		h.Info(0).Port.OperState != mad.VESWDropAll {
 		t.Errorf("%+v", d)
 	}
 	h.a.fail = "attach"
@@ -214,7 +219,8 @@ func TestAdapterFails(t *testing.T) {
 	}
 	h.a.fail = ""
 	h.SetInfo(1, 0, i)
-	if groups, _ := p.Refused(); groups != 0 || !h.a.slots[0].d.seen.Load().inlet[0].attached(testGroup+1) || h.a.slots[0].d.seen.Load().inlet[0].attached(testGroup) {
+	if groups, _ := p.Refused(); groups != 0 || !h.a.slots[0].d.seen.Load().inlet[0].attached(testGroup+1) ||
+		h.a.slots[0].d.seen.Load().inlet[0].attached(testGroup) {
 		t.Errorf("%d groups refused", groups)
 	}
 }
@@ -279,7 +285,8 @@ func TestBounds(t *testing.T) {
 	h = newHost(t, 1, nil)
 	entries := make([]mad.VESWMACEntry, MaxGroups+9)
 	for i := range entries {
-		entries[i] = mad.VESWMACEntry{MAC: [6]byte{1, 0, 0x5e, 0, byte(i >> 8), byte(i)}, DLIDSD: mad.MakeDLIDSD(0xf00100 + uint32(i))}
+		entries[i] = mad.VESWMACEntry{MAC: [6]byte{1, 0, 0x5e, 0, byte(i >> 8), byte(i)},
+			DLIDSD: mad.MakeDLIDSD(0xf00100 + uint32(i))}
 	}
 	if err := h.SetMACEntries(0, 0, entries, 1); err != nil {
 		t.Fatal(err)
@@ -341,7 +348,8 @@ func TestMACTable(t *testing.T) {
 		e := make([]mad.VESWMACEntry, r.IntN(min(mad.VESWMACsPerMAD, mad.VESWMaxMACs-offset)+1))
 		for i := range e {
 			if r.IntN(3) > 0 {
-				e[i] = mad.VESWMACEntry{MAC: mac(), Mask: [6]byte{byte(r.Uint32())}, DLIDSD: mad.MakeDLIDSD(uint32(r.IntN(5)*r.IntN(1000))) | uint32(r.IntN(40)/39*0x20)}
+				e[i] = mad.VESWMACEntry{MAC: mac(), Mask: [6]byte{byte(r.Uint32())},
+					DLIDSD: mad.MakeDLIDSD(uint32(r.IntN(5)*r.IntN(1000))) | uint32(r.IntN(40)/39*0x20)}
 			}
 		}
 		if err := h.SetMACEntries(0, offset, e, uint32(round)); err != nil {
@@ -431,7 +439,8 @@ func TestLists(t *testing.T) {
 		}
 	}
 	expect(list(h.UnicastMACs, 0, 9), "[] of 0, 0")
-	p.SetFilters(1, [][6]byte{{2, 3}, {}, {2, 1}, {1, 1}, {2, 3}, info(1).Port.BaseMAC}, [][6]byte{{1, 1}, {2, 2}, {3, 3}})
+	p.SetFilters(1, [][6]byte{{2, 3}, {}, {2, 1}, {1, 1}, {2, 3}, info(1).Port.BaseMAC}, [][6]byte{{1, 1}, {2, 2},
+		{3, 3}})
 	expect(list(h.UnicastMACs, 0, 9), "[020100000000 020300000000] of 2, 1")
 	expect(list(h.MulticastMACs, 0, 9), "[010100000000 030300000000] of 2, 1")
 	expect(list(h.MulticastMACs, 1, 9), "[030300000000] of 2, 1")

@@ -38,7 +38,8 @@ func TestReceiveChecks(t *testing.T) {
 		{name: "from a limited member", head: func(h *wire.Header16) { h.PKey = testPKey &^ 0x8000 }},
 		{name: "to the group", head: func(h *wire.Header16) { h.DLID = testGroup }},
 		{name: "not Ethernet", head: func(h *wire.Header16) { h.L4 = wire.L4IBLocal }, want: "rx_bad_l4", unseen: true},
-		{name: "of another kind of Ethernet", head: func(h *wire.Header16) { h.L4 = 0x79 }, want: "rx_bad_l4", unseen: true},
+		{name: "of another kind of Ethernet", head: func(h *wire.Header16) { h.L4 = 0x79 }, want: "rx_bad_l4",
+			unseen: true},
 		{name: "another VESW", vesw: testVESW + 1, want: "rx_bad_veswid"},
 		{name: "VESW with the same low octet", vesw: testVESW & 0xff, want: "rx_bad_veswid"},
 		{name: "VESW with the same low octet, higher", vesw: testVESW + 0x100, want: "rx_bad_veswid"},
@@ -51,17 +52,21 @@ func TestReceiveChecks(t *testing.T) {
 		{name: "to the port's LID and 2^16", head: func(h *wire.Header16) { h.DLID = 1<<16 | 2 }, want: "rx_bad_dlid"},
 		{name: "to another group", head: func(h *wire.Header16) { h.DLID = testGroup + 1 }, want: "rx_bad_dlid"},
 		{name: "to the permissive LID", head: func(h *wire.Header16) { h.DLID = 0xffffff }, want: "rx_bad_dlid"},
-		{name: "to the group on SC 15", head: func(h *wire.Header16) { h.DLID, h.SC = testGroup, 15 }, want: "rx_bad_sc"},
+		{name: "to the group on SC 15", head: func(h *wire.Header16) { h.DLID, h.SC = testGroup, 15 },
+			want: "rx_bad_sc"},
 		{name: "to the port on SC 15", head: func(h *wire.Header16) { h.SC = 15 }},
 		{name: "another partition", head: func(h *wire.Header16) { h.PKey = 0x8003 }, want: "rx_bad_pkey"},
 		{name: "no partition", head: func(h *wire.Header16) { h.PKey = 0x8000 }, want: "rx_bad_pkey"},
 		{name: "the default partition", head: func(h *wire.Header16) { h.PKey = ib.DefaultPKey }, want: "rx_bad_pkey"},
-		{name: "two limited members", head: func(h *wire.Header16) { h.PKey = testPKey &^ 0x8000 }, rx: func(i *mad.VESWPortInfo) { i.VESW.PKey = testPKey &^ 0x8000 }, want: "rx_bad_pkey"},
+		{name: "two limited members", head: func(h *wire.Header16) { h.PKey = testPKey &^ 0x8000 },
+			rx: func(i *mad.VESWPortInfo) { i.VESW.PKey = testPKey &^ 0x8000 }, want: "rx_bad_pkey"},
 		{name: "to a limited member", rx: func(i *mad.VESWPortInfo) { i.VESW.PKey = testPKey &^ 0x8000 }},
-		{name: "held by the manager", rx: func(i *mad.VESWPortInfo) { i.Port.ConfigState = mad.VESWDropAll }, want: "rx_drop_state"},
+		{name: "held by the manager", rx: func(i *mad.VESWPortInfo) { i.Port.ConfigState = mad.VESWDropAll },
+			want: "rx_drop_state"},
 		{name: "set down", admin: true, want: "rx_drop_state"},
 		{name: "link down", link: true, want: "rx_drop_state"},
-		{name: "in no VESW", rx: func(i *mad.VESWPortInfo) { i.VESW.VESWID, i.Port.ConfigState = 0, mad.VESWDropAll }, want: "rx_bad_veswid"},
+		{name: "in no VESW", rx: func(i *mad.VESWPortInfo) { i.VESW.VESWID, i.Port.ConfigState = 0, mad.VESWDropAll },
+			want: "rx_bad_veswid"},
 		{name: "too long", rx: func(i *mad.VESWPortInfo) { i.VESW.EthMTU = 68 }, want: "rx_oversize"},
 	} {
 		h := newHost(t, 2, x.rx)
@@ -187,7 +192,8 @@ func TestCongestion(t *testing.T) {
 	if diff := cmp.Diff(want, h); diff != "" {
 		t.Error(diff)
 	}
-	if vesw, empty, why := wire.ParseEthernet16(in.Notify[wire.Header16Len:HeaderLen:HeaderLen]); why != wire.OK || vesw != testVESW || len(empty) != 0 {
+	if vesw, empty, why := wire.ParseEthernet16(in.Notify[wire.Header16Len:HeaderLen:HeaderLen]); why != wire.OK ||
+		vesw != testVESW || len(empty) != 0 {
 		t.Errorf("VESW %#x, %d octets, %v", vesw, len(empty), why)
 	}
 	if _, ok := a.take(t, in.Notify); ok {
@@ -228,7 +234,8 @@ func TestReservedBits(t *testing.T) {
 	for i, bit := range []struct{ at, mask byte }{{16, 1}, {17, 0x80}, {19, 0x10}, {19, 0x80}} {
 		p, _ := a.packet(t, f)
 		p[bit.at] |= bit.mask
-		if in, ok := b.take(t, reseal(p, len(f))); !ok || !bytes.Equal(in.Frame, f) || b.rx.Counters(0).RxReserved != uint64(i+1) {
+		if in, ok := b.take(t, reseal(p, len(f))); !ok || !bytes.Equal(in.Frame, f) ||
+			b.rx.Counters(0).RxReserved != uint64(i+1) {
 			t.Errorf("octet %d, bit %#x: %v %v", bit.at, bit.mask, ok, b.rx.Counters(0).RxReserved)
 		}
 	}
@@ -392,7 +399,8 @@ func FuzzReceive(f *testing.F) {
 		if id := h.Info(in.VPort).VESW.VESWID; id != vesw {
 			t.Errorf("VESW %#x to a port of %#x", vesw, id)
 		}
-		if len(in.Frame) < MinFrame || len(in.Frame) > 1518 || &in.Frame[0] != &p[HeaderLen] || HeaderLen+len(in.Frame)+TailLen > len(p) {
+		if len(in.Frame) < MinFrame || len(in.Frame) > 1518 || &in.Frame[0] != &p[HeaderLen] ||
+			HeaderLen+len(in.Frame)+TailLen > len(p) {
 			t.Errorf("a frame of %d from a packet of %d", len(in.Frame), len(p))
 		}
 		if in.Notify != nil {

@@ -27,8 +27,8 @@ type Segment interface {
 	Close() error
 }
 
-// FrameWriter is a Segment that takes frames in the parts that an ether.Joiner leaves them in, which saves the copy that
-// puts them together. What holds for WriteBatch holds for WriteFrames.
+// FrameWriter is a Segment that takes frames in the parts that an ether.Joiner leaves them in, which saves the
+// copy that puts them together. What holds for WriteBatch holds for WriteFrames.
 type FrameWriter interface {
 	Segment
 	WriteFrames(frames []ether.Frame) (dropped int)

@@ -41,7 +41,8 @@ func entropyOf(hash uint32) uint8 {
 
 func makePlan(i *mad.VESWPortInfo, macs macTable, oper bool) *plan {
 	v, p := &i.VESW, &i.Port
-	pl := &plan{oper: oper, flood: v.Flood(), maxFrame: int(v.EthMTU) + frameOverhead, vesw: v.VESWID, slid: p.EncapSLID, pkey: v.PKey,
+	pl := &plan{oper: oper, flood: v.Flood(), maxFrame: int(v.EthMTU) + frameOverhead, vesw: v.VESWID,
+		slid: p.EncapSLID, pkey: v.PKey,
 		place: macKey(mad.VESWMAC(v.FabricID, v.VESWID, 0)), mcast: v.McastDLID, macs: macs}
 	var enabled []uint32
 	for n, lid := range v.UcastDLIDs {
@@ -130,7 +131,8 @@ func (s *Sender) Decide(frame []byte, in *ether.Info, c Cut, d *Decision) bool {
 	if d.tagged {
 		priority = in.PCP()
 	}
-	d.Header = wire.Header16{SLID: pl.slid, DLID: dlid, SC: pl.sc[class][priority], RC: pl.rc[in.Kind], L4: wire.L4Ethernet,
+	d.Header = wire.Header16{SLID: pl.slid, DLID: dlid, SC: pl.sc[class][priority], RC: pl.rc[in.Kind],
+		L4:   wire.L4Ethernet,
 		PKey: pl.pkey, Entropy: uint16(entropy)}
 	d.ready()
 	return true

@@ -44,12 +44,14 @@ func TestPacketVectors(t *testing.T) {
 	refused := 0
 	for _, x := range v.Cases {
 		in, out := &x.In, &x.Out
-		d := Decision{VESW: in.VESW, Header: wire.Header16{SLID: in.SLID, DLID: in.DLID, SC: in.SC, RC: in.RC, L4: wire.L4Ethernet,
+		d := Decision{VESW: in.VESW, Header: wire.Header16{SLID: in.SLID, DLID: in.DLID, SC: in.SC, RC: in.RC,
+			L4:   wire.L4Ethernet,
 			PKey: ib.PKey(in.PKey), Entropy: in.Entropy}}
 		d.ready()
 		p := seal(&d, in.Frame)
 		want := append(bytes.Clone(out.Packet[:len(out.Packet)-8]), out.Last8...)
-		if !bytes.Equal(p, want) || len(p) != out.PacketLen || PacketLen(len(in.Frame)) != out.PacketLen || !bytes.Equal(p[:HeaderLen], out.Header) {
+		if !bytes.Equal(p, want) || len(p) != out.PacketLen || PacketLen(len(in.Frame)) != out.PacketLen ||
+			!bytes.Equal(p[:HeaderLen], out.Header) {
 			t.Errorf("%s: packet\n% x, want\n% x", x.Name, p, want)
 			continue
 		}
@@ -147,7 +149,8 @@ func TestDecisionVectors(t *testing.T) {
 	var v struct{ Decisions decisions }
 	vectors(t, &v)
 	all := &v.Decisions
-	if len(all.MAC.Cases) != 5 || len(all.Entropy.Cases) != 8 || len(all.RC.Cases) != 7 || len(all.DLID.Cases) != 12 || len(all.DLID.Table) != 4 {
+	if len(all.MAC.Cases) != 5 || len(all.Entropy.Cases) != 8 || len(all.RC.Cases) != 7 ||
+		len(all.DLID.Cases) != 12 || len(all.DLID.Table) != 4 {
 		t.Fatalf("not the vectors that were there: %+v", all)
 	}
 	for _, x := range all.MAC.Cases {
@@ -171,7 +174,8 @@ func TestDecisionVectors(t *testing.T) {
 			f := ipFrame(x.EtherType, x.Proto, tags)
 			_, head := h.packet(t, f)
 			if head.RC != x.RC {
-				t.Errorf("EtherType %#x protocol %d, %d tags: RC %d, want %d", x.EtherType, x.Proto, tags, head.RC, x.RC)
+				t.Errorf("EtherType %#x protocol %d, %d tags: RC %d, want %d", x.EtherType, x.Proto, tags, head.RC,
+					x.RC)
 			}
 		}
 	}
@@ -266,7 +270,8 @@ func segment(kind uint8, payload, gso, tags int) (f []byte, o ether.Offload) {
 		f = append(f, 0x08, 0, 0x45, 0, byte((n+20)>>8), byte(n+20), 0, 0, 0, 0, 64, proto)
 		f = append(f, make([]byte, 10)...)
 	}
-	o = ether.Offload{Flags: ether.NeedsCsum, GSO: kind, GSOSize: uint16(gso), CsumStart: uint16(len(f)), CsumOffset: 16}
+	o = ether.Offload{Flags: ether.NeedsCsum, GSO: kind, GSOSize: uint16(gso), CsumStart: uint16(len(f)),
+		CsumOffset: 16}
 	t := make([]byte, n)
 	if t[12] = 0x50; udp {
 		t[12] = 0
@@ -302,7 +307,8 @@ func TestCut(t *testing.T) {
 			want = CutAt(len(f), &o, &in, mtu)
 		}
 		if got != want {
-			t.Fatalf("kind %d, %d octets of %d, MTU %d: %+v, and the Splitter makes %+v", kind, len(f), o.GSOSize, mtu, want, got)
+			t.Fatalf("kind %d, %d octets of %d, MTU %d: %+v, and the Splitter makes %+v", kind, len(f), o.GSOSize,
+				mtu, want, got)
 		}
 	}
 	if got := CutOf(77, &ether.Offload{}); got != (Cut{1, 77, 77}) {

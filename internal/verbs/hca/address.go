@@ -57,7 +57,8 @@ func (s *Session) nativePath(port *Port, v *AHAttr) (*ib.Path, error) {
 	if !multicast && !v.DLID.IsUnicast() || v.SrcPathBits>>port.LMC != 0 || v.SL > 15 || multicast && !v.Global {
 		return nil, syscall.EINVAL
 	}
-	p := &ib.Path{DLID: v.DLID, SLID: port.LID | ib.LID(v.SrcPathBits), SL: v.SL, StaticRate: v.StaticRate, MaxRun: port.MaxRun}
+	p := &ib.Path{DLID: v.DLID, SLID: port.LID | ib.LID(v.SrcPathBits), SL: v.SL, StaticRate: v.StaticRate,
+		MaxRun: port.MaxRun}
 	if v.Global {
 		sgid, err := s.GID(uint32(v.SGIDIndex))
 		if err != nil || v.DGID.IsZero() || (v.DGID[0] == 0xff) != multicast {

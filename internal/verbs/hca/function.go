@@ -27,7 +27,8 @@ type Functions struct {
 func NewFunctions(list ...*Adapter) *Functions {
 	f := &Functions{}
 	f.table.Store(new([]*Adapter))
-	f.groups.Store(&Groups{Groups: replicate.Groups{Functions: map[ib.LID][]uint16{}, Attached: map[replicate.GroupKey][]replicate.Dest{}}})
+	f.groups.Store(&Groups{Groups: replicate.Groups{Functions: map[ib.LID][]uint16{},
+		Attached: map[replicate.GroupKey][]replicate.Dest{}}})
 	for _, a := range list {
 		if err := f.Add(a); err != nil {
 			panic(err) // more than maxFunctions: a bug of the caller

@@ -45,8 +45,10 @@ func TestGroups(t *testing.T) {
 	}
 	all.SetMulticastForwarding(map[ib.LID][]uint16{0xc001: {1, 2}})
 	first := all.Groups()
-	want := replicate.Groups{Functions: map[ib.LID][]uint16{0xc001: {1, 2}}, Attached: map[replicate.GroupKey][]replicate.Dest{
-		{Function: 1, MGID: mgid(1)}: {at(a, 1)}, {Function: 1, MGID: mgid(2)}: {at(a, 1)}, {Function: 2, MGID: mgid(1)}: {at(b, 2)}}}
+	want := replicate.Groups{Functions: map[ib.LID][]uint16{0xc001: {1, 2}},
+		Attached: map[replicate.GroupKey][]replicate.Dest{
+			{Function: 1, MGID: mgid(1)}: {at(a, 1)}, {Function: 1, MGID: mgid(2)}: {at(a, 1)}, {Function: 2,
+				MGID: mgid(1)}: {at(b, 2)}}}
 	if d := cmp.Diff(want, first.Groups); d != "" {
 		t.Error(d)
 	}
@@ -104,7 +106,8 @@ func TestEthernetGroups(t *testing.T) {
 		t.Errorf("joined %v, groups %+v", ip.joined, l.all.Groups())
 	}
 	ip.refuse = syscall.ENOBUFS
-	if err := a.q.AttachMulticast(v6, 0); !errors.Is(err, syscall.ENOBUFS) || len(l.all.Groups().Attached[replicate.GroupKey{MGID: v6}]) != 1 {
+	if err := a.q.AttachMulticast(v6, 0); !errors.Is(err, syscall.ENOBUFS) ||
+		len(l.all.Groups().Attached[replicate.GroupKey{MGID: v6}]) != 1 {
 		t.Errorf("refused by the host: %v, groups %+v", err, l.all.Groups())
 	}
 	ip.refuse = nil

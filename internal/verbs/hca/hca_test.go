@@ -54,10 +54,12 @@ func (c *client) Publish(bool) { c.calls++ }
 
 const base = 0x10000
 
-var testGIDs = []GIDEntry{{}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 1}}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 2}}}
+var testGIDs = []GIDEntry{{}, {GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 1}},
+	{GID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 2}}}
 
 func newNode(t testing.TB) *Lane {
-	a := NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
+	a := NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096,
+		GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
 		MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, DefaultLimits)
 	return NewLane(NewFunctions(a), 0, noLink{t}, nil)
 }
@@ -73,7 +75,8 @@ func newClientOf(t testing.TB, l *Lane, a *Adapter, size int) *client {
 	var err error
 	c.pd, err = c.s.CreatePD()
 	c.must(err)
-	c.mr, err = c.s.RegisterMR(c.pd, &mem.Region{Space: mem.NewSlice(base, c.mem), Start: base, Base: base, Len: uint64(size),
+	c.mr, err = c.s.RegisterMR(c.pd, &mem.Region{Space: mem.NewSlice(base, c.mem), Start: base, Base: base,
+		Len:    uint64(size),
 		Access: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic})
 	c.must(err)
 	c.cq, err = c.s.CreateCQ(1024)
@@ -153,11 +156,14 @@ func (c *client) qp(cfg QPConfig) *endpoint {
 func (e *endpoint) connect(peer *endpoint) {
 	e.t.Helper()
 	av := &AHAttr{DGID: testGIDs[1].GID, SGIDIndex: 1, HopLimit: 64, Global: true}
-	e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1, Access: ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic}, nil,
+	e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1,
+		Access: ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic}, nil,
 		ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrAccessFlags))
-	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: ib.MTU1024, DestQPN: peer.q.Num(), RQPSN: 7, MaxDestRdAtomic: 4, MinRNRTimer: 1}, av,
+	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: ib.MTU1024, DestQPN: peer.q.Num(), RQPSN: 7,
+		MaxDestRdAtomic: 4, MinRNRTimer: 1}, av,
 		ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN|ib.AttrMaxDestRdAtomic|ib.AttrMinRNRTimer))
-	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, nil,
+	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		MaxRdAtomic: 4}, nil,
 		ib.AttrState|ib.AttrSQPSN|ib.AttrTimeout|ib.AttrRetryCnt|ib.AttrRNRRetry|ib.AttrMaxQPRdAtomic))
 }
 
@@ -216,7 +222,8 @@ func TestLocalOperations(t *testing.T) {
 	}
 	for _, n := range []int{0, 1, 1023, 1024, 1025, 5000, 300000} {
 		clear(b.mem)
-		a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base + 11, RKey: b.mr.RKey, SGE: a.sge(3, n)})
+		a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base + 11, RKey: b.mr.RKey,
+			SGE: a.sge(3, n)})
 		drive(t, l)
 		a.expect(ib.Success)
 		if !bytes.Equal(b.mem[11:11+n], a.mem[3:3+n]) || bytes.Count(b.mem[11+n:], []byte{0}) != len(b.mem)-11-n {
@@ -226,21 +233,24 @@ func TestLocalOperations(t *testing.T) {
 		a.post(transport.SendWR{ID: 2, Op: ib.WRSendImm, Flags: ib.Signaled, Imm: 0xdecade, SGE: a.sge(5, n)})
 		drive(t, l)
 		a.expect(ib.Success)
-		if c := b.expect(ib.Success)[0]; c.WRID != 9 || c.ByteLen != uint32(n) || c.Imm != 0xdecade || c.Op != ib.WCRecv || c.QPN != b.q.Num() {
+		if c := b.expect(ib.Success)[0]; c.WRID != 9 || c.ByteLen != uint32(n) || c.Imm != 0xdecade ||
+			c.Op != ib.WCRecv || c.QPN != b.q.Num() {
 			t.Fatalf("receive completion %+v", c)
 		}
 		if !bytes.Equal(b.mem[500000:500000+n], a.mem[5:5+n]) {
 			t.Fatalf("SEND of %d bytes: other bytes arrived", n)
 		}
 		clear(b.mem[:400000])
-		b.post(transport.SendWR{ID: 3, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base + 1, RKey: a.mr.RKey, SGE: b.sge(2, n)})
+		b.post(transport.SendWR{ID: 3, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base + 1, RKey: a.mr.RKey,
+			SGE: b.sge(2, n)})
 		drive(t, l)
 		b.expect(ib.Success)
 		if !bytes.Equal(b.mem[2:2+n], a.mem[1:1+n]) {
 			t.Fatalf("READ of %d bytes: other bytes arrived", n)
 		}
 	}
-	a.post(transport.SendWR{ID: 4, Op: ib.WRFetchAdd, Flags: ib.Signaled, RemoteVA: base + 64, RKey: b.mr.RKey, SwapAdd: 5, SGE: a.sge(0, 8)})
+	a.post(transport.SendWR{ID: 4, Op: ib.WRFetchAdd, Flags: ib.Signaled, RemoteVA: base + 64, RKey: b.mr.RKey,
+		SwapAdd: 5, SGE: a.sge(0, 8)})
 	clear(b.mem[64:72])
 	drive(t, l)
 	a.expect(ib.Success)
@@ -258,7 +268,8 @@ func TestErrorsStayWhereTheyBelong(t *testing.T) {
 	b2.connect(a2)
 	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, RemoteVA: base, RKey: b.mr.RKey ^ 1, SGE: a.sge(0, 8)})
 	a.post(transport.SendWR{ID: 2, Op: ib.WRWrite, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
-	a2.post(transport.SendWR{ID: 3, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+	a2.post(transport.SendWR{ID: 3, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)})
 	drive(t, l)
 	got := map[uint64]ib.Status{}
 	for _, c := range a.cqes {
@@ -281,7 +292,8 @@ func TestCQOverflow(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	a.room = 2
 	for i := range 4 {
-		a.post(transport.SendWR{ID: uint64(i), Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+		a.post(transport.SendWR{ID: uint64(i), Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+			SGE: a.sge(0, 8)})
 	}
 	drive(t, l)
 	a.expect(ib.Success, ib.Success)
@@ -306,7 +318,8 @@ func TestDeepCQ(t *testing.T) {
 	for _, n := range []int{5, 6} { // of which the ring takes two
 		a.room = 2
 		for range n {
-			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+				SGE: a.sge(0, 8)})
 		}
 		drive(t, l)
 		if over := n == 6; c.Backlog() != 3 || c.Failed() != over {
@@ -328,7 +341,8 @@ func TestOwnSourceOverTheNetwork(t *testing.T) {
 	var at transport.Attr
 	b.q.Transport().Query(&at)
 	forge := func(src ib.GID) {
-		r := pkt.Burst{Count: 1, MTU: 8, Path: &ib.Path{SGID: src, DGID: at.Path.SGID, HopLimit: 64}, Data: mem.BytesPayload(make([]byte, 8))}
+		r := pkt.Burst{Count: 1, MTU: 8, Path: &ib.Path{SGID: src, DGID: at.Path.SGID, HopLimit: 64},
+			Data: mem.BytesPayload(make([]byte, 8))}
 		r.Opcode, r.PKey, r.DestQPN, r.PSN = ib.SendOnly, ib.DefaultPKey, b.q.Num(), at.RQPSN
 		l.Receive(1, &r)
 		drive(t, l)
@@ -368,7 +382,8 @@ func TestPathMTUByInterface(t *testing.T) {
 		p.MTU, p.GIDs, p.WireLocal = ib.MTU4096, gids, c.wireLocal
 		l.all.At(0).SetPort(&p)
 		e := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.RC})
-		e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1}, nil, ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrAccessFlags))
+		e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1}, nil,
+			ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrAccessFlags))
 		err := e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: c.ask, DestQPN: 9, MinRNRTimer: 1},
 			&AHAttr{DGID: c.dgid, SGIDIndex: c.sgid, HopLimit: 64, Global: true},
 			ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN|ib.AttrMaxDestRdAtomic|ib.AttrMinRNRTimer)
@@ -385,12 +400,14 @@ func TestPathMTUByInterface(t *testing.T) {
 	l.all.At(0).SetPort(&p)
 	e := newClient(t, l, 1<<16).qp(QPConfig{Type: ib.UD})
 	now := mono.Time(1)
-	e.must(e.q.Modify(now, &transport.Attr{State: ib.Init, Port: 1, QKey: 5}, nil, ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrQKey))
+	e.must(e.q.Modify(now, &transport.Attr{State: ib.Init, Port: 1, QKey: 5}, nil,
+		ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrQKey))
 	e.must(e.q.Modify(now, &transport.Attr{State: ib.RTR}, nil, ib.AttrState))
 	e.must(e.q.Modify(now, &transport.Attr{State: ib.RTS}, nil, ib.AttrState|ib.AttrSQPSN))
 	h, err := e.s.CreateAH(e.pd, &AHAttr{DGID: far, SGIDIndex: 2, HopLimit: 64, Global: true})
 	e.must(err)
-	e.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, Path: e.q.Path(h), DestQPN: 9, QKey: 5, SGE: e.sge(0, 1025)})
+	e.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, Path: e.q.Path(h), DestQPN: 9, QKey: 5,
+		SGE: e.sge(0, 1025)})
 	drive(t, l)
 	e.expect(ib.LocLenErr)
 }
@@ -399,7 +416,8 @@ func TestPathMTUByInterface(t *testing.T) {
 // other gets the error hardware would give, after its retries.
 func TestDestroyMeetsTraffic(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
-	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)})
 	b.s.Close()
 	l.all.At(0).Detach(b.s)
 	now := mono.Time(2)
@@ -447,7 +465,8 @@ func TestLastWord(t *testing.T) {
 	for _, how := range []string{"destroyed", "to RESET", "to ERR", "at work"} {
 		t.Run(how, func(t *testing.T) {
 			f := &fabric{}
-			port := Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
+			port := Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096,
+				GIDs: testGIDs, PKeys: []ib.PKey{ib.DefaultPKey},
 				MaxRun: 60 << 10, MaxLocalRun: 256 << 10, WireLocal: true}
 			l := NewLane(NewFunctions(NewAdapter(&port, DefaultLimits)), 0, f, nil)
 			a, b := newClient(t, l, 64).qp(QPConfig{Type: ib.RC}), newClient(t, l, 64).qp(QPConfig{Type: ib.RC})
@@ -558,7 +577,8 @@ func TestLargeMessagesTakeTurns(t *testing.T) {
 		a.connect(b)
 		b.connect(a)
 		for range messages {
-			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: cb.mr.RKey, SGE: a.sge(0, size)})
+			a.post(transport.SendWR{Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: cb.mr.RKey,
+				SGE: a.sge(0, size)})
 		}
 		from = append(from, a)
 	}
@@ -638,7 +658,8 @@ func TestMemoryQuota(t *testing.T) {
 	lim.Memory = 64 << 20
 	l.all.At(0).SetLimits(lim)
 	c := newClient(t, l, 4096)
-	cfg := QPConfig{Type: ib.RC, PD: c.pd, SendCQ: c.cq, RecvCQ: c.cq, Cap: transport.Cap{MaxSendWR: 16384, MaxSendSGE: 8}}
+	cfg := QPConfig{Type: ib.RC, PD: c.pd, SendCQ: c.cq, RecvCQ: c.cq, Cap: transport.Cap{MaxSendWR: 16384,
+		MaxSendSGE: 8}}
 	var made []*QP
 	for len(made) < 64 {
 		q, err := c.s.CreateQP(&cfg)
@@ -663,7 +684,8 @@ func TestMemoryQuota(t *testing.T) {
 
 func TestRoundAllocatesNothing(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
-	wr := []transport.SendWR{{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)}}
+	wr := []transport.SendWR{{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)}}
 	a.cqes = make([]CQE, 0, 1024)
 	if n := testing.AllocsPerRun(200, func() {
 		a.sq.wrs, a.cqes = wr, a.cqes[:0]
@@ -679,7 +701,8 @@ func benchWrite(bb *testing.B, n, batch int) {
 	l, a, b := pair(bb, 1<<20)
 	wr := make([]transport.SendWR, batch)
 	for i := range wr {
-		wr[i] = transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, n)}
+		wr[i] = transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+			SGE: a.sge(0, n)}
 	}
 	bb.ReportAllocs()
 	bb.SetBytes(int64(n * batch))

@@ -29,19 +29,24 @@ type Link interface {
 type LaneStats struct {
 	LocalBursts, WireBursts, RcvdBursts, ForeignBursts uint64
 	DropNoQP, DropForeignFull, CQOverrun               uint64
-	DropOwnSource                                      uint64 // from the network, with an address of this node as its source
-	DropPort                                           uint64 // the port it left or arrived at was not active, or not the one addressed
-	DropNoFunction                                     uint64
-	DropMulticast                                      uint64 // to the queue pair number of groups, but not to a group
-	Copies                                             uint64 // of multicast packets, handed to a queue pair
-	BlockedSelf                                        uint64 // copies of a queue pair's own packets, which it was created to block
-	DropNotMember                                      uint64 // copies whose queue pair was detached from the group or destroyed meanwhile
-	OrphanedQPs                                        uint64 // queue pairs whose program died, and whose peer was connected
-	Rounds                                             uint64
+	// from the network, with an address of this node as its source
+	DropOwnSource uint64
+	// the port it left or arrived at was not active, or not the one addressed
+	DropPort       uint64
+	DropNoFunction uint64
+	DropMulticast  uint64 // to the queue pair number of groups, but not to a group
+	Copies         uint64 // of multicast packets, handed to a queue pair
+	// copies of a queue pair's own packets, which it was created to block
+	BlockedSelf uint64
+	// copies whose queue pair was detached from the group or destroyed meanwhile
+	DropNotMember uint64
+	// queue pairs whose program died, and whose peer was connected
+	OrphanedQPs uint64
+	Rounds      uint64
 }
 
-// Lane drives the queue pairs of its sessions. It has no goroutine: its owner calls Receive for what arrived and Run for
-// everything else, from one goroutine.
+// Lane drives the queue pairs of its sessions. It has no goroutine: its owner calls Receive for what arrived and
+// Run for everything else, from one goroutine.
 type Lane struct {
 	ID          int
 	Stats       LaneStats
@@ -62,18 +67,19 @@ type Lane struct {
 	orphanEnded func(*Session)
 	others      Others
 
-	ready, running       []*QP // to be given a turn
-	sched                scheduler
-	handled              []*QP // handled a burst since the last commit
-	dirtyQPs             []*QP
-	dirtyCQs             []*CQ
-	waitingCQs           []*CQ // have a backlog
-	failedCQs            []*CQ
-	revoked              bool // another lane may still copy through memory that completions will report as invalidated
-	timers               timerHeap
-	linkBlocked          [2]int // queue pairs that waited for link and for fabric in the last round
-	run                  pkt.Burst
-	copying              []replicate.Descriptor // taken from the receive queue; the payloads of the first copied are being read
+	ready, running []*QP // to be given a turn
+	sched          scheduler
+	handled        []*QP // handled a burst since the last commit
+	dirtyQPs       []*QP
+	dirtyCQs       []*CQ
+	waitingCQs     []*CQ // have a backlog
+	failedCQs      []*CQ
+	revoked        bool // another lane may still copy through memory that completions will report as invalidated
+	timers         timerHeap
+	linkBlocked    [2]int // queue pairs that waited for link and for fabric in the last round
+	run            pkt.Burst
+	// taken from the receive queue; the payloads of the first copied are being read
+	copying              []replicate.Descriptor
 	copied               int
 	turnsWithCopies      int       // since there was unicast work
 	outbound             pkt.Burst // and path: of a multicast packet on its way to the engine
@@ -88,10 +94,10 @@ type Lane struct {
 
 // Others is a lane's way to the other lanes of its node.
 type Others interface {
-	// Forward enqueues a burst for a session of another lane; false where there is no room, and the burst is dropped.
-	// from is the queue pair whose memory holds the payload, nil where the payload is bytes. Where that memory cannot be
-	// read Forward may set r.Fault at once, or call from.SourceFault later. What an unreliable service sends must have
-	// been read when it returns.
+	// Forward enqueues a burst for a session of another lane; false where there is no room, and the burst is
+	// dropped. from is the queue pair whose memory holds the payload, nil where the payload is bytes. Where that
+	// memory cannot be read Forward may set r.Fault at once, or call from.SourceFault later. What an unreliable
+	// service sends must have been read when it returns.
 	Forward(to *Lane, r *pkt.Burst, from *QP) bool
 	// Room reports whether Forward would accept any burst now.
 	Room(to *Lane) bool
@@ -106,7 +112,8 @@ const laneBuffers = 32
 // NewLane returns a lane that serves sessions of any of the functions. link sends what RoCE ports send to other nodes.
 // others may be nil where there is one lane only.
 func NewLane(all *Functions, id int, link Link, others Others) *Lane {
-	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10), buffers: transport.NewBuffers(laneBuffers)}
+	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10),
+		buffers: transport.NewBuffers(laneBuffers)}
 	l.refresh()
 	return l
 }
@@ -138,8 +145,8 @@ func (l *Lane) Sessions() []*Session { return l.sessions }
 const (
 	turnBursts = 64 // bursts of one queue pair per turn
 	maxRounds  = 16 // turns between two polls of rings and sockets
-	// Bytes of one queue pair per turn, and of all between two polls: what a lane moves in tenths of a millisecond. Else
-	// many pairs with large messages would keep other users of the lane waiting for seconds.
+	// Bytes of one queue pair per turn, and of all between two polls: what a lane moves in tenths of a
+	// millisecond. Else many pairs with large messages would keep other users of the lane waiting for seconds.
 	turnBytes = 2 << 20
 	pollBytes = 8 << 20
 )
@@ -170,7 +177,8 @@ func (l *Lane) Receive(now mono.Time, r *pkt.Burst) {
 	l.dispatch(now, a, r, nil)
 }
 
-// dispatch delivers a burst to its queue pair of function a. from is the sender where that is a queue pair of this lane.
+// dispatch delivers a burst to its queue pair of function a. from is the sender where that is a queue pair of
+// this lane.
 func (l *Lane) dispatch(now mono.Time, a *Adapter, r *pkt.Burst, from *QP) {
 	native := r.Path.Native()
 	services := l.general
@@ -321,8 +329,8 @@ func (l *Lane) commitLater(q *QP) {
 	}
 }
 
-// Run gives every ready queue pair its turns, makes all effects visible and reports whether work remains. Rings with new
-// requests (SendPosted) and inbound bursts (Receive) must have been reported before.
+// Run gives every ready queue pair its turns, makes all effects visible and reports whether work remains. Rings
+// with new requests (SendPosted) and inbound bursts (Receive) must have been reported before.
 func (l *Lane) Run(now mono.Time) bool {
 	l.refresh()
 	for len(l.timers) > 0 && l.timers[0].timer.Due(now) {
@@ -586,8 +594,8 @@ func (l *Lane) publish(now mono.Time) {
 	l.dirtyCQs = l.dirtyCQs[:0]
 }
 
-// RetryCQs looks for buffers for completions that wait for one; drivers return buffers without a kick. It reports whether
-// some still wait.
+// RetryCQs looks for buffers for completions that wait for one; drivers return buffers without a kick. It
+// reports whether some still wait.
 func (l *Lane) RetryCQs() bool {
 	l.publish(0)
 	return len(l.waitingCQs) > 0

@@ -17,8 +17,8 @@ type Tap interface {
 	// Sent gets a burst that queue pair src of a function sends; one within the node is not mirrored again where it
 	// arrives. The payload is r.Data.Bytes.
 	Sent(function uint16, src ib.QPN, r *pkt.Burst)
-	// Received gets a burst that arrived for a function by a link, or by the node's switch for queue pair 0 or 1, in the
-	// same way.
+	// Received gets a burst that arrived for a function by a link, or by the node's switch for queue pair 0 or
+	// 1, in the same way.
 	Received(function uint16, r *pkt.Burst)
 }
 
@@ -36,9 +36,9 @@ type tapped struct {
 // tapBytes is more than any burst's payload.
 const tapBytes = 1 << 20
 
-// SetTap mirrors to t what passes from now on; nil ends it. The payload of bursts that t selects is read into a buffer
-// of the lane, and goes from there to its destination, another queue pair of the node included: what is mirrored is what
-// arrives. It is called on the lane.
+// SetTap mirrors to t what passes from now on; nil ends it. The payload of bursts that t selects is read into a
+// buffer of the lane, and goes from there to its destination, another queue pair of the node included: what is
+// mirrored is what arrives. It is called on the lane.
 func (l *Lane) SetTap(t Tap) {
 	if t == nil {
 		l.batch.Flush()
@@ -85,8 +85,9 @@ func (l *Lane) mirrorSent(now mono.Time, q *QP, r *pkt.Burst) bool {
 	return true
 }
 
-// MirrorManagement mirrors a datagram that the port of function r.Path.Function sends from queue pair 0 or 1, or else one
-// that arrived for it from within the node. It is called on the lane, with a payload in the node's memory.
+// MirrorManagement mirrors a datagram that the port of function r.Path.Function sends from queue pair 0 or 1, or
+// else one that arrived for it from within the node. It is called on the lane, with a payload in the node's
+// memory.
 func (l *Lane) MirrorManagement(r *pkt.Burst, sent bool) {
 	t, f := l.tap, r.Path.Function
 	switch {

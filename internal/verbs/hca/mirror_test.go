@@ -51,7 +51,8 @@ func TestTap(t *testing.T) {
 	}
 	write := func(n int) {
 		clear(b.mem)
-		a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, n)})
+		a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+			SGE: a.sge(0, n)})
 		drive(t, l)
 		a.expect(ib.Success)
 		if !bytes.Equal(b.mem[:n], a.mem[:n]) || bytes.Count(b.mem[n:], []byte{0}) != len(b.mem)-n {
@@ -81,7 +82,8 @@ func TestTap(t *testing.T) {
 			t.Errorf("WRITE of %d bytes: %d were shown, acknowledged %d, next is %d", n, len(data), acked, psn)
 		}
 	}
-	b.post(transport.SendWR{ID: 3, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: a.mr.RKey, SGE: b.sge(0, 3000)})
+	b.post(transport.SendWR{ID: 3, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: a.mr.RKey,
+		SGE: b.sge(0, 3000)})
 	w.sent, w.cheat = nil, 0xff
 	clear(b.mem)
 	drive(t, l)
@@ -101,7 +103,8 @@ func TestTap(t *testing.T) {
 	c.connect(d)
 	d.connect(c)
 	other := func() {
-		c.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: d.mr.RKey, SGE: c.sge(0, 100)})
+		c.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: d.mr.RKey,
+			SGE: c.sge(0, 100)})
 		drive(t, l)
 		c.expect(ib.Success)
 	}
@@ -126,9 +129,11 @@ func TestTapFault(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	w := &watcher{}
 	l.SetTap(w)
-	mr, err := a.s.RegisterMR(a.pd, &mem.Region{Space: faulty{}, Start: base, Base: base, Len: 4096, Access: ib.LocalWrite})
+	mr, err := a.s.RegisterMR(a.pd, &mem.Region{Space: faulty{}, Start: base, Base: base, Len: 4096,
+		Access: ib.LocalWrite})
 	a.must(err)
-	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: []ib.SGE{{Addr: base, Len: 100, LKey: mr.LKey}}})
+	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: []ib.SGE{{Addr: base, Len: 100, LKey: mr.LKey}}})
 	drive(t, l)
 	a.expect(ib.LocProtErr)
 	if len(w.sent) != 0 {
@@ -144,7 +149,8 @@ func (faulty) ReadV(addr uint64, d [][]byte) error { return mem.ErrFault }
 // TestTapManagement: a datagram is shown as sent or as received, where its own end of it is wanted.
 func TestTapManagement(t *testing.T) {
 	l, _, _ := pair(t, 1<<16)
-	r := &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI}, Count: 1, MTU: 256,
+	r := &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, SrcQPN: 0x4002, DestQPN: ib.QPNGSI},
+		Count: 1, MTU: 256,
 		Path: &ib.Path{SLID: 1, DLID: 2, Function: 1}, Data: mem.BytesPayload(make([]byte, 256))}
 	l.MirrorManagement(r, true) // no capture runs
 	for _, c := range []struct {
@@ -171,7 +177,8 @@ func TestTapInbound(t *testing.T) {
 			w.came = nil
 			p := &ib.Path{SGID: ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 9}, DGID: testGIDs[1].GID, Local: local}
 			parts := []mem.Seg{{Len: 3, Bytes: []byte("abc")}, {Len: 2, Bytes: []byte("de")}}
-			l.Receive(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: dst, PSN: 7}, Count: 1, Path: p, Data: mem.ListPayload(parts, 0, 5)})
+			l.Receive(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: dst, PSN: 7},
+				Count: 1, Path: p, Data: mem.ListPayload(parts, 0, 5)})
 			if local != (len(w.came) == 0) || !local && (string(w.came[0].data) != "abcde" || w.came[0].dst != dst) {
 				t.Errorf("to %#x, local %v: %+v", dst, local, w.came)
 			}

@@ -236,8 +236,8 @@ func (l *Lane) replicate(now mono.Time) (more bool) {
 	return l.Replicating()
 }
 
-// deliverCopies delivers the next copies, those in a row for one queue pair. The queue pair handles each as it handles a
-// unicast packet; the lookup is done once.
+// deliverCopies delivers the next copies, those in a row for one queue pair. The queue pair handles each as it
+// handles a unicast packet; the lookup is done once.
 func (l *Lane) deliverCopies(now mono.Time) {
 	dest := l.copying[l.copied].Dest
 	a := l.all.At(dest.Function)

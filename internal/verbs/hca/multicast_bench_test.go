@@ -45,7 +45,8 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 		m.cqes = make([]CQE, 0, burst)
 	}
 	dest := ib.QPNMulticast
-	path := &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
+	path := &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99),
+		DGID: mgid(1), Function: 0xffff}
 	var collector *endpoint
 	var sends []transport.SendWR
 	var ring []transport.RecvWR
@@ -60,13 +61,15 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 			for _, m := range p.members {
 				h, err := collector.s.CreateAH(collector.pd, &AHAttr{DLID: m.s.a.Port().LID})
 				collector.must(err)
-				sends = append(sends, transport.SendWR{Op: ib.WRSend, Path: collector.q.Path(h), DestQPN: m.q.Num(), QKey: 0x11, SGE: collector.sge(k*slot+wire.GRHLen, size)})
+				sends = append(sends, transport.SendWR{Op: ib.WRSend, Path: collector.q.Path(h), DestQPN: m.q.Num(),
+					QKey: 0x11, SGE: collector.sge(k*slot+wire.GRHLen, size)})
 			}
 		}
 		dest = collector.q.Num()
 		path = &ib.Path{DLID: a.Port().LID, SLID: 0x99, Function: a.Number()}
 	}
-	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: dest}, Count: 1,
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5,
+		DestQPN: dest}, Count: 1,
 		Path: path, Data: mem.BytesPayload(make([]byte, size))}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -99,7 +102,8 @@ func benchCopies(b *testing.B, members, size int, software bool) {
 // plain gives a member memory that is at hand.
 func (m *member) plain(b *testing.B) {
 	var err error
-	if m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space.Slice, Start: base, Base: base, Len: groupMemory, Access: ib.LocalWrite}); err != nil {
+	if m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space.Slice, Start: base, Base: base, Len: groupMemory,
+		Access: ib.LocalWrite}); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -102,8 +102,10 @@ const (
 )
 
 func newGroupNode(t testing.TB, lanes, functions, per int, cfg replicate.Config) *groupNode {
-	p := &groupNode{t: t, all: NewFunctions(NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs,
-		PKeys: []ib.PKey{ib.DefaultPKey}}, DefaultLimits)), hub: &hub{runs: make([][]pkt.Burst, lanes)}, trunks: &sink{}}
+	p := &groupNode{t: t, all: NewFunctions(NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive,
+		MTU: ib.MTU1024, MaxMTU: ib.MTU4096, GIDs: testGIDs,
+		PKeys: []ib.PKey{ib.DefaultPKey}}, DefaultLimits)), hub: &hub{runs: make([][]pkt.Burst, lanes)},
+		trunks: &sink{}}
 	p.m = NewMulticast(p.all, lanes, cfg, func(int) { p.woken++ })
 	for i := range lanes {
 		l := NewLane(p.all, i, noLink{t}, p.hub)
@@ -131,7 +133,8 @@ func (p *groupNode) join(a *Adapter, l *Lane, pkey uint16) *member {
 	m := &member{endpoint: newClientOf(p.t, l, a, groupMemory).qp(QPConfig{Type: ib.UD}), lane: l}
 	m.space = &remote{Slice: mem.NewSlice(base, m.mem)}
 	var err error
-	m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space, Start: base, Base: base, Len: groupMemory, Access: ib.LocalWrite})
+	m.mr, err = m.s.RegisterMR(m.pd, &mem.Region{Space: m.space, Start: base, Base: base, Len: groupMemory,
+		Access: ib.LocalWrite})
 	m.must(err)
 	m.must(m.up(nil, 0, pkey))
 	m.must(m.q.AttachMulticast(mgid(1), groupMLID))
@@ -149,9 +152,11 @@ func (m *member) give(n int) {
 // send has a member send the group a packet with a number in front.
 func (p *groupNode) send(m *member, n int) {
 	b := p.packet(m, n)
-	h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1), HopLimit: 3, TrafficClass: 9, FlowLabel: 0x12345})
+	h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1), HopLimit: 3, TrafficClass: 9,
+		FlowLabel: 0x12345})
 	m.must(err)
-	m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Flags: ib.Inline, Path: m.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, InlineData: b})
+	m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Flags: ib.Inline, Path: m.q.Path(h), DestQPN: ib.QPNMulticast,
+		QKey: 0x11, InlineData: b})
 }
 
 func (p *groupNode) packet(from *member, n int) []byte {
@@ -168,8 +173,10 @@ func (p *groupNode) packet(from *member, n int) []byte {
 // arrive brings a packet by a trunk.
 func (p *groupNode) arriveByTrunk(n int) {
 	b := p.packet(nil, n)
-	p.lanes[0].Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
-		Count: 1, Path: &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff},
+	p.lanes[0].Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff,
+		QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast},
+		Count: 1, Path: &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix,
+			0x99), DGID: mgid(1), Function: 0xffff},
 		Data: mem.BytesPayload(b)})
 }
 
@@ -225,7 +232,8 @@ func (p *groupNode) got(m *member) (list []int) {
 		}
 		at := m.mem[int(c.WRID)*groupSlot:]
 		body := at[40:c.ByteLen]
-		if ib.GID(at[24:40]) != mgid(1) || at[0]>>4 != 6 || at[6] != wire.NxtHdrIBA || at[7] != 3 && c.SrcQPN != 5 || c.Flags&ib.WCGRH == 0 {
+		if ib.GID(at[24:40]) != mgid(1) || at[0]>>4 != 6 || at[6] != wire.NxtHdrIBA || at[7] != 3 && c.SrcQPN != 5 ||
+			c.Flags&ib.WCGRH == 0 {
 			p.t.Fatalf("GRH % x, completion %+v", at[:40], c)
 		}
 		n := int(binary.BigEndian.Uint32(body))

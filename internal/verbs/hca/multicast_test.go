@@ -35,7 +35,8 @@ func TestMulticast(t *testing.T) {
 					p := newGroupNode(t, lanes, functions, per, smallConfig)
 					last := p.members[len(p.members)-1]
 					good := p.members
-					slow, other, qkey, gone := p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[lanes-1], 3), p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[0], 0)
+					slow, other, qkey, gone := p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[lanes-1],
+						3), p.join(last.s.a, p.lanes[0], 0), p.join(last.s.a, p.lanes[0], 0)
 					qkey.must(qkey.q.Modify(1, &transport.Attr{QKey: 0x12}, nil, ib.AttrQKey))
 					gone.space.gone = true
 					elsewhere := p.join(last.s.a, p.lanes[0], 0)
@@ -63,7 +64,8 @@ func TestMulticast(t *testing.T) {
 							t.Fatalf("member %d got %v", i, got)
 						}
 					}
-					for name, m := range map[string]*member{"slow": slow, "of another partition": other, "with another Q_Key": qkey, "elsewhere": elsewhere} {
+					for name, m := range map[string]*member{"slow": slow, "of another partition": other,
+						"with another Q_Key": qkey, "elsewhere": elsewhere} {
 						if len(m.cqes) != 0 {
 							t.Errorf("the member %s got %d completions", name, len(m.cqes))
 						}
@@ -87,7 +89,8 @@ func TestMulticast(t *testing.T) {
 						t.Errorf("the port counted %d in, %d out", rcvd, xmit)
 					}
 					c := p.m.Counters()
-					if n := uint64(3 * (len(p.members) - 1)); c.Injected != n || c.Requested != n || c.Popped != 3 || c.HighQueue == 0 || lanes > 1 && len(p.members) > 2 && p.woken == 0 {
+					if n := uint64(3 * (len(p.members) - 1)); c.Injected != n || c.Requested != n || c.Popped != 3 ||
+						c.HighQueue == 0 || lanes > 1 && len(p.members) > 2 && p.woken == 0 {
 						t.Errorf("counters %+v", c)
 					}
 				})
@@ -117,10 +120,12 @@ func TestMulticastOverEthernet(t *testing.T) {
 	copy(a.mem[5000:], "to all of you")
 	h, err := a.s.CreateAH(a.pd, &AHAttr{DGID: g4, SGIDIndex: 1, HopLimit: 2, Global: true})
 	a.must(err)
-	a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: a.sge(5000, 13)})
+	a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11,
+		SGE: a.sge(5000, 13)})
 	drive(t, l)
 	run := func(sgid ib.GID, dgid ib.GID, qpn ib.QPN) {
-		l.Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: qpn},
+		l.Receive(2, &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11,
+			SrcQPN: 5, DestQPN: qpn},
 			Count: 1, IPv4: true, Path: &ib.Path{SGID: sgid, DGID: dgid}, Data: mem.BytesPayload([]byte("from afar"))})
 		drive(t, l)
 	}
@@ -147,7 +152,8 @@ func TestMulticastRefusals(t *testing.T) {
 	p := newGroupNode(t, 1, 1, 1, smallConfig)
 	m, l := p.members[0], p.lanes[0]
 	m.give(4)
-	good := ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}
+	good := ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99),
+		DGID: mgid(1), Function: 0xffff}
 	for _, x := range []struct {
 		name string
 		edit func(r *pkt.Burst, path *ib.Path)
@@ -162,7 +168,8 @@ func TestMulticastRefusals(t *testing.T) {
 		{"no opcode of datagrams", func(r *pkt.Burst, path *ib.Path) { r.Opcode = ib.ServiceUD | 7 }},
 	} {
 		path := good
-		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1, Path: &path,
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5,
+			DestQPN: ib.QPNMulticast}, Count: 1, Path: &path,
 			Data: mem.BytesPayload([]byte("abcd"))}
 		x.edit(&r, &path)
 		before := l.Stats.DropMulticast
@@ -201,7 +208,8 @@ func TestMulticastSchedules(t *testing.T) {
 	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		lanes := 1 + rng.IntN(4)
-		cfg := replicate.Config{Payloads: 1 + rng.IntN(20), Threshold: rng.IntN(12), Requests: 1 + rng.IntN(16), Dummy: rng.IntN(2) == 0}
+		cfg := replicate.Config{Payloads: 1 + rng.IntN(20), Threshold: rng.IntN(12), Requests: 1 + rng.IntN(16),
+			Dummy: rng.IntN(2) == 0}
 		p := newGroupNode(t, lanes, 1+rng.IntN(5), 1+rng.IntN(4), cfg)
 		alive := map[*member]bool{}
 		for _, m := range p.members {
@@ -298,7 +306,8 @@ func TestUnicastDoesNotWait(t *testing.T) {
 	}
 	for i := range 200 {
 		b.give(1)
-		a.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: b.q.Num(), QKey: 0x11, SGE: a.sge(0, 64)})
+		a.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: a.q.Path(h), DestQPN: b.q.Num(), QKey: 0x11,
+			SGE: a.sge(0, 64)})
 		before := l.Stats.Copies
 		l.Run(2)
 		b.expect(ib.Success)
@@ -306,7 +315,8 @@ func TestUnicastDoesNotWait(t *testing.T) {
 			t.Fatalf("message %d: no copies were to be made", i)
 		}
 		if seen.at != before || l.Stats.Copies > before+copyTurn {
-			t.Fatalf("message %d: %d copies were made before it, %d in its turn", i, seen.at-before, l.Stats.Copies-before)
+			t.Fatalf("message %d: %d copies were made before it, %d in its turn", i, seen.at-before,
+				l.Stats.Copies-before)
 		}
 		b.slots %= 64
 	}
@@ -331,7 +341,8 @@ func TestFaultWhileCopying(t *testing.T) {
 	src.space.faulty = true
 	h, err := src.s.CreateAH(src.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1)})
 	src.must(err)
-	src.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: src.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: src.sge(0, 64)})
+	src.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: src.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11,
+		SGE: src.sge(0, 64)})
 	for range 20 {
 		p.turn(0)
 		p.turn(1)
@@ -447,7 +458,8 @@ func TestUnreadablePayload(t *testing.T) {
 		m.space.gone = true
 		h, err := m.s.CreateAH(m.pd, &AHAttr{DLID: groupMLID, Global: true, DGID: mgid(1)})
 		m.must(err)
-		m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: m.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11, SGE: m.sge(0, 64)})
+		m.post(transport.SendWR{ID: 99, Op: ib.WRSend, Path: m.q.Path(h), DestQPN: ib.QPNMulticast, QKey: 0x11,
+			SGE: m.sge(0, 64)})
 		p.drive()
 		p.empty()
 		if len(m.cqes) != 1 || m.cqes[0].Status != ib.LocProtErr || len(p.members[1-i].cqes) != 0 {
@@ -524,8 +536,10 @@ func TestMulticastDoesNotAllocate(t *testing.T) {
 		}
 	}
 	b := p.packet(nil, 200)
-	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast}, Count: 1,
-		Path: &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99), DGID: mgid(1), Function: 0xffff}, Data: mem.BytesPayload(b)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5,
+		DestQPN: ib.QPNMulticast}, Count: 1,
+		Path: &ib.Path{DLID: groupMLID, SLID: 0x99, Global: true, SGID: ib.MakeGID(ib.DefaultGIDPrefix, 0x99),
+			DGID: mgid(1), Function: 0xffff}, Data: mem.BytesPayload(b)}
 	turn := func() {
 		for i, m := range p.members {
 			m.rq.wrs, m.cqes = rings[i], m.cqes[:0]

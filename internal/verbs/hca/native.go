@@ -13,7 +13,8 @@ import (
 func (l *Lane) portSends(s *Session, r *pkt.Burst) bool {
 	c := l.counters(s.a.num)
 	switch {
-	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil && !r.Path.DLID.IsMulticast():
+	case !s.up, !s.port.LID.Owns(s.port.LMC, r.Path.SLID), !r.Path.Local && l.fabric == nil &&
+		!r.Path.DLID.IsMulticast():
 		c.XmitDiscards += uint64(r.Count)
 		l.Stats.DropPort++
 		return false
@@ -72,7 +73,8 @@ func (l *Lane) PortCounters(n uint16) (c PortCounters) {
 	return c
 }
 
-// words returns how many words of four bytes the packets of a burst have on a native link, from the LRH through the ICRC.
+// words returns how many words of four bytes the packets of a burst have on a native link, from the LRH through
+// the ICRC.
 func words(r *pkt.Burst) uint64 {
 	fixed := uint64(wire.LRHLen + wire.ICRCLen)
 	if r.Path.Global {

@@ -22,7 +22,8 @@ import (
 
 // lidPort is an active InfiniBand port.
 func lidPort(lid ib.LID, guid ib.GUID) *Port {
-	p := &Port{Link: ib.LinkInfiniBand, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU2048, MaxMTU: ib.MTU4096, LID: lid, SMLID: 1,
+	p := &Port{Link: ib.LinkInfiniBand, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: ib.MTU2048,
+		MaxMTU: ib.MTU4096, LID: lid, SMLID: 1,
 		PKeys: []ib.PKey{ib.DefaultPKey, 0x8001, 0, 0x0002}, GIDPrefix: ib.DefaultGIDPrefix, GUIDs: []ib.GUID{guid, 0},
 		MaxRun: 60 << 10, MaxLocalRun: 256 << 10}
 	p.SetGIDs()
@@ -62,8 +63,9 @@ func (s *subnet) edit(i int, f func(p *Port)) {
 // up moves a queue pair to RTS; av is for connected ones.
 func (e *endpoint) up(av *AHAttr, dest ib.QPN, pkeyIndex uint16) error {
 	typ := e.q.cfg.Type
-	initMask, a := ib.AttrAccessFlags, transport.Attr{Port: 1, Access: ib.RemoteWrite | ib.RemoteRead, QKey: 0x11, PKeyIndex: pkeyIndex,
-		PathMTU: ib.MTU2048, DestQPN: dest, RQPSN: 7, SQPSN: 7, MaxDestRdAtomic: 4, MaxRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 1, RNRRetry: 7}
+	initMask, a := ib.AttrAccessFlags, transport.Attr{Port: 1, Access: ib.RemoteWrite | ib.RemoteRead, QKey: 0x11,
+		PKeyIndex: pkeyIndex,
+		PathMTU:   ib.MTU2048, DestQPN: dest, RQPSN: 7, SQPSN: 7, MaxDestRdAtomic: 4, MaxRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 1, RNRRetry: 7}
 	var rtr, rts ib.AttrMask
 	switch typ {
 	case ib.UD:
@@ -126,7 +128,8 @@ func TestLIDsAlone(t *testing.T) {
 			}
 			b.postRecv(1, 0x8000, 6000)
 			a.post(transport.SendWR{ID: 1, Op: ib.WRSend, Flags: ib.Signaled, SGE: a.sge(0, 5000)})
-			a.post(transport.SendWR{ID: 2, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 100)})
+			a.post(transport.SendWR{ID: 2, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+				SGE: a.sge(0, 100)})
 			drive(t, s.l)
 			a.expect(ib.Success, ib.Success)
 			b.expect(ib.Success)
@@ -144,17 +147,20 @@ func TestPortCounters(t *testing.T) {
 	a, b := s.lidPair(t, ib.RC)
 	b.postRecv(1, 0, 8192)
 	a.post(transport.SendWR{ID: 1, Op: ib.WRSendImm, SGE: a.sge(0, 2*2048+5)})
-	a.post(transport.SendWR{ID: 2, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 10)})
+	a.post(transport.SendWR{ID: 2, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 10)})
 	drive(t, s.l)
 	a.expect(ib.Success)
 	const frame = 8 + 12 + 4 // LRH, BTH, ICRC
 	out := (3*frame + 4 + 2*2048 + 8) + (frame + 16)
 	back := frame + 4 + 12
-	want := PortCounters{XmitData: uint64(out / 4), XmitPkts: 4, UnicastXmitPkts: 4, RcvData: uint64(back / 4), RcvPkts: 1, UnicastRcvPkts: 1}
+	want := PortCounters{XmitData: uint64(out / 4), XmitPkts: 4, UnicastXmitPkts: 4, RcvData: uint64(back / 4),
+		RcvPkts: 1, UnicastRcvPkts: 1}
 	got := s.l.PortCounters(1)
 	// The SEND may have been acknowledged by itself before the READ was.
 	if acks := got.RcvPkts - 1; acks <= 1 {
-		want.RcvPkts, want.UnicastRcvPkts, want.RcvData = want.RcvPkts+acks, want.UnicastRcvPkts+acks, want.RcvData+acks*(frame+4)/4
+		want.RcvPkts, want.UnicastRcvPkts, want.RcvData = want.RcvPkts+acks, want.UnicastRcvPkts+acks, want.RcvData+
+			acks*(frame+4)/4
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -198,7 +204,8 @@ func (e *endpoint) sendDatagram(av *AHAttr, to *endpoint, n int) {
 }
 
 func (e *endpoint) sendBy(h uint32, to ib.QPN, n int) {
-	e.post(transport.SendWR{ID: 5, Op: ib.WRSend, Flags: ib.Signaled, Path: e.q.Path(h), DestQPN: to, QKey: 0x11, SGE: e.sge(0, n)})
+	e.post(transport.SendWR{ID: 5, Op: ib.WRSend, Flags: ib.Signaled, Path: e.q.Path(h), DestQPN: to, QKey: 0x11,
+		SGE: e.sge(0, n)})
 }
 
 // TestDatagramCompletion checks what a receiver learns, with and without GRH.
@@ -215,7 +222,8 @@ func TestDatagramCompletion(t *testing.T) {
 	drive(t, s.l)
 	a.expect(ib.Success)
 	got := b.expect(ib.Success)[0].Completion
-	want := transport.Completion{Op: ib.WCRecv, ByteLen: 45, SrcQPN: a.q.Num(), SL: 3, SLID: lidA + 5, PathBits: 2, PKeyIndex: 1}
+	want := transport.Completion{Op: ib.WCRecv, ByteLen: 45, SrcQPN: a.q.Num(), SL: 3, SLID: lidA + 5, PathBits: 2,
+		PKeyIndex: 1}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -225,7 +233,8 @@ func TestDatagramCompletion(t *testing.T) {
 
 	dgid := s.fn[1].Port().GIDs[0].GID
 	b.postRecv(2, 0, 100)
-	a.sendDatagram(&AHAttr{DLID: lidB, Global: true, DGID: dgid, FlowLabel: 0xabcde, TrafficClass: 0x12, HopLimit: 0x40}, b, 5)
+	a.sendDatagram(&AHAttr{DLID: lidB, Global: true, DGID: dgid, FlowLabel: 0xabcde, TrafficClass: 0x12,
+		HopLimit: 0x40}, b, 5)
 	drive(t, s.l)
 	a.expect(ib.Success)
 	want.Flags, want.SL, want.SLID, want.PathBits = ib.WCGRH, 0, lidA, 0
@@ -244,7 +253,8 @@ func TestDatagramCompletion(t *testing.T) {
 // memory that may be written.
 func TestSkippedHeadIsChecked(t *testing.T) {
 	s, a, b := datagrams(t)
-	b.rq.wrs = append(b.rq.wrs, transport.RecvWR{ID: 1, SGE: append([]ib.SGE{{Addr: base, Len: 40, LKey: b.mr.LKey ^ 1}}, b.sge(100, 100)...)})
+	b.rq.wrs = append(b.rq.wrs, transport.RecvWR{ID: 1,
+		SGE: append([]ib.SGE{{Addr: base, Len: 40, LKey: b.mr.LKey ^ 1}}, b.sge(100, 100)...)})
 	a.sendDatagram(&AHAttr{DLID: lidB}, b, 5)
 	drive(t, s.l)
 	b.expect(ib.LocProtErr)
@@ -339,7 +349,8 @@ func TestPortsDecidePerRun(t *testing.T) {
 			a, b := s.lidPair(t, ib.RC)
 			was := [2]*Port{s.fn[0].Port(), s.fn[1].Port()}
 			c.edit(s)
-			a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+			a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+				SGE: a.sge(0, 8)})
 			drive(t, s.l)
 			a.expect()
 			from, to := s.l.PortCounters(1), s.l.PortCounters(2)
@@ -401,7 +412,10 @@ func TestViolationsAreReported(t *testing.T) {
 	if len(got) != 1 || got[0].pkeys.Count+got[0].qkeys.Count != 3 || s.l.Deadline() != 0 {
 		t.Errorf("%+v, %v", got, s.l.Deadline())
 	}
-	if n := testing.AllocsPerRun(10, func() { s.l.countViolation(at, b.q, &pkt.Burst{Path: &ib.Path{}}, 1, 1) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() {
+		s.l.countViolation(at, b.q, &pkt.Burst{Path: &ib.Path{}}, 1,
+			1)
+	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -477,7 +491,8 @@ func TestQP1OfANeighbour(t *testing.T) {
 	h, err := a.s.CreateAH(a.pd, &AHAttr{DLID: lidB})
 	a.must(err)
 	copy(a.mem, "MAD")
-	a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Flags: ib.Signaled, Path: a.q.Path(h), DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SGE: a.sge(0, 3)})
+	a.post(transport.SendWR{ID: 5, Op: ib.WRSend, Flags: ib.Signaled, Path: a.q.Path(h), DestQPN: ib.QPNGSI,
+		QKey: ib.GSIQKey, SGE: a.sge(0, 3)})
 	drive(t, s.l)
 	if a.expect(ib.Success); string(got) != "MAD" || fn != s.fn[1].Number() {
 		t.Errorf("%q for function %d", got, fn)
@@ -563,7 +578,8 @@ func TestEthernetPortDown(t *testing.T) {
 	p := *l.all.At(0).Port()
 	p.State = ib.PortDown
 	l.all.At(0).SetPort(&p)
-	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)})
 	drive(t, l)
 	if a.expect(); l.Stats.DropPort != 1 {
 		t.Errorf("%+v", l.Stats)
@@ -631,7 +647,8 @@ func TestPortChanges(t *testing.T) {
 func TestNativeRoundAllocatesNothing(t *testing.T) {
 	s := newSubnet(t)
 	a, b := s.lidPair(t, ib.RC)
-	wr := []transport.SendWR{{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)}}
+	wr := []transport.SendWR{{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)}}
 	a.cqes = make([]CQE, 0, 1024)
 	if n := testing.AllocsPerRun(200, func() {
 		a.sq.wrs, a.cqes = wr, a.cqes[:0]
@@ -650,7 +667,8 @@ func TestFunctionNumbers(t *testing.T) {
 	f.Reserve(1)
 	f.Reserve(maxFunctions)
 	a, b, c := add(), add(), add()
-	if f.Add(a) != nil || f.Add(b) != nil || f.AddAt(c, 5) != nil || a.Number() != 0 || b.Number() != 2 || c.Number() != 5 {
+	if f.Add(a) != nil || f.Add(b) != nil || f.AddAt(c, 5) != nil || a.Number() != 0 || b.Number() != 2 ||
+		c.Number() != 5 {
 		t.Errorf("%d, %d, %d", a.Number(), b.Number(), c.Number())
 	}
 	if f.At(5) != c || f.At(4) != nil || len(f.All()) != 6 {

@@ -42,7 +42,8 @@ func TestOrphan(t *testing.T) {
 	if !b.s.Orphan(2) {
 		t.Fatal("no peer was found")
 	}
-	if b.s.Orphan(2) || b.s.Objects() != 0 || len(b.s.Inspect().QPs) != 0 || l.all.At(0).Sessions() != 1 || len(l.Sessions()) != 1 {
+	if b.s.Orphan(2) || b.s.Objects() != 0 || len(b.s.Inspect().QPs) != 0 || l.all.At(0).Sessions() != 1 ||
+		len(l.Sessions()) != 1 {
 		t.Errorf("a session that parts has %d objects, %d sessions", b.s.Objects(), l.all.At(0).Sessions())
 	}
 	if gone := runOrphans(l); len(gone) != 1 || gone[0] != b.s {
@@ -50,7 +51,8 @@ func TestOrphan(t *testing.T) {
 	}
 	a.expect(ib.WRFlushErr)
 	b.expect()
-	if len(a.events) != 1 || a.events[0] != ib.EventQPReqErr || len(b.events) != 0 || a.q.Transport().State() != ib.Err {
+	if len(a.events) != 1 || a.events[0] != ib.EventQPReqErr || len(b.events) != 0 ||
+		a.q.Transport().State() != ib.Err {
 		t.Errorf("events %v and %v, %v", a.events, b.events, a.q.Transport().State())
 	}
 	if len(l.orphans) != 0 || len(l.timers) != 0 || l.all.At(0).Session(b.q.Num()) != nil || l.Stats.OrphanedQPs != 1 {
@@ -65,7 +67,8 @@ func TestOrphanWithRequests(t *testing.T) {
 		t.Fatal("no peer was found")
 	}
 	a.postRecv(8, 0, 64)
-	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 8)})
+	a.post(transport.SendWR{ID: 1, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 8)})
 	drive(t, l)
 	a.expect(ib.RemOpErr, ib.WRFlushErr)
 	if gone := runOrphans(l); len(gone) != 1 {
@@ -111,7 +114,8 @@ func TestOrphansOfEachOther(t *testing.T) {
 	f.Detach(b.s)
 	b.must(l.all.Remove(f))
 	if gone := runOrphans(l); len(gone) != 1 || len(l.orphans)+len(l.ready)+len(l.timers) != 0 {
-		t.Errorf("%d sessions are over, left %d, %d ready, %d timers", len(gone), len(l.orphans), len(l.ready), len(l.timers))
+		t.Errorf("%d sessions are over, left %d, %d ready, %d timers", len(gone), len(l.orphans), len(l.ready),
+			len(l.timers))
 	}
 }
 

@@ -38,9 +38,11 @@ func BenchmarkReadOrder(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%d", mix, n), func(b *testing.B) {
 				l, x, y := pair(b, 1<<20)
 				x.room = 0 // unsignaled requests complete without an element
-				c := &cycle{left: b.N, wrs: []transport.SendWR{{Op: ib.WRRead, RemoteVA: base, RKey: y.mr.RKey, SGE: x.sge(0, n)}}}
+				c := &cycle{left: b.N, wrs: []transport.SendWR{{Op: ib.WRRead, RemoteVA: base, RKey: y.mr.RKey,
+					SGE: x.sge(0, n)}}}
 				if mix != "READ" {
-					c.wrs = append(c.wrs, transport.SendWR{Op: ib.WRWrite, RemoteVA: base + 1<<19, RKey: y.mr.RKey, SGE: x.sge(1<<19, n)})
+					c.wrs = append(c.wrs, transport.SendWR{Op: ib.WRWrite, RemoteVA: base + 1<<19, RKey: y.mr.RKey,
+						SGE: x.sge(1<<19, n)})
 				}
 				x.q.SetSendRing(c)
 				b.SetBytes(int64(n))

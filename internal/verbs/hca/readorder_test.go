@@ -14,8 +14,8 @@ import (
 	"weft/internal/verbs/transport"
 )
 
-// gatherLink is the link between two nodes of a test: it gathers the payload when a burst is sent, as every link does, and
-// delivers when the other node has its turn.
+// gatherLink is the link between two nodes of a test: it gathers the payload when a burst is sent, as every link
+// does, and delivers when the other node has its turn.
 type gatherLink struct {
 	t      testing.TB
 	bursts []pkt.Burst
@@ -59,7 +59,8 @@ type readOrderPair struct {
 func (c *client) calledMemory() {
 	var err error
 	size := uint64(len(c.mem))
-	c.mr, err = c.s.RegisterMR(c.pd, &mem.Region{Space: &remote{Slice: mem.NewSlice(base, c.mem)}, Start: base, Base: base, Len: size,
+	c.mr, err = c.s.RegisterMR(c.pd, &mem.Region{Space: &remote{Slice: mem.NewSlice(base, c.mem)}, Start: base,
+		Base: base, Len: size,
 		Access: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead | ib.RemoteAtomic})
 	c.must(err)
 }
@@ -70,9 +71,11 @@ func connectTo(e, peer *endpoint, dgid ib.GID) {
 	av := &AHAttr{DGID: dgid, SGIDIndex: 1, HopLimit: 64, Global: true}
 	e.must(e.q.Modify(1, &transport.Attr{State: ib.Init, Port: 1, Access: access}, nil,
 		ib.AttrState|ib.AttrPKeyIndex|ib.AttrPort|ib.AttrAccessFlags))
-	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: ib.MTU1024, DestQPN: peer.q.Num(), RQPSN: 7, MaxDestRdAtomic: 4, MinRNRTimer: 1}, av,
+	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTR, PathMTU: ib.MTU1024, DestQPN: peer.q.Num(), RQPSN: 7,
+		MaxDestRdAtomic: 4, MinRNRTimer: 1}, av,
 		ib.AttrState|ib.AttrAV|ib.AttrPathMTU|ib.AttrDestQPN|ib.AttrRQPSN|ib.AttrMaxDestRdAtomic|ib.AttrMinRNRTimer))
-	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, nil,
+	e.must(e.q.Modify(1, &transport.Attr{State: ib.RTS, SQPSN: 7, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
+		MaxRdAtomic: 4}, nil,
 		ib.AttrState|ib.AttrSQPSN|ib.AttrTimeout|ib.AttrRetryCnt|ib.AttrRNRRetry|ib.AttrMaxQPRdAtomic))
 }
 
@@ -88,7 +91,8 @@ var readOrderPairs = map[string]func(t *testing.T) readOrderPair{
 		first := newNode(t)
 		pipes := &references{}
 		lanes := []*Lane{NewLane(first.all, 0, noLink{t}, pipes), NewLane(first.all, 1, noLink{t}, pipes)}
-		a, b := newClient(t, lanes[0], readOrderMemory).qp(QPConfig{Type: ib.RC}), newClient(t, lanes[1], readOrderMemory).qp(QPConfig{Type: ib.RC})
+		a, b := newClient(t, lanes[0], readOrderMemory).qp(QPConfig{Type: ib.RC}), newClient(t, lanes[1],
+			readOrderMemory).qp(QPConfig{Type: ib.RC})
 		a.connect(b)
 		b.connect(a)
 		return readOrderPair{a, b, func() {
@@ -113,8 +117,9 @@ var readOrderPairs = map[string]func(t *testing.T) readOrderPair{
 		var ends [2]*endpoint
 		for i := range lanes {
 			links[i] = &gatherLink{t: t}
-			a := NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
-				GIDs: []GIDEntry{{}, testGIDs[1+i]}, MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, DefaultLimits)
+			a := NewAdapter(&Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096,
+				PKeys: []ib.PKey{ib.DefaultPKey},
+				GIDs:  []GIDEntry{{}, testGIDs[1+i]}, MaxRun: 60 << 10, MaxLocalRun: 256 << 10}, DefaultLimits)
 			lanes[i] = NewLane(NewFunctions(a), 0, links[i], nil)
 			ends[i] = newClient(t, lanes[i], readOrderMemory).qp(QPConfig{Type: ib.RC})
 		}
@@ -175,7 +180,8 @@ func TestReadBeforeLaterRequest(t *testing.T) {
 							}
 						}
 						wr.ID, wr.Flags = 2, ib.Signaled
-						a.post(transport.SendWR{ID: 1, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, n)})
+						a.post(transport.SendWR{ID: 1, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base,
+							RKey: b.mr.RKey, SGE: a.sge(0, n)})
 						a.post(wr)
 						p.turn()
 						a.expect(ib.Success, ib.Success)

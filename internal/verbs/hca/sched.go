@@ -28,7 +28,8 @@ type Shares struct {
 const MaxWeight = 1000
 
 // EqualShares are those of a function without configured weights.
-var EqualShares = Shares{Weight: 100, Level: [Levels]uint16{100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100}}
+var EqualShares = Shares{Weight: 100, Level: [Levels]uint16{100, 100, 100, 100, 100, 100, 100, 100, 100, 100, 100,
+	100, 100, 100, 100, 100}}
 
 // Shares returns the weights of the function, which must not be changed in
 // place.

@@ -58,7 +58,8 @@ func TestShares(t *testing.T) {
 	w.Weight, w.Level[2], w.Level[5] = 300, 10, 40
 	s.fn[0].SetShares(w)
 	low := []*endpoint{s.flood(t, 0, 2, ib.WRWrite, 64<<10)}
-	high := []*endpoint{s.flood(t, 0, 5, ib.WRWrite, 4096), s.flood(t, 0, 5, ib.WRWrite, 30000), s.flood(t, 0, 5, ib.WRWrite, 64<<10)}
+	high := []*endpoint{s.flood(t, 0, 5, ib.WRWrite, 4096), s.flood(t, 0, 5, ib.WRWrite, 30000),
+		s.flood(t, 0, 5, ib.WRWrite, 64<<10)}
 	other := []*endpoint{s.flood(t, 1, 2, ib.WRWrite, 48<<10), s.flood(t, 1, 2, ib.WRWrite, 48<<10)}
 	measure := func(looks int) (sum [3]float64) {
 		for k, list := range [][]*endpoint{low, high, other} {
@@ -282,7 +283,8 @@ func TestStaticRate(t *testing.T) {
 	v.must(v.up(nil, 0, 0))
 	h, err := u.s.CreateAH(u.pd, &AHAttr{DLID: lidB, StaticRate: ib.Rate5, SL: 4})
 	u.must(err)
-	u.q.SetSendRing(&busy{transport.SendWR{Op: ib.WRSend, Path: u.q.Path(h), DestQPN: v.q.Num(), QKey: 0x11, SGE: u.sge(0, 2048)}})
+	u.q.SetSendRing(&busy{transport.SendWR{Op: ib.WRSend, Path: u.q.Path(h), DestQPN: v.q.Num(), QKey: 0x11,
+		SGE: u.sge(0, 2048)}})
 	const spell = 100 * time.Millisecond
 	live(t, s.l, start, spell)
 	for _, c := range []struct {
@@ -305,7 +307,8 @@ func TestAnswersAreNotPaced(t *testing.T) {
 	b.must(b.q.ModifyRate(1))
 	b.post(transport.SendWR{ID: 1, Op: ib.WRWrite, RemoteVA: base, RKey: a.mr.RKey, SGE: b.sge(0, 60000)})
 	drive(t, s.l)
-	a.post(transport.SendWR{ID: 2, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 60000)})
+	a.post(transport.SendWR{ID: 2, Op: ib.WRRead, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+		SGE: a.sge(0, 60000)})
 	drive(t, s.l)
 	a.expect(ib.Success)
 	// RESET forgets the limit.

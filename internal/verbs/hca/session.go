@@ -44,8 +44,8 @@ type Session struct {
 	memory int64 // bytes charged
 	pages  PageSpace
 	closed bool
-	// orphaned: nothing is left of the session but orphaned queue pairs. It counts no longer, and its number is assigned
-	// to another session where no number is left.
+	// orphaned: nothing is left of the session but orphaned queue pairs. It counts no longer, and its number is
+	// assigned to another session where no number is left.
 	orphaned atomic.Bool
 }
 
@@ -56,7 +56,8 @@ func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, str
 	lim := a.Limits()
 	maxQP, maxCQ = min(maxQP, lim.QP), min(maxCQ, lim.CQ)
 	s := &Session{a: a, lane: l, events: events, strict: strict,
-		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), mws: newTable[*mr](1, lim.MW), ahs: newTable[*ah](1, lim.AH),
+		pds: newTable[*pd](1, lim.PD), mrs: newTable[*mr](1, lim.MR), mws: newTable[*mr](1,
+			lim.MW), ahs: newTable[*ah](1, lim.AH),
 		cqs: newTable[*CQ](0, maxCQ), qps: newTable[*QP](2, maxQP-2), keys: make(map[uint32]*mr),
 		slots: make([]*QP, maxQP)}
 	if strict {
@@ -253,7 +254,8 @@ const (
 // the new Region from the old one. The keys stay where the memory does, and
 // change with it: who has the old ones was not given the new memory. On an error
 // the old registration stands; it is EBUSY while windows are bound to it.
-func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region) (*mem.Region, error)) (MRResult, error) {
+func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region) (*mem.Region, error)) (MRResult,
+	error) {
 	m, err := s.mrs.get(h)
 	if err != nil {
 		return MRResult{}, err

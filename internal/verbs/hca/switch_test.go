@@ -41,7 +41,8 @@ func TestSwitchBetweenFunctions(t *testing.T) {
 	s.l.SetSwitch(g)
 	a, b := s.lidPair(t, ib.RC)
 	write := func(id uint64) {
-		a.post(transport.SendWR{ID: id, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey, SGE: a.sge(0, 5000)})
+		a.post(transport.SendWR{ID: id, Op: ib.WRWrite, Flags: ib.Signaled, RemoteVA: base, RKey: b.mr.RKey,
+			SGE: a.sge(0, 5000)})
 	}
 	for i := range uint64(5) {
 		write(i)

@@ -23,8 +23,9 @@ type violations struct{ pkeys, qkeys Violations }
 // reportPeriod is how often a lane reports violations at most: a flood of them is one report.
 const reportPeriod = time.Second
 
-// SetViolations sets the function that gets reports of P_Key and Q_Key violations at InfiniBand ports: at once, and then
-// once a second. report is called on the lane and must not block. SetViolations is called before the lane runs.
+// SetViolations sets the function that gets reports of P_Key and Q_Key violations at InfiniBand ports: at once,
+// and then once a second. report is called on the lane and must not block. SetViolations is called before the
+// lane runs.
 func (l *Lane) SetViolations(report func(function uint16, pkeys, qkeys Violations)) {
 	l.report = report
 }

@@ -265,7 +265,8 @@ func (q *QP) register(wr *transport.SendWR) (reason uint32) {
 	if wr.Access&ib.ZeroBased != 0 {
 		start = 0
 	}
-	m.region = &mem.Region{Space: space, Start: start, Len: wr.Compare, Access: wr.Access, Pages: pages, PageShift: shift, FirstOff: first}
+	m.region = &mem.Region{Space: space, Start: start, Len: wr.Compare, Access: wr.Access, Pages: pages,
+		PageShift: shift, FirstOff: first}
 	m.key = wr.RKey
 	s.name(m)
 	return transport.ReasonNone

@@ -61,8 +61,10 @@ func (q *QP) check() error {
 func (p *responder) checkOutOfOrder() error {
 	f := p.ooo
 	for i := 0; f != nil && i < f.n; i++ {
-		if e := &f.bursts[i]; e.PSN.Diff(p.ePSN) <= 0 || i > 0 && e.PSN.Diff(f.bursts[i-1].PSN) < 0 || e.len > int(e.count)*4096 {
-			return fmt.Errorf("out-of-order burst %d of %d: %d packets from PSN %d, expected %d", i, f.n, e.count, e.PSN, p.ePSN)
+		if e := &f.bursts[i]; e.PSN.Diff(p.ePSN) <= 0 || i > 0 && e.PSN.Diff(f.bursts[i-1].PSN) < 0 ||
+			e.len > int(e.count)*4096 {
+			return fmt.Errorf("out-of-order burst %d of %d: %d packets from PSN %d, expected %d", i, f.n, e.count,
+				e.PSN, p.ePSN)
 		}
 	}
 	return nil

@@ -218,7 +218,8 @@ func (p *responder) unreliableWrite(in *inbound, b *mem.Batch) bool {
 			return false
 		}
 		if p.target.length != 0 {
-			if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
+			if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length,
+				ib.RemoteWrite); p.target.region == nil {
 				p.ctr.RemoteAccessErr++
 				return false
 			}

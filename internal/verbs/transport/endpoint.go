@@ -28,8 +28,9 @@ type endpoint struct {
 
 // lifecycle is what a half of a queue pair needs where a change concerns both halves. QP implements it.
 type lifecycle interface {
-	// enterErr moves the queue pair to ERR. What is staged is delivered by the next deliver. Answers that are owed are
-	// dropped unless sendNAK is set: then the responder refused something, and its NAK and what precedes it still leave.
+	// enterErr moves the queue pair to ERR. What is staged is delivered by the next deliver. Answers that are
+	// owed are dropped unless sendNAK is set: then the responder refused something, and its NAK and what
+	// precedes it still leave.
 	enterErr(sendNAK bool)
 	// fail is enterErr for a failure that the queue pair found itself.
 	fail(sendNAK bool)

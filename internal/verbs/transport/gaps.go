@@ -4,10 +4,10 @@ package transport
 
 import "weft/internal/proto/ib"
 
-// gaps is what a requester has inferred about lost packets beyond the oldest one, and about what its peer does with packets
-// that arrive behind a gap: selective retransmission (docs/adr/0013-out-of-order-buffer.md and
-// 0014-selective-retransmission.md). Nothing in the protocol states whether the peer keeps them, so the requester
-// infers it from acknowledgements.
+// gaps is what a requester has inferred about lost packets beyond the oldest one, and about what its peer does
+// with packets that arrive behind a gap: selective retransmission (docs/adr/0013-out-of-order-buffer.md and
+// 0014-selective-retransmission.md). Nothing in the protocol states whether the peer keeps them, so the
+// requester infers it from acknowledgements.
 type gaps struct {
 	// selective: of what was sent below selectiveEnd only the packet at una is sent again. While it is set and
 	// peerKeepsOOO is not, nothing else leaves until that packet is acknowledged: the acknowledgement is the test.

@@ -145,7 +145,8 @@ func describe(c *Completion) string {
 
 func newSide(name string, cfg Config, size int, log func(string, ...any)) *side {
 	s := &side{name: name, buf: make([]byte, size), log: log}
-	s.region = &mem.Region{Space: mem.NewSlice(base, s.buf), Start: base, Base: base, Len: uint64(size), LKey: testKey, RKey: testKey,
+	s.region = &mem.Region{Space: mem.NewSlice(base, s.buf), Start: base, Base: base, Len: uint64(size),
+		LKey: testKey, RKey: testKey,
 		Access: ib.LocalWrite | ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic}
 	s.q = New(&cfg, s, s)
 	if log != nil {
@@ -155,7 +156,8 @@ func newSide(name string, cfg Config, size int, log func(string, ...any)) *side 
 }
 
 func testConfig(t ib.QPType, qpn ib.QPN) Config {
-	return Config{Type: t, QPN: qpn, Cap: Cap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 64},
+	return Config{Type: t, QPN: qpn, Cap: Cap{MaxSendWR: 16, MaxRecvWR: 16, MaxSendSGE: 4, MaxRecvSGE: 4,
+		MaxInline: 64},
 		PortMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, MaxRdAtomic: 4, Window: 256 << 10, MinWindow: 4096}
 }
 

@@ -187,11 +187,14 @@ func TestPlacementFails(t *testing.T) {
 		op   ib.WROp
 		want []string
 	}{
-		{ib.WRSend, []string{"B recv id=1 SUCCESS op=128 len=64", "A send id=1 signal=true SUCCESS op=0 len=64", "B recv id=2 LOC_PROT_ERR", "B recv id=3 WR_FLUSH_ERR",
+		{ib.WRSend, []string{"B recv id=1 SUCCESS op=128 len=64", "A send id=1 signal=true SUCCESS op=0 len=64",
+			"B recv id=2 LOC_PROT_ERR", "B recv id=3 WR_FLUSH_ERR",
 			"A send id=2 signal=true REM_OP_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
-		{ib.WRWrite, []string{"A send id=1 signal=true SUCCESS op=1 len=64", "B event QP_FATAL", "B recv id=1 WR_FLUSH_ERR", "B recv id=2 WR_FLUSH_ERR", "B recv id=3 WR_FLUSH_ERR",
+		{ib.WRWrite, []string{"A send id=1 signal=true SUCCESS op=1 len=64", "B event QP_FATAL",
+			"B recv id=1 WR_FLUSH_ERR", "B recv id=2 WR_FLUSH_ERR", "B recv id=3 WR_FLUSH_ERR",
 			"A send id=2 signal=true REM_OP_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
-		{ib.WRRead, []string{"A send id=1 signal=true SUCCESS op=2 len=64", "A send id=2 signal=true LOC_PROT_ERR", "A send id=3 signal=true WR_FLUSH_ERR"}},
+		{ib.WRRead, []string{"A send id=1 signal=true SUCCESS op=2 len=64", "A send id=2 signal=true LOC_PROT_ERR",
+			"A send id=3 signal=true WR_FLUSH_ERR"}},
 	} {
 		t.Run(c.op.String(), func(t *testing.T) {
 			var log []string
@@ -241,7 +244,8 @@ func TestRecordsOutliveTheirNumbers(t *testing.T) {
 	read(0)
 	s.q.rsp.ePSN = psn // 2^24 packets later
 	for _, try := range []string{"first", "duplicate"} {
-		if r := read(512); r.Opcode != ib.ReadRespOnly || r.PSN != psn || r.Data.Off != 0 || r.Data.Segs[0].Addr != base+512 {
+		if r := read(512); r.Opcode != ib.ReadRespOnly || r.PSN != psn || r.Data.Off != 0 ||
+			r.Data.Segs[0].Addr != base+512 {
 			t.Errorf("%s: %+v", try, r)
 		}
 	}

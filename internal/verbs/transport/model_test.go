@@ -104,13 +104,15 @@ func runModel(t *testing.T, seed uint64) {
 		m.step(t)
 		if m.a.q.State() != ib.RTS {
 			// A seed that loses a packet more often than it is repeated is of no use either.
-			t.Fatalf("seed %d: in %v, %d times out of retries: %v", seed, m.a.q.State(), m.a.q.ctr.RetryExceeded, m.sends[max(0, len(m.sends)-2):])
+			t.Fatalf("seed %d: in %v, %d times out of retries: %v", seed, m.a.q.State(), m.a.q.ctr.RetryExceeded,
+				m.sends[max(0, len(m.sends)-2):])
 		}
 	}
 	compare := func(what string, want, got []string) {
 		for i := range max(len(want), len(got)) {
 			if i >= len(want) || i >= len(got) || want[i] != got[i] {
-				t.Fatalf("seed %d: %s %d: want %q\n got %q", seed, what, i, want[min(i, len(want)):], got[min(i, len(got)):])
+				t.Fatalf("seed %d: %s %d: want %q\n got %q", seed, what, i, want[min(i, len(want)):],
+					got[min(i, len(got)):])
 			}
 		}
 	}
@@ -126,7 +128,8 @@ func runModel(t *testing.T, seed uint64) {
 			for c.want[i] == c.got[i] {
 				i++
 			}
-			t.Fatalf("seed %d: memory of %s differs first at %#x: want %x got %x", seed, c.name, i, c.want[i:i+8], c.got[i:i+8])
+			t.Fatalf("seed %d: memory of %s differs first at %#x: want %x got %x", seed, c.name, i, c.want[i:i+8],
+				c.got[i:i+8])
 		}
 	}
 }
@@ -204,7 +207,8 @@ func (m *modelRun) post() bool {
 		slot.SGE = append(slot.SGE, ib.SGE{Addr: base + at, Len: uint32(c), LKey: testKey})
 		at, left = at+c, left-c
 	}
-	m.wantSends = append(m.wantSends, fmt.Sprintf("A send id=%d signal=%v SUCCESS op=%d len=%d", id, signal, op.WCOp(), n))
+	m.wantSends = append(m.wantSends, fmt.Sprintf("A send id=%d signal=%v SUCCESS op=%d len=%d", id, signal,
+		op.WCOp(), n))
 	if recv >= 0 {
 		text := fmt.Sprintf("B recv id=%d SUCCESS op=%d len=%d", m.recvs, ib.WCRecv, n)
 		if op == ib.WRWriteImm {
@@ -227,7 +231,8 @@ func (m *modelRun) post() bool {
 func (m *modelRun) recv() {
 	m.recvs++
 	at := areaRecv + (m.recvs+7)%8*bufSize
-	wr := &RecvWR{ID: m.recvs, SGE: []ib.SGE{{Addr: base + at, Len: 100, LKey: testKey}, {Addr: base + at + 100, Len: bufSize - 100, LKey: testKey}}}
+	wr := &RecvWR{ID: m.recvs, SGE: []ib.SGE{{Addr: base + at, Len: 100, LKey: testKey}, {Addr: base + at + 100,
+		Len: bufSize - 100, LKey: testKey}}}
 	m.b.free = append(m.b.free, wr)
 }
 

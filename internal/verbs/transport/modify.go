@@ -85,9 +85,9 @@ func buildTransitions() (t [7][7][5]attrSet) {
 	return t
 }
 
-// Modify changes attributes and state as verbs' modify_qp: everything is
-// checked first, and nothing changes where an error is returned. a.Path stands
-// for the address vector; sequence numbers are cut to 24 bits, as adapters do. It is not called between Handle and Commit.
+// Modify changes attributes and state as verbs' modify_qp: everything is checked first, and nothing changes
+// where an error is returned. a.Path stands for the address vector; sequence numbers are cut to 24 bits, as
+// adapters do. It is not called between Handle and Commit.
 func (q *QP) Modify(now mono.Time, a *Attr, mask ib.AttrMask) error {
 	from, to := q.attr.State, q.attr.State
 	if mask&ib.AttrState != 0 {
@@ -128,19 +128,23 @@ func (q *QP) checkTransition(a *Attr, mask ib.AttrMask, from, to ib.QPState) err
 	}
 	m := mask &^ ib.AttrState
 	if missing := set.required &^ m; missing != 0 {
-		return fmt.Errorf("modify %v queue pair from %v to %v: attributes %#x are missing: %w", q.cfg.Type, from, to, uint32(missing), ErrMask)
+		return fmt.Errorf("modify %v queue pair from %v to %v: attributes %#x are missing: %w", q.cfg.Type, from, to,
+			uint32(missing), ErrMask)
 	}
 	if extra := m &^ (set.required | set.optional); extra != 0 {
-		return fmt.Errorf("modify %v queue pair from %v to %v: attributes %#x do not belong here: %w", q.cfg.Type, from, to, uint32(extra), ErrMask)
+		return fmt.Errorf("modify %v queue pair from %v to %v: attributes %#x do not belong here: %w", q.cfg.Type,
+			from, to, uint32(extra), ErrMask)
 	}
 	if mask&ib.AttrCurState != 0 {
 		switch a.CurState {
 		case ib.RTR, ib.RTS, ib.SQD, ib.SQE:
 		default:
-			return fmt.Errorf("modify %v queue pair: current state cannot be stated as %v: %w", q.cfg.Type, a.CurState, ErrValue)
+			return fmt.Errorf("modify %v queue pair: current state cannot be stated as %v: %w", q.cfg.Type,
+				a.CurState, ErrValue)
 		}
 		if a.CurState != from {
-			return fmt.Errorf("modify %v queue pair: it is in %v, not in %v: %w", q.cfg.Type, from, a.CurState, ErrTransition)
+			return fmt.Errorf("modify %v queue pair: it is in %v, not in %v: %w", q.cfg.Type, from, a.CurState,
+				ErrTransition)
 		}
 	}
 	if from == ib.SQD && (to == ib.RTS || to == ib.SQD) && q.req.draining {
@@ -155,7 +159,8 @@ func (q *QP) checkValues(a *Attr, mask ib.AttrMask) error {
 		ok   bool
 		name string
 	}{
-		{ib.AttrPKeyIndex, int(a.PKeyIndex) < len(q.cfg.PKeys) && q.cfg.PKeys[min(int(a.PKeyIndex), len(q.cfg.PKeys)-1)]&0x7fff != 0, "pkey_index"},
+		{ib.AttrPKeyIndex, int(a.PKeyIndex) < len(q.cfg.PKeys) &&
+			q.cfg.PKeys[min(int(a.PKeyIndex), len(q.cfg.PKeys)-1)]&0x7fff != 0, "pkey_index"},
 		{ib.AttrPort, a.Port == 1, "port_num"},
 		{ib.AttrAV, a.Path != nil, "ah_attr"},
 		{ib.AttrPathMTU, a.PathMTU.Valid() && a.PathMTU <= q.cfg.PortMTU, "path_mtu"},

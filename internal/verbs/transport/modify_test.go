@@ -40,7 +40,8 @@ SQE   RTS   UD,SMI,GSI  | CUR_STATE QKEY
 SQE   RTS   UC          | CUR_STATE ACCESS_FLAGS
 `
 
-var bitNames = []string{"STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX", "PORT", "QKEY", "AV", "PATH_MTU",
+var bitNames = []string{"STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX", "PORT", "QKEY",
+	"AV", "PATH_MTU",
 	"TIMEOUT", "RETRY_CNT", "RNR_RETRY", "RQ_PSN", "MAX_QP_RD_ATOMIC", "ALT_PATH", "MIN_RNR_TIMER", "SQ_PSN", "MAX_DEST_RD_ATOMIC",
 	"PATH_MIG_STATE", "CAP", "DEST_QPN"}
 
@@ -92,8 +93,9 @@ func wantTransitions(t *testing.T) map[transition][2]ib.AttrMask {
 }
 
 func validAttr(from, to ib.QPState) Attr {
-	return Attr{State: to, CurState: from, Port: 1, Path: &ib.Path{}, PathMTU: ib.MTU1024, Timeout: 31, RetryCnt: 7, RNRRetry: 7,
-		RQPSN: 0x1ffffff, SQPSN: 0x1ffffff, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 31, DestQPN: 0xfffffe, QKey: 5}
+	return Attr{State: to, CurState: from, Port: 1, Path: &ib.Path{}, PathMTU: ib.MTU1024, Timeout: 31, RetryCnt: 7,
+		RNRRetry: 7,
+		RQPSN:    0x1ffffff, SQPSN: 0x1ffffff, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 31, DestQPN: 0xfffffe, QKey: 5}
 }
 
 // TestModifyMask tries every transition of every type with the required

@@ -36,7 +36,8 @@ func oooSides(t *testing.T, n int) []*side {
 
 // write hands the side packets of one WRITE of twice a buffer, from packet at on.
 func (s *side) write(at, count uint32, fill byte) {
-	r := pkt.Burst{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)}, Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
+	r := pkt.Burst{Count: count, MTU: 4096, Path: &ib.Path{SGID: gid(1), DGID: gid(2)},
+		Data: mem.BytesPayload(bytes.Repeat([]byte{fill}, int(count)*4096))}
 	r.Opcode, r.PSN, r.PKey, r.AckReq = ib.WriteMiddle, (ib.PSN(1) << 8).Add(at), ib.DefaultPKey, true
 	if at == 0 {
 		r.Opcode, r.VA, r.RKey, r.DMALen = ib.WriteFirst, base, testKey, 2*bufferBytes

@@ -174,7 +174,8 @@ func (o *orphan) next(now mono.Time, e *endpoint, r *pkt.Burst) bool {
 	case o.sendRefused && o.sent < orphanRequests:
 		o.sendRefused = false
 		o.sent++
-		// No message is that long and no key is 0: it is refused whatever was begun before it, whatever the peer allows.
+		// No message is that long and no key is 0: it is refused whatever was begun before it, whatever the peer
+		// allows.
 		e.header(r, ib.ReadRequest, o.guess, 1)
 		r.VA, r.RKey, r.DMALen, r.AckReq = 0, 0, ib.MaxMessage+1, true
 	case o.sendDuplicate && o.sent < orphanRequests:

@@ -45,7 +45,8 @@ func FuzzOrphan(f *testing.F) {
 			return
 		}
 		if z.s.sends != z.posts || len(z.s.free)+len(z.s.recvs) != z.taken {
-			t.Fatalf("%d requests of %d came back, %d receives of %d", z.s.sends, z.posts, len(z.s.free)+len(z.s.recvs), z.taken)
+			t.Fatalf("%d requests of %d came back, %d receives of %d", z.s.sends, z.posts,
+				len(z.s.free)+len(z.s.recvs), z.taken)
 		}
 		sends, free := z.s.sends, len(z.s.free)
 		z.in = after

@@ -99,16 +99,16 @@ type Completion struct {
 	SLID      ib.LID
 	PathBits  uint8
 	PKeyIndex uint16
-	// Discard marks a request that was dropped without a completion: RESET or destruction. Only the ring element must be
-	// returned.
+	// Discard marks a request that was dropped without a completion: RESET or destruction. Only the ring element
+	// must be returned.
 	Discard bool
 }
 
 // Regions is what a queue pair needs of the adapter's protection domains. Calls come from within the queue pair's own
 // calls, never concurrently.
 type Regions interface {
-	// LocalRegion returns the region that lkey names if it belongs to the queue pair's PD and [addr, addr+n) lies inside
-	// with the rights need.
+	// LocalRegion returns the region that lkey names if it belongs to the queue pair's PD and [addr, addr+n)
+	// lies inside with the rights need.
 	LocalRegion(lkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
 	// RemoteRegion is the same for an R_Key that a peer stated.
 	RemoteRegion(rkey ib.Key, addr, n uint64, need ib.Access) *mem.Region
@@ -154,7 +154,8 @@ type Config struct {
 	// Window bounds the unacknowledged bytes of a path that can lose packets,
 	// and MinWindow what remains of it after losses.
 	Window, MinWindow uint32
-	// Buffers are where packets are kept that arrive behind a gap, and READ responses that must be copied; nil: nowhere.
+	// Buffers are where packets are kept that arrive behind a gap, and READ responses that must be copied; nil:
+	// nowhere.
 	Buffers *Buffers
 }
 
@@ -187,7 +188,8 @@ type Counters struct {
 	SentPackets, RcvdPackets, SentBytes, RcvdBytes uint64
 	DuplicateRequest, OutOfSequence                uint64
 	OOOBuffered, OOORefused                        uint64 // packets behind a gap: kept, and not for lack of room
-	// READ responses that were copied before a request behind them was executed, and requests deferred for lack of room.
+	// READ responses that were copied before a request behind them was executed, and requests deferred for lack
+	// of room.
 	ReadCopies, ReadCopyRefused                         uint64
 	RNRNakSent, RNRNakRcvd, SeqNakSent, SeqNakRcvd      uint64
 	LocalAckTimeout, Retransmits, Probes                uint64

@@ -29,7 +29,8 @@ type recorded struct {
 }
 
 func (p *recorded) String() string {
-	return fmt.Sprintf("%v to %#x psn %d ack %v syndrome %#x msn %d atomic %#x, %d bytes %.16x", p.Opcode, uint32(p.DestQPN), p.PSN, p.AckReq, p.Syndrome, p.MSN, p.Orig, len(p.payload), p.payload)
+	return fmt.Sprintf("%v to %#x psn %d ack %v syndrome %#x msn %d atomic %#x, %d bytes %.16x", p.Opcode,
+		uint32(p.DestQPN), p.PSN, p.AckReq, p.Syndrome, p.MSN, p.Orig, len(p.payload), p.payload)
 }
 
 // recording returns the packets of two soft-RoCE hosts (test/vectors), in order.
@@ -265,7 +266,8 @@ func TestReplay(t *testing.T) {
 	if answered < 80 {
 		t.Errorf("only %d answers were compared", answered)
 	}
-	for _, op := range []ib.Opcode{ib.SendFirst, ib.SendMiddle, ib.SendLast, ib.SendOnly, ib.WriteFirst, ib.WriteMiddle, ib.WriteLast, ib.WriteOnly, ib.ReadRequest, ib.FetchAdd,
+	for _, op := range []ib.Opcode{ib.SendFirst, ib.SendMiddle, ib.SendLast, ib.SendOnly, ib.WriteFirst,
+		ib.WriteMiddle, ib.WriteLast, ib.WriteOnly, ib.ReadRequest, ib.FetchAdd,
 		ib.ServiceUC | ib.SendFirst, ib.ServiceUC | ib.SendMiddle, ib.ServiceUC | ib.SendLast, ib.ServiceUD | ib.SendOnly} {
 		if kinds[op] == 0 {
 			t.Errorf("no %v: %v", op, slices.Sorted(maps.Keys(kinds)))
@@ -282,7 +284,8 @@ func answersTo(all []*recorded, e end, reqs []*recorded) (want []*recorded) {
 	}
 	lo, hi := first.PSN, reqs[len(reqs)-1].PSN.Add(64)
 	for _, p := range all {
-		if p.src == e.host && p.dst == first.src && p.Opcode.Service() == ib.ServiceRC && p.Opcode.Info().Response && p.PSN.Diff(lo) >= 0 && hi.Diff(p.PSN) > 0 {
+		if p.src == e.host && p.dst == first.src && p.Opcode.Service() == ib.ServiceRC && p.Opcode.Info().Response &&
+			p.PSN.Diff(lo) >= 0 && hi.Diff(p.PSN) > 0 {
 			want = append(want, p)
 		}
 	}
@@ -324,10 +327,12 @@ func (r *replayer) compare(t *testing.T) {
 
 func newResponder(t *testing.T, e end, reqs, want []*recorded) *replayer {
 	t.Helper()
-	typ := map[ib.Opcode]ib.QPType{ib.ServiceRC: ib.RC, ib.ServiceUC: ib.UC, ib.ServiceUD: ib.UD}[reqs[0].Opcode.Service()]
+	typ := map[ib.Opcode]ib.QPType{ib.ServiceRC: ib.RC, ib.ServiceUC: ib.UC,
+		ib.ServiceUD: ib.UD}[reqs[0].Opcode.Service()]
 	cfg := testConfig(typ, e.qpn)
 	cfg.Cap.MaxRecvWR, cfg.MaxRdAtomic, cfg.SRQ = 64, 16, shared[e]
-	r := &replayer{side: newSide("R", cfg, 1<<20, t.Logf), keys: map[ib.Key]bool{}, changed: map[uint64]bool{}, want: want}
+	r := &replayer{side: newSide("R", cfg, 1<<20, t.Logf), keys: map[ib.Key]bool{}, changed: map[uint64]bool{},
+		want: want}
 	r.q = New(&cfg, r, r)
 	lo, hi := uint64(1<<63), uint64(0)
 	for _, p := range reqs {
@@ -344,10 +349,12 @@ func newResponder(t *testing.T, e end, reqs, want []*recorded) *replayer {
 		if hi-lo > 1<<20 {
 			t.Fatalf("memory of %d bytes", hi-lo)
 		}
-		r.remote = &mem.Region{Space: mem.NewSlice(lo, make([]byte, hi-lo)), Start: lo, Base: lo, Len: hi - lo, Access: ib.LocalWrite | ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic}
+		r.remote = &mem.Region{Space: mem.NewSlice(lo, make([]byte, hi-lo)), Start: lo, Base: lo, Len: hi - lo,
+			Access: ib.LocalWrite | ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic}
 	}
 	a := Attr{State: ib.Init, Port: 1, Access: ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic, QKey: reqs[0].QKey,
-		Path: &ib.Path{SGID: e.host, DGID: reqs[0].src, MaxRun: 4096, HopLimit: 64}, PathMTU: ib.MTU1024, RQPSN: reqs[0].PSN, MaxDestRdAtomic: 16, MinRNRTimer: 12}
+		Path: &ib.Path{SGID: e.host, DGID: reqs[0].src, MaxRun: 4096,
+			HopLimit: 64}, PathMTU: ib.MTU1024, RQPSN: reqs[0].PSN, MaxDestRdAtomic: 16, MinRNRTimer: 12}
 	if len(want) > 0 {
 		a.DestQPN = want[0].DestQPN
 	}

@@ -103,7 +103,8 @@ func (s *requester) init(e *endpoint) {
 
 // reset is the state of a new queue pair; the queue must have been discarded.
 func (s *requester) reset() {
-	*s = requester{endpoint: s.endpoint, sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail, tail: s.tail}
+	*s = requester{endpoint: s.endpoint, sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail,
+		tail: s.tail}
 }
 
 // discard returns every request without a completion.

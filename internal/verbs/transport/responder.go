@@ -98,8 +98,8 @@ func (p *responder) flush() {
 	}
 }
 
-// makeRoom delivers what is staged, after a flush of its data. False reports that some of it failed and the queue pair is
-// in ERR.
+// makeRoom delivers what is staged, after a flush of its data. False reports that some of it failed and the
+// queue pair is in ERR.
 func (p *responder) makeRoom(b *mem.Batch) bool {
 	b.Flush()
 	if p.placeFailed {
@@ -378,7 +378,8 @@ func (p *responder) onWrite(in *inbound, b *mem.Batch) {
 		return
 	}
 	if in.info.First && p.target.length != 0 {
-		if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length, ib.RemoteWrite); p.target.region == nil {
+		if p.target.region = p.regions.RemoteRegion(in.RKey, in.VA, p.target.length,
+			ib.RemoteWrite); p.target.region == nil {
 			p.refuse(ib.SynNAKRemAcc, ib.LocAccessErr, p.ePSN, ReasonRemoteAccess)
 			return
 		}
@@ -470,7 +471,8 @@ func (p *responder) onAtomic(r *pkt.Burst, b *mem.Batch) {
 // onAtomicWrite stores eight bytes at once (IBA volume 1 release 1.5, 9.4.10).
 // What was handled before must be in place.
 func (p *responder) onAtomicWrite(r *pkt.Burst, b *mem.Batch) {
-	if p.attr.Access&ib.RemoteWrite == 0 || p.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 || r.Count != 1 || r.DMALen != 8 || r.Data.Len != 8 {
+	if p.attr.Access&ib.RemoteWrite == 0 || p.attr.MaxDestRdAtomic == 0 || r.VA&7 != 0 || r.Count != 1 ||
+		r.DMALen != 8 || r.Data.Len != 8 {
 		p.refuse(ib.SynNAKInvReq, ib.RemInvReqErr, p.ePSN, ReasonRemoteAccess)
 		return
 	}

@@ -76,7 +76,8 @@ func TestTranscripts(t *testing.T) {
 					b = g[i]
 				}
 				if a != b {
-					t.Fatalf("%s:%d:\nwant %s\n got %s\n(go test -run %s -rewrite accepts)\n%s", name, i+1, a, b, t.Name(), got)
+					t.Fatalf("%s:%d:\nwant %s\n got %s\n(go test -run %s -rewrite accepts)\n%s", name, i+1, a, b,
+						t.Name(), got)
 				}
 			}
 		})
@@ -96,7 +97,8 @@ type script struct {
 func (s *script) printf(f string, args ...any) { fmt.Fprintf(&s.out, "  "+f+"\n", args...) }
 
 func runTranscript(t *testing.T, text string) string {
-	s := &script{now: mono.Time(time.Second), sides: map[string]*side{}, wires: map[string][]*pkt.Burst{}, last: map[string]pkt.Burst{}}
+	s := &script{now: mono.Time(time.Second), sides: map[string]*side{}, wires: map[string][]*pkt.Burst{},
+		last: map[string]pkt.Burst{}}
 	for n, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		if strings.HasPrefix(line, "  ") {
 			continue
@@ -163,7 +165,8 @@ func (a *args) check() error {
 }
 
 var typeNames = map[string]ib.QPType{"rc": ib.RC, "uc": ib.UC, "ud": ib.UD, "gsi": ib.GSI}
-var stateByName = map[string]ib.QPState{"reset": ib.Reset, "init": ib.Init, "rtr": ib.RTR, "rts": ib.RTS, "sqd": ib.SQD, "sqe": ib.SQE, "err": ib.Err}
+var stateByName = map[string]ib.QPState{"reset": ib.Reset, "init": ib.Init, "rtr": ib.RTR, "rts": ib.RTS,
+	"sqd": ib.SQD, "sqe": ib.SQE, "err": ib.Err}
 
 func other(name string) string {
 	if name == "A" {
@@ -338,12 +341,15 @@ func (s *script) newSide(name, state string, a *args) error {
 		x.buf[i] = byte(i) ^ byte(i>>8) ^ byte(self)
 	}
 	s.sides[name], s.wires[name] = x, nil
-	at := &Attr{Port: 1, Access: ib.Access(a.num("access", uint64(ib.RemoteRead|ib.RemoteWrite|ib.RemoteAtomic))), QKey: ib.QKey(a.num("qkey", 0x11)),
-		Path:    &ib.Path{SGID: gid(self), DGID: gid(peer), MaxRun: uint32(a.num("maxrun", 256)), Local: a.has("local"), HopLimit: 64},
+	at := &Attr{Port: 1, Access: ib.Access(a.num("access", uint64(ib.RemoteRead|ib.RemoteWrite|ib.RemoteAtomic))),
+		QKey: ib.QKey(a.num("qkey", 0x11)),
+		Path: &ib.Path{SGID: gid(self), DGID: gid(peer), MaxRun: uint32(a.num("maxrun", 256)),
+			Local: a.has("local"), HopLimit: 64},
 		PathMTU: ib.MTU(a.num("mtucode", uint64(ib.MTU256))), DestQPN: 17 + ib.QPN(peer) - 1,
 		RQPSN: ib.PSN(a.num("psn", 100) * uint64(peer)), SQPSN: ib.PSN(a.num("psn", 100) * uint64(self)),
 		MaxDestRdAtomic: uint8(a.num("destrd", 4)), MaxRdAtomic: uint8(a.num("rd", 4)),
-		MinRNRTimer: uint8(a.num("minrnr", 12)), Timeout: uint8(a.num("timeout", 14)), RetryCnt: uint8(a.num("retry", 7)), RNRRetry: uint8(a.num("rnr", 7))}
+		MinRNRTimer: uint8(a.num("minrnr", 12)), Timeout: uint8(a.num("timeout", 14)), RetryCnt: uint8(a.num("retry",
+			7)), RNRRetry: uint8(a.num("rnr", 7))}
 	if v := a.num("rqpsn", 1<<32); v != 1<<32 {
 		at.RQPSN = ib.PSN(v)
 	}
@@ -363,8 +369,9 @@ func (s *script) newSide(name, state string, a *args) error {
 	return nil
 }
 
-var opNames = map[string]ib.WROp{"write": ib.WRWrite, "write_imm": ib.WRWriteImm, "send": ib.WRSend, "send_imm": ib.WRSendImm,
-	"read": ib.WRRead, "cmp_swap": ib.WRCmpSwap, "fetch_add": ib.WRFetchAdd, "local_inv": ib.WRLocalInv,
+var opNames = map[string]ib.WROp{"write": ib.WRWrite, "write_imm": ib.WRWriteImm, "send": ib.WRSend,
+	"send_imm": ib.WRSendImm,
+	"read":     ib.WRRead, "cmp_swap": ib.WRCmpSwap, "fetch_add": ib.WRFetchAdd, "local_inv": ib.WRLocalInv,
 	"bind_mw": ib.WRBindMW, "reg_mr": ib.WRRegMR, "send_inv": ib.WRSendInv, "atomic_write": ib.WRAtomicWrite, "unknown": ib.WRAtomicWrite + 1}
 
 func (s *script) post(x *side, a *args) error {
@@ -379,7 +386,8 @@ func (s *script) post(x *side, a *args) error {
 	}
 	s.ids++
 	wr.ID, wr.Op = a.num("id", s.ids), op
-	for w, f := range map[string]ib.SendFlags{"fence": ib.Fence, "se": ib.Solicited, "inline": ib.Inline, "reserved": 0x40} {
+	for w, f := range map[string]ib.SendFlags{"fence": ib.Fence, "se": ib.Solicited, "inline": ib.Inline,
+		"reserved": 0x40} {
 		if a.has(w) {
 			wr.Flags |= f
 		}
@@ -395,10 +403,12 @@ func (s *script) post(x *side, a *args) error {
 	case n > 0:
 		k := a.num("sges", 1)
 		for i := range k {
-			wr.SGE = append(wr.SGE, ib.SGE{Addr: base + off + i*(n/k), Len: uint32(n / k), LKey: ib.Key(a.num("key", testKey))})
+			wr.SGE = append(wr.SGE, ib.SGE{Addr: base + off + i*(n/k), Len: uint32(n / k),
+				LKey: ib.Key(a.num("key", testKey))})
 		}
 	}
-	wr.RemoteVA, wr.RKey, wr.Imm = base+a.num("remote", 0x8000), ib.Key(a.num("rkey", testKey)), uint32(a.num("imm", 0x11223344))
+	wr.RemoteVA, wr.RKey, wr.Imm = base+a.num("remote", 0x8000), ib.Key(a.num("rkey", testKey)), uint32(a.num("imm",
+		0x11223344))
 	wr.Compare, wr.SwapAdd = a.num("compare", 0), a.num("swap", 1)
 	wr.BadWQE = a.has("bad")
 	if x.q.datagram() && !a.has("nopath") {

@@ -27,10 +27,13 @@ func TestBackArrows(t *testing.T) {
 		{"empty", graphOf(3), 0, 0, 0},
 		{"a chain in any order", graphOf(4, [2]int{3, 1}, [2]int{1, 0}, [2]int{0, 2}), 3, 0, 0},
 		{"two files that call each other", graphOf(3, [2]int{0, 1}, [2]int{1, 0}, [2]int{1, 2}), 3, 1, 2},
-		{"two circles with a file in common", graphOf(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 0}, [2]int{2, 3}, [2]int{3, 4}, [2]int{4, 2}), 6, 2, 6},
+		{"two circles with a file in common", graphOf(5, [2]int{0, 1}, [2]int{1, 2}, [2]int{2, 0}, [2]int{2, 3},
+			[2]int{3, 4}, [2]int{4, 2}), 6, 2, 6},
 	} {
-		if a, b, c := test.g.arrows(), test.g.back(), test.g.inCircles(); a != test.arrows || b != test.back || c != test.circles {
-			t.Errorf("%s: %d arrows, %d back, %d in circles; want %d, %d, %d", test.name, a, b, c, test.arrows, test.back, test.circles)
+		if a, b, c := test.g.arrows(), test.g.back(), test.g.inCircles(); a != test.arrows || b != test.back ||
+			c != test.circles {
+			t.Errorf("%s: %d arrows, %d back, %d in circles; want %d, %d, %d", test.name, a, b, c, test.arrows,
+				test.back, test.circles)
 		}
 	}
 }

@@ -25,7 +25,8 @@ func (c *Census) Report(w io.Writer) {
 	}
 	fmt.Fprintf(w, "\nPACKAGES (%d; arrows: file calls file; back: against the best order found;\n", len(c.Packages))
 	fmt.Fprintf(w, "circle: between files that reach each other)\n")
-	fmt.Fprintf(w, "%-31s %5s %6s %5s %6s %6s %4s %6s\n", "", "files", "code", "cmnt", "test", "arrows", "back", "circle")
+	fmt.Fprintf(w, "%-31s %5s %6s %5s %6s %6s %4s %6s\n", "", "files", "code", "cmnt", "test", "arrows", "back",
+		"circle")
 	var sum Package
 	for i, p := range c.Packages {
 		if i < rows+5 {
@@ -58,12 +59,14 @@ func (c *Census) Report(w io.Writer) {
 	fmt.Fprintf(w, "\nPROSE (per 1000 words; odd: pronouns of persons; machine verbs: of speech\nand will)\n")
 	fmt.Fprintf(w, "%-9s %7s %5s %7s %9s %7s\n", "", "words", "odd", "rate", "machine", "rate")
 	for _, p := range c.Prose {
-		fmt.Fprintf(w, "%-9s %7d %5d %7.2f %9d %7.2f\n", p.Name, p.Words, p.Odd, p.Per1000(p.Odd), p.Machine, p.Per1000(p.Machine))
+		fmt.Fprintf(w, "%-9s %7d %5d %7.2f %9d %7.2f\n", p.Name, p.Words, p.Odd, p.Per1000(p.Odd), p.Machine,
+			p.Per1000(p.Machine))
 	}
 }
 
 func (p Package) row(w io.Writer) {
-	fmt.Fprintf(w, "%-31s %5d %6d %5d %6d %6d %4d %6d\n", tail(p.Name, 31), p.Files, p.Code, p.Comment, p.Test, p.Arrows, p.Back, p.Circle)
+	fmt.Fprintf(w, "%-31s %5d %6d %5d %6d %6d %4d %6d\n", tail(p.Name, 31), p.Files, p.Code, p.Comment, p.Test,
+		p.Arrows, p.Back, p.Circle)
 }
 
 // tail returns the end of s if it is longer than n.

@@ -41,7 +41,8 @@ const (
 
 // countText fills in the counts that need no types.
 func (c *Census) countText(dir string, files []string) error {
-	c.Prose = []Prose{readme: {Name: "README"}, docs: {Name: "docs"}, comments: {Name: "comments"}, messages: {Name: "messages"}}
+	c.Prose = []Prose{readme: {Name: "README"}, docs: {Name: "docs"}, comments: {Name: "comments"},
+		messages: {Name: "messages"}}
 	kinds := map[string]*Kind{}
 	packages := map[string]*Package{}
 	for _, name := range files {
@@ -104,7 +105,8 @@ func kindOf(name string) string {
 		return "c"
 	case strings.HasSuffix(name, ".md"):
 		return "markdown"
-	case strings.HasSuffix(name, ".sh"), path.Ext(name) == "" && (strings.HasPrefix(name, "scripts/") || strings.HasPrefix(name, "bench/")):
+	case strings.HasSuffix(name, ".sh"), path.Ext(name) == "" && (strings.HasPrefix(name, "scripts/") ||
+		strings.HasPrefix(name, "bench/")):
 		return "shell"
 	}
 	return ""
@@ -222,6 +224,7 @@ func (p *Prose) count(name string, line int, text string) {
 	p.Machine += len(machine.FindAllString(text, -1))
 	for _, at := range odd.FindAllStringIndex(text, -1) {
 		p.Odd++
-		p.Examples = append(p.Examples, fmt.Sprintf("%s:%d: %s", name, line+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]]))
+		p.Examples = append(p.Examples, fmt.Sprintf("%s:%d: %s", name, line+strings.Count(text[:at[0]], "\n"),
+			text[at[0]:at[1]]))
 	}
 }

@@ -34,14 +34,18 @@ type listed struct {
 // countTypes fills in the counts that need types. Packages of the module are checked from source,
 // others come from the go command's export data.
 func (c *Census) countTypes(dir string) error {
-	out, err := output(dir, "go", "list", "-export", "-deps", "-json=ImportPath,Dir,Export,GoFiles,Imports,ImportMap,Module", "./...")
+	out, err := output(dir, "go", "list", "-export", "-deps",
+		"-json=ImportPath,Dir,Export,GoFiles,Imports,ImportMap,Module", "./...")
 	if err != nil {
 		return err
 	}
 	fset := token.NewFileSet()
 	exports := map[string]string{}
 	checked := map[string]*types.Package{}
-	outside := importer.ForCompiler(fset, "gc", func(name string) (io.ReadCloser, error) { return os.Open(exports[name]) })
+	outside := importer.ForCompiler(fset, "gc", func(name string) (io.ReadCloser,
+		error) {
+		return os.Open(exports[name])
+	})
 	for dec := json.NewDecoder(bytes.NewReader(out)); dec.More(); {
 		var p listed
 		if err := dec.Decode(&p); err != nil {
@@ -53,7 +57,8 @@ func (c *Census) countTypes(dir string) error {
 		}
 		var files []*ast.File
 		for _, name := range p.GoFiles {
-			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil, parser.ParseComments|parser.SkipObjectResolution)
+			file, err := parser.ParseFile(fset, filepath.Join(p.Dir, name), nil,
+				parser.ParseComments|parser.SkipObjectResolution)
 			if err != nil {
 				return err
 			}

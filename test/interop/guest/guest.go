@@ -120,7 +120,8 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	if c.MTU != 0 {
 		cmdline += " mtu=" + strconv.Itoa(c.MTU)
 	}
-	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-smp", strconv.Itoa(max(1, c.CPUs)),
+	args := []string{"qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-machine", "q35", "-smp",
+		strconv.Itoa(max(1, c.CPUs)),
 		"-display", "none", "-nodefaults", "-kernel", c.Image.Kernel, "-initrd", initrd, "-append", cmdline,
 		"-serial", "file:" + g.console, "-chardev", "socket,id=shell,path=" + sock, "-serial", "chardev:shell"}
 	if !c.Reboot {
@@ -143,7 +144,8 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 			c.Device += ",mq=on"
 		}
 		args = append(args, "-chardev", "socket,id=net,path="+c.Vhost+mode,
-			"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", c.MemMB), "-numa", "node,memdev=mem")
+			"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on",
+				c.MemMB), "-numa", "node,memdev=mem")
 	}
 	if c.Incoming != "" {
 		args = append(args, "-incoming", "unix:"+c.Incoming)
@@ -152,7 +154,8 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 	if c.Card != nil {
 		args = append(args, c.Card...)
 	} else {
-		args = append(args, "-m", strconv.Itoa(c.MemMB), "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device)
+		args = append(args, "-m", strconv.Itoa(c.MemMB), "-netdev", netdev, "-device",
+			"virtio-net-pci,netdev=n0,mac="+c.MAC+c.Device)
 	}
 	args = append(args, "-qmp", "unix:"+g.qmp+",server=on,wait=off")
 	if c.NetNS != "" {

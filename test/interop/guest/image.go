@@ -36,7 +36,8 @@ type Image struct {
 
 // packages are the Debian packages with the programs that the guest runs. The kernel
 // is only unpacked, never installed.
-var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers", "perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool"}
+var packages = []string{"qemu-system-x86", "busybox-static", "iproute2", "ibverbs-utils", "ibverbs-providers",
+	"perftest", "rdmacm-utils", "qperf", "iperf3", "ethtool"}
 
 // programs go into every guest with the libraries they load.
 var programs = []string{
@@ -52,7 +53,8 @@ var programs = []string{
 }
 
 // modules are loaded by the guest's init, each after what it depends on.
-var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth"}
+var modules = []string{"virtio_pci", "virtio_net", "crc32_generic", "crc32_pclmul", "ib_uverbs", "rdma_ucm",
+	"rdma_rxe", "veth"}
 
 const initScript = `#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /run /root

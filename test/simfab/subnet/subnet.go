@@ -94,7 +94,8 @@ func (f *Fabric) CA(name string) *Node {
 
 func (f *Fabric) config(name string) agent.Config {
 	g := ib.GUID(0x0200_0000_0000_0000 + uint64(len(f.nodes)+1)<<16)
-	return agent.Config{NodeGUID: g, SystemImageGUID: g, PortGUID: g + 1, Description: name, Caps: agent.DefaultCaps, TIDs: uint32(len(f.nodes) + 1)}
+	return agent.Config{NodeGUID: g, SystemImageGUID: g, PortGUID: g + 1, Description: name, Caps: agent.DefaultCaps,
+		TIDs: uint32(len(f.nodes) + 1)}
 }
 
 // Add adds the node that c describes.
@@ -419,7 +420,8 @@ func (n *Node) dispatch(d *mad.Datagram, v agent.Verdict) {
 			f.Stats.Lost++
 		default:
 			f.Stats.Carried++
-			f.push(f.Now.Add(f.hop), event{kind: arrival, node: e.node, port: e.port, epoch: e.node.ends[e.port].epoch, d: d})
+			f.push(f.Now.Add(f.hop), event{kind: arrival, node: e.node, port: e.port,
+				epoch: e.node.ends[e.port].epoch, d: d})
 			return
 		}
 	}

@@ -43,7 +43,8 @@ func (f *Fabric) Trunk(a *Node, ap uint8, b *Node, bp uint8, start [2]time.Durat
 	b.ends[bp] = end{node: a, port: ap, trunk: t, side: 1}
 	for i := range t.ends {
 		e := &t.ends[i]
-		core, err := trunk.New(trunk.Config{Node: e.node.Agent.Config().NodeGUID, Epoch: trunk.Epoch(1 + i), Peers: []ib.GUID{0}, Event: func(trunk.Event) { t.link(i) }})
+		core, err := trunk.New(trunk.Config{Node: e.node.Agent.Config().NodeGUID, Epoch: trunk.Epoch(1 + i),
+			Peers: []ib.GUID{0}, Event: func(trunk.Event) { t.link(i) }})
 		if err != nil {
 			panic(err)
 		}
@@ -129,7 +130,8 @@ func (f *Fabric) Leads(from *Node, lid ib.LID) bool {
 			}
 		}
 		e := at.ends[out]
-		if e.node == nil || at.Agent.Port(out).PortState != ib.PortActive || e.trunk != nil && !e.trunk.carries(e.side) {
+		if e.node == nil || at.Agent.Port(out).PortState != ib.PortActive || e.trunk != nil &&
+			!e.trunk.carries(e.side) {
 			return false
 		}
 		at, in = e.node, e.port

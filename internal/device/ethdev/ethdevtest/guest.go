@@ -150,7 +150,8 @@ func (g *Guest) negotiate() error {
 		{abi.ReqSetStatus, vhosttest.U64(3), nil},
 		{abi.ReqSetFeatures, vhosttest.U64(o.Features), nil},
 		{abi.ReqSetStatus, vhosttest.U64(0x0b), nil},
-		{abi.ReqAddMemReg, abi.VUMemReg{GPA: g.Mem.Base, Size: uint64(len(g.Mem.Bytes)), UserAddr: g.Mem.Base}.Append(nil), []int{g.Mem.FD}},
+		{abi.ReqAddMemReg, abi.VUMemReg{GPA: g.Mem.Base, Size: uint64(len(g.Mem.Bytes)),
+			UserAddr: g.Mem.Base}.Append(nil), []int{g.Mem.FD}},
 	} {
 		if err := g.Do(m.request, m.payload, m.fds...); err != nil {
 			return fmt.Errorf("request %d: %w", m.request, err)
@@ -185,7 +186,8 @@ func (g *Guest) queue(t testing.TB, index int) *Queue {
 }
 
 func (g *Guest) vring(num int) virtiotest.Vring {
-	return virtiotest.NewVring(g.Mem, num, g.Opt.Features&(1<<abi.FeaturePacked) != 0, g.Opt.Features&(1<<abi.FeatureEventIdx) != 0)
+	return virtiotest.NewVring(g.Mem, num, g.Opt.Features&(1<<abi.FeaturePacked) != 0,
+		g.Opt.Features&(1<<abi.FeatureEventIdx) != 0)
 }
 
 // Start announces the ring as it is and enables it.
@@ -201,7 +203,8 @@ func (q *Queue) Resume(base uint32) error {
 	}{
 		{abi.ReqSetVringNum, abi.VUVringState{Index: i, Num: c.Num}.Append(nil), nil},
 		{abi.ReqSetVringBase, abi.VUVringState{Index: i, Num: base}.Append(nil), nil},
-		{abi.ReqSetVringAddr, abi.VUVringAddr{Index: i, Desc: c.Desc, Used: c.Device, Avail: c.Driver}.Append(nil), nil},
+		{abi.ReqSetVringAddr, abi.VUVringAddr{Index: i, Desc: c.Desc, Used: c.Device, Avail: c.Driver}.Append(nil),
+			nil},
 		{abi.ReqSetVringCall, vhosttest.U64(uint64(i)), []int{q.Call}},
 		{abi.ReqSetVringErr, vhosttest.U64(uint64(i)), []int{q.Err}},
 		{abi.ReqSetVringKick, vhosttest.U64(uint64(i)), []int{q.Kick}},

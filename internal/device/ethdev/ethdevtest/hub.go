@@ -50,7 +50,8 @@ func NewHub() (*Hub, error) {
 		return nil, err
 	}
 	if h.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
-		err = unix.EpollCtl(h.epfd, unix.EPOLL_CTL_ADD, h.bell, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(h.bell)})
+		err = unix.EpollCtl(h.epfd, unix.EPOLL_CTL_ADD, h.bell, &unix.EpollEvent{Events: unix.EPOLLIN,
+			Fd: int32(h.bell)})
 	}
 	if err != nil {
 		return nil, err
@@ -86,7 +87,8 @@ func (h *Hub) Do(f func()) error {
 
 // Watch implements ethdev.Lane.
 func (h *Hub) Watch(k *vhost.Kick) error {
-	if err := unix.EpollCtl(h.epfd, unix.EPOLL_CTL_ADD, k.FD(), &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(k.FD())}); err != nil {
+	if err := unix.EpollCtl(h.epfd, unix.EPOLL_CTL_ADD, k.FD(), &unix.EpollEvent{Events: unix.EPOLLIN,
+		Fd: int32(k.FD())}); err != nil {
 		return err
 	}
 	h.kicks[int32(k.FD())] = k

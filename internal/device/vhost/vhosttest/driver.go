@@ -130,12 +130,14 @@ func (d *Driver) negotiate() error {
 	for _, m := range []struct {
 		request uint32
 		payload []byte
-	}{{abi.ReqSetProtocolFeatures, U64(proto)}, {abi.ReqSetOwner, nil}, {abi.ReqSetStatus, U64(1)}, {abi.ReqSetStatus, U64(3)}} {
+	}{{abi.ReqSetProtocolFeatures, U64(proto)}, {abi.ReqSetOwner, nil}, {abi.ReqSetStatus, U64(1)}, {abi.ReqSetStatus,
+		U64(3)}} {
 		if err := d.Do(m.request, m.payload); err != nil {
 			return fmt.Errorf("request %d: %w", m.request, err)
 		}
 	}
-	p, err := d.Get(abi.ReqGetConfig, append(abi.VUConfig{Size: abi.ConfigSize}.Append(nil), make([]byte, abi.ConfigSize)...))
+	p, err := d.Get(abi.ReqGetConfig, append(abi.VUConfig{Size: abi.ConfigSize}.Append(nil),
+		make([]byte, abi.ConfigSize)...))
 	if err != nil {
 		return err
 	}
@@ -174,7 +176,8 @@ func (d *Driver) announce(t testing.TB) error {
 	}
 	d.bell = virtiotest.NewDoorbell(d.Mem, uint32(d.Rings().Total()))
 	d.kick = Eventfd(t)
-	if err := d.Do(abi.ReqSetDoorbell, abi.SetDoorbell{GPA: d.bell.GPA, NBits: d.bell.NBits}.Append(nil), d.kick); err != nil {
+	if err := d.Do(abi.ReqSetDoorbell, abi.SetDoorbell{GPA: d.bell.GPA, NBits: d.bell.NBits}.Append(nil),
+		d.kick); err != nil {
 		return fmt.Errorf("set doorbell: %w", err)
 	}
 	if !d.Opt.ProcMem {
@@ -204,7 +207,8 @@ func Eventfd(t testing.TB) int {
 // enable negotiates every extension of the device.
 func (d *Driver) enable() error {
 	var err error
-	if d.Attr, err = call(d, abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize, abi.ParseQueryDeviceResult); err != nil || d.Opt.Plain {
+	if d.Attr, err = call(d, abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize,
+		abi.ParseQueryDeviceResult); err != nil || d.Opt.Plain {
 		return err
 	}
 	mask := d.Attr.DeviceCapFlags &^ (1<<40 - 1)
@@ -225,7 +229,8 @@ func (d *Driver) startRing(t testing.TB, index int, callValue uint64, withCall b
 // attach announces a ring that has been made.
 func (d *Driver) attach(t testing.TB, r *ring, callValue uint64) error {
 	if !d.Opt.Plain {
-		m := abi.SetRing{Index: uint32(r.index), Num: uint32(r.Num), Desc: r.Desc, Avail: r.Avail, Used: r.Used, CallValue: callValue}
+		m := abi.SetRing{Index: uint32(r.index), Num: uint32(r.Num), Desc: r.Desc, Avail: r.Avail, Used: r.Used,
+			CallValue: callValue}
 		var fds []int
 		if r.call >= 0 {
 			m.Flags, fds = abi.RingCall, []int{r.call}

@@ -121,5 +121,6 @@ func U64(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
 // Closed reports whether err means that the node ended the connection.
 func Closed(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) ||
+		errors.Is(err, net.ErrClosed)
 }

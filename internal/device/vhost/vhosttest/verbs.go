@@ -100,7 +100,8 @@ func (d *Driver) DeregMR(mrn uint32) error {
 // buffers, armed for nothing.
 func (d *Driver) CreateCQ(t testing.TB, cqe int) (*CQ, error) {
 	t.Helper()
-	r, err := call(d, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(cqe)}.Append(nil), abi.CreateCQResultSize, abi.ParseCreateCQResult)
+	r, err := call(d, abi.CmdCreateCQ, abi.CreateCQ{CQE: uint32(cqe)}.Append(nil), abi.CreateCQResultSize,
+		abi.ParseCreateCQResult)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +205,8 @@ type QPOptions struct {
 func (d *Driver) CreateQP(t testing.TB, o QPOptions) (*QP, error) {
 	t.Helper()
 	if o.Cap == (abi.QPCap{}) {
-		o.Cap = abi.QPCap{MaxSendWR: uint32(d.Opt.RingNum), MaxRecvWR: uint32(d.Opt.RingNum), MaxSendSGE: MaxSGE, MaxRecvSGE: MaxSGE, MaxInlineData: maxInline}
+		o.Cap = abi.QPCap{MaxSendWR: uint32(d.Opt.RingNum), MaxRecvWR: uint32(d.Opt.RingNum), MaxSendSGE: MaxSGE,
+			MaxRecvSGE: MaxSGE, MaxInlineData: maxInline}
 	}
 	m := abi.CreateQP{PDN: o.PD, QPType: o.Type, SendCQN: o.Send.Num, RecvCQN: o.Recv.Num, Cap: o.Cap}
 	if o.SigAll {
@@ -296,8 +298,9 @@ type Peer struct {
 // ConnectTo moves a queue pair from RESET to RTS: an RC or UC one to its peer, a UD one with qkey. psn
 // is the PSN of its first packet.
 func (q *QP) ConnectTo(p Peer, psn ib.PSN, mtu ib.MTU, qkey ib.QKey) error {
-	a := abi.ModifyQP{PathMTU: mtu, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
-		QKey: qkey, RQPSN: p.PSN, SQPSN: psn, DestQPNum: p.QPN,
+	a := abi.ModifyQP{PathMTU: mtu, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: 14, RetryCnt: 7,
+		RNRRetry: 7,
+		QKey:     qkey, RQPSN: p.PSN, SQPSN: psn, DestQPNum: p.QPN,
 		QPAccessFlags: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead,
 		AHAttr:        abi.AHAttr{DGID: p.GID, HopLimit: 64, DMAC: p.DMAC}}
 	if q.d.Caps&(1<<abi.CapAtomic) != 0 {
@@ -332,7 +335,8 @@ func (q *QP) to(s ib.QPState, mask abi.AttrMask, a abi.ModifyQP) error {
 	if s == ib.Init {
 		v |= ib.AttrPKeyIndex | ib.AttrPort
 	}
-	return q.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN,
+	return q.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, QKey: a.QKey, RQPSN: a.RQPSN,
+		SQPSN:     a.SQPSN,
 		DestQPNum: a.DestQPNum, Access: a.QPAccessFlags, MaxRdAtomic: a.MaxRdAtomic, MaxDestRdAtomic: a.MaxDestRdAtomic,
 		MinRNRTimer: a.MinRNRTimer, Port: 1, Timeout: a.Timeout, RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: 1, AHAttr: a.AHAttr})
 }
@@ -450,13 +454,15 @@ func (s *SRQ) Destroy() error {
 
 // CreateAH returns an address handle.
 func (d *Driver) CreateAH(pd uint32, a abi.AHAttr) (uint32, error) {
-	r, err := call(d, abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: a}.Append(nil), abi.CreateAHResultSize, abi.ParseCreateAHResult)
+	r, err := call(d, abi.CmdCreateAH, abi.CreateAH{PDN: pd, AHAttr: a}.Append(nil), abi.CreateAHResultSize,
+		abi.ParseCreateAHResult)
 	return r.AH, err
 }
 
 // GID returns an entry of the port's table, by the extension.
 func (d *Driver) GID(index uint32) (abi.QueryGIDResult, error) {
-	return call(d, abi.CmdQueryGID, abi.QueryGID{Index: index}.Append(nil), abi.QueryGIDResultSize, abi.ParseQueryGIDResult)
+	return call(d, abi.CmdQueryGID, abi.QueryGID{Index: index}.Append(nil), abi.QueryGIDResultSize,
+		abi.ParseQueryGIDResult)
 }
 
 // EVQ is a completion queue used for asynchronous events.

@@ -80,8 +80,9 @@ func NewPacked(m *Memory, num int, eventIdx bool) *Packed {
 
 // Config implements Vring.
 func (r *Packed) Config() virtio.Config {
-	return virtio.Config{Num: uint32(r.Num), Desc: r.Desc, Driver: r.Driver, Device: r.Device, EventIdx: r.EventIdx, Packed: true,
-		Base: uint32(virtio.Start)}
+	return virtio.Config{Num: uint32(r.Num), Desc: r.Desc, Driver: r.Driver, Device: r.Device, EventIdx: r.EventIdx,
+		Packed: true,
+		Base:   uint32(virtio.Start)}
 }
 
 // Free implements Vring.

@@ -107,17 +107,22 @@ type Counters struct {
 	Forwarded                                      uint64 // from a trunk to a trunk
 	LoopedBack                                     uint64 // to a function of this node, through the packet format
 	ToManagement                                   uint64 // datagrams to queue pairs 0 and 1
-	DropBurst                                      uint64 // the burst breaks the contract of pkt.Burst or a limit of this package
-	DropSourceFault                                uint64 // the payload could not be read
-	DropNoRoom                                     uint64 // the loopback buffer is full
-	DropUnconnected                                uint64 // the egress port has neither a function nor a trunk
-	DropOwnSource                                  uint64 // arrived by a trunk with a source LID of this node
-	Accepted16                                     uint64 `counter:"accepted_16b"`     // 16B packets that a function accepted
-	Drop16NoPort                                   uint64 `counter:"drop_16b_no_port"` // the function has no port for the 16B packet
-	Drop16Age                                      uint64 `counter:"drop_16b_age"`     // 16B packets that passed too many switches
-	Drop16SC                                       uint64 `counter:"drop_16b_sc"`      // multicast 16B packets on the service channel of management
-	DropRefusal                                    wire.Refusals
-	DropRoute                                      vswitch.Refusals
+	// the burst breaks the contract of pkt.Burst or a limit of this package
+	DropBurst       uint64
+	DropSourceFault uint64 // the payload could not be read
+	DropNoRoom      uint64 // the loopback buffer is full
+	DropUnconnected uint64 // the egress port has neither a function nor a trunk
+	DropOwnSource   uint64 // arrived by a trunk with a source LID of this node
+	// 16B packets that a function accepted
+	Accepted16 uint64 `counter:"accepted_16b"`
+	// the function has no port for the 16B packet
+	Drop16NoPort uint64 `counter:"drop_16b_no_port"`
+	// 16B packets that passed too many switches
+	Drop16Age uint64 `counter:"drop_16b_age"`
+	// multicast 16B packets on the service channel of management
+	Drop16SC    uint64 `counter:"drop_16b_sc"`
+	DropRefusal wire.Refusals
+	DropRoute   vswitch.Refusals
 }
 
 // Each calls f with the name and the value of every counter, in a fixed order.

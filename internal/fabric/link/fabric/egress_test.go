@@ -147,14 +147,16 @@ func TestEgressRefusals(t *testing.T) {
 		{"from LID 0", 1, packet16(0, 2, 0xffff, 60, nil), nil, "drop_route_bad_lid"},
 		{"to itself", 1, packet16(1, 1, 0xffff, 60, nil), nil, "drop_route_loopback"},
 		{"to nobody", 1, packet16(1, 50, 0xffff, 60, nil), nil, "drop_route_unreachable"},
-		{"to a group on SC 15", 1, packet16(1, 0xf00001, 0xffff, 60, func(h *wire.Header16) { h.SC = managementSC }), nil, "drop_16b_sc"},
+		{"to a group on SC 15", 1, packet16(1, 0xf00001, 0xffff, 60, func(h *wire.Header16) { h.SC = managementSC }),
+			nil, "drop_16b_sc"},
 		{"partition of the sender", 1, packet16(1, 10, 0x8002, 60, nil), func(e *end) {
 			e.builder.SetPort(1, vswitch.Port{State: ib.PortActive, EnforceIn: true, PKeys: []ib.PKey{0x8001}})
 		}, "drop_route_pkey_in"},
 		{"partition of the other function", 1, packet16(1, 10, 0x8002, 60, nil), func(e *end) {
 			e.builder.SetPort(2, vswitch.Port{State: ib.PortActive, EnforceOut: true, PKeys: []ib.PKey{0x8001}})
 		}, "drop_route_pkey_out"},
-		{"the switch's own LID", 1, packet16(1, 20, 0xffff, 60, nil), func(e *end) { e.builder.SetEntry(20, 0) }, "drop_16b_no_port"},
+		{"the switch's own LID", 1, packet16(1, 20, 0xffff, 60, nil), func(e *end) { e.builder.SetEntry(20, 0) },
+			"drop_16b_no_port"},
 		{"no room", 1, packet16(1, 2, 0xffff, 60, nil), func(e *end) { e.cable.full = true }, "drop_no_room"},
 	} {
 		nodes := line(t, 2)

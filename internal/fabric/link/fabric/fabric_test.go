@@ -122,13 +122,15 @@ func line(t testing.TB, n int) []*end {
 		e.builder = b
 		e.table.Store(b.Snapshot())
 		e.wiring.Store(w)
-		e.Link = New(Config{Table: &e.table, Wiring: &e.wiring, Trunk: e.cable, Source: e.cable, Manage: func(d *mad.Datagram) { e.mads = append(e.mads, *d) }})
+		e.Link = New(Config{Table: &e.table, Wiring: &e.wiring, Trunk: e.cable, Source: e.cable,
+			Manage: func(d *mad.Datagram) { e.mads = append(e.mads, *d) }})
 	}
 	return nodes
 }
 
 func run(dlid ib.LID, op ib.Opcode, count, mtu, n int, global bool, b []byte) *pkt.Burst {
-	r := &pkt.Burst{Count: uint32(count), MTU: uint32(mtu), Path: &ib.Path{SLID: 1, DLID: dlid, SL: 3}, Data: mem.BytesPayload(b[:n])}
+	r := &pkt.Burst{Count: uint32(count), MTU: uint32(mtu), Path: &ib.Path{SLID: 1, DLID: dlid, SL: 3},
+		Data: mem.BytesPayload(b[:n])}
 	r.Headers = wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x4002, PSN: 0xfffffe, AckReq: true}
 	if global {
 		p := r.Path
@@ -151,9 +153,13 @@ func TestRuns(t *testing.T) {
 			op       ib.Opcode
 			mtu, len int
 		}{
-			{ib.ServiceRC | ib.SendOnly, 4096, 0}, {ib.ServiceRC | ib.SendOnly, 4096, 1}, {ib.ServiceRC | ib.SendOnly, 256, 255}, {ib.ServiceRC | ib.SendOnly, 256, 256},
-			{ib.ServiceRC | ib.SendOnly, 256, 257}, {ib.ServiceRC | ib.WriteOnlyImm, 1024, 3000}, {ib.ServiceRC | ib.SendMiddle, 4096, 8192},
-			{ib.ServiceUC | ib.WriteOnly, 4096, 65536}, {ib.ReadRespOnly, 2048, 65535}, {ib.ServiceRC | ib.WriteOnly, 4096, MaxRun}, {ib.ServiceUC | ib.SendOnly, 256, MaxRun - 1025}, {ib.ServiceUD | ib.SendOnly, 4096, 4096}, {ib.Acknowledge, 4096, 0},
+			{ib.ServiceRC | ib.SendOnly, 4096, 0}, {ib.ServiceRC | ib.SendOnly, 4096, 1}, {ib.ServiceRC | ib.SendOnly,
+				256, 255}, {ib.ServiceRC | ib.SendOnly, 256, 256},
+			{ib.ServiceRC | ib.SendOnly, 256, 257}, {ib.ServiceRC | ib.WriteOnlyImm, 1024,
+				3000}, {ib.ServiceRC | ib.SendMiddle, 4096, 8192},
+			{ib.ServiceUC | ib.WriteOnly, 4096, 65536}, {ib.ReadRespOnly, 2048, 65535}, {ib.ServiceRC | ib.WriteOnly,
+				4096, MaxRun}, {ib.ServiceUC | ib.SendOnly, 256, MaxRun - 1025},
+			{ib.ServiceUD | ib.SendOnly, 4096, 4096}, {ib.Acknowledge, 4096, 0},
 		} {
 			t.Run(fmt.Sprintf("%v_%d_%d_%v", x.op, x.mtu, x.len, global), func(t *testing.T) {
 				nodes := line(t, 2)
@@ -228,7 +234,8 @@ func TestForwarding(t *testing.T) {
 	if runs, _ := nodes[1].Recv(1); len(runs) != 0 {
 		t.Error("delivered on the way")
 	}
-	if len(nodes[2].cable.queue) != 1 || !bytes.Equal(nodes[2].cable.queue[0].packet, sent) || len(nodes[0].cable.queue) != 0 {
+	if len(nodes[2].cable.queue) != 1 || !bytes.Equal(nodes[2].cable.queue[0].packet, sent) ||
+		len(nodes[0].cable.queue) != 0 {
 		t.Fatal("not passed on as it was")
 	}
 	if runs, _ := nodes[2].Recv(1); len(runs) != 1 || runs[0].Path.Function != 1 {
@@ -240,7 +247,8 @@ func TestForwarding(t *testing.T) {
 	nodes[0].Send(1, m, batch)
 	for i := 1; i < 3; i++ {
 		runs, _ := nodes[i].Recv(1)
-		if len(runs) != 1 || runs[0].Path.Function != Multicast || runs[0].Path.DLID != 0xc001 || !bytes.Equal(runs[0].Data.Bytes, body) {
+		if len(runs) != 1 || runs[0].Path.Function != Multicast || runs[0].Path.DLID != 0xc001 ||
+			!bytes.Equal(runs[0].Data.Bytes, body) {
 			t.Errorf("node %d: %d runs", i, len(runs))
 		}
 	}
@@ -249,7 +257,8 @@ func TestForwarding(t *testing.T) {
 	}
 	words := uint64(len(sent)-wire.VCRCLen) / 4
 	c := nodes[1].PeerCounters(0)
-	if d := nodes[1].PeerCounters(1); c.RcvPkts != 2 || c.MulticastRcv != 1 || d.XmitPkts != 2 || d.MulticastXmit != 1 || c.RcvData != d.XmitData || c.RcvData <= words {
+	if d := nodes[1].PeerCounters(1); c.RcvPkts != 2 || c.MulticastRcv != 1 || d.XmitPkts != 2 ||
+		d.MulticastXmit != 1 || c.RcvData != d.XmitData || c.RcvData <= words {
 		t.Errorf("the node in the middle counted %+v and %+v", c, d)
 	}
 }
@@ -272,7 +281,8 @@ func TestDrops(t *testing.T) {
 	a.cable.full = true
 	send(2)
 	c := a.Counters()
-	if c.DropRoute[vswitch.Unreachable] != 1 || c.DropRoute[vswitch.AboveTop] != 1 || c.DropRoute[vswitch.EgressState] != 1 || c.DropNoRoom != 1 || !a.Blocked() {
+	if c.DropRoute[vswitch.Unreachable] != 1 || c.DropRoute[vswitch.AboveTop] != 1 ||
+		c.DropRoute[vswitch.EgressState] != 1 || c.DropNoRoom != 1 || !a.Blocked() {
 		t.Errorf("%+v", c)
 	}
 	bad := run(2, ib.ServiceRC|ib.SendOnly, 3, 256, 4, false, body)
@@ -351,8 +361,10 @@ func TestDatagrams(t *testing.T) {
 	}{
 		{"directed route", mad.Datagram{SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, PKey: 0xffff}, 15},
 		{"subnet management", mad.Datagram{SLID: 1, DLID: 2, PKey: 0xffff}, 15},
-		{"general services", mad.Datagram{SLID: 1, DLID: 2, SL: 4, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0x8001}, 0},
-		{"with a GRH", mad.Datagram{SLID: 1, DLID: 2, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0xffff, Global: true, HopLimit: 9,
+		{"general services", mad.Datagram{SLID: 1, DLID: 2, SL: 4, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
+			PKey: 0x8001}, 0},
+		{"with a GRH", mad.Datagram{SLID: 1, DLID: 2, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0xffff,
+			Global: true, HopLimit: 9,
 			TClass: 3, FlowLabel: 4, SGID: ib.GID{1}, DGID: ib.GID{2}}, 0},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -393,8 +405,10 @@ func TestLongDatagrams(t *testing.T) {
 		n   int
 		qpn ib.QPN
 		ok  bool
-	}{{mad.OPALen, 1, true}, {mad.VEMATrapLen, 1, true}, {mad.Len, 1, true}, {mad.HeaderLen, 1, true}, {mad.OPALen + 4, 1, false}, {mad.OPALen + 1, 1, false},
-		{mad.HeaderLen - 4, 1, false}, {26, 1, false}, {4, 1, false}, {mad.OPALen, 0, false}, {mad.HeaderLen, 0, false}} {
+	}{{mad.OPALen, 1, true}, {mad.VEMATrapLen, 1, true}, {mad.Len, 1, true}, {mad.HeaderLen, 1, true}, {mad.OPALen +
+		4, 1, false}, {mad.OPALen + 1, 1, false},
+		{mad.HeaderLen - 4, 1, false}, {26, 1, false}, {4, 1, false}, {mad.OPALen, 0, false}, {mad.HeaderLen, 0,
+			false}} {
 		nodes := line(t, 2)
 		long := bytes.Repeat([]byte{0xa5}, c.n)
 		long[0] = mad.OPABaseVersion
@@ -419,7 +433,8 @@ func TestLongDatagrams(t *testing.T) {
 				t.Errorf("%d octets to queue pair %d: not counted", c.n, c.qpn)
 			}
 			continue
-		} else if g := nodes[1].mads[0]; !bytes.Equal(g.Long, long) || !bytes.Equal(g.Data[:min(c.n, mad.Len)], long[:min(c.n, mad.Len)]) {
+		} else if g := nodes[1].mads[0]; !bytes.Equal(g.Long, long) ||
+			!bytes.Equal(g.Data[:min(c.n, mad.Len)], long[:min(c.n, mad.Len)]) {
 			t.Errorf("%d octets: % x", c.n, g.Long)
 		}
 		kept := bytes.Clone(long)

@@ -39,7 +39,8 @@ func PutMAD(b []byte, d *mad.Datagram, psn ib.PSN) {
 			HopLimit: d.HopLimit, SGID: d.SGID, DGID: d.DGID}
 	}
 	off := h.put(b, n)
-	t := wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}
+	t := wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey,
+		SrcQPN: d.SrcQPN}
 	off += t.Put(b[off:])
 	copy(b[off:], d.MAD())
 	seal(b)
@@ -55,7 +56,8 @@ func ParseMAD(l *wire.LRH, g *wire.GRH, t []byte, d *mad.Datagram) bool {
 		h.DestQPN == ib.QPNSMI && len(payload) != mad.Len {
 		return false
 	}
-	*d = mad.Datagram{SLID: l.SLID, DLID: l.DLID, SL: l.SL, SrcQPN: h.SrcQPN, DstQPN: h.DestQPN, QKey: h.QKey, PKey: h.PKey}
+	*d = mad.Datagram{SLID: l.SLID, DLID: l.DLID, SL: l.SL, SrcQPN: h.SrcQPN, DstQPN: h.DestQPN, QKey: h.QKey,
+		PKey: h.PKey}
 	if l.LNH == wire.LNHGlobal {
 		d.Global, d.HopLimit, d.TClass, d.FlowLabel, d.SGID, d.DGID = true, g.HopLimit, g.TClass, g.FlowLabel, g.SGID, g.DGID
 	}
@@ -73,7 +75,8 @@ type native struct {
 // put writes LRH and GRH of a packet of n bytes, LRH … VCRC, and returns their
 // length.
 func (h *native) put(b []byte, n int) int {
-	l := wire.LRH{VL: h.vl, SL: h.sl, LNH: wire.LNHLocal, DLID: h.dlid, SLID: h.slid, PktLen: uint16((n - wire.VCRCLen) / 4)}
+	l := wire.LRH{VL: h.vl, SL: h.sl, LNH: wire.LNHLocal, DLID: h.dlid, SLID: h.slid,
+		PktLen: uint16((n - wire.VCRCLen) / 4)}
 	off := wire.LRHLen
 	if h.global {
 		l.LNH = wire.LNHGlobal

@@ -21,7 +21,8 @@ import (
 // packet16 builds a 16B packet with a frame of n octets.
 func packet16(slid, dlid uint32, key ib.PKey, n int, change func(*wire.Header16)) []byte {
 	p := bytes.Repeat([]byte{0xa5}, wire.Len16(wire.Ethernet16Len+n))
-	h := wire.Header16{SLID: slid, DLID: dlid, Length: uint16(len(p) / 8), L4: wire.L4Ethernet, PKey: key, SC: 3, RC: 5, Entropy: 0x1234}
+	h := wire.Header16{SLID: slid, DLID: dlid, Length: uint16(len(p) / 8), L4: wire.L4Ethernet, PKey: key, SC: 3,
+		RC: 5, Entropy: 0x1234}
 	if change != nil {
 		change(&h)
 	}
@@ -92,7 +93,8 @@ func TestSend16(t *testing.T) {
 			dlid uint32
 			at   map[int]uint16 // function by node
 		}{
-			{2, map[int]uint16{1: 1}}, {3, map[int]uint16{2: 1}}, {20, map[int]uint16{0: 2}}, {0xf00001, map[int]uint16{0: 2, 1: 1, 2: 1}},
+			{2, map[int]uint16{1: 1}}, {3, map[int]uint16{2: 1}}, {20, map[int]uint16{0: 2}}, {0xf00001,
+				map[int]uint16{0: 2, 1: 1, 2: 1}},
 		} {
 			p := packet16(1, c.dlid, 0xffff, n, nil)
 			nodes[0].Send16(1, p)
@@ -108,7 +110,8 @@ func TestSend16(t *testing.T) {
 					if len(got[i]) != 0 {
 						t.Errorf("%d octets to %#x: node %d got it", n, c.dlid, i)
 					}
-				} else if x := got[i]; len(x) != 1 || x[0].function != function || !bytes.Equal(x[0].p, want) || x[0].h.DLID != c.dlid || x[0].h.SLID != 1 {
+				} else if x := got[i]; len(x) != 1 || x[0].function != function || !bytes.Equal(x[0].p, want) ||
+					x[0].h.DLID != c.dlid || x[0].h.SLID != 1 {
 					t.Errorf("%d octets to %#x: node %d got %d, %+v", n, c.dlid, i, len(x), nodes[i].Counters())
 				}
 				got[i] = nil
@@ -116,7 +119,8 @@ func TestSend16(t *testing.T) {
 		}
 	}
 	c, d := nodes[1].PeerCounters(0), nodes[1].PeerCounters(1)
-	if c.RcvPkts != 33 || c.MulticastRcv != 11 || d.XmitPkts != 22 || d.MulticastXmit != 11 || nodes[1].Counters().Accepted16 != 22 ||
+	if c.RcvPkts != 33 || c.MulticastRcv != 11 || d.XmitPkts != 22 || d.MulticastXmit != 11 ||
+		nodes[1].Counters().Accepted16 != 22 ||
 		nodes[0].PeerCounters(1).XmitData != c.RcvData || d.XmitData != nodes[2].PeerCounters(0).RcvData {
 		t.Errorf("the node in the middle counted %+v and %+v", c, d)
 	}
@@ -200,7 +204,8 @@ func TestDrops16(t *testing.T) {
 		at      int
 		counter string
 	}{
-		{"no port for them", func(n []*end) { n[1].SetTaker(nil); n[0].Send16(1, packet16(1, 2, 0xffff, 60, nil)) }, 1, "drop_16b_no_port"},
+		{"no port for them", func(n []*end) { n[1].SetTaker(nil); n[0].Send16(1, packet16(1, 2, 0xffff, 60, nil)) },
+			1, "drop_16b_no_port"},
 		{"a function without one", func(n []*end) {
 			n[1].SetTaker(func(mono.Time, uint16, *wire.Header16, []byte) bool { return false })
 			n[0].Send16(1, packet16(1, 2, 0xffff, 60, nil))
@@ -226,13 +231,20 @@ func TestDrops16(t *testing.T) {
 			n[1].table.Store(n[1].builder.Snapshot())
 			n[0].Send16(1, packet16(1, 2, 0x8002, 60, nil))
 		}, 1, "drop_route_pkey_out"},
-		{"nobody's LID", func(n []*end) { n[0].Send16(1, packet16(1, 0xc001, 0xffff, 60, nil)) }, 0, "drop_route_bad_lid"},
-		{"permissive LID", func(n []*end) { n[0].Send16(1, packet16(1, 0xffffff, 0xffff, 60, nil)) }, 0, "drop_route_bad_lid"},
-		{"from a group", func(n []*end) { n[0].Send16(1, packet16(0xf00001, 2, 0xffff, 60, nil)) }, 0, "drop_route_bad_lid"},
-		{"from nobody", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(0, 2, 0xffff, 60, nil))}} }, 1, "drop_route_bad_lid"},
-		{"from another node's function", func(n []*end) { n[0].Send16(1, packet16(2, 3, 0xffff, 60, nil)) }, 0, "drop_unconnected"},
-		{"from a LID without an entry", func(n []*end) { n[0].Send16(1, packet16(77, 3, 0xffff, 60, nil)) }, 0, "drop_unconnected"},
-		{"from itself", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(2, 3, 0xffff, 60, nil))}} }, 1, "drop_own_source"},
+		{"nobody's LID", func(n []*end) { n[0].Send16(1, packet16(1, 0xc001, 0xffff, 60, nil)) }, 0,
+			"drop_route_bad_lid"},
+		{"permissive LID", func(n []*end) { n[0].Send16(1, packet16(1, 0xffffff, 0xffff, 60, nil)) }, 0,
+			"drop_route_bad_lid"},
+		{"from a group", func(n []*end) { n[0].Send16(1, packet16(0xf00001, 2, 0xffff, 60, nil)) }, 0,
+			"drop_route_bad_lid"},
+		{"from nobody", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(0, 2, 0xffff, 60, nil))}} },
+			1, "drop_route_bad_lid"},
+		{"from another node's function", func(n []*end) { n[0].Send16(1, packet16(2, 3, 0xffff, 60, nil)) }, 0,
+			"drop_unconnected"},
+		{"from a LID without an entry", func(n []*end) { n[0].Send16(1, packet16(77, 3, 0xffff, 60, nil)) }, 0,
+			"drop_unconnected"},
+		{"from itself", func(n []*end) { n[1].cable.queue = []arrival{{0, frame(packet16(2, 3, 0xffff, 60, nil))}} },
+			1, "drop_own_source"},
 		{"to itself", func(n []*end) { n[0].Send16(1, packet16(1, 1, 0xffff, 60, nil)) }, 0, "drop_route_loopback"},
 		{"CRC", func(n []*end) {
 			p := packet16(1, 2, 0xffff, 60, nil)
@@ -245,7 +257,8 @@ func TestDrops16(t *testing.T) {
 			n[1].cable.queue = []arrival{{0, append([]byte{2}, packet16(1, 2, 0xffff, 60, nil)...)}}
 		}, 1, "drop_link_version"},
 		{"no 16B packet", func(n []*end) { n[0].Send16(1, make([]byte, 88)) }, 0, "drop_link_version"},
-		{"no room", func(n []*end) { n[0].cable.full = true; n[0].Send16(1, packet16(1, 2, 0xffff, 60, nil)) }, 0, "drop_no_room"},
+		{"no room", func(n []*end) { n[0].cable.full = true; n[0].Send16(1, packet16(1, 2, 0xffff, 60, nil)) }, 0,
+			"drop_no_room"},
 	} {
 		nodes := line(t, 3)
 		got := takers(nodes)
@@ -385,7 +398,8 @@ func FuzzRecv16(f *testing.F) {
 		before := e.Counters()
 		e.cable.queue = []arrival{{0, append([]byte{kind16}, p...)}}
 		runs, _ := e.Recv(1)
-		if len(runs) != 0 || len(e.mads) != 0 || took > 1 || len(nodes[0].cable.queue) != 0 || len(nodes[2].cable.queue) > 1 {
+		if len(runs) != 0 || len(e.mads) != 0 || took > 1 || len(nodes[0].cable.queue) != 0 ||
+			len(nodes[2].cable.queue) > 1 {
 			t.Error("taken for another packet, delivered twice, or sent back")
 		}
 		if took+len(nodes[2].cable.queue) == 0 && e.Counters() == before {

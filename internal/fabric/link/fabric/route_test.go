@@ -19,15 +19,17 @@ func TestRoute(t *testing.T) {
 	w.Port[2], w.Port[3] = Plug{Function, 2}, Plug{Function, 3}
 	a.wiring.Store(&w)
 	r := rand.New(rand.NewPCG(1, 2))
-	states := []ib.PortState{ib.PortActive, ib.PortActive, ib.PortActive, ib.PortActive, ib.PortArmed, ib.PortInit, ib.PortDown}
+	states := []ib.PortState{ib.PortActive, ib.PortActive, ib.PortActive, ib.PortActive, ib.PortArmed, ib.PortInit,
+		ib.PortDown}
 	keys := []ib.PKey{0xffff, 0x7fff, 0x8001, 0x0001, 0x0000, 0x8000}
 	body := make([]byte, 64)
 	seen := map[vswitch.Refusal]int{}
 	for range 4000 {
 		b := a.builder
 		for p := uint8(1); p <= 3; p++ {
-			b.SetPort(p, vswitch.Port{State: states[r.IntN(len(states))], EnforceIn: r.IntN(3) == 0, EnforceOut: r.IntN(3) == 0,
-				PKeys: []ib.PKey{keys[r.IntN(len(keys))], keys[r.IntN(len(keys))]}})
+			b.SetPort(p, vswitch.Port{State: states[r.IntN(len(states))], EnforceIn: r.IntN(3) == 0,
+				EnforceOut: r.IntN(3) == 0,
+				PKeys:      []ib.PKey{keys[r.IntN(len(keys))], keys[r.IntN(len(keys))]}})
 			b.SetEntry(ib.LID(p), []uint8{p, p, p, p, vswitch.NoPort, 4}[r.IntN(6)])
 		}
 		a.table.Store(b.Snapshot())
@@ -59,7 +61,8 @@ func TestRoute(t *testing.T) {
 		seen[why]++
 		a.Recv(1)
 	}
-	for _, why := range []vswitch.Refusal{vswitch.OK, vswitch.PKeyIn, vswitch.PKeyOut, vswitch.EgressState, vswitch.IngressState, vswitch.BadPort, vswitch.BadLID, vswitch.Unreachable} {
+	for _, why := range []vswitch.Refusal{vswitch.OK, vswitch.PKeyIn, vswitch.PKeyOut, vswitch.EgressState,
+		vswitch.IngressState, vswitch.BadPort, vswitch.BadLID, vswitch.Unreachable} {
 		if seen[why] == 0 {
 			t.Errorf("%v never came up: %v", why, seen)
 		}

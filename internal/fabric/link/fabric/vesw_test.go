@@ -37,7 +37,8 @@ func (s slots) AllocNetdev(vport uint8) (vnic.Netdev, error) { return s.Alloc(vp
 func (s slots) FreeNetdev(vport uint8)                       { s.Free(vport) }
 
 func newStation(e *end, function uint16, lid uint32) *station {
-	s := &station{e: e, function: function, lid: lid, netdevs: vnic.NewNetdevs(0), tx: map[uint8]*vnic.Sender{}, got: map[uint8][][]byte{}}
+	s := &station{e: e, function: function, lid: lid, netdevs: vnic.NewNetdevs(0), tx: map[uint8]*vnic.Sender{},
+		got: map[uint8][][]byte{}}
 	s.netdevs.SetLIDs(lid, 0)
 	s.ports = vnic.New(vnic.Config{Function: slots{s.netdevs}, OPAPort: 1})
 	s.ports.SetLink(1, true)
@@ -175,7 +176,8 @@ func TestTwoVESWs(t *testing.T) {
 						want = 1
 					}
 					if got := s.got[v]; len(got) != want || want == 1 && !bytes.Equal(got[0], frame) {
-						t.Errorf("%s, wire %v: station %d, port %d has %d frames, want %d", what, wireLocal, i, v, len(got), want)
+						t.Errorf("%s, wire %v: station %d, port %d has %d frames, want %d", what, wireLocal, i, v,
+							len(got), want)
 					}
 				}
 				clear(s.got)
@@ -231,7 +233,8 @@ func TestHostileNode(t *testing.T) {
 						p[19] |= byte(vesw>>12) << 4
 						wire.Seal16(p, wire.Ethernet16Len+60)
 						nodes[0].Send16(1, p)
-						nodes[1].cable.queue = append(nodes[1].cable.queue, arrival{0, append([]byte{kind16}, packetWith(p, key == 0x8001)...)})
+						nodes[1].cable.queue = append(nodes[1].cable.queue,
+							arrival{0, append([]byte{kind16}, packetWith(p, key == 0x8001)...)})
 						forged++
 					}
 				}
@@ -276,7 +279,8 @@ func tcpSegment(dst [6]byte, payload, size int) ([]byte, ether.Offload) {
 	f = append(f, 0x08, 0, 0x45, 0, byte(n>>8), byte(n&0xff), 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2)
 	f = append(f, make([]byte, 20+payload)...)
 	f[46] = 0x50
-	return f, ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, GSOSize: uint16(size), CsumStart: 34, CsumOffset: 16}
+	return f, ether.Offload{Flags: ether.NeedsCsum, GSO: ether.GSOTCPv4, GSOSize: uint16(size), CsumStart: 34,
+		CsumOffset: 16}
 }
 
 // TestSegments: a segment goes whole within a node and as frames of the MTU between nodes, and counts as these
@@ -297,7 +301,8 @@ func TestSegments(t *testing.T) {
 	settle(t, nodes)
 	frames := (payload + 1447) / 1448
 	if built != frames || len(all[2].got[3]) != frames || len(all[1].got[3]) != 2 {
-		t.Errorf("%d packets, %d frames at the other node, want %d; %d within this one", built, len(all[2].got[3]), frames, len(all[1].got[3]))
+		t.Errorf("%d packets, %d frames at the other node, want %d; %d within this one", built, len(all[2].got[3]),
+			frames, len(all[1].got[3]))
 	}
 	for i, g := range all[2].got[3] {
 		if want := min(1502, 54+payload-i*1448); len(g) != want {
@@ -305,7 +310,8 @@ func TestSegments(t *testing.T) {
 		}
 	}
 	tx, near, far := all[0].tx[3].Counters().Tx, all[1].rx.Counters(3).Rx, all[2].rx.Counters(3).Rx
-	if tx != near || int(tx.Packets) != 2*frames || far.Packets*2 != tx.Packets || far.Bytes*2 != tx.Bytes || far.McastBcast != far.Packets {
+	if tx != near || int(tx.Packets) != 2*frames || far.Packets*2 != tx.Packets || far.Bytes*2 != tx.Bytes ||
+		far.McastBcast != far.Packets {
 		t.Errorf("sent %+v\nhere %+v\nthere %+v", tx, near, far)
 	}
 }

@@ -117,7 +117,8 @@ func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Burst {
 	// Two segments, so that offsets into a list matter.
 	cut := len(data) / 3
 	segs := []mem.Seg{{Bytes: data[:cut], Len: uint64(cut)}, {Bytes: data[cut:], Len: uint64(len(data) - cut)}}
-	return pkt.Burst{Headers: h, Count: max(1, uint32((len(data)+255)/256)), MTU: 256, Path: path, Data: mem.ListPayload(segs, 0, len(data))}
+	return pkt.Burst{Headers: h, Count: max(1, uint32((len(data)+255)/256)), MTU: 256, Path: path,
+		Data: mem.ListPayload(segs, 0, len(data))}
 }
 
 func newStage(t testing.TB, rules ...Rule) (*Stage, *sink) {
@@ -133,7 +134,8 @@ func newStage(t testing.TB, rules ...Rule) (*Stage, *sink) {
 }
 
 func TestNoRuleNoWork(t *testing.T) {
-	s, k := newStage(t, Rule{ID: 1, Drop: 100, Peer: gid("10.0.0.3")}, Rule{ID: 2, Drop: 100, Sources: []ib.GID{gid("10.0.0.4")}})
+	s, k := newStage(t, Rule{ID: 1, Drop: 100, Peer: gid("10.0.0.3")}, Rule{ID: 2, Drop: 100,
+		Sources: []ib.GID{gid("10.0.0.4")}})
 	r := message(ib.WriteOnly, 0, random(1024))
 	b := mem.NewBatch(4096)
 	s.Send(1, &r, b)
@@ -410,7 +412,8 @@ func TestSourceFault(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	for _, r := range []Rule{{Drop: -1}, {Duplicate: 101}, {Reorder: math.NaN()}, {Corrupt: math.Inf(1)}, {Delay: -1}, {Jitter: MaxDelay + 1}} {
+	for _, r := range []Rule{{Drop: -1}, {Duplicate: 101}, {Reorder: math.NaN()}, {Corrupt: math.Inf(1)}, {Delay: -1},
+		{Jitter: MaxDelay + 1}} {
 		if r.Validate() == nil {
 			t.Errorf("%+v is valid", r)
 		}

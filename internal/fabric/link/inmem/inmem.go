@@ -54,7 +54,8 @@ type Network struct {
 
 // NewNetwork returns an underlay without nodes.
 func NewNetwork(seed uint64, f Faults) *Network {
-	return &Network{faults: f, rng: rand.New(rand.NewPCG(seed, 0x7472756e6b)), links: map[Addr]*Link{}, cut: map[[2]Addr]bool{}}
+	return &Network{faults: f, rng: rand.New(rand.NewPCG(seed, 0x7472756e6b)), links: map[Addr]*Link{},
+		cut: map[[2]Addr]bool{}}
 }
 
 // SetFaults changes the faults of what is sent from now on.
@@ -133,7 +134,8 @@ func (n *Network) Open(cfg Config) (*Link, error) {
 		cfg.Limit = 1472
 	}
 	l := &Link{net: n, cfg: cfg, peers: make([]trunk.Remote, len(cfg.Peers)), byAddr: map[Addr]int{}}
-	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: l.changed}
+	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
+		Event: l.changed}
 	var errs []error
 	for i, p := range cfg.Peers {
 		if _, twice := l.byAddr[p.Addr]; twice {
@@ -222,7 +224,8 @@ type Sender struct {
 
 // Sender returns the sender of a stream, which no other Sender may have.
 func (l *Link) Sender(stream uint8) *Sender {
-	return &Sender{l: l, batch: trunk.NewBatch(l.cfg.Node, l.cfg.Epoch, stream, len(l.peers), func(i int) trunk.Remote { return l.peers[i] })}
+	return &Sender{l: l, batch: trunk.NewBatch(l.cfg.Node, l.cfg.Epoch, stream, len(l.peers),
+		func(i int) trunk.Remote { return l.peers[i] })}
 }
 
 // Inject is that of udp.Sender.

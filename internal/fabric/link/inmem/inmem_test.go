@@ -215,12 +215,14 @@ func TestLossyUnderlay(t *testing.T) {
 			got := b.Status(0)
 			dropped := s.net.Dropped - sent.Dropped
 			if missing := uint64(n - len(b.got)); missing > dropped || f.Drop == 0 && missing != 0 {
-				t.Errorf("seed %d, %+v: %d of %d packets are missing, %d datagrams were dropped: %+v", seed, f, missing, n, dropped, got)
+				t.Errorf("seed %d, %+v: %d of %d packets are missing, %d datagrams were dropped: %+v", seed, f,
+					missing, n, dropped, got)
 			}
 			if f.Drop == 0 && (got.Lost != base.Lost || got.Expired != base.Expired) {
 				t.Errorf("seed %d, %+v: loss without loss: %+v", seed, f, got)
 			}
-			if (got.Drop[trunk.Duplicate] > base.Drop[trunk.Duplicate]) != (f.Duplicate > 0) || (got.Reordered > base.Reordered) != (f.Reorder > 0) {
+			if (got.Drop[trunk.Duplicate] > base.Drop[trunk.Duplicate]) != (f.Duplicate > 0) ||
+				(got.Reordered > base.Reordered) != (f.Reorder > 0) {
 				t.Errorf("seed %d, %+v: %+v", seed, f, got)
 			}
 			if s.log.Len() != 0 {
@@ -233,7 +235,8 @@ func TestLossyUnderlay(t *testing.T) {
 // TestSameSeedSameResult is what makes a failure repeatable.
 func TestSameSeedSameResult(t *testing.T) {
 	outcome := func(seed uint64) string {
-		s := newSim(t, seed, 3, Faults{Delay: time.Millisecond, Drop: 0.2, Duplicate: 0.2, Reorder: 0.5, ReorderBy: 300 * time.Millisecond})
+		s := newSim(t, seed, 3, Faults{Delay: time.Millisecond, Drop: 0.2, Duplicate: 0.2, Reorder: 0.5,
+			ReorderBy: 300 * time.Millisecond})
 		s.run(5000*ms, never)
 		return fmt.Sprintf("%s%+v%+v", s.log.String(), s.net.Counters, s.nodes[0].Status(1))
 	}
@@ -261,7 +264,8 @@ func TestStranger(t *testing.T) {
 		t.Error("room for a packet on a trunk that is down")
 	}
 	stranger.Close()
-	if _, err := s.net.Open(Config{Addr: 9, Peers: []Peer{{Addr: 1}, {Addr: 1}}}); err == nil || !strings.Contains(err.Error(), "twice") || !strings.Contains(err.Error(), "epoch") {
+	if _, err := s.net.Open(Config{Addr: 9, Peers: []Peer{{Addr: 1}, {Addr: 1}}}); err == nil ||
+		!strings.Contains(err.Error(), "twice") || !strings.Contains(err.Error(), "epoch") {
 		t.Errorf("%v", err)
 	}
 }

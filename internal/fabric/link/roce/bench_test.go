@@ -30,7 +30,8 @@ func BenchmarkLoopback(b *testing.B) {
 func benchLink(b *testing.B, mtu, size int, op ib.Opcode) {
 	tx, rx := pair(b)
 	batch := mem.NewBatch(64 << 10)
-	r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff}, Count: packets(size, mtu), MTU: uint32(mtu), Path: paths[0].path, Data: mem.BytesPayload(random(size))}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff}, Count: packets(size, mtu), MTU: uint32(mtu),
+		Path: paths[0].path, Data: mem.BytesPayload(random(size))}
 	// Small messages go as a lane sends them: many per flush.
 	each := max(1, 64*1024/max(size, 1024))
 	b.SetBytes(int64(size * each))

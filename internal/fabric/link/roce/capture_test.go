@@ -93,7 +93,8 @@ func newCable(t *testing.T, mtu int) *cable {
 		check(err)
 		addr.Flags = unix.IFA_F_NODAD
 		check(netlink.AddrAdd(near, addr))
-		check(netlink.NeighAdd(&netlink.Neigh{LinkIndex: c.near, State: unix.NUD_PERMANENT, IP: net.ParseIP(a.far), HardwareAddr: c.farMAC}))
+		check(netlink.NeighAdd(&netlink.Neigh{LinkIndex: c.near, State: unix.NUD_PERMANENT, IP: net.ParseIP(a.far),
+			HardwareAddr: c.farMAC}))
 	}
 	// The kernel drops what is sent before it has noticed the carrier, and what
 	// arrives before it has made a route of an IPv6 address, which it does then.
@@ -196,9 +197,11 @@ func capture(t *testing.T, c *cable) {
 			for _, s := range []struct {
 				op   ib.Opcode
 				size int
-			}{{ib.WriteOnly, 65536}, {ib.SendOnlyImm, 65535}, {ib.Acknowledge, 0}, {ib.Acknowledge, 0}, {ib.SendOnly, 3}, {ib.ReadRespOnly, 5 * pathMTU}, {ib.WriteOnlyImm, 200001}} {
+			}{{ib.WriteOnly, 65536}, {ib.SendOnlyImm, 65535}, {ib.Acknowledge, 0}, {ib.Acknowledge, 0}, {ib.SendOnly,
+				3}, {ib.ReadRespOnly, 5 * pathMTU}, {ib.WriteOnlyImm, 200001}} {
 				data := random(s.size)
-				r := pkt.Burst{Headers: wire.Headers{Opcode: s.op, PKey: 0xffff, DestQPN: 0x11, PSN: psn, AckReq: true}, Path: p,
+				r := pkt.Burst{Headers: wire.Headers{Opcode: s.op, PKey: 0xffff, DestQPN: 0x11, PSN: psn,
+					AckReq: true}, Path: p,
 					Count: packets(s.size, pathMTU), MTU: uint32(pathMTU), Data: mem.BytesPayload(data)}
 				set(&r.Headers)
 				if res := l.Send(0, &r, batch); res != mem.OK {
@@ -217,7 +220,8 @@ func capture(t *testing.T, c *cable) {
 			ids := map[uint16]int{}
 			for i, g := range c.capture(t, len(want)) {
 				ids[g.ip.ID]++
-				if g.ip.Src != p.SGID || g.ip.Dst != p.DGID || g.ip.TClass != p.TClass || g.ip.HopLimit != p.HopLimit || g.ip.DF != g.ip.IPv4 {
+				if g.ip.Src != p.SGID || g.ip.Dst != p.DGID || g.ip.TClass != p.TClass ||
+					g.ip.HopLimit != p.HopLimit || g.ip.DF != g.ip.IPv4 {
 					t.Errorf("frame %d: headers %+v, want those of %+v", i, g.ip, p)
 				}
 				if g.h != want[i].h || !bytes.Equal(g.data, want[i].data) {
@@ -238,7 +242,8 @@ func TestTooBigForPath(t *testing.T) {
 		for _, p := range []*ib.Path{path(nearV4, farV4), path(nearV6, farV6)} {
 			l.c, l.tooBig = Counters{}, tooBig{}
 			for _, n := range []int{1, 8} {
-				r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: p, Count: uint32(n), MTU: 4096, Data: mem.BytesPayload(random(n * 4096))}
+				r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: p, Count: uint32(n),
+					MTU: 4096, Data: mem.BytesPayload(random(n * 4096))}
 				if res := l.Send(0, &r, mem.NewBatch(4096)); res != mem.OK {
 					t.Fatal(res)
 				}
@@ -290,16 +295,20 @@ func TestPeerFrames(t *testing.T) {
 			t.Error("joined a unicast address")
 		}
 		data := random(4096)
-		h := wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast, QKey: 7, SrcQPN: 0x11}
-		v4 := wire.IPUDP{Src: gid(farV4), Dst: gid(nearV4), IPv4: true, TClass: 0x20, HopLimit: 64, DF: true, ID: 0xabcd, SrcPort: 0xd00d, DstPort: wire.UDPPort}
-		v6 := wire.IPUDP{Src: gid(farV6), Dst: gid(nearV6), TClass: 0x20, HopLimit: 64, SrcPort: 0xd00d, DstPort: wire.UDPPort}
+		h := wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast, QKey: 7,
+			SrcQPN: 0x11}
+		v4 := wire.IPUDP{Src: gid(farV4), Dst: gid(nearV4), IPv4: true, TClass: 0x20, HopLimit: 64, DF: true,
+			ID: 0xabcd, SrcPort: 0xd00d, DstPort: wire.UDPPort}
+		v6 := wire.IPUDP{Src: gid(farV6), Dst: gid(nearV6), TClass: 0x20, HopLimit: 64, SrcPort: 0xd00d,
+			DstPort: wire.UDPPort}
 		for i, f := range []struct {
 			mac net.HardwareAddr
 			ip  wire.IPUDP
 			dst ib.GID
 		}{
 			{c.nearMAC, v4, gid(nearV4)}, {c.nearMAC, v6, gid(nearV6)},
-			{net.HardwareAddr{1, 0, 0x5e, 7, 7, 7}, v4, group4}, {net.HardwareAddr{0x33, 0x33, 0, 0, 7, 0x77}, v6, group6},
+			{net.HardwareAddr{1, 0, 0x5e, 7, 7, 7}, v4, group4}, {net.HardwareAddr{0x33, 0x33, 0, 0, 7, 0x77}, v6,
+				group6},
 		} {
 			f.ip.Dst, h.PSN = f.dst, ib.PSN(i)
 			c.inject(t, f.mac, f.ip, h, data)
@@ -339,7 +348,8 @@ func TestMulticastOut(t *testing.T) {
 			if err := l.Join(p.DGID, c.near); err != nil {
 				t.Fatal(err)
 			}
-			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: p, Data: mem.BytesPayload(random(100))}
+			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff,
+				DestQPN: ib.QPNMulticast}, Count: 1, Path: p, Data: mem.BytesPayload(random(100))}
 			if res := l.Send(0, &r, batch); res != mem.OK {
 				t.Fatal(res)
 			}
@@ -367,7 +377,8 @@ func TestBlockedSingles(t *testing.T) {
 
 func blocked(t *testing.T, c *cable, singles bool) {
 	// 1 MB/s, with room for what the socket buffer holds: slower than any sender, even one that waits for a processor.
-	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: c.near, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+	tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: c.near, Handle: netlink.MakeHandle(1, 0),
+		Parent: netlink.HANDLE_ROOT},
 		Rate: 1 << 20, Limit: 64 << 20, Buffer: 64 << 10}
 	if err := netlink.QdiscAdd(tbf); err != nil {
 		if os.Getenv("REQUIRE_E2E") == "1" {
@@ -404,7 +415,8 @@ func blocked(t *testing.T, c *cable, singles bool) {
 				continue
 			}
 		}
-		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, PSN: ib.PSN(i * 64)}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, PSN: ib.PSN(i * 64)},
+			Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
 		l.noGSO = false
 		if res := l.Send(0, &r, batch); res != mem.OK {
 			t.Fatal(res)
@@ -423,7 +435,8 @@ func blocked(t *testing.T, c *cable, singles bool) {
 	}
 	// Bursts sent although the link is Blocked are dropped, with the reason counted.
 	for i := 0; l.Counters().DropBlocked == 0; i++ {
-		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64, MTU: 1024, Data: mem.BytesPayload(data)}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Path: path(nearV4, farV4), Count: 64,
+			MTU: 1024, Data: mem.BytesPayload(data)}
 		if l.Send(0, &r, batch) != mem.OK || i > 1000 {
 			t.Fatalf("after %d runs: %+v", i, l.Counters())
 		}

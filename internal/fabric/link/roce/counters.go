@@ -27,9 +27,10 @@ type Counters struct {
 	// the value is not known, so that 16 bits of the ICRC were checked.
 	RcvdIDSeen, RcvdIDSolved uint64
 
-	DropNotLocal   uint64 // broadcasts: neither an address of this host nor a group
-	DropTruncated  uint64 // did not fit the buffer, or arrived without its addresses
-	RcvBufOverflow uint64 `counter:"rcvbuf_overflow"` // datagrams that the kernel dropped because the receive buffer was full
+	DropNotLocal  uint64 // broadcasts: neither an address of this host nor a group
+	DropTruncated uint64 // did not fit the buffer, or arrived without its addresses
+	// datagrams that the kernel dropped because the receive buffer was full
+	RcvBufOverflow uint64 `counter:"rcvbuf_overflow"`
 	RcvErrors      uint64 // failed receive calls
 
 	// Dropped by the sender; the reliable service recovers or reports.

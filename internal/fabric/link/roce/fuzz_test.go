@@ -87,7 +87,8 @@ func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
 	if batch.Gather([][]byte{got}, &r.Data, 0) != mem.OK {
 		t.Fatalf("run %d of %d bytes: payload is shorter", i, r.Data.Len)
 	}
-	if r.Count == 0 || r.Count > 1 && (r.Data.Len <= int(r.MTU*(r.Count-1)) || r.Data.Len > int(r.MTU*r.Count) || !wholeMTU(r.MTU)) {
+	if r.Count == 0 || r.Count > 1 && (r.Data.Len <= int(r.MTU*(r.Count-1)) || r.Data.Len > int(r.MTU*r.Count) ||
+		!wholeMTU(r.MTU)) {
 		t.Errorf("run of %d packets, MTU %d, has %d bytes", r.Count, r.MTU, r.Data.Len)
 	}
 	for _, s := range r.Data.Segs {

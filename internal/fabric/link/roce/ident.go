@@ -38,9 +38,10 @@ const (
 const (
 	headBytes    = 20 + 8 + wire.BTHLen
 	headMessages = 64
-	headReads    = 1024 // bound of calls per lookup, so that a flood does not hold the lane: more than a buffer of 16 MiB holds
-	headSets     = 8192
-	headWays     = 4
+	// bound of calls per lookup, so that a flood does not hold the lane: more than a buffer of 16 MiB holds
+	headReads = 1024
+	headSets  = 8192
+	headWays  = 4
 )
 
 // head identifies a packet of a flow. Both the beginning of a UDP datagram and the raw socket's
@@ -107,7 +108,8 @@ func filterHeads(fd int, port uint16) error {
 		{Code: ret, K: headBytes},
 		{Code: ret, K: 0},
 	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
+	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]})
 }
 
 func (h *heads) close() error {
@@ -121,9 +123,11 @@ func (h *heads) close() error {
 type sight uint8
 
 const (
-	unseen  sight = iota // no message for the packet: the raw socket's buffer was full, or the kernel coalesced it into another packet
-	seen                 // it bore this one
-	another              // it bore another one
+	// no message for the packet: the raw socket's buffer was full, or the kernel coalesced it into another
+	// packet
+	unseen  sight = iota
+	seen          // it bore this one
+	another       // it bore another one
 )
 
 // lookup reports whether a packet had identification id, and removes the entry if so.
@@ -238,7 +242,8 @@ func (l *Link) genuine(p []byte) bool {
 	}
 	if l.heads != nil {
 		src, dst := &l.at.path.SGID, &l.at.path.DGID
-		k := head{src: be.Uint32(src[12:]), dst: be.Uint32(dst[12:]), port: l.at.path.SrcPort, bth: [wire.BTHLen]byte(p)}
+		k := head{src: be.Uint32(src[12:]), dst: be.Uint32(dst[12:]), port: l.at.path.SrcPort,
+			bth: [wire.BTHLen]byte(p)}
 		switch l.heads.lookup(&k, id) {
 		case seen:
 			l.c.RcvdIDSeen++

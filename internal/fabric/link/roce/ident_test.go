@@ -43,7 +43,8 @@ func (f foreign) onto(t *testing.T, c *cable, src, dst string, data []byte) {
 	b := make([]byte, 14+wire.MaxIPUDPLen+len(data)+64)
 	copy(b, c.nearMAC)
 	copy(b[6:], c.farMAC)
-	ip := wire.IPUDP{Src: gid(src), Dst: gid(dst), IPv4: gid(dst).IsIPv4(), HopLimit: 64, DF: true, ID: f.id, SrcPort: 0xd00d, DstPort: wire.UDPPort}
+	ip := wire.IPUDP{Src: gid(src), Dst: gid(dst), IPv4: gid(dst).IsIPv4(), HopLimit: 64, DF: true, ID: f.id,
+		SrcPort: 0xd00d, DstPort: wire.UDPPort}
 	b[12], b[13] = 0x86, 0xdd
 	if ip.IPv4 {
 		b[12], b[13] = 8, 0
@@ -104,10 +105,12 @@ func TestIdentification(t *testing.T) {
 			}
 			got, n := fmt.Sprint(last(t, c, l, farV4, nearV4)), l.Counters()
 			if mode == ICRCFull {
-				if got != "[1 3 3 4 5 6 7]" || n.DropRefusal[wire.BadICRC] != 1 || n.RcvdIDSeen != 4 || n.RcvdIDSolved != 1 {
+				if got != "[1 3 3 4 5 6 7]" || n.DropRefusal[wire.BadICRC] != 1 || n.RcvdIDSeen != 4 ||
+					n.RcvdIDSolved != 1 {
 					t.Errorf("full: received %v: %+v", got, n)
 				}
-			} else if got != "[1 2 3 3 4 5 6 7]" || n.DropRefusal[wire.BadICRC] != 0 || n.RcvdIDSeen != 0 || n.RcvdIDSolved != 6 {
+			} else if got != "[1 2 3 3 4 5 6 7]" || n.DropRefusal[wire.BadICRC] != 0 || n.RcvdIDSeen != 0 ||
+				n.RcvdIDSolved != 6 {
 				t.Errorf("solve: received %v: %+v", got, n)
 			}
 			l.Close()
@@ -126,7 +129,8 @@ func TestEveryBitOnTheWire(t *testing.T) {
 				l := openICRC(t, mode)
 				var got []ib.PSN
 				for bit := range bits {
-					foreign{id: uint16(bit) + 5, icrcID: uint16(bit) + 5, psn: ib.PSN(bit), flip: bit}.onto(t, c, a[0], a[1], data)
+					foreign{id: uint16(bit) + 5, icrcID: uint16(bit) + 5, psn: ib.PSN(bit), flip: bit}.onto(t, c,
+						a[0], a[1], data)
 					if bit%32 == 31 || bit == bits-1 { // less than a cable holds
 						got = append(got, last(t, c, l, a[0], a[1])...)
 					}
@@ -140,7 +144,8 @@ func TestEveryBitOnTheWire(t *testing.T) {
 					refused += v
 				}
 				if refused != uint64(bits-8) || n.DropRefusal[wire.BadICRC] < uint64(bits-8-64) {
-					t.Errorf("mode %v, to %s: %d of %d refused, %d for their ICRC", mode, a[1], refused, bits-8, n.DropRefusal[wire.BadICRC])
+					t.Errorf("mode %v, to %s: %d of %d refused, %d for their ICRC", mode, a[1], refused, bits-8,
+						n.DropRefusal[wire.BadICRC])
 				}
 				l.Close()
 			}
@@ -182,7 +187,8 @@ func TestCoalesced(t *testing.T) {
 			b := f.put(seed, m.data[n:], random(256))
 			if i == 0 && id != 0 {
 				var h [headBytes]byte
-				ip := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: true, DF: true, ID: id, SrcPort: p.SrcPort, DstPort: wire.UDPPort}
+				ip := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: true, DF: true, ID: id, SrcPort: p.SrcPort,
+					DstPort: wire.UDPPort}
 				copy(h[ip.Put(h[:], len(b)):], b)
 				l.heads.note(&h)
 			}
@@ -196,7 +202,8 @@ func TestCoalesced(t *testing.T) {
 		if x.bad >= 0 {
 			bad = 1
 		}
-		if c := l.Counters(); c.RcvdIDSeen != x.seen || c.RcvdIDSolved != x.solved || c.DropRefusal[wire.BadICRC] != bad || c.RcvdPackets != 4-bad {
+		if c := l.Counters(); c.RcvdIDSeen != x.seen || c.RcvdIDSolved != x.solved ||
+			c.DropRefusal[wire.BadICRC] != bad || c.RcvdPackets != 4-bad {
 			t.Errorf("%s: %+v", x.name, c)
 		}
 	}
@@ -205,14 +212,16 @@ func TestCoalesced(t *testing.T) {
 // headOf is the raw socket's message of a packet.
 func headOf(id uint16, psn uint32) *[headBytes]byte {
 	b := new([headBytes]byte)
-	ip := wire.IPUDP{Src: gid(farV4), Dst: gid(nearV4), IPv4: true, DF: true, ID: id, SrcPort: 0xd00d, DstPort: wire.UDPPort}
+	ip := wire.IPUDP{Src: gid(farV4), Dst: gid(nearV4), IPv4: true, DF: true, ID: id, SrcPort: 0xd00d,
+		DstPort: wire.UDPPort}
 	n := ip.Put(b[:], 100)
 	be.PutUint32(b[n+8:], psn)
 	return b
 }
 
 func keyOf(b *[headBytes]byte) *head {
-	return &head{src: be.Uint32(b[12:]), dst: be.Uint32(b[16:]), port: be.Uint16(b[20:]), bth: [wire.BTHLen]byte(b[28:])}
+	return &head{src: be.Uint32(b[12:]), dst: be.Uint32(b[16:]), port: be.Uint16(b[20:]),
+		bth: [wire.BTHLen]byte(b[28:])}
 }
 
 // TestHeads: each seen identification is returned once, in any order, and memory is bounded.
@@ -305,7 +314,8 @@ func TestWithoutPrivilege(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if l, err := Open(Config{Port: 16795, ICRC: ICRCFull}); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "fix: ") {
+		if l, err := Open(Config{Port: 16795, ICRC: ICRCFull}); !errors.Is(err, unix.EPERM) ||
+			!strings.Contains(err.Error(), "fix: ") {
 			t.Errorf("full: %v, %v", l, err)
 		}
 		for _, m := range []ICRCMode{ICRCAuto, ICRCSolve} {
@@ -353,7 +363,8 @@ func newRawPeer(t testing.TB, mtu int) *rawPeer {
 	ne.PutUint16(p.to[:], unix.AF_INET)
 	copy(p.to[4:], []byte{127, 0, 0, 2})
 	data := random(mtu)
-	ip := wire.IPUDP{Src: gid("127.0.0.1"), Dst: gid("127.0.0.2"), IPv4: true, HopLimit: 64, DF: true, SrcPort: 0xd00d, DstPort: rawPeerPort}
+	ip := wire.IPUDP{Src: gid("127.0.0.1"), Dst: gid("127.0.0.2"), IPv4: true, HopLimit: 64, DF: true,
+		SrcPort: 0xd00d, DstPort: rawPeerPort}
 	seed := wire.NewSeed(ip.Src, ip.Dst, ip.SrcPort, ip.DstPort)
 	for i := range p.msg {
 		ip.ID = 0x1234 + uint16(i)

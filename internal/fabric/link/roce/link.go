@@ -167,7 +167,8 @@ func openError(port uint16, err error) error {
 	if who == "" {
 		who = "an unknown process"
 	}
-	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: --roce-port %d", port, who, err, port+2)
+	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: --roce-port %d", port,
+		who, err, port+2)
 }
 
 func (l *Link) openFamily(f int, cfg Config) error {
@@ -199,7 +200,8 @@ func (l *Link) openFamily(f int, cfg Config) error {
 		return fmt.Errorf("no UDP port in 0xC000-0xFFFF is free: %w", unix.EADDRINUSE)
 	}
 	if len(l.send[f]) < cfg.SourcePorts {
-		l.degrade("few_source_ports_"+family(f), fmt.Sprintf("%d of %d %s source ports in 0xC000-0xFFFF are free: fewer paths through the network are used", len(l.send[f]), cfg.SourcePorts, family(f)),
+		l.degrade("few_source_ports_"+family(f),
+			fmt.Sprintf("%d of %d %s source ports in 0xC000-0xFFFF are free: fewer paths through the network are used", len(l.send[f]), cfg.SourcePorts, family(f)),
 			"stop programs that hold UDP ports 49152-65535 (ss -ulpn)")
 	}
 	if len(l.send[f]) == 0 && !cfg.SendOnly {
@@ -269,12 +271,14 @@ func (l *Link) Counters() Counters { return l.c }
 func (l *Link) Degraded() []Degraded {
 	d := append([]Degraded(nil), l.degraded...)
 	if l.noGSO {
-		d = append(d, Degraded{Name: "no_gso", Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every packet is sent by itself",
-			Fix: "ethtool -K DEV tx on, or a kernel of 6.11 or later"})
+		d = append(d, Degraded{Name: "no_gso",
+			Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every packet is sent by itself",
+			Fix:    "ethtool -K DEV tx on, or a kernel of 6.11 or later"})
 	}
 	if l.tooBig.n > 0 {
-		d = append(d, Degraded{Name: "path_mtu", Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
-			Fix: "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
+		d = append(d, Degraded{Name: "path_mtu",
+			Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
+			Fix:    "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
 	}
 	return d
 }

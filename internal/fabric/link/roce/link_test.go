@@ -137,9 +137,11 @@ func TestLoopback(t *testing.T) {
 				{ib.AtomicAck, 0, 1024},
 			} {
 				data := random(c.size)
-				h := wire.Headers{Opcode: c.op, AckReq: true, SE: true, MigReq: true, PKey: 0xffff, DestQPN: 0x123456, PSN: 0xfffffe}
+				h := wire.Headers{Opcode: c.op, AckReq: true, SE: true, MigReq: true, PKey: 0xffff, DestQPN: 0x123456,
+					PSN: 0xfffffe}
 				set(&h)
-				r := pkt.Burst{Headers: h, Count: packets(c.size, c.mtu), MTU: uint32(c.mtu), Path: p.path, Data: mem.BytesPayload(data)}
+				r := pkt.Burst{Headers: h, Count: packets(c.size, c.mtu), MTU: uint32(c.mtu), Path: p.path,
+					Data: mem.BytesPayload(data)}
 				if res := a.Send(0, &r, batch); res != mem.OK {
 					t.Fatalf("%v of %d: %v", c.op, c.size, res)
 				}
@@ -151,8 +153,10 @@ func TestLoopback(t *testing.T) {
 				g := got[0]
 				want := h
 				want.PadCnt = g.PadCnt
-				if g.Headers != want || g.Count != r.Count || !bytes.Equal(g.data, data) || g.IPv4 != p.path.DGID.IsIPv4() {
-					t.Fatalf("%v of %d bytes:\ngot  %+v count %d\nwant %+v count %d", c.op, c.size, g.Headers, g.Count, want, r.Count)
+				if g.Headers != want || g.Count != r.Count || !bytes.Equal(g.data, data) ||
+					g.IPv4 != p.path.DGID.IsIPv4() {
+					t.Fatalf("%v of %d bytes:\ngot  %+v count %d\nwant %+v count %d", c.op, c.size, g.Headers,
+						g.Count, want, r.Count)
 				}
 				if c.op.Info().Payload && g.Count > 1 && g.MTU != uint32(c.mtu) {
 					t.Errorf("MTU %d, want %d", g.MTU, c.mtu)

@@ -20,7 +20,8 @@ import (
 
 // ack is an acknowledgement with a sequence number of its own.
 func ack(psn uint32, p *ib.Path) pkt.Burst {
-	return pkt.Burst{Headers: wire.Headers{Opcode: ib.Acknowledge, PKey: 0xffff, DestQPN: 5, PSN: ib.PSN(psn), Syndrome: 0x1f}, Count: 1, Path: p}
+	return pkt.Burst{Headers: wire.Headers{Opcode: ib.Acknowledge, PKey: 0xffff, DestQPN: 5, PSN: ib.PSN(psn),
+		Syndrome: 0x1f}, Count: 1, Path: p}
 }
 
 func TestShareMessages(t *testing.T) {
@@ -56,7 +57,8 @@ func TestTwoMessagesPer64KiB(t *testing.T) {
 		a.Flush(0)
 		await(t, b, r.Count)
 		if c := a.Counters(); c.SentMessages != 2 || c.SentCalls != 1 {
-			t.Errorf("MTU %d: a 64 KiB WRITE took %d messages in %d calls, want 2 in 1", mtu, c.SentMessages, c.SentCalls)
+			t.Errorf("MTU %d: a 64 KiB WRITE took %d messages in %d calls, want 2 in 1", mtu, c.SentMessages,
+				c.SentCalls)
 		}
 		a.Close()
 		b.Close()
@@ -68,7 +70,8 @@ func TestTwoMessagesPer64KiB(t *testing.T) {
 func TestDifferentPathsStayApart(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)
-	ps := []*ib.Path{path("127.0.0.1", "127.0.0.2"), path("127.0.0.3", "127.0.0.4"), path("127.0.0.1", "127.0.0.4"), path("::1", "::1")}
+	ps := []*ib.Path{path("127.0.0.1", "127.0.0.2"), path("127.0.0.3", "127.0.0.4"), path("127.0.0.1", "127.0.0.4"),
+		path("::1", "::1")}
 	ps[1].SrcPort++
 	want := map[ib.PSN]*ib.Path{}
 	for i := range uint32(100) {
@@ -82,7 +85,8 @@ func TestDifferentPathsStayApart(t *testing.T) {
 	a.Flush(0)
 	for _, r := range await(t, b, 100) {
 		if w := want[r.PSN]; r.path.SGID != w.SGID || r.path.DGID != w.DGID {
-			t.Errorf("PSN %d came from %v to %v, want %v to %v", r.PSN, r.path.SGID.Addr(), r.path.DGID.Addr(), w.SGID.Addr(), w.DGID.Addr())
+			t.Errorf("PSN %d came from %v to %v, want %v to %v", r.PSN, r.path.SGID.Addr(), r.path.DGID.Addr(),
+				w.SGID.Addr(), w.DGID.Addr())
 		}
 	}
 }
@@ -91,7 +95,8 @@ func TestRunsEndAtAcknowledgeRequest(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)
 	send := func(op ib.Opcode, psn ib.PSN, ack bool, n int) {
-		r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: ack}, Count: 1, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(random(n))}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: ack}, Count: 1, MTU: 1024,
+			Path: paths[0].path, Data: mem.BytesPayload(random(n))}
 		if res := a.Send(0, &r, batch); res != mem.OK {
 			t.Fatal(res)
 		}
@@ -172,7 +177,8 @@ func TestSourceFaultSendsNothing(t *testing.T) {
 		t.Fatal(res)
 	}
 	segs := []mem.Seg{{Region: &mem.Region{Space: faultSpace{}, Len: 1 << 20}, Len: 65536}}
-	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024,
+		Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
 	if res := a.Send(0, &r, batch); res != mem.SourceFault {
 		t.Fatalf("got %v, want %v", res, mem.SourceFault)
 	}
@@ -196,7 +202,8 @@ func TestMemoryFaultSendsNothing(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(4096)
 	segs := []mem.Seg{{Region: &mem.Region{Space: crashSpace{}, Len: 1 << 20}, Len: 65536}}
-	bad := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
+	bad := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024,
+		Path: paths[0].path, Data: mem.ListPayload(segs, 0, 65536)}
 	crash := func() {
 		defer func() {
 			if recover() == nil {
@@ -249,7 +256,8 @@ func TestOneReadPerRun(t *testing.T) {
 	a, b := pair(t)
 	sp := &countSpace{data: random(100 << 10)}
 	segs := []mem.Seg{{Region: &mem.Region{Space: sp, Len: 100 << 10}, Len: 100 << 10}}
-	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.ListPayload(segs, 777, 65536)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 64, MTU: 1024,
+		Path: paths[0].path, Data: mem.ListPayload(segs, 777, 65536)}
 	if res := a.Send(0, &r, mem.NewBatch(4096)); res != mem.OK || sp.calls != 1 {
 		t.Fatalf("%v after %d calls, want 1", res, sp.calls)
 	}
@@ -308,10 +316,14 @@ func TestSendRefusals(t *testing.T) {
 		path *ib.Path
 		n    func(*Counters) uint64
 	}{
-		{"mixed families", &ib.Path{SGID: gid("127.0.0.1"), DGID: gid("::1")}, func(c *Counters) uint64 { return c.DropPath }},
+		{"mixed families", &ib.Path{SGID: gid("127.0.0.1"), DGID: gid("::1")},
+			func(c *Counters) uint64 { return c.DropPath }},
 		{"no source", &ib.Path{DGID: gid("::1")}, func(c *Counters) uint64 { return c.DropPath }},
 		// Kernels differ in the error.
-		{"foreign source IPv4", path("203.0.113.9", "127.0.0.1"), func(c *Counters) uint64 { return c.DropBadSource + c.DropNoRoute }},
+		{"foreign source IPv4", path("203.0.113.9", "127.0.0.1"), func(c *Counters) uint64 {
+			return c.DropBadSource +
+				c.DropNoRoute
+		}},
 		{"foreign source IPv6", path("2001:db8::9", "::1"), func(c *Counters) uint64 { return c.DropBadSource }},
 		{"broadcast", path("127.0.0.1", "127.255.255.255"), func(c *Counters) uint64 { return c.DropDenied }},
 	} {
@@ -328,15 +340,18 @@ func TestSendRefusals(t *testing.T) {
 	for _, r := range []pkt.Burst{
 		{Headers: wire.Headers{Opcode: 0x15}, Count: 1},
 		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 0},
-		{Headers: wire.Headers{Opcode: ib.Acknowledge}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 2048))},
+		{Headers: wire.Headers{Opcode: ib.Acknowledge}, Count: 2, MTU: 1024,
+			Data: mem.BytesPayload(make([]byte, 2048))},
 		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 1024))},
 		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 2, MTU: 1024, Data: mem.BytesPayload(make([]byte, 2049))},
-		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: MaxCount + 1, MTU: 256, Data: mem.BytesPayload(make([]byte, 256*MaxCount+1))},
+		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: MaxCount + 1, MTU: 256,
+			Data: mem.BytesPayload(make([]byte, 256*MaxCount+1))},
 		{Headers: wire.Headers{Opcode: ib.WriteOnly}, Count: 1, Data: mem.BytesPayload(make([]byte, 4097))},
 	} {
 		r.Path = paths[0].path
 		a.c = Counters{}
-		if res := a.Send(0, &r, batch); res != mem.OK || a.Counters().DropBurst != uint64(max(1, r.Count)) || a.tail != 0 {
+		if res := a.Send(0, &r, batch); res != mem.OK || a.Counters().DropBurst != uint64(max(1, r.Count)) ||
+			a.tail != 0 {
 			t.Errorf("%v of %d packets, %d bytes: got %v, %+v", r.Opcode, r.Count, r.Data.Len, res, a.Counters())
 		}
 	}
@@ -404,7 +419,8 @@ func TestSinglesAfterRefusedTrain(t *testing.T) {
 		batch := mem.NewBatch(4096)
 		data := random(30000)
 		for _, noGSO := range []bool{false, true} {
-			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 30, MTU: 1024, Path: p.path, Data: mem.BytesPayload(data)}
+			r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 30, MTU: 1024,
+				Path: p.path, Data: mem.BytesPayload(data)}
 			a.noGSO = noGSO
 			if res := a.Send(0, &r, batch); res != mem.OK {
 				t.Fatal(res)
@@ -441,7 +457,8 @@ func TestSendCorrupt(t *testing.T) {
 	batch := mem.NewBatch(4096)
 	n := uint64(0)
 	for bit := uint32(0); bit < 8*24; bit++ { // byte 4 is not covered by the ICRC
-		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, MTU: 1024, Path: paths[n%2].path, Data: mem.BytesPayload(random(8))}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, MTU: 1024,
+			Path: paths[n%2].path, Data: mem.BytesPayload(random(8))}
 		if res := a.SendCorrupt(0, &r, batch, bit); res != mem.OK {
 			t.Fatal(res)
 		}
@@ -474,7 +491,8 @@ func TestPortTaken(t *testing.T) {
 	}
 	_, err = Open(Config{Port: l.Port()})
 	want := fmt.Sprintf("held by %s (pid %d)", strings.TrimSpace(string(comm)), os.Getpid())
-	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--roce-port 16797") {
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(),
+		"--roce-port 16797") {
 		t.Errorf("got %v, want %q and a fix", err, want)
 	}
 }
@@ -483,7 +501,8 @@ func TestAllocations(t *testing.T) {
 	a, b := pair(t)
 	batch := mem.NewBatch(64 << 10)
 	data := random(65536)
-	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024, Path: paths[0].path, Data: mem.BytesPayload(data)}
+	r := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 64, MTU: 1024,
+		Path: paths[0].path, Data: mem.BytesPayload(data)}
 	k := ack(0, paths[1].path)
 	var got uint32
 	n := testing.AllocsPerRun(100, func() {

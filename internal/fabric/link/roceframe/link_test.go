@@ -55,11 +55,13 @@ func TestGolden(t *testing.T) {
 			continue
 		}
 		r := &runs[0]
-		path := ib.Path{SGID: h.Src, DGID: h.Dst, TClass: h.TClass, HopLimit: h.HopLimit, FlowLabel: h.FlowLabel, SrcPort: h.SrcPort, Function: 7}
+		path := ib.Path{SGID: h.Src, DGID: h.Dst, TClass: h.TClass, HopLimit: h.HopLimit, FlowLabel: h.FlowLabel,
+			SrcPort: h.SrcPort, Function: 7}
 		if d := cmp.Diff(path, *r.Path); d != "" {
 			t.Errorf("%s: path: %s", v.ID, d)
 		}
-		if d := cmp.Diff(want, r.Headers); d != "" || r.IPv4 != h.IPv4 || r.Count != 1 || !bytes.Equal(data(t, r), payload) {
+		if d := cmp.Diff(want, r.Headers); d != "" || r.IPv4 != h.IPv4 || r.Count != 1 ||
+			!bytes.Equal(data(t, r), payload) {
 			t.Errorf("%s: %+v\n%s", v.ID, r, d)
 		}
 		if h.IPv4 && !h.DF || h.Src == h.Dst {
@@ -118,7 +120,8 @@ func sound(ip, udp []byte, v4 bool) bool {
 	return sum == 0xffff && udp[6]|udp[7] != 0
 }
 
-var flows = []struct{ name, a, b string }{{"IPv4", "10.9.0.1", "10.9.0.2"}, {"IPv6", "fd09::1", "fd09::2"}, {"link-local", "fe80::a", "fe80::b"}}
+var flows = []struct{ name, a, b string }{{"IPv4", "10.9.0.1", "10.9.0.2"}, {"IPv6", "fd09::1", "fd09::2"},
+	{"link-local", "fe80::a", "fe80::b"}}
 
 func random(n int) []byte {
 	b := make([]byte, n)
@@ -143,14 +146,18 @@ func TestTrains(t *testing.T) {
 			n, mtu int
 			frames int
 		}{
-			{ib.SendOnly, 0, 1024, 1}, {ib.SendOnly, 1, 1024, 1}, {ib.SendOnly, 1023, 1024, 1}, {ib.SendOnly, 1024, 1024, 1},
+			{ib.SendOnly, 0, 1024, 1}, {ib.SendOnly, 1, 1024, 1}, {ib.SendOnly, 1023, 1024, 1}, {ib.SendOnly, 1024,
+				1024, 1},
 			{ib.SendOnly, 1025, 1024, 1}, {ib.WriteOnly, 1025, 1024, 1}, {ib.WriteOnly, 4096, 1024, 2},
-			{ib.ReadRespOnly, 5000, 1024, 2}, {ib.WriteMiddle, 64 << 10, 1024, 2}, {ib.WriteOnly, MaxRun, 4096, 4}, {ib.SendOnly, MaxRun - 3, 256, 8},
+			{ib.ReadRespOnly, 5000, 1024, 2}, {ib.WriteMiddle, 64 << 10, 1024, 2}, {ib.WriteOnly, MaxRun, 4096,
+				4}, {ib.SendOnly, MaxRun - 3, 256, 8},
 			{ib.ServiceUC | ib.SendOnly, 9000, 2048, 1}, {ib.ServiceUD | ib.SendOnly, 4096, 4096, 1},
 		} {
 			payload := random(x.n)
-			run := pkt.Burst{Headers: wire.Headers{Opcode: x.op, PKey: 0xffff, DestQPN: 0x4711, PSN: 0xfffffe, AckReq: true, VA: 5, RKey: 6, DMALen: uint32(x.n), Syndrome: 3, MSN: 9},
-				Count: packets(x.n, x.mtu), MTU: uint32(x.mtu), Path: &ib.Path{SGID: ga, DGID: gb, TClass: 0x68, HopLimit: 9, SrcPort: 0xc123, Function: 7}, Data: mem.BytesPayload(payload)}
+			run := pkt.Burst{Headers: wire.Headers{Opcode: x.op, PKey: 0xffff, DestQPN: 0x4711, PSN: 0xfffffe,
+				AckReq: true, VA: 5, RKey: 6, DMALen: uint32(x.n), Syndrome: 3, MSN: 9},
+				Count: packets(x.n, x.mtu), MTU: uint32(x.mtu), Path: &ib.Path{SGID: ga, DGID: gb, TClass: 0x68,
+					HopLimit: 9, SrcPort: 0xc123, Function: 7}, Data: mem.BytesPayload(payload)}
 			if run.Count == 1 {
 				run.MTU = uint32(x.n)
 			}
@@ -181,7 +188,8 @@ func TestTrains(t *testing.T) {
 				got = append(got, data(t, &runs[i])...)
 			}
 			if count != run.Count || !bytes.Equal(got, payload) || len(b.dropped()) != 0 {
-				t.Fatalf("%s: %v of %d in %d: %d of %d packets, %d octets, %v", f.name, x.op, x.n, x.mtu, count, run.Count, len(got), b.dropped())
+				t.Fatalf("%s: %v of %d in %d: %d of %d packets, %d octets, %v", f.name, x.op, x.n, x.mtu, count,
+					run.Count, len(got), b.dropped())
 			}
 			if len(runs) != 1 || runs[0].Opcode != run.Opcode || runs[0].PSN != run.PSN {
 				t.Errorf("%s: %v of %d in %d became %d runs: %+v", f.name, x.op, x.n, x.mtu, len(runs), runs[0])
@@ -203,7 +211,8 @@ func TestNoAllocation(t *testing.T) {
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		a.resolve(1, gb, macB)
 		batch := mem.NewBatch(4096)
-		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 16, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc123}, Data: mem.BytesPayload(random(16 << 10))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 16, MTU: 1024,
+			Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc123}, Data: mem.BytesPayload(random(16 << 10))}
 		frames, off := make([][]byte, 8), make([]ether.Offload, 8)
 		a.Send(1, &run, batch)
 		f0, o0 := a.read()
@@ -236,10 +245,13 @@ func TestGroups(t *testing.T) {
 	for _, x := range []struct {
 		from, group string
 		mac         [6]byte
-	}{{"10.9.0.1", "239.129.2.3", [6]byte{1, 0, 0x5e, 1, 2, 3}}, {"fd09::1", "ff0e::1:2:3", [6]byte{0x33, 0x33, 0, 2, 0, 3}}} {
+	}{{"10.9.0.1", "239.129.2.3", [6]byte{1, 0, 0x5e, 1, 2, 3}}, {"fd09::1", "ff0e::1:2:3", [6]byte{0x33, 0x33, 0, 2,
+		0, 3}}} {
 		g := gid(x.group)
 		a, b := newPort(macA, gid(x.from)), newPort(macB, gid("10.9.0.2"))
-		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, DestQPN: ib.QPNMulticast}, Count: 1, Path: &ib.Path{SGID: gid(x.from), DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(random(100))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff,
+			DestQPN: ib.QPNMulticast}, Count: 1, Path: &ib.Path{SGID: gid(x.from), DGID: g, SrcPort: 0xc000},
+			Data: mem.BytesPayload(random(100))}
 		a.Send(1, &run, mem.NewBatch(4096))
 		frames, off := a.read()
 		if len(frames) != 1 || len(a.asked) != 0 || [6]byte(frames[0]) != x.mac || [6]byte(frames[0][6:]) != macA {
@@ -261,7 +273,8 @@ func TestOwnAddress(t *testing.T) {
 	g := gid("10.9.0.1")
 	a := newPort(macA, g)
 	payload := random(5000)
-	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 5, MTU: 1024, Path: &ib.Path{SGID: g, DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(payload)}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 5, MTU: 1024,
+		Path: &ib.Path{SGID: g, DGID: g, SrcPort: 0xc000}, Data: mem.BytesPayload(payload)}
 	a.Send(1, &run, mem.NewBatch(4096))
 	if frames, _ := a.read(); len(frames) != 0 {
 		t.Errorf("%d frames left", len(frames))
@@ -274,7 +287,8 @@ func TestOwnAddress(t *testing.T) {
 // TestSendRefusals: what cannot be sent is counted by its name, and leaves nothing behind.
 func TestSendRefusals(t *testing.T) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
-	good := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 4, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(4000))}
+	good := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 4, MTU: 1024,
+		Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(4000))}
 	for _, x := range []struct {
 		why    string
 		change func(r *pkt.Burst)
@@ -314,7 +328,8 @@ func TestFull(t *testing.T) {
 	ga, gb := gid("10.9.0.1"), gid("10.9.0.2")
 	a := newPort(macA, ga)
 	a.resolve(1, gb, macB)
-	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 32, MTU: 4096, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(MaxRun))}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.WriteOnly, PKey: 0xffff}, Count: 32, MTU: 4096,
+		Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(MaxRun))}
 	batch := mem.NewBatch(4096)
 	for range 20 {
 		a.Send(1, &run, batch)
@@ -335,7 +350,8 @@ func TestFull(t *testing.T) {
 	// Those that come find no room either after a while.
 	b := newPort(macB, gb)
 	a.drain()
-	a.Send(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: run.Path, Data: mem.BytesPayload(random(4096))}, batch)
+	a.Send(1, &pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: run.Path,
+		Data: mem.BytesPayload(random(4096))}, batch)
 	frames, off := a.read()
 	p := cut(t, frames[0], off[0])[0]
 	for range recvPackets + 5 {
@@ -355,7 +371,8 @@ func TestSendCorrupt(t *testing.T) {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		a.resolve(1, gb, macB)
-		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga,
+			DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		for bit := range uint32(8 * 32) {
 			a.SendCorrupt(1, &run, mem.NewBatch(4096), bit)
 			frames, off := a.read()
@@ -375,7 +392,8 @@ func TestSendCorruptElsewhere(t *testing.T) {
 		ga, gb := gid(f.a), gid(f.b)
 		a, b := newPort(macA, ga), newPort(macB, gb)
 		batch := mem.NewBatch(4096)
-		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga, DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 1, Path: &ib.Path{SGID: ga,
+			DGID: gb, SrcPort: 0xc000}, Data: mem.BytesPayload(random(9))}
 		a.SendCorrupt(1, &run, batch, 100)
 		a.Send(1, &run, batch)
 		a.Resolved(1, gb.Addr(), macB, true)

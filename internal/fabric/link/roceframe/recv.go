@@ -72,11 +72,12 @@ func summed(h *wire.IPUDP, p, ip []byte) bool {
 // station reports whether g can be the address of one station.
 func station(g ib.GID) bool {
 	a := g.Addr()
-	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && !(a.Is4() && a.As4() == [4]byte{255, 255, 255, 255})
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() &&
+		!(a.Is4() && a.As4() == [4]byte{255, 255, 255, 255})
 }
 
-// destPort returns the UDP port that a frame is for, also of a packet's first fragment, and of one with what RoCEv2 does not
-// have: options, extension headers, tags.
+// destPort returns the UDP port that a frame is for, also of a packet's first fragment, and of one with what
+// RoCEv2 does not have: options, extension headers, tags.
 func destPort(f []byte, in *ether.Info) (port uint16, ok bool) {
 	const udp = 17
 	if in.Proto != udp || !in.IsIP() {
@@ -124,7 +125,8 @@ func (l *Link) packet(h *wire.IPUDP, p, ip []byte) {
 	l.c.RcvdBytes += uint64(len(p))
 	own := in.buf[in.used : in.used+len(payload) : in.used+len(payload)]
 	in.used += copy(own, payload)
-	path := ib.Path{SGID: h.Src, DGID: h.Dst, TClass: h.TClass, HopLimit: h.HopLimit, SrcPort: h.SrcPort, Function: l.cfg.Function}
+	path := ib.Path{SGID: h.Src, DGID: h.Dst, TClass: h.TClass, HopLimit: h.HopLimit, SrcPort: h.SrcPort,
+		Function: l.cfg.Function}
 	if !h.IPv4 {
 		path.FlowLabel = h.FlowLabel
 	}

@@ -23,7 +23,8 @@ func packetFrom(t testing.TB, src, dst string, n int) []byte {
 	t.Helper()
 	a := newPort(macA, gid(src))
 	a.resolve(1, gid(dst), macB)
-	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: 5}, Count: 1, Path: &ib.Path{SGID: gid(src), DGID: gid(dst), SrcPort: 0xc000}, Data: mem.BytesPayload(random(n))}
+	run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff, DestQPN: 5}, Count: 1,
+		Path: &ib.Path{SGID: gid(src), DGID: gid(dst), SrcPort: 0xc000}, Data: mem.BytesPayload(random(n))}
 	a.Send(1, &run, mem.NewBatch(4096))
 	frames, off := a.read()
 	return cut(t, frames[0], off[0])[0]
@@ -37,7 +38,8 @@ func ipSum(f []byte) []byte {
 	return f
 }
 
-// TestRefusals: whatever is wrong with a packet is counted by its name, and nothing comes of it; nor does the IP stack get it.
+// TestRefusals: whatever is wrong with a packet is counted by its name, and nothing comes of it; nor does the IP
+// stack get it.
 func TestRefusals(t *testing.T) {
 	v4, v6 := packetFrom(t, "10.9.0.1", "10.9.0.2", 100), packetFrom(t, "fd09::1", "fd09::2", 100)
 	noSum := func(f []byte, udp int) []byte { f[udp+6], f[udp+7] = 0, 0; return f }
@@ -87,11 +89,14 @@ func TestRefusals(t *testing.T) {
 		{"TCP", v4, func(f []byte) []byte { f[23] = 6; return ipSum(f) }, "-"},
 		{"ARP", v4, func(f []byte) []byte { f[13] = 6; return f }, "-"},
 		{"another MAC", v4, func(f []byte) []byte { f[5]++; return f }, "-"},
-		{"broadcast by Ethernet", v4, func(f []byte) []byte { copy(f, "\xff\xff\xff\xff\xff\xff"); return f }, "drop_not_local"},
+		{"broadcast by Ethernet", v4, func(f []byte) []byte { copy(f, "\xff\xff\xff\xff\xff\xff"); return f },
+			"drop_not_local"},
 		{"for another", packetFrom(t, "10.9.0.1", "10.9.0.3", 8), func(f []byte) []byte { return f }, "drop_not_local"},
-		{"from a group", packetFrom(t, "239.0.0.1", "10.9.0.2", 8), func(f []byte) []byte { return f }, "drop_bad_source"},
+		{"from a group", packetFrom(t, "239.0.0.1", "10.9.0.2", 8), func(f []byte) []byte { return f },
+			"drop_bad_source"},
 		{"from nobody", v6, func(f []byte) []byte { clear(f[22:38]); return noSum(f, 54) }, "drop_bad_source"},
-		{"from this host", packetFrom(t, "127.0.0.1", "10.9.0.2", 8), func(f []byte) []byte { return f }, "drop_bad_source"},
+		{"from this host", packetFrom(t, "127.0.0.1", "10.9.0.2", 8), func(f []byte) []byte { return f },
+			"drop_bad_source"},
 		{"unknown opcode", v4, func(f []byte) []byte { f[42] = 0xff; return noSum(f, 34) }, "drop_bad_opcode"},
 		{"transport version", v4, func(f []byte) []byte { f[43] |= 1; return noSum(f, 34) }, "drop_transport_version"},
 	} {
@@ -135,8 +140,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// FuzzTake: whatever a frame holds, nothing crashes, one that is taken was counted once, and what is accepted has the right
-// ICRC.
+// FuzzTake: whatever a frame holds, nothing crashes, one that is taken was counted once, and what is accepted
+// has the right ICRC.
 func FuzzTake(f *testing.F) {
 	for _, v := range vectors(f) {
 		f.Add(framed(v.Frame, macB, macA), false)
@@ -186,7 +191,8 @@ func TestNeighbours(t *testing.T) {
 	a := newPort(macA, ga)
 	batch := mem.NewBatch(4096)
 	send := func(now mono.Time, to ib.GID) {
-		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 2, MTU: 1024, Path: &ib.Path{SGID: ga, DGID: to, SrcPort: 0xc000}, Data: mem.BytesPayload(random(2000))}
+		run := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: 0xffff}, Count: 2, MTU: 1024,
+			Path: &ib.Path{SGID: ga, DGID: to, SrcPort: 0xc000}, Data: mem.BytesPayload(random(2000))}
 		if a.Send(now, &run, batch) != mem.OK {
 			t.Fatal("a fault")
 		}
@@ -281,7 +287,8 @@ func TestNeighbours(t *testing.T) {
 	for i := range maxNeighbours {
 		send(now.Add(time.Duration(i+1)), ib.GID{10: 0xff, 11: 0xff, 12: 10, 13: 8, 14: byte(i >> 8), 15: byte(i)})
 	}
-	if l := a.Neighbours(now); len(l) != maxNeighbours || slices.ContainsFunc(l, func(n Neighbour) bool { return n.IP == far.Addr() }) {
+	if l := a.Neighbours(now); len(l) != maxNeighbours ||
+		slices.ContainsFunc(l, func(n Neighbour) bool { return n.IP == far.Addr() }) {
 		t.Errorf("%d neighbours", len(l))
 	}
 	a.Reset()
@@ -310,7 +317,8 @@ func TestNeighbourLeastUsed(t *testing.T) {
 		}
 		list := a.Neighbours(1)
 		slices.Sort(model)
-		if len(list) != maxNeighbours || !slices.EqualFunc(list, model, func(n Neighbour, i int) bool { return n.IP == at(i).Addr() }) {
+		if len(list) != maxNeighbours || !slices.EqualFunc(list, model,
+			func(n Neighbour, i int) bool { return n.IP == at(i).Addr() }) {
 			t.Errorf("%d neighbours are not those used of late", len(list))
 		}
 		a.Reset()

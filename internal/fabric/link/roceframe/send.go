@@ -141,7 +141,8 @@ func (l *Link) room(now mono.Time, r *pkt.Burst) bool {
 	}
 	need := r.Data.Len + int(r.Count)*(perPacket+maxHeader)
 	fits := func() bool {
-		return l.head == len(l.frames) || len(l.buf)-l.tail >= need && cap(l.frames)-len(l.frames) >= min(runFrames, int(r.Count))
+		return l.head == len(l.frames) || len(l.buf)-l.tail >= need && cap(l.frames)-len(l.frames) >= min(runFrames,
+			int(r.Count))
 	}
 	if fits() {
 		return true
@@ -207,8 +208,9 @@ func (l *Link) finish(f *frame, p *ib.Path, to [6]byte) {
 	b := l.buf[f.off:f.end]
 	copy(b, to[:])
 	copy(b[6:], l.mac[:])
-	h := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: p.DGID.IsIPv4(), TClass: p.TClass, HopLimit: p.HopLimit, DF: true, FlowLabel: p.FlowLabel,
-		SrcPort: p.SrcPort, DstPort: wire.UDPPort}
+	h := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: p.DGID.IsIPv4(), TClass: p.TClass, HopLimit: p.HopLimit, DF: true,
+		FlowLabel: p.FlowLabel,
+		SrcPort:   p.SrcPort, DstPort: wire.UDPPort}
 	if h.HopLimit == 0 {
 		h.HopLimit = defaultHopLimit
 	}

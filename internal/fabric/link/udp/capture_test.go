@@ -89,7 +89,8 @@ func next(t *testing.T, fd, mtu int) (d datagram) {
 		if len(p) < 24 || p[0] != 0x57 || p[1]>>4 != 1 || p[3] != 0 {
 			t.Fatalf("not a datagram of version 1: % x", p)
 		}
-		return datagram{srcPort: be.Uint16(udp), kind: p[1] & 15, stream: p[2], from: be.Uint32(p[4:]), to: be.Uint32(p[8:]),
+		return datagram{srcPort: be.Uint16(udp), kind: p[1] & 15, stream: p[2], from: be.Uint32(p[4:]),
+			to:  be.Uint32(p[8:]),
 			seq: be.Uint32(p[12:]), node: be.Uint64(p[16:]), body: p[24:]}
 	}
 }
@@ -179,7 +180,8 @@ func TestFullSocket(t *testing.T) {
 	for _, noGSO := range []bool{false, true} {
 		inNamespace(t, fmt.Sprintf("noGSO=%v", noGSO), 1500, false, func(t *testing.T, lo netlink.Link) {
 			a, b := pair(t, "127.0.0.1")
-			tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lo.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+			tbf := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: lo.Attrs().Index,
+				Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
 				Rate: 8 << 20, Limit: 64 << 20, Buffer: 128 << 10}
 			if err := netlink.QdiscAdd(tbf); err != nil {
 				if os.Getenv("REQUIRE_E2E") == "1" {
@@ -213,7 +215,8 @@ func TestFullSocket(t *testing.T) {
 					t.Fatalf("packet %d differs", i)
 				}
 			}
-			if s, c := b.Status(0), a.Sender.Counters(0); s.Lost != 0 || a.Blocked() || c.Packets != uint64(sent) || len(b.got) != sent {
+			if s, c := b.Status(0), a.Sender.Counters(0); s.Lost != 0 || a.Blocked() || c.Packets != uint64(sent) ||
+				len(b.got) != sent {
 				t.Errorf("%d packets came of %d: %+v, %+v", len(b.got), sent, s, c)
 			}
 		})

@@ -11,11 +11,12 @@ import (
 // Counters count what a Link received that belongs to no peer, and its hellos.
 // trunk.Counters has the rest.
 type Counters struct {
-	RcvdCalls      uint64 // recvmmsg calls that received something
-	RcvdMessages   uint64 // datagrams or trains of datagrams from the kernel
-	RcvdGRO        uint64 // of these, trains that the kernel joined
-	RcvErrors      uint64 // failed receive calls
-	RcvBufOverflow uint64 `counter:"rcvbuf_overflow"`   // datagrams that the kernel dropped because the receive buffer was full
+	RcvdCalls    uint64 // recvmmsg calls that received something
+	RcvdMessages uint64 // datagrams or trains of datagrams from the kernel
+	RcvdGRO      uint64 // of these, trains that the kernel joined
+	RcvErrors    uint64 // failed receive calls
+	// datagrams that the kernel dropped because the receive buffer was full
+	RcvBufOverflow uint64 `counter:"rcvbuf_overflow"`
 	DropUnknown    uint64 `counter:"drop_unknown_peer"` // datagrams from an address that is no peer's
 	DropTruncated  uint64 // datagrams that did not fit their buffer
 	SentHellos     uint64 // and replies

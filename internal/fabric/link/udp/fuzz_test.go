@@ -26,7 +26,8 @@ func FuzzMessage(f *testing.F) {
 	}
 	l.byAddr[l.peers[0].source] = 0
 	var err error
-	if l.core, err = trunk.New(trunk.Config{Node: ca.Node, Epoch: 7, Peers: []ib.GUID{0}, Event: l.changed}); err != nil {
+	if l.core, err = trunk.New(trunk.Config{Node: ca.Node, Epoch: 7, Peers: []ib.GUID{0},
+		Event: l.changed}); err != nil {
 		f.Fatal(err)
 	}
 	l.initRecv()
@@ -89,7 +90,8 @@ func TestFrom(t *testing.T) {
 			t.Fatal(err)
 		}
 		name := p.name[:p.nameLen]
-		if got := from(name); got != p.source || got.port != a.Port() || got.addr != a.Addr().As16() || (got.scope == 3) != (s[1] == 'f' && s[2] == 'e') {
+		if got := from(name); got != p.source || got.port != a.Port() || got.addr != a.Addr().As16() ||
+			(got.scope == 3) != (s[1] == 'f' && s[2] == 'e') {
 			t.Errorf("%s: %+v", s, got)
 		}
 		for n := range name {

@@ -120,7 +120,8 @@ func Open(cfg Config) (*Link, error) {
 	for i := range l.peers {
 		l.peers[i].probe = -1
 	}
-	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter, Event: l.changed, Read: l.read}
+	core := trunk.Config{Node: cfg.Node, Epoch: cfg.Epoch, HelloEvery: cfg.HelloEvery, DownAfter: cfg.DownAfter,
+		Event: l.changed, Read: l.read}
 	l.hello = l.sendHello
 	for _, p := range cfg.Peers {
 		core.Peers = append(core.Peers, p.Node)
@@ -190,7 +191,8 @@ func options(v4 bool) []udpsock.Option {
 		udpsock.Opt(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "count overflows"),
 	}
 	if v4 {
-		return append(o, udpsock.Opt(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "forbid fragmentation"))
+		return append(o, udpsock.Opt(unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO,
+			"forbid fragmentation"))
 	}
 	return append(o,
 		udpsock.Opt(unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "keep IPv4 off an IPv6 socket"),
@@ -209,7 +211,8 @@ func openError(port uint16, err error) error {
 	if who == "" {
 		who = "an unknown process"
 	}
-	return fmt.Errorf("open trunk port %d: held by %s: %w. fix: stop it, or use another port: --trunk-port %d", port, who, err, port+2)
+	return fmt.Errorf("open trunk port %d: held by %s: %w. fix: stop it, or use another port: --trunk-port %d", port,
+		who, err, port+2)
 }
 
 // Close closes the sockets. Packets that were not flushed are dropped. No Sender may be used
@@ -360,14 +363,18 @@ func (l *Link) Degraded() []udpsock.Degraded {
 		if n := p.limit.Load(); n < trunk.MinDatagram {
 			why, fix := "has no route", "ip route get "+p.cfg.Addr.Addr().String()
 			if n > 0 {
-				why, fix = fmt.Sprintf("has a path MTU below %d", trunk.MinDatagram+28), "raise the MTU of the interfaces on the path"
+				why, fix = fmt.Sprintf("has a path MTU below %d",
+					trunk.MinDatagram+28), "raise the MTU of the interfaces on the path"
 			}
-			d = append(d, udpsock.Degraded{Name: "trunk_path", Detail: fmt.Sprintf("the trunk to %v %s: nothing can be sent", p.cfg.Addr, why), Fix: fix})
+			d = append(d, udpsock.Degraded{Name: "trunk_path",
+				Detail: fmt.Sprintf("the trunk to %v %s: nothing can be sent", p.cfg.Addr, why), Fix: fix})
 		}
 	}
 	if down && l.c.DropUnknown > 0 {
 		// Most likely the peer that is missed, from another of its addresses.
-		d = append(d, udpsock.Degraded{Name: "trunk_stranger", Detail: fmt.Sprintf("a trunk is down, and %d datagrams came from addresses of no peer, the last from %v", l.c.DropUnknown, l.stranger),
+		d = append(d, udpsock.Degraded{Name: "trunk_stranger",
+			Detail: fmt.Sprintf("a trunk is down, and %d datagrams came from addresses of no peer, the last from %v",
+				l.c.DropUnknown, l.stranger),
 			Fix: "if that is the peer, give this address of it to --peer"})
 	}
 	return d

@@ -115,7 +115,8 @@ var (
 func unopened(host string) (a, b Config) {
 	addr := netip.MustParseAddr(host)
 	a = Config{Node: 0xa000, Port: portA, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portB), Local: addr}}}
-	b = Config{Node: 0xb000, Port: portB, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portA), Local: addr, Node: 0xa000}}}
+	b = Config{Node: 0xb000, Port: portB, Peers: []Peer{{Addr: netip.AddrPortFrom(addr, portA), Local: addr,
+		Node: 0xa000}}}
 	return a, b
 }
 
@@ -202,41 +203,47 @@ func TestTrunk(t *testing.T) {
 				continue
 			}
 			for _, noGSO := range []bool{false, true} {
-				inNamespace(t, fmt.Sprintf("MTU%d/%s/noGSO=%v", mtu, host, noGSO), mtu, false, func(t *testing.T, _ netlink.Link) {
-					a, b := pair(t, host)
-					a.noGSO, b.noGSO = noGSO, noGSO
-					want := packets(slices.Concat(lengths, slices.Repeat([]int{4178}, 40), slices.Repeat([]int{26}, 100))...)
-					a.send(want...)
-					b.send(want...)
-					await(t, "packets", func() bool { return len(a.got) >= len(want) && len(b.got) >= len(want) }, a, b)
-					for _, n := range []*node{a, b} {
-						equal(t, n.got, want)
-						s, c := n.Status(0), n.Sender.Counters(0)
-						if s.Packets != uint64(len(want)) || s.Lost+s.Reordered+s.Expired != 0 || s.Drop != (trunk.Refusals{}) {
-							t.Errorf("received: %+v", s)
+				inNamespace(t, fmt.Sprintf("MTU%d/%s/noGSO=%v", mtu, host, noGSO), mtu, false,
+					func(t *testing.T, _ netlink.Link) {
+						a, b := pair(t, host)
+						a.noGSO, b.noGSO = noGSO, noGSO
+						want := packets(slices.Concat(lengths, slices.Repeat([]int{4178}, 40), slices.Repeat([]int{26},
+							100))...)
+						a.send(want...)
+						b.send(want...)
+						await(t, "packets", func() bool { return len(a.got) >= len(want) && len(b.got) >= len(want) },
+							a, b)
+						for _, n := range []*node{a, b} {
+							equal(t, n.got, want)
+							s, c := n.Status(0), n.Sender.Counters(0)
+							if s.Packets != uint64(len(want)) || s.Lost+s.Reordered+s.Expired != 0 ||
+								s.Drop != (trunk.Refusals{}) {
+								t.Errorf("received: %+v", s)
+							}
+							if c.Packets != uint64(len(want)) || c.Datagrams == 0 || (c.GSO == 0) != noGSO {
+								t.Errorf("sent: %+v", c)
+							}
+							headers := 28
+							if host == "::1" {
+								headers = 48
+							}
+							if want := min(mtu-headers, trunk.MaxDatagram); s.Limit != want {
+								t.Errorf("largest datagram %d, want %d", s.Limit, want)
+							}
+							if got := n.Sender.Degraded(); len(got) > 0 != noGSO {
+								t.Errorf("degraded states: %+v", got)
+							}
+							if got := n.Link.Degraded(); len(got) != 0 {
+								t.Errorf("degraded states: %+v", got)
+							}
 						}
-						if c.Packets != uint64(len(want)) || c.Datagrams == 0 || (c.GSO == 0) != noGSO {
-							t.Errorf("sent: %+v", c)
+						await(t, "a round trip", func() bool { return a.Status(0).RTT > 0 && b.Status(0).RTT > 0 }, a,
+							b)
+						if a.events[0] != (trunk.Event{Peer: 0, Up: true, Node: 0xb000, Epoch: b.Epoch()}) ||
+							len(a.events) != 1 {
+							t.Errorf("events: %+v", a.events)
 						}
-						headers := 28
-						if host == "::1" {
-							headers = 48
-						}
-						if want := min(mtu-headers, trunk.MaxDatagram); s.Limit != want {
-							t.Errorf("largest datagram %d, want %d", s.Limit, want)
-						}
-						if got := n.Sender.Degraded(); len(got) > 0 != noGSO {
-							t.Errorf("degraded states: %+v", got)
-						}
-						if got := n.Link.Degraded(); len(got) != 0 {
-							t.Errorf("degraded states: %+v", got)
-						}
-					}
-					await(t, "a round trip", func() bool { return a.Status(0).RTT > 0 && b.Status(0).RTT > 0 }, a, b)
-					if a.events[0] != (trunk.Event{Peer: 0, Up: true, Node: 0xb000, Epoch: b.Epoch()}) || len(a.events) != 1 {
-						t.Errorf("events: %+v", a.events)
-					}
-				})
+					})
 			}
 		}
 	}
@@ -249,7 +256,8 @@ func TestManyPackets(t *testing.T) {
 		mtu   int
 		sizes []int
 		n     int
-	}{{1500, []int{1, 16000}, 600}, {576, []int{16384}, 200}, {1500, []int{1460, 1300}, 2000}, {65536, []int{4178}, 3000}, {65536, []int{28}, 20000}} {
+	}{{1500, []int{1, 16000}, 600}, {576, []int{16384}, 200}, {1500, []int{1460, 1300}, 2000}, {65536, []int{4178},
+		3000}, {65536, []int{28}, 20000}} {
 		inNamespace(t, fmt.Sprintf("MTU%d/%v", c.mtu, c.sizes), c.mtu, false, func(t *testing.T, _ netlink.Link) {
 			a, b := pair(t, "127.0.0.1")
 			r := rand.New(rand.NewPCG(1, 2))
@@ -340,7 +348,8 @@ func TestUnknownPeers(t *testing.T) {
 	if a.Status(0).Up || answered() || a.Status(0).Hellos != 0 {
 		t.Errorf("a stranger was heard: %+v", a.Status(0))
 	}
-	if d := a.Link.Degraded(); len(d) != 1 || d[0].Name != "trunk_stranger" || !strings.Contains(d[0].Detail, "3 datagrams") || !strings.Contains(d[0].Detail, "127.0.0.1:") {
+	if d := a.Link.Degraded(); len(d) != 1 || d[0].Name != "trunk_stranger" || !strings.Contains(d[0].Detail,
+		"3 datagrams") || !strings.Contains(d[0].Detail, "127.0.0.1:") {
 		t.Errorf("degraded states: %+v", d)
 	}
 	answered = raw(t, portB, portA, hello)
@@ -383,7 +392,8 @@ func TestOpenErrors(t *testing.T) {
 	a := newNode(t, peers(Peer{Addr: ok}))
 	_, err := Open(peers(Peer{Addr: ok}))
 	want := fmt.Sprintf("(pid %d)", os.Getpid())
-	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), fmt.Sprintf("--trunk-port %d", portA+2)) {
+	if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(),
+		fmt.Sprintf("--trunk-port %d", portA+2)) {
 		t.Errorf("got %v, want %q and a fix", err, want)
 	}
 	if a.Link.Port() != portA || a.Peers() != 1 {
@@ -501,7 +511,8 @@ func TestHelloFaults(t *testing.T) {
 	nodes[0].Inject(stage)
 	stage.Add(fault.Rule{ID: 1, Delay: 150 * time.Millisecond})
 	live(time.Second)
-	if nodes[1].Status(0).Downs != 0 || stage.Rules()[0].Delayed < 10 || nodes[0].Status(0).LastRTT != 0 && nodes[1].Status(0).LastRTT < 150*time.Millisecond {
+	if nodes[1].Status(0).Downs != 0 || stage.Rules()[0].Delayed < 10 || nodes[0].Status(0).LastRTT != 0 &&
+		nodes[1].Status(0).LastRTT < 150*time.Millisecond {
 		t.Errorf("delayed: %+v, %+v", nodes[1].Status(0), stage.Rules())
 	}
 	for _, r := range []fault.Rule{{ID: 1, Drop: 100}, {ID: 1, Corrupt: 100}} {

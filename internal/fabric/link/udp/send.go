@@ -48,7 +48,8 @@ func (l *Link) Sender(stream uint8) *Sender {
 		panic("udp: no such stream")
 	}
 	s := &Sender{l: l, c: make([]SendCounters, len(l.peers))}
-	s.batch = trunk.NewBatch(l.node, l.epoch, stream, len(l.peers), func(i int) trunk.Remote { return l.peers[i].remote() })
+	s.batch = trunk.NewBatch(l.node, l.epoch, stream, len(l.peers),
+		func(i int) trunk.Remote { return l.peers[i].remote() })
 	return s
 }
 
@@ -257,8 +258,9 @@ func (s *Sender) Degraded() []udpsock.Degraded {
 	if !s.noGSO {
 		return nil
 	}
-	return []udpsock.Degraded{{Name: "no_trunk_gso", Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every datagram of a trunk is sent by itself",
-		Fix: "ethtool -K DEV tx on, or a kernel of 6.11 or later"}}
+	return []udpsock.Degraded{{Name: "no_trunk_gso",
+		Detail: "the kernel refused to cut datagrams (no checksum offload on an interface): every datagram of a trunk is sent by itself",
+		Fix:    "ethtool -K DEV tx on, or a kernel of 6.11 or later"}}
 }
 
 // Counters returns what was sent to a peer, and what was not.

@@ -76,7 +76,8 @@ func DropAll(fd int) error {
 // Unsupported reports whether an error of Open means that the family is absent
 // from this host.
 func Unsupported(err error) bool {
-	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EPROTONOSUPPORT)
+	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL) ||
+		errors.Is(err, unix.EPROTONOSUPPORT)
 }
 
 // Degraded is a state in which a link works, but less well than it could.

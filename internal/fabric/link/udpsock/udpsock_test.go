@@ -50,14 +50,16 @@ func TestCmsg(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if level != unix.IPPROTO_IP || typ != unix.IP_TOS || !bytes.Equal(body, []byte{7}) || len(rest) != max(n-off, 0) {
+		if level != unix.IPPROTO_IP || typ != unix.IP_TOS || !bytes.Equal(body, []byte{7}) ||
+			len(rest) != max(n-off, 0) {
 			t.Fatalf("of %d bytes: level %d, type %d, body %x, %d bytes left", n, level, typ, body, len(rest))
 		}
 		level, typ, body, rest, ok = NextCmsg(rest)
 		if ok != (n >= off+18) {
 			t.Fatalf("second of %d bytes: %v", n, ok)
 		}
-		if ok && (level != unix.IPPROTO_UDP || typ != unix.UDP_SEGMENT || ne.Uint16(body) != 1452 || len(body) != 2 || len(rest) != 0) {
+		if ok && (level != unix.IPPROTO_UDP || typ != unix.UDP_SEGMENT || ne.Uint16(body) != 1452 || len(body) != 2 ||
+			len(rest) != 0) {
 			t.Fatalf("of %d bytes: level %d, type %d, body %x, %d bytes left", n, level, typ, body, len(rest))
 		}
 	}

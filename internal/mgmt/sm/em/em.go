@@ -86,7 +86,8 @@ type Group struct {
 
 // mgidOf returns the MGID of the group of a VESW.
 func mgidOf(fabric, id uint16, key ib.PKey) ib.GID {
-	return ib.GID{0xff, 0x15, mgidSignature >> 8, mgidSignature & 0xff, byte(key>>8) | 0x80, byte(key), 12: byte(fabric >> 8), 13: byte(fabric), 14: byte(id >> 8), 15: byte(id)}
+	return ib.GID{0xff, 0x15, mgidSignature >> 8, mgidSignature & 0xff, byte(key>>8) | 0x80, byte(key),
+		12: byte(fabric >> 8), 13: byte(fabric), 14: byte(id >> 8), 15: byte(id)}
 }
 
 const mgidSignature = 0xe078
@@ -145,7 +146,8 @@ type Counters struct {
 // New returns a manager that is inactive until Activate.
 func New(c Config, f Fabric) *Manager {
 	c.fill()
-	return &Manager{cfg: c, fabric: f, before: map[uint16]Observed{}, ports: map[ib.GUID]*port{}, byLID: map[ib.LID]*port{}, byID: map[uint16]*vesw{},
+	return &Manager{cfg: c, fabric: f, before: map[uint16]Observed{}, ports: map[ib.GUID]*port{},
+		byLID: map[ib.LID]*port{}, byID: map[uint16]*vesw{},
 		dying: map[ib.GID]bool{}}
 }
 
@@ -165,7 +167,8 @@ func (m *Manager) Activate(now mono.Time, o []Observed) {
 
 // Deactivate ends the management: the manager sends nothing any more. Ports keep their state.
 func (m *Manager) Deactivate() {
-	*m = Manager{cfg: m.cfg, fabric: m.fabric, intent: m.intent, before: map[uint16]Observed{}, ports: map[ib.GUID]*port{}, byLID: map[ib.LID]*port{},
+	*m = Manager{cfg: m.cfg, fabric: m.fabric, intent: m.intent, before: map[uint16]Observed{},
+		ports: map[ib.GUID]*port{}, byLID: map[ib.LID]*port{},
 		byID: map[uint16]*vesw{}, dying: map[ib.GID]bool{}, requests: requests{gen: m.requests.gen}, Counters: m.Counters}
 }
 

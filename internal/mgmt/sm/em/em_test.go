@@ -44,7 +44,8 @@ func TestBringUp(t *testing.T) {
 	got := w.at(1, 0).info
 	want := mad.DefaultVESWPortInfo()
 	want.VESW.FabricID, want.VESW.VESWID, want.VESW.PKey, want.VESW.McastDLID, want.VESW.EthMTU = 0x301, 2, 0xc002, 0xf00000, 1500
-	want.Port = mad.VESWPort{PortNum: 2, LinkStatus: mad.VESWLinkUp, BaseMAC: [6]byte{0x06, 0x2c, 0, 12, 0, 0}, ConfigState: mad.VESWForwarding, OperState: mad.VESWForwarding,
+	want.Port = mad.VESWPort{PortNum: 2, LinkStatus: mad.VESWLinkUp, BaseMAC: [6]byte{0x06, 0x2c, 0, 12, 0, 0},
+		ConfigState: mad.VESWForwarding, OperState: mad.VESWForwarding,
 		MaxMACEntries: 2048, MaxSMACEntries: 256, MACDigest: got.Port.MACDigest, EncapSLID: 12}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -58,7 +59,8 @@ func TestBringUp(t *testing.T) {
 		t.Error("set without need", w.sets)
 	}
 	s := w.m.Status()
-	if len(s.VESWs) != 1 || len(s.VESWs[0].Problems) != 0 || s.VESWs[0].Members[0].State != StateForwarding || s.Capable != 3 {
+	if len(s.VESWs) != 1 || len(s.VESWs[0].Problems) != 0 || s.VESWs[0].Members[0].State != StateForwarding ||
+		s.Capable != 3 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -70,7 +72,8 @@ func TestLoss(t *testing.T) {
 		w.loss = 0.2
 		w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1, 2, 3), members("b", 2)}})
 		w.start(nil)
-		w.until(3*time.Minute, fmt.Sprintf("all forward; seed %d", seed), func() bool { return w.forwards(1, 0, 1, 2, 3) })
+		w.until(3*time.Minute, fmt.Sprintf("all forward; seed %d", seed),
+			func() bool { return w.forwards(1, 0, 1, 2, 3) })
 		for p := range 3 {
 			w.setMACs(p, 0, MAC{0, 1, 2, 3, 4, byte(p)})
 		}
@@ -176,7 +179,10 @@ func TestMACs(t *testing.T) {
 		list = append(list, MAC{2, 0, 0, 9, byte(i >> 8), byte(i)})
 	}
 	w.setMACs(0, 0, list...)
-	w.until(2*time.Second, "400 entries", func() bool { return w.at(1, 0).entries() == 400 && w.at(2, 0).entries() == 400 })
+	w.until(2*time.Second, "400 entries", func() bool {
+		return w.at(1, 0).entries() == 400 &&
+			w.at(2, 0).entries() == 400
+	})
 	if n := w.at(0, 0).entries(); n != 0 {
 		t.Errorf("the owner has %d entries of its own", n)
 	}
@@ -190,7 +196,10 @@ func TestMACs(t *testing.T) {
 	w.run(time.Minute, nil)
 	w.sets = nil
 	w.setMACs(0, 0, append(slices.Clone(list[:7]), list[8:]...)...) // one goes
-	w.until(2*time.Second, "399 entries", func() bool { return w.at(1, 0).entries() == 399 && w.at(2, 0).entries() == 399 })
+	w.until(2*time.Second, "399 entries", func() bool {
+		return w.at(1, 0).entries() == 399 &&
+			w.at(2, 0).entries() == 399
+	})
 	w.run(time.Second, nil)
 	if s := w.veswSets(); len(s) != 2 || s[0].num != 1 || s[1].num != 1 {
 		t.Errorf("more than the slot was set: %v", s)
@@ -207,7 +216,10 @@ func TestMACs(t *testing.T) {
 	}
 	w.agents[portGUID(0)].there = true
 	w.sweep()
-	w.until(2*time.Second, "399 again", func() bool { return w.at(1, 0).entries() == 399 && w.at(2, 0).entries() == 399 })
+	w.until(2*time.Second, "399 again", func() bool {
+		return w.at(1, 0).entries() == 399 &&
+			w.at(2, 0).entries() == 399
+	})
 	if b := w.bounces(); len(b) != 0 {
 		t.Error("bounced", b)
 	}
@@ -279,7 +291,10 @@ func TestD19_ChangedLID(t *testing.T) {
 	w.until(2*time.Second, "known", func() bool { return w.at(1, 0).lookup(MAC{0, 7}) == 11 })
 	w.agents[portGUID(0)].lid = 77
 	w.sweep()
-	w.until(2*time.Second, "moved", func() bool { return w.at(1, 0).lookup(MAC{0, 7}) == 77 && w.at(2, 0).lookup(MAC{0, 7}) == 77 })
+	w.until(2*time.Second, "moved", func() bool {
+		return w.at(1, 0).lookup(MAC{0, 7}) == 77 &&
+			w.at(2, 0).lookup(MAC{0, 7}) == 77
+	})
 	w.until(2*time.Second, "base MAC", func() bool {
 		p := w.at(0, 0).info.Port
 		return p.EncapSLID == 77 && p.BaseMAC == mad.VESWMAC(0, 1, 77)
@@ -320,7 +335,8 @@ func TestGateways(t *testing.T) {
 	w.sweep()
 	w.until(time.Second, "gone", func() bool { return mask(0) == 2 && mask(2) == 2 })
 	w.agents[portGUID(3)].mute = true
-	w.until(time.Minute, "silent, but the last", func() bool { return w.m.Status().VESWs[0].Members[3].Agent == "silent" })
+	w.until(time.Minute, "silent, but the last",
+		func() bool { return w.m.Status().VESWs[0].Members[3].Agent == "silent" })
 	if mask(0) != 2 {
 		t.Error("nobody is left", mask(0))
 	}
@@ -392,7 +408,10 @@ func TestLeavesOneVESW(t *testing.T) {
 	w.setMACs(2, 0, MAC{0, 5})
 	w.until(time.Second, "known", func() bool { return w.at(0, 0).lookup(MAC{0, 5}) == 13 })
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
-	w.until(time.Second, "gone", func() bool { return w.at(2, 0) == nil && w.at(0, 0).entries() == 0 && w.at(1, 0).entries() == 0 })
+	w.until(time.Second, "gone", func() bool {
+		return w.at(2, 0) == nil && w.at(0, 0).entries() == 0 &&
+			w.at(1, 0).entries() == 0
+	})
 	if !w.forwards(1, 0, 1) {
 		t.Error("others stopped")
 	}
@@ -473,7 +492,8 @@ func TestNoAgent(t *testing.T) {
 	a.none = true
 	w.m.Recheck(w.now, a.lid)
 	w.until(time.Second, "its MACs are gone", func() bool { return w.at(0, 0).entries() == 0 })
-	if s := w.m.Status().VESWs[0]; len(s.Problems) != 1 || s.Members[1].Agent != "none" || s.Members[0].State != StateForwarding {
+	if s := w.m.Status().VESWs[0]; len(s.Problems) != 1 || s.Members[1].Agent != "none" ||
+		s.Members[0].State != StateForwarding {
 		t.Errorf("%+v", s)
 	}
 	a.none = false
@@ -496,14 +516,16 @@ func TestPlans(t *testing.T) {
 	if x.VESW.PKey != 0x8005 || y.VESW.PKey != 5 {
 		t.Errorf("P_Keys %#x %#x", x.VESW.PKey, y.VESW.PKey)
 	}
-	if x.VESW.EthMTU != 9000 || x.Port.NonVLANSCUc != 2 || x.Port.NonVLANSCMc != 2 || x.Port.PCPToSCUc != [8]uint8{5: 13} || x.Port.PCPToSCMc != [8]uint8{5: 13} {
+	if x.VESW.EthMTU != 9000 || x.Port.NonVLANSCUc != 2 || x.Port.NonVLANSCMc != 2 ||
+		x.Port.PCPToSCUc != [8]uint8{5: 13} || x.Port.PCPToSCMc != [8]uint8{5: 13} {
 		t.Errorf("%+v", x)
 	}
 	if w.at(2, 0) != nil {
 		t.Error("a port is set that is no member of the partition")
 	}
 	s := w.m.Status().VESWs[0]
-	want := []Problem{{portGUID(2), "the port is no member of partition 0x8005", "weft pkey add 0x8005 0000:0000:0000:1002"}}
+	want := []Problem{{portGUID(2), "the port is no member of partition 0x8005",
+		"weft pkey add 0x8005 0000:0000:0000:1002"}}
 	if d := cmp.Diff(want, s.Problems); d != "" || s.Members[2].State != StateWaiting {
 		t.Error(d, s.Members[2].State)
 	}
@@ -520,7 +542,10 @@ func TestPlans(t *testing.T) {
 	w.agents[portGUID(2)].pkeys = []ib.PKey{0xffff, 0x8005}
 	v.PKey = 0x7fff
 	w.want(Intent{VESWs: []VESW{v}})
-	w.until(5*time.Second, "three", func() bool { return w.forwards(9, 0, 1, 2) && w.at(0, 0).info.VESW.PKey == 0xffff })
+	w.until(5*time.Second, "three", func() bool {
+		return w.forwards(9, 0, 1, 2) &&
+			w.at(0, 0).info.VESW.PKey == 0xffff
+	})
 	w.quiet()
 	if b := w.bounces(); len(b) != 0 || len(w.groups) != 1 {
 		t.Error(b, w.groups)

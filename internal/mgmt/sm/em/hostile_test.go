@@ -143,10 +143,16 @@ func TestHostileAgents(t *testing.T) {
 			}
 			w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1, 4), members("b", 2, 2, 3)}})
 			w.start(nil)
-			w.until(20*time.Second, "the others forward", func() bool { return w.forwards(1, 0, 1) && w.forwards(2, 2, 3) })
+			w.until(20*time.Second, "the others forward", func() bool {
+				return w.forwards(1, 0, 1) &&
+					w.forwards(2, 2, 3)
+			})
 			w.setMACs(0, 0, MAC{0, 1})
 			w.setMACs(2, 0, MAC{0, 2})
-			w.until(3*time.Second, "MACs are known", func() bool { return w.at(1, 0).lookup(MAC{0, 1}) == 11 && w.at(3, 0).lookup(MAC{0, 2}) == 13 })
+			w.until(3*time.Second, "MACs are known", func() bool {
+				return w.at(1, 0).lookup(MAC{0, 1}) == 11 &&
+					w.at(3, 0).lookup(MAC{0, 2}) == 13
+			})
 			for range 100 { // and traps all the time
 				w.trap(bad, 0, mad.VEMAUnicastMACs)
 				w.trap(bad, 0, mad.VEMALinkStatus)

@@ -53,7 +53,8 @@ func TestValidate(t *testing.T) {
 		{"17 gateways", func(i *Intent) {
 			i.VESWs[0].Members = nil
 			for k := range 17 {
-				i.VESWs[0].Members = append(i.VESWs[0].Members, Member{Port: portGUID(50 + k), Num: uint32(k + 1), Gateway: true})
+				i.VESWs[0].Members = append(i.VESWs[0].Members, Member{Port: portGUID(50 + k), Num: uint32(k + 1),
+					Gateway: true})
 			}
 		}},
 	} {

@@ -271,7 +271,8 @@ func (v *vesw) unread(now mono.Time) bool {
 		v.patience = now.Add(listPatience)
 	}
 	return v.patience > now && slices.ContainsFunc(v.list, func(mb *member) bool {
-		return mb.p != nil && (mb.p.state == agentUnknown || mb.p.state == agentThere && mb.port.troubles == 0 && !mb.port.uc.read)
+		return mb.p != nil && (mb.p.state == agentUnknown || mb.p.state == agentThere && mb.port.troubles == 0 &&
+			!mb.port.uc.read)
 	})
 }
 
@@ -288,7 +289,8 @@ func (v *vesw) seed(t *table) {
 	}
 	for i, e := range t.has {
 		o := v.m.byLID[ib.LID(e.DLID())]
-		if e.MAC == ([6]byte{}) || e.IsSource() || e.DLID() > 0xffff || o == nil || v.members[o.guid] == nil || placed[e.MAC] ||
+		if e.MAC == ([6]byte{}) || e.IsSource() || e.DLID() > 0xffff || o == nil || v.members[o.guid] == nil ||
+			placed[e.MAC] ||
 			i < len(v.slots) && v.slots[i].mac != (MAC{}) {
 			continue
 		}
@@ -342,7 +344,8 @@ func (m *Manager) gotEntries(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 		m.readEntries(now, v, q, &e)
 		return
 	}
-	if e.Offset != q.entries.Offset || e.Num != q.entries.Num || e.Digest != q.entries.Digest || !slices.Equal(e.Entries[:q.entries.Num], q.entries.Entries[:q.entries.Num]) {
+	if e.Offset != q.entries.Offset || e.Num != q.entries.Num || e.Digest != q.entries.Digest ||
+		!slices.Equal(e.Entries[:q.entries.Num], q.entries.Entries[:q.entries.Num]) {
 		m.Counters.Mismatches++
 		v.table = table{}
 		v.lookAt = now

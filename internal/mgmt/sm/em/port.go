@@ -97,7 +97,8 @@ func (m *Manager) step(now mono.Time, p *port) (q *request, at mono.Time) {
 	if !p.trapSet {
 		if p.trapAt <= now {
 			q = &request{method: mad.MethodSet, attr: mad.AttrClassPortInfo}
-			q.trap.Trap = mad.VEMATarget{GID: m.gid, LID: uint32(m.lid), QPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+			q.trap.Trap = mad.VEMATarget{GID: m.gid, LID: uint32(m.lid), QPN: ib.QPNGSI, QKey: ib.GSIQKey,
+				PKey: ib.DefaultPKey}
 			return q, 0
 		}
 		at = mono.Min(at, p.trapAt)

@@ -110,7 +110,8 @@ func TestRandomLives(t *testing.T) {
 func checkBounces(w *world, what string) {
 	for _, o := range w.bounces() {
 		for _, v := range w.intent.VESWs {
-			if o.had.VESW.VESWID == v.ID && slices.ContainsFunc(v.Members, func(m Member) bool { return m.Port == o.port && m.Index == o.vport }) {
+			if o.had.VESW.VESWID == v.ID && slices.ContainsFunc(v.Members,
+				func(m Member) bool { return m.Port == o.port && m.Index == o.vport }) {
 				w.t.Errorf("%s: bounced %v", what, o)
 			}
 		}
@@ -141,7 +142,8 @@ func compare(w *world, what string) {
 				w.t.Errorf("%s: port %v vport %d does not forward in %s: %+v", what, m.Port, m.Index, v.Name, p)
 				continue
 			}
-			if p.info.Port.EncapSLID != uint32(a.lid) || p.info.Port.BaseMAC != mad.VESWMAC(0, v.ID, uint32(a.lid)) || p.info.Port.PortNum != m.Num {
+			if p.info.Port.EncapSLID != uint32(a.lid) || p.info.Port.BaseMAC != mad.VESWMAC(0, v.ID, uint32(a.lid)) ||
+				p.info.Port.PortNum != m.Num {
 				w.t.Errorf("%s: port %v: %+v", what, m.Port, p.info.Port)
 			}
 			g, ok := w.groups[mgidOf(0, v.ID, v.Key())]
@@ -154,7 +156,8 @@ func compare(w *world, what string) {
 					continue
 				}
 				if seen[e.MAC] || !slices.Contains(owners[e.MAC], e.DLID()) || e.DLID() == uint32(a.lid) {
-					w.t.Errorf("%s: port %v of %s has %v for %d of %v", what, m.Port, v.Name, MAC(e.MAC), e.DLID(), owners[e.MAC])
+					w.t.Errorf("%s: port %v of %s has %v for %d of %v", what, m.Port, v.Name, MAC(e.MAC), e.DLID(),
+						owners[e.MAC])
 				}
 				seen[e.MAC] = true
 			}

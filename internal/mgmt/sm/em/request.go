@@ -153,7 +153,8 @@ func (s *requests) deadline() (t mono.Time) {
 func (m *Manager) Handle(now mono.Time, from ib.LID, a *mad.VEMA) {
 	s := &m.requests
 	q := s.slots[uint8(a.TransactionID)]
-	if q == nil || a.TransactionID != q.tid(m.cfg.TIDs) || a.Method != mad.MethodGetResp || from != q.p.lid || a.AttributeID != q.attr ||
+	if q == nil || a.TransactionID != q.tid(m.cfg.TIDs) || a.Method != mad.MethodGetResp || from != q.p.lid ||
+		a.AttributeID != q.attr ||
 		mad.VEMAVPort(a.AttributeModifier) != q.vport {
 		m.Counters.Stray++
 		return

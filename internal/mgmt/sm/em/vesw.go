@@ -126,7 +126,8 @@ func (v *vesw) plan(now mono.Time) {
 		case mb.p == nil:
 			mb.why, mb.fix = "the port is not in the subnet", "weft fabric nodes"
 		case mb.p.state == agentNone:
-			mb.why, mb.fix = "nothing at the port serves Ethernet ports", "run weft there, or weft vesw port del "+v.want.Name+" "+mb.is.Port.String()
+			mb.why, mb.fix = "nothing at the port serves Ethernet ports", "run weft there, or weft vesw port del "+
+				v.want.Name+" "+mb.is.Port.String()
 		case v.keyOf(mb) == 0:
 			mb.why = fmt.Sprintf("the port is no member of partition %#04x", uint16(v.pkey))
 			mb.fix = fmt.Sprintf("weft pkey add %#04x %v", uint16(v.pkey), mb.is.Port)
@@ -222,7 +223,8 @@ func (v *vesw) chooseMTU() {
 	for _, mb := range v.list {
 		if mb.there() && mb.p.mtu-18 < v.mtu {
 			v.mtu = max(MinMTU, mb.p.mtu-18)
-			v.why = fmt.Sprintf("its MTU is %d, not %d: that of the link of port %v is %d", v.mtu, want, mb.is.Port, mb.p.mtu)
+			v.why = fmt.Sprintf("its MTU is %d, not %d: that of the link of port %v is %d", v.mtu, want, mb.is.Port,
+				mb.p.mtu)
 			v.fix = fmt.Sprintf("weft vesw set %s --mtu %d", v.want.Name, v.mtu)
 		}
 	}
@@ -292,7 +294,8 @@ func (v *vesw) check(now mono.Time) {
 		if o.p == nil || o.p.state == agentNone || o.p.state == agentSilent || o.why != "" && o.waitUntil <= now {
 			continue
 		}
-		if o.waitUntil > now || o.p.state == agentUnknown || !o.p.scanned && !o.p.troubled() || o.works() && !(o.set() && o.port.info.Port.MACDigest == o.expected()) {
+		if o.waitUntil > now || o.p.state == agentUnknown || !o.p.scanned && !o.p.troubled() || o.works() &&
+			!(o.set() && o.port.info.Port.MACDigest == o.expected()) {
 			all = false
 			continue
 		}

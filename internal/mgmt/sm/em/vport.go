@@ -232,7 +232,8 @@ func (m *Manager) gotInfo(now mono.Time, v *vport, q *request, a *mad.VEMA) {
 			v.table = table{sure: mad.VESWMaxMACs, fresh: true} // empty
 		}
 	}
-	if q.method == mad.MethodSet && knew && was.Port.ConfigState == mad.VESWForwarding && i.Port.ConfigState != mad.VESWForwarding && v.member != nil {
+	if q.method == mad.MethodSet && knew && was.Port.ConfigState == mad.VESWForwarding &&
+		i.Port.ConfigState != mad.VESWForwarding && v.member != nil {
 		m.Counters.Bounced++
 	}
 	mb := v.member

@@ -59,7 +59,8 @@ type order struct {
 }
 
 func (o order) String() string {
-	return fmt.Sprintf("%v port %x vport %d attr %#x config %d id %d", time.Duration(o.at), uint64(o.port), o.vport, o.attr, o.config, o.id)
+	return fmt.Sprintf("%v port %x vport %d attr %#x config %d id %d", time.Duration(o.at), uint64(o.port), o.vport,
+		o.attr, o.config, o.id)
 }
 
 // agent is a port with its vports.
@@ -93,10 +94,12 @@ func portGUID(i int) ib.GUID { return ib.GUID(0x1000 + i) }
 
 // newWorld makes a subnet of n ports with LIDs 11 and up.
 func newWorld(t *testing.T, seed uint64, n int) *world {
-	w := &world{t: t, now: tick, rng: rand.New(rand.NewPCG(seed, 7)), delay: time.Millisecond, self: 2, agents: map[ib.GUID]*agent{},
+	w := &world{t: t, now: tick, rng: rand.New(rand.NewPCG(seed, 7)), delay: time.Millisecond, self: 2,
+		agents: map[ib.GUID]*agent{},
 		groups: map[ib.GID]Group{}, uncarried: map[ib.GUID]bool{}}
 	for i := range n {
-		w.agents[portGUID(i)] = &agent{guid: portGUID(i), lid: ib.LID(11 + i), there: true, pkeys: []ib.PKey{0xffff, 0}, vport: map[uint8]*fakeVPort{}}
+		w.agents[portGUID(i)] = &agent{guid: portGUID(i), lid: ib.LID(11 + i), there: true, pkeys: []ib.PKey{0xffff,
+			0}, vport: map[uint8]*fakeVPort{}}
 	}
 	w.m = New(Config{TIDs: 1}, w)
 	return w
@@ -104,16 +107,19 @@ func newWorld(t *testing.T, seed uint64, n int) *world {
 
 // net is the subnet as a model.
 func (w *world) net() *topo.Subnet {
-	s := &topo.Subnet{Prefix: ib.DefaultGIDPrefix, Nodes: []topo.Node{{Switch: &topo.Switch{}, Ports: []topo.Port{{GUID: selfGUID,
-		Info: mad.PortInfo{LID: w.self, PortState: ib.PortActive}}}}}}
+	s := &topo.Subnet{Prefix: ib.DefaultGIDPrefix,
+		Nodes: []topo.Node{{Switch: &topo.Switch{}, Ports: []topo.Port{{GUID: selfGUID,
+			Info: mad.PortInfo{LID: w.self, PortState: ib.PortActive}}}}}}
 	for _, g := range slices.Sorted(maps.Keys(w.agents)) {
 		a := w.agents[g]
 		if !a.there {
 			continue
 		}
 		keys := append(slices.Clone(a.pkeys), w.ownKeys(g)...)
-		s.Nodes = append(s.Nodes, topo.Node{Description: fmt.Sprintf("h%x weft_ib0", uint64(g)), Info: mad.NodeInfo{NodeGUID: g - 1},
-			Ports: []topo.Port{{}, {GUID: g, PKeys: keys, Info: mad.PortInfo{LID: a.lid, PortState: ib.PortActive, NeighborMTU: ib.MTU4096}}}})
+		s.Nodes = append(s.Nodes, topo.Node{Description: fmt.Sprintf("h%x weft_ib0", uint64(g)),
+			Info: mad.NodeInfo{NodeGUID: g - 1},
+			Ports: []topo.Port{{}, {GUID: g, PKeys: keys, Info: mad.PortInfo{LID: a.lid, PortState: ib.PortActive,
+				NeighborMTU: ib.MTU4096}}}})
 	}
 	s.Index()
 	return s
@@ -492,7 +498,8 @@ func members(name string, id uint16, ports ...int) VESW {
 func (w *world) bounces() (list []order) {
 	for _, o := range w.sets {
 		was := o.had.Port.ConfigState == mad.VESWForwarding
-		if was && (o.attr == mad.AttrVESWPortInfo && (o.config != mad.VESWForwarding || o.id != o.had.VESW.VESWID) || o.attr == mad.AttrVESWDelete || o.attr == mad.AttrVESWRemove) {
+		if was && (o.attr == mad.AttrVESWPortInfo && (o.config != mad.VESWForwarding || o.id != o.had.VESW.VESWID) ||
+			o.attr == mad.AttrVESWDelete || o.attr == mad.AttrVESWRemove) {
 			list = append(list, o)
 		}
 	}

@@ -30,14 +30,18 @@ var shapes = []struct {
 	{name: "a leaf without adapters", plan: func() *plan { return twoLevels([]int{3, 0, 7}, 2, 1) }},
 	{name: "three levels of 4", plan: func() *plan { return threeLevels(4) }},
 	{name: "three levels of 8", plan: func() *plan { return threeLevels(8) }},
-	{name: "two fat trees", plan: func() *plan { return join(twoLevels(even(4, 4), 2, 1), twoLevels(even(3, 2), 3, 2)) }},
+	{name: "two fat trees", plan: func() *plan {
+		return join(twoLevels(even(4, 4), 2, 1), twoLevels(even(3, 2), 3,
+			2))
+	}},
 	{name: "one switch", ftree: "no level above", plan: func() *plan { return mesh(1, 1, false) }},
 	{name: "row of 5", ftree: "both have adapters", plan: func() *plan { return mesh(5, 1, false) }},
 	{name: "ring of 5", ftree: "both have adapters", loops: true, plan: func() *plan { return mesh(5, 1, true) }},
 	{name: "ring of 12", ftree: "both have adapters", loops: true, plan: func() *plan { return mesh(12, 1, true) }},
 	{name: "mesh", ftree: "both have adapters", loops: true, plan: func() *plan { return mesh(5, 4, false) }},
 	{name: "torus", ftree: "both have adapters", loops: true, plan: func() *plan { return mesh(5, 4, true) }},
-	{name: "fat tree and ring", ftree: "both have adapters", loops: true, plan: func() *plan { return join(twoLevels(even(4, 4), 2, 1), mesh(7, 1, true)) }},
+	{name: "fat tree and ring", ftree: "both have adapters", loops: true,
+		plan: func() *plan { return join(twoLevels(even(4, 4), 2, 1), mesh(7, 1, true)) }},
 	{name: "a spine with an adapter", ftree: "both have adapters", plan: func() *plan {
 		p := twoLevels(even(3, 2), 2, 1)
 		p.Nodes[0].Ports = append(p.Nodes[0].Ports, topo.Port{Peer: topo.None})
@@ -168,7 +172,8 @@ func TestUpDnRoots(t *testing.T) {
 		t.Error(err)
 	}
 	tab, err := Chain{UpDn{Roots: []ib.GUID{guid(0), guid(4)}}}.Unicast(&p.Subnet)
-	if err != nil || tab.Engine != "minhop" || len(tab.Notes) != 1 || !strings.HasPrefix(tab.Notes[0], "updn: under the 2 roots given") {
+	if err != nil || tab.Engine != "minhop" || len(tab.Notes) != 1 || !strings.HasPrefix(tab.Notes[0],
+		"updn: under the 2 roots given") {
 		t.Errorf("%+v %v", tab, err)
 	}
 	tab, err = UpDn{Roots: []ib.GUID{guid(3), 0x99}}.Unicast(&p.Subnet)
@@ -178,12 +183,14 @@ func TestUpDnRoots(t *testing.T) {
 	if circle(check(t, p, tab)) {
 		t.Error("a circle")
 	}
-	if _, err = (UpDn{Roots: []ib.GUID{0x99}}).Unicast(&p.Subnet); err == nil || err.Error() != "none of its roots is a switch of the subnet" {
+	if _, err = (UpDn{Roots: []ib.GUID{0x99}}).Unicast(&p.Subnet); err == nil ||
+		err.Error() != "none of its roots is a switch of the subnet" {
 		t.Error(err)
 	}
 	p = join(mesh(3, 1, false), mesh(2, 1, false)).finish(0)
 	tab, err = UpDn{Roots: []ib.GUID{guid(0)}}.Unicast(&p.Subnet)
-	if err != nil || len(tab.Notes) != 1 || !strings.HasPrefix(tab.Notes[0], `updn: no root is connected to "switch 6"`) {
+	if err != nil || len(tab.Notes) != 1 || !strings.HasPrefix(tab.Notes[0],
+		`updn: no root is connected to "switch 6"`) {
 		t.Errorf("%+v %v", tab, err)
 	}
 	check(t, p, tab)
@@ -235,7 +242,8 @@ func TestFTreeBalance(t *testing.T) {
 				t.Fatalf("%s: %v", c.name, err)
 			}
 			for _, i := range p.Switches() {
-				isLeaf := slices.ContainsFunc(p.Nodes[i].Ports[1:], func(q topo.Port) bool { return !q.Peer.IsNone() && !p.Nodes[q.Peer.Node].IsSwitch() })
+				isLeaf := slices.ContainsFunc(p.Nodes[i].Ports[1:],
+					func(q topo.Port) bool { return !q.Peer.IsNone() && !p.Nodes[q.Peer.Node].IsSwitch() })
 				if !isLeaf {
 					continue
 				}
@@ -254,7 +262,8 @@ func TestFTreeBalance(t *testing.T) {
 // TestFTreeShift sends from every adapter to the one that is so many places
 // further, for all shifts: in a full tree no two packets share a link.
 func TestFTreeShift(t *testing.T) {
-	for name, p := range map[string]*plan{"two levels": twoLevels(even(12, 6), 6, 1), "trunks": twoLevels(even(6, 6), 3, 2), "three levels": threeLevels(4)} {
+	for name, p := range map[string]*plan{"two levels": twoLevels(even(12, 6), 6, 1), "trunks": twoLevels(even(6, 6),
+		3, 2), "three levels": threeLevels(4)} {
 		p.finish(0)
 		tab, err := FTree{}.Unicast(&p.Subnet)
 		if err != nil {
@@ -288,7 +297,8 @@ func TestFTreeShift(t *testing.T) {
 // there are.
 func TestLMCWays(t *testing.T) {
 	for _, e := range []Engine{MinHop{}, UpDn{}, FTree{}} {
-		for name, p := range map[string]*plan{"two levels": twoLevels(even(5, 7), 4, 1), "trunks": twoLevels(even(4, 5), 1, 4), "three levels": threeLevels(8)} {
+		for name, p := range map[string]*plan{"two levels": twoLevels(even(5, 7), 4, 1),
+			"trunks": twoLevels(even(4, 5), 1, 4), "three levels": threeLevels(8)} {
 			p.finish(2)
 			tab, err := e.Unicast(&p.Subnet)
 			if err != nil {
@@ -309,7 +319,8 @@ func TestLMCWays(t *testing.T) {
 						ways[w.Ports[1]] = true
 					}
 					if len(ways) != 4 {
-						t.Fatalf("%s, %s: %v to %v: 4 LIDs leave the first switch by %d links", e.Name(), name, a, b, len(ways))
+						t.Fatalf("%s, %s: %v to %v: 4 LIDs leave the first switch by %d links", e.Name(), name, a, b,
+							len(ways))
 					}
 				}
 			}
@@ -324,7 +335,8 @@ func TestChain(t *testing.T) {
 	}
 	p := mesh(4, 1, true).finish(0)
 	tab, err := e.Unicast(&p.Subnet)
-	if err != nil || tab.Engine != "updn" || len(tab.Notes) != 1 || tab.Notes[0] != `ftree: no fat tree: "switch 0" and "switch 1" are linked and both have adapters` {
+	if err != nil || tab.Engine != "updn" || len(tab.Notes) != 1 ||
+		tab.Notes[0] != `ftree: no fat tree: "switch 0" and "switch 1" are linked and both have adapters` {
 		t.Errorf("%+v %v", tab, err)
 	}
 	if _, err := ByName("ftree,nonesuch"); !errors.Is(err, ErrEngine) || !strings.Contains(err.Error(), `"nonesuch"`) {

@@ -78,7 +78,8 @@ func (g *graph) levels(hosts []int) ([]uint8, error) {
 				continue
 			}
 			if l == 0 {
-				return nil, fmt.Errorf("no fat tree: %s and %s are linked and both have adapters", g.name(r), g.name(e.to))
+				return nil, fmt.Errorf("no fat tree: %s and %s are linked and both have adapters", g.name(r),
+					g.name(e.to))
 			}
 			return nil, fmt.Errorf("no fat tree: %s and %s are linked and both on level %d", g.name(r), g.name(e.to), l)
 		}

@@ -90,7 +90,8 @@ func pickRoots(t *Tables, at []int) (roots []int) {
 			}
 		}
 		switch {
-		case len(roots) == 0 || is.lost < best.lost || is.lost == best.lost && (is.depth < best.depth || is.depth == best.depth && is.sum < best.sum):
+		case len(roots) == 0 || is.lost < best.lost || is.lost == best.lost && (is.depth < best.depth ||
+			is.depth == best.depth && is.sum < best.sum):
 			best, roots = is, append(roots[:0], r)
 		case is == best:
 			roots = append(roots, r)

@@ -32,11 +32,13 @@ func TestSenders(t *testing.T) {
 	p.link(s1, 3, c4, 1)
 	p.link(s2, 3, c5, 1)
 	tab := minHop(t, p)
-	tree, err := MinHop{}.Multicast(&p.Subnet, tab, Group{MLID: 0xc000, Members: []topo.Ref{p.end(c4)}, Senders: []topo.Ref{p.end(c3)}})
+	tree, err := MinHop{}.Multicast(&p.Subnet, tab, Group{MLID: 0xc000, Members: []topo.Ref{p.end(c4)},
+		Senders: []topo.Ref{p.end(c3)}})
 	if diff := cmp.Diff(Tree{0: mask(1), 1: mask(3)}, tree); diff != "" || err != nil {
 		t.Error(diff, err)
 	}
-	tree, _ = MinHop{}.Multicast(&p.Subnet, tab, Group{MLID: 0xc000, Members: []topo.Ref{p.end(c3), p.end(s1)}, Senders: []topo.Ref{p.end(c5)}})
+	tree, _ = MinHop{}.Multicast(&p.Subnet, tab, Group{MLID: 0xc000, Members: []topo.Ref{p.end(c3), p.end(s1)},
+		Senders: []topo.Ref{p.end(c5)}})
 	if diff := cmp.Diff(Tree{0: mask(1, 3), 1: mask(0, 1), 2: mask(1)}, tree); diff != "" {
 		t.Error(diff)
 	}
@@ -115,7 +117,8 @@ func TestMulticast(t *testing.T) {
 				}
 				for _, other := range most {
 					if n != members || len(other) > len(most[part]) {
-						t.Fatalf("%s: %d of %d members served, on %d switches of the group; another part has %d", name, n, members, len(most[part]), len(other))
+						t.Fatalf("%s: %d of %d members served, on %d switches of the group; another part has %d",
+							name, n, members, len(most[part]), len(other))
 					}
 				}
 			}

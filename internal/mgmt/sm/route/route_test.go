@@ -49,7 +49,8 @@ func TestMinHopRow(t *testing.T) {
 		t.Error(diff)
 	}
 	w, ok := p.Walk(p.end(c4), 5, true)
-	if !ok || w.Hops != 4 || w.To != p.end(c5) || !cmp.Equal(w.Ports, []topo.Ref{{Node: c4, Port: 1}, {Node: s1, Port: 1}, {Node: s2, Port: 3}, {Node: s3, Port: 1}}) {
+	if !ok || w.Hops != 4 || w.To != p.end(c5) || !cmp.Equal(w.Ports, []topo.Ref{{Node: c4, Port: 1},
+		{Node: s1, Port: 1}, {Node: s2, Port: 3}, {Node: s3, Port: 1}}) {
 		t.Errorf("%+v %v", w, ok)
 	}
 	if _, ok := p.Walk(p.end(c4), 6, false); ok {

@@ -54,7 +54,8 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 		}
 		if len(roots[k]) == 0 {
 			if len(given) > 0 {
-				t.Notes = append(t.Notes, fmt.Sprintf("updn: no root is connected to %s: roots are chosen there", g.name(part[0])))
+				t.Notes = append(t.Notes, fmt.Sprintf("updn: no root is connected to %s: roots are chosen there",
+					g.name(part[0])))
 			}
 			roots[k], found[k] = g.tops(part, hosts), true
 		}
@@ -63,7 +64,8 @@ func (u UpDn) Unicast(s *topo.Subnet) (*Tables, error) {
 		w := newUpDown(g, g.rankOrder(roots))
 		from, to, missing := w.missing(hosts)
 		if missing && !found[w.part[from]] {
-			return nil, fmt.Errorf("under the %d roots given, %s does not reach %s", len(roots[w.part[from]]), g.name(from), g.name(to))
+			return nil, fmt.Errorf("under the %d roots given, %s does not reach %s", len(roots[w.part[from]]),
+				g.name(from), g.name(to))
 		}
 		if !missing {
 			done := w.connect(t, func(t *Tables) { t.fill(at, allEnds, w.ways) })

@@ -46,12 +46,14 @@ func (g *Group) member(guid ib.GUID) int {
 
 // lives reports whether the group has a reason to exist.
 func (g *Group) lives() bool {
-	return g.Permanent || slices.ContainsFunc(g.Members, func(m Member) bool { return m.JoinState&(mad.JoinFull|mad.JoinSendOnlyFull) != 0 })
+	return g.Permanent || slices.ContainsFunc(g.Members,
+		func(m Member) bool { return m.JoinState&(mad.JoinFull|mad.JoinSendOnlyFull) != 0 })
 }
 
 // record describes the group, and its member where there is one.
 func (g *Group) record(prefix uint64, m *Member) mad.MCMemberRecord {
-	r := mad.MCMemberRecord{MGID: g.MGID, QKey: g.QKey, MLID: g.MLID, MTUSelector: mad.SelectExactly, MTU: g.MTU, TClass: g.TClass, PKey: g.PKey,
+	r := mad.MCMemberRecord{MGID: g.MGID, QKey: g.QKey, MLID: g.MLID, MTUSelector: mad.SelectExactly, MTU: g.MTU,
+		TClass: g.TClass, PKey: g.PKey,
 		RateSelector: mad.SelectExactly, Rate: g.Rate, LifeSelector: mad.SelectExactly, Life: g.Life, SL: g.SL, FlowLabel: g.FlowLabel,
 		HopLimit: g.HopLimit, Scope: g.Scope}
 	if m != nil {
@@ -175,7 +177,10 @@ type waitingJoin struct {
 // the wait.
 func (a *SA) joined(now mono.Time, d mad.Datagram, tables uint64) {
 	tid := func(d *mad.Datagram) uint64 { return binary.BigEndian.Uint64(d.Data[8:]) }
-	i := slices.IndexFunc(a.joins, func(j waitingJoin) bool { return j.d.DLID == d.DLID && j.d.DstQPN == d.DstQPN && tid(&j.d) == tid(&d) })
+	i := slices.IndexFunc(a.joins, func(j waitingJoin) bool {
+		return j.d.DLID == d.DLID && j.d.DstQPN == d.DstQPN &&
+			tid(&j.d) == tid(&d)
+	})
 	switch {
 	case tables <= a.written:
 		a.out = append(a.out, d)
@@ -225,8 +230,10 @@ func (a *SA) fits(g *Group, m *mad.MCMemberRecord, mask mad.ComponentMask, port 
 	p := a.net.Port(port)
 	has := func(c mad.ComponentMask) bool { return mask&c != 0 }
 	switch {
-	case has(mad.CompMCPKey) && (m.PKey^g.PKey)&0x7fff != 0, has(mad.CompMCQKey) && m.QKey != g.QKey, has(mad.CompMCTClass) && m.TClass != g.TClass,
-		has(mad.CompMCSL) && m.SL != g.SL, has(mad.CompMCFlowLabel) && m.FlowLabel != g.FlowLabel, has(mad.CompMCHopLimit) && m.HopLimit != g.HopLimit,
+	case has(mad.CompMCPKey) && (m.PKey^g.PKey)&0x7fff != 0, has(mad.CompMCQKey) && m.QKey != g.QKey,
+		has(mad.CompMCTClass) && m.TClass != g.TClass,
+		has(mad.CompMCSL) && m.SL != g.SL, has(mad.CompMCFlowLabel) &&
+			m.FlowLabel != g.FlowLabel, has(mad.CompMCHopLimit) && m.HopLimit != g.HopLimit,
 		has(mad.CompMCMLID) && m.MLID != g.MLID, has(mad.CompMCScope) && m.Scope != g.Scope,
 		has(mad.CompMCMTU) && has(mad.CompMCMTUSelector) && !m.MTUSelector.Accepts(int(g.MTU), int(m.MTU)),
 		has(mad.CompMCRate) && has(mad.CompMCRateSelector) && !m.RateSelector.Accepts(g.Rate.Tenths(), m.Rate.Tenths()),
@@ -268,7 +275,8 @@ func (a *SA) create(m *mad.MCMemberRecord, mask mad.ComponentMask, port topo.Ref
 		return nil, mad.StatusSANoResources
 	}
 	p := a.net.Port(port)
-	g := &Group{MGID: m.MGID, QKey: m.QKey, TClass: m.TClass, PKey: m.PKey | 0x8000, SL: m.SL, FlowLabel: m.FlowLabel, HopLimit: m.HopLimit, Life: a.cfg.Life}
+	g := &Group{MGID: m.MGID, QKey: m.QKey, TClass: m.TClass, PKey: m.PKey | 0x8000, SL: m.SL, FlowLabel: m.FlowLabel,
+		HopLimit: m.HopLimit, Life: a.cfg.Life}
 	has := func(c mad.ComponentMask) bool { return mask&c == c }
 	if g.MGID.IsZero() {
 		scope := uint8(scopeLinkLocal + 3) // site-local, as OpenSM does
@@ -406,7 +414,8 @@ func (a *SA) members(t *table) {
 	has := func(c mad.ComponentMask) bool { return mask&c == c }
 	for _, g := range a.Groups() {
 		if has(mad.CompMCMTU|mad.CompMCMTUSelector) && !want.MTUSelector.Accepts(int(g.MTU), int(want.MTU)) ||
-			has(mad.CompMCRate|mad.CompMCRateSelector) && !want.RateSelector.Accepts(g.Rate.Tenths(), want.Rate.Tenths()) ||
+			has(mad.CompMCRate|mad.CompMCRateSelector) && !want.RateSelector.Accepts(g.Rate.Tenths(),
+				want.Rate.Tenths()) ||
 			has(mad.CompMCLife|mad.CompMCLifeSelector) && !want.LifeSelector.Accepts(int(g.Life), int(want.Life)) {
 			continue
 		}
@@ -423,7 +432,8 @@ func (a *SA) members(t *table) {
 		var all Member
 		for _, m := range g.Members {
 			all.JoinState |= m.JoinState
-			if has(mad.CompMCPortGID) && ib.MakeGID(a.net.Prefix, m.PortGUID) == want.PortGID && a.net.PortByGUID(m.PortGUID) == a.requester {
+			if has(mad.CompMCPortGID) && ib.MakeGID(a.net.Prefix, m.PortGUID) == want.PortGID &&
+				a.net.PortByGUID(m.PortGUID) == a.requester {
 				all.PortGUID = m.PortGUID // a port may ask for its own membership
 				all.JoinState = m.JoinState
 				break

@@ -39,20 +39,28 @@ func TestGroupLife(t *testing.T) {
 	}
 	check("joining before there is a group", join(1, mad.JoinFull), mad.StatusSAInsufficient)
 	check("a non-member's join before there is a group", join(1, mad.JoinNon), mad.StatusSARequest)
-	check("joining without a port", func() mad.Status { _, s := set(1, mad.CompMCMGID|mad.CompMCJoinState, member(1, 1)); return s }(), mad.StatusSAInsufficient)
-	check("for another port", func() mad.Status { _, s := set(1, createMask, member(2, 1)); return s }(), mad.StatusSARequest)
+	check("joining without a port", func() mad.Status {
+		_, s := set(1, mad.CompMCMGID|mad.CompMCJoinState,
+			member(1, 1))
+		return s
+	}(), mad.StatusSAInsufficient)
+	check("for another port", func() mad.Status { _, s := set(1, createMask, member(2, 1)); return s }(),
+		mad.StatusSARequest)
 	m := member(1, 1)
 	m.PortGID = ib.MakeGID(1, guid(1))
-	check("with another subnet's prefix", func() mad.Status { _, s := set(1, createMask, m); return s }(), mad.StatusSAInvalidGID)
+	check("with another subnet's prefix", func() mad.Status { _, s := set(1, createMask, m); return s }(),
+		mad.StatusSAInvalidGID)
 	m = member(1, 1)
 	m.MTU = ib.MTU4096 + 1
-	check("with an MTU that the port does not have", func() mad.Status { _, s := set(1, createMask, m); return s }(), mad.StatusSARequest)
+	check("with an MTU that the port does not have", func() mad.Status { _, s := set(1, createMask, m); return s }(),
+		mad.StatusSARequest)
 	m = member(1, 1)
 	m.MGID[0] = 0xfe
 	check("an MGID that is none", func() mad.Status { _, s := set(1, createMask, m); return s }(), mad.StatusSARequest)
 	m = member(1, 1)
 	m.PKey = 0x8123
-	check("in a partition that the port is not in", func() mad.Status { _, s := set(1, createMask, m); return s }(), mad.StatusSARequest)
+	check("in a partition that the port is not in", func() mad.Status { _, s := set(1, createMask, m); return s }(),
+		mad.StatusSARequest)
 	if f.groups != 0 || len(f.a.Groups()) != 0 {
 		t.Fatalf("refused requests left %d groups", len(f.a.Groups()))
 	}
@@ -69,7 +77,8 @@ func TestGroupLife(t *testing.T) {
 		t.Errorf("a join that changes nothing made the trees be looked at: %d", f.groups)
 	}
 	check("join send-only", join(3, mad.JoinSendOnlyNon), mad.StatusOK)
-	for name, edit := range map[string]func(*mad.MCMemberRecord){"Q_Key": func(m *mad.MCMemberRecord) { m.QKey++ }, "P_Key": func(m *mad.MCMemberRecord) { m.PKey = 0x8001 },
+	for name, edit := range map[string]func(*mad.MCMemberRecord){"Q_Key": func(m *mad.MCMemberRecord) { m.QKey++ },
+		"P_Key":  func(m *mad.MCMemberRecord) { m.PKey = 0x8001 },
 		"TClass": func(m *mad.MCMemberRecord) { m.TClass++ }, "SL": func(m *mad.MCMemberRecord) { m.SL++ }, "FlowLabel": func(m *mad.MCMemberRecord) { m.FlowLabel++ },
 		"MTU": func(m *mad.MCMemberRecord) { m.MTU = ib.MTU4096 }, "Rate": func(m *mad.MCMemberRecord) { m.Rate = ib.Rate20 }} {
 		m := member(3, 1)
@@ -78,7 +87,8 @@ func TestGroupLife(t *testing.T) {
 		check("with another "+name, s, mad.StatusSARequest)
 	}
 
-	query := f.ask(12, mad.MethodGetTable, mad.AttrMCMemberRecord, mad.CompMCMGID, (&mad.MCMemberRecord{MGID: broadcast}).Append(nil))
+	query := f.ask(12, mad.MethodGetTable, mad.AttrMCMemberRecord, mad.CompMCMGID,
+		(&mad.MCMemberRecord{MGID: broadcast}).Append(nil))
 	if len(query.records) != 1 {
 		t.Fatalf("%d records", len(query.records))
 	}
@@ -92,7 +102,8 @@ func TestGroupLife(t *testing.T) {
 	}
 
 	check("leave what one is not", leave(3, mad.JoinFull), mad.StatusSARequest)
-	check("leave by another", f.ask(11, mad.MethodDelete, mad.AttrMCMemberRecord, compJoin, func() []byte { m := member(2, 1); return m.Append(nil) }()).Status, mad.StatusSARequest)
+	check("leave by another", f.ask(11, mad.MethodDelete, mad.AttrMCMemberRecord, compJoin,
+		func() []byte { m := member(2, 1); return m.Append(nil) }()).Status, mad.StatusSARequest)
 	check("leave", leave(1, mad.JoinFull), mad.StatusOK)
 	if len(f.a.Groups()) != 1 {
 		t.Error("the group went with its founder")
@@ -134,7 +145,8 @@ func TestMLIDs(t *testing.T) {
 	}
 	m = member(1, 1)
 	m.MGID = ib.GID{}
-	f.ask(11, mad.MethodDelete, mad.AttrMCMemberRecord, compJoin, func() []byte { m := member(1, 1); m.MGID[15] = 1; return m.Append(nil) }())
+	f.ask(11, mad.MethodDelete, mad.AttrMCMemberRecord, compJoin,
+		func() []byte { m := member(1, 1); m.MGID[15] = 1; return m.Append(nil) }())
 	r := f.ask(11, mad.MethodSet, mad.AttrMCMemberRecord, createMask, m.Append(nil))
 	if r.Status != mad.StatusOK {
 		t.Fatalf("an MGID to be made up: %v", r.Status)
@@ -198,7 +210,8 @@ func TestClosedGroups(t *testing.T) {
 	if s := ask(3); s != mad.StatusOK { // another client was faster
 		t.Fatal(s)
 	}
-	want := Group{MGID: m.MGID, QKey: m.QKey, PKey: 0xffff, MTU: m.MTU, Rate: m.Rate, Closed: true, Members: []Member{{PortGUID: guid(1), JoinState: mad.JoinFull}}}
+	want := Group{MGID: m.MGID, QKey: m.QKey, PKey: 0xffff, MTU: m.MTU, Rate: m.Rate, Closed: true,
+		Members: []Member{{PortGUID: guid(1), JoinState: mad.JoinFull}}}
 	if !f.a.Ensure(f.now, want) {
 		t.Fatal("no room")
 	}
@@ -234,7 +247,8 @@ func TestJoinsWaitForTables(t *testing.T) {
 	group := func(n byte) ib.GID { return ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 15: n} }
 	join := func(f *fixture, lid ib.LID, n byte, more ...func(*mad.SA)) answer {
 		t.Helper()
-		m := mad.MCMemberRecord{MGID: group(n), PortGID: gid(int(lid) - 10), JoinState: mad.JoinFull, QKey: 5, PKey: 0xffff}
+		m := mad.MCMemberRecord{MGID: group(n), PortGID: gid(int(lid) - 10), JoinState: mad.JoinFull, QKey: 5,
+			PKey: 0xffff}
 		return f.ask(lid, mad.MethodSet, mad.AttrMCMemberRecord, compCreate, m.Append(nil), more...)
 	}
 	answered := func(what string, r answer, want bool) {
@@ -292,7 +306,8 @@ func TestJoinsWaitForTables(t *testing.T) {
 		f.tables = 1
 		join(f, 11, 1)
 		m := mad.MCMemberRecord{MGID: group(1), PortGID: gid(2), JoinState: mad.JoinFull, QKey: 6, PKey: 0xffff}
-		if r := f.ask(12, mad.MethodSet, mad.AttrMCMemberRecord, compCreate, m.Append(nil)); r.Status != mad.StatusSARequest {
+		if r := f.ask(12, mad.MethodSet, mad.AttrMCMemberRecord, compCreate,
+			m.Append(nil)); r.Status != mad.StatusSARequest {
 			t.Errorf("another Q_Key: %v", r.Status)
 		}
 	})

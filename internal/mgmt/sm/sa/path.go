@@ -47,7 +47,8 @@ func (a *SA) paths(d *mad.Datagram, t *table) mad.Status {
 }
 
 // ends returns the ports that one end of a path in a query matches: the port of the GID or the LID, or all.
-func (a *SA) ends(w *wish, gidBit mad.ComponentMask, gid ib.GID, lidBit mad.ComponentMask, lid ib.LID) ([]topo.Ref, ib.LID, mad.Status) {
+func (a *SA) ends(w *wish, gidBit mad.ComponentMask, gid ib.GID, lidBit mad.ComponentMask, lid ib.LID) ([]topo.Ref,
+	ib.LID, mad.Status) {
 	r := topo.None
 	if w.has(gidBit) {
 		if r = a.byGID(gid); r.IsNone() {
@@ -162,7 +163,8 @@ func (a *SA) path(w *wish, f, g topo.Ref, slid, dlid ib.LID, key ib.PKey) (p mad
 			return p, false
 		}
 	}
-	if w.has(mad.CompPathLife) && w.has(mad.CompPathLifeSelector) && !w.p.LifeSelector.Accepts(int(p.Life), int(w.p.Life)) {
+	if w.has(mad.CompPathLife) && w.has(mad.CompPathLifeSelector) && !w.p.LifeSelector.Accepts(int(p.Life),
+		int(w.p.Life)) {
 		return p, false
 	}
 	return p, true
@@ -180,7 +182,8 @@ func limitMTU(s mad.Selector, want, have ib.MTU) (ib.MTU, bool) {
 }
 
 // ratesBySpeed are all rates from slow to fast.
-var ratesBySpeed = []ib.Rate{ib.Rate2_5, ib.Rate5, ib.Rate10, ib.Rate14, ib.Rate20, ib.Rate25, ib.Rate28, ib.Rate30, ib.Rate40, ib.Rate50, ib.Rate56,
+var ratesBySpeed = []ib.Rate{ib.Rate2_5, ib.Rate5, ib.Rate10, ib.Rate14, ib.Rate20, ib.Rate25, ib.Rate28, ib.Rate30,
+	ib.Rate40, ib.Rate50, ib.Rate56,
 	ib.Rate60, ib.Rate80, ib.Rate100, ib.Rate112, ib.Rate120, ib.Rate168, ib.Rate200, ib.Rate300, ib.Rate400, ib.Rate600, ib.Rate800, ib.Rate1200}
 
 // limitRate is limitMTU for rates.
@@ -207,7 +210,8 @@ func (a *SA) multiPath(d *mad.Datagram, data []byte) {
 		a.refuse(d, mad.StatusBadMethodAttr)
 		return
 	}
-	if m.Parse(data) != nil || a.req.ComponentMask&mad.CompMultiSGIDCount == 0 || a.req.ComponentMask&mad.CompMultiDGIDCount == 0 ||
+	if m.Parse(data) != nil || a.req.ComponentMask&mad.CompMultiSGIDCount == 0 ||
+		a.req.ComponentMask&mad.CompMultiDGIDCount == 0 ||
 		m.SGIDCount == 0 || m.DGIDCount == 0 {
 		a.refuse(d, mad.StatusSAInsufficient)
 		return
@@ -222,12 +226,17 @@ func (a *SA) multiPath(d *mad.Datagram, data []byte) {
 		}
 		ports = append(ports, r)
 	}
-	w := wish{p: mad.PathRecord{TClass: m.TClass, FlowLabel: m.FlowLabel, Reversible: m.Reversible, PKey: m.PKey, QoSClass: m.QoSClass, SL: m.SL, RawTraffic: m.RawTraffic,
+	w := wish{p: mad.PathRecord{TClass: m.TClass, FlowLabel: m.FlowLabel, Reversible: m.Reversible, PKey: m.PKey,
+		QoSClass: m.QoSClass, SL: m.SL, RawTraffic: m.RawTraffic,
 		MTUSelector: m.MTUSelector, MTU: m.MTU, RateSelector: m.RateSelector, Rate: m.Rate, LifeSelector: m.LifeSelector, Life: m.Life}}
-	for _, c := range []struct{ multi, path mad.ComponentMask }{{mad.CompMultiRawTraffic, mad.CompPathRawTraffic}, {mad.CompMultiFlowLabel, mad.CompPathFlowLabel},
-		{mad.CompMultiTClass, mad.CompPathTClass}, {mad.CompMultiReversible, mad.CompPathReversible}, {mad.CompMultiPKey, mad.CompPathPKey},
-		{mad.CompMultiQoSClass, mad.CompPathQoSClass}, {mad.CompMultiSL, mad.CompPathSL}, {mad.CompMultiMTUSelector, mad.CompPathMTUSelector},
-		{mad.CompMultiMTU, mad.CompPathMTU}, {mad.CompMultiRateSelector, mad.CompPathRateSelector}, {mad.CompMultiRate, mad.CompPathRate},
+	for _, c := range []struct{ multi, path mad.ComponentMask }{{mad.CompMultiRawTraffic, mad.CompPathRawTraffic},
+		{mad.CompMultiFlowLabel, mad.CompPathFlowLabel},
+		{mad.CompMultiTClass, mad.CompPathTClass}, {mad.CompMultiReversible,
+			mad.CompPathReversible}, {mad.CompMultiPKey, mad.CompPathPKey},
+		{mad.CompMultiQoSClass, mad.CompPathQoSClass}, {mad.CompMultiSL, mad.CompPathSL}, {mad.CompMultiMTUSelector,
+			mad.CompPathMTUSelector},
+		{mad.CompMultiMTU, mad.CompPathMTU}, {mad.CompMultiRateSelector,
+			mad.CompPathRateSelector}, {mad.CompMultiRate, mad.CompPathRate},
 		{mad.CompMultiLifeSelector, mad.CompPathLifeSelector}, {mad.CompMultiLife, mad.CompPathLife}} {
 		if a.req.ComponentMask&c.multi != 0 {
 			w.mask |= c.path

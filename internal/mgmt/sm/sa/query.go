@@ -24,7 +24,8 @@ func (a *SA) query(d *mad.Datagram) {
 			a.refuse(d, mad.StatusBadMethodAttr)
 			return
 		}
-		c := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionSA, CapabilityMask: capabilities,
+		c := mad.ClassPortInfo{BaseVersion: mad.BaseVersion, ClassVersion: mad.ClassVersionSA,
+			CapabilityMask:  capabilities,
 			CapabilityMask2: mad.SACap2SendOnlyFullMemb, RespTimeValue: responseTimeValue}
 		a.reply(d, mad.StatusOK, c.Append(nil))
 		return
@@ -51,7 +52,8 @@ func (a *SA) query(d *mad.Datagram) {
 			return
 		}
 		t.pkeys()
-	case mad.AttrNodeRecord, mad.AttrPortInfoRecord, mad.AttrSwitchInfoRecord, mad.AttrLFTRecord, mad.AttrMFTRecord, mad.AttrLinkRecord,
+	case mad.AttrNodeRecord, mad.AttrPortInfoRecord, mad.AttrSwitchInfoRecord, mad.AttrLFTRecord, mad.AttrMFTRecord,
+		mad.AttrLinkRecord,
 		mad.AttrGUIDInfoRecord:
 		for r := range a.net.EndPorts() {
 			if a.net.Nodes[r.Node].IsSwitch() || a.sees(r) {
@@ -176,7 +178,8 @@ func (t *table) pkeys() {
 		}
 		for i := first; i <= last; i++ {
 			for at := 0; at < len(n.Ports[i].PKeys); at += mad.PKeysPerBlock {
-				rec := mad.PKeyTableRecord{LID: t.a.net.Port(r).Info.LID, Block: uint16(at / mad.PKeysPerBlock), Port: uint8(i)}
+				rec := mad.PKeyTableRecord{LID: t.a.net.Port(r).Info.LID, Block: uint16(at / mad.PKeysPerBlock),
+					Port: uint8(i)}
 				copy(rec.PKeyTable[:], n.Ports[i].PKeys[at:])
 				t.add(rec.Append(nil))
 			}

@@ -41,7 +41,8 @@ type Limits struct {
 }
 
 // DefaultLimits fit a subnet of some thousand ports.
-var DefaultLimits = Limits{Groups: 8192, Members: 16384, Services: 4096, Subscriptions: 4096, Reports: 4096, Records: 65535, Joins: 4096}
+var DefaultLimits = Limits{Groups: 8192, Members: 16384, Services: 4096, Subscriptions: 4096, Reports: 4096,
+	Records: 65535, Joins: 4096}
 
 // Config describes an SA.
 type Config struct {

@@ -31,11 +31,14 @@ func gid(n int) ib.GID   { return ib.MakeGID(prefix, guid(n)) }
 
 // net is a switch with n adapters: adapter i has LID 10+i at port i of the switch; the LID of the switch is 1.
 func net(n int, keys func(i int) []ib.PKey) *topo.Subnet {
-	link := mad.PortInfo{PortState: ib.PortActive, LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedQDR, LinkSpeedExtActive: ib.SpeedEDR,
-		NeighborMTU: ib.MTU4096, MTUCap: ib.MTU4096, GIDPrefix: prefix}
+	link := mad.PortInfo{PortState: ib.PortActive, LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedQDR,
+		LinkSpeedExtActive: ib.SpeedEDR,
+		NeighborMTU:        ib.MTU4096, MTUCap: ib.MTU4096, GIDPrefix: prefix}
 	s := &topo.Subnet{Prefix: prefix, Self: topo.Ref{Node: 0, Port: 0}}
-	sw := topo.Node{Info: mad.NodeInfo{NodeType: mad.NodeSwitch, NodeGUID: 0x100, NumPorts: uint8(n)}, Description: "switch",
-		Switch: &topo.Switch{Info: mad.SwitchInfo{MulticastFDBCap: 4}, LFT: slices.Repeat([]uint8{0xff}, 64), MFT: map[ib.LID]topo.PortMask{}}}
+	sw := topo.Node{Info: mad.NodeInfo{NodeType: mad.NodeSwitch, NodeGUID: 0x100, NumPorts: uint8(n)},
+		Description: "switch",
+		Switch: &topo.Switch{Info: mad.SwitchInfo{MulticastFDBCap: 4}, LFT: slices.Repeat([]uint8{0xff}, 64),
+			MFT: map[ib.LID]topo.PortMask{}}}
 	zero := link
 	zero.LID, zero.LinkWidthActive = 1, 0
 	sw.Ports = append(sw.Ports, topo.Port{GUID: 0x100, Info: zero, PKeys: []ib.PKey{0xffff}, Peer: topo.None})
@@ -50,7 +53,8 @@ func net(n int, keys func(i int) []ib.PKey) *topo.Subnet {
 	for i := 1; i <= n; i++ {
 		p := link
 		p.LID = ib.LID(10 + i)
-		s.Nodes = append(s.Nodes, topo.Node{Info: mad.NodeInfo{NodeType: mad.NodeCA, NodeGUID: guid(i) - 1, PortGUID: guid(i), NumPorts: 1}, Description: fmt.Sprintf("host-%d", i),
+		s.Nodes = append(s.Nodes, topo.Node{Info: mad.NodeInfo{NodeType: mad.NodeCA, NodeGUID: guid(i) - 1,
+			PortGUID: guid(i), NumPorts: 1}, Description: fmt.Sprintf("host-%d", i),
 			Ports: []topo.Port{{}, {GUID: guid(i), Info: p, PKeys: keys(i), Peer: topo.Ref{Node: 0, Port: uint8(i)}}}})
 	}
 	s.Index()
@@ -96,10 +100,12 @@ type answer struct {
 }
 
 // ask sends a request from a LID and returns its answer.
-func (f *fixture) ask(lid ib.LID, method mad.Method, attr mad.AttributeID, mask mad.ComponentMask, record []byte, edit ...func(*mad.SA)) (r answer) {
+func (f *fixture) ask(lid ib.LID, method mad.Method, attr mad.AttributeID, mask mad.ComponentMask, record []byte,
+	edit ...func(*mad.SA)) (r answer) {
 	f.t.Helper()
 	f.tid++
-	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method,
+	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA,
+		ClassVersion: mad.ClassVersionSA, Method: method,
 		TransactionID: f.tid, AttributeID: attr}, ComponentMask: mask}}
 	copy(m.Data[:], record)
 	for _, e := range edit {
@@ -165,7 +171,8 @@ func (f *fixture) collect(lid ib.LID) (r answer) {
 // TestPaths checks the contents of a PathRecord, its visibility, and the selection of MTU and rate.
 func TestPaths(t *testing.T) {
 	f := start(t, 3, full)
-	want := mad.PathRecord{DGID: gid(2), SGID: gid(1), DLID: 12, SLID: 11, Reversible: true, NumbPath: 1, PKey: 0xffff, MTUSelector: mad.SelectExactly,
+	want := mad.PathRecord{DGID: gid(2), SGID: gid(1), DLID: 12, SLID: 11, Reversible: true, NumbPath: 1,
+		PKey: 0xffff, MTUSelector: mad.SelectExactly,
 		MTU: ib.MTU4096, RateSelector: mad.SelectExactly, Rate: ib.Rate100, LifeSelector: mad.SelectExactly, Life: 18}
 	const ends = mad.CompPathSGID | mad.CompPathDGID
 	for _, x := range []struct {
@@ -178,25 +185,37 @@ func TestPaths(t *testing.T) {
 		{name: "as the kernel asks", mask: ends | mad.CompPathServiceID | mad.CompPathReversible | mad.CompPathNumbPath | mad.CompPathPKey,
 			q: mad.PathRecord{SGID: gid(1), DGID: gid(2), Reversible: true, NumbPath: 1, PKey: 0xffff}},
 		{name: "by LIDs", mask: mad.CompPathSLID | mad.CompPathDLID, q: mad.PathRecord{SLID: 11, DLID: 12}},
-		{name: "an MTU of exactly 2048", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectExactly, MTU: ib.MTU2048},
+		{name: "an MTU of exactly 2048", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector,
+			q:    mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectExactly, MTU: ib.MTU2048},
 			edit: func(p *mad.PathRecord) { p.MTU = ib.MTU2048 }},
-		{name: "an MTU below 1024", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectLess, MTU: ib.MTU1024},
+		{name: "an MTU below 1024", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector,
+			q:    mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectLess, MTU: ib.MTU1024},
 			edit: func(p *mad.PathRecord) { p.MTU = ib.MTU512 }},
-		{name: "an MTU above 4096", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectGreater, MTU: ib.MTU4096}, status: mad.StatusSANoRecords},
-		{name: "a rate below 100", mask: ends | mad.CompPathRate | mad.CompPathRateSelector, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), RateSelector: mad.SelectLess, Rate: ib.Rate100},
+		{name: "an MTU above 4096", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector,
+			q: mad.PathRecord{SGID: gid(1), DGID: gid(2), MTUSelector: mad.SelectGreater,
+				MTU: ib.MTU4096}, status: mad.StatusSANoRecords},
+		{name: "a rate below 100", mask: ends | mad.CompPathRate | mad.CompPathRateSelector,
+			q:    mad.PathRecord{SGID: gid(1), DGID: gid(2), RateSelector: mad.SelectLess, Rate: ib.Rate100},
 			edit: func(p *mad.PathRecord) { p.Rate = ib.Rate80 }},
-		{name: "the best", mask: ends | mad.CompPathRate | mad.CompPathRateSelector, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), RateSelector: mad.SelectBest}},
-		{name: "nobody's GID", mask: ends, q: mad.PathRecord{SGID: gid(1), DGID: gid(9)}, status: mad.StatusSAInvalidGID},
-		{name: "another subnet's GID", mask: ends, q: mad.PathRecord{SGID: gid(1), DGID: ib.MakeGID(7, guid(2))}, status: mad.StatusSAInvalidGID},
+		{name: "the best", mask: ends | mad.CompPathRate | mad.CompPathRateSelector, q: mad.PathRecord{SGID: gid(1),
+			DGID: gid(2), RateSelector: mad.SelectBest}},
+		{name: "nobody's GID", mask: ends, q: mad.PathRecord{SGID: gid(1), DGID: gid(9)},
+			status: mad.StatusSAInvalidGID},
+		{name: "another subnet's GID", mask: ends, q: mad.PathRecord{SGID: gid(1), DGID: ib.MakeGID(7, guid(2))},
+			status: mad.StatusSAInvalidGID},
 		{name: "nobody's LID", mask: mad.CompPathDLID, q: mad.PathRecord{DLID: 40}, status: mad.StatusSANoRecords},
-		{name: "GID and LID of different ports", mask: ends | mad.CompPathDLID, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), DLID: 13}, status: mad.StatusSANoRecords},
-		{name: "a partition they are not in", mask: ends | mad.CompPathPKey, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), PKey: 0x8005}, status: mad.StatusSANoRecords},
-		{name: "a service level there is not", mask: ends | mad.CompPathSL, q: mad.PathRecord{SGID: gid(1), DGID: gid(2), SL: 3}, status: mad.StatusSANoRecords},
+		{name: "GID and LID of different ports", mask: ends | mad.CompPathDLID, q: mad.PathRecord{SGID: gid(1),
+			DGID: gid(2), DLID: 13}, status: mad.StatusSANoRecords},
+		{name: "a partition they are not in", mask: ends | mad.CompPathPKey, q: mad.PathRecord{SGID: gid(1),
+			DGID: gid(2), PKey: 0x8005}, status: mad.StatusSANoRecords},
+		{name: "a service level there is not", mask: ends | mad.CompPathSL, q: mad.PathRecord{SGID: gid(1),
+			DGID: gid(2), SL: 3}, status: mad.StatusSANoRecords},
 		{name: "more than one", mask: mad.CompPathSGID, q: mad.PathRecord{SGID: gid(1)}, status: mad.StatusSATooMany},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			r := f.ask(11, mad.MethodGet, mad.AttrPathRecord, x.mask, x.q.Append(nil))
-			if r.Method != mad.MethodGet.Response() || r.Status != x.status || r.TransactionID != f.tid || r.ComponentMask != x.mask {
+			if r.Method != mad.MethodGet.Response() || r.Status != x.status || r.TransactionID != f.tid ||
+				r.ComponentMask != x.mask {
 				t.Fatalf("%+v", r.SAHeader)
 			}
 			if x.status != mad.StatusOK {
@@ -216,14 +235,16 @@ func TestPaths(t *testing.T) {
 			}
 		})
 	}
-	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, mad.CompPathSGID, (&mad.PathRecord{SGID: gid(1)}).Append(nil)); len(r.records) != 4 {
+	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, mad.CompPathSGID,
+		(&mad.PathRecord{SGID: gid(1)}).Append(nil)); len(r.records) != 4 {
 		t.Errorf("%d paths from one port to all four, itself included", len(r.records))
 	}
 	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, 0, nil); len(r.records) != 16 {
 		t.Errorf("%d paths, want 16", len(r.records))
 	}
 	f.a.cfg.Limits.Records = 15
-	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, 0, nil); r.Status != mad.StatusSANoResources || len(r.records) != 0 {
+	if r := f.ask(11, mad.MethodGetTable, mad.AttrPathRecord, 0, nil); r.Status != mad.StatusSANoResources ||
+		len(r.records) != 0 {
 		t.Errorf("more paths than an answer holds: %v, %d records", r.Status, len(r.records))
 	}
 }
@@ -234,14 +255,16 @@ func TestPartitions(t *testing.T) {
 		return [][]ib.PKey{{0x8001}, {0x8001}, {0x0001}, {0x8002}}[i-1]
 	})
 	path := func(from ib.LID, s, d int) mad.Status {
-		r := f.ask(from, mad.MethodGet, mad.AttrPathRecord, mad.CompPathSGID|mad.CompPathDGID, (&mad.PathRecord{SGID: gid(s), DGID: gid(d)}).Append(nil))
+		r := f.ask(from, mad.MethodGet, mad.AttrPathRecord, mad.CompPathSGID|mad.CompPathDGID,
+			(&mad.PathRecord{SGID: gid(s), DGID: gid(d)}).Append(nil))
 		return r.Status
 	}
 	for _, x := range []struct {
 		from   ib.LID
 		s, d   int
 		status mad.Status
-	}{{11, 1, 2, 0}, {11, 1, 3, 0}, {13, 3, 1, 0}, {11, 1, 4, mad.StatusSANoRecords}, {14, 1, 2, mad.StatusSANoRecords}, {13, 3, 3, mad.StatusSANoRecords}} {
+	}{{11, 1, 2, 0}, {11, 1, 3, 0}, {13, 3, 1, 0}, {11, 1, 4, mad.StatusSANoRecords}, {14, 1, 2,
+		mad.StatusSANoRecords}, {13, 3, 3, mad.StatusSANoRecords}} {
 		if got := path(x.from, x.s, x.d); got != x.status {
 			t.Errorf("LID %d asks for %d to %d: %v, want %v", x.from, x.s, x.d, got, x.status)
 		}
@@ -268,7 +291,8 @@ var broadcast = ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 12: 0xff, 13: 0xff, 1
 
 // member is a request of adapter n to create or join the broadcast group.
 func member(n int, state uint8) mad.MCMemberRecord {
-	return mad.MCMemberRecord{MGID: broadcast, PortGID: gid(n), QKey: 0xb1b, PKey: 0xffff, MTUSelector: mad.SelectExactly, MTU: ib.MTU2048,
+	return mad.MCMemberRecord{MGID: broadcast, PortGID: gid(n), QKey: 0xb1b, PKey: 0xffff,
+		MTUSelector: mad.SelectExactly, MTU: ib.MTU2048,
 		RateSelector: mad.SelectExactly, Rate: ib.Rate10, JoinState: state}
 }
 
@@ -277,8 +301,10 @@ const createMask = compCreate | mad.CompMCMTU | mad.CompMCMTUSelector | mad.Comp
 // TestSubscription: subscribers receive reports of groups and ports, until they answer, or until the last repetition.
 func TestSubscription(t *testing.T) {
 	f := start(t, 3, full)
-	in := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: mad.InformAllTypes, TrapNumber: mad.InformAllTraps, Producer: mad.InformAllProducers}
-	if r := f.ask(13, mad.MethodSet, mad.AttrInformInfo, 0, in.Append(nil)); r.Status != mad.StatusOK || r.Method != mad.MethodGet.Response() {
+	in := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: mad.InformAllTypes,
+		TrapNumber: mad.InformAllTraps, Producer: mad.InformAllProducers}
+	if r := f.ask(13, mad.MethodSet, mad.AttrInformInfo, 0, in.Append(nil)); r.Status != mad.StatusOK ||
+		r.Method != mad.MethodGet.Response() {
 		t.Fatal(r.Status)
 	}
 	m := member(1, 1)
@@ -374,8 +400,10 @@ func TestRecords(t *testing.T) {
 	for _, x := range []struct {
 		attr mad.AttributeID
 		n    int
-	}{{mad.AttrNodeRecord, 4}, {mad.AttrPortInfoRecord, 7}, {mad.AttrSwitchInfoRecord, 1}, {mad.AttrLFTRecord, 1}, {mad.AttrMFTRecord, 1}, {mad.AttrLinkRecord, 6},
-		{mad.AttrGUIDInfoRecord, 4}, {mad.AttrSMInfoRecord, 1}, {mad.AttrSLtoVLRecord, 0}, {mad.AttrVLArbRecord, 0}, {mad.AttrServiceRecord, 0}} {
+	}{{mad.AttrNodeRecord, 4}, {mad.AttrPortInfoRecord, 7}, {mad.AttrSwitchInfoRecord, 1}, {mad.AttrLFTRecord,
+		1}, {mad.AttrMFTRecord, 1}, {mad.AttrLinkRecord, 6},
+		{mad.AttrGUIDInfoRecord, 4}, {mad.AttrSMInfoRecord, 1}, {mad.AttrSLtoVLRecord, 0}, {mad.AttrVLArbRecord,
+			0}, {mad.AttrServiceRecord, 0}} {
 		r := f.ask(11, mad.MethodGetTable, x.attr, 0, nil)
 		if r.Status != mad.StatusOK || len(r.records) != x.n {
 			t.Errorf("attribute %#x: %v, %d records, want %d", x.attr, r.Status, len(r.records), x.n)
@@ -388,7 +416,8 @@ func TestRecords(t *testing.T) {
 	if n.LID != 12 || n.NodeDescription.String() != "host-2" {
 		t.Errorf("found %+v", n)
 	}
-	if r := f.ask(11, mad.MethodGet, mad.AttrClassPortInfo, 0, nil); r.Status != mad.StatusOK || r.AttributeOffset != 0 {
+	if r := f.ask(11, mad.MethodGet, mad.AttrClassPortInfo, 0, nil); r.Status != mad.StatusOK ||
+		r.AttributeOffset != 0 {
 		t.Errorf("ClassPortInfo: %+v", r.SAHeader)
 	}
 	if r := f.ask(11, mad.MethodGetTable, 0x7777, 0, nil); r.Status != mad.StatusBadMethodAttr {
@@ -417,8 +446,10 @@ func TestState(t *testing.T) {
 	m := member(1, 1)
 	f.ask(11, mad.MethodSet, mad.AttrMCMemberRecord, createMask, m.Append(nil))
 	s := mad.ServiceRecord{ServiceID: 7, ServiceGID: gid(1), PKey: 0xffff, Lease: 10}
-	f.ask(11, mad.MethodSet, mad.AttrServiceRecord, mad.CompServiceID|mad.CompServiceGID|mad.CompServicePKey|mad.CompServiceLease, s.Append(nil))
-	f.ask(12, mad.MethodSet, mad.AttrInformInfo, 0, (&mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1}).Append(nil))
+	f.ask(11, mad.MethodSet, mad.AttrServiceRecord,
+		mad.CompServiceID|mad.CompServiceGID|mad.CompServicePKey|mad.CompServiceLease, s.Append(nil))
+	f.ask(12, mad.MethodSet, mad.AttrInformInfo, 0, (&mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1,
+		Subscribe: 1}).Append(nil))
 	kept := f.a.State(f.now)
 	b, err := json.Marshal(kept)
 	if err != nil {
@@ -430,7 +461,8 @@ func TestState(t *testing.T) {
 	}
 	g := start(t, 3, full)
 	g.a.Restore(g.now, back)
-	if diff := cmp.Diff(kept, g.a.State(g.now)); diff != "" || len(kept.Groups) != 1 || len(kept.Services) != 1 || len(kept.Subscriptions) != 1 {
+	if diff := cmp.Diff(kept, g.a.State(g.now)); diff != "" || len(kept.Groups) != 1 || len(kept.Services) != 1 ||
+		len(kept.Subscriptions) != 1 {
 		t.Errorf("%s", diff)
 	}
 	g.a.SetSubnet(g.now, net(1, full))
@@ -487,10 +519,12 @@ func TestJoinVector(t *testing.T) {
 // FuzzHandle: whatever comes, the SA answers or drops, and its tables stay
 // within their bounds.
 func FuzzHandle(f *testing.F) {
-	for _, m := range []mad.Method{mad.MethodGet, mad.MethodGetTable, mad.MethodSet, mad.MethodDelete, mad.MethodGetMulti, mad.MethodReport} {
+	for _, m := range []mad.Method{mad.MethodGet, mad.MethodGetTable, mad.MethodSet, mad.MethodDelete,
+		mad.MethodGetMulti, mad.MethodReport} {
 		for attr := range 0x40 {
 			d := mad.Datagram{}
-			s := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: 2, Method: m, AttributeID: mad.AttributeID(attr)}, ComponentMask: createMask}}
+			s := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA,
+				ClassVersion: 2, Method: m, AttributeID: mad.AttributeID(attr)}, ComponentMask: createMask}}
 			rec := member(1, 1)
 			copy(s.Data[:], rec.Append(nil))
 			s.Append(d.Data[:0])
@@ -522,7 +556,8 @@ func TestClientsDoNotStarve(t *testing.T) {
 	f := start(t, 20, full)
 	ask := func(lid ib.LID, qpn ib.QPN, method mad.Method, flags uint8) {
 		f.tid++
-		m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method,
+		m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA,
+			ClassVersion: mad.ClassVersionSA, Method: method,
 			TransactionID: f.tid, AttributeID: mad.AttrNodeRecord}}}
 		if flags != 0 { // the first segment of a request that does not end
 			m.RMPP = mad.RMPP{Version: mad.RMPPVersion, Type: mad.RMPPData, Flags: flags, Data1: 1, Data2: 100 * 220}

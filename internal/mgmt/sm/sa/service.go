@@ -223,9 +223,11 @@ func (a *SA) nextReport(now mono.Time, d *mad.Datagram) bool {
 		r.tries++
 		r.due = now.Add(a.cfg.ReportTimeout)
 		a.Counters.Reports++
-		*d = mad.Datagram{SLID: a.selfLID(), DLID: r.to.LID, SrcQPN: ib.QPNGSI, DstQPN: r.to.QPN, QKey: ib.GSIQKey, PKey: r.to.PKey}
-		m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA,
-			Method: mad.MethodReport, TransactionID: r.tid, AttributeID: mad.AttrNotice}}}
+		*d = mad.Datagram{SLID: a.selfLID(), DLID: r.to.LID, SrcQPN: ib.QPNGSI, DstQPN: r.to.QPN, QKey: ib.GSIQKey,
+			PKey: r.to.PKey}
+		m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSA,
+			ClassVersion: mad.ClassVersionSA,
+			Method:       mad.MethodReport, TransactionID: r.tid, AttributeID: mad.AttrNotice}}}
 		copy(m.Data[:], r.rec)
 		m.Append(d.Data[:0])
 		return true

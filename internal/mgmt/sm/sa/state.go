@@ -57,7 +57,8 @@ func (a *SA) State(now mono.Time) (s State) {
 func (a *SA) Restore(now mono.Time, s State) {
 	a.groups, a.mlids, a.services, a.subs = map[ib.GID]*Group{}, map[ib.LID]*Group{}, nil, nil
 	for _, g := range s.Groups {
-		if a.groups[g.MGID] != nil || a.mlids[g.MLID] != nil || !g.MLID.IsMulticast() || len(a.groups) >= a.cfg.Limits.Groups {
+		if a.groups[g.MGID] != nil || a.mlids[g.MLID] != nil || !g.MLID.IsMulticast() ||
+			len(a.groups) >= a.cfg.Limits.Groups {
 			continue
 		}
 		c := g

@@ -88,7 +88,8 @@ func (s *Subnet) NetDiscover(at time.Time) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "#\n# Topology file: generated on %s\n#\n", at.Format(time.ANSIC))
 	if p := s.Port(s.Self); p != nil {
-		fmt.Fprintf(&b, "# Initiated from node %016x port %016x\n", uint64(s.Nodes[s.Self.Node].Info.NodeGUID), uint64(p.GUID))
+		fmt.Fprintf(&b, "# Initiated from node %016x port %016x\n", uint64(s.Nodes[s.Self.Node].Info.NodeGUID),
+			uint64(p.GUID))
 	}
 	for _, kind := range []mad.NodeType{mad.NodeSwitch, mad.NodeCA, mad.NodeRouter} {
 		for i := range slices.Backward(s.Nodes) {
@@ -229,7 +230,8 @@ func (s *Subnet) View() View {
 	v := View{Prefix: fmt.Sprintf("0x%016x", s.Prefix), Nodes: make([]ViewNode, 0, len(s.Nodes)), Links: []ViewLink{}}
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		o := ViewNode{GUID: n.Info.NodeGUID.String(), Type: kindShorts[n.kind()], Description: n.Description, NumPorts: int(n.Info.NumPorts),
+		o := ViewNode{GUID: n.Info.NodeGUID.String(), Type: kindShorts[n.kind()], Description: n.Description,
+			NumPorts:    int(n.Info.NumPorts),
 			SystemImage: n.Info.SystemImageGUID.String(), VendorID: n.Info.VendorID, DeviceID: n.Info.DeviceID, Ports: []ViewPort{}}
 		for k := range n.Ports {
 			p := &n.Ports[k]
@@ -252,7 +254,8 @@ func (s *Subnet) View() View {
 	}
 	for _, l := range s.Links() {
 		p := s.Port(l.A)
-		v.Links = append(v.Links, ViewLink{A: s.viewEnd(l.A), B: s.viewEnd(l.B), Speed: p.speed(), Gbps: float64(p.Rate().Tenths()) / 10})
+		v.Links = append(v.Links, ViewLink{A: s.viewEnd(l.A), B: s.viewEnd(l.B), Speed: p.speed(),
+			Gbps: float64(p.Rate().Tenths()) / 10})
 	}
 	return v
 }

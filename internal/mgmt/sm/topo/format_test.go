@@ -19,7 +19,8 @@ const host = 0x0002c90300bb0000
 
 // node returns a node as ibsim describes it: all GUIDs are near the first.
 func node(typ mad.NodeType, guid ib.GUID, ports int, device uint16, name string) Node {
-	n := Node{Info: mad.NodeInfo{NodeType: typ, NumPorts: uint8(ports), NodeGUID: guid, SystemImageGUID: guid + 3, VendorID: 0x2c9, DeviceID: device},
+	n := Node{Info: mad.NodeInfo{NodeType: typ, NumPorts: uint8(ports), NodeGUID: guid, SystemImageGUID: guid + 3,
+		VendorID: 0x2c9, DeviceID: device},
 		Description: name, Ports: make([]Port, ports+1)}
 	for k := range n.Ports {
 		n.Ports[k].Peer = None
@@ -64,8 +65,10 @@ func leafSpine() *Subnet {
 
 func twoAdapters() *Subnet {
 	s := &Subnet{Self: Ref{0, 1}, Nodes: []Node{
-		node(mad.NodeCA, host, 1, 0x1003, "host-a HCA-1"), node(mad.NodeCA, 0x0002c90300cc0000, 1, 0x1003, "host-b HCA-1")}}
-	cable(s, Ref{0, 1}, Ref{1, 1}, mad.PortInfo{LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedQDR, LinkSpeedExtActive: ib.SpeedEDR})
+		node(mad.NodeCA, host, 1, 0x1003, "host-a HCA-1"), node(mad.NodeCA, 0x0002c90300cc0000, 1, 0x1003,
+			"host-b HCA-1")}}
+	cable(s, Ref{0, 1}, Ref{1, 1}, mad.PortInfo{LinkWidthActive: ib.Width4x, LinkSpeedActive: ib.SpeedQDR,
+		LinkSpeedExtActive: ib.SpeedEDR})
 	s.Port(Ref{0, 1}).Info.LID, s.Port(Ref{1, 1}).Info.LID = 1, 2
 	s.Index()
 	return s
@@ -73,7 +76,8 @@ func twoAdapters() *Subnet {
 
 // TestNetDiscover compares with what the tool itself printed.
 func TestNetDiscover(t *testing.T) {
-	for file, s := range map[string]*Subnet{"ibnetdiscover-leaf-spine.txt": leafSpine(), "ibnetdiscover-two-adapters.txt": twoAdapters()} {
+	for file, s := range map[string]*Subnet{"ibnetdiscover-leaf-spine.txt": leafSpine(),
+		"ibnetdiscover-two-adapters.txt": twoAdapters()} {
 		want, err := os.ReadFile("../../../../test/vectors/" + file)
 		if err != nil {
 			t.Fatal(err)
@@ -166,11 +170,13 @@ func TestView(t *testing.T) {
 	if diff := cmp.Diff(s.View(), v); diff != "" {
 		t.Error(diff)
 	}
-	link := []ViewLink{{A: ViewEnd{"0002:c903:00bb:0000", 1}, B: ViewEnd{"0002:c903:00cc:0000", 1}, Speed: "4xEDR", Gbps: 100}}
+	link := []ViewLink{{A: ViewEnd{"0002:c903:00bb:0000", 1}, B: ViewEnd{"0002:c903:00cc:0000", 1}, Speed: "4xEDR",
+		Gbps: 100}}
 	if diff := cmp.Diff(link, v.Links); diff != "" {
 		t.Error(diff)
 	}
-	if b, err := (&Subnet{}).JSON(); err != nil || string(b) != "{\n  \"prefix\": \"0x0000000000000000\",\n  \"nodes\": [],\n  \"links\": []\n}\n" {
+	if b, err := (&Subnet{}).JSON(); err != nil ||
+		string(b) != "{\n  \"prefix\": \"0x0000000000000000\",\n  \"nodes\": [],\n  \"links\": []\n}\n" {
 		t.Errorf("%s %v", b, err)
 	}
 }

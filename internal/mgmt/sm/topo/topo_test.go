@@ -20,10 +20,13 @@ func pair() *Subnet {
 	s := &Subnet{Self: Ref{0, 0}, Prefix: ib.DefaultGIDPrefix}
 	s.Nodes = []Node{
 		{Info: mad.NodeInfo{NodeGUID: 10}, Switch: &Switch{LFT: []uint8{255, 0, 2, 255, 1, 1, 1, 1, 2}}, Ports: []Port{
-			{GUID: 10, Info: mad.PortInfo{LID: 1, GIDPrefix: ib.DefaultGIDPrefix}, Peer: None}, {Info: up, Peer: Ref{2, 1}}, {Info: slow, Peer: Ref{1, 1}}}},
+			{GUID: 10, Info: mad.PortInfo{LID: 1, GIDPrefix: ib.DefaultGIDPrefix}, Peer: None}, {Info: up,
+				Peer: Ref{2, 1}}, {Info: slow, Peer: Ref{1, 1}}}},
 		{Info: mad.NodeInfo{NodeGUID: 11}, Switch: &Switch{LFT: []uint8{255, 1, 0, 255, 1, 1, 1, 1, 2}}, Ports: []Port{
-			{GUID: 11, Info: mad.PortInfo{LID: 2}, Peer: None}, {Info: slow, Peer: Ref{0, 2}}, {Info: up, Peer: Ref{2, 2}}}},
-		{Info: mad.NodeInfo{NodeGUID: 12}, Ports: []Port{{Peer: None}, {GUID: 13, Info: up, Peer: Ref{0, 1}}, {GUID: 14, Info: up, Peer: Ref{1, 2}}}},
+			{GUID: 11, Info: mad.PortInfo{LID: 2}, Peer: None}, {Info: slow, Peer: Ref{0, 2}}, {Info: up,
+				Peer: Ref{2, 2}}}},
+		{Info: mad.NodeInfo{NodeGUID: 12}, Ports: []Port{{Peer: None}, {GUID: 13, Info: up, Peer: Ref{0, 1}},
+			{GUID: 14, Info: up, Peer: Ref{1, 2}}}},
 	}
 	s.Nodes[2].Ports[1].Info.LID, s.Nodes[2].Ports[1].Info.LMC = 4, 2
 	s.Nodes[2].Ports[2].Info.LID = 8
@@ -42,13 +45,15 @@ func TestLookups(t *testing.T) {
 			t.Errorf("LID %d: %v, want %v", l, got, r)
 		}
 	}
-	if s.TopLID() != 8 || !s.PortByLID(0xffff).IsNone() || s.Port(None) != nil || s.Port(Ref{5, 0}) != nil || s.Port(Ref{0, 9}) != nil {
+	if s.TopLID() != 8 || !s.PortByLID(0xffff).IsNone() || s.Port(None) != nil || s.Port(Ref{5, 0}) != nil ||
+		s.Port(Ref{0, 9}) != nil {
 		t.Error("bounds")
 	}
 	if diff := cmp.Diff([]int32{0, 1}, s.Switches()); diff != "" || s.Nodes[1].Switch.Rank != 1 {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]Link{{Ref{0, 1}, Ref{2, 1}}, {Ref{0, 2}, Ref{1, 1}}, {Ref{1, 2}, Ref{2, 2}}}, s.Links()); diff != "" {
+	if diff := cmp.Diff([]Link{{Ref{0, 1}, Ref{2, 1}}, {Ref{0, 2}, Ref{1, 1}}, {Ref{1, 2}, Ref{2, 2}}},
+		s.Links()); diff != "" {
 		t.Error(diff)
 	}
 	if s.Attached(Ref{2, 2}) != (Ref{1, 2}) || s.Attached(Ref{1, 0}) != (Ref{1, 0}) || !s.Attached(None).IsNone() {
@@ -121,7 +126,8 @@ func TestPortMask(t *testing.T) {
 		m.Add(n)
 	}
 	m.Remove(16)
-	if !m.Has(0) || !m.Has(15) || m.Has(16) || !m.Has(255) || m.IsEmpty() || m[0] != 0x8001 || m[15] != 0x8000 || !new(PortMask).IsEmpty() {
+	if !m.Has(0) || !m.Has(15) || m.Has(16) || !m.Has(255) || m.IsEmpty() || m[0] != 0x8001 || m[15] != 0x8000 ||
+		!new(PortMask).IsEmpty() {
 		t.Errorf("%x", m)
 	}
 }

@@ -69,7 +69,8 @@ var _ store.Store = (*Client)(nil)
 // without it, and calls return that it is unavailable.
 func Connect(c ClientConfig) (*Client, error) {
 	if len(c.Endpoints) == 0 {
-		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use a store", Why: "it has no address", Fix: "weft up --store http://10.0.0.1:2379"}
+		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use a store", Why: "it has no address",
+			Fix: "weft up --store http://10.0.0.1:2379"}
 	}
 	secure := strings.HasPrefix(c.Endpoints[0], "https:")
 	for _, e := range c.Endpoints {
@@ -78,7 +79,8 @@ func Connect(c ClientConfig) (*Client, error) {
 		}
 		// etcd's client would drop the certificate without a word.
 		if strings.HasPrefix(e, "https:") != secure || c.TLS != nil && !secure {
-			return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints, ","),
+			return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints,
+				","),
 				Why: "with a certificate, or https in one address, all must be https", Fix: "weft up --store https://10.0.0.1:2379"}
 		}
 	}
@@ -95,14 +97,16 @@ func Connect(c ClientConfig) (*Client, error) {
 			grpc.WithChainUnaryInterceptor(explain),
 			// A store that is back is found within seconds, however long it was away.
 			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+				Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+					MaxDelay: 2 * time.Second},
 				MinConnectTimeout: 3 * time.Second,
 			}),
 		},
 		Logger: bridge(c.Log, nil),
 	})
 	if err != nil {
-		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints, ","), Why: err.Error(),
+		return nil, &store.Error{Kind: store.ErrInvalid, What: "cannot use the store " + strings.Join(c.Endpoints,
+			","), Why: err.Error(),
 			Fix: "weft up --store http://10.0.0.1:2379", Err: err}
 	}
 	return newClient(cli, c.Namespace, c.Timeout)
@@ -114,7 +118,8 @@ func newClient(cli *clientv3.Client, namespace string, timeout time.Duration) (*
 		_ = cli.Close() // nothing runs on it yet
 		return nil, err
 	}
-	c := &Client{cli: cli, namespace: namespace + "/", timeout: cmp.Or(timeout, DefaultTimeout), leases: map[*lease]struct{}{}}
+	c := &Client{cli: cli, namespace: namespace + "/", timeout: cmp.Or(timeout, DefaultTimeout),
+		leases: map[*lease]struct{}{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	return c, nil
 }
@@ -183,7 +188,8 @@ func (c *Client) List(ctx context.Context, tree string) (store.Listing, error) {
 		return store.Listing{}, err
 	}
 	defer end()
-	resp, err := c.cli.Get(call, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))
+	resp, err := c.cli.Get(call, c.prefix(tree), clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByKey,
+		clientv3.SortAscend))
 	if err != nil {
 		return store.Listing{}, c.failed(ctx, "list the store", err)
 	}

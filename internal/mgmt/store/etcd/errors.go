@@ -54,7 +54,8 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	e := &store.Error{Kind: store.ErrUnavailable, What: "cannot " + what, Why: "the store does not answer: " + reason(err), Err: err}
+	e := &store.Error{Kind: store.ErrUnavailable, What: "cannot " + what, Why: "the store does not answer: " +
+		reason(err), Err: err}
 	embedded := c.server != nil
 	where := strings.Join(c.cli.Endpoints(), ",")
 	switch {
@@ -62,11 +63,15 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 		e.Kind, e.Why = store.ErrFull, "the store is full"
 		e.Fix = "delete what is not needed; a node that embeds the store makes room within seconds, for a cluster see etcdctl compact, defrag and alarm disarm"
 	case errors.Is(err, rpctypes.ErrRequestTooLarge), errors.Is(err, rpctypes.ErrTooManyOps):
-		e.Kind, e.Why, e.Fix = store.ErrInvalid, "etcd at "+where+" takes less at once: "+err.Error(), "start it with --max-request-bytes 1572864 --max-txn-ops 128 or more"
-	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrInvalidAuthToken):
-		e.Why, e.Fix = "etcd at "+where+" does not let this node: "+err.Error(), "give the node a certificate whose name may use "+c.namespace
+		e.Kind, e.Why, e.Fix = store.ErrInvalid, "etcd at "+where+" takes less at once: "+
+			err.Error(), "start it with --max-request-bytes 1572864 --max-txn-ops 128 or more"
+	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty),
+		errors.Is(err, rpctypes.ErrInvalidAuthToken):
+		e.Why, e.Fix = "etcd at "+where+" does not let this node: "+
+			err.Error(), "give the node a certificate whose name may use "+c.namespace
 	case errors.Is(err, rpctypes.ErrNoLeader):
-		e.Why, e.Fix = "the cluster of "+where+" has no leader", "start its other members: etcdctl endpoint status --cluster"
+		e.Why, e.Fix = "the cluster of "+where+
+			" has no leader", "start its other members: etcdctl endpoint status --cluster"
 	case embedded && c.server.down() != "":
 		return c.serverEnded()
 	case embedded:
@@ -80,7 +85,8 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 
 // serverEnded is the error of a client whose server in this process has ended.
 func (c *Client) serverEnded() error {
-	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir, Why: c.server.down(),
+	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir,
+		Why: c.server.down(),
 		Fix: "see to its disk, then start the node again"}
 }
 
@@ -89,7 +95,8 @@ const lastError = "latest balancer error: "
 
 // explain keeps why there was no connection, which etcd's client would replace
 // by "deadline exceeded".
-func explain(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func explain(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker,
+	opts ...grpc.CallOption) error {
 	err := next(ctx, method, req, reply, cc, opts...)
 	if status.Code(err) == codes.DeadlineExceeded {
 		if _, why, ok := strings.Cut(status.Convert(err).Message(), lastError); ok {
@@ -135,5 +142,6 @@ func checkURL(s string) error {
 	if why == "" {
 		return nil
 	}
-	return &store.Error{Kind: store.ErrInvalid, What: fmt.Sprintf("cannot use the store address %q", s), Why: why, Fix: "weft up --store http://10.0.0.1:2379"}
+	return &store.Error{Kind: store.ErrInvalid, What: fmt.Sprintf("cannot use the store address %q", s), Why: why,
+		Fix: "weft up --store http://10.0.0.1:2379"}
 }

@@ -154,7 +154,8 @@ func TestStateSurvivesRestart(t *testing.T) {
 		t.Errorf("after a restart the value is %q", got)
 	}
 	after := again.Status(t.Context())
-	if after.Revision != before.Revision || after.Kind != "embedded" || after.Dir != dir || after.MaxBytes != etcd.MaxSize || after.Leader != "weft" || after.Members != 1 || after.Version == "" {
+	if after.Revision != before.Revision || after.Kind != "embedded" || after.Dir != dir ||
+		after.MaxBytes != etcd.MaxSize || after.Leader != "weft" || after.Members != 1 || after.Version == "" {
 		t.Errorf("status is %+v, before the restart %+v", after, before)
 	}
 	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o700 {
@@ -227,7 +228,8 @@ func TestListen(t *testing.T) {
 	s := start(t, etcd.ServerConfig{Dir: quick(t), Listen: "http://127.0.0.1:0"})
 	_, err := etcd.Start(t.Context(), etcd.ServerConfig{Dir: quick(t), Listen: s.URL()})
 	want(t, err, store.ErrUnavailable, s.URL(), "in use")
-	for _, bad := range []string{"127.0.0.1:0", "unix:///x", "http://127.0.0.1", "http://127.0.0.1:0/x", "http://127.0.0.1:x", "http://u@127.0.0.1:0", "https://127.0.0.1:0", "http://a b:1"} {
+	for _, bad := range []string{"127.0.0.1:0", "unix:///x", "http://127.0.0.1", "http://127.0.0.1:0/x",
+		"http://127.0.0.1:x", "http://u@127.0.0.1:0", "https://127.0.0.1:0", "http://a b:1"} {
 		_, err := etcd.Start(t.Context(), etcd.ServerConfig{Dir: quick(t), Listen: bad})
 		want(t, err, store.ErrInvalid, bad)
 	}

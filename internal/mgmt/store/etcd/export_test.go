@@ -25,7 +25,8 @@ func (s *Server) Compact(ctx context.Context) error {
 
 // SayFull is what a put does that finds no room.
 func (s *Server) SayFull(ctx context.Context) error {
-	_, err := s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: uint64(s.etcd.MemberID())})
+	_, err := s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_ACTIVATE, Alarm: pb.AlarmType_NOSPACE,
+		MemberID: uint64(s.etcd.MemberID())})
 	return err
 }
 

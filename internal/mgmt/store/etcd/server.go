@@ -124,10 +124,12 @@ func (s *Server) open(ctx context.Context) error {
 // ownDir makes the directory and takes its lock.
 func (s *Server) ownDir() error {
 	fail := func(why, fix string, err error) error {
-		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + s.dir, Why: why, Fix: fix, Err: err}
+		return &store.Error{Kind: store.ErrUnavailable, What: "cannot keep the store in " + s.dir, Why: why, Fix: fix,
+			Err: err}
 	}
 	if !filepath.IsAbs(s.dir) {
-		return &store.Error{Kind: store.ErrInvalid, What: fmt.Sprintf("cannot keep the store in %q", s.dir), Why: "it is not an absolute path", Fix: "give the node an absolute directory"}
+		return &store.Error{Kind: store.ErrInvalid, What: fmt.Sprintf("cannot keep the store in %q", s.dir),
+			Why: "it is not an absolute path", Fix: "give the node an absolute directory"}
 	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return fail(err.Error(), "weft up --dir names a place that can be written", err)
@@ -139,7 +141,8 @@ func (s *Server) ownDir() error {
 	lock, err := fileutil.TryLockFile(filepath.Join(s.dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
 	switch {
 	case errors.Is(err, fileutil.ErrLocked):
-		return fail("another process keeps its store there", "stop that process, or give this node another directory", err)
+		return fail("another process keeps its store there", "stop that process, or give this node another directory",
+			err)
 	case err != nil:
 		return fail(err.Error(), "give it to the node's user", err)
 	}
@@ -163,7 +166,8 @@ func (s *Server) listen() error {
 	}
 	switch {
 	case u.Scheme == "https" && s.c.TLS == nil:
-		return fail(store.ErrInvalid, "https needs a certificate", "name certificate and key, or use http within a trusted network")
+		return fail(store.ErrInvalid, "https needs a certificate",
+			"name certificate and key, or use http within a trusted network")
 	case u.Scheme == "http" && s.c.TLS != nil:
 		return fail(store.ErrInvalid, "there is a certificate, but http does not use it", "use https")
 	}
@@ -276,7 +280,8 @@ func (s *Server) down() string {
 
 func (s *Server) broken(why string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why, Fix: "give the directory to the node's user", Err: err}
+		return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
+			Fix: "give the directory to the node's user", Err: err}
 	}
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot start the store in " + s.dir, Why: why,
 		Fix: "free space on its disk and start again; if its files are damaged, move the directory away: the fabric is configured anew", Err: err}
@@ -286,7 +291,8 @@ func (s *Server) broken(why string, err error) error {
 func (s *Server) serve(run context.Context) {
 	s.rpc = v3rpc.Server(s.etcd, s.c.TLS, nil,
 		grpc.WaitForHandlers(true),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
+			PermitWithoutStream: true}),
 		// A node that vanished without a word gives its connection back.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}))
 	s.work.Go(func() {

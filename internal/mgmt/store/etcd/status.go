@@ -64,7 +64,10 @@ func (c *Client) status(ctx context.Context, ask []string, st *store.Status) err
 	switch {
 	case got.Leader == 0:
 		return c.failed(ctx, "use the store", rpctypes.ErrNoLeader)
-	case slices.ContainsFunc(got.Errors, func(s string) bool { return strings.Contains(s, pb.AlarmType_NOSPACE.String()) }):
+	case slices.ContainsFunc(got.Errors, func(s string) bool {
+		return strings.Contains(s,
+			pb.AlarmType_NOSPACE.String())
+	}):
 		return c.failed(ctx, "put into the store", rpctypes.ErrNoSpace)
 	case len(got.Errors) > 0:
 		return c.failed(ctx, "use the store", errors.New(got.Errors[0]))

@@ -30,7 +30,8 @@ type authority struct {
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a := &authority{pool: x509.NewCertPool()}
-	c := a.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	c := a.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
 	a.cert, a.key = c.Leaf, c.PrivateKey.(*ecdsa.PrivateKey)
 	a.pool.AddCert(a.cert)
 	return a
@@ -59,7 +60,8 @@ func (a *authority) issue(t *testing.T, c *x509.Certificate) tls.Certificate {
 }
 
 func (a *authority) node(t *testing.T) tls.Certificate {
-	return a.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "node"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	return a.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "node"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 }
 
@@ -72,7 +74,8 @@ func TestOnlyKnownNodes(t *testing.T) {
 	if !strings.HasPrefix(s.URL(), "https://127.0.0.1:") {
 		t.Errorf("listens at %s", s.URL())
 	}
-	known := connect(t, etcd.ClientConfig{Endpoints: []string{s.URL()}, Timeout: patience, TLS: &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.node(t)}}})
+	known := connect(t, etcd.ClientConfig{Endpoints: []string{s.URL()}, Timeout: patience,
+		TLS: &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.node(t)}}})
 	put(t, known, "k", "v")
 	if got := get(t, client(t, s), "k"); got != "v" {
 		t.Errorf("value is %q", got)
@@ -83,8 +86,10 @@ func TestOnlyKnownNodes(t *testing.T) {
 		c          etcd.ClientConfig
 	}{
 		{"no certificate", "", etcd.ClientConfig{Endpoints: []string{s.URL()}, TLS: &tls.Config{RootCAs: ca.pool}}},
-		{"another's certificate", "", etcd.ClientConfig{Endpoints: []string{s.URL()}, TLS: &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{other.node(t)}}}},
-		{"another's server", "x509: ", etcd.ClientConfig{Endpoints: []string{s.URL()}, TLS: &tls.Config{RootCAs: other.pool, Certificates: []tls.Certificate{ca.node(t)}}}},
+		{"another's certificate", "", etcd.ClientConfig{Endpoints: []string{s.URL()},
+			TLS: &tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{other.node(t)}}}},
+		{"another's server", "x509: ", etcd.ClientConfig{Endpoints: []string{s.URL()},
+			TLS: &tls.Config{RootCAs: other.pool, Certificates: []tls.Certificate{ca.node(t)}}}},
 		{"the system's roots", "x509: ", etcd.ClientConfig{Endpoints: []string{s.URL()}}},
 		{"no TLS", "", etcd.ClientConfig{Endpoints: []string{strings.Replace(s.URL(), "https", "http", 1)}}},
 	}

@@ -69,6 +69,7 @@ func (s *Server) makeRoom(ctx context.Context, full bool) (gained bool, err erro
 	if !full {
 		return true, nil
 	}
-	_, err = s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: uint64(s.etcd.MemberID())})
+	_, err = s.etcd.Alarm(ctx, &pb.AlarmRequest{Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE,
+		MemberID: uint64(s.etcd.MemberID())})
 	return err == nil, err
 }

@@ -28,7 +28,8 @@ func testGetPutDelete(e *env) {
 	e.want(err, store.ErrNotFound)
 
 	first := e.put(a, "pkey/ffff", "all")
-	if diff := cmp.Diff(store.Entry{Key: "pkey/ffff", Value: []byte("all"), Created: first, Rev: first}, e.get(b, "pkey/ffff")); diff != "" {
+	if diff := cmp.Diff(store.Entry{Key: "pkey/ffff", Value: []byte("all"), Created: first, Rev: first},
+		e.get(b, "pkey/ffff")); diff != "" {
 		e.Errorf("after the first put (-want +got):\n%s", diff)
 	}
 	second := e.put(b, "pkey/ffff", "")
@@ -44,14 +45,16 @@ func testGetPutDelete(e *env) {
 	_, err = b.Get(e.ctx, "pkey/ffff")
 	e.want(err, store.ErrNotFound)
 	if fourth := e.put(a, "pkey/ffff", "x"); fourth <= third || e.get(a, "pkey/ffff").Created != fourth {
-		e.Errorf("a key that came back was created at %d, want %d after %d", e.get(a, "pkey/ffff").Created, fourth, third)
+		e.Errorf("a key that came back was created at %d, want %d after %d", e.get(a, "pkey/ffff").Created, fourth,
+			third)
 	}
 }
 
 func testRefusals(e *env) {
 	s := e.open()
 	before := s.Status(e.ctx).Revision
-	for _, key := range []string{"", "/a", "a/", "a//b", ".", "a/../b", "a b", "a\x00", "a*", "é", strings.Repeat("k", store.MaxKey+1)} {
+	for _, key := range []string{"", "/a", "a/", "a//b", ".", "a/../b", "a b", "a\x00", "a*", "é",
+		strings.Repeat("k", store.MaxKey+1)} {
 		_, err := s.Get(e.ctx, key)
 		e.want(err, store.ErrInvalid)
 		_, err = store.Put(e.ctx, s, key, nil)
@@ -349,7 +352,8 @@ func testClosedClient(e *env) {
 			e.Errorf("%s on a closed client: %v", name, err)
 		}
 	}
-	if down := s.Status(e.ctx).Down; !errors.Is(down, store.ErrUnavailable) || !strings.Contains(down.Error(), "closed") {
+	if down := s.Status(e.ctx).Down; !errors.Is(down, store.ErrUnavailable) || !strings.Contains(down.Error(),
+		"closed") {
 		e.Errorf("status of a closed client says %v", down)
 	}
 	if got := e.get(e.open(), "k"); string(got.Value) != "v" {

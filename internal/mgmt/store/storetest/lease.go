@@ -80,7 +80,8 @@ func testLeaseRevoked(e *env) {
 	e.ok(l.Revoke(e.ctx))
 	ends(e, "the lease", l.Lost())
 	c := next(e, w)
-	if len(c.Events) != 2 || c.Events[0].Key != "t/a" || !c.Events[0].Deleted || c.Events[1].Key != "t/b" || !c.Events[1].Deleted {
+	if len(c.Events) != 2 || c.Events[0].Key != "t/a" || !c.Events[0].Deleted || c.Events[1].Key != "t/b" ||
+		!c.Events[1].Deleted {
 		e.Errorf("the end of a lease became %+v, want the deletion of t/a and t/b", c)
 	}
 	e.get(s, "t/kept")

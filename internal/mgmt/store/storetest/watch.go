@@ -96,7 +96,8 @@ func testWatchBeginsWithAll(e *env) {
 	e.put(s, "t/a", "1")
 	rev := e.put(s, "u/x", "other tree")
 	c = next(e, e.watch(s, "t"))
-	want := store.Change{Rev: rev, Reset: true, Events: []store.Event{{Entry: e.get(s, "t/a")}, {Entry: e.get(s, "t/b")}}}
+	want := store.Change{Rev: rev, Reset: true, Events: []store.Event{{Entry: e.get(s, "t/a")},
+		{Entry: e.get(s, "t/b")}}}
 	if diff := cmp.Diff(want, c); diff != "" {
 		e.Errorf("first change (-want +got):\n%s", diff)
 	}
@@ -137,7 +138,8 @@ func testWatchKeepsTransactionsWhole(e *env) {
 	w := e.watch(s, "t")
 	next(e, w)
 	rev, err := s.Txn(e.ctx, store.Txn{Do: []store.Op{
-		store.PutOp("t/z", nil), store.PutOp("u", nil), store.DeleteOp("t/old"), store.DeleteOp("t/never"), store.PutOp("t/b", nil),
+		store.PutOp("t/z", nil), store.PutOp("u",
+			nil), store.DeleteOp("t/old"), store.DeleteOp("t/never"), store.PutOp("t/b", nil),
 	}})
 	e.ok(err)
 	c := next(e, w)

@@ -39,7 +39,8 @@ func TestHeaderCompiles(t *testing.T) {
 	if err := os.WriteFile(src, []byte("#include \"weft_abi.h\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wpadded", "-fsyntax-only", "-I../../../../shim", src)
+	cmd := exec.Command(cc, "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wpadded", "-fsyntax-only",
+		"-I../../../../shim", src)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -140,7 +140,8 @@ var layouts = []layout{
 	{"ctrl_hdr", "CtrlHeader", 2, "first bytes of every control command", `
 		0 cls u8
 		1 command u8:Cmd`},
-	{"res_query_device", "QueryDeviceResult", 128, "fields from max_srq on are valid with their capability bit, else 0", `
+	{"res_query_device", "QueryDeviceResult", 128,
+		"fields from max_srq on are valid with their capability bit, else 0", `
 		0 device_cap_flags u64
 		8 max_mr_size u64
 		16 page_size_cap u64
@@ -564,14 +565,21 @@ type constGroup struct {
 var constants = []constGroup{
 	{"version of this ABI", "", []constant{{"ABI_VERSION", "Version", 2}}},
 	{"feature bits of the device", "", []constant{
-		{"F_CSUM", "FeatureCsum", 0}, {"F_GUEST_CSUM", "FeatureGuestCsum", 1}, {"F_MTU", "FeatureMTU", 3}, {"F_MAC", "FeatureMAC", 5},
-		{"F_GUEST_TSO4", "FeatureGuestTSO4", 7}, {"F_GUEST_TSO6", "FeatureGuestTSO6", 8}, {"F_GUEST_ECN", "FeatureGuestECN", 9},
-		{"F_HOST_TSO4", "FeatureHostTSO4", 11}, {"F_HOST_TSO6", "FeatureHostTSO6", 12}, {"F_HOST_ECN", "FeatureHostECN", 13},
+		{"F_CSUM", "FeatureCsum", 0}, {"F_GUEST_CSUM", "FeatureGuestCsum", 1}, {"F_MTU", "FeatureMTU", 3}, {"F_MAC",
+			"FeatureMAC", 5},
+		{"F_GUEST_TSO4", "FeatureGuestTSO4", 7}, {"F_GUEST_TSO6", "FeatureGuestTSO6", 8}, {"F_GUEST_ECN",
+			"FeatureGuestECN", 9},
+		{"F_HOST_TSO4", "FeatureHostTSO4", 11}, {"F_HOST_TSO6", "FeatureHostTSO6", 12}, {"F_HOST_ECN",
+			"FeatureHostECN", 13},
 		{"F_MRG_RXBUF", "FeatureMrgRxbuf", 15}, {"F_STATUS", "FeatureStatus", 16}, {"F_CTRL_VQ", "FeatureCtrlVQ", 17},
-		{"F_CTRL_RX", "FeatureCtrlRX", 18}, {"F_CTRL_VLAN", "FeatureCtrlVLAN", 19}, {"F_CTRL_RX_EXTRA", "FeatureCtrlRXExtra", 20},
-		{"F_GUEST_ANNOUNCE", "FeatureGuestAnnounce", 21}, {"F_MQ", "FeatureMQ", 22}, {"F_CTRL_MAC_ADDR", "FeatureCtrlMACAddr", 23},
-		{"F_LOG_ALL", "FeatureLogAll", 26}, {"F_RING_INDIRECT_DESC", "FeatureIndirect", 28}, {"F_RING_EVENT_IDX", "FeatureEventIdx", 29},
-		{"F_PROTOCOL_FEATURES", "FeatureProtocol", 30}, {"F_VERSION_1", "FeatureVersion1", 32}, {"F_RING_PACKED", "FeaturePacked", 34},
+		{"F_CTRL_RX", "FeatureCtrlRX", 18}, {"F_CTRL_VLAN", "FeatureCtrlVLAN", 19}, {"F_CTRL_RX_EXTRA",
+			"FeatureCtrlRXExtra", 20},
+		{"F_GUEST_ANNOUNCE", "FeatureGuestAnnounce", 21}, {"F_MQ", "FeatureMQ", 22}, {"F_CTRL_MAC_ADDR",
+			"FeatureCtrlMACAddr", 23},
+		{"F_LOG_ALL", "FeatureLogAll", 26}, {"F_RING_INDIRECT_DESC", "FeatureIndirect", 28}, {"F_RING_EVENT_IDX",
+			"FeatureEventIdx", 29},
+		{"F_PROTOCOL_FEATURES", "FeatureProtocol", 30}, {"F_VERSION_1", "FeatureVersion1", 32}, {"F_RING_PACKED",
+			"FeaturePacked", 34},
 		{"F_RING_RESET", "FeatureRingReset", 40}, {"F_ROCE", "FeatureRoCE", 55}, {"F_HOST_USO", "FeatureHostUSO", 56}}},
 	{"vhost-user protocol feature bits", "", []constant{
 		{"PF_MQ", "ProtoMQ", 0}, {"PF_LOG_SHMFD", "ProtoLogShmFD", 1}, {"PF_RARP", "ProtoRARP", 2},
@@ -593,7 +601,8 @@ var constants = []constGroup{
 		{"VU_GET_VRING_BASE", "ReqGetVringBase", 11}, {"VU_SET_VRING_KICK", "ReqSetVringKick", 12},
 		{"VU_SET_VRING_CALL", "ReqSetVringCall", 13}, {"VU_SET_VRING_ERR", "ReqSetVringErr", 14},
 		{"VU_GET_QUEUE_NUM", "ReqGetQueueNum", 17}, {"VU_SET_VRING_ENABLE", "ReqSetVringEnable", 18},
-		{"VU_SEND_RARP", "ReqSendRARP", 19}, {"VU_NET_SET_MTU", "ReqNetSetMTU", 20}, {"VU_SET_CONFIG", "ReqSetConfig", 25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
+		{"VU_SEND_RARP", "ReqSendRARP", 19}, {"VU_NET_SET_MTU", "ReqNetSetMTU", 20}, {"VU_SET_CONFIG", "ReqSetConfig",
+			25}, {"VU_RESET_DEVICE", "ReqResetDevice", 34},
 		{"VU_GET_PROTOCOL_FEATURES", "ReqGetProtocolFeatures", 15},
 		{"VU_SET_PROTOCOL_FEATURES", "ReqSetProtocolFeatures", 16}, {"VU_GET_CONFIG", "ReqGetConfig", 24},
 		{"VU_GET_MAX_MEM_SLOTS", "ReqGetMaxMemSlots", 36}, {"VU_ADD_MEM_REG", "ReqAddMemReg", 37},
@@ -609,10 +618,12 @@ var constants = []constGroup{
 		{"MAX_INLINE_RFC", "MaxInlineRFC", 512}, {"MAX_CQE", "MaxCQE", 4194303},
 		{"MAX_FAST_REG_PAGES", "MaxFastRegPages", 512}, {"MAX_FAST_REG_INLINE", "MaxFastRegInline", 64}}},
 	{"flags of split rings", "", []constant{
-		{"VRING_DESC_NEXT", "DescFlagNext", 1}, {"VRING_DESC_WRITE", "DescFlagWrite", 2}, {"VRING_DESC_INDIRECT", "DescFlagIndirect", 4},
+		{"VRING_DESC_NEXT", "DescFlagNext", 1}, {"VRING_DESC_WRITE", "DescFlagWrite", 2}, {"VRING_DESC_INDIRECT",
+			"DescFlagIndirect", 4},
 		{"VRING_AVAIL_NO_INTERRUPT", "AvailNoInterrupt", 1}, {"VRING_USED_NO_NOTIFY", "UsedNoNotify", 1}}},
 	{"control command classes", "", []constant{
-		{"CLASS_RX", "ClassRX", 0}, {"CLASS_MAC", "ClassMAC", 1}, {"CLASS_VLAN", "ClassVLAN", 2}, {"CLASS_ANNOUNCE", "ClassAnnounce", 3},
+		{"CLASS_RX", "ClassRX", 0}, {"CLASS_MAC", "ClassMAC", 1}, {"CLASS_VLAN", "ClassVLAN", 2}, {"CLASS_ANNOUNCE",
+			"ClassAnnounce", 3},
 		{"CLASS_MQ", "ClassMQ", 4}, {"CLASS_ROCE", "ClassRoCE", 6}}},
 	{"control commands", "Cmd", []constant{
 		{"CMD_QUERY_DEVICE", "CmdQueryDevice", 0}, {"CMD_QUERY_PORT", "CmdQueryPort", 1},
@@ -626,7 +637,8 @@ var constants = []constGroup{
 		{"CMD_DEL_GID", "CmdDelGID", 16}, {"CMD_REQ_NOTIFY_CQ", "CmdReqNotifyCQ", 17},
 		{"CMD_EXT_ENABLE", "CmdExtEnable", 64}, {"CMD_CREATE_SRQ", "CmdCreateSRQ", 65},
 		{"CMD_MODIFY_SRQ", "CmdModifySRQ", 66}, {"CMD_QUERY_SRQ", "CmdQuerySRQ", 67},
-		{"CMD_DESTROY_SRQ", "CmdDestroySRQ", 68}, {"CMD_ALLOC_MR", "CmdAllocMR", 69}, {"CMD_ALLOC_MW", "CmdAllocMW", 70},
+		{"CMD_DESTROY_SRQ", "CmdDestroySRQ", 68}, {"CMD_ALLOC_MR", "CmdAllocMR", 69}, {"CMD_ALLOC_MW", "CmdAllocMW",
+			70},
 		{"CMD_DEALLOC_MW", "CmdDeallocMW", 71}, {"CMD_RESIZE_CQ", "CmdResizeCQ", 72},
 		{"CMD_SET_EVQ", "CmdSetEVQ", 73}, {"CMD_SET_ARM_AREA", "CmdSetArmArea", 74},
 		{"CMD_REG_MR_VA", "CmdRegMRVA", 75}, {"CMD_REREG_MR", "CmdReregMR", 76},
@@ -637,10 +649,12 @@ var constants = []constGroup{
 	{"ack byte without ERRNO_ACK; with it a positive errno is a failure", "", []constant{
 		{"ACK_OK", "AckOK", 0}, {"ACK_ERR", "AckErr", 1}}},
 	{"device_cap_flags: bit numbers", "", []constant{
-		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt", 41}, {"CAP_MW", "CapMW", 42},
+		{"CAP_RC_RNR_NAK_GEN", "CapRNRNAK", 0}, {"CAP_ATOMIC", "CapAtomic", 40}, {"CAP_MEM_MGT", "CapMemMgt",
+			41}, {"CAP_MW", "CapMW", 42},
 		{"CAP_SRQ", "CapSRQ", 43},
 		{"CAP_ASYNC_EVQ", "CapAsyncEVQ", 44}, {"CAP_ERRNO_ACK", "CapErrnoAck", 45}, {"CAP_SG_WQE", "CapSGWQE", 46},
-		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}, {"CAP_ATOMIC_WRITE", "CapAtomicWrite", 57},
+		{"CAP_ARM_DOORBELL", "CapArmDoorbell", 50}, {"CAP_VERBS", "CapVerbs", 56}, {"CAP_ATOMIC_WRITE",
+			"CapAtomicWrite", 57},
 		{"CAP_SRQ_RESIZE", "CapSRQResize", 58}}},
 	{"flags of CREATE_QP", "", []constant{{"QP_SG_WQE", "QPSGWQE", 1}, {"QP_BLOCK_SELF_MCAST", "QPBlockSelfMcast", 2}}},
 	{"types of ALLOC_MR", "", []constant{{"MR_FAST_REG", "MRFastReg", 0}}},
@@ -685,9 +699,11 @@ var constants = []constGroup{
 		{"WC_OP_SEND", "WCOpSend", 0}, {"WC_OP_RDMA_WRITE", "WCOpWrite", 1}, {"WC_OP_RDMA_READ", "WCOpRead", 2},
 		{"WC_OP_RECV", "WCOpRecv", 3}, {"WC_OP_RECV_RDMA_WITH_IMM", "WCOpRecvWithImm", 4},
 		{"WC_OP_CMP_SWP", "WCOpCmpSwap", 0x40}, {"WC_OP_FETCH_ADD", "WCOpFetchAdd", 0x41},
-		{"WC_OP_LOCAL_INV", "WCOpLocalInv", 0x42}, {"WC_OP_REG_MR", "WCOpRegMR", 0x43}, {"WC_OP_BIND_MW", "WCOpBindMW", 0x44},
+		{"WC_OP_LOCAL_INV", "WCOpLocalInv", 0x42}, {"WC_OP_REG_MR", "WCOpRegMR", 0x43}, {"WC_OP_BIND_MW",
+			"WCOpBindMW", 0x44},
 		{"WC_OP_ATOMIC_WRITE", "WCOpAtomicWrite", 0x47}}},
-	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2}, {"WC_FLAG_WITH_INV", "WCFlagWithInv", 0x100}}},
+	{"wc_flags", "", []constant{{"WC_FLAG_GRH", "", 1}, {"WC_FLAG_WITH_IMM", "", 2},
+		{"WC_FLAG_WITH_INV", "WCFlagWithInv", 0x100}}},
 	{"version of the records at umad.sock", "", []constant{{"UMAD_VERSION", "UmadVersion", 1}}},
 	{"operation of the first record at umad.sock", "UmadOp", []constant{
 		{"UMAD_OPEN", "UmadOpOpen", 1}, {"UMAD_OPEN_ISSM", "UmadOpIsSM", 2}, {"UMAD_CONTROL", "UmadOpControl", 3}}},
@@ -700,11 +716,15 @@ var constants = []constGroup{
 		{"CM_STALE", "CMStale", 1}, {"CM_STALE_FROM", "CMStaleFrom", 2}}},
 	{"commands of the rdma_cm device, ABI version 4", "", []constant{
 		{"CM_CREATE_ID", "CMCreateID", 0}, {"CM_DESTROY_ID", "CMDestroyID", 1}, {"CM_BIND_IP", "CMBindIP", 2},
-		{"CM_RESOLVE_IP", "CMResolveIP", 3}, {"CM_RESOLVE_ROUTE", "CMResolveRoute", 4}, {"CM_QUERY_ROUTE", "CMQueryRoute", 5},
-		{"CM_CONNECT", "CMConnect", 6}, {"CM_LISTEN", "CMListen", 7}, {"CM_ACCEPT", "CMAccept", 8}, {"CM_REJECT", "CMReject", 9},
-		{"CM_DISCONNECT", "CMDisconnect", 10}, {"CM_INIT_QP_ATTR", "CMInitQPAttr", 11}, {"CM_GET_EVENT", "CMGetEvent", 12},
+		{"CM_RESOLVE_IP", "CMResolveIP", 3}, {"CM_RESOLVE_ROUTE", "CMResolveRoute", 4}, {"CM_QUERY_ROUTE",
+			"CMQueryRoute", 5},
+		{"CM_CONNECT", "CMConnect", 6}, {"CM_LISTEN", "CMListen", 7}, {"CM_ACCEPT", "CMAccept", 8}, {"CM_REJECT",
+			"CMReject", 9},
+		{"CM_DISCONNECT", "CMDisconnect", 10}, {"CM_INIT_QP_ATTR", "CMInitQPAttr", 11}, {"CM_GET_EVENT", "CMGetEvent",
+			12},
 		{"CM_GET_OPTION", "CMGetOption", 13}, {"CM_SET_OPTION", "CMSetOption", 14}, {"CM_NOTIFY", "CMNotify", 15},
-		{"CM_JOIN_IP_MCAST", "CMJoinIPMcast", 16}, {"CM_LEAVE_MCAST", "CMLeaveMcast", 17}, {"CM_MIGRATE_ID", "CMMigrateID", 18},
+		{"CM_JOIN_IP_MCAST", "CMJoinIPMcast", 16}, {"CM_LEAVE_MCAST", "CMLeaveMcast", 17}, {"CM_MIGRATE_ID",
+			"CMMigrateID", 18},
 		{"CM_QUERY", "CMQuery", 19}, {"CM_BIND", "CMBind", 20}, {"CM_RESOLVE_ADDR", "CMResolveAddr", 21},
 		{"CM_JOIN_MCAST", "CMJoinMcast", 22}}},
 	{"an additional command that only carries flags", "", []constant{{"CM_RESUME", "CMResume", 0x100}}},

@@ -64,7 +64,8 @@ var records = []layout{
 		32   8  Port       uint8
 		40  24  reserved
 		64 512  PKeyTable  PKeyTable`},
-	{name: "VLArbRecord", attr: "AttrVLArbRecord", components: "VLArb", renamed: "LID=- VLArb=-", length: "TableRecordLen",
+	{name: "VLArbRecord", attr: "AttrVLArbRecord", components: "VLArb", renamed: "LID=- VLArb=-",
+		length: "TableRecordLen",
 		source: "IBA volume 1, 15.2.5", doc: "VLArbRecord is a block of the VL arbitration table of a port.", fields: `
 		 0  16  LID    ib.LID
 		16   8  Port   uint8

@@ -119,7 +119,8 @@ func (e *Endpoint) Send(d *mad.Datagram, data []byte, doubleSided bool, done fun
 func (e *Endpoint) Handle(now mono.Time, d *mad.Datagram) (*Message, bool) {
 	var h mad.Header
 	var r mad.RMPP
-	if h.Parse(d.Data[:]) != nil || !h.MgmtClass.HasRMPP() || r.Parse(d.Data[rmppAt:]) != nil || r.Flags&mad.RMPPActive == 0 {
+	if h.Parse(d.Data[:]) != nil || !h.MgmtClass.HasRMPP() || r.Parse(d.Data[rmppAt:]) != nil ||
+		r.Flags&mad.RMPPActive == 0 {
 		return nil, false
 	}
 	k := keyOf(d, &h, d.SLID, d.SrcQPN, d.SGID)

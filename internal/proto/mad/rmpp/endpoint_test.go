@@ -81,7 +81,8 @@ func (e *Endpoint) idle() bool {
 
 // datagram returns a message's datagram from end to the other.
 func datagram(end int, tid uint64, method mad.Method) (d mad.Datagram) {
-	d = mad.Datagram{SLID: ib.LID(1 + end), DLID: ib.LID(2 - end), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+	d = mad.Datagram{SLID: ib.LID(1 + end), DLID: ib.LID(2 - end), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
+		PKey: ib.DefaultPKey}
 	copy(d.Data[:], saHead(tid, method))
 	return d
 }
@@ -94,16 +95,17 @@ func TestDelivery(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		loss, repeat, jitter := rng.IntN(40), rng.IntN(30), time.Duration(rng.IntN(100))*time.Millisecond
 		cfg := Config{Window: 1 + rng.IntN(64), Retries: 1000, Stall: 24 * time.Hour, Linger: time.Hour}
-		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)}, fate: func() (int, time.Duration) {
-			n := 1
-			switch r := rng.IntN(100); {
-			case r < loss:
-				n = 0
-			case r < loss+repeat:
-				n = 2
-			}
-			return n, time.Millisecond + time.Duration(rng.Int64N(int64(jitter+1)))
-		}}
+		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)},
+			fate: func() (int, time.Duration) {
+				n := 1
+				switch r := rng.IntN(100); {
+				case r < loss:
+					n = 0
+				case r < loss+repeat:
+					n = 2
+				}
+				return n, time.Millisecond + time.Duration(rng.Int64N(int64(jitter+1)))
+			}}
 		want := map[uint64][]byte{}
 		for tid := range uint64(5) {
 			want[tid] = pattern(rng.IntN(20000) * rng.IntN(2))
@@ -111,13 +113,16 @@ func TestDelivery(t *testing.T) {
 		got, done := map[uint64]int{}, 0
 		u.arrived = func(end int, m *Message) {
 			var sa mad.SA
-			if sa.Parse(m.Datagram.Data[:]) != nil || end != 1 || m.Datagram.SLID != 1 || sa.ComponentMask != 5 || sa.Method != mad.MethodGetTableResp {
+			if sa.Parse(m.Datagram.Data[:]) != nil || end != 1 || m.Datagram.SLID != 1 || sa.ComponentMask != 5 ||
+				sa.Method != mad.MethodGetTableResp {
 				t.Fatalf("seed %d: %+v", seed, m.Datagram)
 			}
 			if !bytes.Equal(m.Data, want[sa.TransactionID]) {
-				t.Fatalf("seed %d, message %d: %d octets, want %d", seed, sa.TransactionID, len(m.Data), len(want[sa.TransactionID]))
+				t.Fatalf("seed %d, message %d: %d octets, want %d", seed, sa.TransactionID, len(m.Data),
+					len(want[sa.TransactionID]))
 			}
-			if n := min(len(m.Data), mad.SADataLen); !bytes.Equal(sa.Data[:n], m.Data[:n]) || !bytes.Equal(sa.Data[n:], make([]byte, mad.SADataLen-n)) {
+			if n := min(len(m.Data), mad.SADataLen); !bytes.Equal(sa.Data[:n], m.Data[:n]) ||
+				!bytes.Equal(sa.Data[n:], make([]byte, mad.SADataLen-n)) {
 				t.Fatalf("seed %d: the datagram's own data % x", seed, sa.Data)
 			}
 			got[sa.TransactionID]++
@@ -140,7 +145,8 @@ func TestDelivery(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		if done != len(want) || len(got) != len(want) || !u.ends[0].idle() || !u.ends[1].idle() {
-			t.Fatalf("seed %d: %d done, %d arrived of %d, idle %v, %v", seed, done, len(got), len(want), u.ends[0].idle(), u.ends[1].idle())
+			t.Fatalf("seed %d: %d done, %d arrived of %d, idle %v, %v", seed, done, len(got), len(want),
+				u.ends[0].idle(), u.ends[1].idle())
 		}
 		for tid, n := range got {
 			if n != 1 {
@@ -176,12 +182,13 @@ func TestDoubleSided(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 6))
 		loss := rng.IntN(30) * rng.IntN(2)
 		cfg := Config{Retries: 1000, Stall: 24 * time.Hour}
-		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)}, fate: func() (int, time.Duration) {
-			if rng.IntN(100) < loss {
-				return 0, 0
-			}
-			return 1, time.Millisecond + time.Duration(rng.Int64N(1+int64(loss)*int64(time.Millisecond)))
-		}}
+		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)},
+			fate: func() (int, time.Duration) {
+				if rng.IntN(100) < loss {
+					return 0, 0
+				}
+				return 1, time.Millisecond + time.Duration(rng.Int64N(1+int64(loss)*int64(time.Millisecond)))
+			}}
 		question, answer := pattern(1+rng.IntN(3000)), pattern(rng.IntN(9000))
 		asked, answered := 0, 0
 		u.arrived = func(end int, m *Message) {
@@ -304,7 +311,8 @@ func TestPeersAreApart(t *testing.T) {
 		}
 		// The acknowledgement goes back to where the segment came from.
 		var out mad.Datagram
-		if !e.Next(start, &out) || out.DLID != d.SLID || out.SLID != d.DLID || out.DstQPN != d.SrcQPN || out.Port != d.Port || out.DGID != d.SGID {
+		if !e.Next(start, &out) || out.DLID != d.SLID || out.SLID != d.DLID || out.DstQPN != d.SrcQPN ||
+			out.Port != d.Port || out.DGID != d.SGID {
 			t.Errorf("acknowledges to %+v", out)
 		}
 	}
@@ -351,9 +359,11 @@ func TestSchedules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Window: rapid.IntRange(1, 64).Draw(t, "window"), Retries: rapid.IntRange(1, 3).Draw(t, "retries")}
 		data := pattern(rapid.IntRange(0, 3000).Draw(t, "octets"))
-		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)}, fate: func() (int, time.Duration) {
-			return rapid.SampledFrom([]int{1, 1, 1, 0, 2}).Draw(t, "copies"), time.Duration(rapid.IntRange(1, 3000).Draw(t, "delay")) * time.Millisecond
-		}}
+		u := &duel{now: start, ends: [2]*Endpoint{NewEndpoint(cfg), NewEndpoint(cfg)},
+			fate: func() (int, time.Duration) {
+				return rapid.SampledFrom([]int{1, 1, 1, 0, 2}).Draw(t, "copies"),
+					time.Duration(rapid.IntRange(1, 3000).Draw(t, "delay")) * time.Millisecond
+			}}
 		got, state := 0, Active
 		u.arrived = func(end int, m *Message) {
 			if end != 1 || !bytes.Equal(m.Data, data) {
@@ -460,7 +470,8 @@ func FuzzEndpoint(f *testing.F) {
 	}
 	f.Add(all, uint16(10))
 	f.Add(append(all, ackOf(1, 9)[:mad.SAHeaderLen]...), uint16(3000))
-	f.Add(append(all[:mad.SAHeaderLen:mad.SAHeaderLen], controlOf(mad.RMPPAbort, AbortLast, 0, 0)[:mad.SAHeaderLen]...), uint16(1))
+	f.Add(append(all[:mad.SAHeaderLen:mad.SAHeaderLen], controlOf(mad.RMPPAbort, AbortLast, 0,
+		0)[:mad.SAHeaderLen]...), uint16(1))
 	f.Fuzz(func(t *testing.T, in []byte, step uint16) {
 		e := NewEndpoint(Config{Transfers: 4, MaxBytes: 2000})
 		d := datagram(0, 1, mad.MethodGetTableResp)

@@ -164,7 +164,8 @@ func (r *Receiver) segment(now mono.Time, h *mad.RMPP, b []byte) {
 		return
 	}
 	per := mad.Len - r.headN
-	if int(seg)*per > r.cfg.MaxBytes+per || uint64(r.total) > uint64(r.cfg.MaxBytes)+uint64(r.cfg.MaxBytes/per+1)*uint64(class) {
+	if int(seg)*per > r.cfg.MaxBytes+per || uint64(r.total) > uint64(r.cfg.MaxBytes)+uint64(r.cfg.MaxBytes/per+
+		1)*uint64(class) {
 		r.fail(mad.RMPPStop, StopNoResources)
 		return
 	}

@@ -59,8 +59,9 @@ const (
 	AbortOther      Status = 127
 )
 
-var statusNames = map[Status]string{StatusOK: "success", StopNoResources: "resources exhausted", AbortTooLong: "total time too long",
-	AbortLast: "inconsistent last flag and length", AbortFirst: "inconsistent first flag and segment number", AbortType: "bad type",
+var statusNames = map[Status]string{StatusOK: "success", StopNoResources: "resources exhausted",
+	AbortTooLong: "total time too long",
+	AbortLast:    "inconsistent last flag and length", AbortFirst: "inconsistent first flag and segment number", AbortType: "bad type",
 	AbortWindow: "new window too small", AbortSegment: "segment number too big", AbortStatus: "illegal status",
 	AbortVersion: "unsupported version", AbortRetries: "too many retries", AbortOther: "unspecified"}
 
@@ -136,7 +137,8 @@ func control(b *[mad.Len]byte, head []byte, turn bool, kind mad.RMPPType, status
 	if turn {
 		b[3] ^= byte(mad.MethodResponse)
 	}
-	r := mad.RMPP{Version: mad.RMPPVersion, Type: kind, RRespTime: mad.RMPPRespTimeNone, Flags: mad.RMPPActive, Status: uint8(status),
-		Data1: seg, Data2: window}
+	r := mad.RMPP{Version: mad.RMPPVersion, Type: kind, RRespTime: mad.RMPPRespTimeNone, Flags: mad.RMPPActive,
+		Status: uint8(status),
+		Data1:  seg, Data2: window}
 	r.Append(b[rmppAt:rmppAt])
 }

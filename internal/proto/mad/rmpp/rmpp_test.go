@@ -16,7 +16,8 @@ const start = mono.Time(1000)
 
 // saHead are the headers of a GetTable response of subnet administration.
 func saHead(tid uint64, method mad.Method) []byte {
-	h := mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method,
+	h := mad.SAHeader{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA,
+		Method:        method,
 		TransactionID: tid, AttributeID: mad.AttrNodeRecord}, SMKey: 3, AttributeOffset: 14, ComponentMask: 5}
 	return h.Append(nil)
 }
@@ -72,7 +73,8 @@ func TestSegments(t *testing.T) {
 		{"two full", saHead(1, mad.MethodGetTableResp), 400, []seg{{3, 1, 440, 200}, {5, 2, 220, 200}}},
 		{"three", saHead(1, mad.MethodGetTableResp), 550, []seg{{3, 1, 610, 200}, {1, 2, 0, 200}, {5, 3, 170, 150}}},
 		{"vendor", append([]byte{1, 0x32, 1, 0x81}, make([]byte, 36)...), 217, []seg{{3, 1, 225, 216}, {5, 2, 5, 1}}},
-		{"device administration", append([]byte{1, 0x10, 1, 0x81}, make([]byte, 60)...), 193, []seg{{3, 1, 249, 192}, {5, 2, 29, 1}}},
+		{"device administration", append([]byte{1, 0x10, 1, 0x81}, make([]byte, 60)...), 193, []seg{{3, 1, 249, 192},
+			{5, 2, 29, 1}}},
 	} {
 		got := segmented(t, Config{}, c.head, pattern(c.data))
 		if len(got) != len(c.want) {
@@ -90,7 +92,8 @@ func TestSegments(t *testing.T) {
 			if !bytes.Equal(got[i][:rmppAt], c.head[:rmppAt]) || !bytes.Equal(got[i][classAt:n], c.head[classAt:]) {
 				t.Errorf("%s, segment %d: headers % x", c.name, i+1, got[i][:n])
 			}
-			if !bytes.Equal(got[i][n:n+w.data], pattern(c.data)[at:at+w.data]) || !bytes.Equal(got[i][n+w.data:], make([]byte, mad.Len-n-w.data)) {
+			if !bytes.Equal(got[i][n:n+w.data], pattern(c.data)[at:at+w.data]) || !bytes.Equal(got[i][n+w.data:],
+				make([]byte, mad.Len-n-w.data)) {
 				t.Errorf("%s, segment %d: % x", c.name, i+1, got[i][n:])
 			}
 			at += w.data
@@ -210,7 +213,8 @@ func TestResend(t *testing.T) {
 	if now = s.Deadline(); !s.Next(now, &b) {
 		t.Fatal("no abort")
 	}
-	if r := rmppOf(t, b[:]); r.Type != mad.RMPPAbort || Status(r.Status) != AbortRetries || mad.Method(b[3]) != mad.MethodGetTableResp {
+	if r := rmppOf(t, b[:]); r.Type != mad.RMPPAbort || Status(r.Status) != AbortRetries ||
+		mad.Method(b[3]) != mad.MethodGetTableResp {
 		t.Errorf("%+v, method %#x", r, b[3])
 	}
 	if st, why := s.State(); st != Failed || why != AbortRetries || !s.Closed() || s.Next(now, &b) {
@@ -260,7 +264,8 @@ func TestSenderRefuses(t *testing.T) {
 			t.Errorf("%s: state %d, %v", c.name, st, why)
 		}
 		var b [mad.Len]byte
-		if told := s.Next(start, &b); told != c.tell || told && (rmppOf(t, b[:]).Type != mad.RMPPAbort || Status(rmppOf(t, b[:]).Status) != c.why) {
+		if told := s.Next(start, &b); told != c.tell || told && (rmppOf(t, b[:]).Type != mad.RMPPAbort ||
+			Status(rmppOf(t, b[:]).Status) != c.why) {
 			t.Errorf("%s: told %v, % x", c.name, told, b[:40])
 		}
 		if !s.Closed() || s.Next(start.Add(time.Hour), &b) {
@@ -285,7 +290,8 @@ func TestDoubleSidedTurn(t *testing.T) {
 		if !s.Next(start, &b) {
 			t.Fatal("no window for the answer")
 		}
-		if r := rmppOf(t, b[:]); r.Type != mad.RMPPAck || r.Data1 != 0 || r.Data2 != 1 || b[3] != byte(mad.MethodGetTableResp) {
+		if r := rmppOf(t, b[:]); r.Type != mad.RMPPAck || r.Data1 != 0 || r.Data2 != 1 ||
+			b[3] != byte(mad.MethodGetTableResp) {
 			t.Errorf("%+v, method %#x", r, b[3])
 		}
 		if s.Next(start, &b) {
@@ -307,7 +313,8 @@ func TestNewSenderRefuses(t *testing.T) {
 		want       error
 	}{
 		{saHead(1, mad.MethodGet)[:20], nil, mad.ErrShort}, {saHead(1, mad.MethodGet)[:55], nil, mad.ErrShort},
-		{append([]byte{1, 4}, make([]byte, 60)...), nil, ErrClass}, {saHead(1, mad.MethodGet), make([]byte, 4<<20+1), ErrSize},
+		{append([]byte{1, 4}, make([]byte, 60)...), nil, ErrClass}, {saHead(1, mad.MethodGet), make([]byte, 4<<20+1),
+			ErrSize},
 	} {
 		if _, err := NewSender(Config{}, c.head, c.data, 1, false); err != c.want {
 			t.Errorf("%v, want %v", err, c.want)
@@ -339,7 +346,8 @@ func expectReply(t *testing.T, r *Receiver, now mono.Time, kind mad.RMPPType, st
 		return
 	}
 	h := rmppOf(t, b[:])
-	if h.Type != kind || Status(h.Status) != status || h.Data1 != seg || h.Data2 != window || h.Flags != mad.RMPPActive || h.Version != 1 ||
+	if h.Type != kind || Status(h.Status) != status || h.Data1 != seg || h.Data2 != window ||
+		h.Flags != mad.RMPPActive || h.Version != 1 ||
 		mad.Method(b[3]) != mad.MethodGetTable {
 		t.Fatalf("replies %+v with method %v, want %d, %v, %d, %d", h, mad.Method(b[3]), kind, status, seg, window)
 	}
@@ -437,15 +445,26 @@ func TestReceiverRefuses(t *testing.T) {
 		{"version", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Version = 2 })}, AbortVersion, mad.RMPPAbort},
 		{"type", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Type = 7 })}, AbortType, mad.RMPPAbort},
 		{"status", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Status = 1 })}, AbortStatus, mad.RMPPAbort},
-		{"segment 0", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Data1, r.Flags = 0, 3 })}, AbortFirst, mad.RMPPAbort},
-		{"first twice", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags |= mad.RMPPFirst })}, AbortFirst, mad.RMPPAbort},
-		{"not first", Config{}, [][]byte{edit(0, func(r *mad.RMPP) { r.Flags &^= mad.RMPPFirst })}, AbortFirst, mad.RMPPAbort},
-		{"last too long", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 221 })}, AbortLast, mad.RMPPAbort},
-		{"last too short", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 19 })}, AbortLast, mad.RMPPAbort},
-		{"length not as announced", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 })}, AbortLast, mad.RMPPAbort},
-		{"beyond the last", Config{}, [][]byte{edit(3, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 }), segs[4][:]}, AbortLast, mad.RMPPAbort},
-		{"last before others", Config{}, [][]byte{segs[4][:], edit(3, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 })}, AbortLast, mad.RMPPAbort},
-		{"two lasts", Config{}, [][]byte{segs[5][:], edit(3, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 })}, AbortLast, mad.RMPPAbort},
+		{"segment 0", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Data1, r.Flags = 0, 3 })}, AbortFirst,
+			mad.RMPPAbort},
+		{"first twice", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags |= mad.RMPPFirst })}, AbortFirst,
+			mad.RMPPAbort},
+		{"not first", Config{}, [][]byte{edit(0, func(r *mad.RMPP) { r.Flags &^= mad.RMPPFirst })}, AbortFirst,
+			mad.RMPPAbort},
+		{"last too long", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 221 })}, AbortLast,
+			mad.RMPPAbort},
+		{"last too short", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 19 })}, AbortLast,
+			mad.RMPPAbort},
+		{"length not as announced", Config{}, [][]byte{edit(1, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 })},
+			AbortLast, mad.RMPPAbort},
+		{"beyond the last", Config{}, [][]byte{edit(3, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 }), segs[4][:]},
+			AbortLast, mad.RMPPAbort},
+		{"last before others", Config{}, [][]byte{segs[4][:], edit(3, func(r *mad.RMPP) {
+			r.Flags, r.Data2 = 5,
+				220
+		})}, AbortLast, mad.RMPPAbort},
+		{"two lasts", Config{}, [][]byte{segs[5][:], edit(3, func(r *mad.RMPP) { r.Flags, r.Data2 = 5, 220 })},
+			AbortLast, mad.RMPPAbort},
 		{"stop", Config{}, [][]byte{stop}, StopNoResources, 0},
 		{"abort", Config{}, [][]byte{controlOf(mad.RMPPAbort, AbortRetries, 0, 0)}, AbortRetries, 0},
 	} {

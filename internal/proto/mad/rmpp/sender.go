@@ -44,7 +44,8 @@ func NewSender(cfg Config, head, data []byte, window uint32, doubleSided bool) (
 	case len(head) < n:
 		return nil, mad.ErrShort
 	}
-	s := &Sender{cfg: cfg.WithDefaults(), headN: n, data: data, next: 1, window: max(1, window), doubleSided: doubleSided}
+	s := &Sender{cfg: cfg.WithDefaults(), headN: n, data: data, next: 1, window: max(1, window),
+		doubleSided: doubleSided}
 	if len(data) > s.cfg.MaxBytes {
 		return nil, ErrSize
 	}
@@ -110,7 +111,8 @@ func (s *Sender) expire(now mono.Time) {
 func (s *Sender) put(b *[mad.Len]byte, n uint32) {
 	per := mad.Len - s.headN
 	part := s.data[min(len(s.data), int(n-1)*per):min(len(s.data), int(n)*per)]
-	r := mad.RMPP{Version: mad.RMPPVersion, Type: mad.RMPPData, RRespTime: mad.RMPPRespTimeNone, Flags: mad.RMPPActive, Data1: n}
+	r := mad.RMPP{Version: mad.RMPPVersion, Type: mad.RMPPData, RRespTime: mad.RMPPRespTimeNone,
+		Flags: mad.RMPPActive, Data1: n}
 	if n == s.last {
 		r.Flags |= mad.RMPPLast
 		r.Data2 = uint32(s.headN - classAt + len(part))

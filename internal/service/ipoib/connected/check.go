@@ -55,7 +55,8 @@ func (s *Conns) Check() error {
 			octets += len(f)
 		}
 		if octets != c.queued || len(c.queue) > QueueFrames || c.inFlight > Window {
-			return fmt.Errorf("connection %#x: %d frames, %d octets wait, %d are counted, %d messages are in flight", id,
+			return fmt.Errorf("connection %#x: %d frames, %d octets wait, %d are counted, %d messages are in flight",
+				id,
 				len(c.queue), octets, c.queued, c.inFlight)
 		}
 	}

@@ -32,14 +32,14 @@ const (
 
 // Times of connections.
 const (
-	// holdUnreachable is how long packets to a peer that did not answer go as datagrams before the next REQ; holdRejected
-	// the same after a REJ, and after a failure of this side.
+	// holdUnreachable is how long packets to a peer that did not answer go as datagrams before the next REQ;
+	// holdRejected the same after a REJ, and after a failure of this side.
 	holdUnreachable = 10 * time.Second
 	holdRejected    = time.Second
 	// orderWait is how long short packets wait for a connection behind long ones, so as not to overtake them.
 	orderWait = time.Second
-	// flushWait is how long the queue pair of a stopped connection exists at least, to flush what was posted; FlushLimit
-	// how long at most.
+	// flushWait is how long the queue pair of a stopped connection exists at least, to flush what was posted;
+	// FlushLimit how long at most.
 	flushWait  = 100 * time.Millisecond
 	FlushLimit = 5 * time.Second
 	// idleSpare is how long an open connection must be unused, halfOpen how long one must have been in the making,
@@ -49,8 +49,8 @@ const (
 	// StuckAfter ends a connection that has messages in flight of which none completes for so long: a peer may send RNR
 	// NAKs for ever.
 	StuckAfter = 5 * time.Second
-	// Patience is how long the queue of one connection may apply backpressure to all: as long as a healthy peer takes for
-	// what waits there.
+	// Patience is how long the queue of one connection may apply backpressure to all: as long as a healthy peer
+	// takes for what waits there.
 	Patience = 50 * time.Millisecond
 	// watchEvery is how often connections with messages in flight are checked.
 	watchEvery = time.Second

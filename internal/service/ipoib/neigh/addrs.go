@@ -160,7 +160,8 @@ func (e *Engine) addrExpire(now mono.Time, a *address) {
 func (e *Engine) sendAnnouncement(now mono.Time, a *address) {
 	ip := a.ip()
 	if ip.Is4() {
-		e.sendARP(now, &wire.ARP{Op: wire.ARPRequest, SenderHW: e.link.HW, SenderIP: ip, TargetIP: ip}, wire.PseudoBroadcast)
+		e.sendARP(now, &wire.ARP{Op: wire.ARPRequest, SenderHW: e.link.HW, SenderIP: ip, TargetIP: ip},
+			wire.PseudoBroadcast)
 		return
 	}
 	nd := wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: allNodes, Target: ip, Override: true, Link: e.link.HW,

@@ -26,7 +26,8 @@ type Out struct {
 type Frames interface {
 	// Xmit sends a frame to the destination in its hard header.
 	Xmit(now mono.Time, frame []byte)
-	// Deliver gives the IP stack a packet that the engine made, an ICMP error or a query, behind wire.HardHeaderLen bytes.
+	// Deliver gives the IP stack a packet that the engine made, an ICMP error or a query, behind
+	// wire.HardHeaderLen bytes.
 	Deliver(now mono.Time, frame []byte)
 }
 
@@ -37,8 +38,8 @@ type Resolution interface {
 	// Resolved or Unresolved ends a Resolve: one of them is called once, however often Resolve was called.
 	Resolved(now mono.Time, ip netip.Addr, hw wire.HWAddr)
 	Unresolved(now mono.Time, ip netip.Addr)
-	// Conflict reports that another node at hw uses ip, an address of this interface; at most once in ten seconds for each
-	// address.
+	// Conflict reports that another node at hw uses ip, an address of this interface; at most once in ten
+	// seconds for each address.
 	Conflict(now mono.Time, ip netip.Addr, hw wire.HWAddr)
 }
 
@@ -52,8 +53,8 @@ type Membership interface {
 // Config holds the bounds of an engine. Zero values mean the defaults.
 type Config struct {
 	MaxNeighbours int // 16384; the least recently used one is removed
-	// QueueFrames (64) and QueueBytes (128 KiB) bound the frames that wait for one neighbour, PoolFrames (1024) those that
-	// wait for all.
+	// QueueFrames (64) and QueueBytes (128 KiB) bound the frames that wait for one neighbour, PoolFrames (1024)
+	// those that wait for all.
 	QueueFrames, QueueBytes, PoolFrames int
 	MaxAddrs                            int // 256 of the interface
 	MaxGroups                           int // 4096 to receive

@@ -80,7 +80,8 @@ func tell(f []byte) string {
 			return why.String()
 		}
 		op := map[uint16]string{1: "who-has", 2: "is-at"}[a.Op]
-		return fmt.Sprintf("arp %s %v (%s) tell %v (%s)%s", op, a.TargetIP, hwName(a.TargetHW), a.SenderIP, hwName(a.SenderHW), to)
+		return fmt.Sprintf("arp %s %v (%s) tell %v (%s)%s", op, a.TargetIP, hwName(a.TargetHW), a.SenderIP,
+			hwName(a.SenderHW), to)
 	case wire.EtherIPv4:
 		if p[9] == 1 && p[20] == 3 {
 			return fmt.Sprintf("icmp %d from %v to %v about %s", p[21], addr4(p[12:]), addr4(p[16:]), p[28+20:])
@@ -101,7 +102,8 @@ func tell(f []byte) string {
 		return fmt.Sprintf("icmp6 %d%s", p[off], to)
 	}
 	if !wire.IsND(p[off]) {
-		return fmt.Sprintf("icmp6 %d/%d from %v about %s", p[off], p[off+1], netip.AddrFrom16([16]byte(p[8:])), p[off+8+40:])
+		return fmt.Sprintf("icmp6 %d/%d from %v about %s", p[off], p[off+1], netip.AddrFrom16([16]byte(p[8:])),
+			p[off+8+40:])
 	}
 	var n wire.ND
 	if why := n.Parse(p, off); why != wire.FrameOK {
@@ -264,7 +266,8 @@ func replyOf(ip netip.Addr, hw wire.HWAddr) wire.ARP {
 }
 
 func advertOf(ip netip.Addr, hw wire.HWAddr) wire.ND {
-	return wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: llA, Target: ip, Solicited: true, Override: true, Link: hw,
+	return wire.ND{Type: wire.NDNeighborAdvert, Src: ip, Dst: llA, Target: ip, Solicited: true, Override: true,
+		Link:    hw,
 		HasLink: true}
 }
 

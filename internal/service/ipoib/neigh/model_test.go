@@ -19,9 +19,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// model has the invariants of an engine under any sequence of calls: packets are sent once and in order, or counted as
-// dropped; they go to the hardware address that the neighbour announced last; only such a frame changes it; each Resolve
-// ends once; each group is joined once.
+// model has the invariants of an engine under any sequence of calls: packets are sent once and in order, or
+// counted as dropped; they go to the hardware address that the neighbour announced last; only such a frame
+// changes it; each Resolve ends once; each group is joined once.
 type model struct {
 	t   *rapid.T
 	e   *Engine
@@ -132,8 +132,8 @@ func (m *model) Conflict(_ mono.Time, ip netip.Addr, _ wire.HWAddr) {
 // check looks at the whole engine after each step.
 func (m *model) check(t *rapid.T) {
 	e := m.e
-	// Each timer that is set belongs to a neighbour in the table, an own address or the engine; its deadline is not before
-	// that of the engine.
+	// Each timer that is set belongs to a neighbour in the table, an own address or the engine; its deadline is
+	// not before that of the engine.
 	e.timers.All(func(x subject) {
 		of := &e.query
 		switch {
@@ -152,11 +152,13 @@ func (m *model) check(t *rapid.T) {
 	for n := range e.table.all() {
 		listed++
 		queued += n.queue.n
-		if e.table.byIP[n.ip] != n || n.timer.IsSet() == (n.state == Permanent) || n.queue.n > 0 && n.state != Incomplete {
+		if e.table.byIP[n.ip] != n || n.timer.IsSet() == (n.state == Permanent) || n.queue.n > 0 &&
+			n.state != Incomplete {
 			t.Fatalf("%+v", n)
 		}
 	}
-	if listed != len(e.table.byIP) || listed > e.cfg.MaxNeighbours || queued != e.pool.used || queued > e.cfg.PoolFrames {
+	if listed != len(e.table.byIP) || listed > e.cfg.MaxNeighbours || queued != e.pool.used ||
+		queued > e.cfg.PoolFrames {
 		t.Fatalf("%d listed, %d known, %d queued, %d used", listed, len(e.table.byIP), queued, e.pool.used)
 	}
 	// No packet is lost uncounted.
@@ -232,7 +234,8 @@ func TestModel(t *testing.T) {
 				m.e.Output(m.now, p[:headroom+rapid.IntRange(0, 1).Draw(t, "long")*110], ipB)
 			},
 			"arp": func(t *rapid.T) {
-				a := wire.ARP{Op: rapid.SampledFrom([]uint16{1, 2, 2, 3}).Draw(t, "op"), SenderHW: hw.Draw(t, "hw"), SenderIP: ipB,
+				a := wire.ARP{Op: rapid.SampledFrom([]uint16{1, 2, 2, 3}).Draw(t, "op"), SenderHW: hw.Draw(t, "hw"),
+					SenderIP: ipB,
 					TargetIP: rapid.SampledFrom([]netip.Addr{ipA, ipC}).Draw(t, "target")}
 				if ip := host.Draw(t, "sender"); ip.Is4() {
 					a.SenderIP = ip
@@ -246,7 +249,8 @@ func TestModel(t *testing.T) {
 			"nd": func(t *rapid.T) {
 				n := wire.ND{Type: rapid.SampledFrom([]uint8{wire.NDNeighborSolicit, wire.NDNeighborAdvert,
 					wire.NDNeighborAdvert}).Draw(t, "type"), Src: llB, Dst: llA, Target: llB, Link: hw.Draw(t, "hw"),
-					HasLink: rapid.Bool().Draw(t, "option"), Solicited: rapid.Bool().Draw(t, "S"), Override: rapid.Bool().Draw(t, "O")}
+					HasLink: rapid.Bool().Draw(t, "option"), Solicited: rapid.Bool().Draw(t,
+						"S"), Override: rapid.Bool().Draw(t, "O")}
 				if ip := host.Draw(t, "sender"); ip.Is6() {
 					n.Src, n.Target = ip, ip
 				}
@@ -273,7 +277,8 @@ func TestModel(t *testing.T) {
 				}
 			},
 			"wait": func(t *rapid.T) {
-				m.now = m.now.Add(time.Duration(rapid.SampledFrom([]int64{1, 1e6, 1e9, 5e9, 40e9, 100e9}).Draw(t, "for")))
+				m.now = m.now.Add(time.Duration(rapid.SampledFrom([]int64{1, 1e6, 1e9, 5e9, 40e9, 100e9}).Draw(t,
+					"for")))
 				for i := 0; m.e.Deadline().Due(m.now); i++ {
 					if i > 10000 {
 						t.Fatal("deadlines without end")

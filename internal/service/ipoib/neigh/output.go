@@ -281,7 +281,8 @@ func (e *Engine) solicit(now mono.Time, n *entry) {
 		if n.state == Probe {
 			to = n.hw
 		}
-		e.sendARP(now, &wire.ARP{Op: wire.ARPRequest, SenderHW: e.link.HW, SenderIP: src, TargetHW: n.hw, TargetIP: n.ip}, to)
+		e.sendARP(now, &wire.ARP{Op: wire.ARPRequest, SenderHW: e.link.HW, SenderIP: src, TargetHW: n.hw,
+			TargetIP: n.ip}, to)
 		return
 	}
 	if !ok {

@@ -190,7 +190,8 @@ func TestRefusedInput(t *testing.T) {
 // IP packets go up as they came.
 func TestIPGoesUp(t *testing.T) {
 	h := upHost(t, Config{})
-	for _, p := range [][]byte{packet(ipB, ipA, "four")[headroom:], packet(llB, llA, "six")[headroom:], vector(t, "SN-1"),
+	for _, p := range [][]byte{packet(ipB, ipA, "four")[headroom:], packet(llB, llA, "six")[headroom:],
+		vector(t, "SN-1"),
 		vector(t, "SN-4"), {0x45}} {
 		typ := wire.EtherIPv4
 		if p[0]>>4 == 6 {
@@ -365,7 +366,8 @@ func TestNDRules(t *testing.T) {
 	})
 	t.Run("redirects end here", func(t *testing.T) {
 		h := upHost(t, Config{})
-		h.nd(Host, wire.ND{Type: wire.NDRedirect, Src: llB, Dst: llA, Target: llB, Dest: netip.MustParseAddr("2001:db8::1"),
+		h.nd(Host, wire.ND{Type: wire.NDRedirect, Src: llB, Dst: llA, Target: llB,
+			Dest: netip.MustParseAddr("2001:db8::1"),
 			Link: hwB, HasLink: true})
 		h.want()
 		if c := h.e.Counters(); c.IgnoredRedirect != 1 {
@@ -590,7 +592,8 @@ func TestTentativeAddress(t *testing.T) {
 	h.e.SetAddrs(h.now, []netip.Prefix{netip.PrefixFrom(llA, 64)})
 	h.log = nil
 	h.send(llB, "f")
-	h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA, Link: hwB,
+	h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA,
+		Link:    hwB,
 		HasLink: true})
 	h.want() // not asked, and not answered for
 	h.wait(time.Second)
@@ -642,7 +645,8 @@ func TestConflicts(t *testing.T) {
 	h.arp(Broadcast, theirs)
 	h.want("arp is-at 10.20.0.1 (B) tell 10.20.0.1 (A) > B")
 	h.wantState(ipA, "absent")
-	h.nd(Multicast, wire.ND{Type: wire.NDNeighborAdvert, Src: llA, Dst: allNodes, Target: llA, Link: hwC, HasLink: true})
+	h.nd(Multicast, wire.ND{Type: wire.NDNeighborAdvert, Src: llA, Dst: allNodes, Target: llA, Link: hwC,
+		HasLink: true})
 	h.want("conflict fe80::202:c903:a:1b2d with C")
 	if a := h.e.Addresses(); a[1].State != Valid {
 		t.Errorf("%v", a)

@@ -15,8 +15,8 @@ type State uint8
 
 // States of neighbours.
 const (
-	// Incomplete: the hardware address is unknown; frames wait. Solicitations are sent until a reply makes it Reachable or
-	// Stale, or maxProbes are sent and the neighbour is removed.
+	// Incomplete: the hardware address is unknown; frames wait. Solicitations are sent until a reply makes it
+	// Reachable or Stale, or maxProbes are sent and the neighbour is removed.
 	Incomplete State = iota
 	// Reachable: a reply confirmed the address lately. After about reachableTime it is Stale.
 	Reachable

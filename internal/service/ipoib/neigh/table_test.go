@@ -52,7 +52,8 @@ func TestH37_HeaderCacheUpdate(t *testing.T) {
 	h.e.SetLink(h.now, LinkInfo{HW: moved, PKey: pkey, Scope: scope, MTU: mtu})
 	h.log, h.frames = nil, nil
 	h.send(ipB, "f3")
-	if len(h.frames) != 1 || wire.HardHeader(h.frames[0]).Src() != moved || wire.HardHeader(h.frames[0]).Dst() != again {
+	if len(h.frames) != 1 || wire.HardHeader(h.frames[0]).Src() != moved ||
+		wire.HardHeader(h.frames[0]).Dst() != again {
 		t.Errorf("%x", h.frames)
 	}
 }

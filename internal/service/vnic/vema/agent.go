@@ -121,7 +121,8 @@ func (a *Agent) Stats() (s Stats, stranger ib.LID) { return a.stats, a.stranger 
 // the agent's, neither Get nor Set or not of the class as it must be; then d is as it was.
 func (a *Agent) Handle(now mono.Time, d *mad.Datagram) bool {
 	m := &a.req
-	if len(d.Long) != mad.OPALen || !mad.IsVEMA(d.Long) || m.Parse(d.Long) != nil || m.Method != mad.MethodGet && m.Method != mad.MethodSet {
+	if len(d.Long) != mad.OPALen || !mad.IsVEMA(d.Long) || m.Parse(d.Long) != nil || m.Method != mad.MethodGet &&
+		m.Method != mad.MethodSet {
 		a.stats.DropNotMine++
 		return false
 	}
@@ -341,10 +342,12 @@ func (a *Agent) Next(now mono.Time, d *mad.Datagram) bool {
 	}
 	i := a.cfg.Ports.Info(t.VPort)
 	a.tid++
-	m := mad.NewVEMATrap(a.tid, mad.VEMANotice{GenericType: mad.VEMAGenericType, OUI: mad.VEMAOUI, IssuerLID: i.Port.EncapSLID,
-		FabricID: i.VESW.FabricID, VESWID: i.VESW.VESWID, PortNum: i.Port.PortNum, OPAPort: uint16(a.cfg.Ports.OPAPort()), VPort: t.VPort,
+	m := mad.NewVEMATrap(a.tid, mad.VEMANotice{GenericType: mad.VEMAGenericType, OUI: mad.VEMAOUI,
+		IssuerLID: i.Port.EncapSLID,
+		FabricID:  i.VESW.FabricID, VESWID: i.VESW.VESWID, PortNum: i.Port.PortNum, OPAPort: uint16(a.cfg.Ports.OPAPort()), VPort: t.VPort,
 		Opcode: t.Opcode})
-	*d = mad.Datagram{Port: 1, SLID: a.port.LID, DLID: a.Manager(), SL: a.info.Trap.SL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+	*d = mad.Datagram{Port: 1, SLID: a.port.LID, DLID: a.Manager(), SL: a.info.Trap.SL, SrcQPN: ib.QPNGSI,
+		DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
 		PKey: ib.DefaultPKey}
 	d.SetMAD(m.Append(nil))
 	a.stats.Traps++

@@ -154,12 +154,14 @@ const (
 )
 
 func newAgent(p *vports) *Agent {
-	a := New(Config{Ports: p, Managers: []ib.LID{otherLID}, Counters: func(uint8) (s mad.VESWSummary, e mad.VESWErrors) {
+	a := New(Config{Ports: p, Managers: []ib.LID{otherLID}, Counters: func(uint8) (s mad.VESWSummary,
+		e mad.VESWErrors) {
 		s.Values = [mad.NumVESWCounters]uint64{1005, 1004, 1001, 1000, 1003, 1002}
 		for c := mad.VESWTxUnicast; c < mad.NumVESWCounters; c++ {
 			s.Values[c] = 1024 + uint64(c-mad.VESWTxUnicast)
 		}
-		return s, mad.VESWErrors{TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047, RxBadVESWID: 1023, RxRunt: 1049,
+		return s, mad.VESWErrors{TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047,
+			RxBadVESWID: 1023, RxRunt: 1049,
 			RxOversize: 1050, RxDropState: 1048, RxLogic: 1014}
 	}})
 	a.SetPort(Port{LID: ownLID, SMLID: smLID, Active: true})
@@ -167,7 +169,8 @@ func newAgent(p *vports) *Agent {
 }
 
 func datagram(from ib.LID, b []byte) *mad.Datagram {
-	d := &mad.Datagram{Port: 1, SLID: from, DLID: ownLID, SL: 2, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: 0x8001}
+	d := &mad.Datagram{Port: 1, SLID: from, DLID: ownLID, SL: 2, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI,
+		QKey: ib.GSIQKey, PKey: 0x8001}
 	if !d.SetMAD(b) {
 		panic("no MAD")
 	}
@@ -190,7 +193,8 @@ func ask(t *testing.T, a *Agent, from ib.LID, m *mad.VEMA) mad.VEMA {
 	if err := r.Parse(d.Long); err != nil {
 		t.Fatal(err)
 	}
-	if r.Method != mad.MethodGetResp || r.TransactionID != m.TransactionID || r.AttributeID != m.AttributeID || r.AttributeModifier != m.AttributeModifier {
+	if r.Method != mad.MethodGetResp || r.TransactionID != m.TransactionID || r.AttributeID != m.AttributeID ||
+		r.AttributeModifier != m.AttributeModifier {
 		t.Fatalf("%+v was answered with %+v", m.Header, r.Header)
 	}
 	if r.Status != 0 && r.Data != [mad.VEMADataLen]byte{} {
@@ -256,7 +260,8 @@ func TestSequenceOfPorts(t *testing.T) {
 	sequence(t, a, step{
 		link: func() { p.Port(1).SetAdmin(0, true) },
 		lists: func() {
-			uc, mc := [][6]byte{{0, 0x11, 0x22, 0x33, 0x44, 1}, {0, 0x11, 0x22, 0x33, 0x44, 2}}, [][6]byte{{1, 0, 0x5e, 0, 0, 1}, {0x33, 0x33, 0, 0, 0, 1}, {0x33, 0x33, 0, 0, 0, 0xfb}}
+			uc, mc := [][6]byte{{0, 0x11, 0x22, 0x33, 0x44, 1}, {0, 0x11, 0x22, 0x33, 0x44, 2}}, [][6]byte{{1, 0,
+				0x5e, 0, 0, 1}, {0x33, 0x33, 0, 0, 0, 1}, {0x33, 0x33, 0, 0, 0, 0xfb}}
 			// As often as it had changed in the sequence; what changes nothing does not count.
 			p.Port(1).SetFilters(0, uc[:1], mc[:1])
 			p.Port(1).SetFilters(0, uc[:1], mc[:1])
@@ -379,7 +384,8 @@ func TestNoVPort(t *testing.T) {
 		t.Errorf("made: %v", p.info)
 	}
 	var i mad.VESWPortInfo
-	if r := ask(t, a, smLID, request(mad.MethodGet, mad.AttrVESWPortInfo, 4, nil)); r.Status != 0 || i.Parse(r.Data[:]) != nil || i != mad.DefaultVESWPortInfo() {
+	if r := ask(t, a, smLID, request(mad.MethodGet, mad.AttrVESWPortInfo, 4, nil)); r.Status != 0 ||
+		i.Parse(r.Data[:]) != nil || i != mad.DefaultVESWPortInfo() {
 		t.Errorf("%v, %+v", r.Status, i)
 	}
 }
@@ -404,8 +410,10 @@ func TestD07_Lists(t *testing.T) {
 			r := ask(t, a, strangerLID, request(mad.MethodGet, mad.AttrVESWMcastMACs, 0, &l))
 			var page mad.VESWMACList
 			page.Parse(r.Data[:])
-			if r.Status != 0 || page.Start != l.Start || page.Total != 1000 || page.Gen != 77 || int(page.Num) != min(want, 1000-len(got)) {
-				t.Fatalf("%d at most from %d: %v, %d from %d of %d, generation %d", most, l.Start, r.Status, page.Num, page.Start, page.Total, page.Gen)
+			if r.Status != 0 || page.Start != l.Start || page.Total != 1000 || page.Gen != 77 ||
+				int(page.Num) != min(want, 1000-len(got)) {
+				t.Fatalf("%d at most from %d: %v, %d from %d of %d, generation %d", most, l.Start, r.Status, page.Num,
+					page.Start, page.Total, page.Gen)
 			}
 			for _, m := range page.MACs[page.Num:] {
 				if m != [6]byte{} {
@@ -422,7 +430,8 @@ func TestD07_Lists(t *testing.T) {
 		t.Errorf("asked for %d", p.largest)
 	}
 	for _, start := range []uint16{1000, 1001, 65535} {
-		r := ask(t, a, strangerLID, request(mad.MethodGet, mad.AttrVESWMcastMACs, 0, &mad.VESWMACList{Start: start, Num: 9}))
+		r := ask(t, a, strangerLID, request(mad.MethodGet, mad.AttrVESWMcastMACs, 0, &mad.VESWMACList{Start: start,
+			Num: 9}))
 		var page mad.VESWMACList
 		if page.Parse(r.Data[:]); r.Status != 0 || page.Num != 0 || page.Total != 1000 || page.Start != start {
 			t.Errorf("from %d: %v, %d of %d", start, r.Status, page.Num, page.Total)
@@ -437,7 +446,8 @@ func TestD05_MACEntries(t *testing.T) {
 	a := newAgent(p)
 	for _, c := range [][2]uint16{{0, 126}, {2048, 1}, {2047, 2}, {1924, 125}, {65535, 65535}, {65535, 1}, {1, 65535}} {
 		for _, m := range []mad.Method{mad.MethodGet, mad.MethodSet} {
-			r := ask(t, a, smLID, request(m, mad.AttrVESWMACEntries, 2, &mad.VESWMACEntries{Offset: c[0], Num: c[1], Digest: 3}))
+			r := ask(t, a, smLID, request(m, mad.AttrVESWMACEntries, 2, &mad.VESWMACEntries{Offset: c[0], Num: c[1],
+				Digest: 3}))
 			if r.Status != mad.StatusInvalidValue || p.calls != 0 {
 				t.Errorf("%v of %d from %d: %v", m, c[1], c[0], r.Status)
 			}
@@ -455,7 +465,8 @@ func TestD05_MACEntries(t *testing.T) {
 			e.Digest = 0xd1
 		}
 		var back mad.VESWMACEntries
-		if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWMACEntries, 2, &e)); r.Status != 0 || back.Parse(r.Data[:]) != nil || back != e {
+		if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWMACEntries, 2, &e)); r.Status != 0 ||
+			back.Parse(r.Data[:]) != nil || back != e {
 			t.Fatalf("%d from %d: %v", e.Num, e.Offset, r.Status)
 		}
 		mads++
@@ -464,9 +475,11 @@ func TestD05_MACEntries(t *testing.T) {
 		t.Errorf("%d MADs; %v", mads, p.table[2])
 	}
 	// Only the digest.
-	r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWMACEntries, 2, &mad.VESWMACEntries{Offset: 2048, Digest: 0xd2}))
+	r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWMACEntries, 2, &mad.VESWMACEntries{Offset: 2048,
+		Digest: 0xd2}))
 	var back mad.VESWMACEntries
-	if back.Parse(r.Data[:]); r.Status != 0 || back != (mad.VESWMACEntries{Offset: 2048, Digest: 0xd2}) || !reflect.DeepEqual(want, p.table[2]) {
+	if back.Parse(r.Data[:]); r.Status != 0 || back != (mad.VESWMACEntries{Offset: 2048, Digest: 0xd2}) ||
+		!reflect.DeepEqual(want, p.table[2]) {
 		t.Errorf("%v, %+v", r.Status, back)
 	}
 }
@@ -474,13 +487,16 @@ func TestD05_MACEntries(t *testing.T) {
 // TestD05_ClassPortInfo: a place that traps cannot go to is refused, and the one before stays.
 func TestD05_ClassPortInfo(t *testing.T) {
 	a := newAgent(newVPorts())
-	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0, trapLID(0x12))); r.Status != 0 || a.Manager() != 0x12 {
+	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0, trapLID(0x12))); r.Status != 0 ||
+		a.Manager() != 0x12 {
 		t.Fatal(r.Status)
 	}
 	bad := trapLID(0x13)
 	bad.Trap.SL = 16
-	for _, c := range []*mad.VEMAClassPortInfo{trapLID(0xc000), trapLID(0xffff), trapLID(0x10013), trapLID(0xffffffff), bad} {
-		if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0, c)); r.Status != mad.StatusInvalidValue || a.Manager() != 0x12 {
+	for _, c := range []*mad.VEMAClassPortInfo{trapLID(0xc000), trapLID(0xffff), trapLID(0x10013),
+		trapLID(0xffffffff), bad} {
+		if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0,
+			c)); r.Status != mad.StatusInvalidValue || a.Manager() != 0x12 {
 			t.Errorf("%+v: %v, traps go to %#x", c.Trap, r.Status, a.Manager())
 		}
 	}
@@ -511,7 +527,8 @@ func TestD18_Strangers(t *testing.T) {
 		{"before anybody spoke, the subnet manager", func(a *Agent) {}, smLID, 1, true},
 		{"before anybody spoke, a configured one", func(a *Agent) {}, otherLID, 1, true},
 		{"without a subnet manager, LID 0", func(a *Agent) { a.SetPort(Port{LID: ownLID, Active: true}) }, 0, 1, false},
-		{"without a subnet manager, the permissive LID", func(a *Agent) { a.SetPort(Port{LID: ownLID, SMLID: ib.LIDPermissive}) }, ib.LIDPermissive, 1, false},
+		{"without a subnet manager, the permissive LID",
+			func(a *Agent) { a.SetPort(Port{LID: ownLID, SMLID: ib.LIDPermissive}) }, ib.LIDPermissive, 1, false},
 		{"the subnet manager from another queue pair", func(a *Agent) {}, smLID, 0x123, false},
 		{"where traps go", func(a *Agent) { a.store(trapLID(0x12).Append(nil)) }, 0x12, 1, true},
 		{"where traps went before", func(a *Agent) {
@@ -543,7 +560,8 @@ func TestD18_Strangers(t *testing.T) {
 				}
 				continue
 			}
-			if status != mad.StatusInvalidValue || p.calls != 0 || p.Info(1) != before || len(p.info) != 1 || a.Manager() != manager ||
+			if status != mad.StatusInvalidValue || p.calls != 0 || p.Info(1) != before || len(p.info) != 1 ||
+				a.Manager() != manager ||
 				stats.Untrusted != 1 || stats.Invalid != 1 || last != c.from || !a.Waiting() {
 				t.Errorf("%s, Set of %#x: %v, %+v", c.name, m.AttributeID, status, stats)
 			}
@@ -572,10 +590,12 @@ func TestD10_Remove(t *testing.T) {
 	p := newVPorts()
 	a := newAgent(p)
 	ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 254, &mad.VESWPortInfo{}))
-	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 255, &mad.VESWPortInfo{})); r.Status != mad.StatusInvalidValue || len(p.info) != 1 {
+	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 255,
+		&mad.VESWPortInfo{})); r.Status != mad.StatusInvalidValue || len(p.info) != 1 {
 		t.Errorf("vport 255: %v", r.Status)
 	}
-	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWRemove, 254, nil)); r.Status != 0 || r.Data != [mad.VEMADataLen]byte{} || len(p.info) != 0 {
+	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWRemove, 254, nil)); r.Status != 0 ||
+		r.Data != [mad.VEMADataLen]byte{} || len(p.info) != 0 {
 		t.Errorf("%v, %v", r.Status, p.info)
 	}
 	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWRemove, 254, nil)); r.Status != mad.StatusInvalidValue {
@@ -586,11 +606,13 @@ func TestD10_Remove(t *testing.T) {
 // TestD13_CountersPort: counters name vport, VESW and the port's number there.
 func TestD13_CountersPort(t *testing.T) {
 	p := newVPorts()
-	p.info[6] = &mad.VESWPortInfo{VESW: mad.VESW{VESWID: 0x123}, Port: mad.VESWPort{PortNum: 0x12345678, LinkStatus: mad.VESWLinkUp}}
+	p.info[6] = &mad.VESWPortInfo{VESW: mad.VESW{VESWID: 0x123}, Port: mad.VESWPort{PortNum: 0x12345678,
+		LinkStatus: mad.VESWLinkUp}}
 	a := newAgent(p)
 	var s mad.VESWSummary
 	var e mad.VESWErrors
-	rs, re := ask(t, a, 3, request(mad.MethodGet, mad.AttrVESWSummary, 6, nil)), ask(t, a, 3, request(mad.MethodGet, mad.AttrVESWErrors, 6, nil))
+	rs, re := ask(t, a, 3, request(mad.MethodGet, mad.AttrVESWSummary, 6, nil)), ask(t, a, 3, request(mad.MethodGet,
+		mad.AttrVESWErrors, 6, nil))
 	s.Parse(rs.Data[:])
 	e.Parse(re.Data[:])
 	if s.VPort != 6 || s.VESWID != 0x123 || s.PortNum != 0x12345678 || s.Values[mad.VESWRx1519Max] != 1045 {
@@ -604,7 +626,8 @@ func TestD13_CountersPort(t *testing.T) {
 // TestD12_Traps: where traps go, and that none is lost while they cannot.
 func TestD12_Traps(t *testing.T) {
 	p := newVPorts()
-	p.info[3] = &mad.VESWPortInfo{VESW: mad.VESW{FabricID: 0x301, VESWID: 0x102}, Port: mad.VESWPort{PortNum: 0x10007, EncapSLID: 0x123456}}
+	p.info[3] = &mad.VESWPortInfo{VESW: mad.VESW{FabricID: 0x301, VESWID: 0x102}, Port: mad.VESWPort{PortNum: 0x10007,
+		EncapSLID: 0x123456}}
 	p.traps = []vnic.Trap{{VPort: 3, Opcode: mad.VEMAUnicastMACs}, {VPort: 3, Opcode: mad.VEMALinkStatus}}
 	a := newAgent(p)
 	p.due = 1000
@@ -630,9 +653,11 @@ func TestD12_Traps(t *testing.T) {
 		if !a.Next(1000, &d) {
 			t.Fatal("not sent")
 		}
-		trap := mad.NewVEMATrap(uint64(i+1), mad.VEMANotice{GenericType: 8, OUI: 0x66a, IssuerLID: 0x123456, FabricID: 0x301, VESWID: 0x102, PortNum: 0x10007,
+		trap := mad.NewVEMATrap(uint64(i+1), mad.VEMANotice{GenericType: 8, OUI: 0x66a, IssuerLID: 0x123456,
+			FabricID: 0x301, VESWID: 0x102, PortNum: 0x10007,
 			OPAPort: 1, VPort: 3, Opcode: op})
-		want := mad.Datagram{Port: 1, SLID: ownLID, DLID: 0x12, SL: 3, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey, PKey: 0xffff}
+		want := mad.Datagram{Port: 1, SLID: ownLID, DLID: 0x12, SL: 3, SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
+			PKey: 0xffff}
 		want.SetMAD(trap.Append(nil))
 		if diff := cmp.Diff(want, d); diff != "" || len(d.Long) != 272 {
 			t.Errorf("(-want +got):\n%s", diff)
@@ -651,7 +676,8 @@ func TestNotMine(t *testing.T) {
 		b[at] = v
 		return b
 	}
-	mads := [][]byte{set[:2044], set[:272], set[:256], set[:40], set[:24], with(1, 0x33), with(2, 1), with(2, 0), with(37, 1), with(39, 0x6b),
+	mads := [][]byte{set[:2044], set[:272], set[:256], set[:40], set[:24], with(1, 0x33), with(2, 1), with(2, 0),
+		with(37, 1), with(39, 0x6b),
 		with(0, 1)[:256], with(0, 0x81)[:256]}
 	for m := range 256 {
 		if m != 1 && m != 2 {
@@ -698,14 +724,16 @@ func FuzzAgent(f *testing.F) {
 		d := datagram(ib.LID(from), b)
 		taken := a.Handle(0, d)
 		trusted := from == smLID || from == otherLID
-		if (!taken || !trusted || b[3] != 2) && (p.calls != 0 || p.Info(1) != before || a.Manager() != 0 || !a.Waiting()) {
+		if (!taken || !trusted || b[3] != 2) && (p.calls != 0 || p.Info(1) != before || a.Manager() != 0 ||
+			!a.Waiting()) {
 			t.Fatalf("changed by %#x", from)
 		}
 		if !taken {
 			return
 		}
 		status := mad.Status(d.Long[4])<<8 | mad.Status(d.Long[5])
-		if len(d.Long) != mad.OPALen || !mad.IsVEMA(d.Long) || d.Long[3] != 0x81 || !bytes.Equal(d.Long[6:40], b[6:40]) || d.DLID != ib.LID(from) {
+		if len(d.Long) != mad.OPALen || !mad.IsVEMA(d.Long) || d.Long[3] != 0x81 ||
+			!bytes.Equal(d.Long[6:40], b[6:40]) || d.DLID != ib.LID(from) {
 			t.Fatalf("% x became % x", b[:40], d.Long[:40])
 		}
 		if status != 0 && status != mad.StatusBadMethodAttr && status != mad.StatusInvalidValue {

@@ -84,7 +84,8 @@ type Capture struct {
 
 // New returns a capture that no lane shows anything yet.
 func New(cfg Config) *Capture {
-	c := &Capture{cfg: cfg, lastNative: -1, lastEthernet: -1, wake: make(chan struct{}, 1), parts: make([][]byte, cfg.Lanes)}
+	c := &Capture{cfg: cfg, lastNative: -1, lastEthernet: -1, wake: make(chan struct{}, 1),
+		parts: make([][]byte, cfg.Lanes)}
 	if cfg.SnapLen <= 0 {
 		c.cfg.SnapLen = math.MaxInt
 	}

@@ -61,7 +61,8 @@ func run(op ib.Opcode, p *ib.Path, n, mtu int) *pkt.Burst {
 	for i := range data {
 		data[i] = byte(i*7 + i>>8)
 	}
-	r := &pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x8002, PSN: 0xfffffe, AckReq: true, VA: 0x1122334455667788, RKey: 5, DMALen: uint32(n), Imm: 9, QKey: 7, SrcQPN: 0x4002},
+	r := &pkt.Burst{Headers: wire.Headers{Opcode: op, PKey: 0xffff, DestQPN: 0x8002, PSN: 0xfffffe, AckReq: true,
+		VA: 0x1122334455667788, RKey: 5, DMALen: uint32(n), Imm: 9, QKey: 7, SrcQPN: 0x4002},
 		Count: uint32(max(1, (n+mtu-1)/mtu)), MTU: uint32(mtu), Path: p, Data: mem.BytesPayload(data)}
 	return r
 }
@@ -74,7 +75,8 @@ func TestFrames(t *testing.T) {
 	v6 := &ib.Path{SGID: gid("fd00::1"), DGID: gid("fd00::2"), HopLimit: 3, FlowLabel: 0x12345, SrcPort: 0xc123}
 	lid := &ib.Path{SLID: 2, DLID: 3, SL: 4}
 	smp := &ib.Path{SLID: 0xffff, DLID: 0xffff}
-	global := &ib.Path{SLID: 2, DLID: 0xc001, SL: 1, Global: true, SGID: gid("fe80::1"), DGID: gid("ff12::1"), TClass: 7, HopLimit: 1}
+	global := &ib.Path{SLID: 2, DLID: 0xc001, SL: 1, Global: true, SGID: gid("fe80::1"), DGID: gid("ff12::1"),
+		TClass: 7, HopLimit: 1}
 	for _, p := range []*ib.Path{v4, v6, lid, smp, global} {
 		for _, n := range []int{0, 1, 1024, 1027, 5000} {
 			op := ib.WriteOnlyImm
@@ -104,15 +106,18 @@ func TestFrames(t *testing.T) {
 					if tr, why = wire.ParseIB(frame[16:], &l, &g); why == wire.OK {
 						why = wire.VerifyIB(frame[16:])
 					}
-					if l.DLID != p.DLID || l.SLID != p.SLID || l.SL != p.SL || l.VL != vl || p.Global && (g.DGID != p.DGID || g.SGID != p.SGID || g.TClass != p.TClass) {
+					if l.DLID != p.DLID || l.SLID != p.SLID || l.SL != p.SL || l.VL != vl || p.Global &&
+						(g.DGID != p.DGID || g.SGID != p.SGID || g.TClass != p.TClass) {
 						t.Errorf("%+v, %+v, want %+v", l, g, p)
 					}
 				} else {
 					var ip wire.IPUDP
-					if tr, why = ip.Parse(frame[14:]); why == wire.OK && wire.SumIP(frame[14:len(frame)-wire.ICRCLen]) != wire.ICRC(tr) {
+					if tr, why = ip.Parse(frame[14:]); why == wire.OK &&
+						wire.SumIP(frame[14:len(frame)-wire.ICRCLen]) != wire.ICRC(tr) {
 						why = wire.BadICRC
 					}
-					if ip.Src != p.SGID || ip.Dst != p.DGID || ip.SrcPort != p.SrcPort || ip.TClass != p.TClass || ip.HopLimit == 0 || frame[0] != 2 || frame[6] != 2 {
+					if ip.Src != p.SGID || ip.Dst != p.DGID || ip.SrcPort != p.SrcPort || ip.TClass != p.TClass ||
+						ip.HopLimit == 0 || frame[0] != 2 || frame[6] != 2 {
 						t.Errorf("%+v, want %+v", ip, p)
 					}
 				}
@@ -121,7 +126,8 @@ func TestFrames(t *testing.T) {
 				if why == wire.OK {
 					body, why = h.Parse(tr)
 				}
-				if why != wire.OK || h.PSN != r.PSN.Add(k) || h.DestQPN != r.DestQPN || h.Opcode != op.Split(k, r.Count) {
+				if why != wire.OK || h.PSN != r.PSN.Add(k) || h.DestQPN != r.DestQPN ||
+					h.Opcode != op.Split(k, r.Count) {
 					t.Errorf("%d bytes, packet %d: %v: %+v", n, k, why, h)
 				}
 				data = append(data, body...)
@@ -134,7 +140,8 @@ func TestFrames(t *testing.T) {
 }
 
 func TestGroupAddresses(t *testing.T) {
-	for addr, want := range map[string]string{"224.129.2.3": "\x01\x00\x5e\x01\x02\x03", "ff0e::1:203": "\x33\x33\x00\x01\x02\x03", "10.1.2.3": "\x02\x00\x0a\x01\x02\x03"} {
+	for addr, want := range map[string]string{"224.129.2.3": "\x01\x00\x5e\x01\x02\x03",
+		"ff0e::1:203": "\x33\x33\x00\x01\x02\x03", "10.1.2.3": "\x02\x00\x0a\x01\x02\x03"} {
 		b := []byte{0xa5, 0xa5, 0xa5, 0xa5, 0xa5, 0xa5}
 		if mac(b, gid(addr)); string(b) != want {
 			t.Errorf("%s: %x", addr, b)
@@ -200,10 +207,12 @@ func TestFilters(t *testing.T) {
 	c := New(Config{Lanes: 1, RingBytes: 1 << 16, Functions: dev, IPoIB: []Link{{0, 0x4002}}, Clock: clock()})
 	tap := NewTap(0, []*Capture{c})
 	tap.Sent(0, 0x4002, run(ib.SendOnly, away, 10, 1024))
-	r := run(ib.ServiceUD|ib.SendOnly, &ib.Path{SLID: 2, DLID: 3, Global: true, SGID: gid("fe80::1"), DGID: gid("ff12::1")}, 10, 1024)
+	r := run(ib.ServiceUD|ib.SendOnly, &ib.Path{SLID: 2, DLID: 3, Global: true, SGID: gid("fe80::1"),
+		DGID: gid("ff12::1")}, 10, 1024)
 	tap.Sent(0, 0x4002, r)
 	frame, _, err := file(t, c).ReadPacketData()
-	if err != nil || len(frame) != 50 || !bytes.Equal(frame[40:], r.Data.Bytes) || frame[6] != 0x40 || c.Counts(0).Seen != 1 {
+	if err != nil || len(frame) != 50 || !bytes.Equal(frame[40:], r.Data.Bytes) || frame[6] != 0x40 ||
+		c.Counts(0).Seen != 1 {
 		t.Errorf("%v: %x, %+v", err, frame, c.Counts(0))
 	}
 }
@@ -222,7 +231,8 @@ func TestLater(t *testing.T) {
 	tap.Received(7, run(ib.SendOnly, &ib.Path{SLID: 2, DLID: 3}, 100, 1024))
 	tap.Received(0, run(ib.SendOnly, &ib.Path{SLID: 2, DLID: 3}, 100, 1024))
 	f := file(t, c)
-	for i, want := range []pcapng.LinkType{pcapng.LinkEthernet, pcapng.LinkEthernet, pcapng.LinkEthernet, pcapng.LinkERF, pcapng.LinkERF} {
+	for i, want := range []pcapng.LinkType{pcapng.LinkEthernet, pcapng.LinkEthernet, pcapng.LinkEthernet,
+		pcapng.LinkERF, pcapng.LinkERF} {
 		_, info, err := f.ReadPacketData()
 		if err != nil {
 			t.Fatal(err)
@@ -248,7 +258,8 @@ func TestCut(t *testing.T) {
 		NewTap(0, []*Capture{c}).Sent(0, 1, run(ib.SendOnly, p, 100, 1024))
 		frame, info, err := file(t, c).ReadPacketData()
 		if err != nil || len(frame) != 64+extra || info.Length != whole+extra {
-			t.Errorf("native %v: %v: %d bytes of %d, want %d of %d", native, err, len(frame), info.Length, 64+extra, whole+extra)
+			t.Errorf("native %v: %v: %d bytes of %d, want %d of %d", native, err, len(frame), info.Length, 64+extra,
+				whole+extra)
 		}
 	}
 }

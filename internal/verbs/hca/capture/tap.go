@@ -23,7 +23,8 @@ type Tap struct {
 
 // NewTap returns the tap of a lane for some captures.
 func NewTap(lane int, captures []*Capture) *Tap {
-	return &Tap{lane: lane, captures: captures, frame: make([]byte, maxFrame), record: make([]byte, 0, maxFrame), block: make([]byte, 0, maxFrame)}
+	return &Tap{lane: lane, captures: captures, frame: make([]byte, maxFrame), record: make([]byte, 0, maxFrame),
+		block: make([]byte, 0, maxFrame)}
 }
 
 // maxFrame is more than any packet and what stands around it.
@@ -117,7 +118,8 @@ const (
 // ethernet writes a RoCEv2 frame and returns its length.
 func ethernet(b []byte, r *pkt.Burst, port uint16, h *wire.Headers, body []byte) int {
 	p := r.Path
-	ip := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: r.IPv4 || p.SGID.IsIPv4() && p.DGID.IsIPv4(), DF: true, TClass: p.TClass, HopLimit: p.HopLimit,
+	ip := wire.IPUDP{Src: p.SGID, Dst: p.DGID, IPv4: r.IPv4 || p.SGID.IsIPv4() && p.DGID.IsIPv4(), DF: true,
+		TClass: p.TClass, HopLimit: p.HopLimit,
 		FlowLabel: p.FlowLabel, SrcPort: p.SrcPort, DstPort: port}
 	if ip.HopLimit == 0 {
 		ip.HopLimit = hopLimit
@@ -174,7 +176,8 @@ func native(b []byte, p *ib.Path, h *wire.Headers, body []byte) int {
 	at, words := wire.LRHLen, wire.LRHLen+n
 	if p.Global {
 		l.LNH = wire.LNHGlobal
-		g := wire.GRH{IPVer: 6, TClass: p.TClass, FlowLabel: p.FlowLabel, PayLen: uint16(n), NxtHdr: wire.NxtHdrIBA, HopLimit: p.HopLimit, SGID: p.SGID, DGID: p.DGID}
+		g := wire.GRH{IPVer: 6, TClass: p.TClass, FlowLabel: p.FlowLabel, PayLen: uint16(n), NxtHdr: wire.NxtHdrIBA,
+			HopLimit: p.HopLimit, SGID: p.SGID, DGID: p.DGID}
 		g.Put(b[at:])
 		at += wire.GRHLen
 		words += wire.GRHLen

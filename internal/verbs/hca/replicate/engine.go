@@ -279,7 +279,8 @@ func (e *Engine) inspect(g *Groups, most int) (n int) {
 			e.begin(g)
 		}
 		last := e.after.none
-		*e.requests.push() = request{dest: e.cur.dest, p: e.infos.peek(e.at).p, first: e.cur.first, last: last, none: e.cur.none}
+		*e.requests.push() = request{dest: e.cur.dest, p: e.infos.peek(e.at).p, first: e.cur.first, last: last,
+			none: e.cur.none}
 		if e.cur.none {
 			e.Counters.NoMembers++
 		} else {

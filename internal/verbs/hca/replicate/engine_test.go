@@ -61,7 +61,8 @@ func groups(functions, per, lanes int) *Groups {
 		g.Functions[testMLID] = append(g.Functions[testMLID], uint16(f+1))
 		k := GroupKey{uint16(f + 1), testMGID}
 		for q := range per {
-			g.Attached[k] = append(g.Attached[k], Dest{Function: uint16(f + 1), Lane: uint8(n % lanes), QPN: ib.QPN(q + 2), MLID: testMLID})
+			g.Attached[k] = append(g.Attached[k], Dest{Function: uint16(f + 1), Lane: uint8(n % lanes),
+				QPN: ib.QPN(q + 2), MLID: testMLID})
 			n++
 		}
 	}
@@ -74,7 +75,8 @@ func packet(seed uint64, n int) (*pkt.Burst, []byte) {
 	for i := range b {
 		b[i] = byte(r.Uint32())
 	}
-	return &pkt.Burst{Count: 1, Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11, SrcQPN: 5, DestQPN: ib.QPNMulticast, PSN: ib.PSN(seed)},
+	return &pkt.Burst{Count: 1, Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0xffff, QKey: 0x11,
+		SrcQPN: 5, DestQPN: ib.QPNMulticast, PSN: ib.PSN(seed)},
 		Path: &ib.Path{DLID: testMLID, SLID: 9, DGID: testMGID, Global: true}, Data: mem.BytesPayload(b)}, b
 }
 
@@ -147,8 +149,9 @@ func TestMembers(t *testing.T) {
 	forms(t, func(t *testing.T, c Config) {
 		g := groups(3, 2, 1)
 		other := GroupKey{2, testMGID}
-		g.Attached[other] = append(g.Attached[other], Dest{Function: 2, QPN: 99, MLID: 0xc002}) // same MGID, another MLID
-		g.Attached[GroupKey{9, testMGID}] = []Dest{{Function: 9, QPN: 77, MLID: testMLID}}      // not in the port set
+		// same MGID, another MLID
+		g.Attached[other] = append(g.Attached[other], Dest{Function: 2, QPN: 99, MLID: 0xc002})
+		g.Attached[GroupKey{9, testMGID}] = []Dest{{Function: 9, QPN: 77, MLID: testMLID}} // not in the port set
 		for _, x := range []struct {
 			name string
 			from uint16
@@ -283,7 +286,8 @@ func TestFirst(t *testing.T) {
 	for _, d := range p.queue[0] {
 		got = append(got, fmt.Sprintf("%d/%d %v", d.Dest.Function, d.Dest.QPN, d.First))
 	}
-	want := []string{"3/2 true", "3/3 false", "3/4 false", "1/2 true", "1/3 false", "1/4 false", "2/3 true", "2/4 false"}
+	want := []string{"3/2 true", "3/3 false", "3/4 false", "1/2 true", "1/3 false", "1/4 false", "2/3 true",
+		"2/4 false"}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -306,7 +310,8 @@ func TestBurst(t *testing.T) {
 		for i, x := range []struct {
 			from uint16
 			mgid ib.GID
-		}{{NoFunction, testMGID}, {NoFunction, testMGID}, {NoFunction, other}, {2, other}, {2, other}, {NoFunction, testMGID}} {
+		}{{NoFunction, testMGID}, {NoFunction, testMGID}, {NoFunction, other}, {2, other}, {2, other}, {NoFunction,
+			testMGID}} {
 			r, _ := packet(uint64(i), 8)
 			r.Path.DGID = x.mgid
 			e.Receive(r, x.from, mem.NewBatch(4096))
@@ -372,7 +377,8 @@ func TestSourceFault(t *testing.T) {
 	e := New(Config{Payloads: 1, Requests: 1}, newPipes(1, 1))
 	r, _ := packet(1, 8)
 	r.Data = mem.ListPayload([]mem.Seg{{Region: &mem.Region{Space: noMemory{}, Len: 8}, Len: 8}}, 0, 8)
-	if e.Receive(r, NoFunction, mem.NewBatch(4096)) != mem.SourceFault || e.Payloads() != 0 || e.Counters.DropFault != 1 {
+	if e.Receive(r, NoFunction, mem.NewBatch(4096)) != mem.SourceFault || e.Payloads() != 0 ||
+		e.Counters.DropFault != 1 {
 		t.Errorf("%d payloads, %+v", e.Payloads(), e.Counters)
 	}
 }
@@ -384,7 +390,8 @@ func TestSchedules(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		lanes, functions, per := 1+rng.IntN(3), 1+rng.IntN(6), 1+rng.IntN(4)
-		c := Config{Payloads: 1 + rng.IntN(6), Threshold: rng.IntN(5), Requests: 1 + rng.IntN(8), Dummy: rng.IntN(2) == 0}
+		c := Config{Payloads: 1 + rng.IntN(6), Threshold: rng.IntN(5), Requests: 1 + rng.IntN(8),
+			Dummy: rng.IntN(2) == 0}
 		p := newPipes(lanes, 1+rng.IntN(4))
 		e := New(c, p)
 		g := groups(functions, per, lanes)
@@ -435,8 +442,10 @@ func TestSchedules(t *testing.T) {
 				t.Fatalf("seed %d: %s got %v, want %v", seed, k, psns, accepted)
 			}
 		}
-		if e.Payloads() != 0 || e.details.len() != 0 || e.requests.len() != 0 || e.Counters.Popped != uint64(len(accepted)) {
-			t.Fatalf("seed %d: left behind: %d payloads, %d details, %+v", seed, e.Payloads(), e.details.len(), e.Counters)
+		if e.Payloads() != 0 || e.details.len() != 0 || e.requests.len() != 0 ||
+			e.Counters.Popped != uint64(len(accepted)) {
+			t.Fatalf("seed %d: left behind: %d payloads, %d details, %+v", seed, e.Payloads(), e.details.len(),
+				e.Counters)
 		}
 	}
 }

@@ -57,7 +57,8 @@ func run(args []string) error {
 			return err
 		}
 		wg.Go(func() {
-			guests[i], errs[i] = guest.Start(ctx, guest.Config{Image: image, NetNS: a[1], Card: guest.Card(card, "512M"), IP: addr(i) + "/24"})
+			guests[i], errs[i] = guest.Start(ctx, guest.Config{Image: image, NetNS: a[1], Card: guest.Card(card,
+				"512M"), IP: addr(i) + "/24"})
 		})
 	}
 	wg.Wait()
@@ -82,7 +83,8 @@ func run(args []string) error {
 		}
 		return strconv.ParseFloat(m[1], 64)
 	}
-	reach := fmt.Sprintf("n=0; until ping -c 1 -W 1 %s >/dev/null; do n=$((n+1)); [ $n -lt 60 ] || exit 1; done; ", addr(1))
+	reach := fmt.Sprintf("n=0; until ping -c 1 -W 1 %s >/dev/null; do n=$((n+1)); [ $n -lt 60 ] || exit 1; done; ",
+		addr(1))
 	const average = `= [0-9.]+/([0-9.]+)/`
 	slow, err := number(0, reach+"ping -q -c 500 -i 0.01 "+addr(1), average)
 	if err != nil {
