@@ -482,8 +482,8 @@ func TestPeerAccessOfThisProcess(t *testing.T) {
 	}
 }
 
-// TestNoAnswer: a node that accepts and says nothing costs a caller a bounded
-// time, whatever its context, and an error with the process and a fix.
+// TestNoAnswer: a node that accepts and does not reply costs a caller a bounded time, with any
+// context, and an error with the process and a fix.
 func TestNoAnswer(t *testing.T) {
 	for _, c := range []struct{ name, says string }{
 		{"silent", ""},

@@ -83,8 +83,8 @@ func TestCaptureRoundTrip(t *testing.T) {
 	}
 }
 
-// TestCaptureEnds: when its reader asks for the end the file is whole, and when the
-// reader is gone the node hears of it.
+// TestCaptureEnds: the file is complete when its reader ends the capture, and the node is notified
+// when the reader disconnects.
 func TestCaptureEnds(t *testing.T) {
 	b := &fake{}
 	b.left = make(chan error, 1)

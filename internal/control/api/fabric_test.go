@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fakeFabric notes what it was asked for.
+// fakeFabric records its requests.
 type fakeFabric struct {
 	calls []string
 	fail  error

@@ -239,7 +239,7 @@ type IPEvent struct {
 // IPPathQuery requests the path to an IP address.
 type IPPathQuery struct {
 	Addr string `json:"address"`
-	Link string `json:"link"` // empty: the link whose prefixes have the address
+	Link string `json:"link"` // empty: the link with the prefix of the address
 	// NonBlocking makes the answer EAGAIN while the path is not known.
 	NonBlocking bool          `json:"non_blocking"`
 	TimeoutNS   time.Duration `json:"timeout_ns"`

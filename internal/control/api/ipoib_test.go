@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fakeIPoIB notes what it was asked for.
+// fakeIPoIB records its requests.
 type fakeIPoIB struct{ asked []any }
 
 func (f *fakeIPoIB) IPLinks(context.Context) ([]IPLink, error) {

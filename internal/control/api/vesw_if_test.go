@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// fakeVESW notes what it was asked for.
+// fakeVESW records its requests.
 type fakeVESW struct{ vesw []any }
 
 func (f *fakeVESW) VESWInterfaces(context.Context) ([]VESWInterface, error) {

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fakeVESWs notes what it was asked for.
+// fakeVESWs records its requests.
 type fakeVESWs struct {
 	veswCalls []string
 	veswError error

@@ -405,7 +405,7 @@ func TestIgnoresPreload(t *testing.T) {
 	}
 }
 
-// ender is a node that has decided to end when it is told of a program.
+// ender is a node that has decided to end when a program is announced.
 type ender struct{ uses chan int }
 
 func (e *ender) Use(context.Context) error {
@@ -417,8 +417,7 @@ func (e *ender) Use(context.Context) error {
 	return nil
 }
 
-// TestClaim: weft run tells the node that a program comes, and does not take one
-// that ends for one to use.
+// TestClaim: weft run announces a program to the node, and does not use a node that ends.
 func TestClaim(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

@@ -8,8 +8,8 @@ import "os"
 // "exit" the last one when the program ends with a status other than 0.
 const explainEnv = "WEFT_EXPLAIN"
 
-// explainFailures sets explainEnv for the program of weft run: "1" if all failures are asked for, else "exit" unless
-// the environment has a value. The library prints it, since weft run becomes the program.
+// explainFailures sets explainEnv for the program of weft run: "1" for all failures, else "exit"
+// unless the environment has a value. The library prints it, since weft run becomes the program.
 func explainFailures(all bool) {
 	if all {
 		os.Setenv(explainEnv, "1")

@@ -185,7 +185,7 @@ func TestDetachReports(t *testing.T) {
 	if err := rundir.Ensure(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A fifo that nobody reads is a log that cannot be written: opening it fails at once.
+	// A fifo without a reader is a log that cannot be written: opening it fails at once.
 	if err := os.Symlink("/dev/full", filepath.Join(dir, rundir.LogFile)); err != nil {
 		t.Fatal(err)
 	}

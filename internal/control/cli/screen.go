@@ -21,7 +21,7 @@ type screen struct {
 // Terminal describes what Env.Out or Env.Err is connected to.
 type Terminal struct {
 	Width int  // columns; 0: it is no terminal
-	Color bool // colours are wanted
+	Color bool // use colours
 }
 
 // TerminalOf returns what f is connected to. NO_COLOR, if it is set and not empty, and TERM=dumb turn colours off

@@ -61,7 +61,7 @@ func (f *fakeVESWs) VESW(_ context.Context, name string) (api.VESW, error) {
 	if err != nil {
 		return api.VESW{}, err
 	}
-	// What was new when somebody looked last is at work now.
+	// The ports that were new at the last look are in use now.
 	for i := range v.Ports {
 		if v.Ports[i].State == "configuring" {
 			v.Ports[i].State = api.StateForwarding

@@ -73,7 +73,7 @@ type Config struct {
 	IPoIBQKey   int
 }
 
-// Who manages the subnet.
+// Values of the setting sm.
 const (
 	SMAuto     = "auto"
 	SMExternal = "external"

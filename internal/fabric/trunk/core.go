@@ -100,7 +100,7 @@ type Status struct {
 	Counters
 }
 
-const helloMemory = 8 // newest hellos whose replies are measured
+const helloMemory = 8 // number of recent hellos with a measured reply
 
 // peer is the state of one trunk.
 type peer struct {
@@ -378,8 +378,8 @@ func (c *Core) read(now mono.Time, peer int) mono.Time {
 	return c.cfg.Read(peer)
 }
 
-// Tick schedules hellos, and takes down trunks whose peer was silent for
-// DownAfter. The caller then calls Next.
+// Tick schedules hellos, and takes down trunks after DownAfter without a datagram of the peer. The
+// caller then calls Next.
 func (c *Core) Tick(now mono.Time) {
 	for i := range c.peers {
 		if p := &c.peers[i]; p.status.Up && c.read(now, i).Sub(p.heard) >= c.cfg.DownAfter {

@@ -331,7 +331,7 @@ func TestGatewayEvents(t *testing.T) {
 	wait("MTU", func(e vnic.SegmentEvent) bool { return e.MTU == 4000 })
 	d.Configure(port)
 	wait("less MTU", func(e vnic.SegmentEvent) bool { return e.MTU == 1500 })
-	// A station with a local address is told of. The host at the other end has one, as veth has it.
+	// A station with a local address is reported. The host at the other end has one, as veth has it.
 	_, tp := tapStation(t, 1)
 	(&hub{}).plug(t, tp, d)
 	var mac [6]byte
@@ -370,7 +370,7 @@ func TestGatewayEnds(t *testing.T) {
 	cfg := Config{Interface: "g0", Device: port, Now: clock}
 	d := gw.open(cfg)
 	frames, off := make([][]byte, 4), make([]ether.Offload, 4)
-	// The host's own address is outside, whoever claims it.
+	// The host's own address is outside, for any source that claims it.
 	var own net.HardwareAddr
 	gw.Must(func() error {
 		l, err := netlink.LinkByName("g0")

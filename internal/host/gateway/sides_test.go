@@ -67,13 +67,14 @@ func TestSides(t *testing.T) {
 	}
 }
 
-// Two bridges between the same two networks: a frame to a group, first heard by the wrong way, does not go round
-// for ever.
+// Two bridges between the same two networks: a frame to a group that first arrives by the wrong way
+// does not loop for ever.
 func TestSidesEndStorms(t *testing.T) {
 	var a, b sides
 	now := mono.Time(1)
 	f := frameOf(1, true)
-	// The station is outside. b takes it in, and a hears that before the original.
+	// The station is outside. b forwards its frame to the inside, and a receives that before the
+	// original.
 	type hop struct {
 		at   *sides
 		from side
@@ -86,7 +87,7 @@ func TestSidesEndStorms(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		other := map[*sides]*sides{&a: &b, &b: &a}[h.at]
 		if ok, _ := h.at.pass(now, h.from, f); ok && !h.at.again(now, h.from, 77) {
-			// What a bridge passes on, the other hears on that side.
+			// The other bridge receives a forwarded frame on that side.
 			todo = append(todo, hop{other, map[side]side{inside: outside, outside: inside}[h.from]})
 		}
 		if n > 20 {
@@ -136,7 +137,7 @@ func TestSidesTell(t *testing.T) {
 	if l, changed := sd.list(now); !changed || len(l) != 0 || sd.where(now, local[6:]) != nowhere {
 		t.Errorf("%x", l)
 	}
-	// The host's address stays, whatever is heard, and however much.
+	// The host's address stays, for any received frames, and any number of them.
 	sd.fix([6]byte{2, 0, 0, 0, 0, 7})
 	mine := frameOf(7, true)
 	if ok, looped := sd.pass(now, inside, mine); ok || !looped {

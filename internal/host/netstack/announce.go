@@ -76,7 +76,7 @@ func (d *Ether) heard(f []byte) {
 	}
 	known, _ := d.stack.Neighbors(nic, header.IPv4ProtocolNumber)
 	for _, n := range known {
-		// One that is being asked for has none yet.
+		// An entry that is being resolved has none yet.
 		if n.Addr == tcpip.AddrFrom4Slice(from) && n.LinkAddr != "" &&
 			string(n.LinkAddr) != string(p.HardwareAddressSender()) {
 			_ = d.stack.RemoveNeighbor(nic, header.IPv4ProtocolNumber, n.Addr) // gone by itself, it is unknown

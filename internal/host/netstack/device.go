@@ -55,7 +55,7 @@ type silent struct{}
 
 func (silent) Emit(int, gvlog.Level, time.Time, string, ...any) {}
 
-// Config says what stack to make.
+// Config configures the stack.
 type Config struct {
 	Name string
 	MTU  int // of IP packets; below 1280 there is no IPv6

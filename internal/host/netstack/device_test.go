@@ -631,8 +631,8 @@ func TestCloseUnderLoad(t *testing.T) {
 	}
 }
 
-// An ICMP error for a neighbor that nobody is ends the attempt at once, as the
-// resolver below has it.
+// An ICMP error for a neighbour that does not exist ends the attempt at once, as the resolver below
+// reports it.
 func TestUnreachableNeighbor(t *testing.T) {
 	d := open(t, config(1, 2044))
 	be := binary.BigEndian

@@ -31,11 +31,11 @@ const (
 	takesEther = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN
 )
 
-// EtherConfig says what stack to make for a VESW port.
+// EtherConfig configures the stack of a VESW port.
 type EtherConfig struct {
 	Name string
-	// MTU is the MTU asked for; the interface has as much of it as the VESW carries (Device.MaxMTU). 0 means all of
-	// that.
+	// MTU is the requested MTU; the interface gets at most that of the VESW (Device.MaxMTU). 0 means
+	// the MTU of the VESW.
 	MTU    int
 	Device vnic.Device // how it begins
 	// Addrs are its addresses; the link-local one of IPv6 is made of the first MAC. Duplicate address detection is off.
@@ -89,7 +89,7 @@ type Ether struct {
 
 	mu     sync.Mutex // guards what follows
 	dev    vnic.Device
-	again  bool // carrier or MAC are new: groups and addresses are to be told
+	again  bool // carrier or MAC changed: groups and addresses must be announced
 	linked bool // there is a link-local address
 
 	// Of the lane.

@@ -349,7 +349,7 @@ func TestEtherEvents(t *testing.T) {
 		make([]ether.Offload, 2)) != 0 || a.Counters.OtherHost.Load() != 1 {
 		t.Errorf("%d frames for another", a.Counters.OtherHost.Load())
 	}
-	// The port gets a MAC and more MTU than the stack wants.
+	// The port gets a MAC and a larger MTU than the stack requested.
 	a.Configure(vnic.Device{MAC: [6]byte{2, 0, 0, 7, 8, 9}, MTU: 1500, MaxMTU: 9000, Carrier: true})
 	wait("MAC and MTU", func(e vnic.SegmentEvent) bool {
 		return e.MTU == 4000 && e.MAC == [6]byte{2, 0, 0, 7, 8, 9} && has(e, 0x33, 0x33, 0xff, 7, 8, 9)
@@ -376,7 +376,7 @@ func TestEtherEvents(t *testing.T) {
 	}
 }
 
-// What others send wrong is refused, and harms nobody.
+// Malformed packets are dropped and affect no connection.
 func TestEtherHostile(t *testing.T) {
 	l := &lan{}
 	a, b := lanPair(t, l, nil)

@@ -95,8 +95,7 @@ func (s *Service) Close() error {
 	return nil
 }
 
-// start makes a service of the device, whose loop is run, and which closes
-// listening when it ends.
+// start makes a service of the device that runs the loop run, and closes listening at its end.
 func (h *host) start(name string, limits Limits, at net.Addr, listening io.Closer, run func(*Service)) (*Service,
 	error) {
 	s := &Service{name: name, limits: limits, addr: at, h: h, slots: make(chan struct{}, limits.Conns)}

@@ -127,7 +127,7 @@ func TestForwardTCP(t *testing.T) {
 				n.In.Load(), n.Failed.Load())
 		}
 	}
-	// Nobody behind it: the connection ends, and that is counted.
+	// No listener behind it: the connection ends, and that is counted.
 	l.Close()
 	c := must(net.Dial("tcp", out.Addr().String()))(t)
 	defer c.Close()
@@ -314,7 +314,7 @@ func TestForwardIsValidated(t *testing.T) {
 	}
 }
 
-// A dial that nobody answers ends by its limit.
+// A dial without a reply ends by its limit.
 func TestDialLimit(t *testing.T) {
 	d := open(t, config(1, 2044))
 	cable(t, d, nil, 2044, nil)

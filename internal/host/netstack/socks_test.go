@@ -81,7 +81,7 @@ func TestSOCKSConnect(t *testing.T) {
 			conn := proxied(t, c.s)
 			code, at := ask(t, conn, c.request)
 			if c.reply == 4 && code == 3 {
-				code = 4 // no route at all is said either way
+				code = 4 // the code for no route at all, in both cases
 			}
 			if code != c.reply {
 				t.Fatalf("reply %d, want %d", code, c.reply)
@@ -109,7 +109,7 @@ func TestSOCKSTimeout(t *testing.T) {
 	}
 }
 
-// What breaks the protocol ends the connection, is counted, and hurts nobody.
+// A violation of the protocol ends the connection, is counted, and affects no other.
 func TestSOCKSRefusesOthers(t *testing.T) {
 	d := open(t, config(1, 2044))
 	s := must(d.SOCKS(SOCKS{Listen: loopback}))(t)

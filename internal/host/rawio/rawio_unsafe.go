@@ -76,8 +76,8 @@ func (m *Message) Receive(fd uintptr, control []byte) (n, oob, flags int, err sy
 	return int(r), int(m.hdr.Controllen), int(m.hdr.Flags), err
 }
 
-// EpollWait is epoll_wait(2) for at most ms milliseconds, of which there are to be few: the scheduler does not
-// know that the processor is free, but for a signal by which it asks for it. events is not empty.
+// EpollWait is epoll_wait(2) for at most ms milliseconds, which must be short: the scheduler does not
+// know that the processor is free, except for its preemption signal. events is not empty.
 func EpollWait(epfd int, events []unix.EpollEvent, ms int) (int, syscall.Errno) {
 	// events is alive during the call; the kernel writes no more than len(events) of them.
 	n, _, err := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),

@@ -69,9 +69,8 @@ type Dir struct {
 	lock *os.File
 }
 
-// Ensure creates path with the given permissions if it is missing and checks
-// that it is this user's, which then gets the permissions asked for. A place
-// that cannot serve is a *PlaceError.
+// Ensure creates path with the given permissions if it is missing and checks that it belongs to this
+// user; an existing one gets the permissions. A path that cannot be used is a *PlaceError.
 func Ensure(path string, perm fs.FileMode) error {
 	if !filepath.IsAbs(path) {
 		return &PlaceError{path, "is not an absolute path"}

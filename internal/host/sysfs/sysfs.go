@@ -176,8 +176,8 @@ func (w *writer) tree(devs []Device) {
 // of management.
 const infiniBand = "InfiniBand"
 
-// node makes what stands for a character device; the shim reports it as one.
-// UCX asks for read and write access before it uses a device.
+// node makes the placeholder of a character device; the shim reports it as one. UCX checks read and
+// write access before it uses a device.
 func (w *writer) node(name string) {
 	if w.err == nil {
 		name = filepath.Join(w.root, name)
@@ -185,7 +185,7 @@ func (w *writer) node(name string) {
 	}
 }
 
-// device writes the files of d, whose bus device is the directory home.
+// device writes the files of d; home is the directory of its bus device.
 func (w *writer) device(home string, d Device) {
 	w.dir(home + "/net") // pyverbs lists it to find the interface
 	for _, n := range d.NetDevs {

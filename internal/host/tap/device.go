@@ -28,7 +28,7 @@ import (
 // Name is the default name of the interface of a port.
 func Name(function uint16, vport uint8) string { return fmt.Sprintf("opa%dv%d", function, vport) }
 
-// Config says what interface to make.
+// Config configures the interface.
 type Config struct {
 	Name string // at most 15 characters
 	// Device is the initial configuration. With a zero MAC the kernel generates one, which no event reports before

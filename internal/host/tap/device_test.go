@@ -144,7 +144,7 @@ func TestEachFailureLeavesNothing(t *testing.T) {
 	}
 }
 
-// What the administrator makes of the interface is told, whole each time.
+// Changes of the interface by the administrator are reported, as the complete state each time.
 func TestEventsFollowTheInterface(t *testing.T) {
 	s := newSpace(t)
 	told := make(chan vnic.SegmentEvent, 1000)
@@ -374,7 +374,7 @@ func datagrams(t *testing.T, sa, sb *space, to string) {
 	}
 }
 
-// A manager that gives the interface another MAC has the neighbours told of it, at once.
+// A new MAC from the manager is announced to the neighbours at once.
 func TestD09_AnotherMACIsAnnounced(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
@@ -442,7 +442,7 @@ func TestTags(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The kernel takes the tag out, and tells of it aside.
+		// The kernel removes the tag and reports it in a control message.
 		if n == len(frame)-4 && bytes.Equal(buf[14:n], frame[18:]) && on >= 36 {
 			if tci := binary.NativeEndian.Uint16(oob[16+16:]); tci != 0xa064 {
 				t.Errorf("tag %#x", tci)

@@ -37,7 +37,7 @@ const (
 	minMTU6 = 1280
 )
 
-// Config says what interface to make.
+// Config configures the interface.
 type Config struct {
 	Name string // at most 15 characters
 	MTU  int    // of IP packets
@@ -202,8 +202,9 @@ func (d *Device) Close() error {
 	})
 }
 
-// ended is the error of a device that no longer works, for a read or write that failed with err. A descriptor whose
-// interface was removed fails in several ways, by what noticed it first; the kernel says which case it is.
+// ended is the error of a device that no longer works, for a read or write that failed with err. A
+// descriptor of a removed interface fails in several ways, depending on the layer that detects it
+// first; the kernel reports the case.
 func (d *Device) ended(err error) error {
 	removed := d.removed.Load() || errors.Is(err, os.ErrClosed)
 	if !removed {

@@ -256,7 +256,7 @@ func TestNextHopFollowsRoutes(t *testing.T) {
 		!slices.Contains(st.OnLink, prefix("fe80::/64")) {
 		t.Errorf("on the link are %v", st.OnLink)
 	}
-	// Without the address, its routes are gone, of which the kernel says nothing.
+	// The routes of a removed address are removed, too, without a notification of the kernel.
 	s.Must(func() error { return netlink.AddrDel(d.Link(), &netlink.Addr{IPNet: ipNet(prefix("10.20.0.1/24"))}) })
 	await(t, d, "routes of an address", func(st *State) bool {
 		return !st.has(addr("10.20.0.1")) && st.Routes.NextHop(addr("192.0.2.1")) == addr("192.0.2.1")
@@ -324,8 +324,7 @@ func TestAddressesComeBackWithTheInterface(t *testing.T) {
 	}
 }
 
-// What Notify is told is the whole of it: the first time what is so already,
-// and after each change.
+// Notify gets the complete state: first the present one, and then each change.
 func TestNotify(t *testing.T) {
 	s := newSpace(t)
 	var mu sync.Mutex
@@ -380,7 +379,7 @@ func TestRemovedInterface(t *testing.T) {
 	}
 }
 
-// TestRemovedInterfaceIsPolled: who does not wait in a read learns of it, too.
+// TestRemovedInterfaceIsPolled: a reader that polls gets the error, too.
 func TestRemovedInterfaceIsPolled(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
@@ -420,8 +419,8 @@ func TestCloseEndsRead(t *testing.T) {
 	}
 }
 
-// Buffers shorter than what the interface sends, as after somebody raised its
-// MTU, cost the packets, not the reader.
+// Buffers shorter than the interface's packets, as after a change of its MTU, cost the packets, not
+// the reader.
 func TestPacketsLongerThanBuffers(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
@@ -462,8 +461,7 @@ func TestPacketsLongerThanBuffers(t *testing.T) {
 	}
 }
 
-// What has come while nobody read is read at once, super-packets (UDP_SEGMENT)
-// among single ones.
+// Packets that arrived between reads are read at once, super-packets (UDP_SEGMENT) among single ones.
 func TestReadsAreBatched(t *testing.T) {
 	s := newSpace(t)
 	d := s.open(base)
@@ -675,7 +673,7 @@ func TestRefusedPacketsAreBounded(t *testing.T) {
 	for i := range bufs {
 		bufs[i] = make([]byte, 2000)
 	}
-	// read reads all, and tells how many packets were refused in each call.
+	// read reads all, and returns the number of refused packets of each call.
 	read := func() (refused []uint64) {
 		t.Helper()
 		for more := true; more; {

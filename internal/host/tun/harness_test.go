@@ -42,7 +42,7 @@ func (s *space) open(cfg Config) *Device {
 	return d
 }
 
-// await waits until the state of d is as ok wants it.
+// await waits until ok accepts the state of d.
 func await(t testing.TB, d *Device, what string, ok func(*State) bool) *State {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {

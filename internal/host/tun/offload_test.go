@@ -19,8 +19,9 @@ import (
 	"weft/internal/proto/ether"
 )
 
-// TestSegmentsOfUDP: datagrams that a program has the kernel cut (UDP_SEGMENT) leave the stack in
-// one piece, arrive as they were sent, and are few packets for the other stack, whose program knows nothing of it.
+// TestSegmentsOfUDP: datagrams that a program lets the kernel cut (UDP_SEGMENT) leave the stack in one
+// piece, arrive as they were sent, and are few packets for the other stack; its program is not
+// involved.
 func TestSegmentsOfUDP(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -157,8 +157,8 @@ type Lease interface {
 type Store interface {
 	// Get returns an entry, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
-	// List returns the entries below tree, that is those whose keys begin with
-	// tree and a slash; all of the store for "".
+	// List returns the entries below tree: all keys that begin with tree and a slash; the whole store
+	// for "".
 	List(ctx context.Context, tree string) (Listing, error)
 	// Txn executes t and returns the store's revision after it. Errors: ErrFenced (the fence does not
 	// hold, or a lease in it has ended), ErrConflict (a condition is false; Error.Key is its key).

@@ -7,11 +7,11 @@ import (
 	"sync"
 )
 
-// Slice is the plain Space: one slice of this process, whose first byte has
-// the address base. It serves tests and users that live inside the node.
+// Slice is the plain Space: one slice of this process; its first byte has the address base. It serves
+// tests and users inside the node.
 //
-// Its atomics exclude each other, not the copies of View, ReadV and WriteV;
-// like those of any adapter they are ordered with copies only by completions.
+// Its atomics exclude each other, not the copies of View, ReadV and WriteV; like those of any adapter
+// they are ordered with copies only by completions.
 type Slice struct {
 	mu   sync.Mutex // orders the atomics; plain Go has none on bytes
 	base uint64

@@ -155,11 +155,10 @@ func put16(b []byte, a netip.Addr) {
 	copy(b, v[:])
 }
 
-// Parse decodes the neighbor discovery message in the IPv6 packet p whose
-// ICMPv6 header ICMPv6 found at off, with the checks of RFC 4861, 6.1, 7.1 and
-// 8.1. The link-layer address option of a router's message, which can do
-// without, counts as absent where its length is wrong; that of a neighbour's
-// is a refusal. On a refusal n is undefined.
+// Parse decodes the neighbor discovery message in the IPv6 packet p; its ICMPv6 header is at off. It
+// makes the checks of RFC 4861, 6.1, 7.1 and 8.1. The link-layer address option of a router's message
+// is optional and counts as absent if its length is wrong; that of a neighbour's is then a refusal. On
+// a refusal n is undefined.
 //
 // Preconditions: IsND(p[off]).
 func (n *ND) Parse(p []byte, off int) FrameRefusal {

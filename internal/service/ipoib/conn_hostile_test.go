@@ -204,7 +204,7 @@ func TestConnectedManyBusy(t *testing.T) {
 		s.run(100 * time.Millisecond)
 		if i > 1 {
 			conns = append(conns, a.connTo(s.nodes[i]))
-			conns[i-2].deaf = true // a message completes when the loop below says so
+			conns[i-2].deaf = true // the loop below completes its messages
 		}
 	}
 	quiet.heard()
@@ -264,7 +264,7 @@ type asker struct {
 	next uint32
 }
 
-// ask asks in the name of a node with a GID of its own; it reports whether that was accepted.
+// ask sends a REQ in the name of a node with its own GID, and reports whether it was accepted.
 func (k *asker) ask(gid ib.GID, qpn ib.QPN) bool {
 	k.next++
 	c := k.n.newConn(connected.FirstPassive + uint32(k.lid)<<16 + k.next)
@@ -320,8 +320,8 @@ func TestConnectedShare(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedAgainAndAgain: a peer that asks anew at once has the one before end; there are not more of those than
-// its share.
+// TestConnectedAgainAndAgain: a REQ of a connected peer ends its previous connection; the number of
+// these is bounded by its share.
 func TestConnectedAgainAndAgain(t *testing.T) {
 	s, a, _, _ := three(t, "max_conns=16")
 	k, taken := &asker{n: a, lid: 99}, 0
@@ -340,8 +340,9 @@ func TestConnectedAgainAndAgain(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedClaim: a REQ in the name of a neighbour at another port does not end the connection with it, and
-// the path is asked for; a neighbour that moved gets its connection when the path is known.
+// TestConnectedClaim: a REQ in the name of a neighbour at another port does not end the connection
+// with it, and the path is queried; a neighbour that moved gets its connection when the path is
+// resolved.
 func TestConnectedClaim(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -378,8 +379,8 @@ func TestConnectedClaim(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedRefusedOnce: a peer that says no once is asked again soon: the IP stack hears of no MTU before that is
-// known to be it.
+// TestConnectedRefusedOnce: after one rejection the peer gets another REQ soon: the IP stack gets no
+// MTU error before the rejection is final.
 func TestConnectedRefusedOnce(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	b.connFail = errFake

@@ -45,8 +45,8 @@ func (n *node) begin(i int) {
 // text is a packet's text of n octets, IPv4 header not counted.
 func text(what string, n int) string { return what + strings.Repeat(".", n-len(what)) }
 
-// heard returns the first letters of what the IP stack got that is no ICMP error, in order, and the
-// MTUs that errors told.
+// received returns the first letters of the packets of the IP stack that are no ICMP errors, in order,
+// and the MTUs of those that are.
 func (n *node) heard() (words []string, mtus []int) {
 	for _, p := range n.got {
 		switch {
@@ -124,8 +124,8 @@ func TestConnected(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedMixed: a peer without connected mode gets datagrams, and the IP stack is told of what is
-// longer; so it is of groups.
+// TestConnectedMixed: a peer without connected mode gets datagrams, and the IP stack gets ICMP errors
+// for longer packets; the same for groups.
 func TestConnectedMixed(t *testing.T) {
 	s, a, b := mixed(t, "connected", "datagram")
 	a.send(ipA, ipB, "one", text("long", 4000))
@@ -188,8 +188,8 @@ func TestConnectedCrossing(t *testing.T) {
 	}
 }
 
-// TestConnectedOldService: a peer that listens at the other service ID is asked by that, and one that asks by it has
-// a connection for each direction.
+// TestConnectedOldService: a peer that listens at the other service ID gets its REQ there, and a peer
+// that sends its REQ there has a connection for each direction.
 func TestConnectedOldService(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.noRFC, b.noRFC = true, true
@@ -214,8 +214,8 @@ func TestConnectedOldService(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedUnreachable: a peer that does not answer gets datagrams, and the IP stack is told of what cannot be one;
-// later it is asked again.
+// TestConnectedUnreachable: a peer that does not reply gets datagrams, and the IP stack gets ICMP
+// errors for longer packets; later the peer gets another REQ.
 func TestConnectedUnreachable(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	s.cmLost = func(_, _ *node, what string) bool { return what == "REQ" }
@@ -235,7 +235,7 @@ func TestConnectedUnreachable(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedLostReady: the word that the peer is ready is lost; its first message says so too.
+// TestConnectedLostReady: the RTU is lost; the first message of the peer replaces it.
 func TestConnectedLostReady(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	s.cmLost = func(_, _ *node, what string) bool { return what == "RTU" }
@@ -282,7 +282,7 @@ func TestConnectedSameNumber(t *testing.T) {
 	b.begin(1)
 	s.run(5 * time.Second)
 	b.got = nil
-	// It asks first: what A has of it is replaced.
+	// It sends its REQ first: A replaces its connection.
 	b.send(ipB, ipA, text("two", 4000))
 	s.run(time.Second)
 	a.expect([]string{"two"})
@@ -293,7 +293,7 @@ func TestConnectedSameNumber(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedLost: an error of the connection has its peer asked for anew.
+// TestConnectedLost: after an error of the connection a new one is requested.
 func TestConnectedLost(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -314,8 +314,8 @@ func TestConnectedLost(t *testing.T) {
 	s.ends()
 }
 
-// TestConnectedStalePath: a connection is asked for by a path that was asked for since an event made the one before
-// invalid; what is sent meanwhile waits for it.
+// TestConnectedStalePath: after an event that made the path invalid, a connection is requested only by
+// a path that was queried later; packets wait for it.
 func TestConnectedStalePath(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
@@ -396,7 +396,7 @@ func TestConnectedRoom(t *testing.T) {
 		}
 	}
 	s.run(2 * time.Second)
-	others[3].send(addr(3), ipA, text("y", 4000)) // asks for a connection: one goes for it
+	others[3].send(addr(3), ipA, text("y", 4000)) // requests a connection, for which another one is evicted
 	s.run(time.Second)
 	a.expectCount("conns", 2)
 	a.expectCount("conn_evicted", 1)
@@ -450,7 +450,7 @@ func TestConnectedHostile(t *testing.T) {
 	a.send(ipA, ipB, text("one", 4000))
 	s.run(time.Second)
 	b.heard()
-	// What a peer tells of others by its connection counts for its port, too.
+	// Announcements of a peer about others, by its connection, count for its port, too.
 	ll := wire.LinkLocal(gidB.GUID())
 	b.l.SetAddrs(s.now, append(b.l.addrs.own, netip.PrefixFrom(ll, 64)), nil)
 	s.run(10 * time.Second)
@@ -510,8 +510,8 @@ func wire4(qpn ib.QPN, most uint32) []byte {
 	return b
 }
 
-// TestConnectedShortPeer: a peer that receives less than we do is told to the IP stack; what a datagram can carry goes
-// as one.
+// TestConnectedShortPeer: the IP stack gets an ICMP error for a peer with a smaller receive MTU;
+// packets that fit a datagram are sent as one.
 func TestConnectedShortPeer(t *testing.T) {
 	for most, mtu := range map[uint32]int{9004: 9000, 1004: 2044} {
 		s, a, b := mixed(t, "connected", "connected")

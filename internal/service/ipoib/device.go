@@ -28,7 +28,8 @@ type Interface interface {
 	Register(d DeviceInfo)
 	// Unregister removes the interface, also while it is being registered; only Closed is called after it.
 	Unregister()
-	// SetCarrier and SetMTU follow the link. reason is "" with carrier, and says what is missing without.
+	// SetCarrier and SetMTU follow the link. reason is "" with carrier, otherwise the missing
+	// condition.
 	SetCarrier(on bool, reason string)
 	SetMTU(mtu int)
 	// Closed is the last call: the Link has released everything. err is nil if Link.Stop caused that.

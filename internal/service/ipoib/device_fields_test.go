@@ -19,7 +19,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// TestDeviceFields: what a link tells of itself as a network device.
+// TestDeviceFields: the attributes of a link as a network device.
 func TestDeviceFields(t *testing.T) {
 	_, a := alone(t, "sq_depth=300")
 	i := a.l.Info()
@@ -147,8 +147,8 @@ func TestH41_Pool(t *testing.T) {
 	}
 }
 
-// TestSendQueueFull: SendBatch takes what there are slots for and says when to
-// go on; nothing is lost or out of order, also of what had to wait.
+// TestSendQueueFull: SendBatch accepts as many packets as there are slots and reports when to
+// continue; nothing is lost or reordered, including packets that waited.
 func TestSendQueueFull(t *testing.T) {
 	s, a, b := two(t, "sq_depth=128")
 	a.send(ipA, ipB, "first")
@@ -366,7 +366,7 @@ func TestH30_Statistics(t *testing.T) {
 	}
 }
 
-// TestH44_Dump: an entry tells hardware address, path, address vector, queue.
+// TestH44_Dump: an entry has hardware address, path, address vector, queue.
 func TestH44_Dump(t *testing.T) {
 	s, a := alone(t)
 	a.l.shadow.learn(s.now, ipB, hwB)

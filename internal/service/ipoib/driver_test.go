@@ -40,9 +40,8 @@ func drive(words ...string) (*Driver, *host, func(want ...string) string) {
 	}
 }
 
-// TestH58_Load: loading without an adapter succeeds; everything follows from
-// events, in whatever order the table was written: what is so already is told
-// like what comes later.
+// TestH58_Load: loading without an adapter succeeds; everything follows from events, in any order: the
+// present state is reported like later changes.
 func TestH58_Load(t *testing.T) {
 	d, h, saw := drive("sq_depth=256")
 	if diff := saw(); diff != "" {

@@ -74,7 +74,7 @@ type node struct {
 	qkey   ib.QKey
 	index  uint16
 	tx, rx []byte
-	// Datagrams that are not in the slot they were received into, and what Arrived says of each.
+	// Datagrams outside their receive slot, as Arrived returns them.
 	elsewhere []byte
 	arrived   [][]byte
 	sendq     []SendWR
@@ -183,7 +183,7 @@ func two(t testing.TB, params ...string) (s *subnet, a, b *node) {
 		if !n.carrier {
 			t.Fatalf("%s has no carrier: %s", n.name, n.reason)
 		}
-		n.got = nil // the IP stack was asked for its groups
+		n.got = nil // the queries of groups to the IP stack
 	}
 	return s, a, b
 }

@@ -18,7 +18,7 @@ type fakeCM struct {
 	cm      []cmEvent
 	cmDelay time.Duration
 	cmLost  func(from, to *node, what string) bool
-	// cmAsked has what was asked for: service IDs and private data.
+	// cmAsked has the requests: service IDs and private data.
 	cmAsked []connected.Request
 }
 
@@ -49,7 +49,7 @@ type fakeConn struct {
 	up        bool // in RTS
 	stopped   bool
 	answered  bool // a request that was accepted or rejected
-	ready     bool // an accepted one of which the peer said that it is ready
+	ready     bool // accepted, and the RTU has arrived
 	destroyed bool
 	dead      bool // the node behind it was killed
 	broken    bool // no message passes

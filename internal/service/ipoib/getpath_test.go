@@ -18,8 +18,8 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// TestH63_GetPath: the path to an IP address, by its neighbour and its
-// PathRecord; what cannot be one is told at once.
+// TestH63_GetPath: the path to an IP address, by its neighbour and its PathRecord; impossible ones are
+// refused at once.
 func TestH63_GetPath(t *testing.T) {
 	s, a, b := two(t)
 	for _, tc := range []struct {
@@ -177,7 +177,7 @@ func TestH67_Errors(t *testing.T) {
 	}
 }
 
-// TestH64_Image: what get-path tells of path SA-6 has the octets of vector PI-1.
+// TestH64_Image: the result of get-path for path SA-6 has the octets of vector PI-1.
 func TestH64_Image(t *testing.T) {
 	s, a := alone(t)
 	a.l.shadow.learn(s.now, ipB, hwB)
@@ -193,8 +193,7 @@ func TestH64_Image(t *testing.T) {
 	}
 }
 
-// TestGetPathIsAnswered: whatever happens to entries meanwhile, a call that waits for a path
-// hears how that ended.
+// TestGetPathIsAnswered: a pending get-path call gets a result, for every change of its entry.
 func TestGetPathIsAnswered(t *testing.T) {
 	other := wire.MakeHWAddr(0, 0x209, gidB) // another queue pair of b's port
 	ask := func(s *subnet, a *node) (calls *[]error) {

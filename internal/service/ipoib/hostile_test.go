@@ -211,7 +211,7 @@ func TestHostileStrangers(t *testing.T) {
 		if i%100 == 0 {
 			a.got, b.got = nil, nil
 			a.send(ipA, ipB, fmt.Sprint(i))
-			s.run(2 * time.Second) // strangers may have taken B's place: it is asked for again
+			s.run(2 * time.Second) // other nodes may have taken B's entry: it is resolved again
 			if got := strings.Join(b.texts(), " "); got != fmt.Sprint(i) {
 				t.Fatalf("after %d strangers B got %q", i, got)
 			}
@@ -231,7 +231,7 @@ func TestHostileStrangers(t *testing.T) {
 	stillTalks(t, s, a, b)
 }
 
-// A peer that says every moment to be somewhere else.
+// A peer that announces another location all the time.
 func TestHostileMover(t *testing.T) {
 	s, a, b := two(t)
 	stillTalks(t, s, a, b)
@@ -259,7 +259,7 @@ func TestHostileAdministration(t *testing.T) {
 		for i := range rec {
 			rec[i] = byte(r.UintN(256))
 		}
-		if r.IntN(2) == 0 { // to what is being asked
+		if r.IntN(2) == 0 { // in reply to a pending request
 			a.l.FlushPaths()
 			s.silent = true
 			a.send(ipA, ipB, "x")
@@ -280,8 +280,8 @@ func TestHostileAdministration(t *testing.T) {
 	stillTalks(t, s, a, b)
 }
 
-// A link that loses its carrier cannot tell that there is no such node: the calls that wait for
-// paths are told ENETDOWN, not ENXIO.
+// A link that loses its carrier cannot find that a node does not exist: pending get-path calls get
+// ENETDOWN, not ENXIO.
 func TestCarrierLostWhileResolving(t *testing.T) {
 	s, a, _ := two(t)
 	got := map[any]error{}
@@ -328,7 +328,7 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 	}
 }
 
-// asks delivers an ARP request from the port with a LID; its sender claims to be at hw.
+// asks delivers an ARP request from the port with a LID; its sender address is hw.
 func (n *node) asks(lid ib.LID, ip netip.Addr, hw wire.HWAddr) {
 	n.s.t.Helper()
 	b := make([]byte, grhLen+wire.EncapLen+wire.ARPLen)
@@ -375,7 +375,7 @@ func TestStrangersShare(t *testing.T) {
 		if a.l.shadow.queries != maxPortQueries+2 {
 			t.Errorf("the link's own waits")
 		}
-		// All are asked for in the end, and what is not there is forgotten.
+		// All are queried in the end, and missing ones are removed.
 		for range 2 * maxPortEntries / maxPortQueries {
 			s.run(2 * time.Second)
 		}
@@ -407,7 +407,8 @@ func TestStrangersShare(t *testing.T) {
 				t.Fatalf("the link's own path to %v waits", hw)
 			}
 		}
-		// Ports are served by turns: what the last of them wants does not wait for all that the first want.
+		// Ports are served in turn: the queries of the last one do not wait for all queries of the
+		// first.
 		ip, hw := stranger()
 		a.asks(1000, ip, hw)
 		s.run(2 * (1100 + 100) * time.Millisecond)

@@ -372,7 +372,7 @@ func TestShadowTable(t *testing.T) {
 	})
 }
 
-// TestConflict: a duplicate address is told.
+// TestConflict: a duplicate address is reported.
 func TestConflict(t *testing.T) {
 	s, a := alone(t)
 	b := make([]byte, wire.EncapLen+wire.ARPLen)

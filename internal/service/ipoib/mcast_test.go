@@ -161,7 +161,7 @@ func TestH62_DynamicAndConfigured(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreExplained: a join that is refused says why, field by field (S-15).
+// TestRefusalsAreExplained: the report of a refused join has the reason, field by field (S-15).
 func TestRefusalsAreExplained(t *testing.T) {
 	for want, prepare := range map[string]func(s *subnet, a *node, g *saGroup){
 		"MTU too large: group 4096, port 2048": func(s *subnet, a *node, g *saGroup) {

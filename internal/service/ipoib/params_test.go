@@ -30,7 +30,7 @@ func TestH57_Precedence(t *testing.T) {
 	}
 }
 
-// TestParamFaults: each fault is told with file and line, all of them at once.
+// TestParamFaults: each fault is reported with file and line, all of them at once.
 func TestParamFaults(t *testing.T) {
 	for text, want := range map[string]string{
 		"sq_depth":                  `f:1: "sq_depth" is not of the form name=value`,

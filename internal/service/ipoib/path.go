@@ -22,7 +22,7 @@ const (
 // recheckEvery is how often a path is queried because of the LID in a frame, at most: ports may have several LIDs.
 const recheckEvery = time.Second
 
-// pathState tells for what the record of a path may be used.
+// pathState is the permitted use of the record of a path.
 type pathState uint8
 
 const (

@@ -261,8 +261,8 @@ func TestH06_SlowStack(t *testing.T) {
 	}
 }
 
-// TestH39_OneRoutine: sends and receives complete in one queue and are told
-// apart by one routine; those of before a reset are not mistaken for others.
+// TestH39_OneRoutine: sends and receives complete in one queue and one routine distinguishes them;
+// those from before a reset are not mistaken for others.
 func TestH39_OneRoutine(t *testing.T) {
 	s, a := alone(t)
 	a.xmitText(hwB, "f1")

@@ -16,9 +16,9 @@ import (
 	"weft/internal/service/ipoib/stats"
 )
 
-// TestS01_LateAdministration: an administration that answers after five seconds is
-// too late for what waits (1.1 s), and one that says nothing for five seconds holds up
-// nothing: sending returns at once, what waits is bounded, and goes in order.
+// TestS01_LateAdministration: an administration that replies after five seconds is too late for
+// pending packets (1.1 s), and one that does not reply for five seconds delays nothing: sending
+// returns at once, and pending packets are bounded and in order.
 func TestS01_LateAdministration(t *testing.T) {
 	s, a, b := two(t)
 	number := 0
@@ -53,7 +53,7 @@ func TestS01_LateAdministration(t *testing.T) {
 	for range 12 {
 		second()
 	}
-	s.run(4 * time.Second) // the engine asks three times, then it gives up
+	s.run(4 * time.Second) // the engine sends three requests, then the resolution fails
 	if n := a.counter("path_failures"); n < 2 || a.l.budget.octets != 0 {
 		t.Errorf("%d lookups failed, %d octets wait for nobody", n, a.l.budget.octets)
 	}

@@ -212,7 +212,7 @@ func (s *subnet) run(d time.Duration) {
 	s.step()
 }
 
-// event tells a link of its port as it is now.
+// event passes the present state of its port to a link.
 func (n *node) event(change func(p *Port), events ...ib.Event) {
 	if change != nil {
 		n.port.PKeys = slices.Clone(n.port.PKeys)

@@ -103,7 +103,7 @@ func alone(t testing.TB, params ...string) (*subnet, *node) {
 	if !a.carrier {
 		t.Fatalf("no carrier: %s", a.reason)
 	}
-	a.keep, a.got = true, nil // the IP stack was asked for its groups
+	a.keep, a.got = true, nil // the queries of groups to the IP stack
 	s.holdPaths = true
 	s.asked, s.requests = nil, nil
 	return s, a
@@ -287,9 +287,9 @@ func TestTrace1(t *testing.T) {
 	}
 }
 
-// TestTrace2 plays TR-2. H-26: what is beyond the bound of a holding queue is dropped.
-// H-48: a query that fails deletes the entry and is logged once, and the next
-// frame asks again. H-49: what waited is freed and counted.
+// TestTrace2 plays TR-2. H-26: packets beyond the bound of a holding queue are dropped. H-48: a query
+// that fails deletes the entry and is logged once, and the next frame causes a new query. H-49:
+// pending packets are freed and counted.
 func TestTrace2(t *testing.T) {
 	s, a := alone(t)
 	base := a.l.Counters()
@@ -338,7 +338,7 @@ func TestTrace4(t *testing.T) {
 	}
 }
 
-// TestTrace5 plays TR-5: the subnet manager wants clients to register anew.
+// TestTrace5 plays TR-5: the subnet manager requests reregistration.
 func TestTrace5(t *testing.T) {
 	s, a := alone(t)
 	for _, g := range []string{"ff02::1", "ff02::1:ff0a:1b2d"} { // the trace has broadcast and 224.0.0.1

@@ -434,7 +434,7 @@ func TestLeftOver(t *testing.T) {
 	}
 	a := w.agents[portGUID(0)]
 	a.vport[0], a.vport[1], a.vport[200] = foreign(5), foreign(1), foreign(6)
-	w.agents[portGUID(1)].vport[0] = foreign(1) // what is wanted, but for nearly everything
+	w.agents[portGUID(1)].vport[0] = foreign(1) // wrong in nearly every attribute
 	w.want(Intent{VESWs: []VESW{members("a", 1, 0, 1)}})
 	w.start(nil)
 	w.until(10*time.Second, "up", func() bool { return a.vport[1] == nil && w.forwards(1, 0, 1) })
@@ -501,7 +501,7 @@ func TestNoAgent(t *testing.T) {
 	w.until(time.Second, "back", func() bool { return w.at(0, 0).entries() == 1 })
 }
 
-// TestPlans: what ports are set to follows what is wanted and what their links and partitions allow.
+// TestPlans: the settings of ports follow the intent and what their links and partitions permit.
 func TestPlans(t *testing.T) {
 	w := newWorld(t, 1, 3)
 	w.agents[portGUID(0)].pkeys = []ib.PKey{0xffff, 0x8005}

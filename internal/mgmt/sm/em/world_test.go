@@ -516,7 +516,7 @@ func (w *world) veswSets() (list []order) {
 	return list
 }
 
-// quiet runs until every VESW is as it is wanted and nothing is sent any more but polls.
+// quiet runs until every VESW is in its intended state and nothing is sent except polls.
 func (w *world) quiet() {
 	w.t.Helper()
 	for range 20 {

@@ -51,9 +51,9 @@ type Port struct {
 	// GUID is the port GUID of a port that has LIDs (of an adapter, or port 0
 	// of a switch), 0 of others.
 	GUID ib.GUID
-	// Info is what the port said last, or what was set and acknowledged. Its
-	// PortState is 0 for a port that was not asked: port 0 of an adapter, or
-	// another port of an adapter than those that links lead to.
+	// Info is the last answer of the port, or what was set and acknowledged. Its PortState is 0 for a
+	// port that was not queried: port 0 of an adapter, or a port of an adapter without a link to this
+	// subnet.
 	Info mad.PortInfo
 	// PKeys is the P_Key table of a port with LIDs, and of an external port of
 	// a switch as far as the manager enforces partitions there.

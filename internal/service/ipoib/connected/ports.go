@@ -71,7 +71,7 @@ type Ports struct {
 	Frames    Mapper
 }
 
-// Request asks for a connection.
+// Request requests a connection.
 type Request struct {
 	ID        uint32
 	ServiceID uint64

@@ -9,8 +9,9 @@ import (
 	"weft/internal/service/ipoib/stats"
 )
 
-// Identifiers of work requests: the sequence number of a send slot's use, a mark, the slot. The lower half of the mark
-// tells work of connections from datagrams in the completion queue that both share.
+// Identifiers of work requests: the sequence number of a send slot's use, a mark, the slot. The lower
+// half of the mark distinguishes work of connections from datagrams in the completion queue that both
+// share.
 const (
 	// IDConn marks work requests of connections, IDRecv those of receives.
 	IDConn = 1 << 30

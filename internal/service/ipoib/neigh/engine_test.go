@@ -563,7 +563,7 @@ func TestDestinations(t *testing.T) {
 		h.sendVia(netip.MustParseAddr(c.dst), netip.Addr{}, "x")
 		h.want(c.want)
 	}
-	h.sendVia(limitedBroadcast, gw, "x") // whatever the route says
+	h.sendVia(limitedBroadcast, gw, "x") // for any route
 	h.want("x > all")
 	for _, dst := range []string{"0.0.0.0", "127.0.0.1", "::", "::1", ipA.String(), llA.String()} {
 		h.send(netip.MustParseAddr(dst), "x")

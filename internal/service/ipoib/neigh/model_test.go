@@ -32,7 +32,7 @@ type model struct {
 	next    map[netip.Addr]int         // by next hop: all below were sent or dropped
 	sent    int                        // of them
 	at      map[netip.Addr]wire.HWAddr // as Learned
-	heard   map[netip.Addr]wire.HWAddr // what the frame of this step says
+	heard   map[netip.Addr]wire.HWAddr // sender in the frame of this step
 	waiting map[netip.Addr]bool
 	within  bool // Resolve
 
@@ -265,7 +265,7 @@ func TestModel(t *testing.T) {
 			},
 			"resolve": func(t *rapid.T) {
 				ip := host.Draw(t, "ip")
-				// Another may have to go for it, and is told.
+				// Another one may be evicted for it, and its removal is reported.
 				m.within = m.e.table.find(ip) != nil
 				hw, ok := m.e.Resolve(m.now, ip)
 				m.within = false

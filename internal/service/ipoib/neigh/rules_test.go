@@ -389,7 +389,7 @@ func TestNDRules(t *testing.T) {
 				t.Errorf("%s goes up", id)
 			}
 		}
-		// Without an address in it the GRH tells.
+		// Without an address in it the GRH is used.
 		b, n := make([]byte, wire.MaxNDLen), solicit(netip.IPv6Unspecified(), nil)
 		h.arrive(Multicast, hwA, wire.EtherIPv6, b[:n.Put(b)])
 		h.want()
@@ -568,7 +568,7 @@ func TestDuplicateAddress(t *testing.T) {
 			if a := h.e.Addresses(); a[0].State != Duplicate {
 				t.Errorf("%v", a)
 			}
-			// It is not ours: not answered for, and nothing is asked from it.
+			// It is not ours: no reply, and no request from it.
 			h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA,
 				Link: hwB, HasLink: true})
 			h.want()
@@ -595,7 +595,7 @@ func TestTentativeAddress(t *testing.T) {
 	h.nd(Multicast, wire.ND{Type: wire.NDNeighborSolicit, Src: llB, Dst: wire.SolicitedNode(llA), Target: llA,
 		Link:    hwB,
 		HasLink: true})
-	h.want() // not asked, and not answered for
+	h.want() // no request, and no reply for it
 	h.wait(time.Second)
 	ns := "ns fe80::f652:1403:7b:cba1 (A) from fe80::202:c903:a:1b2d to ff02::1:ff7b:cba1 > ff12:601b:8014::1:ff7b:cba1"
 	found := 0
@@ -610,7 +610,7 @@ func TestTentativeAddress(t *testing.T) {
 	h.log = nil
 	h.nd(Host, advertOf(llB, hwB))
 	h.want("learned fe80::f652:1403:7b:cba1 at B", "f > B")
-	// Without any address the stack is told in the end.
+	// Without any address the stack gets an error in the end.
 	h = newHost(t, Config{})
 	h.e.SetUp(h.now, true)
 	h.send(llB, "f")
@@ -637,7 +637,7 @@ func TestConflicts(t *testing.T) {
 		h.wait(99 * time.Millisecond)
 		h.arp(Broadcast, theirs)
 	}
-	h.want() // told, and defended, no more than once in ten seconds
+	h.want() // reported, and defended, at most once in ten seconds
 	h.wait(100 * time.Millisecond)
 	h.arp(Broadcast, theirs)
 	h.want(defence, "conflict 10.20.0.1 with B")
@@ -694,7 +694,7 @@ func TestAddressIsOurs(t *testing.T) {
 	}
 }
 
-// Which of several addresses asks.
+// The source address of a request, of several addresses.
 func TestSourceOfQuestions(t *testing.T) {
 	h := upHost(t, Config{})
 	h.e.SetAddrs(h.now, []netip.Prefix{netip.MustParsePrefix("10.20.0.1/16"), netip.MustParsePrefix("10.20.5.1/24"),
@@ -712,8 +712,8 @@ func TestSourceOfQuestions(t *testing.T) {
 	}
 }
 
-// TestTooBig: the IP stack hears of packets that were too long for where they go: as from there, or of an IPv6 group as
-// from an address beside ours.
+// TestTooBig: the IP stack gets ICMP errors for packets above the MTU of their destination: from that
+// address or, for an IPv6 group, from an address next to ours.
 func TestTooBig(t *testing.T) {
 	h := upHost(t, Config{})
 	var frames [][]byte

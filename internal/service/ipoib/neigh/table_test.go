@@ -71,7 +71,7 @@ func TestFlagsOfHardwareAddress(t *testing.T) {
 	}
 }
 
-// Resolve ends once, however often it is asked, and never from within.
+// Resolve ends once, for any number of calls, and never within the call.
 func TestResolve(t *testing.T) {
 	h := upHost(t, Config{})
 	ask := "arp who-has 10.20.0.2 (-) tell 10.20.0.1 (A) > all"
@@ -234,8 +234,8 @@ func TestTableBound(t *testing.T) {
 	}
 }
 
-// H-33: reports of the IP stack, own addresses and people want groups; the
-// link hears of the first and of the last.
+// H-33: reports of the IP stack, own addresses and commands add groups; the link is notified of the
+// first and of the last.
 func TestH33_Groups(t *testing.T) {
 	h := newHost(t, Config{MaxGroups: 8})
 	h.e.SetUp(h.now, true)
@@ -301,7 +301,7 @@ func TestH33_Groups(t *testing.T) {
 	h.e.LeaveGroup(h.now, ipv6("ff05::1:3"))
 	h.want("leave ff02::1:3")
 
-	// Permanent ones stay, whatever the stack says, and until the address goes.
+	// Permanent ones stay, for any report of the stack, until the address is removed.
 	h.e.groups.report(h.e, h.now, wire.GroupReport{Group: allHosts, Join: true})
 	h.e.groups.report(h.e, h.now, wire.GroupReport{Group: allHosts})
 	h.e.groups.report(h.e, h.now, wire.GroupReport{Group: wire.SolicitedNode(llA)})
