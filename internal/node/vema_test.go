@@ -291,8 +291,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 		manager.speak(0, far.lid, b)
 	}
 	hostile := func(data []byte) {
-		var port uint8
-		port = manager.node.sub.TrunkPort(0)
+		port := manager.node.sub.TrunkPort(0)
 		l, f := manager.node.lanes.First(), manager.node.lanes.First().Net.Fabric
 		d := mad.Datagram{SLID: smLID, DLID: far.lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Long: data}
 		if err := l.Query(func() { f.SendMAD(l.Now(), port, &d); f.Flush(l.Now()) }); err != nil {

@@ -19,7 +19,7 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pingpong := func(flags string, args ...string) (err error, out string) {
+	pingpong := func(flags string, args ...string) (out string, err error) {
 		port := lab.Port()
 		argv := append(append(strings.Fields(flags), "--", "ibv_rc_pingpong", "-d", "weft0", "-p",
 			strconv.Itoa(port)), args...)
@@ -29,16 +29,16 @@ func TestExplain(t *testing.T) {
 			t.Fatalf("%v%s", err, p.Outputs())
 		}
 		client, server := p.Wait(time.Minute)
-		return errors.Join(client, server), p.Server.Output() + p.Client.Output()
+		return p.Server.Output() + p.Client.Output(), errors.Join(client, server)
 	}
 	const why = "weft: ibv_modify_qp to RTR of weft0 failed (Invalid argument): the address has no GID, " +
 		"which a RoCE port needs to reach its peer. fix: name a GID: -g INDEX"
 	for _, flags := range []string{"", "--explain"} {
-		if err, out := pingpong(flags); err == nil || strings.Count(out, why) != 1 {
+		if out, err := pingpong(flags); err == nil || strings.Count(out, why) != 1 {
 			t.Errorf("weft run %s: %v\n%s", flags, err, out)
 		}
 	}
-	if err, out := pingpong("", "-g", strconv.Itoa(gid)); err != nil || strings.Contains(out, "weft: ") {
+	if out, err := pingpong("", "-g", strconv.Itoa(gid)); err != nil || strings.Contains(out, "weft: ") {
 		t.Errorf("with a GID: %v\n%s", err, out)
 	}
 	for _, c := range []struct {

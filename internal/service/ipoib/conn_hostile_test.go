@@ -62,8 +62,8 @@ func TestConnectedDeaf(t *testing.T) {
 	a.send(ipA, ipB, text("x", 4000))
 	a.send(ipA, ipC, text("x", 4000))
 	s.run(time.Second)
-	b.heard()
-	c.heard()
+	b.delivered()
+	c.delivered()
 	deaf := a.connTo(b)
 	deaf.deaf = true
 	began, held := s.now, false
@@ -102,7 +102,7 @@ func TestConnectedDeaf(t *testing.T) {
 	}
 	a.send(ipA, ipB, text("again", 4000))
 	s.run(time.Second)
-	if w, _ := b.heard(); !slices.Contains(w, "again") {
+	if w, _ := b.delivered(); !slices.Contains(w, "again") {
 		t.Errorf("B got %q", w)
 	}
 	s.ends()
@@ -132,8 +132,8 @@ func TestConnectedManyDeaf(t *testing.T) {
 	a.send(ip(0), ip(1), text("x", 3000))
 	a.send(ip(0), ip(3), text("x", 500))
 	s.run(time.Second)
-	well.heard()
-	plain.heard()
+	well.delivered()
+	plain.delivered()
 	silence := func(from, to int) {
 		for i := from; i < to; i++ {
 			a.send(ip(0), ip(i), text("void", 3000))
@@ -161,7 +161,7 @@ func TestConnectedManyDeaf(t *testing.T) {
 	began := s.now
 	s.run(2 * connected.Patience)
 	for _, n := range s.nodes[1:4] {
-		n.heard()
+		n.delivered()
 	}
 	for i := 0; s.now.Sub(began) < connected.StuckAfter-3*time.Second; i++ {
 		a.send(ip(0), ip(1), text(fmt.Sprint("long ", i), 3000))
@@ -207,7 +207,7 @@ func TestConnectedManyBusy(t *testing.T) {
 			conns[i-2].deaf = true // the loop below completes its messages
 		}
 	}
-	quiet.heard()
+	quiet.delivered()
 	rng := rand.New(rand.NewPCG(1, 2))
 	most := 0
 	for ms := range 3000 {
@@ -241,7 +241,7 @@ func TestConnectedSlow(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("x", 4000))
 	s.run(time.Second)
-	b.heard()
+	b.delivered()
 	slow := a.connTo(b)
 	slow.deaf = true
 	a.send(ipA, ipB, text("one", 3000), text("two", 3000))

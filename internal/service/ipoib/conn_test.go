@@ -45,9 +45,9 @@ func (n *node) begin(i int) {
 // text is a packet's text of n octets, IPv4 header not counted.
 func text(what string, n int) string { return what + strings.Repeat(".", n-len(what)) }
 
-// received returns the first letters of the packets of the IP stack that are no ICMP errors, in order,
+// delivered returns the first letters of the packets of the IP stack that are no ICMP errors, in order,
 // and the MTUs of those that are.
-func (n *node) heard() (words []string, mtus []int) {
+func (n *node) delivered() (words []string, mtus []int) {
 	for _, p := range n.got {
 		switch {
 		case p[0]>>4 == 4 && p[9] == 1 && len(p) >= 28 && p[20] == 3 && p[21] == 4:
@@ -66,7 +66,7 @@ func (n *node) heard() (words []string, mtus []int) {
 
 func (n *node) expect(words []string, mtus ...int) {
 	n.s.t.Helper()
-	w, m := n.heard()
+	w, m := n.delivered()
 	if !slices.Equal(w, words) || !slices.Equal(m, mtus) {
 		n.s.t.Errorf("%s got %q and was told MTUs %d, want %q and %d", n.name, w, m, words, mtus)
 	}
@@ -264,7 +264,7 @@ func TestConnectedPeerRestarts(t *testing.T) {
 		a.send(ipA, ipB, text("two", 4000))
 		s.run(time.Second)
 	}
-	w, _ := b.heard()
+	w, _ := b.delivered()
 	if len(w) < 3 || a.l.ModeOf(b.l.attr.hw) != "connected" {
 		t.Errorf("B got %q, mode %s", w, a.l.ModeOf(b.l.attr.hw))
 	}
@@ -386,7 +386,7 @@ func TestConnectedRoom(t *testing.T) {
 		t.Errorf("%d times there was no room, want 2", n)
 	}
 	for i, n := range others {
-		w, _ := n.heard()
+		w, _ := n.delivered()
 		want := []string{"short"}
 		if i < 2 {
 			want = []string{"x", "short"}
@@ -400,7 +400,7 @@ func TestConnectedRoom(t *testing.T) {
 	s.run(time.Second)
 	a.expectCount("conns", 2)
 	a.expectCount("conn_evicted", 1)
-	if w, _ := a.heard(); !slices.Contains(w, "y") {
+	if w, _ := a.delivered(); !slices.Contains(w, "y") {
 		t.Errorf("A got %q", w)
 	}
 	s.ends()
@@ -449,12 +449,12 @@ func TestConnectedHostile(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("one", 4000))
 	s.run(time.Second)
-	b.heard()
+	b.delivered()
 	// Announcements of a peer about others, by its connection, count for its port, too.
 	ll := wire.LinkLocal(gidB.GUID())
 	b.l.SetAddrs(s.now, append(b.l.addrs.own, netip.PrefixFrom(ll, 64)), nil)
 	s.run(10 * time.Second)
-	b.heard()
+	b.delivered()
 	var from *fakeConn
 	for _, from = range a.conns {
 	}
@@ -473,7 +473,7 @@ func TestConnectedHostile(t *testing.T) {
 		t.Errorf("%d entries were refused, %d sources", n, len(b.l.shadow.ports))
 	}
 	s.run(5 * time.Minute)
-	b.heard()
+	b.delivered()
 	conns := b.counter("conn_rx_packets")
 	var c *fakeConn
 	for _, c = range a.conns {
@@ -518,7 +518,7 @@ func TestConnectedShortPeer(t *testing.T) {
 		b.badReply = wire4(0x208, most)
 		a.send(ipA, ipB, text("long", 20000), text("fits", 1024), text("one", 900))
 		s.run(time.Second)
-		w, m := b.heard()
+		w, m := b.delivered()
 		slices.Sort(w)
 		if !slices.Equal(w, []string{"fits", "one"}) || m != nil {
 			t.Errorf("%d: B got %q", most, w)
@@ -536,7 +536,7 @@ func TestConnectedSlots(t *testing.T) {
 	s, a, b := mixed(t, "connected", "connected")
 	a.send(ipA, ipB, text("x", 4000))
 	s.run(time.Second)
-	b.heard()
+	b.delivered()
 	var want []string
 	for i, wakes := 0, 0; i < 1000; {
 		if a.send(ipA, ipB, text(fmt.Sprint(i), 3000)) == 1 {
@@ -648,7 +648,7 @@ func TestConnectedRandom(t *testing.T) {
 			for range 3 { // the first may find that the connection is dead
 				n.send(ips[i], ips[1-i], last)
 				s.run(10 * time.Second)
-				got, _ := nodes[1-i].heard()
+				got, _ := nodes[1-i].delivered()
 				w = append(w, got...)
 			}
 			if m := n.l.ModeOf(nodes[1-i].l.attr.hw); both && m != "connected" {
