@@ -46,13 +46,10 @@ func buildVersion() string {
 
 // Status implements api.Backend.
 func (n *Node) Status(ctx context.Context) (api.Status, error) {
-	n.mu.Lock()
-	ready := n.ready
-	n.mu.Unlock()
-	s := api.Status{Ready: ready, Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
+	s := api.Status{Ready: n.ready.Load(), Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: n.cfg.Dir,
 		StartedAt: n.started, UptimeNS: time.Since(n.started), WireLocal: n.cfg.WireLocal, RoCEPort: n.cfg.RoCEPort, IdleExitNS: n.cfg.IdleExit,
-		AdapterEnabled: !n.adapterIsOff()}
-	for _, f := range n.functions() {
+		AdapterEnabled: !n.funcs.adapterIsOff()}
+	for _, f := range n.funcs.all() {
 		p := f.a.Port()
 		gids := 0
 		for _, g := range p.GIDs {
@@ -60,7 +57,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 				gids++
 			}
 		}
-		off, _ := f.off()
+		off, _ := n.funcs.off(f)
 		mode, why := n.icrc(f)
 		s.Devices = append(s.Devices, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: describe.PortState(p.State),
 			ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && s.AdapterEnabled})
@@ -127,7 +124,7 @@ func (n *Node) Status(ctx context.Context) (api.Status, error) {
 		return s, e
 	}
 	s.Notices = append(s.Notices, vmNotices(s.VMs)...)
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		if f.st != nil {
 			s.Notices = append(s.Notices, segmentNotices(f.a.Name, f.st.describe())...)
 		}
@@ -181,14 +178,14 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 	}
 	list = append(list, n.sessions.Degraded()...)
 	list = append(list, n.intentStore.degraded()...)
-	adapterOff := n.adapterIsOff()
+	adapterOff := n.funcs.adapterIsOff()
 	if adapterOff {
 		list = append(list, api.Degraded{What: "adapter_disabled", Why: "the physical function disabled the adapter: every port is down, nothing is sent or received",
-			Fix: "weft dev set " + n.physical() + " --adapter=enabled"})
+			Fix: "weft dev set " + n.funcs.physical() + " --adapter=enabled"})
 	}
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		p := f.a.Port()
-		switch off, _ := f.off(); {
+		switch off, _ := n.funcs.off(f); {
 		case off:
 			list = append(list, api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down", Fix: "weft dev set " + f.a.Name + " --enabled"})
 		case adapterOff:
@@ -201,14 +198,13 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 		}
 	}
 	list = append(list, n.groups.degraded()...)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, p := range n.table.Absent {
+	table := n.table.Load()
+	for _, p := range table.Absent {
 		list = append(list, api.Degraded{What: "roce_interface", Why: n.adapter.Name + ": no interface " + p + " is up with an address",
 			Fix: "ip addr; or start the node with another --roce-interfaces"})
 	}
-	if n.table.Left > 0 {
-		list = append(list, api.Degraded{What: "gid_table_full", Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", n.table.Left),
+	if table.Left > 0 {
+		list = append(list, api.Degraded{What: "gid_table_full", Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", table.Left),
 			Fix: "remove addresses that are not needed"})
 	}
 	return list, err
@@ -216,15 +212,13 @@ func (n *Node) degraded(ctx context.Context) (list []api.Degraded, err error) {
 
 // Devices implements api.Backend.
 func (n *Node) Devices(context.Context) ([]api.Device, error) {
-	n.mu.Lock()
-	t := n.table
-	n.mu.Unlock()
+	t := n.table.Load()
 	list := []api.Device{}
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		p := f.a.Port()
 		port := api.Port{Number: 1, State: describe.PortState(p.State), PhysState: describe.PhysState(p.Phys), LinkLayer: p.Link.String(),
 			MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID), LMC: p.LMC, SMLID: uint16(p.SMLID)}
-		off, adapterOff := f.off()
+		off, adapterOff := n.funcs.off(f)
 		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: n.identity.String(), NodeType: "CA", Firmware: buildVersion(), Enabled: !off, AdapterEnabled: !adapterOff}
 		port.Segment = f.segment()
 		if f.st != nil {
@@ -281,13 +275,13 @@ func (n *Node) Counters(context.Context) (list []api.Counter, err error) {
 		list = append(list, api.Counter{Scope: scope, Instance: instance, Name: name, Value: v})
 	}
 	add(api.ScopeNode, "", "sessions", uint64(n.sessions.Connected()))
-	for why, c := range n.ends() {
+	for why, c := range n.funcs.ends() {
 		add(api.ScopeNode, "", "session_end_"+why, c)
 	}
-	for why, c := range n.refusals() {
+	for why, c := range n.funcs.refusals() {
 		add(api.ScopeNode, "", "refused_"+why, c)
 	}
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		if f.a.Port().Link != ib.LinkInfiniBand {
 			continue // the counters of its link are those of the port
 		}

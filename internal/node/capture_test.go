@@ -279,7 +279,7 @@ func TestCaptureManagement(t *testing.T) {
 	h.Append(long[:0])
 	sgid, dgid := ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.MakeGID(ib.DefaultGIDPrefix, 2)
 	s.Do(func() {
-		from := s.Port(r.node.function(firstNative).a.Number())
+		from := s.Port(r.node.funcs.named(firstNative).a.Number())
 		d := mad.Datagram{SLID: 4, PathBits: 1, DLID: 7, SL: 3, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey,
 			Global: true, SGID: sgid, DGID: dgid, HopLimit: 64, TClass: 5, FlowLabel: 0x12345}
 		if !d.SetMAD(long) {
@@ -334,7 +334,7 @@ func TestCaptureManagementToItself(t *testing.T) {
 	_, end := r.capturing(api.CaptureSpec{Device: firstNative, QPs: []uint32{1}}, &file)
 	var lid ib.LID
 	s.Do(func() {
-		c := s.Port(r.node.function(firstNative).a.Number())
+		c := s.Port(r.node.funcs.named(firstNative).a.Number())
 		lid = c.Agent.LID()
 		for _, class := range []mad.Class{mad.ClassPerf, mad.ClassCM} {
 			d := mad.Datagram{SLID: lid, DLID: lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
@@ -364,7 +364,7 @@ func TestCaptureManagementBounded(t *testing.T) {
 	s := r.node.sub
 	d := mad.Datagram{SLID: 4, DLID: 7, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI}
 	var c *subnet.Port
-	s.Do(func() { c = s.Port(r.node.function(firstNative).a.Number()) })
+	s.Do(func() { c = s.Port(r.node.funcs.named(firstNative).a.Number()) })
 	if n := testing.AllocsPerRun(1000, func() { c.Mirror(&d, true) }); n != 0 {
 		t.Errorf("%v allocations without a capture", n)
 	}

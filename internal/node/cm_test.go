@@ -275,11 +275,11 @@ func TestCMAddresses(t *testing.T) {
 	// An address that two ports have: one of them is bound, either has it.
 	has := func(device, a string) (yes bool) {
 		t.Helper()
-		i := slices.IndexFunc(r.node.functions(), func(f *function) bool { return f.a.Name == device })
+		i := slices.IndexFunc(r.node.funcs.all(), func(f *function) bool { return f.a.Name == device })
 		if i < 0 {
 			t.Fatalf("no device %s", device)
 		}
-		f := r.node.functions()[i].a.Number()
+		f := r.node.funcs.all()[i].a.Number()
 		u.do(func(mono.Time) error {
 			yes = u.s.Has(f, netip.MustParseAddr(a))
 			return nil
@@ -338,7 +338,7 @@ func TestCMStrangers(t *testing.T) {
 // not pass for a manager's.
 func TestCMStrangersNative(t *testing.T) {
 	r := twoNative(t)
-	f := r.node.function(firstNative).a.Number()
+	f := r.node.funcs.named(firstNative).a.Number()
 	var req mad.CMREQ
 	m := mad.NewCM(mad.AttrCMREQ, 1)
 	req.Append(m.Data[:0])

@@ -23,7 +23,7 @@ func (n netdevs) FreeNetdev(vport uint8)                       { n.Free(vport) }
 // serveVESW gives a function an agent and ports of its own.
 func (r *running) serveVESW(device string) *vnic.Ports {
 	p := vnic.New(vnic.Config{Function: netdevs{vnic.NewNetdevs(4)}, OPAPort: 1})
-	number := r.node.function(device).a.Number()
+	number := r.node.funcs.named(device).a.Number()
 	r.node.sub.Do(func() {
 		p.SetLink(r.node.now(), true)
 		r.node.sub.ServeEthernet(number, vema.New(vema.Config{Ports: p}))

@@ -3,12 +3,10 @@
 package node
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"weft/internal/control/api"
@@ -27,9 +25,9 @@ type function struct {
 	n        *Node
 	a        *hca.Adapter
 	socket   *vhost.Server      // its device socket, nil before the node serves
-	vm       *machine           // whose network card it is, nil: nobody's; guarded by the node's mu
+	vm       *machine           // whose network card it is, nil: nobody's; guarded by the table
 	st       *segmentPort       // its Ethernet port in a virtual Ethernet switch, nil: it has none
-	disabled bool               // by whoever runs the node; guarded by the node's mu
+	disabled bool               // by whoever runs the node; guarded by the table
 	asked    api.FunctionChange // all that people asked for; guarded by the intentStore
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by edits
 }
@@ -81,7 +79,7 @@ func (n *Node) addFunction(name string, limits hca.Limits) (*function, error) {
 // makeFunction is addFunction with edits held; number gives the function its
 // number, on says whether its port may come up, and st is its Ethernet port, nil: programs have the InfiniBand port.
 func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool, st *segmentPort) (*function, error) {
-	if n.function(name) != nil {
+	if n.funcs.named(name) != nil {
 		return nil, errFunctionThere
 	}
 	a := hca.NewAdapter(n.newPort(0), limits)
@@ -90,9 +88,7 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 		return nil, err
 	}
 	f := &function{n: n, a: a, st: st, disabled: !on}
-	n.mu.Lock()
-	f.down = f.disabled || n.adapterOff
-	n.mu.Unlock()
+	f.down = f.disabled || n.funcs.adapterIsOff()
 	a.NodeGUID = n.identity + 2*ib.GUID(a.Number())
 	p := n.newPort(a.NodeGUID + 1)
 	if f.down {
@@ -118,16 +114,12 @@ func (n *Node) makeFunction(name string, limits hca.Limits, number func(*hca.Ada
 			return nil, errors.Join(err, n.all.Remove(a))
 		}
 	}
-	n.mu.Lock()
-	serving := n.serving
-	n.funcs = append(n.funcs, f)
-	n.mu.Unlock()
-	if !serving {
+	if serving := n.funcs.add(f); !serving {
 		return f, nil
 	}
 	err := f.open()
 	if err == nil {
-		err = n.rewriteTree()
+		err = n.tree.functionsChanged()
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.drop(f))
@@ -150,19 +142,15 @@ func (f *function) segment() string {
 func (n *Node) removeFunction(name string) error {
 	n.edits.Lock()
 	defer n.edits.Unlock()
-	f := n.function(name)
+	f := n.funcs.named(name)
 	switch {
 	case f == nil:
 		return errNoFunction
 	case !virtual(f.a):
 		return errPhysical
 	}
-	return errors.Join(n.drop(f), n.rewriteTree())
+	return errors.Join(n.drop(f), n.tree.functionsChanged())
 }
-
-// virtualFunctions is the number of the first function that is not the
-// physical function's.
-const virtualFunctions = 2
 
 // drop takes a function away; edits is held.
 func (n *Node) drop(f *function) error {
@@ -182,111 +170,8 @@ func (n *Node) drop(f *function) error {
 	if f.st != nil {
 		n.removeSegmentPort(f.st)
 	}
-	n.mu.Lock()
-	n.funcs = slices.DeleteFunc(n.funcs, func(o *function) bool { return o == f })
-	for _, s := range f.servers() {
-		for why, c := range s.Ends() {
-			n.oldEnds[why] += c
-		}
-	}
-	n.mu.Unlock()
+	n.funcs.remove(f)
 	return n.all.Remove(f.a)
-}
-
-// function returns the function with a name, or nil.
-func (n *Node) function(name string) *function {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	i := slices.IndexFunc(n.funcs, func(f *function) bool { return f.a.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return n.funcs[i]
-}
-
-// adapters lists the adapters of the functions in the order of their numbers.
-func (n *Node) adapters() (list []*hca.Adapter) {
-	for _, f := range n.functions() {
-		list = append(list, f.a)
-	}
-	return list
-}
-
-// adapterNamed returns the adapter of the function with a name, or nil.
-func (n *Node) adapterNamed(name string) *hca.Adapter {
-	if f := n.function(name); f != nil {
-		return f.a
-	}
-	return nil
-}
-
-// fabricPort returns the GUID of a device's InfiniBand port, which may be below an Ethernet port in a virtual Ethernet
-// switch; false where it has none.
-func (n *Node) fabricPort(device string) (ib.GUID, bool) {
-	f := n.function(device)
-	if f == nil || f.st == nil && f.a.Port().Link != ib.LinkInfiniBand {
-		return 0, false
-	}
-	return f.a.NodeGUID + 1, true
-}
-
-// managedBy is the LID of the manager that gave a port of this node its LID, 0 where there is none.
-func (n *Node) managedBy() ib.LID {
-	for _, f := range n.functions() {
-		if p := f.a.Port(); p.Link == ib.LinkInfiniBand && p.State == ib.PortActive {
-			return p.SMLID
-		}
-	}
-	return 0
-}
-
-// byNumber returns the function with a number, or nil.
-func (n *Node) byNumber(number uint16) *function {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	i := slices.IndexFunc(n.funcs, func(f *function) bool { return f.a.Number() == number })
-	if i < 0 {
-		return nil
-	}
-	return n.funcs[i]
-}
-
-// functions lists the functions in the order of their numbers.
-func (n *Node) functions() []*function {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	list := slices.Clone(n.funcs)
-	slices.SortFunc(list, func(a, b *function) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
-	return list
-}
-
-// portChanged writes the files and notifies the clients of a function after its port got another description.
-func (n *Node) portChanged(a *hca.Adapter, events []ib.Event) {
-	n.portsChanged([]subnet.PortChange{{Adapter: a, Events: events}})
-}
-
-// portsChanged is portChanged for several functions.
-func (n *Node) portsChanged(changes []subnet.PortChange) {
-	n.ports.Lock()
-	defer n.ports.Unlock()
-	n.notify(changes...)
-}
-
-// notify is portsChanged with ports held. Files come first: a client may read them when it receives the event.
-func (n *Node) notify(changes ...subnet.PortChange) {
-	if err := n.writeTree(); err != nil {
-		n.log.Warn("the tree of files for programs is out of date", "err", err)
-	}
-	for _, p := range changes {
-		n.sessions.NotifyPort(p.Adapter, p.Events)
-	}
-}
-
-// rewriteTree is writeTree after functions came or went.
-func (n *Node) rewriteTree() error {
-	n.ports.Lock()
-	defer n.ports.Unlock()
-	return n.writeTree()
 }
 
 // ownSocketPerm are the permissions of a socket that only the node's user may enter.
@@ -323,13 +208,11 @@ func (f *function) open() error {
 	socket, err := vhost.Listen(filepath.Join(n.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), n.socketPerm(), vhost.Config{
 		New:   func(s *vhost.Session) (vhost.Device, error) { return n.sessions.Admit(f.a, f.lane(), s) },
 		OnEnd: n.sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(n.cfg.Spin / time.Microsecond),
-		Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].socket})
+		Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.funcs.all()[0].socket})
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}
-	n.mu.Lock()
-	f.socket = socket
-	n.mu.Unlock()
+	n.funcs.setSocket(f, socket)
 	return nil
 }
 
@@ -346,7 +229,7 @@ func (f *function) lane() *lane.Lane {
 func (n *Node) openSockets() error {
 	n.edits.Lock()
 	defer n.edits.Unlock()
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		if err := f.open(); err != nil {
 			return err
 		}
@@ -354,9 +237,7 @@ func (n *Node) openSockets() error {
 	for _, m := range n.machines() {
 		m.openLate()
 	}
-	n.mu.Lock()
-	n.serving = true
-	n.mu.Unlock()
+	n.funcs.setServing(true)
 	return nil
 }
 
@@ -364,10 +245,8 @@ func (n *Node) openSockets() error {
 func (n *Node) closeSockets() {
 	n.edits.Lock()
 	defer n.edits.Unlock()
-	n.mu.Lock()
-	n.serving = false
-	n.mu.Unlock()
-	for _, f := range n.functions() {
+	n.funcs.setServing(false)
+	for _, f := range n.funcs.all() {
 		if f.socket != nil {
 			f.socket.Close()
 		}
@@ -375,43 +254,4 @@ func (n *Node) closeSockets() {
 	for _, m := range n.machines() {
 		m.close()
 	}
-}
-
-// refusals counts what clients were refused on account of quotas, by name.
-func (n *Node) refusals() map[string]uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.funcs[0].socket.Refusals()
-}
-
-// ends counts the ends of sessions by reason, at all device sockets.
-func (n *Node) ends() map[string]uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	sum := make(map[string]uint64, len(n.oldEnds))
-	for why, c := range n.oldEnds {
-		sum[why] = c
-	}
-	for _, f := range n.funcs {
-		for _, s := range f.servers() {
-			for why, c := range s.Ends() {
-				sum[why] += c
-			}
-		}
-	}
-	return sum
-}
-
-// servers are the device sockets of the function, also that for a guest; the caller holds the node's
-// mu.
-func (f *function) servers() (list []*vhost.Server) {
-	if f.socket != nil {
-		list = append(list, f.socket)
-	}
-	if f.vm != nil {
-		if s := f.vm.socket(); s != nil {
-			list = append(list, s)
-		}
-	}
-	return list
 }

@@ -16,6 +16,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/device/vhost"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
@@ -41,7 +42,7 @@ func (r *running) manage(f *function, change func(p *hca.Port)) {
 	p := *old
 	change(&p)
 	f.a.SetPort(&p)
-	r.node.portChanged(f.a, p.Changes(old))
+	r.node.tree.changed(subnet.PortChange{Adapter: f.a, Events: p.Changes(old)})
 }
 
 // nativeClient is a client of a function with an InfiniBand port.
@@ -185,7 +186,7 @@ func TestDisable(t *testing.T) {
 	for _, dev := range []struct {
 		f    *function
 		a, b *client
-	}{{f, r.nativeClient(t, f), r.nativeClient(t, f)}, {r.node.function(r.cfg.Device), r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})}} {
+	}{{f, r.nativeClient(t, f), r.nativeClient(t, f)}, {r.node.funcs.named(r.cfg.Device), r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})}} {
 		dev.a.wait = 18 // 1 s, eight times: longer than whatever keeps this test from its processor
 		pair(t, ib.RC, dev.a, dev.b)
 		events, err := dev.a.CreateEVQ(t)
@@ -275,7 +276,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 		t.Errorf("numbers %d, %d", again.a.Number(), f.a.Number())
 	}
 	board.err = errors.New("no port is free")
-	if _, err := n.addFunction("one too many", hca.DefaultLimits); !errors.Is(err, board.err) || n.function("one too many") != nil || n.all.At(4) != nil {
+	if _, err := n.addFunction("one too many", hca.DefaultLimits); !errors.Is(err, board.err) || n.funcs.named("one too many") != nil || n.all.At(4) != nil {
 		t.Errorf("no room in the switch: %v", err)
 	}
 	want := []string{"plug weft_ib0", "plug vf", "off vf", "on vf", "unplug vf", "plug vf", "plug one too many"}
@@ -292,7 +293,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 // see.
 func TestViolationsReachPrograms(t *testing.T) {
 	r := manageable(t)
-	f := r.node.function(firstNative)
+	f := r.node.funcs.named(firstNative)
 	c := r.nativeClient(t, f)
 	r.node.sub.Violated(f.a.Number(), hca.Violations{Count: 3}, hca.Violations{Count: 70000})
 	r.node.sub.Violated(99, hca.Violations{Count: 3}, hca.Violations{})

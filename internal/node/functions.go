@@ -18,7 +18,7 @@ import (
 // Functions implements api.Backend.
 func (n *Node) Functions(context.Context) ([]api.Function, error) {
 	var list []api.Function
-	for _, f := range n.functions() {
+	for _, f := range n.funcs.all() {
 		list = append(list, f.describe())
 	}
 	return list, nil
@@ -27,7 +27,7 @@ func (n *Node) Functions(context.Context) ([]api.Function, error) {
 // describe tells people about the function.
 func (f *function) describe() api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
-	off, adapterOff := f.off()
+	off, adapterOff := f.n.funcs.off(f)
 	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off, AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(),
 		PortState: describe.PortState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
 		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
@@ -56,7 +56,7 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 		return api.Function{}, err
 	}
 	if r.AdapterEnabled != nil {
-		return api.Function{}, notPhysical(what, r.Name, n.physical())
+		return api.Function{}, notPhysical(what, r.Name, n.funcs.physical())
 	}
 	vesw := r.VESW()
 	if vesw != "" {
@@ -139,7 +139,7 @@ func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChang
 	const what = "cannot change the device"
 	n.intentStore.mu.Lock()
 	defer n.intentStore.mu.Unlock()
-	f := n.function(name)
+	f := n.funcs.named(name)
 	if f == nil {
 		return api.Function{}, noDevice(what, name)
 	}
@@ -147,7 +147,7 @@ func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChang
 		return api.Function{}, err
 	}
 	if c.AdapterEnabled != nil && virtual(f.a) {
-		return api.Function{}, notPhysical(what, name, n.physical())
+		return api.Function{}, notPhysical(what, name, n.funcs.physical())
 	}
 	if err := f.change(&c); err != nil {
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}

@@ -40,7 +40,7 @@ var _ hca.IPGroups = portGroups{}
 
 // Join implements hca.IPGroups.
 func (g portGroups) Join(function uint16, group ib.GID) error {
-	if f := g.n.byNumber(function); f != nil && f.st != nil {
+	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
 		f.st.join(group)
 		return nil
 	}
@@ -49,7 +49,7 @@ func (g portGroups) Join(function uint16, group ib.GID) error {
 
 // Leave implements hca.IPGroups.
 func (g portGroups) Leave(function uint16, group ib.GID) {
-	if f := g.n.byNumber(function); f != nil && f.st != nil {
+	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
 		f.st.leave(group)
 		return
 	}

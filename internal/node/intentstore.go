@@ -191,8 +191,8 @@ func (k *intentStore) save(ctx context.Context) {
 // write puts the functions into the store; mu is held.
 func (k *intentStore) write(ctx context.Context) error {
 	n := k.n
-	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.adapterIsOff(), VESWPorts: n.vesw.kept(), IPLinks: n.ip.Kept()}
-	for _, f := range n.functions() {
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.funcs.adapterIsOff(), VESWPorts: n.vesw.kept(), IPLinks: n.ip.Kept()}
+	for _, f := range n.funcs.all() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
 			if m := n.machine(f.a.Name); m != nil {
@@ -286,14 +286,14 @@ var errNumber = errors.New("its number in the store is one that no added device 
 func (n *Node) restore(f *keptFunction) error {
 	want := api.NewFunction{Name: f.Name, Segment: f.Segment, Addrs: f.Addrs, Routes: f.Routes, FunctionChange: f.Asked}
 	if f.Number < virtualFunctions {
-		i := slices.IndexFunc(n.functions(), func(o *function) bool { return o.a.Number() == f.Number })
+		i := slices.IndexFunc(n.funcs.all(), func(o *function) bool { return o.a.Number() == f.Number })
 		if i < 0 {
 			return errNumber
 		}
 		if err := f.Asked.Validate(); err != nil {
 			return err
 		}
-		return n.functions()[i].change(&f.Asked)
+		return n.funcs.all()[i].change(&f.Asked)
 	}
 	if err := want.Validate(); err != nil {
 		return err

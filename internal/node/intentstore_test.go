@@ -81,7 +81,7 @@ func TestFunctionsAreKept(t *testing.T) {
 	if _, err := r.set(r.cfg.Device, api.FunctionChange{Enabled: no()}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the port is active", func() bool { return r.node.function("vf").a.Port().State == ib.PortActive })
+	eventually(t, "the port is active", func() bool { return r.node.funcs.named("vf").a.Port().State == ib.PortActive })
 	lid := r.device("vf").Ports[0].LID
 	r.end()
 
@@ -96,7 +96,7 @@ func TestFunctionsAreKept(t *testing.T) {
 		m[r.cfg.Device].PortState != "DOWN" {
 		t.Errorf("%+v", m)
 	}
-	eventually(t, "the port is active again", func() bool { return r.node.function("vf").a.Port().State == ib.PortActive })
+	eventually(t, "the port is active again", func() bool { return r.node.funcs.named("vf").a.Port().State == ib.PortActive })
 	if got := r.device("vf").Ports[0].LID; got != lid {
 		t.Errorf("LID %d became %d", lid, got)
 	}

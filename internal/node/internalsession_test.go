@@ -51,7 +51,7 @@ const slotLen = 40 + 4096
 // openUser makes a user of a device with 8 receives posted.
 func (r *running) openUser(t *testing.T, device, name string) *neighbourQP {
 	t.Helper()
-	res, err := r.node.sessions.OpenInternal(r.node.function(device).a, name, session.InternalQPs, nil)
+	res, err := r.node.sessions.OpenInternal(r.node.funcs.named(device).a, name, session.InternalQPs, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func TestInternalSessionQuotas(t *testing.T) {
 		}
 		return errors.Join(u.qp.Destroy(r.node.now()), u.cq.Destroy(), u.r.Session().DestroyPD(u.pd))
 	})
-	if _, err := r.node.sessions.OpenInternal(r.node.function("small").a, "ipoib", session.InternalQPs, nil); !errors.Is(err, hca.ErrNoSession) {
+	if _, err := r.node.sessions.OpenInternal(r.node.funcs.named("small").a, "ipoib", session.InternalQPs, nil); !errors.Is(err, hca.ErrNoSession) {
 		t.Errorf("a second session: %v", err)
 	}
 }
@@ -308,7 +308,7 @@ func (a *asker) ask(method mad.Method, attr mad.AttributeID, mask mad.ComponentM
 func TestGSI(t *testing.T) {
 	r := twoNative(t)
 	n := r.node
-	a, b := n.function(firstNative).a, n.function("vf").a
+	a, b := n.funcs.named(firstNative).a, n.funcs.named("vf").a
 	gid := func(a *hca.Adapter) ib.GID { return a.Port().GIDs[0].GID }
 	asks, hears := r.asker(t, a.Number(), false), r.asker(t, b.Number(), true)
 

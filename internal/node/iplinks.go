@@ -12,11 +12,9 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/node/ipif"
 	"weft/internal/node/mgmt"
-	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/service/ipoib"
-	"weft/internal/verbs/hca"
 )
 
 // newIPLinks makes the room of IP links.
@@ -25,7 +23,7 @@ func (n *Node) newIPLinks() (*ipif.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Manage: n.sub, Adapters: n.nativeAdapters,
+	return ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Manage: n.sub, Adapters: n.funcs.nativeAdapters,
 		OpenSession: n.sessions.OpenInternal,
 		OpenSA: func(function uint16, answer func(mono.Time, uint32, *mad.SA), notice func(mono.Time, *mad.Notice)) ipif.SA {
 			return n.sub.OpenUser(function, answer, notice)
@@ -76,16 +74,6 @@ func (n *Node) ipoibParams() (p ipoib.Params, err error) {
 		return p, &api.Error{Code: api.CodeInvalid, What: "wrong parameters of IP links", Why: strings.ReplaceAll(err.Error(), "\n", "; "), Fix: "see docs/notes/ipoib.md, section 7"}
 	}
 	return p, nil
-}
-
-// nativeAdapters lists the adapters with an InfiniBand port.
-func (n *Node) nativeAdapters() (list []*hca.Adapter) {
-	for _, f := range n.functions() {
-		if f.a.Port().Link == ib.LinkInfiniBand {
-			list = append(list, f.a)
-		}
-	}
-	return list
 }
 
 // Edit implements ipif.Keeper.

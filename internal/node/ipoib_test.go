@@ -168,7 +168,7 @@ func TestIPLinks(t *testing.T) {
 	if err != nil || len(n) != 1 || n[0].Addr != "10.9.0.2" || n[0].HWAddr != list[1].Address {
 		t.Errorf("%v %+v", err, n)
 	}
-	if v, err := api.Call(ctx, r.cli, api.ListIPShadow, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.function("vf").a.Port().LID) {
+	if v, err := api.Call(ctx, r.cli, api.ListIPShadow, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.funcs.named("vf").a.Port().LID) {
 		t.Errorf("by the name with the membership bit: %v %+v", err, v)
 	}
 	if v, err := api.Call(ctx, r.cli, api.ListIPPaths, ""); err != nil || len(v) != 2 || v[0].State != "valid" {
@@ -193,7 +193,7 @@ func TestIPLinks(t *testing.T) {
 		return p
 	}
 	p := path(api.IPPathQuery{Addr: "10.9.0.2", Link: "ib0_1_7fff"})
-	if p.Errno != 0 || p.DLID != uint16(r.node.function("vf").a.Port().LID) || len(p.Image) != 72 {
+	if p.Errno != 0 || p.DLID != uint16(r.node.funcs.named("vf").a.Port().LID) || len(p.Image) != 72 {
 		t.Errorf("%+v", p)
 	}
 	if p := path(api.IPPathQuery{Addr: "10.9.0.77"}); p.Errno != int(syscall.ENXIO) { // nobody has it

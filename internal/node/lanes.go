@@ -65,7 +65,7 @@ func (n *Node) openLanes() (err error) {
 	n.sessions.SetLanes(n.lanes)
 	n.captures.SetLanes(n.lanes)
 	n.faults = control.NewFaults(control.FaultConfig{Log: n.log, Lanes: n.lanes, Host: n.adapter, Trunks: n.sub != nil && n.sub.TrunkLink() != nil,
-		Device: func(name string) bool { return n.function(name) != nil }})
+		Device: func(name string) bool { return n.funcs.named(name) != nil }})
 	n.lanes.Start()
 	return nil
 }

@@ -122,9 +122,7 @@ func TestAddressesChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair(t, ib.RC, a, b)
-	n.mu.Lock()
-	t2 := *n.table
-	n.mu.Unlock()
+	t2 := *n.table.Load()
 	fresh := ib.GID{10: 0xff, 11: 0xff, 12: 203, 14: 113, 15: 9}
 	t2.Entries = append(slices.Clone(t2.Entries), hostnet.Entry{GID: fresh, Interface: "lo", IfIndex: 1})
 	at := uint32(len(t2.Entries) - 1)

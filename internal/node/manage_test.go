@@ -63,7 +63,7 @@ func TestManaged(t *testing.T) {
 		left []string
 	}{{0, []string{"door", "identity", "lock", "store"}}, {time.Hour, []string{"door", "identity", "lock"}}} {
 		r := run(t, func(cfg *config.Config) { cfg.Fabric, cfg.IdleExit = true, c.idle })
-		f := r.node.function(firstNative)
+		f := r.node.funcs.named(firstNative)
 		eventually(t, "the port comes up", func() bool { return f.a.Port().State == ib.PortActive })
 		pair(t, ib.RC, r.nativeClient(t, f), r.nativeClient(t, f))
 		for _, what := range []string{"no_manager", "store_down", "port_not_active"} {

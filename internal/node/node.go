@@ -20,13 +20,13 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
-	"weft/internal/host/sysfs"
 	"weft/internal/node/conn"
 	"weft/internal/node/control"
 	"weft/internal/node/ipif"
@@ -68,20 +68,16 @@ type Node struct {
 	captures *control.Captures
 	faults   *control.Faults
 
-	// edits is held while functions are added and removed, ports while a port changes and its clients are notified; in
-	// this order, and before mu. No goroutine waits for another with ports held.
-	edits, ports sync.Mutex
+	table atomic.Pointer[hostnet.Table] // the host's addresses
+	funcs *functionTable
+	tree  *portTree
+	ready atomic.Bool
 
-	mu      sync.Mutex // guards what follows; never held while waiting for a lane
-	table   *hostnet.Table
-	funcs   []*function       // in the order of their numbers; the first has the host's addresses
-	oldEnds map[string]uint64 // ends of sessions at device sockets that are closed
-	serving bool              // device sockets are open
-	// adapterOff: the physical function disabled the whole adapter.
-	adapterOff   bool
+	edits sync.Mutex // held while functions are added and removed; before every other mutex of the node but the intentStore's
+
+	mu           sync.Mutex              // guards what follows; never held while waiting for a lane
 	vms          map[string]*machine     // by name
 	segmentPorts map[string]*segmentPort // by the name of the device
-	ready        bool
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -106,7 +102,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		vms: make(map[string]*machine), segmentPorts: make(map[string]*segmentPort), oldEnds: make(map[string]uint64)}
+		vms: make(map[string]*machine), segmentPorts: make(map[string]*segmentPort)}
 	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		return err
@@ -128,7 +124,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 
 // live serves until ctx ends, and takes down all that open built and it added.
 func (n *Node) live(ctx context.Context, ready func()) error {
-	defer sysfs.Remove(n.treeDir()) // when nobody is left who writes it
+	defer n.tree.remove() // after the last goroutine that writes it
 	defer n.close()
 	if err := n.startSubnet(); err != nil {
 		return err
@@ -148,24 +144,29 @@ func (n *Node) wall(t mono.Time) time.Time { return n.base.Add(time.Duration(t))
 
 // open reads the host's addresses and builds adapter, link and lanes.
 func (n *Node) open() (err error) {
-	if n.table, err = hostnet.Read(nil, n.roceInterfaces()); err != nil {
+	table, err := hostnet.Read(nil, n.roceInterfaces())
+	if err != nil {
 		return fmt.Errorf("read the host's addresses: %w", err)
 	}
+	n.table.Store(table)
 	if n.identity, err = n.dir.Identity(); err != nil {
 		return err
 	}
-	n.adapter = hca.NewAdapter(n.port(n.table), hca.DefaultLimits)
-	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, n.table.NodeGUID
+	n.adapter = hca.NewAdapter(n.port(table), hca.DefaultLimits)
+	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
-	n.funcs = []*function{{n: n, a: n.adapter}}
+	n.funcs = newFunctionTable(n.adapter)
+	n.funcs.list[0].n = n
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
-	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort), Functions: n.adapters, IPLinks: n.ipLinks})
+	n.tree = newPortTree(portTreeConfig{Dir: n.cfg.Dir, Identity: n.identity, Log: n.log, Functions: n.funcs, Host: n.table.Load,
+		Notify: n.sessions.NotifyPort})
+	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort), Functions: n.funcs.adapters, IPLinks: n.ipLinks})
 	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures})
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host, Subnet: n.sub,
-		DevicePort: n.fabricPort, ManagedBy: n.managedBy})
+		DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
 	if err := n.openLanes(); err != nil {
 		n.closeTrunks()
 		return err
@@ -205,7 +206,7 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 
 // serve opens the device sockets and waits for the end.
 func (n *Node) serve(ctx context.Context, ready func()) error {
-	if err := n.rewriteTree(); err != nil {
+	if err := n.tree.functionsChanged(); err != nil {
 		return err
 	}
 	socketPerm := n.socketPerm()
@@ -244,7 +245,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 			control.Close()
 			return err
 		}
-		n.sub.OpenUserMADs(u, n.adapterNamed)
+		n.sub.OpenUserMADs(u, n.funcs.adapter)
 		defer u.Close()
 		defer n.vesw.close()
 		defer n.ip.Close()
@@ -253,8 +254,8 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 			return err
 		}
 	}
-	table := n.table // addressesChanged replaces it
-	wg.Go(func() {   // not before the device sockets are there, since it lists their counters
+	table := n.table.Load() // addressesChanged replaces it
+	wg.Go(func() {          // not before the device sockets are there, since it lists their counters
 		if err := server.Serve(control); !errors.Is(err, http.ErrServerClosed) {
 			n.stop(fmt.Errorf("control socket: %w", err))
 		}
@@ -269,9 +270,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })
 	}
-	n.mu.Lock()
-	n.ready = true
-	n.mu.Unlock()
+	n.ready.Store(true)
 	ready()
 	<-ctx.Done()
 	n.stop(nil)
@@ -315,19 +314,18 @@ func (n *Node) watchIdle(ctx context.Context) {
 	}
 }
 
-// addressesChanged publishes a new GID table and tells the clients.
+// addressesChanged publishes a new GID table and notifies the clients.
 func (n *Node) addressesChanged(t *hostnet.Table) {
-	n.mu.Lock()
-	n.table = t
-	n.mu.Unlock()
-	n.ports.Lock()
-	p := n.port(t)
-	if old := n.adapter.Port(); old.State != ib.PortActive {
-		p.State, p.Phys = old.State, old.Phys // somebody disabled it
-	}
-	n.adapter.SetPort(p)
-	n.ports.Unlock()
+	n.table.Store(t)
+	n.tree.update(func() []subnet.PortChange {
+		p := n.port(t)
+		if old := n.adapter.Port(); old.State != ib.PortActive {
+			p.State, p.Phys = old.State, old.Phys // it is disabled
+		}
+		n.adapter.SetPort(p)
+		return nil
+	})
 	n.groups.addressesChanged()
 	n.log.Info("addresses changed", "gids", len(t.Entries), "mtu", t.MTU.Bytes())
-	n.portChanged(n.adapter, []ib.Event{ib.EventGIDChange})
+	n.tree.changed(subnet.PortChange{Adapter: n.adapter, Events: []ib.Event{ib.EventGIDChange}})
 }

@@ -107,7 +107,7 @@ func TestPackets16(t *testing.T) {
 	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCJoinState
 	var mlid ib.LID
 	for _, n := range nodes {
-		f := n.node.function(firstNative).a
+		f := n.node.funcs.named(firstNative).a
 		join := mad.MCMemberRecord{MGID: mgid, PortGID: f.Port().GIDs[0].GID, QKey: 5, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
 		answers := make(chan mad.SA, 64)
 		user := n.node.sub.OpenUser(f.Number(), func(_ mono.Time, _ uint32, m *mad.SA) {

@@ -17,7 +17,7 @@ import (
 // that writes its PortInfo and P_Key table does.
 func (r *running) enforce(name string, in, out bool, keys ...ib.PKey) {
 	r.t.Helper()
-	s, num := r.node.sub, r.node.function(name).a.Number()
+	s, num := r.node.sub, r.node.funcs.named(name).a.Number()
 	var port uint8
 	s.Do(func() {
 		port = s.Port(num).Number()
@@ -40,10 +40,10 @@ func TestEnforcementWithinNode(t *testing.T) {
 		r.add("vf", api.FunctionChange{})
 		names := []string{firstNative, "vf"}
 		for _, name := range names {
-			f := r.node.function(name)
+			f := r.node.funcs.named(name)
 			eventually(t, "the port is active", func() bool { return f.a.Port().State == ib.PortActive })
 		}
-		a, b := r.nativeClient(t, r.node.function(names[0])), r.nativeClient(t, r.node.function(names[1]))
+		a, b := r.nativeClient(t, r.node.funcs.named(names[0])), r.nativeClient(t, r.node.funcs.named(names[1]))
 		a.wait, b.wait = 17, 17
 		pair(t, ib.RC, a, b)
 		mustWrite(t, a, b, 1, 5000)

@@ -69,7 +69,7 @@ func TestAdapter(t *testing.T) {
 	names := []string{r.cfg.Device, firstNative, "vf"}
 	active := func() bool {
 		for _, name := range names {
-			if r.node.function(name).a.Port().State != ib.PortActive {
+			if r.node.funcs.named(name).a.Port().State != ib.PortActive {
 				return false
 			}
 		}
@@ -77,9 +77,9 @@ func TestAdapter(t *testing.T) {
 	}
 	eventually(t, "every port is active", active)
 	lid := r.device("vf").Ports[0].LID
-	f := r.node.function(firstNative)
+	f := r.node.funcs.named(firstNative)
 	a, b := r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})
-	c, d := r.nativeClient(t, f), r.nativeClient(t, r.node.function("vf"))
+	c, d := r.nativeClient(t, f), r.nativeClient(t, r.node.funcs.named("vf"))
 	var events [3]*vhosttest.EVQ
 	for i, x := range []*client{a, c, d} {
 		var err error

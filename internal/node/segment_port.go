@@ -37,7 +37,7 @@ type segmentPort struct {
 	link   *roceframe.Link // lane 0's, as is on
 	on     *portSegment    // what the link's frames go by, nil: none
 
-	mu     sync.Mutex // guards what follows; before it the node's ports
+	mu     sync.Mutex // guards what follows; before it the portTree's
 	seg    *portSegment
 	dev    vnic.Device // as seg is configured
 	groups map[ib.GID]int
@@ -117,23 +117,23 @@ func (st *segmentPort) port() *hca.Port {
 // changed publishes the port as it is now.
 func (st *segmentPort) changed() {
 	n := st.n
-	n.ports.Lock()
-	defer n.ports.Unlock()
-	st.mu.Lock()
-	p, mac := st.port(), st.dev.MAC
-	st.mu.Unlock()
-	gids := make([]ib.GID, len(p.GIDs))
-	for i := range p.GIDs {
-		gids[i] = p.GIDs[i].GID
-	}
-	n.lanes.First().Post(func() { st.link.SetPort(mac, gids) })
-	old := st.a.Port()
-	events := p.Changes(old)
-	if len(events) == 0 && p.MTU == old.MTU {
-		return
-	}
-	st.a.SetPort(p)
-	n.notify(subnet.PortChange{Adapter: st.a, Events: events})
+	n.tree.update(func() []subnet.PortChange {
+		st.mu.Lock()
+		p, mac := st.port(), st.dev.MAC
+		st.mu.Unlock()
+		gids := make([]ib.GID, len(p.GIDs))
+		for i := range p.GIDs {
+			gids[i] = p.GIDs[i].GID
+		}
+		n.lanes.First().Post(func() { st.link.SetPort(mac, gids) })
+		old := st.a.Port()
+		events := p.Changes(old)
+		if len(events) == 0 && p.MTU == old.MTU {
+			return nil
+		}
+		st.a.SetPort(p)
+		return []subnet.PortChange{{Adapter: st.a, Events: events}}
+	})
 }
 
 // ask is the link's Config.Ask; push its Config.Push.

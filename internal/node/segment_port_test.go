@@ -38,7 +38,7 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	if v.LinkLayer != "Ethernet" || v.PortState != "DOWN" || v.Segment != "vesw" || v.VESW.Carrier || v.VESW.CarrierReason != "it is in no VESW" || v.PortGUID == "" {
 		t.Errorf("%+v", v)
 	}
-	f = n.node.function("blue0")
+	f = n.node.funcs.named("blue0")
 	eventually(t, "its port in the fabric is active", func() bool {
 		state := ib.PortDown
 		n.node.sub.Do(func() { state = n.node.sub.Port(2 + 1).Agent.Port(1).PortState })
@@ -242,7 +242,7 @@ func TestStationRefused(t *testing.T) {
 	n := run(t, nil)
 	var e *api.Error
 	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
-		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.segmentPort("x") != nil || n.node.function("x") != nil {
+		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.segmentPort("x") != nil || n.node.funcs.named("x") != nil {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

@@ -70,7 +70,7 @@ func TestStuckMemory(t *testing.T) {
 		t.Errorf("the session goes on: %v", err)
 	}
 	deliver()
-	eventually(t, "the session ends", func() bool { return r.node.ends()["stuck_memory"] == 1 })
+	eventually(t, "the session ends", func() bool { return r.node.funcs.ends()["stuck_memory"] == 1 })
 	eventually(t, "all is well again", func() bool {
 		for _, d := range r.status().Degraded {
 			if strings.HasPrefix(d.What, "stuck_") {

@@ -4,14 +4,17 @@ package node
 
 import (
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"weft/internal/host/hostnet"
 	"weft/internal/host/rundir"
 	"weft/internal/host/sysfs"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -20,27 +23,101 @@ import (
 // IP based GIDs (verbs port capability flags).
 const portCapMask = 1<<16 | 1<<19 | 1<<26
 
-// writeTree writes the files that programs read below /sys and /dev. Only one
-// may do so at a time: ports is held, or nobody else is there yet.
-func (n *Node) writeTree() error {
-	n.mu.Lock()
-	t := n.table
-	n.mu.Unlock()
+// portTree has the files that programs read of devices and ports, below /sys and /dev, and passes changes of ports to
+// programs. Every method may be called from any goroutine.
+type portTree struct {
+	cfg portTreeConfig
+
+	// mu is held while a port changes, its files are written and its clients are notified. It is locked after the
+	// node's edits, and before the mutexes of a segmentPort and the functionTable. No goroutine waits for
+	// another with mu held.
+	mu sync.Mutex
+}
+
+// portTreeConfig is what the tree of files needs from its node.
+type portTreeConfig struct {
+	Dir       string // of the node
+	Identity  ib.GUID
+	Log       *slog.Logger
+	Functions *functionTable
+	// Host returns the addresses of the host.
+	Host func() *hostnet.Table
+	// Notify notifies the sessions of a function.
+	Notify func(a *hca.Adapter, events []ib.Event)
+}
+
+func newPortTree(c portTreeConfig) *portTree { return &portTree{cfg: c} }
+
+// dir is the directory of the files.
+func (t *portTree) dir() string { return filepath.Join(t.cfg.Dir, rundir.TreeDir) }
+
+// remove removes the files, after the last change.
+func (t *portTree) remove() { sysfs.Remove(t.dir()) }
+
+// functionsChanged writes the files after functions were added or removed.
+func (t *portTree) functionsChanged() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.write()
+}
+
+// changed writes the files and notifies the clients of functions after their ports got another description.
+func (t *portTree) changed(changes ...subnet.PortChange) {
+	t.update(func() []subnet.PortChange { return changes })
+}
+
+// update has change change ports, one change of the node at a time, and publishes what it returns. Files come first: a
+// client may read them when it receives the event.
+func (t *portTree) update(change func() []subnet.PortChange) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	changes := change()
+	if len(changes) == 0 {
+		return
+	}
+	if err := t.write(); err != nil {
+		t.cfg.Log.Warn("the tree of files for programs is out of date", "err", err)
+	}
+	for _, p := range changes {
+		t.cfg.Notify(p.Adapter, p.Events)
+	}
+}
+
+// setDown takes down, or sets up, a port that no agent manages.
+func (t *portTree) setDown(a *hca.Adapter, down bool) {
+	t.update(func() []subnet.PortChange {
+		old := a.Port()
+		p := *old
+		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
+		if !down {
+			p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
+			if p.Link == ib.LinkInfiniBand {
+				p.State = ib.PortInit
+			}
+		}
+		a.SetPort(&p)
+		return []subnet.PortChange{{Adapter: a, Events: p.Changes(old)}}
+	})
+}
+
+// write writes the files; mu is held.
+func (t *portTree) write() error {
+	host := t.cfg.Host()
 	var list []sysfs.Device
-	for _, f := range n.functions() {
-		d := sysfs.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID, SysImageGUID: n.identity, NodeDesc: f.a.Name, Firmware: buildVersion(),
-			HCAType: "weft", BoardID: "weft", CPUs: runtime.NumCPU()}
+	for _, f := range t.cfg.Functions.all() {
+		d := sysfs.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID, SysImageGUID: t.cfg.Identity, NodeDesc: f.a.Name,
+			Firmware: buildVersion(), HCAType: "weft", BoardID: "weft", CPUs: runtime.NumCPU()}
 		if p := f.a.Port(); p.Link == ib.LinkInfiniBand {
 			d.Ports = []sysfs.Port{nativePort(p)}
 		} else if f.st != nil {
 			d.Ports = []sysfs.Port{stationPort(p)}
 		} else {
-			d.NodeGUID, d.SysImageGUID = t.NodeGUID, t.NodeGUID
-			d.Ports, d.NetDevs = ethernetPort(p, t)
+			d.NodeGUID, d.SysImageGUID = host.NodeGUID, host.NodeGUID
+			d.Ports, d.NetDevs = ethernetPort(p, host)
 		}
 		list = append(list, d)
 	}
-	return sysfs.Write(n.treeDir(), list)
+	return sysfs.Write(t.dir(), list)
 }
 
 // ethernetRate is what every Ethernet port claims.
@@ -91,5 +168,3 @@ func rateText(p *hca.Port) string {
 	}
 	return fmt.Sprintf("%v (%s%s)", ib.RateOf(p.Width, p.Speed, p.SpeedExt), strings.ToUpper(p.Width.String()), speed)
 }
-
-func (n *Node) treeDir() string { return filepath.Join(n.cfg.Dir, rundir.TreeDir) }

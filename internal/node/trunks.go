@@ -55,7 +55,7 @@ func (n *Node) openSubnet() error {
 // publish gives changes of InfiniBand ports to files, programs and the users of the ports; it is called on the management
 // goroutine.
 func (n *Node) publish(changes []subnet.PortChange) {
-	n.portsChanged(changes)
+	n.tree.changed(changes...)
 	for _, p := range changes {
 		n.ip.PortChanged(p.Adapter, p.Events)
 		n.cm.PortChanged(p.Adapter, p.Events)

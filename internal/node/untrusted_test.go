@@ -308,7 +308,7 @@ func TestUntrustedSources(t *testing.T) {
 	pkeys := mad.PKeyTable{0xffff, 0x8666}
 	prefix := ib.DefaultGIDPrefix
 	join := mad.MCMemberRecord{MGID: manager.BroadcastGroup(0xffff), JoinState: mad.JoinFull,
-		PortGID: ib.MakeGID(prefix, s.a.node.function(firstNative).a.NodeGUID+1)}
+		PortGID: ib.MakeGID(prefix, s.a.node.funcs.named(firstNative).a.NodeGUID+1)}
 	const joins = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState
 	service := mad.ServiceRecord{ServiceID: 5, ServiceGID: join.PortGID, PKey: 0xffff, Lease: 60}
 	inform := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: 0xffff, TrapNumber: 0xffff, Producer: 0xffffff, QPN: 1, GID: join.PortGID}

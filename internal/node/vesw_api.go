@@ -126,7 +126,7 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	if n.segmentPort(r.Device) != nil {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
-	if f := n.function(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
+	if f := n.funcs.named(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
 	}
 	if n.machine(r.Device) != nil {
@@ -189,7 +189,7 @@ func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
 	}
 	// The deletion of a device removes its requests after the device: the device is there still, or the request goes
 	// here.
-	if h.n.function(r.Device) == nil {
+	if h.n.funcs.named(r.Device) == nil {
 		h.forget(r.Device)
 		return noInfiniBand(r.Device)
 	}

@@ -127,14 +127,13 @@ func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number fu
 	n.edits.Lock()
 	defer n.edits.Unlock()
 	n.mu.Lock()
-	m.f, f.vm = f, m
-	serving := n.serving
+	m.f = f
 	n.mu.Unlock()
-	if !serving {
+	if serving := n.funcs.setMachine(f, m); !serving {
 		return m, nil
 	}
 	if err := m.open(); err != nil {
-		return nil, errors.Join(err, n.drop(f), n.rewriteTree())
+		return nil, errors.Join(err, n.drop(f), n.tree.functionsChanged())
 	}
 	return m, nil
 }
@@ -186,7 +185,7 @@ func (n *Node) machine(name string) *machine {
 // device socket.
 func (m *machine) open() error {
 	n := m.n
-	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.functions()[0].socket}
+	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: n.sessions.Limits(), OnRefuse: n.sessions.Refused, Share: n.funcs.all()[0].socket}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)

@@ -78,7 +78,7 @@ func TestVM(t *testing.T) {
 		t.Errorf("%+v %+v", s.VMs, s.Notices)
 	}
 	number := uint16(v.Number)
-	eventually(t, "its port is active", func() bool { return n.node.function("web").a.Port().State == ib.PortActive })
+	eventually(t, "its port is active", func() bool { return n.node.funcs.named("web").a.Port().State == ib.PortActive })
 	n.node.sub.Do(func() { n.node.sub.ServeEthernet(number, nil) })
 	n.vport(number, 0, 5, 9000)
 	far.vport(1, 0, 5, 9000)
@@ -209,7 +209,7 @@ func TestVM(t *testing.T) {
 	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err != nil {
 		t.Fatal(err)
 	}
-	if v := n.vm("web"); v.Name != "" || n.node.function("web") != nil {
+	if v := n.vm("web"); v.Name != "" || n.node.funcs.named("web") != nil {
 		t.Errorf("%+v", v)
 	}
 	if _, err := os.Lstat(v.Socket); !errors.Is(err, os.ErrNotExist) {
