@@ -137,8 +137,8 @@ func (t *functionTable) setSocket(f *function, s *vhost.Server) {
 	f.socket = s
 }
 
-// setMachine makes a function the network card of a virtual machine, and reports whether the node serves: the card needs
-// a socket.
+// setMachine makes a function the network card of a virtual machine, and reports whether the node serves: the card
+// needs a socket.
 func (t *functionTable) setMachine(f *function, m *machine) (serving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

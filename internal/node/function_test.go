@@ -26,7 +26,7 @@ import (
 // lid is not zero, does what a subnet manager would.
 func (r *running) native(t testing.TB, name string, lid ib.LID) *function {
 	t.Helper()
-	f, err := r.node.addFunction(name, hca.DefaultLimits)
+	f, err := r.node.editor.add(name, hca.DefaultLimits)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,8 +194,8 @@ func TestDisable(t *testing.T) {
 			t.Fatal(err)
 		}
 		mustWrite(t, dev.a, dev.b, 1, 100)
-		r.node.enable(dev.f, false)
-		r.node.enable(dev.f, false)
+		r.node.editor.enable(dev.f, false)
+		r.node.editor.enable(dev.f, false)
 		expect(t, events, ib.EventPortDown)
 		if s := r.file(dev.f.a.Name, "ports/1/state"); s != "1: DOWN" {
 			t.Errorf("state %q", s)
@@ -207,7 +207,7 @@ func TestDisable(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "packets are dropped", func() bool { return r.counter(api.ScopeLane, "drop_port") > dropped })
-		r.node.enable(dev.f, true)
+		r.node.editor.enable(dev.f, true)
 		if dev.f == f {
 			if s := f.a.Port().State; s != ib.PortInit {
 				t.Errorf("an InfiniBand port comes up in %v", s)
@@ -243,20 +243,20 @@ func (p *plugs) Power(list []*hca.Adapter, on bool) {
 func TestFunctionsComeAndGo(t *testing.T) {
 	r := run(t, nil)
 	n, board := r.node, &plugs{}
-	n.board = board
+	n.editor.board = board
 	f, v := r.native(t, "weft_ib0", 0), r.native(t, "vf", 0)
-	if _, err := n.addFunction("vf", hca.DefaultLimits); !errors.Is(err, errFunctionThere) {
+	if _, err := n.editor.add("vf", hca.DefaultLimits); !errors.Is(err, errFunctionThere) {
 		t.Errorf("a name twice: %v", err)
 	}
 	for name, want := range map[string]error{"nobody": errNoFunction, "weft_ib0": errPhysical, r.cfg.Device: errPhysical} {
-		if err := n.removeFunction(name); !errors.Is(err, want) {
+		if err := n.editor.remove(name); !errors.Is(err, want) {
 			t.Errorf("removing %s: %v", name, err)
 		}
 	}
-	n.enable(v, false)
-	n.enable(v, true)
+	n.editor.enable(v, false)
+	n.editor.enable(v, true)
 	c := vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
-	if err := n.removeFunction("vf"); err != nil {
+	if err := n.editor.remove("vf"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.GetU64(abi.ReqGetFeatures); err == nil {
@@ -276,7 +276,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 		t.Errorf("numbers %d, %d", again.a.Number(), f.a.Number())
 	}
 	board.err = errors.New("no port is free")
-	if _, err := n.addFunction("one too many", hca.DefaultLimits); !errors.Is(err, board.err) || n.funcs.named("one too many") != nil || n.all.At(4) != nil {
+	if _, err := n.editor.add("one too many", hca.DefaultLimits); !errors.Is(err, board.err) || n.funcs.named("one too many") != nil || n.all.At(4) != nil {
 		t.Errorf("no room in the switch: %v", err)
 	}
 	want := []string{"plug weft_ib0", "plug vf", "off vf", "on vf", "unplug vf", "plug vf", "plug one too many"}
@@ -286,7 +286,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	if n := len(r.status().Devices); n != 3 {
 		t.Errorf("%d devices", n)
 	}
-	n.board = nil
+	n.editor.board = nil
 }
 
 // TestViolationsReachPrograms takes what a lane tells to the port that programs

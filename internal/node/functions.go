@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
 
 	"weft/internal/control/api"
 	"weft/internal/node/describe"
@@ -15,24 +17,61 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// Functions implements api.Backend.
-func (n *Node) Functions(context.Context) ([]api.Function, error) {
+// functionOperations are the operations on functions. Any goroutine but a lane and the management goroutine may call
+// its methods.
+type functionOperations struct{ cfg functionOperationsConfig }
+
+// functionOperationsConfig is what the operations on functions need from their node.
+type functionOperationsConfig struct {
+	Log       *slog.Logger
+	Functions *hca.Functions
+	Table     *functionTable
+	Editor    *functionEditor
+	Intent    *intentStore
+	Network   *mgmt.Network
+	Fabric    bool // the node is in a subnet
+	// Machine returns the network card of a virtual machine with a name, nil: there is none.
+	Machine func(name string) *machine
+	// SegmentPort returns the Ethernet port of a device in a virtual Ethernet switch, nil: it has none. NewSegmentPort
+	// makes one.
+	SegmentPort    func(device string) *segmentPort
+	NewSegmentPort func(r *api.NewFunction) (*segmentPort, error)
+	// AwaitPorts waits until done, which is called after each change of an Ethernet port, or ctx ends.
+	AwaitPorts func(ctx context.Context, done func() bool)
+	// Forget removes requests for interfaces of a device that was deleted.
+	Forget func(device string)
+}
+
+func newFunctionOperations(c functionOperationsConfig) *functionOperations {
+	return &functionOperations{c}
+}
+
+// register registers the operations.
+func (o *functionOperations) register(mux *http.ServeMux) {
+	api.Handle(mux, api.ListFunctions, api.NoInput(o.list))
+	api.Handle(mux, api.AddFunction, o.add)
+	api.Handle(mux, api.ChangeFunction, api.ByName(o.set))
+	api.Handle(mux, api.DeleteFunction, api.NoOutput(o.delete))
+}
+
+// list lists the functions.
+func (o *functionOperations) list(context.Context) ([]api.Function, error) {
 	var list []api.Function
-	for _, f := range n.funcs.all() {
-		list = append(list, f.describe())
+	for _, f := range o.cfg.Table.all() {
+		list = append(list, o.describe(f))
 	}
 	return list, nil
 }
 
-// describe tells people about the function.
-func (f *function) describe() api.Function {
+// describe describes a function.
+func (o *functionOperations) describe(f *function) api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
-	off, adapterOff := f.n.funcs.off(f)
+	off, adapterOff := o.cfg.Table.off(f)
 	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off, AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(),
 		PortState: describe.PortState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
 		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
 			MemoryBytes: l.Memory}}
-	v.Kept, v.NotKept = f.n.intentStore.kept()
+	v.Kept, v.NotKept = o.cfg.Intent.kept()
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
 	}
@@ -47,28 +86,28 @@ func (f *function) describe() api.Function {
 	return v
 }
 
-// AddFunction implements api.Backend.
-func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function, error) {
+// add adds a function.
+func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Function, error) {
 	const what = "cannot add the device"
-	n.intentStore.mu.Lock()
-	defer n.intentStore.mu.Unlock()
-	if err := n.intentStore.editable(what); err != nil {
+	o.cfg.Intent.mu.Lock()
+	defer o.cfg.Intent.mu.Unlock()
+	if err := o.cfg.Intent.editable(what); err != nil {
 		return api.Function{}, err
 	}
 	if r.AdapterEnabled != nil {
-		return api.Function{}, notPhysical(what, r.Name, n.funcs.physical())
+		return api.Function{}, notPhysical(what, r.Name, o.cfg.Table.physical())
 	}
 	vesw := r.VESW()
 	if vesw != "" {
-		if n.sub == nil {
+		if !o.cfg.Fabric {
 			return api.Function{}, mgmt.ErrNoFabric
 		}
-		if _, err := n.mgmt.VESW(ctx, vesw); err != nil {
+		if _, err := o.cfg.Network.VESW(ctx, vesw); err != nil {
 			return api.Function{}, deviceElsewhere(err, vesw, &r)
 		}
 	}
 	var wrong *quotaError
-	f, err := n.newFunction(&r, n.all.Add)
+	f, err := o.create(&r, o.cfg.Functions.Add)
 	switch {
 	case errors.As(err, &wrong):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
@@ -82,26 +121,26 @@ func (n *Node) AddFunction(ctx context.Context, r api.NewFunction) (api.Function
 		return api.Function{}, err
 	}
 	if vesw != "" {
-		if _, err := n.mgmt.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
-			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), n.removeFunction(r.Name))
+		if _, err := o.cfg.Network.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
+			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), o.cfg.Editor.remove(r.Name))
 		}
 	}
-	n.intentStore.forget(r.Name)
-	n.intentStore.save(ctx)
+	o.cfg.Intent.forget(r.Name)
+	o.cfg.Intent.save(ctx)
 	if vesw != "" {
-		n.awaitCarrier(ctx, f)
+		o.awaitCarrier(ctx, f)
 	}
-	return f.describe(), nil
+	return o.describe(f), nil
 }
 
-// awaitCarrier gives an Ethernet port a moment to come up, so that what is told of it is what it will be.
-func (n *Node) awaitCarrier(ctx context.Context, f *function) {
+// awaitCarrier gives an Ethernet port a moment to come up, so that the answer has its lasting state.
+func (o *functionOperations) awaitCarrier(ctx context.Context, f *function) {
 	ctx, stop := context.WithTimeout(ctx, veswPatience)
 	defer stop()
-	n.vesw.changes.Await(ctx, func() bool { return f.a.Port().State == ib.PortActive })
+	o.cfg.AwaitPorts(ctx, func() bool { return f.a.Port().State == ib.PortActive })
 }
 
-// deviceElsewhere tells who can put a device into a VESW where this node cannot.
+// deviceElsewhere adds to an error the node that can put a device into a VESW, where this one cannot.
 func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 	var e *api.Error
 	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
@@ -112,8 +151,8 @@ func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 	return err
 }
 
-// newFunction makes the function that r asks for; the intentStore's mu is held.
-func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
+// create makes the function of a request; the intentStore's mu is held.
+func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
 	limits := hca.DefaultLimits
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
@@ -121,47 +160,46 @@ func (n *Node) newFunction(r *api.NewFunction, number func(*hca.Adapter) error) 
 	var st *segmentPort
 	if r.Segment != "" {
 		var err error
-		if st, err = n.newSegmentPort(r); err != nil {
+		if st, err = o.cfg.NewSegmentPort(r); err != nil {
 			return nil, err
 		}
 	}
-	n.edits.Lock()
-	f, err := n.makeFunction(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
-	n.edits.Unlock()
+	o.cfg.Editor.mu.Lock()
+	f, err := o.cfg.Editor.create(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
+	o.cfg.Editor.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	return f, f.change(&r.FunctionChange)
+	return f, o.change(f, &r.FunctionChange)
 }
 
-// SetFunction implements api.Backend.
-func (n *Node) SetFunction(ctx context.Context, name string, c api.FunctionChange) (api.Function, error) {
+// set changes a function.
+func (o *functionOperations) set(ctx context.Context, name string, c api.FunctionChange) (api.Function, error) {
 	const what = "cannot change the device"
-	n.intentStore.mu.Lock()
-	defer n.intentStore.mu.Unlock()
-	f := n.funcs.named(name)
+	o.cfg.Intent.mu.Lock()
+	defer o.cfg.Intent.mu.Unlock()
+	f := o.cfg.Table.named(name)
 	if f == nil {
 		return api.Function{}, noDevice(what, name)
 	}
-	if err := n.intentStore.editable(what); err != nil {
+	if err := o.cfg.Intent.editable(what); err != nil {
 		return api.Function{}, err
 	}
 	if c.AdapterEnabled != nil && virtual(f.a) {
-		return api.Function{}, notPhysical(what, name, n.funcs.physical())
+		return api.Function{}, notPhysical(what, name, o.cfg.Table.physical())
 	}
-	if err := f.change(&c); err != nil {
+	if err := o.change(f, &c); err != nil {
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
 	}
 	if c.AdapterEnabled != nil {
-		n.enableAdapter(*c.AdapterEnabled)
+		o.cfg.Editor.enableAdapter(*c.AdapterEnabled)
 	}
-	n.intentStore.save(ctx)
-	return f.describe(), nil
+	o.cfg.Intent.save(ctx)
+	return o.describe(f), nil
 }
 
-// change does what a change asks of the function itself, and notes that it was
-// asked for; the intentStore's mu is held. On an error nothing has changed.
-func (f *function) change(c *api.FunctionChange) error {
+// change changes a function, and keeps the request; the intentStore's mu is held. On an error nothing has changed.
+func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 	limits := *f.a.Limits()
 	if err := applyQuotas(&limits, &c.Quotas); err != nil {
 		return err
@@ -176,31 +214,31 @@ func (f *function) change(c *api.FunctionChange) error {
 	}
 	f.a.SetShares(s)
 	if c.Enabled != nil {
-		f.n.enable(f, *c.Enabled)
+		o.cfg.Editor.enable(f, *c.Enabled)
 	}
 	ask(&f.asked, c)
 	return nil
 }
 
-// DelFunction implements api.Backend.
-func (n *Node) DelFunction(ctx context.Context, name string) error {
+// delete deletes a function.
+func (o *functionOperations) delete(ctx context.Context, name string) error {
 	const what = "cannot delete the device"
-	n.intentStore.mu.Lock()
-	defer n.intentStore.mu.Unlock()
-	if err := n.intentStore.editable(what); err != nil {
+	o.cfg.Intent.mu.Lock()
+	defer o.cfg.Intent.mu.Unlock()
+	if err := o.cfg.Intent.editable(what); err != nil {
 		return err
 	}
-	if n.machine(name) != nil {
+	if o.cfg.Machine(name) != nil {
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine", Fix: "weft vm del " + name}
 	}
-	if st := n.segmentPort(name); st != nil && st.want.VESW() != "" {
+	if st := o.cfg.SegmentPort(name); st != nil && st.want.VESW() != "" {
 		var e *api.Error
-		if err := n.mgmt.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
-			n.log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)
+		if err := o.cfg.Network.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+			o.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)
 		}
 	}
-	err := n.removeFunction(name)
-	switch forgotten := n.intentStore.forget(name); {
+	err := o.cfg.Editor.remove(name)
+	switch forgotten := o.cfg.Intent.forget(name); {
 	case errors.Is(err, errPhysical):
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is a device of the physical function",
 			Fix: "weft dev set " + name + " --enabled=false"}
@@ -209,12 +247,9 @@ func (n *Node) DelFunction(ctx context.Context, name string) error {
 	case err != nil && !errors.Is(err, errNoFunction):
 		return err
 	}
-	if n.vesw != nil {
-		n.vesw.forget(name)
-		n.ip.Forget(name)
-	}
-	n.intentStore.save(ctx)
-	if err := n.intentStore.unsaved(); err != nil {
+	o.cfg.Forget(name)
+	o.cfg.Intent.save(ctx)
+	if err := o.cfg.Intent.unsaved(); err != nil {
 		return &api.Error{Code: api.CodeInternal, What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
 			Why: err.Error(), Fix: "weft store status; the node tries again by itself"}
 	}

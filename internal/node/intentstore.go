@@ -29,7 +29,7 @@ type intentStore struct {
 	// store is the store, nil where there is none, and why, where there should be one.
 	store func() (store.Store, error)
 	// mu is held from reading the functions to the answer of the store, so that newer states are written later. It is
-	// locked before the node's edits, and guards asked of every function.
+	// locked before the functionEditor's mu, and guards asked of every function.
 	mu   sync.Mutex
 	wake chan struct{}
 
@@ -247,17 +247,17 @@ func (k *intentStore) load(ctx context.Context) error {
 		return fmt.Errorf("the store's entry %s has version %d, this node knows %d", e.Key, v.Version, keptVersion)
 	}
 	if v.AdapterDisabled {
-		n.enableAdapter(false)
+		n.editor.enableAdapter(false)
 	}
-	n.edits.Lock()
+	n.editor.mu.Lock()
 	for _, f := range v.Functions {
 		n.all.Reserve(f.Number)
 	}
-	n.edits.Unlock()
+	n.editor.mu.Unlock()
 	slices.SortStableFunc(v.Functions, func(a, b keptFunction) int { return int(a.Number) - int(b.Number) })
 	restored := 0
 	for _, f := range v.Functions {
-		if err := n.restore(&f); err != nil {
+		if err := k.restore(&f); err != nil {
 			n.log.Error("a device is not restored", "device", f.Name, "err", err)
 			k.state.Lock()
 			k.failed = append(k.failed, failedFunction{f, err})
@@ -268,7 +268,7 @@ func (k *intentStore) load(ctx context.Context) error {
 	}
 	for i := range v.VESWPorts {
 		r := &v.VESWPorts[i]
-		if err := n.restorePort(r); err != nil {
+		if err := k.restorePort(r); err != nil {
 			n.log.Error("what a VESW port was for is not restored", "device", r.Device, "vesw", r.VESW, "err", err)
 			k.state.Lock()
 			k.ports = append(k.ports, failedPort{*r, err})
@@ -283,7 +283,8 @@ func (k *intentStore) load(ctx context.Context) error {
 var errNumber = errors.New("its number in the store is one that no added device has")
 
 // restore makes one function what it was.
-func (n *Node) restore(f *keptFunction) error {
+func (k *intentStore) restore(f *keptFunction) error {
+	n := k.n
 	want := api.NewFunction{Name: f.Name, Segment: f.Segment, Addrs: f.Addrs, Routes: f.Routes, FunctionChange: f.Asked}
 	if f.Number < virtualFunctions {
 		i := slices.IndexFunc(n.funcs.all(), func(o *function) bool { return o.a.Number() == f.Number })
@@ -293,7 +294,7 @@ func (n *Node) restore(f *keptFunction) error {
 		if err := f.Asked.Validate(); err != nil {
 			return err
 		}
-		return n.funcs.all()[i].change(&f.Asked)
+		return n.functionOps.change(n.funcs.all()[i], &f.Asked)
 	}
 	if err := want.Validate(); err != nil {
 		return err
@@ -303,18 +304,18 @@ func (n *Node) restore(f *keptFunction) error {
 		_, err := n.makeMachine(*f.VM, &f.Asked, number)
 		return err
 	}
-	_, err := n.newFunction(&want, number)
+	_, err := n.functionOps.create(&want, number)
 	return err
 }
 
 // restorePort has a VESW port be again what it was for.
-func (n *Node) restorePort(r *api.VESWRequest) error {
+func (k *intentStore) restorePort(r *api.VESWRequest) error {
 	switch err := r.Validate(); {
 	case err != nil:
 		return err
 	case !r.Kept():
 		return errors.New("it was its command's")
-	case !n.vesw.ask(r):
+	case !k.n.vesw.ask(r):
 		return errors.New("the store says two things of it")
 	}
 	return nil

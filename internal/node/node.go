@@ -41,17 +41,14 @@ import (
 
 // Node is a running node.
 type Node struct {
-	cfg     config.Config
-	log     *slog.Logger
-	dir     *rundir.Dir
-	started time.Time
-	base    time.Time
-	adapter *hca.Adapter   // function 0: the host's addresses
-	all     *hca.Functions // every function
-	// identity is the base of the node's GUIDs; board is where InfiniBand ports
-	// are plugged in, nil where the node is in no subnet.
-	identity ib.GUID
-	board    switchboard
+	cfg      config.Config
+	log      *slog.Logger
+	dir      *rundir.Dir
+	started  time.Time
+	base     time.Time
+	adapter  *hca.Adapter   // function 0: the host's addresses
+	all      *hca.Functions // every function
+	identity ib.GUID        // the base of the node's GUIDs
 	lanes    *lane.Group
 	sessions *session.Registry
 	groups   *ipGroups
@@ -68,12 +65,13 @@ type Node struct {
 	captures *control.Captures
 	faults   *control.Faults
 
-	table atomic.Pointer[hostnet.Table] // the host's addresses
-	funcs *functionTable
-	tree  *portTree
-	ready atomic.Bool
-
-	edits sync.Mutex // held while functions are added and removed; before every other mutex of the node but the intentStore's
+	table       atomic.Pointer[hostnet.Table] // the host's addresses
+	funcs       *functionTable
+	tree        *portTree
+	editor      *functionEditor
+	functionOps *functionOperations
+	perm        permissions // of sockets
+	ready       atomic.Bool // programs can use the node
 
 	mu           sync.Mutex              // guards what follows; never held while waiting for a lane
 	vms          map[string]*machine     // by name
@@ -91,7 +89,7 @@ func Run(ctx context.Context, cfg config.Config, ready func(), log *slog.Logger)
 // testHookOpened is called with a node before it lives, where a test sets it.
 var testHookOpened func(*Node)
 
-// runNode is Run that shows the node to whoever hears that it is ready.
+// runNode is Run that passes the node to ready.
 func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slog.Logger) (err error) {
 	dir, err := rundir.Acquire(cfg.Dir, cfg.DirPerm(os.Geteuid()))
 	if err != nil {
@@ -156,23 +154,56 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = newFunctionTable(n.adapter)
-	n.funcs.list[0].n = n
 	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
 	n.tree = newPortTree(portTreeConfig{Dir: n.cfg.Dir, Identity: n.identity, Log: n.log, Functions: n.funcs, Host: n.table.Load,
 		Notify: n.sessions.NotifyPort})
 	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort), Functions: n.funcs.adapters, IPLinks: n.ipLinks})
 	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures})
+	n.perm = permissions{shared: len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0}
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
 	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host, Subnet: n.sub,
 		DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
+	n.openFunctions()
 	if err := n.openLanes(); err != nil {
 		n.closeTrunks()
 		return err
 	}
 	n.cm.Start(n.lanes, n.sub) // ends with close
 	return nil
+}
+
+// openFunctions makes the rooms that edit functions.
+func (n *Node) openFunctions() {
+	n.editor = newFunctionEditor(functionEditorConfig{Dir: n.cfg.Dir, Permissions: n.perm, Identity: n.identity,
+		WireLocal: n.cfg.WireLocal, Spin: n.cfg.Spin, Functions: n.all, Table: n.funcs, Tree: n.tree, Sessions: n.sessions,
+		EthernetLane: func() *lane.Lane { return n.lanes.First() },
+		Removing: func(a *hca.Adapter) {
+			if n.ip != nil {
+				n.ip.RemoveAdapter(a)
+			}
+		},
+		Machines: n.machines, ForgetMachine: n.forgetMachine,
+		AddSegmentPort: func(st *segmentPort) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.segmentPorts[st.a.Name] = st
+		},
+		RemoveSegmentPort: n.removeSegmentPort})
+	if n.sub != nil {
+		n.editor.board = n.sub
+	}
+	n.functionOps = newFunctionOperations(functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
+		Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, SegmentPort: n.segmentPort,
+		NewSegmentPort: n.newSegmentPort,
+		AwaitPorts:     func(ctx context.Context, done func() bool) { n.vesw.changes.Await(ctx, done) },
+		Forget: func(device string) {
+			if n.vesw != nil {
+				n.vesw.forget(device)
+				n.ip.Forget(device)
+			}
+		}})
 }
 
 func (n *Node) closeTrunks() {
@@ -209,11 +240,10 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.tree.functionsChanged(); err != nil {
 		return err
 	}
-	socketPerm := n.socketPerm()
-	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), n.treePerm()); err != nil {
+	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), n.perm.dir()); err != nil {
 		return err
 	}
-	control, err := n.dir.Listen(rundir.ControlSock, socketPerm)
+	control, err := n.dir.Listen(rundir.ControlSock, n.perm.socket())
 	if err != nil {
 		return err
 	}
@@ -227,12 +257,19 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		server.Shutdown(ctx)
 		server.Close()
 	}()
-	defer n.closeSockets()
-	if err := n.openSockets(); err != nil {
+	defer n.editor.closeSockets()
+	if err := n.editor.openSockets(); err != nil {
 		control.Close()
 		return err
 	}
-	rdmacm, err := n.listenRecords(rundir.CMSock, "the connection manager", conn.DeviceConns, conn.DeviceUserConns)
+	listen := func(name, what string, most, mostOfUser int) (*session.Records, error) {
+		l, err := n.dir.ListenRecords(name, n.perm.socket())
+		if err != nil {
+			return nil, err
+		}
+		return n.sessions.OpenRecords(l, name, what, most, mostOfUser), nil
+	}
+	rdmacm, err := listen(rundir.CMSock, "the connection manager", conn.DeviceConns, conn.DeviceUserConns)
 	if err != nil {
 		control.Close()
 		return err
@@ -240,7 +277,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	n.cm.OpenDevice(rdmacm)
 	defer rdmacm.Close()
 	if n.sub != nil {
-		u, err := n.listenRecords(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
+		u, err := listen(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
 		if err != nil {
 			control.Close()
 			return err

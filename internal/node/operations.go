@@ -19,11 +19,7 @@ func (n *Node) operations() *http.ServeMux {
 	api.Handle(mux, api.AnnounceProgram, api.Action(n.Use))
 	api.Handle(mux, api.Shutdown, api.Action(n.Shutdown))
 
-	api.Handle(mux, api.ListFunctions, api.NoInput(n.Functions))
-	api.Handle(mux, api.AddFunction, n.AddFunction)
-	api.Handle(mux, api.ChangeFunction, api.ByName(n.SetFunction))
-	api.Handle(mux, api.DeleteFunction, api.NoOutput(n.DelFunction))
-
+	n.functionOps.register(mux)
 	n.captures.Register(mux)
 	n.faults.Register(mux)
 	(&control.Inspector{Sessions: n.sessions, All: n.all, Identifiers: n.cm.Identifiers}).Register(mux)

@@ -9,34 +9,34 @@ import (
 
 // enable lets the port of a function come up, or takes it down: queue pairs
 // stay, packets do not move.
-func (n *Node) enable(f *function, on bool) {
-	n.edits.Lock()
-	defer n.edits.Unlock()
-	n.funcs.disable(f, !on)
-	n.power(f)
+func (e *functionEditor) enable(f *function, on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cfg.Table.disable(f, !on)
+	e.power(f)
 }
 
 // enableAdapter is enable for the whole adapter: every function's port goes
 // down, and those that are enabled themselves come up again with it.
-func (n *Node) enableAdapter(on bool) {
-	n.edits.Lock()
-	defer n.edits.Unlock()
-	n.funcs.disableAdapter(!on)
-	n.power(n.funcs.all()...)
+func (e *functionEditor) enableAdapter(on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.cfg.Table.disableAdapter(!on)
+	e.power(e.cfg.Table.all()...)
 }
 
-// power makes the ports of functions what was decided for them; edits is held.
-func (n *Node) power(list ...*function) {
+// power makes the ports of functions what was decided for them; mu is held.
+func (e *functionEditor) power(list ...*function) {
 	var plugged [2][]*hca.Adapter // off, on
 	for _, f := range list {
-		disabled, adapterOff := n.funcs.off(f)
+		disabled, adapterOff := e.cfg.Table.off(f)
 		down := disabled || adapterOff
 		if f.down == down {
 			continue
 		}
 		f.down = down
-		if f.st == nil && f.a.Port().Link != ib.LinkInfiniBand || n.board == nil {
-			n.tree.setDown(f.a, down)
+		if f.st == nil && f.a.Port().Link != ib.LinkInfiniBand || e.board == nil {
+			e.cfg.Tree.setDown(f.a, down)
 		} else if down {
 			plugged[0] = append(plugged[0], f.a)
 		} else {
@@ -45,7 +45,7 @@ func (n *Node) power(list ...*function) {
 	}
 	for i, list := range plugged {
 		if len(list) > 0 {
-			n.board.Power(list, i == 1)
+			e.board.Power(list, i == 1)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/subnet"
+	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
 
@@ -22,7 +23,7 @@ func (n *Node) openSubnet() error {
 		return err
 	}
 	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
-		NewPort: n.newPort, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures}
+		NewPort: func(guid ib.GUID) *hca.Port { return newPort(guid, n.cfg.WireLocal) }, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures}
 	c.Plugged = func(a *hca.Adapter) { n.vesw.plugged(a) }
 	c.Unplugged = func(function uint16) func() {
 		busy := n.vesw.unplugged(function)
@@ -33,7 +34,6 @@ func (n *Node) openSubnet() error {
 		}
 	}
 	n.sub = subnet.New(c)
-	n.board = n.sub
 	if n.ip, err = n.newIPLinks(); err != nil {
 		return err
 	}
@@ -79,6 +79,6 @@ func (n *Node) startSubnet() error {
 	if n.cfg.Device == firstNative {
 		return &api.Error{What: "cannot run the node", Why: firstNative + " is the name of its InfiniBand device", Fix: "give it another --device, or --fabric=false"}
 	}
-	_, err := n.addFunction(firstNative, hca.DefaultLimits)
+	_, err := n.editor.add(firstNative, hca.DefaultLimits)
 	return err
 }

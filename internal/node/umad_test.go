@@ -359,7 +359,7 @@ func TestUmadIsSM(t *testing.T) {
 
 func TestUmadOfRemovedFunction(t *testing.T) {
 	r := manageable(t)
-	if _, err := r.node.addFunction("x", hca.DefaultLimits); err != nil {
+	if _, err := r.node.editor.add("x", hca.DefaultLimits); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{"umad0": firstNative, "umad1": "x", "issm1": "x"} {
@@ -370,7 +370,7 @@ func TestUmadOfRemovedFunction(t *testing.T) {
 	}
 	c, a := r.umadOpen("x")
 	r.smpAgent(a.Token)
-	if err := r.node.removeFunction("x"); err != nil {
+	if err := r.node.editor.remove("x"); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := c.Read(make([]byte, 10)); !errors.Is(err, io.EOF) {

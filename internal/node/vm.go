@@ -119,13 +119,13 @@ func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number fu
 	if there {
 		return nil, errFunctionThere
 	}
-	f, err := n.newFunction(&api.NewFunction{Name: want.Name, FunctionChange: *change}, number)
+	f, err := n.functionOps.create(&api.NewFunction{Name: want.Name, FunctionChange: *change}, number)
 	if err != nil {
 		n.forgetMachine(m)
 		return nil, err
 	}
-	n.edits.Lock()
-	defer n.edits.Unlock()
+	n.editor.mu.Lock()
+	defer n.editor.mu.Unlock()
 	n.mu.Lock()
 	m.f = f
 	n.mu.Unlock()
@@ -133,7 +133,7 @@ func (n *Node) makeMachine(want api.NewVM, change *api.FunctionChange, number fu
 		return m, nil
 	}
 	if err := m.open(); err != nil {
-		return nil, errors.Join(err, n.drop(f), n.tree.functionsChanged())
+		return nil, errors.Join(err, n.editor.drop(f), n.tree.functionsChanged())
 	}
 	return m, nil
 }
@@ -181,7 +181,7 @@ func (n *Node) machine(name string) *machine {
 	return n.vms[name]
 }
 
-// open listens for the front-end, or begins to connect to it; edits is held. All sockets share the quotas of the first
+// open listens for the front-end, or begins to connect to it; the functionEditor's mu is held. All sockets share the quotas of the first
 // device socket.
 func (m *machine) open() error {
 	n := m.n
@@ -192,10 +192,10 @@ func (m *machine) open() error {
 	} else {
 		var err error
 		if filepath.Dir(m.want.Socket) == filepath.Join(n.cfg.Dir, vmDir) {
-			err = rundir.Ensure(filepath.Dir(m.want.Socket), n.treePerm())
+			err = rundir.Ensure(filepath.Dir(m.want.Socket), n.perm.dir())
 		}
 		if err == nil {
-			s, err = vhost.Listen(m.want.Socket, n.socketPerm(), c)
+			s, err = vhost.Listen(m.want.Socket, n.perm.socket(), c)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", m.want.Socket, err)
@@ -432,7 +432,7 @@ func (n *Node) addVM(ctx context.Context, want api.NewVM) (api.VM, error) {
 	}
 	if want.VESW != "" {
 		if _, err := n.mgmt.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
-			return api.VM{}, errors.Join(elsewhere(err, want.VESW, want.Name), n.removeFunction(want.Name))
+			return api.VM{}, errors.Join(elsewhere(err, want.VESW, want.Name), n.editor.remove(want.Name))
 		}
 	}
 	n.intentStore.forget(want.Name)
@@ -470,7 +470,7 @@ func (n *Node) DelVM(ctx context.Context, name string) error {
 				n.log.Warn("a deleted virtual machine is still wanted in its VESW", "vm", name, "vesw", m.want.VESW, "err", err)
 			}
 		}
-		if err := n.removeFunction(name); err != nil {
+		if err := n.editor.remove(name); err != nil {
 			return err
 		}
 	}
