@@ -57,6 +57,21 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// TestListFlags gives lists by flags: a value in quotation marks has commas of its own, and an empty list replaces that of
+// the environment.
+func TestListFlags(t *testing.T) {
+	vars := env(map[string]string{"WEFT_PEER": "10.0.0.9", "WEFT_IPOIB_SET": "debug=1"})
+	got, err := Load(Sources{Flags: flags(t, "--peer=", `--ipoib-set="pkeys=0x8014,0x8015"`, "--ipoib-set=scope=2"), Getenv: vars})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Peers, want.IPoIBSet = []string{}, []string{"pkeys=0x8014,0x8015", "scope=2"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestEverySettingFromEverySource(t *testing.T) {
 	want := Config{Dir: "/d", Device: "w", Lanes: 5, RoCEPort: 1, RoCEInterfaces: []string{"eth0", "eno*"},
 		WireLocal: true, ICRC: "solve", RealTime: true, Spin: time.Millisecond, IdleExit: time.Hour, AllowUIDs: []int{1, 1000}, LogLevel: "debug",

@@ -79,6 +79,10 @@ func Load(from Sources) (Config, error) {
 		if f := from.Flags.Lookup(s.Name); f != nil && f.Changed {
 			text := f.Value.String()
 			if list, ok := f.Value.(pflag.SliceValue); ok {
+				if p, ok := s.field(&c).(*[]string); ok { // a value may have commas, and the list none: --peer=
+					*p = list.GetSlice()
+					continue
+				}
 				text = strings.Join(list.GetSlice(), ",")
 			}
 			if err := s.parse(&c, text); err != nil {
