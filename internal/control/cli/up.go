@@ -209,7 +209,7 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 				cmd.Args = append(cmd.Args, "--config="+abs)
 			}
 		default:
-			cmd.Args = append(cmd.Args, "--"+f.Name+"="+strings.Trim(f.Value.String(), "[]"))
+			cmd.Args = append(cmd.Args, flagArgument(f))
 		}
 	})
 	cmd.Env = withoutEnv(os.Environ(), "LD_PRELOAD", config.EnvName("dir"), reportFD) // a node must not run on a node
@@ -254,6 +254,16 @@ func (a *app) detach(ctx context.Context, flags *pflag.FlagSet, c config.Config)
 		case <-tick.C:
 		}
 	}
+}
+
+// flagArgument is the argument by which another command gets the value of f. pflag prints a list in brackets, which it does
+// not read; brackets of a value, as in eth[0-9] and [fd00::2]:4792, stay.
+func flagArgument(f *pflag.Flag) string {
+	text := f.Value.String()
+	if _, ok := f.Value.(pflag.SliceValue); ok {
+		text = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
+	}
+	return "--" + f.Name + "=" + text
 }
 
 // maxReason bounds the line with which a node reports why it did not start.
