@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+
 	"weft/internal/control/api"
 	"weft/internal/node/session"
 	"weft/internal/proto/ib"

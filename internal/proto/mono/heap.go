@@ -89,7 +89,7 @@ func (h *Heap[T]) PopDue(now Time) (value T, ok bool) {
 }
 
 // Run calls fire for each timer that is due, earliest first. A timer that fire sets during the call
-// is left for the next Run, even if it is due.
+// is left for the next Run, even if it is due, and so are the timers behind it: Next is then due.
 func (h *Heap[T]) Run(now Time, fire func(T)) {
 	last := h.seq
 	for len(h.list) > 0 && h.list[0].at <= now && h.list[0].seq <= last {
