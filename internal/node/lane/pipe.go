@@ -40,7 +40,7 @@ type pipe struct {
 	used       uint64
 	gather     mem.Batch // of the writer, as dst is: both allocate once
 	dst        [1][]byte
-	handled    uint32 // of the reader: passed to each but not released
+	handled    uint32 // of the reader: slots whose burst it has handled but not released
 }
 
 func newPipe() *pipe { return &pipe{buf: make([]byte, pipeBytes)} }

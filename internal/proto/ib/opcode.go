@@ -167,7 +167,7 @@ func ServiceOf(t QPType) Opcode {
 // Split returns the opcode of packet k of n packets that together carry what
 // one packet of opcode o would: o itself where n is 1, else First or Middle
 // for the packets before the last, and Middle or Last after the first. It is
-// how a run of packets (package transport) is put on the wire. o must be a
+// how a link puts a burst (package pkt) on the wire. o must be a
 // SEND, a WRITE or a READ response.
 func (o Opcode) Split(k, n uint32) Opcode {
 	if n <= 1 {
@@ -207,7 +207,7 @@ func (o Opcode) Split(k, n uint32) Opcode {
 	return m
 }
 
-// Join returns the opcode of a run of opcode o with the packet n behind it, and
+// Join returns the opcode of a burst of opcode o with the packet n behind it, and
 // false where n does not continue it. It is the inverse of Split.
 func (o Opcode) Join(n Opcode) (Opcode, bool) {
 	i, j := o.Info(), n.Info()

@@ -16,13 +16,11 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// Burst is a run of Count packets with consecutive PSNs that belong to one
-// message. Headers.PSN is the first packet's. Headers.Opcode is the opcode
-// that one packet with the whole payload would bear: Only for a run that
-// holds a whole message, First, Middle or Last otherwise; Opcode.Split gives
-// that of each packet. Extension headers of the message's start (RETH, the
-// AETH of a READ response) belong to the first packet, ImmDt, SE and AckReq
-// to the last; AETH of a READ response also to the last.
+// Burst is Count packets with consecutive PSNs that belong to one message. Headers.PSN is that of the first packet.
+// Headers.Opcode is the opcode of one packet with the whole payload: Only for a burst with a whole message, else First,
+// Middle or Last; Opcode.Split returns the opcode of each packet. Extension headers of the message's start (RETH, the
+// AETH of a READ response) belong to the first packet, ImmDt, SE and AckReq to the last; the AETH of a READ response
+// also to the last.
 //
 // Every packet but the last carries exactly the path MTU; PadCnt is the
 // link's to compute and is not valid in a Burst.
@@ -59,5 +57,5 @@ func (r *Burst) PutArea(b []byte) {
 	g.Put(b)
 }
 
-// LastPSN returns the sequence number of the run's last packet.
+// LastPSN returns the sequence number of the last packet.
 func (r *Burst) LastPSN() ib.PSN { return r.PSN.Add(r.Count - 1) }

@@ -11,44 +11,42 @@ import (
 // one burst, which ends at a packet with AckReq. It is the receiver's inverse of Headers.Packet. It
 // allocates nothing after NewJoiner and belongs to one lane.
 type Joiner struct {
-	runs []Burst
-	segs []mem.Seg
-	n    int
+	bursts []Burst
+	segs   []mem.Seg
+	n      int
 }
 
-// NewJoiner returns a Joiner with room for n runs.
+// NewJoiner returns a Joiner with room for n bursts.
 func NewJoiner(n int) *Joiner {
-	return &Joiner{runs: make([]Burst, n), segs: make([]mem.Seg, 0, n)}
+	return &Joiner{bursts: make([]Burst, n), segs: make([]mem.Seg, 0, n)}
 }
 
-// Reset forgets the runs: their memory is used again.
+// Reset removes all bursts and reuses their memory.
 func (j *Joiner) Reset() { j.n, j.segs = 0, j.segs[:0] }
 
-// Bursts returns the runs since Reset; they are valid until the next one.
-func (j *Joiner) Bursts() []Burst { return j.runs[:j.n] }
+// Bursts returns the bursts since Reset; they are valid until the next Reset.
+func (j *Joiner) Bursts() []Burst { return j.bursts[:j.n] }
 
 // Full reports that there may be no room for another packet.
-func (j *Joiner) Full() bool { return j.n == len(j.runs) || len(j.segs)+2 > cap(j.segs) }
+func (j *Joiner) Full() bool { return j.n == len(j.bursts) || len(j.segs)+2 > cap(j.segs) }
 
-// Slot returns the run to fill in with the next packet: its headers, with
-// Count 1, MTU the length of its payload, Path and Data with Bytes.
+// Slot returns the burst to fill in with the next packet: its headers, with Count 1, MTU the length of its payload, Path
+// and Data with Bytes.
 //
 // Preconditions: not Full.
-func (j *Joiner) Slot() *Burst { return &j.runs[j.n] }
+func (j *Joiner) Slot() *Burst { return &j.bursts[j.n] }
 
-// Add appends the packet in Slot to the newest run, or as a new one, which it
-// reports.
+// Add appends the packet in Slot to the newest burst, or makes a new burst of it, which it reports.
 func (j *Joiner) Add() (fresh bool) {
-	if j.n > 0 && j.join(&j.runs[j.n-1], &j.runs[j.n]) {
+	if j.n > 0 && j.join(&j.bursts[j.n-1], &j.bursts[j.n]) {
 		return false
 	}
 	j.n++
 	return true
 }
 
-// join appends the packet n to the run r if it continues it: same flow and
-// queue pair, next sequence number, next in the message, nothing in the run so
-// far that belongs to a last packet, and full packets so far.
+// join appends the packet n to the burst r if it continues it: same flow and queue pair, next sequence number, next in
+// the message, nothing in the burst so far that belongs to a last packet, and full packets so far.
 func (j *Joiner) join(r, n *Burst) bool {
 	op, ok := r.Opcode.Join(n.Opcode)
 	if !ok || n.PSN != r.PSN.Add(r.Count) || n.DestQPN != r.DestQPN || n.PKey != r.PKey ||
@@ -63,7 +61,7 @@ func (j *Joiner) join(r, n *Burst) bool {
 	}
 	j.addSeg(n.Data.Bytes)
 	r.Count++
-	// Invariant: a run's segments are the newest ones, as only the newest run
+	// Invariant: a burst's segments are the newest ones, as only the newest burst
 	// grows.
 	r.Data.Segs = j.segs[len(j.segs)-int(r.Count):]
 	r.Data.Len += n.Data.Len

@@ -31,7 +31,7 @@ type Port struct {
 	// OverFabric: the packets of an Ethernet port leave in frames of a virtual switch, and wait for the fabric's link
 	// where that is blocked.
 	OverFabric bool
-	// MaxRun bounds the payload of a run towards other nodes, MaxLocalRun
+	// MaxRun bounds the payload of a burst towards other nodes, MaxLocalRun
 	// within the node.
 	MaxRun, MaxLocalRun uint32
 

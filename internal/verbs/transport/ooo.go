@@ -47,7 +47,7 @@ type oooBurst struct {
 // NewBuffers returns n buffers of 1 MiB, which are allocated when one is first needed.
 func NewBuffers(n int) *Buffers { return &Buffers{free: make([]*buffer, 0, n), left: n} }
 
-// get returns an empty buffer; nil where all are in use, and of no Buffers.
+// get returns an empty buffer. It returns nil where all are in use, and where s is nil: that queue pair has no buffers.
 func (s *Buffers) get() *buffer {
 	if s == nil {
 		return nil

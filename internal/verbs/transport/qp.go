@@ -187,7 +187,7 @@ type Attr struct {
 type Counters struct {
 	SentPackets, RcvdPackets, SentBytes, RcvdBytes uint64
 	DuplicateRequest, OutOfSequence                uint64
-	OOOBuffered, OOORefused                        uint64 // packets behind a gap: kept, and not for lack of room
+	OOOBuffered, OOORefused                        uint64 // packets behind a gap: kept; dropped for lack of room
 	// READ responses that were copied before a request behind them was executed, and requests deferred for lack
 	// of room.
 	ReadCopies, ReadCopyRefused                         uint64

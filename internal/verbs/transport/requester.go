@@ -395,7 +395,7 @@ func (s *requester) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	fresh := s.txPSN == s.maxPSN
 	flight := dist(s.txPSN, s.una)
 	if fresh && s.reads >= uint32(s.attr.MaxRdAtomic) || flight+n > maxOutstanding ||
-		flight != 0 && s.window.open && (s.waiting() || uint64(flight+n)*uint64(s.mtu) > uint64(s.window.size)) {
+		flight != 0 && s.window.enabled && (s.waiting() || uint64(flight+n)*uint64(s.mtu) > uint64(s.window.size)) {
 		s.stalled = true
 		return false
 	}
@@ -476,7 +476,7 @@ func (s *requester) advance(now mono.Time, wr *SendWR, n uint32) {
 	end := s.txPSN.Add(n)
 	if s.txPSN != s.maxPSN {
 		s.ctr.Retransmits += uint64(min(n, dist(s.maxPSN, s.txPSN)))
-	} else if s.window.open {
+	} else if s.window.enabled {
 		s.timers.sample(now, s.txPSN)
 	}
 	if dist(end, s.una) > dist(s.maxPSN, s.una) {
@@ -511,7 +511,7 @@ func (s *requester) room() uint64 {
 	flight := dist(s.txPSN, s.una)
 	burst = min(burst, uint64(maxOutstanding-flight)*mtu)
 	switch {
-	case !s.window.open:
+	case !s.window.enabled:
 		return burst
 	case flight != 0 && s.waiting():
 		return 0

@@ -6,11 +6,11 @@ import "weft/internal/proto/ib"
 
 // window is the congestion window of a requester on a path that can lose packets: how many bytes may be
 // unacknowledged. It grows as in slow start up to the threshold and linearly beyond, and a loss takes a part of it
-// (docs/adr/0007-loss-recovery.md and 0011). On a local path it is closed and limits nothing.
+// (docs/adr/0007-loss-recovery.md and 0011). On a local path it is not enabled and limits nothing.
 //
-// Invariant, while open: mtu ≤ size, and size ≤ max where it did not fall to a larger floor.
+// Invariant, while enabled: mtu ≤ size, and size ≤ max where it did not fall to a larger floor.
 type window struct {
-	open      bool   // the path can lose packets; the other fields count only then
+	enabled   bool   // the path can lose packets; the other fields count only then
 	size      uint32 // bytes that may be unacknowledged
 	threshold uint32 // bytes; above it the window grows linearly
 	max       uint32 // bytes; the configured bound
@@ -34,7 +34,7 @@ const (
 
 // newWindow returns the window of a fresh connection; minimum is the configured lower bound in bytes.
 func newWindow(mtu, minimum, maximum uint32) window {
-	return window{open: true, size: max(min(initialWindow, maximum), mtu), threshold: maximum, max: maximum,
+	return window{enabled: true, size: max(min(initialWindow, maximum), mtu), threshold: maximum, max: maximum,
 		floor: max(minimum, 4*mtu), mtu: mtu}
 }
 
@@ -42,7 +42,7 @@ func newWindow(mtu, minimum, maximum uint32) window {
 // window afterwards. Where every hundredth packet is lost at random, cuts of a quarter leave 37 packets under way
 // (docs/adr/0011-loss-windows.md), cuts of a sixteenth 80.
 func (w *window) grow(n uint32) {
-	if !w.open || w.size >= w.max {
+	if !w.enabled || w.size >= w.max {
 		return
 	}
 	bytes := uint64(n) * uint64(w.mtu)
@@ -55,7 +55,7 @@ func (w *window) grow(n uint32) {
 // cut takes one part-th of the window for a loss among the packets below end. It does nothing while an earlier cut
 // covers the loss.
 func (w *window) cut(end ib.PSN, part uint32) {
-	if !w.open || w.recovering {
+	if !w.enabled || w.recovering {
 		return
 	}
 	w.recovering, w.recoveryEnd = true, end
@@ -65,7 +65,7 @@ func (w *window) cut(end ib.PSN, part uint32) {
 
 // collapse is cut where nothing came back at all: the window falls to its floor.
 func (w *window) collapse(end ib.PSN, part uint32) {
-	if !w.open {
+	if !w.enabled {
 		return
 	}
 	w.cut(end, part)

@@ -22,9 +22,8 @@ type Counters struct {
 	RcvdMessages           uint64 // datagrams or trains of datagrams from the kernel
 	RcvdGRO                uint64 // of these, trains that the kernel joined
 	RcvdBursts             uint64
-	// Accepted packets with an IP identification that is not visible:
-	// RcvdIDSeen had the one value that makes their ICRC right; of RcvdIDSolved
-	// the value is not known, so that 16 bits of the ICRC were checked.
+	// Accepted IPv4 packets with an identification that the UDP socket hides. RcvdIDSeen: the raw socket saw it, so
+	// all 32 bits of the ICRC were checked. RcvdIDSolved: it was computed from the ICRC, so 16 bits were checked.
 	RcvdIDSeen, RcvdIDSolved uint64
 
 	DropNotLocal  uint64 // broadcasts: neither an address of this host nor a group

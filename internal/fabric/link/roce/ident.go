@@ -226,9 +226,9 @@ func (l *Link) openICRC(cfg Config) error {
 // why so; of a Link that only sends, ICRCAuto.
 func (l *Link) ICRC() (mode ICRCMode, why string) { return l.icrc, l.icrcWhy }
 
-// genuine reports whether the ICRC of p, BTH … ICRC, is right. It tries the identification predicted
-// from the packet's position in its message. If that fails, it computes the one that makes the ICRC
-// right, and accepts it if the raw socket saw the packet with it, or did not see the packet.
+// genuine reports whether the ICRC of p, BTH … ICRC, is right. It tries the identification predicted from the packet's
+// position in its message. If that fails, it computes the one identification that makes the ICRC right. It then
+// rejects the packet only if the raw socket saw it with another identification.
 func (l *Link) genuine(p []byte) bool {
 	first, want := l.off == 0, l.hint
 	l.hint++ // as the next packet of a train bears

@@ -221,7 +221,7 @@ func (l *Link) openRecv(f int, cfg Config) error {
 	// Half of it may be refused, silently; less than two trains per peer of a
 	// small fabric costs retransmissions.
 	if n := udpsock.SetRecvBuffer(fd, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
-		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
+		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the requested %d KiB: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
 			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)

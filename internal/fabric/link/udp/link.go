@@ -174,7 +174,7 @@ func (l *Link) openFamily(f, recvBuffer int) error {
 	// Half of it may be refused, silently.
 	if n < recvBuffer/2 {
 		l.degraded = append(l.degraded, udpsock.Degraded{Name: "small_trunk_rcvbuf_" + family(f),
-			Detail: fmt.Sprintf("the %s receive buffer of trunks is %d KiB of the %d KiB asked for: bursts are lost and sent again", family(f), n>>10, recvBuffer>>10),
+			Detail: fmt.Sprintf("the %s receive buffer of trunks is %d KiB of the requested %d KiB: bursts are lost and sent again", family(f), n>>10, recvBuffer>>10),
 			Fix:    fmt.Sprintf("sysctl -w net.core.rmem_max=%d", recvBuffer)})
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)

@@ -61,8 +61,8 @@ func (t *Tap) Received(f uint16, r *pkt.Burst) {
 	}
 }
 
-// add puts the packets of a run into a capture's ring. The time is that of the
-// run: its packets leave together.
+// add puts the packets of a burst into a capture's ring. The time is that of the
+// burst: its packets leave together.
 func (t *Tap) add(c *Capture, iface int, src ib.QPN, r *pkt.Burst) {
 	at, ring := c.cfg.Clock(), c.rings[t.lane]
 	data := r.Data.Bytes

@@ -175,7 +175,7 @@ func New(cfg Config, pipe Pipeline) *Engine {
 		details: newFIFO[*Packet](cfg.Payloads), requests: newFIFO[request](cfg.Requests)}
 }
 
-// Receive is the packet receiver's part: r, a run of one packet to a
+// Receive is the packet receiver's part: r, a burst of one packet to a
 // multicast MLID or GID, is split into header details and payload, which is
 // copied before it returns. from is the function of this node that sent it, or
 // NoFunction. On a mem.SourceFault nothing was taken.
