@@ -53,9 +53,26 @@ const (
 
 // newPort describes the InfiniBand port of a function that nobody manages yet.
 func newPort(guid ib.GUID, wireLocal bool) *hca.Port {
-	p := &hca.Port{Link: ib.LinkInfiniBand, State: ib.PortInit, Phys: ib.PhysLinkUp, MTU: ib.MTU4096, MaxMTU: ib.MTU4096,
-		Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.SpeedEDR, SubnetTimeout: 18, GIDPrefix: ib.DefaultGIDPrefix,
-		PKeys: make([]ib.PKey, pkeyTable), GUIDs: make([]ib.GUID, guidTable), WireLocal: wireLocal, MaxRun: fabric.MaxRun, MaxLocalRun: lane.LocalBurst}
+	p := &hca.Port{
+		Link:          ib.LinkInfiniBand,
+		State:         ib.PortInit,
+		Phys:          ib.PhysLinkUp,
+		MTU:           ib.MTU4096,
+		MaxMTU:        ib.MTU4096,
+		Width:         ib.Width4x,
+		Speed:         ib.SpeedQDR,
+		SpeedExt:      ib.SpeedEDR,
+		SubnetTimeout: 18,
+		GIDPrefix:     ib.DefaultGIDPrefix,
+		PKeys: make(
+			[]ib.PKey,
+			pkeyTable,
+		),
+		GUIDs:       make([]ib.GUID, guidTable),
+		WireLocal:   wireLocal,
+		MaxRun:      fabric.MaxRun,
+		MaxLocalRun: lane.LocalBurst,
+	}
 	p.PKeys[0], p.GUIDs[0] = ib.DefaultPKey, guid
 	p.SetGIDs()
 	return p

@@ -64,7 +64,13 @@ func (e *functionEditor) add(name string, limits hca.Limits) (*function, error) 
 
 // create is add with mu held. number gives the function its number. on: its port may come up. st is its Ethernet port;
 // nil: programs have the InfiniBand port.
-func (e *functionEditor) create(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool, st *segmentPort) (*function, error) {
+func (e *functionEditor) create(
+	name string,
+	limits hca.Limits,
+	number func(*hca.Adapter) error,
+	on bool,
+	st *segmentPort,
+) (*function, error) {
 	if e.cfg.Table.named(name) != nil {
 		return nil, errFunctionThere
 	}
@@ -151,10 +157,14 @@ func (e *functionEditor) open(f *function) error {
 	if f.st != nil {
 		on = e.cfg.EthernetLane() // it has the links of ports in virtual Ethernet switches
 	}
-	socket, err := vhost.Listen(filepath.Join(e.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"), e.cfg.Permissions.socket(), vhost.Config{
-		New:   func(s *vhost.Session) (vhost.Device, error) { return e.cfg.Sessions.Admit(f.a, on, s) },
-		OnEnd: e.cfg.Sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(e.cfg.Spin / time.Microsecond),
-		Limits: e.cfg.Sessions.Limits(), OnRefuse: e.cfg.Sessions.Refused, Share: e.cfg.Table.all()[0].socket})
+	socket, err := vhost.Listen(
+		filepath.Join(e.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"),
+		e.cfg.Permissions.socket(),
+		vhost.Config{
+			New:   func(s *vhost.Session) (vhost.Device, error) { return e.cfg.Sessions.Admit(f.a, on, s) },
+			OnEnd: e.cfg.Sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(e.cfg.Spin / time.Microsecond),
+			Limits: e.cfg.Sessions.Limits(), OnRefuse: e.cfg.Sessions.Refused, Share: e.cfg.Table.all()[0].socket},
+	)
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}

@@ -67,10 +67,31 @@ func (o *functionOperations) list(context.Context) ([]api.Function, error) {
 func (o *functionOperations) describe(f *function) api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
 	off, adapterOff := o.cfg.Table.off(f)
-	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off, AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(),
-		PortState: describe.PortState(p.State), LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
-		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP), SRQs: int(l.SRQ), AHs: int(l.AH),
-			MemoryBytes: l.Memory}}
+	v := api.Function{
+		Name:           a.Name,
+		Number:         int(a.Number()),
+		Virtual:        virtual(a),
+		Enabled:        !off,
+		AdapterEnabled: !adapterOff,
+		LinkLayer:      p.Link.String(),
+		PortState: describe.PortState(
+			p.State,
+		),
+		LID:      uint16(p.LID),
+		NodeGUID: a.NodeGUID.String(),
+		Sessions: a.Sessions(),
+		Weight:   int(s.Weight),
+		Quotas: api.Quotas{
+			Sessions:    l.Sessions,
+			PDs:         int(l.PD),
+			MRs:         int(l.MR),
+			CQs:         int(l.CQ),
+			QPs:         int(l.QP),
+			SRQs:        int(l.SRQ),
+			AHs:         int(l.AH),
+			MemoryBytes: l.Memory,
+		},
+	}
 	v.Kept, v.NotKept = o.cfg.Intent.kept()
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
@@ -112,11 +133,26 @@ func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Fu
 	case errors.As(err, &wrong):
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
 	case errors.Is(err, errFunctionThere):
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "there is a device " + r.Name, Fix: "choose another name"}
+		return api.Function{}, &api.Error{
+			Code: api.CodeInvalid,
+			What: what,
+			Why:  "there is a device " + r.Name,
+			Fix:  "choose another name",
+		}
 	case errors.Is(err, subnet.ErrNoSwitchPort):
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "delete a device, or start the node with more --switch-ports"}
+		return api.Function{}, &api.Error{
+			Code: api.CodeInvalid,
+			What: what,
+			Why:  err.Error(),
+			Fix:  "delete a device, or start the node with more --switch-ports",
+		}
 	case errors.Is(err, hca.ErrNoFunction):
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: "the node has made as many devices as it can number", Fix: "start it again"}
+		return api.Function{}, &api.Error{
+			Code: api.CodeInvalid,
+			What: what,
+			Why:  "the node has made as many devices as it can number",
+			Fix:  "start it again",
+		}
 	case err != nil:
 		return api.Function{}, err
 	}
@@ -145,7 +181,11 @@ func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
 	var e *api.Error
 	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
 		x := *e
-		x.Fix = fmt.Sprintf("weft dev add %s --segment vesw with the same addresses here, then weft vesw port add %s and the port GUID that it prints at that node", r.Name, vesw)
+		x.Fix = fmt.Sprintf(
+			"weft dev add %s --segment vesw with the same addresses here, then weft vesw port add %s and the port GUID that it prints at that node",
+			r.Name,
+			vesw,
+		)
 		return &x
 	}
 	return err
@@ -229,12 +269,26 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 		return err
 	}
 	if o.cfg.Machine(name) != nil {
-		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine", Fix: "weft vm del " + name}
+		return &api.Error{
+			Code: api.CodeInvalid,
+			What: what,
+			Why:  name + " is the network card of a virtual machine",
+			Fix:  "weft vm del " + name,
+		}
 	}
 	if st := o.cfg.SegmentPort(name); st != nil && st.want.VESW() != "" {
 		var e *api.Error
-		if err := o.cfg.Network.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
-			o.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", name, "vesw", st.want.VESW(), "err", err)
+		if err := o.cfg.Network.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil &&
+			!(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+			o.cfg.Log.Warn(
+				"a deleted device is still wanted in its VESW",
+				"device",
+				name,
+				"vesw",
+				st.want.VESW(),
+				"err",
+				err,
+			)
 		}
 	}
 	err := o.cfg.Editor.remove(name)
@@ -250,15 +304,23 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 	o.cfg.Forget(name)
 	o.cfg.Intent.save(ctx)
 	if err := o.cfg.Intent.unsaved(); err != nil {
-		return &api.Error{Code: api.CodeInternal, What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
-			Why: err.Error(), Fix: "weft store status; the node tries again by itself"}
+		return &api.Error{
+			Code: api.CodeInternal,
+			What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
+			Why:  err.Error(),
+			Fix:  "weft store status; the node tries again by itself",
+		}
 	}
 	return nil
 }
 
 func notPhysical(what, name, physical string) error {
-	return &api.Error{Code: api.CodeInvalid, What: what, Why: "only the physical function enables and disables the adapter, and " + name + " is a virtual function",
-		Fix: "weft dev set " + physical + " --adapter=disabled"}
+	return &api.Error{
+		Code: api.CodeInvalid,
+		What: what,
+		Why:  "only the physical function enables and disables the adapter, and " + name + " is a virtual function",
+		Fix:  "weft dev set " + physical + " --adapter=disabled",
+	}
 }
 
 func noDevice(what, name string) error {
@@ -292,7 +354,10 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 	}
 	// A session keeps the first two queue pairs and one completion queue.
 	if l.QP < 3 || l.CQ < 2 {
-		errs = append(errs, errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"))
+		errs = append(
+			errs,
+			errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"),
+		)
 	}
 	if len(errs) == 0 {
 		return nil

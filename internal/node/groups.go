@@ -110,7 +110,8 @@ func (g *ipGroups) leave(group ib.GID, ifindex int, err error) {
 	if err != nil {
 		return
 	}
-	if err := g.quit(group, ifindex); err != nil && !errors.Is(err, syscall.ENODEV) && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+	if err := g.quit(group, ifindex); err != nil && !errors.Is(err, syscall.ENODEV) &&
+		!errors.Is(err, syscall.EADDRNOTAVAIL) {
 		g.log.Warn("a multicast group was not left", "group", group.Addr(), "err", err)
 	}
 }
@@ -152,8 +153,14 @@ func (g *ipGroups) degraded() (list []api.Degraded) {
 	for group, v := range g.groups {
 		for i, err := range v.on {
 			if err != nil {
-				list = append(list, api.Degraded{What: "multicast_group", Why: fmt.Sprintf("%v is not received on interface %d: %v", group.Addr(), i, err),
-					Fix: "sysctl -w net.ipv4.igmp_max_memberships=1000, if it is for their number, and attach again"})
+				list = append(
+					list,
+					api.Degraded{
+						What: "multicast_group",
+						Why:  fmt.Sprintf("%v is not received on interface %d: %v", group.Addr(), i, err),
+						Fix:  "sysctl -w net.ipv4.igmp_max_memberships=1000, if it is for their number, and attach again",
+					},
+				)
 			}
 		}
 	}

@@ -27,32 +27,37 @@ func (n *Node) memoryOwner(addr uintptr) lane.MemoryOwner {
 	return nil
 }
 
-var icrcModes = map[string]roce.ICRCMode{config.ICRCAuto: roce.ICRCAuto, config.ICRCFull: roce.ICRCFull, config.ICRCSolve: roce.ICRCSolve}
-
-// icrc says how the packets that come to a function's port are checked, and why so.
-func (n *Node) icrc(f *function) (mode, why string) {
-	if f.st != nil {
-		return config.ICRCFull, "frames of a virtual Ethernet switch hide nothing"
-	}
-	if f.a.Port().Link != ib.LinkEthernet {
-		return config.ICRCFull, "native packets hide nothing"
-	}
-	m, why := n.lanes.ICRC()
-	if m == roce.ICRCFull {
-		return config.ICRCFull, why
-	}
-	return config.ICRCSolve, why
+var icrcModes = map[string]roce.ICRCMode{
+	config.ICRCAuto:  roce.ICRCAuto,
+	config.ICRCFull:  roce.ICRCFull,
+	config.ICRCSolve: roce.ICRCSolve,
 }
 
 // openLanes makes the lanes and their links.
 func (n *Node) openLanes() (err error) {
-	c := lane.Config{Count: n.cfg.LaneCount(), Functions: n.all, Now: n.now, Spin: n.cfg.Spin, RealTime: n.cfg.RealTime, Log: n.log,
-		Multicast: replicate.Config{Payloads: n.cfg.McastPayloads, Threshold: n.cfg.McastThreshold, Requests: replicate.DefaultConfig.Requests},
-		RoCE:      roce.Config{Port: uint16(n.cfg.RoCEPort), ICRC: icrcModes[n.cfg.ICRC], IfIndex: n.ifIndex}, MemoryOwner: n.memoryOwner,
+	c := lane.Config{
+		Count:     n.cfg.LaneCount(),
+		Functions: n.all,
+		Now:       n.now,
+		Spin:      n.cfg.Spin,
+		RealTime:  n.cfg.RealTime,
+		Log:       n.log,
+		Multicast: replicate.Config{
+			Payloads:  n.cfg.McastPayloads,
+			Threshold: n.cfg.McastThreshold,
+			Requests:  replicate.DefaultConfig.Requests,
+		},
+		RoCE: roce.Config{
+			Port:    uint16(n.cfg.RoCEPort),
+			ICRC:    icrcModes[n.cfg.ICRC],
+			IfIndex: n.ifIndex,
+		},
+		MemoryOwner: n.memoryOwner,
 		Prepare: func(h *hca.Lane) {
 			h.SetGeneralServices(n.cm.Receiver(h))
 			h.SetOrphanEnded(n.sessions.Detach)
-		}}
+		},
+	}
 	if n.sub != nil {
 		c.Fabric = n.sub.LaneLink
 	}
@@ -60,12 +65,25 @@ func (n *Node) openLanes() (err error) {
 		return err
 	}
 	first := n.lanes.First().Net.RoCE // which receives
-	n.groups = &ipGroups{port: n.adapter.Port, join: first.Join, quit: first.Leave, log: n.log, groups: map[ib.GID]*ipGroup{}}
+	n.groups = &ipGroups{
+		port:   n.adapter.Port,
+		join:   first.Join,
+		quit:   first.Leave,
+		log:    n.log,
+		groups: map[ib.GID]*ipGroup{},
+	}
 	n.all.SetIPGroups(portGroups{n})
 	n.sessions.SetLanes(n.lanes)
 	n.captures.SetLanes(n.lanes)
-	n.faults = control.NewFaults(control.FaultConfig{Log: n.log, Lanes: n.lanes, Host: n.adapter, Trunks: n.sub != nil && n.sub.TrunkLink() != nil,
-		Device: func(name string) bool { return n.funcs.named(name) != nil }})
+	n.faults = control.NewFaults(
+		control.FaultConfig{
+			Log:    n.log,
+			Lanes:  n.lanes,
+			Host:   n.adapter,
+			Trunks: n.sub != nil && n.sub.TrunkLink() != nil,
+			Device: func(name string) bool { return n.funcs.named(name) != nil },
+		},
+	)
 	n.lanes.Start()
 	return nil
 }

@@ -70,6 +70,7 @@ type Node struct {
 	tree        *portTree
 	editor      *functionEditor
 	functionOps *functionOperations
+	reports     *reporter
 	perm        permissions // of sockets
 	ready       atomic.Bool // programs can use the node
 
@@ -154,22 +155,53 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = newFunctionTable(n.adapter)
-	n.sessions = session.New(session.Config{Now: n.now, Log: n.log, AllowUIDs: n.cfg.AllowUIDs, Sessions: n.adapter.Limits().Sessions, Fail: n.stop})
-	n.tree = newPortTree(portTreeConfig{Dir: n.cfg.Dir, Identity: n.identity, Log: n.log, Functions: n.funcs, Host: n.table.Load,
-		Notify: n.sessions.NotifyPort})
-	n.captures = control.NewCaptures(control.CaptureConfig{Log: n.log, Port: uint16(n.cfg.RoCEPort), Functions: n.funcs.adapters, IPLinks: n.ipLinks})
-	n.cm = conn.New(conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures})
+	n.sessions = session.New(
+		session.Config{
+			Now:       n.now,
+			Log:       n.log,
+			AllowUIDs: n.cfg.AllowUIDs,
+			Sessions:  n.adapter.Limits().Sessions,
+			Fail:      n.stop,
+		},
+	)
+	n.tree = newPortTree(
+		portTreeConfig{Dir: n.cfg.Dir, Identity: n.identity, Log: n.log, Functions: n.funcs, Host: n.table.Load,
+			Notify: n.sessions.NotifyPort},
+	)
+	n.captures = control.NewCaptures(
+		control.CaptureConfig{
+			Log:       n.log,
+			Port:      uint16(n.cfg.RoCEPort),
+			Functions: n.funcs.adapters,
+			IPLinks:   n.ipLinks,
+		},
+	)
+	n.cm = conn.New(
+		conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures},
+	)
 	n.perm = permissions{shared: len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0}
 	if err := n.openSubnet(); err != nil {
 		return err
 	}
-	n.mgmt = mgmt.New(mgmt.Config{Settings: n.cfg, Log: n.log, Now: n.now, Wall: n.wall, GUID: n.identity, Host: n.host, Subnet: n.sub,
-		DevicePort: n.funcs.fabricPort, ManagedBy: n.funcs.managedBy})
+	n.mgmt = mgmt.New(
+		mgmt.Config{
+			Settings:   n.cfg,
+			Log:        n.log,
+			Now:        n.now,
+			Wall:       n.wall,
+			GUID:       n.identity,
+			Host:       n.host,
+			Subnet:     n.sub,
+			DevicePort: n.funcs.fabricPort,
+			ManagedBy:  n.funcs.managedBy,
+		},
+	)
 	n.openFunctions()
 	if err := n.openLanes(); err != nil {
 		n.closeTrunks()
 		return err
 	}
+	n.openReports()
 	n.cm.Start(n.lanes, n.sub) // ends with close
 	return nil
 }
@@ -194,16 +226,47 @@ func (n *Node) openFunctions() {
 	if n.sub != nil {
 		n.editor.board = n.sub
 	}
-	n.functionOps = newFunctionOperations(functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
-		Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, SegmentPort: n.segmentPort,
-		NewSegmentPort: n.newSegmentPort,
-		AwaitPorts:     func(ctx context.Context, done func() bool) { n.vesw.changes.Await(ctx, done) },
-		Forget: func(device string) {
-			if n.vesw != nil {
-				n.vesw.forget(device)
-				n.ip.Forget(device)
-			}
-		}})
+	n.functionOps = newFunctionOperations(
+		functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
+			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, SegmentPort: n.segmentPort,
+			NewSegmentPort: n.newSegmentPort,
+			AwaitPorts:     func(ctx context.Context, done func() bool) { n.vesw.changes.Await(ctx, done) },
+			Forget: func(device string) {
+				if n.vesw != nil {
+					n.vesw.forget(device)
+					n.ip.Forget(device)
+				}
+			}},
+	)
+}
+
+// openReports makes the reports.
+func (n *Node) openReports() {
+	n.reports = newReporter(
+		reporterConfig{Settings: n.cfg, Identity: n.identity, Started: n.started, Ready: n.ready.Load,
+			Wall: n.wall, Host: n.table.Load, Functions: n.all, Table: n.funcs, Lanes: n.lanes, Sessions: n.sessions,
+			Groups: n.groups, Intent: n.intentStore, Captures: n.captures, Faults: n.faults, Connections: n.cm, Network: n.mgmt,
+			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.VESWInterfaces, VESWCounters: n.VESWStats, VMs: n.VMs,
+			Machines: n.machines,
+			IPCounters: func(ctx context.Context) ([]api.Counter, error) {
+				if n.ip == nil {
+					return nil, nil
+				}
+				return n.ip.Counters(ctx, "")
+			},
+			IPDegraded: func(links []api.IPLink) []api.Degraded {
+				if n.ip == nil {
+					return nil
+				}
+				return n.ip.Degraded(links)
+			},
+			VESWDegraded: func(ports []api.VESWInterface) []api.Degraded {
+				if n.vesw == nil {
+					return nil
+				}
+				return n.vesw.degraded(ports)
+			}},
+	)
 }
 
 func (n *Node) closeTrunks() {
@@ -227,10 +290,22 @@ func (n *Node) roceInterfaces() hostnet.Choice { return hostnet.Choice{Names: n.
 
 // port describes the port that a table of addresses gives the node.
 func (n *Node) port(t *hostnet.Table) *hca.Port {
-	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, Phys: ib.PhysLinkUp, MTU: t.MTU, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey}, WireLocal: n.cfg.WireLocal,
-		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}
+	p := &hca.Port{
+		Link:        ib.LinkEthernet,
+		State:       ib.PortActive,
+		Phys:        ib.PhysLinkUp,
+		MTU:         t.MTU,
+		MaxMTU:      ib.MTU4096,
+		PKeys:       []ib.PKey{ib.DefaultPKey},
+		WireLocal:   n.cfg.WireLocal,
+		MaxRun:      lane.RoCEBurst,
+		MaxLocalRun: lane.LocalBurst,
+	}
 	for _, e := range t.Entries {
-		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, MTU: e.PathMTU(), LocalOnly: e.LocalOnly})
+		p.GIDs = append(
+			p.GIDs,
+			hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, MTU: e.PathMTU(), LocalOnly: e.LocalOnly},
+		)
 	}
 	return p
 }

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"context"
 	"net/http"
 
 	"weft/internal/control/api"
@@ -13,12 +14,13 @@ import (
 func (n *Node) operations() *http.ServeMux {
 	mux := http.NewServeMux()
 
-	api.Handle(mux, api.GetStatus, api.NoInput(n.Status))
-	api.Handle(mux, api.ListDevices, api.NoInput(n.Devices))
-	api.Handle(mux, api.ListCounters, api.NoInput(n.Counters))
-	api.Handle(mux, api.AnnounceProgram, api.Action(n.Use))
-	api.Handle(mux, api.Shutdown, api.Action(n.Shutdown))
+	api.Handle(mux, api.AnnounceProgram, api.Action(func(context.Context) error { return n.sessions.Use() }))
+	api.Handle(mux, api.Shutdown, api.Action(func(context.Context) error {
+		n.stop(errEnd)
+		return nil
+	}))
 
+	n.reports.register(mux)
 	n.functionOps.register(mux)
 	n.captures.Register(mux)
 	n.faults.Register(mux)

@@ -208,7 +208,7 @@ func TestCMHostile(t *testing.T) {
 	if got := umadAsk(t, p.commands, make([]byte, 30)); len(got) != 0 {
 		t.Errorf("an answer of %d octets", len(got))
 	}
-	c, err := r.node.Counters(context.Background())
+	c, err := r.node.reports.counters(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}

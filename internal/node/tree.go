@@ -137,7 +137,14 @@ func ethernetPort(p *hca.Port, t *hostnet.Table) (ports []sysfs.Port, devs []str
 
 // stationPort is an Ethernet port that no network interface of the host stands for.
 func stationPort(p *hca.Port) sysfs.Port {
-	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate, CapMask: portCapMask, PKeys: p.PKeys}
+	port := sysfs.Port{
+		State:     p.State,
+		Phys:      p.Phys,
+		LinkLayer: p.Link.String(),
+		Rate:      ethernetRate,
+		CapMask:   portCapMask,
+		PKeys:     p.PKeys,
+	}
 	for _, g := range p.GIDs {
 		port.GIDs = append(port.GIDs, sysfs.GID{GID: g.GID, Type: "RoCE v2"})
 	}
@@ -154,7 +161,12 @@ func nativePort(p *hca.Port) sysfs.Port {
 }
 
 // speedNames are the kernel's names of lane speeds.
-var speedNames = map[ib.LinkSpeedExt]string{ib.SpeedFDR: " FDR", ib.SpeedEDR: " EDR", ib.SpeedHDR: " HDR", ib.SpeedNDR: " NDR"}
+var speedNames = map[ib.LinkSpeedExt]string{
+	ib.SpeedFDR: " FDR",
+	ib.SpeedEDR: " EDR",
+	ib.SpeedHDR: " HDR",
+	ib.SpeedNDR: " NDR",
+}
 
 // rateText prints a port's rate as the kernel does: "100 Gb/sec (4X EDR)".
 func rateText(p *hca.Port) string {

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/host/hostnet"
+	"weft/internal/node/conn"
+	"weft/internal/node/control"
+	"weft/internal/node/describe"
+	"weft/internal/node/lane"
+	"weft/internal/node/mgmt"
+	"weft/internal/node/session"
+	"weft/internal/node/subnet"
+	"weft/internal/proto/ib"
+	"weft/internal/proto/mono"
+	"weft/internal/verbs/hca"
+)
+
+// reporter reports the state of a node: its status, devices and counters. Any goroutine but a lane and the management
+// goroutine may call its methods. It queries lanes, and gives up on one that is stuck.
+type reporter struct{ cfg reporterConfig }
+
+// reporterConfig is what reports need from their node.
+type reporterConfig struct {
+	Settings config.Config
+	Identity ib.GUID
+	Started  time.Time
+	Ready    func() bool               // programs can use the node
+	Wall     func(mono.Time) time.Time // a time of the node's clock as wall-clock time
+	Host     func() *hostnet.Table     // the host's addresses
+
+	Functions   *hca.Functions
+	Table       *functionTable
+	Lanes       *lane.Group
+	Sessions    *session.Registry
+	Groups      *ipGroups
+	Intent      *intentStore
+	Captures    *control.Captures
+	Faults      *control.Faults
+	Connections *conn.Service
+	Network     *mgmt.Network
+	Subnet      *subnet.Subnet // nil: the node is in no subnet
+
+	// The following report nothing where the node is in no subnet.
+	IPLinks        func(context.Context) ([]api.IPLink, error)
+	IPCounters     func(context.Context) ([]api.Counter, error)
+	IPDegraded     func([]api.IPLink) []api.Degraded
+	VESWInterfaces func(context.Context) ([]api.VESWInterface, error)
+	VESWCounters   func(ctx context.Context, name string) ([]api.Counter, error)
+	VESWDegraded   func([]api.VESWInterface) []api.Degraded
+	VMs            func(context.Context) ([]api.VM, error)
+	Machines       func() []*machine
+}
+
+func newReporter(c reporterConfig) *reporter { return &reporter{c} }
+
+// register registers the operations.
+func (r *reporter) register(mux *http.ServeMux) {
+	api.Handle(mux, api.GetStatus, api.NoInput(r.status))
+	api.Handle(mux, api.ListDevices, api.NoInput(r.devices))
+	api.Handle(mux, api.ListCounters, api.NoInput(r.counters))
+}
+
+// buildVersion is the version the linker noted.
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// status describes the node.
+func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
+	s = api.Status{
+		Ready:          r.cfg.Ready(),
+		Version:        buildVersion(),
+		PID:            os.Getpid(),
+		UID:            os.Geteuid(),
+		Dir:            r.cfg.Settings.Dir,
+		StartedAt:      r.cfg.Started,
+		UptimeNS:       time.Since(r.cfg.Started),
+		WireLocal:      r.cfg.Settings.WireLocal,
+		RoCEPort:       r.cfg.Settings.RoCEPort,
+		IdleExitNS:     r.cfg.Settings.IdleExit,
+		AdapterEnabled: !r.cfg.Table.adapterIsOff(),
+	}
+	s.Devices = r.summaries(s.AdapterEnabled)
+	s.Lanes = r.lanes()
+	if s.Sessions, err = r.sessions(); err != nil {
+		return s, err
+	}
+	s.Manager = r.cfg.Network.State()
+	if s.Captures, err = r.cfg.Captures.List(ctx); err != nil {
+		return s, err
+	}
+	if r.cfg.Subnet != nil {
+		if s.Trunks, err = r.cfg.Subnet.Trunks(r.cfg.Wall); err != nil && !errors.Is(err, lane.ErrStuck) {
+			return s, err
+		}
+	}
+	if s.IPLinks, err = r.cfg.IPLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
+		return s, err
+	}
+	if s.VESWInterfaces, err = r.cfg.VESWInterfaces(ctx); err != nil {
+		return s, err
+	}
+	var wrong error
+	s.Degraded, wrong = r.degraded(ctx, &s)
+	if s.VMs, err = r.cfg.VMs(ctx); err != nil {
+		return s, err
+	}
+	s.Notices = r.notices(&s)
+	if wrong == nil {
+		s.Faults, wrong = r.cfg.Faults.List(ctx)
+	}
+	return s, wrong
+}
+
+// summaries describes the devices of the node.
+func (r *reporter) summaries(adapterEnabled bool) (list []api.DeviceSummary) {
+	for _, f := range r.cfg.Table.all() {
+		p := f.a.Port()
+		gids := 0
+		for _, g := range p.GIDs {
+			if !g.GID.IsZero() {
+				gids++
+			}
+		}
+		off, _ := r.cfg.Table.off(f)
+		mode, why := r.icrc(f)
+		list = append(
+			list,
+			api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: describe.PortState(p.State),
+				ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why,
+				Enabled: !off && adapterEnabled},
+		)
+	}
+	return list
+}
+
+// lanes describes the lanes.
+func (r *reporter) lanes() (list []api.Lane) {
+	count := r.cfg.Sessions.Count()
+	for i, l := range r.cfg.Lanes.All() {
+		rt, _ := l.RealTime()
+		list = append(list, api.Lane{ID: i, Sessions: count[i], Polling: !l.Asleep(), RealTime: rt})
+	}
+	return list
+}
+
+// sessions describes the sessions of programs, then those of the node itself. The number of objects is missing where a
+// lane is stuck, which the sessions report as degraded.
+func (r *reporter) sessions() (list []api.Session, err error) {
+	add := func(l *lane.Lane, row api.Session, session func() *hca.Session) error {
+		objects := 0
+		switch err := l.Query(func() { objects = session().Objects() }); {
+		case err == nil:
+			row.Objects = objects
+		case !errors.Is(err, lane.ErrStuck):
+			return err
+		}
+		list = append(list, row)
+		return nil
+	}
+	for _, d := range r.cfg.Sessions.Programs() {
+		row := api.Session{Owner: d.Owner(), Lane: d.Lane().ID(), Memory: d.Memory()}
+		if err := add(d.Lane(), row, func() *hca.Session { return d.Dev.Session() }); err != nil {
+			return list, err
+		}
+	}
+	for _, i := range r.cfg.Sessions.Internal() {
+		row := api.Session{Owner: i.Owner(), Lane: i.Lane().ID(), Memory: "node"}
+		if err := add(i.Lane(), row, func() *hca.Session { return i.Session() }); err != nil {
+			return list, err
+		}
+	}
+	return list, nil
+}
+
+// notices lists what users may want to change, though nothing is wrong.
+func (r *reporter) notices(s *api.Status) []api.Degraded {
+	list := r.cfg.Network.Notices()
+	if r.cfg.Subnet != nil {
+		list = append(list, r.cfg.Subnet.Notices()...)
+	}
+	list = append(list, vmNotices(s.VMs)...)
+	for _, f := range r.cfg.Table.all() {
+		if f.st != nil {
+			list = append(list, segmentNotices(f.a.Name, f.st.describe())...)
+		}
+	}
+	return list
+}

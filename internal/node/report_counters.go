@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"weft/internal/control/api"
+	"weft/internal/fabric/link/roceframe"
+	"weft/internal/node/control"
+	"weft/internal/proto/counters"
+	"weft/internal/proto/ib"
+)
+
+// counters lists all counters of the node.
+func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error) {
+	add := func(scope, instance, name string, v uint64) {
+		list = append(list, api.Counter{Scope: scope, Instance: instance, Name: name, Value: v})
+	}
+	add(api.ScopeNode, "", "sessions", uint64(r.cfg.Sessions.Connected()))
+	for why, c := range r.cfg.Table.ends() {
+		add(api.ScopeNode, "", "session_end_"+why, c)
+	}
+	for why, c := range r.cfg.Table.refusals() {
+		add(api.ScopeNode, "", "refused_"+why, c)
+	}
+	for _, f := range r.cfg.Table.all() {
+		if f.a.Port().Link != ib.LinkInfiniBand {
+			continue // the counters of its link are those of the port
+		}
+		c, err := r.cfg.Lanes.PortCounters(f.a.Number())
+		if err != nil {
+			return nil, err
+		}
+		fields(add, api.ScopePort, f.a.Name, &c)
+	}
+	counters.Each("", r.cfg.Sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
+	for _, m := range r.cfg.Machines() {
+		if err := m.counters(add); err != nil {
+			return nil, err
+		}
+	}
+	r.cfg.Connections.Counters(add)
+	for i, l := range r.cfg.Lanes.All() {
+		err = l.Query(func() {
+			if i == 0 {
+				c := r.cfg.Lanes.Multicast().Counters()
+				fields(add, api.ScopeMcast, "", &c.Counters)
+				add(api.ScopeMcast, "", "payloads", c.Payloads)
+				add(api.ScopeMcast, "", "high_queue", c.HighQueue)
+			}
+			fields(add, api.ScopeLane, strconv.Itoa(i), &l.HCA.Stats)
+			fields(add, api.ScopeLane, strconv.Itoa(i), l.Stats())
+			c := l.Net.RoCE.Counters()
+			c.Each(func(name string, v uint64) { add(api.ScopeLink, "roce"+strconv.Itoa(i), name, v) })
+			l.Net.EachEthernet(func(function uint16, port *roceframe.Link) {
+				c := port.Counters()
+				c.Each(func(name string, v uint64) {
+					add(api.ScopeLink, control.DeviceName(r.cfg.Functions, function), name, v)
+				})
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if r.cfg.Subnet != nil {
+		if err := r.cfg.Subnet.Counters(add); err != nil {
+			return nil, err
+		}
+	}
+	r.cfg.Network.Counters(add)
+	more, err := r.cfg.IPCounters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, more...)
+	more, err = r.cfg.VESWCounters(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	list = append(list, more...)
+	for _, d := range r.cfg.Sessions.Programs() {
+		err := d.Lane().Query(func() {
+			fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
+			for _, q := range d.Dev.Session().Inspect().QPs {
+				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	for _, i := range r.cfg.Sessions.Internal() {
+		if err := i.Lane().Query(func() {
+			for _, q := range i.Session().Inspect().QPs {
+				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
+			}
+		}); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortStableFunc(list, func(a, b api.Counter) int {
+		return cmp.Or(cmp.Compare(a.Scope, b.Scope), cmp.Compare(a.Instance, b.Instance), cmp.Compare(a.Name, b.Name))
+	})
+	return list, nil
+}
+
+// fields adds every counter of c, a pointer to a struct of counters.
+func fields(add func(scope, instance, name string, v uint64), scope, instance string, c any) {
+	counters.Each("", c, func(name string, v uint64) { add(scope, instance, name, v) })
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/node/describe"
+	"weft/internal/node/lane"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
+)
+
+// degraded lists every state in which the node works less well than it could. It queries every subsystem, also after
+// an error. s has the state of trunks, IP links and VESW interfaces.
+func (r *reporter) degraded(ctx context.Context, s *api.Status) (list []api.Degraded, err error) {
+	for _, report := range []func() ([]api.Degraded, error){
+		r.lanesDegraded,
+		sure(r.cfg.Sessions.Degraded),
+		sure(r.cfg.Intent.degraded),
+		sure(r.portsDegraded),
+		sure(r.cfg.Groups.degraded),
+		sure(r.addressesDegraded),
+		sure(func() []api.Degraded { return r.cfg.IPDegraded(s.IPLinks) }),
+		sure(func() []api.Degraded { return r.cfg.VESWDegraded(s.VESWInterfaces) }),
+		func() ([]api.Degraded, error) { return r.cfg.Network.Degraded(ctx, s.Trunks) },
+	} {
+		more, e := report()
+		list, err = append(list, more...), errors.Join(err, e)
+	}
+	return list, err
+}
+
+// sure is a report that cannot fail.
+func sure(report func() []api.Degraded) func() ([]api.Degraded, error) {
+	return func() ([]api.Degraded, error) { return report(), nil }
+}
+
+// lanesDegraded lists lanes without the scheduling that was requested, and links of lanes.
+func (r *reporter) lanesDegraded() (list []api.Degraded, err error) {
+	for i, l := range r.cfg.Lanes.All() {
+		if _, e := l.RealTime(); e != nil {
+			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, e),
+				Fix: "give the node CAP_SYS_NICE or a limit (ulimit -r 1), or leave --real-time out"})
+		}
+		var links []api.Degraded
+		switch e := l.Query(func() {
+			for _, d := range l.Net.RoCE.Degraded() {
+				links = append(links, api.Degraded{What: d.Name, Why: d.Detail, Fix: d.Fix})
+			}
+		}); {
+		case e == nil:
+			list = append(list, links...)
+		case !errors.Is(e, lane.ErrStuck):
+			err = errors.Join(err, e)
+		}
+	}
+	return list, err
+}
+
+// portsDegraded lists ports that are not active.
+func (r *reporter) portsDegraded() (list []api.Degraded) {
+	adapterOff := r.cfg.Table.adapterIsOff()
+	if adapterOff {
+		list = append(
+			list,
+			api.Degraded{
+				What: "adapter_disabled",
+				Why:  "the physical function disabled the adapter: every port is down, nothing is sent or received",
+				Fix:  "weft dev set " + r.cfg.Table.physical() + " --adapter=enabled",
+			},
+		)
+	}
+	for _, f := range r.cfg.Table.all() {
+		p := f.a.Port()
+		switch off, _ := r.cfg.Table.off(f); {
+		case off:
+			list = append(
+				list,
+				api.Degraded{
+					What: "device_disabled",
+					Why:  f.a.Name + ": its port is down",
+					Fix:  "weft dev set " + f.a.Name + " --enabled",
+				},
+			)
+		case adapterOff:
+		case f.st != nil && p.State != ib.PortActive:
+			list = append(
+				list,
+				api.Degraded{
+					What: "port_not_active",
+					Why: fmt.Sprintf(
+						"%s: port is %s, %s",
+						f.a.Name,
+						describe.PortState(p.State),
+						f.st.describe().CarrierReason,
+					),
+					Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() + " where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces",
+				},
+			)
+		case p.State != ib.PortActive:
+			list = append(
+				list,
+				api.Degraded{
+					What: "port_not_active",
+					Why:  fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), whyNotActive(p)),
+					Fix:  r.fixNotActive(),
+				},
+			)
+		}
+	}
+	return list
+}
+
+// addressesDegraded lists addresses of the host that have no GID.
+func (r *reporter) addressesDegraded() (list []api.Degraded) {
+	table := r.cfg.Host()
+	for _, p := range table.Absent {
+		list = append(
+			list,
+			api.Degraded{
+				What: "roce_interface",
+				Why:  r.cfg.Table.device + ": no interface " + p + " is up with an address",
+				Fix:  "ip addr; or start the node with another --roce-interfaces",
+			},
+		)
+	}
+	if table.Left > 0 {
+		list = append(list, api.Degraded{What: "gid_table_full",
+			Why: fmt.Sprintf("%d addresses of this host found no place in the GID table", table.Left),
+			Fix: "remove addresses that are not needed"})
+	}
+	return list
+}
+
+// whyNotActive says what an InfiniBand port waits for.
+func whyNotActive(p *hca.Port) string {
+	if p.Phys != ib.PhysLinkUp {
+		return "its link is down"
+	}
+	return "no subnet manager has made it active"
+}
+
+// fixNotActive says what makes an InfiniBand port active.
+func (r *reporter) fixNotActive() string {
+	m, missing := r.cfg.Network.Manager()
+	switch {
+	case missing != nil:
+		return "see no_manager"
+	case m != nil:
+		return "weft wait --for=active; if that takes long, weft sm"
+	case r.cfg.Settings.SM == config.SMExternal:
+		return "weft run -- opensm"
+	}
+	return "weft up --sm auto, on this node or another of the subnet"
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"weft/internal/control/api"
+	"weft/internal/control/config"
+	"weft/internal/fabric/link/roce"
+	"weft/internal/host/hostnet"
+	"weft/internal/node/describe"
+	"weft/internal/proto/ib"
+	"weft/internal/verbs/hca"
+)
+
+// devices lists the devices as programs find them.
+func (r *reporter) devices(context.Context) ([]api.Device, error) {
+	t := r.cfg.Host()
+	list := []api.Device{}
+	for _, f := range r.cfg.Table.all() {
+		p := f.a.Port()
+		port := api.Port{
+			Number:    1,
+			State:     describe.PortState(p.State),
+			PhysState: describe.PhysState(p.Phys),
+			LinkLayer: p.Link.String(),
+			MaxMTU:    p.MaxMTU.Bytes(),
+			ActiveMTU: p.MTU.Bytes(),
+			LID:       uint16(p.LID),
+			LMC:       p.LMC,
+			SMLID:     uint16(p.SMLID),
+		}
+		off, adapterOff := r.cfg.Table.off(f)
+		d := api.Device{
+			Name:           f.a.Name,
+			NodeGUID:       f.a.NodeGUID.String(),
+			SysImageGUID:   r.cfg.Identity.String(),
+			NodeType:       "CA",
+			Firmware:       buildVersion(),
+			Enabled:        !off,
+			AdapterEnabled: !adapterOff,
+		}
+		port.Segment = f.segment()
+		if f.st != nil {
+			nativeTables(&port, p)
+			for i := range port.GIDs {
+				port.GIDs[i].Type = "RoCE v2"
+			}
+			port.PKeys, port.Ethernet = nil, f.st.describe()
+		} else if p.Link == ib.LinkEthernet {
+			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
+			ethernetGIDs(&port, t)
+		} else {
+			nativeTables(&port, p)
+		}
+		d.Ports = []api.Port{port}
+		list = append(list, d)
+	}
+	// Programs find them in lexical order.
+	slices.SortFunc(list, func(a, b api.Device) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range list {
+		list[i].Index = i
+	}
+	return list, nil
+}
+
+func ethernetGIDs(port *api.Port, t *hostnet.Table) {
+	for i, e := range t.Entries {
+		if e.Free() {
+			continue
+		}
+		if port.NetDev == "" && !e.LocalOnly {
+			port.NetDev = e.Interface
+		}
+		port.GIDs = append(
+			port.GIDs,
+			api.GID{
+				Index:   i,
+				GID:     e.GID.String(),
+				Address: e.GID.Addr().String(),
+				Type:    "RoCE v2",
+				NetDev:  e.Interface,
+			},
+		)
+	}
+}
+
+func nativeTables(port *api.Port, p *hca.Port) {
+	for i, g := range p.GIDs {
+		if !g.GID.IsZero() {
+			port.GIDs = append(
+				port.GIDs,
+				api.GID{Index: i, GID: g.GID.String(), Address: g.GID.Addr().String(), Type: "IB"},
+			)
+		}
+	}
+	for i, k := range p.PKeys {
+		if k != 0 {
+			port.PKeys = append(port.PKeys, api.PKey{Index: i, PKey: fmt.Sprintf("0x%04x", uint16(k))})
+		}
+	}
+}
+
+// icrc is how the ICRC of packets to a function's port is validated, and the reason.
+func (r *reporter) icrc(f *function) (mode, why string) {
+	if f.st != nil {
+		return config.ICRCFull, "frames of a virtual Ethernet switch hide nothing"
+	}
+	if f.a.Port().Link != ib.LinkEthernet {
+		return config.ICRCFull, "native packets hide nothing"
+	}
+	m, why := r.cfg.Lanes.ICRC()
+	if m == roce.ICRCFull {
+		return config.ICRCFull, why
+	}
+	return config.ICRCSolve, why
+}
