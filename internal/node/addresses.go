@@ -3,10 +3,7 @@
 package node
 
 import (
-	"maps"
 	"net/netip"
-	"slices"
-	"strings"
 
 	"weft/internal/node/conn"
 	"weft/internal/node/ipif"
@@ -30,12 +27,8 @@ func (a addresses) Lookup(match func(*conn.Address) bool) (conn.Address, bool) {
 
 // EthernetPorts implements conn.Addresses.
 func (a addresses) EthernetPorts() (list []conn.EthernetPort) {
-	a.n.mu.Lock()
-	stations := slices.Collect(maps.Values(a.n.segmentPorts))
-	a.n.mu.Unlock()
-	slices.SortFunc(stations, func(a, b *segmentPort) int { return strings.Compare(a.a.Name, b.a.Name) })
-	for _, st := range stations {
-		list = append(list, conn.EthernetPort{Adapter: st.a, Addrs: st.addrs})
+	for _, p := range a.n.vesw.DevicePorts() {
+		list = append(list, conn.EthernetPort{Adapter: p.Adapter(), Addrs: p.Addrs()})
 	}
 	return list
 }

@@ -10,6 +10,7 @@ import (
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/node/lane"
 	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -19,7 +20,7 @@ type function struct {
 	a        *hca.Adapter
 	socket   *vhost.Server      // its device socket, nil before the node serves
 	vm       *machine           // whose network card it is, nil: nobody's; guarded by the table
-	st       *segmentPort       // its Ethernet port in a virtual Ethernet switch, nil: it has none
+	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by a request; guarded by the table
 	asked    api.FunctionChange // all that was requested; guarded by the intentStore
 	down     bool               // its port is kept down, for that or with the whole adapter; guarded by the functionEditor's mu
@@ -82,7 +83,7 @@ func newPort(guid ib.GUID, wireLocal bool) *hca.Port {
 func (f *function) segment() string {
 	switch {
 	case f.st != nil:
-		return f.st.want.Segment
+		return f.st.Requested().Segment
 	case f.a.Port().Link == ib.LinkEthernet:
 		return api.SegmentHost
 	}

@@ -14,6 +14,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -48,8 +49,6 @@ type functionEditorConfig struct {
 	// Machines lists the network cards of virtual machines, and ForgetMachine removes one.
 	Machines      func() []*machine
 	ForgetMachine func(m *machine)
-	// AddSegmentPort publishes an Ethernet port in a virtual Ethernet switch, and RemoveSegmentPort removes it.
-	AddSegmentPort, RemoveSegmentPort func(st *segmentPort)
 }
 
 func newFunctionEditor(c functionEditorConfig) *functionEditor { return &functionEditor{cfg: c} }
@@ -69,7 +68,7 @@ func (e *functionEditor) create(
 	limits hca.Limits,
 	number func(*hca.Adapter) error,
 	on bool,
-	st *segmentPort,
+	st *vesw.DevicePort,
 ) (*function, error) {
 	if e.cfg.Table.named(name) != nil {
 		return nil, errFunctionThere
@@ -87,19 +86,18 @@ func (e *functionEditor) create(
 		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
 	}
 	if st != nil {
-		p = st.port()
+		p = st.Port()
 	}
 	a.SetPort(p)
 	if st != nil {
-		if err := st.begin(a); err != nil {
+		if err := st.Begin(a); err != nil { // before its function can get a port of a VESW
 			return nil, errors.Join(err, e.cfg.Functions.Remove(a))
 		}
-		e.cfg.AddSegmentPort(st) // before its function can get a port of a VESW
 	}
 	if e.board != nil {
 		if err := e.board.Plug(a, !f.down); err != nil {
 			if st != nil {
-				e.cfg.RemoveSegmentPort(st)
+				st.Remove()
 			}
 			return nil, errors.Join(err, e.cfg.Functions.Remove(a))
 		}
@@ -145,7 +143,7 @@ func (e *functionEditor) drop(f *function) error {
 		e.board.Unplug(f.a)
 	}
 	if f.st != nil {
-		e.cfg.RemoveSegmentPort(f.st)
+		f.st.Remove()
 	}
 	e.cfg.Table.remove(f)
 	return e.cfg.Functions.Remove(f.a)

@@ -13,6 +13,7 @@ import (
 	"weft/internal/node/describe"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -32,10 +33,10 @@ type functionOperationsConfig struct {
 	Fabric    bool // the node is in a subnet
 	// Machine returns the network card of a virtual machine with a name, nil: there is none.
 	Machine func(name string) *machine
-	// SegmentPort returns the Ethernet port of a device in a virtual Ethernet switch, nil: it has none. NewSegmentPort
+	// DevicePort returns the Ethernet port of a device in a virtual Ethernet switch, nil: it has none. NewDevicePort
 	// makes one.
-	SegmentPort    func(device string) *segmentPort
-	NewSegmentPort func(r *api.NewFunction) (*segmentPort, error)
+	DevicePort    func(device string) *vesw.DevicePort
+	NewDevicePort func(r *api.NewFunction) (*vesw.DevicePort, error)
 	// AwaitPorts waits until done, which is called after each change of an Ethernet port, or ctx ends.
 	AwaitPorts func(ctx context.Context, done func() bool)
 	// Forget removes requests for interfaces of a device that was deleted.
@@ -101,7 +102,7 @@ func (o *functionOperations) describe(f *function) api.Function {
 		return v
 	}
 	if f.st != nil {
-		v.VESW = f.st.describe()
+		v.VESW = f.st.Describe()
 	}
 	v.PortGUID = (a.NodeGUID + 1).String()
 	return v
@@ -171,7 +172,7 @@ func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Fu
 
 // awaitCarrier gives an Ethernet port a moment to come up, so that the answer has its lasting state.
 func (o *functionOperations) awaitCarrier(ctx context.Context, f *function) {
-	ctx, stop := context.WithTimeout(ctx, veswPatience)
+	ctx, stop := context.WithTimeout(ctx, vesw.Patience)
 	defer stop()
 	o.cfg.AwaitPorts(ctx, func() bool { return f.a.Port().State == ib.PortActive })
 }
@@ -197,10 +198,10 @@ func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
 		return nil, err
 	}
-	var st *segmentPort
+	var st *vesw.DevicePort
 	if r.Segment != "" {
 		var err error
-		if st, err = o.cfg.NewSegmentPort(r); err != nil {
+		if st, err = o.cfg.NewDevicePort(r); err != nil {
 			return nil, err
 		}
 	}
@@ -276,16 +277,16 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 			Fix:  "weft vm del " + name,
 		}
 	}
-	if st := o.cfg.SegmentPort(name); st != nil && st.want.VESW() != "" {
+	if st := o.cfg.DevicePort(name); st != nil && st.Requested().VESW() != "" {
 		var e *api.Error
-		if err := o.cfg.Network.DeleteVESWPort(ctx, st.want.VESW(), name, -1); err != nil &&
+		if err := o.cfg.Network.DeleteVESWPort(ctx, st.Requested().VESW(), name, -1); err != nil &&
 			!(errors.As(err, &e) && e.Code == api.CodeNotFound) {
 			o.cfg.Log.Warn(
 				"a deleted device is still wanted in its VESW",
 				"device",
 				name,
 				"vesw",
-				st.want.VESW(),
+				st.Requested().VESW(),
 				"err",
 				err,
 			)

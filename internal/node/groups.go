@@ -41,7 +41,7 @@ var _ hca.IPGroups = portGroups{}
 // Join implements hca.IPGroups.
 func (g portGroups) Join(function uint16, group ib.GID) error {
 	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
-		f.st.join(group)
+		f.st.Join(group)
 		return nil
 	}
 	return g.n.groups.Join(group)
@@ -50,7 +50,7 @@ func (g portGroups) Join(function uint16, group ib.GID) error {
 // Leave implements hca.IPGroups.
 func (g portGroups) Leave(function uint16, group ib.GID) {
 	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
-		f.st.leave(group)
+		f.st.Leave(group)
 		return
 	}
 	g.n.groups.Leave(group)

@@ -191,7 +191,7 @@ func (k *intentStore) save(ctx context.Context) {
 // write puts the functions into the store; mu is held.
 func (k *intentStore) write(ctx context.Context) error {
 	n := k.n
-	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.funcs.adapterIsOff(), VESWPorts: n.vesw.kept(), IPLinks: n.ip.Kept()}
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.funcs.adapterIsOff(), VESWPorts: n.vesw.Kept(), IPLinks: n.ip.Kept()}
 	for _, f := range n.funcs.all() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
@@ -199,7 +199,8 @@ func (k *intentStore) write(ctx context.Context) error {
 				k.VM = &m.want
 			}
 			if f.st != nil {
-				k.Segment, k.Addrs, k.Routes = f.st.want.Segment, f.st.want.Addrs, f.st.want.Routes
+				w := f.st.Requested()
+				k.Segment, k.Addrs, k.Routes = w.Segment, w.Addrs, w.Routes
 			}
 			v.Functions = append(v.Functions, k)
 		}
@@ -315,7 +316,7 @@ func (k *intentStore) restorePort(r *api.VESWRequest) error {
 		return err
 	case !r.Kept():
 		return errors.New("it was its command's")
-	case !k.n.vesw.ask(r):
+	case !k.n.vesw.Restore(r):
 		return errors.New("the store says two things of it")
 	}
 	return nil
@@ -356,9 +357,9 @@ func (k *intentStore) forget(name string) bool {
 	return len(k.failed) != before
 }
 
-// forgetPorts drops what was not restored of VESW ports, by a device or a request's key; false where there
+// ForgetPorts drops what was not restored of VESW ports, by a device or a request's key; false where there
 // is nothing.
-func (k *intentStore) forgetPorts(which func(*api.VESWRequest) bool) bool {
+func (k *intentStore) ForgetPorts(which func(*api.VESWRequest) bool) bool {
 	k.state.Lock()
 	defer k.state.Unlock()
 	before := len(k.ports)

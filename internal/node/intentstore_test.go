@@ -287,13 +287,13 @@ func TestVESWPortsAreKept(t *testing.T) {
 	stack := api.VESWRequest{Device: firstNative, VESW: 9, Backend: api.BackendNetstack, Addrs: []string{"10.9.0.1/24"}}
 	attach := func(v api.VESWRequest) {
 		t.Helper()
-		if err := r.node.vesw.attach(ctx, &v); err != nil {
+		if err := r.node.vesw.Request(ctx, &v); err != nil {
 			t.Fatal(err)
 		}
 	}
 	expect := func(want ...api.VESWRequest) {
 		t.Helper()
-		if got := r.node.vesw.kept(); !cmp.Equal(got, want) {
+		if got := r.node.vesw.Kept(); !cmp.Equal(got, want) {
 			t.Errorf("kept %+v, want %+v", got, want)
 		}
 	}
@@ -304,12 +304,12 @@ func TestVESWPortsAreKept(t *testing.T) {
 
 	r = r.again(noIP)
 	expect(tap, gateway, other)
-	if v := r.node.vesw.wanted(firstNative, 7); v == nil || v.Name != "lab0" || r.node.vesw.wanted(firstNative, 9) != nil {
+	if v := r.node.vesw.Requested(firstNative, 7); v == nil || v.Name != "lab0" || r.node.vesw.Requested(firstNative, 9) != nil {
 		t.Errorf("port in VESW 7: %+v", v)
 	}
 	attach(stack)
 	var e *api.Error
-	if err := r.node.vesw.attach(ctx, &tap); !errors.As(err, &e) || e.Code != api.CodeInvalid {
+	if err := r.node.vesw.Request(ctx, &tap); !errors.As(err, &e) || e.Code != api.CodeInvalid {
 		t.Errorf("said twice: %v", err)
 	}
 	if err := api.Do(ctx, r.cli, api.DetachVESW, gateway.Key()); err != nil {
@@ -327,7 +327,7 @@ func TestVESWPortsAreKept(t *testing.T) {
 	r = r.again(noIP)
 	expect(tap)
 	r.add("vf", api.FunctionChange{})
-	if r.node.vesw.wanted("vf", 7) != nil {
+	if r.node.vesw.Requested("vf", 7) != nil {
 		t.Error("a device has the port of another that had its name")
 	}
 }
@@ -340,7 +340,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	r := run(t, noIP)
 	ctx := context.Background()
 	good := api.VESWRequest{Device: firstNative, VESW: 7, Backend: api.BackendTAP, Name: "lab0"}
-	if err := r.node.vesw.attach(ctx, &good); err != nil {
+	if err := r.node.vesw.Request(ctx, &good); err != nil {
 		t.Fatal(err)
 	}
 	// As a newer or a broken node wrote it.
@@ -397,7 +397,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	}
 	right := wrong
 	right.Backend = api.BackendTAP
-	if err := r.node.vesw.attach(ctx, &right); err != nil {
+	if err := r.node.vesw.Request(ctx, &right); err != nil {
 		t.Error(err)
 	}
 	if got := stored().VESWPorts; !cmp.Equal(got, []api.VESWRequest{good, right, twice}) {
@@ -422,10 +422,10 @@ func TestVESWPortOutlivesNoDevice(t *testing.T) {
 	// AttachVESW has seen the device before it was deleted.
 	for _, backend := range []string{api.BackendTAP, api.BackendNetstack} {
 		var e *api.Error
-		if err := r.node.vesw.attach(ctx, &api.VESWRequest{Device: "vf", VESW: 7, Backend: backend}); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+		if err := r.node.vesw.Request(ctx, &api.VESWRequest{Device: "vf", VESW: 7, Backend: backend}); !errors.As(err, &e) || e.Code != api.CodeNotFound {
 			t.Errorf("%v", err)
 		}
-		if r.node.vesw.wanted("vf", 7) != nil {
+		if r.node.vesw.Requested("vf", 7) != nil {
 			t.Error("it is still wanted")
 		}
 	}

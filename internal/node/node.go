@@ -34,6 +34,7 @@ import (
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -56,7 +57,7 @@ type Node struct {
 	cm       *conn.Service
 	sub      *subnet.Subnet // nil: the node is in no subnet
 	ip       *ipif.Host     // nil: the same
-	vesw     *veswHost      // nil: the same
+	vesw     *vesw.Host     // nil: the same
 
 	mgmt        *mgmt.Network
 	intentStore *intentStore
@@ -74,9 +75,8 @@ type Node struct {
 	perm        permissions // of sockets
 	ready       atomic.Bool // programs can use the node
 
-	mu           sync.Mutex              // guards what follows; never held while waiting for a lane
-	vms          map[string]*machine     // by name
-	segmentPorts map[string]*segmentPort // by the name of the device
+	mu  sync.Mutex          // guards what follows; never held while waiting for a lane
+	vms map[string]*machine // by name
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -101,7 +101,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		vms: make(map[string]*machine), segmentPorts: make(map[string]*segmentPort)}
+		vms: make(map[string]*machine)}
 	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		return err
@@ -216,24 +216,23 @@ func (n *Node) openFunctions() {
 				n.ip.RemoveAdapter(a)
 			}
 		},
-		Machines: n.machines, ForgetMachine: n.forgetMachine,
-		AddSegmentPort: func(st *segmentPort) {
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			n.segmentPorts[st.a.Name] = st
-		},
-		RemoveSegmentPort: n.removeSegmentPort})
+		Machines: n.machines, ForgetMachine: n.forgetMachine})
 	if n.sub != nil {
 		n.editor.board = n.sub
 	}
 	n.functionOps = newFunctionOperations(
 		functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
-			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, SegmentPort: n.segmentPort,
-			NewSegmentPort: n.newSegmentPort,
-			AwaitPorts:     func(ctx context.Context, done func() bool) { n.vesw.changes.Await(ctx, done) },
+			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, DevicePort: n.vesw.DevicePort,
+			NewDevicePort: func(r *api.NewFunction) (*vesw.DevicePort, error) {
+				if n.vesw == nil {
+					return nil, mgmt.ErrNoFabric
+				}
+				return n.vesw.NewDevicePort(r)
+			},
+			AwaitPorts: n.vesw.Await,
 			Forget: func(device string) {
 				if n.vesw != nil {
-					n.vesw.forget(device)
+					n.vesw.Forget(device)
 					n.ip.Forget(device)
 				}
 			}},
@@ -246,7 +245,7 @@ func (n *Node) openReports() {
 		reporterConfig{Settings: n.cfg, Identity: n.identity, Started: n.started, Ready: n.ready.Load,
 			Wall: n.wall, Host: n.table.Load, Functions: n.all, Table: n.funcs, Lanes: n.lanes, Sessions: n.sessions,
 			Groups: n.groups, Intent: n.intentStore, Captures: n.captures, Faults: n.faults, Connections: n.cm, Network: n.mgmt,
-			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.VESWInterfaces, VESWCounters: n.VESWStats, VMs: n.VMs,
+			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.vesw.List, VESWCounters: n.vesw.Counters, VESWDegraded: n.vesw.Degraded, VMs: n.VMs,
 			Machines: n.machines,
 			IPCounters: func(ctx context.Context) ([]api.Counter, error) {
 				if n.ip == nil {
@@ -259,12 +258,6 @@ func (n *Node) openReports() {
 					return nil
 				}
 				return n.ip.Degraded(links)
-			},
-			VESWDegraded: func(ports []api.VESWInterface) []api.Degraded {
-				if n.vesw == nil {
-					return nil
-				}
-				return n.vesw.degraded(ports)
 			}},
 	)
 }
@@ -359,7 +352,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 		n.sub.OpenUserMADs(u, n.funcs.adapter)
 		defer u.Close()
-		defer n.vesw.close()
+		defer n.vesw.Close()
 		defer n.ip.Close()
 		if err := n.ip.Start(n.cfg.IPoIB); err != nil {
 			control.Close()

@@ -29,10 +29,7 @@ func (n *Node) operations() *http.ServeMux {
 
 	n.ipOperations(mux)
 
-	api.Handle(mux, api.ListVESWInterfaces, api.NoInput(n.VESWInterfaces))
-	api.Handle(mux, api.ListVESWCounters, n.VESWStats)
-	api.Handle(mux, api.AttachVESW, n.AttachVESW)
-	api.Handle(mux, api.DetachVESW, api.NoOutput(n.DetachVESW))
+	veswOperations(n, mux)
 
 	api.Handle(mux, api.ListVMs, api.NoInput(n.VMs))
 	api.Handle(mux, api.AddVM, n.AddVM)

@@ -20,6 +20,7 @@ import (
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -195,7 +196,7 @@ func (r *reporter) notices(s *api.Status) []api.Degraded {
 	list = append(list, vmNotices(s.VMs)...)
 	for _, f := range r.cfg.Table.all() {
 		if f.st != nil {
-			list = append(list, segmentNotices(f.a.Name, f.st.describe())...)
+			list = append(list, vesw.DeviceNotices(f.a.Name, f.st.Describe())...)
 		}
 	}
 	return list

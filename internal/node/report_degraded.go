@@ -97,7 +97,7 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 						"%s: port is %s, %s",
 						f.a.Name,
 						describe.PortState(p.State),
-						f.st.describe().CarrierReason,
+						f.st.Describe().CarrierReason,
 					),
 					Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() + " where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces",
 				},

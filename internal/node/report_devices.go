@@ -50,7 +50,7 @@ func (r *reporter) devices(context.Context) ([]api.Device, error) {
 			for i := range port.GIDs {
 				port.GIDs[i].Type = "RoCE v2"
 			}
-			port.PKeys, port.Ethernet = nil, f.st.describe()
+			port.PKeys, port.Ethernet = nil, f.st.Describe()
 		} else if p.Link == ib.LinkEthernet {
 			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
 			ethernetGIDs(&port, t)

@@ -17,12 +17,12 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/host/rundir"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
 	"weft/internal/proto/pkt"
 	"weft/internal/proto/wire"
-	"weft/internal/service/vnic"
 )
 
 // stationNode is the first of a pair with a device in a VESW, and the interface of the other in it.
@@ -30,7 +30,7 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	t.Helper()
 	nodes := veswPair(t)
 	n = nodes[0]
-	n.node.sub.Do(func() { n.node.vesw.open = n.node.vesw.openSegment })
+	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
 	v, err := api.Call(context.Background(), n.cli, api.AddFunction, api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
 	if err != nil {
 		t.Fatal(err)
@@ -97,9 +97,9 @@ func TestStation(t *testing.T) {
 	}
 
 	n.node.lanes.First().Do(func() {
-		st, links := n.node.segmentPort("blue0"), map[uint16]*roceframe.Link{}
+		st, links := n.node.vesw.DevicePort("blue0"), map[uint16]*roceframe.Link{}
 		n.node.lanes.First().Net.EachEthernet(func(function uint16, l *roceframe.Link) { links[function] = l })
-		if len(links) != 1 || links[f.a.Number()] != st.link || st.on == nil || st.on.port.seg != vnic.Segment(st.on) {
+		if len(links) != 1 || links[f.a.Number()] != st.Link() || !st.Attached() {
 			t.Error("the links are mixed up")
 		}
 	})
@@ -189,7 +189,7 @@ func TestStation(t *testing.T) {
 	filtered := func() (yes bool) {
 		n.node.sub.Do(func() {
 			macs := make([][6]byte, 64)
-			c, _, _, _ := n.node.vesw.funcs[f.a.Number()].ports.MulticastMACs(0, 0, macs)
+			c, _, _, _ := n.node.vesw.Ports(f.a.Number()).MulticastMACs(0, 0, macs)
 			yes = slices.Contains(macs[:c], [6]byte{1, 0, 0x5e, 1, 2, 3})
 		})
 		return yes
@@ -207,7 +207,7 @@ func TestStation(t *testing.T) {
 	n.vport(f.a.Number(), 1, 6, 1500)
 	eventually(t, "the second port says why it has no interface", func() bool {
 		return slices.ContainsFunc(n.status().VESWInterfaces, func(v api.VESWInterface) bool {
-			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, errInAnotherVESW.Error())
+			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, vesw.ErrInAnotherVESW.Error())
 		})
 	})
 	if _, err := api.Call(ctx, n.cli, api.AttachVESW, api.VESWRequest{Device: "blue0", VESW: 5, Backend: api.BackendTAP, Name: "lab0"}); err == nil {
@@ -232,7 +232,7 @@ func TestStation(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.node.lanes.First().Net.EachEthernet(func(uint16, *roceframe.Link) { t.Error("the link is left") })
-	if n.node.segmentPort("blue0") != nil {
+	if n.node.vesw.DevicePort("blue0") != nil {
 		t.Error("something is left")
 	}
 }
@@ -242,7 +242,7 @@ func TestStationRefused(t *testing.T) {
 	n := run(t, nil)
 	var e *api.Error
 	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
-		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.segmentPort("x") != nil || n.node.funcs.named("x") != nil {
+		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.vesw.DevicePort("x") != nil || n.node.funcs.named("x") != nil {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

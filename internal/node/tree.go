@@ -29,7 +29,7 @@ type portTree struct {
 	cfg portTreeConfig
 
 	// mu is held while a port changes, its files are written and its clients are notified. It is locked after the
-	// functionEditor's, and before the mutexes of a segmentPort and the functionTable. No goroutine waits for
+	// functionEditor's, and before the mutexes of a vesw.DevicePort and the functionTable. No goroutine waits for
 	// another with mu held.
 	mu sync.Mutex
 }

@@ -24,9 +24,9 @@ func (n *Node) openSubnet() error {
 	}
 	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
 		NewPort: func(guid ib.GUID) *hca.Port { return newPort(guid, n.cfg.WireLocal) }, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures}
-	c.Plugged = func(a *hca.Adapter) { n.vesw.plugged(a) }
+	c.Plugged = func(a *hca.Adapter) { n.vesw.Plugged(a) }
 	c.Unplugged = func(function uint16) func() {
-		busy := n.vesw.unplugged(function)
+		busy := n.vesw.Unplugged(function)
 		return func() {
 			for _, w := range busy {
 				w.Wait()
@@ -59,7 +59,7 @@ func (n *Node) publish(changes []subnet.PortChange) {
 	for _, p := range changes {
 		n.ip.PortChanged(p.Adapter, p.Events)
 		n.cm.PortChanged(p.Adapter, p.Events)
-		n.vesw.portChanged(p.Adapter)
+		n.vesw.PortChanged(p.Adapter)
 	}
 }
 
@@ -72,7 +72,7 @@ func (n *Node) startSubnet() error {
 	if n.sub == nil {
 		return nil
 	}
-	if err := n.lanes.First().Do(func() { n.vesw.lane = newVESWLane(n.lanes.First(), n.lanes.First().Net.Fabric) }); err != nil {
+	if err := n.vesw.Start(n.lanes.First()); err != nil {
 		return err
 	}
 	n.sub.Start(n.lanes) // ends with close

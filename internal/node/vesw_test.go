@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,12 +16,10 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/fabric/link/fabric"
-	"weft/internal/node/lane"
+	"weft/internal/node/vesw"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
-	"weft/internal/proto/mono"
 	"weft/internal/proto/problem"
 	native "weft/internal/proto/wire"
 	"weft/internal/service/vnic"
@@ -157,19 +154,20 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 			}
 		})}
 		n.node.sub.Do(func() {
-			n.node.vesw.open = func(s *veswSlot, r *api.VESWRequest, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, string, error) {
+			n.node.vesw.Open = func(o vesw.Opening) (vnic.Segment, string, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.tries = append(n.tries, time.Now())
 				if n.fail != nil {
 					return nil, "", n.fail
 				}
-				p := &plug{device: d, wake: wake, news: news, takes: allOffloads, event: vnic.SegmentEvent{Up: true, MTU: d.MTU, MAC: d.MAC}}
+				d := o.Device
+				p := &plug{device: d, wake: o.Wake, news: o.Notify, takes: allOffloads, event: vnic.SegmentEvent{Up: true, MTU: d.MTU, MAC: d.MAC}}
 				n.plugs = append(n.plugs, p)
-				go news(p.event)
+				go o.Notify(p.event)
 				name := fmt.Sprintf("plug%d", len(n.plugs)-1)
-				if r != nil {
-					name = r.Name
+				if o.Request != nil {
+					name = o.Request.Name
 				}
 				return p, name, nil
 			}
@@ -219,7 +217,7 @@ func (n *veswNode) vport(function uint16, vport uint8, vesw uint16, mtu int, key
 			c.VESW.PKey = k
 		}
 		c.Port.EncapSLID, c.Port.BaseMAC, c.Port.ConfigState = lid, mad.VESWMAC(0, vesw, lid), mad.VESWForwarding
-		if err := n.node.vesw.funcs[function].ports.SetInfo(n.node.now(), vport, &c); err != nil {
+		if err := n.node.vesw.Ports(function).SetInfo(n.node.now(), vport, &c); err != nil {
 			n.t.Error(err)
 		}
 	})
@@ -503,7 +501,7 @@ func TestVESWInterface(t *testing.T) {
 	p.tell(func(e *vnic.SegmentEvent) { e.Up = false })
 	eventually(t, "the port is down", func() bool {
 		v := a.port("plug0")
-		return v.State == "drop_all" && v.Reason == reasonDown && !v.Carrier
+		return v.State == "drop_all" && v.Reason == vesw.ReasonDown && !v.Carrier
 	})
 	for _, d := range a.status().Degraded {
 		if strings.HasPrefix(d.What, "vesw") {
@@ -564,7 +562,7 @@ func TestVESWInterface(t *testing.T) {
 	a.forwards("plug3")
 	// The manager removes the port, and makes one with its number.
 	a.node.sub.Do(func() {
-		if err := a.node.vesw.funcs[1].ports.Remove(a.node.now(), 0); err != nil {
+		if err := a.node.vesw.Ports(1).Remove(a.node.now(), 0); err != nil {
 			t.Error(err)
 		}
 	})
@@ -603,7 +601,7 @@ func TestVESWInterface(t *testing.T) {
 func TestVESWRetries(t *testing.T) {
 	a := veswPair(t)[0]
 	const first = 10 * time.Millisecond
-	a.node.sub.Do(func() { a.node.vesw.retry = first })
+	a.node.sub.Do(func() { a.node.vesw.Retry = first })
 	fail := func(err error) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -644,202 +642,5 @@ func TestVESWRetries(t *testing.T) {
 	a.forwards("plug0")
 	if failed() {
 		t.Error("the status remembers")
-	}
-}
-
-// stuffed is a segment that always has the same frame.
-type stuffed struct {
-	plug
-	frame []byte
-	off   ether.Offload
-	n     int
-}
-
-func (s *stuffed) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
-	if s.n == 0 {
-		return 0, os.ErrClosed
-	}
-	s.n--
-	frames[0], off[0] = s.frame, s.off
-	return 1, nil
-}
-func (s *stuffed) WriteBatch(frames [][]byte, _ []ether.Offload) int { s.room += len(frames); return 0 }
-func (s *stuffed) WriteFrames(frames []ether.Frame) int              { s.room += len(frames); return 0 }
-
-// pieces is a plug that takes frames in parts.
-type pieces struct{ plug }
-
-func (p *pieces) WriteFrames(frames []ether.Frame) (dropped int) {
-	for i := range frames {
-		if n := p.WriteBatch([][]byte{frames[i].Append(nil)}, []ether.Offload{frames[i].Off}); n > 0 {
-			return len(frames) - i
-		}
-	}
-	return 0
-}
-
-// faulty is a segment in whose memory there is a fault when frames are written.
-type faulty struct{ plug }
-
-func (f *faulty) WriteBatch([][]byte, []ether.Offload) int { panic("fault") }
-
-// bare is the lane's part of two ports of VESW 5, one of each function of the node, without the lane.
-func (n *veswNode) bare(wireLocal bool, segs [2]vnic.Segment) (v *veswLane, turn func() [2]vnic.Counters) {
-	n.t.Helper()
-	link := fabric.New(fabric.Config{Table: n.node.sub.Table(), Wiring: n.node.sub.Wiring(), WireLocal: wireLocal})
-	v = newVESWLane(&lane.Lane{}, link)
-	n.node.sub.Do(func() {
-		for i := range segs {
-			f := n.node.vesw.funcs[uint16(i+1)]
-			in := &veswInlets{number: uint16(i + 1), recv: f.netdevs.Receiver()}
-			v.addFunction(in)
-			p := &veswPort{to: in, function: uint16(i + 1), sender: f.ports.Port(0).Sender()}
-			if err := v.attach(p, segs[i], nil); err != nil {
-				n.t.Error(err)
-			}
-		}
-	})
-	now := mono.Time(1)
-	return v, func() (c [2]vnic.Counters) {
-		now++
-		v.Begin(now)
-		link.Flush(now)
-		link.Recv(now)
-		v.Finish(now)
-		for i, p := range v.ports {
-			c[i] = p.counters()
-		}
-		return c
-	}
-}
-
-// TestVESWLosses: frames that find no room at a segment count as lost, and as nothing else, joined or not; a fault leaves
-// nothing of one port for another.
-func TestVESWLosses(t *testing.T) {
-	a := veswPair(t)[0]
-	a.vport(1, 0, 5, 1500)
-	a.vport(2, 0, 5, 1500)
-	a.forwards("plug0")
-	a.forwards("plug1")
-	// Two of a flow with something behind the IP packet, which is not joined with it, and another.
-	segment, off := tcpSegment(a.mac(2, 5), a.mac(1, 5), 200, 100)
-	info := ether.Classify(segment)
-	var s ether.Splitter
-	count, why := s.Start(segment, off, &info, 0)
-	if count != 2 || why != ether.OK {
-		t.Fatal(count, why)
-	}
-	var frames [][]byte
-	for range count {
-		b := make([]byte, s.Len(), 400)
-		s.Next(b)
-		frames = append(frames, b[:400])
-	}
-	other := bytes.Clone(frames[0][:200])
-	other[12], other[13] = 0x88, 0xb5
-	frames = append(frames, other)
-	for _, takes := range []ether.Features{0, allOffloads} {
-		for _, inParts := range []bool{false, true} {
-			for room := range 3 {
-				from, to := &plug{takes: allOffloads}, &plug{takes: takes, full: true, room: room}
-				segs := [2]vnic.Segment{from, to}
-				if inParts {
-					p := &pieces{}
-					p.takes, p.full, p.room = takes, true, room
-					to, segs[1] = &p.plug, p
-				}
-				_, turn := a.bare(true, segs)
-				from.out, from.outOff = slices.Clone(frames), make([]ether.Offload, len(frames))
-				c := turn()[1]
-				var want vnic.Traffic
-				for _, f := range to.in {
-					n, each := 1, len(f)
-					if info := ether.Classify(f); info.IsIP() && takes != 0 {
-						n, each = 2, 400
-					}
-					for range n {
-						want.Packets, want.Bytes, want.Unicast, want.Untagged = want.Packets+1, want.Bytes+uint64(each+4), want.Unicast+1, want.Untagged+1
-						if each == 400 {
-							want.Sizes[3]++
-						} else {
-							want.Sizes[2]++
-						}
-					}
-				}
-				if len(to.in) != room || c.Rx != want || c.RxFIFOErrors != 3-want.Packets {
-					t.Errorf("offloads %x, in parts %v, room for %d: %d are there, counted %+v, want %+v", takes, inParts, room, len(to.in), c, want)
-				}
-			}
-		}
-	}
-
-	from, to := &plug{takes: allOffloads}, &faulty{}
-	v, turn := a.bare(false, [2]vnic.Segment{from, to})
-	from.out, from.outOff = [][]byte{segment}, []ether.Offload{off}
-	func() {
-		defer func() {
-			if recover() == nil {
-				t.Error("there was no fault")
-			}
-		}()
-		turn()
-	}()
-	back, off := tcpSegment(a.mac(1, 5), a.mac(2, 5), 300, 100)
-	from.takes = 0
-	to.out, to.outOff = [][]byte{back}, []ether.Offload{off}
-	turn()
-	if len(from.in) != 3 || !bytes.Equal(payloads(t, from.in), back[54:]) || v.used != 0 {
-		t.Errorf("%d frames arrived", len(from.in))
-	}
-}
-
-// TestVESWAllocatesNothing: neither sending in packets, nor receiving, nor what stays in the node.
-func TestVESWAllocatesNothing(t *testing.T) {
-	nodes := veswPair(t)
-	a := nodes[0]
-	a.vport(1, 0, 5, 1500)
-	a.vport(2, 0, 5, 1500)
-	a.forwards("plug0")
-	a.forwards("plug1")
-	for _, wire := range []bool{false, true} {
-		// Beside the node's own, by its tables: both ends in one link.
-		link := fabric.New(fabric.Config{Table: a.node.sub.Table(), Wiring: a.node.sub.Wiring(), WireLocal: wire})
-		v := newVESWLane(&lane.Lane{}, link)
-		var segs [2]*stuffed
-		a.node.sub.Do(func() {
-			for i := range segs {
-				f := a.node.vesw.funcs[uint16(i+1)]
-				in := &veswInlets{number: uint16(i + 1), recv: f.netdevs.Receiver()}
-				v.addFunction(in)
-				segs[i] = &stuffed{plug: plug{takes: allOffloads}}
-				p := &veswPort{to: in, function: uint16(i + 1), sender: f.ports.Port(0).Sender()}
-				if err := v.attach(p, segs[i], nil); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-		segs[0].frame, segs[0].off = tcpSegment(a.mac(2, 5), a.mac(1, 5), 60000, 1448)
-		now := mono.Time(1)
-		turn := func() {
-			now++
-			segs[0].n = 1
-			v.pull(now, v.ports[0])
-			link.Flush(now)
-			link.Recv(now)
-			v.Finish(now)
-		}
-		turn()
-		// Two nodes run beside it, and what they allocate counts as well, but does not with every turn.
-		n := 1.0
-		for try := 0; try < 20 && n != 0; try++ {
-			segs[1].room = 0
-			n = testing.AllocsPerRun(200, turn)
-		}
-		if n != 0 {
-			t.Errorf("wire %v: %v allocations for a segment of 42 frames", wire, n)
-		}
-		if segs[1].room != 201 {
-			t.Errorf("wire %v: %d frames arrived", wire, segs[1].room)
-		}
 	}
 }

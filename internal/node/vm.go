@@ -24,6 +24,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
 	"weft/internal/service/vnic"
 	"weft/internal/verbs/hca"
 )
@@ -308,6 +309,23 @@ func (s *machineSegment) Close() error {
 	return nil
 }
 
+// cards are the network cards of a node.
+type cards struct{ n *Node }
+
+var _ vesw.Cards = cards{}
+
+// Has implements vesw.Cards.
+func (c cards) Has(device string) bool { return c.n.machine(device) != nil }
+
+// Segment implements vesw.Cards.
+func (c cards) Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.Segment, error) {
+	m := c.n.machine(device)
+	if m == nil {
+		return nil, errNoFunction
+	}
+	return m.segment(d, notify)
+}
+
 // VMs implements api.Backend.
 func (n *Node) VMs(context.Context) (list []api.VM, err error) {
 	for _, m := range n.machines() {
@@ -330,19 +348,10 @@ func (m *machine) describe() api.VM {
 		if m.want.VESW != "" {
 			v.CarrierReason = "the Ethernet Manager has made no port in " + m.want.VESW + " yet"
 		}
-		n.sub.Do(func() {
-			h := n.vesw.funcs[f.a.Number()]
-			if h == nil {
-				return
-			}
-			h.ports.Each(func(vport uint8, p *vnic.Port) {
-				d := p.Device()
-				if s := h.slots[vport]; s != nil && s.vesw != 0 && (v.VESWNumber == 0 || s.seg != nil) {
-					v.VESWNumber, v.VPort, v.MTU = int(s.vesw), int(vport), d.MaxMTU
-					v.Carrier, v.CarrierReason = d.Carrier, d.Reason
-				}
-			})
-		})
+		if s := n.vesw.PortState(f.a.Number()); s.VESW != 0 {
+			v.VESWNumber, v.VPort, v.MTU = s.VESW, s.VPort, s.Device.MaxMTU
+			v.Carrier, v.CarrierReason = s.Device.Carrier, s.Device.Reason
+		}
 	}
 	v.Running = m.running()
 	m.mu.Lock()
@@ -395,9 +404,9 @@ func (n *Node) AddVM(ctx context.Context, want api.NewVM) (v api.VM, err error) 
 		return v, err
 	}
 	// The options for the machine depend on the switch.
-	ctx, stop := context.WithTimeout(ctx, veswPatience)
+	ctx, stop := context.WithTimeout(ctx, vesw.Patience)
 	defer stop()
-	n.vesw.changes.Await(ctx, func() bool {
+	n.vesw.Await(ctx, func() bool {
 		m := n.machine(want.Name)
 		if m != nil {
 			v = m.describe()

@@ -65,7 +65,7 @@ func (r *running) downs() (k uint64) {
 func TestVM(t *testing.T) {
 	nodes := veswPair(t)
 	n, far := nodes[0], nodes[1]
-	n.node.sub.Do(func() { n.node.vesw.open = n.node.vesw.openSegment })
+	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
 	v := n.addVM(api.NewVM{Name: "web", MAC: "52:54:00:00:00:09"})
 	if v.Number != 3 || v.Guest || !strings.Contains(v.Reason, v.Socket) || v.Carrier || v.CarrierReason != "it is in no VESW" || v.Queues != 1 || v.PortGUID == "" {
 		t.Errorf("%+v", v)

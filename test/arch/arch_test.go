@@ -174,6 +174,7 @@ var rooms = map[string][]string{
 	"mgmt":       {"describe", "loop", "subnet"},
 	"conn":       {"loop", "lane", "session", "subnet"},
 	"control":    {"lane", "session"},
+	"vesw":       {"describe", "lane", "loop", "stack", "supervisor"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

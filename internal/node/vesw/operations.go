@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package vesw
 
 import (
 	"cmp"
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/node/describe"
 	"weft/internal/node/loop"
-	"weft/internal/node/mgmt"
 	"weft/internal/proto/ether"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -21,23 +21,31 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// VESWInterfaces implements api.Backend.
-func (n *Node) VESWInterfaces(context.Context) ([]api.VESWInterface, error) {
-	if n.vesw == nil {
+// Operations registers the operations of the control interface.
+func (h *Host) Operations(mux *http.ServeMux) {
+	api.Handle(mux, api.ListVESWInterfaces, api.NoInput(h.List))
+	api.Handle(mux, api.ListVESWCounters, h.Counters)
+	api.Handle(mux, api.AttachVESW, h.attach)
+	api.Handle(mux, api.DetachVESW, api.NoOutput(h.detach))
+}
+
+// List describes the ports; a nil Host has none.
+func (h *Host) List(context.Context) ([]api.VESWInterface, error) {
+	if h == nil {
 		return nil, nil
 	}
-	return n.vesw.describe(func(*veswSlot) bool { return true })
+	return h.describe(func(*slot) bool { return true })
 }
 
 // each calls f for every port, in the order of functions and numbers, on the management
 // goroutine.
-func (h *veswHost) each(f func(s *veswSlot, p *vnic.Port)) error {
-	if h.n.sub.Do(func() {
-		var list []*veswFunction
+func (h *Host) each(f func(s *slot, p *vnic.Port)) error {
+	if h.cfg.Manage.Do(func() {
+		var list []*function
 		for _, x := range h.funcs {
 			list = append(list, x)
 		}
-		slices.SortFunc(list, func(a, b *veswFunction) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
+		slices.SortFunc(list, func(a, b *function) int { return cmp.Compare(a.a.Number(), b.a.Number()) })
 		for _, x := range list {
 			x.ports.Each(func(vport uint8, p *vnic.Port) { f(x.slots[vport], p) })
 		}
@@ -59,8 +67,8 @@ func vportState(s mad.VESWState) string {
 }
 
 // describe describes ports.
-func (h *veswHost) describe(which func(*veswSlot) bool) (list []api.VESWInterface, err error) {
-	err = h.each(func(s *veswSlot, p *vnic.Port) {
+func (h *Host) describe(which func(*slot) bool) (list []api.VESWInterface, err error) {
+	err = h.each(func(s *slot, p *vnic.Port) {
 		if which(s) {
 			list = append(list, s.describe(p))
 		}
@@ -68,7 +76,7 @@ func (h *veswHost) describe(which func(*veswSlot) bool) (list []api.VESWInterfac
 	return list, err
 }
 
-func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
+func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 	i, d := p.Info(), p.Device()
 	v := api.VESWInterface{Name: s.name, Device: s.f.a.Name, VPort: int(s.vport), VESW: int(i.VESW.VESWID), Backend: api.BackendTAP,
 		State: vportState(i.Port.OperState), Reason: d.Reason, Config: vportState(i.Port.ConfigState), Carrier: d.Carrier,
@@ -77,13 +85,13 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
-			v.Kept, v.NotKept = s.f.h.n.intentStore.kept()
+			v.Kept, v.NotKept = s.f.h.cfg.Keeper.Kept()
 		}
 	}
-	if s.f.h.n.machine(v.Device) != nil {
+	if s.f.h.cfg.Cards.Has(v.Device) {
 		v.Backend = api.BackendVM
 	}
-	if s.f.h.n.segmentPort(v.Device) != nil {
+	if s.f.h.DevicePort(v.Device) != nil {
 		v.Backend = api.BackendDevice
 	}
 	_, v.MACs, _, _ = s.f.ports.UnicastMACs(s.vport, 0, nil)
@@ -101,7 +109,7 @@ func (s *veswSlot) describe(p *vnic.Port) api.VESWInterface {
 }
 
 // known is the number of MACs that the Ethernet Manager has distributed.
-func (s *veswSlot) known() (n int) {
+func (s *slot) known() (n int) {
 	var table [mad.VESWMaxMACs]mad.VESWMACEntry
 	if _, err := s.f.ports.MACEntries(s.vport, 0, table[:]); err != nil {
 		return 0
@@ -114,35 +122,31 @@ func (s *veswSlot) known() (n int) {
 	return n
 }
 
-// veswPatience is how long AttachVESW waits for a port to come up before it returns its state.
-const veswPatience = 3 * time.Second
+// Patience is how long an operation waits for a port to come up before it returns its state.
+const Patience = 3 * time.Second
 
-// AttachVESW implements api.Backend.
-func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
-	h := n.vesw
-	if h == nil {
-		return nil, mgmt.ErrNoFabric
-	}
-	if n.segmentPort(r.Device) != nil {
+// attach makes the interface of a port what r requests, and waits a moment for the port to come up.
+func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
+	if h.DevicePort(r.Device) != nil {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
 	}
-	if f := n.funcs.named(r.Device); f == nil || f.a.Port().Link != ib.LinkInfiniBand {
+	if a := h.cfg.Adapter(r.Device); a == nil || a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
 	}
-	if n.machine(r.Device) != nil {
+	if h.cfg.Cards.Has(r.Device) {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
 	}
-	if err := h.attach(ctx, &r); err != nil {
+	if err := h.Request(ctx, &r); err != nil {
 		return nil, err
 	}
 	var failure error
-	own := func(s *veswSlot) bool {
+	own := func(s *slot) bool {
 		if s.with == &r {
 			failure = s.why
 		}
 		return s.with == &r
 	}
-	ctx, stop := context.WithTimeout(ctx, veswPatience)
+	ctx, stop := context.WithTimeout(ctx, Patience)
 	defer stop()
 	var list []api.VESWInterface
 	var err error
@@ -153,7 +157,7 @@ func (n *Node) AttachVESW(ctx context.Context, r api.VESWRequest) ([]api.VESWInt
 	if err != nil || len(list) == 0 || list[0].Failed == "" {
 		return list, err
 	}
-	_ = n.DetachVESW(context.WithoutCancel(ctx), r.Key())
+	_ = h.detach(context.WithoutCancel(ctx), r.Key())
 	return nil, refusal(failure)
 }
 
@@ -164,9 +168,9 @@ func refusal(err error) error {
 }
 
 // failures are the reasons for which ports have no interface, by portKey.
-func (h *veswHost) failures() map[string]error {
+func (h *Host) failures() map[string]error {
 	m := map[string]error{}
-	_ = h.each(func(s *veswSlot, _ *vnic.Port) { m[portKey(s.f.a.Name, int(s.vport))] = s.why })
+	_ = h.each(func(s *slot, _ *vnic.Port) { m[portKey(s.f.a.Name, int(s.vport))] = s.why })
 	return m
 }
 
@@ -174,35 +178,32 @@ func noInfiniBand(name string) error {
 	return &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + name, Fix: "weft dev"}
 }
 
-// attach records a request, and saves it.
-func (h *veswHost) attach(ctx context.Context, r *api.VESWRequest) error {
-	k := h.n.intentStore
-	if r.Kept() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if err := k.editable("cannot attach the port"); err != nil {
-			return err
+// Request records a request, and saves it.
+func (h *Host) Request(ctx context.Context, r *api.VESWRequest) error {
+	record := func() error {
+		if !h.Restore(r) {
+			return describe.Invalid("weft vesw detach "+r.Key(), "the port of %s in VESW %d is attached already", r.Device, r.VESW)
 		}
+		// The deletion of a device removes its requests after the device: the device is there still, or the request goes
+		// here.
+		if h.cfg.Adapter(r.Device) == nil {
+			h.Forget(r.Device)
+			return noInfiniBand(r.Device)
+		}
+		h.cfg.Log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
+		if r.Kept() {
+			h.cfg.Keeper.ForgetPorts(func(o *api.VESWRequest) bool { return o.Key() == r.Key() })
+		}
+		return nil
 	}
-	if !h.ask(r) {
-		return describe.Invalid("weft vesw detach "+r.Key(), "the port of %s in VESW %d is attached already", r.Device, r.VESW)
-	}
-	// The deletion of a device removes its requests after the device: the device is there still, or the request goes
-	// here.
-	if h.n.funcs.named(r.Device) == nil {
-		h.forget(r.Device)
-		return noInfiniBand(r.Device)
-	}
-	h.n.log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
 	if r.Kept() {
-		k.forgetPorts(func(o *api.VESWRequest) bool { return o.Key() == r.Key() })
-		k.save(ctx)
+		return h.cfg.Keeper.Edit(ctx, "cannot attach the port", record)
 	}
-	return nil
+	return record()
 }
 
-// ask records a request; false where there is one for the port.
-func (h *veswHost) ask(r *api.VESWRequest) bool {
+// Restore records a request; false where there is one for the port.
+func (h *Host) Restore(r *api.VESWRequest) bool {
 	h.mu.Lock()
 	if slices.ContainsFunc(h.requests, func(o *api.VESWRequest) bool { return o.Key() == r.Key() }) {
 		h.mu.Unlock()
@@ -214,8 +215,8 @@ func (h *veswHost) ask(r *api.VESWRequest) bool {
 	return true
 }
 
-// kept are the requests for the store.
-func (h *veswHost) kept() (list []api.VESWRequest) {
+// Kept are the requests for the store.
+func (h *Host) Kept() (list []api.VESWRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.requests {
@@ -226,17 +227,17 @@ func (h *veswHost) kept() (list []api.VESWRequest) {
 	return list
 }
 
-// forget removes the requests for ports of a device that was deleted.
-func (h *veswHost) forget(device string) {
-	h.n.intentStore.forgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
+// Forget removes the requests for ports of a device that was deleted.
+func (h *Host) Forget(device string) {
+	h.cfg.Keeper.ForgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
 }
 
 // reconsider opens the interface of a port again where its request has changed.
-func (h *veswHost) reconsider(device string, vesw uint16) {
-	h.n.sub.Do(func() {
+func (h *Host) reconsider(device string, vesw uint16) {
+	h.cfg.Manage.Do(func() {
 		for _, f := range h.funcs {
 			for _, s := range f.slots {
 				if s != nil && s.port != nil && f.a.Name == device && s.vesw == vesw {
@@ -247,26 +248,22 @@ func (h *veswHost) reconsider(device string, vesw uint16) {
 	})
 }
 
-// DetachVESW implements api.Backend.
-func (n *Node) DetachVESW(ctx context.Context, name string) error {
-	h := n.vesw
-	if h == nil {
-		return mgmt.ErrNoFabric
-	}
+// detach withdraws the request for an interface, and waits until its name is free.
+func (h *Host) detach(ctx context.Context, name string) error {
 	var with *api.VESWRequest
 	var work *loop.Worker
-	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
+	if err := h.each(func(s *slot, _ *vnic.Port) {
 		if s.name == name && s.with != nil {
 			with = s.with
 		}
 	}); err != nil {
 		return err
 	}
-	with, err := h.unask(ctx, with, name)
+	with, err := h.withdraw(ctx, with, name)
 	if err != nil || with == nil {
 		return err
 	}
-	if err := h.each(func(s *veswSlot, _ *vnic.Port) {
+	if err := h.each(func(s *slot, _ *vnic.Port) {
 		if s.with == with {
 			work = s.worker
 			if s.vesw == 0 {
@@ -284,60 +281,58 @@ func (n *Node) DetachVESW(ctx context.Context, name string) error {
 	return nil
 }
 
-// unask removes a request, r or the one with a key, and returns it, nil where it was not in use; the store follows.
-func (h *veswHost) unask(ctx context.Context, r *api.VESWRequest, key string) (*api.VESWRequest, error) {
-	k := h.n.intentStore
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	h.mu.Lock()
-	i := slices.IndexFunc(h.requests, func(o *api.VESWRequest) bool { return o == r || o.Key() == key })
-	if i >= 0 {
-		r = h.requests[i]
+// withdraw removes a request, r or the one with a key, and returns it, nil where it was not in use; the store follows.
+func (h *Host) withdraw(ctx context.Context, r *api.VESWRequest, key string) (found *api.VESWRequest, err error) {
+	match := func(o *api.VESWRequest) bool { return o == r || o.Key() == key }
+	ofKey := func(o *api.VESWRequest) bool { return o.Key() == key }
+	if found = h.remove(func(o *api.VESWRequest) bool { return match(o) && !o.Kept() }); found != nil {
+		h.cfg.Keeper.ForgetPorts(ofKey)
+		return found, nil
 	}
-	h.mu.Unlock()
-	if i < 0 || r.Kept() {
-		if err := k.editable("cannot detach the port"); err != nil {
-			return nil, err
+	err = h.cfg.Keeper.Edit(ctx, "cannot detach the port", func() error {
+		found = h.remove(match)
+		if forgotten := h.cfg.Keeper.ForgetPorts(ofKey); found == nil && !forgotten {
+			return &api.Error{Code: api.CodeNotFound, Why: "nothing is attached as " + key, Fix: "weft vesw interfaces"}
 		}
-	}
-	forgotten := k.forgetPorts(func(o *api.VESWRequest) bool { return o.Key() == key })
-	if i < 0 {
-		if forgotten {
-			k.save(ctx)
-			return nil, nil
-		}
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "nothing is attached as " + key, Fix: "weft vesw interfaces"}
-	}
-	h.mu.Lock()
-	h.requests = slices.DeleteFunc(h.requests, func(o *api.VESWRequest) bool { return o == r })
-	h.mu.Unlock()
-	if r.Kept() {
-		k.save(ctx)
-	}
-	return r, nil
+		return nil
+	})
+	return found, err
 }
 
-// VESWStats implements api.Backend.
-func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, err error) {
-	if n.vesw == nil {
+// remove removes the first request that matches and returns it, nil where none does.
+func (h *Host) remove(match func(*api.VESWRequest) bool) *api.VESWRequest {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.IndexFunc(h.requests, match)
+	if i < 0 {
+		return nil
+	}
+	r := h.requests[i]
+	h.requests = slices.Delete(h.requests, i, i+1)
+	return r
+}
+
+// Counters lists the counters of a port, or of all where name is empty; a nil Host has none.
+func (h *Host) Counters(_ context.Context, name string) (list []api.Counter, err error) {
+	if h == nil {
 		return nil, nil
 	}
 	found := false
 	type unknown struct {
 		device string
-		inlets *veswInlets
+		inlets *inlets
 	}
-	type port struct {
+	type row struct {
 		name string
-		port *veswPort
+		port *lanePort
 	}
-	var ports []port
+	var ports []row
 	var funcs []unknown
-	if err := n.vesw.each(func(s *veswSlot, _ *vnic.Port) {
+	if err := h.each(func(s *slot, _ *vnic.Port) {
 		at := s.label()
 		if name == "" || name == at {
 			found = true
-			ports = append(ports, port{at, s.port})
+			ports = append(ports, row{at, s.port})
 		}
 		if len(funcs) == 0 || funcs[len(funcs)-1].inlets != s.f.inlets {
 			funcs = append(funcs, unknown{s.f.a.Name, s.f.inlets})
@@ -348,7 +343,7 @@ func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, er
 	if name != "" && !found {
 		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no port " + name, Fix: "weft vesw interfaces"}
 	}
-	err = n.lanes.First().Query(func() {
+	err = h.first.Query(func() {
 		for _, p := range ports {
 			c := p.port.counters()
 			c.Each(func(what string, v uint64) {
@@ -376,15 +371,18 @@ func (n *Node) VESWStats(_ context.Context, name string) (list []api.Counter, er
 func portKey(device string, vport int) string { return fmt.Sprintf("%s:v%d", device, vport) }
 
 // label is the name of a port in tables.
-func (s *veswSlot) label() string {
+func (s *slot) label() string {
 	if s.name != "" {
 		return s.name
 	}
 	return portKey(s.f.a.Name, int(s.vport))
 }
 
-// degraded lists ports that do not carry frames though they should.
-func (h *veswHost) degraded(ports []api.VESWInterface) (list []api.Degraded) {
+// Degraded lists ports that do not carry frames though they should.
+func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
+	if len(ports) == 0 {
+		return nil
+	}
 	failures := h.failures()
 	for _, v := range ports {
 		where := fmt.Sprintf("port %d of %s in VESW %d", v.VPort, v.Device, v.VESW)
@@ -398,12 +396,12 @@ func (h *veswHost) degraded(ports []api.VESWInterface) (list []api.Degraded) {
 			list = append(list, d)
 		case v.Problem != "":
 			list = append(list, api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem, Fix: "ip link show " + v.Name})
-		case v.VESW != 0 && v.Config == api.StateForwarding && v.State != api.StateForwarding && v.Reason != reasonDown:
+		case v.VESW != 0 && v.Config == api.StateForwarding && v.State != api.StateForwarding && v.Reason != ReasonDown:
 			list = append(list, api.Degraded{What: "vesw_port", Why: where + ": " + v.Reason, Fix: "weft vesw interfaces; weft status where the manager runs"})
 		}
 	}
 	return list
 }
 
-// reasonDown is the reason of a port whose interface was set down by its administrator.
-const reasonDown = "the interface is set down"
+// ReasonDown is the reason of a port whose interface was set down by its administrator.
+const ReasonDown = "the interface is set down"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package vesw
 
 import (
 	"errors"
@@ -14,16 +14,16 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// veswLane is the work of lane 0 for the ports of virtual Ethernet switches of a node (docs/notes/vesw.md, section 5):
+// dataPath is the work of lane 0 for the ports of virtual Ethernet switches of a node (docs/notes/vesw.md, section 5):
 // frames of segments become packets in the batch of a trunk, frames of packets are joined and written to segments, and
 // frames between two ports of the node pass unchanged. All of it belongs to the lane.
-type veswLane struct {
+type dataPath struct {
 	lane  *lane.Lane
 	link  *fabric.Link
-	funcs map[uint16]*veswInlets
-	last  *veswInlets // of the packet before
-	ports []*veswPort // that have a segment
-	due   []*veswPort // that have frames to be written
+	funcs map[uint16]*inlets
+	last  *inlets     // of the packet before
+	ports []*lanePort // that have a segment
+	due   []*lanePort // that have frames to be written
 
 	// Of the frame, or the packet, being handled.
 	in    vnic.Inbound
@@ -32,45 +32,45 @@ type veswLane struct {
 	split ether.Splitter
 	out   fabric.Egress16
 
-	read  veswFrames // of a segment
-	write veswFrames // to one
+	read  frameBatch // of a segment
+	write frameBatch // to one
 	join  *ether.Joiner
 	next  int    // of what was joined: the first frame that write has; < 0: write has none of it
 	room  []byte // for frames put together, or cut, for a segment
 	used  int    // of room
 }
 
-// veswFrames is a batch.
-type veswFrames struct {
+// frameBatch is a batch.
+type frameBatch struct {
 	frames [][]byte
 	off    []ether.Offload
 }
 
-func newVESWFrames() veswFrames {
-	return veswFrames{make([][]byte, veswBatch), make([]ether.Offload, veswBatch)}
+func newFrameBatch() frameBatch {
+	return frameBatch{make([][]byte, batchFrames), make([]ether.Offload, batchFrames)}
 }
 
 const (
-	// veswBatch is how many frames are read or written at a time.
-	veswBatch = 64
-	// veswTurn is the number of octets of a segment after which the next one has its turn.
-	veswTurn = 256 << 10
-	// veswWaiting is how many frames of packets may wait to be written: more than one poll of the sockets brings.
-	veswWaiting = 2048
-	// veswRoom is room for frames that are assembled, in octets.
-	veswRoom = 8 * ether.MaxFrame
+	// batchFrames is how many frames are read or written at a time.
+	batchFrames = 64
+	// turnOctets is the number of octets of a segment after which the next one has its turn.
+	turnOctets = 256 << 10
+	// maxWaiting is how many frames of packets may wait to be written: more than one poll of the sockets brings.
+	maxWaiting = 2048
+	// roomOctets is room for frames that are assembled, in octets.
+	roomOctets = 8 * ether.MaxFrame
 )
 
-// veswInlets is the receiving side of a function.
-type veswInlets struct {
+// inlets is the receiving side of a function.
+type inlets struct {
 	number uint16
 	recv   *vnic.Receiver
-	ports  [vnic.MaxNetdevs]*veswPort // by number, nil: it has no segment
+	ports  [vnic.MaxNetdevs]*lanePort // by number, nil: it has no segment
 }
 
-// veswPort is a vport at work on the lane.
-type veswPort struct {
-	to       *veswInlets
+// lanePort is a vport at work on the lane.
+type lanePort struct {
+	to       *inlets
 	function uint16
 	vport    uint8
 	sender   *vnic.Sender
@@ -82,30 +82,30 @@ type veswPort struct {
 	failed   func(error)
 
 	received [][]byte // frames of packets, which wait for the end of the turn
-	whole    veswFrames
-	due      bool                      // it is in veswLane.due
+	whole    frameBatch
+	due      bool                      // it is in dataPath.due
 	refusals [ether.NumRefusals]uint64 // frames that the segment should not have given
 }
 
-var _ lane.Poller = (*veswLane)(nil)
+var _ lane.Poller = (*dataPath)(nil)
 
-func newVESWLane(l *lane.Lane, link *fabric.Link) *veswLane {
-	v := &veswLane{lane: l, link: link, funcs: map[uint16]*veswInlets{}, read: newVESWFrames(), write: newVESWFrames()}
+func newDataPath(l *lane.Lane, link *fabric.Link) *dataPath {
+	v := &dataPath{lane: l, link: link, funcs: map[uint16]*inlets{}, read: newFrameBatch(), write: newFrameBatch()}
 	v.write.frames, v.write.off = v.write.frames[:0], v.write.off[:0]
 	link.SetTaker(v.receive)
 	return v
 }
 
 // addFunction and removeFunction begin and end receiving for a function.
-func (v *veswLane) addFunction(f *veswInlets) { v.funcs[f.number] = f }
+func (v *dataPath) addFunction(f *inlets) { v.funcs[f.number] = f }
 
-func (v *veswLane) removeFunction(f *veswInlets) {
+func (v *dataPath) removeFunction(f *inlets) {
 	delete(v.funcs, f.number)
 	v.last = nil
 }
 
 // attach puts a segment to work.
-func (v *veswLane) attach(p *veswPort, seg vnic.Segment, failed func(error)) error {
+func (v *dataPath) attach(p *lanePort, seg vnic.Segment, failed func(error)) error {
 	fd := seg.FD()
 	if fd >= 0 {
 		if err := v.lane.WatchInput(fd, &p.readable); err != nil {
@@ -113,13 +113,13 @@ func (v *veswLane) attach(p *veswPort, seg vnic.Segment, failed func(error)) err
 		}
 	}
 	if v.join == nil {
-		v.join = ether.NewJoiner(veswWaiting, false, 0)
-		v.room = make([]byte, veswRoom)
+		v.join = ether.NewJoiner(maxWaiting, false, 0)
+		v.room = make([]byte, roomOctets)
 	}
 	p.seg, p.fd, p.readable, p.failed = seg, fd, true, failed
 	p.pieces, _ = seg.(vnic.FrameWriter)
 	if p.received == nil {
-		p.received, p.whole = make([][]byte, 0, veswWaiting), newVESWFrames()
+		p.received, p.whole = make([][]byte, 0, maxWaiting), newFrameBatch()
 		p.whole.frames, p.whole.off = p.whole.frames[:0], p.whole.off[:0]
 	}
 	p.to.ports[p.vport] = p
@@ -130,7 +130,7 @@ func (v *veswLane) attach(p *veswPort, seg vnic.Segment, failed func(error)) err
 }
 
 // detach undoes attach. Frames that wait for the segment are dropped.
-func (v *veswLane) detach(p *veswPort) {
+func (v *dataPath) detach(p *lanePort) {
 	if p.seg == nil {
 		return
 	}
@@ -153,7 +153,7 @@ func (v *veswLane) detach(p *veswPort) {
 
 // Begin implements lane.Poller: frames of segments become packets before the trunks
 // are flushed.
-func (v *veswLane) Begin(now mono.Time) (busy bool) {
+func (v *dataPath) Begin(now mono.Time) (busy bool) {
 	v.writeDue() // a fault may have unwound the lane before Finish
 	for _, p := range v.ports {
 		if v.pull(now, p) {
@@ -165,10 +165,10 @@ func (v *veswLane) Begin(now mono.Time) (busy bool) {
 
 // Finish implements lane.Poller: frames that received are written while their packets are
 // valid.
-func (v *veswLane) Finish(mono.Time) bool { return v.writeDue() }
+func (v *dataPath) Finish(mono.Time) bool { return v.writeDue() }
 
 // Sleep implements lane.Poller.
-func (v *veswLane) Sleep() bool {
+func (v *dataPath) Sleep() bool {
 	ready := len(v.due) == 0
 	blocked := v.link.Blocked()
 	for _, p := range v.ports {
@@ -180,11 +180,11 @@ func (v *veswLane) Sleep() bool {
 }
 
 // Deadline implements lane.Poller.
-func (v *veswLane) Deadline() mono.Time { return 0 }
+func (v *dataPath) Deadline() mono.Time { return 0 }
 
 // pull sends the frames that wait at a segment, and reports whether there were any.
-func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
-	for octets := 0; (p.readable || p.fd < 0) && octets < veswTurn && !v.link.Blocked(); {
+func (v *dataPath) pull(now mono.Time, p *lanePort) (busy bool) {
+	for octets := 0; (p.readable || p.fd < 0) && octets < turnOctets && !v.link.Blocked(); {
 		n, err := p.seg.TryReadBatch(v.read.frames, v.read.off)
 		if n == 0 {
 			p.readable = false
@@ -211,7 +211,7 @@ func (v *veswLane) pull(now mono.Time, p *veswPort) (busy bool) {
 }
 
 // failed detaches a segment that has failed, and reports it.
-func (v *veswLane) failed(p *veswPort, err error) {
+func (v *dataPath) failed(p *lanePort, err error) {
 	report := p.failed
 	v.detach(p)
 	if !errors.Is(err, os.ErrClosed) {
@@ -220,7 +220,7 @@ func (v *veswLane) failed(p *veswPort, err error) {
 }
 
 // send sends a frame of a port to its destinations: decisions are made once, however many packets it becomes.
-func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Offload) {
+func (v *dataPath) send(now mono.Time, p *lanePort, frame []byte, off *ether.Offload) {
 	in, d := &v.info, &v.d
 	*in = ether.Classify(frame)
 	if why := off.Check(frame, in); why != ether.OK {
@@ -267,7 +267,7 @@ func (v *veswLane) send(now mono.Time, p *veswPort, frame []byte, off *ether.Off
 }
 
 // local passes a frame to a port of another function of this node.
-func (v *veswLane) local(function uint16, frame []byte, off *ether.Offload, c vnic.Cut) {
+func (v *dataPath) local(function uint16, frame []byte, off *ether.Offload, c vnic.Cut) {
 	f := v.funcs[function]
 	if f == nil || !f.recv.Local(&v.d, frame, c, &v.in) {
 		return
@@ -283,7 +283,7 @@ func (v *veswLane) local(function uint16, frame []byte, off *ether.Offload, c vn
 	}
 	p.whole.frames, p.whole.off = append(p.whole.frames, frame), append(p.whole.off, *off)
 	v.mark(p)
-	if len(p.whole.frames) == veswBatch {
+	if len(p.whole.frames) == batchFrames {
 		v.flushWhole(p)
 	}
 }
@@ -310,7 +310,7 @@ func needs(off *ether.Offload, in *ether.Info) (f ether.Features) {
 }
 
 // cut splits a frame for a port of this node, as it would be split for the network.
-func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
+func (v *dataPath) cut(p *lanePort, frame []byte, off *ether.Offload) {
 	v.flushWhole(p)
 	n, why := v.split.Start(frame, *off, &v.info, 0)
 	if why != ether.OK {
@@ -326,7 +326,7 @@ func (v *veswLane) cut(p *veswPort, frame []byte, off *ether.Offload) {
 }
 
 // reserve returns room for one more frame of n octets in the batch that flushWrite writes.
-func (v *veswLane) reserve(p *veswPort, n int) []byte {
+func (v *dataPath) reserve(p *lanePort, n int) []byte {
 	if v.used+n > len(v.room) || len(v.write.frames) == cap(v.write.frames) {
 		v.flushWrite(p)
 	}
@@ -337,7 +337,7 @@ func (v *veswLane) reserve(p *veswPort, n int) []byte {
 }
 
 // receive is the link's fabric.Taker.
-func (v *veswLane) receive(now mono.Time, function uint16, h *wire.Header16, p []byte) bool {
+func (v *dataPath) receive(now mono.Time, function uint16, h *wire.Header16, p []byte) bool {
 	f := v.last
 	if f == nil || f.number != function {
 		if f = v.funcs[function]; f == nil {
@@ -365,7 +365,7 @@ func (v *veswLane) receive(now mono.Time, function uint16, h *wire.Header16, p [
 }
 
 // mark has a port's frames written before they become invalid.
-func (v *veswLane) mark(p *veswPort) {
+func (v *dataPath) mark(p *lanePort) {
 	if !p.due {
 		p.due = true
 		v.due = append(v.due, p)
@@ -373,7 +373,7 @@ func (v *veswLane) mark(p *veswPort) {
 }
 
 // writeDue writes all frames that wait, and reports whether there were any.
-func (v *veswLane) writeDue() bool {
+func (v *dataPath) writeDue() bool {
 	if len(v.due) == 0 {
 		return false
 	}
@@ -386,13 +386,13 @@ func (v *veswLane) writeDue() bool {
 	return true
 }
 
-func (v *veswLane) flush(p *veswPort) {
+func (v *dataPath) flush(p *lanePort) {
 	v.flushWhole(p)
 	v.flushReceived(p)
 }
 
 // flushWhole writes frames of other ports of this node.
-func (v *veswLane) flushWhole(p *veswPort) {
+func (v *dataPath) flushWhole(p *lanePort) {
 	w := &p.whole
 	if len(w.frames) == 0 {
 		return
@@ -405,7 +405,7 @@ func (v *veswLane) flushWhole(p *veswPort) {
 }
 
 // flushReceived writes frames of packets, those of a flow joined as far as the segment accepts that.
-func (v *veswLane) flushReceived(p *veswPort) {
+func (v *dataPath) flushReceived(p *lanePort) {
 	if len(p.received) == 0 {
 		return
 	}
@@ -424,7 +424,7 @@ func (v *veswLane) flushReceived(p *veswPort) {
 
 // countDropped counts the frames that were joined to frames from … to-1, which the segment dropped, as they were
 // counted on arrival.
-func (v *veswLane) countDropped(p *veswPort, from, to int) {
+func (v *dataPath) countDropped(p *lanePort, from, to int) {
 	for i := from; i < to; i++ {
 		v.join.Each(i, func(k int) {
 			p.to.recv.Lost(p.vport, p.received[k], vnic.Cut{Frames: 1, Len: len(p.received[k]), Last: len(p.received[k])})
@@ -433,7 +433,7 @@ func (v *veswLane) countDropped(p *veswPort, from, to int) {
 }
 
 // assemble writes frames in pieces to a segment that accepts them only in one.
-func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
+func (v *dataPath) assemble(p *lanePort, list []ether.Frame) {
 	v.begin(0)
 	for i := range list {
 		f := &list[i]
@@ -452,14 +452,14 @@ func (v *veswLane) assemble(p *veswPort, list []ether.Frame) {
 
 // begin empties the batch that flushWrite writes: a fault may have left frames of another port there. Its frames will
 // be those joined from next on, or others where next is negative.
-func (v *veswLane) begin(next int) {
+func (v *dataPath) begin(next int) {
 	w := &v.write
 	clear(w.frames)
 	w.frames, w.off, v.used, v.next = w.frames[:0], w.off[:0], 0, next
 }
 
 // flushWrite writes the batch.
-func (v *veswLane) flushWrite(p *veswPort) {
+func (v *dataPath) flushWrite(p *lanePort) {
 	w, next := &v.write, v.next
 	if n := len(w.frames); n > 0 && next < 0 {
 		v.writeBatch(p, w)
@@ -471,7 +471,7 @@ func (v *veswLane) flushWrite(p *veswPort) {
 }
 
 // writeBatch writes frames, and counts those that were dropped.
-func (v *veswLane) writeBatch(p *veswPort, w *veswFrames) {
+func (v *dataPath) writeBatch(p *lanePort, w *frameBatch) {
 	lost := p.seg.WriteBatch(w.frames, w.off)
 	for i := len(w.frames) - lost; i < len(w.frames); i++ {
 		p.to.recv.Lost(p.vport, w.frames[i], vnic.CutOf(len(w.frames[i]), &w.off[i]))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package node
+package vesw
 
 import (
 	"net/netip"
@@ -21,13 +21,13 @@ const (
 	neighbourNotice = time.Minute
 )
 
-// portSegment is a segmentPort at work for a vport: frames of RoCEv2 pass its link, all others the IP stack.
-type portSegment struct {
+// deviceSegment is a DevicePort at work for a vport: frames of RoCEv2 pass its link, all others the IP stack.
+type deviceSegment struct {
 	*netstack.Ether
-	st        *segmentPort
-	port      *veswPort
-	linkLocal ib.GID          // of the first MAC; guarded by the station's mu
-	joined    map[ib.GID]bool // of the station's work
+	dp        *DevicePort
+	port      *lanePort
+	linkLocal ib.GID          // of the first MAC; guarded by the port's mu
+	joined    map[ib.GID]bool // of the port's work
 	asks      chan netip.Addr
 	end       chan struct{}
 	wg        sync.WaitGroup
@@ -38,62 +38,62 @@ type portSegment struct {
 	list   []ether.Frame
 }
 
-var _ vnic.FrameWriter = (*portSegment)(nil)
+var _ vnic.FrameWriter = (*deviceSegment)(nil)
 
 // open puts the port to work for a vport of its function. It has one at a time.
-func (st *segmentPort) open(port *veswPort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, error) {
-	st.mu.Lock()
-	busy := st.seg != nil
-	st.mu.Unlock()
+func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, error) {
+	dp.mu.Lock()
+	busy := dp.seg != nil
+	dp.mu.Unlock()
 	if busy {
-		return nil, errInAnotherVESW
+		return nil, ErrInAnotherVESW
 	}
-	e, err := netstack.OpenEther(netstack.EtherConfig{Name: st.a.Name, Device: d, Addrs: st.addrs, Routes: st.routes, Wake: wake, Notify: news})
+	e, err := netstack.OpenEther(netstack.EtherConfig{Name: dp.a.Name, Device: d, Addrs: dp.addrs, Routes: dp.routes, Wake: wake, Notify: news})
 	if err != nil {
 		return nil, err
 	}
-	s := &portSegment{Ether: e, st: st, port: port, joined: map[ib.GID]bool{}, asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
-	st.mu.Lock()
-	st.seg, st.dev = s, d
+	s := &deviceSegment{Ether: e, dp: dp, port: port, joined: map[ib.GID]bool{}, asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
+	dp.mu.Lock()
+	dp.seg, dp.dev = s, d
 	s.setLinkLocal(d.MAC)
-	st.mu.Unlock()
+	dp.mu.Unlock()
 	s.wg.Go(s.seek)
-	if err := st.n.lanes.First().Do(func() { st.on = s }); err != nil {
+	if err := dp.h.first.Do(func() { dp.on = s }); err != nil {
 		s.Close()
 		return nil, err
 	}
-	st.changed()
-	st.work.Post(st.applyGroups)
+	dp.changed()
+	dp.work.Post(dp.applyGroups)
 	return s, nil
 }
 
 // setLinkLocal sets the address that the stack makes of the first MAC (RFC 4291, appendix A). The port's mu is held.
-func (s *portSegment) setLinkLocal(mac [6]byte) {
+func (s *deviceSegment) setLinkLocal(mac [6]byte) {
 	if s.linkLocal.IsZero() && mac != [6]byte{} {
 		s.linkLocal = ib.GID{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]}
 	}
 }
 
 // Configure implements vnic.Segment.
-func (s *portSegment) Configure(d vnic.Device) {
+func (s *deviceSegment) Configure(d vnic.Device) {
 	s.Ether.Configure(d)
-	s.st.mu.Lock()
-	s.st.dev = d
+	s.dp.mu.Lock()
+	s.dp.dev = d
 	s.setLinkLocal(d.MAC)
-	s.st.mu.Unlock()
-	s.st.changed()
+	s.dp.mu.Unlock()
+	s.dp.changed()
 }
 
 // Close implements vnic.Segment. The port goes down.
-func (s *portSegment) Close() error {
-	st := s.st
-	st.mu.Lock()
-	st.seg = nil
-	st.mu.Unlock()
-	st.changed()
-	st.n.lanes.First().Do(func() {
-		st.on = nil
-		st.link.Reset()
+func (s *deviceSegment) Close() error {
+	dp := s.dp
+	dp.mu.Lock()
+	dp.seg = nil
+	dp.mu.Unlock()
+	dp.changed()
+	dp.h.first.Do(func() {
+		dp.on = nil
+		dp.link.Reset()
 	})
 	close(s.end)
 	err := s.Ether.Close()
@@ -102,8 +102,8 @@ func (s *portSegment) Close() error {
 }
 
 // seek resolves neighbours, on a goroutine of its own: the stack may wait for the lane.
-func (s *portSegment) seek() {
-	st, lane := s.st, s.st.n.lanes.First()
+func (s *deviceSegment) seek() {
+	dp, lane := s.dp, s.dp.h.first
 	for {
 		select {
 		case <-s.end:
@@ -111,8 +111,8 @@ func (s *portSegment) seek() {
 		case ip := <-s.asks:
 			answer := func(mac [6]byte, ok bool) {
 				lane.Post(func() {
-					if st.on == s {
-						st.link.Resolved(lane.Now(), ip, mac, ok)
+					if dp.on == s {
+						dp.link.Resolved(lane.Now(), ip, mac, ok)
 					}
 				})
 			}
@@ -124,16 +124,19 @@ func (s *portSegment) seek() {
 }
 
 // push sends the frames that wait in the link; the lane calls it.
-func (st *segmentPort) push(now mono.Time) {
-	if s := st.on; s != nil && s.port.seg == vnic.Segment(s) {
-		st.n.vesw.lane.pull(now, s.port)
+func (dp *DevicePort) push(now mono.Time) {
+	if dp.Attached() {
+		dp.h.data.pull(now, dp.on.port)
 	}
 }
 
+// Attached reports whether the segment at work is that of the port. The lane calls it.
+func (dp *DevicePort) Attached() bool { return dp.on != nil && dp.on.port.seg == vnic.Segment(dp.on) }
+
 // TryReadBatch implements vnic.Segment: half of the batch is for RoCEv2 at most while the stack has frames, so that neither waits
 // for the other.
-func (s *portSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
-	n := s.st.link.Read(frames[:(len(frames)+1)/2], off)
+func (s *deviceSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
+	n := s.dp.link.Read(frames[:(len(frames)+1)/2], off)
 	m, err := s.Ether.TryReadBatch(frames[n:], off[n:])
 	if err != nil {
 		return 0, err
@@ -142,15 +145,15 @@ func (s *portSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, e
 }
 
 // Arm implements vnic.Segment.
-func (s *portSegment) Arm() bool { return s.Ether.Arm() || s.st.link.Pending() }
+func (s *deviceSegment) Arm() bool { return s.Ether.Arm() || s.dp.link.Pending() }
 
 // WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are at the
 // end.
-func (s *portSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
+func (s *deviceSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
 	s.frames, s.off = s.frames[:0], s.off[:0]
 	n := 0
 	for i := range frames {
-		if !s.st.link.Receive(frames[i], &off[i]) {
+		if !s.dp.link.Receive(frames[i], &off[i]) {
 			s.frames, s.off = append(s.frames, frames[i]), append(s.off, off[i])
 			continue
 		}
@@ -167,12 +170,12 @@ func (s *portSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped 
 }
 
 // WriteFrames implements vnic.FrameWriter, with WriteBatch's order.
-func (s *portSegment) WriteFrames(frames []ether.Frame) (dropped int) {
+func (s *deviceSegment) WriteFrames(frames []ether.Frame) (dropped int) {
 	s.list = s.list[:0]
 	n := 0
 	for i := range frames {
 		f := &frames[i]
-		if len(f.Parts) != 1 || !s.st.link.Receive(f.Parts[0], &f.Off) {
+		if len(f.Parts) != 1 || !s.dp.link.Receive(f.Parts[0], &f.Off) {
 			s.list = append(s.list, *f)
 			continue
 		}

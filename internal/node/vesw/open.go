@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vesw
+
+import (
+	"errors"
+	"net/netip"
+
+	"weft/internal/control/api"
+	"weft/internal/host/gateway"
+	"weft/internal/host/netstack"
+	"weft/internal/host/tap"
+	"weft/internal/node/stack"
+	"weft/internal/service/vnic"
+)
+
+// OpenSegment opens the segment that a request selects, or a TAP device with the name of its function and port.
+func (h *Host) OpenSegment(o Opening) (vnic.Segment, string, error) {
+	s, r := o.slot, o.Request
+	device := s.f.a.Name
+	if h.cfg.Cards.Has(device) {
+		seg, err := h.cfg.Cards.Segment(device, o.Device, o.Notify)
+		return seg, device, err
+	}
+	if p := h.DevicePort(device); p != nil {
+		seg, err := p.open(s.port, o.Device, o.Wake, o.Notify)
+		return seg, device, err
+	}
+	name := tap.Name(s.f.a.Number(), s.vport)
+	if r != nil && r.Name != "" {
+		name = r.Name
+	}
+	if r != nil && r.Backend == api.BackendNetstack {
+		seg, err := openStack(name, r, o)
+		return seg, name, err
+	}
+	if r != nil && r.Backend == api.BackendGateway {
+		seg, err := gateway.Open(gateway.Config{Interface: name, Device: o.Device, Now: h.cfg.Now, Notify: o.Notify})
+		return seg, name, err
+	}
+	seg, err := tap.Open(tap.Config{Name: name, Device: o.Device, QueueLen: queueLen, Up: true, Notify: o.Notify})
+	return seg, name, err
+}
+
+// queueLen is how many frames wait for the lane, segments counting as one.
+const queueLen = 1000
+
+// openStack makes an IP stack in the node, with its forwards and its proxy.
+func openStack(name string, r *api.VESWRequest, o Opening) (_ vnic.Segment, err error) {
+	c := netstack.EtherConfig{Name: name, Device: o.Device, Wake: o.Wake, Notify: o.Notify}
+	var errs []error
+	for _, v := range r.Addrs {
+		p, err := netip.ParsePrefix(v)
+		errs = append(errs, err)
+		c.Addrs = append(c.Addrs, p)
+	}
+	for _, v := range r.Routes {
+		to, via, err := stack.ParseRoute(v)
+		errs = append(errs, err)
+		c.Routes = append(c.Routes, netstack.Route{Dst: to, Via: via})
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	s, err := netstack.OpenEther(c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	return s, stack.Serve(s, r.Forwards, r.SOCKS)
+}
