@@ -34,26 +34,29 @@ type ipGroup struct {
 }
 
 // portGroups is the part in groups of all Ethernet ports of a node.
-type portGroups struct{ n *Node }
+type portGroups struct {
+	functions *functionTable
+	host      *ipGroups // of function 0
+}
 
 var _ hca.IPGroups = portGroups{}
 
 // Join implements hca.IPGroups.
 func (g portGroups) Join(function uint16, group ib.GID) error {
-	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
+	if f := g.functions.byNumber(function); f != nil && f.st != nil {
 		f.st.Join(group)
 		return nil
 	}
-	return g.n.groups.Join(group)
+	return g.host.Join(group)
 }
 
 // Leave implements hca.IPGroups.
 func (g portGroups) Leave(function uint16, group ib.GID) {
-	if f := g.n.funcs.byNumber(function); f != nil && f.st != nil {
+	if f := g.functions.byNumber(function); f != nil && f.st != nil {
 		f.st.Leave(group)
 		return
 	}
-	g.n.groups.Leave(group)
+	g.host.Leave(group)
 }
 
 // Join begins to receive a group, until as many calls of Leave. To be joined on one interface is enough, and so

@@ -72,7 +72,7 @@ func (n *Node) openLanes() (err error) {
 		log:    n.log,
 		groups: map[ib.GID]*ipGroup{},
 	}
-	n.all.SetIPGroups(portGroups{n})
+	n.all.SetIPGroups(portGroups{n.funcs, n.groups})
 	n.sessions.SetLanes(n.lanes)
 	n.captures.SetLanes(n.lanes)
 	n.faults = control.NewFaults(

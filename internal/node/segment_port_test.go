@@ -180,7 +180,7 @@ func TestStation(t *testing.T) {
 
 	// Groups: the stack tells of them, and the manager hears of the MAC.
 	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
-	groups := portGroups{n.node}
+	groups := portGroups{n.node.funcs, n.node.groups}
 	for range 2 {
 		if err := groups.Join(f.a.Number(), group); err != nil {
 			t.Fatal(err)
