@@ -148,7 +148,7 @@ bench: deps-bench build
 bench-mcast: build
 	@bench/mcast/run
 
-# Each part runs alone, too; soak tells of every one, also where one before failed.
+# Each part also runs alone. soak runs all parts, even after one failed, and prints a line for each.
 soak:
 	@failed=; for part in unit fuzz e2e interop; do \
 	  SECONDS=0; $(MAKE) --no-print-directory soak-$$part && how=ok || how=FAILED failed="$$failed soak-$$part"; \

@@ -196,6 +196,27 @@ func TestDocsNameRealFunctions(t *testing.T) {
 	}
 }
 
+// TestDocsNameRealMembers looks for the member in every `Type.member` and `package.member` of the documents, also without
+// parentheses. A name with a small letter that is neither a type nor a package here is not Weft's.
+func TestDocsNameRealMembers(t *testing.T) {
+	dir, d := root(t), definitions(t)
+	member := regexp.MustCompile("`((?:\\w+\\.)*?(\\w+))\\.(\\w+)(?:\\([^`]*\\))?`")
+	file := regexp.MustCompile(`^(c|go|h|json|log|md|s|sh|so|sock|txt|yaml)$`)
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil {
+			continue // deleted, not yet committed
+		}
+		for _, m := range member.FindAllStringSubmatch(string(text), -1) {
+			owner, last, name := m[1], m[2], m[3]
+			ours := d.members[owner] != nil || 'A' <= last[0] && last[0] <= 'Z'
+			if ours && len(last) > 1 && !file.MatchString(name) && !d.has(owner, name) {
+				t.Errorf("%s names %s, which no file defines", page, m[0])
+			}
+		}
+	}
+}
+
 // TestDocsNameRealPlaces looks for every file and folder that a document names in backquotes by its path in the tree.
 func TestDocsNameRealPlaces(t *testing.T) {
 	dir := root(t)

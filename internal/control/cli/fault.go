@@ -51,7 +51,8 @@ func faultAdd(a *app) *cobra.Command {
 		Long: `Add a fault and print its number, for "weft fault delete". A fault acts on the
 packets of links. Two programs of one node use no link, and a fault does not
 reach them, unless the node sends their traffic through the packet path
-(weft up --wire-local, or WEFT_WIRE_LOCAL=1 weft run).`,
+(weft up --wire-local, or WEFT_WIRE_LOCAL=1 weft run). That is for RoCEv2:
+no fault reaches InfiniBand or Ethernet traffic within a node.`,
 		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		spec.Drop, spec.Duplicate, spec.Reorder, spec.Corrupt = float64(drop), float64(duplicate), float64(reorder), float64(corrupt)
