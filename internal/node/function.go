@@ -11,6 +11,7 @@ import (
 	"weft/internal/node/lane"
 	"weft/internal/node/subnet"
 	"weft/internal/node/vesw"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -19,7 +20,7 @@ import (
 type function struct {
 	a        *hca.Adapter
 	socket   *vhost.Server      // its device socket, nil before the node serves
-	vm       *machine           // whose network card it is, nil: nobody's; guarded by the table
+	vm       *vmcard.Card       // whose network card it is, nil: nobody's; guarded by the table
 	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by a request; guarded by the table
 	asked    api.FunctionChange // all that was requested; guarded by the intentStore

@@ -15,6 +15,7 @@ import (
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
 	"weft/internal/node/vesw"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -46,9 +47,8 @@ type functionEditorConfig struct {
 	EthernetLane func() *lane.Lane
 	// Removing detaches the users of a function inside the node, before it is removed.
 	Removing func(a *hca.Adapter)
-	// Machines lists the network cards of virtual machines, and ForgetMachine removes one.
-	Machines      func() []*machine
-	ForgetMachine func(m *machine)
+	// Cards lists the network cards of virtual machines.
+	Cards func() []*vmcard.Card
 }
 
 func newFunctionEditor(c functionEditorConfig) *functionEditor { return &functionEditor{cfg: c} }
@@ -115,6 +115,21 @@ func (e *functionEditor) create(
 	return f, nil
 }
 
+// addCard makes a function the network card of a virtual machine, and opens the socket of the card if the node serves. On
+// an error the function is removed.
+func (e *functionEditor) addCard(f *function, m *vmcard.Card) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	m.SetAdapter(f.a)
+	if serving := e.cfg.Table.setCard(f, m); !serving {
+		return nil
+	}
+	if err := m.Open(); err != nil {
+		return errors.Join(err, e.drop(f), e.cfg.Tree.functionsChanged())
+	}
+	return nil
+}
+
 // remove ends the sessions of a function and the function.
 func (e *functionEditor) remove(name string) error {
 	e.mu.Lock()
@@ -135,8 +150,7 @@ func (e *functionEditor) drop(f *function) error {
 		f.socket.Close()
 	}
 	if f.vm != nil {
-		f.vm.close()
-		e.cfg.ForgetMachine(f.vm)
+		f.vm.Remove()
 	}
 	e.cfg.Removing(f.a)
 	if e.board != nil {
@@ -180,8 +194,8 @@ func (e *functionEditor) openSockets() error {
 			return err
 		}
 	}
-	for _, m := range e.cfg.Machines() {
-		m.openLate()
+	for _, m := range e.cfg.Cards() {
+		m.OpenLate()
 	}
 	e.cfg.Table.setServing(true)
 	return nil
@@ -197,7 +211,7 @@ func (e *functionEditor) closeSockets() {
 			f.socket.Close()
 		}
 	}
-	for _, m := range e.cfg.Machines() {
-		m.close()
+	for _, m := range e.cfg.Cards() {
+		m.Close()
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"weft/internal/device/vhost"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
@@ -17,7 +18,7 @@ import (
 type functionTable struct {
 	device string // the name of function 0
 
-	// mu guards what follows, and socket, vm and disabled of every function. Only the mutex of a machine is locked with
+	// mu guards what follows, and socket, vm and disabled of every function. Only the mutex of a vmcard.Card is locked with
 	// mu held.
 	mu         sync.Mutex
 	list       []*function       // in the order of addition; the first has the host's addresses
@@ -137,9 +138,9 @@ func (t *functionTable) setSocket(f *function, s *vhost.Server) {
 	f.socket = s
 }
 
-// setMachine makes a function the network card of a virtual machine, and reports whether the node serves: the card
+// setCard makes a function the network card of a virtual machine, and reports whether the node serves: the card
 // needs a socket.
-func (t *functionTable) setMachine(f *function, m *machine) (serving bool) {
+func (t *functionTable) setCard(f *function, m *vmcard.Card) (serving bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.vm = m
@@ -212,7 +213,7 @@ func (f *function) servers() (list []*vhost.Server) {
 		list = append(list, f.socket)
 	}
 	if f.vm != nil {
-		if s := f.vm.socket(); s != nil {
+		if s := f.vm.Server(); s != nil {
 			list = append(list, s)
 		}
 	}

@@ -31,8 +31,8 @@ type functionOperationsConfig struct {
 	Intent    *intentStore
 	Network   *mgmt.Network
 	Fabric    bool // the node is in a subnet
-	// Machine returns the network card of a virtual machine with a name, nil: there is none.
-	Machine func(name string) *machine
+	// IsCard reports whether a device is the network card of a virtual machine.
+	IsCard func(name string) bool
 	// DevicePort returns the Ethernet port of a device in a virtual Ethernet switch, nil: it has none. NewDevicePort
 	// makes one.
 	DevicePort    func(device string) *vesw.DevicePort
@@ -162,7 +162,7 @@ func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Fu
 			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), o.cfg.Editor.remove(r.Name))
 		}
 	}
-	o.cfg.Intent.forget(r.Name)
+	o.cfg.Intent.Forget(r.Name)
 	o.cfg.Intent.save(ctx)
 	if vesw != "" {
 		o.awaitCarrier(ctx, f)
@@ -269,7 +269,7 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 	if err := o.cfg.Intent.editable(what); err != nil {
 		return err
 	}
-	if o.cfg.Machine(name) != nil {
+	if o.cfg.IsCard(name) {
 		return &api.Error{
 			Code: api.CodeInvalid,
 			What: what,
@@ -293,7 +293,7 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 		}
 	}
 	err := o.cfg.Editor.remove(name)
-	switch forgotten := o.cfg.Intent.forget(name); {
+	switch forgotten := o.cfg.Intent.Forget(name); {
 	case errors.Is(err, errPhysical):
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is a device of the physical function",
 			Fix: "weft dev set " + name + " --enabled=false"}

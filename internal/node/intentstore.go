@@ -195,8 +195,8 @@ func (k *intentStore) write(ctx context.Context) error {
 	for _, f := range n.funcs.all() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
-			if m := n.machine(f.a.Name); m != nil {
-				k.VM = &m.want
+			if m := n.cards.Card(f.a.Name); m != nil {
+				k.VM = m.Request()
 			}
 			if f.st != nil {
 				w := f.st.Requested()
@@ -302,7 +302,7 @@ func (k *intentStore) restore(f *keptFunction) error {
 	}
 	number := func(a *hca.Adapter) error { return n.all.AddAt(a, f.Number) }
 	if f.VM != nil {
-		_, err := n.makeMachine(*f.VM, &f.Asked, number)
+		_, err := n.cards.Make(*f.VM, &f.Asked, number)
 		return err
 	}
 	_, err := n.functionOps.create(&want, number)
@@ -347,9 +347,9 @@ func (k *intentStore) kept() (bool, string) {
 	return true, ""
 }
 
-// forget drops a function that was not restored; false where there is none of
+// Forget drops a function that was not restored; false where there is none of
 // that name.
-func (k *intentStore) forget(name string) bool {
+func (k *intentStore) Forget(name string) bool {
 	k.state.Lock()
 	defer k.state.Unlock()
 	before := len(k.failed)

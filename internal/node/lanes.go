@@ -17,14 +17,7 @@ func (n *Node) memoryOwner(addr uintptr) lane.MemoryOwner {
 	if o := n.sessions.MemoryOwner(addr); o != nil {
 		return o
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, m := range n.vms {
-		if m.owns(addr) {
-			return m
-		}
-	}
-	return nil
+	return n.cards.MemoryOwner(addr)
 }
 
 var icrcModes = map[string]roce.ICRCMode{
@@ -75,6 +68,7 @@ func (n *Node) openLanes() (err error) {
 	n.all.SetIPGroups(portGroups{n.funcs, n.groups})
 	n.sessions.SetLanes(n.lanes)
 	n.captures.SetLanes(n.lanes)
+	n.cards.SetLanes(n.lanes)
 	n.faults = control.NewFaults(
 		control.FaultConfig{
 			Log:    n.log,

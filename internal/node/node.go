@@ -35,6 +35,7 @@ import (
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
 	"weft/internal/node/vesw"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -58,6 +59,7 @@ type Node struct {
 	sub      *subnet.Subnet // nil: the node is in no subnet
 	ip       *ipif.Host     // nil: the same
 	vesw     *vesw.Host     // nil: the same
+	cards    *vmcard.Cards
 
 	mgmt        *mgmt.Network
 	intentStore *intentStore
@@ -74,9 +76,6 @@ type Node struct {
 	reports     *reporter
 	perm        permissions // of sockets
 	ready       atomic.Bool // programs can use the node
-
-	mu  sync.Mutex          // guards what follows; never held while waiting for a lane
-	vms map[string]*machine // by name
 }
 
 // Run runs a node until ctx ends, its idle time is over, or it fails, and
@@ -100,8 +99,7 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	now := time.Now()
-	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop,
-		vms: make(map[string]*machine)}
+	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop}
 	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		return err
@@ -216,13 +214,14 @@ func (n *Node) openFunctions() {
 				n.ip.RemoveAdapter(a)
 			}
 		},
-		Machines: n.machines, ForgetMachine: n.forgetMachine})
+		Cards: func() []*vmcard.Card { return n.cards.All() }})
 	if n.sub != nil {
 		n.editor.board = n.sub
 	}
+	n.cards = newCards(n)
 	n.functionOps = newFunctionOperations(
 		functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
-			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, Machine: n.machine, DevicePort: n.vesw.DevicePort,
+			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, IsCard: n.cards.Has, DevicePort: n.vesw.DevicePort,
 			NewDevicePort: func(r *api.NewFunction) (*vesw.DevicePort, error) {
 				if n.vesw == nil {
 					return nil, mgmt.ErrNoFabric
@@ -245,8 +244,7 @@ func (n *Node) openReports() {
 		reporterConfig{Settings: n.cfg, Identity: n.identity, Started: n.started, Ready: n.ready.Load,
 			Wall: n.wall, Host: n.table.Load, Functions: n.all, Table: n.funcs, Lanes: n.lanes, Sessions: n.sessions,
 			Groups: n.groups, Intent: n.intentStore, Captures: n.captures, Faults: n.faults, Connections: n.cm, Network: n.mgmt,
-			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.vesw.List, VESWCounters: n.vesw.Counters, VESWDegraded: n.vesw.Degraded, VMs: n.VMs,
-			Machines: n.machines,
+			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.vesw.List, VESWCounters: n.vesw.Counters, VESWDegraded: n.vesw.Degraded, Cards: n.cards,
 			IPCounters: func(ctx context.Context) ([]api.Counter, error) {
 				if n.ip == nil {
 					return nil, nil
@@ -411,7 +409,7 @@ func (n *Node) watchIdle(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		if n.sessions.EndIfIdle(n.cfg.IdleExit, func() bool { return len(n.machines()) > 0 }) {
+		if n.sessions.EndIfIdle(n.cfg.IdleExit, func() bool { return len(n.cards.All()) > 0 }) {
 			n.log.Info("the node is not in use: it ends", "idle", n.cfg.IdleExit)
 			n.stop(errEnd)
 			return

@@ -30,9 +30,6 @@ func (n *Node) operations() *http.ServeMux {
 	n.ipOperations(mux)
 
 	veswOperations(n, mux)
-
-	api.Handle(mux, api.ListVMs, api.NoInput(n.VMs))
-	api.Handle(mux, api.AddVM, n.AddVM)
-	api.Handle(mux, api.DeleteVM, api.NoOutput(n.DelVM))
+	n.cards.Operations(mux)
 	return mux
 }

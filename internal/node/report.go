@@ -21,6 +21,7 @@ import (
 	"weft/internal/node/session"
 	"weft/internal/node/subnet"
 	"weft/internal/node/vesw"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
@@ -58,8 +59,7 @@ type reporterConfig struct {
 	VESWInterfaces func(context.Context) ([]api.VESWInterface, error)
 	VESWCounters   func(ctx context.Context, name string) ([]api.Counter, error)
 	VESWDegraded   func([]api.VESWInterface) []api.Degraded
-	VMs            func(context.Context) ([]api.VM, error)
-	Machines       func() []*machine
+	Cards          *vmcard.Cards
 }
 
 func newReporter(c reporterConfig) *reporter { return &reporter{c} }
@@ -116,7 +116,7 @@ func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	}
 	var wrong error
 	s.Degraded, wrong = r.degraded(ctx, &s)
-	if s.VMs, err = r.cfg.VMs(ctx); err != nil {
+	if s.VMs, err = r.cfg.Cards.List(ctx); err != nil {
 		return s, err
 	}
 	s.Notices = r.notices(&s)
@@ -193,7 +193,7 @@ func (r *reporter) notices(s *api.Status) []api.Degraded {
 	if r.cfg.Subnet != nil {
 		list = append(list, r.cfg.Subnet.Notices()...)
 	}
-	list = append(list, vmNotices(s.VMs)...)
+	list = append(list, vmcard.Notices(s.VMs)...)
 	for _, f := range r.cfg.Table.all() {
 		if f.st != nil {
 			list = append(list, vesw.DeviceNotices(f.a.Name, f.st.Describe())...)

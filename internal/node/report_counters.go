@@ -39,10 +39,8 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
 	counters.Each("", r.cfg.Sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
-	for _, m := range r.cfg.Machines() {
-		if err := m.counters(add); err != nil {
-			return nil, err
-		}
+	if err := r.cfg.Cards.Counters(add); err != nil {
+		return nil, err
 	}
 	r.cfg.Connections.Counters(add)
 	for i, l := range r.cfg.Lanes.All() {

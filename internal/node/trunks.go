@@ -72,7 +72,7 @@ func (n *Node) startSubnet() error {
 	if n.sub == nil {
 		return nil
 	}
-	if err := n.vesw.Start(n.lanes.First()); err != nil {
+	if err := n.vesw.Start(n.lanes.First(), n.cards); err != nil {
 		return err
 	}
 	n.sub.Start(n.lanes) // ends with close

@@ -20,7 +20,7 @@ func newVESW(n *Node) *vesw.Host {
 			}
 			return nil
 		},
-		Adapter: n.funcs.adapter, Functions: n.all, WireLocal: n.cfg.WireLocal, Cards: cards{n}, Keeper: n.intentStore,
+		Adapter: n.funcs.adapter, Functions: n.all, WireLocal: n.cfg.WireLocal, Keeper: n.intentStore,
 		ChangePort: func(a *hca.Adapter, next func() *hca.Port) {
 			n.tree.update(func() []subnet.PortChange {
 				p, old := next(), a.Port()

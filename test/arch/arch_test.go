@@ -175,6 +175,7 @@ var rooms = map[string][]string{
 	"conn":       {"loop", "lane", "session", "subnet"},
 	"control":    {"lane", "session"},
 	"vesw":       {"describe", "lane", "loop", "stack", "supervisor"},
+	"vmcard":     {"lane", "subnet", "vesw"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

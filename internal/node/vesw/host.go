@@ -48,7 +48,6 @@ type Config struct {
 	Functions *hca.Functions
 	// WireLocal: packets between functions of the node are built as for the network.
 	WireLocal bool
-	Cards     Cards
 	Keeper    Keeper
 }
 
@@ -81,6 +80,7 @@ type Keeper interface {
 // otherwise.
 type Host struct {
 	cfg   Config
+	cards Cards
 	first *lane.Lane // lane 0
 	data  *dataPath  // lane 0's
 	wg    sync.WaitGroup
@@ -130,9 +130,10 @@ func New(c Config) *Host {
 	return h
 }
 
-// Start has the lane carry the frames of all ports. It is called once, before the first function is plugged in.
-func (h *Host) Start(l *lane.Lane) error {
-	h.first = l
+// Start has the lane carry the frames of all ports. Cards are the network cards of virtual machines. Start is called once,
+// before the first function is plugged in.
+func (h *Host) Start(l *lane.Lane, cards Cards) error {
+	h.first, h.cards = l, cards
 	return l.Do(func() { h.data = newDataPath(l, l.Net.Fabric) })
 }
 

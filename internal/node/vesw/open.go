@@ -18,8 +18,8 @@ import (
 func (h *Host) OpenSegment(o Opening) (vnic.Segment, string, error) {
 	s, r := o.slot, o.Request
 	device := s.f.a.Name
-	if h.cfg.Cards.Has(device) {
-		seg, err := h.cfg.Cards.Segment(device, o.Device, o.Notify)
+	if h.cards.Has(device) {
+		seg, err := h.cards.Segment(device, o.Device, o.Notify)
 		return seg, device, err
 	}
 	if p := h.DevicePort(device); p != nil {

@@ -88,7 +88,7 @@ func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 			v.Kept, v.NotKept = s.f.h.cfg.Keeper.Kept()
 		}
 	}
-	if s.f.h.cfg.Cards.Has(v.Device) {
+	if s.f.h.cards.Has(v.Device) {
 		v.Backend = api.BackendVM
 	}
 	if s.f.h.DevicePort(v.Device) != nil {
@@ -133,7 +133,7 @@ func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterfa
 	if a := h.cfg.Adapter(r.Device); a == nil || a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
 	}
-	if h.cfg.Cards.Has(r.Device) {
+	if h.cards.Has(r.Device) {
 		return nil, describe.Invalid("weft vesw attach --help", "%s is the network card of a virtual machine", r.Device)
 	}
 	if err := h.Request(ctx, &r); err != nil {

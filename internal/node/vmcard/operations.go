@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vmcard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"weft/internal/control/api"
+	"weft/internal/node/subnet"
+	"weft/internal/node/vesw"
+	"weft/internal/verbs/hca"
+)
+
+// Operations registers the operations of the control interface.
+func (c *Cards) Operations(mux *http.ServeMux) {
+	api.Handle(mux, api.ListVMs, api.NoInput(c.List))
+	api.Handle(mux, api.AddVM, c.add)
+	api.Handle(mux, api.DeleteVM, api.NoOutput(c.remove))
+}
+
+// List describes the cards.
+func (c *Cards) List(context.Context) (list []api.VM, err error) {
+	for _, m := range c.All() {
+		list = append(list, m.describe())
+	}
+	return list, nil
+}
+
+// add adds a card, and waits a moment for its carrier where it is in a VESW.
+func (c *Cards) add(ctx context.Context, want api.NewVM) (v api.VM, err error) {
+	if c.cfg.Absent != nil {
+		return v, c.cfg.Absent
+	}
+	const what = "cannot add the virtual machine"
+	var m *Card
+	if err := c.cfg.Keeper.Edit(ctx, what, func() (err error) {
+		m, err = c.create(ctx, what, want)
+		return err
+	}); err != nil {
+		return v, err
+	}
+	if v = m.describe(); want.VESW == "" {
+		return v, nil
+	}
+	// The options for the machine depend on the switch.
+	ctx, stop := context.WithTimeout(ctx, vesw.Patience)
+	defer stop()
+	c.cfg.AwaitPort(ctx, func() bool {
+		m := c.Card(want.Name)
+		if m != nil {
+			v = m.describe()
+		}
+		return m == nil || v.Carrier // or deleted meanwhile
+	})
+	return v, nil
+}
+
+// create makes a card, and adds it to its VESW.
+func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card, error) {
+	if want.VESW != "" {
+		if _, err := c.cfg.VESWs.VESW(ctx, want.VESW); err != nil {
+			return nil, elsewhere(err, want.VESW, want.Name)
+		}
+	}
+	m, err := c.Make(want, &api.FunctionChange{}, c.cfg.Number)
+	switch {
+	case errors.Is(err, c.cfg.Taken):
+		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: "there is a device " + want.Name, Fix: "choose another name"}
+	case errors.Is(err, subnet.ErrNoSwitchPort):
+		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "delete a device, or start the node with more --switch-ports"}
+	case errors.Is(err, hca.ErrNoFunction):
+		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: "the node has made as many devices as it can number", Fix: "start it again"}
+	case err != nil:
+		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "choose another --socket"}
+	}
+	if want.VESW != "" {
+		if _, err := c.cfg.VESWs.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
+			return nil, errors.Join(elsewhere(err, want.VESW, want.Name), c.cfg.RemoveFunction(want.Name))
+		}
+	}
+	c.cfg.Keeper.Forget(want.Name)
+	return m, nil
+}
+
+// elsewhere adds to an error the node that can put a card into a VESW, where this one cannot.
+func elsewhere(err error, vesw, name string) error {
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
+		x := *e
+		x.Fix = fmt.Sprintf("weft vm add %s without --vesw here, then weft vesw port add %s and its port's GUID at that node", name, vesw)
+		return &x
+	}
+	return err
+}
+
+// remove deletes a card, and takes it out of its VESW.
+func (c *Cards) remove(ctx context.Context, name string) error {
+	const what = "cannot delete the virtual machine"
+	return c.cfg.Keeper.Edit(ctx, what, func() error {
+		m := c.Card(name)
+		if m == nil {
+			if c.cfg.Keeper.Forget(name) {
+				return nil
+			}
+			return &api.Error{Code: api.CodeNotFound, What: what, Why: "there is no virtual machine " + name, Fix: "weft vm"}
+		}
+		if v := m.want.VESW; v != "" {
+			var e *api.Error
+			if err := c.cfg.VESWs.DeleteVESWPort(ctx, v, name, -1); err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+				c.cfg.Log.Warn("a deleted virtual machine is still wanted in its VESW", "vm", name, "vesw", v, "err", err)
+			}
+		}
+		return c.cfg.RemoveFunction(name)
+	})
+}
+
+// Notices lists cards without a guest, and cards in no switch.
+func Notices(list []api.VM) (notices []api.Degraded) {
+	for _, v := range list {
+		if v.VESW == "" && v.VESWNumber == 0 {
+			notices = append(notices, api.Degraded{What: "vm_without_vesw", Why: v.Name + ": its card is in no virtual Ethernet switch",
+				Fix: "weft vesw port add NAME " + v.PortGUID + " where the Ethernet Manager runs"})
+		}
+		if !v.Guest {
+			notices = append(notices, api.Degraded{What: "vm_without_guest", Why: v.Name + ": " + v.Reason,
+				Fix: "start the machine as weft vm show " + v.Name + " says, or weft vm del " + v.Name})
+		}
+	}
+	return notices
+}
