@@ -66,7 +66,8 @@ func TestScripts(t *testing.T) {
 
 // fakeNode is a node without a data path. FAKE_NODE steers it: "fail" ends it
 // at once, "hang" never lets it become ready, "down" leaves its port down,
-// "empty" has no sessions, "bind" fails as a taken port does, "denied" as what a user may not do.
+// "empty" has no sessions, "bind" fails as a taken port does, "denied" as what a user may not do,
+// "lingers" does not end before the second request to.
 func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logger) error {
 	mode := os.Getenv("FAKE_NODE")
 	if mode == "fail" {
@@ -119,11 +120,12 @@ type fakeBackend struct {
 	mode string
 	stop func()
 
-	mu     sync.Mutex
-	faults []api.Fault
-	next   int
-	funcs  []api.Function
-	off    bool // the adapter
+	mu        sync.Mutex
+	faults    []api.Fault
+	shutdowns int
+	next      int
+	funcs     []api.Function
+	off       bool // the adapter
 }
 
 func (b *fakeBackend) owner(n uint32) api.Owner {
@@ -325,7 +327,14 @@ func (b *fakeBackend) DelFunction(_ context.Context, name string) error {
 	return &api.Error{Code: api.CodeNotFound, Why: "there is no device " + name, Fix: "weft dev"}
 }
 
-func (b *fakeBackend) Shutdown(context.Context) error { b.stop(); return nil }
+func (b *fakeBackend) Shutdown(context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shutdowns++; b.mode != "lingers" || b.shutdowns > 1 {
+		b.stop()
+	}
+	return nil
+}
 
 func TestChildEnv(t *testing.T) {
 	const s, r = "/b/s.so", "/b/weft-verbs/libibverbs.so.1"

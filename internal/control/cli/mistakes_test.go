@@ -27,6 +27,8 @@ type mistake struct {
 	then int
 	// before is typed first, and has to succeed.
 	before string
+	// node is the mode of the fake node.
+	node string
 }
 
 const notTyped = -1
@@ -77,7 +79,7 @@ var mistakes = []mistake{
 	{line: "up", code: 4, want: "already runs a node in",
 		fix: "weft down --dir DIR/n, or give this one another --dir", then: notTyped},
 	{line: "down --timeout 0", code: 3, want: "is still ending", fix: "wait for it: weft down --timeout 1m0s",
-		then: notTyped},
+		then: notTyped, node: "lingers"},
 	// Arguments.
 	{line: "run", code: 2, want: "weft run needs a command", fix: "weft run -- ibv_devinfo", then: notTyped},
 	{line: "run -- no-such-program", code: 127, want: "there is no such command", fix: "install it, or give its path",
@@ -118,7 +120,7 @@ var mistakes = []mistake{
 }
 
 // asUser runs this test's binary as weft, and returns its code and what it printed for errors.
-func asUser(t *testing.T, dir, line string) (int, string) {
+func asUser(t *testing.T, dir, line string, env ...string) (int, string) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -130,6 +132,7 @@ func asUser(t *testing.T, dir, line string) (int, string) {
 	cmd.Args[0], cmd.Dir = "weft", dir
 	cmd.Env = append(withoutEnv(os.Environ(), "WEFT_DIR"), "BE_WEFT=1", "WEFT_DIR="+filepath.Join(dir, "n"),
 		"TEST_DEFAULT_DIR=/tmp/weft", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(cmd.Env, env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	cmd.Run()
@@ -147,7 +150,7 @@ func TestMistakes(t *testing.T) {
 		t.Run(strings.ReplaceAll(m.line, "/", "_"), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			if code, text := asUser(t, dir, "up --detach"); code != 0 {
+			if code, text := asUser(t, dir, "up --detach", "FAKE_NODE="+m.node); code != 0 {
 				t.Fatalf("weft up: %d %s", code, text)
 			}
 			defer stop(context.Background(), filepath.Join(dir, "n"), 10*time.Second)
