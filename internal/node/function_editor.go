@@ -115,8 +115,8 @@ func (e *functionEditor) create(
 	return f, nil
 }
 
-// addCard makes a function the network card of a virtual machine, and opens the socket of the card if the node serves. On
-// an error the function is removed.
+// addCard makes a function the network card of a virtual machine, and opens the socket of the card if the node serves.
+// On an error the function is removed.
 func (e *functionEditor) addCard(f *function, m *vmcard.Card) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -162,7 +162,13 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 					return nil, "", n.fail
 				}
 				d := o.Device
-				p := &plug{device: d, wake: o.Wake, news: o.Notify, takes: allOffloads, event: vnic.SegmentEvent{Up: true, MTU: d.MTU, MAC: d.MAC}}
+				p := &plug{
+					device: d,
+					wake:   o.Wake,
+					news:   o.Notify,
+					takes:  allOffloads,
+					event:  vnic.SegmentEvent{Up: true, MTU: d.MTU, MAC: d.MAC},
+				}
 				n.plugs = append(n.plugs, p)
 				go o.Notify(p.event)
 				name := fmt.Sprintf("plug%d", len(n.plugs)-1)
@@ -333,7 +339,16 @@ func TestVESWFrames(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(limit); time.Now().Before(end); {
 			there.came()
-			sent, rcvd, octets := a.stat("plug0", "tx_packets"), b.stat("plug0", "rx_packets"), b.stat("plug0", "rx_bytes")
+			sent, rcvd, octets := a.stat(
+				"plug0",
+				"tx_packets",
+			), b.stat(
+				"plug0",
+				"rx_packets",
+			), b.stat(
+				"plug0",
+				"rx_bytes",
+			)
 			here.send(frame, off)
 			frames, offs = nil, nil
 			n := 0
@@ -344,7 +359,8 @@ func TestVESWFrames(t *testing.T) {
 					n += len(f) - 54
 				}
 			}
-			if n == size && a.stat("plug0", "tx_packets") == sent+cut && b.stat("plug0", "rx_packets") == rcvd+cut && b.stat("plug0", "rx_bytes") == octets+size+cut*(54+4) {
+			if n == size && a.stat("plug0", "tx_packets") == sent+cut && b.stat("plug0", "rx_packets") == rcvd+cut &&
+				b.stat("plug0", "rx_bytes") == octets+size+cut*(54+4) {
 				return frames, offs
 			}
 		}
@@ -362,7 +378,8 @@ func TestVESWFrames(t *testing.T) {
 	}
 	// To who takes no offloads: whole frames with good checksums.
 	there.set(func() { there.takes = 0 })
-	if frames, offs = across(frame, off); len(frames) != cut || slices.ContainsFunc(offs, func(o ether.Offload) bool { return o != ether.Offload{} }) {
+	if frames, offs = across(frame, off); len(frames) != cut ||
+		slices.ContainsFunc(offs, func(o ether.Offload) bool { return o != ether.Offload{} }) {
 		t.Errorf("%d frames, %+v", len(frames), offs)
 	}
 	payloads(t, frames)
@@ -453,7 +470,13 @@ func TestVESWForged(t *testing.T) {
 	slid, dlid := hostile.lid(1), b.lid(1)
 	forge := func() {
 		p := make([]byte, vnic.PacketLen(len(frame)))
-		h := native.Header16{SLID: slid, DLID: dlid, Length: uint16(len(p) / 8), L4: native.L4Ethernet, PKey: ib.DefaultPKey}
+		h := native.Header16{
+			SLID:   slid,
+			DLID:   dlid,
+			Length: uint16(len(p) / 8),
+			L4:     native.L4Ethernet,
+			PKey:   ib.DefaultPKey,
+		}
 		h.Put(p)
 		native.PutEthernet16(p[native.Header16Len:], 5)
 		copy(p[vnic.HeaderLen:], frame)
@@ -484,8 +507,11 @@ func TestVESWInterface(t *testing.T) {
 	a.forwards("plug0")
 	v := a.port("plug0")
 	mac := a.mac(1, 5)
-	if v.Device != "weft_ib0" || v.VESW != 5 || v.MTU != 1500 || v.MaxMTU != 4000 || v.MAC != fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]) ||
-		!v.Carrier || v.PKey != "0xffff" || v.LID != int(a.lid(1)) {
+	if v.Device != "weft_ib0" || v.VESW != 5 || v.MTU != 1500 || v.MaxMTU != 4000 ||
+		v.MAC != fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3], mac[4], mac[5]) ||
+		!v.Carrier ||
+		v.PKey != "0xffff" ||
+		v.LID != int(a.lid(1)) {
 		t.Errorf("%+v", v)
 	}
 	// What its owner makes of it.
@@ -520,7 +546,9 @@ func TestVESWInterface(t *testing.T) {
 		return v.VESW == 6 && v.MTU == 2000 && p.device.MaxMTU == 2000 && p.device.MAC == mac && p.event.MAC == mac
 	})
 	// The interface is for something else.
-	if l, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab0"}); err != nil || len(l) != 1 || l[0].Name != "lab0" {
+	if l, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab0"}); err != nil ||
+		len(l) != 1 ||
+		l[0].Name != "lab0" {
 		t.Fatalf("%+v, %v", l, err)
 	}
 	q := a.made(1)
@@ -552,7 +580,8 @@ func TestVESWInterface(t *testing.T) {
 	r.wake()
 	eventually(t, "that is told", func() bool {
 		return slices.ContainsFunc(a.status().Degraded, func(d api.Degraded) bool {
-			return d.What == "vesw_no_interface" && strings.HasPrefix(d.Fix, "be root; ") && strings.HasSuffix(d.Why, "create it: no")
+			return d.What == "vesw_no_interface" && strings.HasPrefix(d.Fix, "be root; ") &&
+				strings.HasSuffix(d.Why, "create it: no")
 		})
 	})
 	a.mu.Lock()
@@ -614,7 +643,10 @@ func TestVESWRetries(t *testing.T) {
 	}
 	const warning = "a VESW port has no interface"
 	failed := func() bool {
-		return slices.ContainsFunc(a.status().Degraded, func(d api.Degraded) bool { return d.What == "vesw_no_interface" })
+		return slices.ContainsFunc(
+			a.status().Degraded,
+			func(d api.Degraded) bool { return d.What == "vesw_no_interface" },
+		)
 	}
 	fail(errors.New("no"))
 	a.vport(1, 0, 5, 1500)

@@ -12,9 +12,21 @@ import (
 
 // newCards makes the room of network cards of virtual machines.
 func newCards(n *Node) *vmcard.Cards {
-	c := vmcard.Config{Dir: n.cfg.Dir, SocketPerm: n.perm.socket(), DirPerm: n.perm.dir(), Log: n.log, Sessions: n.sessions,
-		Share: func() *vhost.Server { return n.funcs.all()[0].socket }, RemoveFunction: n.editor.remove, Number: n.all.Add,
-		Taken: errFunctionThere, PortState: n.vesw.PortState, AwaitPort: n.vesw.Await, VESWs: n.mgmt, Keeper: n.intentStore}
+	c := vmcard.Config{
+		Dir:            n.cfg.Dir,
+		SocketPerm:     n.perm.socket(),
+		DirPerm:        n.perm.dir(),
+		Log:            n.log,
+		Sessions:       n.sessions,
+		Share:          func() *vhost.Server { return n.funcs.all()[0].socket },
+		RemoveFunction: n.editor.remove,
+		Number:         n.all.Add,
+		Taken:          errFunctionThere,
+		PortState:      n.vesw.PortState,
+		AwaitPort:      n.vesw.Await,
+		VESWs:          n.mgmt,
+		Keeper:         n.intentStore,
+	}
 	if n.sub == nil {
 		c.Absent = mgmt.ErrNoFabric
 	}

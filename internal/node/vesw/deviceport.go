@@ -135,8 +135,18 @@ func (dp *DevicePort) Port() *hca.Port {
 
 // port is the port as programs see it. mu is held.
 func (dp *DevicePort) port() *hca.Port {
-	p := &hca.Port{Link: ib.LinkEthernet, State: ib.PortDown, Phys: ib.PhysPolling, MTU: ib.MTUForLink(dp.dev.MaxMTU), MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
-		WireLocal: dp.h.cfg.WireLocal, MaxRun: roceframe.MaxRun, MaxLocalRun: lane.LocalBurst, OverFabric: true}
+	p := &hca.Port{
+		Link:        ib.LinkEthernet,
+		State:       ib.PortDown,
+		Phys:        ib.PhysPolling,
+		MTU:         ib.MTUForLink(dp.dev.MaxMTU),
+		MaxMTU:      ib.MTU4096,
+		PKeys:       []ib.PKey{ib.DefaultPKey},
+		WireLocal:   dp.h.cfg.WireLocal,
+		MaxRun:      roceframe.MaxRun,
+		MaxLocalRun: lane.LocalBurst,
+		OverFabric:  true,
+	}
 	if dp.seg != nil && dp.dev.Carrier {
 		p.State, p.Phys = ib.PortActive, ib.PhysLinkUp
 	}
@@ -181,8 +191,8 @@ func (dp *DevicePort) resolve(ip netip.Addr) bool {
 	}
 }
 
-// Join implements hca.IPGroups for the function: the link takes packets of a group that a queue pair is in, and the stack tells
-// routers and the Ethernet Manager of it soon.
+// Join implements hca.IPGroups for the function: the link receives packets of a group that a queue pair is in, and the
+// stack tells routers and the Ethernet Manager of it soon.
 func (dp *DevicePort) Join(g ib.GID) {
 	dp.mu.Lock()
 	defer dp.mu.Unlock()
@@ -240,7 +250,8 @@ func (dp *DevicePort) Describe() api.EthernetPort {
 	}
 	if s := dp.h.PortState(dp.a.Number()); s.VESW != 0 {
 		v.Number, v.VPort, v.MTU = s.VESW, s.VPort, s.Device.MaxMTU
-		v.Carrier, v.CarrierReason, v.MAC = s.Device.Carrier, s.Device.Reason, net.HardwareAddr(s.Device.MAC[:]).String()
+		v.Carrier, v.CarrierReason = s.Device.Carrier, s.Device.Reason
+		v.MAC = net.HardwareAddr(s.Device.MAC[:]).String()
 		switch {
 		case s.Failure != nil:
 			v.CarrierReason = s.Failure.Error()
@@ -267,8 +278,14 @@ func (dp *DevicePort) Describe() api.EthernetPort {
 func DeviceNotices(device string, v api.EthernetPort) (list []api.Degraded) {
 	for _, o := range v.Neighbours {
 		if o.State == roceframe.Unreachable.String() && o.SinceNS < neighbourNotice {
-			list = append(list, api.Degraded{What: "neighbour_unreachable", Why: fmt.Sprintf("%s: no station in VESW %d answers for %s", device, v.Number, o.Address),
-				Fix: "weft dev show " + device + "; check the address, and --route where it is behind a gateway"})
+			list = append(
+				list,
+				api.Degraded{
+					What: "neighbour_unreachable",
+					Why:  fmt.Sprintf("%s: no station in VESW %d answers for %s", device, v.Number, o.Address),
+					Fix:  "weft dev show " + device + "; check the address, and --route where it is behind a gateway",
+				},
+			)
 		}
 	}
 	return list

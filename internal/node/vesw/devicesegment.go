@@ -41,18 +41,32 @@ type deviceSegment struct {
 var _ vnic.FrameWriter = (*deviceSegment)(nil)
 
 // open puts the port to work for a vport of its function. It has one at a time.
-func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (vnic.Segment, error) {
+func (dp *DevicePort) open(
+	port *lanePort,
+	d vnic.Device,
+	wake func(),
+	news func(vnic.SegmentEvent),
+) (vnic.Segment, error) {
 	dp.mu.Lock()
 	busy := dp.seg != nil
 	dp.mu.Unlock()
 	if busy {
 		return nil, ErrInAnotherVESW
 	}
-	e, err := netstack.OpenEther(netstack.EtherConfig{Name: dp.a.Name, Device: d, Addrs: dp.addrs, Routes: dp.routes, Wake: wake, Notify: news})
+	e, err := netstack.OpenEther(
+		netstack.EtherConfig{Name: dp.a.Name, Device: d, Addrs: dp.addrs, Routes: dp.routes, Wake: wake, Notify: news},
+	)
 	if err != nil {
 		return nil, err
 	}
-	s := &deviceSegment{Ether: e, dp: dp, port: port, joined: map[ib.GID]bool{}, asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
+	s := &deviceSegment{
+		Ether:  e,
+		dp:     dp,
+		port:   port,
+		joined: map[ib.GID]bool{},
+		asks:   make(chan netip.Addr, neighbourAsks),
+		end:    make(chan struct{}),
+	}
 	dp.mu.Lock()
 	dp.seg, dp.dev = s, d
 	s.setLinkLocal(d.MAC)
@@ -70,7 +84,18 @@ func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func
 // setLinkLocal sets the address that the stack makes of the first MAC (RFC 4291, appendix A). The port's mu is held.
 func (s *deviceSegment) setLinkLocal(mac [6]byte) {
 	if s.linkLocal.IsZero() && mac != [6]byte{} {
-		s.linkLocal = ib.GID{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]}
+		s.linkLocal = ib.GID{
+			0:  0xfe,
+			1:  0x80,
+			8:  mac[0] ^ 2,
+			9:  mac[1],
+			10: mac[2],
+			11: 0xff,
+			12: 0xfe,
+			13: mac[3],
+			14: mac[4],
+			15: mac[5],
+		}
 	}
 }
 
@@ -133,8 +158,8 @@ func (dp *DevicePort) push(now mono.Time) {
 // Attached reports whether the segment at work is that of the port. The lane calls it.
 func (dp *DevicePort) Attached() bool { return dp.on != nil && dp.on.port.seg == vnic.Segment(dp.on) }
 
-// TryReadBatch implements vnic.Segment: half of the batch is for RoCEv2 at most while the stack has frames, so that neither waits
-// for the other.
+// TryReadBatch implements vnic.Segment: half of the batch is for RoCEv2 at most while the stack has frames, so that
+// neither waits for the other.
 func (s *deviceSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int, error) {
 	n := s.dp.link.Read(frames[:(len(frames)+1)/2], off)
 	m, err := s.Ether.TryReadBatch(frames[n:], off[n:])
@@ -147,8 +172,8 @@ func (s *deviceSegment) TryReadBatch(frames [][]byte, off []ether.Offload) (int,
 // Arm implements vnic.Segment.
 func (s *deviceSegment) Arm() bool { return s.Ether.Arm() || s.dp.link.Pending() }
 
-// WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are at the
-// end.
+// WriteBatch implements vnic.Segment. Frames of RoCEv2 change places with others, so that those which found no room are
+// at the end.
 func (s *deviceSegment) WriteBatch(frames [][]byte, off []ether.Offload) (dropped int) {
 	s.frames, s.off = s.frames[:0], s.off[:0]
 	n := 0

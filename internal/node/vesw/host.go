@@ -37,7 +37,8 @@ type Config struct {
 	// ServeEthernet makes a the agent of virtual Ethernet of a function's port, nil: there is none. It is called on the
 	// management goroutine.
 	ServeEthernet func(function uint16, a *vema.Agent)
-	// FabricPort describes the InfiniBand port of a function, nil: it has none. It is called on the management goroutine.
+	// FabricPort describes the InfiniBand port of a function, nil: it has none. It is called on the management
+	// goroutine.
 	FabricPort func(function uint16) *hca.Port
 	// Adapter returns the adapter with a name, nil where there is none. Any goroutine may call it.
 	Adapter func(name string) *hca.Adapter
@@ -130,8 +131,8 @@ func New(c Config) *Host {
 	return h
 }
 
-// Start has the lane carry the frames of all ports. Cards are the network cards of virtual machines. Start is called once,
-// before the first function is plugged in.
+// Start has the lane carry the frames of all ports. Cards are the network cards of virtual machines. Start is called
+// once, before the first function is plugged in.
 func (h *Host) Start(l *lane.Lane, cards Cards) error {
 	h.first, h.cards = l, cards
 	return l.Do(func() { h.data = newDataPath(l, l.Net.Fabric) })
@@ -258,7 +259,10 @@ func (p *lanePort) counters() vnic.Counters {
 func (h *Host) Requested(device string, vesw uint16) *api.VESWRequest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	i := slices.IndexFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device && r.VESW == int(vesw) })
+	i := slices.IndexFunc(
+		h.requests,
+		func(r *api.VESWRequest) bool { return r.Device == device && r.VESW == int(vesw) },
+	)
 	if i < 0 {
 		return nil
 	}

@@ -56,7 +56,8 @@ func (p *plug) Arm() bool             { return len(p.out) > 0 }
 func (p *plug) Close() error          { return nil }
 func (p *plug) Configure(vnic.Device) {}
 
-const allOffloads = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN | ether.FeatureUSO4 | ether.FeatureUSO6
+const allOffloads = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN |
+	ether.FeatureUSO4 | ether.FeatureUSO6
 
 // tcpSegment is a TCP segment over IPv4 with size octets of payload, to be cut every mss, or a frame
 // whose checksum is to be completed.
@@ -149,8 +150,8 @@ const testVESW = 5
 // macOf is the MAC of the port of a function, whose LID is its number.
 func macOf(function uint16) [6]byte { return mad.VESWMAC(0, testVESW, uint32(function)) }
 
-// twoPorts is the lane's part of two ports of a VESW, one of each of two functions of a node, without the lane. The ports
-// have an MTU of 1500.
+// twoPorts is the lane's part of two ports of a VESW, one of each of two functions of a node, without the lane. The
+// ports have an MTU of 1500.
 func twoPorts(t *testing.T, wireLocal bool, segs [2]vnic.Segment) (v *dataPath, link *fabric.Link) {
 	t.Helper()
 	b := vswitch.NewBuilder(2)
@@ -213,8 +214,8 @@ func turns(v *dataPath, link *fabric.Link) func() [2]vnic.Counters {
 	}
 }
 
-// TestVESWLosses: frames that find no room at a segment count as lost, and as nothing else, joined or not; a fault leaves
-// nothing of one port for another.
+// TestVESWLosses: frames that find no room at a segment count as lost, and as nothing else, joined or not; a fault
+// leaves nothing of one port for another.
 func TestVESWLosses(t *testing.T) {
 	// Two of a flow with something behind the IP packet, which is not joined with it, and another.
 	segment, off := tcpSegment(macOf(2), macOf(1), 200, 100)
@@ -253,7 +254,9 @@ func TestVESWLosses(t *testing.T) {
 						n, each = 2, 400
 					}
 					for range n {
-						want.Packets, want.Bytes, want.Unicast, want.Untagged = want.Packets+1, want.Bytes+uint64(each+4), want.Unicast+1, want.Untagged+1
+						want.Packets, want.Bytes, want.Unicast, want.Untagged = want.Packets+1, want.Bytes+uint64(
+							each+4,
+						), want.Unicast+1, want.Untagged+1
 						if each == 400 {
 							want.Sizes[3]++
 						} else {
@@ -262,7 +265,15 @@ func TestVESWLosses(t *testing.T) {
 					}
 				}
 				if len(to.in) != room || c.Rx != want || c.RxFIFOErrors != 3-want.Packets {
-					t.Errorf("offloads %x, in parts %v, room for %d: %d are there, counted %+v, want %+v", takes, inParts, room, len(to.in), c, want)
+					t.Errorf(
+						"offloads %x, in parts %v, room for %d: %d are there, counted %+v, want %+v",
+						takes,
+						inParts,
+						room,
+						len(to.in),
+						c,
+						want,
+					)
 				}
 			}
 		}

@@ -78,10 +78,24 @@ func (h *Host) describe(which func(*slot) bool) (list []api.VESWInterface, err e
 
 func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 	i, d := p.Info(), p.Device()
-	v := api.VESWInterface{Name: s.name, Device: s.f.a.Name, VPort: int(s.vport), VESW: int(i.VESW.VESWID), Backend: api.BackendTAP,
-		State: vportState(i.Port.OperState), Reason: d.Reason, Config: vportState(i.Port.ConfigState), Carrier: d.Carrier,
-		MAC: net.HardwareAddr(d.MAC[:]).String(), BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(), MTU: d.MTU, MaxMTU: d.MaxMTU,
-		PKey: describe.PKey(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
+	v := api.VESWInterface{
+		Name:    s.name,
+		Device:  s.f.a.Name,
+		VPort:   int(s.vport),
+		VESW:    int(i.VESW.VESWID),
+		Backend: api.BackendTAP,
+		State:   vportState(i.Port.OperState),
+		Reason:  d.Reason,
+		Config:  vportState(i.Port.ConfigState),
+		Carrier: d.Carrier,
+		MAC:     net.HardwareAddr(d.MAC[:]).String(),
+		BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(),
+		MTU:     d.MTU,
+		MaxMTU:  d.MaxMTU,
+		PKey:    describe.PKey(d.PKey),
+		LID:     int(i.Port.EncapSLID),
+		MLID:    fmt.Sprintf("0x%06x", i.VESW.McastDLID),
+	}
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
@@ -128,7 +142,11 @@ const Patience = 3 * time.Second
 // attach makes the interface of a port what r requests, and waits a moment for the port to come up.
 func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
 	if h.DevicePort(r.Device) != nil {
-		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own", r.Device)
+		return nil, describe.Invalid(
+			"weft vesw attach --help",
+			"%s is a device with an Ethernet port of its own",
+			r.Device,
+		)
 	}
 	if a := h.cfg.Adapter(r.Device); a == nil || a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
@@ -182,10 +200,15 @@ func noInfiniBand(name string) error {
 func (h *Host) Request(ctx context.Context, r *api.VESWRequest) error {
 	record := func() error {
 		if !h.Restore(r) {
-			return describe.Invalid("weft vesw detach "+r.Key(), "the port of %s in VESW %d is attached already", r.Device, r.VESW)
+			return describe.Invalid(
+				"weft vesw detach "+r.Key(),
+				"the port of %s in VESW %d is attached already",
+				r.Device,
+				r.VESW,
+			)
 		}
-		// The deletion of a device removes its requests after the device: the device is there still, or the request goes
-		// here.
+		// The deletion of a device removes its requests after the device: the device is there still, or the request
+		// goes here.
 		if h.cfg.Adapter(r.Device) == nil {
 			h.Forget(r.Device)
 			return noInfiniBand(r.Device)
@@ -351,7 +374,15 @@ func (h *Host) Counters(_ context.Context, name string) (list []api.Counter, err
 			})
 			for why, v := range p.port.refusals {
 				if ether.Refusal(why) != ether.OK {
-					list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: p.name, Name: "tx_" + ether.Refusal(why).String(), Value: v})
+					list = append(
+						list,
+						api.Counter{
+							Scope:    api.ScopeVESW,
+							Instance: p.name,
+							Name:     "tx_" + ether.Refusal(why).String(),
+							Value:    v,
+						},
+					)
 				}
 			}
 		}
@@ -389,15 +420,29 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 		switch {
 		case v.Failed != "":
 			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed,
-				Fix: fmt.Sprintf("weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
+				Fix: fmt.Sprintf(
+					"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege",
+					v.Device,
+					v.VESW,
+				)}
 			if p := problem.Of("", failures[portKey(v.Device, v.VPort)]); p != nil && p.Fix != "" {
 				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), p.Fix+"; "+d.Fix
 			}
 			list = append(list, d)
 		case v.Problem != "":
-			list = append(list, api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem, Fix: "ip link show " + v.Name})
+			list = append(
+				list,
+				api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem, Fix: "ip link show " + v.Name},
+			)
 		case v.VESW != 0 && v.Config == api.StateForwarding && v.State != api.StateForwarding && v.Reason != ReasonDown:
-			list = append(list, api.Degraded{What: "vesw_port", Why: where + ": " + v.Reason, Fix: "weft vesw interfaces; weft status where the manager runs"})
+			list = append(
+				list,
+				api.Degraded{
+					What: "vesw_port",
+					Why:  where + ": " + v.Reason,
+					Fix:  "weft vesw interfaces; weft status where the manager runs",
+				},
+			)
 		}
 	}
 	return list

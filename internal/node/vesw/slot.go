@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// retryAfter is the time after which a segment that could not be opened is tried again. It doubles with each failure
-	// in a row, retryDoubled times at most.
+	// retryAfter is the time after which a segment that could not be opened is tried again. It doubles with each
+	// failure in a row, retryDoubled times at most.
 	retryAfter   = 2 * time.Second
 	retryDoubled = 4
 	// settledAfter is the time after which the end of a segment no longer counts as a failure in a row.
@@ -166,7 +166,17 @@ func (s *slot) absent() {
 func (s *slot) opened(seg *openedSegment, err error) {
 	if err != nil {
 		if s.why == nil || s.why.Error() != err.Error() {
-			s.f.h.cfg.Log.Warn("a VESW port has no interface", "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw, "err", err)
+			s.f.h.cfg.Log.Warn(
+				"a VESW port has no interface",
+				"device",
+				s.f.a.Name,
+				"vport",
+				s.vport,
+				"vesw",
+				s.vesw,
+				"err",
+				err,
+			)
 		}
 		s.retry(err)
 		return
@@ -219,8 +229,8 @@ func (s *slot) close(seg *openedSegment) {
 	}
 }
 
-// follow passes the state of the interface, which its owner may have changed, to the port. While a configuration is on its
-// way to the segment the state may be older, and is not passed.
+// follow passes the state of the interface, which its owner may have changed, to the port. While a configuration is on
+// its way to the segment the state may be older, and is not passed.
 func (s *slot) follow() {
 	if s.seg == nil || s.changing > 0 {
 		return

@@ -81,7 +81,15 @@ func (c *Cards) newCard(want api.NewVM) (*Card, error) {
 		return nil, err
 	}
 	m := &Card{c: c, want: want}
-	m.port, err = ethdev.New(ethdev.Config{Lane: cardLane{c}, Log: c.cfg.Log.With("vm", want.Name), Pairs: want.Queues, MAC: mac, Event: m.event})
+	m.port, err = ethdev.New(
+		ethdev.Config{
+			Lane:  cardLane{c},
+			Log:   c.cfg.Log.With("vm", want.Name),
+			Pairs: want.Queues,
+			MAC:   mac,
+			Event: m.event,
+		},
+	)
 	return m, err
 }
 
@@ -96,7 +104,13 @@ func (m *Card) event(e vnic.SegmentEvent) {
 // Calls of Open and Remove do not overlap.
 func (m *Card) Open() error {
 	cfg := &m.c.cfg
-	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: cfg.Sessions.Limits(), OnRefuse: cfg.Sessions.Refused, Share: cfg.Share()}
+	c := vhost.Config{
+		New:      m.admit,
+		OnEnd:    m.ended,
+		Limits:   cfg.Sessions.Limits(),
+		OnRefuse: cfg.Sessions.Refused,
+		Share:    cfg.Share(),
+	}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)

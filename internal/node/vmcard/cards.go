@@ -92,7 +92,8 @@ var _ vesw.Cards = (*Cards)(nil)
 // New returns no cards.
 func New(c Config) *Cards { return &Cards{cfg: c, byName: make(map[string]*Card)} }
 
-// SetLanes gives the cards the lanes, of which the first carries their frames. It is called once, before the first card.
+// SetLanes gives the cards the lanes, of which the first carries their frames. It is called once, before the first
+// card.
 func (c *Cards) SetLanes(g *lane.Group) { c.lanes = g }
 
 // first is lane 0.

@@ -66,14 +66,17 @@ func TestMake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := a.Request(); r.Queues != 1 || !strings.HasPrefix(r.MAC, "52:54:00:") || r.Socket != filepath.Join(c.cfg.Dir, socketDir, "a.sock") {
+	if r := a.Request(); r.Queues != 1 || !strings.HasPrefix(r.MAC, "52:54:00:") ||
+		r.Socket != filepath.Join(c.cfg.Dir, socketDir, "a.sock") {
 		t.Errorf("%+v", r)
 	}
 	file := filepath.Join(c.cfg.Dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []api.NewVM{{Name: "a"}, {Name: "b", Socket: a.Request().Socket}, {Name: "b", Socket: file}, {Name: "b", MAC: "1"}} {
+	for _, want := range []api.NewVM{
+		{Name: "a"}, {Name: "b", Socket: a.Request().Socket}, {Name: "b", Socket: file}, {Name: "b", MAC: "1"},
+	} {
 		if _, err := c.Make(want, &api.FunctionChange{}, nil); err == nil {
 			t.Errorf("%+v was made", want)
 		}
