@@ -73,8 +73,8 @@ func inFile(t *testing.T, file *bytes.Buffer) (n int) {
 	}
 }
 
-// TestCapture: what two sessions exchange is in the file of whoever asked for it, as
-// long as they did; the status tells, and the data is right.
+// TestCapture: the file of a capture has the packets between two sessions during the capture; the
+// status shows it, and the data is right.
 func TestCapture(t *testing.T) {
 	for _, lanes := range []int{1, 2} {
 		r := run(t, func(c *config.Config) { c.Lanes = lanes })
@@ -107,8 +107,8 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// TestCaptureUnread: a file that nobody takes costs packets of the file, and no
-// program waits; who has gone is noticed.
+// TestCaptureUnread: a file without a reader costs packets of the file, and no program waits; the end
+// of the reader is detected.
 func TestCaptureUnread(t *testing.T) {
 	t.Parallel()
 	r := run(t, nil)
@@ -249,8 +249,8 @@ func managementFrames(t *testing.T, file []byte) (list []managementFrame) {
 	}
 }
 
-// TestCaptureManagement: what agents and programs say on queue pairs 0 and 1 of an InfiniBand port is shown where the
-// port sends it, and where it receives it; what it says to itself once.
+// TestCaptureManagement: datagrams of agents and programs on queue pairs 0 and 1 of an InfiniBand port
+// are mirrored where the port sends and where it receives them; those to the port itself once.
 func TestCaptureManagement(t *testing.T) {
 	r := manageable(t)
 	if _, err := api.Call(t.Context(), r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
@@ -326,7 +326,8 @@ func TestCaptureManagement(t *testing.T) {
 	}
 }
 
-// TestCaptureManagementToItself: what a port says to itself is shown once, and so is its agent's answer.
+// TestCaptureManagementToItself: a datagram of a port to itself is mirrored once, and so is its
+// agent's reply.
 func TestCaptureManagementToItself(t *testing.T) {
 	r := master(t)
 	s := r.node.sub
@@ -357,8 +358,8 @@ func TestCaptureManagementToItself(t *testing.T) {
 	}
 }
 
-// TestCaptureManagementBounded: what waits for a lane that does not come is bounded, the rest is counted as dropped;
-// where nobody captures, nothing is made to be shown.
+// TestCaptureManagementBounded: datagrams that wait for a stuck lane are bounded, the rest is counted
+// as dropped; without a capture nothing is mirrored.
 func TestCaptureManagementBounded(t *testing.T) {
 	r := manageable(t)
 	s := r.node.sub

@@ -46,7 +46,7 @@ func (u *cmUser) do(f func(now mono.Time) error) {
 	}
 }
 
-// event waits for something that the user is told.
+// event waits for an event of the user.
 func (u *cmUser) event(k cm.EventKind) cm.Event {
 	u.t.Helper()
 	select {
@@ -89,8 +89,8 @@ func (u *cmUser) path(src, dst string) (a cm.Address, p cm.Path, err error) {
 	return a, p, err
 }
 
-// TestCMConnects connects, exchanges what is to be said, disconnects and looks a service up, over
-// each way there is within a node.
+// TestCMConnects connects, exchanges private data, disconnects and looks a service up, over each path
+// within a node.
 func TestCMConnects(t *testing.T) {
 	local := func(wire bool, lanes int) func(t *testing.T) *running {
 		return func(t *testing.T) *running {

@@ -31,8 +31,8 @@ func (r *running) serveVESW(device string) *vnic.Ports {
 	return p
 }
 
-// TestEthernetManager: what the control interface is told of virtual Ethernet switches becomes of vports by MADs, and
-// is shown and undone; what cannot be is refused with the reason.
+// TestEthernetManager: changes of virtual Ethernet switches through the control interface reach vports
+// by MADs, are shown, and can be undone; invalid ones are refused with the reason.
 func TestEthernetManager(t *testing.T) {
 	t.Parallel()
 	r, ctx := master(t), context.Background()
@@ -156,7 +156,7 @@ func TestEthernetManager(t *testing.T) {
 	})
 }
 
-// TestVESWsElsewhere: who has no manager says where to ask.
+// TestVESWsElsewhere: a node without a manager names the node that has it.
 func TestVESWsElsewhere(t *testing.T) {
 	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
 	for _, err := range []error{second(api.Get(ctx, r.cli, api.ListVESWs)), second(api.Call(ctx, r.cli, api.CreateVESW, api.VESWCreate{Name: "x"})), api.Do(ctx, r.cli, api.DeleteVESW, "x")} {

@@ -20,7 +20,7 @@ import (
 type function struct {
 	a        *hca.Adapter
 	socket   *vhost.Server      // its device socket, nil before the node serves
-	vm       *vmcard.Card       // whose network card it is, nil: nobody's; guarded by the table
+	vm       *vmcard.Card       // the virtual machine card of this function, or nil; guarded by the table
 	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by a request; guarded by the table
 	asked    api.FunctionChange // all that was requested; guarded by the intentStore
@@ -53,7 +53,7 @@ const (
 	guidTable = 8
 )
 
-// newPort describes the InfiniBand port of a function that nobody manages yet.
+// newPort returns the InfiniBand port of a function before a subnet manager has configured it.
 func newPort(guid ib.GUID, wireLocal bool) *hca.Port {
 	p := &hca.Port{
 		Link:          ib.LinkInfiniBand,

@@ -222,7 +222,7 @@ func TestDisable(t *testing.T) {
 	}
 }
 
-// plugs is a switchboard that writes down what it is told.
+// plugs is a switchboard that records its calls.
 type plugs struct {
 	calls []string
 	err   error
@@ -289,8 +289,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	n.editor.board = nil
 }
 
-// TestViolationsReachPrograms takes what a lane tells to the port that programs
-// see.
+// TestViolationsReachPrograms: violations that a lane counts appear in the port of programs.
 func TestViolationsReachPrograms(t *testing.T) {
 	r := manageable(t)
 	f := r.node.funcs.named(firstNative)

@@ -257,7 +257,7 @@ func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 	if c.Enabled != nil {
 		o.cfg.Editor.enable(f, *c.Enabled)
 	}
-	ask(&f.asked, c)
+	merge(&f.asked, c)
 	return nil
 }
 
@@ -366,5 +366,5 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 	return &quotaError{errors.Join(errs...)}
 }
 
-// quotaError tells of quotas that cannot be.
+// quotaError reports invalid quotas.
 type quotaError struct{ error }

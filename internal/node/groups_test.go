@@ -53,8 +53,7 @@ func (h *host) want(t *testing.T, what string, want ...string) {
 
 func gid4(a, d byte) ib.GID { return ib.GID{10: 0xff, 11: 0xff, 12: a, 15: d} }
 
-// TestIPGroups joins once per group and interface, follows interfaces that come
-// and go, and says what it could not join.
+// TestIPGroups joins once per group and interface, follows interfaces, and reports failed joins.
 func TestIPGroups(t *testing.T) {
 	v6 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}
 	h := &host{joined: map[string]bool{}, full: map[int]bool{}, port: &hca.Port{GIDs: []hca.GIDEntry{{GID: gid4(127, 1), IfIndex: 1, LocalOnly: true}}}}
@@ -79,7 +78,7 @@ func TestIPGroups(t *testing.T) {
 	h.want(t, "one of two left", "239.0.0.1 on 2", "239.0.0.2 on 2", "ff05::3 on 3")
 	g.Leave(a)
 	h.want(t, "both left", "239.0.0.2 on 2", "ff05::3 on 3")
-	// A second interface, which refuses, does not take the group away, but is told.
+	// A second interface, which refuses, does not remove the group, but is reported.
 	h.full[4] = true
 	h.port = &hca.Port{GIDs: append(h.port.GIDs, hca.GIDEntry{GID: gid4(11, 1), IfIndex: 4})}
 	g.addressesChanged()

@@ -92,7 +92,7 @@ type running struct {
 	cfg  config.Config
 	cli  *api.Client
 	logs *logs
-	node *Node // what no interface of it shows is not asked but to set up
+	node *Node // only for what no interface of the node shows, and to set up
 	stop context.CancelFunc
 	done chan error
 }
@@ -301,8 +301,8 @@ func pair(t testing.TB, typ ib.QPType, a, b *client) {
 		}
 		c.qp = q
 		if c.Opt.Plain {
-			// Only a driver with addresses of its own can know its numbers on
-			// the wire from what it is told; this one asks.
+			// A driver with addresses of its own computes its numbers on the wire from replies; this
+			// one queries them.
 			for n := range c.numbers() {
 				if !before[n] {
 					q.Wire = n

@@ -9,7 +9,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// TestICRCMode: the status says how each device checks what it receives.
+// TestICRCMode: the status shows how each device checks received packets.
 func TestICRCMode(t *testing.T) {
 	r := run(t, func(c *config.Config) { c.ICRC, c.Fabric, c.Store = config.ICRCSolve, true, config.StoreMemory })
 	for _, d := range r.status().Devices {

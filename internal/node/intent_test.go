@@ -47,8 +47,8 @@ func code(err error) api.Code {
 	return ""
 }
 
-// TestEditIntent: what the control interface is told of partitions and groups
-// ends up in ports and in the SA, and can be undone.
+// TestEditIntent: changes of partitions and groups through the control interface reach ports and the
+// SA, and can be undone.
 func TestEditIntent(t *testing.T) {
 	r, ctx := master(t), context.Background()
 	keys := func() (list []string) {
@@ -172,7 +172,7 @@ func TestFabricViews(t *testing.T) {
 	}
 }
 
-// TestNotMaster: a node that cannot answer says why, and what to do.
+// TestNotMaster: a node that is not master replies with the reason and the fix.
 func TestNotMaster(t *testing.T) {
 	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
 	_, err := api.Get(ctx, r.cli, api.GetSubnet)

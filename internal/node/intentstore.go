@@ -410,8 +410,8 @@ func (k *intentStore) degraded() (list []api.Degraded) {
 	return list
 }
 
-// ask adds what c asks for to what was asked before.
-func ask(of *api.FunctionChange, c *api.FunctionChange) {
+// merge adds the changes of c to those requested before.
+func merge(of *api.FunctionChange, c *api.FunctionChange) {
 	if c.Enabled != nil {
 		on := *c.Enabled
 		of.Enabled = &on

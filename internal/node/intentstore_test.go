@@ -56,8 +56,8 @@ func (r *running) add(name string, c api.FunctionChange) api.Function {
 	return f
 }
 
-// TestFunctionsAreKept: what was asked of a node's functions is so when it
-// starts again, and what was deleted stays deleted.
+// TestFunctionsAreKept: changes of a node's functions survive a restart, and deleted functions stay
+// deleted.
 func TestFunctionsAreKept(t *testing.T) {
 	t.Parallel()
 	fabric := func(c *config.Config) { c.Fabric = true }
@@ -100,7 +100,7 @@ func TestFunctionsAreKept(t *testing.T) {
 	if got := r.device("vf").Ports[0].LID; got != lid {
 		t.Errorf("LID %d became %d", lid, got)
 	}
-	if f := r.add("new", api.FunctionChange{}); f.Number != 2 { // nobody has it any more
+	if f := r.add("new", api.FunctionChange{}); f.Number != 2 { // the number is free again
 		t.Errorf("%+v", f)
 	}
 	if _, err := r.set(firstNative, api.FunctionChange{AdapterEnabled: no()}); err != nil {
@@ -138,7 +138,7 @@ func TestFunctionsAreKept(t *testing.T) {
 	}
 }
 
-// TestNotKept: a node says that it forgets its functions, and why.
+// TestNotKept: a node reports that its functions do not survive a restart, and why.
 func TestNotKept(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -177,8 +177,8 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
-// TestStoreComesLate: a node whose store does not answer at the start refuses to
-// change functions it does not know, and has them once the store answers.
+// TestStoreComesLate: a node whose store does not answer at the start refuses to change functions that
+// it has not read, and has them once the store answers.
 func TestStoreComesLate(t *testing.T) {
 	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)
 	serve := func() *etcd.Server {
@@ -196,7 +196,7 @@ func TestStoreComesLate(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 	s.Close()
-	// What is changed while the store is away is told, and kept when it is back.
+	// A change while the store is away is reported, and stored when it is back.
 	if f, err := r.set("vf", api.FunctionChange{Weight: 8}); err != nil || f.Weight != 8 || f.Kept || !strings.Contains(f.NotKept, url) {
 		t.Errorf("%+v, %v", f, err)
 	}
@@ -273,8 +273,8 @@ func freeTCP(t *testing.T) string {
 	return port
 }
 
-// TestVESWPortsAreKept: what ports of virtual Ethernet switches are for is so when the node starts again, until
-// somebody undoes it or the device goes; the stack of a command is the command's.
+// TestVESWPortsAreKept: interfaces of VESW ports survive a restart of the node, until they are
+// detached or their device is removed; the IP stack of a command ends with the command.
 func TestVESWPortsAreKept(t *testing.T) {
 	t.Parallel()
 	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
@@ -332,8 +332,8 @@ func TestVESWPortsAreKept(t *testing.T) {
 	}
 }
 
-// TestVESWPortsNotRestored: what the store says of ports and cannot be is told, and stays in the store until somebody
-// undoes it.
+// TestVESWPortsNotRestored: stored ports that cannot be restored are reported, and stay in the store
+// until they are detached.
 func TestVESWPortsNotRestored(t *testing.T) {
 	t.Parallel()
 	noIP := func(c *config.Config) { c.Fabric, c.IPoIB = true, false }
@@ -411,7 +411,7 @@ func TestVESWPortsNotRestored(t *testing.T) {
 	}
 }
 
-// TestVESWPortOutlivesNoDevice: what is asked of the port of a device that goes meanwhile goes with it.
+// TestVESWPortOutlivesNoDevice: the request for a port ends with its device.
 func TestVESWPortOutlivesNoDevice(t *testing.T) {
 	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
 	ctx := context.Background()

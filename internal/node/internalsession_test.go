@@ -354,7 +354,7 @@ func TestGSI(t *testing.T) {
 	n.sub.Do(func() { n.sub.Port(b.Number()).Publish(agent.ClientReregister) })
 	eventually(t, "four new requests", func() bool { return sent() >= before+4 })
 
-	// Who has gone is not called, nor is who asks for no port.
+	// A removed user is not called, nor is one without a port.
 	ghost := r.asker(t, 0, false)
 	ghost.u.Request(1, &mad.SA{})
 	hears.u.Close()

@@ -22,8 +22,7 @@ import (
 	"weft/internal/service/ipoib"
 )
 
-// ipStack is an IP stack of a test: packets that it is told to send, and those
-// that it got.
+// ipStack is an IP stack of a test: packets to send, and received ones.
 type ipStack struct {
 	name string
 	info ipoib.DeviceInfo
@@ -119,7 +118,7 @@ func (s *stacks) of(name string) *ipStack {
 	return s.m[name]
 }
 
-// link asks for a link with an address, and waits for its carrier.
+// link adds a link with an address, and waits for its carrier.
 func (r *running) link(t *testing.T, device, addr string, more ...string) {
 	t.Helper()
 	_, err := api.Call(context.Background(), r.cli, api.AddIPLinks, api.IPRequest{Device: device, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
@@ -132,10 +131,9 @@ func (r *running) link(t *testing.T, device, addr string, more ...string) {
 	})
 }
 
-// TestIPLinks: two functions of one node, a link each: packets go from stack to
-// stack, and people see all of it. H-65, H-67: a path is asked for by the
-// control interface, waiting for it or not.
-// H-68: links by hand.
+// TestIPLinks: two functions of one node, a link each: packets pass from stack to stack, and all of it
+// is shown. H-65, H-67: the control interface queries a path, waiting for it or not. H-68: links by
+// hand.
 func TestIPLinks(t *testing.T) {
 	t.Parallel()
 	r := twoNative(t)
@@ -196,7 +194,7 @@ func TestIPLinks(t *testing.T) {
 	if p.Errno != 0 || p.DLID != uint16(r.node.funcs.named("vf").a.Port().LID) || len(p.Image) != 72 {
 		t.Errorf("%+v", p)
 	}
-	if p := path(api.IPPathQuery{Addr: "10.9.0.77"}); p.Errno != int(syscall.ENXIO) { // nobody has it
+	if p := path(api.IPPathQuery{Addr: "10.9.0.77"}); p.Errno != int(syscall.ENXIO) { // no node has it
 		t.Errorf("%+v", p)
 	}
 	if p := path(api.IPPathQuery{Addr: "10.9.0.78", NonBlocking: true}); p.Errno != int(syscall.EAGAIN) {

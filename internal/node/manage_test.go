@@ -29,7 +29,7 @@ func (r *running) end() (left []string) {
 		if err != nil {
 			r.t.Errorf("the node ended: %v", err)
 		}
-		r.done <- nil // for who started it
+		r.done <- nil // for the starter
 	case <-time.After(limit):
 		r.t.Fatal("the node does not end")
 	}
@@ -54,8 +54,8 @@ func (r *running) degraded(what string) api.Degraded {
 	return api.Degraded{}
 }
 
-// TestManaged: the InfiniBand device of a node that is told nothing comes up by
-// itself, and the node leaves what it shall.
+// TestManaged: the InfiniBand device of a node without configuration comes up by itself, and the node
+// stores its state.
 func TestManaged(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -80,8 +80,8 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// TestWithoutStore: a node whose store is damaged or away serves what needs no
-// manager, and says what is wrong.
+// TestWithoutStore: a node with a damaged or unavailable store serves everything that needs no
+// manager, and reports the fault.
 func TestWithoutStore(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -109,7 +109,7 @@ func TestWithoutStore(t *testing.T) {
 	}
 }
 
-// TestWrongFabric: what can never work is said at once.
+// TestWrongFabric: an impossible configuration is refused at once.
 func TestWrongFabric(t *testing.T) {
 	for _, c := range []struct {
 		says   string

@@ -266,8 +266,7 @@ func (n *Node) closeTrunks() {
 	}
 }
 
-// ifIndex tells the link the interface of a local address; it is called on a
-// lane.
+// ifIndex returns the interface of a local address to the link; it is called on a lane.
 func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
 	p := n.adapter.Port()
 	if i := p.Lookup(g); i >= 0 {
@@ -383,7 +382,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// lastAnswers is for how long a node that ends still answers who has asked.
+// lastAnswers is how long an ending node still replies to pending requests.
 const lastAnswers = time.Second
 
 var errEnd = errors.New("the node was asked to end")

@@ -49,7 +49,7 @@ func TestTraffic(t *testing.T) {
 						if err := post(a, b, byte(i+50), n); err != nil {
 							t.Fatal(err)
 						}
-						// A completion says that it was sent, nothing more.
+						// A completion means that the message was sent, not that it arrived.
 						eventually(t, "the bytes arrive", func() bool { return bytes.Equal(a.buf[:n], b.buf[:n]) })
 						continue
 					}
@@ -416,7 +416,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestState: what people are told is what is.
+// TestState: the status shows the real state.
 func TestState(t *testing.T) {
 	r := run(t, func(cfg *config.Config) { cfg.Lanes, cfg.WireLocal = 2, true })
 	a, b := r.client(t, vhosttest.Options{ProcMem: true}), r.client(t, vhosttest.Options{})
@@ -480,8 +480,8 @@ func TestState(t *testing.T) {
 	}
 }
 
-// TestStateUnderTraffic asks while clients come and go: answers are whole, and
-// under the race detector nothing is read that a lane writes.
+// TestStateUnderTraffic queries the state while clients come and go: responses are complete, and the
+// race detector finds no unsynchronized read.
 func TestStateUnderTraffic(t *testing.T) {
 	r := run(t, func(cfg *config.Config) { cfg.Lanes = 2 })
 	stop, done := make(chan struct{}), make(chan error, 1)
@@ -521,8 +521,7 @@ func TestStateUnderTraffic(t *testing.T) {
 	}
 }
 
-// TestUsePutsOffTheEnd: who is about to connect has the node's whole patience
-// from then on.
+// TestUsePutsOffTheEnd: an announced program restarts the idle time of the node.
 func TestUsePutsOffTheEnd(t *testing.T) {
 	r := run(t, func(cfg *config.Config) { cfg.IdleExit = 2 * time.Second }) // more than any turn of the loop takes
 	var last time.Time

@@ -119,7 +119,7 @@ func TestPackets16(t *testing.T) {
 		ask := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodSet, AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
 		copy(ask.Data[:], join.Append(nil))
 		var got mad.MCMemberRecord
-		eventually(t, "a port joins", func() bool { // the way there may not be set up yet, and nobody but us asks again
+		eventually(t, "a port joins", func() bool { // the path may not be set up yet, and only this loop repeats the request
 			user.Request(1, &ask)
 			select {
 			case v := <-answers:

@@ -31,7 +31,7 @@ func (r *running) cmDial() *net.UnixConn {
 	return c
 }
 
-// cmOpen opens a connection for what op says.
+// cmOpen opens a connection for op.
 func (r *running) cmOpen(op abi.CMOp) (*net.UnixConn, [16]byte) {
 	r.t.Helper()
 	c := r.cmDial()
@@ -82,7 +82,7 @@ func (p *cmProgram) create(uid uint64) uint32 {
 	return binary.LittleEndian.Uint32(a.Data[:])
 }
 
-// resolve asks for the way to an address.
+// resolve resolves the path to an address.
 func (p *cmProgram) resolve(id uint32, addr string) {
 	p.r.t.Helper()
 	b := make([]byte, 64)
@@ -117,8 +117,8 @@ func TestCMChannel(t *testing.T) {
 		t.Fatalf("%+v", a)
 	}
 	p.notice()
-	// The second goes with its identifier: its notice, which is taken in already, is told of as stale
-	// until it is said to be taken back.
+	// The second is removed with its identifier: its notice, which was read already, is reported as
+	// stale until it is acknowledged.
 	d := make([]byte, 16)
 	binary.LittleEndian.PutUint32(d[8:], two)
 	if a = p.command(abi.CMCommand{Command: abi.CMDestroyID}, d...); a.Error != 0 || a.Flags != abi.CMStale {

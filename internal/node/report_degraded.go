@@ -137,7 +137,7 @@ func (r *reporter) addressesDegraded() (list []api.Degraded) {
 	return list
 }
 
-// whyNotActive says what an InfiniBand port waits for.
+// whyNotActive returns what an InfiniBand port waits for.
 func whyNotActive(p *hca.Port) string {
 	if p.Phys != ib.PhysLinkUp {
 		return "its link is down"
@@ -145,7 +145,7 @@ func whyNotActive(p *hca.Port) string {
 	return "no subnet manager has made it active"
 }
 
-// fixNotActive says what makes an InfiniBand port active.
+// fixNotActive returns the command that makes an InfiniBand port active.
 func (r *reporter) fixNotActive() string {
 	m, missing := r.cfg.Network.Manager()
 	switch {

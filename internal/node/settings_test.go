@@ -15,8 +15,8 @@ import (
 	"weft/internal/mgmt/manager"
 )
 
-// TestSetManager: what the control interface is told of routing and M_Key ends up in the
-// subnet and in what people see; the key itself is shown to nobody.
+// TestSetManager: changes of routing and M_Key through the control interface reach the subnet and the
+// status; the key itself is not shown.
 func TestSetManager(t *testing.T) {
 	t.Parallel()
 	r, ctx := master(t), context.Background()

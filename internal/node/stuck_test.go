@@ -37,8 +37,8 @@ func (r *running) writeUndelivered(t *testing.T) (a, b *client, deliver func()) 
 	return a, b, deliver
 }
 
-// TestStuckMemory: a copy that waits for a client's page holds its lane up,
-// which nobody can end. People learn whose it is, and it happens once.
+// TestStuckMemory: a copy that waits for a client's page holds up its lane, and nothing can end the
+// wait. The status names the client, once.
 func TestStuckMemory(t *testing.T) {
 	t.Parallel()
 	r := run(t, nil)
@@ -87,8 +87,8 @@ func TestStuckMemory(t *testing.T) {
 	mustWrite(t, b, c, 3, 700)
 }
 
-// TestEndWhileStuck: a lane that waits for a client's page does not keep the
-// node alive, and the error tells whose page it is.
+// TestEndWhileStuck: a lane that waits for a client's page does not keep the node alive, and the error
+// names the client.
 func TestEndWhileStuck(t *testing.T) {
 	t.Parallel()
 	r := run(t, nil)

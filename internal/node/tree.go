@@ -19,8 +19,8 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// portCapMask is what a RoCE port says of itself: CM, device management and
-// IP based GIDs (verbs port capability flags).
+// portCapMask is the capability mask of a RoCE port: CM, device management and IP based GIDs (verbs
+// port capability flags).
 const portCapMask = 1<<16 | 1<<19 | 1<<26
 
 // portTree has the files that programs read of devices and ports, below /sys and /dev, and passes changes of ports to

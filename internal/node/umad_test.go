@@ -99,7 +99,7 @@ func (r *running) smpAgent(token [16]byte) {
 	}
 }
 
-// smpGet asks for an attribute along a directed route.
+// smpGet queries an attribute along a directed route.
 func smpGet(tid uint64, attr mad.AttributeID, modifier uint32, path ...uint8) []byte {
 	s := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: mad.MethodGet, TransactionID: tid,
 		AttributeID: attr, AttributeModifier: modifier}, HopCount: uint8(len(path)), DrSLID: 0xffff, DrDLID: 0xffff}
@@ -145,7 +145,7 @@ func TestUmadReachesAgents(t *testing.T) {
 			t.Errorf("hop %d: %+v, %+v", i, h, n)
 		}
 	}
-	// Nobody is behind port 2.
+	// Port 2 leads to no node.
 	c.Write(smpGet(9, mad.AttrNodeInfo, 0, 1, 2))
 	if h, _ := umadRead(t, c); h.Status != umad.ETIMEDOUT {
 		t.Errorf("%+v", h)
@@ -218,8 +218,7 @@ func TestUmadRefuses(t *testing.T) {
 	}
 }
 
-// TestUmadOfOtherUsers checks that who may use the node may not therefore
-// manage the subnet.
+// TestUmadOfOtherUsers: a user that may use the node may not therefore manage the subnet.
 func TestUmadOfOtherUsers(t *testing.T) {
 	needRoot(t)
 	const user = 12345
@@ -381,7 +380,7 @@ func TestUmadOfRemovedFunction(t *testing.T) {
 	}
 }
 
-// A program that does not read loses records, and holds nobody up.
+// A program that does not read loses records, and holds up nothing else.
 func TestUmadReaderThatDoesNotRead(t *testing.T) {
 	r := manageable(t)
 	c, a := r.umadOpen(firstNative)

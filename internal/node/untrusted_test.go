@@ -45,7 +45,7 @@ type subnetOfTwo struct {
 	sa                             ib.LID // of subnet administration
 }
 
-// stranger is a user who may use the node, and not manage it.
+// stranger is a user that may use the node, and not manage it.
 const stranger = 12345
 
 func newSubnetOfTwo(t *testing.T) *subnetOfTwo {
@@ -252,7 +252,7 @@ func (s *subnetOfTwo) program(user int, record []byte) {
 	}
 	s.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(limit))
-	if record == nil { // one whom the node does not serve
+	if record == nil { // one that the node does not serve
 		c.Write(umadOpening(abi.UmadOpOpen, firstNative, 0).Append(nil)) // it may be closed already
 		if n, err := c.Read(make([]byte, 64)); n > 0 || err == nil {
 			s.t.Errorf("answered with %d bytes, %v", n, err)
@@ -286,8 +286,8 @@ func sealed(lrh native.LRH, h native.Headers, payload []byte) []byte {
 	return b[:n+native.VCRCLen]
 }
 
-// TestUntrustedSources: nobody who is not the manager changes a table of a node, or a record
-// of subnet administration that is not their own. Every refusal has its counter.
+// TestUntrustedSources: only the manager changes a table of a node, or records of others in the subnet
+// administration. Every refusal has its counter.
 func TestUntrustedSources(t *testing.T) {
 	needRoot(t)
 	s := newSubnetOfTwo(t)
@@ -393,7 +393,7 @@ func TestUntrustedSources(t *testing.T) {
 		{"peer with another M_Key: SMInfo", api.ScopeSM, "drop_m_key", send(set(mad.AttrSMInfo, mad.SMHandover, sminfo.Append(nil), key))},
 		{"forged answer to the manager", api.ScopeSM, "stray", send(s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { p.Method = mad.MethodGetResp }))},
 
-		// What is wrong whoever sends it, even with the key.
+		// Wrong for every sender, even with the key.
 		{"base version", api.ScopeAgent, "drop_version", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.BaseVersion = 2 }))},
 		{"class version", api.ScopeAgent, "refused", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.ClassVersion = 2 }))},
 		{"class of queue pair 1 on queue pair 0", api.ScopeAgent, "drop_version", send(s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.MgmtClass = mad.ClassSA }))},
@@ -470,7 +470,7 @@ func TestUntrustedSources(t *testing.T) {
 		})
 	}
 
-	// The violations are counted where managers read them, too, and told to the manager.
+	// The violations are counted for managers, too, and reported to the manager.
 	s.a.node.sub.Do(func() {
 		if s.a.node.sub.Switch.Port(0).MKeyViolations == 0 || s.a.node.sub.Port(1).Agent.Port(1).MKeyViolations == 0 {
 			t.Error("no M_Key violations at the ports")

@@ -287,7 +287,7 @@ func (w *network) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.P
 	return func(mono.Time) {}
 }
 
-// groupHops is how far what is sent to a group goes, unless it says otherwise.
+// groupHops is the hop limit of packets to a group, unless the group has one.
 const groupHops = 64
 
 // psNames are those of the rdma tool.

@@ -14,9 +14,9 @@ import (
 	"weft/internal/service/rdmacm"
 )
 
-// groupTable is what programs have joined, by the connection manager, of the multicast groups of
-// InfiniBand ports. The subnet administration knows one member per port, so it hears of the
-// first and of the last of a group's. The communication goroutine's.
+// groupTable holds the multicast groups of InfiniBand ports that programs have joined through the
+// connection manager. The subnet administration has one member per port, so it gets the first join and
+// the last leave of a group. It belongs to the communication goroutine.
 type groupTable struct {
 	s      *Service
 	users  map[uint16]*subnet.User // by function
@@ -34,7 +34,7 @@ type groupKey struct {
 // group is a group that count identifiers are in, or wait to be.
 type group struct {
 	key     groupKey
-	want    rdmacm.Group // as the first of them wants it
+	want    rdmacm.Group // parameters of the first join
 	count   int
 	joined  bool
 	err     error
@@ -110,8 +110,7 @@ func joinState(sendOnly bool) uint8 {
 	return mad.JoinFull
 }
 
-// begin asks for what the groups of the IP link are like, and then to be a
-// member.
+// begin queries the parameters of the IP link's groups, and then joins.
 func (c *groupTable) begin(g *group) {
 	a := g.want.Addr
 	broadcast, ok := (&network{s: c.s}).Broadcast(a)
@@ -129,7 +128,7 @@ func (c *groupTable) begin(g *group) {
 	c.send(g.ask, mad.MethodGet, mad.CompMCMGID, &mad.MCMemberRecord{MGID: broadcast})
 }
 
-// enter asks to be a member of a group; like is the broadcast group.
+// enter joins a group; like is the broadcast group.
 func (c *groupTable) enter(g *group, like *mad.MCMemberRecord) {
 	rec := mad.MCMemberRecord{MGID: g.key.mgid, PortGID: g.want.Addr.SGID, PKey: like.PKey, QKey: g.want.QKey, SL: like.SL, FlowLabel: like.FlowLabel,
 		TClass: like.TClass, JoinState: joinState(g.key.sendOnly)}
@@ -149,7 +148,7 @@ func (c *groupTable) enter(g *group, like *mad.MCMemberRecord) {
 	c.send(g.ask, mad.MethodSet, mask, &rec)
 }
 
-// end tells all who wait how it ended.
+// end passes the result to all pending joins.
 func (g *group) end(now mono.Time, err error) {
 	list := g.waiting
 	g.waiting, g.err = nil, err
@@ -185,7 +184,8 @@ func (c *groupTable) rejoin(function uint16) {
 	}
 }
 
-// send asks the subnet administration, again and again until it answers or has been asked often enough.
+// send sends a request to the subnet administration, and repeats it until there is a reply or its
+// retries are used up.
 func (c *groupTable) send(a *request, method mad.Method, mask mad.ComponentMask, rec *mad.MCMemberRecord) {
 	if len(c.asks) >= maxRequests {
 		c.s.Post(func(now mono.Time) { a.done(now, nil, cm.ErrFull) })
@@ -227,14 +227,14 @@ func (c *groupTable) try(a *request) {
 	})
 }
 
-// forget lets nobody hear of a request any more.
+// forget ends a request without a result.
 func (c *groupTable) forget(a *request) {
 	if a != nil && c.asks[a.id] == a {
 		delete(c.asks, a.id)
 	}
 }
 
-// drop lets nobody hear of the requests that match.
+// drop ends the matching requests without a result.
 func (c *groupTable) drop(match func(a *request) bool) {
 	for _, a := range c.asks {
 		if match(a) {
@@ -250,7 +250,7 @@ func (c *groupTable) answered(now mono.Time, id uint32, m *mad.SA) {
 		return
 	}
 	if m.Status&mad.StatusBusy != 0 {
-		return // it is asked again
+		return // it is repeated
 	}
 	delete(c.asks, id)
 	var rec mad.MCMemberRecord

@@ -19,9 +19,8 @@ type noAddresses struct{ Addresses }
 
 func (noAddresses) BroadcastGID(string) (ib.GID, bool) { return ib.GID{}, false }
 
-// TestCMGroupsRejoin proves that a program which joins a group again at once stays in it: the request
-// to leave, which the subnet administration was too busy for, is not sent again. What is
-// asked from a port that is gone ends with it.
+// TestCMGroupsRejoin proves that a program which joins a group again at once stays in it: a leave that
+// the subnet administration was too busy for is not repeated. Requests of a removed port end with it.
 func TestCMGroupsRejoin(t *testing.T) {
 	s := New(Config{Addresses: noAddresses{}})
 	c := newGroupTable(s)

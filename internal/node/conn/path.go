@@ -16,8 +16,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// What a path of an Ethernet port is said to be, where no subnet administration says
-// anything (docs/notes/cm.md).
+// Path attributes of an Ethernet port, where no subnet administration sets any (docs/notes/cm.md).
 const (
 	roceLifeTime = 18 // 1.07 s one way
 	roceHopLimit = 64
@@ -77,7 +76,7 @@ func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 			}
 		}
 	}
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9))) // asks for a route, sends nothing
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9))) // looks up a route, sends nothing
 	if err != nil {
 		return cm.Address{}, cm.ErrNoRoute
 	}
@@ -92,7 +91,7 @@ func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 func (s *Service) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
 	dst = dst.Unmap()
 	if dst.IsUnspecified() {
-		// The host's own, of the family that was asked for.
+		// The host's own address of the requested family.
 		if dst.Is4() {
 			dst = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 		} else {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control has the operations of the control interface that belong to no other room of a node: captures,
-// injected faults, the resources of programs, and multicast groups.
+// Package control has the operations of the control interface that belong to no other room of a node:
+// captures, injected faults, the resources of programs, and multicast groups.
 //
-// What comes in: requests of people; what goes out: their answers, taps on lanes, rules on links. It asks lanes by
-// Query, which gives up while a lane is stuck. No lane may call it, but for Captures.Mirror and Captures.Active.
+// What comes in: requests of users; what goes out: responses, taps on lanes, rules on links. It reads
+// lanes by Query, which gives up while a lane is stuck. No lane may call it, except Captures.Mirror
+// and Captures.Active.
 package control
 
 import (

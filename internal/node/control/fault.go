@@ -61,7 +61,7 @@ func (s *Faults) List(context.Context) ([]api.Fault, error) {
 			rules = append(l.Net.Rules(), l.Net.TrunkRules()...)
 		})
 		if errors.Is(err, lane.ErrStuck) {
-			continue // its counts are missing, which the status says
+			continue // its counts are missing; the status reports the stuck lane
 		}
 		if err != nil {
 			return nil, err

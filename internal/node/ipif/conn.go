@@ -61,7 +61,7 @@ type listener struct {
 	listeners []*cm.Listener
 	conns     map[uint32]*cm.Conn
 	last      uint32
-	failing   bool // it was told that listening fails
+	failing   bool // it was notified that listening fails
 	closed    bool
 }
 

@@ -69,7 +69,7 @@ func (q *request) Port(name string, p ipoib.Port, events ...ib.Event) {
 // Device describes the network device of a link.
 type Device struct {
 	ipoib.DeviceInfo
-	Request *api.IPRequest // that asks for it; it does not change
+	Request *api.IPRequest // the request that granted it; it does not change
 	Addrs   []netip.Prefix
 	Routes  []tun.Route
 	Notify  func(ipoib.BackendEvent)
@@ -131,7 +131,7 @@ func (q *request) covers(a *hca.Adapter) bool { return q.api.Device == "" || q.a
 
 const addHelp = "weft ipoib add --help"
 
-// parse reads what r asks for. params are those of its links.
+// parse validates the request r. params are those of its links.
 func (h *Host) parse(r api.IPRequest) (q *request, params ipoib.Params, err error) {
 	q, params = &request{h: h, api: r}, h.cfg.Params
 	var bad []string
@@ -204,7 +204,7 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 	return q, err
 }
 
-// overlap returns the name of a request that may have a link which another asks for, or nothing.
+// overlap returns the name of a request with a link in common, or nothing.
 func (h *Host) overlap(q *request, keys []ib.PKey) string {
 	for _, o := range h.requests {
 		if o.api.Device != q.api.Device && o.api.Device != "" && q.api.Device != "" {

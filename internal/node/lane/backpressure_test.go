@@ -14,8 +14,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// fullLink is a link whose socket has no room until somebody reads from its other
-// end.
+// fullLink is a link whose socket has no room until its other end is read.
 type fullLink struct {
 	nowhere
 	fd      int
@@ -74,7 +73,7 @@ func TestLaneAwaitsRoom(t *testing.T) {
 	}
 	read()
 	eventually(t, "what waited is sent", func() bool { return !link.blocked.Load() })
-	// Room that nobody waits for: only what this test asks of the lane wakes it.
+	// Room without a waiter: only calls of this test wake the lane.
 	eventually(t, "the lane sleeps again", func() bool { return l.asleep.Load() })
 	before := sleeps()
 	for range 100 {

@@ -13,8 +13,8 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// runOf is a run with payload at hand, whose first bytes tell its number.
-func runOf(psn ib.PSN, data []byte) *pkt.Burst {
+// burstOf is a burst with a copied payload; its first bytes are its number.
+func burstOf(psn ib.PSN, data []byte) *pkt.Burst {
 	r := &pkt.Burst{Data: mem.BytesPayload(data)}
 	r.PSN = psn
 	return r
@@ -34,7 +34,7 @@ func content(t testing.TB, x *transfer) []byte {
 func TestPipeCopies(t *testing.T) {
 	p := newPipe()
 	data, path := []byte{1, 2, 3}, ib.Path{HopLimit: 7, SrcPort: 99}
-	r := runOf(5, data)
+	r := burstOf(5, data)
 	r.Path = &path
 	if !p.put(r, nil) {
 		t.Fatal("no room in an empty pipe")
@@ -98,11 +98,11 @@ func TestPipeIsBounded(t *testing.T) {
 	p := newPipe()
 	for range 3 {
 		for i := range pipeSlots {
-			if !p.put(runOf(ib.PSN(i), nil), nil) {
+			if !p.put(burstOf(ib.PSN(i), nil), nil) {
 				t.Fatalf("slot %d refused", i)
 			}
 		}
-		if p.put(runOf(0, nil), nil) || p.room(0) {
+		if p.put(burstOf(0, nil), nil) || p.room(0) {
 			t.Fatal("more runs than slots")
 		}
 		next := ib.PSN(0)
@@ -119,17 +119,17 @@ func TestPipeIsBounded(t *testing.T) {
 	}
 	const size = 100_000
 	fits := 0
-	for p.put(runOf(0, make([]byte, size)), nil) {
+	for p.put(burstOf(0, make([]byte, size)), nil) {
 		fits++
 	}
 	if fits < pipeBytes/size-1 || fits > pipeBytes/size || p.room(LocalBurst) {
 		t.Errorf("%d runs of %d bytes fit", fits, size)
 	}
-	if p.put(runOf(0, make([]byte, pipeBytes+1)), nil) {
+	if p.put(burstOf(0, make([]byte, pipeBytes+1)), nil) {
 		t.Error("a run larger than the pipe")
 	}
 	p.each(func(*transfer) {})
-	if p.put(runOf(0, make([]byte, size)), nil) {
+	if p.put(burstOf(0, make([]byte, size)), nil) {
 		t.Error("room before it was given back")
 	}
 	p.release()
@@ -138,7 +138,7 @@ func TestPipeIsBounded(t *testing.T) {
 		if !p.room(LocalBurst) {
 			t.Fatalf("%d: no room in an empty pipe", i)
 		}
-		if !p.put(runOf(0, make([]byte, LocalBurst-i)), nil) {
+		if !p.put(burstOf(0, make([]byte, LocalBurst-i)), nil) {
 			t.Fatalf("%d: room was promised", i)
 		}
 		p.each(func(*transfer) {})
@@ -167,7 +167,7 @@ func TestPipeBetweenGoroutines(t *testing.T) {
 				buf[j] = byte(i + j)
 			}
 			path.FlowLabel = uint32(i)
-			r := runOf(ib.PSN(i), buf[:n])
+			r := burstOf(ib.PSN(i), buf[:n])
 			r.Path = &path
 			for !p.put(r, nil) {
 				runtime.Gosched()

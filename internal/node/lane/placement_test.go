@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestParseSchedstat reads what the kernel tells of a thread, and refuses what is cut off or is something else.
+// TestParseSchedstat parses the statistics of a thread, and refuses truncated and other texts.
 func TestParseSchedstat(t *testing.T) {
 	got, ok := parseSchedstat([]byte("123456789 42 17\n"))
 	if want := (threadTimes{123456789, 42}); !ok || got != want {
@@ -25,7 +25,8 @@ func TestParseSchedstat(t *testing.T) {
 	}
 }
 
-// TestParseProcessor reads the processor of a thread whose name looks like fields, and nothing of what is cut off.
+// TestParseProcessor parses the processor of a thread with a name that looks like fields, and nothing
+// of truncated texts.
 func TestParseProcessor(t *testing.T) {
 	const line = "17 (a) R 1 (b) S 1 17 17 0 -1 64 1 2 3 4 5 6 7 8 20 0 1 0 99 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0\n"
 	if cpu, ok := parseProcessor([]byte(line)); !ok || cpu != 5 {
@@ -123,8 +124,8 @@ func TestPlacement(t *testing.T) {
 	<-done
 }
 
-// TestPlacementYields has somebody else choose the processors of a lane, before it moved and after: that stands,
-// whatever the lane does then.
+// TestPlacementYields sets the affinity of a lane from outside, before it moved and after: that takes
+// precedence over all later moves.
 func TestPlacementYields(t *testing.T) {
 	done := make(chan struct{})
 	go func() { // its thread ends with it
@@ -151,7 +152,7 @@ func TestPlacementYields(t *testing.T) {
 			t.Errorf("may run on %d processors, keeps to %d", p.may.Count(), p.cpu)
 		}
 		p.may.Set(of[0])
-		p.cpu = of[0] // where it moved, before somebody had it back
+		p.cpu = of[0] // its processor before the change from outside
 		p.release()
 		var is unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &is); err != nil || is != other || p.may != other || p.cpu >= 0 {

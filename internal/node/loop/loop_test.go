@@ -59,7 +59,7 @@ func TestDoRunsInOrder(t *testing.T) {
 	}
 }
 
-// TestDoReportsWhatRan ends the owner while others call Do: the error says exactly whether the
+// TestDoReportsWhatRan ends the owner while others call Do: the error is exact about whether the
 // function was called. Without the second look at ran, some of these calls report ErrStopped for
 // functions that ran.
 func TestDoReportsWhatRan(t *testing.T) {

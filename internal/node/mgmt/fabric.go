@@ -52,7 +52,7 @@ func (n *Network) topology(ctx context.Context, command string) (t *topo.Subnet,
 	return t, nil
 }
 
-// notMaster says who is master, and how to ask that node.
+// notMaster returns the error that names the master, and the command for that node.
 func (n *Network) notMaster(ctx context.Context, command string) error {
 	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet", Fix: "weft up --sm auto on a node of the subnet"}
 	if n.manager == nil {

@@ -22,8 +22,8 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// editable returns an error where what is wanted of the subnet is not kept in
-// this node's store: its own manager was elected there and is not the master.
+// editable returns an error if this node's store does not hold the intent: its own manager was elected
+// there and is not the master.
 func (n *Network) editable(ctx context.Context, command string) error {
 	if n.sub == nil {
 		return ErrNoFabric
@@ -57,7 +57,7 @@ func (n *Network) partitions(ctx context.Context) (list []api.Partition, err err
 	return list, nil
 }
 
-// intent reads what is wanted from the store.
+// intent reads the intent from the store.
 func (n *Network) intent(ctx context.Context, command string) (i manager.Intent, err error) {
 	if err := n.editable(ctx, command); err != nil {
 		return i, err
@@ -224,13 +224,12 @@ func partition(i *manager.Intent, key ib.PKey) int {
 	return slices.IndexFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
 }
 
-// edit changes partitions and groups that are wanted, in the store.
+// edit changes the intended partitions and groups, in the store.
 func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
 	return n.editFor(ctx, "weft pkey list", f)
 }
 
-// editFor changes what is wanted, in the store; fix is for what a manager would
-// refuse.
+// editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
 func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
@@ -311,7 +310,7 @@ func joinNames(state uint8) (names []string) {
 	return names
 }
 
-// groupOf reads what a request says of a group.
+// groupOf returns the group of a request.
 func (n *Network) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 	const help = "weft mcast join --help"
 	a, err := netip.ParseAddr(j.MGID)
@@ -436,7 +435,7 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 	for _, e := range l.Entries {
 		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value), Leased: e.Lease != 0, Value: string(e.Value)})
 		if e.Key == manager.KeyMKey {
-			list[len(list)-1].Value = "" // who may look may not therefore manage
+			list[len(list)-1].Value = "" // reading the status gives no right to manage
 		}
 	}
 	return list, nil

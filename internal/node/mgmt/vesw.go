@@ -251,7 +251,7 @@ func (e *vesws) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) 
 	return v, err
 }
 
-// partitionFree refuses a VESW a partition of its own that others made, who would be in it with it.
+// partitionFree refuses a VESW the partition of others, which would then be in it.
 func partitionFree(i *manager.Intent, v *em.VESW) error {
 	if !v.OwnPartition() || partition(i, v.Key()) < 0 {
 		return nil

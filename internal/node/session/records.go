@@ -117,7 +117,7 @@ func (d *Records) release(c *net.UnixConn) {
 	}
 }
 
-// First reads the record that says what a connection is for; nil where there is none.
+// First reads the record with the purpose of a connection; nil if there is none.
 func (d *Records) First(c *net.UnixConn) []byte {
 	c.SetReadDeadline(time.Now().Add(recordPatience))
 	b := make([]byte, maxFirst)

@@ -361,7 +361,7 @@ func (d *Session) process() *procmem.Space {
 	return d.proc
 }
 
-// Memory says how the client's registered memory is reached, for people.
+// Memory returns how the client's registered memory is accessed, as text for the status.
 func (d *Session) Memory() string {
 	if d.process() != nil {
 		return "process"
@@ -369,7 +369,7 @@ func (d *Session) Memory() string {
 	return "none"
 }
 
-// Kind says how one region is reached.
+// Kind returns how one region is accessed.
 func (d *Session) Kind(s mem.Space) string {
 	if s == mem.Space(d.mem) {
 		return "mapped"

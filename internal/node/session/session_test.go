@@ -65,8 +65,7 @@ func freePort(t *testing.T) uint16 {
 	return uint16(c.LocalAddr().(*net.UDPAddr).Port)
 }
 
-// TestProcessMemoryFirst: a program may hand over its memory before it has
-// asked for anything that needs the device.
+// TestProcessMemoryFirst: a program may pass its memory before its first request to the device.
 func TestProcessMemoryFirst(t *testing.T) {
 	r, path := newTestRegistry(t)
 	f, err := vhosttest.Dial(path)

@@ -75,7 +75,7 @@ func (w *Watchdog) checkCopies(now time.Time) {
 	}
 }
 
-// StuckReason says what a lane waits for.
+// StuckReason returns what a lane waits for.
 func (r *Registry) StuckReason() string {
 	var programs []string
 	for _, d := range r.Programs() {

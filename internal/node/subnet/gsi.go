@@ -153,7 +153,7 @@ func (g *gsi) send(function uint16, d *mad.Datagram) bool {
 	return true
 }
 
-// next returns a datagram to send, and from whose port.
+// next returns a datagram to send, and the function of its port.
 func (g *gsi) next(now mono.Time, d *mad.Datagram) (function uint16, ok bool) {
 	for f, s := range g.subs {
 		if s.due.Due(now) {

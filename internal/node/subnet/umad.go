@@ -35,7 +35,7 @@ type umadSocket struct {
 	files map[umadToken]*umadFile
 }
 
-// umadToken names an open file to those who have it, and to nobody else.
+// umadToken authenticates an open file to its holders.
 type umadToken [16]byte
 
 // Bounds of what programs can make the node hold.
