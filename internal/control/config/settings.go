@@ -68,6 +68,7 @@ var Settings = []Setting{
 			}
 		}},
 	{Name: "device", Group: "Node", Help: "name of the verbs device", Default: "weft0",
+		Doc:   "For weft up it names the node's own device. In a program that uses a node, WEFT_DEVICE is the only device it sees.",
 		field: func(c *Config) any { return &c.Device },
 		check: func(c *Config, bad func(string, ...any)) {
 			if !deviceName.MatchString(c.Device) {
