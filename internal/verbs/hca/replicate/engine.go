@@ -244,9 +244,8 @@ func (e *Engine) Close() {
 // Pending reports whether Run has anything to do.
 func (e *Engine) Pending() bool { return e.infos.len() > 0 || e.requests.len() > 0 }
 
-// Run lets inspection and injection go on, with at most budget requests
-// served, and reports whether work remains. g is the current membership; a
-// packet in inspection keeps what it began with.
+// Run inspects packets and injects at most budget copies, and reports whether work remains. g is the current
+// membership; a packet that is in inspection keeps the membership it began with.
 func (e *Engine) Run(g *Groups, budget int) (more bool) {
 	// Packets without members are looked at too.
 	for look := 2*budget + 2; budget > 0; {
