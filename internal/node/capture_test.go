@@ -88,7 +88,8 @@ func TestCapture(t *testing.T) {
 		for i := range 10 {
 			mustWrite(t, a, b, byte(i+2), 100) // a WRITE and its acknowledgement
 		}
-		if s := r.status(); len(s.Captures) != 2 || s.Captures[0].Device != r.cfg.Device || s.Captures[1].QPs[0] != 0xffff {
+		if s := r.status(); len(s.Captures) != 2 || s.Captures[0].Device != r.cfg.Device ||
+			s.Captures[1].QPs[0] != 0xffff {
 			eventually(t, "the one that has enough ends", func() bool { return len(r.status().Captures) == 2 })
 		}
 		if c := endFew(); c.ID != id || c.Packets != 5 || inFile(t, &few) != 5 {
@@ -151,14 +152,16 @@ func TestCaptureRefused(t *testing.T) {
 		spec api.CaptureSpec
 		why  string
 	}{{api.CaptureSpec{Device: "nowhere"}, "no device"}, {api.CaptureSpec{IPoIB: true}, "no IP link"}} {
-		if _, err := r.cli.Capture(t.Context(), x.spec, func(api.Capture) {}, io.Discard); err == nil || !strings.Contains(err.Error(), x.why) || !strings.Contains(err.Error(), "fix: ") {
+		if _, err := r.cli.Capture(t.Context(), x.spec, func(api.Capture) {}, io.Discard); err == nil ||
+			!strings.Contains(err.Error(), x.why) || !strings.Contains(err.Error(), "fix: ") {
 			t.Errorf("%+v: %v", x.spec, err)
 		}
 	}
 	for range control.MaxCaptures {
 		r.capturing(api.CaptureSpec{DurationNS: limit}, io.Discard)
 	}
-	if _, err := r.cli.Capture(t.Context(), api.CaptureSpec{}, func(api.Capture) {}, io.Discard); err == nil || !strings.Contains(err.Error(), "4 captures run") {
+	if _, err := r.cli.Capture(t.Context(), api.CaptureSpec{}, func(api.Capture) {}, io.Discard); err == nil ||
+		!strings.Contains(err.Error(), "4 captures run") {
 		t.Errorf("one too many: %v", err)
 	}
 	list, err := api.Get(t.Context(), r.cli, api.ListCaptures)
@@ -241,7 +244,8 @@ func managementFrames(t *testing.T, file []byte) (list []managementFrame) {
 		if f.headers.DestQPN > ib.QPNGSI {
 			continue
 		}
-		if len(f.body) < mad.HeaderLen || f.headers.Opcode != ib.ServiceUD|ib.SendOnly || f.headers.SrcQPN > ib.QPNGSI || (f.lrh.VL == 15) != (f.headers.DestQPN == ib.QPNSMI) {
+		if len(f.body) < mad.HeaderLen || f.headers.Opcode != ib.ServiceUD|ib.SendOnly ||
+			f.headers.SrcQPN > ib.QPNGSI || (f.lrh.VL == 15) != (f.headers.DestQPN == ib.QPNSMI) {
 			t.Fatalf("%+v, %+v", f.lrh, f.headers)
 		}
 		f.mad.Parse(f.body)
@@ -275,12 +279,14 @@ func TestCaptureManagement(t *testing.T) {
 	for i := range long {
 		long[i] = byte(i * 3)
 	}
-	h := mad.Header{BaseVersion: mad.OPABaseVersion, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersion, Method: mad.MethodGetResp, TransactionID: 9}
+	h := mad.Header{BaseVersion: mad.OPABaseVersion, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersion,
+		Method: mad.MethodGetResp, TransactionID: 9}
 	h.Append(long[:0])
 	sgid, dgid := ib.MakeGID(ib.DefaultGIDPrefix, 1), ib.MakeGID(ib.DefaultGIDPrefix, 2)
 	s.Do(func() {
 		from := s.Port(r.node.funcs.named(firstNative).a.Number())
-		d := mad.Datagram{SLID: 4, PathBits: 1, DLID: 7, SL: 3, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey,
+		d := mad.Datagram{SLID: 4, PathBits: 1, DLID: 7, SL: 3, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI,
+			QKey: ib.GSIQKey, PKey: ib.DefaultPKey,
 			Global: true, SGID: sgid, DGID: dgid, HopLimit: 64, TClass: 5, FlowLabel: 0x12345}
 		if !d.SetMAD(long) {
 			t.Error("not set")
@@ -309,18 +315,22 @@ func TestCaptureManagement(t *testing.T) {
 		}
 		psn[f.headers.PSN] = true
 		if f.headers.DestQPN == ib.QPNSMI {
-			if f.lrh.SLID != ib.LIDPermissive || f.lrh.DLID != ib.LIDPermissive || len(f.body) != mad.Len || f.headers.QKey != 0 {
+			if f.lrh.SLID != ib.LIDPermissive || f.lrh.DLID != ib.LIDPermissive || len(f.body) != mad.Len ||
+				f.headers.QKey != 0 {
 				t.Errorf("%+v, %+v", f.lrh, f.headers)
 			}
 			continue
 		}
-		if f.lrh.SLID != 5 || f.lrh.DLID != 7 || f.lrh.SL != 3 || f.grh.SGID != sgid || f.grh.DGID != dgid || f.grh.HopLimit != 64 || f.grh.TClass != 5 ||
-			f.grh.FlowLabel != 0x12345 || f.headers.SrcQPN != ib.QPNGSI || f.headers.QKey != ib.GSIQKey || f.headers.PKey != ib.DefaultPKey || !bytes.Equal(f.body, long) {
+		if f.lrh.SLID != 5 || f.lrh.DLID != 7 || f.lrh.SL != 3 || f.grh.SGID != sgid || f.grh.DGID != dgid ||
+			f.grh.HopLimit != 64 || f.grh.TClass != 5 ||
+			f.grh.FlowLabel != 0x12345 || f.headers.SrcQPN != ib.QPNGSI || f.headers.QKey != ib.GSIQKey ||
+			f.headers.PKey != ib.DefaultPKey || !bytes.Equal(f.body, long) {
 			t.Errorf("%+v, %+v, %+v: %x", f.lrh, f.grh, f.headers, f.body)
 		}
 	}
 	if want := []packet{{firstNative, 0, mad.MethodGet, 1}, {firstNative, 0, mad.MethodGetResp, 1},
-		{firstNative, 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGetResp, 2}, {firstNative, 0, mad.MethodGetResp, 2},
+		{firstNative, 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGet, 2}, {"vf", 0, mad.MethodGetResp,
+			2}, {firstNative, 0, mad.MethodGetResp, 2},
 		{firstNative, 1, mad.MethodGetResp, 9}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -338,8 +348,10 @@ func TestCaptureManagementToItself(t *testing.T) {
 		c := s.Port(r.node.funcs.named(firstNative).a.Number())
 		lid = c.Agent.LID()
 		for _, class := range []mad.Class{mad.ClassPerf, mad.ClassCM} {
-			d := mad.Datagram{SLID: lid, DLID: lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
-			h := mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: class, ClassVersion: mad.ClassVersion, Method: mad.MethodGet, TransactionID: 77, AttributeID: mad.AttrClassPortInfo}
+			d := mad.Datagram{SLID: lid, DLID: lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+				PKey: ib.DefaultPKey}
+			h := mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: class, ClassVersion: mad.ClassVersion,
+				Method: mad.MethodGet, TransactionID: 77, AttributeID: mad.AttrClassPortInfo}
 			h.Append(d.Data[:0])
 			c.Send(&d)
 		}
@@ -351,7 +363,8 @@ func TestCaptureManagementToItself(t *testing.T) {
 			count[[2]uint8{uint8(f.mad.MgmtClass), uint8(f.mad.Method)}]++
 		}
 	}
-	for _, k := range [][2]uint8{{uint8(mad.ClassPerf), uint8(mad.MethodGet)}, {uint8(mad.ClassPerf), uint8(mad.MethodGetResp)}, {uint8(mad.ClassCM), uint8(mad.MethodGet)}} {
+	for _, k := range [][2]uint8{{uint8(mad.ClassPerf), uint8(mad.MethodGet)}, {uint8(mad.ClassPerf),
+		uint8(mad.MethodGetResp)}, {uint8(mad.ClassCM), uint8(mad.MethodGet)}} {
 		if count[k] != 1 {
 			t.Errorf("class %#x, method %#x: %d times", k[0], k[1], count[k])
 		}

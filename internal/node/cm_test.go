@@ -130,33 +130,40 @@ func TestCMConnects(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if addr.Link != c.link || addr.Dst != netip.MustParseAddr(c.dst) || path.Link != c.link || path.DGID != addr.DGID || !path.MTU.Valid() {
+			if addr.Link != c.link || addr.Dst != netip.MustParseAddr(c.dst) || path.Link != c.link ||
+				path.DGID != addr.DGID || !path.MTU.Valid() {
 				t.Errorf("address %+v, path %+v", addr, path)
 			}
 			ip := cm.IPHeader{SrcPort: 1234, Src: addr.Src, Dst: addr.Dst}
 			var active, passive *cm.Conn
 			a.do(func(now mono.Time) (err error) {
-				active, err = a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: service, Path: path, QPType: ib.RC, QPN: 0x1111, ResponderResources: 4, InitiatorDepth: 2,
+				active, err = a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: service, Path: path,
+					QPType: ib.RC, QPN: 0x1111, ResponderResources: 4, InitiatorDepth: 2,
 					RetryCount: 7, RNRRetry: 6, AckDelay: 15, PrivateData: append(ip.Append(nil), "hello"...)}, a.hear)
 				return err
 			})
 			e := b.event(cm.ConnectRequest)
 			passive = e.Conn
-			if q := e.Request; !q.IsIP || q.IP != ip || string(q.PrivateData[cm.IPHeaderLen:cm.IPHeaderLen+5]) != "hello" || q.QPN != 0x1111 ||
-				q.Path.SGID != path.DGID || q.Path.DGID != path.SGID || q.Path.SLID != path.DLID || q.Path.DLID != path.SLID {
+			if q := e.Request; !q.IsIP || q.IP != ip ||
+				string(q.PrivateData[cm.IPHeaderLen:cm.IPHeaderLen+5]) != "hello" || q.QPN != 0x1111 ||
+				q.Path.SGID != path.DGID || q.Path.DGID != path.SGID || q.Path.SLID != path.DLID ||
+				q.Path.DLID != path.SLID {
 				t.Errorf("request %+v", q)
 			}
 			b.do(func(now mono.Time) error {
-				return passive.Accept(now, &cm.AcceptParams{QPN: 0x2222, ResponderResources: 16, InitiatorDepth: 16, RNRRetry: 7, PrivateData: []byte("welcome")})
+				return passive.Accept(now, &cm.AcceptParams{QPN: 0x2222, ResponderResources: 16, InitiatorDepth: 16,
+					RNRRetry: 7, PrivateData: []byte("welcome")})
 			})
-			if e = a.event(cm.Response); e.Reply.QPN != 0x2222 || string(e.PrivateData[:7]) != "welcome" || e.Reply.ResponderResources != 2 || e.Reply.InitiatorDepth != 4 {
+			if e = a.event(cm.Response); e.Reply.QPN != 0x2222 || string(e.PrivateData[:7]) != "welcome" ||
+				e.Reply.ResponderResources != 2 || e.Reply.InitiatorDepth != 4 {
 				t.Errorf("response %+v", e.Reply)
 			}
 			a.do(func(now mono.Time) error { return active.Establish(now, nil) })
 			b.event(cm.Established)
 			b.do(func(mono.Time) error {
 				v, _, err := passive.QPAttr(ib.RTR)
-				if p := r.node.all.At(v.Path.Function).Port(); err == nil && p.GIDs[v.Path.SGIDIndex].GID != v.Path.SGID {
+				if p := r.node.all.At(v.Path.Function).Port(); err == nil &&
+					p.GIDs[v.Path.SGIDIndex].GID != v.Path.SGID {
 					t.Errorf("source GID %d is not %v", v.Path.SGIDIndex, v.Path.SGID)
 				}
 				return err
@@ -166,7 +173,8 @@ func TestCMConnects(t *testing.T) {
 			b.event(cm.Disconnected)
 
 			a.do(func(now mono.Time) error {
-				_, err := a.s.Manager().Lookup(now, &cm.LookupParams{ServiceID: datagrams, Path: path, PrivateData: ip.Append(nil)}, a.hear)
+				_, err := a.s.Manager().Lookup(now, &cm.LookupParams{ServiceID: datagrams, Path: path,
+					PrivateData: ip.Append(nil)}, a.hear)
 				return err
 			})
 			e = b.event(cm.LookupRequest)
@@ -178,7 +186,8 @@ func TestCMConnects(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 			a.do(func(now mono.Time) error {
-				_, err := a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: cm.IPService(cm.SpaceTCP, 1), Path: path, QPType: ib.RC, QPN: 0x1113}, a.hear)
+				_, err := a.s.Manager().Connect(now, &cm.ConnectParams{ServiceID: cm.IPService(cm.SpaceTCP, 1),
+					Path: path, QPType: ib.RC, QPN: 0x1113}, a.hear)
 				return err
 			})
 			if e = a.event(cm.Rejected); e.Reason != cm.ReasonInvalidServiceID {
@@ -193,7 +202,8 @@ func TestCMConnects(t *testing.T) {
 			if c.wire || c.link == ib.LinkInfiniBand {
 				times = 2 // as they leave, and as they come
 			}
-			for _, attr := range []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ, mad.AttrCMDREP,
+			for _, attr := range []mad.AttributeID{mad.AttrCMREQ, mad.AttrCMREP, mad.AttrCMRTU, mad.AttrCMDREQ,
+				mad.AttrCMDREP,
 				mad.AttrCMSIDRReq, mad.AttrCMSIDRRep, mad.AttrCMREJ} {
 				want := times
 				if attr == mad.AttrCMREQ {
@@ -205,7 +215,8 @@ func TestCMConnects(t *testing.T) {
 						continue
 					}
 					n++
-					there, back := f.lrh.SLID == path.SLID && f.lrh.DLID == path.DLID, f.lrh.SLID == path.DLID && f.lrh.DLID == path.SLID
+					there, back := f.lrh.SLID == path.SLID && f.lrh.DLID == path.DLID, f.lrh.SLID == path.DLID &&
+						f.lrh.DLID == path.SLID
 					if c.link == ib.LinkInfiniBand && !there && !back {
 						t.Errorf("attribute %#x goes from LID %d to %d", attr, f.lrh.SLID, f.lrh.DLID)
 					}
@@ -217,7 +228,8 @@ func TestCMConnects(t *testing.T) {
 			if c.link == ib.LinkInfiniBand {
 				paths := map[mad.Method]int{}
 				for _, f := range frames {
-					if f.mad.MgmtClass == mad.ClassSA && f.mad.AttributeID == mad.AttrPathRecord && f.iface == firstNative {
+					if f.mad.MgmtClass == mad.ClassSA && f.mad.AttributeID == mad.AttrPathRecord &&
+						f.iface == firstNative {
 						paths[f.mad.Method]++
 					}
 				}
@@ -257,7 +269,8 @@ func TestCMAddresses(t *testing.T) {
 		{"10.9.0.1", "10.9.0.255", cm.ErrNoRoute, 0, ""},
 	} {
 		a, p, err := u.path(c.src, c.dst)
-		if !errors.Is(err, c.err) || err == nil && (a.Link != c.link || a.Src != netip.MustParseAddr(c.from) || p.Link != c.link) {
+		if !errors.Is(err, c.err) || err == nil && (a.Link != c.link || a.Src != netip.MustParseAddr(c.from) ||
+			p.Link != c.link) {
 			t.Errorf("%q to %q: %+v, %v, want %v", c.src, c.dst, a, err, c.err)
 		}
 	}
@@ -265,8 +278,10 @@ func TestCMAddresses(t *testing.T) {
 		for _, c := range []struct {
 			addr string
 			err  error
-		}{{"10.9.0.1", nil}, {"127.0.0.1", nil}, {"192.0.2.77", cm.ErrNoAddress}, {"0.0.0.0", cm.ErrNoAddress}, {"224.0.0.1", cm.ErrNoAddress}} {
-			if a, err := u.s.Bound(netip.MustParseAddr(c.addr)); !errors.Is(err, c.err) || err == nil && a.Src != netip.MustParseAddr(c.addr) {
+		}{{"10.9.0.1", nil}, {"127.0.0.1", nil}, {"192.0.2.77", cm.ErrNoAddress}, {"0.0.0.0",
+			cm.ErrNoAddress}, {"224.0.0.1", cm.ErrNoAddress}} {
+			if a, err := u.s.Bound(netip.MustParseAddr(c.addr)); !errors.Is(err, c.err) || err == nil &&
+				a.Src != netip.MustParseAddr(c.addr) {
 				t.Errorf("bound %s: %+v, %v", c.addr, a, err)
 			}
 		}
@@ -286,7 +301,8 @@ func TestCMAddresses(t *testing.T) {
 		})
 		return yes
 	}
-	if !has(firstNative, "10.9.0.1") || has("vf", "10.9.0.1") || has(firstNative, "10.9.0.2") || has(firstNative, "127.0.0.1") {
+	if !has(firstNative, "10.9.0.1") || has("vf", "10.9.0.1") || has(firstNative, "10.9.0.2") ||
+		has(firstNative, "127.0.0.1") {
 		t.Error("the address is not the first port's alone")
 	}
 	r.link(t, "vf", "10.9.0.1/24")
@@ -307,12 +323,17 @@ func TestCMStrangers(t *testing.T) {
 		h       wire.Headers
 		cut     int
 	}{
-		{"received", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
-		{"drop_qkey", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey + 1, SrcQPN: 1}, 0},
+		{"received", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey,
+			SrcQPN: 1}, 0},
+		{"drop_qkey", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey + 1,
+			SrcQPN: 1}, 0},
 		{"drop_pkey", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: 0x8001, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
-		{"drop_source", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 17}, 0},
-		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 4},
-		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnlyImm, PKey: ib.DefaultPKey, QKey: ib.GSIQKey, SrcQPN: 1}, 0},
+		{"drop_source", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey,
+			SrcQPN: 17}, 0},
+		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, QKey: ib.GSIQKey,
+			SrcQPN: 1}, 4},
+		{"drop_length", wire.Headers{Opcode: ib.ServiceUD | ib.SendOnlyImm, PKey: ib.DefaultPKey, QKey: ib.GSIQKey,
+			SrcQPN: 1}, 0},
 	} {
 		before := r.counter(api.ScopeCM, c.counter)
 		l := r.node.lanes.First()
@@ -322,7 +343,10 @@ func TestCMStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.counter == "received" {
-			eventually(t, "the request is answered", func() bool { return r.counter(api.ScopeCM, c.counter) == before+1 })
+			eventually(t, "the request is answered", func() bool {
+				return r.counter(api.ScopeCM, c.counter) == before+
+					1
+			})
 			continue
 		}
 		if n := r.counter(api.ScopeCM, c.counter); n != before+1 {
@@ -347,7 +371,8 @@ func TestCMStrangersNative(t *testing.T) {
 		from    ib.QPN
 	}{{"drop_source", 17}, {"received", ib.QPNGSI}} {
 		before := r.counter(api.ScopeCM, c.counter)
-		d := mad.Datagram{Port: 1, SLID: 1, DLID: 1, SrcQPN: c.from, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+		d := mad.Datagram{Port: 1, SLID: 1, DLID: 1, SrcQPN: c.from, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+			PKey: ib.DefaultPKey}
 		m.Append(d.Data[:0])
 		if !r.node.cm.Offer(f, &d) {
 			t.Errorf("from queue pair %d: not taken", c.from)
@@ -359,7 +384,8 @@ func TestCMStrangersNative(t *testing.T) {
 // gsiRun is a datagram from another host to queue pair 1.
 func gsiRun(h wire.Headers, b []byte) *pkt.Burst {
 	return &pkt.Burst{Headers: h, Count: 1, MTU: uint32(len(b)), Data: mem.BytesPayload(b), IPv4: true,
-		Path: &ib.Path{SGID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.9")), DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), HopLimit: 64}}
+		Path: &ib.Path{SGID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.9")),
+			DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), HopLimit: 64}}
 }
 
 // cmTurns is a task that counts.

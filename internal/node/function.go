@@ -24,7 +24,8 @@ type function struct {
 	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by a request; guarded by the table
 	asked    api.FunctionChange // all that was requested; guarded by the intentStore
-	down     bool               // its port is kept down, for that or with the whole adapter; guarded by the functionEditor's mu
+	// its port is kept down, for that or with the whole adapter; guarded by the functionEditor's mu
+	down bool
 }
 
 // switchboard is where InfiniBand ports are plugged in. The functionEditor calls it, one call at a time.

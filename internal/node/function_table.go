@@ -18,8 +18,8 @@ import (
 type functionTable struct {
 	device string // the name of function 0
 
-	// mu guards what follows, and socket, vm and disabled of every function. Only the mutex of a vmcard.Card is locked with
-	// mu held.
+	// mu guards what follows, and socket, vm and disabled of every function. Only the mutex of a vmcard.Card is
+	// locked with mu held.
 	mu         sync.Mutex
 	list       []*function       // in the order of addition; the first has the host's addresses
 	oldEnds    map[string]uint64 // ends of sessions at device sockets that are closed, by reason

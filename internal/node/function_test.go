@@ -88,7 +88,8 @@ func TestNativeTraffic(t *testing.T) {
 				mustWrite(t, pr[0], pr[1], byte(i+lanes), n)
 			}
 		}
-		if r.counter(api.ScopePort, "xmit_data") != r.counter(api.ScopePort, "rcv_data") || r.counter(api.ScopePort, "xmit_pkts") == 0 {
+		if r.counter(api.ScopePort, "xmit_data") != r.counter(api.ScopePort, "rcv_data") ||
+			r.counter(api.ScopePort, "xmit_pkts") == 0 {
 			t.Error("ports sent and received different amounts")
 		}
 	}
@@ -114,9 +115,11 @@ func TestNativeDevice(t *testing.T) {
 	if why := find(r.status().Degraded); why != "weft_ib0: port is INIT, no subnet manager has made it active" {
 		t.Errorf("status says %q", why)
 	}
-	want := map[string]string{"ports/1/state": "2: INIT", "ports/1/phys_state": "5: LinkUp", "ports/1/link_layer": "InfiniBand",
-		"ports/1/rate": "100 Gb/sec (4X EDR)", "ports/1/lid": "0x0", "ports/1/pkeys/0": "0xffff", "ports/1/pkeys/31": "0x0000",
-		"ports/1/gids/0": ib.MakeGID(ib.DefaultGIDPrefix, guid+3).String(), "node_guid": (guid + 2).String(), "sys_image_guid": guid.String()}
+	want := map[string]string{"ports/1/state": "2: INIT", "ports/1/phys_state": "5: LinkUp",
+		"ports/1/link_layer": "InfiniBand",
+		"ports/1/rate":       "100 Gb/sec (4X EDR)", "ports/1/lid": "0x0", "ports/1/pkeys/0": "0xffff", "ports/1/pkeys/31": "0x0000",
+		"ports/1/gids/0": ib.MakeGID(ib.DefaultGIDPrefix, guid+3).String(), "node_guid": (guid +
+			2).String(), "sys_image_guid": guid.String()}
 	look := func() {
 		t.Helper()
 		got := map[string]string{}
@@ -140,7 +143,8 @@ func TestNativeDevice(t *testing.T) {
 	for _, want := range []ib.Event{ib.EventLIDChange, ib.EventPKeyChange, ib.EventSMChange, ib.EventPortActive} {
 		expect(t, events, want)
 	}
-	for name, v := range map[string]string{"ports/1/state": "4: ACTIVE", "ports/1/lid": "0x20", "ports/1/lid_mask_count": "2", "ports/1/sm_lid": "0x11",
+	for name, v := range map[string]string{"ports/1/state": "4: ACTIVE", "ports/1/lid": "0x20",
+		"ports/1/lid_mask_count": "2", "ports/1/sm_lid": "0x11",
 		"ports/1/sm_sl": "3", "ports/1/cap_mask": "0x00000048", "ports/1/pkeys/1": "0x8005"} {
 		want[name] = v
 	}
@@ -151,19 +155,22 @@ func TestNativeDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := abi.ParseQueryPortExResult(raw)
-	wantPort := abi.QueryPortExResult{State: 4, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU4096, PhysState: 5, LinkLayer: 1, ActiveWidth: 2, ActiveSpeed: 32,
+	wantPort := abi.QueryPortExResult{State: 4, MaxMTU: ib.MTU4096, ActiveMTU: ib.MTU4096, PhysState: 5, LinkLayer: 1,
+		ActiveWidth: 2, ActiveSpeed: 32,
 		LMC: 2, LID: 0x20, SMLID: 0x11, SMSL: 3, GIDTblLen: 8, PKeyTblLen: 2, MaxMsgSz: 1 << 31, PortCapFlags: 0x48, SubnetTimeout: 18}
 	if d := cmp.Diff(wantPort, p); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
 	}
-	if g, err := c.GID(0); err != nil || g.Type != abi.GIDTypeIB || g.GID != ib.MakeGID(ib.DefaultGIDPrefix, guid+3) || g.Valid != 1 {
+	if g, err := c.GID(0); err != nil || g.Type != abi.GIDTypeIB || g.GID != ib.MakeGID(ib.DefaultGIDPrefix,
+		guid+3) || g.Valid != 1 {
 		t.Errorf("GID 0: %+v, %v", g, err)
 	}
 	if why := find(r.status().Degraded); why != "" {
 		t.Errorf("an active port is degraded: %s", why)
 	}
 	devs, err := api.Get(context.Background(), r.cli, api.ListDevices)
-	if err != nil || len(devs) != 2 || devs[1].Name != "weft_ib0" || devs[1].Index != 1 || devs[1].Ports[0].LID != 0x20 ||
+	if err != nil || len(devs) != 2 || devs[1].Name != "weft_ib0" || devs[1].Index != 1 ||
+		devs[1].Ports[0].LID != 0x20 ||
 		len(devs[1].Ports[0].GIDs) != 1 || len(devs[1].Ports[0].PKeys) != 2 {
 		t.Errorf("%+v, %v", devs, err)
 	}
@@ -186,7 +193,8 @@ func TestDisable(t *testing.T) {
 	for _, dev := range []struct {
 		f    *function
 		a, b *client
-	}{{f, r.nativeClient(t, f), r.nativeClient(t, f)}, {r.node.funcs.named(r.cfg.Device), r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})}} {
+	}{{f, r.nativeClient(t, f), r.nativeClient(t, f)}, {r.node.funcs.named(r.cfg.Device),
+		r.client(t, vhosttest.Options{}), r.client(t, vhosttest.Options{})}} {
 		dev.a.wait = 18 // 1 s, eight times: longer than whatever keeps this test from its processor
 		pair(t, ib.RC, dev.a, dev.b)
 		events, err := dev.a.CreateEVQ(t)
@@ -248,7 +256,8 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	if _, err := n.editor.add("vf", hca.DefaultLimits); !errors.Is(err, errFunctionThere) {
 		t.Errorf("a name twice: %v", err)
 	}
-	for name, want := range map[string]error{"nobody": errNoFunction, "weft_ib0": errPhysical, r.cfg.Device: errPhysical} {
+	for name, want := range map[string]error{"nobody": errNoFunction, "weft_ib0": errPhysical,
+		r.cfg.Device: errPhysical} {
 		if err := n.editor.remove(name); !errors.Is(err, want) {
 			t.Errorf("removing %s: %v", name, err)
 		}
@@ -276,7 +285,8 @@ func TestFunctionsComeAndGo(t *testing.T) {
 		t.Errorf("numbers %d, %d", again.a.Number(), f.a.Number())
 	}
 	board.err = errors.New("no port is free")
-	if _, err := n.editor.add("one too many", hca.DefaultLimits); !errors.Is(err, board.err) || n.funcs.named("one too many") != nil || n.all.At(4) != nil {
+	if _, err := n.editor.add("one too many", hca.DefaultLimits); !errors.Is(err, board.err) ||
+		n.funcs.named("one too many") != nil || n.all.At(4) != nil {
 		t.Errorf("no room in the switch: %v", err)
 	}
 	want := []string{"plug weft_ib0", "plug vf", "off vf", "on vf", "unplug vf", "plug vf", "plug one too many"}
@@ -296,7 +306,10 @@ func TestViolationsReachPrograms(t *testing.T) {
 	c := r.nativeClient(t, f)
 	r.node.sub.Violated(f.a.Number(), hca.Violations{Count: 3}, hca.Violations{Count: 70000})
 	r.node.sub.Violated(99, hca.Violations{Count: 3}, hca.Violations{})
-	eventually(t, "the counts", func() bool { return f.a.Port().PKeyViolations == 3 && f.a.Port().QKeyViolations == 0xffff })
+	eventually(t, "the counts", func() bool {
+		return f.a.Port().PKeyViolations == 3 &&
+			f.a.Port().QKeyViolations == 0xffff
+	})
 	raw, err := c.Control(abi.CmdQueryPortEx, abi.QueryPortEx{Port: 1}.Append(nil), abi.QueryPortExResultSize)
 	if err != nil {
 		t.Fatal(err)

@@ -27,12 +27,15 @@ func TestFunctionsByCommand(t *testing.T) {
 	add := func(name string, c api.FunctionChange) (api.Function, error) {
 		return api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: name, FunctionChange: c})
 	}
-	if f, err := add("weft_ib0", api.FunctionChange{}); err != nil || f.Number != 1 || f.Virtual || f.PortState != "INIT" || !f.Enabled || f.Weight != 100 {
+	if f, err := add("weft_ib0", api.FunctionChange{}); err != nil || f.Number != 1 || f.Virtual ||
+		f.PortState != "INIT" || !f.Enabled || f.Weight != 100 {
 		t.Fatalf("%+v, %v", f, err)
 	}
 	off := false
-	f, err := add("vf", api.FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{3: 5}, Quotas: api.Quotas{QPs: 4, Sessions: 2}})
-	if err != nil || f.Number != 2 || !f.Virtual || f.Enabled || f.PortState != "DOWN" || f.Weight != 7 || f.QoS[3] != 5 || f.QoS[2] != 100 || f.Quotas.QPs != 4 {
+	f, err := add("vf", api.FunctionChange{Enabled: &off, Weight: 7, QoS: map[int]int{3: 5},
+		Quotas: api.Quotas{QPs: 4, Sessions: 2}})
+	if err != nil || f.Number != 2 || !f.Virtual || f.Enabled || f.PortState != "DOWN" || f.Weight != 7 ||
+		f.QoS[3] != 5 || f.QoS[2] != 100 || f.Quotas.QPs != 4 {
 		t.Errorf("%+v, %v", f, err)
 	}
 	_, err = add("vf", api.FunctionChange{})
@@ -41,9 +44,11 @@ func TestFunctionsByCommand(t *testing.T) {
 	refused(err, api.CodeInvalid)
 	_, err = add("few", api.FunctionChange{Quotas: api.Quotas{CQs: 1}})
 	refused(err, api.CodeInvalid)
-	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "nobody", Value: api.FunctionChange{}})
+	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "nobody",
+		Value: api.FunctionChange{}})
 	refused(err, api.CodeNotFound)
-	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf", Value: api.FunctionChange{Quotas: api.Quotas{MRs: 1 << 30}}})
+	_, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf",
+		Value: api.FunctionChange{Quotas: api.Quotas{MRs: 1 << 30}}})
 	refused(err, api.CodeInvalid)
 	refused(api.Do(ctx, r.cli, api.DeleteFunction, "nobody"), api.CodeNotFound)
 	refused(api.Do(ctx, r.cli, api.DeleteFunction, "weft_ib0"), api.CodeInvalid)
@@ -59,7 +64,8 @@ func TestFunctionsByCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 3 {
-		if _, err := c.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq, Recv: cq}); (err != nil) != (i == 2) {
+		if _, err := c.CreateQP(t, vhosttest.QPOptions{Type: ib.RC, PD: pd, Send: cq,
+			Recv: cq}); (err != nil) != (i == 2) {
 			t.Errorf("queue pair %d: %v", i, err)
 		}
 	}
@@ -68,7 +74,9 @@ func TestFunctionsByCommand(t *testing.T) {
 		t.Error("a third session where there may be two")
 	}
 	on := true
-	if f, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf", Value: api.FunctionChange{Enabled: &on, Quotas: api.Quotas{Sessions: 3}}}); err != nil || !f.Enabled || f.PortState != "INIT" ||
+	if f, err = api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "vf",
+		Value: api.FunctionChange{Enabled: &on, Quotas: api.Quotas{Sessions: 3}}}); err != nil || !f.Enabled ||
+		f.PortState != "INIT" ||
 		f.Weight != 7 || f.Sessions != 2 {
 		t.Errorf("%+v, %v", f, err)
 	}

@@ -25,7 +25,8 @@ type host struct {
 }
 
 func (h *host) groups() *ipGroups {
-	return &ipGroups{port: func() *hca.Port { return h.port }, log: slog.New(slog.DiscardHandler), groups: map[ib.GID]*ipGroup{},
+	return &ipGroups{port: func() *hca.Port { return h.port }, log: slog.New(slog.DiscardHandler),
+		groups: map[ib.GID]*ipGroup{},
 		join: func(g ib.GID, i int) error {
 			if h.full[i] {
 				return fmt.Errorf("join: %w", syscall.ENOBUFS)
@@ -56,7 +57,8 @@ func gid4(a, d byte) ib.GID { return ib.GID{10: 0xff, 11: 0xff, 12: a, 15: d} }
 // TestIPGroups joins once per group and interface, follows interfaces, and reports failed joins.
 func TestIPGroups(t *testing.T) {
 	v6 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}
-	h := &host{joined: map[string]bool{}, full: map[int]bool{}, port: &hca.Port{GIDs: []hca.GIDEntry{{GID: gid4(127, 1), IfIndex: 1, LocalOnly: true}}}}
+	h := &host{joined: map[string]bool{}, full: map[int]bool{},
+		port: &hca.Port{GIDs: []hca.GIDEntry{{GID: gid4(127, 1), IfIndex: 1, LocalOnly: true}}}}
 	g := h.groups()
 	a, b, six := gid4(239, 1), gid4(239, 2), ib.GID{0: 0xff, 1: 5, 15: 3}
 	must := func(err error) {
@@ -67,7 +69,8 @@ func TestIPGroups(t *testing.T) {
 	}
 	must(g.Join(a)) // a host without interfaces: the group reaches this node
 	h.want(t, "without an interface")
-	h.port = &hca.Port{GIDs: []hca.GIDEntry{{GID: gid4(127, 1), IfIndex: 1, LocalOnly: true}, {GID: gid4(10, 1), IfIndex: 2}, {GID: gid4(10, 9), IfIndex: 2}, {}, {GID: v6, IfIndex: 3}}}
+	h.port = &hca.Port{GIDs: []hca.GIDEntry{{GID: gid4(127, 1), IfIndex: 1, LocalOnly: true},
+		{GID: gid4(10, 1), IfIndex: 2}, {GID: gid4(10, 9), IfIndex: 2}, {}, {GID: v6, IfIndex: 3}}}
 	g.addressesChanged()
 	h.want(t, "an interface came", "239.0.0.1 on 2")
 	must(g.Join(a))

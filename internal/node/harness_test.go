@@ -119,7 +119,8 @@ func run(t testing.TB, change func(*config.Config)) *running {
 	r := &running{t: t, cfg: cfg, logs: &logs{}, stop: stop, done: make(chan error, 1)}
 	ready := make(chan struct{})
 	go func() {
-		r.done <- runNode(ctx, cfg, func(n *Node) { r.node = n; close(ready) }, slog.New(slog.NewTextHandler(r.logs, nil)))
+		r.done <- runNode(ctx, cfg, func(n *Node) { r.node = n; close(ready) },
+			slog.New(slog.NewTextHandler(r.logs, nil)))
 	}()
 	select {
 	case <-ready:
@@ -331,7 +332,8 @@ func (c *client) numbers() map[ib.QPN]bool {
 // connect takes a client's queue pair to RTS towards that of peer.
 func (c *client) connect(peer *client) {
 	c.t.Helper()
-	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: cmp.Or(c.wait, 14), RetryCnt: 7, RNRRetry: 7,
+	a := abi.ModifyQP{PathMTU: ib.MTU1024, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Timeout: cmp.Or(c.wait,
+		14), RetryCnt: 7, RNRRetry: 7,
 		RQPSN: 5, SQPSN: 5, DestQPNum: peer.qp.Wire, QPAccessFlags: ib.LocalWrite | ib.RemoteWrite | ib.RemoteRead,
 		AHAttr: abi.AHAttr{DGID: peer.gid, SGIDIndex: c.slot, HopLimit: 64}}
 	masks := map[ib.QPType][3]abi.AttrMask{ib.RC: {0x5, 0xaa31, 0x15c1}, ib.UC: {0x5, 0x8231, 0x1001}}[c.qp.Type]
@@ -347,7 +349,8 @@ func (c *client) connect(peer *client) {
 		if s == ib.Init {
 			v |= ib.AttrPKeyIndex | ib.AttrPort
 		}
-		if err := c.qp.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPNum,
+		if err := c.qp.ModifyEx(abi.QPAttrEx{AttrMask: v, QPState: s, PathMTU: a.PathMTU, RQPSN: a.RQPSN,
+			SQPSN: a.SQPSN, DestQPNum: a.DestQPNum,
 			Access: a.QPAccessFlags, MaxRdAtomic: 4, MaxDestRdAtomic: 4, MinRNRTimer: 1, Port: 1, Timeout: cmp.Or(c.wait, 14), RetryCnt: 7, RNRRetry: 7,
 			IsGlobal: b2u(c.lid == 0), AHAttr: a.AHAttr, DLID: peer.lid}); err != nil {
 			c.t.Fatalf("to %v: %v", s, err)

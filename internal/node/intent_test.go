@@ -16,13 +16,15 @@ import (
 )
 
 func TestParseNames(t *testing.T) {
-	for s, want := range map[string]ib.GUID{"0x0002c90300000001": 0x2c90300000001, "02aa:bbcc:0001:0003": 0x02aabbcc00010003, "0x1": 1,
+	for s, want := range map[string]ib.GUID{"0x0002c90300000001": 0x2c90300000001,
+		"02aa:bbcc:0001:0003": 0x02aabbcc00010003, "0x1": 1,
 		"weft_ib0": 0, "face": 0, "": 0, "0x": 0, "0x0": 0, "02aa:xxxx:0001:0003": 0, "1:2:3:4:5:6:7:8:9:a:b:c:d:e:f:0:1": 0} {
 		if g, ok := describe.ParseGUID(s); ok != (want != 0) || ok && g != want {
 			t.Errorf("%q: %v %v", s, g, ok)
 		}
 	}
-	for s, want := range map[string]ib.PKey{"0x8001": 0x8001, "1": 0x8001, "0x7fff": 0xffff, "0xffff": 0xffff, "0x8000": 0, "0": 0, "0x10000": 0, "-1": 0, "red": 0} {
+	for s, want := range map[string]ib.PKey{"0x8001": 0x8001, "1": 0x8001, "0x7fff": 0xffff, "0xffff": 0xffff,
+		"0x8000": 0, "0": 0, "0x10000": 0, "-1": 0, "red": 0} {
 		if k, err := describe.ParsePKey(s); (err == nil) != (want != 0) || err == nil && k != want {
 			t.Errorf("%q: %#x %v", s, uint16(k), err)
 		}
@@ -66,22 +68,30 @@ func TestEditIntent(t *testing.T) {
 		return list
 	}
 	own := r.node.identity.String()
-	p, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{Name: "red", PKey: "1", Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
-	if err != nil || p.PKey != "0x8001" || len(p.Members) != 2 || !strings.HasSuffix(p.Members[0].Name, firstNative) || p.Members[1].Membership != api.MemberLimited {
+	p, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{Name: "red", PKey: "1",
+		Members: []api.Member{{Port: firstNative}, {Port: "0x77", Membership: api.MemberLimited}}})
+	if err != nil || p.PKey != "0x8001" || len(p.Members) != 2 || !strings.HasSuffix(p.Members[0].Name,
+		firstNative) || p.Members[1].Membership != api.MemberLimited {
 		t.Fatalf("%v %+v", err, p)
 	}
-	eventually(t, "the key is in the port's table", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x8001"}) })
-	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x8001", Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited}, {Port: api.AllPorts}}}); err != nil {
+	eventually(t, "the key is in the port's table",
+		func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x8001"}) })
+	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x8001",
+		Members: []api.Member{{Port: firstNative + "@" + own, Membership: api.MemberLimited},
+			{Port: api.AllPorts}}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the membership has changed", func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x0001"}) })
+	eventually(t, "the membership has changed",
+		func() bool { return slices.Equal(keys(), []string{"0x7fff", "0x0001"}) })
 	list, err := api.Get(ctx, r.cli, api.ListPartitions)
-	if err != nil || len(list) != 1 || list[0].Name != "red" || len(list[0].Members) != 3 || list[0].Members[0].Port != api.AllPorts {
+	if err != nil || len(list) != 1 || list[0].Name != "red" || len(list[0].Members) != 3 ||
+		list[0].Members[0].Port != api.AllPorts {
 		t.Errorf("%v %+v", err, list)
 	}
 
 	const mgid = "ff12:401b:ffff::77"
-	if err := api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 4096, Members: []string{firstNative}}); err != nil {
+	if err := api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 4096,
+		Members: []string{firstNative}}); err != nil {
 		t.Fatal(err)
 	}
 	group := func(yes func(g api.SubnetGroup) bool) func() bool {
@@ -93,8 +103,12 @@ func TestEditIntent(t *testing.T) {
 		}
 	}
 	// A limited member of the default partition may be in a group of it.
-	eventually(t, "the port is in the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 1 && g.MTU == 4096 }))
-	if err := api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: mgid, Members: []string{firstNative}}); err != nil {
+	eventually(t, "the port is in the group", group(func(g api.SubnetGroup) bool {
+		return len(g.Members) == 1 &&
+			g.MTU == 4096
+	}))
+	if err := api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: mgid,
+		Members: []string{firstNative}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port has left the group", group(func(g api.SubnetGroup) bool { return len(g.Members) == 0 }))
@@ -108,14 +122,21 @@ func TestEditIntent(t *testing.T) {
 		err  error
 		code api.Code
 	}{
-		"no such partition":   {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8005"}), api.CodeNotFound},
-		"no such member":      {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"0x99"}}), api.CodeNotFound},
-		"no key":              {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8000"}), api.CodeInvalid},
-		"no such device":      {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"weft_ib7"}}), api.CodeNotFound},
-		"no InfiniBand":       {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{r.cfg.Device}}), api.CodeNotFound},
-		"no such node":        {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001", Members: []string{"weft_ib0@nowhere"}}), api.CodeNotFound},
-		"no multicast":        {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: "fe80::1"}), api.CodeInvalid},
-		"no MTU":              {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 1500}), api.CodeInvalid},
+		"no such partition": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8005"}),
+			api.CodeNotFound},
+		"no such member": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001",
+			Members: []string{"0x99"}}), api.CodeNotFound},
+		"no key": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8000"}),
+			api.CodeInvalid},
+		"no such device": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001",
+			Members: []string{"weft_ib7"}}), api.CodeNotFound},
+		"no InfiniBand": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001",
+			Members: []string{r.cfg.Device}}), api.CodeNotFound},
+		"no such node": {api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x8001",
+			Members: []string{"weft_ib0@nowhere"}}), api.CodeNotFound},
+		"no multicast": {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: "fe80::1"}), api.CodeInvalid},
+		"no MTU": {api.Do(ctx, r.cli, api.JoinGroup, api.GroupJoin{MGID: mgid, MTU: 1500}),
+			api.CodeInvalid},
 		"a group of nobody's": {api.Do(ctx, r.cli, api.LeaveGroup, api.GroupJoin{MGID: "ff12::9"}), api.CodeNotFound},
 	} {
 		if code(c.err) != c.code {
@@ -132,12 +153,14 @@ func TestEditIntent(t *testing.T) {
 func TestFabricViews(t *testing.T) {
 	r, ctx := master(t), context.Background()
 	s, err := api.Get(ctx, r.cli, api.GetSubnet)
-	if err != nil || len(s.Nodes) != 2 || len(s.Links) != 1 || s.Links[0].State != "ACTIVE" || s.Nodes[0].GUID != r.node.identity.String() {
+	if err != nil || len(s.Nodes) != 2 || len(s.Links) != 1 || s.Links[0].State != "ACTIVE" ||
+		s.Nodes[0].GUID != r.node.identity.String() {
 		t.Fatalf("%v %+v", err, s)
 	}
 	lid := s.Nodes[1].Ports[0].LID
 	routes, err := api.Get(ctx, r.cli, api.ListRoutes)
-	if err != nil || len(routes) != 1 || !slices.ContainsFunc(routes[0].Unicast, func(v api.Route) bool { return v.LID == lid && v.To.LID == lid && v.Port == 1 }) {
+	if err != nil || len(routes) != 1 || !slices.ContainsFunc(routes[0].Unicast,
+		func(v api.Route) bool { return v.LID == lid && v.To.LID == lid && v.Port == 1 }) {
 		t.Errorf("%v %+v", err, routes)
 	}
 	p, err := api.Call(ctx, r.cli, api.FindPath, api.PathQuery{From: firstNative, To: s.Nodes[0].GUID})
@@ -145,12 +168,14 @@ func TestFabricViews(t *testing.T) {
 		t.Errorf("%v %+v", err, p)
 	}
 	for _, format := range api.TextFormats {
-		if text, err := api.Call(ctx, r.cli, api.GetSubnetText, format); err != nil || !strings.Contains(text.Text, firstNative) {
+		if text, err := api.Call(ctx, r.cli, api.GetSubnetText, format); err != nil || !strings.Contains(text.Text,
+			firstNative) {
 			t.Errorf("%s: %v\n%s", format, err, text)
 		}
 	}
 	m, err := api.Get(ctx, r.cli, api.GetManager)
-	if err != nil || m.State != "master" || m.Store.Kind != "memory" || len(m.Sweeps) == 0 || m.Master.Dir != r.cfg.Dir {
+	if err != nil || m.State != "master" || m.Store.Kind != "memory" || len(m.Sweeps) == 0 ||
+		m.Master.Dir != r.cfg.Dir {
 		t.Errorf("%v %+v", err, m)
 	}
 	before := len(m.Sweeps)
@@ -176,7 +201,8 @@ func TestFabricViews(t *testing.T) {
 func TestNotMaster(t *testing.T) {
 	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
 	_, err := api.Get(ctx, r.cli, api.GetSubnet)
-	if code(err) != api.CodeNotMaster || !strings.Contains(err.Error(), "nobody is known to manage the subnet. fix: weft up --sm auto") {
+	if code(err) != api.CodeNotMaster || !strings.Contains(err.Error(),
+		"nobody is known to manage the subnet. fix: weft up --sm auto") {
 		t.Error(err)
 	}
 	if m, err := api.Get(ctx, r.cli, api.GetManager); err != nil || m.State != config.SMOff {
@@ -185,10 +211,12 @@ func TestNotMaster(t *testing.T) {
 	if _, err := api.Get(ctx, r.cli, api.GetStore); code(err) != api.CodeNotFound {
 		t.Error(err)
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1, Link: api.LinkTrunk}); code(err) != api.CodeNotFound {
+	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1,
+		Link: api.LinkTrunk}); code(err) != api.CodeNotFound {
 		t.Error(err)
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1, Device: firstNative}); code(err) != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddFault, api.FaultSpec{Drop: 1,
+		Device: firstNative}); code(err) != api.CodeInvalid {
 		t.Error(err)
 	}
 	off := run(t, nil)

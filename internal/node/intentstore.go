@@ -85,7 +85,8 @@ const (
 )
 
 func newIntentStore(n *Node) *intentStore {
-	return &intentStore{n: n, store: func() (store.Store, error) { return n.mgmt.Store() }, wake: make(chan struct{}, 1)}
+	return &intentStore{n: n, store: func() (store.Store, error) { return n.mgmt.Store() }, wake: make(chan struct{},
+		1)}
 }
 
 // keptKey is where the store has the functions of a node.
@@ -103,7 +104,8 @@ func (k *intentStore) start(ctx context.Context) {
 	case missing != nil:
 		never = fmt.Errorf("the store cannot be used: %w", missing)
 	case kept == nil:
-		never = fmt.Errorf("the node has no store, since it has no subnet manager (--sm %s) and --store names none", n.cfg.SM)
+		never = fmt.Errorf("the node has no store, since it has no subnet manager (--sm %s) and --store names none",
+			n.cfg.SM)
 	case n.cfg.StoreKind() == config.StoreMemory && n.cfg.Store == config.StoreAuto:
 		never = errors.New("the store of a node that ends by itself (--idle-exit) is its memory")
 	case n.cfg.StoreKind() == config.StoreMemory:
@@ -191,7 +193,8 @@ func (k *intentStore) save(ctx context.Context) {
 // write puts the functions into the store; mu is held.
 func (k *intentStore) write(ctx context.Context) error {
 	n := k.n
-	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.funcs.adapterIsOff(), VESWPorts: n.vesw.Kept(), IPLinks: n.ip.Kept()}
+	v := keptFunctions{Version: keptVersion, AdapterDisabled: n.funcs.adapterIsOff(), VESWPorts: n.vesw.Kept(),
+		IPLinks: n.ip.Kept()}
 	for _, f := range n.funcs.all() {
 		if virtual(f.a) || asksAnything(&f.asked) {
 			k := keptFunction{Name: f.a.Name, Number: f.a.Number(), Asked: f.asked}
@@ -277,7 +280,8 @@ func (k *intentStore) load(ctx context.Context) error {
 		}
 	}
 	n.ip.Restore(v.IPLinks)
-	n.log.Info("devices restored", "functions", restored, "vesw_ports", len(v.VESWPorts), "adapter_disabled", v.AdapterDisabled)
+	n.log.Info("devices restored", "functions", restored, "vesw_ports", len(v.VESWPorts), "adapter_disabled",
+		v.AdapterDisabled)
 	return nil
 }
 
@@ -329,7 +333,8 @@ func (k *intentStore) editable(what string) error {
 	if k.loaded {
 		return nil
 	}
-	return &api.Error{Code: api.CodeNotReady, What: what, Why: fmt.Sprintf("the store does not tell yet what devices the node has: %v", k.err),
+	return &api.Error{Code: api.CodeNotReady, What: what,
+		Why: fmt.Sprintf("the store does not tell yet what devices the node has: %v", k.err),
 		Fix: "weft store status; then again"}
 }
 
@@ -386,15 +391,20 @@ func (k *intentStore) degraded() (list []api.Degraded) {
 	switch {
 	case missing != nil:
 		p := problem.Of("", missing)
-		list = append(list, api.Degraded{What: "devices_not_restored", Why: "devices that were added are not there, and changes of devices are not kept: " + problem.Text(p.What, p.Why, ""),
+		list = append(list, api.Degraded{What: "devices_not_restored",
+			Why: "devices that were added are not there, and changes of devices are not kept: " + problem.Text(p.What,
+				p.Why, ""),
 			Fix: p.Fix + "; then start the node again"})
 	case !k.loaded:
-		list = append(list, api.Degraded{What: "devices_not_restored", Why: fmt.Sprintf("devices that were added are not there yet: %v", k.err), Fix: fix})
+		list = append(list, api.Degraded{What: "devices_not_restored",
+			Why: fmt.Sprintf("devices that were added are not there yet: %v", k.err), Fix: fix})
 	case k.dirty:
-		list = append(list, api.Degraded{What: "devices_not_kept", Why: fmt.Sprintf("the last change of devices is not in the store yet: %v", k.err), Fix: fix})
+		list = append(list, api.Degraded{What: "devices_not_kept",
+			Why: fmt.Sprintf("the last change of devices is not in the store yet: %v", k.err), Fix: fix})
 	}
 	for _, f := range k.failed {
-		d := api.Degraded{What: "device_not_restored", Why: fmt.Sprintf("%s: %v", f.Name, f.err), Fix: "weft dev del " + f.Name}
+		d := api.Degraded{What: "device_not_restored", Why: fmt.Sprintf("%s: %v", f.Name, f.err),
+			Fix: "weft dev del " + f.Name}
 		switch {
 		case errors.Is(f.err, subnet.ErrNoSwitchPort):
 			d.Fix = "start the node with more --switch-ports, or weft dev del " + f.Name
@@ -404,7 +414,8 @@ func (k *intentStore) degraded() (list []api.Degraded) {
 		list = append(list, d)
 	}
 	for _, p := range k.ports {
-		list = append(list, api.Degraded{What: "vesw_port_not_restored", Why: fmt.Sprintf("the port of %s in VESW %d: %v", p.Device, p.VESW, p.err),
+		list = append(list, api.Degraded{What: "vesw_port_not_restored",
+			Why: fmt.Sprintf("the port of %s in VESW %d: %v", p.Device, p.VESW, p.err),
 			Fix: "weft vesw detach " + p.Key() + ", and weft vesw attach again"})
 	}
 	return list
@@ -429,7 +440,8 @@ func merge(of *api.FunctionChange, c *api.FunctionChange) {
 	for _, q := range []struct {
 		to   *int
 		from int
-	}{{&to.Sessions, from.Sessions}, {&to.PDs, from.PDs}, {&to.MRs, from.MRs}, {&to.CQs, from.CQs}, {&to.QPs, from.QPs}, {&to.SRQs, from.SRQs},
+	}{{&to.Sessions, from.Sessions}, {&to.PDs, from.PDs}, {&to.MRs, from.MRs}, {&to.CQs, from.CQs}, {&to.QPs,
+		from.QPs}, {&to.SRQs, from.SRQs},
 		{&to.AHs, from.AHs}} {
 		if q.from != 0 {
 			*q.to = q.from

@@ -64,7 +64,8 @@ func TestFunctionsAreKept(t *testing.T) {
 	r := run(t, fabric)
 	ctx := context.Background()
 	r.add("gone", api.FunctionChange{})
-	v := r.add("vf", api.FunctionChange{Weight: 7, QoS: map[int]int{3: 5}, Quotas: api.Quotas{QPs: 64, MemoryBytes: 1 << 20}})
+	v := r.add("vf", api.FunctionChange{Weight: 7, QoS: map[int]int{3: 5}, Quotas: api.Quotas{QPs: 64,
+		MemoryBytes: 1 << 20}})
 	off := r.add("off", api.FunctionChange{Enabled: no()})
 	if v.Number != 3 || off.Number != 4 || !v.Kept || v.NotKept != "" {
 		t.Errorf("%+v, %+v", v, off)
@@ -88,15 +89,19 @@ func TestFunctionsAreKept(t *testing.T) {
 	r = r.again(nil)
 	m := r.functions()
 	got := m["vf"]
-	if len(m) != 4 || got.Number != 3 || got.NodeGUID != v.NodeGUID || got.Weight != 7 || got.QoS[3] != 5 || got.QoS[4] != 6 || got.QoS[5] != 100 ||
-		got.Quotas.QPs != 64 || got.Quotas.MemoryBytes != 1<<20 || got.Quotas.Sessions != 9 || !got.Enabled || !got.Kept {
+	if len(m) != 4 || got.Number != 3 || got.NodeGUID != v.NodeGUID || got.Weight != 7 || got.QoS[3] != 5 ||
+		got.QoS[4] != 6 || got.QoS[5] != 100 ||
+		got.Quotas.QPs != 64 || got.Quotas.MemoryBytes != 1<<20 || got.Quotas.Sessions != 9 || !got.Enabled ||
+		!got.Kept {
 		t.Errorf("%+v", m)
 	}
-	if m["off"].Enabled || m["off"].NodeGUID != off.NodeGUID || m["off"].PortState != "DOWN" || m[firstNative].Weight != 40 || m[r.cfg.Device].Enabled ||
+	if m["off"].Enabled || m["off"].NodeGUID != off.NodeGUID || m["off"].PortState != "DOWN" ||
+		m[firstNative].Weight != 40 || m[r.cfg.Device].Enabled ||
 		m[r.cfg.Device].PortState != "DOWN" {
 		t.Errorf("%+v", m)
 	}
-	eventually(t, "the port is active again", func() bool { return r.node.funcs.named("vf").a.Port().State == ib.PortActive })
+	eventually(t, "the port is active again",
+		func() bool { return r.node.funcs.named("vf").a.Port().State == ib.PortActive })
 	if got := r.device("vf").Ports[0].LID; got != lid {
 		t.Errorf("LID %d became %d", lid, got)
 	}
@@ -111,7 +116,8 @@ func TestFunctionsAreKept(t *testing.T) {
 	// A switch with room for one device; the others stay in the store.
 	r = r.again(func(c *config.Config) { c.SwitchPorts = 2 })
 	m = r.functions()
-	if len(m) != 3 || m["new"].Number != 2 || m["new"].AdapterEnabled || r.status().AdapterEnabled || r.degraded("adapter_disabled").What == "" {
+	if len(m) != 3 || m["new"].Number != 2 || m["new"].AdapterEnabled || r.status().AdapterEnabled ||
+		r.degraded("adapter_disabled").What == "" {
 		t.Errorf("%+v", m)
 	}
 	var missing []string
@@ -120,7 +126,8 @@ func TestFunctionsAreKept(t *testing.T) {
 			missing = append(missing, d.Why+" | "+d.Fix)
 		}
 	}
-	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+subnet.ErrNoSwitchPort.Error()) || !strings.Contains(missing[0], "--switch-ports") {
+	if len(missing) != 2 || !strings.HasPrefix(missing[0], "vf: "+subnet.ErrNoSwitchPort.Error()) ||
+		!strings.Contains(missing[0], "--switch-ports") {
 		t.Errorf("%q", missing)
 	}
 	if err := api.Do(ctx, r.cli, api.DeleteFunction, "off"); err != nil { // one that is not there
@@ -133,7 +140,8 @@ func TestFunctionsAreKept(t *testing.T) {
 
 	r = r.again(nil)
 	m = r.functions()
-	if len(m) != 4 || m["vf"].NodeGUID != v.NodeGUID || m["vf"].Weight != 7 || m["new"].Number != 2 || !r.status().AdapterEnabled {
+	if len(m) != 4 || m["vf"].NodeGUID != v.NodeGUID || m["vf"].Weight != 7 || m["new"].Number != 2 ||
+		!r.status().AdapterEnabled {
 		t.Errorf("%+v", m)
 	}
 }
@@ -197,7 +205,8 @@ func TestStoreComesLate(t *testing.T) {
 	}
 	s.Close()
 	// A change while the store is away is reported, and stored when it is back.
-	if f, err := r.set("vf", api.FunctionChange{Weight: 8}); err != nil || f.Weight != 8 || f.Kept || !strings.Contains(f.NotKept, url) {
+	if f, err := r.set("vf", api.FunctionChange{Weight: 8}); err != nil || f.Weight != 8 || f.Kept ||
+		!strings.Contains(f.NotKept, url) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	if d := r.degraded("devices_not_kept"); !strings.Contains(d.Fix, "weft store status") {
@@ -210,13 +219,16 @@ func TestStoreComesLate(t *testing.T) {
 
 	r = r.again(with)
 	var e *api.Error
-	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "other"}); !errors.As(err, &e) || e.Code != api.CodeNotReady || !strings.Contains(e.Fix, "weft store status") {
+	if _, err := api.Call(context.Background(), r.cli, api.AddFunction,
+		api.NewFunction{Name: "other"}); !errors.As(err, &e) || e.Code != api.CodeNotReady ||
+		!strings.Contains(e.Fix, "weft store status") {
 		t.Errorf("%v", err)
 	}
 	if _, err := r.set(firstNative, api.FunctionChange{Weight: 1}); !errors.As(err, &e) || e.Code != api.CodeNotReady {
 		t.Errorf("%v", err)
 	}
-	if err := api.Do(context.Background(), r.cli, api.DeleteFunction, "vf"); !errors.As(err, &e) || e.Code != api.CodeNotReady {
+	if err := api.Do(context.Background(), r.cli, api.DeleteFunction, "vf"); !errors.As(err, &e) ||
+		e.Code != api.CodeNotReady {
 		t.Errorf("%v", err)
 	}
 	if d := r.degraded("devices_not_restored"); !strings.Contains(d.Why, url) {
@@ -304,7 +316,8 @@ func TestVESWPortsAreKept(t *testing.T) {
 
 	r = r.again(noIP)
 	expect(tap, gateway, other)
-	if v := r.node.vesw.Requested(firstNative, 7); v == nil || v.Name != "lab0" || r.node.vesw.Requested(firstNative, 9) != nil {
+	if v := r.node.vesw.Requested(firstNative, 7); v == nil || v.Name != "lab0" || r.node.vesw.Requested(firstNative,
+		9) != nil {
 		t.Errorf("port in VESW 7: %+v", v)
 	}
 	attach(stack)
@@ -379,7 +392,8 @@ func TestVESWPortsNotRestored(t *testing.T) {
 		}
 		return list
 	}
-	if list := told(); len(list) != 3 || !strings.Contains(list[0], `not "wire"`) || !strings.Contains(list[0], "weft vesw detach "+wrong.Key()) {
+	if list := told(); len(list) != 3 || !strings.Contains(list[0], `not "wire"`) ||
+		!strings.Contains(list[0], "weft vesw detach "+wrong.Key()) {
 		t.Errorf("%q", list)
 	}
 	// The next write has it all.
@@ -422,7 +436,8 @@ func TestVESWPortOutlivesNoDevice(t *testing.T) {
 	// AttachVESW has seen the device before it was deleted.
 	for _, backend := range []string{api.BackendTAP, api.BackendNetstack} {
 		var e *api.Error
-		if err := r.node.vesw.Request(ctx, &api.VESWRequest{Device: "vf", VESW: 7, Backend: backend}); !errors.As(err, &e) || e.Code != api.CodeNotFound {
+		if err := r.node.vesw.Request(ctx, &api.VESWRequest{Device: "vf", VESW: 7, Backend: backend}); !errors.As(err,
+			&e) || e.Code != api.CodeNotFound {
 			t.Errorf("%v", err)
 		}
 		if r.node.vesw.Requested("vf", 7) != nil {

@@ -65,7 +65,10 @@ func (r *running) openUser(t *testing.T, device, name string) *neighbourQP {
 		if u.pd, err = res.Session().CreatePD(); err != nil {
 			return err
 		}
-		if u.mr, err = res.RegisterMR(u.pd, 16*slotLen, func(b []byte) mem.Space { return mem.NewSlice(0, b) }); err != nil {
+		if u.mr, err = res.RegisterMR(u.pd, 16*slotLen, func(b []byte) mem.Space {
+			return mem.NewSlice(0,
+				b)
+		}); err != nil {
 			return err
 		}
 		if u.cq, err = res.CreateCQ(32, u.completed); err != nil {
@@ -78,8 +81,10 @@ func (r *running) openUser(t *testing.T, device, name string) *neighbourQP {
 		for _, s := range []struct {
 			a    transport.Attr
 			mask ib.AttrMask
-		}{{transport.Attr{State: ib.Init, QKey: internalQKey, Port: 1}, ib.AttrState | ib.AttrQKey | ib.AttrPKeyIndex | ib.AttrPort},
-			{transport.Attr{State: ib.RTR}, ib.AttrState}, {transport.Attr{State: ib.RTS}, ib.AttrState | ib.AttrSQPSN}} {
+		}{{transport.Attr{State: ib.Init, QKey: internalQKey, Port: 1},
+			ib.AttrState | ib.AttrQKey | ib.AttrPKeyIndex | ib.AttrPort},
+			{transport.Attr{State: ib.RTR}, ib.AttrState}, {transport.Attr{State: ib.RTS},
+				ib.AttrState | ib.AttrSQPSN}} {
 			if err := u.qp.Change(now, s.a, s.mask); err != nil {
 				return err
 			}
@@ -136,7 +141,8 @@ func (u *neighbourQP) send(ah uint32, dest ib.QPN, n int) {
 			if p == nil {
 				return fmt.Errorf("send %d found no room", i)
 			}
-			*p = session.SendRequest{ID: 100 + uint64(i), Addr: at, LKey: u.mr.LKey, Len: uint32(100 * (i + 1)), AH: ah, Dest: dest, QKey: internalQKey, Signaled: true}
+			*p = session.SendRequest{ID: 100 + uint64(i), Addr: at, LKey: u.mr.LKey, Len: uint32(100 * (i + 1)),
+				AH: ah, Dest: dest, QKey: internalQKey, Signaled: true}
 		}
 		u.qp.SendPosted()
 		return nil
@@ -169,15 +175,20 @@ func TestInternalSessions(t *testing.T) {
 	for range 3 { // rings go round
 		before := [2]int32{a.done.Load(), b.done.Load()}
 		a.send(ah, b.qp.Num(), 8)
-		eventually(t, "both sides complete", func() bool { return a.done.Load() == before[0]+8 && b.done.Load() == before[1]+8 })
+		eventually(t, "both sides complete", func() bool {
+			return a.done.Load() == before[0]+8 &&
+				b.done.Load() == before[1]+8
+		})
 		b.do(func() error {
 			for i, e := range b.came[len(b.came)-8:] {
-				if e.Status != ib.Success || e.Op != ib.WCRecv || e.WRID != uint64(i) || e.ByteLen != uint32(40+100*(i+1)) || e.SrcQPN != a.qp.Num() ||
+				if e.Status != ib.Success || e.Op != ib.WCRecv || e.WRID != uint64(i) ||
+					e.ByteLen != uint32(40+100*(i+1)) || e.SrcQPN != a.qp.Num() ||
 					e.SLID != a.lid() || e.Flags&ib.WCGRH == 0 {
 					return fmt.Errorf("completion %d: %+v", i, e)
 				}
 				at := i * slotLen
-				if got := b.mr.Bytes[at+40 : at+int(e.ByteLen)]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)}, len(got))) {
+				if got := b.mr.Bytes[at+40 : at+int(e.ByteLen)]; !bytes.Equal(got, bytes.Repeat([]byte{byte(i + 1)},
+					len(got))) {
 					return fmt.Errorf("datagram %d arrived as another", i)
 				}
 			}
@@ -201,13 +212,19 @@ func TestInternalSessions(t *testing.T) {
 		if !slices.ContainsFunc(res.QPs, func(q api.QP) bool {
 			return own(q.Owner) && q.LQPN == uint32(u.qp.Num()) && q.Type == "UD" && q.State == "RTS"
 		}) ||
-			!slices.ContainsFunc(res.MRs, func(m api.MR) bool { return own(m.Owner) && m.Length == 16*slotLen && m.Memory == "node" }) ||
+			!slices.ContainsFunc(res.MRs, func(m api.MR) bool {
+				return own(m.Owner) && m.Length == 16*slotLen &&
+					m.Memory == "node"
+			}) ||
 			!slices.ContainsFunc(res.CQs, func(c api.CQ) bool { return own(c.Owner) && c.CQE == 32 }) {
 			t.Errorf("weft res does not have the objects of %s: %+v", name, res)
 		}
 	}
 	s := r.status()
-	if i := slices.IndexFunc(s.Sessions, func(v api.Session) bool { return v.Comm == "ipoib" && v.Device == "vf" }); i < 0 || s.Sessions[i].Objects != 4 ||
+	if i := slices.IndexFunc(s.Sessions, func(v api.Session) bool {
+		return v.Comm == "ipoib" &&
+			v.Device == "vf"
+	}); i < 0 || s.Sessions[i].Objects != 4 ||
 		s.Sessions[i].Memory != "node" {
 		t.Errorf("weft status: %+v", s.Sessions)
 	}
@@ -216,7 +233,8 @@ func TestInternalSessions(t *testing.T) {
 // TestInternalSessionQuotas: a user in the node has the quotas of its function.
 func TestInternalSessionQuotas(t *testing.T) {
 	r := master(t)
-	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "small", FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
+	if _, err := api.Call(context.Background(), r.cli, api.AddFunction, api.NewFunction{Name: "small",
+		FunctionChange: api.FunctionChange{Quotas: api.Quotas{Sessions: 1, QPs: 3, AHs: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	u := r.openUser(t, "small", "ipoib")
@@ -232,7 +250,8 @@ func TestInternalSessionQuotas(t *testing.T) {
 		}
 		return errors.Join(u.qp.Destroy(r.node.now()), u.cq.Destroy(), u.r.Session().DestroyPD(u.pd))
 	})
-	if _, err := r.node.sessions.OpenInternal(r.node.funcs.named("small").a, "ipoib", session.InternalQPs, nil); !errors.Is(err, hca.ErrNoSession) {
+	if _, err := r.node.sessions.OpenInternal(r.node.funcs.named("small").a, "ipoib", session.InternalQPs,
+		nil); !errors.Is(err, hca.ErrNoSession) {
 		t.Errorf("a second session: %v", err)
 	}
 }
@@ -247,7 +266,8 @@ func TestInternalSessionAllocates(t *testing.T) {
 	n := 0.0
 	a.do(func() error {
 		n = testing.AllocsPerRun(500, func() {
-			*a.qp.SendSlot() = session.SendRequest{ID: 1, LKey: a.mr.LKey, Len: 1000, AH: ah, Dest: b.qp.Num(), QKey: internalQKey, Signaled: true}
+			*a.qp.SendSlot() = session.SendRequest{ID: 1, LKey: a.mr.LKey, Len: 1000, AH: ah, Dest: b.qp.Num(),
+				QKey: internalQKey, Signaled: true}
 			a.qp.SendPosted()
 			for range 4 {
 				now := r.node.now()
@@ -313,8 +333,10 @@ func TestGSI(t *testing.T) {
 	asks, hears := r.asker(t, a.Number(), false), r.asker(t, b.Number(), true)
 
 	path := mad.PathRecord{DGID: gid(b), SGID: gid(a), NumbPath: 1, PKey: ib.DefaultPKey}
-	v := asks.ask(mad.MethodGet, mad.AttrPathRecord, mad.CompPathDGID|mad.CompPathSGID|mad.CompPathNumbPath|mad.CompPathPKey, path.Append(nil))
-	if path.Parse(v.Data[:]); v.Status != mad.StatusOK || v.Method != mad.MethodGetResp || path.DLID != b.Port().LID || path.SLID != a.Port().LID {
+	v := asks.ask(mad.MethodGet, mad.AttrPathRecord,
+		mad.CompPathDGID|mad.CompPathSGID|mad.CompPathNumbPath|mad.CompPathPKey, path.Append(nil))
+	if path.Parse(v.Data[:]); v.Status != mad.StatusOK || v.Method != mad.MethodGetResp ||
+		path.DLID != b.Port().LID || path.SLID != a.Port().LID {
 		t.Errorf("path: %v %+v", v.Status, path)
 	}
 
@@ -323,14 +345,16 @@ func TestGSI(t *testing.T) {
 		return ok
 	})
 	mgid := ib.GID{0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 13: 1, 14: 2, 15: 3}
-	join := mad.MCMemberRecord{MGID: mgid, PortGID: gid(a), QKey: internalQKey, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
+	join := mad.MCMemberRecord{MGID: mgid, PortGID: gid(a), QKey: internalQKey, PKey: ib.DefaultPKey,
+		JoinState: mad.JoinFull}
 	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCJoinState
 	v = asks.ask(mad.MethodSet, mad.AttrMCMemberRecord, mask, join.Append(nil))
 	var got mad.MCMemberRecord
 	if got.Parse(v.Data[:]); v.Status != mad.StatusOK || !got.MLID.IsMulticast() || got.QKey != internalQKey {
 		t.Fatalf("join: %v %+v", v.Status, got)
 	}
-	v = asks.ask(mad.MethodDelete, mad.AttrMCMemberRecord, mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState, join.Append(nil))
+	v = asks.ask(mad.MethodDelete, mad.AttrMCMemberRecord, mad.CompMCMGID|mad.CompMCPortGID|mad.CompMCJoinState,
+		join.Append(nil))
 	if v.Status != mad.StatusOK || v.Method != mad.MethodDeleteResp {
 		t.Errorf("leave: %v", v.Status)
 	}
@@ -360,7 +384,8 @@ func TestGSI(t *testing.T) {
 	hears.u.Close()
 	hears.u.Request(1, &mad.SA{})
 	asks.id++
-	asks.u.Request(asks.id, &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodGet, AttributeID: mad.AttrClassPortInfo}}})
+	asks.u.Request(asks.id, &mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodGet,
+		AttributeID: mad.AttrClassPortInfo}}})
 	asks.u.Close() // before the answer
 	eventually(t, "drop_no_port", func() bool {
 		var s subnet.GSIStats

@@ -23,9 +23,11 @@ func (n *Node) newIPLinks() (*ipif.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Manage: n.sub, Adapters: n.funcs.nativeAdapters,
+	return ipif.New(ipif.Config{Params: params, Addrs: n.cfg.IPoIBAddrs, Now: n.now, Log: n.log, Manage: n.sub,
+		Adapters:    n.funcs.nativeAdapters,
 		OpenSession: n.sessions.OpenInternal,
-		OpenSA: func(function uint16, answer func(mono.Time, uint32, *mad.SA), notice func(mono.Time, *mad.Notice)) ipif.SA {
+		OpenSA: func(function uint16, answer func(mono.Time, uint32, *mad.SA), notice func(mono.Time,
+			*mad.Notice)) ipif.SA {
 			return n.sub.OpenUser(function, answer, notice)
 		},
 		Connections: n.cm, Keeper: n.intentStore}), nil
@@ -71,7 +73,8 @@ func (n *Node) ipoibParams() (p ipoib.Params, err error) {
 		}
 	}
 	if p, err = ipoib.ParseParams(n.cfg.IPoIBParams, string(text), n.cfg.IPoIBSet); err != nil {
-		return p, &api.Error{Code: api.CodeInvalid, What: "wrong parameters of IP links", Why: strings.ReplaceAll(err.Error(), "\n", "; "), Fix: "see docs/notes/ipoib.md, section 7"}
+		return p, &api.Error{Code: api.CodeInvalid, What: "wrong parameters of IP links",
+			Why: strings.ReplaceAll(err.Error(), "\n", "; "), Fix: "see docs/notes/ipoib.md, section 7"}
 	}
 	return p, nil
 }

@@ -35,8 +35,8 @@ func (r *running) pending() (names []string) {
 	return names
 }
 
-// TestIPLinksAreKept: a node that starts again has the links that were requested, with their addresses and mode, and none
-// that was deleted.
+// TestIPLinksAreKept: a node that starts again has the links that were requested, with their addresses and mode,
+// and none that was deleted.
 func TestIPLinksAreKept(t *testing.T) {
 	ctx := context.Background()
 	s := &stacks{m: map[string]*ipStack{}}
@@ -54,7 +54,8 @@ func TestIPLinksAreKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: firstNative, PKeys: []string{"0x15"}}); err != nil {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: firstNative,
+		PKeys: []string{"0x15"}}); err != nil {
 		t.Fatal(err)
 	}
 	r.end()
@@ -66,7 +67,8 @@ func TestIPLinksAreKept(t *testing.T) {
 		t.Errorf("pending: %v", got)
 	}
 	kept := r.node.ip.Kept()
-	if len(kept) != 2 || !slices.Equal(kept[0].Addrs, []string{"10.9.0.1/24"}) || !slices.Equal(kept[0].Params, []string{"mode=connected"}) {
+	if len(kept) != 2 || !slices.Equal(kept[0].Addrs, []string{"10.9.0.1/24"}) || !slices.Equal(kept[0].Params,
+		[]string{"mode=connected"}) {
 		t.Errorf("%+v", kept)
 	}
 	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: firstNative}); err != nil {
@@ -78,24 +80,27 @@ func TestIPLinksAreKept(t *testing.T) {
 	}
 }
 
-// TestPendingIPLinks: a link whose partition the port is not in is listed with the reason, and can be deleted by its name, or by
-// device and partition.
+// TestPendingIPLinks: a link whose partition the port is not in is listed with the reason, and can be deleted by
+// its name, or by device and partition.
 func TestPendingIPLinks(t *testing.T) {
 	r, ctx := master(t), context.Background()
 	r.stacks()
 	add := func(key string) []api.IPLink {
 		t.Helper()
-		l, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative, PKeys: []string{key}, Backend: api.BackendTUN})
+		l, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative, PKeys: []string{key},
+			Backend: api.BackendTUN})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return l
 	}
-	if l := add("0x9999"); len(l) != 1 || !l[0].Pending || l[0].Carrier || !strings.Contains(l[0].Reason, "not in partition 0x1999") {
+	if l := add("0x9999"); len(l) != 1 || !l[0].Pending || l[0].Carrier || !strings.Contains(l[0].Reason,
+		"not in partition 0x1999") {
 		t.Fatalf("%+v", l)
 	}
 	if !slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
-		return d.What == "ip_link" && strings.Contains(d.Why, "ib0_1_1999 is pending") && strings.HasPrefix(d.Fix, "weft pkey add 0x9999 ")
+		return d.What == "ip_link" && strings.Contains(d.Why, "ib0_1_1999 is pending") &&
+			strings.HasPrefix(d.Fix, "weft pkey add 0x9999 ")
 	}) {
 		t.Errorf("%+v", r.status().Degraded)
 	}
@@ -103,10 +108,12 @@ func TestPendingIPLinks(t *testing.T) {
 	if got := r.pending(); !slices.Equal(got, []string{"ib0_1_1999", "ib0_1_14"}) {
 		t.Fatalf("%v", got)
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_9999"}); err != nil { // with the membership bit
+	// with the membership bit
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_9999"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x14", Members: []api.Member{{Port: firstNative}}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x14",
+		Members: []api.Member{{Port: firstNative}}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the partition comes, and the link with it", func() bool {
@@ -126,11 +133,14 @@ func TestPendingIPLinks(t *testing.T) {
 	}
 }
 
-// TestIPLinkWithoutInterface: a request whose links get no interface is refused with the reason and the fix, and is not there
-// afterwards.
+// TestIPLinkWithoutInterface: a request whose links get no interface is refused with the reason and the fix, and
+// is not there afterwards.
 func TestIPLinkWithoutInterface(t *testing.T) {
 	r, ctx := master(t), context.Background()
-	r.node.ip.Open = func(*ipif.Device) (ipoib.Backend, error) { return nil, ifdev.TUN.Explain("create it", syscall.EPERM) }
+	r.node.ip.Open = func(*ipif.Device) (ipoib.Backend, error) {
+		return nil, ifdev.TUN.Explain("create it",
+			syscall.EPERM)
+	}
 	want := api.IPRequest{Device: firstNative, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN}
 	for range 2 {
 		_, err := api.Call(ctx, r.cli, api.AddIPLinks, want)

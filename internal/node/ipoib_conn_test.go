@@ -30,8 +30,9 @@ func (r *running) modes(t *testing.T, addr string) (modes []string) {
 	return modes
 }
 
-// TestIPLinksConnected: two functions of one node, a link in connected mode each: a packet of 65520 octets goes by the one connection that they
-// make, both ways; one of them is set to datagrams and back; in the end no object is left.
+// TestIPLinksConnected: two functions of one node, a link in connected mode each: a packet of 65520 octets goes
+// by the one connection that they make, both ways; one of them is set to datagrams and back; in the end no
+// object is left.
 func TestIPLinksConnected(t *testing.T) {
 	t.Parallel()
 	r := twoNative(t)
@@ -71,11 +72,13 @@ func TestIPLinksConnected(t *testing.T) {
 		t.Errorf("packets go by %v", m)
 	}
 	l, err := api.Get(ctx, r.cli, api.ListIPLinks)
-	if err != nil || len(l) != 2 || l[0].Connections != 1 || l[1].Connections != 1 || l[0].Mode != "connected" || l[0].DatagramMTU != 2044 {
+	if err != nil || len(l) != 2 || l[0].Connections != 1 || l[1].Connections != 1 || l[0].Mode != "connected" ||
+		l[0].DatagramMTU != 2044 {
 		t.Errorf("%v %+v", err, l)
 	}
 	for _, mode := range []string{"datagram", "connected"} {
-		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: "ib1_1_7fff", Value: api.IPAction{Op: api.IPMode, Mode: mode}}); err != nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: "ib1_1_7fff",
+			Value: api.IPAction{Op: api.IPMode, Mode: mode}}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "the link is back", func() bool {
@@ -89,7 +92,8 @@ func TestIPLinksConnected(t *testing.T) {
 		carry(to, from, b, a, size)
 	}
 	for _, bad := range []struct{ link, mode string }{{"ib1_1_7fff", "both"}, {"ib9_1_7fff", "datagram"}} {
-		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: bad.link, Value: api.IPAction{Op: api.IPMode, Mode: bad.mode}}); err == nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: bad.link,
+			Value: api.IPAction{Op: api.IPMode, Mode: bad.mode}}); err == nil {
 			t.Errorf("%v is taken", bad)
 		}
 	}
@@ -116,7 +120,8 @@ func TestIPLinkListensLater(t *testing.T) {
 	var others []*cm.Listener
 	r.node.cm.Do(func(mono.Time) {
 		for {
-			l, err := r.node.cm.Manager().Listen(&cm.ListenParams{ServiceID: cm.ServiceID(0x4711<<32 + len(others))}, func(mono.Time, *cm.Event) {})
+			l, err := r.node.cm.Manager().Listen(&cm.ListenParams{ServiceID: cm.ServiceID(0x4711<<32 + len(others))},
+				func(mono.Time, *cm.Event) {})
 			if err != nil {
 				return
 			}
@@ -136,7 +141,8 @@ func TestIPLinkListensLater(t *testing.T) {
 		return n
 	}
 	r.link(t, firstNative, "10.9.0.1/24", "mode=connected")
-	eventually(t, "an event: no neighbour can connect", func() bool { return reported("no neighbour can connect") == 1 })
+	eventually(t, "an event: no neighbour can connect",
+		func() bool { return reported("no neighbour can connect") == 1 })
 	r.node.cm.Do(func(now mono.Time) {
 		for _, l := range others {
 			l.Close(now)

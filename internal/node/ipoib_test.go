@@ -121,13 +121,17 @@ func (s *stacks) of(name string) *ipStack {
 // link adds a link with an address, and waits for its carrier.
 func (r *running) link(t *testing.T, device, addr string, more ...string) {
 	t.Helper()
-	_, err := api.Call(context.Background(), r.cli, api.AddIPLinks, api.IPRequest{Device: device, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
+	_, err := api.Call(context.Background(), r.cli, api.AddIPLinks, api.IPRequest{Device: device,
+		PKeys: []string{"0x7fff"}, Backend: api.BackendTUN, Addrs: []string{addr}, Params: more})
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "carrier", func() bool {
 		l, err := api.Get(context.Background(), r.cli, api.ListIPLinks)
-		return err == nil && slices.ContainsFunc(l, func(l api.IPLink) bool { return l.Device == device && l.Carrier && slices.Contains(l.Addrs, addr) })
+		return err == nil && slices.ContainsFunc(l, func(l api.IPLink) bool {
+			return l.Device == device &&
+				l.Carrier && slices.Contains(l.Addrs, addr)
+		})
 	})
 }
 
@@ -159,26 +163,30 @@ func TestIPLinks(t *testing.T) {
 	}
 
 	list, err := api.Get(ctx, r.cli, api.ListIPLinks)
-	if err != nil || len(list) != 2 || list[0].State != "UP" || list[0].Type != 32 || list[0].AddrLen != 20 || !list[0].Joined || list[0].MLID < 0xc000 {
+	if err != nil || len(list) != 2 || list[0].State != "UP" || list[0].Type != 32 || list[0].AddrLen != 20 ||
+		!list[0].Joined || list[0].MLID < 0xc000 {
 		t.Errorf("%v %+v", err, list)
 	}
 	n, err := api.Call(ctx, r.cli, api.ListIPNeighbours, "ib0_1_7fff")
 	if err != nil || len(n) != 1 || n[0].Addr != "10.9.0.2" || n[0].HWAddr != list[1].Address {
 		t.Errorf("%v %+v", err, n)
 	}
-	if v, err := api.Call(ctx, r.cli, api.ListIPShadow, "ib0_1_ffff"); err != nil || len(v) != 1 || v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.funcs.named("vf").a.Port().LID) {
+	if v, err := api.Call(ctx, r.cli, api.ListIPShadow, "ib0_1_ffff"); err != nil || len(v) != 1 ||
+		v[0].State != "RESOLVED" || v[0].DLID != uint16(r.node.funcs.named("vf").a.Port().LID) {
 		t.Errorf("by the name with the membership bit: %v %+v", err, v)
 	}
 	if v, err := api.Call(ctx, r.cli, api.ListIPPaths, ""); err != nil || len(v) != 2 || v[0].State != "valid" {
 		t.Errorf("%v %+v", err, v)
 	}
-	if v, err := api.Call(ctx, r.cli, api.ListIPGroups, "ib1_1_7fff"); err != nil || !slices.ContainsFunc(v, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, "224.0.0.1") }) {
+	if v, err := api.Call(ctx, r.cli, api.ListIPGroups, "ib1_1_7fff"); err != nil ||
+		!slices.ContainsFunc(v, func(g api.IPGroup) bool { return slices.Contains(g.Addrs, "224.0.0.1") }) {
 		t.Errorf("%v %+v", err, v)
 	}
 	if r.counter(api.ScopeIPoIB, "tx_packets") == 0 {
 		t.Error("no counters")
 	}
-	if st := r.status(); len(st.IPLinks) != 2 || slices.ContainsFunc(st.Degraded, func(d api.Degraded) bool { return d.What == "ip_link" }) {
+	if st := r.status(); len(st.IPLinks) != 2 || slices.ContainsFunc(st.Degraded,
+		func(d api.Degraded) bool { return d.What == "ip_link" }) {
 		t.Errorf("%+v", st)
 	}
 
@@ -205,7 +213,8 @@ func TestIPLinks(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
-	if _, err := api.Call(ctx, r.cli, api.ResolveIPPath, api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
+	if _, err := api.Call(ctx, r.cli, api.ResolveIPPath,
+		api.IPPathQuery{Addr: "10.8.0.1"}); code(err) != api.CodeNotFound {
 		t.Errorf("an address of no link: %v", err)
 	}
 
@@ -215,7 +224,8 @@ func TestIPLinks(t *testing.T) {
 	if l, err := api.Get(ctx, r.cli, api.ListIPLinks); err != nil || len(l) != 1 {
 		t.Errorf("%v %+v", err, l)
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeNotFound {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks,
+		api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeNotFound {
 		t.Errorf("deleted twice: %v", err)
 	}
 	// With its device a link goes too.
@@ -256,7 +266,10 @@ func TestIPLinkEcho(t *testing.T) {
 		p := ipv4("10.9.0.1", to, []byte{byte(i)})
 		a.send <- p
 		eventually(t, "the other has it", func() bool { return b.has(p) })
-		eventually(t, "it comes back and is dropped", func() bool { return r.counter(api.ScopeIPoIB, "drop_own_echo") > before })
+		eventually(t, "it comes back and is dropped", func() bool {
+			return r.counter(api.ScopeIPoIB,
+				"drop_own_echo") > before
+		})
 		if a.has(p) {
 			t.Errorf("the sender got its own packet to %s", to)
 		}
@@ -293,32 +306,43 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		}
 	})
 	for range 2 {
-		if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x14", Members: []api.Member{{Port: firstNative}}}); err != nil {
+		if _, err := api.Call(ctx, r.cli, api.AddPartition, api.Partition{PKey: "0x14",
+			Members: []api.Member{{Port: firstNative}}}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the partition's link", func() bool { l := s.of("ib0_1_14"); return l != nil && l.carrier.Load() })
+		eventually(t, "the partition's link", func() bool {
+			l := s.of("ib0_1_14")
+			return l != nil &&
+				l.carrier.Load()
+		})
 		if err := api.Do(ctx, r.cli, api.DeletePartition, api.PartitionMembers{PKey: "0x14"}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "it goes with the partition", names("ib0_1_7fff"))
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative, Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddIPLinks, api.IPRequest{Device: firstNative,
+		Backend: api.BackendTUN}); code(err) != api.CodeInvalid {
 		t.Errorf("asked for twice: %v", err)
 	}
-	if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "weft ipoib del all") {
+	if err := api.Do(ctx, r.cli, api.DeleteIPLinks,
+		api.IPLinkDelete{Name: "ib0_1_7fff"}); code(err) != api.CodeInvalid ||
+		!strings.Contains(err.Error(), "weft ipoib del all") {
 		t.Errorf("one of many: %v", err)
 	}
 	off := false
-	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative, Value: api.FunctionChange{Enabled: &off}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative,
+		Value: api.FunctionChange{Enabled: &off}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "status says why there is no carrier", func() bool {
 		return slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
-			return d.What == "ip_link" && strings.Contains(d.Why, "port is Down") && d.Fix == "weft ipoib show ib0_1_7fff"
+			return d.What == "ip_link" && strings.Contains(d.Why, "port is Down") &&
+				d.Fix == "weft ipoib show ib0_1_7fff"
 		})
 	})
 	on := true
-	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative, Value: api.FunctionChange{Enabled: &on}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: firstNative,
+		Value: api.FunctionChange{Enabled: &on}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the carrier comes back", names("ib0_1_7fff"))
@@ -418,7 +442,8 @@ func TestIPLinkMTU(t *testing.T) {
 	r := run(t, func(c *config.Config) { c.Fabric, c.Store, c.IPoIBMTU = true, config.StoreMemory, 4096 })
 	s := r.stacks()
 	r.link(t, firstNative, "10.9.0.1/24")
-	if l, err := api.Get(context.Background(), r.cli, api.ListIPLinks); err != nil || l[0].MTU != 4092 || s.of("ib0_1_7fff").info.MTU != 4092 {
+	if l, err := api.Get(context.Background(), r.cli, api.ListIPLinks); err != nil || l[0].MTU != 4092 ||
+		s.of("ib0_1_7fff").info.MTU != 4092 {
 		t.Errorf("%v %+v", err, l)
 	}
 }
@@ -458,12 +483,16 @@ func TestIPLinkRefusals(t *testing.T) {
 		{"ib0_1_7fff", api.IPAction{Op: api.IPJoin, Addr: "224.5.6.7"}, ""},
 		{"ib0_1_7fff", api.IPAction{Op: api.IPLeave, Addr: "224.5.6.7"}, ""},
 	} {
-		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: c.link, Value: c.a}); code(err) != c.code || c.code == "" && err != nil {
+		if err := api.Do(ctx, r.cli, api.ChangeIPLink, api.Named[api.IPAction]{Name: c.link,
+			Value: c.a}); code(err) != c.code || c.code == "" && err != nil {
 			t.Errorf("%+v: %v", c.a, err)
 		}
 	}
 	p, err := api.Call(ctx, r.cli, api.ListIPParams, "ib0_1_7fff")
-	if err != nil || !slices.ContainsFunc(p, func(p api.IPParam) bool { return p.Link != "" && p.Name == "sq_depth" && p.Value == "1024" }) {
+	if err != nil || !slices.ContainsFunc(p, func(p api.IPParam) bool {
+		return p.Link != "" && p.Name == "sq_depth" &&
+			p.Value == "1024"
+	}) {
 		t.Errorf("%v %+v", err, p)
 	}
 }

@@ -91,7 +91,8 @@ func TestWithoutStore(t *testing.T) {
 		{"no_manager", "cannot keep the store in ", "--dir", func(cfg *config.Config) error {
 			return os.WriteFile(filepath.Join(cfg.Dir, rundir.StoreDir), nil, 0o600)
 		}},
-		{"store_down", "no answer from http://127.0.0.1:1", "--store", func(cfg *config.Config) error { cfg.Store = "http://127.0.0.1:1"; return nil }},
+		{"store_down", "no answer from http://127.0.0.1:1", "--store",
+			func(cfg *config.Config) error { cfg.Store = "http://127.0.0.1:1"; return nil }},
 	} {
 		r := run(t, func(cfg *config.Config) {
 			cfg.Fabric = true

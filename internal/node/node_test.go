@@ -119,7 +119,8 @@ func TestNothingLeaks(t *testing.T) {
 		once(i)
 	}
 	eventually(t, fmt.Sprintf("descriptors go back to %d", fds), func() bool { return descriptors(t) <= fds })
-	eventually(t, fmt.Sprintf("goroutines go back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines })
+	eventually(t, fmt.Sprintf("goroutines go back to %d", goroutines),
+		func() bool { return runtime.NumGoroutine() <= goroutines })
 	if n := r.logs.count("session ended"); n != 0 {
 		t.Errorf("%d sessions ended for a reason", n)
 	}
@@ -195,8 +196,14 @@ func testMisbehaviour(t *testing.T, lanes int) {
 		do           func(t *testing.T, c *client)
 	}{
 		{"header", "bad_header", false, func(t *testing.T, c *client) { c.Send(abi.ReqGetFeatures, 0x17, nil) }},
-		{"length", "bad_size", false, func(t *testing.T, c *client) { c.Send(abi.ReqSetFeatures, abi.VUVersion, make([]byte, 7)) }},
-		{"descriptors", "bad_descriptors", false, func(t *testing.T, c *client) { c.Send(abi.ReqAddMemReg, abi.VUVersion, make([]byte, abi.VUMemRegSize)) }},
+		{"length", "bad_size", false, func(t *testing.T, c *client) {
+			c.Send(abi.ReqSetFeatures, abi.VUVersion,
+				make([]byte, 7))
+		}},
+		{"descriptors", "bad_descriptors", false, func(t *testing.T, c *client) {
+			c.Send(abi.ReqAddMemReg,
+				abi.VUVersion, make([]byte, abi.VUMemRegSize))
+		}},
 		{"unknown", "bad_request", false, func(t *testing.T, c *client) { c.Send(999, abi.VUVersion, nil) }},
 		{"ring", "bad_ring", false, func(t *testing.T, c *client) {
 			c.Send(abi.ReqSetRing, abi.VUVersion, abi.SetRing{Index: 1 << 30}.Append(nil))
@@ -242,7 +249,8 @@ func (c *client) announce(t *testing.T, size int) (fd int, gpa uint64) {
 		t.Fatal(err)
 	}
 	gpa = 0x10_0000_0000
-	if err := c.Do(abi.ReqAddMemReg, abi.VUMemReg{GPA: gpa, Size: uint64(size), UserAddr: gpa}.Append(nil), fd); err != nil {
+	if err := c.Do(abi.ReqAddMemReg, abi.VUMemReg{GPA: gpa, Size: uint64(size), UserAddr: gpa}.Append(nil),
+		fd); err != nil {
 		t.Fatal(err)
 	}
 	return fd, gpa
@@ -278,11 +286,17 @@ func TestMemoryTakenAway(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "the session ends", func() bool { return r.counter(api.ScopeNode, "session_end_broken_ring") == before+1 })
+				eventually(t, "the session ends", func() bool {
+					return r.counter(api.ScopeNode,
+						"session_end_broken_ring") == before+1
+				})
 				if n := r.counter(api.ScopeLane, "faults"); n == 0 {
 					t.Error("no fault counted")
 				}
-				eventually(t, "the log tells", func() bool { return r.logs.count("session ended", "memory taken away") == 1 })
+				eventually(t, "the log tells", func() bool {
+					return r.logs.count("session ended",
+						"memory taken away") == 1
+				})
 				y.check()
 				if !reads { // the peer learns what became of its request
 					if list, err := b.cq.Wait(1); err != nil || list[0].Status == 0 {
@@ -344,7 +358,10 @@ func TestVanish(t *testing.T) {
 				}
 				before := r.counter(api.ScopeNode, "session_end_gone")
 				a.Close()
-				eventually(t, "the session ends", func() bool { return r.counter(api.ScopeNode, "session_end_gone") > before })
+				eventually(t, "the session ends", func() bool {
+					return r.counter(api.ScopeNode,
+						"session_end_gone") > before
+				})
 				if err := b.qp.Destroy(); err != nil {
 					t.Fatal(err)
 				}
@@ -423,10 +440,12 @@ func TestState(t *testing.T) {
 	pair(t, ib.RC, a, b)
 	mustWrite(t, a, b, 1, 100)
 	s := r.status()
-	if !s.Ready || s.PID != os.Getpid() || s.Dir != r.cfg.Dir || !s.WireLocal || len(s.Lanes) != 2 || len(s.Devices) != 1 || s.Devices[0].PortState != "ACTIVE" || s.Devices[0].GIDs == 0 {
+	if !s.Ready || s.PID != os.Getpid() || s.Dir != r.cfg.Dir || !s.WireLocal || len(s.Lanes) != 2 ||
+		len(s.Devices) != 1 || s.Devices[0].PortState != "ACTIVE" || s.Devices[0].GIDs == 0 {
 		t.Errorf("%+v", s)
 	}
-	if len(s.Sessions) != 2 || s.Sessions[0].PID != os.Getpid() || s.Sessions[0].Memory != "process" || s.Sessions[1].Memory != "none" ||
+	if len(s.Sessions) != 2 || s.Sessions[0].PID != os.Getpid() || s.Sessions[0].Memory != "process" ||
+		s.Sessions[1].Memory != "none" ||
 		s.Sessions[0].Objects != 4 || s.Sessions[0].Lane == s.Sessions[1].Lane {
 		t.Errorf("%+v", s.Sessions)
 	}
@@ -447,11 +466,13 @@ func TestState(t *testing.T) {
 		if q.LQPN != uint32(a.qp.Wire) {
 			me, peer = b, a
 		}
-		if q.LQPN != uint32(me.qp.Wire) || q.RQPN != uint32(peer.qp.Wire) || q.State != "RTS" || q.Type != "RC" || q.PathMTU != 1024 || q.SameNode {
+		if q.LQPN != uint32(me.qp.Wire) || q.RQPN != uint32(peer.qp.Wire) || q.State != "RTS" || q.Type != "RC" ||
+			q.PathMTU != 1024 || q.SameNode {
 			t.Errorf("queue pair %d: %+v", i, q)
 		}
 	}
-	if m := res.MRs[0]; m.Memory != "mapped" || m.Length != 64<<10 || !slices.Equal(m.Access, []string{"local_write", "remote_write", "remote_read"}) {
+	if m := res.MRs[0]; m.Memory != "mapped" || m.Length != 64<<10 ||
+		!slices.Equal(m.Access, []string{"local_write", "remote_write", "remote_read"}) {
 		t.Errorf("%+v", m)
 	}
 	if c := res.CQs[0]; c.Users != 2 || c.CQE != 64 || c.Overrun {
@@ -469,7 +490,8 @@ func TestState(t *testing.T) {
 		}
 		seen[k] = true
 	}
-	for _, want := range []string{"node//sessions", "node//session_end_broken_ring", "lane/1/drop_no_qp", "lane/0/faults", "session/1/commands",
+	for _, want := range []string{"node//sessions", "node//session_end_broken_ring", "lane/1/drop_no_qp",
+		"lane/0/faults", "session/1/commands",
 		fmt.Sprintf("qp/%d/rnr_nak_sent", a.qp.Wire)} {
 		if !seen[want] {
 			t.Errorf("no counter %s", want)

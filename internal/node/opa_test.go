@@ -56,7 +56,8 @@ func row(t *testing.T) (nodes []*port16) {
 	})
 	for _, n := range nodes {
 		if err := n.node.lanes.First().Query(func() {
-			n.node.lanes.First().Net.Fabric.SetTaker(func(_ mono.Time, function uint16, h *native.Header16, p []byte) bool {
+			n.node.lanes.First().Net.Fabric.SetTaker(func(_ mono.Time, function uint16, h *native.Header16,
+				p []byte) bool {
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.came[h.Entropy] = append(n.came[h.Entropy], bytes.Clone(p))
@@ -108,7 +109,8 @@ func TestPackets16(t *testing.T) {
 	var mlid ib.LID
 	for _, n := range nodes {
 		f := n.node.funcs.named(firstNative).a
-		join := mad.MCMemberRecord{MGID: mgid, PortGID: f.Port().GIDs[0].GID, QKey: 5, PKey: ib.DefaultPKey, JoinState: mad.JoinFull}
+		join := mad.MCMemberRecord{MGID: mgid, PortGID: f.Port().GIDs[0].GID, QKey: 5, PKey: ib.DefaultPKey,
+			JoinState: mad.JoinFull}
 		answers := make(chan mad.SA, 64)
 		user := n.node.sub.OpenUser(f.Number(), func(_ mono.Time, _ uint32, m *mad.SA) {
 			select {
@@ -116,10 +118,12 @@ func TestPackets16(t *testing.T) {
 			default: // one is enough
 			}
 		}, nil)
-		ask := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodSet, AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
+		ask := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: mad.MethodSet,
+			AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
 		copy(ask.Data[:], join.Append(nil))
 		var got mad.MCMemberRecord
-		eventually(t, "a port joins", func() bool { // the path may not be set up yet, and only this loop repeats the request
+		// the path may not be set up yet, and only this loop repeats the request
+		eventually(t, "a port joins", func() bool {
 			user.Request(1, &ask)
 			select {
 			case v := <-answers:
@@ -146,7 +150,8 @@ func TestPackets16(t *testing.T) {
 	build := func(from *port16, dlid uint32, key ib.PKey, frame int) []byte {
 		number++
 		p := bytes.Repeat([]byte{0xa5}, native.Len16(native.Ethernet16Len+frame))
-		h := native.Header16{SLID: uint32(from.lid), DLID: dlid, Length: uint16(len(p) / 8), L4: native.L4Ethernet, PKey: key, Entropy: number}
+		h := native.Header16{SLID: uint32(from.lid), DLID: dlid, Length: uint16(len(p) / 8), L4: native.L4Ethernet,
+			PKey: key, Entropy: number}
 		h.Put(p)
 		native.PutEthernet16(p[native.Header16Len:], 0x321)
 		for i := range frame {
@@ -206,7 +211,8 @@ func TestPackets16(t *testing.T) {
 		before := at.dropped()
 		var foreign []uint16
 		for n := range uint64(2) {
-			eventually(t, "packets with a foreign partition key are dropped", func() bool { // of some the trunk may lose
+			// of some the trunk may lose
+			eventually(t, "packets with a foreign partition key are dropped", func() bool {
 				a.send(build(a, []uint32{uint32(c.lid), vswitch.LIDTo24(mlid)}[n], 0x8123, 60))
 				foreign = append(foreign, number)
 				return at.dropped() > before+n

@@ -21,7 +21,8 @@ func (r *running) enforce(name string, in, out bool, keys ...ib.PKey) {
 	var port uint8
 	s.Do(func() {
 		port = s.Port(num).Number()
-		s.Switch.Forwarding().SetPort(port, vswitch.Port{State: ib.PortActive, EnforceIn: in, EnforceOut: out, PKeys: keys})
+		s.Switch.Forwarding().SetPort(port, vswitch.Port{State: ib.PortActive, EnforceIn: in, EnforceOut: out,
+			PKeys: keys})
 		s.MarkDirty()
 	})
 	eventually(r.t, "the lanes have the tables", func() bool {
@@ -58,11 +59,13 @@ func TestEnforcementWithinNode(t *testing.T) {
 			counter string
 		}{
 			{names[0], true, false, []ib.PKey{0x8001}, "drop_route_pkey_in"},
-			{names[0], true, false, []ib.PKey{0x7fff}, "drop_route_pkey_in"}, // a limited member may not claim to be a full one
+			// a limited member may not claim to be a full one
+			{names[0], true, false, []ib.PKey{0x7fff}, "drop_route_pkey_in"},
 			{names[1], false, true, []ib.PKey{0x8001}, "drop_route_pkey_out"},
 		} {
 			counters := func() (n [2]uint64) {
-				return [2]uint64{r.counter(api.ScopeLink, "drop_route_pkey_in"), r.counter(api.ScopeLink, "drop_route_pkey_out")}
+				return [2]uint64{r.counter(api.ScopeLink, "drop_route_pkey_in"), r.counter(api.ScopeLink,
+					"drop_route_pkey_out")}
 			}
 			before, own := counters(), r.counter(api.ScopePort, "p_key_violations")
 			r.enforce(c.port, c.in, c.out, c.keys...)

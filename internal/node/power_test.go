@@ -16,7 +16,8 @@ import (
 )
 
 func (r *running) set(name string, c api.FunctionChange) (api.Function, error) {
-	return api.Call(context.Background(), r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: name, Value: c})
+	return api.Call(context.Background(), r.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: name,
+		Value: c})
 }
 
 func yes() *bool { v := true; return &v }
@@ -63,7 +64,8 @@ func TestAdapter(t *testing.T) {
 	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "vf"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "idle", FunctionChange: api.FunctionChange{Enabled: no()}}); err != nil {
+	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "idle",
+		FunctionChange: api.FunctionChange{Enabled: no()}}); err != nil {
 		t.Fatal(err)
 	}
 	names := []string{r.cfg.Device, firstNative, "vf"}
@@ -94,10 +96,13 @@ func TestAdapter(t *testing.T) {
 	mustWrite(t, c, d, 1, 100)
 
 	var wrong *api.Error
-	if _, err := r.set("vf", api.FunctionChange{AdapterEnabled: no()}); !errors.As(err, &wrong) || wrong.Code != api.CodeInvalid || !strings.Contains(wrong.Fix, "weft dev set weft_ib0 --adapter=") {
+	if _, err := r.set("vf", api.FunctionChange{AdapterEnabled: no()}); !errors.As(err, &wrong) ||
+		wrong.Code != api.CodeInvalid || !strings.Contains(wrong.Fix, "weft dev set weft_ib0 --adapter=") {
 		t.Errorf("through a virtual function: %v", err)
 	}
-	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "other", FunctionChange: api.FunctionChange{AdapterEnabled: no()}}); !errors.As(err, &wrong) || wrong.Code != api.CodeInvalid {
+	if _, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "other",
+		FunctionChange: api.FunctionChange{AdapterEnabled: no()}}); !errors.As(err, &wrong) ||
+		wrong.Code != api.CodeInvalid {
 		t.Errorf("with a new function: %v", err)
 	}
 	for range 2 {
@@ -110,11 +115,13 @@ func TestAdapter(t *testing.T) {
 		expectAfter(t, e, ib.EventPortDown)
 	}
 	for _, name := range names {
-		if s, p := r.file(name, "ports/1/state"), r.file(name, "ports/1/phys_state"); s != "1: DOWN" || p != "3: Disabled" {
+		if s, p := r.file(name, "ports/1/state"), r.file(name, "ports/1/phys_state"); s != "1: DOWN" ||
+			p != "3: Disabled" {
 			t.Errorf("%s: state %q, %q", name, s, p)
 		}
 	}
-	if v := r.device("vf"); v.AdapterEnabled || !v.Enabled || v.Ports[0].State != "DOWN" || v.Ports[0].PhysState != "DISABLED" || v.Ports[0].LID != lid {
+	if v := r.device("vf"); v.AdapterEnabled || !v.Enabled || v.Ports[0].State != "DOWN" ||
+		v.Ports[0].PhysState != "DISABLED" || v.Ports[0].LID != lid {
 		t.Errorf("%+v", v)
 	}
 	s := r.status()
@@ -135,7 +142,8 @@ func TestAdapter(t *testing.T) {
 		return err == nil && len(v.Nodes) == 1
 	})
 	// One more, and one that is enabled meanwhile, stay down.
-	if v, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "late"}); err != nil || v.PortState != "DOWN" || !v.Enabled {
+	if v, err := api.Call(ctx, r.cli, api.AddFunction, api.NewFunction{Name: "late"}); err != nil ||
+		v.PortState != "DOWN" || !v.Enabled {
 		t.Errorf("%+v, %v", v, err)
 	}
 	if v, err := r.set("idle", api.FunctionChange{Enabled: yes()}); err != nil || v.PortState != "DOWN" {

@@ -22,7 +22,8 @@ import (
 
 func (r *running) cmDial() *net.UnixConn {
 	r.t.Helper()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.CMSock), Net: "unixpacket"})
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.CMSock),
+		Net: "unixpacket"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -127,7 +128,8 @@ func TestCMChannel(t *testing.T) {
 	if a = p.command(abi.CMCommand{Command: abi.CMResume, Flags: abi.CMNoticed}); a.Error != 0 || a.Flags != 0 {
 		t.Fatalf("%+v", a)
 	}
-	if a = p.command(abi.CMCommand{Command: abi.CMGetEvent, Flags: abi.CMNoticed}, make([]byte, 8)...); a.Error != uint32(unix.EAGAIN) {
+	if a = p.command(abi.CMCommand{Command: abi.CMGetEvent, Flags: abi.CMNoticed},
+		make([]byte, 8)...); a.Error != uint32(unix.EAGAIN) {
 		t.Fatalf("%+v", a)
 	}
 	// Another channel, and an identifier that moves there.
@@ -137,11 +139,13 @@ func TestCMChannel(t *testing.T) {
 	if a = q.command(abi.CMCommand{Command: abi.CMMigrateID}, d...); a.Error != uint32(unix.ENOENT) {
 		t.Fatalf("%+v", a)
 	}
-	if a = q.command(abi.CMCommand{Command: abi.CMMigrateID, From: p.token}, d...); a.Error != 0 || binary.LittleEndian.Uint32(a.Data[:]) != 1 {
+	if a = q.command(abi.CMCommand{Command: abi.CMMigrateID, From: p.token}, d...); a.Error != 0 ||
+		binary.LittleEndian.Uint32(a.Data[:]) != 1 {
 		t.Fatalf("%+v", a)
 	}
 	res, err := api.Get(context.Background(), r.cli, api.GetResources)
-	if err != nil || len(res.CMIDs) != 1 || res.CMIDs[0].State != "ADDR_RESOLVED" || res.CMIDs[0].Device != r.cfg.Device {
+	if err != nil || len(res.CMIDs) != 1 || res.CMIDs[0].State != "ADDR_RESOLVED" ||
+		res.CMIDs[0].Device != r.cfg.Device {
 		t.Fatalf("%v %+v", err, res.CMIDs)
 	}
 	q.channel.Close()
@@ -214,7 +218,8 @@ func TestCMHostile(t *testing.T) {
 	}
 	refused := false
 	for _, v := range c {
-		refused = refused || v.Scope == api.ScopeNode && v.Instance == "rdmacm" && v.Name == "drop_malformed" && v.Value == 1
+		refused = refused || v.Scope == api.ScopeNode && v.Instance == "rdmacm" && v.Name == "drop_malformed" &&
+			v.Value == 1
 	}
 	if !refused {
 		t.Error("what was refused was not counted")

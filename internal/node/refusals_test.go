@@ -35,7 +35,10 @@ func TestShortageIsReported(t *testing.T) {
 	defer f.Close()
 	f.Conn.CloseWrite()
 	eventually(t, "the refusal is counted", func() bool { return r.counter(api.ScopeNode, "refused_sessions") == 1 })
-	eventually(t, "the refusal is logged", func() bool { return r.logs.count("refused", "every session of the node is in use", "fix=") == 1 })
+	eventually(t, "the refusal is logged", func() bool {
+		return r.logs.count("refused",
+			"every session of the node is in use", "fix=") == 1
+	})
 	for _, d := range r.status().Degraded {
 		if d.What == "quota_sessions" && strings.Contains(d.Why, "every session") && d.Fix != "" {
 			return

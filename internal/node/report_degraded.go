@@ -99,7 +99,8 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 						describe.PortState(p.State),
 						f.st.Describe().CarrierReason,
 					),
-					Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() + " where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces",
+					Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() +
+						" where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces",
 				},
 			)
 		case p.State != ib.PortActive:

@@ -35,7 +35,8 @@ func TestRings(t *testing.T) {
 	// toA has b send a message that a receives; it is complete at b.
 	toA := func(id uint64) {
 		t.Helper()
-		must(b.qp.PostSend(abi.Send{WRID: id, Opcode: uint8(ib.WRSend), Flags: ib.Signaled}, []ib.SGE{{Addr: b.at, Len: 100, LKey: b.mr.LKey}}, nil))
+		must(b.qp.PostSend(abi.Send{WRID: id, Opcode: uint8(ib.WRSend), Flags: ib.Signaled},
+			[]ib.SGE{{Addr: b.at, Len: 100, LKey: b.mr.LKey}}, nil))
 		completes(b, id)
 	}
 	receive := func(id uint64) {
@@ -81,7 +82,8 @@ func TestRings(t *testing.T) {
 	// A disabled receive ring is an empty one, for which a sender waits.
 	must(a.qp.EnableRecv(false))
 	receive(9)
-	must(b.qp.PostSend(abi.Send{WRID: 9, Opcode: uint8(ib.WRSend), Flags: ib.Signaled}, []ib.SGE{{Addr: b.at, Len: 100, LKey: b.mr.LKey}}, nil))
+	must(b.qp.PostSend(abi.Send{WRID: 9, Opcode: uint8(ib.WRSend), Flags: ib.Signaled},
+		[]ib.SGE{{Addr: b.at, Len: 100, LKey: b.mr.LKey}}, nil))
 	mustWrite(t, a, b, 3, 200)
 	if l, err := b.cq.Poll(1); err != nil || len(l) != 0 {
 		t.Errorf("a message without a buffer: %+v, %v", l, err)

@@ -31,11 +31,13 @@ func stationNode(t *testing.T) (n *veswNode, f *function, other *plug, otherMAC 
 	nodes := veswPair(t)
 	n = nodes[0]
 	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
-	v, err := api.Call(context.Background(), n.cli, api.AddFunction, api.NewFunction{Name: "blue0", Segment: "vesw", Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
+	v, err := api.Call(context.Background(), n.cli, api.AddFunction, api.NewFunction{Name: "blue0", Segment: "vesw",
+		Addrs: []string{"10.9.0.1/24", "fd09::1/64"}, Routes: []string{"10.0.0.0/8=10.9.0.9"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v.LinkLayer != "Ethernet" || v.PortState != "DOWN" || v.Segment != "vesw" || v.VESW.Carrier || v.VESW.CarrierReason != "it is in no VESW" || v.PortGUID == "" {
+	if v.LinkLayer != "Ethernet" || v.PortState != "DOWN" || v.Segment != "vesw" || v.VESW.Carrier ||
+		v.VESW.CarrierReason != "it is in no VESW" || v.PortGUID == "" {
 		t.Errorf("%+v", v)
 	}
 	f = n.node.funcs.named("blue0")
@@ -84,12 +86,15 @@ func TestStation(t *testing.T) {
 		}
 		return list
 	}
-	local := netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
-	if p := f.a.Port(); p.Link != ib.LinkEthernet || p.MTU != ib.MTU1024 || !slices.Equal(gids(), []string{local.String(), "10.9.0.1", "fd09::1"}) {
+	local := netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe,
+		13: mac[3], 14: mac[4], 15: mac[5]})
+	if p := f.a.Port(); p.Link != ib.LinkEthernet || p.MTU != ib.MTU1024 ||
+		!slices.Equal(gids(), []string{local.String(), "10.9.0.1", "fd09::1"}) {
 		t.Errorf("%+v, %v", p, gids())
 	}
 	tree := filepath.Join(n.cfg.Dir, rundir.TreeDir, "sys/class/infiniband/blue0/ports/1")
-	for file, want := range map[string]string{"state": "4: ACTIVE\n", "link_layer": "Ethernet\n", "gids/1": "0000:0000:0000:0000:0000:ffff:0a09:0001\n", "gid_attrs/types/1": "RoCE v2\n"} {
+	for file, want := range map[string]string{"state": "4: ACTIVE\n", "link_layer": "Ethernet\n",
+		"gids/1": "0000:0000:0000:0000:0000:ffff:0a09:0001\n", "gid_attrs/types/1": "RoCE v2\n"} {
 		eventually(t, file+" is as programs want it", func() bool {
 			b, err := os.ReadFile(filepath.Join(tree, file))
 			return err == nil && string(b) == want
@@ -105,15 +110,18 @@ func TestStation(t *testing.T) {
 	})
 
 	// Who has the address is the stack's to answer. No group of the fabric is there: all is unicast.
-	arp := slices.Concat(mac[:], otherMAC[:], []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, otherMAC[:], []byte{10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1})
+	arp := slices.Concat(mac[:], otherMAC[:], []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, otherMAC[:],
+		[]byte{10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1})
 	other.send(arp, ether.Offload{})
 	other.await(t, "an answer", func(f []byte) bool {
-		return bytes.Equal(f[:12], slices.Concat(otherMAC[:], mac[:])) && bytes.Equal(f[12:14], []byte{8, 6}) && f[21] == 2 && bytes.Equal(f[22:28], mac[:])
+		return bytes.Equal(f[:12], slices.Concat(otherMAC[:], mac[:])) && bytes.Equal(f[12:14], []byte{8, 6}) &&
+			f[21] == 2 && bytes.Equal(f[22:28], mac[:])
 	})
 
 	// RoCEv2 is the link's, whatever it is.
 	udp := func(port byte) []byte {
-		b := slices.Concat(mac[:], otherMAC[:], []byte{8, 0, 0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1, 0xc0, 0, 0x12, port, 0, 24, 0, 0}, make([]byte, 16))
+		b := slices.Concat(mac[:], otherMAC[:], []byte{8, 0, 0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 2,
+			10, 9, 0, 1, 0xc0, 0, 0x12, port, 0, 24, 0, 0}, make([]byte, 16))
 		s := ether.Checksum(b[14:34])
 		b[24], b[25] = byte(s>>8), byte(s)
 		return b
@@ -150,14 +158,19 @@ func TestStation(t *testing.T) {
 	// What is sent waits for the neighbour, which the stack has heard of, and goes by way of the port.
 	n.node.lanes.First().Do(func() {
 		l := n.node.lanes.First()
-		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1, Data: mem.BytesPayload([]byte("hello")),
-			Path: &ib.Path{SGID: f.a.Port().GIDs[1].GID, DGID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.2")), SrcPort: 0xc000, Function: f.a.Number()}}
+		r := pkt.Burst{Headers: wire.Headers{Opcode: ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: 0x4711}, Count: 1,
+			Data: mem.BytesPayload([]byte("hello")),
+			Path: &ib.Path{SGID: f.a.Port().GIDs[1].GID, DGID: ib.GIDFromAddr(netip.MustParseAddr("10.9.0.2")),
+				SrcPort: 0xc000, Function: f.a.Number()}}
 		if n.node.lanes.First().Net.Send(l.Now(), &r, l.HCA.Batch()) != mem.OK {
 			t.Error("the packet was not read")
 		}
 		n.node.lanes.First().Net.Flush(l.Now())
 	})
-	sent := other.await(t, "a packet", func(f []byte) bool { return len(f) > 60 && f[23] == 17 && bytes.Equal(f[36:38], []byte{0x12, 0xb7}) })
+	sent := other.await(t, "a packet", func(f []byte) bool {
+		return len(f) > 60 && f[23] == 17 &&
+			bytes.Equal(f[36:38], []byte{0x12, 0xb7})
+	})
 	if !bytes.Equal(sent[:12], slices.Concat(otherMAC[:], mac[:])) || !bytes.Contains(sent, []byte("hello")) {
 		t.Errorf("%x", sent)
 	}
@@ -166,14 +179,16 @@ func TestStation(t *testing.T) {
 		seen = n.device("blue0").Ports[0].Ethernet
 		return len(seen.Neighbours) == 1 && seen.Neighbours[0].State == "reachable"
 	})
-	if v := seen.Neighbours[0]; v.Address != "10.9.0.2" || v.MAC != net.HardwareAddr(otherMAC[:]).String() || v.Frames != 0 || seen.Number != 5 || !seen.Carrier {
+	if v := seen.Neighbours[0]; v.Address != "10.9.0.2" || v.MAC != net.HardwareAddr(otherMAC[:]).String() ||
+		v.Frames != 0 || seen.Number != 5 || !seen.Carrier {
 		t.Errorf("%+v", seen)
 	}
 
 	// The communication manager finds the port by its network, or by its address.
 	u := n.cmUser(t)
 	for _, src := range []string{"", "10.9.0.1"} {
-		if a, p, err := u.path(src, "10.9.0.77"); err != nil || a.Function != f.a.Number() || a.Src.String() != "10.9.0.1" || p.SGIDIndex != 1 || p.MTU != ib.MTU1024 || p.Function != f.a.Number() {
+		if a, p, err := u.path(src, "10.9.0.77"); err != nil || a.Function != f.a.Number() ||
+			a.Src.String() != "10.9.0.1" || p.SGIDIndex != 1 || p.MTU != ib.MTU1024 || p.Function != f.a.Number() {
 			t.Errorf("%+v, %+v, %v", a, p, err)
 		}
 	}
@@ -210,20 +225,23 @@ func TestStation(t *testing.T) {
 			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, vesw.ErrInAnotherVESW.Error())
 		})
 	})
-	if _, err := api.Call(ctx, n.cli, api.AttachVESW, api.VESWRequest{Device: "blue0", VESW: 5, Backend: api.BackendTAP, Name: "lab0"}); err == nil {
+	if _, err := api.Call(ctx, n.cli, api.AttachVESW, api.VESWRequest{Device: "blue0", VESW: 5,
+		Backend: api.BackendTAP, Name: "lab0"}); err == nil {
 		t.Error("its port was given to a TAP device")
 	}
 
 	// Disabled it is down, with its addresses, and comes back.
 	off, on := false, true
-	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0", Value: api.FunctionChange{Enabled: &off}}); err != nil {
+	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0",
+		Value: api.FunctionChange{Enabled: &off}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port is down", func() bool { return f.a.Port().State == ib.PortDown })
 	if len(gids()) != 3 {
 		t.Errorf("%v", gids())
 	}
-	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0", Value: api.FunctionChange{Enabled: &on}}); err != nil {
+	if _, err := api.Call(ctx, n.cli, api.ChangeFunction, api.Named[api.FunctionChange]{Name: "blue0",
+		Value: api.FunctionChange{Enabled: &on}}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the port is up", func() bool { return f.a.Port().State == ib.PortActive })
@@ -242,7 +260,8 @@ func TestStationRefused(t *testing.T) {
 	n := run(t, nil)
 	var e *api.Error
 	for _, r := range []api.NewFunction{{Name: "x", Segment: "vesw"}, {Name: "x", Segment: "vesw:blue"}} {
-		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) || n.node.vesw.DevicePort("x") != nil || n.node.funcs.named("x") != nil {
+		if _, err := api.Call(context.Background(), n.cli, api.AddFunction, r); !errors.As(err, &e) ||
+			n.node.vesw.DevicePort("x") != nil || n.node.funcs.named("x") != nil {
 			t.Errorf("%+v: %v", r, err)
 		}
 	}

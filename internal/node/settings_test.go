@@ -48,19 +48,32 @@ func TestSetManager(t *testing.T) {
 	}
 	root := r.node.identity.String()
 	set(api.ManagerChange{Routing: text("updn"), Roots: &[]string{root}})
-	eventually(t, "another engine serves", func() bool { m := shown(); return m.Routed == "updn" && len(m.Roots) == 1 && m.Roots[0] == root })
+	eventually(t, "another engine serves", func() bool {
+		m := shown()
+		return m.Routed == "updn" &&
+			len(m.Roots) == 1 && m.Roots[0] == root
+	})
 	set(api.ManagerChange{MKey: text("0x4711471147114711"), MKeyLeaseS: number(20), MKeyProtect: number(2)})
-	eventually(t, "the ports are guarded", func() bool { k, p, l := port(); return k == 0x4711471147114711 && p == 2 && l == 20 })
+	eventually(t, "the ports are guarded", func() bool {
+		k, p, l := port()
+		return k == 0x4711471147114711 &&
+			p == 2 && l == 20
+	})
 	if m := shown(); m.MKey != manager.MKeyOfStore || m.MKeyProtect != 2 || m.MKeyLeaseS != 20 {
 		t.Errorf("%+v", m)
 	}
 	set(api.ManagerChange{MKey: text("random")})
-	eventually(t, "the ports have another key", func() bool { k, _, _ := port(); return k != 0 && k != 0x4711471147114711 })
+	eventually(t, "the ports have another key", func() bool {
+		k, _, _ := port()
+		return k != 0 &&
+			k != 0x4711471147114711
+	})
 	list, err := api.Call(ctx, r.cli, api.ListStoreEntries, "subnet")
 	found := false
 	for _, e := range list {
 		found = found || e.Key == manager.KeyMKey
-		if strings.Contains(e.Value, "5120") || e.Key == manager.KeyMKey && (e.Value != "" || e.Size == 0) { // 0x4711471147114711 is 5120…
+		// 0x4711471147114711 is 5120…
+		if strings.Contains(e.Value, "5120") || e.Key == manager.KeyMKey && (e.Value != "" || e.Size == 0) {
 			t.Errorf("the key is shown: %+v", e)
 		}
 	}
@@ -74,10 +87,13 @@ func TestSetManager(t *testing.T) {
 		code api.Code
 		want string
 	}{
-		{api.ManagerChange{Routing: text("updn,fastest")}, api.CodeInvalid, `engine "fastest": there is no such one: want minhop, updn, ftree`},
-		{api.ManagerChange{Roots: &[]string{"sw1"}}, api.CodeInvalid, `a root is the GUID of a switch, such as ` + root + `, not "sw1". fix: weft fabric nodes`},
+		{api.ManagerChange{Routing: text("updn,fastest")}, api.CodeInvalid,
+			`engine "fastest": there is no such one: want minhop, updn, ftree`},
+		{api.ManagerChange{Roots: &[]string{"sw1"}}, api.CodeInvalid, `a root is the GUID of a switch, such as ` +
+			root + `, not "sw1". fix: weft fabric nodes`},
 		{api.ManagerChange{Roots: &[]string{"0x7"}}, api.CodeNotFound, "the subnet has no switch 0000:0000:0000:0007"},
-		{api.ManagerChange{Routing: text("ftree"), Roots: &[]string{root}}, api.CodeInvalid, `roots are for the engine updn, which the routing "ftree" does not name`},
+		{api.ManagerChange{Routing: text("ftree"), Roots: &[]string{root}}, api.CodeInvalid,
+			`roots are for the engine updn, which the routing "ftree" does not name`},
 		{api.ManagerChange{}, api.CodeInvalid, "nothing is to be changed"},
 		{api.ManagerChange{MKey: text("0")}, api.CodeInvalid, "an M_Key is a number"},
 	} {
@@ -110,7 +126,8 @@ func TestMKeyFile(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	key := "none"
-	if err := api.Do(context.Background(), r.cli, api.ChangeManager, api.ManagerChange{MKey: &key}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "--m-key-file") {
+	if err := api.Do(context.Background(), r.cli, api.ChangeManager,
+		api.ManagerChange{MKey: &key}); code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "--m-key-file") {
 		t.Error(err)
 	}
 	for _, wrong := range []string{"", "0", "12g", "0x123456789abcdef01"} {
@@ -118,7 +135,8 @@ func TestMKeyFile(t *testing.T) {
 		cfg := r.cfg
 		cfg.Dir, cfg.RoCEPort = t.TempDir(), freePort(t)
 		err := Run(context.Background(), cfg, func() { t.Error("it started") }, slog.New(slog.DiscardHandler))
-		if err == nil || !strings.Contains(err.Error(), "cannot read the M_Key: "+file+": an M_Key is a number") || strings.Contains(err.Error(), "12g") {
+		if err == nil || !strings.Contains(err.Error(), "cannot read the M_Key: "+file+": an M_Key is a number") ||
+			strings.Contains(err.Error(), "12g") {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}

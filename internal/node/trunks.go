@@ -22,8 +22,13 @@ func (n *Node) openSubnet() error {
 	if n.host, err = os.Hostname(); err != nil {
 		return err
 	}
-	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts, Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
-		NewPort: func(guid ib.GUID) *hca.Port { return newPort(guid, n.cfg.WireLocal) }, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm, Mirror: n.captures}
+	c := subnet.Config{Log: n.log, Now: n.now, GUID: n.identity, Host: n.host, SwitchPorts: n.cfg.SwitchPorts,
+		Peers: n.cfg.Peers, WireLocal: n.cfg.WireLocal,
+		NewPort: func(guid ib.GUID) *hca.Port {
+			return newPort(guid,
+				n.cfg.WireLocal)
+		}, SetMulticastForwarding: n.all.SetMulticastForwarding, Publish: n.publish, Connections: n.cm,
+		Mirror: n.captures}
 	c.Plugged = func(a *hca.Adapter) { n.vesw.Plugged(a) }
 	c.Unplugged = func(function uint16) func() {
 		busy := n.vesw.Unplugged(function)
@@ -52,8 +57,8 @@ func (n *Node) openSubnet() error {
 	return n.sub.OpenTrunks(uint16(n.cfg.TrunkPort), peers)
 }
 
-// publish gives changes of InfiniBand ports to files, programs and the users of the ports; it is called on the management
-// goroutine.
+// publish gives changes of InfiniBand ports to files, programs and the users of the ports; it is called on the
+// management goroutine.
 func (n *Node) publish(changes []subnet.PortChange) {
 	n.tree.changed(changes...)
 	for _, p := range changes {
@@ -77,7 +82,8 @@ func (n *Node) startSubnet() error {
 	}
 	n.sub.Start(n.lanes) // ends with close
 	if n.cfg.Device == firstNative {
-		return &api.Error{What: "cannot run the node", Why: firstNative + " is the name of its InfiniBand device", Fix: "give it another --device, or --fabric=false"}
+		return &api.Error{What: "cannot run the node", Why: firstNative + " is the name of its InfiniBand device",
+			Fix: "give it another --device, or --fabric=false"}
 	}
 	_, err := n.editor.add(firstNative, hca.DefaultLimits)
 	return err

@@ -35,7 +35,8 @@ func manageable(t *testing.T) *running {
 
 func (r *running) umadDial() *net.UnixConn {
 	r.t.Helper()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.UmadSock), Net: "unixpacket"})
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.UmadSock),
+		Net: "unixpacket"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -77,7 +78,8 @@ func (r *running) umadOpen(device string) (*net.UnixConn, abi.UmadOpened) {
 
 func (r *running) umadControl(token [16]byte, number uint32, arg []byte) abi.UmadControlled {
 	r.t.Helper()
-	m := abi.UmadControl{Op: abi.UmadOpControl, Version: abi.UmadVersion, Token: token, Number: number, Length: uint32(len(arg))}
+	m := abi.UmadControl{Op: abi.UmadOpControl, Version: abi.UmadVersion, Token: token, Number: number,
+		Length: uint32(len(arg))}
 	copy(m.Arg[:], arg)
 	a, err := abi.ParseUmadControlled(umadAsk(r.t.(*testing.T), r.umadDial(), m.Append(nil)))
 	if err != nil {
@@ -101,7 +103,8 @@ func (r *running) smpAgent(token [16]byte) {
 
 // smpGet queries an attribute along a directed route.
 func smpGet(tid uint64, attr mad.AttributeID, modifier uint32, path ...uint8) []byte {
-	s := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: mad.MethodGet, TransactionID: tid,
+	s := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1,
+		Method: mad.MethodGet, TransactionID: tid,
 		AttributeID: attr, AttributeModifier: modifier}, HopCount: uint8(len(path)), DrSLID: 0xffff, DrDLID: 0xffff}
 	copy(s.InitialPath[1:], path)
 	h := umad.Header{TimeoutMS: 1000, LID: 0xffff}
@@ -181,13 +184,14 @@ func TestUmadRefuses(t *testing.T) {
 		m    []byte
 		want umad.Errno
 	}{
-		"no device":       {with(func(m *abi.UmadOpen) { m.Device = [64]byte{'x'} }), umad.ENODEV},
-		"long name":       {with(func(m *abi.UmadOpen) { copy(m.Device[:], strings.Repeat("x", 64)) }), umad.ENODEV},
-		"Ethernet device": {with(func(m *abi.UmadOpen) { m.Device = [64]byte{}; copy(m.Device[:], "weft0") }), umad.ENODEV},
-		"no port":         {with(func(m *abi.UmadOpen) { m.Port = 2 }), umad.ENODEV},
-		"version":         {with(func(m *abi.UmadOpen) { m.Version = 2 }), umad.EINVAL},
-		"flags":           {with(func(m *abi.UmadOpen) { m.Flags = 2 }), umad.EINVAL},
-		"op":              {with(func(m *abi.UmadOpen) { m.Op = 9 }), umad.EINVAL},
+		"no device": {with(func(m *abi.UmadOpen) { m.Device = [64]byte{'x'} }), umad.ENODEV},
+		"long name": {with(func(m *abi.UmadOpen) { copy(m.Device[:], strings.Repeat("x", 64)) }), umad.ENODEV},
+		"Ethernet device": {with(func(m *abi.UmadOpen) { m.Device = [64]byte{}; copy(m.Device[:], "weft0") }),
+			umad.ENODEV},
+		"no port": {with(func(m *abi.UmadOpen) { m.Port = 2 }), umad.ENODEV},
+		"version": {with(func(m *abi.UmadOpen) { m.Version = 2 }), umad.EINVAL},
+		"flags":   {with(func(m *abi.UmadOpen) { m.Flags = 2 }), umad.EINVAL},
+		"op":      {with(func(m *abi.UmadOpen) { m.Op = 9 }), umad.EINVAL},
 	} {
 		a, err := abi.ParseUmadOpened(umadAsk(t, r.umadDial(), c.m))
 		if err != nil || umad.Errno(a.Error) != c.want || a.Token != [16]byte{} {
@@ -213,7 +217,8 @@ func TestUmadRefuses(t *testing.T) {
 		t.Errorf("unknown request: %+v", got)
 	}
 	m := abi.UmadControl{Op: abi.UmadOpControl, Version: abi.UmadVersion, Token: a.Token, Number: 3, Length: 41}
-	if got, err := abi.ParseUmadControlled(umadAsk(t, r.umadDial(), m.Append(nil))); err != nil || umad.Errno(got.Error) != umad.EINVAL {
+	if got, err := abi.ParseUmadControlled(umadAsk(t, r.umadDial(), m.Append(nil))); err != nil ||
+		umad.Errno(got.Error) != umad.EINVAL {
 		t.Errorf("length 41: %+v, %v", got, err)
 	}
 }
@@ -235,7 +240,8 @@ func TestUmadOfOtherUsers(t *testing.T) {
 				return
 			}
 			var err error
-			if c, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.UmadSock), Net: "unixpacket"}); err != nil {
+			if c, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(r.cfg.Dir, rundir.UmadSock),
+				Net: "unixpacket"}); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -274,7 +280,8 @@ func TestUmadOfOtherUsers(t *testing.T) {
 			t.Errorf("%v: status %d, want %d", method, h.Status, want)
 		}
 	}
-	if a, err = abi.ParseUmadOpened(umadAsk(t, dial(), umadOpening(abi.UmadOpIsSM, firstNative, 0).Append(nil))); err != nil || umad.Errno(a.Error) != umad.EPERM {
+	if a, err = abi.ParseUmadOpened(umadAsk(t, dial(), umadOpening(abi.UmadOpIsSM, firstNative,
+		0).Append(nil))); err != nil || umad.Errno(a.Error) != umad.EPERM {
 		t.Errorf("issm: %v, %+v", err, a)
 	}
 }
@@ -416,7 +423,8 @@ func TestUmadReaderThatDoesNotRead(t *testing.T) {
 	if h, s := umadRead(t, other); h.Status != umad.OK || uint32(s.TransactionID) != 77 {
 		t.Errorf("%+v, %+v", h, s.Header)
 	}
-	if h, s := umadRead(t, c); h.Status != umad.OK || uint32(s.TransactionID) != 0 || !bytes.Equal(s.Data[:2], []byte{1, 1}) {
+	if h, s := umadRead(t, c); h.Status != umad.OK || uint32(s.TransactionID) != 0 ||
+		!bytes.Equal(s.Data[:2], []byte{1, 1}) {
 		t.Errorf("the first record: %+v, %+v", h, s.Header)
 	}
 }

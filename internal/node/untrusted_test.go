@@ -99,7 +99,10 @@ func (s *subnetOfTwo) settled() {
 				ok = ok && trunk.PortState == ib.PortActive && !info.PortStateChange
 			})
 		}
-		s.a.node.sub.Do(func() { ok = ok && managerOf(s.a.node).Topo() != nil && len(managerOf(s.a.node).Topo().Nodes) == 4 })
+		s.a.node.sub.Do(func() {
+			ok = ok && managerOf(s.a.node).Topo() != nil &&
+				len(managerOf(s.a.node).Topo().Nodes) == 4
+		})
 		m, err := api.Get(context.Background(), s.a.cli, api.GetManager)
 		return ok && err == nil && m.Sweeping == "" && len(m.Problems) == 0
 	})
@@ -174,8 +177,10 @@ func (s *subnetOfTwo) packet(p []byte) {
 }
 
 // directed is a directed-route SMP that arrives at a from its neighbour.
-func (s *subnetOfTwo) directed(method mad.Method, attr mad.AttributeID, mod uint32, data []byte, change func(*mad.SMP)) mad.Datagram {
-	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method, TransactionID: 77, AttributeID: attr,
+func (s *subnetOfTwo) directed(method mad.Method, attr mad.AttributeID, mod uint32, data []byte,
+	change func(*mad.SMP)) mad.Datagram {
+	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnDR, ClassVersion: 1, Method: method,
+		TransactionID: 77, AttributeID: attr,
 		AttributeModifier: mod}, HopPointer: 1, HopCount: 1, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
 	p.InitialPath[1] = uint8(s.b.cfg.SwitchPorts)
 	copy(p.Data[:], data)
@@ -188,8 +193,10 @@ func (s *subnetOfTwo) directed(method mad.Method, attr mad.AttributeID, mod uint
 }
 
 // routed is an SMP that goes to a LID.
-func (s *subnetOfTwo) routed(to ib.LID, attr mad.AttributeID, mod uint32, data []byte, change func(*mad.SMP)) mad.Datagram {
-	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnLID, ClassVersion: 1, Method: mad.MethodSet, TransactionID: 77, AttributeID: attr,
+func (s *subnetOfTwo) routed(to ib.LID, attr mad.AttributeID, mod uint32, data []byte,
+	change func(*mad.SMP)) mad.Datagram {
+	p := mad.SMP{Header: mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSubnLID, ClassVersion: 1,
+		Method: mad.MethodSet, TransactionID: 77, AttributeID: attr,
 		AttributeModifier: mod}}
 	copy(p.Data[:], data)
 	if change != nil {
@@ -201,9 +208,11 @@ func (s *subnetOfTwo) routed(to ib.LID, attr mad.AttributeID, mod uint32, data [
 }
 
 // administration is a request to the SA from b's port.
-func (s *subnetOfTwo) administration(method mad.Method, attr mad.AttributeID, mask mad.ComponentMask, record []byte, change func(*mad.SA)) mad.Datagram {
+func (s *subnetOfTwo) administration(method mad.Method, attr mad.AttributeID, mask mad.ComponentMask, record []byte,
+	change func(*mad.SA)) mad.Datagram {
 	var r mad.SA
-	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method, TransactionID: 77, AttributeID: attr}
+	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA, Method: method,
+		TransactionID: 77, AttributeID: attr}
 	r.ComponentMask = mask
 	copy(r.Data[:], record)
 	if change != nil {
@@ -243,7 +252,8 @@ func (s *subnetOfTwo) program(user int, record []byte) {
 	var c *net.UnixConn
 	asStranger(s.t, user, func() {
 		var err error
-		if c, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(s.a.cfg.Dir, rundir.UmadSock), Net: "unixpacket"}); err != nil {
+		if c, err = net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(s.a.cfg.Dir, rundir.UmadSock),
+			Net: "unixpacket"}); err != nil {
 			s.t.Error(err)
 		}
 	})
@@ -311,14 +321,16 @@ func TestUntrustedSources(t *testing.T) {
 		PortGID: ib.MakeGID(prefix, s.a.node.funcs.named(firstNative).a.NodeGUID+1)}
 	const joins = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState
 	service := mad.ServiceRecord{ServiceID: 5, ServiceGID: join.PortGID, PKey: 0xffff, Lease: 60}
-	inform := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: 0xffff, TrapNumber: 0xffff, Producer: 0xffffff, QPN: 1, GID: join.PortGID}
+	inform := mad.InformInfo{LIDBegin: 0xffff, IsGeneric: 1, Subscribe: 1, Type: 0xffff, TrapNumber: 0xffff,
+		Producer: 0xffffff, QPN: 1, GID: join.PortGID}
 	sminfo := mad.SMInfo{GUID: s.b.node.identity, Priority: 15, State: mad.SMMaster}
 	guids := mad.GUIDInfo{1: 0x666}
 	switchInfo := mad.SwitchInfo{LinearFDBTop: 1}
 	raw := func(vl uint8, op ib.Opcode, qpn ib.QPN) func() {
 		return func() {
 			s.packet(sealed(native.LRH{VL: vl, DLID: s.aPort, SLID: s.bPort},
-				native.Headers{Opcode: op, PKey: ib.DefaultPKey, DestQPN: qpn, QKey: ib.GSIQKey, SrcQPN: 1}, make([]byte, mad.Len)))
+				native.Headers{Opcode: op, PKey: ib.DefaultPKey, DestQPN: qpn, QKey: ib.GSIQKey,
+					SrcQPN: 1}, make([]byte, mad.Len)))
 		}
 	}
 	send := func(d mad.Datagram) func() { return func() { s.datagram(d) } }
@@ -343,13 +355,16 @@ func TestUntrustedSources(t *testing.T) {
 			m[umad.HeaderLen+3] = byte(mad.MethodTrap)
 			s.program(stranger, m)
 		}},
-		{"program of a user whom the node does not serve", api.ScopeNode, "record_refused_uid", func() { s.program(stranger+1, nil) }},
+		{"program of a user whom the node does not serve", api.ScopeNode, "record_refused_uid",
+			func() { s.program(stranger+1, nil) }},
 		{"datagram of a function to queue pair 0", api.ScopeLink, "drop_unconnected", func() {
 			l := s.a.node.lanes.First()
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
 			l.Post(func() {
-				r := &pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{DLID: s.aSwitch, SLID: s.aPort}, Data: mem.BytesPayload(d.Data[:])}
-				r.Headers = native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNSMI, SrcQPN: 0x4001}
+				r := &pkt.Burst{Count: 1, MTU: 4096, Path: &ib.Path{DLID: s.aSwitch, SLID: s.aPort},
+					Data: mem.BytesPayload(d.Data[:])}
+				r.Headers = native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey,
+					DestQPN: ib.QPNSMI, SrcQPN: 0x4001}
 				s.a.node.lanes.First().Net.Fabric.Send(l.Now(), r, l.HCA.Batch())
 			})
 		}},
@@ -379,40 +394,67 @@ func TestUntrustedSources(t *testing.T) {
 		}},
 
 		// A peer without the M_Key: every attribute, by both kinds of routes.
-		{"peer without M_Key: PortInfo of the switch", api.ScopeAgent, "drop_m_key", send(set(mad.AttrPortInfo, 0, evil(of.sw), nil))},
-		{"peer with another M_Key: PortInfo of the switch", api.ScopeAgent, "drop_m_key", send(set(mad.AttrPortInfo, 0, evil(of.sw), key))},
-		{"peer with another M_Key: PortInfo of an adapter", api.ScopeAgent, "drop_m_key", send(s.routed(s.aPort, mad.AttrPortInfo, 1, evil(of.port), key))},
+		{"peer without M_Key: PortInfo of the switch", api.ScopeAgent, "drop_m_key",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), nil))},
+		{"peer with another M_Key: PortInfo of the switch", api.ScopeAgent, "drop_m_key",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), key))},
+		{"peer with another M_Key: PortInfo of an adapter", api.ScopeAgent, "drop_m_key",
+			send(s.routed(s.aPort, mad.AttrPortInfo, 1, evil(of.port), key))},
 		{"peer with another M_Key: LFT", api.ScopeAgent, "drop_m_key", send(set(mad.AttrLFT, 0, lft.Append(nil), key))},
-		{"peer with another M_Key: LFT, by LID", api.ScopeAgent, "drop_m_key", send(s.routed(s.aSwitch, mad.AttrLFT, 0, lft.Append(nil), key))},
-		{"peer with another M_Key: MFT", api.ScopeAgent, "drop_m_key", send(set(mad.AttrMFT, mad.MFTModifier(0, 0), mft.Append(nil), key))},
-		{"peer with another M_Key: P_Keys of an adapter", api.ScopeAgent, "drop_m_key", send(s.routed(s.aPort, mad.AttrPKeyTable, 0, pkeys.Append(nil), key))},
-		{"peer with another M_Key: P_Keys of a switch port", api.ScopeAgent, "drop_m_key", send(set(mad.AttrPKeyTable, mad.PKeyModifier(1, 0), pkeys.Append(nil), key))},
-		{"peer with another M_Key: SwitchInfo", api.ScopeAgent, "drop_m_key", send(set(mad.AttrSwitchInfo, 0, switchInfo.Append(nil), key))},
-		{"peer with another M_Key: GUIDs", api.ScopeAgent, "drop_m_key", send(s.routed(s.aPort, mad.AttrGUIDInfo, 0, guids.Append(nil), key))},
-		{"peer with another M_Key: description", api.ScopeAgent, "drop_m_key", send(s.routed(s.aPort, mad.AttrNodeDescription, 0, []byte("evil"), key))},
-		{"peer with another M_Key: SMInfo", api.ScopeSM, "drop_m_key", send(set(mad.AttrSMInfo, mad.SMHandover, sminfo.Append(nil), key))},
-		{"forged answer to the manager", api.ScopeSM, "stray", send(s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { p.Method = mad.MethodGetResp }))},
+		{"peer with another M_Key: LFT, by LID", api.ScopeAgent, "drop_m_key",
+			send(s.routed(s.aSwitch, mad.AttrLFT, 0, lft.Append(nil), key))},
+		{"peer with another M_Key: MFT", api.ScopeAgent, "drop_m_key", send(set(mad.AttrMFT, mad.MFTModifier(0, 0),
+			mft.Append(nil), key))},
+		{"peer with another M_Key: P_Keys of an adapter", api.ScopeAgent, "drop_m_key",
+			send(s.routed(s.aPort, mad.AttrPKeyTable, 0, pkeys.Append(nil), key))},
+		{"peer with another M_Key: P_Keys of a switch port", api.ScopeAgent, "drop_m_key",
+			send(set(mad.AttrPKeyTable, mad.PKeyModifier(1, 0), pkeys.Append(nil), key))},
+		{"peer with another M_Key: SwitchInfo", api.ScopeAgent, "drop_m_key",
+			send(set(mad.AttrSwitchInfo, 0, switchInfo.Append(nil), key))},
+		{"peer with another M_Key: GUIDs", api.ScopeAgent, "drop_m_key",
+			send(s.routed(s.aPort, mad.AttrGUIDInfo, 0, guids.Append(nil), key))},
+		{"peer with another M_Key: description", api.ScopeAgent, "drop_m_key",
+			send(s.routed(s.aPort, mad.AttrNodeDescription, 0, []byte("evil"), key))},
+		{"peer with another M_Key: SMInfo", api.ScopeSM, "drop_m_key",
+			send(set(mad.AttrSMInfo, mad.SMHandover, sminfo.Append(nil), key))},
+		{"forged answer to the manager", api.ScopeSM, "stray", send(s.routed(s.aSwitch, mad.AttrPortInfo, 0,
+			evil(of.sw), func(p *mad.SMP) { p.Method = mad.MethodGetResp }))},
 
 		// Wrong for every sender, even with the key.
-		{"base version", api.ScopeAgent, "drop_version", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.BaseVersion = 2 }))},
-		{"class version", api.ScopeAgent, "refused", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.ClassVersion = 2 }))},
-		{"class of queue pair 1 on queue pair 0", api.ScopeAgent, "drop_version", send(s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.MgmtClass = mad.ClassSA }))},
+		{"base version", api.ScopeAgent, "drop_version",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.BaseVersion = 2 }))},
+		{"class version", api.ScopeAgent, "refused",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.ClassVersion = 2 }))},
+		{"class of queue pair 1 on queue pair 0", api.ScopeAgent, "drop_version",
+			send(s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw),
+				func(p *mad.SMP) { right(p); p.MgmtClass = mad.ClassSA }))},
 		{"SMP by queue pair 1", api.ScopeAgent, "drop_bad_addressed", func() {
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
 			d.SrcQPN, d.DstQPN, d.QKey = 1, 1, ib.GSIQKey
 			s.datagram(d)
 		}},
-		{"hop pointer beyond the route", api.ScopeAgent, "drop_route", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.HopPointer = 9 }))},
-		{"hop pointer 0", api.ScopeAgent, "drop_route", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.HopPointer = 0 }))},
-		{"hop count beyond 63", api.ScopeAgent, "drop_route", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.HopCount, p.HopPointer = 64, 64 }))},
-		{"answer that did not come the way it went", api.ScopeAgent, "drop_route", send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) {
-			right(p)
-			p.D, p.HopPointer = true, 2
-			p.ReturnPath[1] = 1
-		}))},
-		{"VL 15 packet that is no datagram", api.ScopeLink, "drop_not_transport", raw(15, ib.ServiceRC|ib.SendOnly, ib.QPNSMI)},
-		{"VL 15 packet to a queue pair of a program", api.ScopeLink, "drop_not_transport", raw(15, ib.ServiceUD|ib.SendOnly, 0x4001)},
-		{"packet of a data lane to queue pair 0", api.ScopeLink, "drop_not_transport", raw(0, ib.ServiceUD|ib.SendOnly, ib.QPNSMI)},
+		{"hop pointer beyond the route", api.ScopeAgent, "drop_route",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.HopPointer = 9 }))},
+		{"hop pointer 0", api.ScopeAgent, "drop_route",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) { right(p); p.HopPointer = 0 }))},
+		{"hop count beyond 63", api.ScopeAgent, "drop_route",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) {
+				right(p)
+				p.HopCount, p.HopPointer = 64,
+					64
+			}))},
+		{"answer that did not come the way it went", api.ScopeAgent, "drop_route",
+			send(set(mad.AttrPortInfo, 0, evil(of.sw), func(p *mad.SMP) {
+				right(p)
+				p.D, p.HopPointer = true, 2
+				p.ReturnPath[1] = 1
+			}))},
+		{"VL 15 packet that is no datagram", api.ScopeLink, "drop_not_transport", raw(15, ib.ServiceRC|ib.SendOnly,
+			ib.QPNSMI)},
+		{"VL 15 packet to a queue pair of a program", api.ScopeLink, "drop_not_transport",
+			raw(15, ib.ServiceUD|ib.SendOnly, 0x4001)},
+		{"packet of a data lane to queue pair 0", api.ScopeLink, "drop_not_transport",
+			raw(0, ib.ServiceUD|ib.SendOnly, ib.QPNSMI)},
 		{"packet in the name of a port of this node", api.ScopeLink, "drop_own_source", func() {
 			d := s.routed(s.aSwitch, mad.AttrPortInfo, 0, evil(of.sw), right)
 			d.SLID = s.aPort
@@ -420,18 +462,27 @@ func TestUntrustedSources(t *testing.T) {
 		}},
 
 		// Subnet administration.
-		{"SA: join for somebody else's port", api.ScopeSA, "refused", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), nil))},
-		{"SA: leave for somebody else's port", api.ScopeSA, "refused", send(s.administration(mad.MethodDelete, mad.AttrMCMemberRecord, joins, join.Append(nil), nil))},
+		{"SA: join for somebody else's port", api.ScopeSA, "refused",
+			send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), nil))},
+		{"SA: leave for somebody else's port", api.ScopeSA, "refused",
+			send(s.administration(mad.MethodDelete, mad.AttrMCMemberRecord, joins, join.Append(nil), nil))},
 		{"SA: proxy join of a port of another subnet", api.ScopeSA, "refused", func() {
 			m := join
 			m.PortGID, m.ProxyJoin = ib.MakeGID(1, join.PortGID.GUID()), true
-			s.datagram(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins|mad.CompMCProxyJoin, m.Append(nil), nil))
+			s.datagram(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins|mad.CompMCProxyJoin,
+				m.Append(nil), nil))
 		}},
-		{"SA: join with another SM_Key", api.ScopeSA, "drop_key", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), func(r *mad.SA) { r.SMKey = 5 }))},
-		{"SA: service of somebody else", api.ScopeSA, "refused", send(s.administration(mad.MethodSet, mad.AttrServiceRecord, 7, service.Append(nil), nil))},
-		{"SA: subscription of what nobody may set", api.ScopeSA, "refused", send(s.administration(mad.MethodSet, mad.AttrNodeRecord, 1, inform.Append(nil), nil))},
-		{"SA: class version", api.ScopeSA, "refused", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), func(r *mad.SA) { r.ClassVersion = 1 }))},
-		{"SA: base version", api.ScopeSA, "drop_version", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), func(r *mad.SA) { r.BaseVersion = 2 }))},
+		{"SA: join with another SM_Key", api.ScopeSA, "drop_key",
+			send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil),
+				func(r *mad.SA) { r.SMKey = 5 }))},
+		{"SA: service of somebody else", api.ScopeSA, "refused",
+			send(s.administration(mad.MethodSet, mad.AttrServiceRecord, 7, service.Append(nil), nil))},
+		{"SA: subscription of what nobody may set", api.ScopeSA, "refused",
+			send(s.administration(mad.MethodSet, mad.AttrNodeRecord, 1, inform.Append(nil), nil))},
+		{"SA: class version", api.ScopeSA, "refused", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord,
+			joins, join.Append(nil), func(r *mad.SA) { r.ClassVersion = 1 }))},
+		{"SA: base version", api.ScopeSA, "drop_version", send(s.administration(mad.MethodSet, mad.AttrMCMemberRecord,
+			joins, join.Append(nil), func(r *mad.SA) { r.BaseVersion = 2 }))},
 		{"SA: LID of nobody", api.ScopeSA, "drop_unknown", func() {
 			d := s.administration(mad.MethodSet, mad.AttrMCMemberRecord, joins, join.Append(nil), nil)
 			d.SLID = 0x777
@@ -456,7 +507,10 @@ func TestUntrustedSources(t *testing.T) {
 				// A trunk that goes down, as where a node gets no processor for long, takes what was sent along, and
 				// changes the tables.
 				down := func() bool { return try < 3 && s.downs() > downs }
-				eventually(t, c.counter+" rises", func() bool { return s.a.counter(c.scope, c.counter) > was || down() })
+				eventually(t, c.counter+" rises", func() bool {
+					return s.a.counter(c.scope, c.counter) > was ||
+						down()
+				})
 				diff := cmp.Diff(before, s.tables())
 				if down() {
 					t.Log("the trunk went down meanwhile: once more")
@@ -476,7 +530,10 @@ func TestUntrustedSources(t *testing.T) {
 			t.Error("no M_Key violations at the ports")
 		}
 	})
-	eventually(t, "the manager hears of the violations", func() bool { return s.a.counter(api.ScopeSM, "m_key_violations") > 0 })
+	eventually(t, "the manager hears of the violations", func() bool {
+		return s.a.counter(api.ScopeSM,
+			"m_key_violations") > 0
+	})
 	// The same with the right key is obeyed: the tests above fail for their reasons.
 	s.datagram(set(mad.AttrLFT, 3, lft.Append(nil), right))
 	eventually(t, "an order of who has the key is obeyed", func() (ok bool) {

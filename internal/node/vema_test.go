@@ -111,7 +111,8 @@ func (p *party) lidOf(function uint16) (l ib.LID) { // 0 is the switch
 // speak sends a MAD to queue pair 1 of a LID.
 func (p *party) speak(function uint16, to ib.LID, b []byte) {
 	p.t.Helper()
-	d := mad.Datagram{SLID: p.lidOf(function), DLID: to, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey}
+	d := mad.Datagram{SLID: p.lidOf(function), DLID: to, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+		PKey: ib.DefaultPKey}
 	if !d.SetMAD(b) {
 		p.t.Fatalf("%d octets are no MAD", len(b))
 	}
@@ -146,9 +147,9 @@ func (p *party) ask(function uint16, to ib.LID, m *mad.VEMA) mad.Datagram {
 	return mad.Datagram{}
 }
 
-// TestD14_EthernetAgents: a manager and a stranger speak with the agents of virtual Ethernet of other
-// nodes, over one trunk and over two, in MADs of 2048 octets; agents tell the manager by traps, and the subnet manager by a
-// capability as long as they are there; and what is no such MAD, or is the stranger's, changes nothing.
+// TestD14_EthernetAgents: a manager and a stranger speak with the agents of virtual Ethernet of other nodes,
+// over one trunk and over two, in MADs of 2048 octets; agents tell the manager by traps, and the subnet manager
+// by a capability as long as they are there; and what is no such MAD, or is the stranger's, changes nothing.
 func TestD14_EthernetAgents(t *testing.T) {
 	nodes := row(t)
 	parties := []*party{join(nodes[0]), join(nodes[1]), join(nodes[2])}
@@ -186,7 +187,8 @@ func TestD14_EthernetAgents(t *testing.T) {
 	// answered wants an answer with a status, of 2048 octets, and returns it.
 	answered := func(what string, d mad.Datagram, status mad.Status) (m mad.VEMA) {
 		t.Helper()
-		if err := m.Parse(d.Long); err != nil || m.Status != status || m.Method != mad.MethodGetResp || len(d.Long) != mad.OPALen {
+		if err := m.Parse(d.Long); err != nil || m.Status != status || m.Method != mad.MethodGetResp ||
+			len(d.Long) != mad.OPALen {
 			t.Errorf("%s: %d octets, %v, %v, %v; want %v", what, len(d.Long), err, m.Method, m.Status, status)
 		}
 		return m
@@ -202,9 +204,11 @@ func TestD14_EthernetAgents(t *testing.T) {
 		}
 		// Everybody may look.
 		for _, from := range []*party{manager, stranger} {
-			m := answered("Get(ClassPortInfo)", from.ask(1, p.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil)), mad.StatusOK)
+			m := answered("Get(ClassPortInfo)", from.ask(1, p.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0,
+				nil)), mad.StatusOK)
 			var c mad.VEMAClassPortInfo
-			if c.Parse(m.Data[:]); c.CapabilityMask != 0xff01 || c.BaseVersion != 0x80 || c.RespTimeValue != 18 || c.Trap.LID != 0 {
+			if c.Parse(m.Data[:]); c.CapabilityMask != 0xff01 || c.BaseVersion != 0x80 || c.RespTimeValue != 18 ||
+				c.Trap.LID != 0 {
 				t.Errorf("ClassPortInfo of node %d: %+v", i+1, c)
 			}
 		}
@@ -214,7 +218,8 @@ func TestD14_EthernetAgents(t *testing.T) {
 	for _, to := range []ib.LID{manager.lid, smLID} {
 		d := stranger.ask(1, to, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
 		var h mad.Header
-		if h.Parse(d.Long); len(d.Long) != mad.HeaderLen || h.Status != mad.StatusBadMethodAttr || h.Method != mad.MethodGetResp || h.TransactionID != tid {
+		if h.Parse(d.Long); len(d.Long) != mad.HeaderLen || h.Status != mad.StatusBadMethodAttr ||
+			h.Method != mad.MethodGetResp || h.TransactionID != tid {
 			t.Errorf("LID %d: %d octets, %+v", to, len(d.Long), h)
 		}
 	}
@@ -227,12 +232,14 @@ func TestD14_EthernetAgents(t *testing.T) {
 	forged := mad.DefaultVESWPortInfo()
 	forged.VESW.VESWID, forged.Port.EncapSLID = 7, uint32(far.lid)
 	for _, r := range []*mad.VEMA{
-		request(mad.MethodSet, mad.AttrClassPortInfo, 0, &mad.VEMAClassPortInfo{Trap: mad.VEMATarget{LID: uint32(stranger.lid)}}),
+		request(mad.MethodSet, mad.AttrClassPortInfo, 0,
+			&mad.VEMAClassPortInfo{Trap: mad.VEMATarget{LID: uint32(stranger.lid)}}),
 		request(mad.MethodSet, mad.AttrVESWPortInfo, 0, &forged),
 	} {
 		answered("a stranger's Set", stranger.ask(1, far.lid, r), mad.StatusInvalidValue)
 	}
-	if notices(far, "ethernet_refused_lid") != 1 || notices(far, "no_ethernet_manager") != 1 || far.counter(api.ScopePort, "vema_untrusted") < 2 {
+	if notices(far, "ethernet_refused_lid") != 1 || notices(far, "no_ethernet_manager") != 1 ||
+		far.counter(api.ScopePort, "vema_untrusted") < 2 {
 		t.Errorf("%+v", far.status().Notices)
 	}
 
@@ -243,7 +250,8 @@ func TestD14_EthernetAgents(t *testing.T) {
 	info.VESW.VESWID, info.VESW.FabricID, info.VESW.PKey, info.VESW.McastDLID = 0x123, 1, ib.DefaultPKey, 0xf00005
 	info.Port.PortNum, info.Port.EncapSLID, info.Port.ConfigState = 9, uint32(far.lid), mad.VESWForwarding
 	info.Port.BaseMAC = mad.VESWMAC(1, 0x123, uint32(far.lid))
-	m := answered("Set(VESWPortInfo)", manager.ask(0, far.lid, request(mad.MethodSet, mad.AttrVESWPortInfo, 4, &info)), mad.StatusOK)
+	m := answered("Set(VESWPortInfo)", manager.ask(0, far.lid, request(mad.MethodSet, mad.AttrVESWPortInfo, 4,
+		&info)), mad.StatusOK)
 	var got mad.VESWPortInfo
 	if got.Parse(m.Data[:]); got.VESW != info.VESW || got.Port.BaseMAC != info.Port.BaseMAC {
 		t.Errorf("%+v", got)
@@ -262,8 +270,10 @@ func TestD14_EthernetAgents(t *testing.T) {
 			}
 			d := manager.came[i].d
 			var trap mad.VEMATrap
-			if err := trap.Parse(d.Long); err != nil || len(d.Long) != mad.VEMATrapLen || trap.Notice.Opcode != mad.VEMALinkStatus || !trap.Notice.Informational() ||
-				trap.Notice.VPort != 4 || trap.Notice.VESWID != 0x123 || trap.Notice.IssuerLID != uint32(far.lid) || d.SLID != far.lid {
+			if err := trap.Parse(d.Long); err != nil || len(d.Long) != mad.VEMATrapLen ||
+				trap.Notice.Opcode != mad.VEMALinkStatus || !trap.Notice.Informational() ||
+				trap.Notice.VPort != 4 || trap.Notice.VESWID != 0x123 || trap.Notice.IssuerLID != uint32(far.lid) ||
+				d.SLID != far.lid {
 				t.Errorf("%d octets, %v, %+v", len(d.Long), err, trap)
 			}
 		})
@@ -286,19 +296,22 @@ func TestD14_EthernetAgents(t *testing.T) {
 		b[at] = v
 		return b
 	}
-	for _, b := range [][]byte{set[:2044], set[:1024], set[:272], set[:256], set[:40], set[:24], with(2, 1), with(37, 9), with(1, 3), with(1, 4), with(1, 0x81), with(1, 1),
+	for _, b := range [][]byte{set[:2044], set[:1024], set[:272], set[:256], set[:40], set[:24], with(2, 1),
+		with(37, 9), with(1, 3), with(1, 4), with(1, 0x81), with(1, 1),
 		with(3, 3), with(3, 5), with(3, 7), with(3, 0x81), with(0, 1)[:256], with(0, 0)[:256]} {
 		manager.speak(0, far.lid, b)
 	}
 	hostile := func(data []byte) {
 		port := manager.node.sub.TrunkPort(0)
 		l, f := manager.node.lanes.First(), manager.node.lanes.First().Net.Fabric
-		d := mad.Datagram{SLID: smLID, DLID: far.lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey, PKey: ib.DefaultPKey, Long: data}
+		d := mad.Datagram{SLID: smLID, DLID: far.lid, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+			PKey: ib.DefaultPKey, Long: data}
 		if err := l.Query(func() { f.SendMAD(l.Now(), port, &d); f.Flush(l.Now()) }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, b := range [][]byte{append(bytes.Clone(set), 0, 0, 0, 0), append(bytes.Clone(set), make([]byte, 2048)...), set[:20], set[:4], with(0, 1), with(0, 0x81)} {
+	for _, b := range [][]byte{append(bytes.Clone(set), 0, 0, 0, 0), append(bytes.Clone(set), make([]byte, 2048)...),
+		set[:20], set[:4], with(0, 1), with(0, 0x81)} {
 		hostile(b)
 	}
 	before := manager.ask(0, far.lid, request(mad.MethodGet, mad.AttrVESWPortInfo, 4, nil))
@@ -313,7 +326,8 @@ func TestD14_EthernetAgents(t *testing.T) {
 	if c := far.capabilities(); c&mad.CapVendorClass != 0 {
 		t.Errorf("capabilities %#x without an agent", c)
 	}
-	if d := stranger.ask(1, far.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil)); len(d.Long) != mad.HeaderLen {
+	if d := stranger.ask(1, far.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0,
+		nil)); len(d.Long) != mad.HeaderLen {
 		t.Errorf("%d octets of who is gone", len(d.Long))
 	}
 }
@@ -336,7 +350,8 @@ func TestMADsWithinNode(t *testing.T) {
 	send := func(b []byte) {
 		t.Helper()
 		if err := l.Query(func() {
-			r := pkt.Burst{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
+			r := pkt.Burst{Headers: native.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: ib.DefaultPKey,
+				DestQPN: ib.QPNGSI, QKey: ib.GSIQKey, SrcQPN: ib.QPNGSI},
 				Count: 1, Path: &ib.Path{SLID: n.lid, DLID: n.lid, Function: 1}, Data: mem.BytesPayload(b)}
 			n.node.sub.Receive(l.HCA, l.Now(), &r)
 		}); err != nil {
@@ -347,7 +362,8 @@ func TestMADsWithinNode(t *testing.T) {
 		m := mad.NewVEMA(mad.MethodGet, mad.AttrClassPortInfo, 0, tid)
 		return m.Append(nil)
 	}
-	for _, b := range [][]byte{get(1)[:2044], get(1)[:24], get(1)[:256], append(get(1), 0, 0, 0, 0), get(1)[:20], nil, get(1)[:2046]} {
+	for _, b := range [][]byte{get(1)[:2044], get(1)[:24], get(1)[:256], append(get(1), 0, 0, 0, 0), get(1)[:20], nil,
+		get(1)[:2046]} {
 		send(b)
 	}
 	send(get(2))
@@ -391,11 +407,13 @@ func TestUmadOfEthernet(t *testing.T) {
 	}
 	b := make([]byte, 4096)
 	n, err := c.Read(b)
-	if err != nil || h.Parse(b[:n], umad.HeaderLen) != umad.OK || h.Status != umad.OK || n != umad.HeaderLen+mad.OPALen || int(h.Length) != n || h.LID != to.lid {
+	if err != nil || h.Parse(b[:n], umad.HeaderLen) != umad.OK || h.Status != umad.OK ||
+		n != umad.HeaderLen+mad.OPALen || int(h.Length) != n || h.LID != to.lid {
 		t.Fatalf("%d octets, %v, %+v", n, err, h)
 	}
 	var i mad.VEMAClassPortInfo
-	if m.Parse(b[umad.HeaderLen:n]); m.Method != mad.MethodGetResp || m.Status != 0 || uint32(m.TransactionID) != 0x42 || i.Parse(m.Data[:]) != nil || i.MaxVPorts() != 255 {
+	if m.Parse(b[umad.HeaderLen:n]); m.Method != mad.MethodGetResp || m.Status != 0 ||
+		uint32(m.TransactionID) != 0x42 || i.Parse(m.Data[:]) != nil || i.MaxVPorts() != 255 {
 		t.Errorf("%+v, %+v", m.Header, i)
 	}
 }

@@ -180,7 +180,8 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 		})
 		nodes[i] = n
 	}
-	if _, err := api.Call(context.Background(), nodes[0].cli, api.AddFunction, api.NewFunction{Name: "weft_ib1"}); err != nil {
+	if _, err := api.Call(context.Background(), nodes[0].cli, api.AddFunction,
+		api.NewFunction{Name: "weft_ib1"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all ports are active", func() bool {
@@ -546,7 +547,8 @@ func TestVESWInterface(t *testing.T) {
 		return v.VESW == 6 && v.MTU == 2000 && p.device.MaxMTU == 2000 && p.device.MAC == mac && p.event.MAC == mac
 	})
 	// The interface is for something else.
-	if l, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab0"}); err != nil ||
+	if l, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6,
+		Backend: api.BackendTAP, Name: "lab0"}); err != nil ||
 		len(l) != 1 ||
 		l[0].Name != "lab0" {
 		t.Fatalf("%+v, %v", l, err)
@@ -557,7 +559,8 @@ func TestVESWInterface(t *testing.T) {
 		t.Error("the first interface is still there")
 	}
 	p.mu.Unlock()
-	if _, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6, Backend: api.BackendTAP, Name: "lab1"}); err == nil {
+	if _, err := api.Call(ctx, a.cli, api.AttachVESW, api.VESWRequest{Device: "weft_ib0", VESW: 6,
+		Backend: api.BackendTAP, Name: "lab1"}); err == nil {
 		t.Error("attached twice")
 	}
 	if err := api.Do(ctx, a.cli, api.DetachVESW, "lab0"); err != nil {

@@ -67,7 +67,8 @@ func TestVM(t *testing.T) {
 	n, far := nodes[0], nodes[1]
 	n.node.sub.Do(func() { n.node.vesw.Open = n.node.vesw.OpenSegment })
 	v := n.addVM(api.NewVM{Name: "web", MAC: "52:54:00:00:00:09"})
-	if v.Number != 3 || v.Guest || !strings.Contains(v.Reason, v.Socket) || v.Carrier || v.CarrierReason != "it is in no VESW" || v.Queues != 1 || v.PortGUID == "" {
+	if v.Number != 3 || v.Guest || !strings.Contains(v.Reason, v.Socket) || v.Carrier ||
+		v.CarrierReason != "it is in no VESW" || v.Queues != 1 || v.PortGUID == "" {
 		t.Errorf("%+v", v)
 	}
 	if s := n.status(); len(s.VMs) != 1 || !slices.ContainsFunc(s.Notices, func(d api.Degraded) bool {
@@ -89,13 +90,19 @@ func TestVM(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 
-	guest, err := ethdevtest.NewGuest(t, v.Socket, ethdevtest.Options{Features: 1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureCsum | 1<<abi.FeatureHostTSO4 |
-		1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4})
+	guest, err := ethdevtest.NewGuest(t, v.Socket,
+		ethdevtest.Options{Features: 1<<abi.FeatureMrgRxbuf | 1<<abi.FeatureCsum | 1<<abi.FeatureHostTSO4 |
+			1<<abi.FeatureGuestCsum | 1<<abi.FeatureGuestTSO4})
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the guest runs", func() bool { v := n.vm("web"); return v.Guest && v.Running && v.PID == os.Getpid() })
-	if d := n.status().Notices; slices.ContainsFunc(d, func(d api.Degraded) bool { return d.What == "vm_without_guest" }) {
+	eventually(t, "the guest runs", func() bool {
+		v := n.vm("web")
+		return v.Guest && v.Running &&
+			v.PID == os.Getpid()
+	})
+	if d := n.status().Notices; slices.ContainsFunc(d,
+		func(d api.Degraded) bool { return d.What == "vm_without_guest" }) {
 		t.Errorf("%+v", d)
 	}
 
@@ -126,7 +133,8 @@ func TestVM(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, func(wait time.Duration) bool {
-		for end := time.Now().Add(wait); time.Now().Before(end) && len(payloads(t, got)) != 20000; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(wait); time.Now().Before(end) &&
+			len(payloads(t, got)) != 20000; time.Sleep(time.Millisecond) {
 			came, _ := there.came()
 			got = append(got, came...)
 		}
@@ -203,7 +211,8 @@ func TestVM(t *testing.T) {
 	}
 	gets(third, back[:1000:1000], ether.Offload{})
 
-	if err := api.Do(t.Context(), n.cli, api.DeleteFunction, "web"); !isInvalid(err) || !strings.Contains(err.Error(), "weft vm del web") {
+	if err := api.Do(t.Context(), n.cli, api.DeleteFunction, "web"); !isInvalid(err) || !strings.Contains(err.Error(),
+		"weft vm del web") {
 		t.Errorf("%v", err)
 	}
 	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err != nil {
@@ -215,7 +224,8 @@ func TestVM(t *testing.T) {
 	if _, err := os.Lstat(v.Socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket: %v", err)
 	}
-	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err == nil || !strings.Contains(err.Error(), "there is no virtual machine web") {
+	if err := api.Do(t.Context(), n.cli, api.DeleteVM, "web"); err == nil || !strings.Contains(err.Error(),
+		"there is no virtual machine web") {
 		t.Errorf("%v", err)
 	}
 }
@@ -242,8 +252,10 @@ func TestVMsAreKept(t *testing.T) {
 		t.Errorf("%+v %+v", a, b)
 	}
 	eventually(t, "the node connects", func() bool { return r.vm("b").Guest })
-	for _, v := range []api.NewVM{{Name: "a"}, {Name: firstNative}, {Name: "c", Socket: a.Socket}, {Name: "c", Connect: path},
-		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}, {Name: "c", Memory: "lots"}} {
+	for _, v := range []api.NewVM{{Name: "a"}, {Name: firstNative}, {Name: "c", Socket: a.Socket},
+		{Name: "c", Connect: path},
+		{Name: "c", Socket: filepath.Join(r.cfg.Dir, "identity")}, {Name: "c", Socket: "/nowhere/at/all"}, {Name: "c",
+			Memory: "lots"}} {
 		if _, err := api.Call(t.Context(), r.cli, api.AddVM, v); !isInvalid(err) {
 			t.Errorf("%+v: %v", v, err)
 		}
@@ -257,7 +269,8 @@ func TestVMsAreKept(t *testing.T) {
 		}
 	}
 	eventually(t, "the node connects again", func() bool { return r.vm("b").Guest })
-	if _, err := ethdevtest.NewGuest(t, a.Socket, ethdevtest.Options{Pairs: 4, Features: 1 << abi.FeaturePacked}); err != nil {
+	if _, err := ethdevtest.NewGuest(t, a.Socket, ethdevtest.Options{Pairs: 4,
+		Features: 1 << abi.FeaturePacked}); err != nil {
 		t.Error(err)
 	}
 	if err := api.Do(t.Context(), r.cli, api.DeleteVM, "b"); err != nil {

@@ -50,7 +50,8 @@ func (n *Node) heldUp(ctx context.Context, over <-chan struct{}) <-chan error {
 			case <-t.C:
 			}
 			if now := time.Now(); w.Check(now) && now.After(end) {
-				held <- &api.Error{Code: api.CodeInternal, What: "the node ends without its lanes", Why: n.sessions.StuckReason(),
+				held <- &api.Error{Code: api.CodeInternal, What: "the node ends without its lanes",
+					Why: n.sessions.StuckReason(),
 					Fix: "end what serves the memory of that program: a file system in user space, or a handler of page faults"}
 				return
 			}

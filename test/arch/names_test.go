@@ -187,7 +187,8 @@ func TestDocsNameRealFunctions(t *testing.T) {
 				t.Errorf("%s names %s, which no file defines", page, strings.Join(strings.Fields(m[0]), " "))
 			}
 			if at := d.places[owner+"."+name]; page == "ARCHITECTURE.md" && len(at) > 1 {
-				t.Errorf("%s names %s, which is in %s: write its package in front", page, m[0], strings.Join(at, " and "))
+				t.Errorf("%s names %s, which is in %s: write its package in front", page, m[0],
+					strings.Join(at, " and "))
 			}
 		}
 	}

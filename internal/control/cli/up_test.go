@@ -26,7 +26,8 @@ func TestFlagArgument(t *testing.T) {
 		f.Visit(func(f *pflag.Flag) { again = append(again, flagArgument(f)) })
 		return c, again
 	}
-	want, args := load([]string{"--roce-interfaces=eth[0-9]", "--peer=[fd00::2]:4792", "--peer=10.0.0.2", "--allow-uid=1,2",
+	want, args := load([]string{"--roce-interfaces=eth[0-9]", "--peer=[fd00::2]:4792", "--peer=10.0.0.2",
+		"--allow-uid=1,2",
 		`--ipoib-set="pkeys=0x8014,0x8015"`, "--spin=1ms", "--real-time", "--ipoib-qkey=0xb1b", "--store=http://h:1,http://h:2"})
 	got, _ := load(args)
 	if diff := cmp.Diff(want, got); diff != "" {

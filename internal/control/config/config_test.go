@@ -61,7 +61,8 @@ func TestPrecedence(t *testing.T) {
 // the environment.
 func TestListFlags(t *testing.T) {
 	vars := env(map[string]string{"WEFT_PEER": "10.0.0.9", "WEFT_IPOIB_SET": "debug=1"})
-	got, err := Load(Sources{Flags: flags(t, "--peer=", `--ipoib-set="pkeys=0x8014,0x8015"`, "--ipoib-set=scope=2"), Getenv: vars})
+	got, err := Load(Sources{Flags: flags(t, "--peer=", `--ipoib-set="pkeys=0x8014,0x8015"`, "--ipoib-set=scope=2"),
+		Getenv: vars})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,8 @@ var _ rdmacm.Sink = (*channel)(nil)
 // notified for lack of memory: otherwise the program would wait forever.
 func (f *channel) Notice() {
 	f.raw.Control(func(fd uintptr) {
-		if err := unix.Sendto(int(fd), abi.CMNotice{}.Append(nil), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil); err != nil {
+		if err := unix.Sendto(int(fd), abi.CMNotice{}.Append(nil), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL,
+			nil); err != nil {
 			unix.Shutdown(int(fd), unix.SHUT_RDWR)
 		}
 	})
@@ -175,7 +176,8 @@ func (d *Device) commands(c *net.UnixConn) {
 // command executes a command; false where the node ends.
 func (d *Device) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 	const room = len(r.Data)
-	if m.InLen > uint32(len(m.Data)) || m.OptionLen > uint32(len(m.Data))-m.InLen || m.Flags&^uint32(abi.CMNoticed) != 0 {
+	if m.InLen > uint32(len(m.Data)) || m.OptionLen > uint32(len(m.Data))-m.InLen ||
+		m.Flags&^uint32(abi.CMNoticed) != 0 {
 		r.Error = uint32(unix.EINVAL)
 		return r, true
 	}
@@ -196,7 +198,8 @@ func (d *Device) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 			f.file.Noticed()
 		}
 		if m.Command != abi.CMResume {
-			out, err := f.file.Command(now, m.Command, m.Data[:m.InLen], m.Data[m.InLen:m.InLen+m.OptionLen], from, min(int(m.OutLen), room), r.Data[:0])
+			out, err := f.file.Command(now, m.Command, m.Data[:m.InLen], m.Data[m.InLen:m.InLen+m.OptionLen], from,
+				min(int(m.OutLen), room), r.Data[:0])
 			r.Error, r.Length = uint32(err), uint32(len(out))
 		}
 		f.file.Resume()
@@ -276,13 +279,15 @@ func (w *network) Broadcast(a *cm.Address) (ib.GID, bool) {
 }
 
 // Join implements rdmacm.Network.
-func (w *network) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
+func (w *network) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,
+	error)) (cancel func(mono.Time)) {
 	if g.Addr.Link == ib.LinkInfiniBand {
 		return w.groups.join(now, g, done)
 	}
 	// The host joins when a queue pair is attached, and leaves with the last.
 	a := g.Addr
-	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: g.MGID, SGIDIndex: a.SGIDIndex, Global: true, PKey: a.PKey, HopLimit: groupHops,
+	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: g.MGID, SGIDIndex: a.SGIDIndex,
+		Global: true, PKey: a.PKey, HopLimit: groupHops,
 		TClass: g.TClass}, g.QKey, nil)
 	return func(mono.Time) {}
 }
@@ -301,7 +306,8 @@ func (s *Service) Identifiers() (list []api.CMID) {
 		return nil
 	}
 	for _, i := range ids {
-		v := api.CMID{Owner: api.Owner{PID: i.Owner.PID, Comm: i.Owner.Comm, UID: i.Owner.UID}, CMIDN: i.Number, LQPN: uint32(i.QPN), Type: i.Type.String(),
+		v := api.CMID{Owner: api.Owner{PID: i.Owner.PID, Comm: i.Owner.Comm, UID: i.Owner.UID}, CMIDN: i.Number,
+			LQPN: uint32(i.QPN), Type: i.Type.String(),
 			State: i.State, PS: psNames[i.PS], Src: i.Src, Dst: i.Dst}
 		if a := s.cfg.Functions.At(i.Function); i.Bound && a != nil {
 			v.Device = a.Name

@@ -66,11 +66,13 @@ const (
 )
 
 func newGroupTable(s *Service) *groupTable {
-	return &groupTable{s: s, users: map[uint16]*subnet.User{}, groups: map[groupKey]*group{}, asks: map[uint32]*request{}}
+	return &groupTable{s: s, users: map[uint16]*subnet.User{}, groups: map[groupKey]*group{},
+		asks: map[uint32]*request{}}
 }
 
 // join implements rdmacm.Network for InfiniBand ports.
-func (c *groupTable) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey, error)) (cancel func(mono.Time)) {
+func (c *groupTable) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,
+	error)) (cancel func(mono.Time)) {
 	key := groupKey{want.Function, want.MGID, want.SendOnly}
 	g := c.groups[key]
 	if g == nil {
@@ -130,7 +132,8 @@ func (c *groupTable) begin(g *group) {
 
 // enter joins a group; like is the broadcast group.
 func (c *groupTable) enter(g *group, like *mad.MCMemberRecord) {
-	rec := mad.MCMemberRecord{MGID: g.key.mgid, PortGID: g.want.Addr.SGID, PKey: like.PKey, QKey: g.want.QKey, SL: like.SL, FlowLabel: like.FlowLabel,
+	rec := mad.MCMemberRecord{MGID: g.key.mgid, PortGID: g.want.Addr.SGID, PKey: like.PKey, QKey: g.want.QKey,
+		SL: like.SL, FlowLabel: like.FlowLabel,
 		TClass: like.TClass, JoinState: joinState(g.key.sendOnly)}
 	mask := mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCPKey | mad.CompMCQKey | mad.CompMCSL | mad.CompMCFlowLabel | mad.CompMCTClass
 	if g.want.OfLink {
@@ -168,7 +171,8 @@ func (g *group) tell(now mono.Time, w *waiter) {
 		return
 	}
 	a, r := w.g.Addr, &g.rec
-	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: r.MGID, SGIDIndex: a.SGIDIndex, DLID: r.MLID, Global: true, PKey: r.PKey,
+	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: r.MGID, SGIDIndex: a.SGIDIndex,
+		DLID: r.MLID, Global: true, PKey: r.PKey,
 		FlowLabel: r.FlowLabel, TClass: r.TClass, HopLimit: r.HopLimit, SL: r.SL, MTU: r.MTU, Rate: r.Rate, LifeTime: r.Life}, r.QKey, nil)
 }
 
@@ -191,7 +195,8 @@ func (c *groupTable) send(a *request, method mad.Method, mask mad.ComponentMask,
 		c.s.Post(func(now mono.Time) { a.done(now, nil, cm.ErrFull) })
 		return
 	}
-	a.m = mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: mad.AttrMCMemberRecord}, ComponentMask: mask}}
+	a.m = mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: method, AttributeID: mad.AttrMCMemberRecord},
+		ComponentMask: mask}}
 	rec.Append(a.m.Data[:0])
 	for c.last++; c.asks[c.last] != nil; c.last++ {
 	}

@@ -29,7 +29,8 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 	if l, ok := s.cfg.Addresses.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a }); ok {
 		p := l.Adapter.Port()
 		if len(p.GIDs) > 0 {
-			return cm.Address{Function: l.Adapter.Number(), Link: ib.LinkInfiniBand, Device: l.Link, Src: a, SGID: p.GIDs[0].GID, PKey: l.PKey}, nil
+			return cm.Address{Function: l.Adapter.Number(), Link: ib.LinkInfiniBand, Device: l.Link, Src: a,
+				SGID: p.GIDs[0].GID, PKey: l.PKey}, nil
 		}
 	}
 	if !a.IsValid() || a.IsUnspecified() {
@@ -42,7 +43,8 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 	for _, o := range ports {
 		p := o.Port()
 		if i := p.Lookup(ib.GIDFromAddr(a)); i >= 0 && i <= 0xff && !p.GIDs[i].LocalOnly {
-			return cm.Address{Function: o.Number(), Link: p.Link, Src: a, SGID: p.GIDs[i].GID, SGIDIndex: uint8(i), PKey: p.PKeys[0]}, nil
+			return cm.Address{Function: o.Number(), Link: p.Link, Src: a, SGID: p.GIDs[i].GID, SGIDIndex: uint8(i),
+				PKey: p.PKeys[0]}, nil
 		}
 	}
 	return cm.Address{}, cm.ErrNoAddress
@@ -52,7 +54,10 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 // first of them only.
 func (s *Service) Has(function uint16, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
-	_, ok := s.cfg.Addresses.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
+	_, ok := s.cfg.Addresses.Lookup(func(l *Address) bool {
+		return l.Prefix.Addr() == a &&
+			l.Adapter.Number() == function
+	})
 	return ok
 }
 
@@ -76,7 +81,8 @@ func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 			}
 		}
 	}
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9))) // looks up a route, sends nothing
+	// looks up a route, sends nothing
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
 	if err != nil {
 		return cm.Address{}, cm.ErrNoRoute
 	}
@@ -144,8 +150,10 @@ func (s *Service) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done f
 			done(now, cm.Path{}, cm.ErrNoAddress)
 			return
 		}
-		done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: uint8(i), SLID: ib.LIDPermissive, DLID: ib.LIDPermissive,
-			Global: true, PKey: p.PKeys[0], FlowLabel: 1 + rand.Uint32N(0xfffff), TClass: tclass, HopLimit: roceHopLimit, MTU: p.PathMTU(a.SGID), LifeTime: roceLifeTime}, nil)
+		done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: a.DGID, SGIDIndex: uint8(i),
+			SLID: ib.LIDPermissive, DLID: ib.LIDPermissive,
+			Global: true, PKey: p.PKeys[0], FlowLabel: 1 +
+				rand.Uint32N(0xfffff), TClass: tclass, HopLimit: roceHopLimit, MTU: p.PathMTU(a.SGID), LifeTime: roceLifeTime}, nil)
 		return
 	}
 	s.ipoibPath(now, a, func(now mono.Time, p *ipoib.PathInfo, err error) {
@@ -154,12 +162,14 @@ func (s *Service) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done f
 			return
 		}
 		port, ok := s.Port(addr.Function)
-		i, k := slices.Index(port.GIDs, p.SGID), slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return k.Match(p.PKey) })
+		i, k := slices.Index(port.GIDs, p.SGID), slices.IndexFunc(port.PKeys,
+			func(k ib.PKey) bool { return k.Match(p.PKey) })
 		if !ok || i < 0 || i > 0xff || k < 0 {
 			done(now, cm.Path{}, cm.ErrNoPath)
 			return
 		}
-		done(now, cm.Path{Function: addr.Function, Link: addr.Link, SGID: p.SGID, DGID: p.DGID, SGIDIndex: uint8(i), SLID: p.SLID, DLID: p.DLID,
+		done(now, cm.Path{Function: addr.Function, Link: addr.Link, SGID: p.SGID, DGID: p.DGID, SGIDIndex: uint8(i),
+			SLID: p.SLID, DLID: p.DLID,
 			Global: p.HopLimit > 1, PKey: port.PKeys[k], PKeyIndex: uint16(k), FlowLabel: p.FlowLabel, TClass: p.TClass, HopLimit: p.HopLimit, SL: p.SL,
 			MTU: min(p.MTU, port.MTU), Rate: p.Rate, LifeTime: p.PacketLifetime}, nil)
 	})

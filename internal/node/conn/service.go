@@ -138,7 +138,8 @@ const inboxLen = 1024
 
 // New returns a service that does not run yet.
 func New(c Config) *Service {
-	s := &Service{cfg: c, inbox: make(chan arrival, inboxLen), wake: make(chan struct{}, 1), end: make(chan struct{}), known: map[uint16]knownPort{}}
+	s := &Service{cfg: c, inbox: make(chan arrival, inboxLen), wake: make(chan struct{}, 1), end: make(chan struct{}),
+		known: map[uint16]knownPort{}}
 	s.queue = loop.NewQueue(func() {
 		select {
 		case s.wake <- struct{}{}:
@@ -293,9 +294,11 @@ const gsiSrcPort = 55410
 // datagram is the packet of a datagram over RoCEv2: a UD SEND Only from queue pair 1.
 func (s *Service) datagram(f uint16, p *hca.Port, d *mad.Datagram) *pkt.Burst {
 	data := d.Data
-	path := &ib.Path{SGID: d.SGID, DGID: d.DGID, TClass: d.TClass, HopLimit: d.HopLimit, FlowLabel: d.FlowLabel, SGIDIndex: uint8(max(p.Lookup(d.SGID), 0)), SL: d.SL,
+	path := &ib.Path{SGID: d.SGID, DGID: d.DGID, TClass: d.TClass, HopLimit: d.HopLimit, FlowLabel: d.FlowLabel,
+		SGIDIndex: uint8(max(p.Lookup(d.SGID), 0)), SL: d.SL,
 		SrcPort: gsiSrcPort, MaxRun: p.MaxRun, Function: f}
-	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
+	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN,
+		QKey: d.QKey, SrcQPN: ib.QPNGSI}, Count: 1,
 		MTU: mad.Len, Path: path, IPv4: d.DGID.IsIPv4(), Data: mem.BytesPayload(data[:])}
 }
 
@@ -344,7 +347,8 @@ func (s *Service) Receiver(l *hca.Lane) func(mono.Time, *pkt.Burst) {
 			s.stats.DropSource.Add(1)
 			return
 		}
-		in := arrival{r.Path.Function, mad.Datagram{Port: 1, SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, SL: r.Path.SL, SrcQPN: r.SrcQPN, DstQPN: r.DestQPN,
+		in := arrival{r.Path.Function, mad.Datagram{Port: 1, SLID: ib.LIDPermissive, DLID: ib.LIDPermissive,
+			SL: r.Path.SL, SrcQPN: r.SrcQPN, DstQPN: r.DestQPN,
 			QKey: r.QKey, PKey: r.PKey, Global: true, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit, TClass: r.Path.TClass}}
 		if l.Batch().Gather([][]byte{in.d.Data[:]}, &r.Data, 0) != mem.OK {
 			r.Fault = true
@@ -407,7 +411,8 @@ func (s *Service) Port(f uint16) (cm.Port, bool) {
 	if k, ok := s.known[f]; ok && k.of == p {
 		return k.Port, true
 	}
-	k := knownPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, LMC: p.LMC, MTU: p.MTU, PKeys: p.PKeys, GIDs: make([]ib.GID, len(p.GIDs)),
+	k := knownPort{p, cm.Port{Link: p.Link, CAGUID: a.NodeGUID, LID: p.LID, LMC: p.LMC, MTU: p.MTU, PKeys: p.PKeys,
+		GIDs: make([]ib.GID, len(p.GIDs)),
 		MTUs: make([]ib.MTU, len(p.GIDs))}}
 	for i := range p.GIDs {
 		k.MTUs[i] = p.GIDs[i].MTU

@@ -161,7 +161,8 @@ func (s *Captures) stop(_ context.Context, id int) error {
 	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no capture %d", id), Fix: "weft status"}
 }
 
-func (s *Captures) capture(ctx context.Context, spec api.CaptureSpec, started func(api.Capture) error, write func([]byte) error) (api.Capture, error) {
+func (s *Captures) capture(ctx context.Context, spec api.CaptureSpec, started func(api.Capture) error,
+	write func([]byte) error) (api.Capture, error) {
 	cfg, err := s.config(ctx, spec)
 	if err != nil {
 		return api.Capture{}, err
@@ -241,7 +242,8 @@ func (f writerFunc) Write(p []byte) (int, error) {
 
 // config is the configuration of a capture as it was requested.
 func (s *Captures) config(ctx context.Context, spec api.CaptureSpec) (capture.Config, error) {
-	cfg := capture.Config{Lanes: len(s.lanes.All()), RingBytes: captureBytes, SnapLen: spec.SnapLen, Port: s.cfg.Port, Clock: time.Now, Later: spec.Device == ""}
+	cfg := capture.Config{Lanes: len(s.lanes.All()), RingBytes: captureBytes, SnapLen: spec.SnapLen, Port: s.cfg.Port,
+		Clock: time.Now, Later: spec.Device == ""}
 	for cfg.RingBytes*cfg.Lanes > captureBytes {
 		cfg.RingBytes /= 2
 	}
@@ -262,7 +264,8 @@ func (s *Captures) config(ctx context.Context, spec api.CaptureSpec) (capture.Co
 		cfg.Functions[num] = capture.Function{Name: a.Name, Native: native}
 	}
 	if !known {
-		return cfg, &api.Error{Code: api.CodeNotFound, What: "cannot capture", Why: fmt.Sprintf("there is no device %q", spec.Device), Fix: "weft dev"}
+		return cfg, &api.Error{Code: api.CodeNotFound, What: "cannot capture",
+			Why: fmt.Sprintf("there is no device %q", spec.Device), Fix: "weft dev"}
 	}
 	if !spec.IPoIB {
 		return cfg, nil
@@ -278,7 +281,8 @@ func (s *Captures) config(ctx context.Context, spec api.CaptureSpec) (capture.Co
 		}
 	}
 	if cfg.IPoIB == nil {
-		return cfg, &api.Error{Code: api.CodeNotFound, What: "cannot capture", Why: "there is no IP link", Fix: "weft ipoib"}
+		return cfg, &api.Error{Code: api.CodeNotFound, What: "cannot capture", Why: "there is no IP link",
+			Fix: "weft ipoib"}
 	}
 	return cfg, nil
 }
@@ -293,13 +297,15 @@ func (s *Captures) add(c *capturing) error {
 	}
 	s.mu.Unlock()
 	if full {
-		return &api.Error{Code: api.CodeRefused, What: "cannot capture", Why: fmt.Sprintf("%d captures run, which is the most", MaxCaptures), Fix: "end one (weft status)"}
+		return &api.Error{Code: api.CodeRefused, What: "cannot capture",
+			Why: fmt.Sprintf("%d captures run, which is the most", MaxCaptures), Fix: "end one (weft status)"}
 	}
 	if err := s.setTaps(); err != nil {
 		s.remove(c)
 		return err
 	}
-	s.cfg.Log.Info("a capture begins: matching queue pairs of this node reach each other by the packet path", "id", c.id, "spec", c.spec)
+	s.cfg.Log.Info("a capture begins: matching queue pairs of this node reach each other by the packet path", "id",
+		c.id, "spec", c.spec)
 	return nil
 }
 

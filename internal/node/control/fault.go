@@ -85,7 +85,8 @@ func (s *Faults) List(context.Context) ([]api.Fault, error) {
 // add adds a rule. Every lane gets it with a seed of its
 // own that follows from the one given.
 func (s *Faults) add(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
-	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt, Delay: spec.DelayNS}
+	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt,
+		Delay: spec.DelayNS}
 	onRoCE, onTrunks, err := s.links(&spec)
 	if err != nil {
 		return api.Fault{}, err
@@ -137,9 +138,11 @@ func (s *Faults) links(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
 	case spec.Device != "" && !s.cfg.Device(spec.Device):
 		return false, false, refuse(api.CodeNotFound, "weft dev", "there is no device %q", spec.Device)
 	case spec.Device != "" && spec.Device != s.cfg.Host.Name:
-		return false, false, refuse(api.CodeInvalid, "weft fault add --link trunk, without --device", "a trunk carries what all InfiniBand devices send")
+		return false, false, refuse(api.CodeInvalid, "weft fault add --link trunk, without --device",
+			"a trunk carries what all InfiniBand devices send")
 	case spec.Link == api.LinkTrunk && spec.Device != "":
-		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks", spec.Device)
+		return false, false, refuse(api.CodeInvalid, "leave --device or --link out", "%s sends nothing over trunks",
+			spec.Device)
 	case spec.Link == api.LinkTrunk && !s.cfg.Trunks:
 		return false, false, refuse(api.CodeNotFound, "weft up --peer ADDRESS", "the node has no trunk")
 	}
@@ -158,7 +161,8 @@ func (s *Faults) delete(_ context.Context, id int) error {
 	}
 	s.mu.Unlock()
 	if !found {
-		return &api.Error{Code: api.CodeNotFound, What: "cannot delete the fault", Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
+		return &api.Error{Code: api.CodeNotFound, What: "cannot delete the fault",
+			Why: fmt.Sprintf("there is no fault %d", id), Fix: "weft fault list"}
 	}
 	var errs []error
 	for _, l := range s.cfg.Lanes.All() {

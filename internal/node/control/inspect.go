@@ -78,19 +78,22 @@ func resources(r *api.Resources, o api.Owner, kind func(mem.Space) string, i *hc
 		r.MRs = append(r.MRs, m)
 	}
 	for _, v := range i.MWs {
-		r.MWs = append(r.MWs, api.MW{Owner: o, MWN: v.MWN, PDN: v.PDN, Type: v.Type, MRN: v.MRN, IOVA: v.Start, Length: v.Len, Access: access(v.Access)})
+		r.MWs = append(r.MWs, api.MW{Owner: o, MWN: v.MWN, PDN: v.PDN, Type: v.Type, MRN: v.MRN, IOVA: v.Start,
+			Length: v.Len, Access: access(v.Access)})
 	}
 	for _, v := range i.CQs {
 		r.CQs = append(r.CQs, api.CQ{Owner: o, CQN: v.CQN, CQE: int(v.Depth), Users: v.Users, Overrun: v.Overrun})
 	}
 	for _, v := range i.SRQs {
-		r.SRQs = append(r.SRQs, api.SRQ{Owner: o, SRQN: v.SRQN, PDN: v.PDN, MaxWR: int(v.MaxWR), Outstanding: int(v.Outstanding), Limit: int(v.Limit)})
+		r.SRQs = append(r.SRQs, api.SRQ{Owner: o, SRQN: v.SRQN, PDN: v.PDN, MaxWR: int(v.MaxWR),
+			Outstanding: int(v.Outstanding), Limit: int(v.Limit)})
 	}
 	for _, v := range i.AHs {
 		r.AHs = append(r.AHs, api.AH{Owner: o, AHN: v.AHN, PDN: v.PDN, RemoteGID: v.DGID.String()})
 	}
 	for _, v := range i.QPs {
-		q := api.QP{Owner: o, LQPN: uint32(v.Num), RQPN: uint32(v.Attr.DestQPN), Type: v.Type.String(), State: v.Attr.State.String(),
+		q := api.QP{Owner: o, LQPN: uint32(v.Num), RQPN: uint32(v.Attr.DestQPN), Type: v.Type.String(),
+			State: v.Attr.State.String(),
 			RQPSN: uint32(v.Attr.RQPSN), SQPSN: uint32(v.Attr.SQPSN), PDN: v.PDN, SendCQN: v.SendCQ, RecvCQN: v.RecvCQ, SRQN: v.SRQN}
 		if v.Attr.PathMTU.Valid() {
 			q.PathMTU = v.Attr.PathMTU.Bytes()
@@ -117,7 +120,8 @@ func (n *Inspector) listGroups(context.Context) ([]api.Group, error) {
 				v = &api.Group{MLID: uint16(d.MLID), MGID: k.MGID.String(), Address: k.MGID.Addr().String()}
 				groups[at] = v
 			}
-			v.QPs = append(v.QPs, api.GroupQP{Owner: api.Owner{Device: DeviceName(n.All, d.Function)}, LQPN: uint32(d.QPN), Lane: int(d.Lane)})
+			v.QPs = append(v.QPs, api.GroupQP{Owner: api.Owner{Device: DeviceName(n.All, d.Function)},
+				LQPN: uint32(d.QPN), Lane: int(d.Lane)})
 			if d.MLID == 0 && !slices.Contains(v.Devices, DeviceName(n.All, d.Function)) {
 				v.Devices = append(v.Devices, DeviceName(n.All, d.Function))
 			}
@@ -148,7 +152,10 @@ func (n *Inspector) listGroups(context.Context) ([]api.Group, error) {
 		})
 		list = append(list, *v)
 	}
-	slices.SortFunc(list, func(a, b api.Group) int { return cmp.Or(cmp.Compare(a.MLID, b.MLID), cmp.Compare(a.MGID, b.MGID)) })
+	slices.SortFunc(list, func(a, b api.Group) int {
+		return cmp.Or(cmp.Compare(a.MLID, b.MLID),
+			cmp.Compare(a.MGID, b.MGID))
+	})
 	return list, nil
 }
 

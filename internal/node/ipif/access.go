@@ -260,8 +260,9 @@ func (a *access) Poll(wcs []ipoib.WC) int {
 	n := a.cq.Poll(a.wcs[:min(len(a.wcs), len(wcs))])
 	for i := range a.wcs[:n] {
 		e := &a.wcs[i]
-		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0, ByteLen: e.ByteLen,
-			GRH: e.Flags&ib.WCGRH != 0, SrcQPN: e.SrcQPN, SLID: e.SLID}
+		wcs[i] = ipoib.WC{ID: e.WRID &^ recvID, QPN: e.QPN, Status: e.Status, Recv: e.WRID&recvID != 0,
+			ByteLen: e.ByteLen,
+			GRH:     e.Flags&ib.WCGRH != 0, SrcQPN: e.SrcQPN, SLID: e.SLID}
 	}
 	return n
 }
@@ -278,7 +279,8 @@ func (a *access) commitSlots() {
 
 // SA implements ipoib.Administration.
 func (a *access) SA(r *ipoib.SARequest) {
-	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: r.Method, AttributeID: r.Attr}, ComponentMask: r.Mask}}
+	m := mad.SA{SAHeader: mad.SAHeader{Header: mad.Header{Method: r.Method, AttributeID: r.Attr},
+		ComponentMask: r.Mask}}
 	copy(m.Data[:], r.Record)
 	a.sa.Request(r.ID, &m)
 }

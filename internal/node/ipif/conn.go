@@ -118,7 +118,8 @@ func (d *listener) listen(services ...uint64) {
 		if err != nil {
 			if !d.failing {
 				d.failing = true
-				d.l.h.event(d.l.cfg.Name, ipoib.EventLog.String(), "no neighbour can connect: "+err.Error()+"; it tries again")
+				d.l.h.event(d.l.cfg.Name, ipoib.EventLog.String(), "no neighbour can connect: "+err.Error()+
+					"; it tries again")
 			}
 			time.AfterFunc(sessionRetry, func() { d.s.Post(func(mono.Time) { d.listen(services[i:]...) }) })
 			return
@@ -256,7 +257,8 @@ func (a *access) Connect(r *connected.Request) (ib.QPN, error) {
 				}
 			}
 			if err = cm.ErrNoPath; k >= 0 {
-				p.Path = cm.Path{Function: f, Link: port.Link, SGID: rec.SGID, DGID: rec.DGID, SLID: rec.SLID, DLID: rec.DLID,
+				p.Path = cm.Path{Function: f, Link: port.Link, SGID: rec.SGID, DGID: rec.DGID, SLID: rec.SLID,
+					DLID:   rec.DLID,
 					Global: rec.HopLimit > 1, PKey: port.PKeys[k], PKeyIndex: uint16(k), FlowLabel: rec.FlowLabel, TClass: rec.TClass,
 					HopLimit: rec.HopLimit, SL: rec.SL, MTU: min(rec.MTU, port.MTU), Rate: rec.Rate, LifeTime: rec.Life}
 				c, err = d.s.Manager().Connect(now, &p, func(_ mono.Time, e *cm.Event) { d.event(id, e) })
@@ -285,8 +287,9 @@ func (a *access) setUp(c *conn) error {
 	}
 	for i := range c.attr {
 		v := &c.attr[i]
-		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU, DestQPN: v.a.DestQPN,
-			RQPSN: v.a.RQPSN, SQPSN: v.a.SQPSN, MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer,
+		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU,
+			DestQPN: v.a.DestQPN,
+			RQPSN:   v.a.RQPSN, SQPSN: v.a.SQPSN, MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer,
 			Timeout: connTimeout, RetryCnt: connRetries, RNRRetry: connRNR}
 		p := &v.a.Path
 		av := hca.AHAttr{DGID: p.DGID, FlowLabel: p.FlowLabel, SGIDIndex: p.SGIDIndex, HopLimit: p.HopLimit,
@@ -401,7 +404,8 @@ func (a *access) PostConnRecv(slots []connected.RecvSlot) (n int) {
 			break
 		}
 		s := &slots[n]
-		*p = session.RecvRequest{ID: s.ID | recvID, Addr: a.recvs + uint64(s.Off), LKey: a.connections.mr.LKey, Len: s.Len}
+		*p = session.RecvRequest{ID: s.ID | recvID, Addr: a.recvs + uint64(s.Off), LKey: a.connections.mr.LKey,
+			Len: s.Len}
 		n++
 	}
 	if n > 0 {

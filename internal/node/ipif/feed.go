@@ -11,8 +11,9 @@ import (
 	"weft/internal/service/ipoib"
 )
 
-// feed carries packets from a device to the lane of a link: a few batches of buffers. A reader, or the lane itself, fills
-// one while the lane sends another. The buffers are registered memory, from which the adapter sends.
+// feed carries packets from a device to the lane of a link: a few batches of buffers. A reader, or the lane
+// itself, fills one while the lane sends another. The buffers are registered memory, from which the adapter
+// sends.
 type feed struct {
 	batches    []*batch
 	buffer     int // length of each
@@ -54,11 +55,11 @@ const (
 	feedMTU = 4096 - 4
 	// feedTail is room behind each packet, which the engine may use.
 	feedTail = 64
-	// longBatches is the number of batches in connected mode: a packet there waits longer for its acknowledgement than a
-	// datagram for being sent.
+	// longBatches is the number of batches in connected mode: a packet there waits longer for its
+	// acknowledgement than a datagram for being sent.
 	longBatches = 2 * feedBatches
-	// longLent is how many of them may have lent frames: a peer that acknowledges nothing keeps those; packets read into
-	// the others are copied.
+	// longLent is how many of them may have lent frames: a peer that acknowledges nothing keeps those; packets
+	// read into the others are copied.
 	longLent = longBatches - 3
 )
 
@@ -81,7 +82,8 @@ func newFeed(mem []byte, mtu int) *feed {
 		f.most = longLent
 	}
 	for range batchesOf(mtu) {
-		b := &batch{mem: mem[:feedPackets*f.buffer], bufs: make([][]byte, feedPackets), frames: make([][]byte, feedPackets), sizes: make([]int, feedPackets),
+		b := &batch{mem: mem[:feedPackets*f.buffer], bufs: make([][]byte, feedPackets), frames: make([][]byte,
+			feedPackets), sizes: make([]int, feedPackets),
 			hops: make([]netip.Addr, feedPackets)}
 		for i := range b.bufs {
 			b.bufs[i] = mem[i*f.buffer : (i+1)*f.buffer : (i+1)*f.buffer]
@@ -95,7 +97,8 @@ func newFeed(mem []byte, mtu int) *feed {
 // reset prepares the feed for another device. Packets that were read are dropped; lent frames stay lent.
 func (f *feed) reset(wake func()) {
 	n := len(f.batches)
-	*f = feed{batches: f.batches, buffer: f.buffer, kept: f.kept, most: f.most, free: make(chan *batch, n), full: make(chan *batch, n), wake: wake}
+	*f = feed{batches: f.batches, buffer: f.buffer, kept: f.kept, most: f.most, free: make(chan *batch, n),
+		full: make(chan *batch, n), wake: wake}
 	for _, b := range f.batches {
 		b.n, b.sent = 0, true
 		f.recycle(b)
@@ -144,8 +147,8 @@ func (f *feed) recycle(b *batch) {
 	}
 }
 
-// read moves packets from a device into the feed until the device ends, and returns the reason. It runs on a goroutine of
-// its own.
+// read moves packets from a device into the feed until the device ends, and returns the reason. It runs on a
+// goroutine of its own.
 func (f *feed) read(from ipoib.Backend, end <-chan struct{}) error {
 	for {
 		var b *batch
@@ -208,8 +211,9 @@ func (b *batch) fill(n int) {
 	b.n, b.next = n, 0
 }
 
-// send sends the packets that were read, as many as the engine accepts, and reports whether there were any. The lane calls
-// it. It returns after feedBatches batches: an engine that drops everything accepts packets without end.
+// send sends the packets that were read, as many as the engine accepts, and reports whether there were any. The
+// lane calls it. It returns after feedBatches batches: an engine that drops everything accepts packets without
+// end.
 func (f *feed) send(now mono.Time, link packetSink) (busy bool) {
 	for range feedBatches {
 		if f.held {

@@ -78,8 +78,8 @@ func (h *Host) failureOf(q *request) (err error) {
 	return err
 }
 
-// Delete withdraws requests: those with a name (a device, or "all"), or the one for a link; of a device, with P_Keys, those
-// for these partitions.
+// Delete withdraws requests: those with a name (a device, or "all"), or the one for a link; of a device, with
+// P_Keys, those for these partitions.
 func (h *Host) Delete(ctx context.Context, d api.IPLinkDelete) error {
 	var keys []string
 	for _, s := range d.PKeys {
@@ -121,7 +121,8 @@ func (h *Host) Delete(ctx context.Context, d api.IPLinkDelete) error {
 	}
 	h.mu.Unlock()
 	if len(found)+len(kept) == 0 {
-		return &api.Error{Code: api.CodeNotFound, Why: "there is no request for IP links of " + d.Name, Fix: "weft ipoib"}
+		return &api.Error{Code: api.CodeNotFound, Why: "there is no request for IP links of " + d.Name,
+			Fix: "weft ipoib"}
 	}
 	return h.withdraw(ctx, found, kept...)
 }
@@ -153,7 +154,8 @@ func (h *Host) deleteLink(ctx context.Context, l *api.IPLink) error {
 		return errNoLink(l.Name)
 	}
 	if name := nameOf(&found.api); len(found.keys) != 1 || found.api.Device == "" {
-		return describe.Invalid("weft ipoib del "+name, "%s is one of the links that come and go with the partitions of %s", l.Name, name)
+		return describe.Invalid("weft ipoib del "+name,
+			"%s is one of the links that come and go with the partitions of %s", l.Name, name)
 	}
 	return h.withdraw(ctx, []*request{found})
 }
@@ -176,7 +178,8 @@ func (h *Host) withdraw(ctx context.Context, list []*request, unrestoredKeys ...
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.kept = slices.DeleteFunc(h.kept, func(r api.IPRequest) bool { return slices.Contains(forget, r.Key()) })
-		h.unrestored = slices.DeleteFunc(h.unrestored, func(u unrestored) bool { return slices.Contains(unrestoredKeys, u.Key()) })
+		h.unrestored = slices.DeleteFunc(h.unrestored,
+			func(u unrestored) bool { return slices.Contains(unrestoredKeys, u.Key()) })
 		return nil
 	}
 	if !stored {

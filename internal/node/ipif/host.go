@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipif runs the IP links of a node (docs/notes/ipoib.md): for each one an ipoib.Link on a lane, a session of the
-// node, and the network device that stands for the link.
+// Package ipif runs the IP links of a node (docs/notes/ipoib.md): for each one an ipoib.Link on a lane, a
+// session of the node, and the network device that stands for the link.
 //
 // What comes in: requests for links, of the configuration, the store and the control interface; ports and their
-// partitions, from the management goroutine. What goes out: links as the partitions allow, what is known of them, and
-// paths to IP addresses for the connection manager. Package node makes one Host and registers its operations. It must
-// never block a lane or the management goroutine: what may wait runs on the worker of a link.
+// partitions, from the management goroutine. What goes out: links as the partitions allow, what is known of
+// them, and paths to IP addresses for the connection manager. Package node makes one Host and registers its
+// operations. It must never block a lane or the management goroutine: what may wait runs on the worker of a
+// link.
 package ipif
 
 import (
@@ -44,10 +45,12 @@ type Config struct {
 	// Adapters lists the adapters with an InfiniBand port, by number. Any goroutine may call it.
 	Adapters func() []*hca.Adapter
 	// OpenSession opens a session of the node; see session.Registry.OpenInternal.
-	OpenSession func(a *hca.Adapter, name string, qps uint32, event func(e ib.Event, object uint32)) (*session.Internal, error)
+	OpenSession func(a *hca.Adapter, name string, qps uint32, event func(e ib.Event,
+		object uint32)) (*session.Internal, error)
 	// OpenSA adds a user of subnet administration by an adapter's port. answer and notice are called on the management
 	// goroutine.
-	OpenSA func(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time, n *mad.Notice)) SA
+	OpenSA func(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time,
+		n *mad.Notice)) SA
 	// Connections is the connection manager, for links in connected mode.
 	Connections Connections
 	// Keeper keeps requests over a restart of the node.
@@ -157,7 +160,8 @@ func (h *Host) restore(list []api.IPRequest) {
 		}
 		h.mu.Unlock()
 		if err != nil {
-			h.cfg.Log.Error("IP links of the store cannot be restored", "device", nameOf(&r), "pkeys", r.PKeys, "err", err)
+			h.cfg.Log.Error("IP links of the store cannot be restored", "device", nameOf(&r), "pkeys", r.PKeys, "err",
+				err)
 		}
 	}
 }
@@ -293,8 +297,8 @@ func (h *Host) sorted() []*iface {
 	return list
 }
 
-// setFailure records why a link has no session or no device, nil: it has both; and reports whether that is another reason
-// than before.
+// setFailure records why a link has no session or no device, nil: it has both; and reports whether that is
+// another reason than before.
 func (h *Host) setFailure(l *iface, err error) (changed bool) {
 	h.mu.Lock()
 	changed = err != nil && (l.failure == nil || l.failure.Error() != err.Error())

@@ -27,8 +27,8 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// iface is an IP link at work: an ipoib.Link (the engine) on a lane, its session, and the network device that stands for
-// it. What may wait happens on its worker, in order.
+// iface is an IP link at work: an ipoib.Link (the engine) on a lane, its session, and the network device that
+// stands for it. What may wait happens on its worker, in order.
 type iface struct {
 	h       *Host
 	request *request

@@ -82,8 +82,9 @@ func (l *iface) describe() (v api.IPLink, err error) {
 	l.h.mu.Lock()
 	failure := l.failure
 	l.h.mu.Unlock()
-	v = api.IPLink{Name: l.cfg.Name, Device: l.adapter.Name, Port: l.cfg.Port, PKey: describe.PKey(l.cfg.PKey), Backend: l.request.api.Backend,
-		State: ipoib.Absent.String(), Reason: "starting"}
+	v = api.IPLink{Name: l.cfg.Name, Device: l.adapter.Name, Port: l.cfg.Port, PKey: describe.PKey(l.cfg.PKey),
+		Backend: l.request.api.Backend,
+		State:   ipoib.Absent.String(), Reason: "starting"}
 	if failure != nil {
 		v.Reason = failure.Error()
 	}
@@ -148,7 +149,8 @@ func addrTexts(list []netip.Addr) (s []string) {
 func (h *Host) neighbours(_ context.Context, name string) (list []api.IPNeighbour, err error) {
 	err = h.each(name, func(l *iface, now mono.Time, engine *ipoib.Link) {
 		for _, v := range engine.Engine().Neighbours(now) {
-			x := api.IPNeighbour{Link: l.cfg.Name, Addr: v.IP.String(), State: v.State.String(), Queued: v.Queued, Probes: v.Probes, ExpiresNS: v.Expires, Router: v.Router}
+			x := api.IPNeighbour{Link: l.cfg.Name, Addr: v.IP.String(), State: v.State.String(), Queued: v.Queued,
+				Probes: v.Probes, ExpiresNS: v.Expires, Router: v.Router}
 			if !v.HW.IsZero() {
 				x.HWAddr, x.Mode = v.HW.String(), engine.ModeOf(v.HW)
 			}
@@ -161,7 +163,8 @@ func (h *Host) neighbours(_ context.Context, name string) (list []api.IPNeighbou
 func (h *Host) shadow(_ context.Context, name string) (list []api.IPShadow, err error) {
 	err = h.each(name, func(l *iface, now mono.Time, engine *ipoib.Link) {
 		for _, v := range engine.Shadow(now) {
-			list = append(list, api.IPShadow{Link: l.cfg.Name, HWAddr: v.HW.String(), State: v.State, Addrs: addrTexts(v.IPs), DLID: uint16(v.Path.DLID),
+			list = append(list, api.IPShadow{Link: l.cfg.Name, HWAddr: v.HW.String(), State: v.State,
+				Addrs: addrTexts(v.IPs), DLID: uint16(v.Path.DLID),
 				SL: int(v.Path.SL), MTU: describe.MTU(v.Path.MTU), Gbps: describe.Gbps(v.Path.Rate), GRH: v.Path.HopLimit > 0, Queued: v.Queued, IdleNS: v.Idle, Mode: v.Mode})
 		}
 	})
@@ -178,7 +181,8 @@ func (h *Host) paths(_ context.Context, name string) (list []api.IPPath, err err
 			if v.Asking {
 				state += ", asking"
 			}
-			list = append(list, api.IPPath{Link: l.cfg.Name, DGID: v.GID.String(), State: state, DLID: uint16(v.Path.DLID), SL: int(v.Path.SL),
+			list = append(list, api.IPPath{Link: l.cfg.Name, DGID: v.GID.String(), State: state,
+				DLID: uint16(v.Path.DLID), SL: int(v.Path.SL),
 				MTU: describe.MTU(v.Path.MTU), Gbps: describe.Gbps(v.Path.Rate), Users: v.Users})
 		}
 	})
@@ -188,7 +192,8 @@ func (h *Host) paths(_ context.Context, name string) (list []api.IPPath, err err
 func (h *Host) groups(_ context.Context, name string) (list []api.IPGroup, err error) {
 	err = h.each(name, func(l *iface, now mono.Time, engine *ipoib.Link) {
 		for _, v := range engine.Groups(now) {
-			list = append(list, api.IPGroup{Link: l.cfg.Name, MGID: v.MGID.String(), MLID: uint16(v.MLID), Addrs: addrTexts(v.IPs), State: v.State,
+			list = append(list, api.IPGroup{Link: l.cfg.Name, MGID: v.MGID.String(), MLID: uint16(v.MLID),
+				Addrs: addrTexts(v.IPs), State: v.State,
 				SendOnly: v.SendOnly, Attached: v.Attached, Queued: v.Queued, Reason: v.Reason})
 		}
 	})
@@ -236,7 +241,8 @@ func (h *Host) path(ctx context.Context, q api.IPPathQuery) (v api.IPPathInfo, e
 		return v, describe.Invalid("weft ipoib path --help", "%q is no IP address", q.Addr)
 	}
 	if q.Link == "" && (addr.IsMulticast() || addr.IsUnspecified()) { // of no link more than of another
-		return api.IPPathInfo{Addr: addr.String(), Errno: int(ipoib.ErrInvalid), Error: pathErrors[ipoib.ErrInvalid]}, nil
+		return api.IPPathInfo{Addr: addr.String(), Errno: int(ipoib.ErrInvalid), Error: pathErrors[ipoib.ErrInvalid]},
+			nil
 	}
 	l, err := h.toward(q.Link, addr)
 	if err != nil {
@@ -268,7 +274,8 @@ func (h *Host) path(ctx context.Context, q api.IPPathQuery) (v api.IPPathInfo, e
 	return v, nil
 }
 
-// setMode changes the mode of a link, which begins anew with it. The request of the link has the mode after a restart, too.
+// setMode changes the mode of a link, which begins anew with it. The request of the link has the mode after a
+// restart, too.
 func (h *Host) setMode(ctx context.Context, name, mode string) error {
 	var p ipoib.Params
 	if err := p.Set("mode", mode); err != nil {
@@ -287,7 +294,8 @@ func (h *Host) setMode(ctx context.Context, name, mode string) error {
 			h.mu.Lock()
 			for i := range h.kept {
 				if r := &h.kept[i]; r.Key() == q.Key() {
-					others := slices.DeleteFunc(slices.Clone(r.Params), func(v string) bool { return strings.HasPrefix(v, "mode=") })
+					others := slices.DeleteFunc(slices.Clone(r.Params),
+						func(v string) bool { return strings.HasPrefix(v, "mode=") })
 					r.Params = append(others, "mode="+mode)
 				}
 			}
@@ -298,7 +306,8 @@ func (h *Host) setMode(ctx context.Context, name, mode string) error {
 	return set()
 }
 
-var pathErrors = map[syscall.Errno]string{ipoib.ErrAgain: "not known yet: it is being resolved", ipoib.ErrNoNode: "no node has the address",
+var pathErrors = map[syscall.Errno]string{ipoib.ErrAgain: "not known yet: it is being resolved",
+	ipoib.ErrNoNode:  "no node has the address",
 	ipoib.ErrInvalid: "not the address of one node", ipoib.ErrLinkDown: "the link has no carrier", ipoib.ErrBusy: "too many wait for paths"}
 
 // toward returns the link that has an address's prefix, or the one that is
@@ -326,7 +335,8 @@ func (h *Host) toward(name string, addr netip.Addr) (found *iface, err error) {
 		}
 	}
 	if found == nil {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "no IP link has a prefix with " + addr.String(), Fix: "weft ipoib path --link LINK " + addr.String()}
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "no IP link has a prefix with " + addr.String(),
+			Fix: "weft ipoib path --link LINK " + addr.String()}
 	}
 	return found, nil
 }
@@ -350,7 +360,10 @@ func (l *iface) path(ctx context.Context, addr netip.Addr, wait bool) (ipoib.Pat
 			return
 		}
 		p := new(ipoib.PathInfo)
-		now.err = engine.GetPathAsync(at, addr, p, func(status error, out *ipoib.PathInfo, _ any) { got <- outcome{*out, status} }, nil)
+		now.err = engine.GetPathAsync(at, addr, p, func(status error, out *ipoib.PathInfo,
+			_ any) {
+			got <- outcome{*out, status}
+		}, nil)
 		now.p = *p
 	}); err != nil {
 		return now.p, err
@@ -390,24 +403,28 @@ func (h *Host) change(ctx context.Context, name string, a api.IPAction) error {
 		do = func(now mono.Time, engine *ipoib.Link) error { engine.Engine().Flush(now); return nil }
 	case api.IPProbe:
 		do = func(now mono.Time, engine *ipoib.Link) error {
-			return refused(engine.Engine().Probe(now, addr), "%v cannot be asked for: it is not another node's, or the link has no carrier", addr)
+			return refused(engine.Engine().Probe(now, addr),
+				"%v cannot be asked for: it is not another node's, or the link has no carrier", addr)
 		}
 	case api.IPAddNeighbour:
 		do = func(now mono.Time, engine *ipoib.Link) error {
-			return refused(engine.Engine().AddStatic(now, addr, hw), "%v at %v cannot be kept: one is not another node's, or there are too many", addr, hw)
+			return refused(engine.Engine().AddStatic(now, addr, hw),
+				"%v at %v cannot be kept: one is not another node's, or there are too many", addr, hw)
 		}
 	case api.IPFlushPaths:
 		do = func(_ mono.Time, engine *ipoib.Link) error { engine.FlushPaths(); return nil }
 	case api.IPPurgeShadow:
 		do = func(now mono.Time, engine *ipoib.Link) error {
 			if engine.PurgeShadow(now, hw) == 0 && !hw.IsZero() {
-				return &api.Error{Code: api.CodeNotFound, Why: "there is no resolved entry of " + hw.String(), Fix: "weft ipoib shadow " + name}
+				return &api.Error{Code: api.CodeNotFound, Why: "there is no resolved entry of " + hw.String(),
+					Fix: "weft ipoib shadow " + name}
 			}
 			return nil
 		}
 	case api.IPJoin:
 		do = func(now mono.Time, engine *ipoib.Link) error {
-			return refused(engine.Engine().JoinGroup(now, addr), "%v cannot be joined: it is no group, or there are too many", addr)
+			return refused(engine.Engine().JoinGroup(now, addr),
+				"%v cannot be joined: it is no group, or there are too many", addr)
 		}
 	case api.IPLeave:
 		do = func(now mono.Time, engine *ipoib.Link) error {
@@ -442,13 +459,15 @@ func (h *Host) Degraded(links []api.IPLink) (list []api.Degraded) {
 			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " is pending: " + l.Reason,
 				Fix: "weft pkey add " + l.PKey + " " + l.Device + " where the subnet manager runs"})
 		case !l.Carrier && l.Reason != "device is down":
-			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " has no carrier: " + l.Reason, Fix: "weft ipoib show " + l.Name})
+			list = append(list, api.Degraded{What: "ip_link", Why: l.Name + " has no carrier: " + l.Reason,
+				Fix: "weft ipoib show " + l.Name})
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, u := range h.unrestored {
-		list = append(list, api.Degraded{What: "ip_link_not_restored", Why: "IP links of " + nameOf(&u.IPRequest) + ": " + u.err.Error(),
+		list = append(list, api.Degraded{What: "ip_link_not_restored", Why: "IP links of " + nameOf(&u.IPRequest) +
+			": " + u.err.Error(),
 			Fix: "weft ipoib del " + nameOf(&u.IPRequest)})
 	}
 	return list

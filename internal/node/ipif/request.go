@@ -185,8 +185,10 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Device != "" && !slices.ContainsFunc(h.cfg.Adapters(), func(a *hca.Adapter) bool { return a.Name == r.Device }) {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device, Fix: "weft dev"}
+	if r.Device != "" && !slices.ContainsFunc(h.cfg.Adapters(),
+		func(a *hca.Adapter) bool { return a.Name == r.Device }) {
+		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device,
+			Fix: "weft dev"}
 	}
 	q.driver = ipoib.NewDriver(params, q)
 	if e := h.cfg.Manage.Do(func() {

@@ -7,9 +7,10 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// slotSpace is memory with receive slots for a user that reads datagrams where the network link left them: a slot then has
-// the GRH, and refers to the rest. The queue pair places payload as in any memory, after its checks; its Batch calls Keep
-// (mem.Keeper). A datagram that was not popped by the end of the turn is copied into its slot.
+// slotSpace is memory with receive slots for a user that reads datagrams where the network link left them: a
+// slot then has the GRH, and refers to the rest. The queue pair places payload as in any memory, after its
+// checks; its Batch calls Keep (mem.Keeper). A datagram that was not popped by the end of the turn is copied
+// into its slot.
 //
 // It belongs to the lane of the queue pair that receives into the slots.
 type slotSpace struct {
@@ -25,7 +26,8 @@ var _ mem.Keeper = (*slotSpace)(nil)
 
 // newSlotSpace returns the space of b with so many slots.
 func newSlotSpace(b []byte, first, length, slots int) *slotSpace {
-	return &slotSpace{Slice: mem.NewSlice(0, b), b: b, first: first, length: length, refs: make([][]byte, slots), held: make([]int, 0, slots)}
+	return &slotSpace{Slice: mem.NewSlice(0, b), b: b, first: first, length: length, refs: make([][]byte, slots),
+		held: make([]int, 0, slots)}
 }
 
 // keepFrom is the length from which a reference is cheaper than a copy.
@@ -46,8 +48,8 @@ func (s *slotSpace) Keep(addr uint64, p []byte) bool {
 	return true
 }
 
-// pop returns the datagram that the slot at off, in the slots' memory, refers to, and clears the reference; nil where there
-// is none.
+// pop returns the datagram that the slot at off, in the slots' memory, refers to, and clears the reference; nil
+// where there is none.
 func (s *slotSpace) pop(off uint32) []byte {
 	i := int(off) / s.length
 	if i >= len(s.refs) {

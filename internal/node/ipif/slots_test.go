@@ -11,8 +11,9 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// TestSlotSpace places datagrams into receive slots as a queue pair does. Those that last are taken from where they are,
-// or are in their slots after settle; what does not last, is short, or is not a slot's whole datagram is copied at once.
+// TestSlotSpace places datagrams into receive slots as a queue pair does. Those that last are taken from where
+// they are, or are in their slots after settle; what does not last, is short, or is not a slot's whole datagram
+// is copied at once.
 func TestSlotSpace(t *testing.T) {
 	const first, length, slots = 128, 600, 4
 	b := bytes.Repeat([]byte{0xa5}, first+length*slots)

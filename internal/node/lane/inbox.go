@@ -13,7 +13,8 @@ import (
 )
 
 // ErrStuck is the error of Query: the lane has not run a function for a long time (see Check).
-var ErrStuck error = &api.Error{Code: api.CodeNotReady, Why: "a lane waits for the memory of a program", Fix: "weft status"}
+var ErrStuck error = &api.Error{Code: api.CodeNotReady, Why: "a lane waits for the memory of a program",
+	Fix: "weft status"}
 
 // Post lets the lane run f soon; false where the lane has ended. It never waits, and any goroutine may call it.
 func (l *Lane) Post(f func()) bool { return l.queue.Post(f) }

@@ -120,7 +120,8 @@ type Poller interface {
 type MemoryOwner interface{ Fail(reason error) }
 
 // newLane returns a lane that does not run yet. of are the sockets of link, and of the switch.
-func newLane(h *hca.Lane, link socketLink, of [2]sockets, clock func() mono.Time, spin time.Duration, log *slog.Logger) (*Lane, error) {
+func newLane(h *hca.Lane, link socketLink, of [2]sockets, clock func() mono.Time, spin time.Duration,
+	log *slog.Logger) (*Lane, error) {
 	l := &Lane{HCA: h, clock: clock, spin: spin, window: spin, log: log, link: link, sockets: of,
 		kicks: make(map[int32]kick), input: make(map[int32]*bool), timer: -1}
 	l.queue, l.bell.fd = loop.NewQueue(l.Wake), -1

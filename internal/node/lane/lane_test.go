@@ -31,7 +31,8 @@ func newTestLane(t *testing.T) *Lane {
 	t.Helper()
 	base := time.Now()
 	clock := func() mono.Time { return mono.Time(time.Since(base)) + 1e9 }
-	l, err := newLane(hca.NewLane(hca.NewFunctions(hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)), 0, nowhere{}, nil), nowhere{}, [2]sockets{}, clock, 0,
+	l, err := newLane(hca.NewLane(hca.NewFunctions(hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)), 0, nowhere{},
+		nil), nowhere{}, [2]sockets{}, clock, 0,
 		slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +194,8 @@ func TestFaultCostsOneRun(t *testing.T) {
 	runs[1].Path = nil // faults where it is looked at
 	link := &packets{runs: runs}
 	a := hca.NewAdapter(&hca.Port{}, hca.DefaultLimits)
-	l := &Lane{queue: loop.NewQueue(func() {}), HCA: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link, readable: [2]bool{true}}
+	l := &Lane{queue: loop.NewQueue(func() {}), HCA: hca.NewLane(hca.NewFunctions(a), 0, link, nil), link: link,
+		readable: [2]bool{true}}
 	turn := func(now mono.Time) (faulted bool) {
 		defer func() { faulted = recover() != nil }()
 		l.Turn(now)

@@ -178,7 +178,8 @@ func TestPipeBetweenGoroutines(t *testing.T) {
 		if !p.each(func(x *transfer) {
 			b := content(t, x)
 			if int(x.run.PSN) != next || len(b) != sizes[next] || x.run.Path.FlowLabel != uint32(next) {
-				t.Fatalf("run %d of %d bytes by %d, want %d of %d", x.run.PSN, len(b), x.run.Path.FlowLabel, next, sizes[next])
+				t.Fatalf("run %d of %d bytes by %d, want %d of %d", x.run.PSN, len(b), x.run.Path.FlowLabel, next,
+					sizes[next])
 			}
 			for j := range b {
 				if b[j] != byte(next+j) {

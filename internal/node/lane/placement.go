@@ -67,7 +67,8 @@ func newPlacement(now mono.Time) *placement {
 		return p
 	}
 	ok := true
-	for fd, path := range map[*int]string{&p.sched: "/proc/thread-self/schedstat", &p.self: "/proc/thread-self/stat", &p.stat: "/proc/stat"} {
+	for fd, path := range map[*int]string{&p.sched: "/proc/thread-self/schedstat", &p.self: "/proc/thread-self/stat",
+		&p.stat: "/proc/stat"} {
 		var err error
 		*fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		ok = ok && err == nil

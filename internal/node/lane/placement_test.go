@@ -32,7 +32,8 @@ func TestParseProcessor(t *testing.T) {
 	if cpu, ok := parseProcessor([]byte(line)); !ok || cpu != 5 {
 		t.Errorf("processor %d, %v, want 5", cpu, ok)
 	}
-	for _, s := range []string{"", "17 (weft) R 1", "17 (weft)", strings.Replace(line, " 17 5 ", " 17 x ", 1), strings.Replace(line, " 17 5 ", " 17 -5 ", 1)} {
+	for _, s := range []string{"", "17 (weft) R 1", "17 (weft)", strings.Replace(line, " 17 5 ", " 17 x ", 1),
+		strings.Replace(line, " 17 5 ", " 17 -5 ", 1)} {
 		if cpu, ok := parseProcessor([]byte(s)); ok {
 			t.Errorf("%q has processor %d", s, cpu)
 		}
@@ -106,7 +107,8 @@ func TestPlacement(t *testing.T) {
 		p.release()
 		p.pin()
 		var now unix.CPUSet
-		if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() != 1 || (p.cpu < 0 || now != only(p.cpu)) && all.Count() > 1 {
+		if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() != 1 ||
+			(p.cpu < 0 || now != only(p.cpu)) && all.Count() > 1 {
 			t.Errorf("it may run on %d processors and is to keep to %d (%v)", now.Count(), p.cpu, err)
 		}
 		p.review(p.last.Add(time.Hour), true) // in which it did next to nothing
@@ -156,7 +158,8 @@ func TestPlacementYields(t *testing.T) {
 		p.release()
 		var is unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &is); err != nil || is != other || p.may != other || p.cpu >= 0 {
-			t.Errorf("after a release the thread may run on %d processors, and is to keep to %d (%v)", is.Count(), p.cpu, err)
+			t.Errorf("after a release the thread may run on %d processors, and is to keep to %d (%v)", is.Count(),
+				p.cpu, err)
 		}
 	}()
 	<-done

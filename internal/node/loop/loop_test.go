@@ -122,7 +122,8 @@ func TestQueryGivesUpOnAStuckOwner(t *testing.T) {
 		if d := time.Since(start); d > 1200*time.Millisecond {
 			t.Errorf("gave up after %v", d)
 		}
-		if err := q.Query(func() { t.Error("a query of a stuck owner was enqueued") }, time.Hour, stuck.Load); !errors.Is(err, ErrStuck) {
+		if err := q.Query(func() { t.Error("a query of a stuck owner was enqueued") }, time.Hour,
+			stuck.Load); !errors.Is(err, ErrStuck) {
 			t.Errorf("got %v", err)
 		}
 		stuck.Store(false)

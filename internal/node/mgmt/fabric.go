@@ -54,7 +54,8 @@ func (n *Network) topology(ctx context.Context, command string) (t *topo.Subnet,
 
 // notMaster returns the error that names the master, and the command for that node.
 func (n *Network) notMaster(ctx context.Context, command string) error {
-	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet", Fix: "weft up --sm auto on a node of the subnet"}
+	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet",
+		Fix: "weft up --sm auto on a node of the subnet"}
 	if n.manager == nil {
 		switch {
 		case n.noManager != nil:
@@ -97,7 +98,8 @@ func describeSubnet(t *topo.Subnet) api.Subnet {
 	s := api.Subnet{Prefix: fmt.Sprintf("0x%016x", t.Prefix)}
 	for i := range t.Nodes {
 		n := &t.Nodes[i]
-		v := api.FabricNode{GUID: n.Info.NodeGUID.String(), SystemGUID: n.Info.SystemImageGUID.String(), Type: nodeType(n), Description: n.Description,
+		v := api.FabricNode{GUID: n.Info.NodeGUID.String(), SystemGUID: n.Info.SystemImageGUID.String(),
+			Type: nodeType(n), Description: n.Description,
 			NumPorts: int(n.Info.NumPorts)}
 		for p := range n.Ports {
 			if n.Ports[p].GUID != 0 || !n.Ports[p].Peer.IsNone() {
@@ -108,7 +110,8 @@ func describeSubnet(t *topo.Subnet) api.Subnet {
 	}
 	for _, l := range t.Links() {
 		a, b := t.Port(l.A), t.Port(l.B)
-		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b), MTU: describe.MTU(a.Info.NeighborMTU), Gbps: describe.Gbps(a.Rate())})
+		s.Links = append(s.Links, api.FabricLink{A: endOf(t, l.A), B: endOf(t, l.B), State: linkState(a, b),
+			MTU: describe.MTU(a.Info.NeighborMTU), Gbps: describe.Gbps(a.Rate())})
 	}
 	return s
 }
@@ -124,8 +127,9 @@ func nodeType(n *topo.Node) string {
 }
 
 func describePort(number int, p *topo.Port) api.FabricPort {
-	v := api.FabricPort{Number: number, State: describe.PortState(p.Info.PortState), PhysState: describe.PhysState(p.Info.PortPhysicalState),
-		LID: uint16(p.Info.LID), LMC: p.Info.LMC, MTU: describe.MTU(p.Info.NeighborMTU), Gbps: describe.Gbps(p.Rate())}
+	v := api.FabricPort{Number: number, State: describe.PortState(p.Info.PortState),
+		PhysState: describe.PhysState(p.Info.PortPhysicalState),
+		LID:       uint16(p.Info.LID), LMC: p.Info.LMC, MTU: describe.MTU(p.Info.NeighborMTU), Gbps: describe.Gbps(p.Rate())}
 	if p.GUID != 0 {
 		v.GUID = p.GUID.String()
 	}
@@ -150,7 +154,8 @@ func endOf(t *topo.Subnet, r topo.Ref) api.FabricEnd {
 		return api.FabricEnd{}
 	}
 	n := &t.Nodes[r.Node]
-	e := api.FabricEnd{GUID: n.Info.NodeGUID.String(), Port: int(r.Port), LID: uint16(p.Info.LID), Description: n.Description}
+	e := api.FabricEnd{GUID: n.Info.NodeGUID.String(), Port: int(r.Port), LID: uint16(p.Info.LID),
+		Description: n.Description}
 	if n.IsSwitch() && len(n.Ports) > 0 {
 		e.LID = uint16(n.Ports[0].Info.LID)
 	}
@@ -204,12 +209,14 @@ func (n *Network) findPath(ctx context.Context, q api.PathQuery) (v api.Path, er
 			return v, err
 		}
 		if ends[i] = t.PortByGUID(guid); ends[i].IsNone() {
-			return v, &api.Error{Code: api.CodeNotFound, Why: "the subnet has no port " + guid.String(), Fix: "weft fabric nodes"}
+			return v, &api.Error{Code: api.CodeNotFound, Why: "the subnet has no port " + guid.String(),
+				Fix: "weft fabric nodes"}
 		}
 	}
 	w, ok := t.Walk(ends[0], t.Port(ends[1]).Info.LID, true)
 	if !ok {
-		return v, &api.Error{Code: api.CodeNotFound, Why: "the forwarding tables do not lead from " + from + " to " + to, Fix: "weft fabric sweep"}
+		return v, &api.Error{Code: api.CodeNotFound, Why: "the forwarding tables do not lead from " + from + " to " +
+			to, Fix: "weft fabric sweep"}
 	}
 	v = api.Path{From: endOf(t, ends[0]), To: endOf(t, ends[1]), MTU: describe.MTU(w.MTU), Gbps: describe.Gbps(w.Rate)}
 	for _, r := range w.Ports {
@@ -244,14 +251,16 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 	if n.sub.Do(func() { s = n.manager.Status() }) != nil {
 		return v, loop.ErrStopped
 	}
-	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority), Elected: s.Elected, Term: s.Token,
+	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority),
+		Elected: s.Elected, Term: s.Token,
 		Engine: s.Engine, Routed: s.Routed, Sweeping: s.Sweeping,
 		MKey: s.MKeyFrom, MKeyProtect: int(s.MKeyProtect), MKeyLeaseS: int(s.MKeyLease)}
 	for _, g := range s.Roots {
 		v.Roots = append(v.Roots, g.String())
 	}
 	for _, r := range s.Sweeps {
-		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.cfg.Wall(r.Started), TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
+		v.Sweeps = append(v.Sweeps, api.Sweep{Kind: r.Kind, Why: r.Why, StartedAt: n.cfg.Wall(r.Started),
+			TookNS: r.Took, Nodes: r.Nodes, Switches: r.Switches,
 			Links: r.Links, Sent: r.Sent, Resent: r.Resent, Unanswered: r.Unanswered, Failed: r.Failed})
 	}
 	for _, p := range s.Problems {
@@ -261,7 +270,8 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 		v.Notes = append(v.Notes, api.Note{At: n.cfg.Wall(p.At), Text: p.Text})
 	}
 	for _, o := range s.Others {
-		v.Others = append(v.Others, api.OtherManager{GUID: o.GUID.String(), LID: uint16(o.LID), Priority: int(o.Priority), State: o.State})
+		v.Others = append(v.Others, api.OtherManager{GUID: o.GUID.String(), LID: uint16(o.LID),
+			Priority: int(o.Priority), State: o.State})
 	}
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
@@ -325,15 +335,18 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 	})
 	list = append(list, n.vesw.degraded()...)
 	if problems > 0 {
-		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems), Fix: "weft sm"})
+		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems),
+			Fix: "weft sm"})
 	}
 	if elected {
 		return list, nil
 	}
 	ctx, stop := context.WithTimeout(ctx, StorePatience)
 	defer stop()
-	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) { // unmanaged reports a store that is down
-		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store", Fix: "weft sm"})
+	// unmanaged reports a store that is down
+	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) {
+		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store",
+			Fix: "weft sm"})
 	}
 	return list, nil
 }
@@ -346,7 +359,8 @@ func (n *Network) Notices() (list []api.Degraded) {
 	var s manager.Status
 	n.sub.Do(func() { s = n.manager.Status() })
 	if s.Switches > 1 && !s.Keyed {
-		list = append(list, api.Degraded{What: "no_m_key", Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
+		list = append(list, api.Degraded{What: "no_m_key",
+			Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
 			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
 	}
 	return list

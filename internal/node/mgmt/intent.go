@@ -73,7 +73,8 @@ func describePartition(p *sm.Partition, t *topo.Subnet) api.Partition {
 		v.Members = append(v.Members, api.Member{Port: api.AllPorts, Membership: membershipText(p.All)})
 	}
 	for _, m := range p.Members {
-		v.Members = append(v.Members, api.Member{Port: m.PortGUID.String(), Membership: membershipText(m.As), Name: portName(t, m.PortGUID)})
+		v.Members = append(v.Members, api.Member{Port: m.PortGUID.String(), Membership: membershipText(m.As),
+			Name: portName(t, m.PortGUID)})
 	}
 	return v
 }
@@ -195,7 +196,8 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 			return taken
 		}
 		if j < 0 {
-			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + describe.PKey(key), Fix: "weft pkey list"}
+			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + describe.PKey(key),
+				Fix: "weft pkey list"}
 		}
 		if len(names) == 0 {
 			i.Subnet.Partitions = slices.Delete(i.Subnet.Partitions, j, j+1)
@@ -208,7 +210,8 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 		for _, g := range guids {
 			k := slices.IndexFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == g })
 			if k < 0 {
-				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v is no member of %s", g, p.Name), Fix: "weft pkey list"}
+				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v is no member of %s", g, p.Name),
+					Fix: "weft pkey list"}
 			}
 			p.Members = slices.Delete(p.Members, k, k+1)
 		}
@@ -256,12 +259,14 @@ func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	if !remote || isGUID && own == n.cfg.GUID {
 		port, ok := n.cfg.DevicePort(device)
 		if !ok {
-			return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
+			return 0, &api.Error{Code: api.CodeNotFound,
+				Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
 		}
 		return port, nil
 	}
 	if t == nil {
-		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)", "this node does not know the devices of others: %q", name)
+		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)",
+			"this node does not know the devices of others: %q", name)
 	}
 	var found []ib.GUID
 	for r := range t.EndPorts() {
@@ -275,7 +280,8 @@ func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no device %q", name), Fix: "weft fabric nodes"}
+		return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no device %q", name),
+			Fix: "weft fabric nodes"}
 	}
 	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
 }
@@ -287,10 +293,12 @@ func (n *Network) subnetGroups(ctx context.Context) (list []api.SubnetGroup, err
 	}
 	n.sub.Do(func() {
 		for _, g := range n.manager.Status().Groups {
-			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: describe.PKey(g.PKey), QKey: uint32(g.QKey), MTU: describe.MTU(g.MTU), Gbps: describe.Gbps(g.Rate),
+			v := api.SubnetGroup{MGID: g.MGID.String(), MLID: uint16(g.MLID), PKey: describe.PKey(g.PKey),
+				QKey: uint32(g.QKey), MTU: describe.MTU(g.MTU), Gbps: describe.Gbps(g.Rate),
 				SL: int(g.SL), Permanent: g.Permanent}
 			for _, m := range g.Members {
-				v.Members = append(v.Members, api.GroupMember{PortGUID: m.PortGUID.String(), Name: portName(t, m.PortGUID), Join: joinNames(m.JoinState)})
+				v.Members = append(v.Members, api.GroupMember{PortGUID: m.PortGUID.String(),
+					Name: portName(t, m.PortGUID), Join: joinNames(m.JoinState)})
 			}
 			list = append(list, v)
 		}
@@ -302,7 +310,8 @@ func joinNames(state uint8) (names []string) {
 	for _, j := range []struct {
 		bit  uint8
 		name string
-	}{{mad.JoinFull, "full"}, {mad.JoinNon, "non"}, {mad.JoinSendOnlyNon, "send_only"}, {mad.JoinSendOnlyFull, "send_only_full"}} {
+	}{{mad.JoinFull, "full"}, {mad.JoinNon, "non"}, {mad.JoinSendOnlyNon, "send_only"}, {mad.JoinSendOnlyFull,
+		"send_only_full"}} {
 		if state&j.bit != 0 {
 			names = append(names, j.name)
 		}
@@ -379,7 +388,8 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 	return n.edit(ctx, func(i *manager.Intent) error {
 		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
 		if k < 0 {
-			return &api.Error{Code: api.CodeNotFound, Why: "no such group was asked for by weft mcast join", Fix: "weft mcast groups"}
+			return &api.Error{Code: api.CodeNotFound, Why: "no such group was asked for by weft mcast join",
+				Fix: "weft mcast groups"}
 		}
 		if len(g.Members) == 0 {
 			i.Groups = slices.Delete(i.Groups, k, k+1)
@@ -389,7 +399,8 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 			o := &i.Groups[k]
 			x := slices.IndexFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
 			if x < 0 {
-				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v was not joined by weft mcast join", m.PortGUID), Fix: "weft mcast groups"}
+				return &api.Error{Code: api.CodeNotFound,
+					Why: fmt.Sprintf("port %v was not joined by weft mcast join", m.PortGUID), Fix: "weft mcast groups"}
 			}
 			o.Members = slices.Delete(o.Members, x, x+1)
 		}
@@ -397,7 +408,8 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 	})
 }
 
-var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager", Fix: "weft up --sm auto"}
+var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager",
+	Fix: "weft up --sm auto"}
 
 func (n *Network) getStore(ctx context.Context) (api.Store, error) {
 	if n.store == nil {
@@ -413,7 +425,8 @@ func describeStore(s store.Status) api.Store {
 	if s.Down != nil {
 		down = s.Down.Error()
 	}
-	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader, Members: s.Members, Revision: int64(s.Revision),
+	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
+		Members: s.Members, Revision: int64(s.Revision),
 		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
 }
 
@@ -433,7 +446,8 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 		return nil, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
 	}
 	for _, e := range l.Entries {
-		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value), Leased: e.Lease != 0, Value: string(e.Value)})
+		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value),
+			Leased: e.Lease != 0, Value: string(e.Value)})
 		if e.Key == manager.KeyMKey {
 			list[len(list)-1].Value = "" // reading the status gives no right to manage
 		}

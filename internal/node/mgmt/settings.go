@@ -26,7 +26,8 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 		return n.notMaster(ctx, "weft sm set")
 	}
 	if c.MKey != nil && n.cfg.Settings.MKeyFile != "" {
-		return describe.Invalid("change that file and start the node anew", "the M_Key of this node is that of its --m-key-file, %s", n.cfg.Settings.MKeyFile)
+		return describe.Invalid("change that file and start the node anew",
+			"the M_Key of this node is that of its --m-key-file, %s", n.cfg.Settings.MKeyFile)
 	}
 	if c != (api.ManagerChange{MKey: c.MKey}) {
 		if err := n.editable(ctx, "weft sm set"); err != nil {
@@ -64,11 +65,13 @@ func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChang
 		for _, s := range *c.Roots {
 			g, ok := describe.ParseGUID(s)
 			if !ok {
-				return describe.Invalid("weft fabric nodes", "a root is the GUID of a switch, such as %v, not %q", n.cfg.GUID, s)
+				return describe.Invalid("weft fabric nodes", "a root is the GUID of a switch, such as %v, not %q",
+					n.cfg.GUID, s)
 			}
 			if t := n.topologyIfKnown(); t != nil {
 				if i := t.NodeByGUID(g); i < 0 || !t.Nodes[i].IsSwitch() {
-					return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no switch %v", g), Fix: "weft fabric nodes"}
+					return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no switch %v", g),
+						Fix: "weft fabric nodes"}
 				}
 			}
 			roots = append(roots, g)
@@ -83,7 +86,8 @@ func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChang
 			s.Roots = roots
 		}
 		if len(roots) > 0 && !slices.Contains(strings.Split(s.Engine, ","), "updn") {
-			return describe.Invalid("weft sm set --routing updn --roots …", "roots are for the engine updn, which the routing %q does not name", s.Engine)
+			return describe.Invalid("weft sm set --routing updn --roots …",
+				"roots are for the engine updn, which the routing %q does not name", s.Engine)
 		}
 		if c.MKeyProtect != nil {
 			s.MKeyProtect = uint8(*c.MKeyProtect)

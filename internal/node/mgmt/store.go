@@ -31,7 +31,8 @@ func (n *Network) openStore(ctx context.Context) error {
 	case config.StoreEmbedded:
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
-		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir), Listen: n.cfg.Settings.StoreListen, Log: log})
+		s, err := etcd.Start(ctx, etcd.ServerConfig{Dir: filepath.Join(n.cfg.Settings.Dir, rundir.StoreDir),
+			Listen: n.cfg.Settings.StoreListen, Log: log})
 		if err != nil {
 			return err
 		}
@@ -89,8 +90,9 @@ func (n *Network) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID, Priority: uint8(n.cfg.Settings.SMPriority),
-		TIDs: uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
+	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
+		Priority: uint8(n.cfg.Settings.SMPriority),
+		TIDs:     uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
 		return err
 	}
@@ -142,7 +144,8 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	if down == nil {
 		return nil
 	}
-	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.Settings.StoreKind(), Fix: "start it or make it reachable, or name another with weft up --store"}
+	d := api.Degraded{What: "store_down", Why: "no answer from " + n.cfg.Settings.StoreKind(),
+		Fix: "start it or make it reachable, or name another with weft up --store"}
 	if ctx.Err() == nil {
 		p := problem.Of("", down)
 		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), p.Fix

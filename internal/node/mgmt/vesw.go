@@ -61,7 +61,8 @@ func findVESW(i *em.Intent, name string) (*em.VESW, error) {
 }
 
 func noVESW(name string) error {
-	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no virtual Ethernet switch %q", name), Fix: "weft vesw list"}
+	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no virtual Ethernet switch %q", name),
+		Fix: "weft vesw list"}
 }
 
 // intent reads the intent from the store.
@@ -88,7 +89,8 @@ func (e *vesws) status() (s em.Status, master bool, t *topo.Subnet) {
 
 // describeVESW describes a virtual Ethernet switch by its intent and its state.
 func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Subnet) api.VESW {
-	v := api.VESW{Name: w.Name, ID: int(w.ID), PKey: describe.PKey(w.Key()), OwnPartition: w.OwnPartition(), FabricID: int(i.FabricID), MTU: int(w.MTU), Flood: w.Flood,
+	v := api.VESW{Name: w.Name, ID: int(w.ID), PKey: describe.PKey(w.Key()), OwnPartition: w.OwnPartition(),
+		FabricID: int(i.FabricID), MTU: int(w.MTU), Flood: w.Flood,
 		UserMACs: !w.NoUserMACs, MaxMACs: int(w.MaxMACs), SL: int(w.SL), State: api.VESWUnknown}
 	if v.MTU == 0 {
 		v.MTU = mad.DefaultEthMTU
@@ -102,7 +104,10 @@ func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Su
 		}
 	}
 	var is *em.VESWStatus
-	if k := slices.IndexFunc(s.VESWs, func(x em.VESWStatus) bool { return x.ID == w.ID && x.Name == w.Name }); master && k >= 0 {
+	if k := slices.IndexFunc(s.VESWs, func(x em.VESWStatus) bool {
+		return x.ID == w.ID &&
+			x.Name == w.Name
+	}); master && k >= 0 {
 		is = &s.VESWs[k]
 		v.ActiveMTU, v.MACs, v.State = is.MTU, is.MACs, veswState(is)
 		if is.MLID != 0 {
@@ -117,7 +122,8 @@ func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Su
 		}
 	}
 	for _, m := range w.Members {
-		p := api.VESWPort{GUID: m.Port.String(), VPort: int(m.Index), Number: int(m.Num), Gateway: m.Gateway, Name: portName(t, m.Port)}
+		p := api.VESWPort{GUID: m.Port.String(), VPort: int(m.Index), Number: int(m.Num), Gateway: m.Gateway,
+			Name: portName(t, m.Port)}
 		if is != nil {
 			if k := slices.IndexFunc(is.Members, func(x em.MemberStatus) bool { return x.Port == m.Port }); k >= 0 {
 				x := &is.Members[k]
@@ -238,7 +244,8 @@ func (e *vesws) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) 
 			i.FabricID = id
 		}
 		if i.Find(c.Name) != nil {
-			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already", c.Name), Fix: "weft vesw set " + c.Name}
+			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already",
+				c.Name), Fix: "weft vesw set " + c.Name}
 		}
 		if err := i.Create(w); err != nil {
 			return describe.Invalid(help, "%v", err)
@@ -306,7 +313,8 @@ func (e *vesws) change(ctx context.Context, name string, c api.VESWChange) (v ap
 }
 
 // editNamed changes the VESW with a name or an identifier.
-func (e *vesws) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW, error) {
+func (e *vesws) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW,
+	error) {
 	i, err := e.intent(ctx, strings.TrimSuffix(help, " --help"))
 	if err != nil {
 		return api.VESW{}, err
@@ -373,7 +381,8 @@ func (e *vesws) removePort(ctx context.Context, name, port string, vport int) er
 	}
 	_, err = e.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
 		if err := i.Remove(w.Name, guid, vport); err != nil {
-			return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %s is no member of %s", port, w.Name), Fix: "weft vesw show " + w.Name}
+			return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %s is no member of %s", port, w.Name),
+				Fix: "weft vesw show " + w.Name}
 		}
 		return nil
 	})
@@ -435,7 +444,8 @@ func (e *vesws) keyTaken(ctx context.Context, key ib.PKey) error {
 	}
 	for k := range i.VESWs {
 		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {
-			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("it is the partition that the virtual Ethernet switch %s has for itself", v.Name),
+			return &api.Error{Code: api.CodeInvalid,
+				Why: fmt.Sprintf("it is the partition that the virtual Ethernet switch %s has for itself", v.Name),
 				Fix: "weft vesw show " + v.Name}
 		}
 	}

@@ -35,7 +35,8 @@ var _ hca.EventSink = (*Internal)(nil)
 // OpenInternal opens a session of an adapter for a user in the node, on the lane with the fewest sessions, with room
 // for so many queue pairs, shared receive queues among them. event is called on the lane for asynchronous events. No
 // lane may call it.
-func (r *Registry) OpenInternal(a *hca.Adapter, name string, qps uint32, event func(e ib.Event, object uint32)) (*Internal, error) {
+func (r *Registry) OpenInternal(a *hca.Adapter, name string, qps uint32, event func(e ib.Event,
+	object uint32)) (*Internal, error) {
 	r.mu.Lock()
 	r.serial++
 	i := &Internal{r: r, adapter: a, lane: r.quietest(), serial: r.serial, name: name, event: event}

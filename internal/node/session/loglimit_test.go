@@ -35,7 +35,8 @@ func TestLogLimit(t *testing.T) {
 	} {
 		now = now.Add(step.wait)
 		if written, held := count(step.calls); written != step.written || held != step.held {
-			t.Errorf("after %v, %d calls: %d written, telling of %d; want %d, %d", step.wait, step.calls, written, held, step.written, step.held)
+			t.Errorf("after %v, %d calls: %d written, telling of %d; want %d, %d", step.wait, step.calls, written,
+				held, step.written, step.held)
 		}
 	}
 }

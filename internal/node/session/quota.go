@@ -15,7 +15,8 @@ import (
 // Limits divides sessions and descriptors. The node's own user and root may have all; each other user may have half, so
 // that no user locks another out. One session may have half of the descriptors of one user.
 func (r *Registry) Limits() vhost.Limits {
-	l := vhost.Limits{Sessions: r.cfg.Sessions, UserSessions: r.cfg.Sessions / 2, Free: func(uid uint32) bool { return OwnUser(int(uid)) }}
+	l := vhost.Limits{Sessions: r.cfg.Sessions, UserSessions: r.cfg.Sessions / 2,
+		Free: func(uid uint32) bool { return OwnUser(int(uid)) }}
 	var files unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) == nil {
 		// The rest is for the sockets of sessions and for the node itself.
@@ -59,11 +60,14 @@ func (r *Registry) Refused(s *vhost.Session, q vhost.Quota) {
 const fewer = "end programs that are not needed (weft res lists them), or run another node in a directory of its own"
 
 var shortageOf = map[vhost.Quota]struct{ why, fix string }{
-	vhost.SessionsOfAll:        {"every session of the node is in use", fewer},
-	vhost.SessionsOfUser:       {"its user has as many sessions as one user may", fewer},
-	vhost.DescriptorsOfAll:     {"the node keeps as many descriptors as its limit of open files allows", "raise the limit of the node (ulimit -n) and start it again"},
-	vhost.DescriptorsOfUser:    {"its user's sessions keep as many descriptors as one user may", "let completion queues share completion channels, or raise the node's limit of open files (ulimit -n)"},
-	vhost.DescriptorsOfSession: {"it has handed over as many descriptors as one session may", "use fewer completion queues with a channel, or raise the node's limit of open files (ulimit -n)"},
+	vhost.SessionsOfAll:  {"every session of the node is in use", fewer},
+	vhost.SessionsOfUser: {"its user has as many sessions as one user may", fewer},
+	vhost.DescriptorsOfAll: {"the node keeps as many descriptors as its limit of open files allows",
+		"raise the limit of the node (ulimit -n) and start it again"},
+	vhost.DescriptorsOfUser: {"its user's sessions keep as many descriptors as one user may",
+		"let completion queues share completion channels, or raise the node's limit of open files (ulimit -n)"},
+	vhost.DescriptorsOfSession: {"it has handed over as many descriptors as one session may",
+		"use fewer completion queues with a channel, or raise the node's limit of open files (ulimit -n)"},
 }
 
 // shortages lists the quotas that were met of late.
@@ -73,7 +77,8 @@ func (r *Registry) shortages(now time.Time) (list []api.Degraded) {
 	for q := range vhost.Quota(len(shortageOf)) {
 		if last, ok := r.refused[q]; ok && now.Sub(last.at) < refusalShown {
 			list = append(list, api.Degraded{What: "quota_" + q.Name(),
-				Why: fmt.Sprintf("process %d of uid %d was refused, as the last of %d: %s", last.pid, last.uid, last.count, shortageOf[q].why), Fix: shortageOf[q].fix})
+				Why: fmt.Sprintf("process %d of uid %d was refused, as the last of %d: %s", last.pid, last.uid,
+					last.count, shortageOf[q].why), Fix: shortageOf[q].fix})
 		}
 	}
 	return list

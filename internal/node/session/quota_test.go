@@ -12,7 +12,8 @@ import (
 func TestEveryQuotaHasAFix(t *testing.T) {
 	r := New(Config{})
 	now := time.Now()
-	all := []vhost.Quota{vhost.SessionsOfAll, vhost.SessionsOfUser, vhost.DescriptorsOfAll, vhost.DescriptorsOfUser, vhost.DescriptorsOfSession}
+	all := []vhost.Quota{vhost.SessionsOfAll, vhost.SessionsOfUser, vhost.DescriptorsOfAll, vhost.DescriptorsOfUser,
+		vhost.DescriptorsOfSession}
 	for _, q := range all {
 		r.refused[q] = refusal{at: now}
 	}
@@ -28,7 +29,8 @@ func TestEveryQuotaHasAFix(t *testing.T) {
 }
 
 func TestDescriptorShare(t *testing.T) {
-	for files, want := range map[uint64]int{1 << 20: 1<<20 - 256 - 1024, 20000: 18720, 4096: 2816, 1024: 512, 1 << 63: 1<<30 - 256 - 1024} {
+	for files, want := range map[uint64]int{1 << 20: 1<<20 - 256 - 1024, 20000: 18720, 4096: 2816, 1024: 512,
+		1 << 63: 1<<30 - 256 - 1024} {
 		if got := descriptorShare(files, 1024); got != want {
 			t.Errorf("%d files: %d, want %d", files, got, want)
 		}

@@ -38,7 +38,8 @@ const maxFirst = 256
 // OpenRecords makes the record socket of a listener. It serves nothing before Start. most bounds its connections,
 // mostOfUser those of a user other than root and the node's own.
 func (r *Registry) OpenRecords(l *net.UnixListener, name, what string, most, mostOfUser int) *Records {
-	return &Records{r: r, l: l, name: name, what: what, most: most, mostOfUser: mostOfUser, conns: map[*net.UnixConn]rundir.Peer{}, users: map[int]int{}}
+	return &Records{r: r, l: l, name: name, what: what, most: most, mostOfUser: mostOfUser,
+		conns: map[*net.UnixConn]rundir.Peer{}, users: map[int]int{}}
 }
 
 // Start calls serve with every connection, on a goroutine of its own; the connection is closed when it returns.

@@ -61,11 +61,13 @@ type Stats struct {
 }
 
 // ErrEnding is the error of a node that ends because it was idle.
-var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node", Why: "it ends, because nobody used it", Fix: "start another: weft up"}
+var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
+	Why: "it ends, because nobody used it", Fix: "start another: weft up"}
 
 // New returns an empty registry.
 func New(c Config) *Registry {
-	return &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal), idle: time.Now()}
+	return &Registry{cfg: c, programs: make(map[*vhost.Session]*Session), refused: make(map[vhost.Quota]refusal),
+		idle: time.Now()}
 }
 
 // SetLanes gives the registry its lanes, before the first session.
@@ -81,7 +83,8 @@ func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost
 	if !r.Allowed(int(p.Uid)) {
 		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
-	d := &Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: Comm(int(p.Pid)), rings: make(map[int]*vhostRing)}
+	d := &Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: Comm(int(p.Pid)),
+		rings: make(map[int]*vhostRing)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ending {

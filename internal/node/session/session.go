@@ -98,7 +98,8 @@ func (d *Session) device() (err error) {
 func (d *Session) Config() abi.Config {
 	d.verbs = d.s.Weft()
 	cqs, qps := d.queues()
-	return abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: qps, MaxRDMACQs: cqs}
+	return abi.Config{Status: 1, MTU: 1500, MaxVirtqueuePairs: 1, Speed: 0xffffffff, Duplex: 0xff, MaxRDMAQPs: qps,
+		MaxRDMACQs: cqs}
 }
 
 // queues returns how many completion queues and queue pairs this kind of
@@ -250,7 +251,8 @@ func (d *Session) ProcMem(f *os.File, addr, value uint64) error {
 		f.Close()
 		return err
 	}
-	s, err := procmem.New(procmem.Config{Mem: f, PID: d.pid, UID: uint32(d.uid), Mapped: d.mem, ProbeAddr: addr, ProbeValue: value})
+	s, err := procmem.New(procmem.Config{Mem: f, PID: d.pid, UID: uint32(d.uid), Mapped: d.mem, ProbeAddr: addr,
+		ProbeValue: value})
 	if err != nil {
 		return err
 	}
@@ -294,11 +296,13 @@ func (d *Session) reset(forget bool) (err error) {
 // renew gives the session a fresh device; it runs on the lane.
 func (d *Session) renew() error {
 	if d.adapter.Port().Link == ib.LinkInfiniBand && !d.verbs {
-		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.adapter.Name, unix.EOPNOTSUPP)
+		return fmt.Errorf("%s has an InfiniBand port, which a plain front-end cannot use: %w", d.adapter.Name,
+			unix.EOPNOTSUPP)
 	}
 	old := d.Dev
 	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Guest: d.mem, Now: d.r.cfg.Now, Log: d.r.cfg.Log.With("session", d.serial),
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Guest: d.mem, Now: d.r.cfg.Now,
+		Log:   d.r.cfg.Log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
 		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
 	if d.proc != nil {

@@ -31,19 +31,26 @@ func newTestRegistry(t *testing.T) (r *Registry, path string) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	base := time.Now().Add(-time.Second)
-	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096, PKeys: []ib.PKey{ib.DefaultPKey},
+	a := hca.NewAdapter(&hca.Port{Link: ib.LinkEthernet, State: ib.PortActive, MTU: ib.MTU1024, MaxMTU: ib.MTU4096,
+		PKeys:  []ib.PKey{ib.DefaultPKey},
 		MaxRun: lane.RoCEBurst, MaxLocalRun: lane.LocalBurst}, hca.DefaultLimits)
 	now := func() mono.Time { return mono.Time(time.Since(base)) }
 	r = New(Config{Now: now, Log: log})
 	g, err := lane.Open(lane.Config{Count: 1, Functions: hca.NewFunctions(a), Multicast: replicate.DefaultConfig,
-		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}, Now: now, Log: log, MemoryOwner: r.MemoryOwner})
+		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8,
+			ib.GID) uint32 {
+			return 0
+		}}, Now: now, Log: log, MemoryOwner: r.MemoryOwner})
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.Start()
 	r.SetLanes(g)
 	path = filepath.Join(t.TempDir(), "device.sock")
-	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) { return r.Admit(a, nil, s) }, OnEnd: r.Ended})
+	s, err := vhost.Listen(path, 0o600, vhost.Config{New: func(s *vhost.Session) (vhost.Device,
+		error) {
+		return r.Admit(a, nil, s)
+	}, OnEnd: r.Ended})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +83,8 @@ func TestProcessMemoryFirst(t *testing.T) {
 	if _, err := f.Get(abi.ReqHello, abi.Hello{ABI: abi.Version, PID: uint32(os.Getpid())}.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Send(abi.ReqSetProtocolFeatures, abi.VUVersion, binary.NativeEndian.AppendUint64(nil, 1<<abi.ProtoWeft|1<<abi.ProtoReplyAck)); err != nil {
+	if err := f.Send(abi.ReqSetProtocolFeatures, abi.VUVersion, binary.NativeEndian.AppendUint64(nil,
+		1<<abi.ProtoWeft|1<<abi.ProtoReplyAck)); err != nil {
 		t.Fatal(err)
 	}
 	fd, err := unix.Open("/proc/self/mem", unix.O_RDWR|unix.O_CLOEXEC, 0)

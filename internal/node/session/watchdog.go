@@ -93,23 +93,27 @@ func (r *Registry) StuckReason() string {
 func (r *Registry) Degraded() (list []api.Degraded) {
 	for _, d := range r.Programs() {
 		if d.waits.Load() {
-			list = append(list, api.Degraded{What: "stuck_memory", Why: fmt.Sprintf("%s (pid %d): %v", d.comm, d.pid, errMemoryStuck),
+			list = append(list, api.Degraded{What: "stuck_memory", Why: fmt.Sprintf("%s (pid %d): %v", d.comm, d.pid,
+				errMemoryStuck),
 				Fix: fmt.Sprintf("kill -9 %d, and end what serves its memory: a file system in user space, or a handler of page faults", d.pid)})
 		}
 	}
 	for i, l := range r.lanes.All() {
 		if l.Stuck() {
-			list = append(list, api.Degraded{What: "stuck_lane", Why: fmt.Sprintf("lane %d and its sessions stand still: %v, or for a processor", i, lane.ErrStuck),
+			list = append(list, api.Degraded{What: "stuck_lane",
+				Why: fmt.Sprintf("lane %d and its sessions stand still: %v, or for a processor", i, lane.ErrStuck),
 				Fix: "see stuck_memory; else give the node a processor"})
 		}
 	}
 	if e := vhost.SharedCalls(); e != nil {
-		list = append(list, api.Degraded{What: "shared_calls", Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
+		list = append(list, api.Degraded{What: "shared_calls",
+			Why: fmt.Sprintf("a client can delay a lane by the eventfd it is notified by: %v", e),
 			Fix: "let the node use asynchronous I/O (io_setup; fs.aio-max-nr)"})
 	}
 	for _, d := range r.Programs() {
 		if m := d.slow(); m != "" {
-			list = append(list, api.Degraded{What: "slow_memory_access", Why: fmt.Sprintf("%s (pid %d): %s", d.comm, d.pid, m),
+			list = append(list, api.Degraded{What: "slow_memory_access", Why: fmt.Sprintf("%s (pid %d): %s", d.comm,
+				d.pid, m),
 				Fix: "run the node as the program's user or as root, or the program with weft run --arena"})
 		}
 	}

@@ -20,7 +20,8 @@ type Stack interface {
 	SOCKS(netstack.SOCKS) (*netstack.Service, error)
 }
 
-// Serve starts forwards, and unless socks is empty a proxy at that address of the host. The services end with the stack.
+// Serve starts forwards, and unless socks is empty a proxy at that address of the host. The services end with
+// the stack.
 func Serve(s Stack, forwards []api.IPForward, socks string) (err error) {
 	for _, f := range forwards {
 		v := netstack.Forward{Network: f.Network, Inward: f.Remote}

@@ -55,7 +55,8 @@ func (s *Subnet) sendOut(now mono.Time) bool {
 // deliver gives a datagram to the user that speaks for a function's port.
 func (s *Subnet) deliver(now mono.Time, c *Port, d *mad.Datagram) {
 	f := c.Adapter.Number()
-	if s.functions[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) || s.cfg.Connections.Offer(f, d) {
+	if s.functions[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) ||
+		s.cfg.Connections.Offer(f, d) {
 		return
 	}
 	s.unclaimed(now, c, c.Agent, d)
@@ -166,7 +167,8 @@ func (s *Subnet) dispatch(now mono.Time, c *Port, v agent.Verdict, d *mad.Datagr
 func (s *Subnet) unclaimed(now mono.Time, c *Port, a *agent.Agent, d *mad.Datagram) {
 	var h mad.Header
 	h.Parse(d.Data[:])
-	if d.DstQPN != ib.QPNGSI || h.BaseVersion != mad.BaseVersion && d.Long == nil || h.Method != mad.MethodGet && h.Method != mad.MethodSet {
+	if d.DstQPN != ib.QPNGSI || h.BaseVersion != mad.BaseVersion && d.Long == nil || h.Method != mad.MethodGet &&
+		h.Method != mad.MethodSet {
 		return
 	}
 	r := d.Reply()

@@ -64,7 +64,8 @@ type User struct {
 // OpenUser adds a user of a function's port. answer is called with each answer to Request of the administration that
 // the port is under; notice, where it is not nil, with notices of groups that are created and deleted and of ports that
 // come and go (traps 64 to 67). Any goroutine may call it.
-func (s *Subnet) OpenUser(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time, n *mad.Notice)) *User {
+func (s *Subnet) OpenUser(function uint16, answer func(now mono.Time, id uint32, m *mad.SA),
+	notice func(now mono.Time, n *mad.Notice)) *User {
 	g := s.gsi
 	u := &User{g: g, function: function, answer: answer, notice: notice}
 	s.Post(func() {
@@ -125,7 +126,8 @@ func (g *gsi) request(function uint16, tid uint64, m *mad.SA) bool {
 		return false
 	}
 	m.BaseVersion, m.MgmtClass, m.ClassVersion, m.TransactionID = mad.BaseVersion, mad.ClassSA, mad.ClassVersionSA, tid
-	d := mad.Datagram{Port: 1, SLID: p.LID, DLID: p.MasterSMLID, SL: p.MasterSMSL, SrcQPN: ib.QPNGSI, DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
+	d := mad.Datagram{Port: 1, SLID: p.LID, DLID: p.MasterSMLID, SL: p.MasterSMSL, SrcQPN: ib.QPNGSI,
+		DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
 		PKey: managementPKey(c.Agent.PKeys(1))}
 	m.Append(d.Data[:0])
 	return g.send(function, &d)
@@ -286,8 +288,9 @@ func (g *gsi) subscribe(now mono.Time, function uint16, s *subscription) {
 
 // inform subscribes to the notices of a trap, or unsubscribes.
 func (g *gsi) inform(function uint16, i int, on uint8) {
-	f := mad.InformInfo{LIDBegin: mad.InformAllLIDs, IsGeneric: 1, Subscribe: on, Type: mad.InformAllTypes, TrapNumber: firstTrap + mad.TrapNumber(i),
-		RespTime: 18, Producer: mad.InformAllProducers}
+	f := mad.InformInfo{LIDBegin: mad.InformAllLIDs, IsGeneric: 1, Subscribe: on, Type: mad.InformAllTypes,
+		TrapNumber: firstTrap + mad.TrapNumber(i),
+		RespTime:   18, Producer: mad.InformAllProducers}
 	if on == 0 {
 		f.QPN = ib.QPNGSI
 	}

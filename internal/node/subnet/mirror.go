@@ -52,6 +52,7 @@ func datagramBurst(d *mad.Datagram, f uint16, psn ib.PSN) *pkt.Burst {
 	if d.Global {
 		p.Global, p.SGID, p.DGID, p.HopLimit, p.TClass, p.FlowLabel = true, d.SGID, d.DGID, d.HopLimit, d.TClass, d.FlowLabel
 	}
-	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN, PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}, Count: 1,
+	return &pkt.Burst{Headers: wire.Headers{Opcode: ib.ServiceUD | ib.SendOnly, PKey: d.PKey, DestQPN: d.DstQPN,
+		PSN: psn, QKey: d.QKey, SrcQPN: d.SrcQPN}, Count: 1,
 		MTU: uint32(len(data)), Path: p, Data: mem.BytesPayload(data)}
 }

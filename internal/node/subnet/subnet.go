@@ -154,7 +154,8 @@ var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.Spee
 
 // New returns a subnet that does not run yet.
 func New(c Config) *Subnet {
-	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), inbox: make(chan inbound, inboxLen), wake: make(chan struct{}, 1), end: make(chan struct{}),
+	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), inbox: make(chan inbound, inboxLen),
+		wake: make(chan struct{}, 1), end: make(chan struct{}),
 		ports: map[uint8]*Port{}, functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
 	s.queue = loop.NewQueue(func() {
 		select {
@@ -163,8 +164,11 @@ func New(c Config) *Subnet {
 		}
 	})
 	s.gsi = newGSI(s)
-	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID, NodeGUID: c.GUID,
-		VendorID: vendorID, Description: c.Host + " weft switch", Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s}, switchCounters{s})
+	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
+		NodeGUID: c.GUID,
+		VendorID: vendorID, Description: c.Host +
+			" weft switch", Caps: agent.DefaultCaps, EnforceCap: 32, EnhancedPort0: true}, switchOwner{s},
+		switchCounters{s})
 	w := &fabric.Wiring{Trunk: make([]uint8, len(c.Peers))}
 	for i := range c.Peers {
 		p := uint8(c.SwitchPorts - i)
@@ -231,7 +235,8 @@ func (s *Subnet) receive(in inbound) {
 // receiver returns the handler of a lane for bursts within the node to queue pair 1 of a function.
 func (s *Subnet) receiver(h *hca.Lane) func(mono.Time, *pkt.Burst) {
 	return func(_ mono.Time, r *pkt.Burst) {
-		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID, SL: r.Path.SL, SrcQPN: r.SrcQPN,
+		in := inbound{function: r.Path.Function, d: mad.Datagram{Port: 1, SLID: r.Path.SLID, DLID: r.Path.DLID,
+			SL: r.Path.SL, SrcQPN: r.SrcQPN,
 			DstQPN: ib.QPNGSI, QKey: r.QKey, PKey: r.PKey, Global: r.Path.Global, SGID: r.Path.SGID, DGID: r.Path.DGID, HopLimit: r.Path.HopLimit}}
 		if r.Opcode != ib.ServiceUD|ib.SendOnly || r.Data.Len < mad.HeaderLen || r.Data.Len > mad.OPALen {
 			return

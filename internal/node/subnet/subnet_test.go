@@ -54,10 +54,12 @@ func newTestSubnet(t *testing.T, m Mirror) *Subnet {
 	base, log := time.Now().Add(-time.Second), slog.New(slog.DiscardHandler)
 	now := func() mono.Time { return mono.Time(time.Since(base)) }
 	all := hca.NewFunctions(hca.NewAdapter(&hca.Port{}, hca.DefaultLimits))
-	s := New(Config{Log: log, Now: now, GUID: 0x100, Host: "host", SwitchPorts: 4, Peers: []string{"nowhere"}, Connections: noConnections{}, Mirror: m,
+	s := New(Config{Log: log, Now: now, GUID: 0x100, Host: "host", SwitchPorts: 4, Peers: []string{"nowhere"},
+		Connections: noConnections{}, Mirror: m,
 		SetMulticastForwarding: all.SetMulticastForwarding, Publish: func([]PortChange) {}, Plugged: func(*hca.Adapter) {}})
-	g, err := lane.Open(lane.Config{Count: 1, Functions: all, Multicast: replicate.DefaultConfig, Now: now, Log: log, Fabric: s.LaneLink,
-		RoCE: roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}})
+	g, err := lane.Open(lane.Config{Count: 1, Functions: all, Multicast: replicate.DefaultConfig, Now: now, Log: log,
+		Fabric: s.LaneLink,
+		RoCE:   roce.Config{Port: freePort(t), IfIndex: func(uint8, ib.GID) uint32 { return 0 }}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,8 +76,10 @@ func newTestSubnet(t *testing.T, m Mirror) *Subnet {
 // management goroutine handles both.
 func TestDatagramBehindItsLink(t *testing.T) {
 	s := newTestSubnet(t, &mirrorCount{})
-	m := mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnDR, ClassVersion: mad.ClassVersion, Method: mad.MethodGet,
-		TransactionID: 77, AttributeID: mad.AttrNodeInfo}, HopCount: 1, HopPointer: 1, DrSLID: ib.LIDPermissive, DrDLID: ib.LIDPermissive}
+	m := mad.SMP{Header: mad.Header{BaseVersion: mad.BaseVersion, MgmtClass: mad.ClassSubnDR,
+		ClassVersion: mad.ClassVersion, Method: mad.MethodGet,
+		TransactionID: 77, AttributeID: mad.AttrNodeInfo}, HopCount: 1, HopPointer: 1, DrSLID: ib.LIDPermissive,
+		DrDLID: ib.LIDPermissive}
 	m.InitialPath[1] = 1
 	port := s.TrunkPort(0)
 	d := mad.Datagram{Port: port, SLID: ib.LIDPermissive, DLID: ib.LIDPermissive, PKey: ib.DefaultPKey}

@@ -105,7 +105,8 @@ func (s *Subnet) Trunks(wall func(mono.Time) time.Time) (list []api.Trunk, err e
 	err = s.lanes.First().Query(func() {
 		for i := range s.cfg.Peers {
 			k := s.trunks.Status(i)
-			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit, Received: k.Packets, Lost: k.Lost,
+			t := api.Trunk{Peer: k.Addr.String(), Port: int(s.TrunkPort(i)), Up: k.Up, RTTNS: k.RTT, Limit: k.Limit,
+				Received: k.Packets, Lost: k.Lost,
 				Reordered: k.Reordered, Downs: k.Downs}
 			if k.Node != 0 {
 				t.Node = k.Node.String()
@@ -136,7 +137,8 @@ func (s *Subnet) Degraded(trunks []api.Trunk) (list []api.Degraded, err error) {
 			if a, err := netip.ParseAddrPort(t.Peer); err == nil {
 				host = a.Addr().String()
 			}
-			list = append(list, api.Degraded{What: "trunk_down", Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
+			list = append(list, api.Degraded{What: "trunk_down",
+				Why: fmt.Sprintf("nothing is received from the node at %s", t.Peer),
 				Fix: "ping " + host + "; weft trunk, there"})
 		}
 	}
@@ -172,7 +174,8 @@ type switchCounters struct{ s *Subnet }
 func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 	if p := c.s.ports[port]; p != nil {
 		k, _ := c.s.lanes.PortCounters(p.Adapter.Number()) // of the lanes that answer
-		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts, k.MulticastXmitPkts)
+		add(to, k.RcvData, k.XmitData, k.RcvPkts, k.XmitPkts, k.UnicastRcvPkts, k.UnicastXmitPkts, k.MulticastRcvPkts,
+			k.MulticastXmitPkts)
 		return
 	}
 	w := c.s.wiring.Load()
@@ -184,7 +187,8 @@ func (c switchCounters) Counts(port uint8, to *agent.Counts) {
 		if l.Query(func() { k = l.Net.Fabric.PeerCounters(int(w.Port[port].Number)) }) != nil {
 			continue // the node ends, or the lane is stuck: the counts of the others remain
 		}
-		add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv, k.MulticastXmit, k.MulticastRcv)
+		add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.XmitPkts-k.MulticastXmit, k.RcvPkts-k.MulticastRcv,
+			k.MulticastXmit, k.MulticastRcv)
 		to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 		to.Values[mad.CounterRcvErrors] += k.RcvErrors
 	}
@@ -207,7 +211,8 @@ type portCounters struct{ c *Port }
 // Counts implements agent.Counters.
 func (c portCounters) Counts(_ uint8, to *agent.Counts) {
 	k, _ := c.c.s.lanes.PortCounters(c.c.Adapter.Number()) // of the lanes that answer
-	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts, k.MulticastRcvPkts)
+	add(to, k.XmitData, k.RcvData, k.XmitPkts, k.RcvPkts, k.UnicastXmitPkts, k.UnicastRcvPkts, k.MulticastXmitPkts,
+		k.MulticastRcvPkts)
 	to.Values[mad.CounterXmitDiscards] += k.XmitDiscards
 	to.Values[mad.CounterXmitConstraintErrors] += k.XmitConstraintErrors
 	to.Values[mad.CounterRcvErrors] += k.RcvErrors

@@ -57,15 +57,21 @@ func (s *Subnet) Notices() (list []api.Degraded) {
 				continue
 			}
 			if a.Waiting() && c.Agent.Port(1).PortState == ib.PortActive {
-				list = append(list, api.Degraded{What: "no_ethernet_manager", Why: c.Adapter.Name + ": waiting for an Ethernet Manager: none has set ClassPortInfo",
+				list = append(list, api.Degraded{What: "no_ethernet_manager", Why: c.Adapter.Name +
+					": waiting for an Ethernet Manager: none has set ClassPortInfo",
 					Fix: "run the subnet manager of a node (weft up --sm auto), which has one"})
 			}
 			if k, from := a.Stats(); k.Untrusted != 0 {
-				list = append(list, api.Degraded{What: "ethernet_refused_lid", Why: fmt.Sprintf("%s: %d orders of others than the Ethernet Manager refused, the last from LID %d",
-					c.Adapter.Name, k.Untrusted, from), Fix: fmt.Sprintf("weft fabric nodes shows the node with LID %d", from)})
+				list = append(list, api.Degraded{What: "ethernet_refused_lid",
+					Why: fmt.Sprintf("%s: %d orders of others than the Ethernet Manager refused, the last from LID %d",
+						c.Adapter.Name, k.Untrusted, from),
+					Fix: fmt.Sprintf("weft fabric nodes shows the node with LID %d", from)})
 			}
 		}
 	})
-	slices.SortFunc(list, func(a, b api.Degraded) int { return cmp.Or(cmp.Compare(a.What, b.What), cmp.Compare(a.Why, b.Why)) })
+	slices.SortFunc(list, func(a, b api.Degraded) int {
+		return cmp.Or(cmp.Compare(a.What, b.What),
+			cmp.Compare(a.Why, b.Why))
+	})
 	return list
 }

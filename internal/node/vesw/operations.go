@@ -157,9 +157,9 @@ func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterfa
 	if err := h.Request(ctx, &r); err != nil {
 		return nil, err
 	}
-	var failure error
+	var failure error // of the first port with one, in the order of the list
 	own := func(s *slot) bool {
-		if s.with == &r {
+		if s.with == &r && failure == nil {
 			failure = s.why
 		}
 		return s.with == &r
@@ -169,6 +169,7 @@ func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterfa
 	var list []api.VESWInterface
 	var err error
 	h.changes.Await(ctx, func() bool {
+		failure = nil
 		list, err = h.describe(own)
 		return err != nil || len(list) > 0 && (list[0].Reason == "" || list[0].Failed != "")
 	})
