@@ -218,7 +218,7 @@ void weft_explain_create_qp(struct ibv_context *c, const struct ibv_qp_init_attr
 }
 
 #define HOW_TO_NAME_A_GID \
-	"name a GID: -g INDEX of ibv_*_pingpong, -x INDEX of perftest; ibv_devinfo -v lists them"
+	"name a GID: -g INDEX of ibv_*_pingpong, -x INDEX of perftest; weft dev lists them"
 
 /* Reports what is wrong with an address; returns whether something was found. */
 static bool wrong_address(struct ibv_context *c, const char *call, const struct ibv_ah_attr *a,
@@ -248,8 +248,8 @@ static bool wrong_address(struct ibv_context *c, const char *call, const struct 
 		return false;
 	if (a->grh.sgid_index >= port.gid_tbl_len ||
 	    weft_gid(weft_ctx(c), a->grh.sgid_index, &gid) || !gid.valid) {
-		weft_explain(c, call, err, HOW_TO_NAME_A_GID, "index %u holds no GID",
-			     a->grh.sgid_index);
+		weft_explain(c, call, err, "name a GID that exists: weft dev lists them",
+			     "GID index %u is empty", a->grh.sgid_index);
 		return true;
 	}
 	return false;

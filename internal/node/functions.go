@@ -135,21 +135,21 @@ func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Fu
 		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
 	case errors.Is(err, errFunctionThere):
 		return api.Function{}, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  "there is a device " + r.Name,
 			Fix:  "choose another name",
 		}
 	case errors.Is(err, subnet.ErrNoSwitchPort):
 		return api.Function{}, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  err.Error(),
 			Fix:  "delete a device, or start the node with more --switch-ports",
 		}
 	case errors.Is(err, hca.ErrNoFunction):
 		return api.Function{}, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  "the node has made as many devices as it can number",
 			Fix:  "start it again",

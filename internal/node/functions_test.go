@@ -39,7 +39,7 @@ func TestFunctionsByCommand(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	_, err = add("vf", api.FunctionChange{})
-	refused(err, api.CodeInvalid)
+	refused(err, api.CodeConflict)
 	_, err = add("many", api.FunctionChange{Quotas: api.Quotas{QPs: 1 << 20}})
 	refused(err, api.CodeInvalid)
 	_, err = add("few", api.FunctionChange{Quotas: api.Quotas{CQs: 1}})

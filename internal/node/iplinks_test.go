@@ -144,7 +144,7 @@ func TestIPLinkWithoutInterface(t *testing.T) {
 	want := api.IPRequest{Device: firstNative, PKeys: []string{"0x7fff"}, Backend: api.BackendTUN}
 	for range 2 {
 		_, err := api.Call(ctx, r.cli, api.AddIPLinks, want)
-		if code(err) != api.CodeInvalid || !strings.Contains(err.Error(), "CAP_NET_ADMIN. fix: ") ||
+		if code(err) != api.CodeConflict || !strings.Contains(err.Error(), "CAP_NET_ADMIN. fix: ") ||
 			!strings.Contains(err.Error(), "weft ipoib netstack") {
 			t.Errorf("%v", err)
 		}

@@ -109,7 +109,7 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 				api.Degraded{
 					What: "port_not_active",
 					Why:  fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), whyNotActive(p)),
-					Fix:  r.fixNotActive(),
+					Fix:  r.fixNotActive(f.a.NodeGUID + 1),
 				},
 			)
 		}
@@ -146,16 +146,17 @@ func whyNotActive(p *hca.Port) string {
 	return "no subnet manager has made it active"
 }
 
-// fixNotActive returns the command that makes an InfiniBand port active.
-func (r *reporter) fixNotActive() string {
+// fixNotActive returns the command that makes the InfiniBand port of a GUID active. OpenSM without a GUID manages the
+// first device, which is a RoCE device.
+func (r *reporter) fixNotActive(port ib.GUID) string {
 	m, missing := r.cfg.Network.Manager()
 	switch {
 	case missing != nil:
-		return "see no_manager"
+		return "weft store status"
 	case m != nil:
 		return "weft wait --for=active; if that takes long, weft sm"
 	case r.cfg.Settings.SM == config.SMExternal:
-		return "weft run -- opensm"
+		return fmt.Sprintf("weft run -- opensm -g 0x%016x", uint64(port))
 	}
 	return "weft up --sm auto, on this node or another of the subnet"
 }

@@ -214,7 +214,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	// counted adds up all counters of a node with names that begin so.
 	counted := func(i int, f *forgery) (n uint64) {
 		var all []api.Counter
-		args := []string{"stat"}
+		args := []string{"stat", "--all"}
 		if f.of != node {
 			args = []string{"vesw", "stats"}
 		}

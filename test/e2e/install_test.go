@@ -3,11 +3,15 @@
 package e2e
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -38,14 +42,31 @@ func TestInstall(t *testing.T) {
 	}
 	dir := t.TempDir()
 	up := exec.Command(weft, "up", "--detach", "--dir", dir, "--fabric=false", "--roce-port=0")
-	if out, err := up.CombinedOutput(); err != nil {
+	out, err := up.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	defer exec.Command(weft, "down", "--dir", dir).Run()
-	out, err := exec.Command(weft, "run", "--dir", dir, "--", "env").CombinedOutput()
+	var pid int
+	if m := regexp.MustCompile(`, pid ([0-9]+),`).FindSubmatch(out); m != nil {
+		pid, _ = strconv.Atoi(string(m[1]))
+	}
+	if pid <= 0 {
+		t.Fatalf("no pid in %s", out)
+	}
+	t.Cleanup(func() {
+		// A node that a failed test did not end: its program may be uninstalled.
+		if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && strings.Contains(string(args), dir) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	out, err = exec.Command(weft, "run", "--dir", dir, "--", "env").CombinedOutput()
 	if want := "LD_PRELOAD=" + filepath.Join(root, "usr/lib/weft/libweft-verbs.so"); err != nil ||
 		!strings.Contains(string(out), want) {
 		t.Errorf("%v: want %s in %s", err, want, out)
+	}
+	// Before the program is uninstalled.
+	if out, err := exec.Command(weft, "down", "--dir", dir).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 	mk("uninstall")
 	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

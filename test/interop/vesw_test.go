@@ -303,7 +303,7 @@ func TestGuestsOnVESW(t *testing.T) {
 		}
 		for i := range f.vms {
 			var list []api.Counter
-			f.query(i, &list, "stat", "--scope", api.ScopeVM)
+			f.query(i, &list, "stat", "--scope", api.ScopeVM, "--all")
 			for _, c := range list {
 				if c.Name == "broken_rings" && c.Value != 0 {
 					t.Errorf("%+v", c)

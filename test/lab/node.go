@@ -179,7 +179,7 @@ func (n *Node) Status() (api.Status, error) {
 // Counters returns the node's counters.
 func (n *Node) Counters() ([]api.Counter, error) {
 	var c []api.Counter
-	err := n.query(&c, "stat")
+	err := n.query(&c, "stat", "--all")
 	return c, err
 }
 

@@ -15,6 +15,7 @@ type Code string
 // Codes.
 const (
 	CodeInvalid  Code = "invalid"   // the request can never work
+	CodeConflict Code = "conflict"  // the host or the node does not permit it now: a name is taken, a privilege is missing
 	CodeNotFound Code = "not_found" // it names something that does not exist
 	CodeRefused  Code = "refused"   // the caller may not
 	CodeNotReady Code = "not_ready" // the node is starting or ending
@@ -55,7 +56,7 @@ func (e *Error) httpStatus() int {
 		return http.StatusNotFound
 	case CodeRefused:
 		return http.StatusForbidden
-	case CodeNotMaster:
+	case CodeNotMaster, CodeConflict:
 		return http.StatusConflict
 	case CodeNotReady:
 		return http.StatusServiceUnavailable

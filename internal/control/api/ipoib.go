@@ -45,6 +45,9 @@ type IPLink struct {
 	Addrs       []string `json:"addresses"` // IP, with prefix length
 	Session     uint32   `json:"session"`
 	Lane        int      `json:"lane"`
+	// Kept is whether the link is there after the node starts again, NotKept why not.
+	Kept    bool   `json:"kept"`
+	NotKept string `json:"not_kept"`
 }
 
 // IPRequest requests links, one in each of several partitions.

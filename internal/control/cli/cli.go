@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -165,6 +166,7 @@ func (a *app) root() *cobra.Command {
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), versionCommand(a), docsCommand(a))
 	root.InitDefaultHelpCmd()
+	helpErrors(root)
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		wrapArgs(c)
@@ -201,12 +203,39 @@ func argsError(cmd *cobra.Command, args []string) error {
 	case use == cmd.CommandPath():
 		return usage(use, "%s takes no argument such as %q", use, args[0])
 	}
-	return usage(fix, "%d arguments are the wrong number: %s", len(args), use)
+	return usage(fix, "%d is the wrong number of arguments: %s", len(args), use)
 }
 
 func isAddr(s string) bool {
 	_, err := netip.ParseAddr(s)
 	return err == nil
+}
+
+// helpErrors makes "weft help NAME" fail for a name that no command has.
+func helpErrors(root *cobra.Command) {
+	help, _, err := root.Find([]string{"help"})
+	if err != nil || help == root {
+		return
+	}
+	show := help.Run
+	help.Run, help.RunE = nil, func(cmd *cobra.Command, args []string) error {
+		if found, rest, _ := root.Find(args); len(rest) > 0 {
+			return unknownCommand(found, rest[0])
+		}
+		show(cmd, args)
+		return nil
+	}
+}
+
+// listing makes cmd, a command with subcommands, do what its subcommand list does where it has no argument.
+func listing(cmd, list *cobra.Command) {
+	cmd.Flags().AddFlagSet(list.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return list.RunE(cmd, args)
+		}
+		return unknownCommand(cmd, args[0])
+	}
 }
 
 // group returns the RunE of a command that only has subcommands.
@@ -229,8 +258,25 @@ func flagError(cmd *cobra.Command, err error) error {
 			}
 		})
 	}
+	var value *pflag.InvalidValueError
+	if errors.As(err, &value) {
+		f := value.GetFlag()
+		want, ok := flagValues[f.Value.Type()]
+		switch {
+		case ok && errors.Is(err, strconv.ErrRange):
+			return usage(fix, "--%s must be %s in its range, not %s", f.Name, want, value.GetValue())
+		case ok:
+			return usage(fix, "--%s must be %s, not %q", f.Name, want, value.GetValue())
+		}
+		return usage(fix, "--%s: %v", f.Name, value.Unwrap())
+	}
 	return usage(fix, "%v", err)
 }
+
+// flagValues describes the values of flags by their type.
+var flagValues = map[string]string{"int": "a number", "int32": "a number", "int64": "a number", "uint": "a number",
+	"uint8": "a number", "uint16": "a number", "uint32": "a number", "uint64": "a number", "float64": "a number",
+	"intSlice": "a list of numbers", "bool": "true or false", "duration": "a duration such as 10s"}
 
 // nodeDir returns the node's directory and whether the caller named it.
 func (a *app) nodeDir() (dir string, named bool, err error) {

@@ -292,7 +292,7 @@ var trunkColumns = []column[api.Trunk]{
 		}
 		return t.RTTNS.Round(time.Microsecond)
 	}},
-	{head: ">LIMIT", cell: func(t api.Trunk) any { return t.Limit }, wide: 4},
+	{head: ">LIMIT", cell: func(t api.Trunk) any { return t.Limit }},
 	{head: ">SENT", cell: func(t api.Trunk) any { return t.Sent }, wide: 2},
 	{head: ">RECEIVED", cell: func(t api.Trunk) any { return t.Received }, wide: 2},
 	{head: ">LOST", cell: func(t api.Trunk) any { return t.Lost }},

@@ -70,7 +70,8 @@ no fault reaches InfiniBand or Ethernet traffic within a node.`,
 		return print(f, func(w *screen) {
 			fmt.Fprintf(w, "fault %d: %s\n", f.ID, printable(faultText(f.FaultSpec)))
 			if !s.WireLocal && spec.Link != api.LinkTrunk && len(s.Trunks) == 0 {
-				fields{w, 5}.line("note:", "traffic between programs of this node uses no link and is not affected. weft up --wire-local changes that")
+				fields{w, 5}.line("note:", "traffic between programs of this node uses no link and is not affected. "+
+					"weft up --wire-local, or weft down and WEFT_WIRE_LOCAL=1 weft run, changes that")
 			}
 		})
 	})

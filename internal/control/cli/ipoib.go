@@ -101,7 +101,8 @@ Each link is a network interface of this host, which needs CAP_NET_ADMIN. It
 appears when its partition has a broadcast group and goes when the partition
 goes. Without --pkey there is a link for every partition with a broadcast group.
 
-Links end with the node: weft up --ipoib adds them at its start.`,
+A node with a store on disk keeps the links: they are there again after it
+restarts.`,
 		Example: `  weft ipoib add
   weft ipoib add weft_ib0 --addr 10.1.0.1/24 --addr fd00::1/64
   weft ipoib add weft_ib0 --mode connected --addr 10.1.0.1/24
@@ -117,7 +118,9 @@ Links end with the node: weft up --ipoib adds them at its start.`,
 		}
 		return print(links, func(w *screen) {
 			writeTable(w, "IP links will appear with their partitions: weft ipoib", ipLinkColumns, links)
-			fields{w, 5}.line("note:", "this does not survive the node's end: weft up --ipoib and --ipoib-addr do")
+			if len(links) > 0 {
+				notKept(w, links[0].Kept, links[0].NotKept)
+			}
 		})
 	})
 	requestFlags(cmd, &r, &mode)

@@ -136,7 +136,7 @@ func ipMcast(a *app) *cobra.Command {
 
 var ipGroupColumns = []column[api.IPGroup]{
 	{head: "LINK", cell: func(g api.IPGroup) any { return g.Link }},
-	{head: "MGID", cell: func(g api.IPGroup) any { return g.MGID }},
+	{head: "MGID", cell: func(g api.IPGroup) any { return gidText(g.MGID) }},
 	{head: "MLID", cell: func(g api.IPGroup) any { return mlidText(g.MLID) }},
 	{head: "STATE", cell: func(g api.IPGroup) any {
 		if g.SendOnly {

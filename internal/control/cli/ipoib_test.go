@@ -40,7 +40,7 @@ func (f *fakeIPoIB) AddIPLinks(_ context.Context, r api.IPRequest) ([]api.IPLink
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	l := api.IPLink{Name: "ib0_1_14", Device: r.Device, PKey: r.PKeys[0], Backend: r.Backend, Mode: "datagram",
-		State: "JOINING", Addrs: r.Addrs, Reason: "broadcast group: absent"}
+		State: "JOINING", Addrs: r.Addrs, Reason: "broadcast group: absent", Kept: len(r.Addrs) > 0, NotKept: "the store is memory"}
 	f.added = append(f.added, l)
 	return []api.IPLink{l}, nil
 }

@@ -24,7 +24,6 @@ groups permanently, whether their programs join them or not.
 		Example: `  weft mcast join ff12:401b:ffff::1234 weft_ib0
   weft mcast leave ff12:401b:ffff::1234 weft_ib0`,
 		Args: cobra.ArbitraryArgs,
-		RunE: group,
 	}
 	groups := list(a, &cobra.Command{Use: "list", Short: "list the groups that this node takes part in"},
 		api.ListGroups, nil,
@@ -35,16 +34,27 @@ groups permanently, whether their programs join them or not.
 		Args:  cobra.ExactArgs(1),
 	}, api.ListGroups, isGroup, func(arg string) error {
 		return &api.Error{Code: api.CodeNotFound, What: "cannot show the group", Why: "this node is not in " + arg,
-			Fix: "weft mcast list"}
+			Fix: groupFix(arg)}
 	}, printGroupMembers)
+	listing(cmd, groups)
 	cmd.AddCommand(groups, members, mcastGroups(a), mcastJoin(a), mcastLeave(a))
 	return cmd
 }
 
 // isGroup reports whether name is the GID, the address or the LID of a group.
 func isGroup(g api.Group, name string) bool {
-	return strings.EqualFold(name, g.MGID) || strings.EqualFold(name, g.Address) || g.MLID != 0 &&
+	a, err := netip.ParseAddr(name)
+	mgid, bad := netip.ParseAddr(g.MGID)
+	return err == nil && bad == nil && a == mgid || strings.EqualFold(name, g.MGID) || strings.EqualFold(name, g.Address) || g.MLID != 0 &&
 		strings.EqualFold(name, mlidText(g.MLID))
+}
+
+// groupFix is the command that finds a group which this node is not in: the subnet may have one of that MGID.
+func groupFix(name string) string {
+	if a, err := netip.ParseAddr(name); err == nil && a.Is6() {
+		return "weft mcast groups " + name
+	}
+	return "weft mcast list"
 }
 
 var groupColumns = []column[api.Group]{

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"weft/internal/control/api"
 	"weft/internal/host/rundir"
 )
 
@@ -45,12 +46,16 @@ var mistakes = []mistake{
 	{line: "ps", code: 2, want: `unknown command "ps"`, fix: "weft res", then: 0},
 	{line: "devices", code: 2, want: `unknown command "devices"`, fix: "weft dev", then: 0},
 	{line: "Status", code: 2, want: `unknown command "Status"`, fix: "weft status", then: 0},
-	{line: "partitions", code: 2, want: `unknown command "partitions"`, fix: "weft pkey", then: 2},
+	{line: "partitions", code: 2, want: `unknown command "partitions"`, fix: "weft pkey", then: 0},
 	{line: "xyzzy", code: 2, want: `unknown command "xyzzy"`, fix: "weft --help", then: 0},
 	{line: "vesw add lab", code: 2, want: `unknown command "add"`, fix: "weft vesw create", then: 2},
 	{line: "fabric node", code: 2, want: `unknown command "node"`, fix: "weft fabric nodes", then: 0},
 	{line: "pkey show", code: 2, want: `unknown command "show"`, fix: "weft pkey list", then: 0},
 	{line: "dev dele vf", code: 2, want: `takes no argument`, fix: "weft dev", then: 0},
+	{line: "help nosuch", code: 2, want: `unknown command "nosuch"`, fix: "weft --help", then: 0},
+	{line: "help stauts", code: 2, want: `unknown command "stauts"`, fix: "weft status", then: 0},
+	{line: "pkey lst", code: 2, want: `unknown command "lst"`, fix: "weft pkey list", then: 0},
+	{line: "mcast grups", code: 2, want: `unknown command "grups"`, fix: "weft mcast groups", then: 0},
 	// Flags.
 	{line: "status --josn", code: 2, want: "unknown flag: --josn", fix: "weft status --help", then: 0},
 	{line: "status -o yaml", code: 2, want: `-o must be table or json, not "yaml"`, fix: "weft status -o json",
@@ -60,6 +65,13 @@ var mistakes = []mistake{
 	{line: "wait --for=ever", code: 2, want: `not "ever"`, fix: "weft wait --for=active", then: 0},
 	{line: "up --lane 3", code: 2, want: "unknown flag: --lane", fix: "weft up --lanes", then: 2},
 	{line: "up --lanes 99", code: 2, want: "lanes must be", fix: "weft up --help", then: 0},
+	{line: "up --lanes many", code: 2, want: `--lanes must be a number, not "many"`, fix: "weft up --help", then: 0},
+	{line: "wait --timeout long", code: 2, want: `--timeout must be a duration such as 10s, not "long"`,
+		fix: "weft wait --help", then: 0},
+	{line: "fault add --drop much", code: 2, want: `--drop: "much" is not a percentage`, fix: "weft fault add --help",
+		then: 0},
+	{line: "up --trunk-port 4791", code: 2, want: "trunk-port and roce-port must differ, and are both 4791",
+		fix: "weft up --help", then: 0},
 	{line: "up --config /nonexistent", code: 2, want: "no such file",
 		fix: "make the file, or weft up without --config", then: notTyped},
 	{line: "up --peer 127.0.0.1", code: 2, want: "peer 127.0.0.1 is an address of this host",
@@ -113,10 +125,12 @@ var mistakes = []mistake{
 		fix: "weft vesw port add --help", then: 0},
 	{line: "vm add db --memory lots", code: 2, want: `not "lots"`, fix: "weft vm add db --memory 2G", then: 0},
 	{line: "vm show nobody", code: 1, want: "there is no virtual machine nobody", fix: "weft vm", then: 0},
+	{line: "mcast show ff12:401b:ffff::77", code: 1, want: "this node is not in ff12:401b:ffff::77",
+		fix: "weft mcast groups ff12:401b:ffff::77", then: 1},
 	{line: "mcast groups all", code: 2, want: `"all" is not an MGID`, fix: "weft mcast groups", then: 0},
 	{line: "capture --dev weft0/2", code: 2, want: "only port 1", fix: "weft dev", then: 0},
 	{line: "sm set", code: 2, want: "nothing is to be changed", fix: "weft sm set --help", then: 0},
-	{line: "fabric routes weft_ib0", code: 2, want: "the wrong number", fix: "weft fabric routes --help", then: 0},
+	{line: "fabric routes weft_ib0", code: 2, want: "1 is the wrong number of arguments", fix: "weft fabric routes --help", then: 0},
 }
 
 // asUser runs this test's binary as weft, and returns its code and what it printed for errors.
@@ -201,6 +215,37 @@ func TestDetachReports(t *testing.T) {
 	code, text = asUser(t, filepath.Dir(dir), "up --detach")
 	if want := "weft: cannot run the node: no network interface has an address\n"; code != 1 || text != want {
 		t.Errorf("%d %q, want %q", code, text, want)
+	}
+}
+
+// TestCutTable: a table that a terminal of 80 columns cuts names what it cut, and a trunk has its limit there.
+func TestCutTable(t *testing.T) {
+	var out bytes.Buffer
+	row := api.Trunk{Peer: "[fd00:1111:2222:3333:4444:5555:6666:7777]:4792", Node: "0200:5e00:53ff:0003", Limit: 8952, Lost: 1}
+	writeTable(&screen{Writer: &out, width: 80}, "", trunkColumns, []api.Trunk{row})
+	for _, want := range []string{"LIMIT", "8952", "… --wide shows DOWNS, RECEIVED, SENT, PORT, REORDERED, PEER whole"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+}
+
+// TestIgnored: weft run names the settings of its environment that a running node does not have.
+func TestIgnored(t *testing.T) {
+	for _, c := range []struct {
+		env  map[string]string
+		want string
+	}{
+		{map[string]string{"WEFT_WIRE_LOCAL": "1", "WEFT_LANES": "2"},
+			"weft: ignored, as a node already runs in /n: WEFT_LANES, WEFT_WIRE_LOCAL. fix: weft down, then weft run again\n"},
+		{map[string]string{"WEFT_WIRE_LOCAL": "false", "WEFT_ROCE_PORT": "4793", "WEFT_DEVICE": "x", "WEFT_DIR": "/m"}, ""},
+	} {
+		var out bytes.Buffer
+		a := &app{env: Env{Err: &out, Getenv: func(name string) string { return c.env[name] }}}
+		a.reportIgnored(api.Status{Dir: "/n", RoCEPort: 4793})
+		if out.String() != c.want {
+			t.Errorf("%v: %q, want %q", c.env, &out, c.want)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@
 package cli
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -34,11 +36,11 @@ default partition (0x7fff): it reaches the subnet manager, and no other port.
   weft pkey delete 0x8001 weft_ib0
   weft pkey delete 0x8001`,
 		Args: cobra.ArbitraryArgs,
-		RunE: group,
 	}
-	cmd.AddCommand(view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
-		api.ListPartitions, nil, printPartitions),
-		pkeyAdd(a), pkeyDelete(a))
+	partitions := view(a, &cobra.Command{Use: "list", Short: "list partitions and their members"},
+		api.ListPartitions, nil, printPartitions)
+	listing(cmd, partitions)
+	cmd.AddCommand(partitions, pkeyAdd(a), pkeyDelete(a))
 	return cmd
 }
 
@@ -140,14 +142,35 @@ func pkeyAdd(a *app) *cobra.Command {
 	return cmd
 }
 
+// partitionNamed returns the P_Key of the partition of a name, or wrong where there is none.
+func (a *app) partitionNamed(ctx context.Context, name string, wrong error) (string, error) {
+	all, err := get(ctx, a, api.ListPartitions)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range all {
+		if p.Name == name {
+			return p.PKey, nil
+		}
+	}
+	return "", wrong
+}
+
 func pkeyDelete(a *app) *cobra.Command {
 	const what = "cannot delete from the partition"
 	return &cobra.Command{
-		Use: "delete P_KEY [MEMBER…]", Aliases: deleteAliases,
+		Use: "delete P_KEY|NAME [MEMBER…]", Aliases: deleteAliases,
 		Short: "remove members from a partition; without members, delete the partition",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := parsePKey(args[0])
+			if err != nil {
+				key, err = a.partitionNamed(cmd.Context(), args[0], err)
+			}
+			var failed *api.Error
+			if errors.As(err, &failed) {
+				return err
+			}
 			if err != nil {
 				return pkeyError(what, strings.Join(append([]string{"weft pkey delete %s"}, args[1:]...), " "),
 					"weft pkey delete --help", err)

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -73,7 +74,7 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&device, "device", "", "offer only this device to the program")
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
-	f.BoolVar(&explain, "explain", false, "print why each verbs call failed (else: the last one, if the program fails)")
+	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, except calls that Weft does not have (else: the last one, if the program fails)")
 	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does")
 	return cmd
 }
@@ -240,6 +241,9 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 	var e *api.Error
 	switch {
 	case err == nil && s.Ready:
+		if !named {
+			a.reportIgnored(s)
+		}
 		return nil
 	case errors.As(err, &e) && e.Code == api.CodeNoNode && named:
 		return &api.Error{Code: api.CodeNoNode, What: what, Why: "no node runs in " + dir, Fix: "weft up --dir " + dir}
@@ -279,6 +283,33 @@ func (a *app) findNode(ctx context.Context, c *api.Client, what, exe, dir string
 			Fix: "weft status --dir " + dir}
 	}
 	return nil
+}
+
+// reportIgnored names the variables of the environment with settings of a node that s, which runs already, does not have.
+func (a *app) reportIgnored(s api.Status) {
+	has := map[string]string{"wire-local": strconv.FormatBool(s.WireLocal), "roce-port": strconv.Itoa(s.RoCEPort)}
+	var ignored []string
+	for i := range config.Settings {
+		name := config.Settings[i].Name
+		if name == "dir" || name == "device" {
+			continue // they have a meaning for the program as well
+		}
+		env := config.EnvName(name)
+		value := a.env.Getenv(env)
+		if on, err := strconv.ParseBool(value); err == nil && name == "wire-local" {
+			value = strconv.FormatBool(on)
+		}
+		if value != "" && value != has[name] {
+			ignored = append(ignored, env)
+		}
+	}
+	if a.env.Getenv("WEFT_CONFIG") != "" {
+		ignored = append(ignored, "WEFT_CONFIG")
+	}
+	if len(ignored) > 0 {
+		fmt.Fprintf(a.env.Err, "weft: ignored, as a node already runs in %s: %s. fix: weft down, then weft run again\n",
+			printable(s.Dir), strings.Join(ignored, ", "))
+	}
 }
 
 // claim announces a program to the node, if one runs, and waits for the end of a node that ends because it is idle.

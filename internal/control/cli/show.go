@@ -201,7 +201,8 @@ func countersCommand(a *app) *cobra.Command {
 			return err
 		}
 		n = slices.DeleteFunc(n, func(c api.Counter) bool { return scope != "" && c.Scope != scope })
-		return print(n, func(w *screen) { writeTable(w, "every counter is zero", counterColumns, nonZero(n, all)) })
+		n = nonZero(n, all)
+		return print(n, func(w *screen) { writeTable(w, "every counter is zero", counterColumns, n) })
 	})
 	cmd.Flags().BoolVar(&all, "all", false, "include counters that are zero")
 	cmd.Flags().StringVar(&scope, "scope", "", "one scope: "+strings.Join(scopes, ", "))
@@ -216,7 +217,8 @@ var counterColumns = []column[api.Counter]{
 }
 
 // nonZero returns the counters that are not zero, or all of them.
-func nonZero(list []api.Counter, all bool) (some []api.Counter) {
+func nonZero(list []api.Counter, all bool) []api.Counter {
+	some := []api.Counter{} // not null in JSON
 	for _, c := range list {
 		if c.Value != 0 || all {
 			some = append(some, c)

@@ -68,7 +68,7 @@ const (
 )
 
 // write prints the table. A table that is wider than the screen loses columns, and then the ends of its longest cells;
-// a line below it names the columns that are left out.
+// a line below it names the columns that are left out, and those with cells that are cut.
 func (t *table) write(w *screen) {
 	right := make([]bool, len(t.heads))
 	all := [][]string{make([]string, len(t.heads))}
@@ -82,6 +82,7 @@ func (t *table) write(w *screen) {
 			width[i] = max(width[i], utf8.RuneCountInString(c))
 		}
 	}
+	whole := slices.Clone(width)
 	shown, left := t.fit(width, w.width)
 	for n, r := range all {
 		var line, plain strings.Builder
@@ -107,8 +108,16 @@ func (t *table) write(w *screen) {
 		}
 		fmt.Fprintln(w, text)
 	}
-	if len(left) > 0 {
-		fmt.Fprintln(w, w.style(dim, shorten("--wide also shows "+strings.Join(left, ", "), w.width)))
+	var cut []string
+	for _, i := range shown {
+		if width[i] < whole[i] {
+			cut = append(cut, all[0][i]+" whole")
+		}
+	}
+	if more := append(left, cut...); len(more) > 0 {
+		for _, part := range wrap("… --wide shows "+strings.Join(more, ", "), w.width) {
+			fmt.Fprintln(w, w.style(dim, part))
+		}
 	}
 }
 

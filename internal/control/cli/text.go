@@ -4,6 +4,7 @@ package cli
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -96,4 +97,13 @@ func notKept(w *screen, kept bool, why string) {
 	if !kept {
 		fields{w, 5}.line("note:", "this does not survive the node's end: %s", why)
 	}
+}
+
+// gidText prints a GID in the short form of an IPv6 address (RFC 5952).
+func gidText(gid string) string {
+	a, err := netip.ParseAddr(gid)
+	if err != nil {
+		return gid
+	}
+	return a.String()
 }

@@ -157,6 +157,8 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return &api.Error{What: "cannot run the node", Why: err.Error(),
 			Fix: "free space there, or give it a --dir elsewhere"}
+	case errors.Is(err, syscall.ENOTDIR):
+		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir below a directory"}
 	case problem.Of("", err).Fix != "", strings.Contains(err.Error(), ". fix: "):
 		// The error has a fix: the directory need not be the reason.
 	case os.Geteuid() != 0 && !errors.As(err, &place) && errors.Is(err, os.ErrPermission) &&

@@ -147,7 +147,7 @@ var Settings = []Setting{
 
 	{Name: "fabric", Group: "Subnet", Help: "be part of a subnet: a switch, InfiniBand ports, trunks", Default: true,
 		field: func(c *Config) any { return &c.Fabric }},
-	{Name: "peer", Group: "Subnet", Help: "node at the other end of a trunk: ADDRESS or ADDRESS:PORT (may be repeated)",
+	{Name: "peer", Group: "Subnet", Help: "node at the other end of a trunk: IP address, or IP address:port (may be repeated)",
 		Doc: "The other node needs a --peer with an address of this node. Trunks are made when the node starts.", Example: "10.0.0.2",
 		field: func(c *Config) any { return &c.Peers },
 		check: func(c *Config, bad func(string, ...any)) {
@@ -159,7 +159,12 @@ var Settings = []Setting{
 		}},
 	{Name: "trunk-port", Group: "Subnet", Help: "UDP port of trunks", Default: TrunkPort,
 		field: func(c *Config) any { return &c.TrunkPort },
-		check: between(func(c *Config) *int { return &c.TrunkPort }, 1, 65535, "")},
+		check: func(c *Config, bad func(string, ...any)) {
+			between(func(c *Config) *int { return &c.TrunkPort }, 1, 65535, "")(c, bad)
+			if c.Fabric && c.TrunkPort == c.RoCEPort {
+				bad("and roce-port must differ, and are both %d", c.TrunkPort)
+			}
+		}},
 	{Name: "switch-ports", Group: "Subnet", Help: "ports of the node's switch, for devices and trunks together",
 		Default: 36, Unit: "ports",
 		field: func(c *Config) any { return &c.SwitchPorts },
@@ -211,7 +216,7 @@ var Settings = []Setting{
 		}},
 
 	{Name: "ipoib", Group: "IP links", Help: "add an IP link to every partition with a broadcast group, of every InfiniBand device",
-		Doc:   "Needs CAP_NET_ADMIN. weft ipoib add does the same until the node ends.",
+		Doc:   "Needs CAP_NET_ADMIN. weft ipoib add does the same in a running node.",
 		field: func(c *Config) any { return &c.IPoIB },
 		check: func(c *Config, bad func(string, ...any)) {
 			if c.IPoIB && !c.Fabric {

@@ -161,7 +161,7 @@ func TestExplain(t *testing.T) {
 		{TUN, "open /dev/net/tun", unix.EACCES, []string{"chmod", "weft ipoib netstack"}},
 		{TAP, "open /dev/net/tun", unix.EPERM, []string{"--device", "weft vesw netstack"}},
 		{TAP, "create it", unix.EPERM, []string{"CAP_NET_ADMIN. fix: ", "weft vesw netstack"}},
-		{TUN, "create it", unix.EBUSY, []string{"an interface of that name exists. fix: "}},
+		{TUN, "create it", unix.EBUSY, []string{"another program has an interface of that name. fix: choose another name"}},
 		{TUN, "set MTU", unix.EINVAL, []string{"set MTU: invalid argument"}},
 	} {
 		got := c.mode.Explain(c.step, c.err)

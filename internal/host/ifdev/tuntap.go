@@ -106,7 +106,8 @@ func (m Mode) Explain(step string, err error) error {
 	case errors.Is(err, unix.EPERM):
 		e.Why, e.Fix = "it needs CAP_NET_ADMIN", "run as root, or setcap cap_net_admin+ep on the program"
 	case errors.Is(err, unix.EBUSY):
-		e.Why, e.Fix = "an interface of that name exists", "ip link delete it, or choose another name"
+		e.Why, e.Fix = "another node or another program has an interface of that name",
+			"choose another name, or use "+m.unprivileged()+", which makes no interface"
 	default:
 		return fmt.Errorf("%s: %w", step, err)
 	}

@@ -60,7 +60,7 @@ func (h *Host) Add(ctx context.Context, r api.IPRequest) (list []api.IPLink, err
 	}
 	p := problem.Of("", failure)
 	_ = h.withdraw(context.WithoutCancel(ctx), []*request{q})
-	return nil, &api.Error{Code: api.CodeInvalid, What: cannotAdd, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
+	return nil, &api.Error{Code: api.CodeConflict, What: cannotAdd, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
 }
 
 // failureOf is the reason for which no link of a request has a network device; nil where one has, or may get one.

@@ -85,6 +85,7 @@ func (l *iface) describe() (v api.IPLink, err error) {
 	v = api.IPLink{Name: l.cfg.Name, Device: l.adapter.Name, Port: l.cfg.Port, PKey: describe.PKey(l.cfg.PKey),
 		Backend: l.request.api.Backend,
 		State:   ipoib.Absent.String(), Reason: "starting"}
+	v.Kept, v.NotKept = l.request.keptAfterRestart()
 	if failure != nil {
 		v.Reason = failure.Error()
 	}

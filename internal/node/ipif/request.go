@@ -257,11 +257,20 @@ func (q *request) pending() (list []api.IPLink) {
 		for _, k := range q.keys {
 			name := wire.IPoIBName(caOf(a.Number()), portNumber, k)
 			if q.h.link(name) == nil {
+				kept, why := q.keptAfterRestart()
 				list = append(list, api.IPLink{Name: name, Device: a.Name, Port: portNumber, PKey: describe.PKey(k),
-					Backend: q.api.Backend, State: ipoib.Absent.String(), Pending: true,
+					Backend: q.api.Backend, State: ipoib.Absent.String(), Pending: true, Kept: kept, NotKept: why,
 					Reason: fmt.Sprintf("the port of %s is not in partition 0x%x", a.Name, uint16(k&0x7fff))})
 			}
 		}
 	}
 	return list
+}
+
+// keptAfterRestart reports whether the links of a request are there after the node starts again, or why not.
+func (q *request) keptAfterRestart() (kept bool, why string) {
+	if !q.api.Kept() {
+		return false, "it ends with its command"
+	}
+	return q.h.cfg.Keeper.Kept()
 }

@@ -77,6 +77,9 @@ func (n *Network) notMaster(ctx context.Context, command string) error {
 		e.Why, e.Fix = "the manager has not finished its first sweep", "weft wait --for=active"
 	case m.Store.Down != "":
 		e.Why, e.Fix = "the store does not answer: "+m.Store.Down, "weft store status"
+	case who.GUID == n.cfg.GUID.String():
+		// The store still names this node, from before its restart.
+		e.Why, e.Fix = "this node is being elected", "weft wait --for=active"
 	case who.GUID != "" || who.Name != "":
 		name := who.Name
 		if name == "" {

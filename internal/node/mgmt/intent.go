@@ -245,7 +245,7 @@ func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Inten
 	case errors.As(err, &wrong):
 		return describe.Invalid(fix, "%v", wrong.Err)
 	}
-	return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+	return storeError(err)
 }
 
 // portNamed returns the GUID of a port: the GUID itself, a device of this node,
@@ -443,7 +443,7 @@ func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.Sto
 	defer stop()
 	l, err := n.store.List(ctx, tree)
 	if err != nil {
-		return nil, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+		return nil, storeError(err)
 	}
 	for _, e := range l.Entries {
 		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value),

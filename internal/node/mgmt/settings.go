@@ -52,7 +52,7 @@ func (n *Network) setManager(ctx context.Context, c api.ManagerChange) error {
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	if err := manager.EditMKey(ctx, n.store, func(k *manager.MKey) { k.Set(key) }); err != nil {
-		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+		return storeError(err)
 	}
 	n.cfg.Log.Info("M_Key changed", "none", key == 0)
 	return nil

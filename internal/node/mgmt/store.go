@@ -3,6 +3,7 @@
 package mgmt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,4 +152,10 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 		d.Why, d.Fix = problem.Text(p.What, p.Why, ""), p.Fix
 	}
 	return []api.Degraded{d}
+}
+
+// storeError is the error of a request that the store refused: with the store's fix, or the command that shows its state.
+func storeError(err error) *api.Error {
+	p := problem.Of("", err)
+	return &api.Error{Code: api.CodeInternal, Why: problem.Text(p.What, p.Why, ""), Fix: cmp.Or(p.Fix, "weft store status")}
 }

@@ -73,7 +73,7 @@ func (e *vesws) intent(ctx context.Context, command string) (i em.Intent, err er
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	if i, err = manager.LoadVESWs(ctx, e.n.store); err != nil {
-		err = &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+		err = storeError(err)
 	}
 	return i, err
 }
@@ -182,7 +182,7 @@ func (e *vesws) edit(ctx context.Context, help, name string, f func(*em.Intent) 
 	case errors.As(err, &wrong):
 		return v, describe.Invalid(help, "%v", wrong.Err)
 	case err != nil:
-		return v, &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+		return v, storeError(err)
 	}
 	if w := after.Find(name); w != nil {
 		s, master, t := e.status()
@@ -244,7 +244,7 @@ func (e *vesws) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) 
 			i.FabricID = id
 		}
 		if i.Find(c.Name) != nil {
-			return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already",
+			return &api.Error{Code: api.CodeConflict, Why: fmt.Sprintf("there is a virtual Ethernet switch %q already",
 				c.Name), Fix: "weft vesw set " + c.Name}
 		}
 		if err := i.Create(w); err != nil {
@@ -263,7 +263,7 @@ func partitionFree(i *manager.Intent, v *em.VESW) error {
 	if !v.OwnPartition() || partition(i, v.Key()) < 0 {
 		return nil
 	}
-	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", describe.PKey(v.Key())),
+	return &api.Error{Code: api.CodeConflict, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", describe.PKey(v.Key())),
 		Fix: "weft vesw create --id with another, or --pkey " + describe.PKey(v.Key()) + " to share it"}
 }
 
@@ -440,7 +440,7 @@ func (e *vesws) keyTaken(ctx context.Context, key ib.PKey) error {
 	defer stop()
 	i, err := manager.LoadVESWs(ctx, e.n.store)
 	if err != nil {
-		return &api.Error{Code: api.CodeInternal, Why: err.Error(), Fix: "weft store status"}
+		return storeError(err)
 	}
 	for k := range i.VESWs {
 		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {

@@ -183,7 +183,7 @@ func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterfa
 // refusal is the error of a request that failed for a reason.
 func refusal(err error) error {
 	p := problem.Of("", err)
-	return &api.Error{Code: api.CodeInvalid, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
+	return &api.Error{Code: api.CodeConflict, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
 }
 
 // failures are the reasons for which ports have no interface, by portKey.

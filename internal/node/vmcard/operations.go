@@ -69,27 +69,27 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 	switch {
 	case errors.Is(err, c.cfg.Taken):
 		return nil, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  "there is a device " + want.Name,
 			Fix:  "choose another name",
 		}
 	case errors.Is(err, subnet.ErrNoSwitchPort):
 		return nil, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  err.Error(),
 			Fix:  "delete a device, or start the node with more --switch-ports",
 		}
 	case errors.Is(err, hca.ErrNoFunction):
 		return nil, &api.Error{
-			Code: api.CodeInvalid,
+			Code: api.CodeConflict,
 			What: what,
 			Why:  "the node has made as many devices as it can number",
 			Fix:  "start it again",
 		}
 	case err != nil:
-		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error(), Fix: "choose another --socket"}
+		return nil, &api.Error{Code: api.CodeConflict, What: what, Why: err.Error(), Fix: "choose another --socket"}
 	}
 	if want.VESW != "" {
 		if _, err := c.cfg.VESWs.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {

@@ -167,8 +167,8 @@ func openError(port uint16, err error) error {
 	if who == "" {
 		who = "an unknown process"
 	}
-	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: --roce-port %d", port,
-		who, err, port+2)
+	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: weft up --roce-port %d, "+
+		"or WEFT_ROCE_PORT=%d weft run", port, who, err, port+2, port+2)
 }
 
 func (l *Link) openFamily(f int, cfg Config) error {
