@@ -50,7 +50,7 @@ func newNodes(t *testing.T) *fleet {
 	}
 	t.Cleanup(f.close)
 	for i := range f.nodes {
-		f.flags[i] = []string{"--peer", f.spaces[1-i].V4}
+		f.flags[i] = []string{"--peer", f.spaces[1-i].V4, "--roce-interfaces", "*"}
 		if i == 1 {
 			f.flags[i] = append(f.flags[i], "--sm", "off", "--store", "embedded")
 		}
