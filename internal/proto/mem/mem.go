@@ -41,9 +41,9 @@ type Space interface {
 	FetchAdd(addr, add uint64) (uint64, error)
 }
 
-// Keeper is a Space whose user, in this process, can reference bytes in place of a copy.
+// Keeper is what a Space can implement besides, if its user is in this process: the user references bytes in place of
+// a copy.
 type Keeper interface {
-	Space
 	// Keep reports whether the user references the bytes of p for addr, which stay unchanged as stated
 	// at Payload.Lasting; otherwise they must be written. The range has been checked as for WriteV.
 	Keep(addr uint64, p []byte) bool
