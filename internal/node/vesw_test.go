@@ -154,12 +154,12 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 			}
 		})}
 		n.node.sub.Do(func() {
-			n.node.vesw.Open = func(o vesw.Opening) (vnic.Segment, string, error) {
+			n.node.vesw.Open = func(o vesw.Opening) (vnic.OpenSegment, string, error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()
 				n.tries = append(n.tries, time.Now())
 				if n.fail != nil {
-					return nil, "", n.fail
+					return vnic.OpenSegment{}, "", n.fail
 				}
 				d := o.Device
 				p := &plug{
@@ -175,7 +175,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 				if o.Request != nil {
 					name = o.Request.Name
 				}
-				return p, name, nil
+				return vnic.OpenSegment{Segment: p, Control: p}, name, nil
 			}
 		})
 		nodes[i] = n

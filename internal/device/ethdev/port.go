@@ -91,7 +91,10 @@ type Port struct {
 	told   vnic.SegmentEvent
 }
 
-var _ vnic.Segment = (*Port)(nil)
+var (
+	_ vnic.Segment        = (*Port)(nil)
+	_ vnic.SegmentControl = (*Port)(nil)
+)
 
 // New makes a port.
 func New(c Config) (*Port, error) {
@@ -126,7 +129,7 @@ func (p *Port) show(mtu int, carrier bool) {
 // statusLinkUp is VIRTIO_NET_S_LINK_UP.
 const statusLinkUp = 1
 
-// Configure implements vnic.Segment. The guest's own configuration decides its MTU, so the vport's is
+// Configure implements vnic.SegmentControl. The guest's own configuration decides its MTU, so the vport's is
 // requested as large as possible.
 func (p *Port) Configure(d vnic.Device) {
 	if d.MAC != ([6]byte{}) && p.hear.own == ([6]byte{}) {
@@ -170,7 +173,7 @@ func (p *Port) Arm() (waiting bool) {
 	return p.dev.arm()
 }
 
-// Close implements vnic.Segment. The owner closes the door first.
+// Close implements vnic.SegmentControl. The owner closes the door first.
 func (p *Port) Close() error {
 	p.closed = true
 	return nil

@@ -56,7 +56,7 @@ type Counters struct {
 	Malformed    atomic.Uint64 // without a whole header, or from a group address
 }
 
-// Device is a gateway: a vnic.FrameWriter. Its methods TryReadBatch, WriteBatch and WriteFrames belong to one
+// Device is a gateway: a vnic.Segment. Its methods TryReadBatch, WriteBatch and WriteFrames belong to one
 // goroutine, a lane; any goroutine may call the others.
 type Device struct {
 	*ifdev.Interface
@@ -75,7 +75,11 @@ type Device struct {
 	bridge
 }
 
-var _ vnic.FrameWriter = (*Device)(nil)
+var (
+	_ vnic.Segment        = (*Device)(nil)
+	_ vnic.SegmentControl = (*Device)(nil)
+	_ vnic.FrameWriter    = (*Device)(nil)
+)
 
 // state is the interface as the kernel describes it. It is immutable.
 type state struct {
@@ -208,7 +212,7 @@ func (d *Device) Arm() (waiting bool) { return false }
 // Problem is the reason for which no frame passes, or "".
 func (d *Device) Problem() string { return d.state.Load().problem }
 
-// Configure implements vnic.Segment. The interface is the host's: it does not change.
+// Configure implements vnic.SegmentControl. The interface is the host's: it does not change.
 func (d *Device) Configure(dev vnic.Device) {
 	d.mu.Lock()
 	d.want = dev

@@ -106,7 +106,13 @@ type hub struct {
 	seen   func(from int, frame []byte)
 }
 
-func (h *hub) plug(t testing.TB, ports ...vnic.FrameWriter) {
+// hubPort is a port of the hub: a gateway or a TAP device.
+type hubPort interface {
+	vnic.Segment
+	vnic.FrameWriter
+}
+
+func (h *hub) plug(t testing.TB, ports ...hubPort) {
 	done, stop := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)

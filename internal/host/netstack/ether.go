@@ -98,7 +98,10 @@ type Ether struct {
 	one   [1][]byte
 }
 
-var _ vnic.Segment = (*Ether)(nil)
+var (
+	_ vnic.Segment        = (*Ether)(nil)
+	_ vnic.SegmentControl = (*Ether)(nil)
+)
 
 // OpenEther makes a stack.
 func OpenEther(cfg EtherConfig) (*Ether, error) {
@@ -283,7 +286,7 @@ func (d *Ether) deliver(p *stack.PacketBuffer) {
 	d.ep.DeliverNetworkPacket(0, p)
 }
 
-// Configure is of vnic.Segment.
+// Configure is of vnic.SegmentControl.
 func (d *Ether) Configure(dev vnic.Device) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -93,7 +93,11 @@ type Device struct {
 	frameIO
 }
 
-var _ vnic.Segment = (*Device)(nil)
+var (
+	_ vnic.Segment        = (*Device)(nil)
+	_ vnic.SegmentControl = (*Device)(nil)
+	_ vnic.FrameWriter    = (*Device)(nil)
+)
 
 // Open makes the interface in the network namespace of the calling thread. On failure nothing is left of it.
 func Open(cfg Config) (*Device, error) {

@@ -38,7 +38,11 @@ type deviceSegment struct {
 	list   []ether.Frame
 }
 
-var _ vnic.FrameWriter = (*deviceSegment)(nil)
+var (
+	_ vnic.Segment        = (*deviceSegment)(nil)
+	_ vnic.SegmentControl = (*deviceSegment)(nil)
+	_ vnic.FrameWriter    = (*deviceSegment)(nil)
+)
 
 // open puts the port to work for a vport of its function. It has one at a time.
 func (dp *DevicePort) open(
@@ -46,7 +50,7 @@ func (dp *DevicePort) open(
 	d vnic.Device,
 	wake func(),
 	news func(vnic.SegmentEvent),
-) (vnic.Segment, error) {
+) (*deviceSegment, error) {
 	dp.mu.Lock()
 	busy := dp.seg != nil
 	dp.mu.Unlock()
@@ -99,7 +103,7 @@ func (s *deviceSegment) setLinkLocal(mac [6]byte) {
 	}
 }
 
-// Configure implements vnic.Segment.
+// Configure implements vnic.SegmentControl.
 func (s *deviceSegment) Configure(d vnic.Device) {
 	s.Ether.Configure(d)
 	s.dp.mu.Lock()
@@ -109,7 +113,7 @@ func (s *deviceSegment) Configure(d vnic.Device) {
 	s.dp.changed()
 }
 
-// Close implements vnic.Segment. The port goes down.
+// Close implements vnic.SegmentControl. The port goes down.
 func (s *deviceSegment) Close() error {
 	dp := s.dp
 	dp.mu.Lock()

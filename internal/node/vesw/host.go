@@ -63,7 +63,7 @@ type Cards interface {
 	// Has reports whether a device is a card.
 	Has(device string) bool
 	// Segment puts the card to work for a port of its device.
-	Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.Segment, error)
+	Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.OpenSegment, error)
 }
 
 // Keeper keeps in the store what Host.Kept returns.
@@ -90,7 +90,7 @@ type Host struct {
 	Retry time.Duration
 	// Open opens the segment of a port, and returns it with its name. The port's worker calls it. Only tests set it, on
 	// the management goroutine.
-	Open func(o Opening) (vnic.Segment, string, error)
+	Open func(o Opening) (vnic.OpenSegment, string, error)
 
 	funcs map[uint16]*function // by number; the management goroutine's
 

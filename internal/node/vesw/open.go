@@ -15,7 +15,7 @@ import (
 )
 
 // OpenSegment opens the segment that a request selects, or a TAP device with the name of its function and port.
-func (h *Host) OpenSegment(o Opening) (vnic.Segment, string, error) {
+func (h *Host) OpenSegment(o Opening) (vnic.OpenSegment, string, error) {
 	s, r := o.slot, o.Request
 	device := s.f.a.Name
 	if h.cards.Has(device) {
@@ -24,7 +24,7 @@ func (h *Host) OpenSegment(o Opening) (vnic.Segment, string, error) {
 	}
 	if p := h.DevicePort(device); p != nil {
 		seg, err := p.open(s.port, o.Device, o.Wake, o.Notify)
-		return seg, device, err
+		return opened(seg, device, err)
 	}
 	name := tap.Name(s.f.a.Number(), s.vport)
 	if r != nil && r.Name != "" {
@@ -32,21 +32,32 @@ func (h *Host) OpenSegment(o Opening) (vnic.Segment, string, error) {
 	}
 	if r != nil && r.Backend == api.BackendNetstack {
 		seg, err := openStack(name, r, o)
-		return seg, name, err
+		return opened(seg, name, err)
 	}
 	if r != nil && r.Backend == api.BackendGateway {
 		seg, err := gateway.Open(gateway.Config{Interface: name, Device: o.Device, Now: h.cfg.Now, Notify: o.Notify})
-		return seg, name, err
+		return opened(seg, name, err)
 	}
 	seg, err := tap.Open(tap.Config{Name: name, Device: o.Device, QueueLen: queueLen, Up: true, Notify: o.Notify})
-	return seg, name, err
+	return opened(seg, name, err)
+}
+
+// opened returns both sides of a segment that was opened, none after an error.
+func opened[S interface {
+	vnic.Segment
+	vnic.SegmentControl
+}](seg S, name string, err error) (vnic.OpenSegment, string, error) {
+	if err != nil {
+		return vnic.OpenSegment{}, name, err
+	}
+	return vnic.OpenSegment{Segment: seg, Control: seg}, name, nil
 }
 
 // queueLen is how many frames wait for the lane, segments counting as one.
 const queueLen = 1000
 
 // openStack makes an IP stack in the node, with its forwards and its proxy.
-func openStack(name string, r *api.VESWRequest, o Opening) (_ vnic.Segment, err error) {
+func openStack(name string, r *api.VESWRequest, o Opening) (_ *netstack.Ether, err error) {
 	c := netstack.EtherConfig{Name: name, Device: o.Device, Wake: o.Wake, Notify: o.Notify}
 	var errs []error
 	for _, v := range r.Addrs {

@@ -63,7 +63,7 @@ type slot struct {
 	with     *api.VESWRequest // the request that it was opened for
 	changing int              // configurations that the worker has not made yet
 	state    vnic.SegmentEvent
-	seg      vnic.Segment // nil while it is being opened
+	seg      vnic.SegmentControl // nil while it is being opened
 	name     string
 	why      error     // the last attempt to open it failed
 	tries    int       // attempts in a row that failed, or did not last
@@ -72,7 +72,7 @@ type slot struct {
 
 // openedSegment is an interface at work for a port.
 type openedSegment struct {
-	vnic.Segment
+	vnic.SegmentControl
 	name string
 	port *lanePort
 }
@@ -144,12 +144,12 @@ func (s *slot) create(with *api.VESWRequest) {
 			return nil, err
 		}
 		failed := func(err error) { t.Post(func() { s.removed(err) }) }
-		e := h.first.Do(func() { err = h.data.attach(port, seg, failed) })
+		e := h.first.Do(func() { err = h.data.attach(port, seg.Segment, failed) })
 		if err = errors.Join(e, err); err != nil {
-			seg.Close()
+			seg.Control.Close()
 			return nil, err
 		}
-		return &openedSegment{seg, name, port}, nil
+		return &openedSegment{seg.Control, name, port}, nil
 	}, s.opened)
 	s.open, s.with = true, with
 	s.segment.Term().Post(s.absent) // not at once: the port may be calling
@@ -181,7 +181,7 @@ func (s *slot) opened(seg *openedSegment, err error) {
 		s.retry(err)
 		return
 	}
-	s.seg, s.name, s.why, s.since = seg.Segment, seg.name, nil, s.f.h.cfg.Now()
+	s.seg, s.name, s.why, s.since = seg.SegmentControl, seg.name, nil, s.f.h.cfg.Now()
 	s.f.h.cfg.Log.Info("VESW port", "interface", seg.name, "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw)
 	s.follow()
 	s.f.h.changes.Announce()

@@ -225,25 +225,28 @@ type cardSegment struct {
 	m *Card
 }
 
-var _ vnic.Segment = (*cardSegment)(nil)
+var (
+	_ vnic.Segment        = (*cardSegment)(nil)
+	_ vnic.SegmentControl = (*cardSegment)(nil)
+)
 
 // segment puts the card to work for a port of its function. A card has one.
-func (m *Card) segment(d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.Segment, error) {
+func (m *Card) segment(d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.OpenSegment, error) {
 	if !m.notify.CompareAndSwap(nil, &notify) {
-		return nil, errors.New("the virtual machine's card is in another VESW")
+		return vnic.OpenSegment{}, errors.New("the virtual machine's card is in another VESW")
 	}
 	s := &cardSegment{m.port, m}
 	s.Configure(d)
-	return s, nil
+	return vnic.OpenSegment{Segment: s, Control: s}, nil
 }
 
-// Configure implements vnic.Segment: on the lane, where the guest may be telling something at the
+// Configure implements vnic.SegmentControl: on the lane, where the guest may be telling something at the
 // same time.
 func (s *cardSegment) Configure(d vnic.Device) {
 	s.m.c.first().Do(func() { s.Port.Configure(d) })
 }
 
-// Close implements vnic.Segment. The card and its guest stay.
+// Close implements vnic.SegmentControl. The card and its guest stay.
 func (s *cardSegment) Close() error {
 	s.m.notify.Store(nil)
 	return nil

@@ -174,10 +174,10 @@ func (c *Cards) Card(name string) *Card {
 func (c *Cards) Has(device string) bool { return c.Card(device) != nil }
 
 // Segment implements vesw.Cards.
-func (c *Cards) Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.Segment, error) {
+func (c *Cards) Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.OpenSegment, error) {
 	m := c.Card(device)
 	if m == nil {
-		return nil, fmt.Errorf("there is no virtual machine %s", device)
+		return vnic.OpenSegment{}, fmt.Errorf("there is no virtual machine %s", device)
 	}
 	return m.segment(d, notify)
 }

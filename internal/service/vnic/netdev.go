@@ -28,10 +28,10 @@ type Netdev interface {
 	// SetVESW binds the netdev to a VESW, whose packets it then receives; 0: to none. After an error
 	// it is bound to none: ErrVESWInUse if another netdev of the function is bound to this one.
 	SetVESW(id uint16) error
-	// AttachMulticast has the netdev get packets to a group, by its LID of 24 bits;
-	// ErrNoResource beyond MaxGroups.
-	AttachMulticast(dlid uint32) error
-	DetachMulticast(dlid uint32)
+	// SetGroups replaces the groups whose packets the netdev receives, by their LIDs of 24 bits, and returns how
+	// many of them it refused: those that are no group, and those beyond MaxGroups. A group of before stays
+	// rather than a new one.
+	SetGroups(dlids []uint32) (refused int)
 	// Up has it deliver, Down has it drop.
 	Up() error
 	Down()

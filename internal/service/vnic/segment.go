@@ -5,11 +5,11 @@ package vnic
 import "weft/internal/proto/ether"
 
 // Segment is what a port carries frames for: a TAP device, a stack in the process, the rings of a guest, a
-// gateway. One lane calls TryReadBatch, WriteBatch, Takes, FD and Arm, the management goroutine Configure and Close.
+// gateway. One lane calls its methods. SegmentControl is the same segment for the management goroutine.
 type Segment interface {
 	// TryReadBatch returns frames to send: frames[i], up to ether.MaxFrame octets, with the remaining
 	// offload off[i]. They are private, and valid until the next TryReadBatch. 0, nil: there are none.
-	// After Close it returns os.ErrClosed.
+	// After SegmentControl.Close it returns os.ErrClosed.
 	TryReadBatch(frames [][]byte, off []ether.Offload) (n int, err error)
 	// WriteBatch takes frames, which it neither keeps nor changes, with Offloads that Takes allows. It takes
 	// them in order; dropped is how many at the end found no room.
@@ -22,15 +22,25 @@ type Segment interface {
 	// Arm requests a wake-up for the next frame, and reports whether there are frames already: then
 	// the lane must not sleep.
 	Arm() (waiting bool)
+}
+
+// SegmentControl is the interface behind a Segment. The management goroutine calls its methods, except where an
+// implementation allows others.
+type SegmentControl interface {
 	// Configure applies d to the interface. It may return before that is complete.
 	Configure(d Device)
 	Close() error
 }
 
-// FrameWriter is a Segment that takes frames in the parts that an ether.Joiner leaves them in, which saves the
+// OpenSegment is a segment that was opened: its side for the lane, and its side for the management goroutine.
+type OpenSegment struct {
+	Segment Segment
+	Control SegmentControl
+}
+
+// FrameWriter is what a Segment can implement besides: it takes frames in the parts that an ether.Joiner leaves them in, which saves the
 // copy that puts them together. What holds for WriteBatch holds for WriteFrames.
 type FrameWriter interface {
-	Segment
 	WriteFrames(frames []ether.Frame) (dropped int)
 }
 
