@@ -64,11 +64,11 @@ func (n *netdev) SetVESW(id uint16) error {
 	return n.Slot.SetVESW(id)
 }
 
-func (n *netdev) AttachMulticast(dlid uint32) error {
-	if n.a.fail == "attach" {
-		return errAdapter
+func (n *netdev) SetGroups(dlids []uint32) (refused int) {
+	if n.a.fail == "groups" {
+		return len(dlids)
 	}
-	return n.Slot.AttachMulticast(dlid)
+	return n.Slot.SetGroups(dlids)
 }
 
 func (n *netdev) Up() error {

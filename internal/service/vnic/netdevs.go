@@ -52,7 +52,7 @@ func (d *Netdevs) publish() {
 	for i, s := range d.slots {
 		if s != nil && s.vesw != 0 {
 			m.index[s.vesw] = uint8(i + 1)
-			m.inlet[i] = inlet{groups: slices.Clone(s.groups), maxFrame: s.device.MTU + frameOverhead,
+			m.inlet[i] = inlet{groups: s.groups, maxFrame: s.device.MTU + frameOverhead,
 				pkey: s.device.PKey, up: s.up}
 		}
 	}
@@ -97,7 +97,7 @@ type Slot struct {
 	vport  uint8
 	vesw   uint16
 	up     bool
-	groups []uint32 // sorted
+	groups []uint32 // sorted; immutable, SetGroups replaces it
 	device Device
 }
 
@@ -132,28 +132,32 @@ func (s *Slot) SetVESW(id uint16) error {
 	return nil
 }
 
-// AttachMulticast implements Netdev.
-func (s *Slot) AttachMulticast(dlid uint32) error {
-	at, found := slices.BinarySearch(s.groups, dlid)
-	switch {
-	case found:
-		return nil
-	case !isGroup(dlid):
-		return fmt.Errorf("group %#x: %w", dlid, ErrInvalid)
-	case len(s.groups) >= MaxGroups:
-		return fmt.Errorf("group %#x beyond %d: %w", dlid, MaxGroups, ErrNoResource)
+// SetGroups implements Netdev.
+func (s *Slot) SetGroups(dlids []uint32) (refused int) {
+	var groups []uint32
+	for _, g := range dlids {
+		if _, had := slices.BinarySearch(s.groups, g); had {
+			groups = append(groups, g)
+		}
 	}
-	s.groups = slices.Insert(s.groups, at, dlid)
-	s.publish()
-	return nil
-}
-
-// DetachMulticast implements Netdev.
-func (s *Slot) DetachMulticast(dlid uint32) {
-	if at, found := slices.BinarySearch(s.groups, dlid); found {
-		s.groups = slices.Delete(s.groups, at, at+1)
+	slices.Sort(groups)
+	groups = slices.Compact(groups)
+	var without []uint32 // refused, each once
+	for _, g := range dlids {
+		at, found := slices.BinarySearch(groups, g)
+		switch {
+		case found || slices.Contains(without, g):
+		case !isGroup(g) || len(groups) >= MaxGroups:
+			without = append(without, g)
+		default:
+			groups = slices.Insert(groups, at, g)
+		}
+	}
+	if !slices.Equal(groups, s.groups) {
+		s.groups = groups
 		s.publish()
 	}
+	return len(without)
 }
 
 // Up implements Netdev.

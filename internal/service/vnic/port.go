@@ -35,16 +35,15 @@ type Port struct {
 	plan  atomic.Pointer[plan]
 	traps traps
 
-	admin  bool
-	mac    [6]byte // of the interface
-	own    bool    // which its owner chose
-	mtu    int     // of the interface
-	up     bool    // dev is
-	astray string  // why dev is not in the VESW
-	fault  string  // why dev did not go up
-	device Device  // as last passed to dev
-	groups []uint32
-	lost   int // groups that dev refused
+	admin   bool
+	mac     [6]byte // of the interface
+	own     bool    // which its owner chose
+	mtu     int     // of the interface
+	up      bool    // dev is
+	astray  string  // why dev is not in the VESW
+	fault   string  // why dev did not go up
+	device  Device  // as last passed to dev
+	refused int     // groups that dev refused
 
 	filters              [2][][6]byte // unicast, multicast, as reported by the interface
 	unicast, multicast   [][6]byte    // as the manager reads them
@@ -66,7 +65,7 @@ func (p *Port) Device() Device { return p.device }
 
 // Refused returns how many groups and MACs the port cannot do with: groups beyond MaxGroups, MACs
 // beyond MaxFilters.
-func (p *Port) Refused() (groups, macs int) { return p.lost, p.unicastCut + p.mcastCut }
+func (p *Port) Refused() (groups, macs int) { return p.refused, p.unicastCut + p.mcastCut }
 
 // validate checks a manager's configuration of a port.
 func (s *Ports) validate(vport uint8, i *mad.VESWPortInfo) error {
@@ -160,31 +159,13 @@ func (p *Port) stop() {
 	}
 }
 
-// regroup attaches the netdev to the groups that the VESW sends to.
+// regroup gives the netdev the groups that the VESW sends to.
 func (p *Port) regroup() {
 	var want []uint32
 	if id := p.info.VESW.McastDLID; id != 0 {
 		want = append(want, id)
 	}
-	want = append(want, p.macs.groups...)
-	for _, g := range p.groups {
-		if !slices.Contains(want, g) {
-			p.dev.DetachMulticast(g)
-		}
-	}
-	have := want[:0]
-	p.lost = 0
-	for _, g := range want {
-		if slices.Contains(have, g) {
-			continue
-		}
-		if err := p.dev.AttachMulticast(g); err != nil {
-			p.lost++
-			continue
-		}
-		have = append(have, g)
-	}
-	p.groups = have
+	p.refused = p.dev.SetGroups(append(want, p.macs.groups...))
 }
 
 // reason returns why no traffic flows, "" if it does.

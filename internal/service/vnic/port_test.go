@@ -207,7 +207,7 @@ func TestAdapterFails(t *testing.T) {
 		h.Info(0).Port.OperState != mad.VESWDropAll {
 		t.Errorf("%+v", d)
 	}
-	h.a.fail = "attach"
+	h.a.fail = "groups"
 	i := info(1)
 	i.VESW.McastDLID++
 	h.SetInfo(1, 0, i)
@@ -261,24 +261,26 @@ func TestBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var full []uint32
 	for g := range uint32(MaxGroups) {
-		if err := s.AttachMulticast(firstGroup + g); err != nil {
-			t.Fatal(err)
-		}
+		full = append(full, firstGroup+g)
 	}
-	if err := s.AttachMulticast(firstGroup); err != nil {
-		t.Errorf("attached twice: %v", err)
-	}
-	if err := s.AttachMulticast(lastGroup); !errors.Is(err, ErrNoResource) {
-		t.Error(err)
-	}
-	s.DetachMulticast(firstGroup)
-	if err := s.AttachMulticast(lastGroup); err != nil {
-		t.Error(err)
-	}
-	for _, g := range []uint32{0, 5, 0xffffff} {
-		if err := s.AttachMulticast(g); !errors.Is(err, ErrInvalid) {
-			t.Errorf("group %#x: %v", g, err)
+	for _, x := range []struct {
+		what    string
+		groups  []uint32
+		refused int
+		has     []uint32
+	}{
+		{"as many as there can be", full, 0, full},
+		{"one of them twice", append(slices.Clone(full), firstGroup), 0, full},
+		{"one too many, which is new", append([]uint32{lastGroup, lastGroup}, full...), 1, full},
+		{"another instead of the first", append([]uint32{lastGroup}, full[1:]...), 0,
+			append(slices.Clone(full[1:]), lastGroup)},
+		{"no groups", []uint32{0, 5, 0xffffff, lastGroup}, 3, []uint32{lastGroup}},
+		{"none", nil, 0, nil},
+	} {
+		if n := s.SetGroups(x.groups); n != x.refused || !slices.Equal(s.groups, x.has) {
+			t.Errorf("%s: %d refused, want %d; it has %x", x.what, n, x.refused, s.groups)
 		}
 	}
 	// A table of more groups than a netdev accepts is kept; the excess is reported.

@@ -4,8 +4,8 @@
 // Ethernet Manager configures the port's vports.
 //
 // What comes in: MADs of class 0x34 that reached the port's queue pair 1, the attributes that the
-// subnet manager set, and time. What goes out: each request as its own response, calls of Ports, and
-// traps. The management goroutine of a node calls it, for each of its functions. It never sends,
+// subnet manager set, and time. What goes out: each request as its own response, calls of the vnic.Ports,
+// and traps. The management goroutine of a node calls it, for each of its functions. It never sends,
 // blocks or reads a clock, changes nothing for a MAD without a successful response, and accepts a Set
 // only from a trusted manager.
 //
@@ -22,35 +22,39 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// Ports is the vports of the port, by the low octet of an attribute's modifier. An error refuses the
+// ports makes and configures the vports of the port, by the low octet of an attribute's modifier. An error refuses the
 // request, and then nothing has changed.
-type Ports interface {
+type ports interface {
 	// Info returns the defaults with a LinkStatus of 0 where there is no vport.
 	Info(vport uint8) mad.VESWPortInfo
 	// SetInfo makes the vport where there is none.
 	SetInfo(now mono.Time, vport uint8, i *mad.VESWPortInfo) error
 	Delete(now mono.Time, vport uint8) error
 	Remove(now mono.Time, vport uint8) error
+}
+
+// macTables are the MAC addresses of each vport: the table that the manager writes, and the lists of its interface.
+type macTables interface {
 	// MACEntries copies the slots from offset on to dst, a range of the table.
 	MACEntries(vport uint8, offset int, dst []mad.VESWMACEntry) (digest uint32, err error)
 	SetMACEntries(vport uint8, offset int, e []mad.VESWMACEntry, digest uint32) error
 	UnicastMACs(vport uint8, start int, dst [][6]byte) (n, total int, gen uint16, err error)
 	MulticastMACs(vport uint8, start int, dst [][6]byte) (n, total int, gen uint16, err error)
-	// NextTrap returns a trap to be sent now, and Deadline when there may be one. Neither is called
-	// as long as there is nowhere to send traps to.
-	NextTrap(now mono.Time) (t vnic.Trap, ok bool)
-	Deadline() mono.Time
-	OPAPort() uint8
 }
 
-var _ Ports = (*vnic.Ports)(nil)
+// traps are the events of vports that wait for the manager. It is not called as long as there is nowhere to send them.
+type traps interface {
+	// NextTrap returns a trap to be sent now, and Deadline when there may be one.
+	NextTrap(now mono.Time) (t vnic.Trap, ok bool)
+	Deadline() mono.Time
+}
 
 // Counters returns the counters of a vport that exists; the caller fills in its number.
 type Counters func(vport uint8) (mad.VESWSummary, mad.VESWErrors)
 
 // Config is what an agent works for.
 type Config struct {
-	Ports    Ports
+	Ports    *vnic.Ports
 	Counters Counters // nil: all are 0
 	// Managers are LIDs whose Sets are accepted besides those of the subnet manager and of the trap
 	// LID in force.
@@ -77,9 +81,13 @@ type Stats struct {
 
 // Agent is the agent of one port.
 type Agent struct {
-	cfg   Config
-	port  Port
-	stats Stats
+	cfg    Config
+	ports  ports
+	macs   macTables
+	traps  traps
+	number uint8 // of the port of the fabric
+	port   Port
+	stats  Stats
 	// stored is the ClassPortInfo as the manager wrote it, all of it; info is what it means.
 	stored   [mad.VEMAClassPortInfoLen]byte
 	info     mad.VEMAClassPortInfo
@@ -99,7 +107,12 @@ const respTime = 18
 
 // New returns the agent of a port.
 func New(cfg Config) *Agent {
-	a := &Agent{cfg: cfg}
+	p := cfg.Ports
+	return newAgent(cfg, p, p, p, p.OPAPort())
+}
+
+func newAgent(cfg Config, p ports, m macTables, t traps, number uint8) *Agent {
+	a := &Agent{cfg: cfg, ports: p, macs: m, traps: t, number: number}
 	a.store(nil)
 	return a
 }
@@ -199,9 +212,9 @@ func (a *Agent) get() mad.Status {
 		a.entries.Parse(a.req.Data[:])
 		return a.macEntries(vport)
 	case mad.AttrVESWUnicastMACs:
-		return a.macs(vport, a.cfg.Ports.UnicastMACs)
+		return a.macList(vport, a.macs.UnicastMACs)
 	case mad.AttrVESWMcastMACs:
-		return a.macs(vport, a.cfg.Ports.MulticastMACs)
+		return a.macList(vport, a.macs.MulticastMACs)
 	case mad.AttrVESWSummary, mad.AttrVESWErrors:
 		return a.counters(vport)
 	}
@@ -215,7 +228,7 @@ func (a *Agent) classPortInfo() mad.Status {
 }
 
 func (a *Agent) portInfo(vport uint8) mad.Status {
-	i := a.cfg.Ports.Info(vport)
+	i := a.ports.Info(vport)
 	return a.answer(&i)
 }
 
@@ -226,7 +239,7 @@ func (a *Agent) macEntries(vport uint8) mad.Status {
 		return mad.StatusInvalidValue
 	}
 	e.Entries = [mad.VESWMACsPerMAD]mad.VESWMACEntry{}
-	digest, err := a.cfg.Ports.MACEntries(vport, int(e.Offset), e.Entries[:e.Num])
+	digest, err := a.macs.MACEntries(vport, int(e.Offset), e.Entries[:e.Num])
 	if err != nil {
 		return mad.StatusInvalidValue
 	}
@@ -234,8 +247,8 @@ func (a *Agent) macEntries(vport uint8) mad.Status {
 	return a.answer(e)
 }
 
-// macs responds with a part of a list, for any requested length.
-func (a *Agent) macs(vport uint8, list func(uint8, int, [][6]byte) (int, int, uint16, error)) mad.Status {
+// macList responds with a part of a list, for any requested length.
+func (a *Agent) macList(vport uint8, list func(uint8, int, [][6]byte) (int, int, uint16, error)) mad.Status {
 	l := &a.list
 	l.Parse(a.req.Data[:])
 	most := int(l.Num)
@@ -252,7 +265,7 @@ func (a *Agent) macs(vport uint8, list func(uint8, int, [][6]byte) (int, int, ui
 }
 
 func (a *Agent) counters(vport uint8) mad.Status {
-	i := a.cfg.Ports.Info(vport)
+	i := a.ports.Info(vport)
 	if i.Port.LinkStatus == 0 {
 		return mad.StatusInvalidValue
 	}
@@ -263,7 +276,7 @@ func (a *Agent) counters(vport uint8) mad.Status {
 	}
 	num := i.Port.PortNum
 	if a.cfg.DriverPortNum {
-		num = uint32(a.cfg.Ports.OPAPort())
+		num = uint32(a.number)
 	}
 	s.VPort, s.VESWID, s.PortNum = uint16(vport), i.VESW.VESWID, num
 	e.VPort, e.VESWID, e.PortNum = s.VPort, s.VESWID, num
@@ -287,25 +300,25 @@ func (a *Agent) set(now mono.Time) mad.Status {
 	case mad.AttrVESWMACEntries:
 		e := &a.entries
 		e.Parse(a.req.Data[:])
-		if !e.Valid() || a.cfg.Ports.SetMACEntries(vport, int(e.Offset), e.Entries[:e.Num], e.Digest) != nil {
+		if !e.Valid() || a.macs.SetMACEntries(vport, int(e.Offset), e.Entries[:e.Num], e.Digest) != nil {
 			return mad.StatusInvalidValue
 		}
 		return a.macEntries(vport)
 	case mad.AttrVESWRemove:
-		if a.cfg.Ports.Remove(now, vport) != nil {
+		if a.ports.Remove(now, vport) != nil {
 			return mad.StatusInvalidValue
 		}
 		a.req.Data = [mad.VEMADataLen]byte{}
 		return mad.StatusOK
 	case mad.AttrVESWDelete:
-		err = a.cfg.Ports.Delete(now, vport)
+		err = a.ports.Delete(now, vport)
 	case mad.AttrVESWPortInfo:
 		if vport >= maxVPorts {
 			return mad.StatusInvalidValue
 		}
 		var i mad.VESWPortInfo
 		i.Parse(a.req.Data[:])
-		err = a.cfg.Ports.SetInfo(now, vport, &i)
+		err = a.ports.SetInfo(now, vport, &i)
 	}
 	if err != nil {
 		return mad.StatusInvalidValue
@@ -333,18 +346,19 @@ func (a *Agent) store(b []byte) bool {
 // Next produces the next trap to send, by the port; false where there is none
 // now.
 func (a *Agent) Next(now mono.Time, d *mad.Datagram) bool {
-	if !a.traps() {
+	if !a.sendsTraps() {
 		return false
 	}
-	t, ok := a.cfg.Ports.NextTrap(now)
+	t, ok := a.traps.NextTrap(now)
 	if !ok {
 		return false
 	}
-	i := a.cfg.Ports.Info(t.VPort)
+	i := a.ports.Info(t.VPort)
 	a.tid++
 	m := mad.NewVEMATrap(a.tid, mad.VEMANotice{GenericType: mad.VEMAGenericType, OUI: mad.VEMAOUI,
 		IssuerLID: i.Port.EncapSLID,
-		FabricID:  i.VESW.FabricID, VESWID: i.VESW.VESWID, PortNum: i.Port.PortNum, OPAPort: uint16(a.cfg.Ports.OPAPort()), VPort: t.VPort,
+		FabricID:  i.VESW.FabricID, VESWID: i.VESW.VESWID, PortNum: i.Port.PortNum, OPAPort: uint16(a.number),
+		VPort:  t.VPort,
 		Opcode: t.Opcode})
 	*d = mad.Datagram{Port: 1, SLID: a.port.LID, DLID: a.Manager(), SL: a.info.Trap.SL, SrcQPN: ib.QPNGSI,
 		DstQPN: ib.QPNGSI, QKey: ib.GSIQKey,
@@ -354,13 +368,13 @@ func (a *Agent) Next(now mono.Time, d *mad.Datagram) bool {
 	return true
 }
 
-// traps reports whether a trap could be sent now.
-func (a *Agent) traps() bool { return a.info.Trap.LID != 0 && a.port.Active && a.port.LID != 0 }
+// sendsTraps reports whether a trap could be sent now.
+func (a *Agent) sendsTraps() bool { return a.info.Trap.LID != 0 && a.port.Active && a.port.LID != 0 }
 
 // Deadline returns when Next may have a trap if nothing else happens.
 func (a *Agent) Deadline() mono.Time {
-	if !a.traps() {
+	if !a.sendsTraps() {
 		return 0
 	}
-	return a.cfg.Ports.Deadline()
+	return a.traps.Deadline()
 }

@@ -21,7 +21,7 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// vports is a minimal Ports: Set values are kept, and the test sets lists and traps.
+// vports is a minimal vnic.Ports: Set values are kept, and the test sets lists and traps.
 type vports struct {
 	info      map[uint8]*mad.VESWPortInfo
 	table     map[uint8][]mad.VESWMACEntry
@@ -32,8 +32,6 @@ type vports struct {
 	largest   int // requested list
 	forbidden bool
 }
-
-var _ Ports = (*vports)(nil)
 
 var errNo = errors.New("no")
 
@@ -142,8 +140,6 @@ func (p *vports) Deadline() mono.Time {
 	return p.due
 }
 
-func (p *vports) OPAPort() uint8 { return 1 }
-
 // LIDs of the tests: the agent's port, its subnet manager, another configured manager, and an unknown
 // node.
 const (
@@ -153,8 +149,8 @@ const (
 	strangerLID = 7
 )
 
-func newAgent(p *vports) *Agent {
-	a := New(Config{Ports: p, Managers: []ib.LID{otherLID}, Counters: func(uint8) (s mad.VESWSummary,
+func newTestAgent(p *vports) *Agent {
+	a := newAgent(Config{Managers: []ib.LID{otherLID}, Counters: func(uint8) (s mad.VESWSummary,
 		e mad.VESWErrors) {
 		s.Values = [mad.NumVESWCounters]uint64{1005, 1004, 1001, 1000, 1003, 1002}
 		for c := mad.VESWTxUnicast; c < mad.NumVESWCounters; c++ {
@@ -163,7 +159,7 @@ func newAgent(p *vports) *Agent {
 		return s, mad.VESWErrors{TxErrors: 1005, RxErrors: 1004, TxDLIDZero: 1046, TxLogic: 2035, TxDropState: 1047,
 			RxBadVESWID: 1023, RxRunt: 1049,
 			RxOversize: 1050, RxDropState: 1048, RxLogic: 1014}
-	}})
+	}}, p, p, p, 1)
 	a.SetPort(Port{LID: ownLID, SMLID: smLID, Active: true})
 	return a
 }
@@ -224,7 +220,7 @@ type step struct {
 
 func TestSequence(t *testing.T) {
 	p := newVPorts()
-	sequence(t, newAgent(p), step{
+	sequence(t, newTestAgent(p), step{
 		link: func() {
 			i := p.info[1]
 			i.Port.OperState, i.Port.LinkStatus = mad.VESWForwarding, mad.VESWLinkUp
@@ -255,8 +251,8 @@ func (a adapter) FreeNetdev(vport uint8) { a.Free(vport) }
 func TestSequenceOfPorts(t *testing.T) {
 	p := vnic.New(vnic.Config{Function: adapter{vnic.NewNetdevs(0)}, OPAPort: 1})
 	p.SetLink(0, true)
-	a := newAgent(newVPorts())
-	a.cfg.Ports = p
+	a := newTestAgent(newVPorts())
+	a.ports, a.macs, a.traps = p, p, p
 	sequence(t, a, step{
 		link: func() { p.Port(1).SetAdmin(0, true) },
 		lists: func() {
@@ -332,7 +328,7 @@ func TestHeaders(t *testing.T) {
 	}
 	b[18], b[6], b[20] = 0xa5, 0x5a, 0x77
 	d := datagram(strangerLID, b)
-	newAgent(newVPorts()).Handle(0, d)
+	newTestAgent(newVPorts()).Handle(0, d)
 	b[3] = byte(mad.MethodGetResp)
 	if !bytes.Equal(b[:40], d.Long[:40]) {
 		t.Errorf("want % x\n got % x", b[:40], d.Long[:40])
@@ -359,7 +355,7 @@ func TestUnsupported(t *testing.T) {
 			if p.info[1] == nil || p.info[1].Port.LinkStatus == 0 {
 				p.info[1] = &mad.VESWPortInfo{Port: mad.VESWPort{LinkStatus: mad.VESWLinkDown}}
 			}
-			if r := ask(t, newAgent(p), smLID, request(m, id, 1, nil)); r.Status != want {
+			if r := ask(t, newTestAgent(p), smLID, request(m, id, 1, nil)); r.Status != want {
 				t.Errorf("%v of %#x: %v, want %v", m, id, r.Status, want)
 			}
 		}
@@ -369,7 +365,7 @@ func TestUnsupported(t *testing.T) {
 // TestNoVPort: what is not there.
 func TestNoVPort(t *testing.T) {
 	p := newVPorts()
-	a := newAgent(p)
+	a := newTestAgent(p)
 	for _, r := range []*mad.VEMA{
 		request(mad.MethodGet, mad.AttrVESWMACEntries, 4, nil), request(mad.MethodSet, mad.AttrVESWMACEntries, 4, nil),
 		request(mad.MethodGet, mad.AttrVESWUnicastMACs, 4, nil), request(mad.MethodGet, mad.AttrVESWMcastMACs, 4, nil),
@@ -398,7 +394,7 @@ func TestD07_Lists(t *testing.T) {
 	for i := range 1000 {
 		p.mc = append(p.mc, [6]byte{1, 0, 0x5e, 0, byte(i >> 8), byte(i)})
 	}
-	a := newAgent(p)
+	a := newTestAgent(p)
 	for _, most := range []uint16{0, 1, 100, 332, 333, 334, 2048, 65535} {
 		want := int(most)
 		if most == 0 || most > 333 {
@@ -443,7 +439,7 @@ func TestD07_Lists(t *testing.T) {
 func TestD05_MACEntries(t *testing.T) {
 	p := newVPorts()
 	p.info[2] = &mad.VESWPortInfo{Port: mad.VESWPort{LinkStatus: mad.VESWLinkUp}}
-	a := newAgent(p)
+	a := newTestAgent(p)
 	for _, c := range [][2]uint16{{0, 126}, {2048, 1}, {2047, 2}, {1924, 125}, {65535, 65535}, {65535, 1}, {1, 65535}} {
 		for _, m := range []mad.Method{mad.MethodGet, mad.MethodSet} {
 			r := ask(t, a, smLID, request(m, mad.AttrVESWMACEntries, 2, &mad.VESWMACEntries{Offset: c[0], Num: c[1],
@@ -486,7 +482,7 @@ func TestD05_MACEntries(t *testing.T) {
 
 // TestD05_ClassPortInfo: a place that traps cannot go to is refused, and the one before stays.
 func TestD05_ClassPortInfo(t *testing.T) {
-	a := newAgent(newVPorts())
+	a := newTestAgent(newVPorts())
 	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0, trapLID(0x12))); r.Status != 0 ||
 		a.Manager() != 0x12 {
 		t.Fatal(r.Status)
@@ -544,7 +540,7 @@ func TestD18_Strangers(t *testing.T) {
 			p := newVPorts()
 			p.SetInfo(0, 1, &mad.VESWPortInfo{VESW: mad.VESW{VESWID: 3}})
 			p.calls = 0
-			a := newAgent(p)
+			a := newTestAgent(p)
 			c.setup(a)
 			before, manager := p.Info(1), a.Manager()
 			d := datagram(c.from, m.Append(nil))
@@ -571,7 +567,7 @@ func TestD18_Strangers(t *testing.T) {
 
 // TestD20_Waiting: until a trusted manager sets ClassPortInfo.
 func TestD20_Waiting(t *testing.T) {
-	a := newAgent(newVPorts())
+	a := newTestAgent(newVPorts())
 	ask(t, a, smLID, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
 	ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 0, &mad.VESWPortInfo{}))
 	ask(t, a, strangerLID, request(mad.MethodSet, mad.AttrClassPortInfo, 0, trapLID(strangerLID)))
@@ -588,7 +584,7 @@ func TestD20_Waiting(t *testing.T) {
 // TestD10_Remove: a vport that is removed is none.
 func TestD10_Remove(t *testing.T) {
 	p := newVPorts()
-	a := newAgent(p)
+	a := newTestAgent(p)
 	ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 254, &mad.VESWPortInfo{}))
 	if r := ask(t, a, smLID, request(mad.MethodSet, mad.AttrVESWPortInfo, 255,
 		&mad.VESWPortInfo{})); r.Status != mad.StatusInvalidValue || len(p.info) != 1 {
@@ -608,7 +604,7 @@ func TestD13_CountersPort(t *testing.T) {
 	p := newVPorts()
 	p.info[6] = &mad.VESWPortInfo{VESW: mad.VESW{VESWID: 0x123}, Port: mad.VESWPort{PortNum: 0x12345678,
 		LinkStatus: mad.VESWLinkUp}}
-	a := newAgent(p)
+	a := newTestAgent(p)
 	var s mad.VESWSummary
 	var e mad.VESWErrors
 	rs, re := ask(t, a, 3, request(mad.MethodGet, mad.AttrVESWSummary, 6, nil)), ask(t, a, 3, request(mad.MethodGet,
@@ -629,7 +625,7 @@ func TestD12_Traps(t *testing.T) {
 	p.info[3] = &mad.VESWPortInfo{VESW: mad.VESW{FabricID: 0x301, VESWID: 0x102}, Port: mad.VESWPort{PortNum: 0x10007,
 		EncapSLID: 0x123456}}
 	p.traps = []vnic.Trap{{VPort: 3, Opcode: mad.VEMAUnicastMACs}, {VPort: 3, Opcode: mad.VEMALinkStatus}}
-	a := newAgent(p)
+	a := newTestAgent(p)
 	p.due = 1000
 	var d mad.Datagram
 	for _, f := range []func(){
@@ -685,7 +681,7 @@ func TestNotMine(t *testing.T) {
 		}
 	}
 	p := newVPorts()
-	a := newAgent(p)
+	a := newTestAgent(p)
 	for _, b := range mads {
 		d := datagram(smLID, b)
 		want := *d
@@ -715,7 +711,7 @@ func FuzzAgent(f *testing.F) {
 		p := newVPorts()
 		p.SetInfo(0, 1, &mad.VESWPortInfo{VESW: mad.VESW{VESWID: 3}})
 		p.uc, p.mc = make([][6]byte, 5), make([][6]byte, 400)
-		a := newAgent(p)
+		a := newTestAgent(p)
 		before := p.Info(1)
 		p.calls = 0
 		if !mad.MADLength(b) {
