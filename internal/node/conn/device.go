@@ -7,7 +7,6 @@ import (
 	"errors"
 	mrand "math/rand/v2"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"syscall"
@@ -53,7 +52,8 @@ func (s *Service) OpenDevice(r *session.Records) {
 	d.groups = newGroupTable(s)
 	groups := d.groups
 	s.Do(func(mono.Time) {
-		d.hub = rdmacm.New(&network{s: s, groups: groups}, s.mgr, mrand.New(mrand.NewChaCha8(seed)))
+		net := rdmacm.Network{Addresses: s, Groups: groups, Device: s.device}
+		d.hub = rdmacm.New(net, s.mgr, mrand.New(mrand.NewChaCha8(seed)))
 		s.Add(d)
 	})
 	s.dev.Store(d)
@@ -238,62 +238,17 @@ func (d *Device) portChanged(a *hca.Adapter, events []ib.Event) {
 	}
 }
 
-// network is the node's ports as the connection manager's device needs them. The
-// communication goroutine's.
-type network struct {
-	s      *Service
-	groups *groupTable
-}
+var _ rdmacm.Addresses = (*Service)(nil)
 
-var _ rdmacm.Network = (*network)(nil)
-
-// Bound implements rdmacm.Network.
-func (w *network) Bound(a netip.Addr) (cm.Address, error) { return w.s.Bound(a) }
-
-// Has implements rdmacm.Network.
-func (w *network) Has(function uint16, a netip.Addr) bool { return w.s.Has(function, a) }
-
-// ResolveAddr implements rdmacm.Network.
-func (w *network) ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error)) {
-	w.s.ResolveAddr(now, src, dst, done)
-}
-
-// ResolvePath implements rdmacm.Network.
-func (w *network) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error)) {
-	w.s.ResolvePath(now, a, tclass, done)
-}
-
-// Device implements rdmacm.Network.
-func (w *network) Device(function uint16) (rdmacm.Device, bool) {
-	f := w.s.cfg.Functions.At(function)
+// device is the Device of the rdmacm.Network.
+func (s *Service) device(function uint16) (rdmacm.Device, bool) {
+	f := s.cfg.Functions.At(function)
 	if f == nil {
 		return rdmacm.Device{}, false
 	}
 	p := f.Port()
 	return rdmacm.Device{GUID: f.NodeGUID, PKeys: p.PKeys, LID: p.LID, LMC: p.LMC}, true
 }
-
-// Broadcast implements rdmacm.Network.
-func (w *network) Broadcast(a *cm.Address) (ib.GID, bool) {
-	return w.s.cfg.Addresses.BroadcastGID(a.Device)
-}
-
-// Join implements rdmacm.Network.
-func (w *network) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,
-	error)) (cancel func(mono.Time)) {
-	if g.Addr.Link == ib.LinkInfiniBand {
-		return w.groups.join(now, g, done)
-	}
-	// The host joins when a queue pair is attached, and leaves with the last.
-	a := g.Addr
-	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: g.MGID, SGIDIndex: a.SGIDIndex,
-		Global: true, PKey: a.PKey, HopLimit: groupHops,
-		TClass: g.TClass}, g.QKey, nil)
-	return func(mono.Time) {}
-}
-
-// groupHops is the hop limit of packets to a group, unless the group has one.
-const groupHops = 64
 
 // psNames are those of the rdma tool.
 var psNames = map[cm.PortSpace]string{cm.SpaceIPoIB: "IPoIB", cm.SpaceTCP: "TCP", cm.SpaceUDP: "UDP", cm.SpaceIB: "IB"}

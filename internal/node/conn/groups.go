@@ -70,7 +70,29 @@ func newGroupTable(s *Service) *groupTable {
 		asks: map[uint32]*request{}}
 }
 
-// join implements rdmacm.Network for InfiniBand ports.
+var _ rdmacm.Groups = (*groupTable)(nil)
+
+// Broadcast implements rdmacm.Groups.
+func (c *groupTable) Broadcast(a *cm.Address) (ib.GID, bool) { return c.s.cfg.Addresses.BroadcastGID(a.Device) }
+
+// Join implements rdmacm.Groups.
+func (c *groupTable) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,
+	error)) (cancel func(mono.Time)) {
+	if g.Addr.Link == ib.LinkInfiniBand {
+		return c.join(now, g, done)
+	}
+	// The host joins when a queue pair is attached, and leaves with the last.
+	a := g.Addr
+	done(now, cm.Path{Function: a.Function, Link: a.Link, SGID: a.SGID, DGID: g.MGID, SGIDIndex: a.SGIDIndex,
+		Global: true, PKey: a.PKey, HopLimit: groupHops,
+		TClass: g.TClass}, g.QKey, nil)
+	return func(mono.Time) {}
+}
+
+// groupHops is the hop limit of packets to a group, unless the group has one.
+const groupHops = 64
+
+// join is Join for InfiniBand ports.
 func (c *groupTable) join(now mono.Time, want *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,
 	error)) (cancel func(mono.Time)) {
 	key := groupKey{want.Function, want.MGID, want.SendOnly}
@@ -115,7 +137,7 @@ func joinState(sendOnly bool) uint8 {
 // begin queries the parameters of the IP link's groups, and then joins.
 func (c *groupTable) begin(g *group) {
 	a := g.want.Addr
-	broadcast, ok := (&network{s: c.s}).Broadcast(a)
+	broadcast, ok := c.Broadcast(a)
 	if !ok {
 		broadcast = wire.BroadcastGID(a.PKey, 2)
 	}

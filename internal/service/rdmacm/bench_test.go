@@ -46,7 +46,7 @@ const linkLocalScope = 3
 func newBench(t testing.TB) *bench {
 	b := &bench{t: t, now: 1}
 	b.cm = cm.New(cm.Config{Rand: rand.New(rand.NewPCG(1, 2))}, b)
-	b.hub = New(b, b.cm, rand.New(rand.NewPCG(3, 4)))
+	b.hub = New(Network{Addresses: b, Groups: b, Device: b.Device}, b.cm, rand.New(rand.NewPCG(3, 4)))
 	return b
 }
 
@@ -67,7 +67,7 @@ func (b *bench) Port(function uint16) (cm.Port, bool) {
 	return cm.Port{}, false
 }
 
-// Bound implements Network, as all that follows.
+// Bound implements Addresses, as what follows does, and Groups.
 func (b *bench) Bound(a netip.Addr) (cm.Address, error) {
 	switch a {
 	case ethAddr, eth6, loopback, linkLocal:

@@ -86,7 +86,7 @@ func (h *Hub) plausible(r *cm.Request) (ok bool) {
 	case r.Path.Link == ib.LinkEthernet:
 		ok = ib.GIDFromAddr(src) == r.Path.DGID && ib.GIDFromAddr(dst) == r.Path.SGID
 	default:
-		ok = h.net.Has(r.Function, dst)
+		ok = h.net.Addresses.Has(r.Function, dst)
 	}
 	if !ok {
 		h.Stats.DropAddress++

@@ -48,7 +48,7 @@ func (i *id) join(uid uint64, e endpoint, flags uint16, b []byte) ([]byte, Errno
 	if i.addr.Link == ib.LinkEthernet {
 		g.MGID, g.OfLink = ib.GIDFromAddr(e.addr), false
 	} else {
-		broadcast, ok := h.net.Broadcast(i.addr)
+		broadcast, ok := h.net.Groups.Broadcast(i.addr)
 		if !ok {
 			return b, ENODEV
 		}
@@ -66,7 +66,7 @@ func (i *id) join(uid uint64, e endpoint, flags uint16, b []byte) ([]byte, Errno
 	}
 	i.groups[m] = struct{}{}
 	b = le.AppendUint32(b, m.n)
-	cancel := h.net.Join(h.now, g, func(now mono.Time, p cm.Path, qkey ib.QKey, err error) {
+	cancel := h.net.Groups.Join(h.now, g, func(now mono.Time, p cm.Path, qkey ib.QKey, err error) {
 		if m.over {
 			return
 		}

@@ -212,7 +212,7 @@ func (i *id) bind(e endpoint) Errno {
 	}
 	var addr *cm.Address
 	if !e.any() {
-		a, err := i.hub.net.Bound(e.addr)
+		a, err := i.hub.net.Addresses.Bound(e.addr)
 		if err != nil {
 			return errno(err)
 		}
@@ -274,7 +274,7 @@ func (i *id) resolveAddr(src, dst endpoint) Errno {
 	if dst.scope != 0 && (to.IsLinkLocalUnicast() || to.IsLinkLocalMulticast()) {
 		to = to.WithZone(strconv.FormatUint(uint64(dst.scope), 10))
 	}
-	i.hub.net.ResolveAddr(i.hub.now, from, to, func(now mono.Time, a cm.Address, err error) {
+	i.hub.net.Addresses.ResolveAddr(i.hub.now, from, to, func(now mono.Time, a cm.Address, err error) {
 		if i.dead || i.pending != name {
 			return
 		}
@@ -301,7 +301,7 @@ func (i *id) resolveRoute() Errno {
 	i.state = stateRouteQuery
 	i.pending++
 	name := i.pending
-	i.hub.net.ResolvePath(i.hub.now, i.addr, i.tos, func(now mono.Time, p cm.Path, err error) {
+	i.hub.net.Addresses.ResolvePath(i.hub.now, i.addr, i.tos, func(now mono.Time, p cm.Path, err error) {
 		if i.dead || i.pending != name {
 			return
 		}

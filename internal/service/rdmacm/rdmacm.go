@@ -80,9 +80,17 @@ type Device struct {
 	LMC   uint8
 }
 
-// Network is the node's ports and the ways from them. Calls that take done never wait; done is called
-// once, maybe before they return, on the same goroutine.
-type Network interface {
+// Network is the node's ports and the ways from them.
+type Network struct {
+	Addresses Addresses
+	Groups    Groups
+	// Device returns the device that a function is; false where there is none.
+	Device func(function uint16) (Device, bool)
+}
+
+// Addresses are the IP addresses of the node's ports, and what they lead to. Calls that take done never wait; done is
+// called once, maybe before they return, on the same goroutine.
+type Addresses interface {
 	// Bound returns the port that has an address; the first one if several have it.
 	Bound(a netip.Addr) (cm.Address, error)
 	// Has reports whether an IP link of a function's InfiniBand port has an address.
@@ -93,14 +101,16 @@ type Network interface {
 	ResolveAddr(now mono.Time, src, dst netip.Addr, done func(mono.Time, cm.Address, error))
 	// ResolvePath finds the path to where an Address leads.
 	ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done func(mono.Time, cm.Path, error))
-	// Device returns the device that a function is; false where there is none.
-	Device(function uint16) (Device, bool)
+}
+
+// Groups are multicast groups and the membership of the node's ports in them.
+type Groups interface {
 	// Broadcast returns the MGID of the broadcast group of the IP link that an address of
 	// an InfiniBand port belongs to.
 	Broadcast(a *cm.Address) (ib.GID, bool)
-	// Join makes the port a member of a group. done gets the path to the group, whose DLID is its LID,
-	// and the group's Q_Key. cancel removes part of the membership, or all of it, and may be called
-	// once at any time.
+	// Join makes the port a member of a group. It never waits; done is called as for Addresses, with the path to the
+	// group, whose DLID is its LID, and the group's Q_Key. cancel removes part of the membership, or all of it, and
+	// may be called once at any time.
 	Join(now mono.Time, g *Group, done func(now mono.Time, p cm.Path, qkey ib.QKey,
 		err error)) (cancel func(now mono.Time))
 }
