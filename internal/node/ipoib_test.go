@@ -24,7 +24,6 @@ import (
 
 // ipStack is an IP stack of a test: packets to send, and received ones.
 type ipStack struct {
-	name string
 	info ipoib.DeviceInfo
 	send chan []byte
 	end  chan struct{}
@@ -36,8 +35,6 @@ type ipStack struct {
 	count   atomic.Int64
 	carrier atomic.Bool
 }
-
-func (s *ipStack) Name() string { return s.name }
 
 // ReadBatch implements ipoib.Backend: the next hop is the destination.
 func (s *ipStack) ReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (int, error) {
@@ -100,7 +97,7 @@ func (r *running) stacks() *stacks {
 
 // open makes the stack of a link.
 func (s *stacks) open(d *ipif.Device) (ipoib.Backend, error) {
-	b := &ipStack{name: d.Name, info: d.DeviceInfo, send: make(chan []byte), end: make(chan struct{}), keep: true}
+	b := &ipStack{info: d.DeviceInfo, send: make(chan []byte), end: make(chan struct{}), keep: true}
 	s.mu.Lock()
 	s.m[d.Name] = b
 	s.mu.Unlock()

@@ -73,7 +73,9 @@ func newGroupTable(s *Service) *groupTable {
 var _ rdmacm.Groups = (*groupTable)(nil)
 
 // Broadcast implements rdmacm.Groups.
-func (c *groupTable) Broadcast(a *cm.Address) (ib.GID, bool) { return c.s.cfg.Addresses.BroadcastGID(a.Device) }
+func (c *groupTable) Broadcast(a *cm.Address) (ib.GID, bool) {
+	return c.s.cfg.Addresses.BroadcastGID(a.Device)
+}
 
 // Join implements rdmacm.Groups.
 func (c *groupTable) Join(now mono.Time, g *rdmacm.Group, done func(mono.Time, cm.Path, ib.QKey,

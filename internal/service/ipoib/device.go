@@ -66,7 +66,6 @@ const BatchSize = 128
 // Backend is an IP stack's side of a network device: a TUN device or a stack in the process. Methods may be called from
 // different goroutines, ReadBatch and WriteBatch each from one at a time.
 type Backend interface {
-	Name() string
 	// ReadBatch waits for packets that the IP stack sends, no longer than the MTU each, and puts packet i at
 	// bufs[i][offset:offset+sizes[i]]. nexthops[i] is the address to resolve: that of a gateway where the route
 	// has one, the destination otherwise. All slices have BatchSize elements at least. After Close it returns
