@@ -43,20 +43,14 @@ func (t *Triangle) Capture(i, j int, dir string) (*Capture, error) {
 		return nil, err
 	}
 	const header = 24
-	for end := time.Now().Add(limitQuick); ; time.Sleep(10 * time.Millisecond) {
-		if st, err := os.Stat(c.file); err == nil && st.Size() > header {
-			return c, nil
-		}
-		select {
-		case <-c.proc.Done():
-			return nil, fmt.Errorf("dumpcap has ended: %s", c.proc.Output())
-		default:
-		}
-		if time.Now().After(end) {
-			c.proc.Kill()
-			return nil, fmt.Errorf("dumpcap sees nothing: %s", c.proc.Output())
-		}
+	if err = Until("dumpcap captures packets", limitQuick, func() (bool, error) {
+		st, err := os.Stat(c.file)
+		return err == nil && st.Size() > header, nil
+	}, c.proc); err != nil {
+		c.proc.Kill()
+		return nil, fmt.Errorf("%w: %s", err, c.proc.Output())
 	}
+	return c, nil
 }
 
 // Kill ends a capture that is not needed any more.

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 )
 
 // NetNS is a network namespace that this process made.
@@ -107,20 +106,15 @@ func Joined(mtu int) (a, b *NetNS, err error) {
 // ready waits until the kernel has noted that eth0 has a cable, which may be a
 // second after it was plugged in: until then IPv6 has no route for groups.
 func (n *NetNS) ready() error {
-	look := func(want string, args ...string) error {
+	shows := func(want string, args ...string) (bool, error) {
 		out, err := exec.Command("ip", append([]string{"-n", n.Name}, args...)...).CombinedOutput()
-		if err == nil && !strings.Contains(string(out), want) {
-			err = fmt.Errorf("no %q in %q", want, out)
-		}
-		return err
+		return strings.Contains(string(out), want), err
 	}
-	for end := time.Now().Add(limitQuick); ; time.Sleep(10 * time.Millisecond) {
-		err := errors.Join(look("state UP", "link", "show", "eth0"), look("ff00::/8", "-6", "route", "show", "table",
-			"local", "type", "multicast", "dev", "eth0"))
-		if err == nil || time.Now().After(end) {
-			return err
-		}
-	}
+	return Until("eth0 of "+n.Name+" is up", limitQuick, func() (bool, error) {
+		up, err := shows("state UP", "link", "show", "eth0")
+		groups, err2 := shows("ff00::/8", "-6", "route", "show", "table", "local", "type", "multicast", "dev", "eth0")
+		return up && groups, errors.Join(err, err2)
+	})
 }
 
 // WithTap makes a namespace with a TAP named eth0 for a guest, and tells the

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -84,7 +85,7 @@ func (n *Node) Close() error {
 }
 
 // Program returns the command that runs a verbs program on the node. Words
-// before "--" are flags of weft run.
+// before "--" are flags of weft run. The node's process is the program's peer.
 func (n *Node) Program(args ...string) Cmd {
 	var flags []string
 	for i, a := range args {
@@ -94,13 +95,14 @@ func (n *Node) Program(args ...string) Cmd {
 		}
 	}
 	v := append([]string{Bin("weft"), "run", "--dir", n.Dir}, flags...)
-	return Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append(v, "--"), args...)}
+	return Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append(v, "--"), args...), Peers: []Peer{n.Proc}}
 }
 
 // Weft runs a command of the command line on the node and returns what it
 // printed.
 func (n *Node) Weft(args ...string) (string, error) {
-	c := Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append([]string{Bin("weft")}, args...), "--dir", n.Dir)}
+	c := Cmd{NetNS: n.netns(), UID: n.UID, Args: append(append([]string{Bin("weft")}, args...), "--dir", n.Dir),
+		Peers: []Peer{n.Proc}}
 	out, err := Run(c, limitQuick)
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, out)
@@ -127,27 +129,13 @@ func (n *Node) Objects() (int, error) {
 // Working returns when the process has a queue pair that can at least receive;
 // the passive side of a bandwidth test stays in RTR.
 func (n *Node) Working(p *Proc, limit time.Duration) error {
-	end := time.Now().Add(limit)
-	for {
+	return Until(p.name+" has a connected queue pair", limit, func() (bool, error) {
 		var r api.Resources
-		if err := n.query(&r, "res"); err != nil {
-			return err
-		}
-		for _, q := range r.QPs {
-			if q.PID == p.PID() && (q.State == "RTS" || q.State == "RTR") {
-				return nil
-			}
-		}
-		select {
-		case <-p.Done():
-			return fmt.Errorf("%s ended before its queue pair was connected: %v", p.name, p.err)
-		default:
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("%s has no connected queue pair after %v", p.name, limit)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+		err := n.query(&r, "res")
+		return slices.ContainsFunc(r.QPs, func(q api.QP) bool {
+			return q.PID == p.PID() && (q.State == "RTS" || q.State == "RTR")
+		}), err
+	}, append([]Peer{p}, p.peers...)...)
 }
 
 // Query runs a command of the command line on the node and reads its JSON into

@@ -45,12 +45,14 @@ func Root() string {
 // Nobody is a user without capabilities and without a right to lock memory.
 const Nobody = 1000
 
-// Cmd is a program to run. The zero Env and Dir are the test's own.
+// Cmd is a program to run.
 type Cmd struct {
 	NetNS string   // network namespace; empty: the test's own
 	UID   int      // user; 0: the test's own. Any other loses all capabilities and gets RLIMIT_MEMLOCK 0
 	Env   []string // beside the test's own environment
 	Args  []string
+	Peers []Peer   // what the program cannot go on without; every wait for the program observes their ends
+	Stdin *os.File // nil: /dev/null
 }
 
 func (c Cmd) String() string { return strings.Join(c.Args, " ") }
@@ -72,11 +74,12 @@ func (c Cmd) argv() []string {
 
 // Proc is a started program. Its methods may be called concurrently.
 type Proc struct {
-	cmd  *exec.Cmd
-	name string
-	out  output
-	done chan struct{}
-	err  error // valid once done is closed
+	cmd   *exec.Cmd
+	name  string
+	peers []Peer
+	out   output
+	done  chan struct{}
+	err   error // valid once done is closed
 }
 
 // childrensPatience is how long children that keep a program's output open may go on writing once it has ended.
@@ -85,8 +88,11 @@ const childrensPatience = time.Second
 // Start starts a program in a process group of its own.
 func Start(c Cmd) (*Proc, error) {
 	argv := c.argv()
-	p := &Proc{cmd: exec.Command(argv[0], argv[1:]...), name: c.String(), done: make(chan struct{})}
+	p := &Proc{cmd: exec.Command(argv[0], argv[1:]...), name: c.String(), peers: c.Peers, done: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), c.Env...)
+	if c.Stdin != nil {
+		p.cmd.Stdin = c.Stdin
+	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -176,51 +182,54 @@ var ErrTimeout = errors.New("did not end in time")
 
 // Wait waits for the end of the program, at most limit, after which it is
 // killed. The error says how it ended if not with exit status 0.
-func (p *Proc) Wait(limit time.Duration) error {
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	select {
-	case <-p.done:
-	case <-t.C:
-		p.Kill()
-		return fmt.Errorf("%s: %w (%v)", p.name, ErrTimeout, limit)
-	}
-	if p.err != nil {
-		return fmt.Errorf("%s: %w", p.name, p.err)
-	}
-	return nil
-}
+//
+// A program that cannot go on without a peer is killed earlier: when PeerPatience has passed since the end of one of
+// Cmd.Peers. The error then wraps ErrPeerEnded, and ErrTimeout, and has what the peer printed.
+func (p *Proc) Wait(limit time.Duration) error { return p.wait(p.peers, limit) }
 
-// Peer is what a program exchanges messages with: another program, or a machine.
-type Peer interface {
-	Done() <-chan struct{} // closed at its end
-	Output() string        // what it has printed
-}
-
-// PeerPatience is how long a program may go on once its peer has ended. A program without its peer can wait for ever;
-// after a good end of the peer it has little left to do, even on a busy machine.
-const PeerPatience = 30 * time.Second
-
-// ErrPeerEnded is what WaitBeside wraps when a program did not end after its peer had.
-var ErrPeerEnded = errors.New("did not end after its peer had ended")
-
-// WaitBeside is Wait for a program that cannot go on without a peer: the program is killed when its peer has ended
-// PeerPatience ago. The error then has what the peer printed.
+// WaitBeside is Wait for a program that cannot go on without another peer either.
 func (p *Proc) WaitBeside(peer Peer, limit time.Duration) error {
-	end := time.Now().Add(limit)
+	return p.wait(append([]Peer{peer}, p.peers...), limit)
+}
+
+func (p *Proc) wait(peers []Peer, limit time.Duration) error {
+	returned := make(chan struct{})
+	defer close(returned)
+	peerEnded := make(chan Peer, len(peers))
+	for _, x := range peers {
+		go func() {
+			select {
+			case <-x.Done():
+				peerEnded <- x
+			case <-returned:
+			}
+		}()
+	}
 	t := time.NewTimer(limit)
 	defer t.Stop()
-	select {
-	case <-p.done:
-	case <-t.C:
-	case <-peer.Done():
-		left := min(PeerPatience, time.Until(end))
-		if err := p.Wait(left); !errors.Is(err, ErrTimeout) {
-			return err
+	end := time.Now().Add(limit)
+	var cause error
+	for {
+		select {
+		case <-p.done:
+			if p.err != nil {
+				return fmt.Errorf("%s: %w", p.name, p.err)
+			}
+			return nil
+		case x := <-peerEnded:
+			if cause == nil {
+				left := min(PeerPatience, time.Until(end))
+				cause = fmt.Errorf("%w (%v); the peer printed:\n%s", ErrPeerEnded, left, Tail(x.Output(), 30))
+				t.Reset(left)
+			}
+		case <-t.C:
+			p.Kill()
+			if cause == nil {
+				cause = fmt.Errorf("%w (%v)", ErrTimeout, limit)
+			}
+			return fmt.Errorf("%s: %w", p.name, cause)
 		}
-		return fmt.Errorf("%s: %w (%v); the peer printed:\n%s", p.name, ErrPeerEnded, left, Tail(peer.Output(), 30))
 	}
-	return p.Wait(max(0, time.Until(end)))
 }
 
 // RunBeside is Run for a program that cannot go on without a peer, as WaitBeside has it.
@@ -244,21 +253,11 @@ func (p *Proc) ended() int {
 }
 
 // Listening returns when the program, or what it became, listens on a TCP
-// port, or with an error when it has ended or limit ran out.
+// port, or with an error when it or a peer of it has ended or limit ran out.
 func (p *Proc) Listening(port int, limit time.Duration) error {
-	end := time.Now().Add(limit)
-	for time.Now().Before(end) {
-		select {
-		case <-p.done:
-			return fmt.Errorf("%s ended before it listened: %v", p.name, p.err)
-		default:
-		}
-		if listens(p.PID(), port) {
-			return nil
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return fmt.Errorf("%s does not listen on port %d after %v", p.name, port, limit)
+	return Until(fmt.Sprintf("%s listens on port %d", p.name, port), limit, func() (bool, error) {
+		return listens(p.PID(), port), nil
+	}, append([]Peer{p}, p.peers...)...)
 }
 
 // listens reports whether anything listens on the port in the network
@@ -280,30 +279,19 @@ func listens(pid, port int) bool {
 }
 
 // Expect waits until the program has printed a line that contains text and
-// returns the line.
-func (p *Proc) Expect(text string, limit time.Duration) (string, error) {
-	end := time.Now().Add(limit)
-	for {
-		ended := false
-		select {
-		case <-p.done:
-			ended = true
-		default:
-		}
+// returns the line. It returns an error when the program or a peer of it has ended or limit ran out.
+func (p *Proc) Expect(text string, limit time.Duration) (line string, err error) {
+	err = Until(fmt.Sprintf("%s prints %q", p.name, text), limit, func() (bool, error) {
 		s := bufio.NewScanner(strings.NewReader(p.Output()))
 		for s.Scan() {
-			if strings.Contains(s.Text(), text) {
-				return s.Text(), nil
+			if line = s.Text(); strings.Contains(line, text) {
+				return true, nil
 			}
 		}
-		if ended {
-			return "", fmt.Errorf("%s ended without saying %q: %v", p.name, text, p.err)
-		}
-		if time.Now().After(end) {
-			return "", fmt.Errorf("%s did not say %q within %v", p.name, text, limit)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		line = ""
+		return false, nil
+	}, append([]Peer{p}, p.peers...)...)
+	return line, err
 }
 
 // Run runs a program to its end and returns what it printed.

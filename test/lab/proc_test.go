@@ -3,7 +3,6 @@
 package lab
 
 import (
-	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -47,35 +46,5 @@ func TestDrain(t *testing.T) {
 	o = output{}
 	if o.drain(r); o.String() != "" {
 		t.Errorf("at the end: %q", o.String())
-	}
-}
-
-// TestPeerEnds: a program that waits for a peer is ended soon after the peer, with what that printed; one that ends by
-// itself is left to it.
-func TestPeerEnds(t *testing.T) {
-	start := func(script string) *Proc {
-		t.Helper()
-		p, err := Start(Cmd{Args: []string{"sh", "-c", script}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(p.Kill)
-		return p
-	}
-	peer := start("echo the last line; exit 3")
-	<-peer.Done()
-	if err := start("sleep 1000").WaitBeside(peer, time.Second); !errors.Is(err, ErrPeerEnded) ||
-		!strings.Contains(err.Error(), "the last line") {
-		t.Errorf("beside one that has ended: %v", err)
-	}
-	if err := start("sleep 0.2").WaitBeside(peer, time.Minute); err != nil {
-		t.Errorf("one that ends by itself: %v", err)
-	}
-	if err := start("sleep 1000").WaitBeside(start("sleep 1000"), 100*time.Millisecond); !errors.Is(err, ErrTimeout) {
-		t.Errorf("beside one that lives: %v", err)
-	}
-	if out, err := RunBeside(start("sleep 1000"), Cmd{Args: []string{"echo", "well"}}, time.Minute); err != nil ||
-		out != "well\n" {
-		t.Errorf("%v: %q", err, out)
 	}
 }
