@@ -20,7 +20,7 @@ ZSHDIR  := $(DESTDIR)$(PREFIX)/share/zsh/site-functions
 FISHDIR := $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 GO      ?= go
 GOBUILD := CGO_ENABLED=0 $(GO) build -buildvcs=auto -trimpath
-RACE    := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -tags invariants
+RACETEST := CGO_ENABLED=1 $(GO) test -race -shuffle=on -parallel 4 -tags invariants
 FUZZTIME ?= 30000x
 SOAKCOUNT ?= 20
 SOAKFUZZTIME ?= 60s
@@ -116,7 +116,7 @@ unit fuzz e2e soak-unit soak-fuzz soak-e2e: export TMPDIR := $(shell scripts/tmp
 unit: deps-build
 	@mkdir -p build; set -m; nice -n 19 shim/test/run.sh >build/shim.log 2>&1 & shim=$$!; \
 	trap 'kill -- -$$shim 2>/dev/null || true' EXIT; \
-	$(RACE) ./internal/... ./cmd/... ./test/simfab/...; \
+	$(RACETEST) ./internal/... ./cmd/... ./test/simfab/...; \
 	wait $$shim || { cat build/shim.log; exit 1; }; cat build/shim.log
 
 # One test many times: make again RUN=TestKills PKG=./test/e2e COUNT=20 LOAD=4, RACE=1 for the race detector.
@@ -156,7 +156,7 @@ soak:
 	printf '%s\n' "$${lines[@]}"; [ -z "$$failed" ] || { echo "soak:$$failed failed. fix: make$$failed"; exit 1; }
 
 soak-unit: deps-build
-	WEFT_SOAK=1 $(RACE) -count=$(SOAKCOUNT) -timeout 2h ./internal/... ./test/simfab/...
+	WEFT_SOAK=1 $(RACETEST) -count=$(SOAKCOUNT) -timeout 2h ./internal/... ./test/simfab/...
 
 soak-fuzz: deps-build
 	@scripts/fuzz $(SOAKFUZZTIME)
