@@ -24,6 +24,7 @@ const (
 	connReads    = 4  // that the peer may have under way; there are none
 	connRetries  = 7  // of packets: the network may lose some
 	connRNR      = 7  // for ever: receives are posted as long as the peer is there
+	connRNRTimer = 12 // of RNR NAKs: 0.64 ms
 	connTimeout  = 14 // of acknowledgements: 67 ms
 	connAnswer   = 18 // of the peer's manager: 1.07 s
 	connBacklog  = 128
@@ -289,7 +290,7 @@ func (a *access) setUp(c *conn) error {
 		v := &c.attr[i]
 		t := transport.Attr{State: v.a.State, PKeyIndex: v.a.PKeyIndex, Port: 1, PathMTU: v.a.PathMTU,
 			DestQPN: v.a.DestQPN,
-			RQPSN:   v.a.RQPSN, SQPSN: v.a.SQPSN, MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: v.a.MinRNRTimer,
+			RQPSN:   v.a.RQPSN, SQPSN: v.a.SQPSN, MaxDestRdAtomic: v.a.MaxDestRdAtomic, MinRNRTimer: connRNRTimer,
 			Timeout: connTimeout, RetryCnt: connRetries, RNRRetry: connRNR}
 		p := &v.a.Path
 		av := hca.AHAttr{DGID: p.DGID, FlowLabel: p.FlowLabel, SGIDIndex: p.SGIDIndex, HopLimit: p.HopLimit,

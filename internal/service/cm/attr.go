@@ -4,8 +4,23 @@ package cm
 
 import "weft/internal/proto/ib"
 
-// minRNRTimer is what a peer waits for that found no receive request: 0.64 ms.
-const minRNRTimer = 12
+// Timers of RNR NAKs (IBA volume 1, table 45): how long a peer waits at least before it repeats a message that found no
+// receive request.
+const (
+	longRNRTimer  = 0  // 655.36 ms
+	shortRNRTimer = 12 // 0.64 ms
+	endlessRNR    = 7  // the RNR retry count that means without end
+)
+
+// minRNRTimer returns the timer of this side's RNR NAKs. A peer that repeats a message only so often gets the longest,
+// which is Linux's for every connection: programs choose their counts by it. A peer that repeats without end needs no
+// such time.
+func (c *Conn) minRNRTimer() uint8 {
+	if c.peerRNRRetry == endlessRNR {
+		return shortRNRTimer
+	}
+	return longRNRTimer
+}
 
 // QPAttr returns the attributes with which the connection's queue pair goes to a state, INIT, RTR or
 // RTS, and which of them count. RTR and RTS are known once the peer's request or
@@ -28,7 +43,7 @@ func (c *Conn) QPAttr(s ib.QPState) (QPAttr, ib.AttrMask, error) {
 		a.PathMTU, a.DestQPN, a.RQPSN = c.path.MTU, c.peerQPN, c.psn
 		mask := ib.AttrState | ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN
 		if rc {
-			a.MaxDestRdAtomic, a.MinRNRTimer = c.serve, minRNRTimer
+			a.MaxDestRdAtomic, a.MinRNRTimer = c.serve, c.minRNRTimer()
 			mask |= ib.AttrMaxDestRdAtomic | ib.AttrMinRNRTimer
 		}
 		return a, mask, nil

@@ -56,8 +56,11 @@ type Conn struct {
 	ackTimeout uint8
 	retryCount uint8
 	rnrRetry   uint8
-	alternate  bool // the peer offers another path too
-	told       bool // the user has received the end
+	// How often the peer repeats after RNR NAKs: what this side's message asks for. Until Accept it is taken to be what
+	// the peer asks for itself, since the queue pair's attributes are read before.
+	peerRNRRetry uint8
+	alternate    bool // the peer offers another path too
+	told         bool // the user has received the end
 }
 
 func (c *Conn) timer() *timer { return &c.t }
@@ -114,7 +117,7 @@ func (m *Manager) Connect(now mono.Time, p *ConnectParams, h Handler) (*Conn, er
 	c.h, c.active, c.path, c.guid = h, true, p.Path, port.CAGUID
 	c.qpType, c.qpn, c.tid = p.QPType, p.QPN, m.newTID()
 	c.serve, c.ask = p.ResponderResources, p.InitiatorDepth
-	c.retryCount, c.rnrRetry = p.RetryCount&7, p.RNRRetry&7
+	c.retryCount, c.rnrRetry, c.peerRNRRetry = p.RetryCount&7, p.RNRRetry&7, p.RNRRetry&7
 	c.patience, c.tries = defaults(p.ResponseTimeout, p.MaxRetries)
 	c.ackTimeout = ackTimeout(p.AckDelay, p.Path.LifeTime)
 	c.to = datagram(&p.Path)
@@ -298,9 +301,10 @@ func (c *Conn) Accept(now mono.Time, p *AcceptParams) error {
 	c.unlist()
 	c.qpn = p.QPN
 	c.serve, c.ask = min(p.ResponderResources, c.serve), min(p.InitiatorDepth, c.ask)
+	c.peerRNRRetry = p.RNRRetry & 7
 	r := mad.CMREP{CMIDs: c.ids(), QPN: uint32(p.QPN), StartingPSN: uint32(c.psn), ResponderResources: c.serve,
 		InitiatorDepth: c.ask,
-		AckDelay:       p.AckDelay, FlowControl: p.FlowControl, RNRRetry: p.RNRRetry & 7, SRQ: p.SRQ, CAGUID: c.guid}
+		AckDelay:       p.AckDelay, FlowControl: p.FlowControl, RNRRetry: c.peerRNRRetry, SRQ: p.SRQ, CAGUID: c.guid}
 	if c.alternate {
 		r.Failover = mad.CMFailoverUnsupported
 	}

@@ -74,6 +74,47 @@ func connected(t testing.TB) (a, b *host, x, y *Conn) {
 	return a, b, x, y
 }
 
+// TestRNRTimer: a side whose peer repeats a message only some times after RNR NAKs has it wait as long as a Linux host
+// does; one whose peer repeats without end has it wait shortly.
+func TestRNRTimer(t *testing.T) {
+	for _, x := range []struct {
+		connect, accept            uint8 // the RNR retry counts that the messages ask for
+		active, accepting, passive uint8 // timers: of the active side, of the passive one before Accept and after
+	}{{5, 5, 0, 0, 0}, {7, 7, 12, 12, 12}, {7, 5, 12, 12, 0}, {0, 7, 0, 0, 12}} {
+		a, b := two(t)
+		timer := func(c *Conn) uint8 {
+			t.Helper()
+			attr, mask, err := c.QPAttr(ib.RTR)
+			if err != nil || mask&ib.AttrMinRNRTimer == 0 {
+				t.Fatalf("mask %#x, %v", mask, err)
+			}
+			return attr.MinRNRTimer
+		}
+		c, err := a.Connect(a.now, &ConnectParams{ServiceID: service, Path: a.path(b), QPType: ib.RC, QPN: 0x10,
+			RetryCount: 5, RNRRetry: x.connect}, a.hear)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.take(a.one(mad.AttrCMREQ))
+		s := b.event(ConnectRequest).Conn
+		accepting := timer(s)
+		if err := s.Accept(b.now, &AcceptParams{QPN: 0x20, RNRRetry: x.accept}); err != nil {
+			t.Fatal(err)
+		}
+		a.take(b.one(mad.AttrCMREP))
+		a.event(Response)
+		if active, passive := timer(c), timer(s); active != x.active || accepting != x.accepting || passive != x.passive {
+			t.Errorf("%+v: timers %d, %d, %d", x, active, accepting, passive)
+		}
+		if r, _, err := s.QPAttr(ib.RTS); err != nil || r.RNRRetry != x.connect {
+			t.Errorf("%+v: the passive side repeats %d times, %v", x, r.RNRRetry, err)
+		}
+		if r, _, err := c.QPAttr(ib.RTS); err != nil || r.RNRRetry != x.accept {
+			t.Errorf("%+v: the active side repeats %d times, %v", x, r.RNRRetry, err)
+		}
+	}
+}
+
 // rej parses a REJ.
 func rej(t testing.TB, d *mad.Datagram) (r mad.CMREJ) {
 	t.Helper()

@@ -208,7 +208,8 @@ func (in *arrival) req() {
 	m.byQP[remoteQP{guid, gid, q.QPN}] = c
 	c.serve, c.ask = q.InitiatorDepth, q.ResponderResources
 	c.patience, c.tries = r.LocalResponseTimeout, r.MaxCMRetries
-	c.ackTimeout, c.retryCount, c.rnrRetry = r.Primary.AckTimeout, r.RetryCount, r.RNRRetry
+	c.ackTimeout, c.retryCount = r.Primary.AckTimeout, r.RetryCount
+	c.rnrRetry, c.peerRNRRetry = r.RNRRetry, r.RNRRetry
 	c.alternate = r.Alternate.RemoteLID != 0 || !r.Alternate.RemoteGID.IsZero()
 	m.Stats.Requests++
 	c.event(Event{Kind: ConnectRequest, Request: q})
