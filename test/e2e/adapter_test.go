@@ -56,7 +56,7 @@ func TestAdapterDisabled(t *testing.T) {
 	s.until("programs get an event of the port", func() bool {
 		return strings.Contains(events.Output(),
 			"IBV_EVENT_PORT_ERR")
-	})
+	}, events)
 	s.until("the subnet has lost the functions", func() bool { return nodes() == 5 })
 	if out, err := lab.Run(s.nodes[n].Program("ibv_devinfo", "-v"), 20*time.Second); err != nil ||
 		strings.Count(out, "PORT_DOWN") != 3 || strings.Count(out, "DISABLED") != 3 {
@@ -101,7 +101,7 @@ func TestAdapterDisabled(t *testing.T) {
 	s.until("programs get an event of the port again", func() bool {
 		return strings.Contains(events.Output(),
 			"IBV_EVENT_PORT_ACTIVE")
-	})
+	}, events)
 	if client, server := p.Wait(60 * time.Second); client != nil || server != nil {
 		t.Errorf("programs at work meanwhile: %v, %v%s", client, server, p.Outputs())
 	}

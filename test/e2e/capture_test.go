@@ -31,12 +31,13 @@ func startCapture(t *testing.T, n *lab.Node, args ...string) captured {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Kill)
-	eventually(t, "a capture runs", func() bool { return strings.Contains(c.Output(), " runs: ") })
+	eventually(t, "a capture runs", func() bool { return strings.Contains(c.Output(), " runs: ") }, c, n.Proc)
 	return c
 }
 
 func captureCmd(n *lab.Node, args ...string) lab.Cmd {
-	return lab.Cmd{UID: n.UID, Args: append([]string{lab.Bin("weft"), "capture", "--dir", n.Dir}, args...)}
+	return lab.Cmd{UID: n.UID, Args: append([]string{lab.Bin("weft"), "capture", "--dir", n.Dir}, args...),
+		Peers: []lab.Peer{n.Proc}}
 }
 
 // end ends a capture that no count has ended, and opens its file.
@@ -49,12 +50,11 @@ func (c captured) end(t *testing.T) capture {
 	return capture{t, c.file}
 }
 
-func eventually(t *testing.T, what string, f func() bool) {
+// eventually waits for a condition, as long as the peers live.
+func eventually(t *testing.T, what string, ok func() bool, peers ...lab.Peer) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not after 30 s", what)
-		}
+	if err := lab.Until(what, 30*time.Second, func() (bool, error) { return ok(), nil }, peers...); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestCapture(t *testing.T) {
 	all := startCapture(t, b.Server)
 	one := startCapture(t, b.Server, "--dev", "weft0/1", "--qp", fmt.Sprint(second), "--snaplen", "70")
 	const piped = 12
-	tshark, err := lab.Start(lab.Cmd{Args: []string{"sh", "-c",
+	tshark, err := lab.Start(lab.Cmd{Peers: []lab.Peer{b.Server.Proc}, Args: []string{"sh", "-c",
 		fmt.Sprintf("%s | tshark -n -l -i - -T fields -e frame.number -e infiniband.bth.psn",
 			captureCmd(b.Server, "-w", "-", "--dev", "weft_ib0", "--count", strconv.Itoa(piped)))}})
 	if err != nil {
@@ -78,12 +78,12 @@ func TestCapture(t *testing.T) {
 	defer tshark.Kill()
 	eventually(t, "tshark reads", func() bool {
 		return strings.Contains(tshark.Output(), "Capturing on '-'") && strings.Contains(tshark.Output(), " runs: ")
-	})
+	}, tshark)
 	eventually(t, "the status tells of three", func() bool {
 		out, err := b.Server.Weft("status")
 		return err == nil && strings.Count(out, "\ncapture   ") == 3 &&
 			strings.Contains(out, "reach each other by the packet path")
-	})
+	}, b.Server.Proc, tshark, all, one)
 
 	const iters = 7
 	pingpong := func(device string, size int) (qpn []uint64, psn map[uint64]uint64) {

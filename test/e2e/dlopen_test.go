@@ -70,7 +70,7 @@ func replaced(t *testing.T, b *testbed) {
 	alone := func(args ...string) lab.Cmd {
 		return lab.Cmd{NetNS: b.Server.NetNS.Name, UID: b.Server.UID, Args: args,
 			Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(lab.Bin("weft-verbs/libibverbs.so.1")),
-				"WEFT_DIR=" + b.Server.Dir}}
+				"WEFT_DIR=" + b.Server.Dir}, Peers: []lab.Peer{b.Server.Proc}}
 	}
 	if out, err := lab.Run(alone("ibv_devinfo", "-d", "weft0"), 30*time.Second); err != nil ||
 		!strings.Contains(out, "PORT_ACTIVE") {

@@ -224,7 +224,25 @@ func newReader(t *testing.T) *reader {
 		t.Fatalf("the shell of the machine: %q, %v", children, err)
 	}
 	r.inside = strings.TrimSpace(string(children))
+	t.Cleanup(func() {
+		if t.Failed() {
+			r.logNodes()
+		}
+	})
 	return r
+}
+
+// logNodes logs what each node of the machine reports and has printed. It uses a shell of its own: the others may wait
+// for a command.
+func (r *reader) logNodes() {
+	r.shells["nodes"] = r.start(exec.Command("nsenter", "--target", r.inside, "--mount", "--net", "--pid", "bash"))
+	out, err := r.run(command{host: "nodes", text: `for node in /run/*/node.log; do
+  cd $(dirname $node)
+  for question in status sm trunk "fabric topo"; do echo "$PWD: weft $question"; timeout 5 weft $question --dir .; done
+  echo "$node:"
+  tail -n 200 $node
+done; true`})
+	r.t.Logf("the nodes (%v):\n%s", err, out)
 }
 
 // start runs a shell and ends it, with all that runs in its namespaces, at the end of the test.

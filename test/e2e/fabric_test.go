@@ -51,7 +51,24 @@ type subnet struct {
 	t     *testing.T
 	nodes [3]*lab.Node
 	flags [3][]string
-	store *lab.Proc // nil: each node keeps its own
+	store *lab.Proc   // nil: each node keeps its own
+	other []*lab.Proc // further programs that the subnet's waits need, such as OpenSM
+}
+
+// living are the processes of the subnet that have not ended: what a wait depends on.
+func (s *subnet) living() (list []lab.Peer) {
+	all := slices.Concat([]*lab.Proc{s.store}, s.other)
+	for _, n := range s.nodes {
+		if n != nil {
+			all = append(all, n.Proc)
+		}
+	}
+	for _, p := range all {
+		if p != nil && lab.Ended(p) == nil {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // openSubnet starts three nodes and returns when every port is active. With a
@@ -200,13 +217,15 @@ func within(d time.Duration) time.Duration {
 	return d
 }
 
-// until waits for a condition.
-func (s *subnet) until(what string, ok func() bool) {
+// until waits for a condition, as long as these programs live and the subnet's processes that live now.
+func (s *subnet) until(what string, ok func() bool, programs ...*lab.Proc) {
 	s.t.Helper()
-	for end := time.Now().Add(fabricLimit); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("waited in vain: %s", what)
-		}
+	peers := s.living()
+	for _, p := range programs {
+		peers = append(peers, p)
+	}
+	if err := lab.Until(what, fabricLimit, func() (bool, error) { return ok(), nil }, peers...); err != nil {
+		s.t.Fatal(err)
 	}
 }
 
@@ -390,7 +409,7 @@ func (s *subnet) apart(t *testing.T, server, client int, program string, args ..
 	if err != nil {
 		t.Fatalf("%v%s", err, p.Outputs())
 	}
-	if err := p.Client.Wait(60 * time.Second); err == nil || errors.Is(err, lab.ErrTimeout) {
+	if err := p.Client.WaitBeside(p.Server, 60*time.Second); err == nil || errors.Is(err, lab.ErrTimeout) {
 		t.Errorf("the client ended with %v%s", err, p.Outputs())
 	}
 }

@@ -286,7 +286,7 @@ func (s *subnet) forgedIDs(t *testing.T, red, blue int) {
 	for range 20 { // a datagram may be lost, and then all are sent once more
 		send(s.Spaces[2], "node", "trunk0", s.TrunkAddr(0, 2), append(all[:len(all):len(all)], control)...)
 		s.until("the last packet, which is true, arrives",
-			func() bool { return strings.Contains(listeners[0].Output(), "received control in") })
+			func() bool { return strings.Contains(listeners[0].Output(), "received control in") }, listeners[0])
 		missing = ""
 		for i := range list {
 			f := &list[i]

@@ -56,7 +56,7 @@ func (x *stream) reports() (n int) {
 func (x *stream) more(what string, n int) {
 	x.t.Helper()
 	had := x.reports()
-	x.until(what, func() bool { return x.reports() >= had+n })
+	x.until(what, func() bool { return x.reports() >= had+n }, x.server, x.client)
 }
 
 // end wants the stream to have gone on all the time, and ends it.

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"weft/internal/control/api"
 	"weft/test/lab"
@@ -74,7 +73,7 @@ func v6(i int) string { return fmt.Sprintf("fd91::%d", i+1) }
 
 // in runs a program in the namespace of a node.
 func (s *subnet) in(i int, args ...string) (string, error) {
-	return lab.Run(lab.Cmd{NetNS: s.Spaces[i].Name, Args: args}, fabricLimit)
+	return lab.Run(lab.Cmd{NetNS: s.Spaces[i].Name, Args: args, Peers: s.living()}, fabricLimit)
 }
 
 func (s *subnet) mustIn(i int, args ...string) string {
@@ -142,7 +141,8 @@ func (s *subnet) iperf(t *testing.T, server, client int, addr string, args ...st
 	if _, err := p.Expect("Server listening", fabricLimit); err != nil {
 		t.Fatal(err)
 	}
-	out, err := s.in(client, append([]string{"iperf3", "-J", "-c", addr}, args...)...)
+	out, err := lab.RunBeside(p, lab.Cmd{NetNS: s.Spaces[client].Name, Peers: s.living(),
+		Args: append([]string{"iperf3", "-J", "-c", addr}, args...)}, fabricLimit)
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, out)
 	}
@@ -570,15 +570,13 @@ func netstacks(t *testing.T, mode string) {
 	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "-L", "tcp:127.0.0.1:8081=["+v6(0)+"]:80", "--socks",
 		"127.0.0.1:1080")
 	for _, port := range []string{"8080", "8081"} { // the neighbour found by ARP, and by Neighbor Discovery
-		for end := time.Now().Add(fabricLimit); ; { // the first packets may be lost while the groups form
-			out, err := lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:"+port+"/file"),
+		out, last := "", error(nil)
+		if err := lab.Until("the file arrives", fabricLimit, func() (bool, error) { // the first packets may be lost
+			out, last = lab.Run(user(1, "busybox", "wget", "-q", "-O", to, "http://127.0.0.1:"+port+"/file"),
 				fabricLimit)
-			if err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%v\n%s%s%s", err, out, a.Output(), b.Output())
-			}
+			return last == nil, nil
+		}, web, a, b, nodes[0].Proc, nodes[1].Proc); err != nil {
+			t.Fatalf("%v: %v\n%s%s%s", err, last, out, a.Output(), b.Output())
 		}
 		if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, file) {
 			t.Errorf("%d octets arrived as %d others: %v", len(file), len(got), err)

@@ -146,6 +146,7 @@ func (e *endless) killed(b *testbed, side string) (took time.Duration, err error
 // noticesDeath waits until a program ends with an error, or prints one: UCX, and rping, of which the exit
 // status is 0.
 func noticesDeath(p *lab.Proc) error {
+	// That it ends is no fault here.
 	return until("it ends with an error", func() (bool, error) {
 		out := p.Output()
 		if strings.Contains(out, "UCX  ERROR") || strings.Contains(out, "DISCONNECT EVENT") {
@@ -163,16 +164,9 @@ func noticesDeath(p *lab.Proc) error {
 	})
 }
 
-// until asks until an answer is right.
-func until(what string, ask func() (bool, error)) error {
-	for end := time.Now().Add(noticeLimit); ; time.Sleep(10 * time.Millisecond) {
-		if ok, err := ask(); ok || err != nil {
-			return err
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("waited in vain: %s", what)
-		}
-	}
+// until repeats a check until it is true, as long as the peers live.
+func until(what string, check func() (bool, error), peers ...lab.Peer) error {
+	return lab.Until(what, noticeLimit, check, peers...)
 }
 
 func listensForConnections(n *lab.Node, p *lab.Proc) error {
@@ -180,7 +174,7 @@ func listensForConnections(n *lab.Node, p *lab.Proc) error {
 		var all []api.CMID
 		err := n.Query(&all, "res", "cm_id")
 		return slices.ContainsFunc(all, func(i api.CMID) bool { return i.PID == p.PID() && i.State == "LISTEN" }), err
-	})
+	}, p, n.Proc)
 }
 
 // moving waits until packets have passed between the programs: more than it
@@ -205,7 +199,7 @@ func moving(n *lab.Node, p *lab.Proc) error {
 			}
 		}
 		return packets > 1000, err
-	})
+	}, p, n.Proc)
 }
 
 // failed waits until every connected queue pair of a program has failed, or the
@@ -221,7 +215,7 @@ func failed(n *lab.Node, p *lab.Proc) error {
 		err := n.Query(&r, "res")
 		mine := slices.DeleteFunc(r.QPs, func(q api.QP) bool { return q.PID != p.PID() || q.Type != "RC" })
 		return len(mine) > 0 && !slices.ContainsFunc(mine, func(q api.QP) bool { return q.State != "ERR" }), err
-	})
+	}, n.Proc)
 }
 
 // nothingOf waits until a node has nothing of a program.
@@ -230,7 +224,7 @@ func nothingOf(n *lab.Node, p *lab.Proc) error {
 		out, err := n.Weft("res", "-o", "json")
 		return !strings.Contains(out, fmt.Sprintf(`"pid": %d,`, p.PID())) &&
 			!strings.Contains(out, fmt.Sprintf(`"pid":%d,`, p.PID())), err
-	})
+	}, n.Proc)
 }
 
 // TestKilled: a program is killed, and its peer has an error soon, whether it had

@@ -148,17 +148,12 @@ func killSome(t *testing.T, b *testbed, kills int) {
 	t.Logf("%d kills, %d rounds of other programs meanwhile", kills, rounds)
 
 	b.check(t)
-	end := time.Now().Add(5 * time.Second)
-	for {
-		after, err := b.Server.Descriptors()
-		if err == nil && len(after) <= len(before) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Errorf("the node has descriptors open (%v):\n%q\nbefore:\n%q", err, after, before)
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
+	var after []string
+	if err := lab.Until("the node has no more descriptors open than before", 5*time.Second, func() (ok bool, err error) {
+		after, err = b.Server.Descriptors()
+		return len(after) <= len(before), err
+	}, b.Server.Proc); err != nil {
+		t.Errorf("%v:\n%q\nbefore:\n%q", err, after, before)
 	}
 	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 }

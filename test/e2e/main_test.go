@@ -145,19 +145,13 @@ func (b *testbed) check(t *testing.T) {
 		if n == nil {
 			continue
 		}
-		end := time.Now().Add(5 * time.Second)
-		for {
+		// A program's end reaches its node a moment later.
+		if err := lab.Until("no objects are left", 5*time.Second, func() (bool, error) {
 			k, err := n.Objects()
-			if err != nil {
-				t.Errorf("node in %s: %v", n.Dir, err)
-			} else if k != 0 && time.Now().Before(end) {
-				time.Sleep(20 * time.Millisecond) // a program's end reaches its node a moment later
-				continue
-			} else if k != 0 {
-				out, _ := n.Weft("res")
-				t.Errorf("node in %s still has %d objects:\n%s", n.Dir, k, out)
-			}
-			break
+			return k == 0, err
+		}, n.Proc); err != nil {
+			out, _ := n.Weft("res")
+			t.Errorf("node in %s: %v:\n%s", n.Dir, err, out)
 		}
 	}
 }

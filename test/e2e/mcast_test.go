@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"weft/internal/control/api"
 	"weft/test/lab"
@@ -93,7 +92,7 @@ func (b *testbed) multicastOnce(t *testing.T, device string, gid int) (why strin
 	if err := server.Listening(port, diagLimit); err != nil {
 		t.Fatalf("%v\n%s", err, server.Output())
 	}
-	out, err := lab.Run(b.Client.Program(append(args, b.Server.NetNS.V4)...), diagLimit)
+	out, err := lab.RunBeside(server, b.Client.Program(append(args, b.Server.NetNS.V4)...), diagLimit)
 	if err == nil {
 		err = server.Wait(diagLimit)
 	}
@@ -144,22 +143,18 @@ func TestPerftestMulticast(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer client.Kill()
-		list := func(what string, want bool) {
-			for end := time.Now().Add(diagLimit); ; time.Sleep(20 * time.Millisecond) {
-				out, err := b.Server.Weft("mcast", "list")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if strings.Contains(out, "ff01:0:2:c985::") == want {
-					return
-				}
-				if time.Now().After(end) {
-					t.Fatalf("%s:\n%s", what, out)
-				}
+		list := func(what string, want bool, peers ...lab.Peer) {
+			t.Helper()
+			out := ""
+			if err := lab.Until(what, diagLimit, func() (_ bool, err error) {
+				out, err = b.Server.Weft("mcast", "list")
+				return strings.Contains(out, "ff01:0:2:c985::") == want, err
+			}, append(peers, b.Server.Proc)...); err != nil {
+				t.Fatalf("%v:\n%s", err, out)
 			}
 		}
-		list("the group has no member", true)
+		list("the group has a member", true, server, client)
 		server.Kill()
-		list("a member that was killed is in its group still", false)
+		list("a member that was killed has left its group", false)
 	})
 }

@@ -117,7 +117,7 @@ func (b *testbed) ioDemo(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A client tries again until the server listens.
-		out, err := lab.Run(cmd(b.Client, "-v", "-i", "200", b.Server.NetNS.V4), 60*time.Second)
+		out, err := lab.RunBeside(server, cmd(b.Client, "-v", "-i", "200", b.Server.NetNS.V4), 60*time.Second)
 		if err != nil || !strings.Contains(out, "Client exit with status 'OK'") {
 			t.Errorf("%v\n%s\n-- server --\n%s", err, lab.Tail(out, 20), lab.Tail(server.Output(), 20))
 		}

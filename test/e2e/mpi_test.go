@@ -81,6 +81,7 @@ func (b *testbed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.
 	args = append(args, "--map-by", "node", "--host", b.Server.NetNS.V4+":"+fmt.Sprint(ranks)+","+b.Client.NetNS.V4+
 		":"+fmt.Sprint(ranks), "--mca", "plm_rsh_agent", agent)
 	cmd := c.Program(append(args, program...)...)
+	cmd.Peers = append(cmd.Peers, b.Client.Proc)
 	cmd.Args = append([]string{"unshare", "--uts", "sh", "-c", `hostname weft0; exec "$@"`, "-"}, cmd.Args...)
 	cmd.Env = []string{"HOME=" + dir}
 	return cmd

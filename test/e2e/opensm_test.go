@@ -46,14 +46,8 @@ func (s *subnet) startOpenSM(node int, dir, name string, more ...string) *opensm
 		}
 		o.Kill()
 	})
-	s.until("opensm brings the subnet up", func() bool {
-		select {
-		case <-o.Done():
-			s.t.Fatalf("opensm has ended:\n%s", o.Output())
-		default:
-		}
-		return strings.Contains(o.text(), "SUBNET UP")
-	})
+	s.other = append(s.other, o.Proc)
+	s.until("opensm brings the subnet up", func() bool { return strings.Contains(o.text(), "SUBNET UP") })
 	return o
 }
 

@@ -89,15 +89,8 @@ func cmIDs(t *testing.T, n *lab.Node, pid int) (list []api.CMID) {
 // waitFor waits for a condition while a process runs.
 func waitFor(t *testing.T, p *lab.Proc, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(cmLimit); !ok(); time.Sleep(10 * time.Millisecond) {
-		select {
-		case <-p.Done():
-			t.Fatalf("it ended before: %s\n%s", what, p.Output())
-		default:
-		}
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s\n%s", what, p.Output())
-		}
+	if err := lab.Until(what, cmLimit, func() (bool, error) { return ok(), nil }, p); err != nil {
+		t.Fatalf("%v\n%s", err, p.Output())
 	}
 }
 
@@ -153,7 +146,7 @@ func (w *cmWay) once(t *testing.T, r cmRung) (why string) {
 	server := w.listen(t, w.args(r.server))
 	defer server.Kill()
 	client := w.args(r.client)
-	out, err := lab.Run(w.client.Program(client...), limit)
+	out, err := lab.RunBeside(server, w.client.Program(client...), limit)
 	if err == nil && !r.endless {
 		err = server.Wait(cmLimit)
 	}
@@ -174,22 +167,12 @@ func (w *cmWay) clean(t *testing.T) {
 	t.Helper()
 	for _, n := range []*lab.Node{w.server, w.client} {
 		var r api.Resources
-		for end := time.Now().Add(cmLimit); ; time.Sleep(10 * time.Millisecond) {
-			if err := n.Query(&r, "res"); err != nil {
-				t.Fatal(err)
-			}
-			left := len(r.CMIDs)
-			for _, q := range r.QPs {
-				if q.Comm != "ipoib" {
-					left++
-				}
-			}
-			if left == 0 {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("left in %s: %+v %+v", n.Dir, r.CMIDs, r.QPs)
-			}
+		if err := lab.Until("nothing is left of programs", cmLimit, func() (bool, error) {
+			r = api.Resources{}
+			err := n.Query(&r, "res")
+			return len(r.CMIDs) == 0 && !slices.ContainsFunc(r.QPs, func(q api.QP) bool { return q.Comm != "ipoib" }), err
+		}, n.Proc); err != nil {
+			t.Fatalf("%v: in %s: %+v %+v", err, n.Dir, r.CMIDs, r.QPs)
 		}
 	}
 }
@@ -205,7 +188,7 @@ func (w *cmWay) copy(t *testing.T) {
 	}
 	server := w.listen(t, []string{"rcopy"})
 	defer server.Kill()
-	if out, err := lab.Run(w.client.Program("rcopy", from, w.addr+":"+to), cmLimit); err != nil {
+	if out, err := lab.RunBeside(server, w.client.Program("rcopy", from, w.addr+":"+to), cmLimit); err != nil {
 		t.Fatalf("%v\n%s\n%s", err, out, server.Output())
 	}
 	waitFor(t, server, "the copy is there", func() bool {
@@ -240,7 +223,7 @@ func (w *cmWay) groupOnce(t *testing.T, group string) (why string) {
 		})
 	}
 	waitFor(t, server, "it is in the group", attached)
-	out, err := lab.Run(w.client.Program("mckey", "-s", "-m", group, "-b", w.from), cmLimit)
+	out, err := lab.RunBeside(server, w.client.Program("mckey", "-s", "-m", group, "-b", w.from), cmLimit)
 	if err == nil {
 		err = server.Wait(cmLimit)
 	}

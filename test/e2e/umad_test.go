@@ -75,22 +75,20 @@ func needs(t *testing.T, programs ...string) {
 func (m *managed) awaitActive(t *testing.T) {
 	t.Helper()
 	var words []string
-	for end := time.Now().Add(diagLimit); ; time.Sleep(20 * time.Millisecond) {
-		a, _ := sysfsFile(m.Server, "state") // the tree is exchanged now and then
-		c, _ := sysfsFile(m.Client, "state")
-		la, _ := sysfsFile(m.Server, "lid")
-		lc, _ := sysfsFile(m.Client, "lid")
-		sa, _ := sysfsFile(m.Server, "sm_lid")
-		sc, _ := sysfsFile(m.Client, "sm_lid")
+	var a, c, la, lc, sa, sc string
+	if err := lab.Until("one manager has made both ports active", diagLimit, func() (bool, error) {
+		a, _ = sysfsFile(m.Server, "state") // the tree is exchanged now and then
+		c, _ = sysfsFile(m.Client, "state")
+		la, _ = sysfsFile(m.Server, "lid")
+		lc, _ = sysfsFile(m.Client, "lid")
+		sa, _ = sysfsFile(m.Server, "sm_lid")
+		sc, _ = sysfsFile(m.Client, "sm_lid")
 		// Until the trunk is up, and the managers have elected a master, each
 		// node may be a subnet of its own, with the same LIDs.
-		if a == "4: ACTIVE" && c == a && la != lc && sa == sc && settled(m.Server, m.Client) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the ports are %q with LID %s and %q with LID %s; the managers are %s and %s", a, la, c, lc, sa,
-				sc)
-		}
+		return a == "4: ACTIVE" && c == a && la != lc && sa == sc && settled(m.Server, m.Client), nil
+	}, m.Server.Proc, m.Client.Proc); err != nil {
+		t.Fatalf("%v: the ports are %q with LID %s and %q with LID %s; the managers are %s and %s", err, a, la, c, lc,
+			sa, sc)
 	}
 	for name, n := range map[string]*lab.Node{"1": m.Server, "2": m.Client} {
 		g := uint64(identity(t, n))
@@ -118,12 +116,14 @@ func (m *managed) awaitActive(t *testing.T) {
 		re := regexp.MustCompile(m.words.Replace(`0x{sw` + name +
 			`} ports \d+ ".* weft switch" enhanced port 0 lid (\d+) lmc 0`))
 		var lid []string
+		out := ""
 		// A switch's own LID comes with the same sweep, or the one after.
-		for end := time.Now().Add(diagLimit); lid == nil || lid[1] == "0"; time.Sleep(20 * time.Millisecond) {
-			out := m.run(t, "ibswitches")
-			if lid = re.FindStringSubmatch(out); time.Now().After(end) {
-				t.Fatalf("ibswitches shows no %v:\n%s", re, out)
-			}
+		if err := lab.Until(fmt.Sprintf("ibswitches shows %v", re), diagLimit, func() (bool, error) {
+			out = m.run(t, "ibswitches")
+			lid = re.FindStringSubmatch(out)
+			return lid != nil && lid[1] != "0", nil
+		}, m.Server.Proc, m.Client.Proc); err != nil {
+			t.Fatalf("%v:\n%s", err, out)
 		}
 		words = append(words, "{swlid"+name+"}", lid[1])
 	}
@@ -204,15 +204,13 @@ func (m *managed) ping(t *testing.T) {
 	}
 	defer server.Kill()
 	want := "2 packets transmitted, 2 received, 0% packet loss"
-	for end := time.Now().Add(diagLimit); ; {
-		// The server does not say when it has registered.
-		out := m.run(t, "ibping", "-c", "2", m.words.Replace("{lid2}"))
-		if strings.Contains(out, want) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("no %q:\n%s\n%s", want, out, server.Output())
-		}
+	out := ""
+	// The server does not say when it has registered.
+	if err := lab.Until("ibping prints "+want, diagLimit, func() (bool, error) {
+		out = m.run(t, "ibping", "-c", "2", m.words.Replace("{lid2}"))
+		return strings.Contains(out, want), nil
+	}, server, m.Server.Proc, m.Client.Proc); err != nil {
+		t.Fatalf("%v:\n%s\n%s", err, out, server.Output())
 	}
 }
 

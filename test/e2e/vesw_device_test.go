@@ -70,14 +70,10 @@ func (s *stations) add(n *lab.Node, vesw, device, addrs string) (d api.Function)
 	return d
 }
 
-// until waits until something is so.
+// until waits for a condition, as long as both nodes live.
 func (s *stations) until(what string, ok func() bool) {
 	s.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			s.t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	eventually(s.t, what, ok, s.Server.Proc, s.Client.Proc)
 }
 
 // port is the port of a device.
@@ -210,7 +206,7 @@ func (s *stations) apart(t *testing.T) {
 	if err := server.Listening(19701, 20*time.Second); err != nil {
 		t.Fatalf("%v\n%s", err, server.Output())
 	}
-	out, err := lab.Run(s.Client.Program("ibv_rc_pingpong", "-d", "red0", "-g", "1", "-p", "19701",
+	out, err := lab.RunBeside(server, s.Client.Program("ibv_rc_pingpong", "-d", "red0", "-g", "1", "-p", "19701",
 		s.Server.NetNS.V4), time.Minute)
 	if err == nil || !strings.Contains(out, lab.GaveUp) {
 		t.Errorf("%v\n%s", err, out)

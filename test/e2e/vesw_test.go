@@ -122,7 +122,7 @@ func (s *subnet) frames(i int, what ...any) lab.Cmd {
 		s.t.Fatal(err)
 	}
 	return lab.Cmd{NetNS: s.Spaces[i].Name, Env: []string{framesEnv + "=" + strings.TrimSpace(fmt.Sprintln(what...))},
-		Args: []string{exe}}
+		Args: []string{exe}, Peers: s.living()}
 }
 
 // startListener starts to listen for frames at an interface of a node.
@@ -346,7 +346,7 @@ func (s *subnet) veswGateway(t *testing.T) {
 	s.mustIn(2, "ip", "link", "add", "out0", "type", "veth", "peer", "name", "host0", "netns", s.Hub.Name)
 	defer s.in(2, "ip", "link", "del", "out0")
 	outside := func(args ...string) (string, error) {
-		return lab.Run(lab.Cmd{NetNS: s.Hub.Name, Args: args}, fabricLimit)
+		return lab.Run(lab.Cmd{NetNS: s.Hub.Name, Args: args, Peers: s.living()}, fabricLimit)
 	}
 	for _, args := range [][]string{{"ip", "addr", "add", "10.98.0.9/24", "dev", "host0"},
 		{"ip", "link", "set", "host0", "up"}} {
@@ -415,12 +415,11 @@ func (s *subnet) taggedFrames(t *testing.T) {
 		round++
 		s.sendFrames(t, 0, first, to, fmt.Sprintf("tagged%d", round), count, size, tag)
 		received := fmt.Sprintf("received tagged%d in %d tag %d\n", round, 14+size, tag)
-		for end := time.Now().Add(fabricLimit / 10); strings.Count(p.Output(),
-			received) < count; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(end) {
-				wrong = "not all are received: " + p.Output()
-				return false
-			}
+		if err := lab.Until("all are received", fabricLimit/10, func() (bool, error) {
+			return strings.Count(p.Output(), received) >= count, nil
+		}, append(s.living(), p)...); err != nil {
+			wrong = fmt.Sprintf("%v: %s", err, p.Output())
+			return false
 		}
 		is := [2]map[string]uint64{s.veswStats(0, first), s.veswStats(1, first)}
 		wrong = ""
@@ -442,10 +441,9 @@ func (s *subnet) taggedFrames(t *testing.T) {
 		return wrong == ""
 	}
 	// A trunk loses frames when a node gets no processor for long: then once more.
-	for end := time.Now().Add(fabricLimit); !try(); {
-		if time.Now().After(end) {
-			t.Fatal(wrong)
-		}
+	peers := append(s.living(), p)
+	if err := lab.Until("tagged frames pass", fabricLimit, func() (bool, error) { return try(), nil }, peers...); err != nil {
+		t.Fatalf("%v: %s", err, wrong)
 	}
 }
 
@@ -597,19 +595,14 @@ func TestVESWNetstack(t *testing.T) {
 	}
 	// Neither may make an interface.
 	for i, n := range nodes {
-		told := false
-		for end := time.Now().Add(fabricLimit); !told && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if err := lab.Until("the status names the fix", fabricLimit, func() (bool, error) {
 			st, err := n.Status()
-			if err != nil {
-				t.Fatal(err)
-			}
-			told = slices.ContainsFunc(st.Degraded, func(d api.Degraded) bool {
+			return slices.ContainsFunc(st.Degraded, func(d api.Degraded) bool {
 				return d.What == "vesw_no_interface" && strings.Contains(d.Fix, "weft vesw netstack weft_ib0 --vesw 5")
-			})
-		}
-		if !told {
+			}), err
+		}, n.Proc); err != nil {
 			out, _ := n.Weft("status")
-			t.Fatalf("node %d does not tell what helps:\n%s", i, out)
+			t.Fatalf("node %d: %v:\n%s", i, err, out)
 		}
 	}
 	user := func(i int, args ...string) lab.Cmd {
@@ -650,14 +643,12 @@ func TestVESWNetstack(t *testing.T) {
 	b := stack(1, "-L", "tcp:127.0.0.1:8080="+v4(0)+":80", "--socks", "127.0.0.1:1080")
 	moves := func(how string, args ...string) {
 		t.Helper()
-		for end := time.Now().Add(fabricLimit); ; time.Sleep(50 * time.Millisecond) {
-			out, err := lab.Run(user(1, args...), fabricLimit)
-			if err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s: %v\n%s%s%s", how, err, out, a.Output(), b.Output())
-			}
+		out, last := "", error(nil)
+		if err := lab.Until(how, fabricLimit, func() (bool, error) {
+			out, last = lab.Run(user(1, args...), fabricLimit)
+			return last == nil, nil
+		}, web, a, b, nodes[0].Proc, nodes[1].Proc); err != nil {
+			t.Fatalf("%v: %v\n%s%s%s", err, last, out, a.Output(), b.Output())
 		}
 		if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, file) {
 			t.Errorf("%s: %d octets arrived, %v", how, len(got), err)

@@ -229,7 +229,7 @@ func (b *bench) once(p program, gid int, guestGID string, client bool) (r result
 	if err := server.Listening(b.port, serverLimit); err != nil {
 		return r, fmt.Errorf("%w\n%s", err, server.Output())
 	}
-	r.rxe, r.rxeErr = b.guest.Run(fmt.Sprintf("timeout 100 %s %s", remote, b.ns.V4), limit)
+	r.rxe, r.rxeErr = b.guest.Run(fmt.Sprintf("timeout 100 %s %s", remote, b.ns.V4), limit, server)
 	r.weftErr = server.WaitBeside(b.guest, lab.PeerPatience)
 	r.weft = server.Output()
 	return r, nil

@@ -5,13 +5,10 @@ package interop
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,7 +18,7 @@ import (
 
 // testpmd starts DPDK's test program with a virtio-user port on each socket, of which it
 // forwards to the other whatever comes. It ends with the test, or with end, which returns what it printed.
-func testpmd(t *testing.T, pairs int, options string, paths ...string) (end func() string) {
+func testpmd(t *testing.T, pairs int, options string, paths ...string) (p *lab.Proc, end func() string) {
 	t.Helper()
 	prefix := fmt.Sprintf("weft%d", os.Getpid())
 	args := []string{"--no-pci", "--no-huge", "-m", "256", "--no-telemetry", "--file-prefix", prefix, "--lcores",
@@ -32,34 +29,33 @@ func testpmd(t *testing.T, pairs int, options string, paths ...string) (end func
 	n := strconv.Itoa(pairs)
 	args = append(args, "--", "--total-num-mbufs=8192", "--forward-mode=io", "--auto-start", "--no-flush-rx",
 		"--no-mlockall", "--rxq="+n, "--txq="+n)
-	cmd := exec.Command("dpdk-testpmd", args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	stdin, err := cmd.StdinPipe()
-	if err == nil {
-		err = cmd.Start()
+	if _, err := exec.LookPath("dpdk-testpmd"); err != nil {
+		lab.Lacks(t, err)
 	}
+	stdin, keyboard, err := os.Pipe() // it ends with the input, at the latest with this process
 	if err != nil {
-		lab.Lacks(t, fmt.Errorf("dpdk-testpmd: %w", err))
+		t.Fatal(err)
+	}
+	p, err = lab.Start(lab.Cmd{Args: append([]string{"dpdk-testpmd"}, args...), Stdin: stdin})
+	stdin.Close()
+	if err != nil {
+		keyboard.Close()
+		t.Fatal(err)
 	}
 	end = sync.OnceValue(func() string {
-		io.WriteString(stdin, "\n") // enter ends it
-		stdin.Close()
-		kill := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
-		err := cmd.Wait()
-		if kill.Stop(); err != nil {
-			t.Errorf("dpdk-testpmd: %v", err)
+		keyboard.Close()
+		if err := p.Wait(20 * time.Second); err != nil {
+			t.Error(err)
 		}
 		os.RemoveAll("/var/run/dpdk/" + prefix)
-		return out.String()
+		return p.Output()
 	})
 	t.Cleanup(func() {
 		if printed := end(); t.Failed() {
 			t.Logf("dpdk-testpmd printed:\n%s", printed)
 		}
 	})
-	return end
+	return p, end
 }
 
 // TestDPDKForwards: DPDK between two doors brings every frame from one to the other, in
@@ -79,17 +75,17 @@ func TestDPDKForwards(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			h := newHub(t)
 			in, out := h.add(tc.dial, false), h.add(tc.dial, false)
-			testpmd(t, tc.pairs, tc.options, in.path, out.path)
+			p, _ := testpmd(t, tc.pairs, tc.options, in.path, out.path)
 			wait(t, "both ports have a front-end", func() (ok bool) {
 				h.Do(func() { ok = in.Device() != nil && out.Device() != nil })
 				return ok
-			})
-			forward(t, h, in, out, 20000)
+			}, p)
+			forward(t, h, p, in, out, 20000)
 			if tc.dial {
-				h.again(in)
-				h.again(out)
-				forward(t, h, in, out, 2000)
-				forward(t, h, out, in, 2000)
+				h.again(in, p)
+				h.again(out, p)
+				forward(t, h, p, in, out, 2000)
+				forward(t, h, p, out, in, 2000)
 			}
 			for _, d := range []*door{in, out} {
 				if s := h.stats(d); s.BrokenRings+s.TxShort+s.TxLong+s.TxWritable+s.RxOffload != 0 {
@@ -102,7 +98,7 @@ func TestDPDKForwards(t *testing.T) {
 
 // forward sends frames into one door and expects them from the other. What is sent before
 // the program forwards is lost, so the count begins with the first that comes.
-func forward(t *testing.T, h *hub, in, out *door, total uint32) {
+func forward(t *testing.T, h *hub, program *lab.Proc, in, out *door, total uint32) {
 	t.Helper()
 	const window = 64
 	frame := make([]byte, 1514)
@@ -146,7 +142,9 @@ func forward(t *testing.T, h *hub, in, out *door, total uint32) {
 			}
 			turn()
 		})
-		if time.Now().After(end) {
+		if err := lab.Ended(program); err != nil {
+			fail = err.Error()
+		} else if time.Now().After(end) {
 			fail = "no more frames come"
 		}
 	}

@@ -27,7 +27,7 @@ func TestDPDKOnVESW(t *testing.T) {
 	for i := range f.nodes {
 		f.tap(i)
 	}
-	p, err := lab.Start(lab.Cmd{NetNS: f.spaces[1].Name, Args: []string{"iperf3", "-s"}})
+	p, err := lab.Start(lab.Cmd{NetNS: f.spaces[1].Name, Args: []string{"iperf3", "-s"}, Peers: f.peers()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestDPDKOnVESW(t *testing.T) {
 			t.Run(r.name, func(t *testing.T) {
 				f.t = t
 				defer func() { f.t = t }()
-				f.byDPDK(t, r.pairs, r.options, cards, dial)
+				f.byDPDK(t, p, r.pairs, r.options, cards, dial)
 			})
 			f.t = t
 		}
@@ -71,27 +71,28 @@ func TestDPDKOnVESW(t *testing.T) {
 	}
 }
 
-// byDPDK has the hosts talk by way of DPDK between two cards, the first at node 1 and the second at node 0.
-func (f *fleet) byDPDK(t *testing.T, pairs int, options string, cards [2]api.VM, reconnect bool) {
+// byDPDK has the hosts talk by way of DPDK between two cards, the first at node 1 and the second at node 0. The server
+// of iperf3 is in the namespace of node 1.
+func (f *fleet) byDPDK(t *testing.T, server *lab.Proc, pairs int, options string, cards [2]api.VM, reconnect bool) {
 	for i := range f.nodes {
 		f.mustIn(i, "ip", "neigh", "flush", "dev", veswTap) // so that a request to all shows where the target is now
 	}
 	was := f.passed(cards)
-	end := testpmd(t, pairs, options, at(cards[0]), at(cards[1]))
+	dpdk, end := testpmd(t, pairs, options, at(cards[0]), at(cards[1]))
 	reach := func() {
 		t.Helper()
-		wait(t, "the hosts talk", func() bool {
+		f.wait("the hosts talk", func() bool {
 			_, err := f.in(0, "ping", "-c", "1", "-W", "1", hostAddr(1))
 			return err == nil
-		})
+		}, dpdk)
 	}
 	reach()
 	for _, way := range []string{"-P4", "-R"} {
-		wait(t, "a stream passes", func() bool {
+		f.wait("a stream passes", func() bool {
 			out, err := f.in(0, "iperf3", "-c", hostAddr(1), "-P", "4", "-n", "4M", way)
 			t.Log(lastLine(out))
 			return err == nil
-		})
+		}, dpdk, server)
 	}
 	if reconnect {
 		for i := range cards {
@@ -99,7 +100,7 @@ func (f *fleet) byDPDK(t *testing.T, pairs int, options string, cards [2]api.VM,
 		}
 		reach()
 	}
-	is := f.settled(cards)
+	is := f.settled(cards, dpdk)
 	dropped := testpmdDrops(t, end())
 	for i, at := range []string{"left", "right"} {
 		in, out := is[i]["rx_frames"]-was[i]["rx_frames"], is[1-i]["tx_frames"]-was[1-i]["tx_frames"]
@@ -144,9 +145,9 @@ func (f *fleet) passed(cards [2]api.VM) (m [2]map[string]uint64) {
 }
 
 // settled waits until nothing more passes cards, and returns their counters then.
-func (f *fleet) settled(cards [2]api.VM) (m [2]map[string]uint64) {
+func (f *fleet) settled(cards [2]api.VM, dpdk *lab.Proc) (m [2]map[string]uint64) {
 	f.t.Helper()
-	wait(f.t, "the streams have ended", func() bool {
+	f.wait("the streams have ended", func() bool {
 		was := m
 		time.Sleep(50 * time.Millisecond) // more than a frame takes; one that takes longer is seen the next time
 		m = f.passed(cards)
@@ -156,7 +157,7 @@ func (f *fleet) settled(cards [2]api.VM) (m [2]map[string]uint64) {
 			}
 		}
 		return true
-	})
+	}, dpdk)
 	return m
 }
 

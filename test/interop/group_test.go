@@ -71,7 +71,8 @@ func (b *bench) mckey(how string) error {
 		return err
 	}
 	defer sender.Kill()
-	out, err := b.guest.Run(fmt.Sprintf("timeout 60 mckey -s%s -m %v -b %s", how, toWeft, b.v4), 2*time.Minute)
+	out, err := b.guest.Run(fmt.Sprintf("timeout 60 mckey -s%s -m %v -b %s", how, toWeft, b.v4), 2*time.Minute,
+		b.node.Proc)
 	if err != nil {
 		err = fmt.Errorf("the guest sends: %w\n%s", err, out)
 	}

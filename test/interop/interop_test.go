@@ -93,7 +93,9 @@ func (b *bench) killed(t *testing.T) {
 			return err
 		}
 		argv := append([]string{"ibv_rc_pingpong", "-d", "weft0", "-g", fmt.Sprint(gid)}, strings.Fields(args)...)
-		client, err := lab.Start(b.node.Program(append(argv, b.v4)...))
+		program := b.node.Program(append(argv, b.v4)...)
+		program.Peers = append(program.Peers, b.guest)
+		client, err := lab.Start(program)
 		if err != nil {
 			return err
 		}
@@ -228,17 +230,11 @@ func (b *bench) large(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	b.mtu = mtu
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	if err := lab.Until("weft0 has MTU 4096", 20*time.Second, func() (bool, error) {
 		s, err := b.node.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if s.Devices[0].ActiveMTU == 4096 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("weft0 has MTU %d", s.Devices[0].ActiveMTU)
-		}
+		return err == nil && s.Devices[0].ActiveMTU == 4096, err
+	}, b.node.Proc); err != nil {
+		t.Fatal(err)
 	}
 	out, err := b.guest.Run("ibv_devinfo", 20*time.Second)
 	if err != nil || !strings.Contains(out, "active_mtu:\t\t4096") {
@@ -319,5 +315,5 @@ func (b *bench) verbcheckServer(v6 bool, args string) (out string, err error) {
 		return "", err
 	}
 	return b.guest.Run(fmt.Sprintf("timeout 590 verbcheck -d rxe0 -g %s -p %s %s %s", guestGID, port, args, b.ns.V4),
-		verbcheckLimit)
+		verbcheckLimit, server)
 }

@@ -110,7 +110,7 @@ func (b *bench) cmServer(p cmProgram, addr string) (server, client string, err e
 	if err != nil {
 		return s.Output(), "", err
 	}
-	client, err = b.guest.Run("timeout 100 "+ends(p.client, addr, "rxe0"), cmLimit)
+	client, err = b.guest.Run("timeout 100 "+ends(p.client, addr, "rxe0"), cmLimit, s)
 	if err != nil || p.endless {
 		s.Kill()
 	} else {
@@ -142,19 +142,7 @@ func (b *bench) forgotten() error {
 
 // waitFor waits until a condition is true, as long as the process lives that makes it so.
 func (b *bench) waitFor(what string, p *lab.Proc, ok func() (bool, error)) error {
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if yes, err := ok(); yes || err != nil {
-			return err
-		}
-		select {
-		case <-p.Done():
-			return fmt.Errorf("waited in vain: %s: the process has ended: %s", what, p.Output())
-		default:
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("waited in vain: %s", what)
-		}
-	}
+	return lab.Until(what, time.Minute, ok, p)
 }
 
 // byAddress connects programs by address with those of a Linux host, both ways, and has each
@@ -197,11 +185,11 @@ func (b *bench) byAddress(t *testing.T) {
 	b.cmBoth(t, cmProgram{server: "rping -s -C 10 -V -S 4096 -a ADDR", client: "rping -c -C 10 -V -v -S 4096 -a ADDR",
 		says: "ping data: rdma-ping-9:"}, true)
 	b.run(t, "nobody listens", func(*testing.T) error {
-		out, err := lab.Run(b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
+		out, err := lab.RunBeside(b.guest, b.node.Program("rping", "-c", "-C", "1", "-a", b.v4), time.Minute)
 		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
 			return fmt.Errorf("weft as client: %v\n%s", err, out)
 		}
-		out, err = b.guest.Run("timeout 50 rping -c -C 1 -a "+b.ns.V4, time.Minute)
+		out, err = b.guest.Run("timeout 50 rping -c -C 1 -a "+b.ns.V4, time.Minute, b.node.Proc)
 		if err == nil || !strings.Contains(out, "RDMA_CM_EVENT_REJECTED") {
 			return fmt.Errorf("weft as server: %v\n%s", err, out)
 		}
@@ -242,7 +230,9 @@ func (b *bench) clientKilled() error {
 	if err := b.serve("rping -s -a "+b.v4, "rdma resource show cm_id | grep -q LISTEN"); err != nil {
 		return err
 	}
-	client, err := lab.Start(b.node.Program("rping", "-c", "-v", "-a", b.v4))
+	program := b.node.Program("rping", "-c", "-v", "-a", b.v4)
+	program.Peers = append(program.Peers, b.guest)
+	client, err := lab.Start(program)
 	if err != nil {
 		return err
 	}

@@ -49,14 +49,14 @@ func cut(node, frontend int) error {
 func (f *fleet) reconnects(i int, v api.VM) {
 	f.t.Helper()
 	var was, is api.VM
-	wait(f.t, v.Name+" has a front-end", func() bool {
+	f.wait(v.Name+" has a front-end", func() bool {
 		f.query(i, &was, "vm", "show", v.Name)
 		return was.Guest && was.Running
 	})
 	if err := cut(f.nodes[i].Proc.PID(), was.PID); err != nil {
 		f.t.Fatal(err)
 	}
-	wait(f.t, v.Name+" has a new session", func() bool {
+	f.wait(v.Name+" has a new session", func() bool {
 		f.query(i, &is, "vm", "show", v.Name)
 		return is.Sessions > was.Sessions && is.Guest && is.Running
 	})

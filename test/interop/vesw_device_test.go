@@ -21,7 +21,7 @@ const (
 // guest at the other node and of its own, as client and as server.
 func (f *fleet) station(t *testing.T) {
 	f.weft(0, "dev", "add", "lab0", "--segment", "vesw:lab", "--addr", stationAddr+"/24,"+stationAddr6+"/64")
-	wait(t, "the device is active", func() bool {
+	f.wait("the device is active", func() bool {
 		var list []api.Function
 		f.query(0, &list, "dev", "list")
 		for _, d := range list {
@@ -43,8 +43,8 @@ func (f *fleet) station(t *testing.T) {
 		gid := f.rxeGIDOf(x.peer, x.guest)
 		t.Run(x.name+", client", func(t *testing.T) {
 			f.pingpongWith(x.peer, gid, func() (string, error) {
-				return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c", "-g", strconv.Itoa(x.gid),
-					"-n", "100", guestAddr(x.peer)), 2*time.Minute)
+				return lab.RunBeside(f.guests[x.peer], f.nodes[0].Program("ibv_rc_pingpong", "-d", "lab0", "-c",
+					"-g", strconv.Itoa(x.gid), "-n", "100", guestAddr(x.peer)), 2*time.Minute)
 			})
 		})
 		t.Run(x.name+", server", func(t *testing.T) { f.servePingpong(t, x.gid, x.peer, gid) })
@@ -75,12 +75,12 @@ func (f *fleet) servePingpong(t *testing.T, gid, peer int, peerGID string) {
 		if err := server.Listening(port, veswLimit); err != nil {
 			t.Fatalf("%v\n%s", err, server.Output())
 		}
-		out, err := f.guests[peer].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+peerGID+" -n 100 -p "+
-			strconv.Itoa(port)+" "+hostAddr(0), 2*time.Minute)
+		out, err := f.runFor(peer, "timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+peerGID+" -n 100 -p "+
+			strconv.Itoa(port)+" "+hostAddr(0), 2*time.Minute, server)
 		if err != nil {
 			server.Kill() // it may wait for ever
 		}
-		serr := server.Wait(veswLimit)
+		serr := server.WaitBeside(f.guests[peer], veswLimit)
 		r := result{weft: server.Output(), rxe: out}
 		if err == nil && serr == nil && pingpong(r.weft, r.rxe) == "" {
 			return

@@ -81,21 +81,22 @@ func newFleet(t *testing.T) *fleet {
 	f.query(0, &f.vms[0], "vm", "add", "g0", "--vesw", "lab")
 	f.query(1, &f.vms[1], "vm", "add", "g1", "--connect", qemu, "--packed", "--queues", "2")
 	f.weft(0, "vesw", "port", "add", "lab", f.vms[1].PortGUID)
+	nodes := f.peers()
+	for i := range f.nodes {
+		f.tap(i)
+	}
 	var wg sync.WaitGroup
 	for i := range f.guests {
 		wg.Go(func() {
 			g, err := guest.Start(context.Background(), guest.Config{Image: image, Card: guest.Card(&f.vms[i],
 				"512M"), CPUs: 1 + i, Reboot: true, NetNS: f.spaces[i].Name,
-				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64"})
+				IP: guestAddr(i) + "/24", IP6: guestAddr6(i) + "/64", Peers: nodes})
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			f.guests[i] = g
 		})
-	}
-	for i := range f.nodes {
-		f.tap(i)
 	}
 	wg.Wait()
 	if t.Failed() {
@@ -135,6 +136,31 @@ func (f *fleet) close() {
 	}
 }
 
+// peers are the nodes and guests of the fleet: a wait ends with the first that ends.
+func (f *fleet) peers() (list []lab.Peer) {
+	for _, n := range f.nodes {
+		if n != nil {
+			list = append(list, n.Proc)
+		}
+	}
+	for _, g := range f.guests {
+		if g != nil {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// wait waits for a condition, as long as all nodes and guests live, and these programs.
+func (f *fleet) wait(what string, ok func() bool, programs ...*lab.Proc) {
+	f.t.Helper()
+	peers := f.peers()
+	for _, p := range programs {
+		peers = append(peers, p)
+	}
+	wait(f.t, what, ok, peers...)
+}
+
 func (f *fleet) weft(i int, args ...string) string {
 	f.t.Helper()
 	out, err := f.nodes[i].Weft(args...)
@@ -172,7 +198,7 @@ func (f *fleet) port(i int, device string) string {
 // tap waits for the node's TAP device and gives it an address.
 func (f *fleet) tap(i int) {
 	f.t.Helper()
-	wait(f.t, fmt.Sprintf("node %d has its interface", i), func() bool {
+	f.wait(fmt.Sprintf("node %d has its interface", i), func() bool {
 		_, err := f.in(i, "ip", "link", "show", veswTap)
 		return err == nil
 	})
@@ -181,7 +207,7 @@ func (f *fleet) tap(i int) {
 
 // in runs a program of the host in the namespace of a node.
 func (f *fleet) in(i int, args ...string) (string, error) {
-	return lab.Run(lab.Cmd{NetNS: f.spaces[i].Name, Args: args}, time.Minute)
+	return lab.Run(lab.Cmd{NetNS: f.spaces[i].Name, Args: args, Peers: f.peers()}, time.Minute)
 }
 
 func (f *fleet) mustIn(i int, args ...string) string {
@@ -196,11 +222,20 @@ func (f *fleet) mustIn(i int, args ...string) string {
 // run runs a script in a guest.
 func (f *fleet) run(i int, script string) string {
 	f.t.Helper()
-	out, err := f.guests[i].Run(script, 2*time.Minute)
+	out, err := f.runFor(i, script, 2*time.Minute)
 	if err != nil {
 		f.t.Fatalf("guest %d: %s: %v\n%s", i, script, err, out)
 	}
 	return out
+}
+
+// runFor runs a script in a guest, at most for limit, as long as the nodes, the other guest and these programs live.
+func (f *fleet) runFor(i int, script string, limit time.Duration, programs ...*lab.Proc) (string, error) {
+	peers := f.peers()
+	for _, p := range programs {
+		peers = append(peers, p)
+	}
+	return f.guests[i].Run(script, limit, peers...)
 }
 
 // reaches waits until a guest reaches an address.
@@ -242,7 +277,7 @@ func TestGuestsOnVESW(t *testing.T) {
 		for _, size := range []int{0, 1472, 1473, 20000} {
 			// A trunk goes down when a node gets no processor for long, and something is lost then.
 			f.once(0, fmt.Sprintf("ping -c 4 -i 0.05 -W 5 -s %d %s | grep -q ' 0%% packet loss'", size, guestAddr(1)))
-			wait(t, fmt.Sprintf("host and guest talk, %d octets", size), func() bool {
+			f.wait(fmt.Sprintf("host and guest talk, %d octets", size), func() bool {
 				out, err := f.in(0, "ping", "-c", "4", "-i", "0.05", "-s", strconv.Itoa(size), guestAddr(1))
 				return err == nil && strings.Contains(out, " 0% packet loss")
 			})
@@ -269,7 +304,7 @@ func TestGuestsOnVESW(t *testing.T) {
 	row("iperf3 between host and guest", func(t *testing.T) {
 		for i := range f.nodes { // of the other node, and of the guest's own
 			for _, way := range []string{"-P1", "-R"} {
-				wait(t, "host and guest talk", func() bool {
+				f.wait("host and guest talk", func() bool {
 					out, err := f.in(i, "iperf3", "-c", guestAddr(1), "-t", seconds, way)
 					t.Log(lastLine(out))
 					return err == nil
@@ -278,7 +313,8 @@ func TestGuestsOnVESW(t *testing.T) {
 		}
 	})
 	row("reconnects", func(t *testing.T) {
-		p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-n", "-i", "0.02", guestAddr(1)}})
+		p, err := lab.Start(lab.Cmd{NetNS: f.spaces[0].Name, Args: []string{"ping", "-n", "-i", "0.02", guestAddr(1)},
+			Peers: f.peers()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -293,10 +329,9 @@ func TestGuestsOnVESW(t *testing.T) {
 				f.reconnects(i, f.vms[i])
 				if i == 1 {
 					seen := strings.Count(p.Output(), " bytes from ")
-					wait(t, "frames go both ways in the new session", func() bool {
-						return strings.Count(p.Output(),
-							" bytes from ") > seen
-					})
+					f.wait("frames go both ways in the new session", func() bool {
+						return strings.Count(p.Output(), " bytes from ") > seen
+					}, p)
 				}
 			}
 			f.reaches(i, guestAddr(1-i))
@@ -313,7 +348,7 @@ func TestGuestsOnVESW(t *testing.T) {
 		f.once(0, "iperf3 -c "+guestAddr(1)+" -t 1 >/tmp/load 2>&1")
 	})
 	row("reboot", func(t *testing.T) {
-		if err := f.guests[0].Reboot(2 * time.Minute); err != nil {
+		if err := f.guests[0].Reboot(2*time.Minute, f.nodes[0].Proc); err != nil {
 			t.Fatal(err)
 		}
 		f.reaches(0, guestAddr(1))
@@ -322,7 +357,7 @@ func TestGuestsOnVESW(t *testing.T) {
 	row("node started anew under load", func(t *testing.T) { f.restart(t) })
 	row("soft-RoCE between guests", func(*testing.T) {
 		f.pingpong(func() (string, error) {
-			return f.guests[0].Run("timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1),
+			return f.runFor(0, "timeout 60 ibv_rc_pingpong -d rxe0 -c -g "+f.rxeGID(0)+" -n 100 "+guestAddr(1),
 				2*time.Minute)
 		})
 	})
@@ -332,17 +367,16 @@ func TestGuestsOnVESW(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return lab.Run(f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g", strconv.Itoa(gid), "-n",
-				"100", guestAddr(1)), 2*time.Minute)
+			return lab.RunBeside(f.guests[1], f.nodes[0].Program("ibv_rc_pingpong", "-d", "weft0", "-c", "-g",
+				strconv.Itoa(gid), "-n", "100", guestAddr(1)), 2*time.Minute)
 		})
 	})
 	row("a device in the switch with soft-RoCE", func(t *testing.T) { f.station(t) })
 	row("guest lost", func(t *testing.T) {
 		f.guests[0].Close()
 		f.guests[0] = nil
-		wait(t, "the node tells of it", func() bool {
-			return !f.vm(0).Guest && strings.Contains(f.weft(0, "status"),
-				"vm_without_guest: g0")
+		f.wait("the node reports it", func() bool {
+			return !f.vm(0).Guest && strings.Contains(f.weft(0, "status"), "vm_without_guest: g0")
 		})
 		f.reaches(1, hostAddr(0))
 	})
@@ -368,7 +402,7 @@ func (f *fleet) restart(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := strings.Count(p.Output(), " bytes from ")
-	wait(t, "the guest answers again", func() bool { return strings.Count(p.Output(), " bytes from ") > seen+20 })
+	f.wait("the guest answers again", func() bool { return strings.Count(p.Output(), " bytes from ") > seen+20 }, p)
 	var pause, last float64
 	for line := range strings.Lines(p.Output()) {
 		stamp, rest, ok := strings.Cut(strings.TrimPrefix(line, "["), "]")
@@ -421,7 +455,7 @@ func (f *fleet) pingpongWith(i int, gid string, client func() (string, error)) {
 			" -n 100 >/tmp/out 2>&1; echo $? >/tmp/status) >/dev/null 2>&1 &\n"+
 			until("netstat -ltn | grep -q ':18515 '", veswLimit))
 		out, err := client()
-		theirs, serr := f.guests[i].Run(until("[ -s /tmp/status ]", veswLimit)+
+		theirs, serr := f.runFor(i, until("[ -s /tmp/status ]", veswLimit)+
 			" || killall -9 ibv_rc_pingpong\ncat /tmp/out; exit $(cat /tmp/status)", time.Minute)
 		r := result{weft: out, rxe: theirs}
 		if err == nil && serr == nil && pingpong(out, theirs) == "" {

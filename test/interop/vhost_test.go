@@ -20,6 +20,7 @@ import (
 	"weft/internal/device/vhost"
 	"weft/internal/service/vnic"
 	"weft/test/interop/guest"
+	"weft/test/lab"
 )
 
 // hub is a lane with doors for machines, and a switch between them that knows
@@ -94,8 +95,8 @@ func (h *hub) stats(d *door) (s ethdev.Stats) {
 	return s
 }
 
-// again ends the session at a door and waits for the next.
-func (h *hub) again(d *door) {
+// again ends the session at a door and waits for the next, with its peer.
+func (h *hub) again(d *door, peer lab.Peer) {
 	h.t.Helper()
 	var was *ethdev.Device
 	h.Do(func() {
@@ -103,15 +104,12 @@ func (h *hub) again(d *door) {
 			was.Fail(errors.New("the test wants a new session"))
 		}
 	})
-	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	if err := lab.Until("the front-end comes back", time.Minute, func() (bool, error) {
 		var now *ethdev.Device
 		h.Do(func() { now = d.Device() })
-		if now != nil && now != was {
-			return
-		}
-		if time.Now().After(end) {
-			h.t.Fatalf("no front-end comes back: %v", d.server.Waiting())
-		}
+		return now != nil && now != was, nil
+	}, peer); err != nil {
+		h.t.Fatalf("%v: %v", err, d.server.Waiting())
 	}
 }
 
@@ -152,7 +150,11 @@ func TestGuestsOnDoors(t *testing.T) {
 	}
 	run := func(g *guest.Guest, script string) string {
 		t.Helper()
-		out, err := g.Run(script, time.Minute)
+		other := a
+		if g == a {
+			other = b
+		}
+		out, err := g.Run(script, time.Minute, other)
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", script, err, out)
 		}
@@ -202,23 +204,23 @@ func TestGuestsOnDoors(t *testing.T) {
 	// The back-end goes and comes again under load, twenty times, with the machine as the server.
 	run(a, "ping -i 0.02 10.99.0.2 >/tmp/ping 2>&1 & echo $! >/tmp/pinger")
 	for range 20 {
-		h.again(packed)
+		h.again(packed, b)
 		n := h.stats(packed)
 		wait(t, "frames both ways after a new session", func() bool {
 			s := h.stats(packed)
 			return s.TxFrames > n.TxFrames && s.RxFrames > n.RxFrames
-		})
+		}, a, b)
 	}
 	// And twice with the machine as the client, which waits a second.
 	for range 2 {
-		h.again(split)
+		h.again(split, a)
 		n := h.stats(split)
 		wait(t, "frames both ways after a new session", func() bool {
 			s := h.stats(split)
 			return s.TxFrames > n.TxFrames && s.RxFrames > n.RxFrames
-		})
+		}, a, b)
 	}
-	t.Log(lastLine(run(a, "kill -INT $(cat /tmp/pinger); sleep 1; cat /tmp/ping")))
+	t.Log(lastLine(run(a, "kill -INT $(cat /tmp/pinger); "+until("grep -q ' packet loss' /tmp/ping", 20*time.Second)+"; cat /tmp/ping")))
 	run(a, "iperf3 -c 10.99.0.2 -t 1")
 
 	if err := b.Reboot(2 * time.Minute); err != nil {
@@ -261,14 +263,14 @@ func TestMovingGuest(t *testing.T) {
 	loop := "n=0; while [ ! -e /tmp/stop ]; do wget -q -O /tmp/got http://10.99.0.2:5000/busybox && [ \"$(md5sum </tmp/got)\" = \"" + strings.TrimSpace(sum) +
 		"\" ] && n=$((n+1)) && echo $n >/tmp/n || echo bad >>/tmp/bad; done"
 	if out, err := a.Run("("+loop+") >/dev/null 2>&1 & "+until("[ -s /tmp/n ]", time.Minute),
-		2*time.Minute); err != nil {
+		2*time.Minute, b); err != nil {
 		t.Fatal(err, out)
 	}
 	moving.Vhost, moving.Incoming = to.path, filepath.Join(h.dir, "moving")
 	if c = machine(t, moving); c == nil {
 		return
 	}
-	wait(t, "the other machine waits", func() bool { _, err := os.Stat(moving.Incoming); return err == nil })
+	wait(t, "the other machine waits", func() bool { _, err := os.Stat(moving.Incoming); return err == nil }, c)
 	for _, command := range []string{`{"execute": "migrate-set-parameters", "arguments": {"max-bandwidth": 1000000000, "downtime-limit": 2000}}`,
 		`{"execute": "migrate", "arguments": {"uri": "unix:` + moving.Incoming + `"}}`} {
 		if out, err := a.Command(command); err != nil {
@@ -276,25 +278,25 @@ func TestMovingGuest(t *testing.T) {
 		}
 	}
 	var logged bool
-	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	if err := lab.Until("the machine has moved", 2*time.Minute, func() (bool, error) {
 		h.Do(func() {
 			if d := from.Device(); d != nil {
 				logged = logged || d.Logging()
 			}
 		})
 		out, err := a.Command(`{"execute": "query-migrate"}`)
-		if err != nil || strings.Contains(out, `"failed"`) || time.Now().After(end) {
-			t.Fatal(err, out)
+		if err == nil && strings.Contains(out, `"failed"`) {
+			err = errors.New(out)
 		}
-		if strings.Contains(out, `"completed"`) {
-			break
-		}
+		return strings.Contains(out, `"completed"`), err
+	}, a, b, c); err != nil {
+		t.Fatal(err)
 	}
 	if !logged {
 		t.Error("the device never kept a log")
 	}
 	out, err := c.Run("old=$(cat /tmp/n); "+until("[ $(cat /tmp/n) -ge $((old+3)) ]", time.Minute)+
-		"; touch /tmp/stop; cat /tmp/bad 2>/dev/null; cat /tmp/n", 2*time.Minute)
+		"; touch /tmp/stop; cat /tmp/bad 2>/dev/null; cat /tmp/n", 2*time.Minute, b)
 	if err != nil || strings.Contains(out, "bad\n") {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -307,13 +309,11 @@ func TestMovingGuest(t *testing.T) {
 	}
 }
 
-// wait waits for a condition.
-func wait(t *testing.T, what string, f func() bool) {
+// wait waits for a condition that the peers make true, as long as all of them live.
+func wait(t *testing.T, what string, f func() bool, peers ...lab.Peer) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: never", what)
-		}
+	if err := lab.Until(what, time.Minute, func() (bool, error) { return f(), nil }, peers...); err != nil {
+		t.Fatal(err)
 	}
 }
 

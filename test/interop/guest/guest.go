@@ -14,9 +14,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"weft/test/lab"
 )
 
 // Config says how to boot. The zero values of MAC, MemMB and Boot mean
@@ -45,6 +48,7 @@ type Config struct {
 	MemMB    int               // memory
 	Files    map[string]string // path in the guest -> file of the host
 	Boot     time.Duration     // longest time until the guest answers
+	Peers    []lab.Peer        // what the guest cannot boot without: at the end of one, the boot has failed
 }
 
 // ErrDied is what Run wraps when the guest has ended: its kernel panicked, or QEMU is gone.
@@ -178,17 +182,44 @@ func (g *Guest) start(ctx context.Context, c Config) error {
 
 	deadline := time.Now().Add(c.Boot)
 	ln.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second))
-	if g.conn, err = ln.Accept(); err != nil {
-		return fmt.Errorf("qemu did not start: %w: %s", err, stderr.String())
+	release := onEnd(append([]lab.Peer{g}, c.Peers...), 0, func() { ln.Close() })
+	g.conn, err = ln.Accept()
+	release()
+	if err != nil {
+		return fmt.Errorf("qemu did not start: %w: %s", errors.Join(err, lab.Ended(c.Peers...)), stderr.String())
 	}
 	g.r = bufio.NewReader(g.conn)
 	if c.Incoming != "" {
 		return nil
 	}
-	if err := g.ready(deadline); err != nil {
+	if err := g.ready(time.Until(deadline), c.Peers); err != nil {
 		return fmt.Errorf("%w: %s", err, stderr.String())
 	}
 	return nil
+}
+
+// onEnd calls f once when patience has passed since the first of the peers ended. After release it calls f no more.
+func onEnd(peers []lab.Peer, patience time.Duration, f func()) (release func()) {
+	released := make(chan struct{})
+	var once sync.Once // of f, or of release
+	for _, x := range peers {
+		go func() {
+			select {
+			case <-x.Done():
+			case <-released:
+				return
+			}
+			select {
+			case <-time.After(patience):
+				once.Do(f)
+			case <-released:
+			}
+		}()
+	}
+	return sync.OnceFunc(func() {
+		close(released)
+		once.Do(func() {})
+	})
 }
 
 // watch ends a guest after a panic of its kernel: one that may reboot would otherwise answer as if nothing had been.
@@ -226,13 +257,14 @@ func (g *Guest) why(err error) error {
 	}
 }
 
-// ready waits until the guest's shell answers.
-func (g *Guest) ready(deadline time.Time) error {
-	g.conn.SetReadDeadline(deadline)
+// ready waits until the guest's shell answers, at most for limit, and as long as the peers live.
+func (g *Guest) ready(limit time.Duration, peers []lab.Peer) error {
+	g.conn.SetReadDeadline(time.Now().Add(limit))
+	defer onEnd(peers, 0, func() { g.conn.SetReadDeadline(time.Now()) })()
 	for {
 		line, err := g.r.ReadString('\n')
 		if err != nil {
-			return fmt.Errorf("no answer: %w", err)
+			return fmt.Errorf("no answer: %w", errors.Join(err, lab.Ended(peers...)))
 		}
 		if strings.HasPrefix(line, "GUEST-READY") {
 			break
@@ -244,14 +276,14 @@ func (g *Guest) ready(deadline time.Time) error {
 	return nil
 }
 
-// Reboot starts the guest anew from within and returns when it answers again.
-// Files that Run made are gone.
-func (g *Guest) Reboot(limit time.Duration) error {
+// Reboot starts the guest anew from within and returns when it answers again, or with an error when one of the peers,
+// without which it does not boot, has ended. Files that Run made are gone.
+func (g *Guest) Reboot(limit time.Duration, peers ...lab.Peer) error {
 	script := "reboot -f\n"
 	if _, err := fmt.Fprintf(g.conn, "%d\n%s", len(script), script); err != nil {
 		return err
 	}
-	if err := g.ready(time.Now().Add(limit)); err != nil {
+	if err := g.ready(limit, peers); err != nil {
 		return fmt.Errorf("reboot: %w%s", err, g.Console())
 	}
 	return nil
@@ -292,11 +324,20 @@ func (g *Guest) Command(command string) (string, error) {
 
 // Run executes script with the guest's shell and returns what it printed,
 // standard error included. What the script leaves running in the background
-// must have its output redirected. An error is a non-zero exit status or that
-// limit ran out, after which the guest is of no use any more.
-func (g *Guest) Run(script string, limit time.Duration) (string, error) {
+// must have its output redirected. An error is a non-zero exit status, or that
+// limit ran out or lab.PeerPatience has passed since the end of a peer, which the
+// script needs: after those two the guest is of no use any more.
+func (g *Guest) Run(script string, limit time.Duration, peers ...lab.Peer) (string, error) {
 	g.conn.SetDeadline(time.Now().Add(limit))
-	defer g.conn.SetDeadline(time.Time{})
+	var abandoned atomic.Bool
+	release := onEnd(peers, lab.PeerPatience, func() {
+		abandoned.Store(true)
+		g.conn.SetDeadline(time.Now())
+	})
+	defer func() {
+		release()
+		g.conn.SetDeadline(time.Time{})
+	}()
 	script = "exec 2>&1\n" + script + "\n"
 	if _, err := fmt.Fprintf(g.conn, "%d\n%s", len(script), script); err != nil {
 		return "", fmt.Errorf("guest: %w%s", g.why(err), g.Console())
@@ -307,6 +348,9 @@ func (g *Guest) Run(script string, limit time.Duration) (string, error) {
 		if err != nil {
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				return out.String() + line, fmt.Errorf("guest: %w%s", g.why(err), g.Console())
+			}
+			if abandoned.Load() {
+				return out.String() + line, fmt.Errorf("guest: %w: %w", lab.ErrPeerEnded, lab.Ended(peers...))
 			}
 			return out.String() + line, fmt.Errorf("guest did not finish within %v: %w%s", limit, err, g.Console())
 		}
