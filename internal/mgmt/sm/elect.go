@@ -22,7 +22,8 @@ type remote struct {
 type election struct {
 	master   remote // that a standby manager polls
 	others   []remote
-	polls    int // consecutive polls without an answer of the master
+	starting []remote // of the last heavy sweep: ports with the capability whose manager did not answer
+	polls    int      // consecutive polls without an answer of the master
 	pollAt   mono.Time
 	handover handover
 }
@@ -48,27 +49,31 @@ func (m *Manager) smInfo() mad.SMInfo {
 
 // gotOther records another manager.
 func (s *sweep) gotOther(_ mono.Time, r *request, a *mad.SMP) {
-	if a == nil || a.Status != mad.StatusOK {
-		return // its port has the capability, but no manager answers, or it is starting
-	}
 	o := remote{path: slices.Clone(r.path), lid: s.t.Port(r.ref).Info.LID}
-	o.info.Parse(a.Data[:])
-	if o.info.GUID == s.base.cfg.PortGUID || o.info.State == mad.SMNotActive {
+	if a == nil || a.Status != mad.StatusOK {
+		s.starting = append(s.starting, o) // its port has the capability, but no manager answers yet
 		return
 	}
-	s.others = append(s.others, o)
+	o.info.Parse(a.Data[:])
+	switch {
+	case o.info.GUID == s.base.cfg.PortGUID:
+	case o.info.State == mad.SMNotActive:
+		s.starting = append(s.starting, o)
+	default:
+		s.others = append(s.others, o)
+	}
 }
 
 // elect decides after the discovery whether this manager is the master. A master remains so until it hands over.
 func (m *Manager) elect(now mono.Time) {
 	s := m.sweep
-	m.others = s.others
+	m.others, m.starting = s.others, s.starting
 	m.selfLID = s.t.Port(s.t.Self).Info.LID
 	if m.state == mad.SMMaster {
 		if slices.ContainsFunc(s.others, func(o remote) bool { return o.info.State == mad.SMMaster && m.yields(&o) }) {
 			// Two subnets have become one: the preceding master gets it.
 			m.logSweep(now, s)
-			m.handOver(now, s)
+			m.handOver(now)
 			m.sweep = nil
 			m.heavyAt, m.heavyWhy = now.Add(m.cfg.PollInterval), "there is another master"
 		}
@@ -96,16 +101,16 @@ func (m *Manager) elect(now mono.Time) {
 	m.state = mad.SMMaster
 }
 
-// handOver sends a handover to another manager at the end of a sweep: to a master that precedes this one, or to a
-// standby manager of higher priority. Among managers of equal priority the master remains, whatever its GUID: each
+// handOver sends a handover to another manager: to a master that precedes this one, or to a standby manager of
+// higher priority. Among managers of equal priority the master remains, whatever its GUID: each
 // change of master costs a sweep, and clients their registrations.
-func (m *Manager) handOver(now mono.Time, s *sweep) {
+func (m *Manager) handOver(now mono.Time) {
 	if m.handover.to != 0 {
 		return
 	}
 	var best *remote
-	for i := range s.others {
-		o := &s.others[i]
+	for i := range m.others {
+		o := &m.others[i]
 		if (o.info.State == mad.SMMaster && m.yields(o) || o.info.State == mad.SMStandby &&
 			o.info.Priority > m.cfg.Priority) &&
 			(best == nil || better(o.info.Priority, o.info.GUID, best.info.Priority, best.info.GUID)) {
@@ -138,6 +143,40 @@ func (m *Manager) requestSM(method mad.Method, mod uint32, o *remote, done answe
 	}
 	i := m.smInfo()
 	i.Append(r.data[:0])
+}
+
+// queryOthers requests the state of managers that may get a handover and could not at the last heavy sweep: of higher
+// priority and not standby, or without an answer. No notice reports that such a manager has become standby.
+func (m *Manager) queryOthers() {
+	for i := range m.others {
+		if o := &m.others[i]; o.info.State != mad.SMStandby && o.info.Priority > m.cfg.Priority {
+			m.requestSM(mad.MethodGet, 0, o, m.gotState)
+		}
+	}
+	for i := range m.starting { // another first each time: the number of requests is bounded
+		m.requestSM(mad.MethodGet, 0, &m.starting[(i+int(m.actCount))%len(m.starting)], m.gotState)
+	}
+}
+
+// gotState records the state of another manager, and hands over to it if that is due.
+func (m *Manager) gotState(now mono.Time, _ *request, a *mad.SMP) {
+	if m.state != mad.SMMaster || a == nil || a.Status != mad.StatusOK {
+		return
+	}
+	var info mad.SMInfo
+	info.Parse(a.Data[:])
+	if info.GUID == m.cfg.PortGUID || info.State == mad.SMNotActive {
+		return
+	}
+	i := slices.IndexFunc(m.others, func(o remote) bool { return o.info.GUID == info.GUID })
+	if i < 0 {
+		m.sweepSoon(now, "the manager "+info.GUID.String()+" has started")
+		return
+	}
+	m.others[i].info = info
+	if m.sweep == nil || m.sweep.kind != heavy { // which hands over at its end
+		m.handOver(now)
+	}
 }
 
 // ignored handles an answer that has no effect.

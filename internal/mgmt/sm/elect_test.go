@@ -3,6 +3,7 @@
 package sm_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -142,6 +143,30 @@ func TestHandover(t *testing.T) {
 	if diff := cmp.Diff([]string{"standby, was discovering: the manager " + g1 + " precedes it",
 		"master, was standby: the manager " + g1 + " handed over"}, text(b)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestHandoverToLateStandby lets the master see a manager of higher priority while that still discovers the subnet: it
+// becomes standby after the sweep, and no notice reports it.
+func TestHandoverToLateStandby(t *testing.T) {
+	s := newSmall(1)
+	a := s.Attach(s.c1, sm.Config{Priority: 1}, sm.Intent{}, sm.Observations{})
+	settle(t, s.Fabric, a, time.Second)
+	s.Run(2 * time.Second)
+	s.Kill(s.c2) // is silent: to discover it takes 8 timeouts
+	b := s.Attach(s.c3, sm.Config{Priority: 2, Timeout: time.Second}, sm.Intent{}, sm.Observations{})
+	var seen []string
+	if !s.Until(20*time.Second, func() bool {
+		st := a.Status()
+		if len(st.Others) > 0 && !slices.Contains(seen, st.Others[0].State) {
+			seen = append(seen, st.Others[0].State)
+		}
+		return b.State() == mad.SMStandby
+	}) || !slices.Equal(seen, []string{"discovering"}) {
+		t.Fatalf("the master has seen %q, the other is %v", seen, b.State())
+	}
+	if !s.Until(20*time.Second, func() bool { return b.State() == mad.SMMaster && a.State() == mad.SMStandby }) {
+		t.Errorf("no handover:\n%+v\n%+v", a.Status(), b.Status())
 	}
 }
 

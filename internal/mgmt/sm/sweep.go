@@ -57,6 +57,7 @@ type sweep struct {
 	times    []mono.Time // by node: the time of its last answer
 	links    int
 	others   []remote   // managers
+	starting []remote   // managers that do not answer yet
 	quiet    []topo.Ref // ports behind which no node answers
 	late     map[int32]bool
 	trusted  []*topo.Switch   // by node: tables that the switch still has
@@ -179,7 +180,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	case activating:
 		s.raisePorts(ib.PortArmed, ib.PortActive)
 	case handing:
-		m.handOver(now, s)
+		m.handOver(now)
 	}
 }
 
@@ -253,6 +254,7 @@ func (m *Manager) startLight(now mono.Time) {
 	}
 	r := m.topo.Self
 	s.request(mad.MethodGet, mad.AttrPortInfo, uint32(r.Port), pathTo(m.topo, r), r, s.gotLightPort)
+	m.queryOthers()
 	if m.renewAt.Due(now.Add(m.cfg.Debounce)) {
 		m.scheduleKeyRenewal(now)
 		s.renewKeys()
