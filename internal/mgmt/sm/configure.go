@@ -126,10 +126,14 @@ func (s *sweep) gotPortSet(_ mono.Time, r *request, a *mad.SMP) {
 		return
 	}
 	p := s.t.Port(r.ref)
-	was := p.Info.PortState
+	was := p.Info
 	p.Info.Parse(a.Data[:])
-	if st := p.Info.PortState; st < was && r.ref.Port != 0 {
+	if p.Info.PortState < was.PortState && r.ref.Port != 0 {
 		s.again = "a link went down during the sweep"
+	}
+	// A port without a LID discards the trap that reports its new manager.
+	if p.GUID != 0 && p.Info.CapabilityMask&^was.CapabilityMask&mad.CapIsSM != 0 {
+		s.queryManager(r.ref)
 	}
 }
 

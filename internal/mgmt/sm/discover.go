@@ -319,8 +319,8 @@ func (s *sweep) gotPortInfo(_ mono.Time, r *request, a *mad.SMP) {
 		return
 	}
 	n := &s.t.Nodes[r.ref.Node]
-	if p.GUID != 0 && p.Info.CapabilityMask&mad.CapIsSM != 0 && p.GUID != s.base.cfg.PortGUID {
-		s.request(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r.ref), r.ref, s.gotOther)
+	if p.GUID != 0 && p.Info.CapabilityMask&mad.CapIsSM != 0 {
+		s.queryManager(r.ref)
 	}
 	s.lookBehind(r.ref, n, p)
 }

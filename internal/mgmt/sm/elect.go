@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"weft/internal/mgmt/sm/topo"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -45,6 +46,13 @@ func (m *Manager) yields(o *remote) bool {
 func (m *Manager) smInfo() mad.SMInfo {
 	return mad.SMInfo{GUID: m.cfg.PortGUID, SMKey: m.cfg.SMKey, ActCount: m.actCount, Priority: m.cfg.Priority,
 		State: m.state}
+}
+
+// queryManager requests the state of the manager at a port, unless that is this manager.
+func (s *sweep) queryManager(r topo.Ref) {
+	if s.t.Port(r).GUID != s.base.cfg.PortGUID {
+		s.request(mad.MethodGet, mad.AttrSMInfo, 0, pathTo(s.t, r), r, s.gotOther)
+	}
 }
 
 // gotOther records another manager.

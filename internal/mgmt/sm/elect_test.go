@@ -170,6 +170,29 @@ func TestHandoverToLateStandby(t *testing.T) {
 	}
 }
 
+// TestHandoverToUnannouncedManager starts a manager at a port after the master has read its capabilities, and before it
+// has given it a LID: a port without a LID sends no trap.
+func TestHandoverToUnannouncedManager(t *testing.T) {
+	s := newSmall(1)
+	a := s.Attach(s.c1, sm.Config{Priority: 1}, sm.Intent{}, sm.Observations{})
+	sw, p := s.Cut(s.c3, s.c3.End())
+	s.Run(2 * time.Second)
+	discovered := false
+	s.Trace = func(from *subnet.Node, _ uint8, d *mad.Datagram) {
+		var q mad.SMP
+		q.Parse(d.Data[:])
+		discovered = discovered || from == s.c3 && q.Method == mad.MethodGetResp && q.AttributeID == mad.AttrPKeyTable
+	}
+	s.Link(sw, p, s.c3, s.c3.End())
+	if !s.Until(10*time.Second, func() bool { return discovered }) || s.c3.Agent.LID() != 0 {
+		t.Fatalf("discovered: %v, LID %d", discovered, s.c3.Agent.LID())
+	}
+	b := s.Attach(s.c3, sm.Config{Priority: 2}, sm.Intent{}, sm.Observations{})
+	if !s.Until(20*time.Second, func() bool { return b.State() == mad.SMMaster && a.State() == mad.SMStandby }) {
+		t.Errorf("no handover:\n%+v\n%+v", a.Status(), b.Status())
+	}
+}
+
 // TestTwoSubnetsJoin plugs a cable between two subnets with a master each, and
 // the same LIDs in both.
 func TestTwoSubnetsJoin(t *testing.T) {

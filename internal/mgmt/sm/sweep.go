@@ -180,6 +180,7 @@ func (m *Manager) enter(now mono.Time, s *sweep) {
 	case activating:
 		s.raisePorts(ib.PortArmed, ib.PortActive)
 	case handing:
+		m.others, m.starting = s.others, s.starting
 		m.handOver(now)
 	}
 }
