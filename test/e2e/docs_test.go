@@ -303,7 +303,7 @@ func (r *reader) run(c command) (string, error) {
 	}
 	s.said++
 	mark := fmt.Sprintf("command %d ended with ", s.said)
-	if _, err := fmt.Fprintf(s.in, "%s\necho; echo %q$?\n", script, mark); err != nil {
+	if _, err := fmt.Fprintf(s.in, "%s\nstatus=$?; echo; echo %q$status\n", script, mark); err != nil {
 		return "", err
 	}
 	var out strings.Builder
