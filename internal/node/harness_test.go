@@ -22,6 +22,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/control/metric"
 	"weft/internal/device/vhost/vhosttest"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
@@ -204,6 +205,9 @@ func (r *running) counter(scope, name string) (sum uint64) {
 	}
 	found := false
 	for _, c := range list {
+		if _, ok := metric.Lookup(c.Scope, c.Instance, c.Name); !ok {
+			r.t.Errorf("internal/control/metric has no description of %s %q %s", c.Scope, c.Instance, c.Name)
+		}
 		if c.Scope == scope && c.Name == name {
 			sum, found = sum+c.Value, true
 		}

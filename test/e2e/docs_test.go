@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/control/metric"
 	"weft/test/lab"
 )
 
@@ -61,8 +62,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// TestCounters compares docs/counters.md with what a node lists that has each kind of device and link:
-// the page must have each counter in the section of its scope, and no other.
+// TestCounters compares the descriptions of counters, from which docs/counters.md is generated, with what a node
+// lists that has each kind of device and link: each counter has a description, and each description a counter.
 func TestCounters(t *testing.T) {
 	lab.NeedNetNS(t)
 	r := newReader(t)
@@ -88,29 +89,20 @@ func TestCounters(t *testing.T) {
 	if err := json.Unmarshal([]byte(out[strings.Index(out, "["):]), &list); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	page, err := os.ReadFile(filepath.Join(lab.Root(), "docs/counters.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented := map[string]bool{}
-	for _, section := range strings.Split(string(page), "\n## ")[1:] {
-		scope, _, _ := strings.Cut(section, ":")
-		for _, row := range regexp.MustCompile("(?m)^\\| (`.+?`) \\|").FindAllStringSubmatch(section, -1) {
-			for _, name := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(row[1], -1) {
-				documented[scope+" "+name[1]] = false
-			}
-		}
-	}
+	type key struct{ scope, part, name string }
+	listed := map[key]bool{}
 	for _, c := range list {
-		key := c.Scope + " " + c.Name
-		if _, ok := documented[key]; !ok {
-			t.Errorf("docs/counters.md has no %s in the section of %s", c.Name, c.Scope)
+		if _, ok := metric.Lookup(c.Scope, c.Instance, c.Name); !ok {
+			t.Errorf("internal/control/metric does not describe %s of the scope %s", c.Name, c.Scope)
 		}
-		documented[key] = true
+		listed[key{c.Scope, c.Instance, c.Name}], listed[key{c.Scope, "", c.Name}] = true, true
 	}
-	for key, listed := range documented {
-		if !listed {
-			t.Errorf("docs/counters.md has %q, which weft stat --all does not list", key)
+	for _, g := range metric.Groups() {
+		for _, m := range g.Metrics {
+			if !listed[key{g.Scope, g.Part, m.Name}] {
+				t.Errorf("internal/control/metric describes %s %q %s, which weft stat --all does not list",
+					g.Scope, g.Part, m.Name)
+			}
 		}
 	}
 }

@@ -10,19 +10,24 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"weft/internal/control/metric"
 )
 
 // docsCommand is the hidden command that writes documentation of the commands from their descriptions.
 func docsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use:    "docs markdown|man DIR",
-		Short:  "write docs/commands.md to standard output, or man pages to a directory",
+		Use:    "docs markdown|counters|man DIR",
+		Short:  "write docs/commands.md or docs/counters.md to standard output, or man pages to a directory",
 		Hidden: true,
 		Args:   cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case args[0] == "markdown" && len(args) == 1:
 				_, err := fmt.Fprint(a.env.Out, Markdown())
+				return err
+			case args[0] == "counters" && len(args) == 1:
+				_, err := fmt.Fprint(a.env.Out, metric.Markdown())
 				return err
 			case args[0] == "man" && len(args) == 2:
 				for name, text := range ManPages() {

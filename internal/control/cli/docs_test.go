@@ -12,24 +12,30 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+
+	"weft/internal/control/api"
+	"weft/internal/control/metric"
 )
 
-// TestDocs compares docs/commands.md with the commands that it is generated from.
+// TestDocs compares docs/commands.md and docs/counters.md with the descriptions that they are generated from.
 func TestDocs(t *testing.T) {
-	const path = "../../../docs/commands.md"
-	want := Markdown()
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(want), 0o666); err != nil {
+	for path, want := range map[string]string{
+		"../../../docs/commands.md": Markdown(),
+		"../../../docs/counters.md": metric.Markdown(),
+	} {
+		if *rewrite {
+			if err := os.WriteFile(path, []byte(want), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(path)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	got, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s differs from the commands. fix: go test ./internal/control/cli -run TestDocs -rewrite\n%s", path,
-			diff)
+		if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("%s differs from its source. fix: go test ./internal/control/cli -run TestDocs -rewrite\n%s",
+				path, diff)
+		}
 	}
 }
 
@@ -83,4 +89,21 @@ func TestHelpFits(t *testing.T) {
 		}
 	}
 	walk(documented())
+}
+
+// TestExplainedCounters checks that weft stat --explain has the description of a counter, and lists one of another
+// version of the node, which has none, without it.
+func TestExplainedCounters(t *testing.T) {
+	got := explained([]api.Counter{
+		{Scope: api.ScopeNode, Name: "sessions", Value: 2},
+		{Scope: api.ScopeQP, Instance: "16385", Name: "of_another_version", Value: 1},
+	})
+	want := []explainedCounter{
+		{Counter: api.Counter{Scope: api.ScopeNode, Name: "sessions", Value: 2}, Unit: "sessions", Kind: "now",
+			Meaning: "connected programs"},
+		{Counter: api.Counter{Scope: api.ScopeQP, Instance: "16385", Name: "of_another_version", Value: 1}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
 }

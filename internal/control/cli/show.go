@@ -13,6 +13,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
+	"weft/internal/control/metric"
 )
 
 func statusCommand(a *app) *cobra.Command {
@@ -182,11 +183,9 @@ func sessionList(sessions []api.Session) string {
 }
 
 func countersCommand(a *app) *cobra.Command {
-	var all bool
+	var all, explain bool
 	var scope string
-	scopes := []string{api.ScopeNode, api.ScopeLane, api.ScopeLink, api.ScopePort, api.ScopeMcast, api.ScopeSession,
-		api.ScopeQP, api.ScopeTrunk,
-		api.ScopeAgent, api.ScopeSM, api.ScopeSA, api.ScopeEM, api.ScopeIPoIB, api.ScopeVM, api.ScopeCM}
+	scopes := metric.Scopes()
 	cmd := a.show(&cobra.Command{
 		Use:   "stat",
 		Short: "show counters",
@@ -202,9 +201,14 @@ func countersCommand(a *app) *cobra.Command {
 		}
 		n = slices.DeleteFunc(n, func(c api.Counter) bool { return scope != "" && c.Scope != scope })
 		n = nonZero(n, all)
+		if explain {
+			list := explained(n)
+			return print(list, func(w *screen) { writeTable(w, "every counter is zero", explainedColumns, list) })
+		}
 		return print(n, func(w *screen) { writeTable(w, "every counter is zero", counterColumns, n) })
 	})
 	cmd.Flags().BoolVar(&all, "all", false, "include counters that are zero")
+	cmd.Flags().BoolVar(&explain, "explain", false, "show the unit and the meaning of each counter")
 	cmd.Flags().StringVar(&scope, "scope", "", "one scope: "+strings.Join(scopes, ", "))
 	return cmd
 }
@@ -214,6 +218,33 @@ var counterColumns = []column[api.Counter]{
 	{head: "INSTANCE", cell: func(c api.Counter) any { return c.Instance }},
 	{head: "COUNTER", cell: func(c api.Counter) any { return c.Name }},
 	{head: ">VALUE", cell: func(c api.Counter) any { return c.Value }},
+}
+
+// explainedCounter is a counter with its description.
+type explainedCounter struct {
+	api.Counter
+	Unit    string `json:"unit"`
+	Kind    string `json:"kind,omitempty"` // now, most; else the value only grows
+	Meaning string `json:"meaning"`
+}
+
+// explained adds the description of each counter. A node of another version may list one that has none here.
+func explained(list []api.Counter) []explainedCounter {
+	with := []explainedCounter{} // not null in JSON
+	for _, c := range list {
+		m, _ := metric.Lookup(c.Scope, c.Instance, c.Name)
+		with = append(with, explainedCounter{Counter: c, Unit: m.Unit, Kind: m.Kind.String(), Meaning: m.Meaning})
+	}
+	return with
+}
+
+var explainedColumns = []column[explainedCounter]{
+	{head: "SCOPE", cell: func(c explainedCounter) any { return c.Scope }},
+	{head: "INSTANCE", cell: func(c explainedCounter) any { return c.Instance }},
+	{head: "COUNTER", cell: func(c explainedCounter) any { return c.Name }},
+	{head: ">VALUE", cell: func(c explainedCounter) any { return c.Value }},
+	{head: "UNIT", cell: func(c explainedCounter) any { return c.Unit }},
+	{head: "MEANING", cell: func(c explainedCounter) any { return c.Meaning }},
 }
 
 // nonZero returns the counters that are not zero, or all of them.
