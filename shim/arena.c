@@ -10,7 +10,7 @@
  * Within a chunk, memory is handed out in runs of pages. One descriptor per
  * page, outside the memory handed out, describes the runs: that of the first
  * page carries length and state, those of the others are blank, but for the
- * last of a free run, which tells the way back. Neighbouring free runs merge;
+ * last of a free run, which leads back to its first. Neighbouring free runs merge;
  * free runs hang in lists by the power of two of their length.
  *
  * fork: the pages are shared, so a child would write into its parent's
@@ -601,7 +601,7 @@ void arena_lose(void *p, size_t n)
 	give(taken);
 }
 
-/* --- what the verbs part asks ---------------------------------------------- */
+/* --- what the verbs part calls ---------------------------------------------- */
 
 static bool any_lost(const struct chunk *c, const char *p, size_t n)
 {

@@ -59,7 +59,7 @@ WEFT_HIDDEN uint64_t weft_arena_generation(void);
  * Copies chunks from number first on into out, at most max, and returns how
  * many it wrote. Numbers are stable and chunks are never unmapped, so a caller
  * that announced n of them goes on at n. After a fork the child starts again
- * at 0: the chunks of the parent are gone from its list (the generation tells).
+ * at 0: the chunks of the parent are gone from its list (the generation differs).
  * A chunk has fd -1 if the program has closed its descriptor: it cannot be
  * announced.
  */

@@ -121,7 +121,7 @@ int weft_announce_arena(struct weft_ctx *ctx);
 
 void weft_kick(struct weft_ctx *ctx);
 
-/* Tells the node that ring index has new elements (ABI §3, doorbell area). */
+/* Notifies the node that ring index has new elements (ABI §3, doorbell area). */
 static inline void weft_ring_bell(struct weft_ctx *ctx, uint32_t index)
 {
 	uint32_t w = index / 64;

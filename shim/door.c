@@ -345,7 +345,7 @@ static int doorbell_area(struct weft_ctx *ctx)
 	return weft_door_request(ctx, WEFT_VU_SET_DOORBELL, &m, sizeof(m), ctx->kick.fd);
 }
 
-/* Hands over this process's memory, unless the user wants the arena only. A
+/* Registers this process's memory, unless the user chose the arena only. A
  * process that may not open its own memory goes on: registrations then answer
  * EPERM, which names the reason where it matters. */
 static int process_memory(struct weft_ctx *ctx, const struct ucred *node)
@@ -440,7 +440,7 @@ fail:
 
 void weft_door_drop(struct weft_ctx *ctx)
 {
-	/* All eventfds are one inode: the socket tells whether they are ours. */
+	/* All eventfds are one inode: the node recognises ours by the socket. */
 	if (!weft_fd_good(&ctx->sock))
 		ctx->kick = ctx->call = WEFT_NO_FD;
 	weft_fd_close(&ctx->sock);

@@ -146,7 +146,7 @@ static void drop_token(struct weft_ctx *ctx)
 
 /*
  * Moves events from the ring to the list, naming objects while they still are
- * what the node meant. obj is held. True asks the caller to ring the bell of
+ * what the node meant. obj is held. True: the caller must ring the bell of
  * the event ring once obj is free: the node had run out of buffers.
  */
 static bool pull(struct weft_ctx *ctx)
@@ -487,7 +487,7 @@ WEFT_PUBLIC void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
 	ack(&cq->mutex, &cq->cond, &cq->comp_events_completed, n);
 }
 
-/* Takes the records of a CQ that is gone out of its channel, so that nobody is
+/* Takes the records of a CQ that is gone out of its channel, so that no thread is
  * woken for nothing. Where that cannot be (take_record) they go when read. */
 void weft_channel_purge(struct weft_cq *cq)
 {

@@ -422,8 +422,8 @@ WEFT_PUBLIC int ibv_destroy_ah(struct ibv_ah *ah)
 	return err;
 }
 
-/* An IPv4 header sits in the second half of the 40 bytes; its checksum tells it
- * from the tail of an IPv6 header. */
+/* An IPv4 header sits in the second half of the 40 bytes; its checksum
+ * distinguishes it from the tail of an IPv6 header. */
 static bool ipv4_header(const uint8_t *h)
 {
 	uint32_t sum = 0;

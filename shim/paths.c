@@ -421,7 +421,7 @@ DEFINE(char *, NULL, realpath, (const char *path, char *to), (path, to))
 DEFINE(char *, NULL, __realpath_chk, (const char *path, char *to, size_t len), (path, to, len))
 DEFINE(char *, NULL, canonicalize_file_name, (const char *path), (path))
 
-/* ls -l asks for these and complains where they say the file is missing. */
+/* ls -l queries these and reports an error where the file is missing. */
 DEFINE(ssize_t, -1, getxattr, (const char *path, const char *name, void *v, size_t size),
        (path, name, v, size))
 DEFINE(ssize_t, -1, lgetxattr, (const char *path, const char *name, void *v, size_t size),

@@ -29,7 +29,7 @@ WEFT_HIDDEN bool weft_rewrite(const char *path, char *out, size_t size);
 
 /*
  * The devices that other parts of the library emulate (rdma_cm, umad). Every
- * interposed open of a path below /dev/infiniband asks the hook first: it
+ * interposed open of a path below /dev/infiniband calls the hook first: it
  * returns a descriptor, -1 with errno set, or WEFT_NOT_MINE for the file in
  * the tree to be opened. name is what follows "/dev/infiniband/". Set it once,
  * in a constructor; NULL means no device.

@@ -339,7 +339,7 @@ WEFT_PUBLIC int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask,
 	int err;
 
 	WEFT_FORWARD(qp->context, errno, ibv_query_qp, qp, a, mask, init);
-	(void)mask; /* says what the caller needs, not what may be filled in */
+	(void)mask; /* a lower bound: more fields may be filled in */
 	err = weft_command(weft_ctx(qp->context), WEFT_CMD_QUERY_QP_EX, &in, sizeof(in), &r,
 			   sizeof(r));
 	if (err)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a context tells about its device, port, GIDs and P_Keys. */
+/* What a context reports about its device, port, GIDs and P_Keys. */
 #include "weft.h"
 
 #include <endian.h>

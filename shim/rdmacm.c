@@ -29,7 +29,7 @@
 #define PAGES 1024u /* descriptors above PAGE * PAGES cannot be channels */
 
 /* A program closes channels unseen and may have another file under the same
- * number: the inode tells. */
+ * number: the inode differs. */
 struct channel {
 	_Atomic uint64_t ino; /* 0: none; stored last */
 	uint8_t token[16];
@@ -132,7 +132,7 @@ static void forked(void)
 	weft_fd_close(&commands.sock);
 }
 
-/* Opens a connection for what op says. Returns the descriptor or -1. */
+/* Opens a connection for the purpose op. Returns the descriptor or -1. */
 static int begin(uint32_t op, int type, struct weft_cm_opened *ok)
 {
 	struct weft_cm_open m = { .op = op, .version = WEFT_CM_VERSION };
@@ -178,7 +178,7 @@ static int exchange(const struct weft_cm_command *m, struct weft_cm_answer *a)
 }
 
 /* Takes back a notice of a channel that has no events any more. Between the
- * node's word and now others may have come: the node hears of it. */
+ * node's notice and now others may have come: the node is notified. */
 static void take_back(int fd, const uint8_t token[16])
 {
 	struct weft_cm_command m = { .flags = WEFT_CM_NOTICED, .command = WEFT_CM_RESUME };
@@ -237,7 +237,7 @@ struct header {
 	uint16_t in, out;
 };
 
-/* Waits for the notice of an event, as the descriptor says: not at all, or until
+/* Waits for the notice of an event by the flags of the descriptor: not at all, or until
  * a signal's handler has run. The only place where a command can wait, so that
  * a thread that is cancelled holds nothing. */
 static int await(int fd)
@@ -395,7 +395,7 @@ static __attribute__((constructor)) void rdmacm_init(void)
 int __fxstat(int ver, int fd, struct stat *st);
 int __fxstat64(int ver, int fd, struct stat64 *st);
 
-/* librdmacm wants to have opened a character device. */
+/* librdmacm requires a character device. */
 #define DEFINE_FSTAT(f, params, args)       \
 	WEFT_PUBLIC int f params                                                     \
 	{                                                                            \

@@ -53,7 +53,7 @@ int weft_ring_init(struct weft_ctx *ctx, struct weft_ring *r, uint32_t num, uint
 		   bool device_writes);
 void weft_ring_free(struct weft_ctx *ctx, struct weft_ring *r);
 
-/* Tells the node about r as ring number index; call is the descriptor to
+/* Registers r with the node as ring number index; call is the descriptor to
  * notify through, or -1. Returns 0 or an errno. */
 int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
 		  uint64_t call_value);

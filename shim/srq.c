@@ -179,7 +179,7 @@ static void carry_over(struct weft_srq *s, struct weft_ring *now)
 }
 
 /*
- * Changes the capacity, and the limit if the mask says so. The node decides
+ * Changes the capacity, and the limit if it is in the mask. The node decides
  * whether what waits fits, then goes on in the new ring in one step: a message
  * that arrives meanwhile finds a request as ever.
  */

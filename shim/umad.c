@@ -63,7 +63,7 @@ static __attribute__((noinline, cold)) void resolve(void)
 #define MIN_MAD   36u /* the common header and that of RMPP */
 
 /* An open umadN or issmN. A program may close it unseen, and have another file under the
- * same number: the inode tells. */
+ * same number: the inode differs. */
 struct file {
 	atomic_int fd; /* -1: free; stored last */
 	uint64_t ino;
@@ -193,7 +193,7 @@ fail:
 	return -1;
 }
 
-/* One record out, one in; patient says that a signal does not end the wait. */
+/* One record out, one in; patient: a signal does not end the wait. */
 static int ask(int fd, const void *req, size_t reqlen, void *ans, size_t anslen, bool patient)
 {
 	ssize_t n;
@@ -278,7 +278,7 @@ static int open_device(const char *name, int flags)
 		return WEFT_NOT_MINE;
 	if (!whose(name, &m)) {
 		errno = saved;
-		return WEFT_NOT_MINE; /* which says why */
+		return WEFT_NOT_MINE; /* which prints why */
 	}
 	m.op = sm ? WEFT_UMAD_OPEN_ISSM : WEFT_UMAD_OPEN;
 	m.flags = flags & O_NONBLOCK ? WEFT_UMAD_NONBLOCK : 0;
@@ -389,7 +389,7 @@ static __attribute__((noinline, cold)) ssize_t write_mad(struct file *f, int fd,
 			return failed(ENOMEM);
 		if (errno != EAGAIN)
 			return failed(EIO);
-		/* A device never asks a program to come again with its MAD. */
+		/* A device never makes a program repeat its MAD. */
 		if (poll(&p, 1, -1) < 0)
 			return -1;
 	}

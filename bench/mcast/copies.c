@@ -9,7 +9,7 @@
  *
  * Three processes, forked before they open a device, do the same in all:
  * a sender, the relay of the software way, and one that has the members, each
- * with a device, a queue pair and a completion queue of its own. Whoever finds
+ * with a device, a queue pair and a completion queue of its own. One that finds
  * nothing to do naps. Every copy is counted and its number and length checked;
  * the sender stays so far behind the slowest member that none is lost. CPU time
  * is that of each process while it measured.
@@ -148,7 +148,7 @@ static int poll_cq(struct ibv_cq *cq, struct ibv_wc *wc, int n)
 
 	for (int i = 0; i < got; i++)
 		if (wc[i].status)
-			die("a completion says %s", ibv_wc_status_str(wc[i].status));
+			die("a completion has the status %s", ibv_wc_status_str(wc[i].status));
 	return got;
 }
 
@@ -164,7 +164,7 @@ static struct ibv_ah *make_ah(struct end *e, uint16_t lid, union ibv_gid *gid)
 	return h;
 }
 
-/* ready says that a process has done its part of the preparation. */
+/* ready notes that a process has done its part of the preparation. */
 static void ready(void) { atomic_fetch_add(&sh->ready, 1); }
 
 /* receive is the process that has the members. */
@@ -413,7 +413,7 @@ int main(int argc, char **argv)
 	slot_size = GRH + size;
 	sh = mmap(NULL, sizeof *sh, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sh->members = argc - 10;
-	atomic_store(&sh->way, IDLE); /* before anybody looks */
+	atomic_store(&sh->way, IDLE); /* before any process reads it */
 	prctl(PR_SET_TIMERSLACK, 1000);
 	pids[NODE] = atoi(argv[1]);
 	if (start(RECEIVER, "receiver")) {

@@ -84,7 +84,7 @@ func (u *cmUser) path(src, dst string) (a cm.Address, p cm.Path, err error) {
 	select {
 	case err = <-done:
 	case <-time.After(limit):
-		u.t.Fatalf("nobody says how to reach %s", dst)
+		u.t.Fatalf("no path to %s", dst)
 	}
 	return a, p, err
 }

@@ -40,7 +40,7 @@ func (t *functionTable) add(f *function) (serving bool) {
 	return t.serving
 }
 
-// remove removes a function, whose sessions have ended, and keeps the counts of their ends.
+// remove removes a function after its sessions have ended, and keeps the counts of their ends.
 func (t *functionTable) remove(f *function) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -113,7 +113,7 @@ func TestNativeDevice(t *testing.T) {
 		return ""
 	}
 	if why := find(r.status().Degraded); why != "weft_ib0: port is INIT, no subnet manager has made it active" {
-		t.Errorf("status says %q", why)
+		t.Errorf("status: %q", why)
 	}
 	want := map[string]string{"ports/1/state": "2: INIT", "ports/1/phys_state": "5: LinkUp",
 		"ports/1/link_layer": "InfiniBand",

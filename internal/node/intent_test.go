@@ -202,7 +202,7 @@ func TestNotMaster(t *testing.T) {
 	r, ctx := run(t, func(c *config.Config) { c.Fabric, c.SM = true, config.SMOff }), context.Background()
 	_, err := api.Get(ctx, r.cli, api.GetSubnet)
 	if code(err) != api.CodeNotMaster || !strings.Contains(err.Error(),
-		"nobody is known to manage the subnet. fix: weft up --sm auto") {
+		"no manager of the subnet is known. fix: weft up --sm auto") {
 		t.Error(err)
 	}
 	if m, err := api.Get(ctx, r.cli, api.GetManager); err != nil || m.State != config.SMOff {

@@ -71,7 +71,7 @@ type keptFunction struct {
 	Name   string             `json:"name"`
 	Number uint16             `json:"number"`
 	Asked  api.FunctionChange `json:"asked"`
-	VM     *api.NewVM         `json:"vm,omitempty"` // whose network card it is
+	VM     *api.NewVM         `json:"vm,omitempty"` // that has this network card
 	// Of an Ethernet port.
 	Segment string   `json:"segment,omitempty"`
 	Addrs   []string `json:"addrs,omitempty"`
@@ -321,7 +321,7 @@ func (k *intentStore) restorePort(r *api.VESWRequest) error {
 	case !r.Kept():
 		return errors.New("it was its command's")
 	case !k.n.vesw.Restore(r):
-		return errors.New("the store says two things of it")
+		return errors.New("the store has two values of it")
 	}
 	return nil
 }

@@ -185,7 +185,7 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
-// TestStoreComesLate: a node whose store does not answer at the start refuses to change functions that
+// TestStoreComesLate: a node with a store that does not answer at the start refuses to change functions that
 // it has not read, and has them once the store answers.
 func TestStoreComesLate(t *testing.T) {
 	dir, url := t.TempDir(), "http://127.0.0.1:"+freeTCP(t)

@@ -340,7 +340,7 @@ func TestGSI(t *testing.T) {
 		t.Errorf("path: %v %+v", v.Status, path)
 	}
 
-	eventually(t, "the administration knows who hears notices", func() (ok bool) {
+	eventually(t, "the administration has the subscription", func() (ok bool) {
 		n.sub.Do(func() { _, ok = n.sub.Subscribed(b.Number()) })
 		return ok
 	})

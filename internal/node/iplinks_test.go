@@ -80,7 +80,7 @@ func TestIPLinksAreKept(t *testing.T) {
 	}
 }
 
-// TestPendingIPLinks: a link whose partition the port is not in is listed with the reason, and can be deleted by
+// TestPendingIPLinks: a link in a partition without the port is listed with the reason, and can be deleted by
 // its name, or by device and partition.
 func TestPendingIPLinks(t *testing.T) {
 	r, ctx := master(t), context.Background()
@@ -133,7 +133,7 @@ func TestPendingIPLinks(t *testing.T) {
 	}
 }
 
-// TestIPLinkWithoutInterface: a request whose links get no interface is refused with the reason and the fix, and
+// TestIPLinkWithoutInterface: a request for links that get no interface is refused with the reason and the fix, and
 // is not there afterwards.
 func TestIPLinkWithoutInterface(t *testing.T) {
 	r, ctx := master(t), context.Background()

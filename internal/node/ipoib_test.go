@@ -331,7 +331,7 @@ func TestIPLinksFollowPartitions(t *testing.T) {
 		Value: api.FunctionChange{Enabled: &off}}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "status says why there is no carrier", func() bool {
+	eventually(t, "status shows why there is no carrier", func() bool {
 		return slices.ContainsFunc(r.status().Degraded, func(d api.Degraded) bool {
 			return d.What == "ip_link" && strings.Contains(d.Why, "port is Down") &&
 				d.Fix == "weft ipoib show ib0_1_7fff"

@@ -12,7 +12,7 @@ import (
 	"weft/internal/verbs/hca/replicate"
 )
 
-// memoryOwner finds the session whose mapped memory holds addr, or nil.
+// memoryOwner finds the session with mapped memory at addr, or nil.
 func (n *Node) memoryOwner(addr uintptr) lane.MemoryOwner {
 	if o := n.sessions.MemoryOwner(addr); o != nil {
 		return o

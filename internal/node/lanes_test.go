@@ -147,7 +147,7 @@ func TestAddressesChanged(t *testing.T) {
 		text, err := os.ReadFile(f)
 		return err == nil && string(text) == fresh.String()+"\n"
 	}) {
-		t.Errorf("no file tells of %v: %v, %v", fresh, len(gids), err)
+		t.Errorf("no file has %v: %v, %v", fresh, len(gids), err)
 	}
 	mustWrite(t, a, b, 1, 1000) // what is connected stays so
 }

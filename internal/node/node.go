@@ -275,7 +275,7 @@ func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
 	return 0
 }
 
-// roceInterfaces are the interfaces whose addresses are GIDs of function 0.
+// roceInterfaces are the interfaces with the addresses that are GIDs of function 0.
 func (n *Node) roceInterfaces() hostnet.Choice { return hostnet.Choice{Names: n.cfg.RoCEInterfaces} }
 
 // port describes the port that a table of addresses gives the node.

@@ -237,7 +237,7 @@ func testMisbehaviour(t *testing.T, lanes int) {
 	}
 }
 
-// announce gives the node one more region, whose file can shrink.
+// announce gives the node one more region, of a file that can shrink.
 func (c *client) announce(t *testing.T, size int) (fd int, gpa uint64) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("shrinks", unix.MFD_CLOEXEC)
@@ -293,7 +293,7 @@ func TestMemoryTakenAway(t *testing.T) {
 				if n := r.counter(api.ScopeLane, "faults"); n == 0 {
 					t.Error("no fault counted")
 				}
-				eventually(t, "the log tells", func() bool {
+				eventually(t, "the log has it", func() bool {
 					return r.logs.count("session ended",
 						"memory taken away") == 1
 				})

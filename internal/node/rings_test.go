@@ -103,7 +103,7 @@ func TestRings(t *testing.T) {
 	completes(a, 10)
 	mustWrite(t, a, b, 5, 5000)
 
-	// An object may go while its ring is away, and a ring whose object is gone may be stopped.
+	// An object may go while its ring is away, and a ring without its object may be stopped.
 	must(a.qp.EnableSend(false))
 	must(a.qp.Destroy())
 	must(a.cq.Enable(false))

@@ -109,7 +109,7 @@ func TestStation(t *testing.T) {
 		}
 	})
 
-	// Who has the address is the stack's to answer. No group of the fabric is there: all is unicast.
+	// The stack answers requests for the address. No group of the fabric is there: all is unicast.
 	arp := slices.Concat(mac[:], otherMAC[:], []byte{8, 6, 0, 1, 8, 0, 6, 4, 0, 1}, otherMAC[:],
 		[]byte{10, 9, 0, 2, 0, 0, 0, 0, 0, 0, 10, 9, 0, 1})
 	other.send(arp, ether.Offload{})
@@ -140,7 +140,7 @@ func TestStation(t *testing.T) {
 		t.Fatalf("no counter %s", name)
 		return 0
 	}
-	// 4790 first: the stack answers that nobody is there, and only that.
+	// 4790 first: the stack answers that the port is closed, and only that.
 	other.send(udp(0xb7), ether.Offload{})
 	other.send(udp(0xb6), ether.Offload{})
 	unreachable := 0
@@ -193,7 +193,7 @@ func TestStation(t *testing.T) {
 		}
 	}
 
-	// Groups: the stack tells of them, and the manager hears of the MAC.
+	// Groups: the stack reports them, and the manager learns the MAC.
 	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
 	groups := portGroups{n.node.funcs, n.node.groups}
 	for range 2 {
@@ -220,7 +220,7 @@ func TestStation(t *testing.T) {
 
 	// A second port of a switch is not the device's.
 	n.vport(f.a.Number(), 1, 6, 1500)
-	eventually(t, "the second port says why it has no interface", func() bool {
+	eventually(t, "the second port shows why it has no interface", func() bool {
 		return slices.ContainsFunc(n.status().VESWInterfaces, func(v api.VESWInterface) bool {
 			return v.VESW == 6 && v.Device == "blue0" && strings.Contains(v.Failed, vesw.ErrInAnotherVESW.Error())
 		})

@@ -44,7 +44,7 @@ func TestStuckMemory(t *testing.T) {
 	r := run(t, nil)
 	a, b, deliver := r.writeUndelivered(t)
 	told := map[string]string{}
-	eventually(t, "the status tells of it", func() bool {
+	eventually(t, "the status shows it", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		st, err := api.Get(ctx, r.cli, api.GetStatus)

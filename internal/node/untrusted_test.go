@@ -530,7 +530,7 @@ func TestUntrustedSources(t *testing.T) {
 			t.Error("no M_Key violations at the ports")
 		}
 	})
-	eventually(t, "the manager hears of the violations", func() bool {
+	eventually(t, "the manager counts the violations", func() bool {
 		return s.a.counter(api.ScopeSM,
 			"m_key_violations") > 0
 	})

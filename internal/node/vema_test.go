@@ -184,7 +184,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 		}
 		return &r
 	}
-	// answered wants an answer with a status, of 2048 octets, and returns it.
+	// answered requires an answer with a status, of 2048 octets, and returns it.
 	answered := func(what string, d mad.Datagram, status mad.Status) (m mad.VEMA) {
 		t.Helper()
 		if err := m.Parse(d.Long); err != nil || m.Status != status || m.Method != mad.MethodGetResp ||
@@ -202,7 +202,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 		if notices(p, "no_ethernet_manager") != 1 {
 			t.Errorf("node %d does not wait for an Ethernet Manager: %+v", i+1, p.status().Notices)
 		}
-		// Everybody may look.
+		// Every port may send a Get.
 		for _, from := range []*party{manager, stranger} {
 			m := answered("Get(ClassPortInfo)", from.ask(1, p.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0,
 				nil)), mad.StatusOK)
@@ -214,7 +214,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 		}
 	}
 
-	// Where there is no agent, who asks hears so, in the header alone.
+	// Without an agent the reply is a refusal, a header alone.
 	for _, to := range []ib.LID{manager.lid, smLID} {
 		d := stranger.ask(1, to, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
 		var h mad.Header
@@ -261,7 +261,7 @@ func TestD14_EthernetAgents(t *testing.T) {
 	}
 	far.node.sub.Do(func() { ports[2].Port(4).SetAdmin(far.node.now(), true) })
 	isTrap := func(c cameMAD) bool { return mad.Method(c.d.Data[3]) == mad.MethodTrap }
-	// A trap is sent once: the trunk may lose it, and then the next tells.
+	// A trap is sent once: the trunk may lose it, and then the next one reports.
 	eventually(t, "a trap arrives", func() (ok bool) {
 		manager.node.sub.Do(func() {
 			i := slices.IndexFunc(manager.came, isTrap)
@@ -383,7 +383,7 @@ func TestMADsWithinNode(t *testing.T) {
 	}
 }
 
-// TestUmadOfEthernet: a program asks the agent of another node, in records as long as the MADs.
+// TestUmadOfEthernet: a program queries the agent of another node, in records as long as the MADs.
 func TestUmadOfEthernet(t *testing.T) {
 	nodes := row(t)
 	to := nodes[1]

@@ -25,7 +25,7 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// plug is a segment whose frames a test sends and sees.
+// plug is a segment: a test sends and reads its frames.
 type plug struct {
 	device vnic.Device // as it was made, guarded by mu as all that follows
 	wake   func()
@@ -76,7 +76,7 @@ func (p *plug) FD() int               { return -1 }
 func (p *plug) Arm() bool             { p.mu.Lock(); defer p.mu.Unlock(); return len(p.out) > 0 || p.broken != nil }
 func (p *plug) Close() error          { p.mu.Lock(); defer p.mu.Unlock(); p.closed = true; return nil }
 
-// Configure is taken as an interface does: the MAC becomes what it says, the MTU no more than it
+// Configure is taken as an interface does: the MAC becomes that of the configuration, the MTU no more than it
 // allows.
 func (p *plug) Configure(d vnic.Device) {
 	p.mu.Lock()
@@ -118,7 +118,7 @@ func (p *plug) set(f func()) { p.mu.Lock(); defer p.mu.Unlock(); f() }
 
 const allOffloads = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN | ether.FeatureUSO4 | ether.FeatureUSO6
 
-// veswNode is a node whose ports have plugs in place of interfaces.
+// veswNode is a node with ports that have plugs in place of interfaces.
 type veswNode struct {
 	*running
 	mu    sync.Mutex
@@ -263,7 +263,7 @@ func (n *veswNode) stat(name, counter string) (v uint64) {
 }
 
 // segment is a TCP segment over IPv4 with size octets of payload, to be cut every mss, or a frame
-// whose checksum is to be completed.
+// with a checksum to be completed.
 func tcpSegment(to, from [6]byte, size, mss int) ([]byte, ether.Offload) {
 	b := make([]byte, 54+size)
 	copy(b, to[:])
@@ -306,7 +306,7 @@ func payloads(t *testing.T, frames [][]byte) (b []byte) {
 }
 
 // TestVESWFrames: segments of a port reach one of another node in frames of the MTU, joined
-// for who takes them so, and one of this node as they are; each frame counts once.
+// where the segment accepts that, and one of this node as they are; each frame counts once.
 func TestVESWFrames(t *testing.T) {
 	nodes := veswPair(t)
 	a, b := nodes[0], nodes[1]
@@ -377,7 +377,7 @@ func TestVESWFrames(t *testing.T) {
 	if joined < 0 {
 		t.Errorf("nothing was joined: %d frames, %+v", len(frames), offs)
 	}
-	// To who takes no offloads: whole frames with good checksums.
+	// To a segment without offloads: whole frames with good checksums.
 	there.set(func() { there.takes = 0 })
 	if frames, offs = across(frame, off); len(frames) != cut ||
 		slices.ContainsFunc(offs, func(o ether.Offload) bool { return o != ether.Offload{} }) {
@@ -398,7 +398,7 @@ func TestVESWFrames(t *testing.T) {
 	}
 	sums(frames)
 	sent := a.stat("plug0", "tx_packets")
-	// Within the node: as it is, or cut for who does not take it so.
+	// Within the node: as it is, or cut for a segment without the offload.
 	frame, off = tcpSegment(a.mac(2, 5), a.mac(1, 5), size, 1448)
 	here.send(frame, off)
 	if frames, offs = arrived(near, size); len(frames) != 1 || !bytes.Equal(frames[0], frame) || offs[0] != off {
@@ -432,8 +432,8 @@ func TestVESWFrames(t *testing.T) {
 	eventually(t, "it is refused", func() bool { return a.stat("plug0", "tx_oversize") == 1 })
 }
 
-// TestVESWApart: who is in another VESW gets nothing, whatever the frame's MAC, and the wrong
-// identifier is told.
+// TestVESWApart: a port in another VESW gets nothing, whatever the frame's MAC, and the wrong
+// identifier is counted.
 func TestVESWApart(t *testing.T) {
 	nodes := veswPair(t)
 	a, b := nodes[0], nodes[1]
@@ -496,7 +496,7 @@ func TestVESWForged(t *testing.T) {
 	}
 }
 
-// TestVESWInterface: what the interface is told and what it tells, its end and its new beginning.
+// TestVESWInterface: the configuration of the interface, its events, its end and its replacement.
 func TestVESWInterface(t *testing.T) {
 	nodes := veswPair(t)
 	a, ctx := nodes[0], context.Background()
@@ -575,7 +575,7 @@ func TestVESWInterface(t *testing.T) {
 	if err := api.Do(ctx, a.cli, api.DetachVESW, "lab0"); err == nil {
 		t.Error("detached twice")
 	}
-	// Somebody removes it, and it cannot be made again at first.
+	// Another program removes it, and it cannot be made again at first.
 	a.mu.Lock()
 	a.fail = &problem.Error{What: "create it", Why: "no", Fix: "be root"}
 	a.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// vm returns what the node tells of a virtual machine.
+// vm returns what the node reports of a virtual machine.
 func (r *running) vm(name string) api.VM {
 	r.t.Helper()
 	list, err := api.Get(context.Background(), r.cli, api.ListVMs)
@@ -162,7 +162,7 @@ func TestVM(t *testing.T) {
 			t.Fatalf("a frame of %d octets does not arrive", len(frame))
 		}
 	}
-	// Its own MAC is not that of its LID: without a manager that tells of it, frames go to all or nobody; the one
+	// Its own MAC is not that of its LID: without a manager that distributes it, frames are flooded or dropped; the one
 	// that the manager gave the port is in the destination.
 	back, o := tcpSegment(n.mac(number, 5), far.mac(1, 5), 5000, 9999)
 	gets(guest, back, o)
@@ -183,7 +183,7 @@ func TestVM(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 
-	// A guest whose memory goes loses its session, nobody else anything.
+	// A guest that shrinks its memory loses its session; no other session ends.
 	fd, err := unix.MemfdCreate("shrinks", unix.MFD_CLOEXEC)
 	if err == nil {
 		defer unix.Close(fd)
@@ -236,7 +236,7 @@ func isInvalid(err error) bool {
 }
 
 // TestVMsAreKept: cards are there after the node starts again, with their addresses and sockets, and
-// a card of whose socket the emulator is the server is connected again.
+// a card that connects to the emulator's socket is connected again.
 func TestVMsAreKept(t *testing.T) {
 	t.Parallel()
 	r := run(t, func(c *config.Config) { c.Fabric, c.IPoIB = true, false })
@@ -283,7 +283,7 @@ func TestVMsAreKept(t *testing.T) {
 	}
 }
 
-// unixListener listens and never accepts: whoever connects is content.
+// unixListener listens and never accepts: a client's connect succeeds.
 func unixListener(path string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The whole test framework: a check that says where it failed and goes on. */
+/* The whole test framework: a check that prints where it failed and goes on. */
 #ifndef WEFT_TEST_CHECK_H
 #define WEFT_TEST_CHECK_H
 

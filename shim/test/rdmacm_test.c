@@ -31,7 +31,7 @@ static _Atomic int channel = -1;      /* of the last channel that was opened */
 static _Atomic uint8_t channels;      /* opened so far: the first octet of their tokens */
 static _Atomic int connections;       /* for commands, opened so far */
 static _Atomic int commands, resumes;
-static _Atomic uint32_t error, flags; /* what the next answer says */
+static _Atomic uint32_t error, flags; /* for the next reply */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static struct weft_cm_command newest; /* that is not a RESUME; guarded by mu */
 

@@ -214,7 +214,7 @@ func TestEachStoreyHasAPage(t *testing.T) {
 		page := filepath.Join("internal", parts[1], "README.md")
 		text, err := os.ReadFile(filepath.Join(dir, page))
 		if err != nil {
-			t.Errorf("%s: %v: each storey has a page that says what it is for and names its rooms", rel, err)
+			t.Errorf("%s: %v: each storey has a page with its purpose and its rooms", rel, err)
 			continue
 		}
 		if len(parts) > 2 && !bytes.Contains(text, []byte("`"+parts[2])) {

@@ -79,7 +79,7 @@ func TestCapture(t *testing.T) {
 	eventually(t, "tshark reads", func() bool {
 		return strings.Contains(tshark.Output(), "Capturing on '-'") && strings.Contains(tshark.Output(), " runs: ")
 	}, tshark)
-	eventually(t, "the status tells of three", func() bool {
+	eventually(t, "the status shows three", func() bool {
 		out, err := b.Server.Weft("status")
 		return err == nil && strings.Count(out, "\ncapture   ") == 3 &&
 			strings.Contains(out, "reach each other by the packet path")

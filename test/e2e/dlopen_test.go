@@ -64,7 +64,7 @@ func TestReplacementTwoNodes(t *testing.T) {
 	verbcheck(t, openTestbed(t, 9000, false, 0), verbcheckLimit, []string{"--replace"})
 }
 
-// replaced: who sets LD_LIBRARY_PATH to where that library is, and nothing else, has a node too: the one that
+// replaced: a user with LD_LIBRARY_PATH at that library, and nothing else, has a node too: the one that
 // WEFT_DIR names.
 func replaced(t *testing.T, b *testbed) {
 	alone := func(args ...string) lab.Cmd {

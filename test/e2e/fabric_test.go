@@ -401,7 +401,7 @@ func (s *subnet) weft(i int, args ...string) {
 	}
 }
 
-// apart wants the programs of two nodes to fail for want of a common partition.
+// apart expects the programs of two nodes to fail without a common partition.
 func (s *subnet) apart(t *testing.T, server, client int, program string, args ...string) {
 	t.Helper()
 	p, err := s.between(server, client, native).Start(nil, program, args...)

@@ -96,7 +96,7 @@ func forge(f []string) error {
 
 const udpHeader = 8
 
-// captureHeader waits for a datagram that the node here sends to another, and returns its header: whose trunk it
+// captureHeader waits for a datagram that the node here sends to another, and returns its header: of which trunk it
 // is, and the epochs of both ends.
 func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 	i, err := net.InterfaceByName(ifname)
@@ -132,14 +132,14 @@ func captureHeader(ifname string, to netip.Addr) (h trunks.Header, err error) {
 	}
 }
 
-// forgery is a packet and the name that its refusal is counted under: by an interface, by the device whose ports
+// forgery is a packet and the name that its refusal is counted under: by an interface, by the device of which the ports
 // it fits none of, or by the node.
 type forgery struct {
 	name, of, counter string
 	packet            []byte
 }
 
-// forged makes a packet 16B with a frame to all that says text, of which change alters the
+// forged makes a packet 16B with a frame to all with text, of which change alters the
 // header before it is sealed.
 func forged(text string, slid, dlid uint32, vesw int, key ib.PKey, change func(*wire.Header16)) []byte {
 	frame := make([]byte, 100)

@@ -19,7 +19,7 @@ import (
 
 const connPayload = 65520 // MTU of links in connected mode
 
-// modeOf tells how packets of a node go to an address.
+// modeOf returns how packets of a node go to an address.
 func (s *subnet) modeOf(i int, addr string) string {
 	var list []api.IPNeighbour
 	if s.nodes[i].Query(&list, "ipoib", "neigh") != nil {
@@ -43,9 +43,9 @@ func (s *subnet) connects(i int, addr string) {
 	})
 }
 
-// TestIPoIBConnected: two nodes with links in connected mode exchange packets of 65520 octets; with a third, whose
-// link is not, and with groups, datagrams. What the communication managers say to each other is what
-// RFC 4755 wants, to another's dissector.
+// TestIPoIBConnected: two nodes with links in connected mode exchange packets of 65520 octets; with a third, by a
+// link in datagram mode, and with groups, datagrams. The messages of the communication managers are as
+// RFC 4755 requires, by the judgement of Wireshark.
 func TestIPoIBConnected(t *testing.T) {
 	needs(t, "tshark", "dumpcap")
 	s := openSubnet(t, false)
@@ -96,7 +96,7 @@ func TestIPoIBConnected(t *testing.T) {
 		if m := s.modeOf(0, v4(2)); m != "datagram" {
 			t.Errorf("packets go to it by %q", m)
 		}
-		// The first says how long they may be; by then the neighbour is known.
+		// The first gives their greatest length; by then the neighbour is known.
 		s.until("the IP stack knows how long packets may be", func() bool {
 			out, _ := s.in(0, "ping", "-c", "1", "-W", "1", "-M", "do", "-s", "9000", v4(2))
 			return strings.Contains(out, fmt.Sprintf("mtu = %d", ipPayload)) ||
@@ -155,7 +155,7 @@ func TestIPoIBConnected(t *testing.T) {
 	}
 }
 
-// requests wants requests for connections among the packets of a cable, as RFC 4755 has them, and answers.
+// requests expects requests for connections among the packets of a cable, as RFC 4755 has them, and answers.
 func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte)) error) {
 	t.Helper()
 	var file bytes.Buffer
@@ -193,7 +193,7 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 		return strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[0])) ||
 			strings.HasPrefix(l, fmt.Sprintf("00%06x0000fff4", numbers[1]))
 	}) {
-		t.Errorf("no answer says what it should: %q", said)
+		t.Errorf("no answer has the expected data: %q", said)
 	}
 }
 

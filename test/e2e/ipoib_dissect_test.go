@@ -134,8 +134,7 @@ func dissect(t *testing.T, octets []byte) capture {
 	return c
 }
 
-// tshark has checksums checked, but not what a capture that begins and ends somewhere says of the
-// course of connections.
+// tshark checks checksums, but not the course of connections: a capture begins and ends in the middle of them.
 func (c capture) tshark(args ...string) string {
 	c.t.Helper()
 	out, err := lab.Run(lab.Cmd{Args: append([]string{"tshark", "-n", "-r", c.file, "-o", "ip.check_checksum:TRUE",
@@ -147,7 +146,7 @@ func (c capture) tshark(args ...string) string {
 	return out
 }
 
-// faultless wants nothing in the file that tshark finds malformed, or worth a warning.
+// faultless fails for anything in the file that tshark reports as malformed, or worth a warning.
 func (c capture) faultless(t *testing.T) {
 	t.Helper()
 	const warning = "0x600000"

@@ -59,7 +59,7 @@ func (x *stream) more(what string, n int) {
 	x.until(what, func() bool { return x.reports() >= had+n }, x.server, x.client)
 }
 
-// end wants the stream to have gone on all the time, and ends it.
+// end expects that the stream never stopped, and ends it.
 func (x *stream) end(t *testing.T) {
 	t.Helper()
 	select {
@@ -70,7 +70,7 @@ func (x *stream) end(t *testing.T) {
 	}
 }
 
-// unbroken wants links of nodes that never lost their carriers.
+// unbroken expects that links of nodes never lost their carriers.
 func (s *subnet) unbroken(t *testing.T, nodes ...int) {
 	t.Helper()
 	for _, i := range nodes {

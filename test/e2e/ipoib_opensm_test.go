@@ -16,7 +16,7 @@ import (
 
 // TestIPoIBOpenSM: Debian's OpenSM is the administration of IP links, as Linux nodes have it: its broadcast
 // group, its Q_Key, its MTU. In a soak it is killed under iperf3 and started again without what it knew, has links join
-// anew (S-04), and has a partition without a broadcast group: the link says so, and makes it where it may.
+// anew (S-04), and has a partition without a broadcast group: the link reports it, and makes it where it may.
 func TestIPoIBOpenSM(t *testing.T) {
 	needs(t, "opensm", "saquery")
 	s := startSubnet(t, false, "--sm", "external", "--store", "memory")
@@ -88,7 +88,7 @@ func TestIPoIBOpenSM(t *testing.T) {
 		})
 	}
 	s.weft(0, "ipoib", "add", native, "--pkey", "0x8021", "--addr", "10.33.0.1/24")
-	s.until("the link says what it lacks", func() bool {
+	s.until("the link shows what it lacks", func() bool {
 		out, err := s.nodes[0].Weft("ipoib")
 		return err == nil && strings.Contains(out, "broadcast group: absent, and none is made without create=1")
 	})

@@ -85,7 +85,7 @@ func (s *subnet) mustIn(i int, args ...string) string {
 	return out
 }
 
-// links asks for a link in the default partition on some nodes, and waits for
+// links requests a link in the default partition on some nodes, and waits for
 // their carriers.
 func (s *subnet) links(nodes ...int) {
 	s.t.Helper()
@@ -130,7 +130,7 @@ func (s *subnet) reaches(i int, addr string) {
 	})
 }
 
-// iperf runs iperf3 between two nodes and returns what the client's JSON says.
+// iperf runs iperf3 between two nodes and returns the client's JSON.
 func (s *subnet) iperf(t *testing.T, server, client int, addr string, args ...string) (r iperfResult) {
 	t.Helper()
 	p, err := lab.Start(lab.Cmd{NetNS: s.Spaces[server].Name, Args: []string{"iperf3", "-s", "-1", "--forceflush"}})
@@ -429,7 +429,7 @@ func TestIPoIBPartitions(t *testing.T) {
 	s.reaches(0, "10.15.0.2")
 	s.reaches(2, "10.15.0.1")
 	t.Run("apart", func(t *testing.T) {
-		// Node 2 says, wrongly, that red's addresses are by its blue link.
+		// Node 2 announces, wrongly, red's addresses at its blue link.
 		s.mustIn(2, "ip", "route", "add", "10.14.0.0/24", "dev", blue, "src", "10.15.0.3")
 		if out, err := s.in(2, "ping", "-c", "3", "-i", "0.2", "-W", "1", "10.14.0.1"); err == nil {
 			t.Errorf("blue reaches red:\n%s", out)

@@ -158,7 +158,7 @@ func killSome(t *testing.T, b *testbed, kills int) {
 	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 }
 
-// killOne starts a pair, kills one side after a while and wants the other to
+// killOne starts a pair, kills one side after a while and expects the other to
 // end by itself.
 func killOne(t *testing.T, b *testbed, r invocation, delay time.Duration, server bool) {
 	p, err := b.Start(nil, r.program, append(strings.Fields(r.args), extraArgs(r.program)...)...)
@@ -270,7 +270,7 @@ func TestNodeKilled(t *testing.T) {
 	b.pair(t, 30*time.Second, "ibv_rc_pingpong", "-c")
 }
 
-// weft run starts a node of the user's own when there is none, and says so.
+// weft run starts a node of the user's own when there is none, and reports it.
 func TestAutoStart(t *testing.T) {
 	lab.NeedNetNS(t)
 	ns, other, err := lab.Joined(9000)

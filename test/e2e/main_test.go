@@ -138,7 +138,7 @@ func openTestbed(t *testing.T, mtu int, oneNode bool, uid int, flags ...string) 
 	return b
 }
 
-// check wants all nodes alive and without objects of programs that have ended.
+// check expects all nodes alive and without objects of programs that have ended.
 func (b *testbed) check(t *testing.T) {
 	t.Helper()
 	for _, n := range []*lab.Node{b.Server, b.Client} {
@@ -165,7 +165,7 @@ func portMTU(mtu int) int {
 	return 256
 }
 
-// pair runs a program as server and as client and wants both to succeed. It
+// pair runs a program as server and as client and expects both to succeed. It
 // returns what the client printed.
 func (b *testbed) pair(t *testing.T, limit time.Duration, program string, args ...string) string {
 	t.Helper()
@@ -228,8 +228,8 @@ func unreliable(program string, args []string) bool {
 // downs is downs of the nodes of b.
 func (b *testbed) downs() func() uint64 { return downs(b.Server, b.Client) }
 
-// downs returns what tells how often trunks of the nodes went down since now. Where a node does not answer, which
-// excuses nothing, that is 0.
+// downs returns a function that counts how often trunks of the nodes went down since now. Where a node does not answer,
+// which excuses nothing, that is 0.
 func downs(nodes ...*lab.Node) func() uint64 {
 	was, failed := countDowns(nodes...)
 	return func() uint64 {
@@ -255,9 +255,9 @@ func countDowns(nodes ...*lab.Node) (n uint64, err error) {
 	return n, nil
 }
 
-// losses returns what tells how many packets between the nodes of b were lost since now: those that the kernel
-// or a node had no room for, and those that faults of the nodes took. Where a node does not answer, or is another
-// one now, that is 0.
+// losses returns a function that counts how many packets between the nodes of b were lost since now: those that the
+// kernel or a node had no room for, and those that faults of the nodes took. Where a node does not answer, or is
+// another one now, that is 0.
 func (b *testbed) losses() func() uint64 {
 	count := func() uint64 { return dropped(b.Server) + dropped(b.Client) + taken(b.Server) + taken(b.Client) }
 	was := count()
@@ -312,7 +312,7 @@ func dropped(n *lab.Node) (sum uint64) {
 	return sum
 }
 
-// runPairOnce runs a pair to its end, and says what was wrong with how they ended.
+// runPairOnce runs a pair to its end, and returns what was wrong with their ends.
 func (b *testbed) runPairOnce(limit time.Duration, flags []string, program string, args ...string) (lab.Pair, error) {
 	p, err := b.Start(flags, program, args...)
 	defer p.Kill()

@@ -13,7 +13,7 @@ import (
 	"weft/test/lab"
 )
 
-// both runs a server, which listens on a TCP port, and a client of it, and wants
+// both runs a server, which listens on a TCP port, and a client of it, and expects
 // both to end well and the client to have said what is wanted.
 func (b *testbed) both(t *testing.T, port int, want string, server, client []string) {
 	t.Helper()
@@ -22,7 +22,7 @@ func (b *testbed) both(t *testing.T, port int, want string, server, client []str
 	}
 }
 
-// bothOnce does that, and says what came of it if it was not so.
+// bothOnce does that, and returns what went wrong.
 func (b *testbed) bothOnce(port int, want string, server, client []string) (why string) {
 	p, err := lab.StartPair(port, b.Server.Program(server...), b.Client.Program(client...))
 	defer p.Kill()
@@ -48,7 +48,7 @@ func (b *testbed) libfabric(t *testing.T, args string) {
 	})
 }
 
-// qperf connects by address, since its own way knows no GID. Its server tells the port before it listens: a client
+// qperf connects by address, since its own way knows no GID. Its server prints the port before it listens: a client
 // that is faster is refused, and tries again.
 func (b *testbed) qperf(t *testing.T) {
 	t.Run("qperf -cm1", func(t *testing.T) {

@@ -87,7 +87,7 @@ func (b *testbed) mpirun(t *testing.T, m mpi, ranks int, program ...string) lab.
 	return cmd
 }
 
-// ring runs the MPI program and wants it to say that every byte was right, and
+// ring runs the MPI program and expects its report that every byte was right, and
 // the bytes to have gone through the node.
 func (b *testbed) ring(t *testing.T, program string, m mpi, ranks int) {
 	t.Helper()

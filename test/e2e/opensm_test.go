@@ -56,7 +56,7 @@ func (o *opensm) text() string {
 	return string(b)
 }
 
-// faultless wants no error in the log, as long as no trunk has been down: on a
+// faultless expects no error in the log, as long as no trunk has been down: on a
 // machine that is too busy for a third of a second trunks are, and requests on
 // their way are lost.
 func (o *opensm) faultless(t *testing.T) {
@@ -126,9 +126,9 @@ func TestOpenSM(t *testing.T) {
 	})
 	o.faultless(t)
 
-	// Without a manager everything goes on, and the port says that there is none.
+	// Without a manager everything goes on, and the port shows that there is none.
 	o.Kill()
-	s.until("the port says that no manager is there", func() bool {
+	s.until("the port shows that no manager is there", func() bool {
 		mask, _ := sysfsFile(s.nodes[1], "cap_mask")
 		v, err := strconv.ParseUint(mask, 0, 32)
 		return err == nil && v&2 == 0
@@ -160,7 +160,7 @@ func TestOpenSM(t *testing.T) {
 }
 
 // TestOpenSMGuards has OpenSM guard the nodes with an M_Key: it goes on to manage them, and
-// nobody else does.
+// no other manager does.
 func TestOpenSMGuards(t *testing.T) {
 	needs(t, "opensm", "smpquery", "ibportstate")
 	const key = "0x1122334455667788"
@@ -271,7 +271,7 @@ func (s *subnet) learn(t *testing.T) *known {
 	return f
 }
 
-// same wants the LIDs of earlier.
+// same expects the LIDs of earlier.
 func (f *known) same(t *testing.T, earlier *known) {
 	t.Helper()
 	if f.lid != earlier.lid || f.sw != earlier.sw {
@@ -375,7 +375,7 @@ func each(list []map[string]string, names ...string) (lines []string) {
 	return lines
 }
 
-// diagnose wants Debian's diagnostics to show the three nodes as they are.
+// diagnose expects Debian's diagnostics to show the three nodes as they are.
 func (f *known) diagnose(t *testing.T) {
 	ca := func(i int) string { return "H-" + f.caGUID(i) }
 	sw := func(i int) string { return "S-" + f.switchGUID(i) }
@@ -441,7 +441,7 @@ func (f *known) diagnose(t *testing.T) {
 	t.Run("perfquery", f.count)
 }
 
-// askSA wants the subnet administration to tell of the three nodes what is so.
+// askSA expects true records of the three nodes from the subnet administration.
 func (f *known) askSA(t *testing.T, lidOf, swLID func(i int) string) {
 	ask := func(args ...string) (out string, list []map[string]string) {
 		t.Helper()
@@ -527,7 +527,7 @@ func (f *known) askSA(t *testing.T, lidOf, swLID func(i int) string) {
 	}
 }
 
-// count wants the counters of every port to tell which way packets went.
+// count expects the counters of every port to show which way packets went.
 func (f *known) count(t *testing.T) {
 	read := func() map[string]uint64 {
 		c := map[string]uint64{}

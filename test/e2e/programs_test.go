@@ -143,7 +143,7 @@ func extraArgs(program string) []string {
 
 var iterations = regexp.MustCompile(`(?m)^(\d+) iters in [0-9.]+ seconds`)
 
-// checkOutput says what is wrong with a client's output, or nothing.
+// checkOutput returns what is wrong with a client's output, or nothing.
 func checkOutput(program, out string) string {
 	if strings.HasPrefix(program, "ibv_") {
 		if !iterations.MatchString(out) {

@@ -218,7 +218,7 @@ func hugePages(t *testing.T, n int) bool {
 	return have() >= n
 }
 
-// pyverbsResult is what unittest says of a test.
+// pyverbsResult is the report of unittest on a test.
 type pyverbsResult struct{ verdict, why string }
 
 var (

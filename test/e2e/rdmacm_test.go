@@ -162,7 +162,7 @@ func (w *cmWay) once(t *testing.T, r cmRung) (why string) {
 	return ""
 }
 
-// clean wants nothing to be left of programs.
+// clean expects that nothing of programs is left.
 func (w *cmWay) clean(t *testing.T) {
 	t.Helper()
 	for _, n := range []*lab.Node{w.server, w.client} {
@@ -233,7 +233,7 @@ func (w *cmWay) groupOnce(t *testing.T, group string) (why string) {
 	return ""
 }
 
-// kill ends one side of rping at once, and wants the other to end by itself.
+// kill ends one side of rping at once, and expects the other to end by itself.
 func (w *cmWay) kill(t *testing.T, which string) {
 	server := w.listen(t, w.args("rping -s -C 1000000 -V -a ADDR"))
 	defer server.Kill()

@@ -115,7 +115,7 @@ func (b *testbed) runs(t *testing.T) (n uint64) {
 	return n
 }
 
-// ucxAll runs the list, or only what tells most where a testbed is one of several.
+// ucxAll runs the list, or only the most telling rows where a testbed is one of several.
 func ucxAll(t *testing.T, b *testbed, device string, pick func(ucx) bool) {
 	for _, u := range ucxRungs {
 		if lab.Soak || pick(u) {

@@ -30,7 +30,7 @@ const nativeDevice = "weft_ib0"
 
 const diagLimit = 30 * time.Second
 
-// run runs a program on the first node and wants it to succeed.
+// run runs a program on the first node and expects it to succeed.
 func (m *managed) run(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := lab.Run(m.Server.Program(args...), diagLimit)
@@ -215,7 +215,7 @@ func (m *managed) ping(t *testing.T) {
 }
 
 // TestGuardedSubnet: with an M_Key the diagnostics show the fabric as they do without it;
-// who does not have it changes nothing, and does not learn it.
+// a program without it changes nothing, and cannot read it.
 func TestGuardedSubnet(t *testing.T) {
 	needs(t, "ibstat", "saquery", "ibtracert", "ibportstate")
 	const key = "0x1122334455667788"

@@ -108,7 +108,7 @@ func (s *stations) counter(n *lab.Node, device, name string) (v uint64) {
 }
 
 // TestVESWDevices: programs of two nodes use devices in a virtual Ethernet switch, by all kinds of addresses, and
-// nobody else's.
+// no others.
 func TestVESWDevices(t *testing.T) {
 	s := openStations(t, 1500)
 	if p := s.port(s.Server, blueDevice); p.LinkLayer != "Ethernet" || p.ActiveMTU != 1024 ||

@@ -54,7 +54,7 @@ func serveFrames(what string) int {
 		return fail(err)
 	}
 	if f[0] == "listen" {
-		// The kernel takes tags out, and tells of them beside the frame.
+		// The kernel takes tags out, and passes them beside the frame.
 		if err := unix.SetsockoptInt(sock, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1); err != nil {
 			return fail(err)
 		}
@@ -546,7 +546,7 @@ func TestVESWMasterKilled(t *testing.T) {
 }
 
 // TestVESWNetstack: a user without rights on the host's network is on a virtual Ethernet switch by an IP stack in
-// the node, and its status tells what helps.
+// the node, and its status has the fix.
 func TestVESWNetstack(t *testing.T) {
 	lab.NeedNetNS(t)
 	tri, err := lab.MakeTriangle(9000)

@@ -96,8 +96,8 @@ func (b *bench) boot() error {
 	return nil
 }
 
-// retryIfGuestDies runs one row. Where the guest died meanwhile, of its own kernel, it says so, boots a fresh guest and
-// runs the row again, maxDeaths times in a bench at most.
+// retryIfGuestDies runs one row. Where the guest died meanwhile, of its own kernel, it prints that, boots a fresh guest
+// and runs the row again, maxDeaths times in a bench at most.
 func (b *bench) retryIfGuestDies(t *testing.T, row func() error) error {
 	t.Helper()
 	for {

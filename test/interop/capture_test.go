@@ -12,7 +12,7 @@ import (
 	"weft/internal/proto/wire"
 )
 
-// checkCapture wants every packet of a capture (classic pcap, Ethernet) to
+// checkCapture expects every packet of a capture (classic pcap, Ethernet) to
 // parse and to bear the right ICRC, both ends to have used every kind of
 // operation, and those to groups to be as RoCEv2 has them.
 func checkCapture(t *testing.T, file string, b *bench) {
@@ -59,7 +59,7 @@ func checkCapture(t *testing.T, file string, b *bench) {
 			fault("transport: " + why.String())
 			continue
 		}
-		// The IP packet ends where its own length says, not where the frame does.
+		// The IP packet ends at its own length, not where the frame does.
 		n := len(p) + 28
 		if !ip.IPv4 {
 			n += 20
@@ -85,7 +85,7 @@ func checkCapture(t *testing.T, file string, b *bench) {
 		ib.Acknowledge, ib.FetchAdd, ib.AtomicAck,
 		ib.ServiceUC | ib.SendFirst, ib.ServiceUD | ib.SendOnly} {
 		for weft, counts := range seen {
-			// Those that one row asks for, in one direction.
+			// Those that one row requires, in one direction.
 			one := op == ib.ReadRequest || op == ib.ReadRespFirst || op == ib.FetchAdd || op == ib.AtomicAck ||
 				op == ib.WriteFirst
 			if counts[op] == 0 && !(one && seen[!weft][op] > 0) {

@@ -15,7 +15,7 @@ import (
 	"weft/test/lab"
 )
 
-// TestDPDKOnVESW: the hosts of two nodes, each on a virtual Ethernet switch of its own, talk by way of DPDK, whose two
+// TestDPDKOnVESW: the hosts of two nodes, each on a virtual Ethernet switch of its own, talk by way of DPDK: its two
 // ports are cards of the nodes, one in either switch. It is the only way, and nothing is lost on it but what DPDK
 // drops.
 func TestDPDKOnVESW(t *testing.T) {
@@ -161,14 +161,14 @@ func (f *fleet) settled(cards [2]api.VM, dpdk *lab.Proc) (m [2]map[string]uint64
 	return m
 }
 
-// testpmdDrops are the frames that each port of testpmd did not send, as it tells at its end.
+// testpmdDrops are the frames that each port of testpmd did not send, as it prints at its end.
 func testpmdDrops(t *testing.T, printed string) (n [2]uint64) {
 	t.Helper()
 	for i := range n {
 		_, part, ok := strings.Cut(printed, fmt.Sprintf("Forward statistics for port %d", i))
 		m := regexp.MustCompile(`TX-dropped: (\d+)`).FindStringSubmatch(part)
 		if !ok || m == nil {
-			t.Fatalf("dpdk-testpmd tells nothing of port %d", i)
+			t.Fatalf("dpdk-testpmd prints nothing of port %d", i)
 		}
 		n[i], _ = strconv.ParseUint(m[1], 10, 64)
 	}

@@ -184,7 +184,7 @@ func (g *groupTraffic) packet(frame []byte, ip *wire.IPUDP, h *wire.Headers) str
 	return ""
 }
 
-// check wants both ends to have sent to groups of IPv4 and IPv6, in which the other was.
+// check expects that both ends sent to groups of IPv4 and IPv6, in which the other was.
 func (g *groupTraffic) check(t *testing.T) {
 	t.Logf("to groups: from Weft %v, from soft-RoCE %v; members: Weft %v, soft-RoCE %v", g.sent[true], g.sent[false],
 		g.member[true], g.member[false])

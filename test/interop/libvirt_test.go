@@ -17,7 +17,7 @@ import (
 // libvirtSchema is that of Debian's libvirt0.
 const libvirtSchema = "/usr/share/libvirt/schemas/domain.rng"
 
-// TestLibvirt: what weft vm show prints for libvirt is as libvirt's schema wants it.
+// TestLibvirt: what weft vm show prints for libvirt is valid by libvirt's schema.
 func TestLibvirt(t *testing.T) {
 	if _, err := os.Stat(libvirtSchema); err != nil {
 		lab.Lacks(t, err)

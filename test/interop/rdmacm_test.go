@@ -14,7 +14,7 @@ import (
 	"weft/test/lab"
 )
 
-// cmProgram is a program of librdmacm: its server, its client, and what the client says when all
+// cmProgram is a program of librdmacm: its server, its client, and what the client prints when all
 // is well. ADDR is the server's address, DEV the device of the end.
 type cmProgram struct {
 	server, client, says string

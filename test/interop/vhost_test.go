@@ -58,7 +58,7 @@ func newHub(t *testing.T) *hub {
 	return h
 }
 
-// add makes a door; dial tells that the machine is the socket's server.
+// add makes a device socket; dial: the machine is the socket's server.
 func (h *hub) add(dial bool, plug bool) *door {
 	h.t.Helper()
 	d := &door{path: filepath.Join(h.dir, strconv.Itoa(len(h.door)))}
@@ -101,7 +101,7 @@ func (h *hub) again(d *door, peer lab.Peer) {
 	var was *ethdev.Device
 	h.Do(func() {
 		if was = d.Device(); was != nil {
-			was.Fail(errors.New("the test wants a new session"))
+			was.Fail(errors.New("the test requires a new session"))
 		}
 	})
 	if err := lab.Until("the front-end comes back", time.Minute, func() (bool, error) {

@@ -94,7 +94,7 @@ func BuildC(out, pattern string, flags ...string) error {
 }
 
 // Verdicts returns verbcheck's lines: the names that passed, and for the
-// others what it says.
+// others its output.
 func Verdicts(output string) (passed []string, failed, skipped map[string]string) {
 	failed, skipped = map[string]string{}, map[string]string{}
 	for line := range strings.Lines(output) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Soak says that tests shall run their full matrices, which take long.
+// Soak: tests run their full matrices, which take long.
 var Soak = os.Getenv("WEFT_SOAK") == "1"
 
 // OnlySoak leaves a test to the soak. Nothing lacks, so REQUIRE_E2E has no say in it.

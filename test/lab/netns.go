@@ -22,7 +22,7 @@ type NetNS struct {
 
 var made atomic.Int32
 
-// MayMakeNetNS says why this process cannot make namespaces, or nothing.
+// MayMakeNetNS returns why this process cannot make namespaces, "" where it can.
 func MayMakeNetNS() error {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root")
@@ -117,8 +117,8 @@ func (n *NetNS) ready() error {
 	})
 }
 
-// WithTap makes a namespace with a TAP named eth0 for a guest, and tells the
-// guest's addresses.
+// WithTap makes a namespace with a TAP named eth0 for a guest, and returns the
+// addresses for the guest.
 func WithTap(mtu int) (n *NetNS, guestV4, guestV6 string, err error) {
 	if n, err = newNetNS(); err != nil {
 		return nil, "", "", err

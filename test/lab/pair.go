@@ -104,7 +104,7 @@ func (p Pair) Wait(limit time.Duration) (client, server error) {
 // GaveUp is the status of a request that had no answer as often as its queue pair may try.
 const GaveUp = "transport retry counter exceeded"
 
-// gaveUpSending is what a pingpong says of its last send, if that failed so. It sends one message only
+// gaveUpSending is what a pingpong prints of its last send, if that failed so. It sends one message only
 // after the one before was acknowledged, and gives up at the first request that fails.
 const gaveUpSending = "Failed status " + GaveUp + " (12) for wr_id 2"
 

@@ -181,7 +181,7 @@ func (p *Proc) Kill() {
 var ErrTimeout = errors.New("did not end in time")
 
 // Wait waits for the end of the program, at most limit, after which it is
-// killed. The error says how it ended if not with exit status 0.
+// killed. The error states how it ended if not with exit status 0.
 //
 // A program that cannot go on without a peer is killed earlier: when PeerPatience has passed since the end of one of
 // Cmd.Peers. The error then wraps ErrPeerEnded, and ErrTimeout, and has what the peer printed.

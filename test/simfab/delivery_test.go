@@ -25,7 +25,7 @@ const (
 )
 
 // campaign returns the seeds that each case runs with: as many as
-// WEFT_SIM_SEEDS says; by default one, and five in a soak (WEFT_SOAK).
+// WEFT_SIM_SEEDS has; by default one, and five in a soak (WEFT_SOAK).
 func campaign(t testing.TB) []uint64 {
 	n := 1
 	if os.Getenv("WEFT_SOAK") != "" {

@@ -21,7 +21,7 @@ const (
 	CodeNotReady Code = "not_ready" // the node is starting or ending
 	CodeNoNode   Code = "no_node"   // no node runs there; made by the client only
 	CodeNoAnswer Code = "no_answer" // a node is there but does not answer; made by the client only
-	// CodeNotMaster: only the node whose manager is master can answer.
+	// CodeNotMaster: only the node of the master can answer.
 	CodeNotMaster Code = "not_master"
 	CodeInternal  Code = "internal"
 )

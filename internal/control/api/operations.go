@@ -68,7 +68,7 @@ var (
 		What: "cannot delete the device", Access: FullAccess}
 )
 
-// The subnet. Only the node whose manager is master has it: other nodes answer CodeNotMaster and name the master.
+// The subnet. Only the node of the master has it: other nodes answer CodeNotMaster and name the master.
 var (
 	GetSubnet = Op[None, Subnet]{Method: "GET", Path: "/fabric/subnet",
 		What: "cannot show the fabric", Access: ReadAccess}

@@ -52,7 +52,7 @@ func do[In any](ctx context.Context, a *app, op api.Op[In, api.None], in In) err
 // printer prints v as JSON, or calls people to print it for people.
 type printer = func(v any, people func(w *screen)) error
 
-// show makes cmd a command with -o whose run prints something.
+// show makes cmd a command with -o; run prints something.
 func (a *app) show(cmd *cobra.Command, run func(cmd *cobra.Command, args []string,
 	print printer) error) *cobra.Command {
 	var format string

@@ -387,7 +387,7 @@ known yet (--nonblock), 22 not the address of one node, 100 the link is down.`,
 		return nil
 	})
 	f := cmd.Flags()
-	f.StringVar(&q.Link, "link", "", "link of the path; without it, the link whose prefixes contain the address")
+	f.StringVar(&q.Link, "link", "", "link of the path; without it, the link with a prefix that contains the address")
 	f.BoolVar(&q.NonBlocking, "nonblock", false, "return at once where the path is not known yet")
 	f.DurationVar(&q.TimeoutNS, "timeout", 5*time.Second, "time limit of the resolution")
 	cmd.AddCommand(ipTable(a, "list", "show the paths of links", "no paths", api.ListIPPaths, ipPathColumns),

@@ -168,7 +168,7 @@ func inactive(s api.Status, other string) (why, fix string) {
 	return "it has no device", other
 }
 
-// disabled names the devices whose ports are down on purpose.
+// disabled names the devices with ports that are down on purpose.
 func disabled(s api.Status) (names []string) {
 	for _, d := range s.Devices {
 		if !d.Enabled {

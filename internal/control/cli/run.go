@@ -126,7 +126,7 @@ func (a *app) exec(ctx context.Context, args []string, name, device, arena strin
 	return nil
 }
 
-// containerTools are programs whose containers do not see what is preloaded into the tool.
+// containerTools are programs with containers that do not see what is preloaded into the tool.
 var containerTools = []string{"docker", "podman", "nerdctl", "ctr"}
 
 // childEnv returns env with what the shim needs.

@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// column is a column of a table whose rows are values of T.
+// column is a column of a table with values of T as rows.
 type column[T any] struct {
 	// head is the heading. One that starts with ">" is right-aligned, as numbers are.
 	head string

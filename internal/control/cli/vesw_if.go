@@ -100,7 +100,7 @@ that to the manager.`,
 	})
 	cmd.Flags().IntVar(&r.VESW, "vesw", 0, "identifier of the virtual Ethernet switch (weft vesw list)")
 	cmd.Flags().StringVar(&r.Name, "name", "", "name of the interface")
-	cmd.Flags().StringVar(&outside, "gateway", "", "interface of the host to whose network the port is a gateway")
+	cmd.Flags().StringVar(&outside, "gateway", "", "interface of the host: the port is a gateway to its network")
 	return cmd
 }
 

@@ -84,7 +84,7 @@ var Settings = []Setting{
 		Doc:     "Nodes reach each other by RoCEv2 only with the same port. 4791 is the port of the specification (IBA annex A17).",
 		field:   func(c *Config) any { return &c.RoCEPort },
 		check:   between(func(c *Config) *int { return &c.RoCEPort }, 0, 65535, "")},
-	{Name: "roce-interfaces", Group: "Node", Help: "interfaces whose addresses are GIDs of the device, by name or shell pattern (may be repeated)",
+	{Name: "roce-interfaces", Group: "Node", Help: "interfaces with addresses for the GIDs of the device, by name or shell pattern (may be repeated)",
 		Doc: "Without it: all interfaces but InfiniBand ones and those of a node's own fabric.", Example: "eth0",
 		field: func(c *Config) any { return &c.RoCEInterfaces },
 		check: func(c *Config, bad func(string, ...any)) {

@@ -75,7 +75,7 @@ var managementGroups = []Group{
 		Note: "The names are those of US patent 8,937,949.",
 		Metrics: []Metric{
 			{"received", Count, "packets", "received"},
-			{"inspected", Count, "packets", "whose members were looked up"},
+			{"inspected", Count, "packets", "with members looked up"},
 			{"no_members", Count, "packets", "without a member"},
 			{"requested", Count, "copies", "requested"},
 			{"injected", Count, "copies", "passed to the lane of the queue pair"},

@@ -144,6 +144,6 @@ var nodeGroups = []Group{
 			{"copies", Count, "copies", "of multicast packets, delivered to a queue pair"},
 			{"blocked_self", Count, "copies", "of multicast packets, not delivered to their own sender"},
 			{"cq_overrun", Count, "events", "a completion queue overflowed"},
-			{"orphaned_qps", Count, "queue pairs", "of ended programs, whose peers are notified"},
+			{"orphaned_qps", Count, "queue pairs", "of ended programs, which notify their peers"},
 		}},
 }

@@ -715,7 +715,7 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// TestHostileLog: a log whose descriptor is invalid ends the session; a log that is too small does no
+// TestHostileLog: a log with an invalid descriptor ends the session; a log that is too small does no
 // harm.
 func TestHostileLog(t *testing.T) {
 	w := newWorld(t, 2)

@@ -15,7 +15,7 @@ func address(b []byte) uint64 {
 // of this binary has mapped there.
 func textAddress() uint64 {
 	f := textAddress
-	// Safe: a func value is a pointer to a record whose first word is the address of the code; both
+	// Safe: a func value is a pointer to a record that begins with the address of the code; both
 	// are only read.
 	return uint64(**(**uintptr)(unsafe.Pointer(&f)))
 }

@@ -6,7 +6,7 @@
 // kernel, and the client's mapped memory. What goes out: a mem.Space that serves mapped ranges by
 // plain copies and all other addresses by system calls. Package vhost creates one per session that
 // sends WEFT_PROC_MEM; the adapter uses it through mem.Region. It must never access a process other
-// than the one whose memory the descriptor is bound to, and never block the scheduler on a client's
+// than the one that the descriptor is bound to, and never block the scheduler on a client's
 // page fault: every call into the kernel is an ordinary one, during which the runtime can reuse the
 // processor.
 //

@@ -104,7 +104,7 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 	}
 	if r := parse(plain, plain.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize),
 		abi.ParseQueryDeviceResult); r.DeviceCapFlags>>40 != 0 || r.MaxSRQ != 0 {
-		t.Errorf("a plain device tells of extensions: %+v", r)
+		t.Errorf("a plain device reports extensions: %+v", r)
 	}
 
 	d := f.newDriver(true, 4<<20)

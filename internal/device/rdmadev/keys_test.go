@@ -24,7 +24,7 @@ func (d *driver) window(pd, typ uint32) abi.AllocMWResult {
 		abi.ParseAllocMWResult)
 }
 
-// keys is a connected pair whose second end has regions and windows; the first end tests access by
+// keys is a connected pair: the second end has regions and windows; the first end tests access by
 // sending.
 type keys struct {
 	t    *testing.T

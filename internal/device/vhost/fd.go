@@ -54,7 +54,7 @@ const (
 type Call struct {
 	fd     int
 	event  bool
-	shared bool       // a pipe whose flags are shared with the client
+	shared bool       // a pipe with flags that the client shares
 	signal *signaller // of an eventfd; nil where the kernel has none
 	value  [8]byte
 	iov    [1][]byte // of value

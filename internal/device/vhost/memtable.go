@@ -173,7 +173,7 @@ func (t *MemTable) ReadV(addr uint64, dst [][]byte) error {
 	return nil
 }
 
-// WriteV implements mem.Space. A write whose range is not mapped completely writes nothing.
+// WriteV implements mem.Space. A write to a range that is not mapped completely writes nothing.
 func (t *MemTable) WriteV(w []mem.Write) (int, error) {
 	for i := range w {
 		if !t.write(w[i].Addr, w[i].Data) {

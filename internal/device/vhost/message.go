@@ -29,7 +29,7 @@ type message struct {
 	over    error // a Quota: the descriptors were closed at once
 }
 
-// take transfers descriptor i to the caller, who must close it.
+// take transfers descriptor i to the caller, which must close it.
 func (m *message) take(i int) int {
 	fd := m.fds[i]
 	m.fds[i] = -1

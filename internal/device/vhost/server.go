@@ -26,7 +26,7 @@ type Config struct {
 	NodeUID uint32 // part of the reply to WEFT_HELLO
 	SpinUs  uint32
 	Limits  Limits
-	// Share, if set, is a server whose accounts and Limits also apply to this one.
+	// Share, if set, is a server: its accounts and Limits also apply to this one.
 	Share *Server
 	// OnRefuse, if set, is called when a front-end exceeds a Quota, on its goroutine.
 	OnRefuse func(s *Session, q Quota)

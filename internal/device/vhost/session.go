@@ -400,7 +400,7 @@ func (s *Session) addMemReg(m *message) error {
 	return s.table.add(r, m.fds[0])
 }
 
-// remMemReg removes memory; memory keys whose regions lie in it fail from then on. A descriptor in the
+// remMemReg removes memory; memory keys of regions in it fail from then on. A descriptor in the
 // message is closed.
 func (s *Session) remMemReg(m *message) error {
 	if len(m.fds) > 1 {
@@ -422,7 +422,7 @@ func (s *Session) remMemReg(m *message) error {
 	return nil
 }
 
-// stopRings stops every running ring whose tables lie in r.
+// stopRings stops every running ring with tables in r.
 func (s *Session) stopRings(r *region) {
 	for i, g := range s.rings {
 		if g.running && slices.ContainsFunc(g.spans(), func(p span) bool {

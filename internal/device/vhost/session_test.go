@@ -444,7 +444,7 @@ func TestStandardRing(t *testing.T) {
 	}
 }
 
-// TestMemoryOfRunningRing: a ring whose memory is removed is stopped, and the front-end notified.
+// TestMemoryOfRunningRing: a running ring is stopped when its memory is removed, and the front-end notified.
 func TestMemoryOfRunningRing(t *testing.T) {
 	door := newDoor(t)
 	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: true})

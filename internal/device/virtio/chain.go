@@ -57,7 +57,7 @@ func (q *Queue) Pop(c *Chain) (ok bool, err error) {
 	return true, nil
 }
 
-// walk collects the pieces of the element whose first descriptor is d. It reads each descriptor once.
+// walk collects the pieces of the element that begins with descriptor d. It reads each descriptor once.
 // most bounds the descriptors and the pieces.
 func (q *Queue) walk(head uint16, d desc, c *Chain, most int) error {
 	c.reset(head, q.log)

@@ -29,7 +29,7 @@ func TestDoorbell(t *testing.T) {
 			p.Ring(i)
 		}
 		if !d.Sleep() || !p.Sleeping() || !p.Ring(want[0]) {
-			t.Errorf("%d rings: sleep did not see the news, or asks for no kick", n)
+			t.Errorf("%d rings: sleep did not see the news, or suppresses kicks", n)
 		}
 		d.Wake()
 		if p.Ring(want[0]) {

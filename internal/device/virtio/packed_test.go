@@ -31,18 +31,18 @@ func TestPackedPlace(t *testing.T) {
 		edit func(*virtio.Config)
 		want error
 	}{
-		"good":            {func(*virtio.Config) {}, nil},
-		"empty":           {func(c *virtio.Config) { c.Num = 0 }, virtio.FaultSize},
-		"huge":            {func(c *virtio.Config) { c.Num = 32769 }, virtio.FaultSize},
-		"misaligned":      {func(c *virtio.Config) { c.Desc += 8 }, virtio.FaultAlign},
-		"events":          {func(c *virtio.Config) { c.Driver += 2 }, virtio.FaultAlign},
-		"outside":         {func(c *virtio.Config) { c.Desc = 16 }, virtio.FaultRingMemory},
-		"over the end":    {func(c *virtio.Config) { c.Num = 32768 }, virtio.FaultRingMemory},
-		"events outside":  {func(c *virtio.Config) { c.Device = 16 }, virtio.FaultRingMemory},
-		"begins beyond":   {func(c *virtio.Config) { c.Base = 7 }, virtio.FaultHead},
-		"used index too":  {func(c *virtio.Config) { c.Base = 0x8007_8000 }, virtio.FaultHead},
-		"as QEMU says it": {func(c *virtio.Config) { c.Base = 0x8000_8000 }, nil},
-		"as DPDK says it": {func(c *virtio.Config) { c.Base = 0x8000 }, nil},
+		"good":              {func(*virtio.Config) {}, nil},
+		"empty":             {func(c *virtio.Config) { c.Num = 0 }, virtio.FaultSize},
+		"huge":              {func(c *virtio.Config) { c.Num = 32769 }, virtio.FaultSize},
+		"misaligned":        {func(c *virtio.Config) { c.Desc += 8 }, virtio.FaultAlign},
+		"events":            {func(c *virtio.Config) { c.Driver += 2 }, virtio.FaultAlign},
+		"outside":           {func(c *virtio.Config) { c.Desc = 16 }, virtio.FaultRingMemory},
+		"over the end":      {func(c *virtio.Config) { c.Num = 32768 }, virtio.FaultRingMemory},
+		"events outside":    {func(c *virtio.Config) { c.Device = 16 }, virtio.FaultRingMemory},
+		"begins beyond":     {func(c *virtio.Config) { c.Base = 7 }, virtio.FaultHead},
+		"used index too":    {func(c *virtio.Config) { c.Base = 0x8007_8000 }, virtio.FaultHead},
+		"as QEMU passes it": {func(c *virtio.Config) { c.Base = 0x8000_8000 }, nil},
+		"as DPDK passes it": {func(c *virtio.Config) { c.Base = 0x8000 }, nil},
 	} {
 		c := good
 		tc.edit(&c)

@@ -357,7 +357,7 @@ func (q *Queue) DisableKick() {
 // not used yet, so that a later device takes again what was only taken.
 func (q *Queue) State() uint32 { return uint32(q.usedIdx) }
 
-// Popped returns the index of the next element to pop, which is the state of a ring whose elements are
+// Popped returns the index of the next element to pop, which is the state of a ring with elements that are
 // used out of order.
 func (q *Queue) Popped() uint16 { return q.lastAvail }
 

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzHandle passes to a Core whose trunk is up a sequence of datagrams, each behind its 16-bit
+// FuzzHandle passes to a Core with a trunk that is up a sequence of datagrams, each behind its 16-bit
 // length. The epochs are corrected, or hardly any datagram would pass the header checks. Each
 // delivered packet must be part of a datagram or reassembled from fragments, and each datagram must be
 // counted.

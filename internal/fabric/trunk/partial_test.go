@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestAnyOrder reassembles packets whose fragments arrive in any order, several packets at a time.
+// TestAnyOrder reassembles packets from fragments that arrive in any order, several packets at a time.
 func TestAnyOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, limit := range []int{MinDatagram, 1472} {

@@ -168,7 +168,7 @@ func (t *Table) Route(in uint8, dlid ib.LID, key ib.PKey) (out PortSet, why Refu
 	return out, why
 }
 
-// Route24 returns the egress ports of a 16B packet, whose destination LID has 24
+// Route24 returns the egress ports of a 16B packet, with a destination LID of 24
 // bits.
 func (t *Table) Route24(in uint8, dlid uint32, key ib.PKey) (out PortSet, why Refusal) {
 	lid, ok := LIDOf24(dlid)

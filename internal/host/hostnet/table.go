@@ -31,7 +31,7 @@ type Entry struct {
 // Free reports whether the slot is unused.
 func (e *Entry) Free() bool { return e.GID.IsZero() }
 
-// Choice selects the interfaces whose addresses become GIDs.
+// Choice selects the interfaces with the addresses that become GIDs.
 type Choice struct {
 	// Names are shell patterns of interface names, such as "eth*". Empty: all interfaces but InfiniBand ones and those
 	// marked ifdev.Alias, which carry the traffic of a node's own fabric. The loopback interface is always chosen: only

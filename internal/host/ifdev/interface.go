@@ -89,8 +89,8 @@ func (i *Interface) Link() netlink.Link {
 // Closed reports whether Close was called.
 func (i *Interface) Closed() bool { return i.closed.Load() }
 
-// Follow starts a goroutine that calls refresh first, and then after changes, as p says. failed gets the error of a
-// monitor that ends by itself.
+// Follow starts a goroutine that calls refresh first, and then after changes, at the pace of p. failed gets the error
+// of a monitor that ends by itself.
 func (i *Interface) Follow(p Pace, refresh func(), failed func(error)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	i.cancel, i.followed = cancel, make(chan struct{})

@@ -21,7 +21,7 @@ type Monitor struct {
 	requested atomic.Bool // by Refresh
 }
 
-// Pace says which notifications count, and when Run calls its function after them.
+// Pace selects which notifications count, and when Run calls its function after them.
 type Pace struct {
 	// Concerns reports whether a notification counts; nil: all do.
 	Concerns func(m *syscall.NetlinkMessage) bool
@@ -70,8 +70,8 @@ func (m *Monitor) Refresh() {
 	_ = m.file.SetReadDeadline(past)
 }
 
-// Run calls refresh at once, and then after changes, as p says. It returns the error of ctx when ctx ends, or that of
-// the socket.
+// Run calls refresh at once, and then after changes, at the pace of p. It returns the error of ctx when ctx ends, or
+// that of the socket.
 func (m *Monitor) Run(ctx context.Context, p Pace, refresh func()) error {
 	defer context.AfterFunc(ctx, func() { _ = m.file.SetReadDeadline(past) })()
 	buf := make([]byte, 64<<10)

@@ -56,7 +56,7 @@ func TestMKeyIsShared(t *testing.T) {
 	b.until("its lease reaches the ports", func() bool { return b.ca.Port(1).MKeyLeasePeriod == 20 })
 	e, err := mem.Get(ctx, KeyIntent)
 	if err != nil || strings.Contains(string(e.Value), "77") {
-		t.Errorf("the intent tells the key: %s, %v", e.Value, err)
+		t.Errorf("the intent contains the key: %s, %v", e.Value, err)
 	}
 	// One that cannot be read changes nothing, and is not repeated in an error.
 	if _, err := store.Put(ctx, mem, KeyMKey, []byte(`{"version":1,"Kee":4711}`)); err != nil {

@@ -18,7 +18,7 @@ import (
 	"weft/test/simfab/subnet"
 )
 
-// large is a simulated fat tree whose manager, with its administration, is at the first adapter. It is
+// large is a simulated fat tree with the manager and its administration at the first adapter. It is
 // elected; nothing is written to a store.
 type large struct {
 	*subnet.Fabric
@@ -198,7 +198,7 @@ func (l *large) reached(from *subnet.Node, group ib.LID) map[ib.GUID]bool {
 	return got
 }
 
-// TestJoinsAreAnsweredInPlace: a member whose join was answered reaches every member whose join was
+// TestJoinsAreAnsweredInPlace: a member with an answered join reaches every member with a join
 // answered before, and is reached by them, by the tables at that time. No join costs more than a few
 // exchanges with switches.
 func TestJoinsAreAnsweredInPlace(t *testing.T) {

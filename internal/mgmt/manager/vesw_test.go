@@ -328,7 +328,7 @@ func TestUnreadableVESWs(t *testing.T) {
 	if _, err := store.Delete(ctx, mem, KeyVESWs); err != nil {
 		t.Fatal(err)
 	}
-	n.until("what nobody wants is gone", func() bool { return left.info[0] == nil })
+	n.until("the port that no intent has is gone", func() bool { return left.info[0] == nil })
 }
 
 // TestPartitionsOfVESWs: a configured partition gets the members of the VESW with its P_Key, and a

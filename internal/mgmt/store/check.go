@@ -78,7 +78,7 @@ func CheckTxn(t Txn) error {
 			return err
 		}
 		if c.Test > IsAt || c.Test == IsAt && c.Rev <= 0 {
-			return invalid(what, "the condition on %s asks nothing", c.Key)
+			return invalid(what, "the condition on %s compares nothing", c.Key)
 		}
 	}
 	total := 0

@@ -228,7 +228,7 @@ func LeaderOf(ctx context.Context, s Store, election string) (Leader, error) {
 
 // Observe sends the leader of an election: first the present one, which may be none, then each change,
 // until ctx or the store ends, which closes the channel. A slow observer misses leaders in between,
-// never the last. A leader whose entry cannot be read has a Term and no Name.
+// never the last. A leader with an unreadable entry has a Term and no Name.
 func Observe(ctx context.Context, s Store, election string) (<-chan Leader, error) {
 	key := electionKey(election)
 	if err := CheckKey(key); err != nil {

@@ -63,7 +63,7 @@ func Conflict(c Cond, found Rev) error {
 	case c.Test == IsAbsent:
 		e.Why = "it is already there"
 	default:
-		e.Why = fmt.Sprintf("somebody changed it meanwhile (revision %d, expected %d)", found, c.Rev)
+		e.Why = fmt.Sprintf("it was changed meanwhile (revision %d, expected %d)", found, c.Rev)
 	}
 	return e
 }
@@ -89,5 +89,5 @@ func Closed() error {
 
 func invalid(what, format string, args ...any) error {
 	return &Error{Kind: ErrInvalid, What: what, Why: fmt.Sprintf(format, args...),
-		Fix: "weft store --help tells the bounds"}
+		Fix: "weft store --help lists the bounds"}
 }

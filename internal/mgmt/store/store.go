@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store keeps the desired and the observed state of a fabric: small values under slash paths,
-// with transactions, watches, leases, and elections whose winner can be fenced off.
+// with transactions, watches, leases, and elections with a winner that can be fenced off.
 //
 // What comes in: keys and bytes of the manager, which owns their format; what goes out: entries with
 // revisions, ordered changes, and terms of office. NewMemory keeps all of it in this process; package

@@ -11,7 +11,7 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// TestNoticeLost: a channel whose program cannot be notified ends, so that the program does not wait for the event.
+// TestNoticeLost: a channel ends when its program cannot be notified, so that the program does not wait for the event.
 func TestNoticeLost(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -184,8 +184,8 @@ func (a *access) Map(frame []byte) (ref uint64, ok bool) {
 	return uint64(at), ok
 }
 
-// Unmap implements connected.Mapper. An engine whose sends did not complete in time unmaps frames after their memory
-// was released.
+// Unmap implements connected.Mapper. After sends that did not complete in time, an engine unmaps frames after their
+// memory was released.
 func (a *access) Unmap(ref uint64) {
 	if a.feed != nil {
 		a.feed.returned(int(ref))

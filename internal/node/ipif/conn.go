@@ -428,7 +428,7 @@ func (a *access) failed(e ib.Event, object uint32) {
 	}
 }
 
-// reportFailed reports to the engine the connections whose queue pairs failed, and returns whether there were any.
+// reportFailed reports to the engine the connections with failed queue pairs, and returns whether there were any.
 func (a *access) reportFailed(now mono.Time, engine *ipoib.Link) bool {
 	if len(a.fatal) == 0 {
 		return false

@@ -9,7 +9,7 @@ import (
 	"weft/internal/proto/ib"
 )
 
-// Connections whose queue pairs failed are recorded, by each of the events.
+// Connections with failed queue pairs are recorded, by each of the events.
 func TestFailedConnectionsAreRecorded(t *testing.T) {
 	a := &access{}
 	a.failed(ib.EventQPReqErr, 7) // before there are connections

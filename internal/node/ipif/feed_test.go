@@ -11,7 +11,7 @@ import (
 	"weft/internal/service/ipoib/connected"
 )
 
-// endless is a back end whose packets never end.
+// endless is a back end with endless packets.
 type endless struct {
 	ipoib.Backend
 	reads int

@@ -18,7 +18,7 @@ const patience = 3 * time.Second
 
 const cannotAdd = "cannot add IP links"
 
-// Add grants a request, and returns its links once they have a carrier, or after a while. A request none of whose links
+// Add grants a request, and returns its links once they have a carrier, or after a while. A request of which no link
 // gets a network device is refused.
 func (h *Host) Add(ctx context.Context, r api.IPRequest) (list []api.IPLink, err error) {
 	var q *request

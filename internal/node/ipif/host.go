@@ -319,7 +319,7 @@ func (h *Host) removed(l *iface) {
 	h.cfg.Manage.Post(func() { l.request.driver.Gone(l.cfg.Name) })
 }
 
-// deviceRemoved begins anew with a link whose device was removed from outside. The management goroutine calls it.
+// deviceRemoved begins anew with a link after its device was removed from outside. The management goroutine calls it.
 func (h *Host) deviceRemoved(l *iface, why error) {
 	if h.link(l.cfg.Name) != l {
 		return

@@ -193,7 +193,7 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 	q.driver = ipoib.NewDriver(params, q)
 	if e := h.cfg.Manage.Do(func() {
 		if o := h.overlap(q, params.PKeys); o != "" {
-			err = describe.Invalid("weft ipoib del "+o, "%s already has links that this asks for", o)
+			err = describe.Invalid("weft ipoib del "+o, "%s already has links of this request", o)
 			return
 		}
 		h.requests = append(h.requests, q)

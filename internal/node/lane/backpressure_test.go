@@ -14,7 +14,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// fullLink is a link whose socket has no room until its other end is read.
+// fullLink is a link with a socket that has no room until its other end is read.
 type fullLink struct {
 	nowhere
 	fd      int

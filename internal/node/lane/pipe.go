@@ -18,7 +18,7 @@ const (
 )
 
 // transfer is one burst on its way to a queue pair of another lane. Pieces of regions go by reference where the
-// sender's request stays outstanding until the other lane has answered. The payload of an unreliable service, whose
+// sender's request stays outstanding until the other lane has answered. The payload of an unreliable service, its
 // requests complete at once, is copied, and so are bytes at hand, which the sending lane is about to reuse.
 type transfer struct {
 	run  pkt.Burst
@@ -40,7 +40,7 @@ type pipe struct {
 	used       uint64
 	gather     mem.Batch // of the writer, as dst is: both allocate once
 	dst        [1][]byte
-	handled    uint32 // of the reader: slots whose burst it has handled but not released
+	handled    uint32 // of the reader: slots with a burst that it has handled but not released
 }
 
 func newPipe() *pipe { return &pipe{buf: make([]byte, pipeBytes)} }

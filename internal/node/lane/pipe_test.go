@@ -146,7 +146,7 @@ func TestPipeIsBounded(t *testing.T) {
 	}
 }
 
-// TestPipeBetweenGoroutines sends runs of every size through a pipe whose ends
+// TestPipeBetweenGoroutines sends runs of every size through a pipe with ends
 // are in two goroutines; counters and buffer wrap many times.
 func TestPipeBetweenGoroutines(t *testing.T) {
 	p := newPipe()

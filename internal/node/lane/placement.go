@@ -13,7 +13,7 @@ import (
 	"weft/internal/proto/mono"
 )
 
-// placement is how a lane shares processors with the threads whose streams it carries.
+// placement is how a lane shares processors with the threads of the streams that it carries.
 //
 // A lane that works for programs runs before every other thread as soon as it is woken (raisePriority). With a stream
 // of the kernel, IP or Ethernet, that is wrong: the thread that wakes the lane is a stage of the same stream, and a

@@ -14,7 +14,7 @@ type Worker struct {
 	busy bool
 }
 
-// NewWorker returns a Worker whose goroutine counts in group, so that its owner can wait for it.
+// NewWorker returns a Worker with a goroutine that counts in group, so that its owner can wait for it.
 func NewWorker(group *sync.WaitGroup) *Worker { return &Worker{group: group} }
 
 // Post has f called after the functions posted before. It never blocks.

@@ -54,7 +54,7 @@ func (n *Network) topology(ctx context.Context, command string) (t *topo.Subnet,
 
 // notMaster returns the error that names the master, and the command for that node.
 func (n *Network) notMaster(ctx context.Context, command string) error {
-	e := &api.Error{Code: api.CodeNotMaster, Why: "nobody is known to manage the subnet",
+	e := &api.Error{Code: api.CodeNotMaster, Why: "no manager of the subnet is known",
 		Fix: "weft up --sm auto on a node of the subnet"}
 	if n.manager == nil {
 		switch {
@@ -283,7 +283,7 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 	return v, err
 }
 
-// master says who manages the subnet: this node, the one that won the election
+// master reports which node manages the subnet: this node, the one that won the election
 // in the store, or the one that this manager stands by for.
 func (n *Network) master(ctx context.Context, s *manager.Status, reachable bool) (m api.Master, err error) {
 	guid := s.Master
@@ -293,7 +293,7 @@ func (n *Network) master(ctx context.Context, s *manager.Status, reachable bool)
 	case !s.Elected && reachable:
 		l, err := store.LeaderOf(ctx, n.store, manager.Election)
 		if err != nil {
-			return m, nil // nobody is elected at the moment
+			return m, nil // no manager is elected at the moment
 		}
 		m.Name, m.Dir = l.Name, l.Address
 		if _, text, ok := strings.Cut(l.Name, " "); ok {

@@ -343,7 +343,7 @@ func (q *QP) RecvSlot() *RecvRequest {
 // Outstanding returns the requests that are posted and not completed.
 func (q *QP) Outstanding() (sends, recvs int) { return q.sending, q.receiving }
 
-// Change modifies attributes of the queue pair that need no address; mask says which, as for Modify.
+// Change modifies attributes of the queue pair that need no address; mask selects them, as for Modify.
 func (q *QP) Change(now mono.Time, a transport.Attr, mask ib.AttrMask) error {
 	return q.QP.Modify(now, &a, nil, mask)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Records is a socket of records (SOCK_SEQPACKET) at which programs reach something of the node that is elsewhere a
-// device file: it holds who may connect, and how often. Every connection has a goroutine.
+// device file: it limits which users may connect, and how often. Every connection has a goroutine.
 type Records struct {
 	r    *Registry
 	l    *net.UnixListener

@@ -56,13 +56,13 @@ type Registry struct {
 
 // Stats count connections to record sockets that were refused.
 type Stats struct {
-	RefusedUID   atomic.Uint64 `counter:"record_refused_uid"`   // of users whom the node does not serve
+	RefusedUID   atomic.Uint64 `counter:"record_refused_uid"`   // of users that may not use the node
 	RefusedLimit atomic.Uint64 `counter:"record_refused_limit"` // beyond the number for a user or for all
 }
 
 // ErrEnding is the error of a node that ends because it was idle.
 var ErrEnding = &api.Error{Code: api.CodeNotReady, What: "cannot use the node",
-	Why: "it ends, because nobody used it", Fix: "start another: weft up"}
+	Why: "it ends, because it was not used", Fix: "start another: weft up"}
 
 // New returns an empty registry.
 func New(c Config) *Registry {
@@ -191,7 +191,7 @@ func (r *Registry) Detach(s *hca.Session) {
 	r.mu.Unlock()
 }
 
-// MemoryOwner returns the session of a program whose mapped memory holds addr, or nil. Lanes call it.
+// MemoryOwner returns the session of a program with mapped memory at addr, or nil. Lanes call it.
 func (r *Registry) MemoryOwner(addr uintptr) lane.MemoryOwner {
 	r.mu.Lock()
 	defer r.mu.Unlock()

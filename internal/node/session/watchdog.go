@@ -12,10 +12,11 @@ import (
 	"weft/internal/node/lane"
 )
 
-// errMemoryStuck ends a session whose memory a copy waits for (docs/notes/process-memory.md).
+// errMemoryStuck ends a session because a copy waits for its memory (docs/notes/process-memory.md).
 var errMemoryStuck = fmt.Errorf("a copy from or to its memory has not ended after %v", lane.StuckAfter)
 
-// Watchdog detects lanes that are stuck, and ends the sessions whose memory a copy waits for. One goroutine calls it.
+// Watchdog detects lanes that are stuck, and ends the sessions with memory that a copy waits for. One goroutine calls
+// it.
 type Watchdog struct {
 	r      *Registry
 	probed []time.Time // by lane: see lane.Check
@@ -48,7 +49,7 @@ func (w *Watchdog) Check(now time.Time) (stuck bool) {
 	return stuck
 }
 
-// checkCopies ends the sessions whose memory a copy waits for.
+// checkCopies ends the sessions with memory that a copy waits for.
 func (w *Watchdog) checkCopies(now time.Time) {
 	programs := w.r.Programs()
 	seen := make(map[*Session]bool, len(programs))

@@ -32,7 +32,7 @@ func (s *Subnet) send(now mono.Time, c *Port, d *mad.Datagram) {
 // Send sends, by the agent of the port, a datagram of a user of the port.
 func (c *Port) Send(d *mad.Datagram) { c.s.send(c.s.cfg.Now(), c, d) }
 
-// Mirror copies to captures a datagram that the port sends, or receives; none of an adapter whose programs have an
+// Mirror copies to captures a datagram that the port sends, or receives; none of an adapter with programs that have an
 // Ethernet port, since it is no packet of theirs.
 func (c *Port) Mirror(d *mad.Datagram, sent bool) {
 	s := c.s

@@ -26,7 +26,7 @@ type Port struct {
 	s        *Subnet
 	number   uint8 // of the switch's port
 	vema     *vema.Agent
-	underlay *hca.Port // of a function whose programs have an Ethernet port; else nil
+	underlay *hca.Port // of a function with an Ethernet port for programs; else nil
 }
 
 // Number is the port of the switch.

@@ -192,7 +192,7 @@ func (dp *DevicePort) resolve(ip netip.Addr) bool {
 }
 
 // Join implements hca.IPGroups for the function: the link receives packets of a group that a queue pair is in, and the
-// stack tells routers and the Ethernet Manager of it soon.
+// stack reports it to routers and the Ethernet Manager soon.
 func (dp *DevicePort) Join(g ib.GID) {
 	dp.mu.Lock()
 	defer dp.mu.Unlock()

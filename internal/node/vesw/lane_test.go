@@ -20,7 +20,7 @@ import (
 	"weft/internal/service/vnic"
 )
 
-// plug is a segment whose frames a test sends and sees. One goroutine uses it.
+// plug is a segment: a test sends and reads its frames. One goroutine uses it.
 type plug struct {
 	out    [][]byte // to be sent
 	outOff []ether.Offload
@@ -60,7 +60,7 @@ const allOffloads = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | 
 	ether.FeatureUSO4 | ether.FeatureUSO6
 
 // tcpSegment is a TCP segment over IPv4 with size octets of payload, to be cut every mss, or a frame
-// whose checksum is to be completed.
+// with a checksum to be completed.
 func tcpSegment(to, from [6]byte, size, mss int) ([]byte, ether.Offload) {
 	b := make([]byte, 54+size)
 	copy(b, to[:])
@@ -133,7 +133,7 @@ func (p *pieces) WriteFrames(frames []ether.Frame) (dropped int) {
 	return 0
 }
 
-// faulty is a segment in whose memory there is a fault when frames are written.
+// faulty is a segment with memory that faults when frames are written.
 type faulty struct{ plug }
 
 func (f *faulty) WriteBatch([][]byte, []ether.Offload) int { panic("fault") }
@@ -147,7 +147,7 @@ func (n portSlots) FreeNetdev(vport uint8)                       { n.Free(vport)
 // testVESW is the switch of the ports of twoPorts.
 const testVESW = 5
 
-// macOf is the MAC of the port of a function, whose LID is its number.
+// macOf is the MAC of the port of a function with its number as LID.
 func macOf(function uint16) [6]byte { return mad.VESWMAC(0, testVESW, uint32(function)) }
 
 // twoPorts is the lane's part of two ports of a VESW, one of each of two functions of a node, without the lane. The

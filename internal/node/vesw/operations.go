@@ -449,5 +449,5 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 	return list
 }
 
-// ReasonDown is the reason of a port whose interface was set down by its administrator.
+// ReasonDown is the reason of a port with an interface that was set down by its administrator.
 const ReasonDown = "the interface is set down"

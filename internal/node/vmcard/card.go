@@ -22,7 +22,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// Card is the network card of a virtual machine: a function of the node, whose first port in a virtual Ethernet
+// Card is the network card of a virtual machine: a function of the node; its first port in a virtual Ethernet
 // switch carries the frames of a front-end of vhost-user. The card outlives sessions of the front-end, and the port.
 type Card struct {
 	c    *Cards
@@ -152,7 +152,7 @@ func (m *Card) SetAdapter(a *hca.Adapter) {
 	m.adapter = a
 }
 
-// Remove is Close of a card whose function is deleted.
+// Remove is Close of a card when its function is deleted.
 func (m *Card) Remove() {
 	m.Close()
 	m.c.forget(m)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmcard runs the network cards of virtual machines: functions of a node whose segment is a vhost-user device.
+// Package vmcard runs the network cards of virtual machines: functions of a node with a vhost-user device as the
+// segment.
 //
 // What comes in: requests for cards, of the store and the control interface; front-ends at the sockets of cards; ports
 // in virtual Ethernet switches, from the room of VESW ports. What goes out: segments for these ports, and descriptions
@@ -33,7 +34,7 @@ type Config struct {
 	// Absent is why the node can have no cards, nil: it can.
 	Absent   error
 	Sessions Sessions
-	// Share is the device socket whose quotas the sockets of cards share.
+	// Share is the device socket that shares its quotas with the sockets of cards.
 	Share func() *vhost.Server
 	// AddFunction makes the function of a card: it calls SetAdapter, and Open where the node serves. number gives the
 	// function its number.
@@ -182,7 +183,7 @@ func (c *Cards) Segment(device string, d vnic.Device, notify func(vnic.SegmentEv
 	return m.segment(d, notify)
 }
 
-// MemoryOwner finds the card of the guest whose memory holds addr, nil where there is none. Any goroutine may call it.
+// MemoryOwner finds the card of the guest with memory at addr, nil where there is none. Any goroutine may call it.
 func (c *Cards) MemoryOwner(addr uintptr) lane.MemoryOwner {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -43,7 +43,7 @@ func (noVESWs) AddVESWPort(context.Context, string, api.VESWPortAdd) (api.VESW, 
 }
 func (noVESWs) DeleteVESWPort(context.Context, string, string, int) error { return errNotMaster }
 
-// newTestCards returns cards whose functions are never added to a node: fail is the result of adding one.
+// newTestCards returns cards with functions that are never added to a node: fail is the result of adding one.
 func newTestCards(t *testing.T, fail *error) (*Cards, *savingKeeper) {
 	k := &savingKeeper{}
 	var c *Cards

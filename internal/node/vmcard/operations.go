@@ -162,7 +162,7 @@ func Notices(list []api.VM) (notices []api.Degraded) {
 		}
 		if !v.Guest {
 			notices = append(notices, api.Degraded{What: "vm_without_guest", Why: v.Name + ": " + v.Reason,
-				Fix: "start the machine as weft vm show " + v.Name + " says, or weft vm del " + v.Name})
+				Fix: "start the machine with the options of weft vm show " + v.Name + ", or weft vm del " + v.Name})
 		}
 	}
 	return notices

@@ -260,7 +260,7 @@ func TestControlVectors(t *testing.T) {
 				data = data[:info.Req]
 			}
 			if len(data) != info.Req || v.Ack == AckOK && len(result) != info.Res {
-				t.Errorf("table says %d and %d bytes, vector has %d and %d", info.Req, info.Res, len(data), len(result))
+				t.Errorf("table has %d and %d bytes, vector has %d and %d", info.Req, info.Res, len(data), len(result))
 			}
 			check(t, codecs[v.Command][0], request, data)
 			if v.Ack == AckOK {

@@ -4,7 +4,7 @@ package ether
 
 import "golang.org/x/sys/cpu"
 
-// sumYMM is sum from zero of p, whose length is a multiple of 32 below 2^32, with 64-bit words
+// sumYMM is sum from zero of p, with a length that is a multiple of 32 below 2^32, with 64-bit words
 // cut in halves: they never carry.
 //
 //go:noescape

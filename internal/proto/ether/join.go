@@ -40,7 +40,7 @@ type Joiner struct {
 	used   int // of hdrs
 
 	// table finds the open group of a flow by its hash: its number + 1. Of two flows with one slot,
-	// the later one replaces the earlier, whose group is then complete.
+	// the later one replaces the earlier: the group of that is then complete.
 	table [64]int32
 }
 
@@ -203,7 +203,7 @@ func (g *group) begin(frame []byte, can Features) bool {
 	return g.flags&(tcpPSH|tcpFIN) == 0 && (g.flags&tcpCWR == 0 || can&FeatureECN != 0)
 }
 
-// continues reports whether frame, of g, can follow the group to, whose first frame is head.
+// continues reports whether frame, of g, can follow the group to, which begins with head.
 func (g *group) continues(frame, head []byte, to *group) bool {
 	a, b := &to.in, &g.in
 	if a.Kind != b.Kind || a.L3 != b.L3 || a.L4 != b.L4 || a.Payload != b.Payload || g.size > to.size ||

@@ -154,7 +154,7 @@ func (o *Offload) Complete(frame []byte) Offload {
 	return Offload{}
 }
 
-// finish stores the checksum of a frame whose sum from CsumStart on is s.
+// finish stores the checksum of a frame with the sum s from CsumStart on.
 func (o *Offload) finish(frame []byte, s uint64) {
 	c := ^fold(s)
 	if c == 0 && o.CsumOffset == 6 {

@@ -3,7 +3,7 @@
 package ether
 
 // Splitter cuts one frame with an Offload into frames of the network, each
-// written where the caller says: into the place of a packet, in one copy. A frame
+// written to a place of the caller's choice: into the place of a packet, in one copy. A frame
 // that is no segment is one, with its checksum completed. The zero value has none.
 //
 //	n, why := s.Start(frame, off, &info, mtu)

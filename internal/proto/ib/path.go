@@ -27,7 +27,7 @@ type Path struct {
 	// HopLimit are valid only then. RoCE paths always have addresses and leave it unset.
 	Global bool
 	// Function is the destination function of a local path, or the function at which a received packet
-	// arrived; for a RoCE path to other nodes, the function whose port sends the packets.
+	// arrived; for a RoCE path to other nodes, the function with the port that sends the packets.
 	Function uint16
 	// DLID and SLID are those of an InfiniBand port's path, zero on RoCE paths.
 	DLID, SLID LID

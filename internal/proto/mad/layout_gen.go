@@ -3474,7 +3474,7 @@ func (v *VESWPortInfo) get(b []byte) {
 // VESWMACEntryLen is the length of a VESWMACEntry.
 const VESWMACEntryLen = 16
 
-// VESWMACEntry is a slot of the table of MACs of a port. A slot whose MAC is zero is empty, and a Set of it
+// VESWMACEntry is a slot of the table of MACs of a port. A slot with a zero MAC is empty, and a Set of it
 // empties the slot.
 //
 // Layout: docs/notes/vesw.md.

@@ -167,7 +167,7 @@ func (b *Batch) write(o Owner, dst *Region, addr uint64, p []byte) Result {
 	return OK
 }
 
-// flushLast executes everything pending and returns the error of the newest write, whose owner is not
+// flushLast executes everything pending and returns the error of the newest write; its owner is not
 // notified.
 func (b *Batch) flushLast() error {
 	last := len(b.writes) - 1

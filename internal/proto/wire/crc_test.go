@@ -66,7 +66,7 @@ func TestFeeds(t *testing.T) {
 			t.Fatalf("%d bytes at %d: %08x, want %08x", n, at, got, slow32)
 		}
 		if got := ^crc32.Update(^icrc, crc32.IEEETable, p); got != slow32 {
-			t.Fatalf("%d bytes at %d: hash/crc32 says %08x, want %08x", n, at, got, slow32)
+			t.Fatalf("%d bytes at %d: hash/crc32 has %08x, want %08x", n, at, got, slow32)
 		}
 		if got, ok := foldVCRC(uint16(vcrc), p); ok && got != uint16(slow16) {
 			t.Fatalf("%d bytes at %d: VCRC register %04x, want %04x", n, at, got, slow16)

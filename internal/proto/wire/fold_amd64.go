@@ -89,8 +89,8 @@ type folding struct {
 	by    [64][2]uint64 // by n bytes; 0 only for what is in the first half
 }
 
-// newFolding returns the constants of the CRC whose register processes a zero bit by r = r>>1 ^
-// poly&-(r&1). A CRC of 16 bits is, times x^16, one of 32 bits whose upper half is zero.
+// newFolding returns the constants of the CRC with a register that processes a zero bit by r = r>>1 ^
+// poly&-(r&1). A CRC of 16 bits is, times x^16, one of 32 bits with a zero upper half.
 func newFolding(poly uint32) *folding {
 	f := new(folding)
 	pair := func(n int) [2]uint64 { return [2]uint64{power(poly, 8*n+63) << 32, power(poly, 8*n-1) << 32} }

@@ -131,7 +131,7 @@ func (h HardHeader) Type() EtherType { return EtherType(be.Uint16(h[2*HWAddrLen:
 // SetDst rewrites the destination, once it is known.
 func (h HardHeader) SetDst(dst *HWAddr) { copy(h[:HWAddrLen], dst[:]) }
 
-// IPMTU is the largest IP packet of a link whose group has MTU m, in bytes
+// IPMTU is the largest IP packet of a link with a group of MTU m, in bytes
 // (RFC 4391, 7). m must be valid.
 func IPMTU(m ib.MTU) int { return m.Bytes() - EncapLen }
 

@@ -134,7 +134,7 @@ func BroadcastGID(pkey ib.PKey, scope uint8) ib.GID {
 }
 
 // GroupGID returns the multicast GID of an IP multicast group on the link of
-// pkey, whose broadcast group has the given scope: the scope is never the IP
+// pkey with a broadcast group of the given scope: the scope is never the IP
 // group's. Only the low 28 bits of an IPv4 group and 80 of an IPv6 group
 // survive, so several groups share a GID and the IP layer filters.
 //

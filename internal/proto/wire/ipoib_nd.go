@@ -260,7 +260,7 @@ func (n *ND) check() FrameRefusal {
 	return FrameOK
 }
 
-// PutSourceLink copies the router's message p, whose ICMPv6 header is at off, to dst with hw as its
+// PutSourceLink copies the router's message p, with its ICMPv6 header at off, to dst with hw as its
 // Source link-layer address option, or with none if hw is nil, replacing any it had. It returns the
 // new length: at most SourceLinkRoom more than p's. It corrects payload length and checksum. An IP
 // stack above a link without addresses accepts no such option, and sends none, while neighbours

@@ -179,7 +179,7 @@ func TestHeaderVectors(t *testing.T) {
 	for i, v := range f.Headers {
 		seen[v.Header]++
 		x := &v.Fields
-		// A header alone is put behind a BTH whose opcode it belongs to.
+		// A header alone is put behind a BTH with an opcode that has it.
 		ext := func(op ib.Opcode, set Headers, lead int) {
 			set.Opcode, set.PKey = op, 0xffff
 			b := dirty(MaxHeaderLen + ICRCLen)

@@ -44,7 +44,7 @@ func TestBacklog(t *testing.T) {
 	over(a, b)
 }
 
-// TestShares: listeners whose users do not reply leave room for other listeners, and for connections
+// TestShares: listeners with users that do not reply leave room for other listeners, and for connections
 // that the node requests.
 func TestShares(t *testing.T) {
 	const conns = 64

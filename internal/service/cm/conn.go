@@ -33,7 +33,7 @@ type Conn struct {
 	state    state
 	active   bool
 	function uint16
-	listener *Listener // the listener whose backlog contains it
+	listener *Listener // the listener with it in its backlog
 	t        timer
 	place    *list.Element // in TIMEWAIT
 

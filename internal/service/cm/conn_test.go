@@ -180,7 +180,7 @@ func TestReqSentToUnreachableWhenNobodyAnswers(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	a.empty()
-	// The peer that received the REQ, and whose reply was lost, drops the connection.
+	// The peer that received the REQ, and lost its reply, drops the connection.
 	b.take(first)
 	b.event(ConnectRequest)
 	b.take(d[0])

@@ -110,7 +110,7 @@ func (h *host) quiet() {
 		h.t.Fatalf("sends %#x", kindsOf(list))
 	}
 	if len(h.events) > 0 {
-		h.t.Fatalf("tells %v", h.events[0].Kind)
+		h.t.Fatalf("the event %v", h.events[0].Kind)
 	}
 }
 

@@ -334,7 +334,7 @@ func (in *arrival) rejectREQ(r *mad.CMREQ, why Reason, info []byte) {
 	in.respond(mad.AttrCMREJ, &j)
 }
 
-// stale ends a connection whose peer no longer has it: the peer's queue pair belongs to another
+// stale ends a connection that its peer no longer has: the peer's queue pair belongs to another
 // connection (IBA volume 1, 12.9.8.3.1). The message states the peer, and only the port it came from
 // is proved: a message from another port than the peer's ends nothing.
 func (in *arrival) stale(c *Conn) {

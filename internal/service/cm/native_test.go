@@ -78,7 +78,7 @@ func TestNativeREQStates(t *testing.T) {
 			d.PKey, r.PKey = limited,
 				uint16(limited)
 		}},
-		{name: "limited member that says full", keys: []ib.PKey{limited, full}, lie: func(d *mad.Datagram,
+		{name: "limited member that states a full key", keys: []ib.PKey{limited, full}, lie: func(d *mad.Datagram,
 			_ *mad.CMREQ) {
 			d.PKey = limited
 		},

@@ -237,7 +237,7 @@ func (h *simHost) serve(now mono.Time, e *Event) {
 		return
 	}
 	if e.Kind != ConnectRequest {
-		n.t.Fatalf("a listener hears %v", e.Kind)
+		n.t.Fatalf("a listener gets %v", e.Kind)
 	}
 	p := n.pairs[int(e.Request.PrivateData[0])<<8|int(e.Request.PrivateData[1])]
 	v := &p.passive
@@ -401,7 +401,7 @@ func simulate(t *testing.T, seed uint64, loss, dup int, jitter bool) {
 				Path: from.path(to.host)}, func(now mono.Time, e *Event) {
 				answered++
 				if e.Kind != LookupResponse || e.QPN != 0x77 || e.QKey != 0x1234567 {
-					t.Errorf("a lookup hears %v, status %d, queue pair %#x", e.Kind, e.Status, e.QPN)
+					t.Errorf("a lookup gets %v, status %d, queue pair %#x", e.Kind, e.Status, e.QPN)
 				}
 			}); err != nil {
 				t.Fatal(err)

@@ -264,7 +264,7 @@ var (
 	ErrNoAddress = errors.New("cm: no port of the node has the address")
 	ErrNoRoute   = errors.New("cm: no port of the node leads to the address")
 	ErrNoPath    = errors.New("cm: there is no path to the peer")
-	ErrTimeout   = errors.New("cm: nobody answered")
+	ErrTimeout   = errors.New("cm: no answer")
 )
 
 // Reason is the reason of a rejection (IBA volume 1, 12.6.7.2).

@@ -314,7 +314,7 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 		a.xmitText(stranger(i), "x")
 	}
 	if a.l.shadow.queries != maxPathQueries {
-		t.Fatalf("asks for %d paths", a.l.shadow.queries)
+		t.Fatalf("%d path queries", a.l.shadow.queries)
 	}
 	for i := range maxPathQueries {
 		a.l.shadow.learn(s.now, netip.AddrFrom4([4]byte{10, 20, 1, byte(i)}), wire.MakeHWAddr(0, ib.QPN(0x400+i),
@@ -323,7 +323,7 @@ func TestEvictionLetsOthersAsk(t *testing.T) {
 	s.run(5 * time.Second)
 	for _, e := range a.l.shadow.entries {
 		if e.state != entryResolved {
-			t.Fatalf("%v waits for a path that nobody asks for", e.hw)
+			t.Fatalf("%v waits for a path without a query", e.hw)
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (n *node) sentTexts(via map[ib.LID]string) []string {
 // answerPath answers the oldest request for a path that waits.
 func (s *subnet) answerPath(n *node, rec *mad.PathRecord, status mad.Status) {
 	if len(s.heldPaths) == 0 {
-		s.t.Fatal("nobody asks for a path")
+		s.t.Fatal("there is no path query")
 	}
 	id := s.heldPaths[0]
 	s.heldPaths = s.heldPaths[1:]

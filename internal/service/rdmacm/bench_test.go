@@ -224,7 +224,7 @@ func (p *program) refused(want Errno, command uint32, fields ...any) {
 	}
 }
 
-// create makes an identifier, whose user number is derived from its number.
+// create makes an identifier with a user number derived from its number.
 func (p *program) create(ps cm.PortSpace) (n uint32, uid uint64) {
 	p.b.t.Helper()
 	p.uid++

@@ -109,7 +109,7 @@ type Groups interface {
 	// an InfiniBand port belongs to.
 	Broadcast(a *cm.Address) (ib.GID, bool)
 	// Join makes the port a member of a group. It never waits; done is called as for Addresses, with the path to the
-	// group, whose DLID is its LID, and the group's Q_Key. cancel removes part of the membership, or all of it, and
+	// group, with its LID as DLID, and the group's Q_Key. cancel removes part of the membership, or all of it, and
 	// may be called once at any time.
 	Join(now mono.Time, g *Group, done func(now mono.Time, p cm.Path, qkey ib.QKey,
 		err error)) (cancel func(now mono.Time))

@@ -200,7 +200,7 @@ func TestReject(t *testing.T) {
 	b.empty()
 }
 
-// A user at its limit of identifiers still gets other events: the peer whose request needs an
+// A user at its limit of identifiers still gets other events: the peer with a request that needs an
 // identifier is rejected.
 func TestRequestWithoutRoom(t *testing.T) {
 	b := newBench(t)

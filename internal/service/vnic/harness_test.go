@@ -113,7 +113,7 @@ func info(lid uint32) *mad.VESWPortInfo {
 	return &i
 }
 
-// bare is a host whose port 0 does not exist yet.
+// bare is a host without port 0.
 func bare(lid uint32) *host {
 	h := &host{a: &adapter{Netdevs: NewNetdevs(0)}}
 	h.a.SetLIDs(lid, 0)
@@ -123,7 +123,7 @@ func bare(lid uint32) *host {
 	return h
 }
 
-// newHost is a host whose port 0 is forwarding.
+// newHost is a host with a forwarding port 0.
 func newHost(t testing.TB, lid uint32, change func(i *mad.VESWPortInfo)) *host {
 	t.Helper()
 	h := bare(lid)

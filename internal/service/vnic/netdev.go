@@ -25,7 +25,7 @@ type Function interface {
 
 // Netdev is the side of a port that belongs to the adapter. The management goroutine calls it.
 type Netdev interface {
-	// SetVESW binds the netdev to a VESW, whose packets it then receives; 0: to none. After an error
+	// SetVESW binds the netdev to a VESW and its packets; 0: to none. After an error
 	// it is bound to none: ErrVESWInUse if another netdev of the function is bound to this one.
 	SetVESW(id uint16) error
 	// SetGroups replaces the groups whose packets the netdev receives, by their LIDs of 24 bits, and returns how

@@ -141,8 +141,8 @@ func (s *Sender) Decide(frame []byte, in *ether.Info, c Cut, d *Decision) bool {
 // Sent counts frames of a Decision that are on their way.
 func (s *Sender) Sent(d *Decision, c Cut) { s.c.Tx.count(c, d.group, d.tagged) }
 
-// NoRoom counts frames whose packets found no room.
+// NoRoom counts frames with packets that found no room.
 func (s *Sender) NoRoom(frames int) { s.c.TxFIFOErrors += uint64(frames) }
 
-// Refused counts frames whose packets the fabric's switch refused.
+// Refused counts frames with packets that the fabric's switch refused.
 func (s *Sender) Refused(frames int) { s.c.TxCarrierErrors += uint64(frames) }

@@ -45,7 +45,7 @@ type CQ struct {
 	failed    bool
 	reserved  bool // not for queue pairs
 	// elastic lets the backlog grow to depth although a ring is there: the
-	// rule of the RFC, whose drivers return buffers without a kick.
+	// rule of the RFC: its drivers return buffers without a kick.
 	elastic bool
 }
 

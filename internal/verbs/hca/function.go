@@ -101,7 +101,8 @@ func (f *Functions) At(n uint16) *Adapter {
 // must not be changed.
 func (f *Functions) All() []*Adapter { return *f.table.Load() }
 
-// Owner returns the function whose InfiniBand port has a unicast LID, or nil. Where several claim it, it is the first.
+// Owner returns the function with the InfiniBand port of a unicast LID, or nil. Where several claim it, it is the
+// first.
 func (f *Functions) Owner(lid ib.LID) *Adapter {
 	for _, a := range f.All() {
 		if a == nil {

@@ -357,8 +357,8 @@ func TestOwnSourceOverTheNetwork(t *testing.T) {
 	}
 }
 
-// TestPathMTUByInterface has a port with a large active MTU, and a GID whose interface carries less: connections and
-// datagrams by that GID are limited, others are not, nor is traffic within the node.
+// TestPathMTUByInterface has a port with a large active MTU, and a GID of an interface that carries less: connections
+// and datagrams by that GID are limited, others are not, nor is traffic within the node.
 func TestPathMTUByInterface(t *testing.T) {
 	gids := []GIDEntry{{}, {GID: testGIDs[1].GID, MTU: ib.MTU4096}, {GID: testGIDs[2].GID, MTU: ib.MTU1024}}
 	far := ib.GID{10: 0xff, 11: 0xff, 12: 10, 15: 99}
@@ -519,7 +519,7 @@ func TestLastWord(t *testing.T) {
 	}
 }
 
-// endless is a ring whose client posts as fast as requests are taken.
+// endless is a ring with a client that posts as fast as requests are taken.
 type endless struct {
 	t     *testing.T
 	taken int

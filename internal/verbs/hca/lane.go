@@ -38,9 +38,9 @@ type LaneStats struct {
 	Copies         uint64 // of multicast packets, handed to a queue pair
 	// copies of a queue pair's own packets, which it was created to block
 	BlockedSelf uint64
-	// copies whose queue pair was detached from the group or destroyed meanwhile
+	// copies for a queue pair that was detached from the group or destroyed meanwhile
 	DropNotMember uint64
-	// queue pairs whose program died, and whose peer was connected
+	// connected queue pairs of programs that died
 	OrphanedQPs uint64
 	Rounds      uint64
 }
@@ -95,7 +95,7 @@ type Lane struct {
 // Others is a lane's way to the other lanes of its node.
 type Others interface {
 	// Forward enqueues a burst for a session of another lane; false where there is no room, and the burst is
-	// dropped. from is the queue pair whose memory holds the payload, nil where the payload is bytes. Where that
+	// dropped. from is the queue pair with the payload in its memory, nil where the payload is bytes. Where that
 	// memory cannot be read Forward may set r.Fault at once, or call from.SourceFault later. What an unreliable
 	// service sends must have been read when it returns.
 	Forward(to *Lane, r *pkt.Burst, from *QP) bool
@@ -130,7 +130,7 @@ func (l *Lane) SetSwitch(s Switch) { l.sw = s }
 // called before the lane runs.
 func (l *Lane) SetManagement(receive func(now mono.Time, r *pkt.Burst)) { l.manage = receive }
 
-// SetGeneralServices is SetManagement for Ethernet ports, whose keys are not checked before.
+// SetGeneralServices is SetManagement for Ethernet ports: their keys are not checked before.
 func (l *Lane) SetGeneralServices(receive func(now mono.Time, r *pkt.Burst)) { l.general = receive }
 
 // Carried returns how many bytes of payload the lane has received and sent.

@@ -16,7 +16,7 @@ import (
 
 // BenchmarkCopies delivers multicast packets that come by a trunk to the members
 // of a group: by the engine, and as software does it without one, where all
-// packets go to one queue pair whose program sends each on to every member by
+// packets go to one queue pair, and its program sends each on to every member by
 // unicast. What the program itself costs beside its requests is not counted.
 func BenchmarkCopies(b *testing.B) {
 	for _, members := range []int{4, 16, 64} {

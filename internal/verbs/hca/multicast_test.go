@@ -449,7 +449,7 @@ func TestLateCopies(t *testing.T) {
 	}
 }
 
-// TestUnreadablePayload: a send whose memory is gone fails, and reaches no member.
+// TestUnreadablePayload: a send from memory that is gone fails, and reaches no member.
 func TestUnreadablePayload(t *testing.T) {
 	for _, i := range []int{0, 1} { // on the engine's lane, and on another
 		p := newGroupNode(t, 2, 1, 2, smallConfig)

@@ -113,8 +113,8 @@ func (s *subnet) settleUntil(t testing.TB, e *endpoint, n int) {
 	t.Fatalf("%d completions of %d", len(e.cqes), n)
 }
 
-// TestLIDsAlone connects by LIDs, without a GRH, across two functions whose
-// sessions and queue pairs have equal numbers.
+// TestLIDsAlone connects by LIDs, without a GRH, across two functions with
+// sessions and queue pairs of equal numbers.
 func TestLIDsAlone(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.RC, ib.UC} {
 		t.Run(typ.String(), func(t *testing.T) {

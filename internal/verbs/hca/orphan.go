@@ -4,7 +4,7 @@ package hca
 
 import "weft/internal/proto/mono"
 
-// Orphan is Close for a session whose program died: connected queue pairs make their peers' queue pairs fail before
+// Orphan is Close for a session after its program died: connected queue pairs make their peers' queue pairs fail before
 // they end (docs/adr/0012-orphans.md). It reports whether there are any: then the session keeps its number for a few
 // seconds, in which it has no object, no memory and no client, and the function that SetOrphanEnded set is called at
 // the end. Else it is closed, and the caller detaches it.
@@ -91,7 +91,7 @@ func (l *Lane) endOrphans(s *Session) {
 	}
 }
 
-// refreshOrphans makes orphaned sessions follow their ports, and ends those whose function is gone.
+// refreshOrphans makes orphaned sessions follow their ports, and ends those of functions that are gone.
 func (l *Lane) refreshOrphans() {
 	for i := len(l.orphans) - 1; i >= 0; i-- {
 		if s := l.orphans[i]; l.all.At(s.a.num) == s.a {

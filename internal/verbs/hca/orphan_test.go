@@ -60,7 +60,7 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestOrphanWithRequests: the peer had posted a request, whose completion has the reason.
+// TestOrphanWithRequests: the peer had posted a request; its completion has the reason.
 func TestOrphanWithRequests(t *testing.T) {
 	l, a, b := pair(t, 1<<16)
 	if !b.s.Orphan(2) {

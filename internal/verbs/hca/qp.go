@@ -336,7 +336,7 @@ func (q *QP) RecvPosted(now mono.Time) {
 }
 
 // fetchMost bounds the requests fetched per turn: what one costs is up to the
-// client, who may spread it over many descriptors.
+// client, which may spread it over many descriptors.
 const fetchMost = 512
 
 // fetch moves requests from the send ring into the queue pair and reports

@@ -157,7 +157,7 @@ func TestReadBeforeLaterRequest(t *testing.T) {
 	const from, result = 2 << 20, 3 << 20 // in the requester's memory: what is written, and where atomics answer
 	for way, connect := range readOrderPairs {
 		for name, wr := range later {
-			for called := range 4 { // whose memory only calls reach: bit 0 the requester's, bit 1 the responder's
+			for called := range 4 { // the sides with memory that only calls reach: bit 0 the requester's, bit 1 the responder's
 				for _, n := range []int{8, 4096, 65536, 300_000, 1_500_000} {
 					t.Run(fmt.Sprintf("%s/%s/%d called/%d bytes", way, name, called, n), func(t *testing.T) {
 						p := connect(t)

@@ -168,7 +168,7 @@ func (s *scheduler) dismiss(q *QP) {
 	}
 }
 
-// pick returns the queue pair whose turn it is, nil where its class has none at hand: then the round is over, and its
+// pick returns the queue pair that is next, nil where its class has none at hand: then the round is over, and its
 // commit makes others ready.
 func (s *scheduler) pick() *QP {
 	var u *user
@@ -337,7 +337,7 @@ func (q *QP) setPace(p *ib.Path) {
 	}
 }
 
-// release resumes a queue pair whose time to send again has come.
+// release resumes a queue pair when its time to send again has come.
 func (q *QP) release(now mono.Time) {
 	q.pace.waiting = q.pace.nextAt > now
 	q.t.Pause(q.pace.waiting)

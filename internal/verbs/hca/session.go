@@ -252,7 +252,7 @@ const (
 
 // ReregisterMR replaces translation, domain or access of a region. build makes
 // the new Region from the old one. The keys stay where the memory does, and
-// change with it: who has the old ones was not given the new memory. On an error
+// change with it: a holder of the old ones was not given the new memory. On an error
 // the old registration stands; it is EBUSY while windows are bound to it.
 func (s *Session) ReregisterMR(h, flags, pdn uint32, build func(old *mem.Region) (*mem.Region, error)) (MRResult,
 	error) {

@@ -59,7 +59,7 @@ func (s *Session) revoke(m *mr) {
 	s.lane.revoked = true
 }
 
-// AllocMR makes a region of up to maxPages pages whose key is invalid until
+// AllocMR makes a region of up to maxPages pages with a key that is invalid until
 // it is registered by a request.
 func (s *Session) AllocMR(pdn, maxPages uint32) (MRResult, error) {
 	p, err := s.pds.get(pdn)
@@ -184,9 +184,9 @@ func (q *QP) invalidate(key ib.Key) (reason uint32) {
 
 const remoteRights = ib.RemoteRead | ib.RemoteWrite | ib.RemoteAtomic
 
-// bind executes BIND_MW (IBA volume 1, 10.6.7.2). The key's index says which
-// window; its last eight bits are new. A window of type 1 moves, and to no bytes
-// at all it is taken off; one of type 2 has to be free.
+// bind executes BIND_MW (IBA volume 1, 10.6.7.2). The key's index selects the
+// window; its last eight bits are new. A window of type 1 moves; bound to zero bytes
+// it is unbound. One of type 2 has to be unbound.
 func (q *QP) bind(wr *transport.SendWR) (reason uint32) {
 	s := q.s
 	w := s.keys[index(wr.RKey)]

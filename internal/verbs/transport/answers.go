@@ -13,7 +13,7 @@ import (
 type answers struct {
 	due bool // one of them may be owed
 	// records is a ring of a power of two of the newest READs and atomics, [head, tail): answered once in order, and
-	// again where a duplicate asks. pending counts those that wait for their answer.
+	// again for a duplicate request. pending counts those that wait for their answer.
 	records    []record
 	mask       uint32
 	head, tail uint32

@@ -13,7 +13,7 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// huge makes a side whose region pretends to be 16 GiB long; nothing may touch
+// huge makes a side with a region that pretends to be 16 GiB long; nothing may touch
 // what is beyond its bytes.
 func huge(t *testing.T, log func(string, ...any)) *side {
 	t.Helper()

@@ -14,7 +14,7 @@ import (
 // slots is how many packets the buffer of these tests has room for.
 const slots = bufferBytes / 4096
 
-// oooSides makes n responders whose memory is reached by calls only, with one buffer and
+// oooSides makes n responders with memory that is reached by calls only, with one buffer and
 // one batch for all of them, as on a lane.
 func oooSides(t *testing.T, n int) []*side {
 	t.Helper()
@@ -78,7 +78,7 @@ func TestOutOfOrderBufferReturns(t *testing.T) {
 	}
 }
 
-// TestOutOfOrderBufferReleasedAtEnd: a queue pair whose program died, or that failed, returns its buffer to the lane.
+// TestOutOfOrderBufferReleasedAtEnd: an orphaned or failed queue pair returns its buffer to the lane.
 func TestOutOfOrderBufferReleasedAtEnd(t *testing.T) {
 	for name, end := range map[string]func(*QP) bool{
 		"orphan": func(q *QP) bool { return q.Orphan(1) },

@@ -11,7 +11,7 @@ import (
 	"weft/internal/proto/pkt"
 )
 
-// orphan is what is left of an RC queue pair whose program died: it makes the peer's queue pair fail, which would
+// orphan is what is left of an RC queue pair after its program died: it makes the peer's queue pair fail, which would
 // otherwise wait for ever where no request of it is under way (docs/adr/0012-orphans.md). It holds nothing of the
 // program's.
 //
@@ -40,8 +40,8 @@ type orphan struct {
 }
 
 const (
-	// orphanGrace is how long a peer has to send a request of its own, whose completion then says more than a flushed
-	// one.
+	// orphanGrace is how long a peer has to send a request of its own, with a completion that gives more reason than a
+	// flushed one.
 	orphanGrace = 20 * time.Millisecond
 	// orphanTries are made at growing intervals: 5 s in all.
 	orphanTries = 8
@@ -49,7 +49,7 @@ const (
 	orphanRequests = 32
 )
 
-// Orphan ends all work of an RC queue pair whose program died, and which was connected or has failed by itself, and
+// Orphan ends all work of an RC queue pair of a program that died, if it was connected or has failed by itself, and
 // begins to make the peer's queue pair fail: Handle, Commit, Next and Deadline go on until Orphaned reports the end. It
 // returns false, and has done nothing, where there is no peer to reach. Nothing of the program's memory is used, no
 // completion or event arises any more. It is not called between Handle and Commit.

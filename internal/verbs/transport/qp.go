@@ -18,12 +18,12 @@
 // so that no completion and no acknowledgement ever overtakes its data. The payload of a burst that Next produced must
 // have been read (and, where another queue pair handled it, flushed) before the next Commit of the queue pair that
 // produced it; SourceFault for it comes before that Commit. Unreliable sends complete in that Commit, so every queue
-// pair whose Next returned true needs one. Commit without anything to do is cheap. Modify, Destroy, Post and RecvPosted
-// are not called between Handle and Commit.
+// pair needs one when its Next returned true. Commit without anything to do is cheap. Modify, Destroy, Post and
+// RecvPosted are not called between Handle and Commit.
 //
 // Where to look: endpoint is what both halves share; requester sends (window, gaps and timers are its loss recovery,
 // completer.go handles responses); responder receives (receives, answers, the out-of-order buffer); QP joins them;
-// orphan is what is left of a queue pair whose program died.
+// orphan is what is left of a queue pair after its program died.
 package transport
 
 import (

@@ -7,7 +7,7 @@ import (
 	"weft/internal/proto/mem"
 )
 
-// receives are the receive requests that a responder holds: the one at hand, and those whose completion waits for
+// receives are the receive requests that a responder holds: the one at hand, and those with a completion that waits for
 // Commit.
 type receives struct {
 	*endpoint
@@ -22,7 +22,7 @@ type receives struct {
 	first, count uint32
 }
 
-// stagedRecv is a receive completion whose data may still fail to arrive.
+// stagedRecv is a receive completion with data that may still fail to arrive.
 type stagedRecv struct {
 	wr *RecvWR
 	c  Completion

@@ -45,7 +45,7 @@ func (s *requester) cutPart() uint32 {
 
 // probe goes back where no answer arrived for long: the loss of a tail, of a NAK or of what was sent again draws no
 // NAK, and the local ACK timeout is mostly thousands of round trips. Until an answer arrives one packet is sent (room),
-// whose acknowledgement shows which PSN the peer expects. It is no retry: only the timeout counts against retry_cnt.
+// and its acknowledgement shows which PSN the peer expects. It is no retry: only the timeout counts against retry_cnt.
 func (s *requester) probe(now mono.Time) {
 	s.ctr.Probes++
 	if s.timers.probes > 1 {
@@ -74,7 +74,7 @@ func (s *requester) resend(now mono.Time) {
 	s.goBack()
 	s.gaps.found(s.una, s.maxPSN)
 	// The responder refuses a gap once: if the packet that fills it gets lost again, only a timer detects that. So it
-	// leaves twice, but for a READ, whose responses would leave twice. After a retry that got lost a READ does too: on
+	// leaves twice, but for a READ: its responses would leave twice. After a retry that got lost a READ does too: on
 	// a path this bad, one packet per timeout would use up the retries of an honest connection.
 	s.gaps.duplicate = !s.attr.Path.Local && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
 	s.retrying = true

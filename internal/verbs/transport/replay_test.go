@@ -75,7 +75,7 @@ type replayer struct {
 	keys   map[ib.Key]bool
 	// changed are the addresses that an atomic has been at.
 	changed map[uint64]bool
-	srq     *replayer // whose receives this one takes, or nil
+	srq     *replayer // the queue that this one takes receives from, or nil
 	got     [][]byte  // contents of the messages that were received
 	want    []*recorded
 	answer  []*recorded
@@ -175,7 +175,7 @@ func (r *replayer) answers(t *testing.T) (list []*recorded) {
 // replayReceives is how many receives a queue has.
 const replayReceives = 32
 
-// shared are the ends whose queue pairs took receives from a queue shared with the others of their host.
+// shared are the ends with queue pairs that took receives from a queue shared with the others of their host.
 var shared = map[end]bool{
 	{recordedHost(1), 0x14}: true, {recordedHost(1), 0x15}: true,
 	{recordedHost(2), 0x18}: true, {recordedHost(2), 0x19}: true,

@@ -35,7 +35,7 @@ type requester struct {
 	stalled      bool   // Next cannot go on before a response, a timer or Modify
 	retrying     bool   // it went back to una and saw no progress since
 	placeFailed  bool   // a response's data did not reach its buffer
-	owed         bool   // unreliable sends left whose payload may still be in use: Commit
+	owed         bool   // unreliable sends left, with payload that may still be in use: Commit
 	draining     bool   // SQD: started messages are not all done
 	paused       bool   // Pause
 	// retries and rnrRetries are the retries left for the packet at una, 0 … 7.
@@ -217,7 +217,7 @@ func (s *requester) next(now mono.Time, r *pkt.Burst) bool {
 	return s.emitMessage(now, wr, r)
 }
 
-// start checks a request whose turn has come and gives it its PSNs; false
+// start checks the request that is next and gives it its PSNs; false
 // where it must wait. A request that fails its checks keeps the reason in
 // status.
 func (s *requester) start(wr *SendWR) bool {
@@ -247,7 +247,7 @@ func (s *requester) start(wr *SendWR) bool {
 }
 
 // fenced reports whether wr waits for the responses to all earlier READs and atomics: its program set the fence, or
-// the path is local and wr follows a READ whose memory it could change. On a local path a READ response refers to
+// the path is local and wr follows a READ from memory that it could change. On a local path a READ response refers to
 // memory until the requester's lane has copied it, so that the requester keeps the order (docs/adr/0016-read-order.md).
 // Preconditions: reads is not 0.
 func (s *requester) fenced(wr *SendWR) bool {
@@ -532,7 +532,7 @@ func (s *requester) openWindow() {
 	s.readChunk = max(min(initialWindow, s.cfg.Window/4)/s.mtu, 1)
 }
 
-// sourceFault makes the request fail whose burst r could not be read from its memory.
+// sourceFault makes the request of burst r fail, which could not be read from its memory.
 func (s *requester) sourceFault(r *pkt.Burst) {
 	for i := s.head; i != s.fresh; i++ {
 		wr := &s.sq[i&s.mask]

@@ -7,7 +7,7 @@
  * usage: mpirun … ring [--forever]
  *
  * Prints "ring: ok" once, from rank 0. With --forever it exchanges until it is
- * ended, and rank 0 says "ring: working" after the first round.
+ * ended, and rank 0 prints "ring: working" after the first round.
  */
 #include <mpi.h>
 #include <stdarg.h>

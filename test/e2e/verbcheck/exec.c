@@ -297,7 +297,7 @@ static bool same(struct xbuf *b, uint64_t *at)
 }
 
 /* verify waits up to i[0] ms for the buffer to look as expected; for a
- * difference u[0] tells the offset, u[1] and u[2] the byte found and wanted,
+ * difference u[0] has the offset, u[1] and u[2] the byte found and wanted,
  * u[3] how many bytes differ. */
 static void verify_buf(struct exec *x, struct msg *m)
 {

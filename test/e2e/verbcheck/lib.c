@@ -341,7 +341,7 @@ int get_async(struct end *e, int ms, int *element)
 }
 
 /* comes_async takes the next event, which must be this one; what may come at
- * any time is passed over unless wanted. Says whether one came within ms. */
+ * any time is passed over unless wanted. Returns whether one came within ms. */
 bool comes_async(struct end *e, int type, int element, int ms)
 {
 	int got, el;
@@ -524,7 +524,7 @@ void radd(struct rwr *w, struct mr m, uint64_t off, uint32_t len)
 	w->sge[w->num_sge++] = (struct ibv_sge){ .addr = m.addr + off, .length = len, .lkey = m.lkey };
 }
 
-/* target says where a request of side `from` goes: the other queue pair of a
+/* target fills in where a request of side `from` goes: the other queue pair of a
  * UD pair, or memory there. */
 void target(struct swr *w, struct conn *c, int from, struct mr remote, uint64_t off)
 {

@@ -12,7 +12,7 @@
 static bool is_send(int op) { return op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM; }
 static bool takes_recv(int op) { return is_send(op) || op == IBV_WR_RDMA_WRITE_WITH_IMM; }
 
-/* place says what [dst segments] hold after a message gathered from [src
+/* place computes what [dst segments] hold after a message gathered from [src
  * segments] of a buffer filled with the seed. */
 static void place(struct end *e, struct buf dst, const struct seg *d, int nd, const struct seg *s, int ns, uint64_t seed)
 {

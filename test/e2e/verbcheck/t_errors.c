@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Errors: each must end as verbs says, and touch no byte it should not. */
+/* Errors: each must end as verbs defines, and touch no byte it should not. */
 #include "vc.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static void untouched(struct conn *c, const char *what)
 	}
 }
 
-/* fails posts w, another unsignalled request behind it, and wants the status,
+/* fails posts w, another unsignalled request behind it, and expects the status,
  * then the flush of the second. */
 static void fails(struct conn *c, struct swr *w, enum ibv_wc_status st)
 {
@@ -158,7 +158,7 @@ static void put_target(struct conn *c, struct swr *w, int op, uint64_t at)
 	target(w, c, 0, c->s[1].rxm, at);
 }
 
-/* remote runs one faulty request of each kind through make and wants the
+/* remote runs one faulty request of each kind through make and expects the
  * sender's status and the responder's event. */
 static void remote(void (*make)(struct conn *c, struct swr *w), const int *ops, int n, int access, enum ibv_wc_status st, int event)
 {

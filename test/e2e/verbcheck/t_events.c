@@ -69,7 +69,7 @@ static void arm(void)
 	}
 }
 
-/* Arming a queue that has entries tells at once, or a program that polls, then
+/* Arming a queue that has entries notifies at once, or a program that polls, then
  * arms, then waits would sleep on them. (Soft-RoCE leaves that to the program.) */
 static void arm_nonempty(void)
 {
@@ -97,7 +97,7 @@ static void arm_nonempty(void)
 	want_ok(&c, 0, &w2, 16);
 }
 
-/* Arming between the event and the poll: what the event told of tells no second
+/* Arming between the event and the poll: what the event reported causes no second
  * time, and the next completion does. perftest's latency tests live on it. */
 static void arm_before_poll(void)
 {
@@ -623,8 +623,8 @@ static void srq_resize_under_load(void)
 	}
 }
 
-/* A queue pair in error says when it has let go of its shared receive queue,
- * whose entries stay for others. */
+/* A queue pair in error reports when it no longer uses its shared receive queue,
+ * so that its entries stay for others. */
 static void srq_last(void)
 {
 	struct conn c, d;

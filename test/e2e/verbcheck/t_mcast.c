@@ -100,7 +100,7 @@ static void header(struct party *p, int i, struct side *from)
 	expect_bytes(s->e, s->rx, 0, h, 40);
 }
 
-/* gets tells whether member i must get what member `from` sends. */
+/* gets returns whether member i must get what member `from` sends. */
 static bool gets(struct party *p, int i, int from, uint32_t key)
 {
 	return p->in[i] && key == qkey && !(i == from && p->deaf[i]);

@@ -219,7 +219,7 @@ static void values(void)
 	ping(&c, 1);
 }
 
-/* What was set is what a query tells. */
+/* A query returns what was set. */
 static void query(void)
 {
 	struct conn c;
@@ -305,9 +305,9 @@ static void reset(void)
 }
 
 /*
- * drained waits for the event that says so. Where soft-RoCE lost it, requests
+ * drained waits for the event that reports it. Where soft-RoCE lost it, requests
  * that do nothing are posted until it comes: they wait behind all others, and
- * each makes soft-RoCE look again whether all is drained. Says if that was
+ * each makes soft-RoCE look again whether all is drained. Returns whether that was
  * needed.
  */
 static bool drained(struct conn *c)

@@ -163,7 +163,7 @@ static void ud_controlled(void)
 	int mask;
 
 	if (A->rxe)
-		skip("soft-RoCE asks for CAP_NET_RAW, which is not known here");
+		skip("soft-RoCE requires CAP_NET_RAW, which cannot be checked here");
 	connect_pair(&c, &(struct opt){ .type = IBV_QPT_UD, .room = 4096, .until = NONE });
 	for (int i = 0; i < 2; i++) {
 		attr_init(&c, i, &a, &mask);

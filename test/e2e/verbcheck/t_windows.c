@@ -55,7 +55,7 @@ static struct swr bind_wr(struct win *w, uint64_t off, uint64_t len, int access)
 	return b;
 }
 
-/* Binds by whichever call the type has, and wants this status. */
+/* Binds by whichever call the type has, and expects this status. */
 static void bind_to(struct win *w, uint64_t off, uint64_t len, int access, enum ibv_wc_status st)
 {
 	struct swr b = bind_wr(w, off, len, access);

@@ -4,7 +4,7 @@
  *
  * A test drives two ends, A and B. An end owns a verbs context and executes
  * requests: in this process (--local) or in a server at the other side of a
- * TCP connection. So a test is one straight piece of code that says what both
+ * TCP connection. So a test is one straight piece of code that states what both
  * ends do and what each must then see.
  */
 #ifndef VC_H
@@ -23,7 +23,7 @@ enum {
 	PAYLOAD = 128 << 10,
 	GUARD = 4096,     /* bytes before and after every buffer */
 	NONE = -1,
-	RXE_VENDOR = 0xffffff, /* what Linux soft-RoCE says it is of */
+	RXE_VENDOR = 0xffffff, /* the vendor ID of Linux soft-RoCE */
 };
 
 /* What an end can be asked to do. */
@@ -51,7 +51,7 @@ struct msg {
 	uint64_t u[6];
 };
 
-/* What an end says about itself at the start. */
+/* What an end reports about itself at the start. */
 struct hello {
 	uint32_t magic, vendor_id, part_id;
 	uint8_t active_mtu, link_layer, port, gid_index;
@@ -123,7 +123,7 @@ extern struct end *A, *B;
 extern int wait_ms;             /* how long an expected event may take */
 extern bool opt_big, opt_lid, opt_user;    /* opt_lid: address by LID, without a GRH */
 extern uint64_t opt_seed;
-extern int opt_timeout;         /* local ACK timeout unless a test says otherwise */
+extern int opt_timeout;         /* local ACK timeout unless a test changes it */
 
 _Noreturn void fail(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -22,7 +22,7 @@ import (
 	"weft/test/lab"
 )
 
-// Config says how to boot. The zero values of MAC, MemMB and Boot mean
+// Config describes how to boot. The zero values of MAC, MemMB and Boot mean
 // 52:54:00:00:00:02, 768 and 90 s.
 type Config struct {
 	Image Image

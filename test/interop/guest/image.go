@@ -3,7 +3,7 @@
 // Package guest boots a stock Debian kernel with Linux soft-RoCE (rdma_rxe) in
 // QEMU, so that tests have a genuine RDMA peer on any machine.
 //
-// In: Debian packages of the host, files a test wants in the guest, a TAP in a
+// In: Debian packages of the host, files of a test for the guest, a TAP in a
 // network namespace of the caller's. Out: a running guest that executes shell
 // commands and returns what they print. Called by the interop tests and by
 // cmd/guest. It must never need KVM, touch the host's own network, or leave a

@@ -180,7 +180,7 @@ type mill struct {
 	split  ether.Splitter
 }
 
-// validate keeps the frames whose offloads are valid.
+// validate keeps the frames with valid offloads.
 func (m *mill) validate(frames [][]byte, off []ether.Offload) int {
 	m.frames, m.off, m.info = m.frames[:0], m.off[:0], m.info[:0]
 	for i, f := range frames {

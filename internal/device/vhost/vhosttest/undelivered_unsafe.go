@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Undelivered returns memory whose pages are not delivered until the returned function is called: a
+// Undelivered returns memory with pages that are not delivered until the returned function is called: a
 // file system in user space, or a handler of page faults, can do that to any reader.
 func Undelivered(t testing.TB, size int) (addr uint64, deliver func()) {
 	t.Helper()

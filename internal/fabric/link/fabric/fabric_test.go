@@ -288,7 +288,7 @@ func TestDrops(t *testing.T) {
 	bad := run(2, ib.ServiceRC|ib.SendOnly, 3, 256, 4, false, body)
 	a.Send(1, bad, batch)
 	if a.Counters().DropBurst != 3 {
-		t.Errorf("a run that says it has 3 packets: %+v", a.Counters())
+		t.Errorf("a burst that states 3 packets: %+v", a.Counters())
 	}
 }
 

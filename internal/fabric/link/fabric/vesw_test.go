@@ -140,7 +140,7 @@ func stations(t *testing.T, nodes []*end) (all []*station) {
 	return all
 }
 
-// ethFrame makes a frame whose octets identify the sender.
+// ethFrame makes a frame with octets that identify the sender.
 func ethFrame(dst [6]byte, from uint8, n int) []byte {
 	f := bytes.Repeat([]byte{from}, n)
 	copy(f, dst[:])

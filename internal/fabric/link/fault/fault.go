@@ -217,7 +217,7 @@ func (s rules) decide(p *ib.Path) (v verdict) {
 func (a *active) chance(percent float64) bool { return a.rng.Float64()*100 < percent }
 
 // Send passes on the packets of a burst that no rule selects, in as few bursts as possible, and
-// applies the rules to the others. SourceFault reports a packet whose payload could not be read; the
+// applies the rules to the others. SourceFault reports a packet with a payload that could not be read; the
 // packets before it were sent.
 func (s *Stage) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if !s.match(r.Path) {

@@ -61,7 +61,7 @@ func (s *sink) add(now mono.Time, r *pkt.Burst, b *mem.Batch, corrupt bool) mem.
 	s.runs++
 	data := make([]byte, r.Data.Len)
 	if b.Gather([][]byte{data}, &r.Data, 0) != mem.OK {
-		s.t.Fatal("payload is shorter than the run says")
+		s.t.Fatal("payload is shorter than the burst states")
 	}
 	if corrupt && r.Count != 1 {
 		s.t.Fatalf("SendCorrupt of %d packets", r.Count)
@@ -102,7 +102,7 @@ func random(n int) []byte {
 	return b
 }
 
-// message is a burst of n bytes at MTU 256 whose first packet has PSN psn.
+// message is a burst of n bytes at MTU 256 from PSN psn on.
 func message(op ib.Opcode, psn ib.PSN, data []byte) pkt.Burst {
 	h := wire.Headers{Opcode: op, PKey: 0xffff, PSN: psn, AckReq: true, SE: true}
 	if op.Info().Ext&ib.ExtRETH != 0 {

@@ -93,7 +93,7 @@ func check(t *testing.T, l *Link, batch *mem.Batch, i int) {
 	}
 	for _, s := range r.Data.Segs {
 		if uint64(len(s.Bytes)) != s.Len || s.Region != nil {
-			t.Errorf("segment of %d bytes says %d", len(s.Bytes), s.Len)
+			t.Errorf("segment of %d bytes states %d", len(s.Bytes), s.Len)
 		}
 	}
 }

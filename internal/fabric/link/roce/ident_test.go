@@ -83,7 +83,7 @@ func openICRC(t *testing.T, mode ICRCMode) *Link {
 	return l
 }
 
-// TestIdentification sends packets whose ICRC is right for an identification other than their own, as
+// TestIdentification sends packets with an ICRC that is right for an identification other than their own, as
 // may be the case for a corrupted packet: they are refused only where the raw socket shows
 // identifications.
 func TestIdentification(t *testing.T) {
@@ -275,7 +275,7 @@ func TestHeads(t *testing.T) {
 	}
 }
 
-// TestRecvForeignNoAllocation receives from a peer whose identifications need the raw socket, without
+// TestRecvForeignNoAllocation receives from a peer with identifications that need the raw socket, without
 // allocating.
 func TestRecvForeignNoAllocation(t *testing.T) {
 	tx := newRawPeer(t, 256)
@@ -390,7 +390,7 @@ func (p *rawPeer) send(t testing.TB) {
 	}
 }
 
-// BenchmarkForeign receives 64 packets of a peer whose identifications cannot be predicted; the time
+// BenchmarkForeign receives 64 packets of a peer with unpredictable identifications; the time
 // includes sending.
 func BenchmarkForeign(b *testing.B) {
 	for _, mtu := range []int{256, 1024, 4096} {

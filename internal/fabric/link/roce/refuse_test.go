@@ -192,7 +192,7 @@ func TestSourceFaultSendsNothing(t *testing.T) {
 	}
 }
 
-// crashSpace is mapped memory whose file was truncated: access raises a fault in the middle of a copy.
+// crashSpace is mapped memory of a truncated file: access raises a fault in the middle of a copy.
 type crashSpace struct{ mem.Space }
 
 func (crashSpace) View(addr, n uint64) []byte          { return nil }

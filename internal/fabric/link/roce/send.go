@@ -186,7 +186,7 @@ type undo struct {
 	short     bool
 }
 
-// rollback removes a burst whose layout was not completed.
+// rollback removes a burst with an incomplete layout.
 func (l *Link) rollback() {
 	u := &l.undo
 	u.armed = false

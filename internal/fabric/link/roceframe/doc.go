@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package roceframe carries RoCEv2 in Ethernet frames: it is the link of a function whose port is in a
+// Package roceframe carries RoCEv2 in Ethernet frames: it is the link of a function with a port in a
 // virtual Ethernet switch.
 //
 // What comes in: bursts to send (Send) with payload by reference, and frames of the segment (Receive);

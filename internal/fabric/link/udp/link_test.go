@@ -134,7 +134,7 @@ func random(n int) []byte {
 	return b
 }
 
-// inNamespace runs f on a thread in a new network namespace, whose loopback interface has this MTU
+// inNamespace runs f on a thread in a new network namespace, with this MTU at the loopback interface
 // and, if cut is set, cuts trains.
 func inNamespace(t *testing.T, name string, mtu int, cut bool, f func(t *testing.T, lo netlink.Link)) {
 	t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 
 // twists are agents that do not what they should. Each gets every request and the answer that was right.
 var twists = map[string]func(w *world) func(q, a *mad.VEMA) *mad.VEMA{
-	"says that all is refused": func(*world) func(q, a *mad.VEMA) *mad.VEMA {
+	"reports that all is refused": func(*world) func(q, a *mad.VEMA) *mad.VEMA {
 		return func(q, a *mad.VEMA) *mad.VEMA {
 			if q.AttributeID != mad.AttrClassPortInfo {
 				a.Status = mad.StatusInvalidValue

@@ -151,7 +151,7 @@ func TestEnginesRandom(t *testing.T) {
 				t.Fatalf("seed %d: %s: a circle", seed, e.Name())
 			}
 			if c != newGraph(&p.Subnet).waits(tab.LFT) {
-				t.Fatalf("seed %d: %s: waits says %v", seed, e.Name(), !c)
+				t.Fatalf("seed %d: %s: waits returns %v", seed, e.Name(), !c)
 			}
 		}
 	}

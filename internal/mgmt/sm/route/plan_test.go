@@ -319,7 +319,7 @@ func check(t *testing.T, p *plan, tab *Tables) map[topo.Ref]map[topo.Ref]bool {
 				// Only what goes by a hub may take a longer way than there is.
 				h := int(tab.Hops[p.Nodes[i].Switch.Rank][p.Nodes[at.Node].Switch.Rank])
 				if links < h || links > h && (tab.Engine == "minhop" || hosts[i] && hosts[at.Node]) {
-					t.Fatalf("%v to %v: %d links, Hops says %d", from, to, links, h)
+					t.Fatalf("%v to %v: %d links, Hops has %d", from, to, links, h)
 				}
 				if links < 2 {
 					continue

@@ -182,7 +182,7 @@ func TestPaths(t *testing.T) {
 		status mad.Status
 		edit   func(*mad.PathRecord)
 	}{
-		{name: "as the kernel asks", mask: ends | mad.CompPathServiceID | mad.CompPathReversible | mad.CompPathNumbPath | mad.CompPathPKey,
+		{name: "as the kernel queries", mask: ends | mad.CompPathServiceID | mad.CompPathReversible | mad.CompPathNumbPath | mad.CompPathPKey,
 			q: mad.PathRecord{SGID: gid(1), DGID: gid(2), Reversible: true, NumbPath: 1, PKey: 0xffff}},
 		{name: "by LIDs", mask: mad.CompPathSLID | mad.CompPathDLID, q: mad.PathRecord{SLID: 11, DLID: 12}},
 		{name: "an MTU of exactly 2048", mask: ends | mad.CompPathMTU | mad.CompPathMTUSelector,
@@ -266,7 +266,7 @@ func TestPartitions(t *testing.T) {
 	}{{11, 1, 2, 0}, {11, 1, 3, 0}, {13, 3, 1, 0}, {11, 1, 4, mad.StatusSANoRecords}, {14, 1, 2,
 		mad.StatusSANoRecords}, {13, 3, 3, mad.StatusSANoRecords}} {
 		if got := path(x.from, x.s, x.d); got != x.status {
-			t.Errorf("LID %d asks for %d to %d: %v, want %v", x.from, x.s, x.d, got, x.status)
+			t.Errorf("LID %d queries %d to %d: %v, want %v", x.from, x.s, x.d, got, x.status)
 		}
 	}
 	if r := f.ask(14, mad.MethodGetTable, mad.AttrNodeRecord, 0, nil); len(r.records) != 2 { // the switch and itself

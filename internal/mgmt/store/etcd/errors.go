@@ -19,7 +19,7 @@ import (
 	"weft/internal/mgmt/store"
 )
 
-// entry returns key and value of a response, whose memory is not shared.
+// entry returns key and value of a response, in memory of their own.
 func (c *Client) entry(kv *mvccpb.KeyValue) store.Entry {
 	return store.Entry{
 		Key:     strings.TrimPrefix(string(kv.Key), c.namespace),
@@ -30,7 +30,7 @@ func (c *Client) entry(kv *mvccpb.KeyValue) store.Entry {
 	}
 }
 
-// txnFailed is failed for a transaction, whose lease may be the reason.
+// txnFailed is failed for a transaction; its lease may be the reason.
 func (c *Client) txnFailed(ctx context.Context, t store.Txn, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		for _, op := range t.Do {
@@ -68,14 +68,14 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, rpctypes.ErrUserEmpty),
 		errors.Is(err, rpctypes.ErrInvalidAuthToken):
 		e.Why, e.Fix = "etcd at "+where+" does not let this node: "+
-			err.Error(), "give the node a certificate whose name may use "+c.namespace
+			err.Error(), "give the node a certificate with a name that may use "+c.namespace
 	case errors.Is(err, rpctypes.ErrNoLeader):
 		e.Why, e.Fix = "the cluster of "+where+
 			" has no leader", "start its other members: etcdctl endpoint status --cluster"
 	case embedded && c.server.down() != "":
 		return c.serverEnded()
 	case embedded:
-		e.Fix = "weft store status says what is wrong with the store in " + c.server.dir
+		e.Fix = "weft store status shows what is wrong with the store in " + c.server.dir
 	default:
 		e.Why = fmt.Sprintf("no answer from %s: %s", where, reason(err))
 		e.Fix = "start it or make it reachable, or name another with weft up --store"
@@ -83,7 +83,7 @@ func (c *Client) failed(ctx context.Context, what string, err error) error {
 	return e
 }
 
-// serverEnded is the error of a client whose server in this process has ended.
+// serverEnded is the error of a client when its server in this process has ended.
 func (c *Client) serverEnded() error {
 	return &store.Error{Kind: store.ErrUnavailable, What: "cannot use the store in " + c.server.dir,
 		Why: c.server.down(),

@@ -218,7 +218,7 @@ func TestDamagedStoreEndsNothingElse(t *testing.T) {
 		_, says := child(t, dir)
 		for _, w := range []string{"cannot start the store in " + dir + ": ", ". fix: ", "move the directory away"} {
 			if !strings.Contains(says, w) {
-				t.Errorf("with %s damaged from octet %d on the child says %q, want %q", file, from, says, w)
+				t.Errorf("with %s damaged from octet %d on the child prints %q, want %q", file, from, says, w)
 			}
 		}
 	}

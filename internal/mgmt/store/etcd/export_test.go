@@ -33,7 +33,7 @@ func (s *Server) SayFull(ctx context.Context) error {
 // SaysFull reports whether puts are refused.
 func (s *Server) SaysFull() bool { return len(s.etcd.Alarms()) > 0 }
 
-// Fail makes the server one whose etcd has ended by itself.
+// Fail makes the server one with an etcd that ended by itself.
 func (s *Server) Fail(why string) { s.fail(why) }
 
 // Bridge is bridge.

@@ -79,7 +79,7 @@ func line(t *testing.T, out *bufio.Reader) string {
 	t.Helper()
 	says, err := out.ReadString('\n')
 	if err != nil {
-		t.Fatalf("child says %q, %v", says, err)
+		t.Fatalf("child prints %q, %v", says, err)
 	}
 	return says
 }
@@ -96,7 +96,7 @@ func masterChild(t *testing.T, where string) *exec.Cmd {
 	t.Helper()
 	cmd, says := child(t, where)
 	if says != "master\n" {
-		t.Fatalf("child says %q", says)
+		t.Fatalf("child prints %q", says)
 	}
 	return cmd
 }
@@ -144,7 +144,7 @@ func TestStoppedMasterIsFenced(t *testing.T) {
 	s := start(t, etcd.ServerConfig{Dir: quick(t), Listen: "http://127.0.0.1:0"})
 	cmd, out := spawn(t, s.URL())
 	if says := line(t, out); says != "master\n" {
-		t.Fatalf("child says %q", says)
+		t.Fatalf("child prints %q", says)
 	}
 	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestStoppedMasterIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	if says := line(t, out); !strings.HasPrefix(says, "cannot write as the master of election/master/leader: ") {
-		t.Errorf("the stale master says %q", says)
+		t.Errorf("the stale master prints %q", says)
 	}
 	if got := get(t, c, "n"); got != "mine" {
 		t.Errorf("the stale master wrote %s", got)

@@ -69,7 +69,7 @@ func TestFullStoreMakesRoom(t *testing.T) {
 	// Full of entries: room comes with what is deleted.
 	fill(t, c, func(i int) string { return fmt.Sprintf("many/%d", i) })
 	if st := c.Status(t.Context()); !errors.Is(st.Down, store.ErrFull) || problem.Of("", st.Down).Fix == "" {
-		t.Errorf("status of a full store says %v", st.Down)
+		t.Errorf("status of a full store: %v", st.Down)
 	}
 	l, err := c.List(t.Context(), "many")
 	if err != nil {
@@ -138,7 +138,7 @@ func TestEtcdGaveUp(t *testing.T) {
 	_, err = store.Put(t.Context(), c, "k", nil)
 	want(t, err, store.ErrUnavailable, "no space left")
 	if st := c.Status(t.Context()); st.Down == nil || !strings.Contains(st.Down.Error(), "no space left") {
-		t.Errorf("status says %v", st.Down)
+		t.Errorf("status: %v", st.Down)
 	}
 }
 

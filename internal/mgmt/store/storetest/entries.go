@@ -354,7 +354,7 @@ func testClosedClient(e *env) {
 	}
 	if down := s.Status(e.ctx).Down; !errors.Is(down, store.ErrUnavailable) || !strings.Contains(down.Error(),
 		"closed") {
-		e.Errorf("status of a closed client says %v", down)
+		e.Errorf("status of a closed client: %v", down)
 	}
 	if got := e.get(e.open(), "k"); string(got.Value) != "v" {
 		e.Errorf("another client reads %+v", got)

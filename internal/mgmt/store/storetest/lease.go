@@ -269,7 +269,7 @@ func testCampaignIsGivenUp(e *env) {
 	}()
 	stop()
 	if err := next(e, gone); !errors.Is(err, context.Canceled) {
-		e.Errorf("a campaign that was given up says %v", err)
+		e.Errorf("a campaign that was given up returns %v", err)
 	}
 	e.ok(first.Resign(e.ctx))
 	_, err := store.LeaderOf(e.ctx, b, "master")

@@ -77,7 +77,7 @@ func (m *model) list(t *rapid.T) {
 	}
 }
 
-// txn executes a transaction whose conditions are mostly true.
+// txn executes a transaction with mostly true conditions.
 func (m *model) txn(t *rapid.T) {
 	var x store.Txn
 	var want error

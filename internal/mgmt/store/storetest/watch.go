@@ -52,7 +52,7 @@ func (m *mirror) take(e *env, c store.Change) {
 		last = ev.Key
 		if ev.Deleted {
 			if diff := cmp.Diff(store.Entry{Key: ev.Key, Rev: c.Rev}, ev.Entry); diff != "" {
-				e.Errorf("a deleted key says more (-want +got):\n%s", diff)
+				e.Errorf("a deleted key contains more (-want +got):\n%s", diff)
 			}
 			delete(m.all, ev.Key)
 			continue
@@ -188,7 +188,7 @@ func testWatchEnds(e *env) {
 	e.put(s, "k", "")
 	stop()
 	ends(e, "an idle watch", idle)
-	ends(e, "a watch that nobody reads", full)
+	ends(e, "a watch without a reader", full)
 	e.put(s, "k", "")
 }
 

@@ -108,7 +108,7 @@ RO, which a Set ignores.`, fields: `
 		   0 1216  VESW  VESW
 		1216 1024  Port  VESWPort`},
 	{name: "VESWMACEntry", part: true, source: "docs/notes/vesw.md",
-		doc: `VESWMACEntry is a slot of the table of MACs of a port. A slot whose MAC is zero is empty, and a Set of it
+		doc: `VESWMACEntry is a slot of the table of MACs of a port. A slot with a zero MAC is empty, and a Set of it
 empties the slot.`, fields: `
 		 0  48  MAC     [6]byte
 		48  48  Mask    [6]byte  // kept and returned; it has no meaning

@@ -66,7 +66,7 @@ func TestARPRules(t *testing.T) {
 			h.want()
 		}
 	})
-	t.Run("a known sender is updated, whatever it asks", func(t *testing.T) {
+	t.Run("a known sender is updated, whatever the target", func(t *testing.T) {
 		h := upHost(t, Config{})
 		h.send(ipB, "f")
 		h.arp(Host, replyOf(ipB, hwB))
@@ -255,7 +255,7 @@ func TestNDRules(t *testing.T) {
 		h.nd(Host, solicit(llB, nil))
 		h.want(answer)
 	})
-	t.Run("without option, but with a GRH that tells", func(t *testing.T) {
+	t.Run("without option, but with a GRH", func(t *testing.T) {
 		h := upHost(t, Config{})
 		b, n := make([]byte, wire.MaxNDLen), solicit(llB, nil)
 		h.arrive(Host, hwB, wire.EtherIPv6, b[:n.Put(b)])

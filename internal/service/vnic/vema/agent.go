@@ -56,7 +56,7 @@ type Counters func(vport uint8) (mad.VESWSummary, mad.VESWErrors)
 type Config struct {
 	Ports    *vnic.Ports
 	Counters Counters // nil: all are 0
-	// Managers are LIDs whose Sets are accepted besides those of the subnet manager and of the trap
+	// Managers are LIDs: their Sets are accepted besides those of the subnet manager and of the trap
 	// LID in force.
 	Managers []ib.LID
 	// DriverPortNum has counters name the port of the fabric, as the driver does, where the port's

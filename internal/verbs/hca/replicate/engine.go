@@ -43,7 +43,7 @@ type GroupKey struct {
 
 // Groups are the members of groups. It is immutable once shared.
 type Groups struct {
-	// Functions are those whose ports the MLID leads to, in ascending order.
+	// Functions are those with ports that the MLID leads to, in ascending order.
 	Functions map[ib.LID][]uint16
 	// Attached are the queue pairs attached to a group.
 	Attached map[GroupKey][]Dest
@@ -96,7 +96,7 @@ type Counters struct {
 	DropPayload    uint64 // the payload store is full
 	DropFault      uint64 // the payload could not be read
 	DropSize       uint64 // larger than a packet can be
-	Inspected      uint64 // packets whose members were found
+	Inspected      uint64 // packets with members looked up
 	NoMembers      uint64 // of those, without any
 	Requested      uint64 // copies requested
 	CreditWaits    uint64 // times the inspection engine had to wait for a credit
@@ -113,7 +113,7 @@ type info struct {
 	mlid ib.LID
 	mgid ib.GID
 	from uint16 // the function it was sent by, on this node; NoFunction where it came from elsewhere
-	fn   uint16 // the function whose Ethernet port it came to, where mlid is 0
+	fn   uint16 // the function of the Ethernet port it came to, where mlid is 0
 	p    *Packet
 }
 
@@ -150,7 +150,7 @@ type Engine struct {
 	details  fifo[*Packet] // packet-header details, in order of arrival
 	requests fifo[request] // the replication-request FIFO
 	// The packets in inspection: the first n of the information FIFO, of one
-	// group and source. cur is the member whose copies are being requested,
+	// group and source. cur is the member with copies being requested,
 	// at the next packet it gets one of; after is the one behind it.
 	groups     *Groups
 	n, at      int

@@ -20,7 +20,7 @@ const MaxPayload = 4096
 type Packet struct {
 	// Run is the packet as each of its queue pairs handles it, but for the
 	// destination, which the descriptor names: P_Key, Q_Key, source queue pair,
-	// immediate data, opcode, how it came, and the payload, whose bytes stand
+	// immediate data, opcode, how it came, and the payload: its bytes stand
 	// behind the 40 that precede it in every receive buffer. It is read-only.
 	Run   pkt.Burst
 	Class Class
@@ -38,7 +38,7 @@ type Packet struct {
 // Payload returns the payload; it is valid until the Release of the copy.
 func (p *Packet) Payload() []byte { return p.Run.Data.Bytes }
 
-// fill makes the packet that of r, whose payload is in place.
+// fill makes the packet that of r; its payload is in place.
 func (p *Packet) fill(r *pkt.Burst) {
 	n := r.Data.Len
 	p.path = *r.Path

@@ -107,7 +107,7 @@ func run(args []string) error {
 
 func addr(i int) string { return fmt.Sprintf("10.86.0.%d", i+1) }
 
-// cardOf asks a node for a card.
+// cardOf requests a card of a node.
 func cardOf(ctx context.Context, dir, name string) (*api.VM, error) {
 	c := api.NewClient(filepath.Join(dir, rundir.ControlSock), nil)
 	defer c.Close()
