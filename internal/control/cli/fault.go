@@ -49,19 +49,16 @@ func faultAdd(a *app) *cobra.Command {
 		Use:   "add",
 		Short: "add a fault and print its number, for \"weft fault delete\"",
 		Long: `Add a fault and print its number, for "weft fault delete". A fault acts on the
-packets of links. Two programs of one node use no link, and a fault does not
-reach them, unless the node sends their traffic through the packet path
-(weft up --wire-local, or WEFT_WIRE_LOCAL=1 weft run). That is for RoCEv2:
-no fault reaches InfiniBand or Ethernet traffic within a node.`,
+packets of queue pairs: those to other nodes, and those to programs of this
+node, which a fault also reaches while they run. --link limits it: roce to the
+packets of RoCE devices, trunk to those that leave by a trunk. No fault reaches
+management packets within a node, with which connections are made, and frames
+between Ethernet ports of a node.`,
 		Args: cobra.NoArgs,
 	}, func(cmd *cobra.Command, _ []string, print printer) error {
 		spec.Drop, spec.Duplicate, spec.Reorder, spec.Corrupt = float64(drop), float64(duplicate), float64(reorder), float64(corrupt)
 		if err := spec.Validate(); err != nil {
 			return usage("weft fault add --help", "cannot add the fault: %v", err)
-		}
-		s, err := get(cmd.Context(), a, api.GetStatus)
-		if err != nil {
-			return err
 		}
 		f, err := call(cmd.Context(), a, api.AddFault, spec)
 		if err != nil {
@@ -69,10 +66,6 @@ no fault reaches InfiniBand or Ethernet traffic within a node.`,
 		}
 		return print(f, func(w *screen) {
 			fmt.Fprintf(w, "fault %d: %s\n", f.ID, printable(faultText(f.FaultSpec)))
-			if !s.WireLocal && spec.Link != api.LinkTrunk && len(s.Trunks) == 0 {
-				fields{w, 5}.line("note:", "traffic between programs of this node uses no link and is not affected. "+
-					"weft up --wire-local, or weft down and WEFT_WIRE_LOCAL=1 weft run, changes that")
-			}
 		})
 	})
 	f := cmd.Flags()
@@ -84,7 +77,7 @@ no fault reaches InfiniBand or Ethernet traffic within a node.`,
 	f.Uint64Var(&spec.Seed, "seed", 0, "seed of the random decisions; 0: a random one")
 	f.StringVar(&spec.Device, "device", "", "limit the fault to this device")
 	f.StringVar(&spec.Peer, "peer", "", "limit the fault to packets to this IP address")
-	f.StringVar(&spec.Link, "link", "", "limit the fault to roce links, or to trunk links (packets of InfiniBand devices to other nodes)")
+	f.StringVar(&spec.Link, "link", "", "limit the fault to roce (packets of RoCE devices), or to trunk (packets of InfiniBand devices to other nodes)")
 	cmd.RegisterFlagCompletionFunc("link", cobra.FixedCompletions([]string{api.LinkRoCE, api.LinkTrunk},
 		cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -95,7 +95,7 @@ var Settings = []Setting{
 			}
 		}},
 	{Name: "wire-local", Group: "Node", Help: "send traffic within the node through the packet path",
-		Doc:   "Without it, payload between two programs of a node is copied from memory to memory. Faults on RoCEv2 within the node need it.",
+		Doc:   "Without it, payload between two programs of a node is copied from memory to memory.",
 		field: func(c *Config) any { return &c.WireLocal }},
 	{Name: "icrc", Group: "Node", Help: "check of the ICRC of received RoCEv2 packets over IPv4: full, solve or auto",
 		Default: ICRCAuto,

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"weft/internal/control/api"
@@ -35,6 +36,8 @@ type FaultConfig struct {
 type Faults struct {
 	cfg FaultConfig
 
+	changes sync.Mutex // one change of the lanes at a time; taken before mu
+
 	mu   sync.Mutex  // guards what follows; never held while waiting for a lane
 	list []api.Fault // their counters are with the links
 	last int
@@ -58,7 +61,7 @@ func (s *Faults) List(context.Context) ([]api.Fault, error) {
 	for _, l := range s.cfg.Lanes.All() {
 		var rules []fault.Status
 		err := l.Query(func() {
-			rules = append(l.Net.Rules(), l.Net.TrunkRules()...)
+			rules = slices.Concat(l.Net.Rules(), l.Net.TrunkRules(), l.Net.RulesWithin())
 		})
 		if errors.Is(err, lane.ErrStuck) {
 			continue // its counts are missing; the status reports the stuck lane
@@ -82,8 +85,8 @@ func (s *Faults) List(context.Context) ([]api.Fault, error) {
 	return list, nil
 }
 
-// add adds a rule. Every lane gets it with a seed of its
-// own that follows from the one given.
+// add adds a rule. Every lane gets it with a seed of its own that follows from the one given. A rule for RoCE links also
+// acts on packets within the node.
 func (s *Faults) add(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
 	r := fault.Rule{Drop: spec.Drop, Duplicate: spec.Duplicate, Reorder: spec.Reorder, Corrupt: spec.Corrupt,
 		Delay: spec.DelayNS}
@@ -104,17 +107,29 @@ func (s *Faults) add(_ context.Context, spec api.FaultSpec) (api.Fault, error) {
 	if err := r.Validate(); err != nil {
 		return api.Fault{}, err
 	}
+	s.changes.Lock()
+	defer s.changes.Unlock()
 	s.mu.Lock()
 	s.last++
 	f := api.Fault{ID: s.last, FaultSpec: spec}
 	s.list = append(s.list, f)
 	s.mu.Unlock()
 	r.ID = f.ID
+	if onRoCE {
+		for _, l := range s.cfg.Lanes.All() {
+			if err := l.Do(func() { l.Net.OpenWithin(l.Now()) }); err != nil {
+				return f, err
+			}
+		}
+	}
 	for i, l := range s.cfg.Lanes.All() {
 		r.Seed = spec.Seed + uint64(i)
 		err := l.Do(func() {
 			if onRoCE {
 				l.Net.Add(r)
+				within := r
+				within.RoCE = spec.Link == api.LinkRoCE || spec.Device != ""
+				l.Net.AddWithin(within)
 			}
 			if onTrunks {
 				l.Net.AddToTrunks(r)
@@ -150,6 +165,8 @@ func (s *Faults) links(spec *api.FaultSpec) (onRoCE, onTrunks bool, err error) {
 }
 
 func (s *Faults) delete(_ context.Context, id int) error {
+	s.changes.Lock()
+	defer s.changes.Unlock()
 	s.mu.Lock()
 	found := false
 	for i, f := range s.list {
@@ -169,7 +186,11 @@ func (s *Faults) delete(_ context.Context, id int) error {
 		errs = append(errs, l.Do(func() {
 			l.Net.Remove(id)
 			l.Net.RemoveFromTrunks(id)
+			l.Net.RemoveWithin(id)
 		}))
+	}
+	for _, l := range s.cfg.Lanes.All() {
+		errs = append(errs, l.Do(func() { l.Net.CloseWithin(l.Now()) }))
 	}
 	return errors.Join(errs...)
 }

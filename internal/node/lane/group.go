@@ -99,6 +99,7 @@ func (c *Config) lane(i int, rl *roce.Link, sib *siblings, mcast *hca.Multicast)
 		others = sib
 	}
 	h := hca.NewLane(c.Functions, i, nl, others)
+	nl.setHCA(h)
 	h.SetMulticast(mcast)
 	if c.Prepare != nil {
 		c.Prepare(h)

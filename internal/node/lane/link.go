@@ -14,6 +14,7 @@ import (
 	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/pkt"
+	"weft/internal/verbs/hca"
 )
 
 // Link is a lane's way to other nodes: RoCEv2 behind a stage that injects faults. It belongs to the lane, but for
@@ -29,12 +30,38 @@ type Link struct {
 	// Of lane 0, which sends the hellos of trunks.
 	trunk  *udp.Link
 	hellos *fault.Packets
+	// Faults of packets between queue pairs of the node: the stage is in the way only while there is a rule.
+	within *fault.Stage
+	hca    *hca.Lane
 }
 
 func newLink(l *roce.Link) *Link {
 	e := &etherLinks{roce: l}
 	return &Link{Stage: fault.New(e), ethernet: e, RoCE: l}
 }
+
+// setHCA gives the link the adapter's lane whose packets within the node it can inject faults into.
+func (l *Link) setHCA(h *hca.Lane) { l.hca, l.within = h, fault.New(&h.Within) }
+
+// OpenWithin puts the stage in the way of packets within the node. Every lane does so before one of them gets a rule:
+// a queue pair whose answers pass another lane must expect their loss.
+func (l *Link) OpenWithin(now mono.Time) { l.hca.Within.SetStage(now, l.within) }
+
+// AddWithin adds a rule for packets within the node.
+func (l *Link) AddWithin(r fault.Rule) { l.within.Add(r) }
+
+// RemoveWithin ends a rule. CloseWithin follows when every lane has done so.
+func (l *Link) RemoveWithin(id int) { l.within.Remove(id) }
+
+// CloseWithin takes the stage out of the way where no rule is left.
+func (l *Link) CloseWithin(now mono.Time) {
+	if len(l.within.Rules()) == 0 {
+		l.hca.Within.SetStage(now, nil)
+	}
+}
+
+// RulesWithin are the rules for packets within the node.
+func (l *Link) RulesWithin() []fault.Status { return l.within.Rules() }
 
 // SetTrunks gives the link its way into the trunks to peers, before the lane runs. hellos is the link that sends
 // hellos, nil but on lane 0.

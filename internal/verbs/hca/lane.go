@@ -31,6 +31,8 @@ type LaneStats struct {
 	DropNoQP, DropForeignFull, CQOverrun               uint64
 	// from the network, with an address of this node as its source
 	DropOwnSource uint64
+	// from within the node, with a bit that an injected fault inverted
+	DropCorrupt uint64
 	// the port it left or arrived at was not active, or not the one addressed
 	DropPort       uint64
 	DropNoFunction uint64
@@ -50,6 +52,7 @@ type LaneStats struct {
 type Lane struct {
 	ID          int
 	Stats       LaneStats
+	Within      Within
 	all         *Functions
 	seen        uint64 // the generation of all that sessions follow
 	ports       []PortCounters
@@ -114,6 +117,7 @@ const laneBuffers = 32
 func NewLane(all *Functions, id int, link Link, others Others) *Lane {
 	l := &Lane{ID: id, all: all, link: link, others: others, batch: mem.NewBatch(128 << 10),
 		buffers: transport.NewBuffers(laneBuffers)}
+	l.Within.l = l
 	l.refresh()
 	return l
 }
@@ -338,6 +342,9 @@ func (l *Lane) Run(now mono.Time) bool {
 		l.timers.remove(q)
 		q.schedule()
 	}
+	if l.Within.stage != nil {
+		l.Within.stage.Flush(now)
+	}
 	l.commit(now)
 	l.releaseCopied() // what a memory fault kept from it
 	l.moved, l.linkBlocked, l.sched.held = 0, [2]int{}, [forNothing]int{}
@@ -469,11 +476,7 @@ func (l *Lane) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	}
 	l.Stats.LocalBursts++
 	r.IPv4 = !native && r.Path.DGID.IsIPv4()
-	if a := l.all.At(r.Path.Function); a != nil {
-		l.dispatch(now, a, r, q)
-	} else {
-		l.Stats.DropNoFunction++
-	}
+	l.Within.transmit(now, q, r)
 	if r.Fault {
 		q.t.SourceFault(now, r)
 	}
@@ -603,10 +606,14 @@ func (l *Lane) RetryCQs() bool {
 
 // Deadline returns when Run must be called next if nothing else happens.
 func (l *Lane) Deadline() mono.Time {
-	if len(l.timers) == 0 {
-		return l.reportAt
+	at := l.reportAt
+	if l.Within.stage != nil {
+		at = mono.Min(at, l.Within.stage.Deadline())
 	}
-	return mono.Min(l.timers[0].timer, l.reportAt)
+	if len(l.timers) == 0 {
+		return at
+	}
+	return mono.Min(l.timers[0].timer, at)
 }
 
 // arm keeps the queue pair's place among the timers. A deadline that became later is left in place and expires early:

@@ -159,11 +159,7 @@ func (l *Lane) sendMulticast(now mono.Time, q *QP, r *pkt.Burst) {
 	*o, l.outboundPath = *r, *r.Path
 	o.Path, o.IPv4 = &l.outboundPath, !native && r.Path.DGID.IsIPv4()
 	o.Path.Local, o.Path.Function = true, q.s.a.num
-	if l.ownsEngine() {
-		l.receiveMulticast(o)
-	} else {
-		l.forward(l.groups.lanes[0], o, nil)
-	}
+	l.Within.transmit(now, q, o)
 	if o.Fault {
 		q.t.SourceFault(now, r)
 	}

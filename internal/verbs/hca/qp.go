@@ -135,6 +135,7 @@ func (s *Session) CreateQP(c *QPConfig) (*QP, error) {
 	port := s.a.Port()
 	q.t = transport.New(&transport.Config{Type: c.Type, QPN: q.num, Cap: c.Cap, SigAll: c.SigAll, SRQ: q.srq != nil,
 		PortMTU: port.MTU, PKeys: port.PKeys, MaxRdAtomic: l.RdAtomic, Window: l.Window, MinWindow: l.MinWindow, Buffers: s.lane.buffers}, q, q)
+	q.t.SetLossy(0, s.lane.Within.Lossy())
 	q.classify(nil)
 	s.slots[slot] = q
 	p.refs++

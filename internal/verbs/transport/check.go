@@ -23,10 +23,11 @@ func (q *QP) check() error {
 		return fmt.Errorf("sending while the RNR timer runs")
 	case s.timers.rnrAt != 0 && s.timers.ackAt != 0:
 		return fmt.Errorf("the ACK timer runs beside the RNR timer")
-	case s.window.enabled && s.window.size < q.mtu:
+	case s.window.mode != windowOff && s.window.size < q.mtu:
 		return fmt.Errorf("window of %d bytes", s.window.size)
-	case q.cfg.Type == ib.RC && q.attr.Path != nil && q.orphan == nil && s.window.enabled == q.attr.Path.Local:
-		return fmt.Errorf("window enabled: %v, path local: %v", s.window.enabled, q.attr.Path.Local)
+	case q.cfg.Type == ib.RC && q.attr.Path != nil && q.orphan == nil && s.window.mode != windowClosing &&
+		(s.window.mode == windowOff) != (q.attr.Path.Local && !s.lossy):
+		return fmt.Errorf("window mode %d, path local: %v, lossy: %v", s.window.mode, q.attr.Path.Local, s.lossy)
 	case q.cfg.Type == ib.RC && s.reads > uint32(q.attr.MaxRdAtomic) && q.attr.State != ib.SQD:
 		return fmt.Errorf("%d reads outstanding of %d", s.reads, q.attr.MaxRdAtomic)
 	case s.readRequests > s.reads:

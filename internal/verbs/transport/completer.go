@@ -124,6 +124,13 @@ func (s *requester) progress(now mono.Time, n uint32) {
 	} else {
 		s.startAck(now)
 	}
+	if s.window.mode == windowOff {
+		return
+	}
+	if s.window.closed(s.una) {
+		s.closeWindow()
+		return
+	}
 	s.window.acknowledged(s.una)
 	if probed && s.una != s.maxPSN {
 		s.window.cut(s.maxPSN, s.cutPart()) // more was lost than a tail of one packet

@@ -30,9 +30,40 @@ func (s *requester) runTimers(now mono.Time) {
 	}
 }
 
+// setLossy is QP.SetLossy for the requester.
+func (s *requester) setLossy(now mono.Time, on bool) {
+	if s.lossy == on {
+		return
+	}
+	s.lossy = on
+	if s.cfg.Type != ib.RC || s.attr.Path == nil || !s.attr.Path.Local {
+		return
+	}
+	if on {
+		s.window.open(uint64(dist(s.maxPSN, s.una))*uint64(s.mtu), s.mtu, s.cfg.MinWindow, s.cfg.Window)
+		if !s.timers.ackAt.IsZero() {
+			s.timers.startProbe(now, true)
+		}
+		return
+	}
+	s.window.mode, s.window.closeAt = windowClosing, s.maxPSN
+	if s.una == s.maxPSN {
+		s.closeWindow()
+	}
+}
+
+// closeWindow ends the recovery from losses on a path that has none: everything that could be lost is acknowledged.
+func (s *requester) closeWindow() {
+	s.window = window{}
+	s.gaps.reset()
+	s.gaps.selective = false
+	s.timers.probeAt, s.timers.probes, s.timers.rtt = 0, 0, 0
+	s.timers.dropSample()
+}
+
 // startAck starts the local ACK timer, and with it the probe.
 func (s *requester) startAck(now mono.Time) {
-	s.timers.startAck(now, ib.AckTimeout(s.attr.Timeout), !s.attr.Path.Local)
+	s.timers.startAck(now, ib.AckTimeout(s.attr.Timeout), s.window.mode != windowOff)
 }
 
 // cutPart returns which part of the window a loss takes.
@@ -76,7 +107,7 @@ func (s *requester) resend(now mono.Time) {
 	// The responder refuses a gap once: if the packet that fills it gets lost again, only a timer detects that. So it
 	// leaves twice, but for a READ: its responses would leave twice. After a retry that got lost a READ does too: on
 	// a path this bad, one packet per timeout would use up the retries of an honest connection.
-	s.gaps.duplicate = !s.attr.Path.Local && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
+	s.gaps.duplicate = s.window.mode != windowOff && (s.retrying || s.sq[s.ack&s.mask].Op != ib.WRRead)
 	s.retrying = true
 	s.startAck(now)
 }
@@ -102,7 +133,7 @@ func (s *requester) skip() {
 
 // testPeer makes the retransmission at hand a test of the peer's out-of-order buffer where it can be one.
 func (s *requester) testPeer() {
-	if !s.attr.Path.Local && s.attr.State != ib.Err && !s.sq[s.ack&s.mask].Op.NeedsResponse() {
+	if s.window.mode != windowOff && s.attr.State != ib.Err && !s.sq[s.ack&s.mask].Op.NeedsResponse() {
 		s.gaps.test()
 	}
 }

@@ -37,6 +37,7 @@ type requester struct {
 	placeFailed  bool   // a response's data did not reach its buffer
 	owed         bool   // unreliable sends left, with payload that may still be in use: Commit
 	draining     bool   // SQD: started messages are not all done
+	lossy        bool   // QP.SetLossy
 	paused       bool   // Pause
 	// retries and rnrRetries are the retries left for the packet at una, 0 … 7.
 	retries, rnrRetries uint8
@@ -104,7 +105,7 @@ func (s *requester) init(e *endpoint) {
 // reset is the state of a new queue pair; the queue must have been discarded.
 func (s *requester) reset() {
 	*s = requester{endpoint: s.endpoint, sq: s.sq, mask: s.mask, head: s.tail, ack: s.tail, tx: s.tail, fresh: s.tail,
-		tail: s.tail}
+		tail: s.tail, lossy: s.lossy}
 }
 
 // discard returns every request without a completion.
@@ -382,7 +383,7 @@ func (s *requester) emitMessage(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 		return true
 	}
 	// A burst is at most half a window, so that acknowledgements keep it moving.
-	r.AckReq = pos&2 != 0 || !s.attr.Path.Local
+	r.AckReq = pos&2 != 0 || s.window.mode != windowOff
 	s.advance(now, wr, count)
 	return true
 }
@@ -395,7 +396,7 @@ func (s *requester) emitRead(now mono.Time, wr *SendWR, r *pkt.Burst) bool {
 	fresh := s.txPSN == s.maxPSN
 	flight := dist(s.txPSN, s.una)
 	if fresh && s.reads >= uint32(s.attr.MaxRdAtomic) || flight+n > maxOutstanding ||
-		flight != 0 && s.window.enabled && (s.waiting() || uint64(flight+n)*uint64(s.mtu) > uint64(s.window.size)) {
+		flight != 0 && s.window.mode != windowOff && (s.waiting() || uint64(flight+n)*uint64(s.mtu) > uint64(s.window.size)) {
 		s.stalled = true
 		return false
 	}
@@ -476,7 +477,7 @@ func (s *requester) advance(now mono.Time, wr *SendWR, n uint32) {
 	end := s.txPSN.Add(n)
 	if s.txPSN != s.maxPSN {
 		s.ctr.Retransmits += uint64(min(n, dist(s.maxPSN, s.txPSN)))
-	} else if s.window.enabled {
+	} else if s.window.mode != windowOff {
 		s.timers.sample(now, s.txPSN)
 	}
 	if dist(end, s.una) > dist(s.maxPSN, s.una) {
@@ -511,7 +512,7 @@ func (s *requester) room() uint64 {
 	flight := dist(s.txPSN, s.una)
 	burst = min(burst, uint64(maxOutstanding-flight)*mtu)
 	switch {
-	case !s.window.enabled:
+	case s.window.mode == windowOff:
 		return burst
 	case flight != 0 && s.waiting():
 		return 0
@@ -525,10 +526,13 @@ func (s *requester) room() uint64 {
 func (s *requester) openWindow() {
 	s.readChunk, s.timers.rtt, s.window = 0, 0, window{}
 	s.gaps.reset()
-	if s.cfg.Type != ib.RC || s.attr.Path.Local {
+	if s.cfg.Type != ib.RC || s.attr.Path.Local && !s.lossy {
 		return
 	}
 	s.window = newWindow(s.mtu, s.cfg.MinWindow, s.cfg.Window)
+	if s.attr.Path.Local {
+		return // so that setLossy need not divide a READ that is under way
+	}
 	s.readChunk = max(min(initialWindow, s.cfg.Window/4)/s.mtu, 1)
 }
 

@@ -65,6 +65,16 @@ func (q *QP) SetPort(mtu ib.MTU, keys []ib.PKey) {
 // Preconditions: there is a path, and p.Local is as it was.
 func (q *QP) SetPath(p *ib.Path) { q.attr.Path = p }
 
+// SetLossy reports whether packets of a local path can get lost from now on: a stage that injects faults is in the way.
+// An RC requester then recovers from loss as on a path to another node. After SetLossy(false) it does so until
+// everything that was sent before is acknowledged. Paths to other nodes, and the other services, do not change.
+func (q *QP) SetLossy(now mono.Time, on bool) {
+	q.req.setLossy(now, on)
+	if invariants {
+		q.verify()
+	}
+}
+
 // State returns the current state.
 func (q *QP) State() ib.QPState { return q.attr.State }
 

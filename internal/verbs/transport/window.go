@@ -6,21 +6,37 @@ import "weft/internal/proto/ib"
 
 // window is the congestion window of a requester on a path that can lose packets: how many bytes may be
 // unacknowledged. It grows as in slow start up to the threshold and linearly beyond, and a loss takes a part of it
-// (docs/adr/0007-loss-recovery.md and 0011). On a local path it is not enabled and limits nothing.
+// (docs/adr/0007-loss-recovery.md and 0011). On a path that cannot, it is off and limits nothing.
 //
-// Invariant, while enabled: mtu ≤ size, and size ≤ max where it did not fall to a larger floor.
+// Invariant, unless off: mtu ≤ size, and size ≤ max where it did not fall to a larger floor, or was opened while more
+// was unacknowledged.
 type window struct {
-	enabled   bool   // the path can lose packets; the other fields count only then
-	size      uint32 // bytes that may be unacknowledged
-	threshold uint32 // bytes; above it the window grows linearly
-	max       uint32 // bytes; the configured bound
-	floor     uint32 // bytes that losses leave: several packets, since with one each lost packet would cost a timeout
-	mtu       uint32 // bytes of a packet's payload
+	mode      windowMode // the other fields count unless it is windowOff
+	size      uint32     // bytes that may be unacknowledged
+	threshold uint32     // bytes; above it the window grows linearly
+	max       uint32     // bytes; the configured bound
+	floor     uint32     // bytes that losses leave: several packets, since with one each lost packet would cost a timeout
+	mtu       uint32     // bytes of a packet's payload
 	// The window is not cut again before everything below recoveryEnd is acknowledged: one loss episode, one cut.
 	// recoveryEnd counts while recovering is set.
 	recovering  bool
 	recoveryEnd ib.PSN
+	// closeAt is the end of what was sent while packets could get lost; it counts while mode is windowClosing.
+	closeAt ib.PSN
 }
+
+// windowMode is whether packets can get lost.
+type windowMode uint8
+
+const (
+	// windowOff: no packet gets lost.
+	windowOff windowMode = iota
+	// windowOn: packets can get lost.
+	windowOn
+	// windowClosing: no packet gets lost any more, but some of those sent before may be. Once they are acknowledged the
+	// window is off.
+	windowClosing
+)
 
 // initialWindow is the window of a fresh connection in bytes.
 const initialWindow = 64 << 10
@@ -34,7 +50,7 @@ const (
 
 // newWindow returns the window of a fresh connection; minimum is the configured lower bound in bytes.
 func newWindow(mtu, minimum, maximum uint32) window {
-	return window{enabled: true, size: max(min(initialWindow, maximum), mtu), threshold: maximum, max: maximum,
+	return window{mode: windowOn, size: max(min(initialWindow, maximum), mtu), threshold: maximum, max: maximum,
 		floor: max(minimum, 4*mtu), mtu: mtu}
 }
 
@@ -42,7 +58,7 @@ func newWindow(mtu, minimum, maximum uint32) window {
 // window afterwards. Where every hundredth packet is lost at random, cuts of a quarter leave 37 packets under way
 // (docs/adr/0011-loss-windows.md), cuts of a sixteenth 80.
 func (w *window) grow(n uint32) {
-	if !w.enabled || w.size >= w.max {
+	if w.mode == windowOff || w.size >= w.max {
 		return
 	}
 	bytes := uint64(n) * uint64(w.mtu)
@@ -55,7 +71,7 @@ func (w *window) grow(n uint32) {
 // cut takes one part-th of the window for a loss among the packets below end. It does nothing while an earlier cut
 // covers the loss.
 func (w *window) cut(end ib.PSN, part uint32) {
-	if !w.enabled || w.recovering {
+	if w.mode == windowOff || w.recovering {
 		return
 	}
 	w.recovering, w.recoveryEnd = true, end
@@ -65,7 +81,7 @@ func (w *window) cut(end ib.PSN, part uint32) {
 
 // collapse is cut where nothing came back at all: the window falls to its floor.
 func (w *window) collapse(end ib.PSN, part uint32) {
-	if !w.enabled {
+	if w.mode == windowOff {
 		return
 	}
 	w.cut(end, part)
@@ -77,6 +93,21 @@ func (w *window) acknowledged(una ib.PSN) {
 	if w.recovering && dist(una, w.recoveryEnd) < maxOutstanding {
 		w.recovering = false
 	}
+}
+
+// open turns the window on while inFlight bytes are unacknowledged. The next packet fits, so that it can request the
+// acknowledgement that the earlier ones may not have requested.
+func (w *window) open(inFlight uint64, mtu, minimum, maximum uint32) {
+	if w.mode == windowOff {
+		*w = newWindow(mtu, minimum, maximum)
+		w.size = max(w.size, uint32(min(inFlight, 1<<30))+mtu)
+	}
+	w.mode = windowOn
+}
+
+// closed reports whether the window, which is closing, is off now that everything before una is acknowledged.
+func (w *window) closed(una ib.PSN) bool {
+	return w.mode == windowClosing && w.closeAt.Diff(una) <= 0
 }
 
 // allows returns how many payload bytes may follow the inFlight unacknowledged ones, in whole packets; 0 where the

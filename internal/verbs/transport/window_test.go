@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"weft/internal/proto/ib"
+	"weft/internal/proto/pkt"
 )
 
 func TestWindowGrowsFasterBelowThreshold(t *testing.T) {
@@ -110,5 +111,50 @@ func TestClosedWindowLimitsNothing(t *testing.T) {
 	w.acknowledged(1)
 	if w != (window{}) {
 		t.Errorf("the window of a local path changed: %+v", w)
+	}
+}
+
+// TestWindowOfLocalPath: on a path within the node the window is on while packets can get lost, and until what was sent
+// by then is acknowledged. It never keeps the packet from leaving that requests the acknowledgement of the others.
+func TestWindowOfLocalPath(t *testing.T) {
+	a, b := pair(t, ib.RC, ib.MTU1024, 16<<10, true)
+	w, r := &a.q.req.window, pkt.Burst{}
+	if w.mode != windowOff {
+		t.Fatalf("mode %d without faults", w.mode)
+	}
+	a.post(1, ib.WRWrite, ib.Signaled, 0, 200000, 0)
+	a.q.Post(2)
+	for range 10 { // of 13 bursts; none of these requests an acknowledgement
+		if !a.q.Next(2, &r) || r.AckReq {
+			t.Fatalf("burst %v", &r.Headers)
+		}
+		b.q.Handle(2, &r, b.batch)
+		b.batch.Flush()
+		b.q.Commit(2)
+		a.q.Commit(2)
+	}
+	a.q.SetLossy(3, true)
+	if w.mode != windowOn || a.q.req.timers.probeAt.IsZero() {
+		t.Fatalf("mode %d, probe at %d", w.mode, a.q.req.timers.probeAt)
+	}
+	if !a.q.Next(4, &r) || !r.AckReq {
+		t.Fatalf("behind them follows %v", &r.Headers)
+	}
+	a.q.SetLossy(5, false)
+	if w.mode != windowClosing {
+		t.Errorf("mode %d with packets under way", w.mode)
+	}
+	b.q.Handle(5, &r, b.batch)
+	b.batch.Flush()
+	b.q.Commit(5)
+	a.q.Commit(5)
+	pump(6, a, b)
+	if w.mode != windowOff || a.sends != 1 || a.q.Deadline() != 0 {
+		t.Errorf("mode %d, %d completions, deadline %d", w.mode, a.sends, a.q.Deadline())
+	}
+	a.q.SetLossy(7, true)
+	a.q.SetLossy(7, false)
+	if w.mode != windowOff {
+		t.Errorf("mode %d with nothing under way", w.mode)
 	}
 }

@@ -63,6 +63,8 @@ type Rule struct {
 	// device). Zero and nil match all.
 	Peer    ib.GID
 	Sources []ib.GID
+	// RoCE restricts the rule to packets of Ethernet ports.
+	RoCE bool
 }
 
 // Validate reports everything that is wrong with r, joined.
@@ -88,7 +90,7 @@ func (r *Rule) Validate() error {
 }
 
 func (r *Rule) matches(p *ib.Path) bool {
-	return (r.Peer.IsZero() || r.Peer == p.DGID) && (len(r.Sources) == 0 || slices.Contains(r.Sources, p.SGID))
+	return !(r.RoCE && p.Native()) && (r.Peer.IsZero() || r.Peer == p.DGID) && (len(r.Sources) == 0 || slices.Contains(r.Sources, p.SGID))
 }
 
 // Counters count what a rule did, in packets.

@@ -66,12 +66,23 @@ func (s *Stage) spare(r *pkt.Burst) *held {
 }
 
 func (s *Stage) release(now mono.Time, h *held) {
+	s.free = append(s.free, h) // also where a memory fault unwinds what follows, which takes nothing from the list
 	if h.corrupt {
 		s.link.SendCorrupt(now, &h.run, s.batch, h.bit)
 	} else {
 		s.link.Send(now, &h.run, s.batch)
 	}
-	s.free = append(s.free, h)
+}
+
+// Release sends all packets that are held, in the order of their times.
+func (s *Stage) Release(now mono.Time) {
+	for {
+		h, ok := s.held.PopDue(s.held.Next())
+		if !ok {
+			return
+		}
+		s.release(now, h)
+	}
 }
 
 // passed counts n packets that went without delay and releases those that
