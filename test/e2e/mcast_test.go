@@ -51,7 +51,7 @@ func TestMulticast(t *testing.T) {
 				if out, err := n.Weft("mcast", "list"); err != nil || !strings.Contains(out, "in no multicast group") {
 					t.Errorf("%v\n%s", err, out)
 				}
-				out, err := lab.Run(lab.Cmd{NetNS: n.NetNS.Name, Args: []string{"ip", "maddr"}}, verbcheckLimit)
+				out, err := lab.Run(lab.Cmd{NetNS: n.NetNS.Name, Args: []string{"ip", "maddr"}}, diagLimit)
 				if err != nil || strings.Contains(out, " 239.86.") || strings.Contains(out, "ff05::7663") {
 					t.Errorf("a group is still joined (%v):\n%s", err, out)
 				}

@@ -144,12 +144,17 @@ func (f *fleet) passed(cards [2]api.VM) (m [2]map[string]uint64) {
 	return m
 }
 
-// settled waits until nothing more passes cards, and returns their counters then.
+// settled waits until nothing more passes cards, and returns their counters then. A process that gets no processor for
+// long holds frames meanwhile: answers that pass in both directions afterwards show that it has forwarded those.
 func (f *fleet) settled(cards [2]api.VM, dpdk *lab.Proc) (m [2]map[string]uint64) {
 	f.t.Helper()
-	f.wait("the streams have ended", func() bool {
+	f.wait("the frames of the streams have passed", func() bool {
+		_, err := f.in(0, "ping", "-c", "3", "-i", "0.05", "-W", "5", hostAddr(1))
+		return err == nil
+	}, dpdk)
+	f.wait("nothing more passes", func() bool {
 		was := m
-		time.Sleep(50 * time.Millisecond) // more than a frame takes; one that takes longer is seen the next time
+		time.Sleep(50 * time.Millisecond) // what else passes now and then, such as a host's report of its groups
 		m = f.passed(cards)
 		for i := range m {
 			if was[i] == nil || was[i]["rx_frames"] != m[i]["rx_frames"] || was[i]["tx_frames"] != m[i]["tx_frames"] {

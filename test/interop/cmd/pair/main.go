@@ -73,7 +73,7 @@ func run(args []string) error {
 		}
 	}
 	number := func(i int, script, pattern string) (v float64, err error) {
-		out, err := guests[i].Run(script, 2*time.Minute)
+		out, err := guests[i].Run(script, 2*time.Minute, guests[1-i])
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w: %s", script, err, out)
 		}
