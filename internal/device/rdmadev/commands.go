@@ -106,7 +106,7 @@ func destroyPD(d *Device, v abi.DestroyPD, _ []byte) error {
 }
 
 func getDMAMR(d *Device, v abi.GetDMAMR, res []byte) error {
-	return d.register(v.PDN, &mem.Region{Space: d.guest, Len: 1<<64 - 1, Access: v.AccessFlags}, res)
+	return d.register(v.PDN, &mem.Region{Space: d.guest.Space, Len: 1<<64 - 1, Access: v.AccessFlags}, res)
 }
 
 func deregMR(d *Device, v abi.DeregMR, _ []byte) error {

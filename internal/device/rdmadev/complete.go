@@ -116,7 +116,7 @@ func (d *Device) setArmArea(v abi.SetArmArea, _ []byte) error {
 	if c == nil {
 		return syscall.ENOENT
 	}
-	w, err := virtio.NewWord(d.guest, v.GPA)
+	w, err := virtio.NewWord(d.guest.Words, v.GPA)
 	if v.Flags != 0 || err != nil {
 		return syscall.EINVAL
 	}

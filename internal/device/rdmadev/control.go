@@ -113,7 +113,7 @@ func (d *Device) regionVA(va, length, iova uint64, access ib.Access) (*mem.Regio
 	if length != 0 && va+length-1 < va {
 		return nil, syscall.EINVAL
 	}
-	space := mem.Space(d.guest)
+	space := d.guest.Space
 	if length != 0 && !d.guest.Contains(va, length) {
 		if d.proc == nil {
 			return nil, syscall.EPERM
@@ -157,7 +157,7 @@ func (d *Device) regUserMR(req, res []byte) error {
 		uint64(len(list)) < uint64(v.NPages)*8 {
 		return syscall.EINVAL
 	}
-	r := &mem.Region{Space: d.guest, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
+	r := &mem.Region{Space: d.guest.Space, Start: v.VirtAddr, Len: v.Length, Access: v.AccessFlags}
 	var ok bool
 	if r.PageShift, r.FirstOff, ok = hca.PageShift(v.VirtAddr, v.Length, v.NPages); !ok {
 		return syscall.EINVAL
@@ -195,7 +195,7 @@ func (d *Device) pageSpace(pages []uint64, shift uint8, last uint64) mem.Space {
 	}
 	switch {
 	case announced:
-		return d.guest
+		return d.guest.Space
 	case d.proc != nil:
 		return d.proc
 	}

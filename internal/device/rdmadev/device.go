@@ -26,12 +26,12 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// Guest is the memory a client announced.
-type Guest interface {
-	mem.Space
-	virtio.Memory
+// Guest is the memory a client announced, by what the device does with it.
+type Guest struct {
+	Space mem.Space     // what memory keys are registered on
+	Words virtio.Memory // where completion queues have their arm words
 	// Contains reports whether [addr, addr+n) lies within announced memory.
-	Contains(addr, n uint64) bool
+	Contains func(addr, n uint64) bool
 }
 
 // Caller notifies a client.

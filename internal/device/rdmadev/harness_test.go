@@ -180,9 +180,10 @@ func (d *driver) open() {
 	f, verbs := d.f, d.verbs
 	f.t.Helper()
 	d.fault = nil
-	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane, Guest: d.guest,
-		Now: func() mono.Time { return f.clock },
-		Log: slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
+	d.dev = rdmadev.New(rdmadev.Config{Adapter: f.adapter, Lane: f.lane,
+		Guest: rdmadev.Guest{Space: d.guest, Words: d.guest, Contains: d.guest.Contains},
+		Now:   func() mono.Time { return f.clock },
+		Log:   slog.New(slog.DiscardHandler), MaxCQ: maxCQ, MaxQP: maxQP, Verbs: verbs, Privileged: f.privileged,
 		Fail: func(err error) { d.fault = err }})
 	if err := f.adapter.Attach(d.dev.Session()); err != nil {
 		f.t.Fatal(err)

@@ -301,7 +301,8 @@ func (d *Session) renew() error {
 	}
 	old := d.Dev
 	cqs, qps := d.queues()
-	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Guest: d.mem, Now: d.r.cfg.Now,
+	dev := rdmadev.New(rdmadev.Config{Adapter: d.adapter, Lane: d.lane.HCA, Now: d.r.cfg.Now,
+		Guest: rdmadev.Guest{Space: d.mem, Words: d.mem, Contains: d.mem.Contains},
 		Log:   d.r.cfg.Log.With("session", d.serial),
 		MaxCQ: cqs, MaxQP: qps, Verbs: d.verbs, Fail: d.Fail,
 		Privileged: d.uid == 0 || d.uid == os.Geteuid()})
