@@ -74,7 +74,8 @@ type ring struct {
 	vhost.Ring
 	index   int
 	q       virtio.Ring
-	halted  bool // by a reset of the device
+	kicks   virtio.Kicks
+	halted  bool // by a reset of the device, or because it is broken
 	stash   []virtio.Chain
 	have    int // of stash, buffers taken for a frame that found too few
 	touched bool
@@ -168,13 +169,13 @@ func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 		}
 		r.Scratch, r.MaxChain = &d.scratch, maxChain
 		v := &ring{Ring: r, index: i}
-		if v.q, err = virtio.Open(d.mem, r.Config); err != nil {
+		if v.q, v.kicks, err = virtio.Open(d.mem, r.Config); err != nil {
 			return
 		}
 		if err = d.watch(v); err != nil {
 			return
 		}
-		v.q.DisableKick()
+		v.kicks.DisableKick()
 		d.rings[i] = v
 		d.sort()
 	})
@@ -243,7 +244,7 @@ func (d *Device) sort() {
 	control := d.controlRing()
 	for i, v := range d.rings {
 		switch {
-		case v == nil || v.halted || v.q.Err() != nil:
+		case v == nil || v.halted:
 		case i == control:
 			d.ctrl = v // it is not enabled in every front-end's order
 		case !v.Enabled || i == 2*d.port.cfg.Pairs || d.active != 0 && i/2 >= d.active:
@@ -259,7 +260,7 @@ func (d *Device) sort() {
 func (d *Device) arm() (waiting bool) {
 	broken := false
 	look := func(v *ring) {
-		pending, err := v.q.EnableKick()
+		pending, err := v.kicks.EnableKick()
 		if err != nil {
 			d.broken(v, err)
 			broken = true
@@ -280,10 +281,10 @@ func (d *Device) arm() (waiting bool) {
 
 func (d *Device) disarm() {
 	for _, v := range d.tx {
-		v.q.DisableKick()
+		v.kicks.DisableKick()
 	}
 	if d.ctrl != nil {
-		d.ctrl.q.DisableKick()
+		d.ctrl.kicks.DisableKick()
 	}
 }
 

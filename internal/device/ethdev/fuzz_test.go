@@ -148,11 +148,18 @@ func FuzzGuest(f *testing.F) {
 				}
 			}
 			for _, v := range d.rings {
-				if v != nil && v.q.Err() != nil && !v.halted {
+				if v == nil || v.halted {
+					continue
+				}
+				q := v.q.(interface {
+					Err() error
+					Outstanding() int
+				})
+				if q.Err() != nil {
 					t.Fatal("a broken ring is in use")
 				}
-				if v != nil && (v.have < 0 || v.have > v.q.Num() || v.q.Outstanding() != v.have) && !v.halted {
-					t.Fatalf("%d outstanding, %d kept", v.q.Outstanding(), v.have)
+				if v.have < 0 || v.have > int(v.Num) || q.Outstanding() != v.have {
+					t.Fatalf("%d outstanding, %d kept", q.Outstanding(), v.have)
 				}
 			}
 		}

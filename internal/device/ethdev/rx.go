@@ -108,7 +108,7 @@ func (d *Device) put(v *ring, f []byte, o ether.Offload) (ok bool, err error) {
 	}
 	need, n := headerLen+len(f), 0
 	for room := 0; room < need; n++ {
-		if n > 0 && !d.mergeable || n == v.q.Num() {
+		if n > 0 && !d.mergeable || n == int(v.Num) {
 			st.RxTooLong++
 			return false, nil
 		}

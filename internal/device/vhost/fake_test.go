@@ -48,7 +48,7 @@ type fake struct {
 type fakeRing struct {
 	vhost.Ring
 	*virtio.Queue
-	packed virtio.Ring // instead of Queue: not worked on
+	packed *virtio.Packed // instead of Queue: not worked on
 }
 
 func newFake(s *vhost.Session) (*fake, error) {
@@ -99,7 +99,7 @@ func (d *fake) SetRing(i int, r vhost.Ring) (err error) {
 			return
 		}
 		if r.Packed {
-			q, e := virtio.Open(d.s.Mem(), r.Config)
+			q, e := virtio.NewPacked(d.s.Mem(), r.Config)
 			if err = e; err == nil {
 				d.rings[i] = &fakeRing{Ring: r, packed: q}
 			}

@@ -158,9 +158,6 @@ func (q *Packed) storeEvent(at Position) {
 	}
 }
 
-// Num returns the size of the ring.
-func (q *Packed) Num() int { return int(q.num) }
-
 // Err returns the Fault that broke the ring, nil while it works.
 func (q *Packed) Err() error {
 	if q.fault == FaultNone {
@@ -327,7 +324,7 @@ func (q *Packed) Publish() (notify bool) {
 	return now-event-1 < now-before
 }
 
-// EnableKick implements Ring.
+// EnableKick implements Kicks.
 func (q *Packed) EnableKick() (pending bool, err error) {
 	if q.fault != FaultNone {
 		return false, q.fault
@@ -340,7 +337,7 @@ func (q *Packed) EnableKick() (pending bool, err error) {
 	return q.available(uint16(load32(q.desc, uint32(q.next.index())*abi.VringDescSize+packedID) >> 16)), nil
 }
 
-// DisableKick implements Ring.
+// DisableKick implements Kicks.
 func (q *Packed) DisableKick() {
 	if q.event != eventDisable {
 		q.event = eventDisable
@@ -352,5 +349,5 @@ func (q *Packed) DisableKick() {
 // yet, in both halves.
 func (q *Packed) State() uint32 { return uint32(q.used) | uint32(q.used)<<16 }
 
-// Outstanding implements Ring.
+// Outstanding returns how many elements are taken and not used.
 func (q *Packed) Outstanding() int { return int(q.chains) }

@@ -160,9 +160,6 @@ func (q *Queue) storeUsed() {
 	}
 }
 
-// Num returns the size of the ring.
-func (q *Queue) Num() int { return int(q.num) }
-
 // Err returns the Fault that broke the ring, nil while it works. A broken ring
 // gives no more elements.
 func (q *Queue) Err() error {

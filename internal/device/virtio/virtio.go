@@ -37,8 +37,6 @@ type Log interface {
 // Ring is the device's side of a virtqueue of either format. It belongs to one
 // lane.
 type Ring interface {
-	// Num returns the size of the ring.
-	Num() int
 	// Pop takes the next element; ok is false where there is none. An error is
 	// a Fault: the ring is broken and gives no more.
 	Pop(c *Chain) (ok bool, err error)
@@ -48,39 +46,41 @@ type Ring interface {
 	// Publish makes all used elements visible to the driver at once, and reports whether it enabled a
 	// notification.
 	Publish() (notify bool)
-	// EnableKick enables a kick for the next element, and reports whether there is an element already,
-	// for which none comes.
-	EnableKick() (pending bool, err error)
-	// DisableKick suppresses kicks.
-	DisableKick()
 	// State is the ring state of vhost-user (GET_VRING_BASE): the first element
 	// that is not used yet.
 	State() uint32
-	// Outstanding returns how many elements are taken and not used.
-	Outstanding() int
-	// Err returns the Fault that broke the ring, nil while it works.
-	Err() error
+}
+
+// Kicks is the notification of a Ring by its driver, for devices that sleep. It belongs to the lane of the Ring.
+type Kicks interface {
+	// EnableKick enables a kick for the next element, and reports whether there is an element already,
+	// for which none comes. An error is that of Pop.
+	EnableKick() (pending bool, err error)
+	// DisableKick suppresses kicks.
+	DisableKick()
 }
 
 var (
-	_ Ring = (*Queue)(nil)
-	_ Ring = (*Packed)(nil)
+	_ Ring  = (*Queue)(nil)
+	_ Ring  = (*Packed)(nil)
+	_ Kicks = (*Queue)(nil)
+	_ Kicks = (*Packed)(nil)
 )
 
 // Open checks the addresses of a ring and returns it. An error is a Fault.
-func Open(m Memory, c Config) (Ring, error) {
+func Open(m Memory, c Config) (Ring, Kicks, error) {
 	if c.Packed {
 		q, err := NewPacked(m, c)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return q, nil
+		return q, q, nil
 	}
 	q, err := New(m, c)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return q, nil
+	return q, q, nil
 }
 
 // Check reports whether Open would accept c, without access to the ring.

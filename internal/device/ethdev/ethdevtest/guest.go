@@ -46,7 +46,10 @@ type Guest struct {
 
 // Queue is one ring of a guest.
 type Queue struct {
-	virtiotest.Vring
+	config   virtio.Config
+	elements virtiotest.Elements
+	calls    virtiotest.Calls
+
 	Index           int
 	Kick, Call, Err int            // eventfds
 	Area            virtiotest.Buf // where the receive buffers lie
@@ -170,7 +173,7 @@ func (g *Guest) Continue(f *vhosttest.Front) error {
 	}
 	for _, q := range append(append([]*Queue{}, g.RX...), g.TX...) {
 		base := uint32(virtio.Start) | uint32(virtio.Start)<<16
-		if r, ok := q.Vring.(*virtiotest.Ring); ok {
+		if r, ok := q.elements.(*virtiotest.Ring); ok {
 			base = uint32(r.UsedIdx())
 		}
 		if err := q.Resume(base); err != nil {
@@ -181,21 +184,29 @@ func (g *Guest) Continue(f *vhosttest.Front) error {
 }
 
 func (g *Guest) queue(t testing.TB, index int) *Queue {
-	return &Queue{Vring: g.vring(g.Opt.Num), Index: index, g: g, bufs: map[uint16]virtiotest.Buf{},
+	q := &Queue{Index: index, g: g, bufs: map[uint16]virtiotest.Buf{},
 		Kick: vhosttest.Eventfd(t), Call: vhosttest.Eventfd(t), Err: vhosttest.Eventfd(t)}
+	q.allocate(g.Opt.Num)
+	return q
 }
 
-func (g *Guest) vring(num int) virtiotest.Vring {
-	return virtiotest.NewVring(g.Mem, num, g.Opt.Features&(1<<abi.FeaturePacked) != 0,
-		g.Opt.Features&(1<<abi.FeatureEventIdx) != 0)
+// allocate gives the ring new memory.
+func (q *Queue) allocate(num int) {
+	o := &q.g.Opt
+	r := virtiotest.NewVring(q.g.Mem, num, o.Features&(1<<abi.FeaturePacked) != 0,
+		o.Features&(1<<abi.FeatureEventIdx) != 0)
+	q.config, q.elements, q.calls = r.Config, r.Elements, r.Calls
 }
+
+// Config returns the configuration of the ring.
+func (q *Queue) Config() virtio.Config { return q.config }
 
 // Start announces the ring as it is and enables it.
-func (q *Queue) Start() error { return q.Resume(q.Config().Base) }
+func (q *Queue) Start() error { return q.Resume(q.config.Base) }
 
 // Resume is Start at a state.
 func (q *Queue) Resume(base uint32) error {
-	c, i := q.Config(), uint32(q.Index)
+	c, i := q.config, uint32(q.Index)
 	for _, m := range []struct {
 		request uint32
 		payload []byte
@@ -243,7 +254,7 @@ func (q *Queue) Resize(num int) {
 		q.free = append(q.free, b)
 	}
 	clear(q.bufs)
-	q.Vring = q.g.vring(num)
+	q.allocate(num)
 	if q.Index%2 == 0 {
 		q.Fill()
 	}
@@ -251,22 +262,22 @@ func (q *Queue) Resize(num int) {
 
 // Fill posts free receive buffers.
 func (q *Queue) Fill() {
-	for len(q.free) > 0 && q.Free() > 0 {
+	for len(q.free) > 0 && q.elements.Free() > 0 {
 		b := q.free[len(q.free)-1]
 		q.free = q.free[:len(q.free)-1]
-		q.bufs[q.Add(nil, []virtiotest.Buf{b})] = b
+		q.bufs[q.elements.Add(nil, []virtiotest.Buf{b})] = b
 	}
 	q.offer()
 }
 
 // Post posts one receive buffer in the given pieces.
 func (q *Queue) Post(pieces ...virtiotest.Buf) {
-	q.bufs[q.Add(nil, pieces)] = pieces[0]
+	q.bufs[q.elements.Add(nil, pieces)] = pieces[0]
 	q.offer()
 }
 
 func (q *Queue) offer() {
-	if q.Offer() {
+	if q.elements.Offer() {
 		unix.Write(q.Kick, binary.NativeEndian.AppendUint64(nil, 1))
 	}
 }
@@ -282,15 +293,15 @@ func Element(frame []byte, o ether.Offload) []byte {
 // free descriptors.
 func (q *Queue) Send(frames [][]byte, off []ether.Offload) error {
 	for i, f := range frames {
-		for end := time.Now().Add(vhosttest.Limit); q.Free() < 2; {
+		for end := time.Now().Add(vhosttest.Limit); q.elements.Free() < 2; {
 			q.offer()
 			q.reclaim()
-			if q.Free() < 2 {
+			if q.elements.Free() < 2 {
 				if time.Now().After(end) {
 					return errors.New("the device does not take frames")
 				}
-				q.Listen()
-				if q.reclaim(); q.Free() < 2 {
+				q.calls.Listen()
+				if q.reclaim(); q.elements.Free() < 2 {
 					Await(q.Call, time.Until(end))
 				}
 			}
@@ -298,7 +309,9 @@ func (q *Queue) Send(frames [][]byte, off []ether.Offload) error {
 		b := Element(f, off[i])
 		slot := q.slot(len(b))
 		copy(q.g.Mem.At(slot.GPA, len(b)), b)
-		id := q.Add([]virtiotest.Buf{{GPA: slot.GPA, Len: HeaderLen}, {GPA: slot.GPA + HeaderLen, Len: len(f)}}, nil)
+		header := virtiotest.Buf{GPA: slot.GPA, Len: HeaderLen}
+		body := virtiotest.Buf{GPA: slot.GPA + HeaderLen, Len: len(f)}
+		id := q.elements.Add([]virtiotest.Buf{header, body}, nil)
 		q.bufs[id] = slot
 	}
 	q.offer()
@@ -307,7 +320,7 @@ func (q *Queue) Send(frames [][]byte, off []ether.Offload) error {
 
 // Raw offers any element.
 func (q *Queue) Raw(read, write []virtiotest.Buf) {
-	q.Add(read, write)
+	q.elements.Add(read, write)
 	q.offer()
 }
 
@@ -324,7 +337,7 @@ func (q *Queue) slot(n int) virtiotest.Buf {
 
 func (q *Queue) reclaim() {
 	for {
-		id, _, ok := q.Reap()
+		id, _, ok := q.elements.Reap()
 		if !ok {
 			return
 		}
@@ -333,20 +346,23 @@ func (q *Queue) reclaim() {
 	}
 }
 
+// held returns how many descriptors the device holds.
+func (q *Queue) held() int { return int(q.config.Num) - q.elements.Free() }
+
 // Done waits until the device has used everything.
 func (q *Queue) Done() error {
 	for end := time.Now().Add(vhosttest.Limit); ; {
 		q.reclaim()
-		if q.Outstanding() == 0 {
+		if q.held() == 0 {
 			return nil
 		}
-		q.Listen()
+		q.calls.Listen()
 		q.reclaim()
-		if q.Outstanding() == 0 {
+		if q.held() == 0 {
 			return nil
 		}
 		if !Await(q.Call, time.Until(end)) {
-			return fmt.Errorf("ring %d: %d elements not used", q.Index, q.Outstanding())
+			return fmt.Errorf("ring %d: %d descriptors not used", q.Index, q.held())
 		}
 	}
 }
@@ -364,19 +380,19 @@ func (q *Queue) Recv(limit time.Duration) (Received, error) {
 	end := time.Now().Add(limit)
 	var b []byte
 	for k := 0; k == 0 || k < r.Buffers; k++ {
-		id, n, ok := q.Reap()
+		id, n, ok := q.elements.Reap()
 		for !ok {
 			if k > 0 {
 				return r, fmt.Errorf("buffer %d of %d is not there", k, r.Buffers)
 			}
-			q.Listen()
-			if id, n, ok = q.Reap(); ok {
+			q.calls.Listen()
+			if id, n, ok = q.elements.Reap(); ok {
 				break
 			}
 			if !Await(q.Call, time.Until(end)) {
 				return r, errors.New("no frame")
 			}
-			id, n, ok = q.Reap()
+			id, n, ok = q.elements.Reap()
 		}
 		buf := q.bufs[id]
 		delete(q.bufs, id)

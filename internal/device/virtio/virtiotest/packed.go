@@ -10,10 +10,15 @@ import (
 )
 
 // Vring is the driver's side of a ring of either format.
-type Vring interface {
-	// Config returns the configuration for the device.
-	Config() virtio.Config
-	// Free returns how many descriptors are free.
+type Vring struct {
+	Config   virtio.Config // for the device
+	Elements Elements
+	Calls    Calls
+}
+
+// Elements are what a driver gives to a ring and gets back.
+type Elements interface {
+	// Free returns how many descriptors are free: all of the ring's when the device holds no element.
 	Free() int
 	// Add makes one element of the buffers and returns its head or identifier;
 	// AddIndirect puts all of them in an indirect table.
@@ -23,24 +28,23 @@ type Vring interface {
 	Offer() (kick bool)
 	// Reap returns the next used element.
 	Reap() (head uint16, n uint32, ok bool)
+}
+
+// Calls is the notification of a driver by the device.
+type Calls interface {
 	// Listen enables a notification of the next used element; Deaf disables notifications.
 	Listen()
 	Deaf()
-	// Outstanding returns how many elements the device holds.
-	Outstanding() int
 }
-
-var (
-	_ Vring = (*Ring)(nil)
-	_ Vring = (*Packed)(nil)
-)
 
 // NewVring allocates a ring of either format.
 func NewVring(m *Memory, num int, packed, eventIdx bool) Vring {
 	if packed {
-		return NewPacked(m, num, eventIdx)
+		r := NewPacked(m, num, eventIdx)
+		return Vring{r.Config(), r, r}
 	}
-	return NewRing(m, num, eventIdx)
+	r := NewRing(m, num, eventIdx)
+	return Vring{r.Config(), r, r}
 }
 
 // Packed is the driver's side of a packed ring. One goroutine uses it.
@@ -78,14 +82,14 @@ func NewPacked(m *Memory, num int, eventIdx bool) *Packed {
 	return r
 }
 
-// Config implements Vring.
+// Config implements Elements.
 func (r *Packed) Config() virtio.Config {
 	return virtio.Config{Num: uint32(r.Num), Desc: r.Desc, Driver: r.Driver, Device: r.Device, EventIdx: r.EventIdx,
 		Packed: true,
 		Base:   uint32(virtio.Start)}
 }
 
-// Free implements Vring.
+// Free implements Elements.
 func (r *Packed) Free() int { return r.free }
 
 const packedAvail, packedUsed = 1 << 7, 1 << 15
@@ -106,7 +110,7 @@ func (r *Packed) Available() uint16 {
 	return packedUsed
 }
 
-// Add implements Vring.
+// Add implements Elements.
 func (r *Packed) Add(read, write []Buf) uint16 {
 	all := append(append([]Buf{}, read...), write...)
 	if len(all) > r.free {
@@ -119,7 +123,7 @@ func (r *Packed) Add(read, write []Buf) uint16 {
 	return id
 }
 
-// AddIndirect implements Vring.
+// AddIndirect implements Elements.
 func (r *Packed) AddIndirect(read, write []Buf) uint16 {
 	all := append(append([]Buf{}, read...), write...)
 	size := len(all) * abi.VringDescSize
@@ -160,7 +164,7 @@ func (r *Packed) put(b Buf, id, flags uint16, first bool) {
 	}
 }
 
-// Offer implements Vring.
+// Offer implements Elements.
 func (r *Packed) Offer() (kick bool) {
 	for _, h := range r.heads {
 		word(r.mem.At(r.Desc+uint64(h.index)*abi.VringDescSize, abi.VringDescSize), 12).Store(h.word)
@@ -183,7 +187,7 @@ func (r *Packed) Offer() (kick bool) {
 	return true
 }
 
-// Reap implements Vring.
+// Reap implements Elements.
 func (r *Packed) Reap() (id uint16, n uint32, ok bool) {
 	d := r.mem.At(r.Desc+uint64(r.used)*abi.VringDescSize, abi.VringDescSize)
 	w := word(d, 12).Load()
@@ -208,7 +212,7 @@ func (r *Packed) Reap() (id uint16, n uint32, ok bool) {
 	return id, n, true
 }
 
-// Listen implements Vring.
+// Listen implements Calls.
 func (r *Packed) Listen() {
 	w := uint32(0)
 	if r.EventIdx {
@@ -220,10 +224,10 @@ func (r *Packed) Listen() {
 	word(r.mem.At(r.Driver, 4), 0).Store(w)
 }
 
-// Deaf implements Vring.
+// Deaf implements Calls.
 func (r *Packed) Deaf() { word(r.mem.At(r.Driver, 4), 0).Store(1 << 16) }
 
-// Outstanding implements Vring.
+// Outstanding returns how many elements the device holds.
 func (r *Packed) Outstanding() int { return len(r.chain) }
 
 // Position is where the device is that has used everything.
@@ -235,7 +239,7 @@ func (r *Packed) Position() virtio.Position {
 	return p
 }
 
-// Offer implements Vring.
+// Offer implements Elements.
 func (r *Ring) Offer() (kick bool) {
 	old := r.announced
 	r.announced = r.availIdx
@@ -246,7 +250,7 @@ func (r *Ring) Offer() (kick bool) {
 	return r.WantsKick()
 }
 
-// Listen implements Vring.
+// Listen implements Calls.
 func (r *Ring) Listen() {
 	if r.EventIdx {
 		r.SetUsedEvent(r.usedIdx)
@@ -256,7 +260,7 @@ func (r *Ring) Listen() {
 	r.NoInterrupt(false)
 }
 
-// Deaf implements Vring.
+// Deaf implements Calls.
 func (r *Ring) Deaf() {
 	if !r.EventIdx {
 		r.NoInterrupt(true)
