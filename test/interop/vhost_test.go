@@ -69,9 +69,9 @@ func (h *hub) add(dial bool, plug bool) *door {
 	c := vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) {
 		v, err := d.Attach(s)
 		if err != nil {
-			return nil, err
+			return vhost.Device{}, err
 		}
-		return v, nil
+		return v.Parts(), nil
 	}, OnEnd: func(_ *vhost.Session, reason error) { h.t.Logf("door %s: %v", filepath.Base(d.path), reason) }}
 	if dial {
 		d.server = vhost.Dial(d.path, c)

@@ -4,7 +4,6 @@ package ethdev
 
 import (
 	"fmt"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -51,10 +50,10 @@ type Device struct {
 	dead      bool
 }
 
-var (
-	_ vhost.Device   = (*Device)(nil)
-	_ vhost.Ethernet = (*Device)(nil)
-)
+// Parts returns the device as its session uses it.
+func (d *Device) Parts() vhost.Device {
+	return vhost.Device{Registers: d, Rings: d, Lifetime: d, Ethernet: d}
+}
 
 // session is what a Device needs of its vhost.Session.
 type session interface {
@@ -87,16 +86,16 @@ func newDevice(p *Port, s session, m memory) *Device {
 
 func (d *Device) do(f func()) error { return d.port.cfg.Lane.Do(f) }
 
-// Features implements vhost.Device.
+// Features implements vhost.Registers.
 func (d *Device) Features() uint64 { return offered }
 
-// Config implements vhost.Device.
+// Config implements vhost.Registers.
 func (d *Device) Config() abi.Config { return *d.port.shown.Load() }
 
-// Rings implements vhost.Device.
+// Rings implements vhost.Rings.
 func (d *Device) Rings() int { return len(d.rings) }
 
-// SetFeatures implements vhost.Device. Front-ends with a control queue of their
+// SetFeatures implements vhost.Registers. Front-ends with a control queue of their
 // own do not pass its bit, so dependencies on it are not enforced.
 func (d *Device) SetFeatures(f uint64) error {
 	return d.do(func() {
@@ -134,7 +133,7 @@ func (d *Device) controlRing() int {
 	return 2
 }
 
-// SetStatus implements vhost.Device. After a reset no ring is accessed, although the front-end still
+// SetStatus implements vhost.Registers. After a reset no ring is accessed, although the front-end still
 // reads its state.
 func (d *Device) SetStatus(status uint8) error {
 	if status != 0 {
@@ -156,7 +155,7 @@ func (d *Device) halt() {
 // not wait for them.
 func (d *Device) kicks(i int) bool { return i%2 == 1 || i == d.controlRing() }
 
-// SetRing implements vhost.Device.
+// SetRing implements vhost.Rings.
 func (d *Device) SetRing(i int, r vhost.Ring) (err error) {
 	e := d.do(func() {
 		if r.Kick == nil && d.kicks(i) {
@@ -198,7 +197,7 @@ func (d *Device) unwatch(v *ring) {
 	}
 }
 
-// ChangeRing implements vhost.Device.
+// ChangeRing implements vhost.Rings.
 func (d *Device) ChangeRing(i int, r vhost.Ring) {
 	d.do(func() {
 		v := d.rings[i]
@@ -218,7 +217,7 @@ func (d *Device) ChangeRing(i int, r vhost.Ring) {
 	})
 }
 
-// StopRing implements vhost.Device.
+// StopRing implements vhost.Rings.
 func (d *Device) StopRing(i int) (state uint32) {
 	d.do(func() {
 		v := d.rings[i]
@@ -307,16 +306,7 @@ func (d *Device) publish(v *ring) {
 	}
 }
 
-// SetDoorbell implements vhost.Device: the private requests are for programs.
-func (d *Device) SetDoorbell(uint64, uint32, *vhost.Kick) error { return unix.EOPNOTSUPP }
-
-// ProcMem implements vhost.Device.
-func (d *Device) ProcMem(f *os.File, _, _ uint64) error {
-	f.Close()
-	return unix.EOPNOTSUPP
-}
-
-// Reset implements vhost.Device.
+// Reset implements vhost.Registers.
 func (d *Device) Reset() {
 	d.do(func() {
 		d.forget()
@@ -334,13 +324,13 @@ func (d *Device) forget() {
 	}
 }
 
-// Retire implements vhost.Device.
+// Retire implements vhost.Lifetime.
 func (d *Device) Retire(unmap func()) {
 	d.port.cfg.Lane.Quiesce()
 	unmap()
 }
 
-// Closed implements vhost.Device.
+// Closed implements vhost.Lifetime.
 func (d *Device) Closed(reason error) {
 	d.do(func() {
 		d.dead = true

@@ -88,9 +88,9 @@ func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
 			New: func(s *vhost.Session) (vhost.Device, error) {
 				d, err := p.Attach(s)
 				if err != nil {
-					return nil, err
+					return vhost.Device{}, err
 				}
-				return d, nil
+				return d.Parts(), nil
 			},
 			OnEnd: func(_ *vhost.Session, reason error) { p.ends <- reason },
 		})

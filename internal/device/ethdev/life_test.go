@@ -293,9 +293,9 @@ func TestResumeAfterLoss(t *testing.T) {
 		client := vhost.Dial(path, vhost.Config{New: func(s *vhost.Session) (vhost.Device, error) {
 			d, err := w.port[0].Attach(s)
 			if err != nil {
-				return nil, err
+				return vhost.Device{}, err
 			}
-			return d, nil
+			return d.Parts(), nil
 		}})
 		accept := func() *vhosttest.Front {
 			c, err := ln.AcceptUnix()

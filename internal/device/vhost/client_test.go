@@ -28,10 +28,10 @@ func TestDial(t *testing.T) {
 		New: func(s *vhost.Session) (vhost.Device, error) {
 			f, err := newFake(s)
 			if err != nil {
-				return nil, err
+				return vhost.Device{}, err
 			}
 			made <- f
-			return f, nil
+			return f.parts(), nil
 		},
 		OnEnd: func(_ *vhost.Session, reason error) { ends <- reason },
 	})

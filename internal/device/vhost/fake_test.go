@@ -328,6 +328,12 @@ func newDoor(t testing.TB) *door {
 
 func newLimitedDoor(t testing.TB, l vhost.Limits) *door {
 	t.Helper()
+	return newDoorOf(t, l, (*fake).parts)
+}
+
+// newDoorOf serves the given parts of fakes.
+func newDoorOf(t testing.TB, l vhost.Limits, parts func(*fake) vhost.Device) *door {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vhost")
 	if err != nil {
 		t.Fatal(err)
@@ -338,10 +344,10 @@ func newLimitedDoor(t testing.TB, l vhost.Limits) *door {
 		New: func(s *vhost.Session) (vhost.Device, error) {
 			f, err := newFake(s)
 			if err != nil {
-				return nil, err
+				return vhost.Device{}, err
 			}
 			d.made <- f
-			return f, nil
+			return parts(f), nil
 		},
 		OnEnd: func(_ *vhost.Session, reason error) { d.ends <- reason },
 	})
@@ -355,7 +361,10 @@ func newLimitedDoor(t testing.TB, l vhost.Limits) *door {
 	return d
 }
 
-var _ vhost.Device = (*fake)(nil)
+// parts is the device with all its parts.
+func (d *fake) parts() vhost.Device {
+	return vhost.Device{Registers: d, Rings: d, Lifetime: d, Program: d}
+}
 
 func must[T any](t testing.TB) func(T, error) T {
 	return func(v T, err error) T {

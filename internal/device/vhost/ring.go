@@ -41,8 +41,8 @@ func (r *ring) spans() []span {
 
 // ring returns ring i, which the caller got from the front-end.
 func (s *Session) ring(i uint32) (*ring, error) {
-	if uint64(i) >= uint64(s.dev.Rings()) {
-		return nil, fatal(BadRing, "ring %d of %d", i, s.dev.Rings())
+	if uint64(i) >= uint64(s.dev.Rings.Rings()) {
+		return nil, fatal(BadRing, "ring %d of %d", i, s.dev.Rings.Rings())
 	}
 	r := s.rings[int(i)]
 	if r == nil {
@@ -65,7 +65,7 @@ func (s *Session) running() bool {
 // halt stops a ring and closes its descriptors.
 func (s *Session) halt(i int, r *ring) {
 	if r.running {
-		r.base = s.dev.StopRing(i)
+		r.base = s.dev.Rings.StopRing(i)
 		r.running = false
 	}
 	s.closeKick(r.Kick)
@@ -210,7 +210,7 @@ func (s *Session) setVringKick(m *message) error {
 	old := r.Kick
 	r.Kick = k
 	if r.running {
-		s.dev.ChangeRing(i, r.Ring)
+		s.dev.Rings.ChangeRing(i, r.Ring)
 		s.closeKick(old)
 		return nil
 	}
@@ -226,7 +226,7 @@ func (s *Session) start(i int, r *ring) error {
 	c := virtio.Config{Num: r.Num, EventIdx: s.features&(1<<abi.FeatureEventIdx) != 0,
 		Packed: s.features&(1<<abi.FeaturePacked) != 0,
 		Base:   r.base, Resume: true}
-	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
+	if s.dev.Registers.Features()&(1<<abi.FeatureLogAll) != 0 {
 		c.Log = s.table // whether it logs is read while the ring runs
 	}
 	r.Packed = c.Packed
@@ -256,7 +256,7 @@ func (s *Session) launch(i int, r *ring) error {
 	if err := virtio.Check(s.table, r.Config); err != nil {
 		return &end{Reason: BadRing, detail: "ring " + strconv.Itoa(i), cause: err}
 	}
-	if err := s.dev.SetRing(i, r.Ring); err != nil {
+	if err := s.dev.Rings.SetRing(i, r.Ring); err != nil {
 		return err
 	}
 	r.running = true
@@ -289,7 +289,7 @@ func (s *Session) setVringCall(m *message) error {
 	old := r.Call
 	r.Call = c
 	if r.running {
-		s.dev.ChangeRing(i, r.Ring)
+		s.dev.Rings.ChangeRing(i, r.Ring)
 	}
 	s.closeCall(old)
 	return nil
@@ -307,7 +307,7 @@ func (s *Session) setVringErr(m *message) error {
 	old := r.Err
 	r.Err = c
 	if r.running {
-		s.dev.ChangeRing(i, r.Ring)
+		s.dev.Rings.ChangeRing(i, r.Ring)
 	}
 	s.closeCall(old)
 	return nil
@@ -327,7 +327,7 @@ func (s *Session) setVringEnable(m *message) error {
 	}
 	r.Enabled = on
 	if r.running {
-		s.dev.ChangeRing(int(st.Index), r.Ring)
+		s.dev.Rings.ChangeRing(int(st.Index), r.Ring)
 	}
 	return nil
 }

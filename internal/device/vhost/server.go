@@ -98,11 +98,11 @@ func (s *Server) accept() {
 func (s *Server) session(conn *net.UnixConn) *Session {
 	v := &Session{conn: conn, server: s, rings: map[int]*ring{}}
 	v.table = newMemTable(func(unmap func()) {
-		if v.dev == nil {
+		if v.dev.Lifetime == nil {
 			unmap()
 			return
 		}
-		v.dev.Retire(unmap)
+		v.dev.Lifetime.Retire(unmap)
 	})
 	return v
 }

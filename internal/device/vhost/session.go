@@ -22,7 +22,7 @@ type Session struct {
 	peer   unix.Ucred
 	server *Server
 	table  *MemTable
-	dev    Device
+	dev    Device // without parts until it is made
 	out    []byte
 
 	weft     bool // WEFT_HELLO was received
@@ -53,7 +53,7 @@ func (s *Session) Mem() *MemTable { return s.table }
 func (s *Session) Weft() bool { return s.weft }
 
 // Fail ends the session because of what its front-end did. It does not wait;
-// Device.Closed follows.
+// Lifetime.Closed follows.
 func (s *Session) Fail(r Reason, cause error) {
 	s.verdict.CompareAndSwap(nil, &end{Reason: r, cause: cause})
 	s.conn.Close()
@@ -102,7 +102,7 @@ var handlers = map[uint32]handler{
 	}},
 	abi.ReqSetProtocolFeatures: {8, 0, false, (*Session).setProtocolFeatures},
 	abi.ReqGetQueueNum: {0, 0, false, func(s *Session, m *message) error {
-		return s.answer(m, max(1, uint64(s.dev.Config().MaxVirtqueuePairs)))
+		return s.answer(m, max(1, uint64(s.dev.Registers.Config().MaxVirtqueuePairs)))
 	}},
 	abi.ReqSetVringEnable: {abi.VUVringStateSize, 0, false, (*Session).setVringEnable},
 	abi.ReqSendRARP:       {8, 0, false, (*Session).sendRARP},
@@ -207,17 +207,17 @@ func errno(err error) uint64 {
 	return uint64(unix.EINVAL)
 }
 
-func (s *Session) offer() uint64 { return s.dev.Features() | 1<<abi.FeatureProtocol }
+func (s *Session) offer() uint64 { return s.dev.Registers.Features() | 1<<abi.FeatureProtocol }
 
 func (s *Session) offerProto() uint64 {
 	f := uint64(protoAll)
 	if s.weft {
 		f |= protoWeft
 	}
-	if _, ok := s.dev.(Ethernet); ok {
+	if s.dev.Ethernet != nil {
 		f |= 1<<abi.ProtoRARP | 1<<abi.ProtoMTU
 	}
-	if s.dev.Features()&(1<<abi.FeatureLogAll) != 0 {
+	if s.dev.Registers.Features()&(1<<abi.FeatureLogAll) != 0 {
 		f |= 1 << abi.ProtoLogShmFD
 	}
 	return f
@@ -245,7 +245,7 @@ func (s *Session) setFeatures(m *message) error {
 	// needs its control queue. FEATURES_OK stays clear then.
 	s.refused = f&(1<<abi.FeatureVersion1) == 0 || f&(1<<abi.FeatureRoCE) != 0 && f&(1<<abi.FeatureCtrlVQ) == 0
 	if !s.refused {
-		s.refused = s.dev.SetFeatures(f&^(1<<abi.FeatureProtocol|log)) != nil
+		s.refused = s.dev.Registers.SetFeatures(f&^(1<<abi.FeatureProtocol|log)) != nil
 	}
 	if s.refused {
 		s.status.And(^uint32(abi.StatusFeaturesOK))
@@ -276,7 +276,7 @@ func (s *Session) setStatus(m *message) error {
 	if s.refused {
 		st &^= abi.StatusFeaturesOK
 	}
-	if err := s.dev.SetStatus(st); err != nil {
+	if err := s.dev.Registers.SetStatus(st); err != nil {
 		return err
 	}
 	if st == 0 {
@@ -290,24 +290,22 @@ func (s *Session) setStatus(m *message) error {
 
 // sendRARP lets a guest that moved be found at once.
 func (s *Session) sendRARP(m *message) error {
-	e, ok := s.dev.(Ethernet)
-	if !ok || s.proto&(1<<abi.ProtoRARP) == 0 {
+	if s.dev.Ethernet == nil || s.proto&(1<<abi.ProtoRARP) == 0 {
 		return unix.EOPNOTSUPP
 	}
-	e.Announce([6]byte(m.payload))
+	s.dev.Ethernet.Announce([6]byte(m.payload))
 	return nil
 }
 
 func (s *Session) netSetMTU(m *message) error {
-	e, ok := s.dev.(Ethernet)
-	if !ok || s.proto&(1<<abi.ProtoMTU) == 0 {
+	if s.dev.Ethernet == nil || s.proto&(1<<abi.ProtoMTU) == 0 {
 		return unix.EOPNOTSUPP
 	}
 	v := binary.NativeEndian.Uint64(m.payload)
 	if v > 0xffff {
 		return unix.EINVAL
 	}
-	return e.SetMTU(uint16(v))
+	return s.dev.Ethernet.SetMTU(uint16(v))
 }
 
 // setLogBase maps the memory in which written pages are marked. It always replies.
@@ -347,7 +345,7 @@ func (s *Session) getConfig(m *message) error {
 		return errAnswered
 	}
 	space := make([]byte, maxConfig)
-	s.dev.Config().Append(space[:0])
+	s.dev.Registers.Config().Append(space[:0])
 	if err := s.reply(m, append(c.Append(nil), space[c.Offset:][:c.Size]...)); err != nil {
 		return err
 	}
@@ -360,7 +358,7 @@ func (s *Session) resetDevice(*message) error {
 		r.base = 0
 		r.Enabled = s.features&(1<<abi.FeatureProtocol) == 0
 	}
-	s.dev.Reset()
+	s.dev.Registers.Reset()
 	s.status.Store(0)
 	return nil
 }
@@ -438,8 +436,8 @@ func (s *Session) stopRings(r *region) {
 // close releases everything after the connection has ended.
 func (s *Session) close(reason error) {
 	s.conn.Close()
-	if s.dev != nil {
-		s.dev.Closed(reason)
+	if s.dev.Lifetime != nil {
+		s.dev.Lifetime.Closed(reason)
 	}
 	for _, r := range s.rings {
 		s.closeKick(r.Kick)

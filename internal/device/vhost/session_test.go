@@ -288,6 +288,49 @@ func TestProcessMemoryIsVerified(t *testing.T) {
 	}
 }
 
+// TestNoProgram: a device that does not serve programs refuses their private requests, and the session goes on.
+func TestNoProgram(t *testing.T) {
+	door := newDoorOf(t, vhost.Limits{}, func(f *fake) vhost.Device {
+		return vhost.Device{Registers: f, Rings: f, Lifetime: f}
+	})
+	f, _ := door.enter(t, fresh)
+	if _, err := f.Get(abi.ReqHello, abi.Hello{ABI: abi.Version}.Append(nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Do(abi.ReqSetProtocolFeatures, vhosttest.U64(1<<abi.ProtoReplyAck|1<<abi.ProtoWeft)); err != nil {
+		t.Fatal(err)
+	}
+	m := virtiotest.NewMemory(t, 1<<18)
+	r := abi.VUMemReg{GPA: m.Base, Size: uint64(len(m.Bytes)), UserAddr: m.Base}
+	if err := f.Do(abi.ReqAddMemReg, r.Append(nil), m.FD); err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	bell := virtiotest.NewDoorbell(m, 64)
+	kick := vhosttest.Eventfd(t)
+	if err := f.Do(abi.ReqSetDoorbell, abi.SetDoorbell{GPA: bell.GPA, NBits: bell.NBits}.Append(nil),
+		kick); err != unix.EOPNOTSUPP {
+		t.Errorf("doorbell: %v", err)
+	}
+	proc, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	probe := m.Alloc(8, 8)
+	m.At(probe, 1)[0] = 7
+	if err := f.Do(abi.ReqProcMem, abi.ProcMem{ProbeAddr: probe, ProbeValue: 7}.Append(nil),
+		int(proc.Fd())); err != unix.EOPNOTSUPP {
+		t.Errorf("process memory: %v", err)
+	}
+	proc.Close()
+	if n := descriptors(t) - before; n != 1 { // the test's eventfd
+		t.Errorf("%d descriptors are left", n-1)
+	}
+	if _, err := f.GetU64(abi.ReqGetStatus); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestTruncation ends the connection within a message, after every byte.
 func TestTruncation(t *testing.T) {
 	door := newDoor(t)

@@ -23,26 +23,41 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// Device is the device of a session. All calls except Retire come from the session's goroutine, one at
+// Device is the device of a session, by its parts. All calls except Retire come from the session's goroutine, one at
 // a time; each returns when its effect is complete on the lane. An error that is (or wraps) a
 // unix.Errno is sent to the front-end; any other becomes EINVAL.
-type Device interface {
+type Device struct {
+	Registers Registers
+	Rings     Rings
+	Lifetime  Lifetime
+	Program   Program  // nil: the private requests of programs are refused with EOPNOTSUPP
+	Ethernet  Ethernet // nil: there is no Ethernet half
+}
+
+// Registers are the features, the configuration space and the status of a device.
+type Registers interface {
 	// Features returns the virtio feature bits offered, without the bit of
 	// vhost-user itself.
 	Features() uint64
 	// Config returns the configuration space.
 	Config() abi.Config
-	// Rings returns how many rings there are.
-	Rings() int
 	// SetFeatures receives the bits the driver chose, a subset of those
 	// offered; an error keeps FEATURES_OK from being set.
 	SetFeatures(features uint64) error
 	// SetStatus receives the device status; 0 is a reset of the device, which keeps ring indices (the
 	// front-end still reads them).
 	SetStatus(status uint8) error
+	// Reset forgets everything but the session's memory and features.
+	Reset()
+}
+
+// Rings are the rings of a device.
+type Rings interface {
+	// Rings returns how many rings there are.
+	Rings() int
 	// SetRing starts ring i or, with r.Move, moves a running ring to other memory. Kick, Call and Err
 	// of r belong to the session and are valid until ChangeRing or StopRing of the same ring returns,
-	// or Closed.
+	// or Lifetime.Closed.
 	SetRing(i int, r Ring) error
 	// ChangeRing replaces Kick, Call, Err and Enabled of a running ring. A kick may have been missed:
 	// the device must poll the ring.
@@ -50,14 +65,10 @@ type Device interface {
 	// StopRing stops a running ring; nothing touches it afterwards. It returns
 	// virtio.Ring.State.
 	StopRing(i int) uint32
-	// SetDoorbell sets the doorbell area of the program (abi.md, section 3). The kick is valid until
-	// Closed.
-	SetDoorbell(gpa uint64, nbits uint32, kick *Kick) error
-	// ProcMem passes the memory of the process, verified: the word at probeAddr reads as probeValue
-	// while the process lives. The device owns f from here on, also on error.
-	ProcMem(f *os.File, probeAddr, probeValue uint64) error
-	// Reset forgets everything but the session's memory and features.
-	Reset()
+}
+
+// Lifetime is the end of memory and of the session.
+type Lifetime interface {
 	// Retire calls unmap once no lane is in the midst of using what it looked
 	// up in the memory table before this call. What is kept for longer is safe
 	// while the session lives (MemTable); after Closed nothing may be. It may
@@ -68,7 +79,17 @@ type Device interface {
 	Closed(reason error)
 }
 
-// Ethernet is what a Device also is that has an Ethernet half.
+// Program is the part of a device that serves programs (WEFT_HELLO).
+type Program interface {
+	// SetDoorbell sets the doorbell area of the program (abi.md, section 3). The kick is valid until
+	// Lifetime.Closed.
+	SetDoorbell(gpa uint64, nbits uint32, kick *Kick) error
+	// ProcMem passes the memory of the process, verified: the word at probeAddr reads as probeValue
+	// while the process lives. The device owns f from here on, also on error.
+	ProcMem(f *os.File, probeAddr, probeValue uint64) error
+}
+
+// Ethernet is the part of a device that has an Ethernet half.
 type Ethernet interface {
 	// Announce announces mac to the network after a migration to this host.
 	Announce(mac [6]byte)

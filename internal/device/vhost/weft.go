@@ -48,7 +48,11 @@ func (s *Session) setDoorbell(m *message) error {
 		s.release(1)
 		return &end{Reason: BadKind, cause: err}
 	}
-	if err := s.dev.SetDoorbell(d.GPA, d.NBits, k); err != nil {
+	err = unix.EOPNOTSUPP
+	if s.dev.Program != nil {
+		err = s.dev.Program.SetDoorbell(d.GPA, d.NBits, k)
+	}
+	if err != nil {
 		s.closeKick(k)
 		return err
 	}
@@ -146,8 +150,13 @@ func (s *Session) procMem(m *message) error {
 		return err
 	}
 	f, err := processMemory(m.take(0), p.ProbeAddr, p.ProbeValue)
-	if err == nil {
-		err = s.dev.ProcMem(f, p.ProbeAddr, p.ProbeValue)
+	switch {
+	case err != nil:
+	case s.dev.Program == nil:
+		f.Close()
+		err = unix.EOPNOTSUPP
+	default:
+		err = s.dev.Program.ProcMem(f, p.ProbeAddr, p.ProbeValue)
 	}
 	if err != nil {
 		s.release(1)

@@ -81,14 +81,14 @@ func (r *Registry) Stats() *Stats { return &r.stats }
 func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
 	if !r.Allowed(int(p.Uid)) {
-		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
+		return vhost.Device{}, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
 	d := &Session{r: r, adapter: a, s: s, mem: s.Mem(), pid: int(p.Pid), uid: int(p.Uid), comm: Comm(int(p.Pid)),
 		rings: make(map[int]*vhostRing)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ending {
-		return nil, ErrEnding
+		return vhost.Device{}, ErrEnding
 	}
 	r.serial++
 	d.serial, d.lane = r.serial, on
@@ -96,7 +96,7 @@ func (r *Registry) Admit(a *hca.Adapter, on *lane.Lane, s *vhost.Session) (vhost
 		d.lane = r.quietest()
 	}
 	r.programs[s] = d
-	return d, nil
+	return d.parts(), nil
 }
 
 // quietest returns the lane with the fewest sessions, a lane that is stuck only where all are; the caller holds mu.

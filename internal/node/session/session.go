@@ -64,7 +64,10 @@ type vhostRing struct {
 	running bool
 }
 
-var _ vhost.Device = (*Session)(nil)
+// parts is the device of a program, as its session uses it.
+func (d *Session) parts() vhost.Device {
+	return vhost.Device{Registers: d, Rings: d, Lifetime: d, Program: d}
+}
 
 // Ring numbers of the two kinds of session: a plain vhost-user front-end can
 // name 256 rings.
@@ -73,7 +76,7 @@ const (
 	verbsCQs, verbsQPs = abi.MaxObjectRings, abi.MaxObjectRings
 )
 
-// Features implements vhost.Device.
+// Features implements vhost.Registers.
 func (d *Session) Features() uint64 {
 	return 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1 | 1<<abi.FeatureIndirect | 1<<abi.FeatureRingReset
 }
@@ -94,7 +97,7 @@ func (d *Session) device() (err error) {
 	return err
 }
 
-// Config implements vhost.Device.
+// Config implements vhost.Registers.
 func (d *Session) Config() abi.Config {
 	d.verbs = d.s.Weft()
 	cqs, qps := d.queues()
@@ -111,7 +114,7 @@ func (d *Session) queues() (cqs, qps uint32) {
 	return rfcCQs, rfcQPs
 }
 
-// Rings implements vhost.Device.
+// Rings implements vhost.Rings.
 func (d *Session) Rings() int {
 	if err := d.device(); err != nil {
 		d.Fail(err)
@@ -120,7 +123,7 @@ func (d *Session) Rings() int {
 	return int(d.Dev.Rings())
 }
 
-// SetFeatures implements vhost.Device.
+// SetFeatures implements vhost.Registers.
 func (d *Session) SetFeatures(f uint64) error {
 	const need = 1<<abi.FeatureRoCE | 1<<abi.FeatureCtrlVQ | 1<<abi.FeatureVersion1
 	if f&need != need {
@@ -129,7 +132,7 @@ func (d *Session) SetFeatures(f uint64) error {
 	return d.device()
 }
 
-// SetStatus implements vhost.Device.
+// SetStatus implements vhost.Registers.
 func (d *Session) SetStatus(status uint8) error {
 	if status == 0 && d.Dev != nil {
 		return d.reset(false)
@@ -143,7 +146,7 @@ type caller struct{ c *vhost.Call }
 // Call implements rdmadev.Caller. A client that has closed its end is not notified; its session is about to end.
 func (c caller) Call() (again bool) { return c.c.Write() == vhost.Again }
 
-// SetRing implements vhost.Device.
+// SetRing implements vhost.Rings.
 func (d *Session) SetRing(i int, r vhost.Ring) (err error) {
 	if e := d.lane.Do(func() {
 		v := &vhostRing{Ring: r}
@@ -196,7 +199,7 @@ func (d *Session) halt(i int, v *vhostRing) {
 	}
 }
 
-// ChangeRing implements vhost.Device.
+// ChangeRing implements vhost.Rings.
 func (d *Session) ChangeRing(i int, r vhost.Ring) {
 	d.lane.Do(func() {
 		v := d.rings[i]
@@ -211,7 +214,7 @@ func (d *Session) ChangeRing(i int, r vhost.Ring) {
 	})
 }
 
-// StopRing implements vhost.Device.
+// StopRing implements vhost.Rings.
 func (d *Session) StopRing(i int) (state uint32) {
 	d.lane.Do(func() {
 		if v := d.rings[i]; v != nil {
@@ -223,7 +226,7 @@ func (d *Session) StopRing(i int) (state uint32) {
 	return state
 }
 
-// SetDoorbell implements vhost.Device.
+// SetDoorbell implements vhost.Program.
 func (d *Session) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
 	if err := d.device(); err != nil {
 		return err
@@ -241,7 +244,7 @@ func (d *Session) SetDoorbell(gpa uint64, nbits uint32, k *vhost.Kick) error {
 	return errors.Join(e, err)
 }
 
-// ProcMem implements vhost.Device.
+// ProcMem implements vhost.Program.
 func (d *Session) ProcMem(f *os.File, addr, value uint64) error {
 	if d.proc != nil {
 		f.Close()
@@ -269,7 +272,7 @@ func (d *Session) ProcMem(f *os.File, addr, value uint64) error {
 	return nil
 }
 
-// Reset implements vhost.Device: objects and rings are destroyed, memory and features stay.
+// Reset implements vhost.Registers: objects and rings are destroyed, memory and features stay.
 func (d *Session) Reset() {
 	if d.Dev != nil {
 		if err := d.reset(true); err != nil {
@@ -330,7 +333,7 @@ func (d *Session) part(dev *rdmadev.Device) {
 	}
 }
 
-// Retire implements vhost.Device.
+// Retire implements vhost.Lifetime.
 func (d *Session) Retire(unmap func()) {
 	d.r.lanes.Quiesce()
 	unmap()
@@ -342,7 +345,7 @@ func (d *Session) Fail(reason error) { d.s.Fail(vhost.BrokenRing, reason) }
 // owns reports whether addr lies in the client's mapped memory.
 func (d *Session) owns(addr uintptr) bool { return d.mem.Owns(addr) }
 
-// Closed implements vhost.Device.
+// Closed implements vhost.Lifetime.
 func (d *Session) Closed(reason error) {
 	d.lane.Do(func() {
 		for i, v := range d.rings {

@@ -176,11 +176,11 @@ func (m *Card) Server() *vhost.Server {
 func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	p := s.Peer()
 	if m.want.Connect == "" && !m.c.cfg.Sessions.Allowed(int(p.Uid)) {
-		return nil, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
+		return vhost.Device{}, fmt.Errorf("uid %d may not use this node: %w", p.Uid, os.ErrPermission)
 	}
 	d, err := m.port.Attach(s)
 	if err != nil {
-		return nil, err
+		return vhost.Device{}, err
 	}
 	m.guest.Store(d)
 	m.mu.Lock()
@@ -188,7 +188,7 @@ func (m *Card) admit(s *vhost.Session) (vhost.Device, error) {
 	m.sessions++
 	m.mu.Unlock()
 	m.c.cfg.Log.Info("guest connected", "vm", m.want.Name, "pid", p.Pid)
-	return d, nil
+	return d.Parts(), nil
 }
 
 // ended notes the end of a session.
