@@ -154,6 +154,10 @@ type Lease interface {
 // except the context's own; a method waits no longer than its context and, if it needs an answer, than
 // the store's own limit (ErrUnavailable). A write that fails with ErrUnavailable may have been
 // executed: conditions make a retry safe.
+//
+// The seven methods stay one interface: they are one contract, which storetest proves for each implementation as a
+// whole (a lease fences a Txn, Close ends leases and watches, Status explains what the others return), and no
+// implementation has a part of them.
 type Store interface {
 	// Get returns an entry, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
