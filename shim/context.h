@@ -95,17 +95,17 @@ static inline bool weft_dead(const struct weft_ctx *ctx)
 
 /* Opens the session of §2 of the ABI. Returns 0 or an errno; on failure
  * everything is released. */
-int weft_door_open(struct weft_ctx *ctx, const char *path);
+int weft_session_open(struct weft_ctx *ctx, const char *path);
 /* Ends the session. The watcher thread has ended when it returns. */
-void weft_door_close(struct weft_ctx *ctx);
+void weft_session_close(struct weft_ctx *ctx);
 /* Closes the descriptors of the session that the program has not closed. */
-void weft_door_drop(struct weft_ctx *ctx);
+void weft_session_drop(struct weft_ctx *ctx);
 /* Marks a context lost, once, and raises DEVICE_FATAL. */
-void weft_door_lost(struct weft_ctx *ctx);
+void weft_session_lost(struct weft_ctx *ctx);
 
 /* Sends one vhost-user request and waits for the u64 that answers it. Returns
  * 0 or an errno. Takes ctl. */
-int weft_door_request(struct weft_ctx *ctx, uint32_t request, const void *payload, uint32_t size,
+int weft_session_request(struct weft_ctx *ctx, uint32_t request, const void *payload, uint32_t size,
 		      int fd);
 
 /*

@@ -54,7 +54,7 @@ static void after_fork_child(void)
 	while ((c = weft_contexts)) {
 		weft_contexts = c->next;
 		atomic_store(&c->dead, WEFT_FORKED);
-		weft_door_drop(c);
+		weft_session_drop(c);
 		weft_fd_close(&c->async_rd);
 		weft_fd_close(&c->async_wr);
 		for (struct weft_channel *ch = c->channels; ch; ch = ch->next) {
@@ -313,7 +313,7 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	weft_operations(ctx);
 
 	snprintf(path, sizeof(path), "%s/door/%s.sock", w->dir, d->name);
-	err = weft_door_open(ctx, path);
+	err = weft_session_open(ctx, path);
 	if (err) {
 		free_ctx(ctx);
 		weft_explain_open(d->name, w->dir, err);
@@ -327,7 +327,7 @@ WEFT_PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *d)
 	err = ctx->qps && ctx->srqs && ctx->cqs ? weft_events_open(ctx) : ENOMEM;
 	if (err) {
 		weft_log("%s: event queue: %s", path, strerror(err));
-		weft_door_close(ctx);
+		weft_session_close(ctx);
 		weft_events_close(ctx);
 		free_ctx(ctx);
 		errno = err;
@@ -387,7 +387,7 @@ WEFT_PUBLIC int ibv_close_device(struct ibv_context *c)
 	weft_unlock(&weft_contexts_lock);
 	if (!last)
 		return 0;
-	weft_door_close(ctx);
+	weft_session_close(ctx);
 	weft_events_close(ctx);
 	free_ctx(ctx);
 	return 0;

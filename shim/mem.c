@@ -2,7 +2,7 @@
 /*
  * Memory the node can see: sealed memory files, announced to it at the address
  * they have in this process, and a first-fit allocator on them. Everything the
- * door shares lives here: rings, slots, inline data, completions, arm words.
+ * socket shares lives here: rings, slots, inline data, completions, arm words.
  */
 #include "weft.h"
 
@@ -87,7 +87,7 @@ static int add_chunk(struct weft_ctx *ctx, size_t need)
 	madvise(base, len, MADV_DONTFORK);
 	reg.gpa = reg.user_addr = (uintptr_t)base;
 	reg.size = len;
-	err = weft_door_request(ctx, WEFT_VU_ADD_MEM_REG, &reg, sizeof(reg), fd);
+	err = weft_session_request(ctx, WEFT_VU_ADD_MEM_REG, &reg, sizeof(reg), fd);
 	if (err)
 		goto fail;
 	weft_sys_close(fd);

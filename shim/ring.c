@@ -58,7 +58,7 @@ static int set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int ca
 	};
 
 	r->index = index;
-	return weft_door_request(ctx, WEFT_VU_SET_RING, &m, sizeof(m), call);
+	return weft_session_request(ctx, WEFT_VU_SET_RING, &m, sizeof(m), call);
 }
 
 int weft_ring_set(struct weft_ctx *ctx, struct weft_ring *r, uint32_t index, int call,
@@ -76,5 +76,5 @@ int weft_ring_stop(struct weft_ctx *ctx, uint32_t index)
 {
 	struct weft_stop_ring m = { .index = index };
 
-	return weft_door_request(ctx, WEFT_VU_STOP_RING, &m, sizeof(m), -1);
+	return weft_session_request(ctx, WEFT_VU_STOP_RING, &m, sizeof(m), -1);
 }

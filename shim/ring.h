@@ -41,7 +41,7 @@ struct weft_ring {
 	uint8_t *slots;
 	uint32_t slot_size;
 	uint32_t num, mask;
-	uint32_t index;       /* number on the door */
+	uint32_t index;       /* number in the session */
 	uint32_t head;        /* elements made available (published or about to be) */
 	uint32_t tail;        /* elements known to be used */
 	size_t bytes;         /* of the allocation that starts at desc */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /*
- * The door between a program and the node; docs/notes/abi.md explains it.
+ * The device socket between a program and the node; docs/notes/abi.md explains it.
  * All integers are little-endian. Natural alignment gives these offsets, so
  * nothing is packed; the assertions at the end prove it.
  */

@@ -30,7 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MEMBERS = 64, GRH = 40, LARGEST = 4096, DEPTH = 1024, WINDOW = 900, BATCH = 32, SENDS = 8192, QKEY = 0x11111111, ROUNDS = 5 };
+enum { MEMBERS = 64, GRH = 40, LARGEST = 4096, DEPTH = 1024, WINDOW = 900, BATCH = 32, SENDS = 8192, QKEY = 0x11111111,
+	ROUNDS = 5 };
 enum { ADAPTER, SOFTWARE, SORTED, WAYS, IDLE = WAYS, QUIT };
 enum { SENDER, RELAY, RECEIVER, NODE, PROCESSES };
 static int size, slot_size; /* of payloads, and of receive buffers, which lie side by side */
@@ -237,7 +238,8 @@ static void relay(const char *device, union ibv_gid *gid, uint16_t mlid)
 
 		for (int i = 0; i < c; i++) {
 			held[(in + i) % DEPTH] = wc[i];
-			s[i] = (struct ibv_sge){ (uintptr_t)e.buf + (size_t)wc[i].wr_id * slot_size + GRH, wc[i].byte_len - GRH, e.mr->lkey };
+			s[i] = (struct ibv_sge){ (uintptr_t)e.buf + (size_t)wc[i].wr_id * slot_size + GRH, wc[i].byte_len - GRH,
+				e.mr->lkey };
 			for (int k = 0; k < n; k++) {
 				struct ibv_send_wr *x = way == SORTED ? &w[k * c + i] : &w[i * n + k];
 				*x = (struct ibv_send_wr){ .next = x + 1, .sg_list = &s[i], .num_sge = 1, .opcode = IBV_WR_SEND };
@@ -310,8 +312,8 @@ static void send_packets(const char *device, union ibv_gid *gid, const uint16_t 
 			char *p = e.buf + (size_t)((sent + i) % DEPTH) * slot_size;
 			*(long *)p = sent + i, p[size - 1] = (char)(sent + i);
 			s[i] = (struct ibv_sge){ (uintptr_t)p, size, e.mr->lkey };
-			w[i] = (struct ibv_send_wr){ .wr_id = sent + n, .next = i + 1 < n ? &w[i + 1] : NULL, .sg_list = &s[i], .num_sge = 1, .opcode = IBV_WR_SEND,
-				.send_flags = i + 1 == n ? IBV_SEND_SIGNALED : 0 };
+			w[i] = (struct ibv_send_wr){ .wr_id = sent + n, .next = i + 1 < n ? &w[i + 1] : NULL, .sg_list = &s[i], .num_sge = 1,
+				.opcode = IBV_WR_SEND, .send_flags = i + 1 == n ? IBV_SEND_SIGNALED : 0 };
 			w[i].wr.ud.ah = ah[way != ADAPTER], w[i].wr.ud.remote_qpn = 0xffffff, w[i].wr.ud.remote_qkey = QKEY;
 		}
 		if ((errno = ibv_post_send(e.qp, w, &bad)))
@@ -394,8 +396,8 @@ static void print(const char *what, struct result *r, const struct result *adapt
 	r += ROUNDS / 2, adapter += ROUNDS / 2;
 	for (int i = 0; i < PROCESSES; i++)
 		all += r->cpu[i];
-	printf("%5d  %-9s %11.0f %6.2f %9.0f %8.0f %8.0f %8.0f %8.0f\n", size, what, 1e9 / r->wall, r->wall / adapter->wall, all, r->cpu[NODE], r->cpu[RELAY],
-	       r->cpu[RECEIVER], r->cpu[SENDER]);
+	printf("%5d  %-9s %11.0f %6.2f %9.0f %8.0f %8.0f %8.0f %8.0f\n", size, what, 1e9 / r->wall, r->wall / adapter->wall,
+		all, r->cpu[NODE], r->cpu[RELAY], r->cpu[RECEIVER], r->cpu[SENDER]);
 }
 
 int main(int argc, char **argv)

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { MEMBERS = 64, SIZE = 256, SLOT = SIZE + 40, SLOTS = 8192, PINGS = 2000, ROUNDS = 10, QKEY = 0x11111111, BURST = 8 };
+enum { MEMBERS = 64, SIZE = 256, SLOT = SIZE + 40, SLOTS = 8192, PINGS = 2000, ROUNDS = 10, QKEY = 0x11111111,
+	BURST = 8 };
 
 static struct ibv_context *ctx;
 static struct ibv_pd *pd;
@@ -69,7 +70,8 @@ static struct ibv_cq *make_cq(int n)
 
 static struct ibv_ah *make_ah(union ibv_gid *dgid, int index)
 {
-	struct ibv_ah_attr a = { .is_global = 1, .port_num = 1, .grh = { .dgid = *dgid, .sgid_index = index, .hop_limit = 1 } };
+	struct ibv_ah_attr a = { .is_global = 1, .port_num = 1, .grh = { .dgid = *dgid, .sgid_index = index,
+		.hop_limit = 1 } };
 	struct ibv_ah *h = ibv_create_ah(pd, &a);
 	if (!h)
 		die("ibv_create_ah");

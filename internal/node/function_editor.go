@@ -170,7 +170,7 @@ func (e *functionEditor) open(f *function) error {
 		on = e.cfg.EthernetLane() // it has the links of ports in virtual Ethernet switches
 	}
 	socket, err := vhost.Listen(
-		filepath.Join(e.cfg.Dir, rundir.DoorDir, f.a.Name+".sock"),
+		filepath.Join(e.cfg.Dir, rundir.SocketDir, f.a.Name+".sock"),
 		e.cfg.Permissions.socket(),
 		vhost.Config{
 			New:   func(s *vhost.Session) (vhost.Device, error) { return e.cfg.Sessions.Admit(f.a, on, s) },

@@ -48,12 +48,12 @@ func (r *running) manage(f *function, change func(p *hca.Port)) {
 // nativeClient is a client of a function with an InfiniBand port.
 func (r *running) nativeClient(t testing.TB, f *function) *client {
 	t.Helper()
-	c := r.clientOf(t, r.doorOf(f.a.Name), vhosttest.Options{})
+	c := r.clientOf(t, r.socketOf(f.a.Name), vhosttest.Options{})
 	c.lid = f.a.Port().LID
 	return c
 }
 
-func (r *running) doorOf(name string) string {
+func (r *running) socketOf(name string) string {
 	return filepath.Join(r.cfg.Dir, "door", name+".sock")
 }
 
@@ -131,7 +131,7 @@ func TestNativeDevice(t *testing.T) {
 		}
 	}
 	look()
-	c := vhosttest.NewDriver(t, r.doorOf("weft_ib0"), vhosttest.Options{})
+	c := vhosttest.NewDriver(t, r.socketOf("weft_ib0"), vhosttest.Options{})
 	events, err := c.CreateEVQ(t)
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +180,7 @@ func TestNativeDevice(t *testing.T) {
 func TestPlainFrontEndHasNoLIDs(t *testing.T) {
 	r := run(t, nil)
 	r.native(t, "weft_ib0", 8)
-	if _, err := vhosttest.Connect(t, r.doorOf("weft_ib0"), vhosttest.Options{Plain: true}); err == nil {
+	if _, err := vhosttest.Connect(t, r.socketOf("weft_ib0"), vhosttest.Options{Plain: true}); err == nil {
 		t.Error("a plain front-end was given an InfiniBand port")
 	}
 }
@@ -264,15 +264,15 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	}
 	n.editor.enable(v, false)
 	n.editor.enable(v, true)
-	c := vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	c := vhosttest.NewDriver(t, r.socketOf("vf"), vhosttest.Options{})
 	if err := n.editor.remove("vf"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.GetU64(abi.ReqGetFeatures); err == nil {
 		t.Error("the client of a function that is gone still has it")
 	}
-	if _, err := os.Stat(r.doorOf("vf")); !os.IsNotExist(err) {
-		t.Errorf("its door: %v", err)
+	if _, err := os.Stat(r.socketOf("vf")); !os.IsNotExist(err) {
+		t.Errorf("its socket: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(r.cfg.Dir, "tree/sys/class/infiniband/vf")); !os.IsNotExist(err) {
 		t.Errorf("its files: %v", err)

@@ -54,7 +54,7 @@ func TestFunctionsByCommand(t *testing.T) {
 	refused(api.Do(ctx, r.cli, api.DeleteFunction, "weft_ib0"), api.CodeInvalid)
 
 	// The quota of queue pairs counts the two that every session keeps.
-	c := vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	c := vhosttest.NewDriver(t, r.socketOf("vf"), vhosttest.Options{})
 	pd, err := c.CreatePD()
 	if err != nil {
 		t.Fatal(err)
@@ -69,8 +69,8 @@ func TestFunctionsByCommand(t *testing.T) {
 			t.Errorf("queue pair %d: %v", i, err)
 		}
 	}
-	vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
-	if _, err := vhosttest.Connect(t, r.doorOf("vf"), vhosttest.Options{}); err == nil {
+	vhosttest.NewDriver(t, r.socketOf("vf"), vhosttest.Options{})
+	if _, err := vhosttest.Connect(t, r.socketOf("vf"), vhosttest.Options{}); err == nil {
 		t.Error("a third session where there may be two")
 	}
 	on := true
@@ -80,7 +80,7 @@ func TestFunctionsByCommand(t *testing.T) {
 		f.Weight != 7 || f.Sessions != 2 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	vhosttest.NewDriver(t, r.doorOf("vf"), vhosttest.Options{})
+	vhosttest.NewDriver(t, r.socketOf("vf"), vhosttest.Options{})
 	if err := api.Do(ctx, r.cli, api.DeleteFunction, "vf"); err != nil {
 		t.Fatal(err)
 	}

@@ -173,7 +173,7 @@ func freePort(t testing.TB) int {
 	return 0
 }
 
-func (r *running) door() string {
+func (r *running) socket() string {
 	return filepath.Join(r.cfg.Dir, "door", r.cfg.Device+".sock")
 }
 
@@ -245,14 +245,14 @@ const clientMemory = 4 << 20
 
 func (r *running) client(t testing.TB, o vhosttest.Options) *client {
 	t.Helper()
-	return r.clientOf(t, r.door(), o)
+	return r.clientOf(t, r.socket(), o)
 }
 
-// clientOf is client at any door.
-func (r *running) clientOf(t testing.TB, door string, o vhosttest.Options) *client {
+// clientOf is client at any socket.
+func (r *running) clientOf(t testing.TB, socket string, o vhosttest.Options) *client {
 	t.Helper()
 	o.MemSize = clientMemory
-	c := &client{Driver: vhosttest.NewDriver(t, door, o), t: t, r: r}
+	c := &client{Driver: vhosttest.NewDriver(t, socket, o), t: t, r: r}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

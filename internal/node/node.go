@@ -305,7 +305,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err := n.tree.functionsChanged(); err != nil {
 		return err
 	}
-	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.DoorDir), n.perm.dir()); err != nil {
+	if err := rundir.Ensure(filepath.Join(n.cfg.Dir, rundir.SocketDir), n.perm.dir()); err != nil {
 		return err
 	}
 	control, err := n.dir.Listen(rundir.ControlSock, n.perm.socket())

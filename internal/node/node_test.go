@@ -410,8 +410,8 @@ func TestIdleExit(t *testing.T) {
 	if d := time.Since(left); d < r.cfg.IdleExit {
 		t.Errorf("the node ended %v after its last session", d)
 	}
-	if _, err := os.Stat(r.door()); !os.IsNotExist(err) {
-		t.Errorf("the door is still there: %v", err)
+	if _, err := os.Stat(r.socket()); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
 	}
 }
 

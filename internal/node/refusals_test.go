@@ -28,7 +28,7 @@ func TestShortageIsReported(t *testing.T) {
 	r := run(t, nil)
 	r.client(t, vhosttest.Options{})
 	r.client(t, vhosttest.Options{})
-	f, err := vhosttest.Dial(r.door())
+	f, err := vhosttest.Dial(r.socket())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestLogStaysSmall(t *testing.T) {
 	const n = 10 * lineBurst
 	start := time.Now()
 	for range n {
-		f, err := vhosttest.Dial(r.door())
+		f, err := vhosttest.Dial(r.socket())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's side of the door, as little of it as the shim's tests need: one
+ * The node's side of the session, as little of it as the shim's tests need: one
  * session, in a thread of the tested process itself, so that announced
  * addresses can be used as they are. It executes the commands of the ABI on queue
  * pairs connected to each other and is strict about what it is sent.

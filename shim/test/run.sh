@@ -94,9 +94,11 @@ print(subprocess.check_output(["echo", "done"]).decode().strip(), in_arena == bo
 done
 echo "smoke: ok"
 
+fake="$here/fake_node.c $here/fake_rings.c $here/fake_qp.c $here/fake_commands.c"
+
 # The verbs, against a fake node: the library preloaded into an ordinary program,
 # and its parts linked in with the sanitizers (without the interposed malloc).
-verbs="$here/verbs_test.c $here/verbs_end_test.c $here/fake_node.c"
+verbs="$here/verbs_test.c $here/verbs_end_test.c $fake"
 $cc $flags -O1 $verbs -libverbs -o "$out/verbs_test"
 $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodelete,-z,defs -ldl -o "$out/verbs.so"
 "$out/verbs_test" "$out/verbs.so"
@@ -104,12 +106,12 @@ $cc $flags -O2 -fPIC -fvisibility=hidden -shared "$shim"/*.c -Wl,-z,now,-z,nodel
 
 # Verbs of newer versions of libibverbs, and of one that does not exist yet.
 $cc $flags -O1 -fPIC -shared -fvisibility=hidden "$here/later_libibverbs.c" -o "$out/liblater.so"
-$cc $flags -O1 "$here/newer_test.c" "$here/fake_node.c" -L"$out" -llater -libverbs -ldl \
+$cc $flags -O1 "$here/newer_test.c" $fake -L"$out" -llater -libverbs -ldl \
 	-Wl,-rpath,"$out" -o "$out/newer_test"
 "$out/newer_test" "$out/verbs.so"
 
 # Why calls failed: nothing, the last at a bad end, or all.
-$cc $flags -O1 "$here/explain_test.c" "$here/fake_node.c" -libverbs -o "$out/explain_test"
+$cc $flags -O1 "$here/explain_test.c" $fake -libverbs -o "$out/explain_test"
 explains() { # WEFT_EXPLAIN, exit status, what is printed
 	got=$(WEFT_EXPLAIN="$1" "$out/explain_test" "$out/verbs.so" "$2" 2>&1) && status=0 || status=$?
 	[ "$status" = "$2" ] && [ "$got" = "$3" ] || {

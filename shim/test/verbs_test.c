@@ -50,7 +50,7 @@ static void test_rc(void)
 	ready(b, a->qp_num);
 
 	/* Copied when posted, by request or because it is small. */
-	memcpy(buf, "hello, door", 11);
+	memcpy(buf, "hello, node", 11);
 	CHECK(!recv_one(b, 99, buf + 4096, 64));
 	CHECK(!post(a, IBV_WR_SEND_WITH_IMM, buf, 11, NULL, 0));
 	CHECK(await(cq, wc, 2) == 2);
@@ -63,7 +63,7 @@ static void test_rc(void)
 			CHECK(wc[i].byte_len == 11 && wc[i].wc_flags == IBV_WC_WITH_IMM &&
 			      wc[i].imm_data == htonl(0x01020304));
 	}
-	CHECK(!memcmp(buf + 4096, "hello, door", 11));
+	CHECK(!memcmp(buf + 4096, "hello, node", 11));
 	CHECK(fake_inline_elements == inl + 1);
 
 	/* Large: by reference. Behind a fence: by reference. */
@@ -419,7 +419,8 @@ static void test_srq_resize(void)
 static void test_ex(void)
 {
 	struct ibv_comp_channel *ch = ibv_create_comp_channel(ctx);
-	struct ibv_cq_init_attr_ex ca = { .cqe = 16, .channel = ch, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
+	struct ibv_cq_init_attr_ex ca = { .cqe = 16, .channel = ch, .wc_flags = IBV_WC_STANDARD_FLAGS |
+		IBV_WC_EX_WITH_COMPLETION_TIMESTAMP };
 	struct ibv_cq_ex *cq = ibv_create_cq_ex(ctx, &ca);
 	struct ibv_qp_init_attr_ex qa = { .qp_type = IBV_QPT_RC, .pd = pd, .cap = { 8, 8, 2, 2, 32 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
@@ -524,7 +525,8 @@ static void test_mr(void)
 	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
 	struct ibv_qp *a = new_qp(IBV_QPT_RC, cq, NULL, 8);
 	struct ibv_sge sg = { 0x1000 + 16, 32, m ? m->lkey : 0 };
-	struct ibv_send_wr wr = { .sg_list = &sg, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sg, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 	uint32_t lst = fake_list_elements;
 	struct ibv_wc wc;
 
@@ -634,7 +636,8 @@ int main(int argc, char **argv)
 	ibv_free_device_list(again);
 	pd = ibv_alloc_pd(ctx);
 	buf = calloc(1, BUF);
-	mr = ibv_reg_mr(pd, buf, BUF, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
+	mr = ibv_reg_mr(pd, buf, BUF, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC);
 	CHECK(pd && mr);
 	if (argc > 2) {
 		test_closed();

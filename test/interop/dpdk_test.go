@@ -58,7 +58,7 @@ func testpmd(t *testing.T, pairs int, options string, paths ...string) (p *lab.P
 	return p, end
 }
 
-// TestDPDKForwards: DPDK between two doors brings every frame from one to the other, in
+// TestDPDKForwards: DPDK between two sockets brings every frame from one to the other, in
 // order and whole, with rings of either kind.
 func TestDPDKForwards(t *testing.T) {
 	for _, tc := range []struct {
@@ -87,7 +87,7 @@ func TestDPDKForwards(t *testing.T) {
 				forward(t, h, p, in, out, 2000)
 				forward(t, h, p, out, in, 2000)
 			}
-			for _, d := range []*door{in, out} {
+			for _, d := range []*socket{in, out} {
 				if s := h.stats(d); s.BrokenRings+s.TxShort+s.TxLong+s.TxWritable+s.RxOffload != 0 {
 					t.Errorf("%+v", s)
 				}
@@ -96,9 +96,9 @@ func TestDPDKForwards(t *testing.T) {
 	}
 }
 
-// forward sends frames into one door and expects them from the other. What is sent before
+// forward sends frames into one socket and expects them from the other. What is sent before
 // the program forwards is lost, so the count begins with the first that comes.
-func forward(t *testing.T, h *hub, program *lab.Proc, in, out *door, total uint32) {
+func forward(t *testing.T, h *hub, program *lab.Proc, in, out *socket, total uint32) {
 	t.Helper()
 	const window = 64
 	frame := make([]byte, 1514)

@@ -23,16 +23,16 @@ import (
 	"weft/test/lab"
 )
 
-// hub is a lane with doors for machines, and a switch between them that knows
-// nothing: what is tested is the door.
+// hub is a lane with sockets for machines, and a switch between them that knows
+// nothing: the device sockets are tested.
 type hub struct {
 	*ethdevtest.Hub
-	t    *testing.T
-	dir  string
-	door []*door
+	t      *testing.T
+	dir    string
+	socket []*socket
 }
 
-type door struct {
+type socket struct {
 	*ethdev.Port
 	server *vhost.Server
 	path   string
@@ -40,7 +40,7 @@ type door struct {
 
 func newHub(t *testing.T) *hub {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "weft-doors")
+	dir, err := os.MkdirTemp("", "weft-sockets")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func newHub(t *testing.T) *hub {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		for _, d := range h.door {
+		for _, d := range h.socket {
 			d.server.Close()
 		}
 		h.Close()
@@ -59,9 +59,9 @@ func newHub(t *testing.T) *hub {
 }
 
 // add makes a device socket; dial: the machine is the socket's server.
-func (h *hub) add(dial bool, plug bool) *door {
+func (h *hub) add(dial bool, plug bool) *socket {
 	h.t.Helper()
-	d := &door{path: filepath.Join(h.dir, strconv.Itoa(len(h.door)))}
+	d := &socket{path: filepath.Join(h.dir, strconv.Itoa(len(h.socket)))}
 	var err error
 	if d.Port, err = ethdev.New(ethdev.Config{Lane: h}); err != nil {
 		h.t.Fatal(err)
@@ -72,31 +72,31 @@ func (h *hub) add(dial bool, plug bool) *door {
 			return vhost.Device{}, err
 		}
 		return v.Parts(), nil
-	}, OnEnd: func(_ *vhost.Session, reason error) { h.t.Logf("door %s: %v", filepath.Base(d.path), reason) }}
+	}, OnEnd: func(_ *vhost.Session, reason error) { h.t.Logf("socket %s: %v", filepath.Base(d.path), reason) }}
 	if dial {
 		d.server = vhost.Dial(d.path, c)
 	} else if d.server, err = vhost.Listen(d.path, 0o600, c); err != nil {
 		h.t.Fatal(err)
 	}
 	h.Do(func() {
-		d.Configure(vnic.Device{MAC: [6]byte{2, 0, 0, 0, 0, byte(len(h.door))}, MTU: 1500, MaxMTU: 9000, Carrier: true})
+		d.Configure(vnic.Device{MAC: [6]byte{2, 0, 0, 0, 0, byte(len(h.socket))}, MTU: 1500, MaxMTU: 9000, Carrier: true})
 	})
 	if plug {
 		if err := h.Add(d.Port); err != nil {
 			h.t.Fatal(err)
 		}
 	}
-	h.door = append(h.door, d)
+	h.socket = append(h.socket, d)
 	return d
 }
 
-func (h *hub) stats(d *door) (s ethdev.Stats) {
+func (h *hub) stats(d *socket) (s ethdev.Stats) {
 	h.Do(func() { s = d.Stats })
 	return s
 }
 
-// again ends the session at a door and waits for the next, with its peer.
-func (h *hub) again(d *door, peer lab.Peer) {
+// again ends the session at a socket and waits for the next, with its peer.
+func (h *hub) again(d *socket, peer lab.Peer) {
 	h.t.Helper()
 	var was *ethdev.Device
 	h.Do(func() {
@@ -113,7 +113,7 @@ func (h *hub) again(d *door, peer lab.Peer) {
 	}
 }
 
-// machine boots a stock Linux on a door.
+// machine boots a stock Linux on a socket.
 func machine(t *testing.T, c guest.Config) *guest.Guest {
 	g, err := guest.Start(context.Background(), c)
 	if err != nil {
@@ -124,9 +124,9 @@ func machine(t *testing.T, c guest.Config) *guest.Guest {
 	return g
 }
 
-// TestGuestsOnDoors: two stock machines on doors of the device: one a client of its door with split
+// TestGuestsOnSockets: two stock machines on sockets of the device: one a client of its socket with split
 // rings, one a server with packed rings and two queue pairs.
-func TestGuestsOnDoors(t *testing.T) {
+func TestGuestsOnSockets(t *testing.T) {
 	image, err := guest.Build(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -186,13 +186,13 @@ func TestGuestsOnDoors(t *testing.T) {
 		t.Log(lastLine(out))
 	}
 	run(a, "iperf3 -u -b 20M -l 1400 -c 10.99.0.2 -t 1")
-	for i, d := range []*door{split, packed} {
+	for i, d := range []*socket{split, packed} {
 		s := h.stats(d)
 		if n := (s.TxBytes - before[i].TxBytes) / (s.TxFrames - before[i].TxFrames); n < 1600 {
-			t.Errorf("door %d: %d octets per frame: segments are cut by the guest", i, n)
+			t.Errorf("socket %d: %d octets per frame: segments are cut by the guest", i, n)
 		}
 		if s.RxOffload+s.BrokenRings+s.TxShort+s.TxLong+s.TxWritable != 0 {
-			t.Errorf("door %d: %+v", i, s)
+			t.Errorf("socket %d: %+v", i, s)
 		}
 	}
 	h.Do(func() {
@@ -233,7 +233,7 @@ func TestGuestsOnDoors(t *testing.T) {
 	}
 }
 
-// TestMovingGuest: a machine moves from one door to another while it is sent to, and
+// TestMovingGuest: a machine moves from one socket to another while it is sent to, and
 // while it sends: what the device writes meanwhile moves with it, and its flows go on.
 func TestMovingGuest(t *testing.T) {
 	image, err := guest.Build(t.Context(), "")

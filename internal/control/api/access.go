@@ -11,7 +11,7 @@ import (
 )
 
 // PeerAccess returns the function of NewServer: root and the node's own user may do
-// everything, those allowed the door may read, others nothing.
+// everything, those that may use devices may read, others nothing.
 func PeerAccess(self int, allow []int) func(net.Conn) (Access, error) {
 	return func(c net.Conn) (Access, error) {
 		u, ok := c.(*net.UnixConn)

@@ -84,7 +84,7 @@ type Owner struct {
 	UID     int    `json:"uid"`
 }
 
-// Session is one program's connection to a door.
+// Session is one program's connection to a device socket.
 type Session struct {
 	Owner
 	Lane int `json:"lane"`

@@ -180,7 +180,7 @@ func (c Config) Level() (slog.Level, error) {
 }
 
 // DirPerm returns the permissions of the node's directory: its owner's alone,
-// or open to look into where other users may have business. The door and the
+// or open to look into where other users may have business. The device sockets and the
 // control socket check the caller in either case.
 func (c Config) DirPerm(uid int) fs.FileMode {
 	if uid == 0 || len(c.AllowUIDs) > 0 {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const limit = vhosttest.Limit
 
-// world is a hub with doors on it.
+// world is a hub with sockets on it.
 type world struct {
 	t    testing.TB
 	hub  *ethdevtest.Hub
@@ -57,13 +57,13 @@ func (p *port) last() (e vnic.SegmentEvent, n int) {
 	return e, len(p.events)
 }
 
-func newWorld(t testing.TB, doors int) *world {
+func newWorld(t testing.TB, sockets int) *world {
 	t.Helper()
-	return newWorldOf(t, doors, time.Hour)
+	return newWorldOf(t, sockets, time.Hour)
 }
 
 // newWorldOf is newWorld with ports that drop the addresses of a disconnected guest after forget.
-func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
+func newWorldOf(t testing.TB, sockets int, forget time.Duration) *world {
 	t.Helper()
 	w := &world{t: t, forget: forget}
 	var err error
@@ -73,7 +73,7 @@ func newWorldOf(t testing.TB, doors int, forget time.Duration) *world {
 	if w.hub, err = ethdevtest.NewHub(); err != nil {
 		t.Fatal(err)
 	}
-	for i := range doors {
+	for i := range sockets {
 		p := &port{path: filepath.Join(w.dir, fmt.Sprintf("%d.sock", i)), ends: make(chan error, 1024)}
 		p.Port, err = ethdev.New(ethdev.Config{Lane: w.hub, Pairs: 4, Forget: w.forget,
 			Event: func(e vnic.SegmentEvent) {

@@ -173,7 +173,7 @@ func (p *Port) Arm() (waiting bool) {
 	return p.dev.arm()
 }
 
-// Close implements vnic.SegmentControl. The owner closes the door first.
+// Close implements vnic.SegmentControl. The owner closes the socket first.
 func (p *Port) Close() error {
 	p.closed = true
 	return nil

@@ -53,7 +53,7 @@ type Config struct {
 	Guest   Guest
 	Now     func() mono.Time
 	Log     *slog.Logger
-	// MaxCQ and MaxQP are the numbers of rings the door can name.
+	// MaxCQ and MaxQP are the numbers of rings the socket can name.
 	MaxCQ, MaxQP uint32
 	// Verbs offers the extensions that programs need.
 	Verbs bool

@@ -313,32 +313,32 @@ func (d *fake) sends(q uint32, r *fakeRing) (work bool) {
 	return work
 }
 
-// door serves fakes on a socket of its own.
-type door struct {
+// socket serves fakes on a socket of its own.
+type socket struct {
 	*vhost.Server
 	path string
 	made chan *fake
 	ends chan error
 }
 
-func newDoor(t testing.TB) *door {
+func newSocket(t testing.TB) *socket {
 	t.Helper()
-	return newLimitedDoor(t, vhost.Limits{})
+	return newLimitedSocket(t, vhost.Limits{})
 }
 
-func newLimitedDoor(t testing.TB, l vhost.Limits) *door {
+func newLimitedSocket(t testing.TB, l vhost.Limits) *socket {
 	t.Helper()
-	return newDoorOf(t, l, (*fake).parts)
+	return newSocketOf(t, l, (*fake).parts)
 }
 
-// newDoorOf serves the given parts of fakes.
-func newDoorOf(t testing.TB, l vhost.Limits, parts func(*fake) vhost.Device) *door {
+// newSocketOf serves the given parts of fakes.
+func newSocketOf(t testing.TB, l vhost.Limits, parts func(*fake) vhost.Device) *socket {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "vhost")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &door{path: filepath.Join(dir, "door.sock"), made: make(chan *fake, 1024), ends: make(chan error, 1024)}
+	d := &socket{path: filepath.Join(dir, "socket.sock"), made: make(chan *fake, 1024), ends: make(chan error, 1024)}
 	d.Server, err = vhost.Listen(d.path, 0o600, vhost.Config{
 		NodeUID: uint32(os.Getuid()), SpinUs: 50, Limits: l,
 		New: func(s *vhost.Session) (vhost.Device, error) {
@@ -379,8 +379,8 @@ func must[T any](t testing.TB) func(T, error) T {
 func TestDriver(t *testing.T) {
 	for _, o := range []vhosttest.Options{{}, {ProcMem: true}, {Plain: true}} {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
-			door := newDoor(t)
-			d := vhosttest.NewDriver(t, door.path, o)
+			socket := newSocket(t)
+			d := vhosttest.NewDriver(t, socket.path, o)
 			pd := must[uint32](t)(d.CreatePD())
 			if o.Plain {
 				return // the fake speaks the compact form only
@@ -426,7 +426,7 @@ func TestDriver(t *testing.T) {
 				t.Error("a refusal did not arrive")
 			}
 			d.Close()
-			if err := <-door.ends; err != vhost.Gone {
+			if err := <-socket.ends; err != vhost.Gone {
 				t.Errorf("ended: %v", err)
 			}
 		})

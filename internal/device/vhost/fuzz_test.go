@@ -118,13 +118,13 @@ func seeds() (list []writer) {
 
 // FuzzMessages sends any sequence of messages with any descriptors. Whatever
 // happens, the session ends when the front-end leaves, for a reason that has a
-// name; nothing it had stays behind; and the door serves the next one.
+// name; nothing it had stays behind; and the socket serves the next one.
 func FuzzMessages(f *testing.F) {
 	for _, w := range seeds() {
 		f.Add([]byte(w))
 	}
 	f.Add([]byte{})
-	door := newDoor(f)
+	socket := newSocket(f)
 	m := virtiotest.NewMemory(f, 1<<16)
 	proc, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
 	if err != nil {
@@ -147,12 +147,12 @@ func FuzzMessages(f *testing.F) {
 	kinds := [fdKinds]int{fdEvent: vhosttest.Eventfd(f), fdMem: m.FD, fdPipe: pipe[1], fdProcMem: int(proc.Fd()),
 		fdNull: int(null.Fd())}
 	// The runtime opens descriptors of its own at the first connection.
-	first, _ := vhosttest.Dial(door.path)
+	first, _ := vhosttest.Dial(socket.path)
 	first.Close()
-	door.settled(f)
+	socket.settled(f)
 	f.Fuzz(func(t *testing.T, script []byte) {
 		before := descriptors(t)
-		c, err := vhosttest.Dial(door.path)
+		c, err := vhosttest.Dial(socket.path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,16 +198,16 @@ func FuzzMessages(f *testing.F) {
 		c.Conn.CloseWrite()
 		io.Copy(io.Discard, c.Conn)
 		c.Close()
-		reason := door.settled(t)
+		reason := socket.settled(t)
 		var r vhost.Reason
 		if !errors.As(reason, &r) || r == vhost.Shutdown || r == vhost.NoDevice {
 			t.Fatalf("ended: %v", reason)
 		}
-		<-door.made
+		<-socket.made
 		if n := descriptors(t); n > before {
 			t.Fatalf("%d descriptors before, %d after", before, n)
 		}
-		if n := door.Sessions(); n != 0 {
+		if n := socket.Sessions(); n != 0 {
 			t.Fatalf("%d sessions left", n)
 		}
 	})

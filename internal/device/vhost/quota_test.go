@@ -45,7 +45,7 @@ func TestSessionQuota(t *testing.T) {
 			Free: func(uid uint32) bool { return uid == uint32(os.Getuid()) }}, vhost.SessionsOfAll, unix.ENOSPC},
 	} {
 		t.Run(c.quota.Name(), func(t *testing.T) {
-			d := newLimitedDoor(t, c.limits)
+			d := newLimitedSocket(t, c.limits)
 			var first *vhosttest.Front
 			n := 2
 			if c.limits.Free != nil {
@@ -77,7 +77,7 @@ func TestSessionQuota(t *testing.T) {
 
 // TestSilentRefused: refused connections that send nothing are closed.
 func TestSilentRefused(t *testing.T) {
-	d := newLimitedDoor(t, vhost.Limits{Sessions: 1})
+	d := newLimitedSocket(t, vhost.Limits{Sessions: 1})
 	hello(t, d.path)
 	before := descriptors(t)
 	for range 64 {
@@ -113,17 +113,17 @@ func TestDescriptorQuota(t *testing.T) {
 			unix.ENFILE},
 	} {
 		t.Run(c.quota.Name(), func(t *testing.T) {
-			door := newLimitedDoor(t, c.limits)
+			socket := newLimitedSocket(t, c.limits)
 			for range 5 { // each leaves everything behind
 				// memory, doorbell: one kept
-				d := vhosttest.NewDriver(t, door.path, vhosttest.Options{MemSize: 1 << 18, NoRings: true})
+				d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{MemSize: 1 << 18, NoRings: true})
 				set := func(i int) error {
 					r := virtiotest.NewRing(d.Mem, 4, false)
 					m := abi.SetRing{Index: uint32(3 + i), Num: 4, Desc: r.Desc, Avail: r.Avail, Used: r.Used,
 						Flags: abi.RingCall, CallValue: 1}
 					return d.Do(abi.ReqSetRing, m.Append(nil), vhosttest.Eventfd(t))
 				}
-				before := door.Refusals()[c.quota.Name()]
+				before := socket.Refusals()[c.quota.Name()]
 				for i := range 5 {
 					if err := set(i); err != nil {
 						t.Fatalf("ring %d: %v", i, err)
@@ -132,7 +132,7 @@ func TestDescriptorQuota(t *testing.T) {
 				if err := set(5); !errors.Is(err, c.want) {
 					t.Errorf("one more: %v, want %v", err, c.want)
 				}
-				if n := door.Refusals()[c.quota.Name()]; n != before+1 {
+				if n := socket.Refusals()[c.quota.Name()]; n != before+1 {
 					t.Errorf("%d refusals, want %d", n, before+1)
 				}
 				if err := d.Do(abi.ReqStopRing, abi.StopRing{Index: 3}.Append(nil)); err != nil {
@@ -142,7 +142,7 @@ func TestDescriptorQuota(t *testing.T) {
 					t.Errorf("after one was given back: %v", err)
 				}
 				d.Close()
-				door.settled(t)
+				socket.settled(t)
 			}
 		})
 	}
@@ -151,7 +151,7 @@ func TestDescriptorQuota(t *testing.T) {
 // TestManyDescriptors: a message brings as many as a memory table has regions,
 // and no more stay open.
 func TestManyDescriptors(t *testing.T) {
-	d := newDoor(t)
+	d := newSocket(t)
 	f, _ := d.enter(t, fresh)
 	fd := vhosttest.Eventfd(t)
 	fds := make([]int, 33)
@@ -168,10 +168,10 @@ func TestManyDescriptors(t *testing.T) {
 	}
 }
 
-// TestSharedQuota: what one door gave, another that shares its accounts does
+// TestSharedQuota: what one socket gave, another that shares its accounts does
 // not have.
 func TestSharedQuota(t *testing.T) {
-	d := newLimitedDoor(t, vhost.Limits{Sessions: 1})
+	d := newLimitedSocket(t, vhost.Limits{Sessions: 1})
 	path := filepath.Join(t.TempDir(), "second.sock")
 	second, err := vhost.Listen(path, 0o600, vhost.Config{Share: d.Server})
 	if err != nil {

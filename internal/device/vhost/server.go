@@ -57,11 +57,11 @@ func Listen(path string, mode os.FileMode, c Config) (*Server, error) {
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return nil, fmt.Errorf("listen on the door: %w", err)
+		return nil, fmt.Errorf("listen on the socket: %w", err)
 	}
 	if err := os.Chmod(path, mode); err != nil {
 		ln.Close()
-		return nil, fmt.Errorf("set permissions of the door: %w", err)
+		return nil, fmt.Errorf("set permissions of the socket: %w", err)
 	}
 	aio() // now: the descriptor it takes is the process's, not a session's
 	s := newServer(c)

@@ -38,7 +38,7 @@ func descriptors(t testing.TB) int {
 }
 
 // settled waits for the end of a session and returns why it ended.
-func (d *door) settled(t testing.TB) error {
+func (d *socket) settled(t testing.TB) error {
 	t.Helper()
 	select {
 	case err := <-d.ends:
@@ -66,7 +66,7 @@ const (
 	running       // the same with its control ring running
 )
 
-func (d *door) enter(t testing.TB, s stage) (*vhosttest.Front, *vhosttest.Driver) {
+func (d *socket) enter(t testing.TB, s stage) (*vhosttest.Front, *vhosttest.Driver) {
 	t.Helper()
 	switch s {
 	case fresh:
@@ -173,8 +173,8 @@ func TestMalformed(t *testing.T) {
 		{"ring misaligned", weft, abi.ReqSetRing, ask, ring(func(m *abi.SetRing) { m.Desc += 8 }), 0, vhost.BadRing},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			door := newDoor(t)
-			f, d := door.enter(t, tc.at)
+			socket := newSocket(t)
+			f, d := socket.enter(t, tc.at)
 			fds := make([]int, tc.fds)
 			for i := range fds {
 				fds[i] = vhosttest.Eventfd(t)
@@ -183,18 +183,18 @@ func TestMalformed(t *testing.T) {
 			if err := f.Send(tc.request, tc.flags, tc.payload(d), fds...); err != nil {
 				t.Fatal(err)
 			}
-			err := door.settled(t)
+			err := socket.settled(t)
 			if !errors.Is(err, tc.want) {
 				t.Errorf("ended: %v, want %v", err, tc.want)
 			}
-			if n := door.Ends()[tc.want.Name()]; n != 1 {
+			if n := socket.Ends()[tc.want.Name()]; n != 1 {
 				t.Errorf("counter %s is %d", tc.want.Name(), n)
 			}
 			// The session's socket, its eventfd and what it was given are gone.
 			if after := descriptors(t); after >= before {
 				t.Errorf("%d descriptors before, %d after", before, after)
 			}
-			if door.Sessions() != 0 {
+			if socket.Sessions() != 0 {
 				t.Error("session still counted")
 			}
 		})
@@ -230,8 +230,8 @@ func TestRefusals(t *testing.T) {
 		{"an eventfd as process memory", weft, abi.ReqProcMem, abi.ProcMem{}.Append(nil), 1, unix.EPERM},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			door := newDoor(t)
-			f, _ := door.enter(t, tc.at)
+			socket := newSocket(t)
+			f, _ := socket.enter(t, tc.at)
 			var fds []int
 			for range tc.fds {
 				fds = append(fds, vhosttest.Eventfd(t))
@@ -250,7 +250,7 @@ func TestRefusals(t *testing.T) {
 			if err := f.Send(tc.request, abi.VUVersion, tc.payload, fds...); err != nil {
 				t.Fatal(err)
 			}
-			if err := door.settled(t); !errors.Is(err, vhost.Refused) && !errors.Is(err, vhost.BadRequest) {
+			if err := socket.settled(t); !errors.Is(err, vhost.Refused) && !errors.Is(err, vhost.BadRequest) {
 				t.Errorf("ended: %v", err)
 			}
 		})
@@ -259,10 +259,10 @@ func TestRefusals(t *testing.T) {
 
 // TestTruncation ends the connection within a message, after every byte.
 func TestTruncation(t *testing.T) {
-	door := newDoor(t)
+	socket := newSocket(t)
 	whole := append(abi.VUHeader{Request: abi.ReqSetFeatures, Flags: 1, Size: 8}.Append(nil), make([]byte, 8)...)
 	for n := range len(whole) {
-		f, _ := door.enter(t, fresh)
+		f, _ := socket.enter(t, fresh)
 		if _, err := f.Conn.Write(whole[:n]); err != nil {
 			t.Fatal(err)
 		}
@@ -271,7 +271,7 @@ func TestTruncation(t *testing.T) {
 		if n == 0 {
 			want = vhost.Gone
 		}
-		if err := door.settled(t); !errors.Is(err, want) {
+		if err := socket.settled(t); !errors.Is(err, want) {
 			t.Errorf("after %d bytes: %v", n, err)
 		}
 	}
@@ -280,8 +280,8 @@ func TestTruncation(t *testing.T) {
 // TestSlowSender delivers a message byte by byte, its descriptor with the
 // first.
 func TestSlowSender(t *testing.T) {
-	door := newDoor(t)
-	f, d := door.enter(t, plain)
+	socket := newSocket(t)
+	f, d := socket.enter(t, plain)
 	m := virtiotest.NewMemory(t, 1<<16)
 	b := append(abi.VUHeader{Request: abi.ReqAddMemReg, Flags: 9, Size: abi.VUMemRegSize}.Append(nil),
 		abi.VUMemReg{GPA: 1 << 50, Size: 1 << 16, UserAddr: 1 << 50}.Append(nil)...)
@@ -297,15 +297,15 @@ func TestSlowSender(t *testing.T) {
 		t.Errorf("% x, %v", p, err)
 	}
 	_ = d
-	if dev := <-door.made; !dev.s.Mem().Contains(1<<50, 1<<16) {
+	if dev := <-socket.made; !dev.s.Mem().Contains(1<<50, 1<<16) {
 		t.Error("region not there")
 	}
 }
 
 // TestEmptyRights: some front-ends attach an empty control message.
 func TestEmptyRights(t *testing.T) {
-	door := newDoor(t)
-	f, _ := door.enter(t, fresh)
+	socket := newSocket(t)
+	f, _ := socket.enter(t, fresh)
 	b := abi.VUHeader{Request: abi.ReqGetFeatures, Flags: 1}.Append(nil)
 	if _, _, err := f.Conn.WriteMsgUnix(b, unix.UnixRights(), nil); err != nil {
 		t.Fatal(err)
@@ -316,8 +316,8 @@ func TestEmptyRights(t *testing.T) {
 }
 
 func TestConfigSpace(t *testing.T) {
-	door := newDoor(t)
-	f, _ := door.enter(t, fresh)
+	socket := newSocket(t)
+	f, _ := socket.enter(t, fresh)
 	want := append(abi.Config{MaxVirtqueuePairs: 1, MTU: 1500, MaxRDMAQPs: fakeQPs, MaxRDMACQs: fakeCQs}.Append(nil),
 		make([]byte, 256-abi.ConfigSize)...)
 	for _, r := range [][2]uint32{{0, 32}, {24, 8}, {0, 256}, {255, 1}, {256, 0}, {31, 2}} {
@@ -341,8 +341,8 @@ func TestFeaturesOK(t *testing.T) {
 	const v1, roce, ctrl = 1 << abi.FeatureVersion1, 1 << abi.FeatureRoCE, 1 << abi.FeatureCtrlVQ
 	for f, want := range map[uint64]uint64{v1: 0x0b, v1 | roce | ctrl: 0x0b, v1 | roce: 0x03, roce | ctrl: 0x03,
 		0: 0x03} {
-		door := newDoor(t)
-		c, _ := door.enter(t, fresh)
+		socket := newSocket(t)
+		c, _ := socket.enter(t, fresh)
 		for range 2 { // front-ends repeat it
 			if err := c.Do(abi.ReqSetFeatures, vhosttest.U64(f)); err != nil {
 				t.Fatal(err)
@@ -359,9 +359,9 @@ func TestFeaturesOK(t *testing.T) {
 
 // TestStandardRing follows a ring through a front-end's life.
 func TestStandardRing(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: true})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{Plain: true})
+	dev := <-socket.made
 	pd := func() {
 		t.Helper()
 		if _, err := d.CreatePD(); err != nil {
@@ -404,7 +404,7 @@ func TestStandardRing(t *testing.T) {
 		t.Errorf("base after reset % x, %v", p, err)
 	}
 	d.Close()
-	door.settled(t)
+	socket.settled(t)
 	got := slices.DeleteFunc(dev.log(), func(s string) bool { return strings.HasPrefix(s, "features") })
 	want := []string{"status 0x1", "status 0x3", "status 0xb", "set ring 2", "change ring 2", "status 0xf",
 		"change ring 2", "change ring 2", "change ring 2", "change ring 2", "status 0x0", "stop ring 2", "set ring 2", "stop ring 2", "reset", "retire"}
@@ -415,9 +415,9 @@ func TestStandardRing(t *testing.T) {
 
 // TestMemoryOfRunningRing: a running ring is stopped when its memory is removed, and the front-end notified.
 func TestMemoryOfRunningRing(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: true})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{Plain: true})
+	dev := <-socket.made
 	errFD := vhosttest.Eventfd(t)
 	if err := d.Do(abi.ReqSetVringErr, vhosttest.U64(2), errFD); err != nil {
 		t.Fatal(err)
@@ -437,7 +437,7 @@ func TestMemoryOfRunningRing(t *testing.T) {
 		t.Errorf("status %#x, %v", st, err)
 	}
 	// A program's doorbell cannot be taken away.
-	w := vhosttest.NewDriver(t, door.path, vhosttest.Options{NoRings: true})
+	w := vhosttest.NewDriver(t, socket.path, vhosttest.Options{NoRings: true})
 	m = abi.VUMemReg{GPA: w.Mem.Base, Size: uint64(len(w.Mem.Bytes)), UserAddr: w.Mem.Base}
 	if err := w.Do(abi.ReqRemMemReg, m.Append(nil)); err != unix.EBUSY {
 		t.Errorf("doorbell's memory: %v", err)
@@ -446,8 +446,8 @@ func TestMemoryOfRunningRing(t *testing.T) {
 
 // TestSetMemTable uses the old message for the whole table.
 func TestSetMemTable(t *testing.T) {
-	door := newDoor(t)
-	f, _ := door.enter(t, fresh)
+	socket := newSocket(t)
+	f, _ := socket.enter(t, fresh)
 	a, b := virtiotest.NewMemory(t, 1<<16), virtiotest.NewMemory(t, 1<<16)
 	one := func(m *virtiotest.Memory, gpa uint64) []byte {
 		return abi.VUMemReg{GPA: gpa, Size: 1 << 16, UserAddr: m.Base}.Append(nil)[8:]
@@ -458,7 +458,7 @@ func TestSetMemTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dev := <-door.made
+	dev := <-socket.made
 	if !dev.s.Mem().Contains(0, 1<<16) || !dev.s.Mem().Contains(1<<20, 1<<16) || !dev.s.Mem().Sealed() {
 		t.Error("table not there")
 	}
@@ -480,9 +480,9 @@ func TestSetMemTable(t *testing.T) {
 }
 
 func TestDeviceRefusal(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{})
+	dev := <-socket.made
 	dev.locked(func() { dev.refuse = fmt.Errorf("no lane: %w", unix.ENOMEM) })
 	before := descriptors(t)
 	r := virtiotest.NewRing(d.Mem, 4, false)
@@ -490,12 +490,12 @@ func TestDeviceRefusal(t *testing.T) {
 	if err := d.Do(abi.ReqSetRing, m.Append(nil), d.Mem.FD); !vhosttest.Closed(err) {
 		t.Errorf("a memfd as call descriptor: %v", err)
 	}
-	if err := door.settled(t); !errors.Is(err, vhost.BadKind) {
+	if err := socket.settled(t); !errors.Is(err, vhost.BadKind) {
 		t.Errorf("ended: %v", err)
 	}
 	_ = before
-	d = vhosttest.NewDriver(t, door.path, vhosttest.Options{})
-	dev = <-door.made
+	d = vhosttest.NewDriver(t, socket.path, vhosttest.Options{})
+	dev = <-socket.made
 	dev.locked(func() { dev.refuse = fmt.Errorf("no lane: %w", unix.ENOMEM) })
 	r = virtiotest.NewRing(d.Mem, 4, false)
 	m = abi.SetRing{Index: 3, Num: 4, Desc: r.Desc, Avail: r.Avail, Used: r.Used, Flags: 1}
@@ -513,14 +513,14 @@ func TestDeviceRefusal(t *testing.T) {
 
 // TestFail: the device ends a session.
 func TestFail(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{})
+	dev := <-socket.made
 	if p := dev.s.Peer(); p.Pid != int32(os.Getpid()) || p.Uid != uint32(os.Getuid()) {
 		t.Errorf("peer %+v", p)
 	}
 	dev.s.Fail(vhost.BrokenRing, virtio.FaultHead)
-	err := door.settled(t)
+	err := socket.settled(t)
 	if !errors.Is(err, vhost.BrokenRing) || !errors.Is(err, virtio.FaultHead) {
 		t.Errorf("ended: %v", err)
 	}
@@ -531,22 +531,22 @@ func TestFail(t *testing.T) {
 
 // TestReconnects: what a session had is gone with it, however it ends.
 func TestReconnects(t *testing.T) {
-	door := newDoor(t)
+	socket := newSocket(t)
 	visit := func(i int) {
-		f, err := vhosttest.Dial(door.path)
+		f, err := vhosttest.Dial(socket.path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		f.Close()
-		door.settled(t)
+		socket.settled(t)
 		t.Run("", func(t *testing.T) { // its clean-up closes the driver's own descriptors
-			d := vhosttest.NewDriver(t, door.path, vhosttest.Options{Plain: i%2 == 0, ProcMem: i%2 == 1,
+			d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{Plain: i%2 == 0, ProcMem: i%2 == 1,
 				MemSize: 1 << 20})
 			if _, err := d.CreatePD(); err != nil {
 				t.Fatal(err)
 			}
 		})
-		door.settled(t)
+		socket.settled(t)
 	}
 	for i := range 4 {
 		visit(i)
@@ -573,22 +573,22 @@ func mappings(t testing.TB) int {
 }
 
 func TestServerClose(t *testing.T) {
-	door := newDoor(t)
+	socket := newSocket(t)
 	for range 3 {
-		vhosttest.NewDriver(t, door.path, vhosttest.Options{MemSize: 1 << 20})
+		vhosttest.NewDriver(t, socket.path, vhosttest.Options{MemSize: 1 << 20})
 	}
-	if n := door.Sessions(); n != 3 {
+	if n := socket.Sessions(); n != 3 {
 		t.Errorf("%d sessions", n)
 	}
-	if err := door.Close(); err != nil {
+	if err := socket.Close(); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := door.settled(t); !errors.Is(err, vhost.Shutdown) {
+		if err := socket.settled(t); !errors.Is(err, vhost.Shutdown) {
 			t.Errorf("ended: %v", err)
 		}
 	}
-	if _, err := vhosttest.Dial(door.path); err == nil {
+	if _, err := vhosttest.Dial(socket.path); err == nil {
 		t.Error("still listening")
 	}
 }
@@ -599,9 +599,9 @@ func TestPipeCall(t *testing.T) {
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{})
+	dev := <-socket.made
 	r := virtiotest.NewRing(d.Mem, 4, false)
 	m := abi.SetRing{Index: 3, Num: 4, Desc: r.Desc, Avail: r.Avail, Used: r.Used, Flags: 1, CallValue: 5<<32 | 3}
 	if err := d.Do(abi.ReqSetRing, m.Append(nil), p[1]); err != nil {

@@ -18,8 +18,8 @@ import (
 )
 
 func TestProcessMemoryIsVerified(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{NoRings: true, MemSize: 1 << 20})
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{NoRings: true, MemSize: 1 << 20})
 	probe := d.Mem.Alloc(8, 8)
 	d.Mem.At(probe, 1)[0] = 7
 	for _, tc := range []struct {
@@ -49,10 +49,10 @@ func TestProcessMemoryIsVerified(t *testing.T) {
 
 // TestNoProgram: a device that does not serve programs refuses their private requests, and the session goes on.
 func TestNoProgram(t *testing.T) {
-	door := newDoorOf(t, vhost.Limits{}, func(f *fake) vhost.Device {
+	socket := newSocketOf(t, vhost.Limits{}, func(f *fake) vhost.Device {
 		return vhost.Device{Registers: f, Rings: f, Lifetime: f}
 	})
-	f, _ := door.enter(t, fresh)
+	f, _ := socket.enter(t, fresh)
 	if _, err := f.Get(abi.ReqHello, abi.Hello{ABI: abi.Version}.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -107,15 +107,15 @@ func TestHelloComesFirst(t *testing.T) {
 			return f.Do(abi.ReqAddMemReg, abi.VUMemReg{Size: 4096}.Append(nil), fd)
 		},
 	} {
-		door := newDoor(t)
-		f, _ := door.enter(t, fresh)
+		socket := newSocket(t)
+		f, _ := socket.enter(t, fresh)
 		if err := before(f); err != nil {
 			t.Fatal(err)
 		}
 		if err := f.Send(abi.ReqHello, abi.VUVersion, abi.Hello{ABI: abi.Version}.Append(nil)); err != nil {
 			t.Fatal(err)
 		}
-		if err := door.settled(t); !errors.Is(err, vhost.BadState) {
+		if err := socket.settled(t); !errors.Is(err, vhost.BadState) {
 			t.Errorf("ended: %v", err)
 		}
 	}
@@ -123,9 +123,9 @@ func TestHelloComesFirst(t *testing.T) {
 
 // TestMoveRing: a running ring continues in other memory, or where it is if the device refuses.
 func TestMoveRing(t *testing.T) {
-	door := newDoor(t)
-	d := vhosttest.NewDriver(t, door.path, vhosttest.Options{})
-	dev := <-door.made
+	socket := newSocket(t)
+	d := vhosttest.NewDriver(t, socket.path, vhosttest.Options{})
+	dev := <-socket.made
 	set := func(num int, flags uint32) (abi.SetRing, error) {
 		r := virtiotest.NewRing(d.Mem, num, false)
 		m := abi.SetRing{Index: 6, Num: uint32(num), Desc: r.Desc, Avail: r.Avail, Used: r.Used, Flags: flags}
@@ -164,7 +164,7 @@ func TestMoveRing(t *testing.T) {
 	if err := d.Do(abi.ReqSetRing, m.Append(nil)); !vhosttest.Closed(err) {
 		t.Errorf("outside: %v", err)
 	}
-	if err := door.settled(t); !errors.Is(err, vhost.BadRing) {
+	if err := socket.settled(t); !errors.Is(err, vhost.BadRing) {
 		t.Errorf("ended: %v", err)
 	}
 }

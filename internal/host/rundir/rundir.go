@@ -27,7 +27,7 @@ const (
 	ControlSock = "control.sock"
 	UmadSock    = "umad.sock"
 	CMSock      = "rdmacm.sock"
-	DoorDir     = "door"
+	SocketDir   = "door"
 	TreeDir     = "tree"
 	LogFile     = "node.log"
 	StoreDir    = "store"

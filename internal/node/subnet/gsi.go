@@ -41,7 +41,7 @@ type gsiOutgoing struct {
 const maxGSI = 4096
 
 // The upper half of a transaction identifier is gsiTag and the user's number.
-// Programs at the user-MAD door get numbers from 1 up.
+// Programs at the user-MAD socket get numbers from 1 up.
 const (
 	gsiTag     = 0xf0000000
 	gsiTagMask = 0xf0000000

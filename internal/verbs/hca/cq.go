@@ -16,7 +16,7 @@ type CQE struct {
 	QPN  ib.QPN // local, as on the wire
 }
 
-// CQRing is where a completion queue's entries go; the door implements it.
+// CQRing is where a completion queue's entries go; package rdmadev implements it.
 type CQRing interface {
 	// Put writes an entry into the next free buffer of the client; false
 	// where there is none.

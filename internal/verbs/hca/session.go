@@ -50,7 +50,7 @@ type Session struct {
 }
 
 // NewSession returns a session of function a on lane l, which the caller
-// attaches to a. maxQP and maxCQ bound its slots, for a door with fewer rings
+// attaches to a. maxQP and maxCQ bound its slots, for a device with fewer rings
 // than the quota.
 func (l *Lane) NewSession(a *Adapter, events EventSink, maxCQ, maxQP uint32, strict bool) *Session {
 	lim := a.Limits()

@@ -135,7 +135,8 @@ static void connect_to(struct ibv_qp *qp, uint32_t to, union ibv_gid *gid, int i
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = mtu, .dest_qp_num = to, .rq_psn = 77,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .sgid_index = (uint8_t)index, .hop_limit = 64 } } };
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .sgid_index = (uint8_t)index,
+			.hop_limit = 64 } } };
 
 	if (my_ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
@@ -238,7 +239,8 @@ int main(int argc, char **argv)
 	if (!pd || !cq)
 		fail("ibv_alloc_pd, ibv_create_cq: %m");
 	fm = my_ibv_reg_mr(pd, from, SIZE, IBV_ACCESS_LOCAL_WRITE);
-	tm = my_ibv_reg_mr_iova2(pd, to, SIZE, (uintptr_t)to, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	tm = my_ibv_reg_mr_iova2(pd, to, SIZE, (uintptr_t)to, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_REMOTE_READ);
 	if (!fm || !tm)
 		fail("ibv_reg_mr: %m");
 	a = queue_pair(pd);

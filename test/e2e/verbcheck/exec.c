@@ -39,33 +39,6 @@ struct exec {
 	int ip[2];              /* sockets of IPv4 and IPv6 that are in IP groups; 0: none */
 };
 
-static uint64_t mix(uint64_t x)
-{
-	x ^= x >> 32;
-	x *= 0xd6e8feb86659fd93u;
-	x ^= x >> 32;
-	x *= 0xd6e8feb86659fd93u;
-	return x ^ x >> 32;
-}
-
-/* Byte i of the pattern of a seed depends on all bits of both, so that data
- * at a wrong place, or of an earlier message, is seen. */
-void pattern(void *p, uint64_t len, uint64_t seed, uint64_t off)
-{
-	uint8_t *d = p;
-	while (len) {
-		uint64_t w = mix(seed * 0x9e3779b97f4a7c15u + (off >> 3));
-		unsigned at = off & 7, n = 8 - at;
-		if (n > len)
-			n = len;
-		if (n == 8)
-			memcpy(d, &w, 8);
-		else
-			memcpy(d, (uint8_t *)&w + at, n);
-		d += n, off += n, len -= n;
-	}
-}
-
 static uint64_t now_ms(void)
 {
 	struct timespec t;
@@ -217,7 +190,8 @@ static void quiet(struct exec *x)
  * was not fetched. */
 static void reset(struct exec *x, struct msg *m)
 {
-	static const enum op order[] = { OP_AH_FREE, OP_QP_FREE, OP_SRQ_FREE, OP_CQ_FREE, OP_CHANNEL_FREE, OP_MW_FREE, OP_MR_FREE, OP_PD_FREE };
+	static const enum op order[] = { OP_AH_FREE, OP_QP_FREE, OP_SRQ_FREE, OP_CQ_FREE, OP_CHANNEL_FREE, OP_MW_FREE,
+		OP_MR_FREE, OP_PD_FREE };
 	void **tables[] = { T(x, ah), T(x, qp), T(x, srq), T(x, cq), T(x, ch), T(x, mw), T(x, mr), T(x, pd) };
 	struct ibv_async_event ev;
 
@@ -365,7 +339,8 @@ static int post_ex(struct exec *x, struct ibv_qp_ex *q, struct swr *w, int n)
 		case IBV_WR_LOCAL_INV: ibv_wr_local_inv(q, s->rkey); continue;
 		case IBV_WR_ATOMIC_WRITE: ibv_wr_atomic_write(q, s->rkey, s->raddr, (void *)(uintptr_t)s->sge[0].addr); continue;
 		case IBV_WR_BIND_MW: {
-			struct ibv_mw_bind_info b = { .mr = GET(mr, s->mr), .addr = s->raddr, .length = s->length, .mw_access_flags = s->access };
+			struct ibv_mw_bind_info b = { .mr = GET(mr, s->mr), .addr = s->raddr, .length = s->length,
+				.mw_access_flags = s->access };
 			ibv_wr_bind_mw(q, GET(mw, s->mw), s->rkey, &b);
 			continue;
 		}
@@ -623,7 +598,8 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 	case OP_PD:
 		keep(m, T(x, pd), ibv_alloc_pd(x->ctx));
 		break;
-	case OP_PD_FREE: case OP_MW_FREE: case OP_MR_FREE: case OP_CHANNEL_FREE: case OP_CQ_FREE: case OP_SRQ_FREE: case OP_QP_FREE: case OP_AH_FREE:
+	case OP_PD_FREE: case OP_MW_FREE: case OP_MR_FREE: case OP_CHANNEL_FREE:
+	case OP_CQ_FREE: case OP_SRQ_FREE: case OP_QP_FREE: case OP_AH_FREE:
 		m->rc = free_kind(x, m->op, m->id);
 		break;
 	case OP_BUF:
@@ -680,8 +656,8 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 	}
 	case OP_MW_BIND: {
 		struct ibv_mw *mw = GET(mw, m->id);
-		struct ibv_mw_bind bind = { .wr_id = m->u[2], .send_flags = m->i[3], .bind_info = { .mr = GET(mr, m->i[1]), .addr = m->u[0],
-			.length = m->u[1], .mw_access_flags = m->i[2] } };
+		struct ibv_mw_bind bind = { .wr_id = m->u[2], .send_flags = m->i[3], .bind_info = { .mr = GET(mr, m->i[1]),
+			.addr = m->u[0], .length = m->u[1], .mw_access_flags = m->i[2] } };
 		m->rc = ibv_bind_mw(GET(qp, m->i[0]), mw, &bind);
 		m->u[0] = mw->rkey;
 		break;
@@ -730,7 +706,8 @@ void exec_do(struct exec *x, struct msg *m, void *payload)
 		memcpy(&in, payload, sizeof in);
 		struct ibv_qp_init_attr a = { .qp_context = (void *)(intptr_t)slot(T(x, qp)), .send_cq = GET(cq, in.scq),
 			.recv_cq = GET(cq, in.rcq), .srq = GET(srq, in.srq), .cap = in.cap, .qp_type = in.type, .sq_sig_all = in.sig_all };
-		struct ibv_qp_init_attr_ex ex = { .qp_context = a.qp_context, .send_cq = a.send_cq, .recv_cq = a.recv_cq, .srq = a.srq, .cap = a.cap,
+		struct ibv_qp_init_attr_ex ex = { .qp_context = a.qp_context, .send_cq = a.send_cq, .recv_cq = a.recv_cq,
+			.srq = a.srq, .cap = a.cap,
 			.qp_type = a.qp_type, .sq_sig_all = a.sq_sig_all, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS,
 			.pd = GET(pd, in.pd), .create_flags = in.create_flags, .send_ops_flags = in.send_ops };
 		bool extended = in.create_flags || in.send_ops;

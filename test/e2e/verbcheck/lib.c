@@ -117,7 +117,8 @@ void verify(struct end *e, struct buf b, int ms, const char *what)
 		int64_t at = m.u[0];
 		bool guard = at < 0 || (uint64_t)at >= b.len;
 		FAIL("%s: buffer at %s differs%s: byte %lld is %02x, want %02x; %llu bytes differ", what, e->name,
-		     guard ? " OUTSIDE its bounds" : "", (long long)at, (unsigned)m.u[1], (unsigned)m.u[2], (unsigned long long)m.u[3]);
+		     guard ? " OUTSIDE its bounds" : "", (long long)at, (unsigned)m.u[1], (unsigned)m.u[2],
+		     (unsigned long long)m.u[3]);
 	}
 }
 
@@ -156,7 +157,8 @@ int try_mw(struct end *e, int pd, int type, int *mw, uint32_t *rkey)
 	return m.rc;
 }
 
-int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags, uint32_t *rkey)
+int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags,
+	uint32_t *rkey)
 {
 	struct msg m = { .op = OP_MW_BIND, .id = mw, .i = { qp, mr, access, flags }, .u = { addr, len, wr_id } };
 	call(e, &m, NULL, 0, NULL, 0);
@@ -291,8 +293,8 @@ void wait_state(struct end *e, int qp, enum ibv_qp_state want)
 		there = a.qp_state == want && (want != IBV_QPS_SQD || !a.sq_draining);
 		clock_gettime(CLOCK_MONOTONIC, &now);
 	} while (!there && (now.tv_sec - start.tv_sec) * 1000 < wait_ms);
-	CHECK(there, "queue pair at %s is in %s%s, want %s", e->name, a.qp_state <= IBV_QPS_ERR ? state_names[a.qp_state] : "?",
-	      a.sq_draining ? ", draining" : "", state_names[want]);
+	CHECK(there, "queue pair at %s is in %s%s, want %s", e->name,
+	      a.qp_state <= IBV_QPS_ERR ? state_names[a.qp_state] : "?", a.sq_draining ? ", draining" : "", state_names[want]);
 }
 
 int try_ah(struct end *e, int pd, struct ibv_ah_attr *a, int *ah)
@@ -327,8 +329,15 @@ static int post_list(enum op op, struct end *e, int q, struct rwr *w, int n, int
 	return m.rc;
 }
 
-int try_post_recv(struct end *e, int qp, struct rwr *w, int n, int *bad) { return post_list(OP_POST_RECV, e, qp, w, n, bad); }
-int try_post_srq(struct end *e, int srq, struct rwr *w, int n, int *bad) { return post_list(OP_POST_SRQ, e, srq, w, n, bad); }
+int try_post_recv(struct end *e, int qp, struct rwr *w, int n, int *bad)
+{
+	return post_list(OP_POST_RECV, e, qp, w, n, bad);
+}
+
+int try_post_srq(struct end *e, int srq, struct rwr *w, int n, int *bad)
+{
+	return post_list(OP_POST_SRQ, e, srq, w, n, bad);
+}
 
 int get_async(struct end *e, int ms, int *element)
 {
@@ -349,14 +358,15 @@ bool comes_async(struct end *e, int type, int element, int ms)
 	do
 		got = get_async(e, ms, &el);
 	while (got != type && (got == IBV_EVENT_COMM_EST || got == IBV_EVENT_PORT_ACTIVE || got == IBV_EVENT_GID_CHANGE));
-	CHECK(got == NONE || (got == type && el == element), "asynchronous event at %s: %s of object %d, want %s of %d", e->name,
-	      ibv_event_type_str(got), el, ibv_event_type_str(type), element);
+	CHECK(got == NONE || (got == type && el == element), "asynchronous event at %s: %s of object %d, want %s of %d",
+	      e->name, ibv_event_type_str(got), el, ibv_event_type_str(type), element);
 	return got != NONE;
 }
 
 void want_async(struct end *e, int type, int element)
 {
-	CHECK(comes_async(e, type, element, wait_ms), "no asynchronous event at %s, want %s", e->name, ibv_event_type_str(type));
+	CHECK(comes_async(e, type, element, wait_ms), "no asynchronous event at %s, want %s", e->name,
+	      ibv_event_type_str(type));
 }
 
 /* ---- connected pairs ---- */
@@ -396,8 +406,8 @@ void attr_init(struct conn *c, int i, struct ibv_qp_attr *a, int *mask)
 void attr_rtr(struct conn *c, int i, struct ibv_qp_attr *a, int *mask)
 {
 	struct side *peer = &c->s[!i];
-	*a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = c->o.mtu, .dest_qp_num = peer->qpn, .rq_psn = peer->psn,
-		.max_dest_rd_atomic = c->o.rd, .min_rnr_timer = c->o.min_rnr };
+	*a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = c->o.mtu, .dest_qp_num = peer->qpn,
+		.rq_psn = peer->psn, .max_dest_rd_atomic = c->o.rd, .min_rnr_timer = c->o.min_rnr };
 	*mask = IBV_QP_STATE;
 	if (c->o.type == IBV_QPT_UD)
 		return;
@@ -409,8 +419,8 @@ void attr_rtr(struct conn *c, int i, struct ibv_qp_attr *a, int *mask)
 
 void attr_rts(struct conn *c, int i, struct ibv_qp_attr *a, int *mask)
 {
-	*a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = c->s[i].psn, .timeout = c->o.timeout, .retry_cnt = c->o.retry,
-		.rnr_retry = c->o.rnr, .max_rd_atomic = c->o.rd };
+	*a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = c->s[i].psn, .timeout = c->o.timeout,
+		.retry_cnt = c->o.retry, .rnr_retry = c->o.rnr, .max_rd_atomic = c->o.rd };
 	*mask = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	if (c->o.type == IBV_QPT_RC)
 		*mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
@@ -473,13 +483,14 @@ void connect_pair(struct conn *c, const struct opt *want)
 			int rc = try_srq(e, s->pd, o->depth, o->sge, &s->srq, &got);
 			CHECK(!rc, "ibv_create_srq at %s: %s", e->name, errname(rc));
 		}
-		struct qp_init in = { .type = o->type, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = s->srq, .sig_all = o->sig_all,
-			.create_flags = o->create_flags[i], .send_ops = o->send_ops,
+		struct qp_init in = { .type = o->type, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = s->srq,
+			.sig_all = o->sig_all, .create_flags = o->create_flags[i], .send_ops = o->send_ops,
 			.cap = { .max_send_wr = o->depth, .max_recv_wr = o->srq[i] ? 0 : o->depth, .max_send_sge = o->sge,
 				.max_recv_sge = o->srq[i] ? 0 : o->sge, .max_inline_data = o->inl } };
 		int rc = try_qp(e, &in, &s->qp, &s->qpn);
 		CHECK(!rc, "ibv_create_qp(%s) at %s: %s", type_name(o->type), e->name, errname(rc));
-		CHECK(in.cap.max_inline_data >= (unsigned)o->inl, "inline data granted at %s: %u, asked %d", e->name, in.cap.max_inline_data, o->inl);
+		CHECK(in.cap.max_inline_data >= (unsigned)o->inl, "inline data granted at %s: %u, asked %d", e->name,
+		      in.cap.max_inline_data, o->inl);
 		s->inl = in.cap.max_inline_data;
 		s->tx = make_buf(e, o->room, rnd_below(64));
 		s->rx = make_buf(e, o->room, rnd_below(64));
@@ -507,7 +518,8 @@ void destroy_qps(struct conn *c)
 
 struct swr swr(struct conn *c, enum ibv_wr_opcode op, int flags)
 {
-	return (struct swr){ .wr_id = c->next_id++, .opcode = op, .flags = flags, .ah = NONE, .mw = NONE, .mr = NONE, .imm = rnd() };
+	return (struct swr){ .wr_id = c->next_id++, .opcode = op, .flags = flags, .ah = NONE, .mw = NONE, .mr = NONE,
+		.imm = rnd() };
 }
 
 void add(struct swr *w, struct mr m, uint64_t off, uint32_t len)
@@ -594,13 +606,16 @@ void want_ok(struct conn *c, int i, const struct swr *w, uint32_t len)
 	struct side *s = &c->s[i];
 	struct ibv_wc wc = one(s->e, s->scq);
 
-	CHECK(wc.status == IBV_WC_SUCCESS, "send completion at %s: %s (vendor %x), request %llx", s->e->name, ibv_wc_status_str(wc.status),
-	      wc.vendor_err, (unsigned long long)wc.wr_id);
-	CHECK(wc.wr_id == w->wr_id, "send completion at %s: request %llx, want %llx", s->e->name, (unsigned long long)wc.wr_id, (unsigned long long)w->wr_id);
-	CHECK(wc.opcode == (unsigned)wc_opcode(w->opcode), "send completion at %s: opcode %d, want %d", s->e->name, wc.opcode, wc_opcode(w->opcode));
+	CHECK(wc.status == IBV_WC_SUCCESS, "send completion at %s: %s (vendor %x), request %llx", s->e->name,
+	      ibv_wc_status_str(wc.status), wc.vendor_err, (unsigned long long)wc.wr_id);
+	CHECK(wc.wr_id == w->wr_id, "send completion at %s: request %llx, want %llx", s->e->name, (unsigned long long)wc.wr_id,
+	      (unsigned long long)w->wr_id);
+	CHECK(wc.opcode == (unsigned)wc_opcode(w->opcode), "send completion at %s: opcode %d, want %d", s->e->name, wc.opcode,
+	      wc_opcode(w->opcode));
 	CHECK(wc.qp_num == s->qpn, "send completion at %s: qp_num %06x, want %06x", s->e->name, wc.qp_num, s->qpn);
 	if (wc.opcode == IBV_WC_RDMA_READ || wc.opcode == IBV_WC_COMP_SWAP || wc.opcode == IBV_WC_FETCH_ADD)
-		CHECK(wc.byte_len == len, "completion of opcode %d at %s: byte_len %u, want %u", wc.opcode, s->e->name, wc.byte_len, len);
+		CHECK(wc.byte_len == len, "completion of opcode %d at %s: byte_len %u, want %u", wc.opcode, s->e->name, wc.byte_len,
+		      len);
 }
 
 /* want_recv takes the completion of receive w at side i and checks every field. */
@@ -608,26 +623,35 @@ struct ibv_wc want_recv(struct conn *c, int i, const struct rwr *w, const struct
 {
 	struct side *s = &c->s[i];
 	struct ibv_wc wc = one(s->e, s->rcq);
-	bool imm = from->opcode == IBV_WR_SEND_WITH_IMM || from->opcode == IBV_WR_RDMA_WRITE_WITH_IMM, ud = c->o.type == IBV_QPT_UD;
+	bool imm = from->opcode == IBV_WR_SEND_WITH_IMM || from->opcode == IBV_WR_RDMA_WRITE_WITH_IMM,
+		ud = c->o.type == IBV_QPT_UD;
 	unsigned op = from->opcode == IBV_WR_RDMA_WRITE_WITH_IMM ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV;
 
-	CHECK(wc.status == IBV_WC_SUCCESS, "receive completion at %s: %s (vendor %x)", s->e->name, ibv_wc_status_str(wc.status), wc.vendor_err);
-	CHECK(wc.wr_id == w->wr_id, "receive completion at %s: request %llx, want %llx", s->e->name, (unsigned long long)wc.wr_id, (unsigned long long)w->wr_id);
+	CHECK(wc.status == IBV_WC_SUCCESS, "receive completion at %s: %s (vendor %x)", s->e->name,
+	      ibv_wc_status_str(wc.status), wc.vendor_err);
+	CHECK(wc.wr_id == w->wr_id, "receive completion at %s: request %llx, want %llx", s->e->name,
+	      (unsigned long long)wc.wr_id, (unsigned long long)w->wr_id);
 	CHECK(wc.opcode == op, "receive completion at %s: opcode %d, want %d", s->e->name, wc.opcode, op);
 	CHECK(wc.qp_num == s->qpn, "receive completion at %s: qp_num %06x, want %06x", s->e->name, wc.qp_num, s->qpn);
 	len += ud ? 40 : 0;
 	CHECK(wc.byte_len == len, "receive completion at %s: byte_len %u, want %u", s->e->name, wc.byte_len, len);
-	CHECK(!(wc.wc_flags & IBV_WC_WITH_IMM) == !imm, "receive completion at %s: flags %x, immediate %ssent", s->e->name, wc.wc_flags, imm ? "" : "not ");
-	CHECK(!(wc.wc_flags & IBV_WC_WITH_INV) == (from->opcode != IBV_WR_SEND_WITH_INV), "receive completion at %s: flags %x", s->e->name, wc.wc_flags);
+	CHECK(!(wc.wc_flags & IBV_WC_WITH_IMM) == !imm, "receive completion at %s: flags %x, immediate %ssent", s->e->name,
+	      wc.wc_flags, imm ? "" : "not ");
+	CHECK(!(wc.wc_flags & IBV_WC_WITH_INV) == (from->opcode != IBV_WR_SEND_WITH_INV), "receive completion at %s: flags %x",
+	      s->e->name, wc.wc_flags);
 	if (wc.wc_flags & IBV_WC_WITH_INV)
-		CHECK(wc.invalidated_rkey == from->rkey, "invalidated at %s: %08x, want %08x", s->e->name, wc.invalidated_rkey, from->rkey);
+		CHECK(wc.invalidated_rkey == from->rkey, "invalidated at %s: %08x, want %08x", s->e->name, wc.invalidated_rkey,
+		      from->rkey);
 	if (imm)
-		CHECK(wc.imm_data == from->imm, "immediate data at %s: %08x, want %08x", s->e->name, be32toh(wc.imm_data), be32toh(from->imm));
+		CHECK(wc.imm_data == from->imm, "immediate data at %s: %08x, want %08x", s->e->name, be32toh(wc.imm_data),
+		      be32toh(from->imm));
 	if (ud) {
-		CHECK(!(wc.wc_flags & IBV_WC_GRH) == opt_lid, "UD completion at %s with%s the GRH flag", s->e->name, opt_lid ? "" : "out");
+		CHECK(!(wc.wc_flags & IBV_WC_GRH) == opt_lid, "UD completion at %s with%s the GRH flag", s->e->name,
+		      opt_lid ? "" : "out");
 		CHECK(wc.src_qp == c->s[!i].qpn, "UD completion at %s: src_qp %06x, want %06x", s->e->name, wc.src_qp, c->s[!i].qpn);
 		if (port_is_ib()) {
-			CHECK(wc.slid == c->s[!i].e->h.lid && wc.sl == 0 && wc.dlid_path_bits == 0, "UD completion at %s: slid %u, want %u; sl %u, path bits %u",
+			CHECK(wc.slid == c->s[!i].e->h.lid && wc.sl == 0 && wc.dlid_path_bits == 0,
+			      "UD completion at %s: slid %u, want %u; sl %u, path bits %u",
 			      s->e->name, wc.slid, c->s[!i].e->h.lid, wc.sl, wc.dlid_path_bits);
 		} else if (!s->e->rxe) { /* what the 40 bytes hold; UCX believes it */
 			bool v4 = !memcmp(s->e->h.gid.raw, "\0\0\0\0\0\0\0\0\0\0\377\377", 12);
@@ -668,7 +692,8 @@ void ping(struct conn *c, int from)
 /* sizes lists the message sizes around every boundary. */
 int sizes(struct conn *c, uint64_t *out)
 {
-	uint64_t m = c->mtu, all[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 63, 64, 65, 255, 256, 257, 511, 512, 513, m - 1, m, m + 1, 2 * m - 1, 2 * m,
+	uint64_t m = c->mtu, all[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 31, 63, 64, 65, 255, 256, 257, 511, 512, 513, m - 1, m,
+		m + 1, 2 * m - 1, 2 * m,
 		2 * m + 1, 3 * m, 4095, 4096, 4097, 16 * m + 5, 65535, 65536, 65537, 131072, (1 << 20) + 3 };
 	uint64_t max = c->o.type == IBV_QPT_UD ? m : c->o.room;
 	int n = 0;
@@ -683,4 +708,31 @@ int sizes(struct conn *c, uint64_t *out)
 			out[n++] = all[i];
 	}
 	return n;
+}
+
+static uint64_t mix(uint64_t x)
+{
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93u;
+	x ^= x >> 32;
+	x *= 0xd6e8feb86659fd93u;
+	return x ^ x >> 32;
+}
+
+/* Byte i of the pattern of a seed depends on all bits of both, so that data
+ * at a wrong place, or of an earlier message, is seen. */
+void pattern(void *p, uint64_t len, uint64_t seed, uint64_t off)
+{
+	uint8_t *d = p;
+	while (len) {
+		uint64_t w = mix(seed * 0x9e3779b97f4a7c15u + (off >> 3));
+		unsigned at = off & 7, n = 8 - at;
+		if (n > len)
+			n = len;
+		if (n == 8)
+			memcpy(d, &w, 8);
+		else
+			memcpy(d, (uint8_t *)&w + at, n);
+		d += n, off += n, len -= n;
+	}
 }

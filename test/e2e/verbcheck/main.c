@@ -58,7 +58,8 @@ static void tidy(struct end *e, int flags, int *result)
 
 	call(e, &m, NULL, 0, NULL, 0);
 	/* What may come at any time: a first packet, a port that came up before the first test. */
-	uint64_t events = m.u[0] & ~(1ull << IBV_EVENT_COMM_EST | 1ull << IBV_EVENT_QP_LAST_WQE_REACHED | 1ull << IBV_EVENT_PORT_ACTIVE |
+	uint64_t events = m.u[0] & ~(1ull << IBV_EVENT_COMM_EST | 1ull << IBV_EVENT_QP_LAST_WQE_REACHED |
+		1ull << IBV_EVENT_PORT_ACTIVE |
 				     1ull << IBV_EVENT_GID_CHANGE | 1ull << IBV_EVENT_LID_CHANGE | 1ull << IBV_EVENT_PKEY_CHANGE |
 				     1ull << IBV_EVENT_SM_CHANGE | 1ull << IBV_EVENT_CLIENT_REREGISTER);
 	if (e->rxe) /* raises it unasked */
@@ -162,7 +163,8 @@ int main(int argc, char **argv)
 	const char *dev = NULL, *port = "18550", *server = NULL, *only[32], *without[32];
 	int ib_port = 1, gid = NONE, nonly = 0, nwithout = 0, count[3] = { 0 };
 	bool v6 = false, local = false, list = false, rxe = false;
-	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, window_tests, unreliable_tests, mcast_tests, event_tests };
+	const struct test *all[] = { object_tests, state_tests, data_tests, atomic_tests, big_tests, error_tests, window_tests,
+		unreliable_tests, mcast_tests, event_tests };
 	struct timespec now;
 
 	clock_gettime(CLOCK_REALTIME, &now);

@@ -80,8 +80,10 @@ static int join(struct shared *s, struct ibv_qp *qp, uint32_t peer)
 			   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 	if (rc)
 		return rc;
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = 1, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
-	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = 1, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7,
+		.max_rd_atomic = 4 };
+	return ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 static int wait_wc(struct worker *w, struct ibv_cq *cq, int n)
@@ -120,7 +122,8 @@ static int own(struct worker *w)
 		uint32_t len = next(w) % (ROOM / 2), at = next(w) % (ROOM / 2);
 		uint64_t seed = next(w);
 		int op = next(w) % 3;
-		struct ibv_sge ls = { (uintptr_t)w->src + at, len, w->srcm->lkey }, rs = { (uintptr_t)w->dst + at, len, w->dstm->lkey };
+		struct ibv_sge ls = { (uintptr_t)w->src + at, len, w->srcm->lkey }, rs = { (uintptr_t)w->dst + at, len,
+			w->dstm->lkey };
 		struct ibv_send_wr wr = { .wr_id = i, .sg_list = &ls, .num_sge = 1, .opcode = IBV_WR_SEND }, *bs;
 		struct ibv_recv_wr rr = { .wr_id = i, .sg_list = &rs, .num_sge = 1 }, *br;
 

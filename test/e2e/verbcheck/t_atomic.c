@@ -115,7 +115,9 @@ static void rc_atomic_contention(void)
 		}
 		for (int k = 0; k < N; k++) {
 			uint64_t v = word(c[q].s[0].e, c[q].s[0].rx, k * 8) - base;
-			CHECK(v < Q * N && !seen[v]++, "pair %d, addition %d returned base+%llu, which is out of range or was returned before", q, k, (unsigned long long)v);
+			CHECK(v < Q * N && !seen[v]++,
+			      "pair %d, addition %d returned base+%llu, which is out of range or was returned before", q, k,
+			      (unsigned long long)v);
 			CHECK(!k || v > last, "additions of pair %d executed out of order", q);
 			last = v;
 		}

@@ -14,7 +14,8 @@ static bool takes_recv(int op) { return is_send(op) || op == IBV_WR_RDMA_WRITE_W
 
 /* place computes what [dst segments] hold after a message gathered from [src
  * segments] of a buffer filled with the seed. */
-static void place(struct end *e, struct buf dst, const struct seg *d, int nd, const struct seg *s, int ns, uint64_t seed)
+static void place(struct end *e, struct buf dst, const struct seg *d, int nd, const struct seg *s, int ns,
+	uint64_t seed)
 {
 	uint64_t so = 0, dd = 0;
 	int i = 0, k = 0;
@@ -65,14 +66,18 @@ static void check_grh(struct conn *c, int from, const uint8_t *g, uint32_t n)
 		unsigned len = ip[2] << 8 | ip[3];
 		CHECK(ip[0] == 0x45, "bytes 20-39 of the GRH area: first is %02x, want an IPv4 header", ip[0]);
 		/* Soft-RoCE hands a packet to itself before the checksum is made. */
-		CHECK(ip_sum(ip) == 0xffff || (c->s[from].e->rxe && !memcmp(src, dst, 16)), "IPv4 header in the GRH area: bad checksum (sum %04x)", ip_sum(ip));
+		CHECK(ip_sum(ip) == 0xffff || (c->s[from].e->rxe && !memcmp(src, dst, 16)),
+		      "IPv4 header in the GRH area: bad checksum (sum %04x)", ip_sum(ip));
 		CHECK(ip[9] == 17 && ip[8] == 64, "IPv4 header in the GRH area: protocol %d, TTL %d, want 17, 64", ip[9], ip[8]);
-		CHECK(!memcmp(ip + 12, src->raw + 12, 4) && !memcmp(ip + 16, dst->raw + 12, 4), "IPv4 header in the GRH area: wrong addresses");
+		CHECK(!memcmp(ip + 12, src->raw + 12, 4) && !memcmp(ip + 16, dst->raw + 12, 4),
+		      "IPv4 header in the GRH area: wrong addresses");
 		/* UDP 8, BTH 12, DETH 8, perhaps immediate data 4, padded payload, ICRC 4 */
 		unsigned pad = (n + 3) & ~3u;
-		CHECK(len == 20 + 32 + pad || len == 20 + 36 + pad, "IPv4 header in the GRH area: length %u for %u bytes of payload", len, n);
+		CHECK(len == 20 + 32 + pad || len == 20 + 36 + pad, "IPv4 header in the GRH area: length %u for %u bytes of payload",
+		      len, n);
 	} else {
-		CHECK(g[0] >> 4 == 6 && g[6] == 17 && g[7] == 64, "IPv6 header in the GRH area: version %d, next header %d, hop limit %d", g[0] >> 4, g[6], g[7]);
+		CHECK(g[0] >> 4 == 6 && g[6] == 17 && g[7] == 64,
+		      "IPv6 header in the GRH area: version %d, next header %d, hop limit %d", g[0] >> 4, g[6], g[7]);
 		CHECK(!memcmp(g + 8, src, 16) && !memcmp(g + 24, dst, 16), "IPv6 header in the GRH area: wrong addresses");
 	}
 }
@@ -355,7 +360,9 @@ static void pipeline(int type, bool srq)
 				nr++;
 			}
 		}
-		int rc = nr == 0 ? 0 : peer->srq == NONE ? try_post_recv(peer->e, peer->qp, r, nr, NULL) : try_post_srq(peer->e, peer->srq, r, nr, NULL);
+		int rc = nr == 0 ? 0 :
+			 peer->srq == NONE ? try_post_recv(peer->e, peer->qp, r, nr, NULL) :
+					     try_post_srq(peer->e, peer->srq, r, nr, NULL);
 		CHECK(!rc, "posting %d receives: %s", nr, errname(rc));
 		for (int k = 0; k < N; k++)
 			ns += !!(w[k].flags & IBV_SEND_SIGNALED);

@@ -5,7 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
-#define ALL_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define ALL_ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
+		    IBV_ACCESS_REMOTE_ATOMIC)
 
 /* after_error: the failed queue pair is in ERR, later requests flush, nothing else completes. */
 static void after_error(struct conn *c, int i)
@@ -40,7 +41,8 @@ static void fails(struct conn *c, struct swr *w, enum ibv_wc_status st)
 	target(&list[1], c, 0, c->s[1].rxm, 0);
 	OK(try_post_send(s->e, s->qp, list, 2, NULL));
 	struct ibv_wc wc = one(s->e, s->scq);
-	CHECK(wc.wr_id == w->wr_id && wc.qp_num == s->qpn, "completion of %llx, want the failing request", (unsigned long long)wc.wr_id);
+	CHECK(wc.wr_id == w->wr_id && wc.qp_num == s->qpn, "completion of %llx, want the failing request",
+	      (unsigned long long)wc.wr_id);
 	CHECK(wc.status == st, "%s, want %s", ibv_wc_status_str(wc.status), ibv_wc_status_str(st));
 	want_wc(s->e, s->scq, list[1].wr_id, IBV_WC_WR_FLUSH_ERR);
 	after_error(c, 0);
@@ -141,8 +143,8 @@ static void read_into_readonly(void)
 		target(&w, &c, 0, c.s[1].txm, (8 - c.s[1].tx.addr % 8) % 8);
 		post(&c, 0, &w);
 		struct ibv_wc wc = one(A, c.s[0].scq);
-		CHECK(wc.wr_id == w.wr_id && (wc.status == IBV_WC_LOC_PROT_ERR || (A->rxe && wc.status == IBV_WC_LOC_QP_OP_ERR)), "%s, want %s", ibv_wc_status_str(wc.status),
-		      ibv_wc_status_str(IBV_WC_LOC_PROT_ERR));
+		CHECK(wc.wr_id == w.wr_id && (wc.status == IBV_WC_LOC_PROT_ERR || (A->rxe && wc.status == IBV_WC_LOC_QP_OP_ERR)),
+		      "%s, want %s", ibv_wc_status_str(wc.status), ibv_wc_status_str(IBV_WC_LOC_PROT_ERR));
 		after_error(&c, 0);
 		verify(A, c.s[0].rx, 0, "read-only result buffer");
 		destroy_qps(&c);
@@ -160,7 +162,8 @@ static void put_target(struct conn *c, struct swr *w, int op, uint64_t at)
 
 /* remote runs one faulty request of each kind through make and expects the
  * sender's status and the responder's event. */
-static void remote(void (*make)(struct conn *c, struct swr *w), const int *ops, int n, int access, enum ibv_wc_status st, int event)
+static void remote(void (*make)(struct conn *c, struct swr *w), const int *ops, int n, int access,
+	enum ibv_wc_status st, int event)
 {
 	for (int k = 0; k < n; k++) {
 		struct conn c;
@@ -177,7 +180,8 @@ static void remote(void (*make)(struct conn *c, struct swr *w), const int *ops, 
 	}
 }
 
-static const int rdma_ops[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD };
+static const int rdma_ops[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP,
+	IBV_WR_ATOMIC_FETCH_AND_ADD };
 #define REM_ACCESS(name, n, body) \
 	static void name##_make(struct conn *c, struct swr *w) body \
 	static void name(void) { remote(name##_make, rdma_ops, n, 0, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR); }
@@ -199,7 +203,8 @@ REM_ACCESS(rkey_below, 4, { /* begins one byte too late */
 REM_ACCESS(rkey_wrap, 2, { (void)c; w->raddr = UINT64_MAX - 31; })
 REM_ACCESS(rkey_far, 4, { (void)c; w->raddr += 1ull << 40; })
 REM_ACCESS(rkey_no_right, 4, { /* all rights but the one it takes */
-	int need = w->opcode == IBV_WR_RDMA_WRITE ? IBV_ACCESS_REMOTE_WRITE : w->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_ATOMIC;
+	int need = w->opcode == IBV_WR_RDMA_WRITE ? IBV_ACCESS_REMOTE_WRITE :
+		   w->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_ATOMIC;
 	w->rkey = make_mr(B, c->s[1].pd, c->s[1].rx, 0, 4096, ALL_ACCESS & ~need).rkey;
 })
 
@@ -291,9 +296,11 @@ static void recv_fault(void)
 		if (B->rxe) { /* reports some of them otherwise */
 			post(&c, 0, &w);
 			struct ibv_wc wc = one(A, c.s[0].scq);
-			CHECK(wc.status == IBV_WC_REM_OP_ERR || wc.status == IBV_WC_REM_INV_REQ_ERR || wc.status == IBV_WC_REM_ACCESS_ERR, "sender: %s", ibv_wc_status_str(wc.status));
+			CHECK(wc.status == IBV_WC_REM_OP_ERR || wc.status == IBV_WC_REM_INV_REQ_ERR || wc.status == IBV_WC_REM_ACCESS_ERR,
+			      "sender: %s", ibv_wc_status_str(wc.status));
 			wc = one(B, c.s[1].rcq);
-			CHECK(wc.status == IBV_WC_LOC_QP_OP_ERR || wc.status == IBV_WC_LOC_PROT_ERR || wc.status == IBV_WC_LOC_ACCESS_ERR, "receiver: %s", ibv_wc_status_str(wc.status));
+			CHECK(wc.status == IBV_WC_LOC_QP_OP_ERR || wc.status == IBV_WC_LOC_PROT_ERR || wc.status == IBV_WC_LOC_ACCESS_ERR,
+			      "receiver: %s", ibv_wc_status_str(wc.status));
 		} else {
 			fails(&c, &w, IBV_WC_REM_OP_ERR);
 			want_wc(B, c.s[1].rcq, r.wr_id, IBV_WC_LOC_PROT_ERR);

@@ -146,7 +146,8 @@ static void arm_poll_few(void)
 		OK(try_arm(b->e, b->rcq, false));
 		int got = poll_cq(b->e, b->rcq, wc, 0, 2, 0);
 		for (int k = 0; k < got; k++, left--)
-			CHECK(!wc[k].status && wc[k].wr_id == r[N - left].wr_id, "receive %d: %s", N - left, ibv_wc_status_str(wc[k].status));
+			CHECK(!wc[k].status && wc[k].wr_id == r[N - left].wr_id, "receive %d: %s", N - left,
+			      ibv_wc_status_str(wc[k].status));
 	}
 }
 
@@ -307,7 +308,8 @@ static void overflow(void)
 	want_async(A, IBV_EVENT_CQ_ERR, c.s[0].scq);
 	for (int k = 0; k < got; k++) {
 		struct ibv_wc wc = one(A, c.s[0].scq);
-		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == w[k].wr_id, "entry %d of the queue that overflowed: %s, request %llx", k, ibv_wc_status_str(wc.status),
+		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == w[k].wr_id,
+		      "entry %d of the queue that overflowed: %s, request %llx", k, ibv_wc_status_str(wc.status),
 		      (unsigned long long)wc.wr_id);
 	}
 	if (!A->rxe)
@@ -378,7 +380,8 @@ static void shared_cq(void)
 	/* Side 0 of each pair is replaced by a queue pair with all completions in cq. */
 	for (int q = 0; q < Q; q++) {
 		connect_pair(&c[q], &(struct opt){ .until = NONE, .room = 4096 });
-		struct qp_init in = { .type = IBV_QPT_RC, .pd = c[q].s[0].pd, .scq = cq, .rcq = cq, .srq = NONE, .cap = { 64, 64, 2, 2, 0 } };
+		struct qp_init in = { .type = IBV_QPT_RC, .pd = c[q].s[0].pd, .scq = cq, .rcq = cq, .srq = NONE,
+			.cap = { 64, 64, 2, 2, 0 } };
 		OK(try_qp(A, &in, &qp[q], &qpn[q]));
 		c[q].s[0].qp = qp[q];
 		c[q].s[0].qpn = qpn[q];
@@ -400,8 +403,8 @@ static void shared_cq(void)
 		struct ibv_wc wc = one(A, cq);
 		int q = wc.wr_id >> 12 & 0xff, n = wc.wr_id & 0xfff;
 		bool recv = wc.wr_id & 0x100000;
-		CHECK(wc.status == IBV_WC_SUCCESS && q < Q && wc.qp_num == qpn[q], "completion %d: %s, request %llx, queue pair %06x", k,
-		      ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id, wc.qp_num);
+		CHECK(wc.status == IBV_WC_SUCCESS && q < Q && wc.qp_num == qpn[q], "completion %d: %s, request %llx, queue pair %06x",
+		      k, ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id, wc.qp_num);
 		CHECK(wc.opcode == (recv ? IBV_WC_RECV : IBV_WC_SEND), "completion %d: opcode %d", k, wc.opcode);
 		CHECK(n == (recv ? next_r : next_s)[q]++, "completion %d: request %d of pair %d out of order", k, n, q);
 	}
@@ -419,7 +422,8 @@ static void srq_shared(void)
 	connect_pair(&c[0], &(struct opt){ .srq = { false, true }, .room = N * 256 });
 	for (int q = 1; q < Q; q++) {
 		connect_pair(&c[q], &(struct opt){ .until = NONE, .room = 8192 });
-		struct qp_init in = { .type = IBV_QPT_RC, .pd = c[0].s[1].pd, .scq = c[0].s[1].scq, .rcq = c[0].s[1].rcq, .srq = c[0].s[1].srq, .cap = { 4, 0, 1, 0, 0 } };
+		struct qp_init in = { .type = IBV_QPT_RC, .pd = c[0].s[1].pd, .scq = c[0].s[1].scq, .rcq = c[0].s[1].rcq,
+			.srq = c[0].s[1].srq, .cap = { 4, 0, 1, 0, 0 } };
 		OK(try_qp(B, &in, &c[q].s[1].qp, &c[q].s[1].qpn));
 		for (int st = IBV_QPS_INIT; st <= IBV_QPS_RTS; st++)
 			for (int i = 0; i < 2; i++)
@@ -441,8 +445,10 @@ static void srq_shared(void)
 		post(&c[q], 0, &w);
 		want_ok(&c[q], 0, &w, len);
 		struct ibv_wc wc = one(B, c[0].s[1].rcq);
-		CHECK(!wc.status && wc.wr_id == r[k].wr_id && wc.qp_num == c[q].s[1].qpn && wc.byte_len == len && wc.imm_data == w.imm,
-		      "message %d: %s, request %llx, queue pair %06x, %u bytes", k, ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id, wc.qp_num, wc.byte_len);
+		CHECK(!wc.status && wc.wr_id == r[k].wr_id && wc.qp_num == c[q].s[1].qpn && wc.byte_len == len &&
+		      wc.imm_data == w.imm,
+		      "message %d: %s, request %llx, queue pair %06x, %u bytes", k, ibv_wc_status_str(wc.status),
+		      (unsigned long long)wc.wr_id, wc.qp_num, wc.byte_len);
 	}
 	verify(B, c[0].s[1].rx, 0, "shared receive queue");
 	/* Empty: reliable senders wait for the next request. */
@@ -512,7 +518,8 @@ static void srq_resize(void)
 		a = (struct ibv_srq_attr){ .max_wr = step[s].size, .srq_limit = 9999 };
 		OK(try_srq_modify(B, c.s[1].srq, &a, IBV_SRQ_MAX_WR));
 		OK(try_srq_query(B, c.s[1].srq, &q));
-		CHECK(q.max_wr >= step[s].size && q.srq_limit == 0, "resized to %u: %u requests, limit %u", step[s].size, q.max_wr, q.srq_limit);
+		CHECK(q.max_wr >= step[s].size && q.srq_limit == 0, "resized to %u: %u requests, limit %u", step[s].size, q.max_wr,
+		      q.srq_limit);
 		int first = posted;
 		for (; posted - taken < (int)step[s].size; posted++) {
 			r[posted] = rwr(&c);
@@ -642,7 +649,8 @@ static void srq_last(void)
 	want_none(B, c.s[1].rcq, 20);
 	/* Another pair takes the entries. */
 	connect_pair(&d, &(struct opt){ .until = NONE, .room = 4096 });
-	struct qp_init in = { .type = IBV_QPT_RC, .pd = c.s[1].pd, .scq = c.s[1].scq, .rcq = c.s[1].rcq, .srq = c.s[1].srq, .cap = { 4, 0, 1, 0, 0 } };
+	struct qp_init in = { .type = IBV_QPT_RC, .pd = c.s[1].pd, .scq = c.s[1].scq, .rcq = c.s[1].rcq, .srq = c.s[1].srq,
+		.cap = { 4, 0, 1, 0, 0 } };
 	OK(try_qp(B, &in, &d.s[1].qp, &d.s[1].qpn));
 	for (int st = IBV_QPS_INIT; st <= IBV_QPS_RTS; st++)
 		for (int i = 0; i < 2; i++)

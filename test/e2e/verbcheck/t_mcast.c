@@ -133,12 +133,15 @@ static void spread(struct party *p, int from, uint32_t n, uint32_t key)
 		if (!p->buffer[i] || !gets(p, i, from, key))
 			continue;
 		struct ibv_wc wc = one(s->e, s->rcq);
-		CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wr_id == r[i].wr_id, "member %d: %s, opcode %d, request %llx", i,
+		CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wr_id == r[i].wr_id,
+		      "member %d: %s, opcode %d, request %llx", i,
 		      ibv_wc_status_str(wc.status), wc.opcode, (unsigned long long)wc.wr_id);
 		CHECK(wc.byte_len == n + 40, "member %d: byte_len %u, want %u", i, wc.byte_len, n + 40);
-		CHECK(wc.src_qp == f->qpn && wc.qp_num == s->qpn, "member %d: qp_num %06x from %06x, want %06x from %06x", i, wc.qp_num, wc.src_qp, s->qpn, f->qpn);
+		CHECK(wc.src_qp == f->qpn && wc.qp_num == s->qpn, "member %d: qp_num %06x from %06x, want %06x from %06x", i,
+		      wc.qp_num, wc.src_qp, s->qpn, f->qpn);
 		CHECK(wc.wc_flags & IBV_WC_GRH, "member %d: no GRH flag", i);
-		CHECK(!(n & 1) == !(wc.wc_flags & IBV_WC_WITH_IMM) && (!(n & 1) || wc.imm_data == w.imm), "member %d: immediate data", i);
+		CHECK(!(n & 1) == !(wc.wc_flags & IBV_WC_WITH_IMM) && (!(n & 1) || wc.imm_data == w.imm), "member %d: immediate data",
+		      i);
 		if (port_is_ib())
 			CHECK(wc.slid == f->e->h.lid && !wc.dlid_path_bits, "member %d: slid %u, want %u", i, wc.slid, f->e->h.lid);
 		header(p, i, f);
@@ -224,7 +227,8 @@ static void self(void)
 	/* It is for datagrams, and for creation. */
 	struct side *s = side(&p, A->rxe);
 	struct qp_init in = { .type = IBV_QPT_RC, .pd = s->pd, .scq = s->scq, .rcq = s->rcq, .srq = NONE,
-		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 }, .create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB };
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB };
 	int qp;
 	EXPECT_RC(EINVAL, try_qp(s->e, &in, &qp, NULL));
 	in.type = IBV_QPT_UD, in.create_flags |= IBV_QP_CREATE_SCATTER_FCS;
@@ -261,8 +265,8 @@ static void burst(void)
 		struct side *s = side(&p, i);
 		for (int k = 0; k < N; k++) {
 			struct ibv_wc wc = one(s->e, s->rcq);
-			CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == r[i][k].wr_id && wc.imm_data == (uint32_t)k, "member %d: %s, number %u, want %d", i,
-			      ibv_wc_status_str(wc.status), wc.imm_data, k);
+			CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == r[i][k].wr_id && wc.imm_data == (uint32_t)k,
+			      "member %d: %s, number %u, want %d", i, ibv_wc_status_str(wc.status), wc.imm_data, k);
 			uint8_t grh[40];
 			get_bytes(s->e, s->rx, k * 256, grh, 40);
 			expect_bytes(s->e, s->rx, k * 256, grh, 40);

@@ -15,10 +15,13 @@ static void device(void)
 		struct msg m = { .op = OP_QUERY_DEVICE };
 		OK(call(e, &m, NULL, 0, &d, sizeof d));
 		CHECK(d.node_guid && d.sys_image_guid && d.vendor_id, "no GUID or vendor");
-		CHECK(d.max_qp > 0 && d.max_cq > 0 && d.max_mr > 0 && d.max_pd > 0 && d.max_ah > 0 && d.max_srq > 0, "an object limit is zero");
-		CHECK(d.max_qp_wr >= 64 && d.max_sge >= 4 && d.max_cqe >= 256 && d.max_srq_wr >= 64 && d.max_srq_sge >= 4, "a queue limit is tiny");
+		CHECK(d.max_qp > 0 && d.max_cq > 0 && d.max_mr > 0 && d.max_pd > 0 && d.max_ah > 0 && d.max_srq > 0,
+		      "an object limit is zero");
+		CHECK(d.max_qp_wr >= 64 && d.max_sge >= 4 && d.max_cqe >= 256 && d.max_srq_wr >= 64 && d.max_srq_sge >= 4,
+		      "a queue limit is tiny");
 		CHECK(d.max_qp_rd_atom >= 1 && d.max_qp_init_rd_atom >= 1, "no READs");
-		CHECK(d.phys_port_cnt >= 1 && d.max_mr_size >= 1 << 30, "ports %d, region size %llu", d.phys_port_cnt, (unsigned long long)d.max_mr_size);
+		CHECK(d.phys_port_cnt >= 1 && d.max_mr_size >= 1 << 30, "ports %d, region size %llu", d.phys_port_cnt,
+		      (unsigned long long)d.max_mr_size);
 		CHECK(memchr(d.fw_ver, 0, sizeof d.fw_ver), "firmware version is not a string");
 		CHECK(!memcmp(&d, &e->h.dev, sizeof d), "two queries differ");
 	}
@@ -31,8 +34,10 @@ static void port(void)
 		struct msg m = { .op = OP_QUERY_PORT, .i = { e->h.port } };
 		OK(call(e, &m, NULL, 0, &p, sizeof p));
 		CHECK(p.state == IBV_PORT_ACTIVE, "port is %d, not ACTIVE", p.state);
-		CHECK(p.active_mtu >= IBV_MTU_256 && p.active_mtu <= p.max_mtu && p.max_mtu <= IBV_MTU_4096, "MTU %d of %d", p.active_mtu, p.max_mtu);
-		CHECK(p.gid_tbl_len >= 1 && p.pkey_tbl_len >= 1 && p.max_msg_sz >= 1 << 20, "GIDs %d, P_Keys %d, message size %u", p.gid_tbl_len, p.pkey_tbl_len, p.max_msg_sz);
+		CHECK(p.active_mtu >= IBV_MTU_256 && p.active_mtu <= p.max_mtu && p.max_mtu <= IBV_MTU_4096, "MTU %d of %d",
+		      p.active_mtu, p.max_mtu);
+		CHECK(p.gid_tbl_len >= 1 && p.pkey_tbl_len >= 1 && p.max_msg_sz >= 1 << 20, "GIDs %d, P_Keys %d, message size %u",
+		      p.gid_tbl_len, p.pkey_tbl_len, p.max_msg_sz);
 		CHECK(p.phys_state == 5, "physical state %d, want 5 (link up)", p.phys_state);
 		m = (struct msg){ .op = OP_QUERY_PORT, .i = { 0 } };
 		CHECK(call(e, &m, NULL, 0, NULL, 0), "port 0 exists");
@@ -166,11 +171,14 @@ static void qp_limits(void)
 		CHECK(rc == EINVAL || rc == EOPNOTSUPP, "queue pair of type 99: %s", errname(rc));
 		for (int i = 0; i < 64; i++) {
 			in = plain(pd, cq);
-			in.cap = (struct ibv_qp_cap){ 1 + rnd_below(40), 1 + rnd_below(40), 1 + rnd_below(4), 1 + rnd_below(4), rnd_below(65) };
+			in.cap = (struct ibv_qp_cap){ 1 + rnd_below(40), 1 + rnd_below(40), 1 + rnd_below(4), 1 + rnd_below(4),
+				rnd_below(65) };
 			struct ibv_qp_cap want = in.cap;
 			OK(try_qp(e, &in, &qp[i], &n[i]));
-			CHECK(in.cap.max_send_wr >= want.max_send_wr && in.cap.max_recv_wr >= want.max_recv_wr && in.cap.max_send_sge >= want.max_send_sge &&
-			      in.cap.max_recv_sge >= want.max_recv_sge && in.cap.max_inline_data >= want.max_inline_data, "granted less than asked");
+			CHECK(in.cap.max_send_wr >= want.max_send_wr && in.cap.max_recv_wr >= want.max_recv_wr &&
+			      in.cap.max_send_sge >= want.max_send_sge &&
+			      in.cap.max_recv_sge >= want.max_recv_sge && in.cap.max_inline_data >= want.max_inline_data,
+			      "granted less than asked");
 			CHECK(n[i] >= 2 && n[i] < 0xffffff, "queue pair number %06x", n[i]);
 			for (int k = 0; k < i; k++)
 				CHECK(n[i] != n[k], "two queue pairs have the number %06x", n[i]);
@@ -190,7 +198,8 @@ static void srq_limits(void)
 		CHECK(a.max_wr >= 10 && a.max_sge >= 3, "granted %u requests of %u entries", a.max_wr, a.max_sge);
 		struct ibv_srq_attr q = { 0 }, limit = { .srq_limit = 5 }, over = { .srq_limit = a.max_wr + 1 };
 		OK(try_srq_query(e, srq, &q));
-		CHECK(q.max_wr >= 10 && q.max_sge >= 3 && q.srq_limit == 0, "query: %u requests of %u entries, limit %u", q.max_wr, q.max_sge, q.srq_limit);
+		CHECK(q.max_wr >= 10 && q.max_sge >= 3 && q.srq_limit == 0, "query: %u requests of %u entries, limit %u", q.max_wr,
+		      q.max_sge, q.srq_limit);
 		OK(try_srq_modify(e, srq, &limit, IBV_SRQ_LIMIT));
 		OK(try_srq_query(e, srq, &q));
 		CHECK(q.srq_limit == 5, "limit %u, want 5", q.srq_limit);
@@ -354,7 +363,8 @@ static void post_invalid(void)
 static void post_opcode(void)
 {
 	static const struct { int type, op; } t[] = {
-		{ IBV_QPT_UC, IBV_WR_RDMA_READ }, { IBV_QPT_UC, IBV_WR_ATOMIC_CMP_AND_SWP }, { IBV_QPT_UC, IBV_WR_ATOMIC_FETCH_AND_ADD },
+		{ IBV_QPT_UC, IBV_WR_RDMA_READ }, { IBV_QPT_UC, IBV_WR_ATOMIC_CMP_AND_SWP },
+		{ IBV_QPT_UC, IBV_WR_ATOMIC_FETCH_AND_ADD },
 		{ IBV_QPT_UD, IBV_WR_RDMA_WRITE }, { IBV_QPT_UD, IBV_WR_RDMA_WRITE_WITH_IMM }, { IBV_QPT_UD, IBV_WR_RDMA_READ },
 		{ IBV_QPT_UD, IBV_WR_ATOMIC_FETCH_AND_ADD },
 	};
@@ -371,7 +381,8 @@ static void post_opcode(void)
 		int rc = try_post_send(A, c.s[0].qp, &w, 1, &bad);
 		if (!rc) {
 			struct ibv_wc wc = one(A, c.s[0].scq);
-			CHECK(wc.status == IBV_WC_LOC_QP_OP_ERR, "opcode %d on %s: %s", t[k].op, type_name(t[k].type), ibv_wc_status_str(wc.status));
+			CHECK(wc.status == IBV_WC_LOC_QP_OP_ERR, "opcode %d on %s: %s", t[k].op, type_name(t[k].type),
+			      ibv_wc_status_str(wc.status));
 		} else {
 			CHECK(rc == EINVAL || rc == EOPNOTSUPP, "opcode %d on %s: %s", t[k].op, type_name(t[k].type), errname(rc));
 		}

@@ -96,7 +96,8 @@ static struct ibv_qp_attr everything(struct conn *c, int from, int to)
 	attr_rtr(c, 0, &a, &mask);
 	attr_ah(c->s[0].e, c->s[1].e, &a.ah_attr);
 	attr_rts(c, 0, &t, &mask);
-	a.sq_psn = t.sq_psn, a.timeout = t.timeout, a.retry_cnt = t.retry_cnt, a.rnr_retry = t.rnr_retry, a.max_rd_atomic = t.max_rd_atomic;
+	a.sq_psn = t.sq_psn, a.timeout = t.timeout, a.retry_cnt = t.retry_cnt, a.rnr_retry = t.rnr_retry,
+		a.max_rd_atomic = t.max_rd_atomic;
 	attr_init(c, 0, &t, &mask);
 	a.qp_access_flags = t.qp_access_flags, a.port_num = t.port_num, a.qkey = t.qkey;
 	a.qp_state = to;
@@ -110,7 +111,8 @@ static void must(struct conn *c, int from, int to, int mask, int want, const cha
 {
 	struct ibv_qp_attr a = everything(c, from, to);
 	int rc = try_modify(c->s[0].e, c->s[0].qp, &a, mask | S);
-	CHECK(rc == want, "%s %s -> %s, %s (mask %06x): %s, want %s", type_name(c->o.type), names[from], names[to], why, mask | S, errname(rc), errname(want));
+	CHECK(rc == want, "%s %s -> %s, %s (mask %06x): %s, want %s", type_name(c->o.type), names[from], names[to], why,
+	      mask | S, errname(rc), errname(want));
 	int is = state(c->s[0].e, c->s[0].qp), be = want ? from : to;
 	CHECK(is == be, "%s %s -> %s, %s: the state is %s", type_name(c->o.type), names[from], names[to], why, names[is]);
 }
@@ -227,23 +229,30 @@ static void query(void)
 	struct ibv_qp_init_attr ia;
 	int mask;
 
-	connect_pair(&c, &(struct opt){ .rd = 8, .min_rnr = 12, .timeout = 17, .retry = 5, .rnr = 6, .sig_all = true, .psn = { 0x123456, 0x654321 }, .room = 4096 });
+	connect_pair(&c, &(struct opt){ .rd = 8, .min_rnr = 12, .timeout = 17, .retry = 5, .rnr = 6, .sig_all = true,
+		.psn = { 0x123456, 0x654321 }, .room = 4096 });
 	OK(try_query(A, c.s[0].qp, &a, &ia));
-	CHECK(a.qp_state == IBV_QPS_RTS && (a.cur_qp_state == IBV_QPS_RTS || A->rxe), "state %d, current %d", a.qp_state, a.cur_qp_state);
+	CHECK(a.qp_state == IBV_QPS_RTS && (a.cur_qp_state == IBV_QPS_RTS || A->rxe), "state %d, current %d", a.qp_state,
+	      a.cur_qp_state);
 	CHECK(a.path_mtu == (unsigned)c.o.mtu, "path MTU %d, want %d", a.path_mtu, c.o.mtu);
 	CHECK(a.dest_qp_num == c.s[1].qpn, "destination %06x, want %06x", a.dest_qp_num, c.s[1].qpn);
 	CHECK(a.rq_psn == 0x654321 && a.sq_psn == 0x123456, "PSNs %06x %06x, want 654321 123456", a.rq_psn, a.sq_psn);
-	CHECK(a.timeout == 17 && a.retry_cnt == 5 && a.rnr_retry == 6 && a.min_rnr_timer == 12, "timeout %d, retries %d and %d, RNR timer %d", a.timeout,
-	      a.retry_cnt, a.rnr_retry, a.min_rnr_timer);
-	CHECK(a.max_rd_atomic == 8 && a.max_dest_rd_atomic == 8, "READs %d, granted %d, want 8", a.max_rd_atomic, a.max_dest_rd_atomic);
+	CHECK(a.timeout == 17 && a.retry_cnt == 5 && a.rnr_retry == 6 && a.min_rnr_timer == 12,
+	      "timeout %d, retries %d and %d, RNR timer %d", a.timeout, a.retry_cnt, a.rnr_retry, a.min_rnr_timer);
+	CHECK(a.max_rd_atomic == 8 && a.max_dest_rd_atomic == 8, "READs %d, granted %d, want 8", a.max_rd_atomic,
+	      a.max_dest_rd_atomic);
 	attr_init(&c, 0, &want, &mask);
-	CHECK(a.qp_access_flags == want.qp_access_flags && a.port_num == want.port_num && a.pkey_index == 0, "access %x, port %d, P_Key index %d",
-	      a.qp_access_flags, a.port_num, a.pkey_index);
+	CHECK(a.qp_access_flags == want.qp_access_flags && a.port_num == want.port_num && a.pkey_index == 0,
+	      "access %x, port %d, P_Key index %d", a.qp_access_flags, a.port_num, a.pkey_index);
 	attr_rtr(&c, 0, &want, &mask);
-	CHECK(a.ah_attr.is_global == !opt_lid && a.ah_attr.dlid == want.ah_attr.dlid && !memcmp(&a.ah_attr.grh.dgid, &want.ah_attr.grh.dgid, 16) && a.ah_attr.grh.sgid_index == want.ah_attr.grh.sgid_index &&
-	      a.ah_attr.grh.hop_limit == want.ah_attr.grh.hop_limit && a.ah_attr.port_num == want.ah_attr.port_num, "address vector differs");
+	CHECK(a.ah_attr.is_global == !opt_lid && a.ah_attr.dlid == want.ah_attr.dlid &&
+	      !memcmp(&a.ah_attr.grh.dgid, &want.ah_attr.grh.dgid, 16) &&
+	      a.ah_attr.grh.sgid_index == want.ah_attr.grh.sgid_index &&
+	      a.ah_attr.grh.hop_limit == want.ah_attr.grh.hop_limit && a.ah_attr.port_num == want.ah_attr.port_num,
+	      "address vector differs");
 	CHECK(ia.qp_type == IBV_QPT_RC && ia.sq_sig_all, "type %d, sq_sig_all %d", ia.qp_type, ia.sq_sig_all);
-	CHECK(ia.cap.max_send_wr >= 64 && ia.cap.max_recv_wr >= 64 && ia.cap.max_send_sge >= 4 && ia.cap.max_recv_sge >= 4, "capacities shrank");
+	CHECK(ia.cap.max_send_wr >= 64 && ia.cap.max_recv_wr >= 64 && ia.cap.max_send_sge >= 4 && ia.cap.max_recv_sge >= 4,
+	      "capacities shrank");
 	ping(&c, 0);
 	ping(&c, 1);
 }
@@ -346,7 +355,8 @@ static void sqd(void)
 		struct ibv_wc wc[16];
 		int before = poll_cq(A, c.s[0].scq, wc, 0, 16, 20);
 		for (int k = 0; k < before; k++)
-			CHECK(!wc[k].status && wc[k].wr_id == w[k].wr_id, "completion %d while draining: %s", k, ibv_wc_status_str(wc[k].status));
+			CHECK(!wc[k].status && wc[k].wr_id == w[k].wr_id, "completion %d while draining: %s", k,
+			      ibv_wc_status_str(wc[k].status));
 		w[8] = swr(&c, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
 		add(&w[8], c.s[0].txm, 900000, 5000);
 		target(&w[8], &c, 0, c.s[1].rxm, 900000);

@@ -245,7 +245,8 @@ static void ud_long(void)
 	int rc = try_post_send(A, c.s[0].qp, &w, 1, NULL);
 	if (!rc) {
 		struct ibv_wc wc = one(A, c.s[0].scq);
-		CHECK(wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR || A->rxe, "%s", ibv_wc_status_str(wc.status));
+		CHECK(wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR || A->rxe, "%s",
+		      ibv_wc_status_str(wc.status));
 	} else {
 		CHECK(rc == EINVAL, "ibv_post_send: %s", errname(rc));
 	}

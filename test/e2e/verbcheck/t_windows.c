@@ -487,7 +487,8 @@ static void order(void)
 	struct win w = make_win(&c, 2, BINDABLE);
 
 	for (int k = 0; k < 20; k++) {
-		struct swr list[3] = { swr(&c, IBV_WR_LOCAL_INV, 0), bind_wr(&w, 64 * k, 64, WR), swr(&c, IBV_WR_SEND, IBV_SEND_SIGNALED) };
+		struct swr list[3] = { swr(&c, IBV_WR_LOCAL_INV, 0), bind_wr(&w, 64 * k, 64, WR),
+			swr(&c, IBV_WR_SEND, IBV_SEND_SIGNALED) };
 		struct rwr r = rwr(&c);
 		int first = k == 0; /* nothing to invalidate yet */
 
@@ -558,7 +559,8 @@ static void services(void)
 static void extended(void)
 {
 	struct conn c;
-	connect_pair(&c, &(struct opt){ .room = ROOM, .send_ops = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_SEND_WITH_INV |
+	connect_pair(&c, &(struct opt){ .room = ROOM, .send_ops = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
+		IBV_QP_EX_WITH_SEND_WITH_INV |
 		IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW });
 	struct win w = make_win(&c, 2, BINDABLE);
 

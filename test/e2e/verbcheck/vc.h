@@ -150,7 +150,8 @@ int try_mr(struct end *e, int pd, uint64_t addr, uint64_t len, int access, struc
 int try_rereg(struct end *e, struct mr *m, int flags, int pd, uint64_t addr, uint64_t len, int access);
 int try_mw(struct end *e, int pd, int type, int *mw, uint32_t *rkey);
 /* Binds a window of type 1; rkey becomes the new one. */
-int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags, uint32_t *rkey);
+int try_bind(struct end *e, int qp, int mw, int mr, uint64_t addr, uint64_t len, int access, uint64_t wr_id, int flags,
+	uint32_t *rkey);
 int make_channel(struct end *e);
 int make_cq(struct end *e, int cqe, int channel);
 int try_cq(struct end *e, int cqe, int channel, int vector, int *cq, int *got);
@@ -267,6 +268,7 @@ struct test {
 };
 enum { ASYNC = 1, BIG = 2 };
 extern uint16_t opt_mlid;        /* t_mcast.c: of the group on InfiniBand ports */
-extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[], window_tests[], unreliable_tests[], mcast_tests[], event_tests[];
+extern const struct test object_tests[], state_tests[], data_tests[], atomic_tests[], big_tests[], error_tests[],
+	window_tests[], unreliable_tests[], mcast_tests[], event_tests[];
 
 #endif

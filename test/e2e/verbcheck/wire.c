@@ -40,7 +40,8 @@ static void set_up(int fd)
 
 static int resolve(const char *host, const char *port, struct addrinfo **ai)
 {
-	struct addrinfo hint = { .ai_socktype = SOCK_STREAM, .ai_flags = host ? 0 : AI_PASSIVE, .ai_family = host ? AF_UNSPEC : AF_INET6 };
+	struct addrinfo hint = { .ai_socktype = SOCK_STREAM, .ai_flags = host ? 0 : AI_PASSIVE,
+		.ai_family = host ? AF_UNSPEC : AF_INET6 };
 	int rc = getaddrinfo(host, port, &hint, ai);
 	if (rc)
 		fprintf(stderr, "verbcheck: %s port %s: %s\n", host ? host : "any address", port, gai_strerror(rc));
@@ -101,7 +102,8 @@ int wire_connect(const char *host, const char *port)
 			close(fd);
 		}
 		if (try == 100) {
-			fprintf(stderr, "verbcheck: connect to %s port %s: %s. fix: start verbcheck there first\n", host, port, strerror(errno));
+			fprintf(stderr, "verbcheck: connect to %s port %s: %s. fix: start verbcheck there first\n", host, port,
+				strerror(errno));
 			return NONE;
 		}
 		usleep(100000);

@@ -59,7 +59,7 @@ type Queue struct {
 	free []virtiotest.Buf
 }
 
-// NewGuest connects to the door at path and starts every ring.
+// NewGuest connects to the socket at path and starts every ring.
 func NewGuest(t testing.TB, path string, o Options) (*Guest, error) {
 	f, err := vhosttest.Dial(path)
 	if err != nil {

@@ -104,7 +104,7 @@ func (h *Hub) Unwatch(k *vhost.Kick) {
 // Quiesce implements ethdev.Lane.
 func (h *Hub) Quiesce() { h.Do(func() {}) }
 
-// Close ends the hub; doors must be closed before.
+// Close ends the hub; sockets must be closed before.
 func (h *Hub) Close() {
 	h.Do(func() { h.stop = true })
 	<-h.done

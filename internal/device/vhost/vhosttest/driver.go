@@ -52,7 +52,7 @@ type ring struct {
 // Limit bounds every wait for the device.
 const Limit = time.Minute
 
-// NewDriver connects to the door at path, negotiates, announces memory and
+// NewDriver connects to the socket at path, negotiates, announces memory and
 // starts the control queue. The test fails if any of it does; everything is
 // released at its end.
 func NewDriver(t testing.TB, path string, o Options) *Driver {

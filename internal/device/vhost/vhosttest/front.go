@@ -22,7 +22,7 @@ import (
 	"weft/internal/proto/abi"
 )
 
-// Front is a connection to a door.
+// Front is a connection to a socket.
 type Front struct {
 	Conn *net.UnixConn
 

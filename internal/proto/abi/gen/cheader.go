@@ -16,7 +16,7 @@ const cHead = `/* SPDX-License-Identifier: Apache-2.0 */
 #include <stdint.h>
 
 /*
- * The door between a program and the node; docs/notes/abi.md explains it.
+ * The device socket between a program and the node; docs/notes/abi.md explains it.
  * All integers are little-endian. Natural alignment gives these offsets, so
  * nothing is packed; the assertions at the end prove it.
  */

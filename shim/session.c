@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The door: the vhost-user session with the node, the control queue on it, and
+ * The vhost-user session with the node, the control queue on it, and
  * the thread that notices when the node goes away. docs/notes/abi.md §2-§4.
  */
 #include "weft.h"
@@ -123,7 +123,7 @@ static int exchange(struct weft_ctx *ctx, uint32_t request, uint32_t flags, cons
 	if (h.size == 0)
 		return EPROTO;
 lost:
-	weft_door_lost(ctx);
+	weft_session_lost(ctx);
 	return EIO;
 }
 
@@ -132,7 +132,7 @@ static int get_u64(struct weft_ctx *ctx, uint32_t request, uint64_t *v)
 	return exchange(ctx, request, 0, NULL, 0, -1, v, sizeof(*v));
 }
 
-int weft_door_request(struct weft_ctx *ctx, uint32_t request, const void *payload, uint32_t size,
+int weft_session_request(struct weft_ctx *ctx, uint32_t request, const void *payload, uint32_t size,
 		      int fd)
 {
 	uint64_t code = 0;
@@ -152,7 +152,7 @@ int weft_door_request(struct weft_ctx *ctx, uint32_t request, const void *payloa
 
 static int set_u64(struct weft_ctx *ctx, uint32_t request, uint64_t v)
 {
-	return weft_door_request(ctx, request, &v, sizeof(v), -1);
+	return weft_session_request(ctx, request, &v, sizeof(v), -1);
 }
 
 /* ---- the control queue ---- */
@@ -184,7 +184,7 @@ static int await_answer(struct weft_ctx *ctx)
 		if (p[0].revents & POLLIN)
 			weft_sys_read(ctx->call.fd, &n, sizeof(n));
 		if ((p[1].revents || (p[0].revents & ~POLLIN)) && !answered(ctx)) {
-			weft_door_lost(ctx);
+			weft_session_lost(ctx);
 			return EIO;
 		}
 	}
@@ -201,7 +201,7 @@ int weft_command(struct weft_ctx *ctx, uint8_t cmd, const void *in, size_t inlen
 	if (weft_dead(ctx) || 2 + inlen > CTL_RESULT || 1 + outlen > CTL_SLOT - CTL_RESULT)
 		return EIO;
 	if (!weft_fd_good(&ctx->sock) || !weft_fd_good(&ctx->call)) {
-		weft_door_lost(ctx);
+		weft_session_lost(ctx);
 		return EIO;
 	}
 	weft_lock(&ctx->ctl);
@@ -306,7 +306,7 @@ static int negotiate(struct weft_ctx *ctx)
 	/* Not acknowledged: REPLY_ACK is what this very message turns on. */
 	if ((err = exchange(ctx, WEFT_VU_SET_PROTOCOL_FEATURES, 0, &v, sizeof(v), -1, NULL, 0)))
 		return err;
-	if ((err = weft_door_request(ctx, WEFT_VU_SET_OWNER, NULL, 0, -1)) ||
+	if ((err = weft_session_request(ctx, WEFT_VU_SET_OWNER, NULL, 0, -1)) ||
 	    (err = set_u64(ctx, WEFT_VU_SET_STATUS, WEFT_STATUS_ACKNOWLEDGE)) ||
 	    (err = set_u64(ctx, WEFT_VU_SET_STATUS, WEFT_STATUS_ACKNOWLEDGE | WEFT_STATUS_DRIVER)))
 		return err;
@@ -342,7 +342,7 @@ static int doorbell_area(struct weft_ctx *ctx)
 	ctx->call = weft_fd_of(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 	if (ctx->call.fd < 0)
 		return errno;
-	return weft_door_request(ctx, WEFT_VU_SET_DOORBELL, &m, sizeof(m), ctx->kick.fd);
+	return weft_session_request(ctx, WEFT_VU_SET_DOORBELL, &m, sizeof(m), ctx->kick.fd);
 }
 
 /* Registers this process's memory, unless the user chose the arena only. A
@@ -362,7 +362,7 @@ static int process_memory(struct weft_ctx *ctx, const struct ucred *node)
 		return 0;
 	}
 	prctl(PR_SET_PTRACER, (unsigned long)node->pid, 0, 0, 0);
-	err = weft_door_request(ctx, WEFT_VU_PROC_MEM, &m, sizeof(m), fd);
+	err = weft_session_request(ctx, WEFT_VU_PROC_MEM, &m, sizeof(m), fd);
 	weft_sys_close(fd);
 	if (err == EPERM || err == EACCES)
 		return 0;
@@ -385,7 +385,7 @@ static void *watch(void *arg)
 			break;
 	}
 	if (!__atomic_load_n(&ctx->closing, __ATOMIC_ACQUIRE))
-		weft_door_lost(ctx);
+		weft_session_lost(ctx);
 	return NULL;
 }
 
@@ -406,7 +406,7 @@ static int start_watcher(struct weft_ctx *ctx)
 	return err;
 }
 
-int weft_door_open(struct weft_ctx *ctx, const char *path)
+int weft_session_open(struct weft_ctx *ctx, const char *path)
 {
 	struct ucred node;
 	uint64_t mask;
@@ -434,11 +434,11 @@ int weft_door_open(struct weft_ctx *ctx, const char *path)
 		return 0;
 fail:
 	weft_log("%s: %s", path, strerror(err));
-	weft_door_close(ctx);
+	weft_session_close(ctx);
 	return err;
 }
 
-void weft_door_drop(struct weft_ctx *ctx)
+void weft_session_drop(struct weft_ctx *ctx)
 {
 	/* All eventfds are one inode: the node recognises ours by the socket. */
 	if (!weft_fd_good(&ctx->sock))
@@ -448,7 +448,7 @@ void weft_door_drop(struct weft_ctx *ctx)
 	weft_fd_close(&ctx->call);
 }
 
-void weft_door_close(struct weft_ctx *ctx)
+void weft_session_close(struct weft_ctx *ctx)
 {
 	if (atomic_load(&ctx->dead) != WEFT_FORKED) {
 		__atomic_store_n(&ctx->closing, true, __ATOMIC_RELEASE);
@@ -461,13 +461,13 @@ void weft_door_close(struct weft_ctx *ctx)
 			 * thread: it keeps what it needs until the process ends. */
 			ctx->leaked = true;
 		}
-		weft_door_drop(ctx);
+		weft_session_drop(ctx);
 	}
 	atomic_store(&ctx->dead, WEFT_FORKED == atomic_load(&ctx->dead) ? WEFT_FORKED : WEFT_LOST);
 	weft_shm_destroy(ctx);
 }
 
-void weft_door_lost(struct weft_ctx *ctx)
+void weft_session_lost(struct weft_ctx *ctx)
 {
 	int alive = WEFT_ALIVE;
 
@@ -482,11 +482,11 @@ void weft_kick(struct weft_ctx *ctx)
 	uint64_t one = 1;
 	int saved = errno;
 
-	/* As in weft_door_drop. */
+	/* As in weft_session_drop. */
 	if (weft_fd_good(&ctx->sock) && weft_fd_good(&ctx->kick))
 		weft_sys_write(ctx->kick.fd, &one, sizeof(one));
 	else
-		weft_door_lost(ctx);
+		weft_session_lost(ctx);
 	errno = saved;
 }
 
@@ -511,7 +511,7 @@ int weft_announce_arena(struct weft_ctx *ctx)
 			};
 
 			if (c[i].fd >= 0)
-				err = weft_door_request(ctx, WEFT_VU_ADD_MEM_REG, &reg, sizeof(reg),
+				err = weft_session_request(ctx, WEFT_VU_ADD_MEM_REG, &reg, sizeof(reg),
 							c[i].fd);
 			if (err)
 				break;
