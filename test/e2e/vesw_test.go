@@ -441,8 +441,8 @@ func (s *subnet) taggedFrames(t *testing.T) {
 		return wrong == ""
 	}
 	// A trunk loses frames when a node gets no processor for long: then once more.
-	peers := append(s.living(), p)
-	if err := lab.Until("tagged frames pass", fabricLimit, func() (bool, error) { return try(), nil }, peers...); err != nil {
+	if err := lab.Until("tagged frames pass", fabricLimit, func() (bool, error) { return try(), nil },
+		append(s.living(), p)...); err != nil {
 		t.Fatalf("%v: %s", err, wrong)
 	}
 }
