@@ -500,6 +500,9 @@ struct ibv_cq_ex *weft_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_at
 	if (a->comp_mask & ~masks || a->wc_flags & ~have ||
 	    (a->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS &&
 	     a->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED)) {
+		weft_explain(c, "ibv_create_cq_ex", EOPNOTSUPP, "leave them out",
+			     "Weft does not have all of wc_flags 0x%llx, flags 0x%x and comp_mask 0x%x",
+			     (unsigned long long)a->wc_flags, a->flags, a->comp_mask);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

@@ -116,6 +116,8 @@ struct ibv_td *weft_alloc_td(struct ibv_context *c, struct ibv_td_init_attr *att
 	struct weft_td *td;
 
 	if (attr->comp_mask) {
+		weft_explain(c, "ibv_alloc_td", EOPNOTSUPP, "set comp_mask to 0",
+			     "comp_mask is 0x%x, and no bit of it is supported", attr->comp_mask);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

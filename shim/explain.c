@@ -9,10 +9,17 @@
 #define LINE 1024
 
 enum { OFF, AT_EXIT, ALWAYS };
+enum { GID_FOUND = -2 };
 
 static struct weft_lock lock;
-static char last[LINE];  /* guarded by lock, as is last_pid */
+/* How likely a recorded call is the reason of a bad end: a more likely one is not replaced. Programs try what a device
+ * may lack, and go on without it. */
+enum rank { NOTHING, EMPTY_GID, UNSUPPORTED, REFUSED };
+
+static char last[LINE];  /* guarded by lock, as are last_pid and last_rank */
 static pid_t last_pid;   /* of the process that recorded it, or 0 */
+static enum rank last_rank;
+static _Atomic int empty_gid = -1; /* the last GID that the program read, if all it read are empty, else negative */
 
 static int mode(void)
 {
@@ -38,17 +45,20 @@ static void at_exit(int status, void *arg)
 		weft_sys_write(2, last, strlen(last));
 }
 
-static void record(const char *line)
+static void record(const char *line, enum rank rank)
 {
 	static bool registered;
 
-	if (mode() == ALWAYS) {
-		weft_sys_write(2, line, strlen(line));
-		return;
-	}
 	weft_lock(&lock);
-	memcpy(last, line, LINE);
-	last_pid = getpid();
+	if (mode() == ALWAYS && rank > EMPTY_GID) {
+		weft_sys_write(2, line, strlen(line));
+		line = (const char[LINE]){ 0 }; /* nothing is left to print at the end */
+	}
+	if (rank >= last_rank || last_pid != getpid()) {
+		memcpy(last, line, LINE);
+		last_pid = getpid();
+		last_rank = rank;
+	}
 	if (!registered)
 		registered = on_exit(at_exit, NULL) == 0;
 	weft_unlock(&lock);
@@ -91,8 +101,7 @@ void weft_explain(struct ibv_context *c, const char *call, int err, const char *
 	size_t n;
 	va_list ap;
 
-	/* Programs try what a device may lack, and go on without it. */
-	if (mode() == OFF || (mode() == AT_EXIT && err == EOPNOTSUPP))
+	if (mode() == OFF)
 		return;
 	if (!why || (c && weft_dead(weft_ctx(c)))) {
 		general = meaning(c && weft_dead(weft_ctx(c)) ? EIO : err, &general_fix);
@@ -112,8 +121,80 @@ void weft_explain(struct ibv_context *c, const char *call, int err, const char *
 	if (fix && n < LINE - 1)
 		snprintf(line + n, LINE - 1 - n, ". fix: %s", fix);
 	strcat(line, "\n");
-	record(line);
+	record(line, err == EOPNOTSUPP ? UNSUPPORTED : err == ENODATA ? EMPTY_GID : REFUSED);
 	errno = saved;
+}
+
+/* Verbs that Weft does not have: why, and what a program can do instead. optional: programs do without, so that it is
+ * not the reason of a bad end. */
+static const struct missing {
+	const char *call, *why, *fix;
+	bool optional;
+} missing[] = {
+	{ "ibv_open_xrcd", "Weft has no XRC", "use RC queue pairs, with a shared receive queue of each process", false },
+	{ "ibv_open_qp", "Weft has no XRC", "use RC queue pairs, with a shared receive queue of each process", false },
+	{ "ibv_create_flow", "Weft has no raw Ethernet queue pairs, and steers no flows",
+	  "use UD queue pairs, or a socket of an IP link (weft ipoib)", false },
+	{ "ibv_create_flow_action_esp", "Weft steers no flows, and encrypts none",
+	  "leave flow actions out", false },
+	{ "ibv_create_wq", "Weft has no work queues apart from queue pairs",
+	  "use queue pairs with receive queues of their own, or a shared one", false },
+	{ "ibv_create_rwq_ind_table", "Weft has no work queues apart from queue pairs",
+	  "use queue pairs with receive queues of their own, or a shared one", false },
+	{ "ibv_alloc_dm", "Weft has no device memory", "register memory of the program (ibv_reg_mr)", false },
+	{ "ibv_import_dm", "Weft has no device memory", "register memory of the program (ibv_reg_mr)", false },
+	{ "ibv_dm_export_dmabuf_fd", "Weft has no device memory", "register memory of the program (ibv_reg_mr)",
+	  false },
+	{ "ibv_reg_dmabuf_mr", "Weft reaches the memory of the program, and no dma-buf of a device",
+	  "copy to memory of the program, and register that (ibv_reg_mr)", false },
+	{ "ibv_reg_mr_ex", "Weft registers memory by address, IOVA and buffer; other members are not supported",
+	  "leave them out, or use ibv_reg_mr", false },
+	{ "ibv_alloc_null_mr", "Weft has no null memory region", "register a buffer that nothing reads", false },
+	{ "ibv_create_counters", "Weft steers no flows, and counts none", "weft stat shows the counters of Weft",
+	  false },
+	{ "ibv_create_comp_cntr", "Weft has no completion counters", "count the completions of a completion queue",
+	  false },
+	{ "ibv_query_comp_cntr_caps", "Weft has no completion counters",
+	  "count the completions of a completion queue", true },
+	{ "ibv_alloc_dmah", "Weft has no DMA handles: there is no PCI device", "register without one", true },
+	{ "ibv_advise_mr", "Weft has no on-demand paging, so that there is nothing to prefetch",
+	  "none needed: go on without", true },
+	{ "ibv_modify_cq", "Weft moderates no completion events", "none needed: go on without", true },
+	{ "ibv_query_ece", "Weft has no options of a vendor for connections", "none needed: go on without", true },
+	{ "ibv_set_ece", "Weft has no options of a vendor for connections", "none needed: go on without", true },
+	{ "ibv_query_port_speed", "Weft reports the speed by ibv_query_port", "none needed: go on without", true },
+	{ "ibv_resolve_eth_l2_from_gid", "the kernel of the host finds MAC addresses, not Weft",
+	  "none needed: address handles need a GID only", true },
+};
+
+void weft_explain_gid(struct ibv_context *c, uint32_t index, bool there)
+{
+	if (!weft_explains() || empty_gid == GID_FOUND)
+		return;
+	empty_gid = there ? GID_FOUND : (int)index;
+	if (!there) {
+		weft_explain(c, "ibv_query_gid", ENODATA, "name a GID that exists: weft dev lists them",
+			     "there is no GID %u", index);
+		return;
+	}
+	weft_lock(&lock);
+	if (last_rank == EMPTY_GID) {
+		last[0] = 0;
+		last_rank = NOTHING;
+	}
+	weft_unlock(&lock);
+}
+
+void weft_explain_missing(struct ibv_context *c, const char *call)
+{
+	const struct missing *m = missing, *end = m + sizeof(missing) / sizeof(*m);
+
+	while (m < end && strcmp(m->call, call) != 0)
+		m++;
+	if (m == end)
+		weft_explain(c, call, EOPNOTSUPP, NULL, NULL);
+	else if (!m->optional || mode() == ALWAYS)
+		weft_explain(c, call, EOPNOTSUPP, m->fix, "%s", m->why);
 }
 
 void weft_explain_open(const char *device, const char *dir, int err)
@@ -198,8 +279,13 @@ void weft_explain_create_qp(struct ibv_context *c, const struct ibv_qp_init_attr
 	if (!weft_explains())
 		return;
 	if (err == EOPNOTSUPP) {
-		weft_explain(c, call, err, "use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD",
-			     "queue pair type %d, or a flag of it, is not supported", (int)a->qp_type);
+		bool known = a->qp_type == IBV_QPT_RC || a->qp_type == IBV_QPT_UC || a->qp_type == IBV_QPT_UD;
+
+		weft_explain(c, call, err,
+			     known ? "leave them out" : "use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD",
+			     known ? "Weft does not have all flags and operations asked of type %d" :
+			     a->qp_type == IBV_QPT_RAW_PACKET ? "Weft has no raw Ethernet queue pairs (type %d)" :
+			     "Weft has no queue pairs of type %d", (int)a->qp_type);
 		return;
 	}
 	if (!a->send_cq || !a->recv_cq) {
@@ -234,6 +320,11 @@ static bool wrong_address(struct ibv_context *c, const char *call, const struct 
 	}
 	if (weft_query_port(c, 1, &port, sizeof(port)))
 		return false;
+	if (port.link_layer == IBV_LINK_LAYER_ETHERNET && !a->is_global && empty_gid >= 0) {
+		weft_explain(c, call, err, "name a GID that exists: weft dev lists them",
+			     "there is no GID %d, which the program named", empty_gid);
+		return true;
+	}
 	if (port.link_layer == IBV_LINK_LAYER_ETHERNET && !a->is_global) {
 		weft_explain(c, call, err, HOW_TO_NAME_A_GID,
 			     "the address has no GID, which a RoCE port needs to reach its peer");

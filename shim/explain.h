@@ -3,7 +3,8 @@
  * Why a verbs call failed. Verbs report an errno alone; programs print that, or
  * nothing. WEFT_EXPLAIN=1 (weft run --explain) prints a line at once for each call
  * that fails; WEFT_EXPLAIN=exit (weft run) prints the line of the last one when
- * the program ends with a status other than 0; without it nothing is printed.
+ * the program ends with a status other than 0; without it nothing is printed. A call
+ * that failed with EOPNOTSUPP counts there only if no other did.
  *
  * All functions may be called from any thread, keep errno, and cost nothing where
  * no call fails.
@@ -23,6 +24,13 @@ bool weft_explains(void);
  */
 void weft_explain(struct ibv_context *c, const char *call, int err, const char *fix, const char *why,
 		  ...) __attribute__((format(printf, 5, 6)));
+
+/* Records that the program read the GID of an index, and whether there is one. Programs read the whole table as well:
+ * an empty entry is the reason of a bad end only where the program found no GID at all, and nothing else failed. */
+void weft_explain_gid(struct ibv_context *c, uint32_t index, bool there);
+
+/* Records that call failed with EOPNOTSUPP, since Weft does not have what it does. */
+void weft_explain_missing(struct ibv_context *c, const char *call);
 
 void weft_explain_open(const char *device, const char *dir, int err);
 void weft_explain_reg_mr(struct ibv_context *c, const void *addr, size_t len, unsigned int access,

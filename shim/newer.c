@@ -53,13 +53,15 @@ struct weft_of_context {
 	WEFT_PUBLIC type fn(__VA_ARGS__) __asm__(#name);  \
 	WEFT_PUBLIC type fn(__VA_ARGS__)
 
-static int unsupported(void)
+static int unsupported(struct ibv_context *c, const char *call)
 {
+	weft_explain_missing(c, call);
 	return weft_ret(EOPNOTSUPP);
 }
 
-static void *unsupported_object(void)
+static void *unsupported_object(struct ibv_context *c, const char *call)
 {
+	weft_explain_missing(c, call);
 	errno = EOPNOTSUPP;
 	return NULL;
 }
@@ -117,7 +119,7 @@ NEWER(struct ibv_mr *, weft_reg_mr_ex, ibv_reg_mr_ex, struct ibv_pd *pd, struct 
 
 	WEFT_FORWARD_AS(pd->context, NULL, weft_reg_mr_ex, "ibv_reg_mr_ex", pd, a);
 	if (a->comp_mask & ~known || !(a->comp_mask & WEFT_REG_MR_ADDR))
-		return unsupported_object();
+		return unsupported_object(pd->context, "ibv_reg_mr_ex");
 	if (a->comp_mask & WEFT_REG_MR_BUF &&
 	    (a->buf->pd != pd || !within(a->buf, a->addr, a->length))) {
 		errno = EINVAL;
@@ -148,26 +150,26 @@ NEWER(struct ibv_mr *, weft_reg_buf_mr, ibv_reg_buf_mr, struct ibv_pd *pd, struc
 NEWER(void *, weft_alloc_dmah, ibv_alloc_dmah, struct ibv_context *c, void *attr)
 {
 	WEFT_FORWARD_AS(c, NULL, weft_alloc_dmah, "ibv_alloc_dmah", c, attr);
-	return unsupported_object();
+	return unsupported_object(c, "ibv_alloc_dmah");
 }
 
 NEWER(int, weft_dealloc_dmah, ibv_dealloc_dmah, struct weft_of_context *dmah)
 {
 	WEFT_FORWARD_AS(dmah->context, errno, weft_dealloc_dmah, "ibv_dealloc_dmah", dmah);
-	return unsupported();
+	return unsupported(dmah->context, "ibv_dealloc_dmah");
 }
 
 NEWER(int, weft_query_port_speed, ibv_query_port_speed, struct ibv_context *c, uint32_t port,
       uint64_t *speed)
 {
 	WEFT_FORWARD_AS(c, errno, weft_query_port_speed, "ibv_query_port_speed", c, port, speed);
-	return unsupported();
+	return unsupported(c, "ibv_query_port_speed");
 }
 
 NEWER(int, weft_dm_export_dmabuf_fd, ibv_dm_export_dmabuf_fd, struct weft_of_context *dm)
 {
 	WEFT_FORWARD_AS(dm->context, -1, weft_dm_export_dmabuf_fd, "ibv_dm_export_dmabuf_fd", dm);
-	unsupported();
+	unsupported(dm->context, "ibv_dm_export_dmabuf_fd");
 	return -1;
 }
 
@@ -177,13 +179,13 @@ NEWER(int, weft_query_comp_cntr_caps, _ibv_query_comp_cntr_caps, struct ibv_cont
 	WEFT_FORWARD_AS(c, errno, weft_query_comp_cntr_caps, "_ibv_query_comp_cntr_caps", c, caps,
 			size);
 	memset(caps, 0, size);
-	return unsupported();
+	return unsupported(c, "ibv_query_comp_cntr_caps");
 }
 
 NEWER(void *, weft_create_comp_cntr, ibv_create_comp_cntr, struct ibv_context *c, void *attr)
 {
 	WEFT_FORWARD_AS(c, NULL, weft_create_comp_cntr, "ibv_create_comp_cntr", c, attr);
-	return unsupported_object();
+	return unsupported_object(c, "ibv_create_comp_cntr");
 }
 
 NEWER(int, weft_qp_attach_comp_cntr, ibv_qp_attach_comp_cntr, struct ibv_qp *qp, void *counter,
@@ -191,21 +193,21 @@ NEWER(int, weft_qp_attach_comp_cntr, ibv_qp_attach_comp_cntr, struct ibv_qp *qp,
 {
 	WEFT_FORWARD_AS(qp->context, errno, weft_qp_attach_comp_cntr, "ibv_qp_attach_comp_cntr", qp,
 			counter, attr);
-	return unsupported();
+	return unsupported(qp->context, "ibv_qp_attach_comp_cntr");
 }
 
 NEWER(int, weft_destroy_comp_cntr, ibv_destroy_comp_cntr, struct weft_of_context *counter)
 {
 	WEFT_FORWARD_AS(counter->context, errno, weft_destroy_comp_cntr, "ibv_destroy_comp_cntr",
 			counter);
-	return unsupported();
+	return unsupported(counter->context, "ibv_destroy_comp_cntr");
 }
 
 #define CHANGE_COUNTER(fn, name)                                                \
 	NEWER(int, fn, name, struct weft_of_context *counter, uint64_t value)   \
 	{                                                                       \
 		WEFT_FORWARD_AS(counter->context, errno, fn, #name, counter, value); \
-		return unsupported();                                           \
+		return unsupported(counter->context, #name);                                           \
 	}
 
 CHANGE_COUNTER(weft_set_comp_cntr, ibv_set_comp_cntr)
@@ -217,7 +219,7 @@ CHANGE_COUNTER(weft_inc_err_comp_cntr, ibv_inc_err_comp_cntr)
 	NEWER(int, fn, name, struct weft_of_context *counter, uint64_t *value)  \
 	{                                                                       \
 		WEFT_FORWARD_AS(counter->context, errno, fn, #name, counter, value); \
-		return unsupported();                                           \
+		return unsupported(counter->context, #name);                                           \
 	}
 
 READ_COUNTER(weft_read_comp_cntr, ibv_read_comp_cntr)

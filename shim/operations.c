@@ -67,6 +67,7 @@ void weft_operations(struct weft_ctx *ctx)
 	pthread_once(&once, make_real_table);
 	v->sz = sizeof(*v);
 	v->priv = real_table ? real_table : (void *)ctx->priv;
+	weft_missing_operations(v);
 	v->query_port = weft_query_port;
 	v->query_device_ex = weft_query_device_ex;
 	v->query_rt_values = weft_query_rt_values;

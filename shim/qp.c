@@ -213,6 +213,7 @@ struct ibv_qp *weft_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_
 	if (a->comp_mask & ~have || ops & ~may ||
 	    (a->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS &&
 	     a->create_flags & ~(uint32_t)IBV_QP_CREATE_BLOCK_SELF_MCAST_LB)) {
+		weft_explain_create_qp(c, a, EOPNOTSUPP);
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

@@ -128,10 +128,11 @@ fail:
 
 struct ibv_srq *weft_create_srq_ex(struct ibv_context *c, struct ibv_srq_init_attr_ex *a)
 {
-	(void)c;
 	/* A basic queue does not come this way (verbs.h), unless with more. */
 	if (a->comp_mask & ~(uint32_t)(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) ||
 	    (a->comp_mask & IBV_SRQ_INIT_ATTR_TYPE && a->srq_type != IBV_SRQT_BASIC)) {
+		weft_explain(c, "ibv_create_srq_ex", EOPNOTSUPP, "use a basic shared receive queue",
+			     "Weft has neither XRC nor tag matching");
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

@@ -39,6 +39,7 @@ void weft_await_acks(struct weft_ctx *ctx, pthread_mutex_t *m, pthread_cond_t *c
 /* Fills the tables through which programs and libibverbs reach the operations of
  * a context. */
 void weft_operations(struct weft_ctx *ctx);
+void weft_missing_operations(struct verbs_context *v);
 
 /* ---- device.c, query.c, domain.c, mr.c, cq.c, qp.c, post.c, srq.c ---- */
 

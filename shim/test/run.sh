@@ -112,8 +112,8 @@ $cc $flags -O1 "$here/newer_test.c" $fake -L"$out" -llater -libverbs -ldl \
 
 # Why calls failed: nothing, the last at a bad end, or all.
 $cc $flags -O1 "$here/explain_test.c" $fake -libverbs -o "$out/explain_test"
-explains() { # WEFT_EXPLAIN, exit status, what is printed
-	got=$(WEFT_EXPLAIN="$1" "$out/explain_test" "$out/verbs.so" "$2" 2>&1) && status=0 || status=$?
+explains() { # WEFT_EXPLAIN, exit status, what is printed, and "missing" for these calls alone
+	got=$(WEFT_EXPLAIN="$1" "$out/explain_test" "$out/verbs.so" "$2" ${4:-} 2>&1) && status=0 || status=$?
 	[ "$status" = "$2" ] && [ "$got" = "$3" ] || {
 		echo "explain: WEFT_EXPLAIN=$1: status $status, want $2; got '$got', want '$3'" >&2
 		exit 1
@@ -128,10 +128,30 @@ port="weft: ibv_modify_qp of weft0 failed (Invalid argument): the address names 
 fix: set port_num to 1"
 region="weft: ibv_reg_mr of weft0 failed (Bad address): not all of the 4096 bytes at 0x1000 are mapped in the program. \
 fix: register memory that is allocated"
+unsupported="failed (Operation not supported)"
+raw="weft: ibv_create_qp of weft0 $unsupported: Weft has no raw Ethernet queue pairs (type 8). \
+fix: use IBV_QPT_RC, IBV_QPT_UC or IBV_QPT_UD"
+missing="weft: ibv_open_xrcd of weft0 $unsupported: Weft has no XRC. \
+fix: use RC queue pairs, with a shared receive queue of each process
+weft: ibv_alloc_dm of weft0 $unsupported: Weft has no device memory. \
+fix: register memory of the program (ibv_reg_mr)
+weft: ibv_alloc_null_mr of weft0 $unsupported: Weft has no null memory region. \
+fix: register a buffer that nothing reads
+weft: ibv_reg_dmabuf_mr of weft0 $unsupported: Weft reaches the memory of the program, and no dma-buf of a device. \
+fix: copy to memory of the program, and register that (ibv_reg_mr)
+weft: ibv_advise_mr of weft0 $unsupported: Weft has no on-demand paging, so that there is nothing to prefetch. \
+fix: none needed: go on without
+$raw
+weft: ibv_modify_cq of weft0 $unsupported: Weft moderates no completion events. \
+fix: none needed: go on without"
 explains "" 1 ""
+explains exit 0 "" missing
+explains exit 1 "$raw" missing
+explains 1 0 "$missing" missing
 explains exit 0 ""
 explains exit 1 "$region"
-explains 1 0 "$odp
+explains 1 0 "$missing
+$odp
 $depth
 $port
 $region"

@@ -38,6 +38,16 @@ func TestExplain(t *testing.T) {
 			t.Errorf("weft run %s: %v\n%s", flags, err, out)
 		}
 	}
+	// The server's call fails; the client, which ends as the server does, made none that fails.
+	const missing = "there is no GID 99. fix: name a GID that exists: weft dev lists them"
+	for _, flags := range []string{"", "--explain"} {
+		out, err := pingpong(flags, "-g", "99")
+		if err == nil || strings.Count(out, "weft: ibv_modify_qp to RTR of weft0 failed (Invalid argument): "+
+			"there is no GID 99, which the program named. fix: name a GID that exists: weft dev lists them") != 1 ||
+			strings.Count(out, "weft: ibv_query_gid of weft0 failed (No data available): "+missing) != 1 {
+			t.Errorf("weft run %s -- ibv_rc_pingpong -g 99: %v\n%s", flags, err, out)
+		}
+	}
 	if out, err := pingpong("", "-g", strconv.Itoa(gid)); err != nil || strings.Contains(out, "weft: ") {
 		t.Errorf("with a GID: %v\n%s", err, out)
 	}

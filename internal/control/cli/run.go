@@ -74,7 +74,7 @@ where 4791 is taken: weft status shows which.`,
 	f.StringVar(&device, "device", "", "offer only this device to the program")
 	f.StringVar(&arena, "arena", "off", "allocate large buffers in memory that the node maps: off, on, or only (no other memory can be registered)")
 	f.Lookup("arena").NoOptDefVal = "on"
-	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, except calls that Weft does not have (else: the last one, if the program fails)")
+	f.BoolVar(&explain, "explain", false, "print why verbs calls failed, also those that Weft does not have (else: the last one, if the program fails)")
 	f.BoolVar(&replace, "replace", false, "replace libibverbs, for a program that loads it with dlopen, as NCCL does")
 	return cmd
 }
