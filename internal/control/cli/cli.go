@@ -16,17 +16,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
-	"weft/internal/host/rundir"
 )
 
 // Exit codes. "weft run" ends with its command's own code once it runs, and
@@ -52,20 +47,6 @@ type Env struct {
 	Getenv                   func(string) string
 	DefaultDir               string // directory of a node that is not named, from rundir.Default
 	Node                     Runner
-}
-
-// codeError carries an exit code besides the message.
-type codeError struct {
-	code int
-	err  error // nil: the message was printed already
-}
-
-func (e *codeError) Error() string { return e.err.Error() }
-func (e *codeError) Unwrap() error { return e.err }
-
-// usage returns an error for a wrong command line.
-func usage(fix, format string, args ...any) error {
-	return &codeError{ExitUsage, &api.Error{Code: api.CodeInvalid, What: fmt.Sprintf(format, args...), Fix: fix}}
 }
 
 // Run executes one command line, args without the program's name, and
@@ -164,7 +145,8 @@ func (a *app) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
 	root.AddCommand(upCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
-		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a), veswCommand(a), versionCommand(a), docsCommand(a))
+		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a),
+		veswCommand(a), versionCommand(a), docsCommand(a, documented))
 	root.InitDefaultHelpCmd()
 	helpErrors(root)
 	root.InitDefaultCompletionCmd()
@@ -174,162 +156,9 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// wrapArgs makes every argument error of c and its children a usage error.
-func wrapArgs(c *cobra.Command) {
-	if check := c.Args; check != nil {
-		c.Args = func(cmd *cobra.Command, args []string) error {
-			err := check(cmd, args)
-			var ce *codeError
-			if err == nil || errors.As(err, &ce) {
-				return err
-			}
-			return argsError(cmd, args)
-		}
-	}
-	for _, sub := range c.Commands() {
-		wrapArgs(sub)
-	}
-}
-
-// argsError is the error of a wrong number of arguments.
-func argsError(cmd *cobra.Command, args []string) error {
-	fix := cmd.CommandPath() + " --help"
-	use := strings.TrimSuffix(cmd.UseLine(), " [flags]")
-	switch {
-	case len(args) == 0:
-		return usage(fix, "an argument is missing: %s", use)
-	case use == cmd.CommandPath() && cmd.Name() == "up" && isAddr(args[0]):
-		return usage("weft up --peer "+args[0], "weft up takes no argument such as %q", args[0])
-	case use == cmd.CommandPath():
-		return usage(use, "%s takes no argument such as %q", use, args[0])
-	}
-	return usage(fix, "%d is the wrong number of arguments: %s", len(args), use)
-}
-
-func isAddr(s string) bool {
-	_, err := netip.ParseAddr(s)
-	return err == nil
-}
-
-// helpErrors makes "weft help NAME" fail for a name that no command has.
-func helpErrors(root *cobra.Command) {
-	help, _, err := root.Find([]string{"help"})
-	if err != nil || help == root {
-		return
-	}
-	show := help.Run
-	help.Run, help.RunE = nil, func(cmd *cobra.Command, args []string) error {
-		if found, rest, _ := root.Find(args); len(rest) > 0 {
-			return unknownCommand(found, rest[0])
-		}
-		show(cmd, args)
-		return nil
-	}
-}
-
-// listing makes cmd, a command with subcommands, do what its subcommand list does where it has no argument.
-func listing(cmd, list *cobra.Command) {
-	cmd.Flags().AddFlagSet(list.Flags())
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return list.RunE(cmd, args)
-		}
-		return unknownCommand(cmd, args[0])
-	}
-}
-
-// group returns the RunE of a command that only has subcommands.
-func group(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return usage(cmd.CommandPath()+" --help", "%s needs a subcommand", cmd.CommandPath())
-	}
-	return unknownCommand(cmd, args[0])
-}
-
-// flagError names the flag that was probably meant.
-func flagError(cmd *cobra.Command, err error) error {
-	fix := cmd.CommandPath() + " --help"
-	var unknown *pflag.NotExistError
-	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		name, best := unknown.GetSpecifiedName(), 3
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if d := editDistance(name, f.Name); d < best || strings.HasPrefix(f.Name, name) {
-				best, fix = min(d, best), cmd.CommandPath()+" --"+f.Name
-			}
-		})
-	}
-	var value *pflag.InvalidValueError
-	if errors.As(err, &value) {
-		f := value.GetFlag()
-		want, ok := flagValues[f.Value.Type()]
-		switch {
-		case ok && errors.Is(err, strconv.ErrRange):
-			return usage(fix, "--%s must be %s in its range, not %s", f.Name, want, value.GetValue())
-		case ok:
-			return usage(fix, "--%s must be %s, not %q", f.Name, want, value.GetValue())
-		}
-		return usage(fix, "--%s: %v", f.Name, value.Unwrap())
-	}
-	return usage(fix, "%v", err)
-}
-
-// flagValues describes the values of flags by their type.
-var flagValues = map[string]string{"int": "a number", "int32": "a number", "int64": "a number", "uint": "a number",
-	"uint8": "a number", "uint16": "a number", "uint32": "a number", "uint64": "a number", "float64": "a number",
-	"intSlice": "a list of numbers", "bool": "true or false", "duration": "a duration such as 10s"}
-
-// nodeDir returns the node's directory and whether the caller named it.
-func (a *app) nodeDir() (dir string, named bool, err error) {
-	dir, named = a.dir, true
-	if dir == "" {
-		dir = a.env.Getenv(config.EnvName("dir"))
-	}
-	if dir == "" {
-		dir, named = a.env.DefaultDir, false
-	}
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return "", named, err
-	}
-	if n := len(filepath.Join(abs, rundir.ControlSock)); n > maxSocketPath {
-		return "", named, usage("weft "+shorterDir(a.env.DefaultDir),
-			"directory %s is too long: its sockets' paths have %d bytes, at most %d fit", abs, n, maxSocketPath)
-	}
-	return abs, named, nil
-}
-
-const maxSocketPath = 107 // of struct sockaddr_un, without the final zero
-
-// shorterDir is the flag with a directory that is short enough.
-func shorterDir(dir string) string {
-	if len(filepath.Join(dir, "door", strings.Repeat("x", 63)+".sock")) > maxSocketPath {
-		dir = "/tmp/weft"
-	}
-	return "--dir " + dir
-}
-
-// dirFlag returns " --dir DIR" for a fix, or nothing for the default.
-func dirFlag(dir string, named bool) string {
-	if !named {
-		return ""
-	}
-	return " --dir " + dir
-}
-
-// dial returns a client of the node.
-func dial(dir string) *api.Client {
-	return api.NewClient(filepath.Join(dir, rundir.ControlSock), nil)
-}
-
-// explain adds directory and fix to the error of a call on a node that is
-// not there.
-func explain(err error, dir string, named bool) error {
-	var e *api.Error
-	if !errors.As(err, &e) || e.Code != api.CodeNoNode {
-		return err
-	}
-	x := *e
-	x.Why = "no node runs in " + dir
-	x.Fix = "weft up" + dirFlag(dir, named)
-	return &x
+// documented returns the command tree as the documentation has it.
+func documented() *cobra.Command {
+	a := &app{env: Env{Getenv: func(string) string { return "" }}}
+	root := a.root()
+	return root
 }

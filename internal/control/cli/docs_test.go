@@ -20,7 +20,7 @@ import (
 // TestDocs compares docs/commands.md and docs/counters.md with the descriptions that they are generated from.
 func TestDocs(t *testing.T) {
 	for path, want := range map[string]string{
-		"../../../docs/commands.md": Markdown(),
+		"../../../docs/commands.md": Markdown(documented()),
 		"../../../docs/counters.md": metric.Markdown(),
 	} {
 		if *rewrite {
@@ -42,7 +42,7 @@ func TestDocs(t *testing.T) {
 // TestManPages formats every man page, where there is a formatter, and expects no warning.
 func TestManPages(t *testing.T) {
 	dir := t.TempDir()
-	pages := ManPages()
+	pages := ManPages(documented())
 	for _, name := range []string{"weft.1", "weft-up.1", "weft-ipoib.1"} {
 		if pages[name] == "" {
 			t.Errorf("there is no %s", name)

@@ -54,11 +54,6 @@ var ipLinkColumns = []column[api.IPLink]{
 	{head: "CARRIER", cell: func(l api.IPLink) any { return whether(l.Carrier, l.Reason) }},
 }
 
-// completeLinks completes names of links.
-func completeLinks(a *app) completion {
-	return names(a, api.ListIPLinks, func(l api.IPLink) string { return l.Name })
-}
-
 // requestFlags adds the flags of the links that are requested.
 func requestFlags(cmd *cobra.Command, r *api.IPRequest, mode *string) {
 	f := cmd.Flags()

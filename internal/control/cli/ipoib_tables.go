@@ -191,3 +191,8 @@ var ipPathColumns = []column[api.IPPath]{
 	{head: rateHead, cell: func(p api.IPPath) any { return p.Gbps }, wide: 2},
 	{head: ">USED", cell: func(p api.IPPath) any { return p.Users }, wide: 4},
 }
+
+// completeLinks completes names of links.
+func completeLinks(a *app) completion {
+	return names(a, api.ListIPLinks, func(l api.IPLink) string { return l.Name })
+}

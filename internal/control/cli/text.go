@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"weft/internal/control/api"
 )
 
 // One way to print each kind of value, in every table.
@@ -106,4 +108,15 @@ func gidText(gid string) string {
 		return gid
 	}
 	return a.String()
+}
+
+// veswStateText is the state of a port with its reason.
+func veswStateText(v api.VESWInterface) string {
+	switch {
+	case v.Failed != "":
+		return v.State + ": " + v.Failed
+	case v.Reason != "":
+		return v.State + ": " + v.Reason
+	}
+	return v.State
 }

@@ -39,17 +39,6 @@ var veswInterfaceColumns = []column[api.VESWInterface]{
 	{head: "STATE", cell: func(v api.VESWInterface) any { return veswStateText(v) }},
 }
 
-// veswStateText is the state of a port with its reason.
-func veswStateText(v api.VESWInterface) string {
-	switch {
-	case v.Failed != "":
-		return v.State + ": " + v.Failed
-	case v.Reason != "":
-		return v.State + ": " + v.Reason
-	}
-	return v.State
-}
-
 // completePorts completes names of interfaces.
 func completePorts(a *app) completion {
 	return names(a, api.ListVESWInterfaces, func(v api.VESWInterface) string { return v.Name })
