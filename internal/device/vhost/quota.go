@@ -158,3 +158,34 @@ func (s *Session) refuse(q Quota) {
 		f(s, q)
 	}
 }
+
+// room is what the mappings of all sessions together may take of this
+// process: half its addresses (47 bits on amd64), and half the mappings that
+// Linux allows a process by default (65530). The Go runtime cannot live
+// without the rest.
+var room = budget{bytes: 1 << 46, regions: 1 << 15}
+
+// budget is what is left to map.
+type budget struct {
+	mu      sync.Mutex
+	bytes   uint64
+	regions int
+}
+
+func (b *budget) take(bytes uint64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.regions == 0 || bytes > b.bytes {
+		return false
+	}
+	b.regions--
+	b.bytes -= bytes
+	return true
+}
+
+func (b *budget) give(bytes uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.regions++
+	b.bytes += bytes
+}

@@ -76,6 +76,9 @@ func (s *Session) halt(i int, r *ring) {
 	}
 }
 
+// NeedsReset sets DEVICE_NEEDS_RESET in the status.
+func (s *Session) NeedsReset() { s.status.Or(abi.StatusNeedsReset) }
+
 // broken notifies the front-end that a ring is broken.
 func (s *Session) broken(r *ring) {
 	if r.Err != nil {

@@ -59,9 +59,6 @@ func (s *Session) Fail(r Reason, cause error) {
 	s.conn.Close()
 }
 
-// NeedsReset sets DEVICE_NEEDS_RESET in the status.
-func (s *Session) NeedsReset() { s.status.Or(abi.StatusNeedsReset) }
-
 // Protocol features offered to every front-end, and those of WEFT.
 const (
 	protoAll  = 1<<abi.ProtoMQ | 1<<abi.ProtoReplyAck | 1<<abi.ProtoConfig | 1<<abi.ProtoResetDevice | 1<<abi.ProtoConfigureMemSlots | 1<<abi.ProtoStatus
