@@ -4,6 +4,7 @@ package cm
 
 import (
 	"container/list"
+	"encoding/binary"
 
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -432,53 +433,6 @@ func (c *Conn) Close(now mono.Time) {
 	}
 }
 
-// Remove reports that a function's port was removed: its connections end, and users are notified as if
-// the peer did not reply.
-func (m *Manager) Remove(now mono.Time, function uint16) {
-	for _, c := range m.conns {
-		if c.function != function {
-			continue
-		}
-		switch c.state {
-		case established, dreqSent:
-			c.notifyOver()
-			c.event(Event{Kind: TimewaitExit})
-		case timewait:
-			c.event(Event{Kind: TimewaitExit})
-		default:
-			c.event(Event{Kind: Unreachable})
-		}
-		c.end()
-	}
-	for _, l := range m.lookups {
-		if l.function == function {
-			l.fail()
-		}
-	}
-	for _, i := range m.inquiries {
-		if i.id.function == function {
-			i.end()
-		}
-	}
-}
-
-// Close ends everything: the peers of connections are notified once, as far as their state requires,
-// and handlers get no further events.
-func (m *Manager) Close(now mono.Time) {
-	for _, c := range m.conns {
-		c.Close(now)
-	}
-	for _, l := range m.lookups {
-		l.Close(now)
-	}
-	for _, i := range m.inquiries {
-		i.gone = true
-		if i.listener != nil {
-			i.Reject(now, LookupNoService, nil, nil)
-		}
-	}
-}
-
 // Load returns the number of connections in any state, and of those neither established nor over.
 func (m *Manager) Load() (conns, half int) {
 	for _, c := range m.conns {
@@ -488,3 +442,6 @@ func (m *Manager) Load() (conns, half int) {
 	}
 	return len(m.conns), half
 }
+
+// guidInfo is the additional information of a REJ after a timeout: the sender.
+func guidInfo(g ib.GUID) []byte { return binary.BigEndian.AppendUint64(nil, uint64(g)) }

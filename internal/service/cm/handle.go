@@ -46,17 +46,6 @@ func (m *Manager) handle(now mono.Time, function uint16, d *mad.Datagram) {
 	}
 }
 
-// arrival is a datagram that is being handled.
-type arrival struct {
-	m        *Manager
-	now      mono.Time
-	function uint16
-	d        *mad.Datagram
-	tid      uint64
-	data     []byte
-	port     *Port
-}
-
 func (in *arrival) message(a mad.AttributeID) {
 	switch a {
 	case mad.AttrCMREQ:
@@ -82,26 +71,6 @@ func (in *arrival) message(a mad.AttributeID) {
 	case mad.AttrCMAPR:
 		in.m.Stats.DropState++ // alternate paths are not requested
 	}
-}
-
-// reply returns a datagram that goes back to where the message came from.
-func (in *arrival) reply() mad.Datagram {
-	r := in.d.Reply()
-	if in.port.Link == ib.LinkEthernet {
-		r.HopLimit = ethernetHops
-	}
-	return r
-}
-
-// ethernetHops is the hop limit of answers on an Ethernet port, where they may cross
-// routers.
-const ethernetHops = 64
-
-// respond sends a message back that belongs to no connection.
-func (in *arrival) respond(a mad.AttributeID, v message) {
-	r := in.reply()
-	put(&r, a, in.tid, v)
-	in.m.send(in.function, &r)
 }
 
 // answerClass answers a question for what the class can do (IBA volume 1, 13.4.8.1).
@@ -309,23 +278,6 @@ func (in *arrival) request(r *mad.CMREQ) (q *Request, why Reason, info []byte) {
 	return q, 0, nil
 }
 
-// pkeyIndex returns where a table has a key that goes together with all of keys, or -1.
-func pkeyIndex(table []ib.PKey, keys ...ib.PKey) int {
-	return slices.IndexFunc(table, func(o ib.PKey) bool {
-		return !slices.ContainsFunc(keys, func(k ib.PKey) bool { return !o.Match(k) })
-	})
-}
-
-// header reads the IP service's header.
-func (q *Request) header() {
-	if _, _, ok := q.ServiceID.Space(); ok {
-		q.IsIP = q.IP.Parse(q.PrivateData) == nil
-	}
-	if !q.IsIP {
-		q.IP = IPHeader{}
-	}
-}
-
 // rejectREQ refuses a REQ of which no connection becomes.
 func (in *arrival) rejectREQ(r *mad.CMREQ, why Reason, info []byte) {
 	j := mad.CMREJ{CMIDs: mad.CMIDs{RemoteCommID: r.LocalCommID}, Message: mad.CMOfREQ, InfoLen: uint8(len(info)),
@@ -439,9 +391,6 @@ func (in *arrival) mra() {
 		in.m.Stats.DropState++
 	}
 }
-
-// guidInfo is the additional information of a REJ after a timeout: the sender.
-func guidInfo(g ib.GUID) []byte { return binary.BigEndian.AppendUint64(nil, uint64(g)) }
 
 // rejected returns the connection of a REJ. The sender of a REJ after a timeout may not have this
 // side's identifier, and states its own (IBA volume 1, 12.6.7.2, code 4).

@@ -5,8 +5,6 @@ package cm
 import (
 	"math/bits"
 	"slices"
-
-	"weft/internal/proto/mono"
 )
 
 // Listener waits for requests for a service.
@@ -65,26 +63,6 @@ func (l *Listener) before(o *Listener) bool {
 // requests of peers and for connections that the node requests.
 func (l *Listener) fair(waiting, most int) bool {
 	return l.waiting < max(most/2-waiting, 1)
-}
-
-// Close closes the listener. Requests that its handler has received stay; the others are rejected, as
-// later ones are.
-func (l *Listener) Close(now mono.Time) {
-	m := l.m
-	at := slices.Index(m.listeners, l)
-	if at < 0 {
-		return
-	}
-	m.listeners = slices.Delete(m.listeners, at, at+1)
-	for _, e := range m.events {
-		switch {
-		case e.e.Kind == ConnectRequest && e.e.Conn.listener == l:
-			e.e.Conn.Close(now)
-		case e.e.Kind == LookupRequest && e.e.Inquiry.listener == l:
-			e.e.Inquiry.Reject(now, LookupNoService, nil, nil)
-			e.e.Inquiry.gone = true
-		}
-	}
 }
 
 // listener returns the listener of a request, or nil.

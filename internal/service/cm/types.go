@@ -121,6 +121,16 @@ type Request struct {
 	CAGUID                             ib.GUID
 }
 
+// header reads the IP service's header.
+func (q *Request) header() {
+	if _, _, ok := q.ServiceID.Space(); ok {
+		q.IsIP = q.IP.Parse(q.PrivateData) == nil
+	}
+	if !q.IsIP {
+		q.IP = IPHeader{}
+	}
+}
+
 // Reply is the reply of the passive side to a request.
 type Reply struct {
 	QPN                                ib.QPN
