@@ -16,17 +16,6 @@ const (
 	maxLookupData  = cm.MaxLookupData - cm.IPHeaderLen
 )
 
-// QKeyUDP is the Q_Key of datagram services, unless it is that of an IP link.
-const QKeyUDP ib.QKey = 0x01234567
-
-// ownQKey is the Q_Key that the identifier's queue pair is to have.
-func (i *id) ownQKey() ib.QKey {
-	if i.qkey != 0 {
-		return i.qkey
-	}
-	return QKeyUDP
-}
-
 // service is what a port of the identifier's port space is to peers.
 func (i *id) service(port uint16) cm.ServiceID { return cm.IPService(i.ps, port) }
 

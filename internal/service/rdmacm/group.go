@@ -11,16 +11,6 @@ import (
 	"weft/internal/service/cm"
 )
 
-// member is an identifier's membership of a multicast group.
-type member struct {
-	id       *id
-	n        uint32 // its number
-	uid      uint64
-	reported uint32 // events that were read
-	cancel   func(mono.Time)
-	over     bool // no further events of the group
-}
-
 // Flags of a join: with queue pairs that receive, or that only send.
 const (
 	joinFull = iota
@@ -108,22 +98,6 @@ func linkGroup(a netip.Addr, broadcast ib.GID, signature bool) (g ib.GID) {
 	}
 	binary.BigEndian.PutUint16(g[2:], s)
 	return g
-}
-
-// stop leaves the group. The membership stays known, for its events and for the program to end.
-func (m *member) stop() {
-	m.over = true
-	if m.cancel != nil {
-		m.cancel(m.id.hub.now)
-		m.cancel = nil
-	}
-}
-
-// end ends a membership.
-func (m *member) end() {
-	m.stop()
-	delete(m.id.hub.groups, m.n)
-	delete(m.id.groups, m)
 }
 
 // leave ends a membership for the program that has it.
