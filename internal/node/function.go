@@ -23,7 +23,7 @@ type function struct {
 	vm       *vmcard.Card       // the virtual machine card of this function, or nil; guarded by the table
 	st       *vesw.DevicePort   // its Ethernet port in a virtual Ethernet switch, nil: it has none
 	disabled bool               // by a request; guarded by the table
-	asked    api.FunctionChange // all that was requested; guarded by the intentStore
+	asked    api.FunctionChange // all that was requested; guarded by the intent.Store, as it edits
 	// its port is kept down, for that or with the whole adapter; guarded by the functionEditor's mu
 	down bool
 }
@@ -43,9 +43,8 @@ var _ switchboard = (*subnet.Subnet)(nil)
 
 // Errors of functions.
 var (
-	errNoFunction    = errors.New("there is no such device")
-	errFunctionThere = errors.New("a device has that name")
-	errPhysical      = errors.New("a device of the physical function cannot be deleted")
+	errNoFunction = errors.New("there is no such device")
+	errPhysical   = errors.New("a device of the physical function cannot be deleted")
 )
 
 // Sizes of the tables of an InfiniBand port, which its subnet manager fills.
@@ -67,14 +66,11 @@ func newPort(guid ib.GUID, wireLocal bool) *hca.Port {
 		SpeedExt:      ib.SpeedEDR,
 		SubnetTimeout: 18,
 		GIDPrefix:     ib.DefaultGIDPrefix,
-		PKeys: make(
-			[]ib.PKey,
-			pkeyTable,
-		),
-		GUIDs:       make([]ib.GUID, guidTable),
-		WireLocal:   wireLocal,
-		MaxRun:      fabric.MaxRun,
-		MaxLocalRun: lane.LocalBurst,
+		PKeys:         make([]ib.PKey, pkeyTable),
+		GUIDs:         make([]ib.GUID, guidTable),
+		WireLocal:     wireLocal,
+		MaxRun:        fabric.MaxRun,
+		MaxLocalRun:   lane.LocalBurst,
 	}
 	p.PKeys[0], p.GUIDs[0] = ib.DefaultPKey, guid
 	p.SetGIDs()

@@ -12,6 +12,8 @@ import (
 
 	"weft/internal/device/vhost"
 	"weft/internal/host/rundir"
+	"weft/internal/node/intent"
+	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/session"
 	"weft/internal/node/vesw"
@@ -23,65 +25,49 @@ import (
 // functionEditor adds and removes functions and their device sockets, and sets their ports up and down. Any goroutine
 // but a lane and the management goroutine may call its methods.
 type functionEditor struct {
-	cfg functionEditorConfig
-	// board connects InfiniBand ports; nil: the node is in no subnet.
-	board switchboard
+	dir       string // of the node
+	perm      permissions
+	identity  ib.GUID
+	wireLocal bool
+	spin      time.Duration // of programs that poll
+	functions *hca.Functions
+	table     *functionTable
+	tree      *portTree
+	sessions  *session.Registry
+	lanes     *lane.Group
+	cards     *vmcard.Cards
+	ip        *ipif.Host  // nil: the node is in no subnet
+	board     switchboard // connects InfiniBand ports; nil: the same
 
 	// mu is held while functions and their sockets are added and removed, and while ports are set up and down. It is
-	// locked after the intentStore's mu, and before all other mutexes of the node.
+	// locked while the intent is edited, and before all other mutexes of the node.
 	mu sync.Mutex
 }
-
-// functionEditorConfig is what a functionEditor needs from its node.
-type functionEditorConfig struct {
-	Dir         string // of the node
-	Permissions permissions
-	Identity    ib.GUID
-	WireLocal   bool
-	Spin        time.Duration // of programs that poll
-	Functions   *hca.Functions
-	Table       *functionTable
-	Tree        *portTree
-	Sessions    *session.Registry
-	// EthernetLane returns the lane of sessions of functions with an Ethernet port in a virtual Ethernet switch.
-	EthernetLane func() *lane.Lane
-	// Removing detaches the users of a function inside the node, before it is removed.
-	Removing func(a *hca.Adapter)
-	// Cards lists the network cards of virtual machines.
-	Cards func() []*vmcard.Card
-}
-
-func newFunctionEditor(c functionEditorConfig) *functionEditor { return &functionEditor{cfg: c} }
 
 // add makes a function with an InfiniBand port under the next number,
 // and its device socket if the node serves already.
 func (e *functionEditor) add(name string, limits hca.Limits) (*function, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.create(name, limits, e.cfg.Functions.Add, true, nil)
+	return e.create(name, limits, e.functions.Add, true, nil)
 }
 
 // create is add with mu held. number gives the function its number. on: its port may come up. st is its Ethernet port;
 // nil: programs have the InfiniBand port.
-func (e *functionEditor) create(
-	name string,
-	limits hca.Limits,
-	number func(*hca.Adapter) error,
-	on bool,
-	st *vesw.DevicePort,
-) (*function, error) {
-	if e.cfg.Table.named(name) != nil {
-		return nil, errFunctionThere
+func (e *functionEditor) create(name string, limits hca.Limits, number func(*hca.Adapter) error, on bool,
+	st *vesw.DevicePort) (*function, error) {
+	if e.table.named(name) != nil {
+		return nil, intent.ErrNameTaken
 	}
-	a := hca.NewAdapter(newPort(0, e.cfg.WireLocal), limits)
+	a := hca.NewAdapter(newPort(0, e.wireLocal), limits)
 	a.Name = name
 	if err := number(a); err != nil {
 		return nil, err
 	}
 	f := &function{a: a, st: st, disabled: !on}
-	f.down = f.disabled || e.cfg.Table.adapterIsOff()
-	a.NodeGUID = e.cfg.Identity + 2*ib.GUID(a.Number())
-	p := newPort(a.NodeGUID+1, e.cfg.WireLocal)
+	f.down = f.disabled || e.table.adapterIsOff()
+	a.NodeGUID = e.identity + 2*ib.GUID(a.Number())
+	p := newPort(a.NodeGUID+1, e.wireLocal)
 	if f.down {
 		p.State, p.Phys = ib.PortDown, ib.PhysDisabled
 	}
@@ -91,7 +77,7 @@ func (e *functionEditor) create(
 	a.SetPort(p)
 	if st != nil {
 		if err := st.Begin(a); err != nil { // before its function can get a port of a VESW
-			return nil, errors.Join(err, e.cfg.Functions.Remove(a))
+			return nil, errors.Join(err, e.functions.Remove(a))
 		}
 	}
 	if e.board != nil {
@@ -99,15 +85,15 @@ func (e *functionEditor) create(
 			if st != nil {
 				st.Remove()
 			}
-			return nil, errors.Join(err, e.cfg.Functions.Remove(a))
+			return nil, errors.Join(err, e.functions.Remove(a))
 		}
 	}
-	if serving := e.cfg.Table.add(f); !serving {
+	if serving := e.table.add(f); !serving {
 		return f, nil
 	}
 	err := e.open(f)
 	if err == nil {
-		err = e.cfg.Tree.functionsChanged()
+		err = e.tree.functionsChanged()
 	}
 	if err != nil {
 		return nil, errors.Join(err, e.drop(f))
@@ -121,11 +107,11 @@ func (e *functionEditor) addCard(f *function, m *vmcard.Card) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	m.SetAdapter(f.a)
-	if serving := e.cfg.Table.setCard(f, m); !serving {
+	if serving := e.table.setCard(f, m); !serving {
 		return nil
 	}
 	if err := m.Open(); err != nil {
-		return errors.Join(err, e.drop(f), e.cfg.Tree.functionsChanged())
+		return errors.Join(err, e.drop(f), e.tree.functionsChanged())
 	}
 	return nil
 }
@@ -134,14 +120,14 @@ func (e *functionEditor) addCard(f *function, m *vmcard.Card) error {
 func (e *functionEditor) remove(name string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	f := e.cfg.Table.named(name)
+	f := e.table.named(name)
 	switch {
 	case f == nil:
 		return errNoFunction
 	case !virtual(f.a):
 		return errPhysical
 	}
-	return errors.Join(e.drop(f), e.cfg.Tree.functionsChanged())
+	return errors.Join(e.drop(f), e.tree.functionsChanged())
 }
 
 // drop takes a function away; mu is held.
@@ -152,35 +138,74 @@ func (e *functionEditor) drop(f *function) error {
 	if f.vm != nil {
 		f.vm.Remove()
 	}
-	e.cfg.Removing(f.a)
+	e.ip.RemoveAdapter(f.a)
 	if e.board != nil {
 		e.board.Unplug(f.a)
 	}
 	if f.st != nil {
 		f.st.Remove()
 	}
-	e.cfg.Table.remove(f)
-	return e.cfg.Functions.Remove(f.a)
+	e.table.remove(f)
+	return e.functions.Remove(f.a)
+}
+
+// enable lets the port of a function come up, or takes it down: queue pairs
+// stay, packets do not move.
+func (e *functionEditor) enable(f *function, on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.table.disable(f, !on)
+	e.power(f)
+}
+
+// enableAdapter is enable for the whole adapter: every function's port goes
+// down, and those that are enabled themselves come up again with it.
+func (e *functionEditor) enableAdapter(on bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.table.disableAdapter(!on)
+	e.power(e.table.all()...)
+}
+
+// power makes the ports of functions what was decided for them; mu is held.
+func (e *functionEditor) power(list ...*function) {
+	var plugged [2][]*hca.Adapter // off, on
+	for _, f := range list {
+		disabled, adapterOff := e.table.off(f)
+		down := disabled || adapterOff
+		if f.down == down {
+			continue
+		}
+		f.down = down
+		if f.st == nil && f.a.Port().Link != ib.LinkInfiniBand || e.board == nil {
+			e.tree.setDown(f.a, down)
+		} else if down {
+			plugged[0] = append(plugged[0], f.a)
+		} else {
+			plugged[1] = append(plugged[1], f.a)
+		}
+	}
+	for i, list := range plugged {
+		if len(list) > 0 {
+			e.board.Power(list, i == 1)
+		}
+	}
 }
 
 // open opens a function's device socket. All device sockets share the quotas of the first.
 func (e *functionEditor) open(f *function) error {
 	var on *lane.Lane // any
 	if f.st != nil {
-		on = e.cfg.EthernetLane() // it has the links of ports in virtual Ethernet switches
+		on = e.lanes.First() // it has the links of ports in virtual Ethernet switches
 	}
-	socket, err := vhost.Listen(
-		filepath.Join(e.cfg.Dir, rundir.SocketDir, f.a.Name+".sock"),
-		e.cfg.Permissions.socket(),
-		vhost.Config{
-			New:   func(s *vhost.Session) (vhost.Device, error) { return e.cfg.Sessions.Admit(f.a, on, s) },
-			OnEnd: e.cfg.Sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(e.cfg.Spin / time.Microsecond),
-			Limits: e.cfg.Sessions.Limits(), OnRefuse: e.cfg.Sessions.Refused, Share: e.cfg.Table.all()[0].socket},
-	)
+	socket, err := vhost.Listen(filepath.Join(e.dir, rundir.SocketDir, f.a.Name+".sock"), e.perm.socket(), vhost.Config{
+		New:   func(s *vhost.Session) (vhost.Device, error) { return e.sessions.Admit(f.a, on, s) },
+		OnEnd: e.sessions.Ended, NodeUID: uint32(os.Geteuid()), SpinUs: uint32(e.spin / time.Microsecond),
+		Limits: e.sessions.Limits(), OnRefuse: e.sessions.Refused, Share: e.table.all()[0].socket})
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.a.Name, err)
 	}
-	e.cfg.Table.setSocket(f, socket)
+	e.table.setSocket(f, socket)
 	return nil
 }
 
@@ -189,15 +214,15 @@ func (e *functionEditor) open(f *function) error {
 func (e *functionEditor) openSockets() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, f := range e.cfg.Table.all() {
+	for _, f := range e.table.all() {
 		if err := e.open(f); err != nil {
 			return err
 		}
 	}
-	for _, m := range e.cfg.Cards() {
+	for _, m := range e.cards.All() {
 		m.OpenLate()
 	}
-	e.cfg.Table.setServing(true)
+	e.table.setServing(true)
 	return nil
 }
 
@@ -205,13 +230,34 @@ func (e *functionEditor) openSockets() error {
 func (e *functionEditor) closeSockets() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.cfg.Table.setServing(false)
-	for _, f := range e.cfg.Table.all() {
+	e.table.setServing(false)
+	for _, f := range e.table.all() {
 		if f.socket != nil {
 			f.socket.Close()
 		}
 	}
-	for _, m := range e.cfg.Cards() {
+	for _, m := range e.cards.All() {
 		m.Close()
 	}
+}
+
+// permissions are those of the node's sockets.
+type permissions struct {
+	shared bool // other users than the node's may connect: the server validates their credentials
+}
+
+// socket returns the permissions of sockets.
+func (p permissions) socket() os.FileMode {
+	if p.shared {
+		return 0o666
+	}
+	return 0o600
+}
+
+// dir returns the permissions of directories with sockets.
+func (p permissions) dir() os.FileMode {
+	if p.shared {
+		return 0o755
+	}
+	return 0o700
 }

@@ -16,6 +16,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/device/vhost"
 	"weft/internal/device/vhost/vhosttest"
+	"weft/internal/node/intent"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
@@ -253,7 +254,7 @@ func TestFunctionsComeAndGo(t *testing.T) {
 	n, board := r.node, &plugs{}
 	n.editor.board = board
 	f, v := r.native(t, "weft_ib0", 0), r.native(t, "vf", 0)
-	if _, err := n.editor.add("vf", hca.DefaultLimits); !errors.Is(err, errFunctionThere) {
+	if _, err := n.editor.add("vf", hca.DefaultLimits); !errors.Is(err, intent.ErrNameTaken) {
 		t.Errorf("a name twice: %v", err)
 	}
 	for name, want := range map[string]error{"nobody": errNoFunction, "weft_ib0": errPhysical,

@@ -6,45 +6,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 
 	"weft/internal/control/api"
 	"weft/internal/node/describe"
+	"weft/internal/node/intent"
+	"weft/internal/node/ipif"
 	"weft/internal/node/mgmt"
-	"weft/internal/node/subnet"
 	"weft/internal/node/vesw"
+	"weft/internal/node/vmcard"
 	"weft/internal/proto/ib"
 	"weft/internal/verbs/hca"
 )
 
 // functionOperations are the operations on functions. Any goroutine but a lane and the management goroutine may call
 // its methods.
-type functionOperations struct{ cfg functionOperationsConfig }
-
-// functionOperationsConfig is what the operations on functions need from their node.
-type functionOperationsConfig struct {
-	Log       *slog.Logger
-	Functions *hca.Functions
-	Table     *functionTable
-	Editor    *functionEditor
-	Intent    *intentStore
-	Network   *mgmt.Network
-	Fabric    bool // the node is in a subnet
-	// IsCard reports whether a device is the network card of a virtual machine.
-	IsCard func(name string) bool
-	// DevicePort returns the Ethernet port of a device in a virtual Ethernet switch, nil: it has none. NewDevicePort
-	// makes one.
-	DevicePort    func(device string) *vesw.DevicePort
-	NewDevicePort func(r *api.NewFunction) (*vesw.DevicePort, error)
-	// AwaitPorts waits until done, which is called after each change of an Ethernet port, or ctx ends.
-	AwaitPorts func(ctx context.Context, done func() bool)
-	// Forget removes requests for interfaces of a device that was deleted.
-	Forget func(device string)
-}
-
-func newFunctionOperations(c functionOperationsConfig) *functionOperations {
-	return &functionOperations{c}
+type functionOperations struct {
+	functions *hca.Functions
+	table     *functionTable
+	editor    *functionEditor
+	intent    *intent.Store
+	network   *mgmt.Network
+	cards     *vmcard.Cards
+	ip        *ipif.Host // nil: the node is in no subnet
+	vesw      *vesw.Host // nil: the same
 }
 
 // register registers the operations.
@@ -58,7 +43,7 @@ func (o *functionOperations) register(mux *http.ServeMux) {
 // list lists the functions.
 func (o *functionOperations) list(context.Context) ([]api.Function, error) {
 	var list []api.Function
-	for _, f := range o.cfg.Table.all() {
+	for _, f := range o.table.all() {
 		list = append(list, o.describe(f))
 	}
 	return list, nil
@@ -67,33 +52,13 @@ func (o *functionOperations) list(context.Context) ([]api.Function, error) {
 // describe describes a function.
 func (o *functionOperations) describe(f *function) api.Function {
 	a, p, l, s := f.a, f.a.Port(), f.a.Limits(), f.a.Shares()
-	off, adapterOff := o.cfg.Table.off(f)
-	v := api.Function{
-		Name:           a.Name,
-		Number:         int(a.Number()),
-		Virtual:        virtual(a),
-		Enabled:        !off,
-		AdapterEnabled: !adapterOff,
-		LinkLayer:      p.Link.String(),
-		PortState: describe.PortState(
-			p.State,
-		),
-		LID:      uint16(p.LID),
-		NodeGUID: a.NodeGUID.String(),
-		Sessions: a.Sessions(),
-		Weight:   int(s.Weight),
-		Quotas: api.Quotas{
-			Sessions:    l.Sessions,
-			PDs:         int(l.PD),
-			MRs:         int(l.MR),
-			CQs:         int(l.CQ),
-			QPs:         int(l.QP),
-			SRQs:        int(l.SRQ),
-			AHs:         int(l.AH),
-			MemoryBytes: l.Memory,
-		},
-	}
-	v.Kept, v.NotKept = o.cfg.Intent.kept()
+	off, adapterOff := o.table.off(f)
+	v := api.Function{Name: a.Name, Number: int(a.Number()), Virtual: virtual(a), Enabled: !off,
+		AdapterEnabled: !adapterOff, LinkLayer: p.Link.String(), PortState: describe.PortState(p.State),
+		LID: uint16(p.LID), NodeGUID: a.NodeGUID.String(), Sessions: a.Sessions(), Weight: int(s.Weight),
+		Quotas: api.Quotas{Sessions: l.Sessions, PDs: int(l.PD), MRs: int(l.MR), CQs: int(l.CQ), QPs: int(l.QP),
+			SRQs: int(l.SRQ), AHs: int(l.AH), MemoryBytes: l.Memory}}
+	v.Kept, v.NotKept = o.intent.Kept()
 	for _, w := range s.Level {
 		v.QoS = append(v.QoS, int(w))
 	}
@@ -109,90 +74,69 @@ func (o *functionOperations) describe(f *function) api.Function {
 }
 
 // add adds a function.
-func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (api.Function, error) {
+func (o *functionOperations) add(ctx context.Context, r api.NewFunction) (v api.Function, err error) {
 	const what = "cannot add the device"
-	o.cfg.Intent.mu.Lock()
-	defer o.cfg.Intent.mu.Unlock()
-	if err := o.cfg.Intent.editable(what); err != nil {
-		return api.Function{}, err
+	var f *function
+	err = o.intent.Edit(ctx, what, func() (err error) {
+		if r.AdapterEnabled != nil {
+			return o.notPhysical(what, r.Name)
+		}
+		if f, err = o.createInVESW(ctx, what, &r); err == nil {
+			o.intent.Forget(r.Name)
+		}
+		return err
+	})
+	if err != nil {
+		return v, err
 	}
-	if r.AdapterEnabled != nil {
-		return api.Function{}, notPhysical(what, r.Name, o.cfg.Table.physical())
-	}
-	vesw := r.VESW()
-	if vesw != "" {
-		if !o.cfg.Fabric {
-			return api.Function{}, mgmt.ErrNoFabric
-		}
-		if _, err := o.cfg.Network.VESW(ctx, vesw); err != nil {
-			return api.Function{}, deviceElsewhere(err, vesw, &r)
-		}
-	}
-	var wrong *quotaError
-	f, err := o.create(&r, o.cfg.Functions.Add)
-	switch {
-	case errors.As(err, &wrong):
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
-	case errors.Is(err, errFunctionThere):
-		return api.Function{}, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  "there is a device " + r.Name,
-			Fix:  "choose another name",
-		}
-	case errors.Is(err, subnet.ErrNoSwitchPort):
-		return api.Function{}, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  err.Error(),
-			Fix:  "delete a device, or start the node with more --switch-ports",
-		}
-	case errors.Is(err, hca.ErrNoFunction):
-		return api.Function{}, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  "the node has made as many devices as it can number",
-			Fix:  "start it again",
-		}
-	case err != nil:
-		return api.Function{}, err
-	}
-	if vesw != "" {
-		if _, err := o.cfg.Network.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
-			return api.Function{}, errors.Join(deviceElsewhere(err, vesw, &r), o.cfg.Editor.remove(r.Name))
-		}
-	}
-	o.cfg.Intent.Forget(r.Name)
-	o.cfg.Intent.save(ctx)
-	if vesw != "" {
+	if r.VESW() != "" {
 		o.awaitCarrier(ctx, f)
 	}
 	return o.describe(f), nil
+}
+
+// createInVESW makes the function of a request, and adds its port to the VESW that the request names; the intent is
+// being edited.
+func (o *functionOperations) createInVESW(ctx context.Context, what string, r *api.NewFunction) (*function, error) {
+	vesw := r.VESW()
+	if vesw != "" {
+		if o.vesw == nil {
+			return nil, mgmt.ErrNoFabric
+		}
+		if _, err := o.network.VESW(ctx, vesw); err != nil {
+			return nil, deviceElsewhere(err, vesw, r)
+		}
+	}
+	f, err := o.create(r, o.functions.Add)
+	var wrong *quotaError
+	switch {
+	case errors.As(err, &wrong):
+		return nil, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
+	case err != nil:
+		return nil, intent.NotAdded(what, r.Name, err)
+	case vesw == "":
+		return f, nil
+	}
+	if _, err := o.network.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
+		return nil, errors.Join(deviceElsewhere(err, vesw, r), o.editor.remove(r.Name))
+	}
+	return f, nil
 }
 
 // awaitCarrier gives an Ethernet port a moment to come up, so that the answer has its lasting state.
 func (o *functionOperations) awaitCarrier(ctx context.Context, f *function) {
 	ctx, stop := context.WithTimeout(ctx, vesw.Patience)
 	defer stop()
-	o.cfg.AwaitPorts(ctx, func() bool { return f.a.Port().State == ib.PortActive })
+	o.vesw.Await(ctx, func() bool { return f.a.Port().State == ib.PortActive })
 }
 
 // deviceElsewhere adds to an error the node that can put a device into a VESW, where this one cannot.
 func deviceElsewhere(err error, vesw string, r *api.NewFunction) error {
-	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
-		x := *e
-		x.Fix = fmt.Sprintf(
-			"weft dev add %s --segment vesw with the same addresses here, then weft vesw port add %s and the port GUID that it prints at that node",
-			r.Name,
-			vesw,
-		)
-		return &x
-	}
-	return err
+	return mgmt.Elsewhere(err, fmt.Sprintf("weft dev add %s --segment vesw with the same addresses here, "+
+		"then weft vesw port add %s and the port GUID that it prints at that node", r.Name, vesw))
 }
 
-// create makes the function of a request; the intentStore's mu is held.
+// create makes the function of a request; the intent is being edited.
 func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter) error) (*function, error) {
 	limits := hca.DefaultLimits
 	if err := applyQuotas(&limits, &r.Quotas); err != nil {
@@ -200,14 +144,17 @@ func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter
 	}
 	var st *vesw.DevicePort
 	if r.Segment != "" {
+		if o.vesw == nil {
+			return nil, mgmt.ErrNoFabric
+		}
 		var err error
-		if st, err = o.cfg.NewDevicePort(r); err != nil {
+		if st, err = o.vesw.NewDevicePort(r); err != nil {
 			return nil, err
 		}
 	}
-	o.cfg.Editor.mu.Lock()
-	f, err := o.cfg.Editor.create(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
-	o.cfg.Editor.mu.Unlock()
+	o.editor.mu.Lock()
+	f, err := o.editor.create(r.Name, limits, number, r.Enabled == nil || *r.Enabled, st)
+	o.editor.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
@@ -215,31 +162,31 @@ func (o *functionOperations) create(r *api.NewFunction, number func(*hca.Adapter
 }
 
 // set changes a function.
-func (o *functionOperations) set(ctx context.Context, name string, c api.FunctionChange) (api.Function, error) {
+func (o *functionOperations) set(ctx context.Context, name string, c api.FunctionChange) (v api.Function, err error) {
 	const what = "cannot change the device"
-	o.cfg.Intent.mu.Lock()
-	defer o.cfg.Intent.mu.Unlock()
-	f := o.cfg.Table.named(name)
+	f := o.table.named(name)
 	if f == nil {
-		return api.Function{}, noDevice(what, name)
+		return v, noDevice(what, name)
 	}
-	if err := o.cfg.Intent.editable(what); err != nil {
-		return api.Function{}, err
+	err = o.intent.Edit(ctx, what, func() error {
+		if c.AdapterEnabled != nil && virtual(f.a) {
+			return o.notPhysical(what, name)
+		}
+		if err := o.change(f, &c); err != nil {
+			return &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
+		}
+		if c.AdapterEnabled != nil {
+			o.editor.enableAdapter(*c.AdapterEnabled)
+		}
+		return nil
+	})
+	if err != nil {
+		return v, err
 	}
-	if c.AdapterEnabled != nil && virtual(f.a) {
-		return api.Function{}, notPhysical(what, name, o.cfg.Table.physical())
-	}
-	if err := o.change(f, &c); err != nil {
-		return api.Function{}, &api.Error{Code: api.CodeInvalid, What: what, Why: err.Error()}
-	}
-	if c.AdapterEnabled != nil {
-		o.cfg.Editor.enableAdapter(*c.AdapterEnabled)
-	}
-	o.cfg.Intent.save(ctx)
 	return o.describe(f), nil
 }
 
-// change changes a function, and keeps the request; the intentStore's mu is held. On an error nothing has changed.
+// change changes a function, and keeps the request; the intent is being edited. On an error nothing has changed.
 func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 	limits := *f.a.Limits()
 	if err := applyQuotas(&limits, &c.Quotas); err != nil {
@@ -255,7 +202,7 @@ func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 	}
 	f.a.SetShares(s)
 	if c.Enabled != nil {
-		o.cfg.Editor.enable(f, *c.Enabled)
+		o.editor.enable(f, *c.Enabled)
 	}
 	merge(&f.asked, c)
 	return nil
@@ -264,36 +211,29 @@ func (o *functionOperations) change(f *function, c *api.FunctionChange) error {
 // delete deletes a function.
 func (o *functionOperations) delete(ctx context.Context, name string) error {
 	const what = "cannot delete the device"
-	o.cfg.Intent.mu.Lock()
-	defer o.cfg.Intent.mu.Unlock()
-	if err := o.cfg.Intent.editable(what); err != nil {
+	if err := o.intent.Edit(ctx, what, func() error { return o.remove(ctx, what, name) }); err != nil {
 		return err
 	}
-	if o.cfg.IsCard(name) {
-		return &api.Error{
-			Code: api.CodeInvalid,
-			What: what,
-			Why:  name + " is the network card of a virtual machine",
-			Fix:  "weft vm del " + name,
-		}
+	if err := o.intent.Unsaved(); err != nil {
+		return &api.Error{Code: api.CodeInternal, Why: err.Error(),
+			What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
+			Fix:  "weft store status; the node tries again by itself"}
 	}
-	if st := o.cfg.DevicePort(name); st != nil && st.Requested().VESW() != "" {
-		var e *api.Error
-		if err := o.cfg.Network.DeleteVESWPort(ctx, st.Requested().VESW(), name, -1); err != nil &&
-			!(errors.As(err, &e) && e.Code == api.CodeNotFound) {
-			o.cfg.Log.Warn(
-				"a deleted device is still wanted in its VESW",
-				"device",
-				name,
-				"vesw",
-				st.Requested().VESW(),
-				"err",
-				err,
-			)
-		}
+	return nil
+}
+
+// remove takes a function out of its VESW and removes it, with the requests for its interfaces; the intent is being
+// edited.
+func (o *functionOperations) remove(ctx context.Context, what, name string) error {
+	if o.cards.Has(name) {
+		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is the network card of a virtual machine",
+			Fix: "weft vm del " + name}
 	}
-	err := o.cfg.Editor.remove(name)
-	switch forgotten := o.cfg.Intent.Forget(name); {
+	if st := o.vesw.DevicePort(name); st != nil {
+		o.network.LeaveVESW(ctx, st.Requested().VESW(), name)
+	}
+	err := o.editor.remove(name)
+	switch forgotten := o.intent.Forget(name); {
 	case errors.Is(err, errPhysical):
 		return &api.Error{Code: api.CodeInvalid, What: what, Why: name + " is a device of the physical function",
 			Fix: "weft dev set " + name + " --enabled=false"}
@@ -302,26 +242,15 @@ func (o *functionOperations) delete(ctx context.Context, name string) error {
 	case err != nil && !errors.Is(err, errNoFunction):
 		return err
 	}
-	o.cfg.Forget(name)
-	o.cfg.Intent.save(ctx)
-	if err := o.cfg.Intent.unsaved(); err != nil {
-		return &api.Error{
-			Code: api.CodeInternal,
-			What: name + " is deleted, but not in the store yet: it may be there again when the node starts again",
-			Why:  err.Error(),
-			Fix:  "weft store status; the node tries again by itself",
-		}
-	}
+	o.vesw.Forget(name)
+	o.ip.Forget(name)
 	return nil
 }
 
-func notPhysical(what, name, physical string) error {
-	return &api.Error{
-		Code: api.CodeInvalid,
-		What: what,
-		Why:  "only the physical function enables and disables the adapter, and " + name + " is a virtual function",
-		Fix:  "weft dev set " + physical + " --adapter=disabled",
-	}
+func (o *functionOperations) notPhysical(what, name string) error {
+	return &api.Error{Code: api.CodeInvalid, What: what,
+		Why: "only the physical function enables and disables the adapter, and " + name + " is a virtual function",
+		Fix: "weft dev set " + o.table.physical() + " --adapter=disabled"}
 }
 
 func noDevice(what, name string) error {
@@ -355,10 +284,8 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 	}
 	// A session keeps the first two queue pairs and one completion queue.
 	if l.QP < 3 || l.CQ < 2 {
-		errs = append(
-			errs,
-			errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"),
-		)
+		errs = append(errs,
+			errors.New("a session needs 3 queue pairs and 2 completion queues at least, its own included"))
 	}
 	if len(errs) == 0 {
 		return nil

@@ -19,6 +19,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/intent"
 	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 )
@@ -246,34 +247,6 @@ func TestStoreComesLate(t *testing.T) {
 	r.end()
 }
 
-// TestForeignEntry: an entry of the store that this node does not understand is
-// left alone.
-func TestForeignEntry(t *testing.T) {
-	n := &Node{identity: 0x0211220000ab0000}
-	k := newIntentStore(n)
-	if got := keptKey(n.identity); got != "node/0211220000ab0000/functions" {
-		t.Error(got)
-	}
-	for _, text := range []string{`{"version":2,"functions":[{"name":"a"}]}`, `{`, `[]`} {
-		kept := memoryWith(t, keptKey(n.identity), text)
-		k.store = func() (store.Store, error) { return kept, nil }
-		if err := k.load(context.Background()); err == nil || !strings.Contains(err.Error(), keptKey(n.identity)) {
-			t.Errorf("%s: %v", text, err)
-		}
-		kept.Close()
-	}
-}
-
-// memoryWith is a store with one entry.
-func memoryWith(t *testing.T, key, value string) store.Store {
-	t.Helper()
-	s := store.NewMemory()
-	if _, err := store.Put(context.Background(), s, key, []byte(value)); err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 func freeTCP(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -357,8 +330,8 @@ func TestVESWPortsNotRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	// As a newer or a broken node wrote it.
-	key := keptKey(r.node.identity)
-	stored := func() (v keptFunctions) {
+	key := intent.Key(r.node.identity)
+	stored := func() (v intent.State) {
 		t.Helper()
 		e, err := storeOf(r.node).Get(ctx, key)
 		if err == nil {

@@ -95,11 +95,10 @@ func TestAddressesChanged(t *testing.T) {
 	defer rd.Close()
 	ctx, stop := context.WithCancelCause(context.Background())
 	n := &Node{cfg: cfg, log: slog.New(slog.DiscardHandler), dir: rd, base: time.Now().Add(-time.Second), stop: stop}
-	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		t.Fatal(err)
 	}
-	n.intentStore.start(ctx)
+	n.restore(ctx)
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		err := n.serve(ctx, func() { close(ready) })

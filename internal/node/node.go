@@ -29,6 +29,7 @@ import (
 	"weft/internal/host/rundir"
 	"weft/internal/node/conn"
 	"weft/internal/node/control"
+	"weft/internal/node/intent"
 	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/mgmt"
@@ -61,10 +62,9 @@ type Node struct {
 	vesw     *vesw.Host     // nil: the same
 	cards    *vmcard.Cards
 
-	mgmt        *mgmt.Network
-	intentStore *intentStore
-	stop        context.CancelCauseFunc
-
+	mgmt     *mgmt.Network
+	intent   *intent.Store
+	stop     context.CancelCauseFunc
 	captures *control.Captures
 	faults   *control.Faults
 
@@ -100,7 +100,6 @@ func runNode(ctx context.Context, cfg config.Config, ready func(*Node), log *slo
 	defer stop(nil)
 	now := time.Now()
 	n := &Node{cfg: cfg, log: log, dir: dir, started: now, base: now.Add(-time.Second), stop: stop}
-	n.intentStore = newIntentStore(n)
 	if err := n.open(); err != nil {
 		return err
 	}
@@ -129,7 +128,7 @@ func (n *Node) live(ctx context.Context, ready func()) error {
 	if err := n.mgmt.Start(ctx); err != nil {
 		return err
 	}
-	n.intentStore.start(ctx)
+	n.restore(ctx)
 	return n.serve(ctx, ready)
 }
 
@@ -139,7 +138,7 @@ func (n *Node) now() mono.Time { return mono.Time(time.Since(n.base)) }
 // wall is a time of the node's clock as people have it.
 func (n *Node) wall(t mono.Time) time.Time { return n.base.Add(time.Duration(t)) }
 
-// open reads the host's addresses and builds adapter, link and lanes.
+// open reads the host's addresses, and builds the adapter and the rooms.
 func (n *Node) open() (err error) {
 	table, err := hostnet.Read(nil, n.roceInterfaces())
 	if err != nil {
@@ -153,126 +152,14 @@ func (n *Node) open() (err error) {
 	n.adapter.Name, n.adapter.NodeGUID = n.cfg.Device, table.NodeGUID
 	n.all = hca.NewFunctions(n.adapter)
 	n.funcs = newFunctionTable(n.adapter)
-	n.sessions = session.New(
-		session.Config{
-			Now:       n.now,
-			Log:       n.log,
-			AllowUIDs: n.cfg.AllowUIDs,
-			Sessions:  n.adapter.Limits().Sessions,
-			Fail:      n.stop,
-		},
-	)
-	n.tree = newPortTree(
-		portTreeConfig{Dir: n.cfg.Dir, Identity: n.identity, Log: n.log, Functions: n.funcs, Host: n.table.Load,
-			Notify: n.sessions.NotifyPort},
-	)
-	n.captures = control.NewCaptures(
-		control.CaptureConfig{
-			Log:       n.log,
-			Port:      uint16(n.cfg.RoCEPort),
-			Functions: n.funcs.adapters,
-			IPLinks:   n.ipLinks,
-		},
-	)
-	n.cm = conn.New(
-		conn.Config{Now: n.now, Host: n.adapter, Functions: n.all, Addresses: addresses{n}, Mirror: n.captures},
-	)
 	n.perm = permissions{shared: len(n.cfg.AllowUIDs) > 0 || os.Geteuid() == 0}
-	if err := n.openSubnet(); err != nil {
-		return err
-	}
-	n.mgmt = mgmt.New(
-		mgmt.Config{
-			Settings:   n.cfg,
-			Log:        n.log,
-			Now:        n.now,
-			Wall:       n.wall,
-			GUID:       n.identity,
-			Host:       n.host,
-			Subnet:     n.sub,
-			DevicePort: n.funcs.fabricPort,
-			ManagedBy:  n.funcs.managedBy,
-		},
-	)
-	n.openFunctions()
-	if err := n.openLanes(); err != nil {
-		n.closeTrunks()
-		return err
-	}
-	n.openReports()
-	n.cm.Start(n.lanes, n.sub) // ends with close
-	return nil
-}
-
-// openFunctions makes the rooms that edit functions.
-func (n *Node) openFunctions() {
-	n.editor = newFunctionEditor(functionEditorConfig{Dir: n.cfg.Dir, Permissions: n.perm, Identity: n.identity,
-		WireLocal: n.cfg.WireLocal, Spin: n.cfg.Spin, Functions: n.all, Table: n.funcs, Tree: n.tree, Sessions: n.sessions,
-		EthernetLane: func() *lane.Lane { return n.lanes.First() },
-		Removing: func(a *hca.Adapter) {
-			if n.ip != nil {
-				n.ip.RemoveAdapter(a)
-			}
-		},
-		Cards: func() []*vmcard.Card { return n.cards.All() }})
-	if n.sub != nil {
-		n.editor.board = n.sub
-	}
-	n.cards = newCards(n)
-	n.functionOps = newFunctionOperations(
-		functionOperationsConfig{Log: n.log, Functions: n.all, Table: n.funcs, Editor: n.editor,
-			Intent: n.intentStore, Network: n.mgmt, Fabric: n.sub != nil, IsCard: n.cards.Has, DevicePort: n.vesw.DevicePort,
-			NewDevicePort: func(r *api.NewFunction) (*vesw.DevicePort, error) {
-				if n.vesw == nil {
-					return nil, mgmt.ErrNoFabric
-				}
-				return n.vesw.NewDevicePort(r)
-			},
-			AwaitPorts: n.vesw.Await,
-			Forget: func(device string) {
-				if n.vesw != nil {
-					n.vesw.Forget(device)
-					n.ip.Forget(device)
-				}
-			}},
-	)
-}
-
-// openReports makes the reports.
-func (n *Node) openReports() {
-	n.reports = newReporter(
-		reporterConfig{Settings: n.cfg, Identity: n.identity, Started: n.started, Ready: n.ready.Load,
-			Wall: n.wall, Host: n.table.Load, Functions: n.all, Table: n.funcs, Lanes: n.lanes, Sessions: n.sessions,
-			Groups: n.groups, Intent: n.intentStore, Captures: n.captures, Faults: n.faults, Connections: n.cm, Network: n.mgmt,
-			Subnet: n.sub, IPLinks: n.ipLinks, VESWInterfaces: n.vesw.List, VESWCounters: n.vesw.Counters, VESWDegraded: n.vesw.Degraded, Cards: n.cards,
-			IPCounters: func(ctx context.Context) ([]api.Counter, error) {
-				if n.ip == nil {
-					return nil, nil
-				}
-				return n.ip.Counters(ctx, "")
-			},
-			IPDegraded: func(links []api.IPLink) []api.Degraded {
-				if n.ip == nil {
-					return nil
-				}
-				return n.ip.Degraded(links)
-			}},
-	)
+	return n.openRooms()
 }
 
 func (n *Node) closeTrunks() {
 	if n.sub != nil {
 		n.sub.CloseTrunks()
 	}
-}
-
-// ifIndex returns the interface of a local address to the link; it is called on a lane.
-func (n *Node) ifIndex(index uint8, g ib.GID) uint32 {
-	p := n.adapter.Port()
-	if i := p.Lookup(g); i >= 0 {
-		return uint32(p.GIDs[i].IfIndex)
-	}
-	return 0
 }
 
 // roceInterfaces are the interfaces with the addresses that are GIDs of function 0.
@@ -292,10 +179,8 @@ func (n *Node) port(t *hostnet.Table) *hca.Port {
 		MaxLocalRun: lane.LocalBurst,
 	}
 	for _, e := range t.Entries {
-		p.GIDs = append(
-			p.GIDs,
-			hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, MTU: e.PathMTU(), LocalOnly: e.LocalOnly},
-		)
+		p.GIDs = append(p.GIDs, hca.GIDEntry{GID: e.GID, NetDev: e.Interface, IfIndex: e.IfIndex, MTU: e.PathMTU(),
+			LocalOnly: e.LocalOnly})
 	}
 	return p
 }
@@ -312,6 +197,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	defer control.Close() // where the server does not
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	server := api.NewServer(n.operations(), api.PeerAccess(os.Geteuid(), n.cfg.AllowUIDs), n.log)
@@ -324,7 +210,6 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}()
 	defer n.editor.closeSockets()
 	if err := n.editor.openSockets(); err != nil {
-		control.Close()
 		return err
 	}
 	listen := func(name, what string, most, mostOfUser int) (*session.Records, error) {
@@ -336,7 +221,6 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	}
 	rdmacm, err := listen(rundir.CMSock, "the connection manager", conn.DeviceConns, conn.DeviceUserConns)
 	if err != nil {
-		control.Close()
 		return err
 	}
 	n.cm.OpenDevice(rdmacm)
@@ -344,7 +228,6 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 	if n.sub != nil {
 		u, err := listen(rundir.UmadSock, "user MADs", subnet.UserMADConns, subnet.UserMADUserConns)
 		if err != nil {
-			control.Close()
 			return err
 		}
 		n.sub.OpenUserMADs(u, n.funcs.adapter)
@@ -352,7 +235,6 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		defer n.vesw.Close()
 		defer n.ip.Close()
 		if err := n.ip.Start(n.cfg.IPoIB); err != nil {
-			control.Close()
 			return err
 		}
 	}
@@ -368,7 +250,7 @@ func (n *Node) serve(ctx context.Context, ready func()) error {
 		}
 	})
 	wg.Go(func() { n.watchLanes(ctx) })
-	wg.Go(func() { n.intentStore.run(ctx) })
+	wg.Go(func() { n.intent.Run(ctx) })
 	if n.cfg.IdleExit > 0 {
 		wg.Go(func() { n.watchIdle(ctx) })
 	}

@@ -16,6 +16,8 @@ import (
 	"weft/internal/node/conn"
 	"weft/internal/node/control"
 	"weft/internal/node/describe"
+	"weft/internal/node/intent"
+	"weft/internal/node/ipif"
 	"weft/internal/node/lane"
 	"weft/internal/node/mgmt"
 	"weft/internal/node/session"
@@ -29,40 +31,29 @@ import (
 
 // reporter reports the state of a node: its status, devices and counters. Any goroutine but a lane and the management
 // goroutine may call its methods. It queries lanes, and gives up on one that is stuck.
-type reporter struct{ cfg reporterConfig }
+type reporter struct {
+	settings config.Config
+	identity ib.GUID
+	started  time.Time
+	ready    func() bool               // programs can use the node
+	wall     func(mono.Time) time.Time // a time of the node's clock as wall-clock time
+	host     func() *hostnet.Table     // the host's addresses
 
-// reporterConfig is what reports need from their node.
-type reporterConfig struct {
-	Settings config.Config
-	Identity ib.GUID
-	Started  time.Time
-	Ready    func() bool               // programs can use the node
-	Wall     func(mono.Time) time.Time // a time of the node's clock as wall-clock time
-	Host     func() *hostnet.Table     // the host's addresses
-
-	Functions   *hca.Functions
-	Table       *functionTable
-	Lanes       *lane.Group
-	Sessions    *session.Registry
-	Groups      *ipGroups
-	Intent      *intentStore
-	Captures    *control.Captures
-	Faults      *control.Faults
-	Connections *conn.Service
-	Network     *mgmt.Network
-	Subnet      *subnet.Subnet // nil: the node is in no subnet
-
-	// The following report nothing where the node is in no subnet.
-	IPLinks        func(context.Context) ([]api.IPLink, error)
-	IPCounters     func(context.Context) ([]api.Counter, error)
-	IPDegraded     func([]api.IPLink) []api.Degraded
-	VESWInterfaces func(context.Context) ([]api.VESWInterface, error)
-	VESWCounters   func(ctx context.Context, name string) ([]api.Counter, error)
-	VESWDegraded   func([]api.VESWInterface) []api.Degraded
-	Cards          *vmcard.Cards
+	functions   *hca.Functions
+	table       *functionTable
+	lanes       *lane.Group
+	sessions    *session.Registry
+	groups      *ipGroups
+	intent      *intent.Store
+	captures    *control.Captures
+	faults      *control.Faults
+	connections *conn.Service
+	network     *mgmt.Network
+	cards       *vmcard.Cards
+	subnet      *subnet.Subnet // nil: the node is in no subnet
+	ip          *ipif.Host     // nil: the same
+	vesw        *vesw.Host     // nil: the same
 }
-
-func newReporter(c reporterConfig) *reporter { return &reporter{c} }
 
 // register registers the operations.
 func (r *reporter) register(mux *http.ServeMux) {
@@ -82,53 +73,53 @@ func buildVersion() string {
 // status describes the node.
 func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
 	s = api.Status{
-		Ready:          r.cfg.Ready(),
+		Ready:          r.ready(),
 		Version:        buildVersion(),
 		PID:            os.Getpid(),
 		UID:            os.Geteuid(),
-		Dir:            r.cfg.Settings.Dir,
-		StartedAt:      r.cfg.Started,
-		UptimeNS:       time.Since(r.cfg.Started),
-		WireLocal:      r.cfg.Settings.WireLocal,
-		RoCEPort:       r.cfg.Settings.RoCEPort,
-		IdleExitNS:     r.cfg.Settings.IdleExit,
-		AdapterEnabled: !r.cfg.Table.adapterIsOff(),
+		Dir:            r.settings.Dir,
+		StartedAt:      r.started,
+		UptimeNS:       time.Since(r.started),
+		WireLocal:      r.settings.WireLocal,
+		RoCEPort:       r.settings.RoCEPort,
+		IdleExitNS:     r.settings.IdleExit,
+		AdapterEnabled: !r.table.adapterIsOff(),
 	}
 	s.Devices = r.summaries(s.AdapterEnabled)
-	s.Lanes = r.lanes()
-	if s.Sessions, err = r.sessions(); err != nil {
+	s.Lanes = r.describeLanes()
+	if s.Sessions, err = r.describeSessions(); err != nil {
 		return s, err
 	}
-	s.Manager = r.cfg.Network.State()
-	if s.Captures, err = r.cfg.Captures.List(ctx); err != nil {
+	s.Manager = r.network.State()
+	if s.Captures, err = r.captures.List(ctx); err != nil {
 		return s, err
 	}
-	if r.cfg.Subnet != nil {
-		if s.Trunks, err = r.cfg.Subnet.Trunks(r.cfg.Wall); err != nil && !errors.Is(err, lane.ErrStuck) {
+	if r.subnet != nil {
+		if s.Trunks, err = r.subnet.Trunks(r.wall); err != nil && !errors.Is(err, lane.ErrStuck) {
 			return s, err
 		}
 	}
-	if s.IPLinks, err = r.cfg.IPLinks(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
+	if s.IPLinks, err = r.ip.List(ctx); err != nil && !errors.Is(err, lane.ErrStuck) {
 		return s, err
 	}
-	if s.VESWInterfaces, err = r.cfg.VESWInterfaces(ctx); err != nil {
+	if s.VESWInterfaces, err = r.vesw.List(ctx); err != nil {
 		return s, err
 	}
 	var wrong error
 	s.Degraded, wrong = r.degraded(ctx, &s)
-	if s.VMs, err = r.cfg.Cards.List(ctx); err != nil {
+	if s.VMs, err = r.cards.List(ctx); err != nil {
 		return s, err
 	}
 	s.Notices = r.notices(&s)
 	if wrong == nil {
-		s.Faults, wrong = r.cfg.Faults.List(ctx)
+		s.Faults, wrong = r.faults.List(ctx)
 	}
 	return s, wrong
 }
 
 // summaries describes the devices of the node.
 func (r *reporter) summaries(adapterEnabled bool) (list []api.DeviceSummary) {
-	for _, f := range r.cfg.Table.all() {
+	for _, f := range r.table.all() {
 		p := f.a.Port()
 		gids := 0
 		for _, g := range p.GIDs {
@@ -136,7 +127,7 @@ func (r *reporter) summaries(adapterEnabled bool) (list []api.DeviceSummary) {
 				gids++
 			}
 		}
-		off, _ := r.cfg.Table.off(f)
+		off, _ := r.table.off(f)
 		mode, why := r.icrc(f)
 		list = append(
 			list,
@@ -148,19 +139,19 @@ func (r *reporter) summaries(adapterEnabled bool) (list []api.DeviceSummary) {
 	return list
 }
 
-// lanes describes the lanes.
-func (r *reporter) lanes() (list []api.Lane) {
-	count := r.cfg.Sessions.Count()
-	for i, l := range r.cfg.Lanes.All() {
+// describeLanes describes the lanes.
+func (r *reporter) describeLanes() (list []api.Lane) {
+	count := r.sessions.Count()
+	for i, l := range r.lanes.All() {
 		rt, _ := l.RealTime()
 		list = append(list, api.Lane{ID: i, Sessions: count[i], Polling: !l.Asleep(), RealTime: rt})
 	}
 	return list
 }
 
-// sessions describes the sessions of programs, then those of the node itself. The number of objects is missing where a
+// describeSessions describes the sessions of programs, then those of the node itself. The number of objects is missing where a
 // lane is stuck, which the sessions report as degraded.
-func (r *reporter) sessions() (list []api.Session, err error) {
+func (r *reporter) describeSessions() (list []api.Session, err error) {
 	add := func(l *lane.Lane, row api.Session, session func() *hca.Session) error {
 		objects := 0
 		switch err := l.Query(func() { objects = session().Objects() }); {
@@ -172,13 +163,13 @@ func (r *reporter) sessions() (list []api.Session, err error) {
 		list = append(list, row)
 		return nil
 	}
-	for _, d := range r.cfg.Sessions.Programs() {
+	for _, d := range r.sessions.Programs() {
 		row := api.Session{Owner: d.Owner(), Lane: d.Lane().ID(), Memory: d.Memory()}
 		if err := add(d.Lane(), row, func() *hca.Session { return d.Dev.Session() }); err != nil {
 			return list, err
 		}
 	}
-	for _, i := range r.cfg.Sessions.Internal() {
+	for _, i := range r.sessions.Internal() {
 		row := api.Session{Owner: i.Owner(), Lane: i.Lane().ID(), Memory: "node"}
 		if err := add(i.Lane(), row, func() *hca.Session { return i.Session() }); err != nil {
 			return list, err
@@ -189,12 +180,12 @@ func (r *reporter) sessions() (list []api.Session, err error) {
 
 // notices lists what users may want to change, though nothing is wrong.
 func (r *reporter) notices(s *api.Status) []api.Degraded {
-	list := r.cfg.Network.Notices()
-	if r.cfg.Subnet != nil {
-		list = append(list, r.cfg.Subnet.Notices()...)
+	list := r.network.Notices()
+	if r.subnet != nil {
+		list = append(list, r.subnet.Notices()...)
 	}
 	list = append(list, vmcard.Notices(s.VMs)...)
-	for _, f := range r.cfg.Table.all() {
+	for _, f := range r.table.all() {
 		if f.st != nil {
 			list = append(list, vesw.DeviceNotices(f.a.Name, f.st.Describe())...)
 		}

@@ -21,32 +21,32 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 	add := func(scope, instance, name string, v uint64) {
 		list = append(list, api.Counter{Scope: scope, Instance: instance, Name: name, Value: v})
 	}
-	add(api.ScopeNode, "", "sessions", uint64(r.cfg.Sessions.Connected()))
-	for why, c := range r.cfg.Table.ends() {
+	add(api.ScopeNode, "", "sessions", uint64(r.sessions.Connected()))
+	for why, c := range r.table.ends() {
 		add(api.ScopeNode, "", "session_end_"+why, c)
 	}
-	for why, c := range r.cfg.Table.refusals() {
+	for why, c := range r.table.refusals() {
 		add(api.ScopeNode, "", "refused_"+why, c)
 	}
-	for _, f := range r.cfg.Table.all() {
+	for _, f := range r.table.all() {
 		if f.a.Port().Link != ib.LinkInfiniBand {
 			continue // the counters of its link are those of the port
 		}
-		c, err := r.cfg.Lanes.PortCounters(f.a.Number())
+		c, err := r.lanes.PortCounters(f.a.Number())
 		if err != nil {
 			return nil, err
 		}
 		fields(add, api.ScopePort, f.a.Name, &c)
 	}
-	counters.Each("", r.cfg.Sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
-	if err := r.cfg.Cards.Counters(add); err != nil {
+	counters.Each("", r.sessions.Stats(), func(name string, v uint64) { add(api.ScopeNode, "", name, v) })
+	if err := r.cards.Counters(add); err != nil {
 		return nil, err
 	}
-	r.cfg.Connections.Counters(add)
-	for i, l := range r.cfg.Lanes.All() {
+	r.connections.Counters(add)
+	for i, l := range r.lanes.All() {
 		err = l.Query(func() {
 			if i == 0 {
-				c := r.cfg.Lanes.Multicast().Counters()
+				c := r.lanes.Multicast().Counters()
 				fields(add, api.ScopeMcast, "", &c.Counters)
 				add(api.ScopeMcast, "", "payloads", c.Payloads)
 				add(api.ScopeMcast, "", "high_queue", c.HighQueue)
@@ -58,7 +58,7 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 			l.Net.EachEthernet(func(function uint16, port *roceframe.Link) {
 				c := port.Counters()
 				c.Each(func(name string, v uint64) {
-					add(api.ScopeLink, control.DeviceName(r.cfg.Functions, function), name, v)
+					add(api.ScopeLink, control.DeviceName(r.functions, function), name, v)
 				})
 			})
 		})
@@ -66,23 +66,23 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 			return nil, err
 		}
 	}
-	if r.cfg.Subnet != nil {
-		if err := r.cfg.Subnet.Counters(add); err != nil {
+	if r.subnet != nil {
+		if err := r.subnet.Counters(add); err != nil {
 			return nil, err
 		}
 	}
-	r.cfg.Network.Counters(add)
-	more, err := r.cfg.IPCounters(ctx)
+	r.network.Counters(add)
+	more, err := r.ip.Counters(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	list = append(list, more...)
-	more, err = r.cfg.VESWCounters(ctx, "")
+	more, err = r.vesw.Counters(ctx, "")
 	if err != nil {
 		return nil, err
 	}
 	list = append(list, more...)
-	for _, d := range r.cfg.Sessions.Programs() {
+	for _, d := range r.sessions.Programs() {
 		err := d.Lane().Query(func() {
 			fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
 			for _, q := range d.Dev.Session().Inspect().QPs {
@@ -93,7 +93,7 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 			return nil, err
 		}
 	}
-	for _, i := range r.cfg.Sessions.Internal() {
+	for _, i := range r.sessions.Internal() {
 		if err := i.Lane().Query(func() {
 			for _, q := range i.Session().Inspect().QPs {
 				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)

@@ -20,14 +20,14 @@ import (
 func (r *reporter) degraded(ctx context.Context, s *api.Status) (list []api.Degraded, err error) {
 	for _, report := range []func() ([]api.Degraded, error){
 		r.lanesDegraded,
-		sure(r.cfg.Sessions.Degraded),
-		sure(r.cfg.Intent.degraded),
+		sure(r.sessions.Degraded),
+		sure(r.intent.Degraded),
 		sure(r.portsDegraded),
-		sure(r.cfg.Groups.degraded),
+		sure(r.groups.degraded),
 		sure(r.addressesDegraded),
-		sure(func() []api.Degraded { return r.cfg.IPDegraded(s.IPLinks) }),
-		sure(func() []api.Degraded { return r.cfg.VESWDegraded(s.VESWInterfaces) }),
-		func() ([]api.Degraded, error) { return r.cfg.Network.Degraded(ctx, s.Trunks) },
+		sure(func() []api.Degraded { return r.ip.Degraded(s.IPLinks) }),
+		sure(func() []api.Degraded { return r.vesw.Degraded(s.VESWInterfaces) }),
+		func() ([]api.Degraded, error) { return r.network.Degraded(ctx, s.Trunks) },
 	} {
 		more, e := report()
 		list, err = append(list, more...), errors.Join(err, e)
@@ -42,7 +42,7 @@ func sure(report func() []api.Degraded) func() ([]api.Degraded, error) {
 
 // lanesDegraded lists lanes without the scheduling that was requested, and links of lanes.
 func (r *reporter) lanesDegraded() (list []api.Degraded, err error) {
-	for i, l := range r.cfg.Lanes.All() {
+	for i, l := range r.lanes.All() {
 		if _, e := l.RealTime(); e != nil {
 			list = append(list, api.Degraded{What: "no_real_time", Why: fmt.Sprintf("lane %d: %v", i, e),
 				Fix: "give the node CAP_SYS_NICE or a limit (ulimit -r 1), or leave --real-time out"})
@@ -64,20 +64,20 @@ func (r *reporter) lanesDegraded() (list []api.Degraded, err error) {
 
 // portsDegraded lists ports that are not active.
 func (r *reporter) portsDegraded() (list []api.Degraded) {
-	adapterOff := r.cfg.Table.adapterIsOff()
+	adapterOff := r.table.adapterIsOff()
 	if adapterOff {
 		list = append(
 			list,
 			api.Degraded{
 				What: "adapter_disabled",
 				Why:  "the physical function disabled the adapter: every port is down, nothing is sent or received",
-				Fix:  "weft dev set " + r.cfg.Table.physical() + " --adapter=enabled",
+				Fix:  "weft dev set " + r.table.physical() + " --adapter=enabled",
 			},
 		)
 	}
-	for _, f := range r.cfg.Table.all() {
+	for _, f := range r.table.all() {
 		p := f.a.Port()
-		switch off, _ := r.cfg.Table.off(f); {
+		switch off, _ := r.table.off(f); {
 		case off:
 			list = append(
 				list,
@@ -119,13 +119,13 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 
 // addressesDegraded lists addresses of the host that have no GID.
 func (r *reporter) addressesDegraded() (list []api.Degraded) {
-	table := r.cfg.Host()
+	table := r.host()
 	for _, p := range table.Absent {
 		list = append(
 			list,
 			api.Degraded{
 				What: "roce_interface",
-				Why:  r.cfg.Table.device + ": no interface " + p + " is up with an address",
+				Why:  r.table.device + ": no interface " + p + " is up with an address",
 				Fix:  "ip addr; or start the node with another --roce-interfaces",
 			},
 		)
@@ -149,13 +149,13 @@ func whyNotActive(p *hca.Port) string {
 // fixNotActive returns the command that makes the InfiniBand port of a GUID active. OpenSM without a GUID manages the
 // first device, which is a RoCE device.
 func (r *reporter) fixNotActive(port ib.GUID) string {
-	m, missing := r.cfg.Network.Manager()
+	m, missing := r.network.Manager()
 	switch {
 	case missing != nil:
 		return "weft store status"
 	case m != nil:
 		return "weft wait --for=active; if that takes long, weft sm"
-	case r.cfg.Settings.SM == config.SMExternal:
+	case r.settings.SM == config.SMExternal:
 		return fmt.Sprintf("weft run -- opensm -g 0x%016x", uint64(port))
 	}
 	return "weft up --sm auto, on this node or another of the subnet"

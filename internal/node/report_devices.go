@@ -19,9 +19,9 @@ import (
 
 // devices lists the devices as programs find them.
 func (r *reporter) devices(context.Context) ([]api.Device, error) {
-	t := r.cfg.Host()
+	t := r.host()
 	list := []api.Device{}
-	for _, f := range r.cfg.Table.all() {
+	for _, f := range r.table.all() {
 		p := f.a.Port()
 		port := api.Port{
 			Number:    1,
@@ -34,11 +34,11 @@ func (r *reporter) devices(context.Context) ([]api.Device, error) {
 			LMC:       p.LMC,
 			SMLID:     uint16(p.SMLID),
 		}
-		off, adapterOff := r.cfg.Table.off(f)
+		off, adapterOff := r.table.off(f)
 		d := api.Device{
 			Name:           f.a.Name,
 			NodeGUID:       f.a.NodeGUID.String(),
-			SysImageGUID:   r.cfg.Identity.String(),
+			SysImageGUID:   r.identity.String(),
 			NodeType:       "CA",
 			Firmware:       buildVersion(),
 			Enabled:        !off,
@@ -113,7 +113,7 @@ func (r *reporter) icrc(f *function) (mode, why string) {
 	if f.a.Port().Link != ib.LinkEthernet {
 		return config.ICRCFull, "native packets hide nothing"
 	}
-	m, why := r.cfg.Lanes.ICRC()
+	m, why := r.lanes.ICRC()
 	if m == roce.ICRCFull {
 		return config.ICRCFull, why
 	}

@@ -26,7 +26,14 @@ const portCapMask = 1<<16 | 1<<19 | 1<<26
 // portTree has the files that programs read of devices and ports, below /sys and /dev, and passes changes of ports to
 // programs. Every method may be called from any goroutine.
 type portTree struct {
-	cfg portTreeConfig
+	node      string // the directory of the node
+	identity  ib.GUID
+	log       *slog.Logger
+	functions *functionTable
+	// host returns the addresses of the host.
+	host func() *hostnet.Table
+	// notify notifies the sessions of a function.
+	notify func(a *hca.Adapter, events []ib.Event)
 
 	// mu is held while a port changes, its files are written and its clients are notified. It is locked after the
 	// functionEditor's, and before the mutexes of a vesw.DevicePort and the functionTable. No goroutine waits for
@@ -34,22 +41,8 @@ type portTree struct {
 	mu sync.Mutex
 }
 
-// portTreeConfig is what the tree of files needs from its node.
-type portTreeConfig struct {
-	Dir       string // of the node
-	Identity  ib.GUID
-	Log       *slog.Logger
-	Functions *functionTable
-	// Host returns the addresses of the host.
-	Host func() *hostnet.Table
-	// Notify notifies the sessions of a function.
-	Notify func(a *hca.Adapter, events []ib.Event)
-}
-
-func newPortTree(c portTreeConfig) *portTree { return &portTree{cfg: c} }
-
 // dir is the directory of the files.
-func (t *portTree) dir() string { return filepath.Join(t.cfg.Dir, rundir.TreeDir) }
+func (t *portTree) dir() string { return filepath.Join(t.node, rundir.TreeDir) }
 
 // remove removes the files, after the last change.
 func (t *portTree) remove() { sysfs.Remove(t.dir()) }
@@ -76,11 +69,24 @@ func (t *portTree) update(change func() []subnet.PortChange) {
 		return
 	}
 	if err := t.write(); err != nil {
-		t.cfg.Log.Warn("the tree of files for programs is out of date", "err", err)
+		t.log.Warn("the tree of files for programs is out of date", "err", err)
 	}
 	for _, p := range changes {
-		t.cfg.Notify(p.Adapter, p.Events)
+		t.notify(p.Adapter, p.Events)
 	}
+}
+
+// changePort makes an Ethernet port what next returns, if that differs, and notifies the users of the port.
+func (t *portTree) changePort(a *hca.Adapter, next func() *hca.Port) {
+	t.update(func() []subnet.PortChange {
+		p, old := next(), a.Port()
+		events := p.Changes(old)
+		if len(events) == 0 && p.MTU == old.MTU {
+			return nil
+		}
+		a.SetPort(p)
+		return []subnet.PortChange{{Adapter: a, Events: events}}
+	})
 }
 
 // setDown takes down, or sets up, a port that no agent manages.
@@ -102,19 +108,21 @@ func (t *portTree) setDown(a *hca.Adapter, down bool) {
 
 // write writes the files; mu is held.
 func (t *portTree) write() error {
-	host := t.cfg.Host()
+	host := t.host()
 	var list []sysfs.Device
-	for _, f := range t.cfg.Functions.all() {
-		d := sysfs.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID, SysImageGUID: t.cfg.Identity, NodeDesc: f.a.Name,
+	for _, f := range t.functions.all() {
+		d := sysfs.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID, SysImageGUID: t.identity, NodeDesc: f.a.Name,
 			Firmware: buildVersion(), HCAType: "weft", BoardID: "weft", CPUs: runtime.NumCPU()}
+		var port sysfs.Port
 		if p := f.a.Port(); p.Link == ib.LinkInfiniBand {
-			d.Ports = []sysfs.Port{nativePort(p)}
+			port = nativePort(p)
 		} else if f.st != nil {
-			d.Ports = []sysfs.Port{stationPort(p)}
+			port = addGIDs(ethernetPort(p), p, "RoCE v2")
 		} else {
 			d.NodeGUID, d.SysImageGUID = host.NodeGUID, host.NodeGUID
-			d.Ports, d.NetDevs = ethernetPort(p, host)
+			port, d.NetDevs = hostPort(p, host)
 		}
+		d.Ports = []sysfs.Port{port}
 		list = append(list, d)
 	}
 	return sysfs.Write(t.dir(), list)
@@ -123,41 +131,35 @@ func (t *portTree) write() error {
 // ethernetRate is what every Ethernet port claims.
 const ethernetRate = "25 Gb/sec (1X EDR)"
 
-func ethernetPort(p *hca.Port, t *hostnet.Table) (ports []sysfs.Port, devs []string) {
-	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate,
+// ethernetPort describes an Ethernet port, but for its GIDs.
+func ethernetPort(p *hca.Port) sysfs.Port {
+	return sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: ethernetRate,
 		CapMask: portCapMask, PKeys: p.PKeys}
+}
+
+// hostPort is the Ethernet port with the host's addresses. devs are the network interfaces that it stands for.
+func hostPort(p *hca.Port, t *hostnet.Table) (port sysfs.Port, devs []string) {
+	port = ethernetPort(p)
 	for _, e := range t.Entries {
 		port.GIDs = append(port.GIDs, sysfs.GID{GID: e.GID, Type: "RoCE v2", NetDev: e.Interface})
 		if e.Interface != "" && !slices.Contains(devs, e.Interface) {
 			devs = append(devs, e.Interface)
 		}
 	}
-	return []sysfs.Port{port}, devs
+	return port, devs
 }
 
-// stationPort is an Ethernet port that no network interface of the host stands for.
-func stationPort(p *hca.Port) sysfs.Port {
-	port := sysfs.Port{
-		State:     p.State,
-		Phys:      p.Phys,
-		LinkLayer: p.Link.String(),
-		Rate:      ethernetRate,
-		CapMask:   portCapMask,
-		PKeys:     p.PKeys,
-	}
+// addGIDs adds the GIDs of a port that no network interface of the host stands for.
+func addGIDs(port sysfs.Port, p *hca.Port, kind string) sysfs.Port {
 	for _, g := range p.GIDs {
-		port.GIDs = append(port.GIDs, sysfs.GID{GID: g.GID, Type: "RoCE v2"})
+		port.GIDs = append(port.GIDs, sysfs.GID{GID: g.GID, Type: kind})
 	}
 	return port
 }
 
 func nativePort(p *hca.Port) sysfs.Port {
-	port := sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: rateText(p),
-		LID: p.LID, SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask, PKeys: p.PKeys}
-	for _, g := range p.GIDs {
-		port.GIDs = append(port.GIDs, sysfs.GID{GID: g.GID, Type: "IB/RoCE v1"})
-	}
-	return port
+	return addGIDs(sysfs.Port{State: p.State, Phys: p.Phys, LinkLayer: p.Link.String(), Rate: rateText(p), LID: p.LID,
+		SMLID: p.SMLID, LMC: p.LMC, SMSL: p.SMSL, CapMask: p.CapMask, PKeys: p.PKeys}, p, "IB/RoCE v1")
 }
 
 // speedNames are the kernel's names of lane speeds.

@@ -170,12 +170,13 @@ var rooms = map[string][]string{
 	"session":    {"lane"},
 	"subnet":     {"loop", "lane", "session"},
 	"supervisor": {"loop"},
-	"ipif":       {"describe", "lane", "loop", "session", "stack", "supervisor"},
 	"mgmt":       {"describe", "loop", "subnet"},
 	"conn":       {"loop", "lane", "session", "subnet"},
+	"intent":     {"mgmt", "subnet"},
 	"control":    {"lane", "session"},
-	"vesw":       {"describe", "lane", "loop", "stack", "supervisor"},
-	"vmcard":     {"lane", "subnet", "vesw"},
+	"ipif":       {"conn", "describe", "intent", "lane", "loop", "session", "stack", "subnet", "supervisor"},
+	"vesw":       {"describe", "intent", "lane", "loop", "stack", "subnet", "supervisor"},
+	"vmcard":     {"intent", "lane", "mgmt", "vesw"},
 }
 
 // TestRoomsOfNode proves which room of the node imports which.

@@ -82,6 +82,11 @@ func Handle[In, Out any](mux *http.ServeMux, op Op[In, Out], f func(context.Cont
 	}})
 }
 
+// Refuse registers err as the outcome of every request for op.
+func (op Op[In, Out]) Refuse(mux *http.ServeMux, err error) {
+	Handle(mux, op, func(context.Context, In) (out Out, _ error) { return out, err })
+}
+
 // NoInput makes a function without input one that Handle takes.
 func NoInput[Out any](f func(context.Context) (Out, error)) func(context.Context, None) (Out, error) {
 	return func(ctx context.Context, _ None) (Out, error) { return f(ctx) }

@@ -74,7 +74,7 @@ var _ rdmacm.Groups = (*groupTable)(nil)
 
 // Broadcast implements rdmacm.Groups.
 func (c *groupTable) Broadcast(a *cm.Address) (ib.GID, bool) {
-	return c.s.cfg.Addresses.BroadcastGID(a.Device)
+	return c.s.rooms.Links.BroadcastGID(a.Device)
 }
 
 // Join implements rdmacm.Groups.
@@ -234,7 +234,7 @@ func (c *groupTable) try(a *request) {
 	f := a.key.function
 	u := c.users[f]
 	if u == nil {
-		u = c.s.sub.OpenUser(f, func(_ mono.Time, id uint32, m *mad.SA) {
+		u = c.s.rooms.Subnet.OpenUser(f, func(_ mono.Time, id uint32, m *mad.SA) {
 			answer := *m
 			c.s.Post(func(now mono.Time) { c.answered(now, id, &answer) })
 		}, nil)

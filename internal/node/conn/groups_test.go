@@ -14,15 +14,16 @@ import (
 	"weft/internal/service/rdmacm"
 )
 
-// noAddresses is a node without IP links and virtual Ethernet switches.
-type noAddresses struct{ Addresses }
+// noLinks is a node without IP links.
+type noLinks struct{ Links }
 
-func (noAddresses) BroadcastGID(string) (ib.GID, bool) { return ib.GID{}, false }
+func (noLinks) BroadcastGID(string) (ib.GID, bool) { return ib.GID{}, false }
 
 // TestCMGroupsRejoin proves that a program which joins a group again at once stays in it: a leave that
 // the subnet administration was too busy for is not repeated. Requests of a removed port end with it.
 func TestCMGroupsRejoin(t *testing.T) {
-	s := New(Config{Addresses: noAddresses{}})
+	s := New(Config{})
+	s.rooms.Links = noLinks{}
 	c := newGroupTable(s)
 	const f = 3
 	c.users[f] = subnet.New(subnet.Config{Log: slog.New(slog.DiscardHandler), SwitchPorts: 2}).OpenUser(f, nil, nil)

@@ -26,7 +26,7 @@ const (
 // host has it too.
 func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 	a = a.Unmap().WithZone("")
-	if l, ok := s.cfg.Addresses.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a }); ok {
+	if l, ok := s.rooms.Links.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a }); ok {
 		p := l.Adapter.Port()
 		if len(p.GIDs) > 0 {
 			return cm.Address{Function: l.Adapter.Number(), Link: ib.LinkInfiniBand, Device: l.Link, Src: a,
@@ -37,8 +37,8 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 		return cm.Address{}, cm.ErrNoAddress
 	}
 	ports := []*hca.Adapter{s.cfg.Host}
-	for _, p := range s.cfg.Addresses.EthernetPorts() {
-		ports = append(ports, p.Adapter)
+	for a := range s.rooms.Ethernet {
+		ports = append(ports, a)
 	}
 	for _, o := range ports {
 		p := o.Port()
@@ -54,10 +54,7 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 // first of them only.
 func (s *Service) Has(function uint16, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
-	_, ok := s.cfg.Addresses.Lookup(func(l *Address) bool {
-		return l.Prefix.Addr() == a &&
-			l.Adapter.Number() == function
-	})
+	_, ok := s.rooms.Links.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
 	return ok
 }
 
@@ -71,11 +68,11 @@ func (s *Service) source(src, dst netip.Addr) (cm.Address, error) {
 	}
 	// Of stacks in the node the kernel has no routes.
 	onLink := func(l *Address) bool { return l.Prefix.Contains(dst.WithZone("")) }
-	if l, ok := s.cfg.Addresses.Lookup(onLink); ok && !dst.IsMulticast() {
+	if l, ok := s.rooms.Links.Lookup(onLink); ok && !dst.IsMulticast() {
 		return s.Bound(l.Prefix.Addr())
 	}
-	for _, e := range s.cfg.Addresses.EthernetPorts() {
-		for _, p := range e.Addrs {
+	for _, addrs := range s.rooms.Ethernet {
+		for _, p := range addrs {
 			if p.Contains(dst.WithZone("")) {
 				return s.Bound(p.Addr())
 			}
@@ -177,7 +174,7 @@ func (s *Service) ResolvePath(now mono.Time, a *cm.Address, tclass uint8, done f
 
 // ipoibPath resolves the path from the IP link of an address to its peer.
 func (s *Service) ipoibPath(now mono.Time, a *cm.Address, done func(mono.Time, *ipoib.PathInfo, error)) {
-	if !s.cfg.Addresses.ResolvePath(a.Device, a.Dst, func(p *ipoib.PathInfo, err error) {
+	if !s.rooms.Links.ResolvePath(a.Device, a.Dst, func(p *ipoib.PathInfo, err error) {
 		s.Post(func(now mono.Time) { done(now, p, pathError(err)) })
 	}) {
 		done(now, nil, cm.ErrNoAddress)

@@ -10,6 +10,7 @@ package conn
 
 import (
 	crand "crypto/rand"
+	"iter"
 	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
@@ -36,17 +37,13 @@ type Config struct {
 	Now       func() mono.Time
 	Host      *hca.Adapter // the function with the host's addresses
 	Functions *hca.Functions
-	Addresses Addresses
 	Mirror    Mirror
 }
 
-// Addresses are the IP addresses that are not the host's alone: those of IP links, and of Ethernet ports in virtual
-// Ethernet switches.
-type Addresses interface {
+// Links are the IP links of a node, which have addresses that are not the host's alone.
+type Links interface {
 	// Lookup returns the first address of an IP link, by the name of the link, that match accepts.
 	Lookup(match func(*Address) bool) (Address, bool)
-	// EthernetPorts lists the ports in virtual Ethernet switches, by name.
-	EthernetPorts() []EthernetPort
 	// ResolvePath resolves the path from an IP link to an address. done is called once, on any goroutine; false where
 	// there is no such link, and done is not called.
 	ResolvePath(link string, dst netip.Addr, done func(*ipoib.PathInfo, error)) bool
@@ -62,16 +59,19 @@ type Address struct {
 	Prefix  netip.Prefix
 }
 
-// EthernetPort is a function's port in a virtual Ethernet switch.
-type EthernetPort struct {
-	Adapter *hca.Adapter
-	Addrs   []netip.Prefix
-}
-
 // Mirror copies datagrams of queue pair 1 to captures.
 type Mirror interface {
 	Active() bool
 	Mirror(r *pkt.Burst, sent bool, number func(*pkt.Burst))
+}
+
+// Rooms are the rooms of the node that the communication manager uses.
+type Rooms struct {
+	Lanes  *lane.Group
+	Subnet *subnet.Subnet // nil: the node is in no subnet
+	Links  Links
+	// Ethernet lists the functions with ports in virtual Ethernet switches, by name, with the addresses of the ports.
+	Ethernet iter.Seq2[*hca.Adapter, []netip.Prefix]
 }
 
 // Service runs the node's communication manager (docs/notes/cm.md): one goroutine, run, owns it and its tasks, and
@@ -79,8 +79,7 @@ type Mirror interface {
 // neither.
 type Service struct {
 	cfg   Config
-	lanes *lane.Group    // set by Start
-	sub   *subnet.Subnet // set by Start; nil: the node is in no subnet
+	rooms Rooms // set by Start
 	inbox chan arrival
 	stats Stats
 	queue *loop.Queue
@@ -152,9 +151,9 @@ func New(c Config) *Service {
 	return s
 }
 
-// Start starts the goroutine, which Close ends. The lanes run; sub may be nil.
-func (s *Service) Start(g *lane.Group, sub *subnet.Subnet) {
-	s.lanes, s.sub = g, sub
+// Start starts the goroutine, which Close ends. The lanes run.
+func (s *Service) Start(r Rooms) {
+	s.rooms = r
 	go s.run()
 }
 
@@ -235,8 +234,8 @@ func (s *Service) finish() {
 func (s *Service) Close() {
 	close(s.end)
 	<-s.queue.Stopped()
-	if s.sub != nil {
-		s.sub.Do(func() {}) // what it sent is on its way
+	if s.rooms.Subnet != nil {
+		s.rooms.Subnet.Do(func() {}) // what it sent is on its way
 	}
 }
 
@@ -269,11 +268,11 @@ func (s *Service) dispatch(f uint16, d *mad.Datagram) {
 	}
 	switch p := a.Port(); {
 	case p.Link == ib.LinkInfiniBand:
-		if s.sub == nil {
+		if s.rooms.Subnet == nil {
 			s.stats.DropPort.Add(1)
 			return
 		}
-		s.sub.SendGSI(f, *d)
+		s.rooms.Subnet.SendGSI(f, *d)
 	case p.State != ib.PortActive:
 		s.stats.DropPort.Add(1)
 	case !p.WireLocal && p.Lookup(d.DGID) >= 0:
@@ -310,11 +309,11 @@ func (s *Service) number(r *pkt.Burst) {
 
 // transmit sends a datagram over RoCEv2. Lane 0 has the links of all Ethernet ports.
 func (s *Service) transmit(f uint16, p *hca.Port, d *mad.Datagram) {
-	l, r := s.lanes.First(), s.datagram(f, p, d)
+	l, r := s.rooms.Lanes.First(), s.datagram(f, p, d)
 	l.Post(func() {
 		s.number(r)
 		l.HCA.MirrorManagement(r, true)
-		s.lanes.First().Net.Send(l.Now(), r, l.HCA.Batch())
+		s.rooms.Lanes.First().Net.Send(l.Now(), r, l.HCA.Batch())
 	})
 }
 

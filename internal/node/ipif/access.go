@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
@@ -23,7 +24,7 @@ type access struct {
 	*session.Internal
 	h       *Host
 	adapter *hca.Adapter
-	sa      SA
+	sa      *subnet.User
 	pd      uint32 // 0: none
 	mr      *session.MR
 	cq      *session.CQ

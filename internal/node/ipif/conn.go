@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"weft/internal/node/conn"
 	"weft/internal/node/session"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mem"
@@ -38,13 +39,13 @@ type connections struct {
 	mr    *session.MR // nil: there is none
 	recvs uint64      // where receive slots begin in it
 	sends uint32      // send slots
-	made  map[uint32]*conn
+	made  map[uint32]*connection
 	cm    *listener // nil: connected mode is closed
 	fatal []ib.QPN  // queue pairs that went to ERR by themselves
 }
 
-// conn is a connection. It belongs to the lane.
-type conn struct {
+// connection is one of them. It belongs to the lane.
+type connection struct {
 	qp   *session.QP // nil: of a request that is not answered
 	attr [3]connAttr // to INIT, RTR and RTS; once the peer's part is known
 }
@@ -57,7 +58,7 @@ type connAttr struct {
 
 // listener is the part of a link's connections that belongs to the goroutine of the connection manager.
 type listener struct {
-	s         Connections
+	s         *conn.Service
 	l         *iface
 	listeners []*cm.Listener
 	conns     map[uint32]*cm.Conn
@@ -88,7 +89,7 @@ func (a *access) OpenConns(qpn ib.QPN, tx, rx, slotLen int) (txMem, rxMem []byte
 		return nil, nil, err
 	}
 	a.srq, a.connections.mr, a.recvs, a.sends = srq, m, uint64(tx*slotLen), uint32(tx)
-	a.made = map[uint32]*conn{}
+	a.made = map[uint32]*connection{}
 	d := &listener{s: a.h.cfg.Connections, l: a.iface, conns: map[uint32]*cm.Conn{}}
 	a.cm = d
 	rfc, old := wire.CMServiceIDs(qpn)
@@ -174,7 +175,7 @@ func (d *listener) requested(now mono.Time, e *cm.Event) {
 	v := connected.Event{ID: id, Kind: connected.Requested, Service: uint64(r.ServiceID), GID: r.Path.DGID,
 		LID: r.Path.DLID, Private: bytes.Clone(r.PrivateData)}
 	d.onLane(func(now mono.Time, engine *ipoib.Link, a *access) {
-		a.made[id] = &conn{attr: attr}
+		a.made[id] = &connection{attr: attr}
 		engine.ConnEvent(now, v)
 	})
 }
@@ -238,7 +239,7 @@ func (a *access) Connect(r *connected.Request) (ib.QPN, error) {
 	if err != nil {
 		return 0, err
 	}
-	a.made[r.ID] = &conn{qp: q}
+	a.made[r.ID] = &connection{qp: q}
 	d, id, f := a.cm, r.ID, a.adapter.Number()
 	rec := r.Path
 	p := cm.ConnectParams{ServiceID: cm.ServiceID(r.ServiceID), QPType: ib.RC, QPN: q.Num(), SRQ: true,
@@ -277,7 +278,7 @@ func (a *access) Connect(r *connected.Request) (ib.QPN, error) {
 }
 
 // setUp takes the queue pair of a connection to RTS.
-func (a *access) setUp(c *conn) error {
+func (a *access) setUp(c *connection) error {
 	if c == nil || c.qp == nil || c.attr[2].mask == 0 {
 		return syscall.ENOTCONN
 	}

@@ -13,7 +13,7 @@ import (
 func TestFailedConnectionsAreRecorded(t *testing.T) {
 	a := &access{}
 	a.failed(ib.EventQPReqErr, 7) // before there are connections
-	a.made = map[uint32]*conn{}
+	a.made = map[uint32]*connection{}
 	for i, e := range []ib.Event{ib.EventQPFatal, ib.EventQPReqErr, ib.EventQPAccessErr} {
 		a.failed(e, uint32(10+i))
 	}

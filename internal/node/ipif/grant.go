@@ -35,7 +35,7 @@ func (h *Host) Add(ctx context.Context, r api.IPRequest) (list []api.IPLink, err
 		return nil
 	}
 	if r.Kept() {
-		err = h.cfg.Keeper.Edit(ctx, cannotAdd, grant)
+		err = h.cfg.Intent.Edit(ctx, cannotAdd, grant)
 	} else {
 		err = grant()
 	}
@@ -104,7 +104,7 @@ func (h *Host) Delete(ctx context.Context, d api.IPLinkDelete) error {
 	matches := func(r *api.IPRequest) bool {
 		return nameOf(r) == d.Name && (len(keys) == 0 || len(r.PKeys) == 1 && slices.Contains(keys, r.PKey()))
 	}
-	if err := h.cfg.Manage.Do(func() {
+	if err := h.cfg.Subnet.Do(func() {
 		for _, q := range h.requests {
 			if matches(&q.api) {
 				found = append(found, q)
@@ -138,7 +138,7 @@ func sameLink(a, b string) bool {
 // deleteLink withdraws the request for one link.
 func (h *Host) deleteLink(ctx context.Context, l *api.IPLink) error {
 	var found *request
-	if err := h.cfg.Manage.Do(func() {
+	if err := h.cfg.Subnet.Do(func() {
 		for _, q := range h.requests {
 			if q.api.Device != "" && q.api.Device != l.Device {
 				continue
@@ -185,7 +185,7 @@ func (h *Host) withdraw(ctx context.Context, list []*request, unrestoredKeys ...
 	if !stored {
 		return end()
 	}
-	return h.cfg.Keeper.Edit(ctx, "cannot delete IP links", end)
+	return h.cfg.Intent.Edit(ctx, "cannot delete IP links", end)
 }
 
 func errNoLink(name string) error {

@@ -21,14 +21,14 @@ import (
 	"time"
 
 	"weft/internal/control/api"
-	"weft/internal/node/loop"
+	"weft/internal/node/conn"
+	"weft/internal/node/intent"
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/node/supervisor"
 	"weft/internal/proto/ib"
-	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
 	"weft/internal/proto/wire"
-	"weft/internal/service/cm"
 	"weft/internal/service/ipoib"
 	"weft/internal/verbs/hca"
 )
@@ -40,52 +40,19 @@ type Config struct {
 	Addrs []string
 	Now   func() mono.Time
 	Log   *slog.Logger
-	// Manage is the management goroutine, which owns the ports.
-	Manage Queue
+	// Subnet has the management goroutine, which owns the ports.
+	Subnet *subnet.Subnet
 	// Adapters lists the adapters with an InfiniBand port, by number. Any goroutine may call it.
 	Adapters func() []*hca.Adapter
-	// OpenSession opens a session of the node; see session.Registry.OpenInternal.
-	OpenSession func(a *hca.Adapter, name string, qps uint32, event func(e ib.Event,
-		object uint32)) (*session.Internal, error)
-	// OpenSA adds a user of subnet administration by an adapter's port. answer and notice are called on the management
-	// goroutine.
-	OpenSA func(function uint16, answer func(now mono.Time, id uint32, m *mad.SA), notice func(now mono.Time,
-		n *mad.Notice)) SA
-	// Connections is the connection manager, for links in connected mode.
-	Connections Connections
-	// Keeper keeps requests over a restart of the node.
-	Keeper Keeper
-}
-
-// Queue has a goroutine call functions. Post does not wait, and reports false where the goroutine has ended; Do waits.
-type Queue interface {
-	Post(f func()) bool
-	Do(f func()) error
-}
-
-// SA is a user of subnet administration. Its methods may be called on any goroutine and never wait.
-type SA interface {
-	Request(id uint32, m *mad.SA)
-	Close()
-}
-
-// Connections is the connection manager, which has a goroutine of its own: Manager and Port belong to it.
-type Connections interface {
-	Post(f func(now mono.Time))
-	Manager() *cm.Manager
-	Port(function uint16) (cm.Port, bool)
-}
-
-// Keeper keeps in the store what Host.Kept returns.
-type Keeper interface {
-	// Edit calls change, and saves after it unless that fails. It refuses while the contents of the store are unknown.
-	Edit(ctx context.Context, what string, change func() error) error
-	// Kept reports whether what was saved is there after a restart, and else why not.
-	Kept() (bool, string)
+	Sessions *session.Registry
+	// Connections is the communication manager, for links in connected mode.
+	Connections *conn.Service
+	Intent      *intent.Store // keeps what Host.Kept returns
 }
 
 // Host is the IP links of a node: requests for links, the links, and their events. Its methods may be called on any
-// goroutine but a lane, unless they say otherwise.
+// goroutine but a lane, unless they say otherwise. A nil Host, of a node in no subnet, has no links: List, Counters,
+// Degraded, Kept, Lookup, ResolvePath, BroadcastGID, RemoveAdapter and Forget may be called.
 type Host struct {
 	cfg     Config
 	workers sync.WaitGroup
@@ -180,9 +147,9 @@ func (h *Host) Kept() []api.IPRequest {
 // Close removes all links. The management goroutine and the lanes still run.
 func (h *Host) Close() {
 	var all []*request
-	h.cfg.Manage.Do(func() { all, h.requests = h.requests, nil })
+	h.cfg.Subnet.Do(func() { all, h.requests = h.requests, nil })
 	for _, q := range all {
-		h.cfg.Manage.Do(q.driver.Unload)
+		h.cfg.Subnet.Do(q.driver.Unload)
 	}
 	ctx, stop := context.WithTimeout(context.Background(), unloadLimit)
 	defer stop()
@@ -217,7 +184,10 @@ func (h *Host) PortChanged(a *hca.Adapter, events []ib.Event) {
 
 // RemoveAdapter removes the links of an adapter and waits for their end.
 func (h *Host) RemoveAdapter(a *hca.Adapter) {
-	h.cfg.Manage.Do(func() {
+	if h == nil {
+		return
+	}
+	h.cfg.Subnet.Do(func() {
 		for _, q := range h.requests {
 			q.driver.RemoveCA(caOf(a.Number()))
 		}
@@ -236,7 +206,10 @@ func (h *Host) RemoveAdapter(a *hca.Adapter) {
 
 // Forget withdraws the requests for links of a device that was deleted.
 func (h *Host) Forget(device string) {
-	h.cfg.Manage.Do(func() {
+	if h == nil {
+		return
+	}
+	h.cfg.Subnet.Do(func() {
 		h.requests = slices.DeleteFunc(h.requests, func(q *request) bool {
 			if q.api.Device == device {
 				q.driver.Unload()
@@ -266,8 +239,11 @@ func (h *Host) adapter(number uint16) *hca.Adapter {
 	return nil
 }
 
-// link returns a link by name, nil where there is none.
+// link returns a link by name, nil where there is none; a nil Host has none.
 func (h *Host) link(name string) *iface {
+	if h == nil {
+		return nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.links[name]
@@ -285,8 +261,11 @@ func (h *Host) find(name string) *iface {
 	return h.link(wire.IPoIBName(ca, port, k))
 }
 
-// sorted lists the links by name.
+// sorted lists the links by name; a nil Host has none.
 func (h *Host) sorted() []*iface {
+	if h == nil {
+		return nil
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var list []*iface
@@ -316,7 +295,7 @@ func (h *Host) removed(l *iface) {
 	}
 	h.mu.Unlock()
 	h.changes.Announce()
-	h.cfg.Manage.Post(func() { l.request.driver.Gone(l.cfg.Name) })
+	h.cfg.Subnet.Post(func() { l.request.driver.Gone(l.cfg.Name) })
 }
 
 // deviceRemoved begins anew with a link after its device was removed from outside. The management goroutine calls it.
@@ -343,23 +322,15 @@ func (h *Host) event(link, kind, text string) {
 	h.changes.Announce()
 }
 
-// Address is an IP address of a link.
-type Address struct {
-	Link    string
-	Adapter *hca.Adapter
-	PKey    ib.PKey
-	Prefix  netip.Prefix
-}
-
 // Lookup returns the first address, by the name of its link, that match accepts. Any goroutine may call it.
-func (h *Host) Lookup(match func(*Address) bool) (found Address, ok bool) {
+func (h *Host) Lookup(match func(*conn.Address) bool) (found conn.Address, ok bool) {
 	for _, l := range h.sorted() {
 		addrs := l.addrs.Load()
 		if addrs == nil {
 			continue
 		}
 		for _, p := range *addrs {
-			if a := (Address{l.cfg.Name, l.adapter, l.cfg.PKey, p}); match(&a) {
+			if a := (conn.Address{Link: l.cfg.Name, Adapter: l.adapter, PKey: l.cfg.PKey, Prefix: p}); match(&a) {
 				return a, true
 			}
 		}
@@ -407,6 +378,3 @@ func portOf(a *hca.Adapter) ipoib.Port {
 	}
 	return v
 }
-
-// ErrStopped is the error of a request to a node that ends.
-var ErrStopped = loop.ErrStopped

@@ -85,7 +85,7 @@ func (l *iface) start() {
 		// A connection that ends may go a little later than another one comes.
 		qps, mtu = connSessions+2*uint32(l.cfg.Params.MaxConns), connected.MTU
 	}
-	s, err := h.cfg.OpenSession(l.adapter, sessionName, qps, func(e ib.Event, object uint32) { a.failed(e, object) })
+	s, err := h.cfg.Sessions.OpenInternal(l.adapter, sessionName, qps, func(e ib.Event, object uint32) { a.failed(e, object) })
 	if err != nil {
 		err = errors.New("no session: " + err.Error())
 		if h.setFailure(l, err) {
@@ -100,7 +100,7 @@ func (l *iface) start() {
 	h.mu.Lock()
 	l.lane, l.access = s.Lane(), a
 	h.mu.Unlock()
-	a.sa = h.cfg.OpenSA(l.adapter.Number(), l.answered, l.noticed)
+	a.sa = h.cfg.Subnet.OpenUser(l.adapter.Number(), l.answered, l.noticed)
 	var seed [16]byte
 	rand.Read(seed[:])
 	rnd := mrand.New(mrand.NewPCG(binary.NativeEndian.Uint64(seed[:]), binary.NativeEndian.Uint64(seed[8:])))
@@ -234,7 +234,7 @@ func (l *iface) attach(b *backend) error {
 	feed.reset(l.lane.Wake)
 	failed := func(err error) {
 		if !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
-			l.h.cfg.Manage.Post(func() { l.h.deviceRemoved(l, err) })
+			l.h.cfg.Subnet.Post(func() { l.h.deviceRemoved(l, err) })
 		}
 	}
 	if from, direct := b.Backend.(polled); direct {

@@ -56,6 +56,9 @@ func (h *Host) List(context.Context) ([]api.IPLink, error) {
 
 // list describes the links of requests.
 func (h *Host) list(of func(*request) bool) (list []api.IPLink, err error) {
+	if h == nil {
+		return nil, nil
+	}
 	for _, l := range h.sorted() {
 		if !of(l.request) {
 			continue
@@ -66,7 +69,7 @@ func (h *Host) list(of func(*request) bool) (list []api.IPLink, err error) {
 		}
 		list = append(list, v)
 	}
-	if e := h.cfg.Manage.Do(func() {
+	if e := h.cfg.Subnet.Do(func() {
 		for _, q := range h.requests {
 			if of(q) {
 				list = append(list, q.pending()...)
@@ -288,10 +291,10 @@ func (h *Host) setMode(ctx context.Context, name, mode string) error {
 	}
 	set := func() error {
 		h.cfg.Log.Info("mode of an IP link", "link", l.cfg.Name, "mode", mode)
-		return h.cfg.Manage.Do(func() { l.request.driver.SetMode(l.cfg.Name, p.Mode) })
+		return h.cfg.Subnet.Do(func() { l.request.driver.SetMode(l.cfg.Name, p.Mode) })
 	}
 	if q := &l.request.api; q.Kept() && len(q.PKeys) == 1 && q.Device != "" {
-		return h.cfg.Keeper.Edit(ctx, "cannot change the IP link", func() error {
+		return h.cfg.Intent.Edit(ctx, "cannot change the IP link", func() error {
 			h.mu.Lock()
 			for i := range h.kept {
 				if r := &h.kept[i]; r.Key() == q.Key() {
@@ -454,6 +457,9 @@ func (h *Host) change(ctx context.Context, name string, a api.IPAction) error {
 
 // Degraded lists links without a carrier, and requests of the store that cannot be granted.
 func (h *Host) Degraded(links []api.IPLink) (list []api.Degraded) {
+	if h == nil {
+		return nil
+	}
 	for _, l := range links {
 		switch {
 		case l.Pending:

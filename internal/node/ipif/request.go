@@ -43,7 +43,7 @@ func (q *request) AddLink(c ipoib.LinkConfig, _ ipoib.Port) {
 	defer h.mu.Unlock()
 	// Of two requests for a link the first has it. AddIPLinks refuses a second one where it can.
 	if a == nil || h.links[c.Name] != nil {
-		h.cfg.Manage.Post(func() { q.driver.Gone(c.Name) })
+		h.cfg.Subnet.Post(func() { q.driver.Gone(c.Name) })
 		return
 	}
 	l := &iface{h: h, request: q, cfg: c, adapter: a, worker: loop.NewWorker(&h.workers)}
@@ -191,7 +191,7 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 			Fix: "weft dev"}
 	}
 	q.driver = ipoib.NewDriver(params, q)
-	if e := h.cfg.Manage.Do(func() {
+	if e := h.cfg.Subnet.Do(func() {
 		if o := h.overlap(q, params.PKeys); o != "" {
 			err = describe.Invalid("weft ipoib del "+o, "%s already has links of this request", o)
 			return
@@ -233,7 +233,7 @@ const allDevices = "all"
 
 // remove ends a request and waits for the end of its links, as long as ctx allows.
 func (h *Host) remove(ctx context.Context, q *request) {
-	h.cfg.Manage.Do(func() {
+	h.cfg.Subnet.Do(func() {
 		h.requests = slices.DeleteFunc(h.requests, func(o *request) bool { return o == q })
 		q.driver.Unload()
 	})
@@ -272,5 +272,5 @@ func (q *request) keptAfterRestart() (kept bool, why string) {
 	if !q.api.Kept() {
 		return false, "it ends with its command"
 	}
-	return q.h.cfg.Keeper.Kept()
+	return q.h.cfg.Intent.Kept()
 }

@@ -165,9 +165,28 @@ func (n *Network) AddVESWPort(ctx context.Context, name string, p api.VESWPortAd
 	return n.vesw.addPort(ctx, name, p)
 }
 
-// DeleteVESWPort removes a port from a virtual Ethernet switch, vport -1: at any of its places.
-func (n *Network) DeleteVESWPort(ctx context.Context, name, port string, vport int) error {
-	return n.vesw.removePort(ctx, name, port, vport)
+// LeaveVESW takes a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is in none. The
+// device is deleted even where that fails.
+func (n *Network) LeaveVESW(ctx context.Context, vesw, device string) {
+	if vesw == "" {
+		return
+	}
+	var e *api.Error
+	err := n.vesw.removePort(ctx, vesw, device, -1)
+	if err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
+		n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
+	}
+}
+
+// Elsewhere gives an error of a node that is not the master another fix; other errors stay as they are.
+func Elsewhere(err error, fix string) error {
+	var e *api.Error
+	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
+		x := *e
+		x.Fix = fix
+		return &x
+	}
+	return err
 }
 
 // topologyIfKnown is the model of the subnet if this node has one, to name ports by.

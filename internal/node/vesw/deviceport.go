@@ -102,26 +102,25 @@ func (h *Host) DevicePort(name string) *DevicePort {
 	return h.devices[name]
 }
 
-// DevicePorts lists the Ethernet ports by the names of their devices; a nil Host has none.
-func (h *Host) DevicePorts() []*DevicePort {
+// EthernetPorts calls yield with the functions that have Ethernet ports, by the names of their devices, and the addresses
+// of the ports; a nil Host has none.
+func (h *Host) EthernetPorts(yield func(*hca.Adapter, []netip.Prefix) bool) {
 	if h == nil {
-		return nil
+		return
 	}
 	h.mu.Lock()
 	list := slices.Collect(maps.Values(h.devices))
 	h.mu.Unlock()
 	slices.SortFunc(list, func(a, b *DevicePort) int { return strings.Compare(a.a.Name, b.a.Name) })
-	return list
+	for _, p := range list {
+		if !yield(p.a, p.addrs) {
+			return
+		}
+	}
 }
 
 // Requested is what was requested: Segment, Addrs and Routes of it.
 func (dp *DevicePort) Requested() *api.NewFunction { return &dp.want }
-
-// Adapter is the function of the port.
-func (dp *DevicePort) Adapter() *hca.Adapter { return dp.a }
-
-// Addrs are the addresses of the port.
-func (dp *DevicePort) Addrs() []netip.Prefix { return dp.addrs }
 
 // Link is the link of the port, which belongs to lane 0.
 func (dp *DevicePort) Link() *roceframe.Link { return dp.link }

@@ -17,8 +17,9 @@ import (
 	"time"
 
 	"weft/internal/control/api"
+	"weft/internal/node/intent"
 	"weft/internal/node/lane"
-	"weft/internal/node/loop"
+	"weft/internal/node/subnet"
 	"weft/internal/node/supervisor"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
@@ -32,14 +33,8 @@ import (
 type Config struct {
 	Now func() mono.Time
 	Log *slog.Logger
-	// Manage is the management goroutine, which owns the ports.
-	Manage Queue
-	// ServeEthernet makes a the agent of virtual Ethernet of a function's port, nil: there is none. It is called on the
-	// management goroutine.
-	ServeEthernet func(function uint16, a *vema.Agent)
-	// FabricPort describes the InfiniBand port of a function, nil: it has none. It is called on the management
-	// goroutine.
-	FabricPort func(function uint16) *hca.Port
+	// Subnet has the management goroutine, which owns the ports, and the InfiniBand ports of functions.
+	Subnet *subnet.Subnet
 	// Adapter returns the adapter with a name, nil where there is none. Any goroutine may call it.
 	Adapter func(name string) *hca.Adapter
 	// ChangePort has a become what next returns, if that differs, and notifies the users of the port. next is called
@@ -49,13 +44,7 @@ type Config struct {
 	Functions *hca.Functions
 	// WireLocal: packets between functions of the node are built as for the network.
 	WireLocal bool
-	Keeper    Keeper
-}
-
-// Queue has a goroutine call functions. Post does not wait, and reports false where the goroutine has ended; Do waits.
-type Queue interface {
-	Post(f func()) bool
-	Do(f func()) error
+	Intent    *intent.Store // keeps what Host.Kept returns
 }
 
 // Cards are the network cards of virtual machines. Any goroutine but a lane may call the methods.
@@ -66,19 +55,10 @@ type Cards interface {
 	Segment(device string, d vnic.Device, notify func(vnic.SegmentEvent)) (vnic.OpenSegment, error)
 }
 
-// Keeper keeps in the store what Host.Kept returns.
-type Keeper interface {
-	// Edit calls change, and saves after it unless that fails. It refuses while the contents of the store are unknown.
-	Edit(ctx context.Context, what string, change func() error) error
-	// Kept reports whether what was saved is there after a restart, and else why not.
-	Kept() (bool, string)
-	// ForgetPorts removes requests of the store that could not be restored; false where there is none.
-	ForgetPorts(which func(*api.VESWRequest) bool) bool
-}
-
 // Host is the ports of virtual Ethernet switches of a node: those of each function, as an Ethernet Manager makes them,
 // and the requests for their interfaces. Its methods may be called on any goroutine but a lane, unless they say
-// otherwise.
+// otherwise. A nil Host, of a node in no subnet, has no ports: List, Counters, Degraded, DevicePort, EthernetPorts and
+// Forget may be called.
 type Host struct {
 	cfg   Config
 	cards Cards
@@ -150,33 +130,37 @@ func (h *Host) Plugged(a *hca.Adapter) {
 	f.inlets = &inlets{number: a.Number(), recv: f.netdevs.Receiver()}
 	h.funcs[a.Number()] = f
 	h.first.Post(func() { h.data.addFunction(f.inlets) })
-	h.cfg.ServeEthernet(a.Number(), f.agent)
+	h.cfg.Subnet.ServeEthernet(a.Number(), f.agent)
 	f.portChanged()
 }
 
-// Unplugged undoes Plugged, and returns the workers that are still busy with it.
-func (h *Host) Unplugged(number uint16) (busy []*loop.Worker) {
+// Unplugged undoes Plugged. wait returns when no worker is busy with the function any more; it must not be called on the
+// management goroutine.
+func (h *Host) Unplugged(number uint16) (wait func()) {
 	f := h.funcs[number]
 	if f == nil {
-		return nil
+		return func() {}
 	}
 	delete(h.funcs, number)
-	h.cfg.ServeEthernet(number, nil)
+	h.cfg.Subnet.ServeEthernet(number, nil)
 	var all []uint8
 	f.ports.Each(func(vport uint8, _ *vnic.Port) { all = append(all, vport) })
 	for _, vport := range all {
 		if err := f.ports.Remove(h.cfg.Now(), vport); err != nil {
 			h.cfg.Log.Error("a VESW port was not removed", "device", f.a.Name, "vport", vport, "err", err)
 		}
-		busy = append(busy, f.slots[vport].worker)
 	}
 	h.first.Post(func() { h.data.removeFunction(f.inlets) })
-	return busy
+	return func() {
+		for _, vport := range all {
+			f.slots[vport].worker.Wait()
+		}
+	}
 }
 
 // Close ends all ports. The management goroutine and the lanes run.
 func (h *Host) Close() {
-	h.cfg.Manage.Do(func() {
+	h.cfg.Subnet.Do(func() {
 		for number := range h.funcs {
 			h.Unplugged(number)
 		}
@@ -192,10 +176,11 @@ func (h *Host) PortChanged(a *hca.Adapter) {
 }
 
 func (f *function) portChanged() {
-	p := f.h.cfg.FabricPort(f.a.Number())
-	if p == nil {
+	c := f.h.cfg.Subnet.Port(f.a.Number())
+	if c == nil {
 		return
 	}
+	p := c.FabricPort()
 	f.netdevs.SetLIDs(uint32(p.LID), p.LMC)
 	f.ports.SetLink(f.h.cfg.Now(), p.State == ib.PortActive)
 }
@@ -259,10 +244,8 @@ func (p *lanePort) counters() vnic.Counters {
 func (h *Host) Requested(device string, vesw uint16) *api.VESWRequest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	i := slices.IndexFunc(
-		h.requests,
-		func(r *api.VESWRequest) bool { return r.Device == device && r.VESW == int(vesw) },
-	)
+	i := slices.IndexFunc(h.requests,
+		func(r *api.VESWRequest) bool { return r.Device == device && r.VESW == int(vesw) })
 	if i < 0 {
 		return nil
 	}
@@ -287,7 +270,7 @@ type PortState struct {
 
 // PortState returns the port of a function that has a segment, or else its first one.
 func (h *Host) PortState(function uint16) (st PortState) {
-	h.cfg.Manage.Do(func() {
+	h.cfg.Subnet.Do(func() {
 		f := h.funcs[function]
 		if f == nil {
 			return

@@ -40,7 +40,7 @@ func (h *Host) List(context.Context) ([]api.VESWInterface, error) {
 // each calls f for every port, in the order of functions and numbers, on the management
 // goroutine.
 func (h *Host) each(f func(s *slot, p *vnic.Port)) error {
-	if h.cfg.Manage.Do(func() {
+	if h.cfg.Subnet.Do(func() {
 		var list []*function
 		for _, x := range h.funcs {
 			list = append(list, x)
@@ -99,7 +99,7 @@ func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
-			v.Kept, v.NotKept = s.f.h.cfg.Keeper.Kept()
+			v.Kept, v.NotKept = s.f.h.cfg.Intent.Kept()
 		}
 	}
 	if s.f.h.cards.Has(v.Device) {
@@ -216,12 +216,12 @@ func (h *Host) Request(ctx context.Context, r *api.VESWRequest) error {
 		}
 		h.cfg.Log.Info("VESW port asked for", "device", r.Device, "vesw", r.VESW, "backend", r.Backend)
 		if r.Kept() {
-			h.cfg.Keeper.ForgetPorts(func(o *api.VESWRequest) bool { return o.Key() == r.Key() })
+			h.cfg.Intent.ForgetPorts(func(o *api.VESWRequest) bool { return o.Key() == r.Key() })
 		}
 		return nil
 	}
 	if r.Kept() {
-		return h.cfg.Keeper.Edit(ctx, "cannot attach the port", record)
+		return h.cfg.Intent.Edit(ctx, "cannot attach the port", record)
 	}
 	return record()
 }
@@ -253,7 +253,10 @@ func (h *Host) Kept() (list []api.VESWRequest) {
 
 // Forget removes the requests for ports of a device that was deleted.
 func (h *Host) Forget(device string) {
-	h.cfg.Keeper.ForgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
+	if h == nil {
+		return
+	}
+	h.cfg.Intent.ForgetPorts(func(r *api.VESWRequest) bool { return r.Device == device })
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.requests = slices.DeleteFunc(h.requests, func(r *api.VESWRequest) bool { return r.Device == device })
@@ -261,7 +264,7 @@ func (h *Host) Forget(device string) {
 
 // reconsider opens the interface of a port again where its request has changed.
 func (h *Host) reconsider(device string, vesw uint16) {
-	h.cfg.Manage.Do(func() {
+	h.cfg.Subnet.Do(func() {
 		for _, f := range h.funcs {
 			for _, s := range f.slots {
 				if s != nil && s.port != nil && f.a.Name == device && s.vesw == vesw {
@@ -310,12 +313,12 @@ func (h *Host) withdraw(ctx context.Context, r *api.VESWRequest, key string) (fo
 	match := func(o *api.VESWRequest) bool { return o == r || o.Key() == key }
 	ofKey := func(o *api.VESWRequest) bool { return o.Key() == key }
 	if found = h.remove(func(o *api.VESWRequest) bool { return match(o) && !o.Kept() }); found != nil {
-		h.cfg.Keeper.ForgetPorts(ofKey)
+		h.cfg.Intent.ForgetPorts(ofKey)
 		return found, nil
 	}
-	err = h.cfg.Keeper.Edit(ctx, "cannot detach the port", func() error {
+	err = h.cfg.Intent.Edit(ctx, "cannot detach the port", func() error {
 		found = h.remove(match)
-		if forgotten := h.cfg.Keeper.ForgetPorts(ofKey); found == nil && !forgotten {
+		if forgotten := h.cfg.Intent.ForgetPorts(ofKey); found == nil && !forgotten {
 			return &api.Error{Code: api.CodeNotFound, Why: "nothing is attached as " + key, Fix: "weft vesw interfaces"}
 		}
 		return nil

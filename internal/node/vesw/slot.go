@@ -79,7 +79,7 @@ type openedSegment struct {
 
 func newSlot(f *function, vport uint8) *slot {
 	s := &slot{f: f, vport: vport, worker: loop.NewWorker(&f.h.wg)}
-	s.segment = supervisor.New(s.worker, func(g func()) { f.h.cfg.Manage.Post(g) }, s.close)
+	s.segment = supervisor.New(s.worker, func(g func()) { f.h.cfg.Subnet.Post(g) }, s.close)
 	return s
 }
 

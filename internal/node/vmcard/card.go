@@ -58,7 +58,7 @@ func (l cardLane) Watch(k *vhost.Kick) error { return l.c.first().WatchKick(nil,
 func (l cardLane) Unwatch(k *vhost.Kick) { l.c.first().UnwatchKick(k.FD()) }
 
 // Quiesce implements ethdev.Lane.
-func (l cardLane) Quiesce() { l.c.lanes.Quiesce() }
+func (l cardLane) Quiesce() { l.c.cfg.Lanes.Quiesce() }
 
 // newCard completes a request and makes a card without a function.
 func (c *Cards) newCard(want api.NewVM) (*Card, error) {
@@ -81,15 +81,8 @@ func (c *Cards) newCard(want api.NewVM) (*Card, error) {
 		return nil, err
 	}
 	m := &Card{c: c, want: want}
-	m.port, err = ethdev.New(
-		ethdev.Config{
-			Lane:  cardLane{c},
-			Log:   c.cfg.Log.With("vm", want.Name),
-			Pairs: want.Queues,
-			MAC:   mac,
-			Event: m.event,
-		},
-	)
+	m.port, err = ethdev.New(ethdev.Config{Lane: cardLane{c}, Log: c.cfg.Log.With("vm", want.Name), Pairs: want.Queues,
+		MAC: mac, Event: m.event})
 	return m, err
 }
 
@@ -104,13 +97,8 @@ func (m *Card) event(e vnic.SegmentEvent) {
 // Calls of Open and Remove do not overlap.
 func (m *Card) Open() error {
 	cfg := &m.c.cfg
-	c := vhost.Config{
-		New:      m.admit,
-		OnEnd:    m.ended,
-		Limits:   cfg.Sessions.Limits(),
-		OnRefuse: cfg.Sessions.Refused,
-		Share:    cfg.Share(),
-	}
+	c := vhost.Config{New: m.admit, OnEnd: m.ended, Limits: cfg.Sessions.Limits(), OnRefuse: cfg.Sessions.Refused,
+		Share: cfg.Share()}
 	var s *vhost.Server
 	if m.want.Connect != "" {
 		s = vhost.Dial(m.want.Connect, c)

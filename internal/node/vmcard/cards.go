@@ -20,6 +20,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/device/vhost"
+	"weft/internal/node/intent"
 	"weft/internal/node/lane"
 	"weft/internal/node/vesw"
 	"weft/internal/service/vnic"
@@ -33,6 +34,7 @@ type Config struct {
 	Log                 *slog.Logger
 	// Absent is why the node can have no cards, nil: it can.
 	Absent   error
+	Lanes    *lane.Group // the first carries the frames of cards
 	Sessions Sessions
 	// Share is the device socket that shares its quotas with the sockets of cards.
 	Share func() *vhost.Server
@@ -43,8 +45,6 @@ type Config struct {
 	RemoveFunction func(name string) error
 	// Number gives a function the next number.
 	Number func(*hca.Adapter) error
-	// Taken is the error of a name that another device has.
-	Taken error
 	// PortState returns the port of a function in a VESW.
 	PortState func(function uint16) vesw.PortState
 	// AwaitPort returns when done reports true, which is called after each change of a VESW port, or ctx ends.
@@ -65,7 +65,7 @@ type Sessions interface {
 type VESWs interface {
 	VESW(ctx context.Context, name string) (api.VESW, error)
 	AddVESWPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error)
-	DeleteVESWPort(ctx context.Context, name, port string, vport int) error
+	LeaveVESW(ctx context.Context, vesw, device string)
 }
 
 // Keeper keeps the cards in the store.
@@ -81,8 +81,7 @@ type Keeper interface {
 // Cards are the network cards of a node. Its methods may be called on any goroutine but a lane, unless they say
 // otherwise.
 type Cards struct {
-	cfg   Config
-	lanes *lane.Group
+	cfg Config
 
 	mu     sync.Mutex // guards what follows; no other lock is taken while it is held
 	byName map[string]*Card
@@ -93,12 +92,8 @@ var _ vesw.Cards = (*Cards)(nil)
 // New returns no cards.
 func New(c Config) *Cards { return &Cards{cfg: c, byName: make(map[string]*Card)} }
 
-// SetLanes gives the cards the lanes, of which the first carries their frames. It is called once, before the first
-// card.
-func (c *Cards) SetLanes(g *lane.Group) { c.lanes = g }
-
 // first is lane 0.
-func (c *Cards) first() *lane.Lane { return c.lanes.First() }
+func (c *Cards) first() *lane.Lane { return c.cfg.Lanes.First() }
 
 // socketDir holds the sockets of cards, below the node's directory.
 const socketDir = "vm"
@@ -119,7 +114,7 @@ func (c *Cards) Make(want api.NewVM, change *api.FunctionChange, number func(*hc
 	}
 	c.mu.Unlock()
 	if there {
-		return nil, c.cfg.Taken
+		return nil, intent.ErrNameTaken
 	}
 	if err := c.cfg.AddFunction(m, change, number); err != nil {
 		c.forget(m)

@@ -12,11 +12,10 @@ import (
 	"testing"
 
 	"weft/internal/control/api"
+	"weft/internal/node/intent"
 	"weft/internal/node/vesw"
 	"weft/internal/verbs/hca"
 )
-
-var errTaken = errors.New("taken")
 
 // savingKeeper is a Keeper that counts what it saved.
 type savingKeeper struct{ saved int }
@@ -41,13 +40,13 @@ func (noVESWs) VESW(context.Context, string) (api.VESW, error) { return api.VESW
 func (noVESWs) AddVESWPort(context.Context, string, api.VESWPortAdd) (api.VESW, error) {
 	return api.VESW{}, errNotMaster
 }
-func (noVESWs) DeleteVESWPort(context.Context, string, string, int) error { return errNotMaster }
+func (noVESWs) LeaveVESW(context.Context, string, string) {}
 
 // newTestCards returns cards with functions that are never added to a node: fail is the result of adding one.
 func newTestCards(t *testing.T, fail *error) (*Cards, *savingKeeper) {
 	k := &savingKeeper{}
 	var c *Cards
-	c = New(Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Taken: errTaken, Keeper: k, VESWs: noVESWs{},
+	c = New(Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Keeper: k, VESWs: noVESWs{},
 		AddFunction: func(m *Card, _ *api.FunctionChange, _ func(*hca.Adapter) error) error { return *fail },
 		RemoveFunction: func(name string) error {
 			c.Card(name).Remove()
@@ -103,7 +102,7 @@ func TestRefusals(t *testing.T) {
 		want api.NewVM
 		fix  string
 	}{
-		{errTaken, api.NewVM{Name: "a"}, "choose another name"},
+		{intent.ErrNameTaken, api.NewVM{Name: "a"}, "choose another name"},
 		{hca.ErrNoFunction, api.NewVM{Name: "a"}, "start it again"},
 		{errors.New("permission denied"), api.NewVM{Name: "a"}, "choose another --socket"},
 		{nil, api.NewVM{Name: "a", VESW: "blue"}, "weft vm add a without --vesw here"},

@@ -9,9 +9,9 @@ import (
 	"net/http"
 
 	"weft/internal/control/api"
-	"weft/internal/node/subnet"
+	"weft/internal/node/intent"
+	"weft/internal/node/mgmt"
 	"weft/internal/node/vesw"
-	"weft/internal/verbs/hca"
 )
 
 // Operations registers the operations of the control interface.
@@ -66,29 +66,10 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 		}
 	}
 	m, err := c.Make(want, &api.FunctionChange{}, c.cfg.Number)
-	switch {
-	case errors.Is(err, c.cfg.Taken):
-		return nil, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  "there is a device " + want.Name,
-			Fix:  "choose another name",
+	if err != nil {
+		if e := intent.NotAdded(what, want.Name, err); e != err {
+			return nil, e
 		}
-	case errors.Is(err, subnet.ErrNoSwitchPort):
-		return nil, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  err.Error(),
-			Fix:  "delete a device, or start the node with more --switch-ports",
-		}
-	case errors.Is(err, hca.ErrNoFunction):
-		return nil, &api.Error{
-			Code: api.CodeConflict,
-			What: what,
-			Why:  "the node has made as many devices as it can number",
-			Fix:  "start it again",
-		}
-	case err != nil:
 		return nil, &api.Error{Code: api.CodeConflict, What: what, Why: err.Error(), Fix: "choose another --socket"}
 	}
 	if want.VESW != "" {
@@ -102,17 +83,8 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 
 // elsewhere adds to an error the node that can put a card into a VESW, where this one cannot.
 func elsewhere(err error, vesw, name string) error {
-	var e *api.Error
-	if errors.As(err, &e) && e.Code == api.CodeNotMaster {
-		x := *e
-		x.Fix = fmt.Sprintf(
-			"weft vm add %s without --vesw here, then weft vesw port add %s and its port's GUID at that node",
-			name,
-			vesw,
-		)
-		return &x
-	}
-	return err
+	return mgmt.Elsewhere(err, fmt.Sprintf("weft vm add %s without --vesw here, then weft vesw port add %s and its port's GUID "+
+		"at that node", name, vesw))
 }
 
 // remove deletes a card, and takes it out of its VESW.
@@ -124,28 +96,10 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 			if c.cfg.Keeper.Forget(name) {
 				return nil
 			}
-			return &api.Error{
-				Code: api.CodeNotFound,
-				What: what,
-				Why:  "there is no virtual machine " + name,
-				Fix:  "weft vm",
-			}
+			return &api.Error{Code: api.CodeNotFound, What: what, Why: "there is no virtual machine " + name,
+				Fix: "weft vm"}
 		}
-		if v := m.want.VESW; v != "" {
-			var e *api.Error
-			if err := c.cfg.VESWs.DeleteVESWPort(ctx, v, name, -1); err != nil &&
-				!(errors.As(err, &e) && e.Code == api.CodeNotFound) {
-				c.cfg.Log.Warn(
-					"a deleted virtual machine is still wanted in its VESW",
-					"vm",
-					name,
-					"vesw",
-					v,
-					"err",
-					err,
-				)
-			}
-		}
+		c.cfg.VESWs.LeaveVESW(ctx, m.want.VESW, name)
 		return c.cfg.RemoveFunction(name)
 	})
 }
@@ -154,11 +108,9 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 func Notices(list []api.VM) (notices []api.Degraded) {
 	for _, v := range list {
 		if v.VESW == "" && v.VESWNumber == 0 {
-			notices = append(
-				notices,
-				api.Degraded{What: "vm_without_vesw", Why: v.Name + ": its card is in no virtual Ethernet switch",
-					Fix: "weft vesw port add NAME " + v.PortGUID + " where the Ethernet Manager runs"},
-			)
+			notices = append(notices, api.Degraded{What: "vm_without_vesw",
+				Why: v.Name + ": its card is in no virtual Ethernet switch",
+				Fix: "weft vesw port add NAME " + v.PortGUID + " where the Ethernet Manager runs"})
 		}
 		if !v.Guest {
 			notices = append(notices, api.Degraded{What: "vm_without_guest", Why: v.Name + ": " + v.Reason,
