@@ -26,7 +26,7 @@ type functionOperations struct {
 	table     *functionTable
 	editor    *functionEditor
 	intent    *intent.Store
-	network   *mgmt.Network
+	vesws     *mgmt.VESWs
 	cards     *vmcard.Cards
 	ip        *ipif.Host // nil: the node is in no subnet
 	vesw      *vesw.Host // nil: the same
@@ -103,7 +103,7 @@ func (o *functionOperations) createInVESW(ctx context.Context, what string, r *a
 		if o.vesw == nil {
 			return nil, mgmt.ErrNoFabric
 		}
-		if _, err := o.network.VESW(ctx, vesw); err != nil {
+		if _, err := o.vesws.Get(ctx, vesw); err != nil {
 			return nil, deviceElsewhere(err, vesw, r)
 		}
 	}
@@ -117,7 +117,7 @@ func (o *functionOperations) createInVESW(ctx context.Context, what string, r *a
 	case vesw == "":
 		return f, nil
 	}
-	if _, err := o.network.AddVESWPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
+	if _, err := o.vesws.AddPort(ctx, vesw, api.VESWPortAdd{Port: r.Name}); err != nil {
 		return nil, errors.Join(deviceElsewhere(err, vesw, r), o.editor.remove(r.Name))
 	}
 	return f, nil
@@ -230,7 +230,7 @@ func (o *functionOperations) remove(ctx context.Context, what, name string) erro
 			Fix: "weft vm del " + name}
 	}
 	if st := o.vesw.DevicePort(name); st != nil {
-		o.network.LeaveVESW(ctx, st.Requested().VESW(), name)
+		o.vesws.Leave(ctx, st.Requested().VESW(), name)
 	}
 	err := o.editor.remove(name)
 	switch forgotten := o.intent.Forget(name); {

@@ -156,14 +156,9 @@ func (g *ipGroups) degraded() (list []api.Degraded) {
 	for group, v := range g.groups {
 		for i, err := range v.on {
 			if err != nil {
-				list = append(
-					list,
-					api.Degraded{
-						What: "multicast_group",
-						Why:  fmt.Sprintf("%v is not received on interface %d: %v", group.Addr(), i, err),
-						Fix:  "sysctl -w net.ipv4.igmp_max_memberships=1000, if it is for their number, and attach again",
-					},
-				)
+				list = append(list, api.Degraded{What: "multicast_group",
+					Why: fmt.Sprintf("%v is not received on interface %d: %v", group.Addr(), i, err),
+					Fix: "sysctl -w net.ipv4.igmp_max_memberships=1000, if it is for their number, and attach again"})
 			}
 		}
 	}

@@ -72,19 +72,9 @@ func buildVersion() string {
 
 // status describes the node.
 func (r *reporter) status(ctx context.Context) (s api.Status, err error) {
-	s = api.Status{
-		Ready:          r.ready(),
-		Version:        buildVersion(),
-		PID:            os.Getpid(),
-		UID:            os.Geteuid(),
-		Dir:            r.settings.Dir,
-		StartedAt:      r.started,
-		UptimeNS:       time.Since(r.started),
-		WireLocal:      r.settings.WireLocal,
-		RoCEPort:       r.settings.RoCEPort,
-		IdleExitNS:     r.settings.IdleExit,
-		AdapterEnabled: !r.table.adapterIsOff(),
-	}
+	s = api.Status{Ready: r.ready(), Version: buildVersion(), PID: os.Getpid(), UID: os.Geteuid(), Dir: r.settings.Dir,
+		StartedAt: r.started, UptimeNS: time.Since(r.started), WireLocal: r.settings.WireLocal,
+		RoCEPort: r.settings.RoCEPort, IdleExitNS: r.settings.IdleExit, AdapterEnabled: !r.table.adapterIsOff()}
 	s.Devices = r.summaries(s.AdapterEnabled)
 	s.Lanes = r.describeLanes()
 	if s.Sessions, err = r.describeSessions(); err != nil {
@@ -129,12 +119,9 @@ func (r *reporter) summaries(adapterEnabled bool) (list []api.DeviceSummary) {
 		}
 		off, _ := r.table.off(f)
 		mode, why := r.icrc(f)
-		list = append(
-			list,
-			api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(), PortState: describe.PortState(p.State),
-				ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID), Segment: f.segment(), ICRC: mode, ICRCWhy: why,
-				Enabled: !off && adapterEnabled},
-		)
+		list = append(list, api.DeviceSummary{Name: f.a.Name, LinkLayer: p.Link.String(),
+			PortState: describe.PortState(p.State), ActiveMTU: p.MTU.Bytes(), GIDs: gids, LID: uint16(p.LID),
+			Segment: f.segment(), ICRC: mode, ICRCWhy: why, Enabled: !off && adapterEnabled})
 	}
 	return list
 }
@@ -149,31 +136,19 @@ func (r *reporter) describeLanes() (list []api.Lane) {
 	return list
 }
 
-// describeSessions describes the sessions of programs, then those of the node itself. The number of objects is missing where a
-// lane is stuck, which the sessions report as degraded.
+// describeSessions describes the sessions of programs, then those of the node itself. The number of objects is missing
+// where a lane is stuck, which the sessions report as degraded.
 func (r *reporter) describeSessions() (list []api.Session, err error) {
-	add := func(l *lane.Lane, row api.Session, session func() *hca.Session) error {
+	for _, v := range r.sessions.All() {
+		row := api.Session{Owner: v.Owner(), Lane: v.Lane().ID(), Memory: v.Memory()}
 		objects := 0
-		switch err := l.Query(func() { objects = session().Objects() }); {
+		switch err := v.Lane().Query(func() { objects = v.Session().Objects() }); {
 		case err == nil:
 			row.Objects = objects
 		case !errors.Is(err, lane.ErrStuck):
-			return err
+			return list, err
 		}
 		list = append(list, row)
-		return nil
-	}
-	for _, d := range r.sessions.Programs() {
-		row := api.Session{Owner: d.Owner(), Lane: d.Lane().ID(), Memory: d.Memory()}
-		if err := add(d.Lane(), row, func() *hca.Session { return d.Dev.Session() }); err != nil {
-			return list, err
-		}
-	}
-	for _, i := range r.sessions.Internal() {
-		row := api.Session{Owner: i.Owner(), Lane: i.Lane().ID(), Memory: "node"}
-		if err := add(i.Lane(), row, func() *hca.Session { return i.Session() }); err != nil {
-			return list, err
-		}
 	}
 	return list, nil
 }

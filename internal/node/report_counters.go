@@ -12,6 +12,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/fabric/link/roceframe"
 	"weft/internal/node/control"
+	"weft/internal/node/session"
 	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 )
@@ -82,23 +83,16 @@ func (r *reporter) counters(ctx context.Context) (list []api.Counter, err error)
 		return nil, err
 	}
 	list = append(list, more...)
-	for _, d := range r.sessions.Programs() {
-		err := d.Lane().Query(func() {
-			fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
-			for _, q := range d.Dev.Session().Inspect().QPs {
-				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
+	for _, v := range r.sessions.All() {
+		err := v.Lane().Query(func() {
+			if d, program := v.(*session.Session); program {
+				fields(add, api.ScopeSession, fmt.Sprint(d.Serial()), &d.Dev.Stats)
+			}
+			for _, q := range v.Session().Inspect().QPs {
+				fields(add, api.ScopeQP, fmt.Sprint(q.Num), &q.Counters)
 			}
 		})
 		if err != nil {
-			return nil, err
-		}
-	}
-	for _, i := range r.sessions.Internal() {
-		if err := i.Lane().Query(func() {
-			for _, q := range i.Session().Inspect().QPs {
-				fields(add, api.ScopeQP, fmt.Sprintf("%d", q.Num), &q.Counters)
-			}
-		}); err != nil {
 			return nil, err
 		}
 	}

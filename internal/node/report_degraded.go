@@ -66,53 +66,31 @@ func (r *reporter) lanesDegraded() (list []api.Degraded, err error) {
 func (r *reporter) portsDegraded() (list []api.Degraded) {
 	adapterOff := r.table.adapterIsOff()
 	if adapterOff {
-		list = append(
-			list,
-			api.Degraded{
-				What: "adapter_disabled",
-				Why:  "the physical function disabled the adapter: every port is down, nothing is sent or received",
-				Fix:  "weft dev set " + r.table.physical() + " --adapter=enabled",
-			},
-		)
+		list = append(list, api.Degraded{What: "adapter_disabled",
+			Why: "the physical function disabled the adapter: every port is down, nothing is sent or received",
+			Fix: "weft dev set " + r.table.physical() + " --adapter=enabled"})
 	}
 	for _, f := range r.table.all() {
 		p := f.a.Port()
-		switch off, _ := r.table.off(f); {
+		d := api.Degraded{What: "port_not_active"}
+		off, _ := r.table.off(f)
+		switch {
 		case off:
-			list = append(
-				list,
-				api.Degraded{
-					What: "device_disabled",
-					Why:  f.a.Name + ": its port is down",
-					Fix:  "weft dev set " + f.a.Name + " --enabled",
-				},
-			)
-		case adapterOff:
-		case f.st != nil && p.State != ib.PortActive:
-			list = append(
-				list,
-				api.Degraded{
-					What: "port_not_active",
-					Why: fmt.Sprintf(
-						"%s: port is %s, %s",
-						f.a.Name,
-						describe.PortState(p.State),
-						f.st.Describe().CarrierReason,
-					),
-					Fix: "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() +
-						" where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces",
-				},
-			)
-		case p.State != ib.PortActive:
-			list = append(
-				list,
-				api.Degraded{
-					What: "port_not_active",
-					Why:  fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), whyNotActive(p)),
-					Fix:  r.fixNotActive(f.a.NodeGUID + 1),
-				},
-			)
+			d = api.Degraded{What: "device_disabled", Why: f.a.Name + ": its port is down",
+				Fix: "weft dev set " + f.a.Name + " --enabled"}
+		case adapterOff || p.State == ib.PortActive:
+			continue
+		case f.st != nil:
+			d.Why = f.st.Describe().CarrierReason
+			d.Fix = "weft vesw port add NAME " + (f.a.NodeGUID + 1).String() +
+				" where the Ethernet Manager runs, if it is in no VESW; weft vesw interfaces"
+		default:
+			d.Why, d.Fix = whyNotActive(p), r.fixNotActive(f.a.NodeGUID+1)
 		}
+		if !off {
+			d.Why = fmt.Sprintf("%s: port is %s, %s", f.a.Name, describe.PortState(p.State), d.Why)
+		}
+		list = append(list, d)
 	}
 	return list
 }
@@ -121,14 +99,9 @@ func (r *reporter) portsDegraded() (list []api.Degraded) {
 func (r *reporter) addressesDegraded() (list []api.Degraded) {
 	table := r.host()
 	for _, p := range table.Absent {
-		list = append(
-			list,
-			api.Degraded{
-				What: "roce_interface",
-				Why:  r.table.device + ": no interface " + p + " is up with an address",
-				Fix:  "ip addr; or start the node with another --roce-interfaces",
-			},
-		)
+		list = append(list, api.Degraded{What: "roce_interface",
+			Why: r.table.device + ": no interface " + p + " is up with an address",
+			Fix: "ip addr; or start the node with another --roce-interfaces"})
 	}
 	if table.Left > 0 {
 		list = append(list, api.Degraded{What: "gid_table_full",

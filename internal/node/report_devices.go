@@ -5,7 +5,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 
 	"weft/internal/control/api"
@@ -23,39 +22,21 @@ func (r *reporter) devices(context.Context) ([]api.Device, error) {
 	list := []api.Device{}
 	for _, f := range r.table.all() {
 		p := f.a.Port()
-		port := api.Port{
-			Number:    1,
-			State:     describe.PortState(p.State),
-			PhysState: describe.PhysState(p.Phys),
-			LinkLayer: p.Link.String(),
-			MaxMTU:    p.MaxMTU.Bytes(),
-			ActiveMTU: p.MTU.Bytes(),
-			LID:       uint16(p.LID),
-			LMC:       p.LMC,
-			SMLID:     uint16(p.SMLID),
-		}
+		port := api.Port{Number: 1, State: describe.PortState(p.State), PhysState: describe.PhysState(p.Phys),
+			LinkLayer: p.Link.String(), MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.MTU.Bytes(), LID: uint16(p.LID),
+			LMC: p.LMC, SMLID: uint16(p.SMLID), Segment: f.segment()}
 		off, adapterOff := r.table.off(f)
-		d := api.Device{
-			Name:           f.a.Name,
-			NodeGUID:       f.a.NodeGUID.String(),
-			SysImageGUID:   r.identity.String(),
-			NodeType:       "CA",
-			Firmware:       buildVersion(),
-			Enabled:        !off,
-			AdapterEnabled: !adapterOff,
-		}
-		port.Segment = f.segment()
+		d := api.Device{Name: f.a.Name, NodeGUID: f.a.NodeGUID.String(), SysImageGUID: r.identity.String(),
+			NodeType: "CA", Firmware: buildVersion(), Enabled: !off, AdapterEnabled: !adapterOff}
 		if f.st != nil {
-			nativeTables(&port, p)
-			for i := range port.GIDs {
-				port.GIDs[i].Type = "RoCE v2"
-			}
-			port.PKeys, port.Ethernet = nil, f.st.Describe()
+			addGIDRows(&port, p, "RoCE v2")
+			port.Ethernet = f.st.Describe()
 		} else if p.Link == ib.LinkEthernet {
 			d.NodeGUID, d.SysImageGUID = t.NodeGUID.String(), t.NodeGUID.String()
 			ethernetGIDs(&port, t)
 		} else {
-			nativeTables(&port, p)
+			addGIDRows(&port, p, "IB")
+			addPKeys(&port, p)
 		}
 		d.Ports = []api.Port{port}
 		list = append(list, d)
@@ -76,31 +57,25 @@ func ethernetGIDs(port *api.Port, t *hostnet.Table) {
 		if port.NetDev == "" && !e.LocalOnly {
 			port.NetDev = e.Interface
 		}
-		port.GIDs = append(
-			port.GIDs,
-			api.GID{
-				Index:   i,
-				GID:     e.GID.String(),
-				Address: e.GID.Addr().String(),
-				Type:    "RoCE v2",
-				NetDev:  e.Interface,
-			},
-		)
+		port.GIDs = append(port.GIDs, api.GID{Index: i, GID: e.GID.String(), Address: e.GID.Addr().String(),
+			Type: "RoCE v2", NetDev: e.Interface})
 	}
 }
 
-func nativeTables(port *api.Port, p *hca.Port) {
+// addGIDRows adds the GIDs of a port that has no network interface of the host.
+func addGIDRows(port *api.Port, p *hca.Port, kind string) {
 	for i, g := range p.GIDs {
 		if !g.GID.IsZero() {
-			port.GIDs = append(
-				port.GIDs,
-				api.GID{Index: i, GID: g.GID.String(), Address: g.GID.Addr().String(), Type: "IB"},
-			)
+			port.GIDs = append(port.GIDs, api.GID{Index: i, GID: g.GID.String(), Address: g.GID.Addr().String(),
+				Type: kind})
 		}
 	}
+}
+
+func addPKeys(port *api.Port, p *hca.Port) {
 	for i, k := range p.PKeys {
 		if k != 0 {
-			port.PKeys = append(port.PKeys, api.PKey{Index: i, PKey: fmt.Sprintf("0x%04x", uint16(k))})
+			port.PKeys = append(port.PKeys, api.PKey{Index: i, PKey: describe.PKey(k)})
 		}
 	}
 }

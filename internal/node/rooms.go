@@ -60,7 +60,8 @@ func (n *Node) openRooms() error {
 	n.openFunctions()
 	n.openReports()
 	n.lanes.Start()
-	n.cm.Start(conn.Rooms{Lanes: n.lanes, Subnet: n.sub, Links: n.ip, Ethernet: n.vesw.EthernetPorts}) // ends with close
+	// It ends with close.
+	n.cm.Start(conn.Rooms{Lanes: n.lanes, Subnet: n.sub, Links: n.ip, Ethernet: n.vesw.EthernetPorts})
 	return nil
 }
 
@@ -185,14 +186,15 @@ func (n *Node) openInterfaces(params ipoib.Params) {
 // openFunctions makes the editor of functions, the network cards of virtual machines, and the operations on functions.
 func (n *Node) openFunctions() {
 	n.editor = &functionEditor{dir: n.cfg.Dir, perm: n.perm, identity: n.identity, wireLocal: n.cfg.WireLocal,
-		spin: n.cfg.Spin, functions: n.all, table: n.funcs, tree: n.tree, sessions: n.sessions, lanes: n.lanes, ip: n.ip}
+		spin: n.cfg.Spin, functions: n.all, table: n.funcs, tree: n.tree, sessions: n.sessions, lanes: n.lanes,
+		ip: n.ip}
 	if n.sub != nil {
 		n.editor.board = n.sub
 	}
 	c := vmcard.Config{Dir: n.cfg.Dir, SocketPerm: n.perm.socket(), DirPerm: n.perm.dir(), Log: n.log, Lanes: n.lanes,
 		Sessions: n.sessions, Share: func() *vhost.Server { return n.funcs.all()[0].socket },
 		RemoveFunction: n.editor.remove, Number: n.all.Add, PortState: n.vesw.PortState, AwaitPort: n.vesw.Await,
-		VESWs: n.mgmt, Keeper: n.intent}
+		VESWs: &n.mgmt.VESWs, Keeper: n.intent}
 	if n.sub == nil {
 		c.Absent = mgmt.ErrNoFabric
 	}
@@ -206,7 +208,7 @@ func (n *Node) openFunctions() {
 	n.cards = vmcard.New(c)
 	n.editor.cards = n.cards
 	n.functionOps = &functionOperations{functions: n.all, table: n.funcs, editor: n.editor, intent: n.intent,
-		network: n.mgmt, cards: n.cards, ip: n.ip, vesw: n.vesw}
+		vesws: &n.mgmt.VESWs, cards: n.cards, ip: n.ip, vesw: n.vesw}
 }
 
 // openReports makes the reports.
@@ -219,8 +221,8 @@ func (n *Node) openReports() {
 
 // restore finds out where the intent is kept, and restores it.
 func (n *Node) restore(ctx context.Context) {
-	n.intent.Start(ctx, &contents{functions: n.all, table: n.funcs, editor: n.editor, ops: n.functionOps, cards: n.cards,
-		ip: n.ip, vesw: n.vesw})
+	n.intent.Start(ctx, &contents{functions: n.all, table: n.funcs, editor: n.editor, ops: n.functionOps,
+		cards: n.cards, ip: n.ip, vesw: n.vesw})
 }
 
 // firstNative is the device of the physical function's InfiniBand port.

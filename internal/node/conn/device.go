@@ -15,6 +15,7 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/session"
+	"weft/internal/node/subnet"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
@@ -230,9 +231,7 @@ func (d *Device) Close(mono.Time) {}
 // portChanged has memberships renewed that a subnet administration may have forgotten. The
 // management goroutine calls it.
 func (d *Device) portChanged(a *hca.Adapter, events []ib.Event) {
-	if slices.ContainsFunc(events, func(e ib.Event) bool {
-		return e == ib.EventReregister || e == ib.EventSMChange || e == ib.EventLIDChange || e == ib.EventPortActive
-	}) {
+	if slices.ContainsFunc(events, subnet.LosesRegistrations) {
 		f := a.Number()
 		d.s.Post(func(mono.Time) { d.groups.rejoin(f) })
 	}

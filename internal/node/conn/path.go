@@ -54,7 +54,8 @@ func (s *Service) Bound(a netip.Addr) (cm.Address, error) {
 // first of them only.
 func (s *Service) Has(function uint16, a netip.Addr) bool {
 	a = a.Unmap().WithZone("")
-	_, ok := s.rooms.Links.Lookup(func(l *Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function })
+	has := func(l *Address) bool { return l.Prefix.Addr() == a && l.Adapter.Number() == function }
+	_, ok := s.rooms.Links.Lookup(has)
 	return ok
 }
 

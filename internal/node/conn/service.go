@@ -14,7 +14,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
-	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/node/lane"
@@ -74,23 +73,19 @@ type Rooms struct {
 	Ethernet iter.Seq2[*hca.Adapter, []netip.Prefix]
 }
 
-// Service runs the node's communication manager (docs/notes/cm.md): one goroutine, run, owns it and its tasks, and
+// Service runs the node's communication manager (docs/notes/cm.md): one goroutine owns it and its tasks, and
 // reaches queue pair 1 of InfiniBand ports by the management goroutine, of Ethernet ports by lane 0. It waits for
 // neither.
 type Service struct {
-	cfg   Config
-	rooms Rooms // set by Start
-	inbox chan arrival
-	stats Stats
-	queue *loop.Queue
-	wake  chan struct{}
-	end   chan struct{} // closed to end run
+	cfg    Config
+	rooms  Rooms // set by Start
+	server *loop.Server[arrival]
+	stats  Stats
 
 	// dev is the rdma_cm device, nil before programs are served.
 	dev atomic.Pointer[Device]
 
 	// Of the goroutine.
-	now   mono.Time // of the turn
 	mgr   *cm.Manager
 	known map[uint16]knownPort
 	local []arrival // for ports of this node
@@ -137,14 +132,7 @@ const inboxLen = 1024
 
 // New returns a service that does not run yet.
 func New(c Config) *Service {
-	s := &Service{cfg: c, inbox: make(chan arrival, inboxLen), wake: make(chan struct{}, 1), end: make(chan struct{}),
-		known: map[uint16]knownPort{}}
-	s.queue = loop.NewQueue(func() {
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
-	})
+	s := &Service{cfg: c, server: loop.NewServer[arrival](inboxLen), known: map[uint16]knownPort{}}
 	var seed [32]byte
 	crand.Read(seed[:])
 	s.mgr = cm.New(cm.Config{Rand: rand.New(rand.NewChaCha8(seed))}, s)
@@ -154,15 +142,16 @@ func New(c Config) *Service {
 // Start starts the goroutine, which Close ends. The lanes run.
 func (s *Service) Start(r Rooms) {
 	s.rooms = r
-	go s.run()
+	handle := func(now mono.Time, in *arrival) { s.mgr.Handle(now, in.function, &in.d) }
+	go s.server.Serve(s.cfg.Now, s.turn, handle, s.finish)
 }
 
 // Post lets the goroutine run f soon. It never waits; where the goroutine has ended, nothing happens.
-func (s *Service) Post(f func(now mono.Time)) { s.queue.Post(func() { f(s.now) }) }
+func (s *Service) Post(f func(now mono.Time)) { s.server.Post(func() { f(s.cfg.Now()) }) }
 
 // Do runs f on the goroutine and waits for it; loop.ErrStopped where that has ended. Neither lanes nor the management
 // goroutine may call it.
-func (s *Service) Do(f func(now mono.Time)) error { return s.queue.Do(func() { f(s.now) }) }
+func (s *Service) Do(f func(now mono.Time)) error { return s.server.Do(func() { f(s.cfg.Now()) }) }
 
 // Manager is the communication manager, which belongs to the goroutine.
 func (s *Service) Manager() *cm.Manager { return s.mgr }
@@ -170,43 +159,8 @@ func (s *Service) Manager() *cm.Manager { return s.mgr }
 // Add adds a task; it runs on the goroutine.
 func (s *Service) Add(t Task) { s.tasks = append(s.tasks, t) }
 
-// run is the goroutine.
-func (s *Service) run() {
-	defer s.queue.Stop()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		wait := time.Hour
-		if d := s.turn(); d != 0 {
-			wait = max(0, d.Sub(s.cfg.Now()))
-		}
-		timer.Reset(wait)
-		select {
-		case <-s.end:
-			s.finish()
-			return
-		case in := <-s.inbox:
-			s.mgr.Handle(s.cfg.Now(), in.function, &in.d)
-		case <-s.wake:
-		case <-timer.C:
-		}
-	}
-}
-
 // turn does what waits, and returns when there will be something again.
-func (s *Service) turn() mono.Time {
-	now := s.cfg.Now()
-	s.now = now
-	for range inboxLen {
-		select {
-		case in := <-s.inbox:
-			s.mgr.Handle(now, in.function, &in.d)
-			continue
-		default:
-		}
-		break
-	}
-	s.queue.Drain()
+func (s *Service) turn(now mono.Time) mono.Time {
 	for {
 		s.send(now)
 		var d mono.Time
@@ -220,9 +174,8 @@ func (s *Service) turn() mono.Time {
 }
 
 // finish ends what is left, and notifies the peers.
-func (s *Service) finish() {
-	s.turn()
-	now := s.cfg.Now()
+func (s *Service) finish(now mono.Time) {
+	s.turn(now)
 	for _, t := range s.tasks {
 		t.Close(now)
 	}
@@ -232,8 +185,7 @@ func (s *Service) finish() {
 
 // Close ends the goroutine. The management goroutine and the lanes run.
 func (s *Service) Close() {
-	close(s.end)
-	<-s.queue.Stopped()
+	s.server.Close()
 	if s.rooms.Subnet != nil {
 		s.rooms.Subnet.Do(func() {}) // what it sent is on its way
 	}
@@ -368,9 +320,7 @@ func hasKey(table []ib.PKey, k ib.PKey) bool {
 
 // arrived enqueues a datagram; any goroutine may call it.
 func (s *Service) arrived(in arrival) {
-	select {
-	case s.inbox <- in:
-	default:
+	if !s.server.Offer(in) {
 		s.stats.DropInbox.Add(1)
 	}
 }

@@ -32,19 +32,12 @@ func (n *Inspector) Register(mux *http.ServeMux) {
 }
 
 func (n *Inspector) getResources(context.Context) (r api.Resources, err error) {
-	for _, d := range n.Sessions.Programs() {
-		var i hca.Info
-		if err := d.Lane().Query(func() { i = d.Dev.Session().Inspect() }); err != nil {
-			return r, err
-		}
-		resources(&r, d.Owner(), d.Kind, &i)
-	}
-	for _, v := range n.Sessions.Internal() {
+	for _, v := range n.Sessions.All() {
 		var i hca.Info
 		if err := v.Lane().Query(func() { i = v.Session().Inspect() }); err != nil {
 			return r, err
 		}
-		resources(&r, v.Owner(), func(mem.Space) string { return "node" }, &i)
+		resources(&r, v.Owner(), v.Kind, &i)
 	}
 	slices.SortFunc(r.QPs, func(a, b api.QP) int { return cmp.Compare(a.LQPN, b.LQPN) })
 	r.CMIDs = n.Identifiers()
@@ -174,14 +167,11 @@ func (n *Inspector) nameOwners(groups []*api.Group) error {
 		session uint32
 	}
 	owners := map[key]api.Owner{}
-	for _, d := range n.Sessions.Programs() {
-		o := d.Owner()
-		if err := d.Lane().Query(func() { owners[key{o.Device, uint32(d.Dev.Session().Number())}] = o }); err != nil {
+	for _, v := range n.Sessions.All() {
+		o := v.Owner()
+		if err := v.Lane().Query(func() { owners[key{o.Device, uint32(v.Session().Number())}] = o }); err != nil {
 			return err
 		}
-	}
-	for _, r := range n.Sessions.Internal() {
-		owners[key{r.Owner().Device, uint32(r.Session().Number())}] = r.Owner()
 	}
 	for _, g := range groups {
 		for i := range g.QPs {

@@ -7,12 +7,14 @@
 package describe
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"weft/internal/control/api"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 )
 
 // PKey is the text of a P_Key.
@@ -46,6 +48,17 @@ func Gbps(r ib.Rate) float64 {
 // Invalid is the error of a request that cannot be granted as it is.
 func Invalid(fix, format string, args ...any) error {
 	return &api.Error{Code: api.CodeInvalid, Why: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+// NotFound is the error of a request for something that is not there.
+func NotFound(fix, format string, args ...any) error {
+	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf(format, args...), Fix: fix}
+}
+
+// Problem is the error of a request that failed for a reason: with the reason's fix, or else with another one.
+func Problem(code api.Code, what string, err error, fix string) error {
+	p := problem.Of("", err)
+	return &api.Error{Code: code, What: what, Why: problem.Text(p.What, p.Why, ""), Fix: cmp.Or(p.Fix, fix)}
 }
 
 // ParseGUID reads a GUID as tools print it: with colons, or after 0x.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package intent keeps the intent for the node's functions in the store: which there are, under which numbers, from
-// which their GUIDs follow, and all settings that were requested of each; and the requests for IP links and for ports of
-// virtual Ethernet switches. A node that starts again reads it back (docs/notes/fabric.md).
+// which their GUIDs follow, and all settings that were requested of each; and the requests for IP links and for ports
+// of virtual Ethernet switches. A node that starts again reads it back (docs/notes/fabric.md).
 //
-// What comes in: edits of the rooms that have such requests. What goes out: one entry of the store, and at the start what
-// the entry has, to Contents. Rooms call it on goroutines that may wait, no lane and not the management goroutine. It
-// does not make or change anything itself.
+// What comes in: edits of the rooms that have such requests. What goes out: one entry of the store, and at the start
+// what the entry has, to Contents. Rooms call it on goroutines that may wait, no lane and not the management goroutine.
+// It does not make or change anything itself.
 package intent
 
 import (

@@ -170,8 +170,7 @@ func (f *feed) read(from ipoib.Backend, end <-chan struct{}) error {
 
 // polled is a device that a lane reads by itself: each packet wakes the lane directly.
 type polled interface {
-	ipoib.Backend
-	// TryReadBatch is ReadBatch that does not wait. more reports that packets are left.
+	// TryReadBatch is ipoib.Backend's ReadBatch that does not wait. more reports that packets are left.
 	TryReadBatch(bufs [][]byte, sizes []int, hops []netip.Addr, offset int) (n int, more bool, err error)
 	// Control calls f with a descriptor that is readable while packets wait.
 	Control(f func(fd int) error) error

@@ -9,7 +9,6 @@ import (
 
 	"weft/internal/control/api"
 	"weft/internal/node/describe"
-	"weft/internal/proto/problem"
 	"weft/internal/proto/wire"
 )
 
@@ -58,9 +57,8 @@ func (h *Host) Add(ctx context.Context, r api.IPRequest) (list []api.IPLink, err
 	if failure == nil {
 		return list, err
 	}
-	p := problem.Of("", failure)
 	_ = h.withdraw(context.WithoutCancel(ctx), []*request{q})
-	return nil, &api.Error{Code: api.CodeConflict, What: cannotAdd, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
+	return nil, describe.Problem(api.CodeConflict, cannotAdd, failure, "")
 }
 
 // failureOf is the reason for which no link of a request has a network device; nil where one has, or may get one.
@@ -121,8 +119,7 @@ func (h *Host) Delete(ctx context.Context, d api.IPLinkDelete) error {
 	}
 	h.mu.Unlock()
 	if len(found)+len(kept) == 0 {
-		return &api.Error{Code: api.CodeNotFound, Why: "there is no request for IP links of " + d.Name,
-			Fix: "weft ipoib"}
+		return describe.NotFound("weft ipoib", "there is no request for IP links of %s", d.Name)
 	}
 	return h.withdraw(ctx, found, kept...)
 }
@@ -189,5 +186,5 @@ func (h *Host) withdraw(ctx context.Context, list []*request, unrestoredKeys ...
 }
 
 func errNoLink(name string) error {
-	return &api.Error{Code: api.CodeNotFound, Why: "there is no IP link " + name, Fix: "weft ipoib"}
+	return describe.NotFound("weft ipoib", "there is no IP link %s", name)
 }

@@ -85,7 +85,8 @@ func (l *iface) start() {
 		// A connection that ends may go a little later than another one comes.
 		qps, mtu = connSessions+2*uint32(l.cfg.Params.MaxConns), connected.MTU
 	}
-	s, err := h.cfg.Sessions.OpenInternal(l.adapter, sessionName, qps, func(e ib.Event, object uint32) { a.failed(e, object) })
+	failed := func(e ib.Event, object uint32) { a.failed(e, object) }
+	s, err := h.cfg.Sessions.OpenInternal(l.adapter, sessionName, qps, failed)
 	if err != nil {
 		err = errors.New("no session: " + err.Error())
 		if h.setFailure(l, err) {

@@ -339,8 +339,8 @@ func (h *Host) toward(name string, addr netip.Addr) (found *iface, err error) {
 		}
 	}
 	if found == nil {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "no IP link has a prefix with " + addr.String(),
-			Fix: "weft ipoib path --link LINK " + addr.String()}
+		return nil, describe.NotFound("weft ipoib path --link LINK "+addr.String(), "no IP link has a prefix with %v",
+			addr)
 	}
 	return found, nil
 }
@@ -420,8 +420,7 @@ func (h *Host) change(ctx context.Context, name string, a api.IPAction) error {
 	case api.IPPurgeShadow:
 		do = func(now mono.Time, engine *ipoib.Link) error {
 			if engine.PurgeShadow(now, hw) == 0 && !hw.IsZero() {
-				return &api.Error{Code: api.CodeNotFound, Why: "there is no resolved entry of " + hw.String(),
-					Fix: "weft ipoib shadow " + name}
+				return describe.NotFound("weft ipoib shadow "+name, "there is no resolved entry of %v", hw)
 			}
 			return nil
 		}

@@ -158,21 +158,14 @@ func (h *Host) parse(r api.IPRequest) (q *request, params ipoib.Params, err erro
 		}
 		q.keys = append(q.keys, k)
 	}
-	for _, a := range r.Addrs {
-		v, err := netip.ParsePrefix(a)
-		if err != nil {
-			return nil, params, describe.Invalid(addHelp, "%v", err)
-		}
-		q.addrs = append(q.addrs, v)
+	var routes []netstack.Route
+	if q.addrs, routes, err = stack.Parse(r.Addrs, r.Routes); err != nil {
+		return nil, params, describe.Invalid(addHelp, "%v", err)
 	}
-	for _, s := range r.Routes {
-		dst, via, err := stack.ParseRoute(s)
-		if err != nil {
-			return nil, params, describe.Invalid(addHelp, "%v", err)
-		}
-		v := tun.Route{Dst: dst}
-		if via.IsValid() {
-			v.Via = []netip.Addr{via}
+	for _, r := range routes {
+		v := tun.Route{Dst: r.Dst}
+		if r.Via.IsValid() {
+			v.Via = []netip.Addr{r.Via}
 		}
 		q.routes = append(q.routes, v)
 	}
@@ -187,8 +180,7 @@ func (h *Host) add(r api.IPRequest) (*request, error) {
 	}
 	if r.Device != "" && !slices.ContainsFunc(h.cfg.Adapters(),
 		func(a *hca.Adapter) bool { return a.Name == r.Device }) {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + r.Device,
-			Fix: "weft dev"}
+		return nil, describe.NotFound("weft dev", "there is no InfiniBand device %s", r.Device)
 	}
 	q.driver = ipoib.NewDriver(params, q)
 	if e := h.cfg.Subnet.Do(func() {

@@ -212,14 +212,12 @@ func (n *Network) findPath(ctx context.Context, q api.PathQuery) (v api.Path, er
 			return v, err
 		}
 		if ends[i] = t.PortByGUID(guid); ends[i].IsNone() {
-			return v, &api.Error{Code: api.CodeNotFound, Why: "the subnet has no port " + guid.String(),
-				Fix: "weft fabric nodes"}
+			return v, describe.NotFound("weft fabric nodes", "the subnet has no port %v", guid)
 		}
 	}
 	w, ok := t.Walk(ends[0], t.Port(ends[1]).Info.LID, true)
 	if !ok {
-		return v, &api.Error{Code: api.CodeNotFound, Why: "the forwarding tables do not lead from " + from + " to " +
-			to, Fix: "weft fabric sweep"}
+		return v, describe.NotFound("weft fabric sweep", "the forwarding tables do not lead from %s to %s", from, to)
 	}
 	v = api.Path{From: endOf(t, ends[0]), To: endOf(t, ends[1]), MTU: describe.MTU(w.MTU), Gbps: describe.Gbps(w.Rate)}
 	for _, r := range w.Ports {
@@ -336,7 +334,7 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 		s := n.manager.Status()
 		elected, problems = s.Elected, len(s.Problems)
 	})
-	list = append(list, n.vesw.degraded()...)
+	list = append(list, n.VESWs.degraded()...)
 	if problems > 0 {
 		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems),
 			Fix: "weft sm"})

@@ -5,7 +5,6 @@ package mgmt
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -46,7 +45,7 @@ func (n *Network) partitions(ctx context.Context) (list []api.Partition, err err
 	if err != nil {
 		return nil, err
 	}
-	v, err := n.vesw.intent(ctx, "weft pkey list")
+	v, err := n.VESWs.intent(ctx, "weft pkey list")
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +108,7 @@ func (n *Network) addPartition(ctx context.Context, want api.Partition) (api.Par
 	if err := n.editable(ctx, "weft pkey add"); err != nil {
 		return want, err
 	}
-	if err := n.vesw.keyTaken(ctx, key); err != nil {
+	if err := n.VESWs.keyTaken(ctx, key); err != nil {
 		return want, err
 	}
 	var members []sm.Member
@@ -189,15 +188,14 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 		}
 		guids = append(guids, guid)
 	}
-	taken := n.vesw.keyTaken(ctx, key)
+	taken := n.VESWs.keyTaken(ctx, key)
 	err = n.edit(ctx, func(i *manager.Intent) error {
 		j := partition(i, key)
 		if j < 0 && taken != nil {
 			return taken
 		}
 		if j < 0 {
-			return &api.Error{Code: api.CodeNotFound, Why: "there is no partition " + describe.PKey(key),
-				Fix: "weft pkey list"}
+			return describe.NotFound("weft pkey list", "there is no partition %s", describe.PKey(key))
 		}
 		if len(names) == 0 {
 			i.Subnet.Partitions = slices.Delete(i.Subnet.Partitions, j, j+1)
@@ -210,8 +208,7 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 		for _, g := range guids {
 			k := slices.IndexFunc(p.Members, func(m sm.Member) bool { return m.PortGUID == g })
 			if k < 0 {
-				return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %v is no member of %s", g, p.Name),
-					Fix: "weft pkey list"}
+				return describe.NotFound("weft pkey list", "port %v is no member of %s", g, p.Name)
 			}
 			p.Members = slices.Delete(p.Members, k, k+1)
 		}
@@ -259,8 +256,7 @@ func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	if !remote || isGUID && own == n.cfg.GUID {
 		port, ok := n.cfg.DevicePort(device)
 		if !ok {
-			return 0, &api.Error{Code: api.CodeNotFound,
-				Why: fmt.Sprintf("%q is no GUID, and this node has no such InfiniBand device", name), Fix: "weft dev"}
+			return 0, describe.NotFound("weft dev", "%q is no GUID, and this node has no such InfiniBand device", name)
 		}
 		return port, nil
 	}
@@ -280,8 +276,7 @@ func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return 0, &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no device %q", name),
-			Fix: "weft fabric nodes"}
+		return 0, describe.NotFound("weft fabric nodes", "the subnet has no device %q", name)
 	}
 	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
 }
@@ -388,8 +383,7 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 	return n.edit(ctx, func(i *manager.Intent) error {
 		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
 		if k < 0 {
-			return &api.Error{Code: api.CodeNotFound, Why: "no such group was asked for by weft mcast join",
-				Fix: "weft mcast groups"}
+			return describe.NotFound("weft mcast groups", "no such group was asked for by weft mcast join")
 		}
 		if len(g.Members) == 0 {
 			i.Groups = slices.Delete(i.Groups, k, k+1)
@@ -399,8 +393,7 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 			o := &i.Groups[k]
 			x := slices.IndexFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
 			if x < 0 {
-				return &api.Error{Code: api.CodeNotFound,
-					Why: fmt.Sprintf("port %v was not joined by weft mcast join", m.PortGUID), Fix: "weft mcast groups"}
+				return describe.NotFound("weft mcast groups", "port %v was not joined by weft mcast join", m.PortGUID)
 			}
 			o.Members = slices.Delete(o.Members, x, x+1)
 		}

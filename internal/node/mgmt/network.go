@@ -9,7 +9,6 @@
 package mgmt
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -45,9 +44,10 @@ type Config struct {
 // Network is the management of a subnet by its node. Its methods may be called on any goroutine but lanes and the
 // management goroutine, after Start.
 type Network struct {
-	cfg  Config
-	sub  *subnet.Subnet
-	vesw vesws
+	cfg Config
+	sub *subnet.Subnet
+	// VESWs has the virtual Ethernet switches of the subnet.
+	VESWs VESWs
 
 	// Set by Start.
 	store       store.Store // nil: there is none
@@ -60,7 +60,7 @@ type Network struct {
 // New returns a management that is not started.
 func New(c Config) *Network {
 	n := &Network{cfg: c, sub: c.Subnet}
-	n.vesw.n = n
+	n.VESWs.n = n
 	return n
 }
 
@@ -146,36 +146,13 @@ func (n *Network) Register(mux *http.ServeMux) {
 	api.Handle(mux, api.GetStore, api.NoInput(n.getStore))
 	api.Handle(mux, api.ListStoreEntries, n.storeEntries)
 
-	api.Handle(mux, api.ListVESWs, api.NoInput(n.vesw.list))
-	api.Handle(mux, api.GetVESW, n.vesw.get)
-	api.Handle(mux, api.CreateVESW, n.vesw.create)
-	api.Handle(mux, api.ChangeVESW, api.ByName(n.vesw.change))
-	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.vesw.delete))
-	api.Handle(mux, api.AddVESWPort, api.ByName(n.vesw.addPort))
-	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.vesw.deletePort))
-}
-
-// VESW describes the virtual Ethernet switch with a name or an identifier.
-func (n *Network) VESW(ctx context.Context, name string) (api.VESW, error) {
-	return n.vesw.get(ctx, name)
-}
-
-// AddVESWPort adds a port to a virtual Ethernet switch.
-func (n *Network) AddVESWPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error) {
-	return n.vesw.addPort(ctx, name, p)
-}
-
-// LeaveVESW takes a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is in none. The
-// device is deleted even where that fails.
-func (n *Network) LeaveVESW(ctx context.Context, vesw, device string) {
-	if vesw == "" {
-		return
-	}
-	var e *api.Error
-	err := n.vesw.removePort(ctx, vesw, device, -1)
-	if err != nil && !(errors.As(err, &e) && e.Code == api.CodeNotFound) {
-		n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
-	}
+	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs.list))
+	api.Handle(mux, api.GetVESW, n.VESWs.Get)
+	api.Handle(mux, api.CreateVESW, n.VESWs.create)
+	api.Handle(mux, api.ChangeVESW, api.ByName(n.VESWs.change))
+	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.VESWs.delete))
+	api.Handle(mux, api.AddVESWPort, api.ByName(n.VESWs.AddPort))
+	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.VESWs.deletePort))
 }
 
 // Elsewhere gives an error of a node that is not the master another fix; other errors stay as they are.

@@ -4,7 +4,6 @@ package mgmt
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -70,8 +69,7 @@ func (n *Network) setSubnet(ctx context.Context, fix string, c *api.ManagerChang
 			}
 			if t := n.topologyIfKnown(); t != nil {
 				if i := t.NodeByGUID(g); i < 0 || !t.Nodes[i].IsSwitch() {
-					return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("the subnet has no switch %v", g),
-						Fix: "weft fabric nodes"}
+					return describe.NotFound("weft fabric nodes", "the subnet has no switch %v", g)
 				}
 			}
 			roots = append(roots, g)

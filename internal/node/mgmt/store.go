@@ -3,7 +3,6 @@
 package mgmt
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/problem"
@@ -92,8 +92,10 @@ func (n *Network) Start(ctx context.Context) error {
 		return err
 	}
 	m, err := manager.New(manager.Config{Node: n.name(), Address: n.cfg.Settings.Dir, PortGUID: n.cfg.GUID,
-		Priority: uint8(n.cfg.Settings.SMPriority),
-		TIDs:     uint32(manager.RandomMKey()), Store: n.store, Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU), BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now, Post: func(f func()) { n.sub.Post(f) }})
+		Priority: uint8(n.cfg.Settings.SMPriority), TIDs: uint32(manager.RandomMKey()), Store: n.store,
+		Shared: n.cfg.Settings.StoreShared(), MKey: key, BroadcastMTU: broadcastMTU(n.cfg.Settings.IPoIBMTU),
+		BroadcastQKey: ib.QKey(n.cfg.Settings.IPoIBQKey), Log: n.cfg.Log.With("part", "manager"), Now: n.cfg.Now,
+		Post: func(f func()) { n.sub.Post(f) }})
 	if err != nil {
 		return err
 	}
@@ -154,8 +156,8 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 	return []api.Degraded{d}
 }
 
-// storeError is the error of a request that the store refused: with the store's fix, or the command that shows its state.
-func storeError(err error) *api.Error {
-	p := problem.Of("", err)
-	return &api.Error{Code: api.CodeInternal, Why: problem.Text(p.What, p.Why, ""), Fix: cmp.Or(p.Fix, "weft store status")}
+// storeError is the error of a request that the store refused: with the store's fix, or the command that shows its
+// state.
+func storeError(err error) error {
+	return describe.Problem(api.CodeInternal, "", err, "weft store status")
 }

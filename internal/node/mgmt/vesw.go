@@ -19,10 +19,10 @@ import (
 	"weft/internal/proto/mad"
 )
 
-// vesws are the operations on virtual Ethernet switches.
-type vesws struct{ n *Network }
+// VESWs are the operations on virtual Ethernet switches. Methods may be called where those of Network may.
+type VESWs struct{ n *Network }
 
-func (e *vesws) list(ctx context.Context) (list []api.VESW, err error) {
+func (e *VESWs) list(ctx context.Context) (list []api.VESW, err error) {
 	i, err := e.intent(ctx, "weft vesw list")
 	if err != nil {
 		return nil, err
@@ -34,7 +34,8 @@ func (e *vesws) list(ctx context.Context) (list []api.VESW, err error) {
 	return list, nil
 }
 
-func (e *vesws) get(ctx context.Context, name string) (v api.VESW, err error) {
+// Get describes the virtual Ethernet switch with a name or an identifier.
+func (e *VESWs) Get(ctx context.Context, name string) (v api.VESW, err error) {
 	i, err := e.intent(ctx, "weft vesw show "+name)
 	if err != nil {
 		return v, err
@@ -61,12 +62,11 @@ func findVESW(i *em.Intent, name string) (*em.VESW, error) {
 }
 
 func noVESW(name string) error {
-	return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("there is no virtual Ethernet switch %q", name),
-		Fix: "weft vesw list"}
+	return describe.NotFound("weft vesw list", "there is no virtual Ethernet switch %q", name)
 }
 
 // intent reads the intent from the store.
-func (e *vesws) intent(ctx context.Context, command string) (i em.Intent, err error) {
+func (e *VESWs) intent(ctx context.Context, command string) (i em.Intent, err error) {
 	if err := e.n.editable(ctx, command); err != nil {
 		return i, err
 	}
@@ -79,7 +79,7 @@ func (e *vesws) intent(ctx context.Context, command string) (i em.Intent, err er
 }
 
 // status is what this node's Ethernet Manager knows, if it is the master.
-func (e *vesws) status() (s em.Status, master bool, t *topo.Subnet) {
+func (e *VESWs) status() (s em.Status, master bool, t *topo.Subnet) {
 	e.n.sub.Do(func() {
 		s, master = e.n.manager.Ethernet()
 		t = e.n.manager.Topo()
@@ -104,10 +104,8 @@ func describeVESW(i *em.Intent, w *em.VESW, s em.Status, master bool, t *topo.Su
 		}
 	}
 	var is *em.VESWStatus
-	if k := slices.IndexFunc(s.VESWs, func(x em.VESWStatus) bool {
-		return x.ID == w.ID &&
-			x.Name == w.Name
-	}); master && k >= 0 {
+	same := func(x em.VESWStatus) bool { return x.ID == w.ID && x.Name == w.Name }
+	if k := slices.IndexFunc(s.VESWs, same); master && k >= 0 {
 		is = &s.VESWs[k]
 		v.ActiveMTU, v.MACs, v.State = is.MTU, is.MACs, veswState(is)
 		if is.MLID != 0 {
@@ -161,7 +159,7 @@ func veswState(s *em.VESWStatus) string {
 }
 
 // edit changes the intent in the store, and describes one of its virtual Ethernet switches.
-func (e *vesws) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
+func (e *VESWs) edit(ctx context.Context, help, name string, f func(*em.Intent) error) (v api.VESW, err error) {
 	var after em.Intent
 	edit, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
@@ -199,7 +197,7 @@ func narrow[T uint8 | uint16](v int, what string) (T, error) {
 	return T(v), nil
 }
 
-func (e *vesws) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) {
+func (e *VESWs) create(ctx context.Context, c api.VESWCreate) (api.VESW, error) {
 	const help = "weft vesw create --help"
 	w := em.VESW{Name: c.Name, Flood: c.Flood, NoUserMACs: c.NoUserMACs}
 	var errs [6]error
@@ -263,11 +261,13 @@ func partitionFree(i *manager.Intent, v *em.VESW) error {
 	if !v.OwnPartition() || partition(i, v.Key()) < 0 {
 		return nil
 	}
-	return &api.Error{Code: api.CodeConflict, Why: fmt.Sprintf("partition %s, which it would have for itself, is there already", describe.PKey(v.Key())),
-		Fix: "weft vesw create --id with another, or --pkey " + describe.PKey(v.Key()) + " to share it"}
+	key := describe.PKey(v.Key())
+	return &api.Error{Code: api.CodeConflict,
+		Why: "partition " + key + ", which it would have for itself, is there already",
+		Fix: "weft vesw create --id with another, or --pkey " + key + " to share it"}
 }
 
-func (e *vesws) change(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {
+func (e *VESWs) change(ctx context.Context, name string, c api.VESWChange) (v api.VESW, err error) {
 	const help = "weft vesw set --help"
 	if err := e.n.editable(ctx, "weft vesw set"); err != nil {
 		return v, err
@@ -313,7 +313,7 @@ func (e *vesws) change(ctx context.Context, name string, c api.VESWChange) (v ap
 }
 
 // editNamed changes the VESW with a name or an identifier.
-func (e *vesws) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW,
+func (e *VESWs) editNamed(ctx context.Context, help, name string, f func(*em.Intent, *em.VESW) error) (api.VESW,
 	error) {
 	i, err := e.intent(ctx, strings.TrimSuffix(help, " --help"))
 	if err != nil {
@@ -338,7 +338,7 @@ func (e *vesws) editNamed(ctx context.Context, help, name string, f func(*em.Int
 	})
 }
 
-func (e *vesws) delete(ctx context.Context, name string) error {
+func (e *VESWs) delete(ctx context.Context, name string) error {
 	_, err := e.editNamed(ctx, "weft vesw list", name, func(i *em.Intent, w *em.VESW) error { return i.Delete(w.Name) })
 	if err == nil {
 		e.n.cfg.Log.Info("virtual Ethernet switch deleted", "name", name)
@@ -346,7 +346,8 @@ func (e *vesws) delete(ctx context.Context, name string) error {
 	return err
 }
 
-func (e *vesws) addPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
+// AddPort adds a port to a virtual Ethernet switch.
+func (e *VESWs) AddPort(ctx context.Context, name string, p api.VESWPortAdd) (v api.VESW, err error) {
 	const help = "weft vesw port add --help"
 	index := -1
 	if p.VPort != nil {
@@ -371,7 +372,7 @@ func (e *vesws) addPort(ctx context.Context, name string, p api.VESWPortAdd) (v 
 	return v, err
 }
 
-func (e *vesws) removePort(ctx context.Context, name, port string, vport int) error {
+func (e *VESWs) removePort(ctx context.Context, name, port string, vport int) error {
 	if err := e.n.editable(ctx, "weft vesw port del"); err != nil {
 		return err
 	}
@@ -381,8 +382,7 @@ func (e *vesws) removePort(ctx context.Context, name, port string, vport int) er
 	}
 	_, err = e.editNamed(ctx, "weft vesw port del --help", name, func(i *em.Intent, w *em.VESW) error {
 		if err := i.Remove(w.Name, guid, vport); err != nil {
-			return &api.Error{Code: api.CodeNotFound, Why: fmt.Sprintf("port %s is no member of %s", port, w.Name),
-				Fix: "weft vesw show " + w.Name}
+			return describe.NotFound("weft vesw show "+w.Name, "port %s is no member of %s", port, w.Name)
 		}
 		return nil
 	})
@@ -392,8 +392,21 @@ func (e *vesws) removePort(ctx context.Context, name, port string, vport int) er
 	return err
 }
 
+// Leave takes a device that is about to be deleted out of a virtual Ethernet switch, vesw; empty: it is in none.
+// The device is deleted even where that fails.
+func (e *VESWs) Leave(ctx context.Context, vesw, device string) {
+	if vesw == "" {
+		return
+	}
+	var known *api.Error
+	err := e.removePort(ctx, vesw, device, -1)
+	if err != nil && !(errors.As(err, &known) && known.Code == api.CodeNotFound) {
+		e.n.cfg.Log.Warn("a deleted device is still wanted in its VESW", "device", device, "vesw", vesw, "err", err)
+	}
+}
+
 // deletePort names the vport of the port, none where any of them is meant.
-func (e *vesws) deletePort(ctx context.Context, p api.VESWPortDelete) error {
+func (e *VESWs) deletePort(ctx context.Context, p api.VESWPortDelete) error {
 	vport := -1
 	if p.VPort != nil {
 		vport = int(*p.VPort)
@@ -402,7 +415,7 @@ func (e *vesws) deletePort(ctx context.Context, p api.VESWPortDelete) error {
 }
 
 // degraded lists the virtual Ethernet switches that differ from the intent.
-func (e *vesws) degraded() (list []api.Degraded) {
+func (e *VESWs) degraded() (list []api.Degraded) {
 	if e.n.sub == nil || e.n.manager == nil {
 		return nil
 	}
@@ -435,7 +448,7 @@ func (e *vesws) degraded() (list []api.Degraded) {
 }
 
 // keyTaken refuses a partition that a virtual Ethernet switch has for itself.
-func (e *vesws) keyTaken(ctx context.Context, key ib.PKey) error {
+func (e *VESWs) keyTaken(ctx context.Context, key ib.PKey) error {
 	ctx, stop := context.WithTimeout(ctx, StoreWait)
 	defer stop()
 	i, err := manager.LoadVESWs(ctx, e.n.store)
@@ -444,9 +457,8 @@ func (e *vesws) keyTaken(ctx context.Context, key ib.PKey) error {
 	}
 	for k := range i.VESWs {
 		if v := &i.VESWs[k]; v.OwnPartition() && (v.Key()^key)&0x7fff == 0 {
-			return &api.Error{Code: api.CodeInvalid,
-				Why: fmt.Sprintf("it is the partition that the virtual Ethernet switch %s has for itself", v.Name),
-				Fix: "weft vesw show " + v.Name}
+			return describe.Invalid("weft vesw show "+v.Name,
+				"it is the partition that the virtual Ethernet switch %s has for itself", v.Name)
 		}
 	}
 	return nil

@@ -78,6 +78,12 @@ func (i *Internal) Serial() uint32 { return i.serial }
 // Session is the session of the adapter, which belongs to the lane.
 func (i *Internal) Session() *hca.Session { return i.sess }
 
+// Memory implements View.
+func (i *Internal) Memory() string { return "node" }
+
+// Kind implements View.
+func (i *Internal) Kind(mem.Space) string { return "node" }
+
 // Close ends the session with all its objects. No lane may call it.
 func (i *Internal) Close() {
 	r := i.r

@@ -23,6 +23,7 @@ import (
 	"weft/internal/device/vhost"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/mem"
 	"weft/internal/proto/mono"
 	"weft/internal/verbs/hca"
 )
@@ -162,25 +163,39 @@ func (r *Registry) Internal() []*Internal {
 	return slices.Clone(r.internal)
 }
 
-// NotifyPort reports events of an adapter's port to the sessions of that adapter.
-func (r *Registry) NotifyPort(a *hca.Adapter, events []ib.Event) {
+// View is a session of a program that has a device, or one of the node itself. Any goroutine may call its methods.
+type View interface {
+	// Owner describes the owner of the session to people.
+	Owner() api.Owner
+	Lane() *lane.Lane
+	// Memory returns how the session's registered memory is accessed, Kind how one region is, as text for people.
+	Memory() string
+	Kind(mem.Space) string
+	// Session is the session of the adapter, which belongs to the lane.
+	Session() *hca.Session
+}
+
+// All lists the sessions of programs that have a device, then those of the node itself, in the order of their numbers.
+func (r *Registry) All() (list []View) {
 	for _, d := range r.Programs() {
-		if d.adapter == a {
-			d.lane.Post(func() {
-				for _, e := range events {
-					d.Dev.Session().PortChanged(e)
-				}
-			})
-		}
+		list = append(list, d)
 	}
 	for _, i := range r.Internal() {
-		if i.adapter == a {
-			i.lane.Post(func() {
+		list = append(list, i)
+	}
+	return list
+}
+
+// NotifyPort reports events of an adapter's port to the sessions of that adapter.
+func (r *Registry) NotifyPort(a *hca.Adapter, events []ib.Event) {
+	for _, v := range r.All() {
+		v.Lane().Post(func() {
+			if s := v.Session(); s.Adapter() == a {
 				for _, e := range events {
-					i.sess.PortChanged(e)
+					s.PortChanged(e)
 				}
-			})
-		}
+			}
+		})
 	}
 }
 

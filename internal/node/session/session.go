@@ -369,6 +369,9 @@ func (d *Session) process() *procmem.Space {
 	return d.proc
 }
 
+// Session implements View.
+func (d *Session) Session() *hca.Session { return d.Dev.Session() }
+
 // Memory returns how the client's registered memory is accessed, as text for the status.
 func (d *Session) Memory() string {
 	if d.process() != nil {

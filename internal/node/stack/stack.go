@@ -54,3 +54,23 @@ func ParseRoute(s string) (to netip.Prefix, via netip.Addr, err error) {
 	via, err = netip.ParseAddr(gateway)
 	return to.Masked(), via, err
 }
+
+// Parse reads the addresses and routes of a request: addresses with the length of their prefix, routes as ParseRoute
+// does.
+func Parse(addrs, routes []string) (list []netip.Prefix, to []netstack.Route, err error) {
+	for _, s := range addrs {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, nil, err
+		}
+		list = append(list, p)
+	}
+	for _, s := range routes {
+		dst, via, err := ParseRoute(s)
+		if err != nil {
+			return nil, nil, err
+		}
+		to = append(to, netstack.Route{Dst: dst, Via: via})
+	}
+	return list, to, nil
+}

@@ -117,7 +117,7 @@ func (c *Port) Publish(what agent.Change) []ib.Event {
 	} else {
 		c.Adapter.SetPort(&p)
 	}
-	if slices.ContainsFunc(events, losesRegistrations) {
+	if slices.ContainsFunc(events, LosesRegistrations) {
 		c.s.gsi.renew(c.Adapter.Number())
 	}
 	if c.underlay != nil {
@@ -134,9 +134,9 @@ func (c *Port) FabricPort() *hca.Port {
 	return c.Adapter.Port()
 }
 
-// losesRegistrations reports whether the subnet administration may not have the registrations of the port any more
+// LosesRegistrations reports whether the subnet administration may not have the registrations of the port any more
 // after e.
-func losesRegistrations(e ib.Event) bool {
+func LosesRegistrations(e ib.Event) bool {
 	switch e {
 	case ib.EventReregister, ib.EventSMChange, ib.EventLIDChange, ib.EventPortActive:
 		return true

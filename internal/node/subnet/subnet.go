@@ -12,7 +12,6 @@ package subnet
 import (
 	"log/slog"
 	"sync/atomic"
-	"time"
 
 	"weft/internal/fabric/link/fabric"
 	"weft/internal/fabric/link/udp"
@@ -73,23 +72,19 @@ type PortChange struct {
 
 // Subnet is a node's place in a subnet.
 type Subnet struct {
-	cfg   Config
-	log   *slog.Logger
-	queue *loop.Queue
-	lanes *lane.Group // set before Start
+	cfg    Config
+	log    *slog.Logger
+	server *loop.Server[inbound] // the management goroutine
+	lanes  *lane.Group           // set before Start
 
 	// Shared with the lanes.
 	table     atomic.Pointer[vswitch.Table]
 	wiring    atomic.Pointer[fabric.Wiring]
-	inbox     chan inbound
 	inboxFull atomic.Uint64 // datagrams that found the inbox full
 
 	// The trunks to other nodes: the link of lane 0, and the sender of each lane. nil: there are no peers.
 	trunks  *udp.Link
 	senders []*udp.Sender
-
-	wake chan struct{}
-	end  chan struct{} // closed to end run
 
 	// Switch is the agent of the switch. It belongs to the management goroutine, as all that follows.
 	Switch    *agent.Agent
@@ -154,15 +149,8 @@ var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.Spee
 
 // New returns a subnet that does not run yet.
 func New(c Config) *Subnet {
-	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), inbox: make(chan inbound, inboxLen),
-		wake: make(chan struct{}, 1), end: make(chan struct{}),
+	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), server: loop.NewServer[inbound](inboxLen),
 		ports: map[uint8]*Port{}, functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
-	s.queue = loop.NewQueue(func() {
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
-	})
 	s.gsi = newGSI(s)
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
@@ -187,20 +175,17 @@ const vendorID = 0x020000
 // Start starts the management goroutine, which Close ends. The lanes run.
 func (s *Subnet) Start(g *lane.Group) {
 	s.lanes = g
-	go s.run()
+	go s.server.Serve(s.cfg.Now, s.turn, s.handle, func(mono.Time) {})
 }
 
 // Close ends the management goroutine.
-func (s *Subnet) Close() {
-	close(s.end)
-	<-s.queue.Stopped()
-}
+func (s *Subnet) Close() { s.server.Close() }
 
 // Post lets the management goroutine run f soon. It never waits; any goroutine may call it.
-func (s *Subnet) Post(f func()) bool { return s.queue.Post(f) }
+func (s *Subnet) Post(f func()) bool { return s.server.Post(f) }
 
 // Do runs f on the management goroutine and waits for it; loop.ErrStopped where that has ended. No lane may call it.
-func (s *Subnet) Do(f func()) error { return s.queue.Do(f) }
+func (s *Subnet) Do(f func()) error { return s.server.Do(f) }
 
 // SetManager sets the manager behind port 0 of the switch, nil for none. It runs on the management goroutine.
 func (s *Subnet) SetManager(m Manager) { s.mgr = m }
@@ -225,9 +210,7 @@ func (s *Subnet) MarkDirty() { s.dirty = true }
 
 // receive enqueues a datagram for the management goroutine, on a lane.
 func (s *Subnet) receive(in inbound) {
-	select {
-	case s.inbox <- in:
-	default:
+	if !s.server.Offer(in) {
 		s.inboxFull.Add(1)
 	}
 }
@@ -276,49 +259,7 @@ func (s *Subnet) Violated(function uint16, pkeys, qkeys hca.Violations) {
 	})
 }
 
-// run is the management goroutine.
-func (s *Subnet) run() {
-	defer s.queue.Stop()
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		now := s.cfg.Now()
-		s.turn(now)
-		wait := time.Hour
-		if d := s.deadline(); d != 0 {
-			wait = max(0, d.Sub(s.cfg.Now()))
-		}
-		timer.Reset(wait)
-		select {
-		case <-s.end:
-			return
-		case in := <-s.inbox:
-			s.queue.Drain()
-			s.handle(s.cfg.Now(), &in)
-		case <-s.wake:
-		case <-timer.C:
-		}
-		s.drain()
-	}
-}
-
-// drain handles what has come in meanwhile. Posted functions run before each datagram: one that follows the
-// notification of its link would be dropped by a port that is still down, and missed until it is sent again.
-func (s *Subnet) drain() {
-	now := s.cfg.Now()
-	for range inboxLen {
-		select {
-		case in := <-s.inbox:
-			s.queue.Drain()
-			s.handle(now, &in)
-			continue
-		default:
-		}
-		break
-	}
-	s.queue.Drain()
-}
-
+// deadline is when turn has something to do if nothing else happens.
 func (s *Subnet) deadline() mono.Time {
 	d := s.Switch.Deadline()
 	for _, c := range s.ports {

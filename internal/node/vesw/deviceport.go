@@ -48,20 +48,10 @@ var ErrInAnotherVESW = errors.New("the device is in another VESW")
 
 // NewDevicePort makes the Ethernet port that is asked for, without a function yet.
 func (h *Host) NewDevicePort(want *api.NewFunction) (*DevicePort, error) {
-	dp := &DevicePort{h: h, want: *want, groups: map[ib.GID]int{}}
+	addrs, routes, err := stack.Parse(want.Addrs, want.Routes)
+	dp := &DevicePort{h: h, want: *want, addrs: addrs, routes: routes, groups: map[ib.GID]int{}}
 	dp.work = loop.NewWorker(&h.wg)
-	var errs []error
-	for _, v := range want.Addrs {
-		p, err := netip.ParsePrefix(v)
-		errs = append(errs, err)
-		dp.addrs = append(dp.addrs, p)
-	}
-	for _, v := range want.Routes {
-		to, via, err := stack.ParseRoute(v)
-		errs = append(errs, err)
-		dp.routes = append(dp.routes, netstack.Route{Dst: to, Via: via})
-	}
-	return dp, errors.Join(errs...)
+	return dp, err
 }
 
 // Begin gives the port its function, which has its number, before the function is plugged in.
@@ -102,8 +92,8 @@ func (h *Host) DevicePort(name string) *DevicePort {
 	return h.devices[name]
 }
 
-// EthernetPorts calls yield with the functions that have Ethernet ports, by the names of their devices, and the addresses
-// of the ports; a nil Host has none.
+// EthernetPorts calls yield with the functions that have Ethernet ports, by the names of their devices, and the
+// addresses of the ports; a nil Host has none.
 func (h *Host) EthernetPorts(yield func(*hca.Adapter, []netip.Prefix) bool) {
 	if h == nil {
 		return
@@ -277,14 +267,9 @@ func (dp *DevicePort) Describe() api.EthernetPort {
 func DeviceNotices(device string, v api.EthernetPort) (list []api.Degraded) {
 	for _, o := range v.Neighbours {
 		if o.State == roceframe.Unreachable.String() && o.SinceNS < neighbourNotice {
-			list = append(
-				list,
-				api.Degraded{
-					What: "neighbour_unreachable",
-					Why:  fmt.Sprintf("%s: no station in VESW %d answers for %s", device, v.Number, o.Address),
-					Fix:  "weft dev show " + device + "; check the address, and --route where it is behind a gateway",
-				},
-			)
+			list = append(list, api.Degraded{What: "neighbour_unreachable",
+				Why: fmt.Sprintf("%s: no station in VESW %d answers for %s", device, v.Number, o.Address),
+				Fix: "weft dev show " + device + "; check the address, and --route where it is behind a gateway"})
 		}
 	}
 	return list

@@ -45,32 +45,21 @@ var (
 )
 
 // open puts the port to work for a vport of its function. It has one at a time.
-func (dp *DevicePort) open(
-	port *lanePort,
-	d vnic.Device,
-	wake func(),
-	news func(vnic.SegmentEvent),
-) (*deviceSegment, error) {
+func (dp *DevicePort) open(port *lanePort, d vnic.Device, wake func(), news func(vnic.SegmentEvent)) (*deviceSegment,
+	error) {
 	dp.mu.Lock()
 	busy := dp.seg != nil
 	dp.mu.Unlock()
 	if busy {
 		return nil, ErrInAnotherVESW
 	}
-	e, err := netstack.OpenEther(
-		netstack.EtherConfig{Name: dp.a.Name, Device: d, Addrs: dp.addrs, Routes: dp.routes, Wake: wake, Notify: news},
-	)
+	e, err := netstack.OpenEther(netstack.EtherConfig{Name: dp.a.Name, Device: d, Addrs: dp.addrs, Routes: dp.routes,
+		Wake: wake, Notify: news})
 	if err != nil {
 		return nil, err
 	}
-	s := &deviceSegment{
-		Ether:  e,
-		dp:     dp,
-		port:   port,
-		joined: map[ib.GID]bool{},
-		asks:   make(chan netip.Addr, neighbourAsks),
-		end:    make(chan struct{}),
-	}
+	s := &deviceSegment{Ether: e, dp: dp, port: port, joined: map[ib.GID]bool{},
+		asks: make(chan netip.Addr, neighbourAsks), end: make(chan struct{})}
 	dp.mu.Lock()
 	dp.seg, dp.dev = s, d
 	s.setLinkLocal(d.MAC)
@@ -88,18 +77,8 @@ func (dp *DevicePort) open(
 // setLinkLocal sets the address that the stack makes of the first MAC (RFC 4291, appendix A). The port's mu is held.
 func (s *deviceSegment) setLinkLocal(mac [6]byte) {
 	if s.linkLocal.IsZero() && mac != [6]byte{} {
-		s.linkLocal = ib.GID{
-			0:  0xfe,
-			1:  0x80,
-			8:  mac[0] ^ 2,
-			9:  mac[1],
-			10: mac[2],
-			11: 0xff,
-			12: 0xfe,
-			13: mac[3],
-			14: mac[4],
-			15: mac[5],
-		}
+		s.linkLocal = ib.GID{0: 0xfe, 1: 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3],
+			14: mac[4], 15: mac[5]}
 	}
 }
 

@@ -134,8 +134,8 @@ func (h *Host) Plugged(a *hca.Adapter) {
 	f.portChanged()
 }
 
-// Unplugged undoes Plugged. wait returns when no worker is busy with the function any more; it must not be called on the
-// management goroutine.
+// Unplugged undoes Plugged. wait returns when no worker is busy with the function any more; it must not be called on
+// the management goroutine.
 func (h *Host) Unplugged(number uint16) (wait func()) {
 	f := h.funcs[number]
 	if f == nil {

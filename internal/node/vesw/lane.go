@@ -427,11 +427,8 @@ func (v *dataPath) flushReceived(p *lanePort) {
 func (v *dataPath) countDropped(p *lanePort, from, to int) {
 	for i := from; i < to; i++ {
 		v.join.Each(i, func(k int) {
-			p.to.recv.Lost(
-				p.vport,
-				p.received[k],
-				vnic.Cut{Frames: 1, Len: len(p.received[k]), Last: len(p.received[k])},
-			)
+			n := len(p.received[k])
+			p.to.recv.Lost(p.vport, p.received[k], vnic.Cut{Frames: 1, Len: n, Last: n})
 		})
 	}
 }

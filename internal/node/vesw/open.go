@@ -3,9 +3,6 @@
 package vesw
 
 import (
-	"errors"
-	"net/netip"
-
 	"weft/internal/control/api"
 	"weft/internal/host/gateway"
 	"weft/internal/host/netstack"
@@ -59,28 +56,16 @@ const queueLen = 1000
 // openStack makes an IP stack in the node, with its forwards and its proxy.
 func openStack(name string, r *api.VESWRequest, o Opening) (_ *netstack.Ether, err error) {
 	c := netstack.EtherConfig{Name: name, Device: o.Device, Wake: o.Wake, Notify: o.Notify}
-	var errs []error
-	for _, v := range r.Addrs {
-		p, err := netip.ParsePrefix(v)
-		errs = append(errs, err)
-		c.Addrs = append(c.Addrs, p)
-	}
-	for _, v := range r.Routes {
-		to, via, err := stack.ParseRoute(v)
-		errs = append(errs, err)
-		c.Routes = append(c.Routes, netstack.Route{Dst: to, Via: via})
-	}
-	if err := errors.Join(errs...); err != nil {
+	if c.Addrs, c.Routes, err = stack.Parse(r.Addrs, r.Routes); err != nil {
 		return nil, err
 	}
 	s, err := netstack.OpenEther(c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	return s, stack.Serve(s, r.Forwards, r.SOCKS)
+	if err := stack.Serve(s, r.Forwards, r.SOCKS); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
 }

@@ -78,24 +78,11 @@ func (h *Host) describe(which func(*slot) bool) (list []api.VESWInterface, err e
 
 func (s *slot) describe(p *vnic.Port) api.VESWInterface {
 	i, d := p.Info(), p.Device()
-	v := api.VESWInterface{
-		Name:    s.name,
-		Device:  s.f.a.Name,
-		VPort:   int(s.vport),
-		VESW:    int(i.VESW.VESWID),
-		Backend: api.BackendTAP,
-		State:   vportState(i.Port.OperState),
-		Reason:  d.Reason,
-		Config:  vportState(i.Port.ConfigState),
-		Carrier: d.Carrier,
-		MAC:     net.HardwareAddr(d.MAC[:]).String(),
-		BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(),
-		MTU:     d.MTU,
-		MaxMTU:  d.MaxMTU,
-		PKey:    describe.PKey(d.PKey),
-		LID:     int(i.Port.EncapSLID),
-		MLID:    fmt.Sprintf("0x%06x", i.VESW.McastDLID),
-	}
+	v := api.VESWInterface{Name: s.name, Device: s.f.a.Name, VPort: int(s.vport), VESW: int(i.VESW.VESWID),
+		Backend: api.BackendTAP, State: vportState(i.Port.OperState), Reason: d.Reason,
+		Config: vportState(i.Port.ConfigState), Carrier: d.Carrier, MAC: net.HardwareAddr(d.MAC[:]).String(),
+		BaseMAC: net.HardwareAddr(i.Port.BaseMAC[:]).String(), MTU: d.MTU, MaxMTU: d.MaxMTU,
+		PKey: describe.PKey(d.PKey), LID: int(i.Port.EncapSLID), MLID: fmt.Sprintf("0x%06x", i.VESW.McastDLID)}
 	if s.with != nil {
 		v.Backend, v.Asked = s.with.Backend, true
 		if v.NotKept = "it ends with its command"; s.with.Kept() {
@@ -142,11 +129,8 @@ const Patience = 3 * time.Second
 // attach makes the interface of a port what r requests, and waits a moment for the port to come up.
 func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterface, error) {
 	if h.DevicePort(r.Device) != nil {
-		return nil, describe.Invalid(
-			"weft vesw attach --help",
-			"%s is a device with an Ethernet port of its own",
-			r.Device,
-		)
+		return nil, describe.Invalid("weft vesw attach --help", "%s is a device with an Ethernet port of its own",
+			r.Device)
 	}
 	if a := h.cfg.Adapter(r.Device); a == nil || a.Port().Link != ib.LinkInfiniBand {
 		return nil, noInfiniBand(r.Device)
@@ -177,13 +161,7 @@ func (h *Host) attach(ctx context.Context, r api.VESWRequest) ([]api.VESWInterfa
 		return list, err
 	}
 	_ = h.detach(context.WithoutCancel(ctx), r.Key())
-	return nil, refusal(failure)
-}
-
-// refusal is the error of a request that failed for a reason.
-func refusal(err error) error {
-	p := problem.Of("", err)
-	return &api.Error{Code: api.CodeConflict, Why: problem.Text(p.What, p.Why, ""), Fix: p.Fix}
+	return nil, describe.Problem(api.CodeConflict, "", failure, "")
 }
 
 // failures are the reasons for which ports have no interface, by portKey.
@@ -194,19 +172,15 @@ func (h *Host) failures() map[string]error {
 }
 
 func noInfiniBand(name string) error {
-	return &api.Error{Code: api.CodeNotFound, Why: "there is no InfiniBand device " + name, Fix: "weft dev"}
+	return describe.NotFound("weft dev", "there is no InfiniBand device %s", name)
 }
 
 // Request records a request, and saves it.
 func (h *Host) Request(ctx context.Context, r *api.VESWRequest) error {
 	record := func() error {
 		if !h.Restore(r) {
-			return describe.Invalid(
-				"weft vesw detach "+r.Key(),
-				"the port of %s in VESW %d is attached already",
-				r.Device,
-				r.VESW,
-			)
+			return describe.Invalid("weft vesw detach "+r.Key(), "the port of %s in VESW %d is attached already",
+				r.Device, r.VESW)
 		}
 		// The deletion of a device removes its requests after the device: the device is there still, or the request
 		// goes here.
@@ -319,7 +293,7 @@ func (h *Host) withdraw(ctx context.Context, r *api.VESWRequest, key string) (fo
 	err = h.cfg.Intent.Edit(ctx, "cannot detach the port", func() error {
 		found = h.remove(match)
 		if forgotten := h.cfg.Intent.ForgetPorts(ofKey); found == nil && !forgotten {
-			return &api.Error{Code: api.CodeNotFound, Why: "nothing is attached as " + key, Fix: "weft vesw interfaces"}
+			return describe.NotFound("weft vesw interfaces", "nothing is attached as %s", key)
 		}
 		return nil
 	})
@@ -344,58 +318,44 @@ func (h *Host) Counters(_ context.Context, name string) (list []api.Counter, err
 	if h == nil {
 		return nil, nil
 	}
-	found := false
-	type unknown struct {
-		device string
-		inlets *inlets
+	// of one port, or else of what a function received for no port
+	type source struct {
+		instance string
+		port     *lanePort
+		inlets   *inlets
 	}
-	type row struct {
-		name string
-		port *lanePort
-	}
-	var ports []row
-	var funcs []unknown
+	var sources, funcs []source
 	if err := h.each(func(s *slot, _ *vnic.Port) {
-		at := s.label()
-		if name == "" || name == at {
-			found = true
-			ports = append(ports, row{at, s.port})
+		if at := s.label(); name == "" || name == at {
+			sources = append(sources, source{at, s.port, nil})
 		}
 		if len(funcs) == 0 || funcs[len(funcs)-1].inlets != s.f.inlets {
-			funcs = append(funcs, unknown{s.f.a.Name, s.f.inlets})
+			funcs = append(funcs, source{s.f.a.Name, nil, s.f.inlets})
 		}
 	}); err != nil {
 		return nil, err
 	}
-	if name != "" && !found {
-		return nil, &api.Error{Code: api.CodeNotFound, Why: "there is no port " + name, Fix: "weft vesw interfaces"}
+	if name == "" {
+		sources = append(sources, funcs...)
+	} else if len(sources) == 0 {
+		return nil, describe.NotFound("weft vesw interfaces", "there is no port %s", name)
 	}
 	err = h.first.Query(func() {
-		for _, p := range ports {
-			c := p.port.counters()
-			c.Each(func(what string, v uint64) {
-				list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: p.name, Name: what, Value: v})
-			})
-			for why, v := range p.port.refusals {
-				if ether.Refusal(why) != ether.OK {
-					list = append(
-						list,
-						api.Counter{
-							Scope:    api.ScopeVESW,
-							Instance: p.name,
-							Name:     "tx_" + ether.Refusal(why).String(),
-							Value:    v,
-						},
-					)
-				}
+		for _, s := range sources {
+			add := func(what string, v uint64) {
+				list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: s.instance, Name: what, Value: v})
 			}
-		}
-		for _, f := range funcs {
-			u := f.inlets.recv.Unknown()
-			if name == "" {
-				u.Each(func(what string, v uint64) {
-					list = append(list, api.Counter{Scope: api.ScopeVESW, Instance: f.device, Name: what, Value: v})
-				})
+			if s.port == nil {
+				u := s.inlets.recv.Unknown()
+				u.Each(add)
+				continue
+			}
+			c := s.port.counters()
+			c.Each(add)
+			for why, v := range s.port.refusals {
+				if ether.Refusal(why) != ether.OK {
+					add("tx_"+ether.Refusal(why).String(), v)
+				}
 			}
 		}
 	})
@@ -423,30 +383,18 @@ func (h *Host) Degraded(ports []api.VESWInterface) (list []api.Degraded) {
 		where := fmt.Sprintf("port %d of %s in VESW %d", v.VPort, v.Device, v.VESW)
 		switch {
 		case v.Failed != "":
-			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed,
-				Fix: fmt.Sprintf(
-					"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege",
-					v.Device,
-					v.VESW,
-				)}
+			d := api.Degraded{What: "vesw_no_interface", Why: where + ": " + v.Failed, Fix: fmt.Sprintf(
+				"weft vesw netstack %s --vesw %d --addr ADDRESS/LENGTH needs no privilege", v.Device, v.VESW)}
 			if p := problem.Of("", failures[portKey(v.Device, v.VPort)]); p != nil && p.Fix != "" {
 				d.Why, d.Fix = where+": "+problem.Text(p.What, p.Why, ""), p.Fix+"; "+d.Fix
 			}
 			list = append(list, d)
 		case v.Problem != "":
-			list = append(
-				list,
-				api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem, Fix: "ip link show " + v.Name},
-			)
+			list = append(list, api.Degraded{What: "vesw_interface", Why: v.Name + ": " + v.Problem,
+				Fix: "ip link show " + v.Name})
 		case v.VESW != 0 && v.Config == api.StateForwarding && v.State != api.StateForwarding && v.Reason != ReasonDown:
-			list = append(
-				list,
-				api.Degraded{
-					What: "vesw_port",
-					Why:  where + ": " + v.Reason,
-					Fix:  "weft vesw interfaces; weft status where the manager runs",
-				},
-			)
+			list = append(list, api.Degraded{What: "vesw_port", Why: where + ": " + v.Reason,
+				Fix: "weft vesw interfaces; weft status where the manager runs"})
 		}
 	}
 	return list

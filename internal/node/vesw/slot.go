@@ -166,17 +166,8 @@ func (s *slot) absent() {
 func (s *slot) opened(seg *openedSegment, err error) {
 	if err != nil {
 		if s.why == nil || s.why.Error() != err.Error() {
-			s.f.h.cfg.Log.Warn(
-				"a VESW port has no interface",
-				"device",
-				s.f.a.Name,
-				"vport",
-				s.vport,
-				"vesw",
-				s.vesw,
-				"err",
-				err,
-			)
+			s.f.h.cfg.Log.Warn("a VESW port has no interface", "device", s.f.a.Name, "vport", s.vport, "vesw", s.vesw,
+				"err", err)
 		}
 		s.retry(err)
 		return

@@ -63,9 +63,9 @@ type Sessions interface {
 
 // VESWs are the virtual Ethernet switches of the subnet, in the store.
 type VESWs interface {
-	VESW(ctx context.Context, name string) (api.VESW, error)
-	AddVESWPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error)
-	LeaveVESW(ctx context.Context, vesw, device string)
+	Get(ctx context.Context, name string) (api.VESW, error)
+	AddPort(ctx context.Context, name string, p api.VESWPortAdd) (api.VESW, error)
+	Leave(ctx context.Context, vesw, device string)
 }
 
 // Keeper keeps the cards in the store.

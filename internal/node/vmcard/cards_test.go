@@ -36,11 +36,11 @@ type noVESWs struct{}
 
 var errNotMaster = &api.Error{Code: api.CodeNotMaster, Why: "not the master"}
 
-func (noVESWs) VESW(context.Context, string) (api.VESW, error) { return api.VESW{}, errNotMaster }
-func (noVESWs) AddVESWPort(context.Context, string, api.VESWPortAdd) (api.VESW, error) {
+func (noVESWs) Get(context.Context, string) (api.VESW, error) { return api.VESW{}, errNotMaster }
+func (noVESWs) AddPort(context.Context, string, api.VESWPortAdd) (api.VESW, error) {
 	return api.VESW{}, errNotMaster
 }
-func (noVESWs) LeaveVESW(context.Context, string, string) {}
+func (noVESWs) Leave(context.Context, string, string) {}
 
 // newTestCards returns cards with functions that are never added to a node: fail is the result of adding one.
 func newTestCards(t *testing.T, fail *error) (*Cards, *savingKeeper) {

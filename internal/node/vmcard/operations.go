@@ -61,7 +61,7 @@ func (c *Cards) add(ctx context.Context, want api.NewVM) (v api.VM, err error) {
 // create makes a card, and adds it to its VESW.
 func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card, error) {
 	if want.VESW != "" {
-		if _, err := c.cfg.VESWs.VESW(ctx, want.VESW); err != nil {
+		if _, err := c.cfg.VESWs.Get(ctx, want.VESW); err != nil {
 			return nil, elsewhere(err, want.VESW, want.Name)
 		}
 	}
@@ -73,7 +73,7 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 		return nil, &api.Error{Code: api.CodeConflict, What: what, Why: err.Error(), Fix: "choose another --socket"}
 	}
 	if want.VESW != "" {
-		if _, err := c.cfg.VESWs.AddVESWPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
+		if _, err := c.cfg.VESWs.AddPort(ctx, want.VESW, api.VESWPortAdd{Port: want.Name}); err != nil {
 			return nil, errors.Join(elsewhere(err, want.VESW, want.Name), c.cfg.RemoveFunction(want.Name))
 		}
 	}
@@ -83,8 +83,8 @@ func (c *Cards) create(ctx context.Context, what string, want api.NewVM) (*Card,
 
 // elsewhere adds to an error the node that can put a card into a VESW, where this one cannot.
 func elsewhere(err error, vesw, name string) error {
-	return mgmt.Elsewhere(err, fmt.Sprintf("weft vm add %s without --vesw here, then weft vesw port add %s and its port's GUID "+
-		"at that node", name, vesw))
+	return mgmt.Elsewhere(err, fmt.Sprintf("weft vm add %s without --vesw here, "+
+		"then weft vesw port add %s and its port's GUID at that node", name, vesw))
 }
 
 // remove deletes a card, and takes it out of its VESW.
@@ -99,7 +99,7 @@ func (c *Cards) remove(ctx context.Context, name string) error {
 			return &api.Error{Code: api.CodeNotFound, What: what, Why: "there is no virtual machine " + name,
 				Fix: "weft vm"}
 		}
-		c.cfg.VESWs.LeaveVESW(ctx, m.want.VESW, name)
+		c.cfg.VESWs.Leave(ctx, m.want.VESW, name)
 		return c.cfg.RemoveFunction(name)
 	})
 }
