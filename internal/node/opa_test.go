@@ -141,7 +141,7 @@ func TestPackets16(t *testing.T) {
 	eventually(t, "the tree of the group", func() bool {
 		ok := true
 		for i, n := range nodes {
-			ok = ok && n.node.sub.Table().Load().Members(mlid).Len() == []int{2, 3, 2}[i]
+			ok = ok && n.node.sub.Table.Load().Members(mlid).Len() == []int{2, 3, 2}[i]
 		}
 		return ok
 	})

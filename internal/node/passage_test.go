@@ -20,13 +20,13 @@ func (r *running) enforce(name string, in, out bool, keys ...ib.PKey) {
 	s, num := r.node.sub, r.node.funcs.named(name).a.Number()
 	var port uint8
 	s.Do(func() {
-		port = s.Port(num).Number()
+		port = s.Port(num).Number
 		s.Switch.Forwarding().SetPort(port, vswitch.Port{State: ib.PortActive, EnforceIn: in, EnforceOut: out,
 			PKeys: keys})
-		s.MarkDirty()
+		s.Dirty = true
 	})
 	eventually(r.t, "the lanes have the tables", func() bool {
-		p := s.Table().Load().Port(port)
+		p := s.Table.Load().Port(port)
 		return p.EnforceIn == in && p.EnforceOut == out && slices.Equal(p.PKeys, keys)
 	})
 }

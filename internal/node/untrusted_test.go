@@ -143,7 +143,7 @@ func (s *subnetOfTwo) tables() (text string) {
 				}
 			}
 		}
-		for _, c := range n.sub.Ports() {
+		for _, c := range n.sub.Functions {
 			node(c.Adapter.Name, c.Agent, 1, 1)
 		}
 		t := managerOf(n).Topo()

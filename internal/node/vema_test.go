@@ -57,10 +57,10 @@ type cameMAD struct {
 func join(n *port16) *party {
 	p := &party{port16: n}
 	n.node.sub.Do(func() {
-		if p.Manager = n.node.sub.Manager(); p.Manager != nil {
-			n.node.sub.SetManager(managerParty{p})
+		if p.Manager = n.node.sub.Manager; p.Manager != nil {
+			n.node.sub.Manager = managerParty{p}
 		}
-		n.node.sub.SetClients(clientParty{p})
+		n.node.sub.Clients = clientParty{p}
 	})
 	return p
 }

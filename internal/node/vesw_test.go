@@ -188,8 +188,8 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 		ok := true
 		for i, n := range nodes {
 			n.node.sub.Do(func() {
-				ok = ok && len(n.node.sub.Ports()) == 2-i
-				for _, c := range n.node.sub.Ports() {
+				ok = ok && len(n.node.sub.Functions) == 2-i
+				for _, c := range n.node.sub.Functions {
 					ok = ok && c.Agent.Port(1).PortState == ib.PortActive && c.Agent.LID() != 0
 				}
 			})
@@ -198,7 +198,7 @@ func veswPair(t *testing.T) (nodes [2]*veswNode) {
 	})
 	for _, n := range nodes {
 		n.node.sub.Do(func() {
-			for number := range n.node.sub.Ports() {
+			for number := range n.node.sub.Functions {
 				n.node.sub.ServeEthernet(number, nil) // so that the Ethernet Manager leaves alone what tests set
 			}
 		})

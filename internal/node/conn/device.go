@@ -8,7 +8,6 @@ import (
 	mrand "math/rand/v2"
 	"net"
 	"slices"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -31,13 +30,8 @@ type Device struct {
 	s      *Service
 	hub    *rdmacm.Hub // the communication goroutine's, as groups are
 	groups *groupTable
-
-	mu    sync.Mutex // guards files
-	files map[token]*channel
+	files  session.Tokens[*channel]
 }
-
-// token names an open channel to its holders only.
-type token [16]byte
 
 // Bounds of the connections. A program has one connection for its commands, and one for each channel.
 const (
@@ -47,7 +41,7 @@ const (
 
 // OpenDevice serves the rdma_cm device at a socket, which the caller closes. The goroutine runs.
 func (s *Service) OpenDevice(r *session.Records) {
-	d := &Device{Records: r, s: s, files: map[token]*channel{}}
+	d := &Device{Records: r, s: s}
 	var seed [32]byte
 	rand.Read(seed[:])
 	d.groups = newGroupTable(s)
@@ -74,22 +68,22 @@ func (d *Device) serve(c *net.UnixConn) {
 	if err != nil {
 		return
 	}
-	answer := func(e syscall.Errno, t token) error {
+	answer := func(e syscall.Errno, t session.Token) error {
 		_, err := c.Write(abi.CMOpened{Error: uint32(e), Token: t}.Append(nil))
 		return err
 	}
 	switch {
 	case m.Version != abi.CMVersion || m.Op != abi.CMOpChannel && m.Op != abi.CMOpCommands:
-		answer(unix.EINVAL, token{})
+		answer(unix.EINVAL, session.Token{})
 	case m.Op == abi.CMOpCommands:
-		if answer(0, token{}) == nil {
+		if answer(0, session.Token{}) == nil {
 			d.commands(c)
 		}
 	case !d.Use():
-		answer(unix.ENODEV, token{})
+		answer(unix.ENODEV, session.Token{})
 	default:
 		defer d.Unuse()
-		d.channel(c, func(t token) error { return answer(0, t) })
+		d.channel(c, func(t session.Token) error { return answer(0, t) })
 	}
 }
 
@@ -114,7 +108,7 @@ func (f *channel) Notice() {
 }
 
 // channel serves the connection that is a channel: nothing comes by it but its end.
-func (d *Device) channel(c *net.UnixConn, answer func(token) error) {
+func (d *Device) channel(c *net.UnixConn, answer func(session.Token) error) {
 	f := &channel{d: d}
 	var err error
 	if f.raw, err = c.SyscallConn(); err != nil {
@@ -125,29 +119,12 @@ func (d *Device) channel(c *net.UnixConn, answer func(token) error) {
 	if d.s.Do(func(mono.Time) { f.file = d.hub.Open(o, f) }) != nil {
 		return
 	}
-	var t token
-	rand.Read(t[:])
-	d.mu.Lock()
-	d.files[t] = f
-	d.mu.Unlock()
+	t := d.files.Add(f)
 	if answer(t) == nil {
-		for b := make([]byte, 16); ; {
-			if n, err := c.Read(b); n == 0 || err != nil {
-				break
-			}
-		}
+		session.AwaitEnd(c)
 	}
-	d.mu.Lock()
-	delete(d.files, t)
-	d.mu.Unlock()
+	d.files.Remove(t)
 	d.s.Do(func(now mono.Time) { f.file.Close(now) })
-}
-
-// fileOf returns the channel that a token names; nil where there is none.
-func (d *Device) fileOf(t [16]byte) *channel {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.files[token(t)]
 }
 
 // commands serves the connection that brings a program's commands.
@@ -182,7 +159,7 @@ func (d *Device) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 		r.Error = uint32(unix.EINVAL)
 		return r, true
 	}
-	f := d.fileOf(m.Token)
+	f := d.files.Find(m.Token)
 	if f == nil {
 		r.Error = uint32(unix.EIO)
 		return r, true
@@ -190,7 +167,7 @@ func (d *Device) command(m *abi.CMCommand) (r abi.CMAnswer, ok bool) {
 	var from *rdmacm.File
 	other := f
 	if m.Command == abi.CMMigrateID {
-		if other = d.fileOf(m.From); other != nil {
+		if other = d.files.Find(m.From); other != nil {
 			from = other.file
 		}
 	}

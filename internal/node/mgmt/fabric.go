@@ -230,10 +230,7 @@ func (n *Network) sweep(ctx context.Context) error {
 	if _, err := n.topology(ctx, "weft fabric sweep"); err != nil {
 		return err
 	}
-	if n.sub.Do(func() { n.manager.Sweep(n.cfg.Now()) }) != nil {
-		return loop.ErrStopped
-	}
-	return nil
+	return n.sub.Do(func() { n.manager.Sweep(n.cfg.Now()) })
 }
 
 func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
@@ -248,9 +245,9 @@ func (n *Network) getManager(ctx context.Context) (v api.Manager, err error) {
 		}
 		return v, nil
 	}
-	var s manager.Status
-	if n.sub.Do(func() { s = n.manager.Status() }) != nil {
-		return v, loop.ErrStopped
+	s, err := n.status()
+	if err != nil {
+		return v, err
 	}
 	v = api.Manager{State: s.State, PortGUID: s.PortGUID.String(), LID: uint16(s.LID), Priority: int(s.Priority),
 		Elected: s.Elected, Term: s.Token,
@@ -328,18 +325,13 @@ func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.
 	if n.manager == nil || err != nil {
 		return list, err
 	}
-	var elected bool
-	var problems int
-	n.sub.Do(func() {
-		s := n.manager.Status()
-		elected, problems = s.Elected, len(s.Problems)
-	})
+	s, _ := n.status()
 	list = append(list, n.VESWs.degraded()...)
-	if problems > 0 {
+	if problems := len(s.Problems); problems > 0 {
 		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems),
 			Fix: "weft sm"})
 	}
-	if elected {
+	if s.Elected {
 		return list, nil
 	}
 	ctx, stop := context.WithTimeout(ctx, StorePatience)
@@ -357,9 +349,7 @@ func (n *Network) Notices() (list []api.Degraded) {
 	if n.sub == nil || n.manager == nil {
 		return nil
 	}
-	var s manager.Status
-	n.sub.Do(func() { s = n.manager.Status() })
-	if s.Switches > 1 && !s.Keyed {
+	if s, _ := n.status(); s.Switches > 1 && !s.Keyed {
 		list = append(list, api.Degraded{What: "no_m_key",
 			Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
 			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})

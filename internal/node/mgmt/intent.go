@@ -16,7 +16,6 @@ import (
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
 	"weft/internal/node/describe"
-	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 )
@@ -30,14 +29,11 @@ func (n *Network) editable(ctx context.Context, command string) error {
 	if n.manager == nil {
 		return n.notMaster(ctx, command)
 	}
-	var s manager.Status
-	if n.sub.Do(func() { s = n.manager.Status() }) != nil {
-		return loop.ErrStopped
-	}
-	if s.Elected && s.State == "standby" {
+	s, err := n.status()
+	if err == nil && s.Elected && s.State == "standby" {
 		return n.notMaster(ctx, command)
 	}
-	return nil
+	return err
 }
 
 func (n *Network) partitions(ctx context.Context) (list []api.Partition, err error) {
@@ -349,53 +345,56 @@ func (n *Network) groupOf(j *api.GroupJoin) (g sa.Group, err error) {
 	return g, nil
 }
 
-func (n *Network) joinGroup(ctx context.Context, j api.GroupJoin) error {
-	if err := n.editable(ctx, "weft mcast join"); err != nil {
+// editGroup edits the intent for the group of a request: k is its place in the intent, -1: it is not there.
+func (n *Network) editGroup(ctx context.Context, command string, j *api.GroupJoin,
+	edit func(i *manager.Intent, k int, g *sa.Group) error) error {
+	if err := n.editable(ctx, command); err != nil {
 		return err
 	}
-	g, err := n.groupOf(&j)
+	g, err := n.groupOf(j)
 	if err != nil {
 		return err
 	}
 	return n.edit(ctx, func(i *manager.Intent) error {
-		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
+		return edit(i, slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID }), &g)
+	})
+}
+
+// removeMember removes the member of a port from a group, and reports whether there was one.
+func removeMember(g *sa.Group, port ib.GUID) bool {
+	k := slices.IndexFunc(g.Members, func(m sa.Member) bool { return m.PortGUID == port })
+	if k >= 0 {
+		g.Members = slices.Delete(g.Members, k, k+1)
+	}
+	return k >= 0
+}
+
+func (n *Network) joinGroup(ctx context.Context, j api.GroupJoin) error {
+	return n.editGroup(ctx, "weft mcast join", &j, func(i *manager.Intent, k int, g *sa.Group) error {
 		if k < 0 {
-			i.Groups = append(i.Groups, g)
+			i.Groups = append(i.Groups, *g)
 			return nil
 		}
 		for _, m := range g.Members {
-			o := &i.Groups[k]
-			o.Members = slices.DeleteFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
-			o.Members = append(o.Members, m)
+			removeMember(&i.Groups[k], m.PortGUID)
+			i.Groups[k].Members = append(i.Groups[k].Members, m)
 		}
 		return nil
 	})
 }
 
 func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
-	if err := n.editable(ctx, "weft mcast leave"); err != nil {
-		return err
-	}
-	g, err := n.groupOf(&j)
-	if err != nil {
-		return err
-	}
-	return n.edit(ctx, func(i *manager.Intent) error {
-		k := slices.IndexFunc(i.Groups, func(o sa.Group) bool { return o.MGID == g.MGID })
+	return n.editGroup(ctx, "weft mcast leave", &j, func(i *manager.Intent, k int, g *sa.Group) error {
 		if k < 0 {
 			return describe.NotFound("weft mcast groups", "no such group was asked for by weft mcast join")
 		}
 		if len(g.Members) == 0 {
 			i.Groups = slices.Delete(i.Groups, k, k+1)
-			return nil
 		}
 		for _, m := range g.Members {
-			o := &i.Groups[k]
-			x := slices.IndexFunc(o.Members, func(x sa.Member) bool { return x.PortGUID == m.PortGUID })
-			if x < 0 {
+			if !removeMember(&i.Groups[k], m.PortGUID) {
 				return describe.NotFound("weft mcast groups", "port %v was not joined by weft mcast join", m.PortGUID)
 			}
-			o.Members = slices.Delete(o.Members, x, x+1)
 		}
 		return nil
 	})

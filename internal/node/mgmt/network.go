@@ -94,7 +94,7 @@ func isNotFound(err error) bool { return errors.Is(err, store.ErrNotFound) }
 func (n *Network) name() string { return n.cfg.Host + " " + n.cfg.GUID.String() }
 
 // State is the manager's state in a word, empty where the node is in no subnet.
-func (n *Network) State() (s string) {
+func (n *Network) State() string {
 	switch {
 	case n.sub == nil:
 		return ""
@@ -103,8 +103,14 @@ func (n *Network) State() (s string) {
 	case n.manager == nil:
 		return n.cfg.Settings.SM
 	}
-	n.sub.Do(func() { s = n.manager.Status().State })
-	return s
+	s, _ := n.status()
+	return s.State
+}
+
+// status is the state of the manager, which there is; the error is loop.ErrStopped.
+func (n *Network) status() (s manager.Status, err error) {
+	err = n.sub.Do(func() { s = n.manager.Status() })
+	return s, err
 }
 
 // Counters adds the counters of the manager and its administration.

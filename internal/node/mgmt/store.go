@@ -101,7 +101,7 @@ func (n *Network) Start(ctx context.Context) error {
 	}
 	n.manager = m
 	n.sub.Do(func() {
-		n.sub.SetManager(m)
+		n.sub.Manager = m
 		n.sub.Switch.SetCapability(n.cfg.Now(), mad.CapIsSM, true)
 	})
 	return nil

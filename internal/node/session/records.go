@@ -3,6 +3,7 @@
 package session
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -128,6 +129,50 @@ func (d *Records) First(c *net.UnixConn) []byte {
 	}
 	c.SetReadDeadline(time.Time{})
 	return b[:n]
+}
+
+// AwaitEnd returns when a connection has ended. What the program writes to it meanwhile means nothing.
+func AwaitEnd(c *net.UnixConn) {
+	for b := make([]byte, 16); ; {
+		if n, err := c.Read(b); n == 0 || err != nil {
+			return
+		}
+	}
+}
+
+// Token names something that is open to its holders only.
+type Token [16]byte
+
+// Tokens are open files or channels by their tokens. The zero value is ready for use; any goroutine may call its methods.
+type Tokens[T any] struct {
+	mu sync.Mutex // guards m; nothing else is locked with mu held
+	m  map[Token]T
+}
+
+// Add adds v and returns its token.
+func (t *Tokens[T]) Add(v T) (token Token) {
+	rand.Read(token[:])
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m == nil {
+		t.m = map[Token]T{}
+	}
+	t.m[token] = v
+	return token
+}
+
+// Remove removes what Add added.
+func (t *Tokens[T]) Remove(token Token) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.m, token)
+}
+
+// Find returns what a token names, the zero T where that is nothing.
+func (t *Tokens[T]) Find(token Token) T {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.m[token]
 }
 
 // Use counts something that is open: a node that is in use does not end by itself. It is false where the node ends

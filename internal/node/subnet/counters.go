@@ -49,7 +49,7 @@ func (s *Subnet) Counters(add func(scope, instance, name string, v uint64)) erro
 	s.Do(func() {
 		each(api.ScopeAgent, "switch", "", &s.Switch.Stats)
 		each(api.ScopeNode, "gsi", "", &s.gsi.stats)
-		if u, ok := s.clients.(*umad.Hub); ok {
+		if u, ok := s.Clients.(*umad.Hub); ok {
 			each(api.ScopeNode, "umad", "", &u.Stats)
 		}
 		for _, c := range s.ports {

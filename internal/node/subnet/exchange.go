@@ -55,7 +55,7 @@ func (s *Subnet) sendOut(now mono.Time) bool {
 // deliver gives a datagram to the user that speaks for a function's port.
 func (s *Subnet) deliver(now mono.Time, c *Port, d *mad.Datagram) {
 	f := c.Adapter.Number()
-	if s.functions[f] != c || s.gsi.receive(now, f, d) || s.clients != nil && s.clients.Receive(now, f, d) ||
+	if s.Functions[f] != c || s.gsi.receive(now, f, d) || s.Clients != nil && s.Clients.Receive(now, f, d) ||
 		s.cfg.Connections.Offer(f, d) {
 		return
 	}
@@ -79,23 +79,23 @@ func (s *Subnet) originate(now mono.Time) (any bool) {
 			any = true
 		}
 	}
-	for s.mgr != nil && s.mgr.Next(now, &d) {
+	for s.Manager != nil && s.Manager.Next(now, &d) {
 		s.dispatch(now, nil, s.Switch.Originate(now, &d), &d)
 		any = true
 	}
 	for f, ok := s.gsi.next(now, &d); ok; f, ok = s.gsi.next(now, &d) {
 		any = true
-		if c := s.functions[f]; c != nil {
+		if c := s.Functions[f]; c != nil {
 			s.send(now, c, &d)
 		}
 	}
-	for s.clients != nil {
-		f, ok := s.clients.Next(now, &d)
+	for s.Clients != nil {
+		f, ok := s.Clients.Next(now, &d)
 		if !ok {
 			break
 		}
 		any = true
-		if c := s.functions[f]; c != nil {
+		if c := s.Functions[f]; c != nil {
 			s.send(now, c, &d)
 		} else if f == 0 {
 			s.dispatch(now, nil, s.Switch.Originate(now, &d), &d)
@@ -108,7 +108,7 @@ func (s *Subnet) originate(now mono.Time) (any bool) {
 func (s *Subnet) handle(now mono.Time, in *inbound) {
 	if in.function == 0 {
 		s.queued = append(s.queued, outbound{nil, in.d})
-	} else if c := s.functions[in.function]; c != nil {
+	} else if c := s.Functions[in.function]; c != nil {
 		s.queued = append(s.queued, outbound{c, in.d})
 	}
 	s.flush(now)
@@ -133,8 +133,8 @@ func (s *Subnet) dispatch(now mono.Time, c *Port, v agent.Verdict, d *mad.Datagr
 	switch {
 	case v == agent.Done:
 	case v == agent.Deliver && c == nil:
-		if s.mgr != nil && (d.Long == nil || forEthernetManager(d)) {
-			s.mgr.Handle(now, d)
+		if s.Manager != nil && (d.Long == nil || forEthernetManager(d)) {
+			s.Manager.Handle(now, d)
 		} else {
 			s.unclaimed(now, nil, s.Switch, d)
 		}
@@ -146,7 +146,7 @@ func (s *Subnet) dispatch(now mono.Time, c *Port, v agent.Verdict, d *mad.Datagr
 		s.outgoing = append(s.outgoing, outbound{c, *d})
 	case c != nil: // from the adapter's port into the switch
 		c.Mirror(d, true)
-		d.Port = c.number
+		d.Port = c.Number
 		s.queued = append(s.queued, outbound{nil, *d})
 	default:
 		switch plug := s.wiring.Load().Port[d.Port]; plug.Kind {

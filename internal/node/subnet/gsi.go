@@ -115,7 +115,7 @@ func (s *Subnet) Subscribed(function uint16) (on, confirmed bool) {
 
 // request sends a request from a function's port; false where it cannot be sent now.
 func (g *gsi) request(function uint16, tid uint64, m *mad.SA) bool {
-	c := g.s.functions[function]
+	c := g.s.Functions[function]
 	if c == nil {
 		g.stats.DropNoPort++
 		return false
@@ -197,7 +197,7 @@ func (g *gsi) receive(now mono.Time, function uint16, d *mad.Datagram) (accepted
 	}
 	// A datagram that is not from the administration that the port is under is no answer; after a change of the master
 	// the user sends the request again.
-	c := g.s.functions[function]
+	c := g.s.Functions[function]
 	if c == nil || d.SrcQPN != ib.QPNGSI || d.SLID != c.Agent.Port(1).MasterSMLID {
 		g.stats.DropStray++
 		return true

@@ -24,26 +24,19 @@ type Port struct {
 	Agent    *agent.Agent
 	Adapter  *hca.Adapter
 	s        *Subnet
-	number   uint8 // of the switch's port
+	Number   uint8 // of the switch's port
 	vema     *vema.Agent
 	underlay *hca.Port // of a function with an Ethernet port for programs; else nil
 }
 
-// Number is the port of the switch.
-func (c *Port) Number() uint8 { return c.number }
-
 // Port returns the port of a function, nil where it is not plugged in. It runs on the management goroutine.
-func (s *Subnet) Port(function uint16) *Port { return s.functions[function] }
-
-// Ports lists the ports of the functions that are plugged in, by function. The caller must not change it. It runs on
-// the management goroutine.
-func (s *Subnet) Ports() map[uint16]*Port { return s.functions }
+func (s *Subnet) Port(function uint16) *Port { return s.Functions[function] }
 
 // switchOwner receives the changes that managers make to the switch.
 type switchOwner struct{ s *Subnet }
 
 // Changed implements agent.Owner.
-func (o switchOwner) Changed(uint8, agent.Change) { o.s.dirty = true }
+func (o switchOwner) Changed(uint8, agent.Change) { o.s.Dirty = true }
 
 // Link implements agent.Owner.
 func (o switchOwner) Link(port uint8, _ agent.Order) { o.s.bounced = append(o.s.bounced, port) }
@@ -52,17 +45,17 @@ func (o switchOwner) Link(port uint8, _ agent.Order) { o.s.bounced = append(o.s.
 func (c *Port) Changed(_ uint8, what agent.Change) { c.s.changed[c] |= what }
 
 // Link implements agent.Owner.
-func (c *Port) Link(uint8, agent.Order) { c.s.bounced = append(c.s.bounced, c.number) }
+func (c *Port) Link(uint8, agent.Order) { c.s.bounced = append(c.s.bounced, c.Number) }
 
 // MarkChanged publishes the port with the next turn.
 func (c *Port) MarkChanged() { c.s.changed[c] |= 0 }
 
 // publish gives lanes, programs and files what has changed.
 func (s *Subnet) publish() {
-	if s.dirty {
-		s.dirty = false
-		s.table.Store(s.Switch.Forwarding().Snapshot())
-		s.cfg.SetMulticastForwarding(forwarding(s.table.Load(), s.wiring.Load()))
+	if s.Dirty {
+		s.Dirty = false
+		s.Table.Store(s.Switch.Forwarding().Snapshot())
+		s.cfg.SetMulticastForwarding(forwarding(s.Table.Load(), s.wiring.Load()))
 	}
 	if len(s.changed) == 0 {
 		return
@@ -164,7 +157,7 @@ func (s *Subnet) plug(a *hca.Adapter, on bool) error {
 	if port == 0 {
 		return ErrNoSwitchPort
 	}
-	c := &Port{s: s, number: port, Adapter: a}
+	c := &Port{s: s, Number: port, Adapter: a}
 	c.Agent = agent.New(agent.Config{Type: mad.NodeCA, NumPorts: 1, SystemImageGUID: s.cfg.GUID, NodeGUID: a.NodeGUID,
 		PortGUID: a.NodeGUID + 1,
 		VendorID: vendorID, Description: s.cfg.Host + " " + a.Name, Caps: agent.DefaultCaps}, c, portCounters{c})
@@ -173,8 +166,8 @@ func (s *Subnet) plug(a *hca.Adapter, on bool) error {
 	}
 	w.Port[port] = fabric.Plug{Kind: fabric.Function, Number: a.Number()}
 	s.wiring.Store(&w)
-	s.dirty = true
-	s.ports[port], s.functions[a.Number()] = c, c
+	s.Dirty = true
+	s.ports[port], s.Functions[a.Number()] = c, c
 	s.changed[c] |= agent.ChangedState
 	if on {
 		s.setLink(s.cfg.Now(), port, true)
@@ -190,23 +183,23 @@ func (s *Subnet) Unplug(a *hca.Adapter) {
 	wait := func() {}
 	defer func() { wait() }()
 	s.Do(func() {
-		c := s.functions[a.Number()]
+		c := s.Functions[a.Number()]
 		if c == nil {
 			return
 		}
 		wait = s.cfg.Unplugged(a.Number())
-		s.setLink(s.cfg.Now(), c.number, false)
+		s.setLink(s.cfg.Now(), c.Number, false)
 		w := *s.wiring.Load()
-		w.Port[c.number] = fabric.Plug{}
+		w.Port[c.Number] = fabric.Plug{}
 		s.wiring.Store(&w)
-		s.dirty = true
-		delete(s.ports, c.number)
-		delete(s.functions, a.Number())
+		s.Dirty = true
+		delete(s.ports, c.Number)
+		delete(s.Functions, a.Number())
 		delete(s.changed, c)
 		s.gsi.remove(a.Number())
 		s.cfg.Connections.Removed(a.Number())
-		if s.clients != nil {
-			s.clients.Remove(s.cfg.Now(), a.Number())
+		if s.Clients != nil {
+			s.Clients.Remove(s.cfg.Now(), a.Number())
 		}
 	})
 }
@@ -217,7 +210,7 @@ func (s *Subnet) Power(list []*hca.Adapter, on bool) {
 	s.Do(func() {
 		now := s.cfg.Now()
 		for _, a := range list {
-			c := s.functions[a.Number()]
+			c := s.Functions[a.Number()]
 			if c == nil {
 				continue
 			}
@@ -226,7 +219,7 @@ func (s *Subnet) Power(list []*hca.Adapter, on bool) {
 			} else {
 				c.Agent.Disable(now, 1)
 			}
-			s.setLink(now, c.number, s.peerUp(c.number))
+			s.setLink(now, c.Number, s.peerUp(c.Number))
 		}
 	})
 	s.Do(func() {}) // the changes of the first are published before the second runs

@@ -77,8 +77,8 @@ type Subnet struct {
 	server *loop.Server[inbound] // the management goroutine
 	lanes  *lane.Group           // set before Start
 
-	// Shared with the lanes.
-	table     atomic.Pointer[vswitch.Table]
+	// Shared with the lanes: the forwarding table of the switch, and what is plugged into its ports.
+	Table     atomic.Pointer[vswitch.Table]
 	wiring    atomic.Pointer[fabric.Wiring]
 	inboxFull atomic.Uint64 // datagrams that found the inbox full
 
@@ -88,16 +88,16 @@ type Subnet struct {
 
 	// Switch is the agent of the switch. It belongs to the management goroutine, as all that follows.
 	Switch    *agent.Agent
-	ports     map[uint8]*Port  // by port of the switch
-	functions map[uint16]*Port // by function
+	Manager   Manager          // behind port 0 of the switch; nil: none at this node
+	Clients   Clients          // nil: no program speaks for a port
+	Functions map[uint16]*Port // the ports of functions that are plugged in, by function
+	ports     map[uint8]*Port  // the same, by port of the switch
 	peers     []trunkPort      // by peer
-	dirty     bool             // the switch's tables changed
+	Dirty     bool             // the switch's tables changed: the next turn publishes them
 	changed   map[*Port]agent.Change
 	bounced   []uint8    // ports of the switch with a link that comes up again
 	queued    []outbound // between the agents of the node
 	outgoing  []outbound // for others, once changes are published
-	mgr       Manager    // nil: none at this node
-	clients   Clients    // nil: no program speaks for a port
 	gsi       *gsi
 	mirrorPSN ib.PSN // of the next mirrored datagram
 }
@@ -150,7 +150,7 @@ var linkOf = agent.Link{Width: ib.Width4x, Speed: ib.SpeedQDR, SpeedExt: ib.Spee
 // New returns a subnet that does not run yet.
 func New(c Config) *Subnet {
 	s := &Subnet{cfg: c, log: c.Log.With("part", "subnet"), server: loop.NewServer[inbound](inboxLen),
-		ports: map[uint8]*Port{}, functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
+		ports: map[uint8]*Port{}, Functions: map[uint16]*Port{}, changed: map[*Port]agent.Change{}}
 	s.gsi = newGSI(s)
 	s.Switch = agent.New(agent.Config{Type: mad.NodeSwitch, NumPorts: uint8(c.SwitchPorts), SystemImageGUID: c.GUID,
 		NodeGUID: c.GUID,
@@ -165,7 +165,7 @@ func New(c Config) *Subnet {
 		s.peers = append(s.peers, trunkPort{port: p})
 	}
 	s.wiring.Store(w)
-	s.table.Store(s.Switch.Forwarding().Snapshot())
+	s.Table.Store(s.Switch.Forwarding().Snapshot())
 	return s
 }
 
@@ -186,27 +186,6 @@ func (s *Subnet) Post(f func()) bool { return s.server.Post(f) }
 
 // Do runs f on the management goroutine and waits for it; loop.ErrStopped where that has ended. No lane may call it.
 func (s *Subnet) Do(f func()) error { return s.server.Do(f) }
-
-// SetManager sets the manager behind port 0 of the switch, nil for none. It runs on the management goroutine.
-func (s *Subnet) SetManager(m Manager) { s.mgr = m }
-
-// Manager returns what SetManager set; it runs on the management goroutine.
-func (s *Subnet) Manager() Manager { return s.mgr }
-
-// SetClients sets the programs that speak for ports, nil for none. It runs on the management goroutine.
-func (s *Subnet) SetClients(c Clients) { s.clients = c }
-
-// Clients returns what SetClients set; it runs on the management goroutine.
-func (s *Subnet) Clients() Clients { return s.clients }
-
-// Table is the switch's forwarding table as lanes see it.
-func (s *Subnet) Table() *atomic.Pointer[vswitch.Table] { return &s.table }
-
-// Wiring is what is plugged into the ports of the switch, as lanes see it.
-func (s *Subnet) Wiring() *atomic.Pointer[fabric.Wiring] { return &s.wiring }
-
-// MarkDirty publishes the forwarding table with the next turn; it runs on the management goroutine.
-func (s *Subnet) MarkDirty() { s.dirty = true }
 
 // receive enqueues a datagram for the management goroutine, on a lane.
 func (s *Subnet) receive(in inbound) {
@@ -244,7 +223,7 @@ func (s *Subnet) Receive(h *hca.Lane, now mono.Time, r *pkt.Burst) { s.receiver(
 // Violated counts packets with keys that a function does not have. Lanes call it.
 func (s *Subnet) Violated(function uint16, pkeys, qkeys hca.Violations) {
 	s.Post(func() {
-		c := s.functions[function]
+		c := s.Functions[function]
 		if c == nil {
 			return
 		}
@@ -268,11 +247,11 @@ func (s *Subnet) deadline() mono.Time {
 			d = mono.Min(d, a.Deadline())
 		}
 	}
-	if s.mgr != nil {
-		d = mono.Min(d, s.mgr.Deadline())
+	if s.Manager != nil {
+		d = mono.Min(d, s.Manager.Deadline())
 	}
-	if s.clients != nil {
-		d = mono.Min(d, s.clients.Deadline())
+	if s.Clients != nil {
+		d = mono.Min(d, s.Clients.Deadline())
 	}
 	return mono.Min(d, s.gsi.deadline())
 }

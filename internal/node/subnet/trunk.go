@@ -52,7 +52,7 @@ func (s *Subnet) Sender(lane int) *udp.Sender { return s.senders[lane] }
 // LaneLink makes a lane's way into the subnet, and the descriptors that wake the lane. Lane 0 receives from the trunks;
 // every lane sends by itself. It is called for each lane, in the order of their numbers, before they run.
 func (s *Subnet) LaneLink(h *hca.Lane, of *lane.Link) (f *fabric.Link, in, out []int) {
-	c := fabric.Config{Table: &s.table, Wiring: &s.wiring, WireLocal: s.cfg.WireLocal,
+	c := fabric.Config{Table: &s.Table, Wiring: &s.wiring, WireLocal: s.cfg.WireLocal,
 		Manage: func(d *mad.Datagram) { s.receive(inbound{d: *d}) }}
 	if s.trunks != nil {
 		sender := s.trunks.Sender(uint8(h.ID))

@@ -4,7 +4,6 @@ package subnet
 
 import (
 	"bytes"
-	"crypto/rand"
 	"errors"
 	"net"
 	"sync"
@@ -30,13 +29,8 @@ type umadSocket struct {
 	s      *Subnet
 	lookup func(name string) *hca.Adapter
 	hub    *umad.Hub // the management goroutine's
-
-	mu    sync.Mutex // guards files
-	files map[umadToken]*umadFile
+	files  session.Tokens[*umadFile]
 }
-
-// umadToken authenticates an open file to its holders.
-type umadToken [16]byte
 
 // Bounds of what programs can make the node hold.
 const (
@@ -49,8 +43,8 @@ const (
 // OpenUserMADs serves the socket of user MADs. lookup returns the adapter of a device, nil where there is none. The
 // management goroutine runs.
 func (s *Subnet) OpenUserMADs(r *session.Records, lookup func(name string) *hca.Adapter) {
-	u := &umadSocket{Records: r, s: s, lookup: lookup, hub: umad.New(umadPorts{s}), files: map[umadToken]*umadFile{}}
-	s.Do(func() { s.clients = u.hub })
+	u := &umadSocket{Records: r, s: s, lookup: lookup, hub: umad.New(umadPorts{s})}
+	s.Do(func() { s.Clients = u.hub })
 	u.Start(u.serve)
 }
 
@@ -66,7 +60,7 @@ type umadPorts struct{ s *Subnet }
 
 // Port implements umad.Ports.
 func (p umadPorts) Port(function uint16) (umad.Port, bool) {
-	c := p.s.functions[function]
+	c := p.s.Functions[function]
 	if c == nil {
 		return umad.Port{}, false
 	}
@@ -76,7 +70,7 @@ func (p umadPorts) Port(function uint16) (umad.Port, bool) {
 
 // SetIsSM implements umad.Ports.
 func (p umadPorts) SetIsSM(now mono.Time, function uint16, on bool) {
-	if c := p.s.functions[function]; c != nil {
+	if c := p.s.Functions[function]; c != nil {
 		c.Agent.SetCapability(now, mad.CapIsSM, on)
 		c.MarkChanged() // for the files of the port
 	}
@@ -138,12 +132,7 @@ func (u *umadSocket) isSM(c *net.UnixConn, function uint16, wait bool) {
 	if u.s.Do(func() { i = u.hub.OpenIsSM(u.s.cfg.Now(), function, wait, granted) }) != nil {
 		return
 	}
-	// What a program writes to it means nothing; its end does.
-	for b := make([]byte, 1); ; {
-		if k, err := c.Read(b); k == 0 || err != nil {
-			break
-		}
-	}
+	session.AwaitEnd(c)
 	u.s.Do(func() { i.Close(u.s.cfg.Now()) })
 }
 
@@ -190,18 +179,12 @@ func (u *umadSocket) file(c *net.UnixConn, function uint16) {
 		refuseUmad(c, why)
 		return
 	}
-	var token umadToken
-	rand.Read(token[:])
-	u.mu.Lock()
-	u.files[token] = f
-	u.mu.Unlock()
+	token := u.files.Add(f)
 	c.Write(abi.UmadOpened{HeaderLen: uint32(f.file.HeaderLen()), Token: token}.Append(nil))
 	var wg sync.WaitGroup
 	wg.Go(f.write)
 	f.raw.Read(func(fd uintptr) bool { return f.pull(int(fd)) })
-	u.mu.Lock()
-	delete(u.files, token)
-	u.mu.Unlock()
+	u.files.Remove(token)
 	u.s.Do(f.file.Close)
 	c.Close()
 	close(f.end)
@@ -289,9 +272,7 @@ func (f *umadFile) write() {
 
 // control serves the connection that brings a request of an open file.
 func (u *umadSocket) control(c *net.UnixConn, m *abi.UmadControl) {
-	u.mu.Lock()
-	f := u.files[umadToken(m.Token)]
-	u.mu.Unlock()
+	f := u.files.Find(m.Token)
 	r := abi.UmadControlled{Error: uint32(umad.EINVAL), Arg: m.Arg}
 	switch {
 	case m.Op != abi.UmadOpControl || m.Version != abi.UmadVersion || m.Length > umad.MaxArgument:

@@ -18,7 +18,7 @@ import (
 // it in the port's capabilities and by a trap; the Ethernet Manager queries it. It runs on the management goroutine,
 // after the function was plugged in.
 func (s *Subnet) ServeEthernet(function uint16, a *vema.Agent) {
-	c := s.functions[function]
+	c := s.Functions[function]
 	if c == nil {
 		return
 	}
@@ -51,7 +51,7 @@ func forEthernetManager(d *mad.Datagram) bool {
 // lane may call it.
 func (s *Subnet) Notices() (list []api.Degraded) {
 	s.Do(func() {
-		for _, c := range s.functions {
+		for _, c := range s.Functions {
 			a := c.Ethernet()
 			if a == nil {
 				continue
