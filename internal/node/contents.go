@@ -3,7 +3,6 @@
 package node
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 
@@ -111,27 +110,6 @@ func (c *contents) restorePort(r *api.VESWRequest) error {
 		return errors.New("the store has two values of it")
 	}
 	return nil
-}
-
-// merge adds the changes of c to those requested before.
-func merge(of *api.FunctionChange, c *api.FunctionChange) {
-	if c.Enabled != nil {
-		on := *c.Enabled
-		of.Enabled = &on
-	}
-	if c.Weight != 0 {
-		of.Weight = c.Weight
-	}
-	for level, w := range c.QoS {
-		if of.QoS == nil {
-			of.QoS = map[int]int{}
-		}
-		of.QoS[level] = w
-	}
-	to, from := &of.Quotas, &c.Quotas
-	to.Sessions, to.PDs, to.MRs = cmp.Or(from.Sessions, to.Sessions), cmp.Or(from.PDs, to.PDs), cmp.Or(from.MRs, to.MRs)
-	to.CQs, to.QPs, to.SRQs = cmp.Or(from.CQs, to.CQs), cmp.Or(from.QPs, to.QPs), cmp.Or(from.SRQs, to.SRQs)
-	to.AHs, to.MemoryBytes = cmp.Or(from.AHs, to.AHs), cmp.Or(from.MemoryBytes, to.MemoryBytes)
 }
 
 // asksAnything reports whether c differs from no change.

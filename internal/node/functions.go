@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -295,3 +296,24 @@ func applyQuotas(l *hca.Limits, q *api.Quotas) error {
 
 // quotaError reports invalid quotas.
 type quotaError struct{ error }
+
+// merge adds the changes of c to those requested before.
+func merge(of *api.FunctionChange, c *api.FunctionChange) {
+	if c.Enabled != nil {
+		on := *c.Enabled
+		of.Enabled = &on
+	}
+	if c.Weight != 0 {
+		of.Weight = c.Weight
+	}
+	for level, w := range c.QoS {
+		if of.QoS == nil {
+			of.QoS = map[int]int{}
+		}
+		of.QoS[level] = w
+	}
+	to, from := &of.Quotas, &c.Quotas
+	to.Sessions, to.PDs, to.MRs = cmp.Or(from.Sessions, to.Sessions), cmp.Or(from.PDs, to.PDs), cmp.Or(from.MRs, to.MRs)
+	to.CQs, to.QPs, to.SRQs = cmp.Or(from.CQs, to.CQs), cmp.Or(from.QPs, to.QPs), cmp.Or(from.SRQs, to.SRQs)
+	to.AHs, to.MemoryBytes = cmp.Or(from.AHs, to.AHs), cmp.Or(from.MemoryBytes, to.MemoryBytes)
+}

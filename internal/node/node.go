@@ -156,12 +156,6 @@ func (n *Node) open() (err error) {
 	return n.openRooms()
 }
 
-func (n *Node) closeTrunks() {
-	if n.sub != nil {
-		n.sub.CloseTrunks()
-	}
-}
-
 // roceInterfaces are the interfaces with the addresses that are GIDs of function 0.
 func (n *Node) roceInterfaces() hostnet.Choice { return hostnet.Choice{Names: n.cfg.RoCEInterfaces} }
 

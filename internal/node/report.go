@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"weft/internal/control/api"
@@ -60,14 +59,6 @@ func (r *reporter) register(mux *http.ServeMux) {
 	api.Handle(mux, api.GetStatus, api.NoInput(r.status))
 	api.Handle(mux, api.ListDevices, api.NoInput(r.devices))
 	api.Handle(mux, api.ListCounters, api.NoInput(r.counters))
-}
-
-// buildVersion is the version the linker noted.
-func buildVersion() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		return info.Main.Version
-	}
-	return "unknown"
 }
 
 // status describes the node.

@@ -281,3 +281,9 @@ func (n *Node) refuseInterfaces(mux *http.ServeMux) {
 		op.Refuse(mux, mgmt.ErrNoFabric)
 	}
 }
+
+func (n *Node) closeTrunks() {
+	if n.sub != nil {
+		n.sub.CloseTrunks()
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -181,4 +182,12 @@ func rateText(p *hca.Port) string {
 		speed = " QDR"
 	}
 	return fmt.Sprintf("%v (%s%s)", ib.RateOf(p.Width, p.Speed, p.SpeedExt), strings.ToUpper(p.Width.String()), speed)
+}
+
+// buildVersion is the version the linker noted.
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
 }

@@ -4,37 +4,18 @@ package mgmt
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"weft/internal/control/api"
 	"weft/internal/mgmt/manager"
 	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/sm/sa"
 	"weft/internal/mgmt/sm/topo"
-	"weft/internal/mgmt/store"
 	"weft/internal/node/describe"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 )
-
-// editable returns an error if this node's store does not hold the intent: its own manager was elected
-// there and is not the master.
-func (n *Network) editable(ctx context.Context, command string) error {
-	if n.sub == nil {
-		return ErrNoFabric
-	}
-	if n.manager == nil {
-		return n.notMaster(ctx, command)
-	}
-	s, err := n.status()
-	if err == nil && s.Elected && s.State == "standby" {
-		return n.notMaster(ctx, command)
-	}
-	return err
-}
 
 func (n *Network) partitions(ctx context.Context) (list []api.Partition, err error) {
 	i, err := n.intent(ctx, "weft pkey list")
@@ -82,17 +63,6 @@ func membershipText(m sm.Membership) string {
 		return api.MemberLimited
 	}
 	return "not"
-}
-
-// portName is the description of a port's node, where t has it.
-func portName(t *topo.Subnet, g ib.GUID) string {
-	if t == nil {
-		return ""
-	}
-	if r := t.PortByGUID(g); !r.IsNone() {
-		return t.Nodes[r.Node].Description
-	}
-	return ""
 }
 
 func (n *Network) addPartition(ctx context.Context, want api.Partition) (api.Partition, error) {
@@ -216,67 +186,6 @@ func (n *Network) deletePartition(ctx context.Context, d api.PartitionMembers) e
 	return err
 }
 
-func partition(i *manager.Intent, key ib.PKey) int {
-	return slices.IndexFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
-}
-
-// edit changes the intended partitions and groups, in the store.
-func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
-	return n.editFor(ctx, "weft pkey list", f)
-}
-
-// editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
-func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	err := manager.EditIntent(ctx, n.store, f)
-	var known *api.Error
-	var wrong *manager.InvalidError
-	switch {
-	case err == nil, errors.As(err, &known):
-		return err
-	case errors.As(err, &wrong):
-		return describe.Invalid(fix, "%v", wrong.Err)
-	}
-	return storeError(err)
-}
-
-// portNamed returns the GUID of a port: the GUID itself, a device of this node,
-// or DEVICE@NODE with a host name, or the GUID of a node's switch.
-func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
-	if g, ok := describe.ParseGUID(name); ok {
-		return g, nil
-	}
-	device, host, remote := strings.Cut(name, "@")
-	own, isGUID := describe.ParseGUID(host)
-	if !remote || isGUID && own == n.cfg.GUID {
-		port, ok := n.cfg.DevicePort(device)
-		if !ok {
-			return 0, describe.NotFound("weft dev", "%q is no GUID, and this node has no such InfiniBand device", name)
-		}
-		return port, nil
-	}
-	if t == nil {
-		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)",
-			"this node does not know the devices of others: %q", name)
-	}
-	var found []ib.GUID
-	for r := range t.EndPorts() {
-		d := &t.Nodes[r.Node]
-		at, what, ok := strings.Cut(d.Description, " ")
-		if ok && what == device && (at == host || isGUID && d.Info.SystemImageGUID == own) {
-			found = append(found, t.Port(r).GUID)
-		}
-	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return 0, describe.NotFound("weft fabric nodes", "the subnet has no device %q", name)
-	}
-	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
-}
-
 func (n *Network) subnetGroups(ctx context.Context) (list []api.SubnetGroup, err error) {
 	t, err := n.topology(ctx, "weft mcast groups")
 	if err != nil {
@@ -398,51 +307,4 @@ func (n *Network) leaveGroup(ctx context.Context, j api.GroupJoin) error {
 		}
 		return nil
 	})
-}
-
-var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager",
-	Fix: "weft up --sm auto"}
-
-func (n *Network) getStore(ctx context.Context) (api.Store, error) {
-	if n.store == nil {
-		return api.Store{}, errNoStore
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	return describeStore(n.store.Status(ctx)), nil
-}
-
-func describeStore(s store.Status) api.Store {
-	down := ""
-	if s.Down != nil {
-		down = s.Down.Error()
-	}
-	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
-		Members: s.Members, Revision: int64(s.Revision),
-		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
-}
-
-func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
-	if n.store == nil {
-		return nil, errNoStore
-	}
-	if tree != "" {
-		if err := store.CheckTree(tree); err != nil {
-			return nil, describe.Invalid("weft store list", "%v", err)
-		}
-	}
-	ctx, stop := context.WithTimeout(ctx, StoreWait)
-	defer stop()
-	l, err := n.store.List(ctx, tree)
-	if err != nil {
-		return nil, storeError(err)
-	}
-	for _, e := range l.Entries {
-		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value),
-			Leased: e.Lease != 0, Value: string(e.Value)})
-		if e.Key == manager.KeyMKey {
-			list[len(list)-1].Value = "" // reading the status gives no right to manage
-		}
-	}
-	return list, nil
 }

@@ -11,17 +11,19 @@ package mgmt
 import (
 	"errors"
 	"log/slog"
-	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/sm"
 	"weft/internal/mgmt/sm/topo"
 	"weft/internal/mgmt/store"
 	"weft/internal/mgmt/store/etcd"
+	"weft/internal/node/describe"
 	"weft/internal/node/subnet"
-	"weft/internal/proto/counters"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
 )
@@ -62,14 +64,6 @@ func New(c Config) *Network {
 	n := &Network{cfg: c, sub: c.Subnet}
 	n.VESWs.n = n
 	return n
-}
-
-// Close ends the manager and closes the store.
-func (n *Network) Close() {
-	if n.manager != nil {
-		n.manager.Close()
-	}
-	n.closeStore()
 }
 
 // Store is the store, nil where there is none; missing is why, where there should be one.
@@ -113,54 +107,6 @@ func (n *Network) status() (s manager.Status, err error) {
 	return s, err
 }
 
-// Counters adds the counters of the manager and its administration.
-func (n *Network) Counters(add func(scope, instance, name string, v uint64)) {
-	if n.manager == nil {
-		return
-	}
-	each := func(scope string, c any) {
-		counters.Each("", c, func(name string, v uint64) { add(scope, "", name, v) })
-	}
-	n.sub.Do(func() {
-		s := n.manager.Status()
-		for name, v := range s.Counters {
-			add(api.ScopeSM, "", name, v)
-		}
-		each(api.ScopeSA, &s.SA)
-		if e, master := n.manager.Ethernet(); master {
-			each(api.ScopeEM, &e.Counters)
-		}
-	})
-}
-
-// Register registers the operations of the control interface on the subnet.
-func (n *Network) Register(mux *http.ServeMux) {
-	api.Handle(mux, api.GetSubnet, api.NoInput(n.getSubnet))
-	api.Handle(mux, api.GetSubnetText, n.subnetText)
-	api.Handle(mux, api.ListRoutes, api.NoInput(n.routes))
-	api.Handle(mux, api.FindPath, n.findPath)
-	api.Handle(mux, api.StartSweep, api.Action(n.sweep))
-	api.Handle(mux, api.GetManager, api.NoInput(n.getManager))
-	api.Handle(mux, api.ChangeManager, api.NoOutput(n.setManager))
-	api.Handle(mux, api.ListTrunks, api.NoInput(n.trunks))
-	api.Handle(mux, api.ListPartitions, api.NoInput(n.partitions))
-	api.Handle(mux, api.AddPartition, n.addPartition)
-	api.Handle(mux, api.DeletePartition, api.NoOutput(n.deletePartition))
-	api.Handle(mux, api.ListSubnetGroups, api.NoInput(n.subnetGroups))
-	api.Handle(mux, api.JoinGroup, api.NoOutput(n.joinGroup))
-	api.Handle(mux, api.LeaveGroup, api.NoOutput(n.leaveGroup))
-	api.Handle(mux, api.GetStore, api.NoInput(n.getStore))
-	api.Handle(mux, api.ListStoreEntries, n.storeEntries)
-
-	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs.list))
-	api.Handle(mux, api.GetVESW, n.VESWs.Get)
-	api.Handle(mux, api.CreateVESW, n.VESWs.create)
-	api.Handle(mux, api.ChangeVESW, api.ByName(n.VESWs.change))
-	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.VESWs.delete))
-	api.Handle(mux, api.AddVESWPort, api.ByName(n.VESWs.AddPort))
-	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.VESWs.deletePort))
-}
-
 // Elsewhere gives an error of a node that is not the master another fix; other errors stay as they are.
 func Elsewhere(err error, fix string) error {
 	var e *api.Error
@@ -178,4 +124,55 @@ func (n *Network) topologyIfKnown() (t *topo.Subnet) {
 		n.sub.Do(func() { t = n.manager.Topo() })
 	}
 	return t
+}
+
+// portNamed returns the GUID of a port: the GUID itself, a device of this node,
+// or DEVICE@NODE with a host name, or the GUID of a node's switch.
+func (n *Network) portNamed(name string, t *topo.Subnet) (ib.GUID, error) {
+	if g, ok := describe.ParseGUID(name); ok {
+		return g, nil
+	}
+	device, host, remote := strings.Cut(name, "@")
+	own, isGUID := describe.ParseGUID(host)
+	if !remote || isGUID && own == n.cfg.GUID {
+		port, ok := n.cfg.DevicePort(device)
+		if !ok {
+			return 0, describe.NotFound("weft dev", "%q is no GUID, and this node has no such InfiniBand device", name)
+		}
+		return port, nil
+	}
+	if t == nil {
+		return 0, describe.Invalid("give the port's GUID, or ask the master (weft sm)",
+			"this node does not know the devices of others: %q", name)
+	}
+	var found []ib.GUID
+	for r := range t.EndPorts() {
+		d := &t.Nodes[r.Node]
+		at, what, ok := strings.Cut(d.Description, " ")
+		if ok && what == device && (at == host || isGUID && d.Info.SystemImageGUID == own) {
+			found = append(found, t.Port(r).GUID)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return 0, describe.NotFound("weft fabric nodes", "the subnet has no device %q", name)
+	}
+	return 0, describe.Invalid("name it by GUID", "%d devices are called %q: %v", len(found), name, found)
+}
+
+// portName is the description of a port's node, where t has it.
+func portName(t *topo.Subnet, g ib.GUID) string {
+	if t == nil {
+		return ""
+	}
+	if r := t.PortByGUID(g); !r.IsNone() {
+		return t.Nodes[r.Node].Description
+	}
+	return ""
+}
+
+func partition(i *manager.Intent, key ib.PKey) int {
+	return slices.IndexFunc(i.Subnet.Partitions, func(p sm.Partition) bool { return (p.PKey^key)&0x7fff == 0 })
 }

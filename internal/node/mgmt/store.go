@@ -161,3 +161,79 @@ func (n *Network) unmanaged(ctx context.Context) []api.Degraded {
 func storeError(err error) error {
 	return describe.Problem(api.CodeInternal, "", err, "weft store status")
 }
+
+var errNoStore = &api.Error{Code: api.CodeNotFound, Why: "the node has no store, since it has no subnet manager",
+	Fix: "weft up --sm auto"}
+
+func (n *Network) getStore(ctx context.Context) (api.Store, error) {
+	if n.store == nil {
+		return api.Store{}, errNoStore
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	return describeStore(n.store.Status(ctx)), nil
+}
+
+func describeStore(s store.Status) api.Store {
+	down := ""
+	if s.Down != nil {
+		down = s.Down.Error()
+	}
+	return api.Store{Kind: s.Kind, Version: s.Version, Dir: s.Dir, Endpoints: s.Endpoints, Leader: s.Leader,
+		Members: s.Members, Revision: int64(s.Revision),
+		SizeBytes: s.SizeBytes, UsedBytes: s.UsedBytes, MaxBytes: s.MaxBytes, Down: down}
+}
+
+func (n *Network) storeEntries(ctx context.Context, tree string) (list []api.StoreEntry, err error) {
+	if n.store == nil {
+		return nil, errNoStore
+	}
+	if tree != "" {
+		if err := store.CheckTree(tree); err != nil {
+			return nil, describe.Invalid("weft store list", "%v", err)
+		}
+	}
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	l, err := n.store.List(ctx, tree)
+	if err != nil {
+		return nil, storeError(err)
+	}
+	for _, e := range l.Entries {
+		list = append(list, api.StoreEntry{Key: e.Key, Revision: int64(e.Rev), Size: len(e.Value),
+			Leased: e.Lease != 0, Value: string(e.Value)})
+		if e.Key == manager.KeyMKey {
+			list[len(list)-1].Value = "" // reading the status gives no right to manage
+		}
+	}
+	return list, nil
+}
+
+// edit changes the intended partitions and groups, in the store.
+func (n *Network) edit(ctx context.Context, f func(*manager.Intent) error) error {
+	return n.editFor(ctx, "weft pkey list", f)
+}
+
+// editFor changes the intent, in the store; fix is for an intent that a manager would refuse.
+func (n *Network) editFor(ctx context.Context, fix string, f func(*manager.Intent) error) error {
+	ctx, stop := context.WithTimeout(ctx, StoreWait)
+	defer stop()
+	err := manager.EditIntent(ctx, n.store, f)
+	var known *api.Error
+	var wrong *manager.InvalidError
+	switch {
+	case err == nil, errors.As(err, &known):
+		return err
+	case errors.As(err, &wrong):
+		return describe.Invalid(fix, "%v", wrong.Err)
+	}
+	return storeError(err)
+}
+
+// Close ends the manager and closes the store.
+func (n *Network) Close() {
+	if n.manager != nil {
+		n.manager.Close()
+	}
+	n.closeStore()
+}

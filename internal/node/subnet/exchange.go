@@ -184,41 +184,38 @@ func (s *Subnet) unclaimed(now mono.Time, c *Port, a *agent.Agent, d *mad.Datagr
 	}
 }
 
-// bounceLinks brings links up again that a manager took down for a moment.
-func (s *Subnet) bounceLinks(now mono.Time) {
-	for len(s.bounced) > 0 {
-		p := s.bounced[0]
-		s.bounced = s.bounced[1:]
-		s.setLink(now, p, false)
-		s.setLink(now, p, s.peerUp(p))
-	}
-}
-
-// peerUp reports whether the other end of a port's link is up.
-func (s *Subnet) peerUp(p uint8) bool {
-	if c := s.ports[p]; c != nil {
-		return s.Switch.Enabled(p) && c.Agent.Enabled(1)
-	}
-	for _, t := range s.peers {
-		if t.port == p {
-			return t.up && s.Switch.Enabled(p)
+// deadline is when turn has something to do if nothing else happens.
+func (s *Subnet) deadline() mono.Time {
+	d := s.Switch.Deadline()
+	for _, c := range s.ports {
+		d = mono.Min(d, c.Agent.Deadline())
+		if a := c.Ethernet(); a != nil {
+			d = mono.Min(d, a.Deadline())
 		}
 	}
-	return false
+	if s.Manager != nil {
+		d = mono.Min(d, s.Manager.Deadline())
+	}
+	if s.Clients != nil {
+		d = mono.Min(d, s.Clients.Deadline())
+	}
+	return mono.Min(d, s.gsi.deadline())
 }
 
-// setLink reports the state of a port's link to the agents at its ends, as far as they are the node's.
-func (s *Subnet) setLink(now mono.Time, p uint8, up bool) {
-	c := s.ports[p]
-	if up {
-		s.Switch.LinkUp(now, p, linkOf)
-		if c != nil {
-			c.Agent.LinkUp(now, 1, linkOf)
-		}
-		return
+// send sends, by the agent of c, a datagram of a user of its port. A datagram of the port to itself becomes no packet:
+// captures receive it as sent, and so the answer of the agent, if there is one. Directed routes that do not leave the
+// port are not mirrored.
+func (s *Subnet) send(now mono.Time, c *Port, d *mad.Datagram) {
+	method, own := d.Data[3], c.Agent.IsMine(d.DLID)
+	if own {
+		c.Mirror(d, true)
 	}
-	s.Switch.LinkDown(now, p)
-	if c != nil {
-		c.Agent.LinkDown(now, 1)
+	v := c.Agent.Originate(now, d)
+	if own && v == agent.Deliver && d.Data[3] != method {
+		c.Mirror(d, true)
 	}
+	s.dispatch(now, c, v, d)
 }
+
+// Send sends, by the agent of the port, a datagram of a user of the port.
+func (c *Port) Send(d *mad.Datagram) { c.s.send(c.s.cfg.Now(), c, d) }

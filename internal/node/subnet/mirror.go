@@ -5,32 +5,12 @@ package subnet
 import (
 	"bytes"
 
-	"weft/internal/mgmt/agent"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mem"
-	"weft/internal/proto/mono"
 	"weft/internal/proto/pkt"
 	"weft/internal/proto/wire"
 )
-
-// send sends, by the agent of c, a datagram of a user of its port. A datagram of the port to itself becomes no packet:
-// captures receive it as sent, and so the answer of the agent, if there is one. Directed routes that do not leave the
-// port are not mirrored.
-func (s *Subnet) send(now mono.Time, c *Port, d *mad.Datagram) {
-	method, own := d.Data[3], c.Agent.IsMine(d.DLID)
-	if own {
-		c.Mirror(d, true)
-	}
-	v := c.Agent.Originate(now, d)
-	if own && v == agent.Deliver && d.Data[3] != method {
-		c.Mirror(d, true)
-	}
-	s.dispatch(now, c, v, d)
-}
-
-// Send sends, by the agent of the port, a datagram of a user of the port.
-func (c *Port) Send(d *mad.Datagram) { c.s.send(c.s.cfg.Now(), c, d) }
 
 // Mirror copies to captures a datagram that the port sends, or receives; none of an adapter with programs that have an
 // Ethernet port, since it is no packet of theirs.

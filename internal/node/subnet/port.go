@@ -12,6 +12,7 @@ import (
 	"weft/internal/node/loop"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
+	"weft/internal/proto/mono"
 	"weft/internal/service/vnic/vema"
 	"weft/internal/verbs/hca"
 )
@@ -223,4 +224,43 @@ func (s *Subnet) Power(list []*hca.Adapter, on bool) {
 		}
 	})
 	s.Do(func() {}) // the changes of the first are published before the second runs
+}
+
+// bounceLinks brings links up again that a manager took down for a moment.
+func (s *Subnet) bounceLinks(now mono.Time) {
+	for len(s.bounced) > 0 {
+		p := s.bounced[0]
+		s.bounced = s.bounced[1:]
+		s.setLink(now, p, false)
+		s.setLink(now, p, s.peerUp(p))
+	}
+}
+
+// peerUp reports whether the other end of a port's link is up.
+func (s *Subnet) peerUp(p uint8) bool {
+	if c := s.ports[p]; c != nil {
+		return s.Switch.Enabled(p) && c.Agent.Enabled(1)
+	}
+	for _, t := range s.peers {
+		if t.port == p {
+			return t.up && s.Switch.Enabled(p)
+		}
+	}
+	return false
+}
+
+// setLink reports the state of a port's link to the agents at its ends, as far as they are the node's.
+func (s *Subnet) setLink(now mono.Time, p uint8, up bool) {
+	c := s.ports[p]
+	if up {
+		s.Switch.LinkUp(now, p, linkOf)
+		if c != nil {
+			c.Agent.LinkUp(now, 1, linkOf)
+		}
+		return
+	}
+	s.Switch.LinkDown(now, p)
+	if c != nil {
+		c.Agent.LinkDown(now, 1)
+	}
 }

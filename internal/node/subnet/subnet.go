@@ -237,21 +237,3 @@ func (s *Subnet) Violated(function uint16, pkeys, qkeys hca.Violations) {
 		s.changed[c] |= agent.ChangedOther
 	})
 }
-
-// deadline is when turn has something to do if nothing else happens.
-func (s *Subnet) deadline() mono.Time {
-	d := s.Switch.Deadline()
-	for _, c := range s.ports {
-		d = mono.Min(d, c.Agent.Deadline())
-		if a := c.Ethernet(); a != nil {
-			d = mono.Min(d, a.Deadline())
-		}
-	}
-	if s.Manager != nil {
-		d = mono.Min(d, s.Manager.Deadline())
-	}
-	if s.Clients != nil {
-		d = mono.Min(d, s.Clients.Deadline())
-	}
-	return mono.Min(d, s.gsi.deadline())
-}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mgmt
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"weft/internal/control/api"
+	"weft/internal/mgmt/manager"
+	"weft/internal/mgmt/store"
+	"weft/internal/proto/counters"
+)
+
+// Register registers the operations of the control interface on the subnet.
+func (n *Network) Register(mux *http.ServeMux) {
+	api.Handle(mux, api.GetSubnet, api.NoInput(n.getSubnet))
+	api.Handle(mux, api.GetSubnetText, n.subnetText)
+	api.Handle(mux, api.ListRoutes, api.NoInput(n.routes))
+	api.Handle(mux, api.FindPath, n.findPath)
+	api.Handle(mux, api.StartSweep, api.Action(n.sweep))
+	api.Handle(mux, api.GetManager, api.NoInput(n.getManager))
+	api.Handle(mux, api.ChangeManager, api.NoOutput(n.setManager))
+	api.Handle(mux, api.ListTrunks, api.NoInput(n.trunks))
+	api.Handle(mux, api.ListPartitions, api.NoInput(n.partitions))
+	api.Handle(mux, api.AddPartition, n.addPartition)
+	api.Handle(mux, api.DeletePartition, api.NoOutput(n.deletePartition))
+	api.Handle(mux, api.ListSubnetGroups, api.NoInput(n.subnetGroups))
+	api.Handle(mux, api.JoinGroup, api.NoOutput(n.joinGroup))
+	api.Handle(mux, api.LeaveGroup, api.NoOutput(n.leaveGroup))
+	api.Handle(mux, api.GetStore, api.NoInput(n.getStore))
+	api.Handle(mux, api.ListStoreEntries, n.storeEntries)
+
+	api.Handle(mux, api.ListVESWs, api.NoInput(n.VESWs.list))
+	api.Handle(mux, api.GetVESW, n.VESWs.Get)
+	api.Handle(mux, api.CreateVESW, n.VESWs.create)
+	api.Handle(mux, api.ChangeVESW, api.ByName(n.VESWs.change))
+	api.Handle(mux, api.DeleteVESW, api.NoOutput(n.VESWs.delete))
+	api.Handle(mux, api.AddVESWPort, api.ByName(n.VESWs.AddPort))
+	api.Handle(mux, api.DeleteVESWPort, api.NoOutput(n.VESWs.deletePort))
+}
+
+// Counters adds the counters of the manager and its administration.
+func (n *Network) Counters(add func(scope, instance, name string, v uint64)) {
+	if n.manager == nil {
+		return
+	}
+	each := func(scope string, c any) {
+		counters.Each("", c, func(name string, v uint64) { add(scope, "", name, v) })
+	}
+	n.sub.Do(func() {
+		s := n.manager.Status()
+		for name, v := range s.Counters {
+			add(api.ScopeSM, "", name, v)
+		}
+		each(api.ScopeSA, &s.SA)
+		if e, master := n.manager.Ethernet(); master {
+			each(api.ScopeEM, &e.Counters)
+		}
+	})
+}
+
+// Degraded lists what is wrong with the store, the manager, the trunks and the subnet.
+func (n *Network) Degraded(ctx context.Context, trunks []api.Trunk) (list []api.Degraded, err error) {
+	if n.sub == nil {
+		return nil, nil
+	}
+	down, err := n.sub.Degraded(trunks)
+	list = append(n.unmanaged(ctx), down...)
+	if n.manager == nil || err != nil {
+		return list, err
+	}
+	s, _ := n.status()
+	list = append(list, n.VESWs.degraded()...)
+	if problems := len(s.Problems); problems > 0 {
+		list = append(list, api.Degraded{What: "subnet_problems", Why: fmt.Sprintf("the last sweep met %d", problems),
+			Fix: "weft sm"})
+	}
+	if s.Elected {
+		return list, nil
+	}
+	ctx, stop := context.WithTimeout(ctx, StorePatience)
+	defer stop()
+	// unmanaged reports a store that is down
+	if _, err := store.LeaderOf(ctx, n.store, manager.Election); isNotFound(err) {
+		list = append(list, api.Degraded{What: "no_subnet_manager", Why: "no manager is elected in the store",
+			Fix: "weft sm"})
+	}
+	return list, nil
+}
+
+// Notices lists states of the subnet that people should know.
+func (n *Network) Notices() (list []api.Degraded) {
+	if n.sub == nil || n.manager == nil {
+		return nil
+	}
+	if s, _ := n.status(); s.Switches > 1 && !s.Keyed {
+		list = append(list, api.Degraded{What: "no_m_key",
+			Why: fmt.Sprintf("each of the %d nodes of the subnet may change its tables", s.Switches),
+			Fix: "the same weft up --m-key-file on each, or one store for their managers (weft up --store)"})
+	}
+	return list
+}
