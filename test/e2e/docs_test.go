@@ -78,7 +78,8 @@ func TestCounters(t *testing.T) {
 		"weft vm add web --vesw lab && weft dev add lab0 --segment vesw:lab --addr 10.3.0.1/24 && weft ipoib add weft_ib0",
 		"weft run -- ibv_rc_pingpong -d weft0 -g 1 &",
 		"weft run -- rping -s &",
-		"sleep 1; weft stat --all -o json >counters.json; weft res qp && grep -q conn_opened counters.json && grep -q rx_bad_veswid counters.json && cat counters.json",
+		"sleep 1; weft stat --all -o json >counters.json; weft res qp && grep -q conn_opened counters.json && " +
+			"grep -q rx_bad_veswid counters.json && cat counters.json",
 	} {
 		var err error
 		if out, err = r.run(command{text: text}); err != nil {

@@ -182,7 +182,8 @@ func (s *subnet) requests(t *testing.T, packets func(func(at time.Time, p []byte
 	for _, line := range asked {
 		ok := false
 		for i := range numbers {
-			ok = ok || regexp.MustCompile(fmt.Sprintf(`^(0x)?0100000000%06x\s+0x0+\s+(0x0*1|1|True)\s+00%06x0000fff40{168}$`, numbers[i], numbers[1-i])).MatchString(line)
+			ok = ok || regexp.MustCompile(fmt.Sprintf(`^(0x)?0100000000%06x\s+0x0+\s+(0x0*1|1|True)\s+00%06x0000fff40{168}$`,
+				numbers[i], numbers[1-i])).MatchString(line)
 		}
 		if !ok {
 			t.Errorf("a request, between %#x: %q", numbers, line)

@@ -29,7 +29,8 @@ func TestLibvirt(t *testing.T) {
 			t.Fatalf("no interface in %s", snippet)
 		}
 		path := filepath.Join(dir, name+".xml")
-		text := fmt.Sprintf("<domain type='qemu'><name>web</name><memory unit='GiB'>2</memory><vcpu>2</vcpu><os><type arch='x86_64' machine='pc'>hvm</type></os>%s<devices><interface %s</devices></domain>",
+		text := fmt.Sprintf("<domain type='qemu'><name>web</name><memory unit='GiB'>2</memory><vcpu>2</vcpu>"+
+			"<os><type arch='x86_64' machine='pc'>hvm</type></os>%s<devices><interface %s</devices></domain>",
 			memory, card)
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)

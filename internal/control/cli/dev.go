@@ -297,7 +297,8 @@ weft vesw port add NAME GUID.`,
 	})
 	flags.add(cmd)
 	l := cmd.Flags()
-	l.StringVar(&n.Segment, "segment", "", "vesw:NAME: an Ethernet port in that virtual Ethernet switch, by name or number; vesw: in the one of weft vesw port add")
+	l.StringVar(&n.Segment, "segment", "", "vesw:NAME: an Ethernet port in that virtual Ethernet switch, "+
+		"by name or number; vesw: in the one of weft vesw port add")
 	l.StringSliceVar(&n.Addrs, "addr", nil, "IP address of the Ethernet port, with prefix length (may be repeated)")
 	l.StringSliceVar(&n.Routes, "route", nil, "route through the Ethernet port: PREFIX=GATEWAY (may be repeated)")
 	return cmd

@@ -26,8 +26,11 @@ func (f *fakeIPoIB) IPLinks(context.Context) ([]api.IPLink, error) {
 	defer f.mu.Unlock()
 	return append([]api.IPLink{{Name: "ib0_1_7fff", Device: "weft_ib0", Port: 1, PKey: "0xffff", Backend: "tun",
 		Type: 32, Flags: []string{"BROADCAST", "MULTICAST"},
-		State: "UP", Mode: "connected", DatagramMTU: 2044, Connections: 3, Carrier: true, Problem: "add address 10.1.0.3/24: no", MTU: 65520, QueueLen: 512, Address: fakeHW, AddrLen: 20, Broadcast: "ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff",
-		MGID: "ff12:401b:ffff::ffff:ffff", MLID: 0xc000, Joined: true, QKey: 0xb1b, QPN: 16386, Addrs: []string{"10.1.0.1/24", "fe80::1/64"}, Session: 3}}, f.added...), nil
+		State: "UP", Mode: "connected", DatagramMTU: 2044, Connections: 3, Carrier: true,
+		Problem: "add address 10.1.0.3/24: no", MTU: 65520, QueueLen: 512, Address: fakeHW, AddrLen: 20,
+		Broadcast: "ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff:ff",
+		MGID:      "ff12:401b:ffff::ffff:ffff", MLID: 0xc000, Joined: true, QKey: 0xb1b, QPN: 16386, Addrs: []string{"10.1.0.1/24",
+			"fe80::1/64"}, Session: 3}}, f.added...), nil
 }
 
 func (f *fakeIPoIB) AddIPLinks(_ context.Context, r api.IPRequest) ([]api.IPLink, error) {

@@ -21,7 +21,8 @@ func (f *fakeVMs) VMs(context.Context) ([]api.VM, error) {
 	defer f.mu.Unlock()
 	return append([]api.VM{{NewVM: api.NewVM{Name: "web", VESW: "lab", MAC: "52:54:00:00:00:09", Queues: 2,
 		Socket: "/run/weft/vm/web.sock", Packed: true},
-		Number: 3, PortGUID: "02aa:0000:0100:0007", Guest: true, Running: true, PID: 4711, Sessions: 1, VESWNumber: 5, VPort: 1, MTU: 9000, Carrier: true, Kept: true}}, f.vms...), nil
+		Number: 3, PortGUID: "02aa:0000:0100:0007", Guest: true, Running: true, PID: 4711, Sessions: 1, VESWNumber: 5,
+		VPort: 1, MTU: 9000, Carrier: true, Kept: true}}, f.vms...), nil
 }
 
 func (f *fakeVMs) AddVM(_ context.Context, v api.NewVM) (api.VM, error) {

@@ -82,9 +82,12 @@ func TestEverySettingFromEverySource(t *testing.T) {
 		IPoIB: true, IPoIBParams: "/p", IPoIBSet: []string{"debug=1",
 			"scope=2"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1/8"}, IPoIBMTU: 4096, IPoIBQKey: 0x0b1b}
 	text := map[string]string{"dir": "/d", "device": "w", "lanes": "5", "roce-port": "1",
-		"roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms", "idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
-		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2", "switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1", "store-listen": "http://h:2",
-		"ipoib": "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
+		"roce-interfaces": "eth0,eno*", "wire-local": "true", "icrc": "solve", "real-time": "true", "spin": "1ms",
+		"idle-exit": "1h", "allow-uid": "1, 1000", "log-level": "debug",
+		"fabric": "true", "peer": "10.0.0.2,10.0.0.3:7", "mcast-payloads": "5", "mcast-threshold": "6", "trunk-port": "2",
+		"switch-ports": "9", "sm": "off", "sm-priority": "3", "m-key-file": "/k", "store": "http://h:1",
+		"store-listen": "http://h:2",
+		"ipoib":        "true", "ipoib-params": "/p", "ipoib-set": "debug=1,scope=2", "ipoib-addr": "ib0_1_1=10.0.0.1/8", "ipoib-mtu": "4096", "ipoib-qkey": "0x0b1b"}
 	vars, yaml := map[string]string{}, ""
 	var args []string
 	for i := range Settings {
@@ -157,7 +160,8 @@ func TestValidateReportsAllFaults(t *testing.T) {
 	}
 	bad := Config{Dir: "x", Device: "-", Lanes: -1, RoCEPort: 65536, RoCEInterfaces: []string{"eth["},
 		Spin: time.Hour, IdleExit: -1, AllowUIDs: []int{-1}, LogLevel: "loud",
-		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me", SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
+		Peers: []string{"nowhere"}, McastPayloads: 0, McastThreshold: -1, TrunkPort: -1, SwitchPorts: 1, SM: "me",
+		SMPriority: 16, MKeyFile: "k", Store: "disk", StoreListen: "x",
 		IPoIB: true, IPoIBSet: []string{"debug"}, IPoIBAddrs: []string{"ib0_1_1=10.0.0.1"}}
 	err := bad.Validate()
 	if err == nil {

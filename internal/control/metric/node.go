@@ -138,6 +138,7 @@ var nodeGroups = []Group{
 			{"drop_no_function", Count, "bursts", "to a function that does not exist"},
 			{"drop_port", Count, "bursts", "the port is not active, or not the one addressed"},
 			{"drop_foreign_full", Count, "bursts", "the pipe to the other lane was full"},
+			{"drop_corrupt", Count, "packets", "from within the node, with a bit that an injected fault inverted"},
 			{"drop_own_source", Count, "bursts", "arrived from the network with an address of this node as source"},
 			{"drop_multicast", Count, "bursts", "to the multicast queue pair number, but not to a group"},
 			{"drop_not_member", Count, "copies", "of multicast packets, for a queue pair that has left the group"},

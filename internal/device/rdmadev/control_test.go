@@ -109,7 +109,8 @@ func TestExtensionsMustBeEnabled(t *testing.T) {
 
 	d := f.newDriver(true, 4<<20)
 	r := parse(d, d.must(abi.CmdQueryDevice, nil, abi.QueryDeviceResultSize), abi.ParseQueryDeviceResult)
-	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ | 1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite | 1<<abi.CapSRQResize)
+	want := uint64(1<<abi.CapAtomic | 1<<abi.CapMemMgt | 1<<abi.CapMW | 1<<abi.CapSRQ | 1<<abi.CapAsyncEVQ |
+		1<<abi.CapErrnoAck | 1<<abi.CapSGWQE | 1<<abi.CapArmDoorbell | 1<<abi.CapVerbs | 1<<abi.CapAtomicWrite | 1<<abi.CapSRQResize)
 	if r.DeviceCapFlags>>40<<40 != want || r.MaxSRQ != f.adapter.Limits().SRQ ||
 		r.MaxInline != f.adapter.Limits().Inline || r.AtomicCap != abi.AtomicHCA ||
 		r.MaxMW != f.adapter.Limits().MW || r.MaxFastRegPages != abi.MaxFastRegPages {
@@ -488,7 +489,8 @@ func TestExtensionCommands(t *testing.T) {
 		0, 7}}
 	d.must(abi.CmdModifyQPEx, abi.QPAttrEx{QPN: q.num,
 		AttrMask: ib.AttrState | ib.AttrPKeyIndex | ib.AttrPort | ib.AttrAccessFlags, QPState: ib.Init, Port: 1, Access: 15}.Append(nil), 0)
-	rtr := abi.QPAttrEx{QPN: q.num, AttrMask: ib.AttrState | ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN | ib.AttrMaxDestRdAtomic | ib.AttrMinRNRTimer,
+	rtr := abi.QPAttrEx{QPN: q.num, AttrMask: ib.AttrState | ib.AttrAV | ib.AttrPathMTU | ib.AttrDestQPN | ib.AttrRQPSN |
+		ib.AttrMaxDestRdAtomic | ib.AttrMinRNRTimer,
 		QPState: ib.RTR, PathMTU: ib.MTU1024, DestQPNum: 0x123456, RQPSN: 0x654321, MaxDestRdAtomic: 4, MinRNRTimer: 12, AHAttr: av, SL: 5}
 	d.refused(abi.CmdModifyQPEx, rtr.Append(nil), 0, syscall.EINVAL) // an Ethernet port needs a GRH
 	rtr.IsGlobal = 1

@@ -205,7 +205,8 @@ func (d *Device) queryQPEx(v abi.QueryQPEx, res []byte) error {
 		EnSQDAsyncNotify: b2u(a.EnSQDAsyncNotify), SQDraining: b2u(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic, RateLimit: q.RateLimit(),
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, Port: a.Port, Timeout: a.Timeout,
 		RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry, IsGlobal: b2u(q.AH().Global), Cap: abiCap(c.Cap),
-		AHAttr: abiAH(q.AH()), SL: q.AH().SL, SrcPathBits: q.AH().SrcPathBits, DLID: q.AH().DLID, StaticRate: uint8(q.AH().StaticRate), QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
+		AHAttr: abiAH(q.AH()), SL: q.AH().SL, SrcPathBits: q.AH().SrcPathBits, DLID: q.AH().DLID,
+		StaticRate: uint8(q.AH().StaticRate), QPType: c.Type, SigAll: b2u(c.SigAll)}.Append(nil))
 	return nil
 }
 

@@ -36,7 +36,8 @@ func (d *Dir) Identity() (ib.GUID, error) {
 	if err == nil {
 		v, perr := strconv.ParseUint(strings.TrimSpace(string(b)), 16, 64)
 		if perr != nil || v&^identityMask != identityLocal || v&identityMask == 0 {
-			return 0, fmt.Errorf("%s does not hold an identity (16 hexadecimal digits, 02 first, 0000 last). fix: remove it, and the node draws another: rm %s", name, name)
+			return 0, fmt.Errorf("%s does not hold an identity (16 hexadecimal digits, 02 first, 0000 last). "+
+				"fix: remove it, and the node draws another: rm %s", name, name)
 		}
 		return ib.GUID(v), nil
 	}

@@ -80,7 +80,8 @@ func (l *large) join(c *subnet.Node, group uint32) {
 	var r mad.SA
 	r.Header = mad.Header{BaseVersion: 1, MgmtClass: mad.ClassSA, ClassVersion: mad.ClassVersionSA,
 		Method: mad.MethodSet, TransactionID: l.tid, AttributeID: mad.AttrMCMemberRecord}
-	r.ComponentMask = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCQKey | mad.CompMCTClass | mad.CompMCPKey | mad.CompMCFlowLabel | mad.CompMCSL
+	r.ComponentMask = mad.CompMCMGID | mad.CompMCPortGID | mad.CompMCJoinState | mad.CompMCQKey | mad.CompMCTClass |
+		mad.CompMCPKey | mad.CompMCFlowLabel | mad.CompMCSL
 	m.Append(r.Data[:0])
 	d := mad.Datagram{SLID: c.Agent.LID(), DLID: l.at.Agent.LID(), SrcQPN: 1, DstQPN: 1, QKey: ib.GSIQKey,
 		PKey: ib.DefaultPKey}

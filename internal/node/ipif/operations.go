@@ -169,7 +169,8 @@ func (h *Host) shadow(_ context.Context, name string) (list []api.IPShadow, err 
 		for _, v := range engine.Shadow(now) {
 			list = append(list, api.IPShadow{Link: l.cfg.Name, HWAddr: v.HW.String(), State: v.State,
 				Addrs: addrTexts(v.IPs), DLID: uint16(v.Path.DLID),
-				SL: int(v.Path.SL), MTU: describe.MTU(v.Path.MTU), Gbps: describe.Gbps(v.Path.Rate), GRH: v.Path.HopLimit > 0, Queued: v.Queued, IdleNS: v.Idle, Mode: v.Mode})
+				SL: int(v.Path.SL), MTU: describe.MTU(v.Path.MTU), Gbps: describe.Gbps(v.Path.Rate), GRH: v.Path.HopLimit > 0,
+				Queued: v.Queued, IdleNS: v.Idle, Mode: v.Mode})
 		}
 	})
 	return list, err

@@ -185,7 +185,8 @@ func TestRecordBytes(t *testing.T) {
 				0x13, 0x14, 0x15, 0x16, 0x17, 0x18}},
 		{&InformInfo{GID: ib.GID{0: 1, 15: 2}, LIDBegin: 0x0304, LIDEnd: 0x0506, IsGeneric: 7, Subscribe: 8,
 			Type: 0x090a, TrapNumber: 0x0b0c, QPN: 0x0d0e0f, RespTime: 0x10,
-			Producer: 0x111213}, []byte{0: 1, 15: 2, 16: 3, 17: 4, 18: 5, 19: 6, 22: 7, 23: 8, 24: 9, 25: 10, 26: 11, 27: 12, 28: 13, 29: 14, 30: 15, 31: 16, 33: 0x11, 34: 0x12, 35: 0x13}},
+			Producer: 0x111213}, []byte{0: 1, 15: 2, 16: 3, 17: 4, 18: 5, 19: 6, 22: 7, 23: 8, 24: 9, 25: 10, 26: 11, 27: 12,
+			28: 13, 29: 14, 30: 15, 31: 16, 33: 0x11, 34: 0x12, 35: 0x13}},
 		{&InformInfoRecord{SubscriberGID: ib.GID{0: 1, 15: 2}, Enum: 0x0304,
 			InformInfo: InformInfo{LIDBegin: 0x0506}}, []byte{0: 1, 15: 2, 16: 3, 17: 4, 40: 5, 41: 6, 59: 0}},
 		{&RMPP{Version: 1, Type: RMPPAck, RRespTime: 0x1f, Flags: RMPPActive | RMPPLast, Status: 118,
@@ -199,7 +200,8 @@ func TestRecordBytes(t *testing.T) {
 				PKey: 0x2425, HopLimit: 0x26, QPN: 0x272829, QKey: 0x2a2b2c2d}},
 			[]byte{1, 2, 3, 4, 0, 0, 0, 0x3e, 5, 24: 6, 25: 0x78, 26: 0x09, 27: 0x10, 28: 0x11, 29: 0x12, 30: 0x13,
 				31: 0x14, 33: 0x15, 34: 0x16, 35: 0x17, 36: 0x18, 37: 0x19, 38: 0x1a, 39: 0x1b,
-				55: 0x1c, 56: 0x1d, 57: 0xef, 58: 0x20, 59: 0x21, 60: 0x22, 61: 0x23, 62: 0x24, 63: 0x25, 64: 0x26, 65: 0x27, 66: 0x28, 67: 0x29, 68: 0x2a, 69: 0x2b, 70: 0x2c, 71: 0x2d}},
+				55: 0x1c, 56: 0x1d, 57: 0xef, 58: 0x20, 59: 0x21, 60: 0x22, 61: 0x23, 62: 0x24, 63: 0x25, 64: 0x26, 65: 0x27,
+				66: 0x28, 67: 0x29, 68: 0x2a, 69: 0x2b, 70: 0x2c, 71: 0x2d}},
 	} {
 		if diff := cmp.Diff(c.want, c.rec.Append(nil)); diff != "" {
 			t.Errorf("%T: %s", c.rec, diff)

@@ -221,7 +221,9 @@ func (l *Link) openRecv(f int, cfg Config) error {
 	// Half of it may be refused, silently; less than two trains per peer of a
 	// small fabric costs retransmissions.
 	if n := udpsock.SetRecvBuffer(fd, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
-		l.degrade("small_rcvbuf_"+family(f), fmt.Sprintf("the %s receive buffer is %d KiB of the requested %d KiB: bursts are lost and sent again", family(f), n>>10, cfg.RecvBuffer>>10),
+		l.degrade("small_rcvbuf_"+family(f),
+			fmt.Sprintf("the %s receive buffer is %d KiB of the requested %d KiB: bursts are lost and sent again",
+				family(f), n>>10, cfg.RecvBuffer>>10),
 			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)
@@ -277,8 +279,9 @@ func (l *Link) Degraded() []Degraded {
 	}
 	if l.tooBig.n > 0 {
 		d = append(d, Degraded{Name: "path_mtu",
-			Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v", l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
-			Fix:    "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
+			Detail: fmt.Sprintf("%d packets were refused as larger than the path's MTU, the last one with %d bytes to %v",
+				l.c.DropTooBig, l.tooBig.n, l.tooBig.to.Addr()),
+			Fix: "raise the MTU of the interfaces on the path to 4200 or more, or let the program use a smaller path MTU"})
 	}
 	return d
 }

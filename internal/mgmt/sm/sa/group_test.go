@@ -79,8 +79,9 @@ func TestGroupLife(t *testing.T) {
 	check("join send-only", join(3, mad.JoinSendOnlyNon), mad.StatusOK)
 	for name, edit := range map[string]func(*mad.MCMemberRecord){"Q_Key": func(m *mad.MCMemberRecord) { m.QKey++ },
 		"P_Key":  func(m *mad.MCMemberRecord) { m.PKey = 0x8001 },
-		"TClass": func(m *mad.MCMemberRecord) { m.TClass++ }, "SL": func(m *mad.MCMemberRecord) { m.SL++ }, "FlowLabel": func(m *mad.MCMemberRecord) { m.FlowLabel++ },
-		"MTU": func(m *mad.MCMemberRecord) { m.MTU = ib.MTU4096 }, "Rate": func(m *mad.MCMemberRecord) { m.Rate = ib.Rate20 }} {
+		"TClass": func(m *mad.MCMemberRecord) { m.TClass++ }, "SL": func(m *mad.MCMemberRecord) { m.SL++ },
+		"FlowLabel": func(m *mad.MCMemberRecord) { m.FlowLabel++ },
+		"MTU":       func(m *mad.MCMemberRecord) { m.MTU = ib.MTU4096 }, "Rate": func(m *mad.MCMemberRecord) { m.Rate = ib.Rate20 }} {
 		m := member(3, 1)
 		edit(&m)
 		_, s := set(3, createMask, m)

@@ -94,7 +94,8 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := guests[1].Run("iperf3 -s -D; n=0; until netstat -ltn | grep -q ':5201 '; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", time.Minute); err != nil {
+	if _, err := guests[1].Run("iperf3 -s -D; n=0; "+
+		"until netstat -ltn | grep -q ':5201 '; do sleep 0.2; n=$((n+1)); [ $n -lt 100 ] || exit 1; done", time.Minute); err != nil {
 		return err
 	}
 	gbps, err := number(0, fmt.Sprintf("iperf3 -f m -c %s -t %d", addr(1), seconds), `([0-9.]+) Mbits/sec +receiver`)
