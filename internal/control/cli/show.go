@@ -88,11 +88,11 @@ func printStatus(w *screen, s api.Status) {
 			whether(l.Carrier, l.Reason))
 	}
 	for _, v := range s.VESWInterfaces {
-		name := v.Name
-		if name == "" {
-			name = "port"
+		name := ""
+		if v.Name != "" {
+			name = v.Name + " "
 		}
-		line("vesw port", "%s of %s, VESW %d: %s, mtu %d", name, v.Device, v.VESW, veswStateText(v), v.MTU)
+		line("vesw port", "%sof %s, VESW %d: %s, mtu %d", name, v.Device, v.VESW, veswStateText(v), v.MTU)
 	}
 	for _, v := range s.VMs {
 		line("vm", "%s: guest %s, carrier %s", v.Name, vmGuest(v), whether(v.Carrier, v.CarrierReason))

@@ -5,7 +5,9 @@ package cli
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
+	"testing"
 
 	"weft/internal/control/api"
 )
@@ -56,4 +58,18 @@ func (f *fakeVESW) DetachVESW(_ context.Context, name string) error {
 func (f *fakeVESW) VESWStats(_ context.Context, name string) ([]api.Counter, error) {
 	return []api.Counter{{Scope: api.ScopeVESW, Instance: "opa1v0", Name: "tx_packets", Value: 7},
 		{Scope: api.ScopeVESW, Instance: "opa1v0", Name: "rx_runt"}}, nil
+}
+
+// TestStatusOfNamelessPort: a VESW port without an interface is named once.
+func TestStatusOfNamelessPort(t *testing.T) {
+	var b strings.Builder
+	printStatus(&screen{Writer: &b, width: 80}, api.Status{VESWInterfaces: []api.VESWInterface{
+		{Device: "weft_ib0", VESW: 5, State: "forwarding", MTU: 1500},
+		{Name: "opa1v0", Device: "weft_ib0", VESW: 6, State: "forwarding", MTU: 1500}}})
+	for _, want := range []string{"vesw port of weft_ib0, VESW 5: forwarding, mtu 1500\n",
+		"vesw port opa1v0 of weft_ib0, VESW 6: forwarding, mtu 1500\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("no %q in\n%s", want, b.String())
+		}
+	}
 }

@@ -5,6 +5,7 @@ package roce
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -221,13 +222,19 @@ func (l *Link) openRecv(f int, cfg Config) error {
 	// Half of it may be refused, silently; less than two trains per peer of a
 	// small fabric costs retransmissions.
 	if n := udpsock.SetRecvBuffer(fd, cfg.RecvBuffer); n < cfg.RecvBuffer/2 {
-		l.degrade("small_rcvbuf_"+family(f),
-			fmt.Sprintf("the %s receive buffer is %d KiB of the requested %d KiB: bursts are lost and sent again",
-				family(f), n>>10, cfg.RecvBuffer>>10),
-			fmt.Sprintf("sysctl -w net.core.rmem_max=%d", cfg.RecvBuffer))
+		l.smallBuffer(n, cfg.RecvBuffer)
 	}
 	udpsock.SetSendBuffer(fd, sendBuffer)
 	return nil
+}
+
+// smallBuffer reports a receive buffer of n bytes, once for both families: they have one limit.
+func (l *Link) smallBuffer(n, requested int) {
+	if slices.ContainsFunc(l.degraded, func(d Degraded) bool { return d.Name == "small_rcvbuf" }) {
+		return
+	}
+	l.degrade("small_rcvbuf", fmt.Sprintf("the receive buffer is %d KiB of the requested %d KiB: bursts are lost and sent again",
+		n>>10, requested>>10), fmt.Sprintf("sysctl -w net.core.rmem_max=%d", requested))
 }
 
 // Close closes the sockets. Packets that were not flushed are dropped.

@@ -204,3 +204,13 @@ func set(h *wire.Headers) {
 		h.InvKey = 0x1badb002
 	}
 }
+
+// TestSmallBufferOnce: both families have one limit, so that one report names it.
+func TestSmallBufferOnce(t *testing.T) {
+	l := &Link{}
+	l.smallBuffer(208<<10, 16<<20)
+	l.smallBuffer(208<<10, 16<<20)
+	if d := l.Degraded(); len(d) != 1 || d[0].Name != "small_rcvbuf" || d[0].Fix != "sysctl -w net.core.rmem_max=16777216" {
+		t.Errorf("%+v", d)
+	}
+}
