@@ -148,6 +148,66 @@ func (t *shadow) sendQuery(now mono.Time, a *account, p *path) {
 	t.sa.begin(now, p.q)
 }
 
+// enqueue has the query of a path wait until a may have one more.
+func (t *shadow) enqueue(a *account, p *path) {
+	if len(a.line) > 64+2*len(t.paths) { // most do not wait any more
+		a.line = slices.DeleteFunc(a.line, func(p *path) bool { return p.request != requestQueued })
+	}
+	p.transition(pathQueued)
+	p.account = a
+	a.line = append(a.line, p)
+	if a != &t.own {
+		t.stats.Driver.PathWaitsShare++
+		if !a.inTurn {
+			a.inTurn = true
+			t.turns = append(t.turns, a)
+		}
+	}
+}
+
+// queryFirst sends the first query in the line of an account.
+func (t *shadow) queryFirst(now mono.Time, a *account) {
+	for len(a.line) > 0 {
+		p := a.line[0]
+		a.line = a.line[1:]
+		if p.request == requestQueued {
+			t.sendQuery(now, a, p)
+			return
+		}
+	}
+}
+
+// nextQueries sends queries that waited: those of the link itself, then one of each port by turns.
+func (t *shadow) nextQueries(now mono.Time) {
+	for len(t.own.line) > 0 && t.mayQuery(&t.own) {
+		t.queryFirst(now, &t.own)
+	}
+	for busy := 0; len(t.turns) > busy && t.queries < maxPathQueries-ownQueries; {
+		a := t.turns[0]
+		t.turns = t.turns[1:]
+		if t.mayQuery(a) {
+			t.queryFirst(now, a)
+		} else {
+			busy++
+		}
+		if a.inTurn = len(a.line) > 0; a.inTurn {
+			t.turns = append(t.turns, a)
+		} else {
+			t.retire(a)
+		}
+	}
+}
+
+// dropLines removes all queries that wait. Precondition: their paths are removed next.
+func (t *shadow) dropLines() {
+	t.own.line = nil
+	for _, a := range t.turns {
+		a.line, a.inTurn = nil, false
+		t.retire(a)
+	}
+	t.turns = nil
+}
+
 // pathAnswer ends a query. With a record all entries of the GID get a new address vector. Without one they are removed,
 // so that the next frame queries again. Silence is no evidence against the path: an entry that has an address vector
 // keeps it, and streams go on while there is no manager.

@@ -195,6 +195,39 @@ func (t *shadow) entryOf(now mono.Time, hw wire.HWAddr) *entry {
 	return e
 }
 
+// admit counts a new entry for the port that causes it; false where that has too many.
+func (t *shadow) admit(e *entry) bool {
+	if t.requester == 0 {
+		return true
+	}
+	a := t.account()
+	if a.entries >= min(maxPortEntries, max(1, t.p.MaxNeigh/4)) {
+		t.stats.Driver.ShadowRefusedShare++
+		return false
+	}
+	a.entries++
+	e.account = a
+	return true
+}
+
+// disown ends that an entry counts for a port.
+func (t *shadow) disown(e *entry) {
+	if a := e.account; a != nil {
+		e.account = nil
+		a.entries--
+		t.retire(a)
+	}
+}
+
+// adopt makes an entry the link's own, which sends to it; its query does not wait behind those of a port.
+func (t *shadow) adopt(now mono.Time, e *entry) {
+	t.disown(e)
+	if p := e.path; p.request == requestQueued && p.account != &t.own {
+		p.transition(pathCancelled)
+		t.queryPath(now, p)
+	}
+}
+
 // resolve makes the address vector of an entry by the record of its path, and sends the frames that wait. Without an
 // address vector the entry is removed.
 func (t *shadow) resolve(now mono.Time, e *entry) {
