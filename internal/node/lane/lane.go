@@ -6,7 +6,7 @@
 // What comes in: kicks of clients, bursts of the links, bursts of other lanes, and functions posted by other
 // goroutines. What goes out: bursts to the links and to other lanes, completions and events to clients. The assembly of
 // the node builds the lanes with Open; every other room reaches them with Post, Do and Query. A lane never blocks on
-// another goroutine of the node.
+// another goroutine of the node, except in siblings.Quiesce, which waits for the turns of other lanes.
 package lane
 
 import (
