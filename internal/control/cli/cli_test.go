@@ -26,6 +26,7 @@ import (
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/host/rundir"
+	"weft/internal/proto/problem"
 )
 
 // TestMain runs this binary as the weft command, with a fake node, when a
@@ -83,7 +84,8 @@ func fakeNode(ctx context.Context, c config.Config, ready func(), log *slog.Logg
 			Fix: "weft up --roce-port 4792"}
 	}
 	if mode == "denied" {
-		return fmt.Errorf("check all of the ICRC: raw socket: %w. fix: run as root", syscall.EPERM)
+		return &problem.Error{What: "check all of the ICRC", Why: "raw socket: " + syscall.EPERM.Error(),
+			Fix: "run as root", Err: syscall.EPERM}
 	}
 	l, err := d.Listen(rundir.ControlSock, 0o666)
 	if err != nil {

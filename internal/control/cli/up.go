@@ -159,7 +159,7 @@ func (a *app) runNode(ctx context.Context, c config.Config) error {
 			Fix: "free space there, or give it a --dir elsewhere"}
 	case errors.Is(err, syscall.ENOTDIR):
 		return &api.Error{What: "cannot run the node", Why: err.Error(), Fix: "give it a --dir below a directory"}
-	case problem.Of("", err).Fix != "", strings.Contains(err.Error(), ". fix: "):
+	case problem.Of("", err).Fix != "":
 		// The error has a fix: the directory need not be the reason.
 	case os.Geteuid() != 0 && !errors.As(err, &place) && errors.Is(err, os.ErrPermission) &&
 		min(c.RoCEPort, c.TrunkPort) < 1024:

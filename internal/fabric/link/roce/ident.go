@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft/internal/fabric/link/udpsock"
+	"weft/internal/proto/problem"
 	"weft/internal/proto/wire"
 )
 
@@ -213,7 +214,8 @@ func (l *Link) openICRC(cfg Config) error {
 		l.icrc, l.icrcWhy = ICRCFull, "a raw socket sees the identification of IPv4 packets"
 	case cfg.ICRC == ICRCFull:
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("check all of the ICRC: %w. fix: run as root, setcap cap_net_raw+ep WEFT, or --icrc=solve", err)
+			return &problem.Error{What: "check all of the ICRC", Why: err.Error(),
+				Fix: "run as root, setcap cap_net_raw+ep WEFT, or --icrc=solve", Err: err}
 		}
 		return fmt.Errorf("check all of the ICRC: %w", err)
 	default:

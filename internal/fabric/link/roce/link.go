@@ -12,6 +12,7 @@ import (
 	"weft/internal/fabric/link/udpsock"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/pkt"
+	"weft/internal/proto/problem"
 	"weft/internal/proto/wire"
 )
 
@@ -168,8 +169,9 @@ func openError(port uint16, err error) error {
 	if who == "" {
 		who = "an unknown process"
 	}
-	return fmt.Errorf("open RoCE port %d: held by %s: %w. fix: stop it, or use another port: weft up --roce-port %d, "+
-		"or WEFT_ROCE_PORT=%d weft run", port, who, err, port+2, port+2)
+	return &problem.Error{What: fmt.Sprintf("open RoCE port %d", port), Why: fmt.Sprintf("held by %s: %v", who, err),
+		Fix: fmt.Sprintf("stop it, or use another port: weft up --roce-port %d, or WEFT_ROCE_PORT=%d weft run", port+2,
+			port+2), Err: err}
 }
 
 func (l *Link) openFamily(f int, cfg Config) error {

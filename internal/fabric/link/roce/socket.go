@@ -10,6 +10,7 @@ import (
 
 	"weft/internal/fabric/link/udpsock"
 	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
 )
 
 // common returns the options of every socket of a family: no fragmentation, which also determines the
@@ -84,7 +85,9 @@ func (l *Link) member(group ib.GID, ifindex int, join bool) error {
 	}
 	switch {
 	case errors.Is(err, unix.ENOBUFS):
-		return fmt.Errorf("join %v: the host's limit of groups per socket is reached: %w. fix: sysctl -w net.ipv4.igmp_max_memberships=1000", group.Addr(), err)
+		return &problem.Error{What: fmt.Sprintf("join %v", group.Addr()),
+			Why: fmt.Sprintf("the host's limit of groups per socket is reached: %v", err),
+			Fix: "sysctl -w net.ipv4.igmp_max_memberships=1000", Err: err}
 	case err != nil:
 		return fmt.Errorf("%s %v on interface %d: %w", verb, group.Addr(), ifindex, err)
 	}

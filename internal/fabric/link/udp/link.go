@@ -16,6 +16,7 @@ import (
 	"weft/internal/fabric/trunk"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mono"
+	"weft/internal/proto/problem"
 )
 
 // MaxRecv bounds the packets that one Recv delivers.
@@ -203,7 +204,9 @@ func options(v4 bool) []udpsock.Option {
 func openError(port uint16, err error) error {
 	switch {
 	case udpsock.Unsupported(err):
-		return fmt.Errorf("open trunk port %d: a peer's address family is absent from this host: %w. fix: give the peer's address of the other family", port, err)
+		return &problem.Error{What: fmt.Sprintf("open trunk port %d", port),
+			Why: fmt.Sprintf("a peer's address family is absent from this host: %v", err),
+			Fix: "give the peer's address of the other family", Err: err}
 	case !errors.Is(err, unix.EADDRINUSE):
 		return fmt.Errorf("open trunk port %d: %w", port, err)
 	}
@@ -211,8 +214,8 @@ func openError(port uint16, err error) error {
 	if who == "" {
 		who = "an unknown process"
 	}
-	return fmt.Errorf("open trunk port %d: held by %s: %w. fix: stop it, or use another port: --trunk-port %d", port,
-		who, err, port+2)
+	return &problem.Error{What: fmt.Sprintf("open trunk port %d", port), Why: fmt.Sprintf("held by %s: %v", who, err),
+		Fix: fmt.Sprintf("stop it, or use another port: --trunk-port %d", port+2), Err: err}
 }
 
 // Close closes the sockets. Packets that were not flushed are dropped. No Sender may be used

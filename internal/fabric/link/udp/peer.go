@@ -15,6 +15,7 @@ import (
 
 	"weft/internal/fabric/link/udpsock"
 	"weft/internal/fabric/trunk"
+	"weft/internal/proto/problem"
 )
 
 // Socket addresses are written as the kernel lays them out: fields in host
@@ -113,7 +114,7 @@ func zone(a netip.Addr) (uint32, error) {
 	z := a.Zone()
 	switch {
 	case z == "" && a.Is6() && a.IsLinkLocalUnicast():
-		return 0, fmt.Errorf("a link-local address needs its interface. fix: %v%%DEV", a)
+		return 0, &problem.Error{What: "a link-local address needs its interface", Fix: fmt.Sprintf("%v%%DEV", a)}
 	case z == "" || !a.IsLinkLocalUnicast():
 		return 0, nil
 	}
