@@ -76,6 +76,16 @@ func (p managerParty) Handle(now mono.Time, d *mad.Datagram) {
 	p.came = append(p.came, cameMAD{0, *d})
 }
 
+// Next drops what the Ethernet half of the manager sends.
+func (p managerParty) Next(now mono.Time, d *mad.Datagram) bool {
+	for p.Manager.Next(now, d) {
+		if d.Long == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // clientParty is the party at the ports of functions.
 type clientParty struct{ *party }
 
@@ -158,6 +168,18 @@ func TestD14_EthernetAgents(t *testing.T) {
 	for _, p := range parties {
 		p.node.sub.Do(func() { p.node.sub.ServeEthernet(1, nil) }) // the node's own
 	}
+	tid := uint64(0)
+	request := func(m mad.Method, id mad.AttributeID, vport uint8, c interface{ Append([]byte) []byte }) *mad.VEMA {
+		tid++
+		r := mad.NewVEMA(m, id, vport, tid)
+		if c != nil {
+			c.Append(r.Data[:0])
+		}
+		return &r
+	}
+	for _, p := range parties[1:] { // behind this request nothing of the node's own manager is under way
+		manager.ask(0, p.lid, request(mad.MethodGet, mad.AttrClassPortInfo, 0, nil))
+	}
 	ports := make([]*vnic.Ports, 3)
 	agents := make([]*vema.Agent, 3)
 	for i, p := range parties[1:] {
@@ -174,15 +196,6 @@ func TestD14_EthernetAgents(t *testing.T) {
 			p.node.sub.ServeEthernet(1, agents[i+1])
 		})
 		eventually(t, "the subnet manager is told of a capability", func() bool { return traps() > before })
-	}
-	tid := uint64(0)
-	request := func(m mad.Method, id mad.AttributeID, vport uint8, c interface{ Append([]byte) []byte }) *mad.VEMA {
-		tid++
-		r := mad.NewVEMA(m, id, vport, tid)
-		if c != nil {
-			c.Append(r.Data[:0])
-		}
-		return &r
 	}
 	// answered requires an answer with a status, of 2048 octets, and returns it.
 	answered := func(what string, d mad.Datagram, status mad.Status) (m mad.VEMA) {
