@@ -12,9 +12,9 @@ enum { OFF, AT_EXIT, ALWAYS };
 enum { GID_FOUND = -2 };
 
 static struct weft_lock lock;
-/* How likely a recorded call is the reason of a bad end: a more likely one is not replaced. Programs try what a device
- * may lack, and go on without it. */
-enum rank { NOTHING, EMPTY_GID, UNSUPPORTED, REFUSED };
+/* How likely a record is the reason of a bad end: a more likely one is not replaced. Programs try what a device may
+ * lack, and go on without it. Nothing goes on without the node. */
+enum rank { NOTHING, EMPTY_GID, UNSUPPORTED, REFUSED, NODE_LOST };
 
 static char last[LINE];  /* guarded by lock, as are last_pid and last_rank */
 static pid_t last_pid;   /* of the process that recorded it, or 0 */
@@ -103,6 +103,10 @@ void weft_explain(struct ibv_context *c, const char *call, int err, const char *
 
 	if (mode() == OFF)
 		return;
+	if (mode() == AT_EXIT && c && weft_dead(weft_ctx(c))) {
+		weft_explain_lost();
+		return;
+	}
 	if (!why || (c && weft_dead(weft_ctx(c)))) {
 		general = meaning(c && weft_dead(weft_ctx(c)) ? EIO : err, &general_fix);
 		fix = general_fix;
@@ -195,6 +199,17 @@ void weft_explain_missing(struct ibv_context *c, const char *call)
 		weft_explain(c, call, EOPNOTSUPP, NULL, NULL);
 	else if (!m->optional || mode() == ALWAYS)
 		weft_explain(c, call, EOPNOTSUPP, m->fix, "%s", m->why);
+}
+
+void weft_explain_lost(void)
+{
+	static _Atomic bool printed; /* once for all devices of the node */
+	int saved = errno;
+
+	if (mode() != OFF && !atomic_exchange(&printed, true))
+		record((const char[LINE]){ "weft: the node has ended, or has closed the session of this program. "
+					   "fix: weft status, then start the program again\n" }, NODE_LOST);
+	errno = saved;
 }
 
 void weft_explain_open(const char *device, const char *dir, int err)

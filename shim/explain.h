@@ -4,7 +4,8 @@
  * nothing. WEFT_EXPLAIN=1 (weft run --explain) prints a line at once for each call
  * that fails; WEFT_EXPLAIN=exit (weft run) prints the line of the last one when
  * the program ends with a status other than 0; without it nothing is printed. A call
- * that failed with EOPNOTSUPP counts there only if no other did.
+ * that failed with EOPNOTSUPP counts there only if no other did, and the end of the node
+ * before any call.
  *
  * All functions may be called from any thread, keep errno, and cost nothing where
  * no call fails.
@@ -31,6 +32,10 @@ void weft_explain_gid(struct ibv_context *c, uint32_t index, bool there);
 
 /* Records that call failed with EOPNOTSUPP, since Weft does not have what it does. */
 void weft_explain_missing(struct ibv_context *c, const char *call);
+
+/* Records that the node has ended, or has closed the session of a device: the reason of a bad end, whatever else
+ * failed. Once in a process. */
+void weft_explain_lost(void);
 
 void weft_explain_open(const char *device, const char *dir, int err);
 void weft_explain_reg_mr(struct ibv_context *c, const void *addr, size_t len, unsigned int access,

@@ -4,6 +4,7 @@
  * the thread that notices when the node goes away. docs/notes/abi.md §2-§4.
  */
 #include "weft.h"
+#include "explain.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -474,6 +475,7 @@ void weft_session_lost(struct weft_ctx *ctx)
 	if (!atomic_compare_exchange_strong(&ctx->dead, &alive, WEFT_LOST))
 		return;
 	weft_log("the node went away");
+	weft_explain_lost();
 	weft_events_fatal(ctx);
 }
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls that fail, for what the library prints of them (WEFT_EXPLAIN): run.sh compares it. The second argument is the
- * exit status; with a third only verbs that Weft does not have are called. */
+ * exit status; with a third, "missing", only verbs that Weft does not have are called, and with "killed" the node ends
+ * after them. */
 #define _GNU_SOURCE
 #include <infiniband/verbs.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "fake_node.h"
@@ -28,6 +31,7 @@ static void missing(struct ibv_context *ctx, struct ibv_pd *pd)
 
 int main(int argc, char **argv)
 {
+	struct ibv_port_attr port;
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 1u << 20, 4, 1, 1, 0 } };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .ah_attr = { .port_num = 1 } };
 	struct ibv_device **list;
@@ -44,6 +48,11 @@ int main(int argc, char **argv)
 	ctx = ibv_open_device(list[0]);
 	pd = ibv_alloc_pd(ctx);
 	missing(ctx, pd);
+	if (argc > 3 && strcmp(argv[3], "killed") == 0) {
+		fake_kill();
+		while (ibv_query_port(ctx, 1, &port) == 0)
+			usleep(1000);
+	}
 	if (argc > 3)
 		exit(failures ? 9 : atoi(argv[2]));
 	init.send_cq = init.recv_cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
