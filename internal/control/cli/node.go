@@ -29,7 +29,7 @@ func downCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			pid, err := stop(cmd.Context(), dir, timeout)
+			last, err := stop(cmd.Context(), dir, timeout)
 			var e *api.Error
 			switch {
 			case errors.As(err, &e) && e.Code == api.CodeNoNode:
@@ -37,7 +37,11 @@ func downCommand(a *app) *cobra.Command {
 			case err != nil:
 				return explain(err, dir, named)
 			}
-			fmt.Fprintf(a.env.Out, "weft: ended the node in %s, pid %d\n", dir, pid)
+			fmt.Fprintf(a.env.Out, "weft: ended the node in %s, pid %d\n", dir, last.PID)
+			programs := slices.DeleteFunc(last.Sessions, func(s api.Session) bool { return s.PID == last.PID })
+			if len(programs) > 0 {
+				fmt.Fprintf(a.env.Out, "weft: it had sessions of programs: %s\n", printable(sessionList(programs)))
+			}
 			return nil
 		},
 	}
@@ -45,38 +49,40 @@ func downCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// stop ends the node in dir and waits for its process.
-func stop(ctx context.Context, dir string, timeout time.Duration) (pid int, err error) {
+// stop ends the node in dir and waits for its process. It returns the last status of the node, of one that was not
+// ready the process identifier alone.
+func stop(ctx context.Context, dir string, timeout time.Duration) (last api.Status, err error) {
 	var peer rundir.Peer // as the kernel names it in this pid namespace
 	c := api.NewClient(filepath.Join(dir, rundir.ControlSock), func(u *net.UnixConn) (err error) {
 		peer, err = rundir.PeerOf(u)
 		return err
 	})
 	defer c.Close()
-	if _, err := api.Get(ctx, c, api.GetStatus); err != nil {
+	if last, err = api.Get(ctx, c, api.GetStatus); err != nil {
 		var e *api.Error
 		if !errors.As(err, &e) || e.Code != api.CodeNotReady {
-			return 0, err
+			return last, err
 		}
 	}
 	proc, err := rundir.OpenProcess(peer.PID) // before it ends, so that it cannot be another
 	if err != nil {
-		return 0, fmt.Errorf("cannot stop the node: %w", err)
+		return last, fmt.Errorf("cannot stop the node: %w", err)
 	}
 	defer proc.Close()
 	if err := api.Do(ctx, c, api.Shutdown, api.None{}); err != nil {
-		return 0, err
+		return last, err
 	}
 	ended, err := rundir.WaitProcess(proc, int(timeout.Milliseconds()))
 	if err != nil {
-		return 0, fmt.Errorf("cannot stop the node: %w", err)
+		return last, fmt.Errorf("cannot stop the node: %w", err)
 	}
 	if !ended {
-		return 0, &api.Error{Code: api.CodeNoAnswer, What: "the node has not ended yet",
+		return last, &api.Error{Code: api.CodeNoAnswer, What: "the node has not ended yet",
 			Why: fmt.Sprintf("process %d is still ending after %v", peer.PID, timeout),
 			Fix: fmt.Sprintf("wait for it: weft down --timeout %v", 4*max(timeout, 15*time.Second))}
 	}
-	return peer.PID, nil
+	last.PID = peer.PID
+	return last, nil
 }
 
 func waitCommand(a *app) *cobra.Command {
