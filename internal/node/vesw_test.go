@@ -5,7 +5,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"weft/internal/control/config"
 	"weft/internal/node/vesw"
 	"weft/internal/proto/ether"
+	"weft/internal/proto/ether/ethertest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/problem"
@@ -262,49 +262,6 @@ func (n *veswNode) stat(name, counter string) (v uint64) {
 	return list[i].Value
 }
 
-// segment is a TCP segment over IPv4 with size octets of payload, to be cut every mss, or a frame
-// with a checksum to be completed.
-func tcpSegment(to, from [6]byte, size, mss int) ([]byte, ether.Offload) {
-	b := make([]byte, 54+size)
-	copy(b, to[:])
-	copy(b[6:], from[:])
-	be := binary.BigEndian
-	be.PutUint16(b[12:], 0x0800)
-	ip, tcp := b[14:34], b[34:]
-	ip[0], ip[6], ip[8], ip[9] = 0x45, 0x40, 64, 6
-	be.PutUint16(ip[2:], uint16(40+size))
-	copy(ip[12:], []byte{10, 0, 0, 1, 10, 0, 0, 2})
-	be.PutUint16(ip[10:], ether.Checksum(ip))
-	be.PutUint16(tcp, 1000)
-	be.PutUint16(tcp[2:], 2000)
-	be.PutUint32(tcp[4:], 77)
-	tcp[12], tcp[13] = 0x50, 0x10
-	be.PutUint16(tcp[14:], 500)
-	for i := range b[54:] {
-		b[54+i] = byte(i ^ i>>8)
-	}
-	pseudo := append(bytes.Clone(ip[12:20]), 0, 6, byte((20+size)>>8), byte(20+size))
-	be.PutUint16(tcp[16:], ^ether.Checksum(pseudo))
-	o := ether.Offload{Flags: ether.NeedsCsum, CsumStart: 34, CsumOffset: 16}
-	if size > mss {
-		o.GSO, o.GSOSize, o.HdrLen = ether.GSOTCPv4, uint16(mss), 54
-	}
-	return b, o
-}
-
-// payloads puts together what segments of a stream carry, and checks that they follow each
-// other.
-func payloads(t *testing.T, frames [][]byte) (b []byte) {
-	t.Helper()
-	for _, f := range frames {
-		if seq := binary.BigEndian.Uint32(f[38:]); seq != uint32(77+len(b)) {
-			t.Fatalf("sequence number %d behind %d octets", seq, len(b))
-		}
-		b = append(b, f[54:]...)
-	}
-	return b
-}
-
 // TestVESWFrames: segments of a port reach one of another node in frames of the MTU, joined
 // where the segment accepts that, and one of this node as they are; each frame counts once.
 func TestVESWFrames(t *testing.T) {
@@ -368,9 +325,9 @@ func TestVESWFrames(t *testing.T) {
 		t.Fatal("a segment does not arrive whole, and counted")
 		return nil, nil
 	}
-	frame, off := tcpSegment(b.mac(1, 5), a.mac(1, 5), size, 1448)
+	frame, off := ethertest.TCPSegment(b.mac(1, 5), a.mac(1, 5), size, 1448)
 	frames, offs := across(frame, off)
-	if got := payloads(t, frames); !bytes.Equal(got, frame[54:]) {
+	if got := ethertest.Payloads(t, frames); !bytes.Equal(got, frame[54:]) {
 		t.Error("the payload is another")
 	}
 	joined := slices.IndexFunc(offs, func(o ether.Offload) bool { return o.GSO == ether.GSOTCPv4 && o.GSOSize == 1448 })
@@ -383,7 +340,7 @@ func TestVESWFrames(t *testing.T) {
 		slices.ContainsFunc(offs, func(o ether.Offload) bool { return o != ether.Offload{} }) {
 		t.Errorf("%d frames, %+v", len(frames), offs)
 	}
-	payloads(t, frames)
+	ethertest.Payloads(t, frames)
 	sums := func(frames [][]byte) {
 		t.Helper()
 		for _, f := range frames {
@@ -399,7 +356,7 @@ func TestVESWFrames(t *testing.T) {
 	sums(frames)
 	sent := a.stat("plug0", "tx_packets")
 	// Within the node: as it is, or cut for a segment without the offload.
-	frame, off = tcpSegment(a.mac(2, 5), a.mac(1, 5), size, 1448)
+	frame, off = ethertest.TCPSegment(a.mac(2, 5), a.mac(1, 5), size, 1448)
 	here.send(frame, off)
 	if frames, offs = arrived(near, size); len(frames) != 1 || !bytes.Equal(frames[0], frame) || offs[0] != off {
 		t.Errorf("%d frames, %+v", len(frames), offs)
@@ -409,7 +366,7 @@ func TestVESWFrames(t *testing.T) {
 	if frames, offs = arrived(near, size); len(frames) != cut {
 		t.Errorf("%d frames, %+v", len(frames), offs)
 	}
-	payloads(t, frames)
+	ethertest.Payloads(t, frames)
 	sums(frames)
 	eventually(t, "frames within the node count as such", func() bool {
 		return a.stat("plug1", "rx_packets") == 2*cut && a.stat("plug0", "tx_packets") == sent+2*cut
@@ -427,7 +384,7 @@ func TestVESWFrames(t *testing.T) {
 	here.send(frame, bad)
 	eventually(t, "it is refused", func() bool { return a.stat("plug0", "tx_"+ether.SegmentKind.String()) == 1 })
 	// Longer than the VESW allows.
-	frame, off = tcpSegment(b.mac(1, 5), a.mac(1, 5), 1600, 1600)
+	frame, off = ethertest.TCPSegment(b.mac(1, 5), a.mac(1, 5), 1600, 1600)
 	here.send(frame, off)
 	eventually(t, "it is refused", func() bool { return a.stat("plug0", "tx_oversize") == 1 })
 }
@@ -444,7 +401,7 @@ func TestVESWApart(t *testing.T) {
 	a.forwards("plug0")
 	b.forwards("plug0")
 	b.forwards("plug1")
-	frame, off := tcpSegment(b.mac(1, 0x105), a.mac(1, 0x105), 100, 1448)
+	frame, off := ethertest.TCPSegment(b.mac(1, 0x105), a.mac(1, 0x105), 100, 1448)
 	eventually(t, "the packet is refused", func() bool { // it may be lost on its way
 		here.send(frame, off)
 		return b.stat("weft_ib0", "rx_bad_veswid") > 0
@@ -467,7 +424,7 @@ func TestVESWForged(t *testing.T) {
 	b.vport(1, 0, 5, 1500, 0xc005)
 	there := b.made(0)
 	b.forwards("plug0")
-	frame, _ := tcpSegment(b.mac(1, 5), hostile.mac(1, 5), 100, 1448)
+	frame, _ := ethertest.TCPSegment(b.mac(1, 5), hostile.mac(1, 5), 100, 1448)
 	slid, dlid := hostile.lid(1), b.lid(1)
 	forge := func() {
 		p := make([]byte, vnic.PacketLen(len(frame)))

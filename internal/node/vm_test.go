@@ -21,6 +21,7 @@ import (
 	"weft/internal/device/virtio/virtiotest"
 	"weft/internal/proto/abi"
 	"weft/internal/proto/ether"
+	"weft/internal/proto/ether/ethertest"
 	"weft/internal/proto/ib"
 )
 
@@ -107,7 +108,7 @@ func TestVM(t *testing.T) {
 	}
 
 	own := [6]byte{0x52, 0x54, 0, 0, 0, 9}
-	f, o := tcpSegment(far.mac(1, 5), own, 20000, 1460)
+	f, o := ethertest.TCPSegment(far.mac(1, 5), own, 20000, 1460)
 	// Where a node gets no processor for long its trunk is down for a moment and
 	// takes frames along: then they are sent again.
 	arrives := func(send func(), arrived func(wait time.Duration) bool) bool {
@@ -134,20 +135,20 @@ func TestVM(t *testing.T) {
 		}
 	}, func(wait time.Duration) bool {
 		for end := time.Now().Add(wait); time.Now().Before(end) &&
-			len(payloads(t, got)) != 20000; time.Sleep(time.Millisecond) {
+			len(ethertest.Payloads(t, got)) != 20000; time.Sleep(time.Millisecond) {
 			came, _ := there.came()
 			got = append(got, came...)
 		}
-		return len(payloads(t, got)) == 20000
+		return len(ethertest.Payloads(t, got)) == 20000
 	})
 	if !whole {
 		for _, node := range nodes {
 			list, err := api.Call(context.Background(), node.cli, api.ListVESWCounters, "")
 			t.Log(err, slices.DeleteFunc(list, func(c api.Counter) bool { return c.Value == 0 }))
 		}
-		t.Fatalf("%d octets of the segment arrive", len(payloads(t, got)))
+		t.Fatalf("%d octets of the segment arrive", len(ethertest.Payloads(t, got)))
 	}
-	if !bytes.Equal(payloads(t, got), f[54:]) {
+	if !bytes.Equal(ethertest.Payloads(t, got), f[54:]) {
 		t.Error("other octets arrive")
 	}
 	if err := guest.TX[0].Done(); err != nil {
@@ -164,7 +165,7 @@ func TestVM(t *testing.T) {
 	}
 	// Its own MAC is not that of its LID: without a manager that distributes it, frames are flooded or dropped; the one
 	// that the manager gave the port is in the destination.
-	back, o := tcpSegment(n.mac(number, 5), far.mac(1, 5), 5000, 9999)
+	back, o := ethertest.TCPSegment(n.mac(number, 5), far.mac(1, 5), 5000, 9999)
 	gets(guest, back, o)
 
 	// A card has one port.

@@ -4,7 +4,6 @@ package vesw
 
 import (
 	"bytes"
-	"encoding/binary"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"weft/internal/fabric/vswitch"
 	"weft/internal/node/lane"
 	"weft/internal/proto/ether"
+	"weft/internal/proto/ether/ethertest"
 	"weft/internal/proto/ib"
 	"weft/internal/proto/mad"
 	"weft/internal/proto/mono"
@@ -58,49 +58,6 @@ func (p *plug) Configure(vnic.Device) {}
 
 const allOffloads = ether.FeatureCsum | ether.FeatureTSO4 | ether.FeatureTSO6 | ether.FeatureECN |
 	ether.FeatureUSO4 | ether.FeatureUSO6
-
-// tcpSegment is a TCP segment over IPv4 with size octets of payload, to be cut every mss, or a frame
-// with a checksum to be completed.
-func tcpSegment(to, from [6]byte, size, mss int) ([]byte, ether.Offload) {
-	b := make([]byte, 54+size)
-	copy(b, to[:])
-	copy(b[6:], from[:])
-	be := binary.BigEndian
-	be.PutUint16(b[12:], 0x0800)
-	ip, tcp := b[14:34], b[34:]
-	ip[0], ip[6], ip[8], ip[9] = 0x45, 0x40, 64, 6
-	be.PutUint16(ip[2:], uint16(40+size))
-	copy(ip[12:], []byte{10, 0, 0, 1, 10, 0, 0, 2})
-	be.PutUint16(ip[10:], ether.Checksum(ip))
-	be.PutUint16(tcp, 1000)
-	be.PutUint16(tcp[2:], 2000)
-	be.PutUint32(tcp[4:], 77)
-	tcp[12], tcp[13] = 0x50, 0x10
-	be.PutUint16(tcp[14:], 500)
-	for i := range b[54:] {
-		b[54+i] = byte(i ^ i>>8)
-	}
-	pseudo := append(bytes.Clone(ip[12:20]), 0, 6, byte((20+size)>>8), byte(20+size))
-	be.PutUint16(tcp[16:], ^ether.Checksum(pseudo))
-	o := ether.Offload{Flags: ether.NeedsCsum, CsumStart: 34, CsumOffset: 16}
-	if size > mss {
-		o.GSO, o.GSOSize, o.HdrLen = ether.GSOTCPv4, uint16(mss), 54
-	}
-	return b, o
-}
-
-// payloads puts together what segments of a stream carry, and checks that they follow each
-// other.
-func payloads(t *testing.T, frames [][]byte) (b []byte) {
-	t.Helper()
-	for _, f := range frames {
-		if seq := binary.BigEndian.Uint32(f[38:]); seq != uint32(77+len(b)) {
-			t.Fatalf("sequence number %d behind %d octets", seq, len(b))
-		}
-		b = append(b, f[54:]...)
-	}
-	return b
-}
 
 // stuffed is a segment that always has the same frame.
 type stuffed struct {
@@ -218,7 +175,7 @@ func turns(v *dataPath, link *fabric.Link) func() [2]vnic.Counters {
 // leaves nothing of one port for another.
 func TestVESWLosses(t *testing.T) {
 	// Two of a flow with something behind the IP packet, which is not joined with it, and another.
-	segment, off := tcpSegment(macOf(2), macOf(1), 200, 100)
+	segment, off := ethertest.TCPSegment(macOf(2), macOf(1), 200, 100)
 	info := ether.Classify(segment)
 	var s ether.Splitter
 	count, why := s.Start(segment, off, &info, 0)
@@ -291,11 +248,11 @@ func TestVESWLosses(t *testing.T) {
 		}()
 		turn()
 	}()
-	back, off := tcpSegment(macOf(1), macOf(2), 300, 100)
+	back, off := ethertest.TCPSegment(macOf(1), macOf(2), 300, 100)
 	from.takes = 0
 	to.out, to.outOff = [][]byte{back}, []ether.Offload{off}
 	turn()
-	if len(from.in) != 3 || !bytes.Equal(payloads(t, from.in), back[54:]) || v.used != 0 {
+	if len(from.in) != 3 || !bytes.Equal(ethertest.Payloads(t, from.in), back[54:]) || v.used != 0 {
 		t.Errorf("%d frames arrived", len(from.in))
 	}
 }
@@ -308,7 +265,7 @@ func TestVESWAllocatesNothing(t *testing.T) {
 			segs[i] = &stuffed{plug: plug{takes: allOffloads}}
 		}
 		v, link := twoPorts(t, wire, [2]vnic.Segment{segs[0], segs[1]})
-		segs[0].frame, segs[0].off = tcpSegment(macOf(2), macOf(1), 60000, 1448)
+		segs[0].frame, segs[0].off = ethertest.TCPSegment(macOf(2), macOf(1), 60000, 1448)
 		now := mono.Time(1)
 		turn := func() {
 			now++
