@@ -206,9 +206,13 @@ void weft_explain_lost(void)
 	static _Atomic bool printed; /* once for all devices of the node */
 	int saved = errno;
 
-	if (mode() != OFF && !atomic_exchange(&printed, true))
-		record((const char[LINE]){ "weft: the node has ended, or has closed the session of this program. "
-					   "fix: weft status, then start the program again\n" }, NODE_LOST);
+	if (mode() != OFF && !atomic_exchange(&printed, true)) {
+		char line[LINE] = { 0 };
+		const char *fix, *why = meaning(EIO, &fix);
+
+		snprintf(line, sizeof(line), "weft: %s. fix: %s\n", why, fix);
+		record(line, NODE_LOST);
+	}
 	errno = saved;
 }
 

@@ -23,7 +23,7 @@ type remote struct {
 type election struct {
 	master   remote // that a standby manager polls
 	others   []remote
-	starting []remote // of the last heavy sweep: ports with the capability whose manager did not answer
+	starting []remote // managers that gave no answer, or were not active, in the last heavy sweep
 	polls    int      // consecutive polls without an answer of the master
 	pollAt   mono.Time
 	handover handover
@@ -109,9 +109,9 @@ func (m *Manager) elect(now mono.Time) {
 	m.state = mad.SMMaster
 }
 
-// handOver sends a handover to another manager: to a master that precedes this one, or to a standby manager of
-// higher priority. Among managers of equal priority the master remains, whatever its GUID: each
-// change of master costs a sweep, and clients their registrations.
+// handOver sends a handover to another manager: to a master that precedes this one, or to a standby manager of higher
+// priority. Among managers of equal priority the master remains, whatever its GUID: each change of master costs a
+// sweep, and clients their registrations.
 func (m *Manager) handOver(now mono.Time) {
 	if m.handover.to != 0 {
 		return

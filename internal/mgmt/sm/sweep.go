@@ -57,7 +57,7 @@ type sweep struct {
 	times    []mono.Time // by node: the time of its last answer
 	links    int
 	others   []remote   // managers
-	starting []remote   // managers that do not answer yet
+	starting []remote   // managers that give no answer yet, or are not active
 	quiet    []topo.Ref // ports behind which no node answers
 	late     map[int32]bool
 	trusted  []*topo.Switch   // by node: tables that the switch still has

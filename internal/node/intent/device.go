@@ -10,7 +10,7 @@ import (
 	"weft/internal/verbs/hca"
 )
 
-// ErrNameTaken is the error of a function whose name another device has.
+// ErrNameTaken is the error of a new function with the name of an existing device.
 var ErrNameTaken = errors.New("a device has that name")
 
 // NotAdded is the error of a request for a device, what, that failed with err. It has a fix where the name or the number

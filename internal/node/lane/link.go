@@ -40,11 +40,11 @@ func newLink(l *roce.Link) *Link {
 	return &Link{Stage: fault.New(e), ethernet: e, RoCE: l}
 }
 
-// setHCA gives the link the adapter's lane whose packets within the node it can inject faults into.
+// setHCA sets the adapter's lane. Its packets within the node can then pass the fault stage.
 func (l *Link) setHCA(h *hca.Lane) { l.hca, l.within = h, fault.New(&h.Within) }
 
 // OpenWithin puts the stage in the way of packets within the node. Every lane does so before one of them gets a rule:
-// a queue pair whose answers pass another lane must expect their loss.
+// the answers to a queue pair may pass the stage of another lane, and be lost there.
 func (l *Link) OpenWithin(now mono.Time) { l.hca.Within.SetStage(now, l.within) }
 
 // AddWithin adds a rule for packets within the node.

@@ -74,8 +74,8 @@ func connected(t testing.TB) (a, b *host, x, y *Conn) {
 	return a, b, x, y
 }
 
-// TestRNRTimer: a side whose peer repeats a message only some times after RNR NAKs has it wait as long as a Linux host
-// does; one whose peer repeats without end has it wait shortly.
+// TestRNRTimer checks the RNR timer that a side announces: the one of Linux where the peer's RNR retry count is finite,
+// a short one where the peer repeats without end.
 func TestRNRTimer(t *testing.T) {
 	for _, x := range []struct {
 		connect, accept            uint8 // the RNR retry counts that the messages ask for

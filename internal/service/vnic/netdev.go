@@ -28,7 +28,7 @@ type Netdev interface {
 	// SetVESW binds the netdev to a VESW and its packets; 0: to none. After an error
 	// it is bound to none: ErrVESWInUse if another netdev of the function is bound to this one.
 	SetVESW(id uint16) error
-	// SetGroups replaces the groups whose packets the netdev receives, by their LIDs of 24 bits, and returns how
+	// SetGroups replaces the groups that the netdev receives, by their LIDs of 24 bits, and returns how
 	// many of them it refused: those that are no group, and those beyond MaxGroups. A group of before stays
 	// rather than a new one.
 	SetGroups(dlids []uint32) (refused int)

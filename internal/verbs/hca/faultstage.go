@@ -53,8 +53,8 @@ func (w *Within) SetStage(now mono.Time, s FaultStage) {
 // Lossy reports whether packets can get lost: there is a stage.
 func (w *Within) Lossy() bool { return w.stage != nil }
 
-// Send delivers a burst. b is the batch of the lane for one of the sender at hand. With another batch it is a packet
-// that was delayed, whose payload and path are the stage's: both are copied at once.
+// Send delivers a burst. With the batch of the lane it is a burst of the current sender. With another batch it is a
+// delayed packet: its payload and path belong to the stage, so that both are copied at once.
 func (w *Within) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	if b != w.l.batch {
 		w.deliver(now, r, nil)
@@ -67,7 +67,7 @@ func (w *Within) Send(now mono.Time, r *pkt.Burst, b *mem.Batch) mem.Result {
 	return mem.OK
 }
 
-// SendCorrupt counts the packet, whose ICRC would not match.
+// SendCorrupt counts a corrupted packet, and drops it: its ICRC does not match.
 func (w *Within) SendCorrupt(mono.Time, *pkt.Burst, *mem.Batch, uint32) mem.Result {
 	w.l.Stats.DropCorrupt++
 	return mem.OK
@@ -92,8 +92,8 @@ func (w *Within) transmit(now mono.Time, q *QP, r *pkt.Burst) {
 	w.from = nil
 }
 
-// deliver delivers a burst to a queue pair or a group of the node. from is the queue pair whose memory holds the
-// payload, nil where the payload is bytes.
+// deliver delivers a burst to a queue pair or a group of the node. from is the queue pair that has the payload in
+// its memory, nil where the payload is bytes.
 func (w *Within) deliver(now mono.Time, r *pkt.Burst, from *QP) {
 	l := w.l
 	if r.DestQPN == ib.QPNMulticast && groupPath(r.Path) {

@@ -90,7 +90,8 @@ func (r *Rule) Validate() error {
 }
 
 func (r *Rule) matches(p *ib.Path) bool {
-	return !(r.RoCE && p.Native()) && (r.Peer.IsZero() || r.Peer == p.DGID) && (len(r.Sources) == 0 || slices.Contains(r.Sources, p.SGID))
+	return !(r.RoCE && p.Native()) && (r.Peer.IsZero() || r.Peer == p.DGID) &&
+		(len(r.Sources) == 0 || slices.Contains(r.Sources, p.SGID))
 }
 
 // Counters count what a rule did, in packets.
