@@ -104,7 +104,7 @@ func TestFaultsOneNode(t *testing.T) {
 				}
 			}
 		}()
-		verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*")
+		verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-x", "rc.read_then_*", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*")
 		close(stop)
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -150,7 +150,18 @@ static void rc_atomic_write(void)
 			want_ok(&c, dir, &w, 8);
 			verify(peer->e, peer->rx, 0, "target of an ATOMIC WRITE");
 		}
-		/* Where no word is. */
+		destroy_qps(&c);
+	}
+}
+
+/* An ATOMIC WRITE is refused where no word is, in a region that may only be read, and with a length of 7. */
+static void err_atomic_write(void)
+{
+	for (int ex = 0; ex < 2; ex++) {
+		struct conn c;
+		connect_pair(&c, &(struct opt){ .room = 4096, .send_ops = ex ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0 });
+		if (is_rxe(&c))
+			skip("soft-RoCE of this kernel does not know it");
 		struct swr w = swr(&c, IBV_WR_ATOMIC_WRITE, IBV_SEND_SIGNALED);
 		add(&w, c.s[0].txm, 5, 8);
 		target(&w, &c, 0, c.s[1].rxm, aligned(c.s[1].rx) + 4);
@@ -159,7 +170,6 @@ static void rc_atomic_write(void)
 		verify(B, c.s[1].rx, 0, "target of a refused ATOMIC WRITE");
 		destroy_qps(&c);
 	}
-	/* A region that may only be read, and a length that is none. */
 	struct conn c;
 	connect_pair(&c, &(struct opt){ .room = 4096 });
 	struct mr ro = make_mr(B, c.s[1].pd, c.s[1].rx, 0, 4096, IBV_ACCESS_REMOTE_READ);
@@ -178,7 +188,8 @@ static void rc_atomic_write(void)
 }
 
 const struct test atomic_tests[] = {
-	{ "rc.atomic.write", rc_atomic_write, ASYNC },
+	{ "rc.atomic.write", rc_atomic_write, 0 },
+	{ "err.atomic.write", err_atomic_write, ASYNC },
 	{ "rc.atomic", rc_atomic, 0 },
 	{ "rc.atomic.sge", rc_atomic_sge, 0 },
 	{ "rc.atomic.contention", rc_atomic_contention, 0 },
