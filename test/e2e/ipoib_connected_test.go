@@ -93,9 +93,10 @@ func TestIPoIBConnected(t *testing.T) {
 		}
 	})
 	t.Run("a neighbour with datagrams", func(t *testing.T) {
-		if m := s.modeOf(0, v4(2)); m != "datagram" {
-			t.Errorf("packets go to it by %q", m)
-		}
+		s.until("packets go to it as datagrams", func() bool {
+			_, err := s.in(0, "ping", "-c", "1", "-W", "1", v4(2))
+			return err == nil && s.modeOf(0, v4(2)) == "datagram"
+		})
 		// The first gives their greatest length; by then the neighbour is known.
 		s.until("the IP stack knows how long packets may be", func() bool {
 			out, _ := s.in(0, "ping", "-c", "1", "-W", "1", "-M", "do", "-s", "9000", v4(2))
