@@ -4,15 +4,18 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
 	"weft/internal/host/ifdev"
 	"weft/internal/node/ipif"
+	"weft/internal/proto/ib"
 	"weft/internal/service/ipoib"
 )
 
@@ -33,6 +36,35 @@ func (r *running) pending() (names []string) {
 		}
 	}
 	return names
+}
+
+// TestPortEventsWhileIPLinkStarts: events of the port arrive while the session of a link is being opened. The race detector
+// judges.
+func TestPortEventsWhileIPLinkStarts(t *testing.T) {
+	r, ctx := master(t), context.Background()
+	r.stacks()
+	a := r.node.funcs.adapter(firstNative)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Microsecond):
+				r.node.sessions.NotifyPort(a, []ib.Event{ib.EventSMChange})
+			}
+		}
+	}()
+	for i := range 10 {
+		r.link(t, firstNative, fmt.Sprintf("10.9.0.%d/24", i+1))
+		if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: firstNative}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	<-done
+	r.end()
 }
 
 // TestIPLinksAreKept: a node that starts again has the links that were requested, with their addresses and mode,

@@ -79,14 +79,15 @@ func (l *iface) start() {
 		return
 	}
 	h := l.h
-	var a *access
 	qps, mtu := uint32(session.InternalQPs), feedMTU
 	if l.cfg.Params.Mode == ipoib.Connected {
 		// A connection that ends may go a little later than another one comes.
 		qps, mtu = connSessions+2*uint32(l.cfg.Params.MaxConns), connected.MTU
 	}
-	failed := func(e ib.Event, object uint32) { a.failed(e, object) }
-	s, err := h.cfg.Sessions.OpenInternal(l.adapter, sessionName, qps, failed)
+	a := &access{h: h, adapter: l.adapter, mtu: mtu}
+	a.iface = l
+	// Events of the port may arrive on the lane before OpenInternal returns.
+	s, err := h.cfg.Sessions.OpenInternal(l.adapter, sessionName, qps, a.failed)
 	if err != nil {
 		err = errors.New("no session: " + err.Error())
 		if h.setFailure(l, err) {
@@ -96,8 +97,7 @@ func (l *iface) start() {
 		return
 	}
 	h.setFailure(l, nil)
-	a = &access{Internal: s, h: h, adapter: l.adapter, mtu: mtu}
-	a.iface = l
+	a.Internal = s
 	h.mu.Lock()
 	l.lane, l.access = s.Lane(), a
 	h.mu.Unlock()
