@@ -82,7 +82,7 @@ func TestFaultsOneNode(t *testing.T) {
 		weft(t, "fault", "delete", "all")
 	})
 
-	// Data is checked while faults come and go. What may be lost for good is left out, as in TestVerbcheckFaults.
+	// Data is checked while faults come and go.
 	t.Run("coming and going", func(t *testing.T) {
 		stop, done := make(chan struct{}), make(chan error, 1)
 		go func() {
@@ -104,7 +104,7 @@ func TestFaultsOneNode(t *testing.T) {
 				}
 			}
 		}()
-		verbcheck(t, b, verbcheckLimit, nil, "-T", "14", "-x", "rc.read_then_*", "-t", "rc.*", "-t", "srq.*", "-t", "cq.*")
+		verbcheck(t, b, verbcheckLimit, nil, lossy()...)
 		close(stop)
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -126,14 +126,20 @@ static void rc_atomic_contention(void)
 	CHECK(end == base + Q * N, "after %d additions the word is base+%llu", Q * N, (unsigned long long)(end - base));
 }
 
+/* A pair for ATOMIC WRITEs, which are posted by the calls of extended queue pairs or not. */
+static void connect_atomic_write(struct conn *c, bool ex)
+{
+	connect_pair(c, &(struct opt){ .room = 4096, .send_ops = ex ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0 });
+	if (is_rxe(c))
+		skip("soft-RoCE of this kernel does not know it");
+}
+
 /* Eight bytes of the sender's memory, whole, where writing is allowed. */
 static void rc_atomic_write(void)
 {
 	for (int ex = 0; ex < 2; ex++) {
 		struct conn c;
-		connect_pair(&c, &(struct opt){ .room = 4096, .send_ops = ex ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0 });
-		if (is_rxe(&c))
-			skip("soft-RoCE of this kernel does not know it");
+		connect_atomic_write(&c, ex);
 		for (int k = 0; k < 40; k++) {
 			int dir = k & 1;
 			struct side *me = &c.s[dir], *peer = &c.s[!dir];
@@ -159,9 +165,7 @@ static void err_atomic_write(void)
 {
 	for (int ex = 0; ex < 2; ex++) {
 		struct conn c;
-		connect_pair(&c, &(struct opt){ .room = 4096, .send_ops = ex ? IBV_QP_EX_WITH_ATOMIC_WRITE : 0 });
-		if (is_rxe(&c))
-			skip("soft-RoCE of this kernel does not know it");
+		connect_atomic_write(&c, ex);
 		struct swr w = swr(&c, IBV_WR_ATOMIC_WRITE, IBV_SEND_SIGNALED);
 		add(&w, c.s[0].txm, 5, 8);
 		target(&w, &c, 0, c.s[1].rxm, aligned(c.s[1].rx) + 4);
