@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"weft/internal/control/api"
 	"weft/internal/control/config"
@@ -38,33 +38,28 @@ func (r *running) pending() (names []string) {
 	return names
 }
 
-// TestPortEventsWhileIPLinkStarts: events of the port arrive while the session of a link is being opened. The race detector
-// judges.
+// TestPortEventsWhileIPLinkStarts: events of the port arrive while the session of a link is being opened. The race
+// detector judges.
 func TestPortEventsWhileIPLinkStarts(t *testing.T) {
-	r, ctx := master(t), context.Background()
+	r := master(t)
 	r.stacks()
-	a := r.node.funcs.adapter(firstNative)
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(50 * time.Microsecond):
-				r.node.sessions.NotifyPort(a, []ib.Event{ib.EventSMChange})
-			}
+	a, first := r.node.funcs.adapter(firstNative), r.node.lanes.First()
+	ctx, stop := context.WithCancel(context.Background())
+	var events sync.WaitGroup
+	defer events.Wait()
+	defer stop()
+	events.Go(func() {
+		for ctx.Err() == nil {
+			r.node.sessions.NotifyPort(a, []ib.Event{ib.EventSMChange})
+			first.Do(func() {}) // until the lane has them
 		}
-	}()
+	})
 	for i := range 10 {
 		r.link(t, firstNative, fmt.Sprintf("10.9.0.%d/24", i+1))
 		if err := api.Do(ctx, r.cli, api.DeleteIPLinks, api.IPLinkDelete{Name: firstNative}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	close(stop)
-	<-done
-	r.end()
 }
 
 // TestIPLinksAreKept: a node that starts again has the links that were requested, with their addresses and mode,
