@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
+)
+
+// Keys of the store below a fabric's namespace. A member's keys end with its GUID in 16 hexadecimal digits.
+const (
+	KeyFabric  = "fabric/identity" // Fabric
+	TreeSealed = "fabric/sealed"   // EPOCH/GUID: Sealed, what only the voter opens
+	TreeToken  = "member/token"    // ID: Token
+	TreeRecord = "member/record"   // GUID: Record
+	TreeName   = "member/name"     // NAME: GUID, so that a name is unique in one transaction
+	TreeGone   = "member/removed"  // hexadecimal Key: Gone
+	TreeReport = "member/report"   // GUID: Report, written by the member itself
+
+	treeMKeys   = "subnet/m_key"
+	treeHistory = "history"
+)
+
+// GUIDKey is a GUID as the last part of a key.
+func GUIDKey(g ib.GUID) string { return fmt.Sprintf("%016x", uint64(g)) }
+
+// rule grants access to a key or a tree.
+type rule struct {
+	tree string
+	read Role // any of these reads; 0 with own false: every member
+	own  bool // the member writes its own key below the tree
+	// write lists who writes: any of these roles.
+	write Role
+}
+
+// rules are in order: the first whose tree is or contains the key counts. What no rule names is refused. Voters hold
+// the store, and so read all of it; what must not be read by them is sealed.
+var rules = []rule{
+	{tree: treeMKeys, read: Voter | Manager, write: Manager},
+	{tree: TreeToken, read: Voter | Manager | Administrator, write: Voter | Administrator},
+	{tree: TreeSealed, read: Voter, write: Voter},
+	{tree: KeyFabric, write: Voter},
+	{tree: TreeReport, own: true, write: Voter},
+	{tree: TreeRecord, write: Voter},
+	{tree: TreeName, write: Voter},
+	{tree: TreeGone, write: Voter},
+	{tree: "subnet", write: Manager},
+	{tree: "election", write: Manager},
+	{tree: "node", own: true},
+	{tree: treeHistory, read: Voter | Manager | Administrator, write: Manager},
+}
+
+// MayAccess decides whether a member may read or write the keys of the store from key to end. end empty is the one
+// key; else it is the first key behind the range, as etcd has it. A range is allowed where one rule holds all of it.
+func MayAccess(c Claims, key, end string, write bool) *problem.Error {
+	verb := "read"
+	if write {
+		verb = "write"
+	}
+	refuse := func(why string) *problem.Error {
+		return problem.New(fmt.Sprintf("cannot %s %s", verb, printable(key)), why,
+			"use a member with that role: weft member list")
+	}
+	i := slices.IndexFunc(rules, func(r rule) bool { return within(r.tree, key, end) })
+	if i < 0 {
+		return refuse("no member may use those keys")
+	}
+	for n, r := range rules[:i+1] {
+		if n < i && (end == "" || !overlaps(r.tree, key, end)) {
+			continue
+		}
+		if r.own && within(r.tree+"/"+GUIDKey(c.GUID), key, end) {
+			continue
+		}
+		need := r.read
+		if write {
+			need = r.write
+		}
+		switch {
+		case !write && need == 0, c.Roles&need != 0:
+		case need == 0:
+			return refuse(c.Name + " writes its own keys only")
+		default:
+			return refuse(fmt.Sprintf("%s has the roles %v, and %s needs one of %v", c.Name, c.Roles, r.tree, need))
+		}
+	}
+	return nil
+}
+
+// within reports whether all keys from key to end are the tree or below it.
+func within(tree, key, end string) bool {
+	if key != tree && !strings.HasPrefix(key, tree+"/") {
+		return false
+	}
+	// The first key behind the tree is the tree with the octet after the slash.
+	return end == "" || end <= tree+"0" && end > key
+}
+
+// overlaps reports whether a key from key to end is the tree or below it.
+func overlaps(tree, key, end string) bool { return key < tree+"0" && end > tree }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Bounds of requests to join.
+const (
+	// sourceBurst and sourceEvery bound the attempts of one source: an IPv4 address, or an IPv6 /64.
+	sourceBurst = 10
+	sourceEvery = 2 * time.Second
+	// allBurst and allEvery bound those of all sources together.
+	allBurst = 200
+	allEvery = 50 * time.Millisecond
+	// maxSources bounds the sources that are counted apart; more share one bucket.
+	maxSources = 4096
+)
+
+// Limiter bounds attempts by token buckets. The zero value is ready. It belongs to one goroutine or lock.
+type Limiter struct {
+	all    bucket
+	rest   bucket
+	source map[netip.Prefix]bucket
+	swept  time.Time
+}
+
+// bucket is a token bucket by its debt: the time until which it is empty.
+type bucket struct{ until time.Time }
+
+func (b *bucket) take(now time.Time, burst int, every time.Duration) bool {
+	if b.until.Before(now) {
+		b.until = now
+	}
+	if b.until.Sub(now) > time.Duration(burst-1)*every {
+		return false
+	}
+	b.until = b.until.Add(every)
+	return true
+}
+
+// Allow counts an attempt of a source, and reports whether it may go on. An attempt that is refused costs nothing.
+func (l *Limiter) Allow(from netip.Addr, now time.Time) bool {
+	from = from.Unmap().WithZone("")
+	bits := from.BitLen()
+	if from.Is6() {
+		bits = 64
+	}
+	p, err := from.Prefix(bits)
+	if err != nil {
+		return false
+	}
+	l.sweep(now)
+	b, known := l.source[p]
+	if !known && len(l.source) >= maxSources {
+		return l.rest.take(now, sourceBurst, sourceEvery) && l.all.take(now, allBurst, allEvery)
+	}
+	if !b.take(now, sourceBurst, sourceEvery) || !l.all.take(now, allBurst, allEvery) {
+		return false
+	}
+	if l.source == nil {
+		l.source = map[netip.Prefix]bucket{}
+	}
+	l.source[p] = b
+	return true
+}
+
+// sweep forgets sources with a full bucket.
+func (l *Limiter) sweep(now time.Time) {
+	if now.Sub(l.swept) < sourceEvery*sourceBurst {
+		return
+	}
+	l.swept = now
+	for p, b := range l.source {
+		if !b.until.After(now) {
+			delete(l.source, p)
+		}
+	}
+}

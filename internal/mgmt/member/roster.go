@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package member
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"weft/internal/proto/ib"
+	"weft/internal/proto/problem"
+)
+
+// Roster is what every member holds, and keeps on disk: it decides about certificates also while the store is away.
+type Roster struct {
+	Version  int       `json:"version"`
+	Fabric   string    `json:"fabric"`
+	Revision int64     `json:"revision"` // of the store
+	At       time.Time `json:"at"`       // when it was read
+	Skew     int64     `json:"skew"`     // nanoseconds, of Policy
+	CAs      []CA      `json:"cas"`
+	Members  []Record  `json:"members"`
+	Removed  []Gone    `json:"removed"`
+}
+
+// Check returns why r is no roster.
+func (r *Roster) Check() error {
+	if err := checkFabric(r.Fabric); err != nil {
+		return err
+	}
+	if err := checkCAs(r.Fabric, r.CAs); err != nil {
+		return err
+	}
+	if len(r.Members) > MaxMembers || len(r.Removed) > 16*MaxMembers || r.Skew < 0 {
+		return errors.New("a list of the roster is too long")
+	}
+	names, guids, keys := map[string]bool{}, map[ib.GUID]bool{}, map[Key]bool{}
+	for i := range r.Members {
+		m := &r.Members[i]
+		if err := m.Check(); err != nil {
+			return err
+		}
+		if names[m.Name] || guids[m.GUID] || keys[m.Key] {
+			return fmt.Errorf("two members have the name, the GUID or the key of %s", m.Name)
+		}
+		names[m.Name], guids[m.GUID], keys[m.Key] = true, true, true
+	}
+	for i := range r.Removed {
+		if err := r.Removed[i].Check(); err != nil {
+			return err
+		}
+		if keys[r.Removed[i].Key] {
+			return fmt.Errorf("%s is a member and removed", r.Removed[i].Name)
+		}
+	}
+	return nil
+}
+
+// Verdict is the answer to whether a certificate is a member's.
+type Verdict uint8
+
+// Verdicts. The zero Verdict refuses.
+const (
+	Malformed   Verdict = iota // no certificate of a member
+	OtherFabric                // its fabric is another
+	BadChain                   // no CA of the fabric signed it
+	NotYetValid                // it is of the future: a clock is wrong
+	Expired
+	RemovedKey // its member was removed
+	OtherKey   // its member has another key: the identity was copied, or joined again since
+	Unlisted   // it is in no record, though it is older than the roster, or its CA is frozen
+	// Provisional: a member that joined after the roster was read. It is admitted.
+	Provisional
+	// Admitted: the certificate of a record.
+	Admitted
+
+	Verdicts = int(Admitted) + 1
+)
+
+var verdictNames = [Verdicts]string{"malformed", "other_fabric", "bad_chain", "not_yet_valid", "expired", "removed",
+	"other_key", "unlisted", "provisional", "admitted"}
+
+// String is the name of the verdict, as counters have it.
+func (v Verdict) String() string {
+	if int(v) < len(verdictNames) {
+		return verdictNames[v]
+	}
+	return "unknown"
+}
+
+// OK reports whether the verdict admits.
+func (v Verdict) OK() bool { return v >= Provisional }
+
+// Admit decides about a certificate that its holder proved to own (by a TLS handshake). The claims of an admitted one
+// are those of its record, which may be newer than the certificate: name and roles of a renamed or changed member are
+// in force at once. Roles are never more than both state.
+func (r *Roster) Admit(c *x509.Certificate, now time.Time) (Claims, Verdict, *problem.Error) {
+	const what = "cannot accept the certificate"
+	refuse := func(v Verdict, why, fix string) (Claims, Verdict, *problem.Error) {
+		return Claims{}, v, problem.New(what, why, fix)
+	}
+	x, err := ClaimsOf(c)
+	if err != nil {
+		return refuse(Malformed, err.Error(), "weft join, there")
+	}
+	if x.Fabric != r.Fabric {
+		return refuse(OtherFabric, fmt.Sprintf("%s is a member of fabric %s, this is fabric %s", x.Name, x.Fabric,
+			r.Fabric), "weft leave; weft join, there")
+	}
+	ca := r.signerOf(c)
+	if ca == nil {
+		return refuse(BadChain, "no CA of the fabric signed the certificate of "+x.Name, "weft token; weft join, there")
+	}
+	skew := time.Duration(r.Skew)
+	switch {
+	case now.Add(skew).Before(c.NotBefore):
+		return refuse(NotYetValid, fmt.Sprintf("that of %s is valid from %s on, and here it is %s", x.Name,
+			stamp(c.NotBefore), stamp(now)), "set the clocks of both hosts")
+	case now.Add(-skew).After(c.NotAfter):
+		return refuse(Expired, fmt.Sprintf("that of %s ended %s, and here it is %s", x.Name, stamp(c.NotAfter),
+			stamp(now)), "weft token here; weft join, there")
+	}
+	key := KeyOf(c)
+	for i := range r.Removed {
+		if g := &r.Removed[i]; g.Key == key {
+			return refuse(RemovedKey, fmt.Sprintf("%s was removed %s by %s", g.Name, stamp(g.At), printable(g.By)),
+				"weft token here; weft join, there")
+		}
+	}
+	m := r.byKey(key)
+	if m == nil {
+		return r.admitUnknown(c, x, ca, refuse)
+	}
+	if m.GUID != x.GUID {
+		return refuse(OtherKey, fmt.Sprintf("the key of %s is in a certificate of %v", m.Name, x.GUID),
+			"weft member remove "+m.Name)
+	}
+	if ca.State == CAFrozen && string(m.Certificate) != string(c.Raw) {
+		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed it, and it is not the certificate of %s in "+
+			"the records", m.Name), "weft token here; weft join, there")
+	}
+	x.Name = m.Name
+	x.Roles &= m.Roles
+	return x, Admitted, nil
+}
+
+// admitUnknown decides about a valid certificate without a record.
+func (r *Roster) admitUnknown(c *x509.Certificate, x Claims, ca *CA,
+	refuse func(Verdict, string, string) (Claims, Verdict, *problem.Error)) (Claims, Verdict, *problem.Error) {
+	if m := r.byGUID(x.GUID); m != nil {
+		return refuse(OtherKey, fmt.Sprintf("%s has joined with another key since, or its identity was copied", m.Name),
+			"weft join, there")
+	}
+	switch {
+	case ca.State == CAFrozen:
+		return refuse(Unlisted, fmt.Sprintf("a CA that was replaced signed that of %s, and no record has it", x.Name),
+			"weft token here; weft join, there")
+	case !c.NotBefore.Add(backdate).After(r.At.Add(-time.Duration(r.Skew))):
+		return refuse(Unlisted, fmt.Sprintf("no record has that of %s, and it is older than the records of %s", x.Name,
+			stamp(r.At)), "weft token here; weft join, there")
+	}
+	return x, Provisional, nil
+}
+
+// signerOf returns the CA that signed a certificate, nil where none of the roster did.
+func (r *Roster) signerOf(c *x509.Certificate) *CA {
+	for i := range r.CAs {
+		ca, err := r.CAs[i].parse()
+		if err == nil && c.CheckSignatureFrom(ca) == nil {
+			return &r.CAs[i]
+		}
+	}
+	return nil
+}
+
+func (r *Roster) byKey(k Key) *Record {
+	for i := range r.Members {
+		if r.Members[i].Key == k {
+			return &r.Members[i]
+		}
+	}
+	return nil
+}
+
+func (r *Roster) byGUID(g ib.GUID) *Record {
+	for i := range r.Members {
+		if r.Members[i].GUID == g {
+			return &r.Members[i]
+		}
+	}
+	return nil
+}
+
+// ByName returns the record of a member, nil where there is none.
+func (r *Roster) ByName(name string) *Record {
+	for i := range r.Members {
+		if r.Members[i].Name == name {
+			return &r.Members[i]
+		}
+	}
+	return nil
+}
+
+// stamp is a time for people, in UTC so that clocks of two hosts compare.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
