@@ -13,13 +13,15 @@ import (
 
 // Keys of the store below a fabric's namespace. A member's keys end with its GUID in 16 hexadecimal digits.
 const (
-	KeyFabric  = "fabric/identity" // Fabric
-	TreeSealed = "fabric/sealed"   // EPOCH/GUID: Sealed, what only the voter opens
-	TreeToken  = "member/token"    // ID: Token
-	TreeRecord = "member/record"   // GUID: Record
-	TreeName   = "member/name"     // NAME: GUID, so that a name is unique in one transaction
-	TreeGone   = "member/removed"  // hexadecimal Key: Gone
-	TreeReport = "member/report"   // GUID: Report, written by the member itself
+	KeyFabric = "fabric/identity" // Fabric
+	// KeyChange changes with every change of members, CAs or tokens: it orders them.
+	KeyChange  = "fabric/change"
+	TreeSealed = "fabric/sealed"  // EPOCH/GUID: Sealed, what only the voter opens
+	TreeToken  = "member/token"   // ID: Token
+	TreeRecord = "member/record"  // GUID: Record
+	TreeName   = "member/name"    // NAME: GUID, so that a name is unique in one transaction
+	TreeGone   = "member/removed" // hexadecimal Key: Gone
+	TreeReport = "member/report"  // GUID: Report, written by the member itself
 
 	treeMKeys   = "subnet/m_key"
 	treeHistory = "history"
@@ -44,6 +46,7 @@ var rules = []rule{
 	{tree: TreeToken, read: Voter | Manager | Administrator, write: Voter | Administrator},
 	{tree: TreeSealed, read: Voter, write: Voter},
 	{tree: KeyFabric, write: Voter},
+	{tree: KeyChange, write: Voter | Administrator},
 	{tree: TreeReport, own: true, write: Voter},
 	{tree: TreeRecord, write: Voter},
 	{tree: TreeName, write: Voter},

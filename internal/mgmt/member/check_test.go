@@ -301,7 +301,7 @@ func TestRepeat(t *testing.T) {
 // TestNameOf makes names of hosts' names.
 func TestNameOf(t *testing.T) {
 	for host, want := range map[string]string{"Node-1.lab.example": "node-1", "my_host": "my-host", "localhost": "",
-		"": "",
+		"":  "",
 		"_": "", "10": "", strings.Repeat("x", 70): strings.Repeat("x", 63)} {
 		if got := NameOf(host); got != want {
 			t.Errorf("%q: %q, want %q", host, got, want)

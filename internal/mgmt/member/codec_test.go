@@ -41,7 +41,7 @@ func samples(t testing.TB) map[string][]byte {
 // recode decodes and encodes a record of a kind; a decoded record always encodes to what decodes to the same.
 func recode[T any, R interface {
 	*T
-	record
+	Value
 }](t *testing.T, b []byte) error {
 	v, err := Decode[T, R](b)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 // Bounds of requests to join.
 const (
 	// sourceBurst and sourceEvery bound the attempts of one source: an IPv4 address, or an IPv6 /64.
-	sourceBurst = 10
-	sourceEvery = 2 * time.Second
+	sourceBurst = 20
+	sourceEvery = 500 * time.Millisecond
 	// allBurst and allEvery bound those of all sources together.
 	allBurst = 200
 	allEvery = 50 * time.Millisecond

@@ -157,6 +157,8 @@ type Gone struct {
 	At      time.Time `json:"at"`
 	By      string    `json:"by"`
 	Until   time.Time `json:"until"` // the end of its last certificate: then the record may go
+	// MKey: the M_Key that it knew is still in force. A removal is complete when none has it.
+	MKey bool `json:"m_key,omitempty"`
 }
 
 // Check returns why g is no record.
@@ -305,8 +307,8 @@ func (s *Sealed) Check() error {
 	return nil
 }
 
-// record is a value of the store.
-type record interface {
+// Value is a record: Record, Gone, Fabric, Report, Sealed, Token or Roster.
+type Value interface {
 	Check() error
 	version() *int
 	limit() int
@@ -331,7 +333,7 @@ func (r *Roster) limit() int { return MaxRoster }
 // Encode returns the form of a record in the store: JSON with its version. A record that Check refuses is not encoded.
 func Encode[T any, R interface {
 	*T
-	record
+	Value
 }](v T) ([]byte, error) {
 	r := R(&v)
 	*r.version() = recordVersion
@@ -345,7 +347,7 @@ func Encode[T any, R interface {
 // long, not what Check accepts.
 func Decode[T any, R interface {
 	*T
-	record
+	Value
 }](b []byte) (v T, err error) {
 	r := R(&v)
 	if len(b) > r.limit() {

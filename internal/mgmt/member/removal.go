@@ -93,7 +93,7 @@ func PlanRemoval(f Fabric, r *Roster, name string, next *Authority, now time.Tim
 			"weft token --role administrator; weft join, on another host, first")
 	}
 	p.Gone = Gone{GUID: m.GUID, Name: m.Name, Key: m.Key, At: now, By: by[:min(len(by), maxText)],
-		Until: untilOf(m, now, f.Policy)}
+		Until: untilOf(m, now, f.Policy), MKey: true}
 	held := slices.ContainsFunc(f.CAs, func(c CA) bool { return slices.Contains(m.Epochs, c.Epoch) })
 	if !held {
 		return p, nil

@@ -62,7 +62,7 @@ func (e *sighting) problem(name string, now time.Time) *problem.Error {
 	if e.copied.IsZero() || now.Sub(e.copied) >= copyWindow {
 		return nil
 	}
-	return problem.New("the identity of "+name+" is used twice", 
+	return problem.New("the identity of "+name+" is used twice",
 		fmt.Sprintf("nodes at %s and at %s have its key at once", printable(e.before.address), printable(e.now.address)),
 		fmt.Sprintf("weft member remove --force %s; then weft leave and weft join on each of the two hosts", name))
 }
