@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package join
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"weft/internal/mgmt/member"
+	"weft/internal/mgmt/member/registry"
+	"weft/internal/proto/problem"
+)
+
+// Bounds of the server.
+const (
+	MaxBody      = 64 << 10
+	MaxAnswer    = 32 << 20
+	maxConns     = 64
+	maxOfSource  = 8
+	helloTime    = 3 * time.Second  // of the TLS handshake, and of the headers of a request
+	exchangeTime = 20 * time.Second // of a request and its answer
+	idleTime     = 5 * time.Second
+)
+
+// Paths of the protocol. The number is its version: a host of another one gets a refusal, not an answer that it
+// misreads.
+const (
+	pathOpen  = "/weft/1/open"
+	pathJoin  = "/weft/1/join"
+	pathRenew = "/weft/1/renew"
+)
+
+// exporter is the label of the keying material that a proof is made of, in the form of RFC 5705, section 4: private
+// labels begin with EXPERIMENTAL.
+const exporter = "EXPERIMENTAL weft join 1"
+
+const exportSize = 32
+
+// Backend decides and keeps; *registry.Registry is one.
+type Backend interface {
+	TokenHash(ctx context.Context, id string) (member.Key, error)
+	Join(ctx context.Context, q *member.Request, mtu int, host string) (*registry.Answer, error)
+	Renew(ctx context.Context, c *x509.Certificate) (*registry.Answer, error)
+}
+
+var _ Backend = (*registry.Registry)(nil)
+
+// ServerConfig is what a Server needs.
+type ServerConfig struct {
+	Backend Backend
+	// Certificate is the member's own, with that of its CA behind it. It is called for each connection: it changes with
+	// each renewal.
+	Certificate func() (*tls.Certificate, error)
+	// Elsewhere are the addresses of voters where this member has no key of the CA; nil: it decides itself.
+	Elsewhere func() []string
+	// MTU is that of the path to the other end of a connection, 0 if unknown.
+	MTU func(net.Conn) int
+	Now func() time.Time // wall clock
+	Log *slog.Logger
+}
+
+// Counters are the connections and requests of a Server.
+type Counters struct {
+	Connections      atomic.Uint64 // accepted
+	RefusedRate      atomic.Uint64 // closed: too many attempts of their source, or of all
+	RefusedConns     atomic.Uint64 // closed: too many open ones of their source, or of all
+	Handshakes       atomic.Uint64 // that failed: not TLS 1.3, or no answer in time
+	Opened           atomic.Uint64 // proofs given
+	Joined           atomic.Uint64
+	Refused          atomic.Uint64 // requests to join
+	Renewed          atomic.Uint64
+	RefusedRenewals  atomic.Uint64
+	RefusedMalformed atomic.Uint64 // requests of another form
+}
+
+// Server answers hosts and members. Its methods may be called by several goroutines.
+type Server struct {
+	cfg   ServerConfig
+	http  http.Server
+	Count Counters
+
+	mu    sync.Mutex // guards what follows; it is held for no I/O
+	limit member.Limiter
+	conns map[netip.Addr]int
+	open  int
+}
+
+// NewServer returns a server; Serve runs it.
+func NewServer(c ServerConfig) *Server {
+	s := &Server{cfg: c, conns: map[netip.Addr]int{}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+pathOpen, s.serveOpen)
+	mux.HandleFunc("POST "+pathJoin, s.serveJoin)
+	mux.HandleFunc("POST "+pathRenew, s.serveRenew)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		s.Count.RefusedMalformed.Add(1)
+		refuse(w, http.StatusNotFound, problem.New("cannot join the fabric",
+			"this host speaks another version of the join protocol", "install the fabric's version of weft here"))
+	})
+	s.http = http.Server{
+		Handler: mux, ReadHeaderTimeout: helloTime, ReadTimeout: exchangeTime, WriteTimeout: exchangeTime,
+		IdleTimeout: idleTime, MaxHeaderBytes: 8 << 10,
+		ErrorLog:     slog.NewLogLogger(counting{c.Log.Handler(), &s.Count.Handshakes}, slog.LevelDebug),
+		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){}, // no HTTP/2
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if t, ok := c.(*tls.Conn); ok {
+				c = t.NetConn()
+			}
+			return context.WithValue(ctx, connKey{}, c)
+		},
+	}
+	return s
+}
+
+type connKey struct{}
+
+// Serve answers on l until Close, and returns why it ended.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(tls.NewListener(&bounded{l, s}, &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ClientAuth: tls.RequestClientCert, // Renew decides about it
+		NextProtos: []string{"http/1.1"},
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return s.cfg.Certificate()
+		},
+		SessionTicketsDisabled: true, // each connection proves everything again
+	}))
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends all connections.
+func (s *Server) Close() error { return s.http.Close() }
+
+// bounded closes the connections that are too many, before they cost a handshake.
+type bounded struct {
+	net.Listener
+	s *Server
+}
+
+// Accept implements net.Listener. It returns the next connection within the bounds.
+func (b *bounded) Accept() (net.Conn, error) {
+	for {
+		c, err := b.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from := addrOf(c.RemoteAddr())
+		if b.s.take(from) {
+			return &counted{Conn: c, free: sync.OnceFunc(func() { b.s.free(from) })}, nil
+		}
+		c.Close()
+	}
+}
+
+// counted gives its place back when it is closed.
+type counted struct {
+	net.Conn
+	free func()
+}
+
+func (c *counted) Close() error {
+	c.free()
+	return c.Conn.Close()
+}
+
+// NetConn returns the connection below, for MTU.
+func (c *counted) NetConn() net.Conn { return c.Conn }
+
+func addrOf(a net.Addr) netip.Addr {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
+}
+
+func (s *Server) take(from netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.open >= maxConns || s.conns[from] >= maxOfSource:
+		s.Count.RefusedConns.Add(1)
+		return false
+	case !s.limit.Allow(from, s.cfg.Now()):
+		s.Count.RefusedRate.Add(1)
+		return false
+	}
+	s.open++
+	s.conns[from]++
+	s.Count.Connections.Add(1)
+	return true
+}
+
+func (s *Server) free(from netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open--
+	if s.conns[from]--; s.conns[from] == 0 {
+		delete(s.conns, from)
+	}
+}
+
+// openRequest and openAnswer are the first exchange.
+type openRequest struct {
+	Token string `json:"token"`
+}
+
+type openAnswer struct {
+	Proof     []byte   `json:"proof,omitempty"`
+	Elsewhere []string `json:"elsewhere,omitempty"` // HOST:PORT of voters
+}
+
+func (s *Server) serveOpen(w http.ResponseWriter, r *http.Request) {
+	var q openRequest
+	if !s.decode(w, r, &q) {
+		return
+	}
+	if s.cfg.Elsewhere != nil {
+		if list := s.cfg.Elsewhere(); len(list) > 0 {
+			answer(w, openAnswer{Elsewhere: list[:min(len(list), maxElsewhere)]})
+			return
+		}
+	}
+	hash, err := s.cfg.Backend.TokenHash(r.Context(), q.Token)
+	var exported []byte
+	if err == nil {
+		exported, err = r.TLS.ExportKeyingMaterial(exporter, nil, exportSize)
+	}
+	if err != nil {
+		s.Count.Refused.Add(1)
+		s.log(r, "join", q.Token, err)
+		refuse(w, http.StatusForbidden, err)
+		return
+	}
+	s.Count.Opened.Add(1)
+	answer(w, openAnswer{Proof: member.Proof(hash, exported)})
+}
+
+func (s *Server) serveJoin(w http.ResponseWriter, r *http.Request) {
+	var q member.Request
+	if !s.decode(w, r, &q) {
+		return
+	}
+	mtu, host := 0, ""
+	if c, ok := r.Context().Value(connKey{}).(net.Conn); ok {
+		host = addrOf(c.LocalAddr()).String()
+		if k, ok := c.(*counted); ok {
+			c = k.NetConn()
+		}
+		if s.cfg.MTU != nil {
+			mtu = s.cfg.MTU(c)
+		}
+	}
+	a, err := s.cfg.Backend.Join(r.Context(), &q, mtu, host)
+	if err != nil {
+		s.Count.Refused.Add(1)
+		s.log(r, "join", q.Name, err)
+		refuse(w, http.StatusForbidden, err)
+		return
+	}
+	s.Count.Joined.Add(1)
+	s.log(r, "join", q.Name, nil)
+	answer(w, a)
+}
+
+func (s *Server) serveRenew(w http.ResponseWriter, r *http.Request) {
+	if !s.decode(w, r, &struct{}{}) {
+		return
+	}
+	if len(r.TLS.PeerCertificates) == 0 {
+		s.Count.RefusedRenewals.Add(1)
+		refuse(w, http.StatusForbidden, problem.New("cannot renew the certificate", "the host has shown none", "weft join"))
+		return
+	}
+	a, err := s.cfg.Backend.Renew(r.Context(), r.TLS.PeerCertificates[0])
+	if err != nil {
+		s.Count.RefusedRenewals.Add(1)
+		s.log(r, "renew", r.TLS.PeerCertificates[0].Subject.CommonName, err)
+		refuse(w, http.StatusForbidden, err)
+		return
+	}
+	s.Count.Renewed.Add(1)
+	answer(w, a)
+}
+
+// log notes what a host did; the secret of a token is never in it.
+func (s *Server) log(r *http.Request, what, name string, err error) {
+	name = name[:min(len(name), member.MaxName)]
+	if err != nil {
+		s.cfg.Log.Warn(what+" refused", "from", r.RemoteAddr, "name", name, "err", err)
+		return
+	}
+	s.cfg.Log.Info(what, "from", r.RemoteAddr, "name", name)
+}
+
+// decode reads a request; false means that it was answered.
+func (s *Server) decode(w http.ResponseWriter, r *http.Request, v any) bool {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	if err == nil {
+		err = decodeOne(b, v)
+	}
+	if err != nil {
+		s.Count.RefusedMalformed.Add(1)
+		refuse(w, http.StatusBadRequest, problem.New("cannot join the fabric", "the request is malformed",
+			"install the fabric's version of weft here"))
+		return false
+	}
+	return true
+}
+
+// decodeOne reads exactly one JSON value. Unknown fields are allowed: a newer host may send more.
+func decodeOne(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	if err := d.Decode(v); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one value")
+	}
+	return nil
+}
+
+// refusal is an error on the wire.
+type refusal struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+	Fix  string `json:"fix"`
+}
+
+func refuse(w http.ResponseWriter, status int, err error) {
+	p := problem.Of("cannot join the fabric", err)
+	send(w, status, refusal{p.What, p.Why, p.Fix})
+}
+
+func answer(w http.ResponseWriter, v any) { send(w, http.StatusOK, v) }
+
+func send(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil || len(b) > MaxAnswer {
+		status, b = http.StatusInternalServerError, []byte(`{"what":"cannot join the fabric","why":"the answer does not fit"}`)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	w.Write(b) // a host that left is no error
+}
+
+// counting counts what net/http logs: failed handshakes, mostly.
+type counting struct {
+	slog.Handler
+	n *atomic.Uint64
+}
+
+func (c counting) Enabled(context.Context, slog.Level) bool { return true }
+
+func (c counting) Handle(ctx context.Context, r slog.Record) error {
+	c.n.Add(1)
+	if !c.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return c.Handler.Handle(ctx, r)
+}
