@@ -37,6 +37,7 @@ type fake struct {
 	fakeVESWs
 	fakeVESW
 	fakeCaptures
+	fakeMembers
 	status    Status
 	faults    []Fault
 	err       error

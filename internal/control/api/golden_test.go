@@ -109,6 +109,17 @@ var goldenRequests = []struct{ method, path, body string }{
 	{"POST", "/vesw/interfaces", `{"device":"d","vesw":5,"backend":"tap"}`},
 	{"POST", "/vesw/interfaces", `{"device":"d","vesw":0,"backend":"tap"}`},
 	{"DELETE", "/vesw/interfaces/d:5", ""},
+	{"GET", "/members", ""},
+	{"PATCH", "/members/b1", `{"name":"b2"}`},
+	{"PATCH", "/members/none", `{"name":"b2"}`},
+	{"POST", "/members/b1/drain", `{"drain":true,"force":true}`},
+	{"POST", "/members/b1/drain", `{"drian":true}`},
+	{"DELETE", "/members/b1", ""},
+	{"DELETE", "/members/b1?force=1", ""},
+	{"GET", "/tokens", ""},
+	{"POST", "/tokens", `{"uses":1,"life_ns":3600000000000}`},
+	{"POST", "/tokens", `{"uses":-1,"life_ns":1}`},
+	{"DELETE", "/tokens/abcdefgh", ""},
 	{"GET", "/vms", ""},
 	{"POST", "/vms", `{"name":"web"}`},
 	{"POST", "/vms", `{"name":"Web","queues":99}`},
@@ -134,7 +145,7 @@ func TestGolden(t *testing.T) {
 		}{{"full", FullAccess, nil, nil}, {"read", ReadAccess, nil, nil}, {"none", NoAccess,
 			errors.New("uid 7 may not"), nil}, {"fails", FullAccess, nil, node}} {
 			b := &fake{err: y.fail, funcs: []Function{{Name: "vf"}}, faults: []Fault{{ID: 1}}}
-			b.fail, b.veswError = y.fail, y.fail
+			b.fail, b.veswError, b.memberError = y.fail, y.fail, y.fail
 			status, body := exchange(t, serve(t, b, y.access, y.refuse), x.method, "/v1"+x.path, x.body)
 			fmt.Fprintf(&got, "  %s: %d %s\n", y.name, status, strings.TrimSpace(strings.ReplaceAll(body, piece,
 				"<piece>")))

@@ -96,6 +96,16 @@ func (b *fake) operations() *http.ServeMux {
 	Handle(mux, AttachVESW, b.AttachVESW)
 	Handle(mux, DetachVESW, NoOutput(b.DetachVESW))
 
+	Handle(mux, ListMembers, NoInput(b.Members))
+	Handle(mux, RenameMember, NoOutput(func(_ context.Context, n Named[MemberName]) error {
+		return b.RenameMember(n.Name, n.Value.Name)
+	}))
+	Handle(mux, DrainMember, ByName(b.DrainMember))
+	Handle(mux, RemoveMember, b.RemoveMember)
+	Handle(mux, ListTokens, NoInput(b.Tokens))
+	Handle(mux, CreateToken, b.CreateToken)
+	Handle(mux, DeleteToken, NoOutput(b.DeleteToken))
+
 	Handle(mux, ListVMs, NoInput(b.VMs))
 	Handle(mux, AddVM, b.AddVM)
 	Handle(mux, DeleteVM, NoOutput(b.DelVM))

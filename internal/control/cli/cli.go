@@ -47,6 +47,9 @@ type Env struct {
 	Getenv                   func(string) string
 	DefaultDir               string // directory of a node that is not named, from rundir.Default
 	Node                     Runner
+	// Join makes a host a member of a fabric, Leave undoes it; the node in the directory does not run.
+	Join  func(context.Context, JoinSpec) (Joined, error)
+	Leave func(dir string) error
 }
 
 // Run executes one command line, args without the program's name, and
@@ -143,7 +146,7 @@ func (a *app) root() *cobra.Command {
 	})
 	root.PersistentFlags().StringVar(&a.dir, "dir", "", "directory of the node")
 	root.PersistentFlags().BoolVar(&a.wide, "wide", false, "print tables whole, wider than the terminal")
-	root.AddCommand(upCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
+	root.AddCommand(upCommand(a), tokenCommand(a), joinCommand(a), leaveCommand(a), memberCommand(a), downCommand(a), waitCommand(a), runCommand(a), statusCommand(a), devicesCommand(a),
 		resourcesCommand(a), countersCommand(a), mcastCommand(a), faultCommand(a), captureCommand(a),
 		fabricCommand(a), smCommand(a), trunksCommand(a), pkeyCommand(a), storeCommand(a), ipoibCommand(a), vmCommand(a),
 		veswCommand(a), versionCommand(a), docsCommand(a, documented))

@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 		terminal.Width, _ = strconv.Atoi(os.Getenv("TEST_WIDTH"))
 		os.Exit(Run(context.Background(), os.Args[1:], Env{Out: os.Stdout, Err: os.Stderr, OutTerminal: terminal,
 			Getenv:     os.Getenv,
-			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode}))
+			DefaultDir: os.Getenv("TEST_DEFAULT_DIR"), Node: fakeNode, Join: fakeJoin,
+			Leave: fakeLeave}))
 	}
 	if os.Getenv("BE_WEFT") != "" {
 		weft()
@@ -118,6 +119,7 @@ type fakeBackend struct {
 	fakeVESW
 	fakeCaptures
 	fakeVMs
+	fakeMembers
 	c    config.Config
 	mode string
 	stop func()

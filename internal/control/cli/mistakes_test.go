@@ -36,7 +36,7 @@ const notTyped = -1
 
 var mistakes = []mistake{
 	// Words of other tools, and slips.
-	{line: "join", code: 2, want: `unknown command "join"`, fix: "weft up --peer ADDRESS", then: notTyped},
+	{line: "connect", code: 2, want: `unknown command "connect"`, fix: "weft join HOST", then: notTyped},
 	{line: "stop", code: 2, want: `unknown command "stop"`, fix: "weft down", then: 0},
 	{line: "top", code: 2, want: `unknown command "top"`, fix: "weft stat", then: 0},
 	{line: "rum", code: 2, want: `unknown command "rum"`, fix: "weft run", then: 2},

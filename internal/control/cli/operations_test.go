@@ -100,6 +100,16 @@ func (b *fakeBackend) operations() *http.ServeMux {
 	api.Handle(mux, api.AttachVESW, b.AttachVESW)
 	api.Handle(mux, api.DetachVESW, api.NoOutput(b.DetachVESW))
 
+	api.Handle(mux, api.ListMembers, api.NoInput(b.Members))
+	api.Handle(mux, api.RenameMember, api.NoOutput(func(_ context.Context, n api.Named[api.MemberName]) error {
+		return b.RenameMember(n.Name, n.Value.Name)
+	}))
+	api.Handle(mux, api.DrainMember, api.ByName(b.DrainMember))
+	api.Handle(mux, api.RemoveMember, b.RemoveMember)
+	api.Handle(mux, api.ListTokens, api.NoInput(b.Tokens))
+	api.Handle(mux, api.CreateToken, b.CreateToken)
+	api.Handle(mux, api.DeleteToken, api.NoOutput(b.DeleteToken))
+
 	api.Handle(mux, api.ListVMs, api.NoInput(b.VMs))
 	api.Handle(mux, api.AddVM, b.AddVM)
 	api.Handle(mux, api.DeleteVM, api.NoOutput(b.DelVM))

@@ -10,8 +10,15 @@ import (
 
 // otherWords are words that other tools have for a command, with the command line of weft.
 var otherWords = map[string]string{
-	"join":       "up --peer ADDRESS",
-	"connect":    "up --peer ADDRESS",
+	"connect":    "join HOST",
+	"enter":      "join HOST",
+	"invite":     "token",
+	"tokens":     "token",
+	"members":    "member",
+	"host":       "member",
+	"hosts":      "member",
+	"cluster":    "member",
+	"drain":      "member drain",
 	"peer":       "trunk",
 	"peers":      "trunk",
 	"link":       "fabric links",

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"time"
+)
+
+// fakeMembers is a fabric of three members.
+type fakeMembers struct{ memberError error }
+
+var fakeTime = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+func (f *fakeMembers) Members(context.Context) ([]FabricMember, error) {
+	all := []string{"voter", "manager", "administrator"}
+	return []FabricMember{
+		{Name: "a1", GUID: "0200:0000:0001:0000", Roles: all, State: "active", Self: true,
+			Addresses: []string{"10.0.0.1:4792", "[fd00::1]:4792"}, Joined: fakeTime, By: "the first member",
+			CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2"},
+		{Name: "b1", GUID: "0200:0000:0002:0000", Roles: all, State: "draining", Addresses: []string{"b1.example:4792"},
+			Joined: fakeTime, By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour), Program: "v1.2",
+			Users: []MemberUser{{Kind: "program", Name: "ib_write_bw", PID: 4711, UID: 1000}, {Kind: "guest",
+				Name: "web"}}, MoreUsers: 3},
+		{Name: "c1", GUID: "0200:0000:0003:0000", Roles: []string{"leaf"}, State: "joining", Joined: fakeTime,
+			By: "token abcdefgh of a1", CertificateEnds: fakeTime.Add(90 * 24 * time.Hour)},
+	}, f.memberError
+}
+
+func (f *fakeMembers) member(name string) (FabricMember, error) {
+	all, err := f.Members(context.Background())
+	for _, m := range all {
+		if m.Name == name && err == nil {
+			return m, nil
+		}
+	}
+	if err == nil {
+		err = &Error{Code: CodeNotFound, Why: "there is no member " + name, Fix: "weft member list"}
+	}
+	return FabricMember{}, err
+}
+
+func (f *fakeMembers) RenameMember(name, to string) error {
+	_, err := f.member(name)
+	return err
+}
+
+func (f *fakeMembers) DrainMember(_ context.Context, name string, d MemberDrain) (FabricMember, error) {
+	m, err := f.member(name)
+	if m.Name != "" && !d.Drain {
+		m.State = "active"
+	}
+	return m, err
+}
+
+func (f *fakeMembers) RemoveMember(_ context.Context, r MemberRemoval) (RemovedMember, error) {
+	m, err := f.member(r.Name)
+	if err == nil && m.State != "drained" && !r.Force {
+		err = &Error{Code: CodeConflict, Why: "it is " + m.State + ", and programs may use it",
+			Fix: "weft member remove --force " + m.Name}
+	}
+	if err != nil {
+		return RemovedMember{}, err
+	}
+	return RemovedMember{Name: m.Name, Replaced: []string{"sessions", "tokens", "M_Key", "CA"}}, nil
+}
+
+func (f *fakeMembers) Tokens(context.Context) ([]Token, error) {
+	return []Token{{ID: "abcdefgh", Roles: []string{"voter", "manager", "administrator"}, Uses: 40, Used: 2,
+		Ends: fakeTime.Add(time.Hour), By: "a1"}, {ID: "ijklmnop", Roles: []string{"leaf"}, Used: 7,
+		Ends: fakeTime.Add(2 * time.Hour), By: "a1"}}, f.memberError
+}
+
+func (f *fakeMembers) CreateToken(_ context.Context, n NewToken) (Token, error) {
+	return Token{ID: "qrstuvwx", Roles: []string{"voter", "manager", "administrator"}, Uses: n.Uses,
+			Ends: fakeTime.Add(n.LifeNS), By: "a1", Founded: "0123456789abcdef",
+			Line: "weft join 10.0.0.1 --token qrstuvwx.aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa.bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"},
+		f.memberError
+}
+
+func (f *fakeMembers) DeleteToken(_ context.Context, id string) error {
+	if id != "abcdefgh" {
+		return &Error{Code: CodeNotFound, Why: "there is no token " + id, Fix: "weft token list"}
+	}
+	return f.memberError
+}
